@@ -1,0 +1,116 @@
+/* Compute devices, their memory and queues; tensors and parameters.
+ *
+ * A device is where memory lives and where work runs; a queue is an ordered sequence of work on it; an event
+ * marks a point in a queue. `ref` and `cpu` run every operation before the call returns; a GPU runs them
+ * later, in queue order. */
+#ifndef DSC_DEVICE_H
+#define DSC_DEVICE_H
+
+#include "descent/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dsc_device dsc_device;
+typedef struct dsc_queue dsc_queue;
+typedef struct dsc_event dsc_event;
+
+typedef enum dsc_dtype { DSC_F32, DSC_F64, DSC_BF16, DSC_F16, DSC_I32, DSC_I64, DSC_U8 } dsc_dtype;
+
+enum { DSC_MAX_DIMS = 6 };
+
+/* Dense elements in row-major order. A tensor is a view: it never owns its memory; copy the struct freely. */
+typedef struct dsc_tensor {
+    void *data;
+    dsc_device *device;
+    dsc_dtype dtype;
+    int ndim;
+    int64_t dim[DSC_MAX_DIMS];
+} dsc_tensor;
+
+/* A trainable parameter: name, value and gradient, of equal shape. */
+typedef struct dsc_param {
+    const char *name;
+    dsc_tensor value;
+    dsc_tensor grad;
+} dsc_param;
+
+/* Bytes of one element; its name ("fp32", "bf16", ...). */
+DSC_API size_t dsc_dtype_size(dsc_dtype dtype);
+DSC_API const char *dsc_dtype_name(dsc_dtype dtype);
+
+/* A view of `data` (memory of `device`) with the given shape. */
+DSC_API dsc_tensor dsc_tensor_view(dsc_device *device, void *data, dsc_dtype dtype, int ndim,
+                                   const int64_t *dim);
+DSC_API int64_t dsc_tensor_count(const dsc_tensor *t);
+DSC_API size_t dsc_tensor_bytes(const dsc_tensor *t);
+/* `count` elements of t from element `first` on, as a vector. */
+DSC_API dsc_tensor dsc_tensor_slice(const dsc_tensor *t, int64_t first, int64_t count);
+
+/* Allocates zeroed memory for a tensor; dsc_tensor_free gives it back (data may be NULL) and nulls it. Only a
+ * tensor made by dsc_tensor_alloc may be freed. */
+DSC_API dsc_status dsc_tensor_alloc(dsc_device *device, dsc_dtype dtype, int ndim, const int64_t *dim,
+                                    dsc_tensor *out) DSC_MUST_CHECK;
+DSC_API void dsc_tensor_free(dsc_tensor *t);
+
+typedef struct dsc_device_options {
+    size_t size;      /* of this struct; set by dsc_device_options_init */
+    const char *name; /* "auto" (the default: the fastest that is there), "ref", "cpu"; the string stays the
+                         caller's */
+    int threads;      /* CPU threads; 0: all that the process may use */
+} dsc_device_options;
+
+DSC_API void dsc_device_options_init(dsc_device_options *options);
+/* Creates a device. Not collective. DSC_E_INVALID for an unknown name, DSC_E_UNSUPPORTED for one that this
+ * build or machine lacks. */
+DSC_API dsc_status dsc_device_create(const dsc_device_options *options, dsc_device **out) DSC_MUST_CHECK;
+/* Accepts NULL and *device == NULL. All queues and memory of the device must be gone. */
+DSC_API void dsc_device_destroy(dsc_device **device);
+/* "ref", "cpu", ...; lent. */
+DSC_API const char *dsc_device_name(const dsc_device *device);
+/* One line for people: libraries, versions, threads; lent. */
+DSC_API const char *dsc_device_description(const dsc_device *device);
+DSC_API int dsc_device_threads(const dsc_device *device);
+/* 1 when the host may read and write the device's memory directly. */
+DSC_API int dsc_device_is_host(const dsc_device *device);
+/* The names of the devices in this build, NULL behind the last. */
+DSC_API const char *const *dsc_device_names(void);
+
+/* Zeroed memory of the device, aligned to 64 bytes at least. */
+DSC_API dsc_status dsc_device_alloc(dsc_device *device, size_t bytes, void **out) DSC_MUST_CHECK;
+/* Frees *data (may be NULL) and nulls it. */
+DSC_API void dsc_device_free(dsc_device *device, void **data);
+/* Bytes allocated through dsc_device_alloc now, and at most so far. */
+DSC_API size_t dsc_device_bytes(const dsc_device *device);
+DSC_API size_t dsc_device_peak_bytes(const dsc_device *device);
+
+DSC_API dsc_status dsc_queue_create(dsc_device *device, dsc_queue **out) DSC_MUST_CHECK;
+DSC_API void dsc_queue_destroy(dsc_queue **queue);
+DSC_API dsc_device *dsc_queue_device(const dsc_queue *queue);
+/* Waits until all work put into the queue so far is done; reports what failed in it. */
+DSC_API dsc_status dsc_queue_sync(dsc_queue *queue) DSC_MUST_CHECK;
+
+DSC_API dsc_status dsc_event_create(dsc_device *device, dsc_event **out) DSC_MUST_CHECK;
+DSC_API void dsc_event_destroy(dsc_event **event);
+/* Marks the work put into `queue` so far. Asynchronous. */
+DSC_API dsc_status dsc_event_record(dsc_event *event, dsc_queue *queue) DSC_MUST_CHECK;
+/* Lets what comes next in `queue` start only after the event. Asynchronous. */
+DSC_API dsc_status dsc_queue_wait(dsc_queue *queue, dsc_event *event) DSC_MUST_CHECK;
+/* Blocks the caller until the event has happened. */
+DSC_API dsc_status dsc_event_sync(dsc_event *event) DSC_MUST_CHECK;
+
+/* Copies between host memory and a tensor; `bytes` must be dsc_tensor_bytes(). Asynchronous where the device
+ * is: the host memory may not be touched before dsc_queue_sync(). */
+DSC_API dsc_status dsc_tensor_upload(dsc_queue *queue, const void *host, size_t bytes,
+                                     dsc_tensor *t) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_tensor_download(dsc_queue *queue, const dsc_tensor *t, size_t bytes,
+                                       void *host) DSC_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,176 @@
+/* Models: a static graph of layers, its parameters, and executors that run it.
+ *
+ * Build: create, add layers (each takes values and gives a value), seal with a loss. Shapes are checked as
+ * layers are added. Sealing allocates and initialises the parameters, all values in one block and all
+ * gradients in another. Then any number of executors, each with its batch size, plan their memory once and
+ * run. Activations are NHWC, conv weights OHWI, linear weights [out, in]. */
+#ifndef DSC_MODEL_H
+#define DSC_MODEL_H
+
+#include "descent/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dsc_model dsc_model;
+typedef struct dsc_exec dsc_exec;
+typedef int dsc_value; /* a value in the graph of one model */
+
+typedef struct dsc_model_options {
+    size_t size;
+    uint64_t seed;          /* of the initial weights and of dropout, default 42 */
+    dsc_dtype dtype;        /* DSC_F32; DSC_F64 on `ref` and `cpu`, for checks */
+    double label_smoothing; /* default 0 */
+} dsc_model_options;
+
+DSC_API void dsc_model_options_init(dsc_model_options *options);
+DSC_API dsc_status dsc_model_create(dsc_device *device, const dsc_model_options *options,
+                                    dsc_model **out) DSC_MUST_CHECK;
+DSC_API void dsc_model_destroy(dsc_model **model);
+
+typedef struct dsc_conv2d_options {
+    size_t size;
+    int64_t kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+    int bias;
+} dsc_conv2d_options;
+/* kernel x kernel, stride 1, no padding, no bias. */
+DSC_API void dsc_conv2d_options_init(dsc_conv2d_options *options, int64_t kernel);
+
+/* The input, h x w x c per sample; one per model. */
+DSC_API dsc_status dsc_model_input(dsc_model *m, int64_t h, int64_t w, int64_t c,
+                                   dsc_value *y) DSC_MUST_CHECK;
+/* `name` becomes the prefix of the layer's parameters (NAME.weight, NAME.bias) and is copied. */
+DSC_API dsc_status dsc_model_linear(dsc_model *m, const char *name, dsc_value x, int64_t features, int bias,
+                                    dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x, int64_t channels,
+                                    const dsc_conv2d_options *options, dsc_value *y) DSC_MUST_CHECK;
+/* eps 1e-5, momentum 0.1; NAME.weight, NAME.bias and the buffers NAME.running_mean, .running_var,
+ * .num_batches_tracked. */
+DSC_API dsc_status dsc_model_batch_norm(dsc_model *m, const char *name, dsc_value x,
+                                        dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_relu(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_max_pool(dsc_model *m, dsc_value x, int64_t kernel, int64_t stride, int64_t pad,
+                                      dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_avg_pool(dsc_model *m, dsc_value x, int64_t kernel, int64_t stride, int64_t pad,
+                                      dsc_value *y) DSC_MUST_CHECK;
+/* Mean over height and width; gives a vector per sample. */
+DSC_API dsc_status dsc_model_global_pool(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_add(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) DSC_MUST_CHECK;
+/* The parameter-free shortcut of the CIFAR ResNets: every stride-th pixel, channels padded with zeros on both
+ * sides. */
+DSC_API dsc_status dsc_model_shortcut(dsc_model *m, dsc_value x, int64_t stride, int64_t channels,
+                                      dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_flatten(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_dropout(dsc_model *m, dsc_value x, double rate, dsc_value *y) DSC_MUST_CHECK;
+/* Softmax cross-entropy on `logits` (a vector per sample, one entry a class). Seals the graph: parameters get
+ * their memory and their initial values (He normal over the fan-in; biases 0, batch norm 1 and 0), a pure
+ * function of seed and parameter number. */
+DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK;
+
+/* Builds and seals a model of the zoo: mlp, lenet, resnet20/32/44/56/110, resnet18/34/50/101/152. An unknown
+ * name is DSC_E_INVALID and lists the known ones. */
+DSC_API dsc_status dsc_zoo_create(dsc_device *device, const char *name, int64_t h, int64_t w, int64_t c,
+                                  int64_t classes, const dsc_model_options *options,
+                                  dsc_model **out) DSC_MUST_CHECK;
+/* The names of the zoo, NULL behind the last; and the input a model is made for (side, channels, classes). */
+DSC_API const char *const *dsc_zoo_names(void);
+DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels,
+                                         int64_t *classes) DSC_MUST_CHECK;
+
+/* ---- what a sealed model holds; everything is lent ---- */
+DSC_API dsc_device *dsc_model_device(const dsc_model *m);
+DSC_API int64_t dsc_model_classes(const dsc_model *m);
+/* h, w, c of the input. */
+DSC_API void dsc_model_input_shape(const dsc_model *m, int64_t shape[3]);
+DSC_API int64_t dsc_model_param_count(const dsc_model *m);     /* tensors */
+DSC_API int64_t dsc_model_parameter_total(const dsc_model *m); /* numbers */
+/* In graph order; values and gradients lie in this order, without gaps, in two blocks. */
+DSC_API const dsc_param *dsc_model_params(const dsc_model *m);
+/* All values, and all gradients, as one vector. */
+DSC_API dsc_tensor dsc_model_values(const dsc_model *m);
+DSC_API dsc_tensor dsc_model_grads(const dsc_model *m);
+/* State that is not trained: running_mean, running_var (the model's type) and num_batches_tracked (I64). */
+DSC_API int64_t dsc_model_buffer_count(const dsc_model *m);
+DSC_API const dsc_param *dsc_model_buffers(const dsc_model *m); /* grad.data is NULL */
+
+/* Entries of the state dict in PyTorch's order and layout: a parameter or buffer, the shape there (conv
+ * OIHW), and for a tensor whose inner order differs the [outer, h, w, c] it has here (it is [outer, c, h, w]
+ * there). */
+typedef struct dsc_state_entry {
+    const char *name;
+    const dsc_tensor *tensor;
+    int ndim;
+    int64_t dim[DSC_MAX_DIMS];
+    int permuted;
+    int64_t ohwc[4];
+} dsc_state_entry;
+DSC_API int64_t dsc_model_state_count(const dsc_model *m);
+DSC_API const dsc_state_entry *dsc_model_state(const dsc_model *m);
+
+/* A layer with a weight matrix, as a preconditioner sees it. */
+typedef enum dsc_layer_kind { DSC_LAYER_LINEAR, DSC_LAYER_CONV2D } dsc_layer_kind;
+typedef struct dsc_layer_info {
+    const char *name;
+    dsc_layer_kind kind;
+    int64_t in_h, in_w, in_c; /* input of one sample; linear: 1, 1, features */
+    int64_t out_h, out_w, out_c;
+    dsc_conv2d_options conv; /* conv2d only */
+    int64_t weight, bias;    /* parameter numbers; bias -1 for none */
+} dsc_layer_info;
+DSC_API int64_t dsc_model_layer_count(const dsc_model *m);
+DSC_API const dsc_layer_info *dsc_model_layers(const dsc_model *m);
+
+/* ---- running it ---- */
+typedef enum dsc_exec_mode { DSC_EXEC_TRAIN, DSC_EXEC_EVAL } dsc_exec_mode;
+
+/* Plans memory and descriptors for batches of `batch` samples. The model must be sealed and outlive the
+ * executor. */
+DSC_API dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch,
+                                   dsc_exec **out) DSC_MUST_CHECK;
+DSC_API void dsc_exec_destroy(dsc_exec **exec);
+/* Bytes of activations and activation gradients, workspace included; and what they would be without reuse. */
+DSC_API size_t dsc_exec_bytes(const dsc_exec *exec);
+DSC_API size_t dsc_exec_bytes_without_reuse(const dsc_exec *exec);
+
+/* Step and number of the batch's first sample among all ranks' samples of the step: keys of dropout. */
+DSC_API dsc_status dsc_exec_set_position(dsc_exec *exec, dsc_queue *q, int64_t step,
+                                         int64_t first_sample) DSC_MUST_CHECK;
+/* Logits of x[batch,h,w,c]. x must stay as it is until backward is done. Asynchronous. */
+DSC_API dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) DSC_MUST_CHECK;
+/* Loss of the last forward against labels (I32[batch], negative: row left out). Adds (sum of losses, correct
+ * at 1, correct within 5, rows) to dsc_exec_stats and, in training, prepares backward for grad_scale * sum of
+ * losses (1/batch gives the mean). May be repeated with other labels, each followed by a backward.
+ * Asynchronous. */
+DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
+                                 double grad_scale) DSC_MUST_CHECK;
+
+typedef struct dsc_backward_options {
+    size_t size;
+    int accumulate;  /* 1: gradients are added to what is there */
+    int param_grads; /* 0: only activations' gradients, for `capture`; default 1 */
+    void *context;   /* for both functions, which may be NULL and may put work into the queue */
+    /* Layer `layer` (number in dsc_model_layers): its input a[batch,h,w,c] (or [batch,features]) and the
+     * gradient g at its output, both valid until the function's work in the queue is done. Called in backward
+     * order, before the layer's own gradients are computed. */
+    dsc_status (*capture)(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a,
+                          const dsc_tensor *g);
+    /* The gradient of parameter `param` is final (the work is in the queue). Parameters come in falling
+     * order. */
+    dsc_status (*grad_ready)(void *context, dsc_queue *q, int64_t param);
+} dsc_backward_options;
+DSC_API void dsc_backward_options_init(dsc_backward_options *options);
+/* Training executors only. Asynchronous. options may be NULL. */
+DSC_API dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q,
+                                     const dsc_backward_options *options) DSC_MUST_CHECK;
+
+/* F64[4] and [batch, classes] on the device; lent. The caller sets stats to 0 when it wants to
+ * (dsc_exec_clear_stats). */
+DSC_API const dsc_tensor *dsc_exec_stats(const dsc_exec *exec);
+DSC_API const dsc_tensor *dsc_exec_logits(const dsc_exec *exec);
+DSC_API dsc_status dsc_exec_clear_stats(dsc_exec *exec, dsc_queue *q) DSC_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

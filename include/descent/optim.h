@@ -1,0 +1,75 @@
+/* First-order optimisers over a list of parameters, and learning-rate schedules. */
+#ifndef DSC_OPTIM_H
+#define DSC_OPTIM_H
+
+#include "descent/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dsc_optim dsc_optim;
+
+typedef enum dsc_optim_kind { DSC_SGD, DSC_ADAM, DSC_ADAMW, DSC_LARS, DSC_LAMB } dsc_optim_kind;
+
+typedef struct dsc_optim_options {
+    size_t size;
+    dsc_optim_kind kind;
+    double momentum;     /* 0.9: sgd, lars */
+    int nesterov;        /* sgd */
+    double weight_decay; /* 5e-4 */
+    double beta1, beta2; /* 0.9, 0.999 */
+    double eps;          /* 1e-8; lamb 1e-6 when left negative, the default */
+    double trust;        /* LARS's eta, 0.001 */
+    double clip_norm;    /* gradients are scaled so that their joint norm is at most this; 0: off */
+} dsc_optim_options;
+
+DSC_API void dsc_optim_options_init(dsc_optim_options *options);
+/* "sgd" -> DSC_SGD and back; DSC_E_INVALID lists the known names. */
+DSC_API dsc_status dsc_optim_parse(const char *name, dsc_optim_kind *out) DSC_MUST_CHECK;
+DSC_API const char *dsc_optim_name(dsc_optim_kind kind);
+
+/* `params` is copied, names and memory stay the caller's. Neighbours in memory are updated together. All
+ * state is allocated here, none in a step. */
+DSC_API dsc_status dsc_optim_create(dsc_queue *queue, const dsc_param *params, int64_t count,
+                                    const dsc_optim_options *options, dsc_optim **out) DSC_MUST_CHECK;
+DSC_API void dsc_optim_destroy(dsc_optim **optim);
+/* One step with learning rate `lr`: clips the gradients (in place), then updates the values. `read` (NULL:
+ * the parameters themselves) holds, per parameter, the tensor that weight decay and norms read. Asynchronous.
+ */
+DSC_API dsc_status dsc_optim_step(dsc_optim *optim, dsc_queue *queue, double lr,
+                                  const dsc_tensor *read) DSC_MUST_CHECK;
+/* Joint norm of the gradients of the last step, squared, before clipping: F64 scalar on the device, NULL
+ * unless clipping. */
+DSC_API const dsc_tensor *dsc_optim_grad_sumsq(const dsc_optim *optim);
+
+/* State for checkpoints: named tensors ("momentum.NAME", "exp_avg.NAME", "exp_avg_sq.NAME"), to be read and
+ * overwritten in place, and the number of steps done. Lent. */
+DSC_API int64_t dsc_optim_state_count(const dsc_optim *optim);
+DSC_API const dsc_param *dsc_optim_state(const dsc_optim *optim); /* grad.data is NULL */
+DSC_API int64_t dsc_optim_steps(const dsc_optim *optim);
+DSC_API void dsc_optim_set_steps(dsc_optim *optim, int64_t steps);
+
+/* The learning rate as a pure function of the step. */
+typedef enum dsc_schedule_kind { DSC_SCHEDULE_STEP, DSC_SCHEDULE_COSINE } dsc_schedule_kind;
+
+enum { DSC_MAX_DECAYS = 32 };
+
+typedef struct dsc_schedule {
+    dsc_schedule_kind kind;
+    double target;        /* the rate after warm-up */
+    double warmup_start;  /* the rate of step 0 */
+    double warmup_epochs; /* reached linearly, step by step, over so many epochs; 0: none */
+    double decay_rate;    /* step: times this at each of the epochs below */
+    double decay[DSC_MAX_DECAYS];
+    int decay_count;
+    double epochs;           /* cosine: 0 at this epoch, half a cosine from the end of warm-up */
+    int64_t steps_per_epoch; /* > 0 */
+} dsc_schedule;
+
+DSC_API double dsc_schedule_rate(const dsc_schedule *schedule, int64_t step);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,48 @@
+/* Status codes and the error message that goes with them.
+ *
+ * Every function that can fail returns a dsc_status. The library never prints, exits or aborts: whoever owns
+ * main() prints dsc_error_message() and ends the job (dsc_comm_abort in a parallel one). */
+#ifndef DSC_STATUS_H
+#define DSC_STATUS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DSC_API        __attribute__((visibility("default")))
+#define DSC_MUST_CHECK __attribute__((warn_unused_result))
+
+#define DSC_STATUS_LIST(X)                                                                                   \
+    X(DSC_OK, "success")                                                                                     \
+    X(DSC_E_INVALID, "invalid argument")                                                                     \
+    X(DSC_E_NOT_FOUND, "not found")                                                                          \
+    X(DSC_E_FORMAT, "malformed input")                                                                       \
+    X(DSC_E_UNSUPPORTED, "not supported")                                                                    \
+    X(DSC_E_MEMORY, "out of memory")                                                                         \
+    X(DSC_E_IO, "input or output failed")                                                                    \
+    X(DSC_E_NUMERIC, "numerical failure")                                                                    \
+    X(DSC_E_DEVICE, "device failure")                                                                        \
+    X(DSC_E_COMM, "communication failure")                                                                   \
+    X(DSC_E_INTERRUPTED, "interrupted")                                                                      \
+    X(DSC_E_INTERNAL, "internal error")
+
+typedef enum dsc_status {
+#define DSC_STATUS_ENUM(name, text) name,
+    DSC_STATUS_LIST(DSC_STATUS_ENUM)
+#undef DSC_STATUS_ENUM
+} dsc_status;
+
+/* A short description of the code; never NULL. */
+DSC_API const char *dsc_status_text(dsc_status status);
+
+/* What went wrong in the last failed call of this thread: value, limit, remedy; in a parallel job it starts
+ * with "rank R: ". Valid until the thread's next failing call; "" when nothing failed yet. */
+DSC_API const char *dsc_error_message(void);
+
+/* Where it went wrong: one "file:line" per line, innermost first. Same lifetime as the message. */
+DSC_API const char *dsc_error_trace(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,111 @@
+/* Training and evaluation: the loop over everything else, with metrics and checkpoints. */
+#ifndef DSC_TRAIN_H
+#define DSC_TRAIN_H
+
+#include "descent/comm.h"
+#include "descent/consensus.h"
+#include "descent/optim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a run is told while it goes on. Fields that do not apply are 0. */
+typedef enum dsc_event_kind {
+    DSC_EVENT_START,      /* text: one line that describes the run */
+    DSC_EVENT_STEP,       /* step, epoch, loss, lr, images_per_s, eta_s */
+    DSC_EVENT_EPOCH,      /* epoch done: mean training loss, images_per_s */
+    DSC_EVENT_EVAL,       /* loss, top1, top5 */
+    DSC_EVENT_CHECKPOINT, /* text: the file */
+    DSC_EVENT_NOTE        /* text */
+} dsc_event_kind;
+
+typedef struct dsc_progress {
+    dsc_event_kind kind;
+    int64_t step, epoch;                /* steps done; epoch counted from 0 */
+    int64_t step_of_epoch, epoch_steps; /* steps done of this epoch, of how many */
+    int64_t epochs;                     /* of the whole run */
+    double loss, lr, images_per_s, eta_s, top1, top5;
+    const char *text;
+} dsc_progress;
+
+typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
+
+typedef struct dsc_train_options {
+    size_t size;
+    const char *model, *data; /* "resnet20", "synthetic" */
+    int64_t epochs, steps;    /* 100; steps > 0 ends the run after so many steps in all */
+    int64_t batch_size;       /* per rank, 128 */
+    int64_t val_batch_size;   /* per rank, 0: batch_size */
+    uint64_t seed;            /* 42 */
+    const char *out;          /* directory of metrics and checkpoints; NULL: writes nothing */
+    const char *resume;       /* NULL; "auto": the latest checkpoint of `out`, if any; or a checkpoint file */
+    int64_t image_size;       /* imagefolder, 0: 224 */
+    int data_threads;         /* 1 */
+    int augment;              /* 1 */
+    dsc_optim_options optim;
+    double lr;                     /* 0.1 */
+    dsc_schedule_kind lr_schedule; /* step */
+    double warmup_epochs;          /* 5 */
+    double warmup_start;           /* negative (the default): lr */
+    int lr_scaling;                /* 1: target rate is lr * ranks * batches_per_allreduce; 0: lr */
+    double lr_decay[DSC_MAX_DECAYS];
+    int lr_decay_count;
+    double lr_decay_rate;          /* 0.1 */
+    double label_smoothing;        /* 0 */
+    int64_t batches_per_allreduce; /* 1 */
+    dsc_consensus_options consensus;
+    int64_t checkpoint_every;       /* steps; 0: at the end of every epoch; negative: only at the end */
+    int64_t keep;                   /* checkpoints kept besides the best and the last, 2 */
+    int64_t eval_every;             /* epochs between evaluations, 1; 0: never */
+    int64_t log_every;              /* steps between `step` lines, 1 */
+    int64_t check_every;            /* steps between comparisons of the ranks' parameters, 500; 0: never */
+    dsc_progress_function progress; /* rank 0 only; may be NULL */
+    void *progress_context;
+} dsc_train_options;
+
+typedef struct dsc_train_result {
+    int64_t steps, epochs;       /* done in all */
+    double train_loss;           /* mean over the last epoch that was done in full or in part */
+    double val_loss, top1, top5; /* of the last evaluation; negative when there was none */
+    double best_top1;
+    double seconds;
+    double images_per_s; /* over all steps of this process, all ranks together */
+} dsc_train_result;
+
+DSC_API void dsc_train_options_init(dsc_train_options *options);
+/* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED when dsc_train_request_stop
+ * was called: a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC on a loss that is not
+ * finite, or ranks that have drifted apart. `result` (may be NULL) is filled in in any case. */
+DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
+                                 dsc_train_result *result) DSC_MUST_CHECK;
+/* Asks the running training of this process to end after the current step; all ranks then do.
+ * Async-signal-safe. */
+DSC_API void dsc_train_request_stop(void);
+
+typedef struct dsc_eval_options {
+    size_t size;
+    const char *checkpoint; /* a checkpoint-STEP.safetensors, or a directory: its latest */
+    const char *model;      /* NULL: as the checkpoint says */
+    const char *data;       /* "synthetic" */
+    int64_t batch_size;     /* per rank, 128 */
+    int64_t image_size;
+    uint64_t seed;    /* of synthetic images, 42 */
+    int data_threads; /* 1 */
+} dsc_eval_options;
+
+typedef struct dsc_eval_result {
+    int64_t images;
+    double loss, top1, top5; /* top1, top5: shares in [0, 1] */
+    double seconds;
+} dsc_eval_result;
+
+DSC_API void dsc_eval_options_init(dsc_eval_options *options);
+/* Evaluates a checkpoint on the validation split, all ranks together, each image once. Collective; blocks. */
+DSC_API dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_options *options,
+                                dsc_eval_result *result) DSC_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

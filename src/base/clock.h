@@ -1,0 +1,7 @@
+/* Wall-clock seconds from an arbitrary start, monotonic. */
+#ifndef DSC_BASE_CLOCK_H
+#define DSC_BASE_CLOCK_H
+
+double dsc_clock_now(void);
+
+#endif

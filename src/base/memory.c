@@ -1,0 +1,69 @@
+#include "base/memory.h"
+
+#include "base/error.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static atomic_llong allocations;
+static atomic_llong fail_countdown;
+
+int64_t dsc_memory_allocations(void) {
+    return atomic_load(&allocations);
+}
+
+void dsc_memory_fail_at(int64_t nth) {
+    atomic_store(&fail_countdown, nth);
+}
+
+static int shall_fail(void) {
+    return atomic_load(&fail_countdown) > 0 && atomic_fetch_sub(&fail_countdown, 1) == 1;
+}
+
+dsc_status dsc_memory_alloc(int64_t count, size_t size, void *out) {
+    atomic_fetch_add(&allocations, 1);
+    *(void **)out = NULL;
+    size_t bytes;
+    if (count < 0 || __builtin_mul_overflow((size_t)count, size, &bytes) || bytes > SIZE_MAX / 2)
+        return DSC_FAIL(DSC_E_MEMORY, "cannot allocate %lld elements of %zu bytes", (long long)count, size);
+    size_t rounded = (bytes + DSC_ALIGNMENT - 1) / DSC_ALIGNMENT * DSC_ALIGNMENT;
+    if (rounded == 0)
+        rounded = DSC_ALIGNMENT;
+    void *p = shall_fail() ? NULL : aligned_alloc(DSC_ALIGNMENT, rounded);
+    if (!p)
+        return DSC_FAIL(DSC_E_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
+    memset(p, 0, rounded);
+    *(void **)out = p;
+    return DSC_OK;
+}
+
+void dsc_memory_free(void *p) {
+    void **address = p;
+    free(*address);
+    *address = NULL;
+}
+
+dsc_status dsc_memory_strdup(const char *text, char **out) {
+    size_t size = strlen(text) + 1;
+    DSC_TRY(dsc_memory_alloc((int64_t)size, 1, out));
+    memcpy(*out, text, size);
+    return DSC_OK;
+}
+
+dsc_status dsc_memory_grow(void *array, int64_t *capacity, int64_t needed, size_t size) {
+    if (needed <= *capacity)
+        return DSC_OK;
+    int64_t wanted = *capacity * 2 > needed ? *capacity * 2 : needed;
+    if (wanted < 8)
+        wanted = 8;
+    void *bigger;
+    DSC_TRY(dsc_memory_alloc(wanted, size, &bigger));
+    void **address = array;
+    if (*address)
+        memcpy(bigger, *address, (size_t)*capacity * size);
+    free(*address);
+    *address = bigger;
+    *capacity = wanted;
+    return DSC_OK;
+}

@@ -1,0 +1,27 @@
+/* Host memory: every allocation of the library goes through here, so that tests can count them and make them
+ * fail. Failure is reported as DSC_E_MEMORY with the number of bytes asked for. */
+#ifndef DSC_BASE_MEMORY_H
+#define DSC_BASE_MEMORY_H
+
+#include "descent/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum { DSC_ALIGNMENT = 64 };
+
+/* `count` zeroed elements of `size` bytes, aligned to DSC_ALIGNMENT; count 0 gives a valid pointer. */
+dsc_status dsc_memory_alloc(int64_t count, size_t size, void *out) DSC_MUST_CHECK;
+/* Frees *p (p is the address of a pointer; *p may be NULL) and sets it to NULL. */
+void dsc_memory_free(void *p);
+/* A copy of `text`. */
+dsc_status dsc_memory_strdup(const char *text, char **out) DSC_MUST_CHECK;
+/* Makes room for `needed` elements in *array (capacity in *capacity), keeping the contents. */
+dsc_status dsc_memory_grow(void *array, int64_t *capacity, int64_t needed, size_t size) DSC_MUST_CHECK;
+
+/* For tests: allocations so far; and the number of the one that shall fail (counted from now, 1 = the next;
+ * 0 = none). */
+int64_t dsc_memory_allocations(void);
+void dsc_memory_fail_at(int64_t nth);
+
+#endif

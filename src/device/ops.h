@@ -1,0 +1,212 @@
+/* Tensor maths: the front of every operation.
+ *
+ * A call checks devices, types and shapes, returns early on empty work, selects the device's table and
+ * executes (asynchronously on a GPU). Matrices are row-major; activations NHWC, conv weights OHWI. Real
+ * tensors are F32 or F64, all of one type in a call unless said otherwise. "Scalar" results and coefficients
+ * are one-element tensors on the device, so that a step never waits for the host. Outputs come last; `beta`
+ * is 0 (overwrite; old contents are not read) or 1 (add to it) unless said otherwise. Every result is
+ * deterministic for a given device and thread count. */
+#ifndef DSC_DEVICE_OPS_H
+#define DSC_DEVICE_OPS_H
+
+#include "descent/device.h"
+
+/* ---- element-wise and reductions ---- */
+dsc_status dsc_op_fill(dsc_queue *q, double value, dsc_tensor *t) DSC_MUST_CHECK; /* any type */
+/* dst = src, element by element, with a change of type: any two of F32 F64 BF16 F16 (round to nearest even),
+ * or equal types. */
+dsc_status dsc_op_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) DSC_MUST_CHECK;
+/* y = alpha x + beta y, any beta. */
+dsc_status dsc_op_axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta,
+                        dsc_tensor *y) DSC_MUST_CHECK;
+/* t *= s[0]; s: F64 scalar. */
+dsc_status dsc_op_scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) DSC_MUST_CHECK;
+/* out[0] = beta out[0] + sum x y; out: F64 scalar. Accumulated in double. x and y may be one tensor. */
+dsc_status dsc_op_dot(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta,
+                      dsc_tensor *out) DSC_MUST_CHECK;
+/* out[0] = min(1, limit / sqrt(sumsq[0])) (1 when sumsq is 0); F64 scalars. */
+dsc_status dsc_op_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limit,
+                              dsc_tensor *out) DSC_MUST_CHECK;
+/* out[0] += number of elements of t that are NaN or infinite; out: F64 scalar. */
+dsc_status dsc_op_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) DSC_MUST_CHECK;
+
+/* ---- dense linear algebra ---- */
+/* C[m,n] = alpha op(A) op(B) + beta C, any beta; op is the transpose where the flag is 1. */
+dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
+                       const dsc_tensor *b, double beta, dsc_tensor *c) DSC_MUST_CHECK;
+/* Lower triangle of C[n,n] = alpha A' A + beta C for rows A[m,n], any beta; the strict upper triangle is
+ * untouched. */
+dsc_status dsc_op_syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta,
+                       dsc_tensor *c) DSC_MUST_CHECK;
+/* Copies the lower triangle of A[n,n] over the upper. */
+dsc_status dsc_op_symmetrize(dsc_queue *q, dsc_tensor *a) DSC_MUST_CHECK;
+/* Lower triangle of A[n,n], row by row, into P[n(n+1)/2]; and back, filling both triangles. */
+dsc_status dsc_op_tri_pack(dsc_queue *q, const dsc_tensor *a, dsc_tensor *p) DSC_MUST_CHECK;
+dsc_status dsc_op_tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a) DSC_MUST_CHECK;
+/* A = Q diag(v) Q' of a symmetric A[n,n] (lower triangle read): Q over A, one eigenvector a column; v[n]
+ * rising. `work`: U8 tensor of dsc_op_syev_workspace bytes at least. DSC_E_NUMERIC when the solver fails or A
+ * is not finite (A is then undefined). */
+size_t dsc_op_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n);
+dsc_status dsc_op_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v) DSC_MUST_CHECK;
+/* A := A^-1 of a symmetric positive definite A[n,n] (lower triangle read, both written), by Cholesky.
+ * DSC_E_NUMERIC when A is not positive definite (A is then undefined). */
+dsc_status dsc_op_chol_inverse(dsc_queue *q, dsc_tensor *a) DSC_MUST_CHECK;
+
+/* ---- convolution ---- */
+typedef struct dsc_conv_desc {
+    dsc_dtype dtype;
+    int64_t n, h, w, c; /* input x[n,h,w,c] */
+    int64_t k;          /* output channels: y[n,oh,ow,k] */
+    int64_t kh, kw, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups; /* weights [k,kh,kw,c/groups] */
+} dsc_conv_desc;
+
+/* Output height and width; DSC_E_INVALID (with the reason) when the description makes no sense. */
+dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) DSC_MUST_CHECK;
+
+/* A planned convolution: vendor descriptors and algorithm choices live here, nothing is planned in a step. */
+typedef struct dsc_conv dsc_conv;
+dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) DSC_MUST_CHECK;
+void dsc_conv_destroy(dsc_conv **conv);
+const dsc_conv_desc *dsc_conv_get_desc(const dsc_conv *conv);
+/* Bytes of workspace that the three passes need (the largest of them). */
+size_t dsc_conv_workspace(const dsc_conv *conv);
+/* bias may be NULL. `work`: U8 tensor of dsc_conv_workspace bytes at least. */
+dsc_status dsc_op_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
+                               const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) DSC_MUST_CHECK;
+dsc_status dsc_op_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
+                                     double beta, dsc_tensor *work, dsc_tensor *dx) DSC_MUST_CHECK;
+dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
+                                       const dsc_tensor *dy, double beta, dsc_tensor *work,
+                                       dsc_tensor *dw) DSC_MUST_CHECK;
+/* Patches of x for output positions [first, first + rows) of the n*oh*ow, of one group: out[rows, width],
+ * width = kh*kw*c/groups in weight order, or one more: then the last column is 1. Used slab by slab. */
+dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                          int64_t first, dsc_tensor *out) DSC_MUST_CHECK;
+
+/* ---- layers ---- */
+/* y[rows,c] += b[c] with y of any rank (last dimension c); db[c] = beta db + column sums of dy. */
+dsc_status dsc_op_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) DSC_MUST_CHECK;
+dsc_status dsc_op_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db) DSC_MUST_CHECK;
+
+/* y = max(x, 0), x and y may be one; dx = beta dx + dy where y > 0 (dx and dy may be one when beta is 0). */
+dsc_status dsc_op_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) DSC_MUST_CHECK;
+dsc_status dsc_op_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
+                                dsc_tensor *dx) DSC_MUST_CHECK;
+/* y = a + b; y may be a or b. */
+dsc_status dsc_op_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) DSC_MUST_CHECK;
+
+/* The parameter-free shortcut: y[n,oh,ow,k] = x[n, i*stride, j*stride, ch - (k-c)/2], zero where there is no
+ * such channel; oh = ceil(h/stride). Backward is its transpose. */
+dsc_status dsc_op_shortcut_forward(dsc_queue *q, int64_t stride, const dsc_tensor *x,
+                                   dsc_tensor *y) DSC_MUST_CHECK;
+dsc_status dsc_op_shortcut_backward(dsc_queue *q, int64_t stride, const dsc_tensor *dy, double beta,
+                                    dsc_tensor *dx) DSC_MUST_CHECK;
+
+typedef enum dsc_pool_kind { DSC_POOL_MAX, DSC_POOL_AVG } dsc_pool_kind;
+typedef struct dsc_pool_desc {
+    dsc_pool_kind kind;
+    int64_t kh, kw, stride_h, stride_w, pad_h,
+        pad_w; /* pad <= kernel / 2; average divides by kh*kw (pads count) */
+} dsc_pool_desc;
+dsc_status dsc_pool_output(const dsc_pool_desc *desc, int64_t h, int64_t w, int64_t *oh,
+                           int64_t *ow) DSC_MUST_CHECK;
+/* `index` (I32, y's shape; max only, NULL for average and where no backward follows) remembers the place in
+ * the window; the first of equal values wins. */
+dsc_status dsc_op_pool_forward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *x,
+                               dsc_tensor *index, dsc_tensor *y) DSC_MUST_CHECK;
+dsc_status dsc_op_pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *index,
+                                const dsc_tensor *dy, double beta, dsc_tensor *dx) DSC_MUST_CHECK;
+/* y[n,c] = mean of x[n,h,w,c] over h, w; and back. */
+dsc_status dsc_op_global_pool_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) DSC_MUST_CHECK;
+dsc_status dsc_op_global_pool_backward(dsc_queue *q, const dsc_tensor *dy, double beta,
+                                       dsc_tensor *dx) DSC_MUST_CHECK;
+
+/* Batch norm over the last dimension c of x, fused with what often follows:
+ *   y = [relu]( gamma (x - mean) * invstd + shift [+ residual] ),   invstd = 1 / sqrt(var + eps), var biased.
+ * Training uses the batch's statistics, saves mean[c] and invstd[c], and moves the running ones:
+ *   running = (1 - momentum) running + momentum batch, with the unbiased variance (as PyTorch; one row: the
+ * biased). Statistics are accumulated so that |error| stays at rounding level for |mean| >> std. y may not be
+ * x. */
+typedef struct dsc_norm_desc {
+    double eps, momentum;
+    int relu; /* 1: fused ReLU */
+} dsc_norm_desc;
+typedef struct dsc_norm_params {
+    const dsc_tensor *gamma, *shift;        /* [c] */
+    dsc_tensor *running_mean, *running_var; /* [c] */
+} dsc_norm_params;
+/* residual may be NULL. */
+dsc_status dsc_op_norm_forward_train(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                     const dsc_tensor *residual, const dsc_norm_params *params,
+                                     dsc_tensor *mean, dsc_tensor *invstd, dsc_tensor *y) DSC_MUST_CHECK;
+dsc_status dsc_op_norm_forward_eval(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                    const dsc_tensor *residual, const dsc_norm_params *params,
+                                    dsc_tensor *y) DSC_MUST_CHECK;
+/* y is read only with relu (its sign is the mask), else it may be NULL. dresidual (NULL without one) gets the
+ * masked dy, under its own beta. dx, dgamma and dshift under `beta_x` and `beta_p`. */
+typedef struct dsc_norm_grads {
+    dsc_tensor *dx, *dresidual, *dgamma, *dshift;
+    double beta_x, beta_residual, beta_p;
+} dsc_norm_grads;
+dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                const dsc_tensor *y, const dsc_tensor *dy, const dsc_tensor *gamma,
+                                const dsc_tensor *mean, const dsc_tensor *invstd,
+                                const dsc_norm_grads *grads) DSC_MUST_CHECK;
+
+/* y = x * mask / (1 - rate); the mask of element i is a pure function of (seed, layer, position[0],
+ * position[1] * row length + i), so backward is the same call on dy. position: I64[2] on the device: step,
+ * first sample. The row length is the element count of one sample (all dimensions but the first). y = x + y
+ * with beta 1. x and y may be one with 0. */
+typedef struct dsc_dropout_desc {
+    double rate;
+    uint64_t seed;
+    int layer;
+} dsc_dropout_desc;
+dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
+                          const dsc_tensor *x, double beta, dsc_tensor *y) DSC_MUST_CHECK;
+
+/* Softmax cross-entropy of logits[n,c] against labels (I32[n]; a negative label leaves its row out), the
+ * target mixed with the uniform distribution by `smoothing`. Adds (sum of losses, correct at 1, correct
+ * within 5, rows counted) to stats (F64[4]). dlogits (NULL: none) = grad_scale * dloss_row/dlogits, 0 for
+ * rows left out. Ties rank the lower class first. A label >= c counts as NaN loss. */
+dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
+                               double smoothing, double grad_scale, dsc_tensor *dlogits,
+                               dsc_tensor *stats) DSC_MUST_CHECK;
+
+/* ---- optimisers ---- */
+/* Hyper-parameters of a step: an F64[DSC_HYPER_COUNT] tensor on the device, so that schedules change values,
+ * not calls. x: what is updated; z: what decay and norms read (x itself, or the de-biased parameters of
+ * push-sum). z may be x. */
+typedef enum dsc_hyper {
+    DSC_HYPER_LR,
+    DSC_HYPER_MOMENTUM,
+    DSC_HYPER_DECAY,
+    DSC_HYPER_BETA1,
+    DSC_HYPER_BETA2,
+    DSC_HYPER_EPS,
+    DSC_HYPER_CORRECTION1, /* 1 - beta1^t */
+    DSC_HYPER_CORRECTION2, /* 1 - beta2^t */
+    DSC_HYPER_TRUST,       /* LARS's eta */
+    DSC_HYPER_COUNT
+} dsc_hyper;
+
+/* d = g + decay z; m = momentum m + d; x -= lr (nesterov ? d + momentum m : m). */
+dsc_status dsc_op_sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
+                      const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) DSC_MUST_CHECK;
+/* d = g (+ decay z unless decoupled); m, v moments of d; x -= lr (m/c1 / (sqrt(v/c2) + eps) (+ decay z if
+ * decoupled)). */
+dsc_status dsc_op_adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, const dsc_tensor *z,
+                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *x) DSC_MUST_CHECK;
+/* rate = trust |z| / (|g| + decay |z|), 1 when either norm is 0; m = momentum m + lr rate (g + decay z); x -=
+ * m. norms: F64[2], sums of squares of z and g. */
+dsc_status dsc_op_lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms, const dsc_tensor *z,
+                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) DSC_MUST_CHECK;
+/* u = m/c1 / (sqrt(v/c2) + eps) + decay z after moving the moments; then x -= lr rate u with rate = |z| /
+ * |u|, 1 when either is 0. norms: F64[2], sums of squares of z and u. */
+dsc_status dsc_op_lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *z,
+                                 const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v,
+                                 dsc_tensor *u) DSC_MUST_CHECK;
+dsc_status dsc_op_lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms,
+                             const dsc_tensor *u, dsc_tensor *x) DSC_MUST_CHECK;
+
+#endif

@@ -1,0 +1,138 @@
+/* What a backend implements: one constant table of functions, called by the fronts in ops.c and device.c
+ * after all checks. A backend copies ref's table and overrides what it does better (dsc_ref_table). Arguments
+ * are as in ops.h.
+ *
+ * A host backend's entries are called for F32 only; other real types go to ref's table (device.c, table_for).
+ * `fill`, `convert` and `softmax_loss` get every type that ops.h allows. */
+#ifndef DSC_DEVICE_TABLE_H
+#define DSC_DEVICE_TABLE_H
+
+#include "device/ops.h"
+
+#include <stdatomic.h>
+
+typedef struct dsc_device_table {
+    /* life cycle and memory */
+    void (*destroy)(dsc_device *device); /* frees device->state; may be NULL */
+    dsc_status (*alloc)(dsc_device *device, size_t bytes, void **out);
+    void (*free)(dsc_device *device, void *data);
+    dsc_status (*upload)(dsc_queue *q, const void *host, size_t bytes, void *data);
+    dsc_status (*download)(dsc_queue *q, const void *data, size_t bytes, void *host);
+    /* queues and events; NULL on devices that run everything at once */
+    dsc_status (*queue_open)(dsc_queue *q);
+    void (*queue_close)(dsc_queue *q);
+    dsc_status (*queue_sync)(dsc_queue *q);
+    dsc_status (*queue_wait)(dsc_queue *q, dsc_event *event);
+    dsc_status (*event_open)(dsc_event *event);
+    void (*event_close)(dsc_event *event);
+    dsc_status (*event_record)(dsc_event *event, dsc_queue *q);
+    dsc_status (*event_sync)(dsc_event *event);
+
+    dsc_status (*fill)(dsc_queue *q, double value, dsc_tensor *t);
+    dsc_status (*convert)(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst);
+    dsc_status (*axpby)(dsc_queue *q, double alpha, const dsc_tensor *x, double beta, dsc_tensor *y);
+    dsc_status (*scale_by)(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t);
+    dsc_status (*dot)(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta, dsc_tensor *out);
+    dsc_status (*clip_factor)(dsc_queue *q, const dsc_tensor *sumsq, double limit, dsc_tensor *out);
+    dsc_status (*count_nonfinite)(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out);
+
+    dsc_status (*gemm)(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
+                       const dsc_tensor *b, double beta, dsc_tensor *c);
+    dsc_status (*syrk)(dsc_queue *q, double alpha, const dsc_tensor *a, double beta, dsc_tensor *c);
+    dsc_status (*symmetrize)(dsc_queue *q, dsc_tensor *a);
+    dsc_status (*tri_pack)(dsc_queue *q, const dsc_tensor *a, dsc_tensor *p);
+    dsc_status (*tri_unpack)(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a);
+    size_t (*syev_workspace)(dsc_device *device, dsc_dtype dtype, int64_t n);
+    dsc_status (*syev)(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v);
+    dsc_status (*chol_inverse)(dsc_queue *q, dsc_tensor *a);
+
+    dsc_status (*conv_open)(
+        dsc_conv *conv); /* sets workspace and state; may be NULL (no state, no workspace) */
+    void (*conv_close)(dsc_conv *conv);
+    dsc_status (*conv_forward)(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
+                               const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y);
+    dsc_status (*conv_backward_data)(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
+                                     double beta, dsc_tensor *work, dsc_tensor *dx);
+    dsc_status (*conv_backward_weight)(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
+                                       const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw);
+    dsc_status (*patches)(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                          int64_t first, dsc_tensor *out);
+
+    dsc_status (*bias_add)(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y);
+    dsc_status (*bias_grad)(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db);
+    dsc_status (*relu_forward)(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
+    dsc_status (*relu_backward)(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
+                                dsc_tensor *dx);
+    dsc_status (*add)(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y);
+    dsc_status (*shortcut_forward)(dsc_queue *q, int64_t stride, const dsc_tensor *x, dsc_tensor *y);
+    dsc_status (*shortcut_backward)(dsc_queue *q, int64_t stride, const dsc_tensor *dy, double beta,
+                                    dsc_tensor *dx);
+    dsc_status (*pool_forward)(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *x,
+                               dsc_tensor *index, dsc_tensor *y);
+    dsc_status (*pool_backward)(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *index,
+                                const dsc_tensor *dy, double beta, dsc_tensor *dx);
+    dsc_status (*global_pool_forward)(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
+    dsc_status (*global_pool_backward)(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *dx);
+    dsc_status (*norm_forward_train)(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                     const dsc_tensor *residual, const dsc_norm_params *params,
+                                     dsc_tensor *mean, dsc_tensor *invstd, dsc_tensor *y);
+    dsc_status (*norm_forward_eval)(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                    const dsc_tensor *residual, const dsc_norm_params *params, dsc_tensor *y);
+    dsc_status (*norm_backward)(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                const dsc_tensor *y, const dsc_tensor *dy, const dsc_tensor *gamma,
+                                const dsc_tensor *mean, const dsc_tensor *invstd,
+                                const dsc_norm_grads *grads);
+    dsc_status (*dropout)(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
+                          const dsc_tensor *x, double beta, dsc_tensor *y);
+    dsc_status (*softmax_loss)(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
+                               double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats);
+
+    dsc_status (*sgd)(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
+                      const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x);
+    dsc_status (*adam)(dsc_queue *q, int decoupled, const dsc_tensor *hyper, const dsc_tensor *z,
+                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *x);
+    dsc_status (*lars)(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms, const dsc_tensor *z,
+                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x);
+    dsc_status (*lamb_direction)(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *z,
+                                 const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *u);
+    dsc_status (*lamb_apply)(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms,
+                             const dsc_tensor *u, dsc_tensor *x);
+} dsc_device_table;
+
+struct dsc_device {
+    const dsc_device_table *table;
+    const char *name;
+    char description[160];
+    int is_host;
+    int threads;
+    void *state; /* the backend's own */
+    atomic_size_t bytes, peak_bytes;
+};
+
+struct dsc_queue {
+    dsc_device *device;
+    void *state;
+};
+
+struct dsc_event {
+    dsc_device *device;
+    void *state;
+};
+
+struct dsc_conv {
+    dsc_device *device;
+    const dsc_device_table *table; /* the one that opened it: the device's, or ref's for another type */
+    dsc_conv_desc desc;
+    int64_t oh, ow;
+    size_t workspace;
+    void *state;
+};
+
+/* The reference table, complete. */
+extern const dsc_device_table dsc_ref_table;
+
+/* Fills in table, name, description, threads, state of a device of this kind. */
+dsc_status dsc_ref_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
+dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
+
+#endif

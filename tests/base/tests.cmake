@@ -1,0 +1,1 @@
+descent_test(base SOURCES base/test_base.c ROOMS base)
