@@ -1,23 +1,56 @@
-# libdescent, shared and static, and how others find it.
-set(all_rooms base device comm model data optim consensus train)
+# libdescent, shared and static, and how others find it: headers, pkg-config file, CMake package.
 set(objects)
-set(needs)
-foreach(room IN LISTS all_rooms)
+foreach(room IN ITEMS base device comm model data optim consensus train)
   list(APPEND objects $<TARGET_OBJECTS:room_${room}>)
 endforeach()
-set(private_libraries descent_blas descent_openmp descent_onednn descent_mpi descent_images descent_json ZLIB::ZLIB
-                      Threads::Threads m)
 
 add_library(descent_shared SHARED ${objects})
-set_target_properties(descent_shared PROPERTIES OUTPUT_NAME descent VERSION ${PROJECT_VERSION} SOVERSION 0)
+set_target_properties(descent_shared PROPERTIES OUTPUT_NAME descent VERSION ${PROJECT_VERSION} SOVERSION 0
+                                                EXPORT_NAME descent)
 add_library(descent_static STATIC ${objects})
 set_target_properties(descent_static PROPERTIES OUTPUT_NAME descent)
 foreach(lib IN ITEMS descent_shared descent_static)
   target_include_directories(${lib} INTERFACE
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-  target_link_libraries(${lib} PRIVATE $<BUILD_INTERFACE:descent_flags>)
-  foreach(dependency IN LISTS private_libraries)
+  foreach(dependency IN ITEMS descent_flags descent_blas descent_openmp descent_onednn descent_mpi descent_images
+                              descent_json ZLIB::ZLIB)
     target_link_libraries(${lib} PRIVATE $<BUILD_INTERFACE:${dependency}>)
   endforeach()
 endforeach()
+
+# What a program that links the static library must link, too.
+set(DESCENT_STATIC_LIBRARIES ${LAPACKE_LIBRARY} ${OPENBLAS_LINK_LIBRARIES} ${JANSSON_LINK_LIBRARIES} ${ZLIB_LIBRARIES})
+if(DSC_HAVE_ONEDNN)
+  list(APPEND DESCENT_STATIC_LIBRARIES ${ONEDNN_LIBRARY})
+endif()
+if(DSC_HAVE_MPI)
+  list(APPEND DESCENT_STATIC_LIBRARIES ${MPI_C_LIBRARIES})
+endif()
+if(JPEG_FOUND)
+  list(APPEND DESCENT_STATIC_LIBRARIES ${JPEG_LIBRARIES})
+endif()
+if(PNG_FOUND)
+  list(APPEND DESCENT_STATIC_LIBRARIES ${PNG_LIBRARIES})
+endif()
+list(APPEND DESCENT_STATIC_LIBRARIES ${OpenMP_C_LIBRARIES} -lm)
+list(REMOVE_DUPLICATES DESCENT_STATIC_LIBRARIES)
+list(JOIN DESCENT_STATIC_LIBRARIES " " DESCENT_STATIC_LINE)
+
+include(CMakePackageConfigHelpers)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/descent)
+configure_package_config_file(cmake/descentConfig.cmake.in ${PROJECT_BINARY_DIR}/descentConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/descentConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+# The prefix as seen from the installed file, so that the tree may be moved (and --prefix given at install time).
+string(REGEX REPLACE "[^/]+" ".." DESCENT_PC_UP ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+set(DESCENT_PC_PREFIX "\${pcfiledir}/${DESCENT_PC_UP}")
+configure_file(cmake/descent.pc.in ${PROJECT_BINARY_DIR}/descent.pc @ONLY)
+
+install(TARGETS descent_shared descent_static EXPORT descentTargets)
+install(EXPORT descentTargets NAMESPACE descent:: DESTINATION ${package_dir})
+install(FILES ${PROJECT_BINARY_DIR}/descentConfig.cmake ${PROJECT_BINARY_DIR}/descentConfigVersion.cmake
+        DESTINATION ${package_dir})
+install(FILES ${PROJECT_BINARY_DIR}/descent.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+install(DIRECTORY include/descent ${PROJECT_BINARY_DIR}/include/descent DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+        FILES_MATCHING PATTERN "*.h")

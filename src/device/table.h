@@ -1,8 +1,8 @@
-/* What a backend implements: one constant table of functions, called by the fronts in ops.c and device.c
+/* What a backend implements: one constant table of functions, called by the fronts in ops_*.c and device.c
  * after all checks. A backend copies ref's table and overrides what it does better (dsc_ref_table). Arguments
  * are as in ops.h.
  *
- * A host backend's entries are called for F32 only; other real types go to ref's table (device.c, table_for).
+ * A host backend's entries are called for F32 only; other real types go to ref's table (dsc_device_table_for).
  * `fill`, `convert` and `softmax_loss` get every type that ops.h allows. */
 #ifndef DSC_DEVICE_TABLE_H
 #define DSC_DEVICE_TABLE_H
@@ -14,6 +14,7 @@
 typedef struct dsc_device_table {
     /* life cycle and memory */
     void (*destroy)(dsc_device *device); /* frees device->state; may be NULL */
+    /* Zeroed memory, aligned to 64 bytes at least. Both report the size (dsc_device_count_alloc, _free). */
     dsc_status (*alloc)(dsc_device *device, size_t bytes, void **out);
     void (*free)(dsc_device *device, void *data);
     dsc_status (*upload)(dsc_queue *q, const void *host, size_t bytes, void *data);
@@ -127,6 +128,13 @@ struct dsc_conv {
     size_t workspace;
     void *state;
 };
+
+/* The table that serves operations on this type: the device's, or ref's on a host device unless it is F32. */
+const dsc_device_table *dsc_device_table_for(const dsc_device *device, dsc_dtype dtype);
+
+/* Called by a backend's alloc and free: keep the device's byte counters. */
+void dsc_device_count_alloc(dsc_device *device, size_t bytes);
+void dsc_device_count_free(dsc_device *device, size_t bytes);
 
 /* The reference table, complete. */
 extern const dsc_device_table dsc_ref_table;

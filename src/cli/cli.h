@@ -1,0 +1,80 @@
+/* What the commands of the program share: their description, the session they run in, statuses.
+ *
+ * src/cli is the only code of the project that prints or exits. */
+#ifndef DSC_CLI_CLI_H
+#define DSC_CLI_CLI_H
+
+#include "base/option.h"
+#include "descent/comm.h"
+
+/* Exit statuses, part of the contract of the command line. */
+enum { DSC_EXIT_DONE = 0, DSC_EXIT_FAILED = 1, DSC_EXIT_USAGE = 2, DSC_EXIT_INTERRUPTED = 3 };
+
+/* First member of every command's values. */
+typedef struct dsc_cli_common {
+    int help, verbose;
+    const char *config;
+} dsc_cli_common;
+
+/* The options of dsc_cli_common, for the end of every command's table. */
+#define DSC_CLI_COMMON_OPTIONS                                                                               \
+    {.name = "config",                                                                                       \
+     .kind = DSC_OPTION_CONFIG,                                                                              \
+     .offset = offsetof(dsc_cli_common, config),                                                             \
+     .placeholder = "FILE",                                                                                  \
+     .help = "read options from lines `key = value`; options on the command line win",                      \
+     .group = "General"},                                                                                    \
+        {.name = "verbose",                                                                                  \
+         .kind = DSC_OPTION_FLAG,                                                                            \
+         .offset = offsetof(dsc_cli_common, verbose),                                                        \
+         .help = "more messages, and where in the source an error arose",                                   \
+         .letter = 'v'},                                                                                     \
+        {.name = "help",                                                                                     \
+         .kind = DSC_OPTION_FLAG,                                                                            \
+         .offset = offsetof(dsc_cli_common, help),                                                           \
+         .help = "show this text",                                                                          \
+         .letter = 'h'},                                                                                     \
+    {                                                                                                        \
+        .name = NULL                                                                                         \
+    }
+
+/* The processes and the device a command runs on. main() owns it and ends it. */
+typedef struct dsc_cli_session {
+    dsc_comm *comm;
+    dsc_device *device;
+    int agreed; /* 1: the failure is known to all ranks, they end together */
+} dsc_cli_session;
+
+typedef struct dsc_cli_command {
+    const char *name;
+    const char *summary;     /* one line */
+    const char *arguments;   /* positional arguments as the synopsis shows them; NULL: none are taken */
+    const char *description; /* paragraphs, an empty line between them */
+    const char *examples;    /* one command a line */
+    const dsc_option *options;
+    size_t values_size;
+    void (*init)(void *values); /* sets the defaults */
+    dsc_status (*run)(dsc_cli_session *session, void *values, const dsc_option_set *set);
+} dsc_cli_command;
+
+extern const dsc_cli_command dsc_cli_train, dsc_cli_eval, dsc_cli_info, dsc_cli_bench, dsc_cli_report;
+/* NULL behind the last. */
+extern const dsc_cli_command *const dsc_cli_commands[];
+
+/* Makes the communicator of all ranks and the device. `threads` 0: as many as this rank may use without taking
+ * another's. Collective; a failure of one rank is a failure of all. */
+dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads) DSC_MUST_CHECK;
+/* dsc_comm_agree that also notes in the session that all ranks know. Collective. */
+dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) DSC_MUST_CHECK;
+/* Closes what is open. Collective. */
+void dsc_cli_close(dsc_cli_session *session);
+
+/* 1 on the rank that prints: rank 0 of the session or, before there is one, of the launcher. */
+int dsc_cli_prints(const dsc_cli_session *session);
+
+/* "1m05s", "2h03m", "4.2s"; returns `text`. */
+const char *dsc_cli_duration(double seconds, char *text, size_t size);
+/* 464154 as "464,154"; returns `text`. */
+const char *dsc_cli_grouped(int64_t number, char *text, size_t size);
+
+#endif

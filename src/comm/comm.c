@@ -1,0 +1,209 @@
+/* Communicators: choice of the backend, life cycle, properties, agreement on errors. */
+#include "comm/table.h"
+
+#include "base/config.h"
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef dsc_status (*open_function)(dsc_comm *comm, const dsc_comm_options *options);
+
+/* ---- choice of the backend ---- */
+
+void dsc_comm_options_init(dsc_comm_options *options) {
+    *options = (dsc_comm_options){.size = sizeof *options, .kind = "auto"};
+}
+
+/* Defaults, overridden by as much of `given` as its author knew of. */
+static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *out) {
+    dsc_comm_options_init(out);
+    if (given) {
+        if (given->size < sizeof given->size)
+            return DSC_FAIL(DSC_E_INVALID,
+                            "communicator options: size %zu: fill them in with dsc_comm_options_init",
+                            given->size);
+        memcpy(out, given, given->size < sizeof *out ? given->size : sizeof *out);
+    }
+    if (!out->kind)
+        out->kind = "auto";
+    if (out->message_limit == 0)
+        out->message_limit = INT_MAX;
+    if (out->message_limit < 1 || out->message_limit > INT_MAX)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "communicator options: message_limit %lld: must be 1 to %d elements, or 0 for the most",
+                        (long long)out->message_limit, INT_MAX);
+    return DSC_OK;
+}
+
+#ifdef DSC_HAVE_MPI
+static dsc_status choose(const char *kind, open_function *open) {
+    if (strcmp(kind, "self") == 0)
+        *open = dsc_self_open;
+    else if (strcmp(kind, "mpi") == 0)
+        *open = dsc_mpi_open;
+    else if (strcmp(kind, "auto") == 0)
+        *open = dsc_launcher_size() > 0 || dsc_mpi_is_up() ? dsc_mpi_open : dsc_self_open;
+    else
+        return DSC_FAIL(DSC_E_INVALID, "communicator kind '%s': known are auto, self and mpi", kind);
+    return DSC_OK;
+}
+#else
+static dsc_status choose(const char *kind, open_function *open) {
+    if (strcmp(kind, "mpi") == 0)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "communicator kind 'mpi': this build has no MPI; install Open MPI or "
+                                           "MPICH and configure again with DESCENT_MPI=ON");
+    if (strcmp(kind, "self") != 0 && strcmp(kind, "auto") != 0)
+        return DSC_FAIL(DSC_E_INVALID, "communicator kind '%s': known are auto, self and mpi", kind);
+    int launched = strcmp(kind, "auto") == 0 ? dsc_launcher_size() : 0;
+    if (launched > 1)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "a launcher has started %d processes, but this build has no MPI and they would all do "
+                        "the same; install Open MPI or MPICH and configure again with DESCENT_MPI=ON",
+                        launched);
+    *open = dsc_self_open;
+    return DSC_OK;
+}
+#endif
+
+/* A program started by the launcher of another MPI sees one process in every rank, all doing the same work. */
+static dsc_status check_launch(const dsc_comm *comm) {
+    int launched = dsc_launcher_size();
+    if (comm->size > 1 || launched <= 1)
+        return DSC_OK;
+    return DSC_FAIL(DSC_E_COMM,
+                    "a launcher has started %d processes, but MPI sees only this one (%s): start the program "
+                    "with the mpiexec of that MPI, or srun with the matching --mpi",
+                    launched, comm->description);
+}
+
+/* ---- life cycle ---- */
+
+static void release_counters(dsc_comm_counters **counters) {
+    if (*counters && atomic_fetch_sub(&(*counters)->users, 1) == 1)
+        dsc_memory_free(counters);
+    *counters = NULL;
+}
+
+void dsc_comm_destroy(dsc_comm **comm) {
+    if (!comm || !*comm)
+        return;
+    if ((*comm)->table) {
+        dsc_comm_drop_requests(*comm);
+        (*comm)->table->close(*comm);
+    }
+    release_counters(&(*comm)->counters);
+    dsc_memory_free(comm);
+}
+
+dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) {
+    dsc_comm_options o;
+    open_function open = NULL;
+    DSC_TRY(read_options(options, &o));
+    DSC_TRY(choose(o.kind, &open));
+    dsc_comm *comm = NULL;
+    dsc_status status;
+    /* Everything that can fail on one rank alone comes before the first collective step. */
+    DSC_TRY(dsc_memory_alloc(1, sizeof *comm, &comm));
+    comm->message_limit = o.message_limit;
+    DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *comm->counters, &comm->counters), fail);
+    atomic_init(&comm->counters->users, 1);
+    DSC_TRY_GOTO(status, open(comm, &o), fail);
+    if (open != dsc_self_open)
+        DSC_TRY_GOTO(status, check_launch(comm), fail);
+    if (comm->size > 1)
+        dsc_error_set_rank(comm->rank);
+    *out = comm;
+    return DSC_OK;
+fail:
+    dsc_comm_destroy(&comm);
+    return status;
+}
+
+dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
+    dsc_comm *child;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *child, &child));
+    child->message_limit = comm->message_limit;
+    child->threads = comm->threads;
+    memcpy(child->description, comm->description, sizeof child->description);
+    dsc_status status = comm->table->split(comm, colour, key, child);
+    if (status != DSC_OK || colour < 0) {
+        dsc_memory_free(&child);
+        if (status != DSC_OK)
+            return dsc_error_pass(status, __FILE__, __LINE__);
+        *out = NULL;
+        return DSC_OK;
+    }
+    child->table = comm->table;
+    child->counters = comm->counters;
+    atomic_fetch_add(&child->counters->users, 1);
+    *out = child;
+    return DSC_OK;
+}
+
+void dsc_comm_abort(dsc_comm *comm, int exit_status) {
+    (void)comm; /* the job ends as a whole, whichever communicator noticed the failure */
+    fflush(NULL);
+#ifdef DSC_HAVE_MPI
+    if (dsc_mpi_is_up())
+        dsc_mpi_abort(exit_status);
+#endif
+    _exit(exit_status);
+}
+
+/* ---- properties ---- */
+
+int dsc_comm_rank(const dsc_comm *comm) {
+    return comm->rank;
+}
+
+int dsc_comm_size(const dsc_comm *comm) {
+    return comm->size;
+}
+
+int dsc_comm_local_rank(const dsc_comm *comm) {
+    return comm->local_rank;
+}
+
+int dsc_comm_local_size(const dsc_comm *comm) {
+    return comm->local_size;
+}
+
+int dsc_comm_threads(const dsc_comm *comm) {
+    return comm->threads;
+}
+
+const char *dsc_comm_name(const dsc_comm *comm) {
+    return comm->table->name;
+}
+
+const char *dsc_comm_description(const dsc_comm *comm) {
+    return comm->description;
+}
+
+uint64_t dsc_comm_bytes(const dsc_comm *comm, dsc_traffic traffic) {
+    return (unsigned)traffic < DSC_TRAFFIC_COUNT ? atomic_load(&comm->counters->bytes[traffic]) : 0;
+}
+
+const char *dsc_traffic_name(dsc_traffic traffic) {
+    switch (traffic) {
+    case DSC_TRAFFIC_GRADIENTS:
+        return "gradients";
+    case DSC_TRAFFIC_FACTORS:
+        return "factors";
+    case DSC_TRAFFIC_DECOMPOSITIONS:
+        return "decompositions";
+    case DSC_TRAFFIC_PRECONDITIONED:
+        return "preconditioned";
+    case DSC_TRAFFIC_PARAMETERS:
+        return "parameters";
+    case DSC_TRAFFIC_OTHER:
+        return "other";
+    case DSC_TRAFFIC_COUNT:
+        break;
+    }
+    return "unknown traffic";
+}

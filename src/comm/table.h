@@ -1,0 +1,121 @@
+/* What a communication backend implements, and what the front keeps about communicators and requests.
+ *
+ * The front (comm.c, transfer.c) checks arguments, counts bytes, serves what needs no transport (no elements;
+ * one rank) and cuts long messages into pieces; a backend starts, tests and waits for one piece at a time. Its
+ * handles are opaque here. */
+#ifndef DSC_COMM_TABLE_H
+#define DSC_COMM_TABLE_H
+
+#include "descent/comm.h"
+
+#include <stdatomic.h>
+
+typedef enum dsc_comm_op {
+    DSC_COMM_ALLREDUCE,
+    DSC_COMM_REDUCE,
+    DSC_COMM_BROADCAST,
+    DSC_COMM_ALLGATHER,
+    DSC_COMM_REDUCE_SCATTER,
+    DSC_COMM_SEND,
+    DSC_COMM_RECV
+} dsc_comm_op;
+
+/* One operation, or one piece of a long one. `count` are the elements of the vector; in all-gather and
+ * reduce-scatter those of one rank's part.
+ *
+ *   op               send          recv
+ *   all-reduce       the vector    the same memory
+ *   reduce           the vector    the result, at the root; may be the same memory
+ *   broadcast        the vector    the same memory
+ *   all-gather       the own part  all parts; the own part may lie in its place already
+ *   reduce-scatter   all parts     the own part of the result, elsewhere
+ *   send, recv       the vector    the vector */
+typedef struct dsc_transfer {
+    dsc_comm_op op;
+    dsc_reduction reduction;
+    dsc_dtype dtype;
+    int peer; /* root, destination or source */
+    int tag;
+    const void *send;
+    void *recv;
+    int64_t count;
+} dsc_transfer;
+
+/* A piece under way. */
+typedef struct dsc_piece {
+    union {
+        void *pointer;
+        int64_t number;
+    } handle;         /* the backend's own */
+    int64_t expected; /* elements of `dtype` that a receive must bring; -1 for other operations */
+    dsc_dtype dtype;
+} dsc_piece;
+
+typedef struct dsc_comm_table {
+    const char *name;
+    /* Gives back comm->state. Collective. */
+    void (*close)(dsc_comm *comm);
+    /* Fills in rank, size, local_rank, local_size and state of `child`; leaves them alone for a negative
+     * colour. Collective. */
+    dsc_status (*split)(dsc_comm *comm, int colour, int key, dsc_comm *child);
+    /* Starts one piece: count is 1 to message_limit (for the whole of an all-gather or reduce-scatter). */
+    dsc_status (*start)(dsc_comm *comm, const dsc_transfer *transfer, dsc_piece *piece);
+    dsc_status (*test)(dsc_comm *comm, dsc_piece *piece, int *done);
+    dsc_status (*wait)(dsc_comm *comm, dsc_piece *piece);
+    dsc_status (*barrier)(dsc_comm *comm);
+} dsc_comm_table;
+
+/* A communicator and all that were split from it count their bytes here. */
+typedef struct dsc_comm_counters {
+    atomic_int users;
+    _Atomic uint64_t bytes[DSC_TRAFFIC_COUNT];
+} dsc_comm_counters;
+
+/* Requests are kept in their communicator and used again, with their arrays of pieces: a step allocates
+ * nothing once it has had as many in flight before. */
+struct dsc_request {
+    dsc_comm *comm;
+    dsc_piece *pieces;
+    int64_t capacity, count, done; /* pieces [0, done) are complete */
+    int busy;
+    dsc_request *next_free;
+    dsc_request *next; /* of all requests of the communicator */
+};
+
+enum { DSC_COMM_MESSAGE_SIZE = 2048 }; /* of the error text that dsc_comm_agree passes on */
+
+struct dsc_comm {
+    const dsc_comm_table *table;
+    void *state; /* the backend's own */
+    int rank, size, local_rank, local_size, threads;
+    int64_t message_limit;
+    char description[160];
+    dsc_comm_counters *counters;
+    dsc_request *requests, *free_requests;
+    char message[DSC_COMM_MESSAGE_SIZE];
+};
+
+/* Bytes that one rank sends for an operation on `bytes` bytes over `ranks` ranks, rounded down: the one formula.
+ * `bytes` are those of the vector, of the whole in all-gather and reduce-scatter. For broadcast it is what the
+ * root sends, for reduce what each other rank sends. */
+uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
+/* Gives back the requests of a communicator that is being destroyed; waits for those in flight. */
+void dsc_comm_drop_requests(dsc_comm *comm);
+
+/* Number of processes that a launcher has started, from its environment variables; 1 when a launcher is there
+ * but does not tell, 0 without a launcher. */
+int dsc_launcher_size(void);
+
+/* CPUs that this process is bound to: how many, and a hash of which. */
+void dsc_affinity(int *cpus, uint64_t *hash);
+
+/* Fill in table, state, rank, size, local_rank, local_size, threads and description. */
+dsc_status dsc_self_open(dsc_comm *comm, const dsc_comm_options *options) DSC_MUST_CHECK;
+/* The mpi backend is there only where DSC_HAVE_MPI is defined. Collective. */
+dsc_status dsc_mpi_open(dsc_comm *comm, const dsc_comm_options *options) DSC_MUST_CHECK;
+/* 1 between MPI's initialisation, by whomever, and its end. */
+int dsc_mpi_is_up(void);
+/* Ends all processes of the job. */
+void dsc_mpi_abort(int exit_status);
+
+#endif

@@ -1,0 +1,395 @@
+/* Operations: each is checked, served at once where no transport is needed, cut into pieces no longer than the
+ * communicator's message_limit, started, and counted.
+ *
+ * Memory that the host cannot reach is refused in check_tensor; a backend that moves it, or a staging copy, goes
+ * in there. */
+#include "comm/table.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <string.h>
+
+enum { TAG_LIMIT = 32767 };
+
+/* ---- requests ---- */
+
+/* A free request with room for `pieces`. */
+static dsc_status take_request(dsc_comm *comm, int64_t pieces, dsc_request **out) {
+    dsc_request *request = comm->free_requests;
+    if (!request) {
+        DSC_TRY(dsc_memory_alloc(1, sizeof *request, &request));
+        request->comm = comm;
+        request->next = comm->requests;
+        comm->requests = request;
+        comm->free_requests = request;
+    }
+    DSC_TRY(dsc_memory_grow(&request->pieces, &request->capacity, pieces, sizeof *request->pieces));
+    comm->free_requests = request->next_free;
+    request->next_free = NULL;
+    request->count = request->done = 0;
+    request->busy = 1;
+    *out = request;
+    return DSC_OK;
+}
+
+static void return_request(dsc_request *request) {
+    request->busy = 0;
+    request->next_free = request->comm->free_requests;
+    request->comm->free_requests = request;
+}
+
+/* Waits for all pieces, also behind one that failed; the first failure is reported. */
+static dsc_status finish(dsc_request *request) {
+    dsc_comm *comm = request->comm;
+    dsc_status first = DSC_OK;
+    for (; request->done < request->count && first == DSC_OK; request->done++)
+        first = comm->table->wait(comm, &request->pieces[request->done]);
+    return first;
+}
+
+dsc_status dsc_comm_wait(dsc_request **request) {
+    if (!request || !*request)
+        return DSC_OK;
+    dsc_request *r = *request;
+    *request = NULL;
+    dsc_status status = finish(r);
+    return_request(r);
+    return status == DSC_OK ? DSC_OK : dsc_error_pass(status, __FILE__, __LINE__);
+}
+
+dsc_status dsc_comm_test(dsc_request **request, int *done) {
+    *done = 1;
+    if (!request || !*request)
+        return DSC_OK;
+    dsc_request *r = *request;
+    while (r->done < r->count) {
+        dsc_status status = r->comm->table->test(r->comm, &r->pieces[r->done], done);
+        if (status != DSC_OK) {
+            *request = NULL;
+            return_request(r);
+            return dsc_error_pass(status, __FILE__, __LINE__);
+        }
+        if (!*done)
+            return DSC_OK;
+        r->done++;
+    }
+    *request = NULL;
+    return_request(r);
+    return DSC_OK;
+}
+
+void dsc_comm_drop_requests(dsc_comm *comm) {
+    while (comm->requests) {
+        dsc_request *request = comm->requests;
+        comm->requests = request->next;
+        if (request->busy)
+            (void)finish(request);
+        dsc_memory_free(&request->pieces);
+        dsc_memory_free(&request);
+    }
+    comm->free_requests = NULL;
+}
+
+/* ---- counting ---- */
+
+uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks) {
+    uint64_t n = (uint64_t)ranks;
+    switch (op) {
+    case DSC_COMM_ALLREDUCE:
+        return 2 * (n - 1) * bytes / n;
+    case DSC_COMM_ALLGATHER:
+    case DSC_COMM_REDUCE_SCATTER:
+        return (n - 1) * bytes / n;
+    case DSC_COMM_BROADCAST:
+        return (n - 1) * bytes;
+    case DSC_COMM_REDUCE:
+        return n > 1 ? bytes : 0;
+    case DSC_COMM_SEND:
+        return bytes;
+    case DSC_COMM_RECV:
+        break;
+    }
+    return 0;
+}
+
+static int is_gather(dsc_comm_op op) {
+    return op == DSC_COMM_ALLGATHER || op == DSC_COMM_REDUCE_SCATTER;
+}
+
+static void count_bytes(dsc_comm *comm, dsc_traffic traffic, const dsc_transfer *transfer) {
+    int is_root = transfer->peer == comm->rank;
+    if ((transfer->op == DSC_COMM_BROADCAST && !is_root) || (transfer->op == DSC_COMM_REDUCE && is_root))
+        return;
+    uint64_t bytes = (uint64_t)transfer->count * dsc_dtype_size(transfer->dtype);
+    if (is_gather(transfer->op))
+        bytes *= (uint64_t)comm->size;
+    atomic_fetch_add(&comm->counters->bytes[traffic], dsc_comm_cost(transfer->op, bytes, comm->size));
+}
+
+/* ---- starting ---- */
+
+static dsc_status start_piece(dsc_request *request, const dsc_transfer *transfer) {
+    dsc_piece *piece = &request->pieces[request->count];
+    *piece = (dsc_piece){.expected = transfer->op == DSC_COMM_RECV ? transfer->count : -1,
+                         .dtype = transfer->dtype};
+    DSC_TRY(request->comm->table->start(request->comm, transfer, piece));
+    request->count++;
+    return DSC_OK;
+}
+
+/* Cuts a vector into pieces of message_limit elements. */
+static dsc_status start_vector(dsc_request *request, const dsc_transfer *transfer) {
+    int64_t limit = request->comm->message_limit;
+    size_t size = dsc_dtype_size(transfer->dtype);
+    for (int64_t first = 0; first < transfer->count; first += limit) {
+        dsc_transfer piece = *transfer;
+        piece.send = (const char *)transfer->send + (size_t)first * size;
+        piece.recv = (char *)transfer->recv + (size_t)first * size;
+        piece.count = transfer->count - first < limit ? transfer->count - first : limit;
+        DSC_TRY(start_piece(request, &piece));
+    }
+    return DSC_OK;
+}
+
+static void copy_own_part(const dsc_comm *comm, const dsc_transfer *transfer) {
+    size_t bytes = (size_t)transfer->count * dsc_dtype_size(transfer->dtype);
+    size_t place = (size_t)comm->rank * bytes;
+    if (transfer->op == DSC_COMM_ALLGATHER)
+        memmove((char *)transfer->recv + place, transfer->send, bytes);
+    else
+        memmove(transfer->recv, (const char *)transfer->send + place, bytes);
+}
+
+/* An all-gather or reduce-scatter of more than message_limit elements, part by part: as one broadcast from, or
+ * one reduction to, the owner of each part. */
+static dsc_status start_parts(dsc_request *request, const dsc_transfer *transfer) {
+    dsc_comm *comm = request->comm;
+    size_t bytes = (size_t)transfer->count * dsc_dtype_size(transfer->dtype);
+    int gather = transfer->op == DSC_COMM_ALLGATHER;
+    if (gather)
+        copy_own_part(comm, transfer);
+    for (int owner = 0; owner < comm->size; owner++) {
+        size_t place = (size_t)owner * bytes;
+        dsc_transfer part = *transfer;
+        part.peer = owner;
+        part.op = gather ? DSC_COMM_BROADCAST : DSC_COMM_REDUCE;
+        if (gather)
+            part.send = part.recv = (char *)transfer->recv + place;
+        else
+            part.send = (const char *)transfer->send + place;
+        DSC_TRY(start_vector(request, &part));
+    }
+    return DSC_OK;
+}
+
+/* Starts a checked operation. When a piece cannot be started the request stays taken, since those before it may
+ * be under way. */
+static dsc_status begin(dsc_comm *comm, dsc_traffic traffic, const dsc_transfer *transfer,
+                        dsc_request **out) {
+    int point_to_point = transfer->op == DSC_COMM_SEND || transfer->op == DSC_COMM_RECV;
+    int gather = is_gather(transfer->op);
+    int by_parts = gather && transfer->count > comm->message_limit / comm->size;
+    int64_t pieces = (transfer->count + comm->message_limit - 1) / comm->message_limit;
+    dsc_request *request;
+    DSC_TRY(take_request(comm, by_parts ? pieces * comm->size : pieces, &request));
+    if (comm->size == 1 && !point_to_point) {
+        if (gather && transfer->count > 0)
+            copy_own_part(comm, transfer);
+    } else if (by_parts) {
+        DSC_TRY(start_parts(request, transfer));
+    } else if (gather && transfer->count > 0) {
+        DSC_TRY(start_piece(request, transfer));
+    } else {
+        DSC_TRY(start_vector(request, transfer));
+    }
+    count_bytes(comm, traffic, transfer);
+    *out = request;
+    return DSC_OK;
+}
+
+/* ---- checks ---- */
+
+static dsc_status check_tensor(const char *op, const dsc_tensor *t) {
+    if (!t || !t->device)
+        return DSC_FAIL(DSC_E_INVALID, "%s: the tensor is missing or belongs to no device", op);
+    if (dsc_dtype_size(t->dtype) == 0)
+        return DSC_FAIL(DSC_E_INVALID, "%s: tensor type %d is unknown", op, (int)t->dtype);
+    if (t->ndim < 0 || t->ndim > DSC_MAX_DIMS)
+        return DSC_FAIL(DSC_E_INVALID, "%s: a tensor of %d dimensions; 0 to %d are possible", op, t->ndim,
+                        DSC_MAX_DIMS);
+    for (int i = 0; i < t->ndim; i++) {
+        if (t->dim[i] < 0)
+            return DSC_FAIL(DSC_E_INVALID, "%s: dimension %d of the tensor is %lld; it may not be negative", op,
+                            i, (long long)t->dim[i]);
+    }
+    if (!t->data && dsc_tensor_count(t) > 0)
+        return DSC_FAIL(DSC_E_INVALID, "%s: a tensor of %lld elements without memory", op,
+                        (long long)dsc_tensor_count(t));
+    if (!dsc_device_is_host(t->device))
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "%s: the tensor is in memory of device '%s', which the host cannot "
+                                           "reach; copy it to the host first",
+                        op, dsc_device_name(t->device));
+    return DSC_OK;
+}
+
+static dsc_status check_kind(const char *op, dsc_traffic traffic, dsc_reduction reduction) {
+    if ((unsigned)traffic >= DSC_TRAFFIC_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "%s: traffic kind %d is unknown", op, (int)traffic);
+    if (reduction != DSC_SUM && reduction != DSC_MAX && reduction != DSC_MIN)
+        return DSC_FAIL(DSC_E_INVALID, "%s: reduction %d is unknown", op, (int)reduction);
+    return DSC_OK;
+}
+
+static dsc_status check_peer(const char *op, const dsc_comm *comm, int peer) {
+    if (peer < 0 || peer >= comm->size)
+        return DSC_FAIL(DSC_E_INVALID, "%s: rank %d: the communicator has ranks 0 to %d", op, peer,
+                        comm->size - 1);
+    return DSC_OK;
+}
+
+static dsc_status check_tag(const char *op, int tag) {
+    if (tag < 0 || tag > TAG_LIMIT)
+        return DSC_FAIL(DSC_E_INVALID, "%s: tag %d: must be 0 to %d", op, tag, TAG_LIMIT);
+    return DSC_OK;
+}
+
+/* `all` holds one `part` of each rank. They lie apart, or part is the own place in all where that may be. */
+static dsc_status check_parts(const char *op, const dsc_comm *comm, const dsc_tensor *part,
+                              const dsc_tensor *all, int may_be_inside) {
+    DSC_TRY(check_tensor(op, part));
+    DSC_TRY(check_tensor(op, all));
+    if (part->dtype != all->dtype)
+        return DSC_FAIL(DSC_E_INVALID, "%s: part is %s, all is %s; they must be of one type", op,
+                        dsc_dtype_name(part->dtype), dsc_dtype_name(all->dtype));
+    int64_t count = dsc_tensor_count(part);
+    if (dsc_tensor_count(all) != count * comm->size)
+        return DSC_FAIL(DSC_E_INVALID, "%s: all has %lld elements; %d ranks with parts of %lld need %lld", op,
+                        (long long)dsc_tensor_count(all), comm->size, (long long)count,
+                        (long long)count * comm->size);
+    uintptr_t p = (uintptr_t)part->data, a = (uintptr_t)all->data;
+    size_t bytes = dsc_tensor_bytes(part);
+    int overlap = p < a + dsc_tensor_bytes(all) && a < p + bytes;
+    if (overlap && !(may_be_inside && p == a + (size_t)comm->rank * bytes))
+        return DSC_FAIL(DSC_E_INVALID, "%s: part and all share memory%s", op,
+                        may_be_inside ? ", and part is not the own place in all" : "");
+    return DSC_OK;
+}
+
+/* ---- operations ---- */
+
+dsc_status dsc_comm_allreduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, dsc_tensor *t,
+                                    dsc_request **request) {
+    DSC_TRY(check_kind("allreduce", traffic, op));
+    DSC_TRY(check_tensor("allreduce", t));
+    dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE, .reduction = op, .dtype = t->dtype, .send = t->data,
+                             .recv = t->data, .count = dsc_tensor_count(t)};
+    return begin(comm, traffic, &transfer, request);
+}
+
+dsc_status dsc_comm_reduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, int root,
+                                 dsc_tensor *t, dsc_request **request) {
+    DSC_TRY(check_kind("reduce", traffic, op));
+    DSC_TRY(check_peer("reduce", comm, root));
+    DSC_TRY(check_tensor("reduce", t));
+    dsc_transfer transfer = {.op = DSC_COMM_REDUCE, .reduction = op, .dtype = t->dtype, .peer = root,
+                             .send = t->data, .recv = t->data, .count = dsc_tensor_count(t)};
+    return begin(comm, traffic, &transfer, request);
+}
+
+dsc_status dsc_comm_broadcast_begin(dsc_comm *comm, dsc_traffic traffic, int root, dsc_tensor *t,
+                                    dsc_request **request) {
+    DSC_TRY(check_kind("broadcast", traffic, DSC_SUM));
+    DSC_TRY(check_peer("broadcast", comm, root));
+    DSC_TRY(check_tensor("broadcast", t));
+    dsc_transfer transfer = {.op = DSC_COMM_BROADCAST, .dtype = t->dtype, .peer = root, .send = t->data,
+                             .recv = t->data, .count = dsc_tensor_count(t)};
+    return begin(comm, traffic, &transfer, request);
+}
+
+dsc_status dsc_comm_allgather_begin(dsc_comm *comm, dsc_traffic traffic, const dsc_tensor *part,
+                                    dsc_tensor *all, dsc_request **request) {
+    DSC_TRY(check_kind("allgather", traffic, DSC_SUM));
+    DSC_TRY(check_parts("allgather", comm, part, all, 1));
+    dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER, .dtype = part->dtype, .send = part->data,
+                             .recv = all->data, .count = dsc_tensor_count(part)};
+    return begin(comm, traffic, &transfer, request);
+}
+
+dsc_status dsc_comm_reduce_scatter_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op,
+                                         const dsc_tensor *all, dsc_tensor *part, dsc_request **request) {
+    DSC_TRY(check_kind("reduce_scatter", traffic, op));
+    DSC_TRY(check_parts("reduce_scatter", comm, part, all, 0));
+    dsc_transfer transfer = {.op = DSC_COMM_REDUCE_SCATTER, .reduction = op, .dtype = part->dtype,
+                             .send = all->data, .recv = part->data, .count = dsc_tensor_count(part)};
+    return begin(comm, traffic, &transfer, request);
+}
+
+dsc_status dsc_comm_send_begin(dsc_comm *comm, dsc_traffic traffic, int to, int tag, const dsc_tensor *t,
+                               dsc_request **request) {
+    DSC_TRY(check_kind("send", traffic, DSC_SUM));
+    DSC_TRY(check_peer("send", comm, to));
+    DSC_TRY(check_tag("send", tag));
+    DSC_TRY(check_tensor("send", t));
+    dsc_transfer transfer = {.op = DSC_COMM_SEND, .dtype = t->dtype, .peer = to, .tag = tag, .send = t->data,
+                             .count = dsc_tensor_count(t)};
+    return begin(comm, traffic, &transfer, request);
+}
+
+dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t, dsc_request **request) {
+    DSC_TRY(check_peer("recv", comm, from));
+    DSC_TRY(check_tag("recv", tag));
+    DSC_TRY(check_tensor("recv", t));
+    dsc_transfer transfer = {.op = DSC_COMM_RECV, .dtype = t->dtype, .peer = from, .tag = tag, .recv = t->data,
+                             .count = dsc_tensor_count(t)};
+    return begin(comm, DSC_TRAFFIC_OTHER, &transfer, request);
+}
+
+dsc_status dsc_comm_barrier(dsc_comm *comm) {
+    return comm->size == 1 ? DSC_OK : comm->table->barrier(comm);
+}
+
+dsc_status dsc_comm_allreduce(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, dsc_tensor *t) {
+    dsc_request *request;
+    DSC_TRY(dsc_comm_allreduce_begin(comm, traffic, op, t, &request));
+    return dsc_comm_wait(&request);
+}
+
+dsc_status dsc_comm_broadcast(dsc_comm *comm, dsc_traffic traffic, int root, dsc_tensor *t) {
+    dsc_request *request;
+    DSC_TRY(dsc_comm_broadcast_begin(comm, traffic, root, t, &request));
+    return dsc_comm_wait(&request);
+}
+
+/* ---- agreement ---- */
+
+/* An operation on host memory of the communicator's own. */
+static dsc_status run(dsc_comm *comm, const dsc_transfer *transfer) {
+    dsc_request *request;
+    DSC_TRY(begin(comm, DSC_TRAFFIC_OTHER, transfer, &request));
+    return dsc_comm_wait(&request);
+}
+
+/* The lowest failing rank first (size when there is none), then its status and message from there. */
+dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) {
+    int32_t lowest = own == DSC_OK ? comm->size : comm->rank;
+    dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE, .reduction = DSC_MIN, .dtype = DSC_I32, .send = &lowest,
+                             .recv = &lowest, .count = 1};
+    dsc_status status = run(comm, &transfer);
+    if (status != DSC_OK)
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    if (lowest == comm->size)
+        return DSC_OK;
+    unsigned char *text = (unsigned char *)comm->message; /* the status, then the message */
+    if (lowest == comm->rank) {
+        text[0] = (unsigned char)own;
+        strncpy(comm->message + 1, dsc_error_message(), sizeof comm->message - 2);
+    }
+    transfer = (dsc_transfer){.op = DSC_COMM_BROADCAST, .dtype = DSC_U8, .peer = lowest, .send = text,
+                              .recv = text, .count = sizeof comm->message};
+    status = run(comm, &transfer);
+    if (own != DSC_OK)
+        return dsc_error_pass(own, __FILE__, __LINE__);
+    DSC_TRY(status);
+    return DSC_FAIL((dsc_status)text[0], "stopped by %s", comm->message + 1);
+}

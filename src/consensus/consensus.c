@@ -1,0 +1,341 @@
+/* How ranks agree: the front. Checks, then the table of the way that was chosen. What all ways share stands
+ * here: rank 0's values for everybody at the start, and the comparison of the ranks' parameters. */
+#include "descent/consensus.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "consensus/hash.h"
+#include "consensus/table.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const dsc_consensus_table *const tables[] = {
+    [DSC_CONSENSUS_ALLREDUCE] = &dsc_consensus_allreduce,
+};
+enum { KIND_COUNT = sizeof tables / sizeof *tables };
+
+/* ---- options ---- */
+
+void dsc_consensus_options_init(dsc_consensus_options *options) {
+    *options = (dsc_consensus_options){
+        .size = sizeof *options,
+        .kind = DSC_CONSENSUS_ALLREDUCE,
+        .bucket_bytes = (size_t)4 << 20,
+        .wire = DSC_F32,
+    };
+}
+
+dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out) {
+    char known[128] = "";
+    size_t used = 0;
+    for (int i = 0; i < KIND_COUNT; i++) {
+        if (strcmp(name, tables[i]->name) == 0) {
+            *out = (dsc_consensus_kind)i;
+            return DSC_OK;
+        }
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", tables[i]->name);
+    }
+    return DSC_FAIL(DSC_E_INVALID, "consensus '%s': not known; known: %s", name, known);
+}
+
+const char *dsc_consensus_name(dsc_consensus_kind kind) {
+    return (int)kind >= 0 && (int)kind < KIND_COUNT ? tables[kind]->name : "unknown";
+}
+
+/* The caller's options over the defaults; a caller built against a smaller struct gets defaults for the rest.
+ */
+static dsc_status take_options(const dsc_consensus_options *given, dsc_consensus_options *out) {
+    dsc_consensus_options_init(out);
+    if (given) {
+        if (given->size == 0 || given->size > sizeof *out)
+            return DSC_FAIL(DSC_E_INVALID,
+                            "consensus options of %zu bytes: must be 1..%zu; use dsc_consensus_options_init",
+                            given->size, sizeof *out);
+        memcpy(out, given, given->size);
+        out->size = sizeof *out;
+    }
+    if ((int)out->kind < 0 || (int)out->kind >= KIND_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "consensus kind %d: must be in 0..%d", (int)out->kind, KIND_COUNT - 1);
+    if (out->bucket_bytes == 0)
+        return DSC_FAIL(DSC_E_INVALID, "bucket size 0: must be positive");
+    return DSC_OK;
+}
+
+/* ---- life ---- */
+
+static dsc_status check_params(dsc_device *device, const dsc_param *params, int64_t count) {
+    if (count < 0)
+        return DSC_FAIL(DSC_E_INVALID, "%" PRId64 " parameters: must be 0 or more", count);
+    for (int64_t i = 0; i < count; i++) {
+        const dsc_tensor *value = &params[i].value, *grad = &params[i].grad;
+        if (value->device != device || grad->device != device)
+            return DSC_FAIL(DSC_E_INVALID, "parameter '%s' is not in memory of the queue's device '%s'",
+                            params[i].name, dsc_device_name(device));
+        if (value->dtype != grad->dtype || dsc_tensor_count(value) != dsc_tensor_count(grad))
+            return DSC_FAIL(DSC_E_INVALID, "parameter '%s': value and gradient must be of one type and size",
+                            params[i].name);
+    }
+    return DSC_OK;
+}
+
+/* host[0..1], element-wise maximum over all ranks. Collective. */
+static dsc_status max_over_ranks(dsc_consensus *c, int64_t host[2]) {
+    DSC_TRY(dsc_tensor_upload(c->queue, host, 2 * sizeof *host, &c->hashes));
+    DSC_TRY(dsc_queue_sync(c->queue));
+    DSC_TRY(dsc_comm_allreduce(c->comm, DSC_TRAFFIC_OTHER, DSC_MAX, &c->hashes));
+    DSC_TRY(dsc_tensor_download(c->queue, &c->hashes, 2 * sizeof *host, host));
+    return dsc_queue_sync(c->queue);
+}
+
+/* Whether `value` is the same on all ranks: max(v) and max(~v) = ~min(v) in one message. Collective. */
+static dsc_status same_on_all(dsc_consensus *c, uint64_t value, int *same) {
+    int64_t pair[2];
+    uint64_t both[2] = {value, ~value};
+    memcpy(pair, both, sizeof pair);
+    DSC_TRY(max_over_ranks(c, pair));
+    *same = pair[0] == ~pair[1];
+    return DSC_OK;
+}
+
+/* Refuses lists that differ between ranks, which would mix up or block every later message. Collective. */
+static dsc_status check_same_layout(dsc_consensus *c) {
+    uint64_t hash = dsc_hash_bytes(0, &c->count, sizeof c->count);
+    for (int64_t i = 0; i < c->count; i++) {
+        const dsc_tensor *value = &c->params[i].value;
+        int64_t entry[2] = {(int64_t)value->dtype, dsc_tensor_count(value)};
+        hash = dsc_hash_bytes(hash, entry, sizeof entry);
+    }
+    int same = 0;
+    DSC_TRY(same_on_all(c, hash, &same));
+    if (!same)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "this rank has %" PRId64
+                        " parameters, and their number, sizes or types differ from another rank's: build "
+                        "the same model on all ranks",
+                        c->count);
+    return DSC_OK;
+}
+
+/* Values as few pieces as possible: neighbours in memory become one vector, where they are neighbours on
+ * every rank. joined[i] is 1 when parameter i continues the piece of i - 1. Collective. */
+static dsc_status merge_runs(dsc_consensus *c, dsc_tensor *joined, uint8_t *host) {
+    dsc_tensor last = {0};
+    for (int64_t i = 0; i < c->count; i++) {
+        const dsc_tensor *value = &c->params[i].value;
+        host[i] = i > 0 && last.dtype == value->dtype &&
+                  (const char *)last.data + dsc_tensor_bytes(&last) == (const char *)value->data;
+        last = *value;
+    }
+    DSC_TRY(dsc_tensor_upload(c->queue, host, (size_t)c->count, joined));
+    DSC_TRY(dsc_queue_sync(c->queue));
+    DSC_TRY(dsc_comm_allreduce(c->comm, DSC_TRAFFIC_OTHER, DSC_MIN, joined));
+    DSC_TRY(dsc_tensor_download(c->queue, joined, (size_t)c->count, host));
+    DSC_TRY(dsc_queue_sync(c->queue));
+    DSC_TRY(dsc_memory_alloc(c->count, sizeof *c->runs, &c->runs));
+    for (int64_t i = 0; i < c->count; i++) {
+        const dsc_tensor *value = &c->params[i].value;
+        int64_t length = dsc_tensor_count(value);
+        if (host[i])
+            c->runs[c->run_count - 1].dim[0] += length;
+        else
+            c->runs[c->run_count++] = dsc_tensor_slice(value, 0, length);
+    }
+    return DSC_OK;
+}
+
+static dsc_status find_runs(dsc_consensus *c) {
+    if (c->count == 0)
+        return DSC_OK;
+    uint8_t *host;
+    DSC_TRY(dsc_memory_alloc(c->count, sizeof *host, &host));
+    dsc_tensor joined = {0};
+    dsc_status status = dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_U8, 1, &c->count, &joined);
+    if (status == DSC_OK) {
+        status = merge_runs(c, &joined, host);
+        dsc_tensor_free(&joined);
+    }
+    dsc_memory_free(&host);
+    return status;
+}
+
+static dsc_status set_up(dsc_consensus *c, const dsc_param *params, const dsc_consensus_options *options) {
+    const int64_t two = 2;
+    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_I64, 1, &two, &c->hashes));
+    DSC_TRY(dsc_memory_alloc(c->count, sizeof *c->params, &c->params));
+    if (c->count)
+        memcpy(c->params, params, (size_t)c->count * sizeof *params);
+    DSC_TRY(check_same_layout(c));
+    DSC_TRY(find_runs(c));
+    DSC_TRY(c->table->open(c, options));
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_create(dsc_comm *comm, dsc_queue *queue, const dsc_param *params, int64_t count,
+                                const dsc_consensus_options *options, dsc_consensus **out) {
+    dsc_consensus_options taken;
+    DSC_TRY(take_options(options, &taken));
+    DSC_TRY(check_params(dsc_queue_device(queue), params, count));
+    dsc_consensus *c;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *c, &c));
+    c->table = tables[taken.kind];
+    c->comm = comm;
+    c->queue = queue;
+    c->count = count;
+    dsc_status status;
+    DSC_TRY_GOTO(status, set_up(c, params, &taken), failed);
+    *out = c;
+    return DSC_OK;
+failed:
+    dsc_consensus_destroy(&c);
+    return status;
+}
+
+void dsc_consensus_destroy(dsc_consensus **consensus) {
+    if (!consensus || !*consensus)
+        return;
+    dsc_consensus *c = *consensus;
+    if (c->state)
+        c->table->close(c);
+    if (c->hashes.data)
+        dsc_tensor_free(&c->hashes);
+    dsc_memory_free(&c->runs);
+    dsc_memory_free(&c->params);
+    dsc_memory_free(consensus);
+}
+
+/* ---- start and the moments of a step ---- */
+
+dsc_status dsc_consensus_start(dsc_consensus *consensus) {
+    DSC_TRY(dsc_queue_sync(consensus->queue));
+    for (int64_t i = 0; i < consensus->run_count; i++)
+        DSC_TRY(dsc_comm_broadcast(consensus->comm, DSC_TRAFFIC_PARAMETERS, 0, &consensus->runs[i]));
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_before_forward(dsc_consensus *consensus, dsc_queue *queue) {
+    if (consensus->table->before_forward)
+        DSC_TRY(consensus->table->before_forward(consensus, queue));
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_grad_ready(dsc_consensus *consensus, dsc_queue *queue, int64_t param) {
+    if (param < 0 || param >= consensus->count)
+        return DSC_FAIL(DSC_E_INVALID, "parameter %" PRId64 " is ready: there are %" PRId64, param,
+                        consensus->count);
+    if (consensus->table->grad_ready)
+        DSC_TRY(consensus->table->grad_ready(consensus, queue, param));
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_after_backward(dsc_consensus *consensus, dsc_queue *queue) {
+    if (consensus->table->after_backward)
+        DSC_TRY(consensus->table->after_backward(consensus, queue));
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_update(dsc_consensus *consensus, dsc_queue *queue, dsc_update_function update,
+                                void *context) {
+    if (consensus->table->update)
+        DSC_TRY(consensus->table->update(consensus, queue, update, context));
+    else
+        DSC_TRY(update(context, queue, NULL));
+    return DSC_OK;
+}
+
+/* ---- comparing ranks ---- */
+
+/* Continues `hash` with the bytes of a tensor that the host cannot read, piece by piece. */
+static dsc_status hash_remote(dsc_queue *queue, const dsc_tensor *t, uint64_t *hash) {
+    enum { PIECE = 1 << 20 };
+    char *host;
+    DSC_TRY(dsc_memory_alloc(PIECE, 1, &host));
+    int64_t step = (int64_t)(PIECE / dsc_dtype_size(t->dtype)), count = dsc_tensor_count(t);
+    dsc_status status = DSC_OK;
+    for (int64_t first = 0; first < count && status == DSC_OK; first += step) {
+        dsc_tensor piece = dsc_tensor_slice(t, first, count - first < step ? count - first : step);
+        size_t bytes = dsc_tensor_bytes(&piece);
+        status = dsc_tensor_download(queue, &piece, bytes, host);
+        if (status == DSC_OK)
+            status = dsc_queue_sync(queue);
+        if (status == DSC_OK)
+            *hash = dsc_hash_bytes(*hash, host, bytes);
+    }
+    dsc_memory_free(&host);
+    return status;
+}
+
+static dsc_status hash_params(const dsc_consensus *c, dsc_queue *queue, uint64_t *hash) {
+    DSC_TRY(dsc_queue_sync(queue));
+    *hash = 0;
+    for (int64_t i = 0; i < c->count; i++) {
+        const dsc_tensor *value = &c->params[i].value;
+        if (dsc_device_is_host(value->device))
+            *hash = dsc_hash_bytes(*hash, value->data, dsc_tensor_bytes(value));
+        else
+            DSC_TRY(hash_remote(queue, value, hash));
+    }
+    return DSC_OK;
+}
+
+/* Everybody's hash, in rank order. Collective. */
+static dsc_status gather_hashes(dsc_consensus *c, uint64_t own, dsc_tensor *all, uint64_t *host) {
+    dsc_tensor part = dsc_tensor_slice(&c->hashes, 0, 1);
+    DSC_TRY(dsc_tensor_upload(c->queue, &own, sizeof own, &part));
+    DSC_TRY(dsc_queue_sync(c->queue));
+    dsc_request *request = NULL;
+    DSC_TRY(dsc_comm_allgather_begin(c->comm, DSC_TRAFFIC_OTHER, &part, all, &request));
+    DSC_TRY(dsc_comm_wait(&request));
+    DSC_TRY(dsc_tensor_download(c->queue, all, dsc_tensor_bytes(all), host));
+    return dsc_queue_sync(c->queue);
+}
+
+/* The error for ranks that hold different parameters: rank 0's hash and those that differ from it, at most
+ * eight of them. */
+static dsc_status drifted(const uint64_t *hashes, int ranks) {
+    enum { NAMED = 8 };
+    char text[NAMED * 48] = "";
+    size_t used = 0;
+    int different = 0;
+    for (int r = 1; r < ranks; r++) {
+        if (hashes[r] == hashes[0])
+            continue;
+        if (different++ < NAMED)
+            used +=
+                (size_t)snprintf(text + used, sizeof text - used, ", rank %d has %016" PRIx64, r, hashes[r]);
+    }
+    if (different > NAMED)
+        snprintf(text + used, sizeof text - used, ", and %d more differ", different - NAMED);
+    return DSC_FAIL(DSC_E_NUMERIC,
+                    "parameters have drifted apart: rank 0 has hash %016" PRIx64
+                    "%s; %d of %d ranks differ from rank 0; go back to the last good checkpoint",
+                    hashes[0], text, different, ranks);
+}
+
+static dsc_status report_drift(dsc_consensus *c, uint64_t own) {
+    int64_t ranks = dsc_comm_size(c->comm);
+    dsc_tensor all = {0};
+    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_I64, 1, &ranks, &all));
+    uint64_t *host = NULL;
+    dsc_status status = dsc_memory_alloc(ranks, sizeof *host, &host);
+    if (status == DSC_OK)
+        status = gather_hashes(c, own, &all, host);
+    if (status == DSC_OK)
+        status = drifted(host, (int)ranks);
+    dsc_memory_free(&host);
+    dsc_tensor_free(&all);
+    return status;
+}
+
+dsc_status dsc_consensus_check(dsc_consensus *consensus, dsc_queue *queue) {
+    if (!consensus->table->keeps_equal)
+        return DSC_OK;
+    uint64_t hash = 0;
+    int same = 0;
+    DSC_TRY(hash_params(consensus, queue, &hash));
+    DSC_TRY(same_on_all(consensus, hash, &same));
+    if (!same)
+        DSC_TRY(report_drift(consensus, hash));
+    return DSC_OK;
+}

@@ -1,0 +1,71 @@
+/* Inside of the data room: what a kind of data set provides, and what its readers share. */
+#ifndef DSC_DATA_DATASET_H
+#define DSC_DATA_DATASET_H
+
+#include "base/rng.h"
+#include "data/augment.h"
+#include "data/files.h"
+#include "descent/data.h"
+
+/* Buffers one thread reuses from sample to sample; they grow to what the largest image needs. Starts as {0}.
+ */
+typedef struct dsc_scratch {
+    dsc_bytes file;     /* an encoded image */
+    dsc_bytes image;    /* decoded: h * w * 3 bytes */
+    dsc_bytes resample; /* weights and rows of the resampler */
+} dsc_scratch;
+
+void dsc_scratch_free(dsc_scratch *scratch);
+
+/* One kind of data set. `open` fills in dataset->info and ->state and, when it fails, leaves nothing behind;
+ * `argument` is what followed the colon, NULL for none. */
+typedef struct dsc_dataset_kind {
+    const char *name;  /* before the colon */
+    const char *usage; /* the whole spec, for messages */
+    int needs_argument;
+    dsc_status (*open)(dsc_dataset *dataset, const char *argument);
+    void (*close)(dsc_dataset *dataset);
+    dsc_status (*sample)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                         dsc_scratch *scratch, float *x, int32_t *label);
+} dsc_dataset_kind;
+
+struct dsc_dataset {
+    const dsc_dataset_kind *kind;
+    dsc_split split;
+    dsc_data_options options;
+    dsc_dataset_info info;
+    void *state; /* the kind's own */
+};
+
+extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cifar100, dsc_kind_idx,
+    dsc_kind_imagefolder;
+
+/* dsc_dataset_sample with the caller's buffers. */
+dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                                   dsc_scratch *scratch, float *x, int32_t *label) DSC_MUST_CHECK;
+
+/* Images held in memory as bytes: the state of every kind of small images. */
+typedef struct dsc_pixels {
+    int64_t count, h, w, c;
+    int64_t pad;     /* augmentation: padding before the random crop, with a flip; negative: none at all */
+    uint8_t *data;   /* [count, h, w, c] */
+    uint8_t *labels; /* [count] */
+    dsc_normalise normalise;
+} dsc_pixels;
+
+/* Room for `count` images, zeroed. */
+dsc_status dsc_pixels_create(int64_t count, int64_t h, int64_t w, int64_t c, dsc_pixels **out) DSC_MUST_CHECK;
+void dsc_pixels_destroy(dsc_pixels **pixels);
+/* open, close and sample of a kind whose state is a dsc_pixels. */
+void dsc_pixels_set_info(const dsc_pixels *pixels, int64_t classes, dsc_dataset *dataset);
+void dsc_pixels_close(dsc_dataset *dataset);
+dsc_status dsc_pixels_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                             dsc_scratch *scratch, float *x, int32_t *label);
+/* Image `image` of the set's shape, augmented for sample (index, epoch) if asked to, as floats. */
+void dsc_pixels_present(const dsc_dataset *dataset, const dsc_pixels *pixels, const uint8_t *image,
+                        dsc_sample_key key, float *x);
+
+/* Draws image `index` of the built-in set: 32 x 32 x 3 bytes; returns its class. */
+int dsc_synthetic_draw(uint64_t seed, dsc_split split, int64_t index, uint8_t *pixels);
+
+#endif

@@ -1,0 +1,1 @@
+typedef struct dsc_bytes {int a;} dsc_bytes;

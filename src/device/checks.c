@@ -1,0 +1,180 @@
+#include "device/checks.h"
+
+#include "base/error.h"
+
+#include <stdio.h>
+
+enum { SHAPE_TEXT = 160 };
+
+/* "[2,3]" */
+static const char *shape_text(int ndim, const int64_t *dim, char text[SHAPE_TEXT]) {
+    int used = snprintf(text, SHAPE_TEXT, "[");
+    for (int i = 0; i < ndim; i++)
+        used += snprintf(text + used, (size_t)(SHAPE_TEXT - used), "%s%lld", i ? "," : "", (long long)dim[i]);
+    snprintf(text + used, (size_t)(SHAPE_TEXT - used), "]");
+    return text;
+}
+
+dsc_status dsc_check_begin_any(dsc_check *check, const char *op, dsc_queue *q) {
+    if (!q)
+        return DSC_FAIL(DSC_E_INVALID, "%s: no queue", op);
+    *check = (dsc_check){.op = op, .q = q, .dtype = DSC_F32};
+    return DSC_OK;
+}
+
+dsc_status dsc_check_begin(dsc_check *check, const char *op, dsc_queue *q, const char *name,
+                           const dsc_tensor *t) {
+    DSC_TRY(dsc_check_begin_any(check, op, q));
+    DSC_TRY(dsc_check_any(check, name, t));
+    if (t->dtype != DSC_F32 && t->dtype != DSC_F64)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; fp32 or fp64 is expected", op, name,
+                        dsc_dtype_name(t->dtype));
+    check->dtype = t->dtype;
+    return DSC_OK;
+}
+
+dsc_status dsc_check_any(const dsc_check *check, const char *name, const dsc_tensor *t) {
+    if (!t)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is missing", check->op, name);
+    if (t->device != check->q->device)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is on device %s; the queue's device, %s, is expected",
+                        check->op, name, t->device ? t->device->name : "(none)", check->q->device->name);
+    if (t->ndim < 0 || t->ndim > DSC_MAX_DIMS)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s has %d dimensions; 0 to %d are possible", check->op, name,
+                        t->ndim, DSC_MAX_DIMS);
+    for (int i = 0; i < t->ndim; i++) {
+        char text[SHAPE_TEXT];
+        if (t->dim[i] < 0)
+            return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; a dimension may not be negative", check->op, name,
+                            shape_text(t->ndim, t->dim, text));
+    }
+    if (!t->data && dsc_tensor_count(t) > 0)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s has no memory", check->op, name);
+    return DSC_OK;
+}
+
+dsc_status dsc_check_typed(const dsc_check *check, const char *name, const dsc_tensor *t, dsc_dtype dtype) {
+    DSC_TRY(dsc_check_any(check, name, t));
+    if (t->dtype != dtype)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; %s is expected", check->op, name,
+                        dsc_dtype_name(t->dtype), dsc_dtype_name(dtype));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_real(const dsc_check *check, const char *name, const dsc_tensor *t) {
+    DSC_TRY(dsc_check_typed(check, name, t, check->dtype));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_dims(const dsc_check *check, const char *name, const dsc_tensor *t, int ndim) {
+    char text[SHAPE_TEXT];
+    if (t->ndim != ndim)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; %d dimension%s expected", check->op, name,
+                        shape_text(t->ndim, t->dim, text), ndim, ndim == 1 ? " is" : "s are");
+    return DSC_OK;
+}
+
+static int equal_shape(const dsc_tensor *t, int ndim, const int64_t *dim) {
+    int equal = t->ndim == ndim;
+    for (int i = 0; equal && i < ndim; i++)
+        equal = t->dim[i] == dim[i];
+    return equal;
+}
+
+dsc_status dsc_check_shape(const dsc_check *check, const char *name, const dsc_tensor *t, int ndim,
+                           const int64_t *dim) {
+    char is[SHAPE_TEXT], expected[SHAPE_TEXT];
+    if (!equal_shape(t, ndim, dim))
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; %s is expected", check->op, name,
+                        shape_text(t->ndim, t->dim, is), shape_text(ndim, dim, expected));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_same_shape(const dsc_check *check, const char *name, const dsc_tensor *t,
+                                const char *other_name, const dsc_tensor *other) {
+    char is[SHAPE_TEXT], expected[SHAPE_TEXT];
+    if (!equal_shape(t, other->ndim, other->dim))
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; the shape of %s, %s, is expected", check->op, name,
+                        shape_text(t->ndim, t->dim, is), other_name,
+                        shape_text(other->ndim, other->dim, expected));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_same_count(const dsc_check *check, const char *name, const dsc_tensor *t,
+                                const char *other_name, const dsc_tensor *other) {
+    char is[SHAPE_TEXT], expected[SHAPE_TEXT];
+    if (dsc_tensor_count(t) != dsc_tensor_count(other))
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; as many elements as %s, %s, are expected", check->op,
+                        name, shape_text(t->ndim, t->dim, is), other_name,
+                        shape_text(other->ndim, other->dim, expected));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_real_shape(const dsc_check *check, const char *name, const dsc_tensor *t, int ndim,
+                                const int64_t *dim) {
+    DSC_TRY(dsc_check_real(check, name, t));
+    DSC_TRY(dsc_check_shape(check, name, t, ndim, dim));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_real_like(const dsc_check *check, const char *name, const dsc_tensor *t,
+                               const char *other_name, const dsc_tensor *other) {
+    DSC_TRY(dsc_check_real(check, name, t));
+    DSC_TRY(dsc_check_same_shape(check, name, t, other_name, other));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_real_count(const dsc_check *check, const char *name, const dsc_tensor *t,
+                                const char *other_name, const dsc_tensor *other) {
+    DSC_TRY(dsc_check_real(check, name, t));
+    DSC_TRY(dsc_check_same_count(check, name, t, other_name, other));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_f64(const dsc_check *check, const char *name, const dsc_tensor *t, int64_t count) {
+    char is[SHAPE_TEXT];
+    DSC_TRY(dsc_check_typed(check, name, t, DSC_F64));
+    if (dsc_tensor_count(t) != count)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; %lld element%s expected", check->op, name,
+                        shape_text(t->ndim, t->dim, is), (long long)count, count == 1 ? " is" : "s are");
+    return DSC_OK;
+}
+
+dsc_status dsc_check_apart(const dsc_check *check, const char *name, const dsc_tensor *t,
+                           const char *other_name, const dsc_tensor *other) {
+    const char *a = t->data, *b = other->data;
+    size_t a_bytes = dsc_tensor_bytes(t), b_bytes = dsc_tensor_bytes(other);
+    if (a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s shares memory with %s; it may not", check->op, name,
+                        other_name);
+    return DSC_OK;
+}
+
+dsc_status dsc_check_apart_or_same(const dsc_check *check, const char *name, const dsc_tensor *t,
+                                   const char *other_name, const dsc_tensor *other) {
+    if (t->data != other->data)
+        DSC_TRY(dsc_check_apart(check, name, t, other_name, other));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_beta(const dsc_check *check, const char *name, double beta) {
+    if (beta != 0.0 && beta != 1.0)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %g; 0 or 1 is expected", check->op, name, beta);
+    return DSC_OK;
+}
+
+dsc_status dsc_check_work(const dsc_check *check, const dsc_tensor *work, size_t bytes) {
+    if (!work && bytes == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_check_typed(check, "work", work, DSC_U8));
+    if (dsc_tensor_bytes(work) < bytes)
+        return DSC_FAIL(DSC_E_INVALID, "%s: work has %zu bytes; %zu are needed", check->op,
+                        dsc_tensor_bytes(work), bytes);
+    return DSC_OK;
+}
+
+dsc_status dsc_check_empty_sum(const dsc_check *check, double beta, dsc_tensor *out) {
+    if (beta == 0 && dsc_tensor_count(out) > 0)
+        DSC_TRY(check->q->device->table->fill(check->q, 0.0, out));
+    return DSC_OK;
+}

@@ -1,0 +1,81 @@
+/* Single-threaded loops of the cpu device, compiled once per instruction set (kernels.inc) and chosen when
+ * the device is opened. Threads are above them. Pointers of one call are equal or do not overlap.
+ *
+ * "Periodic" data: rows of c channels seen as runs of `width` elements, width a multiple of c, so that
+ * narrow rows fill wide vectors too; a per-channel operand is repeated to `width`. */
+#ifndef DSC_DEVICE_CPU_KERNELS_H
+#define DSC_DEVICE_CPU_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* y = act((x - mean) scale + shift + residual), each of mean, scale, shift [width]; residual may be NULL. */
+typedef struct dsc_cpu_norm_apply {
+    const float *mean, *scale, *shift;
+    const float *x, *residual;
+    float *y;
+    int relu;
+} dsc_cpu_norm_apply;
+
+/* g = dy where y > 0 (y NULL: everywhere).
+ * Sums: sum_g[width] += g, sum_gx[width] += g (x - mean).
+ * Gradient: dx = beta_x dx + scale (g - mean_g - (x - mean) slope); dresidual = beta_r dresidual + g. */
+typedef struct dsc_cpu_norm_grad {
+    const float *mean, *scale, *mean_g, *slope;
+    const float *x, *y, *dy;
+    float *dx, *dresidual;
+    int beta_x, beta_r;
+    double *sum_g, *sum_gx;
+    float *temporary; /* [3 width] */
+} dsc_cpu_norm_grad;
+
+/* Hyper-parameters of an optimiser's step, rounded once. */
+typedef struct dsc_cpu_hyper {
+    float lr, momentum, decay, beta1, beta2, eps, inv_correction1, inv_correction2, rate;
+} dsc_cpu_hyper;
+
+typedef struct dsc_cpu_kernels {
+    const char *name;
+    void (*fill)(int64_t n, float value, float *y);
+    void (*axpby)(int64_t n, float alpha, const float *x, float beta, float *y); /* beta 0: y is not read */
+    void (*scale)(int64_t n, float s, float *y);
+    double (*dot)(int64_t n, const float *x, const float *y);
+    int64_t (*nonfinite)(int64_t n, const float *x);
+    void (*add)(int64_t n, const float *a, const float *b, float *y);
+    void (*relu)(int64_t n, const float *x, float *y);
+    void (*relu_grad)(int64_t n, const float *y, const float *dy, int beta, float *dx);
+    void (*to_bf16)(int64_t n, const float *x, uint16_t *y);
+    void (*from_bf16)(int64_t n, const uint16_t *x, float *y);
+    void (*to_f16)(int64_t n, const float *x, uint16_t *y); /* NULL: not better than ref */
+    void (*from_f16)(int64_t n, const uint16_t *x, float *y);
+
+    /* y[i] += b[i mod width]; sums[width] += over the periods, `temporary` [width]. n: any count. */
+    void (*bias_add)(int64_t n, int64_t width, const float *b, float *y);
+    void (*column_sums)(int64_t n, int64_t width, const float *x, float *temporary, double *sums);
+    /* Adds `periods` whole periods to the mean[width] and m2[width] (sums of squares about the mean) of the
+     * `before` periods seen already. temporary: [4 width]. */
+    void (*norm_moments)(int64_t periods, int64_t width, const float *x, int64_t before, float *temporary,
+                         double *mean, double *m2);
+    void (*norm_apply)(int64_t n, int64_t width, const dsc_cpu_norm_apply *a);
+    void (*norm_sums)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);
+    void (*norm_grad)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);
+
+    /* One output row of a max pool: taps of c channels; index may be NULL. */
+    void (*max_tap)(int64_t c, int32_t tap, const float *x, int32_t *index, float *y);
+
+    void (*sgd)(int64_t n, int nesterov, const dsc_cpu_hyper *h, const float *z, const float *g, float *m,
+                float *x);
+    void (*adam)(int64_t n, int decoupled, const dsc_cpu_hyper *h, const float *z, const float *g, float *m,
+                 float *v, float *x);
+    void (*lars)(int64_t n, const dsc_cpu_hyper *h, const float *z, const float *g, float *m, float *x);
+    void (*lamb)(int64_t n, const dsc_cpu_hyper *h, const float *z, const float *g, float *m, float *v,
+                 float *u);
+} dsc_cpu_kernels;
+
+extern const dsc_cpu_kernels dsc_cpu_kernels_base;
+#ifdef __x86_64__
+extern const dsc_cpu_kernels dsc_cpu_kernels_avx2;
+extern const dsc_cpu_kernels dsc_cpu_kernels_avx512;
+#endif
+
+#endif

@@ -1,0 +1,212 @@
+/* Planned convolutions, and the fronts of their passes.
+ *   y[n,oh,ow,k] = sum over kh, kw, c of x[n,h,w,c] w[k,kh,kw,c],   oh = (h + 2 pad - dil (kh - 1) - 1) / stride
+ * + 1 */
+#include "device/checks.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+static dsc_status check_least(const char *name, int64_t value, int64_t least) {
+    if (value < least || value > INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID, "conv: %s is %lld; %lld to 2^31 - 1 is expected", name,
+                        (long long)value, (long long)least);
+    return DSC_OK;
+}
+
+static dsc_status check_extent(const char *name, int64_t size, int64_t pad, int64_t reach) {
+    if (reach > size + 2 * pad)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "conv: the kernel reaches over %lld elements in %s; the padded input has %lld",
+                        (long long)reach, name, (long long)(size + 2 * pad));
+    return DSC_OK;
+}
+
+static dsc_status check_count(const char *name, const int64_t dim[4]) {
+    int64_t count = (int64_t)sizeof(double);
+    int overflow = 0;
+    for (int i = 0; i < 4; i++)
+        overflow |= __builtin_mul_overflow(count, dim[i], &count);
+    if (overflow)
+        return DSC_FAIL(DSC_E_INVALID, "conv: %s [%lld,%lld,%lld,%lld] is too large", name, (long long)dim[0],
+                        (long long)dim[1], (long long)dim[2], (long long)dim[3]);
+    return DSC_OK;
+}
+
+dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) {
+    const struct {
+        const char *name;
+        int64_t value, least;
+    } field[] = {
+        {"n", desc->n, 1},
+        {"h", desc->h, 1},
+        {"w", desc->w, 1},
+        {"c", desc->c, 1},
+        {"k", desc->k, 1},
+        {"kh", desc->kh, 1},
+        {"kw", desc->kw, 1},
+        {"stride_h", desc->stride_h, 1},
+        {"stride_w", desc->stride_w, 1},
+        {"pad_h", desc->pad_h, 0},
+        {"pad_w", desc->pad_w, 0},
+        {"dil_h", desc->dil_h, 1},
+        {"dil_w", desc->dil_w, 1},
+        {"groups", desc->groups, 1},
+    };
+    for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
+        DSC_TRY(check_least(field[i].name, field[i].value, field[i].least));
+    if (desc->dtype != DSC_F32 && desc->dtype != DSC_F64)
+        return DSC_FAIL(DSC_E_INVALID, "conv: the type is %s; fp32 or fp64 is expected",
+                        dsc_dtype_name(desc->dtype));
+    if (desc->c % desc->groups || desc->k % desc->groups)
+        return DSC_FAIL(DSC_E_INVALID, "conv: %lld input and %lld output channels; multiples of %lld groups",
+                        (long long)desc->c, (long long)desc->k, (long long)desc->groups);
+    int64_t reach_h = desc->dil_h * (desc->kh - 1) + 1, reach_w = desc->dil_w * (desc->kw - 1) + 1;
+    DSC_TRY(check_extent("height", desc->h, desc->pad_h, reach_h));
+    DSC_TRY(check_extent("width", desc->w, desc->pad_w, reach_w));
+    int64_t rows = (desc->h + 2 * desc->pad_h - reach_h) / desc->stride_h + 1;
+    int64_t columns = (desc->w + 2 * desc->pad_w - reach_w) / desc->stride_w + 1;
+    DSC_TRY(check_count("x", (const int64_t[]){desc->n, desc->h, desc->w, desc->c}));
+    DSC_TRY(check_count("w", (const int64_t[]){desc->k, desc->kh, desc->kw, desc->c / desc->groups}));
+    DSC_TRY(check_count("y", (const int64_t[]){desc->n, rows, columns, desc->k}));
+    *oh = rows;
+    *ow = columns;
+    return DSC_OK;
+}
+
+dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) {
+    int64_t oh = 0, ow = 0;
+    DSC_TRY(dsc_conv_output(desc, &oh, &ow));
+    dsc_conv *conv;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *conv, &conv));
+    conv->device = device;
+    conv->table = dsc_device_table_for(device, desc->dtype);
+    conv->desc = *desc;
+    conv->oh = oh;
+    conv->ow = ow;
+    dsc_status status = conv->table->conv_open ? conv->table->conv_open(conv) : DSC_OK;
+    if (status != DSC_OK) {
+        dsc_memory_free(&conv);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    *out = conv;
+    return DSC_OK;
+}
+
+void dsc_conv_destroy(dsc_conv **conv) {
+    if (!conv || !*conv)
+        return;
+    if ((*conv)->table->conv_close)
+        (*conv)->table->conv_close(*conv);
+    dsc_memory_free(conv);
+}
+
+const dsc_conv_desc *dsc_conv_get_desc(const dsc_conv *conv) {
+    return &conv->desc;
+}
+
+size_t dsc_conv_workspace(const dsc_conv *conv) {
+    return conv->workspace;
+}
+
+/* The three big tensors of every pass: x (or dx), w (or dw), y (or dy), and the workspace. */
+static dsc_status check_conv(dsc_check *check, const char *op, dsc_queue *q, const dsc_conv *conv,
+                             const dsc_tensor *work) {
+    DSC_TRY(dsc_check_begin_any(check, op, q));
+    if (!conv)
+        return DSC_FAIL(DSC_E_INVALID, "%s: conv is missing", op);
+    if (conv->device != q->device)
+        return DSC_FAIL(DSC_E_INVALID, "%s: conv was planned for another device than the queue's, %s", op,
+                        q->device->name);
+    check->dtype = conv->desc.dtype;
+    DSC_TRY(dsc_check_work(check, work, conv->workspace));
+    return DSC_OK;
+}
+
+static dsc_status check_x(const dsc_check *check, const char *name, const dsc_tensor *x,
+                          const dsc_conv *conv) {
+    const dsc_conv_desc *d = &conv->desc;
+    DSC_TRY(dsc_check_real_shape(check, name, x, DSC_SHAPE(d->n, d->h, d->w, d->c)));
+    return DSC_OK;
+}
+
+static dsc_status check_w(const dsc_check *check, const char *name, const dsc_tensor *w,
+                          const dsc_conv *conv) {
+    const dsc_conv_desc *d = &conv->desc;
+    DSC_TRY(dsc_check_real_shape(check, name, w, DSC_SHAPE(d->k, d->kh, d->kw, d->c / d->groups)));
+    return DSC_OK;
+}
+
+static dsc_status check_y(const dsc_check *check, const char *name, const dsc_tensor *y,
+                          const dsc_conv *conv) {
+    DSC_TRY(dsc_check_real_shape(check, name, y, DSC_SHAPE(conv->desc.n, conv->oh, conv->ow, conv->desc.k)));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
+                               const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(check_conv(&check, "conv_forward", q, conv, work));
+    DSC_TRY(check_x(&check, "x", x, conv));
+    DSC_TRY(check_w(&check, "w", w, conv));
+    DSC_TRY(check_y(&check, "y", y, conv));
+    if (bias)
+        DSC_TRY(dsc_check_real_shape(&check, "bias", bias, DSC_SHAPE(conv->desc.k)));
+    DSC_TRY(dsc_check_apart(&check, "y", y, "x", x));
+    DSC_TRY(dsc_check_apart(&check, "y", y, "w", w));
+    DSC_TRY(conv->table->conv_forward(q, conv, x, w, bias, work, y));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
+                                     double beta, dsc_tensor *work, dsc_tensor *dx) {
+    dsc_check check;
+    DSC_TRY(check_conv(&check, "conv_backward_data", q, conv, work));
+    DSC_TRY(check_w(&check, "w", w, conv));
+    DSC_TRY(check_y(&check, "dy", dy, conv));
+    DSC_TRY(check_x(&check, "dx", dx, conv));
+    DSC_TRY(dsc_check_beta(&check, "beta", beta));
+    DSC_TRY(dsc_check_apart(&check, "dx", dx, "dy", dy));
+    DSC_TRY(dsc_check_apart(&check, "dx", dx, "w", w));
+    DSC_TRY(conv->table->conv_backward_data(q, conv, w, dy, beta, work, dx));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
+                                       const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw) {
+    dsc_check check;
+    DSC_TRY(check_conv(&check, "conv_backward_weight", q, conv, work));
+    DSC_TRY(check_x(&check, "x", x, conv));
+    DSC_TRY(check_y(&check, "dy", dy, conv));
+    DSC_TRY(check_w(&check, "dw", dw, conv));
+    DSC_TRY(dsc_check_beta(&check, "beta", beta));
+    DSC_TRY(dsc_check_apart(&check, "dw", dw, "dy", dy));
+    DSC_TRY(dsc_check_apart(&check, "dw", dw, "x", x));
+    DSC_TRY(conv->table->conv_backward_weight(q, conv, x, dy, beta, work, dw));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                          int64_t first, dsc_tensor *out) {
+    dsc_check check;
+    int64_t oh = 0, ow = 0;
+    DSC_TRY(dsc_conv_output(desc, &oh, &ow));
+    DSC_TRY(dsc_check_begin_any(&check, "patches", q));
+    check.dtype = desc->dtype;
+    DSC_TRY(dsc_check_real_shape(&check, "x", x, DSC_SHAPE(desc->n, desc->h, desc->w, desc->c)));
+    DSC_TRY(dsc_check_real(&check, "out", out));
+    DSC_TRY(dsc_check_dims(&check, "out", out, 2));
+    int64_t rows = out->dim[0], width = desc->kh * desc->kw * (desc->c / desc->groups);
+    if (out->dim[1] != width + 1) /* one more column of ones is as good */
+        DSC_TRY(dsc_check_shape(&check, "out", out, DSC_SHAPE(rows, width)));
+    if (group < 0 || group >= desc->groups)
+        return DSC_FAIL(DSC_E_INVALID, "patches: group is %lld; 0 to %lld is expected", (long long)group,
+                        (long long)desc->groups - 1);
+    if (first < 0 || first > desc->n * oh * ow - rows)
+        return DSC_FAIL(DSC_E_INVALID, "patches: rows %lld to %lld; there are %lld output positions",
+                        (long long)first, (long long)(first + rows), (long long)(desc->n * oh * ow));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "x", x));
+    if (rows == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->patches(q, desc, x, group, first, out));
+    return DSC_OK;
+}

@@ -1,0 +1,123 @@
+/* Fronts of the element-wise operations and reductions: check, early out, select, execute. */
+#include "device/checks.h"
+
+#include "base/error.h"
+
+#include <stdint.h>
+
+static int is_float(dsc_dtype dtype) {
+    return dtype == DSC_F32 || dtype == DSC_F64 || dtype == DSC_BF16 || dtype == DSC_F16;
+}
+
+/* Whole numbers are filled with whole numbers in range: anything else would be undefined in C. */
+static dsc_status check_fill_value(double value, dsc_dtype dtype) {
+    double low, high; /* value in [low, high) */
+    switch (dtype) {
+    case DSC_I32:
+        low = -0x1p31;
+        high = 0x1p31;
+        break;
+    case DSC_I64:
+        low = -0x1p63;
+        high = 0x1p63;
+        break;
+    case DSC_U8:
+        low = 0;
+        high = 256;
+        break;
+    default:
+        return DSC_OK;
+    }
+    if (!(value >= low && value < high) || value != (double)(int64_t)value)
+        return DSC_FAIL(DSC_E_INVALID, "fill: %g is not a value of type %s", value, dsc_dtype_name(dtype));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_fill(dsc_queue *q, double value, dsc_tensor *t) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "fill", q));
+    DSC_TRY(dsc_check_any(&check, "t", t));
+    DSC_TRY(check_fill_value(value, t->dtype));
+    if (dsc_tensor_count(t) == 0)
+        return DSC_OK;
+    DSC_TRY(q->device->table->fill(q, value, t));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "convert", q));
+    DSC_TRY(dsc_check_any(&check, "src", src));
+    DSC_TRY(dsc_check_any(&check, "dst", dst));
+    if (src->dtype != dst->dtype && !(is_float(src->dtype) && is_float(dst->dtype)))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "convert: %s to %s; equal types, or two of fp32, fp64, bf16 and fp16, are expected",
+                        dsc_dtype_name(src->dtype), dsc_dtype_name(dst->dtype));
+    DSC_TRY(dsc_check_same_count(&check, "dst", dst, "src", src));
+    if (src->data == dst->data && src->dtype == dst->dtype)
+        return DSC_OK;
+    DSC_TRY(dsc_check_apart(&check, "dst", dst, "src", src));
+    if (dsc_tensor_count(dst) == 0)
+        return DSC_OK;
+    DSC_TRY(q->device->table->convert(q, src, dst));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta, dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "axpby", q, "x", x));
+    DSC_TRY(dsc_check_real_count(&check, "y", y, "x", x));
+    DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "x", x));
+    if (dsc_tensor_count(y) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->axpby(q, alpha, x, beta, y));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "scale_by", q, "t", t));
+    DSC_TRY(dsc_check_f64(&check, "s", s, 1));
+    DSC_TRY(dsc_check_apart(&check, "t", t, "s", s));
+    if (dsc_tensor_count(t) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->scale_by(q, s, t));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_dot(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta, dsc_tensor *out) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "dot", q, "x", x));
+    DSC_TRY(dsc_check_real_count(&check, "y", y, "x", x));
+    DSC_TRY(dsc_check_f64(&check, "out", out, 1));
+    DSC_TRY(dsc_check_beta(&check, "beta", beta));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "x", x));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "y", y));
+    if (dsc_tensor_count(x) == 0)
+        DSC_TRY(dsc_check_empty_sum(&check, beta, out));
+    else
+        DSC_TRY(dsc_device_table_for(q->device, check.dtype)->dot(q, x, y, beta, out));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limit, dsc_tensor *out) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "clip_factor", q));
+    DSC_TRY(dsc_check_f64(&check, "sumsq", sumsq, 1));
+    DSC_TRY(dsc_check_f64(&check, "out", out, 1));
+    if (!(limit >= 0))
+        return DSC_FAIL(DSC_E_INVALID, "clip_factor: the limit is %g; it may not be negative", limit);
+    DSC_TRY(q->device->table->clip_factor(q, sumsq, limit, out));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "count_nonfinite", q, "t", t));
+    DSC_TRY(dsc_check_f64(&check, "out", out, 1));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "t", t));
+    if (dsc_tensor_count(t) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->count_nonfinite(q, t, out));
+    return DSC_OK;
+}

@@ -1,0 +1,114 @@
+/* Fronts of dense linear algebra: check, early out, select, execute. */
+#include "device/checks.h"
+
+#include "base/error.h"
+
+dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
+                       const dsc_tensor *b, double beta, dsc_tensor *c) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "gemm", q, "a", a));
+    DSC_TRY(dsc_check_real(&check, "b", b));
+    DSC_TRY(dsc_check_real(&check, "c", c));
+    DSC_TRY(dsc_check_dims(&check, "a", a, 2));
+    DSC_TRY(dsc_check_dims(&check, "b", b, 2));
+    int64_t m = a->dim[trans_a ? 1 : 0], k = a->dim[trans_a ? 0 : 1], n = b->dim[trans_b ? 0 : 1];
+    DSC_TRY(dsc_check_shape(&check, "b", b, 2, trans_b ? (const int64_t[]){n, k} : (const int64_t[]){k, n}));
+    DSC_TRY(dsc_check_shape(&check, "c", c, DSC_SHAPE(m, n)));
+    DSC_TRY(dsc_check_apart(&check, "c", c, "a", a));
+    DSC_TRY(dsc_check_apart(&check, "c", c, "b", b));
+    if (m == 0 || n == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (k == 0 && beta == 0) /* a sum of nothing: only beta C is left */
+        DSC_TRY(q->device->table->fill(q, 0.0, c));
+    else if (k == 0)
+        DSC_TRY(table->axpby(q, beta, c, 0.0, c));
+    else
+        DSC_TRY(table->gemm(q, trans_a, trans_b, alpha, a, b, beta, c));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta, dsc_tensor *c) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "syrk", q, "a", a));
+    DSC_TRY(dsc_check_dims(&check, "a", a, 2));
+    int64_t n = a->dim[1];
+    DSC_TRY(dsc_check_real_shape(&check, "c", c, DSC_SHAPE(n, n)));
+    DSC_TRY(dsc_check_apart(&check, "c", c, "a", a));
+    if (n == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->syrk(q, alpha, a, beta, c));
+    return DSC_OK;
+}
+
+static dsc_status check_square(const dsc_check *check, const char *name, const dsc_tensor *a) {
+    DSC_TRY(dsc_check_dims(check, name, a, 2));
+    DSC_TRY(dsc_check_shape(check, name, a, DSC_SHAPE(a->dim[0], a->dim[0])));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_symmetrize(dsc_queue *q, dsc_tensor *a) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "symmetrize", q, "a", a));
+    DSC_TRY(check_square(&check, "a", a));
+    if (a->dim[0] == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->symmetrize(q, a));
+    return DSC_OK;
+}
+
+static dsc_status check_packed(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *a,
+                               const dsc_tensor *p) {
+    DSC_TRY(dsc_check_begin(check, op, q, "a", a));
+    DSC_TRY(check_square(check, "a", a));
+    int64_t n = a->dim[0];
+    DSC_TRY(dsc_check_real_shape(check, "p", p, DSC_SHAPE(n * (n + 1) / 2)));
+    DSC_TRY(dsc_check_apart(check, "a", a, "p", p));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_tri_pack(dsc_queue *q, const dsc_tensor *a, dsc_tensor *p) {
+    dsc_check check;
+    DSC_TRY(check_packed(&check, "tri_pack", q, a, p));
+    if (a->dim[0] == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->tri_pack(q, a, p));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a) {
+    dsc_check check;
+    DSC_TRY(check_packed(&check, "tri_unpack", q, a, p));
+    if (a->dim[0] == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->tri_unpack(q, p, a));
+    return DSC_OK;
+}
+
+size_t dsc_op_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n) {
+    return n > 0 ? dsc_device_table_for(device, dtype)->syev_workspace(device, dtype, n) : 0;
+}
+
+dsc_status dsc_op_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "syev", q, "a", a));
+    DSC_TRY(check_square(&check, "a", a));
+    int64_t n = a->dim[0];
+    DSC_TRY(dsc_check_real_shape(&check, "v", v, DSC_SHAPE(n)));
+    DSC_TRY(dsc_check_work(&check, work, dsc_op_syev_workspace(q->device, check.dtype, n)));
+    DSC_TRY(dsc_check_apart(&check, "v", v, "a", a));
+    if (n == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->syev(q, a, work, v));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_chol_inverse(dsc_queue *q, dsc_tensor *a) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "chol_inverse", q, "a", a));
+    DSC_TRY(check_square(&check, "a", a));
+    if (a->dim[0] == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->chol_inverse(q, a));
+    return DSC_OK;
+}

@@ -1,0 +1,111 @@
+/* Fronts of batch norm: check, early out, select, execute. */
+#include "device/checks.h"
+
+#include "base/error.h"
+
+/* x has channels; the parameters and the residual fit it. */
+static dsc_status check_input(dsc_check *check, const char *op, dsc_queue *q, const dsc_norm_desc *desc,
+                              const dsc_tensor *x) {
+    DSC_TRY(dsc_check_begin(check, op, q, "x", x));
+    if (x->ndim < 1)
+        return DSC_FAIL(DSC_E_INVALID, "%s: x has no dimension; [..., c] is expected", op);
+    if (!(desc->eps >= 0))
+        return DSC_FAIL(DSC_E_INVALID, "%s: eps is %g; it may not be negative", op, desc->eps);
+    return DSC_OK;
+}
+
+static dsc_status check_channels(const dsc_check *check, const char *name, const dsc_tensor *t,
+                                 const dsc_tensor *x) {
+    DSC_TRY(dsc_check_real_shape(check, name, t, DSC_SHAPE(x->dim[x->ndim - 1])));
+    return DSC_OK;
+}
+
+static dsc_status check_forward(dsc_check *check, const char *op, dsc_queue *q, const dsc_norm_desc *desc,
+                                const dsc_tensor *x, const dsc_tensor *residual,
+                                const dsc_norm_params *params, const dsc_tensor *y) {
+    DSC_TRY(check_input(check, op, q, desc, x));
+    DSC_TRY(check_channels(check, "gamma", params->gamma, x));
+    DSC_TRY(check_channels(check, "shift", params->shift, x));
+    DSC_TRY(check_channels(check, "running_mean", params->running_mean, x));
+    DSC_TRY(check_channels(check, "running_var", params->running_var, x));
+    DSC_TRY(dsc_check_real_like(check, "y", y, "x", x));
+    DSC_TRY(dsc_check_apart(check, "y", y, "x", x));
+    if (residual) {
+        DSC_TRY(dsc_check_real_like(check, "residual", residual, "x", x));
+        DSC_TRY(dsc_check_apart_or_same(check, "y", y, "residual", residual));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_op_norm_forward_train(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                     const dsc_tensor *residual, const dsc_norm_params *params,
+                                     dsc_tensor *mean, dsc_tensor *invstd, dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(check_forward(&check, "norm_forward_train", q, desc, x, residual, params, y));
+    DSC_TRY(check_channels(&check, "mean", mean, x));
+    DSC_TRY(check_channels(&check, "invstd", invstd, x));
+    if (!(desc->momentum >= 0 && desc->momentum <= 1))
+        return DSC_FAIL(DSC_E_INVALID, "norm_forward_train: the momentum is %g; 0 to 1 is expected",
+                        desc->momentum);
+    if (dsc_tensor_count(x) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)
+                ->norm_forward_train(q, desc, x, residual, params, mean, invstd, y));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_norm_forward_eval(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                    const dsc_tensor *residual, const dsc_norm_params *params,
+                                    dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(check_forward(&check, "norm_forward_eval", q, desc, x, residual, params, y));
+    if (dsc_tensor_count(x) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)
+                ->norm_forward_eval(q, desc, x, residual, params, y));
+    return DSC_OK;
+}
+
+static dsc_status check_grads(const dsc_check *check, const dsc_tensor *x, const dsc_tensor *dy,
+                              const dsc_norm_grads *grads) {
+    DSC_TRY(dsc_check_real_like(check, "dx", grads->dx, "x", x));
+    DSC_TRY(dsc_check_apart(check, "dx", grads->dx, "x", x));
+    DSC_TRY(dsc_check_apart(check, "dx", grads->dx, "dy", dy));
+    DSC_TRY(dsc_check_beta(check, "beta_x", grads->beta_x));
+    DSC_TRY(check_channels(check, "dgamma", grads->dgamma, x));
+    DSC_TRY(check_channels(check, "dshift", grads->dshift, x));
+    DSC_TRY(dsc_check_beta(check, "beta_p", grads->beta_p));
+    if (grads->dresidual) {
+        DSC_TRY(dsc_check_real_like(check, "dresidual", grads->dresidual, "x", x));
+        DSC_TRY(dsc_check_apart(check, "dresidual", grads->dresidual, "x", x));
+        DSC_TRY(dsc_check_apart(check, "dresidual", grads->dresidual, "dx", grads->dx));
+        DSC_TRY(dsc_check_apart(check, "dresidual", grads->dresidual, "dy", dy));
+        DSC_TRY(dsc_check_beta(check, "beta_residual", grads->beta_residual));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                const dsc_tensor *y, const dsc_tensor *dy, const dsc_tensor *gamma,
+                                const dsc_tensor *mean, const dsc_tensor *invstd,
+                                const dsc_norm_grads *grads) {
+    dsc_check check;
+    DSC_TRY(check_input(&check, "norm_backward", q, desc, x));
+    DSC_TRY(dsc_check_real_like(&check, "dy", dy, "x", x));
+    if (desc->relu)
+        DSC_TRY(dsc_check_real_like(&check, "y", y, "x", x));
+    DSC_TRY(check_channels(&check, "gamma", gamma, x));
+    DSC_TRY(check_channels(&check, "mean", mean, x));
+    DSC_TRY(check_channels(&check, "invstd", invstd, x));
+    DSC_TRY(check_grads(&check, x, dy, grads));
+    if (desc->relu)
+        DSC_TRY(dsc_check_apart(&check, "dx", grads->dx, "y", y));
+    if (dsc_tensor_count(x) == 0) {
+        DSC_TRY(dsc_check_empty_sum(&check, grads->beta_p, grads->dgamma));
+        DSC_TRY(dsc_check_empty_sum(&check, grads->beta_p, grads->dshift));
+        return DSC_OK;
+    }
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)
+                ->norm_backward(q, desc, x, y, dy, gamma, mean, invstd, grads));
+    return DSC_OK;
+}

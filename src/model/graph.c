@@ -1,0 +1,171 @@
+/* Building the graph: nodes with their checks, and the tensors they declare. */
+#include "model/graph.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <string.h>
+
+int64_t dsc_shape_count(const dsc_shape *shape) {
+    return shape->h * shape->w * shape->c;
+}
+
+const dsc_shape *dsc_graph_input(const dsc_model *m, const dsc_node *node, int i) {
+    return &m->nodes[node->in[i]].shape;
+}
+
+const char *dsc_shape_text(const dsc_shape *shape) {
+    static _Thread_local char texts[4][80];
+    static _Thread_local int next;
+    char *text = texts[next++ % 4];
+    if (shape->flat)
+        snprintf(text, sizeof texts[0], "a vector of %lld", (long long)dsc_shape_count(shape));
+    else
+        snprintf(text, sizeof texts[0], "%lldx%lldx%lld", (long long)shape->h, (long long)shape->w,
+                 (long long)shape->c);
+    return text;
+}
+
+const char *dsc_graph_describe(const dsc_model *m, const dsc_node *node) {
+    static _Thread_local char text[200];
+    if (node->name)
+        snprintf(text, sizeof text, "%s '%s'", node->type->name, node->name);
+    else if (node >= m->nodes && node < m->nodes + m->node_count)
+        snprintf(text, sizeof text, "%s (value %lld)", node->type->name, (long long)(node - m->nodes));
+    else
+        snprintf(text, sizeof text, "%s (value %lld)", node->type->name, (long long)m->node_count);
+    return text;
+}
+
+dsc_status dsc_graph_expect_map(const dsc_model *m, const dsc_node *node) {
+    const dsc_shape *x = dsc_graph_input(m, node, 0);
+    if (x->flat)
+        return DSC_FAIL(DSC_E_INVALID, "%s: the input is %s, but a map (height x width x channels) is needed",
+                        dsc_graph_describe(m, node), dsc_shape_text(x));
+    return DSC_OK;
+}
+
+dsc_status dsc_graph_expect_vector(const dsc_model *m, const dsc_node *node) {
+    const dsc_shape *x = dsc_graph_input(m, node, 0);
+    if (!x->flat)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s: the input is %s, but a vector is needed: put a flatten or a global pool before it",
+                        dsc_graph_describe(m, node), dsc_shape_text(x));
+    return DSC_OK;
+}
+
+/* A graph that can still grow, inputs that exist, a name nobody else has. */
+static dsc_status check_node(const dsc_model *m, const dsc_node *node) {
+    const char *what = dsc_graph_describe(m, node);
+    if (m->sealed)
+        return DSC_FAIL(DSC_E_INVALID, "%s: the model is sealed, nothing can be added", what);
+    for (int i = 0; i < node->inputs; i++)
+        if (node->in[i] < 0 || node->in[i] >= m->node_count)
+            return DSC_FAIL(DSC_E_INVALID, "%s: input %d is value %d, but the model has values 0 to %lld", what,
+                            i, node->in[i], (long long)m->node_count - 1);
+    if (!node->name)
+        return DSC_OK;
+    if (!*node->name)
+        return DSC_FAIL(DSC_E_INVALID, "%s: the name is empty, but parameters need one", node->type->name);
+    for (int64_t i = 0; i < m->node_count; i++)
+        if (m->nodes[i].name && strcmp(m->nodes[i].name, node->name) == 0)
+            return DSC_FAIL(DSC_E_INVALID, "%s: another layer has this name already", what);
+    return DSC_OK;
+}
+
+static dsc_status check_size(const dsc_model *m, const dsc_node *node) {
+    const dsc_shape *s = &node->shape;
+    int64_t count;
+    if (s->h < 1 || s->w < 1 || s->c < 1)
+        return DSC_FAIL(DSC_E_INVALID, "%s: the output would be %s, but every size must be at least 1",
+                        dsc_graph_describe(m, node), dsc_shape_text(s));
+    if (__builtin_mul_overflow(s->h, s->w, &count) || __builtin_mul_overflow(count, s->c, &count) ||
+        count > INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID, "%s: the output would be %s, but a sample may have at most %d numbers",
+                        dsc_graph_describe(m, node), dsc_shape_text(s), INT32_MAX);
+    return DSC_OK;
+}
+
+static void drop_slots(dsc_model *m, int64_t keep) {
+    while (m->slot_count > keep) {
+        dsc_slot *slot = &m->slots[--m->slot_count];
+        if (slot->trained) {
+            m->param_count--;
+            m->parameter_total -= dsc_tensor_count(&slot->tensor);
+        } else {
+            m->buffer_count--;
+        }
+        dsc_memory_free(&slot->name);
+    }
+}
+
+dsc_node dsc_graph_node(const dsc_layer_type *type, const char *name, dsc_value x) {
+    dsc_node node = {.type = type, .inputs = 1, .weight = -1, .bias = -1, .buffer = -1, .layer = -1};
+    node.name = (char *)(uintptr_t)name; /* only read, and duplicated by dsc_graph_add */
+    node.in[0] = x;
+    return node;
+}
+
+dsc_status dsc_graph_add(dsc_model *m, const dsc_node *node, dsc_value *y) {
+    DSC_TRY(check_node(m, node));
+    dsc_node added = *node;
+    DSC_TRY(added.type->shape(m, &added));
+    DSC_TRY(check_size(m, &added));
+    if (m->node_count >= INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID, "%s: a model may have at most %d values", node->type->name, INT32_MAX);
+    DSC_TRY(dsc_memory_grow(&m->nodes, &m->node_capacity, m->node_count + 1, sizeof *m->nodes));
+    if (node->name)
+        DSC_TRY(dsc_memory_strdup(node->name, &added.name));
+    int64_t slots = m->slot_count;
+    dsc_status status = DSC_OK;
+    if (added.type->declare)
+        DSC_TRY_GOTO(status, added.type->declare(m, &added), fail);
+    m->nodes[m->node_count] = added;
+    *y = (dsc_value)m->node_count++;
+    return DSC_OK;
+fail:
+    drop_slots(m, slots);
+    dsc_memory_free(&added.name);
+    return status;
+}
+
+static dsc_status join_name(const char *name, const char *suffix, char **out) {
+    size_t size = strlen(name) + strlen(suffix) + 2;
+    DSC_TRY(dsc_memory_alloc((int64_t)size, 1, out));
+    snprintf(*out, size, "%s.%s", name, suffix);
+    return DSC_OK;
+}
+
+dsc_status dsc_graph_declare(dsc_model *m, const dsc_node *node, const char *suffix, const dsc_slot *slot,
+                             int64_t *number) {
+    int64_t count = 1;
+    for (int d = 0; d < slot->tensor.ndim; d++)
+        if (__builtin_mul_overflow(count, slot->tensor.dim[d], &count) || count > INT64_MAX / 64)
+            return DSC_FAIL(DSC_E_INVALID, "%s: the parameter '%s' would be too large to count",
+                            dsc_graph_describe(m, node), suffix);
+    DSC_TRY(dsc_memory_grow(&m->slots, &m->slot_capacity, m->slot_count + 1, sizeof *m->slots));
+    dsc_slot added = *slot;
+    DSC_TRY(join_name(node->name, suffix, &added.name));
+    added.tensor.device = m->device;
+    if (added.there.ndim == 0) {
+        added.there.ndim = added.tensor.ndim;
+        memcpy(added.there.dim, added.tensor.dim, sizeof added.there.dim);
+    }
+    if (added.trained) {
+        added.number = m->param_count++;
+        m->parameter_total += count;
+    } else {
+        added.number = m->buffer_count++;
+    }
+    *number = added.number;
+    m->slots[m->slot_count++] = added;
+    return DSC_OK;
+}
+
+void dsc_graph_free(dsc_model *m) {
+    drop_slots(m, 0);
+    dsc_memory_free(&m->slots);
+    for (int64_t i = 0; i < m->node_count; i++)
+        dsc_memory_free(&m->nodes[i].name);
+    dsc_memory_free(&m->nodes);
+}

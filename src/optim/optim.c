@@ -1,0 +1,414 @@
+/* First-order optimisers over a list of parameters. The formulas are the device's (device/ops.h); this file
+ * decides what they run on: it owns the state, hands over the hyper-parameters, clips, and updates neighbours
+ * in memory together.
+ *
+ *   sgd           one call per run of parameters that are neighbours in memory (values and gradients alike)
+ *   adam, adamw   the same
+ *   lars, lamb    one call per parameter, since each has norms of its own
+ *
+ * State of one kind lies in one block in the order of the parameters, so a run of parameters is a run of
+ * state, too. Where decay reads other tensors than the values (`read`), every parameter is a run of its own.
+ */
+#include "descent/optim.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/ops.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    MAX_SLOTS = 2,    /* state tensors per parameter */
+    STAGING_COUNT = 4 /* steps whose hyper-parameters may be under way at once */
+};
+
+/* Elements [first, first + count) of all parameters in their order: value, gradient and state as vectors. */
+typedef struct piece {
+    int64_t first;
+    dsc_tensor value, grad;
+    dsc_tensor slot[MAX_SLOTS];
+} piece;
+
+typedef struct kind_info {
+    const char *name;
+    int slots;
+    const char *slot_name[MAX_SLOTS];
+    int per_param; /* 1: the rule needs norms of single parameters */
+    double eps;    /* when the options leave it open */
+} kind_info;
+
+static const kind_info kinds[] = {
+    [DSC_SGD] = {"sgd", 1, {"momentum"}, 0, 1e-8},
+    [DSC_ADAM] = {"adam", 2, {"exp_avg", "exp_avg_sq"}, 0, 1e-8},
+    [DSC_ADAMW] = {"adamw", 2, {"exp_avg", "exp_avg_sq"}, 0, 1e-8},
+    [DSC_LARS] = {"lars", 1, {"momentum"}, 1, 1e-8},
+    [DSC_LAMB] = {"lamb", 2, {"exp_avg", "exp_avg_sq"}, 1, 1e-6},
+};
+enum { KIND_COUNT = sizeof kinds / sizeof *kinds };
+
+struct dsc_optim {
+    dsc_device *device;
+    const kind_info *info;
+    dsc_optim_options options;
+    int64_t steps;
+
+    piece *params; /* one per parameter */
+    int64_t count;
+    piece *runs; /* neighbours merged */
+    int64_t run_count;
+
+    dsc_tensor block[MAX_SLOTS]; /* the state's memory, all parameters in a row */
+    dsc_param *state;            /* views of it, names in `names` */
+    char *names;
+
+    dsc_tensor hyper;         /* F64[DSC_HYPER_COUNT] */
+    dsc_tensor norms;         /* F64[2], lars and lamb */
+    dsc_tensor direction;     /* lamb's u, as long as the longest parameter */
+    dsc_tensor sumsq, factor; /* F64 scalars, with clipping */
+
+    /* Hyper-parameters on their way to the device: a place is used again only after its copy is done. */
+    double staging[STAGING_COUNT][DSC_HYPER_COUNT];
+    dsc_event *copied[STAGING_COUNT];
+    int next_staging;
+};
+
+/* ---- options ---- */
+
+void dsc_optim_options_init(dsc_optim_options *options) {
+    *options = (dsc_optim_options){
+        .size = sizeof *options,
+        .kind = DSC_SGD,
+        .momentum = 0.9,
+        .weight_decay = 5e-4,
+        .beta1 = 0.9,
+        .beta2 = 0.999,
+        .eps = -1,
+        .trust = 0.001,
+    };
+}
+
+dsc_status dsc_optim_parse(const char *name, dsc_optim_kind *out) {
+    char known[128] = "";
+    size_t used = 0;
+    for (int i = 0; i < KIND_COUNT; i++) {
+        if (strcmp(name, kinds[i].name) == 0) {
+            *out = (dsc_optim_kind)i;
+            return DSC_OK;
+        }
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", kinds[i].name);
+    }
+    return DSC_FAIL(DSC_E_INVALID, "optimiser '%s': not known; known are %s", name, known);
+}
+
+const char *dsc_optim_name(dsc_optim_kind kind) {
+    return (int)kind >= 0 && (int)kind < KIND_COUNT ? kinds[kind].name : "unknown";
+}
+
+/* The comparisons are false for NaN, so a NaN is refused, too. */
+static dsc_status check_options(const dsc_optim_options *o) {
+    if ((int)o->kind < 0 || (int)o->kind >= KIND_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "optimiser kind %d: must be in 0..%d", (int)o->kind, KIND_COUNT - 1);
+    if (!(o->momentum >= 0 && o->momentum < 1))
+        return DSC_FAIL(DSC_E_INVALID, "momentum %g: must be in [0, 1)", o->momentum);
+    if (!(o->weight_decay >= 0 && isfinite(o->weight_decay)))
+        return DSC_FAIL(DSC_E_INVALID, "weight decay %g: must be 0 or more", o->weight_decay);
+    if (!(o->beta1 >= 0 && o->beta1 < 1) || !(o->beta2 >= 0 && o->beta2 < 1))
+        return DSC_FAIL(DSC_E_INVALID, "betas %g and %g: must be in [0, 1)", o->beta1, o->beta2);
+    if (!isfinite(o->eps))
+        return DSC_FAIL(DSC_E_INVALID, "eps %g: must be finite; a negative one stands for the default",
+                        o->eps);
+    if (!(o->trust > 0 && isfinite(o->trust)))
+        return DSC_FAIL(DSC_E_INVALID, "trust coefficient %g: must be positive", o->trust);
+    if (!(o->clip_norm >= 0 && isfinite(o->clip_norm)))
+        return DSC_FAIL(DSC_E_INVALID, "clip norm %g: must be positive, or 0 for no clipping", o->clip_norm);
+    return DSC_OK;
+}
+
+/* The caller's options over the defaults; a caller built against a smaller struct gets defaults for the rest.
+ */
+static dsc_status take_options(const dsc_optim_options *given, dsc_optim_options *out) {
+    dsc_optim_options_init(out);
+    if (given) {
+        if (given->size == 0 || given->size > sizeof *out)
+            return DSC_FAIL(DSC_E_INVALID,
+                            "optimiser options of %zu bytes: must be 1..%zu; use dsc_optim_options_init",
+                            given->size, sizeof *out);
+        memcpy(out, given, given->size);
+        out->size = sizeof *out;
+    }
+    DSC_TRY(check_options(out));
+    if (out->eps < 0)
+        out->eps = kinds[out->kind].eps;
+    return DSC_OK;
+}
+
+static dsc_status check_params(dsc_device *device, const dsc_param *params, int64_t count) {
+    if (count < 0)
+        return DSC_FAIL(DSC_E_INVALID, "%lld parameters: must be 0 or more", (long long)count);
+    for (int64_t i = 0; i < count; i++) {
+        const dsc_tensor *value = &params[i].value, *grad = &params[i].grad;
+        if (value->device != device || grad->device != device)
+            return DSC_FAIL(DSC_E_INVALID, "parameter '%s' is not in memory of the queue's device '%s'",
+                            params[i].name, dsc_device_name(device));
+        if (value->dtype != DSC_F32 && value->dtype != DSC_F64)
+            return DSC_FAIL(DSC_E_INVALID, "parameter '%s' is %s: must be fp32 or fp64", params[i].name,
+                            dsc_dtype_name(value->dtype));
+        if (value->dtype != params[0].value.dtype || grad->dtype != value->dtype)
+            return DSC_FAIL(DSC_E_INVALID, "parameter '%s': all values and gradients must be of one type",
+                            params[i].name);
+        if (dsc_tensor_count(value) != dsc_tensor_count(grad))
+            return DSC_FAIL(
+                DSC_E_INVALID, "parameter '%s' has %lld elements and its gradient %lld: must be equal",
+                params[i].name, (long long)dsc_tensor_count(value), (long long)dsc_tensor_count(grad));
+    }
+    return DSC_OK;
+}
+
+/* ---- life ---- */
+
+static dsc_tensor as_vector(const dsc_tensor *t) {
+    return dsc_tensor_slice(t, 0, dsc_tensor_count(t));
+}
+
+static int follows(const dsc_tensor *before, const dsc_tensor *t) {
+    return (const char *)before->data + dsc_tensor_bytes(before) == (const char *)t->data;
+}
+
+/* Merges parameters whose values and gradients follow each other in memory. */
+static void merge_runs(dsc_optim *o) {
+    for (int64_t i = 0; i < o->count; i++) {
+        const piece *p = &o->params[i];
+        piece *last = o->run_count ? &o->runs[o->run_count - 1] : NULL;
+        if (last && follows(&last->value, &p->value) && follows(&last->grad, &p->grad)) {
+            last->value.dim[0] += p->value.dim[0];
+            last->grad.dim[0] += p->grad.dim[0];
+        } else {
+            o->runs[o->run_count++] = *p;
+        }
+    }
+    for (int64_t i = 0; i < o->run_count; i++)
+        for (int s = 0; s < o->info->slots; s++)
+            o->runs[i].slot[s] = dsc_tensor_slice(&o->block[s], o->runs[i].first, o->runs[i].value.dim[0]);
+}
+
+static dsc_status alloc_state(dsc_optim *o, const dsc_param *params) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < o->count; i++)
+        total += dsc_tensor_count(&params[i].value);
+    dsc_dtype dtype = o->count ? params[0].value.dtype : DSC_F32;
+    for (int s = 0; s < o->info->slots; s++)
+        DSC_TRY(dsc_tensor_alloc(o->device, dtype, 1, &total, &o->block[s]));
+    DSC_TRY(dsc_memory_alloc(o->count, sizeof *o->params, &o->params));
+    DSC_TRY(dsc_memory_alloc(o->count, sizeof *o->runs, &o->runs));
+    int64_t first = 0;
+    for (int64_t i = 0; i < o->count; i++) {
+        piece *p = &o->params[i];
+        *p =
+            (piece){.first = first, .value = as_vector(&params[i].value), .grad = as_vector(&params[i].grad)};
+        for (int s = 0; s < o->info->slots; s++)
+            p->slot[s] = dsc_tensor_slice(&o->block[s], first, p->value.dim[0]);
+        first += p->value.dim[0];
+    }
+    merge_runs(o);
+    return DSC_OK;
+}
+
+/* Views of the state in the parameters' shapes, with names. */
+static dsc_status name_state(dsc_optim *o, const dsc_param *params) {
+    size_t bytes = 0;
+    for (int64_t i = 0; i < o->count; i++)
+        for (int s = 0; s < o->info->slots; s++)
+            bytes += strlen(o->info->slot_name[s]) + 1 + strlen(params[i].name) + 1;
+    DSC_TRY(dsc_memory_alloc((int64_t)bytes, 1, &o->names));
+    DSC_TRY(dsc_memory_alloc(o->count * o->info->slots, sizeof *o->state, &o->state));
+    size_t used = 0;
+    for (int64_t i = 0; i < o->count; i++)
+        for (int s = 0; s < o->info->slots; s++) {
+            dsc_param *entry = &o->state[i * o->info->slots + s];
+            entry->name = o->names + used;
+            used += 1 + (size_t)snprintf(o->names + used, bytes - used, "%s.%s", o->info->slot_name[s],
+                                         params[i].name);
+            entry->value = params[i].value;
+            entry->value.data = o->params[i].slot[s].data;
+        }
+    return DSC_OK;
+}
+
+static dsc_status alloc_scratch(dsc_optim *o) {
+    const int64_t one = 1, two = 2, hypers = DSC_HYPER_COUNT;
+    DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &hypers, &o->hyper));
+    for (int i = 0; i < STAGING_COUNT; i++)
+        DSC_TRY(dsc_event_create(o->device, &o->copied[i]));
+    if (o->info->per_param)
+        DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &two, &o->norms));
+    if (o->options.clip_norm > 0) {
+        DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &one, &o->sumsq));
+        DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &one, &o->factor));
+    }
+    if (o->options.kind == DSC_LAMB && o->count) {
+        int64_t longest = 0;
+        for (int64_t i = 0; i < o->count; i++)
+            if (o->params[i].value.dim[0] > longest)
+                longest = o->params[i].value.dim[0];
+        DSC_TRY(dsc_tensor_alloc(o->device, o->params[0].value.dtype, 1, &longest, &o->direction));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_optim_create(dsc_queue *queue, const dsc_param *params, int64_t count,
+                            const dsc_optim_options *options, dsc_optim **out) {
+    dsc_optim_options taken;
+    DSC_TRY(take_options(options, &taken));
+    DSC_TRY(check_params(dsc_queue_device(queue), params, count));
+    dsc_optim *o;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *o, &o));
+    o->device = dsc_queue_device(queue);
+    o->options = taken;
+    o->info = &kinds[taken.kind];
+    o->count = count;
+    dsc_status status;
+    DSC_TRY_GOTO(status, alloc_state(o, params), failed);
+    DSC_TRY_GOTO(status, name_state(o, params), failed);
+    DSC_TRY_GOTO(status, alloc_scratch(o), failed);
+    *out = o;
+    return DSC_OK;
+failed:
+    dsc_optim_destroy(&o);
+    return status;
+}
+
+void dsc_optim_destroy(dsc_optim **optim) {
+    if (!optim || !*optim)
+        return;
+    dsc_optim *o = *optim;
+    dsc_tensor *owned[] = {&o->hyper,  &o->norms,    &o->direction, &o->sumsq,
+                           &o->factor, &o->block[0], &o->block[1]};
+    for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
+        if (owned[i]->data)
+            dsc_tensor_free(owned[i]);
+    for (int i = 0; i < STAGING_COUNT; i++)
+        dsc_event_destroy(&o->copied[i]);
+    dsc_memory_free(&o->params);
+    dsc_memory_free(&o->runs);
+    dsc_memory_free(&o->state);
+    dsc_memory_free(&o->names);
+    dsc_memory_free(optim);
+}
+
+/* ---- the step ---- */
+
+static dsc_status send_hyper(dsc_optim *o, dsc_queue *queue, double lr) {
+    int place = o->next_staging;
+    DSC_TRY(dsc_event_sync(o->copied[place]));
+    double *h = o->staging[place];
+    double t = (double)(o->steps + 1);
+    h[DSC_HYPER_LR] = lr;
+    h[DSC_HYPER_MOMENTUM] = o->options.momentum;
+    h[DSC_HYPER_DECAY] = o->options.weight_decay;
+    h[DSC_HYPER_BETA1] = o->options.beta1;
+    h[DSC_HYPER_BETA2] = o->options.beta2;
+    h[DSC_HYPER_EPS] = o->options.eps;
+    h[DSC_HYPER_CORRECTION1] = 1 - pow(o->options.beta1, t);
+    h[DSC_HYPER_CORRECTION2] = 1 - pow(o->options.beta2, t);
+    h[DSC_HYPER_TRUST] = o->options.trust;
+    DSC_TRY(dsc_tensor_upload(queue, h, sizeof o->staging[place], &o->hyper));
+    DSC_TRY(dsc_event_record(o->copied[place], queue));
+    o->next_staging = (place + 1) % STAGING_COUNT;
+    return DSC_OK;
+}
+
+/* g *= min(1, limit / |all g|), without asking the device for the norm. */
+static dsc_status clip(dsc_optim *o, dsc_queue *queue) {
+    for (int64_t i = 0; i < o->run_count; i++)
+        DSC_TRY(dsc_op_dot(queue, &o->runs[i].grad, &o->runs[i].grad, i > 0, &o->sumsq));
+    DSC_TRY(dsc_op_clip_factor(queue, &o->sumsq, o->options.clip_norm, &o->factor));
+    for (int64_t i = 0; i < o->run_count; i++)
+        DSC_TRY(dsc_op_scale_by(queue, &o->factor, &o->runs[i].grad));
+    return DSC_OK;
+}
+
+static dsc_status lars(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
+    dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), g_norm = dsc_tensor_slice(&o->norms, 1, 1);
+    DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
+    DSC_TRY(dsc_op_dot(queue, &p->grad, &p->grad, 0, &g_norm));
+    DSC_TRY(dsc_op_lars(queue, &o->hyper, &o->norms, z, &p->grad, &p->slot[0], &p->value));
+    return DSC_OK;
+}
+
+static dsc_status lamb(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
+    dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), u_norm = dsc_tensor_slice(&o->norms, 1, 1);
+    dsc_tensor u = dsc_tensor_slice(&o->direction, 0, p->value.dim[0]);
+    DSC_TRY(dsc_op_lamb_direction(queue, &o->hyper, z, &p->grad, &p->slot[0], &p->slot[1], &u));
+    DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
+    DSC_TRY(dsc_op_dot(queue, &u, &u, 0, &u_norm));
+    DSC_TRY(dsc_op_lamb_apply(queue, &o->hyper, &o->norms, &u, &p->value));
+    return DSC_OK;
+}
+
+static dsc_status update(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
+    switch (o->options.kind) {
+    case DSC_SGD:
+        return dsc_op_sgd(queue, o->options.nesterov != 0, &o->hyper, z, &p->grad, &p->slot[0], &p->value);
+    case DSC_ADAM:
+    case DSC_ADAMW:
+        return dsc_op_adam(queue, o->options.kind == DSC_ADAMW, &o->hyper, z, &p->grad, &p->slot[0],
+                           &p->slot[1], &p->value);
+    case DSC_LARS:
+        return lars(o, queue, p, z);
+    case DSC_LAMB:
+        return lamb(o, queue, p, z);
+    }
+    return DSC_FAIL(DSC_E_INTERNAL, "optimiser kind %d has no rule", (int)o->options.kind);
+}
+
+static dsc_status check_read(const dsc_optim *o, const dsc_tensor *read) {
+    for (int64_t i = 0; i < o->count; i++)
+        if (dsc_tensor_count(&read[i]) != o->params[i].value.dim[0])
+            return DSC_FAIL(DSC_E_INVALID, "tensor %lld to read has %lld elements: its parameter has %lld",
+                            (long long)i, (long long)dsc_tensor_count(&read[i]),
+                            (long long)o->params[i].value.dim[0]);
+    return DSC_OK;
+}
+
+dsc_status dsc_optim_step(dsc_optim *optim, dsc_queue *queue, double lr, const dsc_tensor *read) {
+    if (!(lr >= 0 && isfinite(lr)))
+        return DSC_FAIL(DSC_E_INVALID, "learning rate %g: must be 0 or more", lr);
+    if (read)
+        DSC_TRY(check_read(optim, read));
+    DSC_TRY(send_hyper(optim, queue, lr));
+    if (optim->options.clip_norm > 0)
+        DSC_TRY(clip(optim, queue));
+    int single = read || optim->info->per_param;
+    piece *pieces = single ? optim->params : optim->runs;
+    int64_t count = single ? optim->count : optim->run_count;
+    for (int64_t i = 0; i < count; i++) {
+        dsc_tensor z = read ? as_vector(&read[i]) : pieces[i].value;
+        DSC_TRY(update(optim, queue, &pieces[i], &z));
+    }
+    optim->steps++;
+    return DSC_OK;
+}
+
+/* ---- what it holds ---- */
+
+const dsc_tensor *dsc_optim_grad_sumsq(const dsc_optim *optim) {
+    return optim->sumsq.data ? &optim->sumsq : NULL;
+}
+
+int64_t dsc_optim_state_count(const dsc_optim *optim) {
+    return optim->count * optim->info->slots;
+}
+
+const dsc_param *dsc_optim_state(const dsc_optim *optim) {
+    return optim->state;
+}
+
+int64_t dsc_optim_steps(const dsc_optim *optim) {
+    return optim->steps;
+}
+
+void dsc_optim_set_steps(dsc_optim *optim, int64_t steps) {
+    optim->steps = steps;
+}

@@ -1,0 +1,143 @@
+/* Files that appear whole or not at all. */
+#include "train/file.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+dsc_status dsc_path_join(const char *directory, const char *name, char **out) {
+    size_t length = strlen(directory);
+    int slash = length > 0 && directory[length - 1] != '/';
+    size_t size = length + strlen(name) + 2;
+    DSC_TRY(dsc_memory_alloc((int64_t)size, 1, out));
+    snprintf(*out, size, "%s%s%s", directory, slash ? "/" : "", name);
+    return DSC_OK;
+}
+
+static dsc_status make_one(const char *path) {
+    struct stat info;
+    if (mkdir(path, 0777) == 0)
+        return DSC_OK;
+    int error = errno;
+    if (stat(path, &info) == 0) {
+        if (S_ISDIR(info.st_mode))
+            return DSC_OK;
+        return DSC_FAIL(DSC_E_INVALID, "'%s' is a file, not a directory: choose another output directory",
+                        path);
+    }
+    return DSC_FAIL(DSC_E_IO, "cannot make directory '%s': %s", path, strerror(error));
+}
+
+dsc_status dsc_directory_make(const char *path) {
+    char *copy;
+    if (path[0] == '\0')
+        return DSC_FAIL(DSC_E_INVALID, "the name of the output directory is empty");
+    DSC_TRY(dsc_memory_strdup(path, &copy));
+    dsc_status status = DSC_OK;
+    for (char *c = copy + 1; *c && status == DSC_OK; c++) {
+        if (*c != '/')
+            continue;
+        *c = '\0';
+        status = make_one(copy);
+        *c = '/';
+    }
+    if (status == DSC_OK)
+        status = make_one(copy);
+    dsc_memory_free(&copy);
+    return status;
+}
+
+static dsc_status write_failed(const dsc_output *output, int error) {
+    if (error == ENOSPC || error == EDQUOT || error == EFBIG)
+        return DSC_FAIL(DSC_E_IO, "cannot write '%s': %s; free some space or choose another output directory",
+                        output->path, strerror(error));
+    return DSC_FAIL(DSC_E_IO, "cannot write '%s': %s", output->path, strerror(error));
+}
+
+static dsc_status open_temporary(const char *path, dsc_output *out) {
+    DSC_TRY(dsc_memory_strdup(path, &out->path));
+    size_t size = strlen(path) + sizeof DSC_TEMPORARY_SUFFIX;
+    DSC_TRY(dsc_memory_alloc((int64_t)size, 1, &out->temporary));
+    snprintf(out->temporary, size, "%s" DSC_TEMPORARY_SUFFIX, path);
+    out->fd = open(out->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (out->fd < 0)
+        return write_failed(out, errno);
+    return DSC_OK;
+}
+
+dsc_status dsc_output_open(const char *path, dsc_output *out) {
+    dsc_output output = {.fd = -1};
+    dsc_status status = open_temporary(path, &output);
+    if (status != DSC_OK) {
+        dsc_output_close(&output);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    *out = output;
+    return DSC_OK;
+}
+
+dsc_status dsc_output_write(dsc_output *output, const void *data, size_t bytes, int64_t offset) {
+    const char *from = data;
+    while (bytes > 0) {
+        ssize_t done = pwrite(output->fd, from, bytes, (off_t)offset);
+        if (done < 0 && errno == EINTR)
+            continue;
+        if (done <= 0)
+            return write_failed(output, done < 0 ? errno : ENOSPC);
+        from += done;
+        bytes -= (size_t)done;
+        offset += done;
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_output_sync(dsc_output *output) {
+    if (fsync(output->fd) != 0)
+        return write_failed(output, errno);
+    return DSC_OK;
+}
+
+/* A file system that cannot sync directories says EINVAL; there the rename is as safe as it gets. */
+static dsc_status sync_directory_of(const dsc_output *output) {
+    char *directory;
+    DSC_TRY(dsc_memory_strdup(output->path, &directory));
+    char *slash = strrchr(directory, '/');
+    if (slash == directory)
+        slash++;
+    if (slash)
+        *slash = '\0';
+    int fd = open(slash ? directory : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    dsc_memory_free(&directory);
+    if (fd < 0)
+        return write_failed(output, errno);
+    int error = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    return error == 0 || error == EINVAL ? DSC_OK : write_failed(output, error);
+}
+
+dsc_status dsc_output_commit(dsc_output *output) {
+    int fd = output->fd;
+    output->fd = -1;
+    if (close(fd) != 0)
+        return write_failed(output, errno);
+    if (rename(output->temporary, output->path) != 0)
+        return write_failed(output, errno);
+    dsc_memory_free(&output->temporary);
+    return sync_directory_of(output);
+}
+
+void dsc_output_close(dsc_output *output) {
+    if (output->fd >= 0)
+        close(output->fd);
+    output->fd = -1;
+    if (output->temporary)
+        unlink(output->temporary);
+    dsc_memory_free(&output->temporary);
+    dsc_memory_free(&output->path);
+}

@@ -1,0 +1,37 @@
+/* Files that appear whole or not at all: written under a temporary name in the same directory, synced,
+ * renamed. */
+#ifndef DSC_TRAIN_FILE_H
+#define DSC_TRAIN_FILE_H
+
+#include "descent/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* What is put behind a file's name until it is complete. */
+#define DSC_TEMPORARY_SUFFIX ".tmp"
+
+typedef struct dsc_output {
+    int fd;                 /* -1: closed */
+    char *path, *temporary; /* owned */
+} dsc_output;
+
+/* DIRECTORY/NAME in new memory; the caller frees it with dsc_memory_free. */
+dsc_status dsc_path_join(const char *directory, const char *name, char **out) DSC_MUST_CHECK;
+/* Makes the directory and those above it; fine when it is there. */
+dsc_status dsc_directory_make(const char *path) DSC_MUST_CHECK;
+
+/* Opens the temporary file (an old one of that name is overwritten). */
+dsc_status dsc_output_open(const char *path, dsc_output *out) DSC_MUST_CHECK;
+/* Writes all of `data` at `offset`. */
+dsc_status dsc_output_write(dsc_output *output, const void *data, size_t bytes,
+                            int64_t offset) DSC_MUST_CHECK;
+/* Everything written so far is on the disk. */
+dsc_status dsc_output_sync(dsc_output *output) DSC_MUST_CHECK;
+/* Gives the file its name, replacing an older one, and syncs the directory. Call dsc_output_sync before. */
+dsc_status dsc_output_commit(dsc_output *output) DSC_MUST_CHECK;
+/* Closes, and removes the temporary file unless it was committed. Accepts one that was never opened (fd -1,
+ * NULL names). */
+void dsc_output_close(dsc_output *output);
+
+#endif
