@@ -66,10 +66,13 @@ const char *dsc_option_nearest(const char *word, const char *const *candidates, 
     size_t length = strlen(word);
     int limit = length < 3 ? 1 : 1 + (int)(length / 4); /* a third of a short word may be wrong, no more */
     int best_distance = limit + 1;
+    if (length >= MAX_WORD)
+        return NULL;
     for (int64_t i = 0; i < count; i++) {
         int distance = edit_distance(word, candidates[i]);
-        if (length >= 3 && strncmp(word, candidates[i], length) == 0 && distance > limit)
-            distance = limit; /* the beginning of a longer name */
+        size_t common = strlen(candidates[i]) < length ? strlen(candidates[i]) : length;
+        if (common >= 3 && strncmp(word, candidates[i], common) == 0 && distance > limit)
+            distance = limit; /* one is the beginning of the other */
         if (distance < best_distance) {
             best_distance = distance;
             best = candidates[i];
@@ -118,8 +121,11 @@ static dsc_status unknown_option(const dsc_option *table, const char *name, plac
 
 static dsc_status missing_value(const dsc_option *option, place at) {
     char head[512];
+    const char *what = option->kind == DSC_OPTION_CHOICE   ? option->choices
+                       : option->kind == DSC_OPTION_ON_OFF ? "on|off"
+                                                           : option->placeholder;
     return DSC_FAIL(DSC_E_INVALID, "%s needs a value: %s%s%s%s", where(option, at, head, sizeof head),
-                    at.file ? "" : "--", option->name, at.file ? " = " : " ", option->placeholder);
+                    at.file ? "" : "--", option->name, at.file ? " = " : " ", what);
 }
 
 /* ---- values ---- */

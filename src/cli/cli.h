@@ -22,17 +22,17 @@ typedef struct dsc_cli_common {
      .kind = DSC_OPTION_CONFIG,                                                                              \
      .offset = offsetof(dsc_cli_common, config),                                                             \
      .placeholder = "FILE",                                                                                  \
-     .help = "read options from lines `key = value`; options on the command line win",                      \
+     .help = "read options from lines `key = value`; options on the command line win",                       \
      .group = "General"},                                                                                    \
         {.name = "verbose",                                                                                  \
          .kind = DSC_OPTION_FLAG,                                                                            \
          .offset = offsetof(dsc_cli_common, verbose),                                                        \
-         .help = "more messages, and where in the source an error arose",                                   \
+         .help = "more messages, and where in the source an error arose",                                    \
          .letter = 'v'},                                                                                     \
         {.name = "help",                                                                                     \
          .kind = DSC_OPTION_FLAG,                                                                            \
          .offset = offsetof(dsc_cli_common, help),                                                           \
-         .help = "show this text",                                                                          \
+         .help = "show this text",                                                                           \
          .letter = 'h'},                                                                                     \
     {                                                                                                        \
         .name = NULL                                                                                         \
@@ -61,8 +61,8 @@ extern const dsc_cli_command dsc_cli_train, dsc_cli_eval, dsc_cli_info, dsc_cli_
 /* NULL behind the last. */
 extern const dsc_cli_command *const dsc_cli_commands[];
 
-/* Makes the communicator of all ranks and the device. `threads` 0: as many as this rank may use without taking
- * another's. Collective; a failure of one rank is a failure of all. */
+/* Makes the communicator of all ranks and the device. `threads` 0: as many as this rank may use without
+ * taking another's. Collective; a failure of one rank is a failure of all. */
 dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads) DSC_MUST_CHECK;
 /* dsc_comm_agree that also notes in the session that all ranks know. Collective. */
 dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) DSC_MUST_CHECK;

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MARKS = 6, SEVERAL = MARKS + 1, LABEL_WIDTH = 8, MARKED_POINTS = 16 };
+enum { MARKS = 6, SEVERAL = MARKS + 1, LABEL_WIDTH = 8, LABEL_ROWS = 4, MARKED_POINTS = 16 };
 
 static const char *const unicode_marks[] = {"", "●", "○", "▲", "△", "■", "□", "◆"};
 static const char *const ascii_marks[] = {"", "o", "x", "+", "%", "@", "=", "*"};
@@ -49,6 +49,22 @@ static int64_t find_ranges(field *f, const dsc_plot_series *series, int64_t coun
         f->y_high += 0.5;
     }
     return points;
+}
+
+/* Widens the range of y so that every LABEL_ROWS rows, counted from the lowest, lies a round number: steps of
+ * 1, 2 or 5 times a power of ten. Ranges too large or too small for that stay as they are. */
+static void round_range(field *f) {
+    static const double factors[] = {1, 2, 5, 10, 20, 50};
+    double steps = (double)(f->rows - 1) / LABEL_ROWS;
+    double power = pow(10, floor(log10((f->y_high - f->y_low) / steps)));
+    for (int i = 0; i < 6 && isfinite(power) && power > 0; i++) {
+        double step = factors[i] * power, low = floor(f->y_low / step) * step;
+        if (low + steps * step >= f->y_high && low <= f->y_low) {
+            f->y_low = low;
+            f->y_high = low + steps * step;
+            return;
+        }
+    }
 }
 
 /* Share of the way from low to high, in [0, 1]. Halves first, so that no finite range overflows. */
@@ -112,10 +128,10 @@ static void print_cell(FILE *out, unsigned char dots, unsigned char mark, int ut
 
 static void print_field(FILE *out, const field *f, int utf8) {
     for (int row = 0; row < f->rows; row++) {
-        int labelled = row == 0 || row == f->rows - 1 || (row % 4 == 0 && row < f->rows - 2);
-        double share = f->rows > 1 ? (double)row / (f->rows - 1) : 0;
-        if (labelled)
-            fprintf(out, "%*.4g %s", LABEL_WIDTH - 1, f->y_high * (1 - share) + f->y_low * share, utf8 ? "┤" : "|");
+        int above = f->rows - 1 - row;
+        double value = f->y_low + (f->y_high / (f->rows - 1) - f->y_low / (f->rows - 1)) * above;
+        if (above % LABEL_ROWS == 0)
+            fprintf(out, "%*.4g %s", LABEL_WIDTH - 1, value, utf8 ? "┤" : "|");
         else
             fprintf(out, "%*s%s", LABEL_WIDTH, "", utf8 ? "│" : "|");
         for (int column = 0; column < f->cols; column++) {
@@ -139,7 +155,8 @@ static void print_axis(FILE *out, const field *f, const char *label, int utf8) {
         fprintf(out, "\n%*s%s %s %s\n", LABEL_WIDTH + 1, "", left, label, right);
         return;
     }
-    fprintf(out, "\n%*s%s%*s%s%*s%s\n", LABEL_WIDTH + 1, "", left, gap / 2, "", label, gap - gap / 2, "", right);
+    fprintf(out, "\n%*s%s%*s%s%*s%s\n", LABEL_WIDTH + 1, "", left, gap / 2, "", label, gap - gap / 2, "",
+            right);
 }
 
 static void print_legend(FILE *out, const dsc_plot_series *series, int64_t count, const field *f, int utf8) {
@@ -162,6 +179,7 @@ dsc_status dsc_plot_draw(FILE *out, const dsc_plot_series *series, int64_t count
         fprintf(out, "%*s(nothing to plot yet)\n", LABEL_WIDTH + 1, "");
         return DSC_OK;
     }
+    round_range(&f);
     int64_t cells = (int64_t)f.cols * f.rows;
     DSC_TRY(dsc_memory_alloc(2 * cells, 1, &f.dots));
     f.marks = f.dots + cells;

@@ -33,9 +33,10 @@ static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *
     if (out->message_limit == 0)
         out->message_limit = INT_MAX;
     if (out->message_limit < 1 || out->message_limit > INT_MAX)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "communicator options: message_limit %lld: must be 1 to %d elements, or 0 for the most",
-                        (long long)out->message_limit, INT_MAX);
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "communicator options: message_limit %lld: must be 1 to %d elements, or 0 for the most",
+            (long long)out->message_limit, INT_MAX);
     return DSC_OK;
 }
 
@@ -54,22 +55,25 @@ static dsc_status choose(const char *kind, open_function *open) {
 #else
 static dsc_status choose(const char *kind, open_function *open) {
     if (strcmp(kind, "mpi") == 0)
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "communicator kind 'mpi': this build has no MPI; install Open MPI or "
-                                           "MPICH and configure again with DESCENT_MPI=ON");
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "communicator kind 'mpi': this build has no MPI; install Open MPI or "
+                        "MPICH and configure again with DESCENT_MPI=ON");
     if (strcmp(kind, "self") != 0 && strcmp(kind, "auto") != 0)
         return DSC_FAIL(DSC_E_INVALID, "communicator kind '%s': known are auto, self and mpi", kind);
     int launched = strcmp(kind, "auto") == 0 ? dsc_launcher_size() : 0;
     if (launched > 1)
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "a launcher has started %d processes, but this build has no MPI and they would all do "
-                        "the same; install Open MPI or MPICH and configure again with DESCENT_MPI=ON",
-                        launched);
+        return DSC_FAIL(
+            DSC_E_UNSUPPORTED,
+            "a launcher has started %d processes, but this build has no MPI and they would all do "
+            "the same; install Open MPI or MPICH and configure again with DESCENT_MPI=ON",
+            launched);
     *open = dsc_self_open;
     return DSC_OK;
 }
 #endif
 
-/* A program started by the launcher of another MPI sees one process in every rank, all doing the same work. */
+/* A program started by the launcher of another MPI sees one process in every rank, all doing the same work.
+ */
 static dsc_status check_launch(const dsc_comm *comm) {
     int launched = dsc_launcher_size();
     if (comm->size > 1 || launched <= 1)

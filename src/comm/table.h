@@ -1,8 +1,8 @@
 /* What a communication backend implements, and what the front keeps about communicators and requests.
  *
  * The front (comm.c, transfer.c) checks arguments, counts bytes, serves what needs no transport (no elements;
- * one rank) and cuts long messages into pieces; a backend starts, tests and waits for one piece at a time. Its
- * handles are opaque here. */
+ * one rank) and cuts long messages into pieces; a backend starts, tests and waits for one piece at a time.
+ * Its handles are opaque here. */
 #ifndef DSC_COMM_TABLE_H
 #define DSC_COMM_TABLE_H
 
@@ -95,10 +95,12 @@ struct dsc_comm {
     char message[DSC_COMM_MESSAGE_SIZE];
 };
 
-/* Bytes that one rank sends for an operation on `bytes` bytes over `ranks` ranks, rounded down: the one formula.
- * `bytes` are those of the vector, of the whole in all-gather and reduce-scatter. For broadcast it is what the
- * root sends, for reduce what each other rank sends. */
+/* Bytes that one rank sends for an operation on `bytes` bytes over `ranks` ranks, rounded down: the one
+ * formula. `bytes` are those of the vector, of the whole in all-gather and reduce-scatter. For broadcast it
+ * is what the root sends, for reduce what each other rank sends. */
 uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
+/* As dsc_comm_test, but the request is kept: dsc_comm_wait gives it back. */
+dsc_status dsc_comm_poll(dsc_request *request, int *done) DSC_MUST_CHECK;
 /* Gives back the requests of a communicator that is being destroyed; waits for those in flight. */
 void dsc_comm_drop_requests(dsc_comm *comm);
 

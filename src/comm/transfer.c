@@ -1,13 +1,14 @@
-/* Operations: each is checked, served at once where no transport is needed, cut into pieces no longer than the
- * communicator's message_limit, started, and counted.
+/* Operations: each is checked, served at once where no transport is needed, cut into pieces no longer than
+ * the communicator's message_limit, started, and counted.
  *
- * Memory that the host cannot reach is refused in check_tensor; a backend that moves it, or a staging copy, goes
- * in there. */
+ * Memory that the host cannot reach is refused in check_tensor; a backend that moves it, or a staging copy,
+ * goes in there. */
 #include "comm/table.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 
+#include <stdio.h>
 #include <string.h>
 
 enum { TAG_LIMIT = 32767 };
@@ -39,13 +40,12 @@ static void return_request(dsc_request *request) {
     request->comm->free_requests = request;
 }
 
-/* Waits for all pieces, also behind one that failed; the first failure is reported. */
+/* Waits for one piece after the other. A failure is reported at once: what follows it may never end. */
 static dsc_status finish(dsc_request *request) {
     dsc_comm *comm = request->comm;
-    dsc_status first = DSC_OK;
-    for (; request->done < request->count && first == DSC_OK; request->done++)
-        first = comm->table->wait(comm, &request->pieces[request->done]);
-    return first;
+    for (; request->done < request->count; request->done++)
+        DSC_TRY(comm->table->wait(comm, &request->pieces[request->done]));
+    return DSC_OK;
 }
 
 dsc_status dsc_comm_wait(dsc_request **request) {
@@ -58,25 +58,28 @@ dsc_status dsc_comm_wait(dsc_request **request) {
     return status == DSC_OK ? DSC_OK : dsc_error_pass(status, __FILE__, __LINE__);
 }
 
+dsc_status dsc_comm_poll(dsc_request *request, int *done) {
+    dsc_comm *comm = request->comm;
+    *done = 1;
+    for (; request->done < request->count; request->done++) {
+        DSC_TRY(comm->table->test(comm, &request->pieces[request->done], done));
+        if (!*done)
+            return DSC_OK;
+    }
+    return DSC_OK;
+}
+
 dsc_status dsc_comm_test(dsc_request **request, int *done) {
     *done = 1;
     if (!request || !*request)
         return DSC_OK;
     dsc_request *r = *request;
-    while (r->done < r->count) {
-        dsc_status status = r->comm->table->test(r->comm, &r->pieces[r->done], done);
-        if (status != DSC_OK) {
-            *request = NULL;
-            return_request(r);
-            return dsc_error_pass(status, __FILE__, __LINE__);
-        }
-        if (!*done)
-            return DSC_OK;
-        r->done++;
-    }
+    dsc_status status = dsc_comm_poll(r, done);
+    if (status == DSC_OK && !*done)
+        return DSC_OK;
     *request = NULL;
     return_request(r);
-    return DSC_OK;
+    return status == DSC_OK ? DSC_OK : dsc_error_pass(status, __FILE__, __LINE__);
 }
 
 void dsc_comm_drop_requests(dsc_comm *comm) {
@@ -161,8 +164,8 @@ static void copy_own_part(const dsc_comm *comm, const dsc_transfer *transfer) {
         memmove(transfer->recv, (const char *)transfer->send + place, bytes);
 }
 
-/* An all-gather or reduce-scatter of more than message_limit elements, part by part: as one broadcast from, or
- * one reduction to, the owner of each part. */
+/* An all-gather or reduce-scatter of more than message_limit elements, part by part: as one broadcast from,
+ * or one reduction to, the owner of each part. */
 static dsc_status start_parts(dsc_request *request, const dsc_transfer *transfer) {
     dsc_comm *comm = request->comm;
     size_t bytes = (size_t)transfer->count * dsc_dtype_size(transfer->dtype);
@@ -183,25 +186,34 @@ static dsc_status start_parts(dsc_request *request, const dsc_transfer *transfer
     return DSC_OK;
 }
 
-/* Starts a checked operation. When a piece cannot be started the request stays taken, since those before it may
- * be under way. */
+static dsc_status start(dsc_request *request, const dsc_transfer *transfer, int by_parts) {
+    dsc_comm *comm = request->comm;
+    int gather = is_gather(transfer->op);
+    int point_to_point = transfer->op == DSC_COMM_SEND || transfer->op == DSC_COMM_RECV;
+    if (transfer->count == 0)
+        return DSC_OK;
+    if (comm->size == 1 && !point_to_point) {
+        if (gather)
+            copy_own_part(comm, transfer);
+        return DSC_OK;
+    }
+    if (by_parts)
+        return start_parts(request, transfer);
+    return gather ? start_piece(request, transfer) : start_vector(request, transfer);
+}
+
+/* Starts a checked operation. When a piece cannot be started, those before it may be under way: the request
+ * is not used again. */
 static dsc_status begin(dsc_comm *comm, dsc_traffic traffic, const dsc_transfer *transfer,
                         dsc_request **out) {
-    int point_to_point = transfer->op == DSC_COMM_SEND || transfer->op == DSC_COMM_RECV;
-    int gather = is_gather(transfer->op);
-    int by_parts = gather && transfer->count > comm->message_limit / comm->size;
+    int by_parts = is_gather(transfer->op) && transfer->count > comm->message_limit / comm->size;
     int64_t pieces = (transfer->count + comm->message_limit - 1) / comm->message_limit;
-    dsc_request *request;
+    dsc_request *request = NULL;
     DSC_TRY(take_request(comm, by_parts ? pieces * comm->size : pieces, &request));
-    if (comm->size == 1 && !point_to_point) {
-        if (gather && transfer->count > 0)
-            copy_own_part(comm, transfer);
-    } else if (by_parts) {
-        DSC_TRY(start_parts(request, transfer));
-    } else if (gather && transfer->count > 0) {
-        DSC_TRY(start_piece(request, transfer));
-    } else {
-        DSC_TRY(start_vector(request, transfer));
+    dsc_status status = start(request, transfer, by_parts);
+    if (status != DSC_OK) {
+        request->busy = 0;
+        return dsc_error_pass(status, __FILE__, __LINE__);
     }
     count_bytes(comm, traffic, transfer);
     *out = request;
@@ -220,15 +232,16 @@ static dsc_status check_tensor(const char *op, const dsc_tensor *t) {
                         DSC_MAX_DIMS);
     for (int i = 0; i < t->ndim; i++) {
         if (t->dim[i] < 0)
-            return DSC_FAIL(DSC_E_INVALID, "%s: dimension %d of the tensor is %lld; it may not be negative", op,
-                            i, (long long)t->dim[i]);
+            return DSC_FAIL(DSC_E_INVALID, "%s: dimension %d of the tensor is %lld; it may not be negative",
+                            op, i, (long long)t->dim[i]);
     }
     if (!t->data && dsc_tensor_count(t) > 0)
         return DSC_FAIL(DSC_E_INVALID, "%s: a tensor of %lld elements without memory", op,
                         (long long)dsc_tensor_count(t));
     if (!dsc_device_is_host(t->device))
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "%s: the tensor is in memory of device '%s', which the host cannot "
-                                           "reach; copy it to the host first",
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "%s: the tensor is in memory of device '%s', which the host cannot "
+                        "reach; copy it to the host first",
                         op, dsc_device_name(t->device));
     return DSC_OK;
 }
@@ -282,8 +295,12 @@ dsc_status dsc_comm_allreduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_red
                                     dsc_request **request) {
     DSC_TRY(check_kind("allreduce", traffic, op));
     DSC_TRY(check_tensor("allreduce", t));
-    dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE, .reduction = op, .dtype = t->dtype, .send = t->data,
-                             .recv = t->data, .count = dsc_tensor_count(t)};
+    dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE,
+                             .reduction = op,
+                             .dtype = t->dtype,
+                             .send = t->data,
+                             .recv = t->data,
+                             .count = dsc_tensor_count(t)};
     return begin(comm, traffic, &transfer, request);
 }
 
@@ -292,8 +309,13 @@ dsc_status dsc_comm_reduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduct
     DSC_TRY(check_kind("reduce", traffic, op));
     DSC_TRY(check_peer("reduce", comm, root));
     DSC_TRY(check_tensor("reduce", t));
-    dsc_transfer transfer = {.op = DSC_COMM_REDUCE, .reduction = op, .dtype = t->dtype, .peer = root,
-                             .send = t->data, .recv = t->data, .count = dsc_tensor_count(t)};
+    dsc_transfer transfer = {.op = DSC_COMM_REDUCE,
+                             .reduction = op,
+                             .dtype = t->dtype,
+                             .peer = root,
+                             .send = t->data,
+                             .recv = t->data,
+                             .count = dsc_tensor_count(t)};
     return begin(comm, traffic, &transfer, request);
 }
 
@@ -302,8 +324,12 @@ dsc_status dsc_comm_broadcast_begin(dsc_comm *comm, dsc_traffic traffic, int roo
     DSC_TRY(check_kind("broadcast", traffic, DSC_SUM));
     DSC_TRY(check_peer("broadcast", comm, root));
     DSC_TRY(check_tensor("broadcast", t));
-    dsc_transfer transfer = {.op = DSC_COMM_BROADCAST, .dtype = t->dtype, .peer = root, .send = t->data,
-                             .recv = t->data, .count = dsc_tensor_count(t)};
+    dsc_transfer transfer = {.op = DSC_COMM_BROADCAST,
+                             .dtype = t->dtype,
+                             .peer = root,
+                             .send = t->data,
+                             .recv = t->data,
+                             .count = dsc_tensor_count(t)};
     return begin(comm, traffic, &transfer, request);
 }
 
@@ -311,8 +337,11 @@ dsc_status dsc_comm_allgather_begin(dsc_comm *comm, dsc_traffic traffic, const d
                                     dsc_tensor *all, dsc_request **request) {
     DSC_TRY(check_kind("allgather", traffic, DSC_SUM));
     DSC_TRY(check_parts("allgather", comm, part, all, 1));
-    dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER, .dtype = part->dtype, .send = part->data,
-                             .recv = all->data, .count = dsc_tensor_count(part)};
+    dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER,
+                             .dtype = part->dtype,
+                             .send = part->data,
+                             .recv = all->data,
+                             .count = dsc_tensor_count(part)};
     return begin(comm, traffic, &transfer, request);
 }
 
@@ -320,8 +349,12 @@ dsc_status dsc_comm_reduce_scatter_begin(dsc_comm *comm, dsc_traffic traffic, ds
                                          const dsc_tensor *all, dsc_tensor *part, dsc_request **request) {
     DSC_TRY(check_kind("reduce_scatter", traffic, op));
     DSC_TRY(check_parts("reduce_scatter", comm, part, all, 0));
-    dsc_transfer transfer = {.op = DSC_COMM_REDUCE_SCATTER, .reduction = op, .dtype = part->dtype,
-                             .send = all->data, .recv = part->data, .count = dsc_tensor_count(part)};
+    dsc_transfer transfer = {.op = DSC_COMM_REDUCE_SCATTER,
+                             .reduction = op,
+                             .dtype = part->dtype,
+                             .send = all->data,
+                             .recv = part->data,
+                             .count = dsc_tensor_count(part)};
     return begin(comm, traffic, &transfer, request);
 }
 
@@ -331,7 +364,12 @@ dsc_status dsc_comm_send_begin(dsc_comm *comm, dsc_traffic traffic, int to, int 
     DSC_TRY(check_peer("send", comm, to));
     DSC_TRY(check_tag("send", tag));
     DSC_TRY(check_tensor("send", t));
-    dsc_transfer transfer = {.op = DSC_COMM_SEND, .dtype = t->dtype, .peer = to, .tag = tag, .send = t->data,
+    dsc_transfer transfer = {.op = DSC_COMM_SEND,
+                             .dtype = t->dtype,
+                             .peer = to,
+                             .tag = tag,
+                             .send = t->data,
+                             .recv = t->data,
                              .count = dsc_tensor_count(t)};
     return begin(comm, traffic, &transfer, request);
 }
@@ -340,7 +378,12 @@ dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t,
     DSC_TRY(check_peer("recv", comm, from));
     DSC_TRY(check_tag("recv", tag));
     DSC_TRY(check_tensor("recv", t));
-    dsc_transfer transfer = {.op = DSC_COMM_RECV, .dtype = t->dtype, .peer = from, .tag = tag, .recv = t->data,
+    dsc_transfer transfer = {.op = DSC_COMM_RECV,
+                             .dtype = t->dtype,
+                             .peer = from,
+                             .tag = tag,
+                             .send = t->data,
+                             .recv = t->data,
                              .count = dsc_tensor_count(t)};
     return begin(comm, DSC_TRAFFIC_OTHER, &transfer, request);
 }
@@ -350,13 +393,13 @@ dsc_status dsc_comm_barrier(dsc_comm *comm) {
 }
 
 dsc_status dsc_comm_allreduce(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, dsc_tensor *t) {
-    dsc_request *request;
+    dsc_request *request = NULL;
     DSC_TRY(dsc_comm_allreduce_begin(comm, traffic, op, t, &request));
     return dsc_comm_wait(&request);
 }
 
 dsc_status dsc_comm_broadcast(dsc_comm *comm, dsc_traffic traffic, int root, dsc_tensor *t) {
-    dsc_request *request;
+    dsc_request *request = NULL;
     DSC_TRY(dsc_comm_broadcast_begin(comm, traffic, root, t, &request));
     return dsc_comm_wait(&request);
 }
@@ -365,7 +408,7 @@ dsc_status dsc_comm_broadcast(dsc_comm *comm, dsc_traffic traffic, int root, dsc
 
 /* An operation on host memory of the communicator's own. */
 static dsc_status run(dsc_comm *comm, const dsc_transfer *transfer) {
-    dsc_request *request;
+    dsc_request *request = NULL;
     DSC_TRY(begin(comm, DSC_TRAFFIC_OTHER, transfer, &request));
     return dsc_comm_wait(&request);
 }
@@ -373,8 +416,12 @@ static dsc_status run(dsc_comm *comm, const dsc_transfer *transfer) {
 /* The lowest failing rank first (size when there is none), then its status and message from there. */
 dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) {
     int32_t lowest = own == DSC_OK ? comm->size : comm->rank;
-    dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE, .reduction = DSC_MIN, .dtype = DSC_I32, .send = &lowest,
-                             .recv = &lowest, .count = 1};
+    dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE,
+                             .reduction = DSC_MIN,
+                             .dtype = DSC_I32,
+                             .send = &lowest,
+                             .recv = &lowest,
+                             .count = 1};
     dsc_status status = run(comm, &transfer);
     if (status != DSC_OK)
         return dsc_error_pass(status, __FILE__, __LINE__);
@@ -383,10 +430,14 @@ dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) {
     unsigned char *text = (unsigned char *)comm->message; /* the status, then the message */
     if (lowest == comm->rank) {
         text[0] = (unsigned char)own;
-        strncpy(comm->message + 1, dsc_error_message(), sizeof comm->message - 2);
+        snprintf(comm->message + 1, sizeof comm->message - 1, "%s", dsc_error_message());
     }
-    transfer = (dsc_transfer){.op = DSC_COMM_BROADCAST, .dtype = DSC_U8, .peer = lowest, .send = text,
-                              .recv = text, .count = sizeof comm->message};
+    transfer = (dsc_transfer){.op = DSC_COMM_BROADCAST,
+                              .dtype = DSC_U8,
+                              .peer = lowest,
+                              .send = text,
+                              .recv = text,
+                              .count = sizeof comm->message};
     status = run(comm, &transfer);
     if (own != DSC_OK)
         return dsc_error_pass(own, __FILE__, __LINE__);

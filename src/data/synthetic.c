@@ -1,10 +1,10 @@
 /* The built-in data set: ten shapes, drawn by the program.
  *
- * The class of an image is the kind of its one large shape: disc, square, diamond, ring, frame, plus, saltire,
- * two lying bars, two standing bars, triangle. Place, size, colours (and with them which of shape and
- * background is the brighter one) are random, the background has a gradient, small distractors lie about and
- * noise covers all. The mean image of every class is therefore the same grey, and a linear model, which can
- * only compare with one template a class, learns next to nothing. Every shape is its own mirror image and
+ * The class of an image is the kind of its one large shape: disc, square, diamond, ring, frame, plus,
+ * saltire, two lying bars, two standing bars, triangle. Place, size, colours (and with them which of shape
+ * and background is the brighter one) are random, the background has a gradient, small distractors lie about
+ * and noise covers all. The mean image of every class is therefore the same grey, and a linear model, which
+ * can only compare with one template a class, learns next to nothing. Every shape is its own mirror image and
  * keeps its name when moved, so the usual crop and flip leave the class as it is.
  *
  * All arithmetic is in integers (lengths in 1/16 pixel), so an image is the same on every machine. It is
@@ -21,12 +21,35 @@ enum {
     SIDE = 32,
     CHANNELS = 3,
     BYTES = SIDE * SIDE * CHANNELS,
-    CLASSES = 10,
     DEFAULT_COUNT = 10000,
     MAX_COUNT = 10000000,
     UNIT = 16, /* lengths per pixel */
-    DISTRACTORS = 3,
-    NOISE = 44 /* largest deviation of a pixel */
+};
+
+typedef enum shape_kind {
+    DISC,
+    SQUARE,
+    DIAMOND,
+    RING,
+    FRAME,
+    PLUS,
+    SALTIRE,
+    LYING_BARS,
+    STANDING_BARS,
+    TRIANGLE,
+    CLASSES
+} shape_kind;
+
+/* How hard it is. Every image draws its own values from these ranges, so that a network finds easy images to
+ * begin with and hard ones left over for later. */
+enum {
+    RADIUS_MIN = 5 * UNIT,
+    RADIUS_MAX = 11 * UNIT,
+    CONTRAST_MIN = 24, /* largest difference of shape and background; the smallest is half of it */
+    CONTRAST_MAX = 96,
+    NOISE_MIN = 8, /* largest deviation of a pixel, evenly distributed */
+    NOISE_MAX = 64,
+    DISTRACTORS_MAX = 4
 };
 
 /* ---- shapes ----
@@ -65,26 +88,26 @@ static int turned(int a) {
     return a * 181 / 256; /* by 45 degrees: over sqrt 2 */
 }
 
-static int edge_distance(int kind, int u, int v, int r) {
+static int edge_distance(shape_kind kind, int u, int v, int r) {
     int t = larger(r / 4, UNIT);
     switch (kind) {
-    case 0:
+    case DISC:
         return disc(u, v, r);
-    case 1:
+    case SQUARE:
         return square(u, v, r * 7 / 8);
-    case 2:
+    case DIAMOND:
         return turned(abs(u) + abs(v)) - r * 7 / 8;
-    case 3:
+    case RING:
         return abs(disc(u, v, r - t)) - t;
-    case 4:
+    case FRAME:
         return abs(square(u, v, r * 7 / 8 - t)) - t;
-    case 5:
+    case PLUS:
         return plus(u, v, r, t);
-    case 6:
+    case SALTIRE:
         return plus(turned(u + v), turned(u - v), r, t);
-    case 7:
+    case LYING_BARS:
         return bars(u, v, r * 7 / 8, t);
-    case 8:
+    case STANDING_BARS:
         return bars(v, u, r * 7 / 8, t);
     default:
         return triangle(u, v, r);
@@ -93,7 +116,8 @@ static int edge_distance(int kind, int u, int v, int r) {
 
 /* ---- painting ---- */
 typedef struct shape {
-    int kind, x, y, r;
+    shape_kind kind;
+    int x, y, r;
     int colour[CHANNELS];
 } shape;
 
@@ -116,18 +140,13 @@ static void paint(const shape *s, int canvas[SIDE][SIDE][CHANNELS]) {
     }
 }
 
-/* Background and foreground colours: any background, and a foreground that differs from it by a step whose
- * largest part is 64 to 112. */
+/* A mid background, and a foreground that is brighter than it in every channel, or darker. */
 static void draw_colours(dsc_rng *rng, int background[CHANNELS], int foreground[CHANNELS]) {
-    int strongest = between(rng, 0, CHANNELS - 1);
+    int sign = dsc_rng_u32(rng) >> 31 ? 1 : -1;
+    int contrast = between(rng, CONTRAST_MIN, CONTRAST_MAX);
     for (int c = 0; c < CHANNELS; c++) {
-        background[c] = between(rng, 48, 207);
-        int step = c == strongest ? between(rng, 64, 112) : between(rng, 0, 96);
-        int room_up = 255 - background[c], room_down = background[c];
-        int up = (int)(dsc_rng_u32(rng) & 1);
-        if (up ? step > room_up : step > room_down)
-            up = !up;
-        foreground[c] = up ? smaller(background[c] + step, 255) : larger(background[c] - step, 0);
+        background[c] = between(rng, 96, 159);
+        foreground[c] = background[c] + sign * between(rng, contrast / 2, contrast);
     }
 }
 
@@ -140,37 +159,124 @@ static void paint_background(dsc_rng *rng, const int colour[CHANNELS], int canva
     for (int y = 0; y < SIDE; y++)
         for (int x = 0; x < SIDE; x++)
             for (int c = 0; c < CHANNELS; c++)
-                canvas[y][x][c] = colour[c] + (slope_x[c] * (x - SIDE / 2) + slope_y[c] * (y - SIDE / 2)) / SIDE;
+                canvas[y][x][c] =
+                    colour[c] + (slope_x[c] * (x - SIDE / 2) + slope_y[c] * (y - SIDE / 2)) / SIDE;
 }
 
-static void add_noise(dsc_rng *rng, int canvas[SIDE][SIDE][CHANNELS], uint8_t *pixels) {
+static void add_noise(dsc_rng *rng, int amplitude, int canvas[SIDE][SIDE][CHANNELS], uint8_t *pixels) {
     const int *flat = &canvas[0][0][0];
     for (int i = 0; i < BYTES; i += 4) {
         uint32_t word = dsc_rng_u32(rng);
         for (int k = 0; k < 4; k++) {
-            int noise = ((int)(word >> (8 * k) & 255) - 128) * NOISE / 128;
+            int noise = ((int)(word >> (8 * k) & 255) - 128) * amplitude / 128;
             pixels[i + k] = (uint8_t)smaller(larger(flat[i + k] + noise, 0), 255);
         }
     }
+}
+
+/* One draw a statement: C leaves the order inside an initialiser open. */
+static shape draw_distractor(dsc_rng *rng) {
+    shape s;
+    s.kind = dsc_rng_below(rng, 2) ? SQUARE : DISC;
+    s.x = between(rng, 0, SIDE * UNIT);
+    s.y = between(rng, 0, SIDE * UNIT);
+    s.r = between(rng, UNIT, 5 * UNIT / 2);
+    for (int c = 0; c < CHANNELS; c++)
+        s.colour[c] = between(rng, 0, 255);
+    return s;
 }
 
 int dsc_synthetic_draw(uint64_t seed, dsc_split split, int64_t index, uint8_t *pixels) {
     dsc_rng rng = dsc_rng_start(seed, DSC_RNG_SYNTHETIC, (uint32_t)split, (uint64_t)index);
     int canvas[SIDE][SIDE][CHANNELS];
     int background[CHANNELS];
-    shape main_shape = {(int)(index % CLASSES), 0, 0, between(&rng, 6 * UNIT, 11 * UNIT), {0}};
+    shape main_shape = {(shape_kind)(index % CLASSES), 0, 0, between(&rng, RADIUS_MIN, RADIUS_MAX), {0}};
     int r = main_shape.r;
     main_shape.x = between(&rng, r, SIDE * UNIT - UNIT - r);
     main_shape.y = between(&rng, r, SIDE * UNIT - UNIT - r);
     draw_colours(&rng, background, main_shape.colour);
     paint_background(&rng, background, canvas);
     paint(&main_shape, canvas);
-    for (int i = 0; i < DISTRACTORS; i++) {
-        shape small = {between(&rng, 0, 1), between(&rng, 0, SIDE * UNIT), between(&rng, 0, SIDE * UNIT),
-                       between(&rng, UNIT, 5 * UNIT / 2),
-                       {between(&rng, 0, 255), between(&rng, 0, 255), between(&rng, 0, 255)}};
+    int distractors = between(&rng, 0, DISTRACTORS_MAX);
+    for (int i = 0; i < distractors; i++) {
+        shape small = draw_distractor(&rng);
         paint(&small, canvas);
     }
-    add_noise(&rng, canvas, pixels);
-    return main_shape.kind;
+    add_noise(&rng, between(&rng, NOISE_MIN, NOISE_MAX), canvas, pixels);
+    return (int)main_shape.kind;
 }
+
+/* ---- the data set ---- */
+enum { NOT_DRAWN, BEING_DRAWN, DRAWN };
+
+typedef struct synthetic {
+    dsc_pixels *pixels;
+    atomic_uchar *state; /* of each image */
+} synthetic;
+
+static dsc_status parse_count(const char *text, int64_t *count) {
+    char *end;
+    long long value = strtoll(text, &end, 10);
+    if (*text < '0' || *text > '9' || *end || value < 1 || value > MAX_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "data set 'synthetic:%s': the number of images must be 1 to %d", text,
+                        MAX_COUNT);
+    *count = value;
+    return DSC_OK;
+}
+
+static void close_set(dsc_dataset *dataset) {
+    synthetic *set = dataset->state;
+    if (!set)
+        return;
+    dsc_pixels_destroy(&set->pixels);
+    dsc_memory_free(&set->state);
+    dsc_memory_free(&dataset->state);
+}
+
+static dsc_status open_set(dsc_dataset *dataset, const char *argument) {
+    static const double mean[CHANNELS] = {0.5, 0.5, 0.5}, std[CHANNELS] = {0.25, 0.25, 0.25};
+    dsc_status status;
+    int64_t count = DEFAULT_COUNT;
+    if (argument)
+        DSC_TRY(parse_count(argument, &count));
+    if (dataset->split == DSC_SPLIT_VAL)
+        count = count / 5 > 10 ? count / 5 : 10;
+    synthetic *set;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *set, &set));
+    dataset->state = set;
+    DSC_TRY_GOTO(status, dsc_memory_alloc(count, sizeof *set->state, &set->state), fail);
+    DSC_TRY_GOTO(status, dsc_pixels_create(count, SIDE, SIDE, CHANNELS, &set->pixels), fail);
+    set->pixels->pad = 4;
+    dsc_normalise_init(&set->pixels->normalise, CHANNELS, mean, std);
+    for (int64_t i = 0; i < count; i++)
+        atomic_init(&set->state[i], NOT_DRAWN);
+    dsc_pixels_set_info(set->pixels, CLASSES, dataset);
+    return DSC_OK;
+fail:
+    close_set(dataset);
+    return status;
+}
+
+/* Several threads may want one image at once: the first keeps what it draws, the others draw for themselves
+ * rather than wait. */
+static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                         dsc_scratch *scratch, float *x, int32_t *label) {
+    (void)scratch;
+    synthetic *set = dataset->state;
+    uint8_t drawn[BYTES];
+    const uint8_t *image = set->pixels->data + index * BYTES;
+    if (atomic_load_explicit(&set->state[index], memory_order_acquire) != DRAWN) {
+        dsc_synthetic_draw(dataset->options.seed, dataset->split, index, drawn);
+        unsigned char expected = NOT_DRAWN;
+        if (atomic_compare_exchange_strong(&set->state[index], &expected, BEING_DRAWN)) {
+            memcpy(set->pixels->data + index * BYTES, drawn, BYTES);
+            atomic_store_explicit(&set->state[index], DRAWN, memory_order_release);
+        }
+        image = drawn;
+    }
+    dsc_pixels_present(dataset, set->pixels, image, (dsc_sample_key){index, epoch, augment}, x);
+    *label = (int32_t)(index % CLASSES);
+    return DSC_OK;
+}
+
+const dsc_dataset_kind dsc_kind_synthetic = {"synthetic", "synthetic[:N]", 0, open_set, close_set, sample};

@@ -11,7 +11,12 @@ typedef struct device_kind {
     dsc_status (*open)(dsc_device *device, const dsc_device_options *options);
 } device_kind;
 
-static const device_kind kinds[] = {{"ref", dsc_ref_open}, {"cpu", dsc_cpu_open}};
+/* The last three are cpu with parts of it switched off, for tests and comparisons; not among the names. */
+static const device_kind kinds[] = {{"ref", dsc_ref_open},
+                                    {"cpu", dsc_cpu_open},
+                                    {"cpu:plain", dsc_cpu_open},
+                                    {"cpu:avx2", dsc_cpu_open},
+                                    {"cpu:base", dsc_cpu_open}};
 static const char *const names[] = {"ref", "cpu", NULL};
 static const char fastest[] = "cpu";
 

@@ -1,5 +1,6 @@
 /* Planned convolutions, and the fronts of their passes.
- *   y[n,oh,ow,k] = sum over kh, kw, c of x[n,h,w,c] w[k,kh,kw,c],   oh = (h + 2 pad - dil (kh - 1) - 1) / stride
+ *   y[n,oh,ow,k] = sum over kh, kw, c of x[n,h,w,c] w[k,kh,kw,c],   oh = (h + 2 pad - dil (kh - 1) - 1) /
+ * stride
  * + 1 */
 #include "device/checks.h"
 

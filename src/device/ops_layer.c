@@ -125,7 +125,8 @@ static dsc_status pool_extent(const char *name, int64_t size, int64_t kernel, in
         return DSC_FAIL(DSC_E_INVALID, "pool: %lld pads for a kernel of %lld in %s; 0 to %lld is expected",
                         (long long)pad, (long long)kernel, name, (long long)(kernel / 2));
     if (size < 1 || kernel > size + 2 * pad)
-        return DSC_FAIL(DSC_E_INVALID, "pool: the kernel reaches over %lld elements in %s; the padded input "
+        return DSC_FAIL(DSC_E_INVALID,
+                        "pool: the kernel reaches over %lld elements in %s; the padded input "
                         "has %lld",
                         (long long)kernel, name, (long long)(size + 2 * pad));
     *out = (size + 2 * pad - kernel) / stride + 1;

@@ -61,8 +61,7 @@ dsc_status dsc_op_norm_forward_eval(dsc_queue *q, const dsc_norm_desc *desc, con
     DSC_TRY(check_forward(&check, "norm_forward_eval", q, desc, x, residual, params, y));
     if (dsc_tensor_count(x) == 0)
         return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)
-                ->norm_forward_eval(q, desc, x, residual, params, y));
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->norm_forward_eval(q, desc, x, residual, params, y));
     return DSC_OK;
 }
 

@@ -2,8 +2,8 @@
  * after all checks. A backend copies ref's table and overrides what it does better (dsc_ref_table). Arguments
  * are as in ops.h.
  *
- * A host backend's entries are called for F32 only; other real types go to ref's table (dsc_device_table_for).
- * `fill`, `convert` and `softmax_loss` get every type that ops.h allows. */
+ * A host backend's entries are called for F32 only; other real types go to ref's table
+ * (dsc_device_table_for). `fill`, `convert` and `softmax_loss` get every type that ops.h allows. */
 #ifndef DSC_DEVICE_TABLE_H
 #define DSC_DEVICE_TABLE_H
 

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 
+#include <stdio.h>
 #include <string.h>
 
 int64_t dsc_shape_count(const dsc_shape *shape) {
@@ -48,9 +49,10 @@ dsc_status dsc_graph_expect_map(const dsc_model *m, const dsc_node *node) {
 dsc_status dsc_graph_expect_vector(const dsc_model *m, const dsc_node *node) {
     const dsc_shape *x = dsc_graph_input(m, node, 0);
     if (!x->flat)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "%s: the input is %s, but a vector is needed: put a flatten or a global pool before it",
-                        dsc_graph_describe(m, node), dsc_shape_text(x));
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "%s: the input is %s, but a vector is needed: put a flatten or a global pool before it",
+            dsc_graph_describe(m, node), dsc_shape_text(x));
     return DSC_OK;
 }
 
@@ -61,8 +63,8 @@ static dsc_status check_node(const dsc_model *m, const dsc_node *node) {
         return DSC_FAIL(DSC_E_INVALID, "%s: the model is sealed, nothing can be added", what);
     for (int i = 0; i < node->inputs; i++)
         if (node->in[i] < 0 || node->in[i] >= m->node_count)
-            return DSC_FAIL(DSC_E_INVALID, "%s: input %d is value %d, but the model has values 0 to %lld", what,
-                            i, node->in[i], (long long)m->node_count - 1);
+            return DSC_FAIL(DSC_E_INVALID, "%s: input %d is value %d, but the model has values 0 to %lld",
+                            what, i, node->in[i], (long long)m->node_count - 1);
     if (!node->name)
         return DSC_OK;
     if (!*node->name)

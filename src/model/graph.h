@@ -24,9 +24,9 @@ typedef struct dsc_shape {
 /* One kind of layer. Empty entries: nothing to do. */
 typedef struct dsc_layer_type {
     const char *name;
-    int in_place; /* y may lie over x[0] when nothing else reads that, and dx[0] over dy */
-    int keeps_x;  /* backward reads x[0] */
-    int keeps_y;  /* backward reads y */
+    int in_place;  /* y may lie over x[0] when nothing else reads that, and dx[0] over dy */
+    int keeps_x;   /* backward reads x[0] */
+    int keeps_y;   /* backward reads y */
     int dx_always; /* backward writes dx[0] even where nobody asks for it */
     /* Checks the inputs, sets node->shape. */
     dsc_status (*shape)(const dsc_model *m, dsc_node *node);
@@ -43,16 +43,16 @@ struct dsc_node {
     char *name; /* NULL for layers without parameters */
     int inputs;
     dsc_value in[2];
-    dsc_shape shape;           /* of the value it gives */
-    int64_t weight, bias;      /* parameter numbers; -1 for none */
-    int64_t buffer;            /* the first of a batch norm's buffers; -1 for none */
-    int64_t layer;             /* number among the layers with a weight matrix; -1 for none */
-    int64_t channels;          /* conv2d, shortcut: of the output; linear: features */
-    int with_bias;             /* linear */
-    dsc_conv2d_options conv;   /* conv2d */
-    dsc_pool_desc pool;        /* max and average pooling */
-    int64_t stride;            /* shortcut */
-    dsc_dropout_desc dropout;  /* dropout */
+    dsc_shape shape;          /* of the value it gives */
+    int64_t weight, bias;     /* parameter numbers; -1 for none */
+    int64_t buffer;           /* the first of a batch norm's buffers; -1 for none */
+    int64_t layer;            /* number among the layers with a weight matrix; -1 for none */
+    int64_t channels;         /* conv2d, shortcut: of the output; linear: features */
+    int with_bias;            /* linear */
+    dsc_conv2d_options conv;  /* conv2d */
+    dsc_pool_desc pool;       /* max and average pooling */
+    int64_t stride;           /* shortcut */
+    dsc_dropout_desc dropout; /* dropout */
 };
 
 /* A tensor of the state dict: a parameter or a buffer. */

@@ -15,8 +15,8 @@ void dsc_model_options_init(dsc_model_options *options) {
 
 static dsc_status check_options(dsc_device *device, const dsc_model_options *options) {
     if (options->dtype != DSC_F32 && options->dtype != DSC_F64)
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "model of type %s: must be %s or %s", dsc_dtype_name(options->dtype),
-                        dsc_dtype_name(DSC_F32), dsc_dtype_name(DSC_F64));
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "model of type %s: must be %s or %s",
+                        dsc_dtype_name(options->dtype), dsc_dtype_name(DSC_F32), dsc_dtype_name(DSC_F64));
     if (options->dtype == DSC_F64 && !dsc_device_is_host(device))
         return DSC_FAIL(DSC_E_UNSUPPORTED, "model of type %s: device '%s' cannot run it; use ref or cpu",
                         dsc_dtype_name(options->dtype), dsc_device_name(device));
@@ -127,7 +127,8 @@ static void list_layers(dsc_model *m) {
     }
 }
 
-static void draw_normal(uint64_t seed, uint32_t number, double std, int64_t count, dsc_dtype dtype, void *out) {
+static void draw_normal(uint64_t seed, uint32_t number, double std, int64_t count, dsc_dtype dtype,
+                        void *out) {
     for (int64_t i = 0; i < count; i++) {
         dsc_rng rng = dsc_rng_start(seed, DSC_RNG_INIT, number, (uint64_t)i);
         double x = std * dsc_rng_normal(&rng);
@@ -180,7 +181,8 @@ static dsc_status check_graph(dsc_model *m, dsc_value logits) {
                         (long long)m->node_count);
     const dsc_node *last = &m->nodes[logits];
     if (!last->shape.flat)
-        return DSC_FAIL(DSC_E_INVALID, "logits come from %s as %s, but a vector with one entry a class is needed",
+        return DSC_FAIL(DSC_E_INVALID,
+                        "logits come from %s as %s, but a vector with one entry a class is needed",
                         dsc_graph_describe(m, last), dsc_shape_text(&last->shape));
     for (int64_t v = 0; v < m->node_count; v++) {
         int64_t uses = v == logits;

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-dsc_status dsc_path_join(const char *directory, const char *name, char **out) {
+dsc_status dsc_output_path(const char *directory, const char *name, char **out) {
     size_t length = strlen(directory);
     int slash = length > 0 && directory[length - 1] != '/';
     size_t size = length + strlen(name) + 2;

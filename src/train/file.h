@@ -17,7 +17,7 @@ typedef struct dsc_output {
 } dsc_output;
 
 /* DIRECTORY/NAME in new memory; the caller frees it with dsc_memory_free. */
-dsc_status dsc_path_join(const char *directory, const char *name, char **out) DSC_MUST_CHECK;
+dsc_status dsc_output_path(const char *directory, const char *name, char **out) DSC_MUST_CHECK;
 /* Makes the directory and those above it; fine when it is there. */
 dsc_status dsc_directory_make(const char *path) DSC_MUST_CHECK;
 

@@ -92,8 +92,12 @@ static void place(dsc_st_writer *w) {
 /* NULL when there is no memory, or a name that JSON cannot hold. */
 static json_t *describe(const dsc_st_tensor *t) {
     json_t *shape = json_array();
-    for (int i = 0; i < t->ndim; i++)
-        json_array_append_new(shape, json_integer((json_int_t)t->dim[i]));
+    for (int i = 0; i < t->ndim; i++) {
+        if (json_array_append_new(shape, json_integer((json_int_t)t->dim[i])) != 0) {
+            json_decref(shape);
+            return NULL;
+        }
+    }
     return json_pack("{s:s, s:o, s:[I, I]}", "dtype", dsc_st_type_name(t->dtype), "shape", shape,
                      "data_offsets", (json_int_t)t->offset, (json_int_t)(t->offset + t->bytes));
 }

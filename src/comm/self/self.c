@@ -1,5 +1,5 @@
-/* One process without a launcher. The front serves all collectives of one rank; what is left are messages of the
- * rank to itself, matched by tag in the order they were begun and copied when both ends are known. */
+/* One process without a launcher. The front serves all collectives of one rank; what is left are messages of
+ * the rank to itself, matched by tag in the order they were begun and copied when both ends are known. */
 #include "comm/table.h"
 
 #include "base/config.h"
@@ -21,8 +21,6 @@ typedef struct self_state {
     int64_t last_id;
 } self_state;
 
-static const dsc_comm_table self_table;
-
 static int64_t find_pending(const self_state *self, int64_t id) {
     int64_t i = 0;
     while (i < self->count && self->pending[i].id != id)
@@ -38,9 +36,9 @@ static void remove_pending(self_state *self, int64_t index) {
 
 static dsc_status deliver(const dsc_transfer *send, const dsc_transfer *recv) {
     if (send->count != recv->count || send->dtype != recv->dtype)
-        return DSC_FAIL(DSC_E_COMM, "recv with tag %d: expected %lld elements of %s, got %lld of %s", recv->tag,
-                        (long long)recv->count, dsc_dtype_name(recv->dtype), (long long)send->count,
-                        dsc_dtype_name(send->dtype));
+        return DSC_FAIL(DSC_E_COMM, "recv with tag %d: expected %lld elements of %s, got %lld of %s",
+                        recv->tag, (long long)recv->count, dsc_dtype_name(recv->dtype),
+                        (long long)send->count, dsc_dtype_name(send->dtype));
     memmove(recv->recv, send->send, (size_t)send->count * dsc_dtype_size(send->dtype));
     return DSC_OK;
 }
@@ -76,7 +74,8 @@ static dsc_status self_wait(dsc_comm *comm, dsc_piece *piece) {
     dsc_transfer t = self->pending[i].transfer;
     remove_pending(self, i);
     if (t.op == DSC_COMM_SEND)
-        return DSC_FAIL(DSC_E_COMM, "send with tag %d to the only rank: begin the receive before waiting", t.tag);
+        return DSC_FAIL(DSC_E_COMM, "send with tag %d to the only rank: begin the receive before waiting",
+                        t.tag);
     return DSC_FAIL(DSC_E_COMM, "recv with tag %d from the only rank: begin the send before waiting", t.tag);
 }
 

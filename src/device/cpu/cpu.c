@@ -1,14 +1,153 @@
-/* The fast CPU device: opens it and fills in its table. */
-#include "device/table.h"
+/* The fast CPU device: vectorised kernels, OpenBLAS and LAPACK, oneDNN; float32 only (the front sends other
+ * types to ref). Everything it does not override is ref's. */
+#include "device/cpu/cpu.h"
 
-#include <unistd.h>
+#include "base/config.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/cpu/conv.h"
+
+#include <cblas.h>
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+
+/* What comes behind "cpu:" in a device's name: parts of it that can be switched off, for comparisons. */
+typedef struct variant {
+    const char *name;
+    int onednn;
+    const dsc_cpu_kernels *(*kernels)(void);
+} variant;
+
+static const dsc_cpu_kernels *base_kernels(void) {
+    return &dsc_cpu_kernels_base;
+}
+
+#ifdef __x86_64__
+static const dsc_cpu_kernels *avx2_kernels(void) {
+    int there = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return there ? &dsc_cpu_kernels_avx2 : base_kernels();
+}
+
+static const dsc_cpu_kernels *best_kernels(void) {
+    int there = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return there ? &dsc_cpu_kernels_avx512 : avx2_kernels();
+}
+#else
+static const dsc_cpu_kernels *avx2_kernels(void) {
+    return base_kernels();
+}
+
+static const dsc_cpu_kernels *best_kernels(void) {
+    return base_kernels();
+}
+#endif
+
+/* "cpu"; without oneDNN; and without, on fewer instructions. */
+static const variant variants[] = {{"cpu", 1, best_kernels},
+                                   {"auto", 1, best_kernels},
+                                   {"cpu:plain", 0, best_kernels},
+                                   {"cpu:avx2", 0, avx2_kernels},
+                                   {"cpu:base", 0, base_kernels}};
+
+static const variant *find_variant(const char *name) {
+    for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
+        if (strcmp(variants[i].name, name) == 0)
+            return &variants[i];
+    return NULL;
+}
+
+/* ---- threads and scratch memory ---- */
+
+void dsc_cpu_use_threads(const dsc_device *device) {
+    if (omp_get_max_threads() != device->threads)
+        omp_set_num_threads(device->threads);
+}
+
+dsc_status dsc_cpu_scratch(dsc_queue *q, int64_t bytes, void *out) {
+    dsc_cpu_queue *own = q->state;
+    if (bytes > own->capacity) {
+        dsc_memory_free(&own->scratch);
+        own->capacity = 0;
+        DSC_TRY(dsc_memory_alloc(bytes, 1, &own->scratch));
+        own->capacity = bytes;
+    }
+    *(void **)out = own->scratch;
+    return DSC_OK;
+}
+
+static void queue_close(dsc_queue *q) {
+    dsc_cpu_queue *own = q->state;
+    if (own)
+        dsc_memory_free(&own->scratch);
+    dsc_memory_free(&q->state);
+}
+
+/* Enough scratch for batch norm over 2048 channels; more is taken when it is first needed. */
+static dsc_status queue_open(dsc_queue *q) {
+    dsc_cpu_queue *own;
+    void *scratch;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *own, &own));
+    q->state = own;
+    dsc_status status = dsc_cpu_scratch(q, (1 + (int64_t)q->device->threads) * 65536, &scratch);
+    if (status != DSC_OK) {
+        queue_close(q);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    return DSC_OK;
+}
+
+/* ---- opening ---- */
+
+static void destroy(dsc_device *device) {
+    dsc_memory_free(&device->state);
+}
+
+static void fill_table(dsc_device_table *table) {
+    *table = dsc_ref_table;
+    table->destroy = destroy;
+    table->queue_open = queue_open;
+    table->queue_close = queue_close;
+    dsc_cpu_table_elementwise(table);
+    dsc_cpu_table_linalg(table);
+    dsc_cpu_table_conv(table);
+    dsc_cpu_table_norm(table);
+    dsc_cpu_table_pool(table);
+    dsc_cpu_table_loss(table);
+    dsc_cpu_table_optim(table);
+}
+
+static void describe(dsc_device *device, const dsc_cpu *cpu) {
+    char convolution[32] = "own convolution";
+#ifdef DSC_HAVE_ONEDNN
+    if (cpu->onednn) {
+        char version[16];
+        dsc_onednn_version(version, sizeof version);
+        snprintf(convolution, sizeof convolution, "oneDNN %s", version);
+    }
+#endif
+    snprintf(device->description, sizeof device->description, "%s: %d thread%s, %s, %s, %s", device->name,
+             device->threads, device->threads == 1 ? "" : "s", cpu->kernels->name, convolution,
+             openblas_get_config());
+}
 
 dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) {
-    static dsc_device_table table;
-    table = dsc_ref_table;
-    device->table = &table;
+    const variant *chosen = find_variant(options->name);
+    dsc_cpu *cpu;
+    if (!chosen)
+        return DSC_FAIL(DSC_E_INVALID, "device '%s' is unknown; choose cpu, cpu:plain, cpu:avx2 or cpu:base",
+                        options->name);
+    DSC_TRY(dsc_memory_alloc(1, sizeof *cpu, &cpu));
+    cpu->onednn = chosen->onednn;
+    cpu->kernels = chosen->kernels();
+    fill_table(&cpu->table);
+    device->table = &cpu->table;
     device->name = "cpu";
     device->is_host = 1;
-    device->threads = options->threads > 0 ? options->threads : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    device->threads = options->threads > 0 ? options->threads : omp_get_num_procs();
+    device->state = cpu;
+    dsc_cpu_use_threads(device);
+    describe(device, cpu);
     return DSC_OK;
 }

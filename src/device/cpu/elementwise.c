@@ -7,15 +7,216 @@
 
 /* Elements between two cuts: whole cache lines, so that no two threads write to one. */
 enum { UNIT = 64 };
+/* Doubles between the sums of two parts, for the same reason. */
+enum { APART = 8 };
 
-/* Runs `statement` for every part p of [0, n), with `first` and `count` set. A part is one thread's work. */
-#define FOR_PARTS(n, statement)                                                                              \
-    do {                                                                                                     \
-        int parts_ = dsc_cpu_parts(q->device, (n));                                                          \
-        _Pragma("omp parallel for num_threads(parts_) schedule(static, 1) if (parts_ > 1)") for (            \
-            int p_ = 0; p_ < parts_; p_++) {                                                                 \
-            dsc_cpu_range range_ = dsc_cpu_share((n), UNIT, parts_, p_);                                     \
-            int64_t first = range_.first, count = range_.count;                                              \
-            statement;                                                                                       \
-        }                                                                                                    \
-    } while (0)
+static dsc_status fill(dsc_queue *q, double value, dsc_tensor *t) {
+    if (t->dtype != DSC_F32)
+        return dsc_ref_table.fill(q, value, t);
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(t);
+    int parts = dsc_cpu_parts(q->device, n);
+    float *y = t->data;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        k->fill(r.count, (float)value, y + r.first);
+    }
+    return DSC_OK;
+}
+
+static void convert_range(const dsc_cpu_kernels *k, dsc_cpu_range r, const dsc_tensor *src, dsc_tensor *dst) {
+    if (src->dtype == dst->dtype)
+        memcpy((float *)dst->data + r.first, (const float *)src->data + r.first,
+               (size_t)r.count * sizeof(float));
+    else if (dst->dtype == DSC_BF16)
+        k->to_bf16(r.count, (const float *)src->data + r.first, (uint16_t *)dst->data + r.first);
+    else if (dst->dtype == DSC_F16)
+        k->to_f16(r.count, (const float *)src->data + r.first, (uint16_t *)dst->data + r.first);
+    else if (src->dtype == DSC_BF16)
+        k->from_bf16(r.count, (const uint16_t *)src->data + r.first, (float *)dst->data + r.first);
+    else
+        k->from_f16(r.count, (const uint16_t *)src->data + r.first, (float *)dst->data + r.first);
+}
+
+/* F32 to or from F32, BF16 and, with hardware for it, F16. */
+static int convert_here(const dsc_cpu_kernels *k, dsc_dtype src, dsc_dtype dst) {
+    if (src != DSC_F32 && dst != DSC_F32)
+        return 0;
+    dsc_dtype other = src == DSC_F32 ? dst : src;
+    return other == DSC_F32 || other == DSC_BF16 || (other == DSC_F16 && k->to_f16);
+}
+
+static dsc_status convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    if (!convert_here(k, src->dtype, dst->dtype))
+        return dsc_ref_table.convert(q, src, dst);
+    if (src->data == dst->data)
+        return DSC_OK;
+    int64_t n = dsc_tensor_count(src);
+    int parts = dsc_cpu_parts(q->device, n);
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++)
+        convert_range(k, dsc_cpu_share(n, UNIT, parts, p), src, dst);
+    return DSC_OK;
+}
+
+static dsc_status axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta, dsc_tensor *y) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(y);
+    int parts = dsc_cpu_parts(q->device, n);
+    const float *from = x->data;
+    float *to = y->data;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        k->axpby(r.count, (float)alpha, from + r.first, (float)beta, to + r.first);
+    }
+    return DSC_OK;
+}
+
+static dsc_status scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(t);
+    int parts = dsc_cpu_parts(q->device, n);
+    float factor = (float)*(const double *)s->data;
+    float *y = t->data;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        k->scale(r.count, factor, y + r.first);
+    }
+    return DSC_OK;
+}
+
+static dsc_status dot(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta, dsc_tensor *out) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(x);
+    int parts = dsc_cpu_parts(q->device, n);
+    const float *a = x->data, *b = y->data;
+    double *sums;
+    DSC_TRY(dsc_cpu_scratch(q, parts * APART * (int64_t)sizeof *sums, &sums));
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        sums[p * APART] = k->dot(r.count, a + r.first, b + r.first);
+    }
+    double *result = out->data;
+    double sum = beta == 0 ? 0 : beta * *result;
+    for (int p = 0; p < parts; p++)
+        sum += sums[p * APART];
+    *result = sum;
+    return DSC_OK;
+}
+
+static dsc_status count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(t), total = 0;
+    int parts = dsc_cpu_parts(q->device, n);
+    const float *x = t->data;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1) reduction(+ : total)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        total += k->nonfinite(r.count, x + r.first);
+    }
+    *(double *)out->data += (double)total;
+    return DSC_OK;
+}
+
+static dsc_status relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(x);
+    int parts = dsc_cpu_parts(q->device, n);
+    const float *from = x->data;
+    float *to = y->data;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        k->relu(r.count, from + r.first, to + r.first);
+    }
+    return DSC_OK;
+}
+
+static dsc_status relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
+                                dsc_tensor *dx) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(y);
+    int parts = dsc_cpu_parts(q->device, n);
+    const float *out = y->data, *grad = dy->data;
+    float *to = dx->data;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        k->relu_grad(r.count, out + r.first, grad + r.first, beta != 0, to + r.first);
+    }
+    return DSC_OK;
+}
+
+static dsc_status add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(y);
+    int parts = dsc_cpu_parts(q->device, n);
+    const float *left = a->data, *right = b->data;
+    float *to = y->data;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        k->add(r.count, left + r.first, right + r.first, to + r.first);
+    }
+    return DSC_OK;
+}
+
+static dsc_status bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(y), c = dsc_tensor_count(b), width = dsc_cpu_period(c);
+    int parts = dsc_cpu_parts(q->device, n);
+    float *wide, *to = y->data;
+    DSC_TRY(dsc_cpu_scratch(q, width * (int64_t)sizeof *wide, &wide));
+    dsc_cpu_repeat(c, width, b->data, wide);
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, width, parts, p);
+        k->bias_add(r.count, width, wide, to + r.first);
+    }
+    return DSC_OK;
+}
+
+/* Per part: `width` double sums and `width` floats in between. */
+static dsc_status bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(dy), c = dsc_tensor_count(db), width = dsc_cpu_period(c);
+    int parts = dsc_cpu_parts(q->device, n);
+    const float *from = dy->data;
+    double *sums;
+    DSC_TRY(dsc_cpu_scratch(q, 2 * parts * width * (int64_t)sizeof *sums, &sums));
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, width, parts, p);
+        double *own = sums + 2 * p * width;
+        memset(own, 0, (size_t)width * sizeof *own);
+        k->column_sums(r.count, width, from + r.first, (float *)(own + width), own);
+    }
+    float *to = db->data;
+    for (int64_t ch = 0; ch < c; ch++) {
+        double sum = beta == 0 ? 0 : (double)to[ch];
+        for (int p = 0; p < parts; p++)
+            for (int64_t i = ch; i < width; i += c)
+                sum += sums[2 * p * width + i];
+        to[ch] = (float)sum;
+    }
+    return DSC_OK;
+}
+
+void dsc_cpu_table_elementwise(dsc_device_table *table) {
+    table->fill = fill;
+    table->convert = convert;
+    table->axpby = axpby;
+    table->scale_by = scale_by;
+    table->dot = dot;
+    table->count_nonfinite = count_nonfinite;
+    table->relu_forward = relu_forward;
+    table->relu_backward = relu_backward;
+    table->add = add;
+    table->bias_add = bias_add;
+    table->bias_grad = bias_grad;
+}

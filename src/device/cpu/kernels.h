@@ -6,6 +6,8 @@
 #ifndef DSC_DEVICE_CPU_KERNELS_H
 #define DSC_DEVICE_CPU_KERNELS_H
 
+#include "device/formulas.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
@@ -28,11 +30,6 @@ typedef struct dsc_cpu_norm_grad {
     double *sum_g, *sum_gx;
     float *temporary; /* [3 width] */
 } dsc_cpu_norm_grad;
-
-/* Hyper-parameters of an optimiser's step, rounded once. */
-typedef struct dsc_cpu_hyper {
-    float lr, momentum, decay, beta1, beta2, eps, inv_correction1, inv_correction2, rate;
-} dsc_cpu_hyper;
 
 typedef struct dsc_cpu_kernels {
     const char *name;
@@ -63,12 +60,14 @@ typedef struct dsc_cpu_kernels {
     /* One output row of a max pool: taps of c channels; index may be NULL. */
     void (*max_tap)(int64_t c, int32_t tap, const float *x, int32_t *index, float *y);
 
-    void (*sgd)(int64_t n, int nesterov, const dsc_cpu_hyper *h, const float *z, const float *g, float *m,
+    void (*sgd)(int64_t n, int nesterov, const dsc_step_f *step, const float *z, const float *g, float *m,
                 float *x);
-    void (*adam)(int64_t n, int decoupled, const dsc_cpu_hyper *h, const float *z, const float *g, float *m,
+    void (*adam)(int64_t n, int decoupled, const dsc_step_f *step, const float *z, const float *g, float *m,
                  float *v, float *x);
-    void (*lars)(int64_t n, const dsc_cpu_hyper *h, const float *z, const float *g, float *m, float *x);
-    void (*lamb)(int64_t n, const dsc_cpu_hyper *h, const float *z, const float *g, float *m, float *v,
+    /* rate: as of dsc_lars_update_f. */
+    void (*lars)(int64_t n, const dsc_step_f *step, float rate, const float *z, const float *g, float *m,
+                 float *x);
+    void (*lamb)(int64_t n, const dsc_step_f *step, const float *z, const float *g, float *m, float *v,
                  float *u);
 } dsc_cpu_kernels;
 

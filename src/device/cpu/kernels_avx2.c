@@ -2,6 +2,7 @@
 #ifdef __x86_64__
 
 #include "device/cpu/kernels.h"
+#include "device/half.h"
 
 #include <immintrin.h>
 #include <math.h>

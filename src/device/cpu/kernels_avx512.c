@@ -2,13 +2,15 @@
 #ifdef __x86_64__
 
 #include "device/cpu/kernels.h"
+#include "device/half.h"
 
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c"))),         \
+                             apply_to = function)
 #else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,f16c,prefer-vector-width=512")
 #endif

@@ -1,5 +1,6 @@
 /* The kernels for any machine of the architecture. */
 #include "device/cpu/kernels.h"
+#include "device/half.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,0 +1,139 @@
+/* descent eval: accuracy of a checkpoint. */
+#include "base/error.h"
+#include "cli/cli.h"
+#include "descent/train.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct eval_values {
+    dsc_cli_common common;
+    dsc_eval_options o;
+    const char *device;
+    int threads, json;
+} eval_values;
+
+#define AT(member) offsetof(eval_values, member)
+
+static const dsc_option options[] = {
+    {.name = "checkpoint",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(o.checkpoint),
+     .placeholder = "FILE",
+     .help = "checkpoint-STEP.safetensors, or the directory of a run: its latest checkpoint",
+     .group = "What to evaluate"},
+    {.name = "data",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(o.data),
+     .placeholder = "SPEC",
+     .help = "synthetic, cifar10:DIR, cifar100:DIR, mnist:DIR (any IDX set), imagefolder:DIR"},
+    {.name = "model",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(o.model),
+     .placeholder = "NAME",
+     .shown = "what the checkpoint says",
+     .help = "model of the zoo"},
+    {.name = "image-size",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(o.image_size),
+     .placeholder = "N",
+     .range = "[0, 65536]",
+     .shown = "224",
+     .help = "imagefolder: side of the centre crop in pixels"},
+    {.name = "seed",
+     .kind = DSC_OPTION_UINT64,
+     .offset = AT(o.seed),
+     .placeholder = "N",
+     .help = "of synthetic images: the one of the training"},
+    {.name = "batch-size",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(o.batch_size),
+     .placeholder = "N",
+     .range = "[1, 1e9]",
+     .help = "images per rank and batch",
+     .group = "How to run"},
+    {.name = "device",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(device),
+     .choices = "auto|ref|cpu",
+     .help = "where to compute"},
+    {.name = "threads",
+     .kind = DSC_OPTION_INT,
+     .offset = AT(threads),
+     .placeholder = "N",
+     .range = "[0, 4096]",
+     .shown = "the CPUs of this rank",
+     .help = "CPU threads per rank"},
+    {.name = "data-threads",
+     .kind = DSC_OPTION_INT,
+     .offset = AT(o.data_threads),
+     .placeholder = "N",
+     .range = "[1, 1024]",
+     .help = "threads per rank that prepare batches"},
+    {.name = "json",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(json),
+     .help = "print one JSON object",
+     .group = "Output"},
+    DSC_CLI_COMMON_OPTIONS,
+};
+
+static void init(void *values) {
+    eval_values *v = values;
+    memset(v, 0, sizeof *v);
+    dsc_eval_options_init(&v->o);
+    v->device = "auto";
+}
+
+static void print_text(const dsc_eval_result *r) {
+    char images[32], seconds[32];
+    printf("%s images: loss %.4f, top-1 %.2f %%, top-5 %.2f %%, %s\n",
+           dsc_cli_grouped(r->images, images, sizeof images), r->loss, 100 * r->top1, 100 * r->top5,
+           dsc_cli_duration(r->seconds, seconds, sizeof seconds));
+}
+
+static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int ranks) {
+    json_t *object = json_pack("{s:s, s:s, s:i, s:I, s:f, s:f, s:f, s:f}", "checkpoint", v->o.checkpoint,
+                               "data", v->o.data, "ranks", ranks, "images", (json_int_t)r->images, "loss",
+                               r->loss, "top1", r->top1, "top5", r->top5, "seconds", r->seconds);
+    if (!object)
+        return DSC_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (loss %g)", r->loss);
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+    return DSC_OK;
+}
+
+static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
+    eval_values *v = values;
+    dsc_eval_result result = {0};
+    (void)set;
+    if (!v->o.checkpoint)
+        return DSC_FAIL(DSC_E_INVALID, "eval needs --checkpoint FILE (or the directory of a run)");
+    DSC_TRY(dsc_cli_open(session, v->device, v->threads));
+    DSC_TRY(dsc_eval_run(session->comm, session->device, &v->o, &result));
+    if (!dsc_cli_prints(session))
+        return DSC_OK;
+    if (v->json)
+        return print_json(v, &result, dsc_comm_size(session->comm));
+    print_text(&result);
+    return DSC_OK;
+}
+
+const dsc_cli_command dsc_cli_eval = {
+    .name = "eval",
+    .summary = "measure a checkpoint on the validation set",
+    .description =
+        "Evaluates the model in a checkpoint on the validation split of a data set, over all ranks together, "
+        "each image once. Loss and accuracies do not depend on the number of ranks.\n\n"
+        "With --json the result is one object with the keys checkpoint, data, ranks, images, loss, top1, "
+        "top5 (shares between 0 and 1) and seconds.",
+    .examples =
+        "descent eval --checkpoint runs/lenet-synthetic-42\n"
+        "mpirun -n 4 descent eval --checkpoint out/checkpoint-3910.safetensors --data cifar10:data --json\n",
+    .options = options,
+    .values_size = sizeof(eval_values),
+    .init = init,
+    .run = run,
+};

@@ -1,0 +1,17 @@
+/* Help texts and manual pages, written from the commands' descriptions and option tables. */
+#ifndef DSC_CLI_HELP_H
+#define DSC_CLI_HELP_H
+
+#include "cli/cli.h"
+
+#include <stdio.h>
+
+/* What `descent --help` and `descent COMMAND --help` show. `values` holds the defaults. */
+void dsc_help_program(FILE *out);
+void dsc_help_command(FILE *out, const dsc_cli_command *command, const void *values, int width);
+
+/* The manual pages descent.1 and descent-COMMAND.1, in roff. */
+void dsc_man_program(FILE *out);
+void dsc_man_command(FILE *out, const dsc_cli_command *command, const void *values);
+
+#endif

@@ -1,0 +1,251 @@
+/* descent info: version, build, devices; a model's size and its K-FAC layers. */
+#include "base/config.h"
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/model_facts.h"
+#include "descent/version.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct info_values {
+    dsc_cli_common common;
+    const char *model, *device;
+    int64_t batch;
+    int ranks, json;
+} info_values;
+
+#define AT(member) offsetof(info_values, member)
+
+static const dsc_option options[] = {
+    {.name = "model",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(model),
+     .placeholder = "NAME",
+     .shown = "none: about the program only",
+     .help = "describe this model of the zoo, at the input it is made for",
+     .group = "Information"},
+    {.name = "batch-size",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(batch),
+     .placeholder = "N",
+     .range = "[1, 1e9]",
+     .help = "batch per rank that memory is told for"},
+    {.name = "ranks",
+     .kind = DSC_OPTION_INT,
+     .offset = AT(ranks),
+     .placeholder = "N",
+     .range = "[1, 1e6]",
+     .shown = "those of this job",
+     .help = "number of ranks that traffic is told for"},
+    {.name = "device",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(device),
+     .choices = "auto|ref|cpu",
+     .help = "device that memory is told for"},
+    {.name = "json", .kind = DSC_OPTION_FLAG, .offset = AT(json), .help = "print one JSON object"},
+    DSC_CLI_COMMON_OPTIONS,
+};
+
+#ifdef DSC_HAVE_MPI
+static const int have_mpi = 1;
+#else
+static const int have_mpi = 0;
+#endif
+
+static void init(void *values) {
+    info_values *v = values;
+    memset(v, 0, sizeof *v);
+    v->device = "auto";
+    v->batch = 128;
+}
+
+/* The line about a device (it starts with its name), or why it cannot be used. */
+static void device_text(const char *name, int threads, char *text, size_t size) {
+    dsc_device *device = NULL;
+    dsc_device_options o;
+    dsc_device_options_init(&o);
+    o.name = name;
+    o.threads = threads;
+    if (dsc_device_create(&o, &device) == DSC_OK)
+        snprintf(text, size, "%s", dsc_device_description(device));
+    else
+        snprintf(text, size, "%s: cannot be used: %s", name, dsc_error_message());
+    dsc_device_destroy(&device);
+}
+
+/* Bytes of gradients each rank sends in a step: an all-reduce of all parameters in float32. */
+static double gradient_bytes(const dsc_model_facts *f, int ranks) {
+    return 2.0 * (ranks - 1) / ranks * 4.0 * (double)f->parameters;
+}
+
+static double mega(double bytes) {
+    return bytes / 1e6;
+}
+
+/* ---- text ---- */
+
+static void print_program(const dsc_cli_session *session) {
+    char text[256];
+    printf("descent %s\n", dsc_version());
+    printf("build    %s\n", dsc_build_info());
+    for (const char *const *name = dsc_device_names(); *name; name++) {
+        device_text(*name, dsc_device_threads(session->device), text, sizeof text);
+        printf("device   %s\n", text);
+    }
+    printf("MPI      %s\n", have_mpi ? "yes" : "not in this build");
+    printf("comm     %s (%d %s)\n", dsc_comm_description(session->comm), dsc_comm_size(session->comm),
+           dsc_comm_size(session->comm) == 1 ? "rank" : "ranks");
+}
+
+static void print_layers(const dsc_model_facts *f) {
+    int width = 5;
+    for (int64_t i = 0; i < f->layer_count; i++)
+        width = (int)strlen(f->layers[i].name) > width ? (int)strlen(f->layers[i].name) : width;
+    printf("\n%-*s  %-6s  %6s  %6s  %6s\n", width, "layer", "kind", "A", "G", "groups");
+    for (int64_t i = 0; i < f->layer_count; i++) {
+        const dsc_kfac_layer *l = &f->layers[i];
+        printf("%-*s  %-6s  %6lld  %6lld  %6lld\n", width, l->name,
+               l->kind == DSC_LAYER_CONV2D ? "conv2d" : "linear", (long long)l->a, (long long)l->g,
+               (long long)l->groups);
+    }
+    printf("\n%6s  %6s  %10s\n", "size", "count", "MB");
+    for (int64_t i = 0; i < f->size_count; i++) {
+        double n = (double)f->sizes[i].size;
+        printf("%6lld  %6lld  %10.3f\n", (long long)f->sizes[i].size, (long long)f->sizes[i].count,
+               mega(4 * n * n * (double)f->sizes[i].count));
+    }
+}
+
+static void print_model(const info_values *v, const dsc_model_facts *f, int ranks) {
+    char parameters[32], batch[32];
+    printf("\nmodel         %s\n", v->model);
+    printf("input         %lld x %lld x %lld, %lld classes\n", (long long)f->shape[0], (long long)f->shape[1],
+           (long long)f->shape[2], (long long)f->classes);
+    printf("parameters    %s in %lld tensors, %.1f MB in float32\n",
+           dsc_cli_grouped(f->parameters, parameters, sizeof parameters), (long long)f->tensors,
+           mega(4.0 * (double)f->parameters));
+    printf("memory        batch of %s: activations about %.0f MB in training, %.0f MB in evaluation\n",
+           dsc_cli_grouped(f->batch, batch, sizeof batch), mega(f->train_bytes), mega(f->eval_bytes));
+    printf("traffic       %d %s: %.1f MB of gradients sent by each rank in a step\n", ranks,
+           ranks == 1 ? "rank" : "ranks", mega(gradient_bytes(f, ranks)));
+    printf("K-FAC layers  %lld\n", (long long)f->layer_count);
+    printf("factors       %lld: %.0f MB in float32, %.0f MB packed\n", (long long)f->factor_count,
+           mega(f->factor_bytes), mega(f->packed_bytes));
+    print_layers(f);
+}
+
+/* ---- JSON ---- */
+
+static json_t *program_json(const dsc_cli_session *session) {
+    char text[256];
+    json_t *devices = json_array();
+    for (const char *const *name = dsc_device_names(); *name; name++) {
+        device_text(*name, dsc_device_threads(session->device), text, sizeof text);
+        json_array_append_new(devices, json_pack("{s:s, s:s}", "name", *name, "description", text));
+    }
+    return json_pack("{s:s, s:s, s:o, s:b, s:{s:s, s:s, s:i}}", "version", dsc_version(), "build",
+                     dsc_build_info(), "devices", devices, "mpi", have_mpi, "comm", "name",
+                     dsc_comm_name(session->comm), "description", dsc_comm_description(session->comm),
+                     "ranks", dsc_comm_size(session->comm));
+}
+
+static json_t *kfac_json(const dsc_model_facts *f) {
+    json_t *layers = json_array(), *sizes = json_array();
+    for (int64_t i = 0; i < f->layer_count; i++) {
+        const dsc_kfac_layer *l = &f->layers[i];
+        json_array_append_new(layers, json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", l->name, "kind",
+                                                l->kind == DSC_LAYER_CONV2D ? "conv2d" : "linear", "a",
+                                                (json_int_t)l->a, "g", (json_int_t)l->g, "groups",
+                                                (json_int_t)l->groups));
+    }
+    for (int64_t i = 0; i < f->size_count; i++)
+        json_array_append_new(sizes, json_pack("{s:I, s:I}", "size", (json_int_t)f->sizes[i].size, "count",
+                                               (json_int_t)f->sizes[i].count));
+    return json_pack("{s:I, s:I, s:I, s:I, s:o, s:o}", "layers", (json_int_t)f->layer_count, "factors",
+                     (json_int_t)f->factor_count, "bytes", (json_int_t)f->factor_bytes, "packed_bytes",
+                     (json_int_t)f->packed_bytes, "sizes", sizes, "layer_list", layers);
+}
+
+static json_t *model_json(const info_values *v, const dsc_model_facts *f, int ranks) {
+    return json_pack("{s:s, s:[I, I, I], s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:o}", "name", v->model,
+                     "input", (json_int_t)f->shape[0], (json_int_t)f->shape[1], (json_int_t)f->shape[2],
+                     "classes", (json_int_t)f->classes, "parameters", (json_int_t)f->parameters, "tensors",
+                     (json_int_t)f->tensors, "batch_size", (json_int_t)f->batch, "train_bytes",
+                     (json_int_t)f->train_bytes, "eval_bytes", (json_int_t)f->eval_bytes, "ranks", ranks,
+                     "gradient_bytes_sent", (json_int_t)gradient_bytes(f, ranks), "kfac", kfac_json(f));
+}
+
+static dsc_status print_json(const dsc_cli_session *session, const info_values *v, const dsc_model_facts *f,
+                             int ranks) {
+    json_t *object = program_json(session);
+    if (f && object)
+        json_object_set_new(object, "model", model_json(v, f, ranks));
+    if (!object)
+        return DSC_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
+    json_dumpf(object, stdout, JSON_INDENT(2));
+    printf("\n");
+    json_decref(object);
+    return DSC_OK;
+}
+
+static dsc_status show(const dsc_cli_session *session, const info_values *v, const dsc_model_facts *f) {
+    int ranks = v->ranks > 0 ? v->ranks : dsc_comm_size(session->comm);
+    if (!dsc_cli_prints(session))
+        return DSC_OK;
+    if (v->json)
+        return print_json(session, v, f, ranks);
+    print_program(session);
+    if (f)
+        print_model(v, f, ranks);
+    return DSC_OK;
+}
+
+static dsc_status create_model(dsc_device *device, const char *name, dsc_model **out) {
+    int64_t side, channels, classes;
+    dsc_model_options o;
+    dsc_model_options_init(&o);
+    DSC_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
+    DSC_TRY(dsc_zoo_create(device, name, side, side, channels, classes, &o, out));
+    return DSC_OK;
+}
+
+static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
+    const info_values *v = values;
+    dsc_model *model = NULL;
+    dsc_model_facts *facts = NULL;
+    int64_t side, channels, classes;
+    (void)set;
+    if (v->model)
+        DSC_TRY(dsc_zoo_default_input(v->model, &side, &channels, &classes));
+    DSC_TRY(dsc_cli_open(session, v->device, 0));
+    dsc_status status = DSC_OK;
+    if (v->model)
+        status = create_model(session->device, v->model, &model);
+    if (v->model && status == DSC_OK)
+        status = dsc_model_facts_create(model, v->batch, &facts);
+    if (status == DSC_OK)
+        status = show(session, v, facts);
+    dsc_model_facts_destroy(&facts);
+    dsc_model_destroy(&model);
+    return status;
+}
+
+const dsc_cli_command dsc_cli_info = {
+    .name = "info",
+    .summary = "tell version, build and devices, and the size of a model",
+    .description = "Tells the version, the build and the devices of this machine. With --model also a "
+                   "model's input, parameters, "
+                   "memory for a batch, the gradients each rank sends in a step, and its layers with the "
+                   "sizes of their K-FAC "
+                   "factors: A is kh*kw*in (one more with a bias), G is out, per group of a grouped "
+                   "convolution. MB are 10^6 "
+                   "bytes.",
+    .examples =
+        "descent info\ndescent info --model resnet50 --ranks 16\ndescent info --model resnet32 --json\n",
+    .options = options,
+    .values_size = sizeof(info_values),
+    .init = init,
+    .run = run,
+};

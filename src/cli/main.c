@@ -1,0 +1,217 @@
+/* The program `descent`: finds the command, runs it, prints what went wrong and ends the job. */
+#include "base/error.h"
+#include "base/memory.h"
+#include "cli/cli.h"
+#include "cli/help.h"
+#include "cli/terminal.h"
+#include "descent/log.h"
+#include "descent/version.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+const dsc_cli_command *const dsc_cli_commands[] = {&dsc_cli_train, &dsc_cli_eval,   &dsc_cli_info,
+                                                   &dsc_cli_bench, &dsc_cli_report, NULL};
+
+/* What the log handler needs to know. */
+typedef struct log_context {
+    const dsc_cli_session *session;
+    int verbose;
+} log_context;
+
+static void print_log(void *context, dsc_log_level level, const char *text) {
+    const log_context *log = context;
+    if (level == DSC_LOG_WARNING && dsc_cli_prints(log->session))
+        fprintf(stderr, "descent: warning: %s\n", text);
+    else if (level != DSC_LOG_WARNING && log->verbose)
+        fprintf(stderr, "descent: %s\n", text);
+}
+
+static int exit_status(dsc_status status) {
+    switch (status) {
+    case DSC_OK:
+        return DSC_EXIT_DONE;
+    case DSC_E_INVALID:
+    case DSC_E_NOT_FOUND:
+    case DSC_E_FORMAT:
+    case DSC_E_UNSUPPORTED:
+        return DSC_EXIT_USAGE;
+    case DSC_E_INTERRUPTED:
+        return DSC_EXIT_INTERRUPTED;
+    default:
+        return DSC_EXIT_FAILED;
+    }
+}
+
+static void print_error(int verbose) {
+    fflush(stdout);
+    fprintf(stderr, "descent: %s\n", dsc_error_message());
+    if (verbose)
+        fprintf(stderr, "%s\n", dsc_error_trace());
+}
+
+/* 1 when the message of this rank's failure came from another rank, which prints it itself. */
+static int is_foreign(const dsc_comm *comm) {
+    int origin;
+    return sscanf(dsc_error_message(), "rank %d:", &origin) == 1 && origin != dsc_comm_rank(comm);
+}
+
+/* Prints the failure where it belongs and ends the job. A failure that all ranks know of (a wrong option is
+ * one) is printed once and they leave together. A lone one is printed by its rank, which then ends everybody;
+ * a rank that was told of it goes on to dsc_cli_close and waits there for that end. */
+static int end_failed(dsc_cli_session *session, dsc_status status, int verbose) {
+    int parallel = session->comm && dsc_comm_size(session->comm) > 1;
+    int code = exit_status(status);
+    if (!parallel || session->agreed || status == DSC_E_INTERRUPTED) {
+        int alone = !session->comm && code != DSC_EXIT_USAGE; /* MPI did not start on this rank */
+        if (dsc_cli_prints(session) || alone)
+            print_error(verbose);
+    } else if (!is_foreign(session->comm)) {
+        print_error(verbose);
+        fflush(stderr);
+        dsc_comm_abort(session->comm, code);
+    }
+    return code;
+}
+
+/* A full disk is an error, a reader that has left (head, less) is not. */
+static int end_output(int code) {
+    errno = 0;
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    if (errno == EPIPE || code != DSC_EXIT_DONE)
+        return code;
+    fprintf(stderr, "descent: cannot write to the standard output: %s\n", strerror(errno));
+    return DSC_EXIT_FAILED;
+}
+
+static int run_command(const dsc_cli_command *command, void *values, const dsc_option_set *set) {
+    dsc_cli_session session = {0};
+    const dsc_cli_common *common = values;
+    log_context log = {&session, common->verbose};
+    dsc_log_set_handler(print_log, &log);
+    dsc_status status = command->run(&session, values, set);
+    int code = status == DSC_OK ? DSC_EXIT_DONE : end_failed(&session, status, common->verbose);
+    code = end_output(code);
+    dsc_cli_close(&session);
+    dsc_log_set_handler(NULL, NULL);
+    return code;
+}
+
+/* The command line itself is wrong: every rank of a job finds the same, rank 0 tells. */
+static int usage_error(const char *command) {
+    const dsc_cli_session nobody = {0};
+    if (dsc_cli_prints(&nobody)) {
+        fprintf(stderr, "descent: %s\n", dsc_error_message());
+        fprintf(stderr, "Try 'descent%s%s --help'.\n", *command ? " " : "", command);
+    }
+    return DSC_EXIT_USAGE;
+}
+
+static dsc_status parse_command(const dsc_cli_command *command, int argc, char *const *argv, void *values,
+                                dsc_option_set **out) {
+    dsc_option_set *set = NULL;
+    command->init(values);
+    DSC_TRY(dsc_option_parse(command->options, argc, argv, values, &set));
+    if (!command->arguments && dsc_option_positional_count(set) > 0) {
+        dsc_status status = DSC_FAIL(DSC_E_INVALID, "unexpected argument '%s': options start with --",
+                                     dsc_option_positional(set, 0));
+        dsc_option_set_destroy(&set);
+        return status;
+    }
+    *out = set;
+    return DSC_OK;
+}
+
+static int start_command(const dsc_cli_command *command, int argc, char *const *argv) {
+    const dsc_cli_session nobody = {0};
+    void *values = NULL;
+    dsc_option_set *set = NULL;
+    int code;
+    if (dsc_memory_alloc(1, command->values_size, &values) != DSC_OK) {
+        print_error(0);
+        return DSC_EXIT_FAILED;
+    }
+    if (parse_command(command, argc, argv, values, &set) != DSC_OK) {
+        code = usage_error(command->name);
+    } else if (((const dsc_cli_common *)values)->help) {
+        command->init(values); /* the help shows defaults, not what was given beside it */
+        if (dsc_cli_prints(&nobody))
+            dsc_help_command(stdout, command, values, dsc_terminal_width(stdout));
+        code = end_output(DSC_EXIT_DONE);
+    } else {
+        code = run_command(command, values, set);
+    }
+    dsc_option_set_destroy(&set);
+    dsc_memory_free(&values);
+    return code;
+}
+
+static const dsc_cli_command *find_command(const char *name) {
+    for (int i = 0; dsc_cli_commands[i]; i++)
+        if (strcmp(dsc_cli_commands[i]->name, name) == 0)
+            return dsc_cli_commands[i];
+    return NULL;
+}
+
+static int unknown_command(const char *name) {
+    const char *names[16];
+    char list[256] = "";
+    int64_t count = 0;
+    for (; dsc_cli_commands[count]; count++) {
+        names[count] = dsc_cli_commands[count]->name;
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s", count ? ", " : "", names[count]);
+    }
+    const char *nearest = dsc_option_nearest(name, names, count);
+    DSC_FAIL(DSC_E_INVALID, "unknown command '%s': known are %s%s%s%s", name, list,
+             nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
+    return usage_error("");
+}
+
+/* `descent --man [COMMAND]`, for the build: writes a manual page. */
+static int write_man(const char *name) {
+    const dsc_cli_command *command = name ? find_command(name) : NULL;
+    void *values = NULL;
+    if (!name) {
+        dsc_man_program(stdout);
+        return end_output(DSC_EXIT_DONE);
+    }
+    if (!command)
+        return unknown_command(name);
+    if (dsc_memory_alloc(1, command->values_size, &values) != DSC_OK) {
+        print_error(0);
+        return DSC_EXIT_FAILED;
+    }
+    command->init(values);
+    dsc_man_command(stdout, command, values);
+    dsc_memory_free(&values);
+    return end_output(DSC_EXIT_DONE);
+}
+
+int main(int argc, char **argv) {
+    const dsc_cli_session nobody = {0};
+    signal(SIGPIPE, SIG_IGN); /* a write to a closed pipe fails instead of ending a training */
+    if (argc < 2) {
+        if (dsc_cli_prints(&nobody))
+            dsc_help_program(stderr);
+        return DSC_EXIT_USAGE;
+    }
+    const char *first = argv[1];
+    if (strcmp(first, "--man") == 0)
+        return write_man(argc > 2 ? argv[2] : NULL);
+    if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
+        if (dsc_cli_prints(&nobody))
+            dsc_help_program(stdout);
+        return end_output(DSC_EXIT_DONE);
+    }
+    if (strcmp(first, "--version") == 0 || strcmp(first, "-V") == 0) {
+        if (dsc_cli_prints(&nobody))
+            printf("descent %s\n%s\n", dsc_version(), dsc_build_info());
+        return end_output(DSC_EXIT_DONE);
+    }
+    const dsc_cli_command *command = find_command(first);
+    return command ? start_command(command, argc - 2, argv + 2) : unknown_command(first);
+}

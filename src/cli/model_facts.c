@@ -1,0 +1,101 @@
+#include "cli/model_facts.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <stdlib.h>
+
+/* A sees the kh*kw*in/groups inputs of an output (and a 1 for the bias), G the out/groups outputs. */
+static dsc_kfac_layer describe_layer(const dsc_layer_info *layer) {
+    dsc_kfac_layer l = {.name = layer->name, .kind = layer->kind, .groups = 1};
+    int64_t patch = 1;
+    if (layer->kind == DSC_LAYER_CONV2D) {
+        l.groups = layer->conv.groups;
+        patch = layer->conv.kernel_h * layer->conv.kernel_w;
+    }
+    l.a = patch * (layer->in_c / l.groups) + (layer->bias >= 0);
+    l.g = layer->out_c / l.groups;
+    return l;
+}
+
+static int larger_first(const void *x, const void *y) {
+    int64_t a = ((const dsc_factor_size *)x)->size, b = ((const dsc_factor_size *)y)->size;
+    return (a < b) - (a > b);
+}
+
+/* One entry a distinct size, from the two factors of every layer. */
+static dsc_status collect_sizes(dsc_model_facts *f) {
+    int64_t used = 0;
+    DSC_TRY(dsc_memory_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
+    for (int64_t i = 0; i < f->layer_count; i++) {
+        const dsc_kfac_layer *l = &f->layers[i];
+        f->sizes[2 * i] = (dsc_factor_size){l->a, l->groups};
+        f->sizes[2 * i + 1] = (dsc_factor_size){l->g, l->groups};
+    }
+    qsort(f->sizes, (size_t)(2 * f->layer_count), sizeof *f->sizes, larger_first);
+    for (int64_t i = 0; i < 2 * f->layer_count; i++) {
+        double n = (double)f->sizes[i].size, count = (double)f->sizes[i].count;
+        f->factor_count += f->sizes[i].count;
+        f->factor_bytes += count * 4 * n * n;
+        f->packed_bytes += count * 4 * n * (n + 1) / 2;
+        if (used > 0 && f->sizes[used - 1].size == f->sizes[i].size)
+            f->sizes[used - 1].count += f->sizes[i].count;
+        else
+            f->sizes[used++] = f->sizes[i];
+    }
+    f->size_count = used;
+    return DSC_OK;
+}
+
+static dsc_status plan_bytes(dsc_model *model, dsc_exec_mode mode, int64_t batch, double *out) {
+    dsc_exec *exec = NULL;
+    DSC_TRY(dsc_exec_create(model, mode, batch, &exec));
+    *out = (double)dsc_exec_bytes(exec);
+    dsc_exec_destroy(&exec);
+    return DSC_OK;
+}
+
+/* Activations grow with the batch, line by line. */
+static dsc_status estimate_bytes(dsc_model *model, dsc_exec_mode mode, int64_t batch, double *out) {
+    double one = 0, two = 0;
+    DSC_TRY(plan_bytes(model, mode, 1, &one));
+    DSC_TRY(plan_bytes(model, mode, 2, &two));
+    *out = one + (two - one) * (double)(batch - 1);
+    return DSC_OK;
+}
+
+static dsc_status fill(dsc_model_facts *f, dsc_model *model, int64_t batch) {
+    dsc_model_input_shape(model, f->shape);
+    f->classes = dsc_model_classes(model);
+    f->parameters = dsc_model_parameter_total(model);
+    f->tensors = dsc_model_param_count(model);
+    f->batch = batch;
+    f->layer_count = dsc_model_layer_count(model);
+    DSC_TRY(dsc_memory_alloc(f->layer_count, sizeof *f->layers, &f->layers));
+    for (int64_t i = 0; i < f->layer_count; i++)
+        f->layers[i] = describe_layer(&dsc_model_layers(model)[i]);
+    DSC_TRY(collect_sizes(f));
+    DSC_TRY(estimate_bytes(model, DSC_EXEC_TRAIN, batch, &f->train_bytes));
+    DSC_TRY(estimate_bytes(model, DSC_EXEC_EVAL, batch, &f->eval_bytes));
+    return DSC_OK;
+}
+
+dsc_status dsc_model_facts_create(dsc_model *model, int64_t batch, dsc_model_facts **out) {
+    dsc_model_facts *facts;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *facts, &facts));
+    dsc_status status = fill(facts, model, batch);
+    if (status != DSC_OK) {
+        dsc_model_facts_destroy(&facts);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    *out = facts;
+    return DSC_OK;
+}
+
+void dsc_model_facts_destroy(dsc_model_facts **facts) {
+    if (!facts || !*facts)
+        return;
+    dsc_memory_free(&(*facts)->layers);
+    dsc_memory_free(&(*facts)->sizes);
+    dsc_memory_free(facts);
+}

@@ -1,0 +1,36 @@
+/* What `descent info` tells about a model. */
+#ifndef DSC_CLI_MODEL_FACTS_H
+#define DSC_CLI_MODEL_FACTS_H
+
+#include "descent/model.h"
+
+/* A K-FAC layer: A is [a, a], G is [g, g], one pair for each of `groups` (1 but for grouped convolutions). */
+typedef struct dsc_kfac_layer {
+    const char *name; /* lent by the model */
+    dsc_layer_kind kind;
+    int64_t a, g, groups;
+} dsc_kfac_layer;
+
+/* Factors of one size. */
+typedef struct dsc_factor_size {
+    int64_t size, count;
+} dsc_factor_size;
+
+typedef struct dsc_model_facts {
+    int64_t shape[3]; /* h, w, c of the input */
+    int64_t classes, parameters, tensors;
+    int64_t batch;
+    double train_bytes, eval_bytes; /* activations and workspace for a batch */
+    dsc_kfac_layer *layers;
+    int64_t layer_count;
+    dsc_factor_size *sizes; /* the largest first */
+    int64_t size_count, factor_count;
+    double factor_bytes, packed_bytes; /* float32: whole matrices, triangles with the diagonal */
+} dsc_model_facts;
+
+/* Facts about a sealed model, which must outlive them. Memory for batches of `batch` is worked out from the
+ * plans for one and for two samples, so nothing large is allocated. */
+dsc_status dsc_model_facts_create(dsc_model *model, int64_t batch, dsc_model_facts **out) DSC_MUST_CHECK;
+void dsc_model_facts_destroy(dsc_model_facts **facts);
+
+#endif

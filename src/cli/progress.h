@@ -1,0 +1,29 @@
+/* Shows a training as it goes on: a bar on a terminal, plain lines elsewhere. */
+#ifndef DSC_CLI_PROGRESS_H
+#define DSC_CLI_PROGRESS_H
+
+#include "descent/train.h"
+
+#include <stdio.h>
+
+typedef struct dsc_cli_progress {
+    FILE *lines; /* epochs and notes */
+    FILE *bar;   /* NULL: no bar, a plain line now and then instead */
+    int utf8, verbose;
+    int drawn;          /* a bar stands on the terminal's current line */
+    double last;        /* when the bar was drawn or the last line written */
+    double epoch_start; /* when the epoch began */
+    double start;       /* when the run began */
+    int pending;        /* `epoch` waits for the evaluation that belongs to it */
+    dsc_progress epoch; /* its text is not kept */
+    double epoch_seconds;
+} dsc_cli_progress;
+
+/* Lines go to the standard output, the bar to the standard error if that is a terminal. */
+void dsc_cli_progress_init(dsc_cli_progress *progress, int verbose);
+/* A dsc_progress_function; context: the dsc_cli_progress. */
+void dsc_cli_progress_event(void *context, const dsc_progress *event);
+/* Writes what is still pending and takes the bar away. */
+void dsc_cli_progress_end(dsc_cli_progress *progress);
+
+#endif

@@ -1,0 +1,122 @@
+/* descent train. */
+#include "base/error.h"
+#include "cli/cli.h"
+#include "cli/outdir.h"
+#include "cli/progress.h"
+#include "cli/runlog.h"
+#include "cli/terminal.h"
+#include "cli/train_options.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+static void request_stop(int number) {
+    (void)number;
+    dsc_train_request_stop();
+}
+
+/* The first signal asks for a checkpoint and the end; a second SIGINT or SIGTERM ends the process at once. */
+static void catch_signals(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = request_stop;
+    sigemptyset(&action.sa_mask);
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGUSR1, &action, NULL);
+    action.sa_flags = SA_RESTART | (int)SA_RESETHAND;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+/* Rank 0: a run that is in the way is refused, unless it shall go on or be removed. */
+static dsc_status prepare_out(const dsc_cli_train_values *v) {
+    char file[300];
+    if (!v->o.out || v->o.resume)
+        return DSC_OK;
+    DSC_TRY(dsc_outdir_find_run(v->o.out, file, sizeof file));
+    if (!file[0])
+        return DSC_OK;
+    if (v->overwrite)
+        return dsc_outdir_remove_run(v->o.out);
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "--out %s: there is a run in it already (%s); go on with it (--resume auto), choose another "
+        "directory (--out DIR) or remove it (--overwrite)",
+        v->o.out, file);
+}
+
+static void print_summary(const dsc_cli_train_values *v, const dsc_train_result *r) {
+    char seconds[32], accuracy[96] = "";
+    if (r->top1 >= 0)
+        snprintf(accuracy, sizeof accuracy, ", top-1 %.2f %% (best %.2f %%)", 100 * r->top1,
+                 100 * r->best_top1);
+    printf("done: %lld epochs, %lld steps in %s, %.0f images/s, training loss %.4f%s\n", (long long)r->epochs,
+           (long long)r->steps, dsc_cli_duration(r->seconds, seconds, sizeof seconds), r->images_per_s,
+           r->train_loss, accuracy);
+    if (v->o.out)
+        printf("written: %s\n", v->o.out);
+}
+
+/* The whole history is in the file, also that of the runs this one continues. */
+static dsc_status plot_run(const char *out) {
+    dsc_runlog *log = NULL;
+    DSC_TRY(dsc_runlog_read(out, &log));
+    dsc_status status = dsc_runlog_plot(stdout, &log, 1);
+    dsc_runlog_destroy(&log);
+    return status;
+}
+
+static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v, int prints) {
+    dsc_cli_progress progress;
+    dsc_train_result result;
+    memset(&result, 0, sizeof result);
+    dsc_cli_progress_init(&progress, v->common.verbose);
+    v->o.progress = dsc_cli_progress_event;
+    v->o.progress_context = &progress;
+    dsc_status status = dsc_train_run(session->comm, session->device, &v->o, &result);
+    dsc_cli_progress_end(&progress);
+    DSC_TRY(status);
+    if (!prints)
+        return DSC_OK;
+    print_summary(v, &result);
+    if (v->o.out && (v->plot || dsc_terminal_is(stdout)))
+        DSC_TRY(plot_run(v->o.out));
+    return DSC_OK;
+}
+
+static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
+    dsc_cli_train_values *v = values;
+    (void)set;
+    DSC_TRY(dsc_cli_train_finish(v));
+    catch_signals();
+    DSC_TRY(dsc_cli_open(session, v->device, v->threads));
+    int prints = dsc_cli_prints(session);
+    DSC_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
+    return train(session, v, prints);
+}
+
+const dsc_cli_command dsc_cli_train = {
+    .name = "train",
+    .summary = "train a model",
+    .description =
+        "Trains a model of the zoo on one process or, under mpirun, on all ranks of a job, which average "
+        "their "
+        "gradients in every step. Without any option it trains resnet20 on images that it draws by "
+        "itself.\n\n"
+        "A run writes metrics.jsonl (one JSON object a line) and checkpoints into its output directory: "
+        "checkpoint-STEP.safetensors holds the model under PyTorch's names, "
+        "checkpoint-STEP.state.safetensors all "
+        "the rest. A run that is there already is never overwritten without --overwrite.\n\n"
+        "SIGINT, SIGTERM and SIGUSR1 end it after the current step with a checkpoint and exit status 3; "
+        "--resume "
+        "goes on from there and gives the bits of the run that never stopped.",
+    .examples = "descent train --model lenet --epochs 3\n"
+                "descent train --model resnet32 --data cifar10:data --epochs 100 --lr-decay 35 75 90\n"
+                "mpirun -n 4 descent train --model resnet20 --data cifar10:data --out out --resume auto\n"
+                "descent train --config resnet32.conf --seed 7\n",
+    .options = dsc_cli_train_options,
+    .values_size = sizeof(dsc_cli_train_values),
+    .init = dsc_cli_train_init,
+    .run = run,
+};

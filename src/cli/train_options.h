@@ -1,0 +1,26 @@
+/* The options of descent train: their table, and how they become dsc_train_options. */
+#ifndef DSC_CLI_TRAIN_OPTIONS_H
+#define DSC_CLI_TRAIN_OPTIONS_H
+
+#include "cli/cli.h"
+#include "descent/train.h"
+
+typedef struct dsc_cli_train_values {
+    dsc_cli_common common;
+    dsc_train_options o;
+    /* words that become enums of `o` */
+    const char *optimizer, *lr_schedule, *lr_scaling, *allreduce_dtype, *consensus;
+    const char *device, *precision;
+    int threads, overwrite, plot;
+    int64_t kfac_update_freq;
+    char default_out[256];
+} dsc_cli_train_values;
+
+extern const dsc_option dsc_cli_train_options[];
+
+/* Sets the defaults: those of dsc_train_options_init. */
+void dsc_cli_train_init(void *values);
+/* After parsing: completes `o` and refuses what this build cannot do. */
+dsc_status dsc_cli_train_finish(dsc_cli_train_values *values) DSC_MUST_CHECK;
+
+#endif

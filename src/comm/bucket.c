@@ -1,0 +1,334 @@
+/* Fusion buckets: a list of tensors averaged over all ranks in few large messages.
+ *
+ * Plan, at creation. Tensors are taken in ready order; a bucket is closed when the next tensor would make it
+ * larger than options.bytes, counted as they travel, or when that tensor travels as another type. So a tensor
+ * larger than options.bytes stands alone. What travels is options.wire, except that DSC_F32 means "as it is"
+ * for float64. A bucket whose tensors travel as they are and fill one range of memory, in any order, is
+ * reduced where it lies; parameters become ready in falling order, so gradients laid out one behind the other
+ * come out like that. Any other bucket has its place in one staging buffer.
+ *
+ * Round. Bucket i starts when its last tensor is ready and bucket i - 1 has started, so all ranks start them
+ * in the same order, in whatever order tensors come. Waiting takes them back: t = (sum over the ranks) /
+ * ranks. With one rank nothing is copied, sent or scaled. */
+#include "comm/table.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/ops.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { DEFAULT_BYTES = 4 << 20 };
+
+typedef struct bucket {
+    int64_t first, count; /* of the tensors */
+    int64_t missing;      /* tensors not ready yet in this round */
+    int in_place;         /* 1: `message` is the tensors' own memory */
+    dsc_tensor message;   /* what travels */
+    dsc_request *request;
+} bucket;
+
+struct dsc_buckets {
+    dsc_comm *comm;
+    dsc_queue *queue;
+    dsc_bucket_options options;
+    int64_t count; /* tensors */
+    dsc_tensor *tensors;
+    int64_t *bucket_of;   /* [count] */
+    unsigned char *ready; /* [count] */
+    int64_t bucket_count;
+    bucket *buckets;
+    int64_t started, complete; /* buckets [0, started) were started, [0, complete) need no more asking */
+    dsc_tensor staging;        /* U8; all that are not reduced in place */
+    dsc_tensor scale;          /* F64 scalar: 1 / ranks */
+};
+
+void dsc_bucket_options_init(dsc_bucket_options *options) {
+    *options = (dsc_bucket_options){
+        .size = sizeof *options, .bytes = DEFAULT_BYTES, .wire = DSC_F32, .traffic = DSC_TRAFFIC_GRADIENTS};
+}
+
+/* ---- plan ---- */
+
+static dsc_status read_options(const dsc_bucket_options *given, dsc_bucket_options *out) {
+    dsc_bucket_options_init(out);
+    if (given) {
+        if (given->size < sizeof given->size)
+            return DSC_FAIL(DSC_E_INVALID,
+                            "bucket options: size %zu: fill them in with dsc_bucket_options_init",
+                            given->size);
+        memcpy(out, given, given->size < sizeof *out ? given->size : sizeof *out);
+    }
+    if (out->bytes == 0)
+        return DSC_FAIL(DSC_E_INVALID, "bucket options: buckets of 0 bytes; give 1 at least");
+    if (out->wire != DSC_F32 && out->wire != DSC_BF16 && out->wire != DSC_F16)
+        return DSC_FAIL(DSC_E_INVALID, "bucket options: '%s' cannot travel; use fp32, bf16 or fp16",
+                        dsc_dtype_name(out->wire));
+    if ((unsigned)out->traffic >= DSC_TRAFFIC_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "bucket options: traffic kind %d is unknown", (int)out->traffic);
+    return DSC_OK;
+}
+
+static dsc_status check_tensors(dsc_queue *queue, const dsc_tensor *tensors, int64_t count) {
+    dsc_device *device = dsc_queue_device(queue);
+    if (count < 0)
+        return DSC_FAIL(DSC_E_INVALID, "buckets: %lld tensors", (long long)count);
+    if (!dsc_device_is_host(device))
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "buckets: memory of device '%s' cannot be reached by the host",
+                        dsc_device_name(device));
+    for (int64_t i = 0; i < count; i++) {
+        const dsc_tensor *t = &tensors[i];
+        if (t->device != device)
+            return DSC_FAIL(DSC_E_INVALID, "buckets: tensor %lld is not on the device of the queue",
+                            (long long)i);
+        if (t->dtype != DSC_F32 && t->dtype != DSC_F64)
+            return DSC_FAIL(DSC_E_UNSUPPORTED, "buckets: tensor %lld is %s; fp32 and fp64 can be averaged",
+                            (long long)i, dsc_dtype_name(t->dtype));
+        if (!t->data && dsc_tensor_count(t) > 0)
+            return DSC_FAIL(DSC_E_INVALID, "buckets: tensor %lld has no memory", (long long)i);
+    }
+    return DSC_OK;
+}
+
+/* The type a tensor travels as. */
+static dsc_dtype wire_type(const dsc_buckets *b, const dsc_tensor *t) {
+    return b->options.wire == DSC_F32 ? t->dtype : b->options.wire;
+}
+
+static size_t wire_bytes(const dsc_buckets *b, const dsc_tensor *t) {
+    return (size_t)dsc_tensor_count(t) * dsc_dtype_size(wire_type(b, t));
+}
+
+/* Cuts the list of tensors into buckets; their messages have type and count, but no memory yet. */
+static void cut(dsc_buckets *b) {
+    bucket *current = NULL;
+    size_t bytes = 0;
+    for (int64_t i = 0; i < b->count; i++) {
+        const dsc_tensor *t = &b->tensors[i];
+        size_t more = wire_bytes(b, t);
+        if (!current || current->message.dtype != wire_type(b, t) || bytes + more > b->options.bytes) {
+            int64_t none = 0;
+            current = &b->buckets[b->bucket_count++];
+            current->first = i;
+            current->message = dsc_tensor_view(t->device, NULL, wire_type(b, t), 1, &none);
+            bytes = 0;
+        }
+        bytes += more;
+        current->count++;
+        current->message.dim[0] += dsc_tensor_count(t);
+        b->bucket_of[i] = b->bucket_count - 1;
+    }
+}
+
+static int by_address(const void *a, const void *b) {
+    uintptr_t x = (uintptr_t)((const dsc_tensor *)a)->data, y = (uintptr_t)((const dsc_tensor *)b)->data;
+    return (x > y) - (x < y);
+}
+
+/* The start of the range of memory that the tensors of a bucket fill without a gap, NULL when there is none.
+ * `sorted` has room for them. */
+static void *find_range(const dsc_buckets *b, const bucket *k, dsc_tensor *sorted) {
+    int64_t n = 0;
+    for (int64_t i = k->first; i < k->first + k->count; i++) {
+        const dsc_tensor *t = &b->tensors[i];
+        if (t->dtype != k->message.dtype)
+            return NULL;
+        if (dsc_tensor_count(t) > 0)
+            sorted[n++] = *t;
+    }
+    qsort(sorted, (size_t)n, sizeof *sorted, by_address);
+    for (int64_t i = 1; i < n; i++) {
+        if ((char *)sorted[i - 1].data + dsc_tensor_bytes(&sorted[i - 1]) != (char *)sorted[i].data)
+            return NULL;
+    }
+    return n > 0 ? sorted[0].data : NULL;
+}
+
+static size_t align(size_t bytes) {
+    return (bytes + DSC_ALIGNMENT - 1) / DSC_ALIGNMENT * DSC_ALIGNMENT;
+}
+
+/* Gives each bucket its memory: the tensors' own, or a place in the staging buffer. */
+static dsc_status place(dsc_buckets *b) {
+    dsc_tensor *sorted;
+    DSC_TRY(dsc_memory_alloc(b->count, sizeof *sorted, &sorted));
+    int64_t staged = 0;
+    for (int64_t i = 0; i < b->bucket_count; i++) {
+        bucket *k = &b->buckets[i];
+        k->message.data = find_range(b, k, sorted);
+        k->in_place = k->message.data != NULL;
+        if (!k->in_place)
+            staged += (int64_t)align(dsc_tensor_bytes(&k->message));
+    }
+    dsc_memory_free(&sorted);
+    if (staged == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(b->queue), DSC_U8, 1, &staged, &b->staging));
+    char *next = b->staging.data;
+    for (int64_t i = 0; i < b->bucket_count; i++) {
+        bucket *k = &b->buckets[i];
+        if (!k->in_place) {
+            k->message.data = next;
+            next += align(dsc_tensor_bytes(&k->message));
+        }
+    }
+    return DSC_OK;
+}
+
+static dsc_status make_scale(dsc_buckets *b) {
+    int64_t one = 1;
+    double scale = 1.0 / b->comm->size;
+    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(b->queue), DSC_F64, 1, &one, &b->scale));
+    DSC_TRY(dsc_tensor_upload(b->queue, &scale, sizeof scale, &b->scale));
+    return dsc_queue_sync(b->queue);
+}
+
+static void begin_round(dsc_buckets *b) {
+    memset(b->ready, 0, (size_t)b->count);
+    for (int64_t i = 0; i < b->bucket_count; i++)
+        b->buckets[i].missing = b->buckets[i].count;
+    b->started = b->complete = 0;
+}
+
+static dsc_status plan(dsc_buckets *b, const dsc_tensor *tensors) {
+    DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->tensors, &b->tensors));
+    DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->bucket_of, &b->bucket_of));
+    DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->ready, &b->ready));
+    DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->buckets, &b->buckets));
+    if (b->count > 0)
+        memcpy(b->tensors, tensors, (size_t)b->count * sizeof *tensors);
+    cut(b);
+    begin_round(b);
+    if (b->comm->size == 1)
+        return DSC_OK;
+    DSC_TRY(make_scale(b));
+    return place(b);
+}
+
+dsc_status dsc_buckets_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor *tensors, int64_t count,
+                              const dsc_bucket_options *options, dsc_buckets **out) {
+    dsc_bucket_options o;
+    DSC_TRY(read_options(options, &o));
+    DSC_TRY(check_tensors(queue, tensors, count));
+    dsc_buckets *b;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *b, &b));
+    b->comm = comm;
+    b->queue = queue;
+    b->options = o;
+    b->count = count;
+    dsc_status status = plan(b, tensors);
+    if (status != DSC_OK) {
+        dsc_buckets_destroy(&b);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    *out = b;
+    return DSC_OK;
+}
+
+void dsc_buckets_destroy(dsc_buckets **buckets) {
+    if (!buckets || !*buckets)
+        return;
+    dsc_buckets *b = *buckets;
+    for (int64_t i = 0; i < b->started; i++) {
+        if (dsc_comm_wait(&b->buckets[i].request) != DSC_OK)
+            break; /* what follows may never end */
+    }
+    dsc_tensor_free(&b->staging);
+    dsc_tensor_free(&b->scale);
+    dsc_memory_free(&b->buckets);
+    dsc_memory_free(&b->ready);
+    dsc_memory_free(&b->bucket_of);
+    dsc_memory_free(&b->tensors);
+    dsc_memory_free(buckets);
+}
+
+int64_t dsc_buckets_count(const dsc_buckets *buckets) {
+    return buckets->bucket_count;
+}
+
+/* ---- round ---- */
+
+/* Moves the tensors of a bucket into its message (pack), or back. */
+static dsc_status move(const dsc_buckets *b, bucket *k, int pack) {
+    int64_t first = 0;
+    for (int64_t i = k->first; i < k->first + k->count; i++) {
+        dsc_tensor *t = &b->tensors[i];
+        int64_t count = dsc_tensor_count(t);
+        dsc_tensor own = dsc_tensor_slice(t, 0, count);
+        dsc_tensor packed = dsc_tensor_slice(&k->message, first, count);
+        DSC_TRY(pack ? dsc_op_convert(b->queue, &own, &packed) : dsc_op_convert(b->queue, &packed, &own));
+        first += count;
+    }
+    return DSC_OK;
+}
+
+static dsc_status start(dsc_buckets *b, bucket *k) {
+    if (b->comm->size == 1)
+        return DSC_OK;
+    if (!k->in_place)
+        DSC_TRY(move(b, k, 1));
+    DSC_TRY(dsc_queue_sync(b->queue)); /* the gradients, and their packing, are done */
+    return dsc_comm_allreduce_begin(b->comm, b->options.traffic, DSC_SUM, &k->message, &k->request);
+}
+
+/* Takes a bucket's sums back and makes means of them. */
+static dsc_status take_back(dsc_buckets *b, bucket *k) {
+    if (b->comm->size == 1)
+        return DSC_OK;
+    if (k->in_place)
+        return dsc_op_scale_by(b->queue, &b->scale, &k->message);
+    DSC_TRY(move(b, k, 0));
+    for (int64_t i = k->first; i < k->first + k->count; i++)
+        DSC_TRY(dsc_op_scale_by(b->queue, &b->scale, &b->tensors[i]));
+    return DSC_OK;
+}
+
+/* Asks the oldest running buckets whether they are complete, which lets all transfers move on. Their requests
+ * are kept until the end of the round, so that a round has the same number of them whatever its timing. */
+static dsc_status progress(dsc_buckets *b) {
+    int done = 1;
+    if (b->comm->size == 1)
+        return DSC_OK;
+    while (done && b->complete < b->started) {
+        DSC_TRY(dsc_comm_poll(b->buckets[b->complete].request, &done));
+        b->complete += done;
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_buckets_ready(dsc_buckets *buckets, int64_t index) {
+    dsc_buckets *b = buckets;
+    if (index < 0 || index >= b->count)
+        return DSC_FAIL(DSC_E_INVALID, "buckets: tensor %lld is ready; there are 0 to %lld", (long long)index,
+                        (long long)b->count - 1);
+    if (b->ready[index])
+        return DSC_FAIL(DSC_E_INVALID,
+                        "buckets: tensor %lld is ready for the second time; wait for the round first",
+                        (long long)index);
+    b->ready[index] = 1;
+    b->buckets[b->bucket_of[index]].missing--;
+    while (b->started < b->bucket_count && b->buckets[b->started].missing == 0) {
+        DSC_TRY(start(b, &b->buckets[b->started]));
+        b->started++;
+    }
+    return progress(b);
+}
+
+dsc_status dsc_buckets_wait(dsc_buckets *buckets) {
+    dsc_buckets *b = buckets;
+    for (int64_t i = 0; i < b->count; i++) {
+        if (!b->ready[i])
+            return DSC_FAIL(
+                DSC_E_INVALID,
+                "buckets: tensor %lld of %lld was never ready in this round; announce each before "
+                "waiting",
+                (long long)i, (long long)b->count);
+    }
+    for (int64_t i = 0; i < b->bucket_count; i++) {
+        DSC_TRY(dsc_comm_wait(&b->buckets[i].request));
+        DSC_TRY(take_back(b, &b->buckets[i]));
+    }
+    begin_round(b);
+    return DSC_OK;
+}

@@ -1,0 +1,339 @@
+/* Image folders, as ImageNet is unpacked: DIR/train/CLASS/FILE and DIR/val/CLASS/FILE; one more folder below
+ * CLASS, as in Tiny-ImageNet, is accepted. FILE ends in .jpg, .jpeg or .png, in either case; all else is
+ * passed over. Classes are the folders of DIR/train in the order of their bytes.
+ *
+ * Training: a random resized crop to S x S and a flip. Evaluation: the shorter side to round(S * 256 / 224),
+ * the middle S x S of it. Channels are normalised by ImageNet's usual mean and standard deviation. */
+#include "base/error.h"
+#include "base/memory.h"
+#include "data/dataset.h"
+#include "data/image_decode.h"
+#include "data/resample.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+enum { DEFAULT_SIZE = 224, MAX_SIZE = 4096, MAX_PATH = 4096, MAX_FILE_BYTES = 1 << 28 };
+
+/* Names in a folder, sorted. */
+typedef struct name_list {
+    char **name;
+    int64_t count, capacity;
+} name_list;
+
+typedef struct folder {
+    char *root;        /* DIR/train or DIR/val */
+    name_list classes; /* of the training split */
+    char *names;       /* paths below root, each ending with a zero byte */
+    int64_t names_used, names_capacity;
+    int64_t *offset; /* of each image's path in `names` */
+    int64_t offset_capacity;
+    int32_t *label;
+    int64_t label_capacity;
+    int64_t count;
+} folder;
+
+/* ---- listing ---- */
+static void free_names(name_list *list) {
+    for (int64_t i = 0; i < list->count; i++)
+        dsc_memory_free(&list->name[i]);
+    dsc_memory_free(&list->name);
+    list->count = list->capacity = 0;
+}
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+/* All names in `path` but hidden ones, sorted. */
+static dsc_status list_names(const char *path, name_list *list) {
+    DIR *directory = opendir(path);
+    if (!directory)
+        return DSC_FAIL(errno == ENOENT || errno == ENOTDIR ? DSC_E_NOT_FOUND : DSC_E_IO,
+                        "imagefolder: cannot list '%s': %s", path, strerror(errno));
+    dsc_status status = DSC_OK;
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(directory);
+        if (!entry) {
+            if (errno)
+                status = DSC_FAIL(DSC_E_IO, "imagefolder: cannot list '%s': %s", path, strerror(errno));
+            break;
+        }
+        if (entry->d_name[0] == '.')
+            continue;
+        DSC_TRY_GOTO(status, dsc_memory_grow(&list->name, &list->capacity, list->count + 1, sizeof(char *)),
+                     done);
+        DSC_TRY_GOTO(status, dsc_memory_strdup(entry->d_name, &list->name[list->count]), done);
+        list->count++;
+    }
+done:
+    closedir(directory);
+    if (status != DSC_OK)
+        free_names(list);
+    else if (list->count > 0)
+        qsort(list->name, (size_t)list->count, sizeof(char *), compare_names);
+    return status;
+}
+
+/* The folders in `path`, sorted. */
+static dsc_status list_classes(const char *path, name_list *list) {
+    DSC_TRY(list_names(path, list));
+    int64_t kept = 0;
+    for (int64_t i = 0; i < list->count; i++) {
+        char *inner;
+        dsc_status status = dsc_path_join(path, list->name[i], &inner);
+        if (status != DSC_OK) {
+            free_names(list);
+            return status;
+        }
+        if (dsc_file_is_directory(inner)) {
+            char *swap = list->name[kept];
+            list->name[kept++] = list->name[i];
+            list->name[i] = swap;
+        }
+        dsc_memory_free(&inner);
+    }
+    for (int64_t i = kept; i < list->count; i++)
+        dsc_memory_free(&list->name[i]);
+    list->count = kept;
+    return DSC_OK;
+}
+
+static int is_image_name(const char *name) {
+    static const char *const endings[] = {".jpg", ".jpeg", ".png"};
+    const char *dot = strrchr(name, '.');
+    for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
+        if (strcasecmp(dot, endings[i]) == 0)
+            return 1;
+    return 0;
+}
+
+/* One more image: `below`/`name` under the root. */
+static dsc_status add_image(folder *f, const char *below, const char *name, int32_t label) {
+    size_t length = strlen(below) + strlen(name) + 2;
+    if (strlen(f->root) + 1 + length > MAX_PATH)
+        return DSC_FAIL(DSC_E_FORMAT, "imagefolder: the path '%s/%s/%s' is longer than %d bytes", f->root,
+                        below, name, MAX_PATH - 1);
+    DSC_TRY(dsc_memory_grow(&f->offset, &f->offset_capacity, f->count + 1, sizeof *f->offset));
+    DSC_TRY(dsc_memory_grow(&f->label, &f->label_capacity, f->count + 1, sizeof *f->label));
+    DSC_TRY(dsc_memory_grow(&f->names, &f->names_capacity, f->names_used + (int64_t)length, 1));
+    snprintf(f->names + f->names_used, length, "%s/%s", below, name);
+    f->offset[f->count] = f->names_used;
+    f->label[f->count] = label;
+    f->names_used += (int64_t)length;
+    f->count++;
+    return DSC_OK;
+}
+
+/* Adds the images of root/below and, where `nested`, of the folders in it. Only names that do not look like
+ * an image's are asked whether they are a folder: that spares a million calls. */
+static dsc_status add_images(folder *f, const char *below, int nested, int32_t label) {
+    name_list list = {NULL, 0, 0};
+    char *path = NULL, *inner = NULL, *inner_below = NULL;
+    dsc_status status;
+    DSC_TRY_GOTO(status, dsc_path_join(f->root, below, &path), done);
+    DSC_TRY_GOTO(status, list_names(path, &list), done);
+    for (int64_t i = 0; i < list.count; i++) {
+        if (is_image_name(list.name[i])) {
+            DSC_TRY_GOTO(status, add_image(f, below, list.name[i], label), done);
+        } else if (nested) {
+            DSC_TRY_GOTO(status, dsc_path_join(path, list.name[i], &inner), done);
+            DSC_TRY_GOTO(status, dsc_path_join(below, list.name[i], &inner_below), done);
+            if (dsc_file_is_directory(inner))
+                DSC_TRY_GOTO(status, add_images(f, inner_below, 0, label), done);
+            dsc_memory_free(&inner);
+            dsc_memory_free(&inner_below);
+        }
+    }
+done:
+    dsc_memory_free(&inner);
+    dsc_memory_free(&inner_below);
+    dsc_memory_free(&path);
+    free_names(&list);
+    return status;
+}
+
+/* ---- opening ---- */
+static void close_folder(folder **f) {
+    if (!*f)
+        return;
+    dsc_memory_free(&(*f)->root);
+    free_names(&(*f)->classes);
+    dsc_memory_free(&(*f)->names);
+    dsc_memory_free(&(*f)->offset);
+    dsc_memory_free(&(*f)->label);
+    dsc_memory_free(f);
+}
+
+static dsc_status read_classes(const char *dir, name_list *classes) {
+    char *train;
+    DSC_TRY(dsc_path_join(dir, "train", &train));
+    dsc_status status = list_classes(train, classes);
+    if (status == DSC_E_NOT_FOUND)
+        status = DSC_FAIL(status,
+                          "imagefolder: '%s' is missing: put the images into '%s/train/CLASS/' and "
+                          "'%s/val/CLASS/', as ImageNet (https://image-net.org) is laid out",
+                          train, dir, dir);
+    else if (status == DSC_OK && classes->count < 2)
+        status = DSC_FAIL(DSC_E_FORMAT,
+                          "imagefolder: '%s' holds %lld class folders: at least 2 are needed, each with the "
+                          "images of one class",
+                          train, (long long)classes->count);
+    dsc_memory_free(&train);
+    return status;
+}
+
+static dsc_status add_class(folder *f, const char *dir, const char *name, dsc_split split) {
+    char **found = bsearch(&name, f->classes.name, (size_t)f->classes.count, sizeof(char *), compare_names);
+    if (!found)
+        return DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s/%s' is not a class: there is no '%s/train/%s'",
+                        f->root, name, dir, name);
+    int64_t before = f->count;
+    DSC_TRY(add_images(f, name, 1, (int32_t)(found - f->classes.name)));
+    if (f->count == before && split == DSC_SPLIT_TRAIN)
+        return DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s/%s' holds no images (.jpg, .jpeg, .png)", f->root,
+                        name);
+    return DSC_OK;
+}
+
+static dsc_status read_split(folder *f, const char *dir, dsc_split split) {
+    name_list present = {NULL, 0, 0};
+    dsc_status status;
+    DSC_TRY(dsc_path_join(dir, split == DSC_SPLIT_TRAIN ? "train" : "val", &f->root));
+    status = list_classes(f->root, &present);
+    if (status == DSC_E_NOT_FOUND)
+        return DSC_FAIL(status, "imagefolder: '%s' is missing: put the validation images into '%s/CLASS/'",
+                        f->root, f->root);
+    DSC_TRY(status);
+    for (int64_t i = 0; i < present.count; i++)
+        DSC_TRY_GOTO(status, add_class(f, dir, present.name[i], split), done);
+    if (f->count == 0)
+        status = DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s' holds no images (.jpg, .jpeg, .png)", f->root);
+done:
+    free_names(&present);
+    return status;
+}
+
+static dsc_status open_set(dsc_dataset *dataset, const char *argument) {
+    int64_t size = dataset->options.image_size ? dataset->options.image_size : DEFAULT_SIZE;
+    if (size < 1 || size > MAX_SIZE)
+        return DSC_FAIL(DSC_E_INVALID, "imagefolder: image size %lld: must be 1 to %d", (long long)size,
+                        MAX_SIZE);
+    folder *f;
+    dsc_status status;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *f, &f));
+    DSC_TRY_GOTO(status, read_classes(argument, &f->classes), fail);
+    DSC_TRY_GOTO(status, read_split(f, argument, dataset->split), fail);
+    dataset->info.count = f->count;
+    dataset->info.h = dataset->info.w = size;
+    dataset->info.c = 3;
+    dataset->info.classes = f->classes.count;
+    dataset->state = f;
+    return DSC_OK;
+fail:
+    close_folder(&f);
+    return status;
+}
+
+static void close_set(dsc_dataset *dataset) {
+    folder *f = dataset->state;
+    close_folder(&f);
+    dataset->state = NULL;
+}
+
+/* ---- sampling ---- */
+/* What to cut out of an image of h x w, and how large it becomes. */
+typedef struct view {
+    dsc_box box;
+    int64_t total_h, total_w, top, left;
+    int flip;
+} view;
+
+static view training_view(dsc_rng *rng, int64_t h, int64_t w, int64_t size) {
+    view v = {dsc_box_draw(rng, h, w), size, size, 0, 0, 0};
+    v.flip = (int)(dsc_rng_u32(rng) >> 31);
+    return v;
+}
+
+static view evaluation_view(int64_t h, int64_t w, int64_t size) {
+    int64_t side = llround((double)size * 256 / 224);
+    view v = {{0, 0, (double)w, (double)h}, side, side, 0, 0, 0};
+    if (h < w)
+        v.total_w = side * w / h;
+    else
+        v.total_h = side * h / w;
+    v.top = llrint((double)(v.total_h - size) / 2);
+    v.left = llrint((double)(v.total_w - size) / 2);
+    return v;
+}
+
+/* The largest reduction in decoding that leaves at least the wanted number of pixels. */
+static int choose_shrink(const view *v) {
+    int shrink = 8;
+    while (shrink > 1 && (v->box.h / shrink < (double)v->total_h || v->box.w / shrink < (double)v->total_w))
+        shrink /= 2;
+    return shrink;
+}
+
+/* Bytes to normalised floats, flipped where the view says so. */
+static void finish(int64_t size, int flip, float *x) {
+    static const float mean[3] = {0.485f, 0.456f, 0.406f}, std[3] = {0.229f, 0.224f, 0.225f};
+    for (int64_t y = 0; y < size; y++) {
+        float *row = x + y * size * 3;
+        for (int64_t i = 0; flip && i < size / 2; i++) {
+            float *a = row + 3 * i, *b = row + 3 * (size - 1 - i);
+            for (int c = 0; c < 3; c++) {
+                float swap = a[c];
+                a[c] = b[c];
+                b[c] = swap;
+            }
+        }
+        for (int64_t i = 0; i < size; i++)
+            for (int c = 0; c < 3; c++)
+                row[3 * i + c] = (row[3 * i + c] / 255 - mean[c]) / std[c];
+    }
+}
+
+static dsc_status present(const dsc_dataset *dataset, const dsc_encoded *encoded, dsc_sample_key key,
+                          dsc_scratch *scratch, float *x) {
+    int64_t h = 0, w = 0, got_h = 0, got_w = 0, size = dataset->info.h;
+    DSC_TRY(dsc_image_size(encoded, &h, &w));
+    dsc_rng rng = dsc_augment_rng(dataset->options.seed, key);
+    view v = key.augment ? training_view(&rng, h, w, size) : evaluation_view(h, w, size);
+    DSC_TRY(dsc_image_decode(encoded, choose_shrink(&v), &scratch->image, &got_h, &got_w));
+    double by_h = (double)got_h / (double)h, by_w = (double)got_w / (double)w;
+    dsc_resample_axis down = {got_h, v.box.y * by_h, v.box.h * by_h, v.total_h, v.top, size};
+    dsc_resample_axis across = {got_w, v.box.x * by_w, v.box.w * by_w, v.total_w, v.left, size};
+    DSC_TRY(dsc_resample(scratch->image.data, &down, &across, &scratch->resample, x));
+    finish(size, v.flip, x);
+    return DSC_OK;
+}
+
+static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                         dsc_scratch *scratch, float *x, int32_t *label) {
+    const folder *f = dataset->state;
+    char path[MAX_PATH];
+    int64_t bytes = 0;
+    snprintf(path, sizeof path, "%s/%s", f->root, f->names + f->offset[index]);
+    DSC_TRY(dsc_file_size(path, &bytes));
+    if (bytes > MAX_FILE_BYTES)
+        return DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s' has %lld bytes: at most %d are accepted", path,
+                        (long long)bytes, MAX_FILE_BYTES);
+    DSC_TRY(dsc_bytes_reserve(&scratch->file, bytes));
+    DSC_TRY(dsc_file_read(path, bytes, scratch->file.data));
+    dsc_encoded encoded = {path, scratch->file.data, bytes};
+    dsc_status status = present(dataset, &encoded, (dsc_sample_key){index, epoch, augment}, scratch, x);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "imagefolder");
+    *label = f->label[index];
+    return DSC_OK;
+}
+
+const dsc_dataset_kind dsc_kind_imagefolder = {"imagefolder", "imagefolder:DIR", 1,
+                                               open_set,      close_set,         sample};

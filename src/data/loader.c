@@ -1,0 +1,320 @@
+/* Batches prepared ahead by threads.
+ *
+ * Batches have numbers 0, 1, 2, ... and live in a ring of depth + 1 slots: one that is lent to the caller,
+ * the others ready or in preparation. Threads take rows in order, a few at a time, always from the oldest
+ * batch that has any left, so that all of them work on what is needed next. A new batch is opened when its
+ * slot is free: batch n may be open once batch n - slots has been given back. The indices of a batch are
+ * drawn when it is opened, under the lock and in order, hence one sampler serves all threads; which thread
+ * prepares a row makes no difference to it. */
+#include "base/error.h"
+#include "base/memory.h"
+#include "data/dataset.h"
+#include "data/sampler.h"
+
+#include <ctype.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ROWS_AT_ONCE = 8, MESSAGE_SIZE = 2048, MAX_THREADS = 1024, MAX_DEPTH = 1024 };
+
+typedef struct slot {
+    dsc_tensor x, labels;
+    int64_t *index; /* [batch] */
+    int64_t epoch, position;
+    int64_t rows_taken, rows_done;
+    dsc_status status;  /* of the first row that failed ... */
+    int64_t failed_row; /* ... which is this one */
+    char message[MESSAGE_SIZE];
+} slot;
+
+struct dsc_loader {
+    const dsc_dataset *dataset;
+    dsc_loader_options options;
+    dsc_sampler sampler;
+    slot *slots;
+    int slot_count;
+    pthread_t *threads;
+    int thread_count; /* running */
+    pthread_mutex_t mutex;
+    pthread_cond_t work; /* rows may be there to be taken */
+    pthread_cond_t done; /* a batch is ready, or no row is in preparation any more */
+    int has_mutex, has_work, has_done;
+    /* under the mutex: */
+    int64_t opened;    /* batches opened so far */
+    int64_t delivered; /* batches handed out so far */
+    int64_t released;  /* of these, given back */
+    int busy;          /* threads that prepare rows */
+    int paused;        /* no new rows are handed out */
+    atomic_int stop;   /* also read without it, between two rows */
+};
+
+/* Rows [first, first + count) of a batch, for one thread. */
+typedef struct task {
+    slot *slot;
+    int64_t first, count;
+} task;
+
+void dsc_loader_options_init(dsc_loader_options *options) {
+    *options = (dsc_loader_options){.size = sizeof *options,
+                                    .batch = 128,
+                                    .rank = 0,
+                                    .ranks = 1,
+                                    .threads = 1,
+                                    .depth = 3,
+                                    .seed = 42,
+                                    .shuffle = 1,
+                                    .augment = 1,
+                                    .keep_last = 0};
+}
+
+/* ---- in the threads ---- */
+static slot *slot_of(dsc_loader *loader, int64_t batch) {
+    return &loader->slots[batch % loader->slot_count];
+}
+
+static void open_batch(dsc_loader *loader) {
+    slot *s = slot_of(loader, loader->opened++);
+    s->rows_taken = s->rows_done = 0;
+    s->status = DSC_OK;
+    dsc_sampler_next(&loader->sampler, s->index, &s->epoch, &s->position);
+}
+
+/* Takes the next rows if there are any. Under the mutex. */
+static int take_rows(dsc_loader *loader, task *t) {
+    int64_t batch = loader->options.batch;
+    if (loader->paused)
+        return 0;
+    if (loader->opened == loader->delivered || slot_of(loader, loader->opened - 1)->rows_taken == batch) {
+        if (loader->opened >= loader->released + loader->slot_count)
+            return 0;
+        open_batch(loader);
+    }
+    slot *s = slot_of(loader, loader->opened - 1);
+    t->slot = s;
+    t->first = s->rows_taken;
+    t->count = batch - t->first < ROWS_AT_ONCE ? batch - t->first : ROWS_AT_ONCE;
+    s->rows_taken += t->count;
+    return 1;
+}
+
+/* Prepares the rows of a task; *row is the one that failed. Outside the mutex. */
+static dsc_status prepare(dsc_loader *loader, const task *t, dsc_scratch *scratch, int64_t *row) {
+    dsc_dataset_info info = dsc_dataset_get_info(loader->dataset);
+    int64_t sample_size = info.h * info.w * info.c;
+    int32_t *labels = t->slot->labels.data;
+    for (*row = t->first; *row < t->first + t->count; (*row)++) {
+        float *x = (float *)t->slot->x.data + *row * sample_size;
+        int64_t index = t->slot->index[*row];
+        if (atomic_load(&loader->stop))
+            return DSC_OK;
+        if (index < 0) {
+            memset(x, 0, (size_t)sample_size * sizeof *x);
+            labels[*row] = -1;
+            continue;
+        }
+        DSC_TRY(dsc_dataset_sample_with(loader->dataset, index, loader->options.augment, t->slot->epoch,
+                                        scratch, x, &labels[*row]));
+    }
+    return DSC_OK;
+}
+
+/* Under the mutex. Of several rows that fail the first is kept, whichever came to an end first. */
+static void finish_rows(dsc_loader *loader, const task *t, dsc_status status, int64_t row) {
+    slot *s = t->slot;
+    if (status != DSC_OK && (s->status == DSC_OK || row < s->failed_row)) {
+        s->status = status;
+        s->failed_row = row;
+        snprintf(s->message, sizeof s->message, "%s", dsc_error_message());
+    }
+    s->rows_done += t->count;
+    if (s->rows_done == loader->options.batch || loader->busy == 0)
+        pthread_cond_signal(&loader->done);
+}
+
+static void *work(void *argument) {
+    dsc_loader *loader = argument;
+    dsc_scratch scratch = {{0}, {0}, {0}};
+    pthread_mutex_lock(&loader->mutex);
+    while (!atomic_load(&loader->stop)) {
+        task t;
+        if (!take_rows(loader, &t)) {
+            pthread_cond_wait(&loader->work, &loader->mutex);
+            continue;
+        }
+        loader->busy++;
+        pthread_mutex_unlock(&loader->mutex);
+        int64_t row = 0;
+        dsc_status status = prepare(loader, &t, &scratch, &row);
+        pthread_mutex_lock(&loader->mutex);
+        loader->busy--;
+        finish_rows(loader, &t, status, row);
+    }
+    pthread_mutex_unlock(&loader->mutex);
+    dsc_scratch_free(&scratch);
+    return NULL;
+}
+
+/* ---- life ---- */
+static dsc_status check_options(const dsc_loader_options *options, const dsc_device *device) {
+    if (!dsc_device_is_host(device))
+        return DSC_FAIL(DSC_E_INVALID, "a loader needs memory the host can write: device '%s' has none",
+                        dsc_device_name(device));
+    if (options->threads < 1 || options->threads > MAX_THREADS)
+        return DSC_FAIL(DSC_E_INVALID, "%d data threads: must be 1 to %d", options->threads, MAX_THREADS);
+    if (options->depth < 1 || options->depth > MAX_DEPTH)
+        return DSC_FAIL(DSC_E_INVALID, "%d batches ahead: must be 1 to %d", options->depth, MAX_DEPTH);
+    return DSC_OK;
+}
+
+static dsc_status make_slots(dsc_loader *loader, dsc_device *device) {
+    dsc_dataset_info info = dsc_dataset_get_info(loader->dataset);
+    int64_t batch = loader->options.batch;
+    loader->slot_count = loader->options.depth + 1;
+    DSC_TRY(dsc_memory_alloc(loader->slot_count, sizeof *loader->slots, &loader->slots));
+    for (int i = 0; i < loader->slot_count; i++) {
+        slot *s = &loader->slots[i];
+        DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 4, (int64_t[]){batch, info.h, info.w, info.c}, &s->x));
+        DSC_TRY(dsc_tensor_alloc(device, DSC_I32, 1, &batch, &s->labels));
+        DSC_TRY(dsc_memory_alloc(batch, sizeof *s->index, &s->index));
+    }
+    return DSC_OK;
+}
+
+static dsc_status make_locks(dsc_loader *loader) {
+    loader->has_mutex = pthread_mutex_init(&loader->mutex, NULL) == 0;
+    loader->has_work = pthread_cond_init(&loader->work, NULL) == 0;
+    loader->has_done = pthread_cond_init(&loader->done, NULL) == 0;
+    if (!loader->has_mutex || !loader->has_work || !loader->has_done)
+        return DSC_FAIL(DSC_E_MEMORY, "cannot create the loader's locks");
+    return DSC_OK;
+}
+
+/* The threads take no signals: those are for whoever owns main(). */
+static dsc_status start_threads(dsc_loader *loader) {
+    DSC_TRY(dsc_memory_alloc(loader->options.threads, sizeof *loader->threads, &loader->threads));
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int code = 0;
+    while (code == 0 && loader->thread_count < loader->options.threads) {
+        code = pthread_create(&loader->threads[loader->thread_count], NULL, work, loader);
+        loader->thread_count += code == 0;
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (code)
+        return DSC_FAIL(DSC_E_MEMORY, "cannot start data thread %d of %d: %s", loader->thread_count + 1,
+                        loader->options.threads, strerror(code));
+    return DSC_OK;
+}
+
+dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
+                             const dsc_loader_options *options, dsc_loader **out) {
+    dsc_loader *loader;
+    dsc_status status;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *loader, &loader));
+    loader->dataset = dataset;
+    atomic_init(&loader->stop, 0);
+    dsc_loader_options_init(&loader->options);
+    if (options)
+        memcpy(&loader->options, options, options->size < sizeof *options ? options->size : sizeof *options);
+    const dsc_loader_options *o = &loader->options;
+    dsc_sampler_options order = {
+        dsc_dataset_get_info(dataset).count, o->batch, o->rank, o->ranks, o->seed, o->shuffle, o->keep_last};
+    DSC_TRY_GOTO(status, check_options(o, device), fail);
+    DSC_TRY_GOTO(status, dsc_sampler_init(&order, &loader->sampler), fail);
+    DSC_TRY_GOTO(status, make_slots(loader, device), fail);
+    DSC_TRY_GOTO(status, make_locks(loader), fail);
+    DSC_TRY_GOTO(status, start_threads(loader), fail);
+    *out = loader;
+    return DSC_OK;
+fail:
+    dsc_loader_destroy(&loader);
+    return status;
+}
+
+static void stop_threads(dsc_loader *loader) {
+    if (loader->thread_count == 0)
+        return;
+    pthread_mutex_lock(&loader->mutex);
+    atomic_store(&loader->stop, 1);
+    pthread_cond_broadcast(&loader->work);
+    pthread_mutex_unlock(&loader->mutex);
+    for (int i = 0; i < loader->thread_count; i++)
+        pthread_join(loader->threads[i], NULL);
+}
+
+void dsc_loader_destroy(dsc_loader **loader) {
+    if (!loader || !*loader)
+        return;
+    dsc_loader *l = *loader;
+    stop_threads(l);
+    if (l->has_mutex)
+        pthread_mutex_destroy(&l->mutex);
+    if (l->has_work)
+        pthread_cond_destroy(&l->work);
+    if (l->has_done)
+        pthread_cond_destroy(&l->done);
+    for (int i = 0; l->slots && i < l->slot_count; i++) {
+        dsc_tensor_free(&l->slots[i].x);
+        dsc_tensor_free(&l->slots[i].labels);
+        dsc_memory_free(&l->slots[i].index);
+    }
+    dsc_memory_free(&l->slots);
+    dsc_memory_free(&l->threads);
+    dsc_sampler_free(&l->sampler);
+    dsc_memory_free(loader);
+}
+
+/* ---- use ---- */
+int64_t dsc_loader_batches(const dsc_loader *loader) {
+    return dsc_sampler_batches(&loader->sampler);
+}
+
+/* Batches that were prepared ahead are forgotten; the one that is lent stays. */
+dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t position) {
+    pthread_mutex_lock(&loader->mutex);
+    loader->paused = 1;
+    while (loader->busy > 0)
+        pthread_cond_wait(&loader->done, &loader->mutex);
+    dsc_status status = dsc_sampler_seek(&loader->sampler, epoch, position);
+    if (status == DSC_OK)
+        loader->opened = loader->delivered;
+    loader->paused = 0;
+    pthread_cond_broadcast(&loader->work);
+    pthread_mutex_unlock(&loader->mutex);
+    return status;
+}
+
+/* Raises a thread's error again in the caller's, without the "rank R: " that raising puts before it. */
+static dsc_status raise_again(const slot *s) {
+    const char *message = s->message;
+    if (strncmp(message, "rank ", 5) == 0 && isdigit((unsigned char)message[5])) {
+        const char *rest = message + 5;
+        while (isdigit((unsigned char)*rest))
+            rest++;
+        if (strncmp(rest, ": ", 2) == 0)
+            message = rest + 2;
+    }
+    return DSC_FAIL(s->status, "%s", message);
+}
+
+dsc_status dsc_loader_next(dsc_loader *loader, dsc_batch *batch) {
+    pthread_mutex_lock(&loader->mutex);
+    loader->released = loader->delivered;
+    pthread_cond_broadcast(&loader->work);
+    const slot *s = slot_of(loader, loader->delivered);
+    while (loader->opened == loader->delivered || s->rows_done < loader->options.batch)
+        pthread_cond_wait(&loader->done, &loader->mutex);
+    dsc_status status = DSC_OK;
+    if (s->status == DSC_OK) {
+        *batch = (dsc_batch){s->x, s->labels, s->epoch, s->position};
+        loader->delivered++;
+    } else {
+        status = raise_again(s);
+    }
+    pthread_mutex_unlock(&loader->mutex);
+    return status;
+}

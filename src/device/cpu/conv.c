@@ -1,0 +1,103 @@
+/* Which path a convolution takes: oneDNN where the build and the device have it and it knows better than its
+ * reference code, our own otherwise. A fixed rule, so that results are reproducible. */
+#include "device/cpu/conv.h"
+
+#include "base/error.h"
+
+#ifdef DSC_HAVE_ONEDNN
+static dsc_onednn_conv *plan_of(const dsc_conv *conv, dsc_conv_pass pass) {
+    dsc_onednn_conv *plan = conv->state;
+    return plan && dsc_onednn_conv_implementation(plan, pass) ? plan : NULL;
+}
+
+static dsc_status plan_onednn(dsc_conv *conv) {
+    const dsc_cpu *cpu = conv->device->state;
+    dsc_onednn_conv *plan = NULL;
+    if (cpu->onednn)
+        DSC_TRY(dsc_onednn_conv_open(conv, &plan));
+    conv->state = plan;
+    return DSC_OK;
+}
+
+static size_t workspace_of(const dsc_conv *conv, dsc_conv_pass pass) {
+    dsc_onednn_conv *plan = plan_of(conv, pass);
+    return plan ? dsc_onednn_conv_workspace(plan, pass) : dsc_own_conv_workspace(conv, pass);
+}
+
+static void conv_close(dsc_conv *conv) {
+    dsc_onednn_conv *plan = conv->state;
+    dsc_onednn_conv_close(&plan);
+}
+
+const char *dsc_cpu_conv_implementation(const dsc_conv *conv, dsc_conv_pass pass) {
+    return plan_of(conv, pass) ? dsc_onednn_conv_implementation(conv->state, pass) : "own";
+}
+
+static dsc_status conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
+                               const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
+    dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_FORWARD);
+    dsc_cpu_use_threads(q->device);
+    return plan ? dsc_onednn_conv_forward(plan, x, w, bias, work, y)
+                : dsc_own_conv_forward(q, conv, x, w, bias, work, y);
+}
+
+static dsc_status conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
+                                     double beta, dsc_tensor *work, dsc_tensor *dx) {
+    dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_BACKWARD_DATA);
+    dsc_cpu_use_threads(q->device);
+    return plan ? dsc_onednn_conv_backward_data(q, plan, w, dy, beta, work, dx)
+                : dsc_own_conv_backward_data(q, conv, w, dy, beta, work, dx);
+}
+
+static dsc_status conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
+                                       const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw) {
+    dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_BACKWARD_WEIGHT);
+    dsc_cpu_use_threads(q->device);
+    return plan ? dsc_onednn_conv_backward_weight(q, plan, x, dy, beta, work, dw)
+                : dsc_own_conv_backward_weight(q, conv, x, dy, beta, work, dw);
+}
+
+#else
+
+static dsc_status plan_onednn(dsc_conv *conv) {
+    (void)conv;
+    return DSC_OK;
+}
+
+static size_t workspace_of(const dsc_conv *conv, dsc_conv_pass pass) {
+    return dsc_own_conv_workspace(conv, pass);
+}
+
+const char *dsc_cpu_conv_implementation(const dsc_conv *conv, dsc_conv_pass pass) {
+    (void)conv;
+    (void)pass;
+    return "own";
+}
+#endif
+
+static dsc_status conv_open(dsc_conv *conv) {
+    dsc_cpu_use_threads(conv->device);
+    DSC_TRY(plan_onednn(conv));
+    conv->workspace = 0;
+    for (int pass = 0; pass < DSC_CONV_PASSES; pass++) {
+        size_t bytes = workspace_of(conv, (dsc_conv_pass)pass);
+        if (bytes > conv->workspace)
+            conv->workspace = bytes;
+    }
+    return DSC_OK;
+}
+
+void dsc_cpu_table_conv(dsc_device_table *table) {
+    table->conv_open = conv_open;
+#ifdef DSC_HAVE_ONEDNN
+    table->conv_close = conv_close;
+    table->conv_forward = conv_forward;
+    table->conv_backward_data = conv_backward_data;
+    table->conv_backward_weight = conv_backward_weight;
+#else
+    table->conv_forward = dsc_own_conv_forward;
+    table->conv_backward_data = dsc_own_conv_backward_data;
+    table->conv_backward_weight = dsc_own_conv_backward_weight;
+#endif
+    table->patches = dsc_own_patches;
+}

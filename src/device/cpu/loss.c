@@ -1,0 +1,96 @@
+/* Softmax cross-entropy of the cpu device, row by row in double:
+ *   p = softmax(z),  t = (1 - s) onehot + s / c,  loss = log(sum exp(z)) - sum t z,  dloss/dz = p - t. */
+#include "device/cpu/cpu.h"
+
+#include "base/error.h"
+
+#include <math.h>
+
+enum { STATS = 4, APART = 8 };
+
+typedef struct loss_call {
+    int64_t c;
+    double smoothing, grad_scale;
+} loss_call;
+
+/* Classes ranked before `label`. */
+static int64_t rank_of(int64_t c, const float *z, int64_t label) {
+    int64_t before = 0;
+    for (int64_t i = 0; i < c; i++)
+        before += z[i] > z[label] || (z[i] == z[label] && i < label);
+    return before;
+}
+
+static void fill_row(int64_t c, float value, float *dz) {
+    for (int64_t i = 0; dz && i < c; i++)
+        dz[i] = value;
+}
+
+/* Adds a row to stats; writes its gradient unless dz is NULL. */
+static void loss_row(const loss_call *call, const float *z, int64_t label, float *dz, double *stats) {
+    int64_t c = call->c;
+    double highest = (double)z[0], sum = 0, total = 0;
+    for (int64_t i = 1; i < c; i++)
+        highest = (double)z[i] > highest ? (double)z[i] : highest;
+    for (int64_t i = 0; i < c; i++) {
+        sum += exp((double)z[i] - highest);
+        total += (double)z[i] - highest;
+    }
+    double uniform = call->smoothing / (double)c, loss = log(sum);
+    if (call->smoothing < 1)
+        loss -= (1 - call->smoothing) * ((double)z[label] - highest);
+    if (call->smoothing > 0)
+        loss -= uniform * total;
+    int64_t before = rank_of(c, z, label);
+    stats[0] += loss;
+    stats[1] += before < 1;
+    stats[2] += before < 5;
+    for (int64_t i = 0; dz && i < c; i++) {
+        double target = uniform + (i == label ? 1 - call->smoothing : 0);
+        dz[i] = (float)(call->grad_scale * (exp((double)z[i] - highest) / sum - target));
+    }
+}
+
+static void loss_rows(const loss_call *call, dsc_cpu_range r, const float *z, const int32_t *labels,
+                      float *dz, double *stats) {
+    for (int i = 0; i < STATS; i++)
+        stats[i] = 0;
+    for (int64_t row = r.first; row < r.first + r.count; row++) {
+        float *to = dz ? dz + row * call->c : NULL;
+        if (labels[row] < 0) {
+            fill_row(call->c, 0, to);
+            continue;
+        }
+        stats[3] += 1;
+        if (labels[row] < call->c) {
+            loss_row(call, z + row * call->c, labels[row], to, stats);
+        } else {
+            stats[0] = NAN;
+            fill_row(call->c, NAN, to);
+        }
+    }
+}
+
+static dsc_status softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
+                               double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats) {
+    if (logits->dtype != DSC_F32)
+        return dsc_ref_table.softmax_loss(q, logits, labels, smoothing, grad_scale, dlogits, stats);
+    loss_call call = {logits->dim[1], smoothing, grad_scale};
+    int64_t n = logits->dim[0];
+    /* An exponential costs about as much as sixteen other elements. */
+    int parts = dsc_cpu_parts(q->device, 16 * n * call.c);
+    double *sums, *to = stats->data;
+    DSC_TRY(dsc_cpu_scratch(q, parts * APART * (int64_t)sizeof *sums, &sums));
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+    for (int p = 0; p < parts; p++)
+        loss_rows(&call, dsc_cpu_share(n, 1, parts, p), logits->data, labels->data,
+                  dlogits ? dlogits->data : NULL, sums + p * APART);
+    for (int p = 0; p < parts; p++)
+        for (int i = 0; i < STATS; i++)
+            to[i] += sums[p * APART + i];
+    return DSC_OK;
+}
+
+void dsc_cpu_table_loss(dsc_device_table *table) {
+    table->softmax_loss = softmax_loss;
+}

@@ -1,0 +1,121 @@
+/* Reference: element-wise operations and reductions. */
+#include "device/formulas.h"
+#include "device/ref/element.h"
+#include "device/ref/ref.h"
+
+#include <math.h>
+#include <string.h>
+
+dsc_status dsc_ref_fill(dsc_queue *q, double value, dsc_tensor *t) {
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(t); i < count; i++)
+        set(t, i, value);
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) {
+    (void)q;
+    if (src->dtype == dst->dtype) { /* bit by bit: an int64 does not fit into a double */
+        memcpy(dst->data, src->data, dsc_tensor_bytes(src));
+        return DSC_OK;
+    }
+    for (int64_t i = 0, count = dsc_tensor_count(dst); i < count; i++)
+        set(dst, i, get(src, i));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta, dsc_tensor *y) {
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
+        update(y, i, beta, alpha * get(x, i));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) {
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(t); i < count; i++)
+        set(t, i, get(t, i) * get(s, 0));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_dot(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta, dsc_tensor *out) {
+    (void)q;
+    double sum = 0;
+    for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++)
+        sum += get(x, i) * get(y, i);
+    update(out, 0, beta, sum);
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limit, dsc_tensor *out) {
+    (void)q;
+    set(out, 0, dsc_clip_factor(get(sumsq, 0), limit));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) {
+    (void)q;
+    double bad = 0;
+    for (int64_t i = 0, count = dsc_tensor_count(t); i < count; i++)
+        bad += !isfinite(get(t, i));
+    update(out, 0, 1, bad);
+    return DSC_OK;
+}
+
+/* ---- simple layers ---- */
+
+dsc_status dsc_ref_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) {
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
+        set(y, i, get(y, i) + get(b, i % b->dim[0]));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db) {
+    (void)q;
+    for (int64_t c = 0; c < db->dim[0]; c++) {
+        double sum = 0;
+        for (int64_t i = c, count = dsc_tensor_count(dy); i < count; i += db->dim[0])
+            sum += get(dy, i);
+        update(db, c, beta, sum);
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
+        set(y, i, dsc_relu(get(x, i)));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
+                                 dsc_tensor *dx) {
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(dx); i < count; i++)
+        update(dx, i, beta, dsc_relu_mask(get(y, i), get(dy, i)));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
+        set(y, i, get(a, i) + get(b, i));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
+                           const dsc_tensor *x, double beta, dsc_tensor *y) {
+    (void)q;
+    const int64_t *at = position->data; /* step, first sample */
+    int64_t row = dsc_tensor_count(x) / x->dim[0];
+    dsc_dropout_stream stream = dsc_dropout_start(desc, at[0]);
+    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++) {
+        uint32_t words[4];
+        int64_t element = at[1] * row + i;
+        dsc_dropout_words(&stream, element / 4, words);
+        double kept = dsc_dropout_keeps(&stream, words[element % 4]) ? get(x, i) / (1 - desc->rate) : 0;
+        update(y, i, beta, kept);
+    }
+    return DSC_OK;
+}

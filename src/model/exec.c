@@ -1,0 +1,256 @@
+/* Executors: creation, and the walk over the steps, forward and backward. Nothing is allocated in a walk. */
+#include "model/exec.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <string.h>
+
+/* ---- life ---- */
+
+static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
+    dsc_model *m = exec->model;
+    if (s->flat)
+        return dsc_tensor_view(m->device, NULL, m->options.dtype, 2,
+                               (int64_t[]){exec->batch, dsc_shape_count(s)});
+    return dsc_tensor_view(m->device, NULL, m->options.dtype, 4, (int64_t[]){exec->batch, s->h, s->w, s->c});
+}
+
+static dsc_status allocate(dsc_exec *exec) {
+    const dsc_model *m = exec->model;
+    DSC_TRY(dsc_memory_alloc(m->node_count, sizeof *exec->values, &exec->values));
+    DSC_TRY(dsc_memory_alloc(m->node_count, sizeof *exec->grads, &exec->grads));
+    DSC_TRY(dsc_memory_alloc(m->node_count, sizeof *exec->from_input, &exec->from_input));
+    DSC_TRY(dsc_memory_alloc(m->param_count, sizeof *exec->ready, &exec->ready));
+    DSC_TRY(dsc_memory_alloc(dsc_tensor_count(&m->batches), sizeof *exec->batches_tracked,
+                             &exec->batches_tracked));
+    for (int64_t v = 0; v < m->node_count; v++)
+        exec->values[v] = exec->grads[v] = batch_of(exec, &m->nodes[v].shape);
+    return DSC_OK;
+}
+
+static dsc_status check_model(const dsc_model *m, int64_t batch) {
+    if (!m->sealed)
+        return DSC_FAIL(DSC_E_INVALID, "executor: the model is not sealed; call dsc_model_seal first");
+    if (batch < 1 || batch > INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID, "executor: batch of %lld samples, but it must be 1 to %d",
+                        (long long)batch, INT32_MAX);
+    for (int64_t v = 0; v < m->node_count; v++)
+        if (dsc_shape_count(&m->nodes[v].shape) > INT64_MAX / 64 / batch)
+            return DSC_FAIL(DSC_E_MEMORY, "executor: %lld samples of %s at %s do not fit into any memory",
+                            (long long)batch, dsc_shape_text(&m->nodes[v].shape),
+                            dsc_graph_describe(m, &m->nodes[v]));
+    return DSC_OK;
+}
+
+dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch, dsc_exec **out) {
+    DSC_TRY(check_model(m, batch));
+    dsc_exec *exec;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *exec, &exec));
+    exec->model = m;
+    exec->mode = mode;
+    exec->batch = batch;
+    dsc_status status;
+    DSC_TRY_GOTO(status, allocate(exec), fail);
+    DSC_TRY_GOTO(status, dsc_exec_lower(exec), fail);
+    DSC_TRY_GOTO(status, dsc_exec_place(exec), fail);
+    *out = exec;
+    return DSC_OK;
+fail:
+    dsc_exec_destroy(&exec);
+    return status;
+}
+
+void dsc_exec_destroy(dsc_exec **exec) {
+    if (!exec || !*exec)
+        return;
+    dsc_exec *e = *exec;
+    for (int64_t i = 0; i < e->step_count; i++)
+        dsc_conv_destroy(&e->steps[i].conv);
+    dsc_device_free(e->model->device, &e->arena);
+    dsc_memory_free(&e->batches_tracked);
+    dsc_memory_free(&e->ready);
+    dsc_memory_free(&e->from_input);
+    dsc_memory_free(&e->grads);
+    dsc_memory_free(&e->values);
+    dsc_memory_free(&e->steps);
+    dsc_memory_free(exec);
+}
+
+size_t dsc_exec_bytes(const dsc_exec *exec) {
+    return exec->bytes;
+}
+
+size_t dsc_exec_bytes_without_reuse(const dsc_exec *exec) {
+    return exec->bytes_without_reuse;
+}
+
+const dsc_tensor *dsc_exec_stats(const dsc_exec *exec) {
+    return &exec->stats;
+}
+
+const dsc_tensor *dsc_exec_logits(const dsc_exec *exec) {
+    return &exec->values[exec->model->logits];
+}
+
+dsc_status dsc_exec_clear_stats(dsc_exec *exec, dsc_queue *q) {
+    return dsc_op_fill(q, 0, &exec->stats);
+}
+
+const dsc_tensor *dsc_step_weight(const dsc_exec *exec, const dsc_step *step) {
+    return &exec->model->params[step->node->weight].value;
+}
+
+const dsc_tensor *dsc_step_bias(const dsc_exec *exec, const dsc_step *step) {
+    return step->node->bias < 0 ? NULL : &exec->model->params[step->node->bias].value;
+}
+
+dsc_tensor *dsc_step_weight_grad(const dsc_exec *exec, const dsc_step *step) {
+    return &exec->model->params[step->node->weight].grad;
+}
+
+dsc_tensor *dsc_step_bias_grad(const dsc_exec *exec, const dsc_step *step) {
+    return step->node->bias < 0 ? NULL : &exec->model->params[step->node->bias].grad;
+}
+
+/* ---- forward ---- */
+
+dsc_status dsc_exec_set_position(dsc_exec *exec, dsc_queue *q, int64_t step, int64_t first_sample) {
+    dsc_tensor first = dsc_tensor_slice(&exec->position, 0, 1),
+               second = dsc_tensor_slice(&exec->position, 1, 1);
+    DSC_TRY(dsc_op_fill(q, (double)step, &first));
+    return dsc_op_fill(q, (double)first_sample, &second);
+}
+
+static dsc_status check_input(const dsc_exec *exec, const dsc_tensor *x) {
+    const dsc_tensor *own = &exec->values[exec->model->input];
+    int fits = x->ndim == own->ndim && memcmp(x->dim, own->dim, 4 * sizeof x->dim[0]) == 0;
+    if (!fits)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "forward: x has %d dimensions, [%lld,%lld,%lld,%lld], but [%lld,%lld,%lld,%lld] is "
+                        "what the executor was made for",
+                        x->ndim, (long long)x->dim[0], (long long)x->dim[1], (long long)x->dim[2],
+                        (long long)x->dim[3], (long long)own->dim[0], (long long)own->dim[1],
+                        (long long)own->dim[2], (long long)own->dim[3]);
+    if (x->dtype != own->dtype && x->dtype != DSC_F32)
+        return DSC_FAIL(DSC_E_INVALID, "forward: x is of type %s, but the model is of %s",
+                        dsc_dtype_name(x->dtype), dsc_dtype_name(own->dtype));
+    if (x->device != own->device)
+        return DSC_FAIL(DSC_E_INVALID, "forward: x is not on the model's device, %s",
+                        dsc_device_name(own->device));
+    return DSC_OK;
+}
+
+/* Lets the input, and all views of it, point to x, or to x in the model's type. */
+static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
+    DSC_TRY(check_input(exec, x));
+    void *data = x->data;
+    if (x->dtype != exec->model->options.dtype) {
+        DSC_TRY(dsc_op_convert(q, x, &exec->converted));
+        data = exec->converted.data;
+    }
+    for (int64_t v = 0; v < exec->model->node_count; v++)
+        if (exec->from_input[v])
+            exec->values[v].data = data;
+    return DSC_OK;
+}
+
+/* One more batch in every num_batches_tracked. They are integers, which no operation of a device adds to, so
+ * they take the way over the host. */
+static dsc_status count_batch(dsc_exec *exec, dsc_queue *q) {
+    dsc_tensor *t = &exec->model->batches;
+    if (dsc_tensor_count(t) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_download(q, t, dsc_tensor_bytes(t), exec->batches_tracked));
+    DSC_TRY(dsc_queue_sync(q));
+    for (int64_t i = 0; i < dsc_tensor_count(t); i++)
+        exec->batches_tracked[i]++;
+    return dsc_tensor_upload(q, exec->batches_tracked, dsc_tensor_bytes(t), t);
+}
+
+dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
+    exec->has_forward = exec->has_loss = 0;
+    DSC_TRY(bind_input(exec, q, x));
+    for (int64_t i = 0; i < exec->step_count; i++) {
+        const dsc_step *step = &exec->steps[i];
+        dsc_status status = step->view ? DSC_OK : step->type->forward(exec, q, step);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "forward of %s", dsc_graph_describe(exec->model, step->node));
+    }
+    if (exec->mode == DSC_EXEC_TRAIN)
+        DSC_TRY(count_batch(exec, q));
+    exec->has_forward = 1;
+    return DSC_OK;
+}
+
+dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels, double grad_scale) {
+    if (!exec->has_forward)
+        return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
+    dsc_value logits = exec->model->logits;
+    dsc_tensor *dlogits = exec->mode == DSC_EXEC_TRAIN ? &exec->grads[logits] : NULL;
+    DSC_TRY(dsc_op_softmax_loss(q, &exec->values[logits], labels, exec->model->options.label_smoothing,
+                                grad_scale, dlogits, &exec->stats));
+    exec->has_loss = 1;
+    return DSC_OK;
+}
+
+/* ---- backward ---- */
+
+void dsc_backward_options_init(dsc_backward_options *options) {
+    *options = (dsc_backward_options){.size = sizeof *options, .param_grads = 1};
+}
+
+/* Announces final gradients in falling order: a parameter waits for all behind it. */
+static dsc_status announce(dsc_exec *exec, dsc_queue *q, const dsc_step *step,
+                           const dsc_backward_options *options, int64_t *next) {
+    if (step->node->weight >= 0)
+        exec->ready[step->node->weight] = 1;
+    if (step->node->bias >= 0)
+        exec->ready[step->node->bias] = 1;
+    for (; *next >= 0 && exec->ready[*next]; (*next)--)
+        DSC_TRY(options->grad_ready(options->context, q, *next));
+    return DSC_OK;
+}
+
+static dsc_status step_back(dsc_exec *exec, dsc_queue *q, const dsc_step *step,
+                            const dsc_backward_options *options) {
+    dsc_pass pass = {.param_grads = options->param_grads, .beta = options->accumulate ? 1 : 0};
+    if (options->capture && step->node->layer >= 0)
+        DSC_TRY(options->capture(options->context, q, step->node->layer, step->x[0], step->dy));
+    dsc_status status = step->type->backward(exec, q, step, &pass);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, step->node));
+    return DSC_OK;
+}
+
+static dsc_status read_options(const dsc_backward_options *given, dsc_backward_options *options) {
+    dsc_backward_options_init(options);
+    if (!given)
+        return DSC_OK;
+    if (given->size < sizeof given->size)
+        return DSC_FAIL(DSC_E_INVALID, "backward options of size %zu: call dsc_backward_options_init first",
+                        given->size);
+    memcpy(options, given, given->size < sizeof *options ? given->size : sizeof *options);
+    return DSC_OK;
+}
+
+dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_options *given) {
+    dsc_backward_options options;
+    DSC_TRY(read_options(given, &options));
+    if (exec->mode != DSC_EXEC_TRAIN)
+        return DSC_FAIL(DSC_E_INVALID, "backward: the executor was made for evaluation");
+    if (!exec->has_loss)
+        return DSC_FAIL(DSC_E_INVALID, "backward: there was no loss before it");
+    exec->has_loss = 0;
+    int64_t next = exec->model->param_count - 1;
+    memset(exec->ready, 0, (size_t)exec->model->param_count);
+    for (int64_t i = exec->step_count - 1; i >= 0; i--) {
+        const dsc_step *step = &exec->steps[i];
+        if (!step->backward)
+            continue;
+        DSC_TRY(step_back(exec, q, step, &options));
+        if (options.param_grads && options.grad_ready)
+            DSC_TRY(announce(exec, q, step, &options, &next));
+    }
+    return DSC_OK;
+}

@@ -1,0 +1,22 @@
+/* The network's input; its memory is the caller's. */
+#include "base/error.h"
+#include "model/graph.h"
+
+static dsc_status shape(const dsc_model *m, dsc_node *node) {
+    if (m->input >= 0)
+        return DSC_FAIL(DSC_E_INVALID, "input: the model has one already, of %s",
+                        dsc_shape_text(&m->nodes[m->input].shape));
+    (void)node;
+    return DSC_OK;
+}
+
+const dsc_layer_type dsc_layer_input = {.name = "input", .shape = shape};
+
+dsc_status dsc_model_input(dsc_model *m, int64_t h, int64_t w, int64_t c, dsc_value *y) {
+    dsc_node node = dsc_graph_node(&dsc_layer_input, NULL, 0);
+    node.inputs = 0;
+    node.shape = (dsc_shape){.h = h, .w = w, .c = c};
+    DSC_TRY(dsc_graph_add(m, &node, y));
+    m->input = *y;
+    return DSC_OK;
+}

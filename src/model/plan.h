@@ -1,0 +1,19 @@
+/* A memory planner: puts blocks that are needed at known times into as little memory as it can. */
+#ifndef DSC_MODEL_PLAN_H
+#define DSC_MODEL_PLAN_H
+
+#include "descent/status.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct dsc_interval {
+    size_t bytes;
+    int64_t first, last; /* times at which it is needed, both included */
+    size_t offset;       /* the result: a multiple of DSC_ALIGNMENT */
+} dsc_interval;
+
+/* Sets the offsets so that no two blocks with a common time overlap, and *total to the end of the last. */
+dsc_status dsc_plan_place(dsc_interval *list, int64_t count, size_t *total) DSC_MUST_CHECK;
+
+#endif

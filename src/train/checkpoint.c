@@ -1,0 +1,188 @@
+/* Saving a run. */
+#include "train/checkpoint.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "descent/version.h"
+#include "train/checkpoint_directory.h"
+#include "train/checkpoint_parts.h"
+#include "train/statedict.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Both files while they are written, on rank 0. */
+typedef struct pair {
+    dsc_st_writer *model, *state;
+    dsc_tensor block; /* what another rank hands in */
+    void *host;       /* as large */
+} pair;
+
+static dsc_status describe_number(dsc_st_writer *w, const char *key, int64_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "%" PRId64, value);
+    return dsc_st_writer_metadata(w, key, text);
+}
+
+/* What both files say about themselves. */
+static dsc_status describe(const dsc_snapshot *s, dsc_st_writer *w) {
+    int64_t shape[3];
+    dsc_model_input_shape(s->model, shape);
+    DSC_TRY(dsc_st_writer_metadata(w, "format", "pt"));
+    DSC_TRY(dsc_st_writer_metadata(w, "descent", dsc_version()));
+    DSC_TRY(dsc_st_writer_metadata(w, "model", s->options->model));
+    DSC_TRY(describe_number(w, "classes", dsc_model_classes(s->model)));
+    DSC_TRY(describe_number(w, "height", shape[0]));
+    DSC_TRY(describe_number(w, "width", shape[1]));
+    DSC_TRY(describe_number(w, "channels", shape[2]));
+    DSC_TRY(describe_number(w, "step", s->state->step));
+    return describe_number(w, "epoch", s->state->epoch);
+}
+
+static dsc_status describe_run(const dsc_snapshot *s, dsc_st_writer *w) {
+    DSC_TRY(describe(s, w));
+    DSC_TRY(describe_number(w, "ranks", dsc_comm_size(s->comm)));
+    DSC_TRY(dsc_st_writer_metadata(w, "optimizer", dsc_optim_name(s->options->optim.kind)));
+    DSC_TRY(dsc_st_writer_metadata(w, "consensus", dsc_consensus_name(s->options->consensus.kind)));
+    DSC_TRY(describe_number(w, "seed", (int64_t)s->options->seed));
+    DSC_TRY(describe_number(w, "samples", s->samples));
+    DSC_TRY(describe_number(w, "batch_size", s->options->batch_size));
+    return describe_number(w, "batches_per_allreduce", s->options->batches_per_allreduce);
+}
+
+static dsc_status declare_as(dsc_st_writer *w, const char *prefix, const dsc_param *p) {
+    char *name;
+    DSC_TRY(dsc_checkpoint_name(prefix, p->name, &name));
+    dsc_status status = dsc_st_writer_declare(w, name, p->value.dtype, p->value.ndim, p->value.dim);
+    dsc_memory_free(&name);
+    return status;
+}
+
+/* Order: scalars, optimizer.steps, the optimiser's tensors, then rank by rank its buffers. */
+static dsc_status declare_state(const dsc_snapshot *s, dsc_st_writer *w) {
+    const dsc_param *optim = dsc_optim_state(s->optim), *buffers = dsc_model_buffers(s->model);
+    for (int i = 0; i < DSC_SCALAR_COUNT; i++)
+        DSC_TRY(dsc_st_writer_declare(w, dsc_checkpoint_scalars[i].name, dsc_checkpoint_scalars[i].dtype, 0,
+                                      NULL));
+    DSC_TRY(dsc_st_writer_declare(w, DSC_OPTIM_PREFIX "steps", DSC_I64, 0, NULL));
+    for (int64_t i = 0; i < dsc_optim_state_count(s->optim); i++)
+        DSC_TRY(declare_as(w, DSC_OPTIM_PREFIX, &optim[i]));
+    for (int r = 0; r < dsc_comm_size(s->comm); r++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, DSC_RANK_PREFIX, r);
+        for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++)
+            DSC_TRY(declare_as(w, prefix, &buffers[i]));
+    }
+    return DSC_OK;
+}
+
+static dsc_status open_pair(const dsc_snapshot *s, const char *directory, pair *p) {
+    char *model = NULL, *state = NULL;
+    DSC_TRY(dsc_checkpoint_path(directory, s->state->step, &model));
+    dsc_status status = dsc_checkpoint_state_path(model, &state);
+    if (status == DSC_OK)
+        status = dsc_st_writer_create(model, &p->model);
+    if (status == DSC_OK)
+        status = dsc_st_writer_create(state, &p->state);
+    dsc_memory_free(&state);
+    dsc_memory_free(&model);
+    return status;
+}
+
+static dsc_status begin(const dsc_snapshot *s, const char *directory, pair *p) {
+    int64_t largest = (int64_t)dsc_checkpoint_largest(s);
+    DSC_TRY(dsc_memory_alloc(largest, 1, &p->host));
+    DSC_TRY(dsc_tensor_alloc(dsc_model_device(s->model), DSC_U8, 1, &largest, &p->block));
+    DSC_TRY(open_pair(s, directory, p));
+    DSC_TRY(describe(s, p->model));
+    DSC_TRY(dsc_statedict_declare(s->model, p->model));
+    DSC_TRY(dsc_st_writer_begin(p->model));
+    DSC_TRY(describe_run(s, p->state));
+    DSC_TRY(declare_state(s, p->state));
+    return dsc_st_writer_begin(p->state);
+}
+
+static dsc_status write_tensor(const dsc_snapshot *s, dsc_st_writer *w, int64_t index, const dsc_tensor *t,
+                               void *host) {
+    size_t bytes = dsc_tensor_bytes(t);
+    DSC_TRY(dsc_tensor_download(s->queue, t, bytes, host));
+    DSC_TRY(dsc_queue_sync(s->queue));
+    return dsc_st_writer_write(w, index, host, bytes);
+}
+
+/* Everything that rank 0 has itself. */
+static dsc_status write_own(const dsc_snapshot *s, const pair *p) {
+    const dsc_param *optim = dsc_optim_state(s->optim), *buffers = dsc_model_buffers(s->model);
+    int64_t steps = dsc_optim_steps(s->optim), index = 0;
+    DSC_TRY(dsc_statedict_write(s->model, s->queue, p->model));
+    for (int i = 0; i < DSC_SCALAR_COUNT; i++)
+        DSC_TRY(dsc_st_writer_write(p->state, index++,
+                                    (const char *)s->state + dsc_checkpoint_scalars[i].offset, 8));
+    DSC_TRY(dsc_st_writer_write(p->state, index++, &steps, sizeof steps));
+    for (int64_t i = 0; i < dsc_optim_state_count(s->optim); i++)
+        DSC_TRY(write_tensor(s, p->state, index++, &optim[i].value, p->host));
+    for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++)
+        DSC_TRY(write_tensor(s, p->state, index++, &buffers[i].value, p->host));
+    return DSC_OK;
+}
+
+/* Receives what the other ranks hand in; all of it, even when the disk is full, so that nobody waits. */
+static dsc_status collect(const dsc_snapshot *s, const pair *p) {
+    const dsc_param *buffers = dsc_model_buffers(s->model);
+    int64_t count = dsc_model_buffer_count(s->model);
+    int64_t first = DSC_SCALAR_COUNT + 1 + dsc_optim_state_count(s->optim);
+    dsc_status status = write_own(s, p);
+    for (int r = 1; r < dsc_comm_size(s->comm); r++) {
+        for (int64_t i = 0; i < count; i++) {
+            dsc_request *request;
+            const dsc_tensor *like = &buffers[i].value;
+            dsc_tensor t = dsc_tensor_view(like->device, p->block.data, like->dtype, like->ndim, like->dim);
+            DSC_TRY(dsc_comm_recv_begin(s->comm, r, DSC_CHECKPOINT_TAG, &t, &request));
+            DSC_TRY(dsc_comm_wait(&request));
+            if (status == DSC_OK)
+                status = write_tensor(s, p->state, first + r * count + i, &t, p->host);
+        }
+    }
+    return status;
+}
+
+static dsc_status hand_in(const dsc_snapshot *s) {
+    const dsc_param *buffers = dsc_model_buffers(s->model);
+    DSC_TRY(dsc_queue_sync(s->queue));
+    for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++) {
+        dsc_request *request;
+        DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, 0, DSC_CHECKPOINT_TAG, &buffers[i].value,
+                                    &request));
+        DSC_TRY(dsc_comm_wait(&request));
+    }
+    return DSC_OK;
+}
+
+/* The state first: whoever sees the model file finds its state beside it. */
+static dsc_status publish(const dsc_snapshot *s, const char *directory, const pair *p) {
+    DSC_TRY(dsc_st_writer_sync(p->model));
+    DSC_TRY(dsc_st_writer_sync(p->state));
+    DSC_TRY(dsc_st_writer_commit(p->state));
+    DSC_TRY(dsc_st_writer_commit(p->model));
+    DSC_TRY(dsc_checkpoint_set_latest(directory, s->state->step));
+    return dsc_checkpoint_prune(directory, s->state->step, s->options->keep, s->state->best_step);
+}
+
+dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *directory, int64_t *bytes) {
+    pair p = {0};
+    int writer = dsc_comm_rank(s->comm) == 0;
+    dsc_status status = dsc_comm_agree(s->comm, writer ? begin(s, directory, &p) : DSC_OK);
+    if (status == DSC_OK)
+        status = dsc_comm_agree(s->comm, writer ? collect(s, &p) : hand_in(s));
+    if (status == DSC_OK)
+        status = dsc_comm_agree(s->comm, writer ? publish(s, directory, &p) : DSC_OK);
+    if (status == DSC_OK && writer)
+        *bytes = dsc_st_writer_bytes(p.model) + dsc_st_writer_bytes(p.state);
+    dsc_st_writer_destroy(&p.model);
+    dsc_st_writer_destroy(&p.state);
+    if (p.block.data)
+        dsc_tensor_free(&p.block);
+    dsc_memory_free(&p.host);
+    return status;
+}

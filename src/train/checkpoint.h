@@ -1,0 +1,47 @@
+/* Checkpoints: all of a run in two files, written by rank 0 so that they appear whole or not at all.
+ *
+ * The model file holds the state dict, batch-norm statistics as rank 0 has them. The state file holds
+ *   train.*           where the run stands, one number each (state.h)
+ *   optimizer.steps   steps the optimiser has done
+ *   optimizer.*       its tensors, which are the same on every rank; in this library's layout
+ *   rank.R.*          what differs between ranks: the running statistics of every rank R
+ * Only rank 0 reads and writes; the rest travels through the communicator, so the other ranks need not see
+ * the directory. A run may go on with another number of ranks than P that wrote it: rank r then takes the
+ * statistics of rank r mod P. */
+#ifndef DSC_TRAIN_CHECKPOINT_H
+#define DSC_TRAIN_CHECKPOINT_H
+
+#include "descent/comm.h"
+#include "descent/model.h"
+#include "descent/optim.h"
+#include "descent/train.h"
+#include "train/safetensors.h"
+#include "train/state.h"
+
+/* What is saved and loaded; everything is lent. */
+typedef struct dsc_snapshot {
+    dsc_comm *comm;
+    dsc_queue *queue;
+    dsc_model *model;
+    dsc_optim *optim;
+    const dsc_train_options *options;
+    int64_t samples; /* in the data set */
+    dsc_train_state *state;
+} dsc_snapshot;
+
+/* What the metadata of a model file says about the model. */
+typedef struct dsc_model_facts {
+    char model[64]; /* "" when it does not say */
+    int64_t classes, height, width, channels;
+} dsc_model_facts;
+
+/* Writes both files and `latest`, then removes what need not stay. `bytes` (rank 0): of both files.
+ * Collective; fails on all ranks or on none. A failure leaves earlier checkpoints as they were, and no
+ * temporary file. */
+dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *directory, int64_t *bytes) DSC_MUST_CHECK;
+/* Loads both files (path: the model's, read on rank 0 only). Collective; fails on all ranks or on none. */
+dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path) DSC_MUST_CHECK;
+/* Reads the model's facts; DSC_E_FORMAT when they are there and make no sense. Not collective. */
+dsc_status dsc_checkpoint_facts(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;
+
+#endif

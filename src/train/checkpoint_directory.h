@@ -1,0 +1,34 @@
+/* The checkpoints of an output directory: their names, which is the latest, which ones stay.
+ *
+ *   checkpoint-STEP.safetensors         the model
+ *   checkpoint-STEP.state.safetensors   the rest of the run
+ *   latest                              text: the name of the newest model file, and a newline */
+#ifndef DSC_TRAIN_CHECKPOINT_DIRECTORY_H
+#define DSC_TRAIN_CHECKPOINT_DIRECTORY_H
+
+#include "descent/status.h"
+
+#include <stdint.h>
+
+/* Names in new memory, which the caller frees with dsc_memory_free. */
+dsc_status dsc_checkpoint_path(const char *directory, int64_t step, char **out) DSC_MUST_CHECK;
+/* The state file beside a model file: X.safetensors -> X.state.safetensors. DSC_E_INVALID when the name ends
+ * otherwise, or is that of a state file itself. */
+dsc_status dsc_checkpoint_state_path(const char *model_path, char **out) DSC_MUST_CHECK;
+
+/* The steps of the checkpoints in a directory that have both files, falling; *out may be NULL for none, else
+ * the caller frees it. A directory that is not there has none. */
+dsc_status dsc_checkpoint_list(const char *directory, int64_t **out, int64_t *count) DSC_MUST_CHECK;
+/* The newest checkpoint: what `latest` says; without that file, the highest step. *out = NULL when there is
+ * none. DSC_E_FORMAT and DSC_E_NOT_FOUND, with the remedy, when `latest` says something useless. */
+dsc_status dsc_checkpoint_latest(const char *directory, char **out) DSC_MUST_CHECK;
+/* Lets `latest` name the checkpoint of this step. */
+dsc_status dsc_checkpoint_set_latest(const char *directory, int64_t step) DSC_MUST_CHECK;
+/* Removes the checkpoints before `step`, save for the last `keep` of them and that of `best` (-1: none).
+ * Later ones are left. A file that cannot be removed is logged. */
+dsc_status dsc_checkpoint_prune(const char *directory, int64_t step, int64_t keep,
+                                int64_t best) DSC_MUST_CHECK;
+/* Removes temporary files that a killed run left behind. */
+void dsc_checkpoint_sweep(const char *directory);
+
+#endif

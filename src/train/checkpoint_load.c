@@ -1,0 +1,283 @@
+/* Loading a run. Rank 0 checks both files against the run before anything is changed, reads them, and gives
+ * everybody its part. */
+#include "train/checkpoint.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "train/checkpoint_directory.h"
+#include "train/checkpoint_parts.h"
+#include "train/share.h"
+#include "train/statedict.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Both files while they are read, on rank 0. */
+typedef struct pair {
+    dsc_st_reader *model, *state;
+    int64_t ranks; /* that wrote them */
+} pair;
+
+/* *value = -1 when there is no such key. */
+static dsc_status read_number(const dsc_st_reader *r, const char *key, int64_t *value) {
+    const char *text = dsc_st_metadata(r, key);
+    char *end;
+    *value = -1;
+    if (!text)
+        return DSC_OK;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (errno || end == text || *end != '\0')
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata '%s' is '%s', not a number", dsc_st_path(r), key, text);
+    *value = number;
+    return DSC_OK;
+}
+
+dsc_status dsc_checkpoint_facts(const dsc_st_reader *reader, dsc_model_facts *facts) {
+    const char *model = dsc_st_metadata(reader, "model");
+    memset(facts, 0, sizeof *facts);
+    if (model && strlen(model) >= sizeof facts->model)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': the name of its model has %zu characters: %zu at most",
+                        dsc_st_path(reader), strlen(model), sizeof facts->model - 1);
+    if (model)
+        snprintf(facts->model, sizeof facts->model, "%s", model);
+    DSC_TRY(read_number(reader, "classes", &facts->classes));
+    DSC_TRY(read_number(reader, "height", &facts->height));
+    DSC_TRY(read_number(reader, "width", &facts->width));
+    return read_number(reader, "channels", &facts->channels);
+}
+
+static dsc_status check_model(const dsc_snapshot *s, const dsc_st_reader *r) {
+    dsc_model_facts facts;
+    int64_t shape[3], classes = dsc_model_classes(s->model);
+    DSC_TRY(dsc_checkpoint_facts(r, &facts));
+    dsc_model_input_shape(s->model, shape);
+    if (facts.model[0] && strcmp(facts.model, s->options->model) != 0)
+        return DSC_FAIL(DSC_E_INVALID, "'%s' is a checkpoint of model %s, this run trains %s", dsc_st_path(r),
+                        facts.model, s->options->model);
+    if (facts.classes >= 0 && (facts.classes != classes || facts.height != shape[0] ||
+                               facts.width != shape[1] || facts.channels != shape[2]))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "'%s' is a checkpoint of %s for %lldx%lldx%lld images and %lld classes, this run has "
+                        "%lldx%lldx%lld and %lld",
+                        dsc_st_path(r), s->options->model, (long long)facts.height, (long long)facts.width,
+                        (long long)facts.channels, (long long)facts.classes, (long long)shape[0],
+                        (long long)shape[1], (long long)shape[2], (long long)classes);
+    return dsc_statedict_check(s->model, s->options->model, r);
+}
+
+static dsc_status check_tensor(const dsc_st_reader *r, const char *prefix, const char *name, dsc_dtype dtype,
+                               int64_t count) {
+    char *full;
+    DSC_TRY(dsc_checkpoint_name(prefix, name, &full));
+    const dsc_st_tensor *t = dsc_st_find(r, full);
+    dsc_status status = DSC_OK;
+    int64_t found = t ? (int64_t)(t->bytes / dsc_dtype_size(t->dtype)) : 0;
+    if (!t)
+        status = DSC_FAIL(DSC_E_FORMAT, "'%s' lacks '%s'", dsc_st_path(r), full);
+    else if (t->dtype != dtype || found != count)
+        status = DSC_FAIL(DSC_E_FORMAT, "'%s': '%s' holds %lld numbers of type %s, this run has %lld of %s",
+                          dsc_st_path(r), full, (long long)found, dsc_dtype_name(t->dtype), (long long)count,
+                          dsc_dtype_name(dtype));
+    dsc_memory_free(&full);
+    return status;
+}
+
+static dsc_status check_params(const dsc_st_reader *r, const char *prefix, const dsc_param *params,
+                               int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        DSC_TRY(check_tensor(r, prefix, params[i].name, params[i].value.dtype,
+                             dsc_tensor_count(&params[i].value)));
+    return DSC_OK;
+}
+
+static dsc_status check_tensors(const dsc_snapshot *s, const pair *p) {
+    for (int i = 0; i < DSC_SCALAR_COUNT; i++)
+        DSC_TRY(
+            check_tensor(p->state, "", dsc_checkpoint_scalars[i].name, dsc_checkpoint_scalars[i].dtype, 1));
+    DSC_TRY(check_tensor(p->state, DSC_OPTIM_PREFIX, "steps", DSC_I64, 1));
+    DSC_TRY(
+        check_params(p->state, DSC_OPTIM_PREFIX, dsc_optim_state(s->optim), dsc_optim_state_count(s->optim)));
+    for (int64_t rank = 0; rank < p->ranks; rank++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, DSC_RANK_PREFIX, (int)rank);
+        DSC_TRY(
+            check_params(p->state, prefix, dsc_model_buffers(s->model), dsc_model_buffer_count(s->model)));
+    }
+    return DSC_OK;
+}
+
+static dsc_status check_run(const dsc_snapshot *s, pair *p) {
+    int64_t step, state_step;
+    const char *optimizer = dsc_st_metadata(p->state, "optimizer");
+    const char *own = dsc_optim_name(s->options->optim.kind);
+    DSC_TRY(read_number(p->model, "step", &step));
+    DSC_TRY(read_number(p->state, "step", &state_step));
+    DSC_TRY(read_number(p->state, "ranks", &p->ranks));
+    if (step != state_step)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is of step %lld, '%s' of step %lld: they do not belong together",
+                        dsc_st_path(p->model), (long long)step, dsc_st_path(p->state), (long long)state_step);
+    if (p->ranks < 1 || p->ranks > INT32_MAX)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' says that %lld ranks wrote it", dsc_st_path(p->state),
+                        (long long)p->ranks);
+    if (!optimizer || strcmp(optimizer, own) != 0)
+        return DSC_FAIL(DSC_E_INVALID, "'%s' was written with optimiser %s, this run uses %s",
+                        dsc_st_path(p->state), optimizer ? optimizer : "(none)", own);
+    return check_tensors(s, p);
+}
+
+static dsc_status open_pair(const dsc_snapshot *s, const char *path, pair *p) {
+    char *state_path;
+    DSC_TRY(dsc_checkpoint_state_path(path, &state_path));
+    dsc_status status = dsc_st_open(path, &p->model);
+    if (status == DSC_OK)
+        status = check_model(s, p->model);
+    if (status == DSC_OK)
+        status = dsc_st_open(state_path, &p->state);
+    if (status == DSC_E_NOT_FOUND && p->model)
+        status = DSC_FAIL(DSC_E_NOT_FOUND,
+                          "checkpoint '%s' has no '%s' beside it: a model alone can be evaluated, but "
+                          "training cannot go on from it",
+                          path, state_path);
+    dsc_memory_free(&state_path);
+    DSC_TRY(status);
+    return check_run(s, p);
+}
+
+static dsc_status read_named(const dsc_st_reader *r, const char *prefix, const char *name, void *out,
+                             size_t bytes) {
+    char *full;
+    DSC_TRY(dsc_checkpoint_name(prefix, name, &full));
+    dsc_status status = dsc_st_read(r, dsc_st_find(r, full), out, bytes);
+    dsc_memory_free(&full);
+    return status;
+}
+
+static dsc_status read_tensor(const dsc_snapshot *s, const dsc_st_reader *r, const char *prefix,
+                              const char *name, dsc_tensor *t, void *host) {
+    size_t bytes = dsc_tensor_bytes(t);
+    DSC_TRY(read_named(r, prefix, name, host, bytes));
+    DSC_TRY(dsc_tensor_upload(s->queue, host, bytes, t));
+    return dsc_queue_sync(s->queue);
+}
+
+static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_train_state *state) {
+    int64_t samples;
+    DSC_TRY(read_number(p->state, "samples", &samples));
+    if (state->step < 0 || state->epoch < 0 || state->position < 0 || !isfinite(state->loss_sum) ||
+        !(state->loss_rows >= 0) || !(state->seconds >= 0))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: step %lld, epoch %lld, position %lld",
+                        dsc_st_path(p->state), (long long)state->step, (long long)state->epoch,
+                        (long long)state->position);
+    if (state->position > 0 && samples != s->samples)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "'%s' stands in the middle of an epoch of %lld samples, the data set has %lld: use "
+                        "the same data",
+                        dsc_st_path(p->state), (long long)samples, (long long)s->samples);
+    if (state->position > s->samples)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: position %lld of %lld samples", dsc_st_path(p->state),
+                        (long long)state->position, (long long)s->samples);
+    return DSC_OK;
+}
+
+/* Rank 0's own part of everything. */
+static dsc_status read_all(const dsc_snapshot *s, const pair *p, void *host) {
+    const dsc_param *optim = dsc_optim_state(s->optim);
+    dsc_train_state state;
+    int64_t steps;
+    for (int i = 0; i < DSC_SCALAR_COUNT; i++)
+        DSC_TRY(read_named(p->state, "", dsc_checkpoint_scalars[i].name,
+                           (char *)&state + dsc_checkpoint_scalars[i].offset, 8));
+    DSC_TRY(check_state(s, p, &state));
+    DSC_TRY(read_named(p->state, DSC_OPTIM_PREFIX, "steps", &steps, sizeof steps));
+    if (steps < 0)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: the optimiser has done %lld steps",
+                        dsc_st_path(p->state), (long long)steps);
+    for (int64_t i = 0; i < dsc_optim_state_count(s->optim); i++) {
+        dsc_tensor t = optim[i].value;
+        DSC_TRY(read_tensor(s, p->state, DSC_OPTIM_PREFIX, optim[i].name, &t, host));
+    }
+    DSC_TRY(dsc_statedict_read(s->model, s->queue, p->model));
+    dsc_optim_set_steps(s->optim, steps);
+    *s->state = state;
+    return DSC_OK;
+}
+
+/* What is the same on every rank. */
+static dsc_status share(const dsc_snapshot *s) {
+    const dsc_param *optim = dsc_optim_state(s->optim);
+    int64_t steps = dsc_optim_steps(s->optim);
+    DSC_TRY(dsc_share_model(s->comm, s->queue, s->model));
+    DSC_TRY(dsc_share_bytes(s->comm, s->queue, s->state, sizeof *s->state));
+    DSC_TRY(dsc_share_bytes(s->comm, s->queue, &steps, sizeof steps));
+    dsc_optim_set_steps(s->optim, steps);
+    for (int64_t i = 0; i < dsc_optim_state_count(s->optim); i++) {
+        dsc_tensor t = optim[i].value;
+        DSC_TRY(dsc_comm_broadcast(s->comm, DSC_TRAFFIC_OTHER, 0, &t));
+    }
+    return DSC_OK;
+}
+
+/* Sends every rank its statistics; something even after a failure, so that nobody waits. */
+static dsc_status hand_out(const dsc_snapshot *s, const pair *p, dsc_tensor *block, void *host) {
+    const dsc_param *buffers = dsc_model_buffers(s->model);
+    dsc_status status = DSC_OK;
+    for (int r = 1; r < dsc_comm_size(s->comm); r++) {
+        char prefix[32];
+        snprintf(prefix, sizeof prefix, DSC_RANK_PREFIX, (int)(r % p->ranks));
+        for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++) {
+            dsc_request *request;
+            const dsc_tensor *like = &buffers[i].value;
+            dsc_tensor t = dsc_tensor_view(block->device, block->data, like->dtype, like->ndim, like->dim);
+            if (status == DSC_OK)
+                status = read_tensor(s, p->state, prefix, buffers[i].name, &t, host);
+            DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, r, DSC_CHECKPOINT_TAG, &t, &request));
+            DSC_TRY(dsc_comm_wait(&request));
+        }
+    }
+    return status;
+}
+
+static dsc_status take(const dsc_snapshot *s) {
+    const dsc_param *buffers = dsc_model_buffers(s->model);
+    for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++) {
+        dsc_request *request;
+        dsc_tensor t = buffers[i].value;
+        DSC_TRY(dsc_comm_recv_begin(s->comm, 0, DSC_CHECKPOINT_TAG, &t, &request));
+        DSC_TRY(dsc_comm_wait(&request));
+    }
+    return DSC_OK;
+}
+
+static dsc_status load_all(const dsc_snapshot *s, const char *path, pair *p, dsc_tensor *block, void *host) {
+    int reader = dsc_comm_rank(s->comm) == 0;
+    dsc_status status = reader ? open_pair(s, path, p) : DSC_OK;
+    if (reader && status == DSC_OK)
+        status = read_all(s, p, host);
+    DSC_TRY(dsc_comm_agree(s->comm, status));
+    DSC_TRY(share(s));
+    return dsc_comm_agree(s->comm, reader ? hand_out(s, p, block, host) : take(s));
+}
+
+dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path) {
+    pair p = {0};
+    void *host = NULL;
+    dsc_tensor block = {0};
+    int64_t largest = (int64_t)dsc_checkpoint_largest(s);
+    dsc_status status = dsc_memory_alloc(largest, 1, &host);
+    if (status == DSC_OK)
+        status = dsc_tensor_alloc(dsc_model_device(s->model), DSC_U8, 1, &largest, &block);
+    status = dsc_comm_agree(s->comm, status);
+    if (status == DSC_OK)
+        status = load_all(s, path, &p, &block, host);
+    dsc_st_close(&p.model);
+    dsc_st_close(&p.state);
+    if (block.data)
+        dsc_tensor_free(&block);
+    dsc_memory_free(&host);
+    return status;
+}

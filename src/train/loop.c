@@ -1,0 +1,216 @@
+/* The loop over steps and epochs. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "train/start.h"
+#include "train/trainer.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- stopping ---- */
+
+static atomic_int stop_requested;
+
+void dsc_train_request_stop(void) {
+    atomic_store(&stop_requested, 1);
+}
+
+int dsc_stop_requested(void) {
+    return atomic_load(&stop_requested);
+}
+
+void dsc_stop_clear(void) {
+    atomic_store(&stop_requested, 0);
+}
+
+static int finished(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    return t->state.epoch >= o->epochs || (o->steps > 0 && t->state.step >= o->steps);
+}
+
+/* ---- what is told and written ---- */
+
+static double per_second(int64_t images, double seconds) {
+    return seconds > 0 ? (double)images / seconds : 0;
+}
+
+/* Seconds to the end of training, evaluations left out. */
+static double time_left(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    int64_t left = (o->epochs - t->state.epoch) * t->epoch_steps - t->state.position / t->step_images;
+    if (o->steps > 0 && o->steps - t->state.step < left)
+        left = o->steps - t->state.step;
+    return left > 0 ? (double)left * t->smoothed : 0;
+}
+
+static void report_step(dsc_trainer *t) {
+    double seconds = t->report.seconds;
+    t->process_steps++;
+    t->step_seconds += seconds;
+    t->epoch_seconds += seconds;
+    t->epoch_images += t->step_images;
+    t->smoothed = t->smoothed > 0 ? 0.95 * t->smoothed + 0.05 * seconds : seconds;
+    if (t->state.step % t->options.log_every == 0)
+        dsc_metrics_step(t->metrics, &t->state, &t->report, per_second(t->step_images, seconds));
+    dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_STEP);
+    p.loss = t->report.loss;
+    p.lr = t->report.lr;
+    p.images_per_s = per_second(t->step_images, t->smoothed);
+    p.eta_s = time_left(t);
+    dsc_trainer_tell(t, &p);
+}
+
+static void report_epoch(dsc_trainer *t, int64_t epoch) {
+    double images_per_s = per_second(t->epoch_images, t->epoch_seconds);
+    dsc_metrics_epoch(t->metrics, &t->state, epoch, t->report.lr, images_per_s);
+    dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_EPOCH);
+    p.epoch = epoch;
+    p.step_of_epoch = t->epoch_steps;
+    p.loss = t->state.epoch_loss;
+    p.lr = t->report.lr;
+    p.images_per_s = images_per_s;
+    p.eta_s = time_left(t);
+    dsc_trainer_tell(t, &p);
+}
+
+static void report_eval(dsc_trainer *t, int64_t epoch, const dsc_eval_result *result) {
+    dsc_metrics_eval(t->metrics, &t->state, epoch, result);
+    dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_EVAL);
+    p.epoch = epoch;
+    p.loss = result->loss;
+    p.top1 = result->top1;
+    p.top5 = result->top5;
+    p.images_per_s = per_second(result->images, result->seconds);
+    dsc_trainer_tell(t, &p);
+}
+
+/* ---- between steps ---- */
+
+static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
+    dsc_eval_result result = {0};
+    DSC_TRY(dsc_trainer_evaluate(t, &result));
+    t->state.seconds = dsc_clock_now() - t->start;
+    t->state.val_loss = result.loss;
+    t->state.top1 = result.top1;
+    t->state.top5 = result.top5;
+    t->state.evaluated_step = t->state.step;
+    if (result.top1 > t->state.best_top1) {
+        t->state.best_top1 = result.top1;
+        t->state.best_step = t->state.step;
+        t->save_now = t->options.checkpoint_every >= 0;
+    }
+    report_eval(t, epoch, &result);
+    return DSC_OK;
+}
+
+static dsc_status end_epoch(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    int64_t epoch = t->state.epoch;
+    if (t->state.loss_rows > 0)
+        t->state.epoch_loss = t->state.loss_sum / t->state.loss_rows;
+    t->state.epoch++;
+    t->state.position = 0;
+    t->state.loss_sum = t->state.loss_rows = 0;
+    report_epoch(t, epoch);
+    t->epoch_seconds = 0;
+    t->epoch_images = 0;
+    if (o->checkpoint_every == 0)
+        t->save_now = 1;
+    if (o->eval_every > 0 && t->state.epoch % o->eval_every == 0)
+        DSC_TRY(evaluate_now(t, epoch));
+    return DSC_OK;
+}
+
+/* The last state is always evaluated, once. */
+static dsc_status evaluate_last(dsc_trainer *t) {
+    int64_t epoch = t->state.position > 0 ? t->state.epoch : t->state.epoch - 1;
+    if (t->options.eval_every == 0 || t->state.evaluated_step == t->state.step)
+        return DSC_OK;
+    return evaluate_now(t, epoch > 0 ? epoch : 0);
+}
+
+static int checkpoint_due(dsc_trainer *t) {
+    int64_t every = t->options.checkpoint_every;
+    int due = t->save_now || finished(t) || (every > 0 && t->state.step > 0 && t->state.step % every == 0);
+    t->save_now = 0;
+    return due;
+}
+
+static dsc_status step_once(dsc_trainer *t) {
+    int64_t every = t->options.check_every;
+    DSC_TRY(dsc_trainer_step(t));
+    report_step(t);
+    if (t->report.failed)
+        return dsc_comm_agree(t->comm, dsc_metrics_status(t->metrics));
+    if (every > 0 && t->state.step % every == 0)
+        DSC_TRY(dsc_trainer_check(t));
+    return DSC_OK;
+}
+
+static dsc_status interrupted(dsc_trainer *t) {
+    DSC_TRY(dsc_trainer_save(t));
+    return DSC_FAIL(DSC_E_INTERRUPTED, "stopped after step %lld, as asked; checkpoint: %s",
+                    (long long)t->state.step,
+                    t->options.out ? t->good : "none, there is no output directory");
+}
+
+static dsc_status loop(dsc_trainer *t) {
+    for (;;) {
+        if (t->report.stop)
+            return interrupted(t);
+        if (dsc_trainer_epoch_done(t))
+            DSC_TRY(end_epoch(t));
+        if (finished(t))
+            DSC_TRY(evaluate_last(t));
+        if (checkpoint_due(t))
+            DSC_TRY(dsc_trainer_save(t));
+        if (finished(t))
+            return DSC_OK;
+        DSC_TRY(step_once(t));
+    }
+}
+
+/* ---- a run ---- */
+
+static void fill_result(const dsc_trainer *t, dsc_train_result *result) {
+    const dsc_train_state *s = &t->state;
+    result->steps = s->step;
+    result->epochs = s->epoch;
+    result->train_loss = s->loss_rows > 0 ? s->loss_sum / s->loss_rows : s->epoch_loss;
+    result->val_loss = s->val_loss;
+    result->top1 = s->top1;
+    result->top5 = s->top5;
+    result->best_top1 = s->best_top1;
+    result->seconds = dsc_clock_now() - t->process_start;
+    result->images_per_s = per_second(t->process_steps * t->step_images, t->step_seconds);
+}
+
+static dsc_status end_run(dsc_trainer *t, dsc_status status, const dsc_train_result *result) {
+    const char *text = status == DSC_OK ? "done" : status == DSC_E_INTERRUPTED ? "interrupted" : "failed";
+    dsc_metrics_end(t->metrics, text, status == DSC_OK ? NULL : dsc_error_message(), result,
+                    dsc_clock_now() - t->start);
+    if (status != DSC_OK)
+        return status;
+    return dsc_comm_agree(t->comm, dsc_metrics_status(t->metrics));
+}
+
+dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
+                         dsc_train_result *result) {
+    dsc_trainer *t = NULL;
+    dsc_train_result own;
+    if (!result)
+        result = &own;
+    *result = (dsc_train_result){.train_loss = -1, .val_loss = -1, .top1 = -1, .top5 = -1, .best_top1 = -1};
+    dsc_status status = dsc_trainer_create(comm, device, options, &t);
+    if (status == DSC_OK) {
+        status = dsc_trainer_start(t);
+        if (status == DSC_OK)
+            status = loop(t);
+        fill_result(t, result);
+        status = end_run(t, status, result);
+    }
+    dsc_trainer_destroy(&t);
+    dsc_stop_clear();
+    return status;
+}

@@ -1,0 +1,278 @@
+/* metrics.jsonl */
+#include "train/metrics.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "descent/version.h"
+#include "train/file.h"
+
+#include <errno.h>
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+struct dsc_metrics {
+    FILE *file;
+    char *path;
+    int error; /* errno of the first line that failed, 0: none */
+};
+
+void dsc_metrics_close(dsc_metrics **metrics) {
+    if (!metrics || !*metrics)
+        return;
+    if ((*metrics)->file)
+        fclose((*metrics)->file);
+    dsc_memory_free(&(*metrics)->path);
+    dsc_memory_free(metrics);
+}
+
+/* A process that was killed may have left half a line; the file goes on behind the last whole one. */
+static int drop_half_line(FILE *file) {
+    long end;
+    if (fseek(file, 0, SEEK_END) != 0 || (end = ftell(file)) < 0)
+        return errno;
+    long whole = end;
+    while (whole > 0) {
+        if (fseek(file, whole - 1, SEEK_SET) != 0)
+            return errno;
+        if (fgetc(file) == '\n')
+            break;
+        whole--;
+    }
+    if (whole < end && ftruncate(fileno(file), whole) != 0)
+        return errno;
+    return fseek(file, 0, SEEK_END) == 0 ? 0 : errno;
+}
+
+static dsc_status open_metrics(dsc_metrics *m, const char *directory, int append) {
+    DSC_TRY(dsc_output_path(directory, "metrics.jsonl", &m->path));
+    m->file = fopen(m->path, append ? "a+" : "w");
+    int error = m->file ? 0 : errno;
+    if (m->file && append)
+        error = drop_half_line(m->file);
+    if (error)
+        return DSC_FAIL(DSC_E_IO, "cannot open '%s': %s", m->path, strerror(error));
+    return DSC_OK;
+}
+
+dsc_status dsc_metrics_open(const char *directory, int append, dsc_metrics **out) {
+    dsc_metrics *m;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *m, &m));
+    dsc_status status = open_metrics(m, directory, append);
+    if (status != DSC_OK) {
+        dsc_metrics_close(&m);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    *out = m;
+    return DSC_OK;
+}
+
+int dsc_metrics_failed(const dsc_metrics *metrics) {
+    return metrics && metrics->error;
+}
+
+dsc_status dsc_metrics_status(const dsc_metrics *metrics) {
+    if (metrics && metrics->error)
+        return DSC_FAIL(DSC_E_IO, "cannot write '%s': %s; free some space or choose another output directory",
+                        metrics->path, strerror(metrics->error));
+    return DSC_OK;
+}
+
+/* JSON knows no NaN and no infinity. */
+static json_t *real(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static void set(json_t *line, const char *key, json_t *value) {
+    json_object_set_new(line, key, value);
+}
+
+/* null for no text, and for one that is not UTF-8, as a file's name may be. */
+static void set_text(json_t *line, const char *key, const char *text) {
+    json_t *value = text ? json_string(text) : NULL;
+    set(line, key, value ? value : json_null());
+}
+
+static void set_int(json_t *line, const char *key, int64_t value) {
+    set(line, key, json_integer((json_int_t)value));
+}
+
+static json_t *start_line(const char *kind) {
+    json_t *line = json_object();
+    set_text(line, "kind", kind);
+    return line;
+}
+
+static void finish_line(dsc_metrics *m, json_t *line) {
+    errno = 0;
+    int bad = json_dumpf(line, m->file, JSON_COMPACT) != 0;
+    bad |= fputc('\n', m->file) == EOF;
+    bad |= fflush(m->file) != 0;
+    if (bad && !m->error)
+        m->error = errno ? errno : EIO;
+    json_decref(line);
+}
+
+static json_t *describe_optimiser(const dsc_train_options *o) {
+    json_t *config = json_object();
+    set_text(config, "name", dsc_optim_name(o->optim.kind));
+    set(config, "momentum", real(o->optim.momentum));
+    set(config, "nesterov", json_boolean(o->optim.nesterov));
+    set(config, "weight_decay", real(o->optim.weight_decay));
+    set(config, "beta1", real(o->optim.beta1));
+    set(config, "beta2", real(o->optim.beta2));
+    set(config, "eps", real(o->optim.eps));
+    set(config, "trust", real(o->optim.trust));
+    set(config, "clip_norm", real(o->optim.clip_norm));
+    return config;
+}
+
+static void describe_rate(json_t *config, const dsc_train_options *o) {
+    set(config, "lr", real(o->lr));
+    set_text(config, "lr_schedule", o->lr_schedule == DSC_SCHEDULE_COSINE ? "cosine" : "step");
+    set(config, "warmup_epochs", real(o->warmup_epochs));
+    set(config, "warmup_start", real(o->warmup_start < 0 ? o->lr : o->warmup_start));
+    set_text(config, "lr_scaling", o->lr_scaling ? "ranks" : "none");
+    json_t *decay = json_array();
+    for (int i = 0; i < o->lr_decay_count; i++)
+        json_array_append_new(decay, real(o->lr_decay[i]));
+    set(config, "lr_decay", decay);
+    set(config, "lr_decay_rate", real(o->lr_decay_rate));
+}
+
+static json_t *describe_options(const dsc_train_options *o) {
+    json_t *config = json_object();
+    set_text(config, "model", o->model);
+    set_text(config, "data", o->data);
+    set_int(config, "epochs", o->epochs);
+    set_int(config, "steps", o->steps);
+    set_int(config, "batch_size", o->batch_size);
+    set_int(config, "val_batch_size", o->val_batch_size);
+    set_int(config, "seed", (int64_t)o->seed);
+    set_int(config, "image_size", o->image_size);
+    set_int(config, "data_threads", o->data_threads);
+    set(config, "augment", json_boolean(o->augment));
+    set(config, "optimizer", describe_optimiser(o));
+    describe_rate(config, o);
+    set(config, "label_smoothing", real(o->label_smoothing));
+    set_int(config, "batches_per_allreduce", o->batches_per_allreduce);
+    set_text(config, "consensus", dsc_consensus_name(o->consensus.kind));
+    set_int(config, "bucket_bytes", (int64_t)o->consensus.bucket_bytes);
+    set_text(config, "allreduce_dtype", dsc_dtype_name(o->consensus.wire));
+    set_int(config, "checkpoint_every", o->checkpoint_every);
+    set_int(config, "keep", o->keep);
+    set_int(config, "eval_every", o->eval_every);
+    set_int(config, "log_every", o->log_every);
+    set_int(config, "check_every", o->check_every);
+    return config;
+}
+
+void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, const dsc_run_facts *facts) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("run");
+    set_text(line, "version", dsc_version());
+    set_text(line, "build", dsc_build_info());
+    set_text(line, "comm", facts->comm);
+    set_int(line, "ranks", facts->ranks);
+    set_text(line, "device", facts->device);
+    json_t *devices = json_array();
+    for (int i = 0; i < facts->ranks; i++)
+        json_array_append_new(devices, json_string(facts->devices[i]));
+    set(line, "devices", devices);
+    set_int(line, "parameters", facts->parameters);
+    set_int(line, "samples", facts->samples);
+    set_int(line, "steps_per_epoch", facts->epoch_steps);
+    set_text(line, "resumed", facts->resumed);
+    set_int(line, "step", facts->step);
+    set(line, "config", describe_options(options));
+    finish_line(metrics, line);
+}
+
+void dsc_metrics_step(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *report,
+                      double images_per_s) {
+    static const char *const phases[] = {
+#define PHASE_TEXT(phase, text) text,
+        DSC_PHASE_LIST(PHASE_TEXT)
+#undef PHASE_TEXT
+    };
+    if (!metrics)
+        return;
+    json_t *line = start_line("step");
+    set_int(line, "step", state->step);
+    set_int(line, "epoch", state->epoch);
+    set(line, "time_s", real(state->seconds));
+    set(line, "loss", real(report->loss));
+    set(line, "lr", real(report->lr));
+    set(line, "images_per_s", real(images_per_s));
+    for (int i = 0; i < DSC_PHASE_COUNT; i++)
+        set(line, phases[i], real(report->ms[i]));
+    for (int i = 0; i < DSC_TRAFFIC_OTHER; i++)
+        set_int(line, dsc_traffic_name((dsc_traffic)i), (int64_t)report->bytes[i]);
+    finish_line(metrics, line);
+}
+
+void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch, double lr,
+                       double images_per_s) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("epoch");
+    set_int(line, "epoch", epoch);
+    set_int(line, "step", state->step);
+    set(line, "time_s", real(state->seconds));
+    set(line, "loss", real(state->epoch_loss));
+    set(line, "lr", real(lr));
+    set(line, "images_per_s", real(images_per_s));
+    finish_line(metrics, line);
+}
+
+void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                      const dsc_eval_result *result) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("eval");
+    set_int(line, "epoch", epoch);
+    set_int(line, "step", state->step);
+    set(line, "time_s", real(state->seconds));
+    set(line, "loss", real(result->loss));
+    set(line, "top1", real(result->top1));
+    set(line, "top5", real(result->top5));
+    set_int(line, "images", result->images);
+    finish_line(metrics, line);
+}
+
+void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, const char *file,
+                            int64_t bytes, double seconds) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("checkpoint");
+    set_int(line, "step", state->step);
+    set_int(line, "epoch", state->epoch);
+    set(line, "time_s", real(state->seconds));
+    set_text(line, "file", file);
+    set_int(line, "bytes", bytes);
+    set(line, "seconds", real(seconds));
+    set_int(line, "best_step", state->best_step);
+    finish_line(metrics, line);
+}
+
+void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error,
+                     const dsc_train_result *result, double time_s) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("end");
+    set_text(line, "status", status);
+    set_text(line, "error", error);
+    set_int(line, "steps", result->steps);
+    set_int(line, "epochs", result->epochs);
+    set(line, "time_s", real(time_s));
+    set(line, "loss", real(result->train_loss));
+    set(line, "val_loss", real(result->val_loss));
+    set(line, "top1", real(result->top1));
+    set(line, "top5", real(result->top5));
+    set(line, "best_top1", real(result->best_top1));
+    set(line, "images_per_s", real(result->images_per_s));
+    finish_line(metrics, line);
+}

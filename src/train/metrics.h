@@ -1,0 +1,43 @@
+/* metrics.jsonl: one JSON object a line, each flushed as it is written. A failure is remembered and asked for
+ * later, at a point where all ranks can agree on it. */
+#ifndef DSC_TRAIN_METRICS_H
+#define DSC_TRAIN_METRICS_H
+
+#include "descent/train.h"
+#include "train/state.h"
+
+typedef struct dsc_metrics dsc_metrics;
+
+/* What a `run` line tells besides the options. */
+typedef struct dsc_run_facts {
+    int ranks;
+    const char *device, *comm;  /* descriptions */
+    const char *const *devices; /* one description per rank */
+    int64_t parameters, samples, epoch_steps;
+    const char *resumed; /* the checkpoint, or NULL */
+    int64_t step;        /* steps done before */
+} dsc_run_facts;
+
+/* Opens DIRECTORY/metrics.jsonl. append 0: starts it anew; 1: behind its last whole line. */
+dsc_status dsc_metrics_open(const char *directory, int append, dsc_metrics **out) DSC_MUST_CHECK;
+void dsc_metrics_close(dsc_metrics **metrics);
+/* 1 when a line could not be written (0 for NULL); and DSC_E_IO with the reason. */
+int dsc_metrics_failed(const dsc_metrics *metrics);
+dsc_status dsc_metrics_status(const dsc_metrics *metrics) DSC_MUST_CHECK;
+
+/* All accept metrics == NULL and do nothing then. */
+void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, const dsc_run_facts *facts);
+void dsc_metrics_step(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *report,
+                      double images_per_s);
+void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch, double lr,
+                       double images_per_s);
+void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                      const dsc_eval_result *result);
+/* file: its name in the directory; bytes: of both files together; seconds: it took. */
+void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, const char *file,
+                            int64_t bytes, double seconds);
+/* status: "done", "interrupted" or "failed"; error: its message or NULL. */
+void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error,
+                     const dsc_train_result *result, double time_s);
+
+#endif

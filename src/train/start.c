@@ -1,0 +1,275 @@
+/* Before the first step and around checkpoints. */
+#include "train/start.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/ops.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_directory.h"
+#include "train/file.h"
+#include "train/share.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { PATH_SIZE = 1024, DESCRIPTION_SIZE = 160 };
+
+/* The checkpoint to resume from, the same on every rank; "" for none. */
+typedef struct origin {
+    char path[PATH_SIZE];
+} origin;
+
+dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind) {
+    return (dsc_progress){.kind = kind,
+                          .step = t->state.step,
+                          .epoch = t->state.epoch,
+                          .step_of_epoch = t->state.position / t->step_images,
+                          .epoch_steps = t->epoch_steps,
+                          .epochs = t->options.epochs};
+}
+
+void dsc_trainer_tell(const dsc_trainer *t, const dsc_progress *progress) {
+    if (t->rank == 0 && t->options.progress)
+        t->options.progress(t->options.progress_context, progress);
+}
+
+static void tell_text(const dsc_trainer *t, dsc_event_kind kind, const char *text) {
+    dsc_progress p = dsc_trainer_progress(t, kind);
+    p.text = text;
+    dsc_trainer_tell(t, &p);
+}
+
+static dsc_snapshot snapshot(dsc_trainer *t) {
+    return (dsc_snapshot){.comm = t->comm,
+                          .queue = t->queue,
+                          .model = t->model,
+                          .optim = t->optim,
+                          .options = &t->options,
+                          .samples = t->info.count,
+                          .state = &t->state};
+}
+
+/* ---- checkpoints ---- */
+
+static dsc_status check_finite(dsc_trainer *t) {
+    dsc_tensor values = dsc_model_values(t->model), count = dsc_tensor_slice(&t->exchange, 0, 1);
+    double bad;
+    DSC_TRY(dsc_op_fill(t->queue, 0, &count));
+    DSC_TRY(dsc_op_count_nonfinite(t->queue, &values, &count));
+    DSC_TRY(dsc_tensor_download(t->queue, &count, sizeof bad, &bad));
+    DSC_TRY(dsc_queue_sync(t->queue));
+    if (bad > 0)
+        return DSC_FAIL(DSC_E_NUMERIC,
+                        "after step %lld %.0f parameters are not finite, and no checkpoint of it was written "
+                        "(last good checkpoint: %s): try a lower learning rate or a longer warm-up",
+                        (long long)t->state.step, bad, t->good ? t->good : "none");
+    return DSC_OK;
+}
+
+static dsc_status remember(dsc_trainer *t, const char *path) {
+    dsc_memory_free(&t->good);
+    return dsc_memory_strdup(path, &t->good);
+}
+
+static dsc_status save_to(dsc_trainer *t, const char *path) {
+    dsc_snapshot s = snapshot(t);
+    int64_t bytes = 0;
+    double begun = dsc_clock_now();
+    t->state.seconds = begun - t->start;
+    DSC_TRY(dsc_comm_agree(t->comm, check_finite(t)));
+    DSC_TRY(dsc_checkpoint_save(&s, t->options.out, &bytes));
+    DSC_TRY(remember(t, path));
+    t->saved_step = t->state.step;
+    dsc_metrics_checkpoint(t->metrics, &t->state, strrchr(path, '/') + 1, bytes, dsc_clock_now() - begun);
+    tell_text(t, DSC_EVENT_CHECKPOINT, path);
+    return DSC_OK;
+}
+
+dsc_status dsc_trainer_save(dsc_trainer *t) {
+    char *path = NULL;
+    if (!t->options.out || t->saved_step == t->state.step)
+        return DSC_OK;
+    DSC_TRY(dsc_checkpoint_path(t->options.out, t->state.step, &path));
+    dsc_status status = save_to(t, path);
+    dsc_memory_free(&path);
+    return status;
+}
+
+/* ---- where a run begins ---- */
+
+static dsc_status refuse_other_run(const char *directory) {
+    char *path = NULL;
+    DSC_TRY(dsc_checkpoint_latest(directory, &path));
+    if (!path)
+        return DSC_OK;
+    dsc_status status = DSC_FAIL(DSC_E_INVALID,
+                                 "'%s' is the checkpoint of an earlier run: resume it, choose another output "
+                                 "directory or remove it",
+                                 path);
+    dsc_memory_free(&path);
+    return status;
+}
+
+static dsc_status set_origin(const char *path, origin *from) {
+    if (strlen(path) >= sizeof from->path)
+        return DSC_FAIL(DSC_E_INVALID, "'%.60s...': a checkpoint's path may have %d characters at most", path,
+                        PATH_SIZE - 1);
+    snprintf(from->path, sizeof from->path, "%s", path);
+    return DSC_OK;
+}
+
+/* The latest of a directory; none is fine only when it is not `needed`. */
+static dsc_status set_latest(const char *directory, int needed, origin *from) {
+    char *path = NULL;
+    DSC_TRY(dsc_checkpoint_latest(directory, &path));
+    dsc_status status = DSC_OK;
+    if (path)
+        status = set_origin(path, from);
+    else if (needed)
+        status = DSC_FAIL(DSC_E_NOT_FOUND, "directory '%s' holds no checkpoint", directory);
+    dsc_memory_free(&path);
+    return status;
+}
+
+/* Rank 0: makes the directory and finds out from where to go on. */
+static dsc_status prepare(const dsc_trainer *t, origin *from) {
+    const dsc_train_options *o = &t->options;
+    struct stat info;
+    if (o->out) {
+        DSC_TRY(dsc_directory_make(o->out));
+        dsc_checkpoint_sweep(o->out);
+    }
+    if (!o->resume)
+        return o->out ? refuse_other_run(o->out) : DSC_OK;
+    if (strcmp(o->resume, "auto") == 0)
+        return set_latest(o->out, 0, from);
+    if (stat(o->resume, &info) == 0 && S_ISDIR(info.st_mode))
+        return set_latest(o->resume, 1, from);
+    return set_origin(o->resume, from);
+}
+
+/* Rank 0: puts the remedy before a failure to load: the newest complete checkpoint of an earlier step. */
+static void name_earlier(const dsc_trainer *t, const char *path, dsc_status status) {
+    int64_t *steps = NULL, count = 0, at = 0;
+    char *earlier = NULL;
+    if (!t->options.out || dsc_checkpoint_list(t->options.out, &steps, &count) != DSC_OK)
+        count = 0;
+    while (at < count && !earlier) {
+        if (dsc_checkpoint_path(t->options.out, steps[at++], &earlier) == DSC_OK &&
+            strcmp(earlier, path) == 0)
+            dsc_memory_free(&earlier);
+    }
+    if (earlier)
+        dsc_error_prefix(status, "cannot resume from '%s' (to go on from another checkpoint, name it: '%s')",
+                         path, earlier);
+    dsc_memory_free(&earlier);
+    dsc_memory_free(&steps);
+}
+
+static dsc_status resume(dsc_trainer *t, const char *path) {
+    dsc_snapshot s = snapshot(t);
+    char *own = NULL;
+    dsc_status status = dsc_checkpoint_load(&s, path);
+    if (status != DSC_OK && t->rank == 0)
+        name_earlier(t, path, status);
+    DSC_TRY(status);
+    DSC_TRY(remember(t, path));
+    t->start = t->process_start - t->state.seconds;
+    if (t->options.out) {
+        DSC_TRY(dsc_checkpoint_path(t->options.out, t->state.step, &own));
+        if (strcmp(own, path) == 0)
+            t->saved_step = t->state.step;
+        dsc_memory_free(&own);
+    }
+    return DSC_OK;
+}
+
+/* ---- what is told of it ---- */
+
+/* One description per rank, in lines of DESCRIPTION_SIZE. Collective. */
+static dsc_status gather_devices(dsc_trainer *t, dsc_tensor *all, char *text) {
+    int64_t line = DESCRIPTION_SIZE, first = line * t->rank;
+    dsc_request *request;
+    dsc_tensor own = dsc_tensor_slice(all, first, line);
+    snprintf(text, DESCRIPTION_SIZE, "%s", dsc_device_description(t->device));
+    DSC_TRY(dsc_tensor_upload(t->queue, text, DESCRIPTION_SIZE, &own));
+    DSC_TRY(dsc_queue_sync(t->queue));
+    DSC_TRY(dsc_comm_allgather_begin(t->comm, DSC_TRAFFIC_OTHER, &own, all, &request));
+    DSC_TRY(dsc_comm_wait(&request));
+    DSC_TRY(dsc_tensor_download(t->queue, all, dsc_tensor_bytes(all), text));
+    return dsc_queue_sync(t->queue);
+}
+
+static void write_run(dsc_trainer *t, const char *path, const char **devices) {
+    dsc_run_facts facts = {.ranks = t->ranks,
+                           .device = dsc_device_description(t->device),
+                           .comm = dsc_comm_description(t->comm),
+                           .devices = devices,
+                           .parameters = dsc_model_parameter_total(t->model),
+                           .samples = t->info.count,
+                           .epoch_steps = t->epoch_steps,
+                           .resumed = path[0] ? path : NULL,
+                           .step = t->state.step};
+    dsc_metrics_run(t->metrics, &t->options, &facts);
+}
+
+static dsc_status describe_run(dsc_trainer *t, const char *path) {
+    int64_t size = (int64_t)t->ranks * DESCRIPTION_SIZE;
+    dsc_tensor all = {0};
+    char *text = NULL;
+    const char **devices = NULL;
+    dsc_status status = dsc_memory_alloc(size, 1, &text);
+    if (status == DSC_OK)
+        status = dsc_memory_alloc(t->ranks, sizeof *devices, &devices);
+    if (status == DSC_OK)
+        status = dsc_tensor_alloc(t->device, DSC_U8, 1, &size, &all);
+    status = dsc_comm_agree(t->comm, status);
+    if (status == DSC_OK)
+        status = gather_devices(t, &all, text);
+    if (status == DSC_OK) {
+        for (int r = 0; r < t->ranks; r++)
+            devices[r] = text + (size_t)r * DESCRIPTION_SIZE;
+        write_run(t, path, devices);
+    }
+    if (all.data)
+        dsc_tensor_free(&all);
+    dsc_memory_free(&devices);
+    dsc_memory_free(&text);
+    return status;
+}
+
+static void announce(const dsc_trainer *t, const char *path) {
+    char text[PATH_SIZE + 512];
+    snprintf(
+        text, sizeof text,
+        "%s, %lld parameters, on %s: %lld images of %lldx%lldx%lld, %lld classes; %d rank%s of batch %lld; "
+        "%s",
+        t->options.model, (long long)dsc_model_parameter_total(t->model), t->options.data,
+        (long long)t->info.count, (long long)t->info.h, (long long)t->info.w, (long long)t->info.c,
+        (long long)t->info.classes, t->ranks, t->ranks == 1 ? "" : "s", (long long)t->options.batch_size,
+        dsc_device_description(t->device));
+    tell_text(t, DSC_EVENT_START, text);
+    if (!path[0])
+        return;
+    snprintf(text, sizeof text, "resumed from '%s': step %lld, epoch %lld, sample %lld of it", path,
+             (long long)t->state.step, (long long)t->state.epoch, (long long)t->state.position);
+    tell_text(t, DSC_EVENT_NOTE, text);
+}
+
+dsc_status dsc_trainer_start(dsc_trainer *t) {
+    origin from = {{0}};
+    DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(t, &from) : DSC_OK));
+    DSC_TRY(dsc_share_bytes(t->comm, t->queue, &from, sizeof from));
+    if (from.path[0])
+        DSC_TRY(resume(t, from.path));
+    DSC_TRY(dsc_consensus_start(t->consensus));
+    dsc_status status = DSC_OK;
+    if (t->options.out && t->rank == 0)
+        status = dsc_metrics_open(t->options.out, from.path[0] != '\0', &t->metrics);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    DSC_TRY(describe_run(t, from.path));
+    announce(t, from.path);
+    return DSC_OK;
+}

@@ -1,0 +1,157 @@
+/* Making and destroying a trainer: everything that a step needs is planned and allocated here. */
+#include "train/trainer.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+
+void dsc_trainer_destroy(dsc_trainer **trainer) {
+    if (!trainer || !*trainer)
+        return;
+    dsc_trainer *t = *trainer;
+    dsc_metrics_close(&t->metrics);
+    if (t->exchange.data)
+        dsc_tensor_free(&t->exchange);
+    dsc_consensus_destroy(&t->consensus);
+    dsc_optim_destroy(&t->optim);
+    dsc_exec_destroy(&t->val_exec);
+    dsc_exec_destroy(&t->exec);
+    dsc_model_destroy(&t->model);
+    dsc_loader_destroy(&t->val_loader);
+    dsc_loader_destroy(&t->loader);
+    dsc_dataset_close(&t->val_set);
+    dsc_dataset_close(&t->train_set);
+    dsc_queue_destroy(&t->queue);
+    dsc_memory_free(&t->good);
+    dsc_memory_free(trainer);
+}
+
+static dsc_status open_data(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_data_options data;
+    dsc_loader_options loader;
+    dsc_data_options_init(&data);
+    data.seed = o->seed;
+    data.image_size = o->image_size;
+    DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
+    t->info = dsc_dataset_get_info(t->train_set);
+    t->step_images = o->batch_size * o->batches_per_allreduce * t->ranks;
+    t->epoch_steps = t->info.count / t->step_images;
+    if (t->epoch_steps == 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s has %lld samples, a step takes %lld (%d ranks, batch size %lld, %lld batches): "
+                        "use a smaller batch",
+                        o->data, (long long)t->info.count, (long long)t->step_images, t->ranks,
+                        (long long)o->batch_size, (long long)o->batches_per_allreduce);
+    dsc_loader_options_init(&loader);
+    loader.batch = o->batch_size;
+    loader.rank = t->rank;
+    loader.ranks = t->ranks;
+    loader.threads = o->data_threads;
+    loader.seed = o->seed;
+    loader.augment = o->augment;
+    return dsc_loader_create(t->train_set, t->device, &loader, &t->loader);
+}
+
+static dsc_status open_validation(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_data_options data;
+    dsc_loader_options loader;
+    dsc_data_options_init(&data);
+    data.seed = o->seed;
+    data.image_size = o->image_size;
+    DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set));
+    dsc_loader_options_init(&loader);
+    loader.batch = o->val_batch_size > 0 ? o->val_batch_size : o->batch_size;
+    loader.rank = t->rank;
+    loader.ranks = t->ranks;
+    loader.threads = o->data_threads;
+    loader.shuffle = 0;
+    loader.augment = 0;
+    loader.keep_last = 1;
+    DSC_TRY(dsc_loader_create(t->val_set, t->device, &loader, &t->val_loader));
+    return dsc_exec_create(t->model, DSC_EXEC_EVAL, loader.batch, &t->val_exec);
+}
+
+static dsc_status make_model(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_model_options model;
+    dsc_model_options_init(&model);
+    model.seed = o->seed;
+    model.label_smoothing = o->label_smoothing;
+    DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
+                           &t->model));
+    DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
+    return dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model), &o->optim,
+                            &t->optim);
+}
+
+static void set_schedule(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_schedule *s = &t->schedule;
+    double scale = o->lr_scaling ? (double)(t->ranks * o->batches_per_allreduce) : 1;
+    s->kind = o->lr_schedule;
+    s->target = o->lr * scale;
+    s->warmup_start = o->warmup_start < 0 ? o->lr : o->warmup_start;
+    s->warmup_epochs = o->warmup_epochs;
+    s->decay_rate = o->lr_decay_rate;
+    s->decay_count = o->lr_decay_count;
+    for (int i = 0; i < o->lr_decay_count; i++)
+        s->decay[i] = o->lr_decay[i];
+    s->epochs = (double)o->epochs;
+    s->steps_per_epoch = t->epoch_steps;
+}
+
+/* What each rank makes by itself. */
+static dsc_status make_local(dsc_trainer *t) {
+    int64_t six = 6;
+    DSC_TRY(dsc_queue_create(t->device, &t->queue));
+    DSC_TRY(open_data(t));
+    DSC_TRY(make_model(t));
+    if (t->options.eval_every > 0)
+        DSC_TRY(open_validation(t));
+    set_schedule(t);
+    return dsc_tensor_alloc(t->device, DSC_F64, 1, &six, &t->exchange);
+}
+
+static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
+    dsc_status status = dsc_train_options_read(options, &t->options);
+    if (status == DSC_OK)
+        status = make_local(t);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
+                                  dsc_model_param_count(t->model), &t->options.consensus, &t->consensus);
+    return dsc_comm_agree(t->comm, status);
+}
+
+dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
+                              dsc_trainer **out) {
+    dsc_trainer *t;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *t, &t));
+    t->comm = comm;
+    t->device = device;
+    t->rank = dsc_comm_rank(comm);
+    t->ranks = dsc_comm_size(comm);
+    t->saved_step = -1;
+    t->start = t->process_start = dsc_clock_now();
+    dsc_train_state_init(&t->state);
+    dsc_status status = make_all(t, options);
+    if (status != DSC_OK) {
+        dsc_trainer_destroy(&t);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    *out = t;
+    return DSC_OK;
+}
+
+int dsc_trainer_epoch_done(const dsc_trainer *t) {
+    return t->state.position + t->step_images > t->info.count;
+}
+
+dsc_status dsc_trainer_check(dsc_trainer *t) {
+    dsc_status status = dsc_consensus_check(t->consensus, t->queue);
+    if (status == DSC_E_NUMERIC)
+        dsc_error_prefix(status, "after step %lld (last good checkpoint: %s)", (long long)t->state.step,
+                         t->good ? t->good : "none");
+    return dsc_comm_agree(t->comm, status);
+}

@@ -1,0 +1,84 @@
+/* The trainer: everything a training step needs, made once; then one step after the other.
+ *
+ *   options.c     defaults, checks
+ *   trainer.c     creation and destruction
+ *   step.c        one step
+ *   loop.c        epochs, evaluations, checkpoints, the end: dsc_train_run
+ *   eval.c        evaluation, inside a run and of a file: dsc_eval_run
+ *   statedict.c   the model's tensors to and from a file, in PyTorch's layout
+ *   checkpoint.c  saving and loading all of a run; checkpoint_directory.c: which files there are and stay
+ *   metrics.c     metrics.jsonl
+ *   safetensors*  the file format; file.c: files that appear whole or not at all */
+#ifndef DSC_TRAIN_TRAINER_H
+#define DSC_TRAIN_TRAINER_H
+
+#include "descent/consensus.h"
+#include "descent/data.h"
+#include "descent/model.h"
+#include "descent/optim.h"
+#include "descent/train.h"
+#include "train/metrics.h"
+#include "train/state.h"
+
+typedef struct dsc_trainer {
+    dsc_train_options options; /* a copy; strings stay the caller's */
+    dsc_comm *comm;
+    dsc_device *device;
+    int rank, ranks;
+
+    dsc_queue *queue;
+    dsc_dataset *train_set, *val_set; /* val_set, val_loader, val_exec: NULL without evaluation */
+    dsc_loader *loader, *val_loader;
+    dsc_model *model;
+    dsc_exec *exec, *val_exec;
+    dsc_optim *optim;
+    dsc_consensus *consensus;
+    dsc_schedule schedule;
+    dsc_metrics *metrics; /* rank 0 with an output directory only */
+
+    dsc_dataset_info info;
+    int64_t step_images;                   /* of a step, all ranks and micro-batches together */
+    int64_t epoch_steps;                   /* whole steps of an epoch */
+    int64_t loader_epoch, loader_position; /* where the next batch of `loader` starts */
+
+    dsc_train_state state;
+    int64_t saved_step; /* of the last checkpoint in the output directory, -1: none */
+    char *good;         /* the last checkpoint written or resumed from; NULL: none */
+    int save_now;       /* the epoch that just ended wants a checkpoint */
+    double start;       /* clock when the run began, less the seconds of the runs it continues */
+    double process_start;
+    double step_seconds;    /* in steps of this process */
+    int64_t process_steps;  /* steps of this process */
+    double epoch_seconds;   /* in steps of this epoch, in this process */
+    int64_t epoch_images;   /* images of this epoch, in this process */
+    double smoothed;        /* seconds of a step, recent ones weighing more; 0 before the first */
+    dsc_tensor exchange;    /* F64[6]: loss, top 1, top 5, rows, stop, failed; summed over the ranks */
+    double exchanged[6];    /* and on the host */
+    dsc_step_report report; /* of the last step */
+} dsc_trainer;
+
+/* Default values and checks of the caller's options; a shorter struct of an older version keeps the defaults
+ * behind its end. */
+dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_options *out) DSC_MUST_CHECK;
+
+/* Everything but checkpoint and metrics. Collective: when one rank fails, all do. */
+dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
+                              dsc_trainer **out) DSC_MUST_CHECK;
+void dsc_trainer_destroy(dsc_trainer **trainer);
+
+/* One step; `report` and `state` tell what came out. Collective. DSC_E_NUMERIC on a loss that is not finite:
+ * then nothing was updated, on any rank. */
+dsc_status dsc_trainer_step(dsc_trainer *t) DSC_MUST_CHECK;
+/* Fewer samples are left in this epoch than a step takes. */
+int dsc_trainer_epoch_done(const dsc_trainer *t);
+/* Compares the ranks' parameters. Collective; fails on all ranks alike. */
+dsc_status dsc_trainer_check(dsc_trainer *t) DSC_MUST_CHECK;
+
+/* The whole validation set at rank 0's batch-norm statistics, as a checkpoint would hold them. Collective. */
+dsc_status dsc_trainer_evaluate(dsc_trainer *t, dsc_eval_result *result) DSC_MUST_CHECK;
+
+/* 1 when dsc_train_request_stop was called in this process. */
+int dsc_stop_requested(void);
+void dsc_stop_clear(void);
+
+#endif

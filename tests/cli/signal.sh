@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# SIGUSR1 ends a run with status 3 and a checkpoint, and --resume auto goes on from there.
+# Argument: the number of ranks; with more than one under the launcher, where one rank alone gets the signal.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+ranks=$1
+
+if [ "$ranks" -gt 1 ] && ! have_mpi; then
+    echo "skipped: this build has no MPI"
+    exit 77
+fi
+run=("$descent" train --model mlp --data synthetic:512 --batch-size 64 --threads 1 --out out --epochs 1000000)
+last_step() {
+    sed -n 's/.*"kind":"step","step":\([0-9]*\).*/\1/p' out/metrics.jsonl 2>/dev/null | tail -n 1
+}
+
+# The shell leaves its process number and becomes the program.
+# shellcheck disable=SC2016 # expanded by the inner shell
+start=(bash -c 'echo >"pid.$$"; exec "$@"' start "${run[@]}")
+if [ "$ranks" -gt 1 ]; then
+    job "$ranks" "${start[@]}" >stdout 2>stderr &
+else
+    "${start[@]}" >stdout 2>stderr &
+fi
+job_pid=$!
+for ((i = 0; i < 600; i++)); do
+    [ "$(last_step)" ] && [ "$(last_step)" -ge 3 ] && break
+    kill -0 $job_pid 2>/dev/null || break
+    sleep 0.1
+done
+pids=(pid.*)
+kill -USR1 "${pids[-1]#pid.}"
+status=0
+wait $job_pid || status=$?
+[ "$status" = 3 ] || complain "exit status $status instead of 3"
+[ -f out/latest ] || complain "no checkpoint was written"
+stopped=$(last_step)
+[ -f "out/checkpoint-$stopped.safetensors" ] || complain "no checkpoint of step $stopped, the last"
+[ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "the interruption is told $(grep -c '^descent: ' stderr) times"
+
+status=0
+more=("${run[@]}" --resume auto --steps $((stopped + 5)))
+if [ "$ranks" -gt 1 ]; then
+    job "$ranks" "${more[@]}" >stdout 2>stderr || status=$?
+else
+    "${more[@]}" >stdout 2>stderr || status=$?
+fi
+[ "$status" = 0 ] || complain "resumed: exit status $status instead of 0"
+[ "$(last_step)" = $((stopped + 5)) ] || complain "resumed at $stopped, ended at $(last_step)"
+[ "$(grep -c '^done: ' stdout)" = 1 ] || complain "the end is told $(grep -c '^done: ' stdout) times"
+[ "$failures" = 0 ] || cat stdout stderr
+finish

@@ -1,0 +1,289 @@
+/* Reading metrics.jsonl, plots, output directories, small texts. */
+#include "test.h"
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "cli/cli.h"
+#include "cli/outdir.h"
+#include "cli/plot.h"
+#include "cli/runlog.h"
+
+#include <fcntl.h>
+#include <math.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char good[] =
+    "{\"kind\":\"run\",\"version\":\"0.1.0\",\"ranks\":2,\"config\":{\"model\":\"lenet\",\"epochs\":3}}\n"
+    "{\"kind\":\"step\",\"step\":1,\"epoch\":0,\"time_s\":0.5,\"loss\":2.3,\"lr\":0.1,\"images_per_s\":100.0}"
+    "\n"
+    "{\"kind\":\"epoch\",\"epoch\":0,\"step\":10,\"time_s\":1.0,\"loss\":2.0,\"lr\":0.1,\"images_per_s\":110."
+    "0}\n"
+    "{\"kind\":\"eval\",\"epoch\":0,\"step\":10,\"time_s\":1.1,\"loss\":1.9,\"top1\":0.25,\"top5\":0.75}\n"
+    "{\"kind\":\"epoch\",\"epoch\":1,\"step\":20,\"time_s\":2.0,\"loss\":1.5,\"lr\":0.1,\"images_per_s\":120."
+    "0}\n"
+    "{\"kind\":\"eval\",\"epoch\":1,\"step\":20,\"time_s\":2.1,\"loss\":1.4,\"top1\":0.5,\"top5\":0.875}\n"
+    "{\"kind\":\"eval\",\"epoch\":2,\"step\":30,\"time_s\":3.1,\"loss\":1.45,\"top1\":0.375,\"top5\":0.875}\n"
+    "{\"kind\":\"checkpoint\",\"step\":30,\"epoch\":2,\"time_s\":3.2,\"file\":\"checkpoint-30.safetensors\"}"
+    "\n"
+    "{\"kind\":\"end\",\"status\":\"done\",\"steps\":30,\"epochs\":3,\"time_s\":3.25,\"loss\":1.2,\"images_"
+    "per_s\":115.0}\n";
+
+static dsc_status read_text(const char *text, size_t length, dsc_runlog **out) {
+    FILE *stream = tmpfile();
+    assert_non_null(stream);
+    assert_int_equal(fwrite(text, 1, length, stream), length);
+    rewind(stream);
+    dsc_status status = dsc_runlog_read_stream("run-a", "run-a/metrics.jsonl", stream, out);
+    fclose(stream);
+    return status;
+}
+
+static void test_runlog(void **state) {
+    (void)state;
+    dsc_runlog *log = NULL;
+    assert_ok(read_text(good, sizeof good - 1, &log));
+    assert_string_equal(log->name, "run-a");
+    assert_string_equal(log->model, "lenet");
+    assert_int_equal(log->ranks, 2);
+    assert_int_equal(log->epochs, 2);
+    assert_int_equal(log->steps, 30);
+    assert_int_equal(log->evals, 3);
+    assert_int_equal(log->bad_lines, 0);
+    assert_true(log->best_top1 == 50 && log->loss == 1.45 && log->images_per_s == 115 &&
+                log->seconds == 3.25);
+    assert_true(log->eval_epoch[0] == 1 && log->eval_epoch[2] == 3 && log->eval_top1[2] == 37.5);
+    dsc_runlog_destroy(&log);
+    assert_null(log);
+    dsc_runlog_destroy(&log);
+}
+
+/* A run that was killed after epoch 2 and resumed from the checkpoint of epoch 1 evaluates epoch 2 again. */
+static void test_runlog_resumed(void **state) {
+    (void)state;
+    char text[4096];
+    dsc_runlog *log = NULL;
+    int length = snprintf(text, sizeof text, "%s%s", good,
+                          "{\"kind\":\"run\",\"ranks\":4}\n"
+                          "{\"kind\":\"eval\",\"epoch\":1,\"loss\":1.0,\"top1\":0.625,\"top5\":1}\n");
+    assert_ok(read_text(text, (size_t)length, &log));
+    assert_int_equal(log->ranks, 4);
+    assert_int_equal(log->evals, 2);
+    assert_true(log->eval_top1[1] == 62.5 && log->best_top1 == 62.5 && log->loss == 1.0);
+    dsc_runlog_destroy(&log);
+}
+
+static void test_runlog_damaged(void **state) {
+    (void)state;
+    dsc_runlog *log = NULL;
+    const char *text = "{\"kind\":\"run\",\"ranks\":1}\nnonsense\n{\"kind\":\"eval\"}\n[1]\n{\"loss\":1}\n"
+                       "{\"kind\":\"step\",\"step\":-5,\"loss\":\"x\",\"time_s\":null}\n{\"kind\":\"st";
+    assert_ok(read_text(text, strlen(text), &log));
+    assert_int_equal(log->lines, 2);
+    assert_int_equal(log->bad_lines, 4);
+    assert_non_null(strstr(log->first_bad, "run-a/metrics.jsonl:2: "));
+    assert_int_equal(log->steps, 0);
+    assert_true(isnan(log->loss) && isnan(log->seconds) && isnan(log->best_top1));
+    dsc_runlog_destroy(&log);
+    assert_fails(DSC_E_FORMAT, "holds no line of metrics", read_text("", 0, &log));
+    assert_fails(DSC_E_FORMAT, "run-a/metrics.jsonl:1: ", read_text("x\n", 2, &log));
+    assert_fails(DSC_E_NOT_FOUND, "no/such/run", dsc_runlog_read("no/such/run", &log));
+    assert_null(log);
+}
+
+static void test_runlog_out_of_memory(void **state) {
+    (void)state;
+    for (int64_t nth = 1;; nth++) {
+        dsc_runlog *log = NULL;
+        assert_true(nth < 100);
+        dsc_memory_fail_at(nth);
+        dsc_status status = read_text(good, sizeof good - 1, &log);
+        dsc_memory_fail_at(0);
+        if (status == DSC_OK) {
+            dsc_runlog_destroy(&log);
+            assert_true(nth > 3);
+            return;
+        }
+        assert_int_equal(status, DSC_E_MEMORY);
+        assert_null(log);
+    }
+}
+
+/* 10,000 damaged files: cut off, and up to eight bits flipped; what is read can always be plotted. */
+static void test_runlog_fuzz(void **state) {
+    (void)state;
+    FILE *sink = fopen("/dev/null", "w");
+    int accepted = 0;
+    assert_non_null(sink);
+    for (uint64_t round = 0; round < 10000; round++) {
+        dsc_rng rng = dsc_rng_start(2, DSC_RNG_TEST, 0, round);
+        char text[sizeof good];
+        size_t length = sizeof good - 1;
+        memcpy(text, good, length);
+        uint32_t changes = dsc_rng_below(&rng, 9);
+        for (uint32_t i = 0; i < changes; i++)
+            text[dsc_rng_below(&rng, (uint32_t)length)] ^= (char)(1u << dsc_rng_below(&rng, 8));
+        if (round % 2)
+            length = 1 + dsc_rng_below(&rng, (uint32_t)length - 1);
+        dsc_runlog *log = NULL;
+        FILE *stream = fmemopen(text, length, "r");
+        assert_non_null(stream);
+        dsc_status status = dsc_runlog_read_stream("fuzz", "fuzz", stream, &log);
+        fclose(stream);
+        assert_true(status == DSC_OK || status == DSC_E_FORMAT);
+        if (status == DSC_OK) {
+            accepted++;
+            assert_ok(dsc_runlog_plot(sink, &log, 1));
+        }
+        dsc_runlog_destroy(&log);
+    }
+    fclose(sink);
+    assert_true(accepted > 5000 && accepted < 10000);
+}
+
+/* ---- plots ---- */
+
+static char *draw(const dsc_plot_series *series, int64_t count, int utf8) {
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    dsc_plot_options o = {.title = "title", .x_label = "epoch", .width = 40, .height = 5, .utf8 = utf8};
+    assert_ok(dsc_plot_draw(out, series, count, &o));
+    fclose(out);
+    return text;
+}
+
+static int count_of(const char *text, const char *what) {
+    int count = 0;
+    for (const char *p = text; (p = strstr(p, what)); p += strlen(what))
+        count++;
+    return count;
+}
+
+/* Labels are round numbers, and the curve stays inside. */
+static void test_plot_labels(void **state) {
+    (void)state;
+    static const double x[] = {1, 2, 3}, y[] = {7.8, 9.7, 62.4};
+    const dsc_plot_series s = {"a run", x, y, 3};
+    char *text = draw(&s, 1, 0);
+    assert_non_null(strstr(text, "    100 |"));
+    assert_non_null(strstr(text, "      0 |"));
+    free(text);
+}
+
+/* A straight line from (1, 0) to (3, 100): marks in the corners and the middle, labels at the axes. */
+static void test_plot_ascii(void **state) {
+    (void)state;
+    static const double x[] = {1, 2, 3}, y[] = {0, 50, 100};
+    const dsc_plot_series s = {"a run", x, y, 3};
+    char *text = draw(&s, 1, 0);
+    const char *first = strchr(text, '\n') + 1;
+    assert_non_null(strstr(text, "title\n"));
+    assert_true(strncmp(first, "    100 |", 9) == 0);
+    assert_true(first[9 + 30] == 'o' && first[9 + 31] == '\n');
+    assert_non_null(strstr(text, "      0 |o"));
+    assert_int_equal(count_of(text, "o"), 3 + 1 + 1); /* the points, the legend, "epoch" */
+    assert_non_null(strstr(text, "o a run\n"));
+    for (const char *p = text; *p; p++)
+        assert_true((unsigned char)*p < 128);
+    free(text);
+}
+
+static void test_plot_several(void **state) {
+    (void)state;
+    static const double x[] = {1, 2}, a[] = {0, 1}, b[] = {1, 1}, bad[] = {NAN, INFINITY};
+    const dsc_plot_series series[] = {{"a", x, a, 2}, {"b", x, b, 2}, {"c", x, bad, 2}, {"d", x, a, 0}};
+    char *text = draw(series, 4, 1);
+    assert_int_equal(count_of(text, "●"), 2); /* its first point and the legend */
+    assert_int_equal(count_of(text, "○"), 2);
+    assert_int_equal(count_of(text, "◆"), 2); /* where both end, and the legend */
+    assert_non_null(strstr(text, "◆ several"));
+    free(text);
+    text = draw(series + 2, 2, 1);
+    assert_non_null(strstr(text, "nothing to plot yet"));
+    free(text);
+}
+
+static void test_plot_extreme(void **state) {
+    (void)state;
+    static const double x[] = {-1e308, 1e308}, y[] = {1e308, -1e308}, same[] = {1e300, 1e300};
+    const dsc_plot_series series[] = {{"a", x, y, 2}, {"b", same, same, 2}};
+    for (int i = 0; i < 2; i++) {
+        char *text = draw(&series[i], 1, i);
+        assert_non_null(text);
+        free(text);
+    }
+}
+
+/* ---- output directories ---- */
+
+static void touch(const char *directory, const char *name) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", directory, name);
+    int fd = open(path, O_CREAT | O_WRONLY, 0600);
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+static void test_outdir(void **state) {
+    (void)state;
+    static const char *const run[] = {"metrics.jsonl", "latest", "checkpoint-5.safetensors",
+                                      "checkpoint-5.state.safetensors", "checkpoint-6.safetensors.tmp"};
+    static const char *const other[] = {"notes.txt", "metrics.jsonl.gz", "checkpoint-5.txt"};
+    char directory[] = "test-outdir-XXXXXX", file[64], path[128];
+    assert_non_null(mkdtemp(directory));
+    assert_ok(dsc_outdir_find_run("no/such/directory", file, sizeof file));
+    assert_string_equal(file, "");
+    for (int i = 0; i < 3; i++)
+        touch(directory, other[i]);
+    assert_ok(dsc_outdir_find_run(directory, file, sizeof file));
+    assert_string_equal(file, "");
+    for (int i = 0; i < 5; i++) {
+        touch(directory, run[i]);
+        assert_ok(dsc_outdir_find_run(directory, file, sizeof file));
+        assert_string_equal(file, run[i]);
+        assert_ok(dsc_outdir_remove_run(directory));
+        assert_ok(dsc_outdir_find_run(directory, file, sizeof file));
+        assert_string_equal(file, "");
+    }
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/%s", directory, other[i]);
+        assert_int_equal(unlink(path), 0); /* still there */
+    }
+    touch(".", "test-outdir-file");
+    assert_fails(DSC_E_INVALID, "test-outdir-file",
+                 dsc_outdir_find_run("test-outdir-file", file, sizeof file));
+    unlink("test-outdir-file");
+    rmdir(directory);
+    assert_string_equal(dsc_outdir_default("lenet", "mnist:/a/b", 7, path, sizeof path),
+                        "runs/lenet-mnist-7");
+}
+
+static void test_texts(void **state) {
+    (void)state;
+    char text[32];
+    assert_string_equal(dsc_cli_duration(4.21, text, sizeof text), "4.2s");
+    assert_string_equal(dsc_cli_duration(42.4, text, sizeof text), "42s");
+    assert_string_equal(dsc_cli_duration(59.9, text, sizeof text), "1m00s");
+    assert_string_equal(dsc_cli_duration(65, text, sizeof text), "1m05s");
+    assert_string_equal(dsc_cli_duration(3599.9, text, sizeof text), "1h00m");
+    assert_string_equal(dsc_cli_duration(7380, text, sizeof text), "2h03m");
+    assert_string_equal(dsc_cli_duration(NAN, text, sizeof text), "?");
+    assert_string_equal(dsc_cli_grouped(0, text, sizeof text), "0");
+    assert_string_equal(dsc_cli_grouped(999, text, sizeof text), "999");
+    assert_string_equal(dsc_cli_grouped(25557032, text, sizeof text), "25,557,032");
+    assert_string_equal(dsc_cli_grouped(-464154, text, sizeof text), "-464,154");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_runlog),         cmocka_unit_test(test_runlog_resumed),
+        cmocka_unit_test(test_runlog_damaged), cmocka_unit_test(test_runlog_out_of_memory),
+        cmocka_unit_test(test_runlog_fuzz),    cmocka_unit_test(test_plot_labels),
+        cmocka_unit_test(test_plot_ascii),     cmocka_unit_test(test_plot_several),
+        cmocka_unit_test(test_plot_extreme),   cmocka_unit_test(test_outdir),
+        cmocka_unit_test(test_texts),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Help, version, and wrong command lines: status 2, and a message that names the value and the remedy.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+
+commands="train eval info bench report"
+
+expect 0 "Usage: descent COMMAND" --help
+for command in $commands; do
+    has stdout "  $command "
+done
+expect 0 "Usage: descent COMMAND" -h
+expect 0 "with" --version
+expect 2 "Usage: descent COMMAND"
+for command in $commands; do
+    expect 0 "Usage: descent $command [OPTION]..." "$command" --help
+    has stdout "--config FILE"
+    has stdout "Examples:"
+    [ ! -s stderr ] || complain "help of $command writes to stderr"
+    widest=$(wc -L <stdout)
+    [ "$widest" -le 110 ] || complain "help of $command has a line of $widest characters"
+done
+
+# The flags of the contract, with the defaults it fixes.
+expect 0 "" train --help
+for flag in model data epochs steps batch-size val-batch-size seed out resume device threads precision optimizer lr \
+    warmup-epochs lr-decay lr-decay-rate lr-schedule momentum nesterov weight-decay label-smoothing clip-norm \
+    batches-per-allreduce allreduce-dtype lr-scaling warmup-start bucket-mb checkpoint-every keep consensus \
+    kfac-update-freq image-size data-threads eval-every log-every check-every no-augment beta1 beta2 eps trust \
+    overwrite plot config; do
+    grep -qE -e "^  (-., )?--$flag( |\$)" stdout || complain "train --help lacks --$flag"
+done
+tr '\n' ' ' <stdout | tr -s ' ' >flat
+for text in "(default resnet20)" "images per rank and step (default 128)" "training set (default 100)" \
+    "(default sgd)" "rate of one rank (default 0.1)" "sgd, lars (default 0.9)" "(default 0.0005)" \
+    "step by step (default 5)" "multiplied by (default 0.1)" "(default 42)" "(default 4)"; do
+    has flat "$text"
+done
+
+# Wrong uses: ARGUMENTS | what the message must hold.
+while IFS='|' read -r arguments text; do
+    [ -n "$arguments" ] || continue
+    # shellcheck disable=SC2086 # the arguments are several words
+    expect 2 "$(sed 's/^ *//; s/ *$//' <<<"$text")" $arguments
+    [ ! -s stdout ] || complain "descent $arguments writes to stdout"
+    grep -q '^descent: ' stderr || complain "descent $arguments: the message does not start with 'descent: '"
+done <<'TABLE'
+trian | unknown command 'trian': known are train, eval, info, bench, report (did you mean train?)
+plan | unknown command 'plan': known are train, eval, info, bench, report
+average | known are train, eval, info, bench, report
+--frobnicate | unknown command '--frobnicate'
+train --epoch 3 | unknown option --epoch (did you mean --epochs?)
+train --epoch 3 | Try 'descent train --help'.
+train --learning-rate 3 | unknown option --learning-rate
+train --batch-size 0 | --batch-size 0: must be at least 1
+train --batch-size=-4 | --batch-size -4: must be at least 1
+train --batch-size 12.5 | --batch-size 12.5: is not a whole number
+train --epochs | --epochs needs a value: --epochs N
+train --lr much | --lr much: is not a number
+train --momentum 1 | --momentum 1: must be at least 0 and below 1
+train --label-smoothing 1.5 | --label-smoothing 1.5: must be at least 0 and below 1
+train --optimizer sdg | --optimizer sdg: must be one of sgd, adam, adamw, lars, lamb (did you mean sgd?)
+train --lr-schedule linear | must be one of step, cosine
+train --device gpu | --device gpu: must be one of auto, ref, cpu
+train --consensus sgp | --consensus sgp: must be allreduce
+train --precision bf16 | --precision bf16: the devices of this build are CPUs and compute in fp32 only
+train --precision fp16 | leave the option out
+train --precision fp8 | must be one of fp32, bf16, fp16
+train --kfac-update-freq 10 | --kfac-update-freq 10: this build has no K-FAC
+train --kfac-damping 0.1 | unknown option --kfac-damping
+train --graph ring | unknown option --graph
+train --model resnet33 | resnet33
+train --model resnet33 | resnet20
+train --resume --overwrite | --overwrite and --resume auto exclude each other
+train --out none --resume | --out is none
+train --lr-decay 35 x | unexpected argument 'x'
+train extra | unexpected argument 'extra'
+train --config missing.conf | --config missing.conf: No such file
+train --data nothing:here --out none | nothing
+train --data cifar10:no/such/directory --out none | no/such/directory
+eval | eval needs --checkpoint FILE
+eval --checkpoint no/such/file.safetensors | no/such/file.safetensors
+eval --checkpoint x --top5 | unknown option --top5
+info --model resnet33 | resnet33
+info --ranks 0 | --ranks 0: must be at least 1
+bench --steps 0 | --steps 0: must be at least 1
+bench --model resnet33 | resnet33
+report | report needs at least one run
+report no/such/run | no/such/run
+TABLE
+
+# Configuration files are named with their line.
+printf 'epochs = 3\nbatch-sise = 4\n' >wrong.conf
+expect 2 "wrong.conf:2: unknown key batch-sise (did you mean batch-size?)" train --config wrong.conf
+printf '# nothing\n\nlr = -1\n' >wrong.conf
+expect 2 "wrong.conf:3: lr -1: must be at least 0" train --config wrong.conf
+
+# A place in the source only when it is asked for.
+expect 2 "" train --model resnet33
+! grep -q 'src/.*:[0-9]' stderr || complain "a trace is printed without --verbose"
+expect 2 "src/" train --model resnet33 --verbose
+
+# Output that cannot be written is an error; a reader that has gone is none.
+if [ -e /dev/full ]; then
+    got=0
+    "$descent" info >/dev/full 2>stderr || got=$?
+    [ "$got" = 1 ] || complain "info to a full disk: exit status $got instead of 1"
+    has stderr "cannot write to the standard output: No space left on device"
+fi
+("$descent" info --model resnet56 || echo $? >pipe-status) 2>stderr | head -n 1 >/dev/null
+[ ! -e pipe-status ] || complain "a reader that leaves ends info with status $(cat pipe-status)"
+
+# One message for a whole job.
+if have_mpi; then
+    got=0
+    job 2 "$descent" train --epochs 0 >stdout 2>stderr || got=$?
+    [ "$got" = 2 ] || complain "a wrong option under mpiexec: exit status $got instead of 2"
+    [ "$(grep -c '^descent: --epochs 0' stderr)" = 1 ] || complain "two ranks print one error $(grep -c '^descent: ' stderr) times"
+fi
+finish

@@ -1,0 +1,352 @@
+/* Fusion buckets on any number of ranks: random sizes and layouts, several bucket sizes and wire types,
+ * compared exactly. Rank r's element is m + (2r - (n-1)) c with m, c small multiples of 1/4: the mean over n
+ * ranks is m, and all sums on the way are exact in bf16 and fp16. */
+#include "comm/parallel.h"
+
+#include "base/memory.h"
+#include "base/rng.h"
+
+#include "device/table.h"
+
+enum { TENSORS = 23, MOST = 300 };
+
+typedef enum layout { FALLING, RISING, SHUFFLED, GAPS, LAYOUT_COUNT } layout;
+
+/* Tensors in one block of memory. */
+typedef struct list {
+    void *block;
+    int64_t elements; /* of the block */
+    dsc_tensor tensors[TENSORS];
+    int64_t bytes; /* of the tensors */
+} list;
+
+static dsc_device *device;
+static dsc_queue *queue;
+static dsc_comm *world;
+static int rank, size;
+
+static double mean_of(int64_t tensor, int64_t i, int round) {
+    return (double)((tensor * 3 + i * 5 + round * 7) % 15 - 7) / 4;
+}
+
+static double own_value(int64_t tensor, int64_t i, int round) {
+    return mean_of(tensor, i, round) + (double)((2 * rank - (size - 1)) * ((tensor + i) % 3)) / 4;
+}
+
+static void store(dsc_tensor *t, int64_t i, double value) {
+    if (t->dtype == DSC_F64)
+        ((double *)t->data)[i] = value;
+    else
+        ((float *)t->data)[i] = (float)value;
+}
+
+static double load(const dsc_tensor *t, int64_t i) {
+    return t->dtype == DSC_F64 ? ((const double *)t->data)[i] : (double)((const float *)t->data)[i];
+}
+
+/* The place in memory of the i-th tensor of the ready order. */
+static int64_t position_of(layout how, int64_t i) {
+    return how == RISING ? i : how == SHUFFLED ? i * 5 % TENSORS : TENSORS - 1 - i;
+}
+
+static void make_list(layout how, dsc_dtype dtype, list *out) {
+    dsc_rng rng = dsc_rng_start(11, DSC_RNG_TEST, (uint32_t)how, (uint64_t)dtype);
+    int64_t counts[TENSORS], starts[TENSORS]; /* by position in memory */
+    out->elements = 0;
+    for (int p = 0; p < TENSORS; p++) {
+        counts[p] = p == 4 ? 0 : 1 + (int64_t)dsc_rng_below(&rng, p % 6 == 0 ? MOST : 20);
+        starts[p] = out->elements;
+        out->elements += counts[p] + (how == GAPS ? 1 : 0);
+    }
+    size_t element = dsc_dtype_size(dtype);
+    out->block = malloc((size_t)out->elements * element);
+    assert_non_null(out->block);
+    memset(out->block, 0, (size_t)out->elements * element);
+    out->bytes = 0;
+    for (int64_t i = 0; i < TENSORS; i++) {
+        int64_t p = position_of(how, i);
+        out->tensors[i] =
+            dsc_tensor_view(device, (char *)out->block + (size_t)starts[p] * element, dtype, 1, &counts[p]);
+        out->bytes += (int64_t)dsc_tensor_bytes(&out->tensors[i]);
+    }
+}
+
+static void fill_list(list *l, int round) {
+    for (int64_t k = 0; k < TENSORS; k++) {
+        for (int64_t i = 0; i < dsc_tensor_count(&l->tensors[k]); i++)
+            store(&l->tensors[k], i, own_value(k, i, round));
+    }
+}
+
+static int holds_means(const list *l, int round) {
+    for (int64_t k = 0; k < TENSORS; k++) {
+        for (int64_t i = 0; i < dsc_tensor_count(&l->tensors[k]); i++) {
+            if (load(&l->tensors[k], i) != mean_of(k, i, round))
+                return 0;
+        }
+    }
+    return 1;
+}
+
+/* Buckets and bytes as comm.h describes them, reckoned again. */
+static void reckon(const list *l, const dsc_bucket_options *options, int64_t *buckets, uint64_t *sent) {
+    size_t element = options->wire == DSC_F32 ? dsc_dtype_size(l->tensors[0].dtype) : 2;
+    uint64_t n = (uint64_t)size;
+    size_t open = 0;
+    *buckets = 1;
+    *sent = 0;
+    for (int64_t k = 0; k < TENSORS; k++) {
+        size_t bytes = (size_t)dsc_tensor_count(&l->tensors[k]) * element;
+        if (k > 0 && open + bytes > options->bytes) {
+            *sent += 2 * (n - 1) * open / n;
+            open = 0;
+            (*buckets)++;
+        }
+        open += bytes;
+    }
+    *sent += 2 * (n - 1) * open / n;
+}
+
+/* Announces all tensors: in order, or in an order of this rank's own. */
+static void announce(dsc_buckets *buckets, int mixed) {
+    for (int64_t k = 0; k < TENSORS; k++)
+        EXPECT_OK(dsc_buckets_ready(buckets, mixed ? (k * (rank + 2) + 1) % TENSORS : k));
+}
+
+static void run_case(layout how, dsc_dtype dtype, dsc_dtype wire, size_t bytes) {
+    list l;
+    dsc_buckets *buckets = NULL;
+    dsc_bucket_options options;
+    int64_t expected_buckets;
+    uint64_t expected_sent;
+    make_list(how, dtype, &l);
+    dsc_bucket_options_init(&options);
+    options.bytes = bytes;
+    options.wire = wire;
+    options.traffic = DSC_TRAFFIC_FACTORS;
+    reckon(&l, &options, &expected_buckets, &expected_sent);
+    assert_ok(dsc_buckets_create(world, queue, l.tensors, TENSORS, &options, &buckets));
+    EXPECT(dsc_buckets_count(buckets) == expected_buckets);
+    int64_t allocations = 0;
+    for (int round = 0; round < 4; round++) {
+        uint64_t before = dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS);
+        fill_list(&l, round);
+        if (size == 1)
+            store(&l.tensors[0], 0, 1e30); /* with one rank not a bit changes, whatever travels elsewhere */
+        announce(buckets, round % 2);
+        EXPECT_OK(dsc_buckets_wait(buckets));
+        if (size == 1) {
+            EXPECT(load(&l.tensors[0], 0) == (dtype == DSC_F64 ? 1e30 : (double)1e30f));
+            store(&l.tensors[0], 0, mean_of(0, 0, round));
+        }
+        EXPECT(holds_means(&l, round));
+        EXPECT(dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS) - before == expected_sent);
+        if (round == 1)
+            allocations = dsc_memory_allocations();
+    }
+    EXPECT(dsc_memory_allocations() == allocations);
+    dsc_buckets_destroy(&buckets);
+    EXPECT(buckets == NULL);
+    free(l.block);
+}
+
+static void test_means(void **state) {
+    (void)state;
+    static const size_t sizes[] = {1, 100, 1000, 4 << 20};
+    static const dsc_dtype wires[] = {DSC_F32, DSC_BF16, DSC_F16};
+    for (int how = 0; how < LAYOUT_COUNT; how++) {
+        for (int s = 0; s < 4; s++) {
+            for (int w = 0; w < 3; w++) {
+                run_case((layout)how, DSC_F32, wires[w], sizes[s]);
+                run_case((layout)how, DSC_F64, wires[w], sizes[s]);
+            }
+        }
+    }
+    all_fine(world);
+}
+
+/* What the staging buffer takes: nothing when every bucket is one range of memory. */
+static void test_no_copy_of_neighbours(void **state) {
+    (void)state;
+    static const struct {
+        layout how;
+        dsc_dtype wire;
+        size_t bytes;
+        int copied;
+    } cases[] = {
+        {FALLING, DSC_F32, 4 << 20, 0}, {FALLING, DSC_F32, 500, 0},
+        {RISING, DSC_F32, 500, 0},      {SHUFFLED, DSC_F32, 4 << 20, 0}, /* one bucket of all, in any order */
+        {GAPS, DSC_F32, 1, 0},                                           /* each tensor alone */
+        {GAPS, DSC_F32, 4 << 20, 1},    {FALLING, DSC_BF16, 500, 1},
+    };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        list l;
+        dsc_buckets *buckets = NULL;
+        dsc_bucket_options options;
+        make_list(cases[c].how, DSC_F32, &l);
+        dsc_bucket_options_init(&options);
+        options.bytes = cases[c].bytes;
+        options.wire = cases[c].wire;
+        size_t before = dsc_device_bytes(device);
+        assert_ok(dsc_buckets_create(world, queue, l.tensors, TENSORS, &options, &buckets));
+        size_t taken = dsc_device_bytes(device) - before;
+        size_t staged = (size_t)l.bytes / (cases[c].wire == DSC_F32 ? 1 : 2);
+        if (size == 1)
+            EXPECT(taken == 0);
+        else if (cases[c].copied)
+            EXPECT(taken >= staged);
+        else
+            EXPECT(taken <= 64); /* the factor 1 / ranks */
+        dsc_buckets_destroy(&buckets);
+        EXPECT(dsc_device_bytes(device) == before);
+        free(l.block);
+    }
+    all_fine(world);
+}
+
+/* float32 and float64 in one list travel in buckets of their own. */
+static void test_mixed_types(void **state) {
+    (void)state;
+    float a[3] = {(float)rank, 1, 2}, c[2] = {4, 8};
+    double b[2] = {3 * (double)rank, -1};
+    int64_t three = 3, two = 2;
+    dsc_tensor tensors[3] = {dsc_tensor_view(device, a, DSC_F32, 1, &three),
+                             dsc_tensor_view(device, b, DSC_F64, 1, &two),
+                             dsc_tensor_view(device, c, DSC_F32, 1, &two)};
+    dsc_buckets *buckets = NULL;
+    assert_ok(dsc_buckets_create(world, queue, tensors, 3, NULL, &buckets));
+    EXPECT(dsc_buckets_count(buckets) == 3);
+    for (int i = 2; i >= 0; i--)
+        EXPECT_OK(dsc_buckets_ready(buckets, i));
+    EXPECT_OK(dsc_buckets_wait(buckets));
+    EXPECT(b[1] == -1 && a[1] == 1 && a[2] == 2 && c[0] == 4 && c[1] == 8);
+    EXPECT(2 * (double)a[0] == size - 1 && 2 * b[0] == 3 * (size - 1));
+    dsc_buckets_destroy(&buckets);
+    all_fine(world);
+}
+
+static void test_empty(void **state) {
+    (void)state;
+    dsc_buckets *buckets = NULL;
+    assert_ok(dsc_buckets_create(world, queue, NULL, 0, NULL, &buckets));
+    EXPECT(dsc_buckets_count(buckets) == 0);
+    EXPECT_OK(dsc_buckets_wait(buckets));
+    dsc_buckets_destroy(&buckets);
+    dsc_buckets_destroy(&buckets);
+    dsc_buckets_destroy(NULL);
+    all_fine(world);
+}
+
+static void test_misuse(void **state) {
+    (void)state;
+    list l;
+    dsc_buckets *buckets = NULL;
+    dsc_bucket_options options;
+    make_list(FALLING, DSC_F32, &l);
+    dsc_bucket_options_init(&options);
+    options.bytes = 200;
+    assert_ok(dsc_buckets_create(world, queue, l.tensors, TENSORS, &options, &buckets));
+    fill_list(&l, 0);
+    for (int64_t k = 0; k < TENSORS; k++) {
+        if (k != 7)
+            EXPECT_OK(dsc_buckets_ready(buckets, k));
+    }
+    EXPECT_FAILS(DSC_E_INVALID, "tensor 7 of 23 was never ready", dsc_buckets_wait(buckets));
+    EXPECT_FAILS(DSC_E_INVALID, "second time", dsc_buckets_ready(buckets, 3));
+    EXPECT_FAILS(DSC_E_INVALID, "tensor 23", dsc_buckets_ready(buckets, TENSORS));
+    EXPECT_FAILS(DSC_E_INVALID, "tensor -1", dsc_buckets_ready(buckets, -1));
+    EXPECT_OK(dsc_buckets_ready(buckets, 7)); /* nothing is lost */
+    EXPECT_OK(dsc_buckets_wait(buckets));
+    EXPECT(holds_means(&l, 0));
+    fill_list(&l, 1); /* left in the middle of a round: destroying waits for what runs */
+    for (int64_t k = 0; k < TENSORS - 1; k++)
+        EXPECT_OK(dsc_buckets_ready(buckets, k));
+    dsc_buckets_destroy(&buckets);
+
+    options.bytes = 0;
+    EXPECT_FAILS(DSC_E_INVALID, "0 bytes",
+                 dsc_buckets_create(world, queue, l.tensors, 1, &options, &buckets));
+    dsc_bucket_options_init(&options);
+    options.wire = DSC_I32;
+    EXPECT_FAILS(DSC_E_INVALID, "i32", dsc_buckets_create(world, queue, l.tensors, 1, &options, &buckets));
+    l.tensors[0].dtype = DSC_I64;
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "i64", dsc_buckets_create(world, queue, l.tensors, 1, NULL, &buckets));
+    l.tensors[0].device = NULL;
+    EXPECT_FAILS(DSC_E_INVALID, "not on the device",
+                 dsc_buckets_create(world, queue, l.tensors, 1, NULL, &buckets));
+    EXPECT(buckets == NULL);
+    free(l.block);
+    all_fine(world);
+}
+
+/* Memory that the host cannot reach is refused, by operations and by buckets, not touched. */
+static void test_other_memory(void **state) {
+    (void)state;
+    dsc_device far = {.table = device->table, .name = "far", .is_host = 0};
+    dsc_queue far_queue = {.device = &far};
+    float x[2] = {1, 2};
+    int64_t two = 2;
+    dsc_tensor t = dsc_tensor_view(&far, x, DSC_F32, 1, &two);
+    dsc_buckets *buckets = NULL;
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "'far'", dsc_comm_allreduce(world, DSC_TRAFFIC_OTHER, DSC_SUM, &t));
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "'far'", dsc_buckets_create(world, &far_queue, &t, 1, NULL, &buckets));
+    all_fine(world);
+}
+
+/* Every allocation of the plan fails once. */
+static void test_allocation_failures(void **state) {
+    (void)state;
+    list l;
+    make_list(GAPS, DSC_F32, &l);
+    dsc_status status = DSC_E_MEMORY;
+    size_t before = dsc_device_bytes(device);
+    for (int nth = 1; status != DSC_OK && nth < 100; nth++) {
+        dsc_buckets *buckets = NULL;
+        dsc_memory_fail_at(nth);
+        status = dsc_buckets_create(world, queue, l.tensors, TENSORS, NULL, &buckets);
+        dsc_memory_fail_at(0);
+        EXPECT(status == DSC_OK || status == DSC_E_MEMORY);
+        EXPECT((status == DSC_OK) == (buckets != NULL));
+        dsc_buckets_destroy(&buckets);
+        EXPECT(dsc_device_bytes(device) == before);
+    }
+    EXPECT(status == DSC_OK);
+    free(l.block);
+    all_fine(world);
+}
+
+static int setup(void **state) {
+    (void)state;
+    dsc_device_options options;
+    dsc_device_options_init(&options);
+    options.name = "ref";
+    assert_ok(dsc_device_create(&options, &device));
+    assert_ok(dsc_queue_create(device, &queue));
+    assert_ok(dsc_comm_create(NULL, &world));
+    rank = dsc_comm_rank(world);
+    size = dsc_comm_size(world);
+    silence_other_ranks(world);
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    dsc_comm_destroy(&world);
+    dsc_queue_destroy(&queue);
+    dsc_device_destroy(&device);
+    return 0;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_means),
+        cmocka_unit_test(test_no_copy_of_neighbours),
+        cmocka_unit_test(test_mixed_types),
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_misuse),
+        cmocka_unit_test(test_other_memory),
+        cmocka_unit_test(test_allocation_failures),
+    };
+    start_watchdog(120);
+    return cmocka_run_group_tests_name("buckets", tests, setup, teardown);
+}

@@ -1,0 +1,1 @@
+descent_test(consensus SOURCES consensus/test_consensus.c ROOMS consensus RANKS 1 2 3 4)

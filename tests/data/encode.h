@@ -1,0 +1,38 @@
+/* Writing JPEG and PNG images into memory, for tests. Without the libraries these fail the test: check
+ * DSC_HAVE_JPEG and DSC_HAVE_PNG first. */
+#ifndef DSC_TESTS_DATA_ENCODE_H
+#define DSC_TESTS_DATA_ENCODE_H
+
+#include "base/config.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum test_colours { TEST_GREY, TEST_RGB, TEST_CMYK, TEST_YCCK } test_colours;
+
+typedef struct test_image {
+    int w, h;
+    uint8_t *pixels; /* [h, w, channels] */
+} test_image;
+
+/* A JPEG of pixels[h,w,channels] (1, 3 or 4). Returns its size; out holds `room` bytes. */
+size_t test_jpeg(const test_image *image, test_colours colours, int adobe_marker, int progressive,
+                 size_t room, uint8_t *out);
+
+typedef enum test_png_kind {
+    TEST_PNG_RGB,
+    TEST_PNG_GREY,
+    TEST_PNG_GREY_ALPHA,
+    TEST_PNG_RGBA,
+    TEST_PNG_PALETTE,
+    TEST_PNG_RGB16,
+    TEST_PNG_GREY1,
+    TEST_PNG_KINDS
+} test_png_kind;
+
+/* A PNG of the kind. pixels as the kind stores them: RGB16 two bytes a value, big end first; PALETTE one
+ * index a pixel, colour i being (i, 255 - i, 2 i mod 256), with transparency; GREY1 one byte a pixel, 0 or 1.
+ */
+size_t test_png(const test_image *image, test_png_kind kind, int interlaced, size_t room, uint8_t *out);
+
+#endif

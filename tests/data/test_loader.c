@@ -1,0 +1,296 @@
+/* Loaders: the right samples in the right order for any number of ranks and threads; seeking; errors; ends.
+ */
+#include "test.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "data/dataset.h"
+#include "data/fixture.h"
+#include "data/sampler.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+enum { COUNT = 53, BATCH = 5, SAMPLE = 32 * 32 * 3 };
+
+static dsc_device *device;
+
+static int make_device(void **state) {
+    (void)state;
+    dsc_device_options options;
+    dsc_device_options_init(&options);
+    options.name = "ref";
+    assert_ok(dsc_device_create(&options, &device));
+    return 0;
+}
+
+static int free_device(void **state) {
+    (void)state;
+    assert_int_equal(dsc_device_bytes(device), 0);
+    dsc_device_destroy(&device);
+    return 0;
+}
+
+static dsc_dataset *open_set(const char *spec) {
+    dsc_dataset *set = NULL;
+    assert_ok(dsc_dataset_open(spec, DSC_SPLIT_TRAIN, NULL, &set));
+    return set;
+}
+
+static dsc_loader_options options_of(int rank, int ranks, int threads) {
+    dsc_loader_options o;
+    dsc_loader_options_init(&o);
+    o.batch = BATCH;
+    o.rank = rank;
+    o.ranks = ranks;
+    o.threads = threads;
+    o.seed = 7;
+    return o;
+}
+
+static dsc_loader *make_loader(const dsc_dataset *set, const dsc_loader_options *o) {
+    dsc_loader *loader = NULL;
+    assert_ok(dsc_loader_create(set, device, o, &loader));
+    return loader;
+}
+
+/* The batch holds exactly these samples of the data set, at the position it says. */
+static void check_batch(const dsc_dataset *set, const dsc_loader_options *o, const dsc_batch *batch) {
+    uint32_t order[COUNT];
+    dsc_sampler_permute(o->seed, batch->epoch, COUNT, order);
+    assert_int_equal(batch->x.ndim, 4);
+    assert_int_equal(batch->x.dim[0], BATCH);
+    assert_int_equal(dsc_tensor_count(&batch->x), BATCH * SAMPLE);
+    assert_int_equal(batch->labels.dim[0], BATCH);
+    assert_int_equal(batch->labels.dtype, DSC_I32);
+    for (int i = 0; i < BATCH; i++) {
+        static float wanted[SAMPLE];
+        int64_t place = batch->position + o->rank * BATCH + i;
+        int32_t label = -1;
+        memset(wanted, 0, sizeof wanted);
+        if (place < COUNT)
+            assert_ok(dsc_dataset_sample(set, o->shuffle ? order[place] : place, o->augment, batch->epoch,
+                                         wanted, &label));
+        assert_int_equal(((const int32_t *)batch->labels.data)[i], label);
+        assert_memory_equal((const float *)batch->x.data + i * SAMPLE, wanted, sizeof wanted);
+    }
+}
+
+/* p = 1..5 ranks and 1 or 4 threads give the samples that the data set and the permutation define, bit by
+ * bit: with that they are independent of both. */
+static void test_batches(void **state) {
+    (void)state;
+    dsc_dataset *set = open_set("synthetic:53");
+    for (int ranks = 1; ranks <= 5; ranks++) {
+        for (int threads = 1; threads <= 4; threads += 3) {
+            for (int keep_last = 0; keep_last < 2; keep_last++) {
+                for (int rank = 0; rank < ranks; rank++) {
+                    dsc_loader_options o = options_of(rank, ranks, threads);
+                    o.keep_last = keep_last;
+                    o.shuffle = threads == 4 || rank == 0;
+                    o.augment = ranks != 2;
+                    dsc_loader *loader = make_loader(set, &o);
+                    int64_t global = ranks * BATCH;
+                    int64_t batches = keep_last ? (COUNT + global - 1) / global : COUNT / global;
+                    assert_int_equal(dsc_loader_batches(loader), batches);
+                    for (int64_t step = 0; step < 2 * batches + 1; step++) {
+                        dsc_batch batch;
+                        assert_ok(dsc_loader_next(loader, &batch));
+                        assert_int_equal(batch.epoch, step / batches);
+                        assert_int_equal(batch.position, step % batches * global);
+                        check_batch(set, &o, &batch);
+                    }
+                    dsc_loader_destroy(&loader);
+                    assert_null(loader);
+                }
+            }
+        }
+    }
+    dsc_dataset_close(&set);
+}
+
+/* A batch stays as it is until the next call, however far the threads get. */
+static void test_batch_is_lent(void **state) {
+    (void)state;
+    dsc_dataset *set = open_set("synthetic:53");
+    dsc_loader_options o = options_of(0, 1, 4);
+    o.depth = 1;
+    dsc_loader *loader = make_loader(set, &o);
+    for (int step = 0; step < 30; step++) {
+        dsc_batch batch;
+        assert_ok(dsc_loader_next(loader, &batch));
+        nanosleep(&(struct timespec){0, 2000000}, NULL);
+        check_batch(set, &o, &batch);
+        if (step % 7 == 3) { /* seeking keeps it, too */
+            assert_ok(dsc_loader_seek(loader, step, 11));
+            nanosleep(&(struct timespec){0, 2000000}, NULL);
+            check_batch(set, &o, &batch);
+        }
+    }
+    dsc_loader_destroy(&loader);
+    dsc_dataset_close(&set);
+}
+
+static void test_seek(void **state) {
+    (void)state;
+    dsc_dataset *set = open_set("synthetic:53");
+    for (int threads = 1; threads <= 4; threads += 3) {
+        dsc_loader_options o = options_of(1, 2, threads);
+        dsc_loader *loader = make_loader(set, &o);
+        dsc_batch batch;
+        for (int i = 0; i < 60; i++) {
+            dsc_rng rng = dsc_rng_start(1, DSC_RNG_TEST, 0, (uint64_t)i);
+            int64_t epoch = dsc_rng_below(&rng, 5), position = dsc_rng_below(&rng, COUNT + 1);
+            int follow = (int)dsc_rng_below(&rng, 4);
+            assert_ok(dsc_loader_seek(loader, epoch, position));
+            for (int k = 0; k < follow; k++) {
+                if (COUNT - position < 2 * BATCH) {
+                    position = 0;
+                    epoch++;
+                }
+                assert_ok(dsc_loader_next(loader, &batch));
+                assert_int_equal(batch.epoch, epoch);
+                assert_int_equal(batch.position, position);
+                check_batch(set, &o, &batch);
+                position += 2 * BATCH;
+            }
+        }
+        assert_fails(DSC_E_INVALID, "position 54 of an epoch of 53", dsc_loader_seek(loader, 0, 54));
+        assert_ok(dsc_loader_seek(loader, 2, 0));
+        assert_ok(dsc_loader_next(loader, &batch));
+        assert_fails(DSC_E_INVALID, "epoch -1", dsc_loader_seek(loader, -1, 0));
+        assert_ok(dsc_loader_next(loader, &batch)); /* a refused seek changes nothing */
+        assert_int_equal(batch.epoch, 2);
+        assert_int_equal(batch.position, 2 * BATCH);
+        dsc_loader_destroy(&loader);
+    }
+    dsc_dataset_close(&set);
+}
+
+static void test_no_allocation(void **state) {
+    (void)state;
+    dsc_dataset *set = open_set("synthetic:53");
+    dsc_loader_options o = options_of(0, 1, 2);
+    dsc_loader *loader = make_loader(set, &o);
+    dsc_batch batch;
+    assert_ok(dsc_loader_next(loader, &batch));
+    int64_t before = dsc_memory_allocations();
+    size_t bytes = dsc_device_bytes(device);
+    for (int i = 0; i < 50; i++)
+        assert_ok(dsc_loader_next(loader, &batch));
+    assert_int_equal(dsc_memory_allocations(), before);
+    assert_int_equal(dsc_device_bytes(device), bytes);
+    dsc_loader_destroy(&loader);
+    dsc_dataset_close(&set);
+}
+
+/* Destroyed while threads draw, wait, or have not begun. */
+static void test_destroy_at_any_moment(void **state) {
+    (void)state;
+    dsc_dataset *set = open_set("synthetic:5000");
+    for (int i = 0; i < 150; i++) {
+        dsc_loader_options o = options_of(0, 1, 1 + i % 4);
+        o.batch = 64;
+        dsc_loader *loader = make_loader(set, &o);
+        dsc_batch batch;
+        if (i % 3 == 1)
+            nanosleep(&(struct timespec){0, 20000L * (i % 50)}, NULL);
+        for (int k = 0; k < i % 3; k++)
+            assert_ok(dsc_loader_next(loader, &batch));
+        if (i % 5 == 0)
+            assert_ok(dsc_loader_seek(loader, 3, 100));
+        dsc_loader_destroy(&loader);
+    }
+    dsc_loader *none = NULL;
+    dsc_loader_destroy(&none);
+    dsc_loader_destroy(NULL);
+    dsc_dataset_close(&set);
+}
+
+/* What fails in a thread comes out of next, with the thread's message: the first row's, if several fail; and
+ * again until somebody seeks elsewhere. */
+static void test_errors_in_threads(void **state) {
+    (void)state;
+    char folder[TEST_PATH], spec[TEST_PATH + 32];
+    test_make_folder(folder);
+    for (int i = 0; i < 20; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "train/%c/%02d.png", i < 10 ? 'a' : 'b', i);
+        test_write(folder, name, "no image", 8);
+    }
+    test_spec("imagefolder", folder, spec);
+    dsc_error_set_rank(3);
+    for (int threads = 1; threads <= 4; threads += 3) {
+        dsc_data_options data;
+        dsc_data_options_init(&data);
+        data.image_size = 4;
+        dsc_dataset *set = NULL;
+        assert_ok(dsc_dataset_open(spec, DSC_SPLIT_TRAIN, &data, &set));
+        dsc_loader_options o = options_of(0, 1, threads);
+        o.batch = 10;
+        o.shuffle = 0;
+        dsc_loader *loader = make_loader(set, &o);
+        dsc_batch batch;
+        for (int i = 0; i < 3; i++) {
+            assert_fails(DSC_E_FORMAT,
+                         "/train/a/00.png' is neither a JPEG nor a PNG (8 bytes, starts 6e 6f 20 69)",
+                         dsc_loader_next(loader, &batch));
+            assert_int_equal(strncmp(dsc_error_message(), "rank 3: imagefolder: '", 22), 0);
+        }
+        assert_ok(dsc_loader_seek(loader, 0, 7));
+        assert_fails(DSC_E_FORMAT, "/train/a/07.png'", dsc_loader_next(loader, &batch));
+        dsc_loader_destroy(&loader);
+        dsc_dataset_close(&set);
+    }
+    dsc_error_set_rank(-1);
+    test_remove(folder);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    dsc_dataset *set = open_set("synthetic:53");
+    dsc_loader *loader = NULL;
+    dsc_loader_options o = options_of(0, 1, 0);
+    assert_fails(DSC_E_INVALID, "0 data threads: must be 1", dsc_loader_create(set, device, &o, &loader));
+    o = options_of(0, 1, 1), o.depth = 0;
+    assert_fails(DSC_E_INVALID, "0 batches ahead", dsc_loader_create(set, device, &o, &loader));
+    o = options_of(0, 11, 1);
+    assert_fails(DSC_E_INVALID, "53 samples are fewer than one global batch of 55",
+                 dsc_loader_create(set, device, &o, &loader));
+    o = options_of(5, 5, 1);
+    assert_fails(DSC_E_INVALID, "rank 5 of 5", dsc_loader_create(set, device, &o, &loader));
+    assert_null(loader);
+    dsc_dataset_close(&set);
+}
+
+static void test_out_of_memory(void **state) {
+    (void)state;
+    dsc_dataset *set = open_set("synthetic:53");
+    for (int64_t n = 1;; n++) {
+        dsc_loader_options o = options_of(0, 1, 2);
+        dsc_loader *loader = NULL;
+        dsc_memory_fail_at(n);
+        dsc_status status = dsc_loader_create(set, device, &o, &loader);
+        dsc_memory_fail_at(0);
+        dsc_loader_destroy(&loader);
+        if (status == DSC_OK)
+            break;
+        assert_int_equal(status, DSC_E_MEMORY);
+        assert_true(n < 100);
+    }
+    dsc_dataset_close(&set);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_batch_is_lent),
+        cmocka_unit_test(test_seek),
+        cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_destroy_at_any_moment),
+        cmocka_unit_test(test_errors_in_threads),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_out_of_memory),
+    };
+    return cmocka_run_group_tests_name("data-loader", tests, make_device, free_device);
+}

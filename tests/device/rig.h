@@ -1,0 +1,61 @@
+/* Devices under test, and tensors with guard words around them. */
+#ifndef DSC_TESTS_DEVICE_RIG_H
+#define DSC_TESTS_DEVICE_RIG_H
+
+#include "test.h"
+
+#include "device/ops.h"
+
+/* A device under test, with a queue. */
+typedef struct rig {
+    dsc_device *device;
+    dsc_queue *q;
+    char label[32]; /* "cpu, 2 threads" */
+} rig;
+
+enum { MAX_RIGS = 16, GUARD_BYTES = 64 };
+
+/* Every device of this build, those with threads at 1 and 2 of them; ref is the first. Group set-up and
+ * tear-down. */
+extern rig rigs[MAX_RIGS];
+extern int rig_count;
+int rigs_open(void **state);
+int rigs_close(void **state);
+
+/* A tensor in memory of its own, with guard words in front of it and behind it. */
+typedef struct place {
+    dsc_tensor t;
+    void *block;
+} place;
+
+#define SHAPE(...)                                                                                           \
+    (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]) {                     \
+        __VA_ARGS__                                                                                          \
+    }
+
+place place_make(const rig *r, dsc_dtype dtype, int ndim, const int64_t *dim);
+/* The same with contents. */
+place place_of(const rig *r, dsc_dtype dtype, int ndim, const int64_t *dim, const double *values);
+void place_free(place *p);
+void place_write(const rig *r, place *p, const double *values);
+void place_fill(const rig *r, place *p, double value);
+void place_read(const rig *r, const place *p, double *values);
+/* Element i. */
+double place_get(const rig *r, const place *p, int64_t i);
+/* Fails the test when a guard word has changed. */
+void place_check_guards(const rig *r, const place *p, const char *what);
+/* The contents are exactly these. */
+void place_expect(const rig *r, const place *p, const double *values, const char *what);
+
+/* `count` values in [-1, 1] that a float32 holds, from a stream of their own. */
+void random_values(uint64_t stream, int64_t count, double *values);
+/* Whole numbers in [-limit, limit]. */
+void random_integers(uint64_t stream, int limit, int64_t count, double *values);
+
+/* malloc that fails the test. */
+void *test_array(int64_t count, size_t size);
+
+/* 2^-23 or 2^-52. */
+double dtype_eps(dsc_dtype dtype);
+
+#endif

@@ -1,0 +1,155 @@
+#include "device/trial.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+void trial_start(trial *tr, const char *name, trial_function run, const void *params) {
+    *tr = (trial){.name = name, .run = run, .params = params};
+}
+
+static operand *add_operand(trial *tr, const char *name, operand_role role, int ndim, const int64_t *dim) {
+    assert_true(tr->count < MAX_OPERANDS);
+    operand *o = &tr->operands[tr->count++];
+    *o = (operand){.name = name, .role = role, .real = 1, .ndim = ndim, .count = 1, .scale = 1};
+    for (int i = 0; i < ndim; i++) {
+        o->dim[i] = dim[i];
+        o->count *= dim[i];
+    }
+    o->values = test_array(o->count, sizeof *o->values);
+    return o;
+}
+
+static double *add_random(trial *tr, const char *name, operand_role role, int ndim, const int64_t *dim) {
+    operand *o = add_operand(tr, name, role, ndim, dim);
+    random_values(++tr->stream, o->count, o->values);
+    return o->values;
+}
+
+double *trial_in(trial *tr, const char *name, int ndim, const int64_t *dim) {
+    return add_random(tr, name, ROLE_IN, ndim, dim);
+}
+
+double *trial_inout(trial *tr, const char *name, double scale, int ndim, const int64_t *dim) {
+    double *values = add_random(tr, name, ROLE_INOUT, ndim, dim);
+    tr->operands[tr->count - 1].scale = scale;
+    return values;
+}
+
+void trial_out(trial *tr, const char *name, double scale, int ndim, const int64_t *dim) {
+    operand *o = add_operand(tr, name, ROLE_OUT, ndim, dim);
+    o->scale = scale;
+    for (int64_t i = 0; i < o->count; i++)
+        o->values[i] = NAN;
+}
+
+void trial_beta(trial *tr, const char *name, double scale, double beta, int ndim, const int64_t *dim) {
+    if (beta == 0)
+        trial_out(tr, name, scale, ndim, dim);
+    else
+        trial_inout(tr, name, scale, ndim, dim);
+}
+
+double *trial_typed(trial *tr, const char *name, operand_role role, dsc_dtype dtype, double scale, int ndim,
+                    const int64_t *dim) {
+    operand *o = add_operand(tr, name, role, ndim, dim);
+    o->real = 0;
+    o->dtype = dtype;
+    o->scale = scale;
+    if (role == ROLE_OUT && dtype == DSC_F64)
+        for (int64_t i = 0; i < o->count; i++)
+            o->values[i] = NAN;
+    return o->values;
+}
+
+/* Results of one run: per operand, the values afterwards. */
+typedef struct outcome {
+    double *values[MAX_OPERANDS];
+} outcome;
+
+static void outcome_free(outcome *o) {
+    for (int i = 0; i < MAX_OPERANDS; i++)
+        free(o->values[i]);
+    *o = (outcome){{0}};
+}
+
+static outcome run_once(const trial *tr, const rig *r, dsc_dtype dtype, int magnitudes) {
+    outcome result = {{0}};
+    place places[MAX_OPERANDS];
+    dsc_tensor tensors[MAX_OPERANDS];
+    for (int i = 0; i < tr->count; i++) {
+        const operand *o = &tr->operands[i];
+        result.values[i] = test_array(o->count, sizeof(double));
+        for (int64_t j = 0; j < o->count; j++)
+            result.values[i][j] = magnitudes && o->real ? fabs(o->values[j]) : o->values[j];
+        places[i] = place_of(r, o->real ? dtype : o->dtype, o->ndim, o->dim, result.values[i]);
+        tensors[i] = places[i].t;
+    }
+    dsc_status status = tr->run(r->q, tensors, tr->params);
+    if (status != DSC_OK)
+        fail_msg("%s on %s in %s: %s", tr->name, r->label, dsc_dtype_name(dtype), dsc_error_message());
+    assert_ok(dsc_queue_sync(r->q));
+    for (int i = 0; i < tr->count; i++) {
+        char what[128];
+        snprintf(what, sizeof what, "%s in %s: %s", tr->name, dsc_dtype_name(dtype), tr->operands[i].name);
+        if (tr->operands[i].role == ROLE_IN)
+            place_expect(r, &places[i], result.values[i], what);
+        place_check_guards(r, &places[i], what);
+        place_read(r, &places[i], result.values[i]);
+        place_free(&places[i]);
+    }
+    return result;
+}
+
+static void check_same_bits(const trial *tr, const rig *r, const outcome *a, const outcome *b) {
+    for (int i = 0; i < tr->count; i++)
+        for (int64_t j = 0; j < tr->operands[i].count; j++)
+            if (memcmp(&a->values[i][j], &b->values[i][j], sizeof(double)) != 0)
+                fail_msg("%s on %s: %s[%lld] is %.17g, then %.17g", tr->name, r->label, tr->operands[i].name,
+                         (long long)j, a->values[i][j], b->values[i][j]);
+}
+
+static void compare(const trial *tr, const rig *r, dsc_dtype dtype, const outcome *got, const outcome *want,
+                    const outcome *scale) {
+    for (int i = 0; i < tr->count; i++) {
+        const operand *o = &tr->operands[i];
+        for (int64_t j = 0; o->role != ROLE_IN && j < o->count; j++) {
+            double size = tr->linear ? fabs(scale->values[i][j]) : o->scale;
+            double eps = dtype_eps(o->real || o->coarse ? dtype : o->dtype);
+            double limit = 2 * (tr->terms + 4) * eps * size;
+            if (o->dtype == DSC_I32 && !o->real)
+                limit = 0;
+            double g = got->values[i][j], w = want->values[i][j];
+            if (!(fabs(g - w) <= limit) && !(isnan(g) && isnan(w)))
+                fail_msg("%s on %s in %s: %s[%lld] is %.9g instead of %.9g (limit %.3g)", tr->name, r->label,
+                         dsc_dtype_name(dtype), o->name, (long long)j, g, w, limit);
+        }
+    }
+}
+
+static void check_on(const trial *tr, const rig *r, dsc_dtype dtype, const outcome *want,
+                     const outcome *scale) {
+    outcome got = run_once(tr, r, dtype, 0);
+    compare(tr, r, dtype, &got, want, scale);
+    if (dtype == DSC_F32) {
+        outcome again = run_once(tr, r, dtype, 0);
+        check_same_bits(tr, r, &got, &again);
+        outcome_free(&again);
+    }
+    outcome_free(&got);
+}
+
+void trial_check(trial *tr) {
+    outcome want = run_once(tr, &rigs[0], DSC_F64, 0);
+    outcome scale = {{0}};
+    if (tr->linear)
+        scale = run_once(tr, &rigs[0], DSC_F64, 1);
+    for (int i = 0; i < rig_count; i++) {
+        check_on(tr, &rigs[i], DSC_F32, &want, &scale);
+        if (i > 0) /* ref in double is what the others are compared with */
+            check_on(tr, &rigs[i], DSC_F64, &want, &scale);
+    }
+    outcome_free(&want);
+    outcome_free(&scale);
+    for (int i = 0; i < tr->count; i++)
+        free(tr->operands[i].values);
+}

@@ -1,0 +1,296 @@
+#include "model/nets.h"
+
+#include "base/error.h"
+#include "base/rng.h"
+#include "test.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+int net_no_fusion;
+
+/* ---- networks ---- */
+
+static dsc_status net_norm(dsc_model *m, const char *name, dsc_value x, dsc_value *y) {
+    DSC_TRY(dsc_model_batch_norm(m, name, x, y));
+    return net_no_fusion ? dsc_model_dropout(m, *y, 0, y) : DSC_OK;
+}
+
+static dsc_status net_add(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) {
+    DSC_TRY(dsc_model_add(m, a, b, y));
+    return net_no_fusion ? dsc_model_dropout(m, *y, 0, y) : DSC_OK;
+}
+
+static dsc_status net_conv(dsc_model *m, const char *name, dsc_value x, int64_t channels, int64_t stride,
+                           dsc_value *y) {
+    dsc_conv2d_options conv;
+    dsc_conv2d_options_init(&conv, 3);
+    conv.stride_h = conv.stride_w = stride;
+    conv.pad_h = conv.pad_w = 1;
+    return dsc_model_conv2d(m, name, x, channels, &conv, y);
+}
+
+static dsc_status head(dsc_model *m, dsc_value x, dsc_value *logits) {
+    DSC_TRY(dsc_model_global_pool(m, x, &x));
+    return dsc_model_linear(m, "fc", x, NET_CLASSES, 1, logits);
+}
+
+/* A hidden value with two readers, an addition that cannot be fused, one layer without bias. */
+static dsc_status build_dense(dsc_model *m, dsc_value *logits) {
+    dsc_value x, r, a;
+    DSC_TRY(dsc_model_input(m, 2, 3, 2, &x));
+    DSC_TRY(dsc_model_flatten(m, x, &x));
+    DSC_TRY(dsc_model_linear(m, "fc1", x, 7, 1, &r));
+    DSC_TRY(dsc_model_relu(m, r, &r));
+    DSC_TRY(dsc_model_linear(m, "fc2", r, 7, 0, &a));
+    DSC_TRY(dsc_model_add(m, a, r, &a));
+    DSC_TRY(dsc_model_relu(m, a, &a));
+    return dsc_model_linear(m, "fc3", a, NET_CLASSES, 1, logits);
+}
+
+/* Convolutions with every option, all poolings, a linear layer behind a flattened map. */
+static dsc_status build_conv(dsc_model *m, dsc_value *logits) {
+    dsc_value x;
+    dsc_conv2d_options conv;
+    DSC_TRY(dsc_model_input(m, 9, 8, 2, &x));
+    dsc_conv2d_options_init(&conv, 3);
+    conv.kernel_w = 2;
+    conv.pad_h = 1;
+    conv.pad_w = 2;
+    conv.stride_w = 2;
+    conv.bias = 1;
+    DSC_TRY(dsc_model_conv2d(m, "conv1", x, 4, &conv, &x));
+    DSC_TRY(dsc_model_relu(m, x, &x));
+    DSC_TRY(dsc_model_max_pool(m, x, 3, 2, 1, &x));
+    dsc_conv2d_options_init(&conv, 3);
+    conv.groups = 2;
+    conv.dilation_h = 2;
+    conv.pad_h = conv.pad_w = 2;
+    DSC_TRY(dsc_model_conv2d(m, "conv2", x, 6, &conv, &x));
+    DSC_TRY(dsc_model_relu(m, x, &x));
+    DSC_TRY(dsc_model_avg_pool(m, x, 2, 2, 1, &x));
+    DSC_TRY(dsc_model_flatten(m, x, &x));
+    return dsc_model_linear(m, "fc", x, NET_CLASSES, 1, logits);
+}
+
+/* A residual block with an identity, and one with the parameter-free shortcut. */
+static dsc_status build_residual(dsc_model *m, dsc_value *logits) {
+    dsc_value x, y, s;
+    DSC_TRY(dsc_model_input(m, 5, 5, 3, &x));
+    DSC_TRY(net_conv(m, "conv0", x, 4, 1, &x));
+    DSC_TRY(net_norm(m, "bn0", x, &x));
+    DSC_TRY(dsc_model_relu(m, x, &x));
+    DSC_TRY(net_conv(m, "conv1", x, 4, 1, &y));
+    DSC_TRY(net_norm(m, "bn1", y, &y));
+    DSC_TRY(dsc_model_relu(m, y, &y));
+    DSC_TRY(net_conv(m, "conv2", y, 4, 1, &y));
+    DSC_TRY(net_norm(m, "bn2", y, &y));
+    DSC_TRY(net_add(m, y, x, &y));
+    DSC_TRY(dsc_model_relu(m, y, &x));
+    DSC_TRY(net_conv(m, "conv3", x, 6, 2, &y));
+    DSC_TRY(net_norm(m, "bn3", y, &y));
+    DSC_TRY(dsc_model_shortcut(m, x, 2, 6, &s));
+    DSC_TRY(net_add(m, s, y, &y));
+    DSC_TRY(dsc_model_relu(m, y, &y));
+    return head(m, y, logits);
+}
+
+/* Both terms of the addition are batch norms; `swapped` builds the shortcut's layers first. */
+static dsc_status downsample(dsc_model *m, int swapped, dsc_value *logits) {
+    dsc_value x, y[2];
+    DSC_TRY(dsc_model_input(m, 4, 4, 2, &x));
+    DSC_TRY(net_conv(m, "conv0", x, 3, 1, &x));
+    DSC_TRY(net_norm(m, "bn0", x, &x));
+    DSC_TRY(dsc_model_relu(m, x, &x));
+    DSC_TRY(net_conv(m, "branch.conv", x, 4, 2, &y[0]));
+    DSC_TRY(net_norm(m, "branch.bn", y[0], &y[0]));
+    DSC_TRY(net_conv(m, "downsample.0", x, 4, 2, &y[1]));
+    DSC_TRY(net_norm(m, "downsample.1", y[1], &y[1]));
+    DSC_TRY(net_add(m, y[swapped], y[1 - swapped], &x));
+    DSC_TRY(dsc_model_relu(m, x, &x));
+    return head(m, x, logits);
+}
+
+static dsc_status build_downsample(dsc_model *m, dsc_value *logits) {
+    return downsample(m, 0, logits);
+}
+
+static dsc_status build_downsample_swapped(dsc_model *m, dsc_value *logits) {
+    return downsample(m, 1, logits);
+}
+
+/* A fused batch norm that other layers with parameters stand behind: its gradients are final too early. */
+static dsc_status build_out_of_order(dsc_model *m, dsc_value *logits) {
+    dsc_value x, a, b;
+    DSC_TRY(dsc_model_input(m, 4, 4, 2, &x));
+    DSC_TRY(net_conv(m, "conv0", x, 3, 1, &x));
+    DSC_TRY(net_norm(m, "bn", x, &a));
+    DSC_TRY(net_conv(m, "conv1", x, 3, 1, &b));
+    DSC_TRY(net_add(m, a, b, &x));
+    DSC_TRY(dsc_model_relu(m, x, &x));
+    return head(m, x, logits);
+}
+
+/* Batch norm on the input and on vectors; dropout; a norm added to its own input, which may not be fused. */
+static dsc_status build_norms(dsc_model *m, dsc_value *logits) {
+    dsc_value x, y;
+    DSC_TRY(dsc_model_input(m, 3, 2, 2, &x));
+    DSC_TRY(net_norm(m, "bn0", x, &x));
+    DSC_TRY(dsc_model_relu(m, x, &x));
+    DSC_TRY(dsc_model_flatten(m, x, &x));
+    DSC_TRY(dsc_model_linear(m, "fc1", x, 6, 1, &x));
+    DSC_TRY(net_norm(m, "bn1", x, &y));
+    DSC_TRY(net_add(m, y, x, &y));
+    DSC_TRY(dsc_model_relu(m, y, &y));
+    DSC_TRY(dsc_model_dropout(m, y, 0.4, &y));
+    DSC_TRY(dsc_model_linear(m, "fc2", y, 6, 1, &y));
+    DSC_TRY(dsc_model_dropout(m, y, 0.3, &y));
+    return dsc_model_linear(m, "fc3", y, NET_CLASSES, 1, logits);
+}
+
+/* Values with many readers: a flattened map that is also pooled, a value added to itself, a batch norm that
+ * a ReLU and an addition read, a ReLU of the input. */
+static dsc_status build_shared(dsc_model *m, dsc_value *logits) {
+    dsc_value x, y, r, f, g;
+    DSC_TRY(dsc_model_input(m, 4, 4, 2, &x));
+    DSC_TRY(dsc_model_relu(m, x, &x));
+    DSC_TRY(net_conv(m, "conv0", x, 3, 1, &x));
+    DSC_TRY(net_norm(m, "bn0", x, &y));
+    DSC_TRY(dsc_model_relu(m, y, &r));
+    DSC_TRY(net_add(m, r, y, &y));
+    DSC_TRY(dsc_model_add(m, y, y, &y));
+    DSC_TRY(dsc_model_flatten(m, y, &f));
+    DSC_TRY(dsc_model_relu(m, f, &f));
+    DSC_TRY(dsc_model_linear(m, "fc1", f, NET_CLASSES, 1, &f));
+    DSC_TRY(dsc_model_global_pool(m, y, &g));
+    DSC_TRY(dsc_model_linear(m, "fc2", g, NET_CLASSES, 1, &g));
+    return dsc_model_add(m, f, g, logits);
+}
+
+const net nets[] = {{"dense", build_dense, 2, 3, 2, 0},
+                    {"conv", build_conv, 9, 8, 2, 0},
+                    {"residual", build_residual, 5, 5, 3, 4},
+                    {"downsample", build_downsample, 4, 4, 2, 2},
+                    {"downsample, swapped", build_downsample_swapped, 4, 4, 2, 2},
+                    {"out of order", build_out_of_order, 4, 4, 2, 1},
+                    {"norms", build_norms, 3, 2, 2, 1},
+                    {"shared", build_shared, 4, 4, 2, 0},
+                    {NULL, NULL, 0, 0, 0, 0}};
+
+/* ---- helpers ---- */
+
+dsc_device *open_device(const char *name) {
+    dsc_device_options options;
+    dsc_device_options_init(&options);
+    options.name = name;
+    options.threads = 1;
+    dsc_device *device = NULL;
+    assert_ok(dsc_device_create(&options, &device));
+    return device;
+}
+
+dsc_queue *open_queue(dsc_device *device) {
+    dsc_queue *q = NULL;
+    assert_ok(dsc_queue_create(device, &q));
+    return q;
+}
+
+void random_doubles(uint32_t seed, int64_t n, double *out) {
+    for (int64_t i = 0; i < n; i++) {
+        dsc_rng rng = dsc_rng_start(7, DSC_RNG_TEST, seed, (uint64_t)i);
+        out[i] = dsc_rng_normal(&rng);
+    }
+}
+
+double *read_doubles(dsc_queue *q, const dsc_tensor *t) {
+    int64_t n = dsc_tensor_count(t);
+    double *out = malloc((size_t)n * sizeof *out + 1);
+    assert_non_null(out);
+    assert_ok(dsc_tensor_download(q, t, dsc_tensor_bytes(t), out));
+    assert_ok(dsc_queue_sync(q));
+    if (t->dtype == DSC_F32)
+        for (int64_t i = n - 1; i >= 0; i--) { /* spread in place, from the end */
+            float x;
+            memcpy(&x, (const char *)out + (size_t)i * sizeof x, sizeof x);
+            out[i] = x;
+        }
+    return out;
+}
+
+void write_doubles(dsc_queue *q, const double *host, dsc_tensor *t) {
+    int64_t n = dsc_tensor_count(t);
+    float *single = malloc((size_t)n * sizeof *single + 1);
+    assert_non_null(single);
+    for (int64_t i = 0; i < n; i++)
+        single[i] = (float)host[i];
+    assert_ok(
+        dsc_tensor_upload(q, t->dtype == DSC_F32 ? (const void *)single : host, dsc_tensor_bytes(t), t));
+    assert_ok(dsc_queue_sync(q));
+    free(single);
+}
+
+dsc_tensor random_tensor(dsc_queue *q, uint32_t seed, dsc_dtype dtype, int ndim, const int64_t *dim) {
+    dsc_tensor t;
+    assert_ok(dsc_tensor_alloc(dsc_queue_device(q), dtype, ndim, dim, &t));
+    int64_t n = dsc_tensor_count(&t);
+    double *host = malloc((size_t)n * sizeof *host + 1);
+    assert_non_null(host);
+    random_doubles(seed, n, host);
+    write_doubles(q, host, &t);
+    free(host);
+    return t;
+}
+
+dsc_tensor random_labels(dsc_queue *q, uint32_t seed, int64_t n, int64_t classes) {
+    dsc_tensor t;
+    assert_ok(dsc_tensor_alloc(dsc_queue_device(q), DSC_I32, 1, &n, &t));
+    int32_t *host = malloc((size_t)n * sizeof *host + 1);
+    assert_non_null(host);
+    for (int64_t i = 0; i < n; i++) {
+        dsc_rng rng = dsc_rng_start(8, DSC_RNG_TEST, seed, (uint64_t)i);
+        host[i] = (int32_t)dsc_rng_below(&rng, (uint32_t)classes);
+    }
+    assert_ok(dsc_tensor_upload(q, host, dsc_tensor_bytes(&t), &t));
+    assert_ok(dsc_queue_sync(q));
+    free(host);
+    return t;
+}
+
+dsc_model *make_model(dsc_device *device, const net *what, dsc_dtype dtype, double label_smoothing) {
+    dsc_model_options options;
+    dsc_model_options_init(&options);
+    options.dtype = dtype;
+    options.label_smoothing = label_smoothing;
+    dsc_model *m = NULL;
+    dsc_value logits = -1;
+    assert_ok(dsc_model_create(device, &options, &m));
+    assert_ok(what->build(m, &logits));
+    assert_ok(dsc_model_seal(m, logits));
+    dsc_queue *q = open_queue(device);
+    dsc_tensor values = dsc_model_values(m);
+    int64_t n = dsc_tensor_count(&values);
+    double *now = read_doubles(q, &values), *noise = malloc((size_t)n * sizeof *noise);
+    assert_non_null(noise);
+    random_doubles(99, n, noise);
+    for (int64_t i = 0; i < n; i++)
+        now[i] += 0.2 * noise[i];
+    write_doubles(q, now, &values);
+    free(noise);
+    free(now);
+    dsc_queue_destroy(&q);
+    return m;
+}
+
+double largest_difference(int64_t n, const double *a, const double *b) {
+    double most = 0;
+    for (int64_t i = 0; i < n; i++)
+        most = fmax(most, fabs(a[i] - b[i]));
+    return most;
+}
+
+double largest(int64_t n, const double *a) {
+    double most = 0;
+    for (int64_t i = 0; i < n; i++)
+        most = fmax(most, fabs(a[i]));
+    return most;
+}

@@ -1,0 +1,42 @@
+/* Small networks and helpers shared by the tests of the model room. Each network covers some kinds of layers
+ * or a pattern that the executor treats in a way of its own. */
+#ifndef DSC_TESTS_MODEL_NETS_H
+#define DSC_TESTS_MODEL_NETS_H
+
+#include "descent/model.h"
+
+typedef dsc_status (*net_builder)(dsc_model *m, dsc_value *logits);
+
+typedef struct net {
+    const char *name;
+    net_builder build;
+    int64_t h, w, c; /* input */
+    int fused;       /* steps that take in others */
+} net;
+
+/* All networks; a NULL name behind the last. They have 5 classes. */
+extern const net nets[];
+enum { NET_CLASSES = 5 };
+
+/* 1: dropouts of rate 0, which change nothing, stand behind every batch norm and addition, so that nothing
+ * can be fused. For builders that use net_norm and net_add. */
+extern int net_no_fusion;
+
+dsc_device *open_device(const char *name);
+dsc_queue *open_queue(dsc_device *device);
+/* The model of a network, with parameters moved away from their initial 0 and 1. */
+dsc_model *make_model(dsc_device *device, const net *what, dsc_dtype dtype, double label_smoothing);
+/* n normal numbers from a seed. */
+void random_doubles(uint32_t seed, int64_t n, double *out);
+/* A tensor of the device with random contents of the type; free with dsc_tensor_free. */
+dsc_tensor random_tensor(dsc_queue *q, uint32_t seed, dsc_dtype dtype, int ndim, const int64_t *dim);
+/* Labels 0 .. classes-1 from a seed. */
+dsc_tensor random_labels(dsc_queue *q, uint32_t seed, int64_t n, int64_t classes);
+/* Contents of a tensor of F32 or F64 as doubles; free with free(). */
+double *read_doubles(dsc_queue *q, const dsc_tensor *t);
+void write_doubles(dsc_queue *q, const double *host, dsc_tensor *t);
+/* Largest |a[i] - b[i]|, and largest |a[i]|. */
+double largest_difference(int64_t n, const double *a, const double *b);
+double largest(int64_t n, const double *a);
+
+#endif

@@ -1,0 +1,110 @@
+/* The memory planner: no overlap on random intervals, and optimal or nearly so where the optimum is known. */
+#include "test.h"
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "model/plan.h"
+
+static size_t rounded(size_t bytes) {
+    return (bytes + DSC_ALIGNMENT - 1) / DSC_ALIGNMENT * DSC_ALIGNMENT;
+}
+
+/* The most bytes that are needed at one time: no plan can be smaller. */
+static size_t lower_bound(const dsc_interval *list, int n) {
+    size_t most = 0;
+    for (int i = 0; i < n; i++) {
+        size_t sum = 0; /* at the time when i begins */
+        for (int k = 0; k < n; k++)
+            if (list[k].first <= list[i].first && list[i].first <= list[k].last)
+                sum += rounded(list[k].bytes);
+        most = sum > most ? sum : most;
+    }
+    return most;
+}
+
+static void assert_valid(const dsc_interval *list, int n, size_t total) {
+    for (int i = 0; i < n; i++) {
+        assert_int_equal(list[i].offset % DSC_ALIGNMENT, 0);
+        assert_true(list[i].offset + list[i].bytes <= total);
+        for (int k = 0; k < i; k++) {
+            int in_time = list[i].first <= list[k].last && list[k].first <= list[i].last;
+            int in_space = list[i].offset < list[k].offset + list[k].bytes &&
+                           list[k].offset < list[i].offset + list[i].bytes;
+            assert_false(in_time && in_space);
+        }
+    }
+}
+
+static void test_random(void **state) {
+    (void)state;
+    enum { MOST = 120 };
+    dsc_interval list[MOST];
+    for (uint32_t round = 0; round < 300; round++) {
+        dsc_rng rng = dsc_rng_start(1, DSC_RNG_TEST, round, 0);
+        int n = (int)dsc_rng_below(&rng, MOST + 1);
+        for (int i = 0; i < n; i++) {
+            int64_t first = dsc_rng_below(&rng, 40), length = dsc_rng_below(&rng, 12);
+            list[i] = (dsc_interval){dsc_rng_below(&rng, 5000), first, first + length, 0};
+        }
+        size_t total = 1, bound = lower_bound(list, n);
+        assert_ok(dsc_plan_place(list, n, &total));
+        assert_valid(list, n, total);
+        assert_true(total >= bound);
+        assert_true(total <= 2 * bound);
+    }
+}
+
+/* A chain, as in evaluation: each value is needed by the next layer only. */
+static void test_chain(void **state) {
+    (void)state;
+    dsc_interval list[10];
+    for (int i = 0; i < 10; i++)
+        list[i] = (dsc_interval){1000, i, i + 1, 0};
+    size_t total;
+    assert_ok(dsc_plan_place(list, 10, &total));
+    assert_valid(list, 10, total);
+    assert_int_equal(total, 2 * rounded(1000));
+}
+
+/* Nested lives, as in training: value i is needed until 20 - i; nothing can be shared among them, but ten
+ * gradients of one moment each fit into the space of one. */
+static void test_nested(void **state) {
+    (void)state;
+    dsc_interval list[20];
+    for (int i = 0; i < 10; i++) {
+        list[i] = (dsc_interval){(size_t)(100 * (i + 1)), i, 40 - i, 0};
+        list[10 + i] = (dsc_interval){500, 20 + i, 20 + i, 0};
+    }
+    size_t total;
+    assert_ok(dsc_plan_place(list, 20, &total));
+    assert_valid(list, 20, total);
+    assert_int_equal(total, lower_bound(list, 20));
+}
+
+static void test_edges(void **state) {
+    (void)state;
+    size_t total = 1;
+    assert_ok(dsc_plan_place(NULL, 0, &total));
+    assert_int_equal(total, 0);
+    dsc_interval one = {1, 5, 5, 99};
+    assert_ok(dsc_plan_place(&one, 1, &total));
+    assert_int_equal(total, DSC_ALIGNMENT);
+    assert_int_equal(one.offset, 0);
+    dsc_interval huge[3] = {{SIZE_MAX / 5, 0, 1, 0}, {SIZE_MAX / 2, 0, 1, 0}, {10, 0, 1, 0}};
+    assert_fails(DSC_E_MEMORY, "too large", dsc_plan_place(huge, 3, &total));
+    for (int nth = 1; nth <= 2; nth++) {
+        dsc_memory_fail_at(nth);
+        assert_fails(DSC_E_MEMORY, "cannot allocate", dsc_plan_place(&one, 1, &total));
+    }
+    dsc_memory_fail_at(0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_chain),
+        cmocka_unit_test(test_nested),
+        cmocka_unit_test(test_edges),
+    };
+    return cmocka_run_group_tests_name("model_plan", tests, NULL, NULL);
+}

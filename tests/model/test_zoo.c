@@ -1,0 +1,248 @@
+/* The zoo: names, sizes, state dicts as PyTorch has them. */
+#include "test.h"
+
+#include "model/graph.h"
+#include "model/nets.h"
+#include "model/zoo/zoo.h"
+
+#include <stdlib.h>
+
+static dsc_device *device;
+
+static int setup(void **state) {
+    (void)state;
+    device = open_device("ref");
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    dsc_device_destroy(&device);
+    return 0;
+}
+
+/* Built but not sealed: no memory, no initial values for up to sixty million parameters. */
+static dsc_model *build_unsealed(const char *name, int64_t side, int64_t classes) {
+    int64_t own_side, channels, own_classes;
+    dsc_model *m = NULL;
+    dsc_value logits;
+    assert_ok(dsc_zoo_default_input(name, &own_side, &channels, &own_classes));
+    side = side ? side : own_side;
+    assert_ok(dsc_model_create(device, NULL, &m));
+    assert_ok(
+        dsc_zoo_build(m, name, (int64_t[]){side, side, channels}, classes ? classes : own_classes, &logits));
+    return m;
+}
+
+static void test_sizes(void **state) {
+    (void)state;
+    const struct {
+        const char *name;
+        int64_t parameters, layers;
+    } expected[] = {
+        {"mlp", 784 * 256 + 256 + 256 * 128 + 128 + 128 * 10 + 10, 3},
+        {"lenet", 61706, 5},
+        {"resnet20", 269722, 20},
+        {"resnet32", 464154, 32},
+        {"resnet44", 658586, 44},
+        {"resnet56", 853018, 56},
+        {"resnet110", 1727962, 110},
+        {"resnet18", 11689512, 21},
+        {"resnet34", 21797672, 37},
+        {"resnet50", 25557032, 54},
+        {"resnet101", 44549160, 105},
+        {"resnet152", 60192808, 156},
+    };
+    int count = 0;
+    for (; dsc_zoo_names()[count]; count++) {
+        const char *name = dsc_zoo_names()[count];
+        assert_string_equal(name, expected[count].name);
+        dsc_model *m = build_unsealed(name, 0, 0);
+        assert_int_equal(dsc_model_parameter_total(m), expected[count].parameters);
+        assert_int_equal(dsc_model_layer_count(m), expected[count].layers);
+        dsc_model_destroy(&m);
+    }
+    assert_int_equal(count, 12);
+}
+
+static void test_errors(void **state) {
+    (void)state;
+    dsc_model *m = NULL;
+    int64_t a, b, c;
+    assert_fails(DSC_E_INVALID, "model 'resnet19' is unknown; known are mlp, lenet, resnet20",
+                 dsc_zoo_create(device, "resnet19", 32, 32, 3, 10, NULL, &m));
+    assert_non_null(strstr(dsc_error_message(), "resnet152"));
+    assert_fails(DSC_E_INVALID, "unknown", dsc_zoo_default_input("", &a, &b, &c));
+    assert_fails(DSC_E_INVALID, "model lenet for 6x6x1 and 10 classes: conv2d 'conv2' on 3x3x6",
+                 dsc_zoo_create(device, "lenet", 6, 6, 1, 10, NULL, &m));
+    assert_fails(DSC_E_INVALID, "linear 'linear': 0 output features",
+                 dsc_zoo_create(device, "resnet20", 8, 8, 3, 0, NULL, &m));
+    assert_null(m);
+}
+
+/* A list of names and shapes, built by the test. */
+typedef struct list {
+    struct {
+        char name[64];
+        int ndim;
+        int64_t dim[4];
+    } item[200];
+    int count;
+} list;
+
+static void expect(list *l, const char *prefix, const char *suffix, int ndim, const int64_t *dim) {
+    snprintf(l->item[l->count].name, sizeof l->item[0].name, "%s.%s", prefix, suffix);
+    l->item[l->count].ndim = ndim;
+    memcpy(l->item[l->count].dim, dim, (size_t)ndim * sizeof *dim);
+    l->count++;
+}
+
+static void expect_conv_norm(list *l, const char *conv, const char *norm, int64_t out, int64_t in,
+                             int64_t k) {
+    const char *of_norm[] = {"weight", "bias", "running_mean", "running_var"};
+    expect(l, conv, "weight", 4, (int64_t[]){out, in, k, k});
+    for (int i = 0; i < 4; i++)
+        expect(l, norm, of_norm[i], 1, &out);
+    expect(l, norm, "num_batches_tracked", 0, &out);
+}
+
+/* Of a model that is built but not sealed. */
+static void assert_slots(const dsc_model *m, const list *l) {
+    assert_int_equal(m->slot_count, l->count);
+    for (int i = 0; i < l->count; i++) {
+        const dsc_state_entry *there = &m->slots[i].there;
+        assert_string_equal(m->slots[i].name, l->item[i].name);
+        assert_int_equal(there->ndim, l->item[i].ndim);
+        for (int d = 0; d < there->ndim; d++)
+            assert_int_equal(there->dim[d], l->item[i].dim[d]);
+    }
+}
+
+/* Of a sealed one. */
+static void assert_state(const dsc_model *m, const list *l) {
+    const dsc_state_entry *s = dsc_model_state(m);
+    assert_slots(m, l);
+    assert_int_equal(dsc_model_state_count(m), l->count);
+    for (int i = 0; i < l->count; i++) {
+        assert_string_equal(s[i].name, l->item[i].name);
+        assert_int_equal(s[i].ndim, l->item[i].ndim);
+        assert_memory_equal(s[i].dim, l->item[i].dim, (size_t)s[i].ndim * sizeof s[i].dim[0]);
+    }
+}
+
+static void test_resnet18_state(void **state) {
+    (void)state;
+    static list l;
+    l.count = 0;
+    expect_conv_norm(&l, "conv1", "bn1", 64, 3, 7);
+    for (int stage = 1; stage <= 4; stage++)
+        for (int block = 0; block < 2; block++) {
+            int64_t out = 32 << stage, in = block == 0 && stage > 1 ? out / 2 : out;
+            char conv[32], norm[32];
+            for (int i = 1; i <= 2; i++) {
+                snprintf(conv, sizeof conv, "layer%d.%d.conv%d", stage, block, i);
+                snprintf(norm, sizeof norm, "layer%d.%d.bn%d", stage, block, i);
+                expect_conv_norm(&l, conv, norm, out, i == 1 ? in : out, 3);
+            }
+            if (in == out)
+                continue;
+            snprintf(conv, sizeof conv, "layer%d.%d.downsample.0", stage, block);
+            snprintf(norm, sizeof norm, "layer%d.%d.downsample.1", stage, block);
+            expect_conv_norm(&l, conv, norm, out, in, 1);
+        }
+    expect(&l, "fc", "weight", 2, (int64_t[]){7, 512});
+    expect(&l, "fc", "bias", 1, (int64_t[]){7});
+    assert_int_equal(l.count, 122);
+    dsc_model *m = build_unsealed("resnet18", 32, 7);
+    assert_slots(m, &l);
+    dsc_model_destroy(&m);
+}
+
+static void test_resnet20_state(void **state) {
+    (void)state;
+    static list l;
+    l.count = 0;
+    expect_conv_norm(&l, "conv1", "bn1", 16, 3, 3);
+    for (int stage = 1; stage <= 3; stage++)
+        for (int block = 0; block < 3; block++)
+            for (int i = 1; i <= 2; i++) {
+                int64_t out = 8 << stage;
+                int halves = stage > 1 && block == 0 && i == 1;
+                char conv[32], norm[32];
+                snprintf(conv, sizeof conv, "layer%d.%d.conv%d", stage, block, i);
+                snprintf(norm, sizeof norm, "layer%d.%d.bn%d", stage, block, i);
+                expect_conv_norm(&l, conv, norm, out, halves ? out / 2 : out, 3);
+            }
+    expect(&l, "linear", "weight", 2, (int64_t[]){10, 64});
+    expect(&l, "linear", "bias", 1, (int64_t[]){10});
+    dsc_model *m = NULL;
+    assert_ok(dsc_zoo_create(device, "resnet20", 32, 32, 3, 10, NULL, &m));
+    assert_state(m, &l);
+    dsc_model_destroy(&m);
+}
+
+static void test_lenet_state(void **state) {
+    (void)state;
+    static list l;
+    l.count = 0;
+    const struct {
+        const char *name;
+        int64_t out, in, k;
+    } layers[] = {{"conv1", 6, 3, 5},
+                  {"conv2", 16, 6, 5},
+                  {"fc1", 120, 576, 0},
+                  {"fc2", 84, 120, 0},
+                  {"fc3", 10, 84, 0}};
+    for (int i = 0; i < 5; i++) {
+        expect(&l, layers[i].name, "weight", layers[i].k ? 4 : 2,
+               (int64_t[]){layers[i].out, layers[i].in, layers[i].k, layers[i].k});
+        expect(&l, layers[i].name, "bias", 1, &layers[i].out);
+    }
+    dsc_model *m = NULL;
+    assert_ok(dsc_zoo_create(device, "lenet", 32, 32, 3, 10, NULL, &m));
+    assert_state(m, &l);
+    const dsc_state_entry *fc1 = &dsc_model_state(m)[4];
+    assert_true(fc1->permuted);
+    assert_memory_equal(fc1->ohwc, ((int64_t[]){120, 6, 6, 16}), 4 * sizeof(int64_t));
+    assert_false(dsc_model_state(m)[6].permuted);
+    dsc_model_destroy(&m);
+}
+
+/* Bottlenecks: names, channels, and the stride on the 3x3. */
+static void test_resnet50_layers(void **state) {
+    (void)state;
+    dsc_model *m = build_unsealed("resnet50", 64, 10);
+    int found = 0;
+    for (int64_t i = 0; i < m->node_count; i++) {
+        const dsc_node *node = &m->nodes[i];
+        if (node->layer < 0)
+            continue;
+        const dsc_shape *x = &m->nodes[node->in[0]].shape, *y = &node->shape;
+        const int64_t now[] = {x->h, x->c, y->h, y->c};
+        if (strcmp(node->name, "layer2.0.conv1") == 0) {
+            assert_memory_equal(now, ((int64_t[]){16, 256, 16, 128}), sizeof now);
+            found++;
+        } else if (strcmp(node->name, "layer2.0.conv2") == 0) {
+            assert_memory_equal(now, ((int64_t[]){16, 128, 8, 128}), sizeof now);
+            found++;
+        } else if (strcmp(node->name, "layer2.0.conv3") == 0) {
+            assert_memory_equal(now, ((int64_t[]){8, 128, 8, 512}), sizeof now);
+            found++;
+        } else if (strcmp(node->name, "layer2.0.downsample.0") == 0) {
+            assert_memory_equal(now, ((int64_t[]){16, 256, 8, 512}), sizeof now);
+            found++;
+        }
+    }
+    assert_int_equal(found, 4);
+    assert_int_equal(dsc_model_state_count(m), 53 * 6 + 2);
+    dsc_model_destroy(&m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_resnet18_state), cmocka_unit_test(test_resnet20_state),
+        cmocka_unit_test(test_lenet_state),    cmocka_unit_test(test_resnet50_layers),
+    };
+    return cmocka_run_group_tests_name("model_zoo", tests, setup, teardown);
+}

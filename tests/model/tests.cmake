@@ -1,0 +1,5 @@
+descent_test(model_plan SOURCES model/test_plan.c ROOMS model)
+descent_test(model_graph SOURCES model/test_graph.c model/nets.c ROOMS model)
+descent_test(model_gradients SOURCES model/test_gradients.c model/nets.c ROOMS model)
+descent_test(model_exec SOURCES model/test_exec.c model/nets.c ROOMS model)
+descent_test(model_zoo SOURCES model/test_zoo.c model/nets.c ROOMS model)
