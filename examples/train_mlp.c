@@ -8,13 +8,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { BATCH = 64 };
+enum { BATCH = 32 }; /* on every rank */
 
-static dsc_comm *comm;
-static dsc_device *device;
-static dsc_queue *queue;
-static dsc_model *model;
-static dsc_consensus *consensus;
+static dsc_comm *comm;           /* the ranks */
+static dsc_device *device;       /* where memory lives and work runs */
+static dsc_queue *queue;         /* what it works through, in order */
+static dsc_model *model;         /* layers, parameters, gradients */
+static dsc_consensus *consensus; /* how the ranks' parameters stay equal */
 static dsc_optim *optim;
 static double rate; /* of the next step */
 
@@ -26,16 +26,17 @@ static void check(dsc_status status) {
     dsc_comm_abort(comm, 1);
 }
 
-/* Three times convolution, batch norm, ReLU and pooling; then a linear layer on the mean over the image. */
+/* Four times convolution, batch norm, ReLU and pooling; then a linear layer on the mean over the image. */
 static void build(dsc_dataset_info info) {
-    static const char *const names[][2] = {{"conv1", "bn1"}, {"conv2", "bn2"}, {"conv3", "bn3"}};
+    static const char *const names[][2] = {
+        {"conv1", "bn1"}, {"conv2", "bn2"}, {"conv3", "bn3"}, {"conv4", "bn4"}};
     dsc_conv2d_options conv;
     dsc_conv2d_options_init(&conv, 3);
     conv.pad_h = conv.pad_w = 1;
     dsc_value x;
     check(dsc_model_create(device, NULL, &model));
     check(dsc_model_input(model, info.h, info.w, info.c, &x));
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 4; i++) {
         check(dsc_model_conv2d(model, names[i][0], x, 16 << i, &conv, &x));
         check(dsc_model_batch_norm(model, names[i][1], x, &x));
         check(dsc_model_relu(model, x, &x));
@@ -89,7 +90,7 @@ static void run_epoch(const dsc_schedule *schedule, int epoch, dsc_loader *loade
 
 int main(int argc, char **argv) {
     const char *spec = argc > 1 ? argv[1] : "synthetic:4000";
-    dsc_schedule schedule = {.kind = DSC_SCHEDULE_COSINE, .target = 0.05};
+    dsc_schedule schedule = {.kind = DSC_SCHEDULE_COSINE, .target = 0.003};
     schedule.epochs = argc > 2 ? atoi(argv[2]) : 8;
 
     check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, one process without */
@@ -119,7 +120,10 @@ int main(int argc, char **argv) {
     const dsc_param *params = dsc_model_params(model);
     int64_t count = dsc_model_param_count(model);
     check(dsc_consensus_create(comm, queue, params, count, NULL, &consensus)); /* all-reduce */
-    check(dsc_optim_create(queue, params, count, NULL, &optim));               /* SGD with momentum */
+    dsc_optim_options optim_options;
+    dsc_optim_options_init(&optim_options);
+    optim_options.kind = DSC_ADAMW;
+    check(dsc_optim_create(queue, params, count, &optim_options, &optim));
 
     schedule.steps_per_epoch = dsc_loader_batches(loader[0]);
     check(dsc_consensus_start(consensus)); /* everybody begins with rank 0's weights */

@@ -42,8 +42,12 @@ typedef struct dsc_cli_common {
 typedef struct dsc_cli_session {
     dsc_comm *comm;
     dsc_device *device;
-    int agreed; /* 1: the failure is known to all ranks, they end together */
+    int agreed;         /* 1: the failure is known to all ranks, they end together */
+    dsc_comm *failures; /* the same ranks, for dsc_cli_failed_together alone */
+    dsc_tensor text;    /* U8[DSC_CLI_TEXT], rank 0's message */
 } dsc_cli_session;
+
+enum { DSC_CLI_TEXT = 2048 };
 
 typedef struct dsc_cli_command {
     const char *name;
@@ -66,6 +70,10 @@ extern const dsc_cli_command *const dsc_cli_commands[];
 dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads) DSC_MUST_CHECK;
 /* dsc_comm_agree that also notes in the session that all ranks know. Collective. */
 dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) DSC_MUST_CHECK;
+/* For a rank that has failed: waits a moment for the others. 1 when all of them have failed, too: `text`
+ * (DSC_CLI_TEXT bytes, the own message before) is then rank 0's message. 0 when some have not: they may be
+ * waiting for this rank for ever. Leaves dsc_error_message() undefined. */
+int dsc_cli_failed_together(dsc_cli_session *session, char *text);
 /* Closes what is open. Collective. */
 void dsc_cli_close(dsc_cli_session *session);
 

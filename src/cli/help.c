@@ -1,3 +1,4 @@
+/* Help texts (wrapped to the terminal) and manual pages (roff) from one description. */
 #include "cli/help.h"
 
 #include "descent/version.h"

@@ -23,10 +23,10 @@ typedef struct log_context {
 
 static void print_log(void *context, dsc_log_level level, const char *text) {
     const log_context *log = context;
-    if (level == DSC_LOG_WARNING && dsc_cli_prints(log->session))
-        fprintf(stderr, "descent: warning: %s\n", text);
-    else if (level != DSC_LOG_WARNING && log->verbose)
-        fprintf(stderr, "descent: %s\n", text);
+    int shown = level == DSC_LOG_WARNING ? dsc_cli_prints(log->session) : log->verbose;
+    if (shown) /* on a terminal over the progress bar, which comes back below */
+        fprintf(stderr, "%sdescent: %s%s\n", dsc_terminal_is(stderr) ? "\r\033[K" : "",
+                level == DSC_LOG_WARNING ? "warning: " : "", text);
 }
 
 static int exit_status(dsc_status status) {
@@ -45,34 +45,69 @@ static int exit_status(dsc_status status) {
     }
 }
 
-static void print_error(int verbose) {
-    fflush(stdout);
-    fprintf(stderr, "descent: %s\n", dsc_error_message());
-    if (verbose)
-        fprintf(stderr, "%s\n", dsc_error_trace());
+/* What failed, kept while the ranks find out whether all of them did. */
+typedef struct failure {
+    char message[DSC_CLI_TEXT], trace[DSC_CLI_TEXT];
+} failure;
+
+static void keep_failure(failure *f) {
+    memset(f, 0, sizeof *f);
+    snprintf(f->message, sizeof f->message, "%s", dsc_error_message());
+    snprintf(f->trace, sizeof f->trace, "%s", dsc_error_trace());
 }
 
-/* 1 when the message of this rank's failure came from another rank, which prints it itself. */
-static int is_foreign(const dsc_comm *comm) {
-    int origin;
-    return sscanf(dsc_error_message(), "rank %d:", &origin) == 1 && origin != dsc_comm_rank(comm);
+static void print_failure(const failure *f, int verbose) {
+    fflush(stdout);
+    fprintf(stderr, "descent: %s\n", f->message);
+    if (verbose)
+        fprintf(stderr, "%s\n", f->trace);
+    fflush(stderr);
+}
+
+static void print_error(int verbose) {
+    failure f;
+    keep_failure(&f);
+    print_failure(&f, verbose);
+}
+
+/* The message behind "rank R: ", and R (-1 when it does not say). */
+static const char *split_message(const char *message, int *rank) {
+    int length = 0;
+    *rank = -1;
+    return sscanf(message, "rank %d: %n", rank, &length) == 1 && length > 0 ? message + length : message;
+}
+
+/* All ranks have failed: rank 0 tells its message, others only what it does not say. */
+static void print_together(dsc_cli_session *session, const failure *own, const char *first, int verbose) {
+    int own_rank, first_rank;
+    const char *own_text = split_message(own->message, &own_rank),
+               *first_text = split_message(first, &first_rank);
+    int mine = own_rank == dsc_comm_rank(session->comm);
+    if (dsc_cli_prints(session) || (mine && strcmp(own_text, first_text) != 0))
+        print_failure(own, verbose);
 }
 
 /* Prints the failure where it belongs and ends the job. A failure that all ranks know of (a wrong option is
- * one) is printed once and they leave together. A lone one is printed by its rank, which then ends everybody;
- * a rank that was told of it goes on to dsc_cli_close and waits there for that end. */
+ * one) is printed once and they leave together. A lone one is printed by its rank, which then ends everybody.
+ */
 static int end_failed(dsc_cli_session *session, dsc_status status, int verbose) {
-    int parallel = session->comm && dsc_comm_size(session->comm) > 1;
     int code = exit_status(status);
-    if (!parallel || session->agreed || status == DSC_E_INTERRUPTED) {
+    char first[DSC_CLI_TEXT];
+    failure own;
+    keep_failure(&own);
+    if (!session->comm || dsc_comm_size(session->comm) == 1 || session->agreed ||
+        status == DSC_E_INTERRUPTED) {
         int alone = !session->comm && code != DSC_EXIT_USAGE; /* MPI did not start on this rank */
         if (dsc_cli_prints(session) || alone)
-            print_error(verbose);
-    } else if (!is_foreign(session->comm)) {
-        print_error(verbose);
-        fflush(stderr);
+            print_failure(&own, verbose);
+        return code;
+    }
+    memcpy(first, own.message, sizeof first);
+    if (!dsc_cli_failed_together(session, first)) {
+        print_failure(&own, verbose);
         dsc_comm_abort(session->comm, code);
     }
+    print_together(session, &own, first, verbose);
     return code;
 }
 

@@ -1,3 +1,6 @@
+/* Sizes of a model: parameters, memory, and the Kronecker factors of its layers.
+ *
+ * A factor of size n takes 4 n^2 bytes in float32, 4 n (n + 1) / 2 as a packed triangle. */
 #include "cli/model_facts.h"
 
 #include "base/error.h"

@@ -1,3 +1,4 @@
+/* Which files of a directory belong to a run, by their names. */
 #include "cli/outdir.h"
 
 #include "base/error.h"

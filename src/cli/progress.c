@@ -1,3 +1,5 @@
+/* The bar, the line of an epoch with its evaluation, and a line every half minute where there is no terminal.
+ */
 #include "cli/progress.h"
 
 #include "base/clock.h"
@@ -15,7 +17,7 @@ void dsc_cli_progress_init(dsc_cli_progress *progress, int verbose) {
     progress->bar = dsc_terminal_is(stderr) ? stderr : NULL;
     progress->utf8 = dsc_terminal_utf8();
     progress->verbose = verbose;
-    progress->start = progress->epoch_start = progress->last = dsc_clock_now();
+    progress->epoch_start = progress->last = dsc_clock_now();
 }
 
 static void erase_bar(dsc_cli_progress *progress) {

@@ -13,7 +13,6 @@ typedef struct dsc_cli_progress {
     int drawn;          /* a bar stands on the terminal's current line */
     double last;        /* when the bar was drawn or the last line written */
     double epoch_start; /* when the epoch began */
-    double start;       /* when the run began */
     int pending;        /* `epoch` waits for the evaluation that belongs to it */
     dsc_progress epoch; /* its text is not kept */
     double epoch_seconds;

@@ -1,3 +1,4 @@
+/* metrics.jsonl, line by line: what is missing or wrong in a line is passed over, never trusted. */
 #include "cli/runlog.h"
 
 #include "base/error.h"

@@ -1,9 +1,14 @@
 /* The communicator and the device a command runs on. */
 #include "cli/cli.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 
 #include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const double patience = 2.0; /* seconds that a failed rank waits for the others to fail */
 
 /* Where launchers put the rank of a process, before MPI is up. */
 static int launcher_rank(void) {
@@ -36,15 +41,60 @@ static dsc_status open_device(dsc_cli_session *session, const char *name, int th
     return dsc_device_create(&options, &session->device);
 }
 
+/* Made beforehand: in a failure nothing shall be allocated, and no message may meet one of the training. */
+static dsc_status open_failures(dsc_cli_session *session) {
+    int64_t length = DSC_CLI_TEXT;
+    if (dsc_comm_size(session->comm) == 1)
+        return DSC_OK;
+    DSC_TRY(dsc_comm_split(session->comm, 0, dsc_comm_rank(session->comm), &session->failures));
+    DSC_TRY(dsc_cli_agree(session, dsc_tensor_alloc(session->device, DSC_U8, 1, &length, &session->text)));
+    return DSC_OK;
+}
+
 dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads) {
     dsc_comm_options options;
     dsc_comm_options_init(&options);
     DSC_TRY(dsc_comm_create(&options, &session->comm));
     DSC_TRY(dsc_cli_agree(session, open_device(session, device, threads)));
+    DSC_TRY(open_failures(session));
     return DSC_OK;
 }
 
+/* Every rank gets rank 0's text, the others' being empty: unlike a broadcast this ends only when all take
+ * part. 1 when it did in time. */
+static int share_text(dsc_cli_session *session) {
+    const struct timespec nap = {0, 1000000};
+    dsc_request *request = NULL;
+    int done = 0;
+    double end = dsc_clock_now() + patience;
+    if (dsc_comm_allreduce_begin(session->failures, DSC_TRAFFIC_OTHER, DSC_MAX, &session->text, &request) !=
+        DSC_OK)
+        return 0;
+    while (!done && dsc_clock_now() < end) {
+        if (dsc_comm_test(&request, &done) != DSC_OK)
+            return 0;
+        nanosleep(&nap, NULL);
+    }
+    return done;
+}
+
+int dsc_cli_failed_together(dsc_cli_session *session, char *text) {
+    dsc_queue *queue = NULL;
+    if (!session->failures || !session->text.data || dsc_queue_create(session->device, &queue) != DSC_OK)
+        return 0;
+    if (dsc_comm_rank(session->comm) != 0)
+        memset(text, 0, DSC_CLI_TEXT); /* the largest of all is then rank 0's */
+    int together = dsc_tensor_upload(queue, text, DSC_CLI_TEXT, &session->text) == DSC_OK &&
+                   dsc_queue_sync(queue) == DSC_OK && share_text(session) &&
+                   dsc_tensor_download(queue, &session->text, DSC_CLI_TEXT, text) == DSC_OK &&
+                   dsc_queue_sync(queue) == DSC_OK;
+    dsc_queue_destroy(&queue);
+    return together;
+}
+
 void dsc_cli_close(dsc_cli_session *session) {
+    dsc_tensor_free(&session->text);
+    dsc_comm_destroy(&session->failures);
     dsc_device_destroy(&session->device);
     dsc_comm_destroy(&session->comm);
 }

@@ -1,3 +1,4 @@
+/* Terminal or not, its width, its characters. */
 #include "cli/terminal.h"
 
 #include <langinfo.h>

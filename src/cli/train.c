@@ -51,9 +51,9 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
     if (r->top1 >= 0)
         snprintf(accuracy, sizeof accuracy, ", top-1 %.2f %% (best %.2f %%)", 100 * r->top1,
                  100 * r->best_top1);
-    printf("done: %lld epochs, %lld steps in %s, %.0f images/s, training loss %.4f%s\n", (long long)r->epochs,
-           (long long)r->steps, dsc_cli_duration(r->seconds, seconds, sizeof seconds), r->images_per_s,
-           r->train_loss, accuracy);
+    printf("done: %lld %s, %lld %s in %s, %.0f images/s, training loss %.4f%s\n", (long long)r->epochs,
+           r->epochs == 1 ? "epoch" : "epochs", (long long)r->steps, r->steps == 1 ? "step" : "steps",
+           dsc_cli_duration(r->seconds, seconds, sizeof seconds), r->images_per_s, r->train_loss, accuracy);
     if (v->o.out)
         printf("written: %s\n", v->o.out);
 }

@@ -15,6 +15,11 @@ const dsc_shape *dsc_graph_input(const dsc_model *m, const dsc_node *node, int i
     return &m->nodes[node->in[i]].shape;
 }
 
+dsc_status dsc_graph_same_shape(const dsc_model *m, dsc_node *node) {
+    node->shape = *dsc_graph_input(m, node, 0);
+    return DSC_OK;
+}
+
 const char *dsc_shape_text(const dsc_shape *shape) {
     static _Thread_local char texts[4][80];
     static _Thread_local int next;
@@ -103,7 +108,7 @@ static void drop_slots(dsc_model *m, int64_t keep) {
 
 dsc_node dsc_graph_node(const dsc_layer_type *type, const char *name, dsc_value x) {
     dsc_node node = {.type = type, .inputs = 1, .weight = -1, .bias = -1, .buffer = -1, .layer = -1};
-    node.name = (char *)(uintptr_t)name; /* only read, and duplicated by dsc_graph_add */
+    node.name = name;
     node.in[0] = x;
     return node;
 }
@@ -116,8 +121,10 @@ dsc_status dsc_graph_add(dsc_model *m, const dsc_node *node, dsc_value *y) {
     if (m->node_count >= INT32_MAX)
         return DSC_FAIL(DSC_E_INVALID, "%s: a model may have at most %d values", node->type->name, INT32_MAX);
     DSC_TRY(dsc_memory_grow(&m->nodes, &m->node_capacity, m->node_count + 1, sizeof *m->nodes));
+    char *name = NULL;
     if (node->name)
-        DSC_TRY(dsc_memory_strdup(node->name, &added.name));
+        DSC_TRY(dsc_memory_strdup(node->name, &name));
+    added.name = name;
     int64_t slots = m->slot_count;
     dsc_status status = DSC_OK;
     if (added.type->declare)
@@ -127,7 +134,7 @@ dsc_status dsc_graph_add(dsc_model *m, const dsc_node *node, dsc_value *y) {
     return DSC_OK;
 fail:
     drop_slots(m, slots);
-    dsc_memory_free(&added.name);
+    dsc_memory_free(&name);
     return status;
 }
 

@@ -40,7 +40,7 @@ typedef struct dsc_layer_type {
 
 struct dsc_node {
     const dsc_layer_type *type;
-    char *name; /* NULL for layers without parameters */
+    const char *name; /* NULL for layers without parameters */
     int inputs;
     dsc_value in[2];
     dsc_shape shape;          /* of the value it gives */
@@ -93,6 +93,8 @@ dsc_node dsc_graph_node(const dsc_layer_type *type, const char *name, dsc_value 
 const dsc_shape *dsc_graph_input(const dsc_model *m, const dsc_node *node, int i);
 /* Numbers in one sample. */
 int64_t dsc_shape_count(const dsc_shape *shape);
+/* A layer type's `shape` where the output is like the first input. */
+dsc_status dsc_graph_same_shape(const dsc_model *m, dsc_node *node) DSC_MUST_CHECK;
 /* A map, or a vector; DSC_E_INVALID names the layer and what it got. */
 dsc_status dsc_graph_expect_map(const dsc_model *m, const dsc_node *node) DSC_MUST_CHECK;
 dsc_status dsc_graph_expect_vector(const dsc_model *m, const dsc_node *node) DSC_MUST_CHECK;

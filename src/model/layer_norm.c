@@ -7,11 +7,6 @@
 
 static const double norm_eps = 1e-5, norm_momentum = 0.1;
 
-static dsc_status shape(const dsc_model *m, dsc_node *node) {
-    node->shape = *dsc_graph_input(m, node, 0);
-    return DSC_OK;
-}
-
 static int64_t features(const dsc_shape *shape) {
     return shape->flat ? dsc_shape_count(shape) : shape->c;
 }
@@ -88,7 +83,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_step *s
 const dsc_layer_type dsc_layer_batch_norm = {.name = "batch_norm",
                                              .keeps_x = 1,
                                              .dx_always = 1,
-                                             .shape = shape,
+                                             .shape = dsc_graph_same_shape,
                                              .declare = declare,
                                              .plan = plan,
                                              .forward = forward,

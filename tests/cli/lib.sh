@@ -1,3 +1,4 @@
+# shellcheck shell=bash disable=SC2034 # variables are used by the scripts
 # What the scripts in this folder share. Sourced.
 set -euo pipefail
 descent=$DESCENT_BINARY_DIR/descent

@@ -23,6 +23,7 @@ else
     "${start[@]}" >stdout 2>stderr &
 fi
 job_pid=$!
+trap 'kill $job_pid 2>/dev/null || true; rm -rf "$work"' EXIT
 for ((i = 0; i < 600; i++)); do
     [ "$(last_step)" ] && [ "$(last_step)" -ge 3 ] && break
     kill -0 $job_pid 2>/dev/null || break

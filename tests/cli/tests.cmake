@@ -5,10 +5,12 @@ set(cli ${PROJECT_SOURCE_DIR}/src/cli)
 descent_test(cli_report SOURCES cli/test_report.c ${cli}/runlog.c ${cli}/plot.c ${cli}/terminal.c ${cli}/outdir.c ${cli}/text.c
              ROOMS base)
 target_link_libraries(test_cli_report PRIVATE descent_json)
+descent_test(cli_progress SOURCES cli/test_progress.c ${cli}/progress.c ${cli}/terminal.c ${cli}/text.c ROOMS base)
 
 descent_script_test(cli-usage cli/usage.sh)
 descent_script_test(cli-info cli/info.sh)
 descent_script_test(cli-man cli/man.sh)
 descent_script_test(cli-train cli/train.sh)
+descent_script_test(cli-fail cli/fail.sh)
 descent_script_test(cli-signal-n1 cli/signal.sh 1)
 descent_script_test(cli-signal-n2 cli/signal.sh 2)

@@ -3,11 +3,12 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-small="train --model mlp --data synthetic:512 --batch-size 64 --threads 1"
+small=(train --model mlp --data synthetic:512 --batch-size 64 --threads 1)
 
-# shellcheck disable=SC2086 # several words, here and below
-expect 0 "done: 1 epochs, 8 steps" $small --epochs 1 --out a
-[ -f a/metrics.jsonl ] && [ -f a/latest ] && [ -f a/checkpoint-8.safetensors ] || complain "files of a run are missing: $(ls a)"
+expect 0 "done: 1 epoch, 8 steps" "${small[@]}" --epochs 1 --out a
+for file in metrics.jsonl latest checkpoint-8.safetensors checkpoint-8.state.safetensors; do
+    [ -f "a/$file" ] || complain "a run leaves no $file"
+done
 [ ! -s stderr ] || complain "a run that is no terminal's writes to stderr"
 grep -q '^epoch  1/1: loss .*, validation loss .*, top-1 .* %, top-5 .* %, .* images/s' stdout || complain "no line for the epoch"
 has a/metrics.jsonl '"kind":"run"'
@@ -15,34 +16,35 @@ has a/metrics.jsonl '"kind":"end"'
 
 # A run in the way is refused, and nothing of it is lost.
 cp -r a before
-expect 2 "--resume auto" $small --epochs 2 --out a
+expect 2 "--resume auto" "${small[@]}" --epochs 2 --out a
 has stderr "--overwrite"
 has stderr "--out a: there is a run in it already"
 diff -r a before >/dev/null || complain "a refused run has changed the directory"
 
-expect 0 "done: 2 epochs, 16 steps" $small --epochs 2 --out a --resume --plot
+expect 0 "done: 2 epochs, 16 steps" "${small[@]}" --epochs 2 --out a --resume --plot
 has stdout "top-1 accuracy on the validation set"
-expect 0 "done: 1 epochs, 8 steps" $small --epochs 1 --out a --overwrite
+expect 0 "done: 1 epoch, 8 steps" "${small[@]}" --epochs 1 --out a --overwrite
 [ ! -e a/checkpoint-16.safetensors ] || complain "--overwrite leaves a checkpoint of the old run"
 
 # Nothing is written with --out none; the default directory is named after the run.
 mkdir empty
-(cd empty && "$descent" $small --steps 1 --out none >/dev/null)
+(cd empty && "$descent" "${small[@]}" --steps 1 --out none >/dev/null)
 [ -z "$(ls empty)" ] || complain "--out none writes $(ls empty)"
-expect 0 "written: runs/mlp-synthetic-7" $small --steps 1 --seed 7
+expect 0 "written: runs/mlp-synthetic-7" "${small[@]}" --steps 1 --seed 7
 [ -f runs/mlp-synthetic-7/metrics.jsonl ] || complain "no file in the default directory"
 
 # Configuration files, and flags that win over them; every form of a list.
 printf 'seed = 5\nlr-decay = 35, 75 90\nlr = 0.5\nnesterov\nno-augment\nkfac-update-freq = 0\n' >some.conf
-expect 0 "" $small --steps 1 --out b --lr 0.25 --config some.conf --eval-every 0
+expect 0 "" "${small[@]}" --steps 1 --out b --lr 0.25 --config some.conf --eval-every 0
 for text in '"seed":5' '"lr":0.25' '"lr_decay":[35.0,75.0,90.0]' '"nesterov":true' '"augment":false'; do
     has b/metrics.jsonl "$text"
 done
 for list in "--lr-decay 35 75 90" "--lr-decay=35,75,90" "--lr-decay 35,75 90"; do
-    expect 0 "" $small --steps 1 --eval-every 0 --overwrite --out b $list
+    # shellcheck disable=SC2086 # the list is several words
+    expect 0 "" "${small[@]}" --steps 1 --eval-every 0 --overwrite --out b $list
     has b/metrics.jsonl '"lr_decay":[35.0,75.0,90.0]'
 done
-expect 0 "" $small --steps 1 --eval-every 0 --overwrite --out b --optimizer lamb --lr-schedule cosine --lr-scaling none \
+expect 0 "" "${small[@]}" --steps 1 --eval-every 0 --overwrite --out b --optimizer lamb --lr-schedule cosine --lr-scaling none \
     --allreduce-dtype bf16 --bucket-mb 0.5 --warmup-start 0 --label-smoothing 0.1 --clip-norm 1 --batches-per-allreduce 2 \
     --beta1 0.8 --beta2 0.9 --eps 1e-5 --weight-decay 0.01 --kfac-update-freq 0 --consensus allreduce --precision fp32
 for text in '"name":"lamb"' '"lr_schedule":"cosine"' '"lr_scaling":"none"' '"allreduce_dtype":"bf16"' \
@@ -68,6 +70,13 @@ expect 2 "damaged.jsonl:3: " report damaged.jsonl
 has stdout "damaged.jsonl"
 LC_ALL=C "$descent" report a >plain
 ! grep -qP '[^\x00-\x7f]' plain || complain "the ASCII plot is not ASCII"
+
+# On a terminal: a bar that is drawn over and taken away, and the plot at the end.
+if command -v script >/dev/null; then
+    TERM=xterm script -qec "'$descent' ${small[*]} --epochs 40 --out t" typescript >/dev/null || complain "a run on a terminal: status $?"
+    grep -q $'\r''epoch [0-9]*/40 .* [0-9]*%  loss .* images/s  .* left' typescript || complain "no bar on a terminal"
+    has typescript "top-1 accuracy on the validation set"
+fi
 
 # A benchmark.
 expect 0 "images/s" bench --model mlp --batch-size 8 --steps 3 --threads 1

@@ -1,4 +1,4 @@
-/* consensus over MPI: gradients averaged exactly on dyadic data, values handed out, drift noticed everywhere. */
+/* consensus over MPI: gradients averaged exactly on dyadic data, values handed out, drift noticed. */
 #include "comm/parallel.h"
 
 #include "base/memory.h"
@@ -90,7 +90,7 @@ static const int falling[PARAMS] = {4, 3, 2, 1, 0};
 
 static void test_mean(void **state) {
     (void)state;
-    const size_t sizes[] = {4, 64, 200, 4096, (size_t)4 << 20};
+    const size_t sizes[] = {4, 200, (size_t)4 << 20};
     const dsc_dtype wires[] = {DSC_F32, DSC_BF16, DSC_F16};
     for (int64_t gap = 0; gap < 2; gap++)
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)

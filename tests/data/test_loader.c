@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/dataset.h"
+#include "data/encode.h"
 #include "data/fixture.h"
 #include "data/sampler.h"
 
@@ -167,6 +168,37 @@ static void test_seek(void **state) {
     dsc_dataset_close(&set);
 }
 
+/* Threads are in the middle of a batch when it is forgotten: drawing these images takes them a while. */
+static void test_seek_while_busy(void **state) {
+    (void)state;
+    enum { MANY = 10000, ROWS = 40, STRIDE = 49 };
+    dsc_dataset *set = open_set("synthetic:10000");
+    dsc_loader_options o = options_of(0, 1, 4);
+    o.batch = ROWS;
+    o.augment = 0;
+    dsc_loader *loader = make_loader(set, &o);
+    static uint32_t order[MANY];
+    dsc_sampler_permute(o.seed, 0, MANY, order);
+    for (int64_t i = 0; i < 200; i++) {
+        static float wanted[SAMPLE], got[ROWS * SAMPLE];
+        dsc_batch batch;
+        int32_t label;
+        assert_ok(dsc_loader_seek(loader, 0, i * STRIDE));
+        if (i % 2)
+            continue;
+        assert_ok(dsc_loader_next(loader, &batch));
+        memcpy(got, batch.x.data, sizeof got); /* at once: a row that comes too late is missed */
+        assert_int_equal(batch.position, i * STRIDE);
+        for (int64_t row = 0; row < ROWS; row++) {
+            assert_ok(dsc_dataset_sample(set, order[i * STRIDE + row], 0, 0, wanted, &label));
+            assert_int_equal(((const int32_t *)batch.labels.data)[row], label);
+            assert_memory_equal(got + row * SAMPLE, wanted, sizeof wanted);
+        }
+    }
+    dsc_loader_destroy(&loader);
+    dsc_dataset_close(&set);
+}
+
 static void test_no_allocation(void **state) {
     (void)state;
     dsc_dataset *set = open_set("synthetic:53");
@@ -246,6 +278,40 @@ static void test_errors_in_threads(void **state) {
     test_remove(folder);
 }
 
+#ifdef DSC_HAVE_PNG
+/* Row 8, which another thread prepares, fails long before row 7 does: reported is row 7. */
+static void test_first_error_is_reported(void **state) {
+    (void)state;
+    enum { SIDE = 128 };
+    static uint8_t pixels[SIDE * SIDE * 3], packed[2 * sizeof pixels];
+    char folder[TEST_PATH], spec[TEST_PATH + 32];
+    for (size_t i = 0; i < sizeof pixels; i++)
+        pixels[i] = (uint8_t)(i * i * 31 >> 5);
+    test_image image = {SIDE, SIDE, pixels};
+    size_t size = test_png(&image, TEST_PNG_RGB, 0, sizeof packed, packed);
+    test_make_folder(folder);
+    for (int i = 0; i < 16; i++) {
+        char name[64];
+        snprintf(name, sizeof name, "train/%c/%02d.png", i < 10 ? 'a' : 'b', i);
+        test_write(folder, name, packed, i < 7 ? size : 8);
+    }
+    test_spec("imagefolder", folder, spec);
+    dsc_dataset *set = open_set(spec);
+    for (int i = 0; i < 5; i++) {
+        dsc_loader_options o = options_of(0, 1, 2);
+        o.batch = 16;
+        o.shuffle = 0;
+        o.depth = 1;
+        dsc_loader *loader = make_loader(set, &o);
+        dsc_batch batch;
+        assert_fails(DSC_E_FORMAT, "/train/a/07.png'", dsc_loader_next(loader, &batch));
+        dsc_loader_destroy(&loader);
+    }
+    dsc_dataset_close(&set);
+    test_remove(folder);
+}
+#endif
+
 static void test_refusals(void **state) {
     (void)state;
     dsc_dataset *set = open_set("synthetic:53");
@@ -286,9 +352,13 @@ int main(void) {
         cmocka_unit_test(test_batches),
         cmocka_unit_test(test_batch_is_lent),
         cmocka_unit_test(test_seek),
+        cmocka_unit_test(test_seek_while_busy),
         cmocka_unit_test(test_no_allocation),
         cmocka_unit_test(test_destroy_at_any_moment),
         cmocka_unit_test(test_errors_in_threads),
+#ifdef DSC_HAVE_PNG
+        cmocka_unit_test(test_first_error_is_reported),
+#endif
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_out_of_memory),
     };

@@ -1,6 +1,6 @@
 descent_test(data-sampler SOURCES data/test_sampler.c ROOMS data)
 descent_test(data-sets SOURCES data/test_sets.c data/fixture.c ROOMS data)
 descent_test(data-images SOURCES data/test_images.c data/fixture.c data/encode.c ROOMS data)
-descent_test(data-loader SOURCES data/test_loader.c data/fixture.c ROOMS data)
+descent_test(data-loader SOURCES data/test_loader.c data/fixture.c data/encode.c ROOMS data)
 descent_test(data-real SOURCES data/test_real.c ROOMS data)
 descent_test(data-fuzz SOURCES data/fuzz.c data/fixture.c data/encode.c ROOMS data)

@@ -100,8 +100,7 @@ static const struct {
 };
 enum { MATRICES = sizeof matrices / sizeof matrices[0] };
 
-/* A, lower triangle as the device sees it (rounded to its type), both triangles filled; scaled by `scale`, a
- * power of ten that keeps norms finite in double. */
+/* A as the device sees it, rounded to its type, with both triangles filled. */
 static double *make_matrix(matrix_function element, dsc_dtype type, int64_t n) {
     double *a = test_array(n * n, sizeof *a);
     for (int64_t i = 0; i < n; i++)
@@ -195,13 +194,13 @@ static void test_nasty_matrices(void **state) {
             }
 }
 
-/* ref is slow and stops at 100. */
+/* ref is slow and stops at 100; a few will do for it and for a second number of threads. */
 static void test_larger_matrices(void **state) {
     (void)state;
     for (int r = 0; r < rig_count; r++) {
         int64_t n = r == 0 ? 100 : 200;
         for (int m = 0; m < MATRICES; m++)
-            if (r > 0 || m % 4 == 2)
+            if (r == 1 || m % 4 == 2)
                 solve_and_check(&rigs[r], DSC_F32, matrices[m].name, matrices[m].element, n);
     }
 }

@@ -73,7 +73,8 @@ static dsc_status build_conv(dsc_model *m, dsc_value *logits) {
     return dsc_model_linear(m, "fc", x, NET_CLASSES, 1, logits);
 }
 
-/* A residual block with an identity, and one with the parameter-free shortcut. */
+/* A residual block with an identity, and one with the parameter-free shortcut, which starts before the first
+ * block: the identity's gradient is then not the first to arrive. */
 static dsc_status build_residual(dsc_model *m, dsc_value *logits) {
     dsc_value x, y, s;
     DSC_TRY(dsc_model_input(m, 5, 5, 3, &x));
@@ -86,8 +87,8 @@ static dsc_status build_residual(dsc_model *m, dsc_value *logits) {
     DSC_TRY(net_conv(m, "conv2", y, 4, 1, &y));
     DSC_TRY(net_norm(m, "bn2", y, &y));
     DSC_TRY(net_add(m, y, x, &y));
-    DSC_TRY(dsc_model_relu(m, y, &x));
-    DSC_TRY(net_conv(m, "conv3", x, 6, 2, &y));
+    DSC_TRY(dsc_model_relu(m, y, &y));
+    DSC_TRY(net_conv(m, "conv3", y, 6, 2, &y));
     DSC_TRY(net_norm(m, "bn3", y, &y));
     DSC_TRY(dsc_model_shortcut(m, x, 2, 6, &s));
     DSC_TRY(net_add(m, s, y, &y));
@@ -138,7 +139,7 @@ static dsc_status build_norms(dsc_model *m, dsc_value *logits) {
     DSC_TRY(net_norm(m, "bn0", x, &x));
     DSC_TRY(dsc_model_relu(m, x, &x));
     DSC_TRY(dsc_model_flatten(m, x, &x));
-    DSC_TRY(dsc_model_linear(m, "fc1", x, 6, 1, &x));
+    DSC_TRY(dsc_model_linear(m, "fc1", x, 20, 1, &x));
     DSC_TRY(net_norm(m, "bn1", x, &y));
     DSC_TRY(net_add(m, y, x, &y));
     DSC_TRY(dsc_model_relu(m, y, &y));
@@ -148,8 +149,8 @@ static dsc_status build_norms(dsc_model *m, dsc_value *logits) {
     return dsc_model_linear(m, "fc3", y, NET_CLASSES, 1, logits);
 }
 
-/* Values with many readers: a flattened map that is also pooled, a value added to itself, a batch norm that
- * a ReLU and an addition read, a ReLU of the input. */
+/* Values with many readers: a flattened map that is also pooled, a value added to itself, a batch norm and
+ * its input that additions read, too; a ReLU whose only reader could work in place, a ReLU of the input. */
 static dsc_status build_shared(dsc_model *m, dsc_value *logits) {
     dsc_value x, y, r, f, g;
     DSC_TRY(dsc_model_input(m, 4, 4, 2, &x));
@@ -157,7 +158,9 @@ static dsc_status build_shared(dsc_model *m, dsc_value *logits) {
     DSC_TRY(net_conv(m, "conv0", x, 3, 1, &x));
     DSC_TRY(net_norm(m, "bn0", x, &y));
     DSC_TRY(dsc_model_relu(m, y, &r));
+    DSC_TRY(net_add(m, r, x, &r));
     DSC_TRY(net_add(m, r, y, &y));
+    DSC_TRY(dsc_model_relu(m, y, &y));
     DSC_TRY(dsc_model_add(m, y, y, &y));
     DSC_TRY(dsc_model_flatten(m, y, &f));
     DSC_TRY(dsc_model_relu(m, f, &f));
@@ -167,15 +170,23 @@ static dsc_status build_shared(dsc_model *m, dsc_value *logits) {
     return dsc_model_add(m, f, g, logits);
 }
 
-const net nets[] = {{"dense", build_dense, 2, 3, 2, 0},
-                    {"conv", build_conv, 9, 8, 2, 0},
-                    {"residual", build_residual, 5, 5, 3, 4},
-                    {"downsample", build_downsample, 4, 4, 2, 2},
-                    {"downsample, swapped", build_downsample_swapped, 4, 4, 2, 2},
-                    {"out of order", build_out_of_order, 4, 4, 2, 1},
-                    {"norms", build_norms, 3, 2, 2, 1},
-                    {"shared", build_shared, 4, 4, 2, 0},
-                    {NULL, NULL, 0, 0, 0, 0}};
+const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
+                    {"conv", build_conv, 9, 8, 2, 0, 0},
+                    {"residual", build_residual, 5, 5, 3, 4, 0},
+                    {"downsample", build_downsample, 4, 4, 2, 2, 0},
+                    {"downsample, swapped", build_downsample_swapped, 4, 4, 2, 2, 0},
+                    {"out of order", build_out_of_order, 4, 4, 2, 1, 0},
+                    {"norms", build_norms, 3, 2, 2, 1, 1},
+                    {"shared", build_shared, 4, 4, 2, 0, 0},
+                    {NULL, NULL, 0, 0, 0, 0, 0}};
+
+const net *find_net(const char *name) {
+    const net *found = nets;
+    while (found->name && strcmp(found->name, name) != 0)
+        found++;
+    assert_non_null(found->name);
+    return found;
+}
 
 /* ---- helpers ---- */
 

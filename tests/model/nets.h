@@ -12,11 +12,14 @@ typedef struct net {
     net_builder build;
     int64_t h, w, c; /* input */
     int fused;       /* steps that take in others */
+    int random;      /* 1: has dropouts, whose masks depend on their number in the net */
 } net;
 
 /* All networks; a NULL name behind the last. They have 5 classes. */
 extern const net nets[];
 enum { NET_CLASSES = 5 };
+
+const net *find_net(const char *name);
 
 /* 1: dropouts of rate 0, which change nothing, stand behind every batch norm and addition, so that nothing
  * can be fused. For builders that use net_norm and net_add. */

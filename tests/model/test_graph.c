@@ -2,8 +2,11 @@
 #include "test.h"
 
 #include "base/memory.h"
+#include "base/rng.h"
+#include "model/graph.h"
 #include "model/nets.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 
@@ -120,7 +123,7 @@ static void test_other_errors(void **state) {
 /* Values and gradients lie in graph order, without gaps. */
 static void test_blocks(void **state) {
     (void)state;
-    dsc_model *m = make_model(device, &nets[2], DSC_F32, 0);
+    dsc_model *m = make_model(device, find_net("residual"), DSC_F32, 0);
     const dsc_param *params = dsc_model_params(m);
     dsc_tensor values = dsc_model_values(m), grads = dsc_model_grads(m);
     char *value = values.data, *grad = grads.data;
@@ -182,11 +185,24 @@ static void assert_he(const dsc_tensor *t, double fan_in) {
     free(x);
 }
 
+/* Element i of parameter `number` is a pure function of seed, number and i. */
+static void assert_drawn(const dsc_tensor *t, uint32_t number, double fan_in) {
+    double *x = read_doubles(queue, t);
+    for (int64_t i = 0; i < dsc_tensor_count(t); i++) {
+        dsc_rng rng = dsc_rng_start(1, DSC_RNG_INIT, number, (uint64_t)i);
+        double expected = sqrt(2 / fan_in) * dsc_rng_normal(&rng);
+        assert_true(fabs(x[i] - expected) <= FLT_EPSILON * fabs(expected));
+    }
+    free(x);
+}
+
 static void test_initial_values(void **state) {
     (void)state;
     dsc_model *m = one_layer(1, DSC_F32, 30);
     const dsc_param *p = dsc_model_params(m);
     assert_he(&p[0].value, 3 * 3 * 4); /* conv.weight, two groups */
+    assert_drawn(&p[0].value, 0, 3 * 3 * 4);
+    assert_drawn(&p[4].value, 4, 400);
     assert_constant(&p[1].value, 0);
     assert_constant(&p[2].value, 1); /* bn */
     assert_constant(&p[3].value, 0);
@@ -279,7 +295,7 @@ static void test_state_flattened(void **state) {
 
 static void test_layer_list(void **state) {
     (void)state;
-    dsc_model *m = make_model(device, &nets[1], DSC_F32, 0);
+    dsc_model *m = make_model(device, find_net("conv"), DSC_F32, 0);
     const dsc_layer_info *l = dsc_model_layers(m);
     assert_int_equal(dsc_model_layer_count(m), 3);
     assert_string_equal(l[0].name, "conv1");
@@ -304,12 +320,25 @@ static void test_layer_list(void **state) {
     dsc_model_destroy(&m);
 }
 
+/* Dropouts count on: each has a mask of its own. */
+static void test_dropout_numbers(void **state) {
+    (void)state;
+    dsc_value x;
+    dsc_model *m = empty_model(&x);
+    for (int i = 0; i < 3; i++) {
+        assert_ok(dsc_model_dropout(m, x, 0.5, &x));
+        assert_int_equal(m->nodes[x].dropout.layer, i);
+        assert_int_equal(m->nodes[x].dropout.seed, 42);
+    }
+    dsc_model_destroy(&m);
+}
+
 /* Builds, seals and plans; stops at the first failure. */
 static dsc_status build_all(dsc_model **m, dsc_exec **exec) {
     dsc_value logits = -1;
     dsc_status status = dsc_model_create(device, NULL, m);
     if (status == DSC_OK)
-        status = nets[3].build(*m, &logits);
+        status = find_net("downsample")->build(*m, &logits);
     if (status == DSC_OK)
         status = dsc_model_seal(*m, logits);
     if (status == DSC_OK)
@@ -344,7 +373,8 @@ int main(void) {
         cmocka_unit_test(test_other_errors),   cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_initial_values), cmocka_unit_test(test_seeds),
         cmocka_unit_test(test_state_layout),   cmocka_unit_test(test_state_flattened),
-        cmocka_unit_test(test_layer_list),     cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_layer_list),     cmocka_unit_test(test_dropout_numbers),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests_name("model_graph", tests, setup, teardown);
 }

@@ -84,26 +84,25 @@ static void free_net(net *n) {
     dsc_device_destroy(&n->device);
 }
 
-/* Tensors from and to doubles; host memory of the tensor's own type in between. */
+/* Tensors from and to doubles, through host memory of the tensor's own type. */
 static void put(net *n, const double *from, dsc_tensor *t) {
-    static double buffer[TOTAL];
+    static float rounded[TOTAL];
     int64_t count = dsc_tensor_count(t);
     for (int64_t i = 0; i < count; i++)
-        if (n->dtype == DSC_F32)
-            ((float *)buffer)[i] = (float)from[i];
-        else
-            buffer[i] = from[i];
-    assert_ok(dsc_tensor_upload(n->queue, buffer, dsc_tensor_bytes(t), t));
+        rounded[i] = (float)from[i];
+    const void *host = n->dtype == DSC_F32 ? (const void *)rounded : from;
+    assert_ok(dsc_tensor_upload(n->queue, host, dsc_tensor_bytes(t), t));
     assert_ok(dsc_queue_sync(n->queue));
 }
 
 static void get(net *n, const dsc_tensor *t, double *to) {
-    static double buffer[TOTAL];
-    assert_ok(dsc_tensor_download(n->queue, t, dsc_tensor_bytes(t), buffer));
+    static float rounded[TOTAL];
+    int single = n->dtype == DSC_F32;
+    assert_ok(dsc_tensor_download(n->queue, t, dsc_tensor_bytes(t), single ? (void *)rounded : to));
     assert_ok(dsc_queue_sync(n->queue));
     int64_t count = dsc_tensor_count(t);
-    for (int64_t i = 0; i < count; i++)
-        to[i] = n->dtype == DSC_F32 ? ((float *)buffer)[i] : buffer[i];
+    for (int64_t i = 0; i < count && single; i++)
+        to[i] = rounded[i];
 }
 
 /* Numbers that both types hold exactly, so that both sides start from the same. */

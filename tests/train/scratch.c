@@ -23,7 +23,8 @@ void scratch_remove(const char *path) {
         struct stat info;
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
-        const char *inner = scratch_path(path, e->d_name);
+        char inner[SCRATCH_SIZE + 256];
+        snprintf(inner, sizeof inner, "%s/%s", path, e->d_name);
         assert_int_equal(stat(inner, &info), 0);
         if (S_ISDIR(info.st_mode))
             scratch_remove(inner);

@@ -15,7 +15,7 @@
 /* What comes behind "cpu:" in a device's name: parts of it that can be switched off, for comparisons. */
 typedef struct variant {
     const char *name;
-    int onednn;
+    int onednn, blas;
     const dsc_cpu_kernels *(*kernels)(void);
 } variant;
 
@@ -44,12 +44,27 @@ static const dsc_cpu_kernels *best_kernels(void) {
 }
 #endif
 
-/* "cpu"; without oneDNN; and without, on fewer instructions. */
-static const variant variants[] = {{"cpu", 1, best_kernels},
-                                   {"auto", 1, best_kernels},
-                                   {"cpu:plain", 0, best_kernels},
-                                   {"cpu:avx2", 0, avx2_kernels},
-                                   {"cpu:base", 0, base_kernels}};
+/* "cpu"; without oneDNN; and without it and OpenBLAS, on fewer instructions. */
+static const variant variants[] = {{"cpu", 1, 1, best_kernels},
+                                   {"auto", 1, 1, best_kernels},
+                                   {"cpu:plain", 0, 1, best_kernels},
+                                   {"cpu:avx2", 0, 0, avx2_kernels},
+                                   {"cpu:base", 0, 0, base_kernels}};
+
+/* 1 when OpenBLAS runs on vectors as wide as ours. It falls back to very old ones on a machine that it does
+ * not know, and our own kernels are several times faster then. */
+static int blas_knows_machine(void) {
+    static const char *const modern[] = {"Haswell", "Zen", "SkylakeX", "Cooperlake", "SapphireRapids"};
+    const char *core = openblas_get_corename();
+    for (size_t i = 0; i < sizeof modern / sizeof modern[0]; i++)
+        if (strcmp(core, modern[i]) == 0)
+            return 1;
+#ifdef __x86_64__
+    return 0;
+#else
+    return 1;
+#endif
+}
 
 static const variant *find_variant(const char *name) {
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
@@ -140,6 +155,7 @@ dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) {
                         options->name);
     DSC_TRY(dsc_memory_alloc(1, sizeof *cpu, &cpu));
     cpu->onednn = chosen->onednn;
+    cpu->blas = chosen->blas && blas_knows_machine();
     cpu->kernels = chosen->kernels();
     fill_table(&cpu->table);
     device->table = &cpu->table;

@@ -8,7 +8,8 @@
 typedef struct dsc_cpu {
     dsc_device_table table;
     const dsc_cpu_kernels *kernels;
-    int onednn; /* 1: convolutions go to oneDNN where it has a good implementation */
+    int onednn; /* 1: products, and convolutions where it has a good implementation, go to oneDNN */
+    int blas;   /* 1: else, products go to OpenBLAS */
 } dsc_cpu;
 
 /* Memory of a queue for sums per thread; grows to the largest call. */

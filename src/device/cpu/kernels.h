@@ -31,6 +31,18 @@ typedef struct dsc_cpu_norm_grad {
     float *temporary; /* [3 width] */
 } dsc_cpu_norm_grad;
 
+/* C[m,n] = alpha A B + beta C; element (i, p) of A is a[i a_row + p a_column], of B alike; C has rows. lower:
+ * only the lower triangle of C is computed and touched. beta 0: C is not read. */
+typedef struct dsc_cpu_gemm {
+    int64_t m, n, k;
+    const float *a, *b;
+    int64_t a_row, a_column, b_row, b_column;
+    float *c;
+    int64_t c_row;
+    float alpha, beta;
+    int lower;
+} dsc_cpu_gemm;
+
 typedef struct dsc_cpu_kernels {
     const char *name;
     void (*fill)(int64_t n, float value, float *y);
@@ -56,6 +68,11 @@ typedef struct dsc_cpu_kernels {
     void (*norm_apply)(int64_t n, int64_t width, const dsc_cpu_norm_apply *a);
     void (*norm_sums)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);
     void (*norm_grad)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);
+
+    /* Rows [i0, i1) of the panel of gemm_columns columns from j0 on, for gemm_depth of the k, from p0 on;
+     * called for rising p0. */
+    void (*gemm_panel)(const dsc_cpu_gemm *g, int64_t p0, int64_t i0, int64_t i1, int64_t j0);
+    int64_t gemm_columns, gemm_depth;
 
     /* One output row of a max pool: taps of c channels; index may be NULL. */
     void (*max_tap)(int64_t c, int32_t tap, const float *x, int32_t *index, float *y);

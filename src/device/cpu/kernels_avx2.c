@@ -14,6 +14,17 @@
 #pragma GCC target("avx2,fma,f16c")
 #endif
 
+enum { VECTOR_FLOATS = 8, TILE_ROWS = 6 };
+typedef __m256 vector;
+
+static inline vector broadcast(float x) {
+    return _mm256_set1_ps(x);
+}
+
+static inline vector multiply_add(vector a, vector b, vector c) {
+    return _mm256_fmadd_ps(a, b, c);
+}
+
 #define KERNELS      dsc_cpu_kernels_avx2
 #define KERNELS_NAME "AVX2"
 #define KERNELS_F16C 1

@@ -1,16 +1,15 @@
-/* Dense linear algebra of the cpu device: OpenBLAS and LAPACK.
+/* Dense linear algebra of the cpu device: products by oneDNN, OpenBLAS or our own kernels, decompositions by
+ * LAPACK.
  *
  * LAPACK is column-major: a row-major matrix is its own transpose there, so the lower triangle is named
  * upper, and eigenvectors come back as rows. */
-#include "device/cpu/cpu.h"
+#include "device/cpu/gemm.h"
 
 #include "base/error.h"
-#include "base/memory.h"
 
 #include <cblas.h>
 #include <lapacke.h>
 #include <limits.h>
-#include <math.h>
 #include <string.h>
 
 /* Side of the square tiles in which matrices are transposed and packed. */
@@ -29,20 +28,59 @@ static dsc_status check_int(const char *op, int64_t a, int64_t b, int64_t c) {
 static dsc_status gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                        const dsc_tensor *b, double beta, dsc_tensor *c) {
     int64_t m = c->dim[0], n = c->dim[1], k = a->dim[trans_a ? 0 : 1];
-    DSC_TRY(check_int("gemm", m, n, k));
+    dsc_cpu_gemm call = {.m = m,
+                         .n = n,
+                         .k = k,
+                         .a = a->data,
+                         .b = b->data,
+                         .a_row = trans_a ? 1 : a->dim[1],
+                         .a_column = trans_a ? a->dim[1] : 1,
+                         .b_row = trans_b ? 1 : b->dim[1],
+                         .b_column = trans_b ? b->dim[1] : 1,
+                         .c = c->data,
+                         .c_row = n,
+                         .alpha = (float)alpha,
+                         .beta = (float)beta};
     dsc_cpu_use_threads(q->device);
+#ifdef DSC_HAVE_ONEDNN
+    if (dsc_cpu_of(q)->onednn)
+        return dsc_onednn_gemm(&call);
+#endif
+    if (!dsc_cpu_of(q)->blas) {
+        dsc_own_gemm(q->device, &call);
+        return DSC_OK;
+    }
+    DSC_TRY(check_int("gemm", m, n, k));
     cblas_sgemm(CblasRowMajor, trans_a ? CblasTrans : CblasNoTrans, trans_b ? CblasTrans : CblasNoTrans,
                 (int)m, (int)n, (int)k, (float)alpha, a->data, (int)a->dim[1], b->data, (int)b->dim[1],
                 (float)beta, c->data, (int)n);
     return DSC_OK;
 }
 
+/* Our own kernels, which skip the upper triangle. */
 static dsc_status syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta, dsc_tensor *c) {
     int64_t m = a->dim[0], n = a->dim[1];
-    DSC_TRY(check_int("syrk", m, n, 0));
-    dsc_cpu_use_threads(q->device);
-    cblas_ssyrk(CblasRowMajor, CblasLower, CblasTrans, (int)n, (int)m, (float)alpha, a->data, (int)n,
-                (float)beta, c->data, (int)n);
+    float *to = c->data;
+    dsc_cpu_gemm call = {.m = n,
+                         .n = n,
+                         .k = m,
+                         .a = a->data,
+                         .b = a->data,
+                         .a_row = 1,
+                         .a_column = n,
+                         .b_row = n,
+                         .b_column = 1,
+                         .c = to,
+                         .c_row = n,
+                         .alpha = (float)alpha,
+                         .beta = (float)beta,
+                         .lower = 1};
+    if (m > 0) {
+        dsc_own_gemm(q->device, &call);
+        return DSC_OK;
+    }
+    for (int64_t i = 0; i < n; i++) /* a sum of nothing: only beta C is left */
+        dsc_cpu_kernels_of(q)->axpby(i + 1, (float)beta, to + i * n, 0, to + i * n);
     return DSC_OK;
 }
 

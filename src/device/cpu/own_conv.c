@@ -1,30 +1,32 @@
 /* Our own convolution: patches of a slab of output positions, small enough for the cache, and one matrix
- * product per slab and group. Threads share the slabs; the products inside are single-threaded.
+ * product per slab and group. Threads share the slabs.
  *
- *   P[rows, kh*kw*cg]: the input under each output position (cg = c/groups, kg = k/groups)
- *   forward           Y[rows, kg]  = P W'
- *   backward, data    dP           = dY W, scattered back onto dx; an image is one thread's work
- *   backward, weight  dW[kg, width] = dY' P, summed per thread, then over the threads in order
+ *   P[rows, width]: the input under each output position, width = kh kw cg (cg = c/groups, kg = k/groups)
+ *   forward           Y[rows, kg]    = P W'
+ *   backward, weight  dW'[width, kg] = P' dY, summed per thread, then over the threads in order
+ *   backward, data    a convolution of dy with the weights turned round, when the stride is 1; else
+ *                     dP[rows, width] = dY W, added onto dx where it came from: an image is one thread's work
  *
  * A 1x1 convolution without stride and padding is its own patch matrix. */
 #include "device/cpu/conv.h"
+#include "device/cpu/gemm.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 
-#include <cblas.h>
 #include <string.h>
 
-/* Floats of a slab of patches. */
-enum { SLAB_FLOATS = 1 << 16 };
+/* Floats of a slab of patches, and the unit of its rows: that of the tiles of a product. */
+enum { SLAB_FLOATS = 1 << 16, SLAB_UNIT = 12, SLAB_LEAST = 48 };
 
 typedef struct own_conv {
     dsc_conv_desc d;
     int64_t oh, ow, cg, kg;
-    int64_t width; /* of a patch */
-    int64_t rows;  /* output positions: n oh ow */
-    int64_t slab;  /* rows at a time */
-    int direct;    /* 1: x itself is the patch matrix */
+    int64_t width;   /* of a patch */
+    int64_t rows;    /* output positions: n oh ow */
+    int64_t slab;    /* rows at a time */
+    int64_t patch;   /* floats of a slab's patches; 0: x itself is the patch matrix */
+    int64_t weights; /* floats of w */
     int parts;
 } own_conv;
 
@@ -32,19 +34,37 @@ static own_conv describe(const dsc_conv_desc *desc, int64_t oh, int64_t ow, int 
     own_conv o = {.d = *desc, .oh = oh, .ow = ow, .cg = desc->c / desc->groups, .kg = desc->k / desc->groups};
     o.width = desc->kh * desc->kw * o.cg;
     o.rows = desc->n * oh * ow;
-    o.slab = SLAB_FLOATS / o.width;
-    if (o.slab < 32)
-        o.slab = 32;
-    if (o.slab > o.rows)
-        o.slab = o.rows;
-    o.direct = desc->kh == 1 && desc->kw == 1 && desc->stride_h == 1 && desc->stride_w == 1 &&
-               desc->pad_h == 0 && desc->pad_w == 0;
+    o.slab = SLAB_FLOATS / o.width / SLAB_UNIT * SLAB_UNIT;
+    if (o.slab < SLAB_LEAST)
+        o.slab = SLAB_LEAST;
+    int direct = desc->kh == 1 && desc->kw == 1 && desc->stride_h == 1 && desc->stride_w == 1 &&
+                 desc->pad_h == 0 && desc->pad_w == 0;
+    o.patch = direct ? 0 : o.slab * o.width;
+    o.weights = desc->k * o.width;
     o.parts = o.rows * o.width * o.kg < 65536 ? 1 : threads;
     return o;
 }
 
 static own_conv describe_conv(const dsc_conv *conv) {
     return describe(&conv->desc, conv->oh, conv->ow, conv->device->threads);
+}
+
+/* 1 when the gradient of the input is a convolution again. */
+static int can_turn(const dsc_conv_desc *d) {
+    return d->stride_h == 1 && d->stride_w == 1 && d->dil_h * (d->kh - 1) >= d->pad_h &&
+           d->dil_w * (d->kw - 1) >= d->pad_w;
+}
+
+/* That convolution: from dy to dx. */
+static own_conv describe_turned(const dsc_conv *conv) {
+    dsc_conv_desc d = conv->desc;
+    d.h = conv->oh;
+    d.w = conv->ow;
+    d.c = conv->desc.k;
+    d.k = conv->desc.c;
+    d.pad_h = d.dil_h * (d.kh - 1) - d.pad_h;
+    d.pad_w = d.dil_w * (d.kw - 1) - d.pad_w;
+    return describe(&d, conv->desc.h, conv->desc.w, conv->device->threads);
 }
 
 /* ---- patches ---- */
@@ -117,8 +137,8 @@ dsc_status dsc_own_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_te
 static void scatter(const own_conv *o, const float *from, int64_t group, dsc_cpu_range r,
                     const dsc_cpu_kernels *k, float *image) {
     for (int64_t row = r.first; row < r.first + r.count; row++, from += o->width) {
-        int64_t top = row / o->ow * o->d.stride_h - o->d.pad_h,
-                left = row % o->ow * o->d.stride_w - o->d.pad_w;
+        int64_t top = row / o->ow * o->d.stride_h - o->d.pad_h;
+        int64_t left = row % o->ow * o->d.stride_w - o->d.pad_w;
         for (int64_t tap = 0; tap < o->d.kh * o->d.kw; tap++) {
             int64_t h = top + tap / o->d.kw * o->d.dil_h, w = left + tap % o->d.kw * o->d.dil_w;
             float *to = image + (h * o->d.w + w) * o->d.c + group * o->cg;
@@ -128,20 +148,46 @@ static void scatter(const own_conv *o, const float *from, int64_t group, dsc_cpu
     }
 }
 
+/* ---- orders of the weights ---- */
+
+/* turned[g][width][kg] = w[g][kg][width]. */
+static void transpose_weights(const own_conv *o, const float *w, float *turned) {
+#pragma omp parallel for num_threads(o->parts) schedule(static) if (o->parts > 1)
+    for (int64_t row = 0; row < o->d.groups * o->width; row++) {
+        int64_t g = row / o->width, p = row % o->width;
+        for (int64_t j = 0; j < o->kg; j++)
+            turned[row * o->kg + j] = w[(g * o->kg + j) * o->width + p];
+    }
+}
+
+/* turned[g][kh][kw][kg][cg] = w[g][kg][kh - 1 - .][kw - 1 - .][cg]. */
+static void flip_weights(const own_conv *o, const float *w, float *turned) {
+    int64_t taps = o->d.kh * o->d.kw, rows = o->d.groups * taps * o->kg;
+#pragma omp parallel for num_threads(o->parts) schedule(static) if (o->parts > 1)
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t j = row % o->kg, tap = row / o->kg % taps, g = row / (o->kg * taps);
+        memcpy(turned + row * o->cg, w + (g * o->kg + j) * o->width + (taps - 1 - tap) * o->cg,
+               (size_t)o->cg * sizeof *w);
+    }
+}
+
 /* ---- passes ---- */
 
+/* The matrix of turned weights comes first in the workspace, then each part's own space. */
 size_t dsc_own_conv_workspace(const dsc_conv *conv, dsc_conv_pass pass) {
     own_conv o = describe_conv(conv);
-    int64_t patch = o.direct ? 0 : o.slab * o.width, weight = o.d.k * o.width;
-    int64_t part = pass == DSC_CONV_BACKWARD_WEIGHT ? patch + weight : patch;
-    return (size_t)(o.parts * part) * sizeof(float);
+    if (pass == DSC_CONV_BACKWARD_DATA && can_turn(&o.d))
+        o = describe_turned(conv);
+    int64_t part = pass == DSC_CONV_BACKWARD_WEIGHT ? o.patch + o.weights : o.patch;
+    int64_t shared = pass == DSC_CONV_BACKWARD_WEIGHT ? 0 : o.weights;
+    return (size_t)(shared + o.parts * part) * sizeof(float);
 }
 
 /* The patch matrix of a slab: where it starts, and its row length. */
 static const float *slab_patches(const own_conv *o, const float *x, int64_t group, dsc_cpu_range r,
-                                 float *space, int *stride) {
-    *stride = (int)(o->direct ? o->d.c : o->width);
-    if (o->direct)
+                                 float *space, int64_t *stride) {
+    *stride = o->patch ? o->width : o->d.c;
+    if (!o->patch)
         return x + r.first * o->d.c + group * o->cg;
     patches(o, x, group, r, o->width, space);
     return space;
@@ -152,78 +198,118 @@ static dsc_cpu_range slab_at(const own_conv *o, dsc_cpu_range part, int64_t at) 
     return (dsc_cpu_range){at, left < o->slab ? left : o->slab};
 }
 
-static void forward_part(const own_conv *o, dsc_cpu_range part, const float *x, const float *w, float *space,
-                         float *y) {
+/* y = beta y + P W' of one part; w: turned. */
+static void forward_part(const own_conv *o, dsc_cpu_range part, const dsc_cpu_kernels *k, const float *x,
+                         const float *w, float beta, float *space, float *y) {
     for (int64_t at = part.first; at < part.first + part.count; at += o->slab) {
         dsc_cpu_range r = slab_at(o, part, at);
         for (int64_t g = 0; g < o->d.groups; g++) {
-            int stride;
-            const float *p = slab_patches(o, x, g, r, space, &stride);
-            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)r.count, (int)o->kg, (int)o->width, 1,
-                        p, stride, w + g * o->kg * o->width, (int)o->width, 0,
-                        y + r.first * o->d.k + g * o->kg, (int)o->d.k);
+            dsc_cpu_gemm call = {.m = r.count,
+                                 .n = o->kg,
+                                 .k = o->width,
+                                 .a_column = 1,
+                                 .b = w + g * o->width * o->kg,
+                                 .b_row = o->kg,
+                                 .b_column = 1,
+                                 .c = y + r.first * o->d.k + g * o->kg,
+                                 .c_row = o->d.k,
+                                 .alpha = 1,
+                                 .beta = beta};
+            call.a = slab_patches(o, x, g, r, space, &call.a_row);
+            dsc_own_gemm_one(k, &call);
         }
     }
+}
+
+static void forward_parts(const own_conv *o, const dsc_cpu_kernels *k, const float *x, const float *w,
+                          float beta, float *space, float *y) {
+#pragma omp parallel for num_threads(o->parts) schedule(static, 1) if (o->parts > 1)
+    for (int p = 0; p < o->parts; p++)
+        forward_part(o, dsc_cpu_share(o->rows, SLAB_UNIT, o->parts, p), k, x, w, beta, space + p * o->patch,
+                     y);
 }
 
 dsc_status dsc_own_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
                                 const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
     own_conv o = describe_conv(conv);
-    int64_t space = o.direct ? 0 : o.slab * o.width;
-#pragma omp parallel for num_threads(o.parts) schedule(static, 1) if (o.parts > 1)
-    for (int p = 0; p < o.parts; p++)
-        forward_part(&o, dsc_cpu_share(o.rows, 1, o.parts, p), x->data, w->data,
-                     work ? (float *)work->data + p * space : NULL, y->data);
+    float *turned = work->data;
+    transpose_weights(&o, w->data, turned);
+    forward_parts(&o, dsc_cpu_kernels_of(q), x->data, turned, 0, turned + o.weights, y->data);
     if (bias)
         DSC_TRY(q->device->table->bias_add(q, bias, y));
     return DSC_OK;
 }
 
-/* Images [images.first, ...) of dx. */
-static void data_part(const own_conv *o, dsc_cpu_range images, const float *w, const float *dy, double beta,
-                      float *space, const dsc_cpu_kernels *k, float *dx) {
-    int64_t places = o->oh * o->ow, size = o->d.h * o->d.w * o->d.c;
-    for (int64_t image = images.first; image < images.first + images.count; image++) {
-        float *to = dx + image * size;
-        if (beta == 0 && !o->direct)
-            memset(to, 0, (size_t)size * sizeof *to);
-        for (int64_t at = 0; at < places; at += o->slab) {
-            dsc_cpu_range r = slab_at(o, (dsc_cpu_range){0, places}, at);
-            for (int64_t g = 0; g < o->d.groups; g++) {
-                cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, (int)r.count, (int)o->width,
-                            (int)o->kg, 1, dy + (image * places + at) * o->d.k + g * o->kg, (int)o->d.k,
-                            w + g * o->kg * o->width, (int)o->width, o->direct ? (float)beta : 0,
-                            o->direct ? to + at * o->d.c + g * o->cg : space,
-                            (int)(o->direct ? o->d.c : o->width));
-                if (!o->direct)
-                    scatter(o, space, g, r, k, to);
-            }
+/* One image of dx, for strides. */
+static void data_image(const own_conv *o, const dsc_cpu_kernels *k, const float *w, const float *dy,
+                       float *space, float *dx) {
+    dsc_cpu_range places = {0, o->oh * o->ow};
+    for (int64_t at = 0; at < places.count; at += o->slab) {
+        dsc_cpu_range r = slab_at(o, places, at);
+        for (int64_t g = 0; g < o->d.groups; g++) {
+            dsc_cpu_gemm call = {.m = r.count,
+                                 .n = o->width,
+                                 .k = o->kg,
+                                 .a = dy + at * o->d.k + g * o->kg,
+                                 .a_row = o->d.k,
+                                 .a_column = 1,
+                                 .b = w + g * o->kg * o->width,
+                                 .b_row = o->width,
+                                 .b_column = 1,
+                                 .c = space,
+                                 .c_row = o->width,
+                                 .alpha = 1};
+            dsc_own_gemm_one(k, &call);
+            scatter(o, space, g, r, k, dx);
         }
     }
 }
 
 dsc_status dsc_own_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
                                       double beta, dsc_tensor *work, dsc_tensor *dx) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     own_conv o = describe_conv(conv);
-    int64_t space = o.direct ? 0 : o.slab * o.width;
+    float *space = work->data;
+    if (can_turn(&o.d)) {
+        own_conv turned = describe_turned(conv);
+        flip_weights(&o, w->data, space);
+        forward_parts(&turned, k, dy->data, space, (float)beta, space + o.weights, dx->data);
+        return DSC_OK;
+    }
+    int64_t size = o.d.h * o.d.w * o.d.c, places = o.oh * o.ow * o.d.k;
 #pragma omp parallel for num_threads(o.parts) schedule(static, 1) if (o.parts > 1)
-    for (int p = 0; p < o.parts; p++)
-        data_part(&o, dsc_cpu_share(o.d.n, 1, o.parts, p), w->data, dy->data, beta,
-                  work ? (float *)work->data + p * space : NULL, dsc_cpu_kernels_of(q), dx->data);
+    for (int p = 0; p < o.parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(o.d.n, 1, o.parts, p);
+        for (int64_t n = r.first; n < r.first + r.count; n++) {
+            float *image = (float *)dx->data + n * size;
+            if (beta == 0)
+                memset(image, 0, (size_t)size * sizeof *image);
+            data_image(&o, k, w->data, (const float *)dy->data + n * places, space + p * o.patch, image);
+        }
+    }
     return DSC_OK;
 }
 
-static void weight_part(const own_conv *o, dsc_cpu_range part, const float *x, const float *dy, float *sum,
-                        float *space) {
-    memset(sum, 0, (size_t)(o->d.k * o->width) * sizeof *sum);
+/* sum[g][width][kg] of one part. */
+static void weight_part(const own_conv *o, dsc_cpu_range part, const dsc_cpu_kernels *k, const float *x,
+                        const float *dy, float *sum, float *space) {
+    memset(sum, 0, (size_t)o->weights * sizeof *sum);
     for (int64_t at = part.first; at < part.first + part.count; at += o->slab) {
         dsc_cpu_range r = slab_at(o, part, at);
         for (int64_t g = 0; g < o->d.groups; g++) {
-            int stride;
-            const float *p = slab_patches(o, x, g, r, space, &stride);
-            cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, (int)o->kg, (int)o->width, (int)r.count, 1,
-                        dy + r.first * o->d.k + g * o->kg, (int)o->d.k, p, stride, 1,
-                        sum + g * o->kg * o->width, (int)o->width);
+            dsc_cpu_gemm call = {.m = o->width,
+                                 .n = o->kg,
+                                 .k = r.count,
+                                 .a_row = 1,
+                                 .b = dy + r.first * o->d.k + g * o->kg,
+                                 .b_row = o->d.k,
+                                 .b_column = 1,
+                                 .c = sum + g * o->width * o->kg,
+                                 .c_row = o->kg,
+                                 .alpha = 1,
+                                 .beta = 1};
+            call.a = slab_patches(o, x, g, r, space, &call.a_column);
+            dsc_own_gemm_one(k, &call);
         }
     }
 }
@@ -232,13 +318,21 @@ dsc_status dsc_own_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_
                                         const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw) {
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     own_conv o = describe_conv(conv);
-    int64_t weight = o.d.k * o.width, part = weight + (o.direct ? 0 : o.slab * o.width);
-    float *space = work->data;
+    int64_t part = o.patch + o.weights;
+    float *space = work->data, *to = dw->data;
 #pragma omp parallel for num_threads(o.parts) schedule(static, 1) if (o.parts > 1)
     for (int p = 0; p < o.parts; p++)
-        weight_part(&o, dsc_cpu_share(o.rows, 1, o.parts, p), x->data, dy->data, space + p * part,
-                    space + p * part + weight);
-    for (int p = 0; p < o.parts; p++)
-        k->axpby(weight, 1, space + p * part, p > 0 || beta != 0 ? 1 : 0, dw->data);
+        weight_part(&o, dsc_cpu_share(o.rows, SLAB_UNIT, o.parts, p), k, x->data, dy->data, space + p * part,
+                    space + p * part + o.weights);
+#pragma omp parallel for num_threads(o.parts) schedule(static) if (o.parts > 1)
+    for (int64_t row = 0; row < o.d.k; row++) {
+        for (int64_t i = 0; i < o.width; i++) {
+            int64_t at = (row / o.kg * o.width + i) * o.kg + row % o.kg;
+            float sum = space[at];
+            for (int p = 1; p < o.parts; p++)
+                sum += space[p * part + at];
+            to[row * o.width + i] = beta == 0 ? sum : to[row * o.width + i] + sum;
+        }
+    }
     return DSC_OK;
 }

@@ -21,10 +21,11 @@ static int64_t rank_of(const dsc_tensor *logits, int64_t row, int64_t label) {
 
 /* log(sum(exp(row))), shifted by the maximum so that nothing overflows. */
 static double log_sum_exp(const dsc_tensor *logits, int64_t row) {
-    double largest = get(logits, at2(logits, row, 0)), sum = 0;
+    double largest = get(logits, at2(logits, row, 0));
     for (int64_t c = 1; c < logits->dim[1]; c++)
         largest = fmax(largest, get(logits, at2(logits, row, c)));
-    for (int64_t c = 0; c < logits->dim[1]; c++)
+    double sum = exp(get(logits, at2(logits, row, 0)) - largest);
+    for (int64_t c = 1; c < logits->dim[1]; c++)
         sum += exp(get(logits, at2(logits, row, c)) - largest);
     return largest + log(sum);
 }

@@ -43,7 +43,10 @@ static dsc_status bottleneck_branch(dsc_model *m, const block *b, dsc_value x, d
 
 static dsc_status add_block(dsc_model *m, const block *b, int bottleneck, dsc_value x, dsc_value *y) {
     dsc_value shortcut = x, branch;
-    DSC_TRY((bottleneck ? bottleneck_branch : basic_branch)(m, b, x, &branch));
+    if (bottleneck)
+        DSC_TRY(bottleneck_branch(m, b, x, &branch));
+    else
+        DSC_TRY(basic_branch(m, b, x, &branch));
     if (b->downsample) {
         dsc_resnet_conv conv = {b->prefix, "downsample.0", "downsample.1", b->out, 1, b->stride};
         DSC_TRY(dsc_resnet_conv_norm(m, conv, x, &shortcut));

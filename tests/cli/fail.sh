@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Failures in a job of two ranks: one that both meet is told once; a rank that fails alone tells it and ends the job.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+
+if ! have_mpi; then
+    echo "skipped: this build has no MPI"
+    exit 77
+fi
+status=0
+job 2 "$descent" train --data cifar10:no/such/directory --out none >stdout 2>stderr || status=$?
+[ "$status" = 2 ] || complain "a missing data set: exit status $status instead of 2"
+[ "$(grep -c '^descent: rank 0: .*no/such/directory' stderr)" = 1 ] || complain "rank 0 does not tell of the missing data set"
+[ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "a missing data set is told $(grep -c '^descent: ' stderr) times"
+
+mkdir out
+touch out/metrics.jsonl
+status=0
+job 2 "$descent" train --out out >stdout 2>stderr || status=$?
+[ "$status" = 2 ] || complain "a run in the way: exit status $status instead of 2"
+[ "$(grep -c '^descent: .*--overwrite' stderr)" = 1 ] || complain "a run in the way is told $(grep -c '^descent: ' stderr) times"
+
+# Rank 1 asks for more memory than there is, rank 0 waits for its gradients.
+if [ "$(cat /proc/sys/vm/overcommit_memory 2>/dev/null || echo 0)" != 1 ]; then
+    status=0
+    # shellcheck disable=SC2086 # the flags are several words
+    timeout 120 "$DESCENT_MPIEXEC" ${DESCENT_MPIEXEC_FLAGS:-} -n 1 "$descent" bench --model mlp --batch-size 4 --threads 1 : \
+        -n 1 "$descent" bench --model mlp --batch-size 900000000 --threads 1 >stdout 2>stderr || status=$?
+    case $status in
+    0 | 124) complain "a rank that fails alone: exit status $status" ;;
+    esac
+    [ "$(grep -c '^descent: rank 1: ' stderr)" = 1 ] || complain "rank 1 does not tell why it failed"
+fi
+[ "$failures" = 0 ] || cat stdout stderr
+finish

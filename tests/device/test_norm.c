@@ -1,0 +1,293 @@
+/* Batch norm, with fused ReLU and residual. */
+#include "device/trial.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct norm_case {
+    int64_t rows, channels;
+    dsc_norm_desc desc;
+    int residual;
+    double beta_x, beta_residual, beta_p;
+    double offset, spread; /* x is offset + spread * uniform(-1, 1) */
+} norm_case;
+
+static const norm_case cases[] = {
+    {1, 1, {1e-2, 0.1, 0}, 0, 0, 0, 0, 0, 1},        {2, 3, {1e-2, 0.1, 0}, 0, 0, 0, 0, 0, 1},
+    {7, 5, {1e-5, 0.1, 1}, 0, 1, 0, 0, 0, 1},        {33, 16, {1e-5, 0.1, 0}, 1, 0, 1, 1, 0, 1},
+    {40, 17, {1e-5, 0.3, 1}, 1, 1, 0, 1, 0.5, 2},    {64, 64, {1e-5, 0.1, 1}, 1, 0, 1, 0, 0, 1},
+    {5, 130, {1e-5, 1, 1}, 1, 1, 1, 1, -0.5, 1},     {2000, 24, {1e-5, 0.1, 1}, 1, 0, 0, 0, 0, 1},
+    {4099, 10, {1e-5, 0, 1}, 0, 1, 0, 1, 0, 1},      {50, 8, {1e-5, 0.1, 0}, 0, 0, 0, 0, 1000, 0.5},
+    {3000, 16, {1e-5, 0.1, 1}, 1, 0, 0, 0, -500, 1}, {100, 4, {1e-5, 0.1, 0}, 0, 0, 0, 0, 100, 0},
+};
+enum { CASES = sizeof cases / sizeof cases[0] };
+
+static void fill_x(const norm_case *c, double *x) {
+    for (int64_t i = 0; i < c->rows * c->channels; i++)
+        x[i] = (double)(float)(c->offset + c->spread * x[i]);
+}
+
+/* Statistics of x in double: 1/std, and the largest |xhat| and |mean|/std. The last says how many digits the
+ * subtraction of the mean costs. */
+typedef struct norm_sizes {
+    double invstd, xhat, cancellation;
+} norm_sizes;
+
+static norm_sizes sizes_of(const norm_case *c, const double *x, double *mean, double *invstd) {
+    norm_sizes s = {0, 0, 0};
+    for (int64_t channel = 0; channel < c->channels; channel++) {
+        double sum = 0, squares = 0;
+        for (int64_t i = 0; i < c->rows; i++)
+            sum += x[i * c->channels + channel];
+        double m = sum / (double)c->rows;
+        for (int64_t i = 0; i < c->rows; i++)
+            squares += pow(x[i * c->channels + channel] - m, 2);
+        double scale = 1 / sqrt(squares / (double)c->rows + c->desc.eps);
+        for (int64_t i = 0; i < c->rows; i++)
+            s.xhat = fmax(s.xhat, fabs(x[i * c->channels + channel] - m) * scale);
+        s.invstd = fmax(s.invstd, scale);
+        s.cancellation = fmax(s.cancellation, fabs(m) * scale);
+        mean[channel] = (double)(float)m;
+        invstd[channel] = (double)(float)scale;
+    }
+    return s;
+}
+
+/* Rounding errors of a long sum are as good as random: they grow with the root of the number of terms. */
+static double terms_of(const norm_case *c) {
+    return 4 * sqrt((double)c->rows);
+}
+
+static dsc_status train_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    const norm_case *c = params;
+    dsc_norm_params p = {&t[0], &t[1], &t[2], &t[3]};
+    return dsc_op_norm_forward_train(q, &c->desc, &t[4], c->residual ? &t[8] : NULL, &p, &t[5], &t[6], &t[7]);
+}
+
+static dsc_status eval_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    const norm_case *c = params;
+    dsc_norm_params p = {&t[0], &t[1], &t[2], &t[3]};
+    return dsc_op_norm_forward_eval(q, &c->desc, &t[4], c->residual ? &t[6] : NULL, &p, &t[5]);
+}
+
+static void test_forward_train(void **state) {
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        const norm_case *c = &cases[i];
+        char name[60];
+        snprintf(name, sizeof name, "norm_forward_train case %d", i);
+        double *mean = test_array(c->channels, sizeof *mean), *invstd = test_array(c->channels, sizeof *mean);
+        double *x = test_array(c->rows * c->channels, sizeof *x);
+        random_values(5, c->rows * c->channels, x); /* the trial's fifth operand */
+        fill_x(c, x);
+        norm_sizes s = sizes_of(c, x, mean, invstd);
+        double y_scale = s.xhat + s.cancellation + 2, size = fabs(c->offset) + c->spread;
+        trial tr;
+        trial_start(&tr, name, train_run, c);
+        tr.terms = terms_of(c);
+        trial_in(&tr, "gamma", SHAPE(c->channels));
+        trial_in(&tr, "shift", SHAPE(c->channels));
+        trial_inout(&tr, "running_mean", 1 + size, SHAPE(c->channels));
+        trial_inout(&tr, "running_var", 1 + c->spread * c->spread, SHAPE(c->channels));
+        fill_x(c, trial_in(&tr, "x", SHAPE(1, c->rows, 1, c->channels)));
+        trial_out(&tr, "mean", size, SHAPE(c->channels));
+        trial_out(&tr, "invstd", s.invstd, SHAPE(c->channels));
+        trial_out(&tr, "y", y_scale, SHAPE(1, c->rows, 1, c->channels));
+        if (c->residual)
+            trial_in(&tr, "residual", SHAPE(1, c->rows, 1, c->channels));
+        trial_check(&tr);
+        free(mean);
+        free(invstd);
+        free(x);
+    }
+}
+
+static void test_forward_eval(void **state) {
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        const norm_case *c = &cases[i];
+        char name[60];
+        snprintf(name, sizeof name, "norm_forward_eval case %d", i);
+        trial tr;
+        trial_start(&tr, name, eval_run, c);
+        trial_in(&tr, "gamma", SHAPE(c->channels));
+        trial_in(&tr, "shift", SHAPE(c->channels));
+        double *mean = trial_in(&tr, "running_mean", SHAPE(c->channels));
+        double *var = trial_in(&tr, "running_var", SHAPE(c->channels));
+        for (int64_t j = 0; j < c->channels; j++) {
+            mean[j] = (double)(float)(c->offset + mean[j]);
+            var[j] = (double)(float)(0.25 + fabs(var[j])); /* 1/std <= 2 */
+        }
+        fill_x(c, trial_in(&tr, "x", SHAPE(c->rows, c->channels)));
+        double size = fabs(c->offset) + c->spread + 1;
+        trial_out(&tr, "y", 4 * size + 2, SHAPE(c->rows, c->channels));
+        if (c->residual)
+            trial_in(&tr, "residual", SHAPE(c->rows, c->channels));
+        trial_check(&tr);
+    }
+}
+
+static dsc_status backward_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    const norm_case *c = params;
+    dsc_norm_grads grads = {
+        .dx = &t[5], .dgamma = &t[6], .dshift = &t[7], .beta_x = c->beta_x, .beta_p = c->beta_p};
+    int next = 8;
+    if (c->residual) {
+        grads.dresidual = &t[next++];
+        grads.beta_residual = c->beta_residual;
+    }
+    const dsc_tensor *y = c->desc.relu ? &t[next] : NULL;
+    return dsc_op_norm_backward(q, &c->desc, &t[0], y, &t[1], &t[2], &t[3], &t[4], &grads);
+}
+
+static void test_backward(void **state) {
+    (void)state;
+    for (int i = 0; i < CASES; i++) {
+        const norm_case *c = &cases[i];
+        char name[60];
+        snprintf(name, sizeof name, "norm_backward case %d", i);
+        trial tr;
+        trial_start(&tr, name, backward_run, c);
+        tr.terms = terms_of(c);
+        double *x = trial_in(&tr, "x", SHAPE(c->rows, c->channels));
+        fill_x(c, x);
+        trial_in(&tr, "dy", SHAPE(c->rows, c->channels));
+        trial_in(&tr, "gamma", SHAPE(c->channels));
+        double *mean = trial_in(&tr, "mean", SHAPE(c->channels));
+        double *invstd = trial_in(&tr, "invstd", SHAPE(c->channels));
+        norm_sizes s = sizes_of(c, x, mean, invstd);
+        double xhat = s.xhat + s.cancellation, rows = (double)c->rows;
+        trial_beta(&tr, "dx", s.invstd * (2 + xhat * xhat) + 1, c->beta_x, SHAPE(c->rows, c->channels));
+        trial_beta(&tr, "dgamma", rows * xhat + 1, c->beta_p, SHAPE(c->channels));
+        trial_beta(&tr, "dshift", rows + 1, c->beta_p, SHAPE(c->channels));
+        if (c->residual)
+            trial_beta(&tr, "dresidual", 2, c->beta_residual, SHAPE(c->rows, c->channels));
+        if (c->desc.relu)
+            trial_in(&tr, "y", SHAPE(c->rows, c->channels))[0] = 0; /* only its sign counts */
+        trial_check(&tr);
+    }
+}
+
+/* Values 1 and 3: mean 2, biased variance 1, unbiased 2. With eps 0 xhat is -1 and 1. */
+static void test_by_hand(void **state) {
+    (void)state;
+    static const dsc_norm_desc desc = {0, 0.5, 0}, rectified = {0, 0.5, 1};
+    static const dsc_dtype types[] = {DSC_F32, DSC_F64};
+    for (int r = 0; r < rig_count; r++)
+        for (int type = 0; type < 2; type++) {
+            const rig *g = &rigs[r];
+            dsc_dtype t = types[type];
+            place x = place_of(g, t, SHAPE(2, 1), (const double[]){1, 3});
+            place residual = place_of(g, t, SHAPE(2, 1), (const double[]){-5, 1});
+            place gamma = place_of(g, t, SHAPE(1), (const double[]){2});
+            place shift = place_of(g, t, SHAPE(1), (const double[]){10});
+            place rm = place_of(g, t, SHAPE(1), (const double[]){4}),
+                  rv = place_of(g, t, SHAPE(1), (const double[]){4});
+            place mean = place_make(g, t, SHAPE(1)), invstd = place_make(g, t, SHAPE(1));
+            place y = place_make(g, t, SHAPE(2, 1)), dx = place_make(g, t, SHAPE(2, 1));
+            place dy = place_of(g, t, SHAPE(2, 1), (const double[]){3, 5}),
+                  dr = place_make(g, t, SHAPE(2, 1));
+            place dgamma = place_make(g, t, SHAPE(1)), dshift = place_make(g, t, SHAPE(1));
+            dsc_norm_params p = {&gamma.t, &shift.t, &rm.t, &rv.t};
+            assert_ok(dsc_op_norm_forward_train(g->q, &desc, &x.t, NULL, &p, &mean.t, &invstd.t, &y.t));
+            place_expect(g, &y, (const double[]){8, 12}, "norm y");
+            place_expect(g, &mean, (const double[]){2}, "norm mean");
+            place_expect(g, &invstd, (const double[]){1}, "norm invstd");
+            place_expect(g, &rm, (const double[]){3}, "norm running_mean");
+            place_expect(g, &rv, (const double[]){3}, "norm running_var");
+            place_write(g, &rm, (const double[]){2});
+            place_write(g, &rv, (const double[]){0.25});
+            place_write(g, &shift, (const double[]){1});
+            assert_ok(dsc_op_norm_forward_eval(g->q, &rectified, &x.t, &residual.t, &p, &y.t));
+            place_expect(g, &y, (const double[]){0, 6}, "norm y in evaluation"); /* -4+1-5, 4+1+1 */
+            dsc_norm_grads grads = {.dx = &dx.t, .dgamma = &dgamma.t, .dshift = &dshift.t};
+            assert_ok(
+                dsc_op_norm_backward(g->q, &desc, &x.t, NULL, &dy.t, &gamma.t, &mean.t, &invstd.t, &grads));
+            place_expect(g, &dx, (const double[]){0, 0}, "norm dx"); /* two points have no freedom left */
+            place_expect(g, &dgamma, (const double[]){2}, "norm dgamma");
+            place_expect(g, &dshift, (const double[]){8}, "norm dshift");
+            grads.dresidual = &dr.t;
+            assert_ok(dsc_op_norm_backward(g->q, &rectified, &x.t, &y.t, &dy.t, &gamma.t, &mean.t, &invstd.t,
+                                           &grads));
+            place_expect(g, &dr, (const double[]){0, 5}, "norm dresidual");
+            place_expect(g, &dgamma, (const double[]){5}, "norm dgamma, masked");
+            place *all[] = {&x,      &residual, &gamma, &shift, &rm, &rv,     &mean,
+                            &invstd, &y,        &dx,    &dy,    &dr, &dgamma, &dshift};
+            for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+                place_free(all[i]);
+        }
+}
+
+/* No rows: forward leaves everything alone, backward's sums are 0. One row: the biased variance. */
+static void test_few_rows(void **state) {
+    (void)state;
+    static const dsc_norm_desc desc = {1, 0.5, 0};
+    for (int r = 0; r < rig_count; r++) {
+        const rig *g = &rigs[r];
+        place none = place_make(g, DSC_F32, SHAPE(0, 1)), none_too = place_make(g, DSC_F32, SHAPE(0, 1));
+        place dx = place_make(g, DSC_F32, SHAPE(0, 1)),
+              gamma = place_of(g, DSC_F32, SHAPE(1), (const double[]){1});
+        place rm = place_of(g, DSC_F32, SHAPE(1), (const double[]){3}),
+              rv = place_of(g, DSC_F32, SHAPE(1), (const double[]){3});
+        place mean = place_of(g, DSC_F32, SHAPE(1), (const double[]){7}),
+              sum = place_make(g, DSC_F32, SHAPE(1));
+        place one = place_of(g, DSC_F32, SHAPE(1, 1), (const double[]){5}),
+              y = place_make(g, DSC_F32, SHAPE(1, 1));
+        dsc_norm_params p = {&gamma.t, &gamma.t, &rm.t, &rv.t};
+        assert_ok(dsc_op_norm_forward_train(g->q, &desc, &none.t, NULL, &p, &mean.t, &sum.t, &none_too.t));
+        place_expect(g, &rm, (const double[]){3}, "running_mean without rows");
+        place_fill(g, &sum, NAN);
+        dsc_norm_grads grads = {.dx = &dx.t, .dgamma = &sum.t, .dshift = &sum.t};
+        assert_ok(dsc_op_norm_backward(g->q, &desc, &none.t, NULL, &none_too.t, &gamma.t, &mean.t, &mean.t,
+                                       &grads));
+        place_expect(g, &sum, (const double[]){0}, "dgamma without rows");
+        assert_ok(dsc_op_norm_forward_train(g->q, &desc, &one.t, NULL, &p, &mean.t, &sum.t, &y.t));
+        place_expect(g, &rm, (const double[]){4}, "running_mean of one row");
+        place_expect(g, &rv, (const double[]){1.5}, "running_var of one row");
+        place_expect(g, &y, (const double[]){1}, "y of one row");
+        place *all[] = {&none, &none_too, &dx, &gamma, &rm, &rv, &mean, &sum, &one, &y};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            place_free(all[i]);
+    }
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    static const dsc_norm_desc desc = {1e-5, 0.1, 1}, bad = {1e-5, 2, 0};
+    for (int r = 0; r < rig_count; r++) {
+        const rig *g = &rigs[r];
+        place x = place_make(g, DSC_F32, SHAPE(4, 3)), y = place_make(g, DSC_F32, SHAPE(4, 3));
+        place dx = place_make(g, DSC_F32, SHAPE(4, 3)), c = place_make(g, DSC_F32, SHAPE(3));
+        place four = place_make(g, DSC_F32, SHAPE(4));
+        dsc_norm_params p = {&c.t, &c.t, &c.t, &c.t}, wrong = {&c.t, &four.t, &c.t, &c.t};
+        assert_fails(DSC_E_INVALID, "norm_forward_train: shift is [4]; [3] is expected",
+                     dsc_op_norm_forward_train(g->q, &desc, &x.t, NULL, &wrong, &c.t, &c.t, &y.t));
+        assert_fails(DSC_E_INVALID, "norm_forward_train: y shares memory with x",
+                     dsc_op_norm_forward_train(g->q, &desc, &x.t, NULL, &p, &c.t, &c.t, &x.t));
+        assert_fails(DSC_E_INVALID, "the momentum is 2",
+                     dsc_op_norm_forward_train(g->q, &bad, &x.t, NULL, &p, &c.t, &c.t, &y.t));
+        assert_fails(DSC_E_INVALID, "norm_forward_eval: residual is [4]",
+                     dsc_op_norm_forward_eval(g->q, &desc, &x.t, &four.t, &p, &y.t));
+        dsc_norm_grads grads = {.dx = &dx.t, .dgamma = &c.t, .dshift = &c.t};
+        assert_fails(DSC_E_INVALID, "norm_backward: y is missing",
+                     dsc_op_norm_backward(g->q, &desc, &x.t, NULL, &y.t, &c.t, &c.t, &c.t, &grads));
+        grads.beta_p = 0.5;
+        assert_fails(DSC_E_INVALID, "norm_backward: beta_p is 0.5",
+                     dsc_op_norm_backward(g->q, &desc, &x.t, &y.t, &y.t, &c.t, &c.t, &c.t, &grads));
+        grads.dx = NULL;
+        assert_fails(DSC_E_INVALID, "norm_backward: dx is missing",
+                     dsc_op_norm_backward(g->q, &desc, &x.t, &y.t, &y.t, &c.t, &c.t, &c.t, &grads));
+        place *all[] = {&x, &y, &dx, &c, &four};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            place_free(all[i]);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forward_train), cmocka_unit_test(test_forward_eval),
+        cmocka_unit_test(test_backward),      cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_few_rows),      cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, rigs_open, rigs_close);
+}

@@ -1,0 +1,1 @@
+descent_script_test(example-train examples/train.sh)

@@ -1,0 +1,432 @@
+/* Checkpoints on their own: layout of the state dict, files of a directory, save and load, damage, fuzz. */
+#include "test.h"
+
+#include "base/memory.h"
+#include "base/rng.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_directory.h"
+#include "train/file.h"
+#include "train/runs.h"
+#include "train/scratch.h"
+#include "train/statedict.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+
+static dsc_comm *comm;
+static dsc_device *device;
+static dsc_queue *queue;
+static char directory[SCRATCH_SIZE];
+
+/* ---- a model of a few numbers ---- */
+
+typedef struct tiny {
+    dsc_model *model;
+    dsc_optim *optim;
+    dsc_train_options options;
+    dsc_train_state state;
+} tiny;
+
+static void tiny_open(tiny *t, uint64_t seed, int64_t classes) {
+    dsc_model_options model;
+    dsc_conv2d_options conv;
+    dsc_value x;
+    dsc_model_options_init(&model);
+    model.seed = seed;
+    assert_ok(dsc_model_create(device, &model, &t->model));
+    assert_ok(dsc_model_input(t->model, 4, 5, 2, &x));
+    dsc_conv2d_options_init(&conv, 3);
+    conv.kernel_w = 2;
+    assert_ok(dsc_model_conv2d(t->model, "conv", x, 3, &conv, &x));
+    assert_ok(dsc_model_batch_norm(t->model, "bn", x, &x));
+    assert_ok(dsc_model_global_pool(t->model, x, &x));
+    assert_ok(dsc_model_linear(t->model, "fc", x, classes, 1, &x));
+    assert_ok(dsc_model_seal(t->model, x));
+    dsc_train_options_init(&t->options);
+    t->options.model = "tiny";
+    assert_ok(dsc_optim_create(queue, dsc_model_params(t->model), dsc_model_param_count(t->model),
+                               &t->options.optim, &t->optim));
+    dsc_train_state_init(&t->state);
+}
+
+static void tiny_close(tiny *t) {
+    dsc_optim_destroy(&t->optim);
+    dsc_model_destroy(&t->model);
+}
+
+static dsc_snapshot snapshot(tiny *t) {
+    return (dsc_snapshot){comm, queue, t->model, t->optim, &t->options, 1000, &t->state};
+}
+
+static void fill(const dsc_tensor *t, int64_t first) {
+    for (int64_t i = 0; i < dsc_tensor_count(t); i++) {
+        if (t->dtype == DSC_I64)
+            ((int64_t *)t->data)[i] = first + i;
+        else
+            ((float *)t->data)[i] = (float)(first + i);
+    }
+}
+
+/* Everything that a checkpoint holds gets a value of its own. */
+static void tiny_fill(tiny *t, int64_t step) {
+    for (int64_t i = 0; i < dsc_model_param_count(t->model); i++)
+        fill(&dsc_model_params(t->model)[i].value, 1000 * i);
+    for (int64_t i = 0; i < dsc_model_buffer_count(t->model); i++)
+        fill(&dsc_model_buffers(t->model)[i].value, -1000 * i);
+    for (int64_t i = 0; i < dsc_optim_state_count(t->optim); i++)
+        fill(&dsc_optim_state(t->optim)[i].value, 7 + 1000 * i);
+    dsc_optim_set_steps(t->optim, step + 100);
+    t->state = (dsc_train_state){step, 3, 640, 12.25, 640, 2.5, 1.5, 0.25, 0.75, 8, 0.5, 4, 33.5};
+}
+
+static void save(tiny *t, int64_t step, const char *into) {
+    dsc_snapshot s = snapshot(t);
+    int64_t bytes = 0;
+    tiny_fill(t, step);
+    assert_ok(dsc_checkpoint_save(&s, into, &bytes));
+    assert_true(bytes > 0);
+}
+
+static void make_directory(const char *name, char path[SCRATCH_SIZE]) {
+    snprintf(path, SCRATCH_SIZE, "%s", scratch_path(directory, name));
+    assert_ok(dsc_directory_make(path));
+}
+
+/* ---- layout ---- */
+
+/* conv.weight is [3][3][2][2] (OHWI) here and [3][2][3][2] (OIHW) in the file. */
+static void test_layout(void **state) {
+    (void)state;
+    tiny t;
+    char path[SCRATCH_SIZE];
+    float there[36];
+    dsc_st_reader *r = NULL;
+    make_directory("layout", path);
+    tiny_open(&t, 1, 4);
+    save(&t, 12, path);
+    assert_ok(dsc_st_open(scratch_path(path, "checkpoint-12.safetensors"), &r));
+    assert_int_equal(dsc_st_count(r), 8);
+    const dsc_st_tensor *conv = dsc_st_find(r, "conv.weight");
+    assert_int_equal(conv->ndim, 4);
+    const int64_t shape[] = {3, 2, 3, 2};
+    assert_memory_equal(conv->dim, shape, sizeof shape);
+    assert_ok(dsc_st_read(r, conv, there, sizeof there));
+    const float *here = dsc_model_params(t.model)[0].value.data;
+    for (int o = 0; o < 3; o++)
+        for (int i = 0; i < 2; i++)
+            for (int h = 0; h < 3; h++)
+                for (int w = 0; w < 2; w++)
+                    assert_true(there[((o * 2 + i) * 3 + h) * 2 + w] == here[((o * 3 + h) * 2 + w) * 2 + i]);
+    const dsc_st_tensor *batches = dsc_st_find(r, "bn.num_batches_tracked");
+    assert_int_equal(batches->ndim, 0);
+    assert_int_equal(batches->dtype, DSC_I64);
+    assert_string_equal(dsc_st_metadata(r, "model"), "tiny");
+    assert_string_equal(dsc_st_metadata(r, "classes"), "4");
+    assert_string_equal(dsc_st_metadata(r, "format"), "pt");
+    dsc_st_close(&r);
+    tiny_close(&t);
+}
+
+static void assert_same(const dsc_param *a, const dsc_param *b, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        assert_memory_equal(a[i].value.data, b[i].value.data, dsc_tensor_bytes(&a[i].value));
+}
+
+static void test_round_trip(void **state) {
+    (void)state;
+    tiny a, b;
+    char path[SCRATCH_SIZE];
+    make_directory("round", path);
+    tiny_open(&a, 1, 4);
+    tiny_open(&b, 2, 4);
+    save(&a, 12, path);
+    dsc_snapshot s = snapshot(&b);
+    assert_ok(dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors")));
+    assert_same(dsc_model_params(a.model), dsc_model_params(b.model), dsc_model_param_count(a.model));
+    assert_same(dsc_model_buffers(a.model), dsc_model_buffers(b.model), dsc_model_buffer_count(a.model));
+    assert_same(dsc_optim_state(a.optim), dsc_optim_state(b.optim), dsc_optim_state_count(a.optim));
+    assert_int_equal(dsc_optim_steps(b.optim), 112);
+    assert_memory_equal(&a.state, &b.state, sizeof a.state);
+    assert_int_equal(scratch_count(path, ".tmp"), 0);
+    tiny_close(&a);
+    tiny_close(&b);
+}
+
+/* ---- the directory ---- */
+
+static void test_names(void **state) {
+    (void)state;
+    char *path = NULL;
+    assert_ok(dsc_checkpoint_state_path("a/checkpoint-5.safetensors", &path));
+    assert_string_equal(path, "a/checkpoint-5.state.safetensors");
+    dsc_memory_free(&path);
+    assert_fails(DSC_E_INVALID, "name the model file",
+                 dsc_checkpoint_state_path("a/checkpoint-5.state.safetensors", &path));
+    assert_fails(DSC_E_INVALID, "must end in", dsc_checkpoint_state_path("a/model.pt", &path));
+}
+
+static void touch(const char *folder, int64_t step, int state_too) {
+    char name[64];
+    snprintf(name, sizeof name, "checkpoint-%lld.safetensors", (long long)step);
+    scratch_write(scratch_path(folder, name), "x", 1);
+    snprintf(name, sizeof name, "checkpoint-%lld.state.safetensors", (long long)step);
+    if (state_too)
+        scratch_write(scratch_path(folder, name), "x", 1);
+}
+
+static void expect_steps(const char *folder, const int64_t *wanted, int64_t count) {
+    int64_t *steps = NULL, found = 0;
+    assert_ok(dsc_checkpoint_list(folder, &steps, &found));
+    assert_int_equal(found, count);
+    if (count > 0)
+        assert_memory_equal(steps, wanted, (size_t)count * sizeof *steps);
+    dsc_memory_free(&steps);
+}
+
+static void test_list_and_prune(void **state) {
+    (void)state;
+    char path[SCRATCH_SIZE];
+    make_directory("list", path);
+    expect_steps(scratch_path(path, "nowhere"), NULL, 0);
+    expect_steps(path, NULL, 0);
+    for (int64_t step = 10; step <= 100; step += 10)
+        touch(path, step, 1);
+    touch(path, 110, 0); /* half a checkpoint */
+    scratch_write(scratch_path(path, "checkpoint-7x.safetensors"), "x", 1);
+    scratch_write(scratch_path(path, "checkpoint-007.safetensors"), "x", 1);
+    expect_steps(path, (int64_t[]){100, 90, 80, 70, 60, 50, 40, 30, 20, 10}, 10);
+    assert_ok(dsc_checkpoint_prune(path, 90, 2, 30)); /* 100 is later than the last */
+    expect_steps(path, (int64_t[]){100, 90, 80, 70, 30}, 5);
+    assert_ok(dsc_checkpoint_prune(path, 100, 0, -1));
+    expect_steps(path, (int64_t[]){100}, 1);
+    assert_int_equal(scratch_count(path, ".state.safetensors"), 1);
+    assert_true(scratch_exists(path, "checkpoint-007.safetensors"));
+}
+
+static void test_latest(void **state) {
+    (void)state;
+    char path[SCRATCH_SIZE], *latest = NULL;
+    size_t bytes;
+    make_directory("latest", path);
+    assert_ok(dsc_checkpoint_latest(path, &latest));
+    assert_null(latest);
+    touch(path, 5, 1);
+    touch(path, 30, 1);
+    assert_ok(dsc_checkpoint_latest(path, &latest)); /* without `latest`: the highest */
+    assert_string_equal(latest, scratch_path(path, "checkpoint-30.safetensors"));
+    dsc_memory_free(&latest);
+    assert_ok(dsc_checkpoint_set_latest(path, 5));
+    char *text = scratch_read(scratch_path(path, "latest"), &bytes);
+    assert_string_equal(text, "checkpoint-5.safetensors\n");
+    free(text);
+    assert_ok(dsc_checkpoint_latest(path, &latest));
+    assert_string_equal(latest, scratch_path(path, "checkpoint-5.safetensors"));
+    dsc_memory_free(&latest);
+    assert_ok(dsc_checkpoint_set_latest(path, 6));
+    assert_fails(DSC_E_NOT_FOUND, "remove 'latest'", dsc_checkpoint_latest(path, &latest));
+    static const char *const bad[] = {"", "\n", "../etc/passwd\n", "checkpoint-x.safetensors",
+                                      "checkpoint-5.safetensors\nmore"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        scratch_write(scratch_path(path, "latest"), bad[i], strlen(bad[i]));
+        assert_fails(DSC_E_FORMAT, "is damaged", dsc_checkpoint_latest(path, &latest));
+    }
+    scratch_write(scratch_path(path, "latest.tmp"), "x", 1);
+    scratch_write(scratch_path(path, "checkpoint-9.safetensors.tmp"), "x", 1);
+    scratch_write(scratch_path(path, "mine.tmp"), "x", 1);
+    dsc_checkpoint_sweep(path);
+    assert_int_equal(scratch_count(path, ".tmp"), 1);
+}
+
+/* ---- failures ---- */
+
+static size_t file_size(const char *folder, const char *name) {
+    size_t bytes;
+    free(scratch_read(scratch_path(folder, name), &bytes));
+    return bytes;
+}
+
+static void test_full_disk(void **state) {
+    (void)state;
+    tiny t;
+    char path[SCRATCH_SIZE];
+    size_t bytes;
+    struct rlimit old, small;
+    make_directory("full", path);
+    tiny_open(&t, 1, 4);
+    save(&t, 12, path);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    dsc_snapshot s = snapshot(&t);
+    /* The limit falls into a header, into the model's data, into the state's data. */
+    const size_t limits[] = {100, file_size(path, "checkpoint-12.safetensors") - 10,
+                             file_size(path, "checkpoint-12.state.safetensors") - 10};
+    for (int i = 0; i < 3; i++) {
+        int64_t size;
+        small = old;
+        small.rlim_cur = limits[i];
+        t.state.step = 13;
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+        dsc_status status = dsc_checkpoint_save(&s, path, &size);
+        assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+        assert_int_equal(status, DSC_E_IO);
+        assert_non_null(strstr(dsc_error_message(), "free some space"));
+        assert_int_equal(scratch_count(path, ".tmp"), 0);
+        assert_int_equal(scratch_count(path, "checkpoint-13.safetensors"), 0);
+    }
+    char *text = scratch_read(scratch_path(path, "latest"), &bytes);
+    assert_string_equal(text, "checkpoint-12.safetensors\n");
+    free(text);
+    assert_ok(dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors")));
+    tiny_close(&t);
+}
+
+static void expect_load(tiny *t, const char *path, dsc_status wanted, const char *message) {
+    dsc_snapshot s = snapshot(t);
+    assert_fails(wanted, message, dsc_checkpoint_load(&s, path));
+}
+
+static void copy_file(const char *from, const char *to) {
+    size_t bytes;
+    char *data = scratch_read(from, &bytes);
+    scratch_write(to, data, bytes);
+    free(data);
+}
+
+static void test_mismatches(void **state) {
+    (void)state;
+    tiny t, other;
+    char path[SCRATCH_SIZE], model[SCRATCH_SIZE * 2];
+    make_directory("mismatch", path);
+    tiny_open(&t, 1, 4);
+    save(&t, 12, path);
+    snprintf(model, sizeof model, "%s/checkpoint-12.safetensors", path);
+    expect_load(&t, scratch_path(path, "checkpoint-1.safetensors"), DSC_E_NOT_FOUND, "checkpoint-1.");
+    tiny_open(&other, 1, 5);
+    expect_load(&other, model, DSC_E_INVALID, "4x5x2 images and 4 classes, this run has 4x5x2 and 5");
+    tiny_close(&other);
+    t.options.model = "large";
+    expect_load(&t, model, DSC_E_INVALID, "of model tiny, this run trains large");
+    t.options.model = "tiny";
+    t.options.optim.kind = DSC_ADAM;
+    expect_load(&t, model, DSC_E_INVALID, "with optimiser sgd, this run uses adam");
+    t.options.optim.kind = DSC_SGD;
+    dsc_snapshot s = snapshot(&t);
+    s.samples = 999;
+    assert_fails(DSC_E_INVALID, "of 1000 samples, the data set has 999", dsc_checkpoint_load(&s, model));
+    copy_file(model, scratch_path(path, "alone.safetensors"));
+    expect_load(&t, scratch_path(path, "alone.safetensors"), DSC_E_NOT_FOUND, "training cannot go on");
+    save(&t, 13, path);
+    copy_file(scratch_path(path, "checkpoint-13.state.safetensors"),
+              scratch_path(path, "alone.state.safetensors"));
+    expect_load(&t, scratch_path(path, "alone.safetensors"), DSC_E_FORMAT, "do not belong together");
+    tiny_close(&t);
+}
+
+/* A file of the wrong tensors: names and shapes are told. */
+static void test_foreign_state_dict(void **state) {
+    (void)state;
+    tiny t, other;
+    char path[SCRATCH_SIZE];
+    dsc_st_reader *r = NULL;
+    make_directory("foreign", path);
+    tiny_open(&t, 1, 4);
+    tiny_open(&other, 1, 5);
+    save(&t, 12, path);
+    assert_ok(dsc_st_open(scratch_path(path, "checkpoint-12.safetensors"), &r));
+    assert_ok(dsc_statedict_check(t.model, "tiny", r));
+    assert_fails(DSC_E_INVALID, "'fc.weight' is fp32 [4, 3], in model tiny it is fp32 [5, 3]",
+                 dsc_statedict_check(other.model, "tiny", r));
+    dsc_st_close(&r);
+    assert_ok(dsc_st_open(scratch_path(path, "checkpoint-12.state.safetensors"), &r));
+    assert_fails(DSC_E_INVALID, "lacks 'conv.weight' of model tiny", dsc_statedict_check(t.model, "tiny", r));
+    dsc_st_close(&r);
+    tiny_close(&t);
+    tiny_close(&other);
+}
+
+/* Every allocation of save and load fails once: an error, no leak, no temporary file. */
+static void test_memory(void **state) {
+    (void)state;
+    tiny t;
+    char path[SCRATCH_SIZE];
+    make_directory("memory", path);
+    tiny_open(&t, 1, 4);
+    tiny_fill(&t, 12);
+    dsc_snapshot s = snapshot(&t);
+    dsc_status status = DSC_E_MEMORY;
+    int64_t bytes, nth = 0;
+    while (status == DSC_E_MEMORY && nth < 1000) {
+        dsc_memory_fail_at(++nth);
+        status = dsc_checkpoint_save(&s, path, &bytes);
+        assert_int_equal(scratch_count(path, ".tmp"), 0);
+    }
+    dsc_memory_fail_at(0);
+    assert_ok(status);
+    assert_true(nth > 10);
+    status = DSC_E_MEMORY;
+    for (nth = 0; status == DSC_E_MEMORY && nth < 1000;) {
+        dsc_memory_fail_at(++nth);
+        status = dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors"));
+    }
+    dsc_memory_fail_at(0);
+    assert_ok(status);
+    assert_true(nth > 10);
+    tiny_close(&t);
+}
+
+/* ---- fuzz ---- */
+
+static void fuzz_one(const char *name, const dsc_snapshot *s, const char *path, uint32_t which) {
+    size_t size;
+    const char *victim = scratch_path(path, name), *model = scratch_path(path, "checkpoint-12.safetensors");
+    char *good = scratch_read(victim, &size);
+    char *bad = malloc(size);
+    assert_non_null(bad);
+    for (uint64_t i = 0; i < 5000; i++) {
+        dsc_rng rng = dsc_rng_start(2, DSC_RNG_TEST, which, i);
+        size_t length = i % 4 == 0 ? dsc_rng_below(&rng, (uint32_t)size) : size;
+        memcpy(bad, good, size);
+        for (uint32_t flips = i % 4 == 0 ? 0 : 1 + dsc_rng_below(&rng, 4); flips > 0; flips--)
+            bad[dsc_rng_below(&rng, (uint32_t)size)] ^= (char)(1 << dsc_rng_below(&rng, 8));
+        scratch_write(victim, bad, length);
+        dsc_status status = dsc_checkpoint_load(s, model);
+        assert_true(status == DSC_OK || status == DSC_E_FORMAT || status == DSC_E_INVALID);
+    }
+    scratch_write(victim, good, size);
+    free(good);
+    free(bad);
+}
+
+static void test_fuzz(void **state) {
+    (void)state;
+    tiny t;
+    char path[SCRATCH_SIZE];
+    make_directory("fuzz", path);
+    tiny_open(&t, 1, 4);
+    save(&t, 12, path);
+    dsc_snapshot s = snapshot(&t);
+    fuzz_one("checkpoint-12.safetensors", &s, path, 0);
+    fuzz_one("checkpoint-12.state.safetensors", &s, path, 1);
+    tiny_close(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layout),     cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_names),      cmocka_unit_test(test_list_and_prune),
+        cmocka_unit_test(test_latest),     cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_mismatches), cmocka_unit_test(test_foreign_state_dict),
+        cmocka_unit_test(test_memory),     cmocka_unit_test(test_fuzz),
+    };
+    scratch_make(directory);
+    runs_open(&comm, &device);
+    if (dsc_queue_create(device, &queue) != DSC_OK)
+        return 1;
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    dsc_queue_destroy(&queue);
+    dsc_device_destroy(&device);
+    dsc_comm_destroy(&comm);
+    scratch_remove(directory);
+    return failed;
+}

@@ -1,0 +1,299 @@
+/* Runs on several ranks: equal to one rank of the whole batch, stopped by any rank, resumed with the same and
+ * another number of ranks, drift noticed, failures agreed on. */
+#include "comm/parallel.h"
+
+#include "train/runs.h"
+#include "train/scratch.h"
+#include "train/share.h"
+#include "train/trainer.h"
+
+#include <math.h>
+
+enum { WATCHDOG_S = 240, STEPS = 20 };
+
+static dsc_comm *comm, *alone; /* all ranks; this process by itself */
+static dsc_device *device;
+static dsc_queue *queue;
+static int rank, ranks;
+static char directory[SCRATCH_SIZE]; /* the same on every rank */
+
+static const char *folder(const char *name, char path[SCRATCH_SIZE]) {
+    snprintf(path, SCRATCH_SIZE, "%s", scratch_path(directory, name));
+    return path;
+}
+
+/* ---- p ranks of batch b are one rank of batch p b ---- */
+
+static dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, int steps) {
+    dsc_trainer *t = NULL;
+    EXPECT_OK(dsc_trainer_create(with, device, o, &t));
+    for (int i = 0; t && i < steps; i++) {
+        EXPECT_OK(dsc_trainer_step(t));
+        if (dsc_trainer_epoch_done(t)) {
+            t->state.epoch++;
+            t->state.position = 0;
+        }
+    }
+    return t;
+}
+
+static double distance(const dsc_trainer *a, const dsc_trainer *b, const dsc_trainer *start) {
+    dsc_tensor ta = dsc_model_values(a->model), tb = dsc_model_values(b->model),
+               t0 = dsc_model_values(start->model);
+    const float *x = ta.data, *y = tb.data, *z = t0.data;
+    double apart = 0, travelled = 0;
+    for (int64_t i = 0; i < dsc_tensor_count(&ta); i++) {
+        apart += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+        travelled += ((double)y[i] - z[i]) * ((double)y[i] - z[i]);
+    }
+    return sqrt(apart / travelled);
+}
+
+/* The limit as in the test of accumulation: 8 * steps * sqrt(terms) * eps, relative to the way gone. */
+static void check_equal(const char *model, int64_t micro) {
+    dsc_train_options o;
+    char data[32];
+    snprintf(data, sizeof data, "synthetic:%d", ranks * 4 * (int)micro * 7 + 3);
+    runs_options(&o, NULL);
+    o.model = model;
+    o.data = data;
+    o.eval_every = 0;
+    o.batch_size = 4;
+    o.batches_per_allreduce = micro;
+    dsc_trainer *many = stepped(comm, &o, STEPS);
+    o.batch_size = 4 * ranks * micro;
+    o.batches_per_allreduce = 1;
+    dsc_trainer *one = stepped(alone, &o, STEPS), *start = stepped(alone, &o, 0);
+    double limit = 8 * STEPS * sqrt((double)(o.batch_size * 1024)) * 0x1p-24;
+    double apart = distance(many, one, start);
+    EXPECT(apart <= limit);
+    EXPECT(fabs(many->report.loss - one->report.loss) <= limit * one->report.loss);
+    EXPECT(many->state.loss_rows == one->state.loss_rows);
+    EXPECT_OK(dsc_trainer_check(many));
+    dsc_trainer_destroy(&start);
+    dsc_trainer_destroy(&one);
+    dsc_trainer_destroy(&many);
+}
+
+static void test_equal(void **state) {
+    (void)state;
+    check_equal("mlp", 1);
+    check_equal("lenet", 1);
+    check_equal("mlp", 2);
+    all_fine(comm);
+}
+
+/* Bytes of a step's gradients by the formula of all-reduce, and the scaling of the rate. */
+static void test_report(void **state) {
+    (void)state;
+    dsc_train_options o;
+    runs_options(&o, NULL);
+    o.eval_every = 0;
+    o.batch_size = 4;
+    o.lr_scaling = 1;
+    dsc_trainer *t = stepped(comm, &o, 1);
+    double bytes = 4.0 * (double)dsc_model_parameter_total(t->model) * 2 * (ranks - 1) / ranks;
+    EXPECT(fabs((double)t->report.bytes[DSC_TRAFFIC_GRADIENTS] - bytes) <= 8 * 8);
+    EXPECT(t->report.bytes[DSC_TRAFFIC_PARAMETERS] == 0);
+    EXPECT(fabs(t->report.lr - 0.02 * ranks) < 1e-15);
+    dsc_trainer_destroy(&t);
+    all_fine(comm);
+}
+
+/* ---- stop and resume ---- */
+
+static void resume_options(dsc_train_options *o, const char *out) {
+    static char data[32];
+    snprintf(data, sizeof data, "synthetic:%d", ranks * 2 * 4);
+    runs_options(o, out);
+    o->model = "resnet20"; /* running statistics differ between the ranks */
+    o->data = data;        /* 4 steps an epoch */
+    o->batch_size = 2;
+    o->epochs = 2;
+}
+
+static void go_on(const char *whole, const char *out, dsc_train_options *o) {
+    dsc_train_result result;
+    o->progress = NULL;
+    o->resume = "auto";
+    EXPECT_OK(dsc_train_run(comm, device, o, &result));
+    EXPECT(result.steps == 8);
+    EXPECT_OK(dsc_comm_barrier(comm));
+    EXPECT(runs_differences(whole, out, 8) == 0);
+}
+
+/* The request of one rank, not rank 0, ends all at the same step. */
+static void test_resume(void **state) {
+    (void)state;
+    char whole[SCRATCH_SIZE], early[SCRATCH_SIZE], late[SCRATCH_SIZE];
+    dsc_train_options o;
+    dsc_train_result result;
+    resume_options(&o, folder("whole", whole));
+    EXPECT_OK(dsc_train_run(comm, device, &o, NULL));
+
+    o.out = folder("early", early);
+    if (rank == ranks - 1)
+        dsc_train_request_stop();
+    EXPECT_FAILS(DSC_E_INTERRUPTED, "checkpoint-1", dsc_train_run(comm, device, &o, &result));
+    EXPECT(result.steps == 1);
+    go_on(whole, early, &o);
+
+    int64_t stop = 6;
+    resume_options(&o, folder("late", late));
+    o.progress = runs_stop_at; /* called on rank 0 only */
+    o.progress_context = &stop;
+    EXPECT_FAILS(DSC_E_INTERRUPTED, "checkpoint-6", dsc_train_run(comm, device, &o, &result));
+    EXPECT(result.steps == 6);
+    go_on(whole, late, &o);
+    all_fine(comm);
+}
+
+/* p ranks stop in the middle of an epoch; one rank of the whole batch goes on at the same sample. */
+static void test_other_ranks(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE], data[32], file[SCRATCH_SIZE];
+    dsc_train_options o;
+    dsc_train_result result, resumed, whole;
+    snprintf(data, sizeof data, "synthetic:%d", ranks * 4 * 5);
+    runs_options(&o, folder("others", out));
+    o.data = data;
+    o.batch_size = 4;
+    o.steps = 7; /* of 5 an epoch */
+    EXPECT_OK(dsc_train_run(comm, device, &o, &result));
+    EXPECT_OK(dsc_comm_barrier(comm));
+    snprintf(file, sizeof file, "%s", scratch_path(out, "checkpoint-7.safetensors"));
+    o.out = NULL;
+    o.steps = 0;
+    o.batch_size = 4 * ranks;
+    EXPECT_OK(dsc_train_run(alone, device, &o, &whole));
+    o.resume = file;
+    EXPECT_OK(dsc_train_run(alone, device, &o, &resumed));
+    double limit = 8 * STEPS * sqrt((double)(o.batch_size * 1024)) * 0x1p-24;
+    EXPECT(resumed.steps == 10 && resumed.epochs == 2);
+    EXPECT(fabs(resumed.train_loss - whole.train_loss) <= limit * whole.train_loss);
+    EXPECT(fabs(resumed.val_loss - whole.val_loss) <= limit * whole.val_loss);
+
+    /* Another size of step: 3 steps of p * 4 samples are left, so 3 p of 4. */
+    o.batch_size = 4;
+    EXPECT_OK(dsc_train_run(alone, device, &o, &resumed));
+    EXPECT(resumed.steps == 7 + 3 * ranks);
+    EXPECT_OK(dsc_comm_barrier(comm));
+    all_fine(comm);
+}
+
+/* ---- evaluation ---- */
+
+/* All ranks together judge the checkpoint as one rank does. */
+static void test_eval(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE];
+    dsc_train_options o;
+    dsc_train_result trained;
+    dsc_eval_options e;
+    dsc_eval_result all, one;
+    runs_options(&o, folder("eval", out));
+    o.model = "resnet20";
+    o.data = "synthetic:115"; /* 23 validation images: no number of ranks divides them */
+    o.batch_size = 4;
+    o.steps = 3;
+    EXPECT_OK(dsc_train_run(comm, device, &o, &trained));
+    EXPECT_OK(dsc_comm_barrier(comm));
+    dsc_eval_options_init(&e);
+    e.checkpoint = rank == 0 ? out : "only rank 0 looks";
+    e.data = o.data;
+    e.batch_size = 4;
+    EXPECT_OK(dsc_eval_run(comm, device, &e, &all));
+    e.checkpoint = out;
+    EXPECT_OK(dsc_eval_run(alone, device, &e, &one));
+    EXPECT(all.images == 23 && one.images == 23);
+    /* Sums of 23 losses that are equal up to rounding of a forward pass of 20 layers. */
+    double limit = 8 * 20 * sqrt(576) * 0x1p-24;
+    EXPECT(fabs(all.loss - one.loss) <= limit * one.loss);
+    EXPECT(fabs(trained.val_loss - one.loss) <= limit * one.loss);
+    EXPECT(all.top1 == one.top1 && all.top5 == one.top5 && trained.top1 == one.top1);
+    EXPECT_OK(dsc_comm_barrier(comm));
+    all_fine(comm);
+}
+
+/* ---- failures ---- */
+
+static void test_drift(void **state) {
+    (void)state;
+    dsc_train_options o;
+    runs_options(&o, NULL);
+    o.eval_every = 0;
+    o.batch_size = 4;
+    dsc_trainer *t = stepped(comm, &o, 2);
+    EXPECT_OK(dsc_trainer_check(t));
+    if (rank == ranks - 1)
+        ((float *)dsc_model_values(t->model).data)[5] += 1;
+    if (ranks > 1)
+        EXPECT_FAILS(DSC_E_NUMERIC, "after step 2", dsc_trainer_check(t));
+    dsc_trainer_destroy(&t);
+    all_fine(comm);
+}
+
+static void test_not_finite(void **state) {
+    (void)state;
+    dsc_train_options o;
+    dsc_train_result result;
+    runs_options(&o, NULL);
+    o.eval_every = 0;
+    o.batch_size = 4;
+    o.lr = 1e30;
+    EXPECT_FAILS(DSC_E_NUMERIC, "the loss of step", dsc_train_run(comm, device, &o, &result));
+    EXPECT(result.steps >= 1);
+    all_fine(comm);
+}
+
+/* What only rank 0 finds out ends all of them. */
+static void test_agreed(void **state) {
+    (void)state;
+    dsc_train_options o;
+    char file[SCRATCH_SIZE];
+    snprintf(file, sizeof file, "%s", scratch_path(directory, "file"));
+    if (rank == 0)
+        scratch_write(file, "x", 1);
+    runs_options(&o, file);
+    o.batch_size = 4;
+    EXPECT_FAILS(DSC_E_INVALID, "is a file, not a directory", dsc_train_run(comm, device, &o, NULL));
+    o.out = NULL;
+    o.resume = "nowhere/checkpoint-1.safetensors";
+    EXPECT_FAILS(DSC_E_NOT_FOUND, "nowhere", dsc_train_run(comm, device, &o, NULL));
+    o.resume = NULL;
+    o.batch_size = rank == ranks - 1 ? 0 : 4; /* one rank's options are wrong */
+    EXPECT_FAILS(DSC_E_INVALID, "batch size 0", dsc_train_run(comm, device, &o, NULL));
+    all_fine(comm);
+}
+
+static void open_all(void) {
+    dsc_comm_options options;
+    dsc_comm_options_init(&options);
+    assert_ok(dsc_comm_create(&options, &comm));
+    runs_open(&alone, &device);
+    assert_ok(dsc_queue_create(device, &queue));
+    rank = dsc_comm_rank(comm);
+    ranks = dsc_comm_size(comm);
+    if (rank == 0)
+        scratch_make(directory);
+    assert_ok(dsc_share_bytes(comm, queue, directory, sizeof directory));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equal),       cmocka_unit_test(test_report), cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_other_ranks), cmocka_unit_test(test_eval),   cmocka_unit_test(test_drift),
+        cmocka_unit_test(test_not_finite),  cmocka_unit_test(test_agreed),
+    };
+    start_watchdog(WATCHDOG_S);
+    open_all();
+    silence_other_ranks(comm);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    if (rank == 0)
+        scratch_remove(directory);
+    dsc_queue_destroy(&queue);
+    dsc_device_destroy(&device);
+    dsc_comm_destroy(&alone);
+    dsc_comm_destroy(&comm);
+    return failed;
+}
