@@ -2,7 +2,6 @@
 #ifndef DSC_DATA_DATASET_H
 #define DSC_DATA_DATASET_H
 
-#include "base/rng.h"
 #include "data/augment.h"
 #include "data/files.h"
 #include "descent/data.h"

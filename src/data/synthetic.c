@@ -7,6 +7,11 @@
  * can only compare with one template a class, learns next to nothing. Every shape is its own mirror image and
  * keeps its name when moved, so the usual crop and flip leave the class as it is.
  *
+ * How hard it is, measured with 10,000 images, crop and flip, batch 128: a linear model stays at 11 to 12 %,
+ * a perceptron with layers of 256 and 128 gets to 29 % after 8 epochs and 53 % after 20 (rate 0.02),
+ * ResNet-20 to 35, 79, 79, 89, 89, 93 % after epochs 1 to 6 (rate 0.1); with 4,000 images to 13, 20, 25, 41,
+ * 58, 75, 83 %.
+ *
  * All arithmetic is in integers (lengths in 1/16 pixel), so an image is the same on every machine. It is
  * drawn when it is first asked for, and kept. */
 #include "base/error.h"
