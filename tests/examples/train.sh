@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The example trains alone and on two ranks, its loss falls, and a wrong data set ends the whole job with a message.
 set -euo pipefail
-program=$DESCENT_BINARY_DIR/examples/train_mlp
+program=$DESCENT_BINARY_DIR/examples/train_small
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -13,7 +13,7 @@ check_run() {
 
 "$program" synthetic:512 2 >"$work/alone"
 check_run "$work/alone"
-if "$program" nonsense 2>"$work/error" || ! grep -q "train_mlp: .*nonsense" "$work/error"; then
+if "$program" nonsense 2>"$work/error" || ! grep -q "train_small: .*nonsense" "$work/error"; then
     echo "a wrong data set was not refused"
     exit 1
 fi
@@ -26,4 +26,4 @@ if timeout 60 "$DESCENT_MPIEXEC" "${flags[@]}" -n 2 "$program" nonsense 2>"$work
     echo "a wrong data set was not refused on two ranks"
     exit 1
 fi
-grep -q "train_mlp: rank [01]: .*nonsense" "$work/error"
+grep -q "train_small: rank [01]: .*nonsense" "$work/error"

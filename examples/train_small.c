@@ -1,6 +1,6 @@
 /* Builds a small network, trains and evaluates it on all ranks, through descent's public headers only:
  *
- *   train_mlp [DATA [EPOCHS]]       or, on four ranks, mpirun -n 4 train_mlp cifar10:DIR 10
+ *   train_small [DATA [EPOCHS]]       or, on four ranks, mpirun -n 4 train_small cifar10:DIR 10
  *
  * Every rank takes its part of each batch; gradients are averaged while the backward pass still runs. */
 #include <descent/descent.h>
@@ -22,7 +22,7 @@ static double rate; /* of the next step */
 static void check(dsc_status status) {
     if (status == DSC_OK)
         return;
-    fprintf(stderr, "train_mlp: %s\n", dsc_error_message());
+    fprintf(stderr, "train_small: %s\n", dsc_error_message());
     dsc_comm_abort(comm, 1);
 }
 
