@@ -163,16 +163,19 @@ static void test_ring(void **state) {
     for_all_cases(case_ring);
 }
 
-/* Sums of halves are rounded as sums in float32 are: 256 + 1 is a tie in bf16, and becomes 256. */
+/* Sums of halves are rounded as sums in float32 are, to nearest, ties to even: 257 is a tie in bf16 between
+ * 256 and 258, 2051 in fp16 between 2050 and 2052. The second element of each keeps its last bit. */
 static void test_half_rounding(void **state) {
     (void)state;
-    buffer b = buffer_make(device, DSC_BF16, 1), f = buffer_make(device, DSC_F16, 1);
+    buffer b = buffer_make(device, DSC_BF16, 2), f = buffer_make(device, DSC_F16, 2);
     set(&b.t, 0, rank == 0 ? 256 : rank == 1 ? 1 : 0);
+    set(&b.t, 1, rank == 0 ? 128 : rank == 1 ? 1 : 0);
     set(&f.t, 0, rank == 0 ? 2048 : rank == 1 ? 3 : 0);
+    set(&f.t, 1, rank == 0 ? 1024 : rank == 1 ? 1 : 0);
     EXPECT_OK(dsc_comm_allreduce(world, DSC_TRAFFIC_OTHER, DSC_SUM, &b.t));
     EXPECT_OK(dsc_comm_allreduce(world, DSC_TRAFFIC_OTHER, DSC_SUM, &f.t));
-    EXPECT(get(&b.t, 0) == 256);
-    EXPECT(get(&f.t, 0) == (size > 1 ? 2052 : 2048)); /* 2051 is a tie between 2050 and 2052 */
+    EXPECT(get(&b.t, 0) == 256 && get(&b.t, 1) == (size > 1 ? 129 : 128));
+    EXPECT(get(&f.t, 0) == (size > 1 ? 2052 : 2048) && get(&f.t, 1) == (size > 1 ? 1025 : 1024));
     buffer_drop(&b);
     buffer_drop(&f);
     all_fine(world);

@@ -231,7 +231,7 @@ static void mutate_name(dsc_rng *rng, const char *name, char *out, size_t room) 
  */
 static void test_listing(void **state) {
     (void)state;
-    char folder[TEST_PATH], spec[TEST_PATH + 32], name[256], path[TEST_PATH + 256];
+    char folder[TEST_PATH], spec[TEST_PATH + 32], name[256], path[2 * TEST_PATH];
     static const char *const places[] = {"train",  "val", "train/ant", "train/bee", "train/ant/images",
                                          "val/bee"};
     static const char *const names[] = {"bee", "5.png", "5.JPEG", "images", "train"};

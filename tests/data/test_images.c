@@ -17,10 +17,10 @@
 
 enum { ROOM = 1 << 16 };
 
-static uint8_t file[ROOM];
-
 /* ---- decoding ---- */
 #if defined DSC_HAVE_JPEG || defined DSC_HAVE_PNG
+static uint8_t file[ROOM];
+
 static dsc_bytes decode(size_t size, int shrink, int64_t h, int64_t w) {
     dsc_encoded encoded = {"a file", file, (int64_t)size};
     dsc_bytes out = {NULL, 0};
