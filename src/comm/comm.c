@@ -150,7 +150,8 @@ dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
 
 void dsc_comm_abort(dsc_comm *comm, int exit_status) {
     (void)comm; /* the job ends as a whole, whichever communicator noticed the failure */
-    fflush(NULL);
+    fflush(stdout); /* not all streams: another thread may hold one while it waits for its disk */
+    fflush(stderr);
 #ifdef DSC_HAVE_MPI
     if (dsc_mpi_is_up())
         dsc_mpi_abort(exit_status);
