@@ -149,7 +149,7 @@ dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
 }
 
 void dsc_comm_abort(dsc_comm *comm, int exit_status) {
-    (void)comm; /* the job ends as a whole, whichever communicator noticed the failure */
+    (void)comm;     /* the job ends as a whole, whichever communicator noticed the failure */
     fflush(stdout); /* not all streams: another thread may hold one while it waits for its disk */
     fflush(stderr);
 #ifdef DSC_HAVE_MPI
