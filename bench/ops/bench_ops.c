@@ -1,7 +1,8 @@
 /* bench_ops: the rates of the cpu device's operations, next to what the machine can do at most. One line per
- * operation: median time, rate, share of the measured peak; convolutions by oneDNN and by our own path.
+ * operation: median time, rate, share of the measured peak; and the same without oneDNN, by our own path,
+ * where that differs.
  *
- *   bench_ops [--threads N] [--seconds S]     S: time spent on each line, 0.2 */
+ *   bench_ops [--threads N] [--seconds S]     S: time spent on each measurement, 0.2 */
 #include "base/clock.h"
 #include "device/cpu/conv.h"
 #include "device/ops.h"
@@ -13,13 +14,19 @@
 
 enum { MAX_REPEATS = 1000, MAX_TENSORS = 16 };
 
+/* One device and the tensors of the current line. */
 typedef struct bench {
     dsc_device *device;
     dsc_queue *q;
-    dsc_tensor tensors[MAX_TENSORS]; /* of the current line */
+    dsc_tensor tensors[MAX_TENSORS];
     int count;
-    double seconds, peak_flops, peak_bytes;
+    double seconds;
 } bench;
+
+/* The peaks that rates are compared with. */
+typedef struct peaks {
+    double flops, bytes; /* GFLOP/s, GB/s */
+} peaks;
 
 typedef dsc_status (*bench_function)(bench *b, const void *params);
 
@@ -68,12 +75,26 @@ static double time_of(bench *b, bench_function run, const void *params) {
     return times[count / 2];
 }
 
-/* work: flops or bytes of a call. */
-static void print_line(const char *operation, const char *shape, const char *how, double seconds, double work,
-                       const char *unit, double peak) {
-    double rate = work / seconds * 1e-9;
-    printf("%-22s %-28s %-26s %9.3f %9.1f %-7s %5.0f%%\n", operation, shape, how, seconds * 1e3, rate, unit,
-           100 * rate / peak);
+typedef struct line {
+    const char *operation, *shape, *how, *unit;
+    double work, peak; /* flops or bytes of a call; the peak rate */
+} line;
+
+static void print_head(void) {
+    printf("%-20s %-27s %-24s %9s %8s %-7s %6s   %9s %8s %6s\n", "operation", "shape", "implementation", "ms",
+           "rate", "", "peak", "own ms", "rate", "peak");
+}
+
+/* own: seconds by our own path; 0 when there is no difference. */
+static void print_line(const line *l, double seconds, double own) {
+    double rate = l->work / seconds * 1e-9;
+    printf("%-20s %-27s %-24s %9.3f %8.1f %-7s %5.0f%%", l->operation, l->shape, l->how, seconds * 1e3, rate,
+           l->unit, 100 * rate / l->peak);
+    if (own > 0) {
+        double own_rate = l->work / own * 1e-9;
+        printf("   %9.3f %8.1f %5.0f%%", own * 1e3, own_rate, 100 * own_rate / l->peak);
+    }
+    printf("\n");
     fflush(stdout);
 }
 
@@ -108,43 +129,60 @@ static dsc_status run_conv(bench *b, const void *params) {
     }
 }
 
-static void bench_conv(bench *b, const conv_case *s) {
-    static const char *const names[] = {"conv forward", "conv backward data", "conv backward weight"};
-    dsc_conv_desc d = {DSC_F32,   s->n,      s->size,       s->size,       s->c, s->k, s->kernel, s->kernel,
-                       s->stride, s->stride, s->kernel / 2, s->kernel / 2, 1,    1,    1};
-    int64_t oh, ow;
+/* Median seconds of the three passes on one device, and what implements them. */
+static void time_conv(bench *b, const dsc_conv_desc *d, double seconds[DSC_CONV_PASSES],
+                      char how[DSC_CONV_PASSES][32]) {
+    int64_t oh = 0, ow = 0;
     conv_call call;
-    char shape[64];
-    must(dsc_conv_output(&d, &oh, &ow));
-    must(dsc_conv_create(b->device, &d, &call.conv));
+    must(dsc_conv_output(d, &oh, &ow));
+    must(dsc_conv_create(b->device, d, &call.conv));
     int64_t bytes = (int64_t)dsc_conv_workspace(call.conv);
-    call.x = make(b, DSC_F32, 4, (const int64_t[]){d.n, d.h, d.w, d.c});
-    call.w = make(b, DSC_F32, 4, (const int64_t[]){d.k, d.kh, d.kw, d.c});
-    call.y = make(b, DSC_F32, 4, (const int64_t[]){d.n, oh, ow, d.k});
+    call.x = make(b, DSC_F32, 4, (const int64_t[]){d->n, d->h, d->w, d->c});
+    call.w = make(b, DSC_F32, 4, (const int64_t[]){d->k, d->kh, d->kw, d->c});
+    call.y = make(b, DSC_F32, 4, (const int64_t[]){d->n, oh, ow, d->k});
     call.work = make(b, DSC_U8, 1, &bytes);
-    snprintf(shape, sizeof shape, "%lldx%lldx%lldx%lld k%lld %lldx%lld/%lld", (long long)d.n, (long long)d.h,
-             (long long)d.w, (long long)d.c, (long long)d.k, (long long)d.kh, (long long)d.kw,
-             (long long)d.stride_h);
-    double flops = 2.0 * (double)(d.n * oh * ow * d.k) * (double)(d.kh * d.kw * d.c);
     for (int pass = 0; pass < DSC_CONV_PASSES; pass++) {
         call.pass = (dsc_conv_pass)pass;
-        print_line(names[pass], shape, dsc_cpu_conv_implementation(call.conv, call.pass),
-                   time_of(b, run_conv, &call), flops, "GFLOP/s", b->peak_flops);
+        seconds[pass] = time_of(b, run_conv, &call);
+        snprintf(how[pass], 32, "%s", dsc_cpu_conv_implementation(call.conv, call.pass));
     }
     dsc_conv_destroy(&call.conv);
     free_all(b);
 }
 
+static void bench_conv(bench *b, bench *plain, const peaks *peak, const conv_case *s) {
+    static const char *const names[] = {"conv forward", "conv backward data", "conv backward weight"};
+    const int64_t pad = s->kernel / 2;
+    dsc_conv_desc d = {.dtype = DSC_F32, .n = s->n, .h = s->size, .w = s->size, .c = s->c, .k = s->k};
+    d.kh = d.kw = s->kernel;
+    d.stride_h = d.stride_w = s->stride;
+    d.pad_h = d.pad_w = pad;
+    d.dil_h = d.dil_w = d.groups = 1;
+    double seconds[DSC_CONV_PASSES], own[DSC_CONV_PASSES];
+    char how[DSC_CONV_PASSES][32], own_how[DSC_CONV_PASSES][32], shape[64];
+    time_conv(b, &d, seconds, how);
+    time_conv(plain, &d, own, own_how);
+    snprintf(shape, sizeof shape, "%lldx%lldx%lldx%lld k%lld %lldx%lld/%lld", (long long)d.n, (long long)d.h,
+             (long long)d.w, (long long)d.c, (long long)d.k, (long long)d.kh, (long long)d.kw,
+             (long long)d.stride_h);
+    int64_t oh = 0, ow = 0;
+    must(dsc_conv_output(&d, &oh, &ow));
+    double flops = 2.0 * (double)(d.n * oh * ow * d.k) * (double)(d.kh * d.kw * d.c);
+    for (int pass = 0; pass < DSC_CONV_PASSES; pass++) {
+        line l = {names[pass], shape, how[pass], "GFLOP/s", flops, peak->flops};
+        print_line(&l, seconds[pass], own[pass]);
+    }
+}
+
 /* ---- matrices ---- */
 
 typedef struct matrix_call {
-    int trans_a, trans_b;
     dsc_tensor *a, *b, *c;
 } matrix_call;
 
 static dsc_status run_gemm(bench *b, const void *params) {
     const matrix_call *call = params;
-    return dsc_op_gemm(b->q, call->trans_a, call->trans_b, 1, call->a, call->b, 0, call->c);
+    return dsc_op_gemm(b->q, 0, 0, 1, call->a, call->b, 0, call->c);
 }
 
 static dsc_status run_syrk(bench *b, const void *params) {
@@ -152,28 +190,33 @@ static dsc_status run_syrk(bench *b, const void *params) {
     return dsc_op_syrk(b->q, 1, call->a, 0, call->c);
 }
 
-static void bench_matrices(bench *b) {
-    static const int64_t sizes[][3] = {
-        {128, 64, 64}, {512, 512, 512}, {1024, 1024, 1024}, {16, 576, 576}, {64, 576, 576}};
+static double time_gemm(bench *b, int64_t m, int64_t n, int64_t k) {
+    matrix_call call = {make(b, DSC_F32, 2, (const int64_t[]){m, k}),
+                        make(b, DSC_F32, 2, (const int64_t[]){k, n}),
+                        make(b, DSC_F32, 2, (const int64_t[]){m, n})};
+    double seconds = time_of(b, run_gemm, &call);
+    free_all(b);
+    return seconds;
+}
+
+static void bench_matrices(bench *b, bench *plain, const peaks *peak) {
+    static const int64_t sizes[][3] = {{128, 10, 64},      {128, 64, 64},  {512, 512, 512},
+                                       {1024, 1024, 1024}, {16, 145, 145}, {64, 577, 577}};
     static const int64_t rows[][2] = {{8192, 64}, {8192, 145}, {8192, 577}, {1024, 1152}};
     char shape[64];
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         int64_t m = sizes[i][0], n = sizes[i][1], k = sizes[i][2];
-        matrix_call call = {0, 0, make(b, DSC_F32, 2, (const int64_t[]){m, k}),
-                            make(b, DSC_F32, 2, (const int64_t[]){k, n}),
-                            make(b, DSC_F32, 2, (const int64_t[]){m, n})};
         snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)m, (long long)n, (long long)k);
-        print_line("gemm", shape, "OpenBLAS", time_of(b, run_gemm, &call), 2.0 * (double)(m * n * k),
-                   "GFLOP/s", b->peak_flops);
-        free_all(b);
+        line l = {"gemm", shape, "", "GFLOP/s", 2.0 * (double)(m * n * k), peak->flops};
+        print_line(&l, time_gemm(b, m, n, k), time_gemm(plain, m, n, k));
     }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         int64_t m = rows[i][0], n = rows[i][1];
-        matrix_call call = {0, 0, make(b, DSC_F32, 2, (const int64_t[]){m, n}), NULL,
+        matrix_call call = {make(b, DSC_F32, 2, (const int64_t[]){m, n}), NULL,
                             make(b, DSC_F32, 2, (const int64_t[]){n, n})};
         snprintf(shape, sizeof shape, "%lld rows of %lld", (long long)m, (long long)n);
-        print_line("syrk", shape, "OpenBLAS", time_of(b, run_syrk, &call), (double)(m * n * (n + 1)),
-                   "GFLOP/s", b->peak_flops);
+        line l = {"syrk", shape, "", "GFLOP/s", (double)(m * n * (n + 1)), peak->flops};
+        print_line(&l, time_of(b, run_syrk, &call), 0);
         free_all(b);
     }
 }
@@ -209,8 +252,14 @@ static dsc_status run_add(bench *b, const void *params) {
     return dsc_op_add(b->q, n->x, n->dy, n->y);
 }
 
+static void print_bytes(bench *b, const peaks *peak, const char *operation, const char *shape,
+                        const char *how, double bytes, bench_function run, const norm_call *call) {
+    line l = {operation, shape, how, "GB/s", bytes, peak->bytes};
+    print_line(&l, time_of(b, run, call), 0);
+}
+
 /* Rates count each tensor once per pass that needs it: forward x, x, y; backward x, y, dy twice and dx. */
-static void bench_norm(bench *b, int64_t rows, int64_t c, int with_residual) {
+static void bench_norm(bench *b, const peaks *peak, int64_t rows, int64_t c, int with_residual) {
     const int64_t dim[] = {rows, c};
     double bytes = (double)(rows * c) * sizeof(float);
     const char *how = with_residual ? "with ReLU and residual" : "with ReLU";
@@ -225,13 +274,11 @@ static void bench_norm(bench *b, int64_t rows, int64_t c, int with_residual) {
     for (int i = 0; i < 8; i++)
         call.channel[i] = make(b, DSC_F32, 1, &c);
     snprintf(shape, sizeof shape, "%lldx%lld", (long long)rows, (long long)c);
-    print_line("norm forward", shape, how, time_of(b, run_norm_forward, &call), (3 + with_residual) * bytes,
-               "GB/s", b->peak_bytes);
-    print_line("norm backward", shape, how, time_of(b, run_norm_backward, &call), (7 + with_residual) * bytes,
-               "GB/s", b->peak_bytes);
+    print_bytes(b, peak, "norm forward", shape, how, (3 + with_residual) * bytes, run_norm_forward, &call);
+    print_bytes(b, peak, "norm backward", shape, how, (7 + with_residual) * bytes, run_norm_backward, &call);
     if (!with_residual) {
-        print_line("relu", shape, "", time_of(b, run_relu, &call), 2 * bytes, "GB/s", b->peak_bytes);
-        print_line("add", shape, "", time_of(b, run_add, &call), 3 * bytes, "GB/s", b->peak_bytes);
+        print_bytes(b, peak, "relu", shape, "", 2 * bytes, run_relu, &call);
+        print_bytes(b, peak, "add", shape, "", 3 * bytes, run_add, &call);
     }
     free_all(b);
 }
@@ -253,42 +300,40 @@ static void close_device(bench *b) {
     dsc_device_destroy(&b->device);
 }
 
-static void bench_convs(bench *b, const char *name, int threads) {
-    open_device(b, name, threads);
-    for (size_t i = 0; i < sizeof conv_cases / sizeof conv_cases[0]; i++)
-        bench_conv(b, &conv_cases[i]);
-    close_device(b);
+static void read_arguments(int argc, char **argv, int *threads, double *seconds) {
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc && atoi(argv[i + 1]) > 0) {
+            *threads = atoi(argv[++i]);
+        } else if (strcmp(argv[i], "--seconds") == 0 && i + 1 < argc && atof(argv[i + 1]) > 0) {
+            *seconds = atof(argv[++i]);
+        } else {
+            int help = strcmp(argv[i], "--help") == 0;
+            fprintf(help ? stdout : stderr, "usage: bench_ops [--threads N] [--seconds S per measurement]\n");
+            exit(help ? 0 : 2);
+        }
+    }
 }
 
 int main(int argc, char **argv) {
-    bench b = {.seconds = 0.2};
+    bench b = {.seconds = 0.2}, plain;
     int threads = 0;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--threads") == 0 && i + 1 < argc && atoi(argv[i + 1]) > 0) {
-            threads = atoi(argv[++i]);
-        } else if (strcmp(argv[i], "--seconds") == 0 && i + 1 < argc && atof(argv[i + 1]) > 0) {
-            b.seconds = atof(argv[++i]);
-        } else {
-            int help = strcmp(argv[i], "--help") == 0;
-            fprintf(help ? stdout : stderr, "usage: bench_ops [--threads N] [--seconds S a line]\n");
-            return help ? 0 : 2;
-        }
-    }
+    read_arguments(argc, argv, &threads, &b.seconds);
+    plain = b;
     open_device(&b, "cpu", threads);
     threads = dsc_device_threads(b.device);
-    b.peak_flops = dsc_bench_peak_flops(threads);
-    b.peak_bytes = dsc_bench_peak_bandwidth(threads);
-    printf("peak, %d threads: %.0f GFLOP/s fused multiply-add, %.1f GB/s triad\n", threads, b.peak_flops,
-           b.peak_bytes);
-    printf("%-22s %-28s %-26s %9s %9s %-7s %6s\n", "operation", "shape", "implementation", "ms", "rate", "",
-           "peak");
-    bench_norm(&b, 128 * 32 * 32, 16, 0);
-    bench_norm(&b, 128 * 32 * 32, 16, 1);
-    bench_norm(&b, 128 * 8 * 8, 64, 0);
-    bench_norm(&b, 16 * 14 * 14, 1024, 1);
-    bench_matrices(&b);
+    open_device(&plain, "cpu:plain", threads);
+    peaks peak = {dsc_bench_peak_flops(threads), dsc_bench_peak_bandwidth(threads)};
+    printf("peak, %d thread(s): %.0f GFLOP/s fused multiply-add, %.1f GB/s triad\n", threads, peak.flops,
+           peak.bytes);
+    print_head();
+    for (size_t i = 0; i < sizeof conv_cases / sizeof conv_cases[0]; i++)
+        bench_conv(&b, &plain, &peak, &conv_cases[i]);
+    bench_matrices(&b, &plain, &peak);
+    bench_norm(&b, &peak, 128 * 32 * 32, 16, 0);
+    bench_norm(&b, &peak, 128 * 32 * 32, 16, 1);
+    bench_norm(&b, &peak, 128 * 8 * 8, 64, 0);
+    bench_norm(&b, &peak, 16 * 14 * 14, 1024, 1);
+    close_device(&plain);
     close_device(&b);
-    bench_convs(&b, "cpu", threads);
-    bench_convs(&b, "cpu:plain", threads);
     return 0;
 }

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/log.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_parts.h"
 #include "train/share.h"
@@ -166,8 +167,9 @@ static dsc_status read_tensor(const dsc_snapshot *s, const dsc_st_reader *r, con
 }
 
 static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_train_state *state) {
-    int64_t samples;
+    int64_t samples, seed;
     DSC_TRY(read_number(p->state, "samples", &samples));
+    DSC_TRY(read_number(p->state, "seed", &seed));
     if (state->step < 0 || state->epoch < 0 || state->position < 0 || !isfinite(state->loss_sum) ||
         !(state->loss_rows >= 0) || !(state->seconds >= 0))
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: step %lld, epoch %lld, position %lld",
@@ -178,6 +180,11 @@ static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_tr
                         "'%s' stands in the middle of an epoch of %lld samples, the data set has %lld: use "
                         "the same data",
                         dsc_st_path(p->state), (long long)samples, (long long)s->samples);
+    if (state->position > 0 && seed != (int64_t)s->options->seed)
+        dsc_log(DSC_LOG_WARNING,
+                "'%s' was written with seed %lld, this run has %lld: the rest of this epoch takes samples in "
+                "another order, some twice and some not at all",
+                dsc_st_path(p->state), (long long)seed, (long long)s->options->seed);
     if (state->position > s->samples)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: position %lld of %lld samples", dsc_st_path(p->state),
                         (long long)state->position, (long long)s->samples);

@@ -1,3 +1,4 @@
+/* What the state file of a checkpoint holds. */
 #include "train/checkpoint_parts.h"
 
 #include "base/error.h"

@@ -124,10 +124,9 @@ static dsc_status end_epoch(dsc_trainer *t) {
 
 /* The last state is always evaluated, once. */
 static dsc_status evaluate_last(dsc_trainer *t) {
-    int64_t epoch = t->state.position > 0 ? t->state.epoch : t->state.epoch - 1;
     if (t->options.eval_every == 0 || t->state.evaluated_step == t->state.step)
         return DSC_OK;
-    return evaluate_now(t, epoch > 0 ? epoch : 0);
+    return evaluate_now(t, dsc_trainer_last_epoch(t));
 }
 
 static int checkpoint_due(dsc_trainer *t) {

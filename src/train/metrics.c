@@ -243,13 +243,13 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     finish_line(metrics, line);
 }
 
-void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, const char *file,
-                            int64_t bytes, double seconds) {
+void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                            const char *file, int64_t bytes, double seconds) {
     if (!metrics)
         return;
     json_t *line = start_line("checkpoint");
     set_int(line, "step", state->step);
-    set_int(line, "epoch", state->epoch);
+    set_int(line, "epoch", epoch);
     set(line, "time_s", real(state->seconds));
     set_text(line, "file", file);
     set_int(line, "bytes", bytes);

@@ -34,8 +34,8 @@ void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64
 void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                       const dsc_eval_result *result);
 /* file: its name in the directory; bytes: of both files together; seconds: it took. */
-void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, const char *file,
-                            int64_t bytes, double seconds);
+void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                            const char *file, int64_t bytes, double seconds);
 /* status: "done", "interrupted" or "failed"; error: its message or NULL. */
 void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error,
                      const dsc_train_result *result, double time_s);

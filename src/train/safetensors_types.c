@@ -1,3 +1,4 @@
+/* Names and sizes of element types in safetensors files. */
 #include "train/safetensors_types.h"
 
 #include <string.h>

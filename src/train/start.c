@@ -82,7 +82,8 @@ static dsc_status save_to(dsc_trainer *t, const char *path) {
     DSC_TRY(dsc_checkpoint_save(&s, t->options.out, &bytes));
     DSC_TRY(remember(t, path));
     t->saved_step = t->state.step;
-    dsc_metrics_checkpoint(t->metrics, &t->state, strrchr(path, '/') + 1, bytes, dsc_clock_now() - begun);
+    dsc_metrics_checkpoint(t->metrics, &t->state, dsc_trainer_last_epoch(t), strrchr(path, '/') + 1, bytes,
+                           dsc_clock_now() - begun);
     tell_text(t, DSC_EVENT_CHECKPOINT, path);
     return DSC_OK;
 }
@@ -133,21 +134,40 @@ static dsc_status set_latest(const char *directory, int needed, origin *from) {
     return status;
 }
 
-/* Rank 0: makes the directory and finds out from where to go on. */
-static dsc_status prepare(const dsc_trainer *t, origin *from) {
-    const dsc_train_options *o = &t->options;
+/* Rank 0: from where to go on. */
+static dsc_status find_origin(const dsc_train_options *o, origin *from) {
     struct stat info;
-    if (o->out) {
-        DSC_TRY(dsc_directory_make(o->out));
-        dsc_checkpoint_sweep(o->out);
-    }
     if (!o->resume)
-        return o->out ? refuse_other_run(o->out) : DSC_OK;
+        return DSC_OK;
     if (strcmp(o->resume, "auto") == 0)
         return set_latest(o->out, 0, from);
     if (stat(o->resume, &info) == 0 && S_ISDIR(info.st_mode))
         return set_latest(o->resume, 1, from);
     return set_origin(o->resume, from);
+}
+
+/* Whether a checkpoint lies in this directory. */
+static int lies_in(const char *path, const char *directory) {
+    char parent[PATH_SIZE];
+    struct stat a, b;
+    snprintf(parent, sizeof parent, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = '\0';
+    return stat(slash ? parent : ".", &a) == 0 && stat(directory, &b) == 0 && a.st_dev == b.st_dev &&
+           a.st_ino == b.st_ino;
+}
+
+/* Rank 0: makes the directory, which may hold another run only if it is this one that goes on. */
+static dsc_status prepare(const dsc_train_options *o, origin *from) {
+    if (o->out) {
+        DSC_TRY(dsc_directory_make(o->out));
+        dsc_checkpoint_sweep(o->out);
+    }
+    DSC_TRY(find_origin(o, from));
+    if (o->out && !(from->path[0] && lies_in(from->path, o->out)))
+        DSC_TRY(refuse_other_run(o->out));
+    return DSC_OK;
 }
 
 /* Rank 0: puts the remedy before a failure to load: the newest complete checkpoint of an earlier step. */
@@ -260,7 +280,7 @@ static void announce(const dsc_trainer *t, const char *path) {
 
 dsc_status dsc_trainer_start(dsc_trainer *t) {
     origin from = {{0}};
-    DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(t, &from) : DSC_OK));
+    DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(&t->options, &from) : DSC_OK));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &from, sizeof from));
     if (from.path[0])
         DSC_TRY(resume(t, from.path));

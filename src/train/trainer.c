@@ -126,8 +126,12 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
 
 dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                               dsc_trainer **out) {
-    dsc_trainer *t;
-    DSC_TRY(dsc_memory_alloc(1, sizeof *t, &t));
+    dsc_trainer *t = NULL;
+    dsc_status status = dsc_comm_agree(comm, dsc_memory_alloc(1, sizeof *t, &t));
+    if (status != DSC_OK) {
+        dsc_memory_free(&t);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
     t->comm = comm;
     t->device = device;
     t->rank = dsc_comm_rank(comm);
@@ -135,13 +139,18 @@ dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_trai
     t->saved_step = -1;
     t->start = t->process_start = dsc_clock_now();
     dsc_train_state_init(&t->state);
-    dsc_status status = make_all(t, options);
+    status = make_all(t, options);
     if (status != DSC_OK) {
         dsc_trainer_destroy(&t);
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
     *out = t;
     return DSC_OK;
+}
+
+int64_t dsc_trainer_last_epoch(const dsc_trainer *t) {
+    const dsc_train_state *s = &t->state;
+    return s->position > 0 || s->epoch == 0 ? s->epoch : s->epoch - 1;
 }
 
 int dsc_trainer_epoch_done(const dsc_trainer *t) {

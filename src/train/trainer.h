@@ -2,11 +2,14 @@
  *
  *   options.c     defaults, checks
  *   trainer.c     creation and destruction
+ *   start.c       before the first step: output directory, resume; saving a checkpoint
  *   step.c        one step
  *   loop.c        epochs, evaluations, checkpoints, the end: dsc_train_run
  *   eval.c        evaluation, inside a run and of a file: dsc_eval_run
  *   statedict.c   the model's tensors to and from a file, in PyTorch's layout
- *   checkpoint.c  saving and loading all of a run; checkpoint_directory.c: which files there are and stay
+ *   checkpoint.c  saving all of a run; checkpoint_load.c: loading it; checkpoint_parts.c: its contents;
+ *                 checkpoint_directory.c: which files there are and stay
+ *   share.c       rank 0's data to everybody
  *   metrics.c     metrics.jsonl
  *   safetensors*  the file format; file.c: files that appear whole or not at all */
 #ifndef DSC_TRAIN_TRAINER_H
@@ -69,6 +72,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer);
 /* One step; `report` and `state` tell what came out. Collective. DSC_E_NUMERIC on a loss that is not finite:
  * then nothing was updated, on any rank. */
 dsc_status dsc_trainer_step(dsc_trainer *t) DSC_MUST_CHECK;
+/* The epoch of the last step done; 0 before the first. */
+int64_t dsc_trainer_last_epoch(const dsc_trainer *t);
 /* Fewer samples are left in this epoch than a step takes. */
 int dsc_trainer_epoch_done(const dsc_trainer *t);
 /* Compares the ranks' parameters. Collective; fails on all ranks alike. */

@@ -1,3 +1,4 @@
+/* Small training runs, and looking at what they leave behind. */
 #include "train/runs.h"
 
 #include "test.h"

@@ -1,3 +1,4 @@
+/* Directories that tests write into, and whole files in memory. */
 #include "train/scratch.h"
 
 #include "test.h"

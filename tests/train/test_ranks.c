@@ -215,6 +215,29 @@ static void test_eval(void **state) {
     all_fine(comm);
 }
 
+/* The statistics of rank 0 are only lent for an evaluation. */
+static void test_eval_gives_back(void **state) {
+    (void)state;
+    dsc_train_options o;
+    dsc_eval_result result;
+    float own[16], after[16];
+    runs_options(&o, NULL);
+    o.model = "resnet20";
+    o.batch_size = 2;
+    dsc_trainer *t = stepped(comm, &o, 2);
+    const dsc_tensor *mean = &dsc_model_buffers(t->model)[0].value; /* of the first layer's 16 channels */
+    EXPECT(dsc_tensor_bytes(mean) == sizeof own);
+    EXPECT_OK(dsc_tensor_download(t->queue, mean, sizeof own, own));
+    EXPECT_OK(dsc_trainer_evaluate(t, &result));
+    EXPECT_OK(dsc_tensor_download(t->queue, mean, sizeof after, after));
+    EXPECT(memcmp(own, after, sizeof own) == 0);
+    EXPECT_OK(dsc_share_buffers(comm, t->queue, t->model));
+    EXPECT_OK(dsc_tensor_download(t->queue, mean, sizeof after, after));
+    EXPECT(rank == 0 || memcmp(own, after, sizeof own) != 0); /* they do differ */
+    dsc_trainer_destroy(&t);
+    all_fine(comm);
+}
+
 /* ---- failures ---- */
 
 static void test_drift(void **state) {
@@ -281,9 +304,11 @@ static void open_all(void) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal),       cmocka_unit_test(test_report), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_other_ranks), cmocka_unit_test(test_eval),   cmocka_unit_test(test_drift),
-        cmocka_unit_test(test_not_finite),  cmocka_unit_test(test_agreed),
+        cmocka_unit_test(test_equal),  cmocka_unit_test(test_report),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_other_ranks),
+        cmocka_unit_test(test_eval),   cmocka_unit_test(test_eval_gives_back),
+        cmocka_unit_test(test_drift),  cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_agreed),
     };
     start_watchdog(WATCHDOG_S);
     open_all();

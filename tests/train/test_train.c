@@ -171,6 +171,7 @@ static void test_metrics(void **state) {
     assert_string_equal(text(end, "status"), "done");
     assert_int_equal(number(end, "steps"), 8);
     assert_string_equal(text(runs_line(lines, "checkpoint", 1), "file"), "checkpoint-8.safetensors");
+    assert_int_equal(number(runs_line(lines, "checkpoint", 1), "epoch"), 1);
     assert_int_equal(result.steps, 8);
     assert_int_equal(result.epochs, 2);
     assert_true(result.train_loss == number(runs_line(lines, "epoch", 1), "loss"));
@@ -339,7 +340,7 @@ static void test_stop_before(void **state) {
  * done is not done again. */
 static void test_extend(void **state) {
     (void)state;
-    char out[SCRATCH_SIZE];
+    char out[SCRATCH_SIZE], other[SCRATCH_SIZE];
     dsc_train_options o;
     dsc_train_result result;
     runs_options(&o, folder("extend", out));
@@ -356,6 +357,12 @@ static void test_extend(void **state) {
     o.resume = scratch_path(out, "checkpoint-6.safetensors");
     assert_ok(dsc_train_run(comm, device, &o, &result));
     assert_int_equal(result.steps, 8);
+    o.resume = out; /* its latest, into another directory */
+    o.out = folder("extended", other);
+    o.epochs = 3;
+    assert_ok(dsc_train_run(comm, device, &o, &result));
+    assert_int_equal(result.steps, 12);
+    assert_fails(DSC_E_INVALID, "of an earlier run", dsc_train_run(comm, device, &o, &result));
     json_t *lines = runs_lines(out);
     assert_int_equal(runs_count(lines, "run"), 3);
     assert_int_equal(runs_count(lines, "eval"), 3); /* steps 4, 6, 8 */
@@ -398,7 +405,7 @@ static void test_resume_refuses(void **state) {
     assert_fails(DSC_E_NOT_FOUND, "checkpoint-5", dsc_train_run(comm, device, &o, NULL));
     o.resume = scratch_path(out, "checkpoint-8.state.safetensors");
     assert_fails(DSC_E_INVALID, "name the model file", dsc_train_run(comm, device, &o, NULL));
-    o.resume = scratch_path(directory, "none");
+    o.resume = scratch_path(out, "none");
     assert_fails(DSC_E_INVALID, "must end in", dsc_train_run(comm, device, &o, NULL));
     scratch_write(scratch_path(out, "checkpoint-8.safetensors"), "damaged damaged", 15);
     o.resume = "auto";
@@ -586,6 +593,26 @@ static void test_allocations(void **state) {
     assert_int_equal(log.at[10], log.at[3]);
 }
 
+/* Every allocation before, in and after a step fails once: an error without a leak or a hang. */
+static void test_memory(void **state) {
+    (void)state;
+    dsc_train_options o;
+    runs_options(&o, NULL);
+    o.model = "lenet";
+    o.data = "synthetic:10";
+    o.batch_size = 2;
+    o.steps = 1;
+    dsc_status status = DSC_E_MEMORY;
+    int64_t nth = 0;
+    while (status == DSC_E_MEMORY && nth < 2000) {
+        dsc_memory_fail_at(++nth);
+        status = dsc_train_run(comm, device, &o, NULL);
+    }
+    dsc_memory_fail_at(0);
+    assert_ok(status);
+    assert_true(nth > 50);
+}
+
 /* ---- evaluation of a file ---- */
 
 static void test_eval(void **state) {
@@ -635,7 +662,7 @@ int main(void) {
         cmocka_unit_test(test_resume_refuses), cmocka_unit_test(test_accumulation),
         cmocka_unit_test(test_rates),          cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_disk_full),      cmocka_unit_test(test_allocations),
-        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_memory),         cmocka_unit_test(test_eval),
     };
     scratch_make(directory);
     runs_open(&comm, &device);

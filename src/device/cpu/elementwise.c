@@ -194,7 +194,7 @@ static dsc_status bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc
         dsc_cpu_range r = dsc_cpu_share(n, width, parts, p);
         double *own = sums + 2 * p * width;
         memset(own, 0, (size_t)width * sizeof *own);
-        k->column_sums(r.count, width, from + r.first, (float *)(own + width), own);
+        k->column_sums(r.count, width, from + r.first, (void *)(own + width), own);
     }
     float *to = db->data;
     for (int64_t ch = 0; ch < c; ch++) {

@@ -61,10 +61,10 @@ typedef struct dsc_cpu_kernels {
     /* y[i] += b[i mod width]; sums[width] += over the periods, `temporary` [width]. n: any count. */
     void (*bias_add)(int64_t n, int64_t width, const float *b, float *y);
     void (*column_sums)(int64_t n, int64_t width, const float *x, float *temporary, double *sums);
-    /* Adds `periods` whole periods to the mean[width] and m2[width] (sums of squares about the mean) of the
-     * `before` periods seen already. temporary: [4 width]. */
-    void (*norm_moments)(int64_t periods, int64_t width, const float *x, int64_t before, float *temporary,
-                         double *mean, double *m2);
+    /* mean[width] and m2[width] (sums of squares about the mean; both 0 before) of `periods` whole periods.
+     * temporary: [3 width]. */
+    void (*norm_moments)(int64_t periods, int64_t width, const float *x, float *temporary, double *mean,
+                         double *m2);
     void (*norm_apply)(int64_t n, int64_t width, const dsc_cpu_norm_apply *a);
     void (*norm_sums)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);
     void (*norm_grad)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);

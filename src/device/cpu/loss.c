@@ -17,7 +17,7 @@ typedef struct loss_call {
 static int64_t rank_of(int64_t c, const float *z, int64_t label) {
     int64_t before = 0;
     for (int64_t i = 0; i < c; i++)
-        before += z[i] > z[label] || (z[i] == z[label] && i < label);
+        before += z[i] > z[label] || (i < label && z[i] == z[label]);
     return before;
 }
 
@@ -26,13 +26,18 @@ static void fill_row(int64_t c, float value, float *dz) {
         dz[i] = value;
 }
 
+static double maximum(int64_t c, const float *z) {
+    float highest = z[0];
+    for (int64_t i = 1; i < c; i++)
+        highest = z[i] > highest ? z[i] : highest;
+    return (double)highest;
+}
+
 /* Adds a row to stats; writes its gradient unless dz is NULL. */
 static void loss_row(const loss_call *call, const float *z, int64_t label, float *dz, double *stats) {
     int64_t c = call->c;
-    double highest = (double)z[0], sum = 0, total = 0;
-    for (int64_t i = 1; i < c; i++)
-        highest = (double)z[i] > highest ? (double)z[i] : highest;
-    for (int64_t i = 0; i < c; i++) {
+    double highest = maximum(c, z), sum = exp((double)z[0] - highest), total = (double)z[0] - highest;
+    for (int64_t i = 1; i < c; i++) {
         sum += exp((double)z[i] - highest);
         total += (double)z[i] - highest;
     }

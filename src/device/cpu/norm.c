@@ -30,11 +30,11 @@ static dsc_status cut_norm(dsc_queue *q, const dsc_tensor *x, int64_t c, norm_cu
 }
 
 static double *own_sums(const norm_cut *cut, int part) {
-    return (double *)(void *)(cut->own + part * cut->own_bytes);
+    return (void *)(cut->own + part * cut->own_bytes);
 }
 
 static float *own_floats(const norm_cut *cut, int part) {
-    return (float *)(own_sums(cut, part) + 2 * cut->width);
+    return (void *)(own_sums(cut, part) + 2 * cut->width);
 }
 
 /* Elements that one kernel call of a second pass covers. */
@@ -62,7 +62,7 @@ static void reduce_moments(const dsc_cpu_kernels *k, const norm_cut *cut, const 
         dsc_cpu_range r = dsc_cpu_share(cut->n, cut->width, cut->parts, p);
         double *mean = own_sums(cut, p), *m2 = mean + cut->width;
         memset(mean, 0, (size_t)cut->width * 2 * sizeof *mean);
-        k->norm_moments(r.count / cut->width, cut->width, x + r.first, 0, own_floats(cut, p), mean, m2);
+        k->norm_moments(r.count / cut->width, cut->width, x + r.first, own_floats(cut, p), mean, m2);
     }
 }
 

@@ -188,7 +188,7 @@ static dsc_status global_pool_forward(dsc_queue *q, const dsc_tensor *x, dsc_ten
         for (int64_t image = r.first; image < r.first + r.count; image++) {
             memset(sums, 0, (size_t)width * sizeof *sums);
             k->column_sums(places * c, width, (const float *)x->data + image * places * c,
-                           (float *)(sums + width), sums);
+                           (void *)(sums + width), sums);
             for (int64_t ch = 0; ch < c; ch++) {
                 double sum = 0;
                 for (int64_t i = ch; i < width; i += c)
