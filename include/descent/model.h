@@ -21,7 +21,7 @@ typedef struct dsc_model_options {
     size_t size;
     uint64_t seed;          /* of the initial weights and of dropout, default 42 */
     dsc_dtype dtype;        /* DSC_F32; DSC_F64 on `ref` and `cpu`, for checks */
-    double label_smoothing; /* default 0 */
+    double label_smoothing; /* of the training loss, default 0; evaluation has none */
 } dsc_model_options;
 
 DSC_API void dsc_model_options_init(dsc_model_options *options);

@@ -99,7 +99,7 @@ static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int
                                r->loss, "top1", r->top1, "top5", r->top5, "seconds", r->seconds);
     if (!object)
         return DSC_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (loss %g)", r->loss);
-    json_dumpf(object, stdout, JSON_INDENT(2));
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(object);
     return DSC_OK;

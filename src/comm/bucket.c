@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 #include "device/ops.h"
 
 #include <stdlib.h>
@@ -53,13 +54,7 @@ void dsc_bucket_options_init(dsc_bucket_options *options) {
 
 static dsc_status read_options(const dsc_bucket_options *given, dsc_bucket_options *out) {
     dsc_bucket_options_init(out);
-    if (given) {
-        if (given->size < sizeof given->size)
-            return DSC_FAIL(DSC_E_INVALID,
-                            "bucket options: size %zu: fill them in with dsc_bucket_options_init",
-                            given->size);
-        memcpy(out, given, given->size < sizeof *out ? given->size : sizeof *out);
-    }
+    DSC_TRY(dsc_versioned_read("bucket", given, sizeof *out, out));
     if (out->bytes == 0)
         return DSC_FAIL(DSC_E_INVALID, "bucket options: buckets of 0 bytes; give 1 at least");
     if (out->wire != DSC_F32 && out->wire != DSC_BF16 && out->wire != DSC_F16)

@@ -4,6 +4,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -18,16 +19,10 @@ void dsc_comm_options_init(dsc_comm_options *options) {
     *options = (dsc_comm_options){.size = sizeof *options, .kind = "auto"};
 }
 
-/* Defaults, overridden by as much of `given` as its author knew of. */
+/* The caller's options over the defaults, checked. */
 static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *out) {
     dsc_comm_options_init(out);
-    if (given) {
-        if (given->size < sizeof given->size)
-            return DSC_FAIL(DSC_E_INVALID,
-                            "communicator options: size %zu: fill them in with dsc_comm_options_init",
-                            given->size);
-        memcpy(out, given, given->size < sizeof *out ? given->size : sizeof *out);
-    }
+    DSC_TRY(dsc_versioned_read("comm", given, sizeof *out, out));
     if (!out->kind)
         out->kind = "auto";
     if (out->message_limit == 0)

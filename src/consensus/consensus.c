@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 #include "consensus/hash.h"
 #include "consensus/table.h"
 
@@ -44,18 +45,10 @@ const char *dsc_consensus_name(dsc_consensus_kind kind) {
     return (int)kind >= 0 && (int)kind < KIND_COUNT ? tables[kind]->name : "unknown";
 }
 
-/* The caller's options over the defaults; a caller built against a smaller struct gets defaults for the rest.
- */
+/* The caller's options over the defaults, checked. */
 static dsc_status take_options(const dsc_consensus_options *given, dsc_consensus_options *out) {
     dsc_consensus_options_init(out);
-    if (given) {
-        if (given->size == 0 || given->size > sizeof *out)
-            return DSC_FAIL(DSC_E_INVALID,
-                            "consensus options of %zu bytes: must be 1..%zu; use dsc_consensus_options_init",
-                            given->size, sizeof *out);
-        memcpy(out, given, given->size);
-        out->size = sizeof *out;
-    }
+    DSC_TRY(dsc_versioned_read("consensus", given, sizeof *out, out));
     if ((int)out->kind < 0 || (int)out->kind >= KIND_COUNT)
         return DSC_FAIL(DSC_E_INVALID, "consensus kind %d: must be in 0..%d", (int)out->kind, KIND_COUNT - 1);
     if (out->bucket_bytes == 0)

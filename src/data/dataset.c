@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 
 #include <string.h>
 
@@ -45,14 +46,15 @@ dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_op
     DSC_TRY(find_kind(spec, colon ? (size_t)(colon - spec) : strlen(spec), &kind));
     if (kind->needs_argument && (!argument || !*argument))
         return DSC_FAIL(DSC_E_INVALID, "data set '%s': needs a folder, as in '%s'", spec, kind->usage);
+    dsc_data_options chosen;
+    dsc_data_options_init(&chosen);
+    DSC_TRY(dsc_versioned_read("data", options, sizeof chosen, &chosen));
     dsc_dataset *dataset;
     DSC_TRY(dsc_memory_alloc(1, sizeof *dataset, &dataset));
     dataset->kind = kind;
+    dataset->options = chosen;
     dataset->split = split;
     dataset->info.name = kind->name;
-    dsc_data_options_init(&dataset->options);
-    if (options) /* a caller built against an older, shorter struct keeps the defaults of the rest */
-        memcpy(&dataset->options, options, options->size < sizeof *options ? options->size : sizeof *options);
     dsc_status status = kind->open(dataset, argument);
     if (status != DSC_OK) {
         dsc_memory_free(&dataset);

@@ -8,6 +8,7 @@
  * prepares a row makes no difference to it. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 #include "data/dataset.h"
 #include "data/sampler.h"
 
@@ -218,9 +219,8 @@ dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
     loader->dataset = dataset;
     atomic_init(&loader->stop, 0);
     dsc_loader_options_init(&loader->options);
-    if (options)
-        memcpy(&loader->options, options, options->size < sizeof *options ? options->size : sizeof *options);
     const dsc_loader_options *o = &loader->options;
+    DSC_TRY_GOTO(status, dsc_versioned_read("loader", options, sizeof *o, &loader->options), fail);
     dsc_sampler_options order = {
         dsc_dataset_get_info(dataset).count, o->batch, o->rank, o->ranks, o->seed, o->shuffle, o->keep_last};
     DSC_TRY_GOTO(status, check_options(o, device), fail);

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 
 #include <string.h>
 
@@ -39,15 +40,10 @@ static dsc_status find_kind(const char *name, const device_kind **out) {
     return DSC_FAIL(DSC_E_INVALID, "device '%s' is unknown; choose auto, ref or cpu", name);
 }
 
-/* A caller compiled against an older header passes a shorter struct; the rest keeps its defaults. */
+/* The caller's options over the defaults, checked. */
 static dsc_status read_options(const dsc_device_options *given, dsc_device_options *options) {
     dsc_device_options_init(options);
-    if (given) {
-        if (given->size < sizeof given->size)
-            return DSC_FAIL(DSC_E_INVALID, "device: the options were not set up by dsc_device_options_init");
-        memcpy(options, given, given->size < sizeof *options ? given->size : sizeof *options);
-        options->size = sizeof *options;
-    }
+    DSC_TRY(dsc_versioned_read("device", given, sizeof *options, options));
     if (!options->name)
         return DSC_FAIL(DSC_E_INVALID, "device: no name; choose auto, ref or cpu");
     if (options->threads < 0)

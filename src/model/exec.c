@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 
 #include <string.h>
 
@@ -188,8 +189,9 @@ dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
         return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
     dsc_value logits = exec->model->logits;
     dsc_tensor *dlogits = exec->mode == DSC_EXEC_TRAIN ? &exec->grads[logits] : NULL;
-    DSC_TRY(dsc_op_softmax_loss(q, &exec->values[logits], labels, exec->model->options.label_smoothing,
-                                grad_scale, dlogits, &exec->stats));
+    double smoothing = exec->mode == DSC_EXEC_TRAIN ? exec->model->options.label_smoothing : 0;
+    DSC_TRY(
+        dsc_op_softmax_loss(q, &exec->values[logits], labels, smoothing, grad_scale, dlogits, &exec->stats));
     exec->has_loss = 1;
     return DSC_OK;
 }
@@ -223,20 +225,10 @@ static dsc_status step_back(dsc_exec *exec, dsc_queue *q, const dsc_step *step,
     return DSC_OK;
 }
 
-static dsc_status read_options(const dsc_backward_options *given, dsc_backward_options *options) {
-    dsc_backward_options_init(options);
-    if (!given)
-        return DSC_OK;
-    if (given->size < sizeof given->size)
-        return DSC_FAIL(DSC_E_INVALID, "backward options of size %zu: call dsc_backward_options_init first",
-                        given->size);
-    memcpy(options, given, given->size < sizeof *options ? given->size : sizeof *options);
-    return DSC_OK;
-}
-
 dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_options *given) {
     dsc_backward_options options;
-    DSC_TRY(read_options(given, &options));
+    dsc_backward_options_init(&options);
+    DSC_TRY(dsc_versioned_read("backward", given, sizeof options, &options));
     if (exec->mode != DSC_EXEC_TRAIN)
         return DSC_FAIL(DSC_E_INVALID, "backward: the executor was made for evaluation");
     if (!exec->has_loss)

@@ -3,6 +3,7 @@
  *
  * PyTorch keeps the weights as [k, c/groups, kh, kw]. */
 #include "base/error.h"
+#include "base/versioned.h"
 #include "model/exec.h"
 
 #include <math.h>
@@ -108,14 +109,9 @@ const dsc_layer_type dsc_layer_conv2d = {.name = "conv2d",
 
 dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x, int64_t channels,
                             const dsc_conv2d_options *options, dsc_value *y) {
-    if (options->size < sizeof options->size)
-        return DSC_FAIL(DSC_E_INVALID, "conv2d '%s': options of size %zu: call dsc_conv2d_options_init first",
-                        name ? name : "", options->size);
     dsc_node node = dsc_graph_node(&dsc_layer_conv2d, name ? name : "", x);
     node.channels = channels;
     dsc_conv2d_options_init(&node.conv, 1);
-    size_t known = options->size < sizeof node.conv ? options->size : sizeof node.conv;
-    memcpy(&node.conv, options, known);
-    node.conv.size = sizeof node.conv;
+    DSC_TRY(dsc_versioned_read("conv2d", options, sizeof node.conv, &node.conv));
     return dsc_graph_add(m, &node, y);
 }

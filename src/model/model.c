@@ -5,6 +5,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/versioned.h"
 #include "model/graph.h"
 
 #include <string.h>
@@ -29,12 +30,7 @@ static dsc_status check_options(dsc_device *device, const dsc_model_options *opt
 dsc_status dsc_model_create(dsc_device *device, const dsc_model_options *options, dsc_model **out) {
     dsc_model_options chosen;
     dsc_model_options_init(&chosen);
-    if (options) {
-        if (options->size < sizeof options->size)
-            return DSC_FAIL(DSC_E_INVALID, "model options of size %zu: call dsc_model_options_init first",
-                            options->size);
-        memcpy(&chosen, options, options->size < sizeof chosen ? options->size : sizeof chosen);
-    }
+    DSC_TRY(dsc_versioned_read("model", options, sizeof chosen, &chosen));
     DSC_TRY(check_options(device, &chosen));
     dsc_model *m;
     DSC_TRY(dsc_memory_alloc(1, sizeof *m, &m));

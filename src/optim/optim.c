@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 #include "device/ops.h"
 
 #include <math.h>
@@ -126,18 +127,10 @@ static dsc_status check_options(const dsc_optim_options *o) {
     return DSC_OK;
 }
 
-/* The caller's options over the defaults; a caller built against a smaller struct gets defaults for the rest.
- */
+/* The caller's options over the defaults, checked. */
 static dsc_status take_options(const dsc_optim_options *given, dsc_optim_options *out) {
     dsc_optim_options_init(out);
-    if (given) {
-        if (given->size == 0 || given->size > sizeof *out)
-            return DSC_FAIL(DSC_E_INVALID,
-                            "optimiser options of %zu bytes: must be 1..%zu; use dsc_optim_options_init",
-                            given->size, sizeof *out);
-        memcpy(out, given, given->size);
-        out->size = sizeof *out;
-    }
+    DSC_TRY(dsc_versioned_read("optim", given, sizeof *out, out));
     DSC_TRY(check_options(out));
     if (out->eps < 0)
         out->eps = kinds[out->kind].eps;

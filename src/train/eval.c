@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 #include "device/ops.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
@@ -122,10 +123,7 @@ static void close_session(session *s) {
 
 static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *out) {
     dsc_eval_options_init(out);
-    if (given->size < sizeof given->size || given->size > sizeof *given)
-        return DSC_FAIL(DSC_E_INVALID, "options of %zu bytes, %zu expected: call dsc_eval_options_init first",
-                        given->size, sizeof *given);
-    memcpy(out, given, given->size);
+    DSC_TRY(dsc_versioned_read("eval", given, sizeof *out, out));
     if (!out->checkpoint || !out->data)
         return DSC_FAIL(DSC_E_INVALID, "neither checkpoint nor data may be NULL");
     if (out->batch_size < 1 || out->data_threads < 1)

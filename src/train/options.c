@@ -1,5 +1,6 @@
 /* Options of training and evaluation: defaults and checks. */
 #include "base/error.h"
+#include "base/versioned.h"
 #include "train/trainer.h"
 
 #include <math.h>
@@ -81,12 +82,7 @@ static dsc_status check_rates(const dsc_train_options *o) {
 
 dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_options *out) {
     dsc_train_options_init(out);
-    if (given->size < sizeof given->size || given->size > sizeof *given)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "options of %zu bytes, %zu expected: call dsc_train_options_init first", given->size,
-                        sizeof *given);
-    memcpy(out, given, given->size);
-    out->size = sizeof *out;
+    DSC_TRY(dsc_versioned_read("train", given, sizeof *out, out));
     if (!out->model || !out->data)
         return DSC_FAIL(DSC_E_INVALID, "neither model nor data may be NULL");
     if (out->resume && strcmp(out->resume, "auto") == 0 && !out->out)
