@@ -52,12 +52,12 @@ static int64_t find_ranges(field *f, const dsc_plot_series *series, int64_t coun
 }
 
 /* Widens the range of y so that every LABEL_ROWS rows, counted from the lowest, lies a round number: steps of
- * 1, 2 or 5 times a power of ten. Ranges too large or too small for that stay as they are. */
+ * 1, 2, 2.5 or 5 times a power of ten. Ranges too large or too small for that stay as they are. */
 static void round_range(field *f) {
-    static const double factors[] = {1, 2, 5, 10, 20, 50};
+    static const double factors[] = {1, 2, 2.5, 5, 10, 20, 25, 50};
     double steps = (double)(f->rows - 1) / LABEL_ROWS;
     double power = pow(10, floor(log10((f->y_high - f->y_low) / steps)));
-    for (int i = 0; i < 6 && isfinite(power) && power > 0; i++) {
+    for (int i = 0; i < 8 && isfinite(power) && power > 0; i++) {
         double step = factors[i] * power, low = floor(f->y_low / step) * step;
         if (low + steps * step >= f->y_high && low <= f->y_low) {
             f->y_low = low;

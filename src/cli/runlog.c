@@ -178,7 +178,7 @@ dsc_status dsc_runlog_plot(FILE *out, dsc_runlog *const *logs, int64_t count) {
     dsc_plot_options options = {.title = "top-1 accuracy on the validation set, %",
                                 .x_label = "epoch",
                                 .width = dsc_terminal_width(out),
-                                .height = 13,
+                                .height = 17,
                                 .utf8 = dsc_terminal_utf8()};
     if (options.width > 100)
         options.width = 100;

@@ -80,7 +80,7 @@ static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v, int p
     if (!prints)
         return DSC_OK;
     print_summary(v, &result);
-    if (v->o.out && (v->plot || dsc_terminal_is(stdout)))
+    if (v->o.out && v->plot)
         DSC_TRY(plot_run(v->o.out));
     return DSC_OK;
 }

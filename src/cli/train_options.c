@@ -273,7 +273,7 @@ const dsc_option dsc_cli_train_options[] = {
     {.name = "plot",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(plot),
-     .help = "plot the accuracy at the end, even when the output is no terminal"},
+     .help = "plot the accuracy over the epochs at the end"},
     DSC_CLI_COMMON_OPTIONS,
 };
 

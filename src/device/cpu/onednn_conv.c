@@ -3,8 +3,9 @@
  * Activations stay NHWC; oneDNN chooses its own order of the weights, and each pass reorders them inside the
  * workspace, from or to OHWI. Primitives and memory objects are made once; a step only sets pointers.
  *
- * oneDNN cannot add to the gradient of the input. With beta 1 a primitive for a few images writes a piece
- * that stays in the cache, and we add it, piece after piece. */
+ * oneDNN cannot add to the gradient of the input. With beta 1 every thread takes some images at a time
+ * through a primitive for one thread, into a piece that stays in its cache, and adds that: neither a whole
+ * tensor more of memory traffic nor a wait for the other threads. */
 #include "device/cpu/conv.h"
 
 #include "base/error.h"
@@ -13,6 +14,7 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <oneapi/dnnl/dnnl_debug.h>
 
+#include <omp.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -20,10 +22,17 @@ enum step_kind { FORWARD, FORWARD_BIAS, DATA, DATA_PIECE, WEIGHT, STEPS };
 
 enum { IMPLEMENTATION_BYTES = 48 };
 
+/* Operands that concurrent runs of a primitive do not share. */
+typedef struct lane {
+    dnnl_memory_t x, y, scratch;
+} lane;
+
 /* One primitive with its operands. `plain` is OHWI; NULL when that is the order the primitive takes. */
 typedef struct step {
     dnnl_primitive_t primitive, reorder;
-    dnnl_memory_t x, w, y, bias, plain, scratch, reorder_scratch;
+    dnnl_memory_t w, bias, plain, reorder_scratch;
+    lane *lanes;
+    int lane_count; /* one, or one a thread */
     size_t w_bytes, scratch_bytes;
     char implementation[IMPLEMENTATION_BYTES]; /* "" when this step is not planned */
 } step;
@@ -40,6 +49,7 @@ struct dsc_onednn_conv {
 typedef struct draft {
     const dsc_conv *conv;
     int64_t n;
+    int lanes;
     dnnl_memory_desc_t x, w, y, bias, plain;
     dnnl_primitive_desc_t primitive;
     dnnl_primitive_attr_t attributes;
@@ -143,9 +153,13 @@ static dsc_status plan_step(dnnl_engine_t engine, const draft *d, enum step_kind
     const dnnl_memory_desc_t *scratch =
         dnnl_primitive_desc_query_md(d->primitive, dnnl_query_scratchpad_md, 0);
     s->scratch_bytes = round_up(dnnl_memory_desc_get_size(scratch));
-    DSC_TRY(make_memory(engine, scratch, &s->scratch));
-    DSC_TRY(make_memory(engine, &d->x, &s->x));
-    DSC_TRY(make_memory(engine, &d->y, &s->y));
+    DSC_TRY(dsc_memory_alloc(d->lanes, sizeof *s->lanes, &s->lanes));
+    s->lane_count = d->lanes;
+    for (int i = 0; i < s->lane_count; i++) {
+        DSC_TRY(make_memory(engine, scratch, &s->lanes[i].scratch));
+        DSC_TRY(make_memory(engine, &d->x, &s->lanes[i].x));
+        DSC_TRY(make_memory(engine, &d->y, &s->lanes[i].y));
+    }
     DSC_TRY(make_memory(engine, w, &s->w));
     if (kind == FORWARD_BIAS)
         DSC_TRY(make_memory(engine, &d->bias, &s->bias));
@@ -178,20 +192,29 @@ static dsc_status open_step(dsc_onednn_conv *plan, draft *d, enum step_kind kind
     return status;
 }
 
-/* Images in a piece: the largest divisor of the batch whose gradient fits into the threads' caches. */
-static int64_t choose_piece(int64_t images, size_t image_bytes, int threads) {
-    size_t room = (size_t)threads * (512u << 10);
-    for (int64_t piece = images; piece > threads; piece--)
-        if (images % piece == 0 && (size_t)piece * image_bytes <= room)
-            return piece;
-    return images; /* no such divisor: the whole batch is one piece */
+/* Images in a piece: the largest divisor of the batch whose gradient fits into a cache, and that leaves a
+ * piece for every thread. A batch of fewer images than threads is one piece for all of them. */
+static void choose_piece(dsc_onednn_conv *plan) {
+    const size_t cache = 512u << 10;
+    plan->apart = plan->images >= plan->threads;
+    plan->piece = plan->apart ? plan->images / plan->threads : plan->images;
+    while (plan->apart && plan->piece > 1 &&
+           (plan->images % plan->piece != 0 || (size_t)plan->piece * plan->x_bytes > cache))
+        plan->piece--;
 }
 
+/* A primitive runs on as many threads as OpenMP has when it is planned. */
 static dsc_status open_steps(dsc_onednn_conv *plan, draft *d) {
     for (int kind = 0; kind < STEPS; kind++) {
+        int apart = kind == DATA_PIECE && plan->apart;
         d->n = kind == DATA_PIECE ? plan->piece : plan->images;
+        d->lanes = apart ? plan->threads : 1;
         DSC_TRY(describe_operands(d));
-        DSC_TRY(open_step(plan, d, (enum step_kind)kind));
+        if (apart)
+            omp_set_num_threads(1);
+        dsc_status status = open_step(plan, d, (enum step_kind)kind);
+        omp_set_num_threads(plan->threads);
+        DSC_TRY(status);
     }
     return DSC_OK;
 }
@@ -203,7 +226,8 @@ static dsc_status open_plan(const dsc_conv *conv, dsc_onednn_conv *plan) {
     plan->x_bytes = (size_t)(c->h * c->w * c->c) * sizeof(float);
     plan->y_bytes = (size_t)(conv->oh * conv->ow * c->k) * sizeof(float);
     plan->w_bytes = (size_t)(c->k * c->kh * c->kw * (c->c / c->groups)) * sizeof(float);
-    plan->piece = choose_piece(c->n, plan->x_bytes, conv->device->threads);
+    plan->threads = conv->device->threads;
+    choose_piece(plan);
     ONEDNN_TRY(dnnl_engine_create(&plan->engine, dnnl_cpu, 0));
     ONEDNN_TRY(dnnl_stream_create(&plan->stream, plan->engine, dnnl_stream_default_flags));
     ONEDNN_TRY(dnnl_primitive_attr_create(&d.attributes));
@@ -225,11 +249,22 @@ dsc_status dsc_onednn_conv_open(const dsc_conv *conv, dsc_onednn_conv **out) {
     return DSC_OK;
 }
 
+static void close_memory(dnnl_memory_t memory) {
+    if (memory)
+        dnnl_memory_destroy(memory);
+}
+
 static void close_step(step *s) {
-    dnnl_memory_t memories[] = {s->x, s->w, s->y, s->bias, s->plain, s->scratch, s->reorder_scratch};
-    for (size_t i = 0; i < sizeof memories / sizeof memories[0]; i++)
-        if (memories[i])
-            dnnl_memory_destroy(memories[i]);
+    for (int i = 0; i < s->lane_count; i++) {
+        close_memory(s->lanes[i].x);
+        close_memory(s->lanes[i].y);
+        close_memory(s->lanes[i].scratch);
+    }
+    dsc_memory_free(&s->lanes);
+    close_memory(s->w);
+    close_memory(s->bias);
+    close_memory(s->plain);
+    close_memory(s->reorder_scratch);
     if (s->primitive)
         dnnl_primitive_destroy(s->primitive);
     if (s->reorder)
@@ -259,11 +294,15 @@ const char *dsc_onednn_conv_implementation(const dsc_onednn_conv *plan, dsc_conv
     return plan->steps[first[pass]].implementation;
 }
 
+/* Of a lane: its scratchpad, and the piece it fills. */
+static size_t lane_bytes(const dsc_onednn_conv *plan, enum step_kind kind) {
+    size_t piece = kind == DATA_PIECE ? round_up((size_t)plan->piece * plan->x_bytes) : 0;
+    return plan->steps[kind].scratch_bytes + piece;
+}
+
 static size_t step_bytes(const dsc_onednn_conv *plan, enum step_kind kind) {
     const step *s = &plan->steps[kind];
-    size_t bytes = s->w_bytes + s->scratch_bytes;
-    if (kind == DATA_PIECE)
-        bytes += (size_t)plan->piece * plan->x_bytes;
+    size_t bytes = s->w_bytes + (size_t)s->lane_count * lane_bytes(plan, kind);
     if (kind == WEIGHT)
         bytes += plan->w_bytes;
     return bytes + DSC_ALIGNMENT; /* to align the start */
@@ -287,15 +326,20 @@ size_t dsc_onednn_conv_workspace(const dsc_onednn_conv *plan, dsc_conv_pass pass
 
 /* ---- running ---- */
 
-/* Cuts the workspace into the step's weights, its scratchpad and the rest, which is returned in *rest. */
-static dsc_status place(step *s, const dsc_tensor *work, char **rest) {
+/* Cuts the workspace into the step's weights, then the lanes; *rest is the first byte behind the first lane's
+ * scratchpad. */
+static dsc_status place(const dsc_onednn_conv *plan, enum step_kind kind, const dsc_tensor *work,
+                        char **rest) {
+    const step *s = &plan->steps[kind];
     uintptr_t start = ((uintptr_t)work->data + DSC_ALIGNMENT - 1) / DSC_ALIGNMENT * DSC_ALIGNMENT;
     char *at = (char *)work->data + (start - (uintptr_t)work->data);
     if (s->reorder) {
         ONEDNN_TRY(dnnl_memory_set_data_handle(s->w, at));
         ONEDNN_TRY(dnnl_memory_set_data_handle(s->reorder_scratch, at + s->w_bytes));
     }
-    ONEDNN_TRY(dnnl_memory_set_data_handle(s->scratch, at + s->w_bytes));
+    for (int i = 0; i < s->lane_count; i++)
+        ONEDNN_TRY(dnnl_memory_set_data_handle(s->lanes[i].scratch,
+                                               at + s->w_bytes + (size_t)i * lane_bytes(plan, kind)));
     *rest = at + s->w_bytes + s->scratch_bytes;
     return DSC_OK;
 }
@@ -317,31 +361,62 @@ dsc_status dsc_onednn_conv_forward(dsc_onednn_conv *plan, const dsc_tensor *x, c
                                    const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
     enum step_kind kind = bias ? FORWARD_BIAS : FORWARD;
     step *s = &plan->steps[kind];
+    lane *l = &s->lanes[0];
     char *rest;
-    DSC_TRY(place(s, work, &rest));
+    DSC_TRY(place(plan, kind, work, &rest));
     DSC_TRY(reorder_weights(plan, s, kind, w->data));
-    ONEDNN_TRY(dnnl_memory_set_data_handle(s->x, x->data));
-    ONEDNN_TRY(dnnl_memory_set_data_handle(s->y, y->data));
+    ONEDNN_TRY(dnnl_memory_set_data_handle(l->x, x->data));
+    ONEDNN_TRY(dnnl_memory_set_data_handle(l->y, y->data));
     if (bias)
         ONEDNN_TRY(dnnl_memory_set_data_handle(s->bias, bias->data));
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, s->x},
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, l->x},
                                          {DNNL_ARG_WEIGHTS, s->w},
-                                         {DNNL_ARG_DST, s->y},
-                                         {DNNL_ARG_SCRATCHPAD, s->scratch},
+                                         {DNNL_ARG_DST, l->y},
+                                         {DNNL_ARG_SCRATCHPAD, l->scratch},
                                          {DNNL_ARG_BIAS, s->bias}};
     ONEDNN_TRY(dnnl_primitive_execute(s->primitive, plan->stream, bias ? 5 : 4, arguments));
     return DSC_OK;
 }
 
-static dsc_status run_data(const dsc_onednn_conv *plan, step *s, void *dy, void *dx) {
-    ONEDNN_TRY(dnnl_memory_set_data_handle(s->x, dx));
-    ONEDNN_TRY(dnnl_memory_set_data_handle(s->y, dy));
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_DIFF_DST, s->y},
+static dnnl_status_t run_data(const dsc_onednn_conv *plan, const step *s, const lane *l, char *dy, char *dx) {
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_DIFF_DST, l->y},
                                          {DNNL_ARG_WEIGHTS, s->w},
-                                         {DNNL_ARG_DIFF_SRC, s->x},
-                                         {DNNL_ARG_SCRATCHPAD, s->scratch}};
-    ONEDNN_TRY(dnnl_primitive_execute(s->primitive, plan->stream, 4, arguments));
-    return DSC_OK;
+                                         {DNNL_ARG_DIFF_SRC, l->x},
+                                         {DNNL_ARG_SCRATCHPAD, l->scratch}};
+    dnnl_status_t status = dnnl_memory_set_data_handle(l->x, dx);
+    if (status == dnnl_success)
+        status = dnnl_memory_set_data_handle(l->y, dy);
+    return status == dnnl_success ? dnnl_primitive_execute(s->primitive, plan->stream, 4, arguments) : status;
+}
+
+/* dx += the gradient of pieces [r.first, ...) on one lane; `piece` has room for one. */
+static dnnl_status_t add_pieces(const dsc_onednn_conv *plan, int number, dsc_cpu_range r,
+                                const dsc_cpu_kernels *k, char *piece, char *dy, char *dx) {
+    const step *s = &plan->steps[DATA_PIECE];
+    size_t x_bytes = (size_t)plan->piece * plan->x_bytes, y_bytes = (size_t)plan->piece * plan->y_bytes;
+    for (int64_t i = r.first; i < r.first + r.count; i++) {
+        dnnl_status_t status = run_data(plan, s, &s->lanes[number], dy + (size_t)i * y_bytes, piece);
+        if (status != dnnl_success)
+            return status;
+        float *to = (void *)(dx + (size_t)i * x_bytes);
+        k->add((int64_t)(x_bytes / sizeof *to), to, (const void *)piece, to);
+    }
+    return dnnl_success;
+}
+
+static dsc_status add_data(dsc_queue *q, const dsc_onednn_conv *plan, const dsc_tensor *dy, char *pieces,
+                           dsc_tensor *dx) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t count = plan->images / plan->piece;
+    int parts = plan->steps[DATA_PIECE].lane_count, bad = dnnl_success;
+#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1) reduction(max : bad)
+    for (int p = 0; p < parts; p++) {
+        char *piece = pieces + (size_t)p * lane_bytes(plan, DATA_PIECE);
+        int status =
+            (int)add_pieces(plan, p, dsc_cpu_share(count, 1, parts, p), k, piece, dy->data, dx->data);
+        bad = status > bad ? status : bad;
+    }
+    return bad == dnnl_success ? DSC_OK : failed((dnnl_status_t)bad, "a piece of a gradient");
 }
 
 dsc_status dsc_onednn_conv_backward_data(dsc_queue *q, dsc_onednn_conv *plan, const dsc_tensor *w,
@@ -350,17 +425,11 @@ dsc_status dsc_onednn_conv_backward_data(dsc_queue *q, dsc_onednn_conv *plan, co
     enum step_kind kind = beta == 0 ? DATA : DATA_PIECE;
     step *s = &plan->steps[kind];
     char *rest;
-    DSC_TRY(place(s, work, &rest));
+    DSC_TRY(place(plan, kind, work, &rest));
     DSC_TRY(reorder_weights(plan, s, kind, w->data));
-    if (beta == 0)
-        return run_data(plan, s, dy->data, dx->data);
-    int64_t elements = plan->piece * (int64_t)(plan->x_bytes / sizeof(float));
-    dsc_tensor piece = dsc_tensor_view(q->device, rest, DSC_F32, 1, &elements);
-    for (int64_t image = 0; image < plan->images; image += plan->piece) {
-        dsc_tensor target = dsc_tensor_slice(dx, image / plan->piece * elements, elements);
-        DSC_TRY(run_data(plan, s, (char *)dy->data + (size_t)image * plan->y_bytes, rest));
-        DSC_TRY(q->device->table->add(q, &target, &piece, &target));
-    }
+    if (beta != 0)
+        return add_data(q, plan, dy, rest, dx);
+    ONEDNN_TRY(run_data(plan, s, &s->lanes[0], dy->data, dx->data));
     return DSC_OK;
 }
 
@@ -368,19 +437,20 @@ dsc_status dsc_onednn_conv_backward_weight(dsc_queue *q, dsc_onednn_conv *plan, 
                                            const dsc_tensor *dy, double beta, dsc_tensor *work,
                                            dsc_tensor *dw) {
     step *s = &plan->steps[WEIGHT];
+    lane *l = &s->lanes[0];
     char *rest;
-    DSC_TRY(place(s, work, &rest));
+    DSC_TRY(place(plan, WEIGHT, work, &rest));
     dsc_tensor target = *dw;
     if (beta != 0)
         target.data = rest;
     if (!s->reorder)
         ONEDNN_TRY(dnnl_memory_set_data_handle(s->w, target.data));
-    ONEDNN_TRY(dnnl_memory_set_data_handle(s->x, x->data));
-    ONEDNN_TRY(dnnl_memory_set_data_handle(s->y, dy->data));
-    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, s->x},
-                                         {DNNL_ARG_DIFF_DST, s->y},
+    ONEDNN_TRY(dnnl_memory_set_data_handle(l->x, x->data));
+    ONEDNN_TRY(dnnl_memory_set_data_handle(l->y, dy->data));
+    const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, l->x},
+                                         {DNNL_ARG_DIFF_DST, l->y},
                                          {DNNL_ARG_DIFF_WEIGHTS, s->w},
-                                         {DNNL_ARG_SCRATCHPAD, s->scratch}};
+                                         {DNNL_ARG_SCRATCHPAD, l->scratch}};
     ONEDNN_TRY(dnnl_primitive_execute(s->primitive, plan->stream, 4, arguments));
     DSC_TRY(reorder_weights(plan, s, WEIGHT, target.data));
     if (beta != 0)
