@@ -9,7 +9,9 @@
 
 #include <cblas.h>
 #include <omp.h>
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* What comes behind "cpu:" in a device's name: parts of it that can be switched off, for comparisons. */
@@ -51,19 +53,33 @@ static const variant variants[] = {{"cpu", 1, 1, best_kernels},
                                    {"cpu:avx2", 0, 0, avx2_kernels},
                                    {"cpu:base", 0, 0, base_kernels}};
 
-/* 1 when OpenBLAS runs on vectors as wide as ours. It falls back to very old ones on a machine that it does
- * not know, and our own kernels are several times faster then. */
-static int blas_knows_machine(void) {
+/* 1 when OpenBLAS runs on vectors as wide as ours. */
+static int blas_is_modern(void) {
     static const char *const modern[] = {"Haswell", "Zen", "SkylakeX", "Cooperlake", "SapphireRapids"};
     const char *core = openblas_get_corename();
     for (size_t i = 0; i < sizeof modern / sizeof modern[0]; i++)
         if (strcmp(core, modern[i]) == 0)
             return 1;
-#ifdef __x86_64__
-    return 0;
-#else
-    return 1;
-#endif
+    return best_kernels() == base_kernels(); /* nor are we */
+}
+
+/* OpenBLAS chooses its kernels when it is loaded, by processors that it knows; on one that is newer than
+ * itself it falls back to the oldest, with a tenth of the speed. It then is asked to choose again, by the
+ * name of the processor whose instructions are there. A choice of the user's (OPENBLAS_CORETYPE) is left
+ * alone. */
+extern void gotoblas_dynamic_init(void) __attribute__((weak));
+extern void gotoblas_dynamic_quit(void) __attribute__((weak));
+
+static pthread_once_t blas_once = PTHREAD_ONCE_INIT;
+
+static void correct_blas(void) {
+    static const char variable[] = "OPENBLAS_CORETYPE";
+    if (blas_is_modern() || getenv(variable) || !gotoblas_dynamic_init || !gotoblas_dynamic_quit)
+        return;
+    setenv(variable, best_kernels() == avx2_kernels() ? "Haswell" : "SkylakeX", 1);
+    gotoblas_dynamic_quit();
+    gotoblas_dynamic_init();
+    unsetenv(variable);
 }
 
 static const variant *find_variant(const char *name) {
@@ -142,9 +158,12 @@ static void describe(dsc_device *device, const dsc_cpu *cpu) {
         snprintf(convolution, sizeof convolution, "oneDNN %s", version);
     }
 #endif
-    snprintf(device->description, sizeof device->description, "%s: %d thread%s, %s, %s, %s", device->name,
-             device->threads, device->threads == 1 ? "" : "s", cpu->kernels->name, convolution,
-             openblas_get_config());
+    const char *blas = openblas_get_config(), *end = strchr(blas, ' '); /* "OpenBLAS 0.3.21 ..." */
+    end = end ? strchr(end + 1, ' ') : NULL;
+    int blas_length = (int)(end ? end - blas : (ptrdiff_t)strlen(blas));
+    snprintf(device->description, sizeof device->description, "%s: %d thread%s, %s, %s, %.*s for %s",
+             device->name, device->threads, device->threads == 1 ? "" : "s", cpu->kernels->name, convolution,
+             blas_length, blas, openblas_get_corename());
 }
 
 dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) {
@@ -155,7 +174,8 @@ dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) {
                         options->name);
     DSC_TRY(dsc_memory_alloc(1, sizeof *cpu, &cpu));
     cpu->onednn = chosen->onednn;
-    cpu->blas = chosen->blas && blas_knows_machine();
+    pthread_once(&blas_once, correct_blas);
+    cpu->blas = chosen->blas && blas_is_modern();
     cpu->kernels = chosen->kernels();
     fill_table(&cpu->table);
     device->table = &cpu->table;

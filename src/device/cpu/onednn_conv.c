@@ -41,7 +41,9 @@ struct dsc_onednn_conv {
     dnnl_engine_t engine;
     dnnl_stream_t stream;
     step steps[STEPS];
-    int64_t images, piece;            /* images in the batch, and in a piece */
+    int threads;
+    int64_t images, piece; /* images in the batch, and in a piece */
+    int apart;             /* 1: pieces are the work of single threads; 0: of all threads together */
     size_t x_bytes, y_bytes, w_bytes; /* of one image's x and y, and of the OHWI weights */
 };
 
@@ -362,7 +364,7 @@ dsc_status dsc_onednn_conv_forward(dsc_onednn_conv *plan, const dsc_tensor *x, c
     enum step_kind kind = bias ? FORWARD_BIAS : FORWARD;
     step *s = &plan->steps[kind];
     lane *l = &s->lanes[0];
-    char *rest;
+    char *rest = NULL;
     DSC_TRY(place(plan, kind, work, &rest));
     DSC_TRY(reorder_weights(plan, s, kind, w->data));
     ONEDNN_TRY(dnnl_memory_set_data_handle(l->x, x->data));
@@ -424,7 +426,7 @@ dsc_status dsc_onednn_conv_backward_data(dsc_queue *q, dsc_onednn_conv *plan, co
                                          dsc_tensor *dx) {
     enum step_kind kind = beta == 0 ? DATA : DATA_PIECE;
     step *s = &plan->steps[kind];
-    char *rest;
+    char *rest = NULL;
     DSC_TRY(place(plan, kind, work, &rest));
     DSC_TRY(reorder_weights(plan, s, kind, w->data));
     if (beta != 0)
@@ -438,7 +440,7 @@ dsc_status dsc_onednn_conv_backward_weight(dsc_queue *q, dsc_onednn_conv *plan, 
                                            dsc_tensor *dw) {
     step *s = &plan->steps[WEIGHT];
     lane *l = &s->lanes[0];
-    char *rest;
+    char *rest = NULL;
     DSC_TRY(place(plan, WEIGHT, work, &rest));
     dsc_tensor target = *dw;
     if (beta != 0)
