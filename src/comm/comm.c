@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef dsc_status (*open_function)(dsc_comm *comm, const dsc_comm_options *options);
@@ -148,8 +149,12 @@ void dsc_comm_abort(dsc_comm *comm, int exit_status) {
     fflush(stdout); /* not all streams: another thread may hold one while it waits for its disk */
     fflush(stderr);
 #ifdef DSC_HAVE_MPI
-    if (dsc_mpi_is_up())
+    /* A launcher that hears of the end may drop what its ranks wrote last: it gets a moment to pass it on. */
+    const struct timespec moment = {.tv_nsec = 300000000};
+    if (dsc_mpi_is_up()) {
+        nanosleep(&moment, NULL);
         dsc_mpi_abort(exit_status);
+    }
 #endif
     _exit(exit_status);
 }
