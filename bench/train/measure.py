@@ -66,8 +66,12 @@ def median(results, key):
     return statistics.median(r[key] for r in results)
 
 
+def least(results):
+    return min(r["min_s"] for r in results)
+
+
 def print_table(results):
     print("%-24s %14s %10s %12s %10s" % ("", "s/step median", "least", "images/s", "peak MB"))
     for name, rounds in results.items():
-        print("%-24s %14.4f %10.4f %12.1f %10.0f" % (name, median(rounds, "median_s"), min(r["min_s"] for r in rounds),
+        print("%-24s %14.4f %10.4f %12.1f %10.0f" % (name, median(rounds, "median_s"), least(rounds),
                                                    median(rounds, "images_per_s"), median(rounds, "peak_rss_mb")))
