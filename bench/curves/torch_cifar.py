@@ -59,16 +59,20 @@ class ResNet(nn.Module):
         return self.linear(x.mean((2, 3)))
 
 
+MEAN = torch.tensor([0.4914, 0.4822, 0.4465]).view(1, 3, 1, 1)
+STD = torch.tensor([0.2470, 0.2435, 0.2616]).view(1, 3, 1, 1)
+
+
 def read_batches(paths):
     raw = np.concatenate([np.fromfile(p, np.uint8).reshape(-1, 3073) for p in paths])
     x = torch.from_numpy(raw[:, 1:].reshape(-1, 3, 32, 32).astype(np.float32) / 255)
-    mean, std = torch.tensor([0.4914, 0.4822, 0.4465]), torch.tensor([0.2470, 0.2435, 0.2616])
-    return (x - mean.view(1, 3, 1, 1)) / std.view(1, 3, 1, 1), torch.from_numpy(raw[:, 0].astype(np.int64))
+    return (x - MEAN) / STD, torch.from_numpy(raw[:, 0].astype(np.int64))
 
 
 def augment(x):
     n, at = x.shape[0], x.device
-    padded = F.pad(x, (4, 4, 4, 4))
+    black = (-MEAN / STD).to(at)  # the padding is black, as where images are cropped before they are normalised
+    padded = F.pad(x - black, (4, 4, 4, 4)) + black
     rows = torch.randint(0, 9, (n, 1), device=at) + torch.arange(32, device=at)
     cols = torch.randint(0, 9, (n, 1), device=at) + torch.arange(32, device=at)
     cols = torch.where(torch.rand(n, 1, device=at) < 0.5, cols.flip(1), cols)
