@@ -6,4 +6,4 @@ descent_test(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c
 # Checkpoints as PyTorch loads them.
 add_executable(train_export train/export.c)
 descent_link_rooms(train_export train)
-descent_script_test(train-torch train/torch_load.py)
+descent_script_test(train-torch train/torch-load)

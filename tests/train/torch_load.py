@@ -1,4 +1,3 @@
-#!/usr/bin/python3
 """Checkpoints as PyTorch sees them: every name and shape fits a model that is defined here as PyTorch users define
 it (strict loading), and the model gives the logits that descent gives. The files are read by hand, without the
 safetensors package. Exit status 77 when PyTorch is not there."""
