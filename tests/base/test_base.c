@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "base/versioned.h"
 #include "descent/log.h"
 #include "descent/version.h"
 
@@ -128,6 +129,26 @@ static void test_rng_distributions(void **state) {
         assert_true(abs(counts[i] - N / 7) < 5 * sqrt(N / 7.0));
 }
 
+typedef struct sample_options {
+    size_t size;
+    int a, b;
+} sample_options;
+
+/* A caller of an older header knows only `a`; one of a newer header more than the library. */
+static void test_versioned(void **state) {
+    (void)state;
+    sample_options out = {sizeof out, 1, 2}, given = {offsetof(sample_options, b), 7, 8};
+    assert_ok(dsc_versioned_read("sample", NULL, sizeof out, &out));
+    assert_true(out.a == 1 && out.b == 2);
+    assert_ok(dsc_versioned_read("sample", &given, sizeof out, &out));
+    assert_true(out.size == sizeof out && out.a == 7 && out.b == 2);
+    given.size = 0;
+    assert_fails(DSC_E_INVALID, "dsc_sample_options_init",
+                 dsc_versioned_read("sample", &given, sizeof out, &out));
+    given.size = sizeof given + 8;
+    assert_fails(DSC_E_INVALID, "this library knows", dsc_versioned_read("sample", &given, sizeof out, &out));
+}
+
 static void keep_line(void *context, dsc_log_level level, const char *text) {
     snprintf(context, 64, "%d %s", (int)level, text);
 }
@@ -149,7 +170,7 @@ int main(void) {
         cmocka_unit_test(test_error),           cmocka_unit_test(test_error_is_bounded),
         cmocka_unit_test(test_memory),          cmocka_unit_test(test_philox),
         cmocka_unit_test(test_rng_streams),     cmocka_unit_test(test_rng_distributions),
-        cmocka_unit_test(test_log_and_version),
+        cmocka_unit_test(test_log_and_version), cmocka_unit_test(test_versioned),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
