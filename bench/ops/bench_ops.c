@@ -221,6 +221,68 @@ static void bench_matrices(bench *b, bench *plain, const peaks *peak) {
     }
 }
 
+/* ---- Gram matrices of patches ---- */
+
+typedef struct gram_case {
+    int64_t n, size, c, kernel, stride;
+    int ones;
+    int layers; /* of ResNet-32 with this factor */
+} gram_case;
+
+/* Both factors of every layer of ResNet-32 on 128 images of 32x32: of the inputs, then of the gradients. */
+static const gram_case gram_cases[] = {
+    {128, 32, 3, 3, 1, 0, 1},  {128, 32, 16, 3, 1, 0, 10}, {128, 32, 16, 3, 2, 0, 1},
+    {128, 16, 32, 3, 1, 0, 9}, {128, 16, 32, 3, 2, 0, 1},  {128, 8, 64, 3, 1, 0, 9},
+    {128, 1, 64, 1, 1, 1, 1},  {128, 32, 16, 1, 1, 0, 11}, {128, 16, 32, 1, 1, 0, 10},
+    {128, 8, 64, 1, 1, 0, 10}, {128, 1, 10, 1, 1, 0, 1}};
+
+typedef struct gram_call {
+    dsc_conv_desc desc;
+    dsc_tensor *x, *work, *c;
+} gram_call;
+
+static dsc_status run_gram(bench *b, const void *params) {
+    const gram_call *call = params;
+    return dsc_op_patch_gram(b->q, &call->desc, call->x, 0, 1, 0, call->work, call->c);
+}
+
+/* Rates count the flops of a symmetric product of patches, n (n + 1) a position, however few are done.
+ * Returns the seconds of all layers with this factor. */
+static double bench_gram(bench *b, const peaks *peak, const gram_case *s) {
+    gram_call call = {.desc = {.dtype = DSC_F32, .n = s->n, .h = s->size, .w = s->size, .c = s->c, .k = 1}};
+    dsc_conv_desc *d = &call.desc;
+    d->kh = d->kw = s->kernel;
+    d->stride_h = d->stride_w = s->stride;
+    d->pad_h = d->pad_w = s->kernel / 2;
+    d->dil_h = d->dil_w = d->groups = 1;
+    int64_t oh = 0, ow = 0, n = s->kernel * s->kernel * s->c + s->ones;
+    int64_t bytes = (int64_t)dsc_op_patch_gram_workspace(b->device, d, s->ones);
+    must(dsc_conv_output(d, &oh, &ow));
+    call.x = make(b, DSC_F32, 4, (const int64_t[]){d->n, d->h, d->w, d->c});
+    call.work = make(b, DSC_U8, 1, &bytes);
+    call.c = make(b, DSC_F32, 2, (const int64_t[]){n, n});
+    char shape[64], how[32];
+    snprintf(shape, sizeof shape, "%lldx%lldx%lldx%lld %lldx%lld/%lld", (long long)d->n, (long long)d->h,
+             (long long)d->w, (long long)d->c, (long long)d->kh, (long long)d->kw, (long long)d->stride_h);
+    snprintf(how, sizeof how, "%d layer%s", s->layers, s->layers == 1 ? "" : "s");
+    line l = {"patch gram", shape, how, "GFLOP/s", (double)(d->n * oh * ow * n * (n + 1)), peak->flops};
+    double seconds = time_of(b, run_gram, &call);
+    print_line(&l, seconds, 0);
+    free_all(b);
+    return s->layers * seconds;
+}
+
+/* All factors of the network, next to the 130 GFLOP of full products of patches. */
+static void bench_grams(bench *b, const peaks *peak) {
+    double seconds = 0, gemm = 130e9 / (2.0 * 1024 * 1024 * 1024) * time_gemm(b, 1024, 1024, 1024);
+    for (size_t i = 0; i < sizeof gram_cases / sizeof gram_cases[0]; i++)
+        seconds += bench_gram(b, peak, &gram_cases[i]);
+    printf(
+        "all factors of ResNet-32, 128 images: %.1f ms, %.3f of the %.1f ms that gemm 1024x1024x1024 takes "
+        "for 130 GFLOP\n",
+        seconds * 1e3, seconds / gemm, gemm * 1e3);
+}
+
 /* ---- memory-bound passes ---- */
 
 typedef struct norm_call {
@@ -329,6 +391,7 @@ int main(int argc, char **argv) {
     for (size_t i = 0; i < sizeof conv_cases / sizeof conv_cases[0]; i++)
         bench_conv(&b, &plain, &peak, &conv_cases[i]);
     bench_matrices(&b, &plain, &peak);
+    bench_grams(&b, &peak);
     bench_norm(&b, &peak, 128 * 32 * 32, 16, 0);
     bench_norm(&b, &peak, 128 * 32 * 32, 16, 1);
     bench_norm(&b, &peak, 128 * 8 * 8, 64, 0);

@@ -12,7 +12,8 @@ typedef enum dsc_rng_purpose {
     DSC_RNG_AUGMENT = 3, /* index: sample */
     DSC_RNG_DROPOUT = 4, /* epoch: layer and step, index: element */
     DSC_RNG_SYNTHETIC = 5,
-    DSC_RNG_TEST = 6
+    DSC_RNG_TEST = 6,
+    DSC_RNG_FISHER = 7 /* epoch: step, index: sample */
 } dsc_rng_purpose;
 
 /* The raw generator: 128 bits of counter, 64 bits of key, 128 bits out. */

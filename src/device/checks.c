@@ -110,6 +110,12 @@ dsc_status dsc_check_same_count(const dsc_check *check, const char *name, const 
     return DSC_OK;
 }
 
+dsc_status dsc_check_square(const dsc_check *check, const char *name, const dsc_tensor *t) {
+    DSC_TRY(dsc_check_dims(check, name, t, 2));
+    DSC_TRY(dsc_check_shape(check, name, t, DSC_SHAPE(t->dim[0], t->dim[0])));
+    return DSC_OK;
+}
+
 dsc_status dsc_check_real_shape(const dsc_check *check, const char *name, const dsc_tensor *t, int ndim,
                                 const int64_t *dim) {
     DSC_TRY(dsc_check_real(check, name, t));
@@ -137,6 +143,20 @@ dsc_status dsc_check_f64(const dsc_check *check, const char *name, const dsc_ten
     if (dsc_tensor_count(t) != count)
         return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; %lld element%s expected", check->op, name,
                         shape_text(t->ndim, t->dim, is), (long long)count, count == 1 ? " is" : "s are");
+    return DSC_OK;
+}
+
+dsc_status dsc_check_product(const dsc_check *check, const int trans[2], const dsc_tensor *a,
+                             const dsc_tensor *b, const dsc_tensor *c) {
+    DSC_TRY(dsc_check_real(check, "b", b));
+    DSC_TRY(dsc_check_real(check, "c", c));
+    DSC_TRY(dsc_check_dims(check, "a", a, 2));
+    DSC_TRY(dsc_check_dims(check, "b", b, 2));
+    int64_t m = a->dim[trans[0] ? 1 : 0], k = a->dim[trans[0] ? 0 : 1], n = b->dim[trans[1] ? 0 : 1];
+    DSC_TRY(dsc_check_shape(check, "b", b, 2, trans[1] ? (const int64_t[]){n, k} : (const int64_t[]){k, n}));
+    DSC_TRY(dsc_check_shape(check, "c", c, DSC_SHAPE(m, n)));
+    DSC_TRY(dsc_check_apart(check, "c", c, "a", a));
+    DSC_TRY(dsc_check_apart(check, "c", c, "b", b));
     return DSC_OK;
 }
 

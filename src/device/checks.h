@@ -40,6 +40,9 @@ dsc_status dsc_check_same_shape(const dsc_check *check, const char *name, const 
 dsc_status dsc_check_same_count(const dsc_check *check, const char *name, const dsc_tensor *t,
                                 const char *other_name, const dsc_tensor *other) DSC_MUST_CHECK;
 
+/* A matrix with as many columns as rows. */
+dsc_status dsc_check_square(const dsc_check *check, const char *name, const dsc_tensor *t) DSC_MUST_CHECK;
+
 /* Both at once, for the frequent cases. */
 dsc_status dsc_check_real_shape(const dsc_check *check, const char *name, const dsc_tensor *t, int ndim,
                                 const int64_t *dim) DSC_MUST_CHECK;
@@ -50,6 +53,10 @@ dsc_status dsc_check_real_count(const dsc_check *check, const char *name, const 
 /* `count` elements of F64: scalars and small vectors of coefficients. */
 dsc_status dsc_check_f64(const dsc_check *check, const char *name, const dsc_tensor *t,
                          int64_t count) DSC_MUST_CHECK;
+
+/* C = op(A) op(B), of an A that is known to be real: so are B and C, shapes fit, C is apart from A and B. */
+dsc_status dsc_check_product(const dsc_check *check, const int trans[2], const dsc_tensor *a,
+                             const dsc_tensor *b, const dsc_tensor *c) DSC_MUST_CHECK;
 
 /* An output that may not share memory with an input. */
 dsc_status dsc_check_apart(const dsc_check *check, const char *name, const dsc_tensor *t,

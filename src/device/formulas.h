@@ -85,6 +85,94 @@ DSC_FORMULA double dsc_lamb_rate(double z_sumsq, double u_sumsq) {
     return z_sumsq == 0 || u_sumsq == 0 ? 1 : sqrt(z_sumsq) / sqrt(u_sumsq);
 }
 
+/* ---- second-order steps ---- */
+
+/* What a direction is divided by: the product of its two eigenvalues, and the damping. */
+DSC_FORMULA double dsc_damped(double row, double column, double damping) {
+    return row * column + damping;
+}
+
+DSC_FORMULA float dsc_damped_f(float row, float column, float damping) {
+    return row * column + damping;
+}
+
+DSC_FORMULA double dsc_divide(double x, double row, double column, double damping) {
+    return x / dsc_damped(row, column, damping);
+}
+
+DSC_FORMULA float dsc_divide_f(float x, float row, float column, float damping) {
+    return x / dsc_damped_f(row, column, damping);
+}
+
+DSC_FORMULA double dsc_outer_inverse(double row, double column, double damping) {
+    return 1 / dsc_damped(row, column, damping);
+}
+
+DSC_FORMULA float dsc_outer_inverse_f(float row, float column, float damping) {
+    return 1 / dsc_damped_f(row, column, damping);
+}
+
+/* min(1, sqrt(limit / |lr^2 sum|)), 1 when limit or product is 0; NaN for a sum that is not finite, so that
+ * it is not hidden. By square roots, so that the product does not overflow. */
+DSC_FORMULA double dsc_kl_clip(double sum, double lr, double limit) {
+    double size = fabs(lr) * sqrt(fabs(sum)), bound = sqrt(limit);
+    if (!isfinite(sum))
+        return NAN;
+    return bound == 0 || size <= bound ? 1 : bound / size;
+}
+
+/* ---- labels drawn from a softmax ----
+ *
+ * Everything in double, whatever the type of the logits, and in one order: every device draws the same. */
+
+/* Uniform in [0, 1), of 32 bits: the first word of the sequence (seed, DSC_RNG_FISHER, step mod 2^32,
+ * sample).
+ */
+static inline double dsc_label_uniform(uint64_t seed, int64_t step, int64_t sample) {
+    dsc_rng rng = dsc_rng_start(seed, DSC_RNG_FISHER, (uint32_t)step, (uint64_t)sample);
+    return (double)dsc_rng_u32(&rng) * 0x1p-32;
+}
+
+/* A row of logits: one of the two is set. */
+typedef struct dsc_logits {
+    const float *single;
+    const double *wide;
+} dsc_logits;
+
+DSC_FORMULA dsc_logits dsc_logits_row(const dsc_tensor *logits, int64_t row) {
+    dsc_logits z = {0, 0};
+    if (logits->dtype == DSC_F64)
+        z.wide = (const double *)logits->data + row * logits->dim[1];
+    else
+        z.single = (const float *)logits->data + row * logits->dim[1];
+    return z;
+}
+
+DSC_FORMULA double dsc_logit(dsc_logits z, int64_t i) {
+    return z.wide ? z.wide[i] : (double)z.single[i];
+}
+
+/* The first class at which the sum of the weights exp(z - max z) exceeds u times the whole. A class without
+ * weight does not raise the sum, so it is never the first. When a logit is NaN or infinite no sum compares:
+ * then it is the last class with a weight, or class 0. */
+DSC_FORMULA int32_t dsc_draw_label(dsc_logits z, int64_t classes, double u) {
+    double largest = dsc_logit(z, 0), whole = 0, sum = 0;
+    int32_t last = 0;
+    for (int64_t i = 1; i < classes; i++)
+        largest = fmax(largest, dsc_logit(z, i));
+    for (int64_t i = 0; i < classes; i++)
+        whole += exp(dsc_logit(z, i) - largest);
+    for (int64_t i = 0; i < classes; i++) {
+        double weight = exp(dsc_logit(z, i) - largest);
+        sum += weight;
+        if (sum > u * whole)
+            return (int32_t)i;
+        if (weight > 0)
+            last = (int32_t)i;
+    }
+    return last;
+}
+
 /* ---- optimisers ----
  *
  * Coefficients of a step, from the tensor of hyper-parameters. Complements and reciprocals are taken in

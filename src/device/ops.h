@@ -30,6 +30,13 @@ dsc_status dsc_op_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limi
 /* out[0] += number of elements of t that are NaN or infinite; out: F64 scalar. */
 dsc_status dsc_op_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) DSC_MUST_CHECK;
 
+/* y = decay[0] y + (1 - decay[0]) x, a running average that nothing spoils: where bad[0] > 0 (say, the number
+ * of x's elements that are not finite) y stays as it is and bad[1] grows by 1. decay: F64 scalar, bad:
+ * F64[2].
+ */
+dsc_status dsc_op_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
+                        dsc_tensor *y) DSC_MUST_CHECK;
+
 /* ---- dense linear algebra ---- */
 /* C[m,n] = alpha op(A) op(B) + beta C, any beta; op is the transpose where the flag is 1. */
 dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
@@ -51,6 +58,61 @@ dsc_status dsc_op_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor
 /* A := A^-1 of a symmetric positive definite A[n,n] (lower triangle read, both written), by Cholesky.
  * DSC_E_NUMERIC when A is not positive definite (A is then undefined). */
 dsc_status dsc_op_chol_inverse(dsc_queue *q, dsc_tensor *a) DSC_MUST_CHECK;
+/* dsc_op_syev as a last resort: on the host, in double, by another algorithm (QR iteration), in memory of its
+ * own. Blocks. */
+dsc_status dsc_op_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) DSC_MUST_CHECK;
+/* A += value[0] I for A[n,n]; value: F64 scalar. */
+dsc_status dsc_op_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a) DSC_MUST_CHECK;
+
+/* ---- many small problems at once ----
+ * Arrays of descriptions in host memory; all items of one real type, outputs of different items apart. A CPU
+ * gives each item (of a large product: each piece, cut by its size alone) to one thread, so a result does not
+ * depend on the number of threads. Large items should come first. */
+/* Each C = alpha op(A) op(B) + beta C, as dsc_op_gemm. */
+typedef struct dsc_gemm_item {
+    int trans_a, trans_b;
+    double alpha, beta;
+    dsc_tensor a, b, c;
+} dsc_gemm_item;
+dsc_status dsc_op_gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t count) DSC_MUST_CHECK;
+/* Each A := its eigenvectors and v (dsc_op_syev), or A := A^-1 (dsc_op_chol_inverse; v is not used). `failed`
+ * becomes 1 where the solver failed or A is not finite (A and v are then undefined), else 0; the call itself
+ * then still succeeds. `work`: U8 tensor of dsc_op_syev_batch_workspace bytes for items of at most n rows;
+ * inversion needs none (NULL). Blocks until the outcome is known. */
+typedef struct dsc_solve_item {
+    dsc_tensor a, v;
+    int failed;
+} dsc_solve_item;
+size_t dsc_op_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n, int64_t count);
+dsc_status dsc_op_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count,
+                             dsc_tensor *work) DSC_MUST_CHECK;
+dsc_status dsc_op_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) DSC_MUST_CHECK;
+/* Each x[i,j] /= rows[i] columns[j] + damping[0], x[m,n], rows[m], columns[n]; damping: F64 scalar. */
+typedef struct dsc_divide_item {
+    dsc_tensor rows, columns, x;
+} dsc_divide_item;
+dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                               int64_t count) DSC_MUST_CHECK;
+
+/* ---- pieces of a second-order step ---- */
+/* out[i,j] = 1 / (rows[i] columns[j] + damping[0]). */
+dsc_status dsc_op_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
+                                const dsc_tensor *columns, dsc_tensor *out) DSC_MUST_CHECK;
+/* y *= x, element by element. */
+dsc_status dsc_op_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) DSC_MUST_CHECK;
+/* d[m,n+1] = [w, b] with w of m n elements (any shape) as rows and b of m as the last column; and back. */
+dsc_status dsc_op_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) DSC_MUST_CHECK;
+dsc_status dsc_op_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b) DSC_MUST_CHECK;
+/* dst[i,j] = src[rows[i], columns[j]]; and dst[rows[i], columns[j]] = src[i,j], the rest of dst untouched.
+ * rows, columns: I32, in range (not checked), without repeats in scatter. */
+dsc_status dsc_op_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                         const dsc_tensor *columns, dsc_tensor *dst) DSC_MUST_CHECK;
+dsc_status dsc_op_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                          const dsc_tensor *columns, dsc_tensor *dst) DSC_MUST_CHECK;
+/* out[0] = min(1, sqrt(limits[1] / |limits[0]^2 sum[0]|)), 1 when limits[1] or the product is 0, NaN when sum
+ * is not finite; limits: F64[2], the learning rate and the bound. */
+dsc_status dsc_op_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits,
+                          dsc_tensor *out) DSC_MUST_CHECK;
 
 /* ---- convolution ---- */
 typedef struct dsc_conv_desc {
@@ -82,6 +144,14 @@ dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_t
  * width = kh*kw*c/groups in weight order, or one more: then the last column is 1. Used slab by slab. */
 dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                           int64_t first, dsc_tensor *out) DSC_MUST_CHECK;
+
+/* Lower triangle of C[n,n] = alpha P' P + beta C, any beta, for the patches P of one group over all output
+ * positions (n is their width, or one more: a last column of ones). Never more than a cache-sized slab of P
+ * is formed. A 1x1 description without stride and padding takes the rows of x as they are: of a linear layer
+ * (h = w = 1), or of a gradient. `work`: U8 tensor of dsc_op_patch_gram_workspace bytes at least. */
+size_t dsc_op_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *desc, int ones);
+dsc_status dsc_op_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                             double alpha, double beta, dsc_tensor *work, dsc_tensor *c) DSC_MUST_CHECK;
 
 /* ---- layers ---- */
 /* y[rows,c] += b[c] with y of any rank (last dimension c); db[c] = beta db + column sums of dy. */
@@ -172,6 +242,11 @@ dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_
 dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
                                double smoothing, double grad_scale, dsc_tensor *dlogits,
                                dsc_tensor *stats) DSC_MUST_CHECK;
+
+/* labels[i] (I32[n]) drawn from softmax(logits[i]) by one uniform number, a pure function of (seed,
+ * position[0], position[1] + i); position: I64[2] on the device: step, first sample. */
+dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
+                                const dsc_tensor *logits, dsc_tensor *labels) DSC_MUST_CHECK;
 
 /* ---- optimisers ---- */
 /* Hyper-parameters of a step: an F64[DSC_HYPER_COUNT] tensor on the device, so that schedules change values,

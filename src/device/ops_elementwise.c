@@ -121,3 +121,15 @@ dsc_status dsc_op_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor 
     DSC_TRY(dsc_device_table_for(q->device, check.dtype)->count_nonfinite(q, t, out));
     return DSC_OK;
 }
+
+dsc_status dsc_op_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
+                        dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "blend", q, "x", x));
+    DSC_TRY(dsc_check_real_count(&check, "y", y, "x", x));
+    DSC_TRY(dsc_check_f64(&check, "decay", decay, 1));
+    DSC_TRY(dsc_check_f64(&check, "bad", bad, 2));
+    DSC_TRY(dsc_check_apart(&check, "y", y, "x", x));
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->blend(q, decay, x, bad, y));
+    return DSC_OK;
+}

@@ -261,3 +261,23 @@ dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
     DSC_TRY(q->device->table->softmax_loss(q, logits, labels, smoothing, grad_scale, dlogits, stats));
     return DSC_OK;
 }
+
+dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
+                                const dsc_tensor *logits, dsc_tensor *labels) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "sample_labels", q, "logits", logits));
+    DSC_TRY(dsc_check_dims(&check, "logits", logits, 2));
+    DSC_TRY(dsc_check_typed(&check, "position", position, DSC_I64));
+    DSC_TRY(dsc_check_shape(&check, "position", position, DSC_SHAPE(2)));
+    DSC_TRY(dsc_check_typed(&check, "labels", labels, DSC_I32));
+    DSC_TRY(dsc_check_shape(&check, "labels", labels, DSC_SHAPE(logits->dim[0])));
+    DSC_TRY(dsc_check_apart(&check, "labels", labels, "logits", logits));
+    DSC_TRY(dsc_check_apart(&check, "labels", labels, "position", position));
+    if (logits->dim[0] == 0)
+        return DSC_OK;
+    if (logits->dim[1] == 0 || logits->dim[1] > INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID, "sample_labels: logits has %lld classes; 1 to %d are possible",
+                        (long long)logits->dim[1], INT32_MAX);
+    DSC_TRY(q->device->table->sample_labels(q, seed, position, logits, labels));
+    return DSC_OK;
+}

@@ -7,15 +7,8 @@ dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, con
                        const dsc_tensor *b, double beta, dsc_tensor *c) {
     dsc_check check;
     DSC_TRY(dsc_check_begin(&check, "gemm", q, "a", a));
-    DSC_TRY(dsc_check_real(&check, "b", b));
-    DSC_TRY(dsc_check_real(&check, "c", c));
-    DSC_TRY(dsc_check_dims(&check, "a", a, 2));
-    DSC_TRY(dsc_check_dims(&check, "b", b, 2));
-    int64_t m = a->dim[trans_a ? 1 : 0], k = a->dim[trans_a ? 0 : 1], n = b->dim[trans_b ? 0 : 1];
-    DSC_TRY(dsc_check_shape(&check, "b", b, 2, trans_b ? (const int64_t[]){n, k} : (const int64_t[]){k, n}));
-    DSC_TRY(dsc_check_shape(&check, "c", c, DSC_SHAPE(m, n)));
-    DSC_TRY(dsc_check_apart(&check, "c", c, "a", a));
-    DSC_TRY(dsc_check_apart(&check, "c", c, "b", b));
+    DSC_TRY(dsc_check_product(&check, (const int[]){trans_a, trans_b}, a, b, c));
+    int64_t m = c->dim[0], n = c->dim[1], k = a->dim[trans_a ? 0 : 1];
     if (m == 0 || n == 0)
         return DSC_OK;
     const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
@@ -41,16 +34,10 @@ dsc_status dsc_op_syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double b
     return DSC_OK;
 }
 
-static dsc_status check_square(const dsc_check *check, const char *name, const dsc_tensor *a) {
-    DSC_TRY(dsc_check_dims(check, name, a, 2));
-    DSC_TRY(dsc_check_shape(check, name, a, DSC_SHAPE(a->dim[0], a->dim[0])));
-    return DSC_OK;
-}
-
 dsc_status dsc_op_symmetrize(dsc_queue *q, dsc_tensor *a) {
     dsc_check check;
     DSC_TRY(dsc_check_begin(&check, "symmetrize", q, "a", a));
-    DSC_TRY(check_square(&check, "a", a));
+    DSC_TRY(dsc_check_square(&check, "a", a));
     if (a->dim[0] == 0)
         return DSC_OK;
     DSC_TRY(dsc_device_table_for(q->device, check.dtype)->symmetrize(q, a));
@@ -60,7 +47,7 @@ dsc_status dsc_op_symmetrize(dsc_queue *q, dsc_tensor *a) {
 static dsc_status check_packed(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *a,
                                const dsc_tensor *p) {
     DSC_TRY(dsc_check_begin(check, op, q, "a", a));
-    DSC_TRY(check_square(check, "a", a));
+    DSC_TRY(dsc_check_square(check, "a", a));
     int64_t n = a->dim[0];
     DSC_TRY(dsc_check_real_shape(check, "p", p, DSC_SHAPE(n * (n + 1) / 2)));
     DSC_TRY(dsc_check_apart(check, "a", a, "p", p));
@@ -86,29 +73,53 @@ dsc_status dsc_op_tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a) {
 }
 
 size_t dsc_op_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n) {
-    return n > 0 ? dsc_device_table_for(device, dtype)->syev_workspace(device, dtype, n) : 0;
+    return n > 0 ? device->table->syev_workspace(device, dtype, n) : 0;
 }
 
 dsc_status dsc_op_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v) {
     dsc_check check;
     DSC_TRY(dsc_check_begin(&check, "syev", q, "a", a));
-    DSC_TRY(check_square(&check, "a", a));
+    DSC_TRY(dsc_check_square(&check, "a", a));
     int64_t n = a->dim[0];
     DSC_TRY(dsc_check_real_shape(&check, "v", v, DSC_SHAPE(n)));
     DSC_TRY(dsc_check_work(&check, work, dsc_op_syev_workspace(q->device, check.dtype, n)));
     DSC_TRY(dsc_check_apart(&check, "v", v, "a", a));
     if (n == 0)
         return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->syev(q, a, work, v));
+    DSC_TRY(q->device->table->syev(q, a, work, v));
     return DSC_OK;
 }
 
 dsc_status dsc_op_chol_inverse(dsc_queue *q, dsc_tensor *a) {
     dsc_check check;
     DSC_TRY(dsc_check_begin(&check, "chol_inverse", q, "a", a));
-    DSC_TRY(check_square(&check, "a", a));
+    DSC_TRY(dsc_check_square(&check, "a", a));
     if (a->dim[0] == 0)
         return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->chol_inverse(q, a));
+    DSC_TRY(q->device->table->chol_inverse(q, a));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "syev_careful", q, "a", a));
+    DSC_TRY(dsc_check_square(&check, "a", a));
+    DSC_TRY(dsc_check_real_shape(&check, "v", v, DSC_SHAPE(a->dim[0])));
+    DSC_TRY(dsc_check_apart(&check, "v", v, "a", a));
+    if (a->dim[0] == 0)
+        return DSC_OK;
+    DSC_TRY(q->device->table->syev_careful(q, a, v));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "add_diagonal", q, "a", a));
+    DSC_TRY(dsc_check_square(&check, "a", a));
+    DSC_TRY(dsc_check_f64(&check, "value", value, 1));
+    DSC_TRY(dsc_check_apart(&check, "a", a, "value", value));
+    if (a->dim[0] == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->add_diagonal(q, value, a));
     return DSC_OK;
 }

@@ -3,7 +3,9 @@
  * are as in ops.h.
  *
  * A host backend's entries are called for F32 only; other real types go to ref's table
- * (dsc_device_table_for). `fill`, `convert` and `softmax_loss` get every type that ops.h allows. */
+ * (dsc_device_table_for). These get every type that ops.h allows: `fill`, `convert`, `softmax_loss`,
+ * `sample_labels`, and the solvers `syev`, `chol_inverse`, `syev_careful` with their batches and workspaces.
+ */
 #ifndef DSC_DEVICE_TABLE_H
 #define DSC_DEVICE_TABLE_H
 
@@ -36,6 +38,8 @@ typedef struct dsc_device_table {
     dsc_status (*dot)(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta, dsc_tensor *out);
     dsc_status (*clip_factor)(dsc_queue *q, const dsc_tensor *sumsq, double limit, dsc_tensor *out);
     dsc_status (*count_nonfinite)(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out);
+    dsc_status (*blend)(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
+                        dsc_tensor *y);
 
     dsc_status (*gemm)(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                        const dsc_tensor *b, double beta, dsc_tensor *c);
@@ -46,6 +50,26 @@ typedef struct dsc_device_table {
     size_t (*syev_workspace)(dsc_device *device, dsc_dtype dtype, int64_t n);
     dsc_status (*syev)(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v);
     dsc_status (*chol_inverse)(dsc_queue *q, dsc_tensor *a);
+    dsc_status (*syev_careful)(dsc_queue *q, dsc_tensor *a, dsc_tensor *v);
+    dsc_status (*add_diagonal)(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a);
+    /* batches, never with empty matrices; NULL: one item after the other, by the front (divide_batch is in
+     * every table) */
+    dsc_status (*gemm_batch)(dsc_queue *q, const dsc_gemm_item *items, int64_t count);
+    size_t (*syev_batch_workspace)(dsc_device *device, dsc_dtype dtype, int64_t n, int64_t count);
+    dsc_status (*syev_batch)(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work);
+    dsc_status (*chol_inverse_batch)(dsc_queue *q, dsc_solve_item *items, int64_t count);
+    dsc_status (*divide_batch)(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                               int64_t count);
+    dsc_status (*outer_inverse)(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
+                                const dsc_tensor *columns, dsc_tensor *out);
+    dsc_status (*multiply)(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
+    dsc_status (*join)(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d);
+    dsc_status (*split)(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b);
+    dsc_status (*gather)(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                         const dsc_tensor *columns, dsc_tensor *dst);
+    dsc_status (*scatter)(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                          const dsc_tensor *columns, dsc_tensor *dst);
+    dsc_status (*kl_clip)(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out);
 
     dsc_status (*conv_open)(
         dsc_conv *conv); /* sets workspace and state; may be NULL (no state, no workspace) */
@@ -58,6 +82,11 @@ typedef struct dsc_device_table {
                                        const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw);
     dsc_status (*patches)(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                           int64_t first, dsc_tensor *out);
+
+    /* NULL: slabs of patches and syrk, by the front */
+    size_t (*patch_gram_workspace)(dsc_device *device, const dsc_conv_desc *desc, int ones);
+    dsc_status (*patch_gram)(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                             double alpha, double beta, dsc_tensor *work, dsc_tensor *c);
 
     dsc_status (*bias_add)(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y);
     dsc_status (*bias_grad)(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db);
@@ -87,6 +116,8 @@ typedef struct dsc_device_table {
                           const dsc_tensor *x, double beta, dsc_tensor *y);
     dsc_status (*softmax_loss)(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
                                double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats);
+    dsc_status (*sample_labels)(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
+                                const dsc_tensor *logits, dsc_tensor *labels);
 
     dsc_status (*sgd)(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x);

@@ -423,6 +423,41 @@ static void test_dropout_mask(void **state) {
     }
 }
 
+/* A quarter and three quarters of whole numbers are exact. */
+static void test_blend(void **state) {
+    (void)state;
+    static const dsc_dtype types[] = {DSC_F32, DSC_F64};
+    static const double fine[2] = {0, 5}, spoilt[2] = {2, 5}, counted[2] = {2, 6};
+    double *x = test_array(40003, sizeof *x), *y = test_array(40003, sizeof *y);
+    double *want = test_array(40003, sizeof *want);
+    random_integers(41, 100, 40003, x);
+    random_integers(42, 100, 40003, y);
+    for (int i = 0; i < 40003; i++)
+        want[i] = 0.75 * y[i] + 0.25 * x[i];
+    for (int r = 0; r < rig_count; r++)
+        for (int type = 0; type < 2; type++)
+            for (int s = 0; s < SIZES; s++) {
+                place from = place_of(&rigs[r], types[type], SHAPE(sizes[s]), x);
+                place to = place_of(&rigs[r], types[type], SHAPE(sizes[s]), y);
+                place decay = place_of(&rigs[r], DSC_F64, SHAPE(1), (const double[]){0.75});
+                place bad = place_of(&rigs[r], DSC_F64, SHAPE(2), spoilt);
+                assert_ok(dsc_op_blend(rigs[r].q, &decay.t, &from.t, &bad.t, &to.t));
+                place_expect(&rigs[r], &to, y, "blend of something spoilt");
+                place_expect(&rigs[r], &bad, counted, "blend counts it");
+                place_write(&rigs[r], &bad, fine);
+                assert_ok(dsc_op_blend(rigs[r].q, &decay.t, &from.t, &bad.t, &to.t));
+                place_expect(&rigs[r], &to, want, "blend");
+                place_expect(&rigs[r], &bad, fine, "blend has nothing to count");
+                place_free(&from);
+                place_free(&to);
+                place_free(&decay);
+                place_free(&bad);
+            }
+    free(x);
+    free(y);
+    free(want);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_fill),         cmocka_unit_test(test_fill_refuses),
@@ -433,7 +468,7 @@ int main(void) {
         cmocka_unit_test(test_bias_add),     cmocka_unit_test(test_bias_grad),
         cmocka_unit_test(test_relu),         cmocka_unit_test(test_add),
         cmocka_unit_test(test_in_place),     cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_dropout_mask),
+        cmocka_unit_test(test_dropout_mask), cmocka_unit_test(test_blend),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

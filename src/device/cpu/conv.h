@@ -25,6 +25,9 @@ dsc_status dsc_own_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_
                                         const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw);
 dsc_status dsc_own_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                            int64_t first, dsc_tensor *out);
+/* The same on the calling thread: `stride` floats a row, one more than the patch with a column of ones. */
+void dsc_own_patch_rows(const dsc_conv_desc *desc, int64_t oh, int64_t ow, const float *x, int64_t group,
+                        dsc_cpu_range rows, int64_t stride, float *out);
 
 #ifdef DSC_HAVE_ONEDNN
 /* ---- onednn_conv.c ---- */

@@ -1,5 +1,5 @@
-/* The fast CPU device: vectorised kernels, OpenBLAS and LAPACK, oneDNN; float32 only (the front sends other
- * types to ref). Everything it does not override is ref's. */
+/* The fast CPU device: vectorised kernels, OpenBLAS and LAPACK, oneDNN; float32, and float64 in the solvers
+ * (the front sends the rest to ref). Everything it does not override is ref's. */
 #include "device/cpu/cpu.h"
 
 #include "base/config.h"
@@ -142,7 +142,12 @@ static void fill_table(dsc_device_table *table) {
     table->queue_close = queue_close;
     dsc_cpu_table_elementwise(table);
     dsc_cpu_table_linalg(table);
+    dsc_cpu_table_triangle(table);
+    dsc_cpu_table_solve(table);
+    dsc_cpu_table_batch(table);
+    dsc_cpu_table_second(table);
     dsc_cpu_table_conv(table);
+    dsc_cpu_table_gram(table);
     dsc_cpu_table_norm(table);
     dsc_cpu_table_pool(table);
     dsc_cpu_table_loss(table);
@@ -173,7 +178,9 @@ dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) {
         return DSC_FAIL(DSC_E_INVALID, "device '%s' is unknown; choose cpu, cpu:plain, cpu:avx2 or cpu:base",
                         options->name);
     DSC_TRY(dsc_memory_alloc(1, sizeof *cpu, &cpu));
+#ifdef DSC_HAVE_ONEDNN
     cpu->onednn = chosen->onednn;
+#endif
     pthread_once(&blas_once, correct_blas);
     cpu->blas = chosen->blas && blas_is_modern();
     cpu->kernels = chosen->kernels();

@@ -8,7 +8,8 @@
 typedef struct dsc_cpu {
     dsc_device_table table;
     const dsc_cpu_kernels *kernels;
-    int onednn; /* 1: products, and convolutions where it has a good implementation, go to oneDNN */
+    int onednn; /* 1: products, and convolutions where it has a good implementation, go to oneDNN; 0 in builds
+                   without it */
     int blas;   /* 1: else, products go to OpenBLAS */
 } dsc_cpu;
 
@@ -65,7 +66,12 @@ static inline void dsc_cpu_repeat(int64_t c, int64_t width, const float *v, floa
 /* ---- entries, by file ---- */
 void dsc_cpu_table_elementwise(dsc_device_table *table);
 void dsc_cpu_table_linalg(dsc_device_table *table);
+void dsc_cpu_table_triangle(dsc_device_table *table);
+void dsc_cpu_table_solve(dsc_device_table *table);
+void dsc_cpu_table_batch(dsc_device_table *table);
+void dsc_cpu_table_second(dsc_device_table *table);
 void dsc_cpu_table_conv(dsc_device_table *table);
+void dsc_cpu_table_gram(dsc_device_table *table);
 void dsc_cpu_table_norm(dsc_device_table *table);
 void dsc_cpu_table_pool(dsc_device_table *table);
 void dsc_cpu_table_loss(dsc_device_table *table);

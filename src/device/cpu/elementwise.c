@@ -75,6 +75,15 @@ static dsc_status axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double 
     return DSC_OK;
 }
 
+static dsc_status blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
+                        dsc_tensor *y) {
+    double keep = *(const double *)decay->data, *flags = bad->data;
+    if (!(flags[0] > 0))
+        return axpby(q, 1 - keep, x, keep, y);
+    flags[1] += 1;
+    return DSC_OK;
+}
+
 static dsc_status scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) {
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     int64_t n = dsc_tensor_count(t);
@@ -211,6 +220,7 @@ void dsc_cpu_table_elementwise(dsc_device_table *table) {
     table->fill = fill;
     table->convert = convert;
     table->axpby = axpby;
+    table->blend = blend;
     table->scale_by = scale_by;
     table->dot = dot;
     table->count_nonfinite = count_nonfinite;

@@ -43,6 +43,22 @@ typedef struct dsc_cpu_gemm {
     int lower;
 } dsc_cpu_gemm;
 
+/* C[m,n] += alpha sum over pixels of a[pixel]' b[pixel]; pixels lie in lines of images, at the same pitches
+ * (in floats) from `a` and from `b`. The sums run in float: no more than a few thousand pixels a call. lower:
+ * only the lower triangle of C is computed and touched. Behind the last pixel's channels, DSC_GRAM_SLACK
+ * floats may be read unless m and n are multiples of it. */
+enum { DSC_GRAM_SLACK = 16 };
+typedef struct dsc_cpu_gram {
+    int64_t m, n;
+    const float *a, *b;
+    int64_t images, lines, pixels;
+    int64_t image_pitch, line_pitch, pixel_pitch;
+    float *c;
+    int64_t c_row;
+    float alpha;
+    int lower;
+} dsc_cpu_gram;
+
 typedef struct dsc_cpu_kernels {
     const char *name;
     void (*fill)(int64_t n, float value, float *y);
@@ -73,6 +89,9 @@ typedef struct dsc_cpu_kernels {
      * called for rising p0. */
     void (*gemm_panel)(const dsc_cpu_gemm *g, int64_t p0, int64_t i0, int64_t i1, int64_t j0);
     int64_t gemm_columns, gemm_depth;
+    /* Rows [i0, i0 + gram_rows) of C, i0 a multiple of gram_rows. */
+    void (*gram_strip)(const dsc_cpu_gram *g, int64_t i0);
+    int64_t gram_rows;
 
     /* One output row of a max pool: taps of c channels; index may be NULL. */
     void (*max_tap)(int64_t c, int32_t tap, const float *x, int32_t *index, float *y);

@@ -1,5 +1,6 @@
 /* Softmax cross-entropy of the cpu device, row by row in double:
- *   p = softmax(z),  t = (1 - s) onehot + s / c,  loss = log(sum exp(z)) - sum t z,  dloss/dz = p - t. */
+ *   p = softmax(z),  t = (1 - s) onehot + s / c,  loss = log(sum exp(z)) - sum t z,  dloss/dz = p - t;
+ * and labels drawn from p. */
 #include "device/cpu/cpu.h"
 
 #include "base/error.h"
@@ -96,6 +97,19 @@ static dsc_status softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
     return DSC_OK;
 }
 
+static dsc_status sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
+                                const dsc_tensor *logits, dsc_tensor *labels) {
+    const int64_t *at = position->data; /* step, first sample */
+    int64_t n = logits->dim[0], c = logits->dim[1];
+    int parts = dsc_cpu_parts(q->device, 16 * n * c);
+    int32_t *to = labels->data;
+#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+    for (int64_t row = 0; row < n; row++)
+        to[row] = dsc_draw_label(dsc_logits_row(logits, row), c, dsc_label_uniform(seed, at[0], at[1] + row));
+    return DSC_OK;
+}
+
 void dsc_cpu_table_loss(dsc_device_table *table) {
     table->softmax_loss = softmax_loss;
+    table->sample_labels = sample_labels;
 }

@@ -116,19 +116,24 @@ static void patches(const own_conv *o, const float *x, int64_t group, dsc_cpu_ra
     }
 }
 
+void dsc_own_patch_rows(const dsc_conv_desc *desc, int64_t oh, int64_t ow, const float *x, int64_t group,
+                        dsc_cpu_range rows, int64_t stride, float *out) {
+    own_conv o = describe(desc, oh, ow, 1);
+    patches(&o, x, group, rows, stride, out);
+    for (int64_t row = 0; stride > o.width && row < rows.count; row++)
+        out[row * stride + o.width] = 1;
+}
+
 dsc_status dsc_own_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                            int64_t first, dsc_tensor *out) {
     int64_t oh = 0, ow = 0, rows = out->dim[0], stride = out->dim[1];
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
-    own_conv o = describe(desc, oh, ow, 1);
     int parts = dsc_cpu_parts(q->device, rows * stride);
 #pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(rows, 1, parts, p);
-        float *to = (float *)out->data + r.first * stride;
-        patches(&o, x->data, group, (dsc_cpu_range){first + r.first, r.count}, stride, to);
-        for (int64_t row = 0; stride > o.width && row < r.count; row++)
-            to[row * stride + o.width] = 1;
+        dsc_own_patch_rows(desc, oh, ow, x->data, group, (dsc_cpu_range){first + r.first, r.count}, stride,
+                           (float *)out->data + r.first * stride);
     }
     return DSC_OK;
 }

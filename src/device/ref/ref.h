@@ -12,6 +12,8 @@ dsc_status dsc_ref_scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t);
 dsc_status dsc_ref_dot(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta, dsc_tensor *out);
 dsc_status dsc_ref_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limit, dsc_tensor *out);
 dsc_status dsc_ref_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out);
+dsc_status dsc_ref_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
+                         dsc_tensor *y);
 dsc_status dsc_ref_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y);
 dsc_status dsc_ref_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db);
 dsc_status dsc_ref_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
@@ -31,6 +33,22 @@ dsc_status dsc_ref_tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a);
 size_t dsc_ref_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n);
 dsc_status dsc_ref_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v);
 dsc_status dsc_ref_chol_inverse(dsc_queue *q, dsc_tensor *a);
+dsc_status dsc_ref_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v);
+dsc_status dsc_ref_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a);
+
+/* ref_second.c */
+dsc_status dsc_ref_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                                int64_t count);
+dsc_status dsc_ref_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
+                                 const dsc_tensor *columns, dsc_tensor *out);
+dsc_status dsc_ref_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
+dsc_status dsc_ref_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d);
+dsc_status dsc_ref_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b);
+dsc_status dsc_ref_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                          const dsc_tensor *columns, dsc_tensor *dst);
+dsc_status dsc_ref_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                           const dsc_tensor *columns, dsc_tensor *dst);
+dsc_status dsc_ref_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out);
 
 /* ref_conv.c */
 dsc_status dsc_ref_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
@@ -68,6 +86,8 @@ dsc_status dsc_ref_global_pool_backward(dsc_queue *q, const dsc_tensor *dy, doub
 /* ref_loss.c */
 dsc_status dsc_ref_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
                                 double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats);
+dsc_status dsc_ref_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
+                                 const dsc_tensor *logits, dsc_tensor *labels);
 
 /* ref_optim.c */
 dsc_status dsc_ref_sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,

@@ -53,6 +53,19 @@ dsc_status dsc_ref_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double lim
     return DSC_OK;
 }
 
+dsc_status dsc_ref_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
+                         dsc_tensor *y) {
+    (void)q;
+    double keep = get(decay, 0);
+    if (get(bad, 0) > 0) {
+        set(bad, 1, get(bad, 1) + 1);
+        return DSC_OK;
+    }
+    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
+        set(y, i, keep * get(y, i) + (1 - keep) * get(x, i));
+    return DSC_OK;
+}
+
 dsc_status dsc_ref_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) {
     (void)q;
     double bad = 0;

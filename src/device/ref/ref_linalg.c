@@ -1,5 +1,6 @@
 /* Reference: dense linear algebra on row-major matrices. */
 #include "base/error.h"
+#include "base/memory.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
@@ -173,6 +174,24 @@ dsc_status dsc_ref_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tenso
         set(v, i, ldexp(s[i * n + i], exponent));
     for (int64_t i = 0; i < n * n; i++)
         set(a, i, basis[i]);
+    return DSC_OK;
+}
+
+/* There is but one algorithm here, and it is careful. */
+dsc_status dsc_ref_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+    int64_t bytes = (int64_t)dsc_ref_syev_workspace(q->device, a->dtype, a->dim[0]);
+    void *space;
+    DSC_TRY(dsc_memory_alloc(bytes, 1, &space));
+    dsc_tensor work = dsc_tensor_view(q->device, space, DSC_U8, 1, &bytes);
+    dsc_status status = dsc_ref_syev(q, a, &work, v);
+    dsc_memory_free(&space);
+    return status;
+}
+
+dsc_status dsc_ref_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a) {
+    (void)q;
+    for (int64_t i = 0; i < a->dim[0]; i++)
+        update(a, at2(a, i, i), 1, get(value, 0));
     return DSC_OK;
 }
 

@@ -1,8 +1,9 @@
-/* Reference: softmax cross-entropy with label smoothing.
+/* Reference: softmax cross-entropy with label smoothing; labels drawn from a softmax.
  *
  * With p = softmax(logits) and the target t = (1 - smoothing) onehot(label) + smoothing / c:
  *   loss = -sum t log p = log sum exp(logits) - sum t logits   (the weights t add up to 1),
  *   dloss/dlogits = p - t. */
+#include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
@@ -74,5 +75,18 @@ dsc_status dsc_ref_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const ds
     }
     for (int i = 0; i < 4; i++)
         update(stats, i, 1, total[i]);
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
+                                 const dsc_tensor *logits, dsc_tensor *labels) {
+    (void)q;
+    const int64_t *at = position->data; /* step, first sample */
+    int64_t classes = logits->dim[1];
+    for (int64_t row = 0; row < logits->dim[0]; row++) {
+        dsc_logits z = dsc_logits_row(logits, row);
+        ((int32_t *)labels->data)[row] =
+            dsc_draw_label(z, classes, dsc_label_uniform(seed, at[0], at[1] + row));
+    }
     return DSC_OK;
 }

@@ -1,0 +1,85 @@
+/* Batches of the cpu device: whichever thread is free takes the next piece of work. What a piece is depends
+ * on the items alone, and one thread computes it, so a result does not depend on the number of threads. */
+#include "device/cpu/gemm.h"
+
+#include "base/error.h"
+
+/* ---- products ---- */
+
+/* A piece is a whole product, or of a large one as many columns as make about 2^26 multiplications; columns
+ * are cut where tiles of the libraries and of our own kernels end. */
+enum { PIECE_BITS = 26, PIECE_COLUMNS = 96, MAX_PIECES = 4096 };
+
+static int pieces_of(const dsc_gemm_item *item) {
+    int64_t m = item->c.dim[0], n = item->c.dim[1], k = item->a.dim[item->trans_a ? 0 : 1];
+    int64_t by_work = (m * n * k) >> PIECE_BITS, by_columns = n / PIECE_COLUMNS;
+    int64_t pieces = by_work < by_columns ? by_work : by_columns;
+    return pieces < 1 ? 1 : pieces > MAX_PIECES ? MAX_PIECES : (int)pieces;
+}
+
+/* Piece number `number` of the batch. Counting from the front costs nothing beside a product. */
+static dsc_cpu_gemm find_piece(const dsc_gemm_item *items, int64_t number) {
+    int64_t before = 0;
+    while (number - before >= pieces_of(items))
+        before += pieces_of(items++);
+    dsc_cpu_gemm g = dsc_cpu_product((const int[]){items->trans_a, items->trans_b}, items->alpha, &items->a,
+                                     &items->b, items->beta, &items->c);
+    dsc_cpu_range columns = dsc_cpu_share(g.n, PIECE_COLUMNS, pieces_of(items), (int)(number - before));
+    g.n = columns.count;
+    g.b += columns.first * g.b_column;
+    g.c += columns.first;
+    return g;
+}
+
+static dsc_status gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t count) {
+    const dsc_cpu *cpu = dsc_cpu_of(q);
+    int64_t pieces = 0;
+    int failed = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const dsc_gemm_item *item = &items[i];
+        dsc_cpu_gemm g = dsc_cpu_product((const int[]){item->trans_a, item->trans_b}, item->alpha, &item->a,
+                                         &item->b, item->beta, &item->c);
+        DSC_TRY(dsc_cpu_product_check(cpu, "gemm_batch", &g));
+        pieces += pieces_of(item);
+    }
+    dsc_cpu_use_threads(q->device);
+#pragma omp parallel for num_threads(q->device->threads) schedule(dynamic, 1) reduction(| : failed)
+    for (int64_t p = 0; p < pieces; p++) {
+        dsc_cpu_gemm g = find_piece(items, p);
+        failed |= dsc_cpu_multiply(cpu, &g) != DSC_OK; /* the message stays with the thread */
+    }
+    if (failed)
+        return DSC_FAIL(DSC_E_DEVICE, "gemm_batch: one of %lld products failed", (long long)count);
+    return DSC_OK;
+}
+
+/* ---- quotients ---- */
+
+static void divide(float damping, const dsc_divide_item *item) {
+    const float *rows = item->rows.data, *columns = item->columns.data;
+    int64_t n = item->x.dim[1];
+    for (int64_t i = 0; i < item->x.dim[0]; i++) {
+        float row = rows[i], *x = (float *)item->x.data + i * n;
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++)
+            x[j] = dsc_divide_f(x[j], row, columns[j], damping);
+    }
+}
+
+static dsc_status divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                               int64_t count) {
+    float value = (float)*(const double *)damping->data;
+    int64_t elements = 0;
+    for (int64_t i = 0; i < count; i++)
+        elements += dsc_tensor_count(&items[i].x);
+    int parts = dsc_cpu_parts(q->device, elements);
+#pragma omp parallel for num_threads(parts) schedule(dynamic, 1) if (parts > 1)
+    for (int64_t i = 0; i < count; i++)
+        divide(value, &items[i]);
+    return DSC_OK;
+}
+
+void dsc_cpu_table_batch(dsc_device_table *table) {
+    table->gemm_batch = gemm_batch;
+    table->divide_batch = divide_batch;
+}

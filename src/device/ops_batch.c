@@ -1,0 +1,188 @@
+/* Fronts of the batches: every item is checked before the first is computed. A backend sees no empty
+ * matrices: a batch that has some goes item by item, as one does that the backend has no entry for. */
+#include "device/checks.h"
+
+#include "base/error.h"
+
+static dsc_status check_batch(dsc_check *check, const char *op, dsc_queue *q, const void *items,
+                              int64_t count) {
+    DSC_TRY(dsc_check_begin_any(check, op, q));
+    if (count < 0 || (count > 0 && !items))
+        return DSC_FAIL(DSC_E_INVALID, "%s: %lld items%s", op, (long long)count,
+                        items ? "; 0 or more are expected" : " and no array");
+    return DSC_OK;
+}
+
+/* The first real tensor of item i; it sets the type with item 0, and has it in every other. */
+static dsc_status check_first(dsc_check *check, int64_t i, const char *name, const dsc_tensor *t) {
+    if (i == 0)
+        DSC_TRY(dsc_check_begin(check, check->op, check->q, name, t));
+    else
+        DSC_TRY(dsc_check_real(check, name, t));
+    return DSC_OK;
+}
+
+/* ---- products ---- */
+
+static dsc_status check_gemm_item(dsc_check *check, int64_t i, const dsc_gemm_item *item) {
+    DSC_TRY(check_first(check, i, "a", &item->a));
+    DSC_TRY(
+        dsc_check_product(check, (const int[]){item->trans_a, item->trans_b}, &item->a, &item->b, &item->c));
+    return DSC_OK;
+}
+
+static dsc_status gemm_items(dsc_queue *q, const dsc_gemm_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        dsc_tensor c = items[i].c;
+        DSC_TRY(dsc_op_gemm(q, items[i].trans_a, items[i].trans_b, items[i].alpha, &items[i].a, &items[i].b,
+                            items[i].beta, &c));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_op_gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t count) {
+    dsc_check check;
+    int empty = 0;
+    DSC_TRY(check_batch(&check, "gemm_batch", q, items, count));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_gemm_item(&check, i, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        empty |= dsc_tensor_count(&items[i].a) == 0 || dsc_tensor_count(&items[i].b) == 0;
+    }
+    if (count == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (table->gemm_batch && !empty)
+        DSC_TRY(table->gemm_batch(q, items, count));
+    else
+        DSC_TRY(gemm_items(q, items, count));
+    return DSC_OK;
+}
+
+/* ---- solvers ---- */
+
+/* Checks all items; their largest number of rows, and whether one has none. */
+static dsc_status check_solve(dsc_check *check, const dsc_solve_item *items, int64_t count, int with_v,
+                              int64_t *largest, int *empty) {
+    *largest = 0;
+    *empty = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const dsc_tensor *a = &items[i].a, *v = &items[i].v;
+        dsc_status status = check_first(check, i, "a", a);
+        if (status == DSC_OK)
+            status = dsc_check_square(check, "a", a);
+        if (status == DSC_OK && with_v)
+            status = dsc_check_real_shape(check, "v", v, DSC_SHAPE(a->dim[0]));
+        if (status == DSC_OK && with_v)
+            status = dsc_check_apart(check, "v", v, "a", a);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        *largest = a->dim[0] > *largest ? a->dim[0] : *largest;
+        *empty |= a->dim[0] == 0;
+    }
+    return DSC_OK;
+}
+
+size_t dsc_op_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n, int64_t count) {
+    if (n <= 0 || count <= 0)
+        return 0;
+    if (!device->table->syev_batch)
+        return dsc_op_syev_workspace(device, dtype, n);
+    return device->table->syev_batch_workspace(device, dtype, n, count);
+}
+
+/* A failure of the mathematics is the item's, any other is the call's. */
+static dsc_status note_outcome(dsc_status status, dsc_solve_item *item) {
+    item->failed = status == DSC_E_NUMERIC;
+    return item->failed ? DSC_OK : status;
+}
+
+static dsc_status syev_items(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
+    for (int64_t i = 0; i < count; i++)
+        DSC_TRY(note_outcome(dsc_op_syev(q, &items[i].a, work, &items[i].v), &items[i]));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
+    dsc_check check;
+    int64_t largest;
+    int empty;
+    DSC_TRY(check_batch(&check, "syev_batch", q, items, count));
+    DSC_TRY(check_solve(&check, items, count, 1, &largest, &empty));
+    DSC_TRY(
+        dsc_check_work(&check, work, dsc_op_syev_batch_workspace(q->device, check.dtype, largest, count)));
+    if (count == 0)
+        return DSC_OK;
+    if (q->device->table->syev_batch && !empty)
+        DSC_TRY(q->device->table->syev_batch(q, items, count, work));
+    else
+        DSC_TRY(syev_items(q, items, count, work));
+    return DSC_OK;
+}
+
+static dsc_status chol_inverse_items(dsc_queue *q, dsc_solve_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        DSC_TRY(note_outcome(dsc_op_chol_inverse(q, &items[i].a), &items[i]));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) {
+    dsc_check check;
+    int64_t largest;
+    int empty;
+    DSC_TRY(check_batch(&check, "chol_inverse_batch", q, items, count));
+    DSC_TRY(check_solve(&check, items, count, 0, &largest, &empty));
+    if (count == 0)
+        return DSC_OK;
+    if (q->device->table->chol_inverse_batch && !empty)
+        DSC_TRY(q->device->table->chol_inverse_batch(q, items, count));
+    else
+        DSC_TRY(chol_inverse_items(q, items, count));
+    return DSC_OK;
+}
+
+/* ---- quotients ---- */
+
+static dsc_status check_divide_item(dsc_check *check, int64_t i, const dsc_tensor *damping,
+                                    const dsc_divide_item *item) {
+    const dsc_tensor *x = &item->x;
+    DSC_TRY(check_first(check, i, "x", x));
+    DSC_TRY(dsc_check_dims(check, "x", x, 2));
+    DSC_TRY(dsc_check_real_shape(check, "rows", &item->rows, DSC_SHAPE(x->dim[0])));
+    DSC_TRY(dsc_check_real_shape(check, "columns", &item->columns, DSC_SHAPE(x->dim[1])));
+    DSC_TRY(dsc_check_apart(check, "x", x, "rows", &item->rows));
+    DSC_TRY(dsc_check_apart(check, "x", x, "columns", &item->columns));
+    DSC_TRY(dsc_check_apart(check, "x", x, "damping", damping));
+    return DSC_OK;
+}
+
+static dsc_status divide_items(dsc_queue *q, const dsc_device_table *table, const dsc_tensor *damping,
+                               const dsc_divide_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (dsc_tensor_count(&items[i].x) > 0)
+            DSC_TRY(table->divide_batch(q, damping, &items[i], 1));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                               int64_t count) {
+    dsc_check check;
+    int empty = 0;
+    DSC_TRY(check_batch(&check, "divide_batch", q, items, count));
+    DSC_TRY(dsc_check_f64(&check, "damping", damping, 1));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_divide_item(&check, i, damping, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        empty |= dsc_tensor_count(&items[i].x) == 0;
+    }
+    if (count == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (!empty)
+        DSC_TRY(table->divide_batch(q, damping, items, count));
+    else
+        DSC_TRY(divide_items(q, table, damping, items, count));
+    return DSC_OK;
+}

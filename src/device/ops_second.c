@@ -1,0 +1,127 @@
+/* Fronts of the pieces of a second-order step: check, early out, select, execute. */
+#include "device/checks.h"
+
+#include "base/error.h"
+
+dsc_status dsc_op_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
+                                const dsc_tensor *columns, dsc_tensor *out) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "outer_inverse", q, "rows", rows));
+    DSC_TRY(dsc_check_f64(&check, "damping", damping, 1));
+    DSC_TRY(dsc_check_dims(&check, "rows", rows, 1));
+    DSC_TRY(dsc_check_real(&check, "columns", columns));
+    DSC_TRY(dsc_check_dims(&check, "columns", columns, 1));
+    DSC_TRY(dsc_check_real_shape(&check, "out", out, DSC_SHAPE(rows->dim[0], columns->dim[0])));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "rows", rows));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "columns", columns));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "damping", damping));
+    if (dsc_tensor_count(out) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->outer_inverse(q, damping, rows, columns, out));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "multiply", q, "x", x));
+    DSC_TRY(dsc_check_real_count(&check, "y", y, "x", x));
+    DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "x", x));
+    if (dsc_tensor_count(y) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->multiply(q, x, y));
+    return DSC_OK;
+}
+
+/* ---- weights and bias as one matrix ---- */
+
+static dsc_status check_join(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *w,
+                             const dsc_tensor *b, const dsc_tensor *d) {
+    DSC_TRY(dsc_check_begin(check, op, q, "d", d));
+    DSC_TRY(dsc_check_dims(check, "d", d, 2));
+    DSC_TRY(dsc_check_real(check, "w", w));
+    DSC_TRY(dsc_check_real(check, "b", b));
+    int64_t m = d->dim[0], n = d->dim[1] - 1;
+    if (n < 0 || dsc_tensor_count(w) != m * n || dsc_tensor_count(b) != m)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s: %lld elements of w and %lld of b do not make the rows of d[%lld,%lld], the last "
+                        "column b",
+                        op, (long long)dsc_tensor_count(w), (long long)dsc_tensor_count(b), (long long)m,
+                        (long long)n + 1);
+    DSC_TRY(dsc_check_apart(check, "d", d, "w", w));
+    DSC_TRY(dsc_check_apart(check, "d", d, "b", b));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
+    dsc_check check;
+    DSC_TRY(check_join(&check, "join", q, w, b, d));
+    if (dsc_tensor_count(d) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->join(q, w, b, d));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b) {
+    dsc_check check;
+    DSC_TRY(check_join(&check, "split", q, w, b, d));
+    DSC_TRY(dsc_check_apart(&check, "w", w, "b", b));
+    if (dsc_tensor_count(d) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->split(q, d, w, b));
+    return DSC_OK;
+}
+
+/* ---- parts of a matrix ---- */
+
+/* part[rows, columns] of a whole matrix, one of them the output. */
+static dsc_status check_part(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *src,
+                             const dsc_tensor *rows, const dsc_tensor *columns, const dsc_tensor *dst) {
+    DSC_TRY(dsc_check_begin(check, op, q, "src", src));
+    DSC_TRY(dsc_check_dims(check, "src", src, 2));
+    DSC_TRY(dsc_check_real(check, "dst", dst));
+    DSC_TRY(dsc_check_dims(check, "dst", dst, 2));
+    DSC_TRY(dsc_check_typed(check, "rows", rows, DSC_I32));
+    DSC_TRY(dsc_check_dims(check, "rows", rows, 1));
+    DSC_TRY(dsc_check_typed(check, "columns", columns, DSC_I32));
+    DSC_TRY(dsc_check_dims(check, "columns", columns, 1));
+    DSC_TRY(dsc_check_apart(check, "dst", dst, "src", src));
+    DSC_TRY(dsc_check_apart(check, "dst", dst, "rows", rows));
+    DSC_TRY(dsc_check_apart(check, "dst", dst, "columns", columns));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                         const dsc_tensor *columns, dsc_tensor *dst) {
+    dsc_check check;
+    DSC_TRY(check_part(&check, "gather", q, src, rows, columns, dst));
+    DSC_TRY(dsc_check_shape(&check, "dst", dst, DSC_SHAPE(rows->dim[0], columns->dim[0])));
+    if (dsc_tensor_count(dst) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->gather(q, src, rows, columns, dst));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                          const dsc_tensor *columns, dsc_tensor *dst) {
+    dsc_check check;
+    DSC_TRY(check_part(&check, "scatter", q, src, rows, columns, dst));
+    DSC_TRY(dsc_check_shape(&check, "src", src, DSC_SHAPE(rows->dim[0], columns->dim[0])));
+    if (dsc_tensor_count(src) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->scatter(q, src, rows, columns, dst));
+    return DSC_OK;
+}
+
+/* ---- step length ---- */
+
+dsc_status dsc_op_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "kl_clip", q));
+    DSC_TRY(dsc_check_f64(&check, "sum", sum, 1));
+    DSC_TRY(dsc_check_f64(&check, "limits", limits, 2));
+    DSC_TRY(dsc_check_f64(&check, "out", out, 1));
+    DSC_TRY(dsc_check_apart_or_same(&check, "out", out, "sum", sum));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "limits", limits));
+    DSC_TRY(q->device->table->kl_clip(q, sum, limits, out));
+    return DSC_OK;
+}

@@ -1,0 +1,82 @@
+/* Reference: the pieces of a second-order step; the formulas are in device/formulas.h. */
+#include "device/formulas.h"
+#include "device/ref/element.h"
+#include "device/ref/ref.h"
+
+dsc_status dsc_ref_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                                int64_t count) {
+    (void)q;
+    for (int64_t item = 0; item < count; item++) {
+        const dsc_tensor *rows = &items[item].rows, *columns = &items[item].columns;
+        dsc_tensor x = items[item].x;
+        for (int64_t i = 0; i < x.dim[0]; i++)
+            for (int64_t j = 0; j < x.dim[1]; j++)
+                set(&x, at2(&x, i, j),
+                    dsc_divide(get(&x, at2(&x, i, j)), get(rows, i), get(columns, j), get(damping, 0)));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
+                                 const dsc_tensor *columns, dsc_tensor *out) {
+    (void)q;
+    for (int64_t i = 0; i < out->dim[0]; i++)
+        for (int64_t j = 0; j < out->dim[1]; j++)
+            set(out, at2(out, i, j), dsc_outer_inverse(get(rows, i), get(columns, j), get(damping, 0)));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
+        set(y, i, get(y, i) * get(x, i));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
+    (void)q;
+    int64_t n = d->dim[1] - 1;
+    for (int64_t i = 0; i < d->dim[0]; i++) {
+        for (int64_t j = 0; j < n; j++)
+            set(d, at2(d, i, j), get(w, i * n + j));
+        set(d, at2(d, i, n), get(b, i));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b) {
+    (void)q;
+    int64_t n = d->dim[1] - 1;
+    for (int64_t i = 0; i < d->dim[0]; i++) {
+        for (int64_t j = 0; j < n; j++)
+            set(w, i * n + j, get(d, at2(d, i, j)));
+        set(b, i, get(d, at2(d, i, n)));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                          const dsc_tensor *columns, dsc_tensor *dst) {
+    (void)q;
+    const int32_t *row = rows->data, *column = columns->data;
+    for (int64_t i = 0; i < dst->dim[0]; i++)
+        for (int64_t j = 0; j < dst->dim[1]; j++)
+            set(dst, at2(dst, i, j), get(src, at2(src, row[i], column[j])));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                           const dsc_tensor *columns, dsc_tensor *dst) {
+    (void)q;
+    const int32_t *row = rows->data, *column = columns->data;
+    for (int64_t i = 0; i < src->dim[0]; i++)
+        for (int64_t j = 0; j < src->dim[1]; j++)
+            set(dst, at2(dst, row[i], column[j]), get(src, at2(src, i, j)));
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out) {
+    (void)q;
+    set(out, 0, dsc_kl_clip(get(sum, 0), get(limits, 0), get(limits, 1)));
+    return DSC_OK;
+}
