@@ -1,15 +1,18 @@
 /* Fusion buckets: a list of tensors averaged over all ranks in few large messages.
  *
- * Plan, at creation. Tensors are taken in ready order; a bucket is closed when the next tensor would make it
- * larger than options.bytes, counted as they travel, or when that tensor travels as another type. So a tensor
- * larger than options.bytes stands alone. What travels is options.wire, except that DSC_F32 means "as it is"
- * for float64. A bucket whose tensors travel as they are and fill one range of memory, in any order, is
- * reduced where it lies; parameters become ready in falling order, so gradients laid out one behind the other
- * come out like that. Any other bucket has its place in one staging buffer.
+ * Plan, at creation. Tensors are taken in ready order, those of each root by themselves (one list of all when
+ * everybody gets the means); a bucket is closed when the next tensor would make it larger than options.bytes,
+ * counted as they travel, or when that tensor travels as another type. So a tensor larger than options.bytes
+ * stands alone. What travels is options.wire, except that DSC_F32 means "as it is" for float64. A bucket
+ * whose tensors travel as they are and fill one range of memory, in any order, is reduced where it lies;
+ * parameters become ready in falling order, so gradients laid out one behind the other come out like that.
+ * Any other bucket has its place in one staging buffer. Buckets are numbered by the place of their last
+ * tensor in the ready order: those of several roots fill side by side, and none waits for a later tensor than
+ * its own.
  *
  * Round. Bucket i starts when its last tensor is ready and bucket i - 1 has started, so all ranks start them
  * in the same order, in whatever order tensors come. Waiting takes them back: t = (sum over the ranks) /
- * ranks. With one rank nothing is copied, sent or scaled. */
+ * ranks, at the bucket's root or everywhere. With one rank nothing is copied, sent or scaled. */
 #include "comm/table.h"
 
 #include "base/error.h"
@@ -20,22 +23,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DEFAULT_BYTES = 4 << 20 };
+enum { DEFAULT_BYTES = 4 << 20, EVERYBODY = -1 };
 
 typedef struct bucket {
-    int64_t first, count; /* of the tensors */
-    int64_t missing;      /* tensors not ready yet in this round */
-    int in_place;         /* 1: `message` is the tensors' own memory */
-    dsc_tensor message;   /* what travels */
+    int root;            /* the rank that gets the means; EVERYBODY */
+    int64_t first, last; /* tensors; `next` leads from one to the other */
+    int64_t count;       /* of its tensors */
+    int64_t missing;     /* tensors not ready yet in this round */
+    int in_place;        /* 1: `message` is the tensors' own memory */
+    dsc_tensor message;  /* what travels */
     dsc_request *request;
 } bucket;
 
 struct dsc_buckets {
     dsc_comm *comm;
     dsc_queue *queue;
-    dsc_bucket_options options;
-    int64_t count; /* tensors */
+    dsc_bucket_options options; /* without roots, which the buckets know */
+    int64_t count;              /* tensors */
     dsc_tensor *tensors;
+    int64_t *next;        /* [count] the next tensor of the same bucket; -1: none */
     int64_t *bucket_of;   /* [count] */
     unsigned char *ready; /* [count] */
     int64_t bucket_count;
@@ -86,6 +92,16 @@ static dsc_status check_tensors(dsc_queue *queue, const dsc_tensor *tensors, int
     return DSC_OK;
 }
 
+static dsc_status check_roots(const dsc_comm *comm, const int *roots, int64_t count) {
+    for (int64_t i = 0; roots && i < count; i++) {
+        if (roots[i] < 0 || roots[i] >= comm->size)
+            return DSC_FAIL(DSC_E_INVALID,
+                            "buckets: tensor %lld goes to rank %d; the communicator has ranks 0 to %d",
+                            (long long)i, roots[i], comm->size - 1);
+    }
+    return DSC_OK;
+}
+
 /* The type a tensor travels as. */
 static dsc_dtype wire_type(const dsc_buckets *b, const dsc_tensor *t) {
     return b->options.wire == DSC_F32 ? t->dtype : b->options.wire;
@@ -95,25 +111,46 @@ static size_t wire_bytes(const dsc_buckets *b, const dsc_tensor *t) {
     return (size_t)dsc_tensor_count(t) * dsc_dtype_size(wire_type(b, t));
 }
 
-/* Cuts the list of tensors into buckets; their messages have type and count, but no memory yet. */
-static void cut(dsc_buckets *b) {
-    bucket *current = NULL;
-    size_t bytes = 0;
+/* Opens a bucket for tensor i; its message has a type, but no count and no memory yet. */
+static bucket *open_bucket(dsc_buckets *b, int root, int64_t i) {
+    const dsc_tensor *t = &b->tensors[i];
+    int64_t none = 0;
+    bucket *k = &b->buckets[b->bucket_count++];
+    k->root = root;
+    k->first = i;
+    k->message = dsc_tensor_view(t->device, NULL, wire_type(b, t), 1, &none);
+    return k;
+}
+
+static int by_last(const void *a, const void *b) {
+    int64_t x = ((const bucket *)a)->last, y = ((const bucket *)b)->last;
+    return (x > y) - (x < y);
+}
+
+/* Cuts the list of tensors into buckets, and numbers them. */
+static dsc_status cut(dsc_buckets *b, const int *roots) {
+    bucket **open; /* of each root; [0] when there are none */
+    DSC_TRY(dsc_memory_alloc(roots ? b->comm->size : 1, sizeof *open, &open));
     for (int64_t i = 0; i < b->count; i++) {
         const dsc_tensor *t = &b->tensors[i];
-        size_t more = wire_bytes(b, t);
-        if (!current || current->message.dtype != wire_type(b, t) || bytes + more > b->options.bytes) {
-            int64_t none = 0;
-            current = &b->buckets[b->bucket_count++];
-            current->first = i;
-            current->message = dsc_tensor_view(t->device, NULL, wire_type(b, t), 1, &none);
-            bytes = 0;
-        }
-        bytes += more;
-        current->count++;
-        current->message.dim[0] += dsc_tensor_count(t);
-        b->bucket_of[i] = b->bucket_count - 1;
+        bucket **k = roots ? &open[roots[i]] : &open[0];
+        if (!*k || (*k)->message.dtype != wire_type(b, t) ||
+            dsc_tensor_bytes(&(*k)->message) + wire_bytes(b, t) > b->options.bytes)
+            *k = open_bucket(b, roots ? roots[i] : EVERYBODY, i);
+        else
+            b->next[(*k)->last] = i;
+        b->next[i] = -1;
+        (*k)->last = i;
+        (*k)->count++;
+        (*k)->message.dim[0] += dsc_tensor_count(t);
     }
+    dsc_memory_free(&open);
+    qsort(b->buckets, (size_t)b->bucket_count, sizeof *b->buckets, by_last);
+    for (int64_t n = 0; n < b->bucket_count; n++) {
+        for (int64_t i = b->buckets[n].first; i >= 0; i = b->next[i])
+            b->bucket_of[i] = n;
+    }
+    return DSC_OK;
 }
 
 static int by_address(const void *a, const void *b) {
@@ -125,7 +162,7 @@ static int by_address(const void *a, const void *b) {
  * `sorted` has room for them. */
 static void *find_range(const dsc_buckets *b, const bucket *k, dsc_tensor *sorted) {
     int64_t n = 0;
-    for (int64_t i = k->first; i < k->first + k->count; i++) {
+    for (int64_t i = k->first; i >= 0; i = b->next[i]) {
         const dsc_tensor *t = &b->tensors[i];
         if (t->dtype != k->message.dtype)
             return NULL;
@@ -186,14 +223,15 @@ static void begin_round(dsc_buckets *b) {
     b->started = b->complete = 0;
 }
 
-static dsc_status plan(dsc_buckets *b, const dsc_tensor *tensors) {
+static dsc_status plan(dsc_buckets *b, const dsc_tensor *tensors, const int *roots) {
     DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->tensors, &b->tensors));
+    DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->next, &b->next));
     DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->bucket_of, &b->bucket_of));
     DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->ready, &b->ready));
     DSC_TRY(dsc_memory_alloc(b->count, sizeof *b->buckets, &b->buckets));
     if (b->count > 0)
         memcpy(b->tensors, tensors, (size_t)b->count * sizeof *tensors);
-    cut(b);
+    DSC_TRY(cut(b, roots));
     begin_round(b);
     if (b->comm->size == 1)
         return DSC_OK;
@@ -206,13 +244,15 @@ dsc_status dsc_buckets_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor
     dsc_bucket_options o;
     DSC_TRY(read_options(options, &o));
     DSC_TRY(check_tensors(queue, tensors, count));
+    DSC_TRY(check_roots(comm, o.roots, count));
     dsc_buckets *b;
     DSC_TRY(dsc_memory_alloc(1, sizeof *b, &b));
     b->comm = comm;
     b->queue = queue;
     b->options = o;
+    b->options.roots = NULL; /* the caller's memory, which may go */
     b->count = count;
-    dsc_status status = plan(b, tensors);
+    dsc_status status = plan(b, tensors, o.roots);
     if (status != DSC_OK) {
         dsc_buckets_destroy(&b);
         return dsc_error_pass(status, __FILE__, __LINE__);
@@ -234,6 +274,7 @@ void dsc_buckets_destroy(dsc_buckets **buckets) {
     dsc_memory_free(&b->buckets);
     dsc_memory_free(&b->ready);
     dsc_memory_free(&b->bucket_of);
+    dsc_memory_free(&b->next);
     dsc_memory_free(&b->tensors);
     dsc_memory_free(buckets);
 }
@@ -247,7 +288,7 @@ int64_t dsc_buckets_count(const dsc_buckets *buckets) {
 /* Moves the tensors of a bucket into its message (pack), or back. */
 static dsc_status move(const dsc_buckets *b, bucket *k, int pack) {
     int64_t first = 0;
-    for (int64_t i = k->first; i < k->first + k->count; i++) {
+    for (int64_t i = k->first; i >= 0; i = b->next[i]) {
         dsc_tensor *t = &b->tensors[i];
         int64_t count = dsc_tensor_count(t);
         dsc_tensor own = dsc_tensor_slice(t, 0, count);
@@ -264,17 +305,19 @@ static dsc_status start(dsc_buckets *b, bucket *k) {
     if (!k->in_place)
         DSC_TRY(move(b, k, 1));
     DSC_TRY(dsc_queue_sync(b->queue)); /* the gradients, and their packing, are done */
-    return dsc_comm_allreduce_begin(b->comm, b->options.traffic, DSC_SUM, &k->message, &k->request);
+    if (k->root == EVERYBODY)
+        return dsc_comm_allreduce_begin(b->comm, b->options.traffic, DSC_SUM, &k->message, &k->request);
+    return dsc_comm_reduce_begin(b->comm, b->options.traffic, DSC_SUM, k->root, &k->message, &k->request);
 }
 
-/* Takes a bucket's sums back and makes means of them. */
+/* Takes a bucket's sums back, where they have arrived, and makes means of them. */
 static dsc_status take_back(dsc_buckets *b, bucket *k) {
-    if (b->comm->size == 1)
+    if (b->comm->size == 1 || (k->root != EVERYBODY && k->root != b->comm->rank))
         return DSC_OK;
     if (k->in_place)
         return dsc_op_scale_by(b->queue, &b->scale, &k->message);
     DSC_TRY(move(b, k, 0));
-    for (int64_t i = k->first; i < k->first + k->count; i++)
+    for (int64_t i = k->first; i >= 0; i = b->next[i])
         DSC_TRY(dsc_op_scale_by(b->queue, &b->scale, &b->tensors[i]));
     return DSC_OK;
 }

@@ -8,9 +8,15 @@
 
 #include "device/table.h"
 
+#include <float.h>
+#include <math.h>
+
 enum { TENSORS = 23, MOST = 300 };
 
 typedef enum layout { FALLING, RISING, SHUFFLED, GAPS, LAYOUT_COUNT } layout;
+/* Who gets the means: everybody; or of each tensor one rank: the next one each time, the same for a few
+ * tensors, the last rank always, anyone. */
+typedef enum owners { EVERYBODY, IN_TURN, IN_ROWS, LAST_RANK, ANYONE, OWNERS_COUNT } owners;
 
 /* Tensors in one block of memory. */
 typedef struct list {
@@ -78,8 +84,23 @@ static void fill_list(list *l, int round) {
     }
 }
 
-static int holds_means(const list *l, int round) {
+static void choose_roots(owners who, int *roots) {
+    dsc_rng rng = dsc_rng_start(12, DSC_RNG_TEST, (uint32_t)size, 0);
+    for (int k = 0; k < TENSORS; k++) {
+        int any = (int)dsc_rng_below(&rng, (uint32_t)size);
+        roots[k] = who == IN_TURN ? k % size : who == IN_ROWS ? k / 6 % size : who == ANYONE ? any : size - 1;
+    }
+}
+
+/* 1 when this rank gets the mean of tensor k. */
+static int is_mine(const int *roots, int64_t k) {
+    return !roots || roots[k] == rank;
+}
+
+static int holds_means(const list *l, const int *roots, int round) {
     for (int64_t k = 0; k < TENSORS; k++) {
+        if (!is_mine(roots, k))
+            continue;
         for (int64_t i = 0; i < dsc_tensor_count(&l->tensors[k]); i++) {
             if (load(&l->tensors[k], i) != mean_of(k, i, round))
                 return 0;
@@ -89,58 +110,92 @@ static int holds_means(const list *l, int round) {
 }
 
 /* Buckets and bytes as comm.h describes them, reckoned again. */
-static void reckon(const list *l, const dsc_bucket_options *options, int64_t *buckets, uint64_t *sent) {
-    size_t element = options->wire == DSC_F32 ? dsc_dtype_size(l->tensors[0].dtype) : 2;
+typedef struct reckoning {
+    int64_t buckets;
+    uint64_t sent[TENSORS]; /* when tensors up to this one have become ready in order */
+} reckoning;
+
+/* What this rank sends for a bucket. */
+static uint64_t bucket_cost(uint64_t bytes, int root) {
     uint64_t n = (uint64_t)size;
+    return root < 0 ? 2 * (n - 1) * bytes / n : rank == root ? 0 : bytes;
+}
+
+/* The buckets of one root, -1: of the one list that everybody gets. */
+static void reckon_root(const list *l, const dsc_bucket_options *options, int root, reckoning *out) {
+    size_t element = options->wire == DSC_F32 ? dsc_dtype_size(l->tensors[0].dtype) : 2;
     size_t open = 0;
-    *buckets = 1;
-    *sent = 0;
+    int64_t last = -1;
     for (int64_t k = 0; k < TENSORS; k++) {
         size_t bytes = (size_t)dsc_tensor_count(&l->tensors[k]) * element;
-        if (k > 0 && open + bytes > options->bytes) {
-            *sent += 2 * (n - 1) * open / n;
-            open = 0;
-            (*buckets)++;
-        }
-        open += bytes;
+        if (root >= 0 && options->roots[k] != root)
+            continue;
+        int full = last >= 0 && open + bytes > options->bytes;
+        if (full)
+            out->sent[last] += bucket_cost(open, root);
+        out->buckets += last < 0 || full;
+        open = full ? bytes : open + bytes;
+        last = k;
     }
-    *sent += 2 * (n - 1) * open / n;
+    if (last >= 0)
+        out->sent[last] += bucket_cost(open, root);
 }
 
-/* Announces all tensors: in order, or in an order of this rank's own. */
-static void announce(dsc_buckets *buckets, int mixed) {
-    for (int64_t k = 0; k < TENSORS; k++)
+static reckoning reckon(const list *l, const dsc_bucket_options *options) {
+    reckoning result = {0};
+    for (int root = options->roots ? 0 : -1; root < (options->roots ? size : 0); root++)
+        reckon_root(l, options, root, &result);
+    for (int k = 1; k < TENSORS; k++)
+        result.sent[k] += result.sent[k - 1];
+    return result;
+}
+
+/* Announces all tensors: in an order of this rank's own; or in order, and what was sent on the way shows that
+ * each bucket starts with its last tensor. */
+static void announce(dsc_buckets *buckets, int mixed, const reckoning *expected) {
+    uint64_t before = dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS);
+    for (int64_t k = 0; k < TENSORS; k++) {
         EXPECT_OK(dsc_buckets_ready(buckets, mixed ? (k * (rank + 2) + 1) % TENSORS : k));
+        if (!mixed)
+            EXPECT(dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS) - before == expected->sent[k]);
+    }
+    EXPECT(dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS) - before == expected->sent[TENSORS - 1]);
 }
 
-static void run_case(layout how, dsc_dtype dtype, dsc_dtype wire, size_t bytes) {
+static void run_round(dsc_buckets *buckets, list *l, const int *roots, int round, const reckoning *expected) {
+    fill_list(l, round);
+    if (size == 1)
+        store(&l->tensors[0], 0, 1e30); /* with one rank not a bit changes, whatever travels elsewhere */
+    announce(buckets, round % 2, expected);
+    EXPECT_OK(dsc_buckets_wait(buckets));
+    if (size == 1) {
+        EXPECT(load(&l->tensors[0], 0) == (l->tensors[0].dtype == DSC_F64 ? 1e30 : (double)1e30f));
+        store(&l->tensors[0], 0, mean_of(0, 0, round));
+    }
+    EXPECT(holds_means(l, roots, round));
+}
+
+static void run_case(layout how, owners who, dsc_dtype dtype, dsc_dtype wire, size_t bytes) {
     list l;
+    int given[TENSORS], kept[TENSORS];
+    const int *roots = who == EVERYBODY ? NULL : kept;
     dsc_buckets *buckets = NULL;
     dsc_bucket_options options;
-    int64_t expected_buckets;
-    uint64_t expected_sent;
     make_list(how, dtype, &l);
+    choose_roots(who, given);
+    memcpy(kept, given, sizeof kept);
     dsc_bucket_options_init(&options);
     options.bytes = bytes;
     options.wire = wire;
     options.traffic = DSC_TRAFFIC_FACTORS;
-    reckon(&l, &options, &expected_buckets, &expected_sent);
+    options.roots = roots ? given : NULL;
+    reckoning expected = reckon(&l, &options);
     assert_ok(dsc_buckets_create(world, queue, l.tensors, TENSORS, &options, &buckets));
-    EXPECT(dsc_buckets_count(buckets) == expected_buckets);
+    memset(given, 0x7f, sizeof given); /* they were read */
+    EXPECT(dsc_buckets_count(buckets) == expected.buckets);
     int64_t allocations = 0;
     for (int round = 0; round < 4; round++) {
-        uint64_t before = dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS);
-        fill_list(&l, round);
-        if (size == 1)
-            store(&l.tensors[0], 0, 1e30); /* with one rank not a bit changes, whatever travels elsewhere */
-        announce(buckets, round % 2);
-        EXPECT_OK(dsc_buckets_wait(buckets));
-        if (size == 1) {
-            EXPECT(load(&l.tensors[0], 0) == (dtype == DSC_F64 ? 1e30 : (double)1e30f));
-            store(&l.tensors[0], 0, mean_of(0, 0, round));
-        }
-        EXPECT(holds_means(&l, round));
-        EXPECT(dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS) - before == expected_sent);
+        run_round(buckets, &l, roots, round, &expected);
         if (round == 1)
             allocations = dsc_memory_allocations();
     }
@@ -150,18 +205,103 @@ static void run_case(layout how, dsc_dtype dtype, dsc_dtype wire, size_t bytes) 
     free(l.block);
 }
 
-static void test_means(void **state) {
-    (void)state;
+static void run_cases(owners who) {
     static const size_t sizes[] = {1, 100, 1000, 4 << 20};
     static const dsc_dtype wires[] = {DSC_F32, DSC_BF16, DSC_F16};
     for (int how = 0; how < LAYOUT_COUNT; how++) {
         for (int s = 0; s < 4; s++)
-            run_case((layout)how, DSC_F32, wires[(how + s) % 3], sizes[s]);
+            run_case((layout)how, who, DSC_F32, wires[(how + s) % 3], sizes[s]);
         for (int w = 0; w < 3; w++) {
-            run_case((layout)how, DSC_F32, wires[w], 400);
-            run_case((layout)how, DSC_F64, wires[w], 800);
+            run_case((layout)how, who, DSC_F32, wires[w], 400);
+            run_case((layout)how, who, DSC_F64, wires[w], 800);
         }
     }
+}
+
+static void test_means(void **state) {
+    (void)state;
+    run_cases(EVERYBODY);
+    all_fine(world);
+}
+
+static void test_means_at_roots(void **state) {
+    (void)state;
+    for (int who = EVERYBODY + 1; who < OWNERS_COUNT; who++)
+        run_cases((owners)who);
+    all_fine(world);
+}
+
+/* Two sets of buckets share a communicator: a list that everybody gets, a list with roots, ready in turn. */
+static void test_two_lists(void **state) {
+    (void)state;
+    list lists[2];
+    dsc_buckets *buckets[2] = {NULL, NULL};
+    reckoning expected[2];
+    int roots[TENSORS];
+    choose_roots(IN_TURN, roots);
+    for (int i = 0; i < 2; i++) {
+        dsc_bucket_options options;
+        make_list(i ? SHUFFLED : FALLING, DSC_F32, &lists[i]);
+        dsc_bucket_options_init(&options);
+        options.bytes = 300;
+        options.traffic = i ? DSC_TRAFFIC_FACTORS : DSC_TRAFFIC_GRADIENTS;
+        options.roots = i ? roots : NULL;
+        expected[i] = reckon(&lists[i], &options);
+        assert_ok(dsc_buckets_create(world, queue, lists[i].tensors, TENSORS, &options, &buckets[i]));
+    }
+    for (int round = 0; round < 3; round++) {
+        uint64_t gradients = dsc_comm_bytes(world, DSC_TRAFFIC_GRADIENTS);
+        uint64_t factors = dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS);
+        fill_list(&lists[0], round);
+        fill_list(&lists[1], round);
+        for (int64_t k = 0; k < TENSORS; k++) {
+            EXPECT_OK(dsc_buckets_ready(buckets[1], k));
+            EXPECT_OK(dsc_buckets_ready(buckets[0], k));
+        }
+        EXPECT_OK(dsc_buckets_wait(buckets[round % 2]));
+        EXPECT_OK(dsc_buckets_wait(buckets[1 - round % 2]));
+        EXPECT(holds_means(&lists[0], NULL, round));
+        EXPECT(holds_means(&lists[1], roots, round));
+        EXPECT(dsc_comm_bytes(world, DSC_TRAFFIC_GRADIENTS) - gradients == expected[0].sent[TENSORS - 1]);
+        EXPECT(dsc_comm_bytes(world, DSC_TRAFFIC_FACTORS) - factors == expected[1].sent[TENSORS - 1]);
+    }
+    for (int i = 0; i < 2; i++) {
+        dsc_buckets_destroy(&buckets[i]);
+        free(lists[i].block);
+    }
+    all_fine(world);
+}
+
+/* Messages so large that MPI cuts them up, to every root. Rank r's element i is (i % 8 + r) / 4. */
+static void test_large_messages(void **state) {
+    (void)state;
+    enum { LARGE = 300001 };
+    static const dsc_dtype wires[] = {DSC_F32, DSC_BF16, DSC_F16};
+    int64_t count = LARGE;
+    float *data = malloc(LARGE * sizeof *data);
+    assert_non_null(data);
+    dsc_tensor t = dsc_tensor_view(device, data, DSC_F32, 1, &count);
+    for (int c = 0; c < 3 * size; c++) {
+        int root = c / 3;
+        dsc_buckets *buckets = NULL;
+        dsc_bucket_options options;
+        dsc_bucket_options_init(&options);
+        options.roots = &root;
+        options.wire = wires[c % 3];
+        for (int64_t i = 0; i < LARGE; i++)
+            data[i] = (float)(i % 8 + rank) / 4;
+        assert_ok(dsc_buckets_create(world, queue, &t, 1, &options, &buckets));
+        EXPECT_OK(dsc_buckets_ready(buckets, 0));
+        EXPECT_OK(dsc_buckets_wait(buckets));
+        dsc_buckets_destroy(&buckets);
+        int64_t wrong = 0; /* means are (i % 8) / 4 + (n - 1) / 8, as scaled by a rounded 1 / n */
+        for (int64_t i = 0; rank == root && i < LARGE; i++) {
+            double sum = (double)(size * (2 * (i % 8) + size - 1)) / 8;
+            wrong += fabs((double)data[i] - sum / size) > 2 * FLT_EPSILON * sum / size;
+        }
+        EXPECT(wrong == 0);
+    }
+    free(data);
     all_fine(world);
 }
 
@@ -170,22 +310,34 @@ static void test_no_copy_of_neighbours(void **state) {
     (void)state;
     static const struct {
         layout how;
+        owners who;
         dsc_dtype wire;
         size_t bytes;
         int copied;
     } cases[] = {
-        {FALLING, DSC_F32, 4 << 20, 0}, {FALLING, DSC_F32, 500, 0},
-        {RISING, DSC_F32, 500, 0},      {SHUFFLED, DSC_F32, 4 << 20, 0}, /* one bucket of all, in any order */
-        {GAPS, DSC_F32, 1, 0},                                           /* each tensor alone */
-        {GAPS, DSC_F32, 4 << 20, 1},    {FALLING, DSC_BF16, 500, 1},
+        {FALLING, EVERYBODY, DSC_F32, 4 << 20, 0},
+        {FALLING, EVERYBODY, DSC_F32, 500, 0},
+        {RISING, EVERYBODY, DSC_F32, 500, 0},
+        {SHUFFLED, EVERYBODY, DSC_F32, 4 << 20, 0}, /* one bucket of all, in any order */
+        {GAPS, EVERYBODY, DSC_F32, 1, 0},           /* each tensor alone */
+        {GAPS, EVERYBODY, DSC_F32, 4 << 20, 1},
+        {FALLING, EVERYBODY, DSC_BF16, 500, 1},
+        {FALLING, LAST_RANK, DSC_F32, 4 << 20, 0},
+        {RISING, IN_ROWS, DSC_F32, 40, 0}, /* what goes to one rank lies together */
+        {SHUFFLED, IN_TURN, DSC_F32, 1, 0},
+        {FALLING, IN_TURN, DSC_F32, 4 << 20, 1}, /* each other tensor goes elsewhere */
+        {FALLING, LAST_RANK, DSC_F16, 500, 1},
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         list l;
         dsc_buckets *buckets = NULL;
         dsc_bucket_options options;
+        int roots[TENSORS];
         make_list(cases[c].how, DSC_F32, &l);
+        choose_roots(cases[c].who, roots);
         dsc_bucket_options_init(&options);
         options.bytes = cases[c].bytes;
+        options.roots = cases[c].who == EVERYBODY ? NULL : roots;
         options.wire = cases[c].wire;
         size_t before = dsc_device_bytes(device);
         assert_ok(dsc_buckets_create(world, queue, l.tensors, TENSORS, &options, &buckets));
@@ -237,6 +389,35 @@ static void test_empty(void **state) {
     all_fine(world);
 }
 
+/* Left in the middle of a round: destroying waits for what runs. The tensors are ready in other orders on
+ * every rank, but the same ones. */
+static void test_left_early(void **state) {
+    (void)state;
+    for (int who = 0; who < OWNERS_COUNT; who++) {
+        list l;
+        int roots[TENSORS];
+        make_list(SHUFFLED, DSC_F32, &l);
+        choose_roots((owners)who, roots);
+        for (int64_t missing = -1; missing < TENSORS; missing += 4) {
+            dsc_buckets *buckets = NULL;
+            dsc_bucket_options options;
+            dsc_bucket_options_init(&options);
+            options.bytes = 200;
+            options.roots = who == EVERYBODY ? NULL : roots;
+            assert_ok(dsc_buckets_create(world, queue, l.tensors, TENSORS, &options, &buckets));
+            fill_list(&l, 0);
+            for (int64_t k = 0; k < TENSORS; k++) {
+                int64_t tensor = (k * (rank + 2) + 1) % TENSORS;
+                if (tensor != missing)
+                    EXPECT_OK(dsc_buckets_ready(buckets, tensor));
+            }
+            dsc_buckets_destroy(&buckets);
+        }
+        free(l.block);
+    }
+    all_fine(world);
+}
+
 static void test_misuse(void **state) {
     (void)state;
     list l;
@@ -257,10 +438,7 @@ static void test_misuse(void **state) {
     EXPECT_FAILS(DSC_E_INVALID, "tensor -1", dsc_buckets_ready(buckets, -1));
     EXPECT_OK(dsc_buckets_ready(buckets, 7)); /* nothing is lost */
     EXPECT_OK(dsc_buckets_wait(buckets));
-    EXPECT(holds_means(&l, 0));
-    fill_list(&l, 1); /* left in the middle of a round: destroying waits for what runs */
-    for (int64_t k = 0; k < TENSORS - 1; k++)
-        EXPECT_OK(dsc_buckets_ready(buckets, k));
+    EXPECT(holds_means(&l, NULL, 0));
     dsc_buckets_destroy(&buckets);
 
     options.bytes = 0;
@@ -269,6 +447,14 @@ static void test_misuse(void **state) {
     dsc_bucket_options_init(&options);
     options.wire = DSC_I32;
     EXPECT_FAILS(DSC_E_INVALID, "i32", dsc_buckets_create(world, queue, l.tensors, 1, &options, &buckets));
+    int roots[2] = {0, size};
+    dsc_bucket_options_init(&options);
+    options.roots = roots;
+    EXPECT_FAILS(DSC_E_INVALID, "tensor 1 goes to rank",
+                 dsc_buckets_create(world, queue, l.tensors, 2, &options, &buckets));
+    roots[0] = -1;
+    EXPECT_FAILS(DSC_E_INVALID, "tensor 0 goes to rank -1",
+                 dsc_buckets_create(world, queue, l.tensors, 2, &options, &buckets));
     l.tensors[0].dtype = DSC_I64;
     EXPECT_FAILS(DSC_E_UNSUPPORTED, "i64", dsc_buckets_create(world, queue, l.tensors, 1, NULL, &buckets));
     l.tensors[0].device = NULL;
@@ -297,13 +483,18 @@ static void test_other_memory(void **state) {
 static void test_allocation_failures(void **state) {
     (void)state;
     list l;
+    int roots[TENSORS];
+    dsc_bucket_options options;
     make_list(GAPS, DSC_F32, &l);
+    choose_roots(IN_TURN, roots);
+    dsc_bucket_options_init(&options);
+    options.roots = roots;
     dsc_status status = DSC_E_MEMORY;
     size_t before = dsc_device_bytes(device);
     for (int nth = 1; status != DSC_OK && nth < 100; nth++) {
         dsc_buckets *buckets = NULL;
         dsc_memory_fail_at(nth);
-        status = dsc_buckets_create(world, queue, l.tensors, TENSORS, NULL, &buckets);
+        status = dsc_buckets_create(world, queue, l.tensors, TENSORS, &options, &buckets);
         dsc_memory_fail_at(0);
         EXPECT(status == DSC_OK || status == DSC_E_MEMORY);
         EXPECT((status == DSC_OK) == (buckets != NULL));
@@ -340,9 +531,13 @@ static int teardown(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_means),
+        cmocka_unit_test(test_means_at_roots),
+        cmocka_unit_test(test_two_lists),
+        cmocka_unit_test(test_large_messages),
         cmocka_unit_test(test_no_copy_of_neighbours),
         cmocka_unit_test(test_mixed_types),
         cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_left_early),
         cmocka_unit_test(test_misuse),
         cmocka_unit_test(test_other_memory),
         cmocka_unit_test(test_allocation_failures),
