@@ -1,6 +1,6 @@
 # libdescent, shared and static, and how others find it: headers, pkg-config file, CMake package.
 set(objects)
-foreach(room IN ITEMS base device comm model data optim consensus train)
+foreach(room IN ITEMS base device comm model data optim consensus kfac train)
   list(APPEND objects $<TARGET_OBJECTS:room_${room}>)
 endforeach()
 

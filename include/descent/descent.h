@@ -6,6 +6,7 @@
 #include "descent/consensus.h"
 #include "descent/data.h"
 #include "descent/device.h"
+#include "descent/kfac.h"
 #include "descent/log.h"
 #include "descent/model.h"
 #include "descent/optim.h"

@@ -1,0 +1,223 @@
+/* Decompositions: every rank solves the items it owns, parcel by parcel, and sends them around its column.
+ *
+ * All ranks of a column begin their broadcasts in the same order; while a rank solves a parcel, those before
+ * it travel. What is stored is overwritten only by a solve that succeeded. */
+#include "kfac/internal.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "descent/log.h"
+
+/* ---- one item ---- */
+
+typedef struct task {
+    dsc_kfac *k;
+    const dsc_kfac_layout *layout;
+    int64_t item;
+} task;
+
+/* The matrix to be solved: the factor, or its block, with the damping on the diagonal for the inverse. */
+static dsc_status load_item(void *context, dsc_queue *q, dsc_tensor *a) {
+    const task *t = context;
+    dsc_kfac *k = t->k;
+    const dsc_kfac_item *item = &t->layout->plan->items[t->item];
+    const dsc_kfac_factor *f = dsc_kfac_factor_of(k, item);
+    dsc_tensor packed;
+    DSC_TRY(dsc_kfac_factor_read(k, q, f, &packed));
+    if (item->n == f->n && !t->layout->index.data) {
+        DSC_TRY(dsc_op_tri_unpack(q, &packed, a));
+    } else {
+        const int64_t square[2] = {f->n, f->n};
+        int64_t used = 0;
+        dsc_tensor whole = dsc_kfac_carve(&k->gram, &used, 2, square);
+        dsc_tensor rows = dsc_tensor_slice(&t->layout->index, t->layout->index_first[t->item], item->n);
+        DSC_TRY(dsc_op_tri_unpack(q, &packed, &whole));
+        DSC_TRY(dsc_op_gather(q, &whole, &rows, &rows, a));
+    }
+    if (k->options.method == DSC_KFAC_EIGEN)
+        return DSC_OK;
+    dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
+    return dsc_op_add_diagonal(q, &damping, a);
+}
+
+/* Solved matrix and values to where they are kept. */
+static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_basis *basis, const dsc_solve_item *s) {
+    dsc_tensor v = s->v;
+    DSC_TRY(dsc_op_convert(q, &s->a, &basis->vectors));
+    if (k->options.method == DSC_KFAC_INVERSE)
+        return DSC_OK;
+    return dsc_op_relu_forward(q, &v, &basis->values); /* rounding may have made 0 negative */
+}
+
+/* After the fast way failed: other methods, then the decomposition from before. */
+static dsc_status rescue_item(dsc_kfac *k, dsc_queue *q, const task *t, dsc_solve_item *s) {
+    task context = *t;
+    int solved;
+    DSC_TRY(dsc_solve_retry(k->solver, q, load_item, &context, &s->a, &s->v, &solved));
+    k->retried_solves++;
+    if (solved)
+        return store_item(k, q, &t->layout->bases[t->item], s);
+    const dsc_kfac_item *item = &t->layout->plan->items[t->item];
+    const char *name = t->layout->plan->units[item->unit].name;
+    const char *side = item->side == DSC_KFAC_A ? "A" : "G";
+    k->failed_solves++;
+    if (!k->decomposed || t->layout != &k->layouts[k->active])
+        return DSC_FAIL(
+            DSC_E_NUMERIC,
+            "K-FAC: step %lld: factor %s of layer '%s' (%lld rows) cannot be decomposed, and there is "
+            "no earlier decomposition: try a larger damping",
+            (long long)k->step, side, name, (long long)item->n);
+    dsc_log(DSC_LOG_WARNING,
+            "K-FAC: step %lld: factor %s of layer '%s' (%lld rows) could not be decomposed; the earlier "
+            "decomposition stays in use",
+            (long long)k->step, side, name, (long long)item->n);
+    return DSC_OK;
+}
+
+/* ---- a parcel ---- */
+
+/* As many items from order[i] on as the scratch holds; returns the place behind the last. */
+static dsc_status load_wave(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t i, int64_t end,
+                            int64_t *next) {
+    int64_t used = 0, used_values = 0, first = i;
+    for (; i < end; i++) {
+        int64_t n = layout->plan->items[layout->order[i]].n;
+        const int64_t square[2] = {n, n};
+        task t = {k, layout, layout->order[i]};
+        dsc_solve_item *s = &k->solving[i - first];
+        if (used > 0 && used + n * n > dsc_tensor_count(&k->solve))
+            break;
+        *s = (dsc_solve_item){.a = dsc_kfac_carve(&k->solve, &used, 2, square)};
+        if (k->options.method == DSC_KFAC_EIGEN)
+            s->v = dsc_kfac_carve(&k->solve_values, &used_values, 1, square);
+        DSC_TRY(load_item(&t, q, &s->a));
+    }
+    *next = i;
+    return DSC_OK;
+}
+
+static dsc_status solve_wave(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t first,
+                             int64_t count) {
+    DSC_TRY(k->solver->batch(q, k->solving, count, &k->work));
+    for (int64_t i = 0; i < count; i++) {
+        int64_t item = layout->order[first + i];
+        if (!k->solving[i].failed) {
+            DSC_TRY(store_item(k, q, &layout->bases[item], &k->solving[i]));
+            continue;
+        }
+        task t = {k, layout, item};
+        DSC_TRY(rescue_item(k, q, &t, &k->solving[i]));
+    }
+    return DSC_OK;
+}
+
+/* 1/(vG vA' + damping) of the units of a parcel, from values that this rank has. */
+static dsc_status form_outer(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_parcel *p) {
+    dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
+    for (int64_t i = p->first; i < p->first + p->count; i++) {
+        const dsc_kfac_item *item = &layout->plan->items[layout->order[i]];
+        const dsc_kfac_unit *u = &layout->plan->units[item->unit];
+        if (item->side != DSC_KFAC_A)
+            continue;
+        const int64_t dim[2] = {u->g_n, u->a_n};
+        int64_t used = 0;
+        dsc_tensor out = dsc_kfac_carve(&layout->first, &used, 2, dim);
+        DSC_TRY(dsc_op_outer_inverse(q, &damping, &layout->bases[u->first_item + 1].values,
+                                     &layout->bases[u->first_item].values, &out));
+        DSC_TRY(dsc_op_convert(q, &out, &layout->outer[item->unit]));
+    }
+    return DSC_OK;
+}
+
+/* Inverses to triangles (pack), or back. */
+static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, dsc_kfac_parcel *p,
+                              int pack) {
+    int64_t used = 0;
+    for (int64_t i = p->first; i < p->first + p->count; i++) {
+        dsc_tensor *vectors = &layout->bases[layout->order[i]].vectors;
+        int64_t n = vectors->dim[0], count = n * (n + 1) / 2, at = 0;
+        dsc_tensor triangle = dsc_kfac_carve(&p->packed, &used, 1, &count);
+        if (k->inverse_dtype == k->dtype) {
+            DSC_TRY(pack ? dsc_op_tri_pack(q, vectors, &triangle) : dsc_op_tri_unpack(q, &triangle, vectors));
+            continue;
+        }
+        /* the operations know real types only */
+        dsc_tensor full = dsc_kfac_carve(&k->gram, &at, 2, vectors->dim);
+        dsc_tensor packed = dsc_tensor_slice(&k->packed, 0, count);
+        DSC_TRY(dsc_op_convert(q, pack ? vectors : &triangle, pack ? &full : &packed));
+        DSC_TRY(pack ? dsc_op_tri_pack(q, &full, &packed) : dsc_op_tri_unpack(q, &packed, &full));
+        DSC_TRY(dsc_op_convert(q, pack ? &packed : &full, pack ? &triangle : vectors));
+    }
+    return DSC_OK;
+}
+
+static dsc_status solve_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_parcel *p) {
+    int64_t next = p->first, end = p->first + p->count;
+    while (next < end) {
+        int64_t first = next;
+        DSC_TRY(load_wave(k, q, layout, first, end, &next));
+        DSC_TRY(solve_wave(k, q, layout, first, next - first));
+    }
+    return k->options.outer_product ? form_outer(k, q, layout, p) : DSC_OK;
+}
+
+/* ---- around the column ---- */
+
+static dsc_status send_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, dsc_kfac_parcel *p) {
+    if (!k->column)
+        return DSC_OK;
+    dsc_tensor *message = p->packed.data ? &p->packed : &p->vectors;
+    if (p->packed.data && p->root == k->my_row)
+        DSC_TRY(pack_parcel(k, q, layout, p, 1));
+    DSC_TRY(dsc_queue_sync(q));
+    DSC_TRY(
+        dsc_comm_broadcast_begin(k->column, DSC_TRAFFIC_DECOMPOSITIONS, p->root, message, &p->request[0]));
+    if (p->values.data)
+        DSC_TRY(dsc_comm_broadcast_begin(k->column, DSC_TRAFFIC_DECOMPOSITIONS, p->root, &p->values,
+                                         &p->request[1]));
+    return DSC_OK;
+}
+
+static dsc_status receive_parcels(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout) {
+    for (int64_t i = 0; i < layout->parcel_count; i++) {
+        dsc_kfac_parcel *p = &layout->parcels[i];
+        DSC_TRY(dsc_comm_wait(&p->request[0]));
+        DSC_TRY(dsc_comm_wait(&p->request[1]));
+        if (p->packed.data && p->root != k->my_row)
+            DSC_TRY(pack_parcel(k, q, layout, p, 0));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_decompose(dsc_kfac *k, dsc_queue *q, int index) {
+    dsc_kfac_layout *layout = &k->layouts[index];
+    dsc_status status = DSC_OK;
+    k->solve_ms = 0;
+    k->used_damping = k->hyper.damping;
+    for (int64_t i = 0; i < layout->parcel_count; i++) {
+        dsc_kfac_parcel *p = &layout->parcels[i];
+        if (p->root == k->my_row && status == DSC_OK) {
+            double began = dsc_clock_now();
+            status = solve_parcel(k, q, layout, p);
+            k->solve_ms += 1000 * (dsc_clock_now() - began);
+        }
+        DSC_TRY(send_parcel(k, q, layout, p)); /* even after a failure, so that nobody waits */
+    }
+    DSC_TRY(receive_parcels(k, q, layout));
+    DSC_TRY(dsc_comm_agree(k->control, status));
+    k->decomposed = k->decomposed_now = 1;
+    k->active = index;
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_share_decompositions(dsc_kfac *k, dsc_queue *q, int index) {
+    dsc_kfac_layout *layout = &k->layouts[index];
+    for (int64_t i = 0; i < layout->parcel_count; i++) {
+        dsc_kfac_parcel *p = &layout->parcels[i];
+        if (p->root == k->my_row && k->options.outer_product)
+            DSC_TRY(form_outer(k, q, layout, p));
+        DSC_TRY(send_parcel(k, q, layout, p));
+    }
+    return receive_parcels(k, q, layout);
+}

@@ -1,0 +1,212 @@
+/* The preconditioner's insides.
+ *
+ *   plan.c, layer.c, options.c   who does what, of which layers
+ *   kfac.c          creation; a step
+ *   memory.c        blocks of memory and where factors and gradients lie in them
+ *   layout.c        where decompositions lie, what travels together, the products of a step
+ *   factor.c        batch factors, their exchange, running averages
+ *   decompose.c     own factors solved, results sent around the column; solve.c: when a solve fails
+ *   precondition.c  D -> P in the own column, sent along the row, clip
+ *   report.c        insight;  state.c: checkpoints
+ *
+ * A unit is a layer (or a group of one) with factors A and G; an item is what is decomposed: a factor, or a
+ * block on its diagonal. With diagonal blocks there are two layouts, whole factors and blocks, and the last
+ * decomposition says which one is in force. */
+#ifndef DSC_KFAC_INTERNAL_H
+#define DSC_KFAC_INTERNAL_H
+
+#include "device/ops.h"
+#include "kfac/plan.h"
+#include "kfac/solve.h"
+
+enum { DSC_KFAC_SIDES = 2 };
+
+/* One factor, A or G of a unit. */
+typedef struct dsc_kfac_factor {
+    int64_t n, packed;  /* rows; numbers of the lower triangle */
+    int64_t slot;       /* place in the order of the exchange */
+    int owner;          /* the rank that decomposes it (of the whole factor) */
+    int held;           /* 1: this rank keeps the running average */
+    dsc_tensor average; /* [packed], as stored */
+    dsc_tensor batch;   /* this rank's batch factor while it waits to be averaged: [packed] or [n, n]; no
+                           memory where nothing has to wait */
+} dsc_kfac_factor;
+
+/* A unit's tensors. */
+typedef struct dsc_kfac_member {
+    dsc_kfac_factor factor[DSC_KFAC_SIDES];
+    dsc_tensor weight, bias; /* gradients of this group; bias without memory: none */
+    dsc_tensor d, p;         /* [g_n, a_n] gradient (bias joined) and preconditioned gradient */
+} dsc_kfac_member;
+
+/* A decomposed item: no memory outside its column. */
+typedef struct dsc_kfac_basis {
+    dsc_tensor vectors; /* [n, n], as stored: eigenvectors as columns, or the inverse */
+    dsc_tensor values;  /* [n] eigenvalues; no memory with the inverse, or where the outer product serves */
+} dsc_kfac_basis;
+
+/* Items of one owner that travel together, and are solved together. */
+typedef struct dsc_kfac_parcel {
+    int root;                   /* rank in the column */
+    int64_t first, count;       /* of layout->order */
+    dsc_tensor vectors, values; /* what travels: all vectors (and outer products) of the parcel; all values */
+    dsc_tensor packed;          /* inverses as triangles; no memory unless they travel so */
+    dsc_request *request[2];
+} dsc_kfac_parcel;
+
+/* A product of preconditioning: rows of a G item, columns of an A item. */
+typedef struct dsc_kfac_cell {
+    int64_t unit, a_item, g_item;
+    dsc_tensor d, p;          /* [g rows, a rows]: the member's own when the factors are whole, else pieces */
+    dsc_tensor rows, columns; /* I32, of the pieces in the member's d */
+} dsc_kfac_cell;
+
+/* Units of one column that are preconditioned and travel together. */
+typedef struct dsc_kfac_batch {
+    int column;
+    int64_t first, count;           /* of layout->units */
+    int64_t first_cell, cell_count; /* in the own column only */
+    int64_t first_load, load_count; /* vectors to convert before use */
+    dsc_tensor message;             /* all p of the batch */
+    dsc_request *request;
+} dsc_kfac_batch;
+
+/* Vectors stored in a half type, and where they are used from. */
+typedef struct dsc_kfac_loaded {
+    dsc_tensor stored, used;
+} dsc_kfac_loaded;
+
+/* Everything that depends on how factors are cut. */
+typedef struct dsc_kfac_layout {
+    dsc_kfac_plan *plan;
+    dsc_kfac_basis *bases; /* [items] */
+    dsc_tensor *outer;     /* [units] 1/(vG vA' + damping), as stored; no memory unless asked for */
+    int64_t *order;        /* [items] of my column, parcel by parcel */
+    int64_t parcel_count;
+    dsc_kfac_parcel *parcels;
+    dsc_tensor vectors, values, packed; /* the parcels' memory */
+    dsc_tensor index;                   /* I32: rows and columns of pieces */
+    int64_t *index_first;               /* [items] where an item's rows start in it; blocks only */
+
+    int64_t *units; /* [units], batch by batch */
+    int64_t batch_count, cell_count, loaded_count;
+    dsc_kfac_batch *batches;
+    dsc_kfac_cell *cells;
+    dsc_gemm_item *gemms[4]; /* [cells] in the order they run */
+    dsc_divide_item *divides;
+    dsc_kfac_loaded *loaded;
+    dsc_tensor loads, first, second,
+        pieces; /* memory of loaded vectors, between products, of cells' d and p */
+} dsc_kfac_layout;
+
+/* What a checkpoint holds; names are ours. */
+typedef struct dsc_kfac_state_list {
+    int64_t count;
+    dsc_kfac_entry *entries;
+    struct dsc_kfac_source *sources; /* where each comes from */
+} dsc_kfac_state_list;
+
+/* Positions in the small vector of numbers a step reads. */
+enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
+
+struct dsc_kfac {
+    dsc_kfac_options options;
+    dsc_comm *exchange, *control; /* all ranks: factors; agreements and checkpoints */
+    dsc_comm *column, *row;       /* of the grid; NULL where it has one rank */
+    int rank, ranks, rows, columns, my_row, my_column;
+    dsc_device *device;
+    dsc_queue *queue;
+    dsc_dtype dtype, factor_dtype, inverse_dtype; /* of arithmetic, of averages, of decompositions */
+    const dsc_solver *solver;
+
+    int64_t layer_count;
+    dsc_kfac_layer *layers; /* names are ours */
+    int64_t *first_unit;    /* [layers + 1] */
+    int64_t *passes_done;   /* [layers] captures in this step */
+    int64_t unit_count;
+    dsc_kfac_member *members;
+    int layout_count;
+    dsc_kfac_layout layouts[2]; /* whole factors; diagonal blocks */
+
+    dsc_buckets *buckets;
+    dsc_tensor averages, batches;  /* memory of the factors */
+    dsc_tensor joined, messages;   /* memory of d with a bias, and of p */
+    dsc_tensor gram, packed, half; /* scratch: [largest n, largest n], a triangle, a triangle as stored */
+    dsc_tensor spare;              /* two more triangles, where averages are stored in a half type */
+    dsc_tensor solve, solve_values, work; /* matrices being solved, their values, workspace */
+    int64_t largest_n, largest_packed;
+    dsc_tensor bad;                  /* F64[2 per factor]: elements not finite, times rejected */
+    dsc_tensor numbers;              /* F64[DSC_KFAC_NUMBERS] */
+    dsc_tensor products;             /* F64[3 units]: <P, D>, <P, P>, <D, D> */
+    dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
+    dsc_tensor ran;                  /* I32[2 layers]: agreement on what ran */
+    dsc_solve_item *solving;         /* [items] */
+    int32_t *ran_host;
+
+    int64_t step;
+    dsc_kfac_hyper hyper;
+    double loss_scale;
+    int begun, updating; /* between begin and step; this step moves the factors */
+    int decomposed;      /* there are decompositions */
+    int active;          /* layout they belong to */
+    int decomposed_now;  /* the last step made them */
+    double used_damping; /* what they were made with */
+    double nu;
+    double ms[3], solve_ms;
+    int64_t failed_solves, retried_solves; /* of this rank */
+    int64_t counted[3]; /* failed, retried, rejected before the checkpoint that was loaded; rank 0 */
+
+    dsc_kfac_report report;
+    dsc_kfac_layer_report *layer_reports;
+    double *report_work, *report_solve_ms, *report_products;
+    dsc_tensor gathered; /* F64, for reports */
+    double *gathered_host;
+    dsc_kfac_state_list state[2]; /* what a checkpoint holds, by layout */
+};
+
+/* layout.c */
+dsc_status dsc_kfac_layout_create(dsc_kfac *k, dsc_kfac_layout *layout) DSC_MUST_CHECK;
+void dsc_kfac_layout_destroy(dsc_kfac_layout *layout);
+
+/* memory.c */
+dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_memory_destroy(dsc_kfac *k);
+/* The next tensor of a block: moves *used by its elements. */
+dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, const int64_t *dim);
+
+/* factor.c */
+dsc_status dsc_kfac_factors_create(dsc_kfac *k) DSC_MUST_CHECK;
+/* Makes sure that the same layers ran everywhere, averages over the ranks what was captured, and moves the
+ * running averages. Collective. */
+dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* The running average of a factor as packed triangle in the type of arithmetic: itself, or a copy in
+ * `packed`. */
+dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor *f,
+                                dsc_tensor *out) DSC_MUST_CHECK;
+
+/* decompose.c */
+dsc_status dsc_kfac_decompose(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+/* Outer products from the values at hand, and everything around the column; used after loading a state. */
+dsc_status dsc_kfac_share_decompositions(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+
+/* precondition.c */
+dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+
+/* report.c */
+dsc_status dsc_kfac_report_create(dsc_kfac *k) DSC_MUST_CHECK;
+/* Failed solves, retried solves, rejected factors of all ranks since the start. Collective; blocks. */
+dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[3]) DSC_MUST_CHECK;
+
+/* state.c */
+dsc_status dsc_kfac_state_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_state_destroy(dsc_kfac *k);
+
+static inline dsc_kfac_factor *dsc_kfac_factor_of(dsc_kfac *k, const dsc_kfac_item *item) {
+    return &k->members[item->unit].factor[item->side];
+}
+
+static inline int dsc_kfac_keeps_everywhere(const dsc_kfac *k) {
+    return k->rows == k->ranks;
+}
+
+#endif

@@ -1,0 +1,186 @@
+/* Insight: what the preconditioner did, gathered from all ranks. */
+#include "kfac/internal.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <math.h>
+
+enum { EXTREMES = 4, COUNTERS = 3 }; /* of a unit: -min and max of A, of G; of a rank: see dsc_kfac_totals */
+
+static int64_t larger(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+dsc_status dsc_kfac_report_create(dsc_kfac *k) {
+    int64_t items =
+        larger(k->layouts[0].plan->item_count, k->layout_count > 1 ? k->layouts[1].plan->item_count : 0);
+    int64_t count = larger(larger(2 * items, EXTREMES * k->unit_count),
+                           larger(COUNTERS + k->ranks, 2 * DSC_KFAC_SIDES * k->unit_count));
+    DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->layer_reports, &k->layer_reports));
+    DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_work, &k->report_work));
+    DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_solve_ms, &k->report_solve_ms));
+    DSC_TRY(dsc_memory_alloc(3 * k->unit_count, sizeof *k->report_products, &k->report_products));
+    DSC_TRY(dsc_memory_alloc(count, sizeof *k->gathered_host, &k->gathered_host));
+    return dsc_tensor_alloc(k->device, DSC_F64, 1, &count, &k->gathered);
+}
+
+/* Reduces `count` numbers of gathered_host over all ranks. */
+static dsc_status reduce(dsc_kfac *k, dsc_queue *q, int64_t count, dsc_reduction op) {
+    dsc_tensor t = dsc_tensor_slice(&k->gathered, 0, count);
+    size_t bytes = dsc_tensor_bytes(&t);
+    DSC_TRY(dsc_tensor_upload(q, k->gathered_host, bytes, &t));
+    DSC_TRY(dsc_queue_sync(q));
+    DSC_TRY(dsc_comm_allreduce(k->control, DSC_TRAFFIC_OTHER, op, &t));
+    DSC_TRY(dsc_tensor_download(q, &t, bytes, k->gathered_host));
+    return dsc_queue_sync(q);
+}
+
+/* Rejected batch factors of the averages whose first keeper this rank is. */
+static dsc_status count_rejected(dsc_kfac *k, dsc_queue *q, double *out) {
+    *out = 0;
+    if (k->unit_count == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_download(q, &k->bad, dsc_tensor_bytes(&k->bad), k->gathered_host));
+    DSC_TRY(dsc_queue_sync(q));
+    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
+        const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        if (f->owner == k->rank)
+            *out += k->gathered_host[2 * f->slot + 1];
+    }
+    return DSC_OK;
+}
+
+/* Sums over the ranks: counters, and each rank's time in its own place. */
+static dsc_status gather_counters(dsc_kfac *k, dsc_queue *q, double counters[COUNTERS], double *solve_ms) {
+    double rejected;
+    DSC_TRY(count_rejected(k, q, &rejected));
+    k->gathered_host[0] = (double)k->failed_solves;
+    k->gathered_host[1] = (double)k->retried_solves;
+    k->gathered_host[2] = rejected;
+    for (int i = 0; i < COUNTERS && k->rank == 0; i++)
+        k->gathered_host[i] += (double)k->counted[i];
+    for (int r = 0; r < k->ranks; r++)
+        k->gathered_host[COUNTERS + r] = r == k->rank ? k->solve_ms : 0;
+    DSC_TRY(reduce(k, q, COUNTERS + k->ranks, DSC_SUM));
+    for (int i = 0; i < COUNTERS; i++)
+        counters[i] = k->gathered_host[i];
+    for (int r = 0; solve_ms && r < k->ranks; r++)
+        solve_ms[r] = k->gathered_host[COUNTERS + r];
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[3]) {
+    double counters[COUNTERS];
+    DSC_TRY(gather_counters(k, q, counters, NULL));
+    for (int i = 0; i < COUNTERS; i++)
+        totals[i] = (int64_t)counters[i];
+    return DSC_OK;
+}
+
+/* First and last eigenvalue (they rise) of the items this rank owns, into gathered_host[2 items]. */
+static dsc_status read_ends(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout) {
+    int64_t items = layout->plan->item_count;
+    for (int64_t i = 0; i < items; i++) {
+        const dsc_tensor *v = &layout->bases[i].values;
+        if (layout->plan->items[i].owner != k->rank)
+            continue;
+        for (int end = 0; end < 2; end++) {
+            dsc_tensor from = dsc_tensor_slice(v, end ? v->dim[0] - 1 : 0, 1);
+            dsc_tensor to = dsc_tensor_slice(&k->gathered, 2 * i + end, 1);
+            DSC_TRY(dsc_op_convert(q, &from, &to));
+        }
+    }
+    dsc_tensor all = dsc_tensor_slice(&k->gathered, 0, 2 * items);
+    DSC_TRY(dsc_tensor_download(q, &all, dsc_tensor_bytes(&all), k->gathered_host));
+    return dsc_queue_sync(q);
+}
+
+/* Smallest and largest eigenvalue of both factors of every unit, over its blocks, from their owners. */
+static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
+    const dsc_kfac_layout *layout = &k->layouts[k->active];
+    double *extremes;
+    DSC_TRY(read_ends(k, q, layout));
+    DSC_TRY(dsc_memory_alloc(EXTREMES * k->unit_count, sizeof *extremes, &extremes));
+    for (int64_t i = 0; i < EXTREMES * k->unit_count; i++)
+        extremes[i] = -INFINITY;
+    for (int64_t i = 0; i < layout->plan->item_count; i++) {
+        const dsc_kfac_item *item = &layout->plan->items[i];
+        double *of = extremes + EXTREMES * item->unit + (item->side == DSC_KFAC_A ? 0 : 2);
+        if (item->owner != k->rank)
+            continue;
+        of[0] = fmax(of[0], -k->gathered_host[2 * i]);
+        of[1] = fmax(of[1], k->gathered_host[2 * i + 1]);
+    }
+    for (int64_t i = 0; i < EXTREMES * k->unit_count; i++)
+        k->gathered_host[i] = extremes[i];
+    dsc_memory_free(&extremes);
+    return reduce(k, q, EXTREMES * k->unit_count, DSC_MAX);
+}
+
+static void fill_layers(dsc_kfac *k, int eigen) {
+    const dsc_kfac_plan *plan = k->layouts[k->active].plan;
+    int64_t n = k->unit_count;
+    for (int64_t u = 0; u < n; u++) {
+        dsc_kfac_layer_report *r = &k->layer_reports[u];
+        const double *p = k->report_products + u, *e = k->gathered_host + EXTREMES * u;
+        double norms = sqrt(p[n]) * sqrt(p[2 * n]);
+        *r = (dsc_kfac_layer_report){.name = plan->units[u].name,
+                                     .cosine = norms > 0 ? p[0] / norms : NAN,
+                                     .a_min = eigen ? -e[0] : NAN,
+                                     .a_max = eigen ? e[1] : NAN,
+                                     .g_min = eigen ? -e[2] : NAN,
+                                     .g_max = eigen ? e[3] : NAN};
+        r->condition = (r->a_max * r->g_max + k->used_damping) / (r->a_min * r->g_min + k->used_damping);
+    }
+}
+
+static size_t bytes_of(const dsc_tensor *t) {
+    return t->data ? dsc_tensor_bytes(t) : 0;
+}
+
+static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
+    const dsc_tensor *const scratch[] = {&k->gram,         &k->packed, &k->half,   &k->spare,   &k->solve,
+                                         &k->solve_values, &k->work,   &k->joined, &k->messages};
+    r->factor_bytes = bytes_of(&k->averages);
+    r->exchange_bytes = bytes_of(&k->batches);
+    for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
+        r->work_bytes += bytes_of(scratch[i]);
+    for (int i = 0; i < k->layout_count; i++) {
+        const dsc_kfac_layout *l = &k->layouts[i];
+        r->decomposition_bytes += bytes_of(&l->vectors) + bytes_of(&l->values);
+        r->work_bytes += bytes_of(&l->packed) + bytes_of(&l->loads) + bytes_of(&l->first) +
+                         bytes_of(&l->second) + bytes_of(&l->pieces) + bytes_of(&l->index);
+    }
+}
+
+dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_report **out) {
+    dsc_kfac *k = kfac;
+    double counters[COUNTERS];
+    int eigen = k->options.method == DSC_KFAC_EIGEN && k->decomposed;
+    DSC_TRY(gather_counters(k, queue, counters, k->report_solve_ms));
+    if (eigen && k->unit_count > 0)
+        DSC_TRY(gather_extremes(k, queue));
+    fill_layers(k, eigen);
+    for (int r = 0; r < k->ranks; r++)
+        k->report_work[r] = k->layouts[k->active].plan->loads[r].work;
+    k->report = (dsc_kfac_report){.step = k->step,
+                                  .updated = k->updating,
+                                  .decomposed = k->decomposed_now,
+                                  .hyper = k->hyper,
+                                  .nu = k->nu,
+                                  .failed_solves = (int64_t)counters[0],
+                                  .retried_solves = (int64_t)counters[1],
+                                  .rejected_factors = (int64_t)counters[2],
+                                  .factor_ms = k->ms[0],
+                                  .decompose_ms = k->ms[1],
+                                  .precondition_ms = k->ms[2],
+                                  .ranks = k->ranks,
+                                  .work = k->report_work,
+                                  .solve_ms = k->report_solve_ms,
+                                  .layer_count = k->unit_count,
+                                  .layers = k->layer_reports};
+    fill_bytes(k, &k->report);
+    *out = &k->report;
+    return DSC_OK;
+}

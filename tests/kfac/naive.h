@@ -1,0 +1,68 @@
+/* K-FAC written down as plainly as it goes, in double, for the whole batch at once: factors as sums over
+ * rows, and the preconditioned gradient as the solution of the dense system
+ *
+ *   eigen     (G (x) A + damping I) vec(P) = vec(D)
+ *   inverse   ((G + damping I) (x) (A + damping I)) vec(P) = vec(D)
+ *
+ * with explicit Kronecker products and vec row by row, by Gaussian elimination in long double. The eigen form
+ * with the damping of the step, the inverse and the precomputed outer product with that of the decomposition.
+ * Diagonal blocks: what lies outside them is 0. */
+#ifndef DSC_TESTS_KFAC_NAIVE_H
+#define DSC_TESTS_KFAC_NAIVE_H
+
+#include "kfac/net.h"
+
+enum { NAIVE_UNITS = 16 };
+
+/* A layer, or a group of one. D is [g_n, a_n]. */
+typedef struct naive_unit {
+    int layer;
+    int64_t group, a_n, g_n;
+    double *a, *g;               /* running averages, the identity at first */
+    double *a_batch, *g_batch;   /* of this step, summed over its passes */
+    double *a_solved, *g_solved; /* as at the last decomposition */
+    double solved_damping;       /* of that step */
+    int ran, solved;             /* in this step; ever */
+    double cosine;               /* between D and P in the last step; NaN when left out */
+    double *p;                   /* [g_n, a_n] of the last step, before the clip */
+} naive_unit;
+
+typedef struct naive {
+    const net *n;
+    dsc_kfac_method method;
+    dsc_kfac_scaling scaling;
+    int frozen_damping; /* 1: the outer product was formed at the decomposition */
+    double g_factor;    /* 1; what the whole batch's g is multiplied by before G is formed */
+    int64_t passes;     /* captured so far in this step */
+    int count;
+    naive_unit units[NAIVE_UNITS];
+} naive;
+
+void naive_open(naive *v, const net *n, const dsc_kfac_options *options);
+void naive_close(naive *v);
+/* Adds the factors of the data the net holds now, of layers that run. */
+void naive_capture(naive *v, unsigned absent);
+/* Ends a step: averages when `update`, takes over the factors when `decompose`, and solves. d[l]: D of every
+ * layer, replaced by nu P where a layer ran. Returns nu. */
+double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompose, double lr, double **d);
+/* What net_run does in step k = step->number, on the data the net draws; d as above. */
+double naive_run(naive *v, net *n, const net_step *step, const dsc_kfac_hyper *hyper, double **d);
+
+/* By how much P of a layer may differ from the exact one, in proportion, computed with this eps: the rounding
+ * of the factors (rows summed up) and of the solves (rows of the matrices), through the condition of the
+ * system. */
+double naive_bound(const naive *v, int layer, double damping, double eps);
+/* The device's gradients against d: the largest distance of a layer, in units of its bound; infinite when
+ * something is not a number. */
+double naive_excess(const naive *v, double *const *want, double damping, double eps);
+/* |x - y| / |y|, Frobenius. */
+double naive_distance(const double *x, const double *y, int64_t count);
+
+/* Smallest and largest eigenvalue of a symmetric matrix, by Jacobi's rotations. */
+void naive_extremes(const double *a, int64_t n, double *smallest, double *largest);
+
+/* D of all layers: room, and back. */
+void naive_gradients_open(const net *n, double **d);
+void naive_gradients_close(const net *n, double **d);
+
+#endif

@@ -1,0 +1,292 @@
+#include "kfac/net.h"
+
+#include "base/error.h"
+#include "base/rng.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+void *net_array(int64_t count, size_t size) {
+    void *p = calloc((size_t)(count > 0 ? count : 1), size);
+    assert_non_null(p);
+    return p;
+}
+
+/* ---- memory ---- */
+
+static int64_t at_least_one(int64_t n) {
+    return n > 0 ? n : 1;
+}
+
+static void fill_in(net_shape *s) {
+    s->stride_h = at_least_one(s->stride_h);
+    s->stride_w = at_least_one(s->stride_w);
+    s->dilation_h = at_least_one(s->dilation_h);
+    s->dilation_w = at_least_one(s->dilation_w);
+    s->kernel_h = at_least_one(s->kernel_h);
+    s->kernel_w = at_least_one(s->kernel_w);
+    s->groups = at_least_one(s->groups);
+}
+
+static void measure(net_layer *l) {
+    const net_shape *s = &l->shape;
+    int conv = s->kind == DSC_KFAC_CONV2D;
+    l->out_h = conv ? (s->in_h + 2 * s->pad_h - s->dilation_h * (s->kernel_h - 1) - 1) / s->stride_h + 1 : 1;
+    l->out_w = conv ? (s->in_w + 2 * s->pad_w - s->dilation_w * (s->kernel_w - 1) - 1) / s->stride_w + 1 : 1;
+    l->positions = l->out_h * l->out_w;
+    l->a_size = s->in_c * (conv ? s->in_h * s->in_w : at_least_one(s->sequence));
+    l->g_size = s->out_c * (conv ? l->positions : at_least_one(s->sequence));
+    l->columns = s->kernel_h * s->kernel_w * s->in_c / s->groups + (s->bias != 0);
+}
+
+/* a or g: [samples, ..., channels]. */
+static dsc_tensor make_rows(dsc_queue *queue, dsc_dtype dtype, const net_layer *l, int64_t samples, int out) {
+    const net_shape *s = &l->shape;
+    int64_t channels = out ? s->out_c : s->in_c;
+    int64_t height = out ? l->out_h : s->in_h, width = out ? l->out_w : s->in_w;
+    dsc_tensor t;
+    if (s->kind == DSC_KFAC_CONV2D)
+        assert_ok(dsc_tensor_alloc(dsc_queue_device(queue), dtype, 4,
+                                   (const int64_t[]){samples, height, width, channels}, &t));
+    else if (s->sequence)
+        assert_ok(dsc_tensor_alloc(dsc_queue_device(queue), dtype, 3,
+                                   (const int64_t[]){samples, s->sequence, channels}, &t));
+    else
+        assert_ok(
+            dsc_tensor_alloc(dsc_queue_device(queue), dtype, 2, (const int64_t[]){samples, channels}, &t));
+    return t;
+}
+
+static void open_layer(net *n, net_layer *l) {
+    const net_shape *s = &l->shape;
+    dsc_device *device = dsc_queue_device(n->queue);
+    int64_t share = n->samples / n->ranks;
+    l->a = make_rows(n->queue, n->dtype, l, share, 0);
+    l->g = make_rows(n->queue, n->dtype, l, share, 1);
+    assert_ok(dsc_tensor_alloc(device, n->dtype, 4,
+                               (const int64_t[]){s->out_c, s->kernel_h, s->kernel_w, s->in_c / s->groups},
+                               &l->weight_grad));
+    if (s->bias)
+        assert_ok(dsc_tensor_alloc(device, n->dtype, 1, &s->out_c, &l->bias_grad));
+    l->whole_a = net_array(n->samples * l->a_size, sizeof(double));
+    l->whole_g = net_array(n->samples * l->g_size, sizeof(double));
+    l->d = net_array(s->out_c * l->columns, sizeof(double));
+}
+
+static void open_all(net *n, const net_shape *shapes) {
+    assert_true(n->count <= NET_LAYERS && n->samples % n->ranks == 0);
+    for (int i = 0; i < n->count; i++) {
+        n->layers[i].shape = shapes[i];
+        fill_in(&n->layers[i].shape);
+        measure(&n->layers[i]);
+        open_layer(n, &n->layers[i]);
+    }
+}
+
+void net_open(net *n, dsc_queue *queue, dsc_dtype dtype, const net_shape *shapes, int count,
+              int64_t samples) {
+    *n = (net){.queue = queue, .dtype = dtype, .ranks = 1, .samples = samples, .count = count};
+    open_all(n, shapes);
+}
+
+void net_open_share(net *n, dsc_queue *queue, dsc_dtype dtype, const net_shape *shapes, int count,
+                    int64_t samples, const dsc_comm *comm) {
+    *n = (net){.queue = queue,
+               .dtype = dtype,
+               .rank = dsc_comm_rank(comm),
+               .ranks = dsc_comm_size(comm),
+               .samples = samples,
+               .count = count};
+    open_all(n, shapes);
+}
+
+void net_close(net *n) {
+    for (int i = 0; i < n->count; i++) {
+        net_layer *l = &n->layers[i];
+        dsc_tensor_free(&l->a);
+        dsc_tensor_free(&l->g);
+        dsc_tensor_free(&l->weight_grad);
+        if (l->bias_grad.data)
+            dsc_tensor_free(&l->bias_grad);
+        free(l->whole_a);
+        free(l->whole_g);
+        free(l->d);
+    }
+    n->count = 0;
+}
+
+void net_describe(const net *n, dsc_kfac_layer *layers) {
+    for (int i = 0; i < n->count; i++) {
+        const net_shape *s = &n->layers[i].shape;
+        dsc_kfac_layer_init(&layers[i]);
+        layers[i].name = s->name;
+        layers[i].kind = s->kind;
+        layers[i].in_c = s->in_c;
+        layers[i].out_c = s->out_c;
+        layers[i].weight_grad = n->layers[i].weight_grad;
+        layers[i].bias_grad = n->layers[i].bias_grad;
+        if (s->kind != DSC_KFAC_CONV2D)
+            continue;
+        layers[i].in_h = s->in_h;
+        layers[i].in_w = s->in_w;
+        layers[i].kernel_h = s->kernel_h;
+        layers[i].kernel_w = s->kernel_w;
+        layers[i].stride_h = s->stride_h;
+        layers[i].stride_w = s->stride_w;
+        layers[i].pad_h = s->pad_h;
+        layers[i].pad_w = s->pad_w;
+        layers[i].dilation_h = s->dilation_h;
+        layers[i].dilation_w = s->dilation_w;
+        layers[i].groups = s->groups;
+    }
+}
+
+/* ---- data ---- */
+
+/* Numbers to the device, as its type. */
+static void upload(const net *n, const double *values, dsc_tensor *t) {
+    int64_t count = dsc_tensor_count(t);
+    if (n->dtype == DSC_F64) {
+        assert_ok(dsc_tensor_upload(n->queue, values, dsc_tensor_bytes(t), t));
+        assert_ok(dsc_queue_sync(n->queue));
+        return;
+    }
+    float *narrow = net_array(count, sizeof *narrow);
+    for (int64_t i = 0; i < count; i++)
+        narrow[i] = (float)values[i];
+    assert_ok(dsc_tensor_upload(n->queue, narrow, dsc_tensor_bytes(t), t));
+    assert_ok(dsc_queue_sync(n->queue));
+    free(narrow);
+}
+
+static void download(const net *n, const dsc_tensor *t, double *values) {
+    int64_t count = dsc_tensor_count(t);
+    if (n->dtype == DSC_F64) {
+        assert_ok(dsc_tensor_download(n->queue, t, dsc_tensor_bytes(t), values));
+        assert_ok(dsc_queue_sync(n->queue));
+        return;
+    }
+    float *narrow = net_array(count, sizeof *narrow);
+    assert_ok(dsc_tensor_download(n->queue, t, dsc_tensor_bytes(t), narrow));
+    assert_ok(dsc_queue_sync(n->queue));
+    for (int64_t i = 0; i < count; i++)
+        values[i] = (double)narrow[i];
+    free(narrow);
+}
+
+/* `count` numbers scale * (k / 256 + offset), k in [-256, 256]; which: what they are of a layer. */
+static void draw(int64_t number, int layer, int which, double offset, double scale, int64_t count,
+                 double *values) {
+    dsc_rng rng = dsc_rng_start(11, DSC_RNG_TEST, (uint32_t)number, (uint64_t)(layer * 4 + which));
+    for (int64_t i = 0; i < count; i++)
+        values[i] = scale * (((double)dsc_rng_below(&rng, 513) - 256) / 256 + offset);
+}
+
+/* The power of two next to x. */
+static double power_near(double x) {
+    return exp2(round(log2(x)));
+}
+
+/* Sizes that make the factors come out near 1: paper A = sum a a'/(N S^2), G = N S sum g g'; kfac-pytorch
+ * A = sum a a'/(N S^3), G = sum g g'/(N S^3), over N S rows. */
+static double a_scale(const net *n, const net_layer *l) {
+    double s = (double)l->positions;
+    return power_near(n->scaling == DSC_KFAC_PAPER ? sqrt(s) : s);
+}
+
+static double g_scale(const net *n, const net_layer *l) {
+    double s = (double)l->positions, rows = (double)(n->samples * at_least_one(l->shape.sequence));
+    return power_near(n->scaling == DSC_KFAC_PAPER ? 1 / (rows * s) : s);
+}
+
+void net_draw(net *n, int64_t step, int64_t pass, double loss_scale) {
+    for (int i = 0; i < n->count; i++) {
+        net_layer *l = &n->layers[i];
+        int64_t a_count = n->samples * l->a_size, g_count = n->samples * l->g_size;
+        int64_t a_share = a_count / n->ranks, g_share = g_count / n->ranks;
+        draw(step * 8 + pass, i, 0, 0.5, a_scale(n, l), a_count, l->whole_a);
+        draw(step * 8 + pass, i, 1, 0.25, g_scale(n, l), g_count, l->whole_g);
+        upload(n, l->whole_a + n->rank * a_share, &l->a);
+        /* A loss averaged over the share has gradients that are `ranks` times those of the whole. */
+        double *share = net_array(g_share, sizeof *share);
+        for (int64_t k = 0; k < g_share; k++)
+            share[k] = l->whole_g[n->rank * g_share + k] * n->ranks * loss_scale;
+        upload(n, share, &l->g);
+        free(share);
+    }
+}
+
+int64_t net_gradient_count(const net *n, int l) {
+    return n->layers[l].shape.out_c * n->layers[l].columns;
+}
+
+/* D as the device has it: weights in rows of outputs, the bias by itself. */
+static void split(const net_layer *l, const double *d, double *w, double *b) {
+    int64_t bias = l->shape.bias != 0, width = l->columns - bias;
+    for (int64_t o = 0; o < l->shape.out_c; o++) {
+        for (int64_t j = 0; j < width; j++)
+            w[o * width + j] = d[o * l->columns + j];
+        if (bias)
+            b[o] = d[o * l->columns + width];
+    }
+}
+
+void net_draw_gradients(net *n, int64_t step) {
+    for (int i = 0; i < n->count; i++) {
+        net_layer *l = &n->layers[i];
+        int64_t count = net_gradient_count(n, i);
+        draw(step, i, 2, 0, 1, count, l->d);
+        double *w = net_array(count, sizeof *w), *b = net_array(l->shape.out_c, sizeof *b);
+        split(l, l->d, w, b);
+        upload(n, w, &l->weight_grad);
+        if (l->shape.bias)
+            upload(n, b, &l->bias_grad);
+        free(w);
+        free(b);
+    }
+}
+
+void net_read(const net *n, int index, double *d) {
+    const net_layer *l = &n->layers[index];
+    int64_t bias = l->shape.bias != 0, width = l->columns - bias;
+    double *w = net_array(l->shape.out_c * width, sizeof *w), *b = net_array(l->shape.out_c, sizeof *b);
+    download(n, &l->weight_grad, w);
+    if (bias)
+        download(n, &l->bias_grad, b);
+    for (int64_t o = 0; o < l->shape.out_c; o++) {
+        for (int64_t j = 0; j < width; j++)
+            d[o * l->columns + j] = w[o * width + j];
+        if (bias)
+            d[o * l->columns + width] = b[o];
+    }
+    free(w);
+    free(b);
+}
+
+double net_get(const net *n, const dsc_tensor *t, int64_t i) {
+    dsc_tensor one = dsc_tensor_slice(t, i, 1);
+    double value;
+    download(n, &one, &value);
+    return value;
+}
+
+void net_set(const net *n, dsc_tensor *t, int64_t i, double value) {
+    dsc_tensor one = dsc_tensor_slice(t, i, 1);
+    upload(n, &value, &one);
+}
+
+/* ---- a step ---- */
+
+dsc_status net_run(net *n, dsc_kfac *kfac, const net_step *step) {
+    double loss_scale = step->loss_scale > 0 ? step->loss_scale : 1;
+    DSC_TRY(dsc_kfac_begin(kfac, loss_scale));
+    for (int64_t pass = 0; pass < at_least_one(step->passes); pass++) {
+        net_draw(n, step->number, pass, loss_scale);
+        for (int l = n->count - 1; l >= 0; l--)
+            if (!(step->absent >> l & 1))
+                DSC_TRY(dsc_kfac_capture(kfac, n->queue, l, &n->layers[l].a, &n->layers[l].g));
+    }
+    net_draw_gradients(n, step->number);
+    DSC_TRY(dsc_kfac_step(kfac, n->queue, step->lr));
+    return dsc_queue_sync(n->queue);
+}

@@ -1,0 +1,84 @@
+/* Layers with made-up data for the tests of K-FAC: inputs, output gradients and weight gradients drawn from
+ * counters, so that every rank knows the whole batch and takes its share of it.
+ *
+ * Values have few bits and are scaled by powers of two: they are exact in float32, whatever the number of
+ * ranks. The sizes are such that A and G come out near 1 under the scaling the net is made for. */
+#ifndef DSC_TESTS_KFAC_NET_H
+#define DSC_TESTS_KFAC_NET_H
+
+#include "test.h"
+
+#include "descent/kfac.h"
+
+enum { NET_LAYERS = 8 };
+
+/* A layer; strides, dilations, kernel and groups of 0 mean 1. */
+typedef struct net_shape {
+    const char *name;
+    dsc_kfac_kind kind;
+    int64_t in_c, out_c;
+    int bias;
+    int64_t sequence; /* linear: a[n, sequence, in_c]; 0: plain rows */
+    int64_t in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
+} net_shape;
+
+/* One layer, with this rank's share of the data in device memory and the whole of it in double. */
+typedef struct net_layer {
+    net_shape shape;        /* with 1 for 0 */
+    int64_t out_h, out_w;   /* 1, 1 of a linear layer */
+    int64_t positions;      /* S: out_h out_w; 1 of a linear layer */
+    int64_t a_size, g_size; /* numbers of one sample */
+    int64_t columns;        /* of D[out_c, columns]: weights of one output, then the bias */
+    dsc_tensor a, g, weight_grad, bias_grad;
+    double *whole_a, *whole_g; /* [samples, a_size], [samples, g_size]; g of a loss averaged over the whole */
+    double *d;                 /* [out_c, columns], as drawn */
+} net_layer;
+
+typedef struct net {
+    dsc_queue *queue;
+    dsc_dtype dtype;
+    dsc_kfac_scaling scaling; /* that the sizes of numbers are for */
+    int rank, ranks;
+    int64_t samples; /* of the whole batch, a multiple of ranks */
+    int count;
+    net_layer layers[NET_LAYERS];
+} net;
+
+/* Memory for `count` layers; rank of ranks takes samples [rank, rank + 1) * samples / ranks. */
+void net_open(net *n, dsc_queue *queue, dsc_dtype dtype, const net_shape *shapes, int count, int64_t samples);
+/* The same for one of several ranks. */
+void net_open_share(net *n, dsc_queue *queue, dsc_dtype dtype, const net_shape *shapes, int count,
+                    int64_t samples, const dsc_comm *comm);
+void net_close(net *n);
+/* Layers as dsc_kfac_create wants them. */
+void net_describe(const net *n, dsc_kfac_layer *layers);
+
+/* Inputs and output gradients of one pass, and weight gradients, in host and device memory. loss_scale
+ * multiplies what the device sees of g. */
+void net_draw(net *n, int64_t step, int64_t pass, double loss_scale);
+void net_draw_gradients(net *n, int64_t step);
+/* The device's gradients of layer l, as D. */
+void net_read(const net *n, int l, double *d);
+/* Numbers in D of layer l. */
+int64_t net_gradient_count(const net *n, int l);
+
+/* Element i of a device tensor, F32 or F64, through the host. */
+double net_get(const net *n, const dsc_tensor *t, int64_t i);
+void net_set(const net *n, dsc_tensor *t, int64_t i, double value);
+
+/* What one step is made of. */
+typedef struct net_step {
+    int64_t number;    /* names the data */
+    int64_t passes;    /* 0: 1 */
+    double loss_scale; /* 0: 1 */
+    double lr;
+    unsigned absent; /* bit l: layer l does not run */
+} net_step;
+
+/* Draws the data and runs the step: begin, captures in falling order, step. */
+dsc_status net_run(net *n, dsc_kfac *kfac, const net_step *step) DSC_MUST_CHECK;
+
+/* calloc that fails the test. */
+void *net_array(int64_t count, size_t size);
+
+#endif

@@ -1,0 +1,202 @@
+/* The preconditioned gradient against the dense solve with explicit Kronecker products, for every kind of
+ * layer: see naive.h for the formulas. In float64 on ref, in float32 on cpu. */
+#include "kfac/twin.h"
+
+#include <math.h>
+
+static const net_shape shapes[] = {
+    {"linear", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 3},
+    {"one output", DSC_KFAC_LINEAR, .in_c = 6, .out_c = 1},
+    {"one input", DSC_KFAC_LINEAR, .in_c = 1, .out_c = 5},
+    {"sequence", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 3, .sequence = 5},
+    {"1x1", DSC_KFAC_CONV2D, .in_c = 4, .out_c = 3, .in_h = 3, .in_w = 2},
+    {"1x1 stride 2", DSC_KFAC_CONV2D, .in_c = 3, .out_c = 3, .in_h = 5, .in_w = 4, .stride_h = 2,
+     .stride_w = 2},
+    {"3x3 same", DSC_KFAC_CONV2D, .in_c = 2, .out_c = 3, .in_h = 4, .in_w = 5, .kernel_h = 3, .kernel_w = 3,
+     .pad_h = 1, .pad_w = 1},
+    {"3x3 valid stride 2", DSC_KFAC_CONV2D, .in_c = 2, .out_c = 2, .in_h = 7, .in_w = 5, .kernel_h = 3,
+     .kernel_w = 3, .stride_h = 2, .stride_w = 2},
+    {"3x3 same dilation 2", DSC_KFAC_CONV2D, .in_c = 2, .out_c = 2, .in_h = 5, .in_w = 5, .kernel_h = 3,
+     .kernel_w = 3, .pad_h = 2, .pad_w = 2, .dilation_h = 2, .dilation_w = 2},
+    {"5x3 same", DSC_KFAC_CONV2D, .in_c = 1, .out_c = 3, .in_h = 5, .in_w = 4, .kernel_h = 5, .kernel_w = 3,
+     .pad_h = 2, .pad_w = 1},
+    {"2x3 uneven", DSC_KFAC_CONV2D, .in_c = 2, .out_c = 2, .in_h = 5, .in_w = 6, .kernel_h = 2, .kernel_w = 3,
+     .stride_h = 2, .stride_w = 1, .pad_w = 1, .dilation_h = 1, .dilation_w = 2},
+    {"3x3 groups", DSC_KFAC_CONV2D, .in_c = 4, .out_c = 6, .in_h = 4, .in_w = 4, .kernel_h = 3, .kernel_w = 3,
+     .pad_h = 1, .pad_w = 1, .groups = 2},
+    {"depthwise stride 2", DSC_KFAC_CONV2D, .in_c = 3, .out_c = 6, .in_h = 5, .in_w = 5, .kernel_h = 3,
+     .kernel_w = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1, .groups = 3},
+    {"kernel of the whole image", DSC_KFAC_CONV2D, .in_c = 2, .out_c = 3, .in_h = 3, .in_w = 2, .kernel_h = 3,
+     .kernel_w = 2},
+};
+enum { SHAPES = sizeof shapes / sizeof shapes[0] };
+
+static const struct {
+    const char *name;
+    dsc_kfac_method method;
+    int outer_product;
+} methods[] = {
+    {"eigen", DSC_KFAC_EIGEN, 0}, {"outer product", DSC_KFAC_EIGEN, 1}, {"inverse", DSC_KFAC_INVERSE, 0}};
+enum { METHODS = sizeof methods / sizeof methods[0] };
+
+static void run_alone(const place *p, const net_shape *shape, int method, dsc_kfac_scaling scaling) {
+    char what[160];
+    twin t;
+    dsc_kfac_options options = twin_options();
+    options.method = methods[method].method;
+    options.outer_product = methods[method].outer_product;
+    options.scaling = scaling;
+    snprintf(what, sizeof what, "%s, %s, '%s'%s, %s, scaling %s", p->device, dsc_dtype_name(p->dtype),
+             shape->name, shape->bias ? " with bias" : "", methods[method].name,
+             dsc_kfac_scaling_name(scaling));
+    twin_open(&t, p, shape, 1, &options);
+    for (int64_t k = 0; k < 3; k++)
+        twin_step(&t, &(net_step){.number = k, .lr = 0.1}, what);
+    twin_close(&t);
+}
+
+static void test_every_kind(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++)
+        for (int s = 0; s < SHAPES; s++)
+            for (int bias = 0; bias < 2; bias++)
+                for (int method = 0; method < METHODS; method++)
+                    for (int scaling = 0; scaling < 2; scaling++) {
+                        net_shape shape = shapes[s];
+                        shape.bias = bias;
+                        run_alone(&places[p], &shape, method, scaling ? DSC_KFAC_PYTORCH : DSC_KFAC_PAPER);
+                    }
+}
+
+/* The clip counts <P, D> of all layers together: with these numbers it acts, and at a small rate not. */
+static void test_clip(void **state) {
+    (void)state;
+    static const double rates[] = {0.5, 0.125, 1e-4, 0};
+    for (int p = 0; p < PLACES; p++)
+        for (int method = 0; method < METHODS; method++) {
+            twin t;
+            dsc_kfac_options options = twin_options();
+            options.method = methods[method].method;
+            options.outer_product = methods[method].outer_product;
+            options.hyper.kl_clip = 0.001;
+            twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+            for (int k = 0; k < 4; k++) {
+                twin_step(&t, &(net_step){.number = k, .lr = rates[k]}, methods[method].name);
+                double nu;
+                assert_ok(dsc_kfac_nu(t.kfac, t.n.queue, &nu));
+                assert_true(k < 2 ? nu < 0.5 : nu == 1);
+            }
+            twin_close(&t);
+        }
+}
+
+/* g divided by the loss scale before G is formed; a scale far from 1 would show. */
+static void test_loss_scale(void **state) {
+    (void)state;
+    static const double scales[] = {1024, 0.25, 65536};
+    for (int p = 0; p < PLACES; p++)
+        for (int scaling = 0; scaling < 2; scaling++) {
+            twin t;
+            dsc_kfac_options options = twin_options();
+            options.scaling = scaling ? DSC_KFAC_PYTORCH : DSC_KFAC_PAPER;
+            twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+            for (int k = 0; k < 3; k++)
+                twin_step(&t, &(net_step){.number = k, .lr = 0.1, .loss_scale = scales[k]}, "loss scale");
+            twin_close(&t);
+        }
+}
+
+/* Factors of m passes are averaged and enter the running average once; g of a loss over m passes is 1/m of
+ * what one pass alone would give. */
+static void test_passes(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++)
+        for (int64_t passes = 2; passes <= 4; passes += 2)
+            for (int method = 0; method < METHODS; method++) {
+                twin t;
+                dsc_kfac_options options = twin_options();
+                options.method = methods[method].method;
+                options.outer_product = methods[method].outer_product;
+                options.passes = passes;
+                twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+                for (int k = 0; k < 3; k++)
+                    twin_step(&t,
+                              &(net_step){
+                                  .number = k, .lr = 0.1, .passes = passes, .loss_scale = 1 / (double)passes},
+                              "passes");
+                twin_close(&t);
+            }
+}
+
+/* F and T as they are usually: averages move every second step, decompositions are three steps old. */
+static void test_between_updates(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++)
+        for (int method = 0; method < METHODS; method++) {
+            twin t;
+            dsc_kfac_options options = twin_options();
+            options.method = methods[method].method;
+            options.outer_product = methods[method].outer_product;
+            options.hyper.factor_freq = 2;
+            options.hyper.update_freq = 3;
+            options.hyper.kl_clip = 0.001;
+            twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+            for (int k = 0; k < 8; k++)
+                twin_step(&t, &(net_step){.number = k, .lr = 0.25}, methods[method].name);
+            twin_close(&t);
+        }
+}
+
+/* Blocks on the diagonal, channels first, in both methods; linear layers keep whole factors. */
+static void test_diagonal_blocks(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++)
+        for (int method = 0; method < METHODS; method++)
+            for (int64_t blocks = 2; blocks <= 5; blocks++) {
+                if (methods[method].outer_product)
+                    continue;
+                twin t;
+                dsc_kfac_options options = twin_options();
+                options.method = methods[method].method;
+                options.strategy = DSC_KFAC_COMM_OPT;
+                options.diag_blocks = options.hyper.diag_blocks = blocks;
+                twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+                for (int k = 0; k < 3; k++)
+                    twin_step(&t, &(net_step){.number = k, .lr = 0.1}, "blocks");
+                twin_close(&t);
+            }
+}
+
+/* It is K-FAC: on inputs this skew the preconditioned gradient points elsewhere. */
+static void test_not_parallel(void **state) {
+    (void)state;
+    twin t;
+    dsc_kfac_options options = twin_options();
+    options.hyper.damping = 0.003;
+    twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
+    for (int k = 0; k < 6; k++)
+        assert_ok(net_run(&t.n, t.kfac, &(net_step){.number = k, .lr = 0.1}));
+    for (int l = 0; l < t.n.count; l++) {
+        int64_t count = net_gradient_count(&t.n, l);
+        const double *d = t.n.layers[l].d;
+        double inner = 0, pp = 0, dd = 0;
+        net_read(&t.n, l, t.want[l]);
+        for (int64_t i = 0; i < count; i++) {
+            inner += d[i] * t.want[l][i];
+            pp += t.want[l][i] * t.want[l][i];
+            dd += d[i] * d[i];
+        }
+        assert_true(inner > 0 && inner < 0.95 * sqrt(pp * dd));
+    }
+    twin_close(&t);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_kind),      cmocka_unit_test(test_clip),
+        cmocka_unit_test(test_loss_scale),      cmocka_unit_test(test_passes),
+        cmocka_unit_test(test_between_updates), cmocka_unit_test(test_diagonal_blocks),
+        cmocka_unit_test(test_not_parallel),
+    };
+    return cmocka_run_group_tests_name("kfac kronecker", tests, places_open, places_close);
+}

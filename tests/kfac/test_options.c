@@ -1,0 +1,421 @@
+/* Options of K-FAC: defaults, names, refusals with their reasons; the grid; layers: checks, sizes, order of
+ * columns, and which are skipped. */
+#include "test.h"
+
+#include "base/memory.h"
+#include "kfac/plan.h"
+
+#include <math.h>
+
+static dsc_kfac_options defaults(void) {
+    dsc_kfac_options o;
+    dsc_kfac_options_init(&o);
+    return o;
+}
+
+static void test_defaults(void **state) {
+    (void)state;
+    dsc_kfac_options o = defaults();
+    assert_int_equal(o.size, sizeof o);
+    assert_true(o.hyper.damping == 0.003 && o.hyper.stat_decay == 0.95 && o.hyper.kl_clip == 0.001);
+    assert_true(o.hyper.factor_freq == 1 && o.hyper.update_freq == 10 && o.hyper.diag_blocks == 1);
+    assert_null(o.schedule);
+    assert_true(o.method == DSC_KFAC_EIGEN && o.scaling == DSC_KFAC_PAPER && o.strategy == DSC_KFAC_COMM_OPT);
+    assert_true(o.placement == DSC_KFAC_COMPUTE && o.grad_worker_fraction == 0.5);
+    assert_true(o.colocate_factors == 1 && o.symmetric == 1 && o.outer_product == 0 && o.diag_blocks == 1);
+    assert_null(o.skip_layers);
+    assert_true(o.factor_dtype == DSC_F32 && o.inverse_dtype == DSC_F32 && o.passes == 1);
+    assert_int_equal(o.bucket_bytes, 4 << 20);
+    dsc_kfac_options read;
+    assert_ok(dsc_kfac_options_read(&o, 7, &read));
+    assert_memory_equal(&o, &read, sizeof o);
+    memset(&read, 0, sizeof read);
+    assert_ok(dsc_kfac_options_read(NULL, 7, &read));
+    assert_true(read.size == sizeof read && read.hyper.damping == 0.003 && read.passes == 1);
+}
+
+/* A program compiled against a shorter struct passes what it knows; the rest are the defaults. */
+static void test_older_callers(void **state) {
+    (void)state;
+    dsc_kfac_options o = defaults(), read;
+    o.hyper.damping = 0.25;
+    o.passes = 0; /* not looked at */
+    o.size = offsetof(dsc_kfac_options, passes);
+    assert_ok(dsc_kfac_options_read(&o, 1, &read));
+    assert_true(read.hyper.damping == 0.25 && read.passes == 1 && read.size == sizeof read);
+    o.size = 0;
+    assert_fails(DSC_E_INVALID, "dsc_kfac_options_init", dsc_kfac_options_read(&o, 1, &read));
+    o.size = sizeof o + 8;
+    assert_fails(DSC_E_INVALID, "dsc_kfac_options_init", dsc_kfac_options_read(&o, 1, &read));
+}
+
+static void test_names(void **state) {
+    (void)state;
+    const char *const method_names[] = {"eigen", "inverse"};
+    const char *const strategy_names[] = {"comm-opt", "mem-opt", "hybrid-opt", "layer-wise"};
+    const char *const placement_names[] = {"round-robin", "compute", "memory"};
+    const char *const scaling_names[] = {"paper", "kfac-pytorch"};
+    dsc_kfac_method method;
+    dsc_kfac_strategy strategy;
+    dsc_kfac_placement placement;
+    dsc_kfac_scaling scaling;
+    for (int i = 0; i < 4; i++) {
+        assert_string_equal(dsc_kfac_strategy_name((dsc_kfac_strategy)i), strategy_names[i]);
+        assert_ok(dsc_kfac_strategy_parse(strategy_names[i], &strategy));
+        assert_int_equal(strategy, i);
+    }
+    for (int i = 0; i < 3; i++) {
+        assert_string_equal(dsc_kfac_placement_name((dsc_kfac_placement)i), placement_names[i]);
+        assert_ok(dsc_kfac_placement_parse(placement_names[i], &placement));
+        assert_int_equal(placement, i);
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_string_equal(dsc_kfac_method_name((dsc_kfac_method)i), method_names[i]);
+        assert_ok(dsc_kfac_method_parse(method_names[i], &method));
+        assert_int_equal(method, i);
+        assert_string_equal(dsc_kfac_scaling_name((dsc_kfac_scaling)i), scaling_names[i]);
+        assert_ok(dsc_kfac_scaling_parse(scaling_names[i], &scaling));
+        assert_int_equal(scaling, i);
+    }
+    assert_fails(DSC_E_INVALID, "method 'qr': not known; known are eigen, inverse",
+                 dsc_kfac_method_parse("qr", &method));
+    assert_fails(DSC_E_INVALID, "strategy '': not known; known are comm-opt, mem-opt, hybrid-opt, layer-wise",
+                 dsc_kfac_strategy_parse("", &strategy));
+    assert_fails(DSC_E_INVALID, "placement 'Memory': not known; known are round-robin, compute, memory",
+                 dsc_kfac_placement_parse("Memory", &placement));
+    assert_fails(DSC_E_INVALID, "scaling 'none': not known; known are paper, kfac-pytorch",
+                 dsc_kfac_scaling_parse("none", &scaling));
+    assert_string_equal(dsc_kfac_strategy_name((dsc_kfac_strategy)4), "unknown");
+    assert_string_equal(dsc_kfac_method_name((dsc_kfac_method)-1), "unknown");
+}
+
+/* ---- refusals ---- */
+
+/* Changes one of the defaults (a damping of NaN, say) and expects a message. */
+#define assert_refused(change, ranks, text)                                                                  \
+    do {                                                                                                     \
+        dsc_kfac_options o = defaults(), read = {.passes = -7};                                              \
+        change;                                                                                              \
+        assert_fails(DSC_E_INVALID, text, dsc_kfac_options_read(&o, ranks, &read));                          \
+        assert_int_equal(read.passes, -7);                                                                   \
+    } while (0)
+
+static void test_bad_numbers(void **state) {
+    (void)state;
+    assert_refused(o.hyper.damping = 0, 1, "damping 0: must be positive");
+    assert_refused(o.hyper.damping = -1, 1, "damping -1: must be positive");
+    assert_refused(o.hyper.damping = NAN, 1, "must be positive");
+    assert_refused(o.hyper.damping = INFINITY, 1, "damping inf: must be positive");
+    assert_refused(o.hyper.stat_decay = 1.5, 1, "stat decay 1.5: must be in [0, 1]");
+    assert_refused(o.hyper.stat_decay = -0.1, 1, "stat decay -0.1: must be in [0, 1]");
+    assert_refused(o.hyper.stat_decay = NAN, 1, "must be in [0, 1]");
+    assert_refused(o.hyper.kl_clip = -1, 1, "KL clip -1: must be positive, or 0 for no clip");
+    assert_refused(o.hyper.factor_freq = -1, 1, "-1 steps between updates of the K-FAC factors");
+    assert_refused(o.hyper.update_freq = -2, 1, "-2 steps between K-FAC decompositions");
+    assert_refused(o.hyper.diag_blocks = 2, 1,
+                   "2 K-FAC diagonal blocks in a step, planned for whole factors");
+    assert_refused(o.hyper.diag_blocks = 0, 1, "must be 1");
+    assert_refused(o.diag_blocks = 4; o.hyper.diag_blocks = 3, 1, "planned for 4: must be 1 or 4");
+    assert_refused(o.diag_blocks = 0, 1, "0 K-FAC diagonal blocks: must be 1 (whole factors) or more");
+    assert_refused(o.passes = 0, 1, "0 passes of a K-FAC step: must be 1 or more");
+    assert_refused(o.bucket_bytes = 0, 1, "bucket size 0: must be positive");
+    assert_refused(o.factor_dtype = DSC_F64, 1, "factors stored as fp64: must be fp32");
+    assert_refused(o.inverse_dtype = DSC_I32, 1, "decompositions stored as");
+    assert_refused(o.method = (dsc_kfac_method)2, 1, "method 2: must be in 0..1");
+    assert_refused(o.strategy = (dsc_kfac_strategy)-1, 1, "strategy -1: must be in 0..3");
+    assert_refused(o.placement = (dsc_kfac_placement)3, 1, "placement 3: must be in 0..2");
+    assert_refused(o.scaling = (dsc_kfac_scaling)2, 1, "scaling 2: must be in 0..1");
+    assert_refused(o.passes = 1, 0, "0 ranks: must be 1 or more");
+}
+
+static void test_bad_combinations(void **state) {
+    (void)state;
+    assert_refused(o.strategy = DSC_KFAC_MEM_OPT;
+                   o.colocate_factors = 0, 4, "strategy mem-opt keeps both factors of a layer on one rank");
+    assert_refused(o.strategy = DSC_KFAC_LAYER_WISE;
+                   o.colocate_factors = 0, 1, "turn co-location on, or choose comm-opt or hybrid-opt");
+    assert_refused(o.strategy = DSC_KFAC_HYBRID_OPT; o.grad_worker_fraction = 0.25;
+                   o.colocate_factors = 0, 4,
+                   "fraction 0.25 of 4 ranks is one worker a layer, but its factors are not co-located: turn "
+                   "co-location on, or choose a fraction of 0.5 or more");
+    assert_refused(o.outer_product = 1; o.method = DSC_KFAC_INVERSE, 2, "choose method eigen");
+    assert_refused(o.outer_product = 1; o.colocate_factors = 0, 2, "turn co-location on");
+    assert_refused(o.outer_product = 1; o.diag_blocks = 2, 2, "split into 2 diagonal blocks");
+    assert_refused(
+        o.strategy = DSC_KFAC_MEM_OPT;
+        o.diag_blocks = 3, 2,
+        "3 K-FAC diagonal blocks go to different ranks, which strategy mem-opt does not allow: choose "
+        "comm-opt");
+    assert_refused(o.strategy = DSC_KFAC_HYBRID_OPT; o.grad_worker_fraction = 1;
+                   o.diag_blocks = 3, 2, "strategy hybrid-opt");
+}
+
+static void test_good_combinations(void **state) {
+    (void)state;
+    dsc_kfac_options o = defaults(), read;
+    o.colocate_factors = 0;
+    assert_ok(dsc_kfac_options_read(&o, 4, &read));
+    o.diag_blocks = 4;
+    assert_ok(dsc_kfac_options_read(&o, 4, &read)); /* whole factors first */
+    o.hyper.diag_blocks = 4;
+    assert_ok(dsc_kfac_options_read(&o, 4, &read));
+    o = defaults();
+    o.strategy = DSC_KFAC_HYBRID_OPT;
+    o.colocate_factors = 0;
+    assert_ok(dsc_kfac_options_read(&o, 4, &read));
+    o.grad_worker_fraction = 1;
+    assert_ok(dsc_kfac_options_read(&o, 1, &read)); /* one rank is all ranks */
+    o.strategy = DSC_KFAC_COMM_OPT;
+    o.grad_worker_fraction = 17; /* of no meaning here */
+    assert_ok(dsc_kfac_options_read(&o, 1, &read));
+    o = defaults();
+    o.strategy = DSC_KFAC_MEM_OPT;
+    o.outer_product = 1;
+    o.hyper = (dsc_kfac_hyper){.damping = 1e-9, .stat_decay = 1, .diag_blocks = 1};
+    o.factor_dtype = DSC_BF16;
+    o.inverse_dtype = DSC_F16;
+    assert_ok(dsc_kfac_options_read(&o, 5, &read));
+}
+
+/* ---- the grid ---- */
+
+static int rows_of(dsc_kfac_strategy strategy, double fraction, int ranks) {
+    dsc_kfac_options o = defaults();
+    int rows = 0;
+    o.strategy = strategy;
+    o.grad_worker_fraction = fraction;
+    assert_ok(dsc_kfac_grid_rows(&o, ranks, &rows));
+    return rows;
+}
+
+static void test_grid(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 64; ranks++) {
+        assert_int_equal(rows_of(DSC_KFAC_COMM_OPT, 0.5, ranks), ranks);
+        assert_int_equal(rows_of(DSC_KFAC_MEM_OPT, 0.5, ranks), 1);
+        assert_int_equal(rows_of(DSC_KFAC_LAYER_WISE, 0.5, ranks), 1);
+        for (int workers = 1; workers <= ranks; workers++)
+            if (ranks % workers == 0)
+                assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, (double)workers / ranks, ranks), workers);
+    }
+    assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0.25, 8), 2);
+    assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0.33, 3), 1); /* 0.99: off by 0.01, no more */
+    assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0.3333, 6), 2);
+    assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0, 6), 1); /* at least one */
+    assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 1, 6), 6);
+}
+
+static void test_bad_fractions(void **state) {
+    (void)state;
+    dsc_kfac_options o = defaults();
+    int rows = -1;
+    o.strategy = DSC_KFAC_HYBRID_OPT;
+    assert_fails(
+        DSC_E_INVALID,
+        "fraction 0.5 of 3 ranks is 1.5 workers a layer: must be a whole number that divides 3; valid are "
+        "1/3 (1 worker), 1 (3 workers)",
+        dsc_kfac_grid_rows(&o, 3, &rows));
+    o.grad_worker_fraction = 2.0 / 3;
+    assert_fails(
+        DSC_E_INVALID,
+        "is 4 workers a layer, which does not divide 6; valid are 1/6 (1 worker), 1/3 (2 workers), 1/2 (3 "
+        "workers), 1 (6 workers)",
+        dsc_kfac_grid_rows(&o, 6, &rows));
+    o.grad_worker_fraction = 0.32;
+    assert_fails(DSC_E_INVALID, "0.96 workers", dsc_kfac_grid_rows(&o, 3, &rows));
+    o.grad_worker_fraction = 1.0001;
+    assert_fails(DSC_E_INVALID, "must be in [0, 1]; of 2 ranks 1/2", dsc_kfac_grid_rows(&o, 2, &rows));
+    o.grad_worker_fraction = -0.5;
+    assert_fails(DSC_E_INVALID, "must be in [0, 1]", dsc_kfac_grid_rows(&o, 2, &rows));
+    o.grad_worker_fraction = NAN;
+    assert_fails(DSC_E_INVALID, "must be in [0, 1]", dsc_kfac_grid_rows(&o, 2, &rows));
+    o.grad_worker_fraction = 0.3; /* more divisors than there is room for */
+    assert_fails(DSC_E_INVALID, "1/720720 (1 worker)", dsc_kfac_grid_rows(&o, 720720, &rows));
+    assert_int_equal(rows, -1);
+}
+
+/* ---- layers ---- */
+
+static float memory_of_gradients[64];
+
+static dsc_kfac_layer a_conv(void) {
+    dsc_kfac_layer l;
+    dsc_kfac_layer_init(&l);
+    l.name = "conv";
+    l.kind = DSC_KFAC_CONV2D;
+    l.in_c = 6;
+    l.out_c = 4;
+    l.in_h = 9;
+    l.in_w = 7;
+    l.kernel_h = 3;
+    l.kernel_w = 2;
+    return l;
+}
+
+static dsc_kfac_layer a_linear(void) {
+    dsc_kfac_layer l;
+    dsc_kfac_layer_init(&l);
+    l.name = "fc";
+    l.in_c = 5;
+    l.out_c = 3;
+    return l;
+}
+
+static void set_gradient(dsc_tensor *t, dsc_dtype dtype, int64_t count) {
+    *t = dsc_tensor_view(NULL, memory_of_gradients, dtype, 1, &count);
+}
+
+static void test_layer_sizes(void **state) {
+    (void)state;
+    int64_t h, w;
+    dsc_kfac_layer l = a_linear();
+    assert_ok(dsc_kfac_layer_check(&l));
+    assert_true(l.stride_h == 1 && l.dilation_w == 1 && l.groups == 1 && l.kernel_h == 1 && l.pad_h == 0);
+    assert_true(dsc_kfac_layer_a(&l) == 5 && dsc_kfac_layer_g(&l) == 3);
+    set_gradient(&l.bias_grad, DSC_F32, 3);
+    assert_int_equal(dsc_kfac_layer_a(&l), 6);
+    dsc_kfac_layer_output(&l, &h, &w);
+    assert_true(h == 1 && w == 1);
+    l = a_conv();
+    assert_ok(dsc_kfac_layer_check(&l));
+    assert_true(dsc_kfac_layer_a(&l) == 36 && dsc_kfac_layer_g(&l) == 4);
+    dsc_kfac_layer_output(&l, &h, &w);
+    assert_true(h == 7 && w == 6);
+    l.groups = 2;
+    set_gradient(&l.bias_grad, DSC_F32, 4);
+    assert_ok(dsc_kfac_layer_check(&l));
+    assert_true(dsc_kfac_layer_a(&l) == 19 && dsc_kfac_layer_g(&l) == 2);
+    l.stride_h = l.stride_w = 2;
+    l.pad_h = 1;
+    l.dilation_w = 3;
+    dsc_kfac_layer_output(&l, &h, &w); /* (9 + 2 - 3) / 2 + 1, (7 - 4) / 2 + 1 */
+    assert_true(h == 5 && w == 2);
+}
+
+#define assert_bad_layer(start, change, text)                                                                \
+    do {                                                                                                     \
+        dsc_kfac_layer l = start();                                                                          \
+        change;                                                                                              \
+        assert_fails(DSC_E_INVALID, text, dsc_kfac_layer_check(&l));                                         \
+    } while (0)
+
+static void test_bad_layers(void **state) {
+    (void)state;
+    assert_bad_layer(a_linear, l.name = NULL, "without a name");
+    assert_bad_layer(a_linear, l.name = "", "without a name");
+    assert_bad_layer(a_linear, l.kind = (dsc_kfac_kind)2,
+                     "layer 'fc': kind 2: must be linear (0) or conv2d (1)");
+    assert_bad_layer(a_linear, l.in_c = 0, "layer 'fc': inputs 0: must be in 1..");
+    assert_bad_layer(a_linear, l.out_c = -3, "layer 'fc': outputs -3");
+    assert_bad_layer(a_linear, l.in_c = (int64_t)1 << 40, "inputs 1099511627776: must be in 1..16777216");
+    assert_bad_layer(a_conv, l.in_h = 0, "layer 'conv': input height 0");
+    assert_bad_layer(a_conv, l.in_w = -1, "input width -1");
+    assert_bad_layer(a_conv, l.kernel_h = 0, "kernel height 0");
+    assert_bad_layer(a_conv, l.kernel_w = (int64_t)1 << 60, "kernel width");
+    assert_bad_layer(a_conv, l.stride_w = 0, "stride 0");
+    assert_bad_layer(a_conv, l.pad_h = -1, "padding -1");
+    assert_bad_layer(a_conv, l.dilation_h = 0, "dilation 0");
+    assert_bad_layer(a_conv, l.dilation_h = INT64_MAX, "dilation 9223372036854775807");
+    assert_bad_layer(a_conv, l.groups = 0, "0 groups: must divide its 6 input and 4 output channels");
+    assert_bad_layer(a_conv, l.groups = 4, "4 groups: must divide");
+    assert_bad_layer(a_conv, l.groups = 3, "3 groups: must divide");
+    assert_bad_layer(a_conv, l.kernel_h = 10, "kernel of 10 x 2 does not fit into its input of 9 x 7");
+    assert_bad_layer(a_conv, l.dilation_w = 7, "does not fit");
+    assert_bad_layer(a_conv, l.in_h = l.in_w = l.kernel_h = l.kernel_w = 5000,
+                     "factor A would have 25000000 rows, at most 16777216 are possible: skip the layer");
+    assert_bad_layer(a_conv, l.in_c = 6000000, "factor A would have 36000000 rows");
+    assert_bad_layer(a_linear, set_gradient(&l.weight_grad, DSC_F32, 14),
+                     "layer 'fc': the gradient of its weight has 14 numbers: must be 15");
+    assert_bad_layer(a_linear, set_gradient(&l.bias_grad, DSC_F32, 5), "its bias has 5 numbers: must be 3");
+    assert_bad_layer(a_linear, set_gradient(&l.weight_grad, DSC_BF16, 15), "is bf16: must be fp32 or fp64");
+    assert_bad_layer(a_linear, set_gradient(&l.weight_grad, DSC_F32, 15);
+                     set_gradient(&l.bias_grad, DSC_F64, 3), "must be of one type and on one device");
+}
+
+/* Column j, counted channel by channel, is kernel position j % (kh kw) of channel j / (kh kw). */
+static void test_natural_column(void **state) {
+    (void)state;
+    dsc_kfac_layer l = a_conv();
+    l.groups = 2;
+    set_gradient(&l.bias_grad, DSC_F32, 4);
+    int64_t j = 0, channels = 3;
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t y = 0; y < l.kernel_h; y++)
+            for (int64_t x = 0; x < l.kernel_w; x++, j++)
+                assert_int_equal(dsc_kfac_natural_column(&l, j), (y * l.kernel_w + x) * channels + c);
+    assert_int_equal(dsc_kfac_natural_column(&l, j), j); /* the bias */
+    assert_int_equal(j + 1, dsc_kfac_layer_a(&l));
+    l = a_linear();
+    for (int64_t i = 0; i < 5; i++)
+        assert_int_equal(dsc_kfac_natural_column(&l, i), i);
+}
+
+/* ---- skipped layers ---- */
+
+static void assert_skipped(const char *expressions, const char *wanted) {
+    const char *const names[] = {"conv1",           "layer1.0.conv1", "layer1.0.conv2",
+                                 "layer10.0.conv1", "linear_conv",    "fc"};
+    dsc_kfac_layer layers[6];
+    unsigned char skip[6];
+    for (int i = 0; i < 6; i++) {
+        layers[i] = i < 4 ? a_conv() : a_linear();
+        layers[i].name = names[i];
+        skip[i] = 9;
+    }
+    assert_ok(dsc_kfac_skip(layers, 6, expressions, skip));
+    for (int i = 0; i < 6; i++)
+        assert_int_equal(skip[i], wanted[i] == 'x');
+}
+
+static void test_skip(void **state) {
+    (void)state;
+    assert_skipped(NULL, "......");
+    assert_skipped("", "......");
+    assert_skipped("  \t ", "......");
+    assert_skipped("nothing", "......");
+    assert_skipped("conv1", "xx.x.."); /* found anywhere in the name */
+    assert_skipped("^conv1$", "x.....");
+    assert_skipped("linear", "....xx"); /* name or kind */
+    assert_skipped("conv2d", "xxxx..");
+    assert_skipped("^layer1\\.", ".xx...");
+    assert_skipped("^fc$ conv2$", "..x..x");
+    assert_skipped("  ^fc$   conv2$ ", "..x..x");
+    assert_skipped("layer(1|10)\\.0\\.conv[0-9]", ".xxx..");
+    assert_skipped("FC", "......");
+    assert_skipped(".", "xxxxxx");
+}
+
+static void test_bad_expressions(void **state) {
+    (void)state;
+    dsc_kfac_layer l = a_linear();
+    unsigned char skip;
+    assert_fails(DSC_E_INVALID,
+                 "'(' is not a POSIX extended regular expression: ", dsc_kfac_skip(&l, 1, "fc (", &skip));
+    assert_fails(DSC_E_INVALID, "'[a'", dsc_kfac_skip(&l, 1, "[a", &skip));
+    l.name = NULL;
+    assert_fails(DSC_E_INVALID, "without a name", dsc_kfac_skip(&l, 1, "fc", &skip));
+    l.name = "fc";
+    dsc_memory_fail_at(1);
+    dsc_status status = dsc_kfac_skip(&l, 1, "fc", &skip);
+    dsc_memory_fail_at(0);
+    assert_int_equal(status, DSC_E_MEMORY);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults),
+        cmocka_unit_test(test_older_callers),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_bad_numbers),
+        cmocka_unit_test(test_bad_combinations),
+        cmocka_unit_test(test_good_combinations),
+        cmocka_unit_test(test_grid),
+        cmocka_unit_test(test_bad_fractions),
+        cmocka_unit_test(test_layer_sizes),
+        cmocka_unit_test(test_bad_layers),
+        cmocka_unit_test(test_natural_column),
+        cmocka_unit_test(test_skip),
+        cmocka_unit_test(test_bad_expressions),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

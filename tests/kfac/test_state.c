@@ -1,0 +1,638 @@
+/* State in and out: a run that was saved and loaded goes on to the same bit under the same strategy, and to
+ * rounding under another one or on another number of ranks; damaged states are refused by all ranks. */
+#include "comm/parallel.h"
+#include "kfac/naive.h"
+
+#include <float.h>
+#include <math.h>
+
+enum { LAYERS = 4, SAMPLES = 12, WATCHDOG_S = 120, MAX_ENTRIES = 200 };
+
+static const net_shape shapes[LAYERS] = {
+    {"conv", DSC_KFAC_CONV2D, .in_c = 2, .out_c = 3, .bias = 1, .in_h = 3, .in_w = 3, .kernel_h = 3,
+     .kernel_w = 3, .pad_h = 1, .pad_w = 1},
+    {"grouped", DSC_KFAC_CONV2D, .in_c = 4, .out_c = 4, .in_h = 3, .in_w = 2, .kernel_h = 2, .kernel_w = 2,
+     .pad_w = 1, .groups = 2},
+    {"rows", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 3, .sequence = 2},
+    {"last", DSC_KFAC_LINEAR, .in_c = 5, .out_c = 4, .bias = 1},
+};
+
+static dsc_comm *comm;
+static dsc_device *device, *fast;
+static dsc_queue *queue, *fast_queue;
+static int rank, ranks;
+
+static dsc_kfac_options make_options(int method) {
+    dsc_kfac_options options;
+    dsc_kfac_options_init(&options);
+    options.hyper.damping = 0.125;
+    options.hyper.stat_decay = 0.5;
+    options.hyper.kl_clip = 0.001;
+    options.hyper.factor_freq = 2;
+    options.hyper.update_freq = 3;
+    options.method = method == 2 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
+    options.outer_product = method == 1;
+    options.bucket_bytes = 700;
+    return options;
+}
+
+/* Strategy number s of 3: comm-opt, mem-opt, half of the ranks. */
+static void set_strategy(dsc_kfac_options *options, int s, int size) {
+    static const dsc_kfac_strategy strategies[] = {DSC_KFAC_COMM_OPT, DSC_KFAC_MEM_OPT, DSC_KFAC_HYBRID_OPT};
+    options->strategy = strategies[s];
+    options->grad_worker_fraction = size % 2 == 0 ? 0.5 : 1;
+    options->symmetric = s != 1;
+}
+
+static dsc_kfac *create(dsc_comm *c, net *n, const dsc_kfac_options *options) {
+    dsc_kfac_layer layers[NET_LAYERS];
+    dsc_kfac *kfac = NULL;
+    net_describe(n, layers);
+    EXPECT_OK(dsc_kfac_create(c, n->queue, layers, LAYERS, options, &kfac));
+    return kfac;
+}
+
+static dsc_status run(dsc_kfac *kfac, net *n, int64_t k) {
+    return net_run(n, kfac, &(net_step){.number = k, .lr = 0.5});
+}
+
+/* ---- states as files would hold them ---- */
+
+typedef struct image {
+    int64_t count;
+    char names[MAX_ENTRIES][64];
+    dsc_kfac_entry entries[MAX_ENTRIES];
+    void *data[MAX_ENTRIES]; /* on every rank */
+} image;
+
+static size_t entry_bytes(const dsc_kfac_entry *e) {
+    size_t count = 1;
+    for (int d = 0; d < e->ndim; d++)
+        count *= (size_t)e->dim[d];
+    return count * dsc_dtype_size(e->dtype);
+}
+
+/* Everything from rank 0, handed to all ranks of the whole. Collective. */
+static image *save(dsc_kfac *kfac, net *n) {
+    image *im = net_array(1, sizeof *im);
+    im->count = dsc_kfac_state_count(kfac);
+    assert_in_range(im->count, 1, MAX_ENTRIES);
+    for (int64_t i = 0; i < im->count; i++) {
+        im->entries[i] = dsc_kfac_state_entries(kfac)[i];
+        snprintf(im->names[i], sizeof im->names[i], "%s", im->entries[i].name);
+        int64_t bytes = (int64_t)entry_bytes(&im->entries[i]);
+        im->data[i] = net_array(bytes, 1);
+        EXPECT_OK(dsc_kfac_state_get(kfac, n->queue, i, rank == 0 ? im->data[i] : NULL));
+        dsc_tensor t = dsc_tensor_view(device, im->data[i], DSC_U8, 1, &bytes);
+        EXPECT_OK(dsc_comm_broadcast(comm, DSC_TRAFFIC_OTHER, 0, &t));
+    }
+    return im;
+}
+
+static void drop(image **im) {
+    for (int64_t i = 0; i < (*im)->count; i++)
+        free((*im)->data[i]);
+    free(*im);
+    *im = NULL;
+}
+
+/* Number of the entry of that name; -1 when there is none. */
+static int64_t find(const image *im, const char *name) {
+    for (int64_t i = 0; i < im->count; i++)
+        if (strcmp(im->names[i], name) == 0)
+            return i;
+    return -1;
+}
+
+/* All of it into `kfac`, whose communicator is c, by name: the required entries first; the list of the others
+ * may depend on them. Collective in c; stops at the first failure. */
+static dsc_status load(dsc_comm *c, dsc_kfac *kfac, net *n, const image *im, int with_decompositions) {
+    for (int optional = 0; optional <= with_decompositions; optional++) {
+        const dsc_kfac_entry *entries = dsc_kfac_state_entries(kfac);
+        int64_t count = dsc_kfac_state_count(kfac);
+        for (int64_t i = 0; i < count; i++) {
+            if ((entries[i].optional != 0) != optional)
+                continue;
+            int64_t from = find(im, entries[i].name);
+            if (from < 0 || entry_bytes(&entries[i]) != entry_bytes(&im->entries[from]))
+                return DSC_FAIL(DSC_E_INTERNAL, "the saved state has no '%s' of that size", entries[i].name);
+            DSC_TRY(dsc_kfac_state_set(kfac, n->queue, i, dsc_comm_rank(c) == 0 ? im->data[from] : NULL));
+        }
+    }
+    return dsc_kfac_state_done(kfac, n->queue, with_decompositions);
+}
+
+/* ---- comparison ---- */
+
+static int64_t total_count(const net *n) {
+    int64_t count = 0;
+    for (int l = 0; l < n->count; l++)
+        count += net_gradient_count(n, l);
+    return count;
+}
+
+/* All gradients, one layer behind the other. */
+static void read_all(const net *n, double *d) {
+    for (int l = 0; l < n->count; l++) {
+        net_read(n, l, d);
+        d += net_gradient_count(n, l);
+    }
+}
+
+enum { LATER = 4 };
+
+/* Steps [first, last) of a run, gradients of each into d[k - first]. */
+static void run_and_keep(dsc_kfac *kfac, net *n, int64_t first, int64_t last, double **d) {
+    for (int64_t k = first; k < last; k++) {
+        EXPECT_OK(run(kfac, n, k));
+        d[k - first] = net_array(total_count(n), sizeof(double));
+        read_all(n, d[k - first]);
+    }
+}
+
+/* The same steps again; gradients are within `bound` of those kept (0: the same bits). */
+static void run_and_compare(dsc_kfac *kfac, net *n, int64_t first, int64_t last, double **d, double bound) {
+    double *got = net_array(total_count(n), sizeof *got);
+    for (int64_t k = first; k < last; k++) {
+        EXPECT_OK(run(kfac, n, k));
+        read_all(n, got);
+        if (bound > 0)
+            EXPECT(naive_distance(got, d[k - first], total_count(n)) <= bound);
+        else
+            EXPECT(memcmp(got, d[k - first], (size_t)total_count(n) * sizeof *got) == 0);
+    }
+    free(got);
+}
+
+static void forget(double **d, int64_t count) {
+    for (int64_t k = 0; k < count; k++)
+        free(d[k]);
+}
+
+/* Saves after `first` steps, goes on to `last`, does the same from the saved state. */
+static void check_resume(net *n, const dsc_kfac_options *options, int64_t first, int64_t last) {
+    double *d[16];
+    dsc_kfac *kfac = create(comm, n, options), *again;
+    for (int64_t k = 0; k < first; k++)
+        EXPECT_OK(run(kfac, n, k));
+    image *im = save(kfac, n);
+    run_and_keep(kfac, n, first, last, d);
+    image *end = save(kfac, n);
+    dsc_kfac_destroy(&kfac);
+    again = create(comm, n, options);
+    EXPECT_OK(load(comm, again, n, im, 1));
+    run_and_compare(again, n, first, last, d, 0);
+    image *end_again = save(again, n);
+    for (int64_t i = 0; i < end->count; i++)
+        if (memcmp(end->data[i], end_again->data[i], entry_bytes(&end->entries[i])) != 0)
+            remember(__FILE__, __LINE__, end->names[i]);
+    dsc_kfac_destroy(&again);
+    forget(d, last - first);
+    drop(&im);
+    drop(&end);
+    drop(&end_again);
+}
+
+static void test_bit_equal(void **state) {
+    (void)state;
+    net n;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    for (int s = 0; s < 3; s++)
+        for (int method = 0; method < 3; method++) {
+            dsc_kfac_options options = make_options(method);
+            set_strategy(&options, s, ranks);
+            check_resume(&n, &options, 4, 4 + LATER); /* between updates */
+            check_resume(&n, &options, 0, 2);         /* before the first step */
+        }
+    net_close(&n);
+    all_fine(comm);
+}
+
+static void test_bit_equal_half(void **state) {
+    (void)state;
+    net n;
+    net_open_share(&n, fast_queue, DSC_F32, shapes, LAYERS, SAMPLES, comm);
+    for (int s = 0; s < 3; s++)
+        for (int method = 0; method < 3; method++) {
+            dsc_kfac_options options = make_options(method);
+            set_strategy(&options, s, ranks);
+            options.factor_dtype = method == 1 ? DSC_BF16 : (method == 2 ? DSC_F16 : DSC_F32);
+            options.inverse_dtype = method == 1 ? DSC_F16 : (s == 0 ? DSC_BF16 : DSC_F32);
+            check_resume(&n, &options, 5, 8);
+        }
+    net_close(&n);
+    all_fine(comm);
+}
+
+static dsc_status blocks_later(void *context, int64_t step, dsc_kfac_hyper *hyper) {
+    (void)context;
+    hyper->diag_blocks = step < 5 ? 1 : 2;
+    return DSC_OK;
+}
+
+/* Saved with whole factors, between the change and its effect, and with blocks. */
+static void test_bit_equal_blocks(void **state) {
+    (void)state;
+    net n;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    for (int method = 0; method < 3; method += 2) {
+        dsc_kfac_options options = make_options(method);
+        options.strategy = DSC_KFAC_COMM_OPT;
+        options.diag_blocks = 2;
+        options.schedule = blocks_later;
+        check_resume(&n, &options, 4, 8);
+        check_resume(&n, &options, 5, 8);
+        check_resume(&n, &options, 7, 10);
+    }
+    net_close(&n);
+    all_fine(comm);
+}
+
+/* Off at first: what was never decomposed is not mistaken for a decomposition. */
+static dsc_status off_at_first(void *context, int64_t step, dsc_kfac_hyper *hyper) {
+    (void)context;
+    hyper->update_freq = step < 3 ? 0 : 4;
+    return DSC_OK;
+}
+
+static void test_bit_equal_undecomposed(void **state) {
+    (void)state;
+    net n;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    for (int s = 0; s < 3; s++)
+        for (int method = 0; method < 3; method++) {
+            dsc_kfac_options options = make_options(method);
+            set_strategy(&options, s, ranks);
+            options.schedule = off_at_first;
+            check_resume(&n, &options, 2, 6);
+        }
+    net_close(&n);
+    all_fine(comm);
+}
+
+/* Of a gradient after steps whose rounding differs: condition times terms times eps, with room. */
+static const double rounding = 1e5 * DBL_EPSILON;
+
+static void test_other_strategy(void **state) {
+    (void)state;
+    net n;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    for (int pair = 0; pair < 9; pair++)
+        for (int method = 0; method < 3; method++) {
+            double *d[LATER];
+            dsc_kfac_options options = make_options(method), other = make_options(method);
+            set_strategy(&options, pair / 3, ranks);
+            set_strategy(&other, pair % 3, ranks);
+            other.placement = pair % 2 ? DSC_KFAC_ROUND_ROBIN : DSC_KFAC_MEMORY;
+            dsc_kfac *kfac = create(comm, &n, &options);
+            for (int64_t k = 0; k < 4; k++)
+                EXPECT_OK(run(kfac, &n, k));
+            image *im = save(kfac, &n);
+            run_and_keep(kfac, &n, 4, 4 + LATER, d);
+            dsc_kfac_destroy(&kfac);
+            kfac = create(comm, &n, &other);
+            EXPECT_OK(load(comm, kfac, &n, im, 1));
+            run_and_compare(kfac, &n, 4, 4 + LATER, d, rounding);
+            dsc_kfac_destroy(&kfac);
+            forget(d, LATER);
+            drop(&im);
+        }
+    net_close(&n);
+    all_fine(comm);
+}
+
+/* The last rank goes on by itself, the others together; each with the whole batch among them. */
+static void test_other_ranks(void **state) {
+    (void)state;
+    for (int turn = 0; turn < 9 && ranks > 1; turn++) {
+        int method = turn % 3;
+        double *d[LATER];
+        net whole, part;
+        dsc_kfac_options options = make_options(method);
+        dsc_comm *some = NULL;
+        net_open_share(&whole, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+        set_strategy(&options, turn / 3, ranks);
+        dsc_kfac *kfac = create(comm, &whole, &options);
+        for (int64_t k = 0; k < 4; k++)
+            EXPECT_OK(run(kfac, &whole, k));
+        image *im = save(kfac, &whole);
+        run_and_keep(kfac, &whole, 4, 4 + LATER, d);
+        dsc_kfac_destroy(&kfac);
+        assert_ok(dsc_comm_split(comm, rank == ranks - 1, rank, &some));
+        net_open_share(&part, queue, DSC_F64, shapes, LAYERS, SAMPLES, some);
+        set_strategy(&options, (turn + 1) % 3, dsc_comm_size(some));
+        kfac = create(some, &part, &options);
+        EXPECT_OK(load(some, kfac, &part, im, 1));
+        run_and_compare(kfac, &part, 4, 4 + LATER, d, rounding);
+        dsc_kfac_destroy(&kfac);
+        net_close(&part);
+        net_close(&whole);
+        dsc_comm_destroy(&some);
+        forget(d, LATER);
+        drop(&im);
+    }
+    all_fine(comm);
+}
+
+/* Without decompositions the next step makes them, whatever its number. */
+static void test_without_decompositions(void **state) {
+    (void)state;
+    net n;
+    double *want[NET_LAYERS];
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    naive_gradients_open(&n, want);
+    for (int turn = 0; turn < 9; turn++) {
+        dsc_kfac_options options = make_options(turn % 3);
+        naive v;
+        set_strategy(&options, turn / 3, ranks);
+        dsc_kfac *kfac = create(comm, &n, &options);
+        naive_open(&v, &n, &options);
+        for (int64_t k = 0; k < 4; k++) {
+            naive_run(&v, &n, &(net_step){.number = k, .lr = 0.5}, &options.hyper, want);
+            EXPECT_OK(run(kfac, &n, k));
+        }
+        image *im = save(kfac, &n);
+        dsc_kfac_destroy(&kfac);
+        kfac = create(comm, &n, &options);
+        EXPECT_OK(load(comm, kfac, &n, im, 0));
+        net_draw(&n, 4, 0, 1);
+        net_draw_gradients(&n, 4);
+        naive_capture(&v, 0);
+        for (int l = 0; l < LAYERS; l++)
+            memcpy(want[l], n.layers[l].d, (size_t)net_gradient_count(&n, l) * sizeof(double));
+        naive_step(&v, &options.hyper, 1, 1, 0.5, want);
+        EXPECT_OK(run(kfac, &n, 4));
+        EXPECT(dsc_kfac_decomposed(kfac));
+        EXPECT(naive_excess(&v, want, options.hyper.damping, DBL_EPSILON) <= 1);
+        EXPECT_OK(run(kfac, &n, 5));
+        EXPECT(!dsc_kfac_decomposed(kfac));
+        dsc_kfac_destroy(&kfac);
+        naive_close(&v);
+        drop(&im);
+    }
+    naive_gradients_close(&n, want);
+    net_close(&n);
+    all_fine(comm);
+}
+
+/* ---- the list ---- */
+
+/* What a state must have, in packed triangles. */
+static void check_list(const dsc_kfac *kfac) {
+    static const struct {
+        const char *name;
+        int64_t n;
+    } factors[] = {{"conv.A", 19},      {"conv.G", 3}, {"grouped[0].A", 8}, {"grouped[0].G", 2},
+                   {"grouped[1].A", 8}, {"rows.A", 4}, {"last.A", 6},       {"last.G", 4}};
+    const dsc_kfac_entry *e = dsc_kfac_state_entries(kfac);
+    int64_t count = dsc_kfac_state_count(kfac);
+    int found = 0, optional = 0;
+    for (int64_t i = 0; i < count; i++) {
+        for (size_t f = 0; f < sizeof factors / sizeof factors[0]; f++)
+            if (strcmp(e[i].name, factors[f].name) == 0) {
+                EXPECT(e[i].ndim == 1 && e[i].dim[0] == factors[f].n * (factors[f].n + 1) / 2);
+                EXPECT(e[i].dtype == DSC_F64 && !e[i].optional);
+                found++;
+            }
+        found += strcmp(e[i].name, "step") == 0 && !e[i].optional;
+        optional += e[i].optional != 0;
+        for (int64_t j = 0; j < i; j++)
+            EXPECT(strcmp(e[i].name, e[j].name) != 0);
+    }
+    EXPECT(found == 9 && optional >= 10);
+}
+
+/* The same for every strategy (and on every rank: what is compared was handed out by rank 0). */
+static void test_list(void **state) {
+    (void)state;
+    net n;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    for (int method = 0; method < 3; method++) {
+        dsc_kfac_options options = make_options(method);
+        image *first = NULL;
+        for (int s = 0; s < 3; s++) {
+            set_strategy(&options, s, ranks);
+            dsc_kfac *kfac = create(comm, &n, &options);
+            check_list(kfac);
+            EXPECT_OK(run(kfac, &n, 0));
+            image *im = save(kfac, &n);
+            for (int64_t i = 0; first && i < im->count; i++) {
+                const dsc_kfac_entry *a = &im->entries[i], *b = &first->entries[i];
+                EXPECT(im->count == first->count && strcmp(im->names[i], first->names[i]) == 0);
+                EXPECT(a->dtype == b->dtype && a->ndim == b->ndim && a->dim[0] == b->dim[0]);
+                EXPECT(a->optional == b->optional && (a->ndim < 2 || a->dim[1] == b->dim[1]));
+            }
+            if (!first)
+                first = im;
+            else
+                drop(&im);
+            dsc_kfac_destroy(&kfac);
+        }
+        drop(&first);
+    }
+    net_close(&n);
+    all_fine(comm);
+}
+
+/* Factors in the state are the running averages themselves. */
+static void test_values(void **state) {
+    (void)state;
+    net n;
+    double *want[NET_LAYERS];
+    naive v;
+    dsc_kfac_options options = make_options(0);
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    naive_gradients_open(&n, want);
+    naive_open(&v, &n, &options);
+    set_strategy(&options, 1, ranks);
+    dsc_kfac *kfac = create(comm, &n, &options);
+    for (int64_t k = 0; k < 3; k++) {
+        naive_run(&v, &n, &(net_step){.number = k, .lr = 0.5}, &options.hyper, want);
+        EXPECT_OK(run(kfac, &n, k));
+    }
+    image *im = save(kfac, &n);
+    int64_t a = find(im, "conv.A"), g = find(im, "last.G"), step = find(im, "step");
+    EXPECT(a >= 0 && g >= 0 && step >= 0);
+    const double *packed = im->data[a];
+    for (int64_t i = 0; i < 19; i++)
+        for (int64_t j = 0; j <= i; j++)
+            EXPECT(fabs(*packed++ - v.units[0].a[i * 19 + j]) <= 1e-13);
+    packed = im->data[g];
+    for (int64_t i = 0; i < 4; i++)
+        for (int64_t j = 0; j <= i; j++)
+            EXPECT(fabs(*packed++ - v.units[v.count - 1].g[i * 4 + j]) <= 1e-13);
+    EXPECT(im->entries[step].dtype == DSC_I64 && *(int64_t *)im->data[step] == 3);
+    drop(&im);
+    dsc_kfac_destroy(&kfac);
+    naive_close(&v);
+    naive_gradients_close(&n, want);
+    net_close(&n);
+    all_fine(comm);
+}
+
+/* Counts of what went wrong are part of it. */
+static void test_counters(void **state) {
+    (void)state;
+    net n;
+    dsc_kfac_options options = make_options(0);
+    const dsc_kfac_report *report = NULL;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    dsc_kfac *kfac = create(comm, &n, &options);
+    EXPECT_OK(dsc_kfac_begin(kfac, 1));
+    net_draw(&n, 0, 0, 1);
+    net_draw_gradients(&n, 0);
+    net_set(&n, &n.layers[2].g, 1, NAN);
+    for (int l = LAYERS - 1; l >= 0; l--)
+        EXPECT_OK(dsc_kfac_capture(kfac, n.queue, l, &n.layers[l].a, &n.layers[l].g));
+    EXPECT_OK(dsc_kfac_step(kfac, n.queue, 0.5));
+    EXPECT_OK(dsc_kfac_get_report(kfac, n.queue, &report));
+    int64_t rejected = report ? report->rejected_factors : 0;
+    EXPECT(rejected > 0);
+    image *im = save(kfac, &n);
+    dsc_kfac_destroy(&kfac);
+    kfac = create(comm, &n, &options);
+    EXPECT_OK(load(comm, kfac, &n, im, 1));
+    EXPECT_OK(dsc_kfac_get_report(kfac, n.queue, &report));
+    EXPECT(report && report->rejected_factors == rejected && report->step == 1);
+    drop(&im);
+    dsc_kfac_destroy(&kfac);
+    net_close(&n);
+    all_fine(comm);
+}
+
+/* ---- damage ---- */
+
+static void test_damaged(void **state) {
+    (void)state;
+    static const struct {
+        const char *entry;
+        double value;
+    } cases[] = {{"step", -1}, {"conv.A", NAN}, {"last.G", INFINITY}, {"grouped[1].A", -INFINITY}};
+    net n;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    for (int s = 0; s < 3; s++) {
+        dsc_kfac_options options = make_options(0);
+        set_strategy(&options, s, ranks);
+        dsc_kfac *kfac = create(comm, &n, &options);
+        EXPECT_OK(run(kfac, &n, 0));
+        image *im = save(kfac, &n);
+        dsc_kfac_destroy(&kfac);
+        for (int i = 0; i < 4; i++) {
+            int64_t at = find(im, cases[i].entry);
+            assert_true(at >= 0);
+            size_t bytes = entry_bytes(&im->entries[at]);
+            void *kept = net_array((int64_t)bytes, 1);
+            memcpy(kept, im->data[at], bytes);
+            if (im->entries[at].dtype == DSC_I64)
+                *(int64_t *)im->data[at] = (int64_t)cases[i].value;
+            else
+                ((double *)im->data[at])[1] = cases[i].value;
+            kfac = create(comm, &n, &options);
+            dsc_status status = load(comm, kfac, &n, im, 1);
+            EXPECT(status == DSC_E_INVALID || status == DSC_E_FORMAT || status == DSC_E_NUMERIC);
+            EXPECT(strstr(dsc_error_message(), cases[i].entry) != NULL);
+            dsc_kfac_destroy(&kfac);
+            memcpy(im->data[at], kept, bytes);
+            free(kept);
+        }
+        drop(&im);
+    }
+    net_close(&n);
+    all_fine(comm);
+}
+
+/* Decompositions that are not finite are refused, too. */
+static void test_damaged_decompositions(void **state) {
+    (void)state;
+    static const char *const entries[] = {"conv.A.vectors", "last.G.values", "rows.A.inverse"};
+    net n;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    for (int i = 0; i < 3; i++) {
+        dsc_kfac_options options = make_options(i == 2 ? 2 : 0);
+        dsc_kfac *kfac = create(comm, &n, &options);
+        EXPECT_OK(run(kfac, &n, 0));
+        image *im = save(kfac, &n);
+        dsc_kfac_destroy(&kfac);
+        int64_t at = find(im, entries[i]);
+        EXPECT(at >= 0);
+        if (at >= 0) {
+            EXPECT(im->entries[at].optional);
+            ((double *)im->data[at])[1] = NAN;
+            kfac = create(comm, &n, &options);
+            dsc_status status = load(comm, kfac, &n, im, 1);
+            EXPECT(status == DSC_E_INVALID || status == DSC_E_FORMAT || status == DSC_E_NUMERIC);
+            dsc_kfac_destroy(&kfac);
+        }
+        drop(&im);
+    }
+    net_close(&n);
+    all_fine(comm);
+}
+
+static void test_misuse(void **state) {
+    (void)state;
+    net n;
+    dsc_kfac_options options = make_options(0);
+    double number = 0;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    dsc_kfac *kfac = create(comm, &n, &options);
+    void *host = rank == 0 ? &number : NULL;
+    EXPECT_FAILS(DSC_E_INVALID, "", dsc_kfac_state_get(kfac, n.queue, -1, host));
+    EXPECT_FAILS(DSC_E_INVALID, "", dsc_kfac_state_get(kfac, n.queue, dsc_kfac_state_count(kfac), host));
+    EXPECT_FAILS(DSC_E_INVALID, "", dsc_kfac_state_set(kfac, n.queue, -1, host));
+    EXPECT_FAILS(DSC_E_INVALID, "", dsc_kfac_state_set(kfac, n.queue, dsc_kfac_state_count(kfac), host));
+    dsc_kfac_destroy(&kfac);
+    net_close(&n);
+    all_fine(comm);
+}
+
+static void open_device(const char *name, dsc_device **d, dsc_queue **q) {
+    dsc_device_options options;
+    dsc_device_options_init(&options);
+    options.name = name;
+    options.threads = 1;
+    assert_ok(dsc_device_create(&options, d));
+    assert_ok(dsc_queue_create(*d, q));
+}
+
+static int open_group(void **state) {
+    (void)state;
+    start_watchdog(WATCHDOG_S);
+    assert_ok(dsc_comm_create(NULL, &comm));
+    rank = dsc_comm_rank(comm);
+    ranks = dsc_comm_size(comm);
+    open_device("ref", &device, &queue);
+    open_device("cpu", &fast, &fast_queue);
+    silence_other_ranks(comm);
+    return 0;
+}
+
+static int close_group(void **state) {
+    (void)state;
+    int leaked = dsc_device_bytes(device) != 0 || dsc_device_bytes(fast) != 0;
+    dsc_queue_destroy(&queue);
+    dsc_queue_destroy(&fast_queue);
+    dsc_device_destroy(&device);
+    dsc_device_destroy(&fast);
+    dsc_comm_destroy(&comm);
+    return leaked;
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bit_equal),
+        cmocka_unit_test(test_bit_equal_half),
+        cmocka_unit_test(test_bit_equal_blocks),
+        cmocka_unit_test(test_bit_equal_undecomposed),
+        cmocka_unit_test(test_other_strategy),
+        cmocka_unit_test(test_other_ranks),
+        cmocka_unit_test(test_without_decompositions),
+        cmocka_unit_test(test_list),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_counters),
+        cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_damaged_decompositions),
+        cmocka_unit_test(test_misuse),
+    };
+    return cmocka_run_group_tests_name("kfac state", tests, open_group, close_group);
+}

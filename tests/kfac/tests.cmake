@@ -1,0 +1,8 @@
+set(kfac_twin kfac/twin.c kfac/naive.c kfac/net.c)
+descent_test(kfac-kronecker SOURCES kfac/test_kronecker.c ${kfac_twin} ROOMS kfac)
+descent_test(kfac-step SOURCES kfac/test_step.c ${kfac_twin} ROOMS kfac)
+descent_test(kfac-plan SOURCES kfac/test_plan.c ROOMS kfac)
+descent_test(kfac-options SOURCES kfac/test_options.c ROOMS kfac)
+descent_test(kfac-strategies SOURCES kfac/test_strategies.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 6)
+descent_test(kfac-state SOURCES kfac/test_state.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4)
+descent_test(kfac-solve SOURCES kfac/test_solve.c ${kfac_twin} ROOMS kfac)

@@ -1,0 +1,55 @@
+/* A net with its K-FAC on one rank and the naive one beside it. */
+#ifndef DSC_TESTS_KFAC_TWIN_H
+#define DSC_TESTS_KFAC_TWIN_H
+
+#include "kfac/naive.h"
+
+enum { TWIN_SAMPLES = 3, TWIN_MIXED = 4 };
+
+/* Where it is computed: ref in float64, cpu in float32. Opened and closed with the group. */
+typedef struct place {
+    const char *device;
+    dsc_dtype dtype;
+    double eps;
+    int threads;
+    dsc_device *handle;
+    dsc_queue *queue;
+} place;
+
+enum { REF, CPU, PLACES };
+extern place places[PLACES];
+extern dsc_comm *alone;
+int places_open(void **state);
+int places_close(void **state); /* fails when memory is left */
+
+/* A convolution with bias, a grouped one, a linear layer on sequences, one with bias. */
+extern const net_shape twin_mixed[TWIN_MIXED];
+
+typedef struct twin {
+    net n;
+    naive v;
+    dsc_kfac *kfac;
+    dsc_kfac_options options;
+    double *want[NET_LAYERS];
+    double eps;
+} twin;
+
+/* Damping 1/8, decay 1/2, F = T = 1, no clip: the batch's factors have a large say, the system is of moderate
+ * condition. */
+dsc_kfac_options twin_options(void);
+void twin_open(twin *t, const place *p, const net_shape *list, int count, const dsc_kfac_options *options);
+void twin_close(twin *t);
+/* One step of both under `hyper`; gradients and nu agree to rounding. kfac must see the same hyper-parameters
+ * by itself. */
+void twin_step_under(twin *t, const net_step *step, const dsc_kfac_hyper *hyper, const char *what);
+/* The same with the constants of the options. */
+void twin_step(twin *t, const net_step *step, const char *what);
+
+/* What a report says; fails the test when there is none. */
+const dsc_kfac_report *twin_report(twin *t);
+/* The number of the state's entry of that name; fails the test when there is none. */
+int64_t twin_entry(const dsc_kfac *kfac, const char *name);
+/* Element i of that entry (packed triangles of factors: i = row (row + 1) / 2 + column). */
+double twin_state(twin *t, const char *name, int64_t i);
+
+#endif
