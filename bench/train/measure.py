@@ -48,11 +48,15 @@ def run(command, environment=None):
         fail("%s printed no JSON:\n%s" % (" ".join(command), done.stdout.strip()), 1)
 
 
-def run_in_turn(contestants, rounds):
-    """Every contestant (name, command, environment) once a round, so that all meet the same machine."""
+def warn_of_load():
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > 0.5:
         print("warning: load average %.1f on %d cores: others are at work, the figures mean little" % (load, cores))
+
+
+def run_in_turn(contestants, rounds):
+    """Every contestant (name, command, environment) once a round, so that all meet the same machine."""
+    warn_of_load()
     results = {name: [] for name, _, _ in contestants}
     for i in range(rounds):
         for name, command, environment in contestants:

@@ -4,6 +4,7 @@
 
 #include "descent/comm.h"
 #include "descent/consensus.h"
+#include "descent/kfac.h"
 #include "descent/optim.h"
 
 #ifdef __cplusplus
@@ -31,6 +32,14 @@ typedef struct dsc_progress {
 
 typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
 
+/* Whose gradients the factors of K-FAC are made of: those of the true labels, or (one more backward pass on
+ * steps that move the factors) of labels drawn from the model's own output. */
+typedef enum dsc_fisher { DSC_FISHER_EMPIRICAL, DSC_FISHER_SAMPLED } dsc_fisher;
+
+/* "empirical" and "sampled", and back; DSC_E_INVALID lists the known names. */
+DSC_API dsc_status dsc_fisher_parse(const char *name, dsc_fisher *out) DSC_MUST_CHECK;
+DSC_API const char *dsc_fisher_name(dsc_fisher fisher);
+
 typedef struct dsc_train_options {
     size_t size;
     const char *model, *data; /* "resnet20", "synthetic" */
@@ -40,7 +49,7 @@ typedef struct dsc_train_options {
     uint64_t seed;            /* 42 */
     const char *out;          /* directory of metrics and checkpoints; NULL: writes nothing */
     const char *resume;       /* NULL; "auto": the latest checkpoint of `out`, if any; or a checkpoint file */
-    int64_t image_size;       /* imagefolder, 0: 224 */
+    int64_t image_size;       /* imagefolder, 0: what the model is made for */
     int data_threads;         /* 1 */
     int augment;              /* 1 */
     dsc_optim_options optim;
@@ -62,6 +71,19 @@ typedef struct dsc_train_options {
     int64_t check_every;            /* steps between comparisons of the ranks' parameters, 500; 0: never */
     dsc_progress_function progress; /* rank 0 only; may be NULL */
     void *progress_context;
+    /* K-FAC. Epochs count from 0; what is multiplied at an epoch stays so: value(epoch) = base *
+     * alpha^(listed epochs that are not later). */
+    dsc_fisher kfac_fisher;    /* empirical */
+    double kfac_damping_alpha; /* 0.5 */
+    double kfac_damping_decay[DSC_MAX_DECAYS];
+    int kfac_damping_decay_count;
+    double kfac_update_freq_alpha; /* 10: of both frequencies; results are rounded, and 1 at least */
+    double kfac_update_freq_decay[DSC_MAX_DECAYS];
+    int kfac_update_freq_decay_count;
+    double kfac_diag_warmup; /* 0: epoch from which on factors are split into kfac.diag_blocks */
+    /* As dsc_kfac_options_init sets it, but kfac.hyper.update_freq is 0: no K-FAC. A schedule is called after
+     * those above; hyper.diag_blocks and passes are the trainer's. */
+    dsc_kfac_options kfac;
 } dsc_train_options;
 
 typedef struct dsc_train_result {
@@ -89,9 +111,9 @@ typedef struct dsc_eval_options {
     const char *model;      /* NULL: as the checkpoint says */
     const char *data;       /* "synthetic" */
     int64_t batch_size;     /* per rank, 128 */
-    int64_t image_size;
-    uint64_t seed;    /* of synthetic images, 42 */
-    int data_threads; /* 1 */
+    int64_t image_size;     /* imagefolder, 0: as the checkpoint says */
+    uint64_t seed;          /* of synthetic images, 42 */
+    int data_threads;       /* 1 */
 } dsc_eval_options;
 
 typedef struct dsc_eval_result {

@@ -1,15 +1,20 @@
 /* descent bench: seconds per training step on random input in memory.
  *
  * The step is that of a training without data loading: forward, loss, backward with the exchange of gradients
- * under way, update. Every phase ends with a wait for the queue, so that its time is its own. */
+ * under way, update. Every phase ends with a wait for the queue, so that its time is its own.
+ *
+ * With --kfac every round has four steps, so that all of them see the same machine: a plain one, then one
+ * each with K-FAC that only preconditions, that also moves the factors, and that also decomposes them. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "cli/cli.h"
 #include "descent/consensus.h"
+#include "descent/kfac.h"
 #include "descent/model.h"
 #include "descent/optim.h"
+#include "train/kfac_layers.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -18,13 +23,15 @@
 #include <sys/resource.h>
 
 enum { WARM_UP = 2, SEED = 42 };
+static const double RATE = 0.01;
 enum { FORWARD, BACKWARD, EXCHANGE, UPDATE, PHASES };
+enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does what those before it do */
 
 typedef struct bench_values {
     dsc_cli_common common;
     const char *model, *device;
     int64_t batch, steps;
-    int threads, json;
+    int threads, kfac, json;
 } bench_values;
 
 #define AT(member) offsetof(bench_values, member)
@@ -60,6 +67,10 @@ static const dsc_option options[] = {
      .range = "[0, 4096]",
      .shown = "the CPUs of this rank",
      .help = "CPU threads per rank"},
+    {.name = "kfac",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(kfac),
+     .help = "time steps with K-FAC, too: without update, with factors, with factors and decomposition"},
     {.name = "json", .kind = DSC_OPTION_FLAG, .offset = AT(json), .help = "print one JSON object"},
     DSC_CLI_COMMON_OPTIONS,
 };
@@ -73,11 +84,14 @@ typedef struct bench {
     dsc_exec *exec;
     dsc_consensus *consensus;
     dsc_optim *optim;
+    dsc_kfac *kfac; /* NULL without --kfac */
     dsc_tensor x, labels;
     int64_t batch, steps;
+    int kind;              /* of the step under way */
     double exchange;       /* seconds of exchange inside the backward pass under way */
-    double *total;         /* seconds of each timed step */
-    double *phase[PHASES]; /* and of its phases */
+    double *total[KINDS];  /* seconds of each timed step; without K-FAC, only of the plain ones */
+    double *phase[PHASES]; /* and of the phases of plain ones */
+    double *extra;         /* room for as many differences */
 } bench;
 
 static void init(void *values) {
@@ -111,10 +125,34 @@ static dsc_status create_rest(bench *b) {
     DSC_TRY(dsc_consensus_create(b->comm, b->queue, params, count, &consensus, &b->consensus));
     DSC_TRY(dsc_optim_create(b->queue, params, count, &optim, &b->optim));
     DSC_TRY(dsc_consensus_start(b->consensus));
-    DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->total, &b->total));
+    for (int i = 0; i < KINDS; i++)
+        DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->total[i], &b->total[i]));
     for (int i = 0; i < PHASES; i++)
         DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->phase[i], &b->phase[i]));
+    DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->extra, &b->extra));
     return DSC_OK;
+}
+
+/* Of the step under way; K-FAC updates what is due when the step's number is a multiple. The first does all.
+ */
+static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
+    const bench *b = context;
+    hyper->factor_freq = b->kind >= FACTORS ? 1 : step + 1;
+    hyper->update_freq = b->kind >= DECOMPOSE ? 1 : step + 1;
+    return DSC_OK;
+}
+
+static dsc_status create_kfac(bench *b) {
+    dsc_kfac_options o;
+    dsc_kfac_layer *layers;
+    int64_t count;
+    dsc_kfac_options_init(&o);
+    o.schedule = schedule;
+    o.context = b;
+    DSC_TRY(dsc_kfac_layers_of(b->model, &layers, &count));
+    dsc_status status = dsc_kfac_create(b->comm, b->queue, layers, count, &o, &b->kfac);
+    dsc_memory_free(&layers);
+    return status;
 }
 
 static dsc_status upload_images(bench *b, dsc_rng *rng) {
@@ -156,9 +194,12 @@ static dsc_status create_input(bench *b) {
 static void destroy(bench *b) {
     for (int i = 0; i < PHASES; i++)
         dsc_memory_free(&b->phase[i]);
-    dsc_memory_free(&b->total);
+    for (int i = 0; i < KINDS; i++)
+        dsc_memory_free(&b->total[i]);
+    dsc_memory_free(&b->extra);
     dsc_tensor_free(&b->labels);
     dsc_tensor_free(&b->x);
+    dsc_kfac_destroy(&b->kfac);
     dsc_optim_destroy(&b->optim);
     dsc_consensus_destroy(&b->consensus);
     dsc_exec_destroy(&b->exec);
@@ -176,13 +217,21 @@ static dsc_status grad_ready(void *context, dsc_queue *queue, int64_t param) {
     return DSC_OK;
 }
 
+static dsc_status capture(void *context, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
+                          const dsc_tensor *g) {
+    bench *b = context;
+    return dsc_kfac_capture(b->kfac, queue, layer, a, g);
+}
+
 static dsc_status update(void *context, dsc_queue *queue, const dsc_tensor *read) {
     bench *b = context;
-    return dsc_optim_step(b->optim, queue, 0.01, read);
+    return dsc_optim_step(b->optim, queue, RATE, read);
 }
 
 static dsc_status forward(bench *b, int64_t step) {
     int64_t first = (int64_t)dsc_comm_rank(b->comm) * b->batch;
+    if (b->kind != PLAIN)
+        DSC_TRY(dsc_kfac_begin(b->kfac, 1));
     DSC_TRY(dsc_exec_set_position(b->exec, b->queue, step, first));
     DSC_TRY(dsc_consensus_before_forward(b->consensus, b->queue));
     DSC_TRY(dsc_exec_forward(b->exec, b->queue, &b->x));
@@ -195,6 +244,8 @@ static dsc_status backward(bench *b) {
     dsc_backward_options_init(&o);
     o.context = b;
     o.grad_ready = grad_ready;
+    if (b->kind != PLAIN)
+        o.capture = capture;
     b->exchange = 0;
     DSC_TRY(dsc_exec_backward(b->exec, b->queue, &o));
     return dsc_queue_sync(b->queue);
@@ -211,6 +262,8 @@ static dsc_status run_step(bench *b, int64_t step, double seconds[PHASES]) {
     DSC_TRY(dsc_consensus_after_backward(b->consensus, b->queue));
     DSC_TRY(dsc_queue_sync(b->queue));
     at[3] = dsc_clock_now();
+    if (b->kind != PLAIN)
+        DSC_TRY(dsc_kfac_step(b->kfac, b->queue, RATE));
     DSC_TRY(dsc_consensus_update(b->consensus, b->queue, update, b));
     DSC_TRY(dsc_queue_sync(b->queue));
     at[4] = dsc_clock_now();
@@ -221,21 +274,30 @@ static dsc_status run_step(bench *b, int64_t step, double seconds[PHASES]) {
     return DSC_OK;
 }
 
-static dsc_status measure(bench *b, const char *model) {
+/* One step of each kind; round < 0: not timed. */
+static dsc_status run_round(bench *b, int64_t round) {
     double seconds[PHASES] = {0};
+    for (b->kind = PLAIN; b->kind < (b->kfac ? KINDS : PLAIN + 1); b->kind++) {
+        double start = dsc_clock_now();
+        DSC_TRY(run_step(b, round + WARM_UP, seconds));
+        if (round < 0)
+            continue;
+        b->total[b->kind][round] = dsc_clock_now() - start;
+        for (int i = 0; b->kind == PLAIN && i < PHASES; i++)
+            b->phase[i][round] = seconds[i];
+    }
+    return DSC_OK;
+}
+
+static dsc_status measure(bench *b, const bench_values *v) {
     DSC_TRY(dsc_queue_create(b->device, &b->queue));
-    DSC_TRY(create_model(b, model));
+    DSC_TRY(create_model(b, v->model));
     DSC_TRY(create_rest(b));
     DSC_TRY(create_input(b));
-    for (int64_t step = -WARM_UP; step < b->steps; step++) {
-        double start = dsc_clock_now();
-        DSC_TRY(run_step(b, step + WARM_UP, seconds));
-        if (step < 0)
-            continue;
-        b->total[step] = dsc_clock_now() - start;
-        for (int i = 0; i < PHASES; i++)
-            b->phase[i][step] = seconds[i];
-    }
+    if (v->kfac)
+        DSC_TRY(create_kfac(b));
+    for (int64_t round = -WARM_UP; round < b->steps; round++)
+        DSC_TRY(run_round(b, round));
     return DSC_OK;
 }
 
@@ -271,32 +333,86 @@ static dsc_status peak_rss(bench *b, double *out) {
     return status;
 }
 
-static dsc_status print_results(bench *b, const bench_values *v, double rss) {
-    double middle = median(b->total, b->steps), least = b->total[0];
-    int ranks = dsc_comm_size(b->comm), threads = dsc_device_threads(b->device);
-    double rate = (double)b->batch * ranks / middle;
-    if (v->json) {
-        json_t *object =
-            json_pack("{s:s, s:I, s:i, s:i, s:I, s:f, s:f, s:f, s:f}", "model", v->model, "batch_size",
-                      (json_int_t)b->batch, "threads", threads, "ranks", ranks, "steps", (json_int_t)b->steps,
-                      "median_s", middle, "min_s", least, "images_per_s", rate, "peak_rss_mb", rss);
-        if (!object)
-            return DSC_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
-        json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
-        printf("\n");
-        json_decref(object);
-        return DSC_OK;
+/* What is printed; times in seconds. */
+typedef struct results {
+    double median[KINDS], phase[PHASES];
+    double extra[KINDS]; /* median of the difference to the kind before, round by round */
+    double least, rate, rss;
+    int ranks, threads, kinds;
+} results;
+
+static results summarise(bench *b, double rss) {
+    results r = {.ranks = dsc_comm_size(b->comm),
+                 .threads = dsc_device_threads(b->device),
+                 .kinds = b->kfac ? KINDS : 1,
+                 .rss = rss};
+    for (int i = r.kinds - 1; i >= 0; i--) { /* from the last on: a median sorts */
+        for (int64_t j = 0; i > 0 && j < b->steps; j++)
+            b->extra[j] = b->total[i][j] - b->total[i - 1][j];
+        r.extra[i] = i > 0 ? median(b->extra, b->steps) : 0;
+        r.median[i] = median(b->total[i], b->steps);
     }
-    printf("model    %s, batch %lld on each of %d %s\n", v->model, (long long)b->batch, ranks,
-           ranks == 1 ? "rank" : "ranks");
+    for (int i = 0; i < PHASES; i++)
+        r.phase[i] = median(b->phase[i], b->steps);
+    r.least = b->total[PLAIN][0];
+    r.rate = (double)b->batch * r.ranks / r.median[PLAIN];
+    return r;
+}
+
+static const char *const kind_keys[KINDS] = {"sgd_s", "precondition_s", "factors_s", "decompose_s"};
+static const char *const extra_keys[KINDS] = {NULL, "precondition_extra_s", "factors_extra_s",
+                                              "decompose_extra_s"};
+
+static dsc_status print_json(const bench *b, const bench_values *v, const results *r) {
+    json_t *kfac = json_object();
+    json_t *object = json_pack("{s:s, s:I, s:i, s:i, s:I, s:f, s:f, s:f, s:f}", "model", v->model,
+                               "batch_size", (json_int_t)b->batch, "threads", r->threads, "ranks", r->ranks,
+                               "steps", (json_int_t)b->steps, "median_s", r->median[PLAIN], "min_s", r->least,
+                               "images_per_s", r->rate, "peak_rss_mb", r->rss);
+    for (int i = 0; i < r->kinds; i++) {
+        json_object_set_new(kfac, kind_keys[i], json_real(r->median[i]));
+        if (i > 0)
+            json_object_set_new(kfac, extra_keys[i], json_real(r->extra[i]));
+    }
+    if (b->kfac)
+        json_object_set(object, "kfac", kfac);
+    json_decref(kfac);
+    if (!object)
+        return DSC_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    printf("\n");
+    json_decref(object);
+    return DSC_OK;
+}
+
+static void print_kfac(const results *r) {
+    static const char *const names[KINDS] = {"SGD", "K-FAC, no update", "+ factors",
+                                             "+ factors and decomposition"};
+    for (int i = 0; i < r->kinds; i++)
+        printf("%s%-28s median %.4f s, %.3f of an SGD step\n", i == 0 ? "kfac     " : "         ", names[i],
+               r->median[i], r->median[i] / r->median[PLAIN]);
+}
+
+static void print_text(const bench *b, const bench_values *v, const results *r) {
+    printf("model    %s, batch %lld on each of %d %s\n", v->model, (long long)b->batch, r->ranks,
+           r->ranks == 1 ? "rank" : "ranks");
     printf("device   %s\n", dsc_device_description(b->device));
-    printf("step     median %.4f s, least %.4f s of %lld steps\n", middle, least, (long long)b->steps);
-    printf("phases   forward %.4f s, backward %.4f s, exchange %.4f s, update %.4f s\n",
-           median(b->phase[FORWARD], b->steps), median(b->phase[BACKWARD], b->steps),
-           median(b->phase[EXCHANGE], b->steps), median(b->phase[UPDATE], b->steps));
-    printf("rate     %.1f images/s\n", rate);
-    printf("memory   peak of the process %.0f MB, of the device %.0f MB\n", rss,
+    printf("step     median %.4f s, least %.4f s of %lld steps\n", r->median[PLAIN], r->least,
+           (long long)b->steps);
+    printf("phases   forward %.4f s, backward %.4f s, exchange %.4f s, update %.4f s\n", r->phase[FORWARD],
+           r->phase[BACKWARD], r->phase[EXCHANGE], r->phase[UPDATE]);
+    if (b->kfac)
+        print_kfac(r);
+    printf("rate     %.1f images/s\n", r->rate);
+    printf("memory   peak of the process %.0f MB, of the device %.0f MB\n", r->rss,
            (double)dsc_device_peak_bytes(b->device) / 1e6);
+}
+
+static dsc_status print_results(bench *b, const bench_values *v, double rss) {
+    results r = summarise(b, rss);
+    if (v->json)
+        return print_json(b, v, &r);
+    print_text(b, v, &r);
     return DSC_OK;
 }
 
@@ -308,7 +424,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     DSC_TRY(dsc_zoo_default_input(v->model, &side, &channels, &classes));
     DSC_TRY(dsc_cli_open(session, v->device, v->threads));
     bench b = {.comm = session->comm, .device = session->device, .batch = v->batch, .steps = v->steps};
-    dsc_status status = measure(&b, v->model);
+    dsc_status status = measure(&b, v);
     if (status == DSC_OK)
         status = peak_rss(&b, &rss);
     if (status == DSC_OK && dsc_cli_prints(session))
@@ -325,9 +441,13 @@ const dsc_cli_command dsc_cli_bench = {
         "the "
         "median and the least time of a step, the images per second of all ranks together, and memory. Times "
         "are those of rank 0, memory is that of the largest rank; MB are 10^6 bytes.\n\n"
+        "With --kfac three more steps are timed after each of these: with K-FAC that only preconditions the "
+        "gradient, that also moves its factors, and that also decomposes them.\n\n"
         "With --json the result is one object with the keys model, batch_size, threads, ranks, steps, "
-        "median_s, min_s, images_per_s and peak_rss_mb.",
+        "median_s, min_s, images_per_s and peak_rss_mb; with --kfac also kfac, with the medians sgd_s, "
+        "precondition_s, factors_s and decompose_s.",
     .examples = "descent bench --model resnet32 --batch-size 128 --threads 2 --steps 20\n"
+                "descent bench --model resnet32 --kfac --steps 5\n"
                 "mpirun -n 2 descent bench --model resnet32 --threads 1 --json\n",
     .options = options,
     .values_size = sizeof(bench_values),

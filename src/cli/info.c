@@ -1,9 +1,13 @@
-/* descent info: version, build, devices; a model's size and its K-FAC layers. */
+/* descent info: version, build, devices; a model's size, its K-FAC layers, and how they would be spread over
+ * ranks. */
 #include "base/config.h"
 #include "base/error.h"
 #include "cli/cli.h"
+#include "cli/info_plan.h"
+#include "cli/kfac_options.h"
 #include "cli/model_facts.h"
 #include "descent/version.h"
+#include "kfac/plan.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -14,7 +18,17 @@ typedef struct info_values {
     const char *model, *device;
     int64_t batch;
     int ranks, json;
+    dsc_cli_kfac_values kfac;
 } info_values;
+
+/* What is told about a model. */
+typedef struct model_story {
+    const char *name;
+    int ranks;
+    const dsc_model_facts *facts;
+    dsc_kfac_options kfac;
+    const dsc_kfac_plan *plan; /* NULL: not asked for */
+} model_story;
 
 #define AT(member) offsetof(info_values, member)
 
@@ -38,13 +52,14 @@ static const dsc_option options[] = {
      .placeholder = "N",
      .range = "[1, 1e6]",
      .shown = "those of this job",
-     .help = "number of ranks that traffic is told for"},
+     .help = "number of ranks that traffic and the K-FAC plan are told for"},
     {.name = "device",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(device),
      .choices = "auto|ref|cpu",
      .help = "device that memory is told for"},
     {.name = "json", .kind = DSC_OPTION_FLAG, .offset = AT(json), .help = "print one JSON object"},
+    DSC_CLI_KFAC_OPTIONS(info_values, kfac, "K-FAC plan (told when one of these is given)"),
     DSC_CLI_COMMON_OPTIONS,
 };
 
@@ -59,6 +74,7 @@ static void init(void *values) {
     memset(v, 0, sizeof *v);
     v->device = "auto";
     v->batch = 128;
+    dsc_cli_kfac_init(&v->kfac);
 }
 
 /* The line about a device (it starts with its name), or why it cannot be used. */
@@ -107,9 +123,12 @@ static void print_layers(const dsc_model_facts *f) {
     for (int64_t i = 0; i < f->layer_count; i++) {
         const dsc_kfac_layer *l = &f->layers[i];
         printf("%-*s  %-6s  %6lld  %6lld  %6lld\n", width, l->name,
-               l->kind == DSC_LAYER_CONV2D ? "conv2d" : "linear", (long long)l->a, (long long)l->g,
-               (long long)l->groups);
+               l->kind == DSC_KFAC_CONV2D ? "conv2d" : "linear", (long long)dsc_kfac_layer_a(l),
+               (long long)dsc_kfac_layer_g(l), (long long)l->groups);
     }
+}
+
+static void print_sizes(const dsc_model_facts *f) {
     printf("\n%6s  %6s  %10s\n", "size", "count", "MB");
     for (int64_t i = 0; i < f->size_count; i++) {
         double n = (double)f->sizes[i].size;
@@ -118,9 +137,11 @@ static void print_layers(const dsc_model_facts *f) {
     }
 }
 
-static void print_model(const info_values *v, const dsc_model_facts *f, int ranks) {
+static void print_model(const model_story *story) {
+    const dsc_model_facts *f = story->facts;
+    int ranks = story->ranks;
     char parameters[32], batch[32];
-    printf("\nmodel         %s\n", v->model);
+    printf("\nmodel         %s\n", story->name);
     printf("input         %lld x %lld x %lld, %lld classes\n", (long long)f->shape[0], (long long)f->shape[1],
            (long long)f->shape[2], (long long)f->classes);
     printf("parameters    %s in %lld tensors, %.1f MB in float32\n",
@@ -133,7 +154,11 @@ static void print_model(const info_values *v, const dsc_model_facts *f, int rank
     printf("K-FAC layers  %lld\n", (long long)f->layer_count);
     printf("factors       %lld: %.0f MB in float32, %.0f MB packed\n", (long long)f->factor_count,
            mega(f->factor_bytes), mega(f->packed_bytes));
-    print_layers(f);
+    if (!story->plan) /* which lists the layers, too */
+        print_layers(f);
+    print_sizes(f);
+    if (story->plan)
+        dsc_info_plan_print(story->plan, &story->kfac, f->layer_count);
 }
 
 /* ---- JSON ---- */
@@ -155,10 +180,11 @@ static json_t *kfac_json(const dsc_model_facts *f) {
     json_t *layers = json_array(), *sizes = json_array();
     for (int64_t i = 0; i < f->layer_count; i++) {
         const dsc_kfac_layer *l = &f->layers[i];
-        json_array_append_new(layers, json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", l->name, "kind",
-                                                l->kind == DSC_LAYER_CONV2D ? "conv2d" : "linear", "a",
-                                                (json_int_t)l->a, "g", (json_int_t)l->g, "groups",
-                                                (json_int_t)l->groups));
+        json_array_append_new(layers,
+                              json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", l->name, "kind",
+                                        l->kind == DSC_KFAC_CONV2D ? "conv2d" : "linear", "a",
+                                        (json_int_t)dsc_kfac_layer_a(l), "g", (json_int_t)dsc_kfac_layer_g(l),
+                                        "groups", (json_int_t)l->groups));
     }
     for (int64_t i = 0; i < f->size_count; i++)
         json_array_append_new(sizes, json_pack("{s:I, s:I}", "size", (json_int_t)f->sizes[i].size, "count",
@@ -168,20 +194,24 @@ static json_t *kfac_json(const dsc_model_facts *f) {
                      (json_int_t)f->packed_bytes, "sizes", sizes, "layer_list", layers);
 }
 
-static json_t *model_json(const info_values *v, const dsc_model_facts *f, int ranks) {
-    return json_pack("{s:s, s:[I, I, I], s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:o}", "name", v->model,
+static json_t *model_json(const model_story *story) {
+    const dsc_model_facts *f = story->facts;
+    json_t *kfac = kfac_json(f);
+    if (story->plan && kfac)
+        json_object_set_new(kfac, "plan", dsc_info_plan_json(story->plan, &story->kfac));
+    return json_pack("{s:s, s:[I, I, I], s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:o}", "name", story->name,
                      "input", (json_int_t)f->shape[0], (json_int_t)f->shape[1], (json_int_t)f->shape[2],
                      "classes", (json_int_t)f->classes, "parameters", (json_int_t)f->parameters, "tensors",
                      (json_int_t)f->tensors, "batch_size", (json_int_t)f->batch, "train_bytes",
-                     (json_int_t)f->train_bytes, "eval_bytes", (json_int_t)f->eval_bytes, "ranks", ranks,
-                     "gradient_bytes_sent", (json_int_t)gradient_bytes(f, ranks), "kfac", kfac_json(f));
+                     (json_int_t)f->train_bytes, "eval_bytes", (json_int_t)f->eval_bytes, "ranks",
+                     story->ranks, "gradient_bytes_sent", (json_int_t)gradient_bytes(f, story->ranks), "kfac",
+                     kfac);
 }
 
-static dsc_status print_json(const dsc_cli_session *session, const info_values *v, const dsc_model_facts *f,
-                             int ranks) {
+static dsc_status print_json(const dsc_cli_session *session, const model_story *story) {
     json_t *object = program_json(session);
-    if (f && object)
-        json_object_set_new(object, "model", model_json(v, f, ranks));
+    if (story->facts && object)
+        json_object_set_new(object, "model", model_json(story));
     if (!object)
         return DSC_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
     json_dumpf(object, stdout, JSON_INDENT(2));
@@ -190,15 +220,14 @@ static dsc_status print_json(const dsc_cli_session *session, const info_values *
     return DSC_OK;
 }
 
-static dsc_status show(const dsc_cli_session *session, const info_values *v, const dsc_model_facts *f) {
-    int ranks = v->ranks > 0 ? v->ranks : dsc_comm_size(session->comm);
+static dsc_status show(const dsc_cli_session *session, const info_values *v, const model_story *story) {
     if (!dsc_cli_prints(session))
         return DSC_OK;
     if (v->json)
-        return print_json(session, v, f, ranks);
+        return print_json(session, story);
     print_program(session);
-    if (f)
-        print_model(v, f, ranks);
+    if (story->facts)
+        print_model(story);
     return DSC_OK;
 }
 
@@ -211,39 +240,78 @@ static dsc_status create_model(dsc_device *device, const char *name, dsc_model *
     return DSC_OK;
 }
 
+/* The first option of K-FAC that was given, NULL for none. */
+static const char *kfac_option(const dsc_option_set *set) {
+    for (const dsc_option *o = options; o->name; o++)
+        if (strncmp(o->name, "kfac-", 5) == 0 && dsc_option_given(set, o->name))
+            return o->name;
+    return NULL;
+}
+
+/* What can be refused before anything is built. */
+static dsc_status check(const info_values *v, const dsc_option_set *set) {
+    int64_t side, channels, classes;
+    if (v->model)
+        return dsc_zoo_default_input(v->model, &side, &channels, &classes);
+    if (kfac_option(set))
+        return DSC_FAIL(DSC_E_INVALID, "--%s tells about a plan for a model's layers: name it with --model",
+                        kfac_option(set));
+    return DSC_OK;
+}
+
+static dsc_status tell_model(const dsc_cli_session *session, const info_values *v, int with_plan,
+                             dsc_model *model) {
+    dsc_model_facts *facts = NULL;
+    dsc_kfac_plan *plan = NULL;
+    model_story story = {.name = v->model, .ranks = v->ranks > 0 ? v->ranks : dsc_comm_size(session->comm)};
+    dsc_kfac_options_init(&story.kfac);
+    DSC_TRY(dsc_cli_kfac_finish(&v->kfac, &story.kfac));
+    dsc_status status = dsc_model_facts_create(model, v->batch, &facts);
+    if (status == DSC_OK && with_plan)
+        status = dsc_kfac_plan_create(facts->layers, facts->layer_count, story.ranks, &story.kfac,
+                                      story.kfac.diag_blocks, &plan);
+    story.facts = facts;
+    story.plan = plan;
+    if (status == DSC_OK)
+        status = show(session, v, &story);
+    dsc_kfac_plan_destroy(&plan);
+    dsc_model_facts_destroy(&facts);
+    return status;
+}
+
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     const info_values *v = values;
     dsc_model *model = NULL;
-    dsc_model_facts *facts = NULL;
-    int64_t side, channels, classes;
-    (void)set;
-    if (v->model)
-        DSC_TRY(dsc_zoo_default_input(v->model, &side, &channels, &classes));
+    DSC_TRY(check(v, set));
     DSC_TRY(dsc_cli_open(session, v->device, 0));
-    dsc_status status = DSC_OK;
-    if (v->model)
-        status = create_model(session->device, v->model, &model);
-    if (v->model && status == DSC_OK)
-        status = dsc_model_facts_create(model, v->batch, &facts);
+    if (!v->model)
+        return show(session, v, &(model_story){0});
+    dsc_status status = create_model(session->device, v->model, &model);
     if (status == DSC_OK)
-        status = show(session, v, facts);
-    dsc_model_facts_destroy(&facts);
+        status = tell_model(session, v, kfac_option(set) != NULL, model);
     dsc_model_destroy(&model);
     return status;
 }
 
 const dsc_cli_command dsc_cli_info = {
     .name = "info",
-    .summary = "tell version, build and devices, and the size of a model",
-    .description = "Tells the version, the build and the devices of this machine. With --model also a "
-                   "model's input, parameters, "
-                   "memory for a batch, the gradients each rank sends in a step, and its layers with the "
-                   "sizes of their K-FAC "
-                   "factors: A is kh*kw*in (one more with a bias), G is out, per group of a grouped "
-                   "convolution. MB are 10^6 "
-                   "bytes.",
-    .examples =
-        "descent info\ndescent info --model resnet50 --ranks 16\ndescent info --model resnet32 --json\n",
+    .summary = "tell version, build and devices, the size of a model and its K-FAC plan",
+    .description =
+        "Tells the version, the build and the devices of this machine. With --model also a model's input, "
+        "parameters, memory for a batch, the gradients each rank sends in a step, and its layers with the "
+        "sizes of their K-FAC factors: A is kh*kw*in (one more with a bias), G is out, per group of a "
+        "grouped "
+        "convolution. MB are 10^6 bytes.\n\n"
+        "With an option of K-FAC also the plan for --ranks ranks, without training: the grid, for each layer "
+        "the column it lives in and the ranks that decompose its factors, and for each rank its share of the "
+        "decomposition work (the sum of n^3), what it holds, and what it sends each time factors are "
+        "updated, "
+        "each time they are decomposed, and every step.",
+    .examples = "descent info\n"
+                "descent info --model resnet50 --ranks 16\n"
+                "descent info --model resnet32 --json\n"
+                "descent info --model resnet50 --ranks 64 --kfac-strategy hybrid-opt "
+                "--kfac-grad-worker-fraction 1/4\n",
     .options = options,
     .values_size = sizeof(info_values),
     .init = init,

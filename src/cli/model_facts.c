@@ -5,35 +5,24 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "kfac/plan.h"
+#include "train/kfac_layers.h"
 
 #include <stdlib.h>
-
-/* A sees the kh*kw*in/groups inputs of an output (and a 1 for the bias), G the out/groups outputs. */
-static dsc_kfac_layer describe_layer(const dsc_layer_info *layer) {
-    dsc_kfac_layer l = {.name = layer->name, .kind = layer->kind, .groups = 1};
-    int64_t patch = 1;
-    if (layer->kind == DSC_LAYER_CONV2D) {
-        l.groups = layer->conv.groups;
-        patch = layer->conv.kernel_h * layer->conv.kernel_w;
-    }
-    l.a = patch * (layer->in_c / l.groups) + (layer->bias >= 0);
-    l.g = layer->out_c / l.groups;
-    return l;
-}
 
 static int larger_first(const void *x, const void *y) {
     int64_t a = ((const dsc_factor_size *)x)->size, b = ((const dsc_factor_size *)y)->size;
     return (a < b) - (a > b);
 }
 
-/* One entry a distinct size, from the two factors of every layer. */
+/* One entry a distinct size, from the two factors of every layer, a pair for each group. */
 static dsc_status collect_sizes(dsc_model_facts *f) {
     int64_t used = 0;
     DSC_TRY(dsc_memory_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
     for (int64_t i = 0; i < f->layer_count; i++) {
         const dsc_kfac_layer *l = &f->layers[i];
-        f->sizes[2 * i] = (dsc_factor_size){l->a, l->groups};
-        f->sizes[2 * i + 1] = (dsc_factor_size){l->g, l->groups};
+        f->sizes[2 * i] = (dsc_factor_size){dsc_kfac_layer_a(l), l->groups};
+        f->sizes[2 * i + 1] = (dsc_factor_size){dsc_kfac_layer_g(l), l->groups};
     }
     qsort(f->sizes, (size_t)(2 * f->layer_count), sizeof *f->sizes, larger_first);
     for (int64_t i = 0; i < 2 * f->layer_count; i++) {
@@ -73,10 +62,7 @@ static dsc_status fill(dsc_model_facts *f, dsc_model *model, int64_t batch) {
     f->parameters = dsc_model_parameter_total(model);
     f->tensors = dsc_model_param_count(model);
     f->batch = batch;
-    f->layer_count = dsc_model_layer_count(model);
-    DSC_TRY(dsc_memory_alloc(f->layer_count, sizeof *f->layers, &f->layers));
-    for (int64_t i = 0; i < f->layer_count; i++)
-        f->layers[i] = describe_layer(&dsc_model_layers(model)[i]);
+    DSC_TRY(dsc_kfac_layers_of(model, &f->layers, &f->layer_count));
     DSC_TRY(collect_sizes(f));
     DSC_TRY(estimate_bytes(model, DSC_EXEC_TRAIN, batch, &f->train_bytes));
     DSC_TRY(estimate_bytes(model, DSC_EXEC_EVAL, batch, &f->eval_bytes));

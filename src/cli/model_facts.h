@@ -2,14 +2,8 @@
 #ifndef DSC_CLI_MODEL_FACTS_H
 #define DSC_CLI_MODEL_FACTS_H
 
+#include "descent/kfac.h"
 #include "descent/model.h"
-
-/* A K-FAC layer: A is [a, a], G is [g, g], one pair for each of `groups` (1 but for grouped convolutions). */
-typedef struct dsc_kfac_layer {
-    const char *name; /* lent by the model */
-    dsc_layer_kind kind;
-    int64_t a, g, groups;
-} dsc_kfac_layer;
 
 /* Factors of one size. */
 typedef struct dsc_factor_size {
@@ -21,7 +15,7 @@ typedef struct dsc_model_facts {
     int64_t classes, parameters, tensors;
     int64_t batch;
     double train_bytes, eval_bytes; /* activations and workspace for a batch */
-    dsc_kfac_layer *layers;
+    dsc_kfac_layer *layers;         /* names and gradients are the model's */
     int64_t layer_count;
     dsc_factor_size *sizes; /* the largest first */
     int64_t size_count, factor_count;

@@ -108,11 +108,15 @@ const dsc_cli_command dsc_cli_train = {
         "checkpoint-STEP.safetensors holds the model under PyTorch's names, "
         "checkpoint-STEP.state.safetensors all "
         "the rest. A run that is there already is never overwritten without --overwrite.\n\n"
+        "With --kfac-update-freq the gradient is preconditioned by K-FAC before the update, whatever the "
+        "optimiser; the options below it say how, and how the work is spread over the ranks.\n\n"
         "SIGINT, SIGTERM and SIGUSR1 end it after the current step with a checkpoint and exit status 3; "
         "--resume "
         "goes on from there and gives the bits of the run that never stopped.",
     .examples = "descent train --model lenet --epochs 3\n"
                 "descent train --model resnet32 --data cifar10:data --epochs 100 --lr-decay 35 75 90\n"
+                "mpirun -n 4 descent train --model resnet32 --data cifar10:data --kfac-update-freq 10 "
+                "--lr-decay 35 75 90\n"
                 "mpirun -n 4 descent train --model resnet20 --data cifar10:data --out out --resume auto\n"
                 "descent train --config resnet32.conf --seed 7\n",
     .options = dsc_cli_train_options,

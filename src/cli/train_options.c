@@ -27,7 +27,7 @@ const dsc_option dsc_cli_train_options[] = {
      .offset = AT(o.image_size),
      .placeholder = "N",
      .range = "[0, 65536]",
-     .shown = "224",
+     .shown = "what the model is made for",
      .help = "imagefolder: side of the crop in pixels"},
     {.name = "no-augment",
      .kind = DSC_OPTION_NO_FLAG,
@@ -148,12 +148,6 @@ const dsc_option dsc_cli_train_options[] = {
      .placeholder = "X",
      .range = "[0, 1)",
      .help = "share of the label spread over all classes"},
-    {.name = "kfac-update-freq",
-     .kind = DSC_OPTION_INT64,
-     .offset = AT(kfac_update_freq),
-     .placeholder = "N",
-     .range = "[0, inf)",
-     .help = "steps between K-FAC decompositions; 0 turns K-FAC off, and this build has none"},
     {.name = "lr",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(o.lr),
@@ -199,6 +193,90 @@ const dsc_option dsc_cli_train_options[] = {
      .placeholder = "X",
      .range = "[0, 1]",
      .help = "step: what it is multiplied by"},
+    {.name = "kfac-update-freq",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(o.kfac.hyper.update_freq),
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "steps between decompositions; 0 turns K-FAC off",
+     .group = "Preconditioner (K-FAC)"},
+    {.name = "kfac-cov-update-freq",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(o.kfac.hyper.factor_freq),
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "steps between updates of the factors; 0: never"},
+    {.name = "kfac-damping",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.kfac.hyper.damping),
+     .placeholder = "X",
+     .range = "(0, inf)",
+     .help = "added to the products of eigenvalues (inverse: to both factors)"},
+    {.name = "kfac-stat-decay",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.kfac.hyper.stat_decay),
+     .placeholder = "X",
+     .range = "[0, 1]",
+     .help = "what a factor keeps of itself in an update"},
+    {.name = "kfac-kl-clip",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.kfac.hyper.kl_clip),
+     .placeholder = "X",
+     .range = "[0, inf)",
+     .help = "bound of the change that a step makes to the model's output; 0: none"},
+    {.name = "kfac-damping-alpha",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.kfac_damping_alpha),
+     .placeholder = "X",
+     .range = "(0, inf)",
+     .help = "what the damping is multiplied by at each of its decay epochs"},
+    {.name = "kfac-damping-decay",
+     .kind = DSC_OPTION_LIST,
+     .offset = AT(o.kfac_damping_decay),
+     .count_offset = AT(o.kfac_damping_decay_count),
+     .capacity = DSC_MAX_DECAYS,
+     .placeholder = "E...",
+     .range = "[0, inf)",
+     .shown = "none",
+     .help = "those epochs"},
+    {.name = "kfac-update-freq-alpha",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.kfac_update_freq_alpha),
+     .placeholder = "X",
+     .range = "(0, inf)",
+     .help = "what both numbers of steps are multiplied by at each of their decay epochs"},
+    {.name = "kfac-update-freq-decay",
+     .kind = DSC_OPTION_LIST,
+     .offset = AT(o.kfac_update_freq_decay),
+     .count_offset = AT(o.kfac_update_freq_decay_count),
+     .capacity = DSC_MAX_DECAYS,
+     .placeholder = "E...",
+     .range = "[0, inf)",
+     .shown = "none",
+     .help = "those epochs"},
+    {.name = "kfac-fisher",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(kfac_fisher),
+     .choices = "empirical|sampled",
+     .help = "factors of the true labels' gradients, or of labels drawn from the model's output (one more "
+             "backward pass when factors are updated)"},
+    {.name = "kfac-scaling",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(kfac_scaling),
+     .choices = "paper|kfac-pytorch",
+     .help = "size of a convolution's factors; kfac-pytorch's vanish beside common dampings"},
+    {.name = "kfac-scope",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(kfac_scope),
+     .choices = "global|gossip|local",
+     .help = "over whom factors are averaged: all ranks; the others belong to gossip"},
+    DSC_CLI_KFAC_OPTIONS(dsc_cli_train_values, kfac, NULL),
+    {.name = "kfac-diag-warmup",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.kfac_diag_warmup),
+     .placeholder = "E",
+     .range = "[0, inf)",
+     .help = "whole factors before this epoch, diagonal blocks from it on"},
     {.name = "consensus",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(consensus),
@@ -221,7 +299,7 @@ const dsc_option dsc_cli_train_options[] = {
      .offset = AT(o.consensus.bucket_bytes),
      .placeholder = "X",
      .range = "(0, 1e6]",
-     .help = "MiB of gradients that travel together"},
+     .help = "MiB of gradients or factors that travel together"},
     {.name = "check-every",
      .kind = DSC_OPTION_INT64,
      .offset = AT(o.check_every),
@@ -288,6 +366,10 @@ void dsc_cli_train_init(void *values) {
     v->lr_scaling = v->o.lr_scaling ? "ranks" : "none";
     v->allreduce_dtype = dsc_dtype_name(v->o.consensus.wire);
     v->consensus = dsc_consensus_name(v->o.consensus.kind);
+    v->kfac_fisher = dsc_fisher_name(v->o.kfac_fisher);
+    v->kfac_scaling = dsc_kfac_scaling_name(v->o.kfac.scaling);
+    v->kfac_scope = "global";
+    dsc_cli_kfac_init(&v->kfac);
 }
 
 static dsc_dtype dtype_of(const char *name) {
@@ -302,13 +384,19 @@ static dsc_status check_supported(const dsc_cli_train_values *v) {
             "--precision %s: the devices of this build are CPUs and compute in fp32 only; leave the "
             "option out (gradients alone can travel as %s: --allreduce-dtype %s)",
             v->precision, v->precision, v->precision);
-    if (v->kfac_update_freq > 0)
-        return DSC_FAIL(
-            DSC_E_UNSUPPORTED,
-            "--kfac-update-freq %lld: this build has no K-FAC; leave the option out or give 0 to train "
-            "with the plain gradient",
-            (long long)v->kfac_update_freq);
+    if (strcmp(v->kfac_scope, "global") != 0)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "--kfac-scope %s: belongs to gossip consensus, and this build's --consensus is "
+                        "allreduce, where all ranks share their factors: give global or leave the option out",
+                        v->kfac_scope);
     return DSC_OK;
+}
+
+static dsc_status finish_kfac(dsc_cli_train_values *v) {
+    DSC_TRY(dsc_fisher_parse(v->kfac_fisher, &v->o.kfac_fisher));
+    DSC_TRY(dsc_kfac_scaling_parse(v->kfac_scaling, &v->o.kfac.scaling));
+    v->o.kfac.bucket_bytes = v->o.consensus.bucket_bytes;
+    return dsc_cli_kfac_finish(&v->kfac, &v->o.kfac);
 }
 
 dsc_status dsc_cli_train_finish(dsc_cli_train_values *v) {
@@ -322,6 +410,7 @@ dsc_status dsc_cli_train_finish(dsc_cli_train_values *v) {
                         v->o.resume);
     DSC_TRY(dsc_optim_parse(v->optimizer, &v->o.optim.kind));
     DSC_TRY(dsc_consensus_parse(v->consensus, &v->o.consensus.kind));
+    DSC_TRY(finish_kfac(v));
     v->o.consensus.wire = dtype_of(v->allreduce_dtype);
     v->o.lr_schedule = strcmp(v->lr_schedule, "cosine") == 0 ? DSC_SCHEDULE_COSINE : DSC_SCHEDULE_STEP;
     v->o.lr_scaling = strcmp(v->lr_scaling, "ranks") == 0;

@@ -3,6 +3,7 @@
 #define DSC_CLI_TRAIN_OPTIONS_H
 
 #include "cli/cli.h"
+#include "cli/kfac_options.h"
 #include "descent/train.h"
 
 typedef struct dsc_cli_train_values {
@@ -11,8 +12,9 @@ typedef struct dsc_cli_train_values {
     /* words that become enums of `o` */
     const char *optimizer, *lr_schedule, *lr_scaling, *allreduce_dtype, *consensus;
     const char *device, *precision;
+    const char *kfac_fisher, *kfac_scaling, *kfac_scope;
+    dsc_cli_kfac_values kfac;
     int threads, overwrite, plot;
-    int64_t kfac_update_freq;
     char default_out[256];
 } dsc_cli_train_values;
 

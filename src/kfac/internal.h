@@ -158,7 +158,7 @@ struct dsc_kfac {
 
     dsc_kfac_report report;
     dsc_kfac_layer_report *layer_reports;
-    double *report_work, *report_solve_ms, *report_products;
+    double *report_work, *report_solve_ms, *report_products, *report_extremes;
     dsc_tensor gathered; /* F64, for reports */
     double *gathered_host;
     dsc_kfac_state_list state[2]; /* what a checkpoint holds, by layout */

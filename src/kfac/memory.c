@@ -222,5 +222,6 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
     dsc_memory_free(&k->report_work);
     dsc_memory_free(&k->report_solve_ms);
     dsc_memory_free(&k->report_products);
+    dsc_memory_free(&k->report_extremes);
     dsc_memory_free(&k->gathered_host);
 }

@@ -22,6 +22,7 @@ dsc_status dsc_kfac_report_create(dsc_kfac *k) {
     DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_solve_ms, &k->report_solve_ms));
     DSC_TRY(dsc_memory_alloc(3 * k->unit_count, sizeof *k->report_products, &k->report_products));
     DSC_TRY(dsc_memory_alloc(count, sizeof *k->gathered_host, &k->gathered_host));
+    DSC_TRY(dsc_memory_alloc(EXTREMES * k->unit_count, sizeof *k->report_extremes, &k->report_extremes));
     return dsc_tensor_alloc(k->device, DSC_F64, 1, &count, &k->gathered);
 }
 
@@ -99,9 +100,8 @@ static dsc_status read_ends(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *la
 /* Smallest and largest eigenvalue of both factors of every unit, over its blocks, from their owners. */
 static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
     const dsc_kfac_layout *layout = &k->layouts[k->active];
-    double *extremes;
+    double *extremes = k->report_extremes;
     DSC_TRY(read_ends(k, q, layout));
-    DSC_TRY(dsc_memory_alloc(EXTREMES * k->unit_count, sizeof *extremes, &extremes));
     for (int64_t i = 0; i < EXTREMES * k->unit_count; i++)
         extremes[i] = -INFINITY;
     for (int64_t i = 0; i < layout->plan->item_count; i++) {
@@ -114,7 +114,6 @@ static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
     }
     for (int64_t i = 0; i < EXTREMES * k->unit_count; i++)
         k->gathered_host[i] = extremes[i];
-    dsc_memory_free(&extremes);
     return reduce(k, q, EXTREMES * k->unit_count, DSC_MAX);
 }
 

@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "descent/version.h"
 #include "train/checkpoint_directory.h"
+#include "train/checkpoint_kfac.h"
 #include "train/checkpoint_parts.h"
 #include "train/statedict.h"
 
@@ -59,7 +60,7 @@ static dsc_status declare_as(dsc_st_writer *w, const char *prefix, const dsc_par
     return status;
 }
 
-/* Order: scalars, optimizer.steps, the optimiser's tensors, then rank by rank its buffers. */
+/* Order: scalars, optimizer.steps, the optimiser's tensors, then rank by rank its buffers, then K-FAC's. */
 static dsc_status declare_state(const dsc_snapshot *s, dsc_st_writer *w) {
     const dsc_param *optim = dsc_optim_state(s->optim), *buffers = dsc_model_buffers(s->model);
     for (int i = 0; i < DSC_SCALAR_COUNT; i++)
@@ -74,7 +75,7 @@ static dsc_status declare_state(const dsc_snapshot *s, dsc_st_writer *w) {
         for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++)
             DSC_TRY(declare_as(w, prefix, &buffers[i]));
     }
-    return DSC_OK;
+    return dsc_checkpoint_kfac_declare(s, w);
 }
 
 static dsc_status open_pair(const dsc_snapshot *s, const char *directory, pair *p) {
@@ -111,6 +112,11 @@ static dsc_status write_tensor(const dsc_snapshot *s, dsc_st_writer *w, int64_t 
     return dsc_st_writer_write(w, index, host, bytes);
 }
 
+/* Where the tensors of rank 0 begin in the state file. */
+static int64_t first_of_ranks(const dsc_snapshot *s) {
+    return DSC_SCALAR_COUNT + 1 + dsc_optim_state_count(s->optim);
+}
+
 /* Everything that rank 0 has itself. */
 static dsc_status write_own(const dsc_snapshot *s, const pair *p) {
     const dsc_param *optim = dsc_optim_state(s->optim), *buffers = dsc_model_buffers(s->model);
@@ -130,8 +136,7 @@ static dsc_status write_own(const dsc_snapshot *s, const pair *p) {
 /* Receives what the other ranks hand in; all of it, even when the disk is full, so that nobody waits. */
 static dsc_status collect(const dsc_snapshot *s, const pair *p) {
     const dsc_param *buffers = dsc_model_buffers(s->model);
-    int64_t count = dsc_model_buffer_count(s->model);
-    int64_t first = DSC_SCALAR_COUNT + 1 + dsc_optim_state_count(s->optim);
+    int64_t count = dsc_model_buffer_count(s->model), first = first_of_ranks(s);
     dsc_status status = write_own(s, p);
     for (int r = 1; r < dsc_comm_size(s->comm); r++) {
         for (int64_t i = 0; i < count; i++) {
@@ -159,6 +164,11 @@ static dsc_status hand_in(const dsc_snapshot *s) {
     return DSC_OK;
 }
 
+static dsc_status save_kfac(const dsc_snapshot *s, const pair *p) {
+    int64_t first = first_of_ranks(s) + dsc_comm_size(s->comm) * dsc_model_buffer_count(s->model);
+    return dsc_checkpoint_kfac_save(s, p->state, first);
+}
+
 /* The state first: whoever sees the model file finds its state beside it. */
 static dsc_status publish(const dsc_snapshot *s, const char *directory, const pair *p) {
     DSC_TRY(dsc_st_writer_sync(p->model));
@@ -175,6 +185,8 @@ dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *directory, int
     dsc_status status = dsc_comm_agree(s->comm, writer ? begin(s, directory, &p) : DSC_OK);
     if (status == DSC_OK)
         status = dsc_comm_agree(s->comm, writer ? collect(s, &p) : hand_in(s));
+    if (status == DSC_OK)
+        status = save_kfac(s, &p);
     if (status == DSC_OK)
         status = dsc_comm_agree(s->comm, writer ? publish(s, directory, &p) : DSC_OK);
     if (status == DSC_OK && writer)

@@ -4,6 +4,7 @@
  *   train.*           where the run stands, one number each (state.h)
  *   optimizer.steps   steps the optimiser has done
  *   optimizer.*       its tensors, which are the same on every rank; in this library's layout
+ *   kfac.*            K-FAC's factors, decompositions and counters, where there is K-FAC (checkpoint_kfac.h)
  *   rank.R.*          what differs between ranks: the running statistics of every rank R
  * Only rank 0 reads and writes; the rest travels through the communicator, so the other ranks need not see
  * the directory. A run may go on with another number of ranks than P that wrote it: rank r then takes the
@@ -12,6 +13,7 @@
 #define DSC_TRAIN_CHECKPOINT_H
 
 #include "descent/comm.h"
+#include "descent/kfac.h"
 #include "descent/model.h"
 #include "descent/optim.h"
 #include "descent/train.h"
@@ -24,6 +26,7 @@ typedef struct dsc_snapshot {
     dsc_queue *queue;
     dsc_model *model;
     dsc_optim *optim;
+    dsc_kfac *kfac; /* NULL: none */
     const dsc_train_options *options;
     int64_t samples; /* in the data set */
     dsc_train_state *state;

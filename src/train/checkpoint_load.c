@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "descent/log.h"
 #include "train/checkpoint_directory.h"
+#include "train/checkpoint_kfac.h"
 #include "train/checkpoint_parts.h"
 #include "train/share.h"
 #include "train/statedict.h"
@@ -21,6 +22,7 @@
 typedef struct pair {
     dsc_st_reader *model, *state;
     int64_t ranks; /* that wrote them */
+    int kfac;      /* they hold K-FAC's state, and this run wants it */
 } pair;
 
 /* *value = -1 when there is no such key. */
@@ -96,7 +98,7 @@ static dsc_status check_params(const dsc_st_reader *r, const char *prefix, const
     return DSC_OK;
 }
 
-static dsc_status check_tensors(const dsc_snapshot *s, const pair *p) {
+static dsc_status check_tensors(const dsc_snapshot *s, pair *p) {
     for (int i = 0; i < DSC_SCALAR_COUNT; i++)
         DSC_TRY(
             check_tensor(p->state, "", dsc_checkpoint_scalars[i].name, dsc_checkpoint_scalars[i].dtype, 1));
@@ -109,7 +111,7 @@ static dsc_status check_tensors(const dsc_snapshot *s, const pair *p) {
         DSC_TRY(
             check_params(p->state, prefix, dsc_model_buffers(s->model), dsc_model_buffer_count(s->model)));
     }
-    return DSC_OK;
+    return dsc_checkpoint_kfac_check(s, p->state, &p->kfac);
 }
 
 static dsc_status check_run(const dsc_snapshot *s, pair *p) {
@@ -267,7 +269,8 @@ static dsc_status load_all(const dsc_snapshot *s, const char *path, pair *p, dsc
         status = read_all(s, p, host);
     DSC_TRY(dsc_comm_agree(s->comm, status));
     DSC_TRY(share(s));
-    return dsc_comm_agree(s->comm, reader ? hand_out(s, p, block, host) : take(s));
+    DSC_TRY(dsc_comm_agree(s->comm, reader ? hand_out(s, p, block, host) : take(s)));
+    return dsc_checkpoint_kfac_load(s, p->state, p->kfac);
 }
 
 dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path) {

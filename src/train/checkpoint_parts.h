@@ -19,7 +19,7 @@ extern const dsc_checkpoint_scalar dsc_checkpoint_scalars[DSC_SCALAR_COUNT];
 
 /* prefix and name in new memory. */
 dsc_status dsc_checkpoint_name(const char *prefix, const char *name, char **out) DSC_MUST_CHECK;
-/* Bytes of the largest tensor of the state file. */
+/* Bytes of the largest tensor of the state file, K-FAC's left out. */
 size_t dsc_checkpoint_largest(const dsc_snapshot *s);
 
 #endif

@@ -175,6 +175,8 @@ static dsc_status open_data(session *s) {
     dsc_data_options_init(&data);
     data.seed = s->options.seed;
     data.image_size = s->options.image_size;
+    if (data.image_size == 0 && s->facts.height > 0)
+        data.image_size = s->facts.height;
     DSC_TRY(dsc_dataset_open(s->options.data, DSC_SPLIT_VAL, &data, &s->set));
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
     DSC_TRY(check_data(s, &info));

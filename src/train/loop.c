@@ -44,7 +44,23 @@ static double time_left(const dsc_trainer *t) {
     return left > 0 ? (double)left * t->smoothed : 0;
 }
 
-static void report_step(dsc_trainer *t) {
+/* What only the lines of metrics need of K-FAC: asking for it waits for the device. */
+static dsc_status write_step(dsc_trainer *t) {
+    if (t->kfac && t->metrics)
+        DSC_TRY(dsc_kfac_nu(t->kfac, t->queue, &t->report.nu));
+    dsc_metrics_step(t->metrics, &t->state, &t->report, per_second(t->step_images, t->report.seconds));
+    return DSC_OK;
+}
+
+/* Collective. */
+static dsc_status write_kfac(dsc_trainer *t) {
+    const dsc_kfac_report *report;
+    DSC_TRY(dsc_kfac_get_report(t->kfac, t->queue, &report));
+    dsc_metrics_kfac(t->metrics, &t->state, &t->report, report);
+    return DSC_OK;
+}
+
+static dsc_status report_step(dsc_trainer *t) {
     double seconds = t->report.seconds;
     t->process_steps++;
     t->step_seconds += seconds;
@@ -52,13 +68,16 @@ static void report_step(dsc_trainer *t) {
     t->epoch_images += t->step_images;
     t->smoothed = t->smoothed > 0 ? 0.95 * t->smoothed + 0.05 * seconds : seconds;
     if (t->state.step % t->options.log_every == 0)
-        dsc_metrics_step(t->metrics, &t->state, &t->report, per_second(t->step_images, seconds));
+        DSC_TRY(write_step(t));
+    if (t->kfac && t->options.out && dsc_kfac_decomposed(t->kfac))
+        DSC_TRY(write_kfac(t));
     dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_STEP);
     p.loss = t->report.loss;
     p.lr = t->report.lr;
     p.images_per_s = per_second(t->step_images, t->smoothed);
     p.eta_s = time_left(t);
     dsc_trainer_tell(t, &p);
+    return DSC_OK;
 }
 
 static void report_epoch(dsc_trainer *t, int64_t epoch) {
@@ -139,7 +158,7 @@ static int checkpoint_due(dsc_trainer *t) {
 static dsc_status step_once(dsc_trainer *t) {
     int64_t every = t->options.check_every;
     DSC_TRY(dsc_trainer_step(t));
-    report_step(t);
+    DSC_TRY(report_step(t));
     if (t->report.failed)
         return dsc_comm_agree(t->comm, dsc_metrics_status(t->metrics));
     if (every > 0 && t->state.step % every == 0)

@@ -115,6 +115,13 @@ static void finish_line(dsc_metrics *m, json_t *line) {
     json_decref(line);
 }
 
+static json_t *list(const double *values, int64_t count) {
+    json_t *array = json_array();
+    for (int64_t i = 0; i < count; i++)
+        json_array_append_new(array, real(values[i]));
+    return array;
+}
+
 static json_t *describe_optimiser(const dsc_train_options *o) {
     json_t *config = json_object();
     set_text(config, "name", dsc_optim_name(o->optim.kind));
@@ -135,11 +142,42 @@ static void describe_rate(json_t *config, const dsc_train_options *o) {
     set(config, "warmup_epochs", real(o->warmup_epochs));
     set(config, "warmup_start", real(o->warmup_start < 0 ? o->lr : o->warmup_start));
     set_text(config, "lr_scaling", o->lr_scaling ? "ranks" : "none");
-    json_t *decay = json_array();
-    for (int i = 0; i < o->lr_decay_count; i++)
-        json_array_append_new(decay, real(o->lr_decay[i]));
-    set(config, "lr_decay", decay);
+    set(config, "lr_decay", list(o->lr_decay, o->lr_decay_count));
     set(config, "lr_decay_rate", real(o->lr_decay_rate));
+}
+
+static void describe_hyper(json_t *line, const dsc_kfac_hyper *h) {
+    set(line, "damping", real(h->damping));
+    set(line, "stat_decay", real(h->stat_decay));
+    set(line, "kl_clip", real(h->kl_clip));
+    set_int(line, "factor_freq", h->factor_freq);
+    set_int(line, "update_freq", h->update_freq);
+}
+
+static json_t *describe_kfac(const dsc_train_options *o) {
+    json_t *config = json_object();
+    const dsc_kfac_options *k = &o->kfac;
+    describe_hyper(config, &k->hyper);
+    set_text(config, "method", dsc_kfac_method_name(k->method));
+    set_text(config, "scaling", dsc_kfac_scaling_name(k->scaling));
+    set_text(config, "fisher", dsc_fisher_name(o->kfac_fisher));
+    set_text(config, "strategy", dsc_kfac_strategy_name(k->strategy));
+    set(config, "grad_worker_fraction", real(k->grad_worker_fraction));
+    set_text(config, "placement", dsc_kfac_placement_name(k->placement));
+    set(config, "colocate_factors", json_boolean(k->colocate_factors));
+    set(config, "symmetric", json_boolean(k->symmetric));
+    set(config, "outer_product", json_boolean(k->outer_product));
+    set_int(config, "diag_blocks", k->diag_blocks);
+    set(config, "diag_warmup", real(o->kfac_diag_warmup));
+    set_text(config, "skip_layers", k->skip_layers);
+    set_text(config, "factor_dtype", dsc_dtype_name(k->factor_dtype));
+    set_text(config, "inverse_dtype", dsc_dtype_name(k->inverse_dtype));
+    set_int(config, "bucket_bytes", (int64_t)k->bucket_bytes);
+    set(config, "damping_alpha", real(o->kfac_damping_alpha));
+    set(config, "damping_decay", list(o->kfac_damping_decay, o->kfac_damping_decay_count));
+    set(config, "update_freq_alpha", real(o->kfac_update_freq_alpha));
+    set(config, "update_freq_decay", list(o->kfac_update_freq_decay, o->kfac_update_freq_decay_count));
+    return config;
 }
 
 static json_t *describe_options(const dsc_train_options *o) {
@@ -166,6 +204,7 @@ static json_t *describe_options(const dsc_train_options *o) {
     set_int(config, "eval_every", o->eval_every);
     set_int(config, "log_every", o->log_every);
     set_int(config, "check_every", o->check_every);
+    set(config, "kfac", describe_kfac(o));
     return config;
 }
 
@@ -191,13 +230,25 @@ void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, con
     finish_line(metrics, line);
 }
 
+static const char *const phases[] = {
+#define PHASE_TEXT(phase, text) text,
+    DSC_PHASE_LIST(PHASE_TEXT)
+#undef PHASE_TEXT
+};
+
+/* Milliseconds of the phases first .. last. */
+static void set_phases(json_t *line, const dsc_step_report *report, int first, int last) {
+    for (int i = first; i <= last; i++)
+        set(line, phases[i], real(report->ms[i]));
+}
+
+static void set_sent(json_t *line, const dsc_step_report *report) {
+    for (int i = 0; i < DSC_TRAFFIC_OTHER; i++)
+        set_int(line, dsc_traffic_name((dsc_traffic)i), (int64_t)report->bytes[i]);
+}
+
 void dsc_metrics_step(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *report,
                       double images_per_s) {
-    static const char *const phases[] = {
-#define PHASE_TEXT(phase, text) text,
-        DSC_PHASE_LIST(PHASE_TEXT)
-#undef PHASE_TEXT
-    };
     if (!metrics)
         return;
     json_t *line = start_line("step");
@@ -207,10 +258,76 @@ void dsc_metrics_step(dsc_metrics *metrics, const dsc_train_state *state, const 
     set(line, "loss", real(report->loss));
     set(line, "lr", real(report->lr));
     set(line, "images_per_s", real(images_per_s));
-    for (int i = 0; i < DSC_PHASE_COUNT; i++)
-        set(line, phases[i], real(report->ms[i]));
-    for (int i = 0; i < DSC_TRAFFIC_OTHER; i++)
-        set_int(line, dsc_traffic_name((dsc_traffic)i), (int64_t)report->bytes[i]);
+    if (!isnan(report->nu))
+        set(line, "nu", real(report->nu));
+    set_phases(line, report, 0, DSC_PHASE_COUNT - 1);
+    set_sent(line, report);
+    finish_line(metrics, line);
+}
+
+static json_t *describe_loads(const dsc_kfac_report *r) {
+    json_t *loads = json_array();
+    double all = 0;
+    for (int i = 0; i < r->ranks; i++)
+        all += r->work[i];
+    for (int i = 0; i < r->ranks; i++) {
+        json_t *load = json_object();
+        set_int(load, "rank", i);
+        set(load, "work", real(r->work[i]));
+        set(load, "share", real(all > 0 ? r->work[i] / all : 0));
+        set(load, "solve_ms", real(r->solve_ms[i]));
+        json_array_append_new(loads, load);
+    }
+    return loads;
+}
+
+static json_t *describe_layers(const dsc_kfac_report *r) {
+    json_t *layers = json_array();
+    for (int64_t i = 0; i < r->layer_count; i++) {
+        const dsc_kfac_layer_report *l = &r->layers[i];
+        json_t *layer = json_object();
+        set_text(layer, "name", l->name);
+        set(layer, "cosine", real(l->cosine));
+        set(layer, "a_min", real(l->a_min));
+        set(layer, "a_max", real(l->a_max));
+        set(layer, "g_min", real(l->g_min));
+        set(layer, "g_max", real(l->g_max));
+        set(layer, "condition", real(l->condition));
+        json_array_append_new(layers, layer);
+    }
+    return layers;
+}
+
+static json_t *describe_held(const dsc_kfac_report *r) {
+    json_t *held = json_object();
+    set_int(held, "factors", (int64_t)r->factor_bytes);
+    set_int(held, "decompositions", (int64_t)r->decomposition_bytes);
+    set_int(held, "exchange", (int64_t)r->exchange_bytes);
+    set_int(held, "work", (int64_t)r->work_bytes);
+    return held;
+}
+
+void dsc_metrics_kfac(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *step,
+                      const dsc_kfac_report *report) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("kfac"), *ms = json_object(), *sent = json_object();
+    set_int(line, "step", state->step);
+    set_int(line, "epoch", state->epoch);
+    set(line, "time_s", real(state->seconds));
+    set(line, "nu", real(report->nu));
+    describe_hyper(line, &report->hyper);
+    set_int(line, "diag_blocks", report->hyper.diag_blocks);
+    set_int(line, "failed_solves", report->failed_solves);
+    set_int(line, "retried_solves", report->retried_solves);
+    set_int(line, "rejected_factors", report->rejected_factors);
+    set(line, "held", describe_held(report));
+    set_phases(ms, step, DSC_PHASE_FACTOR, DSC_PHASE_PRECONDITION);
+    set(line, "ms", ms);
+    set_sent(sent, step);
+    set(line, "sent", sent);
+    set(line, "loads", describe_loads(report));
+    set(line, "layers", describe_layers(report));
     finish_line(metrics, line);
 }
 

@@ -27,9 +27,30 @@ void dsc_train_options_init(dsc_train_options *options) {
         .eval_every = 1,
         .log_every = 1,
         .check_every = 500,
+        .kfac_damping_alpha = 0.5,
+        .kfac_update_freq_alpha = 10,
     };
     dsc_optim_options_init(&options->optim);
     dsc_consensus_options_init(&options->consensus);
+    dsc_kfac_options_init(&options->kfac);
+    options->kfac.hyper.update_freq = 0;
+}
+
+static const char *const fisher_names[] = {"empirical", "sampled"};
+
+dsc_status dsc_fisher_parse(const char *name, dsc_fisher *out) {
+    for (int i = 0; name && i < 2; i++) {
+        if (strcmp(name, fisher_names[i]) == 0) {
+            *out = (dsc_fisher)i;
+            return DSC_OK;
+        }
+    }
+    return DSC_FAIL(DSC_E_INVALID, "Fisher matrix '%s': known are empirical and sampled",
+                    name ? name : "(null)");
+}
+
+const char *dsc_fisher_name(dsc_fisher fisher) {
+    return fisher_names[fisher == DSC_FISHER_SAMPLED];
 }
 
 void dsc_eval_options_init(dsc_eval_options *options) {
@@ -64,19 +85,45 @@ static dsc_status check_counts(const dsc_train_options *o) {
     return at_least("steps between checks", o->check_every, 0);
 }
 
+static dsc_status check_epochs(const char *name, const double *epochs, int count) {
+    if (count < 0 || count > DSC_MAX_DECAYS)
+        return DSC_FAIL(DSC_E_INVALID, "%d %s: 0 to %d are allowed", count, name, DSC_MAX_DECAYS);
+    for (int i = 0; i < count; i++)
+        DSC_TRY(finite_at_least(name, epochs[i], 0));
+    return DSC_OK;
+}
+
 static dsc_status check_rates(const dsc_train_options *o) {
     DSC_TRY(finite_at_least("learning rate", o->lr, 0));
     DSC_TRY(finite_at_least("warm-up epochs", o->warmup_epochs, 0));
     if (!isfinite(o->warmup_start))
         return DSC_FAIL(DSC_E_INVALID, "start of the warm-up %g: must be a number", o->warmup_start);
     DSC_TRY(finite_at_least("decay of the learning rate", o->lr_decay_rate, 0));
-    if (o->lr_decay_count < 0 || o->lr_decay_count > DSC_MAX_DECAYS)
-        return DSC_FAIL(DSC_E_INVALID, "%d epochs of decay: 0 to %d are allowed", o->lr_decay_count,
-                        DSC_MAX_DECAYS);
-    for (int i = 0; i < o->lr_decay_count; i++)
-        DSC_TRY(finite_at_least("epoch of decay", o->lr_decay[i], 0));
+    DSC_TRY(check_epochs("epochs of decay", o->lr_decay, o->lr_decay_count));
     if (!(o->label_smoothing >= 0 && o->label_smoothing < 1))
         return DSC_FAIL(DSC_E_INVALID, "label smoothing %g: must be in [0, 1)", o->label_smoothing);
+    return DSC_OK;
+}
+
+static dsc_status check_alpha(const char *name, double alpha) {
+    if (!isfinite(alpha) || alpha <= 0)
+        return DSC_FAIL(DSC_E_INVALID, "%s %g: must be a number above 0", name, alpha);
+    return DSC_OK;
+}
+
+/* The rest of kfac's options is checked where they are used. */
+static dsc_status check_kfac(const dsc_train_options *o) {
+    DSC_TRY(at_least("steps between decompositions of K-FAC", o->kfac.hyper.update_freq, 0));
+    DSC_TRY(check_alpha("K-FAC's alpha of the damping", o->kfac_damping_alpha));
+    DSC_TRY(check_alpha("K-FAC's alpha of the frequencies", o->kfac_update_freq_alpha));
+    DSC_TRY(
+        check_epochs("epochs of the damping's decay", o->kfac_damping_decay, o->kfac_damping_decay_count));
+    DSC_TRY(check_epochs("epochs of the frequencies' decay", o->kfac_update_freq_decay,
+                         o->kfac_update_freq_decay_count));
+    DSC_TRY(finite_at_least("warm-up of the diagonal blocks", o->kfac_diag_warmup, 0));
+    if (o->kfac_fisher != DSC_FISHER_EMPIRICAL && o->kfac_fisher != DSC_FISHER_SAMPLED)
+        return DSC_FAIL(DSC_E_INVALID, "Fisher matrix %d: known are empirical (%d) and sampled (%d)",
+                        (int)o->kfac_fisher, DSC_FISHER_EMPIRICAL, DSC_FISHER_SAMPLED);
     return DSC_OK;
 }
 
@@ -88,5 +135,10 @@ dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_opti
     if (out->resume && strcmp(out->resume, "auto") == 0 && !out->out)
         return DSC_FAIL(DSC_E_INVALID, "resume 'auto' looks in the output directory, and none was given");
     DSC_TRY(check_counts(out));
-    return check_rates(out);
+    DSC_TRY(check_rates(out));
+    DSC_TRY(check_kfac(out));
+    if (out->image_size > 0)
+        return DSC_OK;
+    int64_t channels, classes;
+    return dsc_zoo_default_input(out->model, &out->image_size, &channels, &classes);
 }

@@ -46,6 +46,7 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
                           .queue = t->queue,
                           .model = t->model,
                           .optim = t->optim,
+                          .kfac = t->kfac,
                           .options = &t->options,
                           .samples = t->info.count,
                           .state = &t->state};

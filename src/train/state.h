@@ -28,6 +28,7 @@ typedef struct dsc_step_report {
     uint64_t bytes[DSC_TRAFFIC_COUNT]; /* sent by this rank in the step */
     int stop;                          /* some rank asks to end */
     int failed;                        /* some rank could not write its metrics */
+    double nu;                         /* of K-FAC's clip; NaN when it was not asked for */
 } dsc_step_report;
 
 typedef struct dsc_train_state {

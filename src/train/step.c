@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "device/ops.h"
+#include "train/precondition.h"
 #include "train/trainer.h"
 
 #include <math.h>
@@ -18,6 +19,13 @@ static void lap(dsc_trainer *t, dsc_phase phase, double *mark) {
     double now = dsc_clock_now();
     t->report.ms[phase] += 1000 * (now - *mark);
     *mark = now;
+}
+
+/* The same for the backward pass, less the time that layers spent in K-FAC, which K-FAC tells itself. */
+static void lap_backward(dsc_trainer *t, double *mark) {
+    lap(t, DSC_PHASE_BACKWARD, mark);
+    t->report.ms[DSC_PHASE_BACKWARD] -= 1000 * t->capture_seconds;
+    t->capture_seconds = 0;
 }
 
 /* The loader goes from batch to batch by itself; it is only told where to go when the run is elsewhere: after
@@ -55,14 +63,18 @@ static dsc_status run_micro_batch(dsc_trainer *t, int64_t micro, double *mark) {
     lap(t, DSC_PHASE_DATA, mark);
     DSC_TRY(dsc_exec_set_position(t->exec, t->queue, t->state.step, (micro * t->ranks + t->rank) * batch));
     DSC_TRY(dsc_exec_forward(t->exec, t->queue, &samples.x));
+    lap(t, DSC_PHASE_FORWARD, mark);
+    DSC_TRY(dsc_precondition_sample(t, micro));
+    *mark = dsc_clock_now();
     DSC_TRY(dsc_exec_loss(t->exec, t->queue, &samples.labels, 1.0 / (double)(batch * count)));
     lap(t, DSC_PHASE_FORWARD, mark);
     dsc_backward_options_init(&backward);
     backward.accumulate = micro > 0;
     backward.context = t;
     backward.grad_ready = micro == count - 1 ? grad_ready : NULL;
+    dsc_precondition_watch(t, &backward);
     DSC_TRY(dsc_exec_backward(t->exec, t->queue, &backward));
-    lap(t, DSC_PHASE_BACKWARD, mark);
+    lap_backward(t, mark);
     return DSC_OK;
 }
 
@@ -133,7 +145,9 @@ dsc_status dsc_trainer_step(dsc_trainer *t) {
         before[i] = dsc_comm_bytes(t->comm, (dsc_traffic)i);
     memset(&t->report, 0, sizeof t->report);
     t->report.lr = current_rate(t);
+    t->report.nu = NAN;
 
+    DSC_TRY(dsc_precondition_begin(t));
     DSC_TRY(dsc_exec_clear_stats(t->exec, t->queue));
     DSC_TRY(dsc_consensus_before_forward(t->consensus, t->queue));
     lap(t, DSC_PHASE_EXCHANGE, &mark);
@@ -142,9 +156,8 @@ dsc_status dsc_trainer_step(dsc_trainer *t) {
     DSC_TRY(exchange(t));
     lap(t, DSC_PHASE_EXCHANGE, &mark);
 
-    /* A preconditioner works here, on gradients that are the same on every rank: DSC_PHASE_FACTOR, _DECOMPOSE
-     * and _PRECONDITION are its. */
-
+    DSC_TRY(dsc_precondition_step(t));
+    mark = dsc_clock_now();
     DSC_TRY(dsc_consensus_update(t->consensus, t->queue, update, t));
     lap(t, DSC_PHASE_UPDATE, &mark);
     finish(t, began, before);

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/precondition.h"
 
 void dsc_trainer_destroy(dsc_trainer **trainer) {
     if (!trainer || !*trainer)
@@ -12,6 +13,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_metrics_close(&t->metrics);
     if (t->exchange.data)
         dsc_tensor_free(&t->exchange);
+    dsc_precondition_destroy(t);
     dsc_consensus_destroy(&t->consensus);
     dsc_optim_destroy(&t->optim);
     dsc_exec_destroy(&t->val_exec);
@@ -121,7 +123,8 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
     DSC_TRY(dsc_comm_agree(t->comm, status));
     status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
                                   dsc_model_param_count(t->model), &t->options.consensus, &t->consensus);
-    return dsc_comm_agree(t->comm, status);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    return dsc_precondition_create(t);
 }
 
 dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,

@@ -3,12 +3,12 @@
  *   options.c     defaults, checks
  *   trainer.c     creation and destruction
  *   start.c       before the first step: output directory, resume; saving a checkpoint
- *   step.c        one step
+ *   step.c        one step; precondition.c: K-FAC in it; kfac_layers.c: the model as K-FAC sees it
  *   loop.c        epochs, evaluations, checkpoints, the end: dsc_train_run
  *   eval.c        evaluation, inside a run and of a file: dsc_eval_run
  *   statedict.c   the model's tensors to and from a file, in PyTorch's layout
  *   checkpoint.c  saving all of a run; checkpoint_load.c: loading it; checkpoint_parts.c: its contents;
- *                 checkpoint_directory.c: which files there are and stay
+ *                 checkpoint_kfac.c: K-FAC's part; checkpoint_directory.c: which files there are and stay
  *   share.c       rank 0's data to everybody
  *   metrics.c     metrics.jsonl
  *   safetensors*  the file format; file.c: files that appear whole or not at all */
@@ -36,6 +36,7 @@ typedef struct dsc_trainer {
     dsc_exec *exec, *val_exec;
     dsc_optim *optim;
     dsc_consensus *consensus;
+    dsc_kfac *kfac; /* NULL: gradients are left as they are */
     dsc_schedule schedule;
     dsc_metrics *metrics; /* rank 0 with an output directory only */
 
@@ -58,6 +59,8 @@ typedef struct dsc_trainer {
     dsc_tensor exchange;    /* F64[6]: loss, top 1, top 5, rows, stop, failed; summed over the ranks */
     double exchanged[6];    /* and on the host */
     dsc_step_report report; /* of the last step */
+    dsc_tensor fisher_position, fisher_labels, fisher_stats; /* sampled Fisher: I64[2], I32[batch], F64[4] */
+    double capture_seconds; /* that layers spent in K-FAC in the backward pass under way */
 } dsc_trainer;
 
 /* Default values and checks of the caller's options; a shorter struct of an older version keeps the defaults

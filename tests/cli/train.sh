@@ -52,6 +52,30 @@ for text in '"name":"lamb"' '"lr_schedule":"cosine"' '"lr_scaling":"none"' '"all
     has b/metrics.jsonl "$text"
 done
 
+# K-FAC, as the paper's command line asks for it, and with every other option.
+kfac=(train --model lenet --data synthetic:64 --batch-size 16 --threads 1 --epochs 2 --eval-every 0)
+expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out k --lr 0.1 --kfac-update-freq 3 --lr-decay 35 75 90
+[ "$(grep -c '"kind":"kfac"' k/metrics.jsonl)" = 3 ] || complain "$(grep -c '"kind":"kfac"' k/metrics.jsonl) kfac lines"
+[ "$(grep -c '"kind":"step".*"nu":' k/metrics.jsonl)" = 8 ] || complain "step lines lack nu"
+expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out k --overwrite --kfac-update-freq 4 --kfac-cov-update-freq 2 \
+    --kfac-method inverse --kfac-damping 0.1 --kfac-stat-decay 0.9 --kfac-kl-clip 0 --kfac-damping-alpha 0.25 \
+    --kfac-damping-decay 1 --kfac-update-freq-alpha 2 --kfac-update-freq-decay 1,50 --kfac-strategy comm-opt \
+    --kfac-grad-worker-fraction 1/2 --kfac-placement round-robin --kfac-colocate-factors off --kfac-symmetric off \
+    --kfac-diag-blocks 2 --kfac-diag-warmup 1 --kfac-skip-layers fc3 --kfac-scaling kfac-pytorch --kfac-fisher sampled \
+    --kfac-outer-product off --kfac-factor-dtype bf16 --kfac-inverse-dtype fp16 --kfac-scope global
+for text in '"update_freq":4' '"factor_freq":2' '"method":"inverse"' '"damping":0.1' '"stat_decay":0.9' '"kl_clip":0.0' \
+    '"damping_alpha":0.25' '"damping_decay":[1.0]' '"update_freq_alpha":2.0' '"update_freq_decay":[1.0,50.0]' \
+    '"strategy":"comm-opt"' '"grad_worker_fraction":0.5' '"placement":"round-robin"' '"colocate_factors":false' \
+    '"symmetric":false' '"diag_blocks":2' '"diag_warmup":1.0' '"skip_layers":"fc3"' '"scaling":"kfac-pytorch"' \
+    '"fisher":"sampled"' '"factor_dtype":"bf16"' '"inverse_dtype":"fp16"'; do
+    has k/metrics.jsonl "$text"
+done
+if have_mpi; then
+    job 2 "$descent" "${kfac[@]}" --batch-size 8 --out k2 --kfac-update-freq 3 --kfac-strategy mem-opt >stdout 2>stderr ||
+        complain "K-FAC on two ranks: status $?"
+    grep -q '"kind":"kfac".*"sent":{[^}]*"preconditioned":[1-9]' k2/metrics.jsonl || complain "mem-opt sends no gradients"
+fi
+
 # Evaluation of a checkpoint gives what the run said.
 expect 0 "images: loss " eval --checkpoint a --data synthetic:512 --threads 1
 expect 0 '"top1": ' eval --checkpoint a/checkpoint-8.safetensors --data synthetic:512 --threads 1 --json
@@ -85,4 +109,9 @@ expect 0 '"median_s": ' bench --model mlp --batch-size 8 --steps 3 --threads 1 -
 for key in model batch_size threads ranks steps median_s min_s images_per_s peak_rss_mb; do
     has stdout "\"$key\": "
 done
+expect 0 "of an SGD step" bench --model lenet --batch-size 8 --steps 2 --threads 1 --kfac
+for text in "kfac     SGD " "K-FAC, no update " "+ factors " "+ factors and decomposition "; do
+    has stdout "$text"
+done
+expect 0 '"decompose_s": ' bench --model lenet --batch-size 8 --steps 2 --threads 1 --kfac --json
 finish

@@ -27,13 +27,19 @@ for flag in model data epochs steps batch-size val-batch-size seed out resume de
     warmup-epochs lr-decay lr-decay-rate lr-schedule momentum nesterov weight-decay label-smoothing clip-norm \
     batches-per-allreduce allreduce-dtype lr-scaling warmup-start bucket-mb checkpoint-every keep consensus \
     kfac-update-freq image-size data-threads eval-every log-every check-every no-augment beta1 beta2 eps trust \
-    overwrite plot config; do
+    overwrite plot config kfac-cov-update-freq kfac-method kfac-damping kfac-stat-decay kfac-kl-clip kfac-damping-alpha \
+    kfac-damping-decay kfac-update-freq-alpha kfac-update-freq-decay kfac-strategy kfac-grad-worker-fraction \
+    kfac-placement kfac-colocate-factors kfac-symmetric kfac-diag-blocks kfac-skip-layers kfac-scaling kfac-fisher \
+    kfac-diag-warmup kfac-outer-product kfac-factor-dtype kfac-inverse-dtype kfac-scope; do
     grep -qE -e "^  (-., )?--$flag( |\$)" stdout || complain "train --help lacks --$flag"
 done
 tr '\n' ' ' <stdout | tr -s ' ' >flat
 for text in "(default resnet20)" "images per rank and step (default 128)" "training set (default 100)" \
     "(default sgd)" "rate of one rank (default 0.1)" "sgd, lars (default 0.9)" "(default 0.0005)" \
-    "step by step (default 5)" "multiplied by (default 0.1)" "(default 42)" "(default 4)"; do
+    "step by step (default 5)" "multiplied by (default 0.1)" "(default 42)" "(default 4)" \
+    "turns K-FAC off (default 0)" "updates of the factors; 0: never (default 1)" "(default 0.003)" "(default 0.95)" \
+    "(default 0.001)" "(default eigen)" "(default comm-opt)" "(default compute)" "(default paper)" \
+    "(default empirical)" "its decay epochs (default 0.5)" "their decay epochs (default 10)" "(default global)"; do
     has flat "$text"
 done
 
@@ -66,8 +72,19 @@ train --consensus sgp | --consensus sgp: must be allreduce
 train --precision bf16 | --precision bf16: the devices of this build are CPUs and compute in fp32 only
 train --precision fp16 | leave the option out
 train --precision fp8 | must be one of fp32, bf16, fp16
-train --kfac-update-freq 10 | --kfac-update-freq 10: this build has no K-FAC
-train --kfac-damping 0.1 | unknown option --kfac-damping
+train --kfac-update-freq=-1 | --kfac-update-freq -1: must be at least 0
+train --kfac-damping 0 | --kfac-damping 0: must be above 0
+train --kfac-stat-decay 1.5 | --kfac-stat-decay 1.5: must be at least 0 and at most 1
+train --kfac-method cholesky | --kfac-method cholesky: must be one of eigen, inverse
+train --kfac-strategy mem | must be one of comm-opt, mem-opt, hybrid-opt, layer-wise
+train --kfac-scaling none | must be one of paper, kfac-pytorch
+train --kfac-fisher true | must be one of empirical, sampled
+train --kfac-scope gossip | --kfac-scope gossip: belongs to gossip consensus
+train --kfac-scope local | allreduce
+train --kfac-grad-worker-fraction x --out none | --kfac-grad-worker-fraction x: must be a number
+train --model lenet --out none --kfac-update-freq 1 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 0.4 | 0.4
+train --model lenet --out none --kfac-update-freq 1 --kfac-skip-layers ( | (
+train --model lenet --out none --kfac-update-freq 1 --kfac-strategy mem-opt --kfac-colocate-factors off | mem-opt
 train --graph ring | unknown option --graph
 train --model resnet33 | resnet33
 train --model resnet33 | resnet20

@@ -1,1 +1,2 @@
 descent_script_test(example-train examples/train.sh)
+descent_script_test(example-kfac examples/kfac.sh)

@@ -125,13 +125,12 @@ void naive_capture(naive *v, unsigned absent) {
             scale_a = scale_g = 1 / (n * s * s * s);
         if (absent >> u->layer & 1)
             continue;
-        u->ran = 1;
+        u->ran++;
         if (l->shape.kind == DSC_KFAC_CONV2D)
             capture_conv(v, u, scale_a, scale_g);
         else
             capture_linear(v, u, rows, scale_a, scale_g);
     }
-    v->passes++;
 }
 
 static void average(double decay, int64_t passes, int64_t n, double *batch, double *running) {
@@ -261,8 +260,8 @@ double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompo
     for (int i = 0; i < v->count; i++) {
         naive_unit *u = &v->units[i];
         if (update && u->ran) {
-            average(hyper->stat_decay, v->passes, u->a_n, u->a_batch, u->a);
-            average(hyper->stat_decay, v->passes, u->g_n, u->g_batch, u->g);
+            average(hyper->stat_decay, u->ran, u->a_n, u->a_batch, u->a);
+            average(hyper->stat_decay, u->ran, u->g_n, u->g_batch, u->g);
         }
         if (decompose)
             take_over(v, u, hyper);
@@ -280,7 +279,6 @@ double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompo
             rows[k] = nu * u->p[k];
         u->ran = 0;
     }
-    v->passes = 0;
     return nu;
 }
 

@@ -22,7 +22,8 @@ typedef struct naive_unit {
     double *a_batch, *g_batch;   /* of this step, summed over its passes */
     double *a_solved, *g_solved; /* as at the last decomposition */
     double solved_damping;       /* of that step */
-    int ran, solved;             /* in this step; ever */
+    int ran;                     /* passes it ran in, of this step */
+    int solved;                  /* ever */
     double cosine;               /* between D and P in the last step; NaN when left out */
     double *p;                   /* [g_n, a_n] of the last step, before the clip */
 } naive_unit;
@@ -33,7 +34,6 @@ typedef struct naive {
     dsc_kfac_scaling scaling;
     int frozen_damping; /* 1: the outer product was formed at the decomposition */
     double g_factor;    /* 1; what the whole batch's g is multiplied by before G is formed */
-    int64_t passes;     /* captured so far in this step */
     int count;
     naive_unit units[NAIVE_UNITS];
 } naive;

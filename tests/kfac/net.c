@@ -74,13 +74,21 @@ static void open_layer(net *n, net_layer *l) {
 }
 
 static void open_all(net *n, const net_shape *shapes) {
+    int64_t most = 0;
     assert_true(n->count <= NET_LAYERS && n->samples % n->ranks == 0);
     for (int i = 0; i < n->count; i++) {
         n->layers[i].shape = shapes[i];
         fill_in(&n->layers[i].shape);
         measure(&n->layers[i]);
         open_layer(n, &n->layers[i]);
+        const net_layer *l = &n->layers[i];
+        int64_t sizes[] = {n->samples * l->a_size, n->samples * l->g_size, l->shape.out_c * l->columns};
+        for (int k = 0; k < 3; k++)
+            most = sizes[k] > most ? sizes[k] : most;
     }
+    n->room[0] = net_array(most, sizeof(double));
+    n->room[1] = net_array(most, sizeof(double));
+    n->narrow = net_array(most, sizeof(float));
 }
 
 void net_open(net *n, dsc_queue *queue, dsc_dtype dtype, const net_shape *shapes, int count,
@@ -112,6 +120,9 @@ void net_close(net *n) {
         free(l->whole_g);
         free(l->d);
     }
+    free(n->room[0]);
+    free(n->room[1]);
+    free(n->narrow);
     n->count = 0;
 }
 
@@ -151,12 +162,10 @@ static void upload(const net *n, const double *values, dsc_tensor *t) {
         assert_ok(dsc_queue_sync(n->queue));
         return;
     }
-    float *narrow = net_array(count, sizeof *narrow);
     for (int64_t i = 0; i < count; i++)
-        narrow[i] = (float)values[i];
-    assert_ok(dsc_tensor_upload(n->queue, narrow, dsc_tensor_bytes(t), t));
+        n->narrow[i] = (float)values[i];
+    assert_ok(dsc_tensor_upload(n->queue, n->narrow, dsc_tensor_bytes(t), t));
     assert_ok(dsc_queue_sync(n->queue));
-    free(narrow);
 }
 
 static void download(const net *n, const dsc_tensor *t, double *values) {
@@ -166,12 +175,10 @@ static void download(const net *n, const dsc_tensor *t, double *values) {
         assert_ok(dsc_queue_sync(n->queue));
         return;
     }
-    float *narrow = net_array(count, sizeof *narrow);
-    assert_ok(dsc_tensor_download(n->queue, t, dsc_tensor_bytes(t), narrow));
+    assert_ok(dsc_tensor_download(n->queue, t, dsc_tensor_bytes(t), n->narrow));
     assert_ok(dsc_queue_sync(n->queue));
     for (int64_t i = 0; i < count; i++)
-        values[i] = (double)narrow[i];
-    free(narrow);
+        values[i] = (double)n->narrow[i];
 }
 
 /* `count` numbers scale * (k / 256 + offset), k in [-256, 256]; which: what they are of a layer. */
@@ -208,11 +215,10 @@ void net_draw(net *n, int64_t step, int64_t pass, double loss_scale) {
         draw(step * 8 + pass, i, 1, 0.25, g_scale(n, l), g_count, l->whole_g);
         upload(n, l->whole_a + n->rank * a_share, &l->a);
         /* A loss averaged over the share has gradients that are `ranks` times those of the whole. */
-        double *share = net_array(g_share, sizeof *share);
+        double *share = n->room[0];
         for (int64_t k = 0; k < g_share; k++)
             share[k] = l->whole_g[n->rank * g_share + k] * n->ranks * loss_scale;
         upload(n, share, &l->g);
-        free(share);
     }
 }
 
@@ -236,20 +242,17 @@ void net_draw_gradients(net *n, int64_t step) {
         net_layer *l = &n->layers[i];
         int64_t count = net_gradient_count(n, i);
         draw(step, i, 2, 0, 1, count, l->d);
-        double *w = net_array(count, sizeof *w), *b = net_array(l->shape.out_c, sizeof *b);
-        split(l, l->d, w, b);
-        upload(n, w, &l->weight_grad);
+        split(l, l->d, n->room[0], n->room[1]);
+        upload(n, n->room[0], &l->weight_grad);
         if (l->shape.bias)
-            upload(n, b, &l->bias_grad);
-        free(w);
-        free(b);
+            upload(n, n->room[1], &l->bias_grad);
     }
 }
 
 void net_read(const net *n, int index, double *d) {
     const net_layer *l = &n->layers[index];
     int64_t bias = l->shape.bias != 0, width = l->columns - bias;
-    double *w = net_array(l->shape.out_c * width, sizeof *w), *b = net_array(l->shape.out_c, sizeof *b);
+    double *w = n->room[0], *b = n->room[1];
     download(n, &l->weight_grad, w);
     if (bias)
         download(n, &l->bias_grad, b);
@@ -259,8 +262,28 @@ void net_read(const net *n, int index, double *d) {
         if (bias)
             d[o * l->columns + width] = b[o];
     }
-    free(w);
-    free(b);
+}
+
+int net_gradient_is(const net *n, int l, const double *d) {
+    int64_t count = net_gradient_count(n, l);
+    double *got = net_array(count, sizeof *got);
+    net_read(n, l, got);
+    int same = memcmp(got, d, (size_t)count * sizeof *got) == 0;
+    free(got);
+    return same;
+}
+
+int net_gradients_finite(const net *n) {
+    int finite = 1;
+    for (int l = 0; l < n->count; l++) {
+        int64_t count = net_gradient_count(n, l);
+        double *got = net_array(count, sizeof *got);
+        net_read(n, l, got);
+        for (int64_t i = 0; i < count; i++)
+            finite &= isfinite(got[i]) != 0;
+        free(got);
+    }
+    return finite;
 }
 
 double net_get(const net *n, const dsc_tensor *t, int64_t i) {

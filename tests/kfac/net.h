@@ -42,6 +42,8 @@ typedef struct net {
     int64_t samples; /* of the whole batch, a multiple of ranks */
     int count;
     net_layer layers[NET_LAYERS];
+    double *room[2]; /* for the largest of their tensors, on the way to the device and back */
+    float *narrow;
 } net;
 
 /* Memory for `count` layers; rank of ranks takes samples [rank, rank + 1) * samples / ranks. */
@@ -59,6 +61,9 @@ void net_draw(net *n, int64_t step, int64_t pass, double loss_scale);
 void net_draw_gradients(net *n, int64_t step);
 /* The device's gradients of layer l, as D. */
 void net_read(const net *n, int l, double *d);
+/* 1 when the device's gradients of layer l are exactly d; when all of them are finite. */
+int net_gradient_is(const net *n, int l, const double *d);
+int net_gradients_finite(const net *n);
 /* Numbers in D of layer l. */
 int64_t net_gradient_count(const net *n, int l);
 

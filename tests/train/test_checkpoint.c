@@ -56,7 +56,7 @@ static void tiny_close(tiny *t) {
 }
 
 static dsc_snapshot snapshot(tiny *t) {
-    return (dsc_snapshot){comm, queue, t->model, t->optim, &t->options, 1000, &t->state};
+    return (dsc_snapshot){comm, queue, t->model, t->optim, NULL, &t->options, 1000, &t->state};
 }
 
 static void fill(const dsc_tensor *t, int64_t first) {
