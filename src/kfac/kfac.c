@@ -241,6 +241,7 @@ dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) {
                         (long long)k->step);
     if (!isfinite(lr))
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: learning rate %g: must be a number", lr);
+    k->begun = 0; /* after a failure, too: the exchange of factors is over, the step may be begun again */
     DSC_TRY(dsc_kfac_factors_finish(k, queue));
     lap(k, 0, &mark);
     k->decomposed_now = 0;
@@ -253,7 +254,6 @@ dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) {
         DSC_TRY(dsc_kfac_precondition(k, queue));
         lap(k, 2, &mark);
     }
-    k->begun = 0;
     k->step++;
     return DSC_OK;
 }
