@@ -122,6 +122,8 @@ typedef struct dsc_bucket_options {
     size_t bytes;        /* size of a bucket, default 4 MiB (a larger tensor is a bucket of its own) */
     dsc_dtype wire;      /* DSC_F32 (the default), DSC_BF16 or DSC_F16: what travels */
     dsc_traffic traffic; /* default DSC_TRAFFIC_GRADIENTS */
+    int divide_first;    /* 0 (the default): sums travel and are divided by the number of ranks afterwards. 1:
+                            every    rank's share is divided before, so that no sum overflows a half type. */
     const int *roots; /* NULL (the default): everybody gets every mean. Else of each tensor the one rank that
                          gets it; elsewhere it is undefined afterwards. Read by dsc_buckets_create only. */
 } dsc_bucket_options;

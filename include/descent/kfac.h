@@ -52,7 +52,8 @@ typedef enum dsc_kfac_method { DSC_KFAC_EIGEN, DSC_KFAC_INVERSE } dsc_kfac_metho
  * row by row; a layer belongs to a column: its decomposition lives there, and every step its preconditioned
  * gradient travels along the rows. */
 typedef enum dsc_kfac_strategy {
-    DSC_KFAC_COMM_OPT, /* m = N: everybody holds all and preconditions all; nothing travels between updates */
+    DSC_KFAC_COMM_OPT, /* m = N: everybody holds all and preconditions all; between updates ranks only compare
+which layers ran */
     DSC_KFAC_MEM_OPT,  /* m = 1: a layer lives on one rank */
     DSC_KFAC_HYBRID_OPT, /* m = N * fraction */
     DSC_KFAC_LAYER_WISE  /* one rank does all of a layer: mem-opt under the name older programs use */
@@ -87,8 +88,8 @@ typedef struct dsc_kfac_hyper {
     double kl_clip;      /* 0.001; 0: no clip */
     int64_t factor_freq; /* 1: steps between updates of the factors; 0: never */
     int64_t update_freq; /* 10: steps between decompositions; 0: the gradient is left alone */
-    int64_t diag_blocks; /* 1: whole factors; else 1 or options.diag_blocks, used from the next decomposition
-                            on */
+    int64_t
+        diag_blocks; /* 0: as options.diag_blocks; 1: whole factors. Used from the next decomposition on. */
 } dsc_kfac_hyper;
 
 typedef struct dsc_kfac_options {
@@ -109,12 +110,15 @@ typedef struct dsc_kfac_options {
     int outer_product;   /* 0; 1: the decomposing rank forms 1/(vG vA' + damping), which travels instead of
                             vA and vG. Eigen with co-located factors only. */
     int64_t diag_blocks; /* 1; b > 1: blocks on the diagonal of a convolution's factors, each decomposed by
-                            itself. comm-opt only, without the outer product. */
+                            itself. comm-opt only, without the outer product. Memory for whole factors'
+                            decompositions is held, too: a schedule may ask for them. */
     const char
         *skip_layers; /* NULL; POSIX extended regular expressions, separated by spaces, searched for in a
                          layer's name and kind ("linear", "conv2d"): what matches keeps its plain gradient */
     dsc_dtype factor_dtype;  /* DSC_F32: "as the gradients are"; DSC_BF16, DSC_F16: stored and sent as such,
-                                computed  in float32 */
+                                computed in float32. An average stored so stands still once a batch moves it by
+                                less than  half a unit in its last place: with a decay of 0.95 it may stay 1/13
+                                (bf16) or 1/102 (fp16) off. */
     dsc_dtype inverse_dtype; /* the same for decompositions */
     int64_t passes;          /* 1: forward and backward passes of a step (gradient accumulation) */
     size_t bucket_bytes;     /* 4 MiB: what travels together */

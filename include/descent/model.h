@@ -145,6 +145,10 @@ DSC_API dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tens
 DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
                                  double grad_scale) DSC_MUST_CHECK;
 
+/* Off: the next losses take labels as they are; on: with the model's label smoothing again, as at the start.
+ */
+DSC_API void dsc_exec_smooth_labels(dsc_exec *exec, int on);
+
 typedef struct dsc_backward_options {
     size_t size;
     int accumulate;  /* 1: gradients are added to what is there */

@@ -299,9 +299,20 @@ static dsc_status move(const dsc_buckets *b, bucket *k, int pack) {
     return DSC_OK;
 }
 
+/* Divides the tensors of a bucket, or its message where they are one, by the number of ranks. */
+static dsc_status divide(dsc_buckets *b, bucket *k) {
+    if (k->in_place)
+        return dsc_op_scale_by(b->queue, &b->scale, &k->message);
+    for (int64_t i = k->first; i >= 0; i = b->next[i])
+        DSC_TRY(dsc_op_scale_by(b->queue, &b->scale, &b->tensors[i]));
+    return DSC_OK;
+}
+
 static dsc_status start(dsc_buckets *b, bucket *k) {
     if (b->comm->size == 1)
         return DSC_OK;
+    if (b->options.divide_first)
+        DSC_TRY(divide(b, k));
     if (!k->in_place)
         DSC_TRY(move(b, k, 1));
     DSC_TRY(dsc_queue_sync(b->queue)); /* the gradients, and their packing, are done */
@@ -314,12 +325,9 @@ static dsc_status start(dsc_buckets *b, bucket *k) {
 static dsc_status take_back(dsc_buckets *b, bucket *k) {
     if (b->comm->size == 1 || (k->root != EVERYBODY && k->root != b->comm->rank))
         return DSC_OK;
-    if (k->in_place)
-        return dsc_op_scale_by(b->queue, &b->scale, &k->message);
-    DSC_TRY(move(b, k, 0));
-    for (int64_t i = k->first; i >= 0; i = b->next[i])
-        DSC_TRY(dsc_op_scale_by(b->queue, &b->scale, &b->tensors[i]));
-    return DSC_OK;
+    if (!k->in_place)
+        DSC_TRY(move(b, k, 0));
+    return b->options.divide_first ? DSC_OK : divide(b, k);
 }
 
 /* Asks the oldest running buckets whether they are complete, which lets all transfers move on. Their requests

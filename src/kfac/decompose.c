@@ -54,7 +54,8 @@ static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_basis *basis, c
 static dsc_status rescue_item(dsc_kfac *k, dsc_queue *q, const task *t, dsc_solve_item *s) {
     task context = *t;
     int solved;
-    DSC_TRY(dsc_solve_retry(k->solver, q, load_item, &context, &s->a, &s->v, &solved));
+    double floor = k->options.method == DSC_KFAC_INVERSE ? k->hyper.damping : 0;
+    DSC_TRY(dsc_solve_retry(k->solver, q, load_item, &context, floor, &s->a, &s->v, &solved));
     k->retried_solves++;
     if (solved)
         return store_item(k, q, &t->layout->bases[t->item], s);
@@ -66,7 +67,7 @@ static dsc_status rescue_item(dsc_kfac *k, dsc_queue *q, const task *t, dsc_solv
         return DSC_FAIL(
             DSC_E_NUMERIC,
             "K-FAC: step %lld: factor %s of layer '%s' (%lld rows) cannot be decomposed, and there is "
-            "no earlier decomposition: try a larger damping",
+            "no earlier decomposition of this kind: try a larger damping",
             (long long)k->step, side, name, (long long)item->n);
     dsc_log(DSC_LOG_WARNING,
             "K-FAC: step %lld: factor %s of layer '%s' (%lld rows) could not be decomposed; the earlier "

@@ -26,6 +26,7 @@ dsc_status dsc_kfac_factors_create(dsc_kfac *k) {
     options.bytes = k->options.bucket_bytes;
     options.wire = k->factor_dtype == k->dtype ? DSC_F32 : k->factor_dtype;
     options.traffic = DSC_TRAFFIC_FACTORS;
+    options.divide_first = 1; /* factors may be large: their sum over the ranks need not fit into fp16 */
     DSC_TRY(dsc_memory_alloc(count, sizeof *tensors, &tensors));
     dsc_status status = dsc_memory_alloc(count, sizeof *roots, &roots);
     for (int64_t u = 0; status == DSC_OK && u < k->unit_count; u++) {
@@ -56,7 +57,6 @@ dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor
 /* An average stored in a half type: computed in full, rounded, and taken only if rounding left it finite. */
 static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const dsc_tensor *x,
                              dsc_tensor *bad) {
-    const double zero[1] = {0};
     dsc_tensor old = dsc_tensor_slice(&k->packed, 0, f->packed);
     dsc_tensor fresh = dsc_tensor_slice(&k->spare, 0, f->packed);
     dsc_tensor half = dsc_tensor_slice(&k->half, 0, f->packed);
@@ -69,7 +69,7 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
     DSC_TRY(dsc_op_convert(q, &half, &fresh));
     DSC_TRY(dsc_op_fill(q, 0, &count));
     DSC_TRY(dsc_op_count_nonfinite(q, &fresh, &count));
-    DSC_TRY(dsc_tensor_upload(q, zero, sizeof zero, &none));
+    DSC_TRY(dsc_op_fill(q, 0, &none));
     DSC_TRY(dsc_op_blend(q, &none, &fresh, bad, &old));
     return dsc_op_convert(q, &old, &f->average);
 }
@@ -208,7 +208,10 @@ static dsc_status check_tensor(const dsc_kfac *k, const char *what, const dsc_kf
                         l->name, what, dsc_dtype_name(t->dtype),
                         t->device ? dsc_device_name(t->device) : "no device", dsc_dtype_name(k->dtype),
                         dsc_device_name(k->device));
-    if (t->ndim < 1 || t->dim[t->ndim - 1] != channels || dsc_tensor_count(t) == 0)
+    if (dsc_tensor_count(t) == 0)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': %s is empty; leave out a layer that did not run",
+                        l->name, what);
+    if (t->ndim < 1 || t->dim[t->ndim - 1] != channels)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': the last dimension of %s is %lld, expected %lld",
                         l->name, what, (long long)(t->ndim < 1 ? 0 : t->dim[t->ndim - 1]),
                         (long long)channels);
@@ -254,6 +257,8 @@ dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, con
     double began = dsc_clock_now();
     if (!k->begun)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: a capture before dsc_kfac_begin");
+    if (queue != k->queue)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: a capture in another queue than that of its creation");
     if (layer < 0 || layer >= k->layer_count)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer %lld; there are 0 to %lld", (long long)layer,
                         (long long)k->layer_count - 1);

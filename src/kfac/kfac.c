@@ -55,7 +55,8 @@ static dsc_status copy_layers(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t
     DSC_TRY(dsc_memory_alloc(count, sizeof *k->passes_done, &k->passes_done));
     for (int64_t i = 0; i < count; i++) {
         char *name = NULL;
-        DSC_TRY(dsc_kfac_layer_check(&layers[i]));
+        if (!layers[i].name)
+            return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer %lld has no name", (long long)i);
         DSC_TRY(dsc_memory_strdup(layers[i].name, &name));
         k->layers[i] = layers[i];
         k->layers[i].name = name;
@@ -99,8 +100,8 @@ static dsc_status make_plans(dsc_kfac *k) {
 
 static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t count,
                              const dsc_kfac_options *options) {
-    if (count < 0)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: %lld layers", (long long)count);
+    if (count < 0 || (count > 0 && !layers))
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: %lld layers%s", (long long)count, layers ? "" : " at NULL");
     DSC_TRY(dsc_kfac_options_read(options, k->ranks, &k->options));
     DSC_TRY(copy_layers(k, layers, count));
     DSC_TRY(make_plans(k));
@@ -109,20 +110,40 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
     return DSC_OK;
 }
 
-/* One number that differs when what the ranks were given differs in what matters for their exchange. */
+static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {
+    for (size_t i = 0; i < bytes; i++)
+        hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
+    return hash;
+}
+
+/* One number that differs when the ranks were given different things. */
 static int64_t fingerprint(const dsc_kfac *k) {
-    uint64_t hash = 1469598103934665603u;
     const dsc_kfac_options *o = &k->options;
-    const int64_t choices[] = {k->unit_count,    k->rows,          o->method, o->symmetric,
-                               o->outer_product, o->diag_blocks,   o->passes, (int64_t)o->bucket_bytes,
-                               k->factor_dtype,  k->inverse_dtype, k->dtype,  o->scaling};
-    for (size_t i = 0; i < sizeof choices / sizeof choices[0]; i++)
-        hash = (hash ^ (uint64_t)choices[i]) * 1099511628211u;
+    const int64_t choices[] = {k->layer_count,
+                               k->rows,
+                               o->method,
+                               o->symmetric,
+                               o->outer_product,
+                               o->diag_blocks,
+                               o->passes,
+                               (int64_t)o->bucket_bytes,
+                               k->factor_dtype,
+                               k->inverse_dtype,
+                               k->dtype,
+                               o->scaling,
+                               o->hyper.factor_freq,
+                               o->hyper.update_freq,
+                               o->hyper.diag_blocks};
+    const double numbers[] = {o->hyper.damping, o->hyper.stat_decay, o->hyper.kl_clip};
+    uint64_t hash = mix(1469598103934665603u, choices, sizeof choices);
+    hash = mix(hash, numbers, sizeof numbers);
     for (int j = 0; j < k->layout_count; j++) {
         const dsc_kfac_plan *plan = k->layouts[j].plan;
         for (int64_t i = 0; i < plan->item_count; i++) {
-            hash = (hash ^ (uint64_t)plan->items[i].n) * 1099511628211u;
-            hash = (hash ^ (uint64_t)plan->items[i].owner) * 1099511628211u;
+            const dsc_kfac_item *item = &plan->items[i];
+            const int64_t facts[] = {item->n, item->owner, plan->units[item->unit].layer};
+            hash = mix(hash, facts, sizeof facts);
+            hash = mix(hash, plan->units[item->unit].name, strlen(plan->units[item->unit].name));
         }
     }
     return (int64_t)(hash >> 2);
@@ -206,11 +227,15 @@ dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     dsc_kfac *k = kfac;
     if (!isfinite(loss_scale) || loss_scale <= 0)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: loss scale %g: must be a positive number", loss_scale);
-    if (dsc_kfac_wants_factors(k))
+    int exchanging = dsc_kfac_wants_factors(k);
+    k->begun = 0;
+    if (exchanging)
         DSC_TRY(dsc_kfac_factors_finish(k, k->queue));
     k->hyper = k->options.hyper;
     if (k->options.schedule)
         DSC_TRY(k->options.schedule(k->options.context, k->step, &k->hyper));
+    if (k->hyper.diag_blocks == 0)
+        k->hyper.diag_blocks = k->options.diag_blocks;
     DSC_TRY(dsc_kfac_hyper_check(&k->options, &k->hyper));
     DSC_TRY(upload_numbers(k, k->queue, 0));
     k->loss_scale = loss_scale;
@@ -239,6 +264,8 @@ dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) {
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC: step %lld was not begun: call dsc_kfac_begin before the captures",
                         (long long)k->step);
+    if (queue != k->queue)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: a step in another queue than that of its creation");
     if (!isfinite(lr))
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: learning rate %g: must be a number", lr);
     k->begun = 0; /* after a failure, too: the exchange of factors is over, the step may be begun again */

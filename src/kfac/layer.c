@@ -13,6 +13,8 @@ enum {
     MAX_FACTOR_ROWS = 1 << 24, /* 10^15 bytes of float32: any sum over layers still fits into 64 bits */
     MAX_SIDE = 1 << 24         /* of images, kernels, strides, paddings, dilations */
 };
+/* Characters of a name: entries of a checkpoint add a few. */
+enum { MAX_NAME = 400 };
 
 void dsc_kfac_layer_init(dsc_kfac_layer *layer) {
     *layer = (dsc_kfac_layer){
@@ -128,6 +130,10 @@ static dsc_status check_gradient(const dsc_kfac_layer *l, const char *what, cons
 static dsc_status check_name(const dsc_kfac_layer *l) {
     if (!l->name || !*l->name)
         return DSC_FAIL(DSC_E_INVALID, "a K-FAC layer without a name");
+    if (strlen(l->name) > MAX_NAME)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC layer '%.40s...': its name has %zu characters, at most %d are possible",
+                        l->name, strlen(l->name), MAX_NAME);
     return DSC_OK;
 }
 

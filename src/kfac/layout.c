@@ -407,7 +407,18 @@ dsc_status dsc_kfac_layout_create(dsc_kfac *k, dsc_kfac_layout *layout) {
     return make_cells(k, layout);
 }
 
+/* What a failed step left under way still uses the memory. */
+static void drain(dsc_kfac_layout *layout) {
+    dsc_status status = DSC_OK;
+    for (int64_t i = 0; i < layout->parcel_count && status == DSC_OK; i++)
+        for (int j = 0; j < 2 && status == DSC_OK; j++)
+            status = dsc_comm_wait(&layout->parcels[i].request[j]);
+    for (int64_t i = 0; i < layout->batch_count && status == DSC_OK; i++)
+        status = dsc_comm_wait(&layout->batches[i].request);
+}
+
 void dsc_kfac_layout_destroy(dsc_kfac_layout *layout) {
+    drain(layout);
     dsc_tensor *const blocks[] = {&layout->vectors, &layout->values, &layout->packed, &layout->index,
                                   &layout->loads,   &layout->first,  &layout->second, &layout->pieces};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)

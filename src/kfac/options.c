@@ -110,12 +110,8 @@ const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling) {
 void dsc_kfac_options_init(dsc_kfac_options *options) {
     *options = (dsc_kfac_options){
         .size = sizeof *options,
-        .hyper = {.damping = 0.003,
-                  .stat_decay = 0.95,
-                  .kl_clip = 0.001,
-                  .factor_freq = 1,
-                  .update_freq = 10,
-                  .diag_blocks = 1},
+        .hyper =
+            {.damping = 0.003, .stat_decay = 0.95, .kl_clip = 0.001, .factor_freq = 1, .update_freq = 10},
         .method = DSC_KFAC_EIGEN,
         .scaling = DSC_KFAC_PAPER,
         .strategy = DSC_KFAC_COMM_OPT,
@@ -132,6 +128,9 @@ void dsc_kfac_options_init(dsc_kfac_options *options) {
 }
 
 /* ---- checks ---- */
+
+/* A little above 1/65504. */
+static const double LEAST_DAMPING_F16 = 1.6e-5;
 
 /* The comparisons are false for NaN, so a NaN is refused, too. */
 dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_hyper *hyper) {
@@ -150,7 +149,15 @@ dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_
         return DSC_FAIL(DSC_E_INVALID,
                         "%lld steps between K-FAC decompositions: must be 1 or more, or 0 for none",
                         (long long)hyper->update_freq);
-    if (hyper->diag_blocks != 1 && hyper->diag_blocks != options->diag_blocks) {
+    int bounded =
+        options->method == DSC_KFAC_INVERSE || options->outer_product; /* elements up to 1/damping */
+    if (options->inverse_dtype == DSC_F16 && bounded && hyper->damping < LEAST_DAMPING_F16)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC damping %g: 1/damping does not fit into fp16, in which decompositions are stored: must "
+            "be %g at least, or use bf16 or fp32",
+            hyper->damping, LEAST_DAMPING_F16);
+    if (hyper->diag_blocks != 0 && hyper->diag_blocks != 1 && hyper->diag_blocks != options->diag_blocks) {
         if (options->diag_blocks == 1)
             return DSC_FAIL(DSC_E_INVALID,
                             "%lld K-FAC diagonal blocks in a step, planned for whole factors: "
@@ -201,8 +208,8 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
         return DSC_FAIL(
             DSC_E_INVALID,
             "K-FAC gradient-worker fraction %g of %d ranks is one worker a layer, but its factors "
-            "are not co-located: turn co-location on, or choose a fraction of %g or more",
-            o->grad_worker_fraction, ranks, 2.0 / ranks);
+            "are not co-located: turn co-location on, or choose a larger fraction",
+            o->grad_worker_fraction, ranks);
     if (o->outer_product && o->method != DSC_KFAC_EIGEN)
         return DSC_FAIL(DSC_E_INVALID,
                         "the K-FAC outer product is made of eigenvalues, which method %s has "
@@ -235,6 +242,8 @@ dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_k
         return DSC_FAIL(DSC_E_INVALID, "K-FAC on %d ranks: must be 1 or more", ranks);
     DSC_TRY(check_values(&o));
     DSC_TRY(dsc_kfac_hyper_check(&o, &o.hyper));
+    if (o.hyper.diag_blocks == 0)
+        o.hyper.diag_blocks = o.diag_blocks;
     DSC_TRY(dsc_kfac_grid_rows(&o, ranks, &rows));
     DSC_TRY(check_together(&o, ranks, rows));
     *out = o;

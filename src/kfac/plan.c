@@ -44,17 +44,6 @@ static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
 
-static dsc_status check_names(const builder *b) {
-    for (int64_t i = 0; i < b->count; i++)
-        for (int64_t j = 0; j < i && !b->skip[i]; j++)
-            if (!b->skip[j] && strcmp(b->layers[i].name, b->layers[j].name) == 0)
-                return DSC_FAIL(DSC_E_INVALID,
-                                "K-FAC layers %lld and %lld are both named '%s': names must "
-                                "differ",
-                                (long long)j, (long long)i, b->layers[i].name);
-    return DSC_OK;
-}
-
 /* Marks skipped layers, checks the others, and counts units. */
 static dsc_status survey(builder *b) {
     const dsc_kfac_layer *first = NULL;
@@ -74,7 +63,7 @@ static dsc_status survey(builder *b) {
         b->plan->unit_count += groups_of(layer);
     }
     b->dtype = first ? first->weight_grad.dtype : DSC_F32;
-    return check_names(b);
+    return DSC_OK;
 }
 
 static dsc_status name_unit(const dsc_kfac_layer *layer, int64_t group, const char **out) {
@@ -86,6 +75,17 @@ static dsc_status name_unit(const dsc_kfac_layer *layer, int64_t group, const ch
     else
         snprintf(name, size, "%s", layer->name);
     *out = name;
+    return DSC_OK;
+}
+
+/* Checkpoints tell units apart by their names. */
+static dsc_status check_names(const dsc_kfac_plan *plan) {
+    for (int64_t i = 0; i < plan->unit_count; i++)
+        for (int64_t j = 0; j < i; j++)
+            if (strcmp(plan->units[i].name, plan->units[j].name) == 0)
+                return DSC_FAIL(
+                    DSC_E_INVALID, "K-FAC layers %lld and %lld are both named '%s': names must differ",
+                    (long long)plan->units[j].layer, (long long)plan->units[i].layer, plan->units[i].name);
     return DSC_OK;
 }
 
@@ -363,6 +363,7 @@ static dsc_status build(builder *b) {
     dsc_kfac_plan *plan = b->plan;
     DSC_TRY(survey(b));
     DSC_TRY(make_units(b));
+    DSC_TRY(check_names(plan));
     DSC_TRY(make_items(plan));
     DSC_TRY(place(b));
     DSC_TRY(count_loads(b));

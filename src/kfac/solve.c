@@ -55,24 +55,73 @@ static dsc_status in_double(dsc_queue *q, int eigen, dsc_tensor *a, dsc_tensor *
     return status;
 }
 
-static dsc_status eigen_double(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+static dsc_status eigen_double(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    (void)floor;
     return in_double(q, 1, a, v);
 }
 
-static dsc_status inverse_double(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+static dsc_status inverse_double(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    (void)floor;
     return in_double(q, 0, a, v);
 }
 
 /* ---- another algorithm ---- */
 
-static dsc_status eigen_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+static dsc_status eigen_careful(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    (void)floor;
     return dsc_op_syev_careful(q, a, v);
 }
 
+typedef struct room {
+    dsc_tensor ones, values, scaled, out, floor;
+} room;
+
+static dsc_status make_room(dsc_queue *q, const dsc_tensor *a, double floor, room *r) {
+    const int64_t n[2] = {a->dim[0], a->dim[0]}, one = 1;
+    DSC_TRY(dsc_tensor_alloc(a->device, a->dtype, 1, n, &r->ones));
+    DSC_TRY(dsc_tensor_alloc(a->device, a->dtype, 1, n, &r->values));
+    DSC_TRY(dsc_tensor_alloc(a->device, a->dtype, 2, n, &r->scaled));
+    DSC_TRY(dsc_tensor_alloc(a->device, a->dtype, 2, n, &r->out));
+    DSC_TRY(dsc_tensor_alloc(a->device, DSC_F64, 1, &one, &r->floor));
+    DSC_TRY(dsc_op_fill(q, floor, &r->floor));
+    return dsc_op_fill(q, 1, &r->ones);
+}
+
+static void free_room(room *r) {
+    dsc_tensor_free(&r->ones);
+    dsc_tensor_free(&r->values);
+    dsc_tensor_free(&r->scaled);
+    dsc_tensor_free(&r->out);
+    dsc_tensor_free(&r->floor);
+}
+
+/* Q diag(1 / max(v, floor)) Q': for what rounding has made indefinite. */
+static dsc_status invert_by_eigen(dsc_queue *q, double floor, room *r, dsc_tensor *a) {
+    DSC_TRY(dsc_op_syev_careful(q, a, &r->values));
+    DSC_TRY(dsc_op_axpby(q, -floor, &r->ones, 1, &r->values));
+    DSC_TRY(dsc_op_relu_forward(q, &r->values, &r->values));
+    DSC_TRY(dsc_op_outer_inverse(q, &r->floor, &r->ones, &r->values, &r->scaled));
+    DSC_TRY(dsc_op_multiply(q, a, &r->scaled));
+    DSC_TRY(dsc_op_gemm(q, 0, 1, 1, &r->scaled, a, 0, &r->out));
+    DSC_TRY(dsc_op_convert(q, &r->out, a));
+    DSC_TRY(dsc_op_symmetrize(q, a));
+    return dsc_queue_sync(q);
+}
+
+static dsc_status inverse_careful(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    room r = {0};
+    (void)v;
+    dsc_status status = make_room(q, a, floor, &r);
+    if (status == DSC_OK)
+        status = invert_by_eigen(q, floor, &r, a);
+    free_room(&r);
+    return status;
+}
+
 static const dsc_solve_one eigen_rungs[] = {eigen_double, eigen_careful};
-static const dsc_solve_one inverse_rungs[] = {inverse_double};
+static const dsc_solve_one inverse_rungs[] = {inverse_double, inverse_careful};
 const dsc_solver dsc_solver_eigen = {eigen_batch, eigen_rungs, 2};
-const dsc_solver dsc_solver_inverse = {inverse_batch, inverse_rungs, 1};
+const dsc_solver dsc_solver_inverse = {inverse_batch, inverse_rungs, 2};
 
 /* ---- the ladder ---- */
 
@@ -94,11 +143,11 @@ dsc_status dsc_solve_check(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *
 }
 
 dsc_status dsc_solve_retry(const dsc_solver *solver, dsc_queue *q, dsc_solve_load load, void *context,
-                           dsc_tensor *a, dsc_tensor *v, int *solved) {
+                           double floor, dsc_tensor *a, dsc_tensor *v, int *solved) {
     *solved = 0;
     for (int i = 0; i < solver->rung_count && !*solved; i++) {
         DSC_TRY(load(context, q, a));
-        dsc_status status = solver->rungs[i](q, a, v);
+        dsc_status status = solver->rungs[i](q, floor, a, v);
         if (status == DSC_OK)
             DSC_TRY(dsc_solve_check(q, a, v, solved));
         else if (status != DSC_E_NUMERIC)

@@ -50,6 +50,7 @@ dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch, dsc_
     DSC_TRY(dsc_memory_alloc(1, sizeof *exec, &exec));
     exec->model = m;
     exec->mode = mode;
+    dsc_exec_smooth_labels(exec, 1);
     exec->batch = batch;
     dsc_status status;
     DSC_TRY_GOTO(status, allocate(exec), fail);
@@ -184,14 +185,17 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     return DSC_OK;
 }
 
+void dsc_exec_smooth_labels(dsc_exec *exec, int on) {
+    exec->label_smoothing = on && exec->mode == DSC_EXEC_TRAIN ? exec->model->options.label_smoothing : 0;
+}
+
 dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels, double grad_scale) {
     if (!exec->has_forward)
         return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
     dsc_value logits = exec->model->logits;
     dsc_tensor *dlogits = exec->mode == DSC_EXEC_TRAIN ? &exec->grads[logits] : NULL;
-    double smoothing = exec->mode == DSC_EXEC_TRAIN ? exec->model->options.label_smoothing : 0;
-    DSC_TRY(
-        dsc_op_softmax_loss(q, &exec->values[logits], labels, smoothing, grad_scale, dlogits, &exec->stats));
+    DSC_TRY(dsc_op_softmax_loss(q, &exec->values[logits], labels, exec->label_smoothing, grad_scale, dlogits,
+                                &exec->stats));
     exec->has_loss = 1;
     return DSC_OK;
 }

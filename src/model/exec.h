@@ -51,6 +51,7 @@ struct dsc_exec {
     int64_t *batches_tracked; /* host copy of the counters */
     unsigned char *ready;     /* per parameter: its gradient is final */
     int has_forward, has_loss;
+    double label_smoothing; /* of the losses */
 };
 
 /* Lowers the model's graph to steps, with fusion. Sets steps and what they keep, not yet their tensors. */

@@ -132,7 +132,10 @@ dsc_status dsc_precondition_sample(dsc_trainer *t, int64_t micro) {
     dsc_tensor stats = *dsc_exec_stats(t->exec);
     DSC_TRY(draw_labels(t, (micro * t->ranks + t->rank) * batch));
     DSC_TRY(dsc_op_convert(t->queue, &stats, &t->fisher_stats));
-    DSC_TRY(dsc_exec_loss(t->exec, t->queue, &t->fisher_labels, 1.0 / (double)(batch * count)));
+    dsc_exec_smooth_labels(t->exec, 0); /* the Fisher matrix is that of the model's own distribution */
+    dsc_status status = dsc_exec_loss(t->exec, t->queue, &t->fisher_labels, 1.0 / (double)(batch * count));
+    dsc_exec_smooth_labels(t->exec, 1);
+    DSC_TRY(status);
     dsc_backward_options_init(&backward);
     backward.param_grads = 0;
     backward.context = t;

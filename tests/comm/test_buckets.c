@@ -357,6 +357,33 @@ static void test_no_copy_of_neighbours(void **state) {
 }
 
 /* float32 and float64 in one list travel in buckets of their own. */
+/* The sum over the ranks of numbers near fp16's largest does not fit into it; divided first, it does. */
+static void test_divide_first(void **state) {
+    (void)state;
+    for (int rooted = 0; rooted < 2; rooted++) {
+        for (int first = 0; first < 2; first++) {
+            float values[2] = {60000, 2};
+            int64_t two = 2;
+            int root = 0;
+            dsc_tensor t = dsc_tensor_view(device, values, DSC_F32, 1, &two);
+            dsc_bucket_options options;
+            dsc_buckets *buckets;
+            dsc_bucket_options_init(&options);
+            options.wire = DSC_F16;
+            options.divide_first = first;
+            options.roots = rooted ? &root : NULL;
+            assert_ok(dsc_buckets_create(world, queue, &t, 1, &options, &buckets));
+            assert_ok(dsc_buckets_ready(buckets, 0));
+            assert_ok(dsc_buckets_wait(buckets));
+            int here = !rooted || rank == root;
+            EXPECT(!here || (first || size == 1 ? fabs(values[0] - 60000) <= 64 * size : isinf(values[0])));
+            EXPECT(!here || fabs(values[1] - 2) <= 0.01);
+            dsc_buckets_destroy(&buckets);
+        }
+    }
+    all_fine(world);
+}
+
 static void test_mixed_types(void **state) {
     (void)state;
     float a[3] = {(float)rank, 1, 2}, c[2] = {4, 8};
@@ -536,6 +563,7 @@ int main(void) {
         cmocka_unit_test(test_large_messages),
         cmocka_unit_test(test_no_copy_of_neighbours),
         cmocka_unit_test(test_mixed_types),
+        cmocka_unit_test(test_divide_first),
         cmocka_unit_test(test_empty),
         cmocka_unit_test(test_left_early),
         cmocka_unit_test(test_misuse),

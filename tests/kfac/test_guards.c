@@ -236,6 +236,59 @@ static void test_misuse_of_create(void **state) {
     net_close(&n);
 }
 
+/* What is skipped need not be a layer K-FAC knows how to handle. */
+static void test_skipped_is_not_checked(void **state) {
+    (void)state;
+    net n;
+    dsc_kfac_layer layers[NET_LAYERS];
+    dsc_kfac *kfac = NULL;
+    dsc_kfac_options options = twin_options();
+    net_open(&n, places[CPU].queue, DSC_F32, twin_mixed, TWIN_MIXED, TWIN_SAMPLES);
+    net_describe(&n, layers);
+    layers[2].weight_grad.dtype = DSC_BF16;
+    assert_refused(dsc_kfac_create(alone, n.queue, layers, TWIN_MIXED, &options, &kfac));
+    char expression[64];
+    snprintf(expression, sizeof expression, "^%.40s$", layers[2].name);
+    options.skip_layers = expression;
+    assert_ok(dsc_kfac_create(alone, n.queue, layers, TWIN_MIXED, &options, &kfac));
+    dsc_kfac_destroy(&kfac);
+    net_close(&n);
+}
+
+static int schedule_fails;
+
+static dsc_status moody_schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
+    (void)context;
+    (void)step;
+    hyper->damping = schedule_fails ? -1 : hyper->damping;
+    return DSC_OK;
+}
+
+/* A step begun again whose schedule fails may be begun once more. */
+static void test_begin_fails(void **state) {
+    (void)state;
+    twin t;
+    dsc_kfac_options options = twin_options();
+    options.passes = 2;
+    options.schedule = moody_schedule;
+    twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
+    net_layer *l = t.n.layers;
+    net_draw(&t.n, 0, 0, 1);
+    schedule_fails = 0;
+    assert_ok(dsc_kfac_begin(t.kfac, 1));
+    assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, 1, &l[1].a, &l[1].g));
+    schedule_fails = 1;
+    assert_refused(dsc_kfac_begin(t.kfac, 1));
+    assert_refused(dsc_kfac_begin(t.kfac, 1));
+    schedule_fails = 0;
+    assert_ok(dsc_kfac_begin(t.kfac, 1));
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = t.n.count - 1; i >= 0; i--)
+            assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, i, &l[i].a, &l[i].g));
+    assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
+    twin_close(&t);
+}
+
 /* Every allocation of creation fails once; nothing is left behind. */
 static void test_create_survives_failures(void **state) {
     (void)state;
@@ -270,7 +323,8 @@ int main(void) {
         cmocka_unit_test(test_rejected_factors), cmocka_unit_test(test_rejected_early),
         cmocka_unit_test(test_bad_gradient),     cmocka_unit_test(test_goes_on_after_bad_gradient),
         cmocka_unit_test(test_misuse_of_order),  cmocka_unit_test(test_misuse_of_tensors),
-        cmocka_unit_test(test_misuse_of_create), cmocka_unit_test(test_create_survives_failures),
+        cmocka_unit_test(test_misuse_of_create), cmocka_unit_test(test_skipped_is_not_checked),
+        cmocka_unit_test(test_begin_fails),      cmocka_unit_test(test_create_survives_failures),
     };
     return cmocka_run_group_tests_name("kfac guards", tests, places_open, places_close);
 }

@@ -18,7 +18,7 @@ static void test_defaults(void **state) {
     dsc_kfac_options o = defaults();
     assert_int_equal(o.size, sizeof o);
     assert_true(o.hyper.damping == 0.003 && o.hyper.stat_decay == 0.95 && o.hyper.kl_clip == 0.001);
-    assert_true(o.hyper.factor_freq == 1 && o.hyper.update_freq == 10 && o.hyper.diag_blocks == 1);
+    assert_true(o.hyper.factor_freq == 1 && o.hyper.update_freq == 10 && o.hyper.diag_blocks == 0);
     assert_null(o.schedule);
     assert_true(o.method == DSC_KFAC_EIGEN && o.scaling == DSC_KFAC_PAPER && o.strategy == DSC_KFAC_COMM_OPT);
     assert_true(o.placement == DSC_KFAC_COMPUTE && o.grad_worker_fraction == 0.5);
@@ -28,6 +28,7 @@ static void test_defaults(void **state) {
     assert_int_equal(o.bucket_bytes, 4 << 20);
     dsc_kfac_options read;
     assert_ok(dsc_kfac_options_read(&o, 7, &read));
+    o.hyper.diag_blocks = 1; /* read: as the options say */
     assert_memory_equal(&o, &read, sizeof o);
     memset(&read, 0, sizeof read);
     assert_ok(dsc_kfac_options_read(NULL, 7, &read));
@@ -114,7 +115,7 @@ static void test_bad_numbers(void **state) {
     assert_refused(o.hyper.update_freq = -2, 1, "-2 steps between K-FAC decompositions");
     assert_refused(o.hyper.diag_blocks = 2, 1,
                    "2 K-FAC diagonal blocks in a step, planned for whole factors");
-    assert_refused(o.hyper.diag_blocks = 0, 1, "must be 1");
+    assert_refused(o.hyper.diag_blocks = -1, 1, "must be 1");
     assert_refused(o.diag_blocks = 4; o.hyper.diag_blocks = 3, 1, "planned for 4: must be 1 or 4");
     assert_refused(o.diag_blocks = 0, 1, "0 K-FAC diagonal blocks: must be 1 (whole factors) or more");
     assert_refused(o.passes = 0, 1, "0 passes of a K-FAC step: must be 1 or more");
@@ -137,7 +138,7 @@ static void test_bad_combinations(void **state) {
     assert_refused(o.strategy = DSC_KFAC_HYBRID_OPT; o.grad_worker_fraction = 0.25;
                    o.colocate_factors = 0, 4,
                    "fraction 0.25 of 4 ranks is one worker a layer, but its factors are not co-located: turn "
-                   "co-location on, or choose a fraction of 0.5 or more");
+                   "co-location on, or choose a larger fraction");
     assert_refused(o.outer_product = 1; o.method = DSC_KFAC_INVERSE, 2, "choose method eigen");
     assert_refused(o.outer_product = 1; o.colocate_factors = 0, 2, "turn co-location on");
     assert_refused(o.outer_product = 1; o.diag_blocks = 2, 2, "split into 2 diagonal blocks");
@@ -156,7 +157,11 @@ static void test_good_combinations(void **state) {
     o.colocate_factors = 0;
     assert_ok(dsc_kfac_options_read(&o, 4, &read));
     o.diag_blocks = 4;
+    assert_ok(dsc_kfac_options_read(&o, 4, &read));
+    assert_true(read.hyper.diag_blocks == 4);
+    o.hyper.diag_blocks = 1;
     assert_ok(dsc_kfac_options_read(&o, 4, &read)); /* whole factors first */
+    assert_true(read.hyper.diag_blocks == 1);
     o.hyper.diag_blocks = 4;
     assert_ok(dsc_kfac_options_read(&o, 4, &read));
     o = defaults();
@@ -172,9 +177,18 @@ static void test_good_combinations(void **state) {
     o.strategy = DSC_KFAC_MEM_OPT;
     o.outer_product = 1;
     o.hyper = (dsc_kfac_hyper){.damping = 1e-9, .stat_decay = 1, .diag_blocks = 1};
-    o.factor_dtype = DSC_BF16;
-    o.inverse_dtype = DSC_F16;
+    o.factor_dtype = DSC_F16;
+    o.inverse_dtype = DSC_BF16;
     assert_ok(dsc_kfac_options_read(&o, 5, &read));
+    o.inverse_dtype = DSC_F16; /* 1/damping is too much for it, eigenvectors are not */
+    assert_fails(DSC_E_INVALID, "does not fit into fp16", dsc_kfac_options_read(&o, 5, &read));
+    o.hyper.damping = 2e-5;
+    assert_ok(dsc_kfac_options_read(&o, 5, &read));
+    o.hyper.damping = 1e-9;
+    o.outer_product = 0;
+    assert_ok(dsc_kfac_options_read(&o, 5, &read));
+    o.method = DSC_KFAC_INVERSE;
+    assert_fails(DSC_E_INVALID, "does not fit into fp16", dsc_kfac_options_read(&o, 5, &read));
 }
 
 /* ---- the grid ---- */

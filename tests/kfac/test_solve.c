@@ -27,7 +27,8 @@ static int is_fresh(const dsc_tensor *a) {
     return x[0] == 1 && x[1] == 0 && x[2] == 0 && x[3] == 2;
 }
 
-static dsc_status spoils(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+static dsc_status spoils(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    (void)floor;
     (void)v;
     assert_true(is_fresh(a));
     calls[0]++;
@@ -35,13 +36,15 @@ static dsc_status spoils(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
     return DSC_FAIL(DSC_E_NUMERIC, "does not converge");
 }
 
-static dsc_status gives_nan(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+static dsc_status gives_nan(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    (void)floor;
     assert_true(is_fresh(a));
     calls[1]++;
     return dsc_op_fill(q, calls[1] % 2 ? NAN : INFINITY, calls[1] % 3 && v->data ? v : a);
 }
 
-static dsc_status succeeds(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+static dsc_status succeeds(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    (void)floor;
     assert_true(is_fresh(a));
     calls[2]++;
     if (v->data)
@@ -49,7 +52,8 @@ static dsc_status succeeds(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
     return dsc_op_fill(q, 7, a);
 }
 
-static dsc_status breaks(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+static dsc_status breaks(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    (void)floor;
     (void)q;
     (void)a;
     (void)v;
@@ -71,21 +75,21 @@ static void test_rungs(void **state) {
         dsc_tensor none = {0}, *values_of = with_values ? &v : &none;
         reset();
         dsc_solver solver = {NULL, rungs, 3};
-        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, &a, values_of, &solved));
+        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 1 && loads == 3 && matrix[0] == 7);
         assert_true(calls[0] == 1 && calls[1] == 1 && calls[2] == 1);
         solver.rung_count = 2;
-        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, &a, values_of, &solved));
+        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 0 && loads == 5);
         solver.rung_count = 0;
-        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, &a, values_of, &solved));
+        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 0 && loads == 5);
         solver = (dsc_solver){NULL, rungs + 2, 2}; /* what comes behind success is not tried */
-        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, &a, values_of, &solved));
+        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 1);
         solver = (dsc_solver){NULL, rungs + 3, 1};
         assert_fails(DSC_E_DEVICE, "the device is gone",
-                     dsc_solve_retry(&solver, places[REF].queue, load_two, &one, &a, values_of, &solved));
+                     dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
     }
 }
 
@@ -132,7 +136,8 @@ static dsc_status patchy_batch(dsc_queue *q, dsc_solve_item *items, int64_t coun
     return DSC_OK;
 }
 
-static dsc_status no_help(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+static dsc_status no_help(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v) {
+    (void)floor;
     (void)v;
     DSC_TRY(dsc_op_fill(q, NAN, a));
     return DSC_FAIL(DSC_E_NUMERIC, "does not converge");
@@ -461,8 +466,8 @@ static void test_eigen_rungs(void **state) {
                 dsc_solver one = {NULL, &dsc_solver_eigen.rungs[rung], 1};
                 int solved = 0;
                 assert_ok(dsc_op_fill(places[p].queue, NAN, &x.item.a));
-                assert_ok(
-                    dsc_solve_retry(&one, places[p].queue, load_problem, &x, &x.item.a, &x.item.v, &solved));
+                assert_ok(dsc_solve_retry(&one, places[p].queue, load_problem, &x, 0, &x.item.a, &x.item.v,
+                                          &solved));
                 assert_int_equal(solved, 1);
                 accept(&x, matrices[i / SIZES].name, rung ? "second rung" : "first rung");
                 close_problem(&x);
@@ -503,12 +508,32 @@ static void test_inverse(void **state) {
                 assert_int_equal(x.item.failed, 0);
                 accept_inverse(&x, name);
                 int solved = 0;
-                assert_ok(dsc_solve_retry(&dsc_solver_inverse, places[p].queue, load_problem, &x, &x.item.a,
-                                          &x.item.v, &solved));
+                assert_ok(dsc_solve_retry(&dsc_solver_inverse, places[p].queue, load_problem, &x, 0,
+                                          &x.item.a, &x.item.v, &solved));
                 assert_int_equal(solved, 1);
                 accept_inverse(&x, name);
                 close_problem(&x);
             }
+}
+
+/* Eigenvalues 3, 2 and -1/1024 where rounding has spoilt what was 1/8 at least: the last rung takes it for
+ * that. */
+static void test_indefinite_inverse(void **state) {
+    (void)state;
+    static const double matrix[9] = {2.5, 0.5, 0, 0.5, 2.5, 0, 0, 0, -0x1p-10};
+    static const double want[9] = {2.5 / 6, -0.5 / 6, 0, -0.5 / 6, 2.5 / 6, 0, 0, 0, 8};
+    for (int p = 0; p < PLACES; p++) {
+        problem x = open_problem(&places[p], identity, 3, 0);
+        for (int i = 0; i < 9; i++)
+            x.a[i] = matrix[i];
+        int solved = 0;
+        assert_ok(dsc_solve_retry(&dsc_solver_inverse, places[p].queue, load_problem, &x, 0.125, &x.item.a,
+                                  &x.item.v, &solved));
+        assert_int_equal(solved, 1);
+        for (int i = 0; i < 9; i++)
+            assert_true(fabs(get(&x.item.a, i) - want[i]) <= 64 * places[p].eps * 8);
+        close_problem(&x);
+    }
 }
 
 /* What cannot be solved is said to have failed, and spoils no neighbour. */
@@ -545,11 +570,17 @@ static void test_batch_failures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rungs),       cmocka_unit_test(test_check),
-        cmocka_unit_test(test_retried),     cmocka_unit_test(test_last_rung),
-        cmocka_unit_test(test_kept),        cmocka_unit_test(test_error),
-        cmocka_unit_test(test_eigen_batch), cmocka_unit_test(test_eigen_rungs),
-        cmocka_unit_test(test_inverse),     cmocka_unit_test(test_batch_failures),
+        cmocka_unit_test(test_rungs),
+        cmocka_unit_test(test_check),
+        cmocka_unit_test(test_retried),
+        cmocka_unit_test(test_last_rung),
+        cmocka_unit_test(test_kept),
+        cmocka_unit_test(test_error),
+        cmocka_unit_test(test_indefinite_inverse),
+        cmocka_unit_test(test_eigen_batch),
+        cmocka_unit_test(test_eigen_rungs),
+        cmocka_unit_test(test_inverse),
+        cmocka_unit_test(test_batch_failures),
     };
     return cmocka_run_group_tests_name("kfac solve", tests, places_open, places_close);
 }

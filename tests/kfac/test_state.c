@@ -25,6 +25,7 @@ static int rank, ranks;
 static dsc_kfac_options make_options(int method) {
     dsc_kfac_options options;
     dsc_kfac_options_init(&options);
+    options.hyper.diag_blocks = 1;
     options.hyper.damping = 0.125;
     options.hyper.stat_decay = 0.5;
     options.hyper.kl_clip = 0.001;

@@ -232,6 +232,29 @@ static void test_create_fails_together(void **state) {
     all_fine(comm);
 }
 
+/* Ranks that were given different things are told so instead of waiting for each other later. */
+static void test_unlike(void **state) {
+    (void)state;
+    for (int what = 0; what < 4 && ranks > 1; what++) {
+        dsc_kfac_layer layers[NET_LAYERS];
+        int count;
+        dsc_kfac_options options = options_of(&some_configs(&count)[0]);
+        dsc_kfac *kfac = NULL;
+        net_describe(&nets[REF], layers);
+        int odd = rank == ranks - 1;
+        options.hyper.update_freq += odd && what == 0;
+        options.hyper.damping *= odd && what == 1 ? 2 : 1;
+        if (odd && what == 2)
+            layers[1].name = "another";
+        options.passes += odd && what == 3;
+        EXPECT_FAILS(DSC_E_INVALID, "different layers or options",
+                     dsc_kfac_create(comm, places[REF].queue, layers, LAYERS, &options, &kfac));
+        EXPECT(kfac == NULL);
+        dsc_kfac_destroy(&kfac);
+    }
+    all_fine(comm);
+}
+
 static int open_group(void **state) {
     (void)state;
     crew_open();
@@ -245,10 +268,15 @@ static int close_group(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_passes_and_loss_scale), cmocka_unit_test(test_begun_again),
-        cmocka_unit_test(test_absent_everywhere),     cmocka_unit_test(test_absent_somewhere),
-        cmocka_unit_test(test_bad_input_on_one_rank), cmocka_unit_test(test_bad_gradient),
-        cmocka_unit_test(test_failed_solve),          cmocka_unit_test(test_create_fails_together),
+        cmocka_unit_test(test_passes_and_loss_scale),
+        cmocka_unit_test(test_begun_again),
+        cmocka_unit_test(test_absent_everywhere),
+        cmocka_unit_test(test_absent_somewhere),
+        cmocka_unit_test(test_bad_input_on_one_rank),
+        cmocka_unit_test(test_bad_gradient),
+        cmocka_unit_test(test_failed_solve),
+        cmocka_unit_test(test_create_fails_together),
+        cmocka_unit_test(test_unlike),
     };
     return cmocka_run_group_tests_name("kfac together", tests, open_group, close_group);
 }

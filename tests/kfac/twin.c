@@ -55,6 +55,7 @@ int places_close(void **state) {
 dsc_kfac_options twin_options(void) {
     dsc_kfac_options options;
     dsc_kfac_options_init(&options);
+    options.hyper.diag_blocks = 1;
     options.hyper.damping = 0.125;
     options.hyper.stat_decay = 0.5;
     options.hyper.kl_clip = 0;

@@ -335,6 +335,31 @@ static void test_accumulate(void **state) {
     }
 }
 
+/* Turned off, a model's label smoothing is not there; turned on, it is again. */
+static void test_smoothing_off(void **state) {
+    (void)state;
+    double loss[4];
+    for (int i = 0; i < 4; i++) { /* none, smoothed, turned off, turned on */
+        rig r = {.m = make_model(device, find_net("dense"), DSC_F64, i > 0 ? 0.25 : 0)};
+        assert_ok(dsc_exec_create(r.m, DSC_EXEC_TRAIN, BATCH, &r.exec));
+        r.x = random_tensor(
+            queue, 1, DSC_F64, 4,
+            (int64_t[]){BATCH, find_net("dense")->h, find_net("dense")->w, find_net("dense")->c});
+        r.labels = random_labels(queue, 2, BATCH, NET_CLASSES);
+        if (i >= 2)
+            dsc_exec_smooth_labels(r.exec, 0);
+        if (i == 3)
+            dsc_exec_smooth_labels(r.exec, 1);
+        assert_ok(dsc_exec_forward(r.exec, queue, &r.x));
+        assert_ok(dsc_exec_loss(r.exec, queue, &r.labels, 1));
+        double *stats = read_doubles(queue, dsc_exec_stats(r.exec));
+        loss[i] = stats[0];
+        free(stats);
+        close_rig(&r);
+    }
+    assert_true(loss[2] == loss[0] && loss[3] == loss[1] && loss[0] != loss[1]);
+}
+
 static void test_stats(void **state) {
     (void)state;
     rig r = open_rig(find_net("dense"), DSC_EXEC_EVAL);
@@ -724,23 +749,15 @@ static void test_devices_agree(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fusion),
-        cmocka_unit_test(test_fusion_of_two),
-        cmocka_unit_test(test_running_statistics),
-        cmocka_unit_test(test_norm_evaluation),
-        cmocka_unit_test(test_evaluation_fused),
-        cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_dropout_evaluation),
-        cmocka_unit_test(test_accumulate),
-        cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_order_of_calls),
-        cmocka_unit_test(test_input_conversion),
-        cmocka_unit_test(test_hooks),
-        cmocka_unit_test(test_capture_only),
-        cmocka_unit_test(test_failing_hook),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_no_allocation),
-        cmocka_unit_test(test_devices_agree),
+        cmocka_unit_test(test_smoothing_off),   cmocka_unit_test(test_fusion),
+        cmocka_unit_test(test_fusion_of_two),   cmocka_unit_test(test_running_statistics),
+        cmocka_unit_test(test_norm_evaluation), cmocka_unit_test(test_evaluation_fused),
+        cmocka_unit_test(test_dropout),         cmocka_unit_test(test_dropout_evaluation),
+        cmocka_unit_test(test_accumulate),      cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_order_of_calls),  cmocka_unit_test(test_input_conversion),
+        cmocka_unit_test(test_hooks),           cmocka_unit_test(test_capture_only),
+        cmocka_unit_test(test_failing_hook),    cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_no_allocation),   cmocka_unit_test(test_devices_agree),
     };
     return cmocka_run_group_tests_name("model_exec", tests, setup, teardown);
 }

@@ -55,7 +55,7 @@ int dsc_gram_can_shift(const dsc_gram_call *call) {
     const dsc_conv_desc *d = call->d;
     return d->kh == 3 && d->kw == 3 && d->stride_h == 1 && d->stride_w == 1 && d->pad_h == 1 &&
            d->pad_w == 1 && d->dil_h == 1 && d->dil_w == 1 && d->h >= 2 && d->w >= 2 &&
-           (d->groups == 1 || call->cg >= LEAST_CHANNELS);
+           d->h * d->w * d->c >= DSC_GRAM_SLACK && (d->groups == 1 || call->cg >= LEAST_CHANNELS);
 }
 
 static int64_t at_least_one(int64_t a) {
