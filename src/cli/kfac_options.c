@@ -53,7 +53,7 @@ static dsc_status parse_fraction(const char *text, double *out) {
     return DSC_OK;
 }
 
-static dsc_dtype dtype_of(const char *name) {
+dsc_dtype dsc_cli_dtype(const char *name) {
     return strcmp(name, "bf16") == 0 ? DSC_BF16 : strcmp(name, "fp16") == 0 ? DSC_F16 : DSC_F32;
 }
 
@@ -67,7 +67,7 @@ dsc_status dsc_cli_kfac_finish(const dsc_cli_kfac_values *values, dsc_kfac_optio
     out->outer_product = values->outer_product;
     out->diag_blocks = out->hyper.diag_blocks = values->diag_blocks;
     out->skip_layers = values->skip_layers;
-    out->factor_dtype = dtype_of(values->factor_dtype);
-    out->inverse_dtype = dtype_of(values->inverse_dtype);
+    out->factor_dtype = dsc_cli_dtype(values->factor_dtype);
+    out->inverse_dtype = dsc_cli_dtype(values->inverse_dtype);
     return DSC_OK;
 }

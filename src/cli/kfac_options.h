@@ -76,6 +76,8 @@ typedef struct dsc_cli_kfac_values {
         .help = "the same for decompositions"                                                                \
     }
 
+/* The type that an option's word "fp32", "bf16" or "fp16" names. */
+dsc_dtype dsc_cli_dtype(const char *name);
 /* Sets the defaults: those of dsc_kfac_options_init. */
 void dsc_cli_kfac_init(dsc_cli_kfac_values *values);
 /* After parsing: writes the options above (diagonal blocks into `hyper`, too) over those in `out`, which must

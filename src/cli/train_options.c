@@ -372,10 +372,6 @@ void dsc_cli_train_init(void *values) {
     dsc_cli_kfac_init(&v->kfac);
 }
 
-static dsc_dtype dtype_of(const char *name) {
-    return strcmp(name, "bf16") == 0 ? DSC_BF16 : strcmp(name, "fp16") == 0 ? DSC_F16 : DSC_F32;
-}
-
 /* What is a word of the contract, but not in this build. */
 static dsc_status check_supported(const dsc_cli_train_values *v) {
     if (strcmp(v->precision, "fp32") != 0)
@@ -411,7 +407,7 @@ dsc_status dsc_cli_train_finish(dsc_cli_train_values *v) {
     DSC_TRY(dsc_optim_parse(v->optimizer, &v->o.optim.kind));
     DSC_TRY(dsc_consensus_parse(v->consensus, &v->o.consensus.kind));
     DSC_TRY(finish_kfac(v));
-    v->o.consensus.wire = dtype_of(v->allreduce_dtype);
+    v->o.consensus.wire = dsc_cli_dtype(v->allreduce_dtype);
     v->o.lr_schedule = strcmp(v->lr_schedule, "cosine") == 0 ? DSC_SCHEDULE_COSINE : DSC_SCHEDULE_STEP;
     v->o.lr_scaling = strcmp(v->lr_scaling, "ranks") == 0;
     if (!v->o.out)

@@ -3,9 +3,9 @@
 #include "descent/consensus.h"
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/memory.h"
 #include "base/versioned.h"
-#include "consensus/hash.h"
 #include "consensus/table.h"
 
 #include <inttypes.h>

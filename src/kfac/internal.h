@@ -171,6 +171,8 @@ void dsc_kfac_layout_destroy(dsc_kfac_layout *layout);
 /* memory.c */
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_memory_destroy(dsc_kfac *k);
+/* A block of `count` numbers; 0: none. */
+dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) DSC_MUST_CHECK;
 /* The next tensor of a block: moves *used by its elements. */
 dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, const int64_t *dim);
 

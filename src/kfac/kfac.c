@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -110,12 +111,6 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
     return DSC_OK;
 }
 
-static uint64_t mix(uint64_t hash, const void *data, size_t bytes) {
-    for (size_t i = 0; i < bytes; i++)
-        hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
-    return hash;
-}
-
 /* One number that differs when the ranks were given different things. */
 static int64_t fingerprint(const dsc_kfac *k) {
     const dsc_kfac_options *o = &k->options;
@@ -135,15 +130,15 @@ static int64_t fingerprint(const dsc_kfac *k) {
                                o->hyper.update_freq,
                                o->hyper.diag_blocks};
     const double numbers[] = {o->hyper.damping, o->hyper.stat_decay, o->hyper.kl_clip};
-    uint64_t hash = mix(1469598103934665603u, choices, sizeof choices);
-    hash = mix(hash, numbers, sizeof numbers);
+    uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
+    hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
     for (int j = 0; j < k->layout_count; j++) {
         const dsc_kfac_plan *plan = k->layouts[j].plan;
         for (int64_t i = 0; i < plan->item_count; i++) {
             const dsc_kfac_item *item = &plan->items[i];
             const int64_t facts[] = {item->n, item->owner, plan->units[item->unit].layer};
-            hash = mix(hash, facts, sizeof facts);
-            hash = mix(hash, plan->units[item->unit].name, strlen(plan->units[item->unit].name));
+            hash = dsc_hash_bytes(hash, facts, sizeof facts);
+            hash = dsc_hash_bytes(hash, plan->units[item->unit].name, strlen(plan->units[item->unit].name));
         }
     }
     return (int64_t)(hash >> 2);

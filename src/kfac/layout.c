@@ -13,10 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static dsc_status alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) {
-    return count > 0 ? dsc_tensor_alloc(k->device, dtype, 1, &count, out) : DSC_OK;
-}
-
 /* ---- sorting ---- */
 
 typedef struct entry {
@@ -161,9 +157,9 @@ static dsc_status make_parcels(dsc_kfac *k, dsc_kfac_layout *layout, const entry
     DSC_TRY(take_turns(layout->parcels, layout->parcel_count, sizeof *layout->parcels,
                        offsetof(dsc_kfac_parcel, root)));
     measure_parcels(k, layout, count, sizes);
-    DSC_TRY(alloc(k, k->inverse_dtype, sizes[0], &layout->vectors));
-    DSC_TRY(alloc(k, k->dtype, sizes[1], &layout->values));
-    DSC_TRY(alloc(k, k->inverse_dtype, sizes[2], &layout->packed));
+    DSC_TRY(dsc_kfac_alloc(k, k->inverse_dtype, sizes[0], &layout->vectors));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, sizes[1], &layout->values));
+    DSC_TRY(dsc_kfac_alloc(k, k->inverse_dtype, sizes[2], &layout->packed));
     for (int64_t i = 0; i < layout->parcel_count; i++)
         place_parcel(k, layout, &layout->parcels[i], used);
     return DSC_OK;
@@ -370,10 +366,10 @@ static dsc_status make_cells(dsc_kfac *k, dsc_kfac_layout *layout) {
         DSC_TRY(dsc_memory_alloc(n.cells, sizeof *layout->gemms[i], &layout->gemms[i]));
     DSC_TRY(dsc_memory_alloc(n.cells, sizeof *layout->divides, &layout->divides));
     DSC_TRY(dsc_memory_alloc(n.loaded, sizeof *layout->loaded, &layout->loaded));
-    DSC_TRY(alloc(k, k->dtype, n.between, &layout->first));
-    DSC_TRY(alloc(k, k->dtype, n.between, &layout->second));
-    DSC_TRY(alloc(k, k->dtype, k->inverse_dtype == k->dtype ? 0 : n.loads, &layout->loads));
-    DSC_TRY(alloc(k, k->dtype, n.pieces, &layout->pieces));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, n.between, &layout->first));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, n.between, &layout->second));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, k->inverse_dtype == k->dtype ? 0 : n.loads, &layout->loads));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, n.pieces, &layout->pieces));
     for (int64_t i = 0; i < layout->batch_count; i++) {
         dsc_kfac_batch *b = &layout->batches[i];
         places at = {0};

@@ -16,7 +16,7 @@ dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, cons
     return t;
 }
 
-static dsc_status alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) {
+dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) {
     return count > 0 ? dsc_tensor_alloc(k->device, dtype, 1, &count, out) : DSC_OK;
 }
 
@@ -65,7 +65,7 @@ static dsc_status place_averages(dsc_kfac *k) {
         const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
         total += f->held ? f->packed : 0;
     }
-    DSC_TRY(alloc(k, k->factor_dtype, total, &k->averages));
+    DSC_TRY(dsc_kfac_alloc(k, k->factor_dtype, total, &k->averages));
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
         dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
         if (f->held)
@@ -91,7 +91,7 @@ static dsc_status place_batches(dsc_kfac *k) {
         return DSC_OK;
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++)
         total += batch_numbers(k, &k->members[i / 2].factor[i % 2]);
-    DSC_TRY(alloc(k, k->dtype, total, &k->batches));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, total, &k->batches));
     for (int root = 0; root < (everywhere ? 1 : k->ranks); root++) {
         for (int64_t u = k->unit_count - 1; u >= 0; u--) {
             for (int side = 0; side < DSC_KFAC_SIDES; side++) {
@@ -127,17 +127,17 @@ static dsc_status start_averages(dsc_kfac *k) {
 
 static dsc_status make_scratch(dsc_kfac *k) {
     int half = k->factor_dtype != k->dtype;
-    DSC_TRY(alloc(k, k->dtype, k->largest_n * k->largest_n, &k->gram));
-    DSC_TRY(alloc(k, k->dtype, k->largest_packed, &k->packed));
-    DSC_TRY(alloc(k, k->factor_dtype, half ? k->largest_packed : 0, &k->half));
-    DSC_TRY(alloc(k, k->dtype, half ? 2 * k->largest_packed : 0, &k->spare));
-    DSC_TRY(alloc(k, DSC_F64, 2 * DSC_KFAC_SIDES * k->unit_count, &k->bad));
-    DSC_TRY(alloc(k, DSC_F64, DSC_KFAC_NUMBERS, &k->numbers));
-    DSC_TRY(alloc(k, DSC_F64, 3 * k->unit_count, &k->products));
-    DSC_TRY(alloc(k, DSC_F64, k->unit_count, &k->ones));
-    DSC_TRY(alloc(k, DSC_F64, 1, &k->sum));
-    DSC_TRY(alloc(k, DSC_F64, 1, &k->nu_tensor));
-    DSC_TRY(alloc(k, DSC_I32, 2 * k->layer_count, &k->ran));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, k->largest_n * k->largest_n, &k->gram));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, k->largest_packed, &k->packed));
+    DSC_TRY(dsc_kfac_alloc(k, k->factor_dtype, half ? k->largest_packed : 0, &k->half));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, half ? 2 * k->largest_packed : 0, &k->spare));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * DSC_KFAC_SIDES * k->unit_count, &k->bad));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, DSC_KFAC_NUMBERS, &k->numbers));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 3 * k->unit_count, &k->products));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->unit_count, &k->ones));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->sum));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->nu_tensor));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_I32, 2 * k->layer_count, &k->ran));
     DSC_TRY(dsc_memory_alloc(2 * k->layer_count, sizeof *k->ran_host, &k->ran_host));
     return k->unit_count > 0 ? dsc_op_fill(k->queue, 1, &k->ones) : DSC_OK;
 }
@@ -160,13 +160,13 @@ static dsc_status make_solve_space(dsc_kfac *k) {
     }
     int64_t wave = dsc_device_threads(k->device) * largest * largest;
     wave = wave > WAVE_NUMBERS ? wave : WAVE_NUMBERS;
-    DSC_TRY(alloc(k, k->dtype, total < wave ? total : wave, &k->solve));
-    DSC_TRY(alloc(k, k->dtype, values, &k->solve_values));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, total < wave ? total : wave, &k->solve));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &k->solve_values));
     DSC_TRY(dsc_memory_alloc(items, sizeof *k->solving, &k->solving));
     if (k->options.method == DSC_KFAC_INVERSE || largest == 0)
         return DSC_OK;
-    return alloc(k, DSC_U8, (int64_t)dsc_op_syev_batch_workspace(k->device, k->dtype, largest, items),
-                 &k->work);
+    return dsc_kfac_alloc(
+        k, DSC_U8, (int64_t)dsc_op_syev_batch_workspace(k->device, k->dtype, largest, items), &k->work);
 }
 
 /* ---- gradients ---- */
@@ -179,8 +179,8 @@ static dsc_status place_gradients(dsc_kfac *k) {
         joined += k->members[u].bias.data ? count : 0;
         total += count;
     }
-    DSC_TRY(alloc(k, k->dtype, joined, &k->joined));
-    DSC_TRY(alloc(k, k->dtype, total, &k->messages));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, joined, &k->joined));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, total, &k->messages));
     for (int64_t u = 0; u < k->unit_count; u++) {
         dsc_kfac_member *m = &k->members[u];
         const int64_t dim[2] = {m->factor[DSC_KFAC_G].n, m->factor[DSC_KFAC_A].n};

@@ -1,9 +1,9 @@
 /* consensus over MPI: gradients averaged exactly on dyadic data, values handed out, drift noticed. */
 #include "comm/parallel.h"
 
+#include "base/hash.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "consensus/hash.h"
 #include "descent/consensus.h"
 
 enum { PARAMS = 5, TOTAL = 33 + 15 + 1 + 18 + 1001, WATCHDOG_S = 240 };

@@ -2,7 +2,7 @@
  * into the low one after each multiplication. A product mod 2^64 carries upwards only; unfolded, two flipped
  * sign bits at the top of two words would cancel. For a fixed hash each step is a bijection of the word, and
  * for a fixed word one of the hash, so a change of a single word always changes the result. */
-#include "consensus/hash.h"
+#include "base/hash.h"
 
 #include <string.h>
 

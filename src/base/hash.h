@@ -1,7 +1,7 @@
 /* A 64-bit fingerprint of bytes, for comparing what ranks hold. Not for keeping: it differs between machines
  * of different byte order. */
-#ifndef DSC_CONSENSUS_HASH_H
-#define DSC_CONSENSUS_HASH_H
+#ifndef DSC_BASE_HASH_H
+#define DSC_BASE_HASH_H
 
 #include <stddef.h>
 #include <stdint.h>
