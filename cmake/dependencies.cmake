@@ -45,6 +45,8 @@ if(DESCENT_MPI)
   endif()
 endif()
 
+include(cmake/cuda.cmake)
+
 add_library(descent_images INTERFACE)
 find_package(JPEG)
 find_package(PNG)
@@ -62,7 +64,7 @@ pkg_check_modules(JANSSON REQUIRED IMPORTED_TARGET jansson)
 target_link_libraries(descent_json INTERFACE PkgConfig::JANSSON)
 
 set(DSC_BUILD_INFO "${CMAKE_C_COMPILER_ID} ${CMAKE_C_COMPILER_VERSION}, ${CMAKE_BUILD_TYPE}, OpenBLAS ${OPENBLAS_VERSION}")
-foreach(part IN ITEMS ONEDNN MPI JPEG PNG)
+foreach(part IN ITEMS CUDA ONEDNN MPI NCCL JPEG PNG)
   if(DSC_HAVE_${part})
     message(STATUS "descent: with ${part}")
     string(APPEND DSC_BUILD_INFO ", with ${part}")

@@ -64,7 +64,7 @@ static void run_epoch(const dsc_schedule *schedule, int epoch, dsc_loader *loade
     backward.grad_ready = grad_ready;
     for (int64_t i = 0, batches = dsc_loader_batches(loader); i < batches; i++) {
         dsc_batch batch;
-        check(dsc_loader_next(loader, &batch));
+        check(dsc_loader_next(loader, queue, &batch));
         if (schedule)
             check(dsc_consensus_before_forward(consensus, queue));
         check(dsc_exec_forward(exec, queue, &batch.x));

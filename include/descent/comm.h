@@ -31,8 +31,9 @@ typedef enum dsc_reduction { DSC_SUM, DSC_MAX, DSC_MIN } dsc_reduction;
 
 typedef struct dsc_comm_options {
     size_t size;
-    const char *kind;      /* "auto" (the default: mpi under a launcher, else self), "self", "mpi" */
-    int thread_multiple;   /* 1: several threads will communicate at once */
+    const char *kind;    /* "auto" (the default: mpi under a launcher, else self), "self", "mpi", "nccl" (mpi
+                            for the host, NCCL for tensors of GPUs) */
+    int thread_multiple; /* 1: several threads will communicate at once */
     int64_t message_limit; /* elements in one message at most; 0: 2^31 - 1. Longer ones are split. */
 } dsc_comm_options;
 
@@ -55,7 +56,7 @@ DSC_API int dsc_comm_local_size(const dsc_comm *comm);
 /* CPU threads this rank may use without taking another's: the CPUs it is bound to, shared among the ranks of
  * the node that are bound to the same. */
 DSC_API int dsc_comm_threads(const dsc_comm *comm);
-/* "self", "mpi"; and one line about library and version. Lent. */
+/* "self", "mpi", "nccl"; and one line about library and version. Lent. */
 DSC_API const char *dsc_comm_name(const dsc_comm *comm);
 DSC_API const char *dsc_comm_description(const dsc_comm *comm);
 
@@ -63,8 +64,24 @@ DSC_API const char *dsc_comm_description(const dsc_comm *comm);
  * a negative colour. Collective. Bytes are counted in the communicator it was split from. */
 DSC_API dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) DSC_MUST_CHECK;
 
+/* The queue in whose order tensors of a GPU are handed to this communicator and to those split from it later:
+ * an operation begins when what is in the queue so far is done, and what is put into the queue after
+ * dsc_comm_wait finds its result. Needed before the first operation on memory that the host cannot reach;
+ * tensors of a host device need none. The queue must outlive the communicator's operations; NULL takes it
+ * back. Collective.
+ * "self" and "mpi" copy such tensors over page-locked memory of the host, and the host waits for the copies.
+ * With "nccl" GPUs exchange them by themselves and the host waits for nothing: every rank has a GPU of its
+ * own, operations of a communicator and of those split from it run in the order of their beginning, and
+ * recordings that hold operations are destroyed before the communicator is. */
+DSC_API dsc_status dsc_comm_use_queue(dsc_comm *comm, dsc_queue *queue) DSC_MUST_CHECK;
+/* 1 when operations on tensors of the queue's device can be part of a recording (dsc_recording_begin): with
+ * one rank, which has nothing to exchange, or with "nccl". An operation is begun and waited for in the same
+ * recording; dsc_comm_test finds it not done there. */
+DSC_API int dsc_comm_records(const dsc_comm *comm);
+
 /* Element-wise reduction of `t` over all ranks, in place. F32 F64 I32 I64 U8; BF16 and F16 are added in
- * float32. Collective; same shape and type on every rank. Asynchronous. */
+ * float32 and rounded after each addition (on GPUs by "nccl": in NCCL's order and with its rounding).
+ * Collective; same shape and type on every rank. Asynchronous. */
 DSC_API dsc_status dsc_comm_allreduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op,
                                             dsc_tensor *t, dsc_request **request) DSC_MUST_CHECK;
 /* The same, result on `root` only; elsewhere t is left as it was. */
@@ -83,7 +100,9 @@ DSC_API dsc_status dsc_comm_reduce_scatter_begin(dsc_comm *comm, dsc_traffic tra
                                                  const dsc_tensor *all, dsc_tensor *part,
                                                  dsc_request **request) DSC_MUST_CHECK;
 /* Point to point; messages between two ranks with one tag arrive in the order they were begun. tag: 0..32767.
- * Asynchronous. */
+ * Asynchronous. On GPUs by "nccl" there are no tags: messages between two ranks arrive in the order they were
+ * begun, whatever their tags, and both ranks begin them in the same place among the communicator's
+ * collectives. They leave with the next collective, wait or test. A length that differs is not noticed. */
 DSC_API dsc_status dsc_comm_send_begin(dsc_comm *comm, dsc_traffic traffic, int to, int tag,
                                        const dsc_tensor *t, dsc_request **request) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t,

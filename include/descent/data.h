@@ -49,21 +49,22 @@ typedef struct dsc_loader_options {
     int augment;     /* 1 (default) */
     int keep_last;   /* 1: the incomplete last global batch is given, missing rows have label -1; 0 (default):
                         dropped */
+    dsc_dtype dtype; /* of x: fp32 (default); on a GPU also a half type */
 } dsc_loader_options;
 
 /* One rank's part of a global batch; lent until the next dsc_loader_next. */
 typedef struct dsc_batch {
-    dsc_tensor x;      /* F32 [batch, h, w, c] */
+    dsc_tensor x;      /* [batch, h, w, c] */
     dsc_tensor labels; /* I32 [batch] */
     int64_t epoch;
     int64_t position; /* global samples of this epoch before this batch */
 } dsc_batch;
 
 DSC_API void dsc_loader_options_init(dsc_loader_options *options);
-/* Batches in memory of `device` (which must be a host device). With p ranks of batch b, batch t of an epoch
- * is samples [t p b, (t + 1) p b) of its permutation, rank r the r-th b of them. Epoch follows epoch without
- * end. The data set must outlive the loader. Not collective. DSC_E_INVALID when an epoch has no whole global
- * batch (keep_last 0). */
+/* Batches in memory of `device`; on a GPU x and labels lie at the same place for every batch. With p ranks of
+ * batch b, batch t of an epoch is samples [t p b, (t + 1) p b) of its permutation, rank r the r-th b of them.
+ * Epoch follows epoch without end. The data set must outlive the loader. Not collective. DSC_E_INVALID when
+ * an epoch has no whole global batch (keep_last 0). */
 DSC_API dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
                                      const dsc_loader_options *options, dsc_loader **out) DSC_MUST_CHECK;
 DSC_API void dsc_loader_destroy(dsc_loader **loader);
@@ -72,8 +73,9 @@ DSC_API int64_t dsc_loader_batches(const dsc_loader *loader);
 /* Goes to (epoch, position): the next batch starts with that sample of that epoch's permutation; when fewer
  * than a global batch are left there (and the last is dropped), with the next epoch. */
 DSC_API dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t position) DSC_MUST_CHECK;
-/* The next batch; blocks until it is ready. Reports what failed in a preparing thread. */
-DSC_API dsc_status dsc_loader_next(dsc_loader *loader, dsc_batch *batch) DSC_MUST_CHECK;
+/* The next batch, for what is put into `queue` from now on; blocks until it is ready, but not until it has
+ * been copied to the device. Reports what failed in a preparing thread. */
+DSC_API dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) DSC_MUST_CHECK;
 
 #ifdef __cplusplus
 }

@@ -18,6 +18,7 @@ extern "C" {
 typedef struct dsc_device dsc_device;
 typedef struct dsc_queue dsc_queue;
 typedef struct dsc_event dsc_event;
+typedef struct dsc_recording dsc_recording;
 
 typedef enum dsc_dtype { DSC_F32, DSC_F64, DSC_BF16, DSC_F16, DSC_I32, DSC_I64, DSC_U8 } dsc_dtype;
 
@@ -59,9 +60,10 @@ DSC_API void dsc_tensor_free(dsc_tensor *t);
 
 typedef struct dsc_device_options {
     size_t size;      /* of this struct; set by dsc_device_options_init */
-    const char *name; /* "auto" (the default: the fastest that is there), "ref", "cpu"; the string stays the
-                         caller's */
+    const char *name; /* "auto" (the default: the fastest that is there), "ref", "cpu", "cuda"; the string
+                         stays the caller's */
     int threads;      /* CPU threads; 0: all that the process may use */
+    int ordinal;      /* which of several GPUs, counted around: rank 5 on a node of four gets GPU 1 */
 } dsc_device_options;
 
 DSC_API void dsc_device_options_init(dsc_device_options *options);
@@ -77,6 +79,9 @@ DSC_API const char *dsc_device_description(const dsc_device *device);
 DSC_API int dsc_device_threads(const dsc_device *device);
 /* 1 when the host may read and write the device's memory directly. */
 DSC_API int dsc_device_is_host(const dsc_device *device);
+/* How many devices of this kind the machine has: GPUs for "cuda" (0 where they cannot be used), 1 for CPUs.
+ */
+DSC_API int dsc_device_count(const char *name);
 /* The names of the devices in this build, NULL behind the last. */
 DSC_API const char *const *dsc_device_names(void);
 
@@ -102,6 +107,29 @@ DSC_API dsc_status dsc_event_record(dsc_event *event, dsc_queue *queue) DSC_MUST
 DSC_API dsc_status dsc_queue_wait(dsc_queue *queue, dsc_event *event) DSC_MUST_CHECK;
 /* Blocks the caller until the event has happened. */
 DSC_API dsc_status dsc_event_sync(dsc_event *event) DSC_MUST_CHECK;
+
+/* Milliseconds between two events that have happened (0 on devices that run everything at once). */
+DSC_API dsc_status dsc_event_elapsed(dsc_event *from, dsc_event *to, double *ms) DSC_MUST_CHECK;
+
+/* ---- recorded work ----
+ * A sequence of operations that is put into a queue again and again can be recorded once and replayed as one.
+ * Operations between begin and end do not run, they are noted down with their arguments: memory and numbers
+ * stay those of the recording, contents of the memory are read anew in every replay. Nothing that waits, and
+ * no copy from or to the host, may be recorded. */
+/* 1 when the device can record. */
+DSC_API int dsc_device_records(const dsc_device *device);
+DSC_API dsc_status dsc_recording_begin(dsc_queue *queue) DSC_MUST_CHECK;
+/* After a failure nothing is recorded, and the queue can be used as before. */
+DSC_API dsc_status dsc_recording_end(dsc_queue *queue, dsc_recording **out) DSC_MUST_CHECK;
+/* 1 between the two. */
+DSC_API int dsc_queue_is_recording(const dsc_queue *queue);
+/* Puts what was recorded into the queue. Asynchronous. */
+DSC_API dsc_status dsc_recording_replay(dsc_recording *recording, dsc_queue *queue) DSC_MUST_CHECK;
+DSC_API void dsc_recording_destroy(dsc_recording **recording);
+
+/* Memory of the host for copies from and to the device: page-locked where that makes them fast. Zeroed. */
+DSC_API dsc_status dsc_host_alloc(dsc_device *device, size_t bytes, void **out) DSC_MUST_CHECK;
+DSC_API void dsc_host_free(dsc_device *device, void **data);
 
 /* Copies between host memory and a tensor; `bytes` must be dsc_tensor_bytes(). Asynchronous where the device
  * is: the host memory may not be touched before dsc_queue_sync(). */

@@ -155,6 +155,35 @@ DSC_API dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t la
  * gradient is not finite. */
 DSC_API dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
 
+/* A step in parts, for callers that record their work (dsc_recording_begin) and replay it:
+ *
+ *   dsc_kfac_begin, dsc_kfac_prepare    what differs from step to step goes to the device
+ *   captures, dsc_kfac_absorb           may be recorded, and replayed in steps that want factors alike
+ *   dsc_kfac_decompose                  waits for the device; does nothing unless it is due
+ *   dsc_kfac_apply                      may be recorded
+ *   dsc_kfac_finish
+ *
+ * dsc_kfac_step is all of it from dsc_kfac_prepare on. On a GPU nothing but dsc_kfac_decompose waits: a
+ * gradient that is not finite is then told by nu (dsc_kfac_nu_tensor, dsc_kfac_nu), which is NaN, and the
+ * gradients are left alone. */
+DSC_API dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
+/* 1 when dsc_kfac_decompose of the step that was begun has something to do. */
+DSC_API int dsc_kfac_wants_decomposition(const dsc_kfac *kfac);
+DSC_API dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+/* Instead of captures after a replay of them, so many passes by now, of every layer; and instead of
+ * dsc_kfac_absorb. */
+DSC_API void dsc_kfac_captured(dsc_kfac *kfac, int64_t passes);
+DSC_API void dsc_kfac_absorbed(dsc_kfac *kfac);
+DSC_API dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_apply(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+
+/* nu of the last step, an F64 scalar on the device; lent. */
+DSC_API const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac);
+/* A factor of all G from now on, an F64 scalar on the device, beside the loss scale that dsc_kfac_begin is
+ * given: 1 / scale^2 for a loss scale that the device alone knows. NULL: none. Lent. */
+DSC_API void dsc_kfac_scale_g(dsc_kfac *kfac, const dsc_tensor *scale);
+
 /* ---- insight ---- */
 typedef struct dsc_kfac_layer_report {
     const char *name;    /* lent; with "[g]" behind it for group g of a grouped convolution */

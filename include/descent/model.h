@@ -20,8 +20,11 @@ typedef int dsc_value; /* a value in the graph of one model */
 typedef struct dsc_model_options {
     size_t size;
     uint64_t seed;          /* of the initial weights and of dropout, default 42 */
-    dsc_dtype dtype;        /* DSC_F32; DSC_F64 on `ref` and `cpu`, for checks */
+    dsc_dtype dtype;        /* of parameters: DSC_F32; DSC_F64 on `ref` and `cpu`, for checks */
     double label_smoothing; /* of the training loss, default 0; evaluation has none */
+    dsc_dtype
+        activations; /* of what flows between layers: DSC_F32 (default: as the parameters), on a GPU also
+                        DSC_BF16 and DSC_F16; parameters, their gradients and statistics stay fp32 */
 } dsc_model_options;
 
 DSC_API void dsc_model_options_init(dsc_model_options *options);
@@ -148,6 +151,10 @@ DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor 
 /* Off: the next losses take labels as they are; on: with the model's label smoothing again, as at the start.
  */
 DSC_API void dsc_exec_smooth_labels(dsc_exec *exec, int on);
+/* The next losses have one more factor, an F64 scalar on the device; NULL: none, as at the start. Lent. */
+DSC_API void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale);
+/* What dsc_exec_set_position has set: I64[2] on the device; lent. */
+DSC_API const dsc_tensor *dsc_exec_position(const dsc_exec *exec);
 
 typedef struct dsc_backward_options {
     size_t size;

@@ -52,6 +52,7 @@ typedef struct dsc_train_options {
     int64_t image_size;       /* imagefolder, 0: what the model is made for */
     int data_threads;         /* 1 */
     int augment;              /* 1 */
+    dsc_dtype activations;    /* fp32; bf16 or fp16 on a GPU */
     dsc_optim_options optim;
     double lr;                     /* 0.1 */
     dsc_schedule_kind lr_schedule; /* step */

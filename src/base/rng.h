@@ -5,6 +5,13 @@
 
 #include <stdint.h>
 
+/* Written once, expanded by C loops and by CUDA kernels. */
+#ifdef __CUDACC__
+#define DSC_FORMULA static inline __host__ __device__
+#else
+#define DSC_FORMULA static inline
+#endif
+
 /* What a stream of numbers is for. Values are part of the reproducibility contract: append only. */
 typedef enum dsc_rng_purpose {
     DSC_RNG_INIT = 1,    /* epoch: parameter number, index: element */
@@ -16,8 +23,28 @@ typedef enum dsc_rng_purpose {
     DSC_RNG_FISHER = 7 /* epoch: step, index: sample */
 } dsc_rng_purpose;
 
-/* The raw generator: 128 bits of counter, 64 bits of key, 128 bits out. */
-void dsc_rng_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+/* The raw generator: 128 bits of counter, 64 bits of key, 128 bits out. Philox 4x32-10 (Salmon et al.,
+ * SC'11): ten rounds of two 32x32->64 bit products, with a Weyl key schedule. */
+DSC_FORMULA void dsc_rng_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
+    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
+    uint32_t k0 = key[0], k1 = key[1];
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0;
+        uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+        uint32_t n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    out[0] = c0;
+    out[1] = c1;
+    out[2] = c2;
+    out[3] = c3;
+}
 
 /* A sequence of its own for one (seed, purpose, epoch, index). */
 typedef struct dsc_rng {
@@ -27,8 +54,27 @@ typedef struct dsc_rng {
     int used; /* words of `block` handed out */
 } dsc_rng;
 
-dsc_rng dsc_rng_start(uint64_t seed, dsc_rng_purpose purpose, uint32_t epoch, uint64_t index);
-uint32_t dsc_rng_u32(dsc_rng *rng);
+/* The counter is (block, epoch, index low, index high); purpose and seed are the key. The seed's upper half
+ * is folded into the first key word by an odd multiplier, so that all 64 bits count. */
+DSC_FORMULA dsc_rng dsc_rng_start(uint64_t seed, dsc_rng_purpose purpose, uint32_t epoch, uint64_t index) {
+    dsc_rng rng = {{0}, {0}, {0}, 4};
+    rng.key[0] = (uint32_t)seed ^ ((uint32_t)(seed >> 32) * 0x85EBCA6Bu);
+    rng.key[1] = (uint32_t)purpose ^ ((uint32_t)(seed >> 32) * 0xC2B2AE35u);
+    rng.counter[1] = epoch;
+    rng.counter[2] = (uint32_t)index;
+    rng.counter[3] = (uint32_t)(index >> 32);
+    return rng;
+}
+
+DSC_FORMULA uint32_t dsc_rng_u32(dsc_rng *rng) {
+    if (rng->used == 4) {
+        dsc_rng_philox(rng->counter, rng->key, rng->block);
+        rng->counter[0]++;
+        rng->used = 0;
+    }
+    return rng->block[rng->used++];
+}
+
 /* Uniform in [0, n), unbiased; n > 0. */
 uint32_t dsc_rng_below(dsc_rng *rng, uint32_t n);
 /* Uniform in [0, 1), 24 bits. */

@@ -1,20 +1,23 @@
 /* descent bench: seconds per training step on random input in memory.
  *
- * The step is that of a training without data loading: forward, loss, backward with the exchange of gradients
- * under way, update. Every phase ends with a wait for the queue, so that its time is its own.
+ * The step is that of a training (train/stepper.h) without data loading. On a GPU a time is that of a group
+ * of steps put into the queue one behind the other, as in a training, divided by their number; phases are
+ * those of other steps, because to tell them takes time of the device.
  *
- * With --kfac every round has four steps, so that all of them see the same machine: a plain one, then one
- * each with K-FAC that only preconditions, that also moves the factors, and that also decomposes them. */
+ * With --kfac every round has four of them, so that all of them see the same machine: plain ones, then such
+ * with K-FAC that only preconditions, that also moves the factors, and that also decomposes them. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "cli/cli.h"
+#include "cli/kfac_options.h"
 #include "descent/consensus.h"
 #include "descent/kfac.h"
 #include "descent/model.h"
 #include "descent/optim.h"
 #include "train/kfac_layers.h"
+#include "train/stepper.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -22,14 +25,13 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { WARM_UP = 2, SEED = 42 };
+enum { WARM_UP = 2, SEED = 42, GROUP = 10 };
 static const double RATE = 0.01;
-enum { FORWARD, BACKWARD, EXCHANGE, UPDATE, PHASES };
 enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does what those before it do */
 
 typedef struct bench_values {
     dsc_cli_common common;
-    const char *model, *device;
+    const char *model, *device, *precision;
     int64_t batch, steps;
     int threads, kfac, json;
 } bench_values;
@@ -58,7 +60,7 @@ static const dsc_option options[] = {
     {.name = "device",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(device),
-     .choices = "auto|ref|cpu",
+     .choices = "auto|ref|cpu|cuda",
      .help = "where to compute"},
     {.name = "threads",
      .kind = DSC_OPTION_INT,
@@ -67,6 +69,11 @@ static const dsc_option options[] = {
      .range = "[0, 4096]",
      .shown = "the CPUs of this rank",
      .help = "CPU threads per rank"},
+    {.name = "precision",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(precision),
+     .choices = "fp32|bf16|fp16",
+     .help = "of activations; bf16 and fp16 need a GPU"},
     {.name = "kfac",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(kfac),
@@ -87,11 +94,13 @@ typedef struct bench {
     dsc_kfac *kfac; /* NULL without --kfac */
     dsc_tensor x, labels;
     int64_t batch, steps;
-    int kind;              /* of the step under way */
-    double exchange;       /* seconds of exchange inside the backward pass under way */
-    double *total[KINDS];  /* seconds of each timed step; without K-FAC, only of the plain ones */
-    double *phase[PHASES]; /* and of the phases of plain ones */
-    double *extra;         /* room for as many differences */
+    dsc_dtype activations;
+    dsc_stepper *steppers[2][2]; /* without K-FAC and with it; for times, and for phases */
+    int kind;                    /* of the step under way */
+    int64_t group;               /* steps timed together */
+    double *total[KINDS];        /* seconds of each timed step; without K-FAC, only of the plain ones */
+    double *phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */
+    double *extra;                         /* room for as many differences */
 } bench;
 
 static void init(void *values) {
@@ -99,6 +108,7 @@ static void init(void *values) {
     memset(v, 0, sizeof *v);
     v->model = "resnet20";
     v->device = "auto";
+    v->precision = "fp32";
     v->batch = 128;
     v->steps = 20;
 }
@@ -109,6 +119,7 @@ static dsc_status create_model(bench *b, const char *name) {
     int64_t side, channels, classes;
     dsc_model_options o;
     dsc_model_options_init(&o);
+    o.activations = b->activations;
     DSC_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
     DSC_TRY(dsc_zoo_create(b->device, name, side, side, channels, classes, &o, &b->model));
     DSC_TRY(dsc_exec_create(b->model, DSC_EXEC_TRAIN, b->batch, &b->exec));
@@ -127,8 +138,10 @@ static dsc_status create_rest(bench *b) {
     DSC_TRY(dsc_consensus_start(b->consensus));
     for (int i = 0; i < KINDS; i++)
         DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->total[i], &b->total[i]));
-    for (int i = 0; i < PHASES; i++)
-        DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->phase[i], &b->phase[i]));
+    for (int i = 0; i < KINDS * DSC_PHASE_COUNT; i++) {
+        double **phase = &b->phase[i / DSC_PHASE_COUNT][i % DSC_PHASE_COUNT];
+        DSC_TRY(dsc_memory_alloc(b->steps, sizeof **phase, phase));
+    }
     DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->extra, &b->extra));
     return DSC_OK;
 }
@@ -191,9 +204,29 @@ static dsc_status create_input(bench *b) {
     return DSC_OK;
 }
 
+static dsc_status create_steppers(bench *b) {
+    for (int i = 0; i < 4; i++) {
+        const dsc_stepper_parts parts = {.comm = b->comm,
+                                         .queue = b->queue,
+                                         .model = b->model,
+                                         .exec = b->exec,
+                                         .optim = b->optim,
+                                         .consensus = b->consensus,
+                                         .kfac = i / 2 ? b->kfac : NULL,
+                                         .batch = b->batch,
+                                         .micro_batches = 1,
+                                         .timed = i % 2};
+        if (i < 2 || b->kfac)
+            DSC_TRY(dsc_stepper_create(&parts, &b->steppers[i / 2][i % 2]));
+    }
+    return DSC_OK;
+}
+
 static void destroy(bench *b) {
-    for (int i = 0; i < PHASES; i++)
-        dsc_memory_free(&b->phase[i]);
+    for (int i = 0; i < 4; i++)
+        dsc_stepper_destroy(&b->steppers[i / 2][i % 2]);
+    for (int i = 0; i < KINDS * DSC_PHASE_COUNT; i++)
+        dsc_memory_free(&b->phase[i / DSC_PHASE_COUNT][i % DSC_PHASE_COUNT]);
     for (int i = 0; i < KINDS; i++)
         dsc_memory_free(&b->total[i]);
     dsc_memory_free(&b->extra);
@@ -209,93 +242,57 @@ static void destroy(bench *b) {
 
 /* ---- the step ---- */
 
-static dsc_status grad_ready(void *context, dsc_queue *queue, int64_t param) {
-    bench *b = context;
-    double start = dsc_clock_now();
-    DSC_TRY(dsc_consensus_grad_ready(b->consensus, queue, param));
-    b->exchange += dsc_clock_now() - start;
-    return DSC_OK;
-}
-
-static dsc_status capture(void *context, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
-                          const dsc_tensor *g) {
-    bench *b = context;
-    return dsc_kfac_capture(b->kfac, queue, layer, a, g);
-}
-
-static dsc_status update(void *context, dsc_queue *queue, const dsc_tensor *read) {
-    bench *b = context;
-    return dsc_optim_step(b->optim, queue, RATE, read);
-}
-
-static dsc_status forward(bench *b, int64_t step) {
+/* One step is put into the queue; results are those of the last that was collected. */
+static dsc_status run_step(bench *b, dsc_stepper *s, int64_t step, dsc_step_results *results) {
     int64_t first = (int64_t)dsc_comm_rank(b->comm) * b->batch;
-    if (b->kind != PLAIN)
-        DSC_TRY(dsc_kfac_begin(b->kfac, 1));
-    DSC_TRY(dsc_exec_set_position(b->exec, b->queue, step, first));
-    DSC_TRY(dsc_consensus_before_forward(b->consensus, b->queue));
-    DSC_TRY(dsc_exec_forward(b->exec, b->queue, &b->x));
-    DSC_TRY(dsc_exec_loss(b->exec, b->queue, &b->labels, 1.0 / (double)b->batch));
-    return dsc_queue_sync(b->queue);
-}
-
-static dsc_status backward(bench *b) {
-    dsc_backward_options o;
-    dsc_backward_options_init(&o);
-    o.context = b;
-    o.grad_ready = grad_ready;
-    if (b->kind != PLAIN)
-        o.capture = capture;
-    b->exchange = 0;
-    DSC_TRY(dsc_exec_backward(b->exec, b->queue, &o));
-    return dsc_queue_sync(b->queue);
-}
-
-/* seconds[]: of the phases. */
-static dsc_status run_step(bench *b, int64_t step, double seconds[PHASES]) {
-    double at[PHASES + 1];
-    at[0] = dsc_clock_now();
-    DSC_TRY(forward(b, step));
-    at[1] = dsc_clock_now();
-    DSC_TRY(backward(b));
-    at[2] = dsc_clock_now();
-    DSC_TRY(dsc_consensus_after_backward(b->consensus, b->queue));
-    DSC_TRY(dsc_queue_sync(b->queue));
-    at[3] = dsc_clock_now();
-    if (b->kind != PLAIN)
-        DSC_TRY(dsc_kfac_step(b->kfac, b->queue, RATE));
-    DSC_TRY(dsc_consensus_update(b->consensus, b->queue, update, b));
-    DSC_TRY(dsc_queue_sync(b->queue));
-    at[4] = dsc_clock_now();
-    for (int i = 0; i < PHASES; i++)
-        seconds[i] = at[i + 1] - at[i];
-    seconds[BACKWARD] -= b->exchange;
-    seconds[EXCHANGE] += b->exchange;
+    DSC_TRY(dsc_stepper_begin(s, RATE, 0, 0));
+    DSC_TRY(dsc_stepper_micro(s, step, first, &b->x, &b->labels));
+    DSC_TRY(dsc_stepper_end(s));
+    if (dsc_stepper_pending(s) > dsc_stepper_lag(s))
+        DSC_TRY(dsc_stepper_collect(s, results));
     return DSC_OK;
 }
 
-/* One step of each kind; round < 0: not timed. */
+/* `count` steps of the kind under way, to their end. */
+static dsc_status run_group(bench *b, int timed, int64_t count, int64_t step, dsc_step_results *results) {
+    dsc_stepper *s = b->steppers[b->kind != PLAIN][timed];
+    for (int64_t i = 0; i < count; i++)
+        DSC_TRY(run_step(b, s, step, results));
+    while (dsc_stepper_pending(s) > 0)
+        DSC_TRY(dsc_stepper_collect(s, results));
+    return DSC_OK;
+}
+
+/* Steps of each kind; round < 0: not timed. */
 static dsc_status run_round(bench *b, int64_t round) {
-    double seconds[PHASES] = {0};
+    int host = dsc_device_is_host(b->device);
     for (b->kind = PLAIN; b->kind < (b->kfac ? KINDS : PLAIN + 1); b->kind++) {
+        dsc_step_results results;
+        int64_t count = b->kind == DECOMPOSE ? 1 : b->group; /* it waits for the device anyway */
         double start = dsc_clock_now();
-        DSC_TRY(run_step(b, round + WARM_UP, seconds));
+        DSC_TRY(run_group(b, 0, count, round + WARM_UP, &results));
+        double seconds = (dsc_clock_now() - start) / (double)count;
+        if (!host)
+            DSC_TRY(run_group(b, 1, 1, round + WARM_UP, &results));
         if (round < 0)
             continue;
-        b->total[b->kind][round] = dsc_clock_now() - start;
-        for (int i = 0; b->kind == PLAIN && i < PHASES; i++)
-            b->phase[i][round] = seconds[i];
+        b->total[b->kind][round] = seconds;
+        for (int i = 0; i < DSC_PHASE_COUNT; i++)
+            b->phase[b->kind][i][round] = results.ms[i];
     }
     return DSC_OK;
 }
 
 static dsc_status measure(bench *b, const bench_values *v) {
+    b->group = dsc_device_is_host(b->device) ? 1 : GROUP;
     DSC_TRY(dsc_queue_create(b->device, &b->queue));
+    DSC_TRY(dsc_comm_use_queue(b->comm, b->queue));
     DSC_TRY(create_model(b, v->model));
     DSC_TRY(create_rest(b));
     DSC_TRY(create_input(b));
     if (v->kfac)
         DSC_TRY(create_kfac(b));
+    DSC_TRY(create_steppers(b));
     for (int64_t round = -WARM_UP; round < b->steps; round++)
         DSC_TRY(run_round(b, round));
     return DSC_OK;
@@ -335,8 +332,9 @@ static dsc_status peak_rss(bench *b, double *out) {
 
 /* What is printed; times in seconds. */
 typedef struct results {
-    double median[KINDS], phase[PHASES];
-    double extra[KINDS]; /* median of the difference to the kind before, round by round */
+    double median[KINDS];
+    double phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */
+    double extra[KINDS];                  /* median of the difference to the kind before, round by round */
     double least, rate, rss;
     int ranks, threads, kinds;
 } results;
@@ -352,11 +350,37 @@ static results summarise(bench *b, double rss) {
         r.extra[i] = i > 0 ? median(b->extra, b->steps) : 0;
         r.median[i] = median(b->total[i], b->steps);
     }
-    for (int i = 0; i < PHASES; i++)
-        r.phase[i] = median(b->phase[i], b->steps);
+    for (int i = 0; i < r.kinds; i++)
+        for (int j = 0; j < DSC_PHASE_COUNT; j++)
+            r.phase[i][j] = median(b->phase[i][j], b->steps);
     r.least = b->total[PLAIN][0];
     r.rate = (double)b->batch * r.ranks / r.median[PLAIN];
     return r;
+}
+
+static const char *const phase_names[DSC_PHASE_COUNT] = {
+#define PHASE_NAME(phase, text) text,
+    DSC_PHASE_LIST(PHASE_NAME)
+#undef PHASE_NAME
+};
+
+/* Those of a kind of steps that took any time. */
+static json_t *phases_json(const results *r, int kind) {
+    json_t *phases = json_object();
+    for (int i = 0; i < DSC_PHASE_COUNT; i++)
+        if (r->phase[kind][i] > 0)
+            json_object_set_new(phases, phase_names[i], json_real(r->phase[kind][i]));
+    return phases;
+}
+
+static void print_phases(const results *r, int kind, const char *head) {
+    printf("%s", head);
+    for (int i = 0, first = 1; i < DSC_PHASE_COUNT; i++)
+        if (i != DSC_PHASE_DATA && r->phase[kind][i] > 0) {
+            printf("%s%s %.4f s", first ? "" : ", ", phase_names[i], r->phase[kind][i] / 1000);
+            first = 0;
+        }
+    printf("\n");
 }
 
 static const char *const kind_keys[KINDS] = {"sgd_s", "precondition_s", "factors_s", "decompose_s"};
@@ -369,6 +393,8 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
                                "batch_size", (json_int_t)b->batch, "threads", r->threads, "ranks", r->ranks,
                                "steps", (json_int_t)b->steps, "median_s", r->median[PLAIN], "min_s", r->least,
                                "images_per_s", r->rate, "peak_rss_mb", r->rss);
+    json_object_set_new(object, "device_peak_mb", json_real((double)dsc_device_peak_bytes(b->device) / 1e6));
+    json_object_set_new(object, "phases_ms", phases_json(r, r->kinds - 1));
     for (int i = 0; i < r->kinds; i++) {
         json_object_set_new(kfac, kind_keys[i], json_real(r->median[i]));
         if (i > 0)
@@ -391,6 +417,8 @@ static void print_kfac(const results *r) {
     for (int i = 0; i < r->kinds; i++)
         printf("%s%-28s median %.4f s, %.3f of an SGD step\n", i == 0 ? "kfac     " : "         ", names[i],
                r->median[i], r->median[i] / r->median[PLAIN]);
+    for (int i = PRECONDITION; i < r->kinds; i++)
+        print_phases(r, i, "         ");
 }
 
 static void print_text(const bench *b, const bench_values *v, const results *r) {
@@ -399,8 +427,7 @@ static void print_text(const bench *b, const bench_values *v, const results *r) 
     printf("device   %s\n", dsc_device_description(b->device));
     printf("step     median %.4f s, least %.4f s of %lld steps\n", r->median[PLAIN], r->least,
            (long long)b->steps);
-    printf("phases   forward %.4f s, backward %.4f s, exchange %.4f s, update %.4f s\n", r->phase[FORWARD],
-           r->phase[BACKWARD], r->phase[EXCHANGE], r->phase[UPDATE]);
+    print_phases(r, PLAIN, "phases   ");
     if (b->kfac)
         print_kfac(r);
     printf("rate     %.1f images/s\n", r->rate);
@@ -422,8 +449,9 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     double rss = 0;
     (void)set;
     DSC_TRY(dsc_zoo_default_input(v->model, &side, &channels, &classes));
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads));
+    DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
     bench b = {.comm = session->comm, .device = session->device, .batch = v->batch, .steps = v->steps};
+    b.activations = dsc_cli_dtype(v->precision);
     dsc_status status = measure(&b, v);
     if (status == DSC_OK)
         status = peak_rss(&b, &rss);
@@ -444,11 +472,13 @@ const dsc_cli_command dsc_cli_bench = {
         "With --kfac three more steps are timed after each of these: with K-FAC that only preconditions the "
         "gradient, that also moves its factors, and that also decomposes them.\n\n"
         "With --json the result is one object with the keys model, batch_size, threads, ranks, steps, "
-        "median_s, min_s, images_per_s and peak_rss_mb; with --kfac also kfac, with the medians sgd_s, "
-        "precondition_s, factors_s and decompose_s.",
+        "median_s, min_s, images_per_s, peak_rss_mb, device_peak_mb and phases_ms (of the steps that do "
+        "most); with "
+        "--kfac also kfac, with the medians sgd_s, precondition_s, factors_s and decompose_s.",
     .examples = "descent bench --model resnet32 --batch-size 128 --threads 2 --steps 20\n"
                 "descent bench --model resnet32 --kfac --steps 5\n"
-                "mpirun -n 2 descent bench --model resnet32 --threads 1 --json\n",
+                "mpirun -n 2 descent bench --model resnet32 --threads 1 --json\n"
+                "descent bench --device cuda --model resnet50 --batch-size 256 --precision bf16\n",
     .options = options,
     .values_size = sizeof(bench_values),
     .init = init,

@@ -42,6 +42,7 @@ typedef struct dsc_cli_common {
 typedef struct dsc_cli_session {
     dsc_comm *comm;
     dsc_device *device;
+    dsc_device *host;   /* for `text`; NULL in a single process */
     int agreed;         /* 1: the failure is known to all ranks, they end together */
     dsc_comm *failures; /* the same ranks, for dsc_cli_failed_together alone */
     dsc_tensor text;    /* U8[DSC_CLI_TEXT], rank 0's message */
@@ -67,7 +68,8 @@ extern const dsc_cli_command *const dsc_cli_commands[];
 
 /* Makes the communicator of all ranks and the device. `threads` 0: as many as this rank may use without
  * taking another's. Collective; a failure of one rank is a failure of all. */
-dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads) DSC_MUST_CHECK;
+dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads,
+                        const char *comm) DSC_MUST_CHECK;
 /* dsc_comm_agree that also notes in the session that all ranks know. Collective. */
 dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) DSC_MUST_CHECK;
 /* For a rank that has failed: waits a moment for the others. 1 when all of them have failed, too: `text`

@@ -56,7 +56,7 @@ static const dsc_option options[] = {
     {.name = "device",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(device),
-     .choices = "auto|ref|cpu",
+     .choices = "auto|ref|cpu|cuda",
      .help = "where to compute"},
     {.name = "threads",
      .kind = DSC_OPTION_INT,
@@ -111,7 +111,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     (void)set;
     if (!v->o.checkpoint)
         return DSC_FAIL(DSC_E_INVALID, "eval needs --checkpoint FILE (or the directory of a run)");
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads));
+    DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
     DSC_TRY(dsc_eval_run(session->comm, session->device, &v->o, &result));
     if (!dsc_cli_prints(session))
         return DSC_OK;

@@ -56,7 +56,7 @@ static const dsc_option options[] = {
     {.name = "device",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(device),
-     .choices = "auto|ref|cpu",
+     .choices = "auto|ref|cpu|cuda",
      .help = "device that memory is told for"},
     {.name = "json", .kind = DSC_OPTION_FLAG, .offset = AT(json), .help = "print one JSON object"},
     DSC_CLI_KFAC_OPTIONS(info_values, kfac, "K-FAC plan (told when one of these is given)"),
@@ -283,7 +283,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     const info_values *v = values;
     dsc_model *model = NULL;
     DSC_TRY(check(v, set));
-    DSC_TRY(dsc_cli_open(session, v->device, 0));
+    DSC_TRY(dsc_cli_open(session, v->device, 0, "auto"));
     if (!v->model)
         return show(session, v, &(model_story){0});
     dsc_status status = create_model(session->device, v->model, &model);

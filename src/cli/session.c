@@ -2,12 +2,18 @@
 #include "cli/cli.h"
 
 #include "base/clock.h"
+#include "base/config.h"
 #include "base/error.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#ifdef DSC_HAVE_NCCL
+static const int has_nccl = 1;
+#else
+static const int has_nccl = 0;
+#endif
 static const double patience = 2.0; /* seconds that a failed rank waits for the others to fail */
 
 /* Where launchers put the rank of a process, before MPI is up. */
@@ -38,7 +44,25 @@ static dsc_status open_device(dsc_cli_session *session, const char *name, int th
     dsc_device_options_init(&options);
     options.name = name;
     options.threads = threads > 0 ? threads : dsc_comm_threads(session->comm);
+    options.ordinal = dsc_comm_local_rank(session->comm);
     return dsc_device_create(&options, &session->device);
+}
+
+/* Ranks with a GPU each talk through NCCL, unless they are told otherwise. Collective. */
+static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
+    dsc_comm_options options;
+    dsc_comm *comm = NULL;
+    dsc_comm_options_init(&options);
+    options.kind = "nccl";
+    if (strcmp(kind, "mpi") == 0 || dsc_device_is_host(session->device))
+        return DSC_OK;
+    if (strcmp(kind, "auto") == 0 && (dsc_comm_size(session->comm) == 1 || !has_nccl ||
+                                      dsc_device_count("cuda") < dsc_comm_local_size(session->comm)))
+        return DSC_OK;
+    DSC_TRY(dsc_comm_create(&options, &comm));
+    dsc_comm_destroy(&session->comm);
+    session->comm = comm;
+    return DSC_OK;
 }
 
 /* Made beforehand: in a failure nothing shall be allocated, and no message may meet one of the training. */
@@ -47,15 +71,21 @@ static dsc_status open_failures(dsc_cli_session *session) {
     if (dsc_comm_size(session->comm) == 1)
         return DSC_OK;
     DSC_TRY(dsc_comm_split(session->comm, 0, dsc_comm_rank(session->comm), &session->failures));
-    DSC_TRY(dsc_cli_agree(session, dsc_tensor_alloc(session->device, DSC_U8, 1, &length, &session->text)));
-    return DSC_OK;
+    dsc_device_options options;
+    dsc_device_options_init(&options);
+    options.name = "ref"; /* memory of the host */
+    dsc_status status = dsc_device_create(&options, &session->host);
+    if (status == DSC_OK)
+        status = dsc_tensor_alloc(session->host, DSC_U8, 1, &length, &session->text);
+    return dsc_cli_agree(session, status);
 }
 
-dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads) {
+dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads, const char *comm) {
     dsc_comm_options options;
     dsc_comm_options_init(&options);
     DSC_TRY(dsc_comm_create(&options, &session->comm));
     DSC_TRY(dsc_cli_agree(session, open_device(session, device, threads)));
+    DSC_TRY(choose_comm(session, comm));
     DSC_TRY(open_failures(session));
     return DSC_OK;
 }
@@ -80,7 +110,7 @@ static int share_text(dsc_cli_session *session) {
 
 int dsc_cli_failed_together(dsc_cli_session *session, char *text) {
     dsc_queue *queue = NULL;
-    if (!session->failures || !session->text.data || dsc_queue_create(session->device, &queue) != DSC_OK)
+    if (!session->failures || !session->text.data || dsc_queue_create(session->host, &queue) != DSC_OK)
         return 0;
     if (dsc_comm_rank(session->comm) != 0)
         memset(text, 0, DSC_CLI_TEXT); /* the largest of all is then rank 0's */
@@ -95,6 +125,7 @@ int dsc_cli_failed_together(dsc_cli_session *session, char *text) {
 void dsc_cli_close(dsc_cli_session *session) {
     dsc_tensor_free(&session->text);
     dsc_comm_destroy(&session->failures);
+    dsc_device_destroy(&session->host);
     dsc_device_destroy(&session->device);
     dsc_comm_destroy(&session->comm);
 }

@@ -90,7 +90,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     (void)set;
     DSC_TRY(dsc_cli_train_finish(v));
     catch_signals();
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads));
+    DSC_TRY(dsc_cli_open(session, v->device, v->threads, v->comm));
     int prints = dsc_cli_prints(session);
     DSC_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
     return train(session, v, prints);

@@ -67,8 +67,8 @@ const dsc_option dsc_cli_train_options[] = {
     {.name = "device",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(device),
-     .choices = "auto|ref|cpu",
-     .help = "where to compute; ref is slow and plain",
+     .choices = "auto|ref|cpu|cuda",
+     .help = "where to compute; auto: a GPU where there is one; ref is slow and plain",
      .group = "Where to run"},
     {.name = "threads",
      .kind = DSC_OPTION_INT,
@@ -77,6 +77,13 @@ const dsc_option dsc_cli_train_options[] = {
      .range = "[0, 4096]",
      .shown = "the CPUs of this rank",
      .help = "CPU threads per rank"},
+    {.name = "comm",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(comm),
+     .choices = "auto|mpi|nccl",
+     .help =
+         "what carries tensors of GPUs between ranks; mpi copies them over the host; auto: nccl where every "
+         "rank has a GPU of its own"},
     {.name = "data-threads",
      .kind = DSC_OPTION_INT,
      .offset = AT(o.data_threads),
@@ -360,6 +367,7 @@ void dsc_cli_train_init(void *values) {
     memset(v, 0, sizeof *v);
     dsc_train_options_init(&v->o);
     v->device = "auto";
+    v->comm = "auto";
     v->precision = "fp32";
     v->optimizer = dsc_optim_name(v->o.optim.kind);
     v->lr_schedule = v->o.lr_schedule == DSC_SCHEDULE_COSINE ? "cosine" : "step";
@@ -374,12 +382,12 @@ void dsc_cli_train_init(void *values) {
 
 /* What is a word of the contract, but not in this build. */
 static dsc_status check_supported(const dsc_cli_train_values *v) {
-    if (strcmp(v->precision, "fp32") != 0)
+    if (strcmp(v->precision, "fp32") != 0 && (strcmp(v->device, "cpu") == 0 || strcmp(v->device, "ref") == 0))
         return DSC_FAIL(
             DSC_E_UNSUPPORTED,
-            "--precision %s: the devices of this build are CPUs and compute in fp32 only; leave the "
-            "option out (gradients alone can travel as %s: --allreduce-dtype %s)",
-            v->precision, v->precision, v->precision);
+            "--precision %s: device %s computes in fp32 only; use --device cuda or leave the option "
+            "out (gradients alone can travel as %s: --allreduce-dtype %s)",
+            v->precision, v->device, v->precision, v->precision);
     if (strcmp(v->kfac_scope, "global") != 0)
         return DSC_FAIL(DSC_E_UNSUPPORTED,
                         "--kfac-scope %s: belongs to gossip consensus, and this build's --consensus is "
@@ -408,6 +416,7 @@ dsc_status dsc_cli_train_finish(dsc_cli_train_values *v) {
     DSC_TRY(dsc_consensus_parse(v->consensus, &v->o.consensus.kind));
     DSC_TRY(finish_kfac(v));
     v->o.consensus.wire = dsc_cli_dtype(v->allreduce_dtype);
+    v->o.activations = dsc_cli_dtype(v->precision);
     v->o.lr_schedule = strcmp(v->lr_schedule, "cosine") == 0 ? DSC_SCHEDULE_COSINE : DSC_SCHEDULE_STEP;
     v->o.lr_scaling = strcmp(v->lr_scaling, "ranks") == 0;
     if (!v->o.out)

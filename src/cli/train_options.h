@@ -11,7 +11,7 @@ typedef struct dsc_cli_train_values {
     dsc_train_options o;
     /* words that become enums of `o` */
     const char *optimizer, *lr_schedule, *lr_scaling, *allreduce_dtype, *consensus;
-    const char *device, *precision;
+    const char *device, *comm, *precision;
     const char *kfac_fisher, *kfac_scaling, *kfac_scope;
     dsc_cli_kfac_values kfac;
     int threads, overwrite, plot;

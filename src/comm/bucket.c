@@ -71,13 +71,13 @@ static dsc_status read_options(const dsc_bucket_options *given, dsc_bucket_optio
     return DSC_OK;
 }
 
-static dsc_status check_tensors(dsc_queue *queue, const dsc_tensor *tensors, int64_t count) {
+static dsc_status check_tensors(const dsc_comm *comm, dsc_queue *queue, const dsc_tensor *tensors,
+                                int64_t count) {
     dsc_device *device = dsc_queue_device(queue);
     if (count < 0)
         return DSC_FAIL(DSC_E_INVALID, "buckets: %lld tensors", (long long)count);
-    if (!dsc_device_is_host(device))
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "buckets: memory of device '%s' cannot be reached by the host",
-                        dsc_device_name(device));
+    if (!dsc_device_is_host(device) && comm->size > 1)
+        DSC_TRY(dsc_comm_check_queue(comm, "buckets", device));
     for (int64_t i = 0; i < count; i++) {
         const dsc_tensor *t = &tensors[i];
         if (t->device != device)
@@ -243,7 +243,7 @@ dsc_status dsc_buckets_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor
                               const dsc_bucket_options *options, dsc_buckets **out) {
     dsc_bucket_options o;
     DSC_TRY(read_options(options, &o));
-    DSC_TRY(check_tensors(queue, tensors, count));
+    DSC_TRY(check_tensors(comm, queue, tensors, count));
     DSC_TRY(check_roots(comm, o.roots, count));
     dsc_buckets *b;
     DSC_TRY(dsc_memory_alloc(1, sizeof *b, &b));
@@ -308,6 +308,18 @@ static dsc_status divide(dsc_buckets *b, bucket *k) {
     return DSC_OK;
 }
 
+/* Tensors that the host cannot reach are handed over in the order of the communicator's queue: where that is
+ * another one than the buckets', each is waited for. */
+static dsc_status hand_over(const dsc_buckets *b) {
+    int far = !dsc_device_is_host(dsc_queue_device(b->queue));
+    return far && b->comm->queue == b->queue ? DSC_OK : dsc_queue_sync(b->queue);
+}
+
+static dsc_status take_over(const dsc_buckets *b) {
+    int far = !dsc_device_is_host(dsc_queue_device(b->queue));
+    return far && b->comm->queue != b->queue ? dsc_queue_sync(b->comm->queue) : DSC_OK;
+}
+
 static dsc_status start(dsc_buckets *b, bucket *k) {
     if (b->comm->size == 1)
         return DSC_OK;
@@ -315,7 +327,7 @@ static dsc_status start(dsc_buckets *b, bucket *k) {
         DSC_TRY(divide(b, k));
     if (!k->in_place)
         DSC_TRY(move(b, k, 1));
-    DSC_TRY(dsc_queue_sync(b->queue)); /* the gradients, and their packing, are done */
+    DSC_TRY(hand_over(b)); /* the gradients, and their packing */
     if (k->root == EVERYBODY)
         return dsc_comm_allreduce_begin(b->comm, b->options.traffic, DSC_SUM, &k->message, &k->request);
     return dsc_comm_reduce_begin(b->comm, b->options.traffic, DSC_SUM, k->root, &k->message, &k->request);
@@ -325,6 +337,7 @@ static dsc_status start(dsc_buckets *b, bucket *k) {
 static dsc_status take_back(dsc_buckets *b, bucket *k) {
     if (b->comm->size == 1 || (k->root != EVERYBODY && k->root != b->comm->rank))
         return DSC_OK;
+    DSC_TRY(take_over(b));
     if (!k->in_place)
         DSC_TRY(move(b, k, 0));
     return b->options.divide_first ? DSC_OK : divide(b, k);

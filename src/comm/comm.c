@@ -12,6 +12,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#if defined(DSC_HAVE_NCCL) && !defined(DSC_EMULATED)
+#define WITH_NCCL 1
+#else
+#define WITH_NCCL 0
+#endif
+
 typedef dsc_status (*open_function)(dsc_comm *comm, const dsc_comm_options *options);
 
 /* ---- choice of the backend ---- */
@@ -36,26 +42,41 @@ static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *
     return DSC_OK;
 }
 
+static dsc_status fail_unknown(const char *kind) {
+    return DSC_FAIL(DSC_E_INVALID, "communicator kind '%s': known are auto, self, mpi and nccl", kind);
+}
+
+static dsc_status check_nccl(const char *kind) {
+    if (strcmp(kind, "nccl") == 0 && !WITH_NCCL)
+        return DSC_FAIL(
+            DSC_E_UNSUPPORTED,
+            "communicator kind 'nccl': this build has no NCCL; configure again with MPI, CUDA and "
+            "NCCL installed, or use mpi, which copies tensors of a GPU over the host");
+    return DSC_OK;
+}
+
 #ifdef DSC_HAVE_MPI
 static dsc_status choose(const char *kind, open_function *open) {
+    DSC_TRY(check_nccl(kind));
     if (strcmp(kind, "self") == 0)
         *open = dsc_self_open;
-    else if (strcmp(kind, "mpi") == 0)
+    else if (strcmp(kind, "mpi") == 0 || strcmp(kind, "nccl") == 0)
         *open = dsc_mpi_open;
     else if (strcmp(kind, "auto") == 0)
         *open = dsc_launcher_size() > 0 || dsc_mpi_is_up() ? dsc_mpi_open : dsc_self_open;
     else
-        return DSC_FAIL(DSC_E_INVALID, "communicator kind '%s': known are auto, self and mpi", kind);
+        return fail_unknown(kind);
     return DSC_OK;
 }
 #else
 static dsc_status choose(const char *kind, open_function *open) {
+    DSC_TRY(check_nccl(kind));
     if (strcmp(kind, "mpi") == 0)
         return DSC_FAIL(DSC_E_UNSUPPORTED,
                         "communicator kind 'mpi': this build has no MPI; install Open MPI or "
                         "MPICH and configure again with DESCENT_MPI=ON");
     if (strcmp(kind, "self") != 0 && strcmp(kind, "auto") != 0)
-        return DSC_FAIL(DSC_E_INVALID, "communicator kind '%s': known are auto, self and mpi", kind);
+        return fail_unknown(kind);
     int launched = strcmp(kind, "auto") == 0 ? dsc_launcher_size() : 0;
     if (launched > 1)
         return DSC_FAIL(
@@ -93,6 +114,9 @@ void dsc_comm_destroy(dsc_comm **comm) {
         return;
     if ((*comm)->table) {
         dsc_comm_drop_requests(*comm);
+        dsc_staging_drop(*comm);
+        if ((*comm)->device_table)
+            (*comm)->device_table->close(*comm);
         (*comm)->table->close(*comm);
     }
     release_counters(&(*comm)->counters);
@@ -109,11 +133,17 @@ dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) {
     /* Everything that can fail on one rank alone comes before the first collective step. */
     DSC_TRY(dsc_memory_alloc(1, sizeof *comm, &comm));
     comm->message_limit = o.message_limit;
+    comm->thread_multiple = o.thread_multiple;
+    comm->by_nccl = strcmp(o.kind, "nccl") == 0;
     DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *comm->counters, &comm->counters), fail);
     atomic_init(&comm->counters->users, 1);
     DSC_TRY_GOTO(status, open(comm, &o), fail);
     if (open != dsc_self_open)
         DSC_TRY_GOTO(status, check_launch(comm), fail);
+#if WITH_NCCL
+    if (comm->by_nccl)
+        dsc_nccl_describe(comm);
+#endif
     if (comm->size > 1)
         dsc_error_set_rank(comm->rank);
     *out = comm;
@@ -123,12 +153,33 @@ fail:
     return status;
 }
 
+/* What a communicator has from the one it is split from, beside the backend's part. */
+static void inherit(const dsc_comm *comm, dsc_comm *child) {
+    child->message_limit = comm->message_limit;
+    child->threads = comm->threads;
+    child->queue = comm->queue;
+    child->by_nccl = comm->by_nccl;
+    child->thread_multiple = comm->thread_multiple;
+    child->alone_too = comm->alone_too;
+    memcpy(child->description, comm->description, sizeof child->description);
+}
+
+/* Its means of moving memory of a GPU, where the parent has one. */
+static dsc_status inherit_device(dsc_comm *comm, dsc_comm *child) {
+#if WITH_NCCL
+    if (comm->device_table)
+        DSC_TRY(dsc_nccl_inherit(child, comm));
+#else
+    (void)comm;
+    (void)child;
+#endif
+    return DSC_OK;
+}
+
 dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
     dsc_comm *child;
     DSC_TRY(dsc_memory_alloc(1, sizeof *child, &child));
-    child->message_limit = comm->message_limit;
-    child->threads = comm->threads;
-    memcpy(child->description, comm->description, sizeof child->description);
+    inherit(comm, child);
     dsc_status status = comm->table->split(comm, colour, key, child);
     if (status != DSC_OK || colour < 0) {
         dsc_memory_free(&child);
@@ -140,6 +191,10 @@ dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
     child->table = comm->table;
     child->counters = comm->counters;
     atomic_fetch_add(&child->counters->users, 1);
+    status = inherit_device(comm, child);
+    if (status != DSC_OK)
+        dsc_comm_destroy(&child);
+    DSC_TRY(status);
     *out = child;
     return DSC_OK;
 }
@@ -148,6 +203,9 @@ void dsc_comm_abort(dsc_comm *comm, int exit_status) {
     (void)comm;     /* the job ends as a whole, whichever communicator noticed the failure */
     fflush(stdout); /* not all streams: another thread may hold one while it waits for its disk */
     fflush(stderr);
+#if WITH_NCCL
+    dsc_nccl_abort();
+#endif
 #ifdef DSC_HAVE_MPI
     /* A launcher that hears of the end may drop what its ranks wrote last: it gets a moment to pass it on. */
     const struct timespec moment = {.tv_nsec = 300000000};
@@ -157,6 +215,36 @@ void dsc_comm_abort(dsc_comm *comm, int exit_status) {
     }
 #endif
     _exit(exit_status);
+}
+
+/* ---- the queue ---- */
+
+dsc_status dsc_comm_use_queue(dsc_comm *comm, dsc_queue *queue) {
+    comm->queue = queue;
+#if WITH_NCCL
+    if (comm->by_nccl && queue && !dsc_device_is_host(dsc_queue_device(queue)))
+        DSC_TRY(dsc_nccl_use(comm));
+#endif
+    return DSC_OK;
+}
+
+int dsc_comm_records(const dsc_comm *comm) {
+    return comm->size == 1 || comm->device_table != NULL;
+}
+
+dsc_status dsc_comm_check_queue(const dsc_comm *comm, const char *what, const dsc_device *device) {
+    if (!comm->queue)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "%s: the tensor is in memory of device '%s', and the communicator has no queue to move "
+            "it in order with: call dsc_comm_use_queue first",
+            what, dsc_device_name(device));
+    if (dsc_queue_device(comm->queue) != device)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s: the tensor is in memory of device '%s', the communicator's queue is one of "
+                        "another device '%s': call dsc_comm_use_queue with one of the tensor's device",
+                        what, dsc_device_name(device), dsc_device_name(dsc_queue_device(comm->queue)));
+    return DSC_OK;
 }
 
 /* ---- properties ---- */
@@ -182,7 +270,7 @@ int dsc_comm_threads(const dsc_comm *comm) {
 }
 
 const char *dsc_comm_name(const dsc_comm *comm) {
-    return comm->table->name;
+    return comm->by_nccl ? "nccl" : comm->table->name;
 }
 
 const char *dsc_comm_description(const dsc_comm *comm) {

@@ -2,11 +2,16 @@
  *
  * The front (comm.c, transfer.c) checks arguments, counts bytes, serves what needs no transport (no elements;
  * one rank) and cuts long messages into pieces; a backend starts, tests and waits for one piece at a time.
- * Its handles are opaque here. */
+ * Its handles are opaque here.
+ *
+ * A communicator has a table that moves host memory (self, mpi), and may have a second one that moves memory
+ * of the used queue's GPU, in the order of that queue (nccl). Without the second, such memory is copied to
+ * the host and back (staging.c). */
 #ifndef DSC_COMM_TABLE_H
 #define DSC_COMM_TABLE_H
 
 #include "descent/comm.h"
+#include "device/table.h"
 
 #include <stdatomic.h>
 
@@ -63,6 +68,8 @@ typedef struct dsc_comm_table {
     dsc_status (*test)(dsc_comm *comm, dsc_piece *piece, int *done);
     dsc_status (*wait)(dsc_comm *comm, dsc_piece *piece);
     dsc_status (*barrier)(dsc_comm *comm);
+    /* Lets messages leave that were held back; NULL: none are. */
+    dsc_status (*flush)(dsc_comm *comm);
 } dsc_comm_table;
 
 /* A communicator and all that were split from it count their bytes here. */
@@ -71,10 +78,24 @@ typedef struct dsc_comm_counters {
     _Atomic uint64_t bytes[DSC_TRAFFIC_COUNT];
 } dsc_comm_counters;
 
+/* Host memory for one operation on memory of a GPU, page-locked; kept in its communicator. */
+typedef struct dsc_staging dsc_staging;
+struct dsc_staging {
+    void *data;
+    size_t bytes;
+    dsc_device owner; /* knows no more than how to free `data`: the device itself may be gone by then */
+    dsc_staging *next;
+};
+
 /* Requests are kept in their communicator and used again, with their arrays of pieces: a step allocates
  * nothing once it has had as many in flight before. */
 struct dsc_request {
     dsc_comm *comm;
+    const dsc_comm_table *table; /* that moves its pieces */
+    dsc_staging *staging;        /* NULL: pieces move the tensors themselves */
+    dsc_queue *queue;            /* of staging: its order */
+    const void *arrived;         /* the result in staging */
+    dsc_tensor result;           /* where it goes; data is NULL when nothing comes back */
     dsc_piece *pieces;
     int64_t capacity, count, done; /* pieces [0, done) are complete */
     int busy;
@@ -91,7 +112,14 @@ struct dsc_comm {
     int64_t message_limit;
     char description[160];
     dsc_comm_counters *counters;
+    dsc_queue *queue; /* in whose order tensors of a GPU are handed over; NULL: none so far */
+    const dsc_comm_table *device_table; /* moves memory of the queue's GPU; NULL: staging does */
+    void *device_state;
+    int by_nccl;         /* 1: of kind "nccl" */
+    int thread_multiple; /* as in the options */
+    int alone_too;       /* 1: operations of one rank use the transport as well; set by tests */
     dsc_request *requests, *free_requests;
+    dsc_staging *free_staging;
     char message[DSC_COMM_MESSAGE_SIZE];
 };
 
@@ -103,6 +131,27 @@ uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
 dsc_status dsc_comm_poll(dsc_request *request, int *done) DSC_MUST_CHECK;
 /* Gives back the requests of a communicator that is being destroyed; waits for those in flight. */
 void dsc_comm_drop_requests(dsc_comm *comm);
+/* An operation on host memory of the communicator's own, begun and waited for. */
+dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) DSC_MUST_CHECK;
+/* DSC_E_INVALID unless the communicator has a queue of this device, which is not a host's; `what` names the
+ * operation. */
+dsc_status dsc_comm_check_queue(const dsc_comm *comm, const char *what,
+                                const dsc_device *device) DSC_MUST_CHECK;
+
+/* 1 for all-gather and reduce-scatter. */
+int dsc_comm_is_gather(dsc_comm_op op);
+/* 1 when one rank has nothing to do but, at most, to copy its own part. */
+int dsc_comm_is_idle(const dsc_comm *comm, dsc_comm_op op);
+
+/* Turns a transfer of a device's memory into one of host memory: takes staging for it and copies what is to
+ * be sent, in the order of the communicator's queue, waiting for it. */
+dsc_status dsc_staging_begin(dsc_request *request, dsc_device *device, dsc_transfer *transfer) DSC_MUST_CHECK;
+/* Copies the result of a complete transfer to the device, in the order of the queue. */
+dsc_status dsc_staging_finish(dsc_request *request) DSC_MUST_CHECK;
+/* Gives the staging of a request back to the communicator; there may be none. */
+void dsc_staging_return(dsc_request *request);
+/* Frees what the communicator keeps. */
+void dsc_staging_drop(dsc_comm *comm);
 
 /* Number of processes that a launcher has started, from its environment variables; 1 when a launcher is there
  * but does not tell, 0 without a launcher. */
@@ -119,5 +168,15 @@ dsc_status dsc_mpi_open(dsc_comm *comm, const dsc_comm_options *options) DSC_MUS
 int dsc_mpi_is_up(void);
 /* Ends all processes of the job. */
 void dsc_mpi_abort(int exit_status);
+
+/* The nccl backend is there only where DSC_HAVE_NCCL is defined. Puts its name and version into the
+ * description. */
+void dsc_nccl_describe(dsc_comm *comm);
+/* Gives the communicator NCCL for the GPU of its queue, unless it has it. Collective. */
+dsc_status dsc_nccl_use(dsc_comm *comm) DSC_MUST_CHECK;
+/* The same for a communicator just split from `parent`, which has it. Collective. */
+dsc_status dsc_nccl_inherit(dsc_comm *comm, dsc_comm *parent) DSC_MUST_CHECK;
+/* Makes the operations of all communicators of this process give up. Does not wait for it. */
+void dsc_nccl_abort(void);
 
 #endif

@@ -1,12 +1,12 @@
 /* Operations: each is checked, served at once where no transport is needed, cut into pieces no longer than
  * the communicator's message_limit, started, and counted.
  *
- * Memory that the host cannot reach is refused in check_tensor; a backend that moves it, or a staging copy,
- * goes in there. */
+ * Memory of a GPU goes by the communicator's device_table, whole; without one, by host copies (staging.c). */
 #include "comm/table.h"
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "device/ops.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -30,22 +30,37 @@ static dsc_status take_request(dsc_comm *comm, int64_t pieces, dsc_request **out
     request->next_free = NULL;
     request->count = request->done = 0;
     request->busy = 1;
+    request->table = comm->table;
     *out = request;
     return DSC_OK;
 }
 
 static void return_request(dsc_request *request) {
+    dsc_staging_return(request);
     request->busy = 0;
     request->next_free = request->comm->free_requests;
     request->comm->free_requests = request;
 }
 
-/* Waits for one piece after the other. A failure is reported at once: what follows it may never end. */
-static dsc_status finish(dsc_request *request) {
-    dsc_comm *comm = request->comm;
-    for (; request->done < request->count; request->done++)
-        DSC_TRY(comm->table->wait(comm, &request->pieces[request->done]));
+/* Lets messages leave that the device's transport holds back. */
+static dsc_status flush(dsc_comm *comm) {
+    if (comm->device_table && comm->device_table->flush)
+        DSC_TRY(comm->device_table->flush(comm));
     return DSC_OK;
+}
+
+/* Waits for one piece after the other. A failure is reported at once: what follows it may never end. */
+static dsc_status wait_pieces(dsc_request *request) {
+    dsc_comm *comm = request->comm;
+    DSC_TRY(flush(comm));
+    for (; request->done < request->count; request->done++)
+        DSC_TRY(request->table->wait(comm, &request->pieces[request->done]));
+    return DSC_OK;
+}
+
+static dsc_status finish(dsc_request *request) {
+    DSC_TRY(wait_pieces(request));
+    return dsc_staging_finish(request);
 }
 
 dsc_status dsc_comm_wait(dsc_request **request) {
@@ -61,8 +76,9 @@ dsc_status dsc_comm_wait(dsc_request **request) {
 dsc_status dsc_comm_poll(dsc_request *request, int *done) {
     dsc_comm *comm = request->comm;
     *done = 1;
+    DSC_TRY(flush(comm));
     for (; request->done < request->count; request->done++) {
-        DSC_TRY(comm->table->test(comm, &request->pieces[request->done], done));
+        DSC_TRY(request->table->test(comm, &request->pieces[request->done], done));
         if (!*done)
             return DSC_OK;
     }
@@ -77,6 +93,8 @@ dsc_status dsc_comm_test(dsc_request **request, int *done) {
     dsc_status status = dsc_comm_poll(r, done);
     if (status == DSC_OK && !*done)
         return DSC_OK;
+    if (status == DSC_OK)
+        status = dsc_staging_finish(r);
     *request = NULL;
     return_request(r);
     return status == DSC_OK ? DSC_OK : dsc_error_pass(status, __FILE__, __LINE__);
@@ -87,7 +105,8 @@ void dsc_comm_drop_requests(dsc_comm *comm) {
         dsc_request *request = comm->requests;
         comm->requests = request->next;
         if (request->busy)
-            (void)finish(request);
+            (void)wait_pieces(request); /* without its result, whose place may be gone */
+        dsc_staging_return(request);
         dsc_memory_free(&request->pieces);
         dsc_memory_free(&request);
     }
@@ -116,8 +135,12 @@ uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks) {
     return 0;
 }
 
-static int is_gather(dsc_comm_op op) {
+int dsc_comm_is_gather(dsc_comm_op op) {
     return op == DSC_COMM_ALLGATHER || op == DSC_COMM_REDUCE_SCATTER;
+}
+
+int dsc_comm_is_idle(const dsc_comm *comm, dsc_comm_op op) {
+    return comm->size == 1 && !comm->alone_too && op != DSC_COMM_SEND && op != DSC_COMM_RECV;
 }
 
 static void count_bytes(dsc_comm *comm, dsc_traffic traffic, const dsc_transfer *transfer) {
@@ -125,7 +148,7 @@ static void count_bytes(dsc_comm *comm, dsc_traffic traffic, const dsc_transfer 
     if ((transfer->op == DSC_COMM_BROADCAST && !is_root) || (transfer->op == DSC_COMM_REDUCE && is_root))
         return;
     uint64_t bytes = (uint64_t)transfer->count * dsc_dtype_size(transfer->dtype);
-    if (is_gather(transfer->op))
+    if (dsc_comm_is_gather(transfer->op))
         bytes *= (uint64_t)comm->size;
     atomic_fetch_add(&comm->counters->bytes[traffic], dsc_comm_cost(transfer->op, bytes, comm->size));
 }
@@ -136,7 +159,7 @@ static dsc_status start_piece(dsc_request *request, const dsc_transfer *transfer
     dsc_piece *piece = &request->pieces[request->count];
     *piece = (dsc_piece){.expected = transfer->op == DSC_COMM_RECV ? transfer->count : -1,
                          .dtype = transfer->dtype};
-    DSC_TRY(request->comm->table->start(request->comm, transfer, piece));
+    DSC_TRY(request->table->start(request->comm, transfer, piece));
     request->count++;
     return DSC_OK;
 }
@@ -187,30 +210,60 @@ static dsc_status start_parts(dsc_request *request, const dsc_transfer *transfer
 }
 
 static dsc_status start(dsc_request *request, const dsc_transfer *transfer, int by_parts) {
-    dsc_comm *comm = request->comm;
-    int gather = is_gather(transfer->op);
-    int point_to_point = transfer->op == DSC_COMM_SEND || transfer->op == DSC_COMM_RECV;
-    if (transfer->count == 0)
-        return DSC_OK;
-    if (comm->size == 1 && !point_to_point) {
-        if (gather)
-            copy_own_part(comm, transfer);
-        return DSC_OK;
-    }
+    if (request->table != request->comm->table) /* takes any length */
+        return start_piece(request, transfer);
     if (by_parts)
         return start_parts(request, transfer);
-    return gather ? start_piece(request, transfer) : start_vector(request, transfer);
+    return dsc_comm_is_gather(transfer->op) ? start_piece(request, transfer)
+                                            : start_vector(request, transfer);
+}
+
+/* The own part of one rank's gather, within the memory of a device. */
+static dsc_status copy_on_device(const dsc_comm *comm, dsc_device *device, const dsc_transfer *transfer) {
+    int64_t bytes = transfer->count * (int64_t)dsc_dtype_size(transfer->dtype);
+    dsc_tensor from = dsc_tensor_view(device, (void *)(uintptr_t)transfer->send, DSC_U8, 1, &bytes);
+    dsc_tensor to = dsc_tensor_view(device, transfer->recv, DSC_U8, 1, &bytes);
+    return from.data == to.data ? DSC_OK : dsc_op_convert(comm->queue, &from, &to);
+}
+
+/* All there is to do for one rank. */
+static dsc_status serve_alone(const dsc_comm *comm, dsc_device *far, const dsc_transfer *transfer) {
+    if (!dsc_comm_is_gather(transfer->op))
+        return DSC_OK;
+    if (far)
+        return copy_on_device(comm, far, transfer);
+    copy_own_part(comm, transfer);
+    return DSC_OK;
+}
+
+/* Starts a transfer where there is one to start. far: the device whose memory it is, NULL for a host's. */
+static dsc_status begin_on(dsc_request *request, dsc_device *far, const dsc_transfer *transfer,
+                           int by_parts) {
+    dsc_comm *comm = request->comm;
+    if (transfer->count == 0)
+        return DSC_OK;
+    if (dsc_comm_is_idle(comm, transfer->op))
+        return serve_alone(comm, far, transfer);
+    if (far && comm->device_table) {
+        request->table = comm->device_table;
+        return start(request, transfer, 0);
+    }
+    dsc_transfer on_host = *transfer;
+    DSC_TRY(flush(comm));
+    if (far)
+        DSC_TRY(dsc_staging_begin(request, far, &on_host));
+    return start(request, &on_host, by_parts);
 }
 
 /* Starts a checked operation. When a piece cannot be started, those before it may be under way: the request
- * is not used again. */
-static dsc_status begin(dsc_comm *comm, dsc_traffic traffic, const dsc_transfer *transfer,
+ * is not used again, nor is its staging. */
+static dsc_status begin(dsc_comm *comm, dsc_device *far, dsc_traffic traffic, const dsc_transfer *transfer,
                         dsc_request **out) {
-    int by_parts = is_gather(transfer->op) && transfer->count > comm->message_limit / comm->size;
+    int by_parts = dsc_comm_is_gather(transfer->op) && transfer->count > comm->message_limit / comm->size;
     int64_t pieces = (transfer->count + comm->message_limit - 1) / comm->message_limit;
     dsc_request *request = NULL;
     DSC_TRY(take_request(comm, by_parts ? pieces * comm->size : pieces, &request));
-    dsc_status status = start(request, transfer, by_parts);
+    dsc_status status = begin_on(request, far, transfer, by_parts);
     if (status != DSC_OK) {
         request->busy = 0;
         return dsc_error_pass(status, __FILE__, __LINE__);
@@ -238,11 +291,19 @@ static dsc_status check_tensor(const char *op, const dsc_tensor *t) {
     if (!t->data && dsc_tensor_count(t) > 0)
         return DSC_FAIL(DSC_E_INVALID, "%s: a tensor of %lld elements without memory", op,
                         (long long)dsc_tensor_count(t));
-    if (!dsc_device_is_host(t->device))
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "%s: the tensor is in memory of device '%s', which the host cannot "
-                        "reach; copy it to the host first",
-                        op, dsc_device_name(t->device));
+    return DSC_OK;
+}
+
+/* The device of a tensor that the host cannot reach, NULL for others. */
+static dsc_device *far_device(const dsc_tensor *t) {
+    return dsc_device_is_host(t->device) ? NULL : t->device;
+}
+
+/* Where something moves, memory of a device moves in the order of a queue. */
+static dsc_status check_order(const char *name, const dsc_comm *comm, dsc_comm_op op, const dsc_tensor *t) {
+    int still = dsc_tensor_count(t) == 0 || (dsc_comm_is_idle(comm, op) && !dsc_comm_is_gather(op));
+    if (far_device(t) && !still)
+        DSC_TRY(dsc_comm_check_queue(comm, name, t->device));
     return DSC_OK;
 }
 
@@ -275,6 +336,9 @@ static dsc_status check_parts(const char *op, const dsc_comm *comm, const dsc_te
     if (part->dtype != all->dtype)
         return DSC_FAIL(DSC_E_INVALID, "%s: part is %s, all is %s; they must be of one type", op,
                         dsc_dtype_name(part->dtype), dsc_dtype_name(all->dtype));
+    if (far_device(part) != far_device(all))
+        return DSC_FAIL(DSC_E_INVALID, "%s: part is in memory of device '%s', all in that of '%s'", op,
+                        dsc_device_name(part->device), dsc_device_name(all->device));
     int64_t count = dsc_tensor_count(part);
     if (dsc_tensor_count(all) != count * comm->size)
         return DSC_FAIL(DSC_E_INVALID, "%s: all has %lld elements; %d ranks with parts of %lld need %lld", op,
@@ -295,13 +359,14 @@ dsc_status dsc_comm_allreduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_red
                                     dsc_request **request) {
     DSC_TRY(check_kind("allreduce", traffic, op));
     DSC_TRY(check_tensor("allreduce", t));
+    DSC_TRY(check_order("allreduce", comm, DSC_COMM_ALLREDUCE, t));
     dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE,
                              .reduction = op,
                              .dtype = t->dtype,
                              .send = t->data,
                              .recv = t->data,
                              .count = dsc_tensor_count(t)};
-    return begin(comm, traffic, &transfer, request);
+    return begin(comm, far_device(t), traffic, &transfer, request);
 }
 
 dsc_status dsc_comm_reduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, int root,
@@ -309,6 +374,7 @@ dsc_status dsc_comm_reduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduct
     DSC_TRY(check_kind("reduce", traffic, op));
     DSC_TRY(check_peer("reduce", comm, root));
     DSC_TRY(check_tensor("reduce", t));
+    DSC_TRY(check_order("reduce", comm, DSC_COMM_REDUCE, t));
     dsc_transfer transfer = {.op = DSC_COMM_REDUCE,
                              .reduction = op,
                              .dtype = t->dtype,
@@ -316,7 +382,7 @@ dsc_status dsc_comm_reduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduct
                              .send = t->data,
                              .recv = t->data,
                              .count = dsc_tensor_count(t)};
-    return begin(comm, traffic, &transfer, request);
+    return begin(comm, far_device(t), traffic, &transfer, request);
 }
 
 dsc_status dsc_comm_broadcast_begin(dsc_comm *comm, dsc_traffic traffic, int root, dsc_tensor *t,
@@ -324,38 +390,41 @@ dsc_status dsc_comm_broadcast_begin(dsc_comm *comm, dsc_traffic traffic, int roo
     DSC_TRY(check_kind("broadcast", traffic, DSC_SUM));
     DSC_TRY(check_peer("broadcast", comm, root));
     DSC_TRY(check_tensor("broadcast", t));
+    DSC_TRY(check_order("broadcast", comm, DSC_COMM_BROADCAST, t));
     dsc_transfer transfer = {.op = DSC_COMM_BROADCAST,
                              .dtype = t->dtype,
                              .peer = root,
                              .send = t->data,
                              .recv = t->data,
                              .count = dsc_tensor_count(t)};
-    return begin(comm, traffic, &transfer, request);
+    return begin(comm, far_device(t), traffic, &transfer, request);
 }
 
 dsc_status dsc_comm_allgather_begin(dsc_comm *comm, dsc_traffic traffic, const dsc_tensor *part,
                                     dsc_tensor *all, dsc_request **request) {
     DSC_TRY(check_kind("allgather", traffic, DSC_SUM));
     DSC_TRY(check_parts("allgather", comm, part, all, 1));
+    DSC_TRY(check_order("allgather", comm, DSC_COMM_ALLGATHER, part));
     dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER,
                              .dtype = part->dtype,
                              .send = part->data,
                              .recv = all->data,
                              .count = dsc_tensor_count(part)};
-    return begin(comm, traffic, &transfer, request);
+    return begin(comm, far_device(part), traffic, &transfer, request);
 }
 
 dsc_status dsc_comm_reduce_scatter_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op,
                                          const dsc_tensor *all, dsc_tensor *part, dsc_request **request) {
     DSC_TRY(check_kind("reduce_scatter", traffic, op));
     DSC_TRY(check_parts("reduce_scatter", comm, part, all, 0));
+    DSC_TRY(check_order("reduce_scatter", comm, DSC_COMM_REDUCE_SCATTER, part));
     dsc_transfer transfer = {.op = DSC_COMM_REDUCE_SCATTER,
                              .reduction = op,
                              .dtype = part->dtype,
                              .send = all->data,
                              .recv = part->data,
                              .count = dsc_tensor_count(part)};
-    return begin(comm, traffic, &transfer, request);
+    return begin(comm, far_device(part), traffic, &transfer, request);
 }
 
 dsc_status dsc_comm_send_begin(dsc_comm *comm, dsc_traffic traffic, int to, int tag, const dsc_tensor *t,
@@ -364,6 +433,7 @@ dsc_status dsc_comm_send_begin(dsc_comm *comm, dsc_traffic traffic, int to, int 
     DSC_TRY(check_peer("send", comm, to));
     DSC_TRY(check_tag("send", tag));
     DSC_TRY(check_tensor("send", t));
+    DSC_TRY(check_order("send", comm, DSC_COMM_SEND, t));
     dsc_transfer transfer = {.op = DSC_COMM_SEND,
                              .dtype = t->dtype,
                              .peer = to,
@@ -371,13 +441,14 @@ dsc_status dsc_comm_send_begin(dsc_comm *comm, dsc_traffic traffic, int to, int 
                              .send = t->data,
                              .recv = t->data,
                              .count = dsc_tensor_count(t)};
-    return begin(comm, traffic, &transfer, request);
+    return begin(comm, far_device(t), traffic, &transfer, request);
 }
 
 dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t, dsc_request **request) {
     DSC_TRY(check_peer("recv", comm, from));
     DSC_TRY(check_tag("recv", tag));
     DSC_TRY(check_tensor("recv", t));
+    DSC_TRY(check_order("recv", comm, DSC_COMM_RECV, t));
     dsc_transfer transfer = {.op = DSC_COMM_RECV,
                              .dtype = t->dtype,
                              .peer = from,
@@ -385,10 +456,11 @@ dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t,
                              .send = t->data,
                              .recv = t->data,
                              .count = dsc_tensor_count(t)};
-    return begin(comm, DSC_TRAFFIC_OTHER, &transfer, request);
+    return begin(comm, far_device(t), DSC_TRAFFIC_OTHER, &transfer, request);
 }
 
 dsc_status dsc_comm_barrier(dsc_comm *comm) {
+    DSC_TRY(flush(comm));
     return comm->size == 1 ? DSC_OK : comm->table->barrier(comm);
 }
 
@@ -406,10 +478,9 @@ dsc_status dsc_comm_broadcast(dsc_comm *comm, dsc_traffic traffic, int root, dsc
 
 /* ---- agreement ---- */
 
-/* An operation on host memory of the communicator's own. */
-static dsc_status run(dsc_comm *comm, const dsc_transfer *transfer) {
+dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) {
     dsc_request *request = NULL;
-    DSC_TRY(begin(comm, DSC_TRAFFIC_OTHER, transfer, &request));
+    DSC_TRY(begin(comm, NULL, DSC_TRAFFIC_OTHER, transfer, &request));
     return dsc_comm_wait(&request);
 }
 
@@ -422,7 +493,7 @@ dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) {
                              .send = &lowest,
                              .recv = &lowest,
                              .count = 1};
-    dsc_status status = run(comm, &transfer);
+    dsc_status status = dsc_comm_run(comm, &transfer);
     if (status != DSC_OK)
         return dsc_error_pass(status, __FILE__, __LINE__);
     if (lowest == comm->size)
@@ -438,7 +509,7 @@ dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) {
                               .send = text,
                               .recv = text,
                               .count = sizeof comm->message};
-    status = run(comm, &transfer);
+    status = dsc_comm_run(comm, &transfer);
     if (own != DSC_OK)
         return dsc_error_pass(own, __FILE__, __LINE__);
     DSC_TRY(status);

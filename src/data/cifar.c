@@ -154,7 +154,9 @@ static dsc_status open_cifar100(dsc_dataset *dataset, const char *argument) {
     return open_layout(&cifar100, argument, dataset);
 }
 
-const dsc_dataset_kind dsc_kind_cifar10 = {"cifar10",    "cifar10:DIR",    1,
-                                           open_cifar10, dsc_pixels_close, dsc_pixels_sample};
-const dsc_dataset_kind dsc_kind_cifar100 = {"cifar100",    "cifar100:DIR",   1,
-                                            open_cifar100, dsc_pixels_close, dsc_pixels_sample};
+const dsc_dataset_kind dsc_kind_cifar10 = {"cifar10",      "cifar10:DIR",      1,
+                                           open_cifar10,   dsc_pixels_close,   dsc_pixels_sample,
+                                           dsc_pixels_raw, dsc_pixels_raw_desc};
+const dsc_dataset_kind dsc_kind_cifar100 = {"cifar100",     "cifar100:DIR",     1,
+                                            open_cifar100,  dsc_pixels_close,   dsc_pixels_sample,
+                                            dsc_pixels_raw, dsc_pixels_raw_desc};

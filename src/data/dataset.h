@@ -5,6 +5,7 @@
 #include "data/augment.h"
 #include "data/files.h"
 #include "descent/data.h"
+#include "device/ops.h"
 
 /* Buffers one thread reuses from sample to sample; they grow to what the largest image needs. Starts as {0}.
  */
@@ -16,6 +17,13 @@ typedef struct dsc_scratch {
 
 void dsc_scratch_free(dsc_scratch *scratch);
 
+/* A sample before its augmentation: room for h * w * c bytes, and dsc_op_augment's numbers. */
+typedef struct dsc_raw_sample {
+    uint8_t *image;
+    int32_t *place; /* [3] */
+    int32_t *label;
+} dsc_raw_sample;
+
 /* One kind of data set. `open` fills in dataset->info and ->state and, when it fails, leaves nothing behind;
  * `argument` is what followed the colon, NULL for none. */
 typedef struct dsc_dataset_kind {
@@ -26,6 +34,9 @@ typedef struct dsc_dataset_kind {
     void (*close)(dsc_dataset *dataset);
     dsc_status (*sample)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label);
+    /* NULL: none. The sample as bytes and what is to be done to them, for devices that do it themselves. */
+    void (*raw)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, dsc_raw_sample *out);
+    void (*raw_desc)(const dsc_dataset *dataset, dsc_augment_desc *desc);
 } dsc_dataset_kind;
 
 struct dsc_dataset {
@@ -60,6 +71,13 @@ void dsc_pixels_set_info(const dsc_pixels *pixels, int64_t classes, dsc_dataset 
 void dsc_pixels_close(dsc_dataset *dataset);
 dsc_status dsc_pixels_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                              dsc_scratch *scratch, float *x, int32_t *label);
+void dsc_pixels_raw(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                    dsc_raw_sample *out);
+void dsc_pixels_raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc);
+/* For kinds that draw their images: how a pixels' set places image `key`, and its numbers. */
+void dsc_pixels_place(const dsc_dataset *dataset, const dsc_pixels *pixels, dsc_sample_key key,
+                      int32_t place[3]);
+void dsc_pixels_desc(const dsc_pixels *pixels, dsc_augment_desc *desc);
 /* Image `image` of the set's shape, augmented for sample (index, epoch) if asked to, as floats. */
 void dsc_pixels_present(const dsc_dataset *dataset, const dsc_pixels *pixels, const uint8_t *image,
                         dsc_sample_key key, float *x);

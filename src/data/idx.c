@@ -223,5 +223,6 @@ done:
     return status;
 }
 
-const dsc_dataset_kind dsc_kind_idx = {"mnist",  "mnist:DIR",      1,
-                                       open_set, dsc_pixels_close, dsc_pixels_sample};
+const dsc_dataset_kind dsc_kind_idx = {"mnist",        "mnist:DIR",        1,
+                                       open_set,       dsc_pixels_close,   dsc_pixels_sample,
+                                       dsc_pixels_raw, dsc_pixels_raw_desc};

@@ -335,5 +335,5 @@ static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment,
     return DSC_OK;
 }
 
-const dsc_dataset_kind dsc_kind_imagefolder = {"imagefolder", "imagefolder:DIR", 1,
-                                               open_set,      close_set,         sample};
+const dsc_dataset_kind dsc_kind_imagefolder = {
+    "imagefolder", "imagefolder:DIR", 1, open_set, close_set, sample, NULL, NULL};

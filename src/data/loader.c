@@ -11,6 +11,7 @@
 #include "base/versioned.h"
 #include "data/dataset.h"
 #include "data/sampler.h"
+#include "data/stage.h"
 
 #include <ctype.h>
 #include <pthread.h>
@@ -22,8 +23,9 @@
 enum { ROWS_AT_ONCE = 8, MESSAGE_SIZE = 2048, MAX_THREADS = 1024, MAX_DEPTH = 1024 };
 
 typedef struct slot {
-    dsc_tensor x, labels;
-    int64_t *index; /* [batch] */
+    dsc_tensor x, labels; /* on a host device */
+    dsc_staged staged;    /* where a batch is prepared: their memory, or what is sent to the device */
+    int64_t *index;       /* [batch] */
     int64_t epoch, position;
     int64_t rows_taken, rows_done;
     dsc_status status;  /* of the first row that failed ... */
@@ -35,6 +37,7 @@ struct dsc_loader {
     const dsc_dataset *dataset;
     dsc_loader_options options;
     dsc_sampler sampler;
+    dsc_stage *stage; /* NULL on a host device */
     slot *slots;
     int slot_count;
     pthread_t *threads;
@@ -68,7 +71,8 @@ void dsc_loader_options_init(dsc_loader_options *options) {
                                     .seed = 42,
                                     .shuffle = 1,
                                     .augment = 1,
-                                    .keep_last = 0};
+                                    .keep_last = 0,
+                                    .dtype = DSC_F32};
 }
 
 /* ---- in the threads ---- */
@@ -101,23 +105,45 @@ static int take_rows(dsc_loader *loader, task *t) {
     return 1;
 }
 
+/* One row of a batch, -1 for none, as bytes. */
+static void prepare_bytes(dsc_loader *loader, const slot *s, int64_t row, int64_t size) {
+    int64_t index = s->index[row];
+    dsc_raw_sample raw = {(uint8_t *)s->staged.x + row * size, s->staged.place + 3 * row,
+                          s->staged.labels + row};
+    if (index >= 0) {
+        loader->dataset->kind->raw(loader->dataset, index, loader->options.augment, s->epoch, &raw);
+        return;
+    }
+    memset(raw.image, 0, (size_t)size);
+    memset(raw.place, 0, 3 * sizeof *raw.place);
+    *raw.label = -1;
+}
+
+/* The same, as floats. */
+static dsc_status prepare_floats(dsc_loader *loader, const slot *s, int64_t row, int64_t size,
+                                 dsc_scratch *scratch) {
+    float *x = (float *)s->staged.x + row * size;
+    int64_t index = s->index[row];
+    if (index >= 0)
+        return dsc_dataset_sample_with(loader->dataset, index, loader->options.augment, s->epoch, scratch, x,
+                                       &s->staged.labels[row]);
+    memset(x, 0, (size_t)size * sizeof *x);
+    s->staged.labels[row] = -1;
+    return DSC_OK;
+}
+
 /* Prepares the rows of a task; *row is the one that failed. Outside the mutex. */
 static dsc_status prepare(dsc_loader *loader, const task *t, dsc_scratch *scratch, int64_t *row) {
     dsc_dataset_info info = dsc_dataset_get_info(loader->dataset);
-    int64_t sample_size = info.h * info.w * info.c;
-    int32_t *labels = t->slot->labels.data;
+    int64_t size = info.h * info.w * info.c;
+    int bytes = loader->stage && loader->dataset->kind->raw;
     for (*row = t->first; *row < t->first + t->count; (*row)++) {
-        float *x = (float *)t->slot->x.data + *row * sample_size;
-        int64_t index = t->slot->index[*row];
         if (atomic_load(&loader->stop))
             return DSC_OK;
-        if (index < 0) {
-            memset(x, 0, (size_t)sample_size * sizeof *x);
-            labels[*row] = -1;
-            continue;
-        }
-        DSC_TRY(dsc_dataset_sample_with(loader->dataset, index, loader->options.augment, t->slot->epoch,
-                                        scratch, x, &labels[*row]));
+        if (bytes)
+            prepare_bytes(loader, t->slot, *row, size);
+        else
+            DSC_TRY(prepare_floats(loader, t->slot, *row, size, scratch));
     }
     return DSC_OK;
 }
@@ -160,9 +186,9 @@ static void *work(void *argument) {
 
 /* ---- life ---- */
 static dsc_status check_options(const dsc_loader_options *options, const dsc_device *device) {
-    if (!dsc_device_is_host(device))
-        return DSC_FAIL(DSC_E_INVALID, "a loader needs memory the host can write: device '%s' has none",
-                        dsc_device_name(device));
+    if (dsc_device_is_host(device) && options->dtype != DSC_F32)
+        return DSC_FAIL(DSC_E_INVALID, "batches of %s: on device '%s' they are fp32",
+                        dsc_dtype_name(options->dtype), dsc_device_name(device));
     if (options->threads < 1 || options->threads > MAX_THREADS)
         return DSC_FAIL(DSC_E_INVALID, "%d data threads: must be 1 to %d", options->threads, MAX_THREADS);
     if (options->depth < 1 || options->depth > MAX_DEPTH)
@@ -177,9 +203,14 @@ static dsc_status make_slots(dsc_loader *loader, dsc_device *device) {
     DSC_TRY(dsc_memory_alloc(loader->slot_count, sizeof *loader->slots, &loader->slots));
     for (int i = 0; i < loader->slot_count; i++) {
         slot *s = &loader->slots[i];
+        DSC_TRY(dsc_memory_alloc(batch, sizeof *s->index, &s->index));
+        if (loader->stage) {
+            DSC_TRY(dsc_stage_alloc(loader->stage, &s->staged));
+            continue;
+        }
         DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 4, (int64_t[]){batch, info.h, info.w, info.c}, &s->x));
         DSC_TRY(dsc_tensor_alloc(device, DSC_I32, 1, &batch, &s->labels));
-        DSC_TRY(dsc_memory_alloc(batch, sizeof *s->index, &s->index));
+        s->staged = (dsc_staged){.x = s->x.data, .labels = s->labels.data};
     }
     return DSC_OK;
 }
@@ -225,6 +256,8 @@ dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
         dsc_dataset_get_info(dataset).count, o->batch, o->rank, o->ranks, o->seed, o->shuffle, o->keep_last};
     DSC_TRY_GOTO(status, check_options(o, device), fail);
     DSC_TRY_GOTO(status, dsc_sampler_init(&order, &loader->sampler), fail);
+    if (!dsc_device_is_host(device))
+        DSC_TRY_GOTO(status, dsc_stage_create(dataset, device, o->batch, o->dtype, &loader->stage), fail);
     DSC_TRY_GOTO(status, make_slots(loader, device), fail);
     DSC_TRY_GOTO(status, make_locks(loader), fail);
     DSC_TRY_GOTO(status, start_threads(loader), fail);
@@ -258,10 +291,13 @@ void dsc_loader_destroy(dsc_loader **loader) {
     if (l->has_done)
         pthread_cond_destroy(&l->done);
     for (int i = 0; l->slots && i < l->slot_count; i++) {
+        if (l->stage)
+            dsc_stage_free(l->stage, &l->slots[i].staged);
         dsc_tensor_free(&l->slots[i].x);
         dsc_tensor_free(&l->slots[i].labels);
         dsc_memory_free(&l->slots[i].index);
     }
+    dsc_stage_destroy(&l->stage);
     dsc_memory_free(&l->slots);
     dsc_memory_free(&l->threads);
     dsc_sampler_free(&l->sampler);
@@ -301,7 +337,10 @@ static dsc_status raise_again(const slot *s) {
     return DSC_FAIL(s->status, "%s", message);
 }
 
-dsc_status dsc_loader_next(dsc_loader *loader, dsc_batch *batch) {
+/* The memory of the batch before is free again once it has been copied. */
+dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) {
+    if (loader->stage)
+        DSC_TRY(dsc_stage_settle(loader->stage));
     pthread_mutex_lock(&loader->mutex);
     loader->released = loader->delivered;
     pthread_cond_broadcast(&loader->work);
@@ -316,5 +355,7 @@ dsc_status dsc_loader_next(dsc_loader *loader, dsc_batch *batch) {
         status = raise_again(s);
     }
     pthread_mutex_unlock(&loader->mutex);
+    if (status == DSC_OK && loader->stage)
+        status = dsc_stage_send(loader->stage, queue, &s->staged, &batch->x, &batch->labels);
     return status;
 }

@@ -3,6 +3,8 @@
 #include "base/memory.h"
 #include "data/dataset.h"
 
+#include <string.h>
+
 dsc_status dsc_pixels_create(int64_t count, int64_t h, int64_t w, int64_t c, dsc_pixels **out) {
     dsc_status status;
     dsc_pixels *pixels;
@@ -43,13 +45,18 @@ void dsc_pixels_close(dsc_dataset *dataset) {
     dataset->state = NULL;
 }
 
-void dsc_pixels_present(const dsc_dataset *dataset, const dsc_pixels *pixels, const uint8_t *image,
-                        dsc_sample_key key, float *x) {
+static dsc_crop crop_of(const dsc_dataset *dataset, const dsc_pixels *pixels, dsc_sample_key key) {
     dsc_crop crop = {0, 0, 0};
     if (key.augment && pixels->pad >= 0) {
         dsc_rng rng = dsc_augment_rng(dataset->options.seed, key);
         crop = dsc_crop_draw(&rng, pixels->pad);
     }
+    return crop;
+}
+
+void dsc_pixels_present(const dsc_dataset *dataset, const dsc_pixels *pixels, const uint8_t *image,
+                        dsc_sample_key key, float *x) {
+    dsc_crop crop = crop_of(dataset, pixels, key);
     dsc_crop_apply(image, pixels->h, pixels->w, pixels->c, crop, &pixels->normalise, x);
 }
 
@@ -61,4 +68,37 @@ dsc_status dsc_pixels_sample(const dsc_dataset *dataset, int64_t index, int augm
     dsc_pixels_present(dataset, pixels, image, (dsc_sample_key){index, epoch, augment}, x);
     *label = pixels->labels[index];
     return DSC_OK;
+}
+
+/* ---- for devices that augment by themselves ---- */
+
+void dsc_pixels_place(const dsc_dataset *dataset, const dsc_pixels *pixels, dsc_sample_key key,
+                      int32_t place[3]) {
+    dsc_crop crop = crop_of(dataset, pixels, key);
+    place[0] = (int32_t)crop.top;
+    place[1] = (int32_t)crop.left;
+    place[2] = crop.flip;
+}
+
+void dsc_pixels_raw(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                    dsc_raw_sample *out) {
+    const dsc_pixels *pixels = dataset->state;
+    int64_t bytes = pixels->h * pixels->w * pixels->c;
+    memcpy(out->image, pixels->data + index * bytes, (size_t)bytes);
+    dsc_pixels_place(dataset, pixels, (dsc_sample_key){index, epoch, augment}, out->place);
+    *out->label = pixels->labels[index];
+}
+
+/* The table of normalised values is a line through its ends. */
+void dsc_pixels_desc(const dsc_pixels *pixels, dsc_augment_desc *desc) {
+    *desc = (dsc_augment_desc){{0}, {0}, {0}};
+    for (int64_t c = 0; c < pixels->c; c++) {
+        const float *value = pixels->normalise.value[c];
+        desc->scale[c] = (float)(((double)value[255] - (double)value[0]) / 255);
+        desc->shift[c] = desc->outside[c] = value[0];
+    }
+}
+
+void dsc_pixels_raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc) {
+    dsc_pixels_desc(dataset->state, desc);
 }

@@ -263,25 +263,44 @@ fail:
 }
 
 /* Several threads may want one image at once: the first keeps what it draws, the others draw for themselves
- * rather than wait. */
+ * rather than wait. `drawn`: room for an image. */
+static const uint8_t *image_of(const dsc_dataset *dataset, int64_t index, uint8_t drawn[BYTES]) {
+    synthetic *set = dataset->state;
+    uint8_t *kept = set->pixels->data + index * BYTES;
+    if (atomic_load_explicit(&set->state[index], memory_order_acquire) == DRAWN)
+        return kept;
+    dsc_synthetic_draw(dataset->options.seed, dataset->split, index, drawn);
+    unsigned char expected = NOT_DRAWN;
+    if (atomic_compare_exchange_strong(&set->state[index], &expected, BEING_DRAWN)) {
+        memcpy(kept, drawn, BYTES);
+        atomic_store_explicit(&set->state[index], DRAWN, memory_order_release);
+    }
+    return drawn;
+}
+
 static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label) {
     (void)scratch;
-    synthetic *set = dataset->state;
+    const synthetic *set = dataset->state;
     uint8_t drawn[BYTES];
-    const uint8_t *image = set->pixels->data + index * BYTES;
-    if (atomic_load_explicit(&set->state[index], memory_order_acquire) != DRAWN) {
-        dsc_synthetic_draw(dataset->options.seed, dataset->split, index, drawn);
-        unsigned char expected = NOT_DRAWN;
-        if (atomic_compare_exchange_strong(&set->state[index], &expected, BEING_DRAWN)) {
-            memcpy(set->pixels->data + index * BYTES, drawn, BYTES);
-            atomic_store_explicit(&set->state[index], DRAWN, memory_order_release);
-        }
-        image = drawn;
-    }
-    dsc_pixels_present(dataset, set->pixels, image, (dsc_sample_key){index, epoch, augment}, x);
+    dsc_pixels_present(dataset, set->pixels, image_of(dataset, index, drawn),
+                       (dsc_sample_key){index, epoch, augment}, x);
     *label = (int32_t)(index % CLASSES);
     return DSC_OK;
 }
 
-const dsc_dataset_kind dsc_kind_synthetic = {"synthetic", "synthetic[:N]", 0, open_set, close_set, sample};
+static void raw(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, dsc_raw_sample *out) {
+    const synthetic *set = dataset->state;
+    uint8_t drawn[BYTES];
+    memcpy(out->image, image_of(dataset, index, drawn), BYTES);
+    dsc_pixels_place(dataset, set->pixels, (dsc_sample_key){index, epoch, augment}, out->place);
+    *out->label = (int32_t)(index % CLASSES);
+}
+
+static void raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc) {
+    const synthetic *set = dataset->state;
+    dsc_pixels_desc(set->pixels, desc);
+}
+
+const dsc_dataset_kind dsc_kind_synthetic = {"synthetic", "synthetic[:N]", 0,   open_set,
+                                             close_set,   sample,          raw, raw_desc};

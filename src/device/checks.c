@@ -18,7 +18,7 @@ static const char *shape_text(int ndim, const int64_t *dim, char text[SHAPE_TEXT
 dsc_status dsc_check_begin_any(dsc_check *check, const char *op, dsc_queue *q) {
     if (!q)
         return DSC_FAIL(DSC_E_INVALID, "%s: no queue", op);
-    *check = (dsc_check){.op = op, .q = q, .dtype = DSC_F32};
+    *check = (dsc_check){.op = op, .q = q, .dtype = DSC_F32, .param = DSC_F32};
     return DSC_OK;
 }
 
@@ -30,6 +30,36 @@ dsc_status dsc_check_begin(dsc_check *check, const char *op, dsc_queue *q, const
         return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; fp32 or fp64 is expected", op, name,
                         dsc_dtype_name(t->dtype));
     check->dtype = t->dtype;
+    check->param = t->dtype;
+    return DSC_OK;
+}
+
+static int is_half(dsc_dtype dtype) {
+    return dtype == DSC_BF16 || dtype == DSC_F16;
+}
+
+dsc_status dsc_check_computes(const dsc_device *device, const char *op, const char *name, dsc_dtype dtype) {
+    if (is_half(dtype) && !device->has_halves)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; device %s computes in fp32 and fp64 only", op, name,
+                        dsc_dtype_name(dtype), device->name);
+    if (!is_half(dtype) && dtype != DSC_F32 && dtype != DSC_F64)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s is %s; %s is expected", op, name, dsc_dtype_name(dtype),
+                        device->has_halves ? "fp32, fp64, bf16 or fp16" : "fp32 or fp64");
+    return DSC_OK;
+}
+
+dsc_status dsc_check_set_half(dsc_check *check, const char *name, dsc_dtype dtype) {
+    DSC_TRY(dsc_check_computes(check->q->device, check->op, name, dtype));
+    check->dtype = dtype;
+    check->param = is_half(dtype) ? DSC_F32 : dtype;
+    return DSC_OK;
+}
+
+dsc_status dsc_check_begin_half(dsc_check *check, const char *op, dsc_queue *q, const char *name,
+                                const dsc_tensor *t) {
+    DSC_TRY(dsc_check_begin_any(check, op, q));
+    DSC_TRY(dsc_check_any(check, name, t));
+    DSC_TRY(dsc_check_set_half(check, name, t->dtype));
     return DSC_OK;
 }
 
@@ -137,6 +167,18 @@ dsc_status dsc_check_real_count(const dsc_check *check, const char *name, const 
     return DSC_OK;
 }
 
+dsc_status dsc_check_param(const dsc_check *check, const char *name, const dsc_tensor *t) {
+    DSC_TRY(dsc_check_typed(check, name, t, check->param));
+    return DSC_OK;
+}
+
+dsc_status dsc_check_param_shape(const dsc_check *check, const char *name, const dsc_tensor *t, int ndim,
+                                 const int64_t *dim) {
+    DSC_TRY(dsc_check_param(check, name, t));
+    DSC_TRY(dsc_check_shape(check, name, t, ndim, dim));
+    return DSC_OK;
+}
+
 dsc_status dsc_check_f64(const dsc_check *check, const char *name, const dsc_tensor *t, int64_t count) {
     char is[SHAPE_TEXT];
     DSC_TRY(dsc_check_typed(check, name, t, DSC_F64));
@@ -149,7 +191,9 @@ dsc_status dsc_check_f64(const dsc_check *check, const char *name, const dsc_ten
 dsc_status dsc_check_product(const dsc_check *check, const int trans[2], const dsc_tensor *a,
                              const dsc_tensor *b, const dsc_tensor *c) {
     DSC_TRY(dsc_check_real(check, "b", b));
-    DSC_TRY(dsc_check_real(check, "c", c));
+    if (!c || c->dtype != check->param) /* F32 beside halves, too */
+        DSC_TRY(dsc_check_real(check, "c", c));
+    DSC_TRY(dsc_check_any(check, "c", c));
     DSC_TRY(dsc_check_dims(check, "a", a, 2));
     DSC_TRY(dsc_check_dims(check, "b", b, 2));
     int64_t m = a->dim[trans[0] ? 1 : 0], k = a->dim[trans[0] ? 0 : 1], n = b->dim[trans[1] ? 0 : 1];

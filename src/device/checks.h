@@ -10,6 +10,7 @@ typedef struct dsc_check {
     const char *op;
     dsc_queue *q;
     dsc_dtype dtype; /* of its real tensors */
+    dsc_dtype param; /* of parameters, statistics and sums beside them: F32 where those are of half type */
 } dsc_check;
 
 /* A shape as two arguments: number of dimensions and their array. */
@@ -21,6 +22,14 @@ typedef struct dsc_check {
 /* Starts the checks of a call. The first real tensor sets the type of the others. */
 dsc_status dsc_check_begin(dsc_check *check, const char *op, dsc_queue *q, const char *name,
                            const dsc_tensor *t) DSC_MUST_CHECK;
+/* The same where activations may be of half type, on devices that compute in them. */
+dsc_status dsc_check_begin_half(dsc_check *check, const char *op, dsc_queue *q, const char *name,
+                                const dsc_tensor *t) DSC_MUST_CHECK;
+/* The type is real, or half and the device computes in it. */
+dsc_status dsc_check_computes(const dsc_device *device, const char *op, const char *name,
+                              dsc_dtype dtype) DSC_MUST_CHECK;
+/* Sets the types of a call that has them from a description. */
+dsc_status dsc_check_set_half(dsc_check *check, const char *name, dsc_dtype dtype) DSC_MUST_CHECK;
 /* Starts the checks of a call without a common real type. */
 dsc_status dsc_check_begin_any(dsc_check *check, const char *op, dsc_queue *q) DSC_MUST_CHECK;
 
@@ -50,11 +59,16 @@ dsc_status dsc_check_real_like(const dsc_check *check, const char *name, const d
                                const char *other_name, const dsc_tensor *other) DSC_MUST_CHECK;
 dsc_status dsc_check_real_count(const dsc_check *check, const char *name, const dsc_tensor *t,
                                 const char *other_name, const dsc_tensor *other) DSC_MUST_CHECK;
+/* A parameter, a statistic or a sum beside real tensors, or half ones. */
+dsc_status dsc_check_param(const dsc_check *check, const char *name, const dsc_tensor *t) DSC_MUST_CHECK;
+dsc_status dsc_check_param_shape(const dsc_check *check, const char *name, const dsc_tensor *t, int ndim,
+                                 const int64_t *dim) DSC_MUST_CHECK;
 /* `count` elements of F64: scalars and small vectors of coefficients. */
 dsc_status dsc_check_f64(const dsc_check *check, const char *name, const dsc_tensor *t,
                          int64_t count) DSC_MUST_CHECK;
 
-/* C = op(A) op(B), of an A that is known to be real: so are B and C, shapes fit, C is apart from A and B. */
+/* C = op(A) op(B), of an A that is known to be real: so are B and C, shapes fit, C is apart from A and B.
+ * With halves C may also be F32. */
 dsc_status dsc_check_product(const dsc_check *check, const int trans[2], const dsc_tensor *a,
                              const dsc_tensor *b, const dsc_tensor *c) DSC_MUST_CHECK;
 

@@ -1,25 +1,45 @@
-/* Devices, their memory, queues and events: what is above the backends. */
+/* Devices, their memory, queues, events and recordings: what is above the backends. */
 #include "device/table.h"
 
+#include "base/config.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/versioned.h"
+#include "descent/log.h"
 
 #include <string.h>
+
+#if defined(DSC_HAVE_CUDA) || defined(DSC_EMULATED)
+#define WITH_CUDA 1
+#else
+#define WITH_CUDA 0
+#endif
+#if WITH_CUDA && !defined(DSC_EMULATED)
+#define GPU_IS_FASTEST 1
+#else
+#define GPU_IS_FASTEST 0
+#endif
 
 typedef struct device_kind {
     const char *name;
     dsc_status (*open)(dsc_device *device, const dsc_device_options *options);
 } device_kind;
 
-/* The last three are cpu with parts of it switched off, for tests and comparisons; not among the names. */
-static const device_kind kinds[] = {{"ref", dsc_ref_open},
-                                    {"cpu", dsc_cpu_open},
-                                    {"cpu:plain", dsc_cpu_open},
-                                    {"cpu:avx2", dsc_cpu_open},
-                                    {"cpu:base", dsc_cpu_open}};
-static const char *const names[] = {"ref", "cpu", NULL};
-static const char fastest[] = "cpu";
+/* Names with a colon are devices with parts of them switched off, for tests and comparisons; they are not
+ * among the names. */
+static const device_kind kinds[] = {
+    {"ref", dsc_ref_open},      {"cpu", dsc_cpu_open},        {"cpu:plain", dsc_cpu_open},
+    {"cpu:avx2", dsc_cpu_open}, {"cpu:base", dsc_cpu_open},
+#if WITH_CUDA
+    {"cuda", dsc_cuda_open},    {"cuda:fp32", dsc_cuda_open},
+#endif
+};
+static const char *const names[] = {"ref", "cpu",
+#if WITH_CUDA
+                                    "cuda",
+#endif
+                                    NULL};
+static const char choices[] = "choose auto, ref or cpu, or cuda on a GPU";
 
 void dsc_device_options_init(dsc_device_options *options) {
     *options = (dsc_device_options){.size = sizeof *options, .name = "auto", .threads = 0};
@@ -29,15 +49,27 @@ const char *const *dsc_device_names(void) {
     return names;
 }
 
+int dsc_device_count(const char *name) {
+#if WITH_CUDA
+    if (strncmp(name, "cuda", 4) == 0)
+        return dsc_cuda_count();
+#endif
+    return strcmp(name, "cuda") != 0;
+}
+
 static dsc_status find_kind(const char *name, const device_kind **out) {
-    const char *wanted = strcmp(name, "auto") == 0 ? fastest : name;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        if (strcmp(kinds[i].name, wanted) == 0) {
+        if (strcmp(kinds[i].name, name) == 0) {
             *out = &kinds[i];
             return DSC_OK;
         }
     }
-    return DSC_FAIL(DSC_E_INVALID, "device '%s' is unknown; choose auto, ref or cpu", name);
+    if (strcmp(name, "cuda") == 0 || strcmp(name, "cuda:fp32") == 0)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "device '%s': this build has no CUDA; configure it with "
+                        "-DDESCENT_CUDA=ON, or use device cpu",
+                        name);
+    return DSC_FAIL(DSC_E_INVALID, "device '%s' is unknown; %s", name, choices);
 }
 
 /* The caller's options over the defaults, checked. */
@@ -45,27 +77,54 @@ static dsc_status read_options(const dsc_device_options *given, dsc_device_optio
     dsc_device_options_init(options);
     DSC_TRY(dsc_versioned_read("device", given, sizeof *options, options));
     if (!options->name)
-        return DSC_FAIL(DSC_E_INVALID, "device: no name; choose auto, ref or cpu");
+        return DSC_FAIL(DSC_E_INVALID, "device: no name; %s", choices);
     if (options->threads < 0)
         return DSC_FAIL(DSC_E_INVALID, "device: %d threads; give 1 or more, or 0 for all", options->threads);
+    if (options->ordinal < 0)
+        return DSC_FAIL(DSC_E_INVALID, "device: GPU %d; they are counted from 0", options->ordinal);
     return DSC_OK;
 }
 
-dsc_status dsc_device_create(const dsc_device_options *given, dsc_device **out) {
-    dsc_device_options options;
-    const device_kind *kind = NULL;
+static dsc_status open_kind(const device_kind *kind, const dsc_device_options *options, dsc_device **out) {
     dsc_device *device;
-    DSC_TRY(read_options(given, &options));
-    DSC_TRY(find_kind(options.name, &kind));
     DSC_TRY(dsc_memory_alloc(1, sizeof *device, &device));
     atomic_init(&device->bytes, 0);
     atomic_init(&device->peak_bytes, 0);
-    dsc_status status = kind->open(device, &options);
+    dsc_status status = kind->open(device, options);
     if (status != DSC_OK) {
         dsc_memory_free(&device);
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
     *out = device;
+    return DSC_OK;
+}
+
+/* The GPU where there is one that can be used, else the CPU. */
+static dsc_status open_fastest(dsc_device_options *options, dsc_device **out) {
+    const device_kind *kind;
+    if (GPU_IS_FASTEST) {
+        options->name = "cuda";
+        DSC_TRY(find_kind(options->name, &kind));
+        dsc_status status = open_kind(kind, options, out);
+        if (status != DSC_E_UNSUPPORTED)
+            return status;
+        dsc_log(DSC_LOG_DEBUG, "%s", dsc_error_message());
+    }
+    options->name = "cpu";
+    DSC_TRY(find_kind(options->name, &kind));
+    return open_kind(kind, options, out);
+}
+
+dsc_status dsc_device_create(const dsc_device_options *given, dsc_device **out) {
+    dsc_device_options options;
+    const device_kind *kind = NULL;
+    DSC_TRY(read_options(given, &options));
+    if (strcmp(options.name, "auto") == 0) {
+        DSC_TRY(open_fastest(&options, out));
+        return DSC_OK;
+    }
+    DSC_TRY(find_kind(options.name, &kind));
+    DSC_TRY(open_kind(kind, &options, out));
     return DSC_OK;
 }
 
@@ -128,6 +187,28 @@ size_t dsc_device_bytes(const dsc_device *device) {
 
 size_t dsc_device_peak_bytes(const dsc_device *device) {
     return atomic_load(&device->peak_bytes);
+}
+
+dsc_status dsc_host_alloc(dsc_device *device, size_t bytes, void **out) {
+    if (device->table->host_alloc) {
+        DSC_TRY(device->table->host_alloc(device, bytes, out));
+        return DSC_OK;
+    }
+    if (bytes > (size_t)INT64_MAX)
+        return DSC_FAIL(DSC_E_MEMORY, "cannot allocate %zu bytes of host memory", bytes);
+    DSC_TRY(dsc_memory_alloc((int64_t)bytes, 1, out));
+    return DSC_OK;
+}
+
+void dsc_host_free(dsc_device *device, void **data) {
+    if (!data || !*data)
+        return;
+    if (!device->table->host_free) {
+        dsc_memory_free(data);
+        return;
+    }
+    device->table->host_free(device, *data);
+    *data = NULL;
 }
 
 /* ---- queues ---- */
@@ -211,6 +292,73 @@ dsc_status dsc_event_sync(dsc_event *event) {
     if (event->device->table->event_sync)
         DSC_TRY(event->device->table->event_sync(event));
     return DSC_OK;
+}
+
+dsc_status dsc_event_elapsed(dsc_event *from, dsc_event *to, double *ms) {
+    if (from->device != to->device)
+        return DSC_FAIL(DSC_E_INVALID, "event: time between events of two devices, %s and %s",
+                        from->device->name, to->device->name);
+    *ms = 0;
+    if (from->device->table->event_elapsed)
+        DSC_TRY(from->device->table->event_elapsed(from, to, ms));
+    return DSC_OK;
+}
+
+/* ---- recordings ---- */
+
+int dsc_device_records(const dsc_device *device) {
+    return device->table->record_begin != NULL;
+}
+
+int dsc_queue_is_recording(const dsc_queue *queue) {
+    return queue->recording;
+}
+
+dsc_status dsc_recording_begin(dsc_queue *queue) {
+    if (!queue->device->table->record_begin)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "recording: device %s has none (dsc_device_records)",
+                        queue->device->name);
+    if (queue->recording)
+        return DSC_FAIL(DSC_E_INVALID, "recording: the queue is recording already");
+    DSC_TRY(queue->device->table->record_begin(queue));
+    queue->recording = 1;
+    return DSC_OK;
+}
+
+dsc_status dsc_recording_end(dsc_queue *queue, dsc_recording **out) {
+    dsc_recording *recording;
+    void *state;
+    if (!queue->recording)
+        return DSC_FAIL(DSC_E_INVALID, "recording: none was begun in this queue");
+    DSC_TRY(queue->device->table->record_end(queue, &state));
+    queue->recording = 0;
+    dsc_status status = dsc_memory_alloc(1, sizeof *recording, &recording);
+    if (status != DSC_OK) {
+        queue->device->table->record_free(queue->device, state);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    recording->device = queue->device;
+    recording->state = state;
+    *out = recording;
+    return DSC_OK;
+}
+
+dsc_status dsc_recording_replay(dsc_recording *recording, dsc_queue *queue) {
+    if (recording->device != queue->device)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "recording: made on device %s, replayed in a queue of another device %s",
+                        recording->device->name, queue->device->name);
+    if (queue->recording)
+        return DSC_FAIL(DSC_E_INVALID, "recording: a replay cannot be recorded");
+    DSC_TRY(queue->device->table->replay(queue, recording->state));
+    return DSC_OK;
+}
+
+void dsc_recording_destroy(dsc_recording **recording) {
+    if (!recording || !*recording)
+        return;
+    (*recording)->device->table->record_free((*recording)->device, (*recording)->state);
+    dsc_memory_free(recording);
 }
 
 /* ---- copies ---- */

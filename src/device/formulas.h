@@ -1,4 +1,4 @@
-/* Element-wise formulas: written once, expanded by C loops and by CUDA kernels.
+/* Element-wise formulas: written once, expanded by C loops and by CUDA kernels (DSC_FORMULA, of base/rng.h).
  *
  * What ref computes in double has a name without suffix; `_f` is the same in float, for backends whose
  * tensors are float32. */
@@ -9,12 +9,6 @@
 #include "device/ops.h"
 
 #include <math.h>
-
-#ifdef __CUDACC__
-#define DSC_FORMULA static inline __host__ __device__
-#else
-#define DSC_FORMULA static inline
-#endif
 
 /* ---- ReLU ---- */
 
@@ -48,7 +42,7 @@ typedef struct dsc_dropout_stream {
     uint32_t threshold; /* kept from here on, of 2^24 */
 } dsc_dropout_stream;
 
-static inline dsc_dropout_stream dsc_dropout_start(const dsc_dropout_desc *desc, int64_t step) {
+DSC_FORMULA dsc_dropout_stream dsc_dropout_start(const dsc_dropout_desc *desc, int64_t step) {
     dsc_rng rng = dsc_rng_start(desc->seed, DSC_RNG_DROPOUT, (uint32_t)step, 0);
     dsc_dropout_stream stream = {{rng.key[0], rng.key[1]}, (uint32_t)desc->layer, (uint32_t)step, 0};
     stream.threshold = (uint32_t)ceil(desc->rate * 0x1p24);
@@ -56,7 +50,7 @@ static inline dsc_dropout_stream dsc_dropout_start(const dsc_dropout_desc *desc,
 }
 
 /* The words of elements 4 block .. 4 block + 3. */
-static inline void dsc_dropout_words(const dsc_dropout_stream *stream, int64_t block, uint32_t words[4]) {
+DSC_FORMULA void dsc_dropout_words(const dsc_dropout_stream *stream, int64_t block, uint32_t words[4]) {
     const uint32_t counter[4] = {stream->layer, stream->step, (uint32_t)block,
                                  (uint32_t)((uint64_t)block >> 32)};
     dsc_rng_philox(counter, stream->key, words);
@@ -83,6 +77,40 @@ DSC_FORMULA double dsc_lars_rate(double z_sumsq, double g_sumsq, double trust, d
 /* LAMB: |z| / |u|, from sums of squares; 1 when either is 0. */
 DSC_FORMULA double dsc_lamb_rate(double z_sumsq, double u_sumsq) {
     return z_sumsq == 0 || u_sumsq == 0 ? 1 : sqrt(z_sumsq) / sqrt(u_sumsq);
+}
+
+/* ---- loss scale ---- */
+
+/* The rule of dsc_op_loss_scale; `bad`: elements that are not finite. */
+DSC_FORMULA void dsc_loss_scale_move(double scale[DSC_SCALE_COUNT], double bad) {
+    double value = scale[DSC_SCALE_VALUE], interval = scale[DSC_SCALE_INTERVAL];
+    double good = bad != 0 ? 0 : scale[DSC_SCALE_GOOD] + 1;
+    scale[DSC_SCALE_INVERSE] = 1 / value;
+    scale[DSC_SCALE_INVERSE_SQUARE] = 1 / value / value;
+    if (interval > 0 && bad != 0) {
+        value = value / 2 < 1 ? 1 : value / 2;
+    } else if (interval > 0 && good >= interval) {
+        value = 2 * value > 0x1p24 ? 0x1p24 : 2 * value;
+        good = 0;
+    }
+    scale[DSC_SCALE_VALUE] = value;
+    scale[DSC_SCALE_GOOD] = good;
+}
+
+/* The new DSC_HYPER_SKIP: 2 stays, that of a guard. */
+DSC_FORMULA double dsc_skip_move(double skip, double bad) {
+    return skip == 2 ? 2 : bad != 0;
+}
+
+/* ---- images ---- */
+
+/* A byte, normalised. */
+DSC_FORMULA double dsc_pixel(double byte, double scale, double shift) {
+    return byte * scale + shift;
+}
+
+DSC_FORMULA float dsc_pixel_f(float byte, float scale, float shift) {
+    return byte * scale + shift;
 }
 
 /* ---- second-order steps ---- */
@@ -128,7 +156,7 @@ DSC_FORMULA double dsc_kl_clip(double sum, double lr, double limit) {
 /* Uniform in [0, 1), of 32 bits: the first word of the sequence (seed, DSC_RNG_FISHER, step mod 2^32,
  * sample).
  */
-static inline double dsc_label_uniform(uint64_t seed, int64_t step, int64_t sample) {
+DSC_FORMULA double dsc_label_uniform(uint64_t seed, int64_t step, int64_t sample) {
     dsc_rng rng = dsc_rng_start(seed, DSC_RNG_FISHER, (uint32_t)step, (uint64_t)sample);
     return (double)dsc_rng_u32(&rng) * 0x1p-32;
 }
@@ -222,6 +250,11 @@ DSC_FORMULA dsc_step_f dsc_step_load_f(const double hyper[DSC_HYPER_COUNT]) {
     s.scale2 = (float)d.scale2;
     s.trust = (float)d.trust;
     return s;
+}
+
+/* 1 when the step is to leave everything as it is. */
+DSC_FORMULA int dsc_step_skips(const double hyper[DSC_HYPER_COUNT]) {
+    return hyper[DSC_HYPER_SKIP] != 0;
 }
 
 /* Each of these moves the state (m, v) in place and returns the new x. */

@@ -3,7 +3,10 @@
  * A call checks devices, types and shapes, returns early on empty work, selects the device's table and
  * executes (asynchronously on a GPU). Matrices are row-major; activations NHWC, conv weights OHWI. Real
  * tensors are F32 or F64, all of one type in a call unless said otherwise. "Scalar" results and coefficients
- * are one-element tensors on the device, so that a step never waits for the host. Outputs come last; `beta`
+ * are one-element tensors on the device, so that a step never waits for the host. On a GPU activations and
+ * their gradients may also be BF16 or F16 where an operation says "half": then weights that enter products
+ * are of that type, too, and everything else (other parameters, their gradients, statistics, sums) is F32.
+ * Outputs come last; `beta`
  * is 0 (overwrite; old contents are not read) or 1 (add to it) unless said otherwise. Every result is
  * deterministic for a given device and thread count. */
 #ifndef DSC_DEVICE_OPS_H
@@ -37,8 +40,32 @@ dsc_status dsc_op_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor 
 dsc_status dsc_op_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
                         dsc_tensor *y) DSC_MUST_CHECK;
 
+/* t += 1, element by element; t: I64. */
+dsc_status dsc_op_increment(dsc_queue *q, dsc_tensor *t) DSC_MUST_CHECK;
+/* flag[0] = 2 when value[0] is not finite, else as it was; F64 scalars. For DSC_HYPER_SKIP. */
+dsc_status dsc_op_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag) DSC_MUST_CHECK;
+
+/* t[0] = nanoseconds of the device's clock when the queue gets there; t: I64 scalar. */
+dsc_status dsc_op_timestamp(dsc_queue *q, dsc_tensor *t) DSC_MUST_CHECK;
+
+/* A loss scale that finds its size: F64[DSC_SCALE_COUNT] on the device. */
+typedef enum dsc_scale {
+    DSC_SCALE_VALUE,          /* what the loss is multiplied by */
+    DSC_SCALE_INVERSE,        /* 1 / that of the step under way, for its gradients */
+    DSC_SCALE_INVERSE_SQUARE, /* for second moments of them */
+    DSC_SCALE_GOOD,           /* steps since it last changed */
+    DSC_SCALE_INTERVAL,       /* good steps until it is doubled; 0: it stays as it is */
+    DSC_SCALE_COUNT
+} dsc_scale;
+/* At the end of a backward pass with bad[0] elements that are not finite (F64 scalar): sets the inverses to
+ * those of VALUE, then halves VALUE (not below 1) when there are any, or doubles it (not above 2^24) after
+ * INTERVAL good steps. skip[0] (F64 scalar), unless it is 2, becomes 1 when there are any, else 0. */
+dsc_status dsc_op_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale,
+                             dsc_tensor *skip) DSC_MUST_CHECK;
+
 /* ---- dense linear algebra ---- */
-/* C[m,n] = alpha op(A) op(B) + beta C, any beta; op is the transpose where the flag is 1. */
+/* C[m,n] = alpha op(A) op(B) + beta C, any beta; op is the transpose where the flag is 1. Half: A and B of
+ * one half type, C of that type or F32. */
 dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                        const dsc_tensor *b, double beta, dsc_tensor *c) DSC_MUST_CHECK;
 /* Lower triangle of C[n,n] = alpha A' A + beta C for rows A[m,n], any beta; the strict upper triangle is
@@ -73,6 +100,7 @@ typedef struct dsc_gemm_item {
     int trans_a, trans_b;
     double alpha, beta;
     dsc_tensor a, b, c;
+    int fast; /* 1: TF32 inputs would do (relative error 1e-3) where the device has it */
 } dsc_gemm_item;
 dsc_status dsc_op_gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t count) DSC_MUST_CHECK;
 /* Each A := its eigenvectors and v (dsc_op_syev), or A := A^-1 (dsc_op_chol_inverse; v is not used). `failed`
@@ -92,6 +120,27 @@ typedef struct dsc_divide_item {
     dsc_tensor rows, columns, x;
 } dsc_divide_item;
 dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                               int64_t count) DSC_MUST_CHECK;
+
+/* Each out[i] = sum x_i y_i; out: F64[count]. Accumulated in double. */
+typedef struct dsc_dot_item {
+    dsc_tensor x, y;
+} dsc_dot_item;
+dsc_status dsc_op_dot_batch(dsc_queue *q, const dsc_dot_item *items, int64_t count,
+                            dsc_tensor *out) DSC_MUST_CHECK;
+/* Each d = [w, b] (dsc_op_join); and back: w, b = scale[0] d, with b's data NULL where d has no such column.
+ * scale: F64 scalar, NULL: 1; where it is not finite nothing is written. */
+typedef struct dsc_join_item {
+    dsc_tensor w, b, d;
+} dsc_join_item;
+dsc_status dsc_op_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) DSC_MUST_CHECK;
+dsc_status dsc_op_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
+                              int64_t count) DSC_MUST_CHECK;
+/* Each y takes in x (dsc_op_blend) after bad[0] has become the number of x's elements that are not finite. */
+typedef struct dsc_absorb_item {
+    dsc_tensor x, bad, y;
+} dsc_absorb_item;
+dsc_status dsc_op_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_absorb_item *items,
                                int64_t count) DSC_MUST_CHECK;
 
 /* ---- pieces of a second-order step ---- */
@@ -145,15 +194,22 @@ dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_t
 dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                           int64_t first, dsc_tensor *out) DSC_MUST_CHECK;
 
-/* Lower triangle of C[n,n] = alpha P' P + beta C, any beta, for the patches P of one group over all output
- * positions (n is their width, or one more: a last column of ones). Never more than a cache-sized slab of P
- * is formed. A 1x1 description without stride and padding takes the rows of x as they are: of a linear layer
- * (h = w = 1), or of a gradient. `work`: U8 tensor of dsc_op_patch_gram_workspace bytes at least. */
+/* Lower triangle of C[n,n] = alpha P' P + beta C, any beta, for the patches P (half: of an x of half type, C
+ * is F32) of one group over all output positions (n is their width, or one more: a last column of ones).
+ * Never more than a cache-sized slab of P is formed. A 1x1 description without stride and padding takes the
+ * rows of x as they are: of a linear layer (h = w = 1), or of a gradient. `work`: U8 tensor of
+ * dsc_op_patch_gram_workspace bytes at least. */
 size_t dsc_op_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *desc, int ones);
 dsc_status dsc_op_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                              double alpha, double beta, dsc_tensor *work, dsc_tensor *c) DSC_MUST_CHECK;
 
-/* ---- layers ---- */
+/* The same with beta 0, as packed triangle p[n(n+1)/2]. `full`: F32 or F64 scratch of n*n elements, which a
+ * backend that packs by itself does not touch. */
+dsc_status dsc_op_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x,
+                                    int64_t group, double alpha, dsc_tensor *work, dsc_tensor *full,
+                                    dsc_tensor *p) DSC_MUST_CHECK;
+
+/* ---- layers; half: all of them ---- */
 /* y[rows,c] += b[c] with y of any rank (last dimension c); db[c] = beta db + column sums of dy. */
 dsc_status dsc_op_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) DSC_MUST_CHECK;
 dsc_status dsc_op_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db) DSC_MUST_CHECK;
@@ -238,15 +294,27 @@ dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_
 /* Softmax cross-entropy of logits[n,c] against labels (I32[n]; a negative label leaves its row out), the
  * target mixed with the uniform distribution by `smoothing`. Adds (sum of losses, correct at 1, correct
  * within 5, rows counted) to stats (F64[4]). dlogits (NULL: none) = grad_scale * dloss_row/dlogits, 0 for
- * rows left out. Ties rank the lower class first. A label >= c counts as NaN loss. */
+ * rows left out. Ties rank the lower class first. A label >= c counts as NaN loss. loss_scale (F64 scalar,
+ * NULL: 1) is one more factor of dlogits. */
 dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                               double smoothing, double grad_scale, dsc_tensor *dlogits,
-                               dsc_tensor *stats) DSC_MUST_CHECK;
+                               double smoothing, double grad_scale, const dsc_tensor *loss_scale,
+                               dsc_tensor *dlogits, dsc_tensor *stats) DSC_MUST_CHECK;
 
 /* labels[i] (I32[n]) drawn from softmax(logits[i]) by one uniform number, a pure function of (seed,
  * position[0], position[1] + i); position: I64[2] on the device: step, first sample. */
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
                                 const dsc_tensor *logits, dsc_tensor *labels) DSC_MUST_CHECK;
+
+/* ---- images ---- */
+/* x[n,h,w,c] (half) from images of bytes: x[i,y,x,ch] = raw[i, y + place[i,0], x' + place[i,1], ch] *
+ * scale[ch]
+ * + shift[ch], with x' = w - 1 - x where place[i,2] is 1 (mirrored), and outside[ch] where raw has no such
+ * pixel. raw: U8 [n,rh,rw,c]; place: I32 [n,3]. At most 4 channels. */
+typedef struct dsc_augment_desc {
+    float scale[4], shift[4], outside[4];
+} dsc_augment_desc;
+dsc_status dsc_op_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc_tensor *raw,
+                          const dsc_tensor *place, dsc_tensor *x) DSC_MUST_CHECK;
 
 /* ---- optimisers ---- */
 /* Hyper-parameters of a step: an F64[DSC_HYPER_COUNT] tensor on the device, so that schedules change values,
@@ -262,6 +330,7 @@ typedef enum dsc_hyper {
     DSC_HYPER_CORRECTION1, /* 1 - beta1^t */
     DSC_HYPER_CORRECTION2, /* 1 - beta2^t */
     DSC_HYPER_TRUST,       /* LARS's eta */
+    DSC_HYPER_SKIP,        /* not 0: the updates below leave everything as it is */
     DSC_HYPER_COUNT
 } dsc_hyper;
 

@@ -1,5 +1,6 @@
 /* Fronts of the batches: every item is checked before the first is computed. A backend sees no empty
- * matrices: a batch that has some goes item by item, as one does that the backend has no entry for. */
+ * matrices: a batch that has some goes item by item, as one does that the backend has no entry for. Only
+ * solvers, which gain most from a batch, still get the runs of items between empty ones. */
 #include "device/checks.h"
 
 #include "base/error.h"
@@ -62,11 +63,10 @@ dsc_status dsc_op_gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t c
 
 /* ---- solvers ---- */
 
-/* Checks all items; their largest number of rows, and whether one has none. */
+/* Checks all items; their largest number of rows. */
 static dsc_status check_solve(dsc_check *check, const dsc_solve_item *items, int64_t count, int with_v,
-                              int64_t *largest, int *empty) {
+                              int64_t *largest) {
     *largest = 0;
-    *empty = 0;
     for (int64_t i = 0; i < count; i++) {
         const dsc_tensor *a = &items[i].a, *v = &items[i].v;
         dsc_status status = check_first(check, i, "a", a);
@@ -79,9 +79,18 @@ static dsc_status check_solve(dsc_check *check, const dsc_solve_item *items, int
         if (status != DSC_OK)
             return dsc_error_prefix(status, "item %lld", (long long)i);
         *largest = a->dim[0] > *largest ? a->dim[0] : *largest;
-        *empty |= a->dim[0] == 0;
     }
     return DSC_OK;
+}
+
+/* How many items come before the next empty one. An empty one in front has not failed. */
+static int64_t run_length(dsc_solve_item *items, int64_t count) {
+    int64_t length = 0;
+    while (length < count && items[length].a.dim[0] > 0)
+        length++;
+    if (length == 0)
+        items[0].failed = 0;
+    return length;
 }
 
 size_t dsc_op_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n, int64_t count) {
@@ -104,18 +113,27 @@ static dsc_status syev_items(dsc_queue *q, dsc_solve_item *items, int64_t count,
     return DSC_OK;
 }
 
+static dsc_status syev_runs(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
+    for (int64_t i = 0; i < count; i++) {
+        int64_t length = run_length(items + i, count - i);
+        if (length > 0)
+            DSC_TRY(q->device->table->syev_batch(q, items + i, length, work));
+        i += length > 0 ? length - 1 : 0;
+    }
+    return DSC_OK;
+}
+
 dsc_status dsc_op_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
     dsc_check check;
     int64_t largest;
-    int empty;
     DSC_TRY(check_batch(&check, "syev_batch", q, items, count));
-    DSC_TRY(check_solve(&check, items, count, 1, &largest, &empty));
+    DSC_TRY(check_solve(&check, items, count, 1, &largest));
     DSC_TRY(
         dsc_check_work(&check, work, dsc_op_syev_batch_workspace(q->device, check.dtype, largest, count)));
     if (count == 0)
         return DSC_OK;
-    if (q->device->table->syev_batch && !empty)
-        DSC_TRY(q->device->table->syev_batch(q, items, count, work));
+    if (q->device->table->syev_batch)
+        DSC_TRY(syev_runs(q, items, count, work));
     else
         DSC_TRY(syev_items(q, items, count, work));
     return DSC_OK;
@@ -127,16 +145,25 @@ static dsc_status chol_inverse_items(dsc_queue *q, dsc_solve_item *items, int64_
     return DSC_OK;
 }
 
+static dsc_status chol_inverse_runs(dsc_queue *q, dsc_solve_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        int64_t length = run_length(items + i, count - i);
+        if (length > 0)
+            DSC_TRY(q->device->table->chol_inverse_batch(q, items + i, length));
+        i += length > 0 ? length - 1 : 0;
+    }
+    return DSC_OK;
+}
+
 dsc_status dsc_op_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) {
     dsc_check check;
     int64_t largest;
-    int empty;
     DSC_TRY(check_batch(&check, "chol_inverse_batch", q, items, count));
-    DSC_TRY(check_solve(&check, items, count, 0, &largest, &empty));
+    DSC_TRY(check_solve(&check, items, count, 0, &largest));
     if (count == 0)
         return DSC_OK;
-    if (q->device->table->chol_inverse_batch && !empty)
-        DSC_TRY(q->device->table->chol_inverse_batch(q, items, count));
+    if (q->device->table->chol_inverse_batch)
+        DSC_TRY(chol_inverse_runs(q, items, count));
     else
         DSC_TRY(chol_inverse_items(q, items, count));
     return DSC_OK;
@@ -184,5 +211,186 @@ dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
         DSC_TRY(table->divide_batch(q, damping, items, count));
     else
         DSC_TRY(divide_items(q, table, damping, items, count));
+    return DSC_OK;
+}
+
+/* ---- sums ---- */
+
+static dsc_status check_dot_item(dsc_check *check, int64_t i, const dsc_dot_item *item,
+                                 const dsc_tensor *out) {
+    DSC_TRY(check_first(check, i, "x", &item->x));
+    DSC_TRY(dsc_check_real_count(check, "y", &item->y, "x", &item->x));
+    DSC_TRY(dsc_check_apart(check, "out", out, "x", &item->x));
+    DSC_TRY(dsc_check_apart(check, "out", out, "y", &item->y));
+    return DSC_OK;
+}
+
+static dsc_status dot_items(dsc_queue *q, const dsc_dot_item *items, int64_t count, const dsc_tensor *out) {
+    for (int64_t i = 0; i < count; i++) {
+        dsc_tensor sum = dsc_tensor_slice(out, i, 1);
+        DSC_TRY(dsc_op_dot(q, &items[i].x, &items[i].y, 0, &sum));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_op_dot_batch(dsc_queue *q, const dsc_dot_item *items, int64_t count, dsc_tensor *out) {
+    dsc_check check;
+    int empty = 0;
+    DSC_TRY(check_batch(&check, "dot_batch", q, items, count));
+    DSC_TRY(dsc_check_f64(&check, "out", out, count));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_dot_item(&check, i, &items[i], out);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        empty |= dsc_tensor_count(&items[i].x) == 0;
+    }
+    if (count == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (table->dot_batch && !empty)
+        DSC_TRY(table->dot_batch(q, items, count, out));
+    else
+        DSC_TRY(dot_items(q, items, count, out));
+    return DSC_OK;
+}
+
+/* ---- weights and bias as one matrix ---- */
+
+/* w and b are the rows of d; b has no data where d has no column for it. */
+static dsc_status check_join_item(dsc_check *check, int64_t i, const dsc_join_item *item) {
+    const dsc_tensor *d = &item->d, *w = &item->w, *b = &item->b;
+    DSC_TRY(check_first(check, i, "d", d));
+    DSC_TRY(dsc_check_dims(check, "d", d, 2));
+    DSC_TRY(dsc_check_real(check, "w", w));
+    int64_t m = d->dim[0], n = d->dim[1] - (b->data ? 1 : 0), biases = 0;
+    if (b->data) {
+        DSC_TRY(dsc_check_real(check, "b", b));
+        biases = dsc_tensor_count(b);
+    }
+    if (n < 0 || dsc_tensor_count(w) != m * n || (b->data && biases != m))
+        return DSC_FAIL(
+            DSC_E_INVALID, "%s: %lld elements of w and %lld of b do not make the rows of d[%lld,%lld]",
+            check->op, (long long)dsc_tensor_count(w), (long long)biases, (long long)m, (long long)d->dim[1]);
+    DSC_TRY(dsc_check_apart(check, "d", d, "w", w));
+    if (b->data) {
+        DSC_TRY(dsc_check_apart(check, "d", d, "b", b));
+        DSC_TRY(dsc_check_apart(check, "w", w, "b", b));
+    }
+    return DSC_OK;
+}
+
+static dsc_status check_joins(dsc_check *check, const dsc_join_item *items, int64_t count, int *empty) {
+    *empty = 0;
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_join_item(check, i, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        *empty |= dsc_tensor_count(&items[i].d) == 0;
+    }
+    return DSC_OK;
+}
+
+static dsc_status join_items(dsc_queue *q, const dsc_join_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        dsc_tensor d = items[i].d;
+        if (items[i].b.data)
+            DSC_TRY(dsc_op_join(q, &items[i].w, &items[i].b, &d));
+        else
+            DSC_TRY(dsc_op_convert(q, &items[i].w, &d));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_op_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) {
+    dsc_check check;
+    int empty;
+    DSC_TRY(check_batch(&check, "join_batch", q, items, count));
+    DSC_TRY(check_joins(&check, items, count, &empty));
+    if (count == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (table->join_batch && !empty)
+        DSC_TRY(table->join_batch(q, items, count));
+    else
+        DSC_TRY(join_items(q, items, count));
+    return DSC_OK;
+}
+
+static dsc_status split_items(dsc_queue *q, const dsc_device_table *table, const dsc_tensor *scale,
+                              const dsc_join_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (dsc_tensor_count(&items[i].d) > 0)
+            DSC_TRY(table->split_batch(q, scale, &items[i], 1));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
+                              int64_t count) {
+    dsc_check check;
+    int empty;
+    DSC_TRY(check_batch(&check, "split_batch", q, items, count));
+    if (scale)
+        DSC_TRY(dsc_check_f64(&check, "scale", scale, 1));
+    DSC_TRY(check_joins(&check, items, count, &empty));
+    for (int64_t i = 0; scale && i < count; i++) {
+        DSC_TRY(dsc_check_apart(&check, "w", &items[i].w, "scale", scale));
+        if (items[i].b.data)
+            DSC_TRY(dsc_check_apart(&check, "b", &items[i].b, "scale", scale));
+    }
+    if (count == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (!empty)
+        DSC_TRY(table->split_batch(q, scale, items, count));
+    else
+        DSC_TRY(split_items(q, table, scale, items, count));
+    return DSC_OK;
+}
+
+/* ---- running averages ---- */
+
+static dsc_status check_absorb_item(dsc_check *check, int64_t i, const dsc_tensor *decay,
+                                    const dsc_absorb_item *item) {
+    DSC_TRY(check_first(check, i, "x", &item->x));
+    DSC_TRY(dsc_check_real_count(check, "y", &item->y, "x", &item->x));
+    DSC_TRY(dsc_check_f64(check, "bad", &item->bad, 2));
+    DSC_TRY(dsc_check_apart(check, "y", &item->y, "x", &item->x));
+    DSC_TRY(dsc_check_apart(check, "y", &item->y, "decay", decay));
+    DSC_TRY(dsc_check_apart(check, "bad", &item->bad, "x", &item->x));
+    DSC_TRY(dsc_check_apart(check, "bad", &item->bad, "y", &item->y));
+    DSC_TRY(dsc_check_apart(check, "bad", &item->bad, "decay", decay));
+    return DSC_OK;
+}
+
+static dsc_status absorb_items(dsc_queue *q, const dsc_tensor *decay, const dsc_absorb_item *items,
+                               int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        dsc_tensor bad = items[i].bad, y = items[i].y, found = dsc_tensor_slice(&bad, 0, 1);
+        DSC_TRY(dsc_op_fill(q, 0.0, &found));
+        DSC_TRY(dsc_op_count_nonfinite(q, &items[i].x, &found));
+        DSC_TRY(dsc_op_blend(q, decay, &items[i].x, &bad, &y));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_op_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_absorb_item *items,
+                               int64_t count) {
+    dsc_check check;
+    int empty = 0;
+    DSC_TRY(check_batch(&check, "absorb_batch", q, items, count));
+    DSC_TRY(dsc_check_f64(&check, "decay", decay, 1));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_absorb_item(&check, i, decay, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        empty |= dsc_tensor_count(&items[i].x) == 0;
+    }
+    if (count == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (table->absorb_batch && !empty)
+        DSC_TRY(table->absorb_batch(q, decay, items, count));
+    else
+        DSC_TRY(absorb_items(q, decay, items, count));
     return DSC_OK;
 }

@@ -55,8 +55,8 @@ dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) 
     };
     for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
         DSC_TRY(check_least(field[i].name, field[i].value, field[i].least));
-    if (desc->dtype != DSC_F32 && desc->dtype != DSC_F64)
-        return DSC_FAIL(DSC_E_INVALID, "conv: the type is %s; fp32 or fp64 is expected",
+    if (desc->dtype != DSC_F32 && desc->dtype != DSC_F64 && desc->dtype != DSC_BF16 && desc->dtype != DSC_F16)
+        return DSC_FAIL(DSC_E_INVALID, "conv: the type is %s; fp32, fp64, bf16 or fp16 is expected",
                         dsc_dtype_name(desc->dtype));
     if (desc->c % desc->groups || desc->k % desc->groups)
         return DSC_FAIL(DSC_E_INVALID, "conv: %lld input and %lld output channels; multiples of %lld groups",
@@ -77,6 +77,7 @@ dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) 
 dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) {
     int64_t oh = 0, ow = 0;
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
+    DSC_TRY(dsc_check_computes(device, "conv", "the type", desc->dtype));
     dsc_conv *conv;
     DSC_TRY(dsc_memory_alloc(1, sizeof *conv, &conv));
     conv->device = device;
@@ -118,7 +119,7 @@ static dsc_status check_conv(dsc_check *check, const char *op, dsc_queue *q, con
     if (conv->device != q->device)
         return DSC_FAIL(DSC_E_INVALID, "%s: conv was planned for another device than the queue's, %s", op,
                         q->device->name);
-    check->dtype = conv->desc.dtype;
+    DSC_TRY(dsc_check_set_half(check, "conv's type", conv->desc.dtype));
     DSC_TRY(dsc_check_work(check, work, conv->workspace));
     return DSC_OK;
 }
@@ -130,10 +131,15 @@ static dsc_status check_x(const dsc_check *check, const char *name, const dsc_te
     return DSC_OK;
 }
 
-static dsc_status check_w(const dsc_check *check, const char *name, const dsc_tensor *w,
-                          const dsc_conv *conv) {
+static dsc_status check_w(const dsc_check *check, const dsc_tensor *w, const dsc_conv *conv) {
     const dsc_conv_desc *d = &conv->desc;
-    DSC_TRY(dsc_check_real_shape(check, name, w, DSC_SHAPE(d->k, d->kh, d->kw, d->c / d->groups)));
+    DSC_TRY(dsc_check_real_shape(check, "w", w, DSC_SHAPE(d->k, d->kh, d->kw, d->c / d->groups)));
+    return DSC_OK;
+}
+
+static dsc_status check_dw(const dsc_check *check, const dsc_tensor *dw, const dsc_conv *conv) {
+    const dsc_conv_desc *d = &conv->desc;
+    DSC_TRY(dsc_check_param_shape(check, "dw", dw, DSC_SHAPE(d->k, d->kh, d->kw, d->c / d->groups)));
     return DSC_OK;
 }
 
@@ -148,10 +154,10 @@ dsc_status dsc_op_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x
     dsc_check check;
     DSC_TRY(check_conv(&check, "conv_forward", q, conv, work));
     DSC_TRY(check_x(&check, "x", x, conv));
-    DSC_TRY(check_w(&check, "w", w, conv));
+    DSC_TRY(check_w(&check, w, conv));
     DSC_TRY(check_y(&check, "y", y, conv));
     if (bias)
-        DSC_TRY(dsc_check_real_shape(&check, "bias", bias, DSC_SHAPE(conv->desc.k)));
+        DSC_TRY(dsc_check_param_shape(&check, "bias", bias, DSC_SHAPE(conv->desc.k)));
     DSC_TRY(dsc_check_apart(&check, "y", y, "x", x));
     DSC_TRY(dsc_check_apart(&check, "y", y, "w", w));
     DSC_TRY(conv->table->conv_forward(q, conv, x, w, bias, work, y));
@@ -162,7 +168,7 @@ dsc_status dsc_op_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_ten
                                      double beta, dsc_tensor *work, dsc_tensor *dx) {
     dsc_check check;
     DSC_TRY(check_conv(&check, "conv_backward_data", q, conv, work));
-    DSC_TRY(check_w(&check, "w", w, conv));
+    DSC_TRY(check_w(&check, w, conv));
     DSC_TRY(check_y(&check, "dy", dy, conv));
     DSC_TRY(check_x(&check, "dx", dx, conv));
     DSC_TRY(dsc_check_beta(&check, "beta", beta));
@@ -178,7 +184,7 @@ dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_t
     DSC_TRY(check_conv(&check, "conv_backward_weight", q, conv, work));
     DSC_TRY(check_x(&check, "x", x, conv));
     DSC_TRY(check_y(&check, "dy", dy, conv));
-    DSC_TRY(check_w(&check, "dw", dw, conv));
+    DSC_TRY(check_dw(&check, dw, conv));
     DSC_TRY(dsc_check_beta(&check, "beta", beta));
     DSC_TRY(dsc_check_apart(&check, "dw", dw, "dy", dy));
     DSC_TRY(dsc_check_apart(&check, "dw", dw, "x", x));
@@ -192,7 +198,7 @@ dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_ten
     int64_t oh = 0, ow = 0;
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     DSC_TRY(dsc_check_begin_any(&check, "patches", q));
-    check.dtype = desc->dtype;
+    DSC_TRY(dsc_check_set_half(&check, "the type", desc->dtype));
     DSC_TRY(dsc_check_real_shape(&check, "x", x, DSC_SHAPE(desc->n, desc->h, desc->w, desc->c)));
     DSC_TRY(dsc_check_real(&check, "out", out));
     DSC_TRY(dsc_check_dims(&check, "out", out, 2));

@@ -113,7 +113,7 @@ dsc_status dsc_op_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limi
 
 dsc_status dsc_op_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "count_nonfinite", q, "t", t));
+    DSC_TRY(dsc_check_begin_half(&check, "count_nonfinite", q, "t", t));
     DSC_TRY(dsc_check_f64(&check, "out", out, 1));
     DSC_TRY(dsc_check_apart(&check, "out", out, "t", t));
     if (dsc_tensor_count(t) == 0)
@@ -131,5 +131,38 @@ dsc_status dsc_op_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor 
     DSC_TRY(dsc_check_f64(&check, "bad", bad, 2));
     DSC_TRY(dsc_check_apart(&check, "y", y, "x", x));
     DSC_TRY(dsc_device_table_for(q->device, check.dtype)->blend(q, decay, x, bad, y));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_increment(dsc_queue *q, dsc_tensor *t) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "increment", q));
+    DSC_TRY(dsc_check_typed(&check, "t", t, DSC_I64));
+    if (dsc_tensor_count(t) == 0)
+        return DSC_OK;
+    DSC_TRY(q->device->table->increment(q, t));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "guard", q));
+    DSC_TRY(dsc_check_f64(&check, "value", value, 1));
+    DSC_TRY(dsc_check_f64(&check, "flag", flag, 1));
+    DSC_TRY(dsc_check_apart(&check, "flag", flag, "value", value));
+    DSC_TRY(q->device->table->guard(q, value, flag));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale, dsc_tensor *skip) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "loss_scale", q));
+    DSC_TRY(dsc_check_f64(&check, "bad", bad, 1));
+    DSC_TRY(dsc_check_f64(&check, "scale", scale, DSC_SCALE_COUNT));
+    DSC_TRY(dsc_check_f64(&check, "skip", skip, 1));
+    DSC_TRY(dsc_check_apart(&check, "scale", scale, "bad", bad));
+    DSC_TRY(dsc_check_apart(&check, "skip", skip, "bad", bad));
+    DSC_TRY(dsc_check_apart(&check, "skip", skip, "scale", scale));
+    DSC_TRY(q->device->table->loss_scale(q, bad, scale, skip));
     return DSC_OK;
 }

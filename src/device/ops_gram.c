@@ -57,32 +57,93 @@ static dsc_status compose(dsc_queue *q, const dsc_conv_desc *desc, const dsc_ten
     return DSC_OK;
 }
 
+/* x, the group and the workspace of either call. */
+static dsc_status check_patches(dsc_check *check, const char *op, dsc_queue *q, const dsc_conv_desc *desc,
+                                const dsc_tensor *x, int64_t group, int64_t *positions) {
+    int64_t oh = 0, ow = 0;
+    DSC_TRY(dsc_conv_output(desc, &oh, &ow));
+    DSC_TRY(dsc_check_begin_any(check, op, q));
+    DSC_TRY(dsc_check_set_half(check, "the type", desc->dtype));
+    DSC_TRY(dsc_check_real_shape(check, "x", x, DSC_SHAPE(desc->n, desc->h, desc->w, desc->c)));
+    if (group < 0 || group >= desc->groups)
+        return DSC_FAIL(DSC_E_INVALID, "%s: group is %lld; 0 to %lld is expected", op, (long long)group,
+                        (long long)desc->groups - 1);
+    *positions = desc->n * oh * ow;
+    return DSC_OK;
+}
+
+static dsc_status check_gram_work(const dsc_check *check, const dsc_tensor *work, size_t bytes,
+                                  const dsc_tensor *x, const char *out_name, const dsc_tensor *out) {
+    DSC_TRY(dsc_check_work(check, work, bytes));
+    DSC_TRY(dsc_check_apart(check, out_name, out, "x", x));
+    if (work) {
+        DSC_TRY(dsc_check_apart(check, "work", work, "x", x));
+        DSC_TRY(dsc_check_apart(check, "work", work, out_name, out));
+    }
+    return DSC_OK;
+}
+
+static dsc_status gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                       int64_t positions, const double factor[2], dsc_tensor *work, dsc_tensor *c) {
+    const dsc_device_table *table = dsc_device_table_for(q->device, desc->dtype);
+    if (table->patch_gram)
+        DSC_TRY(table->patch_gram(q, desc, x, group, factor[0], factor[1], work, c));
+    else
+        DSC_TRY(compose(q, desc, x, group, positions, factor, work, c));
+    return DSC_OK;
+}
+
 dsc_status dsc_op_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                              double alpha, double beta, dsc_tensor *work, dsc_tensor *c) {
     dsc_check check;
-    int64_t oh = 0, ow = 0;
-    DSC_TRY(dsc_conv_output(desc, &oh, &ow));
-    DSC_TRY(dsc_check_begin_any(&check, "patch_gram", q));
-    check.dtype = desc->dtype;
-    DSC_TRY(dsc_check_real_shape(&check, "x", x, DSC_SHAPE(desc->n, desc->h, desc->w, desc->c)));
-    DSC_TRY(dsc_check_real(&check, "c", c));
+    int64_t positions = 0;
+    DSC_TRY(check_patches(&check, "patch_gram", q, desc, x, group, &positions));
+    DSC_TRY(dsc_check_param(&check, "c", c));
     DSC_TRY(dsc_check_dims(&check, "c", c, 2));
     int64_t width = patch_width(desc);
     int ones = c->dim[0] == width + 1;
     DSC_TRY(dsc_check_shape(&check, "c", c, DSC_SHAPE(width + ones, width + ones)));
-    if (group < 0 || group >= desc->groups)
-        return DSC_FAIL(DSC_E_INVALID, "patch_gram: group is %lld; 0 to %lld is expected", (long long)group,
-                        (long long)desc->groups - 1);
-    DSC_TRY(dsc_check_work(&check, work, dsc_op_patch_gram_workspace(q->device, desc, ones)));
-    DSC_TRY(dsc_check_apart(&check, "c", c, "x", x));
-    if (work) {
-        DSC_TRY(dsc_check_apart(&check, "work", work, "x", x));
-        DSC_TRY(dsc_check_apart(&check, "work", work, "c", c));
-    }
+    DSC_TRY(check_gram_work(&check, work, dsc_op_patch_gram_workspace(q->device, desc, ones), x, "c", c));
+    DSC_TRY(gram(q, desc, x, group, positions, (const double[]){alpha, beta}, work, c));
+    return DSC_OK;
+}
+
+/* Rows of the triangle of `count` elements: the width, or one more; -1 when it is neither's. */
+static int64_t packed_rows(int64_t width, int64_t count) {
+    for (int ones = 0; ones < 2; ones++)
+        if (count == (width + ones) * (width + ones + 1) / 2)
+            return width + ones;
+    return -1;
+}
+
+dsc_status dsc_op_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x,
+                                    int64_t group, double alpha, dsc_tensor *work, dsc_tensor *full,
+                                    dsc_tensor *p) {
+    dsc_check check;
+    int64_t positions = 0;
+    DSC_TRY(check_patches(&check, "patch_gram_packed", q, desc, x, group, &positions));
+    DSC_TRY(dsc_check_param(&check, "p", p));
+    DSC_TRY(dsc_check_dims(&check, "p", p, 1));
+    int64_t width = patch_width(desc), n = packed_rows(width, p->dim[0]);
+    if (n < 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "patch_gram_packed: p is [%lld]; the triangle of %lld or %lld rows is expected",
+                        (long long)p->dim[0], (long long)width, (long long)width + 1);
+    DSC_TRY(
+        check_gram_work(&check, work, dsc_op_patch_gram_workspace(q->device, desc, n > width), x, "p", p));
     const dsc_device_table *table = dsc_device_table_for(q->device, desc->dtype);
-    if (table->patch_gram)
-        DSC_TRY(table->patch_gram(q, desc, x, group, alpha, beta, work, c));
-    else
-        DSC_TRY(compose(q, desc, x, group, desc->n * oh * ow, (const double[]){alpha, beta}, work, c));
+    if (table->patch_gram_packed) {
+        DSC_TRY(table->patch_gram_packed(q, desc, x, group, alpha, work, p));
+        return DSC_OK;
+    }
+    DSC_TRY(dsc_check_param(&check, "full", full));
+    if (dsc_tensor_count(full) < n * n)
+        return DSC_FAIL(DSC_E_INVALID, "patch_gram_packed: full has %lld elements; %lld are needed",
+                        (long long)dsc_tensor_count(full), (long long)(n * n));
+    DSC_TRY(check_gram_work(&check, work, 0, x, "full", full));
+    DSC_TRY(dsc_check_apart(&check, "full", full, "p", p));
+    dsc_tensor c = dsc_tensor_view(q->device, full->data, full->dtype, DSC_SHAPE(n, n));
+    DSC_TRY(gram(q, desc, x, group, positions, (const double[]){alpha, 0}, work, &c));
+    DSC_TRY(dsc_op_tri_pack(q, &c, p));
     return DSC_OK;
 }

@@ -1,14 +1,15 @@
-/* Fronts of the layers without a plan: bias, ReLU, add, shortcut, pooling, dropout, loss. */
+/* Fronts of the layers without a plan: bias, ReLU, add, shortcut, pooling, dropout, loss, images.
+ */
 #include "device/checks.h"
 
 #include "base/error.h"
 
 static dsc_status check_bias(dsc_check *check, const char *op, dsc_queue *q, const char *b_name,
                              const dsc_tensor *b, const char *y_name, const dsc_tensor *y) {
-    DSC_TRY(dsc_check_begin(check, op, q, y_name, y));
+    DSC_TRY(dsc_check_begin_half(check, op, q, y_name, y));
     if (y->ndim < 1)
         return DSC_FAIL(DSC_E_INVALID, "%s: %s has no dimension; [..., c] is expected", op, y_name);
-    DSC_TRY(dsc_check_real_shape(check, b_name, b, DSC_SHAPE(y->dim[y->ndim - 1])));
+    DSC_TRY(dsc_check_param_shape(check, b_name, b, DSC_SHAPE(y->dim[y->ndim - 1])));
     DSC_TRY(dsc_check_apart(check, y_name, y, b_name, b));
     return DSC_OK;
 }
@@ -35,7 +36,7 @@ dsc_status dsc_op_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc
 
 dsc_status dsc_op_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "relu_forward", q, "x", x));
+    DSC_TRY(dsc_check_begin_half(&check, "relu_forward", q, "x", x));
     DSC_TRY(dsc_check_real_like(&check, "y", y, "x", x));
     DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "x", x));
     if (dsc_tensor_count(y) == 0)
@@ -47,7 +48,7 @@ dsc_status dsc_op_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y)
 dsc_status dsc_op_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
                                 dsc_tensor *dx) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "relu_backward", q, "y", y));
+    DSC_TRY(dsc_check_begin_half(&check, "relu_backward", q, "y", y));
     DSC_TRY(dsc_check_real_like(&check, "dy", dy, "y", y));
     DSC_TRY(dsc_check_real_like(&check, "dx", dx, "y", y));
     DSC_TRY(dsc_check_beta(&check, "beta", beta));
@@ -64,7 +65,7 @@ dsc_status dsc_op_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_ten
 
 dsc_status dsc_op_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "add", q, "a", a));
+    DSC_TRY(dsc_check_begin_half(&check, "add", q, "a", a));
     DSC_TRY(dsc_check_real_like(&check, "b", b, "a", a));
     DSC_TRY(dsc_check_real_like(&check, "y", y, "a", a));
     DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "a", a));
@@ -79,7 +80,7 @@ dsc_status dsc_op_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, ds
 
 static dsc_status check_shortcut(dsc_check *check, const char *op, dsc_queue *q, int64_t stride,
                                  const dsc_tensor *x, const dsc_tensor *y) {
-    DSC_TRY(dsc_check_begin(check, op, q, "x", x));
+    DSC_TRY(dsc_check_begin_half(check, op, q, "x", x));
     DSC_TRY(dsc_check_dims(check, "x", x, 4));
     DSC_TRY(dsc_check_real(check, "y", y));
     DSC_TRY(dsc_check_dims(check, "y", y, 4));
@@ -147,7 +148,7 @@ dsc_status dsc_pool_output(const dsc_pool_desc *desc, int64_t h, int64_t w, int6
 static dsc_status check_pool(dsc_check *check, const char *op, dsc_queue *q, const dsc_pool_desc *desc,
                              const dsc_tensor *index, const dsc_tensor *x, const dsc_tensor *y) {
     int64_t oh = 0, ow = 0;
-    DSC_TRY(dsc_check_begin(check, op, q, "x", x));
+    DSC_TRY(dsc_check_begin_half(check, op, q, "x", x));
     DSC_TRY(dsc_check_dims(check, "x", x, 4));
     DSC_TRY(dsc_pool_output(desc, x->dim[1], x->dim[2], &oh, &ow));
     DSC_TRY(dsc_check_real_shape(check, "y", y, DSC_SHAPE(x->dim[0], oh, ow, x->dim[3])));
@@ -186,7 +187,7 @@ dsc_status dsc_op_pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const d
 
 static dsc_status check_global_pool(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *x,
                                     const dsc_tensor *y) {
-    DSC_TRY(dsc_check_begin(check, op, q, "x", x));
+    DSC_TRY(dsc_check_begin_half(check, op, q, "x", x));
     DSC_TRY(dsc_check_dims(check, "x", x, 4));
     if (x->dim[1] == 0 || x->dim[2] == 0)
         return DSC_FAIL(DSC_E_INVALID, "%s: x is %lld by %lld pixels; one at least is expected", op,
@@ -220,7 +221,7 @@ dsc_status dsc_op_global_pool_backward(dsc_queue *q, const dsc_tensor *dy, doubl
 dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
                           const dsc_tensor *x, double beta, dsc_tensor *y) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "dropout", q, "x", x));
+    DSC_TRY(dsc_check_begin_half(&check, "dropout", q, "x", x));
     if (x->ndim < 1)
         return DSC_FAIL(DSC_E_INVALID, "dropout: x has no dimension; [samples, ...] is expected");
     DSC_TRY(dsc_check_real_like(&check, "y", y, "x", x));
@@ -241,13 +242,16 @@ dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_
 }
 
 dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                               double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats) {
+                               double smoothing, double grad_scale, const dsc_tensor *loss_scale,
+                               dsc_tensor *dlogits, dsc_tensor *stats) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "softmax_loss", q, "logits", logits));
+    DSC_TRY(dsc_check_begin_half(&check, "softmax_loss", q, "logits", logits));
     DSC_TRY(dsc_check_dims(&check, "logits", logits, 2));
     DSC_TRY(dsc_check_typed(&check, "labels", labels, DSC_I32));
     DSC_TRY(dsc_check_shape(&check, "labels", labels, DSC_SHAPE(logits->dim[0])));
     DSC_TRY(dsc_check_f64(&check, "stats", stats, 4));
+    if (loss_scale)
+        DSC_TRY(dsc_check_f64(&check, "loss_scale", loss_scale, 1));
     if (!(smoothing >= 0 && smoothing <= 1))
         return DSC_FAIL(DSC_E_INVALID, "softmax_loss: the smoothing is %g; 0 to 1 is expected", smoothing);
     if (dlogits) {
@@ -258,14 +262,15 @@ dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
         return DSC_OK;
     if (logits->dim[1] == 0)
         return DSC_FAIL(DSC_E_INVALID, "softmax_loss: logits has no classes; one at least is expected");
-    DSC_TRY(q->device->table->softmax_loss(q, logits, labels, smoothing, grad_scale, dlogits, stats));
+    DSC_TRY(
+        q->device->table->softmax_loss(q, logits, labels, smoothing, grad_scale, loss_scale, dlogits, stats));
     return DSC_OK;
 }
 
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
                                 const dsc_tensor *logits, dsc_tensor *labels) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "sample_labels", q, "logits", logits));
+    DSC_TRY(dsc_check_begin_half(&check, "sample_labels", q, "logits", logits));
     DSC_TRY(dsc_check_dims(&check, "logits", logits, 2));
     DSC_TRY(dsc_check_typed(&check, "position", position, DSC_I64));
     DSC_TRY(dsc_check_shape(&check, "position", position, DSC_SHAPE(2)));
@@ -279,5 +284,28 @@ dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *p
         return DSC_FAIL(DSC_E_INVALID, "sample_labels: logits has %lld classes; 1 to %d are possible",
                         (long long)logits->dim[1], INT32_MAX);
     DSC_TRY(q->device->table->sample_labels(q, seed, position, logits, labels));
+    return DSC_OK;
+}
+
+/* ---- images ---- */
+
+dsc_status dsc_op_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc_tensor *raw,
+                          const dsc_tensor *place, dsc_tensor *x) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_half(&check, "augment", q, "x", x));
+    DSC_TRY(dsc_check_dims(&check, "x", x, 4));
+    DSC_TRY(dsc_check_typed(&check, "raw", raw, DSC_U8));
+    DSC_TRY(dsc_check_dims(&check, "raw", raw, 4));
+    DSC_TRY(dsc_check_shape(&check, "raw", raw, DSC_SHAPE(x->dim[0], raw->dim[1], raw->dim[2], x->dim[3])));
+    DSC_TRY(dsc_check_typed(&check, "place", place, DSC_I32));
+    DSC_TRY(dsc_check_shape(&check, "place", place, DSC_SHAPE(x->dim[0], 3)));
+    if (x->dim[3] > 4)
+        return DSC_FAIL(DSC_E_INVALID, "augment: x has %lld channels; at most 4 are possible",
+                        (long long)x->dim[3]);
+    DSC_TRY(dsc_check_apart(&check, "x", x, "raw", raw));
+    DSC_TRY(dsc_check_apart(&check, "x", x, "place", place));
+    if (dsc_tensor_count(x) == 0)
+        return DSC_OK;
+    DSC_TRY(q->device->table->augment(q, desc, raw, place, x));
     return DSC_OK;
 }

@@ -6,7 +6,7 @@
 dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                        const dsc_tensor *b, double beta, dsc_tensor *c) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "gemm", q, "a", a));
+    DSC_TRY(dsc_check_begin_half(&check, "gemm", q, "a", a));
     DSC_TRY(dsc_check_product(&check, (const int[]){trans_a, trans_b}, a, b, c));
     int64_t m = c->dim[0], n = c->dim[1], k = a->dim[trans_a ? 0 : 1];
     if (m == 0 || n == 0)

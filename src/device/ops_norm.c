@@ -6,7 +6,7 @@
 /* x has channels; the parameters and the residual fit it. */
 static dsc_status check_input(dsc_check *check, const char *op, dsc_queue *q, const dsc_norm_desc *desc,
                               const dsc_tensor *x) {
-    DSC_TRY(dsc_check_begin(check, op, q, "x", x));
+    DSC_TRY(dsc_check_begin_half(check, op, q, "x", x));
     if (x->ndim < 1)
         return DSC_FAIL(DSC_E_INVALID, "%s: x has no dimension; [..., c] is expected", op);
     if (!(desc->eps >= 0))
@@ -16,7 +16,7 @@ static dsc_status check_input(dsc_check *check, const char *op, dsc_queue *q, co
 
 static dsc_status check_channels(const dsc_check *check, const char *name, const dsc_tensor *t,
                                  const dsc_tensor *x) {
-    DSC_TRY(dsc_check_real_shape(check, name, t, DSC_SHAPE(x->dim[x->ndim - 1])));
+    DSC_TRY(dsc_check_param_shape(check, name, t, DSC_SHAPE(x->dim[x->ndim - 1])));
     return DSC_OK;
 }
 

@@ -21,6 +21,9 @@ typedef struct dsc_device_table {
     void (*free)(dsc_device *device, void *data);
     dsc_status (*upload)(dsc_queue *q, const void *host, size_t bytes, void *data);
     dsc_status (*download)(dsc_queue *q, const void *data, size_t bytes, void *host);
+    /* memory of the host that copies to and from the device are fast with; NULL: any is */
+    dsc_status (*host_alloc)(dsc_device *device, size_t bytes, void **out);
+    void (*host_free)(dsc_device *device, void *data);
     /* queues and events; NULL on devices that run everything at once */
     dsc_status (*queue_open)(dsc_queue *q);
     void (*queue_close)(dsc_queue *q);
@@ -30,6 +33,12 @@ typedef struct dsc_device_table {
     void (*event_close)(dsc_event *event);
     dsc_status (*event_record)(dsc_event *event, dsc_queue *q);
     dsc_status (*event_sync)(dsc_event *event);
+    dsc_status (*event_elapsed)(dsc_event *from, dsc_event *to, double *ms);
+    /* recordings; NULL on devices that have none */
+    dsc_status (*record_begin)(dsc_queue *q);
+    dsc_status (*record_end)(dsc_queue *q, void **recording);
+    dsc_status (*replay)(dsc_queue *q, void *recording);
+    void (*record_free)(dsc_device *device, void *recording);
 
     dsc_status (*fill)(dsc_queue *q, double value, dsc_tensor *t);
     dsc_status (*convert)(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst);
@@ -40,6 +49,11 @@ typedef struct dsc_device_table {
     dsc_status (*count_nonfinite)(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out);
     dsc_status (*blend)(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
                         dsc_tensor *y);
+
+    dsc_status (*increment)(dsc_queue *q, dsc_tensor *t);
+    dsc_status (*guard)(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag);
+    dsc_status (*timestamp)(dsc_queue *q, dsc_tensor *t); /* NULL: the host's clock */
+    dsc_status (*loss_scale)(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale, dsc_tensor *skip);
 
     dsc_status (*gemm)(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                        const dsc_tensor *b, double beta, dsc_tensor *c);
@@ -59,6 +73,12 @@ typedef struct dsc_device_table {
     dsc_status (*syev_batch)(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work);
     dsc_status (*chol_inverse_batch)(dsc_queue *q, dsc_solve_item *items, int64_t count);
     dsc_status (*divide_batch)(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                               int64_t count);
+    dsc_status (*dot_batch)(dsc_queue *q, const dsc_dot_item *items, int64_t count, dsc_tensor *out);
+    dsc_status (*join_batch)(dsc_queue *q, const dsc_join_item *items, int64_t count);
+    dsc_status (*split_batch)(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
+                              int64_t count);
+    dsc_status (*absorb_batch)(dsc_queue *q, const dsc_tensor *decay, const dsc_absorb_item *items,
                                int64_t count);
     dsc_status (*outer_inverse)(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
                                 const dsc_tensor *columns, dsc_tensor *out);
@@ -88,6 +108,10 @@ typedef struct dsc_device_table {
     dsc_status (*patch_gram)(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                              double alpha, double beta, dsc_tensor *work, dsc_tensor *c);
 
+    /* NULL: patch_gram and tri_pack, by the front */
+    dsc_status (*patch_gram_packed)(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x,
+                                    int64_t group, double alpha, dsc_tensor *work, dsc_tensor *p);
+
     dsc_status (*bias_add)(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y);
     dsc_status (*bias_grad)(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db);
     dsc_status (*relu_forward)(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
@@ -115,9 +139,13 @@ typedef struct dsc_device_table {
     dsc_status (*dropout)(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
                           const dsc_tensor *x, double beta, dsc_tensor *y);
     dsc_status (*softmax_loss)(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                               double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats);
+                               double smoothing, double grad_scale, const dsc_tensor *loss_scale,
+                               dsc_tensor *dlogits, dsc_tensor *stats);
     dsc_status (*sample_labels)(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
                                 const dsc_tensor *logits, dsc_tensor *labels);
+
+    dsc_status (*augment)(dsc_queue *q, const dsc_augment_desc *desc, const dsc_tensor *raw,
+                          const dsc_tensor *place, dsc_tensor *x);
 
     dsc_status (*sgd)(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x);
@@ -136,6 +164,7 @@ struct dsc_device {
     const char *name;
     char description[160];
     int is_host;
+    int has_halves; /* operations take half types */
     int threads;
     void *state; /* the backend's own */
     atomic_size_t bytes, peak_bytes;
@@ -143,10 +172,16 @@ struct dsc_device {
 
 struct dsc_queue {
     dsc_device *device;
+    int recording;
     void *state;
 };
 
 struct dsc_event {
+    dsc_device *device;
+    void *state;
+};
+
+struct dsc_recording {
     dsc_device *device;
     void *state;
 };
@@ -173,5 +208,8 @@ extern const dsc_device_table dsc_ref_table;
 /* Fills in table, name, description, threads, state of a device of this kind. */
 dsc_status dsc_ref_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
 dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
+/* There only where DSC_HAVE_CUDA is defined. DSC_E_UNSUPPORTED without a GPU or with too old a driver. */
+dsc_status dsc_cuda_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
+int dsc_cuda_count(void);
 
 #endif

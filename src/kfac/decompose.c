@@ -171,7 +171,6 @@ static dsc_status send_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
     dsc_tensor *message = p->packed.data ? &p->packed : &p->vectors;
     if (p->packed.data && p->root == k->my_row)
         DSC_TRY(pack_parcel(k, q, layout, p, 1));
-    DSC_TRY(dsc_queue_sync(q));
     DSC_TRY(
         dsc_comm_broadcast_begin(k->column, DSC_TRAFFIC_DECOMPOSITIONS, p->root, message, &p->request[0]));
     if (p->values.data)
@@ -191,7 +190,7 @@ static dsc_status receive_parcels(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *la
     return DSC_OK;
 }
 
-dsc_status dsc_kfac_decompose(dsc_kfac *k, dsc_queue *q, int index) {
+dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     dsc_kfac_layout *layout = &k->layouts[index];
     dsc_status status = DSC_OK;
     k->solve_ms = 0;

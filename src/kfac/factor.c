@@ -161,21 +161,33 @@ static dsc_status reserve_work(dsc_kfac *k, size_t bytes) {
     return dsc_tensor_alloc(k->device, DSC_U8, 1, &count, &k->work);
 }
 
-/* The batch factor in `gram` goes where it waits, or straight into the average. */
-static dsc_status deposit(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, dsc_tensor *gram, int first) {
-    dsc_tensor packed = dsc_tensor_slice(&k->packed, 0, f->packed);
-    if (!f->batch.data) {
-        /* blend_half uses `packed` and the first half of `spare` */
-        dsc_tensor to = k->spare.data ? dsc_tensor_slice(&k->spare, k->largest_packed, f->packed) : packed;
-        DSC_TRY(dsc_op_tri_pack(q, gram, &to));
-        return absorb(k, q, f, &to);
-    }
-    if (k->options.symmetric) {
-        DSC_TRY(dsc_op_tri_pack(q, gram, first ? &f->batch : &packed));
-        return first ? DSC_OK : dsc_op_axpby(q, 1, &packed, 1, &f->batch);
-    }
+typedef struct gram_task {
+    const rows *r;
+    int64_t group;
+    double alpha;
+    int first; /* no pass before this one */
+} gram_task;
+
+/* As whole matrix, added to where it waits. */
+static dsc_status gram_full(dsc_kfac *k, dsc_queue *q, const gram_task *t, dsc_tensor *gram,
+                            dsc_kfac_factor *f) {
+    DSC_TRY(dsc_op_patch_gram(q, &t->r->desc, &t->r->x, t->group, t->alpha, 0, &k->work, gram));
     DSC_TRY(dsc_op_symmetrize(q, gram));
-    return first ? dsc_op_convert(q, gram, &f->batch) : dsc_op_axpby(q, 1, gram, 1, &f->batch);
+    return t->first ? dsc_op_convert(q, gram, &f->batch) : dsc_op_axpby(q, 1, gram, 1, &f->batch);
+}
+
+/* As triangle, which goes where it waits, or straight into the average. */
+static dsc_status gram_packed(dsc_kfac *k, dsc_queue *q, const gram_task *t, dsc_tensor *gram,
+                              dsc_kfac_factor *f) {
+    dsc_tensor to = dsc_tensor_slice(&k->packed, 0, f->packed);
+    if (f->batch.data && t->first)
+        to = f->batch;
+    else if (!f->batch.data && k->spare.data) /* blend_half uses `packed` and the first half of `spare` */
+        to = dsc_tensor_slice(&k->spare, k->largest_packed, f->packed);
+    DSC_TRY(dsc_op_patch_gram_packed(q, &t->r->desc, &t->r->x, t->group, t->alpha, &k->work, gram, &to));
+    if (!f->batch.data)
+        return absorb(k, q, f, &to);
+    return t->first ? DSC_OK : dsc_op_axpby(q, 1, &to, 1, &f->batch);
 }
 
 /* One factor of one unit, `done` of its passes before this one. */
@@ -188,11 +200,16 @@ static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_s
     dsc_tensor gram = dsc_kfac_carve(&k->gram, &used, 2, square);
     int ones = side == DSC_KFAC_A && k->members[unit].bias.data;
     DSC_TRY(reserve_work(k, dsc_op_patch_gram_workspace(k->device, &r->desc, ones)));
-    DSC_TRY(dsc_op_patch_gram(q, &r->desc, &r->x, u->group, scale / (double)k->options.passes, 0, &k->work,
-                              &gram));
-    DSC_TRY(deposit(k, q, f, &gram, done == 0));
-    if (k->buckets && done + 1 == k->options.passes)
+    const gram_task task = {r, u->group, scale / (double)k->options.passes, done == 0};
+    if (f->batch.data && !k->options.symmetric)
+        DSC_TRY(gram_full(k, q, &task, &gram, f));
+    else
+        DSC_TRY(gram_packed(k, q, &task, &gram, f));
+    /* What is recorded leaves later: a replay must not depend on what else is in the recording. */
+    if (k->buckets && done + 1 == k->options.passes && !dsc_queue_is_recording(q)) {
+        f->announced = 1;
         return dsc_buckets_ready(k->buckets, f->slot);
+    }
     return DSC_OK;
 }
 
@@ -203,7 +220,8 @@ static dsc_status check_tensor(const dsc_kfac *k, const char *what, const dsc_kf
     if (!t || !t->data)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': this step needs %s, and there is none", l->name,
                         what);
-    if (t->device != k->device || t->dtype != k->dtype)
+    int fits = t->dtype == k->dtype || t->dtype == DSC_BF16 || t->dtype == DSC_F16;
+    if (t->device != k->device || !fits)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': %s is %s on %s, its gradients are %s on %s",
                         l->name, what, dsc_dtype_name(t->dtype),
                         t->device ? dsc_device_name(t->device) : "no device", dsc_dtype_name(k->dtype),
@@ -281,7 +299,8 @@ dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, con
 static dsc_status compare_passes(dsc_kfac *k, dsc_queue *q, int64_t *differs) {
     int64_t n = k->layer_count;
     *differs = -1;
-    if (k->ranks == 1 || n == 0)
+    if (k->ranks == 1 || n == 0 ||
+        dsc_queue_is_recording(q)) /* what is recorded ran before, and was compared */
         return DSC_OK;
     for (int64_t i = 0; i < n; i++) {
         k->ran_host[i] = (int32_t)k->passes_done[i];
@@ -301,25 +320,33 @@ static dsc_status compare_passes(dsc_kfac *k, dsc_queue *q, int64_t *differs) {
 }
 
 /* What was not announced by its last capture: layers that ran in some of the passes, or not at all (they
- * travel with the others and are then left alone). */
+ * travel with the others and are then left alone), and what was replayed. */
 static dsc_status announce_rest(dsc_kfac *k, dsc_queue *q) {
     for (int64_t layer = k->layer_count - 1; layer >= 0; layer--) {
         int64_t done = k->passes_done[layer];
-        if (done == k->options.passes)
-            continue;
         for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
             for (int side = 0; side < DSC_KFAC_SIDES; side++) {
                 dsc_kfac_factor *f = &k->members[u].factor[side];
-                if (done > 0)
+                if (f->announced)
+                    continue;
+                f->announced = 1;
+                if (done > 0 && done < k->options.passes)
                     DSC_TRY(
                         dsc_op_axpby(q, (double)k->options.passes / (double)done, &f->batch, 0, &f->batch));
-                else
+                else if (done == 0)
                     DSC_TRY(dsc_op_fill(q, 0, &f->batch));
                 DSC_TRY(dsc_buckets_ready(k->buckets, f->slot));
             }
         }
     }
     return DSC_OK;
+}
+
+int dsc_kfac_all_ran(const dsc_kfac *k) {
+    for (int64_t u = 0; u < k->unit_count; u++)
+        if (k->passes_done[k->layouts[0].plan->units[u].layer] == 0)
+            return 0;
+    return 1;
 }
 
 static dsc_status take_in(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f) {
@@ -332,7 +359,32 @@ static dsc_status take_in(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f) {
     return absorb(k, q, f, &packed);
 }
 
+/* All at once. */
+static dsc_status take_together(dsc_kfac *k, dsc_queue *q) {
+    dsc_tensor decay = dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
+    int64_t count = 0;
+    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
+        dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        if (f->held)
+            k->absorbs[count++] =
+                (dsc_absorb_item){f->batch, dsc_tensor_slice(&k->bad, 2 * f->slot, 2), f->average};
+    }
+    return dsc_op_absorb_batch(q, &decay, k->absorbs, count);
+}
+
+static dsc_status scale_g(dsc_kfac *k, dsc_queue *q) {
+    for (int64_t u = 0; k->g_scale && u < k->unit_count; u++) {
+        dsc_kfac_factor *f = &k->members[u].factor[DSC_KFAC_G];
+        if (f->held && f->batch.data)
+            DSC_TRY(dsc_op_scale_by(q, k->g_scale, &f->batch));
+    }
+    return DSC_OK;
+}
+
 static dsc_status take_all(dsc_kfac *k, dsc_queue *q) {
+    DSC_TRY(scale_g(k, q));
+    if (k->options.symmetric && k->factor_dtype == k->dtype && dsc_kfac_all_ran(k))
+        return take_together(k, q);
     for (int64_t u = 0; u < k->unit_count; u++) {
         if (k->passes_done[k->layouts[0].plan->units[u].layer] == 0)
             continue;
@@ -347,9 +399,9 @@ static dsc_status take_all(dsc_kfac *k, dsc_queue *q) {
 
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
     int64_t differs;
-    int exchanging = k->buckets && k->updating;
+    int waiting = k->batches.data && k->updating;
     DSC_TRY(compare_passes(k, q, &differs));
-    if (exchanging) { /* even if ranks differ, so that nobody waits */
+    if (waiting) { /* even if ranks differ, so that nobody waits */
         DSC_TRY(announce_rest(k, q));
         DSC_TRY(dsc_buckets_wait(k->buckets));
     }
@@ -360,5 +412,5 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
             "run on all ranks or on none",
             (long long)k->step, k->layers[differs].name, (int)k->ran_host[differs],
             -(int)k->ran_host[k->layer_count + differs]);
-    return exchanging ? take_all(k, q) : DSC_OK;
+    return waiting ? take_all(k, q) : DSC_OK;
 }

@@ -27,6 +27,7 @@ typedef struct dsc_kfac_factor {
     int64_t slot;       /* place in the order of the exchange */
     int owner;          /* the rank that decomposes it (of the whole factor) */
     int held;           /* 1: this rank keeps the running average */
+    int announced;      /* in this step, to the exchange */
     dsc_tensor average; /* [packed], as stored */
     dsc_tensor batch;   /* this rank's batch factor while it waits to be averaged: [packed] or [n, n]; no
                            memory where nothing has to wait */
@@ -135,18 +136,26 @@ struct dsc_kfac {
     dsc_tensor spare;              /* two more triangles, where averages are stored in a half type */
     dsc_tensor solve, solve_values, work; /* matrices being solved, their values, workspace */
     int64_t largest_n, largest_packed;
-    dsc_tensor bad;                  /* F64[2 per factor]: elements not finite, times rejected */
-    dsc_tensor numbers;              /* F64[DSC_KFAC_NUMBERS] */
-    dsc_tensor products;             /* F64[3 units]: <P, D>, <P, P>, <D, D> */
+    dsc_tensor bad;      /* F64[2 per factor]: elements not finite, times rejected */
+    dsc_tensor numbers;  /* F64[DSC_KFAC_NUMBERS] */
+    dsc_tensor products; /* F64[4 units]: <P, D>; of the last decomposition <P, D>, <P, P>, <D, D> */
     dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
     dsc_tensor ran;                  /* I32[2 layers]: agreement on what ran */
     dsc_solve_item *solving;         /* [items] */
+    dsc_join_item *joins;            /* [units with a bias] gradients to d */
+    dsc_join_item *writes;           /* [units] p to gradients; those that ran */
+    dsc_dot_item *dots;              /* [3 units] */
+    dsc_absorb_item *absorbs;        /* [2 units] */
+    int64_t join_count;
+    const dsc_tensor *g_scale; /* a factor of all G; NULL: none */
     int32_t *ran_host;
 
     int64_t step;
     dsc_kfac_hyper hyper;
     double loss_scale;
     int begun, updating; /* between begin and step; this step moves the factors */
+    int absorbed;        /* and has moved them */
+    int deciding;        /* this step decomposes */
     int decomposed;      /* there are decompositions */
     int active;          /* layout they belong to */
     int decomposed_now;  /* the last step made them */
@@ -181,13 +190,15 @@ dsc_status dsc_kfac_factors_create(dsc_kfac *k) DSC_MUST_CHECK;
 /* Makes sure that the same layers ran everywhere, averages over the ranks what was captured, and moves the
  * running averages. Collective. */
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* 1 when every layer that counts was captured in this step. */
+int dsc_kfac_all_ran(const dsc_kfac *k);
 /* The running average of a factor as packed triangle in the type of arithmetic: itself, or a copy in
  * `packed`. */
 dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor *f,
                                 dsc_tensor *out) DSC_MUST_CHECK;
 
 /* decompose.c */
-dsc_status dsc_kfac_decompose(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
 /* Outer products from the values at hand, and everything around the column; used after loading a state. */
 dsc_status dsc_kfac_share_decompositions(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
 

@@ -214,15 +214,14 @@ static dsc_status upload_numbers(dsc_kfac *k, dsc_queue *q, double lr) {
                                               [DSC_KFAC_DECAY] = k->hyper.stat_decay,
                                               [DSC_KFAC_RATE] = lr,
                                               [DSC_KFAC_CLIP] = k->hyper.kl_clip};
-    DSC_TRY(dsc_tensor_upload(q, numbers, sizeof numbers, &k->numbers));
-    return dsc_queue_sync(q);
+    return dsc_tensor_upload(q, numbers, sizeof numbers, &k->numbers);
 }
 
 dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     dsc_kfac *k = kfac;
     if (!isfinite(loss_scale) || loss_scale <= 0)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: loss scale %g: must be a positive number", loss_scale);
-    int exchanging = dsc_kfac_wants_factors(k);
+    int exchanging = dsc_kfac_wants_factors(k) && !k->absorbed;
     k->begun = 0;
     if (exchanging)
         DSC_TRY(dsc_kfac_factors_finish(k, k->queue));
@@ -237,6 +236,10 @@ dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     k->updating = k->hyper.factor_freq > 0 && k->step % k->hyper.factor_freq == 0;
     memset(k->passes_done, 0, (size_t)k->layer_count * sizeof *k->passes_done);
     memset(k->ms, 0, sizeof k->ms);
+    k->absorbed = 0;
+    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++)
+        k->members[i / 2].factor[i % 2].announced = 0;
+    k->deciding = k->hyper.update_freq > 0 && (k->step % k->hyper.update_freq == 0 || !k->decomposed);
     k->begun = 1;
     return DSC_OK;
 }
@@ -252,38 +255,105 @@ static void lap(dsc_kfac *k, int phase, double *mark) {
     *mark = now;
 }
 
-dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) {
-    dsc_kfac *k = kfac;
-    double mark = dsc_clock_now();
+static dsc_status check_step(const dsc_kfac *k, const dsc_queue *queue) {
     if (!k->begun)
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC: step %lld was not begun: call dsc_kfac_begin before the captures",
                         (long long)k->step);
     if (queue != k->queue)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: a step in another queue than that of its creation");
-    if (!isfinite(lr))
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: learning rate %g: must be a number", lr);
-    k->begun = 0; /* after a failure, too: the exchange of factors is over, the step may be begun again */
-    DSC_TRY(dsc_kfac_factors_finish(k, queue));
-    lap(k, 0, &mark);
-    k->decomposed_now = 0;
-    k->nu = 1;
-    if (k->hyper.update_freq > 0) {
-        DSC_TRY(upload_numbers(k, queue, lr));
-        if (k->step % k->hyper.update_freq == 0 || !k->decomposed)
-            DSC_TRY(dsc_kfac_decompose(k, queue, k->hyper.diag_blocks > 1));
-        lap(k, 1, &mark);
-        DSC_TRY(dsc_kfac_precondition(k, queue));
-        lap(k, 2, &mark);
-    }
-    k->step++;
     return DSC_OK;
 }
 
+dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) {
+    DSC_TRY(check_step(kfac, queue));
+    if (!isfinite(lr))
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: learning rate %g: must be a number", lr);
+    kfac->decomposed_now = 0;
+    kfac->nu = 1;
+    return upload_numbers(kfac, queue, lr);
+}
+
+int dsc_kfac_wants_decomposition(const dsc_kfac *kfac) {
+    return kfac->begun && kfac->deciding;
+}
+
+dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) {
+    double mark = dsc_clock_now();
+    DSC_TRY(check_step(kfac, queue));
+    dsc_status status = dsc_kfac_factors_finish(kfac, queue);
+    kfac->absorbed = 1; /* after a failure, too: the exchange is over, the step may be begun again */
+    kfac->begun = status == DSC_OK;
+    lap(kfac, 0, &mark);
+    return status;
+}
+
+void dsc_kfac_captured(dsc_kfac *kfac, int64_t passes) {
+    for (int64_t i = 0; i < kfac->layer_count; i++)
+        kfac->passes_done[i] = passes;
+}
+
+void dsc_kfac_absorbed(dsc_kfac *kfac) {
+    kfac->absorbed = 1;
+}
+
+dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) {
+    double mark = dsc_clock_now();
+    DSC_TRY(check_step(kfac, queue));
+    dsc_status status = DSC_OK;
+    if (kfac->deciding)
+        status = dsc_kfac_decompose_layout(kfac, queue, kfac->hyper.diag_blocks > 1);
+    kfac->begun = status == DSC_OK;
+    lap(kfac, 1, &mark);
+    return status;
+}
+
+dsc_status dsc_kfac_apply(dsc_kfac *kfac, dsc_queue *queue) {
+    double mark = dsc_clock_now();
+    DSC_TRY(check_step(kfac, queue));
+    dsc_status status = kfac->hyper.update_freq > 0 ? dsc_kfac_precondition(kfac, queue) : DSC_OK;
+    kfac->begun = status == DSC_OK;
+    lap(kfac, 2, &mark);
+    return status;
+}
+
+dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) {
+    DSC_TRY(check_step(kfac, queue));
+    kfac->begun = 0;
+    kfac->step++;
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) {
+    dsc_status status = dsc_kfac_prepare(kfac, queue, lr);
+    if (status == DSC_OK)
+        status = dsc_kfac_absorb(kfac, queue);
+    if (status == DSC_OK)
+        status = dsc_kfac_decompose(kfac, queue);
+    if (status == DSC_OK)
+        status = dsc_kfac_apply(kfac, queue);
+    if (status == DSC_OK)
+        status = dsc_kfac_finish(kfac, queue);
+    return status == DSC_OK ? DSC_OK : dsc_error_pass(status, __FILE__, __LINE__);
+}
+
+/* ---- what came out ---- */
+
+const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac) {
+    return &kfac->nu_tensor;
+}
+
 dsc_status dsc_kfac_nu(dsc_kfac *kfac, dsc_queue *queue, double *nu) {
-    (void)queue; /* read in the step, to refuse gradients that are not finite */
+    if (!dsc_device_is_host(kfac->device)) { /* else it was read in the step */
+        DSC_TRY(dsc_tensor_download(queue, &kfac->nu_tensor, sizeof kfac->nu, &kfac->nu));
+        DSC_TRY(dsc_queue_sync(queue));
+    }
     *nu = kfac->nu;
     return DSC_OK;
+}
+
+void dsc_kfac_scale_g(dsc_kfac *kfac, const dsc_tensor *scale) {
+    kfac->g_scale = scale;
 }
 
 void dsc_kfac_times(const dsc_kfac *kfac, double ms[3]) {

@@ -304,8 +304,11 @@ static void add_products(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t ind
         return;
     }
     layout->gemms[1][index] = (dsc_gemm_item){.trans_a = 1, .alpha = 1, .a = *qg, .b = *first, .c = *second};
-    layout->gemms[2][index] = (dsc_gemm_item){.alpha = 1, .a = *qg, .b = *second, .c = *first};
-    layout->gemms[3][index] = (dsc_gemm_item){.trans_b = 1, .alpha = 1, .a = *first, .b = *qa, .c = c->p};
+    /* Before the division errors are magnified where eigenvalues are small; after it they stay what they are.
+     */
+    layout->gemms[2][index] = (dsc_gemm_item){.fast = 1, .alpha = 1, .a = *qg, .b = *second, .c = *first};
+    layout->gemms[3][index] =
+        (dsc_gemm_item){.trans_b = 1, .fast = 1, .alpha = 1, .a = *first, .b = *qa, .c = c->p};
     layout->divides[index] =
         (dsc_divide_item){layout->bases[c->g_item].values, layout->bases[c->a_item].values, *second};
 }

@@ -87,8 +87,8 @@ static void place_batch(dsc_kfac *k, dsc_kfac_factor *f, int64_t *used) {
 static dsc_status place_batches(dsc_kfac *k) {
     int64_t total = 0, used = 0;
     int everywhere = dsc_kfac_keeps_everywhere(k);
-    if (k->ranks == 1 && k->options.passes == 1)
-        return DSC_OK;
+    if (k->ranks == 1 && k->options.passes == 1 && dsc_device_is_host(k->device))
+        return DSC_OK; /* on a GPU they wait, too: it moves all averages at once */
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++)
         total += batch_numbers(k, &k->members[i / 2].factor[i % 2]);
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, total, &k->batches));
@@ -133,12 +133,17 @@ static dsc_status make_scratch(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, half ? 2 * k->largest_packed : 0, &k->spare));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * DSC_KFAC_SIDES * k->unit_count, &k->bad));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, DSC_KFAC_NUMBERS, &k->numbers));
-    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 3 * k->unit_count, &k->products));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 4 * k->unit_count, &k->products));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->unit_count, &k->ones));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->sum));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->nu_tensor));
     DSC_TRY(dsc_kfac_alloc(k, DSC_I32, 2 * k->layer_count, &k->ran));
     DSC_TRY(dsc_memory_alloc(2 * k->layer_count, sizeof *k->ran_host, &k->ran_host));
+    DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->joins, &k->joins));
+    DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->writes, &k->writes));
+    DSC_TRY(dsc_memory_alloc(3 * k->unit_count, sizeof *k->dots, &k->dots));
+    DSC_TRY(dsc_memory_alloc(DSC_KFAC_SIDES * k->unit_count, sizeof *k->absorbs, &k->absorbs));
+    DSC_TRY(dsc_op_fill(k->queue, 1, &k->nu_tensor));
     return k->unit_count > 0 ? dsc_op_fill(k->queue, 1, &k->ones) : DSC_OK;
 }
 
@@ -160,6 +165,8 @@ static dsc_status make_solve_space(dsc_kfac *k) {
     }
     int64_t wave = dsc_device_threads(k->device) * largest * largest;
     wave = wave > WAVE_NUMBERS ? wave : WAVE_NUMBERS;
+    if (!dsc_device_is_host(k->device))
+        wave = total; /* a GPU solves them side by side */
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, total < wave ? total : wave, &k->solve));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &k->solve_values));
     DSC_TRY(dsc_memory_alloc(items, sizeof *k->solving, &k->solving));
@@ -185,6 +192,8 @@ static dsc_status place_gradients(dsc_kfac *k) {
         dsc_kfac_member *m = &k->members[u];
         const int64_t dim[2] = {m->factor[DSC_KFAC_G].n, m->factor[DSC_KFAC_A].n};
         m->d = m->bias.data ? dsc_kfac_carve(&k->joined, &used, 2, dim) : m->weight;
+        if (m->bias.data)
+            k->joins[k->join_count++] = (dsc_join_item){m->weight, m->bias, m->d};
     }
     return DSC_OK;
 }
@@ -217,6 +226,10 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
         dsc_tensor_free(blocks[i]);
     dsc_memory_free(&k->ran_host);
     dsc_memory_free(&k->solving);
+    dsc_memory_free(&k->joins);
+    dsc_memory_free(&k->writes);
+    dsc_memory_free(&k->dots);
+    dsc_memory_free(&k->absorbs);
     dsc_memory_free(&k->members);
     dsc_memory_free(&k->layer_reports);
     dsc_memory_free(&k->report_work);

@@ -8,20 +8,8 @@
 
 #include <math.h>
 
-enum { PRODUCTS = 3 }; /* of a unit: <P, D>, <P, P>, <D, D> */
-
 static int ran(const dsc_kfac *k, int64_t unit) {
     return k->passes_done[k->layouts[0].plan->units[unit].layer] > 0;
-}
-
-/* Gradients with their bias as last column, of all units: the clip needs every D. */
-static dsc_status join_gradients(dsc_kfac *k, dsc_queue *q) {
-    for (int64_t u = 0; u < k->unit_count; u++) {
-        dsc_kfac_member *m = &k->members[u];
-        if (m->bias.data)
-            DSC_TRY(dsc_op_join(q, &m->weight, &m->bias, &m->d));
-    }
-    return DSC_OK;
 }
 
 /* Pieces of D for blocks, and pieces of P back. */
@@ -87,7 +75,6 @@ static dsc_status make_all(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout) {
             DSC_TRY(precondition_batch(k, q, layout, b));
         if (!k->row)
             continue;
-        DSC_TRY(dsc_queue_sync(q));
         DSC_TRY(dsc_comm_broadcast_begin(k->row, DSC_TRAFFIC_PRECONDITIONED, b->column, &b->message,
                                          &b->request));
     }
@@ -98,32 +85,38 @@ static dsc_status make_all(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout) {
 
 /* ---- clip ---- */
 
+/* <P, D> of every unit; where it decomposed also <P, P> and <D, D>, for reports, which keep them all. */
 static dsc_status multiply_members(dsc_kfac *k, dsc_queue *q) {
-    for (int64_t u = 0; u < k->unit_count; u++) {
+    int64_t n = k->unit_count, wanted = k->decomposed_now ? 3 : 1;
+    for (int64_t u = 0; u < n; u++) {
         const dsc_kfac_member *m = &k->members[u];
-        const dsc_tensor *const pairs[PRODUCTS][2] = {{&m->p, &m->d}, {&m->p, &m->p}, {&m->d, &m->d}};
-        int wanted = !ran(k, u) ? 0 : k->decomposed_now ? PRODUCTS : 1; /* the rest is for reports */
-        for (int i = 0; i < PRODUCTS; i++) {
-            dsc_tensor out = dsc_tensor_slice(&k->products, i * k->unit_count + u, 1);
-            if (i < wanted)
-                DSC_TRY(dsc_op_dot(q, pairs[i][0], pairs[i][1], 0, &out));
-            else if (i == 0 || k->decomposed_now)
-                DSC_TRY(dsc_op_fill(q, 0, &out));
-        }
+        k->dots[u] = (dsc_dot_item){m->p, m->d};
+        k->dots[n + u] = (dsc_dot_item){m->p, m->p};
+        k->dots[2 * n + u] = (dsc_dot_item){m->d, m->d};
     }
-    return DSC_OK;
+    if (k->decomposed_now) {
+        dsc_tensor norms = dsc_tensor_slice(&k->products, 2 * n, 2 * n);
+        DSC_TRY(dsc_op_dot_batch(q, k->dots + n, 2 * n, &norms));
+    }
+    dsc_tensor inner = dsc_tensor_slice(&k->products, 0, n), kept = dsc_tensor_slice(&k->products, n, n);
+    DSC_TRY(dsc_op_dot_batch(q, k->dots, n, &inner));
+    for (int64_t u = 0; u < n && !dsc_kfac_all_ran(k); u++)
+        for (int64_t i = 0; i < wanted && !ran(k, u); i++) {
+            dsc_tensor out = dsc_tensor_slice(&k->products, (i > 0 ? (i + 1) * n : 0) + u, 1);
+            DSC_TRY(dsc_op_fill(q, 0, &out));
+        }
+    return k->decomposed_now ? dsc_op_convert(q, &inner, &kept) : DSC_OK;
 }
 
 static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     dsc_tensor inner = dsc_tensor_slice(&k->products, 0, k->unit_count);
     dsc_tensor limits = dsc_tensor_slice(&k->numbers, DSC_KFAC_RATE, 2);
     DSC_TRY(multiply_members(k, q));
-    if (k->decomposed_now)
-        DSC_TRY(dsc_tensor_download(q, &k->products, dsc_tensor_bytes(&k->products), k->report_products));
     DSC_TRY(dsc_op_dot(q, &inner, &k->ones, 0, &k->sum));
     DSC_TRY(dsc_op_kl_clip(q, &k->sum, &limits, &k->nu_tensor));
+    if (!dsc_device_is_host(k->device))
+        return DSC_OK; /* nobody waits for it; gradients are left alone where it is not finite */
     DSC_TRY(dsc_tensor_download(q, &k->nu_tensor, sizeof k->nu, &k->nu));
-    DSC_TRY(dsc_queue_sync(q));
     if (!isfinite(k->nu))
         return DSC_FAIL(
             DSC_E_NUMERIC,
@@ -134,24 +127,19 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
 }
 
 static dsc_status write_gradients(dsc_kfac *k, dsc_queue *q) {
-    if (k->nu != 1)
-        DSC_TRY(dsc_op_scale_by(q, &k->nu_tensor, &k->messages));
+    int64_t count = 0;
     for (int64_t u = 0; u < k->unit_count; u++) {
-        dsc_kfac_member *m = &k->members[u];
-        if (!ran(k, u))
-            continue;
-        if (m->bias.data)
-            DSC_TRY(dsc_op_split(q, &m->p, &m->weight, &m->bias));
-        else
-            DSC_TRY(dsc_op_convert(q, &m->p, &m->weight));
+        const dsc_kfac_member *m = &k->members[u];
+        if (ran(k, u))
+            k->writes[count++] = (dsc_join_item){m->weight, m->bias, m->p};
     }
-    return DSC_OK;
+    return dsc_op_split_batch(q, &k->nu_tensor, k->writes, count);
 }
 
 dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
     if (k->unit_count == 0)
         return DSC_OK;
-    DSC_TRY(join_gradients(k, q));
+    DSC_TRY(dsc_op_join_batch(q, k->joins, k->join_count)); /* of all units: the clip needs every D */
     DSC_TRY(make_all(k, q, &k->layouts[k->active]));
     DSC_TRY(find_nu(k, q));
     return write_gradients(k, q);

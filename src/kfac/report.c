@@ -117,6 +117,15 @@ static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
     return reduce(k, q, EXTREMES * k->unit_count, DSC_MAX);
 }
 
+/* Of the last step that decomposed: <P, D>, <P, P>, <D, D>. */
+static dsc_status read_products(dsc_kfac *k, dsc_queue *q) {
+    dsc_tensor kept = dsc_tensor_slice(&k->products, k->unit_count, 3 * k->unit_count);
+    if (k->unit_count == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_download(q, &kept, dsc_tensor_bytes(&kept), k->report_products));
+    return dsc_queue_sync(q);
+}
+
 static void fill_layers(dsc_kfac *k, int eigen) {
     const dsc_kfac_plan *plan = k->layouts[k->active].plan;
     int64_t n = k->unit_count;
@@ -160,7 +169,9 @@ dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_
     DSC_TRY(gather_counters(k, queue, counters, k->report_solve_ms));
     if (eigen && k->unit_count > 0)
         DSC_TRY(gather_extremes(k, queue));
+    DSC_TRY(read_products(k, queue));
     fill_layers(k, eigen);
+    DSC_TRY(dsc_kfac_nu(k, queue, &k->nu));
     for (int r = 0; r < k->ranks; r++)
         k->report_work[r] = k->layouts[k->active].plan->loads[r].work;
     k->report = (dsc_kfac_report){.step = k->step,

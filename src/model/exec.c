@@ -11,10 +11,10 @@
 
 static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
     dsc_model *m = exec->model;
+    dsc_dtype dtype = dsc_model_flow_dtype(m);
     if (s->flat)
-        return dsc_tensor_view(m->device, NULL, m->options.dtype, 2,
-                               (int64_t[]){exec->batch, dsc_shape_count(s)});
-    return dsc_tensor_view(m->device, NULL, m->options.dtype, 4, (int64_t[]){exec->batch, s->h, s->w, s->c});
+        return dsc_tensor_view(m->device, NULL, dtype, 2, (int64_t[]){exec->batch, dsc_shape_count(s)});
+    return dsc_tensor_view(m->device, NULL, dtype, 4, (int64_t[]){exec->batch, s->h, s->w, s->c});
 }
 
 static dsc_status allocate(dsc_exec *exec) {
@@ -23,8 +23,6 @@ static dsc_status allocate(dsc_exec *exec) {
     DSC_TRY(dsc_memory_alloc(m->node_count, sizeof *exec->grads, &exec->grads));
     DSC_TRY(dsc_memory_alloc(m->node_count, sizeof *exec->from_input, &exec->from_input));
     DSC_TRY(dsc_memory_alloc(m->param_count, sizeof *exec->ready, &exec->ready));
-    DSC_TRY(dsc_memory_alloc(dsc_tensor_count(&m->batches), sizeof *exec->batches_tracked,
-                             &exec->batches_tracked));
     for (int64_t v = 0; v < m->node_count; v++)
         exec->values[v] = exec->grads[v] = batch_of(exec, &m->nodes[v].shape);
     return DSC_OK;
@@ -70,7 +68,6 @@ void dsc_exec_destroy(dsc_exec **exec) {
     for (int64_t i = 0; i < e->step_count; i++)
         dsc_conv_destroy(&e->steps[i].conv);
     dsc_device_free(e->model->device, &e->arena);
-    dsc_memory_free(&e->batches_tracked);
     dsc_memory_free(&e->ready);
     dsc_memory_free(&e->from_input);
     dsc_memory_free(&e->grads);
@@ -118,10 +115,12 @@ dsc_tensor *dsc_step_bias_grad(const dsc_exec *exec, const dsc_step *step) {
 /* ---- forward ---- */
 
 dsc_status dsc_exec_set_position(dsc_exec *exec, dsc_queue *q, int64_t step, int64_t first_sample) {
-    dsc_tensor first = dsc_tensor_slice(&exec->position, 0, 1),
-               second = dsc_tensor_slice(&exec->position, 1, 1);
-    DSC_TRY(dsc_op_fill(q, (double)step, &first));
-    return dsc_op_fill(q, (double)first_sample, &second);
+    const int64_t position[2] = {step, first_sample};
+    return dsc_tensor_upload(q, position, sizeof position, &exec->position);
+}
+
+const dsc_tensor *dsc_exec_position(const dsc_exec *exec) {
+    return &exec->position;
 }
 
 static dsc_status check_input(const dsc_exec *exec, const dsc_tensor *x) {
@@ -147,7 +146,7 @@ static dsc_status check_input(const dsc_exec *exec, const dsc_tensor *x) {
 static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     DSC_TRY(check_input(exec, x));
     void *data = x->data;
-    if (x->dtype != exec->model->options.dtype) {
+    if (x->dtype != dsc_model_flow_dtype(exec->model)) {
         DSC_TRY(dsc_op_convert(q, x, &exec->converted));
         data = exec->converted.data;
     }
@@ -157,22 +156,13 @@ static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) 
     return DSC_OK;
 }
 
-/* One more batch in every num_batches_tracked. They are integers, which no operation of a device adds to, so
- * they take the way over the host. */
-static dsc_status count_batch(dsc_exec *exec, dsc_queue *q) {
-    dsc_tensor *t = &exec->model->batches;
-    if (dsc_tensor_count(t) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_tensor_download(q, t, dsc_tensor_bytes(t), exec->batches_tracked));
-    DSC_TRY(dsc_queue_sync(q));
-    for (int64_t i = 0; i < dsc_tensor_count(t); i++)
-        exec->batches_tracked[i]++;
-    return dsc_tensor_upload(q, exec->batches_tracked, dsc_tensor_bytes(t), t);
-}
-
 dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     exec->has_forward = exec->has_loss = 0;
     DSC_TRY(bind_input(exec, q, x));
+    if (exec->half.data) {
+        dsc_tensor values = dsc_model_values(exec->model);
+        DSC_TRY(dsc_op_convert(q, &values, &exec->half));
+    }
     for (int64_t i = 0; i < exec->step_count; i++) {
         const dsc_step *step = &exec->steps[i];
         dsc_status status = step->view ? DSC_OK : step->type->forward(exec, q, step);
@@ -180,7 +170,7 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
             return dsc_error_prefix(status, "forward of %s", dsc_graph_describe(exec->model, step->node));
     }
     if (exec->mode == DSC_EXEC_TRAIN)
-        DSC_TRY(count_batch(exec, q));
+        DSC_TRY(dsc_op_increment(q, &exec->model->batches)); /* num_batches_tracked */
     exec->has_forward = 1;
     return DSC_OK;
 }
@@ -189,13 +179,17 @@ void dsc_exec_smooth_labels(dsc_exec *exec, int on) {
     exec->label_smoothing = on && exec->mode == DSC_EXEC_TRAIN ? exec->model->options.label_smoothing : 0;
 }
 
+void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale) {
+    exec->loss_scale = scale ? *scale : (dsc_tensor){0};
+}
+
 dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels, double grad_scale) {
     if (!exec->has_forward)
         return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
     dsc_value logits = exec->model->logits;
     dsc_tensor *dlogits = exec->mode == DSC_EXEC_TRAIN ? &exec->grads[logits] : NULL;
-    DSC_TRY(dsc_op_softmax_loss(q, &exec->values[logits], labels, exec->label_smoothing, grad_scale, dlogits,
-                                &exec->stats));
+    DSC_TRY(dsc_op_softmax_loss(q, &exec->values[logits], labels, exec->label_smoothing, grad_scale,
+                                exec->loss_scale.data ? &exec->loss_scale : NULL, dlogits, &exec->stats));
     exec->has_loss = 1;
     return DSC_OK;
 }

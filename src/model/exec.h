@@ -20,6 +20,7 @@ struct dsc_step {
     int keeps_x, keeps_y; /* read by backward */
     int backward;         /* 0: nothing at or before this layer is trained */
     double beta[2];       /* for dx: 0 for a value's first gradient, then 1 */
+    dsc_tensor matrix;    /* conv2d, linear: the weights, in the type of the input */
     dsc_conv *conv;
     dsc_tensor saved[2]; /* from forward to backward: a batch norm's mean and 1/std, a max pool's places */
     dsc_tensor *x[2], *y;
@@ -42,16 +43,17 @@ struct dsc_exec {
     dsc_tensor *values, *grads; /* per value of the graph; data NULL: none */
     unsigned char *from_input;  /* per value: it is a view of the input */
     dsc_tensor converted;       /* room for an input of another type; data NULL in models of F32 */
+    dsc_tensor half;            /* all parameters in a half type that flows between layers; data NULL: none */
     dsc_tensor work, position, stats;
     dsc_tensor unused_params[2]; /* where a batch norm's gradients go that were not asked for */
     size_t work_bytes;
     int64_t widest_norm;
     void *arena;
     size_t bytes, bytes_without_reuse;
-    int64_t *batches_tracked; /* host copy of the counters */
-    unsigned char *ready;     /* per parameter: its gradient is final */
+    unsigned char *ready; /* per parameter: its gradient is final */
     int has_forward, has_loss;
     double label_smoothing; /* of the losses */
+    dsc_tensor loss_scale;  /* data NULL: none */
 };
 
 /* Lowers the model's graph to steps, with fusion. Sets steps and what they keep, not yet their tensors. */

@@ -84,6 +84,11 @@ struct dsc_model {
     dsc_tensor batches;   /* I64: every num_batches_tracked, one behind the other */
 };
 
+/* The type of what flows between layers. */
+static inline dsc_dtype dsc_model_flow_dtype(const dsc_model *m) {
+    return m->options.activations == DSC_F32 ? m->options.dtype : m->options.activations;
+}
+
 /* Adds a copy of `node`, whose type, name, inputs and attributes are set; the name is duplicated. Checks the
  * inputs, lets the type set the shape and declare. On failure the model is as it was. */
 dsc_status dsc_graph_add(dsc_model *m, const dsc_node *node, dsc_value *y) DSC_MUST_CHECK;

@@ -23,7 +23,7 @@ void dsc_conv2d_options_init(dsc_conv2d_options *options, int64_t kernel) {
 static dsc_conv_desc describe(const dsc_model *m, const dsc_node *node, int64_t batch) {
     const dsc_shape *x = dsc_graph_input(m, node, 0);
     const dsc_conv2d_options *o = &node->conv;
-    return (dsc_conv_desc){.dtype = m->options.dtype,
+    return (dsc_conv_desc){.dtype = dsc_model_flow_dtype(m),
                            .n = batch,
                            .h = x->h,
                            .w = x->w,
@@ -81,8 +81,8 @@ static dsc_status plan(dsc_exec *exec, dsc_step *step) {
 
 static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_step *step) {
     dsc_tensor work = exec->work;
-    return dsc_op_conv_forward(q, step->conv, step->x[0], dsc_step_weight(exec, step),
-                               dsc_step_bias(exec, step), &work, step->y);
+    return dsc_op_conv_forward(q, step->conv, step->x[0], &step->matrix, dsc_step_bias(exec, step), &work,
+                               step->y);
 }
 
 static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_step *step, const dsc_pass *pass) {
@@ -95,8 +95,8 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_step *s
     }
     if (!step->dx[0])
         return DSC_OK;
-    return dsc_op_conv_backward_data(q, step->conv, dsc_step_weight(exec, step), step->dy, step->beta[0],
-                                     &work, step->dx[0]);
+    return dsc_op_conv_backward_data(q, step->conv, &step->matrix, step->dy, step->beta[0], &work,
+                                     step->dx[0]);
 }
 
 const dsc_layer_type dsc_layer_conv2d = {.name = "conv2d",

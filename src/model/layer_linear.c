@@ -33,7 +33,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
 }
 
 static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_step *step) {
-    DSC_TRY(dsc_op_gemm(q, 0, 1, 1, step->x[0], dsc_step_weight(exec, step), 0, step->y));
+    DSC_TRY(dsc_op_gemm(q, 0, 1, 1, step->x[0], &step->matrix, 0, step->y));
     if (step->node->bias < 0)
         return DSC_OK;
     return dsc_op_bias_add(q, dsc_step_bias(exec, step), step->y);
@@ -47,7 +47,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_step *s
     }
     if (!step->dx[0])
         return DSC_OK;
-    return dsc_op_gemm(q, 0, 0, 1, step->dy, dsc_step_weight(exec, step), step->beta[0], step->dx[0]);
+    return dsc_op_gemm(q, 0, 0, 1, step->dy, &step->matrix, step->beta[0], step->dx[0]);
 }
 
 const dsc_layer_type dsc_layer_linear = {.name = "linear",

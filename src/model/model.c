@@ -21,6 +21,14 @@ static dsc_status check_options(dsc_device *device, const dsc_model_options *opt
     if (options->dtype == DSC_F64 && !dsc_device_is_host(device))
         return DSC_FAIL(DSC_E_UNSUPPORTED, "model of type %s: device '%s' cannot run it; use ref or cpu",
                         dsc_dtype_name(options->dtype), dsc_device_name(device));
+    int half = options->activations == DSC_BF16 || options->activations == DSC_F16;
+    if (options->activations != DSC_F32 && !half)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "activations of type %s: must be fp32, bf16 or fp16",
+                        dsc_dtype_name(options->activations));
+    if (half && (options->dtype != DSC_F32 || dsc_device_is_host(device)))
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "activations of type %s: device '%s' computes in fp32 only; use a GPU, or fp32",
+                        dsc_dtype_name(options->activations), dsc_device_name(device));
     if (!(options->label_smoothing >= 0 && options->label_smoothing < 1))
         return DSC_FAIL(DSC_E_INVALID, "label smoothing %g: must be at least 0 and below 1",
                         options->label_smoothing);

@@ -6,7 +6,16 @@
 #include "model/plan.h"
 
 /* Blocks that are needed all the time. */
-enum { BLOCK_WORK, BLOCK_POSITION, BLOCK_STATS, BLOCK_UNUSED0, BLOCK_UNUSED1, BLOCK_CONVERTED, FIXED_BLOCKS };
+enum {
+    BLOCK_WORK,
+    BLOCK_POSITION,
+    BLOCK_STATS,
+    BLOCK_UNUSED0,
+    BLOCK_UNUSED1,
+    BLOCK_CONVERTED,
+    BLOCK_HALF,
+    FIXED_BLOCKS
+};
 
 typedef struct place {
     dsc_exec *exec;
@@ -150,13 +159,16 @@ static void live_always(place *p) {
     for (int i = 0; i < 2; i++)
         exec->unused_params[i] = dsc_tensor_view(m->device, NULL, dtype, 1, &exec->widest_norm);
     exec->converted = exec->values[m->input];
+    dsc_dtype flow = dsc_model_flow_dtype(m);
+    exec->half = dsc_tensor_view(m->device, NULL, flow, 1, &m->parameter_total);
     size_t bytes[FIXED_BLOCKS] = {
         [BLOCK_WORK] = exec->work_bytes,
         [BLOCK_POSITION] = dsc_tensor_bytes(&exec->position),
         [BLOCK_STATS] = dsc_tensor_bytes(&exec->stats),
         [BLOCK_UNUSED0] = exec->mode == DSC_EXEC_TRAIN ? dsc_tensor_bytes(&exec->unused_params[0]) : 0,
         [BLOCK_UNUSED1] = exec->mode == DSC_EXEC_TRAIN ? dsc_tensor_bytes(&exec->unused_params[1]) : 0,
-        [BLOCK_CONVERTED] = dtype == DSC_F32 ? 0 : dsc_tensor_bytes(&exec->converted)};
+        [BLOCK_CONVERTED] = flow == DSC_F32 ? 0 : dsc_tensor_bytes(&exec->converted),
+        [BLOCK_HALF] = flow == dtype ? 0 : dsc_tensor_bytes(&exec->half)};
     for (int i = 0; i < FIXED_BLOCKS; i++) {
         touch(&p->fixed[i], bytes[i], 0);
         touch(&p->fixed[i], 0, p->end);
@@ -185,8 +197,23 @@ static void *address(const place *p, const dsc_interval *block) {
     return block->bytes == 0 ? NULL : (char *)p->exec->arena + block->offset;
 }
 
+/* The weights of a layer as its products take them. */
+static dsc_tensor matrix_of(const dsc_exec *exec, const dsc_node *node) {
+    const dsc_model *m = exec->model;
+    if (node->layer < 0)
+        return (dsc_tensor){0};
+    dsc_tensor matrix = m->params[node->weight].value;
+    if (exec->half.data) {
+        size_t first = (size_t)((char *)matrix.data - (char *)m->values) / dsc_dtype_size(matrix.dtype);
+        matrix.dtype = exec->half.dtype;
+        matrix.data = (char *)exec->half.data + first * dsc_dtype_size(matrix.dtype);
+    }
+    return matrix;
+}
+
 static void bind_tensors(place *p) {
     dsc_exec *exec = p->exec;
+    exec->half.data = address(p, &p->fixed[BLOCK_HALF]);
     for (int64_t i = 0; i < p->steps; i++) {
         dsc_step *s = &exec->steps[i];
         exec->values[s->out].data = address(p, &p->values[p->root[s->out]]);
@@ -197,6 +224,7 @@ static void bind_tensors(place *p) {
             s->saved[k].data = address(p, &p->saved[2 * i + k]);
         s->unused_dx = exec->grads[s->in[0]];
         s->unused_dx.data = address(p, &p->unused_dx[i]);
+        s->matrix = matrix_of(exec, s->node);
         s->y = &exec->values[s->out];
         s->dy = &exec->grads[s->out];
         for (int k = 0; k < s->inputs; k++) {

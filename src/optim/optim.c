@@ -20,10 +20,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum {
-    MAX_SLOTS = 2,    /* state tensors per parameter */
-    STAGING_COUNT = 4 /* steps whose hyper-parameters may be under way at once */
-};
+enum { MAX_SLOTS = 2 }; /* state tensors per parameter */
 
 /* Elements [first, first + count) of all parameters in their order: value, gradient and state as vectors. */
 typedef struct piece {
@@ -64,15 +61,10 @@ struct dsc_optim {
     dsc_param *state;            /* views of it, names in `names` */
     char *names;
 
-    dsc_tensor hyper;         /* F64[DSC_HYPER_COUNT] */
+    dsc_tensor hyper, skip;   /* F64[DSC_HYPER_COUNT]; its last */
     dsc_tensor norms;         /* F64[2], lars and lamb */
     dsc_tensor direction;     /* lamb's u, as long as the longest parameter */
     dsc_tensor sumsq, factor; /* F64 scalars, with clipping */
-
-    /* Hyper-parameters on their way to the device: a place is used again only after its copy is done. */
-    double staging[STAGING_COUNT][DSC_HYPER_COUNT];
-    dsc_event *copied[STAGING_COUNT];
-    int next_staging;
 };
 
 /* ---- options ---- */
@@ -232,8 +224,7 @@ static dsc_status name_state(dsc_optim *o, const dsc_param *params) {
 static dsc_status alloc_scratch(dsc_optim *o) {
     const int64_t one = 1, two = 2, hypers = DSC_HYPER_COUNT;
     DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &hypers, &o->hyper));
-    for (int i = 0; i < STAGING_COUNT; i++)
-        DSC_TRY(dsc_event_create(o->device, &o->copied[i]));
+    o->skip = dsc_tensor_slice(&o->hyper, DSC_HYPER_SKIP, 1);
     if (o->info->per_param)
         DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &two, &o->norms));
     if (o->options.clip_norm > 0) {
@@ -281,8 +272,6 @@ void dsc_optim_destroy(dsc_optim **optim) {
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         if (owned[i]->data)
             dsc_tensor_free(owned[i]);
-    for (int i = 0; i < STAGING_COUNT; i++)
-        dsc_event_destroy(&o->copied[i]);
     dsc_memory_free(&o->params);
     dsc_memory_free(&o->runs);
     dsc_memory_free(&o->state);
@@ -292,23 +281,25 @@ void dsc_optim_destroy(dsc_optim **optim) {
 
 /* ---- the step ---- */
 
-static dsc_status send_hyper(dsc_optim *o, dsc_queue *queue, double lr) {
-    int place = o->next_staging;
-    DSC_TRY(dsc_event_sync(o->copied[place]));
-    double *h = o->staging[place];
+dsc_status dsc_optim_prepare(dsc_optim *optim, dsc_queue *queue, double lr) {
+    dsc_optim *o = optim;
     double t = (double)(o->steps + 1);
-    h[DSC_HYPER_LR] = lr;
-    h[DSC_HYPER_MOMENTUM] = o->options.momentum;
-    h[DSC_HYPER_DECAY] = o->options.weight_decay;
-    h[DSC_HYPER_BETA1] = o->options.beta1;
-    h[DSC_HYPER_BETA2] = o->options.beta2;
-    h[DSC_HYPER_EPS] = o->options.eps;
-    h[DSC_HYPER_CORRECTION1] = 1 - pow(o->options.beta1, t);
-    h[DSC_HYPER_CORRECTION2] = 1 - pow(o->options.beta2, t);
-    h[DSC_HYPER_TRUST] = o->options.trust;
-    DSC_TRY(dsc_tensor_upload(queue, h, sizeof o->staging[place], &o->hyper));
-    DSC_TRY(dsc_event_record(o->copied[place], queue));
-    o->next_staging = (place + 1) % STAGING_COUNT;
+    const double h[DSC_HYPER_SKIP] = {
+        [DSC_HYPER_LR] = lr,
+        [DSC_HYPER_MOMENTUM] = o->options.momentum,
+        [DSC_HYPER_DECAY] = o->options.weight_decay,
+        [DSC_HYPER_BETA1] = o->options.beta1,
+        [DSC_HYPER_BETA2] = o->options.beta2,
+        [DSC_HYPER_EPS] = o->options.eps,
+        [DSC_HYPER_CORRECTION1] = 1 - pow(o->options.beta1, t),
+        [DSC_HYPER_CORRECTION2] = 1 - pow(o->options.beta2, t),
+        [DSC_HYPER_TRUST] = o->options.trust,
+    };
+    if (!(lr >= 0 && isfinite(lr)))
+        return DSC_FAIL(DSC_E_INVALID, "learning rate %g: must be 0 or more", lr);
+    dsc_tensor numbers = dsc_tensor_slice(&o->hyper, 0, DSC_HYPER_SKIP);
+    DSC_TRY(dsc_tensor_upload(queue, h, sizeof h, &numbers));
+    o->steps++;
     return DSC_OK;
 }
 
@@ -365,12 +356,9 @@ static dsc_status check_read(const dsc_optim *o, const dsc_tensor *read) {
     return DSC_OK;
 }
 
-dsc_status dsc_optim_step(dsc_optim *optim, dsc_queue *queue, double lr, const dsc_tensor *read) {
-    if (!(lr >= 0 && isfinite(lr)))
-        return DSC_FAIL(DSC_E_INVALID, "learning rate %g: must be 0 or more", lr);
+dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor *read) {
     if (read)
         DSC_TRY(check_read(optim, read));
-    DSC_TRY(send_hyper(optim, queue, lr));
     if (optim->options.clip_norm > 0)
         DSC_TRY(clip(optim, queue));
     int single = read || optim->info->per_param;
@@ -380,11 +368,21 @@ dsc_status dsc_optim_step(dsc_optim *optim, dsc_queue *queue, double lr, const d
         dsc_tensor z = read ? as_vector(&read[i]) : pieces[i].value;
         DSC_TRY(update(optim, queue, &pieces[i], &z));
     }
-    optim->steps++;
     return DSC_OK;
 }
 
+dsc_status dsc_optim_step(dsc_optim *optim, dsc_queue *queue, double lr, const dsc_tensor *read) {
+    if (read)
+        DSC_TRY(check_read(optim, read));
+    DSC_TRY(dsc_optim_prepare(optim, queue, lr));
+    return dsc_optim_apply(optim, queue, read);
+}
+
 /* ---- what it holds ---- */
+
+const dsc_tensor *dsc_optim_skip(const dsc_optim *optim) {
+    return &optim->skip;
+}
 
 const dsc_tensor *dsc_optim_grad_sumsq(const dsc_optim *optim) {
     return optim->sumsq.data ? &optim->sumsq : NULL;

@@ -22,6 +22,8 @@ const dsc_checkpoint_scalar dsc_checkpoint_scalars[DSC_SCALAR_COUNT] = {
     {"train.best_top1", DSC_F64, offsetof(dsc_train_state, best_top1)},
     {"train.best_step", DSC_I64, offsetof(dsc_train_state, best_step)},
     {"train.seconds", DSC_F64, offsetof(dsc_train_state, seconds)},
+    {"train.loss_scale", DSC_F64, offsetof(dsc_train_state, loss_scale)},
+    {"train.loss_scale_steps", DSC_F64, offsetof(dsc_train_state, loss_scale) + sizeof(double)},
 };
 
 void dsc_train_state_init(dsc_train_state *state) {
@@ -31,7 +33,8 @@ void dsc_train_state_init(dsc_train_state *state) {
                                .top5 = -1,
                                .evaluated_step = -1,
                                .best_top1 = -1,
-                               .best_step = -1};
+                               .best_step = -1,
+                               .loss_scale = {1, 0}};
 }
 
 dsc_status dsc_checkpoint_name(const char *prefix, const char *name, char **out) {

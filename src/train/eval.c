@@ -22,7 +22,7 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
     DSC_TRY(dsc_exec_clear_stats(exec, queue));
     for (int64_t i = 0; i < dsc_loader_batches(loader); i++) {
         dsc_batch batch;
-        DSC_TRY(dsc_loader_next(loader, &batch));
+        DSC_TRY(dsc_loader_next(loader, queue, &batch));
         DSC_TRY(dsc_exec_forward(exec, queue, &batch.x));
         DSC_TRY(dsc_exec_loss(exec, queue, &batch.labels, 0));
     }
@@ -213,6 +213,7 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
     if (status == DSC_OK && dsc_comm_rank(s->comm) == 0)
         status = find_file(s);
     DSC_TRY(dsc_comm_agree(s->comm, status));
+    DSC_TRY(dsc_comm_use_queue(s->comm, s->queue));
     DSC_TRY(dsc_share_bytes(s->comm, s->queue, &s->facts, sizeof s->facts));
     DSC_TRY(dsc_comm_agree(s->comm, make_local(s)));
     DSC_TRY(dsc_share_model(s->comm, s->queue, s->model));

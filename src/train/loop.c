@@ -44,14 +44,6 @@ static double time_left(const dsc_trainer *t) {
     return left > 0 ? (double)left * t->smoothed : 0;
 }
 
-/* What only the lines of metrics need of K-FAC: asking for it waits for the device. */
-static dsc_status write_step(dsc_trainer *t) {
-    if (t->kfac && t->metrics)
-        DSC_TRY(dsc_kfac_nu(t->kfac, t->queue, &t->report.nu));
-    dsc_metrics_step(t->metrics, &t->state, &t->report, per_second(t->step_images, t->report.seconds));
-    return DSC_OK;
-}
-
 /* Collective. */
 static dsc_status write_kfac(dsc_trainer *t) {
     const dsc_kfac_report *report;
@@ -60,23 +52,34 @@ static dsc_status write_kfac(dsc_trainer *t) {
     return DSC_OK;
 }
 
-static dsc_status report_step(dsc_trainer *t) {
+/* Tells of the step that was collected last. */
+static void report_step(dsc_trainer *t) {
     double seconds = t->report.seconds;
+    if (!t->has_report)
+        return;
+    t->has_report = 0;
     t->process_steps++;
     t->step_seconds += seconds;
     t->epoch_seconds += seconds;
     t->epoch_images += t->step_images;
     t->smoothed = t->smoothed > 0 ? 0.95 * t->smoothed + 0.05 * seconds : seconds;
-    if (t->state.step % t->options.log_every == 0)
-        DSC_TRY(write_step(t));
-    if (t->kfac && t->options.out && dsc_kfac_decomposed(t->kfac))
-        DSC_TRY(write_kfac(t));
+    if (t->report.step % t->options.log_every == 0)
+        dsc_metrics_step(t->metrics, &t->report, per_second(t->step_images, seconds));
     dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_STEP);
+    p.step = t->report.step;
     p.loss = t->report.loss;
     p.lr = t->report.lr;
     p.images_per_s = per_second(t->step_images, t->smoothed);
     p.eta_s = time_left(t);
     dsc_trainer_tell(t, &p);
+}
+
+/* Waits for all steps, so that everything they say is known. */
+static dsc_status drain(dsc_trainer *t) {
+    while (dsc_stepper_pending(t->stepper) > 0) {
+        DSC_TRY(dsc_trainer_collect(t));
+        report_step(t);
+    }
     return DSC_OK;
 }
 
@@ -126,6 +129,7 @@ static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
 static dsc_status end_epoch(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     int64_t epoch = t->state.epoch;
+    DSC_TRY(drain(t));
     if (t->state.loss_rows > 0)
         t->state.epoch_loss = t->state.loss_sum / t->state.loss_rows;
     t->state.epoch++;
@@ -143,6 +147,7 @@ static dsc_status end_epoch(dsc_trainer *t) {
 
 /* The last state is always evaluated, once. */
 static dsc_status evaluate_last(dsc_trainer *t) {
+    DSC_TRY(drain(t));
     if (t->options.eval_every == 0 || t->state.evaluated_step == t->state.step)
         return DSC_OK;
     return evaluate_now(t, dsc_trainer_last_epoch(t));
@@ -158,16 +163,25 @@ static int checkpoint_due(dsc_trainer *t) {
 static dsc_status step_once(dsc_trainer *t) {
     int64_t every = t->options.check_every;
     DSC_TRY(dsc_trainer_step(t));
-    DSC_TRY(report_step(t));
+    report_step(t);
+    int kfac = t->options.out && t->kfac && dsc_kfac_decomposed(t->kfac);
+    int check = every > 0 && t->state.step % every == 0;
+    if (kfac || check)
+        DSC_TRY(drain(t));
+    if (kfac)
+        DSC_TRY(write_kfac(t));
     if (t->report.failed)
         return dsc_comm_agree(t->comm, dsc_metrics_status(t->metrics));
-    if (every > 0 && t->state.step % every == 0)
-        DSC_TRY(dsc_trainer_check(t));
-    return DSC_OK;
+    return check ? dsc_trainer_check(t) : DSC_OK;
+}
+
+static dsc_status save(dsc_trainer *t) {
+    DSC_TRY(drain(t));
+    return dsc_trainer_save(t);
 }
 
 static dsc_status interrupted(dsc_trainer *t) {
-    DSC_TRY(dsc_trainer_save(t));
+    DSC_TRY(save(t));
     return DSC_FAIL(DSC_E_INTERRUPTED, "stopped after step %lld, as asked; checkpoint: %s",
                     (long long)t->state.step,
                     t->options.out ? t->good : "none, there is no output directory");
@@ -182,7 +196,7 @@ static dsc_status loop(dsc_trainer *t) {
         if (finished(t))
             DSC_TRY(evaluate_last(t));
         if (checkpoint_due(t))
-            DSC_TRY(dsc_trainer_save(t));
+            DSC_TRY(save(t));
         if (finished(t))
             return DSC_OK;
         DSC_TRY(step_once(t));

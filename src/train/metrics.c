@@ -192,6 +192,7 @@ static json_t *describe_options(const dsc_train_options *o) {
     set_int(config, "image_size", o->image_size);
     set_int(config, "data_threads", o->data_threads);
     set(config, "augment", json_boolean(o->augment));
+    set_text(config, "precision", dsc_dtype_name(o->activations));
     set(config, "optimizer", describe_optimiser(o));
     describe_rate(config, o);
     set(config, "label_smoothing", real(o->label_smoothing));
@@ -247,19 +248,22 @@ static void set_sent(json_t *line, const dsc_step_report *report) {
         set_int(line, dsc_traffic_name((dsc_traffic)i), (int64_t)report->bytes[i]);
 }
 
-void dsc_metrics_step(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *report,
-                      double images_per_s) {
+void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, double images_per_s) {
     if (!metrics)
         return;
     json_t *line = start_line("step");
-    set_int(line, "step", state->step);
-    set_int(line, "epoch", state->epoch);
-    set(line, "time_s", real(state->seconds));
+    set_int(line, "step", report->step);
+    set_int(line, "epoch", report->epoch);
+    set(line, "time_s", real(report->time));
     set(line, "loss", real(report->loss));
     set(line, "lr", real(report->lr));
     set(line, "images_per_s", real(images_per_s));
     if (!isnan(report->nu))
         set(line, "nu", real(report->nu));
+    if (report->loss_scale != 1) {
+        set(line, "loss_scale", real(report->loss_scale));
+        set(line, "skipped", json_boolean(report->skipped));
+    }
     set_phases(line, report, 0, DSC_PHASE_COUNT - 1);
     set_sent(line, report);
     finish_line(metrics, line);

@@ -28,8 +28,7 @@ dsc_status dsc_metrics_status(const dsc_metrics *metrics) DSC_MUST_CHECK;
 /* All accept metrics == NULL and do nothing then. */
 void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, const dsc_run_facts *facts);
 /* report->nu is written unless it is NaN. */
-void dsc_metrics_step(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *report,
-                      double images_per_s);
+void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, double images_per_s);
 void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch, double lr,
                        double images_per_s);
 void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,

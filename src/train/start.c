@@ -54,13 +54,21 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
 
 /* ---- checkpoints ---- */
 
+static dsc_status count_bad(dsc_trainer *t, dsc_tensor *count, double *bad) {
+    dsc_tensor values = dsc_model_values(t->model);
+    DSC_TRY(dsc_op_count_nonfinite(t->queue, &values, count));
+    DSC_TRY(dsc_tensor_download(t->queue, count, sizeof *bad, bad));
+    return dsc_queue_sync(t->queue);
+}
+
 static dsc_status check_finite(dsc_trainer *t) {
-    dsc_tensor values = dsc_model_values(t->model), count = dsc_tensor_slice(&t->exchange, 0, 1);
-    double bad;
-    DSC_TRY(dsc_op_fill(t->queue, 0, &count));
-    DSC_TRY(dsc_op_count_nonfinite(t->queue, &values, &count));
-    DSC_TRY(dsc_tensor_download(t->queue, &count, sizeof bad, &bad));
-    DSC_TRY(dsc_queue_sync(t->queue));
+    const int64_t one = 1;
+    dsc_tensor count;
+    double bad = 0;
+    DSC_TRY(dsc_tensor_alloc(t->device, DSC_F64, 1, &one, &count));
+    dsc_status status = count_bad(t, &count, &bad);
+    dsc_tensor_free(&count);
+    DSC_TRY(status);
     if (bad > 0)
         return DSC_FAIL(DSC_E_NUMERIC,
                         "after step %lld %.0f parameters are not finite, and no checkpoint of it was written "
@@ -78,6 +86,7 @@ static dsc_status save_to(dsc_trainer *t, const char *path) {
     dsc_snapshot s = snapshot(t);
     int64_t bytes = 0;
     double begun = dsc_clock_now();
+    DSC_TRY(dsc_stepper_get_scale(t->stepper, t->state.loss_scale));
     t->state.seconds = begun - t->start;
     DSC_TRY(dsc_comm_agree(t->comm, check_finite(t)));
     DSC_TRY(dsc_checkpoint_save(&s, t->options.out, &bytes));
@@ -196,6 +205,7 @@ static dsc_status resume(dsc_trainer *t, const char *path) {
     if (status != DSC_OK && t->rank == 0)
         name_earlier(t, path, status);
     DSC_TRY(status);
+    DSC_TRY(dsc_stepper_set_scale(t->stepper, t->state.loss_scale));
     DSC_TRY(remember(t, path));
     t->start = t->process_start - t->state.seconds;
     if (t->options.out) {

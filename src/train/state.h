@@ -23,12 +23,17 @@ typedef enum dsc_phase {
 } dsc_phase;
 
 typedef struct dsc_step_report {
+    int64_t step, epoch; /* steps done with this one; the epoch it belongs to */
+    double time;         /* of wall-clock time so far, at its end */
     double loss, lr, seconds;
     double ms[DSC_PHASE_COUNT];
     uint64_t bytes[DSC_TRAFFIC_COUNT]; /* sent by this rank in the step */
     int stop;                          /* some rank asks to end */
     int failed;                        /* some rank could not write its metrics */
-    double nu;                         /* of K-FAC's clip; NaN when it was not asked for */
+    double nu;                         /* of K-FAC's clip; NaN without K-FAC */
+    double loss_scale;                 /* 1 unless gradients are of fp16 */
+    int skipped;                       /* gradients overflowed: nothing was updated */
+    int decomposed;                    /* K-FAC decomposed its factors */
 } dsc_step_report;
 
 typedef struct dsc_train_state {
@@ -41,6 +46,7 @@ typedef struct dsc_train_state {
     double best_top1;            /* negative: none */
     int64_t best_step;           /* -1: none */
     double seconds;              /* of wall-clock time so far */
+    double loss_scale[2];        /* dsc_stepper_get_scale's, when the state was saved */
 } dsc_train_state;
 
 void dsc_train_state_init(dsc_train_state *state);

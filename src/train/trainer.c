@@ -11,8 +11,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
         return;
     dsc_trainer *t = *trainer;
     dsc_metrics_close(&t->metrics);
-    if (t->exchange.data)
-        dsc_tensor_free(&t->exchange);
+    dsc_stepper_destroy(&t->stepper);
     dsc_precondition_destroy(t);
     dsc_consensus_destroy(&t->consensus);
     dsc_optim_destroy(&t->optim);
@@ -52,6 +51,7 @@ static dsc_status open_data(dsc_trainer *t) {
     loader.threads = o->data_threads;
     loader.seed = o->seed;
     loader.augment = o->augment;
+    loader.dtype = dsc_device_is_host(t->device) ? DSC_F32 : o->activations;
     return dsc_loader_create(t->train_set, t->device, &loader, &t->loader);
 }
 
@@ -71,6 +71,7 @@ static dsc_status open_validation(dsc_trainer *t) {
     loader.shuffle = 0;
     loader.augment = 0;
     loader.keep_last = 1;
+    loader.dtype = dsc_device_is_host(t->device) ? DSC_F32 : o->activations;
     DSC_TRY(dsc_loader_create(t->val_set, t->device, &loader, &t->val_loader));
     return dsc_exec_create(t->model, DSC_EXEC_EVAL, loader.batch, &t->val_exec);
 }
@@ -81,6 +82,7 @@ static dsc_status make_model(dsc_trainer *t) {
     dsc_model_options_init(&model);
     model.seed = o->seed;
     model.label_smoothing = o->label_smoothing;
+    model.activations = o->activations;
     DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
                            &t->model));
     DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
@@ -106,14 +108,29 @@ static void set_schedule(dsc_trainer *t) {
 
 /* What each rank makes by itself. */
 static dsc_status make_local(dsc_trainer *t) {
-    int64_t six = 6;
     DSC_TRY(dsc_queue_create(t->device, &t->queue));
     DSC_TRY(open_data(t));
     DSC_TRY(make_model(t));
     if (t->options.eval_every > 0)
         DSC_TRY(open_validation(t));
     set_schedule(t);
-    return dsc_tensor_alloc(t->device, DSC_F64, 1, &six, &t->exchange);
+    return DSC_OK;
+}
+
+static dsc_status make_stepper(dsc_trainer *t) {
+    const dsc_stepper_parts parts = {.comm = t->comm,
+                                     .queue = t->queue,
+                                     .model = t->model,
+                                     .exec = t->exec,
+                                     .optim = t->optim,
+                                     .consensus = t->consensus,
+                                     .kfac = t->kfac,
+                                     .batch = t->options.batch_size,
+                                     .micro_batches = t->options.batches_per_allreduce,
+                                     .sampled = t->kfac && t->options.kfac_fisher == DSC_FISHER_SAMPLED,
+                                     .seed = t->options.seed,
+                                     .timed = t->options.out != NULL};
+    return dsc_comm_agree(t->comm, dsc_stepper_create(&parts, &t->stepper));
 }
 
 static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
@@ -121,10 +138,12 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
     if (status == DSC_OK)
         status = make_local(t);
     DSC_TRY(dsc_comm_agree(t->comm, status));
+    DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
                                   dsc_model_param_count(t->model), &t->options.consensus, &t->consensus);
     DSC_TRY(dsc_comm_agree(t->comm, status));
-    return dsc_precondition_create(t);
+    DSC_TRY(dsc_precondition_create(t));
+    return make_stepper(t);
 }
 
 dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,

@@ -3,7 +3,8 @@
  *   options.c     defaults, checks
  *   trainer.c     creation and destruction
  *   start.c       before the first step: output directory, resume; saving a checkpoint
- *   step.c        one step; precondition.c: K-FAC in it; kfac_layers.c: the model as K-FAC sees it
+ *   step.c        one step; stepper.c: its work on the device; precondition.c: K-FAC's schedules;
+ *                 kfac_layers.c: the model as K-FAC sees it
  *   loop.c        epochs, evaluations, checkpoints, the end: dsc_train_run
  *   eval.c        evaluation, inside a run and of a file: dsc_eval_run
  *   statedict.c   the model's tensors to and from a file, in PyTorch's layout
@@ -22,6 +23,7 @@
 #include "descent/train.h"
 #include "train/metrics.h"
 #include "train/state.h"
+#include "train/stepper.h"
 
 typedef struct dsc_trainer {
     dsc_train_options options; /* a copy; strings stay the caller's */
@@ -51,16 +53,15 @@ typedef struct dsc_trainer {
     int save_now;       /* the epoch that just ended wants a checkpoint */
     double start;       /* clock when the run began, less the seconds of the runs it continues */
     double process_start;
-    double step_seconds;    /* in steps of this process */
-    int64_t process_steps;  /* steps of this process */
-    double epoch_seconds;   /* in steps of this epoch, in this process */
-    int64_t epoch_images;   /* images of this epoch, in this process */
-    double smoothed;        /* seconds of a step, recent ones weighing more; 0 before the first */
-    dsc_tensor exchange;    /* F64[6]: loss, top 1, top 5, rows, stop, failed; summed over the ranks */
-    double exchanged[6];    /* and on the host */
-    dsc_step_report report; /* of the last step */
-    dsc_tensor fisher_position, fisher_labels, fisher_stats; /* sampled Fisher: I64[2], I32[batch], F64[4] */
-    double capture_seconds; /* that layers spent in K-FAC in the backward pass under way */
+    double step_seconds;   /* in steps of this process */
+    int64_t process_steps; /* steps of this process */
+    double epoch_seconds;  /* in steps of this epoch, in this process */
+    int64_t epoch_images;  /* images of this epoch, in this process */
+    double smoothed;       /* seconds of a step, recent ones weighing more; 0 before the first */
+    dsc_stepper *stepper;
+    dsc_step_report pending[2]; /* of steps that were put into the queue; their results are still to come */
+    dsc_step_report report;     /* of the last step that was collected */
+    int has_report;             /* and nobody was told of it */
 } dsc_trainer;
 
 /* Default values and checks of the caller's options; a shorter struct of an older version keeps the defaults
@@ -72,9 +73,12 @@ dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_trai
                               dsc_trainer **out) DSC_MUST_CHECK;
 void dsc_trainer_destroy(dsc_trainer **trainer);
 
-/* One step; `report` and `state` tell what came out. Collective. DSC_E_NUMERIC on a loss that is not finite:
- * then nothing was updated, on any rank. */
+/* One step. On a host device `report` and `state` then tell what came out of it, on others of the one before
+ * (`has_report`). Collective. DSC_E_NUMERIC on a loss that is not finite: then nothing was updated, on any
+ * rank. */
 dsc_status dsc_trainer_step(dsc_trainer *t) DSC_MUST_CHECK;
+/* Waits for the oldest step that was not collected, if any, and makes it `report`. */
+dsc_status dsc_trainer_collect(dsc_trainer *t) DSC_MUST_CHECK;
 /* The epoch of the last step done; 0 before the first. */
 int64_t dsc_trainer_last_epoch(const dsc_trainer *t);
 /* Fewer samples are left in this epoch than a step takes. */

@@ -69,8 +69,8 @@ train --optimizer sdg | --optimizer sdg: must be one of sgd, adam, adamw, lars, 
 train --lr-schedule linear | must be one of step, cosine
 train --device gpu | --device gpu: must be one of auto, ref, cpu
 train --consensus sgp | --consensus sgp: must be allreduce
-train --precision bf16 | --precision bf16: the devices of this build are CPUs and compute in fp32 only
-train --precision fp16 | leave the option out
+train --device cpu --precision bf16 | --precision bf16: device cpu computes in fp32 only
+train --device cpu --precision fp16 | leave the option out
 train --precision fp8 | must be one of fp32, bf16, fp16
 train --kfac-update-freq=-1 | --kfac-update-freq -1: must be at least 0
 train --kfac-damping 0 | --kfac-damping 0: must be above 0

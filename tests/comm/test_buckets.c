@@ -1,12 +1,10 @@
 /* Fusion buckets on any number of ranks: random sizes and layouts, several bucket sizes and wire types,
  * compared exactly. Rank r's element is m + (2r - (n-1)) c with m, c small multiples of 1/4: the mean over n
  * ranks is m, and all sums on the way are exact in bf16 and fp16. */
-#include "comm/parallel.h"
+#include "comm/place.h"
 
 #include "base/memory.h"
 #include "base/rng.h"
-
-#include "device/table.h"
 
 #include <float.h>
 #include <math.h>
@@ -18,9 +16,10 @@ typedef enum layout { FALLING, RISING, SHUFFLED, GAPS, LAYOUT_COUNT } layout;
  * tensors, the last rank always, anyone. */
 typedef enum owners { EVERYBODY, IN_TURN, IN_ROWS, LAST_RANK, ANYONE, OWNERS_COUNT } owners;
 
-/* Tensors in one block of memory. */
+/* Tensors in one block of memory, which is written and read by way of a copy on the host. */
 typedef struct list {
-    void *block;
+    dsc_tensor block;
+    void *host;
     int64_t elements; /* of the block */
     dsc_tensor tensors[TENSORS];
     int64_t bytes; /* of the tensors */
@@ -39,15 +38,19 @@ static double own_value(int64_t tensor, int64_t i, int round) {
     return mean_of(tensor, i, round) + (double)((2 * rank - (size - 1)) * ((tensor + i) % 3)) / 4;
 }
 
-static void store(dsc_tensor *t, int64_t i, double value) {
-    if (t->dtype == DSC_F64)
-        ((double *)t->data)[i] = value;
+/* Element i of tensor k, in the copy. */
+static void store(list *l, int64_t k, int64_t i, double value) {
+    int64_t at = (char *)l->tensors[k].data - (char *)l->block.data;
+    if (l->block.dtype == DSC_F64)
+        ((double *)l->host)[at / 8 + i] = value;
     else
-        ((float *)t->data)[i] = (float)value;
+        ((float *)l->host)[at / 4 + i] = (float)value;
 }
 
-static double load(const dsc_tensor *t, int64_t i) {
-    return t->dtype == DSC_F64 ? ((const double *)t->data)[i] : (double)((const float *)t->data)[i];
+static double load(const list *l, int64_t k, int64_t i) {
+    int64_t at = (char *)l->tensors[k].data - (char *)l->block.data;
+    return l->block.dtype == DSC_F64 ? ((const double *)l->host)[at / 8 + i]
+                                     : (double)((const float *)l->host)[at / 4 + i];
 }
 
 /* The place in memory of the i-th tensor of the ready order. */
@@ -65,23 +68,31 @@ static void make_list(layout how, dsc_dtype dtype, list *out) {
         out->elements += counts[p] + (how == GAPS ? 1 : 0);
     }
     size_t element = dsc_dtype_size(dtype);
-    out->block = malloc((size_t)out->elements * element);
-    assert_non_null(out->block);
-    memset(out->block, 0, (size_t)out->elements * element);
+    out->block = dsc_tensor_view(device, memory_take(device, (size_t)out->elements * element), dtype, 1,
+                                 &out->elements);
+    out->host = calloc((size_t)out->elements, element);
+    assert_non_null(out->host);
+    write_tensor(&out->block, out->host);
     out->bytes = 0;
     for (int64_t i = 0; i < TENSORS; i++) {
         int64_t p = position_of(how, i);
-        out->tensors[i] =
-            dsc_tensor_view(device, (char *)out->block + (size_t)starts[p] * element, dtype, 1, &counts[p]);
+        out->tensors[i] = dsc_tensor_view(device, (char *)out->block.data + (size_t)starts[p] * element,
+                                          dtype, 1, &counts[p]);
         out->bytes += (int64_t)dsc_tensor_bytes(&out->tensors[i]);
     }
+}
+
+static void drop_list(list *l) {
+    memory_drop(device, l->block.data);
+    free(l->host);
 }
 
 static void fill_list(list *l, int round) {
     for (int64_t k = 0; k < TENSORS; k++) {
         for (int64_t i = 0; i < dsc_tensor_count(&l->tensors[k]); i++)
-            store(&l->tensors[k], i, own_value(k, i, round));
+            store(l, k, i, own_value(k, i, round));
     }
+    write_tensor(&l->block, l->host);
 }
 
 static void choose_roots(owners who, int *roots) {
@@ -97,12 +108,13 @@ static int is_mine(const int *roots, int64_t k) {
     return !roots || roots[k] == rank;
 }
 
-static int holds_means(const list *l, const int *roots, int round) {
+static int holds_means(list *l, const int *roots, int round) {
+    read_tensor(&l->block, l->host);
     for (int64_t k = 0; k < TENSORS; k++) {
         if (!is_mine(roots, k))
             continue;
         for (int64_t i = 0; i < dsc_tensor_count(&l->tensors[k]); i++) {
-            if (load(&l->tensors[k], i) != mean_of(k, i, round))
+            if (load(l, k, i) != mean_of(k, i, round))
                 return 0;
         }
     }
@@ -164,13 +176,17 @@ static void announce(dsc_buckets *buckets, int mixed, const reckoning *expected)
 
 static void run_round(dsc_buckets *buckets, list *l, const int *roots, int round, const reckoning *expected) {
     fill_list(l, round);
-    if (size == 1)
-        store(&l->tensors[0], 0, 1e30); /* with one rank not a bit changes, whatever travels elsewhere */
+    if (size == 1) { /* not a bit changes, whatever travels elsewhere */
+        store(l, 0, 0, 1e30);
+        write_tensor(&l->block, l->host);
+    }
     announce(buckets, round % 2, expected);
     EXPECT_OK(dsc_buckets_wait(buckets));
     if (size == 1) {
-        EXPECT(load(&l->tensors[0], 0) == (l->tensors[0].dtype == DSC_F64 ? 1e30 : (double)1e30f));
-        store(&l->tensors[0], 0, mean_of(0, 0, round));
+        read_tensor(&l->block, l->host);
+        EXPECT(load(l, 0, 0) == (l->block.dtype == DSC_F64 ? 1e30 : (double)1e30f));
+        store(l, 0, 0, mean_of(0, 0, round));
+        write_tensor(&l->block, l->host);
     }
     EXPECT(holds_means(l, roots, round));
 }
@@ -202,7 +218,7 @@ static void run_case(layout how, owners who, dsc_dtype dtype, dsc_dtype wire, si
     EXPECT(dsc_memory_allocations() == allocations);
     dsc_buckets_destroy(&buckets);
     EXPECT(buckets == NULL);
-    free(l.block);
+    drop_list(&l);
 }
 
 static void run_cases(owners who) {
@@ -267,9 +283,14 @@ static void test_two_lists(void **state) {
     }
     for (int i = 0; i < 2; i++) {
         dsc_buckets_destroy(&buckets[i]);
-        free(lists[i].block);
+        drop_list(&lists[i]);
     }
     all_fine(world);
+}
+
+static dsc_tensor make_tensor(dsc_dtype dtype, int64_t count) {
+    void *data = memory_take(device, (size_t)count * dsc_dtype_size(dtype));
+    return dsc_tensor_view(device, data, dtype, 1, &count);
 }
 
 /* Messages so large that MPI cuts them up, to every root. Rank r's element i is (i % 8 + r) / 4. */
@@ -280,7 +301,7 @@ static void test_large_messages(void **state) {
     int64_t count = LARGE;
     float *data = malloc(LARGE * sizeof *data);
     assert_non_null(data);
-    dsc_tensor t = dsc_tensor_view(device, data, DSC_F32, 1, &count);
+    dsc_tensor t = make_tensor(DSC_F32, count);
     for (int c = 0; c < 3 * size; c++) {
         int root = c / 3;
         dsc_buckets *buckets = NULL;
@@ -290,10 +311,12 @@ static void test_large_messages(void **state) {
         options.wire = wires[c % 3];
         for (int64_t i = 0; i < LARGE; i++)
             data[i] = (float)(i % 8 + rank) / 4;
+        write_tensor(&t, data);
         assert_ok(dsc_buckets_create(world, queue, &t, 1, &options, &buckets));
         EXPECT_OK(dsc_buckets_ready(buckets, 0));
         EXPECT_OK(dsc_buckets_wait(buckets));
         dsc_buckets_destroy(&buckets);
+        read_tensor(&t, data);
         int64_t wrong = 0; /* means are (i % 8) / 4 + (n - 1) / 8, as scaled by a rounded 1 / n */
         for (int64_t i = 0; rank == root && i < LARGE; i++) {
             double sum = (double)(size * (2 * (i % 8) + size - 1)) / 8;
@@ -302,6 +325,7 @@ static void test_large_messages(void **state) {
         EXPECT(wrong == 0);
     }
     free(data);
+    memory_drop(device, t.data);
     all_fine(world);
 }
 
@@ -351,7 +375,7 @@ static void test_no_copy_of_neighbours(void **state) {
             EXPECT(taken <= 64); /* the factor 1 / ranks */
         dsc_buckets_destroy(&buckets);
         EXPECT(dsc_device_bytes(device) == before);
-        free(l.block);
+        drop_list(&l);
     }
     all_fine(world);
 }
@@ -363,9 +387,9 @@ static void test_divide_first(void **state) {
     for (int rooted = 0; rooted < 2; rooted++) {
         for (int first = 0; first < 2; first++) {
             float values[2] = {60000, 2};
-            int64_t two = 2;
             int root = 0;
-            dsc_tensor t = dsc_tensor_view(device, values, DSC_F32, 1, &two);
+            dsc_tensor t = make_tensor(DSC_F32, 2);
+            write_tensor(&t, values);
             dsc_bucket_options options;
             dsc_buckets *buckets;
             dsc_bucket_options_init(&options);
@@ -375,10 +399,12 @@ static void test_divide_first(void **state) {
             assert_ok(dsc_buckets_create(world, queue, &t, 1, &options, &buckets));
             assert_ok(dsc_buckets_ready(buckets, 0));
             assert_ok(dsc_buckets_wait(buckets));
+            read_tensor(&t, values);
             int here = !rooted || rank == root;
             EXPECT(!here || (first || size == 1 ? fabs(values[0] - 60000) <= 64 * size : isinf(values[0])));
             EXPECT(!here || fabs(values[1] - 2) <= 0.01);
             dsc_buckets_destroy(&buckets);
+            memory_drop(device, t.data);
         }
     }
     all_fine(world);
@@ -388,16 +414,20 @@ static void test_mixed_types(void **state) {
     (void)state;
     float a[3] = {(float)rank, 1, 2}, c[2] = {4, 8};
     double b[2] = {3 * (double)rank, -1};
-    int64_t three = 3, two = 2;
-    dsc_tensor tensors[3] = {dsc_tensor_view(device, a, DSC_F32, 1, &three),
-                             dsc_tensor_view(device, b, DSC_F64, 1, &two),
-                             dsc_tensor_view(device, c, DSC_F32, 1, &two)};
+    void *values[3] = {a, b, c};
+    dsc_tensor tensors[3] = {make_tensor(DSC_F32, 3), make_tensor(DSC_F64, 2), make_tensor(DSC_F32, 2)};
+    for (int i = 0; i < 3; i++)
+        write_tensor(&tensors[i], values[i]);
     dsc_buckets *buckets = NULL;
     assert_ok(dsc_buckets_create(world, queue, tensors, 3, NULL, &buckets));
     EXPECT(dsc_buckets_count(buckets) == 3);
     for (int i = 2; i >= 0; i--)
         EXPECT_OK(dsc_buckets_ready(buckets, i));
     EXPECT_OK(dsc_buckets_wait(buckets));
+    for (int i = 0; i < 3; i++) {
+        read_tensor(&tensors[i], values[i]);
+        memory_drop(device, tensors[i].data);
+    }
     EXPECT(b[1] == -1 && a[1] == 1 && a[2] == 2 && c[0] == 4 && c[1] == 8);
     EXPECT(2 * (double)a[0] == size - 1 && 2 * b[0] == 3 * (size - 1));
     dsc_buckets_destroy(&buckets);
@@ -440,7 +470,7 @@ static void test_left_early(void **state) {
             }
             dsc_buckets_destroy(&buckets);
         }
-        free(l.block);
+        drop_list(&l);
     }
     all_fine(world);
 }
@@ -488,21 +518,43 @@ static void test_misuse(void **state) {
     EXPECT_FAILS(DSC_E_INVALID, "not on the device",
                  dsc_buckets_create(world, queue, l.tensors, 1, NULL, &buckets));
     EXPECT(buckets == NULL);
-    free(l.block);
+    drop_list(&l);
     all_fine(world);
 }
 
-/* Memory that the host cannot reach is refused, by operations and by buckets, not touched. */
-static void test_other_memory(void **state) {
+/* Memory that the host cannot reach needs the communicator to have a queue, unless nothing moves; the
+ * buckets' own may be another one. */
+static void test_far_queues(void **state) {
     (void)state;
-    dsc_device far = {.table = device->table, .name = "far", .is_host = 0};
-    dsc_queue far_queue = {.device = &far};
-    float x[2] = {1, 2};
-    int64_t two = 2;
-    dsc_tensor t = dsc_tensor_view(&far, x, DSC_F32, 1, &two);
+    dsc_device *far = far_create();
+    dsc_queue *own = NULL, *used = NULL;
+    dsc_comm *group = NULL;
     dsc_buckets *buckets = NULL;
-    EXPECT_FAILS(DSC_E_UNSUPPORTED, "'far'", dsc_comm_allreduce(world, DSC_TRAFFIC_OTHER, DSC_SUM, &t));
-    EXPECT_FAILS(DSC_E_UNSUPPORTED, "'far'", dsc_buckets_create(world, &far_queue, &t, 1, NULL, &buckets));
+    float x[2] = {(float)(4 * rank), 8};
+    int64_t two = 2;
+    dsc_tensor t;
+    assert_ok(dsc_queue_create(far, &own));
+    assert_ok(dsc_queue_create(far, &used));
+    assert_ok(dsc_tensor_alloc(far, DSC_F32, 1, &two, &t));
+    EXPECT_OK(dsc_comm_split(world, 0, rank, &group));
+    EXPECT_OK(dsc_comm_use_queue(group, NULL));
+    if (size > 1)
+        EXPECT_FAILS(DSC_E_INVALID, "dsc_comm_use_queue first",
+                     dsc_buckets_create(group, own, &t, 1, NULL, &buckets));
+    EXPECT_OK(dsc_comm_use_queue(group, used));
+    EXPECT_OK(dsc_buckets_create(group, own, &t, 1, NULL, &buckets));
+    EXPECT_OK(dsc_tensor_upload(own, x, sizeof x, &t));
+    EXPECT_OK(dsc_buckets_ready(buckets, 0));
+    EXPECT_OK(dsc_buckets_wait(buckets));
+    EXPECT_OK(dsc_tensor_download(own, &t, sizeof x, x));
+    EXPECT_OK(dsc_queue_sync(own));
+    EXPECT(fabs((double)x[0] - 2 * (size - 1)) < 1e-5 && fabs((double)x[1] - 8) < 1e-5);
+    dsc_buckets_destroy(&buckets);
+    dsc_comm_destroy(&group);
+    dsc_tensor_free(&t);
+    dsc_queue_destroy(&own);
+    dsc_queue_destroy(&used);
+    free(far);
     all_fine(world);
 }
 
@@ -529,18 +581,16 @@ static void test_allocation_failures(void **state) {
         EXPECT(dsc_device_bytes(device) == before);
     }
     EXPECT(status == DSC_OK);
-    free(l.block);
+    drop_list(&l);
     all_fine(world);
 }
 
 static int setup(void **state) {
     (void)state;
-    dsc_device_options options;
-    dsc_device_options_init(&options);
-    options.name = "ref";
-    assert_ok(dsc_device_create(&options, &device));
-    assert_ok(dsc_queue_create(device, &queue));
     assert_ok(dsc_comm_create(NULL, &world));
+    place_open(&world);
+    device = place_device;
+    queue = place_queue;
     rank = dsc_comm_rank(world);
     size = dsc_comm_size(world);
     silence_other_ranks(world);
@@ -550,8 +600,7 @@ static int setup(void **state) {
 static int teardown(void **state) {
     (void)state;
     dsc_comm_destroy(&world);
-    dsc_queue_destroy(&queue);
-    dsc_device_destroy(&device);
+    place_close();
     return 0;
 }
 
@@ -567,7 +616,7 @@ int main(void) {
         cmocka_unit_test(test_empty),
         cmocka_unit_test(test_left_early),
         cmocka_unit_test(test_misuse),
-        cmocka_unit_test(test_other_memory),
+        cmocka_unit_test(test_far_queues),
         cmocka_unit_test(test_allocation_failures),
     };
     start_watchdog(120);

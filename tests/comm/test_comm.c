@@ -529,6 +529,11 @@ static void test_bad_options(void **state) {
     options.size = 0;
     EXPECT_FAILS(DSC_E_INVALID, "dsc_comm_options_init", dsc_comm_create(&options, &comm));
     EXPECT(comm == NULL);
+#if !defined(DSC_HAVE_NCCL) || defined(DSC_EMULATED)
+    dsc_comm_options_init(&options);
+    options.kind = "nccl";
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "no NCCL", dsc_comm_create(&options, &comm));
+#endif
 #ifndef DSC_HAVE_MPI
     dsc_comm_options_init(&options);
     options.kind = "mpi";
@@ -560,6 +565,96 @@ static void test_wrong_length(void **state) {
     all_fine(world);
 }
 
+/* ---- memory that the host cannot reach ---- */
+
+/* Without a queue to order copies by, or with one of another device, nothing is touched; with one rank only
+ * what copies needs it. */
+static void test_far_needs_a_queue(void **state) {
+    (void)state;
+    dsc_device *far = far_create();
+    dsc_comm *group = NULL;
+    dsc_request *request = NULL;
+    dsc_queue *far_queue = NULL;
+    float x[2] = {1, 2};
+    int64_t two = 2;
+    dsc_tensor t = dsc_tensor_view(far, far_inside(x), DSC_F32, 1, &two);
+    dsc_tensor near = dsc_tensor_view(device, x, DSC_F32, 1, &two);
+    EXPECT_OK(dsc_comm_split(world, 0, rank, &group));
+    EXPECT_OK(dsc_comm_use_queue(group, NULL));
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_comm_use_queue first", dsc_comm_recv_begin(group, 0, 1, &t, &request));
+    if (size > 1)
+        EXPECT_FAILS(DSC_E_INVALID, "'far'", dsc_comm_allreduce(group, DSC_TRAFFIC_OTHER, DSC_SUM, &t));
+    else
+        EXPECT_OK(dsc_comm_allreduce(group, DSC_TRAFFIC_OTHER, DSC_SUM, &t));
+    EXPECT_OK(dsc_comm_use_queue(group, place_queue));
+    EXPECT_FAILS(DSC_E_INVALID, "another device", dsc_comm_recv_begin(group, 0, 1, &t, &request));
+    if (size == 1) {
+        EXPECT_FAILS(DSC_E_INVALID, "all in that of 'far'",
+                     dsc_comm_allgather_begin(group, DSC_TRAFFIC_OTHER, &near, &t, &request));
+        EXPECT_OK(dsc_queue_create(far, &far_queue));
+        EXPECT_OK(dsc_comm_use_queue(group, far_queue));
+        EXPECT(dsc_comm_records(group));
+    }
+    EXPECT(dsc_comm_records(group) == (size == 1) && request == NULL);
+    EXPECT_OK(dsc_comm_agree(group, DSC_OK));
+    dsc_comm_destroy(&group);
+    dsc_queue_destroy(&far_queue);
+    free(far);
+    all_fine(world);
+}
+
+/* Copies are made where they are needed and nowhere else; host memory for them is taken once. */
+static void test_far_copies(void **state) {
+    (void)state;
+    dsc_device *far = far_create();
+    dsc_queue *q = NULL;
+    dsc_comm *group = NULL;
+    int64_t n = 100;
+    dsc_tensor t;
+    int copies = size > 1;
+    EXPECT_OK(dsc_queue_create(far, &q));
+    EXPECT_OK(dsc_comm_split(world, 0, rank, &group));
+    EXPECT_OK(dsc_comm_use_queue(group, q));
+    assert_ok(dsc_tensor_alloc(far, DSC_F32, 1, &n, &t));
+    far_work.downloads = far_work.uploads = far_work.syncs = far_work.host_allocations = 0;
+    for (int round = 0; round < 3; round++) {
+        dsc_request *first = NULL, *second = NULL;
+        dsc_tensor half = dsc_tensor_slice(&t, 50, 50), other = dsc_tensor_slice(&t, 0, 20);
+        EXPECT_OK(dsc_comm_allreduce_begin(group, DSC_TRAFFIC_OTHER, DSC_SUM, &half, &first));
+        EXPECT_OK(dsc_comm_broadcast_begin(group, DSC_TRAFFIC_OTHER, 0, &other, &second));
+        EXPECT_OK(dsc_comm_wait(&second));
+        EXPECT_OK(dsc_comm_wait(&first));
+        EXPECT(far_work.host_allocations == (copies ? 2 : 0));
+        EXPECT(far_work.downloads == (copies ? (rank == 0 ? 2 : 1) * (round + 1) : 0));
+        EXPECT(far_work.uploads == (copies ? (rank == 0 ? 1 : 2) * (round + 1) : 0));
+        EXPECT((far_work.syncs > 0) == copies);
+    }
+    dsc_tensor_free(&t);
+    dsc_queue_destroy(&q);
+    free(far); /* a communicator may live longer than the device */
+    dsc_comm_destroy(&group);
+    all_fine(world);
+}
+
+/* What has arrived is on its way to the device while the next message is received: none ends up in the
+ * other's place. */
+static void test_far_reuse(void **state) {
+    (void)state;
+    enum { MESSAGES = 4 };
+    buffer b[MESSAGES];
+    for (int i = 0; i < MESSAGES; i++) {
+        b[i] = buffer_make(device, DSC_F32, 500);
+        fill(&b[i].t, rank, i);
+    }
+    for (int i = 0; i < MESSAGES; i++)
+        EXPECT_OK(dsc_comm_broadcast(world, DSC_TRAFFIC_OTHER, 0, &b[i].t));
+    for (int i = 0; i < MESSAGES; i++) {
+        EXPECT(holds(&b[i].t, 0, i));
+        buffer_drop(&b[i]);
+    }
+    all_fine(world);
+}
+
 /* ---- self, and the choice of the backend ---- */
 
 static dsc_status create_self(dsc_comm **comm) {
@@ -577,6 +672,7 @@ static void test_self_never_hangs(void **state) {
     int done = 1;
     buffer b = buffer_make(device, DSC_F32, 4);
     assert_ok(create_self(&self));
+    EXPECT_OK(dsc_comm_use_queue(self, place_queue));
     EXPECT(dsc_comm_size(self) == 1 && dsc_comm_threads(self) >= 1);
     EXPECT(strcmp(dsc_comm_name(self), "self") == 0);
     EXPECT_OK(dsc_comm_recv_begin(self, 0, 1, &b.t, &request));
@@ -602,6 +698,8 @@ static void test_allocation_failures(void **state) {
         dsc_memory_fail_at(nth);
         status = create_self(&self);
         EXPECT((status == DSC_OK) == (self != NULL));
+        if (status == DSC_OK)
+            status = dsc_comm_use_queue(self, place_queue);
         if (status == DSC_OK)
             status = dsc_comm_split(self, 0, 0, &group);
         EXPECT((status == DSC_OK) == (group != NULL));
@@ -671,15 +769,14 @@ static void test_launcher(void **state) {
 
 static int setup(void **state) {
     (void)state;
-    dsc_device_options device_options;
     dsc_comm_options options;
-    dsc_device_options_init(&device_options);
-    device_options.name = "ref";
-    assert_ok(dsc_device_create(&device_options, &device));
     assert_ok(dsc_comm_create(NULL, &world));
+    place_open(&world);
+    device = place_device;
     dsc_comm_options_init(&options);
     options.message_limit = SHORT_LIMIT;
     assert_ok(dsc_comm_create(&options, &chopped));
+    assert_ok(dsc_comm_use_queue(chopped, place_queue));
     rank = dsc_comm_rank(world);
     size = dsc_comm_size(world);
     silence_other_ranks(world);
@@ -690,7 +787,7 @@ static int teardown(void **state) {
     (void)state;
     dsc_comm_destroy(&chopped);
     dsc_comm_destroy(&world);
-    dsc_device_destroy(&device);
+    place_close();
     return 0;
 }
 
@@ -718,6 +815,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_wrong_length),
+        cmocka_unit_test(test_far_needs_a_queue),
+        cmocka_unit_test(test_far_copies),
+        cmocka_unit_test(test_far_reuse),
         cmocka_unit_test(test_self_never_hangs),
         cmocka_unit_test(test_allocation_failures),
     };

@@ -1,4 +1,5 @@
 /* consensus over MPI: gradients averaged exactly on dyadic data, values handed out, drift noticed. */
+#include "chosen.h"
 #include "comm/parallel.h"
 
 #include "base/hash.h"
@@ -16,16 +17,32 @@ static dsc_device *device;
 static dsc_queue *queue;
 static int rank, ranks;
 
+/* With a copy of values and gradients on the host, which push and pull take to the device and back. */
 typedef struct net {
     dsc_tensor values, grads;
     dsc_param params[PARAMS];
+    float *host_values, *host_grads;
 } net;
+
+static void push(const dsc_tensor *t, const float *host) {
+    dsc_tensor whole = *t;
+    EXPECT_OK(dsc_tensor_upload(queue, host, dsc_tensor_bytes(t), &whole));
+    EXPECT_OK(dsc_queue_sync(queue));
+}
+
+static void pull(const dsc_tensor *t, float *host) {
+    EXPECT_OK(dsc_tensor_download(queue, t, dsc_tensor_bytes(t), host));
+    EXPECT_OK(dsc_queue_sync(queue));
+}
 
 /* gap: elements between neighbours. */
 static void make_net(int64_t gap, net *n) {
     const int64_t room = TOTAL + PARAMS * gap;
     assert_ok(dsc_tensor_alloc(device, DSC_F32, 1, &room, &n->values));
     assert_ok(dsc_tensor_alloc(device, DSC_F32, 1, &room, &n->grads));
+    n->host_values = calloc((size_t)room, sizeof(float));
+    n->host_grads = calloc((size_t)room, sizeof(float));
+    assert_true(n->host_values && n->host_grads);
     int64_t at = 0;
     for (int p = 0; p < PARAMS; p++) {
         n->params[p] = (dsc_param){.name = names[p],
@@ -38,14 +55,17 @@ static void make_net(int64_t gap, net *n) {
 static void free_net(net *n) {
     dsc_tensor_free(&n->values);
     dsc_tensor_free(&n->grads);
+    free(n->host_values);
+    free(n->host_grads);
 }
 
+/* In the copies. */
 static float *value_of(net *n, int p) {
-    return n->params[p].value.data;
+    return n->host_values + ((char *)n->params[p].value.data - (char *)n->values.data) / 4;
 }
 
 static float *grad_of(net *n, int p) {
-    return n->params[p].grad.data;
+    return n->host_grads + ((char *)n->params[p].grad.data - (char *)n->grads.data) / 4;
 }
 
 static dsc_consensus *make_consensus(net *n, size_t bucket_bytes, dsc_dtype wire) {
@@ -68,11 +88,13 @@ static void fill_grads(net *n) {
     for (int p = 0; p < PARAMS; p++)
         for (int64_t i = 0; i < counts[p]; i++)
             grad_of(n, p)[i] = 12 * (float)(rank + 1) * unit(p, i);
+    push(&n->grads, n->host_grads);
 }
 
 /* The mean of 12 (r + 1) over the ranks r is 6 (ranks + 1). */
 static void check_means(net *n) {
     int wrong = 0;
+    pull(&n->grads, n->host_grads);
     for (int p = 0; p < PARAMS; p++)
         for (int64_t i = 0; i < counts[p]; i++)
             wrong += grad_of(n, p)[i] != 6 * (float)(ranks + 1) * unit(p, i);
@@ -120,10 +142,12 @@ static void test_wire(void **state) {
         for (int p = 0; p < PARAMS; p++)
             for (int64_t i = 0; i < counts[p]; i++)
                 grad_of(&n, p)[i] = 12 + 0x1p-8f;
+        push(&n.grads, n.host_grads);
         uint64_t before = dsc_comm_bytes(comm, DSC_TRAFFIC_GRADIENTS);
         exchange(consensus, falling);
         bytes[half] = dsc_comm_bytes(comm, DSC_TRAFFIC_GRADIENTS) - before;
         float expected = half && ranks > 1 ? 12 : 12 + 0x1p-8f;
+        pull(&n.grads, n.host_grads);
         int wrong = 0;
         for (int p = 0; p < PARAMS; p++)
             for (int64_t i = 0; i < counts[p]; i++)
@@ -152,7 +176,9 @@ static void test_order(void **state) {
                 dsc_rng rng = dsc_rng_start((uint64_t)rank, DSC_RNG_TEST, (uint32_t)p, (uint64_t)i);
                 grad_of(&n, p)[i] = (float)dsc_rng_normal(&rng);
             }
+        push(&n.grads, n.host_grads);
         exchange(consensus, orders[k]);
+        pull(&n.grads, n.host_grads);
         for (int p = 0; p < PARAMS; p++) {
             size_t size = (size_t)counts[p] * sizeof(float);
             if (k == 0)
@@ -176,10 +202,12 @@ static void test_start(void **state) {
         for (int p = 0; p < PARAMS; p++)
             for (int64_t i = 0; i < counts[p]; i++)
                 value_of(&n, p)[i] = (float)(100000 * rank + 2000 * p + i);
+        push(&n.values, n.host_values);
         uint64_t before = dsc_comm_bytes(comm, DSC_TRAFFIC_PARAMETERS);
         EXPECT_OK(dsc_consensus_start(consensus));
         uint64_t bytes = dsc_comm_bytes(comm, DSC_TRAFFIC_PARAMETERS) - before;
         EXPECT(bytes == (rank == 0 ? (uint64_t)(ranks - 1) * TOTAL * sizeof(float) : 0));
+        pull(&n.values, n.host_values);
         int wrong = 0;
         for (int p = 0; p < PARAMS; p++)
             for (int64_t i = 0; i < counts[p]; i++)
@@ -204,6 +232,7 @@ static void flip(net *n, int p, int64_t i, uint32_t mask) {
     memcpy(&bits, &value_of(n, p)[i], sizeof bits);
     bits ^= mask;
     memcpy(&value_of(n, p)[i], &bits, sizeof bits);
+    push(&n->values, n->host_values);
 }
 
 /* One rank differs by one bit: every rank says so and names it, with both hashes. */
@@ -214,6 +243,7 @@ static void check_drift_of(int culprit) {
     for (int p = 0; p < PARAMS; p++)
         for (int64_t i = 0; i < counts[p]; i++)
             value_of(&n, p)[i] = (float)(p + i);
+    push(&n.values, n.host_values);
     EXPECT_OK(dsc_consensus_check(consensus, queue));
     uint64_t good = hash_of(&n);
     flip(&n, 4, 1000, 1);
@@ -394,6 +424,7 @@ static void test_create_survives_failures(void **state) {
     options.kind = "self";
     dsc_comm *alone = NULL;
     EXPECT_OK(dsc_comm_create(&options, &alone));
+    EXPECT_OK(dsc_comm_use_queue(alone, queue));
     size_t bytes = dsc_device_bytes(device);
     dsc_status status = DSC_E_MEMORY;
     int nth = 0;
@@ -416,11 +447,9 @@ static void open_all(void) {
     assert_ok(dsc_comm_create(NULL, &comm));
     rank = dsc_comm_rank(comm);
     ranks = dsc_comm_size(comm);
-    dsc_device_options options;
-    dsc_device_options_init(&options);
-    options.name = "ref";
-    assert_ok(dsc_device_create(&options, &device));
+    device = chosen_open(chosen_or("ref"), 0);
     assert_ok(dsc_queue_create(device, &queue));
+    assert_ok(dsc_comm_use_queue(comm, queue));
 }
 
 static int open_group(void **state) {
@@ -434,13 +463,14 @@ static int open_group(void **state) {
 static int close_group(void **state) {
     (void)state;
     int leaked = dsc_device_bytes(device) != 0;
+    dsc_comm_destroy(&comm);
     dsc_queue_destroy(&queue);
     dsc_device_destroy(&device);
-    dsc_comm_destroy(&comm);
     return leaked;
 }
 
 int main(void) {
+    chosen_or_skip();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mean),           cmocka_unit_test(test_wire),
         cmocka_unit_test(test_order),          cmocka_unit_test(test_start),

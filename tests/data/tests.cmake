@@ -4,3 +4,4 @@ descent_test(data-images SOURCES data/test_images.c data/fixture.c data/encode.c
 descent_test(data-loader SOURCES data/test_loader.c data/fixture.c data/encode.c ROOMS data)
 descent_test(data-real SOURCES data/test_real.c ROOMS data)
 descent_test(data-fuzz SOURCES data/fuzz.c data/fixture.c data/encode.c ROOMS data)
+emulated_program(data-loader SOURCES data/test_loader.c data/fixture.c data/encode.c ROOMS data)

@@ -2,7 +2,7 @@
 #ifndef DSC_TESTS_DEVICE_RIG_H
 #define DSC_TESTS_DEVICE_RIG_H
 
-#include "test.h"
+#include "chosen.h"
 
 #include "device/ops.h"
 
@@ -11,15 +11,18 @@ typedef struct rig {
     dsc_device *device;
     dsc_queue *q;
     char label[32]; /* "cpu, 2 threads" */
+    int loose;      /* 1: convolutions and fast products round their inputs to TF32 */
 } rig;
 
 enum { MAX_RIGS = 16, GUARD_BYTES = 64 };
 
-/* Every device of this build, those with threads at 1 and 2 of them; ref is the first. Group set-up and
- * tear-down. */
+/* ref and every host device, those with threads at 1 and 2 of them; or ref and the environment's device
+ * (chosen.h), without TF32. ref is the first. Group set-up and tear-down. */
 extern rig rigs[MAX_RIGS];
 extern int rig_count;
 int rigs_open(void **state);
+/* With the environment's device once more as it is used, for tests of what TF32 changes. */
+int rigs_open_loose(void **state);
 int rigs_close(void **state);
 
 /* A tensor in memory of its own, with guard words in front of it and behind it. */
@@ -57,5 +60,11 @@ void *test_array(int64_t count, size_t size);
 
 /* 2^-23 or 2^-52. */
 double dtype_eps(dsc_dtype dtype);
+
+/* Products of inputs that a loose rig may have cut to 11 bits are this wrong, relative to their size. */
+static const double tf32_share = 0x1p-9;
+
+/* 1 when the device convolves in this type: a GPU does not in float64. */
+int rig_convolves(const rig *r, dsc_dtype dtype);
 
 #endif

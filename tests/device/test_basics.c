@@ -87,6 +87,14 @@ static void test_tensor_alloc(void **state) {
 
 /* ---- devices ---- */
 
+/* A build may know devices that the machine lacks; only the environment's must be there. */
+static int is_there(const char *name) {
+    dsc_device *device = NULL;
+    dsc_status status = create(name, 1, &device);
+    dsc_device_destroy(&device);
+    return status != DSC_E_UNSUPPORTED;
+}
+
 static void test_create(void **state) {
     (void)state;
     dsc_device *device = NULL;
@@ -97,8 +105,8 @@ static void test_create(void **state) {
     dsc_device_options raw = {0};
     assert_fails(DSC_E_INVALID, "dsc_device_options_init", dsc_device_create(&raw, &device));
     assert_null(device);
-    assert_ok(dsc_device_create(NULL, &device)); /* defaults */
-    assert_string_equal(dsc_device_name(device), "cpu");
+    assert_ok(dsc_device_create(NULL, &device)); /* defaults: the CPU unless there is something faster */
+    assert_true(strcmp(dsc_device_name(device), "cpu") == 0 || !dsc_device_is_host(device));
     assert_true(dsc_device_threads(device) >= 1);
     dsc_device_destroy(&device);
     assert_null(device);
@@ -110,10 +118,12 @@ static void test_create(void **state) {
     assert_string_equal(dsc_device_name(device), "ref");
     dsc_device_destroy(&device);
     for (const char *const *name = dsc_device_names(); *name; name++) {
+        if (!is_there(*name))
+            continue;
         assert_ok(create(*name, 2, &device));
         assert_string_equal(dsc_device_name(device), *name);
         assert_true(strlen(dsc_device_description(device)) > 0);
-        assert_true(dsc_device_is_host(device));
+        assert_int_equal(dsc_device_is_host(device), strcmp(*name, "cuda") != 0);
         assert_int_equal(dsc_device_threads(device), strcmp(*name, "ref") == 0 ? 1 : 2);
         dsc_device_destroy(&device);
     }
@@ -124,6 +134,8 @@ static void test_memory(void **state) {
     for (const char *const *name = dsc_device_names(); *name; name++) {
         dsc_device *device;
         void *a = NULL, *b = NULL, *none = NULL;
+        if (!is_there(*name))
+            continue;
         assert_ok(create(*name, 1, &device));
         assert_ok(dsc_device_alloc(device, 1000, &a));
         assert_ok(dsc_device_alloc(device, 24, &b));
@@ -164,7 +176,7 @@ static void test_memory_from_threads(void **state) {
     (void)state;
     dsc_device *device;
     pthread_t threads[3];
-    assert_ok(create("ref", 1, &device));
+    assert_ok(create(chosen_or("ref"), 1, &device));
     for (int i = 0; i < 3; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, churn, device), 0);
     for (int i = 0; i < 3; i++) {
@@ -292,6 +304,8 @@ static dsc_status try_grouped_conv(const rig *r) {
 }
 
 static dsc_status try_double_conv(const rig *r) {
+    if (!rig_convolves(r, DSC_F64))
+        return try_conv(r);
     return conv_of(r, (dsc_conv_desc){DSC_F64, 2, 8, 8, 3, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1});
 }
 
@@ -311,7 +325,8 @@ static void test_allocation_failures(void **state) {
                 if (status != DSC_OK)
                     assert_int_equal(status, DSC_E_MEMORY);
                 assert_int_equal(dsc_device_bytes(rigs[r].device), before);
-                assert_true(status != DSC_OK || nth > 1); /* each allocates something */
+                assert_true(status != DSC_OK || nth > 1 ||
+                            !dsc_device_is_host(rigs[r].device)); /* each allocates */
             }
         }
 }
@@ -338,8 +353,8 @@ static void test_refusals(void **state) {
         assert_fails(DSC_E_INVALID, "add: y is missing", dsc_op_add(q, &x.t, &x.t, NULL));
         assert_fails(DSC_E_INVALID, "add: b is on device", dsc_op_add(q, &x.t, &far.t, &x.t));
         assert_fails(DSC_E_INVALID, "add: b is fp64; fp32 is expected", dsc_op_add(q, &x.t, &d.t, &x.t));
-        assert_fails(DSC_E_INVALID, "add: a is bf16; fp32 or fp64 is expected",
-                     dsc_op_add(q, &half.t, &half.t, &half.t));
+        assert_fails(DSC_E_INVALID, "axpby: x is bf16; fp32 or fp64 is expected",
+                     dsc_op_axpby(q, 1, &half.t, 0, &half.t));
         assert_fails(DSC_E_INVALID, "add: b is [3,2]; the shape of a, [2,3], is expected",
                      dsc_op_add(q, &x.t, &y.t, &x.t));
         assert_fails(DSC_E_INVALID, "add: b has no memory", dsc_op_add(q, &x.t, &nowhere, &x.t));

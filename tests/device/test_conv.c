@@ -91,7 +91,7 @@ static void test_forward(void **state) {
         snprintf(name, sizeof name, "conv_forward case %d", i);
         trial tr;
         trial_start(&tr, name, forward_run, &cases[i]);
-        tr.linear = 1;
+        tr.linear = tr.conv = 1;
         tr.terms = (double)(d->kh * d->kw * d->c / d->groups + 1);
         trial_in(&tr, "x", 4, s.x);
         trial_in(&tr, "w", 4, s.w);
@@ -111,7 +111,7 @@ static void test_backward_data(void **state) {
         snprintf(name, sizeof name, "conv_backward_data case %d", i);
         trial tr;
         trial_start(&tr, name, backward_data_run, &cases[i]);
-        tr.linear = 1;
+        tr.linear = tr.conv = 1;
         tr.terms = (double)(d->kh * d->kw * d->k / d->groups + 1);
         trial_in(&tr, "w", 4, s.w);
         trial_in(&tr, "dy", 4, s.y);
@@ -128,7 +128,7 @@ static void test_backward_weight(void **state) {
         snprintf(name, sizeof name, "conv_backward_weight case %d", i);
         trial tr;
         trial_start(&tr, name, backward_weight_run, &cases[i]);
-        tr.linear = 1;
+        tr.linear = tr.conv = 1;
         tr.terms = (double)(s.y[0] * s.y[1] * s.y[2] + 1);
         trial_in(&tr, "x", 4, s.x);
         trial_in(&tr, "dy", 4, s.y);
@@ -186,7 +186,7 @@ static void test_by_hand(void **state) {
     static const double patches[10] = {1, 2, 4, 5, 1, 2, 3, 5, 6, 1};
     static const dsc_dtype types[] = {DSC_F32, DSC_F64};
     for (int r = 0; r < rig_count; r++)
-        for (int type = 0; type < 2; type++) {
+        for (int type = 0; type < 2 && rig_convolves(&rigs[r], types[type]); type++) {
             const conv_case c = {desc, 0, 1};
             const rig *g = &rigs[r];
             dsc_conv_desc typed = desc;
@@ -265,8 +265,8 @@ static void test_descriptions(void **state) {
     assert_fails(DSC_E_INVALID, "reaches over 17 elements in height; the padded input has 10",
                  dsc_conv_output(&d, &oh, &ow));
     d = good;
-    d.dtype = DSC_BF16;
-    assert_fails(DSC_E_INVALID, "the type is bf16", dsc_conv_output(&d, &oh, &ow));
+    d.dtype = DSC_I32;
+    assert_fails(DSC_E_INVALID, "the type is i32", dsc_conv_output(&d, &oh, &ow));
     d = good;
     d.n = d.h = d.w = INT32_MAX;
     assert_fails(DSC_E_INVALID, "too large", dsc_conv_output(&d, &oh, &ow));
@@ -319,5 +319,5 @@ int main(void) {
         cmocka_unit_test(test_by_hand),         cmocka_unit_test(test_geometry_by_hand),
         cmocka_unit_test(test_descriptions),    cmocka_unit_test(test_refusals),
     };
-    return cmocka_run_group_tests(tests, rigs_open, rigs_close);
+    return cmocka_run_group_tests(tests, rigs_open_loose, rigs_close);
 }

@@ -383,7 +383,7 @@ static double loss_objective(const void *context) {
     place x = place_of(r, DSC_F64, SHAPE(SAMPLES, CLASSES), p->logits),
           l = place_of(r, DSC_I32, SHAPE(SAMPLES), labels);
     place stats = place_of(r, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
-    assert_ok(dsc_op_softmax_loss(r->q, &x.t, &l.t, p->smoothing, 1, NULL, &stats.t));
+    assert_ok(dsc_op_softmax_loss(r->q, &x.t, &l.t, p->smoothing, 1, NULL, NULL, &stats.t));
     double f = 0.5 * place_get(r, &stats, 0);
     place_free(&x);
     place_free(&l);
@@ -402,7 +402,7 @@ static void test_loss(void **state) {
         place stats = place_of(r, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
         place d = place_make(r, DSC_F64, SHAPE(SAMPLES, CLASSES));
         double g[SAMPLES * CLASSES];
-        assert_ok(dsc_op_softmax_loss(r->q, &x.t, &l.t, p.smoothing, 0.5, &d.t, &stats.t));
+        assert_ok(dsc_op_softmax_loss(r->q, &x.t, &l.t, p.smoothing, 0.5, NULL, &d.t, &stats.t));
         place_read(r, &d, g);
         check_gradient("dlogits", loss_objective, &p, SAMPLES * (log(CLASSES) + 2), p.logits, g,
                        SAMPLES * CLASSES);

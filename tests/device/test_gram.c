@@ -338,14 +338,16 @@ static void test_refusals(void **state) {
                      dsc_op_patch_gram(g->q, &d, &c.t, 0, 1, 0, &work.t, &c.t));
         assert_fails(DSC_E_INVALID, "patch_gram: group is 1; 0 to 0 is expected",
                      dsc_op_patch_gram(g->q, &d, &x.t, 1, 1, 0, &work.t, &c.t));
-        assert_fails(DSC_E_INVALID, "patch_gram: work has 8 bytes",
-                     dsc_op_patch_gram(g->q, &d, &x.t, 0, 1, 0, &little.t, &c.t));
-        assert_fails(DSC_E_INVALID, "patch_gram: work is missing",
-                     dsc_op_patch_gram(g->q, &d, &x.t, 0, 1, 0, NULL, &c.t));
-        dsc_tensor over = c.t;
-        over.data = work.t.data;
-        assert_fails(DSC_E_INVALID, "patch_gram: work shares memory with c",
-                     dsc_op_patch_gram(g->q, &d, &x.t, 0, 1, 0, &work.t, &over));
+        if (bytes > 8) { /* else it does without */
+            dsc_tensor over = c.t;
+            over.data = work.t.data;
+            assert_fails(DSC_E_INVALID, "patch_gram: work has 8 bytes",
+                         dsc_op_patch_gram(g->q, &d, &x.t, 0, 1, 0, &little.t, &c.t));
+            assert_fails(DSC_E_INVALID, "patch_gram: work is missing",
+                         dsc_op_patch_gram(g->q, &d, &x.t, 0, 1, 0, NULL, &c.t));
+            assert_fails(DSC_E_INVALID, "patch_gram: work shares memory with c",
+                         dsc_op_patch_gram(g->q, &d, &x.t, 0, 1, 0, &work.t, &over));
+        }
         dsc_conv_desc nonsense = d;
         nonsense.stride_h = 0;
         assert_int_equal(dsc_op_patch_gram_workspace(g->device, &nonsense, 0), 0);
@@ -363,7 +365,7 @@ static void test_refusals(void **state) {
 static int open_all(void **state) {
     static const int threads[] = {3, 5};
     int failed = rigs_open(state);
-    for (int i = 0; !failed && i < 2; i++) {
+    for (int i = 0; !failed && !chosen() && i < 2; i++) {
         rig *r = &rigs[rig_count];
         dsc_device_options options;
         dsc_device_options_init(&options);

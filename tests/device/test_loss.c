@@ -18,7 +18,7 @@ static const loss_case cases[] = {
 
 static dsc_status loss_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     const loss_case *c = params;
-    return dsc_op_softmax_loss(q, &t[0], &t[1], c->smoothing, c->grad_scale, c->gradient ? &t[3] : NULL,
+    return dsc_op_softmax_loss(q, &t[0], &t[1], c->smoothing, c->grad_scale, NULL, c->gradient ? &t[3] : NULL,
                                &t[2]);
 }
 
@@ -67,7 +67,7 @@ static void test_by_hand(void **state) {
             place stats = place_of(g, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
             place d = place_make(g, types[type], SHAPE(3, 2));
             place_fill(g, &d, NAN);
-            assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &labels.t, 0, 2, &d.t, &stats.t));
+            assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &labels.t, 0, 2, NULL, &d.t, &stats.t));
             double got[6];
             place_read(g, &stats, got);
             check_close(got[0], log(2) + log(4), eps);
@@ -80,7 +80,7 @@ static void test_by_hand(void **state) {
             /* Smoothing 0.2: the target of the second row is (0.1, 0.9). Added to what is there. */
             place_write(g, &labels, (const double[]){-1, 1, -7});
             place_write(g, &stats, (const double[]){10, 20, 30, 40});
-            assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &labels.t, 0.2, 1, &d.t, &stats.t));
+            assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &labels.t, 0.2, 1, NULL, &d.t, &stats.t));
             place_read(g, &stats, got);
             check_close(got[0] - 10, -0.1 * log(0.75) - 0.9 * log(0.25), eps);
             assert_true(got[1] == 20 && got[2] == 31 && got[3] == 41);
@@ -102,7 +102,7 @@ static void test_ties(void **state) {
         place logits = place_make(g, DSC_F32, SHAPE(10, 10)), l = place_of(g, DSC_I32, SHAPE(10), labels);
         place stats = place_of(g, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
         place_fill(g, &logits, 0.25);
-        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &l.t, 0, 1, NULL, &stats.t));
+        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &l.t, 0, 1, NULL, NULL, &stats.t));
         double got[4];
         place_read(g, &stats, got);
         assert_true(got[1] == 1 && got[2] == 5 && got[3] == 10);
@@ -121,22 +121,22 @@ static void test_extremes(void **state) {
         place label = place_of(g, DSC_I32, SHAPE(1), (const double[]){0}),
               d = place_make(g, DSC_F32, SHAPE(1, 3));
         place stats = place_of(g, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
-        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, &d.t, &stats.t));
+        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, NULL, &d.t, &stats.t));
         place_expect(g, &stats, (const double[]){0, 1, 1, 1}, "stats of huge logits");
         place_expect(g, &d, (const double[]){0, 0, 0}, "gradient at huge logits");
         place_write(g, &logits, (const double[]){2, -INFINITY, -INFINITY});
         place_write(g, &stats, (const double[]){0, 0, 0, 0});
-        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, &d.t, &stats.t));
+        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, NULL, &d.t, &stats.t));
         place_expect(g, &stats, (const double[]){0, 1, 1, 1}, "stats of certainty");
         place_expect(g, &d, (const double[]){0, 0, 0}, "gradient at certainty");
         place_write(g, &label, (const double[]){3});
-        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, &d.t, &stats.t));
+        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, NULL, &d.t, &stats.t));
         assert_true(isnan(place_get(g, &stats, 0)));
         assert_true(place_get(g, &stats, 3) == 2);
         place_write(g, &label, (const double[]){1});
         place_write(g, &logits, (const double[]){0, 0, NAN});
         place_write(g, &stats, (const double[]){0, 0, 0, 0});
-        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, &d.t, &stats.t));
+        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, NULL, &d.t, &stats.t));
         assert_true(isnan(place_get(g, &stats, 0)));
         place *all[] = {&logits, &label, &d, &stats};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
@@ -152,14 +152,14 @@ static void test_refusals(void **state) {
         place stats = place_of(g, DSC_F64, SHAPE(4), (const double[]){1, 2, 3, 4});
         place none = place_make(g, DSC_F32, SHAPE(0, 3)), nobody = place_make(g, DSC_I32, SHAPE(0));
         assert_fails(DSC_E_INVALID, "softmax_loss: labels is fp32; i32 is expected",
-                     dsc_op_softmax_loss(g->q, &logits.t, &logits.t, 0, 1, NULL, &stats.t));
+                     dsc_op_softmax_loss(g->q, &logits.t, &logits.t, 0, 1, NULL, NULL, &stats.t));
         assert_fails(DSC_E_INVALID, "softmax_loss: labels is [0]; [2] is expected",
-                     dsc_op_softmax_loss(g->q, &logits.t, &nobody.t, 0, 1, NULL, &stats.t));
+                     dsc_op_softmax_loss(g->q, &logits.t, &nobody.t, 0, 1, NULL, NULL, &stats.t));
         assert_fails(DSC_E_INVALID, "softmax_loss: dlogits is [0,3]; the shape of logits, [2,3], is expected",
-                     dsc_op_softmax_loss(g->q, &logits.t, &labels.t, 0, 1, &none.t, &stats.t));
+                     dsc_op_softmax_loss(g->q, &logits.t, &labels.t, 0, 1, NULL, &none.t, &stats.t));
         assert_fails(DSC_E_INVALID, "the smoothing is 1.5",
-                     dsc_op_softmax_loss(g->q, &logits.t, &labels.t, 1.5, 1, NULL, &stats.t));
-        assert_ok(dsc_op_softmax_loss(g->q, &none.t, &nobody.t, 0, 1, NULL, &stats.t));
+                     dsc_op_softmax_loss(g->q, &logits.t, &labels.t, 1.5, 1, NULL, NULL, &stats.t));
+        assert_ok(dsc_op_softmax_loss(g->q, &none.t, &nobody.t, 0, 1, NULL, NULL, &stats.t));
         place_expect(g, &stats, (const double[]){1, 2, 3, 4}, "stats of no rows");
         place *all[] = {&logits, &labels, &stats, &none, &nobody};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)

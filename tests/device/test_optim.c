@@ -342,13 +342,13 @@ static void test_refusals(void **state) {
         place_fill(g, &d, 0);
         place_fill(g, &m, 0);
         assert_ok(dsc_op_sgd(g->q, 0, &h.t, &x.t, &d.t, &m.t, &x.t)); /* only the count must agree */
-        assert_fails(DSC_E_INVALID, "sgd: hyper is [2]; 9 elements are expected",
+        assert_fails(DSC_E_INVALID, "sgd: hyper is [2]; 10 elements are expected",
                      dsc_op_sgd(g->q, 0, &few.t, &x.t, &d.t, &m.t, &x.t));
         assert_fails(DSC_E_INVALID, "sgd: g is [3]; as many elements as x, [2,2], are expected",
                      dsc_op_sgd(g->q, 0, &h.t, &x.t, &small.t, &m.t, &x.t));
         assert_fails(DSC_E_INVALID, "adam: v shares memory with m",
                      dsc_op_adam(g->q, 0, &h.t, &x.t, &d.t, &m.t, &m.t, &x.t));
-        assert_fails(DSC_E_INVALID, "lars: norms is [9]; 2 elements are expected",
+        assert_fails(DSC_E_INVALID, "lars: norms is [10]; 2 elements are expected",
                      dsc_op_lars(g->q, &h.t, &h.t, &x.t, &d.t, &m.t, &x.t));
         assert_fails(DSC_E_INVALID, "lamb_direction: u shares memory with z",
                      dsc_op_lamb_direction(g->q, &h.t, &x.t, &d.t, &m.t, &small.t, &x.t));

@@ -1,5 +1,8 @@
 #include "device/trial.h"
 
+#include "device/half.h"
+#include "device/table.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -61,6 +64,21 @@ double *trial_typed(trial *tr, const char *name, operand_role role, dsc_dtype dt
     return o->values;
 }
 
+void trial_param(trial *tr) {
+    tr->operands[tr->count - 1].param = 1;
+}
+
+static int is_half(dsc_dtype dtype) {
+    return dtype == DSC_BF16 || dtype == DSC_F16;
+}
+
+/* The type of an operand in a run of this type. */
+static dsc_dtype type_of(const operand *o, dsc_dtype dtype) {
+    if (!o->real)
+        return o->dtype;
+    return o->param && is_half(dtype) ? DSC_F32 : dtype;
+}
+
 /* Results of one run: per operand, the values afterwards. */
 typedef struct outcome {
     double *values[MAX_OPERANDS];
@@ -81,7 +99,7 @@ static outcome run_once(const trial *tr, const rig *r, dsc_dtype dtype, int magn
         result.values[i] = test_array(o->count, sizeof(double));
         for (int64_t j = 0; j < o->count; j++)
             result.values[i][j] = magnitudes && o->real ? fabs(o->values[j]) : o->values[j];
-        places[i] = place_of(r, o->real ? dtype : o->dtype, o->ndim, o->dim, result.values[i]);
+        places[i] = place_of(r, type_of(o, dtype), o->ndim, o->dim, result.values[i]);
         tensors[i] = places[i].t;
     }
     dsc_status status = tr->run(r->q, tensors, tr->params);
@@ -108,6 +126,13 @@ static void check_same_bits(const trial *tr, const rig *r, const outcome *a, con
                          (long long)j, a->values[i][j], b->values[i][j]);
 }
 
+/* Half a unit in the last place of a half type. */
+static double rounding_of(dsc_dtype dtype, double value) {
+    if (dtype == DSC_BF16)
+        return 0x1p-8 * fabs(value);
+    return dtype == DSC_F16 ? fmax(0x1p-11 * fabs(value), 0x1p-25) : 0;
+}
+
 static void compare(const trial *tr, const rig *r, dsc_dtype dtype, const outcome *got, const outcome *want,
                     const outcome *scale) {
     for (int i = 0; i < tr->count; i++) {
@@ -115,7 +140,8 @@ static void compare(const trial *tr, const rig *r, dsc_dtype dtype, const outcom
         for (int64_t j = 0; o->role != ROLE_IN && j < o->count; j++) {
             double size = tr->linear ? fabs(scale->values[i][j]) : o->scale;
             double eps = dtype_eps(o->real || o->coarse ? dtype : o->dtype);
-            double limit = 2 * (tr->terms + 4) * eps * size;
+            double share = 2 * (tr->terms + 4) * eps + (tr->conv && r->loose ? tf32_share : 0);
+            double limit = share * size + rounding_of(type_of(o, dtype), want->values[i][j]);
             if (o->dtype == DSC_I32 && !o->real)
                 limit = 0;
             double g = got->values[i][j], w = want->values[i][j];
@@ -130,7 +156,7 @@ static void check_on(const trial *tr, const rig *r, dsc_dtype dtype, const outco
                      const outcome *scale) {
     outcome got = run_once(tr, r, dtype, 0);
     compare(tr, r, dtype, &got, want, scale);
-    if (dtype == DSC_F32) {
+    if (dtype != DSC_F64) {
         outcome again = run_once(tr, r, dtype, 0);
         check_same_bits(tr, r, &got, &again);
         outcome_free(&again);
@@ -138,18 +164,52 @@ static void check_on(const trial *tr, const rig *r, dsc_dtype dtype, const outco
     outcome_free(&got);
 }
 
-void trial_check(trial *tr) {
-    outcome want = run_once(tr, &rigs[0], DSC_F64, 0);
-    outcome scale = {{0}};
+static void free_values(trial *tr) {
+    for (int i = 0; i < tr->count; i++)
+        free(tr->operands[i].values);
+}
+
+/* What ref makes of it in double. */
+static void find_truth(const trial *tr, outcome *want, outcome *scale) {
+    *want = run_once(tr, &rigs[0], DSC_F64, 0);
+    *scale = (outcome){{0}};
     if (tr->linear)
-        scale = run_once(tr, &rigs[0], DSC_F64, 1);
+        *scale = run_once(tr, &rigs[0], DSC_F64, 1);
+}
+
+void trial_check(trial *tr) {
+    outcome want, scale;
+    find_truth(tr, &want, &scale);
     for (int i = 0; i < rig_count; i++) {
         check_on(tr, &rigs[i], DSC_F32, &want, &scale);
-        if (i > 0) /* ref in double is what the others are compared with */
+        if (i > 0 && (!tr->conv || rig_convolves(&rigs[i], DSC_F64))) /* ref in double is the measure */
             check_on(tr, &rigs[i], DSC_F64, &want, &scale);
     }
     outcome_free(&want);
     outcome_free(&scale);
-    for (int i = 0; i < tr->count; i++)
-        free(tr->operands[i].values);
+    free_values(tr);
+}
+
+static void round_values(trial *tr, dsc_dtype dtype) {
+    for (int i = 0; i < tr->count; i++) {
+        operand *o = &tr->operands[i];
+        for (int64_t j = 0; is_half(type_of(o, dtype)) && j < o->count; j++)
+            o->values[j] = dtype == DSC_BF16 ? (double)dsc_bf16_to_float(dsc_bf16_from_double(o->values[j]))
+                                             : (double)dsc_f16_to_float(dsc_f16_from_double(o->values[j]));
+    }
+}
+
+void trial_check_halves(trial *tr) {
+    static const dsc_dtype halves[] = {DSC_F16, DSC_BF16}; /* what the first holds is rounded once more */
+    for (int type = 0; type < 2; type++) {
+        outcome want, scale;
+        round_values(tr, halves[type]);
+        find_truth(tr, &want, &scale);
+        for (int i = 1; i < rig_count; i++)
+            if (rigs[i].device->has_halves)
+                check_on(tr, &rigs[i], halves[type], &want, &scale);
+        outcome_free(&want);
+        outcome_free(&scale);
+    }
+    free_values(tr);
 }

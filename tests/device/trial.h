@@ -31,6 +31,7 @@ typedef struct operand {
     int64_t count;
     double *values; /* at the start; owned */
     double scale;   /* of an output, unless linear */
+    int param;      /* float32 where the type under test is a half */
     int coarse;     /* fixed type, but computed in the type under test */
 } operand;
 
@@ -42,6 +43,7 @@ typedef struct trial {
     trial_function run;
     const void *params;
     int linear;
+    int conv; /* a convolution: not everywhere in float64, less exact on a loose rig */
     double terms;
     operand operands[MAX_OPERANDS];
     int count;
@@ -59,7 +61,12 @@ void trial_beta(trial *tr, const char *name, double scale, double beta, int ndim
 /* Of a fixed type; values start at 0. */
 double *trial_typed(trial *tr, const char *name, operand_role role, dsc_dtype dtype, double scale, int ndim,
                     const int64_t *dim);
+/* Marks the operand that was added last as a parameter, a statistic or a sum. */
+void trial_param(trial *tr);
 /* Runs it everywhere, checks, and frees the trial's values. */
 void trial_check(trial *tr);
+/* The same in bf16 and fp16, on devices that have these. Inputs are rounded to the type first; arithmetic is
+ * that of float32, and an output of the type under test may be off by one rounding more. */
+void trial_check_halves(trial *tr);
 
 #endif

@@ -3,6 +3,7 @@
 #ifndef DSC_TESTS_KFAC_CREW_H
 #define DSC_TESTS_KFAC_CREW_H
 
+#include "chosen.h"
 #include "comm/parallel.h"
 #include "kfac/naive.h"
 
@@ -21,7 +22,7 @@ static const net_shape shapes[LAYERS] = {
     {"last", DSC_KFAC_LINEAR, .in_c = 5, .out_c = 4, .bias = 1},
 };
 
-/* Where it is computed. */
+/* Where it is computed: as below, or on the environment's device in both types (chosen.h). */
 typedef struct place {
     const char *name;
     dsc_dtype dtype;
@@ -35,6 +36,7 @@ static place places[PLACES] = {{"ref", DSC_F64, DBL_EPSILON, NULL, NULL},
                                {"cpu", DSC_F32, (double)FLT_EPSILON, NULL, NULL}};
 
 static dsc_comm *comm;
+static dsc_device *host_device; /* for tensors in memory of the test's own */
 static int rank, ranks;
 static net nets[PLACES];
 
@@ -111,8 +113,8 @@ static inline int ranks_agree(const net *n) {
         count += net_gradient_count(n, l);
     }
     memcpy(high, low, sizeof high);
-    dsc_tensor a = dsc_tensor_view(places[REF].device, low, DSC_F64, 1, &count);
-    dsc_tensor b = dsc_tensor_view(places[REF].device, high, DSC_F64, 1, &count);
+    dsc_tensor a = dsc_tensor_view(host_device, low, DSC_F64, 1, &count);
+    dsc_tensor b = dsc_tensor_view(host_device, high, DSC_F64, 1, &count);
     EXPECT_OK(dsc_comm_allreduce(comm, DSC_TRAFFIC_OTHER, DSC_MIN, &a));
     EXPECT_OK(dsc_comm_allreduce(comm, DSC_TRAFFIC_OTHER, DSC_MAX, &b));
     return memcmp(low, high, (size_t)count * sizeof *low) == 0;
@@ -175,34 +177,44 @@ static inline void run_beside(const config *c, const dsc_kfac_options *options, 
     dsc_kfac_destroy(&kfac);
 }
 
+static inline void open_place(place *p) {
+    p->name = chosen_exact_or(p->name);
+    p->device = chosen() && p > places ? places->device : chosen_open(p->name, 1);
+    if (p->device == places->device && p > places)
+        p->queue = places->queue;
+    else
+        assert_ok(dsc_queue_create(p->device, &p->queue));
+}
+
 /* Communicator, devices and nets. Collective. */
 static inline void crew_open(void) {
     start_watchdog(WATCHDOG_S);
     assert_ok(dsc_comm_create(NULL, &comm));
     rank = dsc_comm_rank(comm);
     ranks = dsc_comm_size(comm);
+    host_device = chosen_open("ref", 1);
     for (int p = 0; p < PLACES; p++) {
-        dsc_device_options options;
-        dsc_device_options_init(&options);
-        options.name = places[p].name;
-        options.threads = 1;
-        assert_ok(dsc_device_create(&options, &places[p].device));
-        assert_ok(dsc_queue_create(places[p].device, &places[p].queue));
+        open_place(&places[p]);
         net_open_share(&nets[p], places[p].queue, places[p].dtype, shapes, LAYERS, SAMPLES, comm);
     }
+    if (chosen())
+        assert_ok(dsc_comm_use_queue(comm, places[REF].queue));
     silence_other_ranks(comm);
 }
 
 /* Gives everything back; 1 when device memory is left. Collective. */
 static inline int crew_close(void) {
-    size_t left = 0;
-    for (int p = 0; p < PLACES; p++) {
+    size_t left = dsc_device_bytes(host_device);
+    dsc_comm_destroy(&comm);
+    for (int p = PLACES - 1; p >= 0; p--) {
         net_close(&nets[p]);
+        if (p > 0 && places[p].device == places->device)
+            continue;
         left += dsc_device_bytes(places[p].device);
         dsc_queue_destroy(&places[p].queue);
         dsc_device_destroy(&places[p].device);
     }
-    dsc_comm_destroy(&comm);
+    dsc_device_destroy(&host_device);
     return left != 0;
 }
 

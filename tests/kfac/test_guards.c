@@ -56,11 +56,12 @@ static void test_rejected_factors(void **state) {
         }
 }
 
-/* In the first step, in one of the two only, in one group only, by overflow of a product. */
+/* In the first step, in one of the two only, in one group only, by overflow of a product (which tensor cores
+ * may cut down to the largest number). */
 static void test_rejected_early(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < (chosen() ? 3 : 4); i++) {
             twin t;
             dsc_kfac_options options = twin_options();
             twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
@@ -68,7 +69,9 @@ static void test_rejected_early(void **state) {
             run_with(&t, 0, i == 2 ? 1 : 0, bad, i != 1, i == 1);
             assert_true(net_gradients_finite(&t.n));
             int64_t rejected = twin_report(&t)->rejected_factors;
-            assert_true(rejected >= 1 && rejected <= 2);
+            if (rejected < 1 || rejected > 2)
+                fail_msg("%s in %s, case %d: %d factors rejected", places[p].device,
+                         dsc_dtype_name(places[p].dtype), i, (int)rejected);
             if (i == 0 || i == 3)
                 assert_true(twin_state(&t, "conv.A", 0) == 1 && twin_state(&t, "conv.A", 1) == 0);
             if (i == 1)
@@ -100,11 +103,14 @@ static void test_bad_gradient(void **state) {
                 for (int l = t.n.count - 1; l >= 0; l--)
                     assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, l, &t.n.layers[l].a, &t.n.layers[l].g));
                 net_set(&t.n, i < 2 ? &t.n.layers[0].weight_grad : &t.n.layers[3].bias_grad, 1, bad[i % 2]);
-                dsc_status status = dsc_kfac_step(t.kfac, t.n.queue, 0.1);
-                if (status == DSC_OK)
-                    status = dsc_queue_sync(t.n.queue);
-                assert_int_equal(status, DSC_E_NUMERIC);
-                assert_true(strlen(dsc_error_message()) > 10);
+                if (dsc_device_is_host(places[p].handle)) {
+                    assert_fails(DSC_E_NUMERIC, "not finite", dsc_kfac_step(t.kfac, t.n.queue, 0.1));
+                } else { /* which waits for nothing */
+                    double nu = 0;
+                    assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
+                    assert_ok(dsc_kfac_nu(t.kfac, t.n.queue, &nu));
+                    assert_true(isnan(nu) && net_gradient_is(&t.n, 1, t.n.layers[1].d));
+                }
                 twin_close(&t);
             }
 }
@@ -113,6 +119,7 @@ static void test_bad_gradient(void **state) {
  * the gradients of the others were left alone. */
 static void test_goes_on_after_bad_gradient(void **state) {
     (void)state;
+    skip_on_chosen("a step that a GPU has put into its queue counts");
     for (int p = 0; p < PLACES; p++)
         for (int64_t passes = 1; passes < 3; passes++) {
             twin t;

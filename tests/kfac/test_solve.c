@@ -68,28 +68,28 @@ static void test_rungs(void **state) {
     (void)state;
     static const dsc_solve_one rungs[] = {spoils, gives_nan, succeeds, breaks};
     double matrix[4] = {0}, values[2] = {0};
-    dsc_tensor a = dsc_tensor_view(places[REF].handle, matrix, DSC_F64, 2, (const int64_t[]){2, 2});
-    dsc_tensor v = dsc_tensor_view(places[REF].handle, values, DSC_F64, 1, (const int64_t[]){2});
+    dsc_tensor a = dsc_tensor_view(host_device, matrix, DSC_F64, 2, (const int64_t[]){2, 2});
+    dsc_tensor v = dsc_tensor_view(host_device, values, DSC_F64, 1, (const int64_t[]){2});
     int solved = -1, one = 1;
     for (int with_values = 0; with_values < 2; with_values++) {
         dsc_tensor none = {0}, *values_of = with_values ? &v : &none;
         reset();
         dsc_solver solver = {NULL, rungs, 3};
-        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
+        assert_ok(dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 1 && loads == 3 && matrix[0] == 7);
         assert_true(calls[0] == 1 && calls[1] == 1 && calls[2] == 1);
         solver.rung_count = 2;
-        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
+        assert_ok(dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 0 && loads == 5);
         solver.rung_count = 0;
-        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
+        assert_ok(dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 0 && loads == 5);
         solver = (dsc_solver){NULL, rungs + 2, 2}; /* what comes behind success is not tried */
-        assert_ok(dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
+        assert_ok(dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 1);
         solver = (dsc_solver){NULL, rungs + 3, 1};
         assert_fails(DSC_E_DEVICE, "the device is gone",
-                     dsc_solve_retry(&solver, places[REF].queue, load_two, &one, 0, &a, values_of, &solved));
+                     dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
     }
 }
 
@@ -97,20 +97,20 @@ static void test_check(void **state) {
     (void)state;
     static const double bad[] = {NAN, INFINITY, -INFINITY};
     double matrix[4] = {1, 2, 3, 4}, values[2] = {5, 6};
-    dsc_tensor a = dsc_tensor_view(places[REF].handle, matrix, DSC_F64, 2, (const int64_t[]){2, 2});
-    dsc_tensor v = dsc_tensor_view(places[REF].handle, values, DSC_F64, 1, (const int64_t[]){2}), none = {0};
+    dsc_tensor a = dsc_tensor_view(host_device, matrix, DSC_F64, 2, (const int64_t[]){2, 2});
+    dsc_tensor v = dsc_tensor_view(host_device, values, DSC_F64, 1, (const int64_t[]){2}), none = {0};
     int finite = -1;
-    assert_ok(dsc_solve_check(places[REF].queue, &a, &v, &finite));
+    assert_ok(dsc_solve_check(host_queue, &a, &v, &finite));
     assert_int_equal(finite, 1);
     for (int i = 0; i < 3; i++) {
         matrix[3] = bad[i];
-        assert_ok(dsc_solve_check(places[REF].queue, &a, &none, &finite));
+        assert_ok(dsc_solve_check(host_queue, &a, &none, &finite));
         assert_int_equal(finite, 0);
         matrix[3] = 4;
         values[1] = bad[i];
-        assert_ok(dsc_solve_check(places[REF].queue, &a, &v, &finite));
+        assert_ok(dsc_solve_check(host_queue, &a, &v, &finite));
         assert_int_equal(finite, 0);
-        assert_ok(dsc_solve_check(places[REF].queue, &a, &none, &finite));
+        assert_ok(dsc_solve_check(host_queue, &a, &none, &finite));
         assert_int_equal(finite, 1);
         values[1] = 6;
     }
@@ -366,22 +366,39 @@ typedef struct problem {
     double *a;
 } problem;
 
-static double get(const dsc_tensor *t, int64_t i) {
-    return t->dtype == DSC_F64 ? ((const double *)t->data)[i] : (double)((const float *)t->data)[i];
+/* Contents of a tensor as doubles; to be freed. */
+static double *pull(dsc_queue *q, const dsc_tensor *t) {
+    int64_t count = dsc_tensor_count(t);
+    double *values = net_array(count, sizeof *values);
+    assert_ok(dsc_tensor_download(q, t, dsc_tensor_bytes(t), values));
+    assert_ok(dsc_queue_sync(q));
+    for (int64_t i = count - 1; t->dtype == DSC_F32 && i >= 0; i--) { /* spread in place, from the end */
+        float x;
+        memcpy(&x, (const char *)values + (size_t)i * sizeof x, sizeof x);
+        values[i] = (double)x;
+    }
+    return values;
 }
 
-static void set(dsc_tensor *t, int64_t i, double value) {
-    if (t->dtype == DSC_F64)
-        ((double *)t->data)[i] = value;
-    else
-        ((float *)t->data)[i] = (float)value;
+static void push(dsc_queue *q, const double *values, dsc_tensor *t) {
+    int64_t count = dsc_tensor_count(t);
+    float *narrow = net_array(count, sizeof *narrow);
+    for (int64_t i = 0; i < count; i++)
+        narrow[i] = (float)values[i];
+    assert_ok(
+        dsc_tensor_upload(q, t->dtype == DSC_F32 ? (const void *)narrow : values, dsc_tensor_bytes(t), t));
+    assert_ok(dsc_queue_sync(q));
+    free(narrow);
+}
+
+static void set(const place *p, dsc_tensor *t, int64_t i, double value) {
+    dsc_tensor one = dsc_tensor_slice(t, i, 1);
+    push(p->queue, &value, &one);
 }
 
 static dsc_status load_problem(void *context, dsc_queue *q, dsc_tensor *a) {
     const problem *x = context;
-    (void)q;
-    for (int64_t i = 0; i < x->n * x->n; i++)
-        set(a, i, x->a[i]);
+    push(q, x->a, a);
     return DSC_OK;
 }
 
@@ -391,8 +408,8 @@ static problem open_problem(const place *p, matrix_function element, int64_t n, 
     assert_ok(dsc_tensor_alloc(p->handle, p->dtype, 1, &n, &x.item.v));
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j <= i; j++) {
-            set(&x.item.a, i * n + j, element(n, i, j) + (i == j ? shift : 0));
-            x.a[i * n + j] = x.a[j * n + i] = get(&x.item.a, i * n + j); /* as its type holds it */
+            double value = element(n, i, j) + (i == j ? shift : 0);
+            x.a[i * n + j] = x.a[j * n + i] = p->dtype == DSC_F32 ? (double)(float)value : value;
         }
     assert_ok(load_problem(&x, p->queue, &x.item.a));
     return x;
@@ -408,17 +425,20 @@ static void close_problem(problem *x) {
 static void measure(const problem *x, double *residual, double *skew, double *size) {
     int64_t n = x->n;
     double r = 0, s = 0, a = 0;
+    double *q = pull(x->p->queue, &x->item.a), *v = pull(x->p->queue, &x->item.v);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++) {
             double rest = x->a[i * n + j], gram = i == j ? -1 : 0;
             for (int64_t k = 0; k < n; k++) {
-                rest -= get(&x->item.a, i * n + k) * get(&x->item.v, k) * get(&x->item.a, j * n + k);
-                gram += get(&x->item.a, k * n + i) * get(&x->item.a, k * n + j);
+                rest -= q[i * n + k] * v[k] * q[j * n + k];
+                gram += q[k * n + i] * q[k * n + j];
             }
             r += rest * rest;
             s += gram * gram;
             a += x->a[i * n + j] * x->a[i * n + j];
         }
+    free(q);
+    free(v);
     *residual = sqrt(r);
     *skew = sqrt(s);
     *size = sqrt(a);
@@ -477,17 +497,18 @@ static void test_eigen_rungs(void **state) {
 /* |A X - I| of an inverse is at most terms eps |A| |X|. */
 static void accept_inverse(const problem *x, const char *matrix) {
     int64_t n = x->n;
-    double off = 0, a = 0, inverse = 0;
+    double off = 0, a = 0, inverse = 0, *got = pull(x->p->queue, &x->item.a);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < n; j++) {
             double sum = i == j ? -1 : 0;
             for (int64_t k = 0; k < n; k++)
-                sum += x->a[i * n + k] * get(&x->item.a, k * n + j);
+                sum += x->a[i * n + k] * got[k * n + j];
             off += sum * sum;
             a += x->a[i * n + j] * x->a[i * n + j];
-            inverse += get(&x->item.a, i * n + j) * get(&x->item.a, i * n + j);
-            assert_true(get(&x->item.a, i * n + j) == get(&x->item.a, j * n + i));
+            inverse += got[i * n + j] * got[i * n + j];
+            assert_true(got[i * n + j] == got[j * n + i]);
         }
+    free(got);
     double allowed = 8 * (double)n * x->p->eps * sqrt(a * inverse);
     if (!(sqrt(off) <= allowed))
         fail_msg("%s, inverse of %s of %d rows: |A X - I| %g of %g", x->p->device, matrix, (int)n, sqrt(off),
@@ -530,8 +551,10 @@ static void test_indefinite_inverse(void **state) {
         assert_ok(dsc_solve_retry(&dsc_solver_inverse, places[p].queue, load_problem, &x, 0.125, &x.item.a,
                                   &x.item.v, &solved));
         assert_int_equal(solved, 1);
+        double *got = pull(places[p].queue, &x.item.a);
         for (int i = 0; i < 9; i++)
-            assert_true(fabs(get(&x.item.a, i) - want[i]) <= 64 * places[p].eps * 8);
+            assert_true(fabs(got[i] - want[i]) <= 64 * places[p].eps * 8);
+        free(got);
         close_problem(&x);
     }
 }
@@ -545,7 +568,7 @@ static void test_batch_failures(void **state) {
         for (int i = 0; i < 3; i++) {
             list[i] = open_problem(&places[p], identity, 24, 0.5);
             if (i == 1)
-                set(&list[i].item.a, 24 * 5 + 2, NAN);
+                set(&places[p], &list[i].item.a, 24 * 5 + 2, NAN);
             items[i] = list[i].item;
         }
         const int64_t bytes = (int64_t)dsc_op_syev_batch_workspace(places[p].handle, places[p].dtype, 24, 3);
@@ -558,7 +581,7 @@ static void test_batch_failures(void **state) {
         accept(&list[2], "identity", "beside a failure");
         for (int i = 0; i < 3; i++)
             assert_ok(load_problem(&list[i], places[p].queue, &list[i].item.a));
-        set(&list[1].item.a, 0, -3); /* not positive definite */
+        set(&places[p], &list[1].item.a, 0, -3); /* not positive definite */
         assert_ok(dsc_solver_inverse.batch(places[p].queue, items, 3, NULL));
         for (int i = 0; i < 3; i++) {
             assert_int_equal(items[i].failed, i == 1);

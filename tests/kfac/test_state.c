@@ -1,5 +1,6 @@
 /* State in and out: a run that was saved and loaded goes on to the same bit under the same strategy, and to
  * rounding under another one or on another number of ranks; damaged states are refused by all ranks. */
+#include "chosen.h"
 #include "comm/parallel.h"
 #include "kfac/naive.h"
 
@@ -18,7 +19,8 @@ static const net_shape shapes[LAYERS] = {
 };
 
 static dsc_comm *comm;
-static dsc_device *device, *fast;
+/* ref and cpu, or both the environment's device (chosen.h); and for memory of the test's own. */
+static dsc_device *device, *fast, *host_device;
 static dsc_queue *queue, *fast_queue;
 static int rank, ranks;
 
@@ -92,7 +94,7 @@ static image *save(dsc_kfac *kfac, net *n) {
 static void hand_out(image *im) {
     for (int64_t i = 0; i < im->count; i++) {
         int64_t bytes = (int64_t)entry_bytes(&im->entries[i]);
-        dsc_tensor t = dsc_tensor_view(device, im->data[i], DSC_U8, 1, &bytes);
+        dsc_tensor t = dsc_tensor_view(host_device, im->data[i], DSC_U8, 1, &bytes);
         EXPECT_OK(dsc_comm_broadcast(comm, DSC_TRAFFIC_OTHER, 0, &t));
     }
 }
@@ -617,13 +619,17 @@ static void test_misuse(void **state) {
     all_fine(comm);
 }
 
-static void open_device(const char *name, dsc_device **d, dsc_queue **q) {
-    dsc_device_options options;
-    dsc_device_options_init(&options);
-    options.name = name;
-    options.threads = 1;
-    assert_ok(dsc_device_create(&options, d));
-    assert_ok(dsc_queue_create(*d, q));
+static void open_devices(void) {
+    host_device = chosen_open("ref", 1);
+    device = chosen_open(chosen_exact_or("ref"), 1);
+    assert_ok(dsc_queue_create(device, &queue));
+    fast = chosen() ? device : chosen_open("cpu", 1);
+    if (chosen())
+        fast_queue = queue;
+    else
+        assert_ok(dsc_queue_create(fast, &fast_queue));
+    if (chosen())
+        assert_ok(dsc_comm_use_queue(comm, queue));
 }
 
 static int open_group(void **state) {
@@ -632,8 +638,7 @@ static int open_group(void **state) {
     assert_ok(dsc_comm_create(NULL, &comm));
     rank = dsc_comm_rank(comm);
     ranks = dsc_comm_size(comm);
-    open_device("ref", &device, &queue);
-    open_device("cpu", &fast, &fast_queue);
+    open_devices();
     silence_other_ranks(comm);
     return 0;
 }
@@ -641,15 +646,19 @@ static int open_group(void **state) {
 static int close_group(void **state) {
     (void)state;
     int leaked = dsc_device_bytes(device) != 0 || dsc_device_bytes(fast) != 0;
-    dsc_queue_destroy(&queue);
-    dsc_queue_destroy(&fast_queue);
-    dsc_device_destroy(&device);
-    dsc_device_destroy(&fast);
     dsc_comm_destroy(&comm);
+    if (fast != device) {
+        dsc_queue_destroy(&fast_queue);
+        dsc_device_destroy(&fast);
+    }
+    dsc_queue_destroy(&queue);
+    dsc_device_destroy(&device);
+    dsc_device_destroy(&host_device);
     return leaked;
 }
 
 int main(void) {
+    chosen_or_skip();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bit_equal),
         cmocka_unit_test(test_bit_equal_half),

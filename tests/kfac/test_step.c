@@ -511,7 +511,8 @@ static void test_report_without_values(void **state) {
     twin_close(&t);
 }
 
-/* Bytes of one rank: packed averages, decompositions, batch factors only when they must wait. */
+/* Bytes of one rank: packed averages, decompositions, batch factors only when they must wait:
+ * for further passes, or because a GPU takes them all in at once. */
 static void run_memory(int p, int method, int64_t passes, int symmetric, dsc_dtype half) {
     twin t;
     dsc_kfac_options options = twin_options();
@@ -530,7 +531,8 @@ static void run_memory(int p, int method, int64_t passes, int symmetric, dsc_dty
             size_t packed = n[side] * (n[side] + 1) / 2;
             factors += packed * h;
             decompositions += n[side] * n[side] * h + (method < 2 ? n[side] * s : 0);
-            exchange += passes > 1 ? (symmetric ? packed : n[side] * n[side]) * s : 0;
+            int waits = passes > 1 || !dsc_device_is_host(places[p].handle);
+            exchange += waits ? (symmetric ? packed : n[side] * n[side]) * s : 0;
             work += (double)(n[side] * n[side] * n[side]);
         }
         decompositions += method == 1 ? n[0] * n[1] * h : 0;

@@ -9,6 +9,8 @@
 place places[PLACES] = {{"ref", DSC_F64, DBL_EPSILON, 1, NULL, NULL},
                         {"cpu", DSC_F32, (double)FLT_EPSILON, 2, NULL, NULL}};
 dsc_comm *alone;
+dsc_device *host_device;
+dsc_queue *host_queue;
 
 const net_shape twin_mixed[TWIN_MIXED] = {
     {"conv", DSC_KFAC_CONV2D, .in_c = 2, .out_c = 3, .bias = 1, .in_h = 4, .in_w = 4, .kernel_h = 3,
@@ -19,34 +21,51 @@ const net_shape twin_mixed[TWIN_MIXED] = {
     {"last", DSC_KFAC_LINEAR, .in_c = 5, .out_c = 3, .bias = 1},
 };
 
+/* One device for both when the environment has chosen it. */
+static void open_place(place *p) {
+    if (chosen())
+        p->device = chosen_exact_or(NULL);
+    if (chosen() && p > places) {
+        p->handle = places->handle;
+        p->queue = places->queue;
+        return;
+    }
+    p->handle = chosen_open(p->device, p->threads);
+    assert_ok(dsc_queue_create(p->handle, &p->queue));
+}
+
+static void close_place(place *p) {
+    if (p == places || p->handle != places->handle) {
+        dsc_queue_destroy(&p->queue);
+        dsc_device_destroy(&p->handle);
+    }
+}
+
 int places_open(void **state) {
     (void)state;
     dsc_comm_options options;
     dsc_comm_options_init(&options);
     options.kind = "self";
-    if (dsc_comm_create(&options, &alone) != DSC_OK)
-        return -1;
-    for (int p = 0; p < PLACES; p++) {
-        dsc_device_options device;
-        dsc_device_options_init(&device);
-        device.name = places[p].device;
-        device.threads = places[p].threads;
-        if (dsc_device_create(&device, &places[p].handle) != DSC_OK ||
-            dsc_queue_create(places[p].handle, &places[p].queue) != DSC_OK)
-            return -1;
-    }
+    assert_ok(dsc_comm_create(&options, &alone));
+    for (int p = 0; p < PLACES; p++)
+        open_place(&places[p]);
+    host_device = chosen_open("ref", 1);
+    assert_ok(dsc_queue_create(host_device, &host_queue));
+    if (chosen())
+        assert_ok(dsc_comm_use_queue(alone, places[REF].queue));
     return 0;
 }
 
 int places_close(void **state) {
     (void)state;
-    size_t left = 0;
-    for (int p = 0; p < PLACES; p++) {
-        left += dsc_device_bytes(places[p].handle);
-        dsc_queue_destroy(&places[p].queue);
-        dsc_device_destroy(&places[p].handle);
-    }
+    size_t left = dsc_device_bytes(host_device);
     dsc_comm_destroy(&alone);
+    for (int p = PLACES - 1; p >= 0; p--) {
+        left += dsc_device_bytes(places[p].handle);
+        close_place(&places[p]);
+    }
+    dsc_queue_destroy(&host_queue);
+    dsc_device_destroy(&host_device);
     if (left)
         fprintf(stderr, "%zu bytes of device memory are left\n", left);
     return left != 0;

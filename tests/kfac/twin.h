@@ -2,11 +2,13 @@
 #ifndef DSC_TESTS_KFAC_TWIN_H
 #define DSC_TESTS_KFAC_TWIN_H
 
+#include "chosen.h"
 #include "kfac/naive.h"
 
 enum { TWIN_SAMPLES = 3, TWIN_MIXED = 4 };
 
-/* Where it is computed: ref in float64, cpu in float32. Opened and closed with the group. */
+/* Where it is computed: ref in float64, cpu in float32; or the environment's device in both (chosen.h).
+ * Opened and closed with the group. */
 typedef struct place {
     const char *device;
     dsc_dtype dtype;
@@ -19,6 +21,9 @@ typedef struct place {
 enum { REF, CPU, PLACES };
 extern place places[PLACES];
 extern dsc_comm *alone;
+/* For tensors in memory of the test's own. */
+extern dsc_device *host_device;
+extern dsc_queue *host_queue;
 int places_open(void **state);
 int places_close(void **state); /* fails when memory is left */
 

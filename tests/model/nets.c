@@ -2,7 +2,7 @@
 
 #include "base/error.h"
 #include "base/rng.h"
-#include "test.h"
+#include "chosen.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -191,13 +191,7 @@ const net *find_net(const char *name) {
 /* ---- helpers ---- */
 
 dsc_device *open_device(const char *name) {
-    dsc_device_options options;
-    dsc_device_options_init(&options);
-    options.name = name;
-    options.threads = 1;
-    dsc_device *device = NULL;
-    assert_ok(dsc_device_create(&options, &device));
-    return device;
+    return chosen_open(name, 1);
 }
 
 dsc_queue *open_queue(dsc_device *device) {

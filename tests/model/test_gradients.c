@@ -3,7 +3,7 @@
  * The difference quotient's own error is about |D(h) - D(h/2)| / 3 plus rounding, eps |L| k / h with k the
  * terms that enter the loss. Where a ReLU or a maximum switches between the two ends the quotients disagree
  * and say nothing; such elements must be rare. */
-#include "test.h"
+#include "chosen.h"
 
 #include "model/nets.h"
 
@@ -90,17 +90,20 @@ static void check_net(const net *what, double smoothing) {
 
 static void test_networks(void **state) {
     (void)state;
+    skip_on_chosen("differences need double, on ref");
     for (const net *what = nets; what->name; what++)
         check_net(what, 0);
 }
 
 static void test_label_smoothing(void **state) {
     (void)state;
+    skip_on_chosen("differences need double, on ref");
     check_net(find_net("dense"), 0.2);
 }
 
 static void test_without_fusion(void **state) {
     (void)state;
+    skip_on_chosen("differences need double, on ref");
     net_no_fusion = 1;
     for (const net *what = nets; what->name; what++)
         if (what->fused)

@@ -1,5 +1,5 @@
 /* Building models: what is refused and with which words, initial values, the state dict, layer lists. */
-#include "test.h"
+#include "chosen.h"
 
 #include "base/memory.h"
 #include "base/rng.h"
@@ -15,7 +15,7 @@ static dsc_queue *queue;
 
 static int setup(void **state) {
     (void)state;
-    device = open_device("ref");
+    device = open_device(chosen_or("ref"));
     queue = open_queue(device);
     return 0;
 }

@@ -1,5 +1,5 @@
 /* The zoo: names, sizes, state dicts as PyTorch has them. */
-#include "test.h"
+#include "chosen.h"
 
 #include "model/graph.h"
 #include "model/nets.h"
@@ -11,7 +11,7 @@ static dsc_device *device;
 
 static int setup(void **state) {
     (void)state;
-    device = open_device("ref");
+    device = open_device(chosen_or("ref"));
     return 0;
 }
 

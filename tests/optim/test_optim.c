@@ -1,5 +1,5 @@
 /* Optimisers against a transcription of their papers' formulas in double, on every device. */
-#include "test.h"
+#include "chosen.h"
 
 #include "base/memory.h"
 #include "base/rng.h"
@@ -46,13 +46,16 @@ static int64_t count_of(int p) {
     return count;
 }
 
+/* ref and cpu, or the environment's; NULL behind the last. */
+static const char *const *devices(void) {
+    static const char *const usual[] = {"ref", "cpu", NULL};
+    static const char *other[] = {NULL, NULL};
+    other[0] = chosen();
+    return chosen() ? other : usual;
+}
+
 static void make_net(const char *device, dsc_dtype dtype, layout lay, net *n) {
-    dsc_device_options options;
-    dsc_device_options_init(&options);
-    options.name = device;
-    options.threads = 2;
-    *n = (net){.dtype = dtype};
-    assert_ok(dsc_device_create(&options, &n->device));
+    *n = (net){.dtype = dtype, .device = chosen_open(device, 2)};
     assert_ok(dsc_queue_create(n->device, &n->queue));
     const int64_t room = TOTAL + PARAMS;
     assert_ok(dsc_tensor_alloc(n->device, dtype, 1, &room, &n->values));
@@ -342,9 +345,9 @@ static void check_case(const char *device, dsc_dtype dtype, const test_case *c) 
 static void test_papers(void **state) {
     (void)state;
     for (int i = 0; i < CASES; i++) {
-        for (const char *const *name = dsc_device_names(); *name; name++)
+        for (const char *const *name = devices(); *name; name++)
             check_case(*name, DSC_F32, &cases[i]);
-        check_case("ref", DSC_F64, &cases[i]);
+        check_case(chosen_or("ref"), DSC_F64, &cases[i]);
     }
 }
 
@@ -359,7 +362,7 @@ static void test_zero(void **state) {
     static double x[TOTAL];
     for (int kind = DSC_SGD; kind <= DSC_LAMB; kind++) {
         net n;
-        make_net("ref", DSC_F32, TOGETHER, &n);
+        make_net(chosen_or("ref"), DSC_F32, TOGETHER, &n);
         put_all(&n, zero_value, 0);
         dsc_optim_options options;
         dsc_optim_options_init(&options);
@@ -387,7 +390,7 @@ static void test_clipping(void **state) {
     for (int64_t i = 0; i < TOTAL; i++)
         before[i] = gradients[0][i];
     length = norm(before, TOTAL);
-    for (const char *const *name = dsc_device_names(); *name; name++)
+    for (const char *const *name = devices(); *name; name++)
         for (int lay = 0; lay < LAYOUTS; lay++)
             for (int active = 0; active < 2; active++) {
                 net n;
@@ -417,7 +420,7 @@ static void test_clipping(void **state) {
 static void test_no_clipping(void **state) {
     (void)state;
     net n;
-    make_net("ref", DSC_F32, TOGETHER, &n);
+    make_net(chosen_or("ref"), DSC_F32, TOGETHER, &n);
     dsc_optim *optim = make_optim(&n, NULL);
     assert_null(dsc_optim_grad_sumsq(optim));
     dsc_optim_destroy(&optim);
@@ -429,7 +432,7 @@ static void test_no_clipping(void **state) {
 static void test_state_names(void **state) {
     (void)state;
     net n;
-    make_net("ref", DSC_F32, GAPS, &n);
+    make_net(chosen_or("ref"), DSC_F32, GAPS, &n);
     dsc_optim *optim = make_optim(&n, NULL);
     assert_int_equal(dsc_optim_state_count(optim), PARAMS);
     const dsc_param *entries = dsc_optim_state(optim);
@@ -481,7 +484,7 @@ static void test_restore(void **state) {
     (void)state;
     static double whole[TOTAL], resumed[TOTAL];
     for (int i = 0; i < CASES; i++)
-        for (const char *const *name = dsc_device_names(); *name; name++) {
+        for (const char *const *name = devices(); *name; name++) {
             net a, b;
             make_net(*name, DSC_F32, cases[i].lay, &a);
             make_net(*name, DSC_F32, cases[i].lay, &b);
@@ -509,7 +512,7 @@ static void test_layouts_agree(void **state) {
     (void)state;
     static double expected[PARAMS][TOTAL], x[TOTAL];
     for (int kind = DSC_SGD; kind <= DSC_LAMB; kind++)
-        for (const char *const *name = dsc_device_names(); *name; name++)
+        for (const char *const *name = devices(); *name; name++)
             for (int lay = 0; lay < LAYOUTS; lay++) {
                 net n;
                 make_net(*name, DSC_F32, (layout)lay, &n);
@@ -534,7 +537,7 @@ static void test_layouts_agree(void **state) {
 static void test_step_allocates_nothing(void **state) {
     (void)state;
     for (int i = 0; i < CASES; i++)
-        for (const char *const *name = dsc_device_names(); *name; name++) {
+        for (const char *const *name = devices(); *name; name++) {
             net n;
             make_net(*name, DSC_F32, cases[i].lay, &n);
             dsc_optim_options options = options_of(&cases[i]);
@@ -557,7 +560,7 @@ static void test_create_survives_failures(void **state) {
     (void)state;
     for (int kind = DSC_SGD; kind <= DSC_LAMB; kind++) {
         net n;
-        make_net("ref", DSC_F32, TOGETHER, &n);
+        make_net(chosen_or("ref"), DSC_F32, TOGETHER, &n);
         size_t bytes = dsc_device_bytes(n.device);
         dsc_optim_options options;
         dsc_optim_options_init(&options);
@@ -600,7 +603,7 @@ static void test_names(void **state) {
 static void test_bad_options(void **state) {
     (void)state;
     net n;
-    make_net("ref", DSC_F32, TOGETHER, &n);
+    make_net(chosen_or("ref"), DSC_F32, TOGETHER, &n);
     dsc_optim_options good;
     dsc_optim_options_init(&good);
     dsc_optim *optim = NULL;
@@ -645,8 +648,8 @@ static void test_bad_options(void **state) {
 static void test_bad_params(void **state) {
     (void)state;
     net n, other;
-    make_net("ref", DSC_F32, TOGETHER, &n);
-    make_net("ref", DSC_F64, TOGETHER, &other);
+    make_net(chosen_or("ref"), DSC_F32, TOGETHER, &n);
+    make_net(chosen_or("ref"), DSC_F64, TOGETHER, &other);
     dsc_optim *optim = NULL;
     dsc_param saved = n.params[2];
     n.params[2].grad = n.params[1].grad;

@@ -1,22 +1,39 @@
 /* Small training runs, and looking at what they leave behind. */
 #include "train/runs.h"
 
-#include "test.h"
+#include "chosen.h"
 #include "train/safetensors.h"
 #include "train/scratch.h"
 
 #include <stdlib.h>
 
-void runs_open(dsc_comm **comm, dsc_device **device) {
+static void open_alone(const char *name, dsc_comm **comm, dsc_device **device) {
     dsc_comm_options self;
-    dsc_device_options cpu;
     dsc_comm_options_init(&self);
     self.kind = "self";
     assert_ok(dsc_comm_create(&self, comm));
-    dsc_device_options_init(&cpu);
-    cpu.name = "cpu";
-    cpu.threads = 1;
-    assert_ok(dsc_device_create(&cpu, device));
+    *device = chosen_open(name, 1);
+}
+
+void runs_open(dsc_comm **comm, dsc_device **device) {
+    open_alone(chosen_or("cpu"), comm, device);
+}
+
+void runs_open_exact(dsc_comm **comm, dsc_device **device) {
+    open_alone(chosen_exact_or("cpu"), comm, device);
+}
+
+int runs_lag(const dsc_device *device) {
+    return dsc_device_is_host(device) ? 0 : 2;
+}
+
+void *runs_read(dsc_queue *queue, const dsc_tensor *t) {
+    size_t bytes = dsc_tensor_bytes(t);
+    void *host = malloc(bytes + 1);
+    assert_non_null(host);
+    assert_ok(dsc_tensor_download(queue, t, bytes, host));
+    assert_ok(dsc_queue_sync(queue));
+    return host;
 }
 
 void runs_options(dsc_train_options *options, const char *out) {

@@ -7,15 +7,22 @@
 
 #include <jansson.h>
 
-/* A communicator of this process alone, a CPU device of one thread. */
+/* A communicator of this process alone, a CPU device of one thread or the environment's (chosen.h); exact:
+ * without TF32, for comparisons that expect float32's rounding. */
 void runs_open(dsc_comm **comm, dsc_device **device);
+void runs_open_exact(dsc_comm **comm, dsc_device **device);
+/* So many steps more than asked for a run may take before it stops: 0 on a host device. */
+int runs_lag(const dsc_device *device);
+/* Contents of a tensor; to be freed. Waits for the queue. */
+void *runs_read(dsc_queue *queue, const dsc_tensor *t);
 
 /* mlp on synthetic:64, batch 16 (4 steps an epoch, 12 validation images), 2 epochs, nothing scaled, no
  * warm-up; writes into `out` (NULL: nothing). */
 void runs_options(dsc_train_options *options, const char *out);
 
 /* A progress function that lets the run end after step *(int64_t *)context, which must be 2 at least: the
- * request comes after the step before. */
+ * request comes after the step before. Up to runs_lag() steps later on a device that is told of a step while
+ * it works on the next. */
 void runs_stop_at(void *context, const dsc_progress *progress);
 
 /* The number of tensors that differ in a bit between the checkpoints of a step in two directories, model and

@@ -60,12 +60,17 @@ static dsc_snapshot snapshot(tiny *t) {
 }
 
 static void fill(const dsc_tensor *t, int64_t first) {
+    dsc_tensor whole = *t;
+    void *host = runs_read(queue, t);
     for (int64_t i = 0; i < dsc_tensor_count(t); i++) {
         if (t->dtype == DSC_I64)
-            ((int64_t *)t->data)[i] = first + i;
+            ((int64_t *)host)[i] = first + i;
         else
-            ((float *)t->data)[i] = (float)(first + i);
+            ((float *)host)[i] = (float)(first + i);
     }
+    assert_ok(dsc_tensor_upload(queue, host, dsc_tensor_bytes(t), &whole));
+    assert_ok(dsc_queue_sync(queue));
+    free(host);
 }
 
 /* Everything that a checkpoint holds gets a value of its own. */
@@ -77,7 +82,7 @@ static void tiny_fill(tiny *t, int64_t step) {
     for (int64_t i = 0; i < dsc_optim_state_count(t->optim); i++)
         fill(&dsc_optim_state(t->optim)[i].value, 7 + 1000 * i);
     dsc_optim_set_steps(t->optim, step + 100);
-    t->state = (dsc_train_state){step, 3, 640, 12.25, 640, 2.5, 1.5, 0.25, 0.75, 8, 0.5, 4, 33.5};
+    t->state = (dsc_train_state){step, 3, 640, 12.25, 640, 2.5, 1.5, 0.25, 0.75, 8, 0.5, 4, 33.5, {512, 7}};
 }
 
 static void save(tiny *t, int64_t step, const char *into) {
@@ -112,12 +117,13 @@ static void test_layout(void **state) {
     const int64_t shape[] = {3, 2, 3, 2};
     assert_memory_equal(conv->dim, shape, sizeof shape);
     assert_ok(dsc_st_read(r, conv, there, sizeof there));
-    const float *here = dsc_model_params(t.model)[0].value.data;
+    float *here = runs_read(queue, &dsc_model_params(t.model)[0].value);
     for (int o = 0; o < 3; o++)
         for (int i = 0; i < 2; i++)
             for (int h = 0; h < 3; h++)
                 for (int w = 0; w < 2; w++)
                     assert_true(there[((o * 2 + i) * 3 + h) * 2 + w] == here[((o * 3 + h) * 2 + w) * 2 + i]);
+    free(here);
     const dsc_st_tensor *batches = dsc_st_find(r, "bn.num_batches_tracked");
     assert_int_equal(batches->ndim, 0);
     assert_int_equal(batches->dtype, DSC_I64);
@@ -129,8 +135,12 @@ static void test_layout(void **state) {
 }
 
 static void assert_same(const dsc_param *a, const dsc_param *b, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        assert_memory_equal(a[i].value.data, b[i].value.data, dsc_tensor_bytes(&a[i].value));
+    for (int64_t i = 0; i < count; i++) {
+        void *x = runs_read(queue, &a[i].value), *y = runs_read(queue, &b[i].value);
+        assert_memory_equal(x, y, dsc_tensor_bytes(&a[i].value));
+        free(x);
+        free(y);
+    }
 }
 
 static void test_round_trip(void **state) {
@@ -421,12 +431,12 @@ int main(void) {
     };
     scratch_make(directory);
     runs_open(&comm, &device);
-    if (dsc_queue_create(device, &queue) != DSC_OK)
+    if (dsc_queue_create(device, &queue) != DSC_OK || dsc_comm_use_queue(comm, queue) != DSC_OK)
         return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    dsc_comm_destroy(&comm);
     dsc_queue_destroy(&queue);
     dsc_device_destroy(&device);
-    dsc_comm_destroy(&comm);
     scratch_remove(directory);
     return failed;
 }

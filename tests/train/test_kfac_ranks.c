@@ -1,5 +1,6 @@
 /* K-FAC in runs on several ranks: the same whatever the strategy, equal to one rank of the whole batch,
  * resumed with the same bits, and on other numbers of ranks and under other strategies. */
+#include "chosen.h"
 #include "comm/parallel.h"
 
 #include "train/runs.h"
@@ -44,6 +45,8 @@ static dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, int step
     EXPECT_OK(dsc_trainer_create(with, device, o, &t));
     for (int i = 0; t && i < steps; i++)
         EXPECT_OK(dsc_trainer_step(t));
+    if (t)
+        EXPECT_OK(dsc_trainer_collect(t));
     return t;
 }
 
@@ -51,12 +54,15 @@ static dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, int step
 static double distance(const dsc_trainer *a, const dsc_trainer *b, const dsc_trainer *start) {
     dsc_tensor ta = dsc_model_values(a->model), tb = dsc_model_values(b->model),
                t0 = dsc_model_values(start->model);
-    const float *x = ta.data, *y = tb.data, *z = t0.data;
+    float *x = runs_read(a->queue, &ta), *y = runs_read(b->queue, &tb), *z = runs_read(start->queue, &t0);
     double apart = 0, travelled = 0;
     for (int64_t i = 0; i < dsc_tensor_count(&ta); i++) {
         apart += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
         travelled += ((double)y[i] - z[i]) * ((double)y[i] - z[i]);
     }
+    free(x);
+    free(y);
+    free(z);
     return sqrt(apart / travelled);
 }
 
@@ -113,7 +119,7 @@ static void check_equal(int64_t micro, dsc_fisher fisher, int stride) {
     kfac_options(&o, NULL);
     o.kfac_fisher = fisher;
     o.batch_size = BATCH * ranks * micro;
-    dsc_trainer *one = stepped(alone, &o, STEPS), *start = stepped(alone, &o, 0);
+    dsc_trainer *start = stepped(alone, &o, 0), *one = stepped(alone, &o, STEPS);
     double most = limit(one, condition_of(one));
     o.batch_size = BATCH;
     o.batches_per_allreduce = micro;
@@ -249,7 +255,7 @@ static void test_other_ranks(void **state) {
     char out[SCRATCH_SIZE], file[SCRATCH_SIZE];
     dsc_train_options o;
     kfac_options(&o, NULL);
-    dsc_trainer *whole = stepped(comm, &o, STEPS), *start = stepped(comm, &o, 0);
+    dsc_trainer *start = stepped(comm, &o, 0), *whole = stepped(comm, &o, STEPS);
     double most = limit(whole, condition_of(whole));
     o.out = folder("others", out);
     o.steps = 2;
@@ -308,29 +314,33 @@ static void open_all(void) {
     dsc_comm_options options;
     dsc_comm_options_init(&options);
     assert_ok(dsc_comm_create(&options, &comm));
-    runs_open(&alone, &device);
+    runs_open_exact(&alone, &device);
     assert_ok(dsc_queue_create(device, &queue));
     rank = dsc_comm_rank(comm);
     ranks = dsc_comm_size(comm);
     if (rank == 0)
         scratch_make(directory);
+    assert_ok(dsc_comm_use_queue(comm, queue));
     assert_ok(dsc_share_bytes(comm, queue, directory, sizeof directory));
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_equal),       cmocka_unit_test(test_factors),    cmocka_unit_test(test_resume),
         cmocka_unit_test(test_other_ranks), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_refused),
     };
+    if (argc > 1) /* only tests whose names are like this */
+        cmocka_set_test_filter(argv[1]);
+    chosen_or_skip();
     start_watchdog(WATCHDOG_S);
     open_all();
     silence_other_ranks(comm);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     if (rank == 0)
         scratch_remove(directory);
-    dsc_queue_destroy(&queue);
-    dsc_device_destroy(&device);
     dsc_comm_destroy(&alone);
     dsc_comm_destroy(&comm);
+    dsc_queue_destroy(&queue);
+    dsc_device_destroy(&device);
     return failed;
 }

@@ -9,3 +9,11 @@ descent_test(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train
 add_executable(train_export train/export.c)
 descent_link_rooms(train_export train)
 descent_script_test(train-torch train/torch-load)
+emulated_program(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/scratch.c ROOMS train)
+emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train
+                 TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume)
+emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)
+emulated_program(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train
+                 TESTS test_report test_drift test_agreed)
+emulated_program(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train/scratch.c ROOMS train
+                 TESTS test_refused)

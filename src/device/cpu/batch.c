@@ -4,6 +4,8 @@
 
 #include "base/error.h"
 
+#include <math.h>
+
 /* ---- products ---- */
 
 /* A piece is a whole product, or of a large one as many columns as make about 2^26 multiplications; columns
@@ -79,7 +81,38 @@ static dsc_status divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     return DSC_OK;
 }
 
+/* ---- weights and bias out of one matrix ---- */
+
+static void split(float factor, const dsc_join_item *item) {
+    int64_t width = item->d.dim[1], n = width - (item->b.data ? 1 : 0);
+    for (int64_t i = 0; i < item->d.dim[0]; i++) {
+        const float *d = (const float *)item->d.data + i * width;
+        float *w = (float *)item->w.data + i * n;
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++)
+            w[j] = factor * d[j];
+        if (item->b.data)
+            ((float *)item->b.data)[i] = factor * d[n];
+    }
+}
+
+static dsc_status split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
+                              int64_t count) {
+    double factor = scale ? *(const double *)scale->data : 1;
+    int64_t elements = 0;
+    if (!isfinite(factor))
+        return DSC_OK;
+    for (int64_t i = 0; i < count; i++)
+        elements += dsc_tensor_count(&items[i].d);
+    int parts = dsc_cpu_parts(q->device, elements);
+#pragma omp parallel for num_threads(parts) schedule(dynamic, 1) if (parts > 1)
+    for (int64_t i = 0; i < count; i++)
+        split((float)factor, &items[i]);
+    return DSC_OK;
+}
+
 void dsc_cpu_table_batch(dsc_device_table *table) {
     table->gemm_batch = gemm_batch;
     table->divide_batch = divide_batch;
+    table->split_batch = split_batch;
 }

@@ -78,10 +78,14 @@ static void loss_rows(const loss_call *call, dsc_cpu_range r, const float *z, co
 }
 
 static dsc_status softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                               double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats) {
+                               double smoothing, double grad_scale, const dsc_tensor *loss_scale,
+                               dsc_tensor *dlogits, dsc_tensor *stats) {
     if (logits->dtype != DSC_F32)
-        return dsc_ref_table.softmax_loss(q, logits, labels, smoothing, grad_scale, dlogits, stats);
+        return dsc_ref_table.softmax_loss(q, logits, labels, smoothing, grad_scale, loss_scale, dlogits,
+                                          stats);
     loss_call call = {logits->dim[1], smoothing, grad_scale};
+    if (loss_scale)
+        call.grad_scale *= *(const double *)loss_scale->data;
     int64_t n = logits->dim[0];
     /* An exponential costs about as much as sixteen other elements. */
     int parts = dsc_cpu_parts(q->device, 16 * n * call.c);

@@ -5,6 +5,8 @@ enum { UNIT = 64 };
 
 static dsc_status sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) {
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     dsc_step_f h = dsc_step_load_f(hyper->data);
     int64_t n = dsc_tensor_count(x);
@@ -21,6 +23,8 @@ static dsc_status sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const
 
 static dsc_status adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, const dsc_tensor *z,
                        const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *x) {
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     dsc_step_f h = dsc_step_load_f(hyper->data);
     int64_t n = dsc_tensor_count(x);
@@ -37,6 +41,8 @@ static dsc_status adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, con
 
 static dsc_status lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms, const dsc_tensor *z,
                        const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) {
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     dsc_step_f h = dsc_step_load_f(hyper->data);
     dsc_step exact = dsc_step_load(hyper->data);
@@ -56,6 +62,8 @@ static dsc_status lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *
 
 static dsc_status lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *z,
                                  const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *u) {
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     dsc_step_f h = dsc_step_load_f(hyper->data);
     int64_t n = dsc_tensor_count(u);
@@ -72,6 +80,8 @@ static dsc_status lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const ds
 
 static dsc_status lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms,
                              const dsc_tensor *u, dsc_tensor *x) {
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     const double *values = hyper->data, *sumsq = norms->data;
     float step = (float)(-values[DSC_HYPER_LR] * dsc_lamb_rate(sumsq[0], sumsq[1]));

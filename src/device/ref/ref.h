@@ -14,6 +14,9 @@ dsc_status dsc_ref_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double lim
 dsc_status dsc_ref_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out);
 dsc_status dsc_ref_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
                          dsc_tensor *y);
+dsc_status dsc_ref_increment(dsc_queue *q, dsc_tensor *t);
+dsc_status dsc_ref_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag);
+dsc_status dsc_ref_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale, dsc_tensor *skip);
 dsc_status dsc_ref_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y);
 dsc_status dsc_ref_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db);
 dsc_status dsc_ref_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
@@ -22,6 +25,8 @@ dsc_status dsc_ref_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_te
 dsc_status dsc_ref_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y);
 dsc_status dsc_ref_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
                            const dsc_tensor *x, double beta, dsc_tensor *y);
+dsc_status dsc_ref_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc_tensor *raw,
+                           const dsc_tensor *place, dsc_tensor *x);
 
 /* ref_linalg.c */
 dsc_status dsc_ref_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
@@ -39,6 +44,8 @@ dsc_status dsc_ref_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tenso
 /* ref_second.c */
 dsc_status dsc_ref_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
                                 int64_t count);
+dsc_status dsc_ref_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
+                               int64_t count);
 dsc_status dsc_ref_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
                                  const dsc_tensor *columns, dsc_tensor *out);
 dsc_status dsc_ref_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
@@ -85,7 +92,8 @@ dsc_status dsc_ref_global_pool_backward(dsc_queue *q, const dsc_tensor *dy, doub
 
 /* ref_loss.c */
 dsc_status dsc_ref_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                                double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats);
+                                double smoothing, double grad_scale, const dsc_tensor *loss_scale,
+                                dsc_tensor *dlogits, dsc_tensor *stats);
 dsc_status dsc_ref_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
                                  const dsc_tensor *logits, dsc_tensor *labels);
 

@@ -75,6 +75,30 @@ dsc_status dsc_ref_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor
     return DSC_OK;
 }
 
+/* ---- what steps note ---- */
+
+dsc_status dsc_ref_increment(dsc_queue *q, dsc_tensor *t) {
+    (void)q;
+    int64_t *values = t->data;
+    for (int64_t i = 0, count = dsc_tensor_count(t); i < count; i++)
+        values[i]++;
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag) {
+    (void)q;
+    if (!isfinite(get(value, 0)))
+        set(flag, 0, 2);
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale, dsc_tensor *skip) {
+    (void)q;
+    dsc_loss_scale_move(scale->data, get(bad, 0));
+    set(skip, 0, dsc_skip_move(get(skip, 0), get(bad, 0)));
+    return DSC_OK;
+}
+
 /* ---- simple layers ---- */
 
 dsc_status dsc_ref_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) {
@@ -130,5 +154,30 @@ dsc_status dsc_ref_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc
         double kept = dsc_dropout_keeps(&stream, words[element % 4]) ? get(x, i) / (1 - desc->rate) : 0;
         update(y, i, beta, kept);
     }
+    return DSC_OK;
+}
+
+/* One pixel of the output, of row y and column x of image i. */
+static void augment_pixel(const dsc_augment_desc *desc, const dsc_tensor *raw, const int32_t place[3],
+                          int64_t i, int64_t y, int64_t x, dsc_tensor *out) {
+    int64_t row = y + place[0], column = (place[2] == 1 ? out->dim[2] - 1 - x : x) + place[1];
+    int inside = row >= 0 && row < raw->dim[1] && column >= 0 && column < raw->dim[2];
+    for (int64_t c = 0; c < out->dim[3]; c++) {
+        double value = (double)desc->outside[c];
+        if (inside)
+            value = dsc_pixel(get(raw, at4(raw, i, row, column, c)), (double)desc->scale[c],
+                              (double)desc->shift[c]);
+        set(out, at4(out, i, y, x, c), value);
+    }
+}
+
+dsc_status dsc_ref_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc_tensor *raw,
+                           const dsc_tensor *place, dsc_tensor *x) {
+    (void)q;
+    const int32_t *places = place->data;
+    for (int64_t i = 0; i < x->dim[0]; i++)
+        for (int64_t row = 0; row < x->dim[1]; row++)
+            for (int64_t column = 0; column < x->dim[2]; column++)
+                augment_pixel(desc, raw, places + 3 * i, i, row, column, x);
     return DSC_OK;
 }

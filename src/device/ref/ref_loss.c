@@ -53,8 +53,10 @@ static void set_row(dsc_tensor *t, int64_t row, double value) {
 }
 
 dsc_status dsc_ref_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                                double smoothing, double grad_scale, dsc_tensor *dlogits, dsc_tensor *stats) {
+                                double smoothing, double grad_scale, const dsc_tensor *loss_scale,
+                                dsc_tensor *dlogits, dsc_tensor *stats) {
     (void)q;
+    double scale = loss_scale ? grad_scale * get(loss_scale, 0) : grad_scale;
     double total[4] = {0}; /* losses, correct at 1, correct within 5, rows */
     for (int64_t row = 0; row < logits->dim[0]; row++) {
         int64_t label = ((const int32_t *)labels->data)[row];
@@ -68,7 +70,7 @@ dsc_status dsc_ref_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const ds
             set_row(dlogits, row, NAN);
             continue;
         }
-        total[0] += row_loss(logits, row, label, smoothing, grad_scale, dlogits);
+        total[0] += row_loss(logits, row, label, smoothing, scale, dlogits);
         int64_t rank = rank_of(logits, row, label);
         total[1] += rank < 1;
         total[2] += rank < 5;

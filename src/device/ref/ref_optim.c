@@ -6,6 +6,8 @@
 dsc_status dsc_ref_sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
                        const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) {
     (void)q;
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     dsc_step step = dsc_step_load(hyper->data);
     for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++) {
         double moment = get(m, i);
@@ -18,6 +20,8 @@ dsc_status dsc_ref_sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, cons
 dsc_status dsc_ref_adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, const dsc_tensor *z,
                         const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *x) {
     (void)q;
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     dsc_step step = dsc_step_load(hyper->data);
     for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++) {
         double first = get(m, i), second = get(v, i);
@@ -31,6 +35,8 @@ dsc_status dsc_ref_adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, co
 dsc_status dsc_ref_lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms, const dsc_tensor *z,
                         const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) {
     (void)q;
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     dsc_step step = dsc_step_load(hyper->data);
     double rate = step.lr * dsc_lars_rate(get(norms, 0), get(norms, 1), step.trust, step.decay);
     for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++) {
@@ -44,6 +50,8 @@ dsc_status dsc_ref_lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor 
 dsc_status dsc_ref_lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *z,
                                   const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *u) {
     (void)q;
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     dsc_step step = dsc_step_load(hyper->data);
     for (int64_t i = 0, count = dsc_tensor_count(u); i < count; i++) {
         double first = get(m, i), second = get(v, i);
@@ -57,6 +65,8 @@ dsc_status dsc_ref_lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const d
 dsc_status dsc_ref_lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms,
                               const dsc_tensor *u, dsc_tensor *x) {
     (void)q;
+    if (dsc_step_skips(hyper->data))
+        return DSC_OK;
     dsc_step step = dsc_step_load(hyper->data);
     double rate = step.lr * dsc_lamb_rate(get(norms, 0), get(norms, 1));
     for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++)

@@ -3,6 +3,8 @@
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
+#include <math.h>
+
 dsc_status dsc_ref_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
                                 int64_t count) {
     (void)q;
@@ -13,6 +15,24 @@ dsc_status dsc_ref_divide_batch(dsc_queue *q, const dsc_tensor *damping, const d
             for (int64_t j = 0; j < x.dim[1]; j++)
                 set(&x, at2(&x, i, j),
                     dsc_divide(get(&x, at2(&x, i, j)), get(rows, i), get(columns, j), get(damping, 0)));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
+                               int64_t count) {
+    (void)q;
+    double factor = scale ? get(scale, 0) : 1;
+    for (int64_t item = 0; isfinite(factor) && item < count; item++) {
+        dsc_tensor w = items[item].w, b = items[item].b;
+        const dsc_tensor *d = &items[item].d;
+        int64_t n = d->dim[1] - (b.data ? 1 : 0);
+        for (int64_t i = 0; i < d->dim[0]; i++) {
+            for (int64_t j = 0; j < n; j++)
+                set(&w, i * n + j, factor * get(d, at2(d, i, j)));
+            if (b.data)
+                set(&b, i, factor * get(d, at2(d, i, n)));
+        }
     }
     return DSC_OK;
 }

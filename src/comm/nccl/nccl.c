@@ -1,0 +1,586 @@
+/* NCCL: moves memory of GPUs between ranks in the order of the communicator's queue, without the host. MPI
+ * beside it does the rest: host memory, groups, barriers, and the first contact.
+ *
+ * Operations run in a stream of their own, the lane, which a communicator shares with those split from it: so
+ * they run in the order of their beginning, and no two of them wait for each other's place on the GPU, as
+ * operations of several NCCL communicators otherwise may. Begin: the lane waits for the queue, then the
+ * operation, then an event. Wait: the queue waits for that event; the host waits for nothing. In a recording
+ * all of this becomes part of it.
+ *
+ * NCCL's messages have no tags, and a send may end only when its receive runs: messages begun one after the
+ * other are held back until the next collective, wait or test and leave as one group. */
+#include "comm/table.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/cuda/state.h"
+
+#include <nccl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct operation operation;
+typedef struct nccl_state nccl_state;
+
+/* A stream, and the messages held back. */
+typedef struct lane {
+    int ordinal; /* of the GPU */
+    int users;   /* communicators */
+    cudaStream_t stream;
+    cudaEvent_t fork;          /* marks the queue where an operation begins */
+    operation *held, **behind; /* oldest first; where the next one goes */
+} lane;
+
+/* One that was begun; used again when it was waited for. */
+struct operation {
+    nccl_state *owner;
+    cudaEvent_t done;
+    dsc_queue *queue;
+    int recorded;          /* begun in a recording */
+    dsc_transfer transfer; /* of one that is held */
+    operation *next_held, *next_free, *next;
+};
+
+struct nccl_state {
+    ncclComm_t comm;
+    lane *lane;
+    operation *operations, *free_operations;
+    nccl_state *next_alive;
+};
+
+/* What dsc_nccl_abort has to reach. */
+static struct {
+    pthread_mutex_t lock;
+    nccl_state *first;
+} alive = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static const dsc_comm_table nccl_table;
+
+/* ---- errors ---- */
+
+static dsc_status nccl_fail(ncclResult_t result, ncclComm_t comm, const char *what, const char *file,
+                            int line) {
+    const char *details = ncclGetLastError(comm);
+    (void)cudaGetLastError(); /* told here; the next launch shall not find it */
+    return dsc_error_raise(DSC_E_COMM, file, line, "nccl: %s: %s%s%s", what, ncclGetErrorString(result),
+                           details && *details ? "; " : "", details ? details : "");
+}
+
+#define NCCL_TRY(comm, call)                                                                                 \
+    do {                                                                                                     \
+        ncclResult_t nccl_result_ = (call);                                                                  \
+        if (nccl_result_ != ncclSuccess)                                                                     \
+            return nccl_fail(nccl_result_, (comm), #call, __FILE__, __LINE__);                               \
+    } while (0)
+
+/* What has gone wrong on the way since: a peer that is gone, a broken connection. */
+static dsc_status check_health(const nccl_state *s) {
+    ncclResult_t result = ncclSuccess;
+    NCCL_TRY(s->comm, ncclCommGetAsyncError(s->comm, &result));
+    if (result != ncclSuccess)
+        return nccl_fail(result, s->comm, "an operation under way", __FILE__, __LINE__);
+    return DSC_OK;
+}
+
+/* ---- operations ---- */
+
+static cudaStream_t stream_of(const dsc_queue *queue) {
+    return dsc_cuda_queue_of(queue)->stream;
+}
+
+static ncclDataType_t nccl_type(dsc_dtype dtype) {
+    switch (dtype) {
+    case DSC_F32:
+        return ncclFloat32;
+    case DSC_F64:
+        return ncclFloat64;
+    case DSC_BF16:
+        return ncclBfloat16;
+    case DSC_F16:
+        return ncclFloat16;
+    case DSC_I32:
+        return ncclInt32;
+    case DSC_I64:
+        return ncclInt64;
+    case DSC_U8:
+        return ncclUint8;
+    }
+    return ncclNumTypes;
+}
+
+static ncclRedOp_t nccl_op(dsc_reduction reduction) {
+    return reduction == DSC_SUM ? ncclSum : reduction == DSC_MAX ? ncclMax : ncclMin;
+}
+
+static dsc_status call(const nccl_state *s, const dsc_transfer *t) {
+    ncclDataType_t type = nccl_type(t->dtype);
+    ncclRedOp_t op = nccl_op(t->reduction);
+    cudaStream_t stream = s->lane->stream;
+    size_t n = (size_t)t->count;
+    switch (t->op) {
+    case DSC_COMM_ALLREDUCE:
+        NCCL_TRY(s->comm, ncclAllReduce(t->send, t->recv, n, type, op, s->comm, stream));
+        break;
+    case DSC_COMM_REDUCE:
+        NCCL_TRY(s->comm, ncclReduce(t->send, t->recv, n, type, op, t->peer, s->comm, stream));
+        break;
+    case DSC_COMM_BROADCAST:
+        NCCL_TRY(s->comm, ncclBroadcast(t->send, t->recv, n, type, t->peer, s->comm, stream));
+        break;
+    case DSC_COMM_ALLGATHER:
+        NCCL_TRY(s->comm, ncclAllGather(t->send, t->recv, n, type, s->comm, stream));
+        break;
+    case DSC_COMM_REDUCE_SCATTER:
+        NCCL_TRY(s->comm, ncclReduceScatter(t->send, t->recv, n, type, op, s->comm, stream));
+        break;
+    case DSC_COMM_SEND:
+        NCCL_TRY(s->comm, ncclSend(t->send, n, type, t->peer, s->comm, stream));
+        break;
+    case DSC_COMM_RECV:
+        NCCL_TRY(s->comm, ncclRecv(t->recv, n, type, t->peer, s->comm, stream));
+        break;
+    }
+    return DSC_OK;
+}
+
+/* What the lane does next comes after what is in the queue. */
+static dsc_status follow_queue(lane *l, const dsc_queue *queue) {
+    DSC_CUDA_TRY(cudaEventRecord(l->fork, stream_of(queue)));
+    DSC_CUDA_TRY(cudaStreamWaitEvent(l->stream, l->fork, 0));
+    return DSC_OK;
+}
+
+static dsc_status mark_end(operation *o) {
+    DSC_CUDA_TRY(cudaEventRecord(o->done, o->owner->lane->stream));
+    return DSC_OK;
+}
+
+static dsc_status check_recording(const operation *o) {
+    if (o->recorded != dsc_queue_is_recording(o->queue))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "an operation was begun %s a recording and waited for %s it: do both "
+                        "on the same side",
+                        o->recorded ? "in" : "outside", o->recorded ? "outside" : "in");
+    return DSC_OK;
+}
+
+static dsc_status call_all(const nccl_state *s, const operation *first, const operation *end) {
+    NCCL_TRY(s->comm, ncclGroupStart());
+    dsc_status status = DSC_OK;
+    for (const operation *o = first; o != end && status == DSC_OK; o = o->next_held)
+        status = call(s, &o->transfer);
+    ncclResult_t result = ncclGroupEnd();
+    DSC_TRY(status);
+    NCCL_TRY(s->comm, result);
+    return DSC_OK;
+}
+
+/* Messages of one communicator that were begun one after the other, up to `end`. */
+static dsc_status start_group(operation *first, operation *end) {
+    nccl_state *s = first->owner;
+    for (operation *o = first; o != end; o = o->next_held) {
+        DSC_TRY(check_recording(o));
+        DSC_TRY(follow_queue(s->lane, o->queue));
+    }
+    DSC_TRY(call_all(s, first, end));
+    for (operation *o = first; o != end; o = o->next_held)
+        DSC_TRY(mark_end(o));
+    return DSC_OK;
+}
+
+/* Everything that is held back leaves. */
+static dsc_status release(lane *l) {
+    if (!l->held)
+        return DSC_OK;
+    operation *first = l->held;
+    l->held = NULL;
+    l->behind = &l->held;
+    DSC_CUDA_TRY(cudaSetDevice(l->ordinal));
+    while (first) {
+        operation *end = first->next_held;
+        while (end && end->owner == first->owner)
+            end = end->next_held;
+        DSC_TRY(start_group(first, end));
+        first = end;
+    }
+    return DSC_OK;
+}
+
+static void hold(lane *l, operation *o, const dsc_transfer *transfer) {
+    o->transfer = *transfer;
+    o->next_held = NULL;
+    *l->behind = o;
+    l->behind = &o->next_held;
+}
+
+static dsc_status take_operation(nccl_state *s, dsc_queue *queue, operation **out) {
+    operation *o = s->free_operations;
+    if (!o) {
+        DSC_TRY(dsc_memory_alloc(1, sizeof *o, &o));
+        o->owner = s;
+        o->next = s->operations;
+        s->operations = o;
+        DSC_CUDA_TRY(cudaEventCreateWithFlags(&o->done, cudaEventDisableTiming));
+    } else {
+        s->free_operations = o->next_free;
+    }
+    o->next_free = NULL;
+    o->queue = queue;
+    o->recorded = dsc_queue_is_recording(queue);
+    *out = o;
+    return DSC_OK;
+}
+
+static void return_operation(operation *o) {
+    o->next_free = o->owner->free_operations;
+    o->owner->free_operations = o;
+}
+
+static dsc_status nccl_start(dsc_comm *comm, const dsc_transfer *transfer, dsc_piece *piece) {
+    nccl_state *s = comm->device_state;
+    operation *o = NULL;
+    DSC_CUDA_TRY(cudaSetDevice(s->lane->ordinal));
+    DSC_TRY(take_operation(s, comm->queue, &o));
+    piece->handle.pointer = o;
+    if (transfer->op == DSC_COMM_SEND || transfer->op == DSC_COMM_RECV) {
+        hold(s->lane, o, transfer);
+        return DSC_OK;
+    }
+    DSC_TRY(release(s->lane));
+    DSC_TRY(follow_queue(s->lane, o->queue));
+    DSC_TRY(call(s, transfer));
+    return mark_end(o);
+}
+
+static dsc_status nccl_flush(dsc_comm *comm) {
+    return release(((nccl_state *)comm->device_state)->lane);
+}
+
+/* In a recording nothing runs, so nothing is ever complete. */
+static dsc_status nccl_test(dsc_comm *comm, dsc_piece *piece, int *done) {
+    nccl_state *s = comm->device_state;
+    operation *o = piece->handle.pointer;
+    *done = 0;
+    DSC_TRY(check_health(s));
+    if (o->recorded)
+        return DSC_OK;
+    DSC_CUDA_TRY(cudaSetDevice(s->lane->ordinal));
+    cudaError_t error = cudaEventQuery(o->done);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return DSC_OK;
+    }
+    DSC_CUDA_TRY(error);
+    return_operation(o);
+    *done = 1;
+    return DSC_OK;
+}
+
+static dsc_status nccl_wait(dsc_comm *comm, dsc_piece *piece) {
+    nccl_state *s = comm->device_state;
+    operation *o = piece->handle.pointer;
+    DSC_TRY(check_health(s));
+    DSC_TRY(check_recording(o));
+    DSC_CUDA_TRY(cudaSetDevice(s->lane->ordinal));
+    DSC_CUDA_TRY(cudaStreamWaitEvent(stream_of(o->queue), o->done, 0));
+    return_operation(o);
+    return DSC_OK;
+}
+
+/* ---- life cycle ---- */
+
+static void leave_lane(lane **l) {
+    if (*l && --(*l)->users == 0) {
+        (void)cudaSetDevice((*l)->ordinal);
+        if ((*l)->stream)
+            (void)cudaStreamDestroy((*l)->stream);
+        if ((*l)->fork)
+            (void)cudaEventDestroy((*l)->fork);
+        (void)cudaGetLastError();
+        dsc_memory_free(l);
+    }
+    *l = NULL;
+}
+
+static dsc_status open_lane(lane *l) {
+    int least, greatest;
+    DSC_CUDA_TRY(cudaSetDevice(l->ordinal));
+    DSC_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    DSC_CUDA_TRY(cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, greatest));
+    DSC_CUDA_TRY(cudaEventCreateWithFlags(&l->fork, cudaEventDisableTiming));
+    return DSC_OK;
+}
+
+static dsc_status make_lane(int ordinal, lane **out) {
+    lane *l;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *l, &l));
+    *l = (lane){.ordinal = ordinal, .users = 1};
+    l->behind = &l->held;
+    dsc_status status = open_lane(l);
+    if (status != DSC_OK)
+        leave_lane(&l);
+    DSC_TRY(status);
+    *out = l;
+    return DSC_OK;
+}
+
+static void note_alive(nccl_state *s) {
+    pthread_mutex_lock(&alive.lock);
+    s->next_alive = alive.first;
+    alive.first = s;
+    pthread_mutex_unlock(&alive.lock);
+}
+
+static void forget_alive(const nccl_state *s) {
+    pthread_mutex_lock(&alive.lock);
+    nccl_state **at = &alive.first;
+    while (*at && *at != s)
+        at = &(*at)->next_alive;
+    if (*at)
+        *at = s->next_alive;
+    pthread_mutex_unlock(&alive.lock);
+}
+
+static void *abort_all(void *unused) {
+    (void)unused;
+    pthread_mutex_lock(&alive.lock);
+    for (const nccl_state *s = alive.first; s; s = s->next_alive)
+        (void)ncclCommAbort(s->comm);
+    pthread_mutex_unlock(&alive.lock);
+    return NULL;
+}
+
+/* In a thread: NCCL waits for recordings that still hold a communicator, and the process is about to end. */
+void dsc_nccl_abort(void) {
+    pthread_t thread;
+    if (alive.first && pthread_create(&thread, NULL, abort_all, NULL) == 0)
+        pthread_detach(thread);
+}
+
+/* Messages of a communicator that goes and that nobody will wait for. */
+static void drop_held(const nccl_state *s) {
+    operation **at = &s->lane->held;
+    while (*at) {
+        if ((*at)->owner == s)
+            *at = (*at)->next_held;
+        else
+            at = &(*at)->next_held;
+    }
+    s->lane->behind = at;
+}
+
+static void free_state(nccl_state *s) {
+    if (s->lane) {
+        drop_held(s);
+        (void)cudaSetDevice(s->lane->ordinal);
+    }
+    if (s->comm) {
+        forget_alive(s);
+        (void)cudaStreamSynchronize(s->lane->stream);
+        (void)ncclCommDestroy(s->comm);
+    }
+    while (s->operations) {
+        operation *o = s->operations;
+        s->operations = o->next;
+        if (o->done)
+            (void)cudaEventDestroy(o->done);
+        dsc_memory_free(&o);
+    }
+    (void)cudaGetLastError();
+    leave_lane(&s->lane);
+    dsc_memory_free(&s);
+}
+
+static void nccl_close(dsc_comm *comm) {
+    free_state(comm->device_state);
+    comm->device_state = NULL;
+    comm->device_table = NULL;
+}
+
+static const dsc_comm_table nccl_table = {
+    .name = "nccl",
+    .close = nccl_close,
+    .start = nccl_start,
+    .test = nccl_test,
+    .wait = nccl_wait,
+    .flush = nccl_flush,
+};
+
+/* ---- first contact ---- */
+
+/* Where a rank's GPU is. */
+typedef struct place {
+    char node[64]; /* its name, */
+    char boot[48]; /* and what tells nodes of one name apart */
+    char bus[24];  /* PCI address */
+    int gpus;      /* that the rank sees */
+} place;
+
+static dsc_status find_place(int ordinal, place *out) {
+    memset(out, 0, sizeof *out);
+    if (gethostname(out->node, sizeof out->node - 1) != 0)
+        snprintf(out->node, sizeof out->node, "this node");
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (file) {
+        if (!fgets(out->boot, sizeof out->boot, file))
+            out->boot[0] = '\0';
+        fclose(file);
+    }
+    DSC_CUDA_TRY(cudaDeviceGetPCIBusId(out->bus, sizeof out->bus, ordinal));
+    DSC_CUDA_TRY(cudaGetDeviceCount(&out->gpus));
+    return DSC_OK;
+}
+
+static int same_node(const place *a, const place *b) {
+    return strcmp(a->node, b->node) == 0 && strcmp(a->boot, b->boot) == 0;
+}
+
+static int same_gpu(const place *a, const place *b) {
+    return same_node(a, b) && strcmp(a->bus, b->bus) == 0;
+}
+
+/* The message names who shares the GPU of `first`: at most eight. */
+static dsc_status fail_shared(const place *places, int ranks, int first) {
+    enum { NAMED = 8 };
+    char text[NAMED * 16] = "";
+    size_t used = 0;
+    int sharers = 0;
+    for (int r = first; r < ranks; r++) {
+        if (!same_gpu(&places[r], &places[first]) || sharers++ >= NAMED)
+            continue;
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%d", used ? ", " : "", r);
+    }
+    return DSC_FAIL(DSC_E_UNSUPPORTED,
+                    "nccl: ranks %s%s share GPU %s of %s, which NCCL cannot do: use --comm mpi, which copies "
+                    "over the host, or start at most %d rank%s on this node",
+                    text, sharers > NAMED ? ", ..." : "", places[first].bus, places[first].node,
+                    places[first].gpus, places[first].gpus == 1 ? "" : "s");
+}
+
+/* Every rank sees all places and comes to the same result. */
+static dsc_status check_places(dsc_comm *comm, const place *own, place *places) {
+    places[comm->rank] = *own;
+    dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER,
+                             .dtype = DSC_U8,
+                             .send = &places[comm->rank],
+                             .recv = places,
+                             .count = sizeof *own};
+    DSC_TRY(dsc_comm_run(comm, &transfer));
+    for (int a = 0; a < comm->size; a++) {
+        for (int b = a + 1; b < comm->size; b++) {
+            if (same_gpu(&places[a], &places[b]))
+                return fail_shared(places, comm->size, a);
+        }
+    }
+    return DSC_OK;
+}
+
+static dsc_status refuse_sharing(dsc_comm *comm, int ordinal) {
+    place own, *places = NULL;
+    dsc_status status = find_place(ordinal, &own);
+    if (status == DSC_OK)
+        status = dsc_memory_alloc(comm->size, sizeof *places, &places);
+    status = dsc_comm_agree(comm, status);
+    if (status == DSC_OK)
+        status = check_places(comm, &own, places);
+    dsc_memory_free(&places);
+    DSC_TRY(status);
+    return DSC_OK;
+}
+
+/* Rank 0's name of the communicator, known to all. */
+static dsc_status share_id(dsc_comm *comm, ncclUniqueId *id) {
+    ncclResult_t result = comm->rank == 0 ? ncclGetUniqueId(id) : ncclSuccess;
+    dsc_status own =
+        result == ncclSuccess ? DSC_OK : nccl_fail(result, NULL, "ncclGetUniqueId", __FILE__, __LINE__);
+    DSC_TRY(dsc_comm_agree(comm, own));
+    dsc_transfer transfer = {
+        .op = DSC_COMM_BROADCAST, .dtype = DSC_U8, .send = id, .recv = id, .count = sizeof *id};
+    DSC_TRY(dsc_comm_run(comm, &transfer));
+    return DSC_OK;
+}
+
+static dsc_status make_state(int ordinal, lane *shared, nccl_state **out) {
+    nccl_state *s;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *s, &s));
+    if (shared) {
+        s->lane = shared;
+        shared->users++;
+    } else {
+        dsc_status status = make_lane(ordinal, &s->lane);
+        if (status != DSC_OK)
+            dsc_memory_free(&s);
+        DSC_TRY(status);
+    }
+    *out = s;
+    return DSC_OK;
+}
+
+/* A rank that fails in here leaves others waiting in NCCL: like any that fails between two agreements, it
+ * ends the job. */
+static dsc_status meet(dsc_comm *comm, nccl_state *s) {
+    ncclUniqueId id;
+    memset(&id, 0, sizeof id);
+    DSC_TRY(share_id(comm, &id));
+    DSC_CUDA_TRY(cudaSetDevice(s->lane->ordinal));
+    ncclComm_t made = NULL;
+    NCCL_TRY(NULL, ncclCommInitRank(&made, comm->size, id, comm->rank));
+    s->comm = made;
+    note_alive(s);
+    return DSC_OK;
+}
+
+static dsc_status open_nccl(dsc_comm *comm, int ordinal, lane *shared) {
+    nccl_state *s = NULL;
+    DSC_TRY(dsc_comm_agree(comm, make_state(ordinal, shared, &s)));
+    dsc_status status = meet(comm, s);
+    if (status != DSC_OK)
+        free_state(s);
+    DSC_TRY(status);
+    comm->device_state = s;
+    comm->device_table = &nccl_table;
+    return DSC_OK;
+}
+
+static int is_gpu(const dsc_device *device) {
+    return strncmp(dsc_device_name(device), "cuda", 4) == 0;
+}
+
+dsc_status dsc_nccl_use(dsc_comm *comm) {
+    dsc_device *device = dsc_queue_device(comm->queue);
+    if (!is_gpu(device))
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "nccl: device '%s' is not one of NVIDIA's GPUs: use --comm mpi",
+                        dsc_device_name(device));
+    if (comm->size == 1 && !comm->alone_too)
+        return DSC_OK;
+    int ordinal = dsc_cuda_of(device)->ordinal;
+    if (comm->device_table) {
+        if (((nccl_state *)comm->device_state)->lane->ordinal == ordinal)
+            return DSC_OK;
+        nccl_close(comm);
+    }
+    DSC_TRY(refuse_sharing(comm, ordinal));
+    return open_nccl(comm, ordinal, NULL);
+}
+
+/* Threads that communicate at once have each a lane of their own. */
+dsc_status dsc_nccl_inherit(dsc_comm *comm, dsc_comm *parent) {
+    lane *l = ((nccl_state *)parent->device_state)->lane;
+    if (comm->size == 1 && !comm->alone_too)
+        return DSC_OK;
+    return open_nccl(comm, l->ordinal, comm->thread_multiple ? NULL : l);
+}
+
+/* "mpi: 4 ranks, ..." becomes "nccl: 4 ranks, ..., NCCL 2.28.9". */
+void dsc_nccl_describe(dsc_comm *comm) {
+    char rest[sizeof comm->description];
+    int version = 0;
+    const char *behind = strchr(comm->description, ' ');
+    snprintf(rest, sizeof rest, "%s", behind ? behind : "");
+    if (ncclGetVersion(&version) != ncclSuccess)
+        version = 0;
+    snprintf(comm->description, sizeof comm->description, "nccl:%.120s, NCCL %d.%d.%d", rest, version / 10000,
+             version / 100 % 100, version % 100);
+}

@@ -1,0 +1,128 @@
+#include "data/stage.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+enum { PLACES = 2 };
+
+/* Where a batch arrives. */
+typedef struct berth {
+    dsc_tensor x, place, labels;
+    dsc_event *copied; /* it is there */
+    dsc_event *used;   /* and was taken */
+} berth;
+
+struct dsc_stage {
+    dsc_device *device;
+    dsc_queue *queue;
+    int bytes; /* 1: images travel as bytes */
+    dsc_augment_desc desc;
+    dsc_tensor x, labels; /* what the caller gets */
+    berth berths[PLACES];
+    int64_t sent;
+};
+
+static dsc_status make(dsc_stage *s, const dsc_dataset *dataset, int64_t batch, dsc_dtype dtype) {
+    const int64_t image[4] = {batch, dataset->info.h, dataset->info.w, dataset->info.c};
+    const int64_t place[2] = {batch, 3};
+    DSC_TRY(dsc_queue_create(s->device, &s->queue));
+    DSC_TRY(dsc_tensor_alloc(s->device, dtype, 4, image, &s->x));
+    DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &s->labels));
+    for (int i = 0; i < PLACES; i++) {
+        berth *b = &s->berths[i];
+        DSC_TRY(dsc_tensor_alloc(s->device, s->bytes ? DSC_U8 : DSC_F32, 4, image, &b->x));
+        DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 2, place, &b->place));
+        DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &b->labels));
+        DSC_TRY(dsc_event_create(s->device, &b->copied));
+        DSC_TRY(dsc_event_create(s->device, &b->used));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_stage_create(const dsc_dataset *dataset, dsc_device *device, int64_t batch, dsc_dtype dtype,
+                            dsc_stage **out) {
+    dsc_stage *s;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *s, &s));
+    s->device = device;
+    s->bytes = dataset->kind->raw != NULL;
+    if (s->bytes)
+        dataset->kind->raw_desc(dataset, &s->desc);
+    dsc_status status = make(s, dataset, batch, dtype);
+    if (status != DSC_OK) {
+        dsc_stage_destroy(&s);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    *out = s;
+    return DSC_OK;
+}
+
+void dsc_stage_destroy(dsc_stage **stage) {
+    if (!stage || !*stage)
+        return;
+    dsc_stage *s = *stage;
+    for (int i = 0; i < PLACES; i++) {
+        berth *b = &s->berths[i];
+        dsc_event_destroy(&b->copied);
+        dsc_event_destroy(&b->used);
+        dsc_tensor_free(&b->x);
+        dsc_tensor_free(&b->place);
+        dsc_tensor_free(&b->labels);
+    }
+    dsc_tensor_free(&s->x);
+    dsc_tensor_free(&s->labels);
+    dsc_queue_destroy(&s->queue);
+    dsc_memory_free(stage);
+}
+
+dsc_status dsc_stage_alloc(dsc_stage *stage, dsc_staged *out) {
+    const berth *b = &stage->berths[0];
+    void *place = NULL, *labels = NULL;
+    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->x), &out->x));
+    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->place), &place));
+    out->place = place;
+    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->labels), &labels));
+    out->labels = labels;
+    return DSC_OK;
+}
+
+void dsc_stage_free(dsc_stage *stage, dsc_staged *staged) {
+    void *place = staged->place, *labels = staged->labels;
+    dsc_host_free(stage->device, &staged->x);
+    dsc_host_free(stage->device, &place);
+    dsc_host_free(stage->device, &labels);
+    *staged = (dsc_staged){NULL, NULL, NULL};
+}
+
+static dsc_status copy(dsc_stage *s, berth *b, const dsc_staged *staged) {
+    DSC_TRY(dsc_queue_wait(s->queue, b->used));
+    DSC_TRY(dsc_tensor_upload(s->queue, staged->x, dsc_tensor_bytes(&b->x), &b->x));
+    if (s->bytes)
+        DSC_TRY(dsc_tensor_upload(s->queue, staged->place, dsc_tensor_bytes(&b->place), &b->place));
+    DSC_TRY(dsc_tensor_upload(s->queue, staged->labels, dsc_tensor_bytes(&b->labels), &b->labels));
+    return dsc_event_record(b->copied, s->queue);
+}
+
+static dsc_status take(dsc_stage *s, dsc_queue *queue, berth *b) {
+    DSC_TRY(dsc_queue_wait(queue, b->copied));
+    if (s->bytes)
+        DSC_TRY(dsc_op_augment(queue, &s->desc, &b->x, &b->place, &s->x));
+    else
+        DSC_TRY(dsc_op_convert(queue, &b->x, &s->x));
+    DSC_TRY(dsc_op_convert(queue, &b->labels, &s->labels));
+    return dsc_event_record(b->used, queue);
+}
+
+dsc_status dsc_stage_send(dsc_stage *stage, dsc_queue *queue, const dsc_staged *staged, dsc_tensor *x,
+                          dsc_tensor *labels) {
+    berth *b = &stage->berths[stage->sent % PLACES];
+    DSC_TRY(copy(stage, b, staged));
+    DSC_TRY(take(stage, queue, b));
+    stage->sent++;
+    *x = stage->x;
+    *labels = stage->labels;
+    return DSC_OK;
+}
+
+dsc_status dsc_stage_settle(dsc_stage *stage) {
+    return stage->sent > 0 ? dsc_event_sync(stage->berths[(stage->sent - 1) % PLACES].copied) : DSC_OK;
+}

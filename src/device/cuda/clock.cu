@@ -1,0 +1,27 @@
+/* The device's clock. */
+#include "device/cuda/clock_kernels.h"
+
+#ifdef DSC_EMULATED
+#include <time.h>
+#endif
+
+static __device__ int64_t now() {
+#ifdef DSC_EMULATED
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+#else
+    int64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+#endif
+}
+
+static __global__ void timestamp(int64_t *out) {
+    *out = now();
+}
+
+cudaError_t dsc_cuda_launch_timestamp(const dsc_cuda_launch *at, int64_t *out) {
+    DSC_LAUNCH((timestamp), 1, 1, 0, at->stream)(out);
+    return cudaGetLastError();
+}

@@ -1,0 +1,189 @@
+/* How engines are picked. */
+#include "device/cuda/dnn_pick.h"
+
+#include "device/ops.h"
+
+enum { MOST_LISTED = 96, MOST_TIMED = 20, LAUNCHES = 3 };
+
+/* Asked in this order; `timed` is how many candidates there may be after each, for a choice by timing. */
+static const struct {
+    cudnnBackendHeurMode_t mode;
+    int64_t timed;
+} rounds[] = {{CUDNN_HEUR_MODE_A, 10}, {CUDNN_HEUR_MODE_B, 18}, {CUDNN_HEUR_MODE_FALLBACK, MOST_TIMED}};
+
+enum { ROUNDS = sizeof rounds / sizeof rounds[0] };
+
+static int open_within(const dsc_dnn_graph *graph, const dsc_dnn_choice *choice, size_t limit,
+                       dsc_dnn_plan *plan) {
+    if (dsc_dnn_plan_open(graph, choice, plan) != CUDNN_STATUS_SUCCESS)
+        return 0;
+    if (plan->workspace > limit)
+        dsc_dnn_plan_close(plan);
+    return plan->plan != NULL;
+}
+
+cudnnStatus_t dsc_dnn_pick_first(const dsc_dnn_graph *graph, dsc_dnn_choice *choice, dsc_dnn_plan *plan) {
+    dsc_dnn_choice list[MOST_LISTED];
+    int64_t count = 0, tried = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        (void)dsc_dnn_candidates(graph, rounds[i].mode, MOST_LISTED, list, &count); /* or what others say */
+        for (; tried < count; tried++) {
+            *choice = list[tried];
+            if (open_within(graph, choice, DSC_DNN_WORKSPACE, plan))
+                return CUDNN_STATUS_SUCCESS;
+        }
+    }
+    for (int64_t i = 0; i < count; i++) {
+        *choice = list[i];
+        if (open_within(graph, choice, SIZE_MAX, plan))
+            return CUDNN_STATUS_SUCCESS;
+    }
+    return CUDNN_STATUS_NOT_SUPPORTED;
+}
+
+/* ---- by timing ---- */
+
+typedef struct bench {
+    cudnnHandle_t handle;
+    cudaStream_t stream;
+    cudaEvent_t from, to;
+    void *x, *w, *y, *work;
+    int repeat; /* runs in a recording */
+} bench;
+
+static size_t tensor_bytes(dsc_dtype dtype, int64_t a, int64_t b, int64_t c, int64_t d) {
+    return (size_t)(a * b * c * d) * dsc_dtype_size(dtype);
+}
+
+/* Small numbers: zeros would save power, and with it time, that real data does not. */
+static int make_buffer(bench *b, size_t bytes, void **out) {
+    return cudaMalloc(out, bytes) == cudaSuccess &&
+           cudaMemsetAsync(*out, 0x3C, bytes, b->stream) == cudaSuccess;
+}
+
+static int bench_open(const dsc_dnn_graph *graph, const dsc_dnn_problem *p, dsc_dnn_kind kind, size_t work,
+                      bench *b) {
+    const dsc_conv_desc *d = &p->desc;
+    const double large = 1e10; /* multiplications, about 0.1 ms */
+    double products =
+        (double)(d->n * p->oh * p->ow) * (double)d->k * (double)(d->kh * d->kw * (d->c / d->groups));
+    *b = (bench){.handle = graph->handle, .repeat = products > large ? 2 : 8};
+    return cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking) == cudaSuccess &&
+           cudaEventCreate(&b->from) == cudaSuccess && cudaEventCreate(&b->to) == cudaSuccess &&
+           make_buffer(b, tensor_bytes(d->dtype, d->n, d->h, d->w, d->c), &b->x) &&
+           make_buffer(b, tensor_bytes(dsc_dnn_weight_type(p, kind), d->k, d->kh, d->kw, d->c / d->groups),
+                       &b->w) &&
+           make_buffer(b, tensor_bytes(d->dtype, d->n, p->oh, p->ow, d->k), &b->y) &&
+           make_buffer(b, work + DSC_DNN_WORK_ALIGNMENT, &b->work) &&
+           cudaStreamSynchronize(b->stream) == cudaSuccess &&
+           cudnnSetStream(b->handle, b->stream) == CUDNN_STATUS_SUCCESS;
+}
+
+static void bench_close(bench *b) {
+    (void)cudnnSetStream(b->handle, NULL);
+    cudaFree(b->x);
+    cudaFree(b->w);
+    cudaFree(b->y);
+    cudaFree(b->work);
+    if (b->from)
+        cudaEventDestroy(b->from);
+    if (b->to)
+        cudaEventDestroy(b->to);
+    if (b->stream)
+        cudaStreamDestroy(b->stream);
+    (void)cudaGetLastError(); /* a bench that could not be had is no error of the next call */
+}
+
+static int run(bench *b, dsc_dnn_plan *plan) {
+    return dsc_dnn_plan_run(plan, b->handle, b->x, b->w, b->y, b->work) == CUDNN_STATUS_SUCCESS;
+}
+
+/* Steps are replayed: what counts is the time of a recording, without the calls. An engine that cannot be
+ * recorded is of no use. */
+static int record(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t *out) {
+    cudaGraph_t graph = NULL;
+    if (cudaStreamBeginCapture(b->stream, cudaStreamCaptureModeThreadLocal) != cudaSuccess)
+        return 0;
+    int good = 1;
+    for (int i = 0; good && i < b->repeat; i++)
+        good = run(b, plan);
+    good = cudaStreamEndCapture(b->stream, &graph) == cudaSuccess && good && graph &&
+           cudaGraphInstantiate(out, graph, 0) == cudaSuccess;
+    if (graph)
+        cudaGraphDestroy(graph);
+    return good;
+}
+
+static int launch_timed(bench *b, cudaGraphExec_t recorded, float *ms) {
+    return cudaEventRecord(b->from, b->stream) == cudaSuccess &&
+           cudaGraphLaunch(recorded, b->stream) == cudaSuccess &&
+           cudaEventRecord(b->to, b->stream) == cudaSuccess && cudaEventSynchronize(b->to) == cudaSuccess &&
+           cudaEventElapsedTime(ms, b->from, b->to) == cudaSuccess;
+}
+
+/* Milliseconds of the best launch behind a first one. */
+static int time_plan(bench *b, dsc_dnn_plan *plan, float *best) {
+    cudaGraphExec_t recorded = NULL;
+    float ms = 0;
+    int good = run(b, plan) && cudaStreamSynchronize(b->stream) == cudaSuccess &&
+               record(b, plan, &recorded) && launch_timed(b, recorded, &ms);
+    for (int i = 0; good && i < LAUNCHES; i++) {
+        good = launch_timed(b, recorded, &ms);
+        *best = i == 0 || ms < *best ? ms : *best;
+    }
+    if (recorded)
+        cudaGraphExecDestroy(recorded);
+    if (!good)
+        (void)cudaGetLastError();
+    return good;
+}
+
+/* A later candidate has to be faster by more than the clock's noise. -1 when none could be timed. */
+static int64_t fastest(bench *b, dsc_dnn_plan *plans, int64_t count) {
+    const float noise = 0.98f;
+    int64_t winner = -1;
+    float best = 0, ms = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (time_plan(b, &plans[i], &ms) && (winner < 0 || ms < noise * best)) {
+            winner = i;
+            best = ms;
+        }
+    return winner;
+}
+
+/* Keeps those of the list that can be planned; returns how many, and the largest workspace. */
+static int64_t open_all(const dsc_dnn_graph *graph, dsc_dnn_choice *list, int64_t count, dsc_dnn_plan *plans,
+                        size_t *work) {
+    int64_t kept = 0;
+    *work = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (!open_within(graph, &list[i], DSC_DNN_WORKSPACE, &plans[kept]))
+            continue;
+        *work = plans[kept].workspace > *work ? plans[kept].workspace : *work;
+        list[kept++] = list[i];
+    }
+    return kept;
+}
+
+cudnnStatus_t dsc_dnn_pick_fastest(const dsc_dnn_graph *graph, const dsc_dnn_problem *problem,
+                                   dsc_dnn_kind kind, dsc_dnn_choice *choice, dsc_dnn_plan *plan) {
+    dsc_dnn_choice list[MOST_TIMED];
+    dsc_dnn_plan plans[MOST_TIMED];
+    int64_t count = 0, winner = -1;
+    size_t work = 0;
+    bench b = {.handle = graph->handle};
+    for (int i = 0; i < ROUNDS; i++)
+        (void)dsc_dnn_candidates(graph, rounds[i].mode, rounds[i].timed, list, &count);
+    count = open_all(graph, list, count, plans, &work);
+    if (count > 0 && bench_open(graph, problem, kind, work, &b))
+        winner = fastest(&b, plans, count);
+    bench_close(&b);
+    for (int64_t i = 0; i < count; i++)
+        if (i != winner)
+            dsc_dnn_plan_close(&plans[i]);
+    if (winner < 0)
+        return dsc_dnn_pick_first(graph, choice, plan);
+    *choice = list[winner];
+    *plan = plans[winner];
+    return CUDNN_STATUS_SUCCESS;
+}

@@ -1,0 +1,449 @@
+/* Element-wise operations and reductions: kernels and their launches. */
+#include "device/cuda/elementwise.cuh"
+#include "device/cuda/elementwise_kernels.h"
+
+namespace {
+
+/* ---- bits ---- */
+
+template <typename U> struct fill_body {
+    U bits;
+    U *t;
+
+    __device__ bool start() {
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t at) const {
+        dsc_vector<U, N> v;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v.at[i] = bits;
+        dsc_store<U, N>(t + at, v);
+    }
+};
+
+template <typename U> cudaError_t fill(const dsc_cuda_launch *at, uint64_t bits, int64_t count, void *t) {
+    fill_body<U> body = {(U)bits, (U *)t};
+    return dsc_flat_run<dsc_width<U>>(at, body, count, dsc_aligned(t));
+}
+
+template <typename U> struct copy_body {
+    const U *src;
+    U *dst;
+
+    __device__ bool start() {
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t at) const {
+        dsc_store<U, N>(dst + at, dsc_load<U, N>(src + at));
+    }
+};
+
+template <typename U> cudaError_t copy(const dsc_cuda_launch *at, int64_t count, const void *src, void *dst) {
+    copy_body<U> body = {(const U *)src, (U *)dst};
+    return dsc_flat_run<dsc_width<U>>(at, body, count, dsc_aligned(src, dst));
+}
+
+/* ---- changes of type ---- */
+
+__device__ __forceinline__ void round_to(double &to, double x) {
+    to = x;
+}
+
+__device__ __forceinline__ void round_to(float &to, double x) {
+    to = (float)x;
+}
+
+/* One rounding, not two by way of float. */
+__device__ __forceinline__ void round_to(__half &to, double x) {
+    to = __double2half(x);
+}
+
+__device__ __forceinline__ void round_to(__nv_bfloat16 &to, double x) {
+    to = __double2bfloat16(x);
+}
+
+/* From double there are at most two at once, which are not packed; what comes from the others is a float. */
+template <typename To, int N> __device__ __forceinline__ void put(dsc_vector<To, N> &to, int i, double x) {
+    round_to(to.at[i], x);
+}
+
+template <typename To, int N> __device__ __forceinline__ void put(dsc_vector<To, N> &to, int i, float x) {
+    to.set(i, x);
+}
+
+template <typename From, typename To> struct convert_body {
+    const From *src;
+    To *dst;
+
+    __device__ bool start() {
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t at) const {
+        dsc_vector<From, N> from = dsc_load<From, N>(src + at);
+        dsc_vector<To, N> to;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            put(to, i, from.get(i));
+        dsc_store<To, N>(dst + at, to);
+    }
+};
+
+/* As many elements at once as make 16 bytes of the smaller type, but two of double. */
+template <typename From, typename To>
+cudaError_t convert(const dsc_cuda_launch *at, int64_t count, const void *src, void *dst) {
+    constexpr int larger = dsc_width<From> < dsc_width<To> ? dsc_width<From> : dsc_width<To>;
+    constexpr int n = larger == 2 ? 2 : dsc_width<From> + dsc_width<To> - larger;
+    convert_body<From, To> body = {(const From *)src, (To *)dst};
+    return dsc_flat_run<n>(at, body, count, dsc_aligned(src, dst));
+}
+
+template <typename From>
+cudaError_t convert_from(const dsc_cuda_launch *at, dsc_dtype to, int64_t count, const void *src, void *dst) {
+    switch (to) {
+    case DSC_F32:
+        return convert<From, float>(at, count, src, dst);
+    case DSC_F64:
+        return convert<From, double>(at, count, src, dst);
+    case DSC_BF16:
+        return convert<From, __nv_bfloat16>(at, count, src, dst);
+    case DSC_F16:
+        return convert<From, __half>(at, count, src, dst);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+/* ---- linear combinations and products ---- */
+
+template <typename T> struct axpby_body {
+    dsc_number<T> alpha, beta;
+    const T *x;
+    T *y;
+
+    __device__ bool start() {
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t at) const {
+        dsc_vector<T, N> from = dsc_load<T, N>(x + at), to;
+        if (beta != 0)
+            to = dsc_load<T, N>(y + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            dsc_number<T> value = alpha * from.get(i);
+            to.set(i, beta != 0 ? beta * to.get(i) + value : value);
+        }
+        dsc_store<T, N>(y + at, to);
+    }
+};
+
+template <typename T>
+cudaError_t axpby(const dsc_cuda_launch *at, int64_t count, double alpha, const void *x, double beta,
+                  void *y) {
+    axpby_body<T> body = {(dsc_number<T>)alpha, (dsc_number<T>)beta, (const T *)x, (T *)y};
+    return dsc_flat_run<dsc_width<T>>(at, body, count, dsc_aligned(x, y));
+}
+
+template <typename T> struct scale_body {
+    const double *s;
+    T *t;
+    T factor;
+
+    __device__ bool start() {
+        factor = (T)*s;
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t at) const {
+        dsc_vector<T, N> v = dsc_load<T, N>(t + at);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            v.at[i] *= factor;
+        dsc_store<T, N>(t + at, v);
+    }
+};
+
+template <typename T>
+cudaError_t scale_by(const dsc_cuda_launch *at, int64_t count, const double *s, void *t) {
+    scale_body<T> body = {s, (T *)t, 0};
+    return dsc_flat_run<dsc_width<T>>(at, body, count, dsc_aligned(t));
+}
+
+template <typename T> struct multiply_body {
+    const T *x;
+    T *y;
+
+    __device__ bool start() {
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t at) const {
+        dsc_vector<T, N> a = dsc_load<T, N>(x + at), b = dsc_load<T, N>(y + at);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            b.at[i] *= a.at[i];
+        dsc_store<T, N>(y + at, b);
+    }
+};
+
+template <typename T> cudaError_t multiply(const dsc_cuda_launch *at, int64_t count, const void *x, void *y) {
+    multiply_body<T> body = {(const T *)x, (T *)y};
+    return dsc_flat_run<dsc_width<T>>(at, body, count, dsc_aligned(x, y));
+}
+
+/* ---- sums ---- */
+
+typedef dsc_batch<dsc_cuda_dot_item, DSC_CUDA_DOTS> dot_batch;
+static_assert(sizeof(dot_batch) <= 3900, "a launch takes at most 4000 bytes");
+
+template <typename T, int N>
+__device__ __forceinline__ double dot_range(const T *x, const T *y, int64_t begin, int64_t end) {
+    double sum = 0;
+    int64_t whole = begin + (end - begin) / N * N;
+#pragma unroll 2
+    for (int64_t e = begin + (int64_t)threadIdx.x * N; e < whole; e += DSC_FLAT_THREADS * N) {
+        dsc_vector<T, N> a = dsc_load<T, N>(x + e), b = dsc_load<T, N>(y + e);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            sum += (double)a.at[i] * (double)b.at[i];
+    }
+    if (whole + threadIdx.x < end)
+        sum += (double)x[whole + threadIdx.x] * (double)y[whole + threadIdx.x];
+    return sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(DSC_FLAT_THREADS)
+    dot_kernel(const __grid_constant__ dot_batch b, double *partials, unsigned *tickets, double beta,
+               double *out) {
+    dsc_batch_place p = dsc_batch_find(b);
+    const T *x = (const T *)b.item[p.item].x, *y = (const T *)b.item[p.item].y;
+    double sum = ((uintptr_t)x | (uintptr_t)y) % 16 == 0 ? dot_range<T, dsc_width<T>>(x, y, p.begin, p.end)
+                                                         : dot_range<T, 1>(x, y, p.begin, p.end);
+    sum = dsc_flat_sum(sum);
+    if (dsc_batch_total(p, partials, tickets, sum))
+        out[p.item] = beta == 0 ? sum : beta * out[p.item] + sum;
+}
+
+template <typename T>
+cudaError_t dots(const dsc_cuda_launch *at, const dsc_cuda_dot_item *items, int count, double beta,
+                 double *out) {
+    dot_batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((dot_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)
+    (b, (double *)at->scratch, at->tickets, beta, out);
+    return cudaGetLastError();
+}
+
+/* ---- running averages that nothing spoils ---- */
+
+typedef dsc_batch<dsc_cuda_absorb_item, DSC_CUDA_ABSORBS> absorb_batch;
+static_assert(sizeof(absorb_batch) <= 3950, "a launch takes at most 4000 bytes");
+
+template <typename T, int N>
+__device__ __forceinline__ int64_t count_range(const T *x, int64_t begin, int64_t end) {
+    int64_t bad = 0, whole = begin + (end - begin) / N * N;
+#pragma unroll 2
+    for (int64_t e = begin + (int64_t)threadIdx.x * N; e < whole; e += DSC_FLAT_THREADS * N) {
+        dsc_vector<T, N> v = dsc_load<T, N>(x + e);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            bad += !isfinite(v.get(i));
+    }
+    if (whole + threadIdx.x < end)
+        bad += !isfinite(dsc_get(x[whole + threadIdx.x]));
+    return bad;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(DSC_FLAT_THREADS)
+    count_kernel(const __grid_constant__ absorb_batch b, double *partials, unsigned *tickets, int add) {
+    dsc_batch_place p = dsc_batch_find(b);
+    const T *x = (const T *)b.item[p.item].x;
+    int64_t found = (uintptr_t)x % 16 == 0 ? count_range<T, dsc_width<T>>(x, p.begin, p.end)
+                                           : count_range<T, 1>(x, p.begin, p.end);
+    double sum = dsc_flat_sum((double)found), *bad = b.item[p.item].bad;
+    if (dsc_batch_total(p, partials, tickets, sum))
+        bad[0] = add ? bad[0] + sum : sum;
+}
+
+template <typename T>
+cudaError_t counts(const dsc_cuda_launch *at, const dsc_cuda_absorb_item *items, int count, int add) {
+    absorb_batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((count_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)
+    (b, (double *)at->scratch, at->tickets, add);
+    return cudaGetLastError();
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void blend_range(T keep, T take, const T *x, T *y, int64_t begin, int64_t end) {
+    int64_t whole = begin + (end - begin) / N * N;
+    for (int64_t e = begin + (int64_t)threadIdx.x * N; e < whole; e += DSC_FLAT_THREADS * N) {
+        dsc_vector<T, N> a = dsc_load<T, N>(x + e), b = dsc_load<T, N>(y + e);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            b.at[i] = keep * b.at[i] + take * a.at[i];
+        dsc_store<T, N>(y + e, b);
+    }
+    int64_t rest = whole + threadIdx.x;
+    if (rest < end)
+        y[rest] = keep * y[rest] + take * x[rest];
+}
+
+template <typename T>
+__global__ void __launch_bounds__(DSC_FLAT_THREADS)
+    blend_kernel(const __grid_constant__ absorb_batch b, const double *decay) {
+    dsc_batch_place p = dsc_batch_find(b);
+    const T *x = (const T *)b.item[p.item].x;
+    T *y = (T *)b.item[p.item].y;
+    double *bad = b.item[p.item].bad;
+    if (bad[0] > 0) {
+        if (p.block == 0 && threadIdx.x == 0)
+            bad[1] += 1;
+        return;
+    }
+    double keep = *decay;
+    if (((uintptr_t)x | (uintptr_t)y) % 16 == 0)
+        blend_range<T, dsc_width<T>>((T)keep, (T)(1 - keep), x, y, p.begin, p.end);
+    else
+        blend_range<T, 1>((T)keep, (T)(1 - keep), x, y, p.begin, p.end);
+}
+
+template <typename T>
+cudaError_t blends(const dsc_cuda_launch *at, const double *decay, const dsc_cuda_absorb_item *items,
+                   int count) {
+    absorb_batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((blend_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b, decay);
+    return cudaGetLastError();
+}
+
+/* ---- what steps note ---- */
+
+struct increment_body {
+    int64_t *t;
+
+    __device__ bool start() {
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t at) const {
+        t[at]++;
+    }
+};
+
+__global__ void clip_factor_kernel(const double *sumsq, double limit, double *out) {
+    *out = dsc_clip_factor(*sumsq, limit);
+}
+
+__global__ void guard_kernel(const double *value, double *flag) {
+    if (!isfinite(*value))
+        *flag = 2;
+}
+
+__global__ void loss_scale_kernel(const double *bad, double *scale, double *skip) {
+    double found = *bad;
+    dsc_loss_scale_move(scale, found);
+    *skip = dsc_skip_move(*skip, found);
+}
+
+} // namespace
+
+extern "C" {
+
+cudaError_t dsc_cuda_launch_fill(const dsc_cuda_launch *at, int size, uint64_t bits, int64_t count, void *t) {
+    switch (size) {
+    case 1:
+        return fill<uint8_t>(at, bits, count, t);
+    case 2:
+        return fill<uint16_t>(at, bits, count, t);
+    case 4:
+        return fill<uint32_t>(at, bits, count, t);
+    default:
+        return fill<uint64_t>(at, bits, count, t);
+    }
+}
+
+static cudaError_t copy_bits(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count, const void *src,
+                             void *dst) {
+    switch (dtype) {
+    case DSC_U8:
+        return copy<uint8_t>(at, count, src, dst);
+    case DSC_BF16:
+    case DSC_F16:
+        return copy<uint16_t>(at, count, src, dst);
+    case DSC_F32:
+    case DSC_I32:
+        return copy<uint32_t>(at, count, src, dst);
+    default:
+        return copy<uint64_t>(at, count, src, dst);
+    }
+}
+
+cudaError_t dsc_cuda_launch_convert(const dsc_cuda_launch *at, dsc_dtype from, dsc_dtype to, int64_t count,
+                                    const void *src, void *dst) {
+    if (from == to)
+        return copy_bits(at, from, count, src, dst);
+    return DSC_BY_TYPE(from, convert_from, at, to, count, src, dst);
+}
+
+cudaError_t dsc_cuda_launch_axpby(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count, double alpha,
+                                  const void *x, double beta, void *y) {
+    return DSC_BY_TYPE(dtype, axpby, at, count, alpha, x, beta, y);
+}
+
+cudaError_t dsc_cuda_launch_scale_by(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count,
+                                     const double *s, void *t) {
+    return dtype == DSC_F64 ? scale_by<double>(at, count, s, t) : scale_by<float>(at, count, s, t);
+}
+
+cudaError_t dsc_cuda_launch_multiply(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count, const void *x,
+                                     void *y) {
+    return dtype == DSC_F64 ? multiply<double>(at, count, x, y) : multiply<float>(at, count, x, y);
+}
+
+cudaError_t dsc_cuda_launch_dots(const dsc_cuda_launch *at, dsc_dtype dtype, const dsc_cuda_dot_item *items,
+                                 int count, double beta, double *out) {
+    return dtype == DSC_F64 ? dots<double>(at, items, count, beta, out)
+                            : dots<float>(at, items, count, beta, out);
+}
+
+cudaError_t dsc_cuda_launch_counts(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                   const dsc_cuda_absorb_item *items, int count, int add) {
+    return DSC_BY_TYPE(dtype, counts, at, items, count, add);
+}
+
+cudaError_t dsc_cuda_launch_blends(const dsc_cuda_launch *at, dsc_dtype dtype, const double *decay,
+                                   const dsc_cuda_absorb_item *items, int count) {
+    return dtype == DSC_F64 ? blends<double>(at, decay, items, count)
+                            : blends<float>(at, decay, items, count);
+}
+
+cudaError_t dsc_cuda_launch_clip_factor(const dsc_cuda_launch *at, const double *sumsq, double limit,
+                                        double *out) {
+    DSC_LAUNCH((clip_factor_kernel), 1, 1, 0, at->stream)(sumsq, limit, out);
+    return cudaGetLastError();
+}
+
+cudaError_t dsc_cuda_launch_increment(const dsc_cuda_launch *at, int64_t count, int64_t *t) {
+    increment_body body = {t};
+    return dsc_flat_run<1>(at, body, count, true);
+}
+
+cudaError_t dsc_cuda_launch_guard(const dsc_cuda_launch *at, const double *value, double *flag) {
+    DSC_LAUNCH((guard_kernel), 1, 1, 0, at->stream)(value, flag);
+    return cudaGetLastError();
+}
+
+cudaError_t dsc_cuda_launch_loss_scale(const dsc_cuda_launch *at, const double *bad, double *scale,
+                                       double *skip) {
+    DSC_LAUNCH((loss_scale_kernel), 1, 1, 0, at->stream)(bad, scale, skip);
+    return cudaGetLastError();
+}
+
+} // extern "C"

@@ -1,0 +1,310 @@
+/* Factors: Gram matrices of patches. Entries and plans; the kernels are in gram.cu (any description) and
+ * gram_shift.cu (3x3 convolutions with stride 1 and padding 1). */
+#include "device/cuda/entries.h"
+#include "device/cuda/gram_kernels.h"
+#include "device/cuda/state.h"
+
+#include <string.h>
+
+/* Bytes of partial sums at most, and rows that one sum of floats may cover: more would lose digits. */
+enum { PARTIAL_BYTES = 64 << 20, SUM_ROWS = 1 << 16 };
+
+/* Plans may fill the multiprocessors so often with blocks. */
+enum { WAVES_MOST = 8 };
+
+static int64_t divide_up(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+/* ---- the patches ---- */
+
+static int is_plain(const dsc_conv_desc *d) {
+    return d->kh == 1 && d->kw == 1 && d->stride_h == 1 && d->stride_w == 1 && d->pad_h == 0 && d->pad_w == 0;
+}
+
+static dsc_status describe(const dsc_conv_desc *d, int64_t group, int ones, const void *x,
+                           dsc_gram_patches *p) {
+    int64_t oh = 0, ow = 0;
+    DSC_TRY(dsc_conv_output(d, &oh, &ow));
+    memset(p, 0, sizeof *p);
+    p->x = x;
+    p->dtype = d->dtype;
+    p->c = d->c;
+    p->cg = d->c / d->groups;
+    p->first = group * p->cg;
+    p->rows = d->n * oh * ow;
+    p->width = d->kh * d->kw * p->cg;
+    p->n = p->width + (ones ? 1 : 0);
+    p->kw = (int)d->kw;
+    p->stride_h = (int)d->stride_h;
+    p->stride_w = (int)d->stride_w;
+    p->pad_h = (int)d->pad_h;
+    p->pad_w = (int)d->pad_w;
+    p->dil_h = (int)d->dil_h;
+    p->dil_w = (int)d->dil_w;
+    p->images = is_plain(d) ? p->rows : d->n;
+    p->h = is_plain(d) ? 1 : (int)d->h;
+    p->w = is_plain(d) ? 1 : (int)d->w;
+    p->oh = is_plain(d) ? 1 : (int)oh;
+    p->ow = is_plain(d) ? 1 : (int)ow;
+    return DSC_OK;
+}
+
+/* 1 when four channels can be read at once. */
+static int can_vector(const dsc_gram_patches *p) {
+    size_t bytes = 4 * dsc_dtype_size(p->dtype);
+    return p->c % 4 == 0 && p->cg % 4 == 0 && (uintptr_t)p->x % bytes == 0;
+}
+
+/* ---- splits ---- */
+
+/* Microseconds, roughly, of a block's stage (the blocks of a multiprocessor share it), of its start and end,
+ * and for writing and reading a megabyte of partial sums. */
+static const double START_US = 2.0, MEGABYTE_US = 0.5;
+
+static double stage_us(int tile) {
+    return tile == 128 ? 2.0 : tile == 64 ? 2.0 : tile == 32 ? 1.0 : 0.5;
+}
+
+static double split_us(const dsc_gram_plan *plan, int64_t stages, int64_t splits, int64_t places) {
+    int64_t waves = divide_up(plan->tiles * splits, places);
+    double megabytes = splits > 1 ? (double)(splits * plan->tiles * plan->tile * plan->tile) * 4e-6 : 0;
+    return (double)waves * ((double)divide_up(stages, splits) * stage_us(plan->tile) + START_US) +
+           megabytes * MEGABYTE_US;
+}
+
+/* Splits that fill the multiprocessors 1/4, 1/2, 1, 2 ... times are tried. */
+static int64_t choose_splits(const dsc_gram_plan *plan, int64_t stages, int64_t places, int64_t least,
+                             int64_t most) {
+    int64_t best = least;
+    for (int64_t quarters = 1; quarters <= 4 * WAVES_MOST; quarters += quarters < 4 ? quarters : 4) {
+        int64_t s = quarters * places / (4 * plan->tiles);
+        s = s < least ? least : s > most ? most : s;
+        s = divide_up(stages, divide_up(stages, s));
+        if (split_us(plan, stages, s, places) < split_us(plan, stages, best, places))
+            best = s;
+    }
+    return best;
+}
+
+/* `bytes`: how much there is for partial sums. */
+static dsc_gram_plan make_plan(const dsc_gram_patches *p, int multiprocessors, size_t bytes) {
+    dsc_gram_plan plan = {.tile = p->n <= 16 ? 16 : p->n <= 32 ? 32 : p->n <= 192 ? 64 : 128, .splits = 1};
+    int64_t side = divide_up(p->n, plan.tile), unit = dsc_cuda_gram_stage_rows(plan.tile);
+    plan.tiles = side * (side + 1) / 2;
+    plan.chunk = unit;
+    if (p->rows == 0)
+        return plan;
+    int64_t stages = divide_up(p->rows, unit), places = (plan.tile == 128 ? 1 : 2) * (int64_t)multiprocessors;
+    int64_t one = plan.tiles * plan.tile * plan.tile * (int64_t)sizeof(float), most = (int64_t)bytes / one;
+    most = most < 1 ? 1 : most < stages ? most : stages;
+    int64_t least = divide_up(p->rows, SUM_ROWS);
+    least = least < most ? least : most;
+    plan.chunk = divide_up(stages, choose_splits(&plan, stages, places, least, most)) * unit;
+    plan.splits = divide_up(p->rows, plan.chunk);
+    return plan;
+}
+
+static size_t plan_bytes(const dsc_gram_plan *plan) {
+    if (plan->splits == 1)
+        return 0;
+    return (size_t)(plan->splits * plan->tiles * plan->tile * plan->tile) * sizeof(float);
+}
+
+/* ---- 3x3 convolutions with stride 1 and padding 1 ---- */
+
+/* Columns of a line at a time at most, parts of the border, and of the sums of x for a column of ones. */
+enum { COLUMNS_MOST = 16, BORDER_MOST = 8, ONE_PARTS = 64 };
+
+/* Microseconds, roughly, of one column of DSC_GRAM_LINES lines, and of the border's. */
+static const double COLUMN_US = 0.28, BORDER_COLUMN_US = 0.05;
+
+static int64_t pairs_of(const dsc_gram_patches *p) {
+    int64_t side = p->cg / DSC_GRAM_CHANNELS;
+    return side * side;
+}
+
+static int64_t shift_floats(const dsc_gram_patches *p, int64_t parts, int64_t border) {
+    return (parts * DSC_GRAM_MAIN + border * DSC_GRAM_BORDER) * p->cg * p->cg;
+}
+
+static int can_shift(const dsc_gram_patches *p) {
+    return p->dtype != DSC_F64 && p->width == DSC_GRAM_TAPS * p->cg && p->kw == 3 && p->stride_h == 1 &&
+           p->stride_w == 1 && p->pad_h == 1 && p->pad_w == 1 && p->dil_h == 1 && p->dil_w == 1 &&
+           p->h >= 2 && p->w >= 2 && p->cg % DSC_GRAM_CHANNELS == 0 && p->c % 4 == 0 &&
+           shift_floats(p, 1, 1) * (int64_t)sizeof(float) <= PARTIAL_BYTES;
+}
+
+/* Shared memory that a block may have. */
+static size_t shared_most(int capability) {
+    int large = capability == 90 || capability == 100 || capability == 103;
+    return (size_t)(large ? 227 : capability == 80 || capability == 87 ? 163 : 99) << 10;
+}
+
+static double shift_us(const dsc_gram_patches *p, const dsc_gram_shift_plan *plan, int places) {
+    int64_t pairs = pairs_of(p), blocks = pairs * (plan->parts + plan->border);
+    double megabytes = (double)shift_floats(p, plan->parts, plan->border) * 4e-6;
+    double main = (double)(divide_up(plan->groups, plan->parts) * p->w) * COLUMN_US + START_US;
+    double border = (double)(divide_up(plan->frames, plan->border) * p->w) * BORDER_COLUMN_US + START_US;
+    double last = (double)(pairs * plan->border) * border / places;
+    double us = (double)divide_up(pairs * plan->parts, places) * main + (last > border ? last : border);
+    if (blocks <= places)
+        us = main > border ? main : border;
+    return us + megabytes * MEGABYTE_US;
+}
+
+/* The parts that are done first, by the model, of those that fill the multiprocessors 1, 2 ... times; sums of
+ * floats may not become too long. */
+static void choose_parts(const dsc_gram_patches *p, int places, dsc_gram_shift_plan *plan) {
+    int64_t least = divide_up(p->rows, 4 * (int64_t)SUM_ROWS), pairs = pairs_of(p);
+    double best = 0;
+    dsc_gram_shift_plan next = *plan;
+    for (next.border = 1; next.border <= BORDER_MOST && next.border <= plan->frames; next.border *= 2) {
+        int64_t space = PARTIAL_BYTES / ((int64_t)sizeof(float) * p->cg * p->cg);
+        int64_t most = (space - next.border * DSC_GRAM_BORDER) / DSC_GRAM_MAIN;
+        most = most < 1 ? 1 : most < plan->groups ? most : plan->groups;
+        for (int64_t waves = 1; waves <= WAVES_MOST; waves++) {
+            int64_t parts = waves * places / pairs - (waves == 1 ? next.border : 0);
+            parts = parts < least ? least : parts;
+            parts = parts < 1 ? 1 : parts > most ? most : parts;
+            next.parts = (int)divide_up(plan->groups, divide_up(plan->groups, parts));
+            double us = shift_us(p, &next, places);
+            if (plan->parts == 0 || us < best) {
+                *plan = next;
+                best = us;
+            }
+        }
+    }
+}
+
+static dsc_gram_shift_plan make_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
+    dsc_gram_shift_plan plan = {.groups = divide_up(p->images * p->h, DSC_GRAM_LINES),
+                                .frames = divide_up(p->images, DSC_GRAM_IMAGES)};
+    size_t most = shared_most(cuda->capability);
+    for (int columns = p->w < COLUMNS_MOST ? p->w : COLUMNS_MOST; columns >= 1; columns--) {
+        plan.chunks = (int)divide_up(p->w, columns);
+        plan.columns = (int)divide_up(p->w, plan.chunks);
+        plan.shared = dsc_cuda_gram_shift_shared(p->dtype, plan.columns, (int)pairs_of(p));
+        if (plan.shared <= most)
+            break;
+    }
+    choose_parts(p, cuda->multiprocessors, &plan);
+    plan.one_parts = p->n > p->width ? ONE_PARTS : 0;
+    return plan;
+}
+
+static size_t shift_bytes(const dsc_gram_patches *p, const dsc_gram_shift_plan *plan) {
+    return (size_t)shift_floats(p, plan->parts, plan->border) * sizeof(float) +
+           (size_t)(plan->one_parts * DSC_GRAM_TAPS * p->cg) * sizeof(double);
+}
+
+static dsc_status run_shift(dsc_queue *q, const dsc_gram_patches *p, void *work, const dsc_gram_target *to) {
+    dsc_gram_shift_plan plan = make_shift(p, dsc_cuda_of(q->device));
+    plan.partial = work;
+    plan.ones = (double *)(void *)(plan.partial + shift_floats(p, plan.parts, plan.border));
+    DSC_CUDA_TRY(dsc_cuda_launch_gram_shift(dsc_cuda_at(q), p, &plan, to));
+    return DSC_OK;
+}
+
+/* ---- entries ---- */
+
+/* Partial sums are read and written by 16 bytes; work may begin anywhere. */
+enum { ALIGNMENT = 64 };
+
+static void *align(void *data) {
+    char *p = data;
+    return p + (ALIGNMENT - (uintptr_t)p % ALIGNMENT) % ALIGNMENT;
+}
+
+static dsc_status run(dsc_queue *q, const dsc_gram_patches *p, void *work, size_t bytes,
+                      const dsc_gram_target *to) {
+    const dsc_cuda_launch *at = dsc_cuda_at(q);
+    if (p->dtype == DSC_F64) {
+        DSC_CUDA_TRY(dsc_cuda_launch_gram_double(at, p, to));
+        return DSC_OK;
+    }
+    dsc_gram_plan plan = make_plan(p, dsc_cuda_of(q->device)->multiprocessors, bytes);
+    plan.partial = work;
+    DSC_CUDA_TRY(dsc_cuda_launch_gram(at, p, &plan, to, can_vector(p)));
+    return DSC_OK;
+}
+
+size_t dsc_cuda_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *desc, int ones) {
+    dsc_gram_patches p = {.dtype = desc->dtype};
+    if (desc->dtype == DSC_F64 || describe(desc, 0, ones, NULL, &p) != DSC_OK)
+        return 0;
+    dsc_gram_plan plan = make_plan(&p, dsc_cuda_of(device)->multiprocessors, PARTIAL_BYTES);
+    size_t bytes = plan_bytes(&plan);
+    if (can_shift(&p)) { /* which an x that is not aligned will not take */
+        dsc_gram_shift_plan shift = make_shift(&p, dsc_cuda_of(device));
+        size_t other = shift_bytes(&p, &shift);
+        bytes = bytes > other ? bytes : other;
+    }
+    return bytes ? bytes + ALIGNMENT : 0;
+}
+
+static dsc_status gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                       dsc_tensor *work, const dsc_gram_target *to) {
+    dsc_gram_patches p;
+    int ones = to->n > desc->kh * desc->kw * (desc->c / desc->groups);
+    DSC_TRY(describe(desc, group, ones, x->data, &p));
+    void *space = work && work->data ? align(work->data) : NULL;
+    if (can_shift(&p) && can_vector(&p))
+        DSC_TRY(run_shift(q, &p, space, to));
+    else
+        DSC_TRY(run(q, &p, space, PARTIAL_BYTES, to));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                               double alpha, double beta, dsc_tensor *work, dsc_tensor *c) {
+    dsc_gram_target to = {.c = c->data, .alpha = alpha, .beta = beta, .n = c->dim[0]};
+    DSC_TRY(gram(q, desc, x, group, work, &to));
+    return DSC_OK;
+}
+
+/* n of a packed triangle of `count` elements: with or without the column of ones. */
+static int64_t packed_order(const dsc_conv_desc *desc, int64_t count) {
+    int64_t n = desc->kh * desc->kw * (desc->c / desc->groups);
+    return count == n * (n + 1) / 2 ? n : n + 1;
+}
+
+dsc_status dsc_cuda_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x,
+                                      int64_t group, double alpha, dsc_tensor *work, dsc_tensor *p) {
+    dsc_gram_target to = {
+        .c = p->data, .alpha = alpha, .n = packed_order(desc, dsc_tensor_count(p)), .packed = 1};
+    DSC_TRY(gram(q, desc, x, group, work, &to));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
+                            int64_t first, dsc_tensor *out) {
+    dsc_gram_patches p;
+    int ones = out->dim[1] > desc->kh * desc->kw * (desc->c / desc->groups);
+    DSC_TRY(describe(desc, group, ones, x->data, &p));
+    DSC_CUDA_TRY(dsc_cuda_launch_patches(dsc_cuda_at(q), &p, first, out->dim[0], out->data));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta, dsc_tensor *c) {
+    dsc_gram_patches p = {.x = a->data,
+                          .dtype = a->dtype,
+                          .h = 1,
+                          .w = 1,
+                          .oh = 1,
+                          .ow = 1,
+                          .kw = 1,
+                          .stride_h = 1,
+                          .stride_w = 1,
+                          .dil_h = 1,
+                          .dil_w = 1,
+                          .images = a->dim[0],
+                          .c = a->dim[1],
+                          .cg = a->dim[1],
+                          .rows = a->dim[0],
+                          .width = a->dim[1],
+                          .n = a->dim[1]};
+    dsc_gram_target to = {.c = c->data, .alpha = alpha, .beta = beta, .n = c->dim[0]};
+    DSC_TRY(run(q, &p, dsc_cuda_at(q)->scratch, DSC_CUDA_SCRATCH, &to));
+    return DSC_OK;
+}

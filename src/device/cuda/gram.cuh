@@ -1,0 +1,78 @@
+/* What the kernels of gram.cu and gram_shift.cu share: elements of x as tf32, and where sums go. */
+#ifndef DSC_DEVICE_CUDA_GRAM_CUH
+#define DSC_DEVICE_CUDA_GRAM_CUH
+
+#include "device/cuda/gram_kernels.h"
+#include "device/cuda/mma.cuh"
+
+#include <cuda_fp16.h>
+
+/* Elements of x. A half is a tf32 as it is, so its products are exact; a float is the sum of two. */
+struct gram_bf16 {
+    uint16_t bits;
+};
+
+struct gram_f16 {
+    uint16_t bits;
+};
+
+DSC_MMA float gram_value(float x) {
+    return x;
+}
+
+DSC_MMA float gram_value(gram_bf16 x) {
+    return __uint_as_float((uint32_t)x.bits << 16);
+}
+
+DSC_MMA float gram_value(gram_f16 x) {
+    return __half2float(__ushort_as_half(x.bits));
+}
+
+template <typename T> struct gram_type {
+    enum { SPLIT = 0 };
+};
+
+template <> struct gram_type<float> {
+    enum { SPLIT = 1 };
+};
+
+DSC_MMA void gram_one(float &x) {
+    x = 1;
+}
+
+DSC_MMA void gram_one(double &x) {
+    x = 1;
+}
+
+DSC_MMA void gram_one(gram_bf16 &x) {
+    x.bits = 0x3F80;
+}
+
+DSC_MMA void gram_one(gram_f16 &x) {
+    x.bits = 0x3C00;
+}
+
+/* An element as tf32: its value, or high and low part. */
+template <typename T> DSC_MMA void gram_split(T x, uint32_t &high, uint32_t &low) {
+    if (gram_type<T>::SPLIT) {
+        dsc_tf32_split(gram_value(x), high, low);
+    } else {
+        high = __float_as_uint(gram_value(x));
+        low = 0;
+    }
+}
+
+/* C[i,j] = alpha sum + beta C[i,j] where that is in the lower triangle. */
+template <typename C> DSC_MMA void gram_put(const dsc_gram_target &to, int64_t i, int64_t j, double sum) {
+    if (j > i || i >= to.n)
+        return;
+    C *c = (C *)to.c + (to.packed ? i * (i + 1) / 2 : i * to.n) + j;
+    *c = (C)(to.beta == 0 ? to.alpha * sum : to.alpha * sum + to.beta * (double)*c);
+}
+
+/* More shared memory than every kernel may have. */
+static inline cudaError_t gram_allow_shared(const void *kernel, size_t bytes) {
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+#endif

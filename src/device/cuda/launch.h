@@ -1,0 +1,38 @@
+/* How kernels are launched; included by .c and .cu files alike. */
+#ifndef DSC_DEVICE_CUDA_LAUNCH_H
+#define DSC_DEVICE_CUDA_LAUNCH_H
+
+#include <cuda_runtime_api.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What every launch function gets first. `scratch` (DSC_CUDA_SCRATCH bytes) and `tickets` (DSC_CUDA_TICKETS
+ * counters, 0 between launches: a kernel that uses one sets it back) belong to the stream: valid during one
+ * operation. */
+typedef struct dsc_cuda_launch {
+    cudaStream_t stream;
+    void *scratch;
+    unsigned *tickets;
+    int multiprocessors;
+} dsc_cuda_launch;
+
+#ifdef __cplusplus
+}
+#endif
+
+/* DSC_LAUNCH((kernel<float, 4>), grid, block, shared bytes, stream)(arguments...); */
+#if defined(__CUDACC__)
+#define DSC_LAUNCH(kernel, grid, block, shared, stream) (kernel)<<<(grid), (block), (shared), (stream)>>>
+/* Shared memory of a size set at launch. */
+#define DSC_SHARED(type, name)                                                                               \
+    extern __shared__ __align__(16) unsigned char dsc_shared_bytes[];                                        \
+    type *name = reinterpret_cast<type *>(dsc_shared_bytes)
+#elif defined(DSC_EMULATED) && defined(__cplusplus)
+#include "emulator/emulator.h"
+#endif
+
+#endif

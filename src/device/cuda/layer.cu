@@ -1,0 +1,354 @@
+/* Layers without a file of their own: bias, ReLU, sum, shortcut, dropout; and images. */
+#include "device/cuda/layer.cuh"
+#include "device/cuda/layer_kernels.h"
+
+/* ---- bias ---- */
+
+template <typename T> struct bias_add {
+    int64_t channels;
+    const dsc_number<T> *b;
+    T *y;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        int64_t row = i, channel = dsc_peel(row, channels);
+        dsc_vector<T, N> value = dsc_load<T, N>(y + i);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            value.set(k, value.get(k) + b[channel + k]);
+        dsc_store<T, N>(y + i, value);
+    }
+};
+
+template <typename T>
+static cudaError_t run_bias_add(const dsc_cuda_launch *at, int64_t rows, int64_t channels, const void *b,
+                                void *y) {
+    bias_add<T> operation = {channels, (const dsc_number<T> *)b, (T *)y};
+    return dsc_flat_run<T>(at, rows * channels, dsc_fits<T>(channels, y), operation);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_bias_add(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t rows,
+                                                int64_t channels, const void *b, void *y) {
+    return DSC_BY_TYPE(dtype, run_bias_add, at, rows, channels, b, y);
+}
+
+enum { SUM_ROWS = 4 }; /* that a thread has under way */
+
+template <typename T> struct bias_grad_call {
+    typedef dsc_number<T> A;
+    dsc_columns at;
+    int add;
+    const T *dy;
+    A *db;
+    double *partials;
+    unsigned *tickets;
+};
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 2) bias_grad(const bias_grad_call<T> a) {
+    typedef dsc_number<T> A;
+    dsc_column_place p = dsc_column_place_of<N>(a.at);
+    A mine[1][N] = {};
+    double sum[1] = {0};
+    int64_t jump = p.step * a.at.stride, at = p.first * a.at.stride + p.channel,
+            own = dsc_column_own<N>(a.at);
+    for (int64_t row = p.first; row < p.end; row += SUM_ROWS * p.step, at += SUM_ROWS * jump) {
+        dsc_vector<T, N> dy[SUM_ROWS];
+#pragma unroll
+        for (int u = 0; u < SUM_ROWS; u++)
+            dy[u] = dsc_load<T, N>(a.dy + at + (row + u * p.step < p.end ? u : 0) * jump);
+#pragma unroll
+        for (int u = 0; u < SUM_ROWS; u++)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                mine[0][i] += row + u * p.step < p.end ? dy[u].get(i) : 0;
+    }
+    dsc_block_sums<1>(a.at.lanes, mine, sum);
+    if (dsc_merge_blocks<1>(a.at.lanes * N, a.partials, a.tickets, sum) && own < a.at.width)
+        a.db[own] = (A)(a.add ? (double)a.db[own] + sum[0] : sum[0]);
+}
+
+template <typename T, int N>
+static cudaError_t sum_columns(const dsc_cuda_launch *at, int64_t rows, int64_t channels, const T *dy,
+                               int add, dsc_number<T> *db) {
+    for (int64_t first = 0; first < channels; first += DSC_COLUMN_SLICE) {
+        int64_t width = dsc_column_slice(channels, first);
+        dsc_columns c = dsc_columns_of(rows, channels, width, N, DSC_COLUMN_THREADS, SUM_ROWS,
+                                       2 * (int64_t)at->multiprocessors);
+        bias_grad_call<T> a = {c, add, dy + first, db + first, (double *)at->scratch, at->tickets};
+        DSC_LAUNCH((bias_grad<T, N>), dim3(c.groups, c.chunks), dim3(DSC_COLUMN_THREADS), 0, at->stream)(a);
+    }
+    return cudaGetLastError();
+}
+
+template <typename T>
+static cudaError_t run_bias_grad(const dsc_cuda_launch *at, int64_t rows, int64_t channels, const void *dy,
+                                 int add, void *db) {
+    const T *from = (const T *)dy;
+    dsc_number<T> *to = (dsc_number<T> *)db;
+    return dsc_fits<T>(channels, dy) ? sum_columns<T, dsc_wide<T>()>(at, rows, channels, from, add, to)
+                                     : sum_columns<T, 1>(at, rows, channels, from, add, to);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_bias_grad(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t rows,
+                                                 int64_t channels, const void *dy, int add, void *db) {
+    return DSC_BY_TYPE(dtype, run_bias_grad, at, rows, channels, dy, add, db);
+}
+
+/* ---- ReLU and sum ---- */
+
+template <typename T> struct relu_forward {
+    const T *x;
+    T *y;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        dsc_vector<T, N> value = dsc_load<T, N>(x + i);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            value.set(k, dsc_relu_of(value.get(k)));
+        dsc_store<T, N>(y + i, value);
+    }
+};
+
+template <typename T>
+static cudaError_t run_relu_forward(const dsc_cuda_launch *at, int64_t count, const void *x, void *y) {
+    relu_forward<T> operation = {(const T *)x, (T *)y};
+    return dsc_flat_run<T>(at, count, dsc_fits<T>(0, x, y), operation);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_relu_forward(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count,
+                                                    const void *x, void *y) {
+    return DSC_BY_TYPE(dtype, run_relu_forward, at, count, x, y);
+}
+
+template <typename T> struct relu_backward {
+    const T *y, *dy;
+    int add;
+    T *dx;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        dsc_vector<T, N> out = dsc_load<T, N>(y + i), grad = dsc_load<T, N>(dy + i), old = {};
+        if (add)
+            old = dsc_load<T, N>(dx + i);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            dsc_number<T> value = dsc_relu_mask_of(out.get(k), grad.get(k));
+            old.set(k, add ? old.get(k) + value : value);
+        }
+        dsc_store<T, N>(dx + i, old);
+    }
+};
+
+template <typename T>
+static cudaError_t run_relu_backward(const dsc_cuda_launch *at, int64_t count, const void *y, const void *dy,
+                                     int add, void *dx) {
+    relu_backward<T> operation = {(const T *)y, (const T *)dy, add, (T *)dx};
+    return dsc_flat_run<T>(at, count, dsc_fits<T>(0, y, dy, dx), operation);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_relu_backward(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                                     int64_t count, const void *y, const void *dy, int add,
+                                                     void *dx) {
+    return DSC_BY_TYPE(dtype, run_relu_backward, at, count, y, dy, add, dx);
+}
+
+template <typename T> struct sum_of_two {
+    const T *a, *b;
+    T *y;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        dsc_vector<T, N> value = dsc_load<T, N>(a + i), other = dsc_load<T, N>(b + i);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            value.set(k, value.get(k) + other.get(k));
+        dsc_store<T, N>(y + i, value);
+    }
+};
+
+template <typename T>
+static cudaError_t run_add(const dsc_cuda_launch *at, int64_t count, const void *a, const void *b, void *y) {
+    sum_of_two<T> operation = {(const T *)a, (const T *)b, (T *)y};
+    return dsc_flat_run<T>(at, count, dsc_fits<T>(0, a, b, y), operation);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_add(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count,
+                                           const void *a, const void *b, void *y) {
+    return DSC_BY_TYPE(dtype, run_add, at, count, a, b, y);
+}
+
+/* ---- the parameter-free shortcut ---- */
+
+template <typename T> struct shortcut_forward {
+    dsc_cuda_shortcut_shape s;
+    const T *x;
+    T *y;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        int64_t n = i, c = dsc_peel(n, s.k) - (s.k - s.c) / 2, column = dsc_peel(n, s.ow),
+                row = dsc_peel(n, s.oh);
+        dsc_vector<T, N> value;
+        if (c >= 0 && c < s.c)
+            value = dsc_load<T, N>(x + ((n * s.h + row * s.stride) * s.w + column * s.stride) * s.c + c);
+        else
+#pragma unroll
+            for (int k = 0; k < N; k++)
+                value.set(k, 0);
+        dsc_store<T, N>(y + i, value);
+    }
+};
+
+template <typename T> struct shortcut_backward {
+    dsc_cuda_shortcut_shape s;
+    const T *dy;
+    int add;
+    T *dx;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        int64_t n = i, c = dsc_peel(n, s.c) + (s.k - s.c) / 2, column = dsc_peel(n, s.w),
+                row = dsc_peel(n, s.h);
+        int64_t off_row = dsc_peel(row, s.stride), off_column = dsc_peel(column, s.stride);
+        int taken = off_row == 0 && off_column == 0;
+        dsc_vector<T, N> value;
+        if (taken)
+            value = dsc_load<T, N>(dy + ((n * s.oh + row) * s.ow + column) * s.k + c);
+        if (add && !taken)
+            return;
+        dsc_vector<T, N> old = {};
+        if (add)
+            old = dsc_load<T, N>(dx + i);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            dsc_number<T> grad = taken ? value.get(k) : 0;
+            old.set(k, add ? old.get(k) + grad : grad);
+        }
+        dsc_store<T, N>(dx + i, old);
+    }
+};
+
+template <typename T>
+static int shortcut_fits(const dsc_cuda_shortcut_shape *s, const void *x, const void *y) {
+    return dsc_fits<T>(s->c, x, y) && dsc_fits<T>(s->k) && dsc_fits<T>((s->k - s->c) / 2);
+}
+
+template <typename T>
+static cudaError_t run_shortcut_forward(const dsc_cuda_launch *at, int64_t n,
+                                        const dsc_cuda_shortcut_shape *s, const void *x, void *y) {
+    shortcut_forward<T> operation = {*s, (const T *)x, (T *)y};
+    return dsc_flat_run<T>(at, n * s->oh * s->ow * s->k, shortcut_fits<T>(s, x, y), operation);
+}
+
+template <typename T>
+static cudaError_t run_shortcut_backward(const dsc_cuda_launch *at, int64_t n,
+                                         const dsc_cuda_shortcut_shape *s, const void *dy, int add,
+                                         void *dx) {
+    shortcut_backward<T> operation = {*s, (const T *)dy, add, (T *)dx};
+    return dsc_flat_run<T>(at, n * s->h * s->w * s->c, shortcut_fits<T>(s, dx, dy), operation);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_shortcut_forward(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t n,
+                                                        const dsc_cuda_shortcut_shape *shape, const void *x,
+                                                        void *y) {
+    return DSC_BY_TYPE(dtype, run_shortcut_forward, at, n, shape, x, y);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_shortcut_backward(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                                         int64_t n, const dsc_cuda_shortcut_shape *shape,
+                                                         const void *dy, int add, void *dx) {
+    return DSC_BY_TYPE(dtype, run_shortcut_backward, at, n, shape, dy, add, dx);
+}
+
+/* ---- dropout ---- */
+
+/* N of the four elements of a block of random words, from element i on. */
+template <typename T, int N>
+__device__ __forceinline__ void drop(const dsc_dropout_stream &stream, dsc_number<T> keep,
+                                     const uint32_t *words, const T *x, int add, T *y) {
+    dsc_vector<T, N> from = dsc_load<T, N>(x), to = {};
+    if (add)
+        to = dsc_load<T, N>(y);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        dsc_number<T> value = dsc_dropout_keeps(&stream, words[k]) ? from.get(k) / keep : 0;
+        to.set(k, add ? to.get(k) + value : value);
+    }
+    dsc_store<T, N>(y, to);
+}
+
+/* A thread makes the words of a block and uses all four, wherever the first element of the tensor lies in its
+ * block. */
+template <typename T>
+static __global__ void __launch_bounds__(DSC_FLAT_THREADS)
+    dropout(const dsc_cuda_dropout_call a, int aligned, const T *x, T *y) {
+    dsc_dropout_stream stream = a.stream;
+    stream.step = (uint32_t)a.position[0];
+    int64_t base = a.position[1] * a.row, first = base / 4, lead = base % 4;
+    dsc_number<T> keep = (dsc_number<T>)a.keep;
+    for (int64_t block = dsc_flat_first(); 4 * block < lead + a.count; block += dsc_flat_step()) {
+        uint32_t words[4];
+        int64_t i = 4 * block - lead;
+        dsc_dropout_words(&stream, first + block, words);
+        if (aligned && lead == 0 && i + 4 <= a.count) {
+            drop<T, 4>(stream, keep, words, x + i, a.add, y + i);
+            continue;
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (i + k >= 0 && i + k < a.count)
+                drop<T, 1>(stream, keep, words + k, x + i + k, a.add, y + i + k);
+    }
+}
+
+template <typename T>
+static cudaError_t run_dropout(const dsc_cuda_launch *at, const dsc_cuda_dropout_call *call, const void *x,
+                               void *y) {
+    int aligned = dsc_fits<T>(0, x, y);
+    DSC_LAUNCH((dropout<T>), dsc_flat_blocks(at, call->count / 4 + 1), DSC_FLAT_THREADS, 0, at->stream)
+    (*call, aligned, (const T *)x, (T *)y);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t dsc_cuda_launch_dropout(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                               const dsc_cuda_dropout_call *call, const void *x, void *y) {
+    return DSC_BY_TYPE(dtype, run_dropout, at, call, x, y);
+}
+
+/* ---- images ---- */
+
+__device__ __forceinline__ float normalised(float byte, float scale, float shift) {
+    return dsc_pixel_f(byte, scale, shift);
+}
+
+__device__ __forceinline__ double normalised(double byte, float scale, float shift) {
+    return dsc_pixel(byte, (double)scale, (double)shift);
+}
+
+/* A thread makes a pixel. */
+template <typename T>
+static __global__ void __launch_bounds__(DSC_FLAT_THREADS) augment(const dsc_cuda_augment_call a, T *x) {
+    typedef dsc_number<T> A;
+    for (int64_t pixel = dsc_flat_first(); pixel < a.n * a.h * a.w; pixel += dsc_flat_step()) {
+        int64_t n = pixel, column = dsc_peel(n, a.w), row = dsc_peel(n, a.h);
+        const int32_t *place = a.place + 3 * n;
+        row += place[0];
+        column = (place[2] == 1 ? a.w - 1 - column : column) + place[1];
+        int exists = row >= 0 && row < a.rh && column >= 0 && column < a.rw;
+        const uint8_t *from = a.raw + ((n * a.rh + row) * a.rw + column) * a.c;
+        T *to = x + pixel * a.c;
+#pragma unroll
+        for (int ch = 0; ch < 4; ch++)
+            if (ch < a.c)
+                dsc_set(to[ch], exists ? normalised((A)from[ch], a.desc.scale[ch], a.desc.shift[ch])
+                                       : (A)a.desc.outside[ch]);
+    }
+}
+
+template <typename T>
+static cudaError_t run_augment(const dsc_cuda_launch *at, const dsc_cuda_augment_call *call, void *x) {
+    int64_t pixels = call->n * call->h * call->w;
+    DSC_LAUNCH((augment<T>), dsc_flat_blocks(at, pixels), DSC_FLAT_THREADS, 0, at->stream)(*call, (T *)x);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t dsc_cuda_launch_augment(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                               const dsc_cuda_augment_call *call, void *x) {
+    return DSC_BY_TYPE(dtype, run_augment, at, call, x);
+}

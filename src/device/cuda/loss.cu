@@ -1,0 +1,231 @@
+/* Softmax cross-entropy, and labels drawn from a softmax; all in double.
+ *
+ * With z the logits less the largest of them, c classes, s the smoothing:
+ *   loss = log sum exp(z) - (1 - s) z[label] - s/c sum z,   dloss/dz = exp(z) / sum exp(z) - target. */
+#include "device/cuda/layer.cuh"
+#include "device/cuda/loss_kernels.h"
+
+enum { STATS = 4, WARPS = DSC_COLUMN_WARPS };
+
+/* ---- loss ---- */
+
+/* TEAM threads share a row: a warp, or the block. Q values become their sums, the same in every thread. */
+template <int TEAM, int Q> __device__ __forceinline__ void team_sum(double (&value)[Q]) {
+    __shared__ double warps[Q][WARPS];
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2)
+#pragma unroll
+        for (int q = 0; q < Q; q++)
+            value[q] += __shfl_xor_sync(0xFFFFFFFFu, value[q], apart);
+    if (TEAM == 32)
+        return;
+    if (threadIdx.x % 32 == 0)
+        for (int q = 0; q < Q; q++)
+            warps[q][threadIdx.x / 32] = value[q];
+    __syncthreads();
+    for (int q = 0; q < Q; q++) {
+        value[q] = 0;
+        for (int w = 0; w < WARPS; w++)
+            value[q] += warps[q][w];
+    }
+    __syncthreads();
+}
+
+template <int TEAM> __device__ __forceinline__ double team_max(double value) {
+    __shared__ double warps[WARPS];
+#pragma unroll
+    for (int apart = 16; apart > 0; apart /= 2)
+        value = fmax(value, __shfl_xor_sync(0xFFFFFFFFu, value, apart));
+    if (TEAM == 32)
+        return value;
+    if (threadIdx.x % 32 == 0)
+        warps[threadIdx.x / 32] = value;
+    __syncthreads();
+    for (int w = 0; w < WARPS; w++)
+        value = fmax(value, warps[w]);
+    __syncthreads();
+    return value;
+}
+
+template <typename T, int TEAM>
+__device__ __forceinline__ void fill_row(int64_t classes, dsc_number<T> value, T *dz) {
+    for (int64_t i = threadIdx.x % TEAM; dz && i < classes; i += TEAM)
+        dsc_set(dz[i], value);
+}
+
+/* Of a row with a valid label; its loss, and the number of classes ranked before the label. */
+template <typename T, int TEAM>
+__device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T *z, int64_t label,
+                                           double scale, T *dz, double &before) {
+    typedef dsc_number<T> A;
+    double highest = -INFINITY, sums[3] = {0, 0, 0}; /* exp(z), z, ranked before */
+    A own = dsc_get(z[label]);
+    for (int64_t i = threadIdx.x % TEAM; i < a.classes; i += TEAM)
+        highest = fmax(highest, (double)dsc_get(z[i]));
+    highest = team_max<TEAM>(highest);
+    for (int64_t i = threadIdx.x % TEAM; i < a.classes; i += TEAM) {
+        A other = dsc_get(z[i]);
+        sums[0] += exp((double)other - highest);
+        sums[1] += (double)other - highest;
+        sums[2] += other > own || (other == own && i < label);
+    }
+    team_sum<TEAM>(sums);
+    double uniform = a.smoothing / (double)a.classes, loss = log(sums[0]);
+    if (a.smoothing < 1)
+        loss -= (1 - a.smoothing) * ((double)own - highest);
+    if (a.smoothing > 0)
+        loss -= uniform * sums[1];
+    for (int64_t i = threadIdx.x % TEAM; dz && i < a.classes; i += TEAM) {
+        double target = uniform + (i == label ? 1 - a.smoothing : 0);
+        dsc_set(dz[i], (A)(scale * (exp((double)dsc_get(z[i]) - highest) / sums[0] - target)));
+    }
+    before = sums[2];
+    return loss;
+}
+
+template <typename T, int TEAM>
+__device__ __forceinline__ void loss_row(const dsc_cuda_loss_call &a, const T *logits, int64_t row,
+                                         double scale, T *dlogits, double (&stats)[STATS]) {
+    int64_t label = a.labels[row];
+    T *dz = dlogits ? dlogits + row * a.classes : 0;
+    if (label < 0) {
+        fill_row<T, TEAM>(a.classes, 0, dz);
+        return;
+    }
+    stats[3] += 1;
+    if (label >= a.classes) {
+        stats[0] = NAN;
+        fill_row<T, TEAM>(a.classes, (dsc_number<T>)NAN, dz);
+        return;
+    }
+    double before = 0;
+    stats[0] += row_loss<T, TEAM>(a, logits + row * a.classes, label, scale, dz, before);
+    stats[1] += before < 1;
+    stats[2] += before < 5;
+}
+
+/* The grid is (1, blocks). */
+template <typename T, int TEAM>
+static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 2)
+    softmax_loss(const dsc_cuda_loss_call a, const T *logits, T *dlogits, double *partials,
+                 unsigned *tickets) {
+    enum { TEAMS = DSC_COLUMN_THREADS / TEAM };
+    __shared__ double teams[TEAMS][STATS];
+    int team = (int)threadIdx.x / TEAM, t = (int)threadIdx.x;
+    double stats[STATS] = {0, 0, 0, 0}, sum[1] = {0};
+    double scale = a.loss_scale ? a.grad_scale * a.loss_scale[0] : a.grad_scale;
+    for (int64_t row = (int64_t)blockIdx.y * TEAMS + team; row < a.rows; row += (int64_t)gridDim.y * TEAMS)
+        loss_row<T, TEAM>(a, logits, row, scale, dlogits, stats);
+    if (t % TEAM == 0)
+        for (int i = 0; i < STATS; i++)
+            teams[team][i] = stats[i];
+    __syncthreads();
+    if (t < STATS)
+        for (int i = 0; i < TEAMS; i++)
+            sum[0] += teams[i][t];
+    if (dsc_merge_blocks<1>(STATS, partials, tickets, sum))
+        a.stats[t] += sum[0];
+}
+
+template <typename T, int TEAM>
+static void launch_loss(const dsc_cuda_launch *at, const dsc_cuda_loss_call *call, const T *logits,
+                        T *dlogits) {
+    int64_t teams = DSC_COLUMN_THREADS / TEAM, blocks = (call->rows + teams - 1) / teams;
+    int64_t most = 2 * (int64_t)at->multiprocessors;
+    DSC_LAUNCH((softmax_loss<T, TEAM>), dim3(1, (unsigned)(blocks < most ? blocks : most)),
+               dim3(DSC_COLUMN_THREADS), 0, at->stream)
+    (*call, logits, dlogits, (double *)at->scratch, at->tickets);
+}
+
+template <typename T>
+static cudaError_t run_softmax_loss(const dsc_cuda_launch *at, const dsc_cuda_loss_call *call,
+                                    const void *logits, void *dlogits) {
+    if (call->classes <= 128)
+        launch_loss<T, 32>(at, call, (const T *)logits, (T *)dlogits);
+    else
+        launch_loss<T, DSC_COLUMN_THREADS>(at, call, (const T *)logits, (T *)dlogits);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t dsc_cuda_launch_softmax_loss(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                                    const dsc_cuda_loss_call *call, const void *logits,
+                                                    void *dlogits) {
+    return DSC_BY_TYPE(dtype, run_softmax_loss, at, call, logits, dlogits);
+}
+
+/* ---- labels ----
+ *
+ * dsc_draw_label, with the same sums in the same order, by a warp: its lanes compute the weights of SPAN
+ * classes at once, the first adds them up. */
+enum { SPAN = 256, SAMPLE_WARPS = 4 };
+
+/* Weights exp(z - largest) of the classes from `first` on; the lanes agree on them afterwards. */
+template <typename T>
+__device__ __forceinline__ int weigh(int64_t classes, const T *z, double largest, int64_t first,
+                                     double *weights) {
+    int64_t rest = classes - first;
+    int count = rest < SPAN ? (int)rest : (int)SPAN;
+    __syncwarp();
+    for (int i = (int)threadIdx.x % 32; i < count; i += 32)
+        weights[i] = exp((double)dsc_get(z[first + i]) - largest);
+    __syncwarp();
+    return count;
+}
+
+/* All lanes call; the label is the first lane's. */
+template <typename T>
+__device__ __forceinline__ int32_t draw(int64_t classes, const T *z, double u, double *weights) {
+    double largest = -INFINITY, whole = 0, sum = 0;
+    int32_t last = 0, chosen = -1;
+    int lane = (int)threadIdx.x % 32;
+    for (int64_t i = lane; i < classes; i += 32)
+        largest = fmax(largest, (double)dsc_get(z[i]));
+    largest = team_max<32>(largest);
+    for (int64_t first = 0; first < classes; first += SPAN) {
+        int count = weigh(classes, z, largest, first, weights);
+        for (int i = 0; lane == 0 && i < count; i++)
+            whole += weights[i];
+    }
+    for (int64_t first = 0; first < classes; first += SPAN) {
+        int count = weigh(classes, z, largest, first, weights);
+        for (int i = 0; lane == 0 && chosen < 0 && i < count; i++) {
+            sum += weights[i];
+            if (sum > u * whole)
+                chosen = (int32_t)(first + i);
+            if (weights[i] > 0)
+                last = (int32_t)(first + i);
+        }
+        if (__shfl_sync(0xFFFFFFFFu, chosen, 0) >= 0)
+            break;
+    }
+    return chosen < 0 ? last : chosen;
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
+    sample_labels(const dsc_cuda_sample_call a, const T *logits) {
+    __shared__ double weights[SAMPLE_WARPS][SPAN];
+    int warp = (int)threadIdx.x / 32;
+    for (int64_t row = (int64_t)blockIdx.x * SAMPLE_WARPS + warp; row < a.rows;
+         row += (int64_t)gridDim.x * SAMPLE_WARPS) {
+        double u = dsc_label_uniform(a.seed, a.position[0], a.position[1] + row);
+        int32_t label = draw(a.classes, logits + row * a.classes, u, weights[warp]);
+        if (threadIdx.x % 32 == 0)
+            a.labels[row] = label;
+    }
+}
+
+template <typename T>
+static cudaError_t run_sample_labels(const dsc_cuda_launch *at, const dsc_cuda_sample_call *call,
+                                     const void *logits) {
+    int64_t blocks = (call->rows + SAMPLE_WARPS - 1) / SAMPLE_WARPS, most = 8 * (int64_t)at->multiprocessors;
+    DSC_LAUNCH((sample_labels<T>), dim3((unsigned)(blocks < most ? blocks : most)), dim3(32 * SAMPLE_WARPS),
+               0, at->stream)
+    (*call, (const T *)logits);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t dsc_cuda_launch_sample_labels(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                                     const dsc_cuda_sample_call *call, const void *logits) {
+    return DSC_BY_TYPE(dtype, run_sample_labels, at, call, logits);
+}

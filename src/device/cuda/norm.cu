@@ -1,0 +1,610 @@
+/* Batch norm: two launches each way, one that sums and one that writes.
+ *
+ * A block that sums leaves its sums in scratch memory; every block that writes adds up those of its own
+ * channels, always in the same order, while its first rows are under way. No block waits for another, and
+ * blocks are few (one a multiprocessor) with much under way each: layers of a few MB are a matter of latency.
+ *
+ * Statistics: of each channel, k is a typical value (of three rows, the one in the middle), and with
+ * s = sum (x - k), q = sum (x - k)^2 over m rows: mean = k + s / m, var = (q - s^2 / m) / m. Nothing cancels
+ * however large the mean is: k is one of the values, and not an outlier. */
+#include "device/cuda/layer.cuh"
+#include "device/cuda/norm_kernels.h"
+
+/* One block a multiprocessor: 128 registers a thread. */
+enum { THREADS = DSC_COLUMN_THREADS, WARPS = THREADS / 32 };
+
+/* Rows that a thread has under way: as many as registers allow. */
+enum { MOMENTS_ROWS = 8, APPLY_ROWS = 8, SUMS_ROWS = 4, GRAD_ROWS = 4 };
+
+/* Tensors up to SMALL_BYTES, in cache, are cut into groups of channels of NARROW_BYTES a row: all
+ * multiprocessors have work, and a channel few sums. */
+enum { SMALL_BYTES = 16 << 20, NARROW_BYTES = 64 };
+
+/* Blocks' sums of a channel that a thread loads at once. */
+enum { PAIRS = 8 };
+
+/* Rows that a thread looks at. */
+__device__ __forceinline__ int rows_of(const dsc_column_place &p) {
+    return p.first < p.end ? (int)((p.end - p.first + p.step - 1) >> (__ffs(p.step) - 1)) : 0;
+}
+
+/* ---- sums of blocks ---- */
+
+/* Adds up the M values of lanes that look at the same channels. At each step a lane hands half of its values
+ * to the other one, so that few are moved; it is left with totals number `first` and up. */
+template <int M, int APART, typename A>
+__device__ __forceinline__ void sum_lanes(int lanes, int first, A *v, A *to) {
+    if (APART < lanes) {
+#pragma unroll
+        for (int j = 0; j < M; j++)
+            to[first + j] = v[j];
+        return;
+    }
+    if constexpr (APART > 0) {
+        constexpr int HALF = M > 1 ? M / 2 : 1, OTHER = M > 1 ? HALF : 0;
+        int upper = (threadIdx.x & APART) != 0;
+#pragma unroll
+        for (int j = 0; j < HALF; j++) {
+            A keep = upper ? v[j + OTHER] : v[j], send = upper ? v[j] : v[j + OTHER];
+            v[j] = keep + __shfl_xor_sync(0xFFFFFFFFu, send, APART);
+        }
+        sum_lanes<HALF, APART / 2>(lanes, upper ? first + OTHER : first, v, to);
+    }
+}
+
+/* The block's two sums of each channel, to partials[channel][chunk][2]. mine: two of each channel of the
+ * thread. All threads call. */
+template <int N, typename A>
+__device__ __forceinline__ void write_partials(const dsc_columns &c, A (&mine)[2 * N], A *partials) {
+    __shared__ A warps[WARPS][2 * N * DSC_COLUMN_LANES];
+    int t = (int)threadIdx.x, lane = t & (c.lanes - 1);
+    sum_lanes<2 * N, 16>(c.lanes, 0, mine, &warps[t / 32][lane * 2 * N]);
+    __syncthreads();
+    if (t >= 2 * N * c.lanes)
+        return;
+    A sum[4] = {};
+#pragma unroll
+    for (int w = 0; w < WARPS; w++)
+        sum[w % 4] += warps[w][t];
+    int64_t channel = (int64_t)blockIdx.x * c.lanes * N + t / 2;
+    partials[(channel * c.chunks + blockIdx.y) * 2 + t % 2] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* A thread's part in adding up what blocks have left: `share` neighbours, a power of two, have a channel. */
+template <typename A> struct merge_part {
+    int64_t channel;
+    int index, own, share; /* index: of the channel in the block */
+    int finishes, writes;  /* has the total; and is the one to write it */
+    const A *from;         /* NULL: beyond the block's channels */
+    dsc_vector<A, 2> pair[PAIRS];
+};
+
+template <typename A>
+__device__ __forceinline__ void load_pairs(const dsc_columns &c, merge_part<A> &m, int chunk) {
+#pragma unroll
+    for (int k = 0; k < PAIRS; k++) {
+        int at = chunk + m.own + k * m.share;
+        m.pair[k] = {};
+        if (m.from && at < (int)c.chunks)
+            m.pair[k] = dsc_load<A, 2>(m.from + 2 * at);
+    }
+}
+
+/* First half: loads are under way. partials may be NULL: then nothing is there to add up. */
+template <int N, typename A>
+__device__ __forceinline__ merge_part<A> merge_begin(const dsc_columns &c, const A *partials) {
+    merge_part<A> m;
+    int t = (int)threadIdx.x, width = c.lanes * N, log_share = min(5, __ffs(THREADS) - __ffs(width));
+    m.share = 1 << log_share;
+    m.own = t & (m.share - 1);
+    m.index = t >> log_share;
+    m.channel = (int64_t)blockIdx.x * width + m.index;
+    m.finishes = m.own == 0 && m.index < width && m.channel < c.width;
+    m.writes = m.finishes && blockIdx.y == 0;
+    m.from = partials && m.index < width ? partials + m.channel * c.chunks * 2 : 0;
+    load_pairs(c, m, 0);
+    return m;
+}
+
+/* Second half: totals, in threads that finish a channel. All threads call. */
+template <typename A>
+__device__ __forceinline__ void merge_end(const dsc_columns &c, merge_part<A> &m, double (&sum)[2]) {
+    double s = 0, q = 0;
+    for (int chunk = 0;;) {
+#pragma unroll
+        for (int k = 0; k < PAIRS; k++) {
+            s += (double)m.pair[k].at[0];
+            q += (double)m.pair[k].at[1];
+        }
+        chunk += PAIRS * m.share;
+        if (chunk >= (int)c.chunks)
+            break;
+        load_pairs(c, m, chunk);
+    }
+    int apart = m.share / 2, upper = (m.own & apart) != 0; /* one half goes on with s, the other with q */
+    double total = (upper ? q : s) + __shfl_xor_sync(0xFFFFFFFFu, upper ? s : q, apart);
+    for (int near = apart / 2; near > 0; near /= 2)
+        total += __shfl_xor_sync(0xFFFFFFFFu, total, near);
+    sum[0] = total;
+    sum[1] = __shfl_xor_sync(0xFFFFFFFFu, total, apart);
+}
+
+/* ---- forward ---- */
+
+template <typename T> struct forward_call {
+    typedef dsc_number<T> A;
+    dsc_columns at;
+    int relu;
+    double eps, momentum;
+    double inverse_rows, inverse_freedom; /* 1 / rows, 1 / (rows - 1) */
+    const T *x, *residual;
+    const A *gamma, *shift;
+    A *running_mean, *running_var, *mean, *invstd;
+    T *y;
+    A *partials; /* NULL: running statistics are used */
+};
+
+/* Channels of the first, a middle and the last row. */
+template <typename T, int N> struct three_rows { dsc_vector<T, N> at[3]; };
+
+template <typename T, int N>
+__device__ __forceinline__ three_rows<T, N> load_three(const T *x, const dsc_columns &c) {
+    return {{dsc_load<T, N>(x), dsc_load<T, N>(x + c.rows / 2 * c.stride),
+             dsc_load<T, N>(x + (c.rows - 1) * c.stride)}};
+}
+
+/* The value in the middle. */
+template <typename T, int N>
+__device__ __forceinline__ dsc_number<T> typical(const three_rows<T, N> &rows, int i) {
+    dsc_number<T> a = rows.at[0].get(i), b = rows.at[1].get(i), c = rows.at[2].get(i);
+    return fmax(fmin(a, b), fmin(fmax(a, b), c));
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS, 1) norm_moments(const forward_call<T> a) {
+    typedef dsc_number<T> A;
+    dsc_column_place p = dsc_column_place_of<N>(a.at);
+    A mine[2 * N] = {}, base[N];
+    int left = rows_of(p);
+    if (left > 0) {
+        dsc_vector<T, N> x[MOMENTS_ROWS];
+        int64_t jump = p.step * a.at.stride;
+        const T *from = a.x + p.first * a.at.stride + p.channel;
+        three_rows<T, N> three = load_three<T, N>(a.x + p.channel, a.at);
+#pragma unroll
+        for (int u = 0; u < MOMENTS_ROWS; u++)
+            if (u < left)
+                x[u] = dsc_load<T, N>(from + u * jump);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            base[i] = typical(three, i);
+        for (; left > 0; left -= MOMENTS_ROWS, from += MOMENTS_ROWS * jump) {
+#pragma unroll
+            for (int u = 0; u < MOMENTS_ROWS; u++) {
+                if (u >= left)
+                    break;
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    A d = x[u].get(i) - base[i];
+                    mine[2 * i] += d;
+                    mine[2 * i + 1] += d * d;
+                }
+                if (u + MOMENTS_ROWS < left)
+                    x[u] = dsc_load<T, N>(from + (u + MOMENTS_ROWS) * jump);
+            }
+        }
+    }
+    write_partials<N>(a.at, mine, a.partials);
+}
+
+/* y = (x - mean) scale + shift. The mean is rounded to A; what that loses goes into the shift. */
+template <typename A> struct apply_coefficients { A mean, scale, shift; };
+
+template <typename A>
+__device__ __forceinline__ apply_coefficients<A> coefficients_of(double mean, double scale, double shift) {
+    A rounded = (A)mean;
+    return {rounded, (A)scale, (A)(shift + ((double)rounded - mean) * scale)};
+}
+
+/* 1 / sqrt(x). What follows rounds to float: the last digit of a double does not matter there. */
+__device__ __forceinline__ double inverse_root(double x, float) {
+    return rsqrt(x);
+}
+
+__device__ __forceinline__ double inverse_root(double x, double) {
+    return 1 / sqrt(x);
+}
+
+/* Parameters of a channel that a thread finishes. */
+template <typename T> struct channel_params {
+    three_rows<T, 1> three;
+    dsc_number<T> gamma, shift, running_mean, running_var;
+};
+
+template <typename T>
+__device__ __forceinline__ void load_params(const forward_call<T> &a, const merge_part<dsc_number<T>> &m,
+                                            channel_params<T> &c) {
+    c = {};
+    if (m.finishes) {
+        c.gamma = a.gamma[m.channel];
+        c.shift = a.shift[m.channel];
+        if (a.partials)
+            c.three = load_three<T, 1>(a.x + m.channel, a.at);
+    }
+    if (m.finishes && (m.writes || !a.partials)) {
+        c.running_mean = a.running_mean[m.channel];
+        c.running_var = a.running_var[m.channel];
+    }
+}
+
+/* From the sums about the typical value. */
+template <typename T>
+__device__ __forceinline__ apply_coefficients<dsc_number<T>>
+finish_moments(const forward_call<T> &a, const merge_part<dsc_number<T>> &m, const channel_params<T> &c,
+               const double (&sum)[2]) {
+    typedef dsc_number<T> A;
+    double squares = sum[1] - sum[0] * sum[0] * a.inverse_rows;
+    squares = squares < 0 ? 0 : squares;
+    double mean = (double)typical(c.three, 0) + sum[0] * a.inverse_rows;
+    double inverse = inverse_root(squares * a.inverse_rows + a.eps, A());
+    if (m.writes) {
+        double keep = 1 - a.momentum, unbiased = squares * a.inverse_freedom;
+        a.mean[m.channel] = (A)mean;
+        a.invstd[m.channel] = (A)inverse;
+        a.running_mean[m.channel] = (A)(keep * (double)c.running_mean + a.momentum * mean);
+        a.running_var[m.channel] = (A)(keep * (double)c.running_var + a.momentum * unbiased);
+    }
+    return coefficients_of<A>(mean, (double)c.gamma * inverse, (double)c.shift);
+}
+
+template <typename T>
+__device__ __forceinline__ apply_coefficients<dsc_number<T>> from_running(const forward_call<T> &a,
+                                                                          const channel_params<T> &c) {
+    return coefficients_of<dsc_number<T>>(
+        (double)c.running_mean, (double)c.gamma / sqrt((double)c.running_var + a.eps), (double)c.shift);
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS, 1) norm_apply(const forward_call<T> a) {
+    typedef dsc_number<T> A;
+    __shared__ __align__(16) A shared[3][DSC_COLUMN_LANES * N];
+    dsc_column_place p = dsc_column_place_of<N>(a.at);
+    merge_part<A> m = merge_begin<N>(a.at, (const A *)a.partials);
+    channel_params<T> params;
+    load_params(a, m, params);
+    dsc_vector<T, N> x[APPLY_ROWS], residual[APPLY_ROWS];
+    int64_t jump = p.step * a.at.stride, at = p.first * a.at.stride + p.channel;
+    int left = rows_of(p);
+#pragma unroll
+    for (int u = 0; u < APPLY_ROWS; u++)
+        if (u < left) {
+            x[u] = dsc_load<T, N>(a.x + at + u * jump);
+            if (a.residual)
+                residual[u] = dsc_load<T, N>(a.residual + at + u * jump);
+        }
+    double sum[2] = {0, 0};
+    if (a.partials)
+        merge_end(a.at, m, sum);
+    if (m.finishes) {
+        apply_coefficients<A> c = a.partials ? finish_moments(a, m, params, sum) : from_running(a, params);
+        shared[0][m.index] = c.mean;
+        shared[1][m.index] = c.scale;
+        shared[2][m.index] = c.shift;
+    }
+    __syncthreads();
+    int lane = (int)threadIdx.x & (a.at.lanes - 1);
+    dsc_vector<A, N> mean = dsc_load<A, N>(&shared[0][lane * N]);
+    dsc_vector<A, N> scale = dsc_load<A, N>(&shared[1][lane * N]);
+    dsc_vector<A, N> shift = dsc_load<A, N>(&shared[2][lane * N]);
+    for (; left > 0; left -= APPLY_ROWS) {
+#pragma unroll
+        for (int u = 0; u < APPLY_ROWS; u++, at += jump) {
+            if (u >= left)
+                break;
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                A h = (x[u].get(i) - mean.at[i]) * scale.at[i] + shift.at[i];
+                if (a.residual)
+                    h += residual[u].get(i);
+                x[u].set(i, a.relu ? dsc_relu_of(h) : h);
+            }
+            dsc_store<T, N>(a.y + at, x[u]);
+            if (u + APPLY_ROWS < left) {
+                x[u] = dsc_load<T, N>(a.x + at + APPLY_ROWS * jump);
+                if (a.residual)
+                    residual[u] = dsc_load<T, N>(a.residual + at + APPLY_ROWS * jump);
+            }
+        }
+    }
+}
+
+/* ---- backward ---- */
+
+template <typename T> struct grad_call {
+    typedef dsc_number<T> A;
+    dsc_columns at;
+    int add_x, add_residual, add_params;
+    double inverse_rows;
+    const T *x, *y, *dy; /* y: NULL without ReLU */
+    const A *gamma, *mean, *invstd;
+    T *dx, *dresidual;
+    A *dgamma, *dshift;
+    A *partials;
+};
+
+/* What is read of a row. */
+template <typename T, int N> struct grad_row { dsc_vector<T, N> x, dy, y; };
+
+template <typename T, int N>
+__device__ __forceinline__ void load_row(const grad_call<T> &a, int64_t at, grad_row<T, N> &row) {
+    row.x = dsc_load<T, N>(a.x + at);
+    row.dy = dsc_load<T, N>(a.dy + at);
+    if (a.y)
+        row.y = dsc_load<T, N>(a.y + at);
+}
+
+/* dh of channel i. */
+template <typename T, int N>
+__device__ __forceinline__ dsc_number<T> grad_of(const grad_call<T> &a, const grad_row<T, N> &row, int i) {
+    return a.y ? dsc_relu_mask_of(row.y.get(i), row.dy.get(i)) : row.dy.get(i);
+}
+
+/* Sums of dh and of dh (x - mean). */
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS, 1) norm_sums(const grad_call<T> a) {
+    typedef dsc_number<T> A;
+    dsc_column_place p = dsc_column_place_of<N>(a.at);
+    A mine[2 * N] = {}, mean[N];
+    int left = rows_of(p);
+    if (left > 0) {
+        grad_row<T, N> row[SUMS_ROWS];
+        int64_t jump = p.step * a.at.stride, at = p.first * a.at.stride + p.channel;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            mean[i] = a.mean[p.channel + i];
+#pragma unroll
+        for (int u = 0; u < SUMS_ROWS; u++)
+            if (u < left)
+                load_row(a, at + u * jump, row[u]);
+        for (; left > 0; left -= SUMS_ROWS) {
+#pragma unroll
+            for (int u = 0; u < SUMS_ROWS; u++, at += jump) {
+                if (u >= left)
+                    break;
+#pragma unroll
+                for (int i = 0; i < N; i++) {
+                    A g = grad_of(a, row[u], i);
+                    mine[2 * i] += g;
+                    mine[2 * i + 1] += g * (row[u].x.get(i) - mean[i]);
+                }
+                if (u + SUMS_ROWS < left)
+                    load_row(a, at + SUMS_ROWS * jump, row[u]);
+            }
+        }
+    }
+    write_partials<N>(a.at, mine, a.partials);
+}
+
+/* dx = scale (dh - mean_g - (x - mean) slope), of the channel that a thread finishes. */
+template <typename A> struct grad_coefficients { A mean, scale, mean_g, slope; };
+
+/* Of such a channel: parameters, and what is added to. */
+template <typename A> struct grad_params { A gamma, mean, invstd, dgamma, dshift; };
+
+template <typename T>
+__device__ __forceinline__ void load_params(const grad_call<T> &a, const merge_part<dsc_number<T>> &m,
+                                            grad_params<dsc_number<T>> &c) {
+    c = {};
+    if (m.finishes) {
+        c.gamma = a.gamma[m.channel];
+        c.mean = a.mean[m.channel];
+        c.invstd = a.invstd[m.channel];
+    }
+    if (m.writes && a.add_params) {
+        c.dgamma = a.dgamma[m.channel];
+        c.dshift = a.dshift[m.channel];
+    }
+}
+
+template <typename T>
+__device__ __forceinline__ grad_coefficients<dsc_number<T>>
+finish_sums(const grad_call<T> &a, const merge_part<dsc_number<T>> &m, const grad_params<dsc_number<T>> &c,
+            const double (&sum)[2]) {
+    typedef dsc_number<T> A;
+    double inverse = (double)c.invstd, sum_gx = sum[1] * inverse;
+    if (m.writes) {
+        a.dshift[m.channel] = (A)((double)c.dshift + sum[0]);
+        a.dgamma[m.channel] = (A)((double)c.dgamma + sum_gx);
+    }
+    return {c.mean, (A)((double)c.gamma * inverse), (A)(sum[0] * a.inverse_rows),
+            (A)(sum_gx * inverse * a.inverse_rows)};
+}
+
+/* Stores `value`, added to what is there where asked for. */
+template <typename T, int N> __device__ __forceinline__ void put(int add, dsc_number<T> (&value)[N], T *to) {
+    dsc_vector<T, N> old = {};
+    if (add)
+        old = dsc_load<T, N>(to);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        old.set(i, add ? old.get(i) + value[i] : value[i]);
+    dsc_store<T, N>(to, old);
+}
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(THREADS, 1) norm_grad(const grad_call<T> a) {
+    typedef dsc_number<T> A;
+    __shared__ __align__(16) A shared[4][DSC_COLUMN_LANES * N];
+    dsc_column_place p = dsc_column_place_of<N>(a.at);
+    merge_part<A> m = merge_begin<N>(a.at, (const A *)a.partials);
+    grad_params<A> params;
+    load_params(a, m, params);
+    grad_row<T, N> row[GRAD_ROWS];
+    int64_t jump = p.step * a.at.stride, at = p.first * a.at.stride + p.channel;
+    int left = rows_of(p);
+#pragma unroll
+    for (int u = 0; u < GRAD_ROWS; u++)
+        if (u < left)
+            load_row(a, at + u * jump, row[u]);
+    double sum[2];
+    merge_end(a.at, m, sum);
+    if (m.finishes) {
+        grad_coefficients<A> c = finish_sums(a, m, params, sum);
+        shared[0][m.index] = c.mean;
+        shared[1][m.index] = c.scale;
+        shared[2][m.index] = c.mean_g;
+        shared[3][m.index] = c.slope;
+    }
+    __syncthreads();
+    int lane = (int)threadIdx.x & (a.at.lanes - 1);
+    dsc_vector<A, N> mean = dsc_load<A, N>(&shared[0][lane * N]);
+    dsc_vector<A, N> scale = dsc_load<A, N>(&shared[1][lane * N]);
+    dsc_vector<A, N> mean_g = dsc_load<A, N>(&shared[2][lane * N]);
+    dsc_vector<A, N> slope = dsc_load<A, N>(&shared[3][lane * N]);
+    for (; left > 0; left -= GRAD_ROWS) {
+#pragma unroll
+        for (int u = 0; u < GRAD_ROWS; u++, at += jump) {
+            if (u >= left)
+                break;
+            A g[N], d[N];
+#pragma unroll
+            for (int i = 0; i < N; i++) {
+                g[i] = grad_of(a, row[u], i);
+                d[i] = scale.at[i] * (g[i] - mean_g.at[i] - (row[u].x.get(i) - mean.at[i]) * slope.at[i]);
+            }
+            put<T, N>(a.add_x, d, a.dx + at);
+            if (a.dresidual)
+                put<T, N>(a.add_residual, g, a.dresidual + at);
+            if (u + GRAD_ROWS < left)
+                load_row(a, at + GRAD_ROWS * jump, row[u]);
+        }
+    }
+}
+
+/* ---- launches ---- */
+
+/* Where a slice of channels starts; NULL stays NULL. */
+template <typename P> static P *from(void *start, int64_t channel) {
+    return start ? (P *)start + channel : 0;
+}
+
+template <typename P> static const P *from(const void *start, int64_t channel) {
+    return start ? (const P *)start + channel : 0;
+}
+
+/* The same blocks sum and write: one a multiprocessor, but one for each group of channels at least. */
+template <typename T, int N>
+static dsc_columns blocks_of(const dsc_cuda_launch *at, int64_t rows, int64_t stride, int64_t width) {
+    int lanes = DSC_COLUMN_LANES;
+    if (rows * stride * (int64_t)sizeof(T) <= SMALL_BYTES)
+        while (lanes > 1 && lanes * N * (int)sizeof(T) > NARROW_BYTES)
+            lanes /= 2;
+    return dsc_columns_narrow(rows, stride, width, N, lanes, THREADS, 1, at->multiprocessors);
+}
+
+template <typename T>
+static forward_call<T> forward_of(const dsc_columns &c, const dsc_cuda_norm_forward_call *f, int64_t first,
+                                  void *partials) {
+    typedef dsc_number<T> A;
+    double rows = (double)f->rows;
+    return {c,
+            f->relu,
+            f->eps,
+            f->momentum,
+            1 / rows,
+            f->rows > 1 ? 1 / (rows - 1) : 1,
+            from<T>(f->x, first),
+            from<T>(f->residual, first),
+            from<A>(f->gamma, first),
+            from<A>(f->shift, first),
+            from<A>(f->running_mean, first),
+            from<A>(f->running_var, first),
+            from<A>(f->mean, first),
+            from<A>(f->invstd, first),
+            from<T>(f->y, first),
+            (A *)partials};
+}
+
+template <typename T, int N>
+static cudaError_t train(const dsc_cuda_launch *at, const dsc_cuda_norm_forward_call *f) {
+    for (int64_t first = 0; first < f->channels; first += DSC_COLUMN_SLICE) {
+        int64_t width = dsc_column_slice(f->channels, first);
+        dsc_columns c = blocks_of<T, N>(at, f->rows, f->channels, width);
+        forward_call<T> a = forward_of<T>(c, f, first, at->scratch);
+        DSC_LAUNCH((norm_moments<T, N>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
+        DSC_LAUNCH((norm_apply<T, N>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
+    }
+    return cudaGetLastError();
+}
+
+template <typename T, int N>
+static cudaError_t eval(const dsc_cuda_launch *at, const dsc_cuda_norm_forward_call *f) {
+    for (int64_t first = 0; first < f->channels; first += DSC_COLUMN_SLICE) {
+        int64_t width = dsc_column_slice(f->channels, first);
+        dsc_columns c = blocks_of<T, N>(at, f->rows, f->channels, width);
+        forward_call<T> a = forward_of<T>(c, f, first, 0);
+        DSC_LAUNCH((norm_apply<T, N>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
+    }
+    return cudaGetLastError();
+}
+
+template <typename T, int N>
+static cudaError_t backward(const dsc_cuda_launch *at, const dsc_cuda_norm_backward_call *b) {
+    typedef dsc_number<T> A;
+    for (int64_t first = 0; first < b->channels; first += DSC_COLUMN_SLICE) {
+        int64_t width = dsc_column_slice(b->channels, first);
+        dsc_columns c = blocks_of<T, N>(at, b->rows, b->channels, width);
+        grad_call<T> a = {c,
+                          b->add_x,
+                          b->dresidual && b->add_residual,
+                          b->add_params,
+                          1 / (double)b->rows,
+                          from<T>(b->x, first),
+                          from<T>(b->y, first),
+                          from<T>(b->dy, first),
+                          from<A>(b->gamma, first),
+                          from<A>(b->mean, first),
+                          from<A>(b->invstd, first),
+                          from<T>(b->dx, first),
+                          from<T>(b->dresidual, first),
+                          from<A>(b->dgamma, first),
+                          from<A>(b->dshift, first),
+                          (A *)at->scratch};
+        DSC_LAUNCH((norm_sums<T, N>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
+        DSC_LAUNCH((norm_grad<T, N>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
+    }
+    return cudaGetLastError();
+}
+
+template <typename T>
+static cudaError_t train_of(const dsc_cuda_launch *at, const dsc_cuda_norm_forward_call *f) {
+    return dsc_fits<T>(f->channels, f->x, f->residual, f->y) ? train<T, dsc_wide<T>()>(at, f)
+                                                             : train<T, 1>(at, f);
+}
+
+template <typename T>
+static cudaError_t eval_of(const dsc_cuda_launch *at, const dsc_cuda_norm_forward_call *f) {
+    return dsc_fits<T>(f->channels, f->x, f->residual, f->y) ? eval<T, dsc_wide<T>()>(at, f)
+                                                             : eval<T, 1>(at, f);
+}
+
+template <typename T>
+static cudaError_t backward_of(const dsc_cuda_launch *at, const dsc_cuda_norm_backward_call *b) {
+    int wide = dsc_fits<T>(b->channels, b->x, b->y, b->dy, b->dx, b->dresidual);
+    return wide ? backward<T, dsc_wide<T>()>(at, b) : backward<T, 1>(at, b);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_norm_train(const dsc_cuda_launch *at,
+                                                  const dsc_cuda_norm_forward_call *call) {
+    return DSC_BY_TYPE(call->dtype, train_of, at, call);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_norm_eval(const dsc_cuda_launch *at,
+                                                 const dsc_cuda_norm_forward_call *call) {
+    return DSC_BY_TYPE(call->dtype, eval_of, at, call);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_norm_backward(const dsc_cuda_launch *at,
+                                                     const dsc_cuda_norm_backward_call *call) {
+    return DSC_BY_TYPE(call->dtype, backward_of, at, call);
+}

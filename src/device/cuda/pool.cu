@@ -1,0 +1,266 @@
+/* Pooling in windows and globally. Gradients are gathered: every element of dx looks for the outputs whose
+ * window it was in, in their order. */
+#include "device/cuda/layer.cuh"
+#include "device/cuda/pool_kernels.h"
+
+/* ---- windows ---- */
+
+/* Places [low, high) of the window at output o that lie inside of the input. */
+__device__ __forceinline__ void inside(int64_t o, int64_t kernel, int64_t stride, int64_t pad, int64_t size,
+                                       int64_t &low, int64_t &high) {
+    int64_t start = o * stride - pad;
+    low = start < 0 ? -start : 0;
+    high = size - start < kernel ? size - start : kernel;
+}
+
+/* Outputs [low, high) whose window covers input i. */
+__device__ __forceinline__ void covering(int64_t i, int64_t kernel, int64_t stride, int64_t pad,
+                                         int64_t outputs, int64_t &low, int64_t &high) {
+    int64_t last = i + pad, before = last - kernel;
+    high = last;
+    dsc_peel(high, stride);
+    high = high + 1 < outputs ? high + 1 : outputs;
+    low = 0;
+    if (before >= 0) {
+        low = before;
+        dsc_peel(low, stride);
+        low++;
+    }
+}
+
+template <typename T> struct pool_max {
+    dsc_cuda_pool_shape s;
+    const T *x;
+    int32_t *index;
+    T *y;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        typedef dsc_number<T> A;
+        int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.ow), row = dsc_peel(n, s.oh);
+        int64_t r0, r1, s0, s1;
+        inside(row, s.window.kh, s.window.stride_h, s.window.pad_h, s.h, r0, r1);
+        inside(column, s.window.kw, s.window.stride_w, s.window.pad_w, s.w, s0, s1);
+        const T *corner = x +
+                          ((n * s.h + row * s.window.stride_h - s.window.pad_h) * s.w +
+                           column * s.window.stride_w - s.window.pad_w) *
+                              s.c +
+                          c;
+        A best[N] = {};
+        dsc_vector<int32_t, N> place;
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            place.at[k] = -1;
+        for (int64_t r = r0; r < r1; r++)
+            for (int64_t q = s0; q < s1; q++) {
+                dsc_vector<T, N> value = dsc_load<T, N>(corner + (r * s.w + q) * s.c);
+#pragma unroll
+                for (int k = 0; k < N; k++) {
+                    A v = value.get(k);
+                    if (place.at[k] < 0 || v > best[k] || v != v) { /* a NaN is a maximum */
+                        best[k] = v;
+                        place.at[k] = (int32_t)(r * s.window.kw + q);
+                    }
+                }
+            }
+        dsc_vector<T, N> out = {};
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            out.set(k, best[k]);
+        dsc_store<T, N>(y + i, out);
+        if (index)
+            dsc_store<int32_t, N>(index + i, place);
+    }
+};
+
+template <typename T> struct pool_mean {
+    dsc_cuda_pool_shape s;
+    const T *x;
+    T *y;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        typedef dsc_number<T> A;
+        int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.ow), row = dsc_peel(n, s.oh);
+        int64_t r0, r1, s0, s1;
+        inside(row, s.window.kh, s.window.stride_h, s.window.pad_h, s.h, r0, r1);
+        inside(column, s.window.kw, s.window.stride_w, s.window.pad_w, s.w, s0, s1);
+        const T *corner = x +
+                          ((n * s.h + row * s.window.stride_h - s.window.pad_h) * s.w +
+                           column * s.window.stride_w - s.window.pad_w) *
+                              s.c +
+                          c;
+        A sum[N] = {};
+        for (int64_t r = r0; r < r1; r++)
+            for (int64_t q = s0; q < s1; q++) {
+                dsc_vector<T, N> value = dsc_load<T, N>(corner + (r * s.w + q) * s.c);
+#pragma unroll
+                for (int k = 0; k < N; k++)
+                    sum[k] += value.get(k);
+            }
+        dsc_vector<T, N> out = {};
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            out.set(k, sum[k] / (A)(s.window.kh * s.window.kw));
+        dsc_store<T, N>(y + i, out);
+    }
+};
+
+template <typename T>
+static cudaError_t run_pool_forward(const dsc_cuda_launch *at, const dsc_cuda_pool_shape *s, const void *x,
+                                    int32_t *index, void *y) {
+    int64_t count = s->n * s->oh * s->ow * s->c;
+    int wide = dsc_fits<T>(s->c, x, index, y);
+    pool_max<T> maximum = {*s, (const T *)x, index, (T *)y};
+    pool_mean<T> mean = {*s, (const T *)x, (T *)y};
+    return s->window.kind == DSC_POOL_MAX ? dsc_flat_run<T>(at, count, wide, maximum)
+                                          : dsc_flat_run<T>(at, count, wide, mean);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_pool_forward(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                                    const dsc_cuda_pool_shape *shape, const void *x,
+                                                    int32_t *index, void *y) {
+    return DSC_BY_TYPE(dtype, run_pool_forward, at, shape, x, index, y);
+}
+
+/* index: NULL for an average. */
+template <typename T> struct pool_grad {
+    dsc_cuda_pool_shape s;
+    const int32_t *index;
+    const T *dy;
+    int add;
+    T *dx;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        typedef dsc_number<T> A;
+        int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.w), row = dsc_peel(n, s.h);
+        int64_t r0, r1, s0, s1;
+        covering(row, s.window.kh, s.window.stride_h, s.window.pad_h, s.oh, r0, r1);
+        covering(column, s.window.kw, s.window.stride_w, s.window.pad_w, s.ow, s0, s1);
+        A sum[N] = {}, parts = index ? (A)1 : (A)(s.window.kh * s.window.kw);
+        for (int64_t r = r0; r < r1; r++)
+            for (int64_t q = s0; q < s1; q++) {
+                int64_t output = ((n * s.oh + r) * s.ow + q) * s.c + c;
+                int32_t here = (int32_t)((row + s.window.pad_h - r * s.window.stride_h) * s.window.kw +
+                                         column + s.window.pad_w - q * s.window.stride_w);
+                dsc_vector<T, N> grad = dsc_load<T, N>(dy + output);
+                dsc_vector<int32_t, N> place = {};
+                if (index)
+                    place = dsc_load<int32_t, N>(index + output);
+#pragma unroll
+                for (int k = 0; k < N; k++)
+                    if (!index || place.at[k] == here)
+                        sum[k] += grad.get(k);
+            }
+        dsc_vector<T, N> out = {};
+        if (add)
+            out = dsc_load<T, N>(dx + i);
+#pragma unroll
+        for (int k = 0; k < N; k++)
+            out.set(k, add ? out.get(k) + sum[k] / parts : sum[k] / parts);
+        dsc_store<T, N>(dx + i, out);
+    }
+};
+
+template <typename T>
+static cudaError_t run_pool_backward(const dsc_cuda_launch *at, const dsc_cuda_pool_shape *s,
+                                     const int32_t *index, const void *dy, int add, void *dx) {
+    pool_grad<T> operation = {*s, index, (const T *)dy, add, (T *)dx};
+    return dsc_flat_run<T>(at, s->n * s->h * s->w * s->c, dsc_fits<T>(s->c, index, dy, dx), operation);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_pool_backward(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                                     const dsc_cuda_pool_shape *shape, const int32_t *index,
+                                                     const void *dy, int add, void *dx) {
+    return DSC_BY_TYPE(dtype, run_pool_backward, at, shape, index, dy, add, dx);
+}
+
+/* ---- global ---- */
+
+enum { MEAN_ROWS = 4 }; /* pixels that a thread has under way */
+
+/* blockIdx.x counts groups of channels, blockIdx.y images. */
+template <typename T, int N>
+static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 2)
+    global_mean(const dsc_columns c, int64_t n, const T *x, T *y) {
+    int lane = (int)threadIdx.x & (c.lanes - 1), step = (int)blockDim.x / c.lanes;
+    int64_t channel = ((int64_t)blockIdx.x * c.lanes + lane) * N, own = dsc_column_own<N>(c);
+    int64_t first = channel < c.width ? (int)threadIdx.x / c.lanes : c.rows;
+    for (int64_t image = blockIdx.y; image < n; image += gridDim.y) {
+        const T *from = x + image * c.rows * c.stride + channel;
+        dsc_number<T> mine[1][N] = {};
+        double sum[1] = {0};
+        for (int64_t row = first; row < c.rows; row += MEAN_ROWS * step) {
+            dsc_vector<T, N> value[MEAN_ROWS];
+#pragma unroll
+            for (int u = 0; u < MEAN_ROWS; u++)
+                value[u] = dsc_load<T, N>(from + (row + (row + u * step < c.rows ? u : 0) * step) * c.stride);
+#pragma unroll
+            for (int u = 0; u < MEAN_ROWS; u++)
+#pragma unroll
+                for (int i = 0; i < N; i++)
+                    mine[0][i] += row + u * step < c.rows ? value[u].get(i) : 0;
+        }
+        dsc_block_sums<1>(c.lanes, mine, sum);
+        if ((int)threadIdx.x < c.lanes * N && own < c.width)
+            dsc_set(y[image * c.width + own], (dsc_number<T>)(sum[0] / (double)c.rows));
+        __syncthreads();
+    }
+}
+
+template <typename T, int N>
+static cudaError_t mean_of_images(const dsc_cuda_launch *at, int64_t n, int64_t pixels, int64_t channels,
+                                  const T *x, T *y) {
+    dsc_columns c = dsc_columns_of(pixels, channels, channels, N, DSC_COLUMN_THREADS, MEAN_ROWS, 1);
+    DSC_LAUNCH((global_mean<T, N>), dim3(c.groups, (unsigned)(n < 65535 ? n : 65535)),
+               dim3(DSC_COLUMN_THREADS), 0, at->stream)
+    (c, n, x, y);
+    return cudaGetLastError();
+}
+
+template <typename T>
+static cudaError_t run_global_pool_forward(const dsc_cuda_launch *at, int64_t n, int64_t pixels,
+                                           int64_t channels, const void *x, void *y) {
+    return dsc_fits<T>(channels, x)
+               ? mean_of_images<T, dsc_wide<T>()>(at, n, pixels, channels, (const T *)x, (T *)y)
+               : mean_of_images<T, 1>(at, n, pixels, channels, (const T *)x, (T *)y);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_global_pool_forward(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                                           int64_t n, int64_t pixels, int64_t channels,
+                                                           const void *x, void *y) {
+    return DSC_BY_TYPE(dtype, run_global_pool_forward, at, n, pixels, channels, x, y);
+}
+
+template <typename T> struct global_grad {
+    int64_t pixels, channels;
+    const T *dy;
+    int add;
+    T *dx;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        typedef dsc_number<T> A;
+        int64_t n = i, c = dsc_peel(n, channels);
+        dsc_peel(n, pixels);
+        dsc_vector<T, N> grad = dsc_load<T, N>(dy + n * channels + c), out = {};
+        if (add)
+            out = dsc_load<T, N>(dx + i);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            A share = grad.get(k) / (A)pixels;
+            out.set(k, add ? out.get(k) + share : share);
+        }
+        dsc_store<T, N>(dx + i, out);
+    }
+};
+
+template <typename T>
+static cudaError_t run_global_pool_backward(const dsc_cuda_launch *at, int64_t n, int64_t pixels,
+                                            int64_t channels, const void *dy, int add, void *dx) {
+    global_grad<T> operation = {pixels, channels, (const T *)dy, add, (T *)dx};
+    return dsc_flat_run<T>(at, n * pixels * channels, dsc_fits<T>(channels, dy, dx), operation);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_global_pool_backward(const dsc_cuda_launch *at, dsc_dtype dtype,
+                                                            int64_t n, int64_t pixels, int64_t channels,
+                                                            const void *dy, int add, void *dx) {
+    return DSC_BY_TYPE(dtype, run_global_pool_backward, at, n, pixels, channels, dy, add, dx);
+}

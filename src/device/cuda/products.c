@@ -1,0 +1,54 @@
+/* Single products, by cuBLAS: float32 and float64 in full precision, halves on tensor cores with sums in
+ * float32.
+ *
+ * cuBLAS is column-major: it is asked for C' = op(B)' op(A)', where a row-major matrix is its own
+ * transpose. */
+#include "device/cuda/entries.h"
+#include "device/cuda/state.h"
+
+static cudaDataType type_of(const dsc_tensor *t) {
+    switch (t->dtype) {
+    case DSC_F64:
+        return CUDA_R_64F;
+    case DSC_BF16:
+        return CUDA_R_16BF;
+    case DSC_F16:
+        return CUDA_R_16F;
+    default:
+        return CUDA_R_32F;
+    }
+}
+
+static cublasOperation_t operation(int trans) {
+    return trans ? CUBLAS_OP_T : CUBLAS_OP_N;
+}
+
+static cublasStatus_t multiply(cublasHandle_t blas, int trans_a, int trans_b, double alpha,
+                               const dsc_tensor *a, const dsc_tensor *b, double beta, dsc_tensor *c) {
+    const float alpha32 = (float)alpha, beta32 = (float)beta;
+    const void *factor = a->dtype == DSC_F64 ? (const void *)&alpha : (const void *)&alpha32;
+    const void *keep = a->dtype == DSC_F64 ? (const void *)&beta : (const void *)&beta32;
+    cublasComputeType_t compute = a->dtype == DSC_F64   ? CUBLAS_COMPUTE_64F
+                                  : a->dtype == DSC_F32 ? CUBLAS_COMPUTE_32F_PEDANTIC
+                                                        : CUBLAS_COMPUTE_32F;
+    return cublasGemmEx_64(blas, operation(trans_b), operation(trans_a), c->dim[1], c->dim[0],
+                           a->dim[trans_a ? 0 : 1], factor, b->data, type_of(b), b->dim[1], a->data,
+                           type_of(a), a->dim[1], keep, c->data, type_of(c), c->dim[1], compute,
+                           CUBLAS_GEMM_DEFAULT);
+}
+
+/* The queue's handle is pedantic, which would keep halves from the tensor cores. */
+dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
+                         const dsc_tensor *b, double beta, dsc_tensor *c) {
+    cublasHandle_t blas = dsc_cuda_queue_of(q)->blas;
+    int half = a->dtype == DSC_BF16 || a->dtype == DSC_F16;
+    if (half)
+        DSC_BLAS_TRY(cublasSetMathMode(
+            blas, (cublasMath_t)(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+    cublasStatus_t status = multiply(blas, trans_a, trans_b, alpha, a, b, beta, c);
+    if (half)
+        DSC_BLAS_TRY(cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return dsc_cuda_blas_fail(status, "cublasGemmEx", __FILE__, __LINE__);
+    return DSC_OK;
+}

@@ -1,0 +1,172 @@
+/* Convolutions of 3x3 taps with few channels: which ones, and the entries. */
+#include "device/cuda/small_conv.h"
+
+#include "device/cuda/small_conv_kernels.h"
+
+/* Shared memory that a block may have. */
+static size_t shared_limit(const dsc_cuda *cuda) {
+    switch (cuda->capability) {
+    case 80:
+    case 87:
+        return (size_t)163 << 10;
+    case 90:
+    case 100:
+    case 101:
+    case 103:
+    case 110:
+        return (size_t)227 << 10;
+    default:
+        return (size_t)99 << 10;
+    }
+}
+
+static dsc_small_type type_of(dsc_dtype dtype) {
+    return dtype == DSC_F32 ? DSC_SMALL_F32 : dtype == DSC_BF16 ? DSC_SMALL_BF16 : DSC_SMALL_F16;
+}
+
+static int wide(const dsc_tensor *t) {
+    return (uintptr_t)t->data % 16 == 0;
+}
+
+static int32_t outputs_along(int64_t size, int64_t stride) {
+    return (int32_t)((size - 1) / stride + 1);
+}
+
+static dsc_small_conv forward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
+    dsc_small_conv conv = {.type = type_of(desc->dtype),
+                           .n = (int32_t)desc->n,
+                           .h = (int32_t)desc->h,
+                           .w = (int32_t)desc->w,
+                           .c = (int32_t)desc->c,
+                           .oh = outputs_along(desc->h, desc->stride_h),
+                           .ow = outputs_along(desc->w, desc->stride_w),
+                           .k = (int32_t)desc->k,
+                           .stride = (int32_t)desc->stride_h,
+                           .shared = shared_limit(cuda)};
+    return conv;
+}
+
+/* With stride 1: the convolution of the output's gradient by the weights turned. */
+static dsc_small_conv backward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
+    dsc_small_conv conv = forward_of(cuda, desc);
+    conv.c = (int32_t)desc->k;
+    conv.k = (int32_t)desc->c;
+    conv.turned = 1;
+    return conv;
+}
+
+static dsc_small_weight weight_of(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
+    dsc_small_conv like = forward_of(cuda, desc);
+    dsc_small_weight conv = {.type = like.type,
+                             .n = like.n,
+                             .h = like.h,
+                             .w = like.w,
+                             .c = like.c,
+                             .oh = like.oh,
+                             .ow = like.ow,
+                             .k = like.k,
+                             .stride = like.stride,
+                             .shared = like.shared};
+    return conv;
+}
+
+/* ---- which ones ---- */
+
+static int takes_channels(int64_t channels) {
+    return channels % 16 == 0 && channels >= 16 && channels <= 64;
+}
+
+/* Kernels count the elements of up to 4 images, and the images' rows, in 32 bits. */
+static int takes_size(const dsc_conv_desc *desc) {
+    const int64_t limit = INT32_MAX / 64 / 4;
+    return desc->n > 0 && desc->h > 0 && desc->w > 0 && desc->h <= limit && desc->w <= limit &&
+           desc->h * desc->w <= limit && desc->n <= limit && desc->n * desc->h <= limit &&
+           desc->n * desc->h * ((desc->w + 7) / 8) <= INT32_MAX / 2;
+}
+
+static int takes(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
+    int type = desc->dtype == DSC_F32 || desc->dtype == DSC_BF16 || desc->dtype == DSC_F16;
+    int taps = desc->kh == 3 && desc->kw == 3 && desc->pad_h == 1 && desc->pad_w == 1 && desc->dil_h == 1 &&
+               desc->dil_w == 1 && desc->groups == 1;
+    int stride =
+        desc->stride_h == desc->stride_w && (desc->stride_h == 1 || (desc->stride_h == 2 && desc->c != 3));
+    return !cuda->strict && cuda->capability >= 80 && type && taps && stride && takes_size(desc) &&
+           takes_channels(desc->k) && (desc->c == 3 || takes_channels(desc->c));
+}
+
+unsigned dsc_cuda_small_conv_passes(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
+    unsigned passes = 0;
+    if (!takes(cuda, desc))
+        return 0;
+    dsc_small_conv forward = forward_of(cuda, desc), backward = backward_of(cuda, desc);
+    dsc_small_weight weight = weight_of(cuda, desc);
+    if (dsc_cuda_small_conv_shared(&forward) <= forward.shared)
+        passes |= DSC_SMALL_FORWARD;
+    if (desc->stride_h == 1 && desc->c != 3 && dsc_cuda_small_conv_shared(&backward) <= backward.shared)
+        passes |= DSC_SMALL_BACKWARD_DATA;
+    if (dsc_cuda_small_weight_shared(&weight) <= weight.shared)
+        passes |= DSC_SMALL_BACKWARD_WEIGHT;
+    return passes;
+}
+
+size_t dsc_cuda_small_conv_workspace(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
+    if (!(dsc_cuda_small_conv_passes(cuda, desc) & DSC_SMALL_BACKWARD_WEIGHT))
+        return 0;
+    dsc_small_weight weight = weight_of(cuda, desc);
+    return dsc_cuda_small_weight_workspace(&weight, cuda->multiprocessors);
+}
+
+/* ---- entries ---- */
+
+dsc_status dsc_cuda_small_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
+                                       const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
+    (void)work;
+    dsc_small_conv pass = forward_of(dsc_cuda_of(q->device), &conv->desc);
+    pass.x = x->data;
+    pass.weights = w->data;
+    pass.bias = bias ? (const float *)bias->data : NULL;
+    pass.y = y->data;
+    pass.wide_x = wide(x);
+    pass.wide_w = wide(w);
+    pass.wide_y = wide(y);
+    DSC_CUDA_TRY(dsc_cuda_launch_small_conv(dsc_cuda_at(q), &pass));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_small_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w,
+                                             const dsc_tensor *dy, double beta, dsc_tensor *work,
+                                             dsc_tensor *dx) {
+    (void)work;
+    dsc_small_conv pass = backward_of(dsc_cuda_of(q->device), &conv->desc);
+    pass.x = dy->data;
+    pass.weights = w->data;
+    pass.y = dx->data;
+    pass.add = beta != 0;
+    pass.wide_x = wide(dy);
+    pass.wide_w = wide(w);
+    pass.wide_y = wide(dx);
+    DSC_CUDA_TRY(dsc_cuda_launch_small_conv(dsc_cuda_at(q), &pass));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_small_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
+                                               const dsc_tensor *dy, double beta, dsc_tensor *work,
+                                               dsc_tensor *dw) {
+    dsc_small_weight pass = weight_of(dsc_cuda_of(q->device), &conv->desc);
+    size_t need = dsc_cuda_small_weight_workspace(&pass, dsc_cuda_at(q)->multiprocessors);
+    size_t have = work && work->data ? dsc_tensor_bytes(work) : 0;
+    if (have < need || (uintptr_t)work->data % 16 != 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "conv_backward_weight: a workspace of %zu bytes; %zu, aligned to 16, are needed "
+                        "(dsc_conv_workspace)",
+                        have, need);
+    pass.x = x->data;
+    pass.dy = dy->data;
+    pass.partial = (float *)work->data;
+    pass.dw = (float *)dw->data;
+    pass.add = beta != 0;
+    pass.wide_x = wide(x);
+    pass.wide_dy = wide(dy);
+    DSC_CUDA_TRY(dsc_cuda_launch_small_weight(dsc_cuda_at(q), &pass));
+    return DSC_OK;
+}

@@ -1,0 +1,45 @@
+/* Eigen problems that the host's processors solve while the GPU solves others: copied to page-locked memory,
+ * solved by a cpu device, one problem per thread, and copied back. A thread of its own drives this, so that
+ * OpenMP makes its team once. */
+#ifndef DSC_DEVICE_CUDA_SOLVE_HOST_H
+#define DSC_DEVICE_CUDA_SOLVE_HOST_H
+
+#include "device/cuda/state.h"
+
+#include <pthread.h>
+
+typedef struct dsc_cuda_host {
+    dsc_device *gpu;
+    int threads; /* 0: there is no such part */
+    /* Where problems lie on the GPU, and their copies; `failed` counts in the copies. */
+    dsc_solve_item *there, *here;
+    int64_t there_capacity, here_capacity, count;
+    /* What it works with; grows and stays. */
+    dsc_device *cpu;
+    dsc_queue *queue;
+    dsc_tensor work;
+    char *memory; /* page-locked */
+    size_t bytes;
+    cudaStream_t stream;
+    cudaEvent_t ready, done; /* `ready` is the caller's */
+    /* The thread, guarded by `lock`. */
+    pthread_mutex_t lock;
+    pthread_cond_t wake, finished;
+    pthread_t thread;
+    int started, asked, quit;
+    dsc_status status;
+    char message[256];
+} dsc_cuda_host;
+
+void dsc_cuda_host_open(dsc_cuda_host *h, dsc_device *gpu);
+void dsc_cuda_host_close(dsc_cuda_host *h);
+
+/* Makes room for `count` problems: the caller writes h->there. */
+dsc_status dsc_cuda_host_reserve(dsc_cuda_host *h, int64_t count) DSC_MUST_CHECK;
+
+/* Starts on the problems when `ready` has happened, the largest first; returns at once. The other waits, and
+ * lets the stream wait for the copies; then h->here[i].failed tells what came out. */
+dsc_status dsc_cuda_host_begin(dsc_cuda_host *h, cudaEvent_t ready) DSC_MUST_CHECK;
+dsc_status dsc_cuda_host_end(dsc_cuda_host *h, cudaStream_t stream) DSC_MUST_CHECK;
+
+#endif

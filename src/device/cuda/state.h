@@ -1,0 +1,92 @@
+/* What the files of the cuda backend share: the state of a device and of a queue, and how errors are told.
+ *
+ *   cuda.c          life, memory, queues, events, recordings, the table
+ *   products.c      cuBLAS: single products;  grouped.c/.cu: many products at once, on tensor cores
+ *   solve.c         cuSOLVER: eigen solves and inverses, many at once on streams of their own
+ *   conv.c          cuDNN: convolutions
+ *   gram.c/.cu      factors: Gram matrices of patches
+ *   elementwise, second, optim, layer, norm, pool, loss (.c/.cu)   own kernels
+ *
+ * A .cu file holds kernels and their launches; the entries of the table, which know tensors, are in the .c
+ * file of the same name. Everything runs in the stream of the queue and is deterministic. */
+#ifndef DSC_DEVICE_CUDA_STATE_H
+#define DSC_DEVICE_CUDA_STATE_H
+
+#include "base/error.h"
+#include "device/cuda/launch.h"
+#include "device/table.h"
+
+#ifndef DSC_EMULATED
+#include <cublas_v2.h>
+#include <cudnn.h>
+#endif
+
+typedef struct dsc_cuda {
+    int ordinal;         /* of the GPU */
+    int strict;          /* 1: float32 throughout, no TF32 in convolutions (device "cuda:fp32") */
+    int capability;      /* 80, 90, ... */
+    int multiprocessors; /* how many */
+    void *solver;        /* solve.c's own, made at its first use */
+} dsc_cuda;
+
+enum { DSC_CUDA_SCRATCH = 16 << 20, DSC_CUDA_TICKETS = 4096 };
+
+typedef struct dsc_cuda_queue {
+    cudaStream_t stream;
+    dsc_cuda_launch at; /* what launches need */
+    int recording;
+#ifndef DSC_EMULATED
+    cublasHandle_t blas;
+    cudnnHandle_t dnn;
+#endif
+    void *blas_workspace;
+    void *staging; /* cuda.c's pinned memory for small uploads */
+} dsc_cuda_queue;
+
+static inline dsc_cuda *dsc_cuda_of(const dsc_device *device) {
+    return (dsc_cuda *)device->state;
+}
+
+static inline dsc_cuda_queue *dsc_cuda_queue_of(const dsc_queue *q) {
+    return (dsc_cuda_queue *)q->state;
+}
+
+/* For launches: stream, scratch, number of multiprocessors. */
+static inline const dsc_cuda_launch *dsc_cuda_at(const dsc_queue *q) {
+    return &dsc_cuda_queue_of(q)->at;
+}
+
+/* Makes the device's GPU the thread's current one: first thing in entries that call the runtime's allocation
+ * or may run in a new thread. */
+dsc_status dsc_cuda_use(const dsc_device *device) DSC_MUST_CHECK;
+
+/* DSC_E_MEMORY for memory, DSC_E_DEVICE otherwise, with the runtime's words. */
+dsc_status dsc_cuda_fail(cudaError_t error, const char *what, const char *file, int line);
+
+/* Returns from the calling function when a call of the runtime, or a launch, fails. */
+#define DSC_CUDA_TRY(call)                                                                                   \
+    do {                                                                                                     \
+        cudaError_t dsc_cuda_error_ = (call);                                                                \
+        if (dsc_cuda_error_ != cudaSuccess)                                                                  \
+            return dsc_cuda_fail(dsc_cuda_error_, #call, __FILE__, __LINE__);                                \
+    } while (0)
+
+#ifndef DSC_EMULATED
+/* The same for cuBLAS and cuDNN. */
+dsc_status dsc_cuda_blas_fail(cublasStatus_t status, const char *what, const char *file, int line);
+dsc_status dsc_cuda_dnn_fail(cudnnStatus_t status, const char *what, const char *file, int line);
+#define DSC_BLAS_TRY(call)                                                                                   \
+    do {                                                                                                     \
+        cublasStatus_t dsc_blas_status_ = (call);                                                            \
+        if (dsc_blas_status_ != CUBLAS_STATUS_SUCCESS)                                                       \
+            return dsc_cuda_blas_fail(dsc_blas_status_, #call, __FILE__, __LINE__);                          \
+    } while (0)
+#define DSC_DNN_TRY(call)                                                                                    \
+    do {                                                                                                     \
+        cudnnStatus_t dsc_dnn_status_ = (call);                                                              \
+        if (dsc_dnn_status_ != CUDNN_STATUS_SUCCESS)                                                         \
+            return dsc_cuda_dnn_fail(dsc_dnn_status_, #call, __FILE__, __LINE__);                            \
+    } while (0)
+#endif
+
+#endif

@@ -1,0 +1,224 @@
+/* What the cuda backend takes from cuBLAS, cuSOLVER and cuDNN: here from ref, and solvers from cpu (LAPACK),
+ * which see device memory while they work. Operations can be recorded, except those that wait for their
+ * outcome. Convolutions that the backend has kernels for are done by these. */
+#include "device/cuda/entries.h"
+#include "device/cuda/small_conv.h"
+#include "device/cuda/state.h"
+
+#include "emulator/engine.h"
+
+/* An operation with copies of its tensors: a recording outlives the caller's. */
+typedef struct operation {
+    dsc_status (*run)(struct operation *o);
+    dsc_queue *q;
+    dsc_conv *conv;
+    dsc_tensor in[3], work, out;
+    int has_bias, has_work;
+    int trans_a, trans_b;
+    double alpha, beta;
+} operation;
+
+static int run_operation(void *state) {
+    operation *o = state;
+    return (int)o->run(o);
+}
+
+static dsc_status submit(dsc_status (*run)(operation *o), operation o) {
+    o.run = run;
+    return (dsc_status)dsc_emulated_submit(dsc_cuda_at(o.q)->stream, run_operation, &o, sizeof o);
+}
+
+static dsc_tensor *work_of(operation *o) {
+    return o->has_work ? &o->work : NULL;
+}
+
+static dsc_status refuse_recording(const dsc_queue *q, const char *what) {
+    if (q->recording)
+        return DSC_FAIL(DSC_E_INVALID, "%s: cannot be recorded; end the recording first", what);
+    return DSC_OK;
+}
+
+/* ---- cuBLAS ---- */
+
+static dsc_status run_gemm(operation *o) {
+    return dsc_ref_table.gemm(o->q, o->trans_a, o->trans_b, o->alpha, &o->in[0], &o->in[1], o->beta, &o->out);
+}
+
+dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
+                         const dsc_tensor *b, double beta, dsc_tensor *c) {
+    DSC_TRY(submit(run_gemm, (operation){.q = q,
+                                         .trans_a = trans_a,
+                                         .trans_b = trans_b,
+                                         .alpha = alpha,
+                                         .beta = beta,
+                                         .in = {*a, *b},
+                                         .out = *c}));
+    return DSC_OK;
+}
+
+/* ---- cuSOLVER ---- */
+
+/* Made at the first solve, and gone with the emulated device. */
+static struct {
+    dsc_device *device;
+    dsc_queue *q;
+} host;
+
+static dsc_status open_host(void) {
+    dsc_device_options options;
+    if (host.q)
+        return DSC_OK;
+    dsc_device_options_init(&options);
+    options.name = "cpu";
+    options.threads = 1;
+    if (!host.device)
+        DSC_TRY(dsc_device_create(&options, &host.device));
+    DSC_TRY(dsc_queue_create(host.device, &host.q));
+    return DSC_OK;
+}
+
+static dsc_tensor on_host(const dsc_tensor *t) {
+    dsc_tensor view = *t;
+    view.device = host.device;
+    return view;
+}
+
+size_t dsc_cuda_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n) {
+    (void)device;
+    return open_host() == DSC_OK ? dsc_op_syev_workspace(host.device, dtype, n) : 0;
+}
+
+dsc_status dsc_cuda_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v) {
+    DSC_TRY(refuse_recording(q, "syev"));
+    DSC_TRY(open_host());
+    dsc_tensor matrix = on_host(a), space = on_host(work), values = on_host(v);
+    dsc_emulated_open();
+    dsc_status status = dsc_op_syev(host.q, &matrix, &space, &values);
+    dsc_emulated_close();
+    DSC_TRY(status);
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_chol_inverse(dsc_queue *q, dsc_tensor *a) {
+    DSC_TRY(refuse_recording(q, "chol_inverse"));
+    DSC_TRY(open_host());
+    dsc_tensor matrix = on_host(a);
+    dsc_emulated_open();
+    dsc_status status = dsc_op_chol_inverse(host.q, &matrix);
+    dsc_emulated_close();
+    DSC_TRY(status);
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
+    DSC_TRY(refuse_recording(q, "syev_careful"));
+    dsc_emulated_open();
+    dsc_status status = dsc_ref_table.syev_careful(q, a, v);
+    dsc_emulated_close();
+    DSC_TRY(status);
+    return DSC_OK;
+}
+
+/* One item after the other in the same space. */
+size_t dsc_cuda_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n, int64_t count) {
+    (void)count;
+    return dsc_cuda_syev_workspace(device, dtype, n);
+}
+
+/* A failure of the mathematics is the item's, any other is the call's. */
+static dsc_status note_outcome(dsc_status status, dsc_solve_item *item) {
+    item->failed = status == DSC_E_NUMERIC;
+    return item->failed ? DSC_OK : status;
+}
+
+dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
+    for (int64_t i = 0; i < count; i++)
+        DSC_TRY(note_outcome(dsc_cuda_syev(q, &items[i].a, work, &items[i].v), &items[i]));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        DSC_TRY(note_outcome(dsc_cuda_chol_inverse(q, &items[i].a), &items[i]));
+    return DSC_OK;
+}
+
+void dsc_cuda_solver_close(dsc_device *device) {
+    (void)device;
+    dsc_queue_destroy(&host.q);
+    dsc_device_destroy(&host.device);
+}
+
+/* ---- cuDNN ---- */
+
+dsc_status dsc_cuda_conv_open(dsc_conv *conv) {
+    if (dsc_ref_table.conv_open)
+        DSC_TRY(dsc_ref_table.conv_open(conv));
+    size_t small = dsc_cuda_small_conv_workspace(dsc_cuda_of(conv->device), &conv->desc);
+    conv->workspace = small > conv->workspace ? small : conv->workspace;
+    return DSC_OK;
+}
+
+void dsc_cuda_conv_close(dsc_conv *conv) {
+    if (dsc_ref_table.conv_close)
+        dsc_ref_table.conv_close(conv);
+}
+
+static int has_kernel(const dsc_conv *conv, unsigned pass) {
+    return (dsc_cuda_small_conv_passes(dsc_cuda_of(conv->device), &conv->desc) & pass) != 0;
+}
+
+static void set_work(operation *o, const dsc_tensor *work) {
+    o->has_work = work != NULL;
+    if (work)
+        o->work = *work;
+}
+
+static dsc_status run_forward(operation *o) {
+    return dsc_ref_table.conv_forward(o->q, o->conv, &o->in[0], &o->in[1], o->has_bias ? &o->in[2] : NULL,
+                                      work_of(o), &o->out);
+}
+
+dsc_status dsc_cuda_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
+                                 const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
+    if (has_kernel(conv, DSC_SMALL_FORWARD))
+        return dsc_cuda_small_conv_forward(q, conv, x, w, bias, work, y);
+    operation o = {.q = q, .conv = conv, .in = {*x, *w}, .out = *y};
+    o.has_bias = bias != NULL;
+    if (bias)
+        o.in[2] = *bias;
+    set_work(&o, work);
+    DSC_TRY(submit(run_forward, o));
+    return DSC_OK;
+}
+
+static dsc_status run_backward_data(operation *o) {
+    return dsc_ref_table.conv_backward_data(o->q, o->conv, &o->in[0], &o->in[1], o->beta, work_of(o),
+                                            &o->out);
+}
+
+dsc_status dsc_cuda_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w,
+                                       const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dx) {
+    if (has_kernel(conv, DSC_SMALL_BACKWARD_DATA))
+        return dsc_cuda_small_conv_backward_data(q, conv, w, dy, beta, work, dx);
+    operation o = {.q = q, .conv = conv, .beta = beta, .in = {*w, *dy}, .out = *dx};
+    set_work(&o, work);
+    DSC_TRY(submit(run_backward_data, o));
+    return DSC_OK;
+}
+
+static dsc_status run_backward_weight(operation *o) {
+    return dsc_ref_table.conv_backward_weight(o->q, o->conv, &o->in[0], &o->in[1], o->beta, work_of(o),
+                                              &o->out);
+}
+
+dsc_status dsc_cuda_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
+                                         const dsc_tensor *dy, double beta, dsc_tensor *work,
+                                         dsc_tensor *dw) {
+    if (has_kernel(conv, DSC_SMALL_BACKWARD_WEIGHT))
+        return dsc_cuda_small_conv_backward_weight(q, conv, x, dy, beta, work, dw);
+    operation o = {.q = q, .conv = conv, .beta = beta, .in = {*x, *dy}, .out = *dw};
+    set_work(&o, work);
+    DSC_TRY(submit(run_backward_weight, o));
+    return DSC_OK;
+}

@@ -1,0 +1,77 @@
+# The conformance programs of tests/device against the cuda backend's own kernels, run on the CPU (emulator.h). The
+# toolkit's headers are enough; what comes from NVIDIA's libraries comes from ref. Only kernels are compiled as C++.
+if(NOT DESCENT_EMULATOR)
+  return()
+endif()
+find_path(CUDA_RUNTIME_INCLUDE_DIR cuda_runtime_api.h HINTS ${CUDA_INCLUDE_DIRS} ENV CUDA_HOME ENV CUDA_PATH
+          PATHS /usr/local/cuda PATH_SUFFIXES include)
+mark_as_advanced(CUDA_RUNTIME_INCLUDE_DIR)
+include(CheckLanguage)
+check_language(CXX)
+if(NOT CUDA_RUNTIME_INCLUDE_DIR OR NOT CMAKE_CXX_COMPILER OR NOT EXISTS ${PROJECT_SOURCE_DIR}/src/device/cuda/cuda.c)
+  message(STATUS "descent: no tests of emulated kernels (CUDA's headers and a C++ compiler are needed)")
+  return()
+endif()
+enable_language(CXX)
+
+file(GLOB kernels CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/cuda/*.cu)
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/*.c)
+# These stand on cuBLAS, cuSOLVER and cuDNN; backend.c has their entries.
+list(FILTER kernels EXCLUDE REGEX "/cuda/solve")
+list(FILTER sources EXCLUDE REGEX "/cuda/(products|solve|conv|dnn)")
+if(NOT DSC_HAVE_ONEDNN)
+  list(FILTER sources EXCLUDE REGEX "/device/cpu/onednn")
+endif()
+
+add_library(emulated_kernels OBJECT ${kernels})
+set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX)
+set_target_properties(emulated_kernels PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
+target_compile_definitions(emulated_kernels PRIVATE DSC_EMULATED _POSIX_C_SOURCE=200809L)
+# Not descent_flags: some of its warnings are for C only.
+target_compile_options(emulated_kernels PRIVATE
+  -Wall -Wno-enum-compare -Wno-parentheses -Wno-unknown-pragmas -Wno-unused-function
+  -fno-exceptions -fno-math-errno -fno-trapping-math)
+target_include_directories(emulated_kernels PRIVATE ${PROJECT_SOURCE_DIR}/tests
+                           $<TARGET_PROPERTY:descent_flags,INTERFACE_INCLUDE_DIRECTORIES>)
+target_include_directories(emulated_kernels SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR})
+if(DESCENT_WERROR)
+  target_compile_options(emulated_kernels PRIVATE -Werror)
+endif()
+if(DESCENT_SANITIZE)
+  target_compile_options(emulated_kernels PRIVATE -fsanitize=address,undefined -fno-sanitize-recover=all
+                         -fno-omit-frame-pointer)
+endif()
+
+add_library(emulated_device OBJECT ${sources}
+            emulator/engine.c emulator/runtime.c emulator/streams.c emulator/backend.c)
+target_compile_definitions(emulated_device PRIVATE DSC_EMULATED)
+target_include_directories(emulated_device PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+target_include_directories(emulated_device SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR})
+target_link_libraries(emulated_device PUBLIC descent_flags descent_blas descent_openmp descent_onednn)
+
+# emulated_test(NAME SOURCES...): a program of tests/device. Twice: first and last thread first (engine.c); the long ones once.
+function(emulated_test name)
+  add_executable(test_emulated_${name} ${ARGN})
+  target_include_directories(test_emulated_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(test_emulated_${name} PRIVATE room_base emulated_device emulated_kernels PkgConfig::CMOCKA)
+  set(orders forward backward)
+  if(name MATCHES "^(gram|extra)$")
+    set(orders forward)
+  endif()
+  foreach(order IN LISTS orders)
+    set(test emulated-${name})
+    if(order STREQUAL "backward")
+      string(APPEND test -backward)
+    endif()
+    add_test(NAME ${test} COMMAND test_emulated_${name})
+    set_tests_properties(${test} PROPERTIES TIMEOUT 600 LABELS emulated SKIP_RETURN_CODE 77 ENVIRONMENT
+      "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_ORDER=${order}")
+  endforeach()
+endfunction()
+
+set(emulated_rig device/rig.c device/trial.c)
+foreach(name IN ITEMS elementwise linalg second norm pool loss optim gradients basics conv)
+  emulated_test(${name} device/test_${name}.c ${emulated_rig})
+endforeach()
+emulated_test(batch device/test_batch.c device/eigen.c ${emulated_rig})
+emulated_test(gram device/test_gram.c device/rig.c)
