@@ -167,6 +167,9 @@ DSC_API dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) DS
  * gradient that is not finite is then told by nu (dsc_kfac_nu_tensor, dsc_kfac_nu), which is NaN, and the
  * gradients are left alone. */
 DSC_API dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
+/* 0, 1 or 2: what dsc_kfac_apply would do now (with whole factors, with diagonal blocks, nothing). A
+ * recording of it is good only where this is the same. */
+DSC_API int dsc_kfac_recipe(const dsc_kfac *kfac);
 /* 1 when dsc_kfac_decompose of the step that was begun has something to do. */
 DSC_API int dsc_kfac_wants_decomposition(const dsc_kfac *kfac);
 DSC_API dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;

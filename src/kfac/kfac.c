@@ -274,6 +274,10 @@ dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) {
     return upload_numbers(kfac, queue, lr);
 }
 
+int dsc_kfac_recipe(const dsc_kfac *kfac) {
+    return kfac->hyper.update_freq == 0 ? 2 : kfac->active;
+}
+
 int dsc_kfac_wants_decomposition(const dsc_kfac *kfac) {
     return kfac->begun && kfac->deciding;
 }

@@ -20,9 +20,10 @@ enum { LOSS, TOP1, TOP5, ROWS, STOP, FAILED, SUMMED, NU = SUMMED, SKIP, SCALE, N
 enum { STATS = 4, START_MARK = DSC_PHASE_COUNT, MARKS, SLOTS = 2, SCALE_INTERVAL = 2000 };
 static const double first_scale = 65536;
 
-/* Pieces that can be recorded; with factors moving or not, after a decomposition or not. */
+/* Pieces that can be recorded; with factors moving or not, after a decomposition or not, and by K-FAC's
+ * recipe. */
 typedef enum piece { WHOLE, MICRO_FIRST, MICRO_NEXT, HEAD, REST, JOIN, TAIL, PIECES } piece;
-enum { FACTORS = 1, DECOMPOSED = 2, VARIANTS = 4 };
+enum { FACTORS = 1, DECOMPOSED = 2, RECIPE = 4, VARIANTS = 12 };
 
 typedef struct recorded {
     int seen;                 /* it ran before: libraries have made their plans */
@@ -391,7 +392,7 @@ dsc_status dsc_stepper_begin(dsc_stepper *s, double lr, int stop, int failed) {
         return DSC_OK;
     DSC_TRY(dsc_kfac_begin(s->p.kfac, 1.0 / (double)s->p.micro_batches));
     DSC_TRY(dsc_kfac_prepare(s->p.kfac, s->p.queue, lr));
-    s->variant = dsc_kfac_wants_factors(s->p.kfac) ? FACTORS : 0;
+    s->variant = RECIPE * dsc_kfac_recipe(s->p.kfac) + (dsc_kfac_wants_factors(s->p.kfac) ? FACTORS : 0);
     return DSC_OK;
 }
 
@@ -415,7 +416,7 @@ static dsc_status decompose(dsc_stepper *s) {
         DSC_TRY(dsc_queue_sync(s->p.queue));
     DSC_TRY(dsc_kfac_decompose(s->p.kfac, s->p.queue));
     slot_of(s, s->ended)->ms[DSC_PHASE_DECOMPOSE] = 1000 * (dsc_clock_now() - began);
-    s->variant |= DECOMPOSED;
+    s->variant = (s->variant & FACTORS) + DECOMPOSED + RECIPE * dsc_kfac_recipe(s->p.kfac);
     return mark(s, DSC_PHASE_DECOMPOSE);
 }
 

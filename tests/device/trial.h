@@ -43,7 +43,8 @@ typedef struct trial {
     trial_function run;
     const void *params;
     int linear;
-    int conv; /* a convolution: not everywhere in float64, less exact on a loose rig */
+    int conv;    /* a convolution: not everywhere in float64, less exact on a loose rig */
+    int rounded; /* results may have been rounded to the half type under test, whatever their own is */
     double terms;
     operand operands[MAX_OPERANDS];
     int count;

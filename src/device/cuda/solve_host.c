@@ -8,14 +8,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* OpenBLAS on threads of its own would start a team in each of ours; with OpenMP it does not. */
-static int usable_threads(const dsc_device *gpu) {
-    return openblas_get_parallel() == OPENBLAS_THREAD ? 0 : dsc_cuda_plan_threads(dsc_device_threads(gpu));
-}
-
 void dsc_cuda_host_open(dsc_cuda_host *h, dsc_device *gpu) {
     h->gpu = gpu;
-    h->threads = usable_threads(gpu);
+    h->threads = dsc_cuda_plan_threads(dsc_device_threads(gpu));
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->wake, NULL);
     pthread_cond_init(&h->finished, NULL);
@@ -36,10 +31,14 @@ dsc_status dsc_cuda_host_reserve(dsc_cuda_host *h, int64_t count) {
     return DSC_OK;
 }
 
-/* In the thread: a device sets the number of threads of whoever opens it. */
+/* In the thread: a device sets the number of threads of whoever opens it. An OpenBLAS with threads of its own
+ * would start a team in each of ours (one with OpenMP does not): in a process that computes on a GPU one
+ * thread is enough for it. */
 static dsc_status open_cpu(dsc_cuda_host *h) {
     dsc_device_options options;
     dsc_device_options_init(&options);
+    if (openblas_get_parallel() == OPENBLAS_THREAD)
+        openblas_set_num_threads(1);
     options.name = "cpu";
     options.threads = h->threads;
     if (!h->cpu)
