@@ -1,5 +1,6 @@
 /* Single products, by cuBLAS: float32 and float64 in full precision, halves on tensor cores with sums in
- * float32.
+ * float32. Small ones of float32 take the kernel of many products (grouped.c): one launch, where cuBLAS
+ * splits the terms and needs two.
  *
  * cuBLAS is column-major: it is asked for C' = op(B)' op(A)', where a row-major matrix is its own
  * transpose. */
@@ -37,9 +38,20 @@ static cublasStatus_t multiply(cublasHandle_t blas, int trans_a, int trans_b, do
                            CUBLAS_GEMM_DEFAULT);
 }
 
+static int is_small(const dsc_queue *q, int trans_a, const dsc_tensor *a, const dsc_tensor *c) {
+    enum { SMALL = 1 << 22 };
+    double work = (double)c->dim[0] * (double)c->dim[1] * (double)a->dim[trans_a ? 0 : 1];
+    return c->dtype == DSC_F32 && a->dtype == DSC_F32 && !dsc_cuda_of(q->device)->strict && work <= SMALL;
+}
+
 /* The queue's handle is pedantic, which would keep halves from the tensor cores. */
 dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                          const dsc_tensor *b, double beta, dsc_tensor *c) {
+    if (is_small(q, trans_a, a, c)) {
+        const dsc_gemm_item item = {
+            .trans_a = trans_a, .trans_b = trans_b, .alpha = alpha, .beta = beta, .a = *a, .b = *b, .c = *c};
+        return dsc_cuda_gemm_batch(q, &item, 1);
+    }
     cublasHandle_t blas = dsc_cuda_queue_of(q)->blas;
     int half = a->dtype == DSC_BF16 || a->dtype == DSC_F16;
     if (half)

@@ -4,7 +4,9 @@
  *
  * cuSOLVER is column-major: a row-major matrix is its own transpose there, so the lower triangle is named
  * upper, and eigenvectors come back as rows. A matrix that is not finite is replaced by the identity before
- * the solver sees it, and counts as failed. Outcomes are read by the host at the end of a call. */
+ * the solver sees it, and counts as failed. Those that are solved together are scaled first: unlike the
+ * solver of one, that of many loses the eigenvectors of tiny elements. Outcomes are read by the host at the
+ * end of a call. */
 #include "device/cuda/entries.h"
 #include "device/cuda/solve_crew.h"
 #include "device/cuda/solve_kernels.h"
@@ -21,8 +23,8 @@ static const cublasFillMode_t triangle = CUBLAS_FILL_MODE_UPPER;
 static const cusolverEigMode_t vectors = CUSOLVER_EIG_MODE_VECTOR;
 
 /* A call under way. Problems are numbered by their turn: `by_crew` of the crew's, `by_host` of the host's,
- * then those that are solved together, each the largest first; numbers: `count` flags of what is not finite,
- * then two rows of `count` outcomes of cuSOLVER's. */
+ * then those that are solved together, each the largest first; numbers: `count` scales of matrices
+ * (solve_kernels.h), then two rows of `count` outcomes of cuSOLVER's. */
 typedef struct call {
     const char *op;
     dsc_cuda_solver *s;
@@ -98,7 +100,7 @@ static dsc_status solve_eigen(dsc_cuda_worker *w, void *context, int64_t turn) {
                                     outcome_of(c, 0, turn)));
     dsc_cuda_launch at = launch_of(c, w);
     dsc_cuda_solve_places p = {.place = {{.from = a->data, .to = a->data, .n = n}}, .count = 1};
-    DSC_CUDA_TRY(dsc_cuda_launch_solve_transpose(&at, c->wide, &p));
+    DSC_CUDA_TRY(dsc_cuda_launch_solve_transpose(&at, c->wide, &p, c->s->numbers));
     return DSC_OK;
 }
 
@@ -242,7 +244,7 @@ static dsc_status send_check(const call *c, dsc_cuda_solve_places *p) {
     if (p->count == 0)
         return DSC_OK;
     DSC_CUDA_TRY(dsc_cuda_launch_solve_check(&c->at, c->wide, p, c->s->numbers));
-    DSC_CUDA_TRY(dsc_cuda_launch_solve_replace(&c->at, c->wide, p, c->s->numbers));
+    DSC_CUDA_TRY(dsc_cuda_launch_solve_copy(&c->at, c->wide, p, c->s->numbers));
     p->count = 0;
     return DSC_OK;
 }
@@ -252,7 +254,7 @@ static dsc_status check_one(const call *c, const group *g, int64_t turn, dsc_cud
     return p->count == DSC_CUDA_SOLVE_PLACES ? send_check(c, p) : DSC_OK;
 }
 
-/* Looks for what is not finite in all of them, and copies those of groups together. */
+/* Looks at the scales of all of them, replaces what is not finite, and copies those of groups together. */
 static dsc_status prepare(const call *c) {
     dsc_cuda_solve_places p = {.count = 0};
     group g = first_group(c);
@@ -282,7 +284,7 @@ static dsc_status solve_group(const call *c, const group *g) {
 
 static dsc_status send_back(const call *c, dsc_cuda_solve_places *p) {
     if (p->count > 0)
-        DSC_CUDA_TRY(dsc_cuda_launch_solve_transpose(&c->at, c->wide, p));
+        DSC_CUDA_TRY(dsc_cuda_launch_solve_transpose(&c->at, c->wide, p, c->s->numbers));
     p->count = 0;
     return DSC_OK;
 }
@@ -330,7 +332,7 @@ static dsc_status read_outcomes(const call *c) {
             return DSC_FAIL(DSC_E_INTERNAL, "%s: argument %d of cuSOLVER is wrong", c->op,
                             first < 0 ? -first : -second);
         c->items[c->s->turns[i].item].failed =
-            numbers[i] != 0 || first != 0 || second != 0 || failed_on_host(c, i);
+            numbers[i] == DSC_CUDA_SOLVE_NOT_FINITE || first != 0 || second != 0 || failed_on_host(c, i);
     }
     return DSC_OK;
 }

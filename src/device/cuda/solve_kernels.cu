@@ -8,32 +8,57 @@ enum { TILE = 32, ROWS = 8, THREADS = TILE * ROWS, PER_THREAD = 8, MOST_BLOCKS =
 
 using places = dsc_cuda_solve_places;
 
-template <typename T> __global__ void check(const __grid_constant__ places p, int *flags) {
+/* The largest of a block, for all of its threads; called once. */
+__device__ int largest_of_block(int mine) {
+    __shared__ int most;
+    if (threadIdx.x == 0)
+        most = 0;
+    __syncthreads();
+    mine = __reduce_max_sync(~0u, mine);
+    if (threadIdx.x % 32 == 0)
+        atomicMax(&most, mine);
+    __syncthreads();
+    return most;
+}
+
+template <typename T> __global__ void check(const __grid_constant__ places p, int *scales) {
+    const dsc_cuda_solve_place &place = p.place[blockIdx.y];
+    const T *from = static_cast<const T *>(place.from);
+    int64_t n = place.n, count = n * n, stride = (int64_t)gridDim.x * THREADS;
+    T most = 0;
+    bool bad = false;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
+        int64_t row = i / n;
+        if (i - row * n > row)
+            continue;
+        T value = from[i];
+        bad |= !(value - value == 0); /* NaN and infinities are not */
+        value = value < 0 ? -value : value;
+        most = value > most ? value : most;
+    }
+    int scale = bad ? DSC_CUDA_SOLVE_NOT_FINITE : most > 0 ? DSC_CUDA_SOLVE_ONE + ilogb((double)most) : 0;
+    scale = largest_of_block(scale);
+    if (threadIdx.x == 0 && scale > 0)
+        atomicMax(&scales[place.index], scale);
+}
+
+/* The exponent that a solver does not see. */
+__device__ int exponent_of(int scale) {
+    return scale == 0 || scale == DSC_CUDA_SOLVE_NOT_FINITE ? 0 : scale - DSC_CUDA_SOLVE_ONE;
+}
+
+/* ldexp, since the power itself may be beyond what T holds. */
+template <typename T> __global__ void copy(const __grid_constant__ places p, const int *scales) {
     const dsc_cuda_solve_place &place = p.place[blockIdx.y];
     const T *from = static_cast<const T *>(place.from);
     T *to = static_cast<T *>(place.to);
     int64_t n = place.n, count = n * n, stride = (int64_t)gridDim.x * THREADS;
-    int bad = 0;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride) {
-        T value = from[i];
-        int64_t row = i / n;
-        bad |= i - row * n <= row && !(value - value == 0); /* NaN and infinities are not */
-        if (to != from)
-            to[i] = value;
-    }
-    bad = __syncthreads_or(bad);
-    if (bad && threadIdx.x == 0)
-        flags[place.index] = 1;
-}
-
-template <typename T> __global__ void replace(const __grid_constant__ places p, const int *flags) {
-    const dsc_cuda_solve_place &place = p.place[blockIdx.y];
-    T *to = static_cast<T *>(place.to);
-    int64_t n = place.n, count = n * n, stride = (int64_t)gridDim.x * THREADS;
-    if (flags[place.index] == 0)
+    int scale = scales[place.index], exponent = exponent_of(scale);
+    bool bad = scale == DSC_CUDA_SOLVE_NOT_FINITE;
+    if (from == to && !bad)
         return;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += stride)
-        to[i] = i % (n + 1) == 0 ? (T)1 : (T)0;
+        to[i] = !bad ? ldexp(from[i], -exponent) : i % (n + 1) == 0 ? (T)1 : (T)0;
 }
 
 /* Block b of a triangle of tiles, counted row by row: its row. */
@@ -66,7 +91,7 @@ __device__ void store_turned(T *m, int64_t n, int64_t row, int64_t column, const
 }
 
 /* A block takes a tile of the lower triangle and the one across the diagonal. */
-template <typename T> __global__ void transpose(const __grid_constant__ places p) {
+template <typename T> __global__ void transpose(const __grid_constant__ places p, const int *scales) {
     __shared__ T low[TILE][TILE + 1], high[TILE][TILE + 1];
     const dsc_cuda_solve_place &place = p.place[blockIdx.y];
     const T *from = static_cast<const T *>(place.from);
@@ -77,8 +102,9 @@ template <typename T> __global__ void transpose(const __grid_constant__ places p
         return;
     if (blockIdx.x == 0 && place.values_to) {
         const T *values = static_cast<const T *>(place.values_from);
+        int exponent = exponent_of(scales[place.index]);
         for (int64_t k = threadIdx.x; k < n; k += THREADS)
-            static_cast<T *>(place.values_to)[k] = values[k];
+            static_cast<T *>(place.values_to)[k] = ldexp(values[k], exponent);
     }
     load_tile<T>(from, n, row, column, low);
     load_tile<T>(from, n, column, row, high);
@@ -121,29 +147,29 @@ dim3 grid_of_tiles(const places *p) {
 } // namespace
 
 extern "C" cudaError_t dsc_cuda_launch_solve_check(const dsc_cuda_launch *at, int wide,
-                                                   const dsc_cuda_solve_places *p, int *flags) {
+                                                   const dsc_cuda_solve_places *p, int *scales) {
     if (wide)
-        DSC_LAUNCH((check<double>), grid_of_elements(p), dim3(THREADS), 0, at->stream)(*p, flags);
+        DSC_LAUNCH((check<double>), grid_of_elements(p), dim3(THREADS), 0, at->stream)(*p, scales);
     else
-        DSC_LAUNCH((check<float>), grid_of_elements(p), dim3(THREADS), 0, at->stream)(*p, flags);
+        DSC_LAUNCH((check<float>), grid_of_elements(p), dim3(THREADS), 0, at->stream)(*p, scales);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t dsc_cuda_launch_solve_replace(const dsc_cuda_launch *at, int wide,
-                                                     const dsc_cuda_solve_places *p, const int *flags) {
+extern "C" cudaError_t dsc_cuda_launch_solve_copy(const dsc_cuda_launch *at, int wide,
+                                                  const dsc_cuda_solve_places *p, const int *scales) {
     if (wide)
-        DSC_LAUNCH((replace<double>), grid_of_elements(p), dim3(THREADS), 0, at->stream)(*p, flags);
+        DSC_LAUNCH((copy<double>), grid_of_elements(p), dim3(THREADS), 0, at->stream)(*p, scales);
     else
-        DSC_LAUNCH((replace<float>), grid_of_elements(p), dim3(THREADS), 0, at->stream)(*p, flags);
+        DSC_LAUNCH((copy<float>), grid_of_elements(p), dim3(THREADS), 0, at->stream)(*p, scales);
     return cudaGetLastError();
 }
 
 extern "C" cudaError_t dsc_cuda_launch_solve_transpose(const dsc_cuda_launch *at, int wide,
-                                                       const dsc_cuda_solve_places *p) {
+                                                       const dsc_cuda_solve_places *p, const int *scales) {
     if (wide)
-        DSC_LAUNCH((transpose<double>), grid_of_tiles(p), dim3(THREADS), 0, at->stream)(*p);
+        DSC_LAUNCH((transpose<double>), grid_of_tiles(p), dim3(THREADS), 0, at->stream)(*p, scales);
     else
-        DSC_LAUNCH((transpose<float>), grid_of_tiles(p), dim3(THREADS), 0, at->stream)(*p);
+        DSC_LAUNCH((transpose<float>), grid_of_tiles(p), dim3(THREADS), 0, at->stream)(*p, scales);
     return cudaGetLastError();
 }
 

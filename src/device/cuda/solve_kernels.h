@@ -15,10 +15,14 @@ typedef struct dsc_cuda_solve_place {
     const void *values_from;
     void *values_to;
     int64_t n;
-    int64_t index; /* of its flag */
+    int64_t index; /* of its scale */
 } dsc_cuda_solve_place;
 
 enum { DSC_CUDA_SOLVE_PLACES = 80 };
+
+/* The scale of a matrix: 0 where all is zero, DSC_CUDA_SOLVE_NOT_FINITE where
+ * something is not finite, else DSC_CUDA_SOLVE_ONE + the exponent of its largest element (-1074 to 1023). */
+enum { DSC_CUDA_SOLVE_ONE = 1075, DSC_CUDA_SOLVE_NOT_FINITE = 4096 };
 
 /* What one launch works on. */
 typedef struct dsc_cuda_solve_places {
@@ -26,15 +30,16 @@ typedef struct dsc_cuda_solve_places {
     int count;
 } dsc_cuda_solve_places;
 
-/* to = from (unless they are one); flags[index] = 1 where an element of the lower triangle is not finite. */
+/* scales[index] = the scale of the lower triangle of from; it must be 0 before. */
 cudaError_t dsc_cuda_launch_solve_check(const dsc_cuda_launch *at, int wide, const dsc_cuda_solve_places *p,
-                                        int *flags);
-/* to = the identity where flags[index] is set: a solver may not end on numbers that are none. */
-cudaError_t dsc_cuda_launch_solve_replace(const dsc_cuda_launch *at, int wide, const dsc_cuda_solve_places *p,
-                                          const int *flags);
-/* to = the transpose of from, which may be the same matrix; values along. */
+                                        int *scales);
+/* to = from times the power of two that brings its largest element into [1, 2), unless they are one; the
+ * identity for what is not finite: a solver may not end on numbers that are none. */
+cudaError_t dsc_cuda_launch_solve_copy(const dsc_cuda_launch *at, int wide, const dsc_cuda_solve_places *p,
+                                       const int *scales);
+/* to = the transpose of from, which may be the same matrix; values along, divided by that power. */
 cudaError_t dsc_cuda_launch_solve_transpose(const dsc_cuda_launch *at, int wide,
-                                            const dsc_cuda_solve_places *p);
+                                            const dsc_cuda_solve_places *p, const int *scales);
 /* The lower triangle of `to` over the upper. */
 cudaError_t dsc_cuda_launch_solve_mirror(const dsc_cuda_launch *at, int wide, const dsc_cuda_solve_places *p);
 
