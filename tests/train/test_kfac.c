@@ -626,15 +626,13 @@ static void test_faster(void **state) {
 /* ---- recorded steps ---- */
 
 /* A device that cannot record runs every step as it is, and comes to the same bits. */
-static void test_recorded(void **state) {
-    (void)state;
-    char recorded[SCRATCH_SIZE], plain_steps[SCRATCH_SIZE];
+static void check_recorded(const char *name, variant change) {
+    char recorded[SCRATCH_SIZE], plain_steps[SCRATCH_SIZE], other[64];
     const dsc_device_table *table = device->table;
     dsc_device_table without = *table;
     dsc_train_options o;
-    if (!dsc_device_records(device))
-        skip();
-    kfac_options(&o, folder("recorded", recorded));
+    snprintf(other, sizeof other, "%s-unrecorded", name);
+    kfac_options(&o, folder(name, recorded));
     o.epochs = 8;
     o.steps = chosen_is_emulated(device) ? 10 : 30;
     o.checkpoint_every = -1;
@@ -642,8 +640,9 @@ static void test_recorded(void **state) {
     o.kfac.hyper.factor_freq = 2;
     o.kfac.skip_layers = "^fc1$"; /* the large one */
     o.batch_size = 4;
+    change(&o);
     assert_ok(dsc_train_run(comm, device, &o, NULL));
-    o.out = folder("unrecorded", plain_steps);
+    o.out = folder(other, plain_steps);
     without.record_begin = NULL;
     device->table = &without;
     assert_false(dsc_device_records(device));
@@ -651,6 +650,20 @@ static void test_recorded(void **state) {
     device->table = table;
     assert_ok(status);
     assert_int_equal(runs_differences(recorded, plain_steps, o.steps), 0);
+}
+
+/* Factors are cut at the second decomposition, when steps with whole ones have been recorded. */
+static void late_blocks(dsc_train_options *o) {
+    o->kfac.diag_blocks = 2;
+    o->kfac_diag_warmup = 0.5;
+}
+
+static void test_recorded(void **state) {
+    (void)state;
+    if (!dsc_device_records(device))
+        skip();
+    check_recorded("recorded", plain);
+    check_recorded("recorded-blocks", late_blocks);
 }
 
 /* ---- no allocation in a step ---- */
