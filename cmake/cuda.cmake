@@ -168,8 +168,12 @@ function(descent_compile_cuda out)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     get_filename_component(folder ${object} DIRECTORY)
     file(MAKE_DIRECTORY ${folder})
+    set(own)
+    if(name MATCHES "/optim\\.cu$") # the same bits for one element or four at a time
+      set(own -fmad=false)
+    endif()
     add_custom_command(OUTPUT ${object}
-      COMMAND ${DESCENT_NVCC} ${flags} -MD -MT ${object} -MF ${object}.d -c ${file} -o ${object}
+      COMMAND ${DESCENT_NVCC} ${flags} ${own} -MD -MT ${object} -MF ${object}.d -c ${file} -o ${object}
       DEPENDS ${file} DEPFILE ${object}.d COMMENT "Building CUDA object ${name}.o" VERBATIM)
     list(APPEND objects ${object})
   endforeach()
