@@ -132,7 +132,8 @@ DSC_API dsc_status dsc_host_alloc(dsc_device *device, size_t bytes, void **out) 
 DSC_API void dsc_host_free(dsc_device *device, void **data);
 
 /* Copies between host memory and a tensor; `bytes` must be dsc_tensor_bytes(). Asynchronous where the device
- * is: the host memory may not be touched before dsc_queue_sync(). */
+ * is: the host memory may not be touched before dsc_queue_sync(), but an upload of at most 64 KiB takes a
+ * copy: its host memory is free at once. */
 DSC_API dsc_status dsc_tensor_upload(dsc_queue *queue, const void *host, size_t bytes,
                                      dsc_tensor *t) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_tensor_download(dsc_queue *queue, const dsc_tensor *t, size_t bytes,

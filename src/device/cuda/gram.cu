@@ -485,8 +485,8 @@ extern "C" cudaError_t dsc_cuda_launch_gram(const dsc_cuda_launch *at, const dsc
                                             const dsc_gram_plan *plan, const dsc_gram_target *to,
                                             int vector) {
     cudaError_t error = p->dtype == DSC_F32    ? launch_any<float>(at, p, plan, to, vector)
-                        : p->dtype == DSC_BF16 ? launch_any<gram_bf16>(at, p, plan, to, vector)
-                                               : launch_any<gram_f16>(at, p, plan, to, vector);
+                        : p->dtype == DSC_BF16 ? launch_any<dsc_half_bf16>(at, p, plan, to, vector)
+                                               : launch_any<dsc_half_f16>(at, p, plan, to, vector);
     if (error != cudaSuccess || plan->splits == 1)
         return error;
     int groups = plan->tile == 16 ? 4 : 1; /* a block's vectors are of one tile */
@@ -511,6 +511,6 @@ extern "C" cudaError_t dsc_cuda_launch_patches(const dsc_cuda_launch *at, const 
                                                int64_t first, int64_t rows, void *out) {
     return p->dtype == DSC_F64    ? launch_patches<double>(at, p, first, rows, out)
            : p->dtype == DSC_F32  ? launch_patches<float>(at, p, first, rows, out)
-           : p->dtype == DSC_BF16 ? launch_patches<gram_bf16>(at, p, first, rows, out)
-                                  : launch_patches<gram_f16>(at, p, first, rows, out);
+           : p->dtype == DSC_BF16 ? launch_patches<dsc_half_bf16>(at, p, first, rows, out)
+                                  : launch_patches<dsc_half_f16>(at, p, first, rows, out);
 }

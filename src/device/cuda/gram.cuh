@@ -7,27 +7,8 @@
 
 #include <cuda_fp16.h>
 
-/* Elements of x. A half is a tf32 as it is, so its products are exact; a float is the sum of two. */
-struct gram_bf16 {
-    uint16_t bits;
-};
-
-struct gram_f16 {
-    uint16_t bits;
-};
-
-DSC_MMA float gram_value(float x) {
-    return x;
-}
-
-DSC_MMA float gram_value(gram_bf16 x) {
-    return __uint_as_float((uint32_t)x.bits << 16);
-}
-
-DSC_MMA float gram_value(gram_f16 x) {
-    return __half2float(__ushort_as_half(x.bits));
-}
-
+/* Elements of x are float, dsc_half_bf16 or dsc_half_f16 (mma.cuh). A half is a tf32 as it is, so its
+ * products are exact; a float is the sum of two. */
 template <typename T> struct gram_type {
     enum { SPLIT = 0 };
 };
@@ -44,20 +25,20 @@ DSC_MMA void gram_one(double &x) {
     x = 1;
 }
 
-DSC_MMA void gram_one(gram_bf16 &x) {
+DSC_MMA void gram_one(dsc_half_bf16 &x) {
     x.bits = 0x3F80;
 }
 
-DSC_MMA void gram_one(gram_f16 &x) {
+DSC_MMA void gram_one(dsc_half_f16 &x) {
     x.bits = 0x3C00;
 }
 
 /* An element as tf32: its value, or high and low part. */
 template <typename T> DSC_MMA void gram_split(T x, uint32_t &high, uint32_t &low) {
     if (gram_type<T>::SPLIT) {
-        dsc_tf32_split(gram_value(x), high, low);
+        dsc_tf32_split(dsc_half_value(x), high, low);
     } else {
-        high = __float_as_uint(gram_value(x));
+        high = __float_as_uint(dsc_half_value(x));
         low = 0;
     }
 }

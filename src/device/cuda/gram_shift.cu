@@ -445,7 +445,7 @@ __global__ void __launch_bounds__(FINISH_THREADS)
     for (int64_t v = begin + mine; v < end; v += ONE_LANES) {
         int64_t line = v / p.w;
         int k = class_of((int)(line % p.h), p.h) * CLASSES + class_of((int)(v - line * p.w), p.w);
-        sums[mine][k][channel] += (double)gram_value(x[v * p.c]);
+        sums[mine][k][channel] += (double)dsc_half_value(x[v * p.c]);
     }
     __syncthreads();
     for (int k = mine; k < DSC_GRAM_TAPS; k += ONE_LANES) {
@@ -500,8 +500,8 @@ extern "C" cudaError_t dsc_cuda_launch_gram_shift(const dsc_cuda_launch *at, con
                                                   const dsc_gram_shift_plan *plan,
                                                   const dsc_gram_target *to) {
     cudaError_t error = p->dtype == DSC_F32    ? launch_sums<float>(at, p, plan)
-                        : p->dtype == DSC_BF16 ? launch_sums<gram_bf16>(at, p, plan)
-                                               : launch_sums<gram_f16>(at, p, plan);
+                        : p->dtype == DSC_BF16 ? launch_sums<dsc_half_bf16>(at, p, plan)
+                                               : launch_sums<dsc_half_f16>(at, p, plan);
     if (error != cudaSuccess)
         return error;
     finish_shape shape = {p->cg <= 32 ? 4 : p->cg <= 64 ? 16 : 64, p->cg <= 32 ? 8 : p->cg <= 64 ? 4 : 1};

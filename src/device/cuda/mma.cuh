@@ -16,6 +16,7 @@
 
 #include "device/cuda/launch.h"
 
+#include <cuda_fp16.h>
 #include <stdint.h>
 
 #define DSC_MMA static __device__ __forceinline__
@@ -288,6 +289,28 @@ DSC_MMA void dsc_mma_tf32_split(float (&c)[4], const uint32_t (&a)[4], const uin
     dsc_mma_tf32(c, a_low, b);
     dsc_mma_tf32(c, a, b_low);
     dsc_mma_tf32(c, a, b);
+}
+
+/* ---- elements of half types, by their bits ---- */
+
+struct dsc_half_bf16 {
+    uint16_t bits;
+};
+
+struct dsc_half_f16 {
+    uint16_t bits;
+};
+
+DSC_MMA float dsc_half_value(float x) {
+    return x;
+}
+
+DSC_MMA float dsc_half_value(dsc_half_bf16 x) {
+    return __uint_as_float((uint32_t)x.bits << 16);
+}
+
+DSC_MMA float dsc_half_value(dsc_half_f16 x) {
+    return __half2float(__ushort_as_half(x.bits));
 }
 
 #endif

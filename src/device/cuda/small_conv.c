@@ -118,19 +118,24 @@ size_t dsc_cuda_small_conv_workspace(const dsc_cuda *cuda, const dsc_conv_desc *
 
 /* ---- entries ---- */
 
+static dsc_status launch(dsc_queue *q, dsc_small_conv *pass, const dsc_tensor *x, const dsc_tensor *w,
+                         const dsc_tensor *y) {
+    pass->x = x->data;
+    pass->weights = w->data;
+    pass->y = y->data;
+    pass->wide_x = wide(x);
+    pass->wide_w = wide(w);
+    pass->wide_y = wide(y);
+    DSC_CUDA_TRY(dsc_cuda_launch_small_conv(dsc_cuda_at(q), pass));
+    return DSC_OK;
+}
+
 dsc_status dsc_cuda_small_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
                                        const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
     (void)work;
     dsc_small_conv pass = forward_of(dsc_cuda_of(q->device), &conv->desc);
-    pass.x = x->data;
-    pass.weights = w->data;
     pass.bias = bias ? (const float *)bias->data : NULL;
-    pass.y = y->data;
-    pass.wide_x = wide(x);
-    pass.wide_w = wide(w);
-    pass.wide_y = wide(y);
-    DSC_CUDA_TRY(dsc_cuda_launch_small_conv(dsc_cuda_at(q), &pass));
-    return DSC_OK;
+    return launch(q, &pass, x, w, y);
 }
 
 dsc_status dsc_cuda_small_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w,
@@ -138,15 +143,8 @@ dsc_status dsc_cuda_small_conv_backward_data(dsc_queue *q, dsc_conv *conv, const
                                              dsc_tensor *dx) {
     (void)work;
     dsc_small_conv pass = backward_of(dsc_cuda_of(q->device), &conv->desc);
-    pass.x = dy->data;
-    pass.weights = w->data;
-    pass.y = dx->data;
     pass.add = beta != 0;
-    pass.wide_x = wide(dy);
-    pass.wide_w = wide(w);
-    pass.wide_y = wide(dx);
-    DSC_CUDA_TRY(dsc_cuda_launch_small_conv(dsc_cuda_at(q), &pass));
-    return DSC_OK;
+    return launch(q, &pass, dy, w, dx);
 }
 
 dsc_status dsc_cuda_small_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,

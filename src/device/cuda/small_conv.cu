@@ -80,11 +80,11 @@ DSC_MMA float conv_rounded(float x) {
     return __uint_as_float(dsc_tf32(x));
 }
 
-DSC_MMA small_bf16 conv_rounded(small_bf16 x) {
+DSC_MMA dsc_half_bf16 conv_rounded(dsc_half_bf16 x) {
     return x;
 }
 
-DSC_MMA small_f16 conv_rounded(small_f16 x) {
+DSC_MMA dsc_half_f16 conv_rounded(dsc_half_f16 x) {
     return x;
 }
 
@@ -210,11 +210,11 @@ DSC_MMA void conv_mma(float, float (&c)[4], const uint32_t (&a)[4], const uint32
     dsc_mma_tf32(c, a, b);
 }
 
-DSC_MMA void conv_mma(small_bf16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+DSC_MMA void conv_mma(dsc_half_bf16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     dsc_mma_bf16(c, a, b);
 }
 
-DSC_MMA void conv_mma(small_f16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+DSC_MMA void conv_mma(dsc_half_f16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
     dsc_mma_f16(c, a, b);
 }
 
@@ -298,7 +298,7 @@ template <class T> DSC_MMA void conv_store_quad(T *to, float (&value)[4], int wi
             q = *reinterpret_cast<const small_quad<T> *>(to);
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            value[i] += small_value(wide ? q.at[i] : to[i]);
+            value[i] += dsc_half_value(wide ? q.at[i] : to[i]);
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -475,9 +475,9 @@ static cudaError_t conv_any(const dsc_cuda_launch *at, const dsc_small_conv *con
     case DSC_SMALL_F32:
         return conv_choose_type<float>(at, conv, least);
     case DSC_SMALL_BF16:
-        return conv_choose_type<small_bf16>(at, conv, least);
+        return conv_choose_type<dsc_half_bf16>(at, conv, least);
     default:
-        return conv_choose_type<small_f16>(at, conv, least);
+        return conv_choose_type<dsc_half_f16>(at, conv, least);
     }
 }
 

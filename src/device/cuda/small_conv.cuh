@@ -19,35 +19,15 @@ enum { DSC_SMALL_CHANNELS = 16, DSC_SMALL_ROWS = 4, DSC_SMALL_FIRST = 3 };
 
 /* ---- elements ---- */
 
-struct small_bf16 {
-    uint16_t bits;
-};
-
-struct small_f16 {
-    uint16_t bits;
-};
-
-DSC_MMA float small_value(float x) {
-    return x;
-}
-
-DSC_MMA float small_value(small_bf16 x) {
-    return __uint_as_float((uint32_t)x.bits << 16);
-}
-
-DSC_MMA float small_value(small_f16 x) {
-    return __half2float(__ushort_as_half(x.bits));
-}
-
 DSC_MMA void small_set(float &x, float value) {
     x = value;
 }
 
-DSC_MMA void small_set(small_bf16 &x, float value) {
+DSC_MMA void small_set(dsc_half_bf16 &x, float value) {
     x.bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
-DSC_MMA void small_set(small_f16 &x, float value) {
+DSC_MMA void small_set(dsc_half_f16 &x, float value) {
     x.bits = __half_as_ushort(__float2half_rn(value));
 }
 

@@ -55,16 +55,16 @@ DSC_MMA weight_pair weight_read(const float *from) {
     return pair;
 }
 
-DSC_MMA weight_pair weight_read(const small_bf16 *from) {
+DSC_MMA weight_pair weight_read(const dsc_half_bf16 *from) {
     uint32_t both = *reinterpret_cast<const uint32_t *>(from);
     weight_pair pair = {{both << 16, both & 0xFFFF0000u}};
     return pair;
 }
 
-DSC_MMA weight_pair weight_read(const small_f16 *from) {
+DSC_MMA weight_pair weight_read(const dsc_half_f16 *from) {
     uint32_t both = *reinterpret_cast<const uint32_t *>(from);
-    small_f16 low = {(uint16_t)both}, high = {(uint16_t)(both >> 16)};
-    weight_pair pair = {{__float_as_uint(small_value(low)), __float_as_uint(small_value(high))}};
+    dsc_half_f16 low = {(uint16_t)both}, high = {(uint16_t)(both >> 16)};
+    weight_pair pair = {{__float_as_uint(dsc_half_value(low)), __float_as_uint(dsc_half_value(high))}};
     return pair;
 }
 
@@ -305,9 +305,9 @@ static cudaError_t weight_any(weight_call *call) {
     case DSC_SMALL_F32:
         return weight_choose_type<float>(call);
     case DSC_SMALL_BF16:
-        return weight_choose_type<small_bf16>(call);
+        return weight_choose_type<dsc_half_bf16>(call);
     default:
-        return weight_choose_type<small_f16>(call);
+        return weight_choose_type<dsc_half_f16>(call);
     }
 }
 
