@@ -1,6 +1,6 @@
 # Manual pages: the program writes them itself, from the tables its option parser uses.
 set(man_pages)
-foreach(command IN ITEMS program train eval info bench report)
+foreach(command IN ITEMS program train eval info bench report average)
   if(command STREQUAL "program")
     set(page ${PROJECT_BINARY_DIR}/man/descent.1)
     set(argument "")

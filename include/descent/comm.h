@@ -35,13 +35,16 @@ typedef struct dsc_comm_options {
                             for the host, NCCL for tensors of GPUs) */
     int thread_multiple; /* 1: several threads will communicate at once */
     int64_t message_limit; /* elements in one message at most; 0: 2^31 - 1. Longer ones are split. */
+    int survive; /* 1: dsc_comm_survivors will be able to go on without ranks that were lost. For "mpi" only:
+                    "self" has nobody to lose, "nccl" is refused. Every two ranks are connected at once. */
 } dsc_comm_options;
 
 DSC_API void dsc_comm_options_init(dsc_comm_options *options);
 /* The communicator of all ranks. Collective. "mpi" initialises MPI unless the program has, and then finalises
  * it when the last communicator is destroyed. */
 DSC_API dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) DSC_MUST_CHECK;
-/* Collective. Accepts NULL and *comm == NULL. */
+/* Collective. Accepts NULL and *comm == NULL. Waits for operations in flight; where a wait has timed out or
+ * an alarm was raised it is dsc_comm_abandon. */
 DSC_API void dsc_comm_destroy(dsc_comm **comm);
 /* Ends the whole job with this exit status, at once. For whoever owns main(): a rank that failed calls it
  * after printing its message, so that no other rank waits for it for ever. Does not return. comm may be NULL.
@@ -107,7 +110,8 @@ DSC_API dsc_status dsc_comm_send_begin(dsc_comm *comm, dsc_traffic traffic, int 
                                        const dsc_tensor *t, dsc_request **request) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t,
                                        dsc_request **request) DSC_MUST_CHECK;
-/* Waits for a request and gives it back (*request = NULL; NULL is accepted). */
+/* Waits for a request and gives it back (*request = NULL; NULL is accepted). A wait that timed out or was
+ * ended by an alarm (see below) leaves *request in flight. */
 DSC_API dsc_status dsc_comm_wait(dsc_request **request) DSC_MUST_CHECK;
 /* *done = 1 and *request = NULL when it is complete, else *done = 0. Also lets other transfers move on. */
 DSC_API dsc_status dsc_comm_test(dsc_request **request, int *done) DSC_MUST_CHECK;
@@ -122,6 +126,36 @@ DSC_API dsc_status dsc_comm_broadcast(dsc_comm *comm, dsc_traffic traffic, int r
 /* A status everybody agrees on: DSC_OK when all ranks passed DSC_OK, else a failure on every rank: the own
  * error where there is one, elsewhere the message of the lowest failing rank. Collective; blocks. */
 DSC_API dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) DSC_MUST_CHECK;
+
+/* ---- lost ranks ----
+ * MPI does not tell when a rank has ended: operations with it just never complete. With a time limit a wait
+ * for it ends in an error; with dsc_comm_options.survive the others can go on without it, where the launcher
+ * lets them live (mpirun --enable-recovery of Open MPI). */
+
+/* From now on every wait of this communicator, and of those split from it later, ends after so many seconds:
+ * dsc_comm_wait, the calls that begin and wait, barrier, agree. 0 (the default): never. The error is
+ * DSC_E_COMM, or DSC_E_LOST with dsc_comm_options.survive, and names operation and peer. The operation stays
+ * in flight, with its tensors: it can be waited for again, or be abandoned. DSC_E_LOST comes also, at once,
+ * when another rank has raised the alarm, and for every wait that follows. Tensors that GPUs exchange by
+ * themselves ("nccl") are not watched: the host does not wait for them. Not collective. */
+DSC_API dsc_status dsc_comm_set_timeout(dsc_comm *comm, double seconds) DSC_MUST_CHECK;
+/* *alarmed = 1 when another rank has called dsc_comm_survivors, or a wait of this one was given up. Cheap:
+ * for loops that wait by dsc_comm_test. Always 0 without dsc_comm_options.survive. */
+DSC_API dsc_status dsc_comm_is_alarmed(dsc_comm *comm, int *alarmed) DSC_MUST_CHECK;
+/* Raises the alarm and makes a communicator of the ranks that answer it within `patience` seconds, in their
+ * old order, with the same options and byte counters. patience must be longer than a rank may be away from
+ * waits with a time limit and from dsc_comm_is_alarmed. Of the communicator that was created with
+ * dsc_comm_options.survive, or of one from here. Collective among the ranks that are alive; blocks, up to a
+ * few times `patience`. DSC_E_COMM when this rank came too late and the others go on without it. A rank that
+ * hears nobody is alone in the new communicator. Split communicators are split again from the new one. The
+ * old ones stay the caller's: nothing is to be begun on them, and dsc_comm_abandon gives them up. Error
+ * messages go on naming the rank that the process had at the start. */
+DSC_API dsc_status dsc_comm_survivors(dsc_comm *comm, double patience, dsc_comm **out) DSC_MUST_CHECK;
+/* Gives up a communicator whose ranks may be gone, without waiting for anybody: receives in flight are
+ * cancelled where possible, all else is left to MPI, which may still read the tensors of sends and write
+ * those of collectives: their memory is never to be freed. From then on the library does not finalise MPI any
+ * more: the program ends by exit. Not collective. Accepts NULL and *comm == NULL. */
+DSC_API void dsc_comm_abandon(dsc_comm **comm);
 
 /* Bytes this rank has sent so far, by kind, counted by one formula per operation (n ranks, b bytes):
  * all-reduce 2(n-1)/n b; reduce-scatter, all-gather (n-1)/n b of the whole; broadcast (n-1) b at the root;

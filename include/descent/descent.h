@@ -11,6 +11,7 @@
 #include "descent/model.h"
 #include "descent/optim.h"
 #include "descent/status.h"
+#include "descent/topology.h"
 #include "descent/train.h"
 #include "descent/version.h"
 

@@ -122,6 +122,8 @@ typedef struct dsc_kfac_options {
     dsc_dtype inverse_dtype; /* the same for decompositions */
     int64_t passes;          /* 1: forward and backward passes of a step (gradient accumulation) */
     size_t bucket_bytes;     /* 4 MiB: what travels together */
+    int late_factors; /* 0; 1: running averages change in dsc_kfac_absorb (or dsc_kfac_step) only, never
+                         during captures: for callers that write to dsc_kfac_averages */
 } dsc_kfac_options;
 
 DSC_API void dsc_kfac_options_init(dsc_kfac_options *options);
@@ -150,9 +152,10 @@ DSC_API int dsc_kfac_wants_factors(const dsc_kfac *kfac);
 DSC_API dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
                                     const dsc_tensor *g) DSC_MUST_CHECK;
 /* Averages, decomposes and preconditions what is due; gradients must be the averaged ones, equal on all
- * ranks. lr: the rate of the coming update, for the clip. Collective. DSC_E_INVALID when layers ran on some
- * ranks only, DSC_E_NUMERIC when a factor cannot be decomposed and has no earlier decomposition, or when a
- * gradient is not finite. */
+ * ranks (with comm-opt they may differ: every rank preconditions its own, and clips it by itself). lr: the
+ * rate of the coming update, for the clip. Collective. DSC_E_INVALID when layers ran on some ranks only,
+ * DSC_E_NUMERIC when a factor cannot be decomposed and has no earlier decomposition, or when a gradient is
+ * not finite. */
 DSC_API dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
 
 /* A step in parts, for callers that record their work (dsc_recording_begin) and replay it:
@@ -181,6 +184,9 @@ DSC_API dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST
 DSC_API dsc_status dsc_kfac_apply(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
 
+/* All running averages that this rank keeps, one behind the other, as they are stored; no memory when there
+ * are none. May be read and overwritten between steps, and before dsc_kfac_absorb with late_factors. Lent. */
+DSC_API const dsc_tensor *dsc_kfac_averages(const dsc_kfac *kfac);
 /* nu of the last step, an F64 scalar on the device; lent. */
 DSC_API const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac);
 /* A factor of all G from now on, an F64 scalar on the device, beside the loss scale that dsc_kfac_begin is

@@ -23,6 +23,7 @@ extern "C" {
     X(DSC_E_NUMERIC, "numerical failure")                                                                    \
     X(DSC_E_DEVICE, "device failure")                                                                        \
     X(DSC_E_COMM, "communication failure")                                                                   \
+    X(DSC_E_LOST, "a peer was lost")                                                                         \
     X(DSC_E_INTERRUPTED, "interrupted")                                                                      \
     X(DSC_E_INTERNAL, "internal error")
 

@@ -14,7 +14,7 @@ extern "C" {
 /* What a run is told while it goes on. Fields that do not apply are 0. */
 typedef enum dsc_event_kind {
     DSC_EVENT_START,      /* text: one line that describes the run */
-    DSC_EVENT_STEP,       /* step, epoch, loss, lr, images_per_s, eta_s */
+    DSC_EVENT_STEP,       /* step, epoch, loss (with gossip rank 0's own), lr, images_per_s, eta_s */
     DSC_EVENT_EPOCH,      /* epoch done: mean training loss, images_per_s */
     DSC_EVENT_EVAL,       /* loss, top1, top5 */
     DSC_EVENT_CHECKPOINT, /* text: the file */
@@ -40,6 +40,15 @@ typedef enum dsc_fisher { DSC_FISHER_EMPIRICAL, DSC_FISHER_SAMPLED } dsc_fisher;
 DSC_API dsc_status dsc_fisher_parse(const char *name, dsc_fisher *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_fisher_name(dsc_fisher fisher);
 
+/* Over whom the factors of K-FAC are averaged when ranks gossip: over all by all-reduce (comm-opt only; steps
+ * then wait for everybody), over peers by gossip beside the parameters', or not at all. The last two have no
+ * collective in a step; every rank decomposes all layers itself. Ranks that all-reduce know GLOBAL only. */
+typedef enum dsc_kfac_scope { DSC_SCOPE_GLOBAL, DSC_SCOPE_GOSSIP, DSC_SCOPE_LOCAL } dsc_kfac_scope;
+
+/* "global", "gossip", "local", and back; DSC_E_INVALID lists the known names. */
+DSC_API dsc_status dsc_kfac_scope_parse(const char *name, dsc_kfac_scope *out) DSC_MUST_CHECK;
+DSC_API const char *dsc_kfac_scope_name(dsc_kfac_scope scope);
+
 typedef struct dsc_train_options {
     size_t size;
     const char *model, *data; /* "resnet20", "synthetic" */
@@ -58,18 +67,19 @@ typedef struct dsc_train_options {
     dsc_schedule_kind lr_schedule; /* step */
     double warmup_epochs;          /* 5 */
     double warmup_start;           /* negative (the default): lr */
-    int lr_scaling;                /* 1: target rate is lr * ranks * batches_per_allreduce; 0: lr */
+    int lr_scaling; /* 1: target rate is lr * ranks * batches_per_allreduce; 0: lr. The same with gossip,
+                       whose ranks together take the mean of their steps, too */
     double lr_decay[DSC_MAX_DECAYS];
     int lr_decay_count;
     double lr_decay_rate;          /* 0.1 */
     double label_smoothing;        /* 0 */
     int64_t batches_per_allreduce; /* 1 */
     dsc_consensus_options consensus;
-    int64_t checkpoint_every;       /* steps; 0: at the end of every epoch; negative: only at the end */
-    int64_t keep;                   /* checkpoints kept besides the best and the last, 2 */
-    int64_t eval_every;             /* epochs between evaluations, 1; 0: never */
-    int64_t log_every;              /* steps between `step` lines, 1 */
-    int64_t check_every;            /* steps between comparisons of the ranks' parameters, 500; 0: never */
+    int64_t checkpoint_every; /* steps; 0: at the end of every epoch; negative: only at the end */
+    int64_t keep;             /* checkpoints kept besides the best and the last, 2 */
+    int64_t eval_every;       /* epochs between evaluations, 1; 0: never */
+    int64_t log_every;        /* steps between `step` lines, 1 */
+    int64_t check_every; /* steps between comparisons of the ranks' parameters, 500; 0: never. Gossip: none */
     dsc_progress_function progress; /* rank 0 only; may be NULL */
     void *progress_context;
     /* K-FAC. Epochs count from 0; what is multiplied at an epoch stays so: value(epoch) = base *
@@ -85,6 +95,15 @@ typedef struct dsc_train_options {
     /* As dsc_kfac_options_init sets it, but kfac.hyper.update_freq is 0: no K-FAC. A schedule is called after
      * those above; hyper.diag_blocks and passes are the trainer's. */
     dsc_kfac_options kfac;
+    dsc_kfac_scope kfac_scope; /* global */
+    /* Gossip. From the start of epoch peers_epochs[i] (rising, from 0) on, peers_values[i] peers a step;
+     * before the first of them consensus.peers. */
+    int64_t peers_epochs[DSC_MAX_DECAYS];
+    int peers_values[DSC_MAX_DECAYS];
+    int peers_count;
+    int bn_average;         /* 0: evaluations use rank 0's batch-norm statistics; 1: those of all, averaged */
+    int eval_ranks;         /* 1: evaluations judge every rank's own model as well */
+    int64_t distance_every; /* steps between `consensus` lines of the metrics; 0: at evaluations only */
 } dsc_train_options;
 
 typedef struct dsc_train_result {
@@ -99,11 +118,15 @@ typedef struct dsc_train_result {
 DSC_API void dsc_train_options_init(dsc_train_options *options);
 /* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED when dsc_train_request_stop
  * was called: a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC on a loss that is not
- * finite, or ranks that have drifted apart. `result` (may be NULL) is filled in in any case. */
+ * finite, or ranks that have drifted apart. `result` (may be NULL) is filled in in any case.
+ * With gossip a rank may fail alone (a loss that is not finite, a peer that is lost): it then returns without
+ * the others and without giving back what it shares with them; whoever owns main() ends the job
+ * (dsc_comm_abort). */
 DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                                  dsc_train_result *result) DSC_MUST_CHECK;
-/* Asks the running training of this process to end after the current step; all ranks then do.
- * Async-signal-safe. */
+/* Asks the running training of this process to end after the current step; all ranks then do. With gossip
+ * they agree on it at evaluations, checkpoints and ends of epochs, and in between within 64 steps (adpsgd:
+ * not in between). Async-signal-safe. */
 DSC_API void dsc_train_request_stop(void);
 
 typedef struct dsc_eval_options {

@@ -42,10 +42,12 @@ typedef struct dsc_cli_common {
 typedef struct dsc_cli_session {
     dsc_comm *comm;
     dsc_device *device;
-    dsc_device *host;   /* for `text`; NULL in a single process */
-    int agreed;         /* 1: the failure is known to all ranks, they end together */
-    dsc_comm *failures; /* the same ranks, for dsc_cli_failed_together alone */
-    dsc_tensor text;    /* U8[DSC_CLI_TEXT], rank 0's message */
+    dsc_device *host;    /* for `text`; NULL in a single process */
+    int several_threads; /* 1, before opening: more than one thread will communicate */
+    double timeout;      /* seconds, before opening: how long the ranks wait for each other; 0: for ever */
+    int agreed;          /* 1: the failure is known to all ranks, they end together */
+    dsc_comm *failures;  /* the same ranks, for dsc_cli_failed_together alone */
+    dsc_tensor text;     /* U8[DSC_CLI_TEXT], rank 0's message */
 } dsc_cli_session;
 
 enum { DSC_CLI_TEXT = 2048 };
@@ -62,7 +64,8 @@ typedef struct dsc_cli_command {
     dsc_status (*run)(dsc_cli_session *session, void *values, const dsc_option_set *set);
 } dsc_cli_command;
 
-extern const dsc_cli_command dsc_cli_train, dsc_cli_eval, dsc_cli_info, dsc_cli_bench, dsc_cli_report;
+extern const dsc_cli_command dsc_cli_train, dsc_cli_eval, dsc_cli_info, dsc_cli_bench, dsc_cli_report,
+    dsc_cli_average;
 /* NULL behind the last. */
 extern const dsc_cli_command *const dsc_cli_commands[];
 

@@ -12,8 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const dsc_cli_command *const dsc_cli_commands[] = {&dsc_cli_train, &dsc_cli_eval,   &dsc_cli_info,
-                                                   &dsc_cli_bench, &dsc_cli_report, NULL};
+const dsc_cli_command *const dsc_cli_commands[] = {
+    &dsc_cli_train, &dsc_cli_eval, &dsc_cli_info, &dsc_cli_bench, &dsc_cli_report, &dsc_cli_average, NULL};
 
 /* What the log handler needs to know. */
 typedef struct log_context {

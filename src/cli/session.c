@@ -54,6 +54,7 @@ static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
     dsc_comm *comm = NULL;
     dsc_comm_options_init(&options);
     options.kind = "nccl";
+    options.thread_multiple = session->several_threads;
     if (strcmp(kind, "mpi") == 0 || dsc_device_is_host(session->device))
         return DSC_OK;
     if (strcmp(kind, "auto") == 0 && (dsc_comm_size(session->comm) == 1 || !has_nccl ||
@@ -83,11 +84,12 @@ static dsc_status open_failures(dsc_cli_session *session) {
 dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads, const char *comm) {
     dsc_comm_options options;
     dsc_comm_options_init(&options);
+    options.thread_multiple = session->several_threads;
     DSC_TRY(dsc_comm_create(&options, &session->comm));
     DSC_TRY(dsc_cli_agree(session, open_device(session, device, threads)));
     DSC_TRY(choose_comm(session, comm));
     DSC_TRY(open_failures(session));
-    return DSC_OK;
+    return dsc_comm_set_timeout(session->comm, session->timeout);
 }
 
 /* Every rank gets rank 0's text, the others' being empty: unlike a broadcast this ends only when all take

@@ -87,10 +87,13 @@ static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v, int p
 
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     dsc_cli_train_values *v = values;
-    (void)set;
-    DSC_TRY(dsc_cli_train_finish(v));
+    DSC_TRY(dsc_cli_train_finish(v, set));
     catch_signals();
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads, v->comm));
+    int apart = v->o.consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in a thread and order of its own */
+    session->several_threads = apart;
+    session->timeout = v->o.consensus.peer_timeout;
+    DSC_TRY(dsc_cli_open(session, v->device, v->threads,
+                         apart && strcmp(v->comm, "auto") == 0 ? "mpi" : v->comm)); /* NCCL needs one order */
     int prints = dsc_cli_prints(session);
     DSC_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
     return train(session, v, prints);
@@ -100,25 +103,30 @@ const dsc_cli_command dsc_cli_train = {
     .name = "train",
     .summary = "train a model",
     .description =
-        "Trains a model of the zoo on one process or, under mpirun, on all ranks of a job, which average "
-        "their "
-        "gradients in every step. Without any option it trains resnet20 on images that it draws by "
-        "itself.\n\n"
+        "Trains a model of the zoo on one process or, under mpirun, on all ranks of a job. Without any "
+        "option "
+        "it trains resnet20 on images that it draws by itself.\n\n"
+        "Ranks average their gradients in every step or, with another --consensus, gossip: each keeps "
+        "parameters of its own and mixes them with those of a few peers, so that nobody waits for all the "
+        "others; evaluated and saved is the average of all ranks.\n\n"
         "A run writes metrics.jsonl (one JSON object a line) and checkpoints into its output directory: "
         "checkpoint-STEP.safetensors holds the model under PyTorch's names, "
         "checkpoint-STEP.state.safetensors all "
         "the rest. A run that is there already is never overwritten without --overwrite.\n\n"
         "With --kfac-update-freq the gradient is preconditioned by K-FAC before the update, whatever the "
         "optimiser; the options below it say how, and how the work is spread over the ranks.\n\n"
-        "SIGINT, SIGTERM and SIGUSR1 end it after the current step with a checkpoint and exit status 3; "
+        "SIGINT, SIGTERM and SIGUSR1 end it after the current step (gossip: within some steps) with a "
+        "checkpoint and exit status 3; "
         "--resume "
         "goes on from there and gives the bits of the run that never stopped.",
-    .examples = "descent train --model lenet --epochs 3\n"
-                "descent train --model resnet32 --data cifar10:data --epochs 100 --lr-decay 35 75 90\n"
-                "mpirun -n 4 descent train --model resnet32 --data cifar10:data --kfac-update-freq 10 "
-                "--lr-decay 35 75 90\n"
-                "mpirun -n 4 descent train --model resnet20 --data cifar10:data --out out --resume auto\n"
-                "descent train --config resnet32.conf --seed 7\n",
+    .examples =
+        "descent train --model lenet --epochs 3\n"
+        "descent train --model resnet32 --data cifar10:data --epochs 100 --lr-decay 35 75 90\n"
+        "mpirun -n 4 descent train --model resnet32 --data cifar10:data --kfac-update-freq 10 "
+        "--lr-decay 35 75 90\n"
+        "mpirun -n 4 descent train --model resnet20 --data cifar10:data --out out --resume auto\n"
+        "mpirun -n 8 descent train --model resnet20 --data cifar10:data --consensus osgp --synch-freq 2\n"
+        "descent train --config resnet32.conf --seed 7\n",
     .options = dsc_cli_train_options,
     .values_size = sizeof(dsc_cli_train_values),
     .init = dsc_cli_train_init,

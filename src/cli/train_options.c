@@ -83,7 +83,7 @@ const dsc_option dsc_cli_train_options[] = {
      .choices = "auto|mpi|nccl",
      .help =
          "what carries tensors of GPUs between ranks; mpi copies them over the host; auto: nccl where every "
-         "rank has a GPU of its own"},
+         "rank has a GPU of its own, mpi for adpsgd"},
     {.name = "data-threads",
      .kind = DSC_OPTION_INT,
      .offset = AT(o.data_threads),
@@ -274,9 +274,11 @@ const dsc_option dsc_cli_train_options[] = {
      .help = "size of a convolution's factors; kfac-pytorch's vanish beside common dampings"},
     {.name = "kfac-scope",
      .kind = DSC_OPTION_CHOICE,
-     .offset = AT(kfac_scope),
+     .offset = AT(gossip.kfac_scope),
      .choices = "global|gossip|local",
-     .help = "over whom factors are averaged: all ranks; the others belong to gossip"},
+     .help =
+         "with gossip: factors are averaged over all ranks (every step waits for all), with the peers, or "
+         "not at all"},
     DSC_CLI_KFAC_OPTIONS(dsc_cli_train_values, kfac, NULL),
     {.name = "kfac-diag-warmup",
      .kind = DSC_OPTION_DOUBLE,
@@ -286,9 +288,11 @@ const dsc_option dsc_cli_train_options[] = {
      .help = "whole factors before this epoch, diagonal blocks from it on"},
     {.name = "consensus",
      .kind = DSC_OPTION_CHOICE,
-     .offset = AT(consensus),
-     .choices = "allreduce",
-     .help = "how ranks agree: gradients are averaged over all ranks",
+     .offset = AT(gossip.consensus),
+     .choices = "allreduce|sgp|osgp|dpsgd|adpsgd",
+     .help = "how ranks agree: gradients are averaged over all of them, or parameters with a few peers by "
+             "gossip: stochastic gradient push, the same overlapped with computing, exchange in pairs, pairs "
+             "at any moment",
      .group = "Many ranks"},
     {.name = "batches-per-allreduce",
      .kind = DSC_OPTION_INT64,
@@ -300,19 +304,97 @@ const dsc_option dsc_cli_train_options[] = {
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(allreduce_dtype),
      .choices = "fp32|bf16|fp16",
-     .help = "type in which gradients travel"},
+     .help = "type in which gradients, or the parameters of gossip, travel"},
     {.name = "bucket-mb",
      .kind = DSC_OPTION_MIB,
      .offset = AT(o.consensus.bucket_bytes),
      .placeholder = "X",
      .range = "(0, 1e6]",
-     .help = "MiB of gradients or factors that travel together"},
+     .help = "MiB of gradients, parameters or factors that travel together"},
     {.name = "check-every",
      .kind = DSC_OPTION_INT64,
      .offset = AT(o.check_every),
      .placeholder = "N",
      .range = "[0, inf)",
      .help = "steps between comparisons of the ranks' parameters; 0: never"},
+    {.name = "peer-timeout",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.consensus.peer_timeout),
+     .placeholder = "S",
+     .range = "[0, 1e9]",
+     .help = "seconds to wait for another rank before it counts as lost; 0: for ever"},
+    {.name = "on-peer-loss",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(gossip.on_peer_loss),
+     .choices = "stop|continue",
+     .help = "what then; continue needs an MPI library that survives a lost process"},
+    {.name = "graph",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(o.consensus.graph),
+     .placeholder = "NAME|FILE",
+     .shown = "exponential; dpsgd, adpsgd: bipartite-exponential",
+     .help = "who sends to whom: exponential, exponential-pm, linear, ring, static-exponential, complete, "
+             "bipartite-exponential, bipartite-linear, hypercube, base-2, or a file (with a / in its name or "
+             "ending in .graph)",
+     .group = "Gossip"},
+    {.name = "peers-per-step",
+     .kind = DSC_OPTION_INT,
+     .offset = AT(o.consensus.peers),
+     .placeholder = "N",
+     .range = "[1, 1e6]",
+     .help = "peers that a rank sends to in a step"},
+    {.name = "peers-schedule",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(gossip.peers_schedule),
+     .placeholder = "E:N...",
+     .shown = "none",
+     .help = "peers per step from the start of epochs on, as '0:1 30:2' or 0:1,30:2"},
+    {.name = "synch-freq",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(o.consensus.synch_freq),
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "osgp: steps that messages may be late before a rank waits for them"},
+    {.name = "gossip-group",
+     .kind = DSC_OPTION_INT,
+     .offset = AT(o.consensus.group),
+     .placeholder = "N",
+     .range = "[0, 1e6]",
+     .help = "ranks that average their gradients and gossip as one, neighbours in rank order; 0: those of a "
+             "node"},
+    {.name = "average-every",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(o.consensus.average_every),
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "steps between exact averages over all ranks; 0: never"},
+    {.name = "slow-momentum",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.consensus.slow_momentum),
+     .placeholder = "X",
+     .range = "[0, 1)",
+     .help = "momentum of the way from one exact average to the next (SlowMo)"},
+    {.name = "slow-rate",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.consensus.slow_rate),
+     .placeholder = "X",
+     .range = "(0, inf)",
+     .help = "and its learning rate"},
+    {.name = "bn-average",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(o.bn_average),
+     .help = "evaluate and save batch-norm statistics averaged over the ranks, not rank 0's"},
+    {.name = "eval-ranks",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(o.eval_ranks),
+     .help = "evaluate every rank's own model, too, beside their average"},
+    {.name = "distance-every",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(o.distance_every),
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "steps between measurements of how far the ranks are apart, at which all meet; 0: at "
+             "evaluations only"},
     {.name = "out",
      .kind = DSC_OPTION_STRING,
      .offset = AT(o.out),
@@ -373,10 +455,9 @@ void dsc_cli_train_init(void *values) {
     v->lr_schedule = v->o.lr_schedule == DSC_SCHEDULE_COSINE ? "cosine" : "step";
     v->lr_scaling = v->o.lr_scaling ? "ranks" : "none";
     v->allreduce_dtype = dsc_dtype_name(v->o.consensus.wire);
-    v->consensus = dsc_consensus_name(v->o.consensus.kind);
     v->kfac_fisher = dsc_fisher_name(v->o.kfac_fisher);
     v->kfac_scaling = dsc_kfac_scaling_name(v->o.kfac.scaling);
-    v->kfac_scope = "global";
+    dsc_cli_gossip_init(&v->gossip, &v->o);
     dsc_cli_kfac_init(&v->kfac);
 }
 
@@ -388,11 +469,6 @@ static dsc_status check_supported(const dsc_cli_train_values *v) {
             "--precision %s: device %s computes in fp32 only; use --device cuda or leave the option "
             "out (gradients alone can travel as %s: --allreduce-dtype %s)",
             v->precision, v->device, v->precision, v->precision);
-    if (strcmp(v->kfac_scope, "global") != 0)
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "--kfac-scope %s: belongs to gossip consensus, and this build's --consensus is "
-                        "allreduce, where all ranks share their factors: give global or leave the option out",
-                        v->kfac_scope);
     return DSC_OK;
 }
 
@@ -403,7 +479,7 @@ static dsc_status finish_kfac(dsc_cli_train_values *v) {
     return dsc_cli_kfac_finish(&v->kfac, &v->o.kfac);
 }
 
-dsc_status dsc_cli_train_finish(dsc_cli_train_values *v) {
+dsc_status dsc_cli_train_finish(dsc_cli_train_values *v, const dsc_option_set *set) {
     int64_t side, channels, classes;
     DSC_TRY(check_supported(v));
     DSC_TRY(dsc_zoo_default_input(v->o.model, &side, &channels, &classes));
@@ -413,7 +489,7 @@ dsc_status dsc_cli_train_finish(dsc_cli_train_values *v) {
                         "or continued",
                         v->o.resume);
     DSC_TRY(dsc_optim_parse(v->optimizer, &v->o.optim.kind));
-    DSC_TRY(dsc_consensus_parse(v->consensus, &v->o.consensus.kind));
+    DSC_TRY(dsc_cli_gossip_finish(&v->gossip, set, &v->o));
     DSC_TRY(finish_kfac(v));
     v->o.consensus.wire = dsc_cli_dtype(v->allreduce_dtype);
     v->o.activations = dsc_cli_dtype(v->precision);

@@ -49,6 +49,7 @@ struct dsc_buckets {
     int64_t started, complete; /* buckets [0, started) were started, [0, complete) need no more asking */
     dsc_tensor staging;        /* U8; all that are not reduced in place */
     dsc_tensor scale;          /* F64 scalar: 1 / ranks */
+    dsc_buckets *next_kept;
 };
 
 void dsc_bucket_options_init(dsc_bucket_options *options) {
@@ -266,7 +267,14 @@ void dsc_buckets_destroy(dsc_buckets **buckets) {
         return;
     dsc_buckets *b = *buckets;
     for (int64_t i = 0; i < b->started; i++) {
-        if (dsc_comm_wait(&b->buckets[i].request) != DSC_OK)
+        dsc_status status = dsc_comm_wait(&b->buckets[i].request);
+        if (b->buckets[i].request) { /* given up: its memory is MPI's now */
+            b->next_kept = b->comm->kept;
+            b->comm->kept = b;
+            *buckets = NULL;
+            return;
+        }
+        if (status != DSC_OK)
             break; /* what follows may never end */
     }
     dsc_tensor_free(&b->staging);

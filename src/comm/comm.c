@@ -39,6 +39,9 @@ static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *
             DSC_E_INVALID,
             "communicator options: message_limit %lld: must be 1 to %d elements, or 0 for the most",
             (long long)out->message_limit, INT_MAX);
+    if (out->survive && strcmp(out->kind, "nccl") == 0)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "communicator kind 'nccl' cannot go on without a rank that was "
+                                           "lost (survive): use mpi, which copies over the host");
     return DSC_OK;
 }
 
@@ -109,12 +112,28 @@ static void release_counters(dsc_comm_counters **counters) {
     *counters = NULL;
 }
 
+/* Nothing is in flight any more, and all ranks are here where closing waits for them. */
+static int is_quiet(dsc_comm *comm) {
+    if (comm->watch && atomic_load(&comm->watch->alarmed))
+        return 0;
+    if (!dsc_comm_settle_requests(comm))
+        return 0;
+    return comm->timeout == 0 || !comm->table->is_last || !comm->table->is_last(comm) ||
+           dsc_comm_barrier(comm) == DSC_OK;
+}
+
 void dsc_comm_destroy(dsc_comm **comm) {
     if (!comm || !*comm)
         return;
     if ((*comm)->table) {
+        if (!is_quiet(*comm) && (*comm)->table->abandon) {
+            dsc_comm_abandon(comm);
+            return;
+        }
         dsc_comm_drop_requests(*comm);
         dsc_staging_drop(*comm);
+        dsc_memory_free(&(*comm)->own);
+        dsc_watch_release((*comm)->table, &(*comm)->watch);
         if ((*comm)->device_table)
             (*comm)->device_table->close(*comm);
         (*comm)->table->close(*comm);
@@ -161,7 +180,13 @@ static void inherit(const dsc_comm *comm, dsc_comm *child) {
     child->by_nccl = comm->by_nccl;
     child->thread_multiple = comm->thread_multiple;
     child->alone_too = comm->alone_too;
+    child->timeout = comm->timeout;
     memcpy(child->description, comm->description, sizeof child->description);
+}
+
+static void share_counters(const dsc_comm *comm, dsc_comm *child) {
+    child->counters = comm->counters;
+    atomic_fetch_add(&child->counters->users, 1);
 }
 
 /* Its means of moving memory of a GPU, where the parent has one. */
@@ -189,12 +214,36 @@ dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
         return DSC_OK;
     }
     child->table = comm->table;
-    child->counters = comm->counters;
-    atomic_fetch_add(&child->counters->users, 1);
+    share_counters(comm, child);
+    child->watch = comm->watch;
+    if (child->watch)
+        atomic_fetch_add(&child->watch->users, 1);
     status = inherit_device(comm, child);
     if (status != DSC_OK)
         dsc_comm_destroy(&child);
     DSC_TRY(status);
+    *out = child;
+    return DSC_OK;
+}
+
+dsc_status dsc_comm_survivors(dsc_comm *comm, double patience, dsc_comm **out) {
+    if (!comm->owns_watch)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "survivors of communicator '%s': it is not one that was created with "
+                        "dsc_comm_options.survive on several ranks",
+                        dsc_comm_name(comm));
+    if (!(patience > 0))
+        return DSC_FAIL(DSC_E_INVALID, "survivors: a patience of %g s: must be positive", patience);
+    dsc_comm *child;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *child, &child));
+    inherit(comm, child);
+    atomic_store(&comm->watch->alarmed, 1);
+    dsc_status status = comm->table->survivors(comm, patience, child);
+    if (status != DSC_OK)
+        dsc_memory_free(&child);
+    DSC_TRY(status);
+    child->table = comm->table;
+    share_counters(comm, child);
     *out = child;
     return DSC_OK;
 }

@@ -22,7 +22,8 @@ typedef enum dsc_comm_op {
     DSC_COMM_ALLGATHER,
     DSC_COMM_REDUCE_SCATTER,
     DSC_COMM_SEND,
-    DSC_COMM_RECV
+    DSC_COMM_RECV,
+    DSC_COMM_BARRIER
 } dsc_comm_op;
 
 /* One operation, or one piece of a long one. `count` are the elements of the vector; in all-gather and
@@ -56,6 +57,15 @@ typedef struct dsc_piece {
     dsc_dtype dtype;
 } dsc_piece;
 
+/* Whether a rank of a communicator was lost: known to it and to all that were split from it, which may be
+ * used by other threads. */
+typedef struct dsc_watch {
+    atomic_int users;
+    atomic_int alarmed; /* stays 1 */
+    _Atomic double next_look;
+    void *state; /* the backend's own */
+} dsc_watch;
+
 typedef struct dsc_comm_table {
     const char *name;
     /* Gives back comm->state. Collective. */
@@ -67,9 +77,23 @@ typedef struct dsc_comm_table {
     dsc_status (*start)(dsc_comm *comm, const dsc_transfer *transfer, dsc_piece *piece);
     dsc_status (*test)(dsc_comm *comm, dsc_piece *piece, int *done);
     dsc_status (*wait)(dsc_comm *comm, dsc_piece *piece);
+    /* Blocks. NULL: a barrier is started like other operations. */
     dsc_status (*barrier)(dsc_comm *comm);
     /* Lets messages leave that were held back; NULL: none are. */
     dsc_status (*flush)(dsc_comm *comm);
+    /* Takes back a receive under way, where that is possible. */
+    void (*cancel)(dsc_comm *comm, dsc_piece *piece);
+    /* Instead of close: waits for nobody and keeps what operations in flight need. NULL: close is like that,
+     * and none of this is there: cancel, is_last, look, survivors. */
+    void (*abandon)(dsc_comm *comm);
+    /* 1 when close waits for the other ranks. */
+    int (*is_last)(const dsc_comm *comm);
+    /* Has another rank raised the alarm? */
+    dsc_status (*look)(dsc_watch *watch, int *alarmed);
+    /* Raises the alarm, and fills in `child` as split does, with a watch of its own. */
+    dsc_status (*survivors)(dsc_comm *comm, double patience, dsc_comm *child);
+    /* Gives back watch->state. */
+    void (*close_watch)(dsc_watch *watch);
 } dsc_comm_table;
 
 /* A communicator and all that were split from it count their bytes here. */
@@ -99,6 +123,10 @@ struct dsc_request {
     dsc_piece *pieces;
     int64_t capacity, count, done; /* pieces [0, done) are complete */
     int busy;
+    int expired;    /* 1: the last wait for it was given up, it is in flight */
+    dsc_comm_op op; /* of the whole; with peer and tag for messages */
+    int peer, tag;
+    void *own; /* memory that the communicator has left to it; NULL: none */
     dsc_request *next_free;
     dsc_request *next; /* of all requests of the communicator */
 };
@@ -120,6 +148,13 @@ struct dsc_comm {
     int alone_too;       /* 1: operations of one rank use the transport as well; set by tests */
     dsc_request *requests, *free_requests;
     dsc_staging *free_staging;
+    double timeout;   /* seconds; 0: none */
+    dsc_watch *watch; /* NULL: lost ranks are not survived */
+    int owns_watch;   /* 1: the watch is over the ranks of this one, not of one it was split from */
+    void *own;        /* memory for operations that begin and wait in one call */
+    int64_t own_bytes;
+    dsc_buckets *kept; /* destroyed with buckets in flight */
+    dsc_comm *next_abandoned;
     char message[DSC_COMM_MESSAGE_SIZE];
 };
 
@@ -129,9 +164,27 @@ struct dsc_comm {
 uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
 /* As dsc_comm_test, but the request is kept: dsc_comm_wait gives it back. */
 dsc_status dsc_comm_poll(dsc_request *request, int *done) DSC_MUST_CHECK;
-/* Gives back the requests of a communicator that is being destroyed; waits for those in flight. */
+/* Waits for the requests in flight of a communicator that is being destroyed. 0: one of them was given up. */
+int dsc_comm_settle_requests(dsc_comm *comm);
+/* Gives back its requests. */
 void dsc_comm_drop_requests(dsc_comm *comm);
-/* An operation on host memory of the communicator's own, begun and waited for. */
+
+/* 1 when waiting for the request is limited in time. */
+int dsc_comm_is_limited(const dsc_request *request);
+/* Waits for its pieces within the limit; else request->expired is set, and it fails. */
+dsc_status dsc_comm_wait_limited(dsc_request *request) DSC_MUST_CHECK;
+/* Sleeps a little while something is waited for, the longer the longer that has lasted (in seconds). */
+void dsc_comm_rest(double waited);
+/* Gives back one user's share; *watch may be NULL. */
+void dsc_watch_release(const dsc_comm_table *table, dsc_watch **watch);
+
+/* Memory for an operation that begins and waits in one call on host memory of its caller, who will not keep
+ * it when the wait is given up: a copy of `data`. *own = NULL where the caller's will do. */
+dsc_status dsc_own_take(dsc_comm *comm, const void *data, size_t bytes, void **own) DSC_MUST_CHECK;
+/* Waits, and copies the result to `data` when it has come. */
+dsc_status dsc_own_wait(dsc_request *request, void *data, size_t bytes, void *own) DSC_MUST_CHECK;
+/* An operation on host memory of the communicator's own, begun and waited for. What is sent lies where the
+ * result goes. */
 dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) DSC_MUST_CHECK;
 /* DSC_E_INVALID unless the communicator has a queue of this device, which is not a host's; `what` names the
  * operation. */

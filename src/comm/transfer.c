@@ -30,6 +30,7 @@ static dsc_status take_request(dsc_comm *comm, int64_t pieces, dsc_request **out
     request->next_free = NULL;
     request->count = request->done = 0;
     request->busy = 1;
+    request->expired = 0;
     request->table = comm->table;
     *out = request;
     return DSC_OK;
@@ -52,6 +53,8 @@ static dsc_status flush(dsc_comm *comm) {
 /* Waits for one piece after the other. A failure is reported at once: what follows it may never end. */
 static dsc_status wait_pieces(dsc_request *request) {
     dsc_comm *comm = request->comm;
+    if (dsc_comm_is_limited(request))
+        return dsc_comm_wait_limited(request);
     DSC_TRY(flush(comm));
     for (; request->done < request->count; request->done++)
         DSC_TRY(request->table->wait(comm, &request->pieces[request->done]));
@@ -67,8 +70,11 @@ dsc_status dsc_comm_wait(dsc_request **request) {
     if (!request || !*request)
         return DSC_OK;
     dsc_request *r = *request;
-    *request = NULL;
+    r->expired = 0;
     dsc_status status = finish(r);
+    if (r->expired)
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    *request = NULL;
     return_request(r);
     return status == DSC_OK ? DSC_OK : dsc_error_pass(status, __FILE__, __LINE__);
 }
@@ -100,13 +106,25 @@ dsc_status dsc_comm_test(dsc_request **request, int *done) {
     return status == DSC_OK ? DSC_OK : dsc_error_pass(status, __FILE__, __LINE__);
 }
 
+int dsc_comm_settle_requests(dsc_comm *comm) {
+    for (dsc_request *r = comm->requests; r; r = r->next) {
+        int done = 1;
+        if (!r->busy)
+            continue;
+        if (!r->expired)
+            (void)wait_pieces(r); /* without its result, whose place may be gone */
+        if (r->expired && (dsc_comm_poll(r, &done) != DSC_OK || !done))
+            return 0;
+    }
+    return 1;
+}
+
 void dsc_comm_drop_requests(dsc_comm *comm) {
     while (comm->requests) {
         dsc_request *request = comm->requests;
         comm->requests = request->next;
-        if (request->busy)
-            (void)wait_pieces(request); /* without its result, whose place may be gone */
         dsc_staging_return(request);
+        dsc_memory_free(&request->own);
         dsc_memory_free(&request->pieces);
         dsc_memory_free(&request);
     }
@@ -130,6 +148,7 @@ uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks) {
     case DSC_COMM_SEND:
         return bytes;
     case DSC_COMM_RECV:
+    case DSC_COMM_BARRIER:
         break;
     }
     return 0;
@@ -255,6 +274,12 @@ static dsc_status begin_on(dsc_request *request, dsc_device *far, const dsc_tran
     return start(request, &on_host, by_parts);
 }
 
+static void name_request(dsc_request *request, const dsc_transfer *transfer) {
+    request->op = transfer->op;
+    request->peer = transfer->peer;
+    request->tag = transfer->tag;
+}
+
 /* Starts a checked operation. When a piece cannot be started, those before it may be under way: the request
  * is not used again, nor is its staging. */
 static dsc_status begin(dsc_comm *comm, dsc_device *far, dsc_traffic traffic, const dsc_transfer *transfer,
@@ -263,6 +288,7 @@ static dsc_status begin(dsc_comm *comm, dsc_device *far, dsc_traffic traffic, co
     int64_t pieces = (transfer->count + comm->message_limit - 1) / comm->message_limit;
     dsc_request *request = NULL;
     DSC_TRY(take_request(comm, by_parts ? pieces * comm->size : pieces, &request));
+    name_request(request, transfer);
     dsc_status status = begin_on(request, far, transfer, by_parts);
     if (status != DSC_OK) {
         request->busy = 0;
@@ -460,28 +486,69 @@ dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t,
 }
 
 dsc_status dsc_comm_barrier(dsc_comm *comm) {
+    const dsc_transfer transfer = {.op = DSC_COMM_BARRIER};
+    dsc_request *request = NULL;
     DSC_TRY(flush(comm));
-    return comm->size == 1 ? DSC_OK : comm->table->barrier(comm);
+    if (comm->size == 1)
+        return DSC_OK;
+    if (comm->table->barrier)
+        return comm->table->barrier(comm);
+    DSC_TRY(take_request(comm, 1, &request));
+    name_request(request, &transfer);
+    dsc_status status = start_piece(request, &transfer);
+    if (status != DSC_OK) {
+        return_request(request);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    return dsc_comm_wait(&request);
+}
+
+/* Host memory is the caller's, who may be gone with it when the wait was given up. */
+static dsc_status lend_own(dsc_comm *comm, const dsc_tensor *t, dsc_tensor *lent) {
+    void *own = NULL;
+    *lent = *t;
+    if (!far_device(t))
+        DSC_TRY(dsc_own_take(comm, t->data, dsc_tensor_bytes(t), &own));
+    if (own)
+        lent->data = own;
+    return DSC_OK;
 }
 
 dsc_status dsc_comm_allreduce(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, dsc_tensor *t) {
     dsc_request *request = NULL;
-    DSC_TRY(dsc_comm_allreduce_begin(comm, traffic, op, t, &request));
-    return dsc_comm_wait(&request);
+    dsc_tensor lent;
+    DSC_TRY(check_tensor("allreduce", t));
+    DSC_TRY(lend_own(comm, t, &lent));
+    DSC_TRY(dsc_comm_allreduce_begin(comm, traffic, op, &lent, &request));
+    return dsc_own_wait(request, t->data, dsc_tensor_bytes(t), lent.data == t->data ? NULL : lent.data);
 }
 
 dsc_status dsc_comm_broadcast(dsc_comm *comm, dsc_traffic traffic, int root, dsc_tensor *t) {
     dsc_request *request = NULL;
-    DSC_TRY(dsc_comm_broadcast_begin(comm, traffic, root, t, &request));
-    return dsc_comm_wait(&request);
+    dsc_tensor lent;
+    DSC_TRY(check_peer("broadcast", comm, root));
+    DSC_TRY(check_tensor("broadcast", t));
+    DSC_TRY(lend_own(comm, t, &lent));
+    DSC_TRY(dsc_comm_broadcast_begin(comm, traffic, root, &lent, &request));
+    return dsc_own_wait(request, t->data, dsc_tensor_bytes(t), lent.data == t->data ? NULL : lent.data);
 }
 
 /* ---- agreement ---- */
 
 dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) {
     dsc_request *request = NULL;
-    DSC_TRY(begin(comm, NULL, DSC_TRAFFIC_OTHER, transfer, &request));
-    return dsc_comm_wait(&request);
+    dsc_transfer lent = *transfer;
+    void *own = NULL;
+    size_t bytes = (size_t)transfer->count * dsc_dtype_size(transfer->dtype);
+    if (dsc_comm_is_gather(transfer->op))
+        bytes *= (size_t)comm->size;
+    DSC_TRY(dsc_own_take(comm, transfer->recv, bytes, &own));
+    if (own) {
+        lent.send = (char *)own + ((const char *)transfer->send - (const char *)transfer->recv);
+        lent.recv = own;
+    }
+    DSC_TRY(begin(comm, NULL, DSC_TRAFFIC_OTHER, &lent, &request));
+    return dsc_own_wait(request, transfer->recv, bytes, own);
 }
 
 /* The lowest failing rank first (size when there is none), then its status and message from there. */

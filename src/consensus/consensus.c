@@ -13,7 +13,9 @@
 #include <string.h>
 
 static const dsc_consensus_table *const tables[] = {
-    [DSC_CONSENSUS_ALLREDUCE] = &dsc_consensus_allreduce,
+    [DSC_CONSENSUS_ALLREDUCE] = &dsc_consensus_allreduce, [DSC_CONSENSUS_SGP] = &dsc_consensus_sgp,
+    [DSC_CONSENSUS_OSGP] = &dsc_consensus_osgp,           [DSC_CONSENSUS_DPSGD] = &dsc_consensus_dpsgd,
+    [DSC_CONSENSUS_ADPSGD] = &dsc_consensus_adpsgd,
 };
 enum { KIND_COUNT = sizeof tables / sizeof *tables };
 
@@ -25,6 +27,9 @@ void dsc_consensus_options_init(dsc_consensus_options *options) {
         .kind = DSC_CONSENSUS_ALLREDUCE,
         .bucket_bytes = (size_t)4 << 20,
         .wire = DSC_F32,
+        .peers = 1,
+        .group = 1,
+        .slow_rate = 1,
     };
 }
 
@@ -53,6 +58,8 @@ static dsc_status take_options(const dsc_consensus_options *given, dsc_consensus
         return DSC_FAIL(DSC_E_INVALID, "consensus kind %d: must be in 0..%d", (int)out->kind, KIND_COUNT - 1);
     if (out->bucket_bytes == 0)
         return DSC_FAIL(DSC_E_INVALID, "bucket size 0: must be positive");
+    if (!(out->peer_timeout >= 0))
+        return DSC_FAIL(DSC_E_INVALID, "peer timeout %g s: must be 0 (for ever) or more", out->peer_timeout);
     return DSC_OK;
 }
 
@@ -156,11 +163,16 @@ static dsc_status find_runs(dsc_consensus *c) {
 static dsc_status set_up(dsc_consensus *c, const dsc_param *params, const dsc_consensus_options *options) {
     const int64_t two = 2;
     DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_I64, 1, &two, &c->hashes));
+    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_F64, 1, &two, &c->sums));
     DSC_TRY(dsc_memory_alloc(c->count, sizeof *c->params, &c->params));
     if (c->count)
         memcpy(c->params, params, (size_t)c->count * sizeof *params);
     DSC_TRY(check_same_layout(c));
     DSC_TRY(find_runs(c));
+    if (!c->table->keeps_equal) {
+        DSC_TRY(dsc_consensus_check_types(c));
+        DSC_TRY(dsc_slow_open(c, options));
+    }
     DSC_TRY(c->table->open(c, options));
     return DSC_OK;
 }
@@ -176,6 +188,7 @@ dsc_status dsc_consensus_create(dsc_comm *comm, dsc_queue *queue, const dsc_para
     c->comm = comm;
     c->queue = queue;
     c->count = count;
+    c->rate = -1;
     dsc_status status;
     DSC_TRY_GOTO(status, set_up(c, params, &taken), failed);
     *out = c;
@@ -191,8 +204,13 @@ void dsc_consensus_destroy(dsc_consensus **consensus) {
     dsc_consensus *c = *consensus;
     if (c->state)
         c->table->close(c);
-    if (c->hashes.data)
-        dsc_tensor_free(&c->hashes);
+    dsc_slow_close(c);
+    dsc_tensor *const memory[] = {&c->hashes, &c->sums, &c->shadow_memory};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        if (memory[i]->data)
+            dsc_tensor_free(memory[i]);
+    dsc_memory_free(&c->shadow);
+    dsc_memory_free(&c->read);
     dsc_memory_free(&c->runs);
     dsc_memory_free(&c->params);
     dsc_memory_free(consensus);
@@ -201,13 +219,27 @@ void dsc_consensus_destroy(dsc_consensus **consensus) {
 /* ---- start and the moments of a step ---- */
 
 dsc_status dsc_consensus_start(dsc_consensus *consensus) {
-    DSC_TRY(dsc_queue_sync(consensus->queue));
-    for (int64_t i = 0; i < consensus->run_count; i++)
-        DSC_TRY(dsc_comm_broadcast(consensus->comm, DSC_TRAFFIC_PARAMETERS, 0, &consensus->runs[i]));
-    return DSC_OK;
+    dsc_consensus *c = consensus;
+    DSC_TRY(dsc_consensus_check_settled(c, "start"));
+    DSC_TRY(dsc_queue_sync(c->queue));
+    for (int64_t i = 0; i < c->run_count; i++)
+        DSC_TRY(dsc_comm_broadcast(c->comm, DSC_TRAFFIC_PARAMETERS, 0, &c->runs[i]));
+    if (c->table->adopt)
+        DSC_TRY(c->table->adopt(c, c->queue));
+    return dsc_slow_start(c, c->queue);
+}
+
+int dsc_consensus_is_collective(const dsc_consensus *consensus) {
+    return consensus->table->keeps_equal;
+}
+
+int dsc_consensus_records(const dsc_consensus *consensus) {
+    return consensus->table->keeps_equal && dsc_comm_records(consensus->comm);
 }
 
 dsc_status dsc_consensus_before_forward(dsc_consensus *consensus, dsc_queue *queue) {
+    if (consensus->shown)
+        return DSC_FAIL(DSC_E_INVALID, "a step begins while parameters are shown: call dsc_consensus_hide");
     if (consensus->table->before_forward)
         DSC_TRY(consensus->table->before_forward(consensus, queue));
     return DSC_OK;
@@ -230,11 +262,68 @@ dsc_status dsc_consensus_after_backward(dsc_consensus *consensus, dsc_queue *que
 
 dsc_status dsc_consensus_update(dsc_consensus *consensus, dsc_queue *queue, dsc_update_function update,
                                 void *context) {
-    if (consensus->table->update)
-        DSC_TRY(consensus->table->update(consensus, queue, update, context));
+    dsc_consensus *c = consensus;
+    c->average_due = c->average_every > 0 && (c->steps + 1) % c->average_every == 0;
+    if (c->table->update)
+        DSC_TRY(c->table->update(c, queue, update, context));
     else
         DSC_TRY(update(context, queue, NULL));
+    c->steps++;
+    if (c->average_due)
+        DSC_TRY(dsc_slow_average(c, queue));
+    c->average_due = 0;
     return DSC_OK;
+}
+
+void dsc_consensus_set_rate(dsc_consensus *consensus, double lr) {
+    consensus->rate = lr;
+}
+
+/* ---- between steps ---- */
+
+dsc_status dsc_consensus_settle(dsc_consensus *consensus, dsc_queue *queue) {
+    if (consensus->shown)
+        return DSC_FAIL(DSC_E_INVALID, "settle: parameters are shown: call dsc_consensus_hide first");
+    if (consensus->table->settle)
+        DSC_TRY(consensus->table->settle(consensus, queue));
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_set_peers(dsc_consensus *consensus, int peers) {
+    DSC_TRY(dsc_consensus_check_settled(consensus, "another number of peers"));
+    if (!consensus->table->set_peers)
+        return DSC_FAIL(DSC_E_INVALID, "%s has no number of peers to change", consensus->table->name);
+    return consensus->table->set_peers(consensus, peers);
+}
+
+/* The table's numbers first, the front's last. */
+void dsc_consensus_get_numbers(const dsc_consensus *consensus, double numbers[DSC_CONSENSUS_NUMBERS]) {
+    memset(numbers, 0, DSC_CONSENSUS_NUMBERS * sizeof *numbers);
+    if (consensus->table->get_numbers)
+        consensus->table->get_numbers(consensus, numbers);
+    numbers[DSC_CONSENSUS_OWN_NUMBERS] = (double)consensus->steps;
+}
+
+dsc_status dsc_consensus_set_numbers(dsc_consensus *consensus, const double numbers[DSC_CONSENSUS_NUMBERS]) {
+    dsc_consensus *c = consensus;
+    double steps = numbers[DSC_CONSENSUS_OWN_NUMBERS];
+    DSC_TRY(dsc_consensus_check_settled(c, "a checkpoint's numbers"));
+    if (!(steps >= 0 && steps < 0x1p53))
+        return DSC_FAIL(DSC_E_INVALID, "a checkpoint's numbers: %g steps", steps);
+    if (c->table->adopt)
+        DSC_TRY(c->table->adopt(c, c->queue));
+    if (c->table->set_numbers)
+        DSC_TRY(c->table->set_numbers(c, numbers));
+    c->steps = (int64_t)steps;
+    return DSC_OK;
+}
+
+int64_t dsc_consensus_state_count(const dsc_consensus *consensus) {
+    return consensus->slow_state ? 2 * consensus->count : 0;
+}
+
+const dsc_param *dsc_consensus_state(const dsc_consensus *consensus) {
+    return consensus->slow_state;
 }
 
 /* ---- comparing ranks ---- */

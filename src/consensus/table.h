@@ -11,13 +11,32 @@ typedef struct dsc_consensus_table {
     /* Sets consensus->state from the options; `close` frees it (state may be NULL there). */
     dsc_status (*open)(dsc_consensus *consensus, const dsc_consensus_options *options);
     void (*close)(dsc_consensus *consensus);
+    /* The parameters were written from outside: rank 0's values, a checkpoint's, an exact average. Nothing is
+     * in flight, and the weight is 1 unless set_numbers says otherwise. */
+    dsc_status (*adopt)(dsc_consensus *consensus, dsc_queue *queue);
     dsc_status (*before_forward)(dsc_consensus *consensus, dsc_queue *queue);
     dsc_status (*grad_ready)(dsc_consensus *consensus, dsc_queue *queue, int64_t param);
     dsc_status (*after_backward)(dsc_consensus *consensus, dsc_queue *queue);
-    /* NULL: runs `update` on the parameters and that is all. */
+    /* NULL: runs `update` on the parameters and that is all. Where consensus->average_due, an exact average
+     * over all ranks follows at once, and nothing need be sent. */
     dsc_status (*update)(dsc_consensus *consensus, dsc_queue *queue, dsc_update_function update,
                          void *context);
+    /* Ends what is in flight and leaves the numerators in the parameters. Collective. */
+    dsc_status (*settle)(dsc_consensus *consensus, dsc_queue *queue);
+    /* 1 while something is in flight or the parameters hold something else than the numerators. */
+    int (*is_busy)(const dsc_consensus *consensus);
+    double (*weight)(const dsc_consensus *consensus); /* NULL: always 1 */
+    /* See dsc_consensus_rescue. NULL: refused. */
+    dsc_status (*rescue)(dsc_consensus *consensus, dsc_queue *queue);
+    /* NULL: refused. */
+    dsc_status (*set_peers)(dsc_consensus *consensus, int peers);
+    /* numbers[0..DSC_CONSENSUS_OWN_NUMBERS) are the table's own, for checkpoints; zeroed before the call. */
+    void (*get_numbers)(const dsc_consensus *consensus, double *numbers);
+    dsc_status (*set_numbers)(dsc_consensus *consensus, const double *numbers);
 } dsc_consensus_table;
+
+enum { DSC_CONSENSUS_OWN_NUMBERS = 6 }; /* the rest is the front's */
+enum { DSC_SHOWN_AS_IT_IS = 1, DSC_SHOWN_WITH_SHADOW };
 
 struct dsc_consensus {
     const dsc_consensus_table *table;
@@ -28,9 +47,64 @@ struct dsc_consensus {
     dsc_tensor *runs; /* values, neighbours in memory merged; the same pieces on every rank */
     int64_t run_count;
     dsc_tensor hashes; /* I64[2], for comparing */
+    dsc_tensor sums;   /* F64[2], for sums over ranks */
     void *state;       /* the table's own */
+
+    /* A second place for values (shared.c): the numerators while the parameters hold something else, or the
+     * values of the optimiser's `read`. Without memory until it is needed. */
+    dsc_tensor shadow_memory; /* F32[total] */
+    dsc_tensor *shadow;       /* [run_count], in it */
+    dsc_tensor *read;         /* [count], in it: one for each parameter */
+    int shown;                /* not 0 between show and hide */
+
+    /* Exact averages over all ranks, and slow momentum (slow.c). */
+    int64_t steps;         /* updates so far */
+    int64_t average_every; /* 0: never */
+    int average_due;       /* 1 during the update that such an average follows */
+    double rate;           /* of dsc_consensus_set_rate; -1: not set */
+    double slow_momentum, slow_rate;
+    dsc_tensor slow_memory; /* F32[2 total]: the way u, then the values after the average before */
+    dsc_tensor *slow;       /* [2 run_count], in it */
+    dsc_param *slow_state;  /* [2 count], views of it by name; in names */
+    char *names;
 };
 
 extern const dsc_consensus_table dsc_consensus_allreduce;
+extern const dsc_consensus_table dsc_consensus_sgp;
+extern const dsc_consensus_table dsc_consensus_osgp;
+extern const dsc_consensus_table dsc_consensus_dpsgd;
+extern const dsc_consensus_table dsc_consensus_adpsgd;
+
+/* ---- what the gossip ways share (shared.c) ---- */
+
+/* DSC_E_UNSUPPORTED unless all parameters are F32. */
+dsc_status dsc_consensus_check_types(const dsc_consensus *c) DSC_MUST_CHECK;
+/* Gives the shadow its memory, unless it has it. */
+dsc_status dsc_consensus_make_shadow(dsc_consensus *c) DSC_MUST_CHECK;
+/* to = factor * from, piece by piece; both [run_count]. */
+dsc_status dsc_consensus_scale(const dsc_consensus *c, dsc_queue *queue, double factor,
+                               const dsc_tensor *from, dsc_tensor *to) DSC_MUST_CHECK;
+/* values[0..n), n <= 2, become their sums over all ranks. Collective; blocks. */
+dsc_status dsc_consensus_sum(dsc_consensus *c, double *values, int n) DSC_MUST_CHECK;
+/* The numerators in the parameters become (sum of all ranks' x) / (sum of all ranks' w). Collective; blocks.
+ */
+dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue,
+                                       dsc_traffic traffic) DSC_MUST_CHECK;
+/* DSC_E_INVALID while something is in flight or shown; `what` names the caller. */
+dsc_status dsc_consensus_check_settled(const dsc_consensus *c, const char *what) DSC_MUST_CHECK;
+
+/* After DSC_E_LOST, at any moment of a step: puts the own values (z) into the parameters, without what has
+ * not come. Then the consensus can only be destroyed, and another one be made of the ranks that are left: its
+ * ranks start with these values and weight 1. Not collective. */
+dsc_status dsc_consensus_rescue(dsc_consensus *c, dsc_queue *queue) DSC_MUST_CHECK;
+
+/* ---- exact averages and slow momentum (slow.c) ---- */
+
+dsc_status dsc_slow_open(dsc_consensus *c, const dsc_consensus_options *options) DSC_MUST_CHECK;
+void dsc_slow_close(dsc_consensus *c);
+/* The values as they are now are where the slow way starts. */
+dsc_status dsc_slow_start(dsc_consensus *c, dsc_queue *queue) DSC_MUST_CHECK;
+/* The exact average behind an update, with slow momentum where it is on. Collective; blocks. */
+dsc_status dsc_slow_average(dsc_consensus *c, dsc_queue *queue) DSC_MUST_CHECK;
 
 #endif

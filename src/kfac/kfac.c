@@ -343,6 +343,10 @@ dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) {
 
 /* ---- what came out ---- */
 
+const dsc_tensor *dsc_kfac_averages(const dsc_kfac *kfac) {
+    return &kfac->averages;
+}
+
 const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac) {
     return &kfac->nu_tensor;
 }

@@ -87,7 +87,7 @@ static void place_batch(dsc_kfac *k, dsc_kfac_factor *f, int64_t *used) {
 static dsc_status place_batches(dsc_kfac *k) {
     int64_t total = 0, used = 0;
     int everywhere = dsc_kfac_keeps_everywhere(k);
-    if (k->ranks == 1 && k->options.passes == 1 && dsc_device_is_host(k->device))
+    if (k->ranks == 1 && k->options.passes == 1 && dsc_device_is_host(k->device) && !k->options.late_factors)
         return DSC_OK; /* on a GPU they wait, too: it moves all averages at once */
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++)
         total += batch_numbers(k, &k->members[i / 2].factor[i % 2]);

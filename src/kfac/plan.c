@@ -299,7 +299,7 @@ static void load_factor(const builder *b, int64_t n, int owner) {
         dsc_kfac_load *load = &plan->loads[r];
         if (everywhere || r == owner)
             load->factor_bytes += triangle(n) * w.factor;
-        if (plan->ranks > 1 || b->options.passes > 1)
+        if (plan->ranks > 1 || b->options.passes > 1 || b->options.late_factors)
             load->exchange_bytes += travelling(b, n) * w.grad;
         load->factors_sent += everywhere ? all_reduce : r == owner ? 0 : bytes;
     }

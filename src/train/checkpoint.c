@@ -7,17 +7,19 @@
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_kfac.h"
 #include "train/checkpoint_parts.h"
+#include "train/checkpoint_ranks.h"
 #include "train/statedict.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Both files while they are written, on rank 0. */
+/* Both files while they are written, on rank 0; the list on every rank. */
 typedef struct pair {
     dsc_st_writer *model, *state;
     dsc_tensor block; /* what another rank hands in */
     void *host;       /* as large */
+    dsc_rank_list list;
 } pair;
 
 static dsc_status describe_number(dsc_st_writer *w, const char *key, int64_t value) {
@@ -46,34 +48,43 @@ static dsc_status describe_run(const dsc_snapshot *s, dsc_st_writer *w) {
     DSC_TRY(describe_number(w, "ranks", dsc_comm_size(s->comm)));
     DSC_TRY(dsc_st_writer_metadata(w, "optimizer", dsc_optim_name(s->options->optim.kind)));
     DSC_TRY(dsc_st_writer_metadata(w, "consensus", dsc_consensus_name(s->options->consensus.kind)));
+    if (s->gossip) {
+        DSC_TRY(dsc_st_writer_metadata(w, "graph", dsc_checkpoint_graph(s)));
+        DSC_TRY(describe_number(w, "gossip_group", s->options->consensus.group));
+    }
     DSC_TRY(describe_number(w, "seed", (int64_t)s->options->seed));
     DSC_TRY(describe_number(w, "samples", s->samples));
     DSC_TRY(describe_number(w, "batch_size", s->options->batch_size));
     return describe_number(w, "batches_per_allreduce", s->options->batches_per_allreduce);
 }
 
-static dsc_status declare_as(dsc_st_writer *w, const char *prefix, const dsc_param *p) {
+static dsc_status declare_as(dsc_st_writer *w, const char *prefix, const char *own, const dsc_tensor *t) {
     char *name;
-    DSC_TRY(dsc_checkpoint_name(prefix, p->name, &name));
-    dsc_status status = dsc_st_writer_declare(w, name, p->value.dtype, p->value.ndim, p->value.dim);
+    DSC_TRY(dsc_checkpoint_name(prefix, own, &name));
+    dsc_status status = dsc_st_writer_declare(w, name, t->dtype, t->ndim, t->dim);
     dsc_memory_free(&name);
     return status;
 }
 
-/* Order: scalars, optimizer.steps, the optimiser's tensors, then rank by rank its buffers, then K-FAC's. */
-static dsc_status declare_state(const dsc_snapshot *s, dsc_st_writer *w) {
-    const dsc_param *optim = dsc_optim_state(s->optim), *buffers = dsc_model_buffers(s->model);
+/* The optimiser's tensors, where all ranks have the same. */
+static int64_t shared_count(const dsc_snapshot *s) {
+    return s->gossip ? 0 : dsc_optim_state_count(s->optim);
+}
+
+/* Order: scalars, optimizer.steps, the optimiser's tensors, then rank by rank its list, then K-FAC's. */
+static dsc_status declare_state(const dsc_snapshot *s, const dsc_rank_list *list, dsc_st_writer *w) {
+    const dsc_param *optim = dsc_optim_state(s->optim);
     for (int i = 0; i < DSC_SCALAR_COUNT; i++)
         DSC_TRY(dsc_st_writer_declare(w, dsc_checkpoint_scalars[i].name, dsc_checkpoint_scalars[i].dtype, 0,
                                       NULL));
     DSC_TRY(dsc_st_writer_declare(w, DSC_OPTIM_PREFIX "steps", DSC_I64, 0, NULL));
-    for (int64_t i = 0; i < dsc_optim_state_count(s->optim); i++)
-        DSC_TRY(declare_as(w, DSC_OPTIM_PREFIX, &optim[i]));
+    for (int64_t i = 0; i < shared_count(s); i++)
+        DSC_TRY(declare_as(w, DSC_OPTIM_PREFIX, optim[i].name, &optim[i].value));
     for (int r = 0; r < dsc_comm_size(s->comm); r++) {
         char prefix[32];
         snprintf(prefix, sizeof prefix, DSC_RANK_PREFIX, r);
-        for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++)
-            DSC_TRY(declare_as(w, prefix, &buffers[i]));
+        for (int64_t i = 0; i < list->count; i++)
+            DSC_TRY(declare_as(w, prefix, list->items[i].name, &list->items[i].value));
     }
     return dsc_checkpoint_kfac_declare(s, w);
 }
@@ -92,7 +103,8 @@ static dsc_status open_pair(const dsc_snapshot *s, const char *directory, pair *
 }
 
 static dsc_status begin(const dsc_snapshot *s, const char *directory, pair *p) {
-    int64_t largest = (int64_t)dsc_checkpoint_largest(s);
+    size_t shared = dsc_checkpoint_largest(s), own = dsc_rank_list_largest(&p->list);
+    int64_t largest = (int64_t)(shared > own ? shared : own);
     DSC_TRY(dsc_memory_alloc(largest, 1, &p->host));
     DSC_TRY(dsc_tensor_alloc(dsc_model_device(s->model), DSC_U8, 1, &largest, &p->block));
     DSC_TRY(open_pair(s, directory, p));
@@ -100,7 +112,7 @@ static dsc_status begin(const dsc_snapshot *s, const char *directory, pair *p) {
     DSC_TRY(dsc_statedict_declare(s->model, p->model));
     DSC_TRY(dsc_st_writer_begin(p->model));
     DSC_TRY(describe_run(s, p->state));
-    DSC_TRY(declare_state(s, p->state));
+    DSC_TRY(declare_state(s, &p->list, p->state));
     return dsc_st_writer_begin(p->state);
 }
 
@@ -114,34 +126,44 @@ static dsc_status write_tensor(const dsc_snapshot *s, dsc_st_writer *w, int64_t 
 
 /* Where the tensors of rank 0 begin in the state file. */
 static int64_t first_of_ranks(const dsc_snapshot *s) {
-    return DSC_SCALAR_COUNT + 1 + dsc_optim_state_count(s->optim);
+    return DSC_SCALAR_COUNT + 1 + shared_count(s);
+}
+
+/* Collective; fails on all ranks or on none. */
+static dsc_status write_model(const dsc_snapshot *s, const pair *p) {
+    dsc_status status = s->show ? s->show(s->show_context, 1) : DSC_OK;
+    DSC_TRY(dsc_comm_agree(s->comm, status));
+    if (p->model)
+        status = dsc_statedict_write(s->model, s->queue, p->model);
+    status = dsc_comm_agree(s->comm, status);
+    if (s->show)
+        DSC_TRY(s->show(s->show_context, 0));
+    return status;
 }
 
 /* Everything that rank 0 has itself. */
 static dsc_status write_own(const dsc_snapshot *s, const pair *p) {
-    const dsc_param *optim = dsc_optim_state(s->optim), *buffers = dsc_model_buffers(s->model);
+    const dsc_param *optim = dsc_optim_state(s->optim);
     int64_t steps = dsc_optim_steps(s->optim), index = 0;
-    DSC_TRY(dsc_statedict_write(s->model, s->queue, p->model));
     for (int i = 0; i < DSC_SCALAR_COUNT; i++)
         DSC_TRY(dsc_st_writer_write(p->state, index++,
                                     (const char *)s->state + dsc_checkpoint_scalars[i].offset, 8));
     DSC_TRY(dsc_st_writer_write(p->state, index++, &steps, sizeof steps));
-    for (int64_t i = 0; i < dsc_optim_state_count(s->optim); i++)
+    for (int64_t i = 0; i < shared_count(s); i++)
         DSC_TRY(write_tensor(s, p->state, index++, &optim[i].value, p->host));
-    for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++)
-        DSC_TRY(write_tensor(s, p->state, index++, &buffers[i].value, p->host));
+    for (int64_t i = 0; i < p->list.count; i++)
+        DSC_TRY(write_tensor(s, p->state, index++, &p->list.items[i].value, p->host));
     return DSC_OK;
 }
 
 /* Receives what the other ranks hand in; all of it, even when the disk is full, so that nobody waits. */
 static dsc_status collect(const dsc_snapshot *s, const pair *p) {
-    const dsc_param *buffers = dsc_model_buffers(s->model);
-    int64_t count = dsc_model_buffer_count(s->model), first = first_of_ranks(s);
+    int64_t count = p->list.count, first = first_of_ranks(s);
     dsc_status status = write_own(s, p);
     for (int r = 1; r < dsc_comm_size(s->comm); r++) {
         for (int64_t i = 0; i < count; i++) {
             dsc_request *request;
-            const dsc_tensor *like = &buffers[i].value;
+            const dsc_tensor *like = &p->list.items[i].value;
             dsc_tensor t = dsc_tensor_view(like->device, p->block.data, like->dtype, like->ndim, like->dim);
             DSC_TRY(dsc_comm_recv_begin(s->comm, r, DSC_CHECKPOINT_TAG, &t, &request));
             DSC_TRY(dsc_comm_wait(&request));
@@ -152,20 +174,19 @@ static dsc_status collect(const dsc_snapshot *s, const pair *p) {
     return status;
 }
 
-static dsc_status hand_in(const dsc_snapshot *s) {
-    const dsc_param *buffers = dsc_model_buffers(s->model);
+static dsc_status hand_in(const dsc_snapshot *s, const pair *p) {
     DSC_TRY(dsc_queue_sync(s->queue));
-    for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++) {
+    for (int64_t i = 0; i < p->list.count; i++) {
         dsc_request *request;
-        DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, 0, DSC_CHECKPOINT_TAG, &buffers[i].value,
-                                    &request));
+        DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, 0, DSC_CHECKPOINT_TAG,
+                                    &p->list.items[i].value, &request));
         DSC_TRY(dsc_comm_wait(&request));
     }
     return DSC_OK;
 }
 
 static dsc_status save_kfac(const dsc_snapshot *s, const pair *p) {
-    int64_t first = first_of_ranks(s) + dsc_comm_size(s->comm) * dsc_model_buffer_count(s->model);
+    int64_t first = first_of_ranks(s) + dsc_comm_size(s->comm) * p->list.count;
     return dsc_checkpoint_kfac_save(s, p->state, first);
 }
 
@@ -182,9 +203,16 @@ static dsc_status publish(const dsc_snapshot *s, const char *directory, const pa
 dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *directory, int64_t *bytes) {
     pair p = {0};
     int writer = dsc_comm_rank(s->comm) == 0;
-    dsc_status status = dsc_comm_agree(s->comm, writer ? begin(s, directory, &p) : DSC_OK);
+    dsc_status status = dsc_rank_list_create(s, &p.list);
     if (status == DSC_OK)
-        status = dsc_comm_agree(s->comm, writer ? collect(s, &p) : hand_in(s));
+        status = dsc_rank_list_collect(s, &p.list);
+    if (status == DSC_OK && writer)
+        status = begin(s, directory, &p);
+    status = dsc_comm_agree(s->comm, status);
+    if (status == DSC_OK)
+        status = write_model(s, &p);
+    if (status == DSC_OK)
+        status = dsc_comm_agree(s->comm, writer ? collect(s, &p) : hand_in(s, &p));
     if (status == DSC_OK)
         status = save_kfac(s, &p);
     if (status == DSC_OK)
@@ -196,5 +224,6 @@ dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *directory, int
     if (p.block.data)
         dsc_tensor_free(&p.block);
     dsc_memory_free(&p.host);
+    dsc_rank_list_destroy(&p.list);
     return status;
 }

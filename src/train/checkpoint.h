@@ -1,14 +1,16 @@
 /* Checkpoints: all of a run in two files, written by rank 0 so that they appear whole or not at all.
  *
- * The model file holds the state dict, batch-norm statistics as rank 0 has them. The state file holds
- *   train.*           where the run stands, one number each (state.h)
+ * The model file holds the state dict, batch-norm statistics as rank 0 has them, or what evaluations judge
+ * instead (snapshot->show). The state file holds
+ *   train.*           where the run stands, one number each (state.h); of losses and loss scale rank 0's
  *   optimizer.steps   steps the optimiser has done
- *   optimizer.*       its tensors, which are the same on every rank; in this library's layout
+ *   optimizer.*       its tensors, where they are the same on every rank; in this library's layout
  *   kfac.*            K-FAC's factors, decompositions and counters, where there is K-FAC (checkpoint_kfac.h)
- *   rank.R.*          what differs between ranks: the running statistics of every rank R
+ *   rank.R.*          what differs between ranks (checkpoint_ranks.h)
  * Only rank 0 reads and writes; the rest travels through the communicator, so the other ranks need not see
  * the directory. A run may go on with another number of ranks than P that wrote it: rank r then takes the
- * statistics of rank r mod P. */
+ * statistics of rank r mod P. Gossip goes on exactly with the same way, graph and number of ranks only; else
+ * everybody starts from the model file, with the optimiser's tensors of rank r mod P. */
 #ifndef DSC_TRAIN_CHECKPOINT_H
 #define DSC_TRAIN_CHECKPOINT_H
 
@@ -17,6 +19,7 @@
 #include "descent/model.h"
 #include "descent/optim.h"
 #include "descent/train.h"
+#include "train/factors.h"
 #include "train/safetensors.h"
 #include "train/state.h"
 
@@ -30,6 +33,13 @@ typedef struct dsc_snapshot {
     const dsc_train_options *options;
     int64_t samples; /* in the data set */
     dsc_train_state *state;
+    dsc_consensus *gossip; /* settled; NULL where all ranks hold the same parameters */
+    dsc_factors *factors;  /* settled; NULL: none */
+    int kfac_alone;        /* kfac is this rank's own */
+    /* Puts what the model file shall hold into the model (on 1), and back. Collective. NULL: it is there. */
+    dsc_status (*show)(void *context, int on);
+    void *show_context;
+    int *as_it_was; /* set by loading, unless NULL: every rank stands where it stood, parameters included */
 } dsc_snapshot;
 
 /* What the metadata of a model file says about the model. */

@@ -1,13 +1,22 @@
 /* Loading a run. Rank 0 checks both files against the run before anything is changed, reads them, and gives
- * everybody its part. */
+ * everybody its part.
+ *
+ *   file        run         parameters           the optimiser's tensors      the rest of a rank's list
+ *   allreduce   allreduce   model file           optimizer.*                  rank r mod P
+ *   gossip      the same    rank.R.parameter.*   rank.R.optimizer.*           rank.R.*
+ *   gossip      allreduce   model file           rank.0.optimizer.*           statistics of rank r mod P
+ *   gossip      another     model file           rank r mod P                 statistics of rank r mod P
+ *   allreduce   gossip      model file           optimizer.*                  statistics of rank r mod P */
 #include "train/checkpoint.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "descent/log.h"
+#include "device/ops.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_kfac.h"
 #include "train/checkpoint_parts.h"
+#include "train/checkpoint_ranks.h"
 #include "train/share.h"
 #include "train/statedict.h"
 
@@ -18,11 +27,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Both files while they are read, on rank 0. */
+/* What everybody has to know of the files. */
+typedef struct origin {
+    int64_t ranks; /* that wrote them */
+    int gossip;    /* by gossip */
+    int exact;     /* and this run can go on where every rank stood */
+} origin;
+
+/* Both files while they are read, on rank 0; origin and list on every rank. */
 typedef struct pair {
     dsc_st_reader *model, *state;
-    int64_t ranks; /* that wrote them */
-    int kfac;      /* they hold K-FAC's state, and this run wants it */
+    dsc_kfac_source_file kfac; /* of K-FAC's state, if this run wants it */
+    origin from;
+    dsc_rank_list list;
+    dsc_tensor block; /* the largest tensor of the list on its way */
+    void *host;       /* as large as any */
 } pair;
 
 /* *value = -1 when there is no such key. */
@@ -98,20 +117,106 @@ static dsc_status check_params(const dsc_st_reader *r, const char *prefix, const
     return DSC_OK;
 }
 
+static int has_tensor(const dsc_st_reader *r, const char *prefix, const char *name) {
+    char full[512];
+    int length = snprintf(full, sizeof full, "%s%s", prefix, name);
+    return length < (int)sizeof full && dsc_st_find(r, full) != NULL;
+}
+
+/* Whose tensors of the list rank r takes. */
+static void rank_prefix(const pair *p, int64_t r, char prefix[32]) {
+    snprintf(prefix, 32, DSC_RANK_PREFIX, (int)(r % p->from.ranks));
+}
+
+/* Where an item for rank r comes from; 0: from nowhere. */
+static int find_source(const pair *p, const dsc_rank_item *item, int64_t r, char prefix[32]) {
+    int shared = !p->from.gossip && strncmp(item->name, DSC_OPTIM_PREFIX, strlen(DSC_OPTIM_PREFIX)) == 0;
+    rank_prefix(p, r, prefix);
+    if (shared)
+        prefix[0] = '\0'; /* the item's name is that of the tensor which all have */
+    return item->kind == DSC_RANK_TAKEN_OVER || p->from.exact;
+}
+
+static dsc_status check_list(const pair *p) {
+    for (int64_t r = 0; r < p->from.ranks; r++) {
+        for (int64_t i = 0; i < p->list.count; i++) {
+            const dsc_rank_item *item = &p->list.items[i];
+            char prefix[32];
+            if (!find_source(p, item, r, prefix) ||
+                (item->kind == DSC_RANK_OPTIONAL && !has_tensor(p->state, prefix, item->name)))
+                continue;
+            DSC_TRY(check_tensor(p->state, prefix, item->name, item->value.dtype,
+                                 dsc_tensor_count(&item->value)));
+        }
+    }
+    return DSC_OK;
+}
+
+/* The optimiser's tensors for a run in which they are the same on every rank. */
+static const char *optim_prefix(const pair *p) {
+    return p->from.gossip ? "rank.0." DSC_OPTIM_PREFIX : DSC_OPTIM_PREFIX;
+}
+
 static dsc_status check_tensors(const dsc_snapshot *s, pair *p) {
     for (int i = 0; i < DSC_SCALAR_COUNT; i++)
         DSC_TRY(
             check_tensor(p->state, "", dsc_checkpoint_scalars[i].name, dsc_checkpoint_scalars[i].dtype, 1));
     DSC_TRY(check_tensor(p->state, DSC_OPTIM_PREFIX, "steps", DSC_I64, 1));
-    DSC_TRY(
-        check_params(p->state, DSC_OPTIM_PREFIX, dsc_optim_state(s->optim), dsc_optim_state_count(s->optim)));
-    for (int64_t rank = 0; rank < p->ranks; rank++) {
+    if (!s->gossip)
+        DSC_TRY(check_params(p->state, optim_prefix(p), dsc_optim_state(s->optim),
+                             dsc_optim_state_count(s->optim)));
+    DSC_TRY(check_list(p));
+    for (int64_t r = 0; p->from.gossip && r < p->from.ranks; r++) {
         char prefix[32];
-        snprintf(prefix, sizeof prefix, DSC_RANK_PREFIX, (int)rank);
-        DSC_TRY(
-            check_params(p->state, prefix, dsc_model_buffers(s->model), dsc_model_buffer_count(s->model)));
+        rank_prefix(p, r, prefix);
+        DSC_TRY(check_tensor(p->state, prefix, "train", DSC_F64, 4));
     }
-    return dsc_checkpoint_kfac_check(s, p->state, &p->kfac);
+    return dsc_checkpoint_kfac_check(s, p->state, p->from.ranks, &p->kfac);
+}
+
+/* ---- who wrote it ---- */
+
+static int same_gossip(const dsc_snapshot *s, const pair *p, dsc_consensus_kind kind) {
+    const char *graph = dsc_st_metadata(p->state, "graph"),
+               *group = dsc_st_metadata(p->state, "gossip_group");
+    char own[32];
+    snprintf(own, sizeof own, "%d", s->options->consensus.group);
+    return kind == s->options->consensus.kind && p->from.ranks == dsc_comm_size(s->comm) && graph &&
+           strcmp(graph, dsc_checkpoint_graph(s)) == 0 && group && strcmp(group, own) == 0;
+}
+
+/* Whether the file has slow momentum, or what else this run's consensus keeps. */
+static int has_consensus(const pair *p) {
+    static const char prefix[] = "consensus.";
+    for (int64_t i = 0; i < p->list.count; i++) {
+        const char *name = p->list.items[i].name;
+        if (p->list.items[i].kind == DSC_RANK_EXACT && strncmp(name, prefix, strlen(prefix)) == 0 &&
+            !has_tensor(p->state, "rank.0.", name))
+            return 0;
+    }
+    return 1;
+}
+
+static dsc_status read_origin(const dsc_snapshot *s, pair *p) {
+    const char *name = dsc_st_metadata(p->state, "consensus");
+    dsc_consensus_kind kind = DSC_CONSENSUS_ALLREDUCE;
+    DSC_TRY(read_number(p->state, "ranks", &p->from.ranks));
+    if (p->from.ranks < 1 || p->from.ranks > INT32_MAX)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' says that %lld ranks wrote it", dsc_st_path(p->state),
+                        (long long)p->from.ranks);
+    if (name && dsc_consensus_parse(name, &kind) != DSC_OK)
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "'%s' was written with consensus '%s', which this version does not know",
+                        dsc_st_path(p->state), name);
+    p->from.gossip = kind != DSC_CONSENSUS_ALLREDUCE;
+    p->from.exact = s->gossip && same_gossip(s, p, kind);
+    p->from.exact = p->from.exact && has_consensus(p);
+    if (!p->from.exact && (s->gossip || p->from.gossip))
+        dsc_log(DSC_LOG_WARNING,
+                "'%s' was written by %lld ranks with %s, or another graph: all ranks start from the average "
+                "that it holds, each with the optimiser's state of one of them",
+                dsc_st_path(p->state), (long long)p->from.ranks, name ? name : "allreduce");
+    return DSC_OK;
 }
 
 static dsc_status check_run(const dsc_snapshot *s, pair *p) {
@@ -120,16 +225,13 @@ static dsc_status check_run(const dsc_snapshot *s, pair *p) {
     const char *own = dsc_optim_name(s->options->optim.kind);
     DSC_TRY(read_number(p->model, "step", &step));
     DSC_TRY(read_number(p->state, "step", &state_step));
-    DSC_TRY(read_number(p->state, "ranks", &p->ranks));
     if (step != state_step)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is of step %lld, '%s' of step %lld: they do not belong together",
                         dsc_st_path(p->model), (long long)step, dsc_st_path(p->state), (long long)state_step);
-    if (p->ranks < 1 || p->ranks > INT32_MAX)
-        return DSC_FAIL(DSC_E_FORMAT, "'%s' says that %lld ranks wrote it", dsc_st_path(p->state),
-                        (long long)p->ranks);
     if (!optimizer || strcmp(optimizer, own) != 0)
         return DSC_FAIL(DSC_E_INVALID, "'%s' was written with optimiser %s, this run uses %s",
                         dsc_st_path(p->state), optimizer ? optimizer : "(none)", own);
+    DSC_TRY(read_origin(s, p));
     return check_tensors(s, p);
 }
 
@@ -193,22 +295,38 @@ static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_tr
     return DSC_OK;
 }
 
-/* Rank 0's own part of everything. */
-static dsc_status read_all(const dsc_snapshot *s, const pair *p, void *host) {
+/* The losses of an epoch that gossip ranks have begun, of all of them. */
+static dsc_status add_losses(const pair *p, dsc_train_state *state) {
+    state->loss_sum = state->loss_rows = 0;
+    for (int64_t r = 0; r < p->from.ranks; r++) {
+        char prefix[32];
+        double numbers[4];
+        rank_prefix(p, r, prefix);
+        DSC_TRY(read_named(p->state, prefix, "train", numbers, sizeof numbers));
+        state->loss_sum += numbers[0];
+        state->loss_rows += numbers[1];
+    }
+    return DSC_OK;
+}
+
+/* Rank 0: what is the same for all. */
+static dsc_status read_all(const dsc_snapshot *s, const pair *p) {
     const dsc_param *optim = dsc_optim_state(s->optim);
     dsc_train_state state;
     int64_t steps;
     for (int i = 0; i < DSC_SCALAR_COUNT; i++)
         DSC_TRY(read_named(p->state, "", dsc_checkpoint_scalars[i].name,
                            (char *)&state + dsc_checkpoint_scalars[i].offset, 8));
+    if (p->from.gossip && !p->from.exact)
+        DSC_TRY(add_losses(p, &state));
     DSC_TRY(check_state(s, p, &state));
     DSC_TRY(read_named(p->state, DSC_OPTIM_PREFIX, "steps", &steps, sizeof steps));
     if (steps < 0)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: the optimiser has done %lld steps",
                         dsc_st_path(p->state), (long long)steps);
-    for (int64_t i = 0; i < dsc_optim_state_count(s->optim); i++) {
+    for (int64_t i = 0; !s->gossip && i < dsc_optim_state_count(s->optim); i++) {
         dsc_tensor t = optim[i].value;
-        DSC_TRY(read_tensor(s, p->state, DSC_OPTIM_PREFIX, optim[i].name, &t, host));
+        DSC_TRY(read_tensor(s, p->state, optim_prefix(p), optim[i].name, &t, p->host));
     }
     DSC_TRY(dsc_statedict_read(s->model, s->queue, p->model));
     dsc_optim_set_steps(s->optim, steps);
@@ -217,77 +335,110 @@ static dsc_status read_all(const dsc_snapshot *s, const pair *p, void *host) {
 }
 
 /* What is the same on every rank. */
-static dsc_status share(const dsc_snapshot *s) {
+static dsc_status share(const dsc_snapshot *s, pair *p) {
     const dsc_param *optim = dsc_optim_state(s->optim);
     int64_t steps = dsc_optim_steps(s->optim);
+    DSC_TRY(dsc_share_bytes(s->comm, s->queue, &p->from, sizeof p->from));
     DSC_TRY(dsc_share_model(s->comm, s->queue, s->model));
     DSC_TRY(dsc_share_bytes(s->comm, s->queue, s->state, sizeof *s->state));
     DSC_TRY(dsc_share_bytes(s->comm, s->queue, &steps, sizeof steps));
     dsc_optim_set_steps(s->optim, steps);
-    for (int64_t i = 0; i < dsc_optim_state_count(s->optim); i++) {
+    for (int64_t i = 0; !s->gossip && i < dsc_optim_state_count(s->optim); i++) {
         dsc_tensor t = optim[i].value;
         DSC_TRY(dsc_comm_broadcast(s->comm, DSC_TRAFFIC_OTHER, 0, &t));
     }
     return DSC_OK;
 }
 
-/* Sends every rank its statistics; something even after a failure, so that nobody waits. */
-static dsc_status hand_out(const dsc_snapshot *s, const pair *p, dsc_tensor *block, void *host) {
-    const dsc_param *buffers = dsc_model_buffers(s->model);
+/* Rank 0: one item for rank r into t; what is missing and may be becomes 0. */
+static dsc_status read_item(const dsc_snapshot *s, const pair *p, const dsc_rank_item *item,
+                            const char *prefix, dsc_tensor *t) {
+    if (item->kind == DSC_RANK_OPTIONAL && !has_tensor(p->state, prefix, item->name))
+        return dsc_op_fill(s->queue, 0, t);
+    return read_tensor(s, p->state, prefix, item->name, t, p->host);
+}
+
+/* Gives every rank its list; sends something even after a failure, so that nobody waits. */
+static dsc_status hand_out(const dsc_snapshot *s, const pair *p) {
     dsc_status status = DSC_OK;
-    for (int r = 1; r < dsc_comm_size(s->comm); r++) {
-        char prefix[32];
-        snprintf(prefix, sizeof prefix, DSC_RANK_PREFIX, (int)(r % p->ranks));
-        for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++) {
-            dsc_request *request;
-            const dsc_tensor *like = &buffers[i].value;
-            dsc_tensor t = dsc_tensor_view(block->device, block->data, like->dtype, like->ndim, like->dim);
+    for (int r = 0; r < dsc_comm_size(s->comm); r++) {
+        for (int64_t i = 0; i < p->list.count; i++) {
+            const dsc_rank_item *item = &p->list.items[i];
+            dsc_request *request = NULL;
+            char prefix[32];
+            dsc_tensor t = item->value;
+            if (!find_source(p, item, r, prefix))
+                continue;
+            if (r > 0)
+                t = dsc_tensor_view(t.device, p->block.data, t.dtype, t.ndim, t.dim);
             if (status == DSC_OK)
-                status = read_tensor(s, p->state, prefix, buffers[i].name, &t, host);
-            DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, r, DSC_CHECKPOINT_TAG, &t, &request));
+                status = read_item(s, p, item, prefix, &t);
+            if (r > 0)
+                DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, r, DSC_CHECKPOINT_TAG, &t, &request));
             DSC_TRY(dsc_comm_wait(&request));
         }
     }
     return status;
 }
 
-static dsc_status take(const dsc_snapshot *s) {
-    const dsc_param *buffers = dsc_model_buffers(s->model);
-    for (int64_t i = 0; i < dsc_model_buffer_count(s->model); i++) {
+static dsc_status take(const dsc_snapshot *s, const pair *p) {
+    char prefix[32];
+    for (int64_t i = 0; i < p->list.count; i++) {
         dsc_request *request;
-        dsc_tensor t = buffers[i].value;
+        dsc_tensor t = p->list.items[i].value;
+        if (!find_source(p, &p->list.items[i], dsc_comm_rank(s->comm), prefix))
+            continue;
         DSC_TRY(dsc_comm_recv_begin(s->comm, 0, DSC_CHECKPOINT_TAG, &t, &request));
         DSC_TRY(dsc_comm_wait(&request));
     }
     return DSC_OK;
 }
 
-static dsc_status load_all(const dsc_snapshot *s, const char *path, pair *p, dsc_tensor *block, void *host) {
+/* Numbers of this rank's own, with everything else in place. */
+static dsc_status settle_down(const dsc_snapshot *s, const pair *p) {
+    if (p->from.exact) {
+        dsc_status status = dsc_rank_list_apply(s, &p->list);
+        if (status != DSC_OK && p->state)
+            dsc_error_prefix(status, "'%s' is damaged", dsc_st_path(p->state));
+        return status;
+    }
+    if (s->gossip && dsc_comm_rank(s->comm) > 0) /* rank 0 has those of all */
+        s->state->loss_sum = s->state->loss_rows = 0;
+    return DSC_OK;
+}
+
+static dsc_status load_all(const dsc_snapshot *s, const char *path, pair *p) {
     int reader = dsc_comm_rank(s->comm) == 0;
     dsc_status status = reader ? open_pair(s, path, p) : DSC_OK;
     if (reader && status == DSC_OK)
-        status = read_all(s, p, host);
+        status = read_all(s, p);
     DSC_TRY(dsc_comm_agree(s->comm, status));
-    DSC_TRY(share(s));
-    DSC_TRY(dsc_comm_agree(s->comm, reader ? hand_out(s, p, block, host) : take(s)));
-    return dsc_checkpoint_kfac_load(s, p->state, p->kfac);
+    DSC_TRY(share(s, p));
+    DSC_TRY(dsc_comm_agree(s->comm, reader ? hand_out(s, p) : take(s, p)));
+    DSC_TRY(dsc_comm_agree(s->comm, settle_down(s, p)));
+    if (s->as_it_was)
+        *s->as_it_was = p->from.exact;
+    return dsc_checkpoint_kfac_load(s, p->state, &p->kfac);
+}
+
+static dsc_status make_room(const dsc_snapshot *s, pair *p) {
+    DSC_TRY(dsc_rank_list_create(s, &p->list));
+    size_t shared = dsc_checkpoint_largest(s), own = dsc_rank_list_largest(&p->list);
+    int64_t largest = (int64_t)(shared > own ? shared : own);
+    DSC_TRY(dsc_memory_alloc(largest, 1, &p->host));
+    return dsc_tensor_alloc(dsc_model_device(s->model), DSC_U8, 1, &largest, &p->block);
 }
 
 dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path) {
     pair p = {0};
-    void *host = NULL;
-    dsc_tensor block = {0};
-    int64_t largest = (int64_t)dsc_checkpoint_largest(s);
-    dsc_status status = dsc_memory_alloc(largest, 1, &host);
+    dsc_status status = dsc_comm_agree(s->comm, make_room(s, &p));
     if (status == DSC_OK)
-        status = dsc_tensor_alloc(dsc_model_device(s->model), DSC_U8, 1, &largest, &block);
-    status = dsc_comm_agree(s->comm, status);
-    if (status == DSC_OK)
-        status = load_all(s, path, &p, &block, host);
+        status = load_all(s, path, &p);
     dsc_st_close(&p.model);
     dsc_st_close(&p.state);
-    if (block.data)
-        dsc_tensor_free(&block);
-    dsc_memory_free(&host);
+    if (p.block.data)
+        dsc_tensor_free(&p.block);
+    dsc_memory_free(&p.host);
+    dsc_rank_list_destroy(&p.list);
     return status;
 }

@@ -55,7 +55,9 @@ static size_t largest_of(const dsc_param *params, int64_t count) {
 }
 
 size_t dsc_checkpoint_largest(const dsc_snapshot *s) {
-    size_t a = largest_of(dsc_optim_state(s->optim), dsc_optim_state_count(s->optim));
-    size_t b = largest_of(dsc_model_buffers(s->model), dsc_model_buffer_count(s->model));
-    return a > b ? a : b;
+    return largest_of(dsc_optim_state(s->optim), dsc_optim_state_count(s->optim));
+}
+
+const char *dsc_checkpoint_graph(const dsc_snapshot *s) {
+    return s->options->consensus.graph ? s->options->consensus.graph : "default";
 }

@@ -19,7 +19,9 @@ extern const dsc_checkpoint_scalar dsc_checkpoint_scalars[DSC_SCALAR_COUNT];
 
 /* prefix and name in new memory. */
 dsc_status dsc_checkpoint_name(const char *prefix, const char *name, char **out) DSC_MUST_CHECK;
-/* Bytes of the largest tensor of the state file, K-FAC's left out. */
+/* Bytes of the largest tensor of the state file, those of ranks and K-FAC's left out. */
 size_t dsc_checkpoint_largest(const dsc_snapshot *s);
+/* Name of the graph as the state file's metadata tells it. */
+const char *dsc_checkpoint_graph(const dsc_snapshot *s);
 
 #endif

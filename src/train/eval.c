@@ -4,21 +4,19 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/versioned.h"
-#include "device/ops.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
 #include "train/share.h"
 #include "train/statedict.h"
 #include "train/trainer.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-/* Runs all batches of one pass over the loader. Collective. */
-static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc_loader *loader,
-                           dsc_eval_result *result) {
-    double begun = dsc_clock_now(), sums[4];
+/* All batches of one pass over the loader. */
+static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader) {
     DSC_TRY(dsc_exec_clear_stats(exec, queue));
     for (int64_t i = 0; i < dsc_loader_batches(loader); i++) {
         dsc_batch batch;
@@ -26,6 +24,14 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
         DSC_TRY(dsc_exec_forward(exec, queue, &batch.x));
         DSC_TRY(dsc_exec_loss(exec, queue, &batch.labels, 0));
     }
+    return DSC_OK;
+}
+
+/* One pass over the loaders of all ranks. Collective. */
+static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc_loader *loader,
+                           dsc_eval_result *result) {
+    double begun = dsc_clock_now(), sums[4];
+    DSC_TRY(pass_over(queue, exec, loader));
     dsc_tensor stats = *dsc_exec_stats(exec);
     DSC_TRY(dsc_queue_sync(queue));
     DSC_TRY(dsc_comm_allreduce(comm, DSC_TRAFFIC_OTHER, DSC_SUM, &stats));
@@ -43,54 +49,68 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
 
 /* ---- inside a run ---- */
 
-/* Copies all buffers into `copies`, or back. */
-static dsc_status copy_buffers(dsc_trainer *t, dsc_tensor *copies, int back) {
-    const dsc_param *buffers = dsc_model_buffers(t->model);
-    for (int64_t i = 0; i < dsc_model_buffer_count(t->model); i++) {
-        dsc_tensor own = buffers[i].value;
-        if (back)
-            DSC_TRY(dsc_op_convert(t->queue, &copies[i], &own));
-        else
-            DSC_TRY(dsc_op_convert(t->queue, &own, &copies[i]));
-    }
-    return DSC_OK;
-}
-
-static dsc_status alloc_copies(dsc_trainer *t, dsc_tensor **out) {
-    const dsc_param *buffers = dsc_model_buffers(t->model);
-    int64_t count = dsc_model_buffer_count(t->model);
-    DSC_TRY(dsc_memory_alloc(count, sizeof **out, out));
-    for (int64_t i = 0; i < count; i++) {
-        const dsc_tensor *b = &buffers[i].value;
-        DSC_TRY(dsc_tensor_alloc(t->device, b->dtype, b->ndim, b->dim, &(*out)[i]));
-    }
-    return DSC_OK;
-}
-
-static void free_copies(const dsc_trainer *t, dsc_tensor **copies) {
-    for (int64_t i = 0; *copies && i < dsc_model_buffer_count(t->model); i++)
-        if ((*copies)[i].data)
-            dsc_tensor_free(&(*copies)[i]);
-    dsc_memory_free(copies);
-}
-
-/* Running statistics differ between ranks. The whole set is judged with rank 0's, so that the result is that
- * of the checkpoint, whatever the number of ranks; then every rank goes on with its own. */
 dsc_status dsc_trainer_evaluate(dsc_trainer *t, dsc_eval_result *result) {
-    dsc_tensor *copies = NULL;
-    if (t->ranks == 1 || dsc_model_buffer_count(t->model) == 0)
-        return evaluate(t->comm, t->queue, t->val_exec, t->val_loader, result);
-    dsc_status status = alloc_copies(t, &copies);
+    DSC_TRY(dsc_trainer_show(t));
+    DSC_TRY(evaluate(t->comm, t->queue, t->val_exec, t->val_loader, result));
+    return dsc_trainer_hide(t);
+}
+
+/* This rank's own result, alone. */
+static dsc_status evaluate_own(dsc_trainer *t, double *top1) {
+    double sums[4];
+    DSC_TRY(dsc_consensus_show(t->consensus, t->queue, DSC_SHOW_OWN));
+    DSC_TRY(pass_over(t->queue, t->val_exec, t->whole_loader));
+    DSC_TRY(dsc_tensor_download(t->queue, dsc_exec_stats(t->val_exec), sizeof sums, sums));
+    DSC_TRY(dsc_queue_sync(t->queue));
+    DSC_TRY(dsc_consensus_hide(t->consensus, t->queue));
+    if (!(sums[3] > 0))
+        return DSC_FAIL(DSC_E_INVALID, "the validation set is empty");
+    *top1 = sums[1] / sums[3];
+    return DSC_OK;
+}
+
+static dsc_status gather(dsc_trainer *t, double own, dsc_tensor *all, double *host) {
+    dsc_request *request;
+    dsc_tensor part = dsc_tensor_slice(all, t->rank, 1);
+    DSC_TRY(dsc_tensor_upload(t->queue, &own, sizeof own, &part));
+    DSC_TRY(dsc_queue_sync(t->queue));
+    DSC_TRY(dsc_comm_allgather_begin(t->comm, DSC_TRAFFIC_OTHER, &part, all, &request));
+    DSC_TRY(dsc_comm_wait(&request));
+    DSC_TRY(dsc_tensor_download(t->queue, all, dsc_tensor_bytes(all), host));
+    return dsc_queue_sync(t->queue);
+}
+
+static dsc_ranks_result summarise(const double *top1, int ranks) {
+    dsc_ranks_result r = {.rank0 = top1[0], .min = top1[0], .max = top1[0]};
+    double sum = 0, squares = 0;
+    for (int i = 0; i < ranks; i++) {
+        sum += top1[i];
+        r.min = fmin(r.min, top1[i]);
+        r.max = fmax(r.max, top1[i]);
+    }
+    r.mean = sum / ranks;
+    for (int i = 0; i < ranks; i++)
+        squares += (top1[i] - r.mean) * (top1[i] - r.mean);
+    r.std = sqrt(squares / ranks);
+    return r;
+}
+
+dsc_status dsc_trainer_evaluate_ranks(dsc_trainer *t, dsc_ranks_result *result) {
+    const int64_t ranks = t->ranks;
+    double own = 0, *host = NULL;
+    dsc_tensor all = {0};
+    dsc_status status = dsc_memory_alloc(ranks, sizeof *host, &host);
     if (status == DSC_OK)
-        status = copy_buffers(t, copies, 0);
+        status = dsc_tensor_alloc(t->device, DSC_F64, 1, &ranks, &all);
+    if (status == DSC_OK)
+        status = evaluate_own(t, &own);
     status = dsc_comm_agree(t->comm, status);
     if (status == DSC_OK)
-        status = dsc_share_buffers(t->comm, t->queue, t->model);
+        status = gather(t, own, &all, host);
     if (status == DSC_OK)
-        status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, result);
-    if (status == DSC_OK)
-        status = copy_buffers(t, copies, 1);
-    free_copies(t, &copies);
+        *result = summarise(host, t->ranks);
+    dsc_tensor_free(&all);
+    dsc_memory_free(&host);
     return status;
 }
 

@@ -1,6 +1,7 @@
 /* The loop over steps and epochs. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "train/gossip.h"
 #include "train/start.h"
 #include "train/trainer.h"
 
@@ -44,9 +45,11 @@ static double time_left(const dsc_trainer *t) {
     return left > 0 ? (double)left * t->smoothed : 0;
 }
 
-/* Collective. */
+/* Collective, unless every rank has a K-FAC of its own: then of rank 0's. */
 static dsc_status write_kfac(dsc_trainer *t) {
     const dsc_kfac_report *report;
+    if (t->self && t->rank != 0)
+        return DSC_OK;
     DSC_TRY(dsc_kfac_get_report(t->kfac, t->queue, &report));
     dsc_metrics_kfac(t->metrics, &t->state, &t->report, report);
     return DSC_OK;
@@ -83,6 +86,23 @@ static dsc_status drain(dsc_trainer *t) {
     return DSC_OK;
 }
 
+/* A rank that fails where others may go on is lost to them. */
+static dsc_status alone(dsc_trainer *t, dsc_status status) {
+    if (status != DSC_OK && !t->collective && t->ranks > 1)
+        t->lost = 1;
+    return status;
+}
+
+/* Waits for all steps, and where ranks gossip they meet. */
+static dsc_status meet(dsc_trainer *t) {
+    DSC_TRY(alone(t, drain(t)));
+    return t->collective ? DSC_OK : alone(t, dsc_gossip_meet(t));
+}
+
+static int stopping(const dsc_trainer *t) {
+    return t->report.stop || t->agreed.stop;
+}
+
 static void report_epoch(dsc_trainer *t, int64_t epoch) {
     double images_per_s = per_second(t->epoch_images, t->epoch_seconds);
     dsc_metrics_epoch(t->metrics, &t->state, epoch, t->report.lr, images_per_s);
@@ -96,8 +116,9 @@ static void report_epoch(dsc_trainer *t, int64_t epoch) {
     dsc_trainer_tell(t, &p);
 }
 
-static void report_eval(dsc_trainer *t, int64_t epoch, const dsc_eval_result *result) {
-    dsc_metrics_eval(t->metrics, &t->state, epoch, result);
+static void report_eval(dsc_trainer *t, int64_t epoch, const dsc_judgement *j) {
+    const dsc_eval_result *result = &j->result;
+    dsc_metrics_eval(t->metrics, &t->state, epoch, j);
     dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_EVAL);
     p.epoch = epoch;
     p.loss = result->loss;
@@ -109,32 +130,53 @@ static void report_eval(dsc_trainer *t, int64_t epoch, const dsc_eval_result *re
 
 /* ---- between steps ---- */
 
+static dsc_status judge(dsc_trainer *t, dsc_judgement *j) {
+    DSC_TRY(dsc_trainer_evaluate(t, &j->result));
+    j->has_ranks = t->whole_loader != NULL;
+    if (j->has_ranks)
+        DSC_TRY(dsc_trainer_evaluate_ranks(t, &j->ranks));
+    j->has_consensus = !t->collective;
+    return j->has_consensus ? dsc_gossip_measure(t, &j->consensus) : DSC_OK;
+}
+
+/* After a meeting. */
 static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
-    dsc_eval_result result = {0};
-    DSC_TRY(dsc_trainer_evaluate(t, &result));
+    dsc_judgement j = {0};
+    DSC_TRY(judge(t, &j));
     t->state.seconds = dsc_clock_now() - t->start;
-    t->state.val_loss = result.loss;
-    t->state.top1 = result.top1;
-    t->state.top5 = result.top5;
+    t->state.val_loss = j.result.loss;
+    t->state.top1 = j.result.top1;
+    t->state.top5 = j.result.top5;
     t->state.evaluated_step = t->state.step;
-    if (result.top1 > t->state.best_top1) {
-        t->state.best_top1 = result.top1;
+    if (j.result.top1 > t->state.best_top1) {
+        t->state.best_top1 = j.result.top1;
         t->state.best_step = t->state.step;
         t->save_now = t->options.checkpoint_every >= 0;
     }
-    report_eval(t, epoch, &result);
+    report_eval(t, epoch, &j);
     return DSC_OK;
+}
+
+/* Sum and number of the losses of the epoch under way, over all ranks. */
+static const double *losses(dsc_trainer *t) {
+    if (t->collective) {
+        t->met_loss[0] = t->state.loss_sum;
+        t->met_loss[1] = t->state.loss_rows;
+    }
+    return t->met_loss;
 }
 
 static dsc_status end_epoch(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     int64_t epoch = t->state.epoch;
-    DSC_TRY(drain(t));
-    if (t->state.loss_rows > 0)
-        t->state.epoch_loss = t->state.loss_sum / t->state.loss_rows;
+    DSC_TRY(meet(t));
+    const double *sums = losses(t);
+    if (sums[1] > 0)
+        t->state.epoch_loss = sums[0] / sums[1];
     t->state.epoch++;
     t->state.position = 0;
     t->state.loss_sum = t->state.loss_rows = 0;
+    t->met_loss[0] = t->met_loss[1] = 0;
     report_epoch(t, epoch);
     t->epoch_seconds = 0;
     t->epoch_images = 0;
@@ -142,12 +184,12 @@ static dsc_status end_epoch(dsc_trainer *t) {
         t->save_now = 1;
     if (o->eval_every > 0 && t->state.epoch % o->eval_every == 0)
         DSC_TRY(evaluate_now(t, epoch));
-    return DSC_OK;
+    return t->collective ? DSC_OK : dsc_gossip_set_peers(t);
 }
 
 /* The last state is always evaluated, once. */
 static dsc_status evaluate_last(dsc_trainer *t) {
-    DSC_TRY(drain(t));
+    DSC_TRY(meet(t));
     if (t->options.eval_every == 0 || t->state.evaluated_step == t->state.step)
         return DSC_OK;
     return evaluate_now(t, dsc_trainer_last_epoch(t));
@@ -160,23 +202,41 @@ static int checkpoint_due(dsc_trainer *t) {
     return due;
 }
 
-static dsc_status step_once(dsc_trainer *t) {
-    int64_t every = t->options.check_every;
+static dsc_status measure(dsc_trainer *t) {
+    dsc_consensus_report report;
+    DSC_TRY(meet(t));
+    DSC_TRY(dsc_gossip_measure(t, &report));
+    dsc_metrics_consensus(t->metrics, &t->state, dsc_trainer_last_epoch(t), &report);
+    return DSC_OK;
+}
+
+static dsc_status take_step(dsc_trainer *t) {
     DSC_TRY(dsc_trainer_step(t));
     report_step(t);
+    return t->collective ? DSC_OK : dsc_gossip_signal(t);
+}
+
+static int due(const dsc_trainer *t, int64_t every) {
+    return every > 0 && t->state.step % every == 0;
+}
+
+static dsc_status step_once(dsc_trainer *t) {
+    DSC_TRY(alone(t, take_step(t)));
     int kfac = t->options.out && t->kfac && dsc_kfac_decomposed(t->kfac);
-    int check = every > 0 && t->state.step % every == 0;
+    int check = t->collective && due(t, t->options.check_every);
     if (kfac || check)
-        DSC_TRY(drain(t));
+        DSC_TRY(alone(t, drain(t)));
     if (kfac)
         DSC_TRY(write_kfac(t));
-    if (t->report.failed)
+    if (!t->collective && due(t, t->options.distance_every))
+        DSC_TRY(measure(t));
+    if (t->report.failed || t->agreed.failed)
         return dsc_comm_agree(t->comm, dsc_metrics_status(t->metrics));
     return check ? dsc_trainer_check(t) : DSC_OK;
 }
 
 static dsc_status save(dsc_trainer *t) {
-    DSC_TRY(drain(t));
+    DSC_TRY(meet(t));
     return dsc_trainer_save(t);
 }
 
@@ -189,7 +249,7 @@ static dsc_status interrupted(dsc_trainer *t) {
 
 static dsc_status loop(dsc_trainer *t) {
     for (;;) {
-        if (t->report.stop)
+        if (stopping(t))
             return interrupted(t);
         if (dsc_trainer_epoch_done(t))
             DSC_TRY(end_epoch(t));
@@ -199,17 +259,19 @@ static dsc_status loop(dsc_trainer *t) {
             DSC_TRY(save(t));
         if (finished(t))
             return DSC_OK;
-        DSC_TRY(step_once(t));
+        if (!stopping(t)) /* as a meeting may have told */
+            DSC_TRY(step_once(t));
     }
 }
 
 /* ---- a run ---- */
 
-static void fill_result(const dsc_trainer *t, dsc_train_result *result) {
+static void fill_result(dsc_trainer *t, dsc_train_result *result) {
     const dsc_train_state *s = &t->state;
+    const double *sums = losses(t);
     result->steps = s->step;
     result->epochs = s->epoch;
-    result->train_loss = s->loss_rows > 0 ? s->loss_sum / s->loss_rows : s->epoch_loss;
+    result->train_loss = sums[1] > 0 ? sums[0] / sums[1] : s->epoch_loss;
     result->val_loss = s->val_loss;
     result->top1 = s->top1;
     result->top5 = s->top5;

@@ -160,6 +160,7 @@ static json_t *describe_kfac(const dsc_train_options *o) {
     describe_hyper(config, &k->hyper);
     set_text(config, "method", dsc_kfac_method_name(k->method));
     set_text(config, "scaling", dsc_kfac_scaling_name(k->scaling));
+    set_text(config, "scope", dsc_kfac_scope_name(o->kfac_scope));
     set_text(config, "fisher", dsc_fisher_name(o->kfac_fisher));
     set_text(config, "strategy", dsc_kfac_strategy_name(k->strategy));
     set(config, "grad_worker_fraction", real(k->grad_worker_fraction));
@@ -177,6 +178,33 @@ static json_t *describe_kfac(const dsc_train_options *o) {
     set(config, "damping_decay", list(o->kfac_damping_decay, o->kfac_damping_decay_count));
     set(config, "update_freq_alpha", real(o->kfac_update_freq_alpha));
     set(config, "update_freq_decay", list(o->kfac_update_freq_decay, o->kfac_update_freq_decay_count));
+    return config;
+}
+
+static json_t *describe_peers(const dsc_train_options *o) {
+    json_t *schedule = json_array();
+    for (int i = 0; i < o->peers_count; i++) {
+        json_t *entry = json_array();
+        json_array_append_new(entry, json_integer((json_int_t)o->peers_epochs[i]));
+        json_array_append_new(entry, json_integer(o->peers_values[i]));
+        json_array_append_new(schedule, entry);
+    }
+    return schedule;
+}
+
+static json_t *describe_gossip(const dsc_train_options *o) {
+    json_t *config = json_object();
+    const dsc_consensus_options *c = &o->consensus;
+    set_text(config, "graph", c->graph);
+    set_int(config, "peers_per_step", c->peers);
+    set(config, "peers_schedule", describe_peers(o));
+    set_int(config, "synch_freq", c->synch_freq);
+    set_int(config, "group", c->group);
+    set_int(config, "average_every", c->average_every);
+    set(config, "slow_momentum", real(c->slow_momentum));
+    set(config, "slow_rate", real(c->slow_rate));
+    set(config, "peer_timeout", real(c->peer_timeout));
+    set_int(config, "distance_every", o->distance_every);
     return config;
 }
 
@@ -200,6 +228,9 @@ static json_t *describe_options(const dsc_train_options *o) {
     set_text(config, "consensus", dsc_consensus_name(o->consensus.kind));
     set_int(config, "bucket_bytes", (int64_t)o->consensus.bucket_bytes);
     set_text(config, "allreduce_dtype", dsc_dtype_name(o->consensus.wire));
+    set(config, "gossip", describe_gossip(o));
+    set(config, "bn_average", json_boolean(o->bn_average));
+    set(config, "eval_ranks", json_boolean(o->eval_ranks));
     set_int(config, "checkpoint_every", o->checkpoint_every);
     set_int(config, "keep", o->keep);
     set_int(config, "eval_every", o->eval_every);
@@ -349,8 +380,33 @@ void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64
     finish_line(metrics, line);
 }
 
+void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                           const dsc_consensus_report *report) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("consensus");
+    set_int(line, "step", state->step);
+    set_int(line, "epoch", epoch);
+    set(line, "time_s", real(state->seconds));
+    set(line, "distance", real(report->distance));
+    set(line, "norm", real(report->norm));
+    set(line, "mass", real(report->mass));
+    set_int(line, "rounds", report->rounds);
+    set(line, "weight", real(report->weight));
+    finish_line(metrics, line);
+}
+
+static void set_ranks(json_t *line, const dsc_ranks_result *ranks) {
+    set(line, "rank0_top1", real(ranks->rank0));
+    set(line, "ranks_top1_mean", real(ranks->mean));
+    set(line, "ranks_top1_min", real(ranks->min));
+    set(line, "ranks_top1_max", real(ranks->max));
+    set(line, "ranks_top1_std", real(ranks->std));
+}
+
 void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
-                      const dsc_eval_result *result) {
+                      const dsc_judgement *judgement) {
+    const dsc_eval_result *result = &judgement->result;
     if (!metrics)
         return;
     json_t *line = start_line("eval");
@@ -361,6 +417,12 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     set(line, "top1", real(result->top1));
     set(line, "top5", real(result->top5));
     set_int(line, "images", result->images);
+    if (judgement->has_consensus) {
+        set(line, "distance", real(judgement->consensus.distance));
+        set(line, "norm", real(judgement->consensus.norm));
+    }
+    if (judgement->has_ranks)
+        set_ranks(line, &judgement->ranks);
     finish_line(metrics, line);
 }
 

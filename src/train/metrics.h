@@ -18,6 +18,27 @@ typedef struct dsc_run_facts {
     int64_t step;        /* steps done before */
 } dsc_run_facts;
 
+/* How far ranks that gossip are apart, after a meeting. */
+typedef struct dsc_consensus_report {
+    double distance, norm; /* dsc_consensus_distance's */
+    double mass;           /* sum of the push-sum weights */
+    double weight;         /* this rank's */
+    int64_t rounds;        /* this rank's */
+} dsc_consensus_report;
+
+/* Top-1 of every rank's own model. */
+typedef struct dsc_ranks_result {
+    double rank0, mean, min, max, std;
+} dsc_ranks_result;
+
+/* What an `eval` line tells. */
+typedef struct dsc_judgement {
+    dsc_eval_result result;
+    int has_ranks, has_consensus;
+    dsc_ranks_result ranks;
+    dsc_consensus_report consensus;
+} dsc_judgement;
+
 /* Opens DIRECTORY/metrics.jsonl. append 0: starts it anew; 1: behind its last whole line. */
 dsc_status dsc_metrics_open(const char *directory, int append, dsc_metrics **out) DSC_MUST_CHECK;
 void dsc_metrics_close(dsc_metrics **metrics);
@@ -32,7 +53,9 @@ void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, doubl
 void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch, double lr,
                        double images_per_s);
 void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
-                      const dsc_eval_result *result);
+                      const dsc_judgement *judgement);
+void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                           const dsc_consensus_report *report);
 /* After a step that decomposed. */
 void dsc_metrics_kfac(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *step,
                       const dsc_kfac_report *report);

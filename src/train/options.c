@@ -53,6 +53,23 @@ const char *dsc_fisher_name(dsc_fisher fisher) {
     return fisher_names[fisher == DSC_FISHER_SAMPLED];
 }
 
+static const char *const scope_names[] = {"global", "gossip", "local"};
+
+dsc_status dsc_kfac_scope_parse(const char *name, dsc_kfac_scope *out) {
+    for (int i = 0; name && i < 3; i++) {
+        if (strcmp(name, scope_names[i]) == 0) {
+            *out = (dsc_kfac_scope)i;
+            return DSC_OK;
+        }
+    }
+    return DSC_FAIL(DSC_E_INVALID, "scope of K-FAC '%s': known are global, gossip and local",
+                    name ? name : "(null)");
+}
+
+const char *dsc_kfac_scope_name(dsc_kfac_scope scope) {
+    return (int)scope >= 0 && (int)scope < 3 ? scope_names[scope] : "unknown";
+}
+
 void dsc_eval_options_init(dsc_eval_options *options) {
     *options = (dsc_eval_options){
         .size = sizeof *options, .data = "synthetic", .batch_size = 128, .seed = 42, .data_threads = 1};
@@ -124,7 +141,25 @@ static dsc_status check_kfac(const dsc_train_options *o) {
     if (o->kfac_fisher != DSC_FISHER_EMPIRICAL && o->kfac_fisher != DSC_FISHER_SAMPLED)
         return DSC_FAIL(DSC_E_INVALID, "Fisher matrix %d: known are empirical (%d) and sampled (%d)",
                         (int)o->kfac_fisher, DSC_FISHER_EMPIRICAL, DSC_FISHER_SAMPLED);
+    if ((int)o->kfac_scope < DSC_SCOPE_GLOBAL || (int)o->kfac_scope > DSC_SCOPE_LOCAL)
+        return DSC_FAIL(DSC_E_INVALID, "scope of K-FAC %d: known are global (%d), gossip (%d) and local (%d)",
+                        (int)o->kfac_scope, DSC_SCOPE_GLOBAL, DSC_SCOPE_GOSSIP, DSC_SCOPE_LOCAL);
     return DSC_OK;
+}
+
+/* The rest of the consensus' options is checked where they are used. */
+static dsc_status check_gossip(const dsc_train_options *o) {
+    if (o->peers_count < 0 || o->peers_count > DSC_MAX_DECAYS)
+        return DSC_FAIL(DSC_E_INVALID, "%d entries of the peers' schedule: 0 to %d are allowed",
+                        o->peers_count, DSC_MAX_DECAYS);
+    for (int i = 0; i < o->peers_count; i++) {
+        DSC_TRY(
+            at_least("epoch of the peers' schedule", o->peers_epochs[i], i ? o->peers_epochs[i - 1] + 1 : 0));
+        DSC_TRY(at_least("peers of the schedule", o->peers_values[i], 1));
+    }
+    if (o->peers_count > 0 && o->consensus.kind == DSC_CONSENSUS_ALLREDUCE)
+        return DSC_FAIL(DSC_E_INVALID, "a schedule of peers: allreduce has none; leave it out, or gossip");
+    return at_least("steps between distances of the ranks", o->distance_every, 0);
 }
 
 dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_options *out) {
@@ -137,6 +172,7 @@ dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_opti
     DSC_TRY(check_counts(out));
     DSC_TRY(check_rates(out));
     DSC_TRY(check_kfac(out));
+    DSC_TRY(check_gossip(out));
     if (out->image_size > 0)
         return DSC_OK;
     int64_t channels, classes;

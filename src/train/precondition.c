@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/factors.h"
 #include "train/kfac_layers.h"
 
 #include <math.h>
@@ -50,24 +51,85 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
 
 /* ---- making it ---- */
 
-dsc_status dsc_precondition_create(dsc_trainer *t) {
-    dsc_kfac_options o = t->options.kfac;
-    dsc_kfac_layer *layers = NULL;
-    int64_t count = 0;
-    if (o.hyper.update_freq == 0)
+/* With gossip every rank has a gradient of its own, which only a rank that holds all decompositions can
+ * precondition. */
+static dsc_status check_scope(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    const char *scope = dsc_kfac_scope_name(o->kfac_scope), *way = dsc_consensus_name(o->consensus.kind);
+    int alone = o->kfac_scope != DSC_SCOPE_GLOBAL;
+    if (t->collective && alone)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC's scope %s: with %s all ranks share one gradient and its factors; use global",
+                        scope, way);
+    if (!t->collective && !alone && t->ranks > 1 && o->kfac.strategy != DSC_KFAC_COMM_OPT)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC's strategy %s with %s: every rank preconditions a gradient of its own and needs "
+            "all decompositions; use comm-opt, or scope gossip or local",
+            dsc_kfac_strategy_name(o->kfac.strategy), way);
+    if (alone && t->ranks > 1 && o->consensus.group != 1)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC's scope %s with groups of ranks (%d): those of a group hold one model, and would "
+            "precondition its gradient differently; use scope global or groups of 1",
+            scope, o->consensus.group);
+    if (o->kfac_scope == DSC_SCOPE_GOSSIP && o->kfac.factor_dtype != DSC_F32)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC's scope gossip averages factors of fp32 only, these are %s; use fp32",
+                        dsc_dtype_name(o->kfac.factor_dtype));
+    return DSC_OK;
+}
+
+/* The ranks that K-FAC works on: all, or this one alone. Where it is alone, it decomposes all layers itself:
+ * eigenvectors of one rank's factors mean nothing for another's, so neighbours could not share that work by
+ * mixing its results, and to take over theirs for certain layers they would have to wait for each other. */
+static dsc_status find_comm(dsc_trainer *t, dsc_comm **comm) {
+    dsc_comm_options self;
+    *comm = t->comm;
+    if (t->options.kfac_scope == DSC_SCOPE_GLOBAL)
         return DSC_OK;
+    dsc_comm_options_init(&self);
+    self.kind = "self";
+    DSC_TRY(dsc_comm_create(&self, &t->self));
+    *comm = t->self;
+    return dsc_comm_use_queue(t->self, t->queue);
+}
+
+static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer *layers, int64_t count) {
+    dsc_kfac_options o = t->options.kfac;
     o.schedule = schedule;
     o.context = t;
     o.hyper.diag_blocks = o.diag_blocks;
     o.passes = t->options.batches_per_allreduce;
-    dsc_status status = dsc_kfac_layers_of(t->model, &layers, &count);
+    if (comm != t->comm)
+        o.strategy = DSC_KFAC_COMM_OPT; /* all alike on one rank; this one knows every option */
+    o.late_factors = t->options.kfac_scope == DSC_SCOPE_GOSSIP;
+    return dsc_kfac_create(comm, t->queue, layers, count, &o, &t->kfac);
+}
+
+dsc_status dsc_precondition_create(dsc_trainer *t) {
+    dsc_kfac_layer *layers = NULL;
+    dsc_comm *comm = NULL;
+    int64_t count = 0;
+    if (t->options.kfac.hyper.update_freq == 0)
+        return DSC_OK;
+    dsc_status status = check_scope(t);
+    if (status == DSC_OK)
+        status = dsc_kfac_layers_of(t->model, &layers, &count);
+    if (status == DSC_OK)
+        status = find_comm(t, &comm);
     status = dsc_comm_agree(t->comm, status);
     if (status == DSC_OK)
-        status = dsc_kfac_create(t->comm, t->queue, layers, count, &o, &t->kfac);
+        status = dsc_comm_agree(t->comm, make_kfac(t, comm, layers, count));
     dsc_memory_free(&layers);
-    return status;
+    DSC_TRY(status);
+    if (t->options.kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1 && dsc_kfac_averages(t->kfac)->data)
+        return dsc_factors_create(t->comm, t->queue, t->kfac, &t->options.consensus, &t->factors);
+    return DSC_OK;
 }
 
 void dsc_precondition_destroy(dsc_trainer *t) {
+    dsc_factors_destroy(&t->factors);
     dsc_kfac_destroy(&t->kfac);
+    dsc_comm_destroy(&t->self);
 }

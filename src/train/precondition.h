@@ -4,7 +4,8 @@
 
 #include "train/trainer.h"
 
-/* Makes trainer->kfac when the options ask for it. Collective: when one rank fails, all do. */
+/* Makes trainer->kfac when the options ask for it, and what averages its factors by gossip. Collective: when
+ * one rank fails, all do. */
 dsc_status dsc_precondition_create(dsc_trainer *t) DSC_MUST_CHECK;
 /* Collective. */
 void dsc_precondition_destroy(dsc_trainer *t);

@@ -8,6 +8,7 @@
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
 #include "train/file.h"
+#include "train/gossip.h"
 #include "train/share.h"
 
 #include <stdio.h>
@@ -41,6 +42,10 @@ static void tell_text(const dsc_trainer *t, dsc_event_kind kind, const char *tex
     dsc_trainer_tell(t, &p);
 }
 
+static dsc_status show(void *context, int on) {
+    return on ? dsc_trainer_show(context) : dsc_trainer_hide(context);
+}
+
 static dsc_snapshot snapshot(dsc_trainer *t) {
     return (dsc_snapshot){.comm = t->comm,
                           .queue = t->queue,
@@ -49,7 +54,12 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
                           .kfac = t->kfac,
                           .options = &t->options,
                           .samples = t->info.count,
-                          .state = &t->state};
+                          .state = &t->state,
+                          .gossip = t->collective ? NULL : t->consensus,
+                          .factors = t->factors,
+                          .kfac_alone = t->self != NULL,
+                          .show = dsc_trainer_shows_other(t) ? show : NULL,
+                          .show_context = t};
 }
 
 /* ---- checkpoints ---- */
@@ -198,9 +208,10 @@ static void name_earlier(const dsc_trainer *t, const char *path, dsc_status stat
     dsc_memory_free(&steps);
 }
 
-static dsc_status resume(dsc_trainer *t, const char *path) {
+static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
     dsc_snapshot s = snapshot(t);
     char *own = NULL;
+    s.as_it_was = as_it_was;
     dsc_status status = dsc_checkpoint_load(&s, path);
     if (status != DSC_OK && t->rank == 0)
         name_earlier(t, path, status);
@@ -282,6 +293,10 @@ static void announce(const dsc_trainer *t, const char *path) {
         (long long)t->info.classes, t->ranks, t->ranks == 1 ? "" : "s", (long long)t->options.batch_size,
         dsc_device_description(t->device));
     tell_text(t, DSC_EVENT_START, text);
+    if (!t->collective && t->ranks > 1 && t->kfac && !t->self)
+        tell_text(t, DSC_EVENT_NOTE,
+                  "K-FAC averages its factors over all ranks: every step waits for everybody, although "
+                  "parameters gossip; with scope gossip or local no step does");
     if (!path[0])
         return;
     snprintf(text, sizeof text, "resumed from '%s': step %lld, epoch %lld, sample %lld of it", path,
@@ -293,9 +308,13 @@ dsc_status dsc_trainer_start(dsc_trainer *t) {
     origin from = {{0}};
     DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(&t->options, &from) : DSC_OK));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &from, sizeof from));
+    int as_it_was = 0;
     if (from.path[0])
-        DSC_TRY(resume(t, from.path));
-    DSC_TRY(dsc_consensus_start(t->consensus));
+        DSC_TRY(resume(t, from.path, &as_it_was));
+    if (!as_it_was)
+        DSC_TRY(dsc_consensus_start(t->consensus));
+    if (!t->collective)
+        DSC_TRY(dsc_comm_agree(t->comm, dsc_gossip_start_peers(t)));
     dsc_status status = DSC_OK;
     if (t->options.out && t->rank == 0)
         status = dsc_metrics_open(t->options.out, from.path[0] != '\0', &t->metrics);

@@ -56,7 +56,9 @@ static dsc_status refuse(const dsc_trainer *t, const dsc_step_results *r) {
         (long long)t->report.step, good);
 }
 
-/* Every rank sees the same sums, so all stop or none. A loss that is not finite makes the sum so. */
+/* In collective steps every rank sees the same sums, so all stop or none, and a loss that is not finite makes
+ * the sum so. With gossip they are the rank's own: stopping is agreed on elsewhere, and a rank whose loss is
+ * not finite fails alone. */
 dsc_status dsc_trainer_collect(dsc_trainer *t) {
     dsc_step_results r;
     if (dsc_stepper_pending(t->stepper) == 0)
@@ -65,8 +67,8 @@ dsc_status dsc_trainer_collect(dsc_trainer *t) {
     DSC_TRY(dsc_stepper_collect(t->stepper, &r));
     t->report = *report_of(t, step);
     t->report.loss = r.loss_sum / r.rows;
-    t->report.stop = r.stop > 0;
-    t->report.failed = r.failed > 0;
+    t->report.stop = t->collective && r.stop > 0;
+    t->report.failed = t->collective && r.failed > 0;
     t->report.nu = r.nu;
     t->report.loss_scale = r.loss_scale;
     t->report.skipped = r.skip == 1;

@@ -3,7 +3,8 @@
  *   plain step        [ micro, exchange, absorb, apply ]                one recording
  *   it decomposes     [ micro, exchange, absorb ] decompose [ apply ]   two
  *
- * With several micro-batches each is a piece of its own; an exchange that goes over the host is none. */
+ * With several micro-batches each is a piece of its own; an exchange that goes over the host is none, and
+ * gossip, where the host decides what is due and waits for messages, leaves the micro-batches alone. */
 #include "train/stepper.h"
 
 #include "base/clock.h"
@@ -48,6 +49,7 @@ struct dsc_stepper {
     dsc_stepper_parts p;
     dsc_device *device;
     int is_host, lag;
+    int collective, records;   /* what the consensus says of its steps */
     dsc_tensor block;          /* U8: numbers, then marks */
     dsc_tensor numbers, marks; /* F64[NUMBERS], I64[MARKS], in it */
     dsc_tensor fisher_labels, fisher_stats;
@@ -116,6 +118,8 @@ dsc_status dsc_stepper_create(const dsc_stepper_parts *parts, dsc_stepper **out)
     s->device = dsc_queue_device(parts->queue);
     s->is_host = dsc_device_is_host(s->device);
     s->lag = s->is_host ? 0 : 1;
+    s->collective = dsc_consensus_is_collective(parts->consensus);
+    s->records = dsc_consensus_records(parts->consensus) && dsc_comm_records(parts->comm);
     dsc_status status = make(s);
     if (status != DSC_OK) {
         dsc_stepper_destroy(&s);
@@ -227,7 +231,7 @@ static dsc_status sample(dsc_stepper *s) {
 
 /* 1 when gradients leave during backward: not where backward is recorded without the exchange. */
 static int leaves_early(const dsc_stepper *s) {
-    return s->is_host || (dsc_comm_records(s->p.comm) && s->p.micro_batches == 1);
+    return s->is_host || (s->records && s->p.micro_batches == 1);
 }
 
 static dsc_status micro(dsc_stepper *s) {
@@ -235,7 +239,8 @@ static dsc_status micro(dsc_stepper *s) {
     if (s->micro == 0) {
         DSC_TRY(mark(s, START_MARK));
         DSC_TRY(dsc_exec_clear_stats(s->p.exec, s->p.queue));
-        DSC_TRY(dsc_consensus_before_forward(s->p.consensus, s->p.queue));
+        if (s->collective)
+            DSC_TRY(dsc_consensus_before_forward(s->p.consensus, s->p.queue));
         host_lap(s, DSC_PHASE_EXCHANGE);
     }
     DSC_TRY(dsc_exec_forward(s->p.exec, s->p.queue, &s->x));
@@ -265,13 +270,14 @@ static dsc_status unscale(dsc_stepper *s) {
     return dsc_op_scale_by(s->p.queue, &s->inverse, &grads);
 }
 
-/* Gradients, and loss and flags of all ranks in one small message beside them. */
+/* Gradients, and loss and flags of all ranks in one small message beside them; with gossip there is none. */
 static dsc_status exchange(dsc_stepper *s) {
     dsc_tensor stats = dsc_tensor_slice(&s->numbers, LOSS, STATS);
     dsc_tensor sums = dsc_tensor_slice(&s->numbers, LOSS, SUMMED);
     dsc_request *request = NULL;
     DSC_TRY(dsc_op_convert(s->p.queue, dsc_exec_stats(s->p.exec), &stats));
-    DSC_TRY(dsc_comm_allreduce_begin(s->p.comm, DSC_TRAFFIC_OTHER, DSC_SUM, &sums, &request));
+    if (s->collective)
+        DSC_TRY(dsc_comm_allreduce_begin(s->p.comm, DSC_TRAFFIC_OTHER, DSC_SUM, &sums, &request));
     for (int64_t i = dsc_model_param_count(s->p.model) - 1; i >= 0 && !leaves_early(s); i--)
         DSC_TRY(dsc_consensus_grad_ready(s->p.consensus, s->p.queue, i));
     DSC_TRY(dsc_consensus_after_backward(s->p.consensus, s->p.queue));
@@ -284,7 +290,12 @@ static dsc_status exchange(dsc_stepper *s) {
 static dsc_status absorb(dsc_stepper *s) {
     if (!s->p.kfac)
         return DSC_OK;
+    int moving = s->p.factors && dsc_kfac_wants_factors(s->p.kfac);
+    if (moving)
+        DSC_TRY(dsc_factors_take(s->p.factors, s->p.queue));
     DSC_TRY(dsc_kfac_absorb(s->p.kfac, s->p.queue));
+    if (moving)
+        DSC_TRY(dsc_factors_send(s->p.factors, s->p.queue));
     return mark(s, DSC_PHASE_FACTOR);
 }
 
@@ -352,7 +363,7 @@ static dsc_status record(dsc_stepper *s, piece which, recorded *r) {
 static int can_record(const dsc_stepper *s, piece which) {
     if (!dsc_device_records(s->device))
         return 0;
-    return dsc_comm_records(s->p.comm) || which == MICRO_FIRST || which == MICRO_NEXT;
+    return s->records || which == MICRO_FIRST || which == MICRO_NEXT;
 }
 
 /* Runs a piece, or replays it: the first time it runs as it is, the second time it is recorded. */
@@ -388,6 +399,7 @@ dsc_status dsc_stepper_begin(dsc_stepper *s, double lr, int stop, int failed) {
     s->lost = 0;
     DSC_TRY(dsc_tensor_upload(s->p.queue, flags, sizeof flags, &to));
     DSC_TRY(dsc_optim_prepare(s->p.optim, s->p.queue, lr));
+    dsc_consensus_set_rate(s->p.consensus, lr);
     if (!s->p.kfac)
         return DSC_OK;
     DSC_TRY(dsc_kfac_begin(s->p.kfac, 1.0 / (double)s->p.micro_batches));
@@ -402,6 +414,11 @@ dsc_status dsc_stepper_micro(dsc_stepper *s, int64_t step, int64_t first_sample,
     s->labels = *labels;
     lap(s, DSC_PHASE_DATA);
     DSC_TRY(dsc_exec_set_position(s->p.exec, s->p.queue, step, first_sample));
+    if (s->micro == 0 && !s->collective) {
+        /* The host has a part in it, which no recording would repeat. */
+        DSC_TRY(dsc_consensus_before_forward(s->p.consensus, s->p.queue));
+        lap(s, DSC_PHASE_EXCHANGE);
+    }
     if (s->p.micro_batches == 1 && can_record(s, WHOLE))
         return DSC_OK; /* with what follows */
     DSC_TRY(perform(s, s->micro == 0 ? MICRO_FIRST : MICRO_NEXT));
@@ -469,7 +486,7 @@ static void read_marks(const int64_t *marks, int kfac, double ms[DSC_PHASE_COUNT
             continue;
         if (order[i] == DSC_PHASE_PRECONDITION && ms[DSC_PHASE_DECOMPOSE] > 0)
             before = marks[DSC_PHASE_DECOMPOSE];
-        ms[order[i]] = 1e-6 * (double)(marks[order[i]] - before);
+        ms[order[i]] += 1e-6 * (double)(marks[order[i]] - before);
         before = marks[order[i]];
     }
 }

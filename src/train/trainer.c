@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/gossip.h"
 #include "train/precondition.h"
 
 void dsc_trainer_destroy(dsc_trainer **trainer) {
@@ -12,12 +13,17 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_trainer *t = *trainer;
     dsc_metrics_close(&t->metrics);
     dsc_stepper_destroy(&t->stepper);
-    dsc_precondition_destroy(t);
-    dsc_consensus_destroy(&t->consensus);
+    if (!t->lost) { /* else the others would have to take part, and the job is about to be ended */
+        dsc_precondition_destroy(t);
+        dsc_gossip_destroy(&t->gossip);
+        dsc_consensus_destroy(&t->consensus);
+    }
+    dsc_trainer_free_shown(t);
     dsc_optim_destroy(&t->optim);
     dsc_exec_destroy(&t->val_exec);
     dsc_exec_destroy(&t->exec);
     dsc_model_destroy(&t->model);
+    dsc_loader_destroy(&t->whole_loader);
     dsc_loader_destroy(&t->val_loader);
     dsc_loader_destroy(&t->loader);
     dsc_dataset_close(&t->val_set);
@@ -73,6 +79,11 @@ static dsc_status open_validation(dsc_trainer *t) {
     loader.keep_last = 1;
     loader.dtype = dsc_device_is_host(t->device) ? DSC_F32 : o->activations;
     DSC_TRY(dsc_loader_create(t->val_set, t->device, &loader, &t->val_loader));
+    if (o->eval_ranks) {
+        loader.rank = 0;
+        loader.ranks = 1;
+        DSC_TRY(dsc_loader_create(t->val_set, t->device, &loader, &t->whole_loader));
+    }
     return dsc_exec_create(t->model, DSC_EXEC_EVAL, loader.batch, &t->val_exec);
 }
 
@@ -125,6 +136,7 @@ static dsc_status make_stepper(dsc_trainer *t) {
                                      .optim = t->optim,
                                      .consensus = t->consensus,
                                      .kfac = t->kfac,
+                                     .factors = t->factors,
                                      .batch = t->options.batch_size,
                                      .micro_batches = t->options.batches_per_allreduce,
                                      .sampled = t->kfac && t->options.kfac_fisher == DSC_FISHER_SAMPLED,
@@ -142,6 +154,9 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
     status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
                                   dsc_model_param_count(t->model), &t->options.consensus, &t->consensus);
     DSC_TRY(dsc_comm_agree(t->comm, status));
+    t->collective = dsc_consensus_is_collective(t->consensus);
+    t->peers = t->options.consensus.peers;
+    DSC_TRY(dsc_gossip_create(t));
     DSC_TRY(dsc_precondition_create(t));
     return make_stepper(t);
 }

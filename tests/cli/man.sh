@@ -7,7 +7,7 @@ if ! command -v groff >/dev/null; then
     echo "skipped: groff is not installed"
     exit 77
 fi
-for command in "" train eval info bench report; do
+for command in "" train eval info bench report average; do
     page=descent${command:+-$command}.1
     # shellcheck disable=SC2086 # no argument at all for the program's own page
     "$descent" --man $command >"$page"
@@ -23,5 +23,7 @@ groff -man -Tascii -P-cbou descent-train.1 >text
 has text "--batch-size N"
 has text "Default: 128."
 has text "--resume [auto|FILE]"
+has text "--consensus allreduce|sgp|osgp|dpsgd|adpsgd"
+has text "--peers-schedule E:N..."
 expect 2 "unknown command 'plan'" --man plan
 finish

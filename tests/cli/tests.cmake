@@ -7,6 +7,9 @@ descent_test(cli_report SOURCES cli/test_report.c ${cli}/runlog.c ${cli}/plot.c 
 target_link_libraries(test_cli_report PRIVATE descent_json)
 descent_test(cli_progress SOURCES cli/test_progress.c ${cli}/progress.c ${cli}/terminal.c ${cli}/text.c ROOMS base)
 
+descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_options.c ${cli}/gossip_options.c
+             ${cli}/kfac_options.c ${cli}/outdir.c ROOMS train)
+
 descent_script_test(cli-usage cli/usage.sh)
 descent_script_test(cli-info cli/info.sh)
 descent_script_test(cli-man cli/man.sh)
@@ -15,3 +18,6 @@ descent_script_test(cli-paper cli/paper.sh)
 descent_script_test(cli-fail cli/fail.sh)
 descent_script_test(cli-signal-n1 cli/signal.sh 1)
 descent_script_test(cli-signal-n2 cli/signal.sh 2)
+descent_script_test(cli-average cli/average.sh)
+descent_script_test(cli-gossip cli/gossip.sh)
+descent_script_test(cli-silent cli/silent.sh)

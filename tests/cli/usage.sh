@@ -3,7 +3,7 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-commands="train eval info bench report"
+commands="train eval info bench report average"
 
 expect 0 "Usage: descent COMMAND" --help
 for command in $commands; do
@@ -30,7 +30,9 @@ for flag in model data epochs steps batch-size val-batch-size seed out resume de
     overwrite plot config kfac-cov-update-freq kfac-method kfac-damping kfac-stat-decay kfac-kl-clip kfac-damping-alpha \
     kfac-damping-decay kfac-update-freq-alpha kfac-update-freq-decay kfac-strategy kfac-grad-worker-fraction \
     kfac-placement kfac-colocate-factors kfac-symmetric kfac-diag-blocks kfac-skip-layers kfac-scaling kfac-fisher \
-    kfac-diag-warmup kfac-outer-product kfac-factor-dtype kfac-inverse-dtype kfac-scope; do
+    kfac-diag-warmup kfac-outer-product kfac-factor-dtype kfac-inverse-dtype kfac-scope graph peers-per-step \
+    peers-schedule synch-freq gossip-group average-every slow-momentum slow-rate peer-timeout on-peer-loss bn-average \
+    eval-ranks distance-every; do
     grep -qE -e "^  (-., )?--$flag( |\$)" stdout || complain "train --help lacks --$flag"
 done
 tr '\n' ' ' <stdout | tr -s ' ' >flat
@@ -39,7 +41,9 @@ for text in "(default resnet20)" "images per rank and step (default 128)" "train
     "step by step (default 5)" "multiplied by (default 0.1)" "(default 42)" "(default 4)" \
     "turns K-FAC off (default 0)" "updates of the factors; 0: never (default 1)" "(default 0.003)" "(default 0.95)" \
     "(default 0.001)" "(default eigen)" "(default comm-opt)" "(default compute)" "(default paper)" \
-    "(default empirical)" "its decay epochs (default 0.5)" "their decay epochs (default 10)" "(default global)"; do
+    "(default empirical)" "its decay epochs (default 0.5)" "their decay epochs (default 10)" "(default global)" \
+    "(default allreduce)" "allreduce|sgp|osgp|dpsgd|adpsgd" "to in a step (default 1)" "waits for them (default 0)" \
+    "those of a node (default 1)" "(default stop)" "(default exponential; dpsgd, adpsgd: bipartite-exponential)"; do
     has flat "$text"
 done
 
@@ -51,9 +55,8 @@ while IFS='|' read -r arguments text; do
     [ ! -s stdout ] || complain "descent $arguments writes to stdout"
     grep -q '^descent: ' stderr || complain "descent $arguments: the message does not start with 'descent: '"
 done <<'TABLE'
-trian | unknown command 'trian': known are train, eval, info, bench, report (did you mean train?)
-plan | unknown command 'plan': known are train, eval, info, bench, report
-average | known are train, eval, info, bench, report
+trian | unknown command 'trian': known are train, eval, info, bench, report, average (did you mean train?)
+plan | unknown command 'plan': known are train, eval, info, bench, report, average
 --frobnicate | unknown command '--frobnicate'
 train --epoch 3 | unknown option --epoch (did you mean --epochs?)
 train --epoch 3 | Try 'descent train --help'.
@@ -68,7 +71,7 @@ train --label-smoothing 1.5 | --label-smoothing 1.5: must be at least 0 and belo
 train --optimizer sdg | --optimizer sdg: must be one of sgd, adam, adamw, lars, lamb (did you mean sgd?)
 train --lr-schedule linear | must be one of step, cosine
 train --device gpu | --device gpu: must be one of auto, ref, cpu
-train --consensus sgp | --consensus sgp: must be allreduce
+train --consensus spg | --consensus spg: must be one of allreduce, sgp, osgp, dpsgd, adpsgd (did you mean sgp?)
 train --device cpu --precision bf16 | --precision bf16: device cpu computes in fp32 only
 train --device cpu --precision fp16 | leave the option out
 train --precision fp8 | must be one of fp32, bf16, fp16
@@ -79,13 +82,35 @@ train --kfac-method cholesky | --kfac-method cholesky: must be one of eigen, inv
 train --kfac-strategy mem | must be one of comm-opt, mem-opt, hybrid-opt, layer-wise
 train --kfac-scaling none | must be one of paper, kfac-pytorch
 train --kfac-fisher true | must be one of empirical, sampled
-train --kfac-scope gossip | --kfac-scope gossip: belongs to gossip consensus
-train --kfac-scope local | allreduce
+train --kfac-scope gossip | --kfac-scope gossip does not go with --consensus allreduce
+train --kfac-scope local | choose one of sgp, osgp, dpsgd, adpsgd
 train --kfac-grad-worker-fraction x --out none | --kfac-grad-worker-fraction x: must be a number
 train --model lenet --out none --kfac-update-freq 1 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 0.4 | 0.4
 train --model lenet --out none --kfac-update-freq 1 --kfac-skip-layers ( | (
 train --model lenet --out none --kfac-update-freq 1 --kfac-strategy mem-opt --kfac-colocate-factors off | mem-opt
-train --graph ring | unknown option --graph
+train --graph ring | --graph does not go with --consensus allreduce: only gossip runs on a graph
+train --graph ring | choose one of sgp, osgp, dpsgd, adpsgd or leave it out
+train --peers-per-step 2 | --peers-per-step does not go with --consensus allreduce
+train --consensus sgp --peers-per-step 0 | --peers-per-step 0: must be at least 1
+train --consensus adpsgd --peers-per-step 2 | choose one of sgp, osgp, dpsgd or leave it out
+train --peers-schedule 0:1 | --peers-schedule does not go with --consensus allreduce
+train --consensus sgp --peers-schedule 0:x | --peers-schedule 0:x: must be pairs EPOCH:PEERS
+train --consensus sgp --peers-schedule 0 | must be pairs EPOCH:PEERS
+train --consensus sgp --peers-schedule 0:0 | with 1 peer or more
+train --consensus sgp --peers-schedule 5:1,5:2 | epoch 5 does not come after epoch 5
+train --consensus sgp --peers-schedule 0:1 5:2 | unexpected argument '5:2'
+train --consensus sgp --synch-freq 2 | --synch-freq does not go with --consensus sgp: only osgp
+train --consensus osgp --synch-freq=-1 | --synch-freq -1: must be at least 0
+train --gossip-group 2 | --gossip-group does not go with --consensus allreduce
+train --average-every 4 | --average-every does not go with --consensus allreduce: all-reduce keeps the ranks equal
+train --consensus sgp --slow-momentum 0.5 | --slow-momentum 0.5 acts at exact averages, and there are none
+train --consensus sgp --slow-rate 0.5 | give --average-every N, too
+train --consensus sgp --slow-momentum 1 | --slow-momentum 1: must be at least 0 and below 1
+train --consensus sgp --peer-timeout=-5 | --peer-timeout -5: must be at least 0
+train --eval-ranks | --eval-ranks does not go with --consensus allreduce
+train --distance-every 5 | --distance-every does not go with --consensus allreduce
+train --consensus sgp --on-peer-loss continue | --on-peer-loss continue: going on without a lost rank needs an MPI library
+train --on-peer-loss wait | must be one of stop, continue
 train --model resnet33 | resnet33
 train --model resnet33 | resnet20
 train --resume --overwrite | --overwrite and --resume auto exclude each other
@@ -102,6 +127,15 @@ info --model resnet33 | resnet33
 info --ranks 0 | --ranks 0: must be at least 1
 bench --steps 0 | --steps 0: must be at least 1
 bench --model resnet33 | resnet33
+average --steps 0 | --steps 0: must be at least 1
+average --size 0 | --size 0: must be at least 1
+average --peers 0 | --peers 0: must be at least 1
+average --algorithm push | --algorithm push: must be one of push-sum, push-pull
+average --wire fp8 | --wire fp8: must be one of fp32, bf16, fp16
+average --tolerance=-1 | --tolerance -1: must be at least 0
+average --graph rign | rign
+average --graph no/such.graph | no/such.graph
+average ring | unexpected argument 'ring'
 report | report needs at least one run
 report no/such/run | no/such/run
 TABLE
@@ -111,6 +145,8 @@ printf 'epochs = 3\nbatch-sise = 4\n' >wrong.conf
 expect 2 "wrong.conf:2: unknown key batch-sise (did you mean batch-size?)" train --config wrong.conf
 printf '# nothing\n\nlr = -1\n' >wrong.conf
 expect 2 "wrong.conf:3: lr -1: must be at least 0" train --config wrong.conf
+printf 'consensus = sgp\nsynch-freq = 3\n' >wrong.conf
+expect 2 "--synch-freq does not go with --consensus sgp" train --config wrong.conf
 
 # A place in the source only when it is asked for.
 expect 2 "" train --model resnet33

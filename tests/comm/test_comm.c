@@ -1,11 +1,13 @@
 /* Conformance of communicators: one program for every backend and any number of ranks. Its argument is the
- * name of the backend that "auto" has to choose. Values are integers or quarters, so that results are
- * compared exactly. */
+ * name of the backend that "auto" has to choose; with a second one all waits are limited in time. Values are
+ * integers or quarters, so that results are compared exactly. */
 #include "comm/buffer.h"
 
 #include "base/config.h"
 #include "base/memory.h"
 #include "comm/table.h"
+
+#include <math.h>
 
 enum { SHORT_LIMIT = 7 };
 
@@ -14,6 +16,7 @@ static dsc_device *device;
 static dsc_comm *world;   /* messages of any length */
 static dsc_comm *chopped; /* messages of SHORT_LIMIT elements at most */
 static int rank, size;
+static int limited; /* 1: waits of both are limited in time, and lost ranks could be survived */
 
 static const dsc_dtype dtypes[] = {DSC_F32, DSC_F64, DSC_BF16, DSC_F16, DSC_I32, DSC_I64, DSC_U8};
 static const dsc_reduction reductions[] = {DSC_SUM, DSC_MAX, DSC_MIN};
@@ -528,6 +531,10 @@ static void test_bad_options(void **state) {
     EXPECT_FAILS(DSC_E_INVALID, "message_limit 2147483648", dsc_comm_create(&options, &comm));
     options.size = 0;
     EXPECT_FAILS(DSC_E_INVALID, "dsc_comm_options_init", dsc_comm_create(&options, &comm));
+    dsc_comm_options_init(&options);
+    options.kind = "nccl";
+    options.survive = 1;
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "survive", dsc_comm_create(&options, &comm));
     EXPECT(comm == NULL);
 #if !defined(DSC_HAVE_NCCL) || defined(DSC_EMULATED)
     dsc_comm_options_init(&options);
@@ -539,6 +546,47 @@ static void test_bad_options(void **state) {
     options.kind = "mpi";
     EXPECT_FAILS(DSC_E_UNSUPPORTED, "no MPI", dsc_comm_create(&options, &comm));
 #endif
+    all_fine(world);
+}
+
+/* A wait that timed out names its operation and leaves it in flight: it can be waited for again. */
+static void test_timeout(void **state) {
+    (void)state;
+    dsc_comm *group = NULL, *part = NULL;
+    dsc_request *request = NULL;
+    int alarmed = 1;
+    int32_t value = 40 + rank;
+    buffer b = buffer_make(device, DSC_I32, 1);
+    write_tensor(&b.t, &value);
+    EXPECT_OK(dsc_comm_split(world, 0, rank, &group));
+    EXPECT_FAILS(DSC_E_INVALID, "timeout -1 s", dsc_comm_set_timeout(group, -1));
+    EXPECT_FAILS(DSC_E_INVALID, "must be 0 (none) or more", dsc_comm_set_timeout(group, (double)NAN));
+    EXPECT_OK(dsc_comm_is_alarmed(group, &alarmed));
+    EXPECT(alarmed == 0);
+    EXPECT_OK(dsc_comm_set_timeout(group, 0.02));
+    EXPECT_OK(dsc_comm_split(group, 0, rank, &part)); /* has it, too */
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_comm_options.survive", dsc_comm_survivors(part, 1, &part));
+    if (rank == 1) {
+        EXPECT_OK(dsc_comm_recv_begin(part, 0, 5, &b.t, &request));
+        if (!limited)
+            EXPECT_FAILS(
+                DSC_E_COMM,
+                "recv with tag 5 from rank 0: not complete after 0.02 s: a rank has ended, hangs or is slow",
+                dsc_comm_wait(&request));
+        EXPECT(request != NULL);
+    }
+    EXPECT_OK(dsc_comm_barrier(world));
+    EXPECT_OK(dsc_comm_set_timeout(part, 100));
+    if (rank == 0 && size > 1)
+        EXPECT_OK(dsc_comm_send_begin(part, DSC_TRAFFIC_OTHER, 1, 5, &b.t, &request));
+    EXPECT_OK(dsc_comm_wait(&request));
+    EXPECT(request == NULL);
+    read_tensor(&b.t, &value);
+    EXPECT(rank != 1 || value == 40);
+    buffer_drop(&b);
+    EXPECT_OK(dsc_comm_barrier(part));
+    dsc_comm_destroy(&part);
+    dsc_comm_destroy(&group);
     all_fine(world);
 }
 
@@ -770,12 +818,17 @@ static void test_launcher(void **state) {
 static int setup(void **state) {
     (void)state;
     dsc_comm_options options;
-    assert_ok(dsc_comm_create(NULL, &world));
+    dsc_comm_options_init(&options);
+    options.survive = limited;
+    assert_ok(dsc_comm_create(&options, &world));
     place_open(&world);
     device = place_device;
-    dsc_comm_options_init(&options);
     options.message_limit = SHORT_LIMIT;
     assert_ok(dsc_comm_create(&options, &chopped));
+    if (limited) {
+        assert_ok(dsc_comm_set_timeout(world, 100));
+        assert_ok(dsc_comm_set_timeout(chopped, 100));
+    }
     assert_ok(dsc_comm_use_queue(chopped, place_queue));
     rank = dsc_comm_rank(world);
     size = dsc_comm_size(world);
@@ -814,6 +867,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_agree),
         cmocka_unit_test(test_bad_arguments),
         cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_timeout),
         cmocka_unit_test(test_wrong_length),
         cmocka_unit_test(test_far_needs_a_queue),
         cmocka_unit_test(test_far_copies),
@@ -823,6 +877,7 @@ int main(int argc, char **argv) {
     };
     if (argc > 1)
         expected_name = argv[1];
+    limited = argc > 2;
     start_watchdog(120);
     return cmocka_run_group_tests_name("comm", tests, setup, teardown);
 }

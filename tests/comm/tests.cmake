@@ -9,6 +9,17 @@ if(DSC_HAVE_MPI)
   add_executable(comm_job comm/job.c)
   descent_link_rooms(comm_job comm)
   descent_script_test(comm-abort comm/abort.sh)
+  add_executable(comm_lost comm/lost.c)
+  descent_link_rooms(comm_lost comm)
+  foreach(mode IN ITEMS losses losses-tcp alone false late pause killed hang leave farewell)
+    descent_script_test(comm-lost-${mode} comm/lost.sh ${mode})
+  endforeach()
+  foreach(ranks IN ITEMS 1 2 4) # the conformance program once more, with limited waits
+    add_test(NAME comm-mpi-limited-n${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${DESCENT_MPIEXEC_FLAGS} -n ${ranks}
+             $<TARGET_FILE:test_comm-mpi> mpi limited)
+    set_tests_properties(comm-mpi-limited-n${ranks} PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} PROCESSORS 2
+                         SKIP_RETURN_CODE 77 ENVIRONMENT "${descent_mpi_environment}")
+  endforeach()
 endif()
 if(DSC_HAVE_NCCL)
   descent_test(comm-nccl SOURCES comm/test_nccl.c ROOMS comm RANKS 1 2 4 LABELS cuda)

@@ -1,2 +1,3 @@
 descent_script_test(example-train examples/train.sh)
 descent_script_test(example-kfac examples/kfac.sh)
+descent_script_test(example-average examples/average.sh)

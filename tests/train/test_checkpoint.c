@@ -56,7 +56,13 @@ static void tiny_close(tiny *t) {
 }
 
 static dsc_snapshot snapshot(tiny *t) {
-    return (dsc_snapshot){comm, queue, t->model, t->optim, NULL, &t->options, 1000, &t->state};
+    return (dsc_snapshot){.comm = comm,
+                          .queue = queue,
+                          .model = t->model,
+                          .optim = t->optim,
+                          .options = &t->options,
+                          .samples = 1000,
+                          .state = &t->state};
 }
 
 static void fill(const dsc_tensor *t, int64_t first) {

@@ -4,6 +4,9 @@ descent_test(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS
 descent_test(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
 descent_test(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
+descent_test(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
+descent_test(train-gossip-many SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 8 ARGS test_learns)
+descent_test(train-gossip-kfac SOURCES train/test_gossip_kfac.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
 
 # Checkpoints as PyTorch loads them.
 add_executable(train_export train/export.c)
@@ -17,3 +20,7 @@ emulated_program(train-ranks SOURCES train/test_ranks.c train/runs.c train/scrat
                  TESTS test_report test_drift test_agreed)
 emulated_program(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_refused)
+emulated_program(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train
+                 TESTS test_alone test_resume)
+emulated_program(train-gossip-kfac SOURCES train/test_gossip_kfac.c train/runs.c train/scratch.c ROOMS train
+                 TESTS test_resume)

@@ -1,8 +1,9 @@
 /* The MPI backend: the only place that knows MPI. Every piece is one non-blocking call on a duplicate of
  * MPI_COMM_WORLD (or a part of it) that belongs to the library, so that its messages never meet the
  * program's. Failures come back as DSC_E_COMM with MPI's own text. */
+#include "comm/mpi/mpi.h"
+
 #include "comm/mpi/half_ops.h"
-#include "comm/table.h"
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -11,22 +12,19 @@
 #include <stdio.h>
 #include <string.h>
 
-typedef struct mpi_state {
-    MPI_Comm comm;
-} mpi_state;
-
 /* MPI is initialised and finalised once in a process. Communicators are created and destroyed by one thread
  * at a time. */
 static struct {
     int users;        /* communicators alive */
     int started_here; /* 1: the library initialised MPI, and finalises it */
+    int abandoned;    /* 1: a communicator was, so it does not */
     dsc_half_ops ops; /* valid while there are users */
 } world;
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(((dsc_piece *)0)->handle),
                "a request fits into a piece's handle");
 
-static dsc_status mpi_check(int code, const char *call) {
+dsc_status dsc_mpi_check(int code, const char *call) {
     if (code == MPI_SUCCESS)
         return DSC_OK;
     char text[MPI_MAX_ERROR_STRING] = "unknown error";
@@ -90,34 +88,37 @@ static int start_allgather(const dsc_comm *comm, MPI_Comm mpi, const dsc_transfe
 }
 
 static dsc_status mpi_start(dsc_comm *comm, const dsc_transfer *t, dsc_piece *piece) {
-    MPI_Comm mpi = ((mpi_state *)comm->state)->comm;
+    MPI_Comm mpi = ((dsc_mpi_state *)comm->state)->comm;
     MPI_Datatype type = mpi_type(t->dtype);
     MPI_Op op = mpi_op(t->dtype, t->reduction);
     MPI_Request request = MPI_REQUEST_NULL;
     int n = (int)t->count; /* at most message_limit, which is at most INT_MAX */
     switch (t->op) {
     case DSC_COMM_ALLREDUCE:
-        DSC_TRY(
-            mpi_check(MPI_Iallreduce(MPI_IN_PLACE, t->recv, n, type, op, mpi, &request), "MPI_Iallreduce"));
+        DSC_TRY(dsc_mpi_check(MPI_Iallreduce(MPI_IN_PLACE, t->recv, n, type, op, mpi, &request),
+                              "MPI_Iallreduce"));
         break;
     case DSC_COMM_REDUCE:
-        DSC_TRY(mpi_check(start_reduce(comm, mpi, t, &request), "MPI_Ireduce"));
+        DSC_TRY(dsc_mpi_check(start_reduce(comm, mpi, t, &request), "MPI_Ireduce"));
         break;
     case DSC_COMM_BROADCAST:
-        DSC_TRY(mpi_check(MPI_Ibcast(t->recv, n, type, t->peer, mpi, &request), "MPI_Ibcast"));
+        DSC_TRY(dsc_mpi_check(MPI_Ibcast(t->recv, n, type, t->peer, mpi, &request), "MPI_Ibcast"));
         break;
     case DSC_COMM_ALLGATHER:
-        DSC_TRY(mpi_check(start_allgather(comm, mpi, t, &request), "MPI_Iallgather"));
+        DSC_TRY(dsc_mpi_check(start_allgather(comm, mpi, t, &request), "MPI_Iallgather"));
         break;
     case DSC_COMM_REDUCE_SCATTER:
-        DSC_TRY(mpi_check(MPI_Ireduce_scatter_block(t->send, t->recv, n, type, op, mpi, &request),
-                          "MPI_Ireduce_scatter_block"));
+        DSC_TRY(dsc_mpi_check(MPI_Ireduce_scatter_block(t->send, t->recv, n, type, op, mpi, &request),
+                              "MPI_Ireduce_scatter_block"));
         break;
     case DSC_COMM_SEND:
-        DSC_TRY(mpi_check(MPI_Isend(t->send, n, type, t->peer, t->tag, mpi, &request), "MPI_Isend"));
+        DSC_TRY(dsc_mpi_check(MPI_Isend(t->send, n, type, t->peer, t->tag, mpi, &request), "MPI_Isend"));
         break;
     case DSC_COMM_RECV:
-        DSC_TRY(mpi_check(MPI_Irecv(t->recv, n, type, t->peer, t->tag, mpi, &request), "MPI_Irecv"));
+        DSC_TRY(dsc_mpi_check(MPI_Irecv(t->recv, n, type, t->peer, t->tag, mpi, &request), "MPI_Irecv"));
+        break;
+    case DSC_COMM_BARRIER:
+        DSC_TRY(dsc_mpi_check(MPI_Ibarrier(mpi, &request), "MPI_Ibarrier"));
         break;
     }
     memcpy(&piece->handle, &request, sizeof request);
@@ -129,7 +130,7 @@ static dsc_status check_length(const dsc_piece *piece, const MPI_Status *status)
     if (piece->expected < 0)
         return DSC_OK;
     int got = 0;
-    DSC_TRY(mpi_check(MPI_Get_count(status, mpi_type(piece->dtype), &got), "MPI_Get_count"));
+    DSC_TRY(dsc_mpi_check(MPI_Get_count(status, mpi_type(piece->dtype), &got), "MPI_Get_count"));
     if (got != piece->expected)
         return DSC_FAIL(DSC_E_COMM, "recv with tag %d from rank %d: expected %lld elements of %s, got %d",
                         status->MPI_TAG, status->MPI_SOURCE, (long long)piece->expected,
@@ -144,7 +145,7 @@ static dsc_status mpi_test(dsc_comm *comm, dsc_piece *piece, int *done) {
     memcpy(&request, &piece->handle, sizeof request);
     int code = MPI_Test(&request, done, &status);
     memcpy(&piece->handle, &request, sizeof request); /* complete, it is null */
-    DSC_TRY(mpi_check(code, "MPI_Test"));
+    DSC_TRY(dsc_mpi_check(code, "MPI_Test"));
     return *done ? check_length(piece, &status) : DSC_OK;
 }
 
@@ -153,12 +154,21 @@ static dsc_status mpi_wait(dsc_comm *comm, dsc_piece *piece) {
     MPI_Request request;
     MPI_Status status;
     memcpy(&request, &piece->handle, sizeof request);
-    DSC_TRY(mpi_check(MPI_Wait(&request, &status), "MPI_Wait"));
+    DSC_TRY(dsc_mpi_check(MPI_Wait(&request, &status), "MPI_Wait"));
     return check_length(piece, &status);
 }
 
-static dsc_status mpi_barrier(dsc_comm *comm) {
-    return mpi_check(MPI_Barrier(((mpi_state *)comm->state)->comm), "MPI_Barrier");
+/* One that has met its message already is not cancelled: it stays. */
+static void mpi_cancel(dsc_comm *comm, dsc_piece *piece) {
+    (void)comm;
+    MPI_Request request;
+    MPI_Status status;
+    int done = 0;
+    memcpy(&request, &piece->handle, sizeof request);
+    if (request == MPI_REQUEST_NULL || MPI_Cancel(&request) != MPI_SUCCESS)
+        return;
+    (void)MPI_Test(&request, &done, &status);
+    memcpy(&piece->handle, &request, sizeof request);
 }
 
 /* ---- life cycle ---- */
@@ -175,10 +185,10 @@ void dsc_mpi_abort(int exit_status) {
 }
 
 static void mpi_close(dsc_comm *comm) {
-    mpi_state *mpi = comm->state;
+    dsc_mpi_state *mpi = comm->state;
     if (dsc_mpi_is_up()) { /* else the program has finalised it, against its duty */
         MPI_Comm_free(&mpi->comm);
-        if (world.users == 1) {
+        if (world.users == 1 && !world.abandoned) {
             dsc_half_ops_free(&world.ops);
             if (world.started_here)
                 MPI_Finalize();
@@ -189,14 +199,27 @@ static void mpi_close(dsc_comm *comm) {
     dsc_memory_free(&comm->state);
 }
 
+/* An operation in flight needs the communicator, and may need the operators. */
+static void mpi_abandon(dsc_comm *comm) {
+    (void)comm;
+    world.abandoned = 1;
+    world.users--;
+}
+
+static int mpi_is_last(const dsc_comm *comm) {
+    (void)comm;
+    return world.users == 1 && world.started_here && !world.abandoned && dsc_mpi_is_up();
+}
+
 /* Rank and size of mpi->comm; rank and size among those of it on this node, whose communicator is *node. */
-static dsc_status locate(const mpi_state *mpi, dsc_comm *comm, MPI_Comm *node) {
-    DSC_TRY(mpi_check(MPI_Comm_rank(mpi->comm, &comm->rank), "MPI_Comm_rank"));
-    DSC_TRY(mpi_check(MPI_Comm_size(mpi->comm, &comm->size), "MPI_Comm_size"));
-    DSC_TRY(mpi_check(MPI_Comm_split_type(mpi->comm, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, node),
+static dsc_status locate(const dsc_mpi_state *mpi, dsc_comm *comm, MPI_Comm *node) {
+    DSC_TRY(dsc_mpi_check(MPI_Comm_rank(mpi->comm, &comm->rank), "MPI_Comm_rank"));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_size(mpi->comm, &comm->size), "MPI_Comm_size"));
+    DSC_TRY(
+        dsc_mpi_check(MPI_Comm_split_type(mpi->comm, MPI_COMM_TYPE_SHARED, comm->rank, MPI_INFO_NULL, node),
                       "MPI_Comm_split_type"));
-    DSC_TRY(mpi_check(MPI_Comm_rank(*node, &comm->local_rank), "MPI_Comm_rank"));
-    return mpi_check(MPI_Comm_size(*node, &comm->local_size), "MPI_Comm_size");
+    DSC_TRY(dsc_mpi_check(MPI_Comm_rank(*node, &comm->local_rank), "MPI_Comm_rank"));
+    return dsc_mpi_check(MPI_Comm_size(*node, &comm->local_size), "MPI_Comm_size");
 }
 
 /* The ranks of a node that are bound to the same CPUs share them. */
@@ -205,29 +228,21 @@ static dsc_status share_cpus(MPI_Comm node, int *threads) {
     uint64_t hash;
     MPI_Comm same;
     dsc_affinity(&cpus, &hash);
-    DSC_TRY(mpi_check(MPI_Comm_split(node, (int)(hash & INT_MAX), 0, &same), "MPI_Comm_split"));
-    DSC_TRY(mpi_check(MPI_Comm_size(same, &sharers), "MPI_Comm_size"));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_split(node, (int)(hash & INT_MAX), 0, &same), "MPI_Comm_split"));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_size(same, &sharers), "MPI_Comm_size"));
     *threads = cpus / sharers > 1 ? cpus / sharers : 1;
-    return mpi_check(MPI_Comm_free(&same), "MPI_Comm_free");
+    return dsc_mpi_check(MPI_Comm_free(&same), "MPI_Comm_free");
 }
 
-static dsc_status mpi_split(dsc_comm *comm, int colour, int key, dsc_comm *child) {
-    mpi_state *mpi;
+dsc_status dsc_mpi_adopt(dsc_comm *comm, MPI_Comm made) {
+    dsc_mpi_state *mpi;
     MPI_Comm node = MPI_COMM_NULL;
     DSC_TRY(dsc_memory_alloc(1, sizeof *mpi, &mpi));
+    mpi->comm = made;
     dsc_status status;
-    DSC_TRY_GOTO(status,
-                 mpi_check(MPI_Comm_split(((mpi_state *)comm->state)->comm,
-                                          colour < 0 ? MPI_UNDEFINED : colour, key, &mpi->comm),
-                           "MPI_Comm_split"),
-                 fail);
-    if (colour < 0) {
-        dsc_memory_free(&mpi);
-        return DSC_OK;
-    }
-    DSC_TRY_GOTO(status, locate(mpi, child, &node), fail);
-    DSC_TRY_GOTO(status, mpi_check(MPI_Comm_free(&node), "MPI_Comm_free"), fail);
-    child->state = mpi;
+    DSC_TRY_GOTO(status, locate(mpi, comm, &node), fail);
+    DSC_TRY_GOTO(status, dsc_mpi_check(MPI_Comm_free(&node), "MPI_Comm_free"), fail);
+    comm->state = mpi;
     world.users++;
     return DSC_OK;
 fail:
@@ -235,46 +250,19 @@ fail:
     return status;
 }
 
-static const dsc_comm_table mpi_table = {
-    .name = "mpi",
-    .close = mpi_close,
-    .split = mpi_split,
-    .start = mpi_start,
-    .test = mpi_test,
-    .wait = mpi_wait,
-    .barrier = mpi_barrier,
-};
+static dsc_status mpi_split(dsc_comm *comm, int colour, int key, dsc_comm *child) {
+    MPI_Comm made = MPI_COMM_NULL;
+    DSC_TRY(dsc_mpi_check(
+        MPI_Comm_split(((dsc_mpi_state *)comm->state)->comm, colour < 0 ? MPI_UNDEFINED : colour, key, &made),
+        "MPI_Comm_split"));
+    return colour < 0 ? DSC_OK : dsc_mpi_adopt(child, made);
+}
 
 static const char *thread_level_name(int level) {
     return level == MPI_THREAD_MULTIPLE     ? "multiple"
            : level == MPI_THREAD_SERIALIZED ? "serialized"
            : level == MPI_THREAD_FUNNELED   ? "funneled"
                                             : "single";
-}
-
-/* Initialises MPI unless the program has; *provided is its thread level. */
-static dsc_status start_mpi(int thread_multiple, int *provided) {
-    int initialised = 0, finalised = 0;
-    MPI_Finalized(&finalised);
-    if (finalised)
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "MPI has been finalised and cannot be started again in this process: "
-                        "keep a communicator until the end");
-    MPI_Initialized(&initialised);
-    if (initialised) {
-        DSC_TRY(mpi_check(MPI_Query_thread(provided), "MPI_Query_thread"));
-    } else {
-        int wanted = thread_multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED;
-        DSC_TRY(mpi_check(MPI_Init_thread(NULL, NULL, wanted, provided), "MPI_Init_thread"));
-        world.started_here = 1;
-        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    }
-    if (thread_multiple && *provided < MPI_THREAD_MULTIPLE)
-        return DSC_FAIL(
-            DSC_E_UNSUPPORTED, "several threads shall communicate, but MPI runs with thread level '%s': %s",
-            thread_level_name(*provided),
-            initialised ? "initialise it with MPI_THREAD_MULTIPLE" : "this MPI library gives no more");
-    return DSC_OK;
 }
 
 /* "mpi: 4 ranks, Open MPI v4.1.4, threads funneled": the library's text up to its first comma or line end. */
@@ -291,23 +279,71 @@ static void describe(dsc_comm *comm, int provided) {
              comm->size == 1 ? "" : "s", text, thread_level_name(provided));
 }
 
+static dsc_status mpi_survivors(dsc_comm *comm, double patience, dsc_comm *child) {
+    int provided = MPI_THREAD_SINGLE;
+    DSC_TRY(dsc_mpi_survivors(comm, patience, child));
+    DSC_TRY(dsc_mpi_check(MPI_Query_thread(&provided), "MPI_Query_thread"));
+    describe(child, provided);
+    return DSC_OK;
+}
+
+static const dsc_comm_table mpi_table = {
+    .name = "mpi",
+    .close = mpi_close,
+    .split = mpi_split,
+    .start = mpi_start,
+    .test = mpi_test,
+    .wait = mpi_wait,
+    .cancel = mpi_cancel,
+    .abandon = mpi_abandon,
+    .is_last = mpi_is_last,
+    .look = dsc_mpi_look,
+    .survivors = mpi_survivors,
+    .close_watch = dsc_mpi_close_watch,
+};
+
+/* Initialises MPI unless the program has; *provided is its thread level. */
+static dsc_status start_mpi(int thread_multiple, int *provided) {
+    int initialised = 0, finalised = 0;
+    MPI_Finalized(&finalised);
+    if (finalised)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "MPI has been finalised and cannot be started again in this process: "
+                        "keep a communicator until the end");
+    MPI_Initialized(&initialised);
+    if (initialised) {
+        DSC_TRY(dsc_mpi_check(MPI_Query_thread(provided), "MPI_Query_thread"));
+    } else {
+        int wanted = thread_multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED;
+        DSC_TRY(dsc_mpi_check(MPI_Init_thread(NULL, NULL, wanted, provided), "MPI_Init_thread"));
+        world.started_here = 1;
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    }
+    if (thread_multiple && *provided < MPI_THREAD_MULTIPLE)
+        return DSC_FAIL(
+            DSC_E_UNSUPPORTED, "several threads shall communicate, but MPI runs with thread level '%s': %s",
+            thread_level_name(*provided),
+            initialised ? "initialise it with MPI_THREAD_MULTIPLE" : "this MPI library gives no more");
+    return DSC_OK;
+}
+
 /* What is left behind by a failure here is MPI's: it stays up, so that dsc_comm_abort still reaches all
  * ranks. */
-static dsc_status open_world(dsc_comm *comm, mpi_state *mpi, int provided) {
+static dsc_status open_world(dsc_comm *comm, dsc_mpi_state *mpi, int provided) {
     MPI_Comm node = MPI_COMM_NULL;
-    DSC_TRY(mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &mpi->comm), "MPI_Comm_dup"));
-    DSC_TRY(mpi_check(MPI_Comm_set_errhandler(mpi->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &mpi->comm), "MPI_Comm_dup"));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_set_errhandler(mpi->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
     DSC_TRY(locate(mpi, comm, &node));
     DSC_TRY(share_cpus(node, &comm->threads));
-    DSC_TRY(mpi_check(MPI_Comm_free(&node), "MPI_Comm_free"));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_free(&node), "MPI_Comm_free"));
     if (world.users == 0)
-        DSC_TRY(mpi_check(dsc_half_ops_create(&world.ops), "MPI_Op_create"));
+        DSC_TRY(dsc_mpi_check(dsc_half_ops_create(&world.ops), "MPI_Op_create"));
     describe(comm, provided);
     return DSC_OK;
 }
 
 dsc_status dsc_mpi_open(dsc_comm *comm, const dsc_comm_options *options) {
-    mpi_state *mpi;
+    dsc_mpi_state *mpi;
     int provided;
     DSC_TRY(dsc_memory_alloc(1, sizeof *mpi, &mpi));
     dsc_status status;
@@ -316,6 +352,8 @@ dsc_status dsc_mpi_open(dsc_comm *comm, const dsc_comm_options *options) {
     comm->state = mpi;
     comm->table = &mpi_table;
     world.users++;
+    if (options->survive)
+        DSC_TRY(dsc_mpi_watch(comm));
     return DSC_OK;
 fail:
     dsc_memory_free(&mpi);

@@ -1,0 +1,82 @@
+/* Averages an array over all ranks by gossip: no server, no collective; in a step every rank talks to one
+ * peer.
+ *
+ *   mpirun -n 4 average [GRAPH [STEPS]]       GRAPH: exponential, ring, base-2 ... or a file (docs/gossip.md)
+ *
+ * descent brings the ranks and the averaging; the array and what is in it are the program's own. */
+#include <descent/consensus.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { COUNT = 1000 };
+
+static dsc_comm *comm;
+
+/* A failing rank says why and ends the whole job, so that no other rank waits for it. */
+static void check(dsc_status status) {
+    if (status == DSC_OK)
+        return;
+    fprintf(stderr, "average: %s\n", dsc_error_message());
+    dsc_comm_abort(comm, 1);
+}
+
+/* Rank r's element i: i + r^2, so the mean over n ranks is i + (n - 1) (2 n - 1) / 6. */
+static float measured(int rank, int i) {
+    return (float)(i + rank * rank);
+}
+
+/* The largest error of this rank. With push-sum an array is x = z w: its values are z = x / w. The weight w
+ * is 1 on graphs where everybody gets as much as he gives; dividing by it is right on all. */
+static double error(const float *x, double weight) {
+    double n = dsc_comm_size(comm), offset = (n - 1) * (2 * n - 1) / 6, worst = 0;
+    for (int i = 0; i < COUNT; i++)
+        worst = fmax(worst, fabs(x[i] / weight - (i + offset)));
+    return worst;
+}
+
+int main(int argc, char **argv) {
+    static float x[COUNT];
+    int steps = argc > 2 ? atoi(argv[2]) : 6;
+
+    /* The ranks: MPI under a launcher, a single process without. A device says whose memory arrays are in,
+     * "cpu" is the program's own; a queue keeps work on it in order. */
+    check(dsc_comm_create(NULL, &comm));
+    dsc_device *device;
+    dsc_queue *queue;
+    dsc_device_options device_options;
+    dsc_device_options_init(&device_options);
+    device_options.name = "cpu";
+    device_options.threads = 1;
+    check(dsc_device_create(&device_options, &device));
+    check(dsc_queue_create(device, &queue));
+
+    for (int i = 0; i < COUNT; i++)
+        x[i] = measured(dsc_comm_rank(comm), i);
+
+    /* What shall be averaged is told once: any number of arrays, as tensors that point to them. */
+    dsc_tensor tensor = dsc_tensor_view(device, x, DSC_F32, 1, (int64_t[]){COUNT});
+    dsc_average_options options;
+    dsc_average_options_init(&options);
+    options.graph = argc > 1 ? argv[1] : "exponential";
+    options.timeout = 60; /* seconds: a peer that is silent for longer ends the job */
+    dsc_average *average;
+    check(dsc_average_create(comm, queue, &tensor, 1, &options, &average));
+
+    for (int step = 1; step <= steps; step++) {
+        check(dsc_average_begin(average, queue));
+        /* Messages are on their way now. The program could compute here, and even change x: what it adds to
+         * x (times the weight) is averaged along with the rest. */
+        check(dsc_average_end(average, queue));
+        check(dsc_queue_sync(queue)); /* the host reads x now */
+        if (dsc_comm_rank(comm) == 0)
+            printf("step %d  error of rank 0: %g\n", step, error(x, dsc_average_weight(average)));
+    }
+
+    dsc_average_destroy(&average);
+    dsc_queue_destroy(&queue);
+    dsc_device_destroy(&device);
+    dsc_comm_destroy(&comm);
+    return 0;
+}

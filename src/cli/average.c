@@ -1,0 +1,428 @@
+/* descent average: a random vector per rank, averaged by gossip; how far the ranks are from the true mean
+ * after every step, beside what the graph promises. */
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "cli/cli.h"
+#include "cli/kfac_options.h"
+#include "cli/plot.h"
+#include "cli/terminal.h"
+#include "descent/consensus.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct average_values {
+    dsc_cli_common common;
+    dsc_average_options o;
+    const char *algorithm, *wire, *device;
+    int64_t steps, elements;
+    uint64_t seed;
+    double tolerance; /* negative: not asked for */
+    int threads, json, no_plot;
+} average_values;
+
+#define AT(member) offsetof(average_values, member)
+
+static const dsc_option options[] = {
+    {.name = "graph",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(o.graph),
+     .placeholder = "NAME|FILE",
+     .shown = "exponential; push-pull: bipartite-exponential",
+     .help = "who sends to whom: exponential, exponential-pm, linear, ring, static-exponential, complete, "
+             "bipartite-exponential, bipartite-linear, hypercube, base-2, or a file (with a / in its name or "
+             "ending in .graph)",
+     .group = "What to average"},
+    {.name = "algorithm",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(algorithm),
+     .choices = "push-sum|push-pull",
+     .help = "shares travel with a weight, on any graph; or pairs exchange, on matchings"},
+    {.name = "peers",
+     .kind = DSC_OPTION_INT,
+     .offset = AT(o.peers),
+     .placeholder = "N",
+     .range = "[1, 1e6]",
+     .help = "peers that a rank sends to in a step"},
+    {.name = "steps",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(steps),
+     .placeholder = "N",
+     .range = "[1, 1e6]",
+     .help = "rounds of gossip"},
+    {.name = "size",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(elements),
+     .placeholder = "N",
+     .range = "[1, 1e9]",
+     .help = "elements of the vector"},
+    {.name = "seed",
+     .kind = DSC_OPTION_UINT64,
+     .offset = AT(seed),
+     .placeholder = "N",
+     .help = "of the random numbers"},
+    {.name = "wire",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(wire),
+     .choices = "fp32|bf16|fp16",
+     .help = "type in which shares travel; they are added in fp32"},
+    {.name = "tolerance",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(tolerance),
+     .placeholder = "X",
+     .range = "[0, inf)",
+     .shown = "any",
+     .help = "end with status 1 when the last distance is above X"},
+    {.name = "device",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(device),
+     .choices = "auto|ref|cpu|cuda",
+     .help = "whose memory the vector is in",
+     .group = "How to run"},
+    {.name = "threads",
+     .kind = DSC_OPTION_INT,
+     .offset = AT(threads),
+     .placeholder = "N",
+     .range = "[0, 4096]",
+     .shown = "the CPUs of this rank",
+     .help = "CPU threads per rank"},
+    {.name = "peer-timeout",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.timeout),
+     .placeholder = "S",
+     .range = "[0, 1e9]",
+     .help = "seconds to wait for another rank before it counts as lost; 0: for ever"},
+    {.name = "json",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(json),
+     .help = "print one JSON object",
+     .group = "Output"},
+    {.name = "no-plot", .kind = DSC_OPTION_FLAG, .offset = AT(no_plot), .help = "print the table only"},
+    DSC_CLI_COMMON_OPTIONS,
+};
+
+static void init(void *values) {
+    average_values *v = values;
+    memset(v, 0, sizeof *v);
+    dsc_average_options_init(&v->o);
+    v->algorithm = "push-sum";
+    v->wire = "fp32";
+    v->device = "auto";
+    v->steps = 20;
+    v->elements = 10000;
+    v->seed = 42;
+    v->tolerance = -1;
+}
+
+/* What is measured after a round, over all ranks. */
+typedef struct point {
+    double distance;   /* to the mean, relative to that at the start */
+    double theory;     /* the same as the graph promises; negative: it does not say */
+    double min_weight; /* of push-sum */
+    double max_weight;
+} point;
+
+typedef struct trial {
+    dsc_comm *comm;
+    dsc_device *host; /* memory for the double-precision side */
+    dsc_queue *queue, *host_queue;
+    dsc_average *average;
+    dsc_tensor x;             /* F32[elements]: what is averaged */
+    dsc_tensor mean;          /* F64[elements] on the host: the true one */
+    dsc_tensor sum, least;    /* F64[2] on the host: reduced over the ranks */
+    float *values;            /* elements: x, or z, on the host */
+    point *points;            /* steps + 1; points[0] is the start */
+    double start;             /* absolute distance at the start */
+    int64_t elements, period; /* of the vector; of the graph */
+    int64_t exact;            /* step after which the average is exact, 0: none */
+    double rho, bytes;        /* rate of a step; bytes sent by a rank in a step, mean over ranks */
+    int knows_rate;
+} trial;
+
+static void close_trial(trial *t) {
+    dsc_average_destroy(&t->average);
+    dsc_tensor_free(&t->x);
+    dsc_tensor_free(&t->mean);
+    dsc_tensor_free(&t->sum);
+    dsc_tensor_free(&t->least);
+    dsc_queue_destroy(&t->queue);
+    dsc_queue_destroy(&t->host_queue);
+    dsc_device_destroy(&t->host);
+    dsc_memory_free(&t->values);
+    dsc_memory_free(&t->points);
+}
+
+static dsc_status alloc_trial(trial *t, dsc_device *device, int64_t steps) {
+    int64_t two = 2;
+    dsc_device_options o;
+    dsc_device_options_init(&o);
+    o.name = "ref";
+    DSC_TRY(dsc_device_create(&o, &t->host));
+    DSC_TRY(dsc_queue_create(t->host, &t->host_queue));
+    DSC_TRY(dsc_queue_create(device, &t->queue));
+    DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &t->elements, &t->x));
+    DSC_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &t->elements, &t->mean));
+    DSC_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &two, &t->sum));
+    DSC_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &two, &t->least));
+    DSC_TRY(dsc_memory_alloc(t->elements, sizeof *t->values, &t->values));
+    return dsc_memory_alloc(steps + 1, sizeof *t->points, &t->points);
+}
+
+/* Multiples of 2^-11 in [-1, 1): few enough bits that halves of halves need no rounding, so that a graph that
+ * averages exactly is seen to. */
+static dsc_status draw(trial *t, uint64_t seed) {
+    dsc_rng rng = dsc_rng_start(seed, DSC_RNG_INIT, (uint32_t)dsc_comm_rank(t->comm), 0);
+    for (int64_t i = 0; i < t->elements; i++)
+        t->values[i] = (float)(dsc_rng_u32(&rng) >> 20) / 2048 - 1;
+    DSC_TRY(dsc_tensor_upload(t->queue, t->values, dsc_tensor_bytes(&t->x), &t->x));
+    return dsc_queue_sync(t->queue);
+}
+
+/* Collective. */
+static dsc_status find_mean(trial *t) {
+    double *mean = t->mean.data;
+    for (int64_t i = 0; i < t->elements; i++)
+        mean[i] = t->values[i];
+    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->mean));
+    for (int64_t i = 0; i < t->elements; i++)
+        mean[i] /= dsc_comm_size(t->comm);
+    return DSC_OK;
+}
+
+/* sqrt(mean over ranks |z - mean|^2) and the range of the weights. Collective. */
+static dsc_status measure(trial *t, double *distance, point *p) {
+    const double *mean = t->mean.data;
+    double *sum = t->sum.data, *least = t->least.data;
+    double weight = dsc_average_weight(t->average), square = 0;
+    DSC_TRY(dsc_tensor_download(t->queue, &t->x, dsc_tensor_bytes(&t->x), t->values));
+    DSC_TRY(dsc_queue_sync(t->queue));
+    for (int64_t i = 0; i < t->elements; i++) {
+        double off = t->values[i] / weight - mean[i];
+        square += off * off;
+    }
+    sum[0] = square;
+    sum[1] = 0;
+    least[0] = weight;
+    least[1] = -weight;
+    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->sum));
+    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_MIN, &t->least));
+    *distance = sqrt(sum[0] / dsc_comm_size(t->comm));
+    p->min_weight = least[0];
+    p->max_weight = -least[1];
+    return DSC_OK;
+}
+
+/* The step's distance as the graph promises it. */
+static double theory(const trial *t, int64_t step) {
+    if (step == 0)
+        return 1;
+    if (!t->knows_rate)
+        return -1;
+    if (t->exact > 0)
+        return step >= t->exact ? 0 : -1;
+    return pow(t->rho, (double)step);
+}
+
+static dsc_status run_rounds(trial *t, int64_t steps) {
+    double *sum = t->sum.data;
+    uint64_t before = dsc_comm_bytes(t->comm, DSC_TRAFFIC_PARAMETERS);
+    DSC_TRY(measure(t, &t->start, &t->points[0]));
+    t->points[0].distance = t->start > 0;
+    t->points[0].theory = 1;
+    for (int64_t step = 1; step <= steps; step++) {
+        double distance;
+        DSC_TRY(dsc_average_begin(t->average, t->queue));
+        DSC_TRY(dsc_average_end(t->average, t->queue));
+        DSC_TRY(measure(t, &distance, &t->points[step]));
+        t->points[step].distance = t->start > 0 ? distance / t->start : 0;
+        t->points[step].theory = theory(t, step);
+    }
+    sum[0] = (double)(dsc_comm_bytes(t->comm, DSC_TRAFFIC_PARAMETERS) - before);
+    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->sum));
+    t->bytes = sum[0] / (double)steps / dsc_comm_size(t->comm);
+    return DSC_OK;
+}
+
+/* For the rank that prints. Graphs too large for their matrices to be multiplied have no rate. */
+static dsc_status find_rate(trial *t) {
+    const dsc_topology *topology = dsc_average_topology(t->average);
+    t->period = dsc_topology_period(topology);
+    dsc_status status = dsc_topology_rate(topology, &t->exact, &t->rho);
+    t->knows_rate = status == DSC_OK;
+    return status == DSC_E_UNSUPPORTED ? DSC_OK : status;
+}
+
+/* ---- what is printed ---- */
+
+static const char *plural(int64_t number) {
+    return number == 1 ? "" : "s";
+}
+
+static void print_head(const trial *t, const average_values *v) {
+    const dsc_topology *topology = dsc_average_topology(t->average);
+    char elements[32];
+    int ranks = dsc_comm_size(t->comm);
+    printf("%d rank%s, graph %s, period %lld, %s, %s numbers travel as %s, %.0f bytes a rank and step\n",
+           ranks, plural(ranks), dsc_topology_name(topology), (long long)t->period, v->algorithm,
+           dsc_cli_grouped(t->elements, elements, sizeof elements), v->wire, t->bytes);
+    if (!t->knows_rate)
+        printf("theory: unknown for so many ranks\n");
+    else if (t->exact > 0)
+        printf("theory: exact after %lld step%s\n", (long long)t->exact, plural(t->exact));
+    else
+        printf("theory: the distance falls as rho^step, rho = %.4f\n", t->rho);
+}
+
+static void print_table(const trial *t, const average_values *v) {
+    int weights = !dsc_topology_is_regular(dsc_average_topology(t->average));
+    printf("%6s  %10s  %10s%s\n", "step", "distance", "theory", weights ? "  weights" : "");
+    for (int64_t i = 0; i <= v->steps; i++) {
+        const point *p = &t->points[i];
+        char promised[32] = "-";
+        if (p->theory >= 0)
+            snprintf(promised, sizeof promised, "%.3e", p->theory);
+        printf("%6lld  %10.3e  %10s", (long long)i, p->distance, promised);
+        if (weights)
+            printf("  %.4f .. %.4f", p->min_weight, p->max_weight);
+        printf("\n");
+    }
+}
+
+/* On a log scale, which has no place for 0: everything below float32's rounding is drawn there. */
+static double height(double value) {
+    return value < 0 ? NAN : log10(value > 1e-8 ? value : 1e-8);
+}
+
+static dsc_status plot(const trial *t, const average_values *v) {
+    int64_t count = v->steps + 1;
+    double *x;
+    char label[64];
+    dsc_plot_options o = {.title = "log10 of the distance to the mean (0 is drawn at -8)",
+                          .x_label = "step",
+                          .width = dsc_terminal_width(stdout) < 100 ? dsc_terminal_width(stdout) : 100,
+                          .height = 17,
+                          .utf8 = dsc_terminal_utf8()};
+    DSC_TRY(dsc_memory_alloc(3 * count, sizeof *x, &x));
+    dsc_plot_series series[2] = {{"measured", x, x + count, count}, {label, x, x + 2 * count, count}};
+    if (t->exact > 0)
+        snprintf(label, sizeof label, "theory: exact after %lld", (long long)t->exact);
+    else
+        snprintf(label, sizeof label, "theory: %.4f^step", t->rho);
+    for (int64_t i = 0; i < count; i++) {
+        x[i] = (double)i;
+        x[count + i] = height(t->points[i].distance);
+        x[2 * count + i] = t->exact > 0 && i < t->exact ? NAN : height(t->points[i].theory);
+    }
+    printf("\n");
+    dsc_status status = dsc_plot_draw(stdout, series, t->knows_rate ? 2 : 1, &o);
+    dsc_memory_free(&x);
+    return status;
+}
+
+static json_t *points_json(const trial *t, int64_t steps) {
+    json_t *list = json_array();
+    for (int64_t i = 0; i <= steps; i++) {
+        const point *p = &t->points[i];
+        json_array_append_new(list, json_pack("{s:I, s:f, s:o, s:f, s:f}", "step", (json_int_t)i, "distance",
+                                              p->distance, "theory",
+                                              p->theory < 0 ? json_null() : json_real(p->theory),
+                                              "min_weight", p->min_weight, "max_weight", p->max_weight));
+    }
+    return list;
+}
+
+static dsc_status print_json(const trial *t, const average_values *v) {
+    const dsc_topology *topology = dsc_average_topology(t->average);
+    json_t *object = json_pack(
+        "{s:i, s:s, s:s, s:i, s:I, s:b, s:b, s:I, s:s, s:s, s:I, s:f, s:f, s:o}", "ranks",
+        dsc_comm_size(t->comm), "graph", dsc_topology_name(topology), "algorithm", v->algorithm, "peers",
+        v->o.peers, "period", (json_int_t)t->period, "regular", dsc_topology_is_regular(topology), "matching",
+        dsc_topology_is_matching(topology), "size", (json_int_t)t->elements, "wire", v->wire, "device",
+        dsc_device_name(dsc_queue_device(t->queue)), "seed", (json_int_t)v->seed, "start", t->start,
+        "bytes_per_step", t->bytes, "steps", points_json(t, v->steps));
+    if (!object)
+        return DSC_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (start %g)", t->start);
+    json_object_set_new(object, "exact",
+                        t->knows_rate && t->exact > 0 ? json_integer(t->exact) : json_null());
+    json_object_set_new(object, "rho", t->knows_rate ? json_real(t->rho) : json_null());
+    json_object_set_new(object, "distance", json_real(t->points[v->steps].distance));
+    json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+    printf("\n");
+    json_decref(object);
+    return DSC_OK;
+}
+
+static dsc_status print_trial(const trial *t, const average_values *v) {
+    if (v->json)
+        return print_json(t, v);
+    print_head(t, v);
+    print_table(t, v);
+    return v->no_plot ? DSC_OK : plot(t, v);
+}
+
+/* ---- the command ---- */
+
+static dsc_status run_trial(dsc_cli_session *session, const average_values *v, trial *t) {
+    DSC_TRY(dsc_cli_agree(session, alloc_trial(t, session->device, v->steps)));
+    DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
+    DSC_TRY(draw(t, v->seed));
+    DSC_TRY(find_mean(t));
+    DSC_TRY(dsc_average_create(t->comm, t->queue, &t->x, 1, &v->o, &t->average));
+    DSC_TRY(dsc_cli_agree(session, dsc_cli_prints(session) ? find_rate(t) : DSC_OK));
+    DSC_TRY(run_rounds(t, v->steps));
+    if (dsc_cli_prints(session))
+        DSC_TRY(print_trial(t, v));
+    double last = t->points[v->steps].distance;
+    if (v->tolerance >= 0 && !(last <= v->tolerance)) {
+        session->agreed = 1; /* every rank has the same distances */
+        return DSC_FAIL(DSC_E_NUMERIC, "the distance after %lld step%s is %.3g, above --tolerance %g",
+                        (long long)v->steps, plural(v->steps), last, v->tolerance);
+    }
+    return DSC_OK;
+}
+
+static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
+    average_values *v = values;
+    trial t = {.elements = v->elements};
+    (void)set;
+    v->o.wire = dsc_cli_dtype(v->wire);
+    v->o.pairwise = strcmp(v->algorithm, "push-pull") == 0;
+    session->timeout = v->o.timeout;
+    DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
+    t.comm = session->comm;
+    dsc_status status = run_trial(session, v, &t);
+    close_trial(&t);
+    return status;
+}
+
+const dsc_cli_command dsc_cli_average = {
+    .name = "average",
+    .summary = "average a random vector by gossip and watch it converge",
+    .description =
+        "Every rank draws a vector; in every step it sends shares of it to its peers in the graph and adds "
+        "what it gets. After each step the distance to the true mean is printed, sqrt(mean over ranks |z - "
+        "mean|^2) relative to that at the start, beside what the graph promises: rho^step, or 0 from the "
+        "step "
+        "on after which it averages exactly.\n\n"
+        "The vectors hold numbers of 12 bits, which 2, 4, 8 ... ranks average in fp32 without rounding; "
+        "otherwise distances end near 1e-8. Nothing but averaging takes part: it is a way to get to know "
+        "graphs, to try a graph file, and to see that the ranks of a job reach each other.\n\n"
+        "With --json the result is one object with the keys ranks, graph, algorithm, peers, period, regular, "
+        "matching, size, wire, device, seed, start (the distance before the first step), bytes_per_step "
+        "(sent "
+        "by a rank), steps (a list of step, distance, theory, min_weight, max_weight), exact, rho and "
+        "distance (the last).",
+    .examples =
+        "mpirun -n 4 descent average --graph exponential --steps 4\n"
+        "mpirun -n 5 descent average --graph ring --steps 40\n"
+        "mpirun -n 6 descent average --algorithm push-pull --graph base-2 --steps 8 --tolerance 1e-6\n"
+        "mpirun -n 4 descent average --graph my.graph --wire bf16 --json\n",
+    .options = options,
+    .values_size = sizeof(average_values),
+    .init = init,
+    .run = run,
+};

@@ -1,0 +1,372 @@
+/* Who is still alive: an agreement by messages, for MPI libraries that know nothing of lost ranks.
+ *
+ * A communicator that is to survive has a duplicate of itself for this, its watch. Whoever misses a rank
+ * enters the agreement by an alarm to all others, who find it there and enter, too.
+ *
+ *   alarm   to all     I am alive and have entered.
+ *   call    to all     Its sender coordinates: join. To those who joined the sender: join the named one
+ * instead. join    to one     The receiver is my coordinator: I wait for its list. list    to all     Who
+ * goes on, as bits.
+ *
+ * A rank waits for alarms until it has heard everybody or is out of patience. Then it joins the lowest rank
+ * that it has heard, or, if that is itself, calls. A rank that hears a call before joins the caller. The
+ * coordinator waits for all it has heard to join, at most as long as its patience, and sends the list of
+ * those who did, to all: whoever is not in it came too late. A rank joins one coordinator at a time, and
+ * another only when that one has told it to or was silent for so long that it must be gone: nobody is in two
+ * lists. Of two that call at the same moment the higher one joins the lower. Those in the list then make
+ * their communicator: a rank that ends in this very moment, milliseconds long, can still hang the others.
+ *
+ * Messages are so short that MPI sends them without the receiver's doing (the list takes a bit a rank), so a
+ * dead one holds up nobody. Their memory belongs to the watch, which is kept for ever once an alarm was
+ * raised. Ranks greet each other when the watch is made: a first connection cannot be made with the dead. */
+#include "comm/mpi/mpi.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <limits.h>
+#include <string.h>
+
+enum { NOTE = 1, GROUP }; /* tags */
+enum { NOBODY = -1 };
+
+static const double least_call = 0.05; /* seconds that a call stands at least, for others to be heard */
+static const double slack = 0.5;       /* that a coordinator may be late beyond its patience */
+
+/* What is sent. Behind a list there are its bits. All have one tag, and no other is received: MPI's own
+ * messages of a group that is being made may be on the same communicator. */
+typedef enum kind { ALARM, CALL, JOIN, LIST } kind;
+typedef struct note {
+    kind kind;
+    int coordinator; /* of a call */
+} note;
+
+typedef struct watch_state {
+    MPI_Comm comm;
+    int rank, size;
+    note alarm, join;
+    note *calls;           /* [size] of each coordinator */
+    note *list, *arrived;  /* with bits */
+    unsigned char *heard;  /* [size] 1: alive */
+    unsigned char *joined; /* [size] 1: waits for this rank's list */
+} watch_state;
+
+/* Where a rank stands in the agreement. */
+typedef struct agreement {
+    watch_state *w;
+    double patience;
+    double limit;     /* when the present state ends */
+    double called_at; /* of the coordinator */
+    double last;      /* when this rank last was here */
+    int coordinator;  /* joined; the own rank: this one; NOBODY: still waiting for alarms */
+    int other;        /* somebody else who called; NOBODY */
+    int decided, late;
+} agreement;
+
+/* ---- messages ---- */
+
+static int list_bytes(const watch_state *w) {
+    return (int)sizeof(note) + (w->size + CHAR_BIT - 1) / CHAR_BIT;
+}
+
+static int is_in(const note *list, int rank) {
+    const unsigned char *bits = (const unsigned char *)(list + 1);
+    return bits[rank / CHAR_BIT] >> rank % CHAR_BIT & 1;
+}
+
+/* The request is MPI's at once: nobody waits for these. */
+static dsc_status post(const watch_state *w, int to, const note *n) {
+    int bytes = n->kind == LIST ? list_bytes(w) : (int)sizeof *n;
+    MPI_Request request;
+    DSC_TRY(dsc_mpi_check(MPI_Isend(n, bytes, MPI_BYTE, to, NOTE, w->comm, &request), "MPI_Isend"));
+    return dsc_mpi_check(MPI_Request_free(&request), "MPI_Request_free");
+}
+
+static dsc_status post_all(const watch_state *w, const note *n) {
+    for (int r = 0; r < w->size; r++) {
+        if (r != w->rank)
+            DSC_TRY(post(w, r, n));
+    }
+    return DSC_OK;
+}
+
+/* ---- states ---- */
+
+/* Joins a coordinator, with all who have joined this rank. */
+static dsc_status join(agreement *a, int coordinator) {
+    watch_state *w = a->w;
+    a->coordinator = coordinator;
+    a->limit = dsc_clock_now() + 2 * a->patience + slack;
+    DSC_TRY(post(w, coordinator, &w->join));
+    for (int r = 0; r < w->size; r++) {
+        if (w->joined[r])
+            DSC_TRY(post(w, r, &w->calls[coordinator]));
+        w->joined[r] = 0;
+    }
+    return DSC_OK;
+}
+
+static dsc_status call_all(agreement *a) {
+    a->coordinator = a->w->rank;
+    a->last = a->called_at = dsc_clock_now();
+    a->limit = a->called_at + a->patience;
+    return post_all(a->w, &a->w->calls[a->w->rank]);
+}
+
+static dsc_status choose(agreement *a) {
+    const watch_state *w = a->w;
+    if (a->other != NOBODY && w->heard[a->other])
+        return join(a, a->other);
+    int lowest = 0;
+    while (!w->heard[lowest]) /* the own rank at the latest */
+        lowest++;
+    return lowest == w->rank ? call_all(a) : join(a, lowest);
+}
+
+static int all_heard(const watch_state *w) {
+    return memchr(w->heard, 0, (size_t)w->size) == NULL;
+}
+
+/* Of those heard. */
+static int all_joined(const watch_state *w) {
+    for (int r = 0; r < w->size; r++) {
+        if (r != w->rank && w->heard[r] && !w->joined[r])
+            return 0;
+    }
+    return 1;
+}
+
+static dsc_status send_list(agreement *a) {
+    watch_state *w = a->w;
+    unsigned char *bits = (unsigned char *)(w->list + 1);
+    memset(bits, 0, (size_t)list_bytes(w) - sizeof *w->list);
+    for (int r = 0; r < w->size; r++) {
+        if (r == w->rank || w->joined[r])
+            bits[r / CHAR_BIT] |= (unsigned char)(1u << r % CHAR_BIT);
+    }
+    a->decided = 1;
+    return post_all(w, w->list);
+}
+
+/* ---- what comes in ---- */
+
+static dsc_status take_call(agreement *a, int from, int coordinator) {
+    const watch_state *w = a->w;
+    if (coordinator < 0 || coordinator >= w->size || coordinator == w->rank)
+        return DSC_OK;
+    int yields = a->coordinator == w->rank && coordinator < w->rank && !a->decided;
+    if (a->coordinator == NOBODY || a->coordinator == from || yields)
+        return join(a, coordinator);
+    a->other = coordinator;
+    return DSC_OK;
+}
+
+static dsc_status take_join(agreement *a, int from) {
+    const watch_state *w = a->w;
+    if (a->coordinator != NOBODY && a->coordinator != w->rank)
+        return post(w, from, &w->calls[a->coordinator]);
+    w->joined[from] = 1;
+    return DSC_OK;
+}
+
+static void take_list(agreement *a, int from) {
+    const watch_state *w = a->w;
+    if (a->decided)
+        return;
+    if (!is_in(w->arrived, w->rank)) {
+        a->late = 1;
+    } else if (from == a->coordinator) {
+        memcpy(w->list, w->arrived, (size_t)list_bytes(w));
+        a->decided = 1;
+    }
+}
+
+static dsc_status take(agreement *a, int from) {
+    const watch_state *w = a->w;
+    DSC_TRY(dsc_mpi_check(
+        MPI_Recv(w->arrived, list_bytes(w), MPI_BYTE, from, NOTE, w->comm, MPI_STATUS_IGNORE), "MPI_Recv"));
+    w->heard[from] = 1;
+    switch (w->arrived->kind) {
+    case ALARM:
+        break;
+    case CALL:
+        return take_call(a, from, w->arrived->coordinator);
+    case JOIN:
+        return take_join(a, from);
+    case LIST:
+        take_list(a, from);
+        break;
+    }
+    return DSC_OK;
+}
+
+static dsc_status take_all(agreement *a) {
+    for (;;) {
+        int there = 0;
+        MPI_Status found;
+        DSC_TRY(dsc_mpi_check(MPI_Iprobe(MPI_ANY_SOURCE, NOTE, a->w->comm, &there, &found), "MPI_Iprobe"));
+        if (!there)
+            return DSC_OK;
+        DSC_TRY(take(a, found.MPI_SOURCE));
+    }
+}
+
+/* ---- the agreement ---- */
+
+/* A coordinator that was stopped for long has been given up by those who joined it. */
+static dsc_status coordinate(agreement *a, double now) {
+    if (now - a->last > a->patience) {
+        a->late = 1;
+        return DSC_OK;
+    }
+    a->last = now;
+    if (now >= a->limit || (now >= a->called_at + least_call && all_joined(a->w)))
+        return send_list(a);
+    return DSC_OK;
+}
+
+static dsc_status advance(agreement *a) {
+    watch_state *w = a->w;
+    double now = dsc_clock_now();
+    if (a->coordinator == w->rank)
+        return coordinate(a, now);
+    if (a->coordinator == NOBODY)
+        return now >= a->limit || all_heard(w) ? choose(a) : DSC_OK;
+    if (now < a->limit)
+        return DSC_OK;
+    w->heard[a->coordinator] = 0;
+    a->coordinator = NOBODY;
+    return choose(a);
+}
+
+static dsc_status agree(watch_state *w, double patience) {
+    double begin = dsc_clock_now();
+    agreement a = {
+        .w = w, .patience = patience, .limit = begin + patience, .coordinator = NOBODY, .other = NOBODY};
+    w->heard[w->rank] = 1;
+    DSC_TRY(post_all(w, &w->alarm));
+    for (;;) {
+        DSC_TRY(take_all(&a));
+        if (a.late)
+            return DSC_FAIL(
+                DSC_E_COMM,
+                "survivors: this rank came too late, and the others go on without it: it was "
+                "stopped or away for long; more patience than %g s (--peer-timeout) keeps such ranks",
+                patience);
+        if (a.decided)
+            return DSC_OK;
+        DSC_TRY(advance(&a));
+        if (!a.decided)
+            dsc_comm_rest(dsc_clock_now() - begin);
+    }
+}
+
+/* The communicator of those in the list. */
+static dsc_status make_group(const watch_state *w, MPI_Comm *out) {
+    MPI_Group all, some;
+    int *ranks, count = 0;
+    DSC_TRY(dsc_memory_alloc(w->size, sizeof *ranks, &ranks));
+    for (int r = 0; r < w->size; r++) {
+        if (is_in(w->list, r))
+            ranks[count++] = r;
+    }
+    dsc_status status = dsc_mpi_check(MPI_Comm_group(w->comm, &all), "MPI_Comm_group");
+    if (status == DSC_OK)
+        status = dsc_mpi_check(MPI_Group_incl(all, count, ranks, &some), "MPI_Group_incl");
+    dsc_memory_free(&ranks);
+    DSC_TRY(status);
+    status = dsc_mpi_check(MPI_Comm_create_group(w->comm, some, GROUP, out), "MPI_Comm_create_group");
+    MPI_Group_free(&some);
+    MPI_Group_free(&all);
+    return status;
+}
+
+dsc_status dsc_mpi_survivors(dsc_comm *comm, double patience, dsc_comm *child) {
+    watch_state *w = comm->watch->state;
+    MPI_Comm made = MPI_COMM_NULL;
+    DSC_TRY(agree(w, patience));
+    DSC_TRY(make_group(w, &made));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
+    DSC_TRY(dsc_mpi_adopt(child, made));
+    return dsc_mpi_watch(child);
+}
+
+/* ---- the watch ---- */
+
+dsc_status dsc_mpi_look(dsc_watch *watch, int *alarmed) {
+    const watch_state *w = watch->state;
+    return dsc_mpi_check(MPI_Iprobe(MPI_ANY_SOURCE, NOTE, w->comm, alarmed, MPI_STATUS_IGNORE), "MPI_Iprobe");
+}
+
+static dsc_status allocate(watch_state *w) {
+    DSC_TRY(dsc_memory_alloc(w->size, sizeof *w->calls, &w->calls));
+    DSC_TRY(dsc_memory_alloc(w->size, 1, &w->heard));
+    DSC_TRY(dsc_memory_alloc(w->size, 1, &w->joined));
+    DSC_TRY(dsc_memory_alloc(list_bytes(w), 1, &w->list));
+    DSC_TRY(dsc_memory_alloc(list_bytes(w), 1, &w->arrived));
+    w->alarm.kind = ALARM;
+    w->join.kind = JOIN;
+    w->list->kind = LIST;
+    for (int r = 0; r < w->size; r++)
+        w->calls[r] = (note){.kind = CALL, .coordinator = r};
+    return DSC_OK;
+}
+
+static void free_state(watch_state **state) {
+    watch_state *w = *state;
+    dsc_memory_free(&w->calls);
+    dsc_memory_free(&w->heard);
+    dsc_memory_free(&w->joined);
+    dsc_memory_free(&w->list);
+    dsc_memory_free(&w->arrived);
+    dsc_memory_free(state);
+}
+
+void dsc_mpi_close_watch(dsc_watch *watch) {
+    watch_state *w = watch->state;
+    if (dsc_mpi_is_up())
+        MPI_Comm_free(&w->comm);
+    free_state(&w);
+}
+
+/* Every two ranks exchange one message: a ring of every width. */
+static dsc_status greet(const watch_state *w) {
+    for (int width = 1; width < w->size; width++) {
+        int to = (w->rank + width) % w->size, from = (w->rank + w->size - width) % w->size;
+        DSC_TRY(dsc_mpi_check(MPI_Sendrecv(NULL, 0, MPI_BYTE, to, NOTE, NULL, 0, MPI_BYTE, from, NOTE,
+                                           w->comm, MPI_STATUS_IGNORE),
+                              "MPI_Sendrecv"));
+    }
+    return DSC_OK;
+}
+
+static dsc_status open_watch(const dsc_comm *comm, watch_state *w) {
+    w->rank = comm->rank;
+    w->size = comm->size;
+    DSC_TRY(allocate(w));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_dup(((dsc_mpi_state *)comm->state)->comm, &w->comm), "MPI_Comm_dup"));
+    return greet(w);
+}
+
+dsc_status dsc_mpi_watch(dsc_comm *comm) {
+    dsc_watch *watch;
+    watch_state *w;
+    if (comm->size == 1)
+        return DSC_OK;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *watch, &watch));
+    dsc_status status = dsc_memory_alloc(1, sizeof *w, &w);
+    if (status == DSC_OK) {
+        status = open_watch(comm, w);
+        if (status != DSC_OK)
+            free_state(&w);
+    }
+    if (status != DSC_OK)
+        dsc_memory_free(&watch);
+    DSC_TRY(status);
+    atomic_init(&watch->users, 1);
+    watch->state = w;
+    comm->watch = watch;
+    comm->owns_watch = 1;
+    return DSC_OK;
+}

@@ -1,0 +1,411 @@
+/* AD-PSGD: training and averaging run apart. The training thread computes gradients at a copy of x, which may
+ * be stale by the time they are applied, and never waits for another rank; a thread of its own
+ * (adpsgd_thread.c) averages x with one peer at a time, over a communicator and a queue of its own.
+ *
+ * At most one gradient is queued: the training thread applies its own, under the lock, before it begins the
+ * next, so the lock is the queue.
+ *
+ * Between settle and the next before_forward the averaging threads rest and the parameters hold the values;
+ * whatever they hold then, x takes over. */
+#include "consensus/adpsgd.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "comm/table.h"
+#include "descent/log.h"
+#include "device/ops.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <math.h>
+#include <signal.h>
+#include <string.h>
+
+/* ---- what can work ---- */
+
+static dsc_status check_comm(const dsc_comm *comm, const dsc_device *device) {
+    if (comm->size % 2)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "adpsgd with %d ranks: odd ranks average with even ones, so their number must be "
+                        "even; start one more or one less, or use dpsgd, which takes any number with the "
+                        "graph base-2",
+                        comm->size);
+    if (!comm->thread_multiple)
+        return DSC_FAIL(DSC_E_INVALID, "adpsgd: a thread of its own averages, but the communicator was made "
+                                       "for one thread: create it with thread_multiple = 1");
+    if (strcmp(dsc_comm_name(comm), "nccl") == 0 && !dsc_device_is_host(device))
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "adpsgd with nccl: NCCL keeps the operations of all ranks in one order, and adpsgd "
+                        "has none; use --comm mpi");
+    return DSC_OK;
+}
+
+static dsc_status set_peers(dsc_consensus *c, int peers) {
+    (void)c;
+    if (peers != 1)
+        return DSC_FAIL(DSC_E_INVALID, "adpsgd with %d peers per step: pairs average, so it must be 1",
+                        peers);
+    return DSC_OK;
+}
+
+static dsc_status check_options(dsc_consensus *c, const dsc_consensus_options *options) {
+    DSC_TRY(set_peers(c, options->peers));
+    if (options->group != 1)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "adpsgd with groups of %d ranks: those of a group would wait for each other in every "
+                        "step; use a group of 1, or sgp, osgp or dpsgd",
+                        options->group);
+    if (options->wire != DSC_F32 && options->wire != DSC_BF16 && options->wire != DSC_F16)
+        return DSC_FAIL(DSC_E_INVALID, "adpsgd: parameters cannot travel as %s; fp32, bf16 and fp16 can",
+                        dsc_dtype_name(options->wire));
+    return DSC_OK;
+}
+
+/* In every step odd ranks exchange with even ones, one with one. */
+static dsc_status check_graph(const dsc_topology *topology) {
+    const char *name = dsc_topology_name(topology);
+    if (!dsc_topology_is_matching(topology) || dsc_topology_most_peers(topology) > 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "adpsgd with graph '%s': ranks must meet in pairs, with equal shares; use "
+                        "bipartite-exponential or bipartite-linear",
+                        name);
+    for (int64_t step = 0; step < dsc_topology_period(topology); step++)
+        for (int rank = 0; rank < dsc_topology_ranks(topology); rank++) {
+            dsc_edge edge;
+            if (dsc_topology_out(topology, rank, step, &edge, NULL) == 1 && (rank + edge.rank) % 2 == 0)
+                return DSC_FAIL(DSC_E_INVALID,
+                                "adpsgd with graph '%s': ranks %d and %d meet in step %" PRId64
+                                ", but odd ranks ask and even ones answer, so only an odd and an even one "
+                                "can meet; use bipartite-exponential or bipartite-linear",
+                                name, rank, edge.rank, step);
+        }
+    return DSC_OK;
+}
+
+/* ---- life ---- */
+
+/* Those that the graph ever pairs this rank with. */
+static dsc_status find_partners(dsc_adpsgd *a) {
+    int ranks = dsc_topology_ranks(a->topology);
+    DSC_TRY(dsc_memory_alloc(ranks, sizeof *a->partners, &a->partners));
+    for (int64_t step = 0; step < dsc_topology_period(a->topology); step++) {
+        dsc_edge edge;
+        if (dsc_topology_out(a->topology, a->rank, step, &edge, NULL) == 1)
+            a->partners[edge.rank].rank = 1; /* marked; numbered below */
+    }
+    for (int rank = 0; rank < ranks; rank++) {
+        if (a->partners[rank].rank)
+            a->partners[a->partner_count++].rank = rank;
+    }
+    int64_t room = (int64_t)a->partner_count * 2 * DSC_ADPSGD_HEADER;
+    DSC_TRY(dsc_tensor_alloc(a->host, DSC_F64, 1, &room, &a->header_memory));
+    for (int64_t i = 0; i < a->partner_count; i++) {
+        int64_t first = i * 2 * DSC_ADPSGD_HEADER;
+        a->partners[i].header = dsc_tensor_slice(&a->header_memory, first, DSC_ADPSGD_HEADER);
+        a->partners[i].last =
+            dsc_tensor_slice(&a->header_memory, first + DSC_ADPSGD_HEADER, DSC_ADPSGD_HEADER);
+    }
+    return DSC_OK;
+}
+
+static dsc_status make_graph(dsc_adpsgd *a, int ranks, const char *name) {
+    dsc_device_options host_options;
+    dsc_device_options_init(&host_options);
+    host_options.name = "ref";
+    DSC_TRY(dsc_device_create(&host_options, &a->host));
+    DSC_TRY(dsc_topology_create(name ? name : "bipartite-exponential", ranks, NULL, &a->topology));
+    DSC_TRY(check_graph(a->topology));
+    return find_partners(a);
+}
+
+static dsc_status make_buffers(dsc_adpsgd *a, dsc_device *device, size_t bucket_bytes) {
+    int64_t fit = (int64_t)(bucket_bytes / dsc_dtype_size(a->wire));
+    a->bucket = fit < 1 ? 1 : fit < a->total ? fit : a->total;
+    a->bucket_count = (a->total + a->bucket - 1) / a->bucket;
+    DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->total, &a->x));
+    DSC_TRY(dsc_tensor_alloc(device, a->wire, 1, &a->total, &a->sent));
+    DSC_TRY(dsc_tensor_alloc(device, a->wire, 1, &a->total, &a->got));
+    if (a->wire != DSC_F32) {
+        DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->bucket, &a->wide_a));
+        DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->bucket, &a->wide_b));
+    }
+    return dsc_memory_alloc(2 * a->bucket_count, sizeof *a->requests, &a->requests);
+}
+
+/* The thread takes no signals: those are for whoever owns main(). */
+static dsc_status start_thread(dsc_adpsgd *a) {
+    a->has_lock = pthread_mutex_init(&a->lock, NULL) == 0;
+    a->has_changed = pthread_cond_init(&a->changed, NULL) == 0;
+    if (!a->has_lock || !a->has_changed)
+        return DSC_FAIL(DSC_E_MEMORY, "adpsgd: cannot create its lock");
+    sigset_t all, old;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int code = pthread_create(&a->thread, NULL, dsc_adpsgd_thread, a);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    a->has_thread = code == 0;
+    if (code)
+        return DSC_FAIL(DSC_E_MEMORY, "adpsgd: cannot start its thread: %s", strerror(code));
+    return DSC_OK;
+}
+
+static int64_t count_values(const dsc_consensus *c) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < c->run_count; i++)
+        total += dsc_tensor_count(&c->runs[i]);
+    return total;
+}
+
+static dsc_status set_up(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_options *options) {
+    dsc_device *device = dsc_queue_device(c->queue);
+    DSC_TRY(make_graph(a, c->comm->size, options->graph));
+    DSC_TRY(make_buffers(a, device, options->bucket_bytes));
+    DSC_TRY(dsc_event_create(device, &a->trained));
+    DSC_TRY(dsc_event_create(device, &a->mixed));
+    DSC_TRY(dsc_queue_create(device, &a->queue));
+    DSC_TRY(dsc_comm_split(c->comm, 0, a->rank, &a->comm));
+    DSC_TRY(dsc_comm_use_queue(a->comm, a->queue));
+    return start_thread(a);
+}
+
+/* One rank, or nothing to average, needs no thread: then there is no state, and training is plain SGD. */
+static dsc_status open_adpsgd(dsc_consensus *c, const dsc_consensus_options *options) {
+    int64_t total = count_values(c);
+    DSC_TRY(check_options(c, options));
+    if (c->comm->size == 1)
+        return DSC_OK;
+    DSC_TRY(check_comm(c->comm, dsc_queue_device(c->queue)));
+    if (total == 0)
+        return DSC_OK;
+    dsc_adpsgd *a;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *a, &a));
+    c->state = a;
+    a->rank = c->comm->rank;
+    a->active = a->rank % 2;
+    a->timeout = options->peer_timeout;
+    a->wire = options->wire;
+    a->total = total;
+    a->settled = 1;
+    atomic_init(&a->wish, DSC_ADPSGD_REST);
+    atomic_init(&a->failed, 0);
+    atomic_init(&a->end_by, 0);
+    return set_up(c, a, options);
+}
+
+static void end_thread(dsc_adpsgd *a) {
+    pthread_mutex_lock(&a->lock);
+    double limit = a->failed ? DSC_ADPSGD_FAILED_END : DSC_ADPSGD_LONGEST_END + a->timeout;
+    atomic_store(&a->end_by, dsc_clock_now() + limit);
+    atomic_store(&a->wish, DSC_ADPSGD_END);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    pthread_join(a->thread, NULL);
+}
+
+/* Messages from or to a peer that is lost can be neither ended nor all be taken back: their memory stays. */
+static void abandon(dsc_adpsgd *a) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static dsc_adpsgd *abandoned;
+    dsc_comm_abandon(&a->comm);
+    pthread_mutex_lock(&lock);
+    a->next_abandoned = abandoned;
+    abandoned = a;
+    pthread_mutex_unlock(&lock);
+}
+
+static void close_adpsgd(dsc_consensus *c) {
+    dsc_adpsgd *a = c->state;
+    c->state = NULL;
+    if (a->has_thread)
+        end_thread(a);
+    if (dsc_adpsgd_is_stuck(a)) {
+        abandon(a);
+        return;
+    }
+    if (a->trained && dsc_event_sync(a->trained) != DSC_OK) /* work on x may still be in a queue */
+        dsc_log(DSC_LOG_DEBUG, "%s", dsc_error_message());
+    dsc_comm_destroy(&a->comm);
+    dsc_queue_destroy(&a->queue);
+    dsc_event_destroy(&a->mixed);
+    dsc_event_destroy(&a->trained);
+    if (a->has_changed)
+        pthread_cond_destroy(&a->changed);
+    if (a->has_lock)
+        pthread_mutex_destroy(&a->lock);
+    dsc_tensor *const tensors[] = {&a->x, &a->sent, &a->got, &a->wide_a, &a->wide_b, &a->header_memory};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
+        if (tensors[i]->data)
+            dsc_tensor_free(tensors[i]);
+    }
+    dsc_memory_free(&a->requests);
+    dsc_memory_free(&a->partners);
+    dsc_topology_destroy(&a->topology);
+    dsc_device_destroy(&a->host);
+    dsc_memory_free(&a);
+}
+
+/* ---- the training thread's moments ---- */
+
+/* Raises the averaging thread's error in this one, without the "rank R: " that raising puts before it. */
+static dsc_status check_failure(dsc_adpsgd *a) {
+    if (!atomic_load(&a->failed))
+        return DSC_OK;
+    pthread_mutex_lock(&a->lock);
+    const char *message = a->message;
+    if (strncmp(message, "rank ", 5) == 0 && isdigit((unsigned char)message[5])) {
+        const char *rest = message + 5 + strspn(message + 5, "0123456789");
+        message = strncmp(rest, ": ", 2) == 0 ? rest + 2 : message;
+    }
+    dsc_status status = DSC_FAIL(a->failure, "%s", message);
+    pthread_mutex_unlock(&a->lock);
+    return status;
+}
+
+static dsc_status copy_to_x(dsc_consensus *c, dsc_queue *queue, dsc_adpsgd *a) {
+    for (int64_t i = 0, at = 0; i < c->run_count; at += dsc_tensor_count(&c->runs[i]), i++) {
+        dsc_tensor part = dsc_tensor_slice(&a->x, at, dsc_tensor_count(&c->runs[i]));
+        DSC_TRY(dsc_op_convert(queue, &c->runs[i], &part));
+    }
+    return DSC_OK;
+}
+
+static dsc_status copy_from_x(dsc_consensus *c, dsc_queue *queue, const dsc_adpsgd *a) {
+    for (int64_t i = 0, at = 0; i < c->run_count; at += dsc_tensor_count(&c->runs[i]), i++) {
+        dsc_tensor part = dsc_tensor_slice(&a->x, at, dsc_tensor_count(&c->runs[i]));
+        DSC_TRY(dsc_op_convert(queue, &part, &c->runs[i]));
+    }
+    return DSC_OK;
+}
+
+static dsc_status begin_work_on_x(dsc_adpsgd *a, dsc_queue *queue) {
+    pthread_mutex_lock(&a->lock);
+    return dsc_queue_wait(queue, a->mixed);
+}
+
+/* Also after a failure. */
+static dsc_status end_work_on_x(dsc_adpsgd *a, dsc_queue *queue, dsc_status status) {
+    if (status == DSC_OK)
+        status = dsc_event_record(a->trained, queue);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    return status;
+}
+
+static dsc_status before_forward(dsc_consensus *c, dsc_queue *queue) {
+    dsc_adpsgd *a = c->state;
+    if (!a)
+        return DSC_OK;
+    DSC_TRY(check_failure(a));
+    dsc_status status = begin_work_on_x(a, queue);
+    if (status == DSC_OK)
+        status = a->settled ? copy_to_x(c, queue, a) : copy_from_x(c, queue, a);
+    if (status == DSC_OK && a->settled) {
+        a->settled = 0;
+        atomic_store(&a->wish, DSC_ADPSGD_AVERAGE);
+    }
+    return end_work_on_x(a, queue, status);
+}
+
+static dsc_status update(dsc_consensus *c, dsc_queue *queue, dsc_update_function function, void *context) {
+    dsc_adpsgd *a = c->state;
+    if (!a)
+        return function(context, queue, NULL);
+    DSC_TRY(check_failure(a));
+    dsc_status status = begin_work_on_x(a, queue);
+    if (status == DSC_OK)
+        status = copy_from_x(c, queue, a);
+    if (status == DSC_OK)
+        status = function(context, queue, NULL);
+    if (status == DSC_OK)
+        status = copy_to_x(c, queue, a);
+    a->steps += status == DSC_OK;
+    return end_work_on_x(a, queue, status);
+}
+
+/* ---- settling ---- */
+
+/* Waits until the averaging thread rests; a failure makes it rest, too. */
+static void let_rest(dsc_adpsgd *a) {
+    pthread_mutex_lock(&a->lock);
+    atomic_store(&a->wish, DSC_ADPSGD_REST);
+    pthread_cond_broadcast(&a->changed);
+    while (!a->resting)
+        pthread_cond_wait(&a->changed, &a->lock);
+    pthread_mutex_unlock(&a->lock);
+}
+
+static dsc_status fetch(dsc_consensus *c, dsc_queue *queue, dsc_adpsgd *a) {
+    dsc_status status = begin_work_on_x(a, queue);
+    if (status == DSC_OK)
+        status = copy_from_x(c, queue, a);
+    DSC_TRY(end_work_on_x(a, queue, status));
+    return dsc_queue_sync(queue);
+}
+
+/* Passive ranks answer until all active ones have their answers. */
+static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
+    dsc_adpsgd *a = c->state;
+    if (!a || a->settled)
+        return DSC_OK;
+    if (a->active)
+        let_rest(a);
+    DSC_TRY(dsc_comm_agree(c->comm, check_failure(a)));
+    if (!a->active)
+        let_rest(a);
+    DSC_TRY(check_failure(a));
+    DSC_TRY(fetch(c, queue, a));
+    a->settled = 1;
+    return DSC_OK;
+}
+
+/* An exchange that has not come to its end is forgotten, on this side. */
+static dsc_status rescue(dsc_consensus *c, dsc_queue *queue) {
+    dsc_adpsgd *a = c->state;
+    if (!a || a->settled)
+        return DSC_OK;
+    return fetch(c, queue, a);
+}
+
+static int is_busy(const dsc_consensus *c) {
+    const dsc_adpsgd *a = c->state;
+    return a && !a->settled;
+}
+
+/* ---- checkpoints ---- */
+
+static void get_numbers(const dsc_consensus *c, double *numbers) {
+    dsc_adpsgd *a = c->state;
+    if (!a)
+        return;
+    pthread_mutex_lock(&a->lock);
+    numbers[0] = (double)a->exchanges;
+    pthread_mutex_unlock(&a->lock);
+}
+
+static dsc_status set_numbers(dsc_consensus *c, const double *numbers) {
+    dsc_adpsgd *a = c->state;
+    if (!(numbers[0] >= 0 && numbers[0] <= 0x1p53) || numbers[0] != floor(numbers[0]))
+        return DSC_FAIL(DSC_E_INVALID, "adpsgd: %g exchanges so far: must be a whole number, 0 or more",
+                        numbers[0]);
+    if (!a)
+        return DSC_OK;
+    pthread_mutex_lock(&a->lock);
+    a->exchanges = (int64_t)numbers[0];
+    pthread_mutex_unlock(&a->lock);
+    return DSC_OK;
+}
+
+const dsc_consensus_table dsc_consensus_adpsgd = {
+    .name = "adpsgd",
+    .open = open_adpsgd,
+    .close = close_adpsgd,
+    .before_forward = before_forward,
+    .update = update,
+    .settle = settle,
+    .rescue = rescue,
+    .is_busy = is_busy,
+    .set_peers = set_peers,
+    .get_numbers = get_numbers,
+    .set_numbers = set_numbers,
+};

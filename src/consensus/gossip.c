@@ -1,0 +1,303 @@
+/* Gossip in the training step: SGP, OSGP and D-PSGD. Their order of a round (average.c) and the optimiser:
+ *
+ *                    sgp, dpsgd                osgp
+ *   before_forward   end, present z            end when it has come or is too old; begin when none is under
+ *                                              way; present z
+ *   update           x back, optimiser, begin  x back, optimiser
+ *
+ * dpsgd is sgp on matchings, without a weight. With w = 1, as between the rounds of regular graphs, z is x
+ * and nothing is copied. A message of osgp is at most synch_freq + 1 steps old when it is taken in. */
+#include "consensus/average.h"
+#include "consensus/group.h"
+#include "consensus/table.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <inttypes.h>
+
+typedef struct gossip {
+    dsc_group group;
+    dsc_average *average; /* of the parameters; of the own slice where there are groups */
+    int64_t synch_freq;
+    int64_t age;    /* steps since the round under way has begun */
+    int64_t most;   /* rounds that any rank can have begun by now */
+    int presented;  /* 1: z is in the parameters, x in the shadow */
+    int overlapped; /* 1: osgp */
+} gossip;
+
+/* ---- life ---- */
+
+static dsc_status check_synch_freq(const dsc_consensus *c, const gossip *g,
+                                   const dsc_consensus_options *options) {
+    if (options->synch_freq < 0)
+        return DSC_FAIL(DSC_E_INVALID, "synch_freq %" PRId64 ": must be 0 or more steps",
+                        options->synch_freq);
+    if (options->synch_freq > 0 && !g->overlapped)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "synch_freq %" PRId64 ": messages of %s stay away for no step; use osgp, or 0",
+                        options->synch_freq, c->table->name);
+    return DSC_OK;
+}
+
+static dsc_status open_average(dsc_consensus *c, gossip *g, const dsc_consensus_options *options) {
+    dsc_group *group = &g->group;
+    int grouped = group->size > 1;
+    dsc_average_options o;
+    dsc_average_options_init(&o);
+    o.graph = options->graph;
+    o.peers = options->peers;
+    o.pairwise = c->table == &dsc_consensus_dpsgd;
+    o.bucket_bytes = options->bucket_bytes;
+    o.wire = options->wire;
+    o.timeout = options->peer_timeout;
+    const dsc_tensor *tensors = grouped ? group->slices + group->first[group->place] : c->runs;
+    int64_t count = grouped ? group->first[group->place + 1] - group->first[group->place] : c->run_count;
+    DSC_TRY(
+        dsc_average_create(grouped ? group->between : c->comm, c->queue, tensors, count, &o, &g->average));
+    if (grouped) {
+        g->average->meeting = c->comm;
+        g->average->name_factor = group->size;
+        g->average->name_offset = group->place;
+    }
+    return DSC_OK;
+}
+
+static dsc_status set_up(dsc_consensus *c, gossip *g, const dsc_consensus_options *options) {
+    g->overlapped = c->table == &dsc_consensus_osgp;
+    g->synch_freq = options->synch_freq;
+    DSC_TRY(check_synch_freq(c, g, options));
+    DSC_TRY(dsc_group_open(&g->group, c, options));
+    DSC_TRY(open_average(c, g, options));
+    const dsc_topology *topology = dsc_average_topology(g->average);
+    if (dsc_topology_ranks(topology) > 1 && (g->overlapped || !dsc_topology_is_regular(topology)))
+        DSC_TRY(dsc_consensus_make_shadow(c));
+    return DSC_OK;
+}
+
+static dsc_status open_gossip(dsc_consensus *c, const dsc_consensus_options *options) {
+    gossip *g;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *g, &g));
+    c->state = g;
+    return set_up(c, g, options);
+}
+
+static void close_gossip(dsc_consensus *c) {
+    gossip *g = c->state;
+    dsc_average_destroy(&g->average);
+    dsc_group_close(&g->group);
+    dsc_memory_free(&c->state);
+}
+
+/* ---- rounds ---- */
+
+static dsc_status begin(gossip *g, dsc_queue *queue) {
+    DSC_TRY(dsc_average_begin(g->average, queue));
+    g->age = 0;
+    return DSC_OK;
+}
+
+static dsc_status end(gossip *g, dsc_queue *queue) {
+    DSC_TRY(dsc_average_end(g->average, queue));
+    return dsc_group_spread(&g->group, queue);
+}
+
+/* x and z change places, both ways by copying. */
+static dsc_status present(dsc_consensus *c, gossip *g, dsc_queue *queue) {
+    double weight = dsc_average_weight(g->average);
+    if (weight == 1)
+        return DSC_OK;
+    DSC_TRY(dsc_consensus_make_shadow(c));
+    DSC_TRY(dsc_consensus_scale(c, queue, 1, c->runs, c->shadow));
+    DSC_TRY(dsc_consensus_scale(c, queue, 1 / weight, c->shadow, c->runs));
+    g->presented = 1;
+    return DSC_OK;
+}
+
+/* The shadow then holds z, for the optimiser to read. */
+static dsc_status take_back(dsc_consensus *c, gossip *g, dsc_queue *queue) {
+    DSC_TRY(dsc_consensus_scale(c, queue, 1, c->shadow, c->runs));
+    DSC_TRY(dsc_consensus_scale(c, queue, 1 / dsc_average_weight(g->average), c->runs, c->shadow));
+    g->presented = 0;
+    return DSC_OK;
+}
+
+static dsc_status optimise(dsc_consensus *c, dsc_queue *queue, dsc_update_function update, void *context) {
+    gossip *g = c->state;
+    const dsc_tensor *read = g->presented ? c->read : NULL;
+    if (g->presented)
+        DSC_TRY(take_back(c, g, queue));
+    return update(context, queue, read);
+}
+
+/* ---- sgp, dpsgd ---- */
+
+static dsc_status before_forward(dsc_consensus *c, dsc_queue *queue) {
+    gossip *g = c->state;
+    if (dsc_average_is_under_way(g->average))
+        DSC_TRY(end(g, queue));
+    return present(c, g, queue);
+}
+
+static dsc_status grad_ready(dsc_consensus *c, dsc_queue *queue, int64_t param) {
+    (void)queue;
+    gossip *g = c->state;
+    int done = 0;
+    DSC_TRY(dsc_group_grad_ready(&g->group, c, param));
+    if (dsc_average_is_under_way(g->average)) /* lets messages move on */
+        DSC_TRY(dsc_average_test(g->average, &done));
+    return DSC_OK;
+}
+
+static dsc_status after_backward(dsc_consensus *c, dsc_queue *queue) {
+    (void)queue;
+    gossip *g = c->state;
+    return dsc_group_after_backward(&g->group);
+}
+
+static dsc_status update_and_send(dsc_consensus *c, dsc_queue *queue, dsc_update_function update,
+                                  void *context) {
+    gossip *g = c->state;
+    DSC_TRY(optimise(c, queue, update, context));
+    if (!c->average_due)
+        DSC_TRY(begin(g, queue));
+    return DSC_OK;
+}
+
+/* ---- osgp ---- */
+
+static dsc_status overlap(dsc_consensus *c, dsc_queue *queue) {
+    gossip *g = c->state;
+    g->age++;
+    g->most++;
+    if (dsc_average_is_under_way(g->average)) {
+        int due = g->age > g->synch_freq;
+        if (!due) {
+            DSC_TRY(dsc_average_test(g->average, &due));
+            DSC_TRY(dsc_group_agree(&g->group, queue, &due));
+        }
+        if (due)
+            DSC_TRY(end(g, queue));
+    }
+    if (!dsc_average_is_under_way(g->average)) {
+        DSC_TRY(begin(g, queue));
+        DSC_TRY(dsc_group_scale_others(&g->group, queue, g->average->self));
+    }
+    return present(c, g, queue);
+}
+
+/* ---- between steps ---- */
+
+static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
+    gossip *g = c->state;
+    if (g->presented)
+        return DSC_FAIL(DSC_E_INVALID, "settle: a step is under way: call it after dsc_consensus_update");
+    int64_t rounds = dsc_average_rounds(g->average);
+    int was_under_way = dsc_average_is_under_way(g->average);
+    DSC_TRY(dsc_average_settle_within(g->average, queue, g->overlapped ? g->most : rounds));
+    g->most = dsc_average_rounds(g->average);
+    if (was_under_way || g->most > rounds)
+        DSC_TRY(dsc_group_spread(&g->group, queue));
+    return DSC_OK;
+}
+
+static dsc_status rescue(dsc_consensus *c, dsc_queue *queue) {
+    gossip *g = c->state;
+    if (g->group.size > 1)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "groups of %d ranks cannot go on when one of them is lost",
+                        g->group.size);
+    if (g->presented)
+        DSC_TRY(take_back(c, g, queue));
+    DSC_TRY(dsc_average_give_up(g->average, queue));
+    return dsc_consensus_scale(c, queue, 1 / dsc_average_weight(g->average), c->runs, c->runs);
+}
+
+static int is_busy(const dsc_consensus *c) {
+    const gossip *g = c->state;
+    return g->presented || dsc_average_is_under_way(g->average);
+}
+
+static double weight(const dsc_consensus *c) {
+    const gossip *g = c->state;
+    return dsc_average_weight(g->average);
+}
+
+static dsc_status adopt(dsc_consensus *c, dsc_queue *queue) {
+    (void)queue;
+    gossip *g = c->state;
+    return dsc_average_restore(g->average, 1, dsc_average_rounds(g->average));
+}
+
+static dsc_status set_peers(dsc_consensus *c, int peers) {
+    gossip *g = c->state;
+    return dsc_average_set_peers(g->average, peers);
+}
+
+static void get_numbers(const dsc_consensus *c, double *numbers) {
+    const gossip *g = c->state;
+    numbers[0] = dsc_average_weight(g->average);
+    numbers[1] = (double)dsc_average_rounds(g->average);
+}
+
+static dsc_status set_numbers(dsc_consensus *c, const double *numbers) {
+    gossip *g = c->state;
+    if (!(numbers[1] >= 0 && numbers[1] < 0x1p53))
+        return DSC_FAIL(DSC_E_INVALID, "a checkpoint's numbers: %g rounds of gossip", numbers[1]);
+    DSC_TRY(dsc_average_restore(g->average, numbers[0], (int64_t)numbers[1]));
+    g->most = (int64_t)numbers[1];
+    return DSC_OK;
+}
+
+const dsc_consensus_table dsc_consensus_sgp = {
+    .name = "sgp",
+    .open = open_gossip,
+    .close = close_gossip,
+    .adopt = adopt,
+    .before_forward = before_forward,
+    .grad_ready = grad_ready,
+    .after_backward = after_backward,
+    .update = update_and_send,
+    .settle = settle,
+    .is_busy = is_busy,
+    .weight = weight,
+    .rescue = rescue,
+    .set_peers = set_peers,
+    .get_numbers = get_numbers,
+    .set_numbers = set_numbers,
+};
+
+const dsc_consensus_table dsc_consensus_osgp = {
+    .name = "osgp",
+    .open = open_gossip,
+    .close = close_gossip,
+    .adopt = adopt,
+    .before_forward = overlap,
+    .grad_ready = grad_ready,
+    .after_backward = after_backward,
+    .update = optimise,
+    .settle = settle,
+    .is_busy = is_busy,
+    .weight = weight,
+    .rescue = rescue,
+    .set_peers = set_peers,
+    .get_numbers = get_numbers,
+    .set_numbers = set_numbers,
+};
+
+const dsc_consensus_table dsc_consensus_dpsgd = {
+    .name = "dpsgd",
+    .open = open_gossip,
+    .close = close_gossip,
+    .adopt = adopt,
+    .before_forward = before_forward,
+    .grad_ready = grad_ready,
+    .after_backward = after_backward,
+    .update = update_and_send,
+    .settle = settle,
+    .is_busy = is_busy,
+    .weight = weight,
+    .rescue = rescue,
+    .set_peers = set_peers,
+    .get_numbers = get_numbers,
+    .set_numbers = set_numbers,
+};

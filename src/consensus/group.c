@@ -1,0 +1,161 @@
+#include "consensus/group.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/ops.h"
+
+#include <inttypes.h>
+
+/* ---- who is in a group ---- */
+
+static dsc_status check_even(int ranks, int size) {
+    if (size < 1) /* 0 has become the node's */
+        return DSC_FAIL(DSC_E_INVALID, "groups of %d ranks: must be 1 or more, or 0 for those of a node",
+                        size);
+    if (ranks % size != 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "groups of %d ranks: %d ranks cannot be divided evenly; take a divisor of %d", size,
+                        ranks, ranks);
+    return DSC_OK;
+}
+
+/* The ranks of a node must be as many on every node, and neighbours. */
+static dsc_status check_node(dsc_consensus *c, int *size) {
+    int rank = dsc_comm_rank(c->comm), ranks = dsc_comm_size(c->comm);
+    int here = dsc_comm_local_size(c->comm);
+    int fits = ranks % here == 0 && dsc_comm_local_rank(c->comm) == rank % here;
+    double sums[2] = {fits, here};
+    DSC_TRY(dsc_consensus_sum(c, sums, 2));
+    if (sums[0] != ranks || sums[1] != (double)ranks * here)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "groups by node: this node has %d of %d ranks; every node must have equally many, "
+                        "with neighbouring numbers (mpirun --map-by slot)",
+                        here, ranks);
+    *size = here;
+    return DSC_OK;
+}
+
+/* ---- slices ---- */
+
+/* Slice p: elements [total p / size, total (p + 1) / size) of the runs as one vector. */
+static dsc_status cut_slices(dsc_group *g, const dsc_consensus *c) {
+    int64_t total = 0, start = 0, pieces = 0;
+    for (int64_t i = 0; i < c->run_count; i++)
+        total += c->runs[i].dim[0];
+    DSC_TRY(dsc_memory_alloc(g->size + c->run_count, sizeof *g->slices, &g->slices));
+    DSC_TRY(dsc_memory_alloc(g->size + c->run_count, sizeof *g->requests, &g->requests));
+    DSC_TRY(dsc_memory_alloc(g->size + 1, sizeof *g->first, &g->first));
+    int64_t i = 0; /* the run that holds element `start`, from its element `inside` on */
+    int64_t inside = 0;
+    for (int p = 0; p < g->size; p++) {
+        int64_t end = total * (p + 1) / g->size;
+        g->first[p] = pieces;
+        while (start < end) {
+            int64_t left = c->runs[i].dim[0] - inside;
+            int64_t part = left < end - start ? left : end - start;
+            if (part > 0)
+                g->slices[pieces++] = dsc_tensor_slice(&c->runs[i], inside, part);
+            start += part;
+            inside += part;
+            if (inside == c->runs[i].dim[0]) {
+                i++;
+                inside = 0;
+            }
+        }
+    }
+    g->first[g->size] = pieces;
+    return DSC_OK;
+}
+
+/* ---- life ---- */
+
+static dsc_status open_gradients(dsc_group *g, const dsc_consensus *c, const dsc_consensus_options *options) {
+    dsc_bucket_options bucket_options;
+    dsc_bucket_options_init(&bucket_options);
+    bucket_options.bytes = options->bucket_bytes;
+    bucket_options.wire = options->wire;
+    dsc_tensor *grads;
+    DSC_TRY(dsc_memory_alloc(c->count, sizeof *grads, &grads));
+    for (int64_t i = 0; i < c->count; i++)
+        grads[i] = c->params[c->count - 1 - i].grad;
+    dsc_status status =
+        dsc_buckets_create(g->inside, c->queue, grads, c->count, &bucket_options, &g->gradients);
+    dsc_memory_free(&grads);
+    return status;
+}
+
+dsc_status dsc_group_open(dsc_group *group, dsc_consensus *c, const dsc_consensus_options *options) {
+    dsc_group *g = group;
+    const int64_t one = 1;
+    int rank = dsc_comm_rank(c->comm);
+    g->size = options->group;
+    if (g->size == 0)
+        DSC_TRY(check_node(c, &g->size));
+    DSC_TRY(check_even(dsc_comm_size(c->comm), g->size));
+    if (g->size == 1)
+        return DSC_OK;
+    g->place = rank % g->size;
+    DSC_TRY(dsc_comm_split(c->comm, rank / g->size, rank, &g->inside));
+    DSC_TRY(dsc_comm_split(c->comm, g->place, rank, &g->between));
+    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_I64, 1, &one, &g->flag));
+    DSC_TRY(cut_slices(g, c));
+    return open_gradients(g, c, options);
+}
+
+void dsc_group_close(dsc_group *group) {
+    dsc_buckets_destroy(&group->gradients);
+    if (group->flag.data)
+        dsc_tensor_free(&group->flag);
+    dsc_memory_free(&group->slices);
+    dsc_memory_free(&group->requests);
+    dsc_memory_free(&group->first);
+    dsc_comm_destroy(&group->between);
+    dsc_comm_destroy(&group->inside);
+}
+
+/* ---- in a step ---- */
+
+dsc_status dsc_group_grad_ready(dsc_group *group, const dsc_consensus *c, int64_t param) {
+    return group->size == 1 ? DSC_OK : dsc_buckets_ready(group->gradients, c->count - 1 - param);
+}
+
+dsc_status dsc_group_after_backward(dsc_group *group) {
+    return group->size == 1 ? DSC_OK : dsc_buckets_wait(group->gradients);
+}
+
+dsc_status dsc_group_agree(dsc_group *group, dsc_queue *queue, int *flag) {
+    int64_t value = *flag;
+    if (group->size == 1)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_upload(queue, &value, sizeof value, &group->flag));
+    DSC_TRY(dsc_queue_sync(queue));
+    DSC_TRY(dsc_comm_allreduce(group->inside, DSC_TRAFFIC_OTHER, DSC_MIN, &group->flag));
+    DSC_TRY(dsc_tensor_download(queue, &group->flag, sizeof value, &value));
+    DSC_TRY(dsc_queue_sync(queue));
+    *flag = value != 0;
+    return DSC_OK;
+}
+
+dsc_status dsc_group_spread(dsc_group *group, dsc_queue *queue) {
+    dsc_group *g = group;
+    if (g->size == 1)
+        return DSC_OK;
+    DSC_TRY(dsc_queue_sync(queue));
+    for (int p = 0; p < g->size; p++)
+        for (int64_t i = g->first[p]; i < g->first[p + 1]; i++)
+            DSC_TRY(dsc_comm_broadcast_begin(g->inside, DSC_TRAFFIC_PARAMETERS, p, &g->slices[i],
+                                             &g->requests[i]));
+    for (int64_t i = 0; i < g->first[g->size]; i++)
+        DSC_TRY(dsc_comm_wait(&g->requests[i]));
+    return DSC_OK;
+}
+
+dsc_status dsc_group_scale_others(dsc_group *group, dsc_queue *queue, double factor) {
+    dsc_group *g = group;
+    if (g->size == 1 || factor == 1)
+        return DSC_OK;
+    for (int p = 0; p < g->size; p++)
+        for (int64_t i = g->first[p]; i < g->first[p + 1] && p != g->place; i++)
+            DSC_TRY(dsc_op_axpby(queue, factor, &g->slices[i], 0, &g->slices[i]));
+    return DSC_OK;
+}

@@ -1,0 +1,179 @@
+/* What the gossip ways share: a second place for values beside the parameters, means over all ranks, and
+ * what is shown of them between steps.
+ *
+ * Between steps the parameters hold the numerators x. To show something else, x goes to the shadow; hiding
+ * copies it back. */
+#include "consensus/table.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/ops.h"
+
+#include <math.h>
+
+/* ---- the shadow ---- */
+
+dsc_status dsc_consensus_check_types(const dsc_consensus *c) {
+    for (int64_t i = 0; i < c->count; i++) {
+        if (c->params[i].value.dtype != DSC_F32)
+            return DSC_FAIL(DSC_E_UNSUPPORTED, "%s: parameter '%s' is %s; fp32 can be averaged by gossip",
+                            c->table->name, c->params[i].name, dsc_dtype_name(c->params[i].value.dtype));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_make_shadow(dsc_consensus *c) {
+    if (c->shadow)
+        return DSC_OK;
+    int64_t total = 0, at = 0;
+    for (int64_t i = 0; i < c->run_count; i++)
+        total += c->runs[i].dim[0];
+    if (!c->shadow_memory.data)
+        DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_F32, 1, &total, &c->shadow_memory));
+    if (!c->read)
+        DSC_TRY(dsc_memory_alloc(c->count, sizeof *c->read, &c->read));
+    DSC_TRY(dsc_memory_alloc(c->run_count, sizeof *c->shadow, &c->shadow));
+    for (int64_t i = 0; i < c->run_count; i++) {
+        c->shadow[i] = dsc_tensor_slice(&c->shadow_memory, at, c->runs[i].dim[0]);
+        at += c->runs[i].dim[0];
+    }
+    at = 0; /* runs hold the parameters in their order */
+    for (int64_t i = 0; i < c->count; i++) {
+        const dsc_tensor *value = &c->params[i].value;
+        c->read[i] = *value;
+        c->read[i].data = (float *)c->shadow_memory.data + at;
+        at += dsc_tensor_count(value);
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_scale(const dsc_consensus *c, dsc_queue *queue, double factor,
+                               const dsc_tensor *from, dsc_tensor *to) {
+    if (factor == 1 && from == to)
+        return DSC_OK;
+    for (int64_t i = 0; i < c->run_count; i++)
+        DSC_TRY(factor == 1 ? dsc_op_convert(queue, &from[i], &to[i])
+                            : dsc_op_axpby(queue, factor, &from[i], 0, &to[i]));
+    return DSC_OK;
+}
+
+/* ---- sums and means over ranks ---- */
+
+dsc_status dsc_consensus_sum(dsc_consensus *c, double *values, int n) {
+    dsc_tensor part = dsc_tensor_slice(&c->sums, 0, n);
+    size_t bytes = (size_t)n * sizeof *values;
+    DSC_TRY(dsc_tensor_upload(c->queue, values, bytes, &part));
+    DSC_TRY(dsc_queue_sync(c->queue));
+    DSC_TRY(dsc_comm_allreduce(c->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &part));
+    DSC_TRY(dsc_tensor_download(c->queue, &part, bytes, values));
+    return dsc_queue_sync(c->queue);
+}
+
+static double weight_of(const dsc_consensus *c) {
+    return c->table->weight ? c->table->weight(c) : 1;
+}
+
+dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue, dsc_traffic traffic) {
+    double mass = weight_of(c);
+    if (dsc_comm_size(c->comm) == 1 && mass == 1)
+        return DSC_OK;
+    DSC_TRY(dsc_consensus_sum(c, &mass, 1));
+    DSC_TRY(dsc_queue_sync(queue));
+    for (int64_t i = 0; i < c->run_count; i++)
+        DSC_TRY(dsc_comm_allreduce(c->comm, traffic, DSC_SUM, &c->runs[i]));
+    return dsc_consensus_scale(c, queue, 1 / mass, c->runs, c->runs);
+}
+
+/* ---- between steps ---- */
+
+dsc_status dsc_consensus_check_settled(const dsc_consensus *c, const char *what) {
+    if (c->table->is_busy && c->table->is_busy(c))
+        return DSC_FAIL(DSC_E_INVALID, "%s: values are in flight: call dsc_consensus_settle first", what);
+    if (c->shown)
+        return DSC_FAIL(DSC_E_INVALID, "%s: the parameters are being shown: call dsc_consensus_hide first",
+                        what);
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_show(dsc_consensus *consensus, dsc_queue *queue, dsc_show what) {
+    dsc_consensus *c = consensus;
+    double weight = weight_of(c);
+    int mean = what == DSC_SHOW_MEAN && (dsc_comm_size(c->comm) > 1 || weight != 1);
+    DSC_TRY(dsc_consensus_check_settled(c, "show"));
+    if (c->table->keeps_equal || (!mean && weight == 1)) {
+        c->shown = DSC_SHOWN_AS_IT_IS;
+        return DSC_OK;
+    }
+    DSC_TRY(dsc_consensus_make_shadow(c));
+    DSC_TRY(dsc_consensus_scale(c, queue, 1, c->runs, c->shadow));
+    c->shown = DSC_SHOWN_WITH_SHADOW;
+    if (mean)
+        DSC_TRY(dsc_consensus_mean_in_place(c, queue, DSC_TRAFFIC_OTHER));
+    else
+        DSC_TRY(dsc_consensus_scale(c, queue, 1 / weight, c->shadow, c->runs));
+    return dsc_queue_sync(queue);
+}
+
+dsc_status dsc_consensus_hide(dsc_consensus *consensus, dsc_queue *queue) {
+    dsc_consensus *c = consensus;
+    if (!c->shown)
+        return DSC_FAIL(DSC_E_INVALID, "hide: nothing is shown: call dsc_consensus_show first");
+    if (c->shown == DSC_SHOWN_WITH_SHADOW)
+        DSC_TRY(dsc_consensus_scale(c, queue, 1, c->shadow, c->runs));
+    c->shown = 0;
+    return DSC_OK;
+}
+
+/* *out = sum of squares of all parameters. */
+static dsc_status sum_squares(dsc_consensus *c, dsc_queue *queue, double *out) {
+    dsc_tensor sum = dsc_tensor_slice(&c->sums, 0, 1);
+    DSC_TRY(dsc_op_fill(queue, 0, &sum));
+    for (int64_t i = 0; i < c->run_count; i++)
+        DSC_TRY(dsc_op_dot(queue, &c->runs[i], &c->runs[i], 1, &sum));
+    DSC_TRY(dsc_tensor_download(queue, &sum, sizeof *out, out));
+    return dsc_queue_sync(queue);
+}
+
+/* The parameters hold the mean, the shadow the numerators. */
+static dsc_status measure(dsc_consensus *c, dsc_queue *queue, double *distance, double *norm) {
+    double squares[2];
+    DSC_TRY(sum_squares(c, queue, &squares[0]));
+    for (int64_t i = 0; i < c->run_count; i++)
+        DSC_TRY(dsc_op_axpby(queue, 1 / weight_of(c), &c->shadow[i], -1, &c->runs[i]));
+    DSC_TRY(sum_squares(c, queue, &squares[1]));
+    *norm = sqrt(squares[0]);
+    DSC_TRY(dsc_consensus_sum(c, &squares[1], 1));
+    *distance = sqrt(squares[1] / dsc_comm_size(c->comm));
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_distance(dsc_consensus *consensus, dsc_queue *queue, double *distance,
+                                  double *norm) {
+    dsc_consensus *c = consensus;
+    DSC_TRY(dsc_consensus_show(c, queue, DSC_SHOW_MEAN));
+    dsc_status status = DSC_OK;
+    if (c->shown == DSC_SHOWN_WITH_SHADOW) {
+        status = measure(c, queue, distance, norm);
+    } else {
+        double squares = 0;
+        status = sum_squares(c, queue, &squares);
+        *distance = 0;
+        *norm = sqrt(squares);
+    }
+    DSC_TRY(dsc_consensus_hide(c, queue));
+    return status;
+}
+
+dsc_status dsc_consensus_mass(dsc_consensus *consensus, double *mass) {
+    DSC_TRY(dsc_consensus_check_settled(consensus, "mass"));
+    *mass = weight_of(consensus);
+    return dsc_consensus_sum(consensus, mass, 1);
+}
+
+dsc_status dsc_consensus_rescue(dsc_consensus *c, dsc_queue *queue) {
+    if (c->shown)
+        DSC_TRY(dsc_consensus_hide(c, queue));
+    if (!c->table->rescue)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "%s cannot go on without a rank that was lost", c->table->name);
+    return c->table->rescue(c, queue);
+}

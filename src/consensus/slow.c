@@ -1,0 +1,118 @@
+/* Exact averages over all ranks every so many steps, and slow momentum (SlowMo) on top: with the values y
+ * after the average before, the average x and the learning rate r,
+ *
+ *   u <- momentum u + (y - x) / r
+ *   x <- y - slow_rate r u,   y <- x
+ *
+ * so that momentum 0 and slow_rate 1 are the plain average. */
+#include "consensus/table.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/ops.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+static const char *const prefixes[2] = {"slow.", "anchor."};
+
+static dsc_status check_options(const dsc_consensus_options *o) {
+    if (o->average_every < 0)
+        return DSC_FAIL(DSC_E_INVALID, "an average every %" PRId64 " steps: must be 0 (never) or more",
+                        o->average_every);
+    if (!(o->slow_momentum >= 0 && o->slow_momentum < 1))
+        return DSC_FAIL(DSC_E_INVALID, "slow momentum %g: must be 0 or more and below 1", o->slow_momentum);
+    if (!(o->slow_rate > 0))
+        return DSC_FAIL(DSC_E_INVALID, "slow learning rate %g: must be positive", o->slow_rate);
+    if (o->slow_momentum > 0 && o->average_every == 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "slow momentum %g acts at exact averages, and there are none: set average_every",
+                        o->slow_momentum);
+    return DSC_OK;
+}
+
+/* "slow.NAME" and "anchor.NAME" of every parameter, one behind the other. */
+static dsc_status make_names(dsc_consensus *c) {
+    size_t bytes = 1;
+    for (int64_t i = 0; i < c->count; i++)
+        for (int p = 0; p < 2; p++)
+            bytes += strlen(prefixes[p]) + strlen(c->params[i].name) + 1;
+    DSC_TRY(dsc_memory_alloc((int64_t)bytes, 1, &c->names));
+    DSC_TRY(dsc_memory_alloc(2 * c->count, sizeof *c->slow_state, &c->slow_state));
+    char *next = c->names, *end = c->names + bytes;
+    for (int p = 0; p < 2; p++)
+        for (int64_t i = 0; i < c->count; i++) {
+            c->slow_state[p * c->count + i].name = next;
+            next += snprintf(next, (size_t)(end - next), "%s%s", prefixes[p], c->params[i].name) + 1;
+        }
+    return DSC_OK;
+}
+
+dsc_status dsc_slow_open(dsc_consensus *c, const dsc_consensus_options *options) {
+    DSC_TRY(check_options(options));
+    c->average_every = options->average_every;
+    c->slow_momentum = options->slow_momentum;
+    c->slow_rate = options->slow_rate;
+    if (c->average_every == 0 || (c->slow_momentum == 0 && c->slow_rate == 1))
+        return DSC_OK;
+    int64_t total = 0, at = 0;
+    for (int64_t i = 0; i < c->run_count; i++)
+        total += 2 * c->runs[i].dim[0];
+    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_F32, 1, &total, &c->slow_memory));
+    DSC_TRY(dsc_memory_alloc(2 * c->run_count, sizeof *c->slow, &c->slow));
+    for (int64_t i = 0; i < 2 * c->run_count; i++) {
+        int64_t length = c->runs[i % c->run_count].dim[0];
+        c->slow[i] = dsc_tensor_slice(&c->slow_memory, at, length);
+        at += length;
+    }
+    DSC_TRY(make_names(c));
+    at = 0;
+    for (int64_t i = 0; i < 2 * c->count; i++) {
+        dsc_tensor *value = &c->slow_state[i].value;
+        *value = c->params[i % c->count].value;
+        value->data = (float *)c->slow_memory.data + at;
+        at += dsc_tensor_count(value);
+    }
+    return DSC_OK;
+}
+
+void dsc_slow_close(dsc_consensus *c) {
+    if (c->slow_memory.data)
+        dsc_tensor_free(&c->slow_memory);
+    dsc_memory_free(&c->slow);
+    dsc_memory_free(&c->slow_state);
+    dsc_memory_free(&c->names);
+}
+
+dsc_status dsc_slow_start(dsc_consensus *c, dsc_queue *queue) {
+    if (!c->slow)
+        return DSC_OK;
+    return dsc_consensus_scale(c, queue, 1, c->runs, c->slow + c->run_count);
+}
+
+/* The average is in the parameters. */
+static dsc_status follow(dsc_consensus *c, dsc_queue *queue) {
+    if (c->rate < 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "slow momentum needs the learning rate: call dsc_consensus_set_rate before a step");
+    for (int64_t i = 0; i < c->run_count && c->rate > 0; i++) {
+        dsc_tensor *x = &c->runs[i], *u = &c->slow[i], *y = &c->slow[c->run_count + i];
+        DSC_TRY(dsc_op_axpby(queue, 1, y, -1, x));
+        DSC_TRY(dsc_op_axpby(queue, 1 / c->rate, x, c->slow_momentum, u));
+        DSC_TRY(dsc_op_convert(queue, y, x));
+        DSC_TRY(dsc_op_axpby(queue, -c->slow_rate * c->rate, u, 1, x));
+    }
+    return dsc_slow_start(c, queue);
+}
+
+dsc_status dsc_slow_average(dsc_consensus *c, dsc_queue *queue) {
+    if (c->table->settle)
+        DSC_TRY(c->table->settle(c, queue));
+    DSC_TRY(dsc_consensus_mean_in_place(c, queue, DSC_TRAFFIC_PARAMETERS));
+    if (c->slow)
+        DSC_TRY(follow(c, queue));
+    if (c->table->adopt)
+        DSC_TRY(c->table->adopt(c, queue));
+    return DSC_OK;
+}

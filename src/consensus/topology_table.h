@@ -1,0 +1,48 @@
+/* What a kind of graph implements, and the memory they share. Steps that kinds see are inside the period. */
+#ifndef DSC_CONSENSUS_TOPOLOGY_TABLE_H
+#define DSC_CONSENSUS_TOPOLOGY_TABLE_H
+
+#include "descent/topology.h"
+
+typedef struct dsc_topology_kind {
+    int fixed_peers; /* 1: the graph itself says how many peers a rank has */
+    int needs_pairs; /* 1: an even number of ranks */
+    /* Checks what is special to it and fills in the period and what it needs; not called for one rank. */
+    dsc_status (*open)(dsc_topology *topology);
+    /* As dsc_topology_out and dsc_topology_in; `self` is never NULL. */
+    int (*out)(const dsc_topology *topology, int rank, int64_t step, dsc_edge *edges, double *self);
+    int (*in)(const dsc_topology *topology, int rank, int64_t step, dsc_edge *edges);
+} dsc_topology_kind;
+
+/* Edges by (step, rank): those of cell c = step * ranks + rank are edges[starts[c] .. starts[c + 1]). */
+typedef struct dsc_edge_list {
+    dsc_edge *edges;
+    int64_t *starts;
+} dsc_edge_list;
+
+struct dsc_topology {
+    const dsc_topology_kind *kind;
+    char *name;
+    int ranks, peers;
+    int64_t period;
+    int most_peers, regular, matching;
+    /* Graphs that look the same from every rank: those of step s are offsets[starts[s] .. starts[s + 1]), in
+     * 1 .. ranks - 1 and in the order of sending; `falling` holds the same, by falling offset. Bipartite ones
+     * have one a step. */
+    int64_t *starts;
+    int *offsets, *falling;
+    /* Files. */
+    dsc_edge_list sent, got;
+    double *kept; /* by cell */
+};
+
+extern const dsc_topology_kind dsc_topology_exponential, dsc_topology_exponential_pm, dsc_topology_linear,
+    dsc_topology_ring, dsc_topology_static_exponential, dsc_topology_complete,
+    dsc_topology_bipartite_exponential, dsc_topology_bipartite_linear, dsc_topology_hypercube,
+    dsc_topology_base2, dsc_topology_file;
+
+/* Reads a graph file's text, `length` bytes that need no 0 behind them, into a topology with name and ranks
+ * set and the rest 0. */
+dsc_status dsc_topology_file_parse(dsc_topology *topology, const char *text, size_t length) DSC_MUST_CHECK;
+
+#endif

@@ -1,0 +1,135 @@
+/* Where ranks that gossip come together. */
+#include "train/gossip.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "train/factors.h"
+
+enum { STOP, FAILED, FLAGS, LOSS = FLAGS, ROWS, SUMS };
+
+/* Numbers of the host: what they say is needed there, and no queue of a GPU has to be waited for. */
+struct dsc_gossip {
+    dsc_comm *comm;
+    dsc_device *host; /* NULL: the trainer's device is one */
+    dsc_tensor flags; /* F64[FLAGS], under way while there is a request */
+    dsc_tensor sums;  /* F64[SUMS] */
+    dsc_request *request;
+};
+
+void dsc_gossip_destroy(dsc_gossip **gossip) {
+    if (!gossip || !*gossip)
+        return;
+    dsc_gossip *g = *gossip;
+    dsc_comm_destroy(&g->comm); /* waits for flags under way */
+    dsc_tensor_free(&g->flags);
+    dsc_tensor_free(&g->sums);
+    dsc_device_destroy(&g->host);
+    dsc_memory_free(gossip);
+}
+
+static dsc_status make(dsc_trainer *t, dsc_gossip *g) {
+    const int64_t flags = FLAGS, sums = SUMS;
+    dsc_device *device = t->device;
+    if (!dsc_device_is_host(device)) {
+        dsc_device_options options;
+        dsc_device_options_init(&options);
+        options.name = "ref";
+        options.threads = 1;
+        DSC_TRY(dsc_device_create(&options, &g->host));
+        device = g->host;
+    }
+    DSC_TRY(dsc_tensor_alloc(device, DSC_F64, 1, &flags, &g->flags));
+    return dsc_tensor_alloc(device, DSC_F64, 1, &sums, &g->sums);
+}
+
+dsc_status dsc_gossip_create(dsc_trainer *t) {
+    if (t->collective)
+        return DSC_OK;
+    dsc_status status = dsc_memory_alloc(1, sizeof *t->gossip, &t->gossip);
+    if (status == DSC_OK)
+        status = make(t, t->gossip);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    return dsc_comm_split(t->comm, 0, t->rank, &t->gossip->comm);
+}
+
+/* ---- signals ---- */
+
+static void own_flags(const dsc_trainer *t, double *flags) {
+    flags[STOP] = dsc_stop_requested();
+    flags[FAILED] = dsc_metrics_failed(t->metrics);
+}
+
+static void take_flags(dsc_trainer *t, const double *flags) {
+    t->agreed.stop |= flags[STOP] > 0;
+    t->agreed.failed |= flags[FAILED] > 0;
+}
+
+dsc_status dsc_gossip_signal(dsc_trainer *t) {
+    dsc_gossip *g = t->gossip;
+    double *flags = g->flags.data;
+    if (t->options.consensus.kind == DSC_CONSENSUS_ADPSGD || t->state.step % DSC_SIGNAL_STEPS != 0)
+        return DSC_OK;
+    if (g->request) {
+        DSC_TRY(dsc_comm_wait(&g->request));
+        take_flags(t, flags);
+    }
+    own_flags(t, flags);
+    return dsc_comm_allreduce_begin(g->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &g->flags, &g->request);
+}
+
+/* ---- meetings ---- */
+
+dsc_status dsc_gossip_meet(dsc_trainer *t) {
+    double *sums = t->gossip->sums.data;
+    DSC_TRY(dsc_consensus_settle(t->consensus, t->queue));
+    if (t->factors)
+        DSC_TRY(dsc_factors_settle(t->factors, t->queue));
+    own_flags(t, sums);
+    sums[LOSS] = t->state.loss_sum;
+    sums[ROWS] = t->state.loss_rows;
+    DSC_TRY(dsc_comm_allreduce(t->gossip->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->gossip->sums));
+    take_flags(t, sums);
+    t->met_loss[0] = sums[LOSS];
+    t->met_loss[1] = sums[ROWS];
+    return DSC_OK;
+}
+
+dsc_status dsc_gossip_measure(dsc_trainer *t, dsc_consensus_report *report) {
+    DSC_TRY(dsc_consensus_distance(t->consensus, t->queue, &report->distance, &report->norm));
+    double numbers[DSC_CONSENSUS_NUMBERS];
+    dsc_consensus_get_numbers(t->consensus, numbers);
+    int pairs = t->options.consensus.kind == DSC_CONSENSUS_ADPSGD; /* no weight travels */
+    report->weight = pairs ? 1 : numbers[0];
+    report->rounds = (int64_t)numbers[pairs ? 0 : 1];
+    return dsc_consensus_mass(t->consensus, &report->mass);
+}
+
+/* ---- peers ---- */
+
+static int scheduled_peers(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    int peers = o->consensus.peers;
+    for (int i = 0; i < o->peers_count && o->peers_epochs[i] <= t->state.epoch; i++)
+        peers = o->peers_values[i];
+    return peers;
+}
+
+static dsc_status use_peers(dsc_trainer *t, int peers) {
+    if (peers == t->peers)
+        return DSC_OK;
+    DSC_TRY(dsc_consensus_set_peers(t->consensus, peers));
+    if (t->factors)
+        DSC_TRY(dsc_factors_set_peers(t->factors, peers));
+    t->peers = peers;
+    return DSC_OK;
+}
+
+dsc_status dsc_gossip_set_peers(dsc_trainer *t) {
+    return use_peers(t, scheduled_peers(t));
+}
+
+dsc_status dsc_gossip_start_peers(dsc_trainer *t) {
+    for (int i = 0; i < t->options.peers_count; i++)
+        DSC_TRY(use_peers(t, t->options.peers_values[i]));
+    return dsc_gossip_set_peers(t);
+}

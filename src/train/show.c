@@ -1,0 +1,77 @@
+/* The model that is judged and saved: parameters averaged over the ranks, where they differ, and the
+ * batch-norm statistics of rank 0, or their average. They are only lent: every rank goes on with its own. */
+#include "base/error.h"
+#include "base/memory.h"
+#include "device/ops.h"
+#include "train/share.h"
+#include "train/trainer.h"
+
+static int64_t buffer_count(const dsc_trainer *t) {
+    return t->ranks > 1 ? dsc_model_buffer_count(t->model) : 0;
+}
+
+/* Copies all buffers into `own_buffers`, or back. */
+static dsc_status copy_buffers(dsc_trainer *t, int back) {
+    const dsc_param *buffers = dsc_model_buffers(t->model);
+    for (int64_t i = 0; i < buffer_count(t); i++) {
+        dsc_tensor own = buffers[i].value;
+        if (back)
+            DSC_TRY(dsc_op_convert(t->queue, &t->own_buffers[i], &own));
+        else
+            DSC_TRY(dsc_op_convert(t->queue, &own, &t->own_buffers[i]));
+    }
+    return DSC_OK;
+}
+
+static dsc_status keep_buffers(dsc_trainer *t) {
+    const dsc_param *buffers = dsc_model_buffers(t->model);
+    if (!t->own_buffers && buffer_count(t) > 0)
+        DSC_TRY(dsc_memory_alloc(buffer_count(t), sizeof *t->own_buffers, &t->own_buffers));
+    for (int64_t i = 0; i < buffer_count(t); i++) {
+        const dsc_tensor *b = &buffers[i].value;
+        if (!t->own_buffers[i].data)
+            DSC_TRY(dsc_tensor_alloc(t->device, b->dtype, b->ndim, b->dim, &t->own_buffers[i]));
+    }
+    return copy_buffers(t, 0);
+}
+
+void dsc_trainer_free_shown(dsc_trainer *t) {
+    for (int64_t i = 0; t->own_buffers && i < buffer_count(t); i++)
+        dsc_tensor_free(&t->own_buffers[i]);
+    dsc_memory_free(&t->own_buffers);
+}
+
+/* Means over the ranks; of whole numbers (batches that were seen), rank 0's. */
+static dsc_status average_buffers(dsc_trainer *t) {
+    const dsc_param *buffers = dsc_model_buffers(t->model);
+    DSC_TRY(dsc_queue_sync(t->queue));
+    for (int64_t i = 0; i < buffer_count(t); i++) {
+        dsc_tensor b = buffers[i].value;
+        if (b.dtype != DSC_F32) {
+            DSC_TRY(dsc_comm_broadcast(t->comm, DSC_TRAFFIC_OTHER, 0, &b));
+            continue;
+        }
+        DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &b));
+        DSC_TRY(dsc_op_axpby(t->queue, 1.0 / t->ranks, &b, 0, &b));
+    }
+    return DSC_OK;
+}
+
+int dsc_trainer_shows_other(const dsc_trainer *t) {
+    return !t->collective || (t->options.bn_average && buffer_count(t) > 0);
+}
+
+dsc_status dsc_trainer_show(dsc_trainer *t) {
+    DSC_TRY(dsc_comm_agree(t->comm, keep_buffers(t)));
+    if (!t->collective)
+        DSC_TRY(dsc_consensus_show(t->consensus, t->queue, DSC_SHOW_MEAN));
+    if (buffer_count(t) == 0)
+        return DSC_OK;
+    return t->options.bn_average ? average_buffers(t) : dsc_share_buffers(t->comm, t->queue, t->model);
+}
+
+dsc_status dsc_trainer_hide(dsc_trainer *t) {
+    if (!t->collective)
+        DSC_TRY(dsc_consensus_hide(t->consensus, t->queue));
+    return copy_buffers(t, 1);
+}
