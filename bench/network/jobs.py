@@ -21,8 +21,8 @@ MESSAGES = {"allreduce": lambda n: 2 * (n - 1) / n, "sgp": lambda n: 1, "osgp": 
 class Way:
     """One algorithm as the command line of these scripts names it: allreduce, sgp, osgp, osgp:4 (--synch-freq 4), ...
 
-    Left alone, Open MPI 4 sums in-place vectors along a binomial tree, over which the root's link carries the
-    parameters four times. All-reduce is given the best algorithm there is, so that gossip is compared with that;
+    Left alone, Open MPI 4 sums vectors in place along a binomial tree: with four ranks all parameters travel four
+    times, one after the other. All-reduce is given the best algorithm there is, so that gossip is compared with that;
     allreduce:plain is what Open MPI chooses by itself.
     """
 
@@ -46,7 +46,8 @@ def quietly(*command):
 
 
 def need(*programs):
-    packages = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "mpirun": "openmpi-bin"}
+    packages = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "sysctl": "procps",
+                "mpirun": "openmpi-bin"}
     for program in programs:
         if not shutil.which(program):
             fail("no '%s' here; on Debian and Ubuntu: apt install %s" % (program, packages[program]))
@@ -66,7 +67,7 @@ class Hosts:
     def __init__(self, count, delay_ms=0):
         if os.geteuid() != 0:
             fail("network namespaces need root")
-        need("ip", "tc", "unshare", "mpirun")
+        need("ip", "tc", "unshare", "sysctl", "mpirun")
         self.count, self.delay_ms = count, delay_ms
         self.prefix = "dscnet%d" % os.getpid()
         self.bridge = self.prefix[:14] + "b"
@@ -109,9 +110,11 @@ class Hosts:
             self.make("ip", "-n", host, "link", "set", "lo", "up")
             self.make("ip", "-n", host, "addr", "add", "%s.%d/24" % (self.network, i + 1), "dev", "eth0")
             self.make("ip", "-n", host, "link", "set", "eth0", "up")
+            # BBR, which some machines have, finds no steady rate for messages in bursts; a namespace may choose Reno.
+            self.make("ip", "netns", "exec", host, "sysctl", "-q", "-w", "net.ipv4.tcp_congestion_control=reno")
 
     def set_rate(self, mbit):
-        """Of every link, both ways, in Mbit/s; 0: as fast as it goes."""
+        """Of every link, both ways, in Mbit/s; 0: as fast as it goes. A port buffers 4 MiB, as those of switches do."""
         burst = max(131072, int(mbit * 1e6 / 8 / 250))  # what passes in a tick of the kernel's clock, two large packets
         for i in range(self.count):
             for where in (["-n", self.host(i)], "eth0"), ([], self.port(i)):
@@ -119,7 +122,7 @@ class Hosts:
                 quietly("tc", *where[0], "qdisc", "del", *device, "root")
                 if mbit:
                     self.make("tc", *where[0], "qdisc", "add", *device, "root", "handle", "1:", "tbf", "rate",
-                              "%gmbit" % mbit, "burst", str(burst), "latency", "50ms")
+                              "%gmbit" % mbit, "burst", str(burst), "limit", "4194304")
                 if self.delay_ms:
                     self.make("tc", *where[0], "qdisc", "add", *device, *(["parent", "1:"] if mbit else ["root"]),
                               "netem", "delay", "%gms" % (self.delay_ms / 2))
@@ -133,15 +136,12 @@ class Hosts:
         return total
 
     def command(self):
-        """mpirun with one rank on each host and nothing but TCP over these links between them.
-
-        Large messages by plain sends: with "put", Open MPI 4 sends one way at a time when two ranks exchange.
-        """
+        """mpirun with one rank on each host and nothing but TCP over these links between them."""
         hosts = ",".join("%s.%d:1" % (self.network, i + 1) for i in range(self.count))
         return ["mpirun", "--host", hosts, "-n", str(self.count), "--map-by", "node", "--bind-to", "none", "--mca",
                 "plm_rsh_agent", os.path.join(HERE, "agent"), "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "plm",
                 "rsh", "--mca", "oob_tcp_if_include", self.subnet, "--mca", "pml", "ob1", "--mca", "btl", "tcp,self",
-                "--mca", "btl_tcp_if_include", self.subnet, "--mca", "btl_tcp_flags", "send"]
+                "--mca", "btl_tcp_if_include", self.subnet]
 
     def environment(self):
         return {"DESCENT_HOSTS": self.prefix}

@@ -187,6 +187,8 @@ DSC_API dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CH
 /* All running averages that this rank keeps, one behind the other, as they are stored; no memory when there
  * are none. May be read and overwritten between steps, and before dsc_kfac_absorb with late_factors. Lent. */
 DSC_API const dsc_tensor *dsc_kfac_averages(const dsc_kfac *kfac);
+/* What is in force in this step, or was in the last one, schedules applied. Lent. */
+DSC_API const dsc_kfac_hyper *dsc_kfac_hyper_now(const dsc_kfac *kfac);
 /* nu of the last step, an F64 scalar on the device; lent. */
 DSC_API const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac);
 /* A factor of all G from now on, an F64 scalar on the device, beside the loss scale that dsc_kfac_begin is

@@ -49,6 +49,11 @@ typedef enum dsc_kfac_scope { DSC_SCOPE_GLOBAL, DSC_SCOPE_GOSSIP, DSC_SCOPE_LOCA
 DSC_API dsc_status dsc_kfac_scope_parse(const char *name, dsc_kfac_scope *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_scope_name(dsc_kfac_scope scope);
 
+/* What happens when a rank is not heard of for consensus.peer_timeout seconds. CONTINUE: the others go on
+ * with what each of them has (gossip without groups, K-FAC's scope gossip or local; a communicator made with
+ * dsc_comm_options.survive, and a launcher that lets them live). */
+typedef enum dsc_peer_loss { DSC_PEER_LOSS_STOP, DSC_PEER_LOSS_CONTINUE } dsc_peer_loss;
+
 typedef struct dsc_train_options {
     size_t size;
     const char *model, *data; /* "resnet20", "synthetic" */
@@ -104,6 +109,7 @@ typedef struct dsc_train_options {
     int bn_average;         /* 0: evaluations use rank 0's batch-norm statistics; 1: those of all, averaged */
     int eval_ranks;         /* 1: evaluations judge every rank's own model as well */
     int64_t distance_every; /* steps between `consensus` lines of the metrics; 0: at evaluations only */
+    dsc_peer_loss on_peer_loss; /* stop */
 } dsc_train_options;
 
 typedef struct dsc_train_result {
@@ -113,6 +119,7 @@ typedef struct dsc_train_result {
     double best_top1;
     double seconds;
     double images_per_s; /* over all steps of this process, all ranks together */
+    int rank, ranks;     /* at the end: others than at the start when ranks were lost */
 } dsc_train_result;
 
 DSC_API void dsc_train_options_init(dsc_train_options *options);
@@ -125,8 +132,8 @@ DSC_API void dsc_train_options_init(dsc_train_options *options);
 DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                                  dsc_train_result *result) DSC_MUST_CHECK;
 /* Asks the running training of this process to end after the current step; all ranks then do. With gossip
- * they agree on it at evaluations, checkpoints and ends of epochs, and in between within 64 steps (adpsgd:
- * not in between). Async-signal-safe. */
+ * they agree on it at evaluations, checkpoints and ends of epochs, and in between within 64 steps (not in
+ * between: adpsgd, and osgp with synch_freq > 0). Async-signal-safe. */
 DSC_API void dsc_train_request_stop(void);
 
 typedef struct dsc_eval_options {

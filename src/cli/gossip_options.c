@@ -84,13 +84,34 @@ static dsc_status check_partners(const dsc_option_set *set, const dsc_train_opti
     return DSC_OK;
 }
 
-static dsc_status check_peer_loss(const char *word) {
-    if (strcmp(word, "stop") == 0)
+/* Without a time limit nobody would ever be missed: continue brings one. */
+static dsc_status check_peer_loss(const char *word, const dsc_option_set *set, dsc_train_options *o) {
+    static const double default_timeout = 60;
+    if (strcmp(word, "continue") != 0)
         return DSC_OK;
-    return DSC_FAIL(DSC_E_UNSUPPORTED,
-                    "--on-peer-loss %s: going on without a lost rank needs an MPI library that survives one "
-                    "(ULFM), and this build does not use it: give stop, and restart with --resume auto",
-                    word);
+    o->on_peer_loss = DSC_PEER_LOSS_CONTINUE;
+    if (o->consensus.kind == DSC_CONSENSUS_ALLREDUCE)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "--on-peer-loss continue does not go with --consensus allreduce, where every step "
+                        "needs all ranks: choose one of sgp, osgp, dpsgd, adpsgd, or give stop");
+    if (o->consensus.group != 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "--on-peer-loss continue does not go with --gossip-group %d: the others of a lost "
+                        "rank's group could not go on; give --gossip-group 1, or stop",
+                        o->consensus.group);
+    if (o->kfac.hyper.update_freq > 0 && o->kfac_scope == DSC_SCOPE_GLOBAL)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "--on-peer-loss continue does not go with --kfac-scope global, which averages factors "
+            "over all ranks: give --kfac-scope gossip or local, or stop");
+    if (o->consensus.peer_timeout == 0 && dsc_option_given(set, "peer-timeout"))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "--on-peer-loss continue with --peer-timeout 0: nobody would ever count as lost; "
+                        "give seconds, or leave it out (%g)",
+                        default_timeout);
+    if (o->consensus.peer_timeout == 0)
+        o->consensus.peer_timeout = default_timeout;
+    return DSC_OK;
 }
 
 /* A whole number at *text, digits only; moves *text behind it. */
@@ -134,8 +155,8 @@ dsc_status dsc_cli_gossip_finish(const dsc_cli_gossip_values *values, const dsc_
                                  dsc_train_options *o) {
     DSC_TRY(dsc_consensus_parse(values->consensus, &o->consensus.kind));
     DSC_TRY(dsc_kfac_scope_parse(values->kfac_scope, &o->kfac_scope));
-    DSC_TRY(check_peer_loss(values->on_peer_loss));
     DSC_TRY(check_fits(set, o->consensus.kind));
+    DSC_TRY(check_peer_loss(values->on_peer_loss, set, o));
     DSC_TRY(check_partners(set, o));
     if (o->consensus.kind == DSC_CONSENSUS_ALLREDUCE && o->kfac_scope != DSC_SCOPE_GLOBAL)
         return DSC_FAIL(DSC_E_INVALID,

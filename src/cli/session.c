@@ -85,6 +85,7 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
     dsc_comm_options options;
     dsc_comm_options_init(&options);
     options.thread_multiple = session->several_threads;
+    options.survive = session->survive;
     DSC_TRY(dsc_comm_create(&options, &session->comm));
     DSC_TRY(dsc_cli_agree(session, open_device(session, device, threads)));
     DSC_TRY(choose_comm(session, comm));

@@ -67,7 +67,7 @@ static dsc_status plot_run(const char *out) {
     return status;
 }
 
-static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v, int prints) {
+static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v) {
     dsc_cli_progress progress;
     dsc_train_result result;
     memset(&result, 0, sizeof result);
@@ -77,7 +77,7 @@ static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v, int p
     dsc_status status = dsc_train_run(session->comm, session->device, &v->o, &result);
     dsc_cli_progress_end(&progress);
     DSC_TRY(status);
-    if (!prints)
+    if (result.rank != 0)
         return DSC_OK;
     print_summary(v, &result);
     if (v->o.out && v->plot)
@@ -85,18 +85,33 @@ static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v, int p
     return DSC_OK;
 }
 
+/* NCCL keeps one order and loses no rank alone: where that does not do, MPI moves everything. */
+static dsc_status find_comm(const dsc_cli_train_values *v, const char **comm) {
+    int survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
+    int apart = v->o.consensus.kind == DSC_CONSENSUS_ADPSGD;
+    *comm = v->comm;
+    if (survive && strcmp(v->comm, "nccl") == 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "--on-peer-loss continue does not go with --comm nccl, which ends with its first "
+                        "rank: give --comm mpi, or stop");
+    if ((survive || apart) && strcmp(v->comm, "auto") == 0)
+        *comm = "mpi";
+    return DSC_OK;
+}
+
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     dsc_cli_train_values *v = values;
     DSC_TRY(dsc_cli_train_finish(v, set));
     catch_signals();
-    int apart = v->o.consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in a thread and order of its own */
-    session->several_threads = apart;
+    const char *comm;
+    DSC_TRY(find_comm(v, &comm));
+    session->several_threads = v->o.consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in one of its own */
+    session->survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
     session->timeout = v->o.consensus.peer_timeout;
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads,
-                         apart && strcmp(v->comm, "auto") == 0 ? "mpi" : v->comm)); /* NCCL needs one order */
+    DSC_TRY(dsc_cli_open(session, v->device, v->threads, comm));
     int prints = dsc_cli_prints(session);
     DSC_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
-    return train(session, v, prints);
+    return train(session, v);
 }
 
 const dsc_cli_command dsc_cli_train = {

@@ -327,7 +327,8 @@ const dsc_option dsc_cli_train_options[] = {
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(gossip.on_peer_loss),
      .choices = "stop|continue",
-     .help = "what then; continue needs an MPI library that survives a lost process"},
+     .help = "what then; continue: with gossip the others go on, where the launcher lets them (mpirun "
+             "--enable-recovery)"},
     {.name = "graph",
      .kind = DSC_OPTION_STRING,
      .offset = AT(o.consensus.graph),

@@ -263,6 +263,9 @@ static dsc_status wait_until(dsc_average *a, int64_t until) {
 static int finish_requests(dsc_average *a) {
     enum { SECONDS = 5 };
     patience p = {0};
+    int alarmed = 0;
+    if (a->comm && (dsc_comm_is_alarmed(a->comm, &alarmed) != DSC_OK || alarmed))
+        return 0; /* a meeting may be under way, too */
     a->complete = a->complete < a->taken ? a->taken : a->complete;
     while (a->complete < a->request_count)
         if (look(a, a->request_count) != DSC_OK ||
@@ -304,54 +307,54 @@ static dsc_tensor header(const dsc_average *a, int got, int i) {
                             DSC_HEADER_COUNT);
 }
 
-static dsc_status receive(dsc_average *a, int from, int tag, dsc_tensor *t) {
+static dsc_status receive(dsc_average *a, int from, int tag, dsc_tensor *t, dsc_request **request) {
     if (dsc_average_hook)
         dsc_average_hook();
-    DSC_TRY(dsc_comm_recv_begin(a->comm, from, tag, t, &a->requests[a->request_count]));
-    a->request_count++;
-    return DSC_OK;
+    return dsc_comm_recv_begin(a->comm, from, tag, t, request);
 }
 
-static dsc_status send(dsc_average *a, int to, int tag, const dsc_tensor *t) {
+static dsc_status send(dsc_average *a, int to, int tag, const dsc_tensor *t, dsc_request **request) {
     if (dsc_average_hook)
         dsc_average_hook();
     dsc_traffic traffic = tag == TAG_HEADER ? DSC_TRAFFIC_OTHER : a->options.traffic;
-    DSC_TRY(dsc_comm_send_begin(a->comm, traffic, to, tag, t, &a->requests[a->request_count]));
-    a->request_count++;
-    return DSC_OK;
+    return dsc_comm_send_begin(a->comm, traffic, to, tag, t, request);
 }
 
 static dsc_status begin_receives(dsc_average *a) {
+    dsc_request **next = a->requests;
     for (int i = 0; i < a->in_count && !a->options.pairwise; i++) {
         dsc_tensor head = header(a, 1, i);
-        DSC_TRY(receive(a, a->in[i].rank, TAG_HEADER, &head));
+        DSC_TRY(receive(a, a->in[i].rank, TAG_HEADER, &head, next++));
     }
     for (int64_t b = 0; b < a->plan.bucket_count; b++)
         for (int i = 0; i < a->in_count; i++) {
             dsc_tensor bucket = dsc_plan_got(&a->plan, i, b);
-            DSC_TRY(receive(a, a->in[i].rank, TAG_BUCKETS, &bucket));
+            DSC_TRY(receive(a, a->in[i].rank, TAG_BUCKETS, &bucket, next++));
         }
     return DSC_OK;
 }
 
 static dsc_status begin_sends(dsc_average *a, dsc_queue *queue) {
+    dsc_request **next = a->requests + first_send(a);
     for (int i = 0; i < a->out_count && !a->options.pairwise; i++) {
         dsc_tensor head = header(a, 0, i);
         double *values = head.data;
         values[DSC_HEADER_WEIGHT] = a->weight * a->out[i].share;
         values[DSC_HEADER_ROUND] = (double)a->rounds;
-        DSC_TRY(send(a, a->out[i].rank, TAG_HEADER, &head));
+        DSC_TRY(send(a, a->out[i].rank, TAG_HEADER, &head, next++));
     }
     for (int64_t b = 0; b < a->plan.bucket_count; b++) {
         DSC_TRY(dsc_plan_pack(a, queue, b));
         for (int i = 0; i < a->out_count; i++) {
             dsc_tensor bucket = dsc_plan_sent(&a->plan, a->copy_of[i], b);
-            DSC_TRY(send(a, a->out[i].rank, TAG_BUCKETS, &bucket));
+            DSC_TRY(send(a, a->out[i].rank, TAG_BUCKETS, &bucket, next++));
         }
     }
     return DSC_OK;
 }
 
+/* Sends first: over TCP Open MPI then moves a pair's messages both ways at once (100 Mb/s: 0.28 s a round
+ * of 3.3 MB instead of 0.44). A request that was not begun is NULL. */
 dsc_status dsc_average_begin(dsc_average *average, dsc_queue *queue) {
     dsc_average *a = average;
     if (a->under_way || a->taken < a->request_count)
@@ -360,10 +363,11 @@ dsc_status dsc_average_begin(dsc_average *average, dsc_queue *queue) {
     a->out_count = dsc_topology_out(a->topology, a->rank, a->rounds, a->out, &a->self);
     a->in_count = dsc_topology_in(a->topology, a->rank, a->rounds, a->in);
     a->copy_count = dsc_plan_copies(a->out, a->out_count, a->copies, a->copy_of);
-    a->request_count = a->complete = a->taken = 0;
+    a->request_count = first_send(a) + (header_rows(a) + a->plan.bucket_count) * a->out_count;
+    a->complete = a->taken = 0;
     a->under_way = 1;
-    DSC_TRY(begin_receives(a));
     DSC_TRY(begin_sends(a, queue));
+    DSC_TRY(begin_receives(a));
     a->weight *= a->self;
     a->rounds++;
     return look(a, a->request_count); /* lets messages leave that wait for company */

@@ -347,6 +347,10 @@ const dsc_tensor *dsc_kfac_averages(const dsc_kfac *kfac) {
     return &kfac->averages;
 }
 
+const dsc_kfac_hyper *dsc_kfac_hyper_now(const dsc_kfac *kfac) {
+    return &kfac->hyper;
+}
+
 const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac) {
     return &kfac->nu_tensor;
 }

@@ -1,4 +1,11 @@
-/* K-FAC's running factors averaged by gossip. Values F, numerators X = w F with the push-sum weight w. */
+/* K-FAC's running factors averaged by gossip. Values F, numerators X = w F with the push-sum weight w.
+ *
+ * A round that comes late: with F0 the values that it was begun with, and D the product of the decays of the
+ * moves since, F = D F0 + rest, and what would have come of the mean M = X / w in time is D M + rest:
+ *
+ *   F <- F + D (M - F0)
+ *
+ * which is positive semi-definite, as M and the rest are. */
 #include "train/factors.h"
 
 #include "base/error.h"
@@ -8,9 +15,13 @@
 #include <math.h>
 
 struct dsc_factors {
+    dsc_kfac *kfac; /* lent */
     dsc_average *average;
     dsc_tensor values;     /* F: all running averages of K-FAC; lent */
     dsc_tensor numerators; /* X */
+    int waits;             /* for messages; else they may come late */
+    dsc_tensor first;      /* F0; no memory where they are waited for */
+    double decayed;        /* D */
 };
 
 void dsc_factors_destroy(dsc_factors **factors) {
@@ -19,6 +30,7 @@ void dsc_factors_destroy(dsc_factors **factors) {
     dsc_factors *f = *factors;
     dsc_average_destroy(&f->average);
     dsc_tensor_free(&f->numerators);
+    dsc_tensor_free(&f->first);
     dsc_memory_free(factors);
 }
 
@@ -36,9 +48,11 @@ static dsc_average_options average_options(const dsc_consensus_options *like) {
 }
 
 static dsc_status make(dsc_factors *f, dsc_comm *comm, dsc_queue *queue, const dsc_consensus_options *like) {
+    const dsc_tensor *v = &f->values;
     dsc_average_options options = average_options(like);
-    dsc_status status =
-        dsc_tensor_alloc(f->values.device, f->values.dtype, f->values.ndim, f->values.dim, &f->numerators);
+    dsc_status status = dsc_tensor_alloc(v->device, v->dtype, v->ndim, v->dim, &f->numerators);
+    if (status == DSC_OK && !f->waits)
+        status = dsc_tensor_alloc(v->device, v->dtype, v->ndim, v->dim, &f->first);
     DSC_TRY(dsc_comm_agree(comm, status));
     status = dsc_average_create(comm, queue, &f->numerators, 1, &options, &f->average);
     return dsc_comm_agree(comm, status);
@@ -49,7 +63,9 @@ dsc_status dsc_factors_create(dsc_comm *comm, dsc_queue *queue, dsc_kfac *kfac,
     dsc_factors *f = NULL;
     dsc_status status = dsc_comm_agree(comm, dsc_memory_alloc(1, sizeof *f, &f));
     if (status == DSC_OK) {
+        f->kfac = kfac;
         f->values = *dsc_kfac_averages(kfac);
+        f->waits = like->kind != DSC_CONSENSUS_ADPSGD && like->synch_freq == 0;
         status = make(f, comm, queue, like);
     }
     if (status != DSC_OK) {
@@ -64,24 +80,51 @@ static dsc_status scale(dsc_queue *queue, double factor, const dsc_tensor *from,
     return factor == 1 ? dsc_op_convert(queue, from, to) : dsc_op_axpby(queue, factor, from, 0, to);
 }
 
+/* The values become numerators. */
+static dsc_status load(dsc_factors *f, dsc_queue *queue) {
+    f->decayed = 1;
+    if (!f->waits)
+        DSC_TRY(dsc_op_convert(queue, &f->values, &f->first));
+    return scale(queue, dsc_average_weight(f->average), &f->values, &f->numerators);
+}
+
+/* And back, mixed. */
+static dsc_status unload(dsc_factors *f, dsc_queue *queue) {
+    double weight = dsc_average_weight(f->average);
+    if (f->decayed == 1)
+        return scale(queue, 1 / weight, &f->numerators, &f->values);
+    DSC_TRY(dsc_op_axpby(queue, -f->decayed, &f->first, 1, &f->values));
+    return dsc_op_axpby(queue, f->decayed / weight, &f->numerators, 1, &f->values);
+}
+
 dsc_status dsc_factors_take(dsc_factors *f, dsc_queue *queue) {
+    int done = 1;
     if (!dsc_average_is_under_way(f->average))
         return DSC_OK;
+    if (!f->waits)
+        DSC_TRY(dsc_average_test(f->average, &done));
+    if (!done) {
+        f->decayed *= dsc_kfac_hyper_now(f->kfac)->stat_decay;
+        return DSC_OK;
+    }
     DSC_TRY(dsc_average_end(f->average, queue));
-    return scale(queue, 1 / dsc_average_weight(f->average), &f->numerators, &f->values);
+    return unload(f, queue);
 }
 
 dsc_status dsc_factors_send(dsc_factors *f, dsc_queue *queue) {
-    DSC_TRY(scale(queue, dsc_average_weight(f->average), &f->values, &f->numerators));
+    if (dsc_average_is_under_way(f->average))
+        return DSC_OK;
+    DSC_TRY(load(f, queue));
     return dsc_average_begin(f->average, queue);
 }
 
+/* Who has done fewer rounds than others does more of them here, with what it has. */
 dsc_status dsc_factors_settle(dsc_factors *f, dsc_queue *queue) {
     int under_way = dsc_average_is_under_way(f->average);
+    if (!under_way && !f->waits)
+        DSC_TRY(load(f, queue));
     DSC_TRY(dsc_average_settle(f->average, queue));
-    if (!under_way)
-        return DSC_OK;
-    return scale(queue, 1 / dsc_average_weight(f->average), &f->numerators, &f->values);
+    return under_way || !f->waits ? unload(f, queue) : DSC_OK;
 }
 
 dsc_status dsc_factors_set_peers(dsc_factors *f, int peers) {

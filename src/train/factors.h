@@ -3,7 +3,11 @@
  * the steps between compute.
  *
  * What travels is a copy: a decomposition in the meantime finds the factors as they are, not the share that
- * a round leaves behind. */
+ * a round leaves behind.
+ *
+ * Where ranks may be at different steps (osgp with synch_freq > 0, adpsgd) nobody waits: a rank that waited
+ * for factors could keep back the parameters that the other waits for. A round that has not arrived is left
+ * under way, and is taken in later as if it had come in time. */
 #ifndef DSC_TRAIN_FACTORS_H
 #define DSC_TRAIN_FACTORS_H
 
@@ -19,8 +23,8 @@ dsc_status dsc_factors_create(dsc_comm *comm, dsc_queue *queue, dsc_kfac *kfac,
 /* Collective. */
 void dsc_factors_destroy(dsc_factors **factors);
 
-/* Around dsc_kfac_absorb of a step that moves the factors: takes in the round under way, waiting for peers;
- * and sends what came out. */
+/* Around dsc_kfac_absorb of a step that moves the factors: takes in the round under way, waiting for peers as
+ * said above; and sends what came out, unless a round is still under way. */
 dsc_status dsc_factors_take(dsc_factors *f, dsc_queue *queue) DSC_MUST_CHECK;
 dsc_status dsc_factors_send(dsc_factors *f, dsc_queue *queue) DSC_MUST_CHECK;
 /* Between steps: takes in what is under way. Collective; blocks. */

@@ -5,6 +5,8 @@
 #include "base/memory.h"
 #include "train/factors.h"
 
+#include <pthread.h>
+
 enum { STOP, FAILED, FLAGS, LOSS = FLAGS, ROWS, SUMS };
 
 /* Numbers of the host: what they say is needed there, and no queue of a GPU has to be waited for. */
@@ -14,12 +16,34 @@ struct dsc_gossip {
     dsc_tensor flags; /* F64[FLAGS], under way while there is a request */
     dsc_tensor sums;  /* F64[SUMS] */
     dsc_request *request;
+    dsc_gossip *next_kept;
 };
+
+/* Flags that are under way between ranks of which one was lost stay MPI's. */
+static int must_keep(const dsc_gossip *g) {
+    int alarmed = 0;
+    return g->request && (dsc_comm_is_alarmed(g->comm, &alarmed) != DSC_OK || alarmed);
+}
+
+static void keep(dsc_gossip *g) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static dsc_gossip *kept;
+    dsc_comm_abandon(&g->comm);
+    pthread_mutex_lock(&lock);
+    g->next_kept = kept;
+    kept = g;
+    pthread_mutex_unlock(&lock);
+}
 
 void dsc_gossip_destroy(dsc_gossip **gossip) {
     if (!gossip || !*gossip)
         return;
     dsc_gossip *g = *gossip;
+    if (must_keep(g)) {
+        keep(g);
+        *gossip = NULL;
+        return;
+    }
     dsc_comm_destroy(&g->comm); /* waits for flags under way */
     dsc_tensor_free(&g->flags);
     dsc_tensor_free(&g->sums);
@@ -66,8 +90,10 @@ static void take_flags(dsc_trainer *t, const double *flags) {
 
 dsc_status dsc_gossip_signal(dsc_trainer *t) {
     dsc_gossip *g = t->gossip;
+    const dsc_consensus_options *o = &t->options.consensus;
     double *flags = g->flags.data;
-    if (t->options.consensus.kind == DSC_CONSENSUS_ADPSGD || t->state.step % DSC_SIGNAL_STEPS != 0)
+    int in_step = o->kind != DSC_CONSENSUS_ADPSGD && o->synch_freq == 0;
+    if (!in_step || t->state.step % DSC_SIGNAL_STEPS != 0)
         return DSC_OK;
     if (g->request) {
         DSC_TRY(dsc_comm_wait(&g->request));

@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "train/gossip.h"
 #include "train/start.h"
+#include "train/survive.h"
 #include "train/trainer.h"
 
 #include <stdatomic.h>
@@ -61,7 +62,7 @@ static void report_step(dsc_trainer *t) {
     if (!t->has_report)
         return;
     t->has_report = 0;
-    t->process_steps++;
+    t->process_images += t->step_images;
     t->step_seconds += seconds;
     t->epoch_seconds += seconds;
     t->epoch_images += t->step_images;
@@ -264,6 +265,25 @@ static dsc_status loop(dsc_trainer *t) {
     }
 }
 
+/* An evaluation that a loss has broken off is made up for. */
+static dsc_status go_on(dsc_trainer *t) {
+    const dsc_train_state *s = &t->state;
+    int64_t every = t->options.eval_every;
+    DSC_TRY(dsc_survive(t));
+    if (every > 0 && s->position == 0 && s->epoch > 0 && s->epoch % every == 0 &&
+        s->evaluated_step != s->step)
+        DSC_TRY(evaluate_now(t, s->epoch - 1));
+    return loop(t);
+}
+
+static dsc_status train(dsc_trainer *t) {
+    DSC_TRY(dsc_trainer_start(t));
+    dsc_status status = loop(t);
+    while (status == DSC_E_LOST && t->options.on_peer_loss == DSC_PEER_LOSS_CONTINUE)
+        status = go_on(t);
+    return status;
+}
+
 /* ---- a run ---- */
 
 static void fill_result(dsc_trainer *t, dsc_train_result *result) {
@@ -277,7 +297,9 @@ static void fill_result(dsc_trainer *t, dsc_train_result *result) {
     result->top5 = s->top5;
     result->best_top1 = s->best_top1;
     result->seconds = dsc_clock_now() - t->process_start;
-    result->images_per_s = per_second(t->process_steps * t->step_images, t->step_seconds);
+    result->images_per_s = per_second(t->process_images, t->step_seconds);
+    result->rank = t->rank;
+    result->ranks = t->ranks;
 }
 
 static dsc_status end_run(dsc_trainer *t, dsc_status status, const dsc_train_result *result) {
@@ -298,9 +320,7 @@ dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_opt
     *result = (dsc_train_result){.train_loss = -1, .val_loss = -1, .top1 = -1, .top5 = -1, .best_top1 = -1};
     dsc_status status = dsc_trainer_create(comm, device, options, &t);
     if (status == DSC_OK) {
-        status = dsc_trainer_start(t);
-        if (status == DSC_OK)
-            status = loop(t);
+        status = train(t);
         fill_result(t, result);
         status = end_run(t, status, result);
     }

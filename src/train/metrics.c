@@ -49,6 +49,8 @@ static int drop_half_line(FILE *file) {
 static dsc_status open_metrics(dsc_metrics *m, const char *directory, int append) {
     DSC_TRY(dsc_output_path(directory, "metrics.jsonl", &m->path));
     m->file = fopen(m->path, append ? "a+" : "w");
+    if (m->file && !append) /* a rank that comes back when it was given up may add lines, but harm none */
+        m->file = freopen(m->path, "a", m->file);
     int error = m->file ? 0 : errno;
     if (m->file && append)
         error = drop_half_line(m->file);
@@ -204,6 +206,7 @@ static json_t *describe_gossip(const dsc_train_options *o) {
     set(config, "slow_momentum", real(c->slow_momentum));
     set(config, "slow_rate", real(c->slow_rate));
     set(config, "peer_timeout", real(c->peer_timeout));
+    set_text(config, "on_peer_loss", o->on_peer_loss == DSC_PEER_LOSS_CONTINUE ? "continue" : "stop");
     set_int(config, "distance_every", o->distance_every);
     return config;
 }
@@ -393,6 +396,19 @@ void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, i
     set(line, "mass", real(report->mass));
     set_int(line, "rounds", report->rounds);
     set(line, "weight", real(report->weight));
+    finish_line(metrics, line);
+}
+
+void dsc_metrics_ranks(dsc_metrics *metrics, const dsc_train_state *state, int ranks, int lost, double mass) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("ranks");
+    set_int(line, "step", state->step);
+    set_int(line, "epoch", state->epoch);
+    set(line, "time_s", real(state->seconds));
+    set_int(line, "ranks", ranks);
+    set_int(line, "lost", lost);
+    set(line, "mass", real(mass));
     finish_line(metrics, line);
 }
 

@@ -56,6 +56,8 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
                       const dsc_judgement *judgement);
 void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                            const dsc_consensus_report *report);
+/* Ranks were lost: how many, how many are left, and the sum of their push-sum weights. */
+void dsc_metrics_ranks(dsc_metrics *metrics, const dsc_train_state *state, int ranks, int lost, double mass);
 /* After a step that decomposed. */
 void dsc_metrics_kfac(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *step,
                       const dsc_kfac_report *report);

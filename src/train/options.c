@@ -162,6 +162,33 @@ static dsc_status check_gossip(const dsc_train_options *o) {
     return at_least("steps between distances of the ranks", o->distance_every, 0);
 }
 
+static dsc_status check_peer_loss(const dsc_train_options *o) {
+    const dsc_consensus_options *c = &o->consensus;
+    if (o->on_peer_loss != DSC_PEER_LOSS_STOP && o->on_peer_loss != DSC_PEER_LOSS_CONTINUE)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "what to do when a rank is lost %d: known are stop (%d), continue (%d)",
+                        (int)o->on_peer_loss, DSC_PEER_LOSS_STOP, DSC_PEER_LOSS_CONTINUE);
+    if (o->on_peer_loss == DSC_PEER_LOSS_STOP)
+        return DSC_OK;
+    if (c->kind == DSC_CONSENSUS_ALLREDUCE)
+        return DSC_FAIL(DSC_E_INVALID, "going on without a lost rank: allreduce needs all ranks in every "
+                                       "step; use one of sgp, osgp, dpsgd, adpsgd");
+    if (!(c->peer_timeout > 0))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "going on without a lost rank: a rank is lost when it was silent for peer_timeout "
+                        "seconds, and that is %g: set it",
+                        c->peer_timeout);
+    if (c->group != 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "going on without a lost rank: the others of its group (%d ranks) cannot; use groups "
+                        "of 1",
+                        c->group);
+    if (o->kfac.hyper.update_freq > 0 && o->kfac_scope == DSC_SCOPE_GLOBAL)
+        return DSC_FAIL(DSC_E_INVALID, "going on without a lost rank: K-FAC's scope global needs all ranks; "
+                                       "use scope gossip or local");
+    return DSC_OK;
+}
+
 dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_options *out) {
     dsc_train_options_init(out);
     DSC_TRY(dsc_versioned_read("train", given, sizeof *out, out));
@@ -173,6 +200,7 @@ dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_opti
     DSC_TRY(check_rates(out));
     DSC_TRY(check_kfac(out));
     DSC_TRY(check_gossip(out));
+    DSC_TRY(check_peer_loss(out));
     if (out->image_size > 0)
         return DSC_OK;
     int64_t channels, classes;

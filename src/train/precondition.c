@@ -67,6 +67,12 @@ static dsc_status check_scope(const dsc_trainer *t) {
             "K-FAC's strategy %s with %s: every rank preconditions a gradient of its own and needs "
             "all decompositions; use comm-opt, or scope gossip or local",
             dsc_kfac_strategy_name(o->kfac.strategy), way);
+    if (!t->collective && !alone && t->ranks > 1 && o->consensus.synch_freq > 0)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC's scope global with synch_freq %lld: steps would wait for all ranks, and these "
+            "for messages that come some steps later; use scope gossip or local, or synch_freq 0",
+            (long long)o->consensus.synch_freq);
     if (alone && t->ranks > 1 && o->consensus.group != 1)
         return DSC_FAIL(
             DSC_E_INVALID,

@@ -32,7 +32,16 @@ static dsc_status keep_buffers(dsc_trainer *t) {
         if (!t->own_buffers[i].data)
             DSC_TRY(dsc_tensor_alloc(t->device, b->dtype, b->ndim, b->dim, &t->own_buffers[i]));
     }
-    return copy_buffers(t, 0);
+    DSC_TRY(copy_buffers(t, 0));
+    t->buffers_kept = 1;
+    return DSC_OK;
+}
+
+dsc_status dsc_trainer_recover_buffers(dsc_trainer *t) {
+    if (t->buffers_kept)
+        DSC_TRY(copy_buffers(t, 1));
+    t->buffers_kept = 0;
+    return DSC_OK;
 }
 
 void dsc_trainer_free_shown(dsc_trainer *t) {
@@ -73,5 +82,5 @@ dsc_status dsc_trainer_show(dsc_trainer *t) {
 dsc_status dsc_trainer_hide(dsc_trainer *t) {
     if (!t->collective)
         DSC_TRY(dsc_consensus_hide(t->consensus, t->queue));
-    return copy_buffers(t, 1);
+    return dsc_trainer_recover_buffers(t);
 }

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "train/gossip.h"
 #include "train/precondition.h"
+#include "train/survive.h"
 
 void dsc_trainer_destroy(dsc_trainer **trainer) {
     if (!trainer || !*trainer)
@@ -28,6 +29,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_loader_destroy(&t->loader);
     dsc_dataset_close(&t->val_set);
     dsc_dataset_close(&t->train_set);
+    if (!t->lost)
+        dsc_comm_destroy(&t->next_comm);
     dsc_queue_destroy(&t->queue);
     dsc_memory_free(&t->good);
     dsc_memory_free(trainer);
@@ -36,12 +39,18 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
 static dsc_status open_data(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     dsc_data_options data;
-    dsc_loader_options loader;
     dsc_data_options_init(&data);
     data.seed = o->seed;
     data.image_size = o->image_size;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
     t->info = dsc_dataset_get_info(t->train_set);
+    return DSC_OK;
+}
+
+static dsc_status load_data(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_loader_options loader;
+    t->loader_epoch = t->loader_position = 0;
     t->step_images = o->batch_size * o->batches_per_allreduce * t->ranks;
     t->epoch_steps = t->info.count / t->step_images;
     if (t->epoch_steps == 0)
@@ -61,16 +70,25 @@ static dsc_status open_data(dsc_trainer *t) {
     return dsc_loader_create(t->train_set, t->device, &loader, &t->loader);
 }
 
+static int64_t val_batch(const dsc_train_options *o) {
+    return o->val_batch_size > 0 ? o->val_batch_size : o->batch_size;
+}
+
 static dsc_status open_validation(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     dsc_data_options data;
-    dsc_loader_options loader;
     dsc_data_options_init(&data);
     data.seed = o->seed;
     data.image_size = o->image_size;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set));
+    return dsc_exec_create(t->model, DSC_EXEC_EVAL, val_batch(o), &t->val_exec);
+}
+
+static dsc_status load_validation(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_loader_options loader;
     dsc_loader_options_init(&loader);
-    loader.batch = o->val_batch_size > 0 ? o->val_batch_size : o->batch_size;
+    loader.batch = val_batch(o);
     loader.rank = t->rank;
     loader.ranks = t->ranks;
     loader.threads = o->data_threads;
@@ -79,12 +97,11 @@ static dsc_status open_validation(dsc_trainer *t) {
     loader.keep_last = 1;
     loader.dtype = dsc_device_is_host(t->device) ? DSC_F32 : o->activations;
     DSC_TRY(dsc_loader_create(t->val_set, t->device, &loader, &t->val_loader));
-    if (o->eval_ranks) {
-        loader.rank = 0;
-        loader.ranks = 1;
-        DSC_TRY(dsc_loader_create(t->val_set, t->device, &loader, &t->whole_loader));
-    }
-    return dsc_exec_create(t->model, DSC_EXEC_EVAL, loader.batch, &t->val_exec);
+    if (!o->eval_ranks)
+        return DSC_OK;
+    loader.rank = 0;
+    loader.ranks = 1;
+    return dsc_loader_create(t->val_set, t->device, &loader, &t->whole_loader);
 }
 
 static dsc_status make_model(dsc_trainer *t) {
@@ -117,6 +134,17 @@ static void set_schedule(dsc_trainer *t) {
     s->steps_per_epoch = t->epoch_steps;
 }
 
+dsc_status dsc_trainer_spread(dsc_trainer *t) {
+    dsc_loader_destroy(&t->whole_loader);
+    dsc_loader_destroy(&t->val_loader);
+    dsc_loader_destroy(&t->loader);
+    DSC_TRY(load_data(t));
+    if (t->val_set)
+        DSC_TRY(load_validation(t));
+    set_schedule(t);
+    return DSC_OK;
+}
+
 /* What each rank makes by itself. */
 static dsc_status make_local(dsc_trainer *t) {
     DSC_TRY(dsc_queue_create(t->device, &t->queue));
@@ -124,11 +152,10 @@ static dsc_status make_local(dsc_trainer *t) {
     DSC_TRY(make_model(t));
     if (t->options.eval_every > 0)
         DSC_TRY(open_validation(t));
-    set_schedule(t);
-    return DSC_OK;
+    return dsc_trainer_spread(t);
 }
 
-static dsc_status make_stepper(dsc_trainer *t) {
+dsc_status dsc_trainer_make_stepper(dsc_trainer *t) {
     const dsc_stepper_parts parts = {.comm = t->comm,
                                      .queue = t->queue,
                                      .model = t->model,
@@ -149,6 +176,8 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
     dsc_status status = dsc_train_options_read(options, &t->options);
     if (status == DSC_OK)
         status = make_local(t);
+    if (status == DSC_OK)
+        status = dsc_survive_prepare(t);
     DSC_TRY(dsc_comm_agree(t->comm, status));
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
@@ -158,7 +187,7 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
     t->peers = t->options.consensus.peers;
     DSC_TRY(dsc_gossip_create(t));
     DSC_TRY(dsc_precondition_create(t));
-    return make_stepper(t);
+    return dsc_trainer_make_stepper(t);
 }
 
 dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
@@ -172,7 +201,7 @@ dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_trai
     t->comm = comm;
     t->device = device;
     t->rank = dsc_comm_rank(comm);
-    t->ranks = dsc_comm_size(comm);
+    t->ranks = t->ranks_told = dsc_comm_size(comm);
     t->saved_step = -1;
     t->start = t->process_start = dsc_clock_now();
     dsc_train_state_init(&t->state);

@@ -6,6 +6,7 @@
  *   step.c        one step; stepper.c: its work on the device; precondition.c: K-FAC's schedules and scope;
  *                 factors.c: its factors averaged by gossip; kfac_layers.c: the model as K-FAC sees it
  *   gossip.c      where ranks come together whose steps do not wait for each other
+ *   survive.c     going on without ranks that were lost
  *   loop.c        epochs, evaluations, checkpoints, the end: dsc_train_run
  *   eval.c        evaluation, inside a run and of a file: dsc_eval_run; show.c: the model that is judged
  *   statedict.c   the model's tensors to and from a file, in PyTorch's layout
@@ -33,8 +34,10 @@ typedef struct dsc_gossip dsc_gossip;
 typedef struct dsc_trainer {
     dsc_train_options options; /* a copy; strings stay the caller's */
     dsc_comm *comm;
+    dsc_comm *next_comm; /* the same, where ranks were lost; NULL: `comm` is the caller's */
     dsc_device *device;
     int rank, ranks;
+    int ranks_told; /* how many there are as far as was told */
     int collective; /* all ranks take part in every step, and hold the same parameters */
 
     dsc_queue *queue;
@@ -63,11 +66,11 @@ typedef struct dsc_trainer {
     int save_now;       /* the epoch that just ended wants a checkpoint */
     double start;       /* clock when the run began, less the seconds of the runs it continues */
     double process_start;
-    double step_seconds;   /* in steps of this process */
-    int64_t process_steps; /* steps of this process */
-    double epoch_seconds;  /* in steps of this epoch, in this process */
-    int64_t epoch_images;  /* images of this epoch, in this process */
-    double smoothed;       /* seconds of a step, recent ones weighing more; 0 before the first */
+    double step_seconds;    /* in steps of this process */
+    int64_t process_images; /* in them, of all ranks */
+    double epoch_seconds;   /* in steps of this epoch, in this process */
+    int64_t epoch_images;   /* images of this epoch, in this process */
+    double smoothed;        /* seconds of a step, recent ones weighing more; 0 before the first */
     dsc_stepper *stepper;
     dsc_step_report pending[2]; /* of steps that were put into the queue; their results are still to come */
     dsc_step_report report;     /* of the last step that was collected */
@@ -82,6 +85,7 @@ typedef struct dsc_trainer {
     int lost;           /* this rank failed in a step that others may have gone through */
 
     dsc_tensor *own_buffers; /* a copy, while the model holds others (show.c); NULL: no memory yet */
+    int buffers_kept;        /* it does */
 } dsc_trainer;
 
 /* Default values and checks of the caller's options; a shorter struct of an older version keeps the defaults
@@ -92,6 +96,11 @@ dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_opti
 dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                               dsc_trainer **out) DSC_MUST_CHECK;
 void dsc_trainer_destroy(dsc_trainer **trainer);
+
+/* Parts of it, for a number of ranks that has changed: loaders, sizes and schedule, of what is there anew;
+ * and the stepper, when there is none. The second is collective. */
+dsc_status dsc_trainer_spread(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_trainer_make_stepper(dsc_trainer *t) DSC_MUST_CHECK;
 
 /* One step. On a host device `report` and `state` then tell what came out of it, on others of the one before
  * (`has_report`). Collective, and losses are those of all ranks, where t->collective says so; with gossip
@@ -119,6 +128,8 @@ dsc_status dsc_trainer_hide(dsc_trainer *t) DSC_MUST_CHECK;
 /* 1 when that is something else than rank 0 has anyway. */
 int dsc_trainer_shows_other(const dsc_trainer *t);
 void dsc_trainer_free_shown(dsc_trainer *t);
+/* Puts the own batch-norm statistics back if showing or hiding was broken off. */
+dsc_status dsc_trainer_recover_buffers(dsc_trainer *t) DSC_MUST_CHECK;
 
 /* 1 when dsc_train_request_stop was called in this process. */
 int dsc_stop_requested(void);

@@ -57,7 +57,7 @@ gossip 3 --consensus dpsgd --out more --overwrite
 gossip 2 --consensus sgp --out more --overwrite --gossip-group 0
 gossip 2 --consensus adpsgd --out more --overwrite --allreduce-dtype fp16
 for scope in global gossip local; do
-    gossip 2 --consensus sgp --out more --overwrite --kfac-update-freq 4 --kfac-scope $scope --steps 9
+    gossip 2 --model lenet --consensus sgp --out more --overwrite --kfac-update-freq 4 --kfac-scope $scope --steps 9
     has more/metrics.jsonl '"kind":"kfac"'
     has more/metrics.jsonl "\"scope\":\"$scope\""
 done

@@ -133,7 +133,11 @@ static void test_fits(void **state) {
         {"kfac-scope = global", "--kfac-scope global", "11111"},
         {"bn-average", "--bn-average", "11111"},
         {"on-peer-loss = stop", "--on-peer-loss", "11111"},
-        {"on-peer-loss = continue", "--on-peer-loss continue", "00000"},
+        {"on-peer-loss = continue", "--on-peer-loss continue", "01111"},
+        {"on-peer-loss = continue\npeer-timeout = 5", "--on-peer-loss continue", "01111"},
+        {"on-peer-loss = continue\npeer-timeout = 0", "--on-peer-loss continue", "00000"},
+        {"on-peer-loss = continue\nkfac-update-freq = 5", "--on-peer-loss continue", "00000"},
+        {"on-peer-loss = continue\nkfac-update-freq = 5\nkfac-scope = local", "", "01111"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int k = 0; k < 5; k++) {

@@ -109,7 +109,11 @@ train --consensus sgp --slow-momentum 1 | --slow-momentum 1: must be at least 0 
 train --consensus sgp --peer-timeout=-5 | --peer-timeout -5: must be at least 0
 train --eval-ranks | --eval-ranks does not go with --consensus allreduce
 train --distance-every 5 | --distance-every does not go with --consensus allreduce
-train --consensus sgp --on-peer-loss continue | --on-peer-loss continue: going on without a lost rank needs an MPI library
+train --on-peer-loss continue | --on-peer-loss continue does not go with --consensus allreduce
+train --consensus sgp --on-peer-loss continue --peer-timeout 0 | --on-peer-loss continue with --peer-timeout 0: nobody would ever
+train --consensus sgp --on-peer-loss continue --gossip-group 2 | --on-peer-loss continue does not go with --gossip-group 2
+train --consensus sgp --on-peer-loss continue --kfac-update-freq 5 | --on-peer-loss continue does not go with --kfac-scope global
+train --consensus sgp --on-peer-loss continue --comm nccl | --on-peer-loss continue does not go with --comm nccl
 train --on-peer-loss wait | must be one of stop, continue
 train --model resnet33 | resnet33
 train --model resnet33 | resnet20

@@ -10,6 +10,8 @@ static void check_learns(const way *w) {
     dsc_train_result result;
     gossip_options(&o, w, folder(w->name, out));
     o.epochs = 8;
+    o.lr = 0.05;
+    o.augment = 0;
     o.eval_every = 8;
     o.distance_every = 10;
     o.checkpoint_every = -1;
@@ -19,9 +21,9 @@ static void check_learns(const way *w) {
         json_t *lines = runs_lines(out);
         double first = number(runs_line(lines, "epoch", 0), "loss"),
                last = number(runs_line(lines, "epoch", 7), "loss");
-        if (!(last < 0.75 * first))
+        if (getenv("SHOW") || !(last < 0.3 * first))
             fprintf(stderr, "%s: loss %g, then %g\n", w->name, first, last);
-        EXPECT(last < 0.75 * first);
+        EXPECT(last < 0.3 * first);
         EXPECT(last == result.train_loss);
         EXPECT(runs_count(lines, "consensus") == 3);
         for (int i = 0; i < 3; i++) {
@@ -52,7 +54,6 @@ static void test_alone(void **state) {
     (void)state;
     dsc_train_options o;
     gossip_options(&o, &ways[0], NULL);
-    o.model = "lenet";
     o.consensus.kind = DSC_CONSENSUS_ALLREDUCE;
     dsc_trainer *plain = stepped(alone, &o, 7);
     dsc_tensor values = dsc_model_values(plain->model);
@@ -209,7 +210,7 @@ static void test_signal(void **state) {
     dsc_train_result result;
     snprintf(data, sizeof data, "synthetic:%d", ranks * 80);
     for (int i = 0; i < WAYS; i++) {
-        if (!possible(&ways[i]) || i % 2) /* sgp, dpsgd, adpsgd */
+        if (!possible(&ways[i]) || i == 1 || i == 2) /* sgp, osgp-2, adpsgd */
             continue;
         gossip_options(&o, &ways[i], NULL);
         o.data = data;
@@ -218,7 +219,7 @@ static void test_signal(void **state) {
         if (rank == ranks - 1)
             dsc_train_request_stop();
         EXPECT_FAILS(DSC_E_INTERRUPTED, "as asked", dsc_train_run(comm, device, &o, &result));
-        EXPECT(result.steps == (ways[i].kind == DSC_CONSENSUS_ADPSGD ? 80 : 2 * DSC_SIGNAL_STEPS));
+        EXPECT(result.steps == (ways[i].exact ? 2 * DSC_SIGNAL_STEPS : 80));
         EXPECT(result.train_loss > 0);
     }
     all_fine(comm);

@@ -54,11 +54,12 @@ static inline void follow(const way *w, dsc_train_options *o) {
     o->consensus.graph = w->graph;
 }
 
-/* mlp, batch 4, 4 steps an epoch, 2 epochs, no evaluation. */
+/* lenet, batch 4, 4 steps an epoch, 2 epochs, no evaluation. */
 static inline void gossip_options(dsc_train_options *o, const way *w, const char *out) {
     static char data[32];
     snprintf(data, sizeof data, "synthetic:%d", ranks * 4 * 4);
     runs_options(o, out);
+    o->model = "lenet";
     o->data = data;
     o->batch_size = 4;
     o->eval_every = 0;

@@ -3,6 +3,7 @@
 #include "train/test_gossip.h"
 
 #include "base/rng.h"
+#include "device/ops.h"
 #include "train/checkpoint.h"
 
 static const dsc_kfac_scope scopes[] = {DSC_SCOPE_GLOBAL, DSC_SCOPE_GOSSIP, DSC_SCOPE_LOCAL};
@@ -11,7 +12,6 @@ static const way plain = {"allreduce", DSC_CONSENSUS_ALLREDUCE, 0, 1, NULL};
 /* lenet, 8 steps. */
 static void kfac_options(dsc_train_options *o, const way *w, dsc_kfac_scope scope, const char *out) {
     gossip_options(o, w, out);
-    o->model = "lenet";
     o->kfac.hyper.update_freq = 3;
     o->kfac.hyper.damping = 0.1;
     o->kfac_scope = scope;
@@ -38,6 +38,7 @@ static void check_learns(const way *w, dsc_kfac_scope scope) {
     kfac_options(&o, w, scope, folder(name, out));
     o.epochs = 6; /* 24 steps */
     o.lr = 0.1;
+    o.augment = 0;
     o.kfac.hyper.kl_clip = 0.02;
     o.checkpoint_every = -1;
     o.progress = listen;
@@ -49,11 +50,13 @@ static void check_learns(const way *w, dsc_kfac_scope scope) {
     json_t *lines = runs_lines(out);
     double first = number(runs_line(lines, "epoch", 0), "loss"),
            last = number(runs_line(lines, "epoch", 5), "loss");
-    if (!(last < 0.95 * first))
+    if (!(last < 0.5 * first))
         fprintf(stderr, "%s: loss %g, then %g\n", name, first, last);
-    EXPECT(last < 0.95 * first);
+    EXPECT(last < 0.5 * first);
     EXPECT(runs_count(lines, "kfac") == 8);
-    double sent = number(runs_line(lines, "step", 1), "factors");
+    double sent = 0;
+    for (int i = 0; i < 24; i++)
+        sent += number(runs_line(lines, "step", i), "factors");
     EXPECT((sent > 0) == (ranks > 1 && scope != DSC_SCOPE_LOCAL));
     EXPECT(scope == DSC_SCOPE_GLOBAL || number(runs_line(lines, "step", 3), "decompositions") == 0);
     json_decref(lines);
@@ -97,6 +100,45 @@ static void test_factors_mix(void **state) {
     EXPECT(worst <= ranks * ranks * 0x1p-23); /* shares of 1/3 are rounded */
     free(mixed);
     free(values);
+    dsc_trainer_destroy(&t);
+    all_fine(comm);
+}
+
+static void set_factors(dsc_trainer *t, float value) {
+    dsc_tensor averages = *dsc_kfac_averages(t->kfac);
+    EXPECT_OK(dsc_op_fill(t->queue, value, &averages));
+    EXPECT_OK(dsc_queue_sync(t->queue));
+}
+
+/* Rank 0 sends long before the others and moves its factors from 1 to 2 in the meantime, half by a decay of
+ * 1/2: then the mean M counts half, too, 2 + (M - 1) / 2. Nobody else's messages are late. */
+static void test_late(void **state) {
+    (void)state;
+    dsc_train_options o;
+    kfac_options(&o, &ways[3], DSC_SCOPE_GOSSIP, NULL);
+    o.consensus.graph = "complete";
+    o.kfac.hyper.stat_decay = 0.5;
+    if (ranks == 1)
+        return;
+    dsc_trainer *t = stepped(comm, &o, 1);
+    dsc_tensor averages = *dsc_kfac_averages(t->kfac);
+    set_factors(t, (float)(rank + 1));
+    if (rank == 0) {
+        EXPECT_OK(dsc_factors_send(t->factors, t->queue));
+        EXPECT_OK(dsc_factors_take(t->factors, t->queue)); /* nothing is there */
+        set_factors(t, 2);
+        EXPECT_OK(dsc_factors_send(t->factors, t->queue)); /* the first is under way: none */
+    }
+    EXPECT_OK(dsc_comm_barrier(comm));
+    if (rank > 0)
+        EXPECT_OK(dsc_factors_send(t->factors, t->queue));
+    EXPECT_OK(dsc_factors_settle(t->factors, t->queue));
+    float *mixed = runs_read(t->queue, &averages);
+    double mean = (ranks + 1) / 2.0, wanted = rank == 0 ? 2 + (mean - 1) / 2 : mean, worst = 0;
+    for (int64_t i = 0; i < dsc_tensor_count(&averages); i++)
+        worst = fmax(worst, fabs(mixed[i] - wanted));
+    EXPECT(worst <= (ranks == 3 ? 9 * 0x1p-23 : 0)); /* shares of 1/3 are rounded */
+    free(mixed);
     dsc_trainer_destroy(&t);
     all_fine(comm);
 }
@@ -339,6 +381,8 @@ static void test_refused(void **state) {
         o.kfac.strategy = DSC_KFAC_MEM_OPT;
         EXPECT_FAILS(DSC_E_INVALID, "use comm-opt, or scope gossip or local",
                      dsc_train_run(comm, device, &o, NULL));
+        kfac_options(&o, &ways[3], DSC_SCOPE_GLOBAL, NULL);
+        EXPECT_FAILS(DSC_E_INVALID, "scope global with synch_freq 2", dsc_train_run(comm, device, &o, NULL));
         kfac_options(&o, &ways[0], DSC_SCOPE_GOSSIP, NULL);
         o.consensus.group = ranks;
         EXPECT_FAILS(DSC_E_INVALID, "groups of 1", dsc_train_run(comm, device, &o, NULL));
@@ -380,7 +424,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_learns),  cmocka_unit_test(test_factors_mix), cmocka_unit_test(test_resume),
         cmocka_unit_test(test_other),   cmocka_unit_test(test_fuzz),        cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_bytes),       cmocka_unit_test(test_late),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

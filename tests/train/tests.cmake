@@ -23,4 +23,4 @@ emulated_program(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c t
 emulated_program(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_alone test_resume)
 emulated_program(train-gossip-kfac SOURCES train/test_gossip_kfac.c train/runs.c train/scratch.c ROOMS train
-                 TESTS test_resume)
+                 TESTS test_refused)

@@ -1,0 +1,233 @@
+/* Going on without ranks that were lost. */
+#include "train/survive.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "comm/table.h"
+#include "consensus/table.h"
+#include "train/factors.h"
+#include "train/gossip.h"
+#include "train/start.h"
+
+#include <stdio.h>
+#include <string.h>
+
+dsc_status dsc_survive_prepare(dsc_trainer *t) {
+    if (t->options.on_peer_loss != DSC_PEER_LOSS_CONTINUE || t->ranks == 1)
+        return DSC_OK;
+    if (!t->comm->owns_watch)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "going on without a lost rank: communicator '%s' cannot; create it with "
+                        "dsc_comm_options.survive = 1",
+                        dsc_comm_name(t->comm));
+    return dsc_comm_set_timeout(t->comm, t->options.consensus.peer_timeout);
+}
+
+/* ---- the end of what was ---- */
+
+/* The model then holds this rank's own values, and nothing is under way on the device. */
+static dsc_status stop_work(dsc_trainer *t) {
+    DSC_TRY(dsc_queue_sync(t->queue));
+    while (t->stepper && dsc_stepper_pending(t->stepper) > 0)
+        DSC_TRY(dsc_trainer_collect(t));
+    if (t->stepper)
+        DSC_TRY(dsc_stepper_get_scale(t->stepper, t->state.loss_scale));
+    if (t->consensus)
+        DSC_TRY(dsc_consensus_rescue(t->consensus, t->queue));
+    DSC_TRY(dsc_trainer_recover_buffers(t));
+    return dsc_queue_sync(t->queue);
+}
+
+/* After the alarm: nobody is waited for, and memory that messages may still touch is kept. */
+static void take_apart(dsc_trainer *t) {
+    dsc_stepper_destroy(&t->stepper);
+    dsc_factors_destroy(&t->factors);
+    dsc_gossip_destroy(&t->gossip);
+    dsc_consensus_destroy(&t->consensus);
+    dsc_trainer_free_shown(t);
+}
+
+static dsc_status change_ranks(dsc_trainer *t, dsc_comm *next) {
+    dsc_comm_abandon(&t->next_comm);
+    t->comm = t->next_comm = next;
+    t->rank = dsc_comm_rank(next);
+    t->ranks = dsc_comm_size(next);
+    return dsc_comm_use_queue(next, t->queue);
+}
+
+/* ---- where the run stands ---- */
+
+typedef struct place {
+    dsc_train_state state;
+    int64_t stop, failed;
+} place;
+
+/* 1 when a is further than b. */
+static int is_further(const dsc_train_state *a, const dsc_train_state *b) {
+    const int64_t keys[][2] = {{a->step, b->step},
+                               {a->epoch, b->epoch},
+                               {a->position, b->position},
+                               {a->evaluated_step, b->evaluated_step}};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+        if (keys[i][0] != keys[i][1])
+            return keys[i][0] > keys[i][1];
+    return 0;
+}
+
+/* Losses of an epoch that is over for others, time and scale stay the rank's own. */
+static void take_place(dsc_trainer *t, const place *places) {
+    const dsc_train_state own = t->state;
+    const dsc_train_state *best = &places[0].state;
+    for (int r = 0; r < t->ranks; r++) {
+        if (is_further(&places[r].state, best))
+            best = &places[r].state;
+        t->agreed.stop |= places[r].stop != 0;
+        t->agreed.failed |= places[r].failed != 0;
+    }
+    t->state = *best;
+    int same = own.epoch == best->epoch;
+    t->state.loss_sum = same ? own.loss_sum : 0;
+    t->state.loss_rows = same ? own.loss_rows : 0;
+    t->state.seconds = dsc_clock_now() - t->start;
+    memcpy(t->state.loss_scale, own.loss_scale, sizeof own.loss_scale);
+}
+
+static dsc_status gather(dsc_trainer *t, dsc_tensor *all, place *places) {
+    const int64_t one = sizeof *places;
+    dsc_request *request;
+    dsc_tensor own = dsc_tensor_slice(all, one * t->rank, one);
+    places->state = t->state;
+    places->stop = t->agreed.stop;
+    places->failed = t->agreed.failed;
+    DSC_TRY(dsc_tensor_upload(t->queue, places, sizeof *places, &own));
+    DSC_TRY(dsc_queue_sync(t->queue));
+    DSC_TRY(dsc_comm_allgather_begin(t->comm, DSC_TRAFFIC_OTHER, &own, all, &request));
+    DSC_TRY(dsc_comm_wait(&request));
+    DSC_TRY(dsc_tensor_download(t->queue, all, dsc_tensor_bytes(all), places));
+    return dsc_queue_sync(t->queue);
+}
+
+/* Everybody goes on from the place of the one who is furthest. Collective. */
+static dsc_status find_place(dsc_trainer *t) {
+    int64_t bytes = (int64_t)sizeof(place) * t->ranks;
+    dsc_tensor all = {0};
+    place *places = NULL;
+    dsc_status status = dsc_memory_alloc(t->ranks, sizeof *places, &places);
+    if (status == DSC_OK)
+        status = dsc_tensor_alloc(t->device, DSC_U8, 1, &bytes, &all);
+    status = dsc_comm_agree(t->comm, status);
+    if (status == DSC_OK) {
+        status = gather(t, &all, places);
+        if (status == DSC_E_LOST)
+            all.data = NULL; /* still in flight */
+    }
+    if (status == DSC_OK)
+        take_place(t, places);
+    if (all.data)
+        dsc_tensor_free(&all);
+    dsc_memory_free(&places);
+    t->saved_step = -1; /* not all may know of the last one */
+    t->save_now = t->options.checkpoint_every >= 0 && t->state.position == 0 && t->state.epoch > 0;
+    return status;
+}
+
+/* ---- what comes then ---- */
+
+/* Each rank's values are what it starts with. Exact averages want a start that all share. */
+static dsc_status start_values(dsc_trainer *t) {
+    if (t->options.consensus.average_every == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_consensus_mean_in_place(t->consensus, t->queue, DSC_TRAFFIC_PARAMETERS));
+    return dsc_slow_start(t->consensus, t->queue);
+}
+
+static dsc_status make_gossip(dsc_trainer *t) {
+    const dsc_consensus_options *o = &t->options.consensus;
+    dsc_status status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
+                                             dsc_model_param_count(t->model), o, &t->consensus);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    t->peers = o->peers;
+    if (t->kfac && t->options.kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1 &&
+        dsc_kfac_averages(t->kfac)->data)
+        DSC_TRY(dsc_factors_create(t->comm, t->queue, t->kfac, o, &t->factors));
+    return dsc_comm_agree(t->comm, dsc_gossip_start_peers(t));
+}
+
+static void tell(dsc_trainer *t, const char *text) {
+    dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_NOTE);
+    p.text = text;
+    dsc_trainer_tell(t, &p);
+}
+
+/* A graph that does not go with fewer ranks gives way to the one that always does. */
+static dsc_status make_gossip_somehow(dsc_trainer *t) {
+    dsc_train_options *o = &t->options;
+    char text[512];
+    dsc_status status = make_gossip(t);
+    int plain = !o->consensus.graph && o->consensus.peers == 1 && o->peers_count == 0;
+    if (status != DSC_E_INVALID || plain)
+        return status;
+    snprintf(text, sizeof text,
+             "%d ranks are left, and the graph cannot stay (%.300s): from now on the default graph, "
+             "1 peer a step",
+             t->ranks, dsc_error_message());
+    dsc_factors_destroy(&t->factors);
+    dsc_consensus_destroy(&t->consensus);
+    o->consensus.graph = NULL;
+    o->consensus.peers = 1;
+    o->peers_count = 0;
+    DSC_TRY(make_gossip(t));
+    tell(t, text);
+    return DSC_OK;
+}
+
+/* The first of those left writes the files. */
+static dsc_status open_metrics(dsc_trainer *t) {
+    if (t->rank != 0 || !t->options.out || t->metrics)
+        return DSC_OK;
+    return dsc_metrics_open(t->options.out, 1, &t->metrics);
+}
+
+static dsc_status put_together(dsc_trainer *t) {
+    DSC_TRY(find_place(t));
+    DSC_TRY(dsc_comm_agree(t->comm, dsc_trainer_spread(t)));
+    dsc_status status = make_gossip_somehow(t);
+    if (status != DSC_OK)
+        dsc_error_prefix(status, "%d ranks are left of %d, and cannot go on", t->ranks, t->ranks_told);
+    DSC_TRY(status);
+    DSC_TRY(dsc_gossip_create(t));
+    DSC_TRY(start_values(t));
+    DSC_TRY(dsc_trainer_make_stepper(t));
+    DSC_TRY(dsc_stepper_set_scale(t->stepper, t->state.loss_scale));
+    return dsc_comm_agree(t->comm, open_metrics(t));
+}
+
+static dsc_status report(dsc_trainer *t) {
+    int lost = t->ranks_told - t->ranks;
+    double mass = 0;
+    char text[160];
+    DSC_TRY(dsc_consensus_mass(t->consensus, &mass));
+    dsc_metrics_ranks(t->metrics, &t->state, t->ranks, lost, mass);
+    snprintf(text, sizeof text, "%d rank%s lost after step %lld of epoch %lld: %d go on", lost,
+             lost == 1 ? " was" : "s were", (long long)t->state.step, (long long)t->state.epoch, t->ranks);
+    tell(t, text);
+    t->ranks_told = t->ranks;
+    return DSC_OK;
+}
+
+dsc_status dsc_survive(dsc_trainer *t) {
+    dsc_comm *next = NULL;
+    t->lost = 1; /* until all is well again */
+    DSC_TRY(stop_work(t));
+    dsc_status status = dsc_comm_survivors(t->comm, t->options.consensus.peer_timeout, &next);
+    if (status != DSC_OK)
+        dsc_metrics_close(&t->metrics); /* it may be another's by now */
+    DSC_TRY(status);
+    take_apart(t);
+    DSC_TRY(change_ranks(t, next));
+    DSC_TRY(put_together(t));
+    DSC_TRY(report(t));
+    t->lost = 0;
+    return DSC_OK;
+}
