@@ -2,9 +2,11 @@
  *
  *   meeting   at evaluations, checkpoints, ends of epochs: nothing is in flight afterwards, and everybody
  *             knows the sums of the losses, and who asks to stop
- *   signals   every DSC_SIGNAL_STEPS steps the flags begin to travel, and are read as many steps later:
- * nobody waits who is not that far ahead. Not with adpsgd, and osgp with synch_freq > 0: their ranks may be
- * any number of steps apart, and one that waits could keep back what another needs to go on. */
+ *   signals   every DSC_SIGNAL_STEPS steps the flags begin to travel, and are read as many steps later;
+ *             nobody waits who is not that far ahead
+ *
+ * There are no signals with adpsgd and with osgp of synch_freq > 0: their ranks may be any number of steps
+ * apart, and one that waits could keep back what another needs to go on. */
 #ifndef DSC_TRAIN_GOSSIP_H
 #define DSC_TRAIN_GOSSIP_H
 
