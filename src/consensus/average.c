@@ -19,7 +19,6 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 enum { TAG_BUCKETS, TAG_HEADER };
 
@@ -164,21 +163,17 @@ failed:
 /* ---- waiting ---- */
 
 typedef struct patience {
-    double since;
-    int tries;
+    double since; /* 0: from now on */
 } patience;
 
-/* A moment between two looks: none at first, then longer ones. Returns the seconds waited so far. */
+/* A moment between two looks. Returns the seconds waited so far. */
 static double wait_a_moment(patience *p) {
-    enum { SPINS = 64, LONGEST_NS = 500000 };
-    if (p->tries == 0)
-        p->since = dsc_clock_now();
-    if (++p->tries > SPINS) {
-        long ns = 5000L * (p->tries - SPINS);
-        const struct timespec moment = {.tv_nsec = ns < LONGEST_NS ? ns : LONGEST_NS};
-        nanosleep(&moment, NULL);
-    }
-    return dsc_clock_now() - p->since;
+    double now = dsc_clock_now();
+    if (p->since == 0)
+        p->since = now;
+    double waited = now - p->since;
+    dsc_comm_rest(waited);
+    return waited;
 }
 
 static int too_long(const dsc_average *a, double waited) {
@@ -250,7 +245,7 @@ static dsc_status wait_until(dsc_average *a, int64_t until) {
         if (a->complete >= until)
             return DSC_OK;
         if (a->complete > before)
-            p.tries = 0;
+            p.since = 0;
         double waited = wait_a_moment(&p);
         if (too_long(a, waited))
             return peer_lost(a, a->complete, waited);

@@ -248,56 +248,15 @@ static dsc_status set_numbers(dsc_consensus *c, const double *numbers) {
     return DSC_OK;
 }
 
-const dsc_consensus_table dsc_consensus_sgp = {
-    .name = "sgp",
-    .open = open_gossip,
-    .close = close_gossip,
-    .adopt = adopt,
-    .before_forward = before_forward,
-    .grad_ready = grad_ready,
-    .after_backward = after_backward,
-    .update = update_and_send,
-    .settle = settle,
-    .is_busy = is_busy,
-    .weight = weight,
-    .rescue = rescue,
-    .set_peers = set_peers,
-    .get_numbers = get_numbers,
-    .set_numbers = set_numbers,
-};
+/* They differ in the order of a round and the optimiser alone. */
+#define GOSSIP_TABLE(label, first, last)                                                                     \
+    {                                                                                                        \
+        .name = label, .before_forward = first, .update = last, .open = open_gossip, .close = close_gossip,  \
+        .adopt = adopt, .grad_ready = grad_ready, .after_backward = after_backward, .settle = settle,        \
+        .is_busy = is_busy, .weight = weight, .rescue = rescue, .set_peers = set_peers,                      \
+        .get_numbers = get_numbers, .set_numbers = set_numbers                                               \
+    }
 
-const dsc_consensus_table dsc_consensus_osgp = {
-    .name = "osgp",
-    .open = open_gossip,
-    .close = close_gossip,
-    .adopt = adopt,
-    .before_forward = overlap,
-    .grad_ready = grad_ready,
-    .after_backward = after_backward,
-    .update = optimise,
-    .settle = settle,
-    .is_busy = is_busy,
-    .weight = weight,
-    .rescue = rescue,
-    .set_peers = set_peers,
-    .get_numbers = get_numbers,
-    .set_numbers = set_numbers,
-};
-
-const dsc_consensus_table dsc_consensus_dpsgd = {
-    .name = "dpsgd",
-    .open = open_gossip,
-    .close = close_gossip,
-    .adopt = adopt,
-    .before_forward = before_forward,
-    .grad_ready = grad_ready,
-    .after_backward = after_backward,
-    .update = update_and_send,
-    .settle = settle,
-    .is_busy = is_busy,
-    .weight = weight,
-    .rescue = rescue,
-    .set_peers = set_peers,
-    .get_numbers = get_numbers,
-    .set_numbers = set_numbers,
-};
+const dsc_consensus_table dsc_consensus_sgp = GOSSIP_TABLE("sgp", before_forward, update_and_send);
+const dsc_consensus_table dsc_consensus_osgp = GOSSIP_TABLE("osgp", overlap, optimise);
+const dsc_consensus_table dsc_consensus_dpsgd = GOSSIP_TABLE("dpsgd", before_forward, update_and_send);

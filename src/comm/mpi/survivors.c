@@ -4,9 +4,12 @@
  * enters the agreement by an alarm to all others, who find it there and enter, too.
  *
  *   alarm   to all     I am alive and have entered.
- *   call    to all     Its sender coordinates: join. To those who joined the sender: join the named one
- * instead. join    to one     The receiver is my coordinator: I wait for its list. list    to all     Who
- * goes on, as bits.
+ *
+ *   call    to all     Its sender coordinates: join. To those who joined the sender: join the named one.
+ *
+ *   join    to one     The receiver is my coordinator: I wait for its list.
+ *
+ *   list    to all     Who goes on, as bits.
  *
  * A rank waits for alarms until it has heard everybody or is out of patience. Then it joins the lowest rank
  * that it has heard, or, if that is itself, calls. A rank that hears a call before joins the caller. The
