@@ -38,8 +38,10 @@ static void add_params(dsc_rank_list *list, const char *prefix, dsc_rank_kind ki
     for (int64_t i = 0; i < count; i++) {
         const char *name = params[i].name;
         if (next) {
+            size_t bytes = strlen(prefix) + strlen(params[i].name) + 1;
             name = *next;
-            *next += sprintf(*next, "%s%s", prefix, params[i].name) + 1;
+            snprintf(*next, bytes, "%s%s", prefix, params[i].name);
+            *next += bytes;
         }
         add(list, name, kind, &params[i].value);
     }
