@@ -1,6 +1,5 @@
 /* Jobs that lose ranks, for lost.sh: lost MODE. Every rank that comes to its end says so on stdout.
  *
- * probe    rank 1 is killed: do the others live on?
  * losses   rank 2 is killed, then 0; the others go on, twice.
  * pause    rank 2 stops for less than the timeout: nobody is lost.
  * late     rank 2 stops for so long that the others go on without it.
@@ -230,16 +229,6 @@ static void be_stuck(dsc_comm *world, int signal_number) {
     dsc_comm_abort(world, ABORTED);
 }
 
-static void probe(dsc_comm *world) {
-    (void)world;
-    if (first_rank == 1)
-        raise(SIGKILL);
-    nap(1);
-    printf("rank %d lives\n", first_rank);
-    fflush(stdout);
-    _exit(0);
-}
-
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     dsc_comm *world = NULL;
@@ -254,9 +243,7 @@ int main(int argc, char **argv) {
     first_rank = dsc_comm_rank(world);
     CHECK(dsc_comm_set_timeout(world, timeout) == DSC_OK);
     CHECK(dsc_comm_barrier(world) == DSC_OK);
-    if (strcmp(mode, "probe") == 0)
-        probe(world);
-    else if (strcmp(mode, "losses") == 0)
+    if (strcmp(mode, "losses") == 0)
         lose(world);
     else if (strcmp(mode, "alone") == 0)
         lose_all_others(world);

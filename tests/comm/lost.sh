@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Jobs that lose ranks (lost.c): lost.sh MODE. Nothing hangs, errors say what they should, and the others go on where
-# they are meant to. Skipped where the launcher ends the whole job with its first rank, whatever it is told.
+# they are meant to. Skipped where the launcher ends the whole job with its first rank.
 set -uo pipefail
 mode=$1
 job=$DESCENT_BINARY_DIR/tests/comm_lost
@@ -30,20 +30,14 @@ says() {
     grep -q "^rank $1 $2\$" "$folder/out" || complain "rank $1 has not $2"
 }
 
-# The flag that lets others live on, or none.
-if "$DESCENT_MPIEXEC" --version 2>/dev/null | grep -q "Open MPI\|OpenRTE"; then
-    recovery=--enable-recovery
-else
-    recovery=-disable-auto-cleanup
-fi
+# Others live on under one launcher and flag alone.
+recovery=--enable-recovery
 case $mode in
 losses | losses-tcp | alone | false | late | killed)
-    launch probe $recovery
-    if [ "$(grep -c lives "$folder/out")" -ne 3 ]; then
-        echo "skipped: $DESCENT_MPIEXEC $recovery does not let the others live on when a rank is killed"
+    if ! "$DESCENT_MPIEXEC" --version 2>/dev/null | grep -q "Open MPI\|OpenRTE"; then
+        echo "skipped: $DESCENT_MPIEXEC ends the job with its first rank: this needs Open MPI's mpirun $recovery"
         exit 77
     fi
-    bad=0
     ;;
 esac
 
@@ -53,7 +47,6 @@ case $mode in
 losses | losses-tcp)
     transport=()
     if [ "$mode" = losses-tcp ]; then
-        [ $recovery = --enable-recovery ] || exit 77
         transport=(--mca btl "tcp,self")
         ranks=7 # not all of which have talked to each other
     fi
