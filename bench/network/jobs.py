@@ -22,7 +22,7 @@ class Way:
     """One algorithm as the command line of these scripts names it: allreduce, sgp, osgp, osgp:4 (--synch-freq 4), ...
 
     Left alone, Open MPI 4 sums vectors in place along a binomial tree: with four ranks all parameters travel four
-    times, one after the other. All-reduce is given the best algorithm there is, so that gossip is compared with that;
+    times, one after the other. The library asks it for the best algorithm there is, so gossip is compared with that;
     allreduce:plain is what Open MPI chooses by itself.
     """
 
@@ -37,8 +37,8 @@ class Way:
         if kind == "osgp" and detail:
             self.options += ["--synch-freq", detail]
         self.environment = {}
-        if name == "allreduce":
-            self.environment["OMPI_MCA_coll_libnbc_iallreduce_algorithm"] = "rabenseifner"
+        if name == "allreduce:plain":
+            self.environment["OMPI_MCA_coll_libnbc_iallreduce_algorithm"] = "ignore"
 
 
 def quietly(*command):

@@ -69,17 +69,6 @@ static dsc_status evaluate_own(dsc_trainer *t, double *top1) {
     return DSC_OK;
 }
 
-static dsc_status gather(dsc_trainer *t, double own, dsc_tensor *all, double *host) {
-    dsc_request *request;
-    dsc_tensor part = dsc_tensor_slice(all, t->rank, 1);
-    DSC_TRY(dsc_tensor_upload(t->queue, &own, sizeof own, &part));
-    DSC_TRY(dsc_queue_sync(t->queue));
-    DSC_TRY(dsc_comm_allgather_begin(t->comm, DSC_TRAFFIC_OTHER, &part, all, &request));
-    DSC_TRY(dsc_comm_wait(&request));
-    DSC_TRY(dsc_tensor_download(t->queue, all, dsc_tensor_bytes(all), host));
-    return dsc_queue_sync(t->queue);
-}
-
 static dsc_ranks_result summarise(const double *top1, int ranks) {
     dsc_ranks_result r = {.rank0 = top1[0], .min = top1[0], .max = top1[0]};
     double sum = 0, squares = 0;
@@ -96,22 +85,13 @@ static dsc_ranks_result summarise(const double *top1, int ranks) {
 }
 
 dsc_status dsc_trainer_evaluate_ranks(dsc_trainer *t, dsc_ranks_result *result) {
-    const int64_t ranks = t->ranks;
-    double own = 0, *host = NULL;
-    dsc_tensor all = {0};
-    dsc_status status = dsc_memory_alloc(ranks, sizeof *host, &host);
-    if (status == DSC_OK)
-        status = dsc_tensor_alloc(t->device, DSC_F64, 1, &ranks, &all);
-    if (status == DSC_OK)
-        status = evaluate_own(t, &own);
-    status = dsc_comm_agree(t->comm, status);
-    if (status == DSC_OK)
-        status = gather(t, own, &all, host);
-    if (status == DSC_OK)
-        *result = summarise(host, t->ranks);
-    dsc_tensor_free(&all);
-    dsc_memory_free(&host);
-    return status;
+    double own = 0;
+    void *all;
+    dsc_status status = evaluate_own(t, &own);
+    DSC_TRY(dsc_share_gather(t->comm, t->queue, status, &own, sizeof own, &all));
+    *result = summarise(all, t->ranks);
+    dsc_memory_free(&all);
+    return DSC_OK;
 }
 
 /* ---- of a file ---- */

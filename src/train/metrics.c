@@ -436,6 +436,7 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     if (judgement->has_consensus) {
         set(line, "distance", real(judgement->consensus.distance));
         set(line, "norm", real(judgement->consensus.norm));
+        set_int(line, "rounds", judgement->consensus.rounds);
     }
     if (judgement->has_ranks)
         set_ranks(line, &judgement->ranks);

@@ -1,7 +1,8 @@
-/* Giving everybody what rank 0 has. */
+/* Giving everybody what rank 0 has, or what each has. */
 #include "train/share.h"
 
 #include "base/error.h"
+#include "base/memory.h"
 
 static dsc_status share_through(dsc_comm *comm, dsc_queue *queue, dsc_tensor *block, void *data) {
     size_t bytes = dsc_tensor_bytes(block);
@@ -18,6 +19,37 @@ dsc_status dsc_share_bytes(dsc_comm *comm, dsc_queue *queue, void *data, size_t 
     DSC_TRY(dsc_tensor_alloc(dsc_queue_device(queue), DSC_U8, 1, &count, &block));
     dsc_status status = share_through(comm, queue, &block, data);
     dsc_tensor_free(&block);
+    return status;
+}
+
+static dsc_status gather_through(dsc_comm *comm, dsc_queue *queue, dsc_tensor *block, const void *own,
+                                 size_t bytes, void *all) {
+    dsc_request *request;
+    dsc_tensor part = dsc_tensor_slice(block, (int64_t)bytes * dsc_comm_rank(comm), (int64_t)bytes);
+    DSC_TRY(dsc_tensor_upload(queue, own, bytes, &part));
+    DSC_TRY(dsc_queue_sync(queue));
+    DSC_TRY(dsc_comm_allgather_begin(comm, DSC_TRAFFIC_OTHER, &part, block, &request));
+    DSC_TRY(dsc_comm_wait(&request));
+    DSC_TRY(dsc_tensor_download(queue, block, dsc_tensor_bytes(block), all));
+    return dsc_queue_sync(queue);
+}
+
+dsc_status dsc_share_gather(dsc_comm *comm, dsc_queue *queue, dsc_status status, const void *own,
+                            size_t bytes, void **all) {
+    dsc_tensor block = {0};
+    int64_t count = (int64_t)bytes * dsc_comm_size(comm);
+    *all = NULL;
+    if (status == DSC_OK)
+        status = dsc_memory_alloc(count, 1, all);
+    if (status == DSC_OK)
+        status = dsc_tensor_alloc(dsc_queue_device(queue), DSC_U8, 1, &count, &block);
+    status = dsc_comm_agree(comm, status);
+    if (status == DSC_OK)
+        status = gather_through(comm, queue, &block, own, bytes, *all);
+    if (block.data && status != DSC_E_LOST) /* then it is still in flight */
+        dsc_tensor_free(&block);
+    if (status != DSC_OK)
+        dsc_memory_free(all);
     return status;
 }
 

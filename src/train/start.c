@@ -230,20 +230,6 @@ static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
 
 /* ---- what is told of it ---- */
 
-/* One description per rank, in lines of DESCRIPTION_SIZE. Collective. */
-static dsc_status gather_devices(dsc_trainer *t, dsc_tensor *all, char *text) {
-    int64_t line = DESCRIPTION_SIZE, first = line * t->rank;
-    dsc_request *request;
-    dsc_tensor own = dsc_tensor_slice(all, first, line);
-    snprintf(text, DESCRIPTION_SIZE, "%s", dsc_device_description(t->device));
-    DSC_TRY(dsc_tensor_upload(t->queue, text, DESCRIPTION_SIZE, &own));
-    DSC_TRY(dsc_queue_sync(t->queue));
-    DSC_TRY(dsc_comm_allgather_begin(t->comm, DSC_TRAFFIC_OTHER, &own, all, &request));
-    DSC_TRY(dsc_comm_wait(&request));
-    DSC_TRY(dsc_tensor_download(t->queue, all, dsc_tensor_bytes(all), text));
-    return dsc_queue_sync(t->queue);
-}
-
 static void write_run(dsc_trainer *t, const char *path, const char **devices) {
     dsc_run_facts facts = {.ranks = t->ranks,
                            .device = dsc_device_description(t->device),
@@ -257,26 +243,19 @@ static void write_run(dsc_trainer *t, const char *path, const char **devices) {
     dsc_metrics_run(t->metrics, &t->options, &facts);
 }
 
+/* With everybody's device. Collective. */
 static dsc_status describe_run(dsc_trainer *t, const char *path) {
-    int64_t size = (int64_t)t->ranks * DESCRIPTION_SIZE;
-    dsc_tensor all = {0};
-    char *text = NULL;
+    char own[DESCRIPTION_SIZE] = "";
+    void *text = NULL;
     const char **devices = NULL;
-    dsc_status status = dsc_memory_alloc(size, 1, &text);
-    if (status == DSC_OK)
-        status = dsc_memory_alloc(t->ranks, sizeof *devices, &devices);
-    if (status == DSC_OK)
-        status = dsc_tensor_alloc(t->device, DSC_U8, 1, &size, &all);
-    status = dsc_comm_agree(t->comm, status);
-    if (status == DSC_OK)
-        status = gather_devices(t, &all, text);
+    snprintf(own, sizeof own, "%s", dsc_device_description(t->device));
+    dsc_status status = dsc_memory_alloc(t->ranks, sizeof *devices, &devices);
+    status = dsc_share_gather(t->comm, t->queue, status, own, sizeof own, &text);
     if (status == DSC_OK) {
         for (int r = 0; r < t->ranks; r++)
-            devices[r] = text + (size_t)r * DESCRIPTION_SIZE;
+            devices[r] = (const char *)text + (size_t)r * DESCRIPTION_SIZE;
         write_run(t, path, devices);
     }
-    if (all.data)
-        dsc_tensor_free(&all);
     dsc_memory_free(&devices);
     dsc_memory_free(&text);
     return status;

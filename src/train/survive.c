@@ -8,6 +8,7 @@
 #include "consensus/table.h"
 #include "train/factors.h"
 #include "train/gossip.h"
+#include "train/share.h"
 #include "train/start.h"
 
 #include <stdio.h>
@@ -93,39 +94,13 @@ static void take_place(dsc_trainer *t, const place *places) {
     memcpy(t->state.loss_scale, own.loss_scale, sizeof own.loss_scale);
 }
 
-static dsc_status gather(dsc_trainer *t, dsc_tensor *all, place *places) {
-    const int64_t one = sizeof *places;
-    dsc_request *request;
-    dsc_tensor own = dsc_tensor_slice(all, one * t->rank, one);
-    places->state = t->state;
-    places->stop = t->agreed.stop;
-    places->failed = t->agreed.failed;
-    DSC_TRY(dsc_tensor_upload(t->queue, places, sizeof *places, &own));
-    DSC_TRY(dsc_queue_sync(t->queue));
-    DSC_TRY(dsc_comm_allgather_begin(t->comm, DSC_TRAFFIC_OTHER, &own, all, &request));
-    DSC_TRY(dsc_comm_wait(&request));
-    DSC_TRY(dsc_tensor_download(t->queue, all, dsc_tensor_bytes(all), places));
-    return dsc_queue_sync(t->queue);
-}
-
 /* Everybody goes on from the place of the one who is furthest. Collective. */
 static dsc_status find_place(dsc_trainer *t) {
-    int64_t bytes = (int64_t)sizeof(place) * t->ranks;
-    dsc_tensor all = {0};
-    place *places = NULL;
-    dsc_status status = dsc_memory_alloc(t->ranks, sizeof *places, &places);
-    if (status == DSC_OK)
-        status = dsc_tensor_alloc(t->device, DSC_U8, 1, &bytes, &all);
-    status = dsc_comm_agree(t->comm, status);
-    if (status == DSC_OK) {
-        status = gather(t, &all, places);
-        if (status == DSC_E_LOST)
-            all.data = NULL; /* still in flight */
-    }
+    const place own = {.state = t->state, .stop = t->agreed.stop, .failed = t->agreed.failed};
+    void *places;
+    dsc_status status = dsc_share_gather(t->comm, t->queue, DSC_OK, &own, sizeof own, &places);
     if (status == DSC_OK)
         take_place(t, places);
-    if (all.data)
-        dsc_tensor_free(&all);
     dsc_memory_free(&places);
     t->saved_step = -1; /* not all may know of the last one */
     t->save_now = t->options.checkpoint_every >= 0 && t->state.position == 0 && t->state.epoch > 0;

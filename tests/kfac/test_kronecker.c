@@ -3,6 +3,7 @@
 #include "kfac/twin.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static const net_shape shapes[] = {
     {"linear", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 3},
@@ -167,6 +168,61 @@ static void test_diagonal_blocks(void **state) {
             }
 }
 
+/* ---- products that round ---- */
+
+static const net_shape larger[] = {
+    {"linear", DSC_KFAC_LINEAR, .in_c = 30, .out_c = 9, .bias = 1},
+    {"1x1", DSC_KFAC_CONV2D, .in_c = 16, .out_c = 17, .in_h = 6, .in_w = 6},
+    {"3x3", DSC_KFAC_CONV2D, .in_c = 4, .out_c = 8, .in_h = 6, .in_w = 6, .kernel_h = 3, .kernel_w = 3,
+     .pad_h = 1, .pad_w = 1},
+    {"1x1 again", DSC_KFAC_CONV2D, .in_c = 16, .out_c = 17, .in_h = 4, .in_w = 4},
+};
+enum { LARGER = sizeof larger / sizeof larger[0] };
+
+static void run_rounded(const place *p, int method, double damping) {
+    twin t;
+    dsc_kfac_options options = twin_options();
+    options.method = methods[method].method;
+    options.outer_product = methods[method].outer_product;
+    options.hyper.damping = damping;
+    twin_open(&t, p, larger, LARGER, &options);
+    for (int k = 0; k < 3; k++) {
+        net_step step = {.number = k, .lr = 0.1};
+        naive_run(&t.v, &t.n, &step, &options.hyper, t.want);
+        assert_ok(net_run(&t.n, t.kfac, &step));
+        for (int l = 0; l < LARGER; l++) {
+            int64_t count = net_gradient_count(&t.n, l);
+            double *got = net_array(count, sizeof *got);
+            net_read(&t.n, l, got);
+            double distance = naive_distance(got, t.want[l], count);
+            free(got);
+            if (!(distance <= 1e-3))
+                fail_msg("%s, %s, damping %g, step %d, '%s': off by %g", p->device, methods[method].name,
+                         damping, k, larger[l].name, distance);
+        }
+    }
+    twin_close(&t);
+}
+
+/* The device as users have it, where a GPU may round the factors of products to TF32: the result is good to
+ * 1e-3. */
+static void test_rounded_products(void **state) {
+    (void)state;
+    static const double dampings[] = {0.125, 0.003};
+    place p = {chosen_or("cpu"), DSC_F32, 0, 1, NULL, NULL};
+    p.handle = chosen_open(p.device, p.threads);
+    assert_ok(dsc_queue_create(p.handle, &p.queue));
+    if (chosen())
+        assert_ok(dsc_comm_use_queue(alone, p.queue));
+    for (int method = 0; method < METHODS; method++)
+        for (int d = 0; d < 2; d++)
+            run_rounded(&p, method, dampings[d]);
+    if (chosen())
+        assert_ok(dsc_comm_use_queue(alone, places[REF].queue));
+    dsc_queue_destroy(&p.queue);
+    dsc_device_destroy(&p.handle);
+}
+
 /* It is K-FAC: on inputs this skew the preconditioned gradient points elsewhere. */
 static void test_not_parallel(void **state) {
     (void)state;
@@ -191,12 +247,14 @@ static void test_not_parallel(void **state) {
     twin_close(&t);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_kind),      cmocka_unit_test(test_clip),
         cmocka_unit_test(test_loss_scale),      cmocka_unit_test(test_passes),
         cmocka_unit_test(test_between_updates), cmocka_unit_test(test_diagonal_blocks),
-        cmocka_unit_test(test_not_parallel),
+        cmocka_unit_test(test_not_parallel),    cmocka_unit_test(test_rounded_products),
     };
+    if (argc > 1) /* only tests whose names are like this */
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("kfac kronecker", tests, places_open, places_close);
 }

@@ -142,8 +142,12 @@ static void test_schedules(void **state) {
 
 static double number(const json_t *line, const char *key) {
     const json_t *value = json_object_get(line, key);
-    if (!json_is_number(value))
+    if (!json_is_number(value)) {
+        char *text = json_dumps(line, JSON_COMPACT);
+        print_error("%s\n", text ? text : "");
+        free(text);
         fail_msg("'%s' is not a number", key);
+    }
     return json_number_value(value);
 }
 

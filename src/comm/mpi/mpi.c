@@ -10,6 +10,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* MPI is initialised and finalised once in a process. Communicators are created and destroyed by one thread
@@ -302,6 +303,12 @@ static const dsc_comm_table mpi_table = {
     .close_watch = dsc_mpi_close_watch,
 };
 
+/* Open MPI 4.1's own choice for MPI_Iallreduce in place sends far more than is needed (docs/performance.md). A
+ * choice of the user's stands, and other libraries do not know the name. */
+static void prefer_algorithms(void) {
+    (void)setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "rabenseifner", 0);
+}
+
 /* Initialises MPI unless the program has; *provided is its thread level. */
 static dsc_status start_mpi(int thread_multiple, int *provided) {
     int initialised = 0, finalised = 0;
@@ -314,6 +321,7 @@ static dsc_status start_mpi(int thread_multiple, int *provided) {
     if (initialised) {
         DSC_TRY(dsc_mpi_check(MPI_Query_thread(provided), "MPI_Query_thread"));
     } else {
+        prefer_algorithms();
         int wanted = thread_multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED;
         DSC_TRY(dsc_mpi_check(MPI_Init_thread(NULL, NULL, wanted, provided), "MPI_Init_thread"));
         world.started_here = 1;
