@@ -85,13 +85,13 @@ static int takes_size(const dsc_conv_desc *desc) {
 }
 
 static int takes(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
-    int type = desc->dtype == DSC_F32 || desc->dtype == DSC_BF16 || desc->dtype == DSC_F16;
+    int type = (desc->dtype == DSC_F32 && !cuda->strict) || desc->dtype == DSC_BF16 || desc->dtype == DSC_F16;
     int taps = desc->kh == 3 && desc->kw == 3 && desc->pad_h == 1 && desc->pad_w == 1 && desc->dil_h == 1 &&
                desc->dil_w == 1 && desc->groups == 1;
     int stride =
         desc->stride_h == desc->stride_w && (desc->stride_h == 1 || (desc->stride_h == 2 && desc->c != 3));
-    return !cuda->strict && cuda->capability >= 80 && type && taps && stride && takes_size(desc) &&
-           takes_channels(desc->k) && (desc->c == 3 || takes_channels(desc->c));
+    return cuda->capability >= 80 && type && taps && stride && takes_size(desc) && takes_channels(desc->k) &&
+           (desc->c == 3 || takes_channels(desc->c));
 }
 
 unsigned dsc_cuda_small_conv_passes(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
