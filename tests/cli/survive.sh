@@ -1,27 +1,21 @@
 #!/usr/bin/env bash
 # A rank is killed in the middle of a training by gossip: survive.sh MODE. With --on-peer-loss continue the others go on to the
-# end. Skipped where the launcher ends the whole job with its first rank, whatever it is told.
+# end. Skipped where the launcher ends the whole job with its first rank.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 mode=$1
-probe=$DESCENT_BINARY_DIR/tests/comm_lost
 limit=100 # seconds; ends in ten to twenty
 model=mlp
 
-if ! have_mpi || [ ! -x "$probe" ]; then
+if ! have_mpi; then
     echo "skipped: this build has no MPI"
     exit 77
 fi
-recovery=
-if "$DESCENT_MPIEXEC" --version 2>/dev/null | grep "Open MPI\|OpenRTE" >/dev/null; then
-    recovery=--enable-recovery
-    DESCENT_MPIEXEC_FLAGS="${DESCENT_MPIEXEC_FLAGS:-} $recovery"
-fi
-job 4 timeout -k 5 $limit "$probe" probe >probe.out 2>probe.err </dev/null || true
-if [ "$(grep -c lives probe.out)" != 3 ]; then
-    echo "skipped: $DESCENT_MPIEXEC $recovery does not let the others live on when a rank is killed"
+if ! "$DESCENT_MPIEXEC" --version 2>/dev/null | grep -q "Open MPI\|OpenRTE"; then
+    echo "skipped: $DESCENT_MPIEXEC ends the job with its first rank: this needs Open MPI's mpirun --enable-recovery"
     exit 77
 fi
+DESCENT_MPIEXEC_FLAGS="${DESCENT_MPIEXEC_FLAGS:-} --enable-recovery"
 
 # lines KIND: how many there are in the metrics so far.
 lines() {
