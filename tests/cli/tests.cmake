@@ -21,6 +21,9 @@ descent_script_test(cli-signal-n2 cli/signal.sh 2)
 descent_script_test(cli-average cli/average.sh)
 descent_script_test(cli-gossip cli/gossip.sh)
 descent_script_test(cli-silent cli/silent.sh)
+# Mostly programs that start and end, and waits.
+set_tests_properties(cli-usage cli-info cli-man cli-train cli-paper cli-fail cli-average cli-gossip cli-silent
+                     PROPERTIES PROCESSORS 1)
 foreach(mode IN ITEMS sgp first osgp dpsgd adpsgd kfac late stop odd)
   descent_script_test(cli-survive-${mode} cli/survive.sh ${mode})
 endforeach()

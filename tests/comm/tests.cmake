@@ -13,6 +13,7 @@ if(DSC_HAVE_MPI)
   descent_link_rooms(comm_lost comm)
   foreach(mode IN ITEMS losses losses-tcp alone false late pause killed hang leave farewell)
     descent_script_test(comm-lost-${mode} comm/lost.sh ${mode})
+    set_tests_properties(comm-lost-${mode} PROPERTIES PROCESSORS 1) # they wait, most of the time
   endforeach()
   foreach(ranks IN ITEMS 1 2 4) # the conformance program once more, with limited waits
     add_test(NAME comm-mpi-limited-n${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${DESCENT_MPIEXEC_FLAGS} -n ${ranks}
