@@ -41,6 +41,12 @@ static void add_place(const char *file, int line) {
     snprintf(trace + used, TRACE_SIZE - used, "%s%s:%d", used ? "\n" : "", src ? src : file, line);
 }
 
+dsc_status dsc_error_adopt(dsc_status status, const char *text) {
+    snprintf(message, MESSAGE_SIZE, "%s", text);
+    trace[0] = '\0';
+    return status;
+}
+
 dsc_status dsc_error_raise(dsc_status status, const char *file, int line, const char *format, ...) {
     int used = 0;
     int rank = atomic_load(&own_rank);

@@ -14,6 +14,9 @@ dsc_status dsc_error_pass(dsc_status status, const char *file, int line);
 /* Puts "context: " before the current message; used where a caller knows the file or flag that failed. */
 dsc_status dsc_error_prefix(dsc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Makes another thread's error this one's: `message` is its dsc_error_message(). Returns `status`. */
+dsc_status dsc_error_adopt(dsc_status status, const char *message);
+
 /* The rank named in messages of this process; -1 (the default) for none. Set by the communicator. */
 void dsc_error_set_rank(int rank);
 

@@ -12,14 +12,13 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/thread.h"
 #include "comm/table.h"
 #include "descent/log.h"
 #include "device/ops.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
-#include <signal.h>
 #include <string.h>
 
 /* ---- what can work ---- */
@@ -133,20 +132,13 @@ static dsc_status make_buffers(dsc_adpsgd *a, dsc_device *device, size_t bucket_
     return dsc_memory_alloc(2 * a->bucket_count, sizeof *a->requests, &a->requests);
 }
 
-/* The thread takes no signals: those are for whoever owns main(). */
 static dsc_status start_thread(dsc_adpsgd *a) {
     a->has_lock = pthread_mutex_init(&a->lock, NULL) == 0;
     a->has_changed = pthread_cond_init(&a->changed, NULL) == 0;
     if (!a->has_lock || !a->has_changed)
         return DSC_FAIL(DSC_E_MEMORY, "adpsgd: cannot create its lock");
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int code = pthread_create(&a->thread, NULL, dsc_adpsgd_thread, a);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    a->has_thread = code == 0;
-    if (code)
-        return DSC_FAIL(DSC_E_MEMORY, "adpsgd: cannot start its thread: %s", strerror(code));
+    DSC_TRY(dsc_thread_start(&a->thread, dsc_adpsgd_thread, a, "the thread that averages"));
+    a->has_thread = 1;
     return DSC_OK;
 }
 
@@ -247,17 +239,12 @@ static void close_adpsgd(dsc_consensus *c) {
 
 /* ---- the training thread's moments ---- */
 
-/* Raises the averaging thread's error in this one, without the "rank R: " that raising puts before it. */
+/* The averaging thread's error becomes this one's. */
 static dsc_status check_failure(dsc_adpsgd *a) {
     if (!atomic_load(&a->failed))
         return DSC_OK;
     pthread_mutex_lock(&a->lock);
-    const char *message = a->message;
-    if (strncmp(message, "rank ", 5) == 0 && isdigit((unsigned char)message[5])) {
-        const char *rest = message + 5 + strspn(message + 5, "0123456789");
-        message = strncmp(rest, ": ", 2) == 0 ? rest + 2 : message;
-    }
-    dsc_status status = DSC_FAIL(a->failure, "%s", message);
+    dsc_status status = dsc_error_adopt(a->failure, a->message);
     pthread_mutex_unlock(&a->lock);
     return status;
 }

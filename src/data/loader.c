@@ -8,14 +8,12 @@
  * prepares a row makes no difference to it. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/thread.h"
 #include "base/versioned.h"
 #include "data/dataset.h"
 #include "data/sampler.h"
 #include "data/stage.h"
 
-#include <ctype.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -224,21 +222,12 @@ static dsc_status make_locks(dsc_loader *loader) {
     return DSC_OK;
 }
 
-/* The threads take no signals: those are for whoever owns main(). */
 static dsc_status start_threads(dsc_loader *loader) {
     DSC_TRY(dsc_memory_alloc(loader->options.threads, sizeof *loader->threads, &loader->threads));
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int code = 0;
-    while (code == 0 && loader->thread_count < loader->options.threads) {
-        code = pthread_create(&loader->threads[loader->thread_count], NULL, work, loader);
-        loader->thread_count += code == 0;
+    while (loader->thread_count < loader->options.threads) {
+        DSC_TRY(dsc_thread_start(&loader->threads[loader->thread_count], work, loader, "a thread for data"));
+        loader->thread_count++;
     }
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (code)
-        return DSC_FAIL(DSC_E_MEMORY, "cannot start data thread %d of %d: %s", loader->thread_count + 1,
-                        loader->options.threads, strerror(code));
     return DSC_OK;
 }
 
@@ -324,19 +313,6 @@ dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t position) 
     return status;
 }
 
-/* Raises a thread's error again in the caller's, without the "rank R: " that raising puts before it. */
-static dsc_status raise_again(const slot *s) {
-    const char *message = s->message;
-    if (strncmp(message, "rank ", 5) == 0 && isdigit((unsigned char)message[5])) {
-        const char *rest = message + 5;
-        while (isdigit((unsigned char)*rest))
-            rest++;
-        if (strncmp(rest, ": ", 2) == 0)
-            message = rest + 2;
-    }
-    return DSC_FAIL(s->status, "%s", message);
-}
-
 /* The memory of the batch before is free again once it has been copied. */
 dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) {
     if (loader->stage)
@@ -352,7 +328,7 @@ dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batc
         *batch = (dsc_batch){s->x, s->labels, s->epoch, s->position};
         loader->delivered++;
     } else {
-        status = raise_again(s);
+        status = dsc_error_adopt(s->status, s->message);
     }
     pthread_mutex_unlock(&loader->mutex);
     if (status == DSC_OK && loader->stage)

@@ -8,8 +8,10 @@
  * killed   rank 2 is killed and `survive` was not asked for: the others end with an error.
  * hang     rank 2 stops for good: the others abort the job.
  * leave    the same, but the others destroy their communicators, with operations in flight, and exit.
+ * agreed   rank 2 is killed, and rank 3 at the moment when the others have agreed with it on going on.
+ * parts    rank 2 stops for good where all make a communicator of a part of them.
  * farewell rank 2 stops for good before the end, where nobody waits for it but MPI's. */
-#include "descent/comm.h"
+#include "comm/mpi/mpi.h"
 
 #include <signal.h>
 #include <stdio.h>
@@ -217,6 +219,39 @@ static void say_farewell(dsc_comm *world) {
     exit(LEFT);
 }
 
+/* What is left after a failure while a communicator is made: it can be destroyed, and nothing else. */
+static void end_stuck(dsc_comm *world) {
+    int32_t result;
+    fprintf(stderr, "%s\n", dsc_error_message());
+    CHECK(sum(world, 1, &result) == DSC_E_COMM && strstr(dsc_error_message(), "still waits"));
+    dsc_comm_destroy(&world);
+    printf("rank %d left\n", first_rank);
+    exit(LEFT);
+}
+
+static void die_if_last(void) {
+    if (first_rank == 3)
+        raise(SIGKILL);
+}
+
+static void lose_when_agreed(dsc_comm *world) {
+    dsc_comm *next = NULL;
+    if (first_rank == 2)
+        raise(SIGKILL);
+    CHECK(dsc_comm_barrier(world) == DSC_E_LOST);
+    dsc_mpi_set_agreed_hook(die_if_last);
+    CHECK(dsc_comm_survivors(world, patience, &next) == DSC_E_COMM && !next);
+    end_stuck(world);
+}
+
+static void stop_in_parts(dsc_comm *world) {
+    dsc_comm *part = NULL;
+    if (first_rank == 2)
+        raise(SIGSTOP);
+    CHECK(dsc_comm_split(world, first_rank / 2, 0, &part) == DSC_E_COMM && !part);
+    end_stuck(world);
+}
+
 static void be_stuck(dsc_comm *world, int signal_number) {
     int32_t one = 1;
     dsc_tensor t = view(&one, 1);
@@ -229,6 +264,8 @@ static void be_stuck(dsc_comm *world, int signal_number) {
     dsc_comm_abort(world, ABORTED);
 }
 
+static const char *const surviving[] = {"losses", "pause", "late", "alone", "false", "agreed"};
+
 int main(int argc, char **argv) {
     const char *mode = argc > 1 ? argv[1] : "";
     dsc_comm *world = NULL;
@@ -237,7 +274,8 @@ int main(int argc, char **argv) {
     make_waker();
     dsc_comm_options_init(&options);
     options.kind = "mpi";
-    options.survive = strchr("lpfa", mode[0]) && strcmp(mode, "leave") != 0 && strcmp(mode, "farewell") != 0;
+    for (size_t i = 0; i < sizeof surviving / sizeof *surviving; i++)
+        options.survive |= strcmp(mode, surviving[i]) == 0;
     CHECK(dsc_device_create(NULL, &device) == DSC_OK);
     CHECK(dsc_comm_create(&options, &world) == DSC_OK);
     first_rank = dsc_comm_rank(world);
@@ -253,6 +291,10 @@ int main(int argc, char **argv) {
         alarm_for_nothing(world);
     else if (strcmp(mode, "leave") == 0)
         leave(world);
+    else if (strcmp(mode, "agreed") == 0)
+        lose_when_agreed(world);
+    else if (strcmp(mode, "parts") == 0)
+        stop_in_parts(world);
     else if (strcmp(mode, "farewell") == 0)
         say_farewell(world);
     else

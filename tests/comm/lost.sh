@@ -33,7 +33,7 @@ says() {
 # Others live on under one launcher and flag alone.
 recovery=--enable-recovery
 case $mode in
-losses | losses-tcp | alone | false | late | killed)
+losses | losses-tcp | alone | false | late | killed | agreed)
     if ! "$DESCENT_MPIEXEC" --version 2>/dev/null | grep -q "Open MPI\|OpenRTE"; then
         echo "skipped: $DESCENT_MPIEXEC ends the job with its first rank: this needs Open MPI's mpirun $recovery"
         exit 77
@@ -42,6 +42,7 @@ losses | losses-tcp | alone | false | late | killed)
 esac
 
 late="rank 2: survivors: this rank came too late, and the others go on without it"
+unmade="rank [0-3]: a communicator is not made after [0-9.]* s: a rank has ended, hangs or is slow"
 stuck="communication failure: rank [013]: recv with tag 7 from rank 2: not complete after 2 s: a rank has ended, hangs or is slow"
 case $mode in
 losses | losses-tcp)
@@ -81,10 +82,16 @@ hang)
     [ $status -eq 4 ] || complain "status $status instead of 4"
     grep -q "$stuck" "$folder/err" || complain "the message is missing"
     ;;
-leave | farewell)
+agreed)
+    launch agreed $recovery
+    for rank in 0 1; do says $rank left; done
+    [ "$(grep -c "$unmade" "$folder/err")" -eq 2 ] || complain "not all others have ended with the message"
+    ;;
+leave | farewell | parts)
     launch "$mode"
     [ $status -ne 0 ] || complain "status 0"
     grep -q "^rank [013] left" "$folder/out" || complain "nobody has left"
+    [ "$mode" != parts ] || grep -q "$unmade" "$folder/err" || complain "the message is missing"
     ;;
 esac
 exit $bad

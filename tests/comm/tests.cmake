@@ -11,7 +11,7 @@ if(DSC_HAVE_MPI)
   descent_script_test(comm-abort comm/abort.sh)
   add_executable(comm_lost comm/lost.c)
   descent_link_rooms(comm_lost comm)
-  foreach(mode IN ITEMS losses losses-tcp alone false late pause killed hang leave farewell)
+  foreach(mode IN ITEMS losses losses-tcp alone false late pause killed agreed hang leave parts farewell)
     descent_script_test(comm-lost-${mode} comm/lost.sh ${mode})
     set_tests_properties(comm-lost-${mode} PROPERTIES PROCESSORS 1) # they wait, most of the time
   endforeach()

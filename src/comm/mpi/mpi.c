@@ -94,6 +94,7 @@ static dsc_status mpi_start(dsc_comm *comm, const dsc_transfer *t, dsc_piece *pi
     MPI_Op op = mpi_op(t->dtype, t->reduction);
     MPI_Request request = MPI_REQUEST_NULL;
     int n = (int)t->count; /* at most message_limit, which is at most INT_MAX */
+    DSC_TRY(dsc_mpi_check_free());
     switch (t->op) {
     case DSC_COMM_ALLREDUCE:
         DSC_TRY(dsc_mpi_check(MPI_Iallreduce(MPI_IN_PLACE, t->recv, n, type, op, mpi, &request),
@@ -143,6 +144,7 @@ static dsc_status mpi_test(dsc_comm *comm, dsc_piece *piece, int *done) {
     (void)comm;
     MPI_Request request;
     MPI_Status status;
+    DSC_TRY(dsc_mpi_check_free());
     memcpy(&request, &piece->handle, sizeof request);
     int code = MPI_Test(&request, done, &status);
     memcpy(&piece->handle, &request, sizeof request); /* complete, it is null */
@@ -154,6 +156,7 @@ static dsc_status mpi_wait(dsc_comm *comm, dsc_piece *piece) {
     (void)comm;
     MPI_Request request;
     MPI_Status status;
+    DSC_TRY(dsc_mpi_check_free());
     memcpy(&request, &piece->handle, sizeof request);
     DSC_TRY(dsc_mpi_check(MPI_Wait(&request, &status), "MPI_Wait"));
     return check_length(piece, &status);
@@ -166,7 +169,7 @@ static void mpi_cancel(dsc_comm *comm, dsc_piece *piece) {
     MPI_Status status;
     int done = 0;
     memcpy(&request, &piece->handle, sizeof request);
-    if (request == MPI_REQUEST_NULL || MPI_Cancel(&request) != MPI_SUCCESS)
+    if (!dsc_mpi_is_free() || request == MPI_REQUEST_NULL || MPI_Cancel(&request) != MPI_SUCCESS)
         return;
     (void)MPI_Test(&request, &done, &status);
     memcpy(&piece->handle, &request, sizeof request);
@@ -187,7 +190,7 @@ void dsc_mpi_abort(int exit_status) {
 
 static void mpi_close(dsc_comm *comm) {
     dsc_mpi_state *mpi = comm->state;
-    if (dsc_mpi_is_up()) { /* else the program has finalised it, against its duty */
+    if (dsc_mpi_is_up() && dsc_mpi_is_free()) { /* else the program has finalised it, against its duty */
         MPI_Comm_free(&mpi->comm);
         if (world.users == 1 && !world.abandoned) {
             dsc_half_ops_free(&world.ops);
@@ -209,7 +212,7 @@ static void mpi_abandon(dsc_comm *comm) {
 
 static int mpi_is_last(const dsc_comm *comm) {
     (void)comm;
-    return world.users == 1 && world.started_here && !world.abandoned && dsc_mpi_is_up();
+    return world.users == 1 && world.started_here && !world.abandoned && dsc_mpi_is_up() && dsc_mpi_is_free();
 }
 
 /* Rank and size of mpi->comm; rank and size among those of it on this node, whose communicator is *node. */
@@ -244,19 +247,49 @@ dsc_status dsc_mpi_adopt(dsc_comm *comm, MPI_Comm made) {
     DSC_TRY_GOTO(status, locate(mpi, comm, &node), fail);
     DSC_TRY_GOTO(status, dsc_mpi_check(MPI_Comm_free(&node), "MPI_Comm_free"), fail);
     comm->state = mpi;
-    world.users++;
     return DSC_OK;
 fail:
     dsc_memory_free(&mpi);
     return status;
 }
 
-static dsc_status mpi_split(dsc_comm *comm, int colour, int key, dsc_comm *child) {
+void dsc_mpi_move(const dsc_comm *from, dsc_comm *to) {
+    to->rank = from->rank;
+    to->size = from->size;
+    to->local_rank = from->local_rank;
+    to->local_size = from->local_size;
+    to->state = from->state;
+    to->watch = from->watch;
+    to->owns_watch = from->owns_watch;
+}
+
+typedef struct split {
+    MPI_Comm from;
+    int colour, key;
+    dsc_comm made;
+} split;
+
+static dsc_status make_split(void *argument) {
+    split *s = argument;
     MPI_Comm made = MPI_COMM_NULL;
-    DSC_TRY(dsc_mpi_check(
-        MPI_Comm_split(((dsc_mpi_state *)comm->state)->comm, colour < 0 ? MPI_UNDEFINED : colour, key, &made),
-        "MPI_Comm_split"));
-    return colour < 0 ? DSC_OK : dsc_mpi_adopt(child, made);
+    DSC_TRY(dsc_mpi_check(MPI_Comm_split(s->from, s->colour, s->key, &made), "MPI_Comm_split"));
+    return s->colour == MPI_UNDEFINED ? DSC_OK : dsc_mpi_adopt(&s->made, made);
+}
+
+static dsc_status mpi_split(dsc_comm *comm, int colour, int key, dsc_comm *child) {
+    split *s;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *s, &s));
+    s->from = ((dsc_mpi_state *)comm->state)->comm;
+    s->colour = colour < 0 ? MPI_UNDEFINED : colour;
+    s->key = key;
+    dsc_status status = dsc_mpi_run(comm->timeout, make_split, s);
+    if (status == DSC_OK && colour >= 0) {
+        dsc_mpi_move(&s->made, child);
+        world.users++;
+    }
+    if (dsc_mpi_is_free())
+        dsc_memory_free(&s);
+    return status;
 }
 
 static const char *thread_level_name(int level) {
@@ -266,7 +299,8 @@ static const char *thread_level_name(int level) {
                                             : "single";
 }
 
-/* "mpi: 4 ranks, Open MPI v4.1.4, threads funneled": the library's text up to its first comma or line end. */
+/* "mpi: 4 ranks, Open MPI v4.1.4, threads serialized": the library's text up to its first comma or line end.
+ */
 static void describe(dsc_comm *comm, int provided) {
     char text[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
@@ -283,6 +317,7 @@ static void describe(dsc_comm *comm, int provided) {
 static dsc_status mpi_survivors(dsc_comm *comm, double patience, dsc_comm *child) {
     int provided = MPI_THREAD_SINGLE;
     DSC_TRY(dsc_mpi_survivors(comm, patience, child));
+    world.users++;
     DSC_TRY(dsc_mpi_check(MPI_Query_thread(&provided), "MPI_Query_thread"));
     describe(child, provided);
     return DSC_OK;
@@ -303,8 +338,8 @@ static const dsc_comm_table mpi_table = {
     .close_watch = dsc_mpi_close_watch,
 };
 
-/* Open MPI 4.1's own choice for MPI_Iallreduce in place sends far more than is needed (docs/performance.md). A
- * choice of the user's stands, and other libraries do not know the name. */
+/* Open MPI 4.1's own choice for MPI_Iallreduce in place sends far more than is needed (docs/performance.md).
+ * A choice of the user's stands, and other libraries do not know the name. */
 static void prefer_algorithms(void) {
     (void)setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "rabenseifner", 0);
 }
@@ -322,7 +357,7 @@ static dsc_status start_mpi(int thread_multiple, int *provided) {
         DSC_TRY(dsc_mpi_check(MPI_Query_thread(provided), "MPI_Query_thread"));
     } else {
         prefer_algorithms();
-        int wanted = thread_multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED;
+        int wanted = thread_multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
         DSC_TRY(dsc_mpi_check(MPI_Init_thread(NULL, NULL, wanted, provided), "MPI_Init_thread"));
         world.started_here = 1;
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);

@@ -17,7 +17,8 @@
  * those who did, to all: whoever is not in it came too late. A rank joins one coordinator at a time, and
  * another only when that one has told it to or was silent for so long that it must be gone: nobody is in two
  * lists. Of two that call at the same moment the higher one joins the lower. Those in the list then make
- * their communicator: a rank that ends in this very moment, milliseconds long, can still hang the others.
+ * their communicator, within a limit: a rank that ends in this very moment, milliseconds long, ends the
+ * others, with an error.
  *
  * Messages are so short that MPI sends them without the receiver's doing (the list takes a bit a rank), so a
  * dead one holds up nobody. Their memory belongs to the watch, which is kept for ever once an alarm was
@@ -285,20 +286,48 @@ static dsc_status make_group(const watch_state *w, MPI_Comm *out) {
     return status;
 }
 
-dsc_status dsc_mpi_survivors(dsc_comm *comm, double patience, dsc_comm *child) {
-    watch_state *w = comm->watch->state;
+typedef struct rest {
+    const watch_state *w;
+    dsc_comm made;
+} rest;
+
+static dsc_status make_rest(void *argument) {
+    rest *r = argument;
     MPI_Comm made = MPI_COMM_NULL;
-    DSC_TRY(agree(w, patience));
-    DSC_TRY(make_group(w, &made));
+    DSC_TRY(make_group(r->w, &made));
     DSC_TRY(dsc_mpi_check(MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
-    DSC_TRY(dsc_mpi_adopt(child, made));
-    return dsc_mpi_watch(child);
+    DSC_TRY(dsc_mpi_adopt(&r->made, made));
+    return dsc_mpi_watch(&r->made);
+}
+
+static void (*hook)(void);
+
+void dsc_mpi_set_agreed_hook(void (*function)(void)) {
+    hook = function;
+}
+
+dsc_status dsc_mpi_survivors(dsc_comm *comm, double patience, dsc_comm *child) {
+    rest *r;
+    watch_state *w = comm->watch->state;
+    DSC_TRY(dsc_mpi_check_free());
+    DSC_TRY(agree(w, patience));
+    if (hook)
+        hook();
+    DSC_TRY(dsc_memory_alloc(1, sizeof *r, &r));
+    r->w = w;
+    dsc_status status = dsc_mpi_run(patience + slack, make_rest, r);
+    if (status == DSC_OK)
+        dsc_mpi_move(&r->made, child);
+    if (dsc_mpi_is_free())
+        dsc_memory_free(&r);
+    return status;
 }
 
 /* ---- the watch ---- */
 
 dsc_status dsc_mpi_look(dsc_watch *watch, int *alarmed) {
     const watch_state *w = watch->state;
+    DSC_TRY(dsc_mpi_check_free());
     return dsc_mpi_check(MPI_Iprobe(MPI_ANY_SOURCE, NOTE, w->comm, alarmed, MPI_STATUS_IGNORE), "MPI_Iprobe");
 }
 
@@ -328,7 +357,7 @@ static void free_state(watch_state **state) {
 
 void dsc_mpi_close_watch(dsc_watch *watch) {
     watch_state *w = watch->state;
-    if (dsc_mpi_is_up())
+    if (dsc_mpi_is_up() && dsc_mpi_is_free())
         MPI_Comm_free(&w->comm);
     free_state(&w);
 }

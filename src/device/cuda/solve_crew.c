@@ -3,10 +3,8 @@
 #include "device/cuda/solve_crew.h"
 
 #include "base/memory.h"
+#include "base/thread.h"
 #include "device/cuda/entries.h"
-
-#include <stdio.h>
-#include <string.h>
 
 dsc_status dsc_cuda_solver_fail(cusolverStatus_t status, const char *what, const char *file, int line) {
     (void)cudaGetLastError();
@@ -140,10 +138,7 @@ static dsc_status hire(dsc_cuda_solver *s, int wanted) {
         dsc_cuda_worker *w = &s->crew[s->hired];
         w->solver = s;
         w->number = s->hired;
-        int code = pthread_create(&w->thread, NULL, serve, w);
-        if (code != 0)
-            return DSC_FAIL(DSC_E_MEMORY, "cannot start thread %d for decompositions: %s", s->hired + 1,
-                            strerror(code));
+        DSC_TRY(dsc_thread_start(&w->thread, serve, w, "a thread for decompositions"));
         s->hired++;
     }
     return DSC_OK;

@@ -2,6 +2,7 @@
 #include "device/cuda/solve_host.h"
 
 #include "base/memory.h"
+#include "base/thread.h"
 #include "device/cuda/solve_plan.h"
 
 #include <cblas.h>
@@ -157,10 +158,7 @@ static void *serve(void *argument) {
 
 dsc_status dsc_cuda_host_begin(dsc_cuda_host *h, cudaEvent_t ready) {
     if (!h->started) {
-        int code = pthread_create(&h->thread, NULL, serve, h);
-        if (code != 0)
-            return DSC_FAIL(DSC_E_MEMORY, "cannot start the thread of the host's decompositions: %s",
-                            strerror(code));
+        DSC_TRY(dsc_thread_start(&h->thread, serve, h, "the thread of the host's decompositions"));
         h->started = 1;
     }
     pthread_mutex_lock(&h->lock);

@@ -1,0 +1,108 @@
+/* Calls of MPI's that know no limit: communicators are made by all of their ranks together, and one that has
+ * ended or stands still holds up the others for ever. With a limit such a call is made in a thread of its
+ * own. When the limit is over, the thread is left there with all that it works on, and MPI is not called
+ * again in this process: it was promised one caller at a time. */
+#include "comm/mpi/mpi.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/thread.h"
+
+#include <stdio.h>
+
+typedef struct call {
+    dsc_status (*function)(void *argument);
+    void *argument;
+    pthread_mutex_t lock;
+    pthread_cond_t ended;
+    int done;
+    dsc_status status;
+    char message[DSC_COMM_MESSAGE_SIZE];
+} call;
+
+static _Atomic(call *) given_up; /* NULL: none so far */
+
+int dsc_mpi_is_free(void) {
+    return given_up == NULL;
+}
+
+dsc_status dsc_mpi_check_free(void) {
+    if (!dsc_mpi_is_free())
+        return DSC_FAIL(DSC_E_COMM,
+                        "MPI still waits for a rank that was to make a communicator: nothing more "
+                        "can be sent or received");
+    return DSC_OK;
+}
+
+static void *run(void *argument) {
+    call *c = argument;
+    dsc_status status = c->function(c->argument);
+    pthread_mutex_lock(&c->lock);
+    if (status != DSC_OK)
+        snprintf(c->message, sizeof c->message, "%s", dsc_error_message());
+    c->status = status;
+    c->done = 1;
+    pthread_cond_signal(&c->ended);
+    pthread_mutex_unlock(&c->lock);
+    return NULL;
+}
+
+/* 1: it has ended in time, and the thread with it. */
+static int await(call *c, pthread_t thread, double seconds) {
+    double deadline = dsc_clock_now() + seconds;
+    pthread_mutex_lock(&c->lock);
+    while (!c->done && dsc_condition_wait(&c->ended, &c->lock, deadline))
+        ;
+    int done = c->done;
+    if (!done)
+        given_up = c;
+    pthread_mutex_unlock(&c->lock);
+    if (done)
+        pthread_join(thread, NULL);
+    else
+        pthread_detach(thread);
+    return done;
+}
+
+static dsc_status run_limited(call *c, double seconds, int *ended) {
+    pthread_t thread;
+    DSC_TRY(dsc_thread_start(&thread, run, c, "a thread that makes a communicator"));
+    *ended = await(c, thread, seconds);
+    if (!*ended)
+        return DSC_FAIL(
+            DSC_E_COMM,
+            "a communicator is not made after %g s: a rank has ended, hangs or is slow: look at the "
+            "messages of all ranks, or wait longer (--peer-timeout)",
+            seconds);
+    return c->status == DSC_OK ? DSC_OK : dsc_error_adopt(c->status, c->message);
+}
+
+/* MPI must take calls of another thread while this one waits. */
+static int can_limit(double seconds) {
+    int provided = MPI_THREAD_SINGLE;
+    return seconds > 0 && MPI_Query_thread(&provided) == MPI_SUCCESS && provided >= MPI_THREAD_SERIALIZED;
+}
+
+dsc_status dsc_mpi_run(double seconds, dsc_status (*function)(void *argument), void *argument) {
+    call *c;
+    DSC_TRY(dsc_mpi_check_free());
+    if (!can_limit(seconds))
+        return function(argument);
+    DSC_TRY(dsc_memory_alloc(1, sizeof *c, &c));
+    c->function = function;
+    c->argument = argument;
+    int has_lock = pthread_mutex_init(&c->lock, NULL) == 0, has_condition = dsc_condition_init(&c->ended);
+    int ended = 1;
+    dsc_status status = has_lock && has_condition
+                            ? run_limited(c, seconds, &ended)
+                            : DSC_FAIL(DSC_E_MEMORY, "cannot create a lock for making a communicator");
+    if (!ended)
+        return status;
+    if (has_condition)
+        pthread_cond_destroy(&c->ended);
+    if (has_lock)
+        pthread_mutex_destroy(&c->lock);
+    dsc_memory_free(&c);
+    return status;
+}
