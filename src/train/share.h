@@ -7,8 +7,8 @@
 
 /* Host memory of rank 0 to all. Collective; blocks. */
 dsc_status dsc_share_bytes(dsc_comm *comm, dsc_queue *queue, void *data, size_t bytes) DSC_MUST_CHECK;
-/* Every rank's host memory, `bytes` each, in rank order: *all is new. `status`: this rank's so far; a failure of
- * one fails all. Collective; blocks. */
+/* Every rank's host memory, `bytes` each, in rank order: *all is new. `status`: this rank's so far; a failure
+ * of one fails all. Collective; blocks. */
 dsc_status dsc_share_gather(dsc_comm *comm, dsc_queue *queue, dsc_status status, const void *own,
                             size_t bytes, void **all) DSC_MUST_CHECK;
 /* The buffers (running statistics) of rank 0's model to all. Collective; blocks. */
