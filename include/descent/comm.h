@@ -137,8 +137,8 @@ DSC_API dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) DSC_MUST_CHECK
  * DSC_E_COMM, or DSC_E_LOST with dsc_comm_options.survive, and names operation and peer. The operation stays
  * in flight, with its tensors: it can be waited for again, or be abandoned. DSC_E_LOST comes also, at once,
  * when another rank has raised the alarm, and for every wait that follows. Tensors that GPUs exchange by
- * themselves ("nccl") are not watched: the host does not wait for them. dsc_comm_split has the same limit,
- * but when it fails for that, no communicator can do more than be destroyed. Not collective. */
+ * themselves ("nccl") are not watched: the host does not wait for them. dsc_comm_split has the same limit (5
+ * at least), but when it fails for that, no communicator can do more than be destroyed. Not collective. */
 DSC_API dsc_status dsc_comm_set_timeout(dsc_comm *comm, double seconds) DSC_MUST_CHECK;
 /* *alarmed = 1 when another rank has called dsc_comm_survivors, or a wait of this one was given up. Cheap:
  * for loops that wait by dsc_comm_test. Always 0 without dsc_comm_options.survive. */

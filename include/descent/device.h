@@ -79,6 +79,8 @@ DSC_API const char *dsc_device_description(const dsc_device *device);
 DSC_API int dsc_device_threads(const dsc_device *device);
 /* 1 when the host may read and write the device's memory directly. */
 DSC_API int dsc_device_is_host(const dsc_device *device);
+/* A number that a GPU has in all processes and that no other has; 0 for a host. */
+DSC_API uint64_t dsc_device_identity(const dsc_device *device);
 /* How many devices of this kind the machine has: GPUs for "cuda" (0 where they cannot be used), 1 for CPUs.
  */
 DSC_API int dsc_device_count(const char *name);

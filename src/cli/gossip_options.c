@@ -34,6 +34,7 @@ static const struct fit {
     {"slow-rate", GOSSIP, "it acts when ranks that gossip are averaged"},
     {"eval-ranks", GOSSIP, "all-reduce keeps the ranks equal"},
     {"distance-every", GOSSIP, "all-reduce keeps the ranks equal"},
+    {"check-every", BIT(DSC_CONSENSUS_ALLREDUCE), "ranks that gossip differ from each other"},
 };
 
 void dsc_cli_gossip_init(dsc_cli_gossip_values *values, const dsc_train_options *o) {
@@ -67,8 +68,24 @@ static dsc_status check_fits(const dsc_option_set *set, dsc_consensus_kind kind)
     return DSC_OK;
 }
 
+/* Without all-reduce of the factors each rank decomposes all that it needs. */
+static dsc_status check_scope(const dsc_option_set *set, const dsc_train_options *o) {
+    static const char *const shared[] = {"kfac-strategy", "kfac-grad-worker-fraction", "kfac-placement"};
+    for (size_t i = 0; i < sizeof shared / sizeof *shared && o->kfac_scope != DSC_SCOPE_GLOBAL; i++)
+        if (dsc_option_given(set, shared[i]))
+            return DSC_FAIL(DSC_E_INVALID,
+                            "--%s does not go with --kfac-scope %s, where every rank decomposes all factors "
+                            "itself: leave it out, or give --kfac-scope global",
+                            shared[i], dsc_kfac_scope_name(o->kfac_scope));
+    return DSC_OK;
+}
+
 /* What needs another option beside it. */
 static dsc_status check_partners(const dsc_option_set *set, const dsc_train_options *o) {
+    if (dsc_option_given(set, "eval-ranks") && o->eval_every == 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "--eval-ranks with --eval-every 0: there are no evaluations; leave one "
+                        "of them out");
     if (o->consensus.average_every > 0)
         return DSC_OK;
     if (dsc_option_given(set, "slow-momentum"))
@@ -157,6 +174,7 @@ dsc_status dsc_cli_gossip_finish(const dsc_cli_gossip_values *values, const dsc_
     DSC_TRY(dsc_kfac_scope_parse(values->kfac_scope, &o->kfac_scope));
     DSC_TRY(check_fits(set, o->consensus.kind));
     DSC_TRY(check_peer_loss(values->on_peer_loss, set, o));
+    DSC_TRY(check_scope(set, o));
     DSC_TRY(check_partners(set, o));
     if (o->consensus.kind == DSC_CONSENSUS_ALLREDUCE && o->kfac_scope != DSC_SCOPE_GLOBAL)
         return DSC_FAIL(DSC_E_INVALID,

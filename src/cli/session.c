@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/error.h"
+#include "base/memory.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -39,6 +40,14 @@ dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) {
     return status;
 }
 
+/* For memory of the host, whatever the device is. */
+static dsc_status open_host(dsc_cli_session *session) {
+    dsc_device_options options;
+    dsc_device_options_init(&options);
+    options.name = "ref";
+    return dsc_device_create(&options, &session->host);
+}
+
 static dsc_status open_device(dsc_cli_session *session, const char *name, int threads) {
     dsc_device_options options;
     dsc_device_options_init(&options);
@@ -48,17 +57,46 @@ static dsc_status open_device(dsc_cli_session *session, const char *name, int th
     return dsc_device_create(&options, &session->device);
 }
 
+/* Everybody's device->identity in `all`. Collective. */
+static dsc_status gather_identities(const dsc_cli_session *session, int64_t *all) {
+    const int64_t ranks = dsc_comm_size(session->comm), rank = dsc_comm_rank(session->comm);
+    dsc_tensor whole = dsc_tensor_view(session->host, all, DSC_I64, 1, &ranks);
+    dsc_tensor own = dsc_tensor_slice(&whole, rank, 1);
+    dsc_request *request = NULL;
+    all[rank] = (int64_t)dsc_device_identity(session->device);
+    DSC_TRY(dsc_comm_allgather_begin(session->comm, DSC_TRAFFIC_OTHER, &own, &whole, &request));
+    return dsc_comm_wait(&request);
+}
+
+/* *own = 1 when every rank has a GPU that no other has, on all ranks alike. Collective. */
+static dsc_status have_own_gpus(dsc_cli_session *session, int *own) {
+    int ranks = dsc_comm_size(session->comm);
+    int64_t *all = NULL;
+    DSC_TRY(dsc_cli_agree(session, dsc_memory_alloc(ranks, sizeof *all, &all)));
+    dsc_status status = gather_identities(session, all);
+    *own = status == DSC_OK;
+    for (int r = 0; r < ranks && *own; r++) {
+        *own = all[r] != 0;
+        for (int other = 0; other < r; other++)
+            *own = *own && all[other] != all[r];
+    }
+    dsc_memory_free(&all);
+    return status;
+}
+
 /* Ranks with a GPU each talk through NCCL, unless they are told otherwise. Collective. */
 static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
     dsc_comm_options options;
     dsc_comm *comm = NULL;
+    int own = 0;
     dsc_comm_options_init(&options);
     options.kind = "nccl";
     options.thread_multiple = session->several_threads;
     if (strcmp(kind, "mpi") == 0 || dsc_device_is_host(session->device))
         return DSC_OK;
-    if (strcmp(kind, "auto") == 0 && (dsc_comm_size(session->comm) == 1 || !has_nccl ||
-                                      dsc_device_count("cuda") < dsc_comm_local_size(session->comm)))
+    if (strcmp(kind, "auto") == 0 && dsc_comm_size(session->comm) > 1 && has_nccl)
+        DSC_TRY(have_own_gpus(session, &own));
+    if (strcmp(kind, "auto") == 0 && !own)
         return DSC_OK;
     DSC_TRY(dsc_comm_create(&options, &comm));
     dsc_comm_destroy(&session->comm);
@@ -72,13 +110,7 @@ static dsc_status open_failures(dsc_cli_session *session) {
     if (dsc_comm_size(session->comm) == 1)
         return DSC_OK;
     DSC_TRY(dsc_comm_split(session->comm, 0, dsc_comm_rank(session->comm), &session->failures));
-    dsc_device_options options;
-    dsc_device_options_init(&options);
-    options.name = "ref"; /* memory of the host */
-    dsc_status status = dsc_device_create(&options, &session->host);
-    if (status == DSC_OK)
-        status = dsc_tensor_alloc(session->host, DSC_U8, 1, &length, &session->text);
-    return dsc_cli_agree(session, status);
+    return dsc_cli_agree(session, dsc_tensor_alloc(session->host, DSC_U8, 1, &length, &session->text));
 }
 
 dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads, const char *comm) {
@@ -87,7 +119,10 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
     options.thread_multiple = session->several_threads;
     options.survive = session->survive;
     DSC_TRY(dsc_comm_create(&options, &session->comm));
-    DSC_TRY(dsc_cli_agree(session, open_device(session, device, threads)));
+    dsc_status status = open_host(session);
+    if (status == DSC_OK)
+        status = open_device(session, device, threads);
+    DSC_TRY(dsc_cli_agree(session, status));
     DSC_TRY(choose_comm(session, comm));
     DSC_TRY(open_failures(session));
     return dsc_comm_set_timeout(session->comm, session->timeout);

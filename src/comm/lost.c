@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -20,6 +21,9 @@
 static const double spin = 2e-4; /* seconds before the first sleep */
 static const double shortest_sleep = 2e-5, longest_sleep = 2e-4;
 static const double look_interval = 2e-3;
+/* Seconds that a wait counts between two looks, at most: a process that was stopped itself, with its job,
+ * does not take its peers for lost. */
+static const double longest_look = 0.25;
 
 static struct {
     pthread_mutex_t lock;
@@ -119,7 +123,7 @@ static dsc_status fail_expired(dsc_request *r) {
 
 dsc_status dsc_comm_wait_limited(dsc_request *request) {
     dsc_comm *comm = request->comm;
-    double begin = dsc_clock_now();
+    double looked = dsc_clock_now(), waited = 0;
     for (;;) {
         int done = 0, alarmed = 0;
         DSC_TRY(dsc_comm_poll(request, &done));
@@ -128,7 +132,9 @@ dsc_status dsc_comm_wait_limited(dsc_request *request) {
         DSC_TRY(dsc_comm_is_alarmed(comm, &alarmed));
         if (alarmed)
             return fail_alarmed(request);
-        double waited = dsc_clock_now() - begin;
+        double now = dsc_clock_now();
+        waited += fmin(now - looked, longest_look);
+        looked = now;
         if (waited >= comm->timeout)
             return fail_expired(request);
         dsc_comm_rest(waited);

@@ -268,7 +268,9 @@ static dsc_status begin_on(dsc_request *request, dsc_device *far, const dsc_tran
         return start(request, transfer, 0);
     }
     dsc_transfer on_host = *transfer;
-    DSC_TRY(flush(comm));
+    if (transfer->op != DSC_COMM_SEND &&
+        transfer->op != DSC_COMM_RECV) /* else those held back have company yet */
+        DSC_TRY(flush(comm));
     if (far)
         DSC_TRY(dsc_staging_begin(request, far, &on_host));
     return start(request, &on_host, by_parts);

@@ -152,6 +152,10 @@ int dsc_device_is_host(const dsc_device *device) {
     return device->is_host;
 }
 
+uint64_t dsc_device_identity(const dsc_device *device) {
+    return device->identity;
+}
+
 const dsc_device_table *dsc_device_table_for(const dsc_device *device, dsc_dtype dtype) {
     return device->is_host && dtype != DSC_F32 ? &dsc_ref_table : device->table;
 }

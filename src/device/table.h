@@ -166,7 +166,8 @@ struct dsc_device {
     int is_host;
     int has_halves; /* operations take half types */
     int threads;
-    void *state; /* the backend's own */
+    uint64_t identity; /* 0 for hosts */
+    void *state;       /* the backend's own */
     atomic_size_t bytes, peak_bytes;
 };
 

@@ -407,6 +407,12 @@ cudaError_t cudaDeviceSynchronize(void) {
     return cudaSuccess;
 }
 
+/* What a block may have: DESCENT_EMULATOR_SHARED bytes, as GPUs with less than this one. */
+static size_t shared_limit(void) {
+    const char *text = getenv("DESCENT_EMULATOR_SHARED");
+    return text ? (size_t)strtoul(text, NULL, 10) : DSC_EMULATED_SHARED;
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     if (device != 0)
         return dsc_emulated_error(cudaErrorInvalidDevice);
@@ -414,8 +420,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     snprintf(prop->name, sizeof prop->name, "emulated on the CPU");
     prop->totalGlobalMem = ARENA_BYTES;
     prop->sharedMemPerBlock = DSC_EMULATED_SHARED_DEFAULT;
-    prop->sharedMemPerBlockOptin = DSC_EMULATED_SHARED;
-    prop->sharedMemPerMultiprocessor = DSC_EMULATED_SHARED + 1024;
+    prop->sharedMemPerBlockOptin = shared_limit();
+    prop->sharedMemPerMultiprocessor = shared_limit() + 1024;
     prop->regsPerBlock = prop->regsPerMultiprocessor = 65536;
     prop->warpSize = 32;
     prop->maxThreadsPerBlock = 1024;
@@ -563,7 +569,7 @@ size_t dsc_emulated_shared_limit(const void *kernel) {
 cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value) {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize)
         return cudaSuccess; /* hints */
-    if (value < 0 || value > DSC_EMULATED_SHARED)
+    if (value < 0 || (size_t)value > shared_limit())
         return dsc_emulated_error(cudaErrorInvalidValue);
     lock();
     int i = find_limit(kernel);
@@ -584,7 +590,7 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, 
     (void)kernel;
     (void)flags;
     int by_threads = 2048 / (threads > 0 ? threads : 2048);
-    int by_shared = (int)((DSC_EMULATED_SHARED + 1024) / (shared + 1024));
+    int by_shared = (int)((shared_limit() + 1024) / (shared + 1024));
     *blocks = by_threads < by_shared ? by_threads : by_shared;
     return cudaSuccess;
 }

@@ -75,3 +75,6 @@ foreach(name IN ITEMS elementwise linalg second norm pool loss optim gradients b
 endforeach()
 emulated_test(batch device/test_batch.c device/eigen.c ${emulated_rig})
 emulated_test(gram device/test_gram.c device/rig.c)
+add_test(NAME emulated-gram-small COMMAND test_emulated_gram) # as on GPUs whose blocks have 99 KiB of shared memory
+set_tests_properties(emulated-gram-small PROPERTIES TIMEOUT 600 LABELS emulated SKIP_RETURN_CODE 77 ENVIRONMENT
+  "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_SHARED=101376")

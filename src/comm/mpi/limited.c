@@ -11,6 +11,8 @@
 
 #include <stdio.h>
 
+static const double shortest = 5; /* seconds: limits are meant for messages, this takes more of them */
+
 typedef struct call {
     dsc_status (*function)(void *argument);
     void *argument;
@@ -89,6 +91,7 @@ dsc_status dsc_mpi_run(double seconds, dsc_status (*function)(void *argument), v
     DSC_TRY(dsc_mpi_check_free());
     if (!can_limit(seconds))
         return function(argument);
+    seconds = seconds < shortest ? shortest : seconds;
     DSC_TRY(dsc_memory_alloc(1, sizeof *c, &c));
     c->function = function;
     c->argument = argument;

@@ -12,9 +12,9 @@ typedef struct dsc_mpi_state {
 
 /* DSC_OK, or DSC_E_COMM with MPI's own text behind the name of the call. */
 dsc_status dsc_mpi_check(int code, const char *call) DSC_MUST_CHECK;
-/* Runs a function that calls MPI, within so many seconds; 0, or an MPI for one thread alone: without a limit.
- * DSC_E_COMM when it takes longer: it then goes on for ever, keeps `argument`, and MPI must not be called any
- * more. */
+/* Runs a function that calls MPI, within so many seconds, at least 5; 0, or an MPI for one thread alone:
+ * without a limit. DSC_E_COMM when it takes longer: it then goes on for ever, keeps `argument`, and MPI must
+ * not be called any more. */
 dsc_status dsc_mpi_run(double seconds, dsc_status (*function)(void *argument), void *argument) DSC_MUST_CHECK;
 /* 0, and DSC_E_COMM, once that has happened. */
 int dsc_mpi_is_free(void);

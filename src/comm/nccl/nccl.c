@@ -18,6 +18,7 @@
 #include <nccl.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -492,8 +493,15 @@ static dsc_status refuse_sharing(dsc_comm *comm, int ordinal) {
     return DSC_OK;
 }
 
+/* NCCL may sum in another order where it knows the memory of a recording beforehand: a run that was resumed,
+ * whose first steps are not recorded yet, would come to other bits. A choice of the user's stands. */
+static void forgo_registering(void) {
+    (void)setenv("NCCL_GRAPH_REGISTER", "0", 0);
+}
+
 /* Rank 0's name of the communicator, known to all. */
 static dsc_status share_id(dsc_comm *comm, ncclUniqueId *id) {
+    forgo_registering();
     ncclResult_t result = comm->rank == 0 ? ncclGetUniqueId(id) : ncclSuccess;
     dsc_status own =
         result == ncclSuccess ? DSC_OK : nccl_fail(result, NULL, "ncclGetUniqueId", __FILE__, __LINE__);

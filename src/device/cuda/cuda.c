@@ -7,6 +7,7 @@
 #include "device/cuda/entries.h"
 #include "device/cuda/state.h"
 
+#include "base/hash.h"
 #include "base/memory.h"
 
 #include <omp.h>
@@ -650,6 +651,7 @@ static dsc_status look_at(int ordinal, dsc_cuda *own, struct cudaDeviceProp *fac
     own->ordinal = ordinal;
     own->capability = 10 * facts->major + facts->minor;
     own->multiprocessors = facts->multiProcessorCount;
+    own->shared = facts->sharedMemPerBlockOptin;
     if (own->capability < OLDEST_CAPABILITY)
         return DSC_FAIL(DSC_E_UNSUPPORTED,
                         "device cuda: GPU %d (%s) has compute capability %d.%d, %d.%d or more is needed; use "
@@ -678,6 +680,7 @@ dsc_status dsc_cuda_open(dsc_device *device, const dsc_device_options *options) 
     device->is_host = 0;
     device->has_halves = 1;
     device->threads = options->threads > 0 ? options->threads : omp_get_num_procs();
+    device->identity = dsc_hash_bytes(1, &facts.uuid, sizeof facts.uuid) | 1;
     device->state = g;
     describe(device, strict ? "cuda:fp32" : "cuda", &facts);
     return DSC_OK;

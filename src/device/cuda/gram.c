@@ -88,14 +88,16 @@ static int64_t choose_splits(const dsc_gram_plan *plan, int64_t stages, int64_t 
 }
 
 /* `bytes`: how much there is for partial sums. */
-static dsc_gram_plan make_plan(const dsc_gram_patches *p, int multiprocessors, size_t bytes) {
+static dsc_gram_plan make_plan(const dsc_gram_patches *p, const dsc_cuda *cuda, size_t bytes) {
     dsc_gram_plan plan = {.tile = p->n <= 16 ? 16 : p->n <= 32 ? 32 : p->n <= 192 ? 64 : 128, .splits = 1};
+    plan.stages = dsc_cuda_gram_shared(p->dtype, plan.tile, 3) <= cuda->shared ? 3 : 2;
     int64_t side = divide_up(p->n, plan.tile), unit = dsc_cuda_gram_stage_rows(plan.tile);
     plan.tiles = side * (side + 1) / 2;
     plan.chunk = unit;
     if (p->rows == 0)
         return plan;
-    int64_t stages = divide_up(p->rows, unit), places = (plan.tile == 128 ? 1 : 2) * (int64_t)multiprocessors;
+    int64_t stages = divide_up(p->rows, unit),
+            places = (plan.tile == 128 ? 1 : 2) * (int64_t)cuda->multiprocessors;
     int64_t one = plan.tiles * plan.tile * plan.tile * (int64_t)sizeof(float), most = (int64_t)bytes / one;
     most = most < 1 ? 1 : most < stages ? most : stages;
     int64_t least = divide_up(p->rows, SUM_ROWS);
@@ -128,17 +130,12 @@ static int64_t shift_floats(const dsc_gram_patches *p, int64_t parts, int64_t bo
     return (parts * DSC_GRAM_MAIN + border * DSC_GRAM_BORDER) * p->cg * p->cg;
 }
 
-static int can_shift(const dsc_gram_patches *p) {
+static int can_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
     return p->dtype != DSC_F64 && p->width == DSC_GRAM_TAPS * p->cg && p->kw == 3 && p->stride_h == 1 &&
            p->stride_w == 1 && p->pad_h == 1 && p->pad_w == 1 && p->dil_h == 1 && p->dil_w == 1 &&
            p->h >= 2 && p->w >= 2 && p->cg % DSC_GRAM_CHANNELS == 0 && p->c % 4 == 0 &&
-           shift_floats(p, 1, 1) * (int64_t)sizeof(float) <= PARTIAL_BYTES;
-}
-
-/* Shared memory that a block may have. */
-static size_t shared_most(int capability) {
-    int large = capability == 90 || capability == 100 || capability == 103;
-    return (size_t)(large ? 227 : capability == 80 || capability == 87 ? 163 : 99) << 10;
+           shift_floats(p, 1, 1) * (int64_t)sizeof(float) <= PARTIAL_BYTES &&
+           dsc_cuda_gram_shift_shared(p->dtype, 1, (int)pairs_of(p)) <= cuda->shared;
 }
 
 static double shift_us(const dsc_gram_patches *p, const dsc_gram_shift_plan *plan, int places) {
@@ -180,12 +177,11 @@ static void choose_parts(const dsc_gram_patches *p, int places, dsc_gram_shift_p
 static dsc_gram_shift_plan make_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
     dsc_gram_shift_plan plan = {.groups = divide_up(p->images * p->h, DSC_GRAM_LINES),
                                 .frames = divide_up(p->images, DSC_GRAM_IMAGES)};
-    size_t most = shared_most(cuda->capability);
     for (int columns = p->w < COLUMNS_MOST ? p->w : COLUMNS_MOST; columns >= 1; columns--) {
         plan.chunks = (int)divide_up(p->w, columns);
         plan.columns = (int)divide_up(p->w, plan.chunks);
         plan.shared = dsc_cuda_gram_shift_shared(p->dtype, plan.columns, (int)pairs_of(p));
-        if (plan.shared <= most)
+        if (plan.shared <= cuda->shared)
             break;
     }
     choose_parts(p, cuda->multiprocessors, &plan);
@@ -223,7 +219,7 @@ static dsc_status run(dsc_queue *q, const dsc_gram_patches *p, void *work, size_
         DSC_CUDA_TRY(dsc_cuda_launch_gram_double(at, p, to));
         return DSC_OK;
     }
-    dsc_gram_plan plan = make_plan(p, dsc_cuda_of(q->device)->multiprocessors, bytes);
+    dsc_gram_plan plan = make_plan(p, dsc_cuda_of(q->device), bytes);
     plan.partial = work;
     DSC_CUDA_TRY(dsc_cuda_launch_gram(at, p, &plan, to, can_vector(p)));
     return DSC_OK;
@@ -233,9 +229,9 @@ size_t dsc_cuda_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *de
     dsc_gram_patches p = {.dtype = desc->dtype};
     if (desc->dtype == DSC_F64 || describe(desc, 0, ones, NULL, &p) != DSC_OK)
         return 0;
-    dsc_gram_plan plan = make_plan(&p, dsc_cuda_of(device)->multiprocessors, PARTIAL_BYTES);
+    dsc_gram_plan plan = make_plan(&p, dsc_cuda_of(device), PARTIAL_BYTES);
     size_t bytes = plan_bytes(&plan);
-    if (can_shift(&p)) { /* which an x that is not aligned will not take */
+    if (can_shift(&p, dsc_cuda_of(device))) { /* which an x that is not aligned will not take */
         dsc_gram_shift_plan shift = make_shift(&p, dsc_cuda_of(device));
         size_t other = shift_bytes(&p, &shift);
         bytes = bytes > other ? bytes : other;
@@ -249,7 +245,7 @@ static dsc_status gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor
     int ones = to->n > desc->kh * desc->kw * (desc->c / desc->groups);
     DSC_TRY(describe(desc, group, ones, x->data, &p));
     void *space = work && work->data ? align(work->data) : NULL;
-    if (can_shift(&p) && can_vector(&p))
+    if (can_shift(&p, dsc_cuda_of(q->device)) && can_vector(&p))
         DSC_TRY(run_shift(q, &p, space, to));
     else
         DSC_TRY(run(q, &p, space, PARTIAL_BYTES, to));

@@ -10,7 +10,7 @@
 
 namespace {
 
-enum { THREADS = 256, WARPS = THREADS / 32, STAGES = 3 };
+enum { THREADS = 256, WARPS = THREADS / 32 };
 
 /* A tile is cut into warps' tiles of DOWN x ACROSS; where that leaves warps over, they take other rows. */
 template <int TILE> struct shape {
@@ -286,7 +286,7 @@ __device__ void put_tile(const float (&sum)[shape<TILE>::WARP_M / 16][shape<TILE
     }
 }
 
-template <typename T, int TILE, int MODE>
+template <typename T, int TILE, int MODE, int STAGES>
 __global__ void __launch_bounds__(THREADS, TILE == 128 ? 1 : 2)
     gram_tile(const dsc_gram_patches p, const dsc_gram_plan plan, const dsc_gram_target to) {
     typedef shape<TILE> S;
@@ -370,20 +370,36 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* Shared memory of a block. */
+template <int TILE> size_t tile_shared(int in_flight, size_t element) {
+    typedef shape<TILE> S;
+    size_t stages = (size_t)in_flight * S::OPERANDS * S::ROWS * S::PITCH * element;
+    size_t parts = S::APART > 1 ? (size_t)S::APART * TILE * TILE * sizeof(float) : 0;
+    return stages > parts ? stages : parts;
+}
+
+template <typename T, int TILE, int MODE, int STAGES>
+cudaError_t launch_stages(const dsc_cuda_launch *at, const dsc_gram_patches *p, const dsc_gram_plan *plan,
+                          const dsc_gram_target *to) {
+    size_t bytes = tile_shared<TILE>(STAGES, sizeof(T));
+    cudaError_t error = gram_allow_shared((const void *)gram_tile<T, TILE, MODE, STAGES>, bytes);
+    if (error != cudaSuccess)
+        return error;
+    DSC_LAUNCH((gram_tile<T, TILE, MODE, STAGES>), dim3((unsigned)(plan->tiles * plan->splits)),
+               dim3(THREADS), bytes, at->stream)
+    (*p, *plan, *to);
+    return cudaGetLastError();
+}
+
+/* Two stages only where three of floats would not fit. */
 template <typename T, int TILE, int MODE>
 cudaError_t launch_tiles(const dsc_cuda_launch *at, const dsc_gram_patches *p, const dsc_gram_plan *plan,
                          const dsc_gram_target *to) {
-    typedef shape<TILE> S;
-    size_t stages = (size_t)STAGES * S::OPERANDS * S::ROWS * S::PITCH * sizeof(T);
-    size_t parts = S::APART > 1 ? (size_t)S::APART * TILE * TILE * sizeof(float) : 0;
-    size_t bytes = stages > parts ? stages : parts;
-    cudaError_t error = gram_allow_shared((const void *)gram_tile<T, TILE, MODE>, bytes);
-    if (error != cudaSuccess)
-        return error;
-    DSC_LAUNCH((gram_tile<T, TILE, MODE>), dim3((unsigned)(plan->tiles * plan->splits)), dim3(THREADS), bytes,
-               at->stream)
-    (*p, *plan, *to);
-    return cudaGetLastError();
+    if constexpr (sizeof(T) == 4 && TILE >= 64) {
+        if (plan->stages == 2)
+            return launch_stages<T, TILE, MODE, 2>(at, p, plan, to);
+    }
+    return launch_stages<T, TILE, MODE, 3>(at, p, plan, to);
 }
 
 template <typename T, int MODE>
@@ -479,6 +495,14 @@ cudaError_t launch_patches(const dsc_cuda_launch *at, const dsc_gram_patches *p,
 extern "C" int dsc_cuda_gram_stage_rows(int tile) {
     const int rows[] = {shape<16>::ROWS, shape<32>::ROWS, shape<64>::ROWS, shape<128>::ROWS};
     return rows[tile == 16 ? 0 : tile == 32 ? 1 : tile == 64 ? 2 : 3];
+}
+
+extern "C" size_t dsc_cuda_gram_shared(dsc_dtype dtype, int tile, int stages) {
+    size_t element = dtype == DSC_F32 ? 4 : 2;
+    return tile == 16   ? tile_shared<16>(stages, element)
+           : tile == 32 ? tile_shared<32>(stages, element)
+           : tile == 64 ? tile_shared<64>(stages, element)
+                        : tile_shared<128>(stages, element);
 }
 
 extern "C" cudaError_t dsc_cuda_launch_gram(const dsc_cuda_launch *at, const dsc_gram_patches *p,

@@ -30,13 +30,16 @@ typedef struct dsc_gram_target {
 /* The lower triangle in square tiles, the rows of P cut into splits of `chunk` rows: a block has a tile of a
  * split. partial: [splits][tiles][tile * tile] floats, not used with one split. */
 typedef struct dsc_gram_plan {
-    int tile; /* 16 or 32: the only one; 64, 128 */
+    int tile;   /* 16 or 32: the only one; 64, 128 */
+    int stages; /* of rows in shared memory: 3, or 2 */
     int64_t tiles, splits, chunk;
     float *partial;
 } dsc_gram_plan;
 
 /* Rows of P that a block of this tile takes at a time. */
 int dsc_cuda_gram_stage_rows(int tile);
+/* Shared memory of a block of this tile, with so many stages. */
+size_t dsc_cuda_gram_shared(dsc_dtype dtype, int tile, int stages);
 
 /* F32, BF16, F16. vector: 1 when four channels at a time may be read. */
 cudaError_t dsc_cuda_launch_gram(const dsc_cuda_launch *at, const dsc_gram_patches *p,

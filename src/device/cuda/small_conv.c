@@ -3,23 +3,6 @@
 
 #include "device/cuda/small_conv_kernels.h"
 
-/* Shared memory that a block may have. */
-static size_t shared_limit(const dsc_cuda *cuda) {
-    switch (cuda->capability) {
-    case 80:
-    case 87:
-        return (size_t)163 << 10;
-    case 90:
-    case 100:
-    case 101:
-    case 103:
-    case 110:
-        return (size_t)227 << 10;
-    default:
-        return (size_t)99 << 10;
-    }
-}
-
 static dsc_small_type type_of(dsc_dtype dtype) {
     return dtype == DSC_F32 ? DSC_SMALL_F32 : dtype == DSC_BF16 ? DSC_SMALL_BF16 : DSC_SMALL_F16;
 }
@@ -42,7 +25,7 @@ static dsc_small_conv forward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc
                            .ow = outputs_along(desc->w, desc->stride_w),
                            .k = (int32_t)desc->k,
                            .stride = (int32_t)desc->stride_h,
-                           .shared = shared_limit(cuda)};
+                           .shared = cuda->shared};
     return conv;
 }
 

@@ -26,6 +26,7 @@ typedef struct dsc_cuda {
     int strict;          /* 1: float32 throughout, no TF32 in convolutions (device "cuda:fp32") */
     int capability;      /* 80, 90, ... */
     int multiprocessors; /* how many */
+    size_t shared;       /* bytes of shared memory that a block may have */
     void *solver;        /* solve.c's own, made at its first use */
 } dsc_cuda;
 
