@@ -109,6 +109,10 @@ train --consensus sgp --slow-momentum 1 | --slow-momentum 1: must be at least 0 
 train --consensus sgp --peer-timeout=-5 | --peer-timeout -5: must be at least 0
 train --eval-ranks | --eval-ranks does not go with --consensus allreduce
 train --distance-every 5 | --distance-every does not go with --consensus allreduce
+train --consensus sgp --check-every 5 | --check-every does not go with --consensus sgp: ranks that gossip differ from each other; choose allreduce
+train --consensus sgp --eval-ranks --eval-every 0 | --eval-ranks with --eval-every 0
+train --consensus sgp --kfac-update-freq 2 --kfac-scope local --kfac-strategy mem-opt | --kfac-strategy does not go with --kfac-scope local
+train --consensus sgp --kfac-update-freq 2 --kfac-scope gossip --kfac-placement memory | --kfac-placement does not go with --kfac-scope gossip
 train --on-peer-loss continue | --on-peer-loss continue does not go with --consensus allreduce
 train --consensus sgp --on-peer-loss continue --peer-timeout 0 | --on-peer-loss continue with --peer-timeout 0: nobody would ever
 train --consensus sgp --on-peer-loss continue --gossip-group 2 | --on-peer-loss continue does not go with --gossip-group 2
