@@ -326,6 +326,10 @@ const char *dsc_comm_description(const dsc_comm *comm) {
     return comm->description;
 }
 
+void dsc_comm_add_bytes(dsc_comm *comm, dsc_traffic traffic, uint64_t bytes) {
+    atomic_fetch_add(&comm->counters->bytes[traffic], bytes);
+}
+
 uint64_t dsc_comm_bytes(const dsc_comm *comm, dsc_traffic traffic) {
     return (unsigned)traffic < DSC_TRAFFIC_COUNT ? atomic_load(&comm->counters->bytes[traffic]) : 0;
 }

@@ -162,6 +162,8 @@ struct dsc_comm {
  * formula. `bytes` are those of the vector, of the whole in all-gather and reduce-scatter. For broadcast it
  * is what the root sends, for reduce what each other rank sends. */
 uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
+/* Counts bytes that were sent without a call: by a recording that is replayed. */
+void dsc_comm_add_bytes(dsc_comm *comm, dsc_traffic traffic, uint64_t bytes);
 /* As dsc_comm_test, but the request is kept: dsc_comm_wait gives it back. */
 dsc_status dsc_comm_poll(dsc_request *request, int *done) DSC_MUST_CHECK;
 /* Waits for the requests in flight of a communicator that is being destroyed. 0: one of them was given up. */

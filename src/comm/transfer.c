@@ -169,7 +169,7 @@ static void count_bytes(dsc_comm *comm, dsc_traffic traffic, const dsc_transfer 
     uint64_t bytes = (uint64_t)transfer->count * dsc_dtype_size(transfer->dtype);
     if (dsc_comm_is_gather(transfer->op))
         bytes *= (uint64_t)comm->size;
-    atomic_fetch_add(&comm->counters->bytes[traffic], dsc_comm_cost(transfer->op, bytes, comm->size));
+    dsc_comm_add_bytes(comm, traffic, dsc_comm_cost(transfer->op, bytes, comm->size));
 }
 
 /* ---- starting ---- */

@@ -42,8 +42,9 @@ dsc_status dsc_op_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor 
 
 /* t += 1, element by element; t: I64. */
 dsc_status dsc_op_increment(dsc_queue *q, dsc_tensor *t) DSC_MUST_CHECK;
-/* flag[0] = 2 when value[0] is not finite, else as it was; F64 scalars. For DSC_HYPER_SKIP. */
-dsc_status dsc_op_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag) DSC_MUST_CHECK;
+/* flag[0] = 2 when value[0] is not finite, else as it was; firm 0: also where it was 1, since what was left
+ * out already needs no numbers. F64 scalars. For DSC_HYPER_SKIP. */
+dsc_status dsc_op_guard(dsc_queue *q, const dsc_tensor *value, int firm, dsc_tensor *flag) DSC_MUST_CHECK;
 
 /* t[0] = nanoseconds of the device's clock when the queue gets there; t: I64 scalar. */
 dsc_status dsc_op_timestamp(dsc_queue *q, dsc_tensor *t) DSC_MUST_CHECK;

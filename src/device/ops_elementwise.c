@@ -144,13 +144,13 @@ dsc_status dsc_op_increment(dsc_queue *q, dsc_tensor *t) {
     return DSC_OK;
 }
 
-dsc_status dsc_op_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag) {
+dsc_status dsc_op_guard(dsc_queue *q, const dsc_tensor *value, int firm, dsc_tensor *flag) {
     dsc_check check;
     DSC_TRY(dsc_check_begin_any(&check, "guard", q));
     DSC_TRY(dsc_check_f64(&check, "value", value, 1));
     DSC_TRY(dsc_check_f64(&check, "flag", flag, 1));
     DSC_TRY(dsc_check_apart(&check, "flag", flag, "value", value));
-    DSC_TRY(q->device->table->guard(q, value, flag));
+    DSC_TRY(q->device->table->guard(q, value, firm, flag));
     return DSC_OK;
 }
 

@@ -51,7 +51,7 @@ typedef struct dsc_device_table {
                         dsc_tensor *y);
 
     dsc_status (*increment)(dsc_queue *q, dsc_tensor *t);
-    dsc_status (*guard)(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag);
+    dsc_status (*guard)(dsc_queue *q, const dsc_tensor *value, int firm, dsc_tensor *flag);
     dsc_status (*timestamp)(dsc_queue *q, dsc_tensor *t); /* NULL: the host's clock */
     dsc_status (*loss_scale)(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale, dsc_tensor *skip);
 

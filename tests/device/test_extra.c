@@ -52,17 +52,21 @@ static void test_increment(void **state) {
 
 static void test_guard(void **state) {
     (void)state;
-    static const double values[] = {0, 1e308, -INFINITY, NAN}, flags[] = {1, 1, 2, 2};
+    static const struct {
+        double value, before, flag;
+        int firm;
+    } cases[] = {{0, 1, 1, 1},   {1e308, 1, 1, 1}, {-INFINITY, 1, 2, 1}, {NAN, 1, 2, 1}, {NAN, 0, 2, 1},
+                 {NAN, 0, 2, 0}, {NAN, 1, 1, 0},   {NAN, 2, 2, 0},       {1, 0, 0, 0},   {1, 1, 1, 0}};
     for (int i = 0; i < rig_count; i++) {
         const rig *r = &rigs[i];
-        for (int c = 0; c < 4; c++) {
-            place value = place_of(r, DSC_F64, SHAPE(1), &values[c]);
-            place flag = place_of(r, DSC_F64, SHAPE(1), (const double[]){1});
-            assert_ok(dsc_op_guard(r->q, &value.t, &flag.t));
-            place_expect(r, &flag, &flags[c], "guard: flag");
-            place_expect(r, &value, &values[c], "guard: value");
+        for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+            place value = place_of(r, DSC_F64, SHAPE(1), &cases[c].value);
+            place flag = place_of(r, DSC_F64, SHAPE(1), &cases[c].before);
+            assert_ok(dsc_op_guard(r->q, &value.t, cases[c].firm, &flag.t));
+            place_expect(r, &flag, &cases[c].flag, "guard: flag");
+            place_expect(r, &value, &cases[c].value, "guard: value");
             assert_fails(DSC_E_INVALID, "guard: flag shares memory with value",
-                         dsc_op_guard(r->q, &value.t, &value.t));
+                         dsc_op_guard(r->q, &value.t, 1, &value.t));
             FREE_PLACES(&value, &flag);
         }
     }

@@ -93,8 +93,8 @@ dsc_status dsc_cuda_increment(dsc_queue *q, dsc_tensor *t) {
     return DSC_OK;
 }
 
-dsc_status dsc_cuda_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag) {
-    DSC_CUDA_TRY(dsc_cuda_launch_guard(dsc_cuda_at(q), value->data, flag->data));
+dsc_status dsc_cuda_guard(dsc_queue *q, const dsc_tensor *value, int firm, dsc_tensor *flag) {
+    DSC_CUDA_TRY(dsc_cuda_launch_guard(dsc_cuda_at(q), value->data, firm, flag->data));
     return DSC_OK;
 }
 

@@ -341,8 +341,8 @@ __global__ void clip_factor_kernel(const double *sumsq, double limit, double *ou
     *out = dsc_clip_factor(*sumsq, limit);
 }
 
-__global__ void guard_kernel(const double *value, double *flag) {
-    if (!isfinite(*value))
+__global__ void guard_kernel(const double *value, int firm, double *flag) {
+    if (!isfinite(*value) && (firm || *flag != 1))
         *flag = 2;
 }
 
@@ -435,8 +435,8 @@ cudaError_t dsc_cuda_launch_increment(const dsc_cuda_launch *at, int64_t count, 
     return dsc_flat_run<1>(at, body, count, true);
 }
 
-cudaError_t dsc_cuda_launch_guard(const dsc_cuda_launch *at, const double *value, double *flag) {
-    DSC_LAUNCH((guard_kernel), 1, 1, 0, at->stream)(value, flag);
+cudaError_t dsc_cuda_launch_guard(const dsc_cuda_launch *at, const double *value, int firm, double *flag) {
+    DSC_LAUNCH((guard_kernel), 1, 1, 0, at->stream)(value, firm, flag);
     return cudaGetLastError();
 }
 

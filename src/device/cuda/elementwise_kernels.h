@@ -47,7 +47,7 @@ cudaError_t dsc_cuda_launch_blends(const dsc_cuda_launch *at, dsc_dtype dtype, c
 cudaError_t dsc_cuda_launch_clip_factor(const dsc_cuda_launch *at, const double *sumsq, double limit,
                                         double *out);
 cudaError_t dsc_cuda_launch_increment(const dsc_cuda_launch *at, int64_t count, int64_t *t);
-cudaError_t dsc_cuda_launch_guard(const dsc_cuda_launch *at, const double *value, double *flag);
+cudaError_t dsc_cuda_launch_guard(const dsc_cuda_launch *at, const double *value, int firm, double *flag);
 cudaError_t dsc_cuda_launch_loss_scale(const dsc_cuda_launch *at, const double *bad, double *scale,
                                        double *skip);
 

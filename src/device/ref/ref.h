@@ -15,7 +15,7 @@ dsc_status dsc_ref_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor
 dsc_status dsc_ref_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
                          dsc_tensor *y);
 dsc_status dsc_ref_increment(dsc_queue *q, dsc_tensor *t);
-dsc_status dsc_ref_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag);
+dsc_status dsc_ref_guard(dsc_queue *q, const dsc_tensor *value, int firm, dsc_tensor *flag);
 dsc_status dsc_ref_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale, dsc_tensor *skip);
 dsc_status dsc_ref_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y);
 dsc_status dsc_ref_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db);

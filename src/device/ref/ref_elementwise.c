@@ -85,9 +85,9 @@ dsc_status dsc_ref_increment(dsc_queue *q, dsc_tensor *t) {
     return DSC_OK;
 }
 
-dsc_status dsc_ref_guard(dsc_queue *q, const dsc_tensor *value, dsc_tensor *flag) {
+dsc_status dsc_ref_guard(dsc_queue *q, const dsc_tensor *value, int firm, dsc_tensor *flag) {
     (void)q;
-    if (!isfinite(get(value, 0)))
+    if (!isfinite(get(value, 0)) && (firm || get(flag, 0) != 1))
         set(flag, 0, 2);
     return DSC_OK;
 }
