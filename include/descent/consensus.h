@@ -36,7 +36,7 @@ typedef struct dsc_average dsc_average;
 
 typedef struct dsc_average_options {
     size_t size;
-    const char *graph; /* a name or file of topology.h; NULL: exponential */
+    const char *graph; /* a name or file of topology.h, the same graph on all ranks; NULL: exponential */
     int peers;         /* per round, 1 */
     int pairwise;      /* 0: push-sum. 1: push-pull: pairs exchange and no weight travels; the graph must be a
                           matching (NULL: bipartite-exponential, base-2 for an odd number of ranks) */
@@ -49,13 +49,19 @@ typedef struct dsc_average_options {
 
 DSC_API void dsc_average_options_init(dsc_average_options *options);
 /* `tensors` (F32) hold the values, and the numerators between rounds; the structs are copied, memory stays
- * the caller's. `comm` is used for point to point messages during rounds. Collective. */
+ * the caller's. Messages travel in a communicator of its own, which is split off `comm` here: `comm` is free
+ * for everything else. Rounds of memory that the host cannot reach keep the order of the queue that `comm`
+ * has by dsc_comm_use_queue now, and of no other. DSC_E_INVALID when sizes, graph or options differ between
+ * ranks. Collective. */
 DSC_API dsc_status dsc_average_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor *tensors,
                                       int64_t count, const dsc_average_options *options,
                                       dsc_average **out) DSC_MUST_CHECK;
+/* Settle first. A round or a settling that is still under way is given 5 seconds to come to its end; then its
+ * memory, and the communicator, are left to MPI (dsc_comm_abandon). Collective. */
 DSC_API void dsc_average_destroy(dsc_average **average);
 /* A round: sends the peers' shares of the tensors as they are in the queue's order, and keeps the own one in
- * place. Asynchronous: the tensors may be changed before it ends. */
+ * place. Asynchronous: the tensors may be changed before it ends. On a GPU with several ranks, DSC_E_INVALID
+ * for another queue than the communicator's, here and where a round ends. */
 DSC_API dsc_status dsc_average_begin(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
 /* *done = 1 when all messages of the round have arrived and left. */
 DSC_API dsc_status dsc_average_test(dsc_average *average, int *done) DSC_MUST_CHECK;
@@ -63,7 +69,9 @@ DSC_API dsc_status dsc_average_test(dsc_average *average, int *done) DSC_MUST_CH
 DSC_API dsc_status dsc_average_end(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
 /* 1 between begin and end. */
 DSC_API int dsc_average_is_under_way(const dsc_average *average);
-/* Ends what is under way, on every rank after the same number of rounds. Collective; blocks. */
+/* Ends what is under way, on every rank after the same number of rounds. When it fails because somebody did
+ * not come in time, it can be called again and goes on from there; nothing else can begin until it has
+ * succeeded. Collective; blocks. */
 DSC_API dsc_status dsc_average_settle(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
 
 /* The push-sum weight: the values are tensors / weight. 1 on regular graphs when no round is under way. */
@@ -72,7 +80,8 @@ DSC_API double dsc_average_weight(const dsc_average *average);
 DSC_API int64_t dsc_average_rounds(const dsc_average *average);
 /* Goes on from there; for checkpoints. No round may be under way. */
 DSC_API dsc_status dsc_average_restore(dsc_average *average, double weight, int64_t rounds) DSC_MUST_CHECK;
-/* Another number of peers from the next round on. No round may be under way; the same on every rank. */
+/* Another number of peers from the next round on. No round may be under way; the same on every rank. After
+ * DSC_E_MEMORY it can be called again, and no round can begin until it has succeeded. */
 DSC_API dsc_status dsc_average_set_peers(dsc_average *average, int peers) DSC_MUST_CHECK;
 /* Lent. */
 DSC_API const dsc_topology *dsc_average_topology(const dsc_average *average);
@@ -94,7 +103,8 @@ typedef struct dsc_consensus_options {
     dsc_consensus_kind kind;
     size_t bucket_bytes; /* 4 MiB */
     dsc_dtype wire;      /* DSC_F32 */
-    /* Gossip. */
+    /* Gossip. allreduce refuses all but the defaults, and waits as its communicator does
+     * (dsc_comm_set_timeout). */
     const char *graph;  /* NULL: exponential (sgp, osgp), bipartite-exponential (dpsgd, adpsgd; base-2 for
                            dpsgd with an odd number of ranks) */
     int peers;          /* per step, 1 */
@@ -102,7 +112,7 @@ typedef struct dsc_consensus_options {
     int group; /* ranks that average their gradients among themselves, by all-reduce, and gossip as one;
                   neighbours in rank order, 1; 0: those of a node */
     int64_t average_every; /* steps between exact averages over all ranks, 0: never */
-    double slow_momentum;  /* at these: momentum of the average's way (SlowMo), 0: none */
+    double slow_momentum;  /* at these, and only with these: momentum of the average's way (SlowMo), 0 */
     double slow_rate;      /* and its learning rate, 1 */
     double peer_timeout;   /* seconds to wait for a peer; 0: for ever */
 } dsc_consensus_options;
@@ -119,7 +129,9 @@ DSC_API const char *dsc_consensus_name(dsc_consensus_kind kind);
 DSC_API dsc_status dsc_consensus_create(dsc_comm *comm, dsc_queue *queue, const dsc_param *params,
                                         int64_t count, const dsc_consensus_options *options,
                                         dsc_consensus **out) DSC_MUST_CHECK;
-/* Collective for adpsgd. */
+/* Settle first. Rounds of gossip that are still under way are given 5 seconds to come to their end, then
+ * their memory is left to MPI; adpsgd waits up to a minute and the peer timeout for the others to come.
+ * Collective for adpsgd. */
 DSC_API void dsc_consensus_destroy(dsc_consensus **consensus);
 /* Gives everybody rank 0's values of the parameters. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_start(dsc_consensus *consensus) DSC_MUST_CHECK;
@@ -141,7 +153,7 @@ DSC_API void dsc_consensus_set_rate(dsc_consensus *consensus, double lr);
 
 /* Between steps. Ends what is in flight, so that the parameters are the numerators and nothing is lost by
  * stopping here; the next step goes on by itself. Bits are the same as without it, for adpsgd and osgp with
- * synch_freq > 0 the sums are. Collective; blocks. */
+ * synch_freq > 0 the sums are. sgp, osgp and dpsgd can settle again after a timeout. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_settle(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
 /* After settling: puts the values of all ranks' average, or the own ones (z), into the parameters, to be
  * evaluated or saved; `hide` brings the numerators back, bit for bit. Collective for DSC_SHOW_MEAN; blocks.

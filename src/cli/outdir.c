@@ -21,10 +21,12 @@ static int ends_with(const char *name, const char *end) {
 
 /* metrics.jsonl, latest, checkpoint-*.safetensors and what was being written when a run was killed. */
 static int belongs_to_run(const char *name) {
-    if (strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "latest") == 0 || strcmp(name, "latest.tmp") == 0)
+    if (strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "latest") == 0)
         return 1;
+    if (strncmp(name, "latest.", 7) == 0)
+        return ends_with(name, ".tmp");
     return strncmp(name, "checkpoint-", 11) == 0 &&
-           (ends_with(name, ".safetensors") || ends_with(name, ".safetensors.tmp"));
+           (ends_with(name, ".safetensors") || ends_with(name, ".tmp"));
 }
 
 static dsc_status open_directory(const char *directory, DIR **out) {

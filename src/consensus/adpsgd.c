@@ -11,11 +11,12 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/memory.h"
 #include "base/thread.h"
 #include "comm/table.h"
+#include "consensus/topology_table.h"
 #include "descent/log.h"
-#include "device/ops.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -50,6 +51,11 @@ static dsc_status set_peers(dsc_consensus *c, int peers) {
 
 static dsc_status check_options(dsc_consensus *c, const dsc_consensus_options *options) {
     DSC_TRY(set_peers(c, options->peers));
+    if (options->synch_freq != 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "adpsgd with synch_freq %" PRId64
+                        ": exchanges go on at any moment, and no step waits for one; use osgp, or 0",
+                        options->synch_freq);
     if (options->group != 1)
         return DSC_FAIL(DSC_E_UNSUPPORTED,
                         "adpsgd with groups of %d ranks: those of a group would wait for each other in every "
@@ -142,20 +148,39 @@ static dsc_status start_thread(dsc_adpsgd *a) {
     return DSC_OK;
 }
 
-static int64_t count_values(const dsc_consensus *c) {
-    int64_t total = 0;
-    for (int64_t i = 0; i < c->run_count; i++)
-        total += dsc_tensor_count(&c->runs[i]);
-    return total;
-}
-
-static dsc_status set_up(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_options *options) {
+/* What one rank does by itself. */
+static dsc_status prepare(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_options *options,
+                          uint64_t *hash) {
     dsc_device *device = dsc_queue_device(c->queue);
     DSC_TRY(make_graph(a, c->comm->size, options->graph));
     DSC_TRY(make_buffers(a, device, options->bucket_bytes));
+    DSC_TRY(dsc_memory_alloc(c->run_count, sizeof *a->x_runs, &a->x_runs));
+    dsc_consensus_slice(c, &a->x, a->x_runs);
     DSC_TRY(dsc_event_create(device, &a->trained));
     DSC_TRY(dsc_event_create(device, &a->mixed));
     DSC_TRY(dsc_queue_create(device, &a->queue));
+    int64_t facts[] = {a->bucket, (int64_t)a->wire};
+    *hash = dsc_hash_bytes(0, facts, sizeof facts);
+    return dsc_topology_hash(a->topology, hash);
+}
+
+/* Refuses what would mix up messages or leave ranks waiting. Collective. */
+static dsc_status check_same(dsc_consensus *c, const dsc_adpsgd *a, uint64_t hash) {
+    int same = 0;
+    DSC_TRY(dsc_consensus_is_same(c, hash, &same));
+    if (!same)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "adpsgd: this rank has graph '%s' and buckets of %" PRId64
+                        " elements as %s, and the graph's edges, bucket or type differ from another rank's: "
+                        "give the same on all ranks; a graph file must be the same on all nodes",
+                        dsc_topology_name(a->topology), a->bucket, dsc_dtype_name(a->wire));
+    return DSC_OK;
+}
+
+static dsc_status set_up(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_options *options) {
+    uint64_t hash = 0;
+    DSC_TRY(dsc_comm_agree(c->comm, prepare(c, a, options, &hash)));
+    DSC_TRY(check_same(c, a, hash));
     DSC_TRY(dsc_comm_split(c->comm, 0, a->rank, &a->comm));
     DSC_TRY(dsc_comm_use_queue(a->comm, a->queue));
     return start_thread(a);
@@ -163,12 +188,11 @@ static dsc_status set_up(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_op
 
 /* One rank, or nothing to average, needs no thread: then there is no state, and training is plain SGD. */
 static dsc_status open_adpsgd(dsc_consensus *c, const dsc_consensus_options *options) {
-    int64_t total = count_values(c);
     DSC_TRY(check_options(c, options));
     if (c->comm->size == 1)
         return DSC_OK;
     DSC_TRY(check_comm(c->comm, dsc_queue_device(c->queue)));
-    if (total == 0)
+    if (c->total == 0)
         return DSC_OK;
     dsc_adpsgd *a;
     DSC_TRY(dsc_memory_alloc(1, sizeof *a, &a));
@@ -177,7 +201,7 @@ static dsc_status open_adpsgd(dsc_consensus *c, const dsc_consensus_options *opt
     a->active = a->rank % 2;
     a->timeout = options->peer_timeout;
     a->wire = options->wire;
-    a->total = total;
+    a->total = c->total;
     a->settled = 1;
     atomic_init(&a->wish, DSC_ADPSGD_REST);
     atomic_init(&a->failed, 0);
@@ -185,9 +209,9 @@ static dsc_status open_adpsgd(dsc_consensus *c, const dsc_consensus_options *opt
     return set_up(c, a, options);
 }
 
-static void end_thread(dsc_adpsgd *a) {
+static void end_thread(dsc_adpsgd *a, int hurried) {
     pthread_mutex_lock(&a->lock);
-    double limit = a->failed ? DSC_ADPSGD_FAILED_END : DSC_ADPSGD_LONGEST_END + a->timeout;
+    double limit = a->failed || hurried ? DSC_ADPSGD_FAILED_END : DSC_ADPSGD_LONGEST_END + a->timeout;
     atomic_store(&a->end_by, dsc_clock_now() + limit);
     atomic_store(&a->wish, DSC_ADPSGD_END);
     pthread_cond_broadcast(&a->changed);
@@ -210,7 +234,7 @@ static void close_adpsgd(dsc_consensus *c) {
     dsc_adpsgd *a = c->state;
     c->state = NULL;
     if (a->has_thread)
-        end_thread(a);
+        end_thread(a, c->hurried);
     if (dsc_adpsgd_is_stuck(a)) {
         abandon(a);
         return;
@@ -230,6 +254,7 @@ static void close_adpsgd(dsc_consensus *c) {
         if (tensors[i]->data)
             dsc_tensor_free(tensors[i]);
     }
+    dsc_memory_free(&a->x_runs);
     dsc_memory_free(&a->requests);
     dsc_memory_free(&a->partners);
     dsc_topology_destroy(&a->topology);
@@ -250,19 +275,11 @@ static dsc_status check_failure(dsc_adpsgd *a) {
 }
 
 static dsc_status copy_to_x(dsc_consensus *c, dsc_queue *queue, dsc_adpsgd *a) {
-    for (int64_t i = 0, at = 0; i < c->run_count; at += dsc_tensor_count(&c->runs[i]), i++) {
-        dsc_tensor part = dsc_tensor_slice(&a->x, at, dsc_tensor_count(&c->runs[i]));
-        DSC_TRY(dsc_op_convert(queue, &c->runs[i], &part));
-    }
-    return DSC_OK;
+    return dsc_consensus_scale(c, queue, 1, c->runs, a->x_runs);
 }
 
 static dsc_status copy_from_x(dsc_consensus *c, dsc_queue *queue, const dsc_adpsgd *a) {
-    for (int64_t i = 0, at = 0; i < c->run_count; at += dsc_tensor_count(&c->runs[i]), i++) {
-        dsc_tensor part = dsc_tensor_slice(&a->x, at, dsc_tensor_count(&c->runs[i]));
-        DSC_TRY(dsc_op_convert(queue, &part, &c->runs[i]));
-    }
-    return DSC_OK;
+    return dsc_consensus_scale(c, queue, 1, a->x_runs, c->runs);
 }
 
 static dsc_status begin_work_on_x(dsc_adpsgd *a, dsc_queue *queue) {

@@ -24,9 +24,9 @@
 /* What the training thread wants of the averaging thread. */
 typedef enum dsc_adpsgd_wish { DSC_ADPSGD_REST, DSC_ADPSGD_AVERAGE, DSC_ADPSGD_END } dsc_adpsgd_wish;
 
-enum { DSC_ADPSGD_HEADER = 3, DSC_ADPSGD_MESSAGE_SIZE = 1024 };
+enum { DSC_ADPSGD_HEADER = 2, DSC_ADPSGD_MESSAGE_SIZE = 1024 };
 /* Seconds that the end waits for ranks that come later, beside the peer timeout; and after a failure. */
-enum { DSC_ADPSGD_LONGEST_END = 60, DSC_ADPSGD_FAILED_END = 3 };
+enum { DSC_ADPSGD_LONGEST_END = 60, DSC_ADPSGD_FAILED_END = 1 };
 
 /* Another rank that this one exchanges with in some step of the graph. */
 typedef struct dsc_adpsgd_partner {
@@ -63,6 +63,7 @@ typedef struct dsc_adpsgd {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     dsc_tensor x;               /* F32[total] */
+    dsc_tensor *x_runs;         /* in it: the place of each run of the parameters */
     dsc_event *trained, *mixed; /* the last work on x of each thread */
     int64_t steps;              /* of training */
     int64_t exchanges;          /* ended; the place in the graph's schedule for an active rank */

@@ -2,8 +2,8 @@
  * circle: an active rank waits for one passive rank, which waits for those only that have asked it and are
  * waiting for its answer.
  *
- * An exchange: the active rank sends a header {1, number, share} and its values in buckets, and gets as many
- * back. A header {0, 0, 0} is the last one. Passive ranks have a receive waiting for the header of every
+ * An exchange: the active rank sends a header {1, share} and its values in buckets, and gets as many
+ * back. A header {0, 0} is the last one. Passive ranks have a receive waiting for the header of every
  * partner. Requests are tested with short sleeps between, since ranks may share cores. */
 #include "consensus/adpsgd.h"
 
@@ -158,11 +158,10 @@ static dsc_status begin_send(dsc_adpsgd *a, int to, int tag) {
     return DSC_OK;
 }
 
-static dsc_status send_header(dsc_adpsgd *a, dsc_adpsgd_partner *to, int64_t number, double share) {
+static dsc_status send_header(dsc_adpsgd *a, dsc_adpsgd_partner *to, double share) {
     double *header = to->header.data;
     header[0] = 1;
-    header[1] = (double)number;
-    header[2] = share;
+    header[1] = share;
     at(a, DSC_ADPSGD_AT_SEND);
     return dsc_comm_send_begin(a->comm, DSC_TRAFFIC_OTHER, to->rank, TAG_HEADER, &to->header, &to->request);
 }
@@ -245,7 +244,7 @@ static dsc_status ask(dsc_adpsgd *a, const dsc_edge *edge) {
     dsc_adpsgd_partner *partner = find_partner(a, edge->rank);
     DSC_TRY(take_snapshot(a));
     DSC_TRY(begin_recv(a, edge->rank, TAG_ANSWER));
-    DSC_TRY(send_header(a, partner, a->exchanges, edge->share));
+    DSC_TRY(send_header(a, partner, edge->share));
     DSC_TRY(begin_send(a, edge->rank, TAG_ASK));
     DSC_TRY(await(a, &partner->request, edge->rank));
     DSC_TRY(await_exchange(a, edge->rank));
@@ -308,7 +307,7 @@ static dsc_status answer(dsc_adpsgd *a, int peer, double share) {
 
 static dsc_status serve(dsc_adpsgd *a, dsc_adpsgd_partner *partner) {
     const double *header = partner->header.data;
-    double goes_on = header[0], share = header[2];
+    double goes_on = header[0], share = header[1];
     if (goes_on == 0) {
         partner->gone = 1;
         return DSC_OK;

@@ -6,23 +6,43 @@
 #include "consensus/table.h"
 
 #include "base/error.h"
-#include "base/memory.h"
+
+#include <inttypes.h>
+
+/* What only gossip does is refused, not passed over. */
+static dsc_status check_options(const dsc_consensus_options *o) {
+    if (o->graph)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "allreduce with graph '%s': all ranks take part in every step, and none are peers; "
+                        "leave the graph out, or use sgp, osgp, dpsgd or adpsgd",
+                        o->graph);
+    if (o->peers != 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "allreduce with %d peers per step: all ranks take part in every step; leave it at 1, "
+                        "or use sgp or osgp",
+                        o->peers);
+    if (o->synch_freq != 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "allreduce with synch_freq %" PRId64 ": no message may stay away; use osgp, or 0",
+                        o->synch_freq);
+    if (o->group != 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "allreduce with groups of %d ranks: all ranks average their gradients; leave it at "
+                        "1, or use sgp, osgp or dpsgd",
+                        o->group);
+    if (o->average_every != 0 || o->slow_momentum != 0 || o->slow_rate != 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "allreduce with average_every %" PRId64 ", slow_momentum %g, slow_rate %g: all ranks "
+                        "hold the same values, and there is nothing to average; leave them at 0, 0 and 1, or "
+                        "use sgp, osgp, dpsgd or adpsgd",
+                        o->average_every, o->slow_momentum, o->slow_rate);
+    return DSC_OK;
+}
 
 static dsc_status open_allreduce(dsc_consensus *consensus, const dsc_consensus_options *options) {
-    dsc_bucket_options bucket_options;
-    dsc_bucket_options_init(&bucket_options);
-    bucket_options.bytes = options->bucket_bytes;
-    bucket_options.wire = options->wire;
-    bucket_options.traffic = DSC_TRAFFIC_GRADIENTS;
-    dsc_tensor *grads;
-    DSC_TRY(dsc_memory_alloc(consensus->count, sizeof *grads, &grads));
-    for (int64_t i = 0; i < consensus->count; i++)
-        grads[i] = consensus->params[consensus->count - 1 - i].grad;
     dsc_buckets *buckets = NULL;
-    dsc_status status = dsc_buckets_create(consensus->comm, consensus->queue, grads, consensus->count,
-                                           &bucket_options, &buckets);
-    dsc_memory_free(&grads);
-    DSC_TRY(status);
+    DSC_TRY(check_options(options));
+    DSC_TRY(dsc_consensus_open_gradients(consensus, consensus->comm, options, &buckets));
     consensus->state = buckets;
     return DSC_OK;
 }

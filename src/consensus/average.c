@@ -15,9 +15,11 @@
 #include "base/memory.h"
 #include "base/versioned.h"
 #include "comm/table.h"
+#include "consensus/topology_table.h"
 
 #include <inttypes.h>
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
 
 enum { TAG_BUCKETS, TAG_HEADER };
@@ -64,6 +66,15 @@ static dsc_status make_topology(dsc_average *a, int peers) {
     }
     dsc_topology_destroy(&a->topology);
     a->topology = topology;
+    return DSC_OK;
+}
+
+/* Room for the rounds of a->topology, which was made for so many peers. Without it nothing can begin. */
+static dsc_status make_plan(dsc_average *a, int peers) {
+    a->planned = 0;
+    a->request_count = a->complete = a->taken = 0; /* the list of requests is made anew */
+    DSC_TRY(dsc_plan_create(a));
+    a->planned = 1;
     a->options.peers = peers;
     return DSC_OK;
 }
@@ -89,8 +100,16 @@ static dsc_status take_tensors(dsc_average *a, const dsc_tensor *tensors, int64_
     return DSC_OK;
 }
 
+/* A number that two ranks have in common when their messages fit each other. */
+static dsc_status hash_facts(const dsc_average *a, uint64_t *hash) {
+    int64_t facts[] = {a->plan.total, a->plan.bucket, (int64_t)a->plan.wire, a->options.pairwise != 0};
+    *hash = dsc_hash_bytes(0, facts, sizeof facts);
+    return dsc_topology_hash(a->topology, hash);
+}
+
 /* What one rank does by itself. */
-static dsc_status prepare(dsc_average *a, const dsc_comm *comm, const dsc_tensor *tensors, int64_t count) {
+static dsc_status prepare(dsc_average *a, const dsc_comm *comm, const dsc_tensor *tensors, int64_t count,
+                          uint64_t *hash) {
     const char *graph = a->options.graph;
     DSC_TRY(check_options(&a->options));
     if (!dsc_device_is_host(dsc_queue_device(a->queue)) && a->ranks > 1)
@@ -105,7 +124,8 @@ static dsc_status prepare(dsc_average *a, const dsc_comm *comm, const dsc_tensor
     dsc_device_options_init(&device_options);
     device_options.name = "ref";
     DSC_TRY(dsc_device_create(&device_options, &a->host));
-    return dsc_plan_create(a);
+    DSC_TRY(make_plan(a, a->options.peers));
+    return hash_facts(a, hash);
 }
 
 /* a->number as a tensor. */
@@ -115,22 +135,20 @@ static dsc_tensor number_of(dsc_average *a) {
 }
 
 /* Refuses what would mix up messages or leave ranks waiting. Collective. */
-static dsc_status check_same(dsc_average *a) {
-    int64_t facts[] = {a->plan.total,         a->plan.bucket,
-                       (int64_t)a->plan.wire, a->options.pairwise != 0,
-                       a->options.peers,      dsc_topology_period(a->topology)};
-    uint64_t hash = dsc_hash_bytes(0, facts, sizeof facts);
-    hash = dsc_hash_bytes(hash, a->graph, strlen(a->graph)) >> 1;
+static dsc_status check_same(dsc_average *a, uint64_t hash) {
     dsc_tensor number = number_of(a);
-    a->number = (int64_t)hash;
+    int64_t own = (int64_t)(hash >> 1);
+    a->number = own;
     DSC_TRY(dsc_comm_allreduce(a->comm, DSC_TRAFFIC_OTHER, DSC_MAX, &number));
     int64_t highest = a->number;
-    a->number = (int64_t)hash;
+    a->number = own;
     DSC_TRY(dsc_comm_allreduce(a->comm, DSC_TRAFFIC_OTHER, DSC_MIN, &number));
     if (highest != a->number)
         return DSC_FAIL(DSC_E_INVALID,
-                        "averaging: this rank has %" PRId64 " elements and graph '%s', and elements, graph, "
-                        "peers, bucket or type differ from another rank's: give the same on all ranks",
+                        "averaging: this rank has %" PRId64
+                        " elements and graph '%s', and elements, the graph's "
+                        "edges, peers, bucket or type differ from another rank's: give the same on all "
+                        "ranks; a graph file must be the same on all nodes",
                         a->plan.total, a->graph);
     return DSC_OK;
 }
@@ -148,11 +166,12 @@ dsc_status dsc_average_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor
     a->queue = queue;
     a->weight = 1;
     a->name_factor = 1;
-    dsc_status status = prepare(a, comm, tensors, count);
+    uint64_t hash = 0;
+    dsc_status status = prepare(a, comm, tensors, count, &hash);
     DSC_TRY_GOTO(status, dsc_comm_agree(comm, status), failed);
     DSC_TRY_GOTO(status, dsc_comm_split(comm, 0, a->rank, &a->comm), failed);
     a->meeting = a->comm;
-    DSC_TRY_GOTO(status, check_same(a), failed);
+    DSC_TRY_GOTO(status, check_same(a, hash), failed);
     *out = a;
     return DSC_OK;
 failed:
@@ -162,18 +181,22 @@ failed:
 
 /* ---- waiting ---- */
 
+/* Seconds that a wait counts between two looks, at most: a process that was stopped itself, by a signal or
+ * for lack of a core, does not take its peers for lost. */
+static const double longest_look = 0.25;
+
 typedef struct patience {
-    double since; /* 0: from now on */
+    double looked, waited; /* when last (0: not yet), and how long so far */
 } patience;
 
 /* A moment between two looks. Returns the seconds waited so far. */
 static double wait_a_moment(patience *p) {
     double now = dsc_clock_now();
-    if (p->since == 0)
-        p->since = now;
-    double waited = now - p->since;
-    dsc_comm_rest(waited);
-    return waited;
+    if (p->looked > 0)
+        p->waited += fmin(now - p->looked, longest_look);
+    p->looked = now;
+    dsc_comm_rest(p->waited);
+    return p->waited;
 }
 
 static int too_long(const dsc_average *a, double waited) {
@@ -245,7 +268,7 @@ static dsc_status wait_until(dsc_average *a, int64_t until) {
         if (a->complete >= until)
             return DSC_OK;
         if (a->complete > before)
-            p.since = 0;
+            p = (patience){0};
         double waited = wait_a_moment(&p);
         if (too_long(a, waited))
             return peer_lost(a, a->complete, waited);
@@ -254,22 +277,35 @@ static dsc_status wait_until(dsc_average *a, int64_t until) {
 
 /* ---- the end of life ---- */
 
-/* What is still under way is given a moment. 1: it has come to its end. */
+/* What is still under way, of a round or a meeting, is given a moment. 1: it has come to its end. */
 static int finish_requests(dsc_average *a) {
     enum { SECONDS = 5 };
     patience p = {0};
-    int alarmed = 0;
-    if (a->comm && (dsc_comm_is_alarmed(a->comm, &alarmed) != DSC_OK || alarmed))
-        return 0; /* a meeting may be under way, too */
     a->complete = a->complete < a->taken ? a->taken : a->complete;
-    while (a->complete < a->request_count)
-        if (look(a, a->request_count) != DSC_OK ||
-            (a->complete < a->request_count && wait_a_moment(&p) > SECONDS))
+    while (a->complete < a->request_count || a->met) {
+        int met = 1;
+        if (look(a, a->request_count) != DSC_OK || dsc_comm_test(&a->met, &met) != DSC_OK)
             return 0;
+        if ((a->complete < a->request_count || !met) && wait_a_moment(&p) > SECONDS)
+            return 0;
+    }
     for (int64_t r = 0; r < a->request_count; r++)
         if (dsc_comm_wait(&a->requests[r]) != DSC_OK)
             return 0;
     return 1;
+}
+
+/* Memory that messages may still use is never given back. */
+static void abandon(dsc_average *a) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static dsc_average *abandoned;
+    if (a->met && a->meeting != a->comm)
+        a->met->expired = 1; /* the caller's communicator does not wait for it in its end, either */
+    dsc_comm_abandon(&a->comm);
+    pthread_mutex_lock(&lock);
+    a->next_abandoned = abandoned;
+    abandoned = a;
+    pthread_mutex_unlock(&lock);
 }
 
 void dsc_average_destroy(dsc_average **average) {
@@ -277,8 +313,8 @@ void dsc_average_destroy(dsc_average **average) {
         return;
     dsc_average *a = *average;
     *average = NULL;
-    if (!finish_requests(a)) { /* memory that messages may still use is never given back */
-        dsc_comm_abandon(&a->comm);
+    if (!finish_requests(a)) {
+        abandon(a);
         return;
     }
     dsc_plan_destroy(&a->plan);
@@ -348,13 +384,29 @@ static dsc_status begin_sends(dsc_average *a, dsc_queue *queue) {
     return DSC_OK;
 }
 
-/* Sends first: over TCP Open MPI then moves a pair's messages both ways at once (100 Mb/s: 0.28 s a round
- * of 3.3 MB instead of 0.44). A request that was not begun is NULL. */
-dsc_status dsc_average_begin(dsc_average *average, dsc_queue *queue) {
-    dsc_average *a = average;
+/* Messages of a GPU's memory keep the order of their communicator's queue, and of no other. */
+static dsc_status check_queue(const dsc_average *a, const dsc_queue *queue) {
+    if (a->ranks == 1 || queue == a->comm->queue || dsc_device_is_host(dsc_queue_device(a->queue)))
+        return DSC_OK;
+    return DSC_FAIL(DSC_E_INVALID,
+                    "averaging: a round in another queue than the communicator's, whose order messages keep: "
+                    "pass the queue that dsc_comm_use_queue had before dsc_average_create");
+}
+
+static dsc_status check_can_begin(const dsc_average *a, const dsc_queue *queue) {
     if (a->under_way || a->taken < a->request_count)
         return DSC_FAIL(DSC_E_INVALID, "averaging: round %" PRId64 " is under way: end it before the next",
                         a->rounds - 1);
+    if (!a->planned)
+        return DSC_FAIL(DSC_E_INVALID, "averaging: the last change of the number of peers has failed: call "
+                                       "dsc_average_set_peers again before the next round");
+    return check_queue(a, queue);
+}
+
+/* Sends first: over TCP Open MPI then moves a pair's messages both ways at once (100 Mb/s: 0.28 s a round
+ * of 3.3 MB instead of 0.44). A request that was not begun is NULL. */
+static dsc_status begin_round(dsc_average *a, dsc_queue *queue) {
+    DSC_TRY(check_can_begin(a, queue));
     a->out_count = dsc_topology_out(a->topology, a->rank, a->rounds, a->out, &a->self);
     a->in_count = dsc_topology_in(a->topology, a->rank, a->rounds, a->in);
     a->copy_count = dsc_plan_copies(a->out, a->out_count, a->copies, a->copy_of);
@@ -366,6 +418,20 @@ dsc_status dsc_average_begin(dsc_average *average, dsc_queue *queue) {
     a->weight *= a->self;
     a->rounds++;
     return look(a, a->request_count); /* lets messages leave that wait for company */
+}
+
+static dsc_status check_not_settling(const dsc_average *a, const char *what) {
+    if (a->settling)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "averaging: %s while ranks settle, which has failed on this one: call "
+                        "dsc_average_settle again first",
+                        what);
+    return DSC_OK;
+}
+
+dsc_status dsc_average_begin(dsc_average *average, dsc_queue *queue) {
+    DSC_TRY(check_not_settling(average, "a round begins"));
+    return begin_round(average, queue);
 }
 
 dsc_status dsc_average_test(dsc_average *average, int *done) {
@@ -413,6 +479,7 @@ dsc_status dsc_average_end(dsc_average *average, dsc_queue *queue) {
     dsc_average *a = average;
     if (!a->under_way)
         return DSC_FAIL(DSC_E_INVALID, "averaging: no round has begun that could end");
+    DSC_TRY(check_queue(a, queue));
     while (a->taken < a->request_count)
         DSC_TRY(take_next(a, queue));
     DSC_TRY(take_weights(a));
@@ -468,48 +535,61 @@ int dsc_average_is_under_way(const dsc_average *average) {
 static dsc_status lend_a_hand(dsc_average *a, dsc_queue *queue, int64_t most) {
     int done = 0;
     if (!a->under_way)
-        return a->rounds < most ? dsc_average_begin(a, queue) : DSC_OK;
+        return a->rounds < most ? begin_round(a, queue) : DSC_OK;
     DSC_TRY(dsc_average_test(a, &done));
     return done ? dsc_average_end(a, queue) : DSC_OK;
 }
 
-/* *out = the maximum of `value` over all ranks. */
-static dsc_status highest(dsc_average *a, dsc_queue *queue, int64_t most, int64_t value, int64_t *out) {
-    dsc_tensor t = number_of(a);
-    dsc_request *request = NULL;
+static dsc_status nobody_came(const dsc_average *a, double waited) {
+    return DSC_FAIL(
+        loss(a),
+        "gossip: after round %" PRId64
+        " not all ranks have come to the meeting point within %.3g s: one has ended, hangs, or is "
+        "very slow; look at their messages, or wait longer (peer_timeout, --peer-timeout)",
+        a->rounds - 1, waited);
+}
+
+/* a->number = the maximum of `value` over all ranks. What is under way of it when it fails, the next call
+ * goes on to wait for: the others have counted it. */
+static dsc_status highest(dsc_average *a, dsc_queue *queue, int64_t most, int64_t value) {
     patience p = {0};
-    int done = 0;
-    a->number = value;
-    DSC_TRY(dsc_comm_allreduce_begin(a->meeting, DSC_TRAFFIC_OTHER, DSC_MAX, &t, &request));
+    if (!a->met) {
+        dsc_tensor t = number_of(a);
+        a->number = value;
+        DSC_TRY(dsc_comm_allreduce_begin(a->meeting, DSC_TRAFFIC_OTHER, DSC_MAX, &t, &a->met));
+    }
     for (;;) {
-        DSC_TRY(dsc_comm_test(&request, &done));
+        int done = 0;
+        DSC_TRY(dsc_comm_test(&a->met, &done));
         if (done)
-            break;
+            return DSC_OK;
         DSC_TRY(check_alarm(a));
         DSC_TRY(lend_a_hand(a, queue, most));
         double waited = wait_a_moment(&p);
         if (too_long(a, waited))
-            return DSC_FAIL(loss(a),
-                            "gossip: after round %" PRId64
-                            " not all ranks have come to the meeting point within %.3g s: one has ended, "
-                            "hangs, or is very slow; look at their messages, or wait longer (peer_timeout, "
-                            "--peer-timeout)",
-                            a->rounds - 1, waited);
+            return nobody_came(a, waited);
     }
-    *out = a->number;
-    return DSC_OK;
 }
 
+/* What a call that failed has reached is kept, and the next one goes on from there. */
 dsc_status dsc_average_settle_within(dsc_average *a, dsc_queue *queue, int64_t most) {
-    int64_t rounds = 0;
-    DSC_TRY(highest(a, queue, most, 0, &rounds)); /* nobody waits elsewhere from here on */
-    DSC_TRY(highest(a, queue, 0, a->rounds, &rounds));
+    if (a->settling == DSC_SETTLING_NOT)
+        a->settling = DSC_SETTLING_MEET;
+    if (a->settling == DSC_SETTLING_MEET) {
+        DSC_TRY(highest(a, queue, most, 0)); /* nobody waits elsewhere from here on */
+        a->settling = DSC_SETTLING_COUNT;
+    }
+    if (a->settling == DSC_SETTLING_COUNT) {
+        DSC_TRY(highest(a, queue, 0, a->rounds));
+        a->settling = DSC_SETTLING_CATCH_UP;
+    }
     if (a->under_way)
         DSC_TRY(dsc_average_end(a, queue));
-    while (a->rounds < rounds) {
-        DSC_TRY(dsc_average_begin(a, queue));
+    while (a->rounds < a->number) {
+        DSC_TRY(begin_round(a, queue));
         DSC_TRY(dsc_average_end(a, queue));
     }
+    a->settling = DSC_SETTLING_NOT;
     return DSC_OK;
 }
 
@@ -532,10 +612,10 @@ const dsc_topology *dsc_average_topology(const dsc_average *average) {
 }
 
 static dsc_status check_still(const dsc_average *a, const char *what) {
-    if (a->under_way)
+    if (a->under_way || a->taken < a->request_count)
         return DSC_FAIL(DSC_E_INVALID, "averaging: %s while round %" PRId64 " is under way: end it first",
                         what, a->rounds - 1);
-    return DSC_OK;
+    return check_not_settling(a, what);
 }
 
 dsc_status dsc_average_restore(dsc_average *average, double weight, int64_t rounds) {
@@ -551,8 +631,8 @@ dsc_status dsc_average_restore(dsc_average *average, double weight, int64_t roun
 
 dsc_status dsc_average_set_peers(dsc_average *average, int peers) {
     DSC_TRY(check_still(average, "another number of peers"));
-    if (peers == average->options.peers)
+    if (average->planned && peers == average->options.peers)
         return DSC_OK;
     DSC_TRY(make_topology(average, peers));
-    return dsc_plan_create(average);
+    return make_plan(average, peers);
 }

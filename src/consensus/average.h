@@ -37,6 +37,14 @@ typedef struct dsc_plan {
     dsc_tensor headers;     /* F64 [2 * most * DSC_HEADER_COUNT] of the host: sent, then got */
 } dsc_plan;
 
+/* How far ranks have come in settling. */
+typedef enum dsc_settling {
+    DSC_SETTLING_NOT,
+    DSC_SETTLING_MEET,    /* waits until all ranks are there */
+    DSC_SETTLING_COUNT,   /* finds the most rounds that a rank has begun */
+    DSC_SETTLING_CATCH_UP /* ends, and begins, rounds up to these */
+} dsc_settling;
+
 struct dsc_average {
     dsc_comm *comm;    /* its own: messages of two averages never meet */
     dsc_comm *meeting; /* of all who settle together: comm, or the caller's */
@@ -49,9 +57,12 @@ struct dsc_average {
     dsc_tensor *tensors;
     int64_t count;
     dsc_plan plan;
+    int planned; /* 0: a plan could not be made, and no round can begin */
     double weight;
     int64_t rounds;
-    int64_t number; /* travels at meetings */
+    dsc_settling settling;
+    dsc_request *met; /* an all-reduce of `number` in `meeting`, while it is under way */
+    int64_t number;   /* what travels there; the rounds to catch up with */
     /* Ranks as messages name them: rank r is factor * r + offset. */
     int name_factor, name_offset;
 
@@ -66,6 +77,7 @@ struct dsc_average {
     int64_t request_count;
     int64_t complete; /* requests [0, complete) have been seen to be */
     int64_t taken;    /* requests [0, taken) are waited for, and what they brought is added */
+    dsc_average *next_abandoned;
 };
 
 /* For tests: called before every send, receive and test; NULL: nothing. */

@@ -89,8 +89,8 @@ static dsc_status max_over_ranks(dsc_consensus *c, int64_t host[2]) {
     return dsc_queue_sync(c->queue);
 }
 
-/* Whether `value` is the same on all ranks: max(v) and max(~v) = ~min(v) in one message. Collective. */
-static dsc_status same_on_all(dsc_consensus *c, uint64_t value, int *same) {
+/* max(v) and max(~v) = ~min(v) in one message. */
+dsc_status dsc_consensus_is_same(dsc_consensus *c, uint64_t value, int *same) {
     int64_t pair[2];
     uint64_t both[2] = {value, ~value};
     memcpy(pair, both, sizeof pair);
@@ -108,7 +108,7 @@ static dsc_status check_same_layout(dsc_consensus *c) {
         hash = dsc_hash_bytes(hash, entry, sizeof entry);
     }
     int same = 0;
-    DSC_TRY(same_on_all(c, hash, &same));
+    DSC_TRY(dsc_consensus_is_same(c, hash, &same));
     if (!same)
         return DSC_FAIL(DSC_E_INVALID,
                         "this rank has %" PRId64
@@ -137,6 +137,7 @@ static dsc_status merge_runs(dsc_consensus *c, dsc_tensor *joined, uint8_t *host
     for (int64_t i = 0; i < c->count; i++) {
         const dsc_tensor *value = &c->params[i].value;
         int64_t length = dsc_tensor_count(value);
+        c->total += length;
         if (host[i])
             c->runs[c->run_count - 1].dim[0] += length;
         else
@@ -416,7 +417,7 @@ dsc_status dsc_consensus_check(dsc_consensus *consensus, dsc_queue *queue) {
     uint64_t hash = 0;
     int same = 0;
     DSC_TRY(hash_params(consensus, queue, &hash));
-    DSC_TRY(same_on_all(consensus, hash, &same));
+    DSC_TRY(dsc_consensus_is_same(consensus, hash, &same));
     if (!same)
         DSC_TRY(report_drift(consensus, hash));
     return DSC_OK;

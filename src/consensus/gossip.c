@@ -23,6 +23,7 @@ typedef struct gossip {
     int64_t age;    /* steps since the round under way has begun */
     int64_t most;   /* rounds that any rank can have begun by now */
     int presented;  /* 1: z is in the parameters, x in the shadow */
+    int unspread;   /* 1: a round has ended in settling, and the others of the group are to get the slice */
     int overlapped; /* 1: osgp */
 } gossip;
 
@@ -193,11 +194,14 @@ static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     if (g->presented)
         return DSC_FAIL(DSC_E_INVALID, "settle: a step is under way: call it after dsc_consensus_update");
     int64_t rounds = dsc_average_rounds(g->average);
-    int was_under_way = dsc_average_is_under_way(g->average);
-    DSC_TRY(dsc_average_settle_within(g->average, queue, g->overlapped ? g->most : rounds));
+    g->unspread |= dsc_average_is_under_way(g->average);
+    dsc_status status = dsc_average_settle_within(g->average, queue, g->overlapped ? g->most : rounds);
+    g->unspread |= dsc_average_rounds(g->average) > rounds;
+    DSC_TRY(status);
     g->most = dsc_average_rounds(g->average);
-    if (was_under_way || g->most > rounds)
+    if (g->unspread)
         DSC_TRY(dsc_group_spread(&g->group, queue));
+    g->unspread = 0;
     return DSC_OK;
 }
 
@@ -214,7 +218,7 @@ static dsc_status rescue(dsc_consensus *c, dsc_queue *queue) {
 
 static int is_busy(const dsc_consensus *c) {
     const gossip *g = c->state;
-    return g->presented || dsc_average_is_under_way(g->average);
+    return g->presented || dsc_average_is_under_way(g->average) || g->average->settling;
 }
 
 static double weight(const dsc_consensus *c) {

@@ -39,16 +39,14 @@ static dsc_status check_node(dsc_consensus *c, int *size) {
 
 /* Slice p: elements [total p / size, total (p + 1) / size) of the runs as one vector. */
 static dsc_status cut_slices(dsc_group *g, const dsc_consensus *c) {
-    int64_t total = 0, start = 0, pieces = 0;
-    for (int64_t i = 0; i < c->run_count; i++)
-        total += c->runs[i].dim[0];
+    int64_t start = 0, pieces = 0;
     DSC_TRY(dsc_memory_alloc(g->size + c->run_count, sizeof *g->slices, &g->slices));
     DSC_TRY(dsc_memory_alloc(g->size + c->run_count, sizeof *g->requests, &g->requests));
     DSC_TRY(dsc_memory_alloc(g->size + 1, sizeof *g->first, &g->first));
     int64_t i = 0; /* the run that holds element `start`, from its element `inside` on */
     int64_t inside = 0;
     for (int p = 0; p < g->size; p++) {
-        int64_t end = total * (p + 1) / g->size;
+        int64_t end = c->total * (p + 1) / g->size;
         g->first[p] = pieces;
         while (start < end) {
             int64_t left = c->runs[i].dim[0] - inside;
@@ -69,21 +67,6 @@ static dsc_status cut_slices(dsc_group *g, const dsc_consensus *c) {
 
 /* ---- life ---- */
 
-static dsc_status open_gradients(dsc_group *g, const dsc_consensus *c, const dsc_consensus_options *options) {
-    dsc_bucket_options bucket_options;
-    dsc_bucket_options_init(&bucket_options);
-    bucket_options.bytes = options->bucket_bytes;
-    bucket_options.wire = options->wire;
-    dsc_tensor *grads;
-    DSC_TRY(dsc_memory_alloc(c->count, sizeof *grads, &grads));
-    for (int64_t i = 0; i < c->count; i++)
-        grads[i] = c->params[c->count - 1 - i].grad;
-    dsc_status status =
-        dsc_buckets_create(g->inside, c->queue, grads, c->count, &bucket_options, &g->gradients);
-    dsc_memory_free(&grads);
-    return status;
-}
-
 dsc_status dsc_group_open(dsc_group *group, dsc_consensus *c, const dsc_consensus_options *options) {
     dsc_group *g = group;
     const int64_t one = 1;
@@ -99,7 +82,7 @@ dsc_status dsc_group_open(dsc_group *group, dsc_consensus *c, const dsc_consensu
     DSC_TRY(dsc_comm_split(c->comm, g->place, rank, &g->between));
     DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_I64, 1, &one, &g->flag));
     DSC_TRY(cut_slices(g, c));
-    return open_gradients(g, c, options);
+    return dsc_consensus_open_gradients(c, g->inside, options, &g->gradients);
 }
 
 void dsc_group_close(dsc_group *group) {

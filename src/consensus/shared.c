@@ -22,22 +22,24 @@ dsc_status dsc_consensus_check_types(const dsc_consensus *c) {
     return DSC_OK;
 }
 
+void dsc_consensus_slice(const dsc_consensus *c, const dsc_tensor *memory, dsc_tensor *pieces) {
+    int64_t at = 0;
+    for (int64_t i = 0; i < c->run_count; i++) {
+        pieces[i] = dsc_tensor_slice(memory, at, c->runs[i].dim[0]);
+        at += c->runs[i].dim[0];
+    }
+}
+
 dsc_status dsc_consensus_make_shadow(dsc_consensus *c) {
     if (c->shadow)
         return DSC_OK;
-    int64_t total = 0, at = 0;
-    for (int64_t i = 0; i < c->run_count; i++)
-        total += c->runs[i].dim[0];
     if (!c->shadow_memory.data)
-        DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_F32, 1, &total, &c->shadow_memory));
+        DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_F32, 1, &c->total, &c->shadow_memory));
     if (!c->read)
         DSC_TRY(dsc_memory_alloc(c->count, sizeof *c->read, &c->read));
     DSC_TRY(dsc_memory_alloc(c->run_count, sizeof *c->shadow, &c->shadow));
-    for (int64_t i = 0; i < c->run_count; i++) {
-        c->shadow[i] = dsc_tensor_slice(&c->shadow_memory, at, c->runs[i].dim[0]);
-        at += c->runs[i].dim[0];
-    }
-    at = 0; /* runs hold the parameters in their order */
+    dsc_consensus_slice(c, &c->shadow_memory, c->shadow);
+    int64_t at = 0; /* runs hold the parameters in their order */
     for (int64_t i = 0; i < c->count; i++) {
         const dsc_tensor *value = &c->params[i].value;
         c->read[i] = *value;
@@ -55,6 +57,23 @@ dsc_status dsc_consensus_scale(const dsc_consensus *c, dsc_queue *queue, double 
         DSC_TRY(factor == 1 ? dsc_op_convert(queue, &from[i], &to[i])
                             : dsc_op_axpby(queue, factor, &from[i], 0, &to[i]));
     return DSC_OK;
+}
+
+/* ---- gradients ---- */
+
+dsc_status dsc_consensus_open_gradients(const dsc_consensus *c, dsc_comm *comm,
+                                        const dsc_consensus_options *options, dsc_buckets **out) {
+    dsc_bucket_options bucket_options;
+    dsc_bucket_options_init(&bucket_options);
+    bucket_options.bytes = options->bucket_bytes;
+    bucket_options.wire = options->wire;
+    dsc_tensor *grads;
+    DSC_TRY(dsc_memory_alloc(c->count, sizeof *grads, &grads));
+    for (int64_t i = 0; i < c->count; i++)
+        grads[i] = c->params[c->count - 1 - i].grad;
+    dsc_status status = dsc_buckets_create(comm, c->queue, grads, c->count, &bucket_options, out);
+    dsc_memory_free(&grads);
+    return status;
 }
 
 /* ---- sums and means over ranks ---- */
@@ -79,9 +98,12 @@ dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue, dsc_t
         return DSC_OK;
     DSC_TRY(dsc_consensus_sum(c, &mass, 1));
     DSC_TRY(dsc_queue_sync(queue));
-    for (int64_t i = 0; i < c->run_count; i++)
+    /* Each sum is divided at once: when a rank is lost between two of them, the parameters hold no sums. */
+    for (int64_t i = 0; i < c->run_count; i++) {
         DSC_TRY(dsc_comm_allreduce(c->comm, traffic, DSC_SUM, &c->runs[i]));
-    return dsc_consensus_scale(c, queue, 1 / mass, c->runs, c->runs);
+        DSC_TRY(dsc_op_axpby(queue, 1 / mass, &c->runs[i], 0, &c->runs[i]));
+    }
+    return DSC_OK;
 }
 
 /* ---- between steps ---- */

@@ -29,6 +29,12 @@ static dsc_status check_options(const dsc_consensus_options *o) {
         return DSC_FAIL(DSC_E_INVALID,
                         "slow momentum %g acts at exact averages, and there are none: set average_every",
                         o->slow_momentum);
+    if (o->slow_rate != 1 && o->average_every == 0)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "slow learning rate %g acts at exact averages, and there are none: set average_every, "
+            "or leave it at 1",
+            o->slow_rate);
     return DSC_OK;
 }
 
@@ -56,18 +62,14 @@ dsc_status dsc_slow_open(dsc_consensus *c, const dsc_consensus_options *options)
     c->slow_rate = options->slow_rate;
     if (c->average_every == 0 || (c->slow_momentum == 0 && c->slow_rate == 1))
         return DSC_OK;
-    int64_t total = 0, at = 0;
-    for (int64_t i = 0; i < c->run_count; i++)
-        total += 2 * c->runs[i].dim[0];
-    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_F32, 1, &total, &c->slow_memory));
+    int64_t both = 2 * c->total, at = 0;
+    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_F32, 1, &both, &c->slow_memory));
     DSC_TRY(dsc_memory_alloc(2 * c->run_count, sizeof *c->slow, &c->slow));
-    for (int64_t i = 0; i < 2 * c->run_count; i++) {
-        int64_t length = c->runs[i % c->run_count].dim[0];
-        c->slow[i] = dsc_tensor_slice(&c->slow_memory, at, length);
-        at += length;
+    for (int p = 0; p < 2; p++) {
+        dsc_tensor half = dsc_tensor_slice(&c->slow_memory, p * c->total, c->total);
+        dsc_consensus_slice(c, &half, c->slow + p * c->run_count);
     }
     DSC_TRY(make_names(c));
-    at = 0;
     for (int64_t i = 0; i < 2 * c->count; i++) {
         dsc_tensor *value = &c->slow_state[i].value;
         *value = c->params[i % c->count].value;

@@ -46,6 +46,8 @@ struct dsc_consensus {
     int64_t count;
     dsc_tensor *runs; /* values, neighbours in memory merged; the same pieces on every rank */
     int64_t run_count;
+    int64_t total;     /* elements of all of them */
+    int hurried;       /* 1: destroying waits for nobody for long: this rank has failed */
     dsc_tensor hashes; /* I64[2], for comparing */
     dsc_tensor sums;   /* F64[2], for sums over ranks */
     void *state;       /* the table's own */
@@ -79,11 +81,20 @@ extern const dsc_consensus_table dsc_consensus_adpsgd;
 
 /* DSC_E_UNSUPPORTED unless all parameters are F32. */
 dsc_status dsc_consensus_check_types(const dsc_consensus *c) DSC_MUST_CHECK;
+/* pieces[i] = the place of run i in `memory` (F32[total]), where the runs lie one behind the other. */
+void dsc_consensus_slice(const dsc_consensus *c, const dsc_tensor *memory, dsc_tensor *pieces);
 /* Gives the shadow its memory, unless it has it. */
 dsc_status dsc_consensus_make_shadow(dsc_consensus *c) DSC_MUST_CHECK;
+/* Buckets that average the gradients over the ranks of `comm`. Bucket tensor i is parameter count - 1 - i:
+ * the order in which gradients become ready. */
+dsc_status dsc_consensus_open_gradients(const dsc_consensus *c, dsc_comm *comm,
+                                        const dsc_consensus_options *options,
+                                        dsc_buckets **out) DSC_MUST_CHECK;
 /* to = factor * from, piece by piece; both [run_count]. */
 dsc_status dsc_consensus_scale(const dsc_consensus *c, dsc_queue *queue, double factor,
                                const dsc_tensor *from, dsc_tensor *to) DSC_MUST_CHECK;
+/* Whether `value` is the same on all ranks. Collective; blocks. (consensus.c) */
+dsc_status dsc_consensus_is_same(dsc_consensus *c, uint64_t value, int *same) DSC_MUST_CHECK;
 /* values[0..n), n <= 2, become their sums over all ranks. Collective; blocks. */
 dsc_status dsc_consensus_sum(dsc_consensus *c, double *values, int n) DSC_MUST_CHECK;
 /* The numerators in the parameters become (sum of all ranks' x) / (sum of all ranks' w). Collective; blocks.

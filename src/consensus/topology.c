@@ -2,6 +2,7 @@
 #include "descent/topology.h"
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/memory.h"
 #include "base/option.h"
 #include "base/versioned.h"
@@ -177,4 +178,24 @@ int dsc_topology_in(const dsc_topology *topology, int rank, int64_t step, dsc_ed
     if (topology->ranks == 1)
         return 0;
     return topology->kind->in(topology, rank, step % topology->period, edges);
+}
+
+dsc_status dsc_topology_hash(const dsc_topology *topology, uint64_t *hash) {
+    const dsc_topology *t = topology;
+    const int64_t head[] = {t->ranks, t->period};
+    uint64_t h = dsc_hash_bytes(*hash, head, sizeof head);
+    dsc_edge *edges;
+    DSC_TRY(dsc_memory_alloc(t->most_peers, sizeof *edges, &edges));
+    for (int64_t step = 0; step < t->period; step++)
+        for (int rank = 0; rank < t->ranks; rank++) {
+            double self;
+            int count = dsc_topology_out(t, rank, step, edges, &self);
+            for (int i = 0; i <= count; i++) {
+                double entry[2] = {i < count ? edges[i].rank : -1, i < count ? edges[i].share : self};
+                h = dsc_hash_bytes(h, entry, sizeof entry);
+            }
+        }
+    dsc_memory_free(&edges);
+    *hash = h;
+    return DSC_OK;
 }

@@ -45,4 +45,8 @@ extern const dsc_topology_kind dsc_topology_exponential, dsc_topology_exponentia
  * set and the rest 0. */
 dsc_status dsc_topology_file_parse(dsc_topology *topology, const char *text, size_t length) DSC_MUST_CHECK;
 
+/* Continues `*hash` with all edges and shares of a period: graphs of equal hash are the same, whatever their
+ * names. */
+dsc_status dsc_topology_hash(const dsc_topology *topology, uint64_t *hash) DSC_MUST_CHECK;
+
 #endif

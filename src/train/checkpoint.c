@@ -8,18 +8,18 @@
 #include "train/checkpoint_kfac.h"
 #include "train/checkpoint_parts.h"
 #include "train/checkpoint_ranks.h"
+#include "train/share.h"
 #include "train/statedict.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Both files while they are written, on rank 0; the list on every rank. */
+/* Both files while they are written, on rank 0; list and carrier on every rank. */
 typedef struct pair {
     dsc_st_writer *model, *state;
-    dsc_tensor block; /* what another rank hands in */
-    void *host;       /* as large */
     dsc_rank_list list;
+    dsc_carrier carrier; /* as large as any tensor */
 } pair;
 
 static dsc_status describe_number(dsc_st_writer *w, const char *key, int64_t value) {
@@ -102,11 +102,14 @@ static dsc_status open_pair(const dsc_snapshot *s, const char *directory, pair *
     return status;
 }
 
-static dsc_status begin(const dsc_snapshot *s, const char *directory, pair *p) {
+static dsc_status make_room(const dsc_snapshot *s, pair *p) {
+    DSC_TRY(dsc_rank_list_create(s, &p->list));
+    DSC_TRY(dsc_rank_list_collect(s, &p->list));
     size_t shared = dsc_checkpoint_largest(s), own = dsc_rank_list_largest(&p->list);
-    int64_t largest = (int64_t)(shared > own ? shared : own);
-    DSC_TRY(dsc_memory_alloc(largest, 1, &p->host));
-    DSC_TRY(dsc_tensor_alloc(dsc_model_device(s->model), DSC_U8, 1, &largest, &p->block));
+    return dsc_carrier_open(s->comm, s->queue, shared > own ? shared : own, &p->carrier);
+}
+
+static dsc_status begin(const dsc_snapshot *s, const char *directory, pair *p) {
     DSC_TRY(open_pair(s, directory, p));
     DSC_TRY(describe(s, p->model));
     DSC_TRY(dsc_statedict_declare(s->model, p->model));
@@ -116,12 +119,9 @@ static dsc_status begin(const dsc_snapshot *s, const char *directory, pair *p) {
     return dsc_st_writer_begin(p->state);
 }
 
-static dsc_status write_tensor(const dsc_snapshot *s, dsc_st_writer *w, int64_t index, const dsc_tensor *t,
-                               void *host) {
-    size_t bytes = dsc_tensor_bytes(t);
-    DSC_TRY(dsc_tensor_download(s->queue, t, bytes, host));
-    DSC_TRY(dsc_queue_sync(s->queue));
-    return dsc_st_writer_write(w, index, host, bytes);
+static dsc_status fetch(const dsc_snapshot *s, const dsc_tensor *t, void *host) {
+    DSC_TRY(dsc_tensor_download(s->queue, t, dsc_tensor_bytes(t), host));
+    return dsc_queue_sync(s->queue);
 }
 
 /* Where the tensors of rank 0 begin in the state file. */
@@ -141,48 +141,36 @@ static dsc_status write_model(const dsc_snapshot *s, const pair *p) {
     return status;
 }
 
-/* Everything that rank 0 has itself. */
-static dsc_status write_own(const dsc_snapshot *s, const pair *p) {
+/* Rank 0: what is the same for all. */
+static dsc_status write_shared(const dsc_snapshot *s, const pair *p) {
     const dsc_param *optim = dsc_optim_state(s->optim);
     int64_t steps = dsc_optim_steps(s->optim), index = 0;
     for (int i = 0; i < DSC_SCALAR_COUNT; i++)
         DSC_TRY(dsc_st_writer_write(p->state, index++,
                                     (const char *)s->state + dsc_checkpoint_scalars[i].offset, 8));
     DSC_TRY(dsc_st_writer_write(p->state, index++, &steps, sizeof steps));
-    for (int64_t i = 0; i < shared_count(s); i++)
-        DSC_TRY(write_tensor(s, p->state, index++, &optim[i].value, p->host));
-    for (int64_t i = 0; i < p->list.count; i++)
-        DSC_TRY(write_tensor(s, p->state, index++, &p->list.items[i].value, p->host));
+    for (int64_t i = 0; i < shared_count(s); i++) {
+        DSC_TRY(fetch(s, &optim[i].value, p->carrier.host));
+        DSC_TRY(dsc_st_writer_write(p->state, index++, p->carrier.host, dsc_tensor_bytes(&optim[i].value)));
+    }
     return DSC_OK;
 }
 
-/* Receives what the other ranks hand in; all of it, even when the disk is full, so that nobody waits. */
-static dsc_status collect(const dsc_snapshot *s, const pair *p) {
+/* Every rank's list through rank 0; all of it, even when the disk is full, so that nobody waits. */
+static dsc_status write_state(const dsc_snapshot *s, pair *p) {
     int64_t count = p->list.count, first = first_of_ranks(s);
-    dsc_status status = write_own(s, p);
-    for (int r = 1; r < dsc_comm_size(s->comm); r++) {
-        for (int64_t i = 0; i < count; i++) {
-            dsc_request *request;
-            const dsc_tensor *like = &p->list.items[i].value;
-            dsc_tensor t = dsc_tensor_view(like->device, p->block.data, like->dtype, like->ndim, like->dim);
-            DSC_TRY(dsc_comm_recv_begin(s->comm, r, DSC_CHECKPOINT_TAG, &t, &request));
-            DSC_TRY(dsc_comm_wait(&request));
-            if (status == DSC_OK)
-                status = write_tensor(s, p->state, first + r * count + i, &t, p->host);
-        }
+    int rank = dsc_comm_rank(s->comm);
+    dsc_status status = rank == 0 ? write_shared(s, p) : DSC_OK;
+    for (int64_t i = 0; i < dsc_comm_size(s->comm) * count; i++) {
+        int r = (int)(i / count);
+        const dsc_tensor *t = &p->list.items[i % count].value;
+        if (rank == r && status == DSC_OK)
+            status = fetch(s, t, p->carrier.host);
+        DSC_TRY(dsc_carrier_move(&p->carrier, r, 0, dsc_tensor_bytes(t)));
+        if (rank == 0 && status == DSC_OK)
+            status = dsc_st_writer_write(p->state, first + i, p->carrier.host, dsc_tensor_bytes(t));
     }
     return status;
-}
-
-static dsc_status hand_in(const dsc_snapshot *s, const pair *p) {
-    DSC_TRY(dsc_queue_sync(s->queue));
-    for (int64_t i = 0; i < p->list.count; i++) {
-        dsc_request *request;
-        DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, 0, DSC_CHECKPOINT_TAG,
-                                    &p->list.items[i].value, &request));
-        DSC_TRY(dsc_comm_wait(&request));
-    }
-    return DSC_OK;
 }
 
 static dsc_status save_kfac(const dsc_snapshot *s, const pair *p) {
@@ -203,16 +191,14 @@ static dsc_status publish(const dsc_snapshot *s, const char *directory, const pa
 dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *directory, int64_t *bytes) {
     pair p = {0};
     int writer = dsc_comm_rank(s->comm) == 0;
-    dsc_status status = dsc_rank_list_create(s, &p.list);
-    if (status == DSC_OK)
-        status = dsc_rank_list_collect(s, &p.list);
+    dsc_status status = make_room(s, &p);
     if (status == DSC_OK && writer)
         status = begin(s, directory, &p);
     status = dsc_comm_agree(s->comm, status);
     if (status == DSC_OK)
         status = write_model(s, &p);
     if (status == DSC_OK)
-        status = dsc_comm_agree(s->comm, writer ? collect(s, &p) : hand_in(s, &p));
+        status = dsc_comm_agree(s->comm, write_state(s, &p));
     if (status == DSC_OK)
         status = save_kfac(s, &p);
     if (status == DSC_OK)
@@ -221,9 +207,7 @@ dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *directory, int
         *bytes = dsc_st_writer_bytes(p.model) + dsc_st_writer_bytes(p.state);
     dsc_st_writer_destroy(&p.model);
     dsc_st_writer_destroy(&p.state);
-    if (p.block.data)
-        dsc_tensor_free(&p.block);
-    dsc_memory_free(&p.host);
+    dsc_carrier_close(&p.carrier);
     dsc_rank_list_destroy(&p.list);
     return status;
 }

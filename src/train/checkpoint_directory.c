@@ -231,7 +231,7 @@ void dsc_checkpoint_sweep(const char *directory) {
     while ((e = readdir(entries)) != NULL) {
         char *path;
         int ours = strncmp(e->d_name, PREFIX, strlen(PREFIX)) == 0 || strncmp(e->d_name, "latest", 6) == 0;
-        if (!ours || !ends_with(e->d_name, DSC_TEMPORARY_SUFFIX))
+        if (!ours || !ends_with(e->d_name, DSC_TEMPORARY_SUFFIX) || dsc_temporary_is_used(e->d_name))
             continue;
         if (dsc_output_path(directory, e->d_name, &path) == DSC_OK)
             remove_file(path);

@@ -28,7 +28,8 @@ dsc_status dsc_checkpoint_set_latest(const char *directory, int64_t step) DSC_MU
  * Later ones are left. A file that cannot be removed is logged. */
 dsc_status dsc_checkpoint_prune(const char *directory, int64_t step, int64_t keep,
                                 int64_t best) DSC_MUST_CHECK;
-/* Removes temporary files that a killed run left behind. */
+/* Removes temporary files that a killed run left behind; not those of another process that lives on this
+ * machine. */
 void dsc_checkpoint_sweep(const char *directory);
 
 #endif

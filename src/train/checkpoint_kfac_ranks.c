@@ -8,80 +8,42 @@
 
 #include <string.h>
 
-/* An entry on its way. */
-typedef struct carrier {
-    void *host;
-    dsc_tensor block; /* U8, as large */
-} carrier;
-
-static void close_carrier(carrier *c) {
-    dsc_tensor_free(&c->block);
-    dsc_memory_free(&c->host);
+/* Room for the largest entry. Collective; fails on all ranks or on none. */
+static dsc_status open_carrier(const dsc_snapshot *s, dsc_carrier *c) {
+    return dsc_comm_agree(s->comm, dsc_carrier_open(s->comm, s->queue, dsc_checkpoint_kfac_largest(s), c));
 }
 
-/* Collective; fails on all ranks or on none. */
-static dsc_status open_carrier(const dsc_snapshot *s, carrier *c) {
-    int64_t largest = (int64_t)dsc_checkpoint_kfac_largest(s);
-    *c = (carrier){0};
-    dsc_status status = dsc_memory_alloc(largest, 1, &c->host);
-    if (status == DSC_OK)
-        status = dsc_tensor_alloc(dsc_model_device(s->model), DSC_U8, 1, &largest, &c->block);
-    return dsc_comm_agree(s->comm, status);
-}
-
-/* c->host to another rank, or from it. */
-static dsc_status send(const dsc_snapshot *s, carrier *c, int to, size_t bytes) {
-    dsc_request *request;
-    dsc_tensor t = dsc_tensor_slice(&c->block, 0, (int64_t)bytes);
-    DSC_TRY(dsc_tensor_upload(s->queue, c->host, bytes, &t));
-    DSC_TRY(dsc_queue_sync(s->queue));
-    DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, to, DSC_CHECKPOINT_TAG, &t, &request));
-    return dsc_comm_wait(&request);
-}
-
-static dsc_status receive(const dsc_snapshot *s, carrier *c, int from, size_t bytes) {
-    dsc_request *request;
-    dsc_tensor t = dsc_tensor_slice(&c->block, 0, (int64_t)bytes);
-    DSC_TRY(dsc_comm_recv_begin(s->comm, from, DSC_CHECKPOINT_TAG, &t, &request));
-    DSC_TRY(dsc_comm_wait(&request));
-    DSC_TRY(dsc_tensor_download(s->queue, &t, bytes, c->host));
-    return dsc_queue_sync(s->queue);
+static const dsc_kfac_entry *entry_at(const dsc_snapshot *s, int64_t i) {
+    return &dsc_kfac_state_entries(s->kfac)[i];
 }
 
 /* ---- saving ---- */
 
 /* Rank r's entry into rank 0's host memory. */
-static dsc_status collect(const dsc_snapshot *s, carrier *c, int r, int64_t i) {
-    int rank = dsc_comm_rank(s->comm);
-    size_t bytes = dsc_checkpoint_kfac_bytes(&dsc_kfac_state_entries(s->kfac)[i]);
-    if (rank == r)
+static dsc_status collect(const dsc_snapshot *s, dsc_carrier *c, int r, int64_t i) {
+    if (dsc_comm_rank(s->comm) == r)
         DSC_TRY(dsc_kfac_state_get(s->kfac, s->queue, i, c->host));
-    if (r > 0 && rank == r)
-        DSC_TRY(send(s, c, 0, bytes));
-    if (r > 0 && rank == 0)
-        DSC_TRY(receive(s, c, r, bytes));
-    return DSC_OK;
+    return dsc_carrier_move(c, r, 0, dsc_checkpoint_kfac_bytes(entry_at(s, i)));
 }
 
-static dsc_status save_all(const dsc_snapshot *s, dsc_st_writer *writer, int64_t first, carrier *c) {
+static dsc_status save_all(const dsc_snapshot *s, dsc_st_writer *writer, int64_t first, dsc_carrier *c) {
     int64_t count = dsc_checkpoint_kfac_count(s);
     dsc_status status = DSC_OK;
     for (int64_t i = 0; i < dsc_comm_size(s->comm) * count; i++) {
         DSC_TRY(collect(s, c, (int)(i / count), i % count));
         if (dsc_comm_rank(s->comm) == 0 && status == DSC_OK)
-            status =
-                dsc_st_writer_write(writer, first + i, c->host,
-                                    dsc_checkpoint_kfac_bytes(&dsc_kfac_state_entries(s->kfac)[i % count]));
+            status = dsc_st_writer_write(writer, first + i, c->host,
+                                         dsc_checkpoint_kfac_bytes(entry_at(s, i % count)));
     }
     return status;
 }
 
 dsc_status dsc_checkpoint_kfac_save_ranks(const dsc_snapshot *s, dsc_st_writer *writer, int64_t first) {
-    carrier c;
+    dsc_carrier c;
     dsc_status status = open_carrier(s, &c);
     if (status == DSC_OK)
         status = dsc_comm_agree(s->comm, save_all(s, writer, first, &c));
-    close_carrier(&c);
+    dsc_carrier_close(&c);
     return status;
 }
 
@@ -89,43 +51,43 @@ dsc_status dsc_checkpoint_kfac_save_ranks(const dsc_snapshot *s, dsc_st_writer *
 
 /* One entry for rank r, which takes it even when it could not be read, so that nobody waits. */
 static dsc_status hand_out(const dsc_snapshot *s, const dsc_st_reader *reader,
-                           const dsc_kfac_source_file *file, carrier *c, int r, int64_t i) {
-    const dsc_kfac_entry *e = &dsc_kfac_state_entries(s->kfac)[i];
-    int rank = dsc_comm_rank(s->comm);
-    size_t bytes = dsc_checkpoint_kfac_bytes(e);
+                           const dsc_kfac_source_file *file, dsc_carrier *c, int r, int64_t i) {
+    const dsc_kfac_entry *e = entry_at(s, i);
     dsc_status status = reader ? dsc_checkpoint_kfac_read(reader, file, r, e, c->host) : DSC_OK;
-    if (r > 0 && rank == 0)
-        DSC_TRY(send(s, c, r, bytes));
-    if (r > 0 && rank == r)
-        DSC_TRY(receive(s, c, 0, bytes));
-    if (rank == r && status == DSC_OK)
+    DSC_TRY(dsc_carrier_move(c, 0, r, dsc_checkpoint_kfac_bytes(e)));
+    if (dsc_comm_rank(s->comm) == r && status == DSC_OK)
         status = dsc_kfac_state_set(s->kfac, s->queue, i, c->host);
+    if (status == DSC_E_FORMAT && reader)
+        dsc_error_prefix(status, "'%s' is damaged", dsc_st_path(reader));
     return status;
 }
 
+/* The number of blocks, once it is set, decides which entries follow: their list is looked at anew each time.
+ * Those that are not optional stand at the same places in every list. */
 static dsc_status set_entries(const dsc_snapshot *s, const dsc_st_reader *reader,
-                              const dsc_kfac_source_file *file, int optional, carrier *c) {
-    int64_t count = dsc_checkpoint_kfac_count(s);
+                              const dsc_kfac_source_file *file, int optional, dsc_carrier *c) {
     dsc_status first = DSC_OK;
-    for (int64_t i = 0; i < dsc_comm_size(s->comm) * count; i++) {
-        if (dsc_kfac_state_entries(s->kfac)[i % count].optional != optional)
-            continue;
-        dsc_status status = hand_out(s, reader, file, c, (int)(i / count), i % count);
-        if (status == DSC_E_FORMAT && reader)
-            dsc_error_prefix(status, "'%s' is damaged", dsc_st_path(reader));
-        if (first == DSC_OK)
-            first = status;
+    for (int r = 0; r < dsc_comm_size(s->comm); r++) {
+        for (int64_t i = 0; i < dsc_checkpoint_kfac_count(s); i++) {
+            if (entry_at(s, i)->optional != optional)
+                continue;
+            dsc_status status = hand_out(s, reader, file, c, r, i);
+            if (first == DSC_OK)
+                first = status;
+            if (c->request) /* nothing more can travel */
+                return first;
+        }
     }
-    return dsc_comm_agree(s->comm, first);
+    return first;
 }
 
 static dsc_status load_part(const dsc_snapshot *s, const dsc_st_reader *reader,
                             const dsc_kfac_source_file *file, int optional) {
-    carrier c;
+    dsc_carrier c;
     dsc_status status = open_carrier(s, &c);
     if (status == DSC_OK)
-        status = set_entries(s, reader, file, optional, &c);
-    close_carrier(&c);
+        status = dsc_comm_agree(s->comm, set_entries(s, reader, file, optional, &c));
+    dsc_carrier_close(&c);
     return status;
 }
 
@@ -133,7 +95,7 @@ static dsc_status load_part(const dsc_snapshot *s, const dsc_st_reader *reader,
 static dsc_status check_blocks(const dsc_snapshot *s, const dsc_st_reader *reader,
                                const dsc_kfac_source_file *file) {
     for (int64_t i = 0; i < dsc_checkpoint_kfac_count(s); i++) {
-        const dsc_kfac_entry *e = &dsc_kfac_state_entries(s->kfac)[i];
+        const dsc_kfac_entry *e = entry_at(s, i);
         int64_t first = 0, other = 0;
         if (strcmp(e->name, "blocks") != 0)
             continue;

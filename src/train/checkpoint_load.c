@@ -12,7 +12,6 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "descent/log.h"
-#include "device/ops.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_kfac.h"
 #include "train/checkpoint_parts.h"
@@ -34,14 +33,13 @@ typedef struct origin {
     int exact;     /* and this run can go on where every rank stood */
 } origin;
 
-/* Both files while they are read, on rank 0; origin and list on every rank. */
+/* Both files while they are read, on rank 0; origin, list and carrier on every rank. */
 typedef struct pair {
     dsc_st_reader *model, *state;
     dsc_kfac_source_file kfac; /* of K-FAC's state, if this run wants it */
     origin from;
     dsc_rank_list list;
-    dsc_tensor block; /* the largest tensor of the list on its way */
-    void *host;       /* as large as any */
+    dsc_carrier carrier; /* as large as any tensor */
 } pair;
 
 /* *value = -1 when there is no such key. */
@@ -117,6 +115,15 @@ static dsc_status check_params(const dsc_st_reader *r, const char *prefix, const
     return DSC_OK;
 }
 
+static dsc_status read_named(const dsc_st_reader *r, const char *prefix, const char *name, void *out,
+                             size_t bytes) {
+    char *full;
+    DSC_TRY(dsc_checkpoint_name(prefix, name, &full));
+    dsc_status status = dsc_st_read(r, dsc_st_find(r, full), out, bytes);
+    dsc_memory_free(&full);
+    return status;
+}
+
 static int has_tensor(const dsc_st_reader *r, const char *prefix, const char *name) {
     char full[512];
     int length = snprintf(full, sizeof full, "%s%s", prefix, name);
@@ -152,6 +159,25 @@ static dsc_status check_list(const pair *p) {
     return DSC_OK;
 }
 
+/* Ranks that have settled have done the same number of rounds: messages of others would never meet. */
+static dsc_status check_rounds(const dsc_snapshot *s, const pair *p) {
+    double first = 0;
+    if (!p->from.exact || s->options->consensus.kind == DSC_CONSENSUS_ADPSGD)
+        return DSC_OK;
+    for (int64_t r = 0; r < p->from.ranks; r++) {
+        char prefix[32];
+        double numbers[DSC_CONSENSUS_NUMBERS];
+        rank_prefix(p, r, prefix);
+        DSC_TRY(read_named(p->state, prefix, "consensus", numbers, sizeof numbers));
+        first = r == 0 ? numbers[1] : first;
+        if (numbers[1] != first)
+            return DSC_FAIL(DSC_E_FORMAT,
+                            "'%s' is damaged: rank %lld has done %g rounds of gossip, rank 0 %g",
+                            dsc_st_path(p->state), (long long)r, numbers[1], first);
+    }
+    return DSC_OK;
+}
+
 /* The optimiser's tensors for a run in which they are the same on every rank. */
 static const char *optim_prefix(const pair *p) {
     return p->from.gossip ? "rank.0." DSC_OPTIM_PREFIX : DSC_OPTIM_PREFIX;
@@ -171,6 +197,7 @@ static dsc_status check_tensors(const dsc_snapshot *s, pair *p) {
         rank_prefix(p, r, prefix);
         DSC_TRY(check_tensor(p->state, prefix, "train", DSC_F64, 4));
     }
+    DSC_TRY(check_rounds(s, p));
     return dsc_checkpoint_kfac_check(s, p->state, p->from.ranks, &p->kfac);
 }
 
@@ -253,20 +280,8 @@ static dsc_status open_pair(const dsc_snapshot *s, const char *path, pair *p) {
     return check_run(s, p);
 }
 
-static dsc_status read_named(const dsc_st_reader *r, const char *prefix, const char *name, void *out,
-                             size_t bytes) {
-    char *full;
-    DSC_TRY(dsc_checkpoint_name(prefix, name, &full));
-    dsc_status status = dsc_st_read(r, dsc_st_find(r, full), out, bytes);
-    dsc_memory_free(&full);
-    return status;
-}
-
-static dsc_status read_tensor(const dsc_snapshot *s, const dsc_st_reader *r, const char *prefix,
-                              const char *name, dsc_tensor *t, void *host) {
-    size_t bytes = dsc_tensor_bytes(t);
-    DSC_TRY(read_named(r, prefix, name, host, bytes));
-    DSC_TRY(dsc_tensor_upload(s->queue, host, bytes, t));
+static dsc_status put(const dsc_snapshot *s, const void *host, dsc_tensor *t) {
+    DSC_TRY(dsc_tensor_upload(s->queue, host, dsc_tensor_bytes(t), t));
     return dsc_queue_sync(s->queue);
 }
 
@@ -279,6 +294,13 @@ static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_tr
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: step %lld, epoch %lld, position %lld",
                         dsc_st_path(p->state), (long long)state->step, (long long)state->epoch,
                         (long long)state->position);
+    if (!isfinite(state->loss_scale[0]) || state->loss_scale[0] < 1 || !(state->loss_scale[1] >= 0))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: the loss scale is %g for %g steps: must be 1 or more",
+                        dsc_st_path(p->state), state->loss_scale[0], state->loss_scale[1]);
+    if (!isfinite(state->best_top1))
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "'%s' is damaged: the best accuracy is %g: must be a number, negative for none",
+                        dsc_st_path(p->state), state->best_top1);
     if (state->position > 0 && samples != s->samples)
         return DSC_FAIL(DSC_E_INVALID,
                         "'%s' stands in the middle of an epoch of %lld samples, the data set has %lld: use "
@@ -326,7 +348,8 @@ static dsc_status read_all(const dsc_snapshot *s, const pair *p) {
                         dsc_st_path(p->state), (long long)steps);
     for (int64_t i = 0; !s->gossip && i < dsc_optim_state_count(s->optim); i++) {
         dsc_tensor t = optim[i].value;
-        DSC_TRY(read_tensor(s, p->state, optim_prefix(p), optim[i].name, &t, p->host));
+        DSC_TRY(read_named(p->state, optim_prefix(p), optim[i].name, p->carrier.host, dsc_tensor_bytes(&t)));
+        DSC_TRY(put(s, p->carrier.host, &t));
     }
     DSC_TRY(dsc_statedict_read(s->model, s->queue, p->model));
     dsc_optim_set_steps(s->optim, steps);
@@ -350,48 +373,35 @@ static dsc_status share(const dsc_snapshot *s, pair *p) {
     return DSC_OK;
 }
 
-/* Rank 0: one item for rank r into t; what is missing and may be becomes 0. */
-static dsc_status read_item(const dsc_snapshot *s, const pair *p, const dsc_rank_item *item,
-                            const char *prefix, dsc_tensor *t) {
-    if (item->kind == DSC_RANK_OPTIONAL && !has_tensor(p->state, prefix, item->name))
-        return dsc_op_fill(s->queue, 0, t);
-    return read_tensor(s, p->state, prefix, item->name, t, p->host);
+/* Rank 0: one item for a rank; what is missing and may be becomes 0. */
+static dsc_status read_item(const pair *p, const dsc_rank_item *item, const char *prefix) {
+    size_t bytes = dsc_tensor_bytes(&item->value);
+    if (item->kind == DSC_RANK_OPTIONAL && !has_tensor(p->state, prefix, item->name)) {
+        memset(p->carrier.host, 0, bytes);
+        return DSC_OK;
+    }
+    return read_named(p->state, prefix, item->name, p->carrier.host, bytes);
 }
 
-/* Gives every rank its list; sends something even after a failure, so that nobody waits. */
-static dsc_status hand_out(const dsc_snapshot *s, const pair *p) {
+/* Gives every rank its list; something travels even after a failure, so that nobody waits. */
+static dsc_status hand_out(const dsc_snapshot *s, pair *p) {
+    int64_t count = p->list.count;
+    int rank = dsc_comm_rank(s->comm);
     dsc_status status = DSC_OK;
-    for (int r = 0; r < dsc_comm_size(s->comm); r++) {
-        for (int64_t i = 0; i < p->list.count; i++) {
-            const dsc_rank_item *item = &p->list.items[i];
-            dsc_request *request = NULL;
-            char prefix[32];
-            dsc_tensor t = item->value;
-            if (!find_source(p, item, r, prefix))
-                continue;
-            if (r > 0)
-                t = dsc_tensor_view(t.device, p->block.data, t.dtype, t.ndim, t.dim);
-            if (status == DSC_OK)
-                status = read_item(s, p, item, prefix, &t);
-            if (r > 0)
-                DSC_TRY(dsc_comm_send_begin(s->comm, DSC_TRAFFIC_OTHER, r, DSC_CHECKPOINT_TAG, &t, &request));
-            DSC_TRY(dsc_comm_wait(&request));
-        }
+    for (int64_t i = 0; i < dsc_comm_size(s->comm) * count; i++) {
+        int r = (int)(i / count);
+        const dsc_rank_item *item = &p->list.items[i % count];
+        dsc_tensor t = item->value;
+        char prefix[32];
+        if (!find_source(p, item, r, prefix))
+            continue;
+        if (rank == 0 && status == DSC_OK)
+            status = read_item(p, item, prefix);
+        DSC_TRY(dsc_carrier_move(&p->carrier, 0, r, dsc_tensor_bytes(&t)));
+        if (rank == r && status == DSC_OK)
+            status = put(s, p->carrier.host, &t);
     }
     return status;
-}
-
-static dsc_status take(const dsc_snapshot *s, const pair *p) {
-    char prefix[32];
-    for (int64_t i = 0; i < p->list.count; i++) {
-        dsc_request *request;
-        dsc_tensor t = p->list.items[i].value;
-        if (!find_source(p, &p->list.items[i], dsc_comm_rank(s->comm), prefix))
-            continue;
-        DSC_TRY(dsc_comm_recv_begin(s->comm, 0, DSC_CHECKPOINT_TAG, &t, &request));
-        DSC_TRY(dsc_comm_wait(&request));
-    }
-    return DSC_OK;
 }
 
 /* Numbers of this rank's own, with everything else in place. */
@@ -414,7 +424,7 @@ static dsc_status load_all(const dsc_snapshot *s, const char *path, pair *p) {
         status = read_all(s, p);
     DSC_TRY(dsc_comm_agree(s->comm, status));
     DSC_TRY(share(s, p));
-    DSC_TRY(dsc_comm_agree(s->comm, reader ? hand_out(s, p) : take(s, p)));
+    DSC_TRY(dsc_comm_agree(s->comm, hand_out(s, p)));
     DSC_TRY(dsc_comm_agree(s->comm, settle_down(s, p)));
     if (s->as_it_was)
         *s->as_it_was = p->from.exact;
@@ -424,9 +434,7 @@ static dsc_status load_all(const dsc_snapshot *s, const char *path, pair *p) {
 static dsc_status make_room(const dsc_snapshot *s, pair *p) {
     DSC_TRY(dsc_rank_list_create(s, &p->list));
     size_t shared = dsc_checkpoint_largest(s), own = dsc_rank_list_largest(&p->list);
-    int64_t largest = (int64_t)(shared > own ? shared : own);
-    DSC_TRY(dsc_memory_alloc(largest, 1, &p->host));
-    return dsc_tensor_alloc(dsc_model_device(s->model), DSC_U8, 1, &largest, &p->block);
+    return dsc_carrier_open(s->comm, s->queue, shared > own ? shared : own, &p->carrier);
 }
 
 dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path) {
@@ -436,9 +444,7 @@ dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path) {
         status = load_all(s, path, &p);
     dsc_st_close(&p.model);
     dsc_st_close(&p.state);
-    if (p.block.data)
-        dsc_tensor_free(&p.block);
-    dsc_memory_free(&p.host);
+    dsc_carrier_close(&p.carrier);
     dsc_rank_list_destroy(&p.list);
     return status;
 }

@@ -7,7 +7,7 @@
 #define DSC_OPTIM_PREFIX "optimizer."
 #define DSC_RANK_PREFIX  "rank.%d."
 
-enum { DSC_CHECKPOINT_TAG = 1, DSC_SCALAR_COUNT = 15 };
+enum { DSC_SCALAR_COUNT = 15 };
 
 /* A field of dsc_train_state: 8 bytes, I64 or F64, stored as a tensor without dimensions. */
 typedef struct dsc_checkpoint_scalar {

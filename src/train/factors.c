@@ -97,14 +97,14 @@ static dsc_status unload(dsc_factors *f, dsc_queue *queue) {
     return dsc_op_axpby(queue, f->decayed / weight, &f->numerators, 1, &f->values);
 }
 
-dsc_status dsc_factors_take(dsc_factors *f, dsc_queue *queue) {
+dsc_status dsc_factors_take(dsc_factors *f, dsc_queue *queue, int moves) {
     int done = 1;
     if (!dsc_average_is_under_way(f->average))
         return DSC_OK;
     if (!f->waits)
         DSC_TRY(dsc_average_test(f->average, &done));
     if (!done) {
-        f->decayed *= dsc_kfac_hyper_now(f->kfac)->stat_decay;
+        f->decayed *= moves ? dsc_kfac_hyper_now(f->kfac)->stat_decay : 1;
         return DSC_OK;
     }
     DSC_TRY(dsc_average_end(f->average, queue));
@@ -118,13 +118,15 @@ dsc_status dsc_factors_send(dsc_factors *f, dsc_queue *queue) {
     return dsc_average_begin(f->average, queue);
 }
 
-/* Who has done fewer rounds than others does more of them here, with what it has. */
+/* Who has done fewer rounds than others does more of them here, with what it has. Values that were in no
+ * round keep their bits. */
 dsc_status dsc_factors_settle(dsc_factors *f, dsc_queue *queue) {
     int under_way = dsc_average_is_under_way(f->average);
-    if (!under_way && !f->waits)
+    int64_t rounds = dsc_average_rounds(f->average);
+    if (!under_way)
         DSC_TRY(load(f, queue));
     DSC_TRY(dsc_average_settle(f->average, queue));
-    return under_way || !f->waits ? unload(f, queue) : DSC_OK;
+    return under_way || dsc_average_rounds(f->average) > rounds ? unload(f, queue) : DSC_OK;
 }
 
 dsc_status dsc_factors_set_peers(dsc_factors *f, int peers) {

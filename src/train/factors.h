@@ -1,6 +1,6 @@
 /* K-FAC's running factors averaged by gossip, where every rank has a K-FAC of its own. A round begins behind
- * the factors' move in one step and ends before it in the next such step, so that its messages travel while
- * the steps between compute.
+ * the factors' move in one step and ends before the next move or decomposition, so that its messages travel
+ * while the steps between compute, and what is decomposed does not depend on whether ranks have met.
  *
  * What travels is a copy: a decomposition in the meantime finds the factors as they are, not the share that
  * a round leaves behind.
@@ -23,9 +23,10 @@ dsc_status dsc_factors_create(dsc_comm *comm, dsc_queue *queue, dsc_kfac *kfac,
 /* Collective. */
 void dsc_factors_destroy(dsc_factors **factors);
 
-/* Around dsc_kfac_absorb of a step that moves the factors: takes in the round under way, waiting for peers as
- * said above; and sends what came out, unless a round is still under way. */
-dsc_status dsc_factors_take(dsc_factors *f, dsc_queue *queue) DSC_MUST_CHECK;
+/* Before dsc_kfac_absorb of a step that moves the factors (`moves`) or decomposes them: takes in the round
+ * under way, waiting for peers as said above. Behind that of one that moves them: sends what came out, unless
+ * a round is still under way. */
+dsc_status dsc_factors_take(dsc_factors *f, dsc_queue *queue, int moves) DSC_MUST_CHECK;
 dsc_status dsc_factors_send(dsc_factors *f, dsc_queue *queue) DSC_MUST_CHECK;
 /* Between steps: takes in what is under way. Collective; blocks. */
 dsc_status dsc_factors_settle(dsc_factors *f, dsc_queue *queue) DSC_MUST_CHECK;

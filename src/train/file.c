@@ -6,10 +6,16 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { HOST_SIZE = 65 };
 
 dsc_status dsc_output_path(const char *directory, const char *name, char **out) {
     size_t length = strlen(directory);
@@ -60,11 +66,42 @@ static dsc_status write_failed(const dsc_output *output, int error) {
     return DSC_FAIL(DSC_E_IO, "cannot write '%s': %s", output->path, strerror(error));
 }
 
+/* ---- temporary names: NAME.HOST-PROCESS.tmp ---- */
+
+static void host_name(char host[HOST_SIZE]) {
+    if (gethostname(host, HOST_SIZE) != 0)
+        snprintf(host, HOST_SIZE, "host");
+    host[HOST_SIZE - 1] = '\0';
+    for (char *c = host; *c; c++)
+        if (*c == '/')
+            *c = '_';
+}
+
+int dsc_temporary_is_used(const char *name) {
+    char host[HOST_SIZE], *end;
+    const char *dash = strrchr(name, '-');
+    host_name(host);
+    size_t length = strlen(host);
+    if (!dash || (size_t)(dash - name) <= length || dash[-(ptrdiff_t)length - 1] != '.' ||
+        strncmp(dash - length, host, length) != 0)
+        return 0;
+    long process = strtol(dash + 1, &end, 10);
+    if (strcmp(end, DSC_TEMPORARY_SUFFIX) != 0 || process <= 0 || process > INT_MAX ||
+        process == (long)getpid())
+        return 0;
+    return kill((pid_t)process, 0) == 0 || errno == EPERM;
+}
+
+/* ---- writing ---- */
+
+/* Another process that writes the same file, as a rank may that others have given up, has another name. */
 static dsc_status open_temporary(const char *path, dsc_output *out) {
+    char host[HOST_SIZE];
+    host_name(host);
     DSC_TRY(dsc_memory_strdup(path, &out->path));
-    size_t size = strlen(path) + sizeof DSC_TEMPORARY_SUFFIX;
+    size_t size = strlen(path) + strlen(host) + 32;
     DSC_TRY(dsc_memory_alloc((int64_t)size, 1, &out->temporary));
-    snprintf(out->temporary, size, "%s" DSC_TEMPORARY_SUFFIX, path);
+    snprintf(out->temporary, size, "%s.%s-%ld" DSC_TEMPORARY_SUFFIX, path, host, (long)getpid());
     out->fd = open(out->temporary, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     if (out->fd < 0)
         return write_failed(out, errno);

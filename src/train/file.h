@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What is put behind a file's name until it is complete. */
+/* How a file's name ends until it is complete. */
 #define DSC_TEMPORARY_SUFFIX ".tmp"
 
 typedef struct dsc_output {
@@ -21,7 +21,10 @@ dsc_status dsc_output_path(const char *directory, const char *name, char **out) 
 /* Makes the directory and those above it; fine when it is there. */
 dsc_status dsc_directory_make(const char *path) DSC_MUST_CHECK;
 
-/* Opens the temporary file (an old one of that name is overwritten). */
+/* 1 when another process of this machine that lives may be writing the file of this temporary name. */
+int dsc_temporary_is_used(const char *name);
+
+/* Opens the temporary file, this process's own (an old one of that name is overwritten). */
 dsc_status dsc_output_open(const char *path, dsc_output *out) DSC_MUST_CHECK;
 /* Writes all of `data` at `offset`. */
 dsc_status dsc_output_write(dsc_output *output, const void *data, size_t bytes,

@@ -87,17 +87,10 @@ static dsc_status drain(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* A rank that fails where others may go on is lost to them. */
-static dsc_status alone(dsc_trainer *t, dsc_status status) {
-    if (status != DSC_OK && !t->collective && t->ranks > 1)
-        t->lost = 1;
-    return status;
-}
-
 /* Waits for all steps, and where ranks gossip they meet. */
 static dsc_status meet(dsc_trainer *t) {
-    DSC_TRY(alone(t, drain(t)));
-    return t->collective ? DSC_OK : alone(t, dsc_gossip_meet(t));
+    DSC_TRY(drain(t));
+    return t->collective ? DSC_OK : dsc_gossip_meet(t);
 }
 
 static int stopping(const dsc_trainer *t) {
@@ -222,11 +215,11 @@ static int due(const dsc_trainer *t, int64_t every) {
 }
 
 static dsc_status step_once(dsc_trainer *t) {
-    DSC_TRY(alone(t, take_step(t)));
+    DSC_TRY(take_step(t));
     int kfac = t->options.out && t->kfac && dsc_kfac_decomposed(t->kfac);
     int check = t->collective && due(t, t->options.check_every);
     if (kfac || check)
-        DSC_TRY(alone(t, drain(t)));
+        DSC_TRY(drain(t));
     if (kfac)
         DSC_TRY(write_kfac(t));
     if (!t->collective && due(t, t->options.distance_every))
@@ -276,11 +269,19 @@ static dsc_status go_on(dsc_trainer *t) {
     return loop(t);
 }
 
+/* NCCL's communicators are destroyed by all of their ranks together. */
+static int must_not_end_alone(const dsc_trainer *t) {
+    return t->ranks > 1 && (!t->collective || strcmp(dsc_comm_name(t->comm), "nccl") == 0);
+}
+
+/* A start fails on all ranks, but later on a rank may fail alone. */
 static dsc_status train(dsc_trainer *t) {
     DSC_TRY(dsc_trainer_start(t));
     dsc_status status = loop(t);
     while (status == DSC_E_LOST && t->options.on_peer_loss == DSC_PEER_LOSS_CONTINUE)
         status = go_on(t);
+    if (status != DSC_OK && status != DSC_E_INTERRUPTED && must_not_end_alone(t))
+        t->lost = 1;
     return status;
 }
 

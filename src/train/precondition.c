@@ -7,6 +7,7 @@
 #include "train/kfac_layers.h"
 
 #include <math.h>
+#include <string.h>
 
 /* ---- schedules ---- */
 
@@ -73,6 +74,14 @@ static dsc_status check_scope(const dsc_trainer *t) {
             "K-FAC's scope global with synch_freq %lld: steps would wait for all ranks, and these "
             "for messages that come some steps later; use scope gossip or local, or synch_freq 0",
             (long long)o->consensus.synch_freq);
+    if (o->kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1 && o->consensus.synch_freq > 0 &&
+        strcmp(dsc_comm_name(t->comm), "nccl") == 0)
+        return DSC_FAIL(
+            DSC_E_UNSUPPORTED,
+            "K-FAC's scope gossip with synch_freq %lld over nccl: parameters and factors would leave in "
+            "another order on each rank, and NCCL keeps one; use --comm mpi, scope local, or "
+            "synch_freq 0",
+            (long long)o->consensus.synch_freq);
     if (alone && t->ranks > 1 && o->consensus.group != 1)
         return DSC_FAIL(
             DSC_E_INVALID,
@@ -129,9 +138,14 @@ dsc_status dsc_precondition_create(dsc_trainer *t) {
         status = dsc_comm_agree(t->comm, make_kfac(t, comm, layers, count));
     dsc_memory_free(&layers);
     DSC_TRY(status);
-    if (t->options.kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1 && dsc_kfac_averages(t->kfac)->data)
-        return dsc_factors_create(t->comm, t->queue, t->kfac, &t->options.consensus, &t->factors);
-    return DSC_OK;
+    return dsc_precondition_make_factors(t);
+}
+
+dsc_status dsc_precondition_make_factors(dsc_trainer *t) {
+    int gossips = t->kfac && t->options.kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1;
+    if (!gossips || !dsc_kfac_averages(t->kfac)->data)
+        return DSC_OK;
+    return dsc_factors_create(t->comm, t->queue, t->kfac, &t->options.consensus, &t->factors);
 }
 
 void dsc_precondition_destroy(dsc_trainer *t) {

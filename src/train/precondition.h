@@ -7,6 +7,9 @@
 /* Makes trainer->kfac when the options ask for it, and what averages its factors by gossip. Collective: when
  * one rank fails, all do. */
 dsc_status dsc_precondition_create(dsc_trainer *t) DSC_MUST_CHECK;
+/* The last part of it alone, for a number of ranks that has changed. Collective: when one rank fails, all do.
+ */
+dsc_status dsc_precondition_make_factors(dsc_trainer *t) DSC_MUST_CHECK;
 /* Collective. */
 void dsc_precondition_destroy(dsc_trainer *t);
 

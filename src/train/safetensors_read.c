@@ -14,8 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { HEADER_LIMIT = 100 * 1000 * 1000 }; /* the format's own limit */
-
 struct dsc_st_reader {
     int fd;
     char *path;
@@ -81,7 +79,7 @@ static dsc_status read_header(dsc_st_reader *r) {
     uint64_t length = 0;
     for (int i = 7; i >= 0; i--)
         length = length << 8 | raw[i];
-    if (length < 2 || length > HEADER_LIMIT || length > (uint64_t)info.st_size - 8)
+    if (length < 2 || length > DSC_ST_HEADER_LIMIT || length > (uint64_t)info.st_size - 8)
         return DSC_FAIL(DSC_E_FORMAT,
                         "'%s' promises a header of %llu bytes in a file of %lld: it was cut short or is not "
                         "a safetensors file",

@@ -6,6 +6,8 @@
 
 #define DSC_ST_METADATA "__metadata__"
 
+enum { DSC_ST_HEADER_LIMIT = 100 * 1000 * 1000 }; /* bytes; the format's own limit */
+
 /* "F32", ...; NULL for a type the format lacks. */
 const char *dsc_st_type_name(dsc_dtype dtype);
 /* 1 and *out when the name is known. */

@@ -122,6 +122,10 @@ static dsc_status write_header(dsc_st_writer *w, const char *text) {
     unsigned char raw[8];
     size_t length = strlen(text);
     size_t padded = (length + 7) / 8 * 8;
+    if (padded > DSC_ST_HEADER_LIMIT)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "'%s': a header of %zu bytes for %lld tensors: %d at most; use fewer ranks or layers",
+                        w->output.path, padded, (long long)w->count, DSC_ST_HEADER_LIMIT);
     for (int i = 0; i < 8; i++)
         raw[i] = (unsigned char)((uint64_t)padded >> (8 * i));
     w->data_start = 8 + padded;

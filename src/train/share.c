@@ -1,8 +1,14 @@
-/* Giving everybody what rank 0 has, or what each has. */
+/* Giving everybody what rank 0 has, or what each has; and one rank what another has. */
 #include "train/share.h"
 
 #include "base/error.h"
 #include "base/memory.h"
+
+/* After a wait that was in vain the block may still be written to: it is MPI's then. */
+static void free_block(dsc_tensor *block, dsc_status status) {
+    if (block->data && status != DSC_E_LOST && status != DSC_E_COMM)
+        dsc_tensor_free(block);
+}
 
 static dsc_status share_through(dsc_comm *comm, dsc_queue *queue, dsc_tensor *block, void *data) {
     size_t bytes = dsc_tensor_bytes(block);
@@ -18,7 +24,7 @@ dsc_status dsc_share_bytes(dsc_comm *comm, dsc_queue *queue, void *data, size_t 
     int64_t count = (int64_t)bytes;
     DSC_TRY(dsc_tensor_alloc(dsc_queue_device(queue), DSC_U8, 1, &count, &block));
     dsc_status status = share_through(comm, queue, &block, data);
-    dsc_tensor_free(&block);
+    free_block(&block, status);
     return status;
 }
 
@@ -46,12 +52,58 @@ dsc_status dsc_share_gather(dsc_comm *comm, dsc_queue *queue, dsc_status status,
     status = dsc_comm_agree(comm, status);
     if (status == DSC_OK)
         status = gather_through(comm, queue, &block, own, bytes, *all);
-    if (block.data && status != DSC_E_LOST) /* then it is still in flight */
-        dsc_tensor_free(&block);
+    free_block(&block, status);
     if (status != DSC_OK)
         dsc_memory_free(all);
     return status;
 }
+
+/* ---- one rank and another ---- */
+
+enum { CARRIER_TAG = 1 };
+
+dsc_status dsc_carrier_open(dsc_comm *comm, dsc_queue *queue, size_t bytes, dsc_carrier *out) {
+    int64_t count = (int64_t)bytes;
+    *out = (dsc_carrier){.comm = comm, .queue = queue};
+    dsc_status status = dsc_memory_alloc(count, 1, &out->host);
+    if (status == DSC_OK)
+        status = dsc_tensor_alloc(dsc_queue_device(queue), DSC_U8, 1, &count, &out->block);
+    if (status != DSC_OK)
+        dsc_carrier_close(out);
+    return status;
+}
+
+void dsc_carrier_close(dsc_carrier *carrier) {
+    if (carrier->block.data && !carrier->request)
+        dsc_tensor_free(&carrier->block);
+    dsc_memory_free(&carrier->host);
+    *carrier = (dsc_carrier){0};
+}
+
+static dsc_status send(dsc_carrier *c, int to, size_t bytes) {
+    dsc_tensor t = dsc_tensor_slice(&c->block, 0, (int64_t)bytes);
+    DSC_TRY(dsc_tensor_upload(c->queue, c->host, bytes, &t));
+    DSC_TRY(dsc_queue_sync(c->queue));
+    DSC_TRY(dsc_comm_send_begin(c->comm, DSC_TRAFFIC_OTHER, to, CARRIER_TAG, &t, &c->request));
+    return dsc_comm_wait(&c->request);
+}
+
+static dsc_status receive(dsc_carrier *c, int from, size_t bytes) {
+    dsc_tensor t = dsc_tensor_slice(&c->block, 0, (int64_t)bytes);
+    DSC_TRY(dsc_comm_recv_begin(c->comm, from, CARRIER_TAG, &t, &c->request));
+    DSC_TRY(dsc_comm_wait(&c->request));
+    DSC_TRY(dsc_tensor_download(c->queue, &t, bytes, c->host));
+    return dsc_queue_sync(c->queue);
+}
+
+dsc_status dsc_carrier_move(dsc_carrier *carrier, int from, int to, size_t bytes) {
+    int rank = dsc_comm_rank(carrier->comm);
+    if (from == to || (rank != from && rank != to))
+        return DSC_OK;
+    return rank == from ? send(carrier, to, bytes) : receive(carrier, from, bytes);
+}
+
+/* ---- models ---- */
 
 dsc_status dsc_share_buffers(dsc_comm *comm, dsc_queue *queue, dsc_model *model) {
     const dsc_param *buffers = dsc_model_buffers(model);

@@ -216,7 +216,8 @@ static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
     if (status != DSC_OK && t->rank == 0)
         name_earlier(t, path, status);
     DSC_TRY(status);
-    DSC_TRY(dsc_stepper_set_scale(t->stepper, t->state.loss_scale));
+    if (t->state.loss_scale[0] != 1) /* that of a run without one: then this run starts with its own */
+        DSC_TRY(dsc_stepper_set_scale(t->stepper, t->state.loss_scale));
     DSC_TRY(remember(t, path));
     t->start = t->process_start - t->state.seconds;
     if (t->options.out) {

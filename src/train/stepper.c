@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "comm/table.h"
 #include "device/ops.h"
 
 #include <math.h>
@@ -27,9 +28,10 @@ typedef enum piece { WHOLE, MICRO_FIRST, MICRO_NEXT, HEAD, REST, JOIN, TAIL, PIE
 enum { FACTORS = 1, DECOMPOSED = 2, RECIPE = 4, VARIANTS = 12 };
 
 typedef struct recorded {
-    int seen;                 /* it ran before: libraries have made their plans */
-    const void *x, *labels;   /* what it was recorded with */
-    dsc_recording *recording; /* NULL: not yet */
+    int seen;                          /* it ran before: libraries have made their plans */
+    const void *x, *labels;            /* what it was recorded with */
+    dsc_recording *recording;          /* NULL: not yet */
+    uint64_t bytes[DSC_TRAFFIC_COUNT]; /* that it sends; without the exchange none */
 } recorded;
 
 /* What comes back from the device. */
@@ -244,7 +246,8 @@ static dsc_status micro(dsc_stepper *s) {
         host_lap(s, DSC_PHASE_EXCHANGE);
     }
     DSC_TRY(dsc_exec_forward(s->p.exec, s->p.queue, &s->x));
-    DSC_TRY(mark(s, DSC_PHASE_FORWARD));
+    if (s->is_host || s->micro == 0) /* a device has one mark: what follows is counted as backward */
+        DSC_TRY(mark(s, DSC_PHASE_FORWARD));
     DSC_TRY(sample(s));
     host_lap(s, DSC_PHASE_FACTOR);
     DSC_TRY(dsc_exec_loss(s->p.exec, s->p.queue, &s->labels, grad_scale(s)));
@@ -290,11 +293,11 @@ static dsc_status exchange(dsc_stepper *s) {
 static dsc_status absorb(dsc_stepper *s) {
     if (!s->p.kfac)
         return DSC_OK;
-    int moving = s->p.factors && dsc_kfac_wants_factors(s->p.kfac);
-    if (moving)
-        DSC_TRY(dsc_factors_take(s->p.factors, s->p.queue));
+    int moves = dsc_kfac_wants_factors(s->p.kfac);
+    if (s->p.factors && (moves || dsc_kfac_wants_decomposition(s->p.kfac)))
+        DSC_TRY(dsc_factors_take(s->p.factors, s->p.queue, moves));
     DSC_TRY(dsc_kfac_absorb(s->p.kfac, s->p.queue));
-    if (moving)
+    if (s->p.factors && moves)
         DSC_TRY(dsc_factors_send(s->p.factors, s->p.queue));
     return mark(s, DSC_PHASE_FACTOR);
 }
@@ -307,12 +310,11 @@ static dsc_status update(void *context, dsc_queue *queue, const dsc_tensor *read
 static dsc_status apply(dsc_stepper *s) {
     dsc_tensor loss = dsc_tensor_slice(&s->numbers, LOSS, 1), nu = dsc_tensor_slice(&s->numbers, NU, 1);
     dsc_tensor skipped = dsc_tensor_slice(&s->numbers, SKIP, 1), skip = *dsc_optim_skip(s->p.optim);
-    DSC_TRY(dsc_op_guard(s->p.queue, &loss, &skip));
+    DSC_TRY(dsc_op_guard(s->p.queue, &loss, 1, &skip));
     if (s->p.kfac) {
         DSC_TRY(dsc_kfac_apply(s->p.kfac, s->p.queue));
         DSC_TRY(dsc_op_convert(s->p.queue, dsc_kfac_nu_tensor(s->p.kfac), &nu));
-        if (!s->scale.data) /* else it was left out already */
-            DSC_TRY(dsc_op_guard(s->p.queue, &nu, &skip));
+        DSC_TRY(dsc_op_guard(s->p.queue, &nu, 0, &skip));
         DSC_TRY(mark(s, DSC_PHASE_PRECONDITION));
     }
     DSC_TRY(dsc_consensus_update(s->p.consensus, s->p.queue, update, s));
@@ -346,6 +348,9 @@ static dsc_status run(dsc_stepper *s, piece which) {
 }
 
 static dsc_status record(dsc_stepper *s, piece which, recorded *r) {
+    uint64_t before[DSC_TRAFFIC_COUNT];
+    for (int i = 0; i < DSC_TRAFFIC_COUNT; i++)
+        before[i] = dsc_comm_bytes(s->p.comm, (dsc_traffic)i);
     DSC_TRY(dsc_recording_begin(s->p.queue));
     dsc_status status = run(s, which);
     dsc_recording *recording = NULL;
@@ -355,6 +360,8 @@ static dsc_status record(dsc_stepper *s, piece which, recorded *r) {
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
     DSC_TRY(dsc_recording_end(s->p.queue, &r->recording));
+    for (int i = 0; i < DSC_TRAFFIC_COUNT; i++)
+        r->bytes[i] = s->records ? dsc_comm_bytes(s->p.comm, (dsc_traffic)i) - before[i] : 0;
     r->x = s->x.data;
     r->labels = s->labels.data;
     return DSC_OK;
@@ -375,8 +382,12 @@ static dsc_status perform(dsc_stepper *s, piece which) {
     }
     if (r->recording && has(which, 0) && (r->x != s->x.data || r->labels != s->labels.data))
         dsc_recording_destroy(&r->recording);
-    if (!r->recording)
-        DSC_TRY(record(s, which, r));
+    if (!r->recording) {
+        DSC_TRY(record(s, which, r)); /* which counts its bytes, */
+    } else {
+        for (int i = 0; i < DSC_TRAFFIC_COUNT; i++) /* as nobody does later */
+            dsc_comm_add_bytes(s->p.comm, (dsc_traffic)i, r->bytes[i]);
+    }
     DSC_TRY(dsc_recording_replay(r->recording, s->p.queue));
     if (s->p.kfac && has(which, 0))
         dsc_kfac_captured(s->p.kfac, s->micro + 1);

@@ -8,6 +8,7 @@
 #include "consensus/table.h"
 #include "train/factors.h"
 #include "train/gossip.h"
+#include "train/precondition.h"
 #include "train/share.h"
 #include "train/start.h"
 
@@ -61,8 +62,27 @@ static dsc_status change_ranks(dsc_trainer *t, dsc_comm *next) {
 
 typedef struct place {
     dsc_train_state state;
-    int64_t stop, failed;
+    int64_t stop;
+    int64_t kfac_step; /* when factors move and are decomposed; 0 without K-FAC */
 } place;
+
+/* Of the rank's own K-FAC: `get` and `set` concern nobody else. */
+static int64_t find_kfac_step(const dsc_kfac *kfac) {
+    const dsc_kfac_entry *entries = dsc_kfac_state_entries(kfac);
+    int64_t i = 0;
+    while (strcmp(entries[i].name, "step") != 0)
+        i++;
+    return i;
+}
+
+static dsc_status get_kfac_step(const dsc_trainer *t, int64_t *step) {
+    *step = 0;
+    return t->kfac ? dsc_kfac_state_get(t->kfac, t->queue, find_kfac_step(t->kfac), step) : DSC_OK;
+}
+
+static dsc_status set_kfac_step(const dsc_trainer *t, int64_t step) {
+    return t->kfac ? dsc_kfac_state_set(t->kfac, t->queue, find_kfac_step(t->kfac), &step) : DSC_OK;
+}
 
 /* 1 when a is further than b. */
 static int is_further(const dsc_train_state *a, const dsc_train_state *b) {
@@ -76,31 +96,34 @@ static int is_further(const dsc_train_state *a, const dsc_train_state *b) {
     return 0;
 }
 
-/* Losses of an epoch that is over for others, time and scale stay the rank's own. */
-static void take_place(dsc_trainer *t, const place *places) {
+/* Losses of an epoch that is over for others, time and scale stay the rank's own. That somebody's metrics
+ * have failed is told anew by whoever is left. */
+static dsc_status take_place(dsc_trainer *t, const place *places) {
     const dsc_train_state own = t->state;
-    const dsc_train_state *best = &places[0].state;
+    const place *best = &places[0];
     for (int r = 0; r < t->ranks; r++) {
-        if (is_further(&places[r].state, best))
-            best = &places[r].state;
+        if (is_further(&places[r].state, &best->state))
+            best = &places[r];
         t->agreed.stop |= places[r].stop != 0;
-        t->agreed.failed |= places[r].failed != 0;
     }
-    t->state = *best;
-    int same = own.epoch == best->epoch;
+    t->agreed.failed = 0;
+    t->state = best->state;
+    int same = own.epoch == best->state.epoch;
     t->state.loss_sum = same ? own.loss_sum : 0;
     t->state.loss_rows = same ? own.loss_rows : 0;
     t->state.seconds = dsc_clock_now() - t->start;
     memcpy(t->state.loss_scale, own.loss_scale, sizeof own.loss_scale);
+    return set_kfac_step(t, best->kfac_step);
 }
 
 /* Everybody goes on from the place of the one who is furthest. Collective. */
 static dsc_status find_place(dsc_trainer *t) {
-    const place own = {.state = t->state, .stop = t->agreed.stop, .failed = t->agreed.failed};
+    place own = {.state = t->state, .stop = t->agreed.stop};
     void *places;
-    dsc_status status = dsc_share_gather(t->comm, t->queue, DSC_OK, &own, sizeof own, &places);
+    dsc_status status = get_kfac_step(t, &own.kfac_step);
+    status = dsc_share_gather(t->comm, t->queue, status, &own, sizeof own, &places);
     if (status == DSC_OK)
-        take_place(t, places);
+        status = take_place(t, places);
     dsc_memory_free(&places);
     t->saved_step = -1; /* not all may know of the last one */
     t->save_now = t->options.checkpoint_every >= 0 && t->state.position == 0 && t->state.epoch > 0;
@@ -118,14 +141,8 @@ static dsc_status start_values(dsc_trainer *t) {
 }
 
 static dsc_status make_gossip(dsc_trainer *t) {
-    const dsc_consensus_options *o = &t->options.consensus;
-    dsc_status status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
-                                             dsc_model_param_count(t->model), o, &t->consensus);
-    DSC_TRY(dsc_comm_agree(t->comm, status));
-    t->peers = o->peers;
-    if (t->kfac && t->options.kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1 &&
-        dsc_kfac_averages(t->kfac)->data)
-        DSC_TRY(dsc_factors_create(t->comm, t->queue, t->kfac, o, &t->factors));
+    DSC_TRY(dsc_trainer_make_consensus(t));
+    DSC_TRY(dsc_precondition_make_factors(t));
     return dsc_comm_agree(t->comm, dsc_gossip_start_peers(t));
 }
 
@@ -165,9 +182,11 @@ static dsc_status open_metrics(dsc_trainer *t) {
 }
 
 static dsc_status put_together(dsc_trainer *t) {
-    DSC_TRY(find_place(t));
-    DSC_TRY(dsc_comm_agree(t->comm, dsc_trainer_spread(t)));
-    dsc_status status = make_gossip_somehow(t);
+    dsc_status status = find_place(t);
+    if (status == DSC_OK)
+        status = dsc_trainer_spread(t);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    status = make_gossip_somehow(t);
     if (status != DSC_OK)
         dsc_error_prefix(status, "%d ranks are left of %d, and cannot go on", t->ranks, t->ranks_told);
     DSC_TRY(status);

@@ -4,9 +4,22 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "consensus/table.h"
 #include "train/gossip.h"
 #include "train/precondition.h"
 #include "train/survive.h"
+
+#include <pthread.h>
+
+/* What the others would have to help to end stays, where it can be found. */
+static void keep(dsc_trainer *t) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static dsc_trainer *kept;
+    pthread_mutex_lock(&lock);
+    t->next_kept = kept;
+    kept = t;
+    pthread_mutex_unlock(&lock);
+}
 
 void dsc_trainer_destroy(dsc_trainer **trainer) {
     if (!trainer || !*trainer)
@@ -18,6 +31,9 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
         dsc_precondition_destroy(t);
         dsc_gossip_destroy(&t->gossip);
         dsc_consensus_destroy(&t->consensus);
+    } else if (t->consensus && t->options.consensus.kind == DSC_CONSENSUS_ADPSGD) {
+        t->consensus->hurried = 1;
+        dsc_consensus_destroy(&t->consensus); /* its thread works on the device, which may go next */
     }
     dsc_trainer_free_shown(t);
     dsc_optim_destroy(&t->optim);
@@ -33,7 +49,11 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
         dsc_comm_destroy(&t->next_comm);
     dsc_queue_destroy(&t->queue);
     dsc_memory_free(&t->good);
-    dsc_memory_free(trainer);
+    *trainer = NULL;
+    if (t->lost)
+        keep(t);
+    else
+        dsc_memory_free(&t);
 }
 
 static dsc_status open_data(dsc_trainer *t) {
@@ -155,6 +175,16 @@ static dsc_status make_local(dsc_trainer *t) {
     return dsc_trainer_spread(t);
 }
 
+dsc_status dsc_trainer_make_consensus(dsc_trainer *t) {
+    const dsc_consensus_options *o = &t->options.consensus;
+    dsc_status status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
+                                             dsc_model_param_count(t->model), o, &t->consensus);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    t->collective = dsc_consensus_is_collective(t->consensus);
+    t->peers = o->peers;
+    return DSC_OK;
+}
+
 dsc_status dsc_trainer_make_stepper(dsc_trainer *t) {
     const dsc_stepper_parts parts = {.comm = t->comm,
                                      .queue = t->queue,
@@ -180,11 +210,7 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
         status = dsc_survive_prepare(t);
     DSC_TRY(dsc_comm_agree(t->comm, status));
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
-    status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
-                                  dsc_model_param_count(t->model), &t->options.consensus, &t->consensus);
-    DSC_TRY(dsc_comm_agree(t->comm, status));
-    t->collective = dsc_consensus_is_collective(t->consensus);
-    t->peers = t->options.consensus.peers;
+    DSC_TRY(dsc_trainer_make_consensus(t));
     DSC_TRY(dsc_gossip_create(t));
     DSC_TRY(dsc_precondition_create(t));
     return dsc_trainer_make_stepper(t);

@@ -14,7 +14,7 @@
  *                 checkpoint_ranks.c: what differs between ranks; checkpoint_kfac.c: K-FAC's part, and
  *                 checkpoint_kfac_ranks.c where every rank has its own; checkpoint_directory.c: which files
  *                 there are and stay
- *   share.c       rank 0's data to everybody
+ *   share.c       data of one rank to another, or to everybody
  *   metrics.c     metrics.jsonl
  *   safetensors*  the file format; file.c: files that appear whole or not at all */
 #ifndef DSC_TRAIN_TRAINER_H
@@ -82,10 +82,11 @@ typedef struct dsc_trainer {
     } agreed;
     double met_loss[2]; /* loss_sum and loss_rows of all ranks, at the last meeting */
     int peers;          /* in force */
-    int lost;           /* this rank failed in a step that others may have gone through */
+    int lost;           /* this rank failed where others may have gone on, which then cannot help to end */
 
     dsc_tensor *own_buffers; /* a copy, while the model holds others (show.c); NULL: no memory yet */
     int buffers_kept;        /* it does */
+    struct dsc_trainer *next_kept;
 } dsc_trainer;
 
 /* Default values and checks of the caller's options; a shorter struct of an older version keeps the defaults
@@ -98,8 +99,9 @@ dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_trai
 void dsc_trainer_destroy(dsc_trainer **trainer);
 
 /* Parts of it, for a number of ranks that has changed: loaders, sizes and schedule, of what is there anew;
- * and the stepper, when there is none. The second is collective. */
+ * consensus and stepper, when there is none. The last two are collective: when one rank fails, all do. */
 dsc_status dsc_trainer_spread(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_trainer_make_consensus(dsc_trainer *t) DSC_MUST_CHECK;
 dsc_status dsc_trainer_make_stepper(dsc_trainer *t) DSC_MUST_CHECK;
 
 /* One step. On a host device `report` and `state` then tell what came out of it, on others of the one before

@@ -229,7 +229,8 @@ static void touch(const char *directory, const char *name) {
 static void test_outdir(void **state) {
     (void)state;
     static const char *const run[] = {"metrics.jsonl", "latest", "checkpoint-5.safetensors",
-                                      "checkpoint-5.state.safetensors", "checkpoint-6.safetensors.tmp"};
+                                      "checkpoint-5.state.safetensors",
+                                      "checkpoint-6.safetensors.node1-77.tmp"};
     static const char *const other[] = {"notes.txt", "metrics.jsonl.gz", "checkpoint-5.txt"};
     char directory[] = "test-outdir-XXXXXX", file[64], path[128];
     assert_non_null(mkdtemp(directory));

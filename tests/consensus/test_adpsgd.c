@@ -244,11 +244,8 @@ static void case_spread(seat *s) {
     spread(s, DSC_F32, 1e-5);
 }
 
-static void case_spread_bf16(seat *s) {
+static void case_spread_halves(seat *s) {
     spread(s, DSC_BF16, 0.02);
-}
-
-static void case_spread_f16(seat *s) {
     spread(s, DSC_F16, 0.01);
 }
 
@@ -406,6 +403,9 @@ static void case_refusals(seat *s) {
     options.wire = DSC_I32;
     refuse(s, &options, DSC_E_INVALID, "fp32, bf16 and fp16");
     options = usual;
+    options.synch_freq = 2;
+    refuse(s, &options, DSC_E_INVALID, "synch_freq 2");
+    options = usual;
     options.graph = "no-such";
     refuse(s, &options, DSC_E_INVALID, "no-such");
     options.graph = "complete";
@@ -414,6 +414,17 @@ static void case_refusals(seat *s) {
     options.graph = "base-2";
     if (s->ranks == 4 || s->ranks == 8)
         refuse(s, &options, DSC_E_INVALID, "only an odd and an even one");
+    /* What ranks differ in. */
+    dsc_consensus_options bucket = usual, wire = usual, graph = usual, lone = usual;
+    bucket.bucket_bytes = s->rank ? 64 : 32;
+    refuse(s, &bucket, DSC_E_INVALID, "differ from another rank's");
+    wire.wire = s->rank ? DSC_F32 : DSC_BF16;
+    refuse(s, &wire, DSC_E_INVALID, "differ from another rank's");
+    graph.graph = s->rank ? "bipartite-linear" : "bipartite-exponential";
+    if (s->ranks == 8) /* with fewer they are the same */
+        refuse(s, &graph, DSC_E_INVALID, "differ from another rank's");
+    lone.graph = s->rank ? NULL : "no-such"; /* one fails, and all hear of it */
+    refuse(s, &lone, DSC_E_INVALID, "no-such");
     s->comm->thread_multiple = 0;
     refuse(s, &usual, DSC_E_INVALID, "thread_multiple = 1");
     s->comm->thread_multiple = 1;
@@ -670,14 +681,9 @@ static void test_spread(void **state) {
     run_case(case_spread, EVEN);
 }
 
-static void test_spread_bf16(void **state) {
+static void test_spread_halves(void **state) {
     (void)state;
-    run_case(case_spread_bf16, EVEN);
-}
-
-static void test_spread_f16(void **state) {
-    (void)state;
-    run_case(case_spread_f16, EVEN);
+    run_case(case_spread_halves, EVEN);
 }
 
 static void test_taking_over(void **state) {
@@ -776,8 +782,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_exact_mass),
         cmocka_unit_test(test_spread),
-        cmocka_unit_test(test_spread_bf16),
-        cmocka_unit_test(test_spread_f16),
+        cmocka_unit_test(test_spread_halves),
         cmocka_unit_test(test_taking_over),
         cmocka_unit_test(test_exact_averages),
         cmocka_unit_test(test_numbers),

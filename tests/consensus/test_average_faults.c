@@ -1,6 +1,11 @@
 /* Averaging by gossip when something goes wrong: delays, lost ranks, no memory, mistakes. */
 #include "consensus/vectors.h"
 
+#include "comm/table.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+
 /* ---- delays and losses ---- */
 
 static void random_round(dsc_average *average, dsc_rng *rng) {
@@ -61,6 +66,160 @@ static void test_timeout(void **state) {
     model_mix(&m, dsc_average_topology(average), 0);
     check_values(&v, &m, 0);
     dsc_average_destroy(&average);
+    dsc_tensor_free(&v.memory);
+    all_fine(comm);
+}
+
+static int looks, met_rank_0;
+
+/* As if this process had been stopped, for longer than the timeout, between two looks. */
+static void stop_at_the_second_look(void) {
+    const struct timespec moment = {.tv_sec = 1, .tv_nsec = 800000000};
+    looks++;
+    if (looks == 2)
+        nanosleep(&moment, NULL);
+    if (looks == 3) { /* goes on to wait: now rank 0 may begin */
+        met_rank_0 = 1;
+        EXPECT_OK(dsc_comm_barrier(comm));
+    }
+}
+
+/* Time for which a process was stopped itself is not time that its peers stayed away. */
+static void test_stopped(void **state) {
+    (void)state;
+    vectors v;
+    make_vectors(&v);
+    dsc_average_options options = usual_options("ring", 1);
+    options.timeout = 1.5;
+    dsc_average *average = make_average(&v, &options);
+    if (ranks > 1 && rank != 0)
+        EXPECT_OK(dsc_average_begin(average, queue));
+    looks = met_rank_0 = 0;
+    if (rank == 1) {
+        dsc_average_hook = stop_at_the_second_look;
+        EXPECT_OK(dsc_average_end(average, queue));
+        dsc_average_hook = NULL;
+    }
+    if (!met_rank_0)
+        EXPECT_OK(dsc_comm_barrier(comm));
+    if (ranks > 1 && rank == 0)
+        EXPECT_OK(dsc_average_begin(average, queue));
+    if (dsc_average_is_under_way(average))
+        EXPECT_OK(dsc_average_end(average, queue));
+    dsc_average_destroy(&average);
+    dsc_tensor_free(&v.memory);
+    all_fine(comm);
+}
+
+/* Rank 0 comes late to the meeting point: the others say so, come again, and settle with it. */
+static void test_settle_again(void **state) {
+    (void)state;
+    vectors v;
+    model m;
+    make_vectors(&v);
+    write_first_values(&v);
+    model_start(&m, ranks, LENGTH);
+    dsc_average_options options = usual_options("complete", 1);
+    options.timeout = 0.2;
+    dsc_average *average = make_average(&v, &options);
+    if (rank != 0) {
+        EXPECT_OK(dsc_average_begin(average, queue));
+        EXPECT_FAILS(DSC_E_COMM, "not all ranks have come", dsc_average_settle(average, queue));
+        EXPECT_FAILS(DSC_E_COMM, "not all ranks have come", dsc_average_settle(average, queue));
+        EXPECT_FAILS(DSC_E_INVALID, "dsc_average_settle again", dsc_average_begin(average, queue));
+    }
+    EXPECT_OK(dsc_comm_barrier(comm));
+    average->options.timeout = 60;
+    if (rank == 0 && ranks == 1)
+        EXPECT_OK(dsc_average_begin(average, queue));
+    EXPECT_OK(dsc_average_settle(average, queue));
+    EXPECT(!dsc_average_is_under_way(average) && dsc_average_rounds(average) == 1);
+    model_mix(&m, dsc_average_topology(average), 0);
+    check_values(&v, &m, ranks == 3 ? 1e-5 : 0);
+    run_rounds(average, 1);
+    EXPECT_OK(dsc_average_settle(average, queue));
+    dsc_average_destroy(&average);
+    dsc_tensor_free(&v.memory);
+    all_fine(comm);
+}
+
+/* A transport on which an all-reduce comes to its end when the test says so. */
+static struct {
+    int64_t *number;
+    int arrived;
+} slow;
+
+static dsc_status slow_start(dsc_comm *with, const dsc_transfer *transfer, dsc_piece *piece) {
+    (void)with;
+    (void)piece;
+    slow.number = transfer->recv;
+    return DSC_OK;
+}
+
+static dsc_status slow_test(dsc_comm *with, dsc_piece *piece, int *done) {
+    (void)with;
+    (void)piece;
+    *done = slow.arrived;
+    return DSC_OK;
+}
+
+static dsc_status slow_wait(dsc_comm *with, dsc_piece *piece) {
+    (void)with;
+    (void)piece;
+    EXPECT(slow.arrived); /* else it would wait for ever */
+    return DSC_OK;
+}
+
+static void slow_close(dsc_comm *with) {
+    (void)with;
+}
+
+static const dsc_comm_table slow_table = {
+    .name = "slow", .close = slow_close, .start = slow_start, .test = slow_test, .wait = slow_wait};
+
+static dsc_comm *self_comm(void) {
+    dsc_comm_options options;
+    dsc_comm *alone = NULL;
+    dsc_comm_options_init(&options);
+    options.kind = "self";
+    assert_ok(dsc_comm_create(&options, &alone));
+    assert_ok(dsc_comm_use_queue(alone, queue));
+    return alone;
+}
+
+static dsc_comm *slow_comm(void) {
+    dsc_comm *made = self_comm();
+    made->table->close(made);
+    made->table = &slow_table;
+    made->size = 2;
+    slow.arrived = 0;
+    return made;
+}
+
+/* Destroyed when settling has failed: it neither waits for ever nor gives back what is still written to. */
+static void test_destroy_while_settling(void **state) {
+    (void)state;
+    vectors v;
+    make_vectors(&v);
+    dsc_comm *alone = self_comm(), *meeting = slow_comm();
+    dsc_average_options options = usual_options("exponential", 1);
+    options.timeout = 0.1;
+    for (int late = 0; late < 2; late++) {
+        dsc_average *average = NULL;
+        assert_ok(dsc_average_create(alone, queue, v.piece, PIECES, &options, &average));
+        average->meeting = meeting;
+        slow.arrived = 0;
+        EXPECT_FAILS(DSC_E_COMM, "not all ranks have come", dsc_average_settle(average, queue));
+        slow.arrived = !late;
+        dsc_plan_destroy(&average->plan); /* empty; what stays shall be what is written to */
+        dsc_average_destroy(&average);
+        EXPECT(average == NULL);
+        if (late)
+            *slow.number = 7;
+        slow.arrived = late; /* the one that came in time is not asked for again */
+    }
+    dsc_comm_destroy(&meeting);
+    dsc_comm_destroy(&alone);
     dsc_tensor_free(&v.memory);
     all_fine(comm);
 }
@@ -227,12 +386,7 @@ static void test_create_survives_failures(void **state) {
     (void)state;
     vectors v;
     make_vectors(&v);
-    dsc_comm_options comm_options;
-    dsc_comm_options_init(&comm_options);
-    comm_options.kind = "self";
-    dsc_comm *alone = NULL;
-    assert_ok(dsc_comm_create(&comm_options, &alone));
-    EXPECT_OK(dsc_comm_use_queue(alone, queue));
+    dsc_comm *alone = self_comm();
     size_t bytes = dsc_device_bytes(device);
     dsc_status status = DSC_E_MEMORY;
     int nth = 0;
@@ -247,6 +401,42 @@ static void test_create_survives_failures(void **state) {
     }
     EXPECT(status == DSC_OK && nth > 8);
     dsc_comm_destroy(&alone);
+    dsc_tensor_free(&v.memory);
+    all_fine(comm);
+}
+
+/* Each allocation fails once: then nothing begins, and the change can be made again. */
+static void test_set_peers_survives_failures(void **state) {
+    (void)state;
+    vectors v;
+    model m;
+    if (ranks == 2) /* has no other number of peers */
+        return;
+    make_vectors(&v);
+    write_first_values(&v);
+    model_start(&m, ranks, LENGTH);
+    dsc_average_options options = usual_options("exponential", 1);
+    dsc_average *average = make_average(&v, &options);
+    dsc_status status = DSC_E_MEMORY;
+    int refused = 0;
+    for (int nth = 1; status != DSC_OK && nth < 100; nth++) {
+        const dsc_topology *before = dsc_average_topology(average);
+        dsc_memory_fail_at(nth);
+        status = dsc_average_set_peers(average, 2);
+        dsc_memory_fail_at(0);
+        EXPECT(status == DSC_OK || status == DSC_E_MEMORY);
+        if (status != DSC_OK && dsc_average_topology(average) != before) {
+            EXPECT_FAILS(DSC_E_INVALID, "dsc_average_set_peers again", dsc_average_begin(average, queue));
+            refused++;
+        }
+        EXPECT_OK(dsc_average_set_peers(average, 2));
+        model_mix(&m, dsc_average_topology(average), dsc_average_rounds(average));
+        run_rounds(average, 1);
+        check_values(&v, &m, 1e-4);
+        EXPECT_OK(dsc_average_set_peers(average, 1)); /* with fewer requests than the round had */
+    }
+    EXPECT(status == DSC_OK && refused > 4);
+    dsc_average_destroy(&average);
     dsc_tensor_free(&v.memory);
     all_fine(comm);
 }
@@ -290,6 +480,58 @@ static void test_bad_options(void **state) {
     all_fine(comm);
 }
 
+/* Files of one name, in folders of their own, as on nodes without a common file system. */
+static void test_graphs_differ(void **state) {
+    (void)state;
+    char home[512], path[128];
+    vectors v;
+    if (ranks < 2)
+        return;
+    make_vectors(&v);
+    snprintf(path, sizeof path, "/tmp/descent-test-%ld-%d", (long)getppid(), rank);
+    assert_non_null(getcwd(home, sizeof home));
+    assert_true((mkdir(path, 0700) == 0 || errno == EEXIST) && chdir(path) == 0);
+    for (int differs = 0; differs < 2; differs++) {
+        FILE *file = fopen("same.graph", "w");
+        assert_non_null(file);
+        fprintf(file, "ranks %d\nstep\n", ranks);
+        for (int r = 0; r < ranks; r++)
+            fprintf(file, "%d %d %s\n", r, (r + 1) % ranks, differs && rank == ranks - 1 ? "0.25" : "0.5");
+        fclose(file);
+        dsc_average_options options = usual_options("./same.graph", 1);
+        dsc_average *average = NULL;
+        dsc_status status = dsc_average_create(comm, queue, v.piece, PIECES, &options, &average);
+        EXPECT(status == (differs ? DSC_E_INVALID : DSC_OK));
+        EXPECT(!differs || strstr(dsc_error_message(), "the graph's edges"));
+        dsc_average_destroy(&average);
+    }
+    remove("same.graph");
+    EXPECT(chdir(home) == 0 && rmdir(path) == 0);
+    dsc_tensor_free(&v.memory);
+    all_fine(comm);
+}
+
+/* Rounds of a GPU's memory keep the order of one queue. */
+static void test_other_queue(void **state) {
+    (void)state;
+    if (dsc_device_is_host(device) || ranks == 1)
+        return;
+    vectors v;
+    make_vectors(&v);
+    dsc_average_options options = usual_options("exponential", 1);
+    dsc_average *average = make_average(&v, &options);
+    dsc_queue *other = NULL;
+    assert_ok(dsc_queue_create(device, &other));
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_comm_use_queue", dsc_average_begin(average, other));
+    EXPECT_OK(dsc_average_begin(average, queue));
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_comm_use_queue", dsc_average_end(average, other));
+    EXPECT_OK(dsc_average_end(average, queue));
+    dsc_average_destroy(&average);
+    dsc_queue_destroy(&other);
+    dsc_tensor_free(&v.memory);
+    all_fine(comm);
+}
+
 static void test_bad_calls(void **state) {
     (void)state;
     vectors v;
@@ -320,12 +562,18 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_delays),
         cmocka_unit_test(test_timeout),
+        cmocka_unit_test(test_stopped),
+        cmocka_unit_test(test_settle_again),
+        cmocka_unit_test(test_destroy_while_settling),
         cmocka_unit_test(test_give_up),
         cmocka_unit_test(test_give_up_in_the_middle),
         cmocka_unit_test(test_different_rounds),
         cmocka_unit_test(test_destroy_under_way),
         cmocka_unit_test(test_rounds_allocate_nothing),
         cmocka_unit_test(test_create_survives_failures),
+        cmocka_unit_test(test_set_peers_survives_failures),
+        cmocka_unit_test(test_graphs_differ),
+        cmocka_unit_test(test_other_queue),
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_bad_calls),
     };

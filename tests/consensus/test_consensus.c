@@ -420,6 +420,46 @@ static void test_bad_input(void **state) {
     all_fine(comm);
 }
 
+static void expect_refused(net *n, const dsc_consensus_options *options, const char *text) {
+    dsc_consensus *consensus = NULL;
+    EXPECT_FAILS(DSC_E_INVALID, text,
+                 dsc_consensus_create(comm, queue, n->params, PARAMS, options, &consensus));
+    EXPECT(consensus == NULL);
+    dsc_consensus_destroy(&consensus);
+}
+
+/* What only gossip does is not passed over. */
+static void test_gossip_options(void **state) {
+    (void)state;
+    net n;
+    make_net(0, &n);
+    dsc_consensus_options usual, options;
+    dsc_consensus_options_init(&usual);
+    options = usual;
+    options.graph = "ring";
+    expect_refused(&n, &options, "allreduce with graph 'ring'");
+    options = usual;
+    options.peers = 2;
+    expect_refused(&n, &options, "allreduce with 2 peers");
+    options = usual;
+    options.synch_freq = 1;
+    expect_refused(&n, &options, "allreduce with synch_freq 1");
+    options = usual;
+    options.group = 0;
+    expect_refused(&n, &options, "allreduce with groups of 0");
+    options = usual;
+    options.average_every = 4;
+    expect_refused(&n, &options, "allreduce with average_every 4");
+    options = usual;
+    options.slow_momentum = 0.5;
+    expect_refused(&n, &options, "slow_momentum 0.5");
+    options = usual;
+    options.slow_rate = 0.5;
+    expect_refused(&n, &options, "slow_rate 0.5");
+    free_net(&n);
+    all_fine(comm);
+}
+
 /* Each allocation of create fails once. Alone, so that no other rank waits. */
 static void test_create_survives_failures(void **state) {
     (void)state;
@@ -483,7 +523,7 @@ int main(void) {
         cmocka_unit_test(test_drift),          cmocka_unit_test(test_hash),
         cmocka_unit_test(test_update),         cmocka_unit_test(test_step_allocates_nothing),
         cmocka_unit_test(test_layout_differs), cmocka_unit_test(test_create_survives_failures),
-        cmocka_unit_test(test_bad_input),
+        cmocka_unit_test(test_bad_input),      cmocka_unit_test(test_gossip_options),
     };
     return cmocka_run_group_tests_name("consensus", tests, open_group, close_group);
 }

@@ -2,6 +2,7 @@
  * mistakes, a lost rank. */
 #include "consensus/net.h"
 
+#include "comm/table.h"
 #include "consensus/table.h"
 
 /* ---- exact averages ---- */
@@ -394,6 +395,8 @@ static void test_bad_options(void **state) {
     bad = good;
     bad.slow_rate = 0;
     expect_refused(&n, &bad, "slow learning rate 0");
+    bad.slow_rate = 0.5;
+    expect_refused(&n, &bad, "slow learning rate 0.5 acts at exact averages");
     bad = good;
     bad.peer_timeout = -1;
     expect_refused(&n, &bad, "peer timeout -1");
@@ -447,6 +450,84 @@ static void test_bad_calls(void **state) {
 }
 
 /* ---- a lost rank ---- */
+
+/* Rank 0 comes late to settle: the others come again, and every member of a group gets what all have. */
+static void test_settle_again(void **state) {
+    (void)state;
+    for (int group = 1; group <= 2 && ranks > 1 && ranks % group == 0; group++) {
+        net n;
+        float z[LENGTH];
+        double mass = 0;
+        make_net(&n);
+        dsc_consensus_options options = usual_options(DSC_CONSENSUS_SGP, NULL);
+        options.group = group;
+        options.peer_timeout = 0.2;
+        dsc_comm *aside = NULL; /* the meeting point may be `comm` */
+        assert_ok(dsc_comm_split(comm, 0, rank, &aside));
+        dsc_consensus *c = make_consensus(&n, &options);
+        write_first_values(&n, 0);
+        step(c, &n, z);
+        EXPECT_OK(dsc_comm_barrier(aside));
+        if (rank != 0) {
+            EXPECT_FAILS(DSC_E_COMM, "not all ranks have come", dsc_consensus_settle(c, queue));
+            EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_settle", dsc_consensus_mass(c, &mass));
+        }
+        EXPECT_OK(dsc_comm_barrier(aside));
+        dsc_status status = dsc_consensus_settle(c, queue);
+        for (int i = 0; i < 200 && status == DSC_E_COMM; i++) /* on a busy machine */
+            status = dsc_consensus_settle(c, queue);
+        EXPECT_OK(status);
+        EXPECT_OK(dsc_consensus_mass(c, &mass));
+        EXPECT(mass == ranks);
+        read_values(&n, z);
+        for (int i = 0; i < LENGTH && ranks == 2; i++) { /* all mixed in one round */
+            double other = 0.5 * (target(0, i) + target(1, i));
+            EXPECT(z[i] == (float)(0.5 * (first_value(0, i) + other)));
+        }
+        dsc_consensus_destroy(&c);
+        dsc_comm_destroy(&aside);
+        free_net(&n);
+    }
+    all_fine(comm);
+}
+
+static int reductions_left;
+static const dsc_comm_table *real_table;
+
+static dsc_status start_or_fail(dsc_comm *with, const dsc_transfer *transfer, dsc_piece *piece) {
+    if (transfer->op == DSC_COMM_ALLREDUCE && transfer->dtype == DSC_F32 && reductions_left-- == 0)
+        return DSC_FAIL(DSC_E_LOST, "a rank was lost");
+    return real_table->start(with, transfer, piece);
+}
+
+/* The loss of a rank between two runs of an exact average: what is there is no sum. */
+static void test_lost_in_an_average(void **state) {
+    (void)state;
+    net n;
+    float z[LENGTH];
+    make_net(&n);
+    write_first_values(&n, rank);
+    dsc_consensus_options options = usual_options(DSC_CONSENSUS_SGP, NULL);
+    dsc_consensus *c = make_consensus(&n, &options);
+    dsc_comm_table failing = *comm->table;
+    failing.start = start_or_fail;
+    real_table = comm->table;
+    reductions_left = 1;
+    comm->table = &failing;
+    if (ranks > 1)
+        EXPECT_FAILS(DSC_E_LOST, "a rank was lost", dsc_consensus_mean_in_place(c, queue, DSC_TRAFFIC_OTHER));
+    comm->table = real_table;
+    read_values(&n, z);
+    model m;
+    model_start(&m, ranks, LENGTH);
+    for (int i = 0; i < LENGTH; i++) {
+        double expected = i < counts[0] + counts[1] ? model_mean(&m, i) : first_value(rank, i);
+        EXPECT(fabs(z[i] - expected) < 1e-5);
+    }
+    dsc_consensus_destroy(&c);
+    free_net(&n);
+    all_fine(comm);
+}
 
 enum { LOST_SGP, LOST_OSGP, LOST_OSGP_IN_STEP, LOST_COUNT };
 
@@ -506,6 +587,8 @@ int main(void) {
         cmocka_unit_test(test_create_survives_failures),
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_bad_calls),
+        cmocka_unit_test(test_settle_again),
+        cmocka_unit_test(test_lost_in_an_average),
         cmocka_unit_test(test_rescue),
     };
     return cmocka_run_group_tests_name("gossip-state", tests, open_ranks, close_ranks);

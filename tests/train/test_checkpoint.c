@@ -10,9 +10,12 @@
 #include "train/scratch.h"
 #include "train/statedict.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static dsc_comm *comm;
 static dsc_device *device;
@@ -254,6 +257,54 @@ static void test_latest(void **state) {
     assert_int_equal(scratch_count(path, ".tmp"), 1);
 }
 
+/* Another process writes the same file at the same time, and is killed while it does. */
+static void write_and_die(const char *path) {
+    dsc_output output;
+    if (dsc_output_open(path, &output) != DSC_OK || dsc_output_write(&output, "theirs", 6, 0) != DSC_OK)
+        _exit(1);
+    _exit(0);
+}
+
+/* Two writers of one file do not disturb each other. What a dead one leaves is swept, what belongs to one
+ * that lives on this machine stays. */
+static void test_two_writers(void **state) {
+    (void)state;
+    char path[SCRATCH_SIZE], file[SCRATCH_SIZE], name[SCRATCH_SIZE];
+    dsc_output output;
+    size_t bytes;
+    int how = -1;
+    make_directory("writers", path);
+    snprintf(file, sizeof file, "%s", scratch_path(path, "checkpoint-9.safetensors"));
+    assert_ok(dsc_output_open(file, &output));
+    assert_ok(dsc_output_write(&output, "ours", 4, 0));
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0)
+        write_and_die(file);
+    assert_int_equal(waitpid(child, &how, 0), child);
+    assert_int_equal(how, 0);
+    assert_int_equal(scratch_count(path, ".tmp"), 2);
+    assert_ok(dsc_output_commit(&output));
+    dsc_output_close(&output);
+    char *text = scratch_read(file, &bytes);
+    assert_string_equal(text, "ours");
+    free(text);
+    assert_int_equal(scratch_count(path, ".tmp"), 1);
+    dsc_checkpoint_sweep(path);
+    assert_int_equal(scratch_count(path, ".tmp"), 0);
+
+    char host[64] = "";
+    assert_int_equal(gethostname(host, sizeof host), 0);
+    snprintf(name, sizeof name, "latest.%.60s-%ld.tmp", host, (long)getppid());
+    scratch_write(scratch_path(path, name), "x", 1);
+    snprintf(name, sizeof name, "latest.%.60s-%ld.tmp", host, (long)getpid()); /* of an earlier process */
+    scratch_write(scratch_path(path, name), "x", 1);
+    snprintf(name, sizeof name, "latest.not%.60s-%ld.tmp", host, (long)getppid());
+    scratch_write(scratch_path(path, name), "x", 1);
+    dsc_checkpoint_sweep(path);
+    assert_int_equal(scratch_count(path, ".tmp"), 1);
+}
+
 /* ---- failures ---- */
 
 static size_t file_size(const char *folder, const char *name) {
@@ -336,6 +387,47 @@ static void test_mismatches(void **state) {
     copy_file(scratch_path(path, "checkpoint-13.state.safetensors"),
               scratch_path(path, "alone.state.safetensors"));
     expect_load(&t, scratch_path(path, "alone.safetensors"), DSC_E_FORMAT, "do not belong together");
+    tiny_close(&t);
+}
+
+/* Numbers that no run has are refused with file and value, and nothing is taken over. */
+static void test_bad_numbers(void **state) {
+    (void)state;
+    static const struct {
+        double scale, best;
+        const char *message;
+    } cases[] = {
+        {0.5, 0.5, "checkpoint-12.state.safetensors' is damaged: the loss scale is 0.5"},
+        {0, 0.5, "the loss scale is 0"},
+        {-4, 0.5, "the loss scale is -4"},
+        {INFINITY, 0.5, "the loss scale is inf"},
+        {NAN, 0.5, "the loss scale is nan"},
+        {512, NAN, "checkpoint-12.state.safetensors' is damaged: the best accuracy is nan"},
+        {512, INFINITY, "the best accuracy is inf"},
+    };
+    tiny t;
+    char path[SCRATCH_SIZE], model[SCRATCH_SIZE * 2];
+    make_directory("numbers", path);
+    snprintf(model, sizeof model, "%s/checkpoint-12.safetensors", path);
+    tiny_open(&t, 1, 4);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        dsc_snapshot s = snapshot(&t);
+        int64_t bytes;
+        tiny_fill(&t, 12);
+        t.state.loss_scale[0] = cases[i].scale;
+        t.state.best_top1 = cases[i].best;
+        assert_ok(dsc_checkpoint_save(&s, path, &bytes));
+        t.state.step = 77;
+        expect_load(&t, model, DSC_E_FORMAT, cases[i].message);
+        assert_int_equal(t.state.step, 77);
+    }
+    dsc_snapshot s = snapshot(&t);
+    int64_t bytes;
+    tiny_fill(&t, 12);
+    t.state.loss_scale[0] = 1;
+    t.state.best_top1 = -1; /* none */
+    assert_ok(dsc_checkpoint_save(&s, path, &bytes));
+    assert_ok(dsc_checkpoint_load(&s, model));
     tiny_close(&t);
 }
 
@@ -429,11 +521,12 @@ static void test_fuzz(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),     cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_names),      cmocka_unit_test(test_list_and_prune),
-        cmocka_unit_test(test_latest),     cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_mismatches), cmocka_unit_test(test_foreign_state_dict),
-        cmocka_unit_test(test_memory),     cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_layout),      cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_names),       cmocka_unit_test(test_list_and_prune),
+        cmocka_unit_test(test_latest),      cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_mismatches),  cmocka_unit_test(test_foreign_state_dict),
+        cmocka_unit_test(test_memory),      cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_two_writers), cmocka_unit_test(test_bad_numbers),
     };
     scratch_make(directory);
     runs_open(&comm, &device);

@@ -89,7 +89,7 @@ static void test_factors_mix(void **state) {
     EXPECT_OK(dsc_tensor_upload(t->queue, values, dsc_tensor_bytes(&averages), &averages));
     EXPECT_OK(dsc_queue_sync(t->queue));
     if (t->factors) {
-        EXPECT_OK(dsc_factors_take(t->factors, t->queue)); /* nothing is under way */
+        EXPECT_OK(dsc_factors_take(t->factors, t->queue, 1)); /* nothing is under way */
         EXPECT_OK(dsc_factors_send(t->factors, t->queue));
         EXPECT_OK(dsc_factors_settle(t->factors, t->queue));
     }
@@ -125,7 +125,8 @@ static void test_late(void **state) {
     set_factors(t, (float)(rank + 1));
     if (rank == 0) {
         EXPECT_OK(dsc_factors_send(t->factors, t->queue));
-        EXPECT_OK(dsc_factors_take(t->factors, t->queue)); /* nothing is there */
+        EXPECT_OK(dsc_factors_take(t->factors, t->queue, 1)); /* nothing is there */
+        EXPECT_OK(dsc_factors_take(t->factors, t->queue, 0)); /* nor here; no move, so no decay */
         set_factors(t, 2);
         EXPECT_OK(dsc_factors_send(t->factors, t->queue)); /* the first is under way: none */
     }
@@ -138,6 +139,35 @@ static void test_late(void **state) {
     for (int64_t i = 0; i < dsc_tensor_count(&averages); i++)
         worst = fmax(worst, fabs(mixed[i] - wanted));
     EXPECT(worst <= (ranks == 3 ? 9 * 0x1p-23 : 0)); /* shares of 1/3 are rounded */
+    free(mixed);
+    dsc_trainer_destroy(&t);
+    all_fine(comm);
+}
+
+/* Rank 0 has begun a round, the others have not: they take part with what they have. Then nothing is under
+ * way, and no bit changes. */
+static void test_settle(void **state) {
+    (void)state;
+    dsc_train_options o;
+    kfac_options(&o, &ways[0], DSC_SCOPE_GOSSIP, NULL);
+    o.consensus.graph = "complete";
+    if (ranks == 1)
+        return;
+    dsc_trainer *t = stepped(comm, &o, 0);
+    dsc_tensor averages = *dsc_kfac_averages(t->kfac);
+    set_factors(t, (float)(rank + 1));
+    if (rank == 0)
+        EXPECT_OK(dsc_factors_send(t->factors, t->queue));
+    EXPECT_OK(dsc_factors_settle(t->factors, t->queue));
+    float *mixed = runs_read(t->queue, &averages);
+    double mean = (ranks + 1) / 2.0, worst = 0;
+    for (int64_t i = 0; i < dsc_tensor_count(&averages); i++)
+        worst = fmax(worst, fabs(mixed[i] - mean));
+    EXPECT(worst <= (ranks == 3 ? 9 * 0x1p-23 : 0)); /* shares of 1/3 are rounded */
+    EXPECT_OK(dsc_factors_settle(t->factors, t->queue));
+    float *again = runs_read(t->queue, &averages);
+    EXPECT(memcmp(mixed, again, dsc_tensor_bytes(&averages)) == 0);
+    free(again);
     free(mixed);
     dsc_trainer_destroy(&t);
     all_fine(comm);
@@ -164,21 +194,28 @@ static void test_bytes(void **state) {
 
 /* ---- resuming ---- */
 
-static void check_resume(const way *w, dsc_kfac_scope scope) {
-    char whole[SCRATCH_SIZE], parts[SCRATCH_SIZE], name[64];
-    dsc_train_options o;
-    snprintf(name, sizeof name, "%s-%s", w->name, dsc_kfac_scope_name(scope));
-    kfac_options(&o, w, scope, folder(name, whole));
-    EXPECT_OK(dsc_train_run(comm, device, &o, NULL));
-    snprintf(name, sizeof name, "%s-%s-parts", w->name, dsc_kfac_scope_name(scope));
-    o.out = folder(name, parts);
-    o.steps = 3;
-    EXPECT_OK(dsc_train_run(comm, device, &o, NULL));
-    o.resume = "auto";
-    o.steps = 0;
-    EXPECT_OK(dsc_train_run(comm, device, &o, NULL));
+/* Stopped after so many of 8 steps, and resumed: the bits of a run that was never stopped. */
+static void check_stopped(dsc_train_options *o, int64_t steps, const char *label) {
+    char whole[SCRATCH_SIZE], parts[SCRATCH_SIZE], name[96];
+    o->out = folder(label, whole);
+    EXPECT_OK(dsc_train_run(comm, device, o, NULL));
+    snprintf(name, sizeof name, "%s-parts", label);
+    o->out = folder(name, parts);
+    o->steps = steps;
+    EXPECT_OK(dsc_train_run(comm, device, o, NULL));
+    o->resume = "auto";
+    o->steps = 0;
+    EXPECT_OK(dsc_train_run(comm, device, o, NULL));
     EXPECT_OK(dsc_comm_barrier(comm));
     EXPECT(runs_differences(whole, parts, 8) == 0);
+}
+
+static void check_resume(const way *w, dsc_kfac_scope scope) {
+    char name[64];
+    dsc_train_options o;
+    snprintf(name, sizeof name, "%s-%s", w->name, dsc_kfac_scope_name(scope));
+    kfac_options(&o, w, scope, NULL);
+    check_stopped(&o, 3, name);
 }
 
 static void test_resume(void **state) {
@@ -186,6 +223,36 @@ static void test_resume(void **state) {
     for (int j = 0; j < 3; j++)
         check_resume(&ways[0], scopes[j]);
     check_resume(&ways[2], DSC_SCOPE_GOSSIP);
+    all_fine(comm);
+}
+
+/* Factors are cut into blocks from epoch 1 (step 4) on: before, the file's list is not that which a new K-FAC
+ * begins with. Decompositions in steps 0, 3, 6. */
+static void test_resume_blocks(void **state) {
+    (void)state;
+    static const int64_t stops[] = {1, 7};
+    for (int i = 0; i < 2; i++) {
+        for (int j = 1; j < 3; j++) {
+            char name[64];
+            dsc_train_options o;
+            snprintf(name, sizeof name, "blocks-%d-%s", (int)stops[i], dsc_kfac_scope_name(scopes[j]));
+            kfac_options(&o, &ways[0], scopes[j], NULL);
+            o.kfac.diag_blocks = 2;
+            o.kfac_diag_warmup = 1;
+            check_stopped(&o, stops[i], name);
+        }
+    }
+    all_fine(comm);
+}
+
+/* Factors move in steps 0, 2, 4, 6; step 3 decomposes what came of the move before, whether or not the ranks
+ * have met between. */
+static void test_resume_between(void **state) {
+    (void)state;
+    dsc_train_options o;
+    kfac_options(&o, &ways[0], DSC_SCOPE_GOSSIP, NULL);
+    o.kfac.hyper.factor_freq = 2;
+    check_stopped(&o, 3, "between");
     all_fine(comm);
 }
 
@@ -312,7 +379,7 @@ static void test_fuzz(void **state) {
 }
 
 /* Rewrites one tensor of a state file in place. */
-static void overwrite(const char *file, const char *name, const void *data, size_t bytes) {
+static void overwrite(const char *file, const char *name, size_t index, double value) {
     dsc_st_reader *reader = NULL;
     size_t size;
     uint64_t header;
@@ -321,7 +388,7 @@ static void overwrite(const char *file, const char *name, const void *data, size
     assert_non_null(t);
     char *all = scratch_read(file, &size);
     memcpy(&header, all, sizeof header);
-    memcpy(all + 8 + header + t->offset, data, bytes);
+    memcpy(all + 8 + header + t->offset + index * sizeof value, &value, sizeof value);
     scratch_write(file, all, size);
     free(all);
     dsc_st_close(&reader);
@@ -332,13 +399,17 @@ static void test_damaged(void **state) {
     (void)state;
     static const struct {
         const char *tensor;
+        size_t index;
         double value;
         const char *message;
+        int ranks; /* at least */
     } cases[] = {
-        {"rank.0.train", NAN, "is damaged"},
-        {"rank.0.consensus", NAN, "is damaged"},
-        {"rank.0.consensus", -1, "is damaged"},
-        {"rank.0.consensus", 0, "is damaged"},
+        {"rank.0.train", 0, NAN, "is damaged", 1},
+        {"rank.0.train", 2, 0.5, "is damaged: a rank's losses are", 1},
+        {"rank.0.consensus", 0, NAN, "is damaged", 1},
+        {"rank.0.consensus", 0, -1, "is damaged", 1},
+        {"rank.0.consensus", 0, 0, "is damaged", 1},
+        {"rank.1.consensus", 1, 5, "is damaged: rank 1 has done 5 rounds of gossip, rank 0 2", 2},
     };
     char out[SCRATCH_SIZE], file[SCRATCH_SIZE];
     dsc_train_options o;
@@ -353,8 +424,10 @@ static void test_damaged(void **state) {
     o.resume = "auto";
     o.steps = 0;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (ranks < cases[i].ranks)
+            continue;
         if (rank == 0)
-            overwrite(file, cases[i].tensor, &cases[i].value, sizeof cases[i].value);
+            overwrite(file, cases[i].tensor, cases[i].index, cases[i].value);
         EXPECT_OK(dsc_comm_barrier(comm));
         dsc_status status = dsc_train_run(comm, device, &o, NULL);
         EXPECT(status == DSC_E_FORMAT || status == DSC_E_INVALID);
@@ -422,9 +495,12 @@ static void test_refused(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_learns),  cmocka_unit_test(test_factors_mix), cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_other),   cmocka_unit_test(test_fuzz),        cmocka_unit_test(test_damaged),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_bytes),       cmocka_unit_test(test_late),
+        cmocka_unit_test(test_learns),        cmocka_unit_test(test_factors_mix),
+        cmocka_unit_test(test_resume),        cmocka_unit_test(test_other),
+        cmocka_unit_test(test_fuzz),          cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_refused),       cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_late),          cmocka_unit_test(test_settle),
+        cmocka_unit_test(test_resume_blocks), cmocka_unit_test(test_resume_between),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

@@ -284,6 +284,48 @@ static void test_not_finite(void **state) {
     all_fine(comm);
 }
 
+/* Bytes from one rank to another. A block that nobody has sent to in time stays: what comes later is written
+ * there. */
+static void test_carrier(void **state) {
+    (void)state;
+    enum { BYTES = 1000 };
+    dsc_comm *part = NULL;
+    dsc_carrier c;
+    EXPECT_OK(dsc_comm_split(comm, 0, rank, &part));
+    EXPECT_OK(dsc_carrier_open(part, queue, BYTES, &c));
+    for (int to = 0; to < ranks; to++) {
+        memset(c.host, rank, BYTES);
+        EXPECT_OK(dsc_carrier_move(&c, ranks - 1, to, BYTES - 1));
+        const char *host = c.host;
+        EXPECT(host[0] == (rank == to ? ranks - 1 : rank) && host[BYTES - 2] == host[0]);
+        EXPECT(host[BYTES - 1] == rank);
+    }
+    if (ranks > 1) {
+        dsc_carrier in_flight = {0};
+        EXPECT_OK(dsc_comm_set_timeout(part, 0.02));
+        if (rank == 0) {
+            EXPECT_FAILS(DSC_E_COMM, "from rank 1", dsc_carrier_move(&c, 1, 0, BYTES));
+            in_flight = c;
+            dsc_carrier_close(&c);
+        }
+        EXPECT_OK(dsc_comm_barrier(comm));
+        EXPECT_OK(dsc_comm_set_timeout(part, 100));
+        if (rank == 1)
+            EXPECT_OK(dsc_carrier_move(&c, 1, 0, BYTES));
+        if (rank == 0) {
+            EXPECT_OK(dsc_comm_wait(&in_flight.request));
+            char *came = runs_read(queue, &in_flight.block);
+            EXPECT(came[0] == 1 && came[BYTES - 1] == 1);
+            free(came);
+            dsc_tensor_free(&in_flight.block);
+        }
+        EXPECT_OK(dsc_comm_barrier(part));
+    }
+    dsc_carrier_close(&c);
+    dsc_comm_destroy(&part);
+    all_fine(comm);
+}
+
 /* What only rank 0 finds out ends all of them. */
 static void test_agreed(void **state) {
     (void)state;
@@ -324,7 +366,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_resume), cmocka_unit_test(test_other_ranks),
         cmocka_unit_test(test_eval),   cmocka_unit_test(test_eval_gives_back),
         cmocka_unit_test(test_drift),  cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_agreed),
+        cmocka_unit_test(test_agreed), cmocka_unit_test(test_carrier),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

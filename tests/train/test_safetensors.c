@@ -185,6 +185,25 @@ static void test_cut_while_open(void **state) {
 
 /* ---- writing ---- */
 
+/* A header that no reader would take: nothing is written. */
+static void test_long_header(void **state) {
+    (void)state;
+    enum { LIMIT = 100 * 1000 * 1000 };
+    const char *path = scratch_path(directory, "long.safetensors");
+    char *text = malloc(LIMIT + 1);
+    dsc_st_writer *w = NULL;
+    assert_non_null(text);
+    memset(text, 'x', LIMIT);
+    text[LIMIT] = '\0';
+    assert_ok(dsc_st_writer_create(path, &w));
+    assert_ok(dsc_st_writer_metadata(w, "k", text));
+    assert_fails(DSC_E_INVALID, "long.safetensors': a header of 1000000", dsc_st_writer_begin(w));
+    dsc_st_writer_destroy(&w);
+    assert_int_equal(scratch_count(directory, ".tmp"), 0);
+    assert_false(scratch_exists(directory, "long.safetensors"));
+    free(text);
+}
+
 static void test_writer_misuse(void **state) {
     (void)state;
     const char *path = scratch_path(directory, "misuse.safetensors");
@@ -293,8 +312,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_malformed),
         cmocka_unit_test(test_bad_files),     cmocka_unit_test(test_cut_while_open),
-        cmocka_unit_test(test_writer_misuse), cmocka_unit_test(test_disk_full),
-        cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_writer_misuse), cmocka_unit_test(test_long_header),
+        cmocka_unit_test(test_disk_full),     cmocka_unit_test(test_fuzz),
     };
     scratch_make(directory);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -5,6 +5,7 @@
 #include "train/runs.h"
 #include "train/safetensors.h"
 #include "train/scratch.h"
+#include "train/start.h"
 #include "train/trainer.h"
 
 #include <math.h>
@@ -579,6 +580,38 @@ static void test_disk_full(void **state) {
     assert_non_null(strstr(dsc_error_message(), "metrics.jsonl"));
 }
 
+/* ---- another type ---- */
+
+static double scale_of(const dsc_train_options *o) {
+    dsc_trainer *t = NULL;
+    double scale[2] = {0};
+    assert_ok(dsc_trainer_create(comm, device, o, &t));
+    assert_ok(dsc_trainer_start(t));
+    assert_ok(dsc_stepper_get_scale(t->stepper, scale));
+    dsc_trainer_destroy(&t);
+    return scale[0];
+}
+
+/* A checkpoint of fp32 knows of no loss scale: fp16 goes on from it with the one that it always starts with.
+ */
+static void test_scale(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE];
+    dsc_train_options o;
+    runs_options(&o, folder("scale", out));
+    o.eval_every = 0;
+    o.steps = 1;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    o.resume = "auto";
+    assert_true(scale_of(&o) == 1);
+    if (dsc_device_is_host(device)) /* it has no fp16 */
+        return;
+    o.activations = DSC_F16;
+    double resumed = scale_of(&o);
+    o.resume = o.out = NULL;
+    assert_true(resumed > 1 && resumed == scale_of(&o));
+}
+
 /* ---- no allocation in a step ---- */
 
 typedef struct allocation_log {
@@ -680,7 +713,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_accumulation), cmocka_unit_test(test_rates),
         cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_disk_full),
         cmocka_unit_test(test_allocations),  cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_eval),         cmocka_unit_test(test_scale),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

@@ -8,13 +8,20 @@ descent_test(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch
 descent_test(train-gossip-many SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 8 ARGS test_learns)
 descent_test(train-gossip-kfac SOURCES train/test_gossip_kfac.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
 
+# Where ranks go on after a loss.
+if(DSC_HAVE_MPI)
+  add_executable(train_survive train/survive.c)
+  descent_link_rooms(train_survive train)
+  descent_script_test(train-survive train/survive.sh)
+endif()
+
 # Checkpoints as PyTorch loads them.
 add_executable(train_export train/export.c)
 descent_link_rooms(train_export train)
 descent_script_test(train-torch train/torch-load)
 emulated_program(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/scratch.c ROOMS train)
 emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train
-                 TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume)
+                 TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume test_scale)
 emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)
 emulated_program(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_report test_drift test_agreed)
