@@ -53,6 +53,21 @@ dsc_status dsc_memory_alloc(int64_t count, size_t size, void *out) {
     return DSC_OK;
 }
 
+void dsc_memory_keep(void *p) {
+    typedef struct node {
+        void *p;
+        struct node *next;
+    } node;
+    static _Atomic(node *) kept;
+    node *n = malloc(sizeof *n);
+    if (!n) /* then it is lost to them, and to nobody else */
+        return;
+    n->p = p;
+    n->next = atomic_load(&kept);
+    while (!atomic_compare_exchange_weak(&kept, &n->next, n))
+        ;
+}
+
 void dsc_memory_free(void *p) {
     void **address = p;
     free(*address);

@@ -14,6 +14,9 @@ enum { DSC_ALIGNMENT = 64 };
 dsc_status dsc_memory_alloc(int64_t count, size_t size, void *out) DSC_MUST_CHECK;
 /* Frees *p (p is the address of a pointer; *p may be NULL) and sets it to NULL. */
 void dsc_memory_free(void *p);
+/* Keeps what can never be given back, since somebody else may still write to it, where leak checkers find it.
+ */
+void dsc_memory_keep(void *p);
 /* A copy of `text`. */
 dsc_status dsc_memory_strdup(const char *text, char **out) DSC_MUST_CHECK;
 /* Makes room for `needed` elements in *array (capacity in *capacity), keeping the contents. */

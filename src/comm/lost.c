@@ -13,7 +13,6 @@
 #include "base/memory.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -24,11 +23,6 @@ static const double look_interval = 2e-3;
 /* Seconds that a wait counts between two looks, at most: a process that was stopped itself, with its job,
  * does not take its peers for lost. */
 static const double longest_look = 0.25;
-
-static struct {
-    pthread_mutex_t lock;
-    dsc_comm *first;
-} abandoned = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- alarm ---- */
 
@@ -189,8 +183,5 @@ void dsc_comm_abandon(dsc_comm **comm) {
     *comm = NULL;
     cancel_receives(c);
     c->table->abandon(c);
-    pthread_mutex_lock(&abandoned.lock);
-    c->next_abandoned = abandoned.first;
-    abandoned.first = c;
-    pthread_mutex_unlock(&abandoned.lock);
+    dsc_memory_keep(c);
 }

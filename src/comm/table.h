@@ -154,7 +154,6 @@ struct dsc_comm {
     void *own;        /* memory for operations that begin and wait in one call */
     int64_t own_bytes;
     dsc_buckets *kept; /* destroyed with buckets in flight */
-    dsc_comm *next_abandoned;
     char message[DSC_COMM_MESSAGE_SIZE];
 };
 

@@ -221,13 +221,8 @@ static void end_thread(dsc_adpsgd *a, int hurried) {
 
 /* Messages from or to a peer that is lost can be neither ended nor all be taken back: their memory stays. */
 static void abandon(dsc_adpsgd *a) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static dsc_adpsgd *abandoned;
     dsc_comm_abandon(&a->comm);
-    pthread_mutex_lock(&lock);
-    a->next_abandoned = abandoned;
-    abandoned = a;
-    pthread_mutex_unlock(&lock);
+    dsc_memory_keep(a);
 }
 
 static void close_adpsgd(dsc_consensus *c) {

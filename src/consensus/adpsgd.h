@@ -79,7 +79,6 @@ typedef struct dsc_adpsgd {
     pthread_t thread;
     int has_lock, has_changed, has_thread;
     int settled; /* 1: the parameters hold the values, not x */
-    struct dsc_adpsgd *next_abandoned;
 } dsc_adpsgd;
 
 /* The averaging thread, until DSC_ADPSGD_END; argument: the dsc_adpsgd. */

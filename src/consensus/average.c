@@ -19,7 +19,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <pthread.h>
 #include <string.h>
 
 enum { TAG_BUCKETS, TAG_HEADER };
@@ -297,15 +296,10 @@ static int finish_requests(dsc_average *a) {
 
 /* Memory that messages may still use is never given back. */
 static void abandon(dsc_average *a) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static dsc_average *abandoned;
     if (a->met && a->meeting != a->comm)
         a->met->expired = 1; /* the caller's communicator does not wait for it in its end, either */
     dsc_comm_abandon(&a->comm);
-    pthread_mutex_lock(&lock);
-    a->next_abandoned = abandoned;
-    abandoned = a;
-    pthread_mutex_unlock(&lock);
+    dsc_memory_keep(a);
 }
 
 void dsc_average_destroy(dsc_average **average) {

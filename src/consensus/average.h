@@ -77,7 +77,6 @@ struct dsc_average {
     int64_t request_count;
     int64_t complete; /* requests [0, complete) have been seen to be */
     int64_t taken;    /* requests [0, taken) are waited for, and what they brought is added */
-    dsc_average *next_abandoned;
 };
 
 /* For tests: called before every send, receive and test; NULL: nothing. */

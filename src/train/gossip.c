@@ -5,8 +5,6 @@
 #include "base/memory.h"
 #include "train/factors.h"
 
-#include <pthread.h>
-
 enum { STOP, FAILED, FLAGS, LOSS = FLAGS, ROWS, SUMS };
 
 /* Numbers of the host: what they say is needed there, and no queue of a GPU has to be waited for. */
@@ -16,7 +14,6 @@ struct dsc_gossip {
     dsc_tensor flags; /* F64[FLAGS], under way while there is a request */
     dsc_tensor sums;  /* F64[SUMS] */
     dsc_request *request;
-    dsc_gossip *next_kept;
 };
 
 /* Flags that are under way between ranks of which one was lost stay MPI's. */
@@ -25,22 +22,13 @@ static int must_keep(const dsc_gossip *g) {
     return g->request && (dsc_comm_is_alarmed(g->comm, &alarmed) != DSC_OK || alarmed);
 }
 
-static void keep(dsc_gossip *g) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static dsc_gossip *kept;
-    dsc_comm_abandon(&g->comm);
-    pthread_mutex_lock(&lock);
-    g->next_kept = kept;
-    kept = g;
-    pthread_mutex_unlock(&lock);
-}
-
 void dsc_gossip_destroy(dsc_gossip **gossip) {
     if (!gossip || !*gossip)
         return;
     dsc_gossip *g = *gossip;
     if (must_keep(g)) {
-        keep(g);
+        dsc_comm_abandon(&g->comm);
+        dsc_memory_keep(g);
         *gossip = NULL;
         return;
     }

@@ -6,7 +6,9 @@
 
 /* After a wait that was in vain the block may still be written to: it is MPI's then. */
 static void free_block(dsc_tensor *block, dsc_status status) {
-    if (block->data && status != DSC_E_LOST && status != DSC_E_COMM)
+    if (status == DSC_E_LOST || status == DSC_E_COMM)
+        dsc_memory_keep(block->data);
+    else if (block->data)
         dsc_tensor_free(block);
 }
 
@@ -74,7 +76,9 @@ dsc_status dsc_carrier_open(dsc_comm *comm, dsc_queue *queue, size_t bytes, dsc_
 }
 
 void dsc_carrier_close(dsc_carrier *carrier) {
-    if (carrier->block.data && !carrier->request)
+    if (carrier->request)
+        dsc_memory_keep(carrier->block.data);
+    else if (carrier->block.data)
         dsc_tensor_free(&carrier->block);
     dsc_memory_free(&carrier->host);
     *carrier = (dsc_carrier){0};

@@ -9,18 +9,6 @@
 #include "train/precondition.h"
 #include "train/survive.h"
 
-#include <pthread.h>
-
-/* What the others would have to help to end stays, where it can be found. */
-static void keep(dsc_trainer *t) {
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static dsc_trainer *kept;
-    pthread_mutex_lock(&lock);
-    t->next_kept = kept;
-    kept = t;
-    pthread_mutex_unlock(&lock);
-}
-
 void dsc_trainer_destroy(dsc_trainer **trainer) {
     if (!trainer || !*trainer)
         return;
@@ -50,8 +38,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_queue_destroy(&t->queue);
     dsc_memory_free(&t->good);
     *trainer = NULL;
-    if (t->lost)
-        keep(t);
+    if (t->lost) /* with what the others would have to help to end */
+        dsc_memory_keep(t);
     else
         dsc_memory_free(&t);
 }

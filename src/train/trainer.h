@@ -86,7 +86,6 @@ typedef struct dsc_trainer {
 
     dsc_tensor *own_buffers; /* a copy, while the model holds others (show.c); NULL: no memory yet */
     int buffers_kept;        /* it does */
-    struct dsc_trainer *next_kept;
 } dsc_trainer;
 
 /* Default values and checks of the caller's options; a shorter struct of an older version keeps the defaults
