@@ -20,8 +20,6 @@
 static const double spin = 2e-4; /* seconds before the first sleep */
 static const double shortest_sleep = 2e-5, longest_sleep = 2e-4;
 static const double look_interval = 2e-3;
-/* Seconds that a wait counts between two looks, at most: a process that was stopped itself, with its job,
- * does not take its peers for lost. */
 static const double longest_look = 0.25;
 
 /* ---- alarm ---- */
@@ -65,6 +63,14 @@ dsc_status dsc_comm_set_timeout(dsc_comm *comm, double seconds) {
 int dsc_comm_is_limited(const dsc_request *request) {
     const dsc_comm *comm = request->comm;
     return comm->timeout > 0 && comm->size > 1 && request->table == comm->table;
+}
+
+double dsc_comm_waited(dsc_patience *p) {
+    double now = dsc_clock_now();
+    if (p->looked > 0)
+        p->waited += fmin(now - p->looked, longest_look);
+    p->looked = now;
+    return p->waited;
 }
 
 void dsc_comm_rest(double waited) {
@@ -117,7 +123,7 @@ static dsc_status fail_expired(dsc_request *r) {
 
 dsc_status dsc_comm_wait_limited(dsc_request *request) {
     dsc_comm *comm = request->comm;
-    double looked = dsc_clock_now(), waited = 0;
+    dsc_patience p = {0};
     for (;;) {
         int done = 0, alarmed = 0;
         DSC_TRY(dsc_comm_poll(request, &done));
@@ -126,9 +132,7 @@ dsc_status dsc_comm_wait_limited(dsc_request *request) {
         DSC_TRY(dsc_comm_is_alarmed(comm, &alarmed));
         if (alarmed)
             return fail_alarmed(request);
-        double now = dsc_clock_now();
-        waited += fmin(now - looked, longest_look);
-        looked = now;
+        double waited = dsc_comm_waited(&p);
         if (waited >= comm->timeout)
             return fail_expired(request);
         dsc_comm_rest(waited);

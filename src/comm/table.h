@@ -174,6 +174,14 @@ void dsc_comm_drop_requests(dsc_comm *comm);
 int dsc_comm_is_limited(const dsc_request *request);
 /* Waits for its pieces within the limit; else request->expired is set, and it fails. */
 dsc_status dsc_comm_wait_limited(dsc_request *request) DSC_MUST_CHECK;
+/* How long a wait has lasted, all zero at its start. */
+typedef struct dsc_patience {
+    double looked, waited; /* when last (0: not yet); seconds */
+} dsc_patience;
+
+/* Counts a look, and returns the seconds so far. What lies between two looks counts 0.25 s at most: a process
+ * that was stopped itself, by a signal or for lack of a core, does not take its peers for lost. */
+double dsc_comm_waited(dsc_patience *p);
 /* Sleeps a little while something is waited for, the longer the longer that has lasted (in seconds). */
 void dsc_comm_rest(double waited);
 /* Gives back one user's share; *watch may be NULL. */

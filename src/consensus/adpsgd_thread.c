@@ -17,9 +17,6 @@
 
 enum { TAG_HEADER, TAG_ASK, TAG_ANSWER };
 enum { SHORTEST_NAP_NS = 20000, LONGEST_NAP_NS = 500000 };
-/* Seconds that a wait counts between two looks, at most: a process that was stopped itself, by a signal or
- * for lack of a core, does not take its peer for lost. */
-static const double longest_look = 0.25;
 
 static void (*hook)(int rank, dsc_adpsgd_point point);
 
@@ -51,21 +48,21 @@ static void keep_failure(dsc_adpsgd *a, dsc_status status) {
 /* ---- waiting ---- */
 
 typedef struct patience {
-    double looked, waited; /* when last, and how long so far */
+    dsc_patience wait;
     long nap_ns;
 } patience;
 
 static patience be_patient(void) {
-    return (patience){.looked = dsc_clock_now(), .nap_ns = SHORTEST_NAP_NS};
+    patience p = {.nap_ns = SHORTEST_NAP_NS};
+    (void)dsc_comm_waited(&p.wait);
+    return p;
 }
 
 static void nap(patience *p) {
     struct timespec time = {.tv_nsec = p->nap_ns};
     nanosleep(&time, NULL);
     p->nap_ns = p->nap_ns * 2 < LONGEST_NAP_NS ? p->nap_ns * 2 : LONGEST_NAP_NS;
-    double now = dsc_clock_now(), passed = now - p->looked;
-    p->waited += passed < longest_look ? passed : longest_look;
-    p->looked = now;
+    (void)dsc_comm_waited(&p->wait);
 }
 
 static int wish_of(dsc_adpsgd *a) {
@@ -86,11 +83,12 @@ static dsc_status check_alarm(dsc_adpsgd *a) {
 
 static dsc_status check_patience(dsc_adpsgd *a, const patience *p, int peer) {
     DSC_TRY(check_alarm(a));
-    if (a->timeout > 0 && p->waited > a->timeout && !a->failed) /* then only the end is left to wait for */
+    if (a->timeout > 0 && p->wait.waited > a->timeout &&
+        !a->failed) /* then only the end is left to wait for */
         return DSC_FAIL(a->comm->watch ? DSC_E_LOST : DSC_E_COMM,
                         "adpsgd: rank %d has not answered for %.3g s: it has ended, hangs, or is very slow; "
                         "look at its messages, or wait longer (peer_timeout, --peer-timeout)",
-                        peer, p->waited);
+                        peer, p->wait.waited);
     if (must_end_now(a))
         return DSC_FAIL(DSC_E_COMM, "adpsgd: the exchange with rank %d was not over at the end", peer);
     return DSC_OK;

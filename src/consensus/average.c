@@ -9,7 +9,6 @@
  * because two ranks' messages arrive in order. */
 #include "consensus/average.h"
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/memory.h"
@@ -180,22 +179,11 @@ failed:
 
 /* ---- waiting ---- */
 
-/* Seconds that a wait counts between two looks, at most: a process that was stopped itself, by a signal or
- * for lack of a core, does not take its peers for lost. */
-static const double longest_look = 0.25;
-
-typedef struct patience {
-    double looked, waited; /* when last (0: not yet), and how long so far */
-} patience;
-
 /* A moment between two looks. Returns the seconds waited so far. */
-static double wait_a_moment(patience *p) {
-    double now = dsc_clock_now();
-    if (p->looked > 0)
-        p->waited += fmin(now - p->looked, longest_look);
-    p->looked = now;
-    dsc_comm_rest(p->waited);
-    return p->waited;
+static double wait_a_moment(dsc_patience *p) {
+    double waited = dsc_comm_waited(p);
+    dsc_comm_rest(waited);
+    return waited;
 }
 
 static int too_long(const dsc_average *a, double waited) {
@@ -260,14 +248,14 @@ static dsc_status look(dsc_average *a, int64_t until) {
 
 /* Waits until requests [0, until) are complete. */
 static dsc_status wait_until(dsc_average *a, int64_t until) {
-    patience p = {0};
+    dsc_patience p = {0};
     for (;;) {
         int64_t before = a->complete;
         DSC_TRY(look(a, until));
         if (a->complete >= until)
             return DSC_OK;
         if (a->complete > before)
-            p = (patience){0};
+            p = (dsc_patience){0};
         double waited = wait_a_moment(&p);
         if (too_long(a, waited))
             return peer_lost(a, a->complete, waited);
@@ -279,7 +267,7 @@ static dsc_status wait_until(dsc_average *a, int64_t until) {
 /* What is still under way, of a round or a meeting, is given a moment. 1: it has come to its end. */
 static int finish_requests(dsc_average *a) {
     enum { SECONDS = 5 };
-    patience p = {0};
+    dsc_patience p = {0};
     a->complete = a->complete < a->taken ? a->taken : a->complete;
     while (a->complete < a->request_count || a->met) {
         int met = 1;
@@ -546,7 +534,7 @@ static dsc_status nobody_came(const dsc_average *a, double waited) {
 /* a->number = the maximum of `value` over all ranks. What is under way of it when it fails, the next call
  * goes on to wait for: the others have counted it. */
 static dsc_status highest(dsc_average *a, dsc_queue *queue, int64_t most, int64_t value) {
-    patience p = {0};
+    dsc_patience p = {0};
     if (!a->met) {
         dsc_tensor t = number_of(a);
         a->number = value;
