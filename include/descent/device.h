@@ -64,6 +64,8 @@ typedef struct dsc_device_options {
                          stays the caller's */
     int threads;      /* CPU threads; 0: all that the process may use */
     int ordinal;      /* which of several GPUs, counted around: rank 5 on a node of four gets GPU 1 */
+    int tune;         /* 1: a GPU times what could run a convolution when one is opened and keeps the fastest;
+                         0 (the default): it takes what its library advises */
 } dsc_device_options;
 
 DSC_API void dsc_device_options_init(dsc_device_options *options);
@@ -81,6 +83,18 @@ DSC_API int dsc_device_threads(const dsc_device *device);
 DSC_API int dsc_device_is_host(const dsc_device *device);
 /* A number that a GPU has in all processes and that no other has; 0 for a host. */
 DSC_API uint64_t dsc_device_identity(const dsc_device *device);
+/* What a device has chosen by timing so far, or was preset to, as lines of text; "" where nothing was.
+ * Choices made by timing differ from process to process, and results with them in their last bits: who wants
+ * to continue exactly keeps the text. *needed: its bytes with the final zero; where `size` is smaller, the
+ * text is cut off. Not collective. */
+DSC_API dsc_status dsc_device_choices(dsc_device *device, char *text, size_t size,
+                                      size_t *needed) DSC_MUST_CHECK;
+/* Convolutions opened from now on take the choices of such a text, where it has one for them. A text from
+ * another kind of device, or another version of its library, is passed over with a warning. DSC_E_FORMAT when
+ * it is no such text. */
+DSC_API dsc_status dsc_device_preset(dsc_device *device, const char *text) DSC_MUST_CHECK;
+/* 1 when the device was created with dsc_device_options.tune and has something to tune. */
+DSC_API int dsc_device_tunes(const dsc_device *device);
 /* How many devices of this kind the machine has: GPUs for "cuda" (0 where they cannot be used), 1 for CPUs.
  */
 DSC_API int dsc_device_count(const char *name);

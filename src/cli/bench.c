@@ -33,7 +33,7 @@ typedef struct bench_values {
     dsc_cli_common common;
     const char *model, *device, *precision;
     int64_t batch, steps;
-    int threads, kfac, json;
+    int threads, tune, kfac, json;
 } bench_values;
 
 #define AT(member) offsetof(bench_values, member)
@@ -74,6 +74,10 @@ static const dsc_option options[] = {
      .offset = AT(precision),
      .choices = "fp32|bf16|fp16",
      .help = "of activations; bf16 and fp16 need a GPU"},
+    {.name = "tune",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(tune),
+     .help = "on a GPU, first time what could run each convolution and keep the fastest"},
     {.name = "kfac",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(kfac),
@@ -449,6 +453,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     double rss = 0;
     (void)set;
     DSC_TRY(dsc_zoo_default_input(v->model, &side, &channels, &classes));
+    session->tune = v->tune;
     DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
     bench b = {.comm = session->comm, .device = session->device, .batch = v->batch, .steps = v->steps};
     b.activations = dsc_cli_dtype(v->precision);

@@ -45,6 +45,7 @@ typedef struct dsc_cli_session {
     dsc_device *host;    /* for `text`; NULL in a single process */
     int survive;         /* 1, before opening: the others will go on when ranks are lost */
     int several_threads; /* 1, before opening: more than one thread will communicate */
+    int tune;            /* 1, before opening: the device's */
     double timeout;      /* seconds, before opening: how long the ranks wait for each other; 0: for ever */
     int agreed;          /* 1: the failure is known to all ranks, they end together */
     dsc_comm *failures;  /* the same ranks, for dsc_cli_failed_together alone */

@@ -54,6 +54,7 @@ static dsc_status open_device(dsc_cli_session *session, const char *name, int th
     options.name = name;
     options.threads = threads > 0 ? threads : dsc_comm_threads(session->comm);
     options.ordinal = dsc_comm_local_rank(session->comm);
+    options.tune = session->tune;
     return dsc_device_create(&options, &session->device);
 }
 

@@ -108,6 +108,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     session->several_threads = v->o.consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in one of its own */
     session->survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
     session->timeout = v->o.consensus.peer_timeout;
+    session->tune = v->tune;
     DSC_TRY(dsc_cli_open(session, v->device, v->threads, comm));
     int prints = dsc_cli_prints(session);
     DSC_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));

@@ -95,6 +95,12 @@ const dsc_option dsc_cli_train_options[] = {
      .offset = AT(precision),
      .choices = "fp32|bf16|fp16",
      .help = "of activations; bf16 and fp16 need a GPU"},
+    {.name = "tune",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(tune),
+     .help =
+         "on a GPU, time what could run each convolution at the start and keep the fastest; a run that is "
+         "resumed keeps its choices"},
     {.name = "optimizer",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(optimizer),
@@ -462,9 +468,14 @@ void dsc_cli_train_init(void *values) {
     dsc_cli_kfac_init(&v->kfac);
 }
 
-/* What is a word of the contract, but not in this build. */
+/* What only a GPU has. */
 static dsc_status check_supported(const dsc_cli_train_values *v) {
-    if (strcmp(v->precision, "fp32") != 0 && (strcmp(v->device, "cpu") == 0 || strcmp(v->device, "ref") == 0))
+    int host = strcmp(v->device, "cpu") == 0 || strcmp(v->device, "ref") == 0;
+    if (host && v->tune)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "--tune: device %s has nothing to tune; use --device cuda or leave the option out",
+                        v->device);
+    if (host && strcmp(v->precision, "fp32") != 0)
         return DSC_FAIL(
             DSC_E_UNSUPPORTED,
             "--precision %s: device %s computes in fp32 only; use --device cuda or leave the option "

@@ -16,7 +16,7 @@ typedef struct dsc_cli_train_values {
     const char *kfac_fisher, *kfac_scaling;
     dsc_cli_kfac_values kfac;
     dsc_cli_gossip_values gossip;
-    int threads, overwrite, plot;
+    int threads, tune, overwrite, plot;
     char default_out[256];
 } dsc_cli_train_values;
 

@@ -277,6 +277,14 @@ dsc_status dsc_comm_use_queue(dsc_comm *comm, dsc_queue *queue) {
     return DSC_OK;
 }
 
+dsc_queue *dsc_comm_queue(const dsc_comm *comm) {
+    return comm->queue;
+}
+
+void dsc_comm_return_queue(dsc_comm *comm, dsc_queue *queue) {
+    comm->queue = queue;
+}
+
 int dsc_comm_records(const dsc_comm *comm) {
     return comm->size == 1 || comm->device_table != NULL;
 }

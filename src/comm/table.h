@@ -200,6 +200,10 @@ dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) DSC_MUST_C
 dsc_status dsc_comm_check_queue(const dsc_comm *comm, const char *what,
                                 const dsc_device *device) DSC_MUST_CHECK;
 
+/* The queue in use, and back to it for who has used another one, which may be gone by then. */
+dsc_queue *dsc_comm_queue(const dsc_comm *comm);
+void dsc_comm_return_queue(dsc_comm *comm, dsc_queue *queue);
+
 /* 1 for all-gather and reduce-scatter. */
 int dsc_comm_is_gather(dsc_comm_op op);
 /* 1 when one rank has nothing to do but, at most, to copy its own part. */

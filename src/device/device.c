@@ -156,6 +156,34 @@ uint64_t dsc_device_identity(const dsc_device *device) {
     return device->identity;
 }
 
+dsc_status dsc_device_choices(dsc_device *device, char *text, size_t size, size_t *needed) {
+    if (device->table->choices) {
+        DSC_TRY(device->table->choices(device, text, size, needed));
+        return DSC_OK;
+    }
+    *needed = 1;
+    if (size > 0)
+        text[0] = '\0';
+    return DSC_OK;
+}
+
+dsc_status dsc_device_preset(dsc_device *device, const char *text) {
+    if (text[0] == '\0')
+        return DSC_OK;
+    if (!device->table->preset) {
+        dsc_log(DSC_LOG_WARNING,
+                "device '%s' chooses nothing by timing: choices of another one are passed over",
+                device->name);
+        return DSC_OK;
+    }
+    DSC_TRY(device->table->preset(device, text));
+    return DSC_OK;
+}
+
+int dsc_device_tunes(const dsc_device *device) {
+    return device->tunes;
+}
+
 const dsc_device_table *dsc_device_table_for(const dsc_device *device, dsc_dtype dtype) {
     return device->is_host && dtype != DSC_F32 ? &dsc_ref_table : device->table;
 }

@@ -178,9 +178,12 @@ dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) 
 /* A planned convolution: vendor descriptors and algorithm choices live here, nothing is planned in a step. */
 typedef struct dsc_conv dsc_conv;
 dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) DSC_MUST_CHECK;
+/* The same for the forward pass alone; the others are refused. */
+dsc_status dsc_conv_create_forward(dsc_device *device, const dsc_conv_desc *desc,
+                                   dsc_conv **out) DSC_MUST_CHECK;
 void dsc_conv_destroy(dsc_conv **conv);
 const dsc_conv_desc *dsc_conv_get_desc(const dsc_conv *conv);
-/* Bytes of workspace that the three passes need (the largest of them). */
+/* Bytes of workspace that the passes need (the largest of them). */
 size_t dsc_conv_workspace(const dsc_conv *conv);
 /* bias may be NULL. `work`: U8 tensor of dsc_conv_workspace bytes at least. */
 dsc_status dsc_op_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,

@@ -74,7 +74,7 @@ dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) 
     return DSC_OK;
 }
 
-dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) {
+static dsc_status create(dsc_device *device, const dsc_conv_desc *desc, int forward_only, dsc_conv **out) {
     int64_t oh = 0, ow = 0;
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     DSC_TRY(dsc_check_computes(device, "conv", "the type", desc->dtype));
@@ -83,6 +83,7 @@ dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_co
     conv->device = device;
     conv->table = dsc_device_table_for(device, desc->dtype);
     conv->desc = *desc;
+    conv->forward_only = forward_only;
     conv->oh = oh;
     conv->ow = ow;
     dsc_status status = conv->table->conv_open ? conv->table->conv_open(conv) : DSC_OK;
@@ -92,6 +93,14 @@ dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_co
     }
     *out = conv;
     return DSC_OK;
+}
+
+dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) {
+    return create(device, desc, 0, out);
+}
+
+dsc_status dsc_conv_create_forward(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) {
+    return create(device, desc, 1, out);
 }
 
 void dsc_conv_destroy(dsc_conv **conv) {
@@ -121,6 +130,14 @@ static dsc_status check_conv(dsc_check *check, const char *op, dsc_queue *q, con
                         q->device->name);
     DSC_TRY(dsc_check_set_half(check, "conv's type", conv->desc.dtype));
     DSC_TRY(dsc_check_work(check, work, conv->workspace));
+    return DSC_OK;
+}
+
+static dsc_status check_conv_backward(dsc_check *check, const char *op, dsc_queue *q, const dsc_conv *conv,
+                                      const dsc_tensor *work) {
+    DSC_TRY(check_conv(check, op, q, conv, work));
+    if (conv->forward_only)
+        return DSC_FAIL(DSC_E_INVALID, "%s: conv was planned for the forward pass only", op);
     return DSC_OK;
 }
 
@@ -167,7 +184,7 @@ dsc_status dsc_op_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x
 dsc_status dsc_op_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
                                      double beta, dsc_tensor *work, dsc_tensor *dx) {
     dsc_check check;
-    DSC_TRY(check_conv(&check, "conv_backward_data", q, conv, work));
+    DSC_TRY(check_conv_backward(&check, "conv_backward_data", q, conv, work));
     DSC_TRY(check_w(&check, w, conv));
     DSC_TRY(check_y(&check, "dy", dy, conv));
     DSC_TRY(check_x(&check, "dx", dx, conv));
@@ -181,7 +198,7 @@ dsc_status dsc_op_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_ten
 dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
                                        const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw) {
     dsc_check check;
-    DSC_TRY(check_conv(&check, "conv_backward_weight", q, conv, work));
+    DSC_TRY(check_conv_backward(&check, "conv_backward_weight", q, conv, work));
     DSC_TRY(check_x(&check, "x", x, conv));
     DSC_TRY(check_y(&check, "dy", dy, conv));
     DSC_TRY(check_dw(&check, dw, conv));

@@ -91,6 +91,9 @@ typedef struct dsc_device_table {
                           const dsc_tensor *columns, dsc_tensor *dst);
     dsc_status (*kl_clip)(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out);
 
+    /* of engines of convolutions; NULL: there are none to choose from */
+    dsc_status (*choices)(dsc_device *device, char *text, size_t size, size_t *needed);
+    dsc_status (*preset)(dsc_device *device, const char *text);
     dsc_status (*conv_open)(
         dsc_conv *conv); /* sets workspace and state; may be NULL (no state, no workspace) */
     void (*conv_close)(dsc_conv *conv);
@@ -166,6 +169,7 @@ struct dsc_device {
     int is_host;
     int has_halves; /* operations take half types */
     int threads;
+    int tunes;         /* chooses by timing */
     uint64_t identity; /* 0 for hosts */
     void *state;       /* the backend's own */
     atomic_size_t bytes, peak_bytes;
@@ -191,6 +195,7 @@ struct dsc_conv {
     dsc_device *device;
     const dsc_device_table *table; /* the one that opened it: the device's, or ref's for another type */
     dsc_conv_desc desc;
+    int forward_only; /* the other passes need not be planned */
     int64_t oh, ow;
     size_t workspace;
     void *state;

@@ -72,7 +72,10 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
 
 static dsc_status plan(dsc_exec *exec, dsc_step *step) {
     dsc_conv_desc desc = describe(exec->model, step->node, exec->batch);
-    DSC_TRY(dsc_conv_create(exec->model->device, &desc, &step->conv));
+    if (exec->mode == DSC_EXEC_EVAL)
+        DSC_TRY(dsc_conv_create_forward(exec->model->device, &desc, &step->conv));
+    else
+        DSC_TRY(dsc_conv_create(exec->model->device, &desc, &step->conv));
     size_t work = dsc_conv_workspace(step->conv);
     if (work > exec->work_bytes)
         exec->work_bytes = work;

@@ -8,6 +8,7 @@
 #include "train/checkpoint_kfac.h"
 #include "train/checkpoint_parts.h"
 #include "train/checkpoint_ranks.h"
+#include "train/engines.h"
 #include "train/share.h"
 #include "train/statedict.h"
 
@@ -43,6 +44,14 @@ static dsc_status describe(const dsc_snapshot *s, dsc_st_writer *w) {
     return describe_number(w, "epoch", s->state->epoch);
 }
 
+static dsc_status describe_engines(const dsc_snapshot *s, dsc_st_writer *w) {
+    char *text = NULL;
+    DSC_TRY(dsc_engines_text(dsc_queue_device(s->queue), &text));
+    dsc_status status = text[0] ? dsc_st_writer_metadata(w, DSC_ENGINES_KEY, text) : DSC_OK;
+    dsc_memory_free(&text);
+    return status;
+}
+
 static dsc_status describe_run(const dsc_snapshot *s, dsc_st_writer *w) {
     DSC_TRY(describe(s, w));
     DSC_TRY(describe_number(w, "ranks", dsc_comm_size(s->comm)));
@@ -54,6 +63,7 @@ static dsc_status describe_run(const dsc_snapshot *s, dsc_st_writer *w) {
     }
     DSC_TRY(describe_number(w, "seed", (int64_t)s->options->seed));
     DSC_TRY(describe_number(w, "samples", s->samples));
+    DSC_TRY(describe_engines(s, w));
     DSC_TRY(describe_number(w, "batch_size", s->options->batch_size));
     return describe_number(w, "batches_per_allreduce", s->options->batches_per_allreduce);
 }

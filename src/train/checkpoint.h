@@ -7,6 +7,7 @@
  *   optimizer.*       its tensors, where they are the same on every rank; in this library's layout
  *   kfac.*            K-FAC's factors, decompositions and counters, where there is K-FAC (checkpoint_kfac.h)
  *   rank.R.*          what differs between ranks (checkpoint_ranks.h)
+ * and, where convolutions were tuned, their engines in its metadata (engines.h).
  * Only rank 0 reads and writes; the rest travels through the communicator, so the other ranks need not see
  * the directory. A run may go on with another number of ranks than P that wrote it: rank r then takes the
  * statistics of rank r mod P. Gossip goes on exactly with the same way, graph and number of ranks only; else

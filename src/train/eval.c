@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/versioned.h"
+#include "comm/table.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
 #include "train/share.h"
@@ -223,8 +224,10 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
 dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_options *options,
                         dsc_eval_result *result) {
     session s = {.comm = comm, .device = device};
+    dsc_queue *before = dsc_comm_queue(comm);
     memset(result, 0, sizeof *result);
     dsc_status status = run_session(&s, options, result);
+    dsc_comm_return_queue(comm, before);
     close_session(&s);
     return status;
 }

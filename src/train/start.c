@@ -15,12 +15,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-enum { PATH_SIZE = 1024, DESCRIPTION_SIZE = 160 };
-
-/* The checkpoint to resume from, the same on every rank; "" for none. */
-typedef struct origin {
-    char path[PATH_SIZE];
-} origin;
+enum { DESCRIPTION_SIZE = 160 };
 
 dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind) {
     return (dsc_progress){.kind = kind,
@@ -133,16 +128,16 @@ static dsc_status refuse_other_run(const char *directory) {
     return status;
 }
 
-static dsc_status set_origin(const char *path, origin *from) {
+static dsc_status set_origin(const char *path, dsc_origin *from) {
     if (strlen(path) >= sizeof from->path)
         return DSC_FAIL(DSC_E_INVALID, "'%.60s...': a checkpoint's path may have %d characters at most", path,
-                        PATH_SIZE - 1);
+                        DSC_ORIGIN_SIZE - 1);
     snprintf(from->path, sizeof from->path, "%s", path);
     return DSC_OK;
 }
 
 /* The latest of a directory; none is fine only when it is not `needed`. */
-static dsc_status set_latest(const char *directory, int needed, origin *from) {
+static dsc_status set_latest(const char *directory, int needed, dsc_origin *from) {
     char *path = NULL;
     DSC_TRY(dsc_checkpoint_latest(directory, &path));
     dsc_status status = DSC_OK;
@@ -154,8 +149,7 @@ static dsc_status set_latest(const char *directory, int needed, origin *from) {
     return status;
 }
 
-/* Rank 0: from where to go on. */
-static dsc_status find_origin(const dsc_train_options *o, origin *from) {
+dsc_status dsc_origin_find(const dsc_train_options *o, dsc_origin *from) {
     struct stat info;
     if (!o->resume)
         return DSC_OK;
@@ -168,7 +162,7 @@ static dsc_status find_origin(const dsc_train_options *o, origin *from) {
 
 /* Whether a checkpoint lies in this directory. */
 static int lies_in(const char *path, const char *directory) {
-    char parent[PATH_SIZE];
+    char parent[DSC_ORIGIN_SIZE];
     struct stat a, b;
     snprintf(parent, sizeof parent, "%s", path);
     char *slash = strrchr(parent, '/');
@@ -179,12 +173,12 @@ static int lies_in(const char *path, const char *directory) {
 }
 
 /* Rank 0: makes the directory, which may hold another run only if it is this one that goes on. */
-static dsc_status prepare(const dsc_train_options *o, origin *from) {
+static dsc_status prepare(const dsc_train_options *o, dsc_origin *from) {
     if (o->out) {
         DSC_TRY(dsc_directory_make(o->out));
         dsc_checkpoint_sweep(o->out);
     }
-    DSC_TRY(find_origin(o, from));
+    DSC_TRY(dsc_origin_find(o, from));
     if (o->out && !(from->path[0] && lies_in(from->path, o->out)))
         DSC_TRY(refuse_other_run(o->out));
     return DSC_OK;
@@ -263,7 +257,7 @@ static dsc_status describe_run(dsc_trainer *t, const char *path) {
 }
 
 static void announce(const dsc_trainer *t, const char *path) {
-    char text[PATH_SIZE + 512];
+    char text[DSC_ORIGIN_SIZE + 512];
     snprintf(
         text, sizeof text,
         "%s, %lld parameters, on %s: %lld images of %lldx%lldx%lld, %lld classes; %d rank%s of batch %lld; "
@@ -285,7 +279,7 @@ static void announce(const dsc_trainer *t, const char *path) {
 }
 
 dsc_status dsc_trainer_start(dsc_trainer *t) {
-    origin from = {{0}};
+    dsc_origin from = {{0}};
     DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(&t->options, &from) : DSC_OK));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &from, sizeof from));
     int as_it_was = 0;

@@ -4,6 +4,15 @@
 
 #include "train/trainer.h"
 
+enum { DSC_ORIGIN_SIZE = 1024 };
+
+/* The checkpoint to resume from; "" for none. */
+typedef struct dsc_origin {
+    char path[DSC_ORIGIN_SIZE];
+} dsc_origin;
+
+/* From where the options ask to go on. Not collective. */
+dsc_status dsc_origin_find(const dsc_train_options *o, dsc_origin *from) DSC_MUST_CHECK;
 /* Prepares the output directory, resumes where asked to, gives everybody rank 0's parameters and opens the
  * metrics. Collective; fails on all ranks or on none. */
 dsc_status dsc_trainer_start(dsc_trainer *t) DSC_MUST_CHECK;

@@ -4,7 +4,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "comm/table.h"
 #include "consensus/table.h"
+#include "train/engines.h"
 #include "train/gossip.h"
 #include "train/precondition.h"
 #include "train/survive.h"
@@ -35,6 +37,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_dataset_close(&t->train_set);
     if (!t->lost)
         dsc_comm_destroy(&t->next_comm);
+    dsc_comm_return_queue(t->given.comm, t->given.queue);
     dsc_queue_destroy(&t->queue);
     dsc_memory_free(&t->good);
     *trainer = NULL;
@@ -155,7 +158,6 @@ dsc_status dsc_trainer_spread(dsc_trainer *t) {
 
 /* What each rank makes by itself. */
 static dsc_status make_local(dsc_trainer *t) {
-    DSC_TRY(dsc_queue_create(t->device, &t->queue));
     DSC_TRY(open_data(t));
     DSC_TRY(make_model(t));
     if (t->options.eval_every > 0)
@@ -193,11 +195,11 @@ dsc_status dsc_trainer_make_stepper(dsc_trainer *t) {
 static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
     dsc_status status = dsc_train_options_read(options, &t->options);
     if (status == DSC_OK)
-        status = make_local(t);
-    if (status == DSC_OK)
-        status = dsc_survive_prepare(t);
+        status = dsc_queue_create(t->device, &t->queue);
     DSC_TRY(dsc_comm_agree(t->comm, status));
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
+    DSC_TRY(dsc_engines_make(t, make_local));
+    DSC_TRY(dsc_comm_agree(t->comm, dsc_survive_prepare(t)));
     DSC_TRY(dsc_trainer_make_consensus(t));
     DSC_TRY(dsc_gossip_create(t));
     DSC_TRY(dsc_precondition_create(t));
@@ -212,7 +214,8 @@ dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_trai
         dsc_memory_free(&t);
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
-    t->comm = comm;
+    t->comm = t->given.comm = comm;
+    t->given.queue = dsc_comm_queue(comm);
     t->device = device;
     t->rank = dsc_comm_rank(comm);
     t->ranks = t->ranks_told = dsc_comm_size(comm);

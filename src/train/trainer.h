@@ -1,7 +1,7 @@
 /* The trainer: everything a training step needs, made once; then one step after the other.
  *
  *   options.c     defaults, checks
- *   trainer.c     creation and destruction
+ *   trainer.c     creation and destruction; engines.c: which engines its convolutions take
  *   start.c       before the first step: output directory, resume; saving a checkpoint
  *   step.c        one step; stepper.c: its work on the device; precondition.c: K-FAC's schedules and scope;
  *                 factors.c: its factors averaged by gossip; kfac_layers.c: the model as K-FAC sees it
@@ -34,6 +34,10 @@ typedef struct dsc_gossip dsc_gossip;
 typedef struct dsc_trainer {
     dsc_train_options options; /* a copy; strings stay the caller's */
     dsc_comm *comm;
+    struct {
+        dsc_comm *comm;
+        dsc_queue *queue; /* its own before, which it gets back */
+    } given;
     dsc_comm *next_comm; /* the same, where ranks were lost; NULL: `comm` is the caller's */
     dsc_device *device;
     int rank, ranks;

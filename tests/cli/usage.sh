@@ -74,6 +74,7 @@ train --device gpu | --device gpu: must be one of auto, ref, cpu
 train --consensus spg | --consensus spg: must be one of allreduce, sgp, osgp, dpsgd, adpsgd (did you mean sgp?)
 train --device cpu --precision bf16 | --precision bf16: device cpu computes in fp32 only
 train --device cpu --precision fp16 | leave the option out
+train --device cpu --tune | device cpu has nothing to tune
 train --precision fp8 | must be one of fp32, bf16, fp16
 train --kfac-update-freq=-1 | --kfac-update-freq -1: must be at least 0
 train --kfac-damping 0 | --kfac-damping 0: must be above 0

@@ -124,6 +124,13 @@ static void test_create(void **state) {
         assert_string_equal(dsc_device_name(device), *name);
         assert_true(strlen(dsc_device_description(device)) > 0);
         assert_int_equal(dsc_device_is_host(device), strcmp(*name, "cuda") != 0);
+        char text[8] = "before";
+        size_t needed = 0;
+        assert_ok(dsc_device_choices(device, text, sizeof text, &needed)); /* it was not asked to tune */
+        assert_int_equal(needed, 1);
+        assert_string_equal(text, "");
+        assert_false(dsc_device_tunes(device));
+        assert_ok(dsc_device_preset(device, ""));
         assert_int_equal(dsc_device_threads(device), strcmp(*name, "ref") == 0 ? 1 : 2);
         dsc_device_destroy(&device);
     }

@@ -36,13 +36,17 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 
 typedef enum pass { FORWARD, BACKWARD_DATA, BACKWARD_WEIGHT } pass;
 
-/* Plans, runs one pass in a workspace full of NaN, and checks the workspace's guards. */
+/* Plans (forward passes with a bias: for that pass alone), runs one pass in a workspace full of NaN, and
+ * checks the workspace's guards. */
 static dsc_status run_pass(pass which, dsc_queue *q, dsc_tensor *t, const conv_case *c) {
     rig r = {.device = dsc_queue_device(q), .q = q, .label = "conv"};
     dsc_conv_desc desc = c->desc;
     desc.dtype = t[0].dtype;
     dsc_conv *conv;
-    assert_ok(dsc_conv_create(r.device, &desc, &conv));
+    if (which == FORWARD && c->bias)
+        assert_ok(dsc_conv_create_forward(r.device, &desc, &conv));
+    else
+        assert_ok(dsc_conv_create(r.device, &desc, &conv));
     assert_int_equal(dsc_conv_get_desc(conv)->k, desc.k);
     place work = place_make(&r, DSC_U8, SHAPE((int64_t)dsc_conv_workspace(conv)));
     place_fill(&r, &work, 255);
@@ -308,7 +312,16 @@ static void test_refusals(void **state) {
                      dsc_op_patches(q, &c.desc, &x.t, 0, 2, &rows.t));
         assert_fails(DSC_E_INVALID, "patches: out is [1,2,2,1]; 2 dimensions are expected",
                      dsc_op_patches(q, &c.desc, &x.t, 0, 0, &y.t));
-        place *all[] = {&x, &w, &y, &bad, &wide, &rows};
+        dsc_conv *forward;
+        assert_ok(dsc_conv_create_forward(g->device, &c.desc, &forward));
+        place work = place_make(g, DSC_U8, SHAPE((int64_t)dsc_conv_workspace(forward)));
+        assert_ok(dsc_op_conv_forward(q, forward, &x.t, &w.t, NULL, &work.t, &y.t));
+        assert_fails(DSC_E_INVALID, "conv_backward_data: conv was planned for the forward pass only",
+                     dsc_op_conv_backward_data(q, forward, &w.t, &y.t, 0, &work.t, &x.t));
+        assert_fails(DSC_E_INVALID, "conv_backward_weight: conv was planned for the forward pass only",
+                     dsc_op_conv_backward_weight(q, forward, &x.t, &y.t, 0, &work.t, &w.t));
+        dsc_conv_destroy(&forward);
+        place *all[] = {&x, &w, &y, &bad, &wide, &rows, &work};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
             place_free(all[i]);
     }

@@ -18,6 +18,12 @@ descent_test(device_basics SOURCES device/test_basics.c ${device_rig} ROOMS devi
 descent_test(device_cpu SOURCES device/test_cpu.c device/rig.c ROOMS device)
 descent_test(device_halves SOURCES device/test_halves.c ${device_rig} ROOMS device)
 descent_test(device_recording SOURCES device/test_recording.c ${device_rig} ROOMS device)
+if(DSC_HAVE_CUDA)
+  descent_test(device_choices SOURCES device/test_choices.c ROOMS device)
+  add_test(NAME device_conv-tuned COMMAND test_device_conv)
+  set_tests_properties(device_conv-tuned PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} SKIP_RETURN_CODE 77
+    ENVIRONMENT "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_TEST_TUNE=1")
+endif()
 descent_test(device_accuracy SOURCES device/test_accuracy.c device/rig.c ROOMS device)
 if(COMMAND emulated_test)
   foreach(name IN ITEMS halves recording extra)

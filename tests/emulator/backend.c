@@ -7,6 +7,9 @@
 
 #include "emulator/engine.h"
 
+#include <stdio.h>
+#include <unistd.h>
+
 /* An operation with copies of its tensors: a recording outlives the caller's. */
 typedef struct operation {
     dsc_status (*run)(struct operation *o);
@@ -150,6 +153,35 @@ void dsc_cuda_solver_close(dsc_device *device) {
 }
 
 /* ---- cuDNN ---- */
+
+/* A number stands for the engines: another one for every device, unless it is preset. */
+static struct {
+    const dsc_device *device;
+    long number;
+} engines;
+
+dsc_status dsc_cuda_choices(dsc_device *device, char *text, size_t size, size_t *needed) {
+    static long devices;
+    int any = device->tunes || dsc_cuda_of(device)->preset;
+    if (any && engines.device != device) {
+        engines.device = device;
+        engines.number = 1000 * (long)getpid() + devices++;
+    }
+    int length =
+        any ? snprintf(text, size, "emulated %ld\n", engines.number) : snprintf(text, size, "%s", "");
+    *needed = (size_t)length + 1;
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_preset(dsc_device *device, const char *text) {
+    long number;
+    if (sscanf(text, "emulated %ld", &number) != 1)
+        return DSC_FAIL(DSC_E_FORMAT, "engines: '%.40s' is no such choice", text);
+    engines.device = device;
+    engines.number = number;
+    dsc_cuda_of(device)->preset = 1;
+    return DSC_OK;
+}
 
 dsc_status dsc_cuda_conv_open(dsc_conv *conv) {
     if (dsc_ref_table.conv_open)

@@ -3,7 +3,12 @@
 #include "chosen.h"
 #include "comm/parallel.h"
 
+#include "base/hash.h"
+#include "base/memory.h"
+#include "comm/table.h"
+#include "train/engines.h"
 #include "train/runs.h"
+#include "train/safetensors.h"
 #include "train/scratch.h"
 #include "train/share.h"
 #include "train/trainer.h"
@@ -103,6 +108,7 @@ static void test_report(void **state) {
     EXPECT(t->report.bytes[DSC_TRAFFIC_PARAMETERS] == 0);
     EXPECT(fabs(t->report.lr - 0.02 * ranks) < 1e-15);
     dsc_trainer_destroy(&t);
+    EXPECT(dsc_comm_queue(comm) == queue); /* the trainer's own is gone */
     all_fine(comm);
 }
 
@@ -326,6 +332,66 @@ static void test_carrier(void **state) {
     all_fine(comm);
 }
 
+/* ---- engines of convolutions ---- */
+
+static dsc_device *open_tuned(int tune) {
+    dsc_device_options o;
+    dsc_device *made = NULL;
+    dsc_device_options_init(&o);
+    o.name = chosen_or("cpu");
+    o.threads = 1;
+    o.tune = tune;
+    assert_ok(dsc_device_create(&o, &made));
+    return made;
+}
+
+/* Rank 0: that a checkpoint holds this text, or nothing where it is empty. */
+static void check_stored(const char *out, const char *file, const char *text) {
+    dsc_st_reader *reader = NULL;
+    EXPECT_OK(dsc_st_open(scratch_path(out, file), &reader));
+    const char *stored = reader ? dsc_st_metadata(reader, DSC_ENGINES_KEY) : NULL;
+    EXPECT(text[0] ? stored && strcmp(stored, text) == 0 : !stored);
+    dsc_st_close(&reader);
+}
+
+static void check_same_text(const char *text) {
+    uint64_t own = dsc_hash_bytes(0, text, strlen(text)), first = own;
+    EXPECT_OK(dsc_share_bytes(comm, queue, &first, sizeof first));
+    EXPECT(own == first);
+}
+
+/* All ranks take those that rank 0 has chosen, and so does a run that goes on, tuned or not. */
+static void test_engines(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE], *text = NULL, *later = NULL;
+    dsc_train_options o;
+    dsc_device *tuned = open_tuned(1);
+    runs_options(&o, folder("engines", out));
+    o.model = "lenet";
+    o.data = "synthetic:32";
+    o.batch_size = 2;
+    o.steps = 2;
+    EXPECT_OK(dsc_train_run(comm, tuned, &o, NULL));
+    EXPECT_OK(dsc_engines_text(tuned, &text));
+    EXPECT((text[0] != '\0') == !dsc_device_is_host(tuned));
+    check_same_text(text);
+    if (rank == 0)
+        check_stored(out, "checkpoint-2.state.safetensors", text);
+    dsc_device_destroy(&tuned);
+    dsc_device *plain = open_tuned(0);
+    o.resume = "auto";
+    o.steps = 4;
+    EXPECT_OK(dsc_train_run(comm, plain, &o, NULL));
+    EXPECT_OK(dsc_engines_text(plain, &later));
+    EXPECT(strcmp(text, later) == 0);
+    if (rank == 0)
+        check_stored(out, "checkpoint-4.state.safetensors", text);
+    dsc_device_destroy(&plain);
+    dsc_memory_free(&text);
+    dsc_memory_free(&later);
+    all_fine(comm);
+}
+
 /* What only rank 0 finds out ends all of them. */
 static void test_agreed(void **state) {
     (void)state;
@@ -362,11 +428,12 @@ static void open_all(void) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal),  cmocka_unit_test(test_report),
-        cmocka_unit_test(test_resume), cmocka_unit_test(test_other_ranks),
-        cmocka_unit_test(test_eval),   cmocka_unit_test(test_eval_gives_back),
-        cmocka_unit_test(test_drift),  cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_agreed), cmocka_unit_test(test_carrier),
+        cmocka_unit_test(test_equal),   cmocka_unit_test(test_report),
+        cmocka_unit_test(test_resume),  cmocka_unit_test(test_other_ranks),
+        cmocka_unit_test(test_eval),    cmocka_unit_test(test_eval_gives_back),
+        cmocka_unit_test(test_drift),   cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_agreed),  cmocka_unit_test(test_carrier),
+        cmocka_unit_test(test_engines),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

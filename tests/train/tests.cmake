@@ -24,7 +24,16 @@ emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c R
                  TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume test_scale)
 emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)
 emulated_program(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train
-                 TESTS test_report test_drift test_agreed)
+                 TESTS test_report test_drift test_agreed test_engines)
+if(TARGET test_emulated_train-ranks AND DSC_HAVE_MPI)
+  foreach(test IN ITEMS carrier engines)
+    add_test(NAME emulated-train-ranks-${test}-n2 COMMAND ${MPIEXEC_EXECUTABLE} ${DESCENT_MPIEXEC_FLAGS} -n 2
+             $<TARGET_FILE:test_emulated_train-ranks> test_${test})
+    set_tests_properties(emulated-train-ranks-${test}-n2 PROPERTIES PROCESSORS 2 LABELS emulated SKIP_RETURN_CODE 77
+                         TIMEOUT ${DESCENT_TEST_TIMEOUT}
+                         ENVIRONMENT "${descent_mpi_environment};DESCENT_TEST_DEVICE=cuda")
+  endforeach()
+endif()
 emulated_program(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_refused)
 emulated_program(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train

@@ -13,7 +13,6 @@
 #include "device/cuda/small_conv.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* One kind of pass: a plan, or else the older functions, or not there. */
@@ -27,6 +26,7 @@ typedef struct cuda_conv {
     dsc_dnn_problem problem; /* of one piece of the batch */
     int64_t pieces;
     unsigned own;      /* passes that own kernels do */
+    int tune;          /* the others are chosen by timing */
     size_t work_bytes; /* for any step, rounded up; behind it weights where they are aligned, dw in half, dw
                           in F32 */
     step steps[DSC_DNN_KINDS];
@@ -37,7 +37,6 @@ enum { MOST_GPUS = 64 };
 static struct {
     pthread_mutex_t mutex;
     cudnnHandle_t handles[MOST_GPUS];
-    int timed; /* engines are chosen by timing: 1 yes, -1 no, 0 not asked so far */
 } planning = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static size_t round_up(size_t bytes) {
@@ -67,12 +66,16 @@ static dsc_status planning_handle(const dsc_cuda *gpu, cudnnHandle_t *out) {
     return DSC_OK;
 }
 
-static int is_timed(void) {
-    if (planning.timed == 0) {
-        const char *text = getenv("DESCENT_CONV_TUNE");
-        planning.timed = text && strcmp(text, "1") == 0 ? 1 : -1;
-    }
-    return planning.timed > 0;
+static int is_timed(const cuda_conv *c, dsc_dnn_kind kind) {
+    static const unsigned pass[DSC_DNN_KINDS] = {
+        [DSC_DNN_FORWARD] = DSC_SMALL_FORWARD,
+        [DSC_DNN_DATA] = DSC_SMALL_BACKWARD_DATA,
+        [DSC_DNN_DATA_ADD] = DSC_SMALL_BACKWARD_DATA,
+        [DSC_DNN_WEIGHT] = DSC_SMALL_BACKWARD_WEIGHT,
+        [DSC_DNN_WEIGHT_ADD] = DSC_SMALL_BACKWARD_WEIGHT,
+        [DSC_DNN_WEIGHT_HALF] = DSC_SMALL_BACKWARD_WEIGHT,
+    };
+    return c->tune && !(c->own & pass[kind]);
 }
 
 /* An engine that does a pass can most often add to the result, too. Adding to dx is part of every step of a
@@ -80,7 +83,7 @@ static int is_timed(void) {
 static const step *model_of(const cuda_conv *c, dsc_dnn_kind kind) {
     if (kind == DSC_DNN_WEIGHT_ADD)
         return &c->steps[DSC_DNN_WEIGHT];
-    return kind == DSC_DNN_DATA_ADD && !is_timed() ? &c->steps[DSC_DNN_DATA] : NULL;
+    return kind == DSC_DNN_DATA_ADD && !is_timed(c, kind) ? &c->steps[DSC_DNN_DATA] : NULL;
 }
 
 static cudnnStatus_t choose(const cuda_conv *c, const dsc_dnn_graph *graph, dsc_dnn_kind kind, step *s) {
@@ -90,7 +93,7 @@ static cudnnStatus_t choose(const cuda_conv *c, const dsc_dnn_graph *graph, dsc_
         s->choice = model->choice;
         return CUDNN_STATUS_SUCCESS;
     }
-    if (is_timed())
+    if (is_timed(c, kind))
         return dsc_dnn_pick_fastest(graph, &c->problem, kind, &s->choice, &s->plan);
     return dsc_dnn_pick_first(graph, &s->choice, &s->plan);
 }
@@ -153,10 +156,14 @@ static dsc_status need_step(const cuda_conv *c, dsc_dnn_kind kind, const char *n
                     dsc_dtype_name(d->dtype), reason);
 }
 
-static dsc_status open_steps(const dsc_cuda *gpu, cuda_conv *c) {
+static dsc_status open_steps(const dsc_cuda *gpu, cuda_conv *c, int forward_only) {
     const int halves = c->problem.desc.dtype != DSC_F32;
     cudnnHandle_t handle = NULL;
     DSC_TRY(planning_handle(gpu, &handle));
+    if (forward_only) {
+        DSC_TRY(open_step(gpu, handle, c, DSC_DNN_FORWARD));
+        return need_step(c, DSC_DNN_FORWARD, "the forward pass");
+    }
     for (int kind = 0; kind < DSC_DNN_WEIGHT_ADD; kind++)
         DSC_TRY(open_step(gpu, handle, c, (dsc_dnn_kind)kind));
     if (is_ready(&c->steps[DSC_DNN_WEIGHT]))
@@ -220,11 +227,12 @@ static dsc_status open_conv(dsc_conv *conv) {
     c->pieces = count_pieces(conv);
     c->problem = (dsc_dnn_problem){.desc = conv->desc, .oh = conv->oh, .ow = conv->ow, .strict = gpu->strict};
     c->problem.desc.n = conv->desc.n / c->pieces;
+    c->own = own_passes(gpu, &conv->desc);
+    c->tune = conv->device->tunes;
     pthread_mutex_lock(&planning.mutex);
-    dsc_status status = open_steps(gpu, c);
+    dsc_status status = open_steps(gpu, c, conv->forward_only);
     pthread_mutex_unlock(&planning.mutex);
     DSC_TRY(status);
-    c->own = own_passes(gpu, &conv->desc);
     size_t own = c->own ? dsc_cuda_small_conv_workspace(gpu, &conv->desc) : 0;
     conv->workspace = workspace_of(c);
     conv->workspace = own > conv->workspace ? own : conv->workspace;

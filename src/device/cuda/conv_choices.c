@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "descent/log.h"
+#include "device/cuda/entries.h"
 
 #include <inttypes.h>
 #include <pthread.h>
@@ -120,20 +121,25 @@ static void write_entry(writer *w, const entry *e) {
     write_text(w, "\n");
 }
 
-dsc_status dsc_cuda_conv_choices(dsc_device *device, char *text, size_t size) {
-    const dsc_cuda *gpu = dsc_cuda_of(device);
-    writer w = {.text = text, .size = size};
-    write_text(&w, HEAD "\n", cudnnGetVersion(), gpu->capability);
+static void write_entries(writer *w, const dsc_cuda *gpu) {
+    write_text(w, HEAD "\n", cudnnGetVersion(), gpu->capability);
     pthread_mutex_lock(&kept.mutex);
     for (int64_t i = 0; i < kept.count; i++) {
         const entry *e = &kept.entries[i];
         if (e->used && e->ordinal == gpu->ordinal && e->strict == gpu->strict)
-            write_entry(&w, e);
+            write_entry(w, e);
     }
     pthread_mutex_unlock(&kept.mutex);
-    if (w.length >= size)
-        return DSC_FAIL(DSC_E_INVALID, "the choices of convolutions take %zu bytes; there is room for %zu",
-                        w.length + 1, size);
+}
+
+dsc_status dsc_cuda_choices(dsc_device *device, char *text, size_t size, size_t *needed) {
+    const dsc_cuda *gpu = dsc_cuda_of(device);
+    writer w = {.text = text, .size = size};
+    if (device->tunes || gpu->preset)
+        write_entries(&w, gpu);
+    else
+        write_text(&w, "%s", "");
+    *needed = w.length + 1;
     return DSC_OK;
 }
 
@@ -202,8 +208,8 @@ static dsc_status read_entries(const char *at, int ordinal) {
     return DSC_OK;
 }
 
-dsc_status dsc_cuda_conv_preset(dsc_device *device, const char *text) {
-    const dsc_cuda *gpu = dsc_cuda_of(device);
+dsc_status dsc_cuda_preset(dsc_device *device, const char *text) {
+    dsc_cuda *gpu = dsc_cuda_of(device);
     size_t version = 0;
     int capability = 0, length = -1;
     if (sscanf(text, HEAD "%n", &version, &capability, &length) != 2 || length < 0 || text[length] != '\n')
@@ -218,5 +224,6 @@ dsc_status dsc_cuda_conv_preset(dsc_device *device, const char *text) {
     pthread_mutex_lock(&kept.mutex);
     dsc_status status = read_entries(text + length + 1, gpu->ordinal);
     pthread_mutex_unlock(&kept.mutex);
+    gpu->preset = 1;
     return status;
 }

@@ -576,6 +576,8 @@ static const dsc_device_table table = {
     .gather = dsc_cuda_gather,
     .scatter = dsc_cuda_scatter,
     .kl_clip = dsc_cuda_kl_clip,
+    .choices = dsc_cuda_choices,
+    .preset = dsc_cuda_preset,
     .conv_open = dsc_cuda_conv_open,
     .conv_close = dsc_cuda_conv_close,
     .conv_forward = dsc_cuda_conv_forward,
@@ -641,8 +643,9 @@ static void describe(dsc_device *device, const char *name, const struct cudaDevi
     int version = (int)cudnnGetVersion();
     snprintf(dnn, sizeof dnn, "cuDNN %d.%d", version / 10000, version % 10000 / 100);
 #endif
-    snprintf(device->description, sizeof device->description, "%s: %.64s, %.1f GiB, CUDA %d.%d, %s", name,
-             gpu_facts->name, gib(gpu_facts->totalGlobalMem), runtime / 1000, runtime % 1000 / 10, dnn);
+    snprintf(device->description, sizeof device->description, "%s: %.64s, %.1f GiB, CUDA %d.%d, %s%s", name,
+             gpu_facts->name, gib(gpu_facts->totalGlobalMem), runtime / 1000, runtime % 1000 / 10, dnn,
+             device->tunes ? ", tuned" : "");
 }
 
 /* Looks at the GPU, and makes it the thread's. */
@@ -679,6 +682,7 @@ dsc_status dsc_cuda_open(dsc_device *device, const dsc_device_options *options) 
     device->name = "cuda";
     device->is_host = 0;
     device->has_halves = 1;
+    device->tunes = options->tune;
     device->threads = options->threads > 0 ? options->threads : omp_get_num_procs();
     device->identity = dsc_hash_bytes(1, &facts.uuid, sizeof facts.uuid) | 1;
     device->state = g;

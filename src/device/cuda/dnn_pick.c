@@ -1,6 +1,8 @@
 /* How engines are picked. */
 #include "device/cuda/dnn_pick.h"
 
+#include "base/clock.h"
+#include "descent/log.h"
 #include "device/ops.h"
 
 enum { MOST_LISTED = 96, MOST_TIMED = 20, LAUNCHES = 3 };
@@ -61,8 +63,7 @@ static int make_buffer(bench *b, size_t bytes, void **out) {
            cudaMemsetAsync(*out, 0x3C, bytes, b->stream) == cudaSuccess;
 }
 
-static int bench_open(const dsc_dnn_graph *graph, const dsc_dnn_problem *p, dsc_dnn_kind kind, size_t work,
-                      bench *b) {
+static int bench_open(const dsc_dnn_graph *graph, const dsc_dnn_problem *p, dsc_dnn_kind kind, bench *b) {
     const dsc_conv_desc *d = &p->desc;
     const double large = 1e10; /* multiplications, about 0.1 ms */
     double products =
@@ -74,7 +75,7 @@ static int bench_open(const dsc_dnn_graph *graph, const dsc_dnn_problem *p, dsc_
            make_buffer(b, tensor_bytes(dsc_dnn_weight_type(p, kind), d->k, d->kh, d->kw, d->c / d->groups),
                        &b->w) &&
            make_buffer(b, tensor_bytes(d->dtype, d->n, p->oh, p->ow, d->k), &b->y) &&
-           make_buffer(b, work + DSC_DNN_WORK_ALIGNMENT, &b->work) &&
+           make_buffer(b, DSC_DNN_WORKSPACE + DSC_DNN_WORK_ALIGNMENT, &b->work) &&
            cudaStreamSynchronize(b->stream) == cudaSuccess &&
            cudnnSetStream(b->handle, b->stream) == CUDNN_STATUS_SUCCESS;
 }
@@ -138,52 +139,49 @@ static int time_plan(bench *b, dsc_dnn_plan *plan, float *best) {
     return good;
 }
 
-/* A later candidate has to be faster by more than the clock's noise. -1 when none could be timed. */
-static int64_t fastest(bench *b, dsc_dnn_plan *plans, int64_t count) {
+/* The fastest of the list, opened and timed one by one in the order of cuDNN's advice, until patience ends:
+ * an engine may take a second to compile. A later one has to be faster by more than the clock's noise. -1
+ * when none could be timed. */
+static int64_t fastest(bench *b, const dsc_dnn_graph *graph, const dsc_dnn_choice *list, int64_t count,
+                       dsc_dnn_plan *best_plan) {
+    const double patience = 0.5; /* seconds */
     const float noise = 0.98f;
-    int64_t winner = -1;
-    float best = 0, ms = 0;
-    for (int64_t i = 0; i < count; i++)
-        if (time_plan(b, &plans[i], &ms) && (winner < 0 || ms < noise * best)) {
-            winner = i;
-            best = ms;
-        }
-    return winner;
-}
-
-/* Keeps those of the list that can be planned; returns how many, and the largest workspace. */
-static int64_t open_all(const dsc_dnn_graph *graph, dsc_dnn_choice *list, int64_t count, dsc_dnn_plan *plans,
-                        size_t *work) {
-    int64_t kept = 0;
-    *work = 0;
-    for (int64_t i = 0; i < count; i++) {
-        if (!open_within(graph, &list[i], DSC_DNN_WORKSPACE, &plans[kept]))
+    double end = dsc_clock_now() + patience;
+    int64_t winner = -1, i = 0;
+    float first = 0, best = 0, ms = 0;
+    for (; i < count && (winner < 0 || dsc_clock_now() < end); i++) {
+        dsc_dnn_plan plan;
+        if (!open_within(graph, &list[i], DSC_DNN_WORKSPACE, &plan))
             continue;
-        *work = plans[kept].workspace > *work ? plans[kept].workspace : *work;
-        list[kept++] = list[i];
+        if (!time_plan(b, &plan, &ms) || (winner >= 0 && ms >= noise * best)) {
+            dsc_dnn_plan_close(&plan);
+            continue;
+        }
+        if (winner >= 0)
+            dsc_dnn_plan_close(best_plan);
+        else
+            first = ms;
+        *best_plan = plan;
+        winner = i;
+        best = ms;
     }
-    return kept;
+    dsc_log(DSC_LOG_DEBUG, "conv: %lld of %lld engines timed; number %lld takes %.2f of the first's time",
+            (long long)i, (long long)count, (long long)winner, winner < 0 ? 1.0 : (double)(best / first));
+    return winner;
 }
 
 cudnnStatus_t dsc_dnn_pick_fastest(const dsc_dnn_graph *graph, const dsc_dnn_problem *problem,
                                    dsc_dnn_kind kind, dsc_dnn_choice *choice, dsc_dnn_plan *plan) {
     dsc_dnn_choice list[MOST_TIMED];
-    dsc_dnn_plan plans[MOST_TIMED];
     int64_t count = 0, winner = -1;
-    size_t work = 0;
-    bench b = {.handle = graph->handle};
+    bench b;
     for (int i = 0; i < ROUNDS; i++)
         (void)dsc_dnn_candidates(graph, rounds[i].mode, rounds[i].timed, list, &count);
-    count = open_all(graph, list, count, plans, &work);
-    if (count > 0 && bench_open(graph, problem, kind, work, &b))
-        winner = fastest(&b, plans, count);
+    if (bench_open(graph, problem, kind, &b))
+        winner = fastest(&b, graph, list, count, plan);
     bench_close(&b);
-    for (int64_t i = 0; i < count; i++)
-        if (i != winner)
-            dsc_dnn_plan_close(&plans[i]);
     if (winner < 0)
         return dsc_dnn_pick_first(graph, choice, plan);
     *choice = list[winner];
-    *plan = plans[winner];
     return CUDNN_STATUS_SUCCESS;
 }

@@ -97,6 +97,10 @@ DSC_CUDA_ENTRY(syev_batch);
 DSC_CUDA_ENTRY(chol_inverse_batch);
 void dsc_cuda_solver_close(dsc_device *device);
 
+/* conv_choices.c */
+DSC_CUDA_ENTRY(choices);
+DSC_CUDA_ENTRY(preset);
+
 /* conv.c */
 DSC_CUDA_ENTRY(conv_open);
 DSC_CUDA_ENTRY(conv_close);

@@ -1,0 +1,84 @@
+/* The engines of convolutions, between ranks and from one run to the next. */
+#include "train/engines.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "train/checkpoint_directory.h"
+#include "train/safetensors.h"
+#include "train/share.h"
+#include "train/start.h"
+
+#include <string.h>
+
+dsc_status dsc_engines_text(dsc_device *device, char **out) {
+    size_t needed = 0;
+    DSC_TRY(dsc_device_choices(device, NULL, 0, &needed));
+    DSC_TRY(dsc_memory_alloc((int64_t)needed, 1, out));
+    dsc_status status = dsc_device_choices(device, *out, needed, &needed);
+    if (status != DSC_OK)
+        dsc_memory_free(out);
+    return status;
+}
+
+/* Rank 0: the engines of the checkpoint to go on from; "" where there are none. What is wrong with the
+ * checkpoint is told when it is loaded. */
+static dsc_status read_stored(const dsc_trainer *t, char **out) {
+    dsc_origin from = {{0}};
+    dsc_st_reader *reader = NULL;
+    char *path = NULL;
+    const char *text = NULL;
+    if (dsc_origin_find(&t->options, &from) == DSC_OK && from.path[0] &&
+        dsc_checkpoint_state_path(from.path, &path) == DSC_OK && dsc_st_open(path, &reader) == DSC_OK)
+        text = dsc_st_metadata(reader, DSC_ENGINES_KEY);
+    dsc_status status = dsc_memory_strdup(text ? text : "", out);
+    dsc_st_close(&reader);
+    dsc_memory_free(&path);
+    return status;
+}
+
+/* Rank 0's text to all; the others' is new. `status`: this rank's so far; a failure of one fails all. */
+static dsc_status share_text(dsc_trainer *t, dsc_status status, char **text) {
+    int64_t bytes = status == DSC_OK && t->rank == 0 ? (int64_t)strlen(*text) + 1 : 0;
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    DSC_TRY(dsc_share_bytes(t->comm, t->queue, &bytes, sizeof bytes));
+    if (t->rank != 0)
+        status = dsc_memory_alloc(bytes, 1, text);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    return dsc_share_bytes(t->comm, t->queue, *text, (size_t)bytes);
+}
+
+static dsc_status take_stored(dsc_trainer *t) {
+    char *text = NULL;
+    dsc_status status = t->rank == 0 ? read_stored(t, &text) : DSC_OK;
+    status = share_text(t, status, &text);
+    if (status == DSC_OK)
+        status = dsc_device_preset(t->device, text);
+    if (status == DSC_E_FORMAT)
+        dsc_error_prefix(status, "metadata '%s' of the checkpoint's state file", DSC_ENGINES_KEY);
+    dsc_memory_free(&text);
+    return dsc_comm_agree(t->comm, status);
+}
+
+/* Rank 0 first, the others with what it has chosen. */
+static dsc_status make_after(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t)) {
+    char *text = NULL;
+    dsc_status status = DSC_OK;
+    if (t->rank == 0)
+        status = make(t);
+    if (t->rank == 0 && status == DSC_OK)
+        status = dsc_engines_text(t->device, &text);
+    status = share_text(t, status, &text);
+    if (status == DSC_OK && t->rank != 0)
+        status = dsc_device_preset(t->device, text);
+    if (status == DSC_OK && t->rank != 0)
+        status = make(t);
+    dsc_memory_free(&text);
+    return status;
+}
+
+dsc_status dsc_engines_make(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t)) {
+    int64_t tunes = dsc_device_tunes(t->device);
+    DSC_TRY(take_stored(t));
+    DSC_TRY(dsc_share_bytes(t->comm, t->queue, &tunes, sizeof tunes));
+    return dsc_comm_agree(t->comm, tunes && t->ranks > 1 ? make_after(t, make) : make(t));
+}
