@@ -4,30 +4,12 @@
 #include "cli/outdir.h"
 #include "cli/progress.h"
 #include "cli/runlog.h"
+#include "cli/signals.h"
 #include "cli/terminal.h"
 #include "cli/train_options.h"
 
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
-
-static void request_stop(int number) {
-    (void)number;
-    dsc_train_request_stop();
-}
-
-/* The first signal asks for a checkpoint and the end; a second SIGINT or SIGTERM ends the process at once. */
-static void catch_signals(void) {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = request_stop;
-    sigemptyset(&action.sa_mask);
-    action.sa_flags = SA_RESTART;
-    sigaction(SIGUSR1, &action, NULL);
-    action.sa_flags = SA_RESTART | (int)SA_RESETHAND;
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
 
 /* Rank 0: a run that is in the way is refused, unless it shall go on or be removed. */
 static dsc_status prepare_out(const dsc_cli_train_values *v) {
@@ -102,7 +84,7 @@ static dsc_status find_comm(const dsc_cli_train_values *v, const char **comm) {
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     dsc_cli_train_values *v = values;
     DSC_TRY(dsc_cli_train_finish(v, set));
-    catch_signals();
+    DSC_TRY(dsc_cli_catch_signals());
     const char *comm;
     DSC_TRY(find_comm(v, &comm));
     session->several_threads = v->o.consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in one of its own */
@@ -132,9 +114,8 @@ const dsc_cli_command dsc_cli_train = {
         "With --kfac-update-freq the gradient is preconditioned by K-FAC before the update, whatever the "
         "optimiser; the options below it say how, and how the work is spread over the ranks.\n\n"
         "SIGINT, SIGTERM and SIGUSR1 end it after the current step (gossip: within some steps) with a "
-        "checkpoint and exit status 3; "
-        "--resume "
-        "goes on from there and gives the bits of the run that never stopped.",
+        "checkpoint and exit status 3; --resume goes on from there and gives the bits of the run that never "
+        "stopped. A SIGINT or SIGTERM that comes more than a second after another one ends it at once.",
     .examples =
         "descent train --model lenet --epochs 3\n"
         "descent train --model resnet32 --data cifar10:data --epochs 100 --lr-decay 35 75 90\n"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# SIGUSR1 ends a run with status 3 and a checkpoint, and --resume auto goes on from there.
-# Argument: the number of ranks; with more than one under the launcher, where one rank alone gets the signal.
+# A signal ends a run with status 3 and a checkpoint, and --resume auto goes on from there.
+# Argument: the number of ranks. One gets SIGTERM twice, as from timeout(1), which signals its child and its group;
+# with more under the launcher, one rank alone gets SIGUSR1.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 ranks=$1
@@ -30,7 +31,24 @@ for ((i = 0; i < 600; i++)); do
     sleep 0.1
 done
 pids=(pid.*)
-kill -USR1 "${pids[-1]#pid.}"
+# Threads that compute must not be interrupted (src/cli/signals.c): one alone takes signals, and not the first.
+open=0
+for task in /proc/"${pids[-1]#pid.}"/task/*; do
+    blocked=$(sed -n 's/^SigBlk:[[:space:]]*//p' "$task/status" 2>/dev/null)
+    if [ -z "$blocked" ] || (((16#$blocked & 16#4000) != 0)); then
+        continue
+    fi
+    open=$((open + 1))
+    [ "${task##*/}" != "${pids[-1]#pid.}" ] || complain "the main thread takes signals"
+done
+[ "$open" -le 1 ] || complain "$open threads take signals instead of one"
+if [ "$ranks" -gt 1 ]; then
+    kill -USR1 "${pids[-1]#pid.}"
+else
+    kill -TERM "${pids[-1]#pid.}"
+    sleep 0.002
+    kill -TERM "${pids[-1]#pid.}" 2>/dev/null || true
+fi
 status=0
 wait $job_pid || status=$?
 [ "$status" = 3 ] || complain "exit status $status instead of 3"

@@ -115,21 +115,31 @@ static int record(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t *out) {
     return good;
 }
 
-static int launch_timed(bench *b, cudaGraphExec_t recorded, float *ms) {
+/* Of a recording, or of one run where there is none. */
+static int launch_timed(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t recorded, float *ms) {
     return cudaEventRecord(b->from, b->stream) == cudaSuccess &&
-           cudaGraphLaunch(recorded, b->stream) == cudaSuccess &&
+           (recorded ? cudaGraphLaunch(recorded, b->stream) == cudaSuccess : run(b, plan)) &&
            cudaEventRecord(b->to, b->stream) == cudaSuccess && cudaEventSynchronize(b->to) == cudaSuccess &&
            cudaEventElapsedTime(ms, b->from, b->to) == cudaSuccess;
 }
 
-/* Milliseconds of the best launch behind a first one. */
-static int time_plan(bench *b, dsc_dnn_plan *plan, float *best) {
+/* 1 for an engine whose single run is hopeless beside a recording of `best` ms: the slowest would take
+ * seconds to be timed well. */
+static int is_hopeless(bench *b, dsc_dnn_plan *plan, float best) {
+    const float calls = 0.02f; /* ms */
+    float ms = 0;
+    return launch_timed(b, plan, NULL, &ms) && ms > 2 * best / (float)b->repeat + calls;
+}
+
+/* Milliseconds of the best launch behind a first one; 0 also when it cannot be below `limit` (0: none). */
+static int time_plan(bench *b, dsc_dnn_plan *plan, float limit, float *best) {
     cudaGraphExec_t recorded = NULL;
     float ms = 0;
     int good = run(b, plan) && cudaStreamSynchronize(b->stream) == cudaSuccess &&
-               record(b, plan, &recorded) && launch_timed(b, recorded, &ms);
+               !(limit > 0 && is_hopeless(b, plan, limit)) && record(b, plan, &recorded) &&
+               launch_timed(b, plan, recorded, &ms);
     for (int i = 0; good && i < LAUNCHES; i++) {
-        good = launch_timed(b, recorded, &ms);
+        good = launch_timed(b, plan, recorded, &ms);
         *best = i == 0 || ms < *best ? ms : *best;
     }
     if (recorded)
@@ -153,7 +163,7 @@ static int64_t fastest(bench *b, const dsc_dnn_graph *graph, const dsc_dnn_choic
         dsc_dnn_plan plan;
         if (!open_within(graph, &list[i], DSC_DNN_WORKSPACE, &plan))
             continue;
-        if (!time_plan(b, &plan, &ms) || (winner >= 0 && ms >= noise * best)) {
+        if (!time_plan(b, &plan, best, &ms) || (winner >= 0 && ms >= noise * best)) {
             dsc_dnn_plan_close(&plan);
             continue;
         }
