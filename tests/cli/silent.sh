@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A rank that stands still: with --peer-timeout the others do not wait for ever, say so, and end the job.
+# A rank that stands still: silent.sh MODE. With --peer-timeout the others do not wait for ever, say so, and end the job.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -40,8 +40,9 @@ silent() {
 }
 
 training=(train --model mlp --data synthetic:512 --batch-size 16 --epochs 1000000 --eval-every 0 --out none)
-silent allreduce "${training[@]}"
-silent sgp "${training[@]}" --consensus sgp
-silent adpsgd "${training[@]}" --consensus adpsgd
-silent average average --steps 1000000 --size 100
+case $1 in
+allreduce) silent allreduce "${training[@]}" ;;
+average) silent average average --steps 1000000 --size 100 ;;
+*) silent "$1" "${training[@]}" --consensus "$1" ;;
+esac
 finish

@@ -20,10 +20,15 @@ descent_script_test(cli-signal-n1 cli/signal.sh 1)
 descent_script_test(cli-signal-n2 cli/signal.sh 2)
 descent_script_test(cli-average cli/average.sh)
 descent_script_test(cli-gossip cli/gossip.sh)
-descent_script_test(cli-silent cli/silent.sh)
-# Mostly programs that start and end, and waits.
-set_tests_properties(cli-usage cli-info cli-man cli-train cli-paper cli-fail cli-average cli-gossip cli-silent
-                     PROPERTIES PROCESSORS 1)
-foreach(mode IN ITEMS sgp first osgp dpsgd adpsgd kfac late stop odd)
+foreach(mode IN ITEMS allreduce sgp adpsgd average)
+  descent_script_test(cli-silent-${mode} cli/silent.sh ${mode})
+  set_tests_properties(cli-silent-${mode} PROPERTIES PROCESSORS 1 COST 50) # they wait
+endforeach()
+set_tests_properties(cli-gossip cli-average cli-info PROPERTIES COST 60) # the longest
+set(modes first osgp dpsgd adpsgd kfac late stop odd)
+if(NOT DESCENT_SANITIZE) # first, kfac and late are sgp, too
+  list(APPEND modes sgp)
+endif()
+foreach(mode IN LISTS modes)
   descent_script_test(cli-survive-${mode} cli/survive.sh ${mode})
 endforeach()

@@ -13,7 +13,7 @@ if(DSC_HAVE_MPI)
   descent_link_rooms(comm_lost comm)
   foreach(mode IN ITEMS losses losses-tcp alone false late pause killed agreed hang leave parts farewell)
     descent_script_test(comm-lost-${mode} comm/lost.sh ${mode})
-    set_tests_properties(comm-lost-${mode} PROPERTIES PROCESSORS 1) # they wait, most of the time
+    set_tests_properties(comm-lost-${mode} PROPERTIES PROCESSORS 1 COST 50) # they wait, most of the time
   endforeach()
   foreach(ranks IN ITEMS 1 2 4) # the conformance program once more, with limited waits
     add_test(NAME comm-mpi-limited-n${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${DESCENT_MPIEXEC_FLAGS} -n ${ranks}
@@ -34,7 +34,7 @@ function(comm_on device suffix prefix)
       set(args self)
     endif()
     add_test(NAME ${name}-self-${suffix} COMMAND test_${prefix}${name}-self ${args})
-    set_tests_properties(${name}-self-${suffix} PROPERTIES TIMEOUT 300 LABELS ${suffix} SKIP_RETURN_CODE 77
+    set_tests_properties(${name}-self-${suffix} PROPERTIES TIMEOUT 300 LABELS ${suffix} PROCESSORS 2 SKIP_RETURN_CODE 77
                          ENVIRONMENT "${descent_test_environment};DESCENT_TEST_DEVICE=${device}")
     if(NOT DSC_HAVE_MPI)
       continue()
@@ -75,9 +75,8 @@ function(comm_on_emulator)
   foreach(name IN ITEMS comm buckets)
     foreach(way IN LISTS ways)
       set(target test_emulated_${name}-${way})
-      add_executable(${target} comm/test_${name}.c)
-      target_compile_definitions(${target} PRIVATE DSC_EMULATED)
-      target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+      descent_test_objects(objects comm/test_${name}.c)
+      add_executable(${target} ${objects})
       target_link_libraries(${target} PRIVATE room_base emulated_comm emulated_device emulated_kernels PkgConfig::CMOCKA)
     endforeach()
   endforeach()

@@ -19,12 +19,15 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/*.c
 # These stand on cuBLAS, cuSOLVER and cuDNN; backend.c has their entries.
 list(FILTER kernels EXCLUDE REGEX "/cuda/solve")
 list(FILTER sources EXCLUDE REGEX "/cuda/(products|solve|conv|dnn)")
-if(NOT DSC_HAVE_ONEDNN)
-  list(FILTER sources EXCLUDE REGEX "/device/cpu/onednn")
-endif()
+# The rest does not know of the emulation: its objects are the room's.
+list(FILTER sources INCLUDE REGEX "/(cuda/[^/]*|device)\\.c$")
+set(emulated_rest $<FILTER:$<TARGET_OBJECTS:room_device>,EXCLUDE,/device/cuda/|/src/device/device\\.c\\.o$>)
 
 add_library(emulated_kernels OBJECT ${kernels})
 set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX)
+# These take very long to compile with -O3.
+file(GLOB slow CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/cuda/grouped.cu ${PROJECT_SOURCE_DIR}/src/device/cuda/small_conv*.cu)
+set_source_files_properties(${slow} PROPERTIES COMPILE_OPTIONS -O2)
 set_target_properties(emulated_kernels PROPERTIES CXX_STANDARD 17 CXX_STANDARD_REQUIRED ON CXX_EXTENSIONS OFF)
 target_compile_definitions(emulated_kernels PRIVATE DSC_EMULATED _POSIX_C_SOURCE=200809L)
 # Not descent_flags: some of its warnings are for C only.
@@ -47,16 +50,19 @@ add_library(emulated_device OBJECT ${sources}
 target_compile_definitions(emulated_device PRIVATE DSC_EMULATED)
 target_include_directories(emulated_device PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 target_include_directories(emulated_device SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR})
+target_sources(emulated_device INTERFACE ${emulated_rest})
 target_link_libraries(emulated_device PUBLIC descent_flags descent_blas descent_openmp descent_onednn)
 
 # emulated_test(NAME SOURCES...): a program of tests/device. Twice: first and last thread first (engine.c); the long ones once.
 function(emulated_test name)
-  add_executable(test_emulated_${name} ${ARGN})
-  target_include_directories(test_emulated_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  descent_test_objects(objects ${ARGN})
+  add_executable(test_emulated_${name} ${objects})
   target_link_libraries(test_emulated_${name} PRIVATE room_base emulated_device emulated_kernels PkgConfig::CMOCKA)
   set(orders forward backward)
+  set(cost 0)
   if(name MATCHES "^(gram|extra)$")
     set(orders forward)
+    set(cost 60)
   endif()
   foreach(order IN LISTS orders)
     set(test emulated-${name})
@@ -64,7 +70,7 @@ function(emulated_test name)
       string(APPEND test -backward)
     endif()
     add_test(NAME ${test} COMMAND test_emulated_${name})
-    set_tests_properties(${test} PROPERTIES TIMEOUT 600 LABELS emulated SKIP_RETURN_CODE 77 ENVIRONMENT
+    set_tests_properties(${test} PROPERTIES TIMEOUT 600 LABELS emulated PROCESSORS 2 COST ${cost} SKIP_RETURN_CODE 77 ENVIRONMENT
       "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_ORDER=${order}")
   endforeach()
 endfunction()
@@ -76,5 +82,5 @@ endforeach()
 emulated_test(batch device/test_batch.c device/eigen.c ${emulated_rig})
 emulated_test(gram device/test_gram.c device/rig.c)
 add_test(NAME emulated-gram-small COMMAND test_emulated_gram) # as on GPUs whose blocks have 99 KiB of shared memory
-set_tests_properties(emulated-gram-small PROPERTIES TIMEOUT 600 LABELS emulated SKIP_RETURN_CODE 77 ENVIRONMENT
+set_tests_properties(emulated-gram-small PROPERTIES TIMEOUT 600 LABELS emulated PROCESSORS 2 SKIP_RETURN_CODE 77 ENVIRONMENT
   "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_SHARED=101376")

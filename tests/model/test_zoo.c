@@ -168,7 +168,7 @@ static void test_resnet20_state(void **state) {
             for (int i = 1; i <= 2; i++) {
                 int64_t out = 8 << stage;
                 int halves = stage > 1 && block == 0 && i == 1;
-                char conv[32], norm[32];
+                char conv[40], norm[40];
                 snprintf(conv, sizeof conv, "layer%d.%d.conv%d", stage, block, i);
                 snprintf(norm, sizeof norm, "layer%d.%d.bn%d", stage, block, i);
                 expect_conv_norm(&l, conv, norm, out, halves ? out / 2 : out, 3);

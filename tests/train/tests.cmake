@@ -1,12 +1,17 @@
 descent_test(safetensors SOURCES train/test_safetensors.c train/scratch.c ROOMS train)
 descent_test(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train)
-descent_test(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
+descent_test(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
+             SANITIZED 1 2 3)
 descent_test(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train)
-descent_test(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
-descent_test(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
-descent_test(train-gossip-many SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 8 ARGS test_learns)
-descent_test(train-gossip-kfac SOURCES train/test_gossip_kfac.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4)
+descent_test(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
+             SANITIZED 1 2 3)
+descent_test(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
+             SANITIZED 1 2 3)
+descent_test(train-gossip-many SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 8
+             SANITIZED 4 ARGS test_learns)
+descent_test(train-gossip-kfac SOURCES train/test_gossip_kfac.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
+             SANITIZED 2 3)
 
 # Where ranks go on after a loss.
 if(DSC_HAVE_MPI)
@@ -23,6 +28,9 @@ emulated_program(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/s
 emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume test_scale)
 emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)
+if(TARGET test_emulated_train-kfac)
+  set_tests_properties(emulated-train-kfac-recorded PROPERTIES COST 60)
+endif()
 emulated_program(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_report test_drift test_agreed test_engines)
 if(TARGET test_emulated_train-ranks AND DSC_HAVE_MPI)
