@@ -132,10 +132,11 @@ DSC_API void dsc_train_options_init(dsc_train_options *options);
 DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                                  dsc_train_result *result) DSC_MUST_CHECK;
 /* Asks the running training of this process to end after the current step; all ranks then do. With gossip
- * they agree on it at evaluations, checkpoints and ends of epochs, and in between within 64 steps (not in
- * between: adpsgd, and osgp with synch_freq > 0). Async-signal-safe; but no handler may run in a thread that
- * computes on a CPU by oneDNN before 3.11.1, whose products use the stack pointer for other things: block
- * signals before other threads are made, and wait for them in one of your own (sigwait). */
+ * they agree on it within 64 steps (adpsgd: those behind go on to the furthest one's step; groups of adpsgd,
+ * or of osgp with synch_freq > 0: at evaluations, checkpoints and ends of epochs). Async-signal-safe; but no
+ * handler may run in a thread that computes on a CPU by oneDNN before 3.11.1, whose products use the stack
+ * pointer for other things: block signals before other threads are made, and wait for them in one of your own
+ * (sigwait). */
 DSC_API void dsc_train_request_stop(void);
 
 typedef struct dsc_eval_options {

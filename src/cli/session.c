@@ -5,6 +5,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/log.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -124,6 +125,9 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
     if (status == DSC_OK)
         status = open_device(session, device, threads);
     DSC_TRY(dsc_cli_agree(session, status));
+    if (session->tune && !dsc_device_tunes(session->device))
+        dsc_log(DSC_LOG_WARNING, "--tune: there is nothing to tune on this device, %s",
+                dsc_device_description(session->device));
     DSC_TRY(choose_comm(session, comm));
     DSC_TRY(open_failures(session));
     return dsc_comm_set_timeout(session->comm, session->timeout);

@@ -13,6 +13,12 @@
 
 static sigset_t caught;
 
+/* For threads that were there before, which do not block signals. */
+static void request(int number) {
+    (void)number;
+    dsc_train_request_stop();
+}
+
 /* As if it had not been caught. */
 static void die_of(int number) {
     sigset_t one;
@@ -45,11 +51,18 @@ static void *listen(void *unused) {
 }
 
 dsc_status dsc_cli_catch_signals(void) {
+    static const int numbers[] = {SIGINT, SIGTERM, SIGUSR1};
+    struct sigaction action;
     pthread_t thread;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = request;
+    action.sa_flags = SA_RESTART;
+    sigemptyset(&action.sa_mask);
     sigemptyset(&caught);
-    sigaddset(&caught, SIGINT);
-    sigaddset(&caught, SIGTERM);
-    sigaddset(&caught, SIGUSR1);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        sigaddset(&caught, numbers[i]);
+        sigaction(numbers[i], &action, NULL);
+    }
     int failed = pthread_sigmask(SIG_BLOCK, &caught, NULL);
     if (!failed)
         failed = pthread_create(&thread, NULL, listen, NULL);

@@ -531,18 +531,11 @@ static dsc_status nobody_came(const dsc_average *a, double waited) {
         a->rounds - 1, waited);
 }
 
-/* a->number = the maximum of `value` over all ranks. What is under way of it when it fails, the next call
- * goes on to wait for: the others have counted it. */
-static dsc_status highest(dsc_average *a, dsc_queue *queue, int64_t most, int64_t value) {
+dsc_status dsc_average_wait_within(dsc_average *a, dsc_queue *queue, int64_t most, dsc_request **request) {
     dsc_patience p = {0};
-    if (!a->met) {
-        dsc_tensor t = number_of(a);
-        a->number = value;
-        DSC_TRY(dsc_comm_allreduce_begin(a->meeting, DSC_TRAFFIC_OTHER, DSC_MAX, &t, &a->met));
-    }
     for (;;) {
         int done = 0;
-        DSC_TRY(dsc_comm_test(&a->met, &done));
+        DSC_TRY(dsc_comm_test(request, &done));
         if (done)
             return DSC_OK;
         DSC_TRY(check_alarm(a));
@@ -551,6 +544,17 @@ static dsc_status highest(dsc_average *a, dsc_queue *queue, int64_t most, int64_
         if (too_long(a, waited))
             return nobody_came(a, waited);
     }
+}
+
+/* a->number = the maximum of `value` over all ranks. What is under way of it when it fails, the next call
+ * goes on to wait for: the others have counted it. */
+static dsc_status highest(dsc_average *a, dsc_queue *queue, int64_t most, int64_t value) {
+    if (!a->met) {
+        dsc_tensor t = number_of(a);
+        a->number = value;
+        DSC_TRY(dsc_comm_allreduce_begin(a->meeting, DSC_TRAFFIC_OTHER, DSC_MAX, &t, &a->met));
+    }
+    return dsc_average_wait_within(a, queue, most, &a->met);
 }
 
 /* What a call that failed has reached is kept, and the next one goes on from there. */

@@ -95,6 +95,10 @@ dsc_status dsc_plan_pack(dsc_average *a, dsc_queue *queue, int64_t b) DSC_MUST_C
 /* Adds bucket b of what peer c sent, times factor, to the tensors. */
 dsc_status dsc_plan_add(dsc_average *a, dsc_queue *queue, double factor, int c, int64_t b) DSC_MUST_CHECK;
 
+/* As dsc_comm_wait for an operation that all ranks take part in, where one of them may wait in a round that
+ * this one has not begun: it begins rounds meanwhile, up to `most` in all. */
+dsc_status dsc_average_wait_within(dsc_average *a, dsc_queue *queue, int64_t most,
+                                   dsc_request **request) DSC_MUST_CHECK;
 /* As dsc_average_settle where a rank may wait in a round that others, already here, have not begun: while
  * somebody is missing, those here begin rounds, up to `most` in all, which no rank may have begun more of. */
 dsc_status dsc_average_settle_within(dsc_average *a, dsc_queue *queue, int64_t most) DSC_MUST_CHECK;

@@ -282,6 +282,10 @@ void dsc_consensus_set_rate(dsc_consensus *consensus, double lr) {
 
 /* ---- between steps ---- */
 
+dsc_status dsc_consensus_wait(dsc_consensus *c, dsc_queue *queue, dsc_request **request) {
+    return c->table->wait ? c->table->wait(c, queue, request) : dsc_comm_wait(request);
+}
+
 dsc_status dsc_consensus_settle(dsc_consensus *consensus, dsc_queue *queue) {
     if (consensus->shown)
         return DSC_FAIL(DSC_E_INVALID, "settle: parameters are shown: call dsc_consensus_hide first");

@@ -205,6 +205,18 @@ static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     return DSC_OK;
 }
 
+/* A rank that is ahead in steps may be behind in rounds, and others wait for it. */
+static dsc_status wait_for(dsc_consensus *c, dsc_queue *queue, dsc_request **request) {
+    gossip *g = c->state;
+    if (g->synch_freq == 0) /* rounds are steps, and their order is fixed */
+        return dsc_comm_wait(request);
+    int64_t rounds = dsc_average_rounds(g->average);
+    dsc_status status = dsc_average_wait_within(g->average, queue, g->most, request);
+    if (dsc_average_rounds(g->average) > rounds)
+        g->age = 0;
+    return status;
+}
+
 static dsc_status rescue(dsc_consensus *c, dsc_queue *queue) {
     gossip *g = c->state;
     if (g->group.size > 1)
@@ -257,7 +269,7 @@ static dsc_status set_numbers(dsc_consensus *c, const double *numbers) {
     {                                                                                                        \
         .name = label, .before_forward = first, .update = last, .open = open_gossip, .close = close_gossip,  \
         .adopt = adopt, .grad_ready = grad_ready, .after_backward = after_backward, .settle = settle,        \
-        .is_busy = is_busy, .weight = weight, .rescue = rescue, .set_peers = set_peers,                      \
+        .wait = wait_for, .is_busy = is_busy, .weight = weight, .rescue = rescue, .set_peers = set_peers,    \
         .get_numbers = get_numbers, .set_numbers = set_numbers                                               \
     }
 

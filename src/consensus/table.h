@@ -23,6 +23,8 @@ typedef struct dsc_consensus_table {
                          void *context);
     /* Ends what is in flight and leaves the numerators in the parameters. Collective. */
     dsc_status (*settle)(dsc_consensus *consensus, dsc_queue *queue);
+    /* See dsc_consensus_wait. NULL: dsc_comm_wait. */
+    dsc_status (*wait)(dsc_consensus *consensus, dsc_queue *queue, dsc_request **request);
     /* 1 while something is in flight or the parameters hold something else than the numerators. */
     int (*is_busy)(const dsc_consensus *consensus);
     double (*weight)(const dsc_consensus *consensus); /* NULL: always 1 */
@@ -104,6 +106,9 @@ dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue,
 /* DSC_E_INVALID while something is in flight or shown; `what` names the caller. */
 dsc_status dsc_consensus_check_settled(const dsc_consensus *c, const char *what) DSC_MUST_CHECK;
 
+/* Between steps: as dsc_comm_wait for an operation that all ranks take part in, each when it gets there;
+ * whoever waits in a step for messages of this rank gets them meanwhile. Blocks. */
+dsc_status dsc_consensus_wait(dsc_consensus *c, dsc_queue *queue, dsc_request **request) DSC_MUST_CHECK;
 /* After DSC_E_LOST, at any moment of a step: puts the own values (z) into the parameters, without what has
  * not come. Then the consensus can only be destroyed, and another one be made of the ranks that are left: its
  * ranks start with these values and weight 1. Not collective. */

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "comm/table.h"
 #include "train/checkpoint_directory.h"
 #include "train/safetensors.h"
 #include "train/share.h"
@@ -11,10 +12,15 @@
 #include <string.h>
 
 dsc_status dsc_engines_text(dsc_device *device, char **out) {
-    size_t needed = 0;
-    DSC_TRY(dsc_device_choices(device, NULL, 0, &needed));
-    DSC_TRY(dsc_memory_alloc((int64_t)needed, 1, out));
-    dsc_status status = dsc_device_choices(device, *out, needed, &needed);
+    size_t size = 0, needed = 0;
+    dsc_status status = dsc_device_choices(device, NULL, 0, &needed);
+    while (status == DSC_OK && needed > size) { /* another thread may have added some */
+        dsc_memory_free(out);
+        size = needed;
+        status = dsc_memory_alloc((int64_t)size, 1, out);
+        if (status == DSC_OK)
+            status = dsc_device_choices(device, *out, size, &needed);
+    }
     if (status != DSC_OK)
         dsc_memory_free(out);
     return status;
@@ -61,13 +67,19 @@ static dsc_status take_stored(dsc_trainer *t) {
 
 /* Rank 0 first, the others with what it has chosen. */
 static dsc_status make_after(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t)) {
+    const double longest = 600; /* seconds that tuning may take beyond what a rank is waited for */
     char *text = NULL;
     dsc_status status = DSC_OK;
+    double timeout = t->comm->timeout;
+    if (timeout > 0)
+        DSC_TRY(dsc_comm_set_timeout(t->comm, timeout + longest));
     if (t->rank == 0)
         status = make(t);
     if (t->rank == 0 && status == DSC_OK)
         status = dsc_engines_text(t->device, &text);
     status = share_text(t, status, &text);
+    dsc_status restored = dsc_comm_set_timeout(t->comm, timeout);
+    status = status == DSC_OK ? restored : status;
     if (status == DSC_OK && t->rank != 0)
         status = dsc_device_preset(t->device, text);
     if (status == DSC_OK && t->rank != 0)

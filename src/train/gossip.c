@@ -3,9 +3,14 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "consensus/table.h"
 #include "train/factors.h"
 
-enum { STOP, FAILED, FLAGS, LOSS = FLAGS, ROWS, SUMS };
+/* What travels at meetings (sums), and between them (maxima; gossip.h). */
+enum { STOP, FAILED, LOSS, ROWS, SUMS };
+enum { INSIDE = FAILED + 1, OUTSIDE, STEP, FLAGS };
+
+typedef enum signal_way { BY_STEPS, BY_ROUNDS, AT_MEETINGS } signal_way;
 
 /* Numbers of the host: what they say is needed there, and no queue of a GPU has to be waited for. */
 struct dsc_gossip {
@@ -14,6 +19,9 @@ struct dsc_gossip {
     dsc_tensor flags; /* F64[FLAGS], under way while there is a request */
     dsc_tensor sums;  /* F64[SUMS] */
     dsc_request *request;
+    signal_way way;
+    int resting;   /* by rounds: no more of them before the next meeting is over */
+    int64_t place; /* the step after which what the last round said holds; -1: a meeting will say it */
 };
 
 /* Flags that are under way between ranks of which one was lost stay MPI's. */
@@ -54,12 +62,25 @@ static dsc_status make(dsc_trainer *t, dsc_gossip *g) {
     return dsc_tensor_alloc(device, DSC_F64, 1, &sums, &g->sums);
 }
 
+static signal_way find_way(const dsc_trainer *t) {
+    const dsc_consensus_options *o = &t->options.consensus;
+    int asynchronous = o->kind == DSC_CONSENSUS_ADPSGD;
+    int kfac = t->options.kfac.hyper.update_freq > 0 && t->options.kfac_scope == DSC_SCOPE_GLOBAL;
+    if (!asynchronous && o->synch_freq == 0)
+        return BY_STEPS;
+    if (o->group > 1)
+        return AT_MEETINGS;
+    return asynchronous && !kfac && o->average_every == 0 ? BY_ROUNDS : BY_STEPS;
+}
+
 dsc_status dsc_gossip_create(dsc_trainer *t) {
     if (t->collective)
         return DSC_OK;
     dsc_status status = dsc_memory_alloc(1, sizeof *t->gossip, &t->gossip);
-    if (status == DSC_OK)
+    if (status == DSC_OK) {
+        t->gossip->way = find_way(t);
         status = make(t, t->gossip);
+    }
     DSC_TRY(dsc_comm_agree(t->comm, status));
     return dsc_comm_split(t->comm, 0, t->rank, &t->gossip->comm);
 }
@@ -76,25 +97,82 @@ static void take_flags(dsc_trainer *t, const double *flags) {
     t->agreed.failed |= flags[FAILED] > 0;
 }
 
-dsc_status dsc_gossip_signal(dsc_trainer *t) {
+static dsc_status begin_flags(dsc_trainer *t, int inside) {
     dsc_gossip *g = t->gossip;
-    const dsc_consensus_options *o = &t->options.consensus;
     double *flags = g->flags.data;
-    int in_step = o->kind != DSC_CONSENSUS_ADPSGD && o->synch_freq == 0;
-    if (!in_step || t->state.step % DSC_SIGNAL_STEPS != 0)
+    own_flags(t, flags);
+    flags[INSIDE] = inside;
+    flags[OUTSIDE] = !inside;
+    flags[STEP] = (double)t->state.step;
+    return dsc_comm_allreduce_begin(g->comm, DSC_TRAFFIC_OTHER, DSC_MAX, &g->flags, &g->request);
+}
+
+static dsc_status signal_by_steps(dsc_trainer *t) {
+    dsc_gossip *g = t->gossip;
+    if (t->state.step % DSC_SIGNAL_STEPS != 0)
         return DSC_OK;
     if (g->request) {
-        DSC_TRY(dsc_comm_wait(&g->request));
-        take_flags(t, flags);
+        DSC_TRY(dsc_consensus_wait(t->consensus, t->queue, &g->request));
+        take_flags(t, g->flags.data);
     }
-    own_flags(t, flags);
-    return dsc_comm_allreduce_begin(g->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &g->flags, &g->request);
+    return begin_flags(t, 0);
+}
+
+/* Everybody tells where it is, and goes no further before it knows where the others are. */
+static dsc_status find_place(dsc_trainer *t, int inside) {
+    dsc_gossip *g = t->gossip;
+    const double *flags = g->flags.data;
+    DSC_TRY(begin_flags(t, inside));
+    DSC_TRY(dsc_comm_wait(&g->request));
+    g->resting = 1;
+    g->place = flags[INSIDE] > 0 ? -1 : (int64_t)flags[STEP];
+    return DSC_OK;
+}
+
+/* After the end of a round, which says the same to all: they do the same. */
+static dsc_status go_round(dsc_trainer *t, int inside) {
+    const double *flags = t->gossip->flags.data;
+    if (flags[STOP] > 0 || flags[FAILED] > 0)
+        return find_place(t, inside);
+    return flags[OUTSIDE] > 0 ? begin_flags(t, inside) : DSC_OK;
+}
+
+static dsc_status signal_by_rounds(dsc_trainer *t) {
+    dsc_gossip *g = t->gossip;
+    int done = 0;
+    if (!g->resting && !g->request)
+        DSC_TRY(begin_flags(t, 0));
+    if (!g->resting)
+        DSC_TRY(dsc_comm_test(&g->request, &done));
+    if (done)
+        DSC_TRY(go_round(t, 0));
+    if (g->resting && g->place >= 0 && t->state.step >= g->place)
+        take_flags(t, g->flags.data);
+    return DSC_OK;
+}
+
+dsc_status dsc_gossip_signal(dsc_trainer *t) {
+    signal_way way = t->gossip->way;
+    if (way == BY_STEPS)
+        return signal_by_steps(t);
+    return way == BY_ROUNDS ? signal_by_rounds(t) : DSC_OK;
 }
 
 /* ---- meetings ---- */
 
+/* Rounds go on until all are here. */
+static dsc_status end_rounds(dsc_trainer *t) {
+    dsc_gossip *g = t->gossip;
+    while (g->way == BY_ROUNDS && g->request) {
+        DSC_TRY(dsc_comm_wait(&g->request));
+        DSC_TRY(go_round(t, 1));
+    }
+    return DSC_OK;
+}
+
 dsc_status dsc_gossip_meet(dsc_trainer *t) {
     double *sums = t->gossip->sums.data;
+    DSC_TRY(end_rounds(t));
     DSC_TRY(dsc_consensus_settle(t->consensus, t->queue));
     if (t->factors)
         DSC_TRY(dsc_factors_settle(t->factors, t->queue));
@@ -105,6 +183,7 @@ dsc_status dsc_gossip_meet(dsc_trainer *t) {
     take_flags(t, sums);
     t->met_loss[0] = sums[LOSS];
     t->met_loss[1] = sums[ROWS];
+    t->gossip->resting = 0;
     return DSC_OK;
 }
 

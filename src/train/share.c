@@ -14,18 +14,22 @@ static void free_block(dsc_tensor *block, dsc_status status) {
 
 static dsc_status share_through(dsc_comm *comm, dsc_queue *queue, dsc_tensor *block, void *data) {
     size_t bytes = dsc_tensor_bytes(block);
-    DSC_TRY(dsc_tensor_upload(queue, data, bytes, block));
-    DSC_TRY(dsc_queue_sync(queue));
     DSC_TRY(dsc_comm_broadcast(comm, DSC_TRAFFIC_OTHER, 0, block));
     DSC_TRY(dsc_tensor_download(queue, block, bytes, data));
     return dsc_queue_sync(queue);
 }
 
 dsc_status dsc_share_bytes(dsc_comm *comm, dsc_queue *queue, void *data, size_t bytes) {
-    dsc_tensor block;
+    dsc_tensor block = {0};
     int64_t count = (int64_t)bytes;
-    DSC_TRY(dsc_tensor_alloc(dsc_queue_device(queue), DSC_U8, 1, &count, &block));
-    dsc_status status = share_through(comm, queue, &block, data);
+    dsc_status status = dsc_tensor_alloc(dsc_queue_device(queue), DSC_U8, 1, &count, &block);
+    if (status == DSC_OK)
+        status = dsc_tensor_upload(queue, data, bytes, &block);
+    if (status == DSC_OK)
+        status = dsc_queue_sync(queue);
+    status = dsc_comm_agree(comm, status);
+    if (status == DSC_OK)
+        status = share_through(comm, queue, &block, data);
     free_block(&block, status);
     return status;
 }

@@ -37,7 +37,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_dataset_close(&t->train_set);
     if (!t->lost)
         dsc_comm_destroy(&t->next_comm);
-    dsc_comm_return_queue(t->given.comm, t->given.queue);
+    if (t->queue && dsc_comm_queue(t->given.comm) == t->queue)
+        dsc_comm_return_queue(t->given.comm, t->given.queue);
     dsc_queue_destroy(&t->queue);
     dsc_memory_free(&t->good);
     *trainer = NULL;

@@ -44,23 +44,23 @@ static dsc_dnn_choice choice(int64_t n) {
     return c;
 }
 
-/* A GPU of this number that tunes, and its five choices. */
+/* A GPU of this number. */
 static dsc_cuda states[8];
 static dsc_device gpus[8];
 
 static dsc_device *gpu(int ordinal) {
     states[ordinal] = (dsc_cuda){.ordinal = ordinal, .capability = 90};
     gpus[ordinal].state = &states[ordinal];
-    gpus[ordinal].tunes = ordinal == 0;
     gpus[ordinal].name = "cuda";
     return &gpus[ordinal];
 }
 
+/* The first by advice, the others by timing. */
 static void choose_five(dsc_device *device) {
     for (int64_t n = 1; n <= 5; n++) {
         dsc_dnn_problem p = problem(n);
         dsc_dnn_choice c = choice(n);
-        assert_ok(dsc_cuda_choice_keep(dsc_cuda_of(device), &p, (dsc_dnn_kind)n, &c));
+        assert_ok(dsc_cuda_choice_keep(dsc_cuda_of(device), &p, (dsc_dnn_kind)n, n > 1, &c));
     }
 }
 
@@ -68,9 +68,9 @@ static void check_five(dsc_device *device) {
     for (int64_t n = 1; n <= 5; n++) {
         dsc_dnn_problem p = problem(n);
         dsc_dnn_choice c, expected = choice(n);
-        assert_true(dsc_cuda_choice_find(dsc_cuda_of(device), &p, (dsc_dnn_kind)n, &c));
+        assert_true(dsc_cuda_choice_find(dsc_cuda_of(device), &p, (dsc_dnn_kind)n, 1, &c));
         assert_true(dsc_dnn_same_choice(&c, &expected));
-        assert_false(dsc_cuda_choice_find(dsc_cuda_of(device), &p, DSC_DNN_FORWARD, &c));
+        assert_false(dsc_cuda_choice_find(dsc_cuda_of(device), &p, DSC_DNN_FORWARD, 0, &c));
     }
 }
 
@@ -96,10 +96,25 @@ static void test_there_and_back(void **state) {
     assert_int_equal(needed, 1);
     assert_ok(dsc_cuda_preset(to, text));
     assert_ok(dsc_cuda_choices(to, second, SIZE, &needed)); /* nobody has asked for them so far */
-    assert_null(strstr(second, "engine"));
+    assert_string_equal(second, "");
     check_five(to);
     assert_ok(dsc_cuda_choices(to, second, SIZE, &needed));
     assert_string_equal(text, second);
+}
+
+/* What was advised is no choice of a device that tunes, and needs no text by itself. */
+static void test_advised(void **state) {
+    (void)state;
+    char text[SIZE];
+    size_t needed;
+    dsc_device *device = gpu(5);
+    dsc_dnn_problem p = problem(1);
+    dsc_dnn_choice c = choice(1);
+    assert_ok(dsc_cuda_choice_keep(dsc_cuda_of(device), &p, DSC_DNN_DATA, 0, &c));
+    assert_true(dsc_cuda_choice_find(dsc_cuda_of(device), &p, DSC_DNN_DATA, 0, &c));
+    assert_false(dsc_cuda_choice_find(dsc_cuda_of(device), &p, DSC_DNN_DATA, 1, &c));
+    assert_ok(dsc_cuda_choices(device, text, SIZE, &needed));
+    assert_string_equal(text, "");
 }
 
 static void test_elsewhere(void **state) {
@@ -113,11 +128,10 @@ static void test_elsewhere(void **state) {
     warnings = 0;
     assert_ok(dsc_cuda_preset(other, text));
     assert_int_equal(warnings, 1);
-    assert_false(dsc_cuda_choice_find(dsc_cuda_of(other), &p, DSC_DNN_DATA, &c));
-    assert_false(states[2].preset);
+    assert_false(dsc_cuda_choice_find(dsc_cuda_of(other), &p, DSC_DNN_DATA, 0, &c));
 }
 
-/* All of a damaged text is taken or none of it is refused by another status than a format's. */
+/* All of a damaged text is taken, or nothing. */
 static void test_damaged(void **state) {
     (void)state;
     char text[SIZE], damaged[SIZE];
@@ -141,11 +155,18 @@ static void test_damaged(void **state) {
         }
     }
     assert_true(refused > (int)length);
+    dsc_dnn_problem p = problem(1);
+    dsc_dnn_choice c;
+    memcpy(damaged, text, length + 1);
+    damaged[length - 1] = ' '; /* the last newline */
+    assert_int_equal(dsc_cuda_preset(gpu(6), damaged), DSC_E_FORMAT);
+    assert_false(dsc_cuda_choice_find(dsc_cuda_of(gpu(6)), &p, DSC_DNN_DATA, 0, &c));
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_there_and_back),
+        cmocka_unit_test(test_advised),
         cmocka_unit_test(test_elsewhere),
         cmocka_unit_test(test_damaged),
     };

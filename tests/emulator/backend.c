@@ -154,21 +154,32 @@ void dsc_cuda_solver_close(dsc_device *device) {
 
 /* ---- cuDNN ---- */
 
-/* A number stands for the engines: another one for every device, unless it is preset. */
+/* A number stands for the engines that the last convolution was opened with: another one for every device
+ * that tunes, unless it was preset before. */
 static struct {
     const dsc_device *device;
-    long number;
+    long next, opened; /* 0: none */
 } engines;
 
-dsc_status dsc_cuda_choices(dsc_device *device, char *text, size_t size, size_t *needed) {
+static void use_engines(const dsc_device *device) {
+    if (engines.device == device)
+        return;
+    engines.device = device;
+    engines.next = engines.opened = 0;
+}
+
+static void open_engine(const dsc_device *device) {
     static long devices;
-    int any = device->tunes || dsc_cuda_of(device)->preset;
-    if (any && engines.device != device) {
-        engines.device = device;
-        engines.number = 1000 * (long)getpid() + devices++;
-    }
-    int length =
-        any ? snprintf(text, size, "emulated %ld\n", engines.number) : snprintf(text, size, "%s", "");
+    use_engines(device);
+    if (engines.next == 0 && device->tunes)
+        engines.next = 1000 * (long)getpid() + ++devices;
+    engines.opened = engines.next;
+}
+
+dsc_status dsc_cuda_choices(dsc_device *device, char *text, size_t size, size_t *needed) {
+    use_engines(device);
+    int length = engines.opened ? snprintf(text, size, "emulated %ld\n", engines.opened)
+                                : snprintf(text, size, "%s", "");
     *needed = (size_t)length + 1;
     return DSC_OK;
 }
@@ -177,13 +188,13 @@ dsc_status dsc_cuda_preset(dsc_device *device, const char *text) {
     long number;
     if (sscanf(text, "emulated %ld", &number) != 1)
         return DSC_FAIL(DSC_E_FORMAT, "engines: '%.40s' is no such choice", text);
-    engines.device = device;
-    engines.number = number;
-    dsc_cuda_of(device)->preset = 1;
+    use_engines(device);
+    engines.next = number;
     return DSC_OK;
 }
 
 dsc_status dsc_cuda_conv_open(dsc_conv *conv) {
+    open_engine(conv->device);
     if (dsc_ref_table.conv_open)
         DSC_TRY(dsc_ref_table.conv_open(conv));
     size_t small = dsc_cuda_small_conv_workspace(dsc_cuda_of(conv->device), &conv->desc);

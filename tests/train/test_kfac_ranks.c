@@ -136,8 +136,8 @@ static void check_equal(int64_t micro, dsc_fisher fisher, int stride) {
         EXPECT_OK(dsc_trainer_check(many)); /* the same bits on all ranks */
         dsc_trainer_destroy(&many);
     }
-    dsc_trainer_destroy(&start);
     dsc_trainer_destroy(&one);
+    dsc_trainer_destroy(&start);
 }
 
 static void test_equal(void **state) {
@@ -271,8 +271,8 @@ static void test_other_ranks(void **state) {
             go_on(comm, &o, &recipes[i], start, whole, most);
     o.batch_size = BATCH * ranks;
     go_on(alone, &o, &recipes[0], start, whole, most);
-    dsc_trainer_destroy(&start);
     dsc_trainer_destroy(&whole);
+    dsc_trainer_destroy(&start);
     EXPECT_OK(dsc_comm_barrier(comm));
     all_fine(comm);
 }

@@ -11,7 +11,7 @@ descent_test(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch
 descent_test(train-gossip-many SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 8
              SANITIZED 4 ARGS test_learns)
 descent_test(train-gossip-kfac SOURCES train/test_gossip_kfac.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
-             SANITIZED 2 3)
+             SANITIZED 1 2 3)
 
 # Where ranks go on after a loss.
 if(DSC_HAVE_MPI)

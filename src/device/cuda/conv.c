@@ -101,10 +101,10 @@ static cudnnStatus_t choose(const cuda_conv *c, const dsc_dnn_graph *graph, dsc_
 /* 1 when a choice is kept for this step, and could be planned. */
 static int plan_kept(const dsc_cuda *gpu, const cuda_conv *c, const dsc_dnn_graph *graph, dsc_dnn_kind kind,
                      step *s) {
-    if (!dsc_cuda_choice_find(gpu, &c->problem, kind, &s->choice))
+    if (!dsc_cuda_choice_find(gpu, &c->problem, kind, is_timed(c, kind), &s->choice))
         return 0;
     if (s->choice.engine == DSC_DNN_NONE)
-        return 1;
+        return kind >= DSC_DNN_WEIGHT; /* these have others in their place */
     if (s->choice.engine == DSC_DNN_LEGACY)
         return dsc_dnn_legacy_open(graph->handle, &c->problem, kind, &s->legacy) == CUDNN_STATUS_SUCCESS;
     if (dsc_dnn_plan_open(graph, &s->choice, &s->plan) == CUDNN_STATUS_SUCCESS)
@@ -127,7 +127,7 @@ static dsc_status open_step(const dsc_cuda *gpu, cudnnHandle_t handle, cuda_conv
     dsc_dnn_graph graph;
     int found = 0;
     if (c->problem.strict && c->problem.desc.dtype == DSC_F32 && open_legacy(handle, c, kind, s))
-        return dsc_cuda_choice_keep(gpu, &c->problem, kind, &s->choice);
+        return dsc_cuda_choice_keep(gpu, &c->problem, kind, 0, &s->choice);
     cudnnStatus_t status = dsc_dnn_graph_open(handle, &c->problem, kind, &graph);
     if (status == CUDNN_STATUS_SUCCESS) {
         found = plan_kept(gpu, c, &graph, kind, s);
@@ -139,7 +139,7 @@ static dsc_status open_step(const dsc_cuda *gpu, cudnnHandle_t handle, cuda_conv
         return DSC_OK;
     if (status != CUDNN_STATUS_SUCCESS && !open_legacy(handle, c, kind, s))
         s->choice.engine = DSC_DNN_NONE;
-    return dsc_cuda_choice_keep(gpu, &c->problem, kind, &s->choice);
+    return dsc_cuda_choice_keep(gpu, &c->problem, kind, is_timed(c, kind), &s->choice);
 }
 
 static dsc_status need_step(const cuda_conv *c, dsc_dnn_kind kind, const char *name) {

@@ -15,7 +15,8 @@
 
 typedef struct entry {
     int ordinal, strict;
-    int used; /* 0: preset, and not asked for so far */
+    int used;  /* 0: preset, and not asked for so far */
+    int timed; /* or preset: another process would not come to it by itself */
     dsc_conv_desc desc;
     dsc_dnn_kind kind;
     dsc_dnn_choice choice;
@@ -63,10 +64,12 @@ static dsc_status put(const entry *new) {
     return DSC_OK;
 }
 
-int dsc_cuda_choice_find(const dsc_cuda *gpu, const dsc_dnn_problem *problem, dsc_dnn_kind kind,
+int dsc_cuda_choice_find(const dsc_cuda *gpu, const dsc_dnn_problem *problem, dsc_dnn_kind kind, int timed,
                          dsc_dnn_choice *out) {
     pthread_mutex_lock(&kept.mutex);
     entry *e = find(gpu->ordinal, problem->strict, &problem->desc, kind);
+    if (e && timed && !e->timed)
+        e = NULL;
     if (e) {
         e->used = 1;
         *out = e->choice;
@@ -76,10 +79,11 @@ int dsc_cuda_choice_find(const dsc_cuda *gpu, const dsc_dnn_problem *problem, ds
 }
 
 dsc_status dsc_cuda_choice_keep(const dsc_cuda *gpu, const dsc_dnn_problem *problem, dsc_dnn_kind kind,
-                                const dsc_dnn_choice *choice) {
+                                int timed, const dsc_dnn_choice *choice) {
     const entry new = {.ordinal = gpu->ordinal,
                        .strict = problem->strict,
                        .used = 1,
+                       .timed = timed,
                        .desc = problem->desc,
                        .kind = kind,
                        .choice = *choice};
@@ -92,6 +96,8 @@ dsc_status dsc_cuda_choice_keep(const dsc_cuda *gpu, const dsc_dnn_problem *prob
 /* ---- text ---- */
 
 #define HEAD "cudnn %zu capability %d"
+enum { LONGEST_TEXT = 1 << 20 }; /* some 5000 choices */
+
 typedef struct writer {
     char *text;
     size_t size, length;
@@ -121,24 +127,29 @@ static void write_entry(writer *w, const entry *e) {
     write_text(w, "\n");
 }
 
-static void write_entries(writer *w, const dsc_cuda *gpu) {
-    write_text(w, HEAD "\n", cudnnGetVersion(), gpu->capability);
-    pthread_mutex_lock(&kept.mutex);
-    for (int64_t i = 0; i < kept.count; i++) {
-        const entry *e = &kept.entries[i];
-        if (e->used && e->ordinal == gpu->ordinal && e->strict == gpu->strict)
-            write_entry(w, e);
-    }
-    pthread_mutex_unlock(&kept.mutex);
+static int is_in_use(const entry *e, const dsc_cuda *gpu) {
+    return e->used && e->ordinal == gpu->ordinal && e->strict == gpu->strict;
+}
+
+static int any_timed(const dsc_cuda *gpu) {
+    for (int64_t i = 0; i < kept.count; i++)
+        if (kept.entries[i].timed && is_in_use(&kept.entries[i], gpu))
+            return 1;
+    return 0;
 }
 
 dsc_status dsc_cuda_choices(dsc_device *device, char *text, size_t size, size_t *needed) {
     const dsc_cuda *gpu = dsc_cuda_of(device);
     writer w = {.text = text, .size = size};
-    if (device->tunes || gpu->preset)
-        write_entries(&w, gpu);
-    else
-        write_text(&w, "%s", "");
+    pthread_mutex_lock(&kept.mutex);
+    int any = any_timed(gpu);
+    write_text(&w, "%s", "");
+    if (any)
+        write_text(&w, HEAD "\n", cudnnGetVersion(), gpu->capability);
+    for (int64_t i = 0; any && i < kept.count; i++)
+        if (is_in_use(&kept.entries[i], gpu))
+            write_entry(&w, &kept.entries[i]);
+    pthread_mutex_unlock(&kept.mutex);
     *needed = w.length + 1;
     return DSC_OK;
 }
@@ -197,21 +208,25 @@ static int read_choice(const char **at, entry *e) {
     return **at == '\n';
 }
 
-static dsc_status read_entries(const char *at, int ordinal) {
+/* Keeps them, or looks whether all of them can be read. */
+static dsc_status read_entries(const char *at, int ordinal, int keep) {
     for (int line = 2; *at; line++) {
-        entry e = {.ordinal = ordinal};
+        entry e = {.ordinal = ordinal, .timed = 1};
         if (!read_sizes(&at, &e) || !read_choice(&at, &e))
             return DSC_FAIL(DSC_E_FORMAT, "choices of convolutions: line %d is no such choice", line);
         at++; /* the newline */
-        DSC_TRY(put(&e));
+        if (keep)
+            DSC_TRY(put(&e));
     }
     return DSC_OK;
 }
 
 dsc_status dsc_cuda_preset(dsc_device *device, const char *text) {
-    dsc_cuda *gpu = dsc_cuda_of(device);
+    const dsc_cuda *gpu = dsc_cuda_of(device);
     size_t version = 0;
     int capability = 0, length = -1;
+    if (strlen(text) > LONGEST_TEXT)
+        return DSC_FAIL(DSC_E_FORMAT, "choices of convolutions: more than %d bytes", LONGEST_TEXT);
     if (sscanf(text, HEAD "%n", &version, &capability, &length) != 2 || length < 0 || text[length] != '\n')
         return DSC_FAIL(DSC_E_FORMAT, "choices of convolutions: the first line names no version of cuDNN");
     if (version != cudnnGetVersion() || capability != gpu->capability) {
@@ -222,8 +237,9 @@ dsc_status dsc_cuda_preset(dsc_device *device, const char *text) {
         return DSC_OK;
     }
     pthread_mutex_lock(&kept.mutex);
-    dsc_status status = read_entries(text + length + 1, gpu->ordinal);
+    dsc_status status = read_entries(text + length + 1, gpu->ordinal, 0);
+    if (status == DSC_OK)
+        status = read_entries(text + length + 1, gpu->ordinal, 1);
     pthread_mutex_unlock(&kept.mutex);
-    gpu->preset = 1;
     return status;
 }

@@ -8,10 +8,11 @@
 
 #include "device/cuda/dnn_plan.h"
 
-/* The choice kept for this; 0 when there is none. And keeps one, in place of an older one. */
-int dsc_cuda_choice_find(const dsc_cuda *gpu, const dsc_dnn_problem *problem, dsc_dnn_kind kind,
+/* The choice kept for this; 0 when there is none, or with `timed` none that was timed or preset. And keeps
+ * one, in place of an older one. */
+int dsc_cuda_choice_find(const dsc_cuda *gpu, const dsc_dnn_problem *problem, dsc_dnn_kind kind, int timed,
                          dsc_dnn_choice *out);
 dsc_status dsc_cuda_choice_keep(const dsc_cuda *gpu, const dsc_dnn_problem *problem, dsc_dnn_kind kind,
-                                const dsc_dnn_choice *choice) DSC_MUST_CHECK;
+                                int timed, const dsc_dnn_choice *choice) DSC_MUST_CHECK;
 
 #endif

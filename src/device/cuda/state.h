@@ -27,7 +27,6 @@ typedef struct dsc_cuda {
     int capability;      /* 80, 90, ... */
     int multiprocessors; /* how many */
     size_t shared;       /* bytes of shared memory that a block may have */
-    int preset;          /* 1: engines of convolutions were preset (conv_choices.c) */
     void *solver;        /* solve.c's own, made at its first use */
 } dsc_cuda;
 
