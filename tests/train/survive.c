@@ -33,7 +33,7 @@ static dsc_train_options options_of_run(void) {
     o.batch_size = 4;
     o.eval_every = 0;
     o.consensus.kind = DSC_CONSENSUS_SGP;
-    o.consensus.peer_timeout = 5;
+    o.consensus.peer_timeout = 60; /* a decomposition takes seconds on a busy machine */
     o.on_peer_loss = DSC_PEER_LOSS_CONTINUE;
     o.kfac.hyper.update_freq = 3;
     o.kfac_scope = DSC_SCOPE_GOSSIP;
