@@ -2,15 +2,18 @@
  *
  *   meeting   at evaluations, checkpoints, ends of epochs: nothing is in flight afterwards, and everybody
  *             knows the sums of the losses, and who asks to stop
- *   signals   between meetings, who asks to stop:
- *     by steps    every DSC_SIGNAL_STEPS steps the flags begin to travel, and are read as many steps later:
- *                 nobody waits who is not that far ahead
- *     by rounds   with adpsgd, whose ranks may be any number of steps apart and never wait: whoever finds,
- * after a step, that a round of flags is complete begins the next. Only when a round says that somebody asks,
- * all wait for one more that tells where the furthest of them is, and go on to that step; or to the meeting,
- * when one of them is there already. In a meeting rounds go on until all are there. not at all  with groups
- * whose messages may be late: their ranks wait for each other within a step, and would have to find out in
- * the same one
+ *   signals   between meetings, who asks to stop; by steps, by rounds, or not at all
+ *
+ * By steps: every DSC_SIGNAL_STEPS steps the flags begin to travel, and are read as many steps later. Nobody
+ * waits who is not that far ahead.
+ *
+ * By rounds, with adpsgd, whose ranks may be any number of steps apart and never wait: whoever finds, after a
+ * step, that a round of flags is complete begins the next. Only when a round says that somebody asks, all
+ * wait for one more that tells where the furthest of them is, and go on to that step; or to the meeting, when
+ * one of them is there already. In a meeting rounds go on until all are there.
+ *
+ * Not at all, with groups whose messages may be late: their ranks wait for each other within a step, and
+ * would have to find out in the same one.
  *
  * adpsgd goes by steps, too, where something else lets all ranks wait in a step: K-FAC of scope global, exact
  * averages. */

@@ -146,20 +146,22 @@ dsc_status dsc_cuda_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int6
     return DSC_OK;
 }
 
-void dsc_cuda_solver_close(dsc_device *device) {
-    (void)device;
-    dsc_queue_destroy(&host.q);
-    dsc_device_destroy(&host.device);
-}
-
-/* ---- cuDNN ---- */
-
 /* A number stands for the engines that the last convolution was opened with: another one for every device
  * that tunes, unless it was preset before. */
 static struct {
     const dsc_device *device;
     long next, opened; /* 0: none */
 } engines;
+
+/* With the device. */
+void dsc_cuda_solver_close(dsc_device *device) {
+    if (engines.device == device) /* another one may get its address */
+        engines.device = NULL;
+    dsc_queue_destroy(&host.q);
+    dsc_device_destroy(&host.device);
+}
+
+/* ---- cuDNN ---- */
 
 static void use_engines(const dsc_device *device) {
     if (engines.device == device)
