@@ -272,6 +272,7 @@ static void check_apart(straggler s, int64_t epoch_steps, int64_t least, int64_t
         o.data = data;
         o.batch_size = 1;
         o.lr = 0.001;
+        o.eval_every = 1; /* a meeting that those who stop before it do not come to */
         o.progress = straggle;
         o.progress_context = &s;
         EXPECT_FAILS(DSC_E_INTERRUPTED, "as asked", dsc_train_run(comm, device, &o, &result));
