@@ -16,6 +16,26 @@ typedef struct dsc_cli_common {
     const char *config;
 } dsc_cli_common;
 
+/* Options that several commands have, as the fields of their dsc_option. */
+#define DSC_CLI_DEVICE(place)                                                                                \
+    .name = "device", .kind = DSC_OPTION_CHOICE, .offset = (place), .choices = "auto|ref|cpu|cuda"
+#define DSC_CLI_THREADS(place)                                                                               \
+    .name = "threads", .kind = DSC_OPTION_INT, .offset = (place), .placeholder = "N", .range = "[0, 4096]",  \
+    .shown = "the CPUs of this rank", .help = "CPU threads per rank"
+#define DSC_CLI_DATA_THREADS(place)                                                                          \
+    .name = "data-threads", .kind = DSC_OPTION_INT, .offset = (place), .placeholder = "N",                   \
+    .range = "[1, 1024]", .help = "threads per rank that prepare batches"
+#define DSC_CLI_PRECISION(place)                                                                             \
+    .name = "precision", .kind = DSC_OPTION_CHOICE, .offset = (place), .choices = "fp32|bf16|fp16",          \
+    .help = "of activations; bf16 and fp16 need a GPU"
+#define DSC_CLI_BATCH_SIZE(place)                                                                            \
+    .name = "batch-size", .kind = DSC_OPTION_INT64, .offset = (place), .placeholder = "N", .range = "[1, 1e9]"
+#define DSC_CLI_PEER_TIMEOUT(place)                                                                          \
+    .name = "peer-timeout", .kind = DSC_OPTION_DOUBLE, .offset = (place), .placeholder = "S",                \
+    .range = "[0, 1e9]", .help = "seconds to wait for another rank before it counts as lost; 0: for ever"
+#define DSC_CLI_JSON(place)                                                                                  \
+    .name = "json", .kind = DSC_OPTION_FLAG, .offset = (place), .help = "print one JSON object"
+
 /* The options of dsc_cli_common, for the end of every command's table. */
 #define DSC_CLI_COMMON_OPTIONS                                                                               \
     {.name = "config",                                                                                       \
