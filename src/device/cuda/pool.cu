@@ -13,6 +13,18 @@ __device__ __forceinline__ void inside(int64_t o, int64_t kernel, int64_t stride
     high = size - start < kernel ? size - start : kernel;
 }
 
+/* Corner of output i's window, which may lie outside of the input x, and its rows and columns that lie
+ * inside. */
+template <typename T>
+__device__ __forceinline__ const T *window_at(const dsc_cuda_pool_shape &s, const T *x, int64_t i,
+                                              int64_t &r0, int64_t &r1, int64_t &s0, int64_t &s1) {
+    int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.ow), row = dsc_peel(n, s.oh);
+    inside(row, s.window.kh, s.window.stride_h, s.window.pad_h, s.h, r0, r1);
+    inside(column, s.window.kw, s.window.stride_w, s.window.pad_w, s.w, s0, s1);
+    int64_t top = n * s.h + row * s.window.stride_h - s.window.pad_h;
+    return x + (top * s.w + column * s.window.stride_w - s.window.pad_w) * s.c + c;
+}
+
 /* Outputs [low, high) whose window covers input i. */
 __device__ __forceinline__ void covering(int64_t i, int64_t kernel, int64_t stride, int64_t pad,
                                          int64_t outputs, int64_t &low, int64_t &high) {
@@ -36,15 +48,8 @@ template <typename T> struct pool_max {
 
     template <int N> __device__ __forceinline__ void at(int64_t i) const {
         typedef dsc_number<T> A;
-        int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.ow), row = dsc_peel(n, s.oh);
         int64_t r0, r1, s0, s1;
-        inside(row, s.window.kh, s.window.stride_h, s.window.pad_h, s.h, r0, r1);
-        inside(column, s.window.kw, s.window.stride_w, s.window.pad_w, s.w, s0, s1);
-        const T *corner = x +
-                          ((n * s.h + row * s.window.stride_h - s.window.pad_h) * s.w +
-                           column * s.window.stride_w - s.window.pad_w) *
-                              s.c +
-                          c;
+        const T *corner = window_at(s, x, i, r0, r1, s0, s1);
         A best[N] = {};
         dsc_vector<int32_t, N> place;
 #pragma unroll
@@ -79,15 +84,8 @@ template <typename T> struct pool_mean {
 
     template <int N> __device__ __forceinline__ void at(int64_t i) const {
         typedef dsc_number<T> A;
-        int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.ow), row = dsc_peel(n, s.oh);
         int64_t r0, r1, s0, s1;
-        inside(row, s.window.kh, s.window.stride_h, s.window.pad_h, s.h, r0, r1);
-        inside(column, s.window.kw, s.window.stride_w, s.window.pad_w, s.w, s0, s1);
-        const T *corner = x +
-                          ((n * s.h + row * s.window.stride_h - s.window.pad_h) * s.w +
-                           column * s.window.stride_w - s.window.pad_w) *
-                              s.c +
-                          c;
+        const T *corner = window_at(s, x, i, r0, r1, s0, s1);
         A sum[N] = {};
         for (int64_t r = r0; r < r1; r++)
             for (int64_t q = s0; q < s1; q++) {
