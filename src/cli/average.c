@@ -1,5 +1,6 @@
 /* descent average: a random vector per rank, averaged by gossip; how far the ranks are from the true mean
  * after every step, beside what the graph promises. */
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
@@ -207,26 +208,6 @@ static double theory(const trial *t, int64_t step) {
     return pow(t->rho, (double)step);
 }
 
-static dsc_status run_rounds(trial *t, int64_t steps) {
-    double *sum = t->sum.data;
-    uint64_t before = dsc_comm_bytes(t->comm, DSC_TRAFFIC_PARAMETERS);
-    DSC_TRY(measure(t, &t->start, &t->points[0]));
-    t->points[0].distance = t->start > 0;
-    t->points[0].theory = 1;
-    for (int64_t step = 1; step <= steps; step++) {
-        double distance;
-        DSC_TRY(dsc_average_begin(t->average, t->queue));
-        DSC_TRY(dsc_average_end(t->average, t->queue));
-        DSC_TRY(measure(t, &distance, &t->points[step]));
-        t->points[step].distance = t->start > 0 ? distance / t->start : 0;
-        t->points[step].theory = theory(t, step);
-    }
-    sum[0] = (double)(dsc_comm_bytes(t->comm, DSC_TRAFFIC_PARAMETERS) - before);
-    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->sum));
-    t->bytes = sum[0] / (double)steps / dsc_comm_size(t->comm);
-    return DSC_OK;
-}
-
 /* For the rank that prints. Graphs too large for their matrices to be multiplied have no rate. */
 static dsc_status find_rate(trial *t) {
     const dsc_topology *topology = dsc_average_topology(t->average);
@@ -242,34 +223,35 @@ static const char *plural(int64_t number) {
     return number == 1 ? "" : "s";
 }
 
+static int shows_weights(const trial *t) {
+    return !dsc_topology_is_regular(dsc_average_topology(t->average));
+}
+
 static void print_head(const trial *t, const average_values *v) {
     const dsc_topology *topology = dsc_average_topology(t->average);
     char elements[32];
     int ranks = dsc_comm_size(t->comm);
-    printf("%d rank%s, graph %s, period %lld, %s, %s numbers travel as %s, %.0f bytes a rank and step\n",
-           ranks, plural(ranks), dsc_topology_name(topology), (long long)t->period, v->algorithm,
-           dsc_cli_grouped(t->elements, elements, sizeof elements), v->wire, t->bytes);
+    printf("%d rank%s, graph %s, period %lld, %s, %s numbers travel as %s\n", ranks, plural(ranks),
+           dsc_topology_name(topology), (long long)t->period, v->algorithm,
+           dsc_cli_grouped(t->elements, elements, sizeof elements), v->wire);
     if (!t->knows_rate)
         printf("theory: unknown for so many ranks\n");
     else if (t->exact > 0)
         printf("theory: exact after %lld step%s\n", (long long)t->exact, plural(t->exact));
     else
         printf("theory: the distance falls as rho^step, rho = %.4f\n", t->rho);
+    printf("%6s  %10s  %10s%s\n", "step", "distance", "theory", shows_weights(t) ? "  weights" : "");
 }
 
-static void print_table(const trial *t, const average_values *v) {
-    int weights = !dsc_topology_is_regular(dsc_average_topology(t->average));
-    printf("%6s  %10s  %10s%s\n", "step", "distance", "theory", weights ? "  weights" : "");
-    for (int64_t i = 0; i <= v->steps; i++) {
-        const point *p = &t->points[i];
-        char promised[32] = "-";
-        if (p->theory >= 0)
-            snprintf(promised, sizeof promised, "%.3e", p->theory);
-        printf("%6lld  %10.3e  %10s", (long long)i, p->distance, promised);
-        if (weights)
-            printf("  %.4f .. %.4f", p->min_weight, p->max_weight);
-        printf("\n");
-    }
+static void print_point(const trial *t, int64_t step) {
+    const point *p = &t->points[step];
+    char promised[32] = "-";
+    if (p->theory >= 0)
+        snprintf(promised, sizeof promised, "%.3e", p->theory);
+    printf("%6lld  %10.3e  %10s", (long long)step, p->distance, promised);
+    if (shows_weights(t))
+        printf("  %.4f .. %.4f", p->min_weight, p->max_weight);
+    printf("\n");
 }
 
 /* On a log scale, which has no place for 0: everything below float32's rounding is drawn there. */
@@ -336,15 +318,52 @@ static dsc_status print_json(const trial *t, const average_values *v) {
     return DSC_OK;
 }
 
-static dsc_status print_trial(const trial *t, const average_values *v) {
+/* What the table has not shown yet. */
+static dsc_status print_rest(const trial *t, const average_values *v) {
     if (v->json)
         return print_json(t, v);
-    print_head(t, v);
-    print_table(t, v);
+    printf("%.0f bytes a rank and step\n", t->bytes);
     return v->no_plot ? DSC_OK : plot(t, v);
 }
 
 /* ---- the command ---- */
+
+static dsc_status take_step(trial *t, int64_t step) {
+    double distance;
+    DSC_TRY(dsc_average_begin(t->average, t->queue));
+    DSC_TRY(dsc_average_end(t->average, t->queue));
+    DSC_TRY(measure(t, &distance, &t->points[step]));
+    t->points[step].distance = t->start > 0 ? distance / t->start : 0;
+    t->points[step].theory = theory(t, step);
+    return DSC_OK;
+}
+
+/* A slow job's lines are seen as they come. */
+static void show_step(const trial *t, int64_t step, double *flushed) {
+    print_point(t, step);
+    if (dsc_clock_now() - *flushed > 0.2) {
+        fflush(stdout);
+        *flushed = dsc_clock_now();
+    }
+}
+
+static dsc_status run_rounds(trial *t, int64_t steps, int shows) {
+    double *sum = t->sum.data, flushed = 0;
+    uint64_t before = dsc_comm_bytes(t->comm, DSC_TRAFFIC_PARAMETERS);
+    DSC_TRY(measure(t, &t->start, &t->points[0]));
+    t->points[0].distance = t->start > 0;
+    t->points[0].theory = 1;
+    for (int64_t step = 0; step <= steps; step++) {
+        if (step > 0)
+            DSC_TRY(take_step(t, step));
+        if (shows)
+            show_step(t, step, &flushed);
+    }
+    sum[0] = (double)(dsc_comm_bytes(t->comm, DSC_TRAFFIC_PARAMETERS) - before);
+    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->sum));
+    t->bytes = sum[0] / (double)steps / dsc_comm_size(t->comm);
+    return DSC_OK;
+}
 
 static dsc_status run_trial(dsc_cli_session *session, const average_values *v, trial *t) {
     DSC_TRY(dsc_cli_agree(session, alloc_trial(t, session->device, v->steps)));
@@ -353,9 +372,12 @@ static dsc_status run_trial(dsc_cli_session *session, const average_values *v, t
     DSC_TRY(find_mean(t));
     DSC_TRY(dsc_average_create(t->comm, t->queue, &t->x, 1, &v->o, &t->average));
     DSC_TRY(dsc_cli_agree(session, dsc_cli_prints(session) ? find_rate(t) : DSC_OK));
-    DSC_TRY(run_rounds(t, v->steps));
-    if (dsc_cli_prints(session))
-        DSC_TRY(print_trial(t, v));
+    int prints = dsc_cli_prints(session), shows = prints && !v->json;
+    if (shows)
+        print_head(t, v);
+    DSC_TRY(run_rounds(t, v->steps, shows));
+    if (prints)
+        DSC_TRY(print_rest(t, v));
     double last = t->points[v->steps].distance;
     if (v->tolerance >= 0 && !(last <= v->tolerance)) {
         session->agreed = 1; /* every rank has the same distances */

@@ -18,11 +18,11 @@ silent() {
     # shellcheck disable=SC2016 # expanded by the inner shell
     job 2 bash -c 'echo >"pid.$$"; exec "$@"' start "$descent" "$@" --threads 1 --peer-timeout 3 >stdout 2>stderr &
     local job_pid=$!
-    for ((i = 0; i < 200; i++)); do
-        [ "$(find . -name 'pid.*' | wc -l)" = 2 ] && break
+    for ((i = 0; i < 600; i++)); do
+        grep -qE '^(epoch| +1  )' stdout && break
         sleep 0.1
     done
-    sleep 3
+    sleep 0.5
     local pids=(pid.*)
     kill -STOP "${pids[-1]#pid.}" 2>/dev/null || true # it may be over, on a machine that is busy
     for ((i = 0; i < 600; i++)); do
