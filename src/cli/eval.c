@@ -4,6 +4,7 @@
 #include "descent/train.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -69,9 +70,10 @@ static void print_text(const dsc_eval_result *r) {
 }
 
 static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int ranks) {
-    json_t *object = json_pack("{s:s, s:s, s:i, s:I, s:f, s:f, s:f, s:f}", "checkpoint", v->o.checkpoint,
+    json_t *object = json_pack("{s:s, s:s, s:i, s:I, s:o, s:f, s:f, s:f}", "checkpoint", v->o.checkpoint,
                                "data", v->o.data, "ranks", ranks, "images", (json_int_t)r->images, "loss",
-                               r->loss, "top1", r->top1, "top5", r->top5, "seconds", r->seconds);
+                               isfinite(r->loss) ? json_real(r->loss) : json_null(), "top1", r->top1, "top5",
+                               r->top5, "seconds", r->seconds);
     if (!object)
         return DSC_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (loss %g)", r->loss);
     json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));

@@ -298,8 +298,8 @@ dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_
 /* Softmax cross-entropy of logits[n,c] against labels (I32[n]; a negative label leaves its row out), the
  * target mixed with the uniform distribution by `smoothing`. Adds (sum of losses, correct at 1, correct
  * within 5, rows counted) to stats (F64[4]). dlogits (NULL: none) = grad_scale * dloss_row/dlogits, 0 for
- * rows left out. Ties rank the lower class first. A label >= c counts as NaN loss. loss_scale (F64 scalar,
- * NULL: 1) is one more factor of dlogits. */
+ * rows left out. Ties rank the lower class first, a NaN ranks before all. A label >= c counts as NaN loss.
+ * loss_scale (F64 scalar, NULL: 1) is one more factor of dlogits. */
 dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
                                double smoothing, double grad_scale, const dsc_tensor *loss_scale,
                                dsc_tensor *dlogits, dsc_tensor *stats) DSC_MUST_CHECK;

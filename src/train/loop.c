@@ -1,11 +1,13 @@
 /* The loop over steps and epochs. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "descent/log.h"
 #include "train/gossip.h"
 #include "train/start.h"
 #include "train/survive.h"
 #include "train/trainer.h"
 
+#include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -142,7 +144,12 @@ static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
     t->state.top1 = j.result.top1;
     t->state.top5 = j.result.top5;
     t->state.evaluated_step = t->state.step;
-    if (j.result.top1 > t->state.best_top1) {
+    if (!isfinite(j.result.loss))
+        dsc_log(DSC_LOG_WARNING,
+                "the validation loss of step %lld is not finite: the model overflows on some images, and "
+                "this step is never the best; try a lower learning rate or a longer warm-up",
+                (long long)t->state.step);
+    else if (j.result.top1 > t->state.best_top1) {
         t->state.best_top1 = j.result.top1;
         t->state.best_step = t->state.step;
         t->save_now = t->options.checkpoint_every >= 0;

@@ -102,6 +102,13 @@ if command -v script >/dev/null; then
     has typescript "top-1 accuracy on the validation set"
 fi
 
+# A model that overflows has nothing right, and is not the best one.
+expect 1 "the validation loss of step 1 is not finite" train --model mlp --data synthetic:200 --batch-size 200 --epochs 2 --lr 1e30 \
+    --threads 1 --out overflow
+has stdout "top-1 0.00 %"
+expect 0 '"loss": null' eval --checkpoint overflow --data synthetic:200 --threads 1 --json
+has stdout '"top1": 0.0'
+
 # A benchmark.
 expect 0 "images/s" bench --model mlp --batch-size 8 --steps 3 --threads 1
 has stdout "phases   forward "

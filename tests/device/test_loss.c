@@ -112,7 +112,8 @@ static void test_ties(void **state) {
     }
 }
 
-/* Huge logits overflow nothing; a label out of range and a NaN make the loss NaN, and only the loss. */
+/* Huge logits overflow nothing; a label out of range and a NaN make the loss NaN, and a NaN ranks before all.
+ */
 static void test_extremes(void **state) {
     (void)state;
     for (int r = 0; r < rig_count; r++) {
@@ -133,11 +134,15 @@ static void test_extremes(void **state) {
         assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, NULL, &d.t, &stats.t));
         assert_true(isnan(place_get(g, &stats, 0)));
         assert_true(place_get(g, &stats, 3) == 2);
-        place_write(g, &label, (const double[]){1});
-        place_write(g, &logits, (const double[]){0, 0, NAN});
-        place_write(g, &stats, (const double[]){0, 0, 0, 0});
-        assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, NULL, &d.t, &stats.t));
-        assert_true(isnan(place_get(g, &stats, 0)));
+        place_write(g, &label, (const double[]){0});
+        for (int nans = 1; nans <= 3; nans++) {
+            place_write(g, &logits, (const double[]){nans > 1 ? NAN : 1, nans > 2 ? NAN : 0, NAN});
+            place_write(g, &stats, (const double[]){0, 0, 0, 0});
+            assert_ok(dsc_op_softmax_loss(g->q, &logits.t, &label.t, 0, 1, NULL, &d.t, &stats.t));
+            assert_true(isnan(place_get(g, &stats, 0)));
+            assert_true(place_get(g, &stats, 1) == 0);
+            assert_true(place_get(g, &stats, 3) == 1);
+        }
         place *all[] = {&logits, &label, &d, &stats};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
             place_free(all[i]);

@@ -14,11 +14,12 @@ typedef struct loss_call {
     double smoothing, grad_scale;
 } loss_call;
 
-/* Classes ranked before `label`. */
+/* Classes ranked before `label`: larger, of equal ones the lower, and whatever is NaN or compared with one.
+ */
 static int64_t rank_of(int64_t c, const float *z, int64_t label) {
     int64_t before = 0;
     for (int64_t i = 0; i < c; i++)
-        before += z[i] > z[label] || (i < label && z[i] == z[label]);
+        before += !(z[i] < z[label]) && (z[i] != z[label] || i < label);
     return before;
 }
 

@@ -67,7 +67,7 @@ __device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T 
         A other = dsc_get(z[i]);
         sums[0] += exp((double)other - highest);
         sums[1] += (double)other - highest;
-        sums[2] += other > own || (other == own && i < label);
+        sums[2] += !(other < own) && (other != own || i < label); /* a NaN is before */
     }
     team_sum<TEAM>(sums);
     double uniform = a.smoothing / (double)a.classes, loss = log(sums[0]);

@@ -9,13 +9,14 @@
 
 #include <math.h>
 
-/* Classes ranked before `label`: larger logits, and of equal ones the lower class. */
+/* Classes ranked before `label`: larger logits, of equal ones the lower class, and whatever is NaN or
+ * compared with one. */
 static int64_t rank_of(const dsc_tensor *logits, int64_t row, int64_t label) {
     double own = get(logits, at2(logits, row, label));
     int64_t before = 0;
     for (int64_t c = 0; c < logits->dim[1]; c++) {
         double other = get(logits, at2(logits, row, c));
-        before += other > own || (other == own && c < label);
+        before += !(other < own) && (other != own || c < label);
     }
     return before;
 }
