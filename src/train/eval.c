@@ -181,6 +181,8 @@ static dsc_status open_data(session *s) {
     DSC_TRY(dsc_dataset_open(s->options.data, DSC_SPLIT_VAL, &data, &s->set));
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
     DSC_TRY(check_data(s, &info));
+    if (s->options.batch_size > info.count)
+        s->options.batch_size = info.count;
     dsc_loader_options_init(&loader);
     loader.batch = s->options.batch_size;
     loader.rank = dsc_comm_rank(s->comm);

@@ -48,21 +48,9 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
         dsc_memory_free(&t);
 }
 
-static dsc_status open_data(dsc_trainer *t) {
+/* For as many ranks as there are now. */
+static dsc_status count_steps(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
-    dsc_data_options data;
-    dsc_data_options_init(&data);
-    data.seed = o->seed;
-    data.image_size = o->image_size;
-    DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
-    t->info = dsc_dataset_get_info(t->train_set);
-    return DSC_OK;
-}
-
-static dsc_status load_data(dsc_trainer *t) {
-    const dsc_train_options *o = &t->options;
-    dsc_loader_options loader;
-    t->loader_epoch = t->loader_position = 0;
     t->step_images = o->batch_size * o->batches_per_allreduce * t->ranks;
     t->epoch_steps = t->info.count / t->step_images;
     if (t->epoch_steps == 0)
@@ -71,6 +59,25 @@ static dsc_status load_data(dsc_trainer *t) {
                         "use a smaller batch",
                         o->data, (long long)t->info.count, (long long)t->step_images, t->ranks,
                         (long long)o->batch_size, (long long)o->batches_per_allreduce);
+    return DSC_OK;
+}
+
+static dsc_status open_data(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_data_options data;
+    dsc_data_options_init(&data);
+    data.seed = o->seed;
+    data.image_size = o->image_size;
+    DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
+    t->info = dsc_dataset_get_info(t->train_set);
+    return count_steps(t); /* before a batch that is too large takes memory */
+}
+
+static dsc_status load_data(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_loader_options loader;
+    t->loader_epoch = t->loader_position = 0;
+    DSC_TRY(count_steps(t));
     dsc_loader_options_init(&loader);
     loader.batch = o->batch_size;
     loader.rank = t->rank;
@@ -82,8 +89,19 @@ static dsc_status load_data(dsc_trainer *t) {
     return dsc_loader_create(t->train_set, t->device, &loader, &t->loader);
 }
 
-static int64_t val_batch(const dsc_train_options *o) {
-    return o->val_batch_size > 0 ? o->val_batch_size : o->batch_size;
+/* No more than there are. */
+static int64_t val_batch(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    int64_t asked = o->val_batch_size > 0 ? o->val_batch_size : o->batch_size;
+    int64_t count = dsc_dataset_get_info(t->val_set).count;
+    return asked < count ? asked : count;
+}
+
+static dsc_status make_exec(dsc_trainer *t, dsc_exec_mode mode, int64_t batch, dsc_exec **exec) {
+    dsc_status status = dsc_exec_create(t->model, mode, batch, exec);
+    if (status == DSC_E_MEMORY)
+        dsc_error_prefix(status, "batches of %lld need too much memory, use smaller ones", (long long)batch);
+    return status;
 }
 
 static dsc_status open_validation(dsc_trainer *t) {
@@ -93,14 +111,14 @@ static dsc_status open_validation(dsc_trainer *t) {
     data.seed = o->seed;
     data.image_size = o->image_size;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set));
-    return dsc_exec_create(t->model, DSC_EXEC_EVAL, val_batch(o), &t->val_exec);
+    return make_exec(t, DSC_EXEC_EVAL, val_batch(t), &t->val_exec);
 }
 
 static dsc_status load_validation(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     dsc_loader_options loader;
     dsc_loader_options_init(&loader);
-    loader.batch = val_batch(o);
+    loader.batch = val_batch(t);
     loader.rank = t->rank;
     loader.ranks = t->ranks;
     loader.threads = o->data_threads;
@@ -125,7 +143,7 @@ static dsc_status make_model(dsc_trainer *t) {
     model.activations = o->activations;
     DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
                            &t->model));
-    DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
+    DSC_TRY(make_exec(t, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
     return dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model), &o->optim,
                             &t->optim);
 }

@@ -102,6 +102,11 @@ if command -v script >/dev/null; then
     has typescript "top-1 accuracy on the validation set"
 fi
 
+# Batches that are larger than the set: refused before they take memory, or cut to its size.
+expect 2 "use a smaller batch" train --model mlp --data synthetic:200 --batch-size 1000000000 --threads 1 --out large
+expect 0 "top-1" train --model mlp --data synthetic:200 --batch-size 50 --val-batch-size 1000000000 --steps 1 --threads 1 --out large
+expect 0 "top-1" eval --checkpoint large --data synthetic:200 --batch-size 1000000000 --threads 1
+
 # A model that overflows has nothing right, and is not the best one.
 expect 1 "the validation loss of step 1 is not finite" train --model mlp --data synthetic:200 --batch-size 200 --epochs 2 --lr 1e30 \
     --threads 1 --out overflow
