@@ -58,6 +58,8 @@ dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch, dsc_
     return DSC_OK;
 fail:
     dsc_exec_destroy(&exec);
+    if (status == DSC_E_MEMORY)
+        dsc_error_prefix(status, "batches of %lld need too much memory, use smaller ones", (long long)batch);
     return status;
 }
 

@@ -97,13 +97,6 @@ static int64_t val_batch(const dsc_trainer *t) {
     return asked < count ? asked : count;
 }
 
-static dsc_status make_exec(dsc_trainer *t, dsc_exec_mode mode, int64_t batch, dsc_exec **exec) {
-    dsc_status status = dsc_exec_create(t->model, mode, batch, exec);
-    if (status == DSC_E_MEMORY)
-        dsc_error_prefix(status, "batches of %lld need too much memory, use smaller ones", (long long)batch);
-    return status;
-}
-
 static dsc_status open_validation(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     dsc_data_options data;
@@ -111,7 +104,7 @@ static dsc_status open_validation(dsc_trainer *t) {
     data.seed = o->seed;
     data.image_size = o->image_size;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set));
-    return make_exec(t, DSC_EXEC_EVAL, val_batch(t), &t->val_exec);
+    return dsc_exec_create(t->model, DSC_EXEC_EVAL, val_batch(t), &t->val_exec);
 }
 
 static dsc_status load_validation(dsc_trainer *t) {
@@ -143,7 +136,7 @@ static dsc_status make_model(dsc_trainer *t) {
     model.activations = o->activations;
     DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
                            &t->model));
-    DSC_TRY(make_exec(t, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
+    DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
     return dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model), &o->optim,
                             &t->optim);
 }
