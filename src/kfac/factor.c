@@ -163,6 +163,7 @@ static dsc_status reserve_work(dsc_kfac *k, size_t bytes) {
 
 typedef struct gram_task {
     const rows *r;
+    dsc_kfac_side side;
     int64_t group;
     double alpha;
     int first; /* no pass before this one */
@@ -185,6 +186,8 @@ static dsc_status gram_packed(dsc_kfac *k, dsc_queue *q, const gram_task *t, dsc
     else if (!f->batch.data && k->spare.data) /* blend_half uses `packed` and the first half of `spare` */
         to = dsc_tensor_slice(&k->spare, k->largest_packed, f->packed);
     DSC_TRY(dsc_op_patch_gram_packed(q, &t->r->desc, &t->r->x, t->group, t->alpha, &k->work, gram, &to));
+    if (!f->batch.data && t->side == DSC_KFAC_G && k->g_scale)
+        DSC_TRY(dsc_op_scale_by(q, k->g_scale, &to));
     if (!f->batch.data)
         return absorb(k, q, f, &to);
     return t->first ? DSC_OK : dsc_op_axpby(q, 1, &to, 1, &f->batch);
@@ -200,7 +203,7 @@ static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_s
     dsc_tensor gram = dsc_kfac_carve(&k->gram, &used, 2, square);
     int ones = side == DSC_KFAC_A && k->members[unit].bias.data;
     DSC_TRY(reserve_work(k, dsc_op_patch_gram_workspace(k->device, &r->desc, ones)));
-    const gram_task task = {r, u->group, scale / (double)k->options.passes, done == 0};
+    const gram_task task = {r, side, u->group, scale / (double)k->options.passes, done == 0};
     if (f->batch.data && !k->options.symmetric)
         DSC_TRY(gram_full(k, q, &task, &gram, f));
     else
@@ -372,6 +375,7 @@ static dsc_status take_together(dsc_kfac *k, dsc_queue *q) {
     return dsc_op_absorb_batch(q, &decay, k->absorbs, count);
 }
 
+/* What waits; the rest was scaled by gram_packed. */
 static dsc_status scale_g(dsc_kfac *k, dsc_queue *q) {
     for (int64_t u = 0; k->g_scale && u < k->unit_count; u++) {
         dsc_kfac_factor *f = &k->members[u].factor[DSC_KFAC_G];

@@ -342,6 +342,53 @@ static void test_everything_skipped(void **state) {
     twin_close(&t);
 }
 
+/* ---- a scale that the device keeps ---- */
+
+/* One step of gradients twice as large, which the loss scale says, or a scale of G by 1/4. */
+static void run_scaled(const place *p, const dsc_kfac_options *options, int on_device, double *want) {
+    const int64_t one = 1;
+    const double quarter = 0.25;
+    twin t;
+    dsc_tensor scale;
+    twin_open(&t, p, twin_mixed, TWIN_MIXED, options);
+    assert_ok(dsc_tensor_alloc(p->handle, DSC_F64, 1, &one, &scale));
+    assert_ok(dsc_tensor_upload(p->queue, &quarter, sizeof quarter, &scale));
+    if (on_device)
+        dsc_kfac_scale_g(t.kfac, &scale);
+    assert_ok(dsc_kfac_begin(t.kfac, on_device ? 1 : 2));
+    for (int64_t pass = 0; pass < options->passes; pass++) {
+        net_draw(&t.n, 0, pass, 2);
+        for (int l = t.n.count - 1; l >= 0; l--)
+            assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, l, &t.n.layers[l].a, &t.n.layers[l].g));
+    }
+    net_draw_gradients(&t.n, 0);
+    assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
+    for (int i = 0; i < 4; i++) {
+        double value = twin_state(&t, i / 2 ? "grouped[1].G" : "last.A", i % 2);
+        if (on_device)
+            assert_true(value == want[i]);
+        want[i] = value;
+    }
+    twin_close(&t);
+    dsc_tensor_free(&scale);
+}
+
+/* Powers of two: equal to the last bit, whether a factor waits in its batch or enters the average at once. */
+static void test_scale_g(void **state) {
+    (void)state;
+    static const dsc_dtype types[] = {DSC_F32, DSC_BF16};
+    for (int p = 0; p < PLACES; p++)
+        for (int i = 0; i < 8; i++) {
+            dsc_kfac_options options = twin_options();
+            double want[4];
+            options.late_factors = i & 1;
+            options.passes = i & 2 ? 2 : 1;
+            options.factor_dtype = types[i >> 2];
+            run_scaled(&places[p], &options, 0, want);
+            run_scaled(&places[p], &options, 1, want);
+        }
+}
+
 /* ---- types ---- */
 
 /* Factors or decompositions in half precision: as near to float32 as their roundings allow. A factor is
@@ -628,6 +675,7 @@ int main(void) {
         cmocka_unit_test(test_absent_in_a_pass),
         cmocka_unit_test(test_skipped_layers),
         cmocka_unit_test(test_everything_skipped),
+        cmocka_unit_test(test_scale_g),
         cmocka_unit_test(test_half_types),
         cmocka_unit_test(test_half_overflow),
         cmocka_unit_test(test_block_warmup),
