@@ -83,7 +83,7 @@ DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
 
 /* What may change from step to step. */
 typedef struct dsc_kfac_hyper {
-    double damping;      /* 0.003 */
+    double damping;      /* 0.003; a normal positive float32 */
     double stat_decay;   /* 0.95: F <- decay F + (1 - decay) F_batch */
     double kl_clip;      /* 0.001; 0: no clip */
     int64_t factor_freq; /* 1: steps between updates of the factors; 0: never */

@@ -3,6 +3,7 @@
 #include "base/versioned.h"
 #include "kfac/plan.h"
 
+#include <float.h>
 #include <limits.h>
 #include <math.h>
 #include <stdio.h>
@@ -134,8 +135,10 @@ static const double LEAST_DAMPING_F16 = 1.6e-5;
 
 /* The comparisons are false for NaN, so a NaN is refused, too. */
 dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_hyper *hyper) {
-    if (!(hyper->damping > 0 && isfinite(hyper->damping)))
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC damping %g: must be positive", hyper->damping);
+    if (!(hyper->damping >= (double)FLT_MIN && hyper->damping <= (double)FLT_MAX))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC damping %g: must be positive in float32, %g to %g, also under a schedule",
+                        hyper->damping, (double)FLT_MIN, (double)FLT_MAX);
     if (!(hyper->stat_decay >= 0 && hyper->stat_decay <= 1))
         return DSC_FAIL(DSC_E_INVALID, "K-FAC stat decay %g: must be in [0, 1]", hyper->stat_decay);
     if (!(hyper->kl_clip >= 0 && isfinite(hyper->kl_clip)))

@@ -107,6 +107,9 @@ static void test_bad_numbers(void **state) {
     assert_refused(o.hyper.damping = -1, 1, "damping -1: must be positive");
     assert_refused(o.hyper.damping = NAN, 1, "must be positive");
     assert_refused(o.hyper.damping = INFINITY, 1, "damping inf: must be positive");
+    assert_refused(o.hyper.damping = 1e-50, 1, "damping 1e-50: must be positive in float32");
+    assert_refused(o.hyper.damping = 1e-40, 1, "1.17549e-38 to 3.40282e+38");
+    assert_refused(o.hyper.damping = 1e39, 1, "damping 1e+39: must be positive in float32");
     assert_refused(o.hyper.stat_decay = 1.5, 1, "stat decay 1.5: must be in [0, 1]");
     assert_refused(o.hyper.stat_decay = -0.1, 1, "stat decay -0.1: must be in [0, 1]");
     assert_refused(o.hyper.stat_decay = NAN, 1, "must be in [0, 1]");

@@ -189,18 +189,18 @@ static void test_damping_between_updates(void **state) {
 }
 
 static dsc_status bad_schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
-    double *field[] = {&hyper->damping, &hyper->stat_decay, &hyper->kl_clip};
-    static const double values[] = {-1, 1.5, NAN};
+    double *field[] = {&hyper->damping, &hyper->damping, &hyper->stat_decay, &hyper->kl_clip};
+    static const double values[] = {-1, 1e-50, 1.5, NAN};
     int which = *(int *)context;
     if (step < 1)
         return DSC_OK;
-    if (which < 3)
+    if (which < 4)
         *field[which] = values[which];
-    else if (which == 3)
-        hyper->factor_freq = -1;
     else if (which == 4)
-        hyper->update_freq = -2;
+        hyper->factor_freq = -1;
     else if (which == 5)
+        hyper->update_freq = -2;
+    else if (which == 6)
         hyper->diag_blocks = 3;
     else
         return DSC_FAIL(DSC_E_IO, "the schedule's file is gone");
@@ -209,15 +209,15 @@ static dsc_status bad_schedule(void *context, int64_t step, dsc_kfac_hyper *hype
 
 static void test_bad_schedule(void **state) {
     (void)state;
-    for (int which = 0; which < 7; which++) {
+    for (int which = 0; which < 8; which++) {
         twin t;
         dsc_kfac_options options = twin_options();
         options.schedule = bad_schedule;
         options.context = &which;
         twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
         assert_ok(net_run(&t.n, t.kfac, &(net_step){.number = 0, .lr = 0.1}));
-        if (which < 6)
-            assert_fails(DSC_E_INVALID, "", dsc_kfac_begin(t.kfac, 1));
+        if (which < 7)
+            assert_fails(DSC_E_INVALID, which < 2 ? "under a schedule" : "", dsc_kfac_begin(t.kfac, 1));
         else
             assert_fails(DSC_E_IO, "the schedule's file is gone", dsc_kfac_begin(t.kfac, 1));
         assert_true(strlen(dsc_error_message()) > 10);
