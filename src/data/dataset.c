@@ -40,6 +40,7 @@ static dsc_status find_kind(const char *spec, size_t length, const dsc_dataset_k
 
 dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_options *options,
                             dsc_dataset **out) {
+    spec = spec ? spec : "";
     const char *colon = strchr(spec, ':');
     const char *argument = colon ? colon + 1 : NULL;
     const dsc_dataset_kind *kind = NULL;

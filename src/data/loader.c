@@ -235,6 +235,8 @@ dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
                              const dsc_loader_options *options, dsc_loader **out) {
     dsc_loader *loader;
     dsc_status status;
+    if (!dataset || !device)
+        return DSC_FAIL(DSC_E_INVALID, "loader: no %s", dataset ? "device" : "data set");
     DSC_TRY(dsc_memory_alloc(1, sizeof *loader, &loader));
     loader->dataset = dataset;
     atomic_init(&loader->stop, 0);

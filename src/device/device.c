@@ -247,6 +247,8 @@ void dsc_host_free(dsc_device *device, void **data) {
 
 dsc_status dsc_queue_create(dsc_device *device, dsc_queue **out) {
     dsc_queue *q;
+    if (!device)
+        return DSC_FAIL(DSC_E_INVALID, "queue: no device");
     DSC_TRY(dsc_memory_alloc(1, sizeof *q, &q));
     q->device = device;
     dsc_status status = device->table->queue_open ? device->table->queue_open(q) : DSC_OK;
@@ -280,6 +282,8 @@ dsc_status dsc_queue_sync(dsc_queue *queue) {
 
 dsc_status dsc_event_create(dsc_device *device, dsc_event **out) {
     dsc_event *event;
+    if (!device)
+        return DSC_FAIL(DSC_E_INVALID, "event: no device");
     DSC_TRY(dsc_memory_alloc(1, sizeof *event, &event));
     event->device = device;
     dsc_status status = device->table->event_open ? device->table->event_open(event) : DSC_OK;
@@ -395,7 +399,12 @@ void dsc_recording_destroy(dsc_recording **recording) {
 
 /* ---- copies ---- */
 
-static dsc_status check_copy(const char *op, const dsc_queue *queue, const dsc_tensor *t, size_t bytes) {
+static dsc_status check_copy(const char *op, const dsc_queue *queue, const dsc_tensor *t, size_t bytes,
+                             const void *host) {
+    if (!queue || !t)
+        return DSC_FAIL(DSC_E_INVALID, "%s: no %s", op, queue ? "tensor" : "queue");
+    if (!host && bytes > 0)
+        return DSC_FAIL(DSC_E_INVALID, "%s: no host memory", op);
     if (t->device != queue->device)
         return DSC_FAIL(DSC_E_INVALID, "%s: the tensor is not on the queue's device %s", op,
                         queue->device->name);
@@ -406,14 +415,14 @@ static dsc_status check_copy(const char *op, const dsc_queue *queue, const dsc_t
 }
 
 dsc_status dsc_tensor_upload(dsc_queue *queue, const void *host, size_t bytes, dsc_tensor *t) {
-    DSC_TRY(check_copy("upload", queue, t, bytes));
+    DSC_TRY(check_copy("upload", queue, t, bytes, host));
     if (bytes > 0)
         DSC_TRY(queue->device->table->upload(queue, host, bytes, t->data));
     return DSC_OK;
 }
 
 dsc_status dsc_tensor_download(dsc_queue *queue, const dsc_tensor *t, size_t bytes, void *host) {
-    DSC_TRY(check_copy("download", queue, t, bytes));
+    DSC_TRY(check_copy("download", queue, t, bytes, host));
     if (bytes > 0)
         DSC_TRY(queue->device->table->download(queue, t->data, bytes, host));
     return DSC_OK;

@@ -101,6 +101,8 @@ static dsc_status make_plans(dsc_kfac *k) {
 
 static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t count,
                              const dsc_kfac_options *options) {
+    if (!k->queue)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: no queue to work in");
     if (count < 0 || (count > 0 && !layers))
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: %lld layers%s", (long long)count, layers ? "" : " at NULL");
     DSC_TRY(dsc_kfac_options_read(options, k->ranks, &k->options));
@@ -186,9 +188,11 @@ static dsc_status make_rest(dsc_kfac *k) {
 dsc_status dsc_kfac_create(dsc_comm *comm, dsc_queue *queue, const dsc_kfac_layer *layers, int64_t count,
                            const dsc_kfac_options *options, dsc_kfac **out) {
     dsc_kfac *k = NULL;
+    if (!comm)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: no communicator");
     dsc_status status = dsc_comm_agree(comm, dsc_memory_alloc(1, sizeof *k, &k));
     if (status == DSC_OK) {
-        k->device = dsc_queue_device(queue);
+        k->device = queue ? dsc_queue_device(queue) : NULL;
         k->queue = queue;
         k->rank = dsc_comm_rank(comm);
         k->ranks = dsc_comm_size(comm);

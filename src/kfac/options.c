@@ -42,6 +42,7 @@ static const word_list scalings = WORDS("scaling", scaling_names);
 static dsc_status parse(const word_list *list, const char *name, int *out) {
     char known[128] = "";
     size_t used = 0;
+    name = name ? name : "";
     for (int i = 0; i < list->count; i++) {
         if (strcmp(name, list->names[i]) == 0) {
             *out = i;

@@ -15,6 +15,8 @@ void dsc_model_options_init(dsc_model_options *options) {
 }
 
 static dsc_status check_options(dsc_device *device, const dsc_model_options *options) {
+    if (!device)
+        return DSC_FAIL(DSC_E_INVALID, "model: no device");
     if (options->dtype != DSC_F32 && options->dtype != DSC_F64)
         return DSC_FAIL(DSC_E_UNSUPPORTED, "model of type %s: must be %s or %s",
                         dsc_dtype_name(options->dtype), dsc_dtype_name(DSC_F32), dsc_dtype_name(DSC_F64));

@@ -85,6 +85,7 @@ void dsc_optim_options_init(dsc_optim_options *options) {
 dsc_status dsc_optim_parse(const char *name, dsc_optim_kind *out) {
     char known[128] = "";
     size_t used = 0;
+    name = name ? name : "";
     for (int i = 0; i < KIND_COUNT; i++) {
         if (strcmp(name, kinds[i].name) == 0) {
             *out = (dsc_optim_kind)i;
@@ -129,12 +130,20 @@ static dsc_status take_options(const dsc_optim_options *given, dsc_optim_options
     return DSC_OK;
 }
 
+static int has_memory(const dsc_device *device, const dsc_tensor *t) {
+    return t->device == device && (t->data || dsc_tensor_count(t) == 0);
+}
+
 static dsc_status check_params(dsc_device *device, const dsc_param *params, int64_t count) {
     if (count < 0)
         return DSC_FAIL(DSC_E_INVALID, "%lld parameters: must be 0 or more", (long long)count);
+    if (count > 0 && !params)
+        return DSC_FAIL(DSC_E_INVALID, "%lld parameters at NULL", (long long)count);
     for (int64_t i = 0; i < count; i++) {
         const dsc_tensor *value = &params[i].value, *grad = &params[i].grad;
-        if (value->device != device || grad->device != device)
+        if (!params[i].name)
+            return DSC_FAIL(DSC_E_INVALID, "parameter %lld has no name", (long long)i);
+        if (!has_memory(device, value) || !has_memory(device, grad))
             return DSC_FAIL(DSC_E_INVALID, "parameter '%s' is not in memory of the queue's device '%s'",
                             params[i].name, dsc_device_name(device));
         if (value->dtype != DSC_F32 && value->dtype != DSC_F64)
@@ -244,6 +253,8 @@ static dsc_status alloc_scratch(dsc_optim *o) {
 dsc_status dsc_optim_create(dsc_queue *queue, const dsc_param *params, int64_t count,
                             const dsc_optim_options *options, dsc_optim **out) {
     dsc_optim_options taken;
+    if (!queue)
+        return DSC_FAIL(DSC_E_INVALID, "optimiser: no queue");
     DSC_TRY(take_options(options, &taken));
     DSC_TRY(check_params(dsc_queue_device(queue), params, count));
     dsc_optim *o;

@@ -355,6 +355,9 @@ static void test_refusals(void **state) {
                  dsc_loader_create(set, device, &o, &loader));
     o = options_of(5, 5, 1);
     assert_fails(DSC_E_INVALID, "rank 5 of 5", dsc_loader_create(set, device, &o, &loader));
+    o = options_of(0, 1, 1);
+    assert_fails(DSC_E_INVALID, "loader: no data set", dsc_loader_create(NULL, device, &o, &loader));
+    assert_fails(DSC_E_INVALID, "loader: no device", dsc_loader_create(set, NULL, &o, &loader));
     assert_null(loader);
     dsc_dataset_close(&set);
 }

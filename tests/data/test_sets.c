@@ -31,6 +31,8 @@ static void test_specs(void **state) {
     assert_fails(DSC_E_INVALID, known, dsc_dataset_open("imagenet:/data", DSC_SPLIT_TRAIN, NULL, &set));
     assert_fails(DSC_E_INVALID, "unknown kind 'cifar'",
                  dsc_dataset_open("cifar", DSC_SPLIT_TRAIN, NULL, &set));
+    assert_fails(DSC_E_INVALID, "data set '': unknown kind ''; known are synthetic[:N], cifar10:DIR",
+                 dsc_dataset_open(NULL, DSC_SPLIT_TRAIN, NULL, &set));
     assert_fails(DSC_E_INVALID, "unknown kind ''", dsc_dataset_open("", DSC_SPLIT_TRAIN, NULL, &set));
     assert_fails(DSC_E_INVALID, "needs a folder, as in 'cifar10:DIR'",
                  dsc_dataset_open("cifar10", DSC_SPLIT_TRAIN, NULL, &set));

@@ -198,6 +198,11 @@ static void test_memory_from_threads(void **state) {
 
 static void test_queues_and_events(void **state) {
     (void)state;
+    dsc_queue *none = NULL;
+    dsc_event *no_event = NULL;
+    assert_fails(DSC_E_INVALID, "queue: no device", dsc_queue_create(NULL, &none));
+    assert_fails(DSC_E_INVALID, "event: no device", dsc_event_create(NULL, &no_event));
+    assert_true(!none && !no_event);
     for (int r = 0; r < rig_count; r++) {
         dsc_queue *second = NULL;
         dsc_event *event = NULL;
@@ -245,6 +250,14 @@ static void test_copies(void **state) {
                      dsc_tensor_upload(rigs[r].q, values, 8, &p.t));
         assert_fails(DSC_E_INVALID, "download: 8 bytes for a tensor of 12 bytes",
                      dsc_tensor_download(rigs[r].q, &p.t, 8, got));
+        assert_fails(DSC_E_INVALID, "upload: no queue", dsc_tensor_upload(NULL, values, sizeof values, &p.t));
+        assert_fails(DSC_E_INVALID, "upload: no tensor",
+                     dsc_tensor_upload(rigs[r].q, values, sizeof values, NULL));
+        assert_fails(DSC_E_INVALID, "upload: no host memory",
+                     dsc_tensor_upload(rigs[r].q, NULL, sizeof values, &p.t));
+        assert_fails(DSC_E_INVALID, "download: no queue", dsc_tensor_download(NULL, &p.t, sizeof got, got));
+        assert_fails(DSC_E_INVALID, "download: no host memory",
+                     dsc_tensor_download(rigs[r].q, &p.t, sizeof got, NULL));
         int other = (r + 1) % rig_count;
         assert_fails(DSC_E_INVALID, "not on the queue's device",
                      dsc_tensor_upload(rigs[other].q, values, sizeof values, &p.t));

@@ -236,6 +236,9 @@ static void test_misuse_of_create(void **state) {
     assert_refused(dsc_kfac_create(alone, n.queue, layers, TWIN_MIXED, &options, &kfac));
     options.skip_layers = NULL;
     assert_refused(dsc_kfac_create(alone, n.queue, layers, -1, &options, &kfac));
+    assert_refused(dsc_kfac_create(alone, n.queue, NULL, 1, &options, &kfac));
+    assert_refused(dsc_kfac_create(alone, NULL, layers, TWIN_MIXED, &options, &kfac));
+    assert_refused(dsc_kfac_create(NULL, n.queue, layers, TWIN_MIXED, &options, &kfac));
     assert_null(kfac);
     assert_int_equal(dsc_device_bytes(places[CPU].handle), bytes);
     dsc_kfac_destroy(&kfac);

@@ -86,6 +86,8 @@ static void test_names(void **state) {
                  dsc_kfac_placement_parse("Memory", &placement));
     assert_fails(DSC_E_INVALID, "scaling 'none': not known; known are paper, kfac-pytorch",
                  dsc_kfac_scaling_parse("none", &scaling));
+    assert_fails(DSC_E_INVALID, "scaling '': not known; known are paper",
+                 dsc_kfac_scaling_parse(NULL, &scaling));
     assert_string_equal(dsc_kfac_strategy_name((dsc_kfac_strategy)4), "unknown");
     assert_string_equal(dsc_kfac_method_name((dsc_kfac_method)-1), "unknown");
 }

@@ -45,6 +45,7 @@ static void test_options(void **state) {
     dsc_model_options_init(&options);
     options.label_smoothing = 1;
     assert_fails(DSC_E_INVALID, "label smoothing 1", dsc_model_create(device, &options, &m));
+    assert_fails(DSC_E_INVALID, "model: no device", dsc_model_create(NULL, NULL, &m));
     options.size = 0;
     assert_fails(DSC_E_INVALID, "dsc_model_options_init", dsc_model_create(device, &options, &m));
     assert_null(m);

@@ -73,6 +73,9 @@ static void test_errors(void **state) {
                  dsc_zoo_create(device, "resnet19", 32, 32, 3, 10, NULL, &m));
     assert_non_null(strstr(dsc_error_message(), "resnet152"));
     assert_fails(DSC_E_INVALID, "unknown", dsc_zoo_default_input("", &a, &b, &c));
+    assert_fails(DSC_E_INVALID, "model '' is unknown; known are mlp, lenet",
+                 dsc_zoo_create(device, NULL, 32, 32, 3, 10, NULL, &m));
+    assert_fails(DSC_E_INVALID, "model '' is unknown", dsc_zoo_default_input(NULL, &a, &b, &c));
     assert_fails(DSC_E_INVALID, "model lenet for 6x6x1 and 10 classes: conv2d 'conv2' on 3x3x6",
                  dsc_zoo_create(device, "lenet", 6, 6, 1, 10, NULL, &m));
     assert_fails(DSC_E_INVALID, "linear 'linear': 0 output features",

@@ -597,6 +597,7 @@ static void test_names(void **state) {
     dsc_optim_kind kind;
     assert_fails(DSC_E_INVALID, "optimiser 'sdg': not known; known are sgd, adam, adamw, lars, lamb",
                  dsc_optim_parse("sdg", &kind));
+    assert_fails(DSC_E_INVALID, "optimiser '': not known; known are sgd", dsc_optim_parse(NULL, &kind));
     assert_string_equal(dsc_optim_name((dsc_optim_kind)77), "unknown");
 }
 
@@ -663,6 +664,16 @@ static void test_bad_params(void **state) {
     assert_fails(DSC_E_INVALID, "must be fp32 or fp64",
                  dsc_optim_create(n.queue, n.params, PARAMS, NULL, &optim));
     n.params[2] = saved;
+    n.params[2].grad.data = NULL;
+    assert_fails(DSC_E_INVALID, "parameter 'bn.bias' is not in memory",
+                 dsc_optim_create(n.queue, n.params, PARAMS, NULL, &optim));
+    n.params[2] = saved;
+    n.params[2].name = NULL;
+    assert_fails(DSC_E_INVALID, "parameter 2 has no name",
+                 dsc_optim_create(n.queue, n.params, PARAMS, NULL, &optim));
+    n.params[2] = saved;
+    assert_fails(DSC_E_INVALID, "no queue", dsc_optim_create(NULL, n.params, PARAMS, NULL, &optim));
+    assert_fails(DSC_E_INVALID, "3 parameters at NULL", dsc_optim_create(n.queue, NULL, 3, NULL, &optim));
     assert_fails(DSC_E_INVALID, "-1 parameters", dsc_optim_create(n.queue, n.params, -1, NULL, &optim));
     assert_ok(dsc_optim_create(n.queue, NULL, 0, NULL, &optim));
     assert_ok(dsc_optim_step(optim, n.queue, 0.1, NULL));

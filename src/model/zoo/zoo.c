@@ -39,6 +39,7 @@ const char *const *dsc_zoo_names(void) {
 }
 
 static dsc_status find(const char *name, const entry **out) {
+    name = name ? name : "";
     for (int i = 0; i < ENTRIES; i++)
         if (strcmp(entries[i].name, name) == 0) {
             *out = &entries[i];
