@@ -51,7 +51,7 @@ DSC_API const dsc_tensor *dsc_optim_skip(const dsc_optim *optim);
 DSC_API const dsc_tensor *dsc_optim_grad_sumsq(const dsc_optim *optim);
 
 /* State for checkpoints: named tensors ("momentum.NAME", "exp_avg.NAME", "exp_avg_sq.NAME"), to be read and
- * overwritten in place, and the number of steps done. Lent. */
+ * overwritten in place, and the number of steps done, which is cut to 0..2^53. Lent. */
 DSC_API int64_t dsc_optim_state_count(const dsc_optim *optim);
 DSC_API const dsc_param *dsc_optim_state(const dsc_optim *optim); /* grad.data is NULL */
 DSC_API int64_t dsc_optim_steps(const dsc_optim *optim);

@@ -160,9 +160,13 @@ static dsc_status get_number(dsc_kfac *k, dsc_queue *q, source_kind kind, void *
 }
 
 static dsc_status take_number(dsc_kfac *k, source_kind kind, int64_t value, double real) {
-    if (kind == DAMPING ? !isfinite(real) || real < 0 : value < 0)
+    const int64_t most = (int64_t)1 << 53; /* room enough to count on from */
+    if (kind == DAMPING && (!isfinite(real) || real < 0))
         return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s' is %g: it may not be negative", number_names[kind],
-                        kind == DAMPING ? real : (double)value);
+                        real);
+    if (value < 0 || value > most)
+        return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s' is %lld: it must be in 0..2^53", number_names[kind],
+                        (long long)value);
     if (kind == STEP)
         k->step = value;
     else if (kind == DECOMPOSED)
@@ -270,6 +274,17 @@ static dsc_status check_finite(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *
     return DSC_OK;
 }
 
+/* Solvers leave none below 0. */
+static dsc_status check_values(const dsc_kfac_entry *entry, const void *host) {
+    for (int64_t i = 0; i < entry->dim[0]; i++) {
+        double value = entry->dtype == DSC_F64 ? ((const double *)host)[i] : (double)((const float *)host)[i];
+        if (value < 0)
+            return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s': eigenvalue %lld is %g: it may not be negative",
+                            entry->name, (long long)i, value);
+    }
+    return DSC_OK;
+}
+
 static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *entry,
                              const struct dsc_kfac_source *source, const void *host) {
     int owner;
@@ -292,6 +307,8 @@ dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index, c
     DSC_TRY(find(kfac, index, &entry, &source));
     dsc_status status = source->kind < NUMBERS ? set_number(kfac, queue, source->kind, host)
                                                : set_tensor(kfac, queue, entry, source, host);
+    if (status == DSC_OK && source->kind == VALUES && kfac->rank == 0)
+        status = check_values(entry, host);
     return dsc_comm_agree(kfac->control, status);
 }
 

@@ -412,5 +412,6 @@ int64_t dsc_optim_steps(const dsc_optim *optim) {
 }
 
 void dsc_optim_set_steps(dsc_optim *optim, int64_t steps) {
-    optim->steps = steps;
+    const int64_t most = (int64_t)1 << 53; /* room enough to count on from */
+    optim->steps = steps < 0 ? 0 : steps > most ? most : steps;
 }

@@ -540,7 +540,8 @@ static void test_damaged(void **state) {
     static const struct {
         const char *entry;
         double value;
-    } cases[] = {{"step", -1}, {"conv.A", NAN}, {"last.G", INFINITY}, {"grouped[1].A", -INFINITY}};
+    } cases[] = {{"step", -1},    {"step", 0x1p62},     {"rejected_factors", 0x1p62},
+                 {"conv.A", NAN}, {"last.G", INFINITY}, {"grouped[1].A", -INFINITY}};
     net n;
     net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
     for (int s = 0; s < 3; s++) {
@@ -550,7 +551,7 @@ static void test_damaged(void **state) {
         EXPECT_OK(run(kfac, &n, 0));
         image *im = save(kfac, &n);
         dsc_kfac_destroy(&kfac);
-        for (int i = 0; i < 4; i++) {
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
             int64_t at = find(im, cases[i].entry);
             assert_true(at >= 0);
             size_t bytes = entry_bytes(&im->entries[at]);
@@ -577,20 +578,27 @@ static void test_damaged(void **state) {
 /* Decompositions that are not finite are refused, too. */
 static void test_damaged_decompositions(void **state) {
     (void)state;
-    static const char *const entries[] = {"conv.A.vectors", "last.G.values", "rows.A.inverse"};
+    static const struct {
+        const char *entry;
+        int method;
+        double value;
+    } cases[] = {{"conv.A.vectors", 0, NAN},
+                 {"last.G.values", 0, NAN},
+                 {"grouped[1].A.values", 0, -0.5},
+                 {"rows.A.inverse", 2, NAN}};
     net n;
     net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
-    for (int i = 0; i < 3; i++) {
-        dsc_kfac_options options = make_options(i == 2 ? 2 : 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        dsc_kfac_options options = make_options(cases[i].method);
         dsc_kfac *kfac = create(comm, &n, &options);
         EXPECT_OK(run(kfac, &n, 0));
         image *im = save(kfac, &n);
         dsc_kfac_destroy(&kfac);
-        int64_t at = find(im, entries[i]);
+        int64_t at = find(im, cases[i].entry);
         EXPECT(at >= 0);
         if (at >= 0) {
             EXPECT(im->entries[at].optional);
-            ((double *)im->data[at])[1] = NAN;
+            ((double *)im->data[at])[1] = cases[i].value;
             kfac = create(comm, &n, &options);
             dsc_status status = load(comm, kfac, &n, im, 1);
             EXPECT(status == DSC_E_INVALID || status == DSC_E_FORMAT || status == DSC_E_NUMERIC);

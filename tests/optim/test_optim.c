@@ -479,6 +479,23 @@ static void restore(net *from, const dsc_optim *old, net *to, dsc_optim *fresh) 
     dsc_optim_set_steps(fresh, dsc_optim_steps(old));
 }
 
+/* A number of steps out of a damaged file is cut to what can be counted on from. */
+static void test_set_steps(void **state) {
+    (void)state;
+    const int64_t most = (int64_t)1 << 53;
+    net n;
+    make_net(chosen_or("ref"), DSC_F32, TOGETHER, &n);
+    dsc_optim *optim = make_optim(&n, NULL);
+    dsc_optim_set_steps(optim, -5);
+    assert_int_equal(dsc_optim_steps(optim), 0);
+    dsc_optim_set_steps(optim, INT64_MAX);
+    assert_int_equal(dsc_optim_steps(optim), most);
+    assert_ok(dsc_optim_step(optim, n.queue, 0.1, NULL));
+    assert_int_equal(dsc_optim_steps(optim), most + 1);
+    dsc_optim_destroy(&optim);
+    free_net(&n);
+}
+
 /* Stopping and going on in a fresh optimiser gives the bits of the run that never stopped. */
 static void test_restore(void **state) {
     (void)state;
@@ -689,12 +706,19 @@ static void test_bad_params(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_papers),        cmocka_unit_test(test_zero),
-        cmocka_unit_test(test_clipping),      cmocka_unit_test(test_no_clipping),
-        cmocka_unit_test(test_state_names),   cmocka_unit_test(test_restore),
-        cmocka_unit_test(test_layouts_agree), cmocka_unit_test(test_step_allocates_nothing),
-        cmocka_unit_test(test_names),         cmocka_unit_test(test_create_survives_failures),
-        cmocka_unit_test(test_bad_options),   cmocka_unit_test(test_bad_params),
+        cmocka_unit_test(test_papers),
+        cmocka_unit_test(test_zero),
+        cmocka_unit_test(test_clipping),
+        cmocka_unit_test(test_no_clipping),
+        cmocka_unit_test(test_state_names),
+        cmocka_unit_test(test_restore),
+        cmocka_unit_test(test_set_steps),
+        cmocka_unit_test(test_layouts_agree),
+        cmocka_unit_test(test_step_allocates_nothing),
+        cmocka_unit_test(test_names),
+        cmocka_unit_test(test_create_survives_failures),
+        cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_bad_params),
     };
     return cmocka_run_group_tests_name("optim", tests, draw_gradients, NULL);
 }
