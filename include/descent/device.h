@@ -62,10 +62,11 @@ typedef struct dsc_device_options {
     size_t size;      /* of this struct; set by dsc_device_options_init */
     const char *name; /* "auto" (the default: the fastest that is there), "ref", "cpu", "cuda"; the string
                          stays the caller's */
-    int threads;      /* CPU threads; 0: all that the process may use */
-    int ordinal;      /* which of several GPUs, counted around: rank 5 on a node of four gets GPU 1 */
-    int tune;         /* 1: a GPU times what could run a convolution when one is opened and keeps the fastest;
-                         0 (the default): it takes what its library advises */
+    int threads; /* CPU threads; 0: one for each CPU that the process may use, or fewer when OpenMP is set
+                    to that (OMP_NUM_THREADS); OpenMP's setting stays as it is */
+    int ordinal; /* which of several GPUs, counted around: rank 5 on a node of four gets GPU 1 */
+    int tune;    /* 1: a GPU times what could run a convolution when one is opened and keeps the fastest;
+                    0 (the default): it takes what its library advises */
 } dsc_device_options;
 
 DSC_API void dsc_device_options_init(dsc_device_options *options);

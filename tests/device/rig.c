@@ -5,12 +5,13 @@
 
 #include <float.h>
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 
 rig rigs[MAX_RIGS];
 int rig_count;
 
-enum { GUARD_PATTERN = 0xA5 };
+enum { GUARD_PATTERN = 0xA5, OWN_THREADS = 5 };
 
 static int open_one(const char *name, int threads) {
     rig *r = &rigs[rig_count];
@@ -46,6 +47,7 @@ static int open_host_devices(void) {
 int rigs_open(void **state) {
     (void)state;
     rig_count = 0;
+    omp_set_num_threads(OWN_THREADS);
     if (!chosen())
         return open_host_devices();
     return open_one("ref", 1) || open_one(chosen_exact_or(NULL), 1);
@@ -71,7 +73,10 @@ int rigs_close(void **state) {
         dsc_device_destroy(&rigs[i].device);
     }
     rig_count = 0;
-    return left != 0; /* a test that passed has freed its memory */
+    int threads = omp_get_max_threads();
+    if (threads != OWN_THREADS)
+        fprintf(stderr, "OpenMP is set to %d threads instead of %d\n", threads, OWN_THREADS);
+    return left != 0 || threads != OWN_THREADS; /* a test that passed has freed its memory */
 }
 
 void *test_array(int64_t count, size_t size) {

@@ -17,7 +17,8 @@ typedef struct rig {
 enum { MAX_RIGS = 16, GUARD_BYTES = 64 };
 
 /* ref and every host device, those with threads at 1 and 2 of them; or ref and the environment's device
- * (chosen.h), without TF32. ref is the first. Group set-up and tear-down. */
+ * (chosen.h), without TF32. ref is the first. Group set-up and tear-down, which fails when memory is left, or
+ * when the tests have changed how many threads OpenMP gives to this one. */
 extern rig rigs[MAX_RIGS];
 extern int rig_count;
 int rigs_open(void **state);

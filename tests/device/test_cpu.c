@@ -4,6 +4,7 @@
 
 #include "base/memory.h"
 
+#include <omp.h>
 #include <stdlib.h>
 
 /* rigs[0] is ref. */
@@ -215,11 +216,31 @@ static void test_variants(void **state) {
     assert_fails(DSC_E_INVALID, "cpu:fast", dsc_device_create(&options, &device));
 }
 
+/* As many threads as there are CPUs, or fewer when OpenMP is set to that. */
+static void test_default_threads(void **state) {
+    (void)state;
+    skip_on_chosen("threads of the cpu device");
+    int before = omp_get_max_threads();
+    dsc_device_options options;
+    dsc_device *device = NULL;
+    dsc_device_options_init(&options);
+    options.name = "cpu";
+    omp_set_num_threads(1);
+    assert_ok(dsc_device_create(&options, &device));
+    assert_int_equal(dsc_device_threads(device), 1);
+    dsc_device_destroy(&device);
+    omp_set_num_threads(100000);
+    assert_ok(dsc_device_create(&options, &device));
+    assert_int_equal(dsc_device_threads(device), omp_get_num_procs());
+    dsc_device_destroy(&device);
+    omp_set_num_threads(before);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conv_cuts), cmocka_unit_test(test_gemm_cuts),
         cmocka_unit_test(test_syrk_cuts), cmocka_unit_test(test_no_allocation),
-        cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_variants),  cmocka_unit_test(test_default_threads),
     };
     return cmocka_run_group_tests(tests, rigs_open_loose, rigs_close);
 }

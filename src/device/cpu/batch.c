@@ -44,12 +44,13 @@ static dsc_status gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t c
         DSC_TRY(dsc_cpu_product_check(cpu, "gemm_batch", &g));
         pieces += pieces_of(item);
     }
-    dsc_cpu_use_threads(q->device);
+    int before = dsc_cpu_use_threads(q->device);
 #pragma omp parallel for num_threads(q->device->threads) schedule(dynamic, 1) reduction(| : failed)
     for (int64_t p = 0; p < pieces; p++) {
         dsc_cpu_gemm g = find_piece(items, p);
         failed |= dsc_cpu_multiply(cpu, &g) != DSC_OK; /* the message stays with the thread */
     }
+    dsc_cpu_leave_threads(before);
     if (failed)
         return DSC_FAIL(DSC_E_DEVICE, "gemm_batch: one of %lld products failed", (long long)count);
     return DSC_OK;

@@ -13,10 +13,13 @@ static dsc_onednn_conv *plan_of(const dsc_conv *conv, dsc_conv_pass pass) {
 static dsc_status plan_onednn(dsc_conv *conv) {
     const dsc_cpu *cpu = conv->device->state;
     dsc_onednn_conv *plan = NULL;
-    if (cpu->onednn)
-        DSC_TRY(dsc_onednn_conv_open(conv, &plan));
+    if (!cpu->onednn)
+        return DSC_OK;
+    int before = dsc_cpu_use_threads(conv->device);
+    dsc_status status = dsc_onednn_conv_open(conv, &plan);
+    dsc_cpu_leave_threads(before);
     conv->state = plan;
-    return DSC_OK;
+    return status;
 }
 
 static size_t workspace_of(const dsc_conv *conv, dsc_conv_pass pass) {
@@ -36,25 +39,31 @@ const char *dsc_cpu_conv_implementation(const dsc_conv *conv, dsc_conv_pass pass
 static dsc_status conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
                                const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
     dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_FORWARD);
-    dsc_cpu_use_threads(q->device);
-    return plan ? dsc_onednn_conv_forward(plan, x, w, bias, work, y)
-                : dsc_own_conv_forward(q, conv, x, w, bias, work, y);
+    int before = dsc_cpu_use_threads(q->device);
+    dsc_status status = plan ? dsc_onednn_conv_forward(plan, x, w, bias, work, y)
+                             : dsc_own_conv_forward(q, conv, x, w, bias, work, y);
+    dsc_cpu_leave_threads(before);
+    return status;
 }
 
 static dsc_status conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
                                      double beta, dsc_tensor *work, dsc_tensor *dx) {
     dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_BACKWARD_DATA);
-    dsc_cpu_use_threads(q->device);
-    return plan ? dsc_onednn_conv_backward_data(q, plan, w, dy, beta, work, dx)
-                : dsc_own_conv_backward_data(q, conv, w, dy, beta, work, dx);
+    int before = dsc_cpu_use_threads(q->device);
+    dsc_status status = plan ? dsc_onednn_conv_backward_data(q, plan, w, dy, beta, work, dx)
+                             : dsc_own_conv_backward_data(q, conv, w, dy, beta, work, dx);
+    dsc_cpu_leave_threads(before);
+    return status;
 }
 
 static dsc_status conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
                                        const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw) {
     dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_BACKWARD_WEIGHT);
-    dsc_cpu_use_threads(q->device);
-    return plan ? dsc_onednn_conv_backward_weight(q, plan, x, dy, beta, work, dw)
-                : dsc_own_conv_backward_weight(q, conv, x, dy, beta, work, dw);
+    int before = dsc_cpu_use_threads(q->device);
+    dsc_status status = plan ? dsc_onednn_conv_backward_weight(q, plan, x, dy, beta, work, dw)
+                             : dsc_own_conv_backward_weight(q, conv, x, dy, beta, work, dw);
+    dsc_cpu_leave_threads(before);
+    return status;
 }
 
 #else
@@ -76,7 +85,6 @@ const char *dsc_cpu_conv_implementation(const dsc_conv *conv, dsc_conv_pass pass
 #endif
 
 static dsc_status conv_open(dsc_conv *conv) {
-    dsc_cpu_use_threads(conv->device);
     DSC_TRY(plan_onednn(conv));
     conv->workspace = 0;
     for (int pass = 0; pass < DSC_CONV_PASSES; pass++) {

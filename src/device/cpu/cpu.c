@@ -91,9 +91,20 @@ static const variant *find_variant(const char *name) {
 
 /* ---- threads and scratch memory ---- */
 
-void dsc_cpu_use_threads(const dsc_device *device) {
-    if (omp_get_max_threads() != device->threads)
-        omp_set_num_threads(device->threads);
+int dsc_cpu_use_threads(const dsc_device *device) {
+    int before = omp_get_max_threads();
+    omp_set_num_threads(device->threads);
+    return before;
+}
+
+void dsc_cpu_leave_threads(int before) {
+    omp_set_num_threads(before);
+}
+
+/* As many as there are CPUs for this process, or fewer when OpenMP is set to that. */
+static int default_threads(void) {
+    int cpus = omp_get_num_procs(), set = omp_get_max_threads();
+    return set < cpus ? set : cpus;
 }
 
 dsc_status dsc_cpu_scratch(dsc_queue *q, int64_t bytes, void *out) {
@@ -188,9 +199,8 @@ dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) {
     device->table = &cpu->table;
     device->name = "cpu";
     device->is_host = 1;
-    device->threads = options->threads > 0 ? options->threads : omp_get_num_procs();
+    device->threads = options->threads > 0 ? options->threads : default_threads();
     device->state = cpu;
-    dsc_cpu_use_threads(device);
     describe(device, cpu);
     return DSC_OK;
 }

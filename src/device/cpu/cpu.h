@@ -30,8 +30,10 @@ static inline const dsc_cpu_kernels *dsc_cpu_kernels_of(const dsc_queue *q) {
 /* `bytes` of the queue's scratch memory, valid until the next call, not cleared. */
 dsc_status dsc_cpu_scratch(dsc_queue *q, int64_t bytes, void *out) DSC_MUST_CHECK;
 
-/* Makes OpenMP, and with it OpenBLAS and oneDNN, use the device's number of threads on the calling thread. */
-void dsc_cpu_use_threads(const dsc_device *device);
+/* Makes OpenMP, and with it OpenBLAS and oneDNN, use the device's number of threads on the calling thread.
+ * Returns what it used before, for dsc_cpu_leave_threads: that setting is the caller's. */
+int dsc_cpu_use_threads(const dsc_device *device) DSC_MUST_CHECK;
+void dsc_cpu_leave_threads(int before);
 
 /* Into how many parts work on `elements` elements is cut: one when starting threads would cost more than it
  * saves, else as many as threads. Depends on nothing else, so that results are reproducible. */

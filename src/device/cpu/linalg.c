@@ -64,12 +64,14 @@ static dsc_status gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, con
     const dsc_cpu *cpu = dsc_cpu_of(q);
     dsc_cpu_gemm call = dsc_cpu_product((const int[]){trans_a, trans_b}, alpha, a, b, beta, c);
     DSC_TRY(dsc_cpu_product_check(cpu, "gemm", &call));
-    dsc_cpu_use_threads(q->device);
-    if (cpu->onednn || cpu->blas)
-        DSC_TRY(dsc_cpu_multiply(cpu, &call));
-    else
+    if (!cpu->onednn && !cpu->blas) {
         dsc_own_gemm(q->device, &call);
-    return DSC_OK;
+        return DSC_OK;
+    }
+    int before = dsc_cpu_use_threads(q->device);
+    dsc_status status = dsc_cpu_multiply(cpu, &call);
+    dsc_cpu_leave_threads(before);
+    return status;
 }
 
 /* Our own kernels, which skip the upper triangle. */

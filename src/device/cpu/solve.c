@@ -105,8 +105,10 @@ static lapack_int solve_eigen(const dsc_queue *q, const problem *p) {
 static dsc_status syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v) {
     problem p = problem_of(a, v, work->data);
     DSC_TRY(check_size("syev", p.n, syev_reals(p.n)));
-    dsc_cpu_use_threads(q->device);
-    DSC_TRY(report("syev", &p, solve_eigen(q, &p), "made the solver fail to converge"));
+    int before = dsc_cpu_use_threads(q->device);
+    lapack_int info = solve_eigen(q, &p);
+    dsc_cpu_leave_threads(before);
+    DSC_TRY(report("syev", &p, info, "made the solver fail to converge"));
     return DSC_OK;
 }
 
@@ -142,9 +144,10 @@ static dsc_status syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
     if (!is_finite(dsc_cpu_kernels_of(q), &p))
         return report("syev_careful", &p, NOT_FINITE, NULL);
     DSC_TRY(dsc_memory_alloc(p.n * p.n + p.n + reals, sizeof *memory, &memory));
-    dsc_cpu_use_threads(q->device);
+    int before = dsc_cpu_use_threads(q->device);
     lapack_int info =
         solve_carefully(&p, (lapack_int)reals, memory, memory + p.n * p.n, memory + p.n * p.n + p.n);
+    dsc_cpu_leave_threads(before);
     dsc_memory_free(&memory);
     DSC_TRY(report("syev_careful", &p, info, "made the solver fail to converge"));
     return DSC_OK;
@@ -173,8 +176,10 @@ static lapack_int invert(const dsc_queue *q, const problem *p) {
 static dsc_status chol_inverse(dsc_queue *q, dsc_tensor *a) {
     problem p = problem_of(a, NULL, NULL);
     DSC_TRY(check_size("chol_inverse", p.n, p.n));
-    dsc_cpu_use_threads(q->device);
-    DSC_TRY(report("chol_inverse", &p, invert(q, &p), "is not positive definite; add damping"));
+    int before = dsc_cpu_use_threads(q->device);
+    lapack_int info = invert(q, &p);
+    dsc_cpu_leave_threads(before);
+    DSC_TRY(report("chol_inverse", &p, info, "is not positive definite; add damping"));
     return DSC_OK;
 }
 
@@ -211,13 +216,14 @@ static dsc_status syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count,
     int busy = busy_threads(q->device, count), team = team_of(q->device, count);
     char *space = work->data;
     DSC_TRY(check_size("syev_batch", largest, syev_reals(largest)));
-    dsc_cpu_use_threads(q->device);
+    int before = dsc_cpu_use_threads(q->device);
 #pragma omp parallel for num_threads(team) schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
         size_t slot = (size_t)(omp_get_thread_num() % busy);
         problem p = problem_of(&items[i].a, &items[i].v, space + slot * bytes);
         items[i].failed = solve_eigen(q, &p) != 0;
     }
+    dsc_cpu_leave_threads(before);
     return DSC_OK;
 }
 
@@ -225,12 +231,13 @@ static dsc_status chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_
     int64_t largest = largest_of(items, count);
     int team = team_of(q->device, count);
     DSC_TRY(check_size("chol_inverse_batch", largest, largest));
-    dsc_cpu_use_threads(q->device);
+    int before = dsc_cpu_use_threads(q->device);
 #pragma omp parallel for num_threads(team) schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
         problem p = problem_of(&items[i].a, NULL, NULL);
         items[i].failed = invert(q, &p) != 0;
     }
+    dsc_cpu_leave_threads(before);
     return DSC_OK;
 }
 

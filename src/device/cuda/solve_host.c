@@ -32,9 +32,8 @@ dsc_status dsc_cuda_host_reserve(dsc_cuda_host *h, int64_t count) {
     return DSC_OK;
 }
 
-/* In the thread: a device sets the number of threads of whoever opens it. An OpenBLAS with threads of its own
- * would start a team in each of ours (one with OpenMP does not): in a process that computes on a GPU one
- * thread is enough for it. */
+/* An OpenBLAS with threads of its own would start a team in each of ours (one with OpenMP does not): in a
+ * process that computes on a GPU one thread is enough for it. */
 static dsc_status open_cpu(dsc_cuda_host *h) {
     dsc_device_options options;
     dsc_device_options_init(&options);
