@@ -174,7 +174,7 @@ typedef struct dsc_buckets dsc_buckets;
 typedef struct dsc_bucket_options {
     size_t size;
     size_t bytes;        /* size of a bucket, default 4 MiB (a larger tensor is a bucket of its own) */
-    dsc_dtype wire;      /* DSC_F32 (the default), DSC_BF16 or DSC_F16: what travels */
+    dsc_dtype wire;      /* DSC_F32 (the default: each as it is), DSC_BF16 or DSC_F16: what travels */
     dsc_traffic traffic; /* default DSC_TRAFFIC_GRADIENTS */
     int divide_first;    /* 0 (the default): sums travel and are divided by the number of ranks afterwards. 1:
                             every    rank's share is divided before, so that no sum overflows a half type. */
