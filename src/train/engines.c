@@ -6,10 +6,9 @@
 #include "comm/table.h"
 #include "train/checkpoint_directory.h"
 #include "train/safetensors.h"
+#include "train/same_options.h"
 #include "train/share.h"
 #include "train/start.h"
-
-#include <string.h>
 
 dsc_status dsc_engines_text(dsc_device *device, char **out) {
     size_t size = 0, needed = 0;
@@ -42,21 +41,10 @@ static dsc_status read_stored(const dsc_trainer *t, char **out) {
     return status;
 }
 
-/* Rank 0's text to all; the others' is new. `status`: this rank's so far; a failure of one fails all. */
-static dsc_status share_text(dsc_trainer *t, dsc_status status, char **text) {
-    int64_t bytes = status == DSC_OK && t->rank == 0 ? (int64_t)strlen(*text) + 1 : 0;
-    DSC_TRY(dsc_comm_agree(t->comm, status));
-    DSC_TRY(dsc_share_bytes(t->comm, t->queue, &bytes, sizeof bytes));
-    if (t->rank != 0)
-        status = dsc_memory_alloc(bytes, 1, text);
-    DSC_TRY(dsc_comm_agree(t->comm, status));
-    return dsc_share_bytes(t->comm, t->queue, *text, (size_t)bytes);
-}
-
 static dsc_status take_stored(dsc_trainer *t) {
     char *text = NULL;
     dsc_status status = t->rank == 0 ? read_stored(t, &text) : DSC_OK;
-    status = share_text(t, status, &text);
+    status = dsc_share_text(t->comm, t->queue, status, &text);
     if (status == DSC_OK)
         status = dsc_device_preset(t->device, text);
     if (status == DSC_E_FORMAT)
@@ -77,7 +65,7 @@ static dsc_status make_after(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t))
         status = make(t);
     if (t->rank == 0 && status == DSC_OK)
         status = dsc_engines_text(t->device, &text);
-    status = share_text(t, status, &text);
+    status = dsc_share_text(t->comm, t->queue, status, &text);
     dsc_status restored = dsc_comm_set_timeout(t->comm, timeout);
     status = status == DSC_OK ? restored : status;
     if (status == DSC_OK && t->rank != 0)
@@ -90,6 +78,7 @@ static dsc_status make_after(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t))
 
 dsc_status dsc_engines_make(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t)) {
     int64_t tunes = dsc_device_tunes(t->device);
+    DSC_TRY(dsc_same_options_check(t));
     DSC_TRY(take_stored(t));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &tunes, sizeof tunes));
     return dsc_comm_agree(t->comm, tunes && t->ranks > 1 ? make_after(t, make) : make(t));

@@ -211,7 +211,7 @@ static json_t *describe_gossip(const dsc_train_options *o) {
     return config;
 }
 
-static json_t *describe_options(const dsc_train_options *o) {
+json_t *dsc_metrics_config(const dsc_train_options *o) {
     json_t *config = json_object();
     set_text(config, "model", o->model);
     set_text(config, "data", o->data);
@@ -261,7 +261,7 @@ void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, con
     set_int(line, "steps_per_epoch", facts->epoch_steps);
     set_text(line, "resumed", facts->resumed);
     set_int(line, "step", facts->step);
-    set(line, "config", describe_options(options));
+    set(line, "config", dsc_metrics_config(options));
     finish_line(metrics, line);
 }
 

@@ -46,6 +46,9 @@ void dsc_metrics_close(dsc_metrics **metrics);
 int dsc_metrics_failed(const dsc_metrics *metrics);
 dsc_status dsc_metrics_status(const dsc_metrics *metrics) DSC_MUST_CHECK;
 
+/* The options as the `config` of a `run` line; the caller gives it back with json_decref. */
+struct json_t *dsc_metrics_config(const dsc_train_options *options);
+
 /* All accept metrics == NULL and do nothing then. */
 void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, const dsc_run_facts *facts);
 /* report->nu is written unless it is NaN. */

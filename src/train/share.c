@@ -4,6 +4,8 @@
 #include "base/error.h"
 #include "base/memory.h"
 
+#include <string.h>
+
 /* After a wait that was in vain the block may still be written to: it is MPI's then. */
 static void free_block(dsc_tensor *block, dsc_status status) {
     if (status == DSC_E_LOST || status == DSC_E_COMM)
@@ -62,6 +64,17 @@ dsc_status dsc_share_gather(dsc_comm *comm, dsc_queue *queue, dsc_status status,
     if (status != DSC_OK)
         dsc_memory_free(all);
     return status;
+}
+
+dsc_status dsc_share_text(dsc_comm *comm, dsc_queue *queue, dsc_status status, char **text) {
+    int rank = dsc_comm_rank(comm);
+    int64_t bytes = status == DSC_OK && rank == 0 ? (int64_t)strlen(*text) + 1 : 0;
+    DSC_TRY(dsc_comm_agree(comm, status));
+    DSC_TRY(dsc_share_bytes(comm, queue, &bytes, sizeof bytes));
+    if (rank != 0)
+        status = dsc_memory_alloc(bytes, 1, text);
+    DSC_TRY(dsc_comm_agree(comm, status));
+    return dsc_share_bytes(comm, queue, *text, (size_t)bytes);
 }
 
 /* ---- one rank and another ---- */

@@ -11,6 +11,10 @@ dsc_status dsc_share_bytes(dsc_comm *comm, dsc_queue *queue, void *data, size_t 
  * of one fails all. Collective; blocks. */
 dsc_status dsc_share_gather(dsc_comm *comm, dsc_queue *queue, dsc_status status, const void *own,
                             size_t bytes, void **all) DSC_MUST_CHECK;
+/* Rank 0's text to all; the others' is new. `status`: this rank's so far; a failure of one fails all.
+ * Collective; blocks. */
+dsc_status dsc_share_text(dsc_comm *comm, dsc_queue *queue, dsc_status status, char **text) DSC_MUST_CHECK;
+
 /* Bytes on their way between rank 0 and one other. */
 typedef struct dsc_carrier {
     dsc_comm *comm; /* lent, and so is the queue */

@@ -1,6 +1,6 @@
 /* The trainer: everything a training step needs, made once; then one step after the other.
  *
- *   options.c     defaults, checks
+ *   options.c     defaults, checks; same_options.c: whether all ranks have the same
  *   trainer.c     creation and destruction; engines.c: which engines its convolutions take
  *   start.c       before the first step: output directory, resume; saving a checkpoint
  *   step.c        one step; stepper.c: its work on the device; precondition.c: K-FAC's schedules and scope;

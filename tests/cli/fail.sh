@@ -20,6 +20,26 @@ job 2 "$descent" train --out out >stdout 2>stderr || status=$?
 [ "$status" = 2 ] || complain "a run in the way: exit status $status instead of 2"
 [ "$(grep -c '^descent: .*--overwrite' stderr)" = 1 ] || complain "a run in the way is told $(grep -c '^descent: ' stderr) times"
 
+# other TEXT OPTIONS : OPTIONS: both ranks refuse what rank 1 was asked for, and say TEXT.
+other() {
+    local text=$1 first=() status=0
+    shift
+    while [ "$1" != : ]; do
+        first+=("$1")
+        shift
+    done
+    shift
+    # shellcheck disable=SC2086 # the flags are several words
+    timeout 60 "$DESCENT_MPIEXEC" ${DESCENT_MPIEXEC_FLAGS:-} -n 1 "${small[@]}" "${first[@]}" : -n 1 "${small[@]}" "$@" \
+        >stdout 2>stderr || status=$?
+    [ "$status" = 2 ] || complain "ranks with ${first[*]} and $*: exit status $status instead of 2"
+    has stderr "$text"
+}
+small=("$descent" train --model mlp --data synthetic:512 --threads 1 --out none --eval-every 0 --epochs 1)
+other "rank 1: started with other options than rank 0: steps 5 instead of 10" --steps 10 : --steps 5
+other 'consensus "allreduce" instead of "sgp"' --steps 10 --consensus sgp : --steps 10
+other "batch_size 32 instead of 64" --batch-size 64 : --batch-size 32
+
 # Rank 1 asks for more memory than there is, rank 0 waits for its gradients.
 if [ "$(cat /proc/sys/vm/overcommit_memory 2>/dev/null || echo 0)" != 1 ]; then
     status=0

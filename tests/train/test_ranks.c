@@ -112,6 +112,28 @@ static void test_report(void **state) {
     all_fine(comm);
 }
 
+/* What one rank was asked for alone is refused by all, unless it is its own business. */
+static void test_other_options(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE];
+    dsc_train_options o;
+    int odd = rank == ranks - 1 && ranks > 1;
+    runs_options(&o, NULL);
+    o.batch_size = 4;
+    o.steps = 1;
+    o.data_threads = odd ? 2 : 1;
+    EXPECT_OK(dsc_train_run(comm, device, &o, NULL));
+    if (ranks > 1) {
+        o.optim.momentum = odd ? 0.5 : 0.9;
+        EXPECT_FAILS(DSC_E_INVALID, "optimizer.momentum 0.5 instead of 0.9",
+                     dsc_train_run(comm, device, &o, NULL));
+        o.optim.momentum = 0.9;
+        o.out = odd ? folder("odd", out) : NULL;
+        EXPECT_FAILS(DSC_E_INVALID, "out true instead of false", dsc_train_run(comm, device, &o, NULL));
+    }
+    all_fine(comm);
+}
+
 /* ---- stop and resume ---- */
 
 static void resume_options(dsc_train_options *o, const char *out) {
@@ -433,7 +455,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_eval),    cmocka_unit_test(test_eval_gives_back),
         cmocka_unit_test(test_drift),   cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_agreed),  cmocka_unit_test(test_carrier),
-        cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_engines), cmocka_unit_test(test_other_options),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);
