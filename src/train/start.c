@@ -271,10 +271,13 @@ static void announce(const dsc_trainer *t, const char *path) {
         tell_text(t, DSC_EVENT_NOTE,
                   "K-FAC averages its factors over all ranks: every step waits for everybody, although "
                   "parameters gossip; with scope gossip or local no step does");
-    if (!path[0])
+    if (path[0])
+        snprintf(text, sizeof text, "resumed from '%s': step %lld, epoch %lld, sample %lld of it", path,
+                 (long long)t->state.step, (long long)t->state.epoch, (long long)t->state.position);
+    else if (t->options.resume)
+        snprintf(text, sizeof text, "no checkpoint in '%s': starts anew", t->options.out);
+    else
         return;
-    snprintf(text, sizeof text, "resumed from '%s': step %lld, epoch %lld, sample %lld of it", path,
-             (long long)t->state.step, (long long)t->state.epoch, (long long)t->state.position);
     tell_text(t, DSC_EVENT_NOTE, text);
 }
 
@@ -291,7 +294,7 @@ dsc_status dsc_trainer_start(dsc_trainer *t) {
         DSC_TRY(dsc_comm_agree(t->comm, dsc_gossip_start_peers(t)));
     dsc_status status = DSC_OK;
     if (t->options.out && t->rank == 0)
-        status = dsc_metrics_open(t->options.out, from.path[0] != '\0', &t->metrics);
+        status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
     DSC_TRY(dsc_comm_agree(t->comm, status));
     DSC_TRY(describe_run(t, from.path));
     announce(t, from.path);

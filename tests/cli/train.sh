@@ -26,6 +26,12 @@ has stdout "top-1 accuracy on the validation set"
 expect 0 "done: 1 epoch, 8 steps" "${small[@]}" --epochs 1 --out a --overwrite
 [ ! -e a/checkpoint-16.safetensors ] || complain "--overwrite leaves a checkpoint of the old run"
 
+# A run that ended before its first checkpoint: what it has written stays.
+mkdir early
+echo '{"kind":"run"}' >early/metrics.jsonl
+expect 0 "no checkpoint in 'early': starts anew" "${small[@]}" --steps 1 --eval-every 0 --out early --resume auto
+[ "$(grep -c '"kind":"run"' early/metrics.jsonl)" = 2 ] || complain "--resume auto loses the lines of a run without a checkpoint"
+
 # Nothing is written with --out none; the default directory is named after the run.
 mkdir empty
 (cd empty && "$descent" "${small[@]}" --steps 1 --out none >/dev/null)
