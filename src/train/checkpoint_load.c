@@ -115,13 +115,20 @@ static dsc_status check_params(const dsc_st_reader *r, const char *prefix, const
     return DSC_OK;
 }
 
-static dsc_status read_named(const dsc_st_reader *r, const char *prefix, const char *name, void *out,
-                             size_t bytes) {
+typedef dsc_status (*read_function)(const dsc_st_reader *r, const dsc_st_tensor *t, void *out, size_t bytes);
+
+static dsc_status read_by(read_function read, const dsc_st_reader *r, const char *prefix, const char *name,
+                          void *out, size_t bytes) {
     char *full;
     DSC_TRY(dsc_checkpoint_name(prefix, name, &full));
-    dsc_status status = dsc_st_read(r, dsc_st_find(r, full), out, bytes);
+    dsc_status status = read(r, dsc_st_find(r, full), out, bytes);
     dsc_memory_free(&full);
     return status;
+}
+
+static dsc_status read_named(const dsc_st_reader *r, const char *prefix, const char *name, void *out,
+                             size_t bytes) {
+    return read_by(dsc_st_read, r, prefix, name, out, bytes);
 }
 
 static int has_tensor(const dsc_st_reader *r, const char *prefix, const char *name) {
@@ -135,9 +142,14 @@ static void rank_prefix(const pair *p, int64_t r, char prefix[32]) {
     snprintf(prefix, 32, DSC_RANK_PREFIX, (int)(r % p->from.ranks));
 }
 
+/* Of the optimiser, whose moments may overflow and the parameters stay finite. */
+static int is_moment(const dsc_rank_item *item) {
+    return strncmp(item->name, DSC_OPTIM_PREFIX, strlen(DSC_OPTIM_PREFIX)) == 0;
+}
+
 /* Where an item for rank r comes from; 0: from nowhere. */
 static int find_source(const pair *p, const dsc_rank_item *item, int64_t r, char prefix[32]) {
-    int shared = !p->from.gossip && strncmp(item->name, DSC_OPTIM_PREFIX, strlen(DSC_OPTIM_PREFIX)) == 0;
+    int shared = !p->from.gossip && is_moment(item);
     rank_prefix(p, r, prefix);
     if (shared)
         prefix[0] = '\0'; /* the item's name is that of the tensor which all have */
@@ -380,7 +392,9 @@ static dsc_status read_item(const pair *p, const dsc_rank_item *item, const char
         memset(p->carrier.host, 0, bytes);
         return DSC_OK;
     }
-    return read_named(p->state, prefix, item->name, p->carrier.host, bytes);
+    int finite = item->value.dtype == DSC_F32 && !is_moment(item); /* others are judged where they are used */
+    return read_by(finite ? dsc_st_read_finite : dsc_st_read, p->state, prefix, item->name, p->carrier.host,
+                   bytes);
 }
 
 /* Gives every rank its list; something travels even after a failure, so that nobody waits. */

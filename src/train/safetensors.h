@@ -37,6 +37,9 @@ const char *dsc_st_metadata(const dsc_st_reader *reader, const char *key);
 /* Reads the numbers of a tensor; bytes must be tensor->bytes. */
 dsc_status dsc_st_read(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out,
                        size_t bytes) DSC_MUST_CHECK;
+/* The same; DSC_E_FORMAT when floating-point numbers of it are not finite. */
+dsc_status dsc_st_read_finite(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out,
+                              size_t bytes) DSC_MUST_CHECK;
 
 /* ---- writing: create, declare everything, begin, write every tensor once in any order, sync, commit ---- */
 typedef struct dsc_st_writer dsc_st_writer;

@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -255,4 +256,30 @@ dsc_status dsc_st_read(const dsc_st_reader *reader, const dsc_st_tensor *tensor,
         return DSC_FAIL(DSC_E_INVALID, "'%s': tensor '%s' has %zu bytes, not %zu", reader->path, tensor->name,
                         tensor->bytes, bytes);
     return read_at(reader, reader->data_start + tensor->offset, out, bytes);
+}
+
+/* 1 when numbers of a type that is not whole have all bits of the exponent set. */
+static int has_nonfinite(const void *data, dsc_dtype dtype, size_t bytes) {
+    const uint16_t *half = data;
+    const float *single = data;
+    const double *full = data;
+    size_t count = bytes / dsc_dtype_size(dtype);
+    uint16_t exponent = dtype == DSC_BF16 ? 0x7f80 : 0x7c00;
+    int bad = 0;
+    for (size_t i = 0; i < count && dtype == DSC_F32; i++)
+        bad |= !isfinite(single[i]);
+    for (size_t i = 0; i < count && dtype == DSC_F64; i++)
+        bad |= !isfinite(full[i]);
+    for (size_t i = 0; i < count && (dtype == DSC_BF16 || dtype == DSC_F16); i++)
+        bad |= (half[i] & exponent) == exponent;
+    return bad;
+}
+
+dsc_status dsc_st_read_finite(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out,
+                              size_t bytes) {
+    DSC_TRY(dsc_st_read(reader, tensor, out, bytes));
+    if (has_nonfinite(out, tensor->dtype, bytes))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: '%s' holds numbers that are not finite", reader->path,
+                        tensor->name);
+    return DSC_OK;
 }

@@ -59,26 +59,33 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
 
 /* ---- checkpoints ---- */
 
-static dsc_status count_bad(dsc_trainer *t, dsc_tensor *count, double *bad) {
+/* Adds the numbers of parameters and of batch-norm statistics that are not finite. */
+static dsc_status count_bad(dsc_trainer *t, dsc_tensor *count, double bad[2]) {
     dsc_tensor values = dsc_model_values(t->model);
-    DSC_TRY(dsc_op_count_nonfinite(t->queue, &values, count));
-    DSC_TRY(dsc_tensor_download(t->queue, count, sizeof *bad, bad));
+    const dsc_param *buffers = dsc_model_buffers(t->model);
+    dsc_tensor of_values = dsc_tensor_slice(count, 0, 1), of_buffers = dsc_tensor_slice(count, 1, 1);
+    DSC_TRY(dsc_op_count_nonfinite(t->queue, &values, &of_values));
+    for (int64_t i = 0; i < dsc_model_buffer_count(t->model); i++)
+        if (buffers[i].value.dtype == values.dtype) /* the others count batches */
+            DSC_TRY(dsc_op_count_nonfinite(t->queue, &buffers[i].value, &of_buffers));
+    DSC_TRY(dsc_tensor_download(t->queue, count, 2 * sizeof *bad, bad));
     return dsc_queue_sync(t->queue);
 }
 
 static dsc_status check_finite(dsc_trainer *t) {
-    const int64_t one = 1;
+    const int64_t two = 2;
     dsc_tensor count;
-    double bad = 0;
-    DSC_TRY(dsc_tensor_alloc(t->device, DSC_F64, 1, &one, &count));
-    dsc_status status = count_bad(t, &count, &bad);
+    double bad[2] = {0, 0};
+    DSC_TRY(dsc_tensor_alloc(t->device, DSC_F64, 1, &two, &count));
+    dsc_status status = count_bad(t, &count, bad);
     dsc_tensor_free(&count);
     DSC_TRY(status);
-    if (bad > 0)
+    if (bad[0] + bad[1] > 0)
         return DSC_FAIL(DSC_E_NUMERIC,
-                        "after step %lld %.0f parameters are not finite, and no checkpoint of it was written "
+                        "after step %lld %.0f %s are not finite, and no checkpoint of it was written "
                         "(last good checkpoint: %s): try a lower learning rate or a longer warm-up",
-                        (long long)t->state.step, bad, t->good ? t->good : "none");
+                        (long long)t->state.step, bad[0] > 0 ? bad[0] : bad[1],
+                        bad[0] > 0 ? "parameters" : "batch-norm statistics", t->good ? t->good : "none");
     return DSC_OK;
 }
 

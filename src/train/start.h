@@ -16,8 +16,8 @@ dsc_status dsc_origin_find(const dsc_train_options *o, dsc_origin *from) DSC_MUS
 /* Prepares the output directory, resumes where asked to, gives everybody rank 0's parameters and opens the
  * metrics. Collective; fails on all ranks or on none. */
 dsc_status dsc_trainer_start(dsc_trainer *t) DSC_MUST_CHECK;
-/* Writes a checkpoint of this step, unless there is one or no output directory. Refuses parameters that are
- * not finite. Collective; fails on all ranks or on none. */
+/* Writes a checkpoint of this step, unless there is one or no output directory. Refuses parameters and
+ * batch-norm statistics that are not finite. Collective; fails on all ranks or on none. */
 dsc_status dsc_trainer_save(dsc_trainer *t) DSC_MUST_CHECK;
 /* Where the run stands, for an event of this kind; the caller fills in the rest and tells it. */
 dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind);

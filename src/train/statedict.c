@@ -107,7 +107,7 @@ static dsc_status read_entry(const dsc_state_entry *e, dsc_queue *queue, char *h
                              const dsc_st_reader *reader) {
     dsc_tensor target = *e->tensor;
     size_t bytes = dsc_tensor_bytes(&target);
-    DSC_TRY(dsc_st_read(reader, dsc_st_find(reader, e->name), there, bytes));
+    DSC_TRY(dsc_st_read_finite(reader, dsc_st_find(reader, e->name), there, bytes));
     if (e->permuted)
         transpose_inner(there, here, e->ohwc[0], e->ohwc[3], e->ohwc[1] * e->ohwc[2],
                         dsc_dtype_size(target.dtype));

@@ -431,6 +431,37 @@ static void test_bad_numbers(void **state) {
     tiny_close(&t);
 }
 
+static void spoil(const tiny *t, int64_t index) {
+    dsc_tensor buffer = dsc_model_buffers(t->model)[index].value;
+    float *host = runs_read(queue, &buffer);
+    host[1] = NAN;
+    assert_ok(dsc_tensor_upload(queue, host, dsc_tensor_bytes(&buffer), &buffer));
+    assert_ok(dsc_queue_sync(queue));
+    free(host);
+}
+
+/* Statistics that are not finite are refused, in either file. */
+static void test_not_finite(void **state) {
+    (void)state;
+    tiny t;
+    char good[SCRATCH_SIZE], bad[SCRATCH_SIZE];
+    int64_t bytes;
+    make_directory("finite", good);
+    make_directory("not-finite", bad);
+    tiny_open(&t, 1, 4);
+    save(&t, 12, good);
+    spoil(&t, 1);
+    dsc_snapshot s = snapshot(&t);
+    assert_ok(dsc_checkpoint_save(&s, bad, &bytes));
+    expect_load(&t, scratch_path(bad, "checkpoint-12.safetensors"), DSC_E_FORMAT,
+                "checkpoint-12.safetensors' is damaged: 'bn.running_var' holds numbers that are not finite");
+    copy_file(scratch_path(bad, "checkpoint-12.state.safetensors"),
+              scratch_path(good, "checkpoint-12.state.safetensors"));
+    expect_load(&t, scratch_path(good, "checkpoint-12.safetensors"), DSC_E_FORMAT,
+                "'rank.0.bn.running_var' holds numbers that are not finite");
+    tiny_close(&t);
+}
+
 /* A file of the wrong tensors: names and shapes are told. */
 static void test_foreign_state_dict(void **state) {
     (void)state;
@@ -527,6 +558,7 @@ int main(void) {
         cmocka_unit_test(test_mismatches),  cmocka_unit_test(test_foreign_state_dict),
         cmocka_unit_test(test_memory),      cmocka_unit_test(test_fuzz),
         cmocka_unit_test(test_two_writers), cmocka_unit_test(test_bad_numbers),
+        cmocka_unit_test(test_not_finite),
     };
     scratch_make(directory);
     runs_open(&comm, &device);

@@ -2,6 +2,7 @@
 #include "chosen.h"
 
 #include "base/memory.h"
+#include "device/ops.h"
 #include "train/runs.h"
 #include "train/safetensors.h"
 #include "train/scratch.h"
@@ -546,6 +547,24 @@ static void test_not_finite(void **state) {
     assert_int_equal(scratch_count(out, ".safetensors"), 0);
 }
 
+/* Parameters that are fine do not make a good checkpoint of a model whose statistics are not. */
+static void test_bad_statistics(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE];
+    dsc_train_options o;
+    dsc_trainer *t = NULL;
+    runs_options(&o, folder("statistics", out));
+    o.model = "resnet20";
+    o.batch_size = 4;
+    assert_ok(dsc_trainer_create(comm, device, &o, &t));
+    assert_ok(dsc_trainer_start(t));
+    dsc_tensor mean = dsc_model_buffers(t->model)[0].value;
+    assert_ok(dsc_op_fill(t->queue, NAN, &mean));
+    assert_fails(DSC_E_NUMERIC, "batch-norm statistics are not finite", dsc_trainer_save(t));
+    assert_int_equal(scratch_count(out, ".safetensors"), 0);
+    dsc_trainer_destroy(&t);
+}
+
 static dsc_status run_limited(const dsc_train_options *o, rlim_t limit) {
     struct rlimit old, small;
     signal(SIGXFSZ, SIG_IGN);
@@ -704,16 +723,17 @@ static void test_eval(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options),      cmocka_unit_test(test_more_options),
-        cmocka_unit_test(test_metrics),      cmocka_unit_test(test_log_every),
-        cmocka_unit_test(test_keep),         cmocka_unit_test(test_best),
-        cmocka_unit_test(test_resume),       cmocka_unit_test(test_small_resume),
-        cmocka_unit_test(test_stop_before),  cmocka_unit_test(test_extend),
-        cmocka_unit_test(test_half_line),    cmocka_unit_test(test_resume_refuses),
-        cmocka_unit_test(test_accumulation), cmocka_unit_test(test_rates),
-        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_disk_full),
-        cmocka_unit_test(test_allocations),  cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_eval),         cmocka_unit_test(test_scale),
+        cmocka_unit_test(test_options),        cmocka_unit_test(test_more_options),
+        cmocka_unit_test(test_metrics),        cmocka_unit_test(test_log_every),
+        cmocka_unit_test(test_keep),           cmocka_unit_test(test_best),
+        cmocka_unit_test(test_resume),         cmocka_unit_test(test_small_resume),
+        cmocka_unit_test(test_stop_before),    cmocka_unit_test(test_extend),
+        cmocka_unit_test(test_half_line),      cmocka_unit_test(test_resume_refuses),
+        cmocka_unit_test(test_accumulation),   cmocka_unit_test(test_rates),
+        cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_disk_full),
+        cmocka_unit_test(test_allocations),    cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_eval),           cmocka_unit_test(test_scale),
+        cmocka_unit_test(test_bad_statistics),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);
