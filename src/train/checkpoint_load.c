@@ -297,16 +297,37 @@ static dsc_status put(const dsc_snapshot *s, const void *host, dsc_tensor *t) {
     return dsc_queue_sync(s->queue);
 }
 
+/* Where the run stands. Epochs and steps are used as real numbers, too. */
+static dsc_status check_place(const pair *p, const dsc_train_state *state) {
+    const int64_t most = INT64_C(1) << 53;
+    const char *path = dsc_st_path(p->state);
+    int64_t step;
+    DSC_TRY(read_number(p->state, "step", &step));
+    if (step >= 0 && state->step != step)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: it is of step %lld, but 'train.step' is %lld", path,
+                        (long long)step, (long long)state->step);
+    if (state->step < 0 || state->step > most || state->epoch < 0 || state->epoch > most ||
+        state->position < 0)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: step %lld, epoch %lld, position %lld", path,
+                        (long long)state->step, (long long)state->epoch, (long long)state->position);
+    if (state->evaluated_step < -1 || state->evaluated_step > most || state->best_step < -1 ||
+        state->best_step > most)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: evaluated at step %lld, best at step %lld", path,
+                        (long long)state->evaluated_step, (long long)state->best_step);
+    if (!isfinite(state->loss_sum) || !isfinite(state->loss_rows) || state->loss_rows < 0 ||
+        !isfinite(state->seconds) || state->seconds < 0)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: losses are %g of %g samples, after %g seconds", path,
+                        state->loss_sum, state->loss_rows, state->seconds);
+    return DSC_OK;
+}
+
 static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_train_state *state) {
     int64_t samples, seed;
     DSC_TRY(read_number(p->state, "samples", &samples));
     DSC_TRY(read_number(p->state, "seed", &seed));
-    if (state->step < 0 || state->epoch < 0 || state->position < 0 || !isfinite(state->loss_sum) ||
-        !(state->loss_rows >= 0) || !(state->seconds >= 0))
-        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: step %lld, epoch %lld, position %lld",
-                        dsc_st_path(p->state), (long long)state->step, (long long)state->epoch,
-                        (long long)state->position);
-    if (!isfinite(state->loss_scale[0]) || state->loss_scale[0] < 1 || !(state->loss_scale[1] >= 0))
+    DSC_TRY(check_place(p, state));
+    if (!isfinite(state->loss_scale[0]) || state->loss_scale[0] < 1 || !isfinite(state->loss_scale[1]) ||
+        state->loss_scale[1] < 0)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: the loss scale is %g for %g steps: must be 1 or more",
                         dsc_st_path(p->state), state->loss_scale[0], state->loss_scale[1]);
     if (!isfinite(state->best_top1))

@@ -122,7 +122,8 @@ dsc_status dsc_rank_list_apply(const dsc_snapshot *s, const dsc_rank_list *list)
         return DSC_OK;
     DSC_TRY(dsc_tensor_download(s->queue, &list->numbers, sizeof n, n));
     DSC_TRY(dsc_queue_sync(s->queue));
-    if (!isfinite(n[0]) || !(n[1] >= 0) || !isfinite(n[2]) || n[2] < 1 || !(n[3] >= 0))
+    if (!isfinite(n[0]) || !isfinite(n[1]) || n[1] < 0 || !isfinite(n[2]) || n[2] < 1 || !isfinite(n[3]) ||
+        n[3] < 0)
         return DSC_FAIL(DSC_E_FORMAT, "a rank's losses are %g of %g samples, its loss scale %g for %g steps",
                         n[0], n[1], n[2], n[3]);
     state->loss_sum = n[0];

@@ -462,6 +462,55 @@ static void test_not_finite(void **state) {
     tiny_close(&t);
 }
 
+/* Puts another number of 8 bytes into a file. */
+static void patch(const char *path, const char *name, const void *value) {
+    dsc_st_reader *r = NULL;
+    size_t bytes;
+    uint64_t header;
+    assert_ok(dsc_st_open(path, &r));
+    size_t offset = dsc_st_find(r, name)->offset;
+    dsc_st_close(&r);
+    char *data = scratch_read(path, &bytes);
+    memcpy(&header, data, sizeof header);
+    memcpy(data + sizeof header + header + offset, value, 8);
+    scratch_write(path, data, bytes);
+    free(data);
+}
+
+/* Where a run stands, in a state file that was damaged after it was written. */
+static void test_bad_place(void **state) {
+    (void)state;
+    static const struct {
+        const char *name, *message;
+        int64_t whole;
+        double real; /* unless it is 0 */
+    } cases[] = {
+        {"train.step", "is of step 12, but 'train.step' is 9223372036854775807", INT64_MAX, 0},
+        {"train.step", "is of step 12, but 'train.step' is 13", 13, 0},
+        {"train.epoch", "epoch 9223372036854775807", INT64_MAX, 0},
+        {"train.epoch", "epoch 9007199254740993", (INT64_C(1) << 53) + 1, 0},
+        {"train.evaluated_step", "is damaged", INT64_MAX, 0},
+        {"train.best_step", "is damaged", INT64_MIN, 0},
+        {"train.loss_rows", "inf samples", 0, INFINITY},
+        {"train.loss_sum", "nan of", 0, NAN},
+        {"train.seconds", "inf seconds", 0, INFINITY},
+        {"train.loss_scale_steps", "for inf steps", 0, INFINITY},
+    };
+    tiny t;
+    char path[SCRATCH_SIZE], model[SCRATCH_SIZE * 2], file[SCRATCH_SIZE * 2];
+    make_directory("place", path);
+    snprintf(model, sizeof model, "%s/checkpoint-12.safetensors", path);
+    snprintf(file, sizeof file, "%s/checkpoint-12.state.safetensors", path);
+    tiny_open(&t, 1, 4);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        save(&t, 12, path);
+        patch(file, cases[i].name,
+              cases[i].real != 0 ? (const void *)&cases[i].real : (const void *)&cases[i].whole);
+        expect_load(&t, model, DSC_E_FORMAT, cases[i].message);
+    }
+    tiny_close(&t);
+}
+
 /* A file of the wrong tensors: names and shapes are told. */
 static void test_foreign_state_dict(void **state) {
     (void)state;
@@ -558,7 +607,7 @@ int main(void) {
         cmocka_unit_test(test_mismatches),  cmocka_unit_test(test_foreign_state_dict),
         cmocka_unit_test(test_memory),      cmocka_unit_test(test_fuzz),
         cmocka_unit_test(test_two_writers), cmocka_unit_test(test_bad_numbers),
-        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_not_finite),  cmocka_unit_test(test_bad_place),
     };
     scratch_make(directory);
     runs_open(&comm, &device);
