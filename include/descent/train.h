@@ -125,7 +125,8 @@ typedef struct dsc_train_result {
 DSC_API void dsc_train_options_init(dsc_train_options *options);
 /* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED when dsc_train_request_stop
  * was called: a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC on a loss that is not
- * finite, or ranks that have drifted apart. `result` (may be NULL) is filled in in any case.
+ * finite, or ranks that have drifted apart; DSC_E_INVALID when another process trains into `out`. `result`
+ * (may be NULL) is filled in in any case.
  * Options must agree on all ranks: DSC_E_INVALID names the first that does not. Only data_threads, the
  * directory in `data`, the name of `out` and `resume` (both rank 0's) and callbacks may differ.
  * With gossip a rank may fail alone (a loss that is not finite, a peer that is lost): it then returns without

@@ -7,25 +7,32 @@
 #include "cli/signals.h"
 #include "cli/terminal.h"
 #include "cli/train_options.h"
+#include "train/lock.h"
 
 #include <stdio.h>
 #include <string.h>
 
+static dsc_status refuse_run(const char *out, const char *file) {
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "--out %s: there is a run in it already (%s); go on with it (--resume auto), choose another "
+        "directory (--out DIR) or remove it (--overwrite)",
+        out, file);
+}
+
 /* Rank 0: a run that is in the way is refused, unless it shall go on or be removed. */
 static dsc_status prepare_out(const dsc_cli_train_values *v) {
     char file[300];
+    dsc_lock *lock = NULL;
     if (!v->o.out || v->o.resume)
         return DSC_OK;
     DSC_TRY(dsc_outdir_find_run(v->o.out, file, sizeof file));
     if (!file[0])
         return DSC_OK;
-    if (v->overwrite)
-        return dsc_outdir_remove_run(v->o.out);
-    return DSC_FAIL(
-        DSC_E_INVALID,
-        "--out %s: there is a run in it already (%s); go on with it (--resume auto), choose another "
-        "directory (--out DIR) or remove it (--overwrite)",
-        v->o.out, file);
+    DSC_TRY(dsc_lock_take(v->o.out, &lock));
+    dsc_status status = v->overwrite ? dsc_outdir_remove_run(v->o.out) : refuse_run(v->o.out, file);
+    dsc_lock_release(&lock); /* training takes it again */
+    return status;
 }
 
 static void print_summary(const dsc_cli_train_values *v, const dsc_train_result *r) {

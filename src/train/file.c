@@ -26,6 +26,16 @@ dsc_status dsc_output_path(const char *directory, const char *name, char **out) 
     return DSC_OK;
 }
 
+dsc_status dsc_output_refused(const char *action, const char *path, int error) {
+    static const int lasting[] = {EACCES, EPERM, EROFS, ENOENT, ENOTDIR, ELOOP, ENAMETOOLONG};
+    dsc_status status = DSC_E_IO;
+    for (size_t i = 0; i < sizeof lasting / sizeof *lasting; i++)
+        if (error == lasting[i])
+            status = DSC_E_INVALID;
+    return DSC_FAIL(status, "cannot %s '%s': %s; name a directory that can be written", action, path,
+                    strerror(error));
+}
+
 static dsc_status make_one(const char *path) {
     struct stat info;
     if (mkdir(path, 0777) == 0)
@@ -37,7 +47,7 @@ static dsc_status make_one(const char *path) {
         return DSC_FAIL(DSC_E_INVALID, "'%s' is a file, not a directory: choose another output directory",
                         path);
     }
-    return DSC_FAIL(DSC_E_IO, "cannot make directory '%s': %s", path, strerror(error));
+    return dsc_output_refused("make directory", path, error);
 }
 
 dsc_status dsc_directory_make(const char *path) {

@@ -18,6 +18,9 @@ typedef struct dsc_output {
 
 /* DIRECTORY/NAME in new memory; the caller frees it with dsc_memory_free. */
 dsc_status dsc_output_path(const char *directory, const char *name, char **out) DSC_MUST_CHECK;
+/* The failure of a run's start that could not `action` ("open") `path`, with errno `error`: DSC_E_INVALID
+ * where the name or its rights are to blame. */
+dsc_status dsc_output_refused(const char *action, const char *path, int error);
 /* Makes the directory and those above it; fine when it is there. */
 dsc_status dsc_directory_make(const char *path) DSC_MUST_CHECK;
 

@@ -6,6 +6,7 @@
 #include "base/memory.h"
 #include "comm/table.h"
 #include "consensus/table.h"
+#include "descent/log.h"
 #include "train/factors.h"
 #include "train/gossip.h"
 #include "train/precondition.h"
@@ -174,10 +175,12 @@ static dsc_status make_gossip_somehow(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* The first of those left writes the files. */
+/* The first of those left writes the files. One that was given up, but lives, may still hold the lock. */
 static dsc_status open_metrics(dsc_trainer *t) {
     if (t->rank != 0 || !t->options.out || t->metrics)
         return DSC_OK;
+    if (dsc_lock_take(t->options.out, &t->lock) != DSC_OK)
+        dsc_log(DSC_LOG_WARNING, "%s", dsc_error_message());
     return dsc_metrics_open(t->options.out, 1, &t->metrics);
 }
 

@@ -40,6 +40,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     if (t->queue && dsc_comm_queue(t->given.comm) == t->queue)
         dsc_comm_return_queue(t->given.comm, t->given.queue);
     dsc_queue_destroy(&t->queue);
+    dsc_lock_release(&t->lock);
     dsc_memory_free(&t->good);
     *trainer = NULL;
     if (t->lost) /* with what the others would have to help to end */
@@ -206,6 +207,8 @@ dsc_status dsc_trainer_make_stepper(dsc_trainer *t) {
 
 static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
     dsc_status status = dsc_train_options_read(options, &t->options);
+    if (status == DSC_OK && t->rank == 0 && t->options.out)
+        status = dsc_lock_take(t->options.out, &t->lock);
     if (status == DSC_OK)
         status = dsc_queue_create(t->device, &t->queue);
     DSC_TRY(dsc_comm_agree(t->comm, status));

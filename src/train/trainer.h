@@ -16,7 +16,8 @@
  *                 there are and stay
  *   share.c       data of one rank to another, or to everybody
  *   metrics.c     metrics.jsonl
- *   safetensors*  the file format; file.c: files that appear whole or not at all */
+ *   safetensors*  the file format; file.c: files that appear whole or not at all; lock.c: one run in a
+ *                 directory */
 #ifndef DSC_TRAIN_TRAINER_H
 #define DSC_TRAIN_TRAINER_H
 
@@ -25,6 +26,7 @@
 #include "descent/model.h"
 #include "descent/optim.h"
 #include "descent/train.h"
+#include "train/lock.h"
 #include "train/metrics.h"
 #include "train/state.h"
 #include "train/stepper.h"
@@ -58,6 +60,7 @@ typedef struct dsc_trainer {
     dsc_gossip *gossip;   /* NULL where steps are collective */
     dsc_schedule schedule;
     dsc_metrics *metrics; /* rank 0 with an output directory only */
+    dsc_lock *lock;       /* the same */
 
     dsc_dataset_info info;
     int64_t step_images;                   /* of a step, all ranks and micro-batches together */

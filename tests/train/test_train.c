@@ -13,6 +13,8 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static dsc_comm *comm;
 static dsc_device *device;
@@ -599,6 +601,49 @@ static void test_disk_full(void **state) {
     assert_non_null(strstr(dsc_error_message(), "metrics.jsonl"));
 }
 
+/* ---- one run in a directory ---- */
+
+/* Another process holds the lock until its input is closed. */
+static pid_t hold(const char *out, int *input) {
+    int go[2], ready[2];
+    char byte = 0;
+    assert_int_equal(pipe(go), 0);
+    assert_int_equal(pipe(ready), 0);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        dsc_lock *lock = NULL;
+        close(go[1]);
+        int good = dsc_lock_take(out, &lock) == DSC_OK && write(ready[1], &byte, 1) == 1;
+        _exit(good && read(go[0], &byte, 1) == 0 ? 0 : 1);
+    }
+    close(go[0]);
+    close(ready[1]);
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    close(ready[0]);
+    *input = go[1];
+    return child;
+}
+
+static void test_lock(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE];
+    dsc_train_options o;
+    int input, status;
+    runs_options(&o, folder("lock", out));
+    pid_t child = hold(out, &input);
+    assert_fails(DSC_E_INVALID, "another run is writing into", dsc_train_run(comm, device, &o, NULL));
+    o.resume = "auto";
+    assert_fails(DSC_E_INVALID, "choose another output directory", dsc_train_run(comm, device, &o, NULL));
+    assert_true(scratch_exists(out, "lock"));
+    close(input);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_true(scratch_exists(out, "lock")); /* as a killed run leaves it */
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    assert_false(scratch_exists(out, "lock"));
+}
+
 /* ---- another type ---- */
 
 static double scale_of(const dsc_train_options *o) {
@@ -733,7 +778,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_not_finite),     cmocka_unit_test(test_disk_full),
         cmocka_unit_test(test_allocations),    cmocka_unit_test(test_memory),
         cmocka_unit_test(test_eval),           cmocka_unit_test(test_scale),
-        cmocka_unit_test(test_bad_statistics),
+        cmocka_unit_test(test_bad_statistics), cmocka_unit_test(test_lock),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The output directory: one run at a time.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+
+small=(train --model mlp --data synthetic:512 --batch-size 64 --threads 1)
+
+# A run at work keeps others out of its directory, whatever they would do there, until it ends, be it by SIGKILL.
+"$descent" "${small[@]}" --epochs 1000000 --eval-every 0 --keep 1 --out live >live.log 2>&1 &
+live=$!
+trap 'kill -KILL $live 2>/dev/null || true; rm -rf "$work"' EXIT
+for ((i = 0; i < 600; i++)); do
+    [ -f live/latest ] && break
+    sleep 0.1
+done
+for how in "" --resume --overwrite; do
+    # shellcheck disable=SC2086 # may be no word at all
+    expect 2 "another run is writing into 'live'" "${small[@]}" --steps 1 --out live $how
+    has stderr "choose another output directory"
+    [ -f live/latest ] || complain "a run that was refused with '$how' has removed files"
+done
+expect 0 "best top-1" report --no-plot live
+kill -0 $live || complain "the first run has ended"
+kill -KILL $live
+wait $live 2>/dev/null || true
+[ -e live/lock ] || complain "the run was not killed with its lock"
+expect 2 "there is a run in it already" "${small[@]}" --steps 1 --out live
+expect 0 "done" "${small[@]}" --epochs 1000000 --steps 1 --out live --resume
+expect 0 "done" "${small[@]}" --steps 1 --eval-every 0 --out live --overwrite
+[ ! -e live/lock ] || complain "a run that has ended leaves its lock"
+[ "$(grep -c '"kind":"run"' live/metrics.jsonl)" = 1 ] || complain "--overwrite leaves lines of the run before"
+
+finish
