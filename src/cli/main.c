@@ -8,9 +8,11 @@
 #include "descent/version.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 const dsc_cli_command *const dsc_cli_commands[] = {
     &dsc_cli_train, &dsc_cli_eval, &dsc_cli_info, &dsc_cli_bench, &dsc_cli_report, &dsc_cli_average, NULL};
@@ -226,8 +228,20 @@ static int write_man(const char *name) {
     return end_output(DSC_EXIT_DONE);
 }
 
+/* A stream that is closed would be the next file that is opened, and get what is printed. Descriptors come
+ * lowest first. */
+static void open_streams(void) {
+    int fd;
+    do
+        fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv) {
     const dsc_cli_session nobody = {0};
+    open_streams();
     signal(SIGPIPE, SIG_IGN); /* a write to a closed pipe fails instead of ending a training */
     if (argc < 2) {
         if (dsc_cli_prints(&nobody))

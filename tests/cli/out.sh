@@ -30,4 +30,10 @@ expect 0 "done" "${small[@]}" --steps 1 --eval-every 0 --out live --overwrite
 [ ! -e live/lock ] || complain "a run that has ended leaves its lock"
 [ "$(grep -c '"kind":"run"' live/metrics.jsonl)" = 1 ] || complain "--overwrite leaves lines of the run before"
 
+# With closed streams what is printed must not end up in the run's files.
+"$descent" "${small[@]}" --steps 1 --eval-every 0 --out closed >&- 2>&- || complain "closed streams: status $?"
+[ "$(grep -vc '^{' closed/metrics.jsonl)" = 0 ] || complain "what is printed is in metrics.jsonl: $(grep -v '^{' closed/metrics.jsonl)"
+expect 0 "" report --no-plot closed
+[ ! -s stderr ] || complain "report: $(cat stderr)"
+
 finish
