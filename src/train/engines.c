@@ -6,7 +6,6 @@
 #include "comm/table.h"
 #include "train/checkpoint_directory.h"
 #include "train/safetensors.h"
-#include "train/same_options.h"
 #include "train/share.h"
 #include "train/start.h"
 
@@ -78,7 +77,6 @@ static dsc_status make_after(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t))
 
 dsc_status dsc_engines_make(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t)) {
     int64_t tunes = dsc_device_tunes(t->device);
-    DSC_TRY(dsc_same_options_check(t));
     DSC_TRY(take_stored(t));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &tunes, sizeof tunes));
     return dsc_comm_agree(t->comm, tunes && t->ranks > 1 ? make_after(t, make) : make(t));

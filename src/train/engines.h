@@ -8,8 +8,8 @@
 #define DSC_ENGINES_KEY "engines"
 
 /* Calls `make`, by which a rank makes its convolutions. They take the engines of the checkpoint that the run
- * goes on from and, on a device that tunes, what rank 0 has found to be fastest. Before that it refuses ranks
- * with different options (same_options.h). Collective: when one rank fails, all do. */
+ * goes on from and, on a device that tunes, what rank 0 has found to be fastest. Collective: when one rank
+ * fails, all do. */
 dsc_status dsc_engines_make(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t)) DSC_MUST_CHECK;
 /* What the device has chosen so far, in new memory; "" for nothing. Not collective. */
 dsc_status dsc_engines_text(dsc_device *device, char **out) DSC_MUST_CHECK;

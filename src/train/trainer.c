@@ -9,6 +9,7 @@
 #include "train/engines.h"
 #include "train/gossip.h"
 #include "train/precondition.h"
+#include "train/same_options.h"
 #include "train/survive.h"
 
 void dsc_trainer_destroy(dsc_trainer **trainer) {
@@ -213,6 +214,7 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
         status = dsc_queue_create(t->device, &t->queue);
     DSC_TRY(dsc_comm_agree(t->comm, status));
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
+    DSC_TRY(dsc_same_options_check(t));
     DSC_TRY(dsc_engines_make(t, make_local));
     DSC_TRY(dsc_comm_agree(t->comm, dsc_survive_prepare(t)));
     DSC_TRY(dsc_trainer_make_consensus(t));
