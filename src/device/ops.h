@@ -150,9 +150,8 @@ dsc_status dsc_op_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const d
                                 const dsc_tensor *columns, dsc_tensor *out) DSC_MUST_CHECK;
 /* y *= x, element by element. */
 dsc_status dsc_op_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) DSC_MUST_CHECK;
-/* d[m,n+1] = [w, b] with w of m n elements (any shape) as rows and b of m as the last column; and back. */
+/* d[m,n+1] = [w, b] with w of m n elements (any shape) as rows and b of m as the last column. */
 dsc_status dsc_op_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) DSC_MUST_CHECK;
-dsc_status dsc_op_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b) DSC_MUST_CHECK;
 /* dst[i,j] = src[rows[i], columns[j]]; and dst[rows[i], columns[j]] = src[i,j], the rest of dst untouched.
  * rows, columns: I32, in range (not checked), without repeats in scatter. */
 dsc_status dsc_op_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
@@ -182,7 +181,6 @@ dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_co
 dsc_status dsc_conv_create_forward(dsc_device *device, const dsc_conv_desc *desc,
                                    dsc_conv **out) DSC_MUST_CHECK;
 void dsc_conv_destroy(dsc_conv **conv);
-const dsc_conv_desc *dsc_conv_get_desc(const dsc_conv *conv);
 /* Bytes of workspace that the passes need (the largest of them). */
 size_t dsc_conv_workspace(const dsc_conv *conv);
 /* bias may be NULL. `work`: U8 tensor of dsc_conv_workspace bytes at least. */

@@ -111,10 +111,6 @@ void dsc_conv_destroy(dsc_conv **conv) {
     dsc_memory_free(conv);
 }
 
-const dsc_conv_desc *dsc_conv_get_desc(const dsc_conv *conv) {
-    return &conv->desc;
-}
-
 size_t dsc_conv_workspace(const dsc_conv *conv) {
     return conv->workspace;
 }

@@ -61,16 +61,6 @@ dsc_status dsc_op_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, d
     return DSC_OK;
 }
 
-dsc_status dsc_op_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b) {
-    dsc_check check;
-    DSC_TRY(check_join(&check, "split", q, w, b, d));
-    DSC_TRY(dsc_check_apart(&check, "w", w, "b", b));
-    if (dsc_tensor_count(d) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->split(q, d, w, b));
-    return DSC_OK;
-}
-
 /* ---- parts of a matrix ---- */
 
 /* part[rows, columns] of a whole matrix, one of them the output. */

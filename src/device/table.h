@@ -84,7 +84,6 @@ typedef struct dsc_device_table {
                                 const dsc_tensor *columns, dsc_tensor *out);
     dsc_status (*multiply)(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
     dsc_status (*join)(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d);
-    dsc_status (*split)(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b);
     dsc_status (*gather)(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
                          const dsc_tensor *columns, dsc_tensor *dst);
     dsc_status (*scatter)(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,

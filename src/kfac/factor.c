@@ -262,7 +262,7 @@ static dsc_status add_layer(dsc_kfac *k, dsc_queue *q, int64_t layer, const dsc_
     int64_t done = k->passes_done[layer];
     DSC_TRY(check_capture(k, l, a, g));
     rows input = input_rows(l, a);
-    rows output = rows_of(g, l->out_c, l->kind == DSC_KFAC_CONV2D ? l->groups : 1);
+    rows output = rows_of(g, l->out_c, dsc_kfac_layer_groups(l));
     double scale_a = scale_of(k, DSC_KFAC_A, input.samples, input.positions);
     double scale_g = scale_of(k, DSC_KFAC_G, input.samples, input.positions);
     for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {

@@ -44,8 +44,8 @@ void dsc_kfac_layer_output(const dsc_kfac_layer *layer, int64_t *out_h, int64_t 
     *out_w = output_side(l->in_w, l->kernel_w, l->stride_w, l->pad_w, l->dilation_w);
 }
 
-static int64_t groups_of(const dsc_kfac_layer *l) {
-    return l->kind == DSC_KFAC_LINEAR ? 1 : l->groups;
+int64_t dsc_kfac_layer_groups(const dsc_kfac_layer *layer) {
+    return layer->kind == DSC_KFAC_LINEAR ? 1 : layer->groups;
 }
 
 /* Columns of the weight matrix. */
@@ -58,7 +58,7 @@ int64_t dsc_kfac_layer_a(const dsc_kfac_layer *layer) {
 }
 
 int64_t dsc_kfac_layer_g(const dsc_kfac_layer *layer) {
-    return layer->out_c / groups_of(layer);
+    return layer->out_c / dsc_kfac_layer_groups(layer);
 }
 
 int64_t dsc_kfac_natural_column(const dsc_kfac_layer *layer, int64_t j) {

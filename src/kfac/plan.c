@@ -36,10 +36,6 @@ typedef struct builder {
 
 /* ---- units and items ---- */
 
-static int64_t groups_of(const dsc_kfac_layer *layer) {
-    return layer->kind == DSC_KFAC_CONV2D ? layer->groups : 1;
-}
-
 static int64_t smaller(int64_t a, int64_t b) {
     return a < b ? a : b;
 }
@@ -60,7 +56,7 @@ static dsc_status survey(builder *b) {
                             "the gradients of layer '%s' are %s, those of '%s' %s: must be of one type",
                             first->name, dsc_dtype_name(first->weight_grad.dtype), layer->name,
                             dsc_dtype_name(layer->weight_grad.dtype));
-        b->plan->unit_count += groups_of(layer);
+        b->plan->unit_count += dsc_kfac_layer_groups(layer);
     }
     b->dtype = first ? first->weight_grad.dtype : DSC_F32;
     return DSC_OK;
@@ -70,7 +66,7 @@ static dsc_status name_unit(const dsc_kfac_layer *layer, int64_t group, const ch
     char *name;
     size_t size = strlen(layer->name) + 24;
     DSC_TRY(dsc_memory_alloc((int64_t)size, 1, &name));
-    if (groups_of(layer) > 1)
+    if (dsc_kfac_layer_groups(layer) > 1)
         snprintf(name, size, "%s[%lld]", layer->name, (long long)group);
     else
         snprintf(name, size, "%s", layer->name);
@@ -96,7 +92,7 @@ static dsc_status make_units(builder *b) {
     DSC_TRY(dsc_memory_alloc(plan->unit_count, sizeof *plan->units, &plan->units));
     for (int64_t i = 0; i < b->count; i++) {
         const dsc_kfac_layer *layer = &b->layers[i];
-        for (int64_t group = 0; group < groups_of(layer) && !b->skip[i]; group++) {
+        for (int64_t group = 0; group < dsc_kfac_layer_groups(layer) && !b->skip[i]; group++) {
             dsc_kfac_unit *unit = &plan->units[number++];
             int64_t blocks = layer->kind == DSC_KFAC_CONV2D ? b->blocks : 1;
             DSC_TRY(name_unit(layer, group, &unit->name));

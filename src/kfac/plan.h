@@ -31,6 +31,8 @@ dsc_status dsc_kfac_skip(const dsc_kfac_layer *layers, int64_t count, const char
                          unsigned char *skip) DSC_MUST_CHECK;
 /* Output height and width of a convolution (1, 1 of a linear layer). */
 void dsc_kfac_layer_output(const dsc_kfac_layer *layer, int64_t *out_h, int64_t *out_w);
+/* Groups of a convolution; 1 of a linear layer. */
+int64_t dsc_kfac_layer_groups(const dsc_kfac_layer *layer);
 /* Rows of A (with the bias) and of G of one group. */
 int64_t dsc_kfac_layer_a(const dsc_kfac_layer *layer);
 int64_t dsc_kfac_layer_g(const dsc_kfac_layer *layer);

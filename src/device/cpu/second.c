@@ -45,19 +45,6 @@ static dsc_status join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, d
     return DSC_OK;
 }
 
-static dsc_status split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b) {
-    int64_t m = d->dim[0], n = d->dim[1] - 1;
-    int parts = dsc_cpu_parts(q->device, m * n);
-    const float *from = d->data;
-    float *weights = w->data, *bias = b->data;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
-    for (int64_t i = 0; i < m; i++) {
-        memcpy(weights + i * n, from + i * (n + 1), (size_t)n * sizeof *from);
-        bias[i] = from[i * (n + 1) + n];
-    }
-    return DSC_OK;
-}
-
 /* ---- parts of a matrix ---- */
 
 static dsc_status gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
@@ -94,7 +81,6 @@ void dsc_cpu_table_second(dsc_device_table *table) {
     table->outer_inverse = outer_inverse;
     table->multiply = multiply;
     table->join = join;
-    table->split = split;
     table->gather = gather;
     table->scatter = scatter;
 }

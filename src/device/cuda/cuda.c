@@ -572,7 +572,6 @@ static const dsc_device_table table = {
     .outer_inverse = dsc_cuda_outer_inverse,
     .multiply = dsc_cuda_multiply,
     .join = dsc_cuda_join,
-    .split = dsc_cuda_split,
     .gather = dsc_cuda_gather,
     .scatter = dsc_cuda_scatter,
     .kl_clip = dsc_cuda_kl_clip,

@@ -36,7 +36,6 @@ DSC_CUDA_ENTRY(split_batch);
 DSC_CUDA_ENTRY(absorb_batch);
 DSC_CUDA_ENTRY(outer_inverse);
 DSC_CUDA_ENTRY(join);
-DSC_CUDA_ENTRY(split);
 DSC_CUDA_ENTRY(gather);
 DSC_CUDA_ENTRY(scatter);
 DSC_CUDA_ENTRY(kl_clip);

@@ -113,11 +113,6 @@ dsc_status dsc_cuda_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b,
     return dsc_cuda_join_batch(q, &item, 1);
 }
 
-dsc_status dsc_cuda_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b) {
-    const dsc_join_item item = {.w = *w, .b = *b, .d = *d};
-    return dsc_cuda_split_batch(q, NULL, &item, 1);
-}
-
 dsc_status dsc_cuda_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
                                   const dsc_tensor *columns, dsc_tensor *out) {
     DSC_CUDA_TRY(dsc_cuda_launch_outer_inverse(dsc_cuda_at(q), out->dtype, out->dim[0], out->dim[1],

@@ -73,7 +73,6 @@ const dsc_device_table dsc_ref_table = {
     .outer_inverse = dsc_ref_outer_inverse,
     .multiply = dsc_ref_multiply,
     .join = dsc_ref_join,
-    .split = dsc_ref_split,
     .gather = dsc_ref_gather,
     .scatter = dsc_ref_scatter,
     .kl_clip = dsc_ref_kl_clip,

@@ -50,7 +50,6 @@ dsc_status dsc_ref_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const 
                                  const dsc_tensor *columns, dsc_tensor *out);
 dsc_status dsc_ref_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y);
 dsc_status dsc_ref_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d);
-dsc_status dsc_ref_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b);
 dsc_status dsc_ref_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
                           const dsc_tensor *columns, dsc_tensor *dst);
 dsc_status dsc_ref_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,

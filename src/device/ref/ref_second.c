@@ -64,17 +64,6 @@ dsc_status dsc_ref_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, 
     return DSC_OK;
 }
 
-dsc_status dsc_ref_split(dsc_queue *q, const dsc_tensor *d, dsc_tensor *w, dsc_tensor *b) {
-    (void)q;
-    int64_t n = d->dim[1] - 1;
-    for (int64_t i = 0; i < d->dim[0]; i++) {
-        for (int64_t j = 0; j < n; j++)
-            set(w, i * n + j, get(d, at2(d, i, j)));
-        set(b, i, get(d, at2(d, i, n)));
-    }
-    return DSC_OK;
-}
-
 dsc_status dsc_ref_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
                           const dsc_tensor *columns, dsc_tensor *dst) {
     (void)q;
