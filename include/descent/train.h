@@ -142,14 +142,17 @@ DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_t
  * (sigwait). */
 DSC_API void dsc_train_request_stop(void);
 
+#define DSC_SEED_OF_CHECKPOINT UINT64_MAX
+enum { DSC_DATA_SIZE = 4096 }; /* bytes of a text that names data, in a checkpoint */
+
 typedef struct dsc_eval_options {
     size_t size;
     const char *checkpoint; /* a checkpoint-STEP.safetensors, or a directory: its latest */
     const char *model;      /* NULL: as the checkpoint says */
-    const char *data;       /* "synthetic" */
+    const char *data;       /* NULL: as the checkpoint says, or synthetic where it does not */
     int64_t batch_size;     /* per rank, 128 */
     int64_t image_size;     /* imagefolder, 0: as the checkpoint says */
-    uint64_t seed;          /* of synthetic images, 42 */
+    uint64_t seed;          /* of synthetic images, DSC_SEED_OF_CHECKPOINT: as it says, or 42 */
     int data_threads;       /* 1 */
 } dsc_eval_options;
 
@@ -157,6 +160,7 @@ typedef struct dsc_eval_result {
     int64_t images;
     double loss, top1, top5; /* top1, top5: shares in [0, 1] */
     double seconds;
+    char data[DSC_DATA_SIZE]; /* dsc_eval_run: what it was judged on */
 } dsc_eval_result;
 
 DSC_API void dsc_eval_options_init(dsc_eval_options *options);

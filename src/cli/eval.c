@@ -28,6 +28,7 @@ static const dsc_option options[] = {
      .kind = DSC_OPTION_STRING,
      .offset = AT(o.data),
      .placeholder = "SPEC",
+     .shown = "what the checkpoint says",
      .help = "synthetic, cifar10:DIR, cifar100:DIR, mnist:DIR (any IDX set), imagefolder:DIR"},
     {.name = "model",
      .kind = DSC_OPTION_STRING,
@@ -46,6 +47,7 @@ static const dsc_option options[] = {
      .kind = DSC_OPTION_UINT64,
      .offset = AT(o.seed),
      .placeholder = "N",
+     .shown = "what the checkpoint says",
      .help = "of synthetic images: the one of the training"},
     {DSC_CLI_BATCH_SIZE(AT(o.batch_size)), .help = "images per rank and batch", .group = "How to run"},
     {DSC_CLI_DEVICE(AT(device)), .help = "where to compute"},
@@ -64,14 +66,14 @@ static void init(void *values) {
 
 static void print_text(const dsc_eval_result *r) {
     char images[32], seconds[32];
-    printf("%s images: loss %.4f, top-1 %.2f %%, top-5 %.2f %%, %s\n",
+    printf("%s, %s images: loss %.4f, top-1 %.2f %%, top-5 %.2f %%, %s\n", r->data,
            dsc_cli_grouped(r->images, images, sizeof images), r->loss, 100 * r->top1, 100 * r->top5,
            dsc_cli_duration(r->seconds, seconds, sizeof seconds));
 }
 
 static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int ranks) {
     json_t *object = json_pack("{s:s, s:s, s:i, s:I, s:o, s:f, s:f, s:f}", "checkpoint", v->o.checkpoint,
-                               "data", v->o.data, "ranks", ranks, "images", (json_int_t)r->images, "loss",
+                               "data", r->data, "ranks", ranks, "images", (json_int_t)r->images, "loss",
                                isfinite(r->loss) ? json_real(r->loss) : json_null(), "top1", r->top1, "top5",
                                r->top5, "seconds", r->seconds);
     if (!object)
@@ -103,7 +105,8 @@ const dsc_cli_command dsc_cli_eval = {
     .summary = "measure a checkpoint on the validation set",
     .description =
         "Evaluates the model in a checkpoint on the validation split of a data set, over all ranks together, "
-        "each image once. Loss and accuracies do not depend on the number of ranks.\n\n"
+        "each image once. Loss and accuracies do not depend on the number of ranks. Without --data it is the "
+        "set that the checkpoint names (synthetic, where it names none).\n\n"
         "With --json the result is one object with the keys checkpoint, data, ranks, images, loss, top1, "
         "top5 (shares between 0 and 1) and seconds.",
     .examples =

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/log.h"
 #include "descent/version.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_kfac.h"
@@ -29,6 +30,15 @@ static dsc_status describe_number(dsc_st_writer *w, const char *key, int64_t val
     return dsc_st_writer_metadata(w, key, text);
 }
 
+/* A name that the file cannot hold (a path that is not UTF-8, or a very long one) is left out. */
+static dsc_status describe_data(const dsc_train_options *o, dsc_st_writer *w) {
+    char seed[32];
+    snprintf(seed, sizeof seed, "%" PRIu64, o->seed);
+    if (strlen(o->data) < DSC_DATA_SIZE && dsc_st_writer_metadata(w, "data", o->data) != DSC_OK)
+        dsc_log(DSC_LOG_WARNING, "the checkpoint does not name its data: %s", dsc_error_message());
+    return dsc_st_writer_metadata(w, "seed", seed);
+}
+
 /* What both files say about themselves. */
 static dsc_status describe(const dsc_snapshot *s, dsc_st_writer *w) {
     int64_t shape[3];
@@ -41,7 +51,8 @@ static dsc_status describe(const dsc_snapshot *s, dsc_st_writer *w) {
     DSC_TRY(describe_number(w, "width", shape[1]));
     DSC_TRY(describe_number(w, "channels", shape[2]));
     DSC_TRY(describe_number(w, "step", s->state->step));
-    return describe_number(w, "epoch", s->state->epoch);
+    DSC_TRY(describe_number(w, "epoch", s->state->epoch));
+    return describe_data(s->options, w);
 }
 
 static dsc_status describe_engines(const dsc_snapshot *s, dsc_st_writer *w) {
@@ -61,7 +72,6 @@ static dsc_status describe_run(const dsc_snapshot *s, dsc_st_writer *w) {
         DSC_TRY(dsc_st_writer_metadata(w, "graph", dsc_checkpoint_graph(s)));
         DSC_TRY(describe_number(w, "gossip_group", s->options->consensus.group));
     }
-    DSC_TRY(describe_number(w, "seed", (int64_t)s->options->seed));
     DSC_TRY(describe_number(w, "samples", s->samples));
     DSC_TRY(describe_engines(s, w));
     DSC_TRY(describe_number(w, "batch_size", s->options->batch_size));

@@ -43,10 +43,13 @@ typedef struct dsc_snapshot {
     int *as_it_was; /* set by loading, unless NULL: every rank stands where it stood, parameters included */
 } dsc_snapshot;
 
-/* What the metadata of a model file says about the model. */
+/* What the metadata of a file says about the model and its data. */
 typedef struct dsc_model_facts {
     char model[64]; /* "" when it does not say */
     int64_t classes, height, width, channels;
+    char data[DSC_DATA_SIZE]; /* that it was trained on; "" when it does not say */
+    int has_seed;
+    uint64_t seed;
 } dsc_model_facts;
 
 /* Writes both files and `latest`, then removes what need not stay. `bytes` (rank 0): of both files.

@@ -57,14 +57,34 @@ static dsc_status read_number(const dsc_st_reader *r, const char *key, int64_t *
     return DSC_OK;
 }
 
+/* A negative number stands for one above 2^63, as older files have it. */
+static dsc_status read_seed(const dsc_st_reader *r, dsc_model_facts *facts) {
+    const char *text = dsc_st_metadata(r, "seed");
+    char *end;
+    if (!text)
+        return DSC_OK;
+    errno = 0;
+    facts->seed = strtoull(text, &end, 10);
+    facts->has_seed = 1;
+    if (errno || end == text || *end != '\0')
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata 'seed' is '%s', not a number", dsc_st_path(r), text);
+    return DSC_OK;
+}
+
+static dsc_status read_text(const dsc_st_reader *r, const char *key, char *out, size_t size) {
+    const char *text = dsc_st_metadata(r, key);
+    if (text && strlen(text) >= size)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': the name of its %s has %zu characters: %zu at most",
+                        dsc_st_path(r), key, strlen(text), size - 1);
+    snprintf(out, size, "%s", text ? text : "");
+    return DSC_OK;
+}
+
 dsc_status dsc_checkpoint_facts(const dsc_st_reader *reader, dsc_model_facts *facts) {
-    const char *model = dsc_st_metadata(reader, "model");
     memset(facts, 0, sizeof *facts);
-    if (model && strlen(model) >= sizeof facts->model)
-        return DSC_FAIL(DSC_E_FORMAT, "'%s': the name of its model has %zu characters: %zu at most",
-                        dsc_st_path(reader), strlen(model), sizeof facts->model - 1);
-    if (model)
-        snprintf(facts->model, sizeof facts->model, "%s", model);
+    DSC_TRY(read_text(reader, "model", facts->model, sizeof facts->model));
+    DSC_TRY(read_text(reader, "data", facts->data, sizeof facts->data));
+    DSC_TRY(read_seed(reader, facts));
     DSC_TRY(read_number(reader, "classes", &facts->classes));
     DSC_TRY(read_number(reader, "height", &facts->height));
     DSC_TRY(read_number(reader, "width", &facts->width));
@@ -321,10 +341,35 @@ static dsc_status check_place(const pair *p, const dsc_train_state *state) {
     return DSC_OK;
 }
 
-static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_train_state *state) {
-    int64_t samples, seed;
+/* Warns of data that is not that of the run so far. */
+static dsc_status compare_data(const dsc_snapshot *s, const pair *p, const dsc_train_state *state) {
+    const dsc_train_options *o = s->options;
+    const char *path = dsc_st_path(p->state);
+    dsc_model_facts facts;
+    int64_t samples, batch;
+    DSC_TRY(dsc_checkpoint_facts(p->state, &facts));
     DSC_TRY(read_number(p->state, "samples", &samples));
-    DSC_TRY(read_number(p->state, "seed", &seed));
+    DSC_TRY(read_number(p->state, "batch_size", &batch));
+    if (facts.data[0] && strcmp(facts.data, o->data) != 0)
+        dsc_log(DSC_LOG_WARNING, "'%s' was written with data %s, this run has %s", path, facts.data, o->data);
+    else if (state->position == 0 && samples >= 0 && samples != s->samples)
+        dsc_log(DSC_LOG_WARNING, "'%s' was written with %lld samples, this run has %lld", path,
+                (long long)samples, (long long)s->samples);
+    if (facts.has_seed && facts.seed != o->seed)
+        dsc_log(DSC_LOG_WARNING, "'%s' was written with seed %" PRIu64 ", this run has %" PRIu64 "%s", path,
+                facts.seed, o->seed,
+                state->position > 0 ? ": the rest of this epoch takes samples in another order, some twice "
+                                      "and some not at all"
+                                    : "");
+    if (batch >= 0 && batch != o->batch_size)
+        dsc_log(DSC_LOG_WARNING, "'%s' was written with batch size %lld, this run has %lld", path,
+                (long long)batch, (long long)o->batch_size);
+    return DSC_OK;
+}
+
+static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_train_state *state) {
+    int64_t samples;
+    DSC_TRY(read_number(p->state, "samples", &samples));
     DSC_TRY(check_place(p, state));
     if (!isfinite(state->loss_scale[0]) || state->loss_scale[0] < 1 || !isfinite(state->loss_scale[1]) ||
         state->loss_scale[1] < 0)
@@ -339,15 +384,10 @@ static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_tr
                         "'%s' stands in the middle of an epoch of %lld samples, the data set has %lld: use "
                         "the same data",
                         dsc_st_path(p->state), (long long)samples, (long long)s->samples);
-    if (state->position > 0 && seed != (int64_t)s->options->seed)
-        dsc_log(DSC_LOG_WARNING,
-                "'%s' was written with seed %lld, this run has %lld: the rest of this epoch takes samples in "
-                "another order, some twice and some not at all",
-                dsc_st_path(p->state), (long long)seed, (long long)s->options->seed);
     if (state->position > s->samples)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: position %lld of %lld samples", dsc_st_path(p->state),
                         (long long)state->position, (long long)s->samples);
-    return DSC_OK;
+    return compare_data(s, p, state);
 }
 
 /* The losses of an epoch that gossip ranks have begun, of all of them. */

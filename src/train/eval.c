@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/versioned.h"
 #include "comm/table.h"
+#include "descent/log.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
 #include "train/share.h"
@@ -125,8 +126,8 @@ static void close_session(session *s) {
 static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *out) {
     dsc_eval_options_init(out);
     DSC_TRY(dsc_versioned_read("eval", given, sizeof *out, out));
-    if (!out->checkpoint || !out->data)
-        return DSC_FAIL(DSC_E_INVALID, "neither checkpoint nor data may be NULL");
+    if (!out->checkpoint)
+        return DSC_FAIL(DSC_E_INVALID, "checkpoint may not be NULL");
     if (out->batch_size < 1 || out->data_threads < 1)
         return DSC_FAIL(DSC_E_INVALID, "batch size %lld and data threads %d: both must be 1 at least",
                         (long long)out->batch_size, out->data_threads);
@@ -157,6 +158,23 @@ static dsc_status find_file(session *s) {
     return DSC_OK;
 }
 
+static int same_kind(const char *a, const char *b) {
+    size_t length = strcspn(a, ":");
+    return length == strcspn(b, ":") && strncmp(a, b, length) == 0;
+}
+
+/* Which images: what was asked for, what the checkpoint says, or synthetic ones. */
+static void choose_data(session *s) {
+    dsc_eval_options *o = &s->options;
+    const char *stored = s->facts.data;
+    if (o->data && stored[0] && !same_kind(o->data, stored) && dsc_comm_rank(s->comm) == 0)
+        dsc_log(DSC_LOG_WARNING, "the checkpoint was trained on %s, and is judged on %s", stored, o->data);
+    if (!o->data)
+        o->data = stored[0] ? stored : "synthetic";
+    if (o->seed == DSC_SEED_OF_CHECKPOINT)
+        o->seed = s->facts.has_seed ? s->facts.seed : 42;
+}
+
 static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
     const dsc_model_facts *f = &s->facts;
     if (f->classes >= 0 && (f->classes != info->classes || f->height != info->h || f->width != info->w ||
@@ -178,7 +196,11 @@ static dsc_status open_data(session *s) {
     data.image_size = s->options.image_size;
     if (data.image_size == 0 && s->facts.height > 0)
         data.image_size = s->facts.height;
-    DSC_TRY(dsc_dataset_open(s->options.data, DSC_SPLIT_VAL, &data, &s->set));
+    dsc_status status = dsc_dataset_open(s->options.data, DSC_SPLIT_VAL, &data, &s->set);
+    if (status != DSC_OK && s->options.data == s->facts.data)
+        dsc_error_prefix(status, "data '%s', as the checkpoint says (name it, if it lies elsewhere now)",
+                         s->facts.data);
+    DSC_TRY(status);
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
     DSC_TRY(check_data(s, &info));
     if (s->options.batch_size > info.count)
@@ -218,6 +240,8 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
     DSC_TRY(dsc_comm_agree(s->comm, status));
     DSC_TRY(dsc_comm_use_queue(s->comm, s->queue));
     DSC_TRY(dsc_share_bytes(s->comm, s->queue, &s->facts, sizeof s->facts));
+    choose_data(s);
+    snprintf(result->data, sizeof result->data, "%s", s->options.data);
     DSC_TRY(dsc_comm_agree(s->comm, make_local(s)));
     DSC_TRY(dsc_share_model(s->comm, s->queue, s->model));
     return evaluate(s->comm, s->queue, s->exec, s->loader, result);

@@ -72,7 +72,7 @@ const char *dsc_kfac_scope_name(dsc_kfac_scope scope) {
 
 void dsc_eval_options_init(dsc_eval_options *options) {
     *options = (dsc_eval_options){
-        .size = sizeof *options, .data = "synthetic", .batch_size = 128, .seed = 42, .data_threads = 1};
+        .size = sizeof *options, .batch_size = 128, .seed = DSC_SEED_OF_CHECKPOINT, .data_threads = 1};
 }
 
 static dsc_status at_least(const char *name, int64_t value, int64_t limit) {

@@ -89,6 +89,21 @@ said=$(sed -n 's/.*"kind":"eval".*"top1":\([0-9.]*\).*/\1/p' a/metrics.jsonl | t
 got=$(sed -n 's/.*"top1": \([0-9.]*\).*/\1/p' stdout)
 awk -v a="$said" -v b="$got" 'BEGIN {exit !(a - b < 1e-9 && b - a < 1e-9)}' || complain "eval gives top-1 $got, the run said $said"
 
+# It names its data and seed; what differs from them is told.
+expect 0 "" "${small[@]}" --epochs 1 --seed 9 --data synthetic:640 --out named
+said=$(sed -n 's/.*"kind":"eval".*"top1":\([0-9.]*\).*/\1/p' named/metrics.jsonl)
+expect 0 '"data": "synthetic:640"' eval --checkpoint named --threads 1 --json
+got=$(sed -n 's/.*"top1": \([0-9.]*\).*/\1/p' stdout)
+awk -v a="$said" -v b="$got" 'BEGIN {exit !(a - b < 1e-9 && b - a < 1e-9)}' || complain "eval without --data gives $got instead of $said"
+expect 0 "synthetic:640, 128 images: loss " eval --checkpoint named --threads 1
+[ ! -s stderr ] || complain "eval of the checkpoint's own data warns"
+cp -r named moved
+expect 0 "data synthetic:640, this run has synthetic:512" "${small[@]}" --epochs 2 --seed 8 --batch-size 32 --out moved --resume
+has stderr "was written with seed 9, this run has 8"
+has stderr "was written with batch size 64, this run has 32"
+expect 0 "" "${small[@]}" --epochs 2 --seed 9 --data synthetic:640 --out named --resume
+[ ! -s stderr ] || complain "a run that goes on with its own data warns"
+
 # Reports; damaged files are named with their line.
 expect 0 "best top-1" report a b
 grep -qE '^a +1 +1 +[0-9.]+ %' stdout || complain "no row for run a"

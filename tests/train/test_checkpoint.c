@@ -118,6 +118,7 @@ static void test_layout(void **state) {
     dsc_st_reader *r = NULL;
     make_directory("layout", path);
     tiny_open(&t, 1, 4);
+    t.options.seed = UINT64_MAX;
     save(&t, 12, path);
     assert_ok(dsc_st_open(scratch_path(path, "checkpoint-12.safetensors"), &r));
     assert_int_equal(dsc_st_count(r), 8);
@@ -139,6 +140,8 @@ static void test_layout(void **state) {
     assert_string_equal(dsc_st_metadata(r, "model"), "tiny");
     assert_string_equal(dsc_st_metadata(r, "classes"), "4");
     assert_string_equal(dsc_st_metadata(r, "format"), "pt");
+    assert_string_equal(dsc_st_metadata(r, "data"), "synthetic");
+    assert_string_equal(dsc_st_metadata(r, "seed"), "18446744073709551615");
     dsc_st_close(&r);
     tiny_close(&t);
 }
