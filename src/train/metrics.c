@@ -7,6 +7,7 @@
 #include "train/file.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -101,6 +102,15 @@ static void set_int(json_t *line, const char *key, int64_t value) {
     set(line, key, json_integer((json_int_t)value));
 }
 
+/* Seeds that JSON's readers do not hold as whole numbers are texts. */
+static json_t *seed_value(uint64_t seed) {
+    char text[32];
+    if (seed <= INT64_MAX)
+        return json_integer((json_int_t)seed);
+    snprintf(text, sizeof text, "%" PRIu64, seed);
+    return json_string(text);
+}
+
 static json_t *start_line(const char *kind) {
     json_t *line = json_object();
     set_text(line, "kind", kind);
@@ -132,7 +142,7 @@ static json_t *describe_optimiser(const dsc_train_options *o) {
     set(config, "weight_decay", real(o->optim.weight_decay));
     set(config, "beta1", real(o->optim.beta1));
     set(config, "beta2", real(o->optim.beta2));
-    set(config, "eps", real(o->optim.eps));
+    set(config, "eps", o->optim.eps < 0 ? json_null() : real(o->optim.eps)); /* null: the optimiser's own */
     set(config, "trust", real(o->optim.trust));
     set(config, "clip_norm", real(o->optim.clip_norm));
     return config;
@@ -219,7 +229,7 @@ json_t *dsc_metrics_config(const dsc_train_options *o) {
     set_int(config, "steps", o->steps);
     set_int(config, "batch_size", o->batch_size);
     set_int(config, "val_batch_size", o->val_batch_size);
-    set_int(config, "seed", (int64_t)o->seed);
+    set(config, "seed", seed_value(o->seed));
     set_int(config, "image_size", o->image_size);
     set_int(config, "data_threads", o->data_threads);
     set(config, "augment", json_boolean(o->augment));
@@ -261,7 +271,9 @@ void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, con
     set_int(line, "steps_per_epoch", facts->epoch_steps);
     set_text(line, "resumed", facts->resumed);
     set_int(line, "step", facts->step);
-    set(line, "config", dsc_metrics_config(options));
+    json_t *config = dsc_metrics_config(options);
+    set_int(config, "image_size", facts->image_size);
+    set(line, "config", config);
     finish_line(metrics, line);
 }
 

@@ -14,6 +14,7 @@ typedef struct dsc_run_facts {
     const char *device, *comm;  /* descriptions */
     const char *const *devices; /* one description per rank */
     int64_t parameters, samples, epoch_steps;
+    int64_t image_size;  /* that the data has */
     const char *resumed; /* the checkpoint, or NULL */
     int64_t step;        /* steps done before */
 } dsc_run_facts;

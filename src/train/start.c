@@ -240,6 +240,7 @@ static void write_run(dsc_trainer *t, const char *path, const char **devices) {
                            .parameters = dsc_model_parameter_total(t->model),
                            .samples = t->info.count,
                            .epoch_steps = t->epoch_steps,
+                           .image_size = t->info.h,
                            .resumed = path[0] ? path : NULL,
                            .step = t->state.step};
     dsc_metrics_run(t->metrics, &t->options, &facts);

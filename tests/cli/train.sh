@@ -58,6 +58,12 @@ for text in '"name":"lamb"' '"lr_schedule":"cosine"' '"lr_scaling":"none"' '"all
     has b/metrics.jsonl "$text"
 done
 
+# What is written is what is used.
+expect 0 "" "${small[@]}" --steps 1 --eval-every 0 --overwrite --out b --optimizer adam --seed 18446744073709551615
+for text in '"seed":"18446744073709551615"' '"eps":null' '"image_size":32'; do
+    has b/metrics.jsonl "$text"
+done
+
 # K-FAC, as the paper's command line asks for it, and with every other option.
 kfac=(train --model lenet --data synthetic:64 --batch-size 16 --threads 1 --epochs 2 --eval-every 0)
 expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out k --lr 0.1 --kfac-update-freq 3 --lr-decay 35 75 90
