@@ -117,6 +117,11 @@ static dsc_status open_failures(dsc_cli_session *session) {
 
 dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads, const char *comm) {
     dsc_comm_options options;
+    if (strcmp(comm, "nccl") == 0 && !has_nccl)
+        return DSC_FAIL(
+            DSC_E_UNSUPPORTED,
+            "--comm nccl: this build has no NCCL; give --comm mpi or leave it out, or build with CUDA "
+            "and NCCL");
     dsc_comm_options_init(&options);
     options.thread_multiple = session->several_threads;
     options.survive = session->survive;

@@ -456,11 +456,54 @@ static dsc_status check_supported(const dsc_cli_train_values *v) {
     return DSC_OK;
 }
 
-static dsc_status finish_kfac(dsc_cli_train_values *v) {
+/* Options that some optimisers do not have. */
+static const struct fit {
+    const char *name;
+    unsigned kinds;
+    const char *text; /* of `kinds` */
+} fits[] = {
+    {"momentum", 1u << DSC_SGD | 1u << DSC_LARS, "one of sgd, lars"},
+    {"nesterov", 1u << DSC_SGD, "sgd"},
+    {"beta1", 1u << DSC_ADAM | 1u << DSC_ADAMW | 1u << DSC_LAMB, "one of adam, adamw, lamb"},
+    {"beta2", 1u << DSC_ADAM | 1u << DSC_ADAMW | 1u << DSC_LAMB, "one of adam, adamw, lamb"},
+    {"eps", 1u << DSC_ADAM | 1u << DSC_ADAMW | 1u << DSC_LAMB, "one of adam, adamw, lamb"},
+    {"trust", 1u << DSC_LARS, "lars"},
+};
+
+/* What would be ignored. */
+static dsc_status check_fits(const dsc_cli_train_values *v, const dsc_option_set *set) {
+    static const char *const steps[] = {"lr-decay", "lr-decay-rate"};
+    for (size_t i = 0; i < sizeof fits / sizeof *fits; i++)
+        if (dsc_option_given(set, fits[i].name) && !(fits[i].kinds & 1u << v->o.optim.kind))
+            return DSC_FAIL(DSC_E_INVALID, "--%s does not go with --optimizer %s: choose %s or leave it out",
+                            fits[i].name, v->optimizer, fits[i].text);
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
+        if (dsc_option_given(set, steps[i]) && strcmp(v->lr_schedule, "cosine") == 0)
+            return DSC_FAIL(DSC_E_INVALID,
+                            "--%s does not go with --lr-schedule cosine: give step or leave it out",
+                            steps[i]);
+    return DSC_OK;
+}
+
+/* K-FAC that was turned off by name may leave its other options, those of a file say. */
+static dsc_status check_kfac_on(const dsc_option_set *set) {
+    if (dsc_option_given(set, "kfac-update-freq"))
+        return DSC_OK;
+    for (const dsc_option *option = dsc_cli_train_options; option->name; option++)
+        if (strncmp(option->name, "kfac-", 5) == 0 && dsc_option_given(set, option->name))
+            return DSC_FAIL(DSC_E_INVALID,
+                            "--%s is an option of K-FAC, which is off: give --kfac-update-freq N, too, or "
+                            "leave it out",
+                            option->name);
+    return DSC_OK;
+}
+
+static dsc_status finish_kfac(dsc_cli_train_values *v, const dsc_option_set *set) {
     DSC_TRY(dsc_fisher_parse(v->kfac_fisher, &v->o.kfac_fisher));
     DSC_TRY(dsc_kfac_scaling_parse(v->kfac_scaling, &v->o.kfac.scaling));
     v->o.kfac.bucket_bytes = v->o.consensus.bucket_bytes;
-    return dsc_cli_kfac_finish(&v->kfac, &v->o.kfac);
+    DSC_TRY(dsc_cli_kfac_finish(&v->kfac, &v->o.kfac));
+    return check_kfac_on(set);
 }
 
 dsc_status dsc_cli_train_finish(dsc_cli_train_values *v, const dsc_option_set *set) {
@@ -473,8 +516,9 @@ dsc_status dsc_cli_train_finish(dsc_cli_train_values *v, const dsc_option_set *s
                         "or continued",
                         v->o.resume);
     DSC_TRY(dsc_optim_parse(v->optimizer, &v->o.optim.kind));
+    DSC_TRY(check_fits(v, set));
     DSC_TRY(dsc_cli_gossip_finish(&v->gossip, set, &v->o));
-    DSC_TRY(finish_kfac(v));
+    DSC_TRY(finish_kfac(v, set));
     v->o.consensus.wire = dsc_cli_dtype(v->allreduce_dtype);
     v->o.activations = dsc_cli_dtype(v->precision);
     v->o.lr_schedule = strcmp(v->lr_schedule, "cosine") == 0 ? DSC_SCHEDULE_COSINE : DSC_SCHEDULE_STEP;

@@ -4,6 +4,7 @@
  *   A has kernel_h * kernel_w * in_c / groups rows, one more with a bias;  G has out_c / groups. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/log.h"
 #include "kfac/plan.h"
 
 #include <regex.h>
@@ -168,12 +169,18 @@ static dsc_status skip_one(const dsc_kfac_layer *layers, int64_t count, const ch
                         "K-FAC layers to skip: '%s' is not a POSIX extended regular expression: %s",
                         expression, why);
     }
+    int found = 0;
     for (int64_t i = 0; i < count; i++) {
         const char *kind = layers[i].kind == DSC_KFAC_CONV2D ? "conv2d" : "linear";
-        if (regexec(&regex, layers[i].name, 0, NULL, 0) == 0 || regexec(&regex, kind, 0, NULL, 0) == 0)
-            skip[i] = 1;
+        int matches =
+            regexec(&regex, layers[i].name, 0, NULL, 0) == 0 || regexec(&regex, kind, 0, NULL, 0) == 0;
+        skip[i] |= (unsigned char)matches;
+        found |= matches;
     }
     regfree(&regex);
+    if (!found)
+        dsc_log(DSC_LOG_WARNING, "K-FAC layers to skip: '%s' is found in no layer's name or kind",
+                expression);
     return DSC_OK;
 }
 

@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/log.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,6 +59,8 @@ static dsc_status survey(builder *b) {
                             dsc_dtype_name(layer->weight_grad.dtype));
         b->plan->unit_count += dsc_kfac_layer_groups(layer);
     }
+    if (!first && b->count > 0)
+        dsc_log(DSC_LOG_WARNING, "K-FAC layers to skip: all of them are, every gradient stays as it is");
     b->dtype = first ? first->weight_grad.dtype : DSC_F32;
     return DSC_OK;
 }

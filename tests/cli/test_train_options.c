@@ -43,12 +43,12 @@ static void test_defaults(void **state) {
 static void test_every_option(void **state) {
     (void)state;
     dsc_cli_train_values v;
-    assert_ok(
-        configure_text("consensus = osgp\ngraph = ring\npeers-per-step = 2\npeers-schedule = 0:1, 30:2\n"
-                       "synch-freq = 3\ngossip-group = 4\naverage-every = 48\nslow-momentum = 0.7\n"
-                       "slow-rate = 0.9\npeer-timeout = 2.5\non-peer-loss = stop\nbn-average\neval-ranks\n"
-                       "distance-every = 10\nkfac-scope = gossip\nallreduce-dtype = bf16\n",
-                       &v));
+    assert_ok(configure_text(
+        "consensus = osgp\ngraph = ring\npeers-per-step = 2\npeers-schedule = 0:1, 30:2\n"
+        "synch-freq = 3\ngossip-group = 4\naverage-every = 48\nslow-momentum = 0.7\n"
+        "slow-rate = 0.9\npeer-timeout = 2.5\non-peer-loss = stop\nbn-average\neval-ranks\n"
+        "distance-every = 10\nkfac-update-freq = 5\nkfac-scope = gossip\nallreduce-dtype = bf16\n",
+        &v));
     const dsc_consensus_options *c = &v.o.consensus;
     assert_int_equal(c->kind, DSC_CONSENSUS_OSGP);
     assert_int_equal(c->peers, 2);
@@ -129,8 +129,8 @@ static void test_fits(void **state) {
         {"peer-timeout = 1", "--peer-timeout", "11111"},
         {"eval-ranks", "--eval-ranks", "01111"},
         {"distance-every = 1", "--distance-every", "01111"},
-        {"kfac-scope = local", "--kfac-scope local", "01111"},
-        {"kfac-scope = global", "--kfac-scope global", "11111"},
+        {"kfac-update-freq = 5\nkfac-scope = local", "--kfac-scope local", "01111"},
+        {"kfac-update-freq = 5\nkfac-scope = global", "--kfac-scope global", "11111"},
         {"bn-average", "--bn-average", "11111"},
         {"on-peer-loss = stop", "--on-peer-loss", "11111"},
         {"on-peer-loss = continue", "--on-peer-loss continue", "01111"},
@@ -156,7 +156,7 @@ static const char config[] =
     "model = mlp\nconsensus = osgp\ngraph = exponential-pm\npeers-schedule = 0:1 30:2,60:3\n"
     "synch-freq = 12\ngossip-group = 2\naverage-every = 48\nslow-momentum = 0.7\n"
     "slow-rate = 1.0\npeer-timeout = 30.5\ndistance-every = 100\nbn-average = on\n"
-    "kfac-scope = local\non-peer-loss = stop\n";
+    "kfac-update-freq = 5\nkfac-scope = local\non-peer-loss = stop\n";
 
 /* 10,000 damaged configurations: cut off, and up to six bytes changed. */
 static void test_fuzz(void **state) {

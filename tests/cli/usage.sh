@@ -89,6 +89,15 @@ train --kfac-grad-worker-fraction x --out none | --kfac-grad-worker-fraction x: 
 train --model lenet --out none --kfac-update-freq 1 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 0.4 | 0.4
 train --model lenet --out none --kfac-update-freq 1 --kfac-skip-layers ( | (
 train --model lenet --out none --kfac-update-freq 1 --kfac-strategy mem-opt --kfac-colocate-factors off | mem-opt
+train --kfac-strategy mem-opt | --kfac-strategy is an option of K-FAC, which is off: give --kfac-update-freq N, too, or leave it out
+train --kfac-damping 0.1 --out none | --kfac-damping is an option of K-FAC, which is off
+train --consensus sgp --kfac-scope local | --kfac-scope is an option of K-FAC, which is off
+train --optimizer adam --nesterov | --nesterov does not go with --optimizer adam: choose sgd or leave it out
+train --optimizer lamb --momentum 0.5 | --momentum does not go with --optimizer lamb: choose one of sgd, lars or leave it out
+train --beta1 0.5 | --beta1 does not go with --optimizer sgd: choose one of adam, adamw, lamb or leave it out
+train --trust 0.5 | --trust does not go with --optimizer sgd: choose lars or leave it out
+train --lr-schedule cosine --lr-decay 30 60 | --lr-decay does not go with --lr-schedule cosine: give step or leave it out
+train --lr-schedule cosine --lr-decay-rate 0.5 | --lr-decay-rate does not go with --lr-schedule cosine
 train --graph ring | --graph does not go with --consensus allreduce: only gossip runs on a graph
 train --graph ring | choose one of sgp, osgp, dpsgd, adpsgd or leave it out
 train --peers-per-step 2 | --peers-per-step does not go with --consensus allreduce
@@ -156,6 +165,22 @@ printf '# nothing\n\nlr = -1\n' >wrong.conf
 expect 2 "wrong.conf:3: lr -1: must be at least 0" train --config wrong.conf
 printf 'consensus = sgp\nsynch-freq = 3\n' >wrong.conf
 expect 2 "--synch-freq does not go with --consensus sgp" train --config wrong.conf
+
+if ! "$descent" --version | grep -q "with NCCL"; then
+    expect 2 "--comm nccl: this build has no NCCL" train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none --comm nccl
+    has stderr "give --comm mpi"
+fi
+
+# Off on the command line is off, whatever a file says of the rest.
+printf 'kfac-damping = 0.1\nkfac-update-freq = 10\n' >kfac.conf
+expect 0 "done" train --config kfac.conf --kfac-update-freq 0 --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none
+
+# Layers to skip that there are not.
+one=(train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --eval-every 0 --out none --kfac-update-freq 1)
+expect 0 "warning: K-FAC layers to skip: 'nolayer' is found in no layer's name or kind" "${one[@]}" --kfac-skip-layers "fc1 nolayer"
+expect 0 "warning: K-FAC layers to skip: all of them" "${one[@]}" --kfac-skip-layers linear
+expect 0 "" "${one[@]}" --kfac-skip-layers fc1
+[ ! -s stderr ] || complain "layers to skip that are there: $(cat stderr)"
 
 # A place in the source only when it is asked for.
 expect 2 "" train --model resnet33
