@@ -56,7 +56,7 @@ static dsc_status open_metrics(dsc_metrics *m, const char *directory, int append
     if (m->file && append)
         error = drop_half_line(m->file);
     if (error)
-        return DSC_FAIL(DSC_E_IO, "cannot open '%s': %s", m->path, strerror(error));
+        return dsc_output_refused("open", m->path, error);
     return DSC_OK;
 }
 

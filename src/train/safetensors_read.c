@@ -209,9 +209,10 @@ static dsc_status parse_tensors(dsc_st_reader *r) {
 static dsc_status open_reader(const char *path, dsc_st_reader *r) {
     DSC_TRY(dsc_memory_strdup(path, &r->path));
     r->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (r->fd < 0)
-        return DSC_FAIL(errno == ENOENT ? DSC_E_NOT_FOUND : DSC_E_IO, "cannot open '%s': %s", path,
-                        strerror(errno));
+    if (r->fd < 0) {
+        dsc_status status = errno == ENOENT ? DSC_E_NOT_FOUND : errno == EACCES ? DSC_E_INVALID : DSC_E_IO;
+        return DSC_FAIL(status, "cannot open '%s': %s", path, strerror(errno));
+    }
     DSC_TRY(read_header(r));
     DSC_TRY(parse_tensors(r));
     return DSC_OK;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The output directory: one run at a time.
+# The output directory: one run at a time, names that will not do, starts that are refused.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -35,5 +35,37 @@ expect 0 "done" "${small[@]}" --steps 1 --eval-every 0 --out live --overwrite
 [ "$(grep -vc '^{' closed/metrics.jsonl)" = 0 ] || complain "what is printed is in metrics.jsonl: $(grep -v '^{' closed/metrics.jsonl)"
 expect 0 "" report --no-plot closed
 [ ! -s stderr ] || complain "report: $(cat stderr)"
+
+# Directories that cannot be written: status 2, and what to do.
+touch file
+for out in file file/below /proc/none/below; do
+    expect 2 "name a directory that can be written" "${small[@]}" --steps 1 --out "$out"
+    has stderr "${out%/below}"
+done
+if [ "$(id -u)" != 0 ]; then
+    mkdir shut
+    chmod 500 shut
+    expect 2 "name a directory that can be written" "${small[@]}" --steps 1 --out shut
+    expect 2 "name a directory that can be written" "${small[@]}" --steps 1 --out shut/below
+    chmod 400 live/metrics.jsonl
+    expect 2 "cannot open 'live/metrics.jsonl'" "${small[@]}" --steps 2 --out live --resume
+    cp live/checkpoint-1.safetensors secret.safetensors
+    chmod 0 secret.safetensors
+    expect 2 "Permission denied" eval --checkpoint secret.safetensors --data synthetic:512
+fi
+
+# A start that is refused leaves no directory.
+expect 2 "none.safetensors" "${small[@]}" --steps 1 --out rest --resume "$work/none.safetensors"
+expect 2 "none/here" train --data cifar10:none/here --out rest
+if have_mpi; then
+    status=0
+    job 2 "$descent" "${small[@]}" --steps 1 --out rest --consensus sgp --peers-schedule 0:1,1:9 >stdout 2>stderr || status=$?
+    [ "$status" = 2 ] || complain "too many peers: exit status $status instead of 2"
+fi
+[ ! -e rest ] || complain "a start that was refused leaves its directory"
+mkdir there
+expect 2 "none.safetensors" "${small[@]}" --steps 1 --out there --resume "$work/none.safetensors"
+[ -d there ] || complain "a start that was refused removes a directory that was there before"
+[ -z "$(ls -A there)" ] || complain "a start that was refused leaves $(ls -A there)"
 
 finish
