@@ -36,9 +36,20 @@ static double error(const float *x, double weight) {
     return worst;
 }
 
+/* A whole number from 1 on; 0 for anything else. */
+static int read_count(const char *text) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    return *end == '\0' && value > 0 && value <= 1000000 ? (int)value : 0;
+}
+
 int main(int argc, char **argv) {
     static float x[COUNT];
-    int steps = argc > 2 ? atoi(argv[2]) : 6;
+    int steps = argc > 2 ? read_count(argv[2]) : 6;
+    if (argc > 3 || steps == 0) {
+        fprintf(stderr, "usage: average [GRAPH [STEPS]], STEPS from 1 to 1000000\n");
+        return 2;
+    }
 
     /* The ranks: MPI under a launcher, a single process without. A device says whose memory arrays are in,
      * "cpu" is the program's own; a queue keeps work on it in order. */

@@ -199,9 +199,20 @@ static void train(const float *start, dsc_kfac *kfac, double rate, float *losses
     average(matrix(losses, 1, STEPS / EVERY));
 }
 
+/* A finite number above 0; 0 for anything else. */
+static double read_rate(const char *text) {
+    char *end;
+    double value = strtod(text, &end);
+    return *end == '\0' && value > 0 && isfinite(value) ? value : 0;
+}
+
 int main(int argc, char **argv) {
-    double sgd_rate = argc > 1 ? atof(argv[1]) : 0.5; /* about its best: with more the loss jumps */
-    double kfac_rate = argc > 2 ? atof(argv[2]) : 0.1;
+    double sgd_rate = argc > 1 ? read_rate(argv[1]) : 0.5; /* about its best: with more the loss jumps */
+    double kfac_rate = argc > 2 ? read_rate(argv[2]) : 0.1;
+    if (argc > 3 || sgd_rate == 0 || kfac_rate == 0) {
+        fprintf(stderr, "usage: kfac_by_hand [SGD_RATE [KFAC_RATE]], rates above 0\n");
+        return 2;
+    }
     float start[PARAMS], losses[2][STEPS / EVERY];
 
     check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, one process without */

@@ -88,10 +88,21 @@ static void run_epoch(const dsc_schedule *schedule, int epoch, dsc_loader *loade
                schedule ? "training  " : "validation", sums[0] / sums[3], 100 * sums[1] / sums[3]);
 }
 
+/* A whole number from 1 on; 0 for anything else. */
+static int read_count(const char *text) {
+    char *end;
+    long value = strtol(text, &end, 10);
+    return *end == '\0' && value > 0 && value <= 1000000 ? (int)value : 0;
+}
+
 int main(int argc, char **argv) {
     const char *spec = argc > 1 ? argv[1] : "synthetic:4000";
     dsc_schedule schedule = {.kind = DSC_SCHEDULE_COSINE, .target = 0.003};
-    schedule.epochs = argc > 2 ? atoi(argv[2]) : 8;
+    schedule.epochs = argc > 2 ? read_count(argv[2]) : 8;
+    if (argc > 3 || schedule.epochs == 0) {
+        fprintf(stderr, "usage: train_small [DATA [EPOCHS]], EPOCHS from 1 to 1000000\n");
+        return 2;
+    }
 
     check(dsc_comm_create(NULL, &comm)); /* MPI under a launcher, one process without */
     dsc_device_options device_options;

@@ -14,6 +14,22 @@ errors() {
 "$program" exponential 2 >"$work/alone"
 [ "$(errors "$work/alone")" = "0 0 " ] || { cat "$work/alone"; exit 1; }
 
+# Arguments that are no numbers, or too many.
+refuse() {
+    local status=0
+    "$program" "$@" >"$work/refused" 2>&1 || status=$?
+    if [ "$status" != 2 ] || ! grep -q "^usage: " "$work/refused"; then
+        echo "arguments '$*': status $status"
+        cat "$work/refused"
+        exit 1
+    fi
+}
+refuse ring abc
+refuse ring -5
+refuse ring 3x
+refuse ring 99999999999999999999
+refuse ring 3 more
+
 [ -x "${DESCENT_MPIEXEC:-}" ] || exit 0
 read -ra flags <<<"${DESCENT_MPIEXEC_FLAGS:-}"
 job() {

@@ -15,6 +15,22 @@ check_run() {
 "$program" >"$work/alone"
 check_run "$work/alone"
 
+# Arguments that are no numbers, or too many.
+refuse() {
+    local status=0
+    "$program" "$@" >"$work/refused" 2>&1 || status=$?
+    if [ "$status" != 2 ] || ! grep -q "^usage: " "$work/refused"; then
+        echo "arguments '$*': status $status"
+        cat "$work/refused"
+        exit 1
+    fi
+}
+refuse x y
+refuse 0.5 y
+refuse 0.5 -1
+refuse nan
+refuse 0.5 0.1 more
+
 [ -x "${DESCENT_MPIEXEC:-}" ] || exit 0
 read -ra flags <<<"${DESCENT_MPIEXEC_FLAGS:-}"
 "$DESCENT_MPIEXEC" "${flags[@]}" -n 2 "$program" >"$work/two"

@@ -18,6 +18,21 @@ if "$program" nonsense 2>"$work/error" || ! grep -q "train_small: .*nonsense" "$
     exit 1
 fi
 
+# Arguments that are no numbers, or too many.
+refuse() {
+    local status=0
+    "$program" "$@" >"$work/refused" 2>&1 || status=$?
+    if [ "$status" != 2 ] || ! grep -q "^usage: " "$work/refused"; then
+        echo "arguments '$*': status $status"
+        cat "$work/refused"
+        exit 1
+    fi
+}
+refuse synthetic:512 abc
+refuse synthetic:512 0
+refuse synthetic:512 ""
+refuse synthetic:512 1 more
+
 [ -x "${DESCENT_MPIEXEC:-}" ] || exit 0
 read -ra flags <<<"${DESCENT_MPIEXEC_FLAGS:-}"
 "$DESCENT_MPIEXEC" "${flags[@]}" -n 2 "$program" synthetic:512 2 >"$work/two"
