@@ -33,7 +33,7 @@ static const dsc_option options[] = {
      .kind = DSC_OPTION_STRING,
      .offset = AT(o.graph),
      .placeholder = "NAME|FILE",
-     .shown = "exponential; push-pull: bipartite-exponential",
+     .shown = "exponential; push-pull: bipartite-exponential, on an odd number of ranks base-2",
      .help = "who sends to whom: exponential, exponential-pm, linear, ring, static-exponential, complete, "
              "bipartite-exponential, bipartite-linear, hypercube, base-2, or a file (with a / in its name or "
              "ending in .graph)",

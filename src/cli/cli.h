@@ -33,6 +33,9 @@ typedef struct dsc_cli_common {
 #define DSC_CLI_PEER_TIMEOUT(place)                                                                          \
     .name = "peer-timeout", .kind = DSC_OPTION_DOUBLE, .offset = (place), .placeholder = "S",                \
     .range = "[0, 1e9]", .help = "seconds to wait for another rank before it counts as lost; 0: for ever"
+#define DSC_CLI_IMAGE_SIZE(place)                                                                            \
+    .name = "image-size", .kind = DSC_OPTION_INT64, .offset = (place), .placeholder = "N",                   \
+    .range = "[0, 4096]"
 #define DSC_CLI_JSON(place)                                                                                  \
     .name = "json", .kind = DSC_OPTION_FLAG, .offset = (place), .help = "print one JSON object"
 

@@ -22,12 +22,7 @@ const dsc_option dsc_cli_train_options[] = {
      .placeholder = "SPEC",
      .help = "synthetic (needs no files; synthetic:N has N images), cifar10:DIR, cifar100:DIR, mnist:DIR "
              "(any IDX set), imagefolder:DIR"},
-    {.name = "image-size",
-     .kind = DSC_OPTION_INT64,
-     .offset = AT(o.image_size),
-     .placeholder = "N",
-     .range = "[0, 65536]",
-     .shown = "what the model is made for",
+    {DSC_CLI_IMAGE_SIZE(AT(o.image_size)), .shown = "what the model is made for",
      .help = "imagefolder: side of the crop in pixels"},
     {.name = "no-augment",
      .kind = DSC_OPTION_NO_FLAG,
@@ -311,7 +306,7 @@ const dsc_option dsc_cli_train_options[] = {
      .kind = DSC_OPTION_STRING,
      .offset = AT(o.consensus.graph),
      .placeholder = "NAME|FILE",
-     .shown = "exponential; dpsgd, adpsgd: bipartite-exponential",
+     .shown = "exponential; dpsgd, adpsgd: bipartite-exponential, dpsgd on an odd number of ranks: base-2",
      .help = "who sends to whom: exponential, exponential-pm, linear, ring, static-exponential, complete, "
              "bipartite-exponential, bipartite-linear, hypercube, base-2, or a file (with a / in its name or "
              "ending in .graph)",

@@ -134,6 +134,16 @@ static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *
     return DSC_OK;
 }
 
+/* The file beside the model's, which is easily taken for it. */
+static dsc_status refuse_state(const char *path) {
+    static const char end[] = ".state.safetensors";
+    size_t length = strlen(path), tail = strlen(end);
+    char *none = NULL;
+    if (length < tail || strcmp(path + length - tail, end) != 0)
+        return DSC_OK;
+    return dsc_checkpoint_state_path(path, &none); /* fails, and says what to name */
+}
+
 /* Rank 0: which file, and what it says. */
 static dsc_status find_file(session *s) {
     struct stat info;
@@ -145,6 +155,7 @@ static dsc_status find_file(session *s) {
     } else {
         DSC_TRY(dsc_memory_strdup(given, &s->path));
     }
+    DSC_TRY(refuse_state(s->path));
     DSC_TRY(dsc_st_open(s->path, &s->reader));
     DSC_TRY(dsc_checkpoint_facts(s->reader, &s->facts));
     const char *asked = s->options.model;

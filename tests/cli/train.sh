@@ -109,6 +109,7 @@ has stderr "was written with seed 9, this run has 8"
 has stderr "was written with batch size 64, this run has 32"
 expect 0 "" "${small[@]}" --epochs 2 --seed 9 --data synthetic:640 --out named --resume
 [ ! -s stderr ] || complain "a run that goes on with its own data warns"
+expect 2 "is the state file of a checkpoint: name the model file beside it" eval --checkpoint a/checkpoint-8.state.safetensors --data synthetic:512
 
 # Reports; damaged files are named with their line.
 expect 0 "best top-1" report a b

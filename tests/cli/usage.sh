@@ -43,9 +43,13 @@ for text in "(default resnet20)" "images per rank and step (default 128)" "train
     "(default 0.001)" "(default eigen)" "(default comm-opt)" "(default compute)" "(default paper)" \
     "(default empirical)" "its decay epochs (default 0.5)" "their decay epochs (default 10)" "(default global)" \
     "(default allreduce)" "allreduce|sgp|osgp|dpsgd|adpsgd" "to in a step (default 1)" "waits for them (default 0)" \
-    "those of a node (default 1)" "(default stop)" "(default exponential; dpsgd, adpsgd: bipartite-exponential)"; do
+    "those of a node (default 1)" "(default stop)" "(default exponential; dpsgd, adpsgd: bipartite-exponential, dpsgd on an odd number of ranks: base-2)"; do
     has flat "$text"
 done
+
+expect 0 "" average --help
+tr '\n' ' ' <stdout | tr -s ' ' >flat
+has flat "(default exponential; push-pull: bipartite-exponential, on an odd number of ranks base-2)"
 
 # Wrong uses: ARGUMENTS | what the message must hold.
 while IFS='|' read -r arguments text; do
@@ -140,6 +144,8 @@ train --data nothing:here --out none | nothing
 train --data cifar10:no/such/directory --out none | no/such/directory
 eval | eval needs --checkpoint FILE
 eval --checkpoint no/such/file.safetensors | no/such/file.safetensors
+train --image-size 4097 | --image-size 4097: must be at least 0 and at most 4096
+eval --checkpoint x --image-size 4097 | --image-size 4097: must be at least 0 and at most 4096
 eval --checkpoint x --top5 | unknown option --top5
 info --model resnet33 | resnet33
 info --ranks 0 | --ranks 0: must be at least 1
