@@ -416,7 +416,7 @@ static dsc_status read_all(const dsc_snapshot *s, const pair *p) {
         DSC_TRY(add_losses(p, &state));
     DSC_TRY(check_state(s, p, &state));
     DSC_TRY(read_named(p->state, DSC_OPTIM_PREFIX, "steps", &steps, sizeof steps));
-    if (steps < 0)
+    if (steps < 0 || steps > INT64_C(1) << 53)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: the optimiser has done %lld steps",
                         dsc_st_path(p->state), (long long)steps);
     for (int64_t i = 0; !s->gossip && i < dsc_optim_state_count(s->optim); i++) {
