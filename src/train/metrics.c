@@ -88,6 +88,11 @@ static json_t *real(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
+/* Of what is negative when there is none. */
+static json_t *real_or_none(double value) {
+    return value >= 0 ? real(value) : json_null();
+}
+
 static void set(json_t *line, const char *key, json_t *value) {
     json_object_set_new(line, key, value);
 }
@@ -442,8 +447,8 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     set_int(line, "step", state->step);
     set(line, "time_s", real(state->seconds));
     set(line, "loss", real(result->loss));
-    set(line, "top1", real(result->top1));
-    set(line, "top5", real(result->top5));
+    set(line, "top1", real_or_none(result->top1));
+    set(line, "top5", real_or_none(result->top5));
     set_int(line, "images", result->images);
     if (judgement->has_consensus) {
         set(line, "distance", real(judgement->consensus.distance));
@@ -480,11 +485,11 @@ void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error
     set_int(line, "steps", result->steps);
     set_int(line, "epochs", result->epochs);
     set(line, "time_s", real(time_s));
-    set(line, "loss", real(result->train_loss));
-    set(line, "val_loss", real(result->val_loss));
-    set(line, "top1", real(result->top1));
-    set(line, "top5", real(result->top5));
-    set(line, "best_top1", real(result->best_top1));
+    set(line, "loss", real_or_none(result->train_loss));
+    set(line, "val_loss", real_or_none(result->val_loss));
+    set(line, "top1", real_or_none(result->top1));
+    set(line, "top5", real_or_none(result->top5));
+    set(line, "best_top1", real_or_none(result->best_top1));
     set(line, "images_per_s", real(result->images_per_s));
     finish_line(metrics, line);
 }

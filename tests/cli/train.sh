@@ -139,6 +139,7 @@ expect 0 "top-1" eval --checkpoint large --data synthetic:200 --batch-size 10000
 expect 1 "the validation loss of step 1 is not finite" train --model mlp --data synthetic:200 --batch-size 200 --epochs 2 --lr 1e30 \
     --threads 1 --out overflow
 has stdout "top-1 0.00 %"
+has overflow/metrics.jsonl '"best_top1":null'
 expect 0 '"loss": null' eval --checkpoint overflow --data synthetic:200 --threads 1 --json
 has stdout '"top1": 0.0'
 
