@@ -207,6 +207,8 @@ static dsc_status set_entries(const dsc_snapshot *s, const dsc_st_reader *reader
             continue;
         if (reader && status == DSC_OK)
             status = dsc_checkpoint_kfac_read(reader, file, 0, e, host);
+        if (reader && status != DSC_OK) /* nothing that is refused in its place */
+            memset(host, 0, dsc_checkpoint_kfac_bytes(e));
         dsc_status set = dsc_kfac_state_set(s->kfac, s->queue, i, host);
         if (set == DSC_E_FORMAT && reader)
             dsc_error_prefix(set, "'%s' is damaged", dsc_st_path(reader));
