@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # The example averages an array: exactly after log2 n steps on the exponential graph, and ever closer on others.
 # A graph that cannot work ends the whole job with a message.
-set -euo pipefail
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
 program=$DESCENT_BINARY_DIR/examples/average
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 # errors LOG: rank 0's errors, in one line.
 errors() {
@@ -14,16 +13,6 @@ errors() {
 "$program" exponential 2 >"$work/alone"
 [ "$(errors "$work/alone")" = "0 0 " ] || { cat "$work/alone"; exit 1; }
 
-# Arguments that are no numbers, or too many.
-refuse() {
-    local status=0
-    "$program" "$@" >"$work/refused" 2>&1 || status=$?
-    if [ "$status" != 2 ] || ! grep -q "^usage: " "$work/refused"; then
-        echo "arguments '$*': status $status"
-        cat "$work/refused"
-        exit 1
-    fi
-}
 refuse ring abc
 refuse ring -5
 refuse ring 3x

@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # The hand-written network: K-FAC's loss ends at less than a quarter of SGD's lowest, alone and on two ranks, and the
 # two runs agree. A number of ranks that does not divide the batch ends the whole job with a message.
-set -euo pipefail
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
 program=$DESCENT_BINARY_DIR/examples/kfac_by_hand
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 # check_run LOG: a head and ten lines "N steps SGD K-FAC".
 check_run() {
@@ -15,16 +14,6 @@ check_run() {
 "$program" >"$work/alone"
 check_run "$work/alone"
 
-# Arguments that are no numbers, or too many.
-refuse() {
-    local status=0
-    "$program" "$@" >"$work/refused" 2>&1 || status=$?
-    if [ "$status" != 2 ] || ! grep -q "^usage: " "$work/refused"; then
-        echo "arguments '$*': status $status"
-        cat "$work/refused"
-        exit 1
-    fi
-}
 refuse x y
 refuse 0.5 y
 refuse 0.5 -1

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # The example trains alone and on two ranks, its loss falls, and a wrong data set ends the whole job with a message.
-set -euo pipefail
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
 program=$DESCENT_BINARY_DIR/examples/train_small
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 
 # check_run LOG: two epochs of two lines, the last training loss below the first.
 check_run() {
@@ -18,16 +17,6 @@ if "$program" nonsense 2>"$work/error" || ! grep -q "train_small: .*nonsense" "$
     exit 1
 fi
 
-# Arguments that are no numbers, or too many.
-refuse() {
-    local status=0
-    "$program" "$@" >"$work/refused" 2>&1 || status=$?
-    if [ "$status" != 2 ] || ! grep -q "^usage: " "$work/refused"; then
-        echo "arguments '$*': status $status"
-        cat "$work/refused"
-        exit 1
-    fi
-}
 refuse synthetic:512 abc
 refuse synthetic:512 0
 refuse synthetic:512 ""
