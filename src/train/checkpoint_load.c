@@ -317,9 +317,11 @@ static dsc_status put(const dsc_snapshot *s, const void *host, dsc_tensor *t) {
     return dsc_queue_sync(s->queue);
 }
 
-/* Where the run stands. Epochs and steps are used as real numbers, too. */
+/* Epochs and steps are used as real numbers, too. */
+static const int64_t most = INT64_C(1) << 53;
+
+/* Where the run stands. */
 static dsc_status check_place(const pair *p, const dsc_train_state *state) {
-    const int64_t most = INT64_C(1) << 53;
     const char *path = dsc_st_path(p->state);
     int64_t step;
     DSC_TRY(read_number(p->state, "step", &step));
@@ -342,13 +344,13 @@ static dsc_status check_place(const pair *p, const dsc_train_state *state) {
 }
 
 /* Warns of data that is not that of the run so far. */
-static dsc_status compare_data(const dsc_snapshot *s, const pair *p, const dsc_train_state *state) {
+static dsc_status compare_data(const dsc_snapshot *s, const pair *p, const dsc_train_state *state,
+                               int64_t samples) {
     const dsc_train_options *o = s->options;
     const char *path = dsc_st_path(p->state);
     dsc_model_facts facts;
-    int64_t samples, batch;
+    int64_t batch;
     DSC_TRY(dsc_checkpoint_facts(p->state, &facts));
-    DSC_TRY(read_number(p->state, "samples", &samples));
     DSC_TRY(read_number(p->state, "batch_size", &batch));
     if (facts.data[0] && strcmp(facts.data, o->data) != 0)
         dsc_log(DSC_LOG_WARNING, "'%s' was written with data %s, this run has %s", path, facts.data, o->data);
@@ -387,7 +389,7 @@ static dsc_status check_state(const dsc_snapshot *s, const pair *p, const dsc_tr
     if (state->position > s->samples)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: position %lld of %lld samples", dsc_st_path(p->state),
                         (long long)state->position, (long long)s->samples);
-    return compare_data(s, p, state);
+    return compare_data(s, p, state, samples);
 }
 
 /* The losses of an epoch that gossip ranks have begun, of all of them. */
@@ -416,7 +418,7 @@ static dsc_status read_all(const dsc_snapshot *s, const pair *p) {
         DSC_TRY(add_losses(p, &state));
     DSC_TRY(check_state(s, p, &state));
     DSC_TRY(read_named(p->state, DSC_OPTIM_PREFIX, "steps", &steps, sizeof steps));
-    if (steps < 0 || steps > INT64_C(1) << 53)
+    if (steps < 0 || steps > most)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: the optimiser has done %lld steps",
                         dsc_st_path(p->state), (long long)steps);
     for (int64_t i = 0; !s->gossip && i < dsc_optim_state_count(s->optim); i++) {

@@ -147,7 +147,7 @@ static json_t *describe_optimiser(const dsc_train_options *o) {
     set(config, "weight_decay", real(o->optim.weight_decay));
     set(config, "beta1", real(o->optim.beta1));
     set(config, "beta2", real(o->optim.beta2));
-    set(config, "eps", o->optim.eps < 0 ? json_null() : real(o->optim.eps)); /* null: the optimiser's own */
+    set(config, "eps", real_or_none(o->optim.eps)); /* null: the optimiser's own */
     set(config, "trust", real(o->optim.trust));
     set(config, "clip_norm", real(o->optim.clip_norm));
     return config;
@@ -447,8 +447,8 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     set_int(line, "step", state->step);
     set(line, "time_s", real(state->seconds));
     set(line, "loss", real(result->loss));
-    set(line, "top1", real_or_none(result->top1));
-    set(line, "top5", real_or_none(result->top5));
+    set(line, "top1", real(result->top1));
+    set(line, "top5", real(result->top5));
     set_int(line, "images", result->images);
     if (judgement->has_consensus) {
         set(line, "distance", real(judgement->consensus.distance));
