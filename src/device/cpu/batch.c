@@ -76,7 +76,7 @@ static dsc_status divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     for (int64_t i = 0; i < count; i++)
         elements += dsc_tensor_count(&items[i].x);
     int parts = dsc_cpu_parts(q->device, elements);
-#pragma omp parallel for num_threads(parts) schedule(dynamic, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++)
         divide(value, &items[i]);
     return DSC_OK;
@@ -106,7 +106,7 @@ static dsc_status split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_j
     for (int64_t i = 0; i < count; i++)
         elements += dsc_tensor_count(&items[i].d);
     int parts = dsc_cpu_parts(q->device, elements);
-#pragma omp parallel for num_threads(parts) schedule(dynamic, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++)
         split((float)factor, &items[i]);
     return DSC_OK;

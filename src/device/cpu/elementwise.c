@@ -17,7 +17,7 @@ static dsc_status fill(dsc_queue *q, double value, dsc_tensor *t) {
     int64_t n = dsc_tensor_count(t);
     int parts = dsc_cpu_parts(q->device, n);
     float *y = t->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->fill(r.count, (float)value, y + r.first);
@@ -55,7 +55,7 @@ static dsc_status convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) 
         return DSC_OK;
     int64_t n = dsc_tensor_count(src);
     int parts = dsc_cpu_parts(q->device, n);
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++)
         convert_range(k, dsc_cpu_share(n, UNIT, parts, p), src, dst);
     return DSC_OK;
@@ -67,7 +67,7 @@ static dsc_status axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double 
     int parts = dsc_cpu_parts(q->device, n);
     const float *from = x->data;
     float *to = y->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->axpby(r.count, (float)alpha, from + r.first, (float)beta, to + r.first);
@@ -90,7 +90,7 @@ static dsc_status scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) {
     int parts = dsc_cpu_parts(q->device, n);
     float factor = (float)*(const double *)s->data;
     float *y = t->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->scale(r.count, factor, y + r.first);
@@ -105,7 +105,7 @@ static dsc_status dot(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, do
     const float *a = x->data, *b = y->data;
     double *sums;
     DSC_TRY(dsc_cpu_scratch(q, parts * APART * (int64_t)sizeof *sums, &sums));
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         sums[p * APART] = k->dot(r.count, a + r.first, b + r.first);
@@ -123,7 +123,7 @@ static dsc_status count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor 
     int64_t n = dsc_tensor_count(t), total = 0;
     int parts = dsc_cpu_parts(q->device, n);
     const float *x = t->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1) reduction(+ : total)
+#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(+ : total)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         total += k->nonfinite(r.count, x + r.first);
@@ -138,7 +138,7 @@ static dsc_status relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y)
     int parts = dsc_cpu_parts(q->device, n);
     const float *from = x->data;
     float *to = y->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->relu(r.count, from + r.first, to + r.first);
@@ -153,7 +153,7 @@ static dsc_status relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_ten
     int parts = dsc_cpu_parts(q->device, n);
     const float *out = y->data, *grad = dy->data;
     float *to = dx->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->relu_grad(r.count, out + r.first, grad + r.first, beta != 0, to + r.first);
@@ -167,7 +167,7 @@ static dsc_status add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, ds
     int parts = dsc_cpu_parts(q->device, n);
     const float *left = a->data, *right = b->data;
     float *to = y->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->add(r.count, left + r.first, right + r.first, to + r.first);
@@ -182,7 +182,7 @@ static dsc_status bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) {
     float *wide, *to = y->data;
     DSC_TRY(dsc_cpu_scratch(q, width * (int64_t)sizeof *wide, &wide));
     dsc_cpu_repeat(c, width, b->data, wide);
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, width, parts, p);
         k->bias_add(r.count, width, wide, to + r.first);
@@ -198,7 +198,7 @@ static dsc_status bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc
     const float *from = dy->data;
     double *sums;
     DSC_TRY(dsc_cpu_scratch(q, 2 * parts * width * (int64_t)sizeof *sums, &sums));
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, width, parts, p);
         double *own = sums + 2 * p * width;

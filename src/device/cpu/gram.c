@@ -112,11 +112,11 @@ static void sum_part(const plan *p, dsc_cpu_range part, const float *tail, float
 static void gram_apart(const plan *p, const float *tail, float *sums, float *spaces) {
     const dsc_gram_call *call = p->call;
     int64_t n = call->n;
-#pragma omp parallel for num_threads(p->parts) schedule(static, 1) if (p->parts > 1)
+#pragma omp parallel for num_threads(p->parts) schedule(static, 1)
     for (int part = 0; part < p->parts; part++)
         sum_part(p, dsc_cpu_share(p->rows, 8, p->parts, part), tail, sums + part * p->sum,
                  spaces + part * p->space);
-#pragma omp parallel for num_threads(p->parts) schedule(static, 8) if (p->parts > 1)
+#pragma omp parallel for num_threads(p->parts) schedule(static, 8)
     for (int64_t i = 0; i < n; i++) {
         for (int part = 1; part < p->parts; part++)
             call->k->add(i + 1, sums + i * n, sums + part * p->sum + i * n, sums + i * n);
@@ -137,7 +137,7 @@ static void gram_by_rows(const plan *p, const float *tail, float *space) {
     dsc_cpu_range r = {0, 0};
     for (int64_t at = 0; at < p->rows; at += r.count) {
         r = slab_at(p, at, p->rows);
-#pragma omp parallel for num_threads(p->parts) schedule(static, 1) if (p->parts > 1)
+#pragma omp parallel for num_threads(p->parts) schedule(static, 1)
         for (int part = 0; part < p->parts; part++) {
             dsc_cpu_range own = dsc_cpu_share(r.count, 1, p->parts, part);
             if (p->copied)
@@ -146,7 +146,7 @@ static void gram_by_rows(const plan *p, const float *tail, float *space) {
         dsc_cpu_gram g = product_of(p, r, tail, space);
         g.c = call->c;
         g.alpha = call->alpha;
-#pragma omp parallel for num_threads(p->parts) schedule(static, 1) if (p->parts > 1)
+#pragma omp parallel for num_threads(p->parts) schedule(static, 1)
         for (int64_t strip = strips - 1; strip >= 0; strip--)
             k->gram_strip(&g, strip * k->gram_rows);
     }

@@ -305,13 +305,13 @@ static void run_part(const shift *s, int part, const float *copy, turn t) {
 static void finish(const shift *s, float *sums, float *rows, double *ones) {
     const dsc_gram_call *call = s->call;
     int64_t count = count_sums(s);
-#pragma omp parallel for num_threads(s->parts) schedule(static, 1) if (s->parts > 1)
+#pragma omp parallel for num_threads(s->parts) schedule(static, 1)
     for (int part = 0; part < s->parts; part++) {
         dsc_cpu_range r = dsc_cpu_share(s->sum, 16, s->parts, part);
         for (int64_t other = 1; other < count; other++)
             call->k->add(r.count, sums + r.first, sums + other * s->sum + r.first, sums + r.first);
     }
-#pragma omp parallel for num_threads(s->parts) schedule(static, 1) if (s->parts > 1)
+#pragma omp parallel for num_threads(s->parts) schedule(static, 1)
     for (int part = 0; part < s->parts; part++)
         for (int64_t row = part; row < TAPS * call->cg; row += s->parts)
             put_row(s, sums, row / call->cg, row % call->cg, rows + part * call->d->c);
@@ -333,7 +333,7 @@ void dsc_gram_shift(const dsc_gram_call *call, void *work) {
     }
     if (!s.apart)
         memset(sums, 0, (size_t)s.sum * sizeof *sums);
-#pragma omp parallel for num_threads(s.parts) schedule(static, 1) if (s.parts > 1)
+#pragma omp parallel for num_threads(s.parts) schedule(static, 1)
     for (int part = 0; part < s.parts; part++) {
         turn t = {.step = 1, .sums = sums, .row = rows + part * c};
         if (s.apart)

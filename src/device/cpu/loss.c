@@ -92,7 +92,7 @@ static dsc_status softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
     int parts = dsc_cpu_parts(q->device, 16 * n * call.c);
     double *sums, *to = stats->data;
     DSC_TRY(dsc_cpu_scratch(q, parts * APART * (int64_t)sizeof *sums, &sums));
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++)
         loss_rows(&call, dsc_cpu_share(n, 1, parts, p), logits->data, labels->data,
                   dlogits ? dlogits->data : NULL, sums + p * APART);
@@ -108,7 +108,7 @@ static dsc_status sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *p
     int64_t n = logits->dim[0], c = logits->dim[1];
     int parts = dsc_cpu_parts(q->device, 16 * n * c);
     int32_t *to = labels->data;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t row = 0; row < n; row++)
         to[row] = dsc_draw_label(dsc_logits_row(logits, row), c, dsc_label_uniform(seed, at[0], at[1] + row));
     return DSC_OK;

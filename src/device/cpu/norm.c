@@ -57,7 +57,7 @@ static moments merge(moments a, moments b) {
 }
 
 static void reduce_moments(const dsc_cpu_kernels *k, const norm_cut *cut, const float *x) {
-#pragma omp parallel for num_threads(cut->parts) schedule(static, 1) if (cut->parts > 1)
+#pragma omp parallel for num_threads(cut->parts) schedule(static, 1)
     for (int p = 0; p < cut->parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(cut->n, cut->width, cut->parts, p);
         double *mean = own_sums(cut, p), *m2 = mean + cut->width;
@@ -82,7 +82,7 @@ static moments channel_moments(const norm_cut *cut, const float *x, int64_t ch) 
 
 static void apply_parts(const dsc_cpu_kernels *k, const norm_cut *cut, const dsc_cpu_norm_apply *all) {
     int64_t chunk = chunk_of(cut);
-#pragma omp parallel for num_threads(cut->parts) schedule(static, 1) if (cut->parts > 1)
+#pragma omp parallel for num_threads(cut->parts) schedule(static, 1)
     for (int p = 0; p < cut->parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(cut->n, cut->width, cut->parts, p);
         for (int64_t first = (r.count - 1) / chunk * chunk; r.count > 0 && first >= 0; first -= chunk) {
@@ -172,7 +172,7 @@ static void move_to(dsc_cpu_norm_grad *a, int64_t at) {
 }
 
 static void reduce_sums(const dsc_cpu_kernels *k, const norm_cut *cut, const dsc_cpu_norm_grad *all) {
-#pragma omp parallel for num_threads(cut->parts) schedule(static, 1) if (cut->parts > 1)
+#pragma omp parallel for num_threads(cut->parts) schedule(static, 1)
     for (int p = 0; p < cut->parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(cut->n, cut->width, cut->parts, p);
         dsc_cpu_norm_grad a = *all;
@@ -195,7 +195,7 @@ static double channel_sum(const norm_cut *cut, int64_t ch, int64_t offset) {
 
 static void grad_parts(const dsc_cpu_kernels *k, const norm_cut *cut, const dsc_cpu_norm_grad *all) {
     int64_t chunk = chunk_of(cut);
-#pragma omp parallel for num_threads(cut->parts) schedule(static, 1) if (cut->parts > 1)
+#pragma omp parallel for num_threads(cut->parts) schedule(static, 1)
     for (int p = 0; p < cut->parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(cut->n, cut->width, cut->parts, p);
         for (int64_t first = (r.count - 1) / chunk * chunk; r.count > 0 && first >= 0; first -= chunk) {

@@ -411,7 +411,7 @@ static dsc_status add_data(dsc_queue *q, const dsc_onednn_conv *plan, const dsc_
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     int64_t count = plan->images / plan->piece;
     int parts = plan->steps[DATA_PIECE].lane_count, bad = dnnl_success;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1) reduction(max : bad)
+#pragma omp parallel for num_threads(parts) schedule(static, 1) reduction(max : bad)
     for (int p = 0; p < parts; p++) {
         char *piece = pieces + (size_t)p * lane_bytes(plan, DATA_PIECE);
         int status =

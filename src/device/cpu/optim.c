@@ -13,7 +13,7 @@ static dsc_status sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const
     int parts = dsc_cpu_parts(q->device, n);
     const float *zs = z->data, *gs = g->data;
     float *ms = m->data, *xs = x->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->sgd(r.count, nesterov, &h, zs + r.first, gs + r.first, ms + r.first, xs + r.first);
@@ -31,7 +31,7 @@ static dsc_status adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, con
     int parts = dsc_cpu_parts(q->device, n);
     const float *zs = z->data, *gs = g->data;
     float *ms = m->data, *vs = v->data, *xs = x->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->adam(r.count, decoupled, &h, zs + r.first, gs + r.first, ms + r.first, vs + r.first, xs + r.first);
@@ -52,7 +52,7 @@ static dsc_status lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *
     int parts = dsc_cpu_parts(q->device, n);
     const float *zs = z->data, *gs = g->data;
     float *ms = m->data, *xs = x->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->lars(r.count, &h, rate, zs + r.first, gs + r.first, ms + r.first, xs + r.first);
@@ -70,7 +70,7 @@ static dsc_status lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const ds
     int parts = dsc_cpu_parts(q->device, n);
     const float *zs = z->data, *gs = g->data;
     float *ms = m->data, *vs = v->data, *us = u->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->lamb(r.count, &h, zs + r.first, gs + r.first, ms + r.first, vs + r.first, us + r.first);
@@ -89,7 +89,7 @@ static dsc_status lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_te
     int parts = dsc_cpu_parts(q->device, n);
     const float *us = u->data;
     float *xs = x->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
         k->axpby(r.count, step, us + r.first, 1, xs + r.first);

@@ -129,7 +129,7 @@ dsc_status dsc_own_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_te
     int64_t oh = 0, ow = 0, rows = out->dim[0], stride = out->dim[1];
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     int parts = dsc_cpu_parts(q->device, rows * stride);
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(rows, 1, parts, p);
         dsc_own_patch_rows(desc, oh, ow, x->data, group, (dsc_cpu_range){first + r.first, r.count}, stride,
@@ -157,7 +157,7 @@ static void scatter(const own_conv *o, const float *from, int64_t group, dsc_cpu
 
 /* turned[g][width][kg] = w[g][kg][width]. */
 static void transpose_weights(const own_conv *o, const float *w, float *turned) {
-#pragma omp parallel for num_threads(o->parts) schedule(static) if (o->parts > 1)
+#pragma omp parallel for num_threads(o->parts) schedule(static)
     for (int64_t row = 0; row < o->d.groups * o->width; row++) {
         int64_t g = row / o->width, p = row % o->width;
         for (int64_t j = 0; j < o->kg; j++)
@@ -168,7 +168,7 @@ static void transpose_weights(const own_conv *o, const float *w, float *turned) 
 /* turned[g][kh][kw][kg][cg] = w[g][kg][kh - 1 - .][kw - 1 - .][cg]. */
 static void flip_weights(const own_conv *o, const float *w, float *turned) {
     int64_t taps = o->d.kh * o->d.kw, rows = o->d.groups * taps * o->kg;
-#pragma omp parallel for num_threads(o->parts) schedule(static) if (o->parts > 1)
+#pragma omp parallel for num_threads(o->parts) schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         int64_t j = row % o->kg, tap = row / o->kg % taps, g = row / (o->kg * taps);
         memcpy(turned + row * o->cg, w + (g * o->kg + j) * o->width + (taps - 1 - tap) * o->cg,
@@ -228,7 +228,7 @@ static void forward_part(const own_conv *o, dsc_cpu_range part, const dsc_cpu_ke
 
 static void forward_parts(const own_conv *o, const dsc_cpu_kernels *k, const float *x, const float *w,
                           float beta, float *space, float *y) {
-#pragma omp parallel for num_threads(o->parts) schedule(static, 1) if (o->parts > 1)
+#pragma omp parallel for num_threads(o->parts) schedule(static, 1)
     for (int p = 0; p < o->parts; p++)
         forward_part(o, dsc_cpu_share(o->rows, SLAB_UNIT, o->parts, p), k, x, w, beta, space + p * o->patch,
                      y);
@@ -282,7 +282,7 @@ dsc_status dsc_own_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_te
         return DSC_OK;
     }
     int64_t size = o.d.h * o.d.w * o.d.c, places = o.oh * o.ow * o.d.k;
-#pragma omp parallel for num_threads(o.parts) schedule(static, 1) if (o.parts > 1)
+#pragma omp parallel for num_threads(o.parts) schedule(static, 1)
     for (int p = 0; p < o.parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(o.d.n, 1, o.parts, p);
         for (int64_t n = r.first; n < r.first + r.count; n++) {
@@ -325,11 +325,11 @@ dsc_status dsc_own_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_
     own_conv o = describe_conv(conv);
     int64_t part = o.patch + o.weights;
     float *space = work->data, *to = dw->data;
-#pragma omp parallel for num_threads(o.parts) schedule(static, 1) if (o.parts > 1)
+#pragma omp parallel for num_threads(o.parts) schedule(static, 1)
     for (int p = 0; p < o.parts; p++)
         weight_part(&o, dsc_cpu_share(o.rows, SLAB_UNIT, o.parts, p), k, x->data, dy->data, space + p * part,
                     space + p * part + o.weights);
-#pragma omp parallel for num_threads(o.parts) schedule(static) if (o.parts > 1)
+#pragma omp parallel for num_threads(o.parts) schedule(static)
     for (int64_t row = 0; row < o.d.k; row++) {
         for (int64_t i = 0; i < o.width; i++) {
             int64_t at = (row / o.kg * o.width + i) * o.kg + row % o.kg;

@@ -25,7 +25,7 @@ void dsc_own_gemm(const dsc_device *device, const dsc_cpu_gemm *g) {
     int64_t panels = (g->n + k->gemm_columns - 1) / k->gemm_columns;
     int parts = dsc_cpu_parts(device, g->m * g->n * g->k / 16);
     int by_panel = g->lower || panels >= 2 * parts;
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range rows = dsc_cpu_share(g->m, 12, parts, p);
         share by_rows = {rows.first, rows.first + rows.count, 0, k->gemm_columns};

@@ -15,7 +15,7 @@ static dsc_status shortcut_forward(dsc_queue *q, int64_t stride, const dsc_tenso
     int parts = dsc_cpu_parts(q->device, dsc_tensor_count(y));
     const float *from = x->data;
     float *to = y->data;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t line = 0; line < lines; line++) {
         const float *source = from + (line / oh * h + line % oh * stride) * w * c;
         float *target = to + line * ow * k;
@@ -35,7 +35,7 @@ static dsc_status shortcut_backward(dsc_queue *q, int64_t stride, const dsc_tens
     int parts = dsc_cpu_parts(q->device, dsc_tensor_count(dx));
     const float *from = dy->data;
     float *to = dx->data;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t line = 0; line < lines; line++) {
         int64_t image = line / h, i = line % h;
         float *target = to + line * w * c;
@@ -115,7 +115,7 @@ static dsc_status pool_forward(dsc_queue *q, const dsc_pool_desc *desc, const ds
     window_shape shape = {desc, x->dim[1], x->dim[2], x->dim[3], y->dim[1], y->dim[2]};
     int64_t lines = y->dim[0] * shape.oh;
     int parts = dsc_cpu_parts(q->device, dsc_tensor_count(x));
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t line = 0; line < lines; line++) {
         const float *image = (const float *)x->data + line / shape.oh * shape.h * shape.w * shape.c;
         for (int64_t j = 0; j < shape.ow; j++) {
@@ -155,7 +155,7 @@ static dsc_status pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const d
     window_shape shape = {desc, dx->dim[1], dx->dim[2], dx->dim[3], dy->dim[1], dy->dim[2]};
     int64_t places = shape.oh * shape.ow, size = shape.h * shape.w * shape.c;
     int parts = dsc_cpu_parts(q->device, dsc_tensor_count(dx));
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t n = 0; n < dx->dim[0]; n++) {
         float *image = (float *)dx->data + n * size;
         if (beta == 0)
@@ -181,7 +181,7 @@ static dsc_status global_pool_forward(dsc_queue *q, const dsc_tensor *x, dsc_ten
     int parts = dsc_cpu_parts(q->device, dsc_tensor_count(x));
     double *space;
     DSC_TRY(dsc_cpu_scratch(q, 2 * parts * width * (int64_t)sizeof *space, &space));
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, 1, parts, p);
         double *sums = space + 2 * p * width;
@@ -205,7 +205,7 @@ static dsc_status global_pool_backward(dsc_queue *q, const dsc_tensor *dy, doubl
     int64_t places = dx->dim[1] * dx->dim[2], c = dx->dim[3], rows = dx->dim[0] * places;
     int parts = dsc_cpu_parts(q->device, dsc_tensor_count(dx));
     float weight = 1.0f / (float)places;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t row = 0; row < rows; row++)
         k->axpby(c, weight, (const float *)dy->data + row / places * c, beta == 0 ? 0 : 1,
                  (float *)dx->data + row * c);
@@ -247,7 +247,7 @@ static dsc_status dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_
                          .beta = (float)beta,
                          .x = x->data,
                          .y = y->data};
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int p = 0; p < parts; p++) {
         dsc_cpu_range r = dsc_cpu_share(n, 64, parts, p);
         dropout_range(&call, r.first, r.first + r.count);

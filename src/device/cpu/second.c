@@ -9,7 +9,7 @@ static dsc_status outer_inverse(dsc_queue *q, const dsc_tensor *damping, const d
     int parts = dsc_cpu_parts(q->device, m * n);
     float value = (float)*(const double *)damping->data;
     const float *row = rows->data, *column = columns->data;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t i = 0; i < m; i++) {
         float *to = (float *)out->data + i * n;
 #pragma omp simd
@@ -24,7 +24,7 @@ static dsc_status multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
     int parts = dsc_cpu_parts(q->device, n);
     const float *from = x->data;
     float *to = y->data;
-#pragma omp parallel for simd num_threads(parts) schedule(static) if (parallel : parts > 1)
+#pragma omp parallel for simd num_threads(parts) schedule(static)
     for (int64_t i = 0; i < n; i++)
         to[i] *= from[i];
     return DSC_OK;
@@ -37,7 +37,7 @@ static dsc_status join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, d
     int parts = dsc_cpu_parts(q->device, m * n);
     const float *weights = w->data, *bias = b->data;
     float *to = d->data;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t i = 0; i < m; i++) {
         memcpy(to + i * (n + 1), weights + i * n, (size_t)n * sizeof *to);
         to[i * (n + 1) + n] = bias[i];
@@ -52,7 +52,7 @@ static dsc_status gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *
     int64_t m = dst->dim[0], n = dst->dim[1], width = src->dim[1];
     int parts = dsc_cpu_parts(q->device, m * n);
     const int32_t *row = rows->data, *column = columns->data;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t i = 0; i < m; i++) {
         const float *from = (const float *)src->data + row[i] * width;
         float *to = (float *)dst->data + i * n;
@@ -67,7 +67,7 @@ static dsc_status scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor 
     int64_t m = src->dim[0], n = src->dim[1], width = dst->dim[1];
     int parts = dsc_cpu_parts(q->device, m * n);
     const int32_t *row = rows->data, *column = columns->data;
-#pragma omp parallel for num_threads(parts) schedule(static) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t i = 0; i < m; i++) {
         const float *from = (const float *)src->data + i * n;
         float *to = (float *)dst->data + row[i] * width;

@@ -38,7 +38,7 @@ static void turn_tiles(dsc_dtype dtype, int exchange, int64_t n, int64_t i0, cha
 
 static void turn(const dsc_device *device, dsc_dtype dtype, int exchange, int64_t n, void *a) {
     int parts = dsc_cpu_parts(device, n * n);
-#pragma omp parallel for num_threads(parts) schedule(static, 1) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
     for (int64_t i0 = 0; i0 < n; i0 += TILE)
         turn_tiles(dtype, exchange, n, i0, a);
 }
@@ -63,7 +63,7 @@ static dsc_status tri_pack(dsc_queue *q, const dsc_tensor *a, dsc_tensor *p) {
     int parts = dsc_cpu_parts(q->device, n * n);
     const float *from = a->data;
     float *to = p->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 16) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 16)
     for (int64_t i = 0; i < n; i++)
         memcpy(to + i * (i + 1) / 2, from + i * n, (size_t)(i + 1) * sizeof *to);
     return DSC_OK;
@@ -74,7 +74,7 @@ static dsc_status tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a) {
     int parts = dsc_cpu_parts(q->device, n * n);
     const float *from = p->data;
     float *to = a->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 16) if (parts > 1)
+#pragma omp parallel for num_threads(parts) schedule(static, 16)
     for (int64_t i = 0; i < n; i++)
         memcpy(to + i * n, from + i * (i + 1) / 2, (size_t)(i + 1) * sizeof *to);
     dsc_cpu_mirror(q->device, DSC_F32, n, to);
