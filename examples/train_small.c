@@ -16,7 +16,6 @@ static dsc_queue *queue;         /* what it works through, in order */
 static dsc_model *model;         /* layers, parameters, gradients */
 static dsc_consensus *consensus; /* how the ranks' parameters stay equal */
 static dsc_optim *optim;
-static double rate; /* of the next step */
 
 /* A failing rank says why and ends the whole job, so that no other rank waits for it. */
 static void check(dsc_status status) {
@@ -47,13 +46,9 @@ static void build(dsc_dataset_info info) {
     check(dsc_model_seal(model, x));
 }
 
-/* What the backward pass and the consensus call back. */
+/* What the backward pass calls back. */
 static dsc_status grad_ready(void *context, dsc_queue *q, int64_t param) {
     return dsc_consensus_grad_ready(context, q, param);
-}
-
-static dsc_status update(void *context, dsc_queue *q, const dsc_tensor *read) {
-    return dsc_optim_step(context, q, rate, read);
 }
 
 /* One pass over a data set, training when there is a schedule; prints means over all ranks. */
@@ -70,10 +65,12 @@ static void run_epoch(const dsc_schedule *schedule, int epoch, dsc_loader *loade
         check(dsc_exec_forward(exec, queue, &batch.x));
         check(dsc_exec_loss(exec, queue, &batch.labels, 1.0 / BATCH));
         if (schedule) {
-            rate = dsc_schedule_rate(schedule, epoch * batches + i);
+            const dsc_tensor *read; /* NULL with all-reduce; gossip's weight decay reads other values */
             check(dsc_exec_backward(exec, queue, &backward));
             check(dsc_consensus_after_backward(consensus, queue)); /* gradients are the ranks' mean now */
-            check(dsc_consensus_update(consensus, queue, update, optim));
+            check(dsc_consensus_update_begin(consensus, queue, &read));
+            check(dsc_optim_step(optim, queue, dsc_schedule_rate(schedule, epoch * batches + i), read));
+            check(dsc_consensus_update_end(consensus, queue));
         }
     }
     dsc_tensor stats = *dsc_exec_stats(exec);

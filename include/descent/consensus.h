@@ -4,7 +4,8 @@
  *   before_forward   gossip takes in what arrived and presents the parameters to compute at
  *   grad_ready       called during backward, per parameter: all-reduce starts its buckets
  *   after_backward   gradients are what the optimiser shall see
- *   update           runs the optimiser (a function handed in), then sends and mixes
+ *   update_begin     the numerators are in the parameters: the caller runs its optimiser on them
+ *   update_end       sends and mixes what the optimiser left
  *
  * It knows parameters and communicators only, no model and no optimiser.
  *
@@ -117,9 +118,6 @@ typedef struct dsc_consensus_options {
     double peer_timeout;   /* seconds to wait for a peer; 0: for ever */
 } dsc_consensus_options;
 
-/* The optimiser: updates the parameters in place; `read` as in dsc_optim_step. */
-typedef dsc_status (*dsc_update_function)(void *context, dsc_queue *queue, const dsc_tensor *read);
-
 DSC_API void dsc_consensus_options_init(dsc_consensus_options *options);
 /* "allreduce" -> kind; DSC_E_INVALID lists the known names. */
 DSC_API dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out) DSC_MUST_CHECK;
@@ -146,8 +144,18 @@ DSC_API dsc_status dsc_consensus_before_forward(dsc_consensus *consensus, dsc_qu
 DSC_API dsc_status dsc_consensus_grad_ready(dsc_consensus *consensus, dsc_queue *queue,
                                             int64_t param) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_consensus_after_backward(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
-DSC_API dsc_status dsc_consensus_update(dsc_consensus *consensus, dsc_queue *queue,
-                                        dsc_update_function update, void *context) DSC_MUST_CHECK;
+/* Between these two calls the caller runs its optimiser, which updates the parameters in place. *read is
+ * NULL, or one tensor per parameter with the values z that weight decay and norms must use (dsc_optim_step
+ * takes it); it is owned by the consensus and valid until update_end. adpsgd holds its lock between the two,
+ * so a caller whose optimiser fails must call update_cancel (or destroy the consensus) instead of update_end.
+ */
+DSC_API dsc_status dsc_consensus_update_begin(dsc_consensus *consensus, dsc_queue *queue,
+                                              const dsc_tensor **read) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_consensus_update_end(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+/* Ends an update that has begun without sending anything: the step does not count, and adpsgd keeps the
+ * values from before the update. Does nothing when no update has begun or `consensus` is NULL. Not
+ * collective. */
+DSC_API void dsc_consensus_update_cancel(dsc_consensus *consensus);
 /* The learning rate of the step that comes; slow momentum needs it. */
 DSC_API void dsc_consensus_set_rate(dsc_consensus *consensus, double lr);
 
@@ -155,13 +163,13 @@ DSC_API void dsc_consensus_set_rate(dsc_consensus *consensus, double lr);
  * stopping here; the next step goes on by itself. Bits are the same as without it, for adpsgd and osgp with
  * synch_freq > 0 the sums are. sgp, osgp and dpsgd can settle again after a timeout. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_settle(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
-/* After settling: puts the values of all ranks' average, or the own ones (z), into the parameters, to be
- * evaluated or saved; `hide` brings the numerators back, bit for bit. Collective for DSC_SHOW_MEAN; blocks.
- */
-typedef enum dsc_show { DSC_SHOW_MEAN, DSC_SHOW_OWN } dsc_show;
-DSC_API dsc_status dsc_consensus_show(dsc_consensus *consensus, dsc_queue *queue,
-                                      dsc_show what) DSC_MUST_CHECK;
-DSC_API dsc_status dsc_consensus_hide(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+/* After settling: swaps values to evaluate or save into the parameters, either the mean over all ranks or
+ * this rank's own z = x / w. swap_out brings the numerators back, bit for bit. No step can begin in between.
+ * swap_in blocks, and is collective for DSC_VALUES_MEAN. */
+typedef enum dsc_values { DSC_VALUES_MEAN, DSC_VALUES_OWN } dsc_values;
+DSC_API dsc_status dsc_consensus_swap_in(dsc_consensus *consensus, dsc_queue *queue,
+                                         dsc_values values) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_consensus_swap_out(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
 /* After settling: how far the ranks' values are from their mean, sqrt(mean over ranks |z - mean|^2), and the
  * mean's own norm. 0 for collective ways. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_distance(dsc_consensus *consensus, dsc_queue *queue, double *distance,

@@ -306,20 +306,34 @@ static dsc_status before_forward(dsc_consensus *c, dsc_queue *queue) {
     return end_work_on_x(a, queue, status);
 }
 
-static dsc_status update(dsc_consensus *c, dsc_queue *queue, dsc_update_function function, void *context) {
+/* Takes the lock and keeps it until update_end or update_cancel, unless it fails. */
+static dsc_status update_begin(dsc_consensus *c, dsc_queue *queue, const dsc_tensor **read) {
+    (void)read;
     dsc_adpsgd *a = c->state;
     if (!a)
-        return function(context, queue, NULL);
+        return DSC_OK;
     DSC_TRY(check_failure(a));
     dsc_status status = begin_work_on_x(a, queue);
     if (status == DSC_OK)
         status = copy_from_x(c, queue, a);
-    if (status == DSC_OK)
-        status = function(context, queue, NULL);
-    if (status == DSC_OK)
-        status = copy_to_x(c, queue, a);
+    return status == DSC_OK ? DSC_OK : end_work_on_x(a, queue, status);
+}
+
+static dsc_status update_end(dsc_consensus *c, dsc_queue *queue) {
+    dsc_adpsgd *a = c->state;
+    if (!a)
+        return DSC_OK;
+    dsc_status status = copy_to_x(c, queue, a);
     a->steps += status == DSC_OK;
     return end_work_on_x(a, queue, status);
+}
+
+static void update_cancel(dsc_consensus *c) {
+    dsc_adpsgd *a = c->state;
+    if (!a)
+        return;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
 }
 
 /* ---- settling ---- */
@@ -400,7 +414,9 @@ const dsc_consensus_table dsc_consensus_adpsgd = {
     .open = open_adpsgd,
     .close = close_adpsgd,
     .before_forward = before_forward,
-    .update = update,
+    .update_begin = update_begin,
+    .update_end = update_end,
+    .update_cancel = update_cancel,
     .settle = settle,
     .rescue = rescue,
     .is_busy = is_busy,

@@ -2,9 +2,9 @@
  *
  *   training thread                              averaging thread
  *   before_forward   lock; params <- x; unlock   active (odd ranks), at most once per training step:
- *   update           lock; params <- x;            lock; s <- x; unlock
- *                    optimiser; x <- params;       send s to the peer, get the peer's x_p back
- *                    unlock                        lock; x += share (x_p - s); unlock
+ *   update_begin     lock; params <- x             lock; s <- x; unlock
+ *   (the caller's optimiser)                       send s to the peer, get the peer's x_p back
+ *   update_end       x <- params; unlock           lock; x += share (x_p - s); unlock
  *                                                passive (even ranks), whenever an s arrives:
  *                                                  lock; x_p <- x; x += share (s - x_p); unlock
  *                                                  send x_p back

@@ -203,6 +203,7 @@ void dsc_consensus_destroy(dsc_consensus **consensus) {
     if (!consensus || !*consensus)
         return;
     dsc_consensus *c = *consensus;
+    dsc_consensus_update_cancel(c);
     if (c->state)
         c->table->close(c);
     dsc_slow_close(c);
@@ -238,9 +239,19 @@ int dsc_consensus_records(const dsc_consensus *consensus) {
     return consensus->table->keeps_equal && dsc_comm_records(consensus->comm);
 }
 
+static dsc_status check_not_updating(const dsc_consensus *c, const char *what) {
+    if (c->updating)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "%s within an update: call dsc_consensus_update_end or dsc_consensus_update_cancel first", what);
+    return DSC_OK;
+}
+
 dsc_status dsc_consensus_before_forward(dsc_consensus *consensus, dsc_queue *queue) {
-    if (consensus->shown)
-        return DSC_FAIL(DSC_E_INVALID, "a step begins while parameters are shown: call dsc_consensus_hide");
+    if (consensus->swapped)
+        return DSC_FAIL(DSC_E_INVALID, "a step begins while other values are swapped in: call "
+                                       "dsc_consensus_swap_out first");
+    DSC_TRY(check_not_updating(consensus, "a step begins"));
     if (consensus->table->before_forward)
         DSC_TRY(consensus->table->before_forward(consensus, queue));
     return DSC_OK;
@@ -261,19 +272,38 @@ dsc_status dsc_consensus_after_backward(dsc_consensus *consensus, dsc_queue *que
     return DSC_OK;
 }
 
-dsc_status dsc_consensus_update(dsc_consensus *consensus, dsc_queue *queue, dsc_update_function update,
-                                void *context) {
+dsc_status dsc_consensus_update_begin(dsc_consensus *consensus, dsc_queue *queue, const dsc_tensor **read) {
     dsc_consensus *c = consensus;
+    DSC_TRY(check_not_updating(c, "an update begins"));
     c->average_due = c->average_every > 0 && (c->steps + 1) % c->average_every == 0;
-    if (c->table->update)
-        DSC_TRY(c->table->update(c, queue, update, context));
-    else
-        DSC_TRY(update(context, queue, NULL));
+    *read = NULL;
+    if (c->table->update_begin)
+        DSC_TRY(c->table->update_begin(c, queue, read));
+    c->updating = 1;
+    return DSC_OK;
+}
+
+dsc_status dsc_consensus_update_end(dsc_consensus *consensus, dsc_queue *queue) {
+    dsc_consensus *c = consensus;
+    if (!c->updating)
+        return DSC_FAIL(DSC_E_INVALID, "an update ends that has not begun: call dsc_consensus_update_begin");
+    c->updating = 0;
+    if (c->table->update_end)
+        DSC_TRY(c->table->update_end(c, queue));
     c->steps++;
     if (c->average_due)
         DSC_TRY(dsc_slow_average(c, queue));
     c->average_due = 0;
     return DSC_OK;
+}
+
+void dsc_consensus_update_cancel(dsc_consensus *consensus) {
+    dsc_consensus *c = consensus;
+    if (!c || !c->updating)
+        return;
+    if (c->table->update_cancel)
+        c->table->update_cancel(c);
+    c->updating = 0;
 }
 
 void dsc_consensus_set_rate(dsc_consensus *consensus, double lr) {
@@ -287,8 +317,10 @@ dsc_status dsc_consensus_wait(dsc_consensus *c, dsc_queue *queue, dsc_request **
 }
 
 dsc_status dsc_consensus_settle(dsc_consensus *consensus, dsc_queue *queue) {
-    if (consensus->shown)
-        return DSC_FAIL(DSC_E_INVALID, "settle: parameters are shown: call dsc_consensus_hide first");
+    if (consensus->swapped)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "settle: other values are swapped in: call dsc_consensus_swap_out first");
+    DSC_TRY(check_not_updating(consensus, "settle"));
     if (consensus->table->settle)
         DSC_TRY(consensus->table->settle(consensus, queue));
     return DSC_OK;

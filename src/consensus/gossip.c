@@ -3,7 +3,8 @@
  *                    sgp, dpsgd                osgp
  *   before_forward   end, present z            end when it has come or is too old; begin when none is under
  *                                              way; present z
- *   update           x back, optimiser, begin  x back, optimiser
+ *   update_begin     x back                    x back
+ *   update_end       begin
  *
  * dpsgd is sgp on matchings, without a weight. With w = 1, as between the rounds of regular graphs, z is x
  * and nothing is copied. A message of osgp is at most synch_freq + 1 steps old when it is taken in. */
@@ -123,12 +124,13 @@ static dsc_status take_back(dsc_consensus *c, gossip *g, dsc_queue *queue) {
     return DSC_OK;
 }
 
-static dsc_status optimise(dsc_consensus *c, dsc_queue *queue, dsc_update_function update, void *context) {
+static dsc_status update_begin(dsc_consensus *c, dsc_queue *queue, const dsc_tensor **read) {
     gossip *g = c->state;
-    const dsc_tensor *read = g->presented ? c->read : NULL;
-    if (g->presented)
-        DSC_TRY(take_back(c, g, queue));
-    return update(context, queue, read);
+    if (!g->presented)
+        return DSC_OK;
+    DSC_TRY(take_back(c, g, queue));
+    *read = c->read;
+    return DSC_OK;
 }
 
 /* ---- sgp, dpsgd ---- */
@@ -156,13 +158,8 @@ static dsc_status after_backward(dsc_consensus *c, dsc_queue *queue) {
     return dsc_group_after_backward(&g->group);
 }
 
-static dsc_status update_and_send(dsc_consensus *c, dsc_queue *queue, dsc_update_function update,
-                                  void *context) {
-    gossip *g = c->state;
-    DSC_TRY(optimise(c, queue, update, context));
-    if (!c->average_due)
-        DSC_TRY(begin(g, queue));
-    return DSC_OK;
+static dsc_status send_update(dsc_consensus *c, dsc_queue *queue) {
+    return c->average_due ? DSC_OK : begin(c->state, queue);
 }
 
 /* ---- osgp ---- */
@@ -192,7 +189,7 @@ static dsc_status overlap(dsc_consensus *c, dsc_queue *queue) {
 static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     gossip *g = c->state;
     if (g->presented)
-        return DSC_FAIL(DSC_E_INVALID, "settle: a step is under way: call it after dsc_consensus_update");
+        return DSC_FAIL(DSC_E_INVALID, "settle: a step is under way: call it after dsc_consensus_update_end");
     int64_t rounds = dsc_average_rounds(g->average);
     g->unspread |= dsc_average_is_under_way(g->average);
     dsc_status status = dsc_average_settle_within(g->average, queue, g->overlapped ? g->most : rounds);
@@ -267,12 +264,13 @@ static dsc_status set_numbers(dsc_consensus *c, const double *numbers) {
 /* They differ in the order of a round and the optimiser alone. */
 #define GOSSIP_TABLE(label, first, last)                                                                     \
     {                                                                                                        \
-        .name = label, .before_forward = first, .update = last, .open = open_gossip, .close = close_gossip,  \
-        .adopt = adopt, .grad_ready = grad_ready, .after_backward = after_backward, .settle = settle,        \
-        .wait = wait_for, .is_busy = is_busy, .weight = weight, .rescue = rescue, .set_peers = set_peers,    \
-        .get_numbers = get_numbers, .set_numbers = set_numbers                                               \
+        .name = label, .before_forward = first, .update_begin = update_begin, .update_end = last,            \
+        .open = open_gossip, .close = close_gossip, .adopt = adopt, .grad_ready = grad_ready,                \
+        .after_backward = after_backward, .settle = settle, .wait = wait_for, .is_busy = is_busy,            \
+        .weight = weight, .rescue = rescue, .set_peers = set_peers, .get_numbers = get_numbers,              \
+        .set_numbers = set_numbers                                                                           \
     }
 
-const dsc_consensus_table dsc_consensus_sgp = GOSSIP_TABLE("sgp", before_forward, update_and_send);
-const dsc_consensus_table dsc_consensus_osgp = GOSSIP_TABLE("osgp", overlap, optimise);
-const dsc_consensus_table dsc_consensus_dpsgd = GOSSIP_TABLE("dpsgd", before_forward, update_and_send);
+const dsc_consensus_table dsc_consensus_sgp = GOSSIP_TABLE("sgp", before_forward, send_update);
+const dsc_consensus_table dsc_consensus_osgp = GOSSIP_TABLE("osgp", overlap, NULL);
+const dsc_consensus_table dsc_consensus_dpsgd = GOSSIP_TABLE("dpsgd", before_forward, send_update);

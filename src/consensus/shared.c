@@ -1,8 +1,8 @@
 /* What the gossip ways share: a second place for values beside the parameters, means over all ranks, and
- * what is shown of them between steps.
+ * the values that are swapped in between steps.
  *
- * Between steps the parameters hold the numerators x. To show something else, x goes to the shadow; hiding
- * copies it back. */
+ * Between steps the parameters hold the numerators x. While other values are swapped in, x is in the shadow;
+ * swapping out copies it back. */
 #include "consensus/table.h"
 
 #include "base/error.h"
@@ -111,24 +111,24 @@ dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue, dsc_t
 dsc_status dsc_consensus_check_settled(const dsc_consensus *c, const char *what) {
     if (c->table->is_busy && c->table->is_busy(c))
         return DSC_FAIL(DSC_E_INVALID, "%s: values are in flight: call dsc_consensus_settle first", what);
-    if (c->shown)
-        return DSC_FAIL(DSC_E_INVALID, "%s: the parameters are being shown: call dsc_consensus_hide first",
+    if (c->swapped)
+        return DSC_FAIL(DSC_E_INVALID, "%s: other values are swapped in: call dsc_consensus_swap_out first",
                         what);
     return DSC_OK;
 }
 
-dsc_status dsc_consensus_show(dsc_consensus *consensus, dsc_queue *queue, dsc_show what) {
+dsc_status dsc_consensus_swap_in(dsc_consensus *consensus, dsc_queue *queue, dsc_values values) {
     dsc_consensus *c = consensus;
     double weight = weight_of(c);
-    int mean = what == DSC_SHOW_MEAN && (dsc_comm_size(c->comm) > 1 || weight != 1);
-    DSC_TRY(dsc_consensus_check_settled(c, "show"));
+    int mean = values == DSC_VALUES_MEAN && (dsc_comm_size(c->comm) > 1 || weight != 1);
+    DSC_TRY(dsc_consensus_check_settled(c, "swap in"));
     if (c->table->keeps_equal || (!mean && weight == 1)) {
-        c->shown = DSC_SHOWN_AS_IT_IS;
+        c->swapped = DSC_SWAPPED_NOTHING;
         return DSC_OK;
     }
     DSC_TRY(dsc_consensus_make_shadow(c));
     DSC_TRY(dsc_consensus_scale(c, queue, 1, c->runs, c->shadow));
-    c->shown = DSC_SHOWN_WITH_SHADOW;
+    c->swapped = DSC_SWAPPED_WITH_SHADOW;
     if (mean)
         DSC_TRY(dsc_consensus_mean_in_place(c, queue, DSC_TRAFFIC_OTHER));
     else
@@ -136,13 +136,13 @@ dsc_status dsc_consensus_show(dsc_consensus *consensus, dsc_queue *queue, dsc_sh
     return dsc_queue_sync(queue);
 }
 
-dsc_status dsc_consensus_hide(dsc_consensus *consensus, dsc_queue *queue) {
+dsc_status dsc_consensus_swap_out(dsc_consensus *consensus, dsc_queue *queue) {
     dsc_consensus *c = consensus;
-    if (!c->shown)
-        return DSC_FAIL(DSC_E_INVALID, "hide: nothing is shown: call dsc_consensus_show first");
-    if (c->shown == DSC_SHOWN_WITH_SHADOW)
+    if (!c->swapped)
+        return DSC_FAIL(DSC_E_INVALID, "swap out: nothing is swapped in: call dsc_consensus_swap_in first");
+    if (c->swapped == DSC_SWAPPED_WITH_SHADOW)
         DSC_TRY(dsc_consensus_scale(c, queue, 1, c->shadow, c->runs));
-    c->shown = 0;
+    c->swapped = 0;
     return DSC_OK;
 }
 
@@ -172,9 +172,9 @@ static dsc_status measure(dsc_consensus *c, dsc_queue *queue, double *distance, 
 dsc_status dsc_consensus_distance(dsc_consensus *consensus, dsc_queue *queue, double *distance,
                                   double *norm) {
     dsc_consensus *c = consensus;
-    DSC_TRY(dsc_consensus_show(c, queue, DSC_SHOW_MEAN));
+    DSC_TRY(dsc_consensus_swap_in(c, queue, DSC_VALUES_MEAN));
     dsc_status status = DSC_OK;
-    if (c->shown == DSC_SHOWN_WITH_SHADOW) {
+    if (c->swapped == DSC_SWAPPED_WITH_SHADOW) {
         status = measure(c, queue, distance, norm);
     } else {
         double squares = 0;
@@ -182,7 +182,7 @@ dsc_status dsc_consensus_distance(dsc_consensus *consensus, dsc_queue *queue, do
         *distance = 0;
         *norm = sqrt(squares);
     }
-    DSC_TRY(dsc_consensus_hide(c, queue));
+    DSC_TRY(dsc_consensus_swap_out(c, queue));
     return status;
 }
 
@@ -193,8 +193,9 @@ dsc_status dsc_consensus_mass(dsc_consensus *consensus, double *mass) {
 }
 
 dsc_status dsc_consensus_rescue(dsc_consensus *c, dsc_queue *queue) {
-    if (c->shown)
-        DSC_TRY(dsc_consensus_hide(c, queue));
+    dsc_consensus_update_cancel(c);
+    if (c->swapped)
+        DSC_TRY(dsc_consensus_swap_out(c, queue));
     if (!c->table->rescue)
         return DSC_FAIL(DSC_E_UNSUPPORTED, "%s cannot go on without a rank that was lost", c->table->name);
     return c->table->rescue(c, queue);

@@ -17,10 +17,12 @@ typedef struct dsc_consensus_table {
     dsc_status (*before_forward)(dsc_consensus *consensus, dsc_queue *queue);
     dsc_status (*grad_ready)(dsc_consensus *consensus, dsc_queue *queue, int64_t param);
     dsc_status (*after_backward)(dsc_consensus *consensus, dsc_queue *queue);
-    /* NULL: runs `update` on the parameters and that is all. Where consensus->average_due, an exact average
-     * over all ranks follows at once, and nothing need be sent. */
-    dsc_status (*update)(dsc_consensus *consensus, dsc_queue *queue, dsc_update_function update,
-                         void *context);
+    /* Around the caller's optimiser. *read is NULL before the call. When update_begin fails, neither of the
+     * others is called. Where consensus->average_due, an exact average over all ranks follows update_end at
+     * once, and nothing need be sent. */
+    dsc_status (*update_begin)(dsc_consensus *consensus, dsc_queue *queue, const dsc_tensor **read);
+    dsc_status (*update_end)(dsc_consensus *consensus, dsc_queue *queue);
+    void (*update_cancel)(dsc_consensus *consensus);
     /* Ends what is in flight and leaves the numerators in the parameters. Collective. */
     dsc_status (*settle)(dsc_consensus *consensus, dsc_queue *queue);
     /* See dsc_consensus_wait. NULL: dsc_comm_wait. */
@@ -38,7 +40,7 @@ typedef struct dsc_consensus_table {
 } dsc_consensus_table;
 
 enum { DSC_CONSENSUS_OWN_NUMBERS = 6 }; /* the rest is the front's */
-enum { DSC_SHOWN_AS_IT_IS = 1, DSC_SHOWN_WITH_SHADOW };
+enum { DSC_SWAPPED_NOTHING = 1, DSC_SWAPPED_WITH_SHADOW };
 
 struct dsc_consensus {
     const dsc_consensus_table *table;
@@ -59,7 +61,8 @@ struct dsc_consensus {
     dsc_tensor shadow_memory; /* F32[total] */
     dsc_tensor *shadow;       /* [run_count], in it */
     dsc_tensor *read;         /* [count], in it: one for each parameter */
-    int shown;                /* not 0 between show and hide */
+    int swapped;              /* DSC_SWAPPED_... between swap_in and swap_out, otherwise 0 */
+    int updating;             /* 1 between update_begin and update_end or update_cancel */
 
     /* Exact averages over all ranks, and slow momentum (slow.c). */
     int64_t steps;         /* updates so far */
@@ -103,7 +106,7 @@ dsc_status dsc_consensus_sum(dsc_consensus *c, double *values, int n) DSC_MUST_C
  */
 dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue,
                                        dsc_traffic traffic) DSC_MUST_CHECK;
-/* DSC_E_INVALID while something is in flight or shown; `what` names the caller. */
+/* DSC_E_INVALID while something is in flight or swapped in; `what` names the caller. */
 dsc_status dsc_consensus_check_settled(const dsc_consensus *c, const char *what) DSC_MUST_CHECK;
 
 /* Between steps: as dsc_comm_wait for an operation that all ranks take part in, each when it gets there;

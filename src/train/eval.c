@@ -60,11 +60,11 @@ dsc_status dsc_trainer_evaluate(dsc_trainer *t, dsc_eval_result *result) {
 /* This rank's own result, alone. */
 static dsc_status evaluate_own(dsc_trainer *t, double *top1) {
     double sums[4];
-    DSC_TRY(dsc_consensus_show(t->consensus, t->queue, DSC_SHOW_OWN));
+    DSC_TRY(dsc_consensus_swap_in(t->consensus, t->queue, DSC_VALUES_OWN));
     DSC_TRY(pass_over(t->queue, t->val_exec, t->whole_loader));
     DSC_TRY(dsc_tensor_download(t->queue, dsc_exec_stats(t->val_exec), sizeof sums, sums));
     DSC_TRY(dsc_queue_sync(t->queue));
-    DSC_TRY(dsc_consensus_hide(t->consensus, t->queue));
+    DSC_TRY(dsc_consensus_swap_out(t->consensus, t->queue));
     if (!(sums[3] > 0))
         return DSC_FAIL(DSC_E_INVALID, "the validation set is empty");
     *top1 = sums[1] / sums[3];

@@ -73,7 +73,7 @@ int dsc_trainer_shows_other(const dsc_trainer *t) {
 dsc_status dsc_trainer_show(dsc_trainer *t) {
     DSC_TRY(dsc_comm_agree(t->comm, keep_buffers(t)));
     if (!t->collective)
-        DSC_TRY(dsc_consensus_show(t->consensus, t->queue, DSC_SHOW_MEAN));
+        DSC_TRY(dsc_consensus_swap_in(t->consensus, t->queue, DSC_VALUES_MEAN));
     if (buffer_count(t) == 0)
         return DSC_OK;
     return t->options.bn_average ? average_buffers(t) : dsc_share_buffers(t->comm, t->queue, t->model);
@@ -81,6 +81,6 @@ dsc_status dsc_trainer_show(dsc_trainer *t) {
 
 dsc_status dsc_trainer_hide(dsc_trainer *t) {
     if (!t->collective)
-        DSC_TRY(dsc_consensus_hide(t->consensus, t->queue));
+        DSC_TRY(dsc_consensus_swap_out(t->consensus, t->queue));
     return dsc_trainer_recover_buffers(t);
 }

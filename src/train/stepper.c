@@ -302,9 +302,15 @@ static dsc_status absorb(dsc_stepper *s) {
     return mark(s, DSC_PHASE_FACTOR);
 }
 
-static dsc_status update(void *context, dsc_queue *queue, const dsc_tensor *read) {
-    dsc_stepper *s = context;
-    return dsc_optim_apply(s->p.optim, queue, read);
+static dsc_status update(dsc_stepper *s) {
+    const dsc_tensor *read;
+    dsc_status status;
+    DSC_TRY(dsc_consensus_update_begin(s->p.consensus, s->p.queue, &read));
+    DSC_TRY_GOTO(status, dsc_optim_apply(s->p.optim, s->p.queue, read), failed);
+    return dsc_consensus_update_end(s->p.consensus, s->p.queue);
+failed:
+    dsc_consensus_update_cancel(s->p.consensus);
+    return status;
 }
 
 static dsc_status apply(dsc_stepper *s) {
@@ -317,7 +323,7 @@ static dsc_status apply(dsc_stepper *s) {
         DSC_TRY(dsc_op_guard(s->p.queue, &nu, 0, &skip));
         DSC_TRY(mark(s, DSC_PHASE_PRECONDITION));
     }
-    DSC_TRY(dsc_consensus_update(s->p.consensus, s->p.queue, update, s));
+    DSC_TRY(update(s));
     DSC_TRY(dsc_op_convert(s->p.queue, &skip, &skipped));
     if (s->scale.data) {
         dsc_tensor value = dsc_tensor_slice(&s->scale, DSC_SCALE_VALUE, 1);

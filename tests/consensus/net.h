@@ -59,8 +59,7 @@ static inline double gradient(double z, int r, int i) {
 }
 
 /* x -= lr (g + decay z). */
-static inline dsc_status update(void *context, dsc_queue *q, const dsc_tensor *read) {
-    net *n = context;
+static inline dsc_status descend(net *n, dsc_queue *q, const dsc_tensor *read) {
     n->saw_read += read != NULL;
     for (int p = 0; p < PARAMS; p++) {
         dsc_tensor *value = &n->params[p].value;
@@ -71,6 +70,13 @@ static inline dsc_status update(void *context, dsc_queue *q, const dsc_tensor *r
         DSC_TRY(dsc_op_axpby(q, -n->lr, &n->params[p].grad, 1, value));
     }
     return DSC_OK;
+}
+
+static inline dsc_status update(dsc_consensus *c, dsc_queue *q, net *n) {
+    const dsc_tensor *read;
+    DSC_TRY(dsc_consensus_update_begin(c, q, &read));
+    DSC_TRY(descend(n, q, read));
+    return dsc_consensus_update_end(c, q);
 }
 
 static inline dsc_consensus_options usual_options(dsc_consensus_kind kind, const char *graph) {
@@ -105,7 +111,7 @@ static inline void step(dsc_consensus *c, net *n, float *z) {
         EXPECT_OK(dsc_consensus_grad_ready(c, queue, p));
     EXPECT_OK(dsc_consensus_after_backward(c, queue));
     dsc_consensus_set_rate(c, n->lr);
-    EXPECT_OK(dsc_consensus_update(c, queue, update, n));
+    EXPECT_OK(update(c, queue, n));
 }
 
 static inline void write_first_values(net *n, int r) {

@@ -93,12 +93,13 @@ static void stand_up(seat *s) {
 }
 
 /* value -= grad */
-static dsc_status descend(void *context, dsc_queue *queue, const dsc_tensor *read) {
-    seat *s = context;
+static dsc_status descend(seat *s) {
+    const dsc_tensor *read;
+    DSC_TRY(dsc_consensus_update_begin(s->consensus, s->queue, &read));
     EXPECT(read == NULL);
     for (int p = 0; p < PARAMS; p++)
-        DSC_TRY(dsc_op_axpby(queue, -1, &s->params[p].grad, 1, &s->params[p].value));
-    return DSC_OK;
+        DSC_TRY(dsc_op_axpby(s->queue, -1, &s->params[p].grad, 1, &s->params[p].value));
+    return dsc_consensus_update_end(s->consensus, s->queue);
 }
 
 static dsc_status try_step(seat *s) {
@@ -106,7 +107,7 @@ static dsc_status try_step(seat *s) {
     for (int p = PARAMS - 1; p >= 0; p--)
         DSC_TRY(dsc_consensus_grad_ready(s->consensus, s->queue, p));
     DSC_TRY(dsc_consensus_after_backward(s->consensus, s->queue));
-    return dsc_consensus_update(s->consensus, s->queue, descend, s);
+    return descend(s);
 }
 
 static void step(seat *s) {
@@ -305,7 +306,7 @@ static void case_straggler(seat *s) {
                     EXPECT_OK(dsc_comm_wait(&request));
                 }
             }
-            EXPECT_OK(dsc_consensus_update(s->consensus, s->queue, descend, s));
+            EXPECT_OK(descend(s));
         } else {
             dsc_request *request = NULL;
             for (int t = 0; t < 100; t++)
@@ -320,7 +321,7 @@ static void case_straggler(seat *s) {
     }
 }
 
-/* After settling, whatever stands in the parameters is gone on with; what is shown is not. */
+/* After settling, whatever stands in the parameters is gone on with; what is swapped in is not. */
 static void case_taking_over(seat *s) {
     dsc_consensus_options options = usual_options();
     sit_down(s, &options);
@@ -330,12 +331,12 @@ static void case_taking_over(seat *s) {
     settle(s);
     fill(s, &s->values, 4 + (float)s->rank);
     settle(s); /* twice is as once */
-    EXPECT_OK(dsc_consensus_show(s->consensus, s->queue, DSC_SHOW_MEAN));
+    EXPECT_OK(dsc_consensus_swap_in(s->consensus, s->queue, DSC_VALUES_MEAN));
     pull(s);
     for (int i = 0; i < TOTAL; i++)
         EXPECT(fabs((double)value_at(s, i) - 4 - (s->ranks - 1) / 2.0) < 1e-5);
-    EXPECT_FAILS(DSC_E_INVALID, "shown", dsc_consensus_before_forward(s->consensus, s->queue));
-    EXPECT_OK(dsc_consensus_hide(s->consensus, s->queue));
+    EXPECT_FAILS(DSC_E_INVALID, "swapped in", dsc_consensus_before_forward(s->consensus, s->queue));
+    EXPECT_OK(dsc_consensus_swap_out(s->consensus, s->queue));
     pull(s);
     for (int i = 0; i < TOTAL; i++)
         EXPECT(value_at(s, i) == 4 + (float)s->rank);
@@ -345,6 +346,29 @@ static void case_taking_over(seat *s) {
     look_at_all(s, sums, &largest);
     for (int i = 0; i < TOTAL; i++)
         EXPECT(fabs(sums[i] - s->ranks * (4 + (s->ranks - 1) / 2.0)) < 1e-4);
+    stand_up(s);
+}
+
+/* A cancelled update is forgotten and holds nobody up, and neither does one that destroying cancels. */
+static void case_cancel(seat *s) {
+    const dsc_tensor *read;
+    dsc_consensus_options options = usual_options();
+    sit_down(s, &options);
+    fill(s, &s->values, (float)s->rank);
+    fill(s, &s->grads, 0);
+    keep_busy(s, 3);
+    EXPECT_OK(dsc_consensus_before_forward(s->consensus, s->queue));
+    EXPECT_OK(dsc_consensus_update_begin(s->consensus, s->queue, &read));
+    fill(s, &s->values, 100);
+    dsc_consensus_update_cancel(s->consensus);
+    keep_busy(s, 3);
+    settle(s);
+    double sums[TOTAL], largest;
+    look_at_all(s, sums, &largest);
+    for (int i = 0; i < TOTAL; i++)
+        EXPECT(fabs(sums[i] - s->ranks * (s->ranks - 1) / 2.0) < 1e-4);
+    EXPECT_OK(dsc_consensus_before_forward(s->consensus, s->queue));
+    EXPECT_OK(dsc_consensus_update_begin(s->consensus, s->queue, &read));
     stand_up(s);
 }
 
@@ -691,6 +715,11 @@ static void test_taking_over(void **state) {
     run_case(case_taking_over, EVEN);
 }
 
+static void test_cancel(void **state) {
+    (void)state;
+    run_case(case_cancel, EVEN);
+}
+
 static void test_exact_averages(void **state) {
     (void)state;
     run_case(case_exact_averages, EVEN);
@@ -784,6 +813,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_spread),
         cmocka_unit_test(test_spread_halves),
         cmocka_unit_test(test_taking_over),
+        cmocka_unit_test(test_cancel),
         cmocka_unit_test(test_exact_averages),
         cmocka_unit_test(test_numbers),
         cmocka_unit_test(test_straggler),

@@ -293,32 +293,25 @@ static void test_hash(void **state) {
     all_fine(comm);
 }
 
-typedef struct call_log {
-    int calls;
-    dsc_queue *queue;
-    const dsc_tensor *read;
-    dsc_status status;
-} call_log;
-
-static dsc_status log_update(void *context, dsc_queue *q, const dsc_tensor *read) {
-    call_log *log = context;
-    log->calls++;
-    log->queue = q;
-    log->read = read;
-    return log->status;
-}
-
 static void test_update(void **state) {
     (void)state;
     net n;
     make_net(0, &n);
     dsc_consensus *consensus = make_consensus(&n, 4096, DSC_F32);
-    call_log log = {.read = &n.values};
-    EXPECT_OK(dsc_consensus_update(consensus, queue, log_update, &log));
-    EXPECT(log.calls == 1 && log.queue == queue && log.read == NULL);
-    log.status = DSC_E_DEVICE;
-    EXPECT(dsc_consensus_update(consensus, queue, log_update, &log) == DSC_E_DEVICE);
-    EXPECT(log.calls == 2);
+    const dsc_tensor *read = &n.values;
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_update_begin", dsc_consensus_update_end(consensus, queue));
+    EXPECT_OK(dsc_consensus_update_begin(consensus, queue, &read));
+    EXPECT(read == NULL);
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_update_end",
+                 dsc_consensus_update_begin(consensus, queue, &read));
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_update_end", dsc_consensus_before_forward(consensus, queue));
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_update_end", dsc_consensus_settle(consensus, queue));
+    EXPECT_OK(dsc_consensus_update_end(consensus, queue));
+    EXPECT_OK(dsc_consensus_update_begin(consensus, queue, &read));
+    dsc_consensus_update_cancel(consensus);
+    dsc_consensus_update_cancel(consensus);
+    dsc_consensus_update_cancel(NULL);
+    EXPECT_OK(dsc_consensus_update_begin(consensus, queue, &read)); /* destroying cancels it */
     dsc_consensus_destroy(&consensus);
     dsc_consensus_destroy(&consensus);
     dsc_consensus_destroy(NULL);
@@ -331,7 +324,7 @@ static void test_step_allocates_nothing(void **state) {
     net n;
     make_net(0, &n);
     dsc_consensus *consensus = make_consensus(&n, 200, DSC_BF16);
-    call_log log = {0};
+    const dsc_tensor *read;
     int64_t allocations = 0;
     size_t bytes = 0;
     for (int step = 0; step < 10; step++) {
@@ -341,7 +334,8 @@ static void test_step_allocates_nothing(void **state) {
         }
         fill_grads(&n);
         exchange(consensus, falling);
-        EXPECT_OK(dsc_consensus_update(consensus, queue, log_update, &log));
+        EXPECT_OK(dsc_consensus_update_begin(consensus, queue, &read));
+        EXPECT_OK(dsc_consensus_update_end(consensus, queue));
     }
     EXPECT(dsc_memory_allocations() == allocations);
     EXPECT(dsc_device_bytes(device) == bytes);

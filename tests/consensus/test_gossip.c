@@ -136,7 +136,7 @@ static void test_alone(void **state) {
             step(c, &n, z);
             compute(&plain, expected);
             EXPECT(memcmp(z, expected, sizeof z) == 0);
-            EXPECT_OK(update(&plain, queue, NULL));
+            EXPECT_OK(descend(&plain, queue, NULL));
         }
         EXPECT_OK(dsc_consensus_settle(c, queue));
         read_values(&n, z);
@@ -218,7 +218,7 @@ static void test_unit_gradient(void **state) {
                 host[i] = t == 1 && rank == ranks / 2 ? 1 : 0;
             for (int p = 0; p < PARAMS; p++)
                 push(&n.params[p].grad, host);
-            EXPECT_OK(dsc_consensus_update(c, queue, update, &n));
+            EXPECT_OK(update(c, queue, &n));
         }
         EXPECT_OK(dsc_consensus_settle(c, queue));
         read_values(&n, host);
@@ -263,7 +263,7 @@ static void run_stale(int64_t synch_freq, int group, int steps, int *left_out) {
         for (int p = PARAMS - 1; p >= 0; p--)
             EXPECT_OK(dsc_consensus_grad_ready(c, queue, p));
         EXPECT_OK(dsc_consensus_after_backward(c, queue));
-        EXPECT_OK(dsc_consensus_update(c, queue, update, &n));
+        EXPECT_OK(update(c, queue, &n));
         if (t % 97 == 96) {
             EXPECT_OK(dsc_consensus_settle(c, queue));
             rounds = rounds_of(c);

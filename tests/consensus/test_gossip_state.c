@@ -105,7 +105,7 @@ static void test_show(void **state) {
     dsc_consensus *c = make_consensus(&n, &options);
     for (int t = 0; t < 2; t++)
         step(c, &n, z);
-    EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_settle", dsc_consensus_show(c, queue, DSC_SHOW_MEAN));
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_settle", dsc_consensus_swap_in(c, queue, DSC_VALUES_MEAN));
     EXPECT_OK(dsc_consensus_settle(c, queue));
     read_values(&n, before);
     double numbers[DSC_CONSENSUS_NUMBERS], mean[LENGTH], distance = 0, norm = 0, squares = 0, size = 0;
@@ -117,13 +117,14 @@ static void test_show(void **state) {
     }
     squares = sum_of(squares);
     for (int what = 0; what < 2; what++) {
-        EXPECT_OK(dsc_consensus_show(c, queue, what ? DSC_SHOW_OWN : DSC_SHOW_MEAN));
+        EXPECT_OK(dsc_consensus_swap_in(c, queue, what ? DSC_VALUES_OWN : DSC_VALUES_MEAN));
         read_values(&n, shown);
         for (int i = 0; i < LENGTH; i++)
             EXPECT(fabs(shown[i] - (what ? before[i] / numbers[0] : mean[i])) < 1e-5);
-        EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_hide", dsc_consensus_show(c, queue, DSC_SHOW_OWN));
-        EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_hide", dsc_consensus_before_forward(c, queue));
-        EXPECT_OK(dsc_consensus_hide(c, queue));
+        EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_swap_out",
+                     dsc_consensus_swap_in(c, queue, DSC_VALUES_OWN));
+        EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_swap_out", dsc_consensus_before_forward(c, queue));
+        EXPECT_OK(dsc_consensus_swap_out(c, queue));
         read_values(&n, after);
         EXPECT(memcmp(before, after, sizeof before) == 0);
     }
@@ -131,7 +132,7 @@ static void test_show(void **state) {
     EXPECT(fabs(distance - sqrt(squares / ranks)) < 1e-5 && fabs(norm - sqrt(size)) < 1e-5);
     read_values(&n, after);
     EXPECT(memcmp(before, after, sizeof before) == 0);
-    EXPECT_FAILS(DSC_E_INVALID, "nothing is shown", dsc_consensus_hide(c, queue));
+    EXPECT_FAILS(DSC_E_INVALID, "nothing is swapped in", dsc_consensus_swap_out(c, queue));
     dsc_consensus_destroy(&c);
     free_net(&n);
     all_fine(comm);
@@ -149,10 +150,10 @@ static void test_allreduce_shows_itself(void **state) {
     EXPECT(dsc_consensus_is_collective(c) && dsc_consensus_records(c) == dsc_comm_records(comm));
     read_values(&n, before);
     EXPECT_OK(dsc_consensus_settle(c, queue));
-    EXPECT_OK(dsc_consensus_show(c, queue, DSC_SHOW_MEAN));
+    EXPECT_OK(dsc_consensus_swap_in(c, queue, DSC_VALUES_MEAN));
     read_values(&n, after);
     EXPECT(memcmp(before, after, sizeof before) == 0);
-    EXPECT_OK(dsc_consensus_hide(c, queue));
+    EXPECT_OK(dsc_consensus_swap_out(c, queue));
     EXPECT_OK(dsc_consensus_mass(c, &mass));
     EXPECT_OK(dsc_consensus_distance(c, queue, &distance, &norm));
     EXPECT(mass == ranks && distance == 0 && norm > 0);
@@ -424,7 +425,7 @@ static void test_bad_calls(void **state) {
     dsc_consensus *c = make_consensus(&n, &options);
     double numbers[DSC_CONSENSUS_NUMBERS], mass;
     EXPECT_OK(dsc_consensus_before_forward(c, queue));
-    EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_set_rate", dsc_consensus_update(c, queue, update, &n));
+    EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_set_rate", update(c, queue, &n));
     dsc_consensus_destroy(&c);
     options = usual_options(DSC_CONSENSUS_SGP, NULL);
     c = make_consensus(&n, &options);
@@ -442,7 +443,7 @@ static void test_bad_calls(void **state) {
     EXPECT_OK(dsc_consensus_before_forward(c, queue));
     if (ranks > 1)
         EXPECT_FAILS(DSC_E_INVALID, "after dsc_consensus_update", dsc_consensus_settle(c, queue));
-    EXPECT_OK(dsc_consensus_update(c, queue, update, &n));
+    EXPECT_OK(update(c, queue, &n));
     EXPECT_OK(dsc_consensus_settle(c, queue));
     dsc_consensus_destroy(&c);
     free_net(&n);
