@@ -117,6 +117,20 @@ typedef struct conv_call {
     dsc_conv_pass pass;
 } conv_call;
 
+/* Square images and kernels, padded so that stride 1 keeps the size; one output channel. */
+static dsc_conv_desc describe(int64_t n, int64_t size, int64_t channels, int64_t kernel, int64_t stride) {
+    dsc_conv_desc d = {.dtype = DSC_F32, .n = n};
+    dsc_conv2d_shape *s = &d.shape;
+    dsc_conv2d_shape_init(s);
+    s->in_h = s->in_w = size;
+    s->in_c = channels;
+    s->out_c = 1;
+    s->kernel_h = s->kernel_w = kernel;
+    s->stride_h = s->stride_w = stride;
+    s->pad_h = s->pad_w = kernel / 2;
+    return d;
+}
+
 static dsc_status run_conv(bench *b, const void *params) {
     const conv_call *call = params;
     switch (call->pass) {
@@ -137,9 +151,10 @@ static void time_conv(bench *b, const dsc_conv_desc *d, double seconds[DSC_CONV_
     must(dsc_conv_output(d, &oh, &ow));
     must(dsc_conv_create(b->device, d, &call.conv));
     int64_t bytes = (int64_t)dsc_conv_workspace(call.conv);
-    call.x = make(b, DSC_F32, 4, (const int64_t[]){d->n, d->h, d->w, d->c});
-    call.w = make(b, DSC_F32, 4, (const int64_t[]){d->k, d->kh, d->kw, d->c});
-    call.y = make(b, DSC_F32, 4, (const int64_t[]){d->n, oh, ow, d->k});
+    call.x = make(b, DSC_F32, 4, (const int64_t[]){d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c});
+    call.w = make(b, DSC_F32, 4,
+                  (const int64_t[]){d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c});
+    call.y = make(b, DSC_F32, 4, (const int64_t[]){d->n, oh, ow, d->shape.out_c});
     call.work = make(b, DSC_U8, 1, &bytes);
     for (int pass = 0; pass < DSC_CONV_PASSES; pass++) {
         call.pass = (dsc_conv_pass)pass;
@@ -152,22 +167,20 @@ static void time_conv(bench *b, const dsc_conv_desc *d, double seconds[DSC_CONV_
 
 static void bench_conv(bench *b, bench *plain, const peaks *peak, const conv_case *s) {
     static const char *const names[] = {"conv forward", "conv backward data", "conv backward weight"};
-    const int64_t pad = s->kernel / 2;
-    dsc_conv_desc d = {.dtype = DSC_F32, .n = s->n, .h = s->size, .w = s->size, .c = s->c, .k = s->k};
-    d.kh = d.kw = s->kernel;
-    d.stride_h = d.stride_w = s->stride;
-    d.pad_h = d.pad_w = pad;
-    d.dil_h = d.dil_w = d.groups = 1;
+    dsc_conv_desc d = describe(s->n, s->size, s->c, s->kernel, s->stride);
+    d.shape.out_c = s->k;
     double seconds[DSC_CONV_PASSES], own[DSC_CONV_PASSES];
     char how[DSC_CONV_PASSES][32], own_how[DSC_CONV_PASSES][32], shape[64];
     time_conv(b, &d, seconds, how);
     time_conv(plain, &d, own, own_how);
-    snprintf(shape, sizeof shape, "%lldx%lldx%lldx%lld k%lld %lldx%lld/%lld", (long long)d.n, (long long)d.h,
-             (long long)d.w, (long long)d.c, (long long)d.k, (long long)d.kh, (long long)d.kw,
-             (long long)d.stride_h);
+    snprintf(shape, sizeof shape, "%lldx%lldx%lldx%lld k%lld %lldx%lld/%lld", (long long)d.n,
+             (long long)d.shape.in_h, (long long)d.shape.in_w, (long long)d.shape.in_c,
+             (long long)d.shape.out_c, (long long)d.shape.kernel_h, (long long)d.shape.kernel_w,
+             (long long)d.shape.stride_h);
     int64_t oh = 0, ow = 0;
     must(dsc_conv_output(&d, &oh, &ow));
-    double flops = 2.0 * (double)(d.n * oh * ow * d.k) * (double)(d.kh * d.kw * d.c);
+    double flops = 2.0 * (double)(d.n * oh * ow * d.shape.out_c) *
+                   (double)(d.shape.kernel_h * d.shape.kernel_w * d.shape.in_c);
     for (int pass = 0; pass < DSC_CONV_PASSES; pass++) {
         line l = {names[pass], shape, how[pass], "GFLOP/s", flops, peak->flops};
         print_line(&l, seconds[pass], own[pass]);
@@ -249,21 +262,18 @@ static dsc_status run_gram(bench *b, const void *params) {
 /* Rates count the flops of a symmetric product of patches, n (n + 1) a position, however few are done.
  * Returns the seconds of all layers with this factor. */
 static double bench_gram(bench *b, const peaks *peak, const gram_case *s) {
-    gram_call call = {.desc = {.dtype = DSC_F32, .n = s->n, .h = s->size, .w = s->size, .c = s->c, .k = 1}};
-    dsc_conv_desc *d = &call.desc;
-    d->kh = d->kw = s->kernel;
-    d->stride_h = d->stride_w = s->stride;
-    d->pad_h = d->pad_w = s->kernel / 2;
-    d->dil_h = d->dil_w = d->groups = 1;
+    gram_call call = {.desc = describe(s->n, s->size, s->c, s->kernel, s->stride)};
+    const dsc_conv_desc *d = &call.desc;
     int64_t oh = 0, ow = 0, n = s->kernel * s->kernel * s->c + s->ones;
     int64_t bytes = (int64_t)dsc_op_patch_gram_workspace(b->device, d, s->ones);
     must(dsc_conv_output(d, &oh, &ow));
-    call.x = make(b, DSC_F32, 4, (const int64_t[]){d->n, d->h, d->w, d->c});
+    call.x = make(b, DSC_F32, 4, (const int64_t[]){d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c});
     call.work = make(b, DSC_U8, 1, &bytes);
     call.c = make(b, DSC_F32, 2, (const int64_t[]){n, n});
     char shape[64], how[32];
-    snprintf(shape, sizeof shape, "%lldx%lldx%lldx%lld %lldx%lld/%lld", (long long)d->n, (long long)d->h,
-             (long long)d->w, (long long)d->c, (long long)d->kh, (long long)d->kw, (long long)d->stride_h);
+    snprintf(shape, sizeof shape, "%lldx%lldx%lldx%lld %lldx%lld/%lld", (long long)d->n,
+             (long long)d->shape.in_h, (long long)d->shape.in_w, (long long)d->shape.in_c,
+             (long long)d->shape.kernel_h, (long long)d->shape.kernel_w, (long long)d->shape.stride_h);
     snprintf(how, sizeof how, "%d layer%s", s->layers, s->layers == 1 ? "" : "s");
     line l = {"patch gram", shape, how, "GFLOP/s", (double)(d->n * oh * ow * n * (n + 1)), peak->flops};
     double seconds = time_of(b, run_gram, &call);

@@ -40,6 +40,27 @@ typedef struct dsc_param {
     dsc_tensor grad;
 } dsc_param;
 
+/* The geometry of a two-dimensional convolution of images x[n, in_h, in_w, in_c] with weights
+ * w[out_c, kernel_h, kernel_w, in_c / groups]; in each direction
+ *   out = (in + 2 pad - dilation (kernel - 1) - 1) / stride + 1   (rounded down). */
+typedef struct dsc_conv2d_shape {
+    size_t size; /* of this struct; set by dsc_conv2d_shape_init */
+    int64_t in_h, in_w, in_c;
+    int64_t out_c;
+    int64_t kernel_h, kernel_w;
+    int64_t stride_h, stride_w;
+    int64_t pad_h, pad_w; /* zeros added on each of the two sides */
+    int64_t dilation_h, dilation_w;
+    int64_t groups; /* divides in_c and out_c; each group of outputs sees its own group of inputs */
+} dsc_conv2d_shape;
+
+/* Sets the size; kernel, strides, dilations and groups become 1, everything else 0. */
+DSC_API void dsc_conv2d_shape_init(dsc_conv2d_shape *shape);
+/* Writes the height and width of the output. DSC_E_INVALID, with the reason, when no such convolution
+ * exists. */
+DSC_API dsc_status dsc_conv2d_output(const dsc_conv2d_shape *shape, int64_t *out_h,
+                                     int64_t *out_w) DSC_MUST_CHECK;
+
 /* Bytes of one element; its name ("fp32", "bf16", ...). */
 DSC_API size_t dsc_dtype_size(dsc_dtype dtype);
 DSC_API const char *dsc_dtype_name(dsc_dtype dtype);

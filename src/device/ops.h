@@ -164,14 +164,19 @@ dsc_status dsc_op_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor 
                           dsc_tensor *out) DSC_MUST_CHECK;
 
 /* ---- convolution ---- */
+/* Copies a caller's shape, which may be that of an older header: members that it lacks become the defaults.
+ * DSC_E_INVALID when it is NULL or its size was never set. */
+dsc_status dsc_conv2d_shape_read(const dsc_conv2d_shape *given, dsc_conv2d_shape *out) DSC_MUST_CHECK;
+
+/* n images of one type: x[n, in_h, in_w, in_c], y[n, out_h, out_w, out_c]. */
 typedef struct dsc_conv_desc {
     dsc_dtype dtype;
-    int64_t n, h, w, c; /* input x[n,h,w,c] */
-    int64_t k;          /* output channels: y[n,oh,ow,k] */
-    int64_t kh, kw, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups; /* weights [k,kh,kw,c/groups] */
+    int64_t n;
+    dsc_conv2d_shape shape;
 } dsc_conv_desc;
 
-/* Output height and width; DSC_E_INVALID (with the reason) when the description makes no sense. */
+/* Output height and width; DSC_E_INVALID (with the reason) when the description makes no sense. Unlike
+ * dsc_conv2d_output this checks the type and the element counts as well, and takes shape.size as set. */
 dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) DSC_MUST_CHECK;
 
 /* A planned convolution: vendor descriptors and algorithm choices live here, nothing is planned in a step. */

@@ -1,11 +1,13 @@
-/* Planned convolutions, and the fronts of their passes.
- *   y[n,oh,ow,k] = sum over kh, kw, c of x[n,h,w,c] w[k,kh,kw,c],   oh = (h + 2 pad - dil (kh - 1) - 1) /
- * stride
- * + 1 */
+/* The geometry of convolutions, planned convolutions, and the fronts of their passes:
+ *   y[n, i, j, k] = sum over u, v, c of x[n, i stride + u dilation - pad, j stride + v dilation - pad, c]
+ * w[k, u, v, c]
+ */
 #include "device/checks.h"
 
 #include "base/error.h"
 #include "base/memory.h"
+
+#include <string.h>
 
 static dsc_status check_least(const char *name, int64_t value, int64_t least) {
     if (value < least || value > INT32_MAX)
@@ -33,42 +35,80 @@ static dsc_status check_count(const char *name, const int64_t dim[4]) {
     return DSC_OK;
 }
 
-dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) {
+void dsc_conv2d_shape_init(dsc_conv2d_shape *shape) {
+    *shape = (dsc_conv2d_shape){.size = sizeof *shape,
+                                .kernel_h = 1,
+                                .kernel_w = 1,
+                                .stride_h = 1,
+                                .stride_w = 1,
+                                .dilation_h = 1,
+                                .dilation_w = 1,
+                                .groups = 1};
+}
+
+dsc_status dsc_conv2d_shape_read(const dsc_conv2d_shape *given, dsc_conv2d_shape *out) {
+    if (!given)
+        return DSC_FAIL(DSC_E_INVALID, "conv: the shape is missing");
+    if (given->size < sizeof given->size || given->size > sizeof *out)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "conv: a shape of %zu bytes, this library knows %zu: fill it in with "
+                        "dsc_conv2d_shape_init, from the headers of the library that is linked",
+                        given->size, sizeof *out);
+    dsc_conv2d_shape_init(out);
+    memcpy((char *)out + sizeof out->size, (const char *)given + sizeof given->size,
+           given->size - sizeof given->size);
+    return DSC_OK;
+}
+
+static dsc_status shape_output(const dsc_conv2d_shape *s, int64_t *out_h, int64_t *out_w) {
     const struct {
         const char *name;
         int64_t value, least;
     } field[] = {
-        {"n", desc->n, 1},
-        {"h", desc->h, 1},
-        {"w", desc->w, 1},
-        {"c", desc->c, 1},
-        {"k", desc->k, 1},
-        {"kh", desc->kh, 1},
-        {"kw", desc->kw, 1},
-        {"stride_h", desc->stride_h, 1},
-        {"stride_w", desc->stride_w, 1},
-        {"pad_h", desc->pad_h, 0},
-        {"pad_w", desc->pad_w, 0},
-        {"dil_h", desc->dil_h, 1},
-        {"dil_w", desc->dil_w, 1},
-        {"groups", desc->groups, 1},
+        {"in_h", s->in_h, 1},
+        {"in_w", s->in_w, 1},
+        {"in_c", s->in_c, 1},
+        {"out_c", s->out_c, 1},
+        {"kernel_h", s->kernel_h, 1},
+        {"kernel_w", s->kernel_w, 1},
+        {"stride_h", s->stride_h, 1},
+        {"stride_w", s->stride_w, 1},
+        {"pad_h", s->pad_h, 0},
+        {"pad_w", s->pad_w, 0},
+        {"dilation_h", s->dilation_h, 1},
+        {"dilation_w", s->dilation_w, 1},
+        {"groups", s->groups, 1},
     };
     for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
         DSC_TRY(check_least(field[i].name, field[i].value, field[i].least));
+    if (s->in_c % s->groups || s->out_c % s->groups)
+        return DSC_FAIL(DSC_E_INVALID, "conv: %lld input and %lld output channels; multiples of %lld groups",
+                        (long long)s->in_c, (long long)s->out_c, (long long)s->groups);
+    int64_t reach_h = s->dilation_h * (s->kernel_h - 1) + 1, reach_w = s->dilation_w * (s->kernel_w - 1) + 1;
+    DSC_TRY(check_extent("height", s->in_h, s->pad_h, reach_h));
+    DSC_TRY(check_extent("width", s->in_w, s->pad_w, reach_w));
+    *out_h = (s->in_h + 2 * s->pad_h - reach_h) / s->stride_h + 1;
+    *out_w = (s->in_w + 2 * s->pad_w - reach_w) / s->stride_w + 1;
+    return DSC_OK;
+}
+
+dsc_status dsc_conv2d_output(const dsc_conv2d_shape *shape, int64_t *out_h, int64_t *out_w) {
+    dsc_conv2d_shape s;
+    DSC_TRY(dsc_conv2d_shape_read(shape, &s));
+    return shape_output(&s, out_h, out_w);
+}
+
+dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) {
+    const dsc_conv2d_shape *s = &desc->shape;
+    DSC_TRY(check_least("n", desc->n, 1));
     if (desc->dtype != DSC_F32 && desc->dtype != DSC_F64 && desc->dtype != DSC_BF16 && desc->dtype != DSC_F16)
         return DSC_FAIL(DSC_E_INVALID, "conv: the type is %s; fp32, fp64, bf16 or fp16 is expected",
                         dsc_dtype_name(desc->dtype));
-    if (desc->c % desc->groups || desc->k % desc->groups)
-        return DSC_FAIL(DSC_E_INVALID, "conv: %lld input and %lld output channels; multiples of %lld groups",
-                        (long long)desc->c, (long long)desc->k, (long long)desc->groups);
-    int64_t reach_h = desc->dil_h * (desc->kh - 1) + 1, reach_w = desc->dil_w * (desc->kw - 1) + 1;
-    DSC_TRY(check_extent("height", desc->h, desc->pad_h, reach_h));
-    DSC_TRY(check_extent("width", desc->w, desc->pad_w, reach_w));
-    int64_t rows = (desc->h + 2 * desc->pad_h - reach_h) / desc->stride_h + 1;
-    int64_t columns = (desc->w + 2 * desc->pad_w - reach_w) / desc->stride_w + 1;
-    DSC_TRY(check_count("x", (const int64_t[]){desc->n, desc->h, desc->w, desc->c}));
-    DSC_TRY(check_count("w", (const int64_t[]){desc->k, desc->kh, desc->kw, desc->c / desc->groups}));
-    DSC_TRY(check_count("y", (const int64_t[]){desc->n, rows, columns, desc->k}));
+    int64_t rows = 0, columns = 0;
+    DSC_TRY(shape_output(s, &rows, &columns));
+    DSC_TRY(check_count("x", (const int64_t[]){desc->n, s->in_h, s->in_w, s->in_c}));
+    DSC_TRY(check_count("w", (const int64_t[]){s->out_c, s->kernel_h, s->kernel_w, s->in_c / s->groups}));
+    DSC_TRY(check_count("y", (const int64_t[]){desc->n, rows, columns, s->out_c}));
     *oh = rows;
     *ow = columns;
     return DSC_OK;
@@ -140,25 +180,31 @@ static dsc_status check_conv_backward(dsc_check *check, const char *op, dsc_queu
 static dsc_status check_x(const dsc_check *check, const char *name, const dsc_tensor *x,
                           const dsc_conv *conv) {
     const dsc_conv_desc *d = &conv->desc;
-    DSC_TRY(dsc_check_real_shape(check, name, x, DSC_SHAPE(d->n, d->h, d->w, d->c)));
+    DSC_TRY(
+        dsc_check_real_shape(check, name, x, DSC_SHAPE(d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c)));
     return DSC_OK;
 }
 
 static dsc_status check_w(const dsc_check *check, const dsc_tensor *w, const dsc_conv *conv) {
     const dsc_conv_desc *d = &conv->desc;
-    DSC_TRY(dsc_check_real_shape(check, "w", w, DSC_SHAPE(d->k, d->kh, d->kw, d->c / d->groups)));
+    DSC_TRY(dsc_check_real_shape(
+        check, "w", w,
+        DSC_SHAPE(d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c / d->shape.groups)));
     return DSC_OK;
 }
 
 static dsc_status check_dw(const dsc_check *check, const dsc_tensor *dw, const dsc_conv *conv) {
     const dsc_conv_desc *d = &conv->desc;
-    DSC_TRY(dsc_check_param_shape(check, "dw", dw, DSC_SHAPE(d->k, d->kh, d->kw, d->c / d->groups)));
+    DSC_TRY(dsc_check_param_shape(
+        check, "dw", dw,
+        DSC_SHAPE(d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c / d->shape.groups)));
     return DSC_OK;
 }
 
 static dsc_status check_y(const dsc_check *check, const char *name, const dsc_tensor *y,
                           const dsc_conv *conv) {
-    DSC_TRY(dsc_check_real_shape(check, name, y, DSC_SHAPE(conv->desc.n, conv->oh, conv->ow, conv->desc.k)));
+    DSC_TRY(dsc_check_real_shape(check, name, y,
+                                 DSC_SHAPE(conv->desc.n, conv->oh, conv->ow, conv->desc.shape.out_c)));
     return DSC_OK;
 }
 
@@ -170,7 +216,7 @@ dsc_status dsc_op_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x
     DSC_TRY(check_w(&check, w, conv));
     DSC_TRY(check_y(&check, "y", y, conv));
     if (bias)
-        DSC_TRY(dsc_check_param_shape(&check, "bias", bias, DSC_SHAPE(conv->desc.k)));
+        DSC_TRY(dsc_check_param_shape(&check, "bias", bias, DSC_SHAPE(conv->desc.shape.out_c)));
     DSC_TRY(dsc_check_apart(&check, "y", y, "x", x));
     DSC_TRY(dsc_check_apart(&check, "y", y, "w", w));
     DSC_TRY(conv->table->conv_forward(q, conv, x, w, bias, work, y));
@@ -212,15 +258,17 @@ dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_ten
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     DSC_TRY(dsc_check_begin_any(&check, "patches", q));
     DSC_TRY(dsc_check_set_half(&check, "the type", desc->dtype));
-    DSC_TRY(dsc_check_real_shape(&check, "x", x, DSC_SHAPE(desc->n, desc->h, desc->w, desc->c)));
+    DSC_TRY(dsc_check_real_shape(&check, "x", x,
+                                 DSC_SHAPE(desc->n, desc->shape.in_h, desc->shape.in_w, desc->shape.in_c)));
     DSC_TRY(dsc_check_real(&check, "out", out));
     DSC_TRY(dsc_check_dims(&check, "out", out, 2));
-    int64_t rows = out->dim[0], width = desc->kh * desc->kw * (desc->c / desc->groups);
+    int64_t rows = out->dim[0],
+            width = desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
     if (out->dim[1] != width + 1) /* one more column of ones is as good */
         DSC_TRY(dsc_check_shape(&check, "out", out, DSC_SHAPE(rows, width)));
-    if (group < 0 || group >= desc->groups)
+    if (group < 0 || group >= desc->shape.groups)
         return DSC_FAIL(DSC_E_INVALID, "patches: group is %lld; 0 to %lld is expected", (long long)group,
-                        (long long)desc->groups - 1);
+                        (long long)desc->shape.groups - 1);
     if (first < 0 || first > desc->n * oh * ow - rows)
         return DSC_FAIL(DSC_E_INVALID, "patches: rows %lld to %lld; there are %lld output positions",
                         (long long)first, (long long)(first + rows), (long long)(desc->n * oh * ow));

@@ -8,13 +8,14 @@
 enum { SLAB_ELEMENTS = 1 << 16 };
 
 static int64_t patch_width(const dsc_conv_desc *d) {
-    return d->kh * d->kw * (d->c / d->groups);
+    return d->shape.kernel_h * d->shape.kernel_w * (d->shape.in_c / d->shape.groups);
 }
 
 /* 1 when the rows of x are the patches. */
 static int is_direct(const dsc_conv_desc *d, int ones) {
-    return d->kh == 1 && d->kw == 1 && d->stride_h == 1 && d->stride_w == 1 && d->pad_h == 0 &&
-           d->pad_w == 0 && d->groups == 1 && !ones;
+    return d->shape.kernel_h == 1 && d->shape.kernel_w == 1 && d->shape.stride_h == 1 &&
+           d->shape.stride_w == 1 && d->shape.pad_h == 0 && d->shape.pad_w == 0 && d->shape.groups == 1 &&
+           !ones;
 }
 
 static int64_t slab_rows(int64_t positions, int64_t width) {
@@ -64,10 +65,11 @@ static dsc_status check_patches(dsc_check *check, const char *op, dsc_queue *q, 
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     DSC_TRY(dsc_check_begin_any(check, op, q));
     DSC_TRY(dsc_check_set_half(check, "the type", desc->dtype));
-    DSC_TRY(dsc_check_real_shape(check, "x", x, DSC_SHAPE(desc->n, desc->h, desc->w, desc->c)));
-    if (group < 0 || group >= desc->groups)
+    DSC_TRY(dsc_check_real_shape(check, "x", x,
+                                 DSC_SHAPE(desc->n, desc->shape.in_h, desc->shape.in_w, desc->shape.in_c)));
+    if (group < 0 || group >= desc->shape.groups)
         return DSC_FAIL(DSC_E_INVALID, "%s: group is %lld; 0 to %lld is expected", op, (long long)group,
-                        (long long)desc->groups - 1);
+                        (long long)desc->shape.groups - 1);
     *positions = desc->n * oh * ow;
     return DSC_OK;
 }

@@ -98,19 +98,11 @@ static rows rows_of(const dsc_tensor *t, int64_t channels, int64_t groups) {
     int64_t count = channels > 0 ? dsc_tensor_count(t) / channels : 0;
     const int64_t dim[4] = {count, 1, 1, channels};
     rows r = {.x = dsc_tensor_view(t->device, t->data, t->dtype, 4, dim), .samples = count, .positions = 1};
-    r.desc = (dsc_conv_desc){.dtype = t->dtype,
-                             .n = count,
-                             .h = 1,
-                             .w = 1,
-                             .c = channels,
-                             .k = groups,
-                             .kh = 1,
-                             .kw = 1,
-                             .stride_h = 1,
-                             .stride_w = 1,
-                             .dil_h = 1,
-                             .dil_w = 1,
-                             .groups = groups};
+    r.desc = (dsc_conv_desc){.dtype = t->dtype, .n = count};
+    dsc_conv2d_shape_init(&r.desc.shape);
+    r.desc.shape.in_h = r.desc.shape.in_w = 1;
+    r.desc.shape.in_c = channels;
+    r.desc.shape.out_c = r.desc.shape.groups = groups;
     return r;
 }
 
@@ -125,19 +117,20 @@ static rows input_rows(const dsc_kfac_layer *l, const dsc_tensor *a) {
     r.positions = h * w;
     r.desc = (dsc_conv_desc){.dtype = a->dtype,
                              .n = a->dim[0],
-                             .h = l->in_h,
-                             .w = l->in_w,
-                             .c = l->in_c,
-                             .k = l->out_c,
-                             .kh = l->kernel_h,
-                             .kw = l->kernel_w,
-                             .stride_h = l->stride_h,
-                             .stride_w = l->stride_w,
-                             .pad_h = l->pad_h,
-                             .pad_w = l->pad_w,
-                             .dil_h = l->dilation_h,
-                             .dil_w = l->dilation_w,
-                             .groups = l->groups};
+                             .shape = {.size = sizeof(dsc_conv2d_shape),
+                                       .in_h = l->in_h,
+                                       .in_w = l->in_w,
+                                       .in_c = l->in_c,
+                                       .out_c = l->out_c,
+                                       .kernel_h = l->kernel_h,
+                                       .kernel_w = l->kernel_w,
+                                       .stride_h = l->stride_h,
+                                       .stride_w = l->stride_w,
+                                       .pad_h = l->pad_h,
+                                       .pad_w = l->pad_w,
+                                       .dilation_h = l->dilation_h,
+                                       .dilation_w = l->dilation_w,
+                                       .groups = l->groups}};
     return r;
 }
 

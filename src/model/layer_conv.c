@@ -25,19 +25,20 @@ static dsc_conv_desc describe(const dsc_model *m, const dsc_node *node, int64_t 
     const dsc_conv2d_options *o = &node->conv;
     return (dsc_conv_desc){.dtype = dsc_model_flow_dtype(m),
                            .n = batch,
-                           .h = x->h,
-                           .w = x->w,
-                           .c = x->c,
-                           .k = node->channels,
-                           .kh = o->kernel_h,
-                           .kw = o->kernel_w,
-                           .stride_h = o->stride_h,
-                           .stride_w = o->stride_w,
-                           .pad_h = o->pad_h,
-                           .pad_w = o->pad_w,
-                           .dil_h = o->dilation_h,
-                           .dil_w = o->dilation_w,
-                           .groups = o->groups};
+                           .shape = {.size = sizeof(dsc_conv2d_shape),
+                                     .in_h = x->h,
+                                     .in_w = x->w,
+                                     .in_c = x->c,
+                                     .out_c = node->channels,
+                                     .kernel_h = o->kernel_h,
+                                     .kernel_w = o->kernel_w,
+                                     .stride_h = o->stride_h,
+                                     .stride_w = o->stride_w,
+                                     .pad_h = o->pad_h,
+                                     .pad_w = o->pad_w,
+                                     .dilation_h = o->dilation_h,
+                                     .dilation_w = o->dilation_w,
+                                     .groups = o->groups}};
 }
 
 static dsc_status shape(const dsc_model *m, dsc_node *node) {

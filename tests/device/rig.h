@@ -37,6 +37,10 @@ typedef struct place {
         __VA_ARGS__                                                                                          \
     }
 
+/* Initialiser of a dsc_conv_desc: type, images, then the members of dsc_conv2d_shape in their order. */
+#define CONV(dtype, n, ...)                                                                                  \
+    { dtype, n, {sizeof(dsc_conv2d_shape), __VA_ARGS__}, }
+
 place place_make(const rig *r, dsc_dtype dtype, int ndim, const int64_t *dim);
 /* The same with contents. */
 place place_of(const rig *r, dsc_dtype dtype, int ndim, const int64_t *dim, const double *values);

@@ -14,31 +14,32 @@ typedef struct factor_case {
 } factor_case;
 
 static const factor_case factors[] = {
-    {"40000 rows of 64", {DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0},
-    {"40000 rows of 64 and ones", {DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 1},
-    {"3x3 patches of 16 channels", {DSC_F32, 16, 32, 32, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0},
-    {"3x3 patches at stride 2", {DSC_F32, 16, 32, 32, 16, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1}, 1},
+    {"40000 rows of 64", CONV(DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0},
+    {"40000 rows of 64 and ones", CONV(DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1},
+    {"3x3 patches of 16 channels", CONV(DSC_F32, 16, 32, 32, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0},
+    {"3x3 patches at stride 2", CONV(DSC_F32, 16, 32, 32, 16, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1},
 };
 enum { FACTORS = sizeof factors / sizeof factors[0] };
 
 static int64_t width_of(const factor_case *f) {
-    return f->desc.kh * f->desc.kw * f->desc.c + f->ones;
+    return f->desc.shape.kernel_h * f->desc.shape.kernel_w * f->desc.shape.in_c + f->ones;
 }
 
 /* The patch of output position p. */
 static void read_patch(const factor_case *f, int64_t oh, int64_t ow, const double *x, int64_t p,
                        double *row) {
     const dsc_conv_desc *d = &f->desc;
-    int64_t n = p / (oh * ow), top = p / ow % oh * d->stride_h - d->pad_h,
-            left = p % ow * d->stride_w - d->pad_w;
-    for (int64_t tap = 0; tap < d->kh * d->kw; tap++) {
-        int64_t h = top + tap / d->kw, w = left + tap % d->kw;
-        int inside = h >= 0 && h < d->h && w >= 0 && w < d->w;
-        for (int64_t c = 0; c < d->c; c++)
-            row[tap * d->c + c] = inside ? x[((n * d->h + h) * d->w + w) * d->c + c] : 0;
+    int64_t n = p / (oh * ow), top = p / ow % oh * d->shape.stride_h - d->shape.pad_h,
+            left = p % ow * d->shape.stride_w - d->shape.pad_w;
+    for (int64_t tap = 0; tap < d->shape.kernel_h * d->shape.kernel_w; tap++) {
+        int64_t h = top + tap / d->shape.kernel_w, w = left + tap % d->shape.kernel_w;
+        int inside = h >= 0 && h < d->shape.in_h && w >= 0 && w < d->shape.in_w;
+        for (int64_t c = 0; c < d->shape.in_c; c++)
+            row[tap * d->shape.in_c + c] =
+                inside ? x[((n * d->shape.in_h + h) * d->shape.in_w + w) * d->shape.in_c + c] : 0;
     }
     if (f->ones)
-        row[d->kh * d->kw * d->c] = 1;
+        row[d->shape.kernel_h * d->shape.kernel_w * d->shape.in_c] = 1;
 }
 
 /* The packed lower triangle of P'P / rows, in double. */
@@ -81,7 +82,7 @@ static void check_factor(const rig *r, const factor_case *f, const double *x, co
     int64_t n = width_of(f), packed = n * (n + 1) / 2;
     double *got = test_array(packed, sizeof *got), *square = test_array(n * n, sizeof *square);
     int64_t bytes = (int64_t)dsc_op_patch_gram_workspace(r->device, d, f->ones);
-    place px = place_of(r, DSC_F32, SHAPE(d->n, d->h, d->w, d->c), x),
+    place px = place_of(r, DSC_F32, SHAPE(d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c), x),
           work = place_make(r, DSC_U8, SHAPE(bytes));
     place c = place_make(r, DSC_F32, SHAPE(n, n)), full = place_make(r, DSC_F32, SHAPE(n * n));
     place p = place_make(r, DSC_F32, SHAPE(packed));
@@ -106,7 +107,7 @@ static void test_factors(void **state) {
     (void)state;
     for (int i = 0; i < FACTORS; i++) {
         const dsc_conv_desc *d = &factors[i].desc;
-        int64_t count = d->n * d->h * d->w * d->c;
+        int64_t count = d->n * d->shape.in_h * d->shape.in_w * d->shape.in_c;
         double *x = test_array(count, sizeof *x), alpha;
         random_values((uint64_t)i, count, x);
         for (int64_t k = 0; k < count; k++)

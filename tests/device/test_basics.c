@@ -316,17 +316,17 @@ static dsc_status conv_of(const rig *r, dsc_conv_desc desc) {
 }
 
 static dsc_status try_conv(const rig *r) {
-    return conv_of(r, (dsc_conv_desc){DSC_F32, 2, 8, 8, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1});
+    return conv_of(r, (dsc_conv_desc)CONV(DSC_F32, 2, 8, 8, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1));
 }
 
 static dsc_status try_grouped_conv(const rig *r) {
-    return conv_of(r, (dsc_conv_desc){DSC_F32, 2, 9, 8, 6, 4, 3, 3, 2, 2, 1, 1, 2, 2, 2});
+    return conv_of(r, (dsc_conv_desc)CONV(DSC_F32, 2, 9, 8, 6, 4, 3, 3, 2, 2, 1, 1, 2, 2, 2));
 }
 
 static dsc_status try_double_conv(const rig *r) {
     if (!rig_convolves(r, DSC_F64))
         return try_conv(r);
-    return conv_of(r, (dsc_conv_desc){DSC_F64, 2, 8, 8, 3, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1});
+    return conv_of(r, (dsc_conv_desc)CONV(DSC_F64, 2, 8, 8, 3, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1));
 }
 
 static void test_allocation_failures(void **state) {

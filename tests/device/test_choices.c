@@ -20,19 +20,20 @@ static void count_warnings(void *context, dsc_log_level level, const char *text)
 static dsc_dnn_problem problem(int64_t n) {
     return (dsc_dnn_problem){.desc = {.dtype = n % 2 ? DSC_F32 : DSC_BF16,
                                       .n = n,
-                                      .h = 8,
-                                      .w = 9,
-                                      .c = 3,
-                                      .k = 16,
-                                      .kh = 3,
-                                      .kw = 5,
-                                      .stride_h = 1,
-                                      .stride_w = 2,
-                                      .pad_h = 1,
-                                      .pad_w = 2,
-                                      .dil_h = 1,
-                                      .dil_w = 1,
-                                      .groups = 1}};
+                                      .shape = {.size = sizeof(dsc_conv2d_shape),
+                                                .in_h = 8,
+                                                .in_w = 9,
+                                                .in_c = 3,
+                                                .out_c = 16,
+                                                .kernel_h = 3,
+                                                .kernel_w = 5,
+                                                .stride_h = 1,
+                                                .stride_w = 2,
+                                                .pad_h = 1,
+                                                .pad_w = 2,
+                                                .dilation_h = 1,
+                                                .dilation_w = 1,
+                                                .groups = 1}}};
 }
 
 static dsc_dnn_choice choice(int64_t n) {

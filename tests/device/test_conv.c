@@ -12,25 +12,25 @@ typedef struct conv_case {
 
 /*   n, h, w, c   k   kh kw  stride  pad    dil   groups   beta bias */
 static const conv_case cases[] = {
-    {{DSC_F32, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 0},
-    {{DSC_F32, 2, 5, 7, 3, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1},   /* 3x3, same size */
-    {{DSC_F32, 3, 8, 8, 16, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1}, 1, 0}, /* a stage's first conv */
-    {{DSC_F32, 2, 8, 8, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 1, 0}, /* vector width */
-    {{DSC_F32, 2, 6, 6, 8, 24, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 0},  /* 1x1 */
-    {{DSC_F32, 2, 7, 5, 6, 10, 1, 1, 2, 2, 0, 0, 1, 1, 1}, 1, 1},  /* 1x1 with stride */
-    {{DSC_F32, 2, 11, 9, 3, 8, 5, 5, 1, 1, 0, 0, 1, 1, 1}, 0, 1},  /* lenet's */
-    {{DSC_F32, 8, 32, 32, 3, 6, 5, 5, 1, 1, 2, 2, 1, 1, 1}, 0, 1},
-    {{DSC_F32, 12, 16, 16, 6, 16, 5, 5, 1, 1, 0, 0, 1, 1, 1}, 1, 1},
-    {{DSC_F32, 1, 15, 17, 3, 7, 7, 7, 2, 2, 3, 3, 1, 1, 1}, 0, 0},  /* an ImageNet stem */
-    {{DSC_F32, 2, 9, 8, 5, 3, 3, 2, 2, 3, 1, 0, 1, 1, 1}, 1, 1},    /* nothing square */
-    {{DSC_F32, 1, 10, 11, 4, 6, 3, 3, 1, 2, 2, 1, 2, 3, 1}, 0, 1},  /* dilation */
-    {{DSC_F32, 2, 6, 6, 8, 12, 3, 3, 1, 1, 1, 1, 1, 1, 4}, 1, 1},   /* groups */
-    {{DSC_F32, 2, 7, 7, 6, 6, 3, 3, 2, 2, 1, 1, 1, 1, 6}, 0, 0},    /* depthwise */
-    {{DSC_F32, 1, 8, 9, 4, 6, 3, 3, 2, 1, 2, 2, 2, 2, 2}, 1, 1},    /* all of it */
-    {{DSC_F32, 1, 3, 3, 2, 2, 3, 3, 1, 1, 0, 0, 1, 1, 1}, 0, 1},    /* one output */
-    {{DSC_F32, 1, 2, 2, 1, 1, 4, 4, 3, 3, 1, 1, 1, 1, 1}, 0, 0},    /* kernel larger than the input */
-    {{DSC_F32, 1, 4, 4, 2, 3, 1, 1, 1, 1, 2, 2, 1, 1, 1}, 1, 0},    /* outputs from padding alone */
-    {{DSC_F32, 4, 26, 26, 16, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1}, /* enough for several threads */
+    {CONV(DSC_F32, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 0},
+    {CONV(DSC_F32, 2, 5, 7, 3, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1},   /* 3x3, same size */
+    {CONV(DSC_F32, 3, 8, 8, 16, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1, 0}, /* a stage's first conv */
+    {CONV(DSC_F32, 2, 8, 8, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1), 1, 0}, /* vector width */
+    {CONV(DSC_F32, 2, 6, 6, 8, 24, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 0},  /* 1x1 */
+    {CONV(DSC_F32, 2, 7, 5, 6, 10, 1, 1, 2, 2, 0, 0, 1, 1, 1), 1, 1},  /* 1x1 with stride */
+    {CONV(DSC_F32, 2, 11, 9, 3, 8, 5, 5, 1, 1, 0, 0, 1, 1, 1), 0, 1},  /* lenet's */
+    {CONV(DSC_F32, 8, 32, 32, 3, 6, 5, 5, 1, 1, 2, 2, 1, 1, 1), 0, 1},
+    {CONV(DSC_F32, 12, 16, 16, 6, 16, 5, 5, 1, 1, 0, 0, 1, 1, 1), 1, 1},
+    {CONV(DSC_F32, 1, 15, 17, 3, 7, 7, 7, 2, 2, 3, 3, 1, 1, 1), 0, 0},  /* an ImageNet stem */
+    {CONV(DSC_F32, 2, 9, 8, 5, 3, 3, 2, 2, 3, 1, 0, 1, 1, 1), 1, 1},    /* nothing square */
+    {CONV(DSC_F32, 1, 10, 11, 4, 6, 3, 3, 1, 2, 2, 1, 2, 3, 1), 0, 1},  /* dilation */
+    {CONV(DSC_F32, 2, 6, 6, 8, 12, 3, 3, 1, 1, 1, 1, 1, 1, 4), 1, 1},   /* groups */
+    {CONV(DSC_F32, 2, 7, 7, 6, 6, 3, 3, 2, 2, 1, 1, 1, 1, 6), 0, 0},    /* depthwise */
+    {CONV(DSC_F32, 1, 8, 9, 4, 6, 3, 3, 2, 1, 2, 2, 2, 2, 2), 1, 1},    /* all of it */
+    {CONV(DSC_F32, 1, 3, 3, 2, 2, 3, 3, 1, 1, 0, 0, 1, 1, 1), 0, 1},    /* one output */
+    {CONV(DSC_F32, 1, 2, 2, 1, 1, 4, 4, 3, 3, 1, 1, 1, 1, 1), 0, 0},    /* kernel larger than the input */
+    {CONV(DSC_F32, 1, 4, 4, 2, 3, 1, 1, 1, 1, 2, 2, 1, 1, 1), 1, 0},    /* outputs from padding alone */
+    {CONV(DSC_F32, 4, 26, 26, 16, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1}, /* enough for several threads */
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -84,7 +84,9 @@ static conv_shapes shapes_of(const dsc_conv_desc *d) {
     int64_t oh = 0, ow = 0;
     assert_ok(dsc_conv_output(d, &oh, &ow));
     return (conv_shapes){
-        {d->n, d->h, d->w, d->c}, {d->k, d->kh, d->kw, d->c / d->groups}, {d->n, oh, ow, d->k}};
+        {d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c},
+        {d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c / d->shape.groups},
+        {d->n, oh, ow, d->shape.out_c}};
 }
 
 static void test_forward(void **state) {
@@ -97,11 +99,11 @@ static void test_forward(void **state) {
         trial tr;
         trial_start(&tr, name, forward_run, &cases[i]);
         tr.linear = tr.conv = 1;
-        tr.terms = (double)(d->kh * d->kw * d->c / d->groups + 1);
+        tr.terms = (double)(d->shape.kernel_h * d->shape.kernel_w * d->shape.in_c / d->shape.groups + 1);
         trial_in(&tr, "x", 4, s.x);
         trial_in(&tr, "w", 4, s.w);
         if (cases[i].bias)
-            trial_in(&tr, "bias", SHAPE(d->k));
+            trial_in(&tr, "bias", SHAPE(d->shape.out_c));
         trial_out(&tr, "y", 1, 4, s.y);
         trial_check(&tr);
     }
@@ -117,7 +119,7 @@ static void test_backward_data(void **state) {
         trial tr;
         trial_start(&tr, name, backward_data_run, &cases[i]);
         tr.linear = tr.conv = 1;
-        tr.terms = (double)(d->kh * d->kw * d->k / d->groups + 1);
+        tr.terms = (double)(d->shape.kernel_h * d->shape.kernel_w * d->shape.out_c / d->shape.groups + 1);
         trial_in(&tr, "w", 4, s.w);
         trial_in(&tr, "dy", 4, s.y);
         trial_beta(&tr, "dx", 1, cases[i].beta, 4, s.x);
@@ -162,7 +164,8 @@ static void check_patches(const dsc_conv_desc *d, int64_t group, int64_t first, 
     trial tr;
     trial_start(&tr, "patches", patches_run, &c);
     trial_in(&tr, "x", 4, s.x);
-    trial_out(&tr, "out", 0, SHAPE(rows, d->kh * d->kw * d->c / d->groups + ones));
+    trial_out(&tr, "out", 0,
+              SHAPE(rows, d->shape.kernel_h * d->shape.kernel_w * d->shape.in_c / d->shape.groups + ones));
     trial_check(&tr);
 }
 
@@ -173,7 +176,7 @@ static void test_patches(void **state) {
         conv_shapes s = shapes_of(d);
         int64_t all = s.y[0] * s.y[1] * s.y[2];
         check_patches(d, 0, 0, all, 0);
-        check_patches(d, d->groups - 1, all / 3, all - all / 3, 1);
+        check_patches(d, d->shape.groups - 1, all / 3, all - all / 3, 1);
         check_patches(d, 0, all - 1, 1, 1);
         check_patches(d, 0, all / 2, 0, 0);
     }
@@ -184,7 +187,7 @@ static void test_patches(void **state) {
 /* x = 1..9 as a 3x3 image, w = [1 2; 3 4], bias 10. */
 static void test_by_hand(void **state) {
     (void)state;
-    static const dsc_conv_desc desc = {DSC_F32, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1};
+    static const dsc_conv_desc desc = CONV(DSC_F32, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1);
     static const double x[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, w[4] = {1, 2, 3, 4}, bias[1] = {10};
     static const double y[4] = {47, 57, 77, 87}, ones[4] = {1, 1, 1, 1};
     static const double dx[9] = {1, 3, 2, 4, 10, 6, 3, 7, 4}, dw[4] = {12, 16, 24, 28};
@@ -222,11 +225,11 @@ static void test_by_hand(void **state) {
 static void test_geometry_by_hand(void **state) {
     (void)state;
     static const double x[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9}, w[4] = {1, 2, 3, 4};
-    static const conv_case strided = {{DSC_F32, 1, 3, 3, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1, 1}, 0, 0};
+    static const conv_case strided = {CONV(DSC_F32, 1, 3, 3, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1, 1), 0, 0};
     static const double strided_y[4] = {4, 18, 36, 77}; /* 4*1; 3*2+4*3; 2*4+4*7; 5+12+24+36 */
-    static const conv_case dilated = {{DSC_F32, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 2, 2, 1}, 0, 0};
+    static const conv_case dilated = {CONV(DSC_F32, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 2, 2, 1), 0, 0};
     static const double dilated_y[1] = {64}; /* 1 + 2*3 + 3*7 + 4*9 */
-    static const conv_case grouped = {{DSC_F32, 1, 1, 2, 4, 2, 1, 1, 1, 1, 0, 0, 1, 1, 2}, 0, 0};
+    static const conv_case grouped = {CONV(DSC_F32, 1, 1, 2, 4, 2, 1, 1, 1, 1, 0, 0, 1, 1, 2), 0, 0};
     static const double grouped_x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, grouped_y[4] = {5, 25, 17, 53};
     for (int r = 0; r < rig_count; r++) {
         const rig *g = &rigs[r];
@@ -251,29 +254,29 @@ static void test_geometry_by_hand(void **state) {
 
 static void test_descriptions(void **state) {
     (void)state;
-    static const dsc_conv_desc good = {DSC_F32, 2, 8, 8, 4, 6, 3, 3, 2, 2, 1, 1, 1, 1, 2};
+    static const dsc_conv_desc good = CONV(DSC_F32, 2, 8, 8, 4, 6, 3, 3, 2, 2, 1, 1, 1, 1, 2);
     int64_t oh = -1, ow = -1;
     assert_ok(dsc_conv_output(&good, &oh, &ow));
     assert_int_equal(oh, 4);
     assert_int_equal(ow, 4);
     dsc_conv_desc d = good;
-    d.stride_w = 0;
+    d.shape.stride_w = 0;
     assert_fails(DSC_E_INVALID, "conv: stride_w is 0", dsc_conv_output(&d, &oh, &ow));
     d = good;
-    d.pad_h = -1;
+    d.shape.pad_h = -1;
     assert_fails(DSC_E_INVALID, "conv: pad_h is -1", dsc_conv_output(&d, &oh, &ow));
     d = good;
-    d.groups = 3;
+    d.shape.groups = 3;
     assert_fails(DSC_E_INVALID, "4 input and 6 output channels", dsc_conv_output(&d, &oh, &ow));
     d = good;
-    d.dil_h = 8;
+    d.shape.dilation_h = 8;
     assert_fails(DSC_E_INVALID, "reaches over 17 elements in height; the padded input has 10",
                  dsc_conv_output(&d, &oh, &ow));
     d = good;
     d.dtype = DSC_I32;
     assert_fails(DSC_E_INVALID, "the type is i32", dsc_conv_output(&d, &oh, &ow));
     d = good;
-    d.n = d.h = d.w = INT32_MAX;
+    d.n = d.shape.in_h = d.shape.in_w = INT32_MAX;
     assert_fails(DSC_E_INVALID, "too large", dsc_conv_output(&d, &oh, &ow));
     d.n = (int64_t)1 << 40;
     assert_fails(DSC_E_INVALID, "conv: n is 1099511627776", dsc_conv_output(&d, &oh, &ow));
@@ -286,8 +289,8 @@ static void test_descriptions(void **state) {
 
 static void test_refusals(void **state) {
     (void)state;
-    static const conv_case c = {{DSC_F32, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1}, 0, 0};
-    static const conv_case half = {{DSC_F32, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1}, 0.5, 0};
+    static const conv_case c = {CONV(DSC_F32, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1), 0, 0};
+    static const conv_case half = {CONV(DSC_F32, 1, 3, 3, 1, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1), 0.5, 0};
     for (int r = 0; r < rig_count; r++) {
         const rig *g = &rigs[r];
         dsc_queue *q = g->q;

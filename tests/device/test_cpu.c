@@ -35,12 +35,16 @@ static void run_conv(const rig *r, const conv_data *c, double beta, const conv_r
     const dsc_conv_desc *d = &c->d;
     dsc_conv *conv;
     assert_ok(dsc_conv_create(r->device, d, &conv));
-    place x = place_of(r, DSC_F32, SHAPE(d->n, d->h, d->w, d->c), c->x);
-    place w = place_of(r, DSC_F32, SHAPE(d->k, d->kh, d->kw, d->c / d->groups), c->w);
-    place dy = place_of(r, DSC_F32, SHAPE(d->n, c->oh, c->ow, d->k), c->y);
-    place y = place_make(r, DSC_F32, SHAPE(d->n, c->oh, c->ow, d->k));
-    place dx = place_of(r, DSC_F32, SHAPE(d->n, d->h, d->w, d->c), c->x);
-    place dw = place_of(r, DSC_F32, SHAPE(d->k, d->kh, d->kw, d->c / d->groups), c->w);
+    place x = place_of(r, DSC_F32, SHAPE(d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c), c->x);
+    place w = place_of(
+        r, DSC_F32,
+        SHAPE(d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c / d->shape.groups), c->w);
+    place dy = place_of(r, DSC_F32, SHAPE(d->n, c->oh, c->ow, d->shape.out_c), c->y);
+    place y = place_make(r, DSC_F32, SHAPE(d->n, c->oh, c->ow, d->shape.out_c));
+    place dx = place_of(r, DSC_F32, SHAPE(d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c), c->x);
+    place dw = place_of(
+        r, DSC_F32,
+        SHAPE(d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c / d->shape.groups), c->w);
     place work = place_make(r, DSC_U8, SHAPE((int64_t)dsc_conv_workspace(conv)));
     place_fill(r, &work, 255);
     assert_ok(dsc_op_conv_forward(r->q, conv, &x.t, &w.t, NULL, &work.t, &y.t));
@@ -67,17 +71,18 @@ static void run_conv(const rig *r, const conv_data *c, double beta, const conv_r
 static void test_conv_cuts(void **state) {
     (void)state;
     /* Pieces of the gradient; many slabs; strides; wide patches; groups; a first layer. */
-    static const dsc_conv_desc descs[] = {{DSC_F32, 18, 32, 32, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1},
-                                          {DSC_F32, 6, 24, 24, 16, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1},
-                                          {DSC_F32, 3, 7, 7, 72, 40, 5, 5, 1, 1, 2, 2, 1, 1, 1},
-                                          {DSC_F32, 4, 20, 20, 32, 64, 1, 1, 1, 1, 0, 0, 1, 1, 2},
-                                          {DSC_F32, 5, 40, 40, 3, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1}};
+    static const dsc_conv_desc descs[] = {CONV(DSC_F32, 18, 32, 32, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1),
+                                          CONV(DSC_F32, 6, 24, 24, 16, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1),
+                                          CONV(DSC_F32, 3, 7, 7, 72, 40, 5, 5, 1, 1, 2, 2, 1, 1, 1),
+                                          CONV(DSC_F32, 4, 20, 20, 32, 64, 1, 1, 1, 1, 0, 0, 1, 1, 2),
+                                          CONV(DSC_F32, 5, 40, 40, 3, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1)};
     for (size_t i = 0; i < sizeof descs / sizeof descs[0]; i++) {
         conv_data c = {.d = descs[i]};
         assert_ok(dsc_conv_output(&c.d, &c.oh, &c.ow));
-        c.xs = c.d.n * c.d.h * c.d.w * c.d.c;
-        c.ws = c.d.k * c.d.kh * c.d.kw * (c.d.c / c.d.groups);
-        c.ys = c.d.n * c.oh * c.ow * c.d.k;
+        c.xs = c.d.n * c.d.shape.in_h * c.d.shape.in_w * c.d.shape.in_c;
+        c.ws =
+            c.d.shape.out_c * c.d.shape.kernel_h * c.d.shape.kernel_w * (c.d.shape.in_c / c.d.shape.groups);
+        c.ys = c.d.n * c.oh * c.ow * c.d.shape.out_c;
         c.x = test_array(c.xs, sizeof(double));
         c.w = test_array(c.ws, sizeof(double));
         c.y = test_array(c.ys, sizeof(double));
@@ -166,7 +171,7 @@ static void test_no_allocation(void **state) {
     (void)state;
     for (int r = 1; r < rig_count; r++) {
         const rig *g = &rigs[r];
-        dsc_conv_desc d = {DSC_F32, 4, 16, 16, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1};
+        dsc_conv_desc d = CONV(DSC_F32, 4, 16, 16, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1);
         dsc_norm_desc norm = {1e-5, 0.1, 1};
         dsc_conv *conv;
         assert_ok(dsc_conv_create(g->device, &d, &conv));

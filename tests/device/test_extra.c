@@ -532,16 +532,18 @@ static void test_slices(void **state) {
 /* ---- packed factors ---- */
 
 static void check_packed(const rig *r, const dsc_conv_desc *desc, int ones) {
-    int64_t n = desc->kh * desc->kw * (desc->c / desc->groups) + ones, packed = n * (n + 1) / 2;
-    int64_t count = desc->n * desc->h * desc->w * desc->c;
+    int64_t n = desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups) + ones,
+            packed = n * (n + 1) / 2;
+    int64_t count = desc->n * desc->shape.in_h * desc->shape.in_w * desc->shape.in_c;
     int64_t bytes = (int64_t)dsc_op_patch_gram_workspace(r->device, desc, ones);
     double *values = test_array(count, sizeof *values), *full = test_array(n * n, sizeof *full);
     double *want = test_array(packed, sizeof *want);
     random_integers(5, 3, count, values); /* sums are exact */
-    place x = place_of(r, desc->dtype, SHAPE(desc->n, desc->h, desc->w, desc->c), values);
+    place x = place_of(r, desc->dtype, SHAPE(desc->n, desc->shape.in_h, desc->shape.in_w, desc->shape.in_c),
+                       values);
     place work = place_make(r, DSC_U8, SHAPE(bytes)), c = place_make(r, desc->dtype, SHAPE(n, n));
     place scratch = place_make(r, desc->dtype, SHAPE(n * n)), p = place_make(r, desc->dtype, SHAPE(packed));
-    int64_t group = desc->groups - 1;
+    int64_t group = desc->shape.groups - 1;
     assert_ok(dsc_op_patch_gram(r->q, desc, &x.t, group, 0.5, 0, &work.t, &c.t));
     assert_ok(dsc_op_patch_gram_packed(r->q, desc, &x.t, group, 0.5, &work.t, &scratch.t, &p.t));
     place_read(r, &c, full);
@@ -564,9 +566,9 @@ static void check_packed(const rig *r, const dsc_conv_desc *desc, int ones) {
 static void test_patch_gram_packed(void **state) {
     (void)state;
     dsc_conv_desc cases[] = {
-        {DSC_F32, 3, 8, 8, 4, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1},
-        {DSC_F32, 2, 9, 7, 6, 6, 3, 3, 2, 2, 1, 1, 1, 1, 2},
-        {DSC_F32, 40, 1, 1, 33, 10, 1, 1, 1, 1, 0, 0, 1, 1, 1},
+        CONV(DSC_F32, 3, 8, 8, 4, 6, 3, 3, 1, 1, 1, 1, 1, 1, 1),
+        CONV(DSC_F32, 2, 9, 7, 6, 6, 3, 3, 2, 2, 1, 1, 1, 1, 2),
+        CONV(DSC_F32, 40, 1, 1, 33, 10, 1, 1, 1, 1, 0, 0, 1, 1, 1),
     };
     for (int r = 0; r < rig_count; r++)
         for (size_t c = 0; c < sizeof cases / sizeof cases[0]; c++)
@@ -683,7 +685,7 @@ static void test_halves(void **state) {
             snprintf(text, sizeof text, "bias_add: y is bf16; device %s computes in fp32 and fp64 only",
                      dsc_device_name(r->device));
             assert_fails(DSC_E_INVALID, text, status);
-            dsc_conv_desc desc = {DSC_F16, 1, 4, 4, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1};
+            dsc_conv_desc desc = CONV(DSC_F16, 1, 4, 4, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1);
             dsc_conv *conv = NULL;
             assert_fails(DSC_E_INVALID, "conv: the type is fp16; device",
                          dsc_conv_create(r->device, &desc, &conv));

@@ -85,32 +85,35 @@ static void check_conv(const dsc_conv_desc *d) {
     const rig *r = &rigs[0];
     int64_t oh = 0, ow = 0;
     assert_ok(dsc_conv_output(d, &oh, &ow));
-    conv_problem p = {.x_dim = {d->n, d->h, d->w, d->c},
-                      .w_dim = {d->k, d->kh, d->kw, d->c / d->groups},
-                      .y_dim = {d->n, oh, ow, d->k}};
-    p.x_count = d->n * d->h * d->w * d->c;
-    p.w_count = d->k * d->kh * d->kw * (d->c / d->groups);
-    p.y_count = d->n * oh * ow * d->k;
+    conv_problem p = {
+        .x_dim = {d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c},
+        .w_dim = {d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c / d->shape.groups},
+        .y_dim = {d->n, oh, ow, d->shape.out_c}};
+    p.x_count = d->n * d->shape.in_h * d->shape.in_w * d->shape.in_c;
+    p.w_count = d->shape.out_c * d->shape.kernel_h * d->shape.kernel_w * (d->shape.in_c / d->shape.groups);
+    p.y_count = d->n * oh * ow * d->shape.out_c;
     p.x = random_array(1, p.x_count);
     p.w = random_array(2, p.w_count);
-    p.bias = random_array(3, d->k);
+    p.bias = random_array(3, d->shape.out_c);
     p.weights = random_array(4, p.y_count);
     assert_ok(dsc_conv_create(r->device, d, &p.conv));
     assert_int_equal(dsc_conv_workspace(p.conv), 0); /* of ref */
     place x = place_of(r, DSC_F64, 4, p.x_dim, p.x), w = place_of(r, DSC_F64, 4, p.w_dim, p.w);
     place dy = place_of(r, DSC_F64, 4, p.y_dim, p.weights), dx = place_make(r, DSC_F64, 4, p.x_dim);
-    place dw = place_make(r, DSC_F64, 4, p.w_dim), db = place_make(r, DSC_F64, SHAPE(d->k));
+    place dw = place_make(r, DSC_F64, 4, p.w_dim), db = place_make(r, DSC_F64, SHAPE(d->shape.out_c));
     assert_ok(dsc_op_conv_backward_data(r->q, p.conv, &w.t, &dy.t, 0, NULL, &dx.t));
     assert_ok(dsc_op_conv_backward_weight(r->q, p.conv, &x.t, &dy.t, 0, NULL, &dw.t));
     assert_ok(dsc_op_bias_grad(r->q, &dy.t, 0, &db.t));
-    double size = (double)(p.y_count * (d->kh * d->kw * d->c / d->groups + 1)); /* all numbers are below 1 */
-    double *g = test_array(p.x_count + p.w_count + d->k, sizeof *g);
+    double size =
+        (double)(p.y_count * (d->shape.kernel_h * d->shape.kernel_w * d->shape.in_c / d->shape.groups +
+                              1)); /* all numbers are below 1 */
+    double *g = test_array(p.x_count + p.w_count + d->shape.out_c, sizeof *g);
     place_read(r, &dx, g);
     check_gradient("conv dx", conv_objective, &p, size, p.x, g, p.x_count);
     place_read(r, &dw, g);
     check_gradient("conv dw", conv_objective, &p, size, p.w, g, p.w_count);
     place_read(r, &db, g);
-    check_gradient("conv db", conv_objective, &p, size, p.bias, g, d->k);
+    check_gradient("conv db", conv_objective, &p, size, p.bias, g, d->shape.out_c);
     place *all[] = {&x, &w, &dy, &dx, &dw, &db};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         place_free(all[i]);
@@ -123,11 +126,11 @@ static void check_conv(const dsc_conv_desc *d) {
 static void test_conv(void **state) {
     (void)state;
     static const dsc_conv_desc cases[] = {
-        {DSC_F64, 2, 4, 5, 2, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1}, /* plain */
-        {DSC_F64, 1, 5, 6, 2, 2, 3, 2, 2, 3, 1, 0, 1, 1, 1}, /* stride */
-        {DSC_F64, 1, 6, 5, 2, 2, 2, 3, 1, 1, 2, 1, 3, 2, 1}, /* dilation */
-        {DSC_F64, 2, 3, 3, 4, 6, 2, 2, 1, 1, 0, 1, 1, 1, 2}, /* groups */
-        {DSC_F64, 1, 7, 6, 4, 4, 3, 2, 2, 2, 2, 1, 2, 1, 4}, /* all of it */
+        CONV(DSC_F64, 2, 4, 5, 2, 3, 3, 3, 1, 1, 1, 1, 1, 1, 1), /* plain */
+        CONV(DSC_F64, 1, 5, 6, 2, 2, 3, 2, 2, 3, 1, 0, 1, 1, 1), /* stride */
+        CONV(DSC_F64, 1, 6, 5, 2, 2, 2, 3, 1, 1, 2, 1, 3, 2, 1), /* dilation */
+        CONV(DSC_F64, 2, 3, 3, 4, 6, 2, 2, 1, 1, 0, 1, 1, 1, 2), /* groups */
+        CONV(DSC_F64, 1, 7, 6, 4, 4, 3, 2, 2, 2, 2, 1, 2, 1, 4), /* all of it */
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         check_conv(&cases[i]);

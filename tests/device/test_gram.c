@@ -16,51 +16,51 @@ typedef struct gram_case {
 
 /*   n, h, w, c   k   kh kw  stride  pad    dil   groups   group alpha beta ones */
 static const gram_case cases[] = {
-    {{DSC_F32, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 1, 0, 0},
+    {CONV(DSC_F32, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0, 0},
     /* rows of x as they are: linear layers, gradients */
-    {{DSC_F32, 9, 1, 1, 10, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 1, 0, 0},
-    {{DSC_F32, 40, 1, 1, 65, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 0.5, 1, 0},
-    {{DSC_F32, 40, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 0.5, 0.25, 1},
-    {{DSC_F32, 5, 30, 30, 16, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 2, 0, 0},
-    {{DSC_F32, 3, 30, 30, 7, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 1, -2, 0},
-    {{DSC_F32, 2, 10, 10, 48, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 1, 1, 0},
-    {{DSC_F32, 2, 9, 7, 12, 3, 1, 1, 1, 1, 0, 0, 1, 1, 3}, 2, 1, 0.5, 0},
-    {{DSC_F32, 2, 9, 7, 40, 2, 1, 1, 1, 1, 0, 0, 1, 1, 2}, 0, 1, 0, 0},
-    {{DSC_F32, 1, 10, 10, 736, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 1, 0, 0}, /* rows of C by thread */
-    {{DSC_F32, 1, 10, 10, 730, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 3, 0.5, 0},
-    {{DSC_F32, 1, 10, 10, 200, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1}, 0, 1, 0, 1},
+    {CONV(DSC_F32, 9, 1, 1, 10, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0, 0},
+    {CONV(DSC_F32, 40, 1, 1, 65, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 0.5, 1, 0},
+    {CONV(DSC_F32, 40, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 0.5, 0.25, 1},
+    {CONV(DSC_F32, 5, 30, 30, 16, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 2, 0, 0},
+    {CONV(DSC_F32, 3, 30, 30, 7, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, -2, 0},
+    {CONV(DSC_F32, 2, 10, 10, 48, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, 1, 0},
+    {CONV(DSC_F32, 2, 9, 7, 12, 3, 1, 1, 1, 1, 0, 0, 1, 1, 3), 2, 1, 0.5, 0},
+    {CONV(DSC_F32, 2, 9, 7, 40, 2, 1, 1, 1, 1, 0, 0, 1, 1, 2), 0, 1, 0, 0},
+    {CONV(DSC_F32, 1, 10, 10, 736, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0, 0}, /* rows of C by thread */
+    {CONV(DSC_F32, 1, 10, 10, 730, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 3, 0.5, 0},
+    {CONV(DSC_F32, 1, 10, 10, 200, 1, 2, 2, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0, 1},
     /* any geometry */
-    {{DSC_F32, 2, 8, 7, 6, 1, 1, 1, 2, 3, 0, 0, 1, 1, 1}, 0, 1, 0, 0},
-    {{DSC_F32, 2, 4, 5, 3, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1}, 0, 1, 1, 1},
-    {{DSC_F32, 3, 16, 16, 16, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1}, 0, 0.125, 0, 0},
-    {{DSC_F32, 2, 9, 8, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1}, 0, 1, 0.5, 1},
-    {{DSC_F32, 2, 9, 8, 5, 1, 3, 3, 1, 1, 2, 2, 1, 1, 1}, 0, 1, 0, 0},
-    {{DSC_F32, 3, 14, 14, 5, 1, 5, 5, 1, 1, 2, 2, 1, 1, 1}, 0, 1, 0, 1},
-    {{DSC_F32, 1, 15, 17, 3, 1, 7, 7, 2, 2, 3, 3, 1, 1, 1}, 0, 1, 1, 0},
-    {{DSC_F32, 1, 10, 11, 4, 1, 3, 3, 1, 2, 2, 1, 2, 3, 1}, 0, 1, 0, 1},
-    {{DSC_F32, 2, 9, 8, 6, 2, 3, 2, 2, 3, 1, 0, 1, 1, 2}, 1, 1, 2, 1},
-    {{DSC_F32, 2, 7, 7, 6, 6, 3, 3, 1, 1, 1, 1, 1, 1, 6}, 4, 1, 0, 0}, /* depthwise */
-    {{DSC_F32, 1, 2, 2, 1, 1, 4, 4, 3, 3, 1, 1, 1, 1, 1}, 0, 1, 0, 0},
+    {CONV(DSC_F32, 2, 8, 7, 6, 1, 1, 1, 2, 3, 0, 0, 1, 1, 1), 0, 1, 0, 0},
+    {CONV(DSC_F32, 2, 4, 5, 3, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1), 0, 1, 1, 1},
+    {CONV(DSC_F32, 3, 16, 16, 16, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1), 0, 0.125, 0, 0},
+    {CONV(DSC_F32, 2, 9, 8, 5, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0.5, 1},
+    {CONV(DSC_F32, 2, 9, 8, 5, 1, 3, 3, 1, 1, 2, 2, 1, 1, 1), 0, 1, 0, 0},
+    {CONV(DSC_F32, 3, 14, 14, 5, 1, 5, 5, 1, 1, 2, 2, 1, 1, 1), 0, 1, 0, 1},
+    {CONV(DSC_F32, 1, 15, 17, 3, 1, 7, 7, 2, 2, 3, 3, 1, 1, 1), 0, 1, 1, 0},
+    {CONV(DSC_F32, 1, 10, 11, 4, 1, 3, 3, 1, 2, 2, 1, 2, 3, 1), 0, 1, 0, 1},
+    {CONV(DSC_F32, 2, 9, 8, 6, 2, 3, 2, 2, 3, 1, 0, 1, 1, 2), 1, 1, 2, 1},
+    {CONV(DSC_F32, 2, 7, 7, 6, 6, 3, 3, 1, 1, 1, 1, 1, 1, 6), 4, 1, 0, 0}, /* depthwise */
+    {CONV(DSC_F32, 1, 2, 2, 1, 1, 4, 4, 3, 3, 1, 1, 1, 1, 1), 0, 1, 0, 0},
     /* 3x3, stride 1, padding 1, without patches */
-    {{DSC_F32, 3, 1, 1, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 1},
-    {{DSC_F32, 2, 1, 6, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 0},
-    {{DSC_F32, 2, 6, 1, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 0},
-    {{DSC_F32, 3, 2, 2, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 1},
-    {{DSC_F32, 2, 2, 5, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 1, 1},
-    {{DSC_F32, 2, 5, 2, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 0},
-    {{DSC_F32, 1, 3, 3, 1, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0.5, 1},
-    {{DSC_F32, 2, 3, 4, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 0},
-    {{DSC_F32, 51, 5, 2, 1, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 0}, /* images smaller than a vector */
-    {{DSC_F32, 3, 4, 3, 17, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 0.5, -1, 1},
-    {{DSC_F32, 3, 8, 8, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 0},
-    {{DSC_F32, 2, 6, 5, 32, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 1, 0},
-    {{DSC_F32, 2, 8, 8, 64, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 0.25, 0.75, 1},
-    {{DSC_F32, 7, 20, 20, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 1},   /* several images at a time */
-    {{DSC_F32, 2, 40, 30, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 1},   /* bands of an image */
-    {{DSC_F32, 2, 2, 700, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 0},   /* bands of one line */
-    {{DSC_F32, 2, 7, 6, 15, 3, 3, 3, 1, 1, 1, 1, 1, 1, 3}, 1, 1, 0, 1},    /* groups */
-    {{DSC_F32, 3, 12, 11, 32, 2, 3, 3, 1, 1, 1, 1, 1, 1, 2}, 1, 1, 0, 0},  /* groups, no rests */
-    {{DSC_F32, 2, 3, 2, 136, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 0.5, 2, 1}, /* rows of C by thread */
+    {CONV(DSC_F32, 3, 1, 1, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 1},
+    {CONV(DSC_F32, 2, 1, 6, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 0},
+    {CONV(DSC_F32, 2, 6, 1, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 0},
+    {CONV(DSC_F32, 3, 2, 2, 4, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 1},
+    {CONV(DSC_F32, 2, 2, 5, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 1, 1},
+    {CONV(DSC_F32, 2, 5, 2, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 0},
+    {CONV(DSC_F32, 1, 3, 3, 1, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0.5, 1},
+    {CONV(DSC_F32, 2, 3, 4, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 0},
+    {CONV(DSC_F32, 51, 5, 2, 1, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 0}, /* images smaller than a vector */
+    {CONV(DSC_F32, 3, 4, 3, 17, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 0.5, -1, 1},
+    {CONV(DSC_F32, 3, 8, 8, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 0},
+    {CONV(DSC_F32, 2, 6, 5, 32, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 1, 0},
+    {CONV(DSC_F32, 2, 8, 8, 64, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 0.25, 0.75, 1},
+    {CONV(DSC_F32, 7, 20, 20, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 1},   /* several images at a time */
+    {CONV(DSC_F32, 2, 40, 30, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 1},   /* bands of an image */
+    {CONV(DSC_F32, 2, 2, 700, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 0},   /* bands of one line */
+    {CONV(DSC_F32, 2, 7, 6, 15, 3, 3, 3, 1, 1, 1, 1, 1, 1, 3), 1, 1, 0, 1},    /* groups */
+    {CONV(DSC_F32, 3, 12, 11, 32, 2, 3, 3, 1, 1, 1, 1, 1, 1, 2), 1, 1, 0, 0},  /* groups, no rests */
+    {CONV(DSC_F32, 2, 3, 2, 136, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 0.5, 2, 1}, /* rows of C by thread */
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -68,18 +68,19 @@ enum { CASES = sizeof cases / sizeof cases[0] };
 
 static double patch_value(const dsc_conv_desc *d, const double *x, const int64_t at[3], int64_t group,
                           int64_t column) {
-    int64_t cg = d->c / d->groups, tap = column / cg;
-    int64_t y = at[1] * d->stride_h + tap / d->kw * d->dil_h - d->pad_h;
-    int64_t v = at[2] * d->stride_w + tap % d->kw * d->dil_w - d->pad_w;
-    if (tap >= d->kh * d->kw) /* the column of ones */
+    int64_t cg = d->shape.in_c / d->shape.groups, tap = column / cg;
+    int64_t y = at[1] * d->shape.stride_h + tap / d->shape.kernel_w * d->shape.dilation_h - d->shape.pad_h;
+    int64_t v = at[2] * d->shape.stride_w + tap % d->shape.kernel_w * d->shape.dilation_w - d->shape.pad_w;
+    if (tap >= d->shape.kernel_h * d->shape.kernel_w) /* the column of ones */
         return 1;
-    if (y < 0 || y >= d->h || v < 0 || v >= d->w)
+    if (y < 0 || y >= d->shape.in_h || v < 0 || v >= d->shape.in_w)
         return 0;
-    return x[((at[0] * d->h + y) * d->w + v) * d->c + group * cg + column % cg];
+    return x[((at[0] * d->shape.in_h + y) * d->shape.in_w + v) * d->shape.in_c + group * cg + column % cg];
 }
 
 static int64_t width_of(const gram_case *g) {
-    return g->desc.kh * g->desc.kw * (g->desc.c / g->desc.groups) + g->ones;
+    return g->desc.shape.kernel_h * g->desc.shape.kernel_w * (g->desc.shape.in_c / g->desc.shape.groups) +
+           g->ones;
 }
 
 /* c = alpha P' P + beta c, all of it; scale: the same of absolute values. */
@@ -115,7 +116,8 @@ static void run(const rig *r, dsc_dtype dtype, const gram_case *g, const double 
     int64_t n = width_of(g);
     d.dtype = dtype;
     size_t bytes = dsc_op_patch_gram_workspace(r->device, &d, g->ones);
-    place px = place_of(r, dtype, SHAPE(d.n, d.h, d.w, d.c), x), pc = place_of(r, dtype, SHAPE(n, n), c);
+    place px = place_of(r, dtype, SHAPE(d.n, d.shape.in_h, d.shape.in_w, d.shape.in_c), x),
+          pc = place_of(r, dtype, SHAPE(n, n), c);
     place work = place_make(r, DSC_U8, SHAPE((int64_t)bytes));
     place_fill(r, &work, 255);
     assert_ok(dsc_op_patch_gram(r->q, &d, &px.t, g->group, g->alpha, g->beta, &work.t, &pc.t));
@@ -143,7 +145,8 @@ typedef struct inputs {
 
 /* positive: x is not negative, so that nothing cancels. */
 static inputs make_inputs(const gram_case *g, uint64_t stream, int positive) {
-    inputs in = {.n = width_of(g), .count = g->desc.n * g->desc.h * g->desc.w * g->desc.c};
+    inputs in = {.n = width_of(g),
+                 .count = g->desc.n * g->desc.shape.in_h * g->desc.shape.in_w * g->desc.shape.in_c};
     in.x = test_array(in.count, sizeof(double));
     in.c = test_array(in.n * in.n, sizeof(double));
     in.want = test_array(in.n * in.n, sizeof(double));
@@ -239,10 +242,10 @@ static double relative_error(int64_t n, const double *got, const double *want) {
 static void test_long_sums(void **state) {
     (void)state;
     static const gram_case big[] = {
-        {{DSC_F32, 128, 32, 32, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 0},
-        {{DSC_F32, 128, 32, 32, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 1},
-        {{DSC_F32, 128, 32, 32, 3, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 1, 0, 0},
-        {{DSC_F32, 128, 34, 34, 2, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1}, 0, 1, 0, 0},
+        {CONV(DSC_F32, 128, 32, 32, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 0},
+        {CONV(DSC_F32, 128, 32, 32, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 1},
+        {CONV(DSC_F32, 128, 32, 32, 3, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0, 0},
+        {CONV(DSC_F32, 128, 34, 34, 2, 1, 3, 3, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0, 0},
     };
     for (size_t i = 0; i < sizeof big / sizeof big[0]; i++) {
         inputs in = make_inputs(&big[i], 1000 + i, i > 0);
@@ -267,7 +270,8 @@ static void test_exact_memory(void **state) {
     for (int i = 0; i < CASES; i++) {
         const gram_case *g = &cases[i];
         const dsc_conv_desc *d = &g->desc;
-        const int64_t x_dim[4] = {d->n, d->h, d->w, d->c}, c_dim[2] = {width_of(g), width_of(g)};
+        const int64_t x_dim[4] = {d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c},
+                      c_dim[2] = {width_of(g), width_of(g)};
         for (int r = 0; r < rig_count && !is_large(g); r++) {
             dsc_device *device = rigs[r].device;
             if (!dsc_device_is_host(device))
@@ -291,7 +295,7 @@ static void test_exact_memory(void **state) {
 /* x = 1..9 as a 3x3 image under a 3x3 kernel with padding 1, with ones: a few entries of each kind. */
 static void test_by_hand(void **state) {
     (void)state;
-    static const gram_case g = {{DSC_F32, 1, 3, 3, 1, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1, 0, 1};
+    static const gram_case g = {CONV(DSC_F32, 1, 3, 3, 1, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1, 0, 1};
     static const double x[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
     static const struct {
         int row, column;
@@ -323,7 +327,7 @@ static void test_by_hand(void **state) {
 
 static void test_refusals(void **state) {
     (void)state;
-    static const dsc_conv_desc d = {DSC_F32, 1, 4, 4, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1};
+    static const dsc_conv_desc d = CONV(DSC_F32, 1, 4, 4, 2, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1);
     for (int r = 0; r < rig_count; r++) {
         const rig *g = &rigs[r];
         int64_t bytes = (int64_t)dsc_op_patch_gram_workspace(g->device, &d, 1);
@@ -349,7 +353,7 @@ static void test_refusals(void **state) {
                          dsc_op_patch_gram(g->q, &d, &x.t, 0, 1, 0, &work.t, &over));
         }
         dsc_conv_desc nonsense = d;
-        nonsense.stride_h = 0;
+        nonsense.shape.stride_h = 0;
         assert_int_equal(dsc_op_patch_gram_workspace(g->device, &nonsense, 0), 0);
         assert_fails(DSC_E_INVALID, "stride_h is 0",
                      dsc_op_patch_gram(g->q, &nonsense, &x.t, 0, 1, 0, &work.t, &c.t));

@@ -49,12 +49,12 @@ typedef struct conv_case {
 } conv_case;
 
 static const conv_case convs[] = {
-    {{DSC_BF16, 2, 8, 8, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 0},
-    {{DSC_BF16, 3, 8, 8, 16, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1}, 1, 0},
-    {{DSC_BF16, 2, 6, 6, 8, 24, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 0, 1},
-    {{DSC_BF16, 2, 9, 8, 3, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0, 1}, /* a first layer */
-    {{DSC_BF16, 2, 7, 5, 5, 3, 3, 3, 2, 2, 1, 1, 1, 1, 1}, 1, 0}, /* odd channels */
-    {{DSC_BF16, 2, 6, 6, 8, 12, 3, 3, 1, 1, 1, 1, 1, 1, 4}, 0, 0},
+    {CONV(DSC_BF16, 2, 8, 8, 16, 16, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 0},
+    {CONV(DSC_BF16, 3, 8, 8, 16, 32, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1, 0},
+    {CONV(DSC_BF16, 2, 6, 6, 8, 24, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1},
+    {CONV(DSC_BF16, 2, 9, 8, 3, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1}, /* a first layer */
+    {CONV(DSC_BF16, 2, 7, 5, 5, 3, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1, 0}, /* odd channels */
+    {CONV(DSC_BF16, 2, 6, 6, 8, 12, 3, 3, 1, 1, 1, 1, 1, 1, 4), 0, 0},
 };
 
 typedef enum pass { FORWARD, BACKWARD_DATA, BACKWARD_WEIGHT } pass;
@@ -98,23 +98,25 @@ static void check_passes(const conv_case *c) {
     int64_t oh = 0, ow = 0;
     trial tr;
     assert_ok(dsc_conv_output(d, &oh, &ow));
-    const int64_t x[4] = {d->n, d->h, d->w, d->c}, w[4] = {d->k, d->kh, d->kw, d->c / d->groups};
-    const int64_t y[4] = {d->n, oh, ow, d->k};
+    const int64_t x[4] = {d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c},
+                  w[4] = {d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w,
+                          d->shape.in_c / d->shape.groups};
+    const int64_t y[4] = {d->n, oh, ow, d->shape.out_c};
     trial_start(&tr, "conv_forward", forward_run, c);
     tr.linear = 1;
     tr.rounded = c->bias; /* added to what cuDNN has rounded */
-    tr.terms = (double)(d->kh * d->kw * d->c / d->groups + 1);
+    tr.terms = (double)(d->shape.kernel_h * d->shape.kernel_w * d->shape.in_c / d->shape.groups + 1);
     trial_in(&tr, "x", 4, x);
     trial_in(&tr, "w", 4, w);
     if (c->bias) {
-        trial_in(&tr, "bias", SHAPE(d->k));
+        trial_in(&tr, "bias", SHAPE(d->shape.out_c));
         trial_param(&tr);
     }
     trial_out(&tr, "y", 1, 4, y);
     trial_check_halves(&tr);
     trial_start(&tr, "conv_backward_data", backward_data_run, c);
     tr.linear = 1;
-    tr.terms = (double)(d->kh * d->kw * d->k / d->groups + 1);
+    tr.terms = (double)(d->shape.kernel_h * d->shape.kernel_w * d->shape.out_c / d->shape.groups + 1);
     trial_in(&tr, "w", 4, w);
     trial_in(&tr, "dy", 4, y);
     trial_beta(&tr, "dx", 1, c->beta, 4, x);
@@ -144,10 +146,10 @@ typedef struct gram_case {
 } gram_case;
 
 static const gram_case grams[] = {
-    {{DSC_BF16, 2, 8, 8, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 0},
-    {{DSC_BF16, 2, 9, 7, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1}, 1},
-    {{DSC_BF16, 2, 8, 8, 6, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1}, 1},
-    {{DSC_BF16, 100, 1, 1, 33, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1}, 1},
+    {CONV(DSC_BF16, 2, 8, 8, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0},
+    {CONV(DSC_BF16, 2, 9, 7, 3, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 1},
+    {CONV(DSC_BF16, 2, 8, 8, 6, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1},
+    {CONV(DSC_BF16, 100, 1, 1, 33, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1},
 };
 
 /* The lower triangle; what is above it is filled in on either side. */
@@ -171,7 +173,7 @@ static dsc_status packed_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     rig r = {.device = dsc_queue_device(q), .q = q, .label = "packed gram"};
     dsc_conv_desc desc = g->desc;
     desc.dtype = t[0].dtype;
-    int64_t n = desc.kh * desc.kw * desc.c + g->ones;
+    int64_t n = desc.shape.kernel_h * desc.shape.kernel_w * desc.shape.in_c + g->ones;
     place work =
         place_make(&r, DSC_U8, SHAPE((int64_t)dsc_op_patch_gram_workspace(r.device, &desc, g->ones)));
     place full = place_make(&r, t[1].dtype, SHAPE(n * n));
@@ -187,13 +189,13 @@ static void test_gram(void **state) {
     for (size_t i = 0; i < sizeof grams / sizeof grams[0]; i++)
         for (int packed = 0; packed < 2; packed++) {
             const dsc_conv_desc *d = &grams[i].desc;
-            int64_t n = d->kh * d->kw * d->c + grams[i].ones;
+            int64_t n = d->shape.kernel_h * d->shape.kernel_w * d->shape.in_c + grams[i].ones;
             trial tr;
             trial_start(&tr, packed ? "patch_gram_packed" : "patch_gram", packed ? packed_run : gram_run,
                         &grams[i]);
             tr.linear = 1;
-            tr.terms = (double)(d->n * d->h * d->w);
-            trial_in(&tr, "x", SHAPE(d->n, d->h, d->w, d->c));
+            tr.terms = (double)(d->n * d->shape.in_h * d->shape.in_w);
+            trial_in(&tr, "x", SHAPE(d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c));
             if (packed)
                 trial_out(&tr, "p", 1, SHAPE(n * (n + 1) / 2));
             else

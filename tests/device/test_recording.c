@@ -325,8 +325,8 @@ typedef struct step {
 } step;
 
 enum { BATCH = 4, SIDE = 8, CHANNELS = 16, CLASSES = 10, PATCH = 9 * CHANNELS };
-static const dsc_conv_desc layer = {DSC_F32, BATCH, SIDE, SIDE, CHANNELS, CHANNELS, 3, 3,
-                                    1,       1,     1,    1,    1,        1,        1};
+static const dsc_conv_desc layer =
+    CONV(DSC_F32, BATCH, SIDE, SIDE, CHANNELS, CHANNELS, 3, 3, 1, 1, 1, 1, 1, 1, 1);
 
 static void open_random(const rig *r, step *s, int first, int last, int ndim, const int64_t *dim) {
     for (int i = first; i <= last; i++) {

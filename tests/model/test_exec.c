@@ -495,20 +495,25 @@ static void free_record(record *rec) {
 /* The weight gradient that a layer's input and output gradient give: patches' g, group by group. */
 static void expected_weight_gradient(const record *rec, int64_t layer, double *out) {
     const dsc_layer_info *l = &dsc_model_layers(rec->r->m)[layer];
-    dsc_conv_desc desc = {DSC_F64, BATCH, l->in_h, l->in_w, l->in_c, l->out_c, 1, 1, 1, 1, 0, 0, 1, 1, 1};
+    dsc_conv_desc desc = {.dtype = DSC_F64, .n = BATCH};
+    dsc_conv2d_shape *shape = &desc.shape;
+    dsc_conv2d_shape_init(shape);
+    shape->in_h = l->in_h, shape->in_w = l->in_w, shape->in_c = l->in_c, shape->out_c = l->out_c;
     if (l->kind == DSC_LAYER_CONV2D) {
         const dsc_conv2d_options *o = &l->conv;
-        desc = (dsc_conv_desc){DSC_F64,  BATCH,       l->in_h,       l->in_w,       l->in_c,
-                               l->out_c, o->kernel_h, o->kernel_w,   o->stride_h,   o->stride_w,
-                               o->pad_h, o->pad_w,    o->dilation_h, o->dilation_w, o->groups};
+        shape->kernel_h = o->kernel_h, shape->kernel_w = o->kernel_w;
+        shape->stride_h = o->stride_h, shape->stride_w = o->stride_w;
+        shape->pad_h = o->pad_h, shape->pad_w = o->pad_w;
+        shape->dilation_h = o->dilation_h, shape->dilation_w = o->dilation_w;
+        shape->groups = o->groups;
     }
-    int64_t rows = BATCH * l->out_h * l->out_w, k = l->out_c / desc.groups;
-    int64_t width = desc.kh * desc.kw * desc.c / desc.groups;
+    int64_t rows = BATCH * l->out_h * l->out_w, k = l->out_c / desc.shape.groups;
+    int64_t width = desc.shape.kernel_h * desc.shape.kernel_w * desc.shape.in_c / desc.shape.groups;
     dsc_tensor patches, x;
     assert_ok(dsc_tensor_alloc(device, DSC_F64, 2, (int64_t[]){rows, width}, &patches));
     assert_ok(dsc_tensor_alloc(device, DSC_F64, 4, (int64_t[]){BATCH, l->in_h, l->in_w, l->in_c}, &x));
     write_doubles(queue, rec->a[layer], &x);
-    for (int64_t group = 0; group < desc.groups; group++) {
+    for (int64_t group = 0; group < desc.shape.groups; group++) {
         assert_ok(dsc_op_patches(queue, &desc, &x, group, 0, &patches));
         double *p = read_doubles(queue, &patches);
         for (int64_t i = group * k; i < (group + 1) * k; i++)

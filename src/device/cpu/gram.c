@@ -32,9 +32,9 @@ typedef struct plan {
 static plan make_plan(const dsc_gram_call *call) {
     const dsc_conv_desc *d = call->d;
     plan p = {.call = call, .rows = d->n * call->oh * call->ow};
-    p.copied = call->ones || d->kh * d->kw != 1 || d->stride_h != 1 || d->stride_w != 1 || d->pad_h != 0 ||
-               d->pad_w != 0;
-    p.slab = SLAB_FLOATS / (p.copied ? call->n : d->c);
+    p.copied = call->ones || d->shape.kernel_h * d->shape.kernel_w != 1 || d->shape.stride_h != 1 ||
+               d->shape.stride_w != 1 || d->shape.pad_h != 0 || d->shape.pad_w != 0;
+    p.slab = SLAB_FLOATS / (p.copied ? call->n : d->shape.in_c);
     if (p.slab < SLAB_LEAST)
         p.slab = SLAB_LEAST;
     if (p.slab > DSC_GRAM_RUN)
@@ -51,7 +51,7 @@ static plan make_plan(const dsc_gram_call *call) {
 }
 
 static int64_t tail_floats(const plan *p) {
-    return p->tail > 0 ? p->tail * p->call->d->c + DSC_GRAM_SLACK : 0;
+    return p->tail > 0 ? p->tail * p->call->d->shape.in_c + DSC_GRAM_SLACK : 0;
 }
 
 static int64_t plan_bytes(const plan *p) {
@@ -62,7 +62,7 @@ static int64_t plan_bytes(const plan *p) {
 /* The symmetric product of the rows of P in `r`; where it goes is left open. */
 static dsc_cpu_gram product_of(const plan *p, dsc_cpu_range r, const float *tail, const float *space) {
     const dsc_gram_call *call = p->call;
-    int64_t pitch = p->copied ? call->n : call->d->c;
+    int64_t pitch = p->copied ? call->n : call->d->shape.in_c;
     const float *a = space;
     if (!p->copied && r.first < p->direct)
         a = call->x + r.first * pitch + call->group * call->cg;
@@ -154,11 +154,11 @@ static void gram_by_rows(const plan *p, const float *tail, float *space) {
 
 static void gram_rows(const dsc_gram_call *call, void *work) {
     plan p = make_plan(call);
-    int64_t tail_first = p.direct * call->d->c, parts = p.apart ? p.parts : 1;
+    int64_t tail_first = p.direct * call->d->shape.in_c, parts = p.apart ? p.parts : 1;
     float *tail = work, *sums = tail + tail_floats(&p), *spaces = sums + parts * p.sum;
     memset(work, 0, (size_t)tail_floats(&p) * sizeof *tail);
     if (p.tail > 0)
-        memcpy(tail, call->x + tail_first, (size_t)(p.tail * call->d->c) * sizeof *tail);
+        memcpy(tail, call->x + tail_first, (size_t)(p.tail * call->d->shape.in_c) * sizeof *tail);
     for (int64_t part = 0; p.copied && part < parts; part++)
         memset(spaces + (part + 1) * p.space - DSC_GRAM_SLACK, 0, DSC_GRAM_SLACK * sizeof *spaces);
     if (p.apart)
@@ -171,10 +171,10 @@ static void gram_rows(const dsc_gram_call *call, void *work) {
 
 static dsc_status describe(const dsc_device *device, const dsc_conv_desc *desc, int ones,
                            dsc_gram_call *call) {
-    *call =
-        (dsc_gram_call){.d = desc, .cg = desc->c / desc->groups, .ones = ones, .threads = device->threads};
+    *call = (dsc_gram_call){
+        .d = desc, .cg = desc->shape.in_c / desc->shape.groups, .ones = ones, .threads = device->threads};
     call->k = ((const dsc_cpu *)device->state)->kernels;
-    call->n = desc->kh * desc->kw * call->cg + (ones ? 1 : 0);
+    call->n = desc->shape.kernel_h * desc->shape.kernel_w * call->cg + (ones ? 1 : 0);
     DSC_TRY(dsc_conv_output(desc, &call->oh, &call->ow));
     return DSC_OK;
 }
@@ -192,7 +192,8 @@ static size_t patch_gram_workspace(dsc_device *device, const dsc_conv_desc *desc
 static dsc_status patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                              double alpha, double beta, dsc_tensor *work, dsc_tensor *c) {
     dsc_gram_call call;
-    int ones = c->dim[0] > desc->kh * desc->kw * (desc->c / desc->groups);
+    int ones =
+        c->dim[0] > desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
     DSC_TRY(describe(q->device, desc, ones, &call));
     call.x = x->data;
     call.group = group;

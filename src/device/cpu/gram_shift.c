@@ -53,9 +53,11 @@ typedef struct turn {
 
 int dsc_gram_can_shift(const dsc_gram_call *call) {
     const dsc_conv_desc *d = call->d;
-    return d->kh == 3 && d->kw == 3 && d->stride_h == 1 && d->stride_w == 1 && d->pad_h == 1 &&
-           d->pad_w == 1 && d->dil_h == 1 && d->dil_w == 1 && d->h >= 2 && d->w >= 2 &&
-           d->h * d->w * d->c >= DSC_GRAM_SLACK && (d->groups == 1 || call->cg >= LEAST_CHANNELS);
+    return d->shape.kernel_h == 3 && d->shape.kernel_w == 3 && d->shape.stride_h == 1 &&
+           d->shape.stride_w == 1 && d->shape.pad_h == 1 && d->shape.pad_w == 1 && d->shape.dilation_h == 1 &&
+           d->shape.dilation_w == 1 && d->shape.in_h >= 2 && d->shape.in_w >= 2 &&
+           d->shape.in_h * d->shape.in_w * d->shape.in_c >= DSC_GRAM_SLACK &&
+           (d->shape.groups == 1 || call->cg >= LEAST_CHANNELS);
 }
 
 static int64_t at_least_one(int64_t a) {
@@ -64,15 +66,17 @@ static int64_t at_least_one(int64_t a) {
 
 static shift make_shift(const dsc_gram_call *call) {
     const dsc_conv_desc *d = call->d;
-    int64_t pixels = at_least_one(CHUNK_FLOATS / d->c);
+    int64_t pixels = at_least_one(CHUNK_FLOATS / d->shape.in_c);
     if (pixels > DSC_GRAM_RUN)
         pixels = DSC_GRAM_RUN;
-    shift s = {.call = call, .image = d->h * d->w * d->c, .sum = SUMS * call->cg * call->cg};
-    s.lines = at_least_one(pixels / d->w);
-    if (s.lines > d->h)
-        s.lines = d->h;
-    s.images = s.lines < d->h ? 1 : at_least_one(pixels / (d->h * d->w));
-    s.ones = call->ones ? CLASSES * CLASSES * d->c : 0;
+    shift s = {.call = call,
+               .image = d->shape.in_h * d->shape.in_w * d->shape.in_c,
+               .sum = SUMS * call->cg * call->cg};
+    s.lines = at_least_one(pixels / d->shape.in_w);
+    if (s.lines > d->shape.in_h)
+        s.lines = d->shape.in_h;
+    s.images = s.lines < d->shape.in_h ? 1 : at_least_one(pixels / (d->shape.in_h * d->shape.in_w));
+    s.ones = call->ones ? CLASSES * CLASSES * d->shape.in_c : 0;
     s.copy = call->cg % DSC_GRAM_SLACK ? s.image + DSC_GRAM_SLACK : 0;
     s.parts = d->n * s.image * call->cg < FEW_PRODUCTS ? 1 : call->threads;
     s.apart = s.sum <= DSC_GRAM_PRIVATE;
@@ -85,7 +89,7 @@ static int64_t count_sums(const shift *s) {
 
 int64_t dsc_gram_shift_bytes(const dsc_gram_call *call) {
     shift s = make_shift(call);
-    int64_t floats = count_sums(&s) * s.sum + s.copy + s.parts * call->d->c;
+    int64_t floats = count_sums(&s) * s.sum + s.copy + s.parts * call->d->shape.in_c;
     return floats * (int64_t)sizeof(float) + count_sums(&s) * s.ones * (int64_t)sizeof(double);
 }
 
@@ -101,20 +105,20 @@ typedef struct product {
 static void multiply(const shift *s, const chunk *c, const turn *t, const product *p) {
     const dsc_gram_call *call = s->call;
     const dsc_conv_desc *d = call->d;
-    int64_t line = d->w * d->c;
+    int64_t line = d->shape.in_w * d->shape.in_c;
     if (p->lines <= 0 || p->x0 >= p->x1)
         return;
-    const float *v = c->x + p->y0 * line + p->x0 * d->c + call->group * call->cg;
+    const float *v = c->x + p->y0 * line + p->x0 * d->shape.in_c + call->group * call->cg;
     dsc_cpu_gram g = {.m = call->cg,
                       .n = p->count * call->cg,
                       .a = v,
-                      .b = v - p->dy * line - p->dx * d->c,
+                      .b = v - p->dy * line - p->dx * d->shape.in_c,
                       .images = c->images,
                       .lines = p->lines,
                       .pixels = p->x1 - p->x0,
                       .image_pitch = s->image,
                       .line_pitch = line,
-                      .pixel_pitch = d->c,
+                      .pixel_pitch = d->shape.in_c,
                       .c = t->sums + p->at * call->cg,
                       .c_row = SUMS * call->cg,
                       .alpha = 1,
@@ -130,7 +134,7 @@ static void multiply(const shift *s, const chunk *c, const turn *t, const produc
 
 /* d_x = 0: columns by class. */
 static void multiply_straight(const shift *s, const chunk *c, const turn *t, product p) {
-    const int64_t w = s->call->d->w, edge[CLASSES + 1] = {0, 1, w - 1, w};
+    const int64_t w = s->call->d->shape.in_w, edge[CLASSES + 1] = {0, 1, w - 1, w};
     p.dx = 0;
     p.count = 1;
     for (int64_t k = 0; k < CLASSES; k++, p.at++) {
@@ -143,12 +147,12 @@ static void multiply_straight(const shift *s, const chunk *c, const turn *t, pro
 /* d_x = 2 and 1 (side 1), or -1 and -2 (side -1): together where both are inside, then the nearer alone. With
  * groups the neighbours are not next to each other. */
 static void multiply_side(const shift *s, const chunk *c, const turn *t, product p, int64_t side) {
-    const int64_t w = s->call->d->w, at = p.at;
+    const int64_t w = s->call->d->shape.in_w, at = p.at;
     p.x0 = side > 0 ? 2 : 0;
     p.x1 = side > 0 ? w : w - 2;
     p.dx = side > 0 ? 2 : -1;
     p.count = 2;
-    if (s->call->d->groups == 1) {
+    if (s->call->d->shape.groups == 1) {
         multiply(s, c, t, &p);
     } else {
         p.count = 1;
@@ -174,7 +178,7 @@ static product lines_of(const chunk *c, int64_t first, int64_t last) {
 }
 
 static void multiply_chunk(const shift *s, const chunk *c, const turn *t) {
-    const int64_t h = s->call->d->h, edge[CLASSES + 1] = {0, 1, h - 1, h};
+    const int64_t h = s->call->d->shape.in_h, edge[CLASSES + 1] = {0, 1, h - 1, h};
     for (int64_t l = 0; l < CLASSES; l++) {
         product p = lines_of(c, edge[l], edge[l + 1]);
         p.at = CLASSES * l;
@@ -201,14 +205,15 @@ static void multiply_chunk(const shift *s, const chunk *c, const turn *t) {
 /* ones[class of line][class of column][c] += the chunk's pixels; temporary: [c]. */
 static void sum_pixels(const shift *s, const chunk *c, float *temporary, double *ones) {
     const dsc_conv_desc *d = s->call->d;
-    const int64_t edge[CLASSES + 1] = {0, 1, d->w - 1, d->w};
+    const int64_t edge[CLASSES + 1] = {0, 1, d->shape.in_w - 1, d->shape.in_w};
     for (int64_t image = 0; image < c->images; image++) {
         for (int64_t y = c->y0; y < c->y0 + c->lines; y++) {
-            int64_t l = y == 0 ? 0 : y == d->h - 1 ? 2 : 1;
-            const float *line = c->x + image * s->image + y * d->w * d->c;
+            int64_t l = y == 0 ? 0 : y == d->shape.in_h - 1 ? 2 : 1;
+            const float *line = c->x + image * s->image + y * d->shape.in_w * d->shape.in_c;
             for (int64_t k = 0; k < CLASSES; k++)
-                s->call->k->column_sums((edge[k + 1] - edge[k]) * d->c, d->c, line + edge[k] * d->c,
-                                        temporary, ones + (CLASSES * l + k) * d->c);
+                s->call->k->column_sums((edge[k + 1] - edge[k]) * d->shape.in_c, d->shape.in_c,
+                                        line + edge[k] * d->shape.in_c, temporary,
+                                        ones + (CLASSES * l + k) * d->shape.in_c);
         }
     }
 }
@@ -260,10 +265,10 @@ static void put_ones(const shift *s, const double *ones) {
     float *to = call->c + (call->n - 1) * call->n;
     for (int64_t j = 0; j < call->n; j++) {
         int64_t tap = j / call->cg, channel = call->group * call->cg + j % call->cg;
-        double sum = j < call->n - 1 ? 0 : (double)(d->n * d->h * d->w);
+        double sum = j < call->n - 1 ? 0 : (double)(d->n * d->shape.in_h * d->shape.in_w);
         for (int64_t l = 0; j < call->n - 1 && l < TAPS; l++)
             if (sees(tap / 3, l / CLASSES) && sees(tap % 3, l % CLASSES))
-                sum += ones[l * d->c + channel];
+                sum += ones[l * d->shape.in_c + channel];
         sum *= (double)call->alpha;
         to[j] = (float)(call->beta == 0 ? sum : sum + (double)call->beta * (double)to[j]);
     }
@@ -281,8 +286,8 @@ static void run_images(const shift *s, dsc_cpu_range r, const float *copy, const
         int64_t left = (n < whole && end > whole ? whole : end) - n;
         c.images = left < s->images ? left : s->images;
         c.x = n < whole ? s->call->x + n * s->image : copy;
-        for (c.y0 = 0; c.y0 < d->h; c.y0 += c.lines) {
-            c.lines = d->h - c.y0 < s->lines ? d->h - c.y0 : s->lines;
+        for (c.y0 = 0; c.y0 < d->shape.in_h; c.y0 += c.lines) {
+            c.lines = d->shape.in_h - c.y0 < s->lines ? d->shape.in_h - c.y0 : s->lines;
             multiply_chunk(s, &c, t);
             if (t->ones)
                 sum_pixels(s, &c, t->row, t->ones);
@@ -314,7 +319,7 @@ static void finish(const shift *s, float *sums, float *rows, double *ones) {
 #pragma omp parallel for num_threads(s->parts) schedule(static, 1)
     for (int part = 0; part < s->parts; part++)
         for (int64_t row = part; row < TAPS * call->cg; row += s->parts)
-            put_row(s, sums, row / call->cg, row % call->cg, rows + part * call->d->c);
+            put_row(s, sums, row / call->cg, row % call->cg, rows + part * call->d->shape.in_c);
     for (int64_t i = s->ones; i < count * s->ones; i++)
         ones[i % s->ones] += ones[i];
     if (call->ones)
@@ -323,7 +328,7 @@ static void finish(const shift *s, float *sums, float *rows, double *ones) {
 
 void dsc_gram_shift(const dsc_gram_call *call, void *work) {
     shift s = make_shift(call);
-    int64_t count = count_sums(&s), c = call->d->c;
+    int64_t count = count_sums(&s), c = call->d->shape.in_c;
     double *ones = work;
     float *sums = (float *)(void *)(ones + count * s.ones), *rows = sums + count * s.sum;
     float *copy = rows + s.parts * c;

@@ -83,10 +83,11 @@ static size_t round_up(size_t bytes) {
 /* Weights as oneDNN counts them: [g, k/g, c/g, kh, kw] (no g without groups), stored as OHWI. */
 static dsc_status describe_weights(draft *d) {
     const dsc_conv_desc *c = &d->conv->desc;
-    int64_t cg = c->c / c->groups, kg = c->k / c->groups, row = c->kh * c->kw * cg;
-    dnnl_dims_t dims = {c->groups, kg, cg, c->kh, c->kw};
-    dnnl_dims_t strides = {kg * row, row, 1, c->kw * cg, cg};
-    int skip = c->groups == 1;
+    int64_t cg = c->shape.in_c / c->shape.groups, kg = c->shape.out_c / c->shape.groups,
+            row = c->shape.kernel_h * c->shape.kernel_w * cg;
+    dnnl_dims_t dims = {c->shape.groups, kg, cg, c->shape.kernel_h, c->shape.kernel_w};
+    dnnl_dims_t strides = {kg * row, row, 1, c->shape.kernel_w * cg, cg};
+    int skip = c->shape.groups == 1;
     ONEDNN_TRY(dnnl_memory_desc_init_by_strides(&d->plain, 5 - skip, dims + skip, dnnl_f32, strides + skip));
     ONEDNN_TRY(dnnl_memory_desc_init_by_tag(&d->w, 5 - skip, dims + skip, dnnl_f32, dnnl_format_tag_any));
     return DSC_OK;
@@ -94,7 +95,8 @@ static dsc_status describe_weights(draft *d) {
 
 static dsc_status describe_operands(draft *d) {
     const dsc_conv_desc *c = &d->conv->desc;
-    dnnl_dims_t x = {d->n, c->c, c->h, c->w}, y = {d->n, c->k, d->conv->oh, d->conv->ow}, bias = {c->k};
+    dnnl_dims_t x = {d->n, c->shape.in_c, c->shape.in_h, c->shape.in_w},
+                y = {d->n, c->shape.out_c, d->conv->oh, d->conv->ow}, bias = {c->shape.out_c};
     ONEDNN_TRY(dnnl_memory_desc_init_by_tag(&d->x, 4, x, dnnl_f32, dnnl_nhwc));
     ONEDNN_TRY(dnnl_memory_desc_init_by_tag(&d->y, 4, y, dnnl_f32, dnnl_nhwc));
     ONEDNN_TRY(dnnl_memory_desc_init_by_tag(&d->bias, 1, bias, dnnl_f32, dnnl_x));
@@ -103,10 +105,13 @@ static dsc_status describe_operands(draft *d) {
 
 static dsc_status describe_step(const draft *d, enum step_kind kind, dnnl_convolution_desc_t *out) {
     const dsc_conv_desc *c = &d->conv->desc;
-    dnnl_dims_t strides = {c->stride_h, c->stride_w}, dilates = {c->dil_h - 1, c->dil_w - 1};
-    dnnl_dims_t before = {c->pad_h, c->pad_w}, after;
-    after[0] = (d->conv->oh - 1) * c->stride_h + c->dil_h * (c->kh - 1) + 1 - c->h - c->pad_h;
-    after[1] = (d->conv->ow - 1) * c->stride_w + c->dil_w * (c->kw - 1) + 1 - c->w - c->pad_w;
+    dnnl_dims_t strides = {c->shape.stride_h, c->shape.stride_w},
+                dilates = {c->shape.dilation_h - 1, c->shape.dilation_w - 1};
+    dnnl_dims_t before = {c->shape.pad_h, c->shape.pad_w}, after;
+    after[0] = (d->conv->oh - 1) * c->shape.stride_h + c->shape.dilation_h * (c->shape.kernel_h - 1) + 1 -
+               c->shape.in_h - c->shape.pad_h;
+    after[1] = (d->conv->ow - 1) * c->shape.stride_w + c->shape.dilation_w * (c->shape.kernel_w - 1) + 1 -
+               c->shape.in_w - c->shape.pad_w;
     switch (kind) {
     case FORWARD:
     case FORWARD_BIAS:
@@ -225,9 +230,11 @@ static dsc_status open_plan(const dsc_conv *conv, dsc_onednn_conv *plan) {
     const dsc_conv_desc *c = &conv->desc;
     draft d = {.conv = conv};
     plan->images = c->n;
-    plan->x_bytes = (size_t)(c->h * c->w * c->c) * sizeof(float);
-    plan->y_bytes = (size_t)(conv->oh * conv->ow * c->k) * sizeof(float);
-    plan->w_bytes = (size_t)(c->k * c->kh * c->kw * (c->c / c->groups)) * sizeof(float);
+    plan->x_bytes = (size_t)(c->shape.in_h * c->shape.in_w * c->shape.in_c) * sizeof(float);
+    plan->y_bytes = (size_t)(conv->oh * conv->ow * c->shape.out_c) * sizeof(float);
+    plan->w_bytes =
+        (size_t)(c->shape.out_c * c->shape.kernel_h * c->shape.kernel_w * (c->shape.in_c / c->shape.groups)) *
+        sizeof(float);
     plan->threads = conv->device->threads;
     choose_piece(plan);
     ONEDNN_TRY(dnnl_engine_create(&plan->engine, dnnl_cpu, 0));

@@ -52,7 +52,8 @@ static int is_ready(const step *s) {
 }
 
 static size_t weight_count(const dsc_conv_desc *d) {
-    return (size_t)(d->k * d->kh * d->kw * (d->c / d->groups));
+    return (size_t)(d->shape.out_c * d->shape.kernel_h * d->shape.kernel_w *
+                    (d->shape.in_c / d->shape.groups));
 }
 
 /* ---- planning ---- */
@@ -151,8 +152,9 @@ static dsc_status need_step(const cuda_conv *c, dsc_dnn_kind kind, const char *n
     return DSC_FAIL(DSC_E_UNSUPPORTED,
                     "conv: cuDNN has no deterministic engine for %s of x[%lld,%lld,%lld,%lld] and "
                     "w[%lld,%lld,%lld,%lld] in %s: try another batch size, or device cpu. %s",
-                    name, (long long)d->n, (long long)d->h, (long long)d->w, (long long)d->c, (long long)d->k,
-                    (long long)d->kh, (long long)d->kw, (long long)(d->c / d->groups),
+                    name, (long long)d->n, (long long)d->shape.in_h, (long long)d->shape.in_w,
+                    (long long)d->shape.in_c, (long long)d->shape.out_c, (long long)d->shape.kernel_h,
+                    (long long)d->shape.kernel_w, (long long)(d->shape.in_c / d->shape.groups),
                     dsc_dtype_name(d->dtype), reason);
 }
 
@@ -184,7 +186,8 @@ static dsc_status open_steps(const dsc_cuda *gpu, cuda_conv *c, int forward_only
  * none: let it decide. */
 static int64_t count_pieces(const dsc_conv *conv) {
     const dsc_conv_desc *d = &conv->desc;
-    int64_t x = d->h * d->w * d->c, y = conv->oh * conv->ow * d->k, most = x > y ? x : y;
+    int64_t x = d->shape.in_h * d->shape.in_w * d->shape.in_c, y = conv->oh * conv->ow * d->shape.out_c,
+            most = x > y ? x : y;
     int64_t size = (int64_t)dsc_dtype_size(d->dtype);
     if (most <= INT32_MAX / d->n)
         return 1;
@@ -217,8 +220,10 @@ static size_t workspace_of(cuda_conv *c) {
  * 40; 64 at 8x8 17 / 17 / 16 against 8 / 10 / 32. */
 static unsigned own_passes(const dsc_cuda *gpu, const dsc_conv_desc *d) {
     enum { MOST_PIXELS = 32 * 32, MOST_CHANNELS = 32 };
-    unsigned passes = d->h * d->w <= MOST_PIXELS ? dsc_cuda_small_conv_passes(gpu, d) : 0;
-    return d->c <= MOST_CHANNELS && d->k <= MOST_CHANNELS ? passes : passes & DSC_SMALL_BACKWARD_WEIGHT;
+    unsigned passes = d->shape.in_h * d->shape.in_w <= MOST_PIXELS ? dsc_cuda_small_conv_passes(gpu, d) : 0;
+    return d->shape.in_c <= MOST_CHANNELS && d->shape.out_c <= MOST_CHANNELS
+               ? passes
+               : passes & DSC_SMALL_BACKWARD_WEIGHT;
 }
 
 static dsc_status open_conv(dsc_conv *conv) {
@@ -315,8 +320,8 @@ static dsc_status take_weights(dsc_queue *q, const cuda_conv *c, const dsc_tenso
 static void next_piece(const cuda_conv *c, operands *o) {
     const dsc_conv_desc *d = &c->problem.desc;
     size_t size = dsc_dtype_size(d->dtype);
-    o->x += (size_t)(d->n * d->h * d->w * d->c) * size;
-    o->y += (size_t)(d->n * c->problem.oh * c->problem.ow * d->k) * size;
+    o->x += (size_t)(d->n * d->shape.in_h * d->shape.in_w * d->shape.in_c) * size;
+    o->y += (size_t)(d->n * c->problem.oh * c->problem.ow * d->shape.out_c) * size;
 }
 
 dsc_status dsc_cuda_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,

@@ -39,9 +39,10 @@ static const dsc_dtype types[] = {DSC_F32, DSC_BF16, DSC_F16};
 enum { TYPES = sizeof types / sizeof types[0] };
 
 static int same_desc(const dsc_conv_desc *a, const dsc_conv_desc *b) {
-    const size_t first = offsetof(dsc_conv_desc, n); /* sizes from here on, without gaps */
-    return a->dtype == b->dtype &&
-           memcmp((const char *)a + first, (const char *)b + first, sizeof *a - first) == 0;
+    const size_t first = offsetof(dsc_conv2d_shape, in_h); /* int64_t from here on, without gaps */
+    return a->dtype == b->dtype && a->n == b->n &&
+           memcmp((const char *)&a->shape + first, (const char *)&b->shape + first,
+                  sizeof a->shape - first) == 0;
 }
 
 static entry *find(int ordinal, int strict, const dsc_conv_desc *desc, dsc_dnn_kind kind) {
@@ -115,11 +116,12 @@ static void __attribute__((format(printf, 2, 3))) write_text(writer *w, const ch
 static void write_entry(writer *w, const entry *e) {
     const dsc_conv_desc *d = &e->desc;
     write_text(w, "%s strict %d x %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " k %" PRId64,
-               dsc_dtype_name(d->dtype), e->strict, d->n, d->h, d->w, d->c, d->k);
-    write_text(w, " kernel %" PRId64 " %" PRId64 " stride %" PRId64 " %" PRId64, d->kh, d->kw, d->stride_h,
-               d->stride_w);
-    write_text(w, " pad %" PRId64 " %" PRId64 " dilation %" PRId64 " %" PRId64 " groups %" PRId64, d->pad_h,
-               d->pad_w, d->dil_h, d->dil_w, d->groups);
+               dsc_dtype_name(d->dtype), e->strict, d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c,
+               d->shape.out_c);
+    write_text(w, " kernel %" PRId64 " %" PRId64 " stride %" PRId64 " %" PRId64, d->shape.kernel_h,
+               d->shape.kernel_w, d->shape.stride_h, d->shape.stride_w);
+    write_text(w, " pad %" PRId64 " %" PRId64 " dilation %" PRId64 " %" PRId64 " groups %" PRId64,
+               d->shape.pad_h, d->shape.pad_w, d->shape.dilation_h, d->shape.dilation_w, d->shape.groups);
     write_text(w, " %s engine %" PRId64 " knobs %" PRId64, kind_names[e->kind], e->choice.engine,
                e->choice.count);
     for (int64_t i = 0; i < e->choice.count; i++)
@@ -181,8 +183,10 @@ static int read_sizes(const char **at, entry *e) {
                      "%15s strict %d x %" SCNd64 "%" SCNd64 "%" SCNd64 "%" SCNd64 " k %" SCNd64
                      " kernel %" SCNd64 "%" SCNd64 " stride %" SCNd64 "%" SCNd64 " pad %" SCNd64 "%" SCNd64
                      " dilation %" SCNd64 "%" SCNd64 " groups %" SCNd64 "%n",
-                     name, &e->strict, &d->n, &d->h, &d->w, &d->c, &d->k, &d->kh, &d->kw, &d->stride_h,
-                     &d->stride_w, &d->pad_h, &d->pad_w, &d->dil_h, &d->dil_w, &d->groups, &length);
+                     name, &e->strict, &d->n, &d->shape.in_h, &d->shape.in_w, &d->shape.in_c, &d->shape.out_c,
+                     &d->shape.kernel_h, &d->shape.kernel_w, &d->shape.stride_h, &d->shape.stride_w,
+                     &d->shape.pad_h, &d->shape.pad_w, &d->shape.dilation_h, &d->shape.dilation_w,
+                     &d->shape.groups, &length);
     if (got != 16 || length < 0 || !read_type(name, &d->dtype))
         return 0;
     *at += length;

@@ -28,16 +28,17 @@ static cudnnStatus_t describe(const dsc_dnn_problem *p, dsc_dnn_legacy *l) {
     DNN_GO(cudnnCreateTensorDescriptor(&l->y));
     DNN_GO(cudnnCreateFilterDescriptor(&l->w));
     DNN_GO(cudnnCreateConvolutionDescriptor(&l->conv));
-    DNN_GO(cudnnSetTensor4dDescriptor(l->x, CUDNN_TENSOR_NHWC, type, (int)d->n, (int)d->c, (int)d->h,
-                                      (int)d->w));
-    DNN_GO(cudnnSetTensor4dDescriptor(l->y, CUDNN_TENSOR_NHWC, type, (int)d->n, (int)d->k, (int)p->oh,
-                                      (int)p->ow));
-    DNN_GO(cudnnSetFilter4dDescriptor(l->w, type, CUDNN_TENSOR_NHWC, (int)d->k, (int)(d->c / d->groups),
-                                      (int)d->kh, (int)d->kw));
-    DNN_GO(cudnnSetConvolution2dDescriptor(l->conv, (int)d->pad_h, (int)d->pad_w, (int)d->stride_h,
-                                           (int)d->stride_w, (int)d->dil_h, (int)d->dil_w,
-                                           CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
-    return cudnnSetConvolutionGroupCount(l->conv, (int)d->groups);
+    DNN_GO(cudnnSetTensor4dDescriptor(l->x, CUDNN_TENSOR_NHWC, type, (int)d->n, (int)d->shape.in_c,
+                                      (int)d->shape.in_h, (int)d->shape.in_w));
+    DNN_GO(cudnnSetTensor4dDescriptor(l->y, CUDNN_TENSOR_NHWC, type, (int)d->n, (int)d->shape.out_c,
+                                      (int)p->oh, (int)p->ow));
+    DNN_GO(cudnnSetFilter4dDescriptor(l->w, type, CUDNN_TENSOR_NHWC, (int)d->shape.out_c,
+                                      (int)(d->shape.in_c / d->shape.groups), (int)d->shape.kernel_h,
+                                      (int)d->shape.kernel_w));
+    DNN_GO(cudnnSetConvolution2dDescriptor(
+        l->conv, (int)d->shape.pad_h, (int)d->shape.pad_w, (int)d->shape.stride_h, (int)d->shape.stride_w,
+        (int)d->shape.dilation_h, (int)d->shape.dilation_w, CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
+    return cudnnSetConvolutionGroupCount(l->conv, (int)d->shape.groups);
 }
 
 static cudnnStatus_t propose_forward(cudnnHandle_t handle, const dsc_dnn_legacy *l, proposal *list,

@@ -66,15 +66,17 @@ static int make_buffer(bench *b, size_t bytes, void **out) {
 static int bench_open(const dsc_dnn_graph *graph, const dsc_dnn_problem *p, dsc_dnn_kind kind, bench *b) {
     const dsc_conv_desc *d = &p->desc;
     const double large = 1e10; /* multiplications, about 0.1 ms */
-    double products =
-        (double)(d->n * p->oh * p->ow) * (double)d->k * (double)(d->kh * d->kw * (d->c / d->groups));
+    double products = (double)(d->n * p->oh * p->ow) * (double)d->shape.out_c *
+                      (double)(d->shape.kernel_h * d->shape.kernel_w * (d->shape.in_c / d->shape.groups));
     *b = (bench){.handle = graph->handle, .repeat = products > large ? 2 : 8};
     return cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking) == cudaSuccess &&
            cudaEventCreate(&b->from) == cudaSuccess && cudaEventCreate(&b->to) == cudaSuccess &&
-           make_buffer(b, tensor_bytes(d->dtype, d->n, d->h, d->w, d->c), &b->x) &&
-           make_buffer(b, tensor_bytes(dsc_dnn_weight_type(p, kind), d->k, d->kh, d->kw, d->c / d->groups),
+           make_buffer(b, tensor_bytes(d->dtype, d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c), &b->x) &&
+           make_buffer(b,
+                       tensor_bytes(dsc_dnn_weight_type(p, kind), d->shape.out_c, d->shape.kernel_h,
+                                    d->shape.kernel_w, d->shape.in_c / d->shape.groups),
                        &b->w) &&
-           make_buffer(b, tensor_bytes(d->dtype, d->n, p->oh, p->ow, d->k), &b->y) &&
+           make_buffer(b, tensor_bytes(d->dtype, d->n, p->oh, p->ow, d->shape.out_c), &b->y) &&
            make_buffer(b, DSC_DNN_WORKSPACE + DSC_DNN_WORK_ALIGNMENT, &b->work) &&
            cudaStreamSynchronize(b->stream) == cudaSuccess &&
            cudnnSetStream(b->handle, b->stream) == CUDNN_STATUS_SUCCESS;

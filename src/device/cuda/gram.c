@@ -19,7 +19,8 @@ static int64_t divide_up(int64_t a, int64_t b) {
 /* ---- the patches ---- */
 
 static int is_plain(const dsc_conv_desc *d) {
-    return d->kh == 1 && d->kw == 1 && d->stride_h == 1 && d->stride_w == 1 && d->pad_h == 0 && d->pad_w == 0;
+    return d->shape.kernel_h == 1 && d->shape.kernel_w == 1 && d->shape.stride_h == 1 &&
+           d->shape.stride_w == 1 && d->shape.pad_h == 0 && d->shape.pad_w == 0;
 }
 
 static dsc_status describe(const dsc_conv_desc *d, int64_t group, int ones, const void *x,
@@ -29,22 +30,22 @@ static dsc_status describe(const dsc_conv_desc *d, int64_t group, int ones, cons
     memset(p, 0, sizeof *p);
     p->x = x;
     p->dtype = d->dtype;
-    p->c = d->c;
-    p->cg = d->c / d->groups;
+    p->c = d->shape.in_c;
+    p->cg = d->shape.in_c / d->shape.groups;
     p->first = group * p->cg;
     p->rows = d->n * oh * ow;
-    p->width = d->kh * d->kw * p->cg;
+    p->width = d->shape.kernel_h * d->shape.kernel_w * p->cg;
     p->n = p->width + (ones ? 1 : 0);
-    p->kw = (int)d->kw;
-    p->stride_h = (int)d->stride_h;
-    p->stride_w = (int)d->stride_w;
-    p->pad_h = (int)d->pad_h;
-    p->pad_w = (int)d->pad_w;
-    p->dil_h = (int)d->dil_h;
-    p->dil_w = (int)d->dil_w;
+    p->kw = (int)d->shape.kernel_w;
+    p->stride_h = (int)d->shape.stride_h;
+    p->stride_w = (int)d->shape.stride_w;
+    p->pad_h = (int)d->shape.pad_h;
+    p->pad_w = (int)d->shape.pad_w;
+    p->dil_h = (int)d->shape.dilation_h;
+    p->dil_w = (int)d->shape.dilation_w;
     p->images = is_plain(d) ? p->rows : d->n;
-    p->h = is_plain(d) ? 1 : (int)d->h;
-    p->w = is_plain(d) ? 1 : (int)d->w;
+    p->h = is_plain(d) ? 1 : (int)d->shape.in_h;
+    p->w = is_plain(d) ? 1 : (int)d->shape.in_w;
     p->oh = is_plain(d) ? 1 : (int)oh;
     p->ow = is_plain(d) ? 1 : (int)ow;
     return DSC_OK;
@@ -242,7 +243,7 @@ size_t dsc_cuda_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *de
 static dsc_status gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                        dsc_tensor *work, const dsc_gram_target *to) {
     dsc_gram_patches p;
-    int ones = to->n > desc->kh * desc->kw * (desc->c / desc->groups);
+    int ones = to->n > desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
     DSC_TRY(describe(desc, group, ones, x->data, &p));
     void *space = work && work->data ? align(work->data) : NULL;
     if (can_shift(&p, dsc_cuda_of(q->device)) && can_vector(&p))
@@ -261,7 +262,7 @@ dsc_status dsc_cuda_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const ds
 
 /* n of a packed triangle of `count` elements: with or without the column of ones. */
 static int64_t packed_order(const dsc_conv_desc *desc, int64_t count) {
-    int64_t n = desc->kh * desc->kw * (desc->c / desc->groups);
+    int64_t n = desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
     return count == n * (n + 1) / 2 ? n : n + 1;
 }
 
@@ -276,7 +277,8 @@ dsc_status dsc_cuda_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, c
 dsc_status dsc_cuda_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                             int64_t first, dsc_tensor *out) {
     dsc_gram_patches p;
-    int ones = out->dim[1] > desc->kh * desc->kw * (desc->c / desc->groups);
+    int ones =
+        out->dim[1] > desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
     DSC_TRY(describe(desc, group, ones, x->data, &p));
     DSC_CUDA_TRY(dsc_cuda_launch_patches(dsc_cuda_at(q), &p, first, out->dim[0], out->data));
     return DSC_OK;

@@ -18,13 +18,13 @@ static int32_t outputs_along(int64_t size, int64_t stride) {
 static dsc_small_conv forward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
     dsc_small_conv conv = {.type = type_of(desc->dtype),
                            .n = (int32_t)desc->n,
-                           .h = (int32_t)desc->h,
-                           .w = (int32_t)desc->w,
-                           .c = (int32_t)desc->c,
-                           .oh = outputs_along(desc->h, desc->stride_h),
-                           .ow = outputs_along(desc->w, desc->stride_w),
-                           .k = (int32_t)desc->k,
-                           .stride = (int32_t)desc->stride_h,
+                           .h = (int32_t)desc->shape.in_h,
+                           .w = (int32_t)desc->shape.in_w,
+                           .c = (int32_t)desc->shape.in_c,
+                           .oh = outputs_along(desc->shape.in_h, desc->shape.stride_h),
+                           .ow = outputs_along(desc->shape.in_w, desc->shape.stride_w),
+                           .k = (int32_t)desc->shape.out_c,
+                           .stride = (int32_t)desc->shape.stride_h,
                            .shared = cuda->shared};
     return conv;
 }
@@ -32,8 +32,8 @@ static dsc_small_conv forward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc
 /* With stride 1: the convolution of the output's gradient by the weights turned. */
 static dsc_small_conv backward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
     dsc_small_conv conv = forward_of(cuda, desc);
-    conv.c = (int32_t)desc->k;
-    conv.k = (int32_t)desc->c;
+    conv.c = (int32_t)desc->shape.out_c;
+    conv.k = (int32_t)desc->shape.in_c;
     conv.turned = 1;
     return conv;
 }
@@ -62,19 +62,21 @@ static int takes_channels(int64_t channels) {
 /* Kernels count the elements of up to 4 images, and the images' rows, in 32 bits. */
 static int takes_size(const dsc_conv_desc *desc) {
     const int64_t limit = INT32_MAX / 64 / 4;
-    return desc->n > 0 && desc->h > 0 && desc->w > 0 && desc->h <= limit && desc->w <= limit &&
-           desc->h * desc->w <= limit && desc->n <= limit && desc->n * desc->h <= limit &&
-           desc->n * desc->h * ((desc->w + 7) / 8) <= INT32_MAX / 2;
+    return desc->n > 0 && desc->shape.in_h > 0 && desc->shape.in_w > 0 && desc->shape.in_h <= limit &&
+           desc->shape.in_w <= limit && desc->shape.in_h * desc->shape.in_w <= limit && desc->n <= limit &&
+           desc->n * desc->shape.in_h <= limit &&
+           desc->n * desc->shape.in_h * ((desc->shape.in_w + 7) / 8) <= INT32_MAX / 2;
 }
 
 static int takes(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
     int type = (desc->dtype == DSC_F32 && !cuda->strict) || desc->dtype == DSC_BF16 || desc->dtype == DSC_F16;
-    int taps = desc->kh == 3 && desc->kw == 3 && desc->pad_h == 1 && desc->pad_w == 1 && desc->dil_h == 1 &&
-               desc->dil_w == 1 && desc->groups == 1;
-    int stride =
-        desc->stride_h == desc->stride_w && (desc->stride_h == 1 || (desc->stride_h == 2 && desc->c != 3));
-    return cuda->capability >= 80 && type && taps && stride && takes_size(desc) && takes_channels(desc->k) &&
-           (desc->c == 3 || takes_channels(desc->c));
+    int taps = desc->shape.kernel_h == 3 && desc->shape.kernel_w == 3 && desc->shape.pad_h == 1 &&
+               desc->shape.pad_w == 1 && desc->shape.dilation_h == 1 && desc->shape.dilation_w == 1 &&
+               desc->shape.groups == 1;
+    int stride = desc->shape.stride_h == desc->shape.stride_w &&
+                 (desc->shape.stride_h == 1 || (desc->shape.stride_h == 2 && desc->shape.in_c != 3));
+    return cuda->capability >= 80 && type && taps && stride && takes_size(desc) &&
+           takes_channels(desc->shape.out_c) && (desc->shape.in_c == 3 || takes_channels(desc->shape.in_c));
 }
 
 unsigned dsc_cuda_small_conv_passes(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
@@ -85,7 +87,8 @@ unsigned dsc_cuda_small_conv_passes(const dsc_cuda *cuda, const dsc_conv_desc *d
     dsc_small_weight weight = weight_of(cuda, desc);
     if (dsc_cuda_small_conv_shared(&forward) <= forward.shared)
         passes |= DSC_SMALL_FORWARD;
-    if (desc->stride_h == 1 && desc->c != 3 && dsc_cuda_small_conv_shared(&backward) <= backward.shared)
+    if (desc->shape.stride_h == 1 && desc->shape.in_c != 3 &&
+        dsc_cuda_small_conv_shared(&backward) <= backward.shared)
         passes |= DSC_SMALL_BACKWARD_DATA;
     if (dsc_cuda_small_weight_shared(&weight) <= weight.shared)
         passes |= DSC_SMALL_BACKWARD_WEIGHT;
