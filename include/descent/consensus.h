@@ -48,7 +48,9 @@ typedef struct dsc_average_options {
         timeout; /* seconds to wait for a peer before it counts as lost (DSC_E_COMM names it); 0: for ever */
 } dsc_average_options;
 
-DSC_API void dsc_average_options_init(dsc_average_options *options);
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_average_options_init_sized(dsc_average_options *options, size_t size);
+#define dsc_average_options_init(options) dsc_average_options_init_sized((options), sizeof *(options))
 /* `tensors` (F32) hold the values, and the numerators between rounds; the structs are copied, memory stays
  * the caller's. Messages travel in a communicator of its own, which is split off `comm` here: `comm` is free
  * for everything else. Rounds of memory that the host cannot reach keep the order of the queue that `comm`
@@ -118,7 +120,9 @@ typedef struct dsc_consensus_options {
     double peer_timeout;   /* seconds to wait for a peer; 0: for ever */
 } dsc_consensus_options;
 
-DSC_API void dsc_consensus_options_init(dsc_consensus_options *options);
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_consensus_options_init_sized(dsc_consensus_options *options, size_t size);
+#define dsc_consensus_options_init(options) dsc_consensus_options_init_sized((options), sizeof *(options))
 /* "allreduce" -> kind; DSC_E_INVALID lists the known names. */
 DSC_API dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_consensus_name(dsc_consensus_kind kind);

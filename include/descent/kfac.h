@@ -81,23 +81,24 @@ DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
 DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
 
-/* What may change from step to step. */
+/* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
 typedef struct dsc_kfac_hyper {
-    double damping;      /* 0.003; a normal positive float32 */
-    double stat_decay;   /* 0.95: F <- decay F + (1 - decay) F_batch */
-    double kl_clip;      /* 0.001; 0: no clip */
-    int64_t factor_freq; /* 1: steps between updates of the factors; 0: never */
-    int64_t update_freq; /* 10: steps between decompositions; 0: the gradient is left alone */
-    int64_t
-        diag_blocks; /* 0: as options.diag_blocks; 1: whole factors. Used from the next decomposition on. */
+    double damping, stat_decay, kl_clip;
+    int64_t factor_freq, update_freq;
+    /* 1: whole factors; otherwise dsc_kfac_options.diag_blocks, which 0 stands for, too. Used from the next
+     * decomposition on. */
+    int64_t diag_blocks;
 } dsc_kfac_hyper;
 
 typedef struct dsc_kfac_options {
     size_t size;
-    dsc_kfac_hyper hyper;
-    /* Called at the start of a step with `hyper` as above; may change any of it. The same on every rank.
-     * NULL: constants.
-     */
+    double damping;      /* 0.003; a normal positive float32 */
+    double stat_decay;   /* 0.95: F <- decay F + (1 - decay) F_batch */
+    double kl_clip;      /* 0.001; 0: no clip */
+    int64_t factor_freq; /* 1: steps between updates of the factors; 0: never */
+    int64_t update_freq; /* 10: steps between decompositions; 0: the gradient stays as it is */
+    /* Called at the start of a step with the values above; may change any of them, in the same way on every
+     * rank. NULL: they are constants. */
     dsc_status (*schedule)(void *context, int64_t step, dsc_kfac_hyper *hyper);
     void *context;
     dsc_kfac_method method;
@@ -112,9 +113,9 @@ typedef struct dsc_kfac_options {
     int64_t diag_blocks; /* 1; b > 1: blocks on the diagonal of a convolution's factors, each decomposed by
                             itself. comm-opt only, without the outer product. Memory for whole factors'
                             decompositions is held, too: a schedule may ask for them. */
-    const char
-        *skip_layers; /* NULL; POSIX extended regular expressions, separated by spaces, searched for in a
-                         layer's name and kind ("linear", "conv2d"): what matches keeps its plain gradient */
+    /* NULL; POSIX extended regular expressions, separated by spaces, searched for in a layer's name and kind
+     * ("linear", "conv2d"): what matches keeps its plain gradient. Copied. */
+    const char *skip_layers;
     dsc_dtype factor_dtype;  /* DSC_F32: "as the gradients are"; DSC_BF16, DSC_F16: stored and sent as such,
                                 computed in float32. An average stored so stands still once a batch moves it by
                                 less than  half a unit in its last place: with a decay of 0.95 it may stay 1/13
@@ -126,7 +127,9 @@ typedef struct dsc_kfac_options {
                          during captures: for callers that write to dsc_kfac_averages */
 } dsc_kfac_options;
 
-DSC_API void dsc_kfac_options_init(dsc_kfac_options *options);
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size);
+#define dsc_kfac_options_init(options) dsc_kfac_options_init_sized((options), sizeof *(options))
 
 /* Plans and allocates everything; layers are copied, gradients' memory stays the caller's. Layers, options
  * and their order must be the same on every rank. Collective: when one rank fails, all do. DSC_E_INVALID for
@@ -205,10 +208,10 @@ typedef struct dsc_kfac_layer_report {
 } dsc_kfac_layer_report;
 
 typedef struct dsc_kfac_report {
-    int64_t step;             /* steps done */
-    int updated, decomposed;  /* what the last step did */
-    dsc_kfac_hyper hyper;     /* of the last step */
-    double nu;                /* of the last step; 1 before the first */
+    int64_t step;                /* steps done */
+    int updated, decomposed;     /* what the last step did */
+    const dsc_kfac_hyper *hyper; /* of the last step */
+    double nu;                   /* of the last step; 1 before the first */
     int64_t failed_solves;    /* decompositions kept from earlier because a solve failed, since the start, all
                                  ranks */
     int64_t retried_solves;   /* that needed a second or third method, all ranks */

@@ -24,7 +24,9 @@ typedef struct dsc_optim_options {
     double clip_norm;    /* gradients are scaled so that their joint norm is at most this; 0: off */
 } dsc_optim_options;
 
-DSC_API void dsc_optim_options_init(dsc_optim_options *options);
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_optim_options_init_sized(dsc_optim_options *options, size_t size);
+#define dsc_optim_options_init(options) dsc_optim_options_init_sized((options), sizeof *(options))
 /* "sgd" -> DSC_SGD and back; DSC_E_INVALID lists the known names. */
 DSC_API dsc_status dsc_optim_parse(const char *name, dsc_optim_kind *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_optim_name(dsc_optim_kind kind);

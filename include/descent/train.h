@@ -49,11 +49,12 @@ typedef enum dsc_kfac_scope { DSC_SCOPE_GLOBAL, DSC_SCOPE_GOSSIP, DSC_SCOPE_LOCA
 DSC_API dsc_status dsc_kfac_scope_parse(const char *name, dsc_kfac_scope *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_scope_name(dsc_kfac_scope scope);
 
-/* What happens when a rank is not heard of for consensus.peer_timeout seconds. CONTINUE: the others go on
+/* What happens when a rank is not heard of for consensus->peer_timeout seconds. CONTINUE: the others go on
  * with what each of them has (gossip without groups, K-FAC's scope gossip or local; a communicator made with
  * dsc_comm_options.survive, and a launcher that lets them live). */
 typedef enum dsc_peer_loss { DSC_PEER_LOSS_STOP, DSC_PEER_LOSS_CONTINUE } dsc_peer_loss;
 
+/* Strings are copied when training starts. Epochs count from 0. */
 typedef struct dsc_train_options {
     size_t size;
     const char *model, *data; /* "resnet20", "synthetic" */
@@ -67,28 +68,36 @@ typedef struct dsc_train_options {
     int data_threads;         /* 1 */
     int augment;              /* 1 */
     dsc_dtype activations;    /* fp32; bf16 or fp16 on a GPU */
-    dsc_optim_options optim;
+
+    /* The parts. They stay the caller's and are copied when training starts. NULL: the defaults; kfac NULL or
+     * with an update_freq of 0: no K-FAC. kfac->schedule is called after the schedules below; the trainer
+     * sets kfac->passes itself. */
+    const dsc_optim_options *optim;
+    const dsc_consensus_options *consensus;
+    const dsc_kfac_options *kfac;
+
     double lr;                     /* 0.1 */
     dsc_schedule_kind lr_schedule; /* step */
     double warmup_epochs;          /* 5 */
     double warmup_start;           /* negative (the default): lr */
-    int lr_scaling; /* 1: target rate is lr * ranks * batches_per_allreduce; 0: lr. The same with gossip,
-                       whose ranks together take the mean of their steps, too */
+    /* 1 (the default): the target rate is lr * ranks * batches_per_allreduce; 0: lr. The same with gossip,
+     * whose ranks together take the mean of their steps, too. */
+    int lr_scaling;
     double lr_decay[DSC_MAX_DECAYS];
     int lr_decay_count;
     double lr_decay_rate;          /* 0.1 */
     double label_smoothing;        /* 0 */
     int64_t batches_per_allreduce; /* 1 */
-    dsc_consensus_options consensus;
-    int64_t checkpoint_every; /* steps; 0: at the end of every epoch; negative: only at the end */
-    int64_t keep;             /* checkpoints kept besides the best and the last, 2 */
-    int64_t eval_every;       /* epochs between evaluations, 1; 0: never */
-    int64_t log_every;        /* steps between `step` lines, 1 */
-    int64_t check_every; /* steps between comparisons of the ranks' parameters, 500; 0: never. Gossip: none */
+    int64_t checkpoint_every;      /* steps; 0: at the end of every epoch; negative: only at the end */
+    int64_t keep;                  /* checkpoints kept besides the best and the last, 2 */
+    int64_t eval_every;            /* epochs between evaluations, 1; 0: never */
+    int64_t log_every;             /* steps between `step` lines, 1 */
+    int64_t
+        check_every; /* steps between comparisons of the ranks' parameters, 500; 0: never. Not with gossip */
     dsc_progress_function progress; /* rank 0 only; may be NULL */
     void *progress_context;
-    /* K-FAC. Epochs count from 0; what is multiplied at an epoch stays so: value(epoch) = base *
-     * alpha^(listed epochs that are not later). */
+
+    /* Schedules of K-FAC: value(epoch) = base * alpha^(number of listed epochs that are not later). */
     dsc_fisher kfac_fisher;    /* empirical */
     double kfac_damping_alpha; /* 0.5 */
     double kfac_damping_decay[DSC_MAX_DECAYS];
@@ -96,23 +105,23 @@ typedef struct dsc_train_options {
     double kfac_update_freq_alpha; /* 10: of both frequencies; results are rounded, and 1 at least */
     double kfac_update_freq_decay[DSC_MAX_DECAYS];
     int kfac_update_freq_decay_count;
-    double kfac_diag_warmup; /* 0: epoch from which on factors are split into kfac.diag_blocks */
-    /* As dsc_kfac_options_init sets it, but kfac.hyper.update_freq is 0: no K-FAC. A schedule is called after
-     * those above; hyper.diag_blocks and passes are the trainer's. */
-    dsc_kfac_options kfac;
+    double kfac_diag_warmup;   /* 0: epoch from which on factors are split into kfac->diag_blocks */
     dsc_kfac_scope kfac_scope; /* global */
+
     /* Gossip. From the start of epoch peers_epochs[i] (rising, from 0) on, peers_values[i] peers a step;
-     * before the first of them consensus.peers. */
+     * before the first of them consensus->peers. */
     int64_t peers_epochs[DSC_MAX_DECAYS];
     int peers_values[DSC_MAX_DECAYS];
     int peers_count;
-    int bn_average;         /* 0: evaluations use rank 0's batch-norm statistics; 1: those of all, averaged */
-    int eval_ranks;         /* 1: evaluations judge every rank's own model as well */
-    int64_t distance_every; /* steps between `consensus` lines of the metrics; 0: at evaluations only */
+    int bn_average; /* 0: evaluations use rank 0's batch-norm statistics; 1: the average of all ranks' */
+    int eval_ranks; /* 1: every rank's own model is evaluated as well */
+    int64_t distance_every;     /* steps between `consensus` lines of the metrics; 0: at evaluations only */
     dsc_peer_loss on_peer_loss; /* stop */
 } dsc_train_options;
 
+/* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
 typedef struct dsc_train_result {
+    size_t size;
     int64_t steps, epochs;       /* done in all */
     double train_loss;           /* mean over the last epoch that was done in full or in part */
     double val_loss, top1, top5; /* of the last evaluation; negative when there was none */
@@ -122,11 +131,13 @@ typedef struct dsc_train_result {
     int rank, ranks;     /* at the end: others than at the start when ranks were lost */
 } dsc_train_result;
 
-DSC_API void dsc_train_options_init(dsc_train_options *options);
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_train_options_init_sized(dsc_train_options *options, size_t size);
+#define dsc_train_options_init(options) dsc_train_options_init_sized((options), sizeof *(options))
 /* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED when dsc_train_request_stop
  * was called: a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC on a loss that is not
  * finite, or ranks that have drifted apart; DSC_E_INVALID when another process trains into `out`. `result`
- * (may be NULL) is filled in in any case.
+ * (may be NULL) is filled in in any case; DSC_E_INVALID when its size was not set.
  * Options must agree on all ranks: DSC_E_INVALID names the first that does not. Only data_threads, the
  * directory in `data`, the name of `out` and `resume` (both rank 0's) and callbacks may differ.
  * With gossip a rank may fail alone (a loss that is not finite, a peer that is lost): it then returns without
@@ -156,14 +167,18 @@ typedef struct dsc_eval_options {
     int data_threads;       /* 1 */
 } dsc_eval_options;
 
+/* The caller sets `size` to sizeof(dsc_eval_result). */
 typedef struct dsc_eval_result {
+    size_t size;
     int64_t images;
     double loss, top1, top5; /* top1, top5: shares in [0, 1] */
     double seconds;
     char data[DSC_DATA_SIZE]; /* dsc_eval_run: what it was judged on */
 } dsc_eval_result;
 
-DSC_API void dsc_eval_options_init(dsc_eval_options *options);
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_eval_options_init_sized(dsc_eval_options *options, size_t size);
+#define dsc_eval_options_init(options) dsc_eval_options_init_sized((options), sizeof *(options))
 /* Evaluates a checkpoint on the validation split, all ranks together, each image once. Collective; blocks. */
 DSC_API dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_options *options,
                                 dsc_eval_result *result) DSC_MUST_CHECK;

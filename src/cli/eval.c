@@ -81,7 +81,7 @@ static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int
 
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     eval_values *v = values;
-    dsc_eval_result result = {0};
+    dsc_eval_result result = {.size = sizeof result};
     (void)set;
     if (!v->o.checkpoint)
         return DSC_FAIL(DSC_E_INVALID, "eval needs --checkpoint FILE (or the directory of a run)");

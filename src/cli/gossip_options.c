@@ -39,7 +39,7 @@ static const struct fit {
 
 void dsc_cli_gossip_init(dsc_cli_gossip_values *values, const dsc_train_options *o) {
     *values = (dsc_cli_gossip_values){
-        .consensus = dsc_consensus_name(o->consensus.kind),
+        .consensus = dsc_consensus_name(o->consensus->kind),
         .kfac_scope = dsc_kfac_scope_name(o->kfac_scope),
         .on_peer_loss = "stop",
     };
@@ -86,48 +86,49 @@ static dsc_status check_partners(const dsc_option_set *set, const dsc_train_opti
         return DSC_FAIL(DSC_E_INVALID,
                         "--eval-ranks with --eval-every 0: there are no evaluations; leave one "
                         "of them out");
-    if (o->consensus.average_every > 0)
+    if (o->consensus->average_every > 0)
         return DSC_OK;
     if (dsc_option_given(set, "slow-momentum"))
         return DSC_FAIL(DSC_E_INVALID,
                         "--slow-momentum %g acts at exact averages, and there are none: give "
                         "--average-every N, too",
-                        o->consensus.slow_momentum);
+                        o->consensus->slow_momentum);
     if (dsc_option_given(set, "slow-rate"))
         return DSC_FAIL(
             DSC_E_INVALID,
             "--slow-rate %g acts at exact averages, and there are none: give --average-every N, too",
-            o->consensus.slow_rate);
+            o->consensus->slow_rate);
     return DSC_OK;
 }
 
 /* Without a time limit nobody would ever be missed: continue brings one. */
-static dsc_status check_peer_loss(const char *word, const dsc_option_set *set, dsc_train_options *o) {
+static dsc_status check_peer_loss(const char *word, const dsc_option_set *set, dsc_train_options *o,
+                                  dsc_consensus_options *consensus) {
     static const double default_timeout = 60;
     if (strcmp(word, "continue") != 0)
         return DSC_OK;
     o->on_peer_loss = DSC_PEER_LOSS_CONTINUE;
-    if (o->consensus.kind == DSC_CONSENSUS_ALLREDUCE)
+    if (o->consensus->kind == DSC_CONSENSUS_ALLREDUCE)
         return DSC_FAIL(DSC_E_INVALID,
                         "--on-peer-loss continue does not go with --consensus allreduce, where every step "
                         "needs all ranks: choose one of sgp, osgp, dpsgd, adpsgd, or give stop");
-    if (o->consensus.group != 1)
+    if (o->consensus->group != 1)
         return DSC_FAIL(DSC_E_INVALID,
                         "--on-peer-loss continue does not go with --gossip-group %d: the others of a lost "
                         "rank's group could not go on; give --gossip-group 1, or stop",
-                        o->consensus.group);
-    if (o->kfac.hyper.update_freq > 0 && o->kfac_scope == DSC_SCOPE_GLOBAL)
+                        o->consensus->group);
+    if (o->kfac->update_freq > 0 && o->kfac_scope == DSC_SCOPE_GLOBAL)
         return DSC_FAIL(
             DSC_E_INVALID,
             "--on-peer-loss continue does not go with --kfac-scope global, which averages factors "
             "over all ranks: give --kfac-scope gossip or local, or stop");
-    if (o->consensus.peer_timeout == 0 && dsc_option_given(set, "peer-timeout"))
+    if (o->consensus->peer_timeout == 0 && dsc_option_given(set, "peer-timeout"))
         return DSC_FAIL(DSC_E_INVALID,
                         "--on-peer-loss continue with --peer-timeout 0: nobody would ever count as lost; "
                         "give seconds, or leave it out (%g)",
                         default_timeout);
-    if (o->consensus.peer_timeout == 0)
-        o->consensus.peer_timeout = default_timeout;
+    if (o->consensus->peer_timeout == 0)
+        consensus->peer_timeout = default_timeout;
     return DSC_OK;
 }
 
@@ -169,14 +170,14 @@ dsc_status dsc_cli_gossip_schedule(const char *text, dsc_train_options *o) {
 }
 
 dsc_status dsc_cli_gossip_finish(const dsc_cli_gossip_values *values, const dsc_option_set *set,
-                                 dsc_train_options *o) {
-    DSC_TRY(dsc_consensus_parse(values->consensus, &o->consensus.kind));
+                                 dsc_train_options *o, dsc_consensus_options *consensus) {
+    DSC_TRY(dsc_consensus_parse(values->consensus, &consensus->kind));
     DSC_TRY(dsc_kfac_scope_parse(values->kfac_scope, &o->kfac_scope));
-    DSC_TRY(check_fits(set, o->consensus.kind));
-    DSC_TRY(check_peer_loss(values->on_peer_loss, set, o));
+    DSC_TRY(check_fits(set, o->consensus->kind));
+    DSC_TRY(check_peer_loss(values->on_peer_loss, set, o, consensus));
     DSC_TRY(check_scope(set, o));
     DSC_TRY(check_partners(set, o));
-    if (o->consensus.kind == DSC_CONSENSUS_ALLREDUCE && o->kfac_scope != DSC_SCOPE_GLOBAL)
+    if (o->consensus->kind == DSC_CONSENSUS_ALLREDUCE && o->kfac_scope != DSC_SCOPE_GLOBAL)
         return DSC_FAIL(DSC_E_INVALID,
                         "--kfac-scope %s does not go with --consensus allreduce, where all ranks share their "
                         "factors: give global, or choose one of sgp, osgp, dpsgd, adpsgd",

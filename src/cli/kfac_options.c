@@ -65,7 +65,7 @@ dsc_status dsc_cli_kfac_finish(const dsc_cli_kfac_values *values, dsc_kfac_optio
     out->colocate_factors = values->colocate;
     out->symmetric = values->symmetric;
     out->outer_product = values->outer_product;
-    out->diag_blocks = out->hyper.diag_blocks = values->diag_blocks;
+    out->diag_blocks = values->diag_blocks;
     out->skip_layers = values->skip_layers;
     out->factor_dtype = dsc_cli_dtype(values->factor_dtype);
     out->inverse_dtype = dsc_cli_dtype(values->inverse_dtype);

@@ -81,48 +81,48 @@ const dsc_option dsc_cli_train_options[] = {
      .group = "Optimiser"},
     {.name = "momentum",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.optim.momentum),
+     .offset = AT(part.optim.momentum),
      .placeholder = "X",
      .range = "[0, 1)",
      .help = "sgd, lars"},
     {.name = "nesterov",
      .kind = DSC_OPTION_FLAG,
-     .offset = AT(o.optim.nesterov),
+     .offset = AT(part.optim.nesterov),
      .help = "sgd: Nesterov's momentum"},
     {.name = "weight-decay",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.optim.weight_decay),
+     .offset = AT(part.optim.weight_decay),
      .placeholder = "X",
      .range = "[0, inf)",
      .help = "pull of all parameters towards 0"},
     {.name = "beta1",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.optim.beta1),
+     .offset = AT(part.optim.beta1),
      .placeholder = "X",
      .range = "[0, 1)",
      .help = "adam, adamw, lamb: decay of the mean of gradients"},
     {.name = "beta2",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.optim.beta2),
+     .offset = AT(part.optim.beta2),
      .placeholder = "X",
      .range = "[0, 1)",
      .help = "adam, adamw, lamb: decay of the mean of their squares"},
     {.name = "eps",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.optim.eps),
+     .offset = AT(part.optim.eps),
      .placeholder = "X",
      .range = "[0, inf)",
      .shown = "1e-8, with lamb 1e-6",
      .help = "adam, adamw, lamb: added to the root of the mean square"},
     {.name = "trust",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.optim.trust),
+     .offset = AT(part.optim.trust),
      .placeholder = "X",
      .range = "(0, inf)",
      .help = "lars: size of a step relative to the weights"},
     {.name = "clip-norm",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.optim.clip_norm),
+     .offset = AT(part.optim.clip_norm),
      .placeholder = "X",
      .range = "[0, inf)",
      .shown = "off",
@@ -180,32 +180,32 @@ const dsc_option dsc_cli_train_options[] = {
      .help = "step: what it is multiplied by"},
     {.name = "kfac-update-freq",
      .kind = DSC_OPTION_INT64,
-     .offset = AT(o.kfac.hyper.update_freq),
+     .offset = AT(part.kfac.update_freq),
      .placeholder = "N",
      .range = "[0, 1e15]",
      .help = "steps between decompositions; 0 turns K-FAC off",
      .group = "Preconditioner (K-FAC)"},
     {.name = "kfac-cov-update-freq",
      .kind = DSC_OPTION_INT64,
-     .offset = AT(o.kfac.hyper.factor_freq),
+     .offset = AT(part.kfac.factor_freq),
      .placeholder = "N",
      .range = "[0, 1e15]",
      .help = "steps between updates of the factors; 0: never"},
     {.name = "kfac-damping",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.kfac.hyper.damping),
+     .offset = AT(part.kfac.damping),
      .placeholder = "X",
      .range = "(0, inf)",
      .help = "added to the products of eigenvalues (inverse: to both factors)"},
     {.name = "kfac-stat-decay",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.kfac.hyper.stat_decay),
+     .offset = AT(part.kfac.stat_decay),
      .placeholder = "X",
      .range = "[0, 1]",
      .help = "what a factor keeps of itself in an update"},
     {.name = "kfac-kl-clip",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.kfac.hyper.kl_clip),
+     .offset = AT(part.kfac.kl_clip),
      .placeholder = "X",
      .range = "[0, inf)",
      .help = "bound of the change that a step makes to the model's output; 0: none"},
@@ -285,7 +285,7 @@ const dsc_option dsc_cli_train_options[] = {
      .help = "type in which gradients, or the parameters of gossip, travel"},
     {.name = "bucket-mb",
      .kind = DSC_OPTION_MIB,
-     .offset = AT(o.consensus.bucket_bytes),
+     .offset = AT(part.consensus.bucket_bytes),
      .placeholder = "X",
      .range = "(0, 1e6]",
      .help = "MiB of gradients, parameters or factors that travel together"},
@@ -295,7 +295,7 @@ const dsc_option dsc_cli_train_options[] = {
      .placeholder = "N",
      .range = "[0, inf)",
      .help = "steps between comparisons of the ranks' parameters; 0: never"},
-    {DSC_CLI_PEER_TIMEOUT(AT(o.consensus.peer_timeout))},
+    {DSC_CLI_PEER_TIMEOUT(AT(part.consensus.peer_timeout))},
     {.name = "on-peer-loss",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(gossip.on_peer_loss),
@@ -304,7 +304,7 @@ const dsc_option dsc_cli_train_options[] = {
              "--enable-recovery)"},
     {.name = "graph",
      .kind = DSC_OPTION_STRING,
-     .offset = AT(o.consensus.graph),
+     .offset = AT(part.consensus.graph),
      .placeholder = "NAME|FILE",
      .shown = "exponential; dpsgd, adpsgd: bipartite-exponential, dpsgd on an odd number of ranks: base-2",
      .help = "who sends to whom: exponential, exponential-pm, linear, ring, static-exponential, complete, "
@@ -313,7 +313,7 @@ const dsc_option dsc_cli_train_options[] = {
      .group = "Gossip"},
     {.name = "peers-per-step",
      .kind = DSC_OPTION_INT,
-     .offset = AT(o.consensus.peers),
+     .offset = AT(part.consensus.peers),
      .placeholder = "N",
      .range = "[1, 1e6]",
      .help = "peers that a rank sends to in a step"},
@@ -325,32 +325,32 @@ const dsc_option dsc_cli_train_options[] = {
      .help = "peers per step from the start of epochs on, as '0:1 30:2' or 0:1,30:2"},
     {.name = "synch-freq",
      .kind = DSC_OPTION_INT64,
-     .offset = AT(o.consensus.synch_freq),
+     .offset = AT(part.consensus.synch_freq),
      .placeholder = "N",
      .range = "[0, 1e15]",
      .help = "osgp: steps that messages may be late before a rank waits for them"},
     {.name = "gossip-group",
      .kind = DSC_OPTION_INT,
-     .offset = AT(o.consensus.group),
+     .offset = AT(part.consensus.group),
      .placeholder = "N",
      .range = "[0, 1e6]",
      .help = "ranks that average their gradients and gossip as one, neighbours in rank order; 0: those of a "
              "node"},
     {.name = "average-every",
      .kind = DSC_OPTION_INT64,
-     .offset = AT(o.consensus.average_every),
+     .offset = AT(part.consensus.average_every),
      .placeholder = "N",
      .range = "[0, 1e15]",
      .help = "steps between exact averages over all ranks; 0: never"},
     {.name = "slow-momentum",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.consensus.slow_momentum),
+     .offset = AT(part.consensus.slow_momentum),
      .placeholder = "X",
      .range = "[0, 1)",
      .help = "momentum of the way from one exact average to the next (SlowMo)"},
     {.name = "slow-rate",
      .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(o.consensus.slow_rate),
+     .offset = AT(part.consensus.slow_rate),
      .placeholder = "X",
      .range = "(0, inf)",
      .help = "and its learning rate"},
@@ -422,15 +422,22 @@ void dsc_cli_train_init(void *values) {
     dsc_cli_train_values *v = values;
     memset(v, 0, sizeof *v);
     dsc_train_options_init(&v->o);
+    dsc_optim_options_init(&v->part.optim);
+    dsc_consensus_options_init(&v->part.consensus);
+    dsc_kfac_options_init(&v->part.kfac);
+    v->part.kfac.update_freq = 0;
+    v->o.optim = &v->part.optim;
+    v->o.consensus = &v->part.consensus;
+    v->o.kfac = &v->part.kfac;
     v->device = "auto";
     v->comm = "auto";
     v->precision = "fp32";
-    v->optimizer = dsc_optim_name(v->o.optim.kind);
+    v->optimizer = dsc_optim_name(v->part.optim.kind);
     v->lr_schedule = v->o.lr_schedule == DSC_SCHEDULE_COSINE ? "cosine" : "step";
     v->lr_scaling = v->o.lr_scaling ? "ranks" : "none";
-    v->allreduce_dtype = dsc_dtype_name(v->o.consensus.wire);
+    v->allreduce_dtype = dsc_dtype_name(v->part.consensus.wire);
     v->kfac_fisher = dsc_fisher_name(v->o.kfac_fisher);
-    v->kfac_scaling = dsc_kfac_scaling_name(v->o.kfac.scaling);
+    v->kfac_scaling = dsc_kfac_scaling_name(v->part.kfac.scaling);
     dsc_cli_gossip_init(&v->gossip, &v->o);
     dsc_cli_kfac_init(&v->kfac);
 }
@@ -469,7 +476,7 @@ static const struct fit {
 static dsc_status check_fits(const dsc_cli_train_values *v, const dsc_option_set *set) {
     static const char *const steps[] = {"lr-decay", "lr-decay-rate"};
     for (size_t i = 0; i < sizeof fits / sizeof *fits; i++)
-        if (dsc_option_given(set, fits[i].name) && !(fits[i].kinds & 1u << v->o.optim.kind))
+        if (dsc_option_given(set, fits[i].name) && !(fits[i].kinds & 1u << v->part.optim.kind))
             return DSC_FAIL(DSC_E_INVALID, "--%s does not go with --optimizer %s: choose %s or leave it out",
                             fits[i].name, v->optimizer, fits[i].text);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
@@ -495,9 +502,9 @@ static dsc_status check_kfac_on(const dsc_option_set *set) {
 
 static dsc_status finish_kfac(dsc_cli_train_values *v, const dsc_option_set *set) {
     DSC_TRY(dsc_fisher_parse(v->kfac_fisher, &v->o.kfac_fisher));
-    DSC_TRY(dsc_kfac_scaling_parse(v->kfac_scaling, &v->o.kfac.scaling));
-    v->o.kfac.bucket_bytes = v->o.consensus.bucket_bytes;
-    DSC_TRY(dsc_cli_kfac_finish(&v->kfac, &v->o.kfac));
+    DSC_TRY(dsc_kfac_scaling_parse(v->kfac_scaling, &v->part.kfac.scaling));
+    v->part.kfac.bucket_bytes = v->part.consensus.bucket_bytes;
+    DSC_TRY(dsc_cli_kfac_finish(&v->kfac, &v->part.kfac));
     return check_kfac_on(set);
 }
 
@@ -510,11 +517,11 @@ dsc_status dsc_cli_train_finish(dsc_cli_train_values *v, const dsc_option_set *s
                         "--overwrite and --resume %s exclude each other: a run is either started anew "
                         "or continued",
                         v->o.resume);
-    DSC_TRY(dsc_optim_parse(v->optimizer, &v->o.optim.kind));
+    DSC_TRY(dsc_optim_parse(v->optimizer, &v->part.optim.kind));
     DSC_TRY(check_fits(v, set));
-    DSC_TRY(dsc_cli_gossip_finish(&v->gossip, set, &v->o));
+    DSC_TRY(dsc_cli_gossip_finish(&v->gossip, set, &v->o, &v->part.consensus));
     DSC_TRY(finish_kfac(v, set));
-    v->o.consensus.wire = dsc_cli_dtype(v->allreduce_dtype);
+    v->part.consensus.wire = dsc_cli_dtype(v->allreduce_dtype);
     v->o.activations = dsc_cli_dtype(v->precision);
     v->o.lr_schedule = strcmp(v->lr_schedule, "cosine") == 0 ? DSC_SCHEDULE_COSINE : DSC_SCHEDULE_STEP;
     v->o.lr_scaling = strcmp(v->lr_scaling, "ranks") == 0;

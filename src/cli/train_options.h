@@ -9,7 +9,12 @@
 
 typedef struct dsc_cli_train_values {
     dsc_cli_common common;
-    dsc_train_options o;
+    dsc_train_options o; /* its parts point to those below */
+    struct {
+        dsc_optim_options optim;
+        dsc_consensus_options consensus;
+        dsc_kfac_options kfac;
+    } part;
     /* words that become enums of `o` */
     const char *optimizer, *lr_schedule, *lr_scaling, *allreduce_dtype;
     const char *device, *comm, *precision;

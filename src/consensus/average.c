@@ -26,14 +26,14 @@ void (*dsc_average_hook)(void);
 
 /* ---- options ---- */
 
-void dsc_average_options_init(dsc_average_options *options) {
-    *options = (dsc_average_options){
-        .size = sizeof *options,
+void dsc_average_options_init_sized(dsc_average_options *options, size_t size) {
+    const dsc_average_options defaults = {
         .peers = 1,
         .bucket_bytes = (size_t)4 << 20,
         .wire = DSC_F32,
         .traffic = DSC_TRAFFIC_PARAMETERS,
     };
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 static dsc_status check_options(const dsc_average_options *o) {

@@ -21,9 +21,8 @@ enum { KIND_COUNT = sizeof tables / sizeof *tables };
 
 /* ---- options ---- */
 
-void dsc_consensus_options_init(dsc_consensus_options *options) {
-    *options = (dsc_consensus_options){
-        .size = sizeof *options,
+void dsc_consensus_options_init_sized(dsc_consensus_options *options, size_t size) {
+    const dsc_consensus_options defaults = {
         .kind = DSC_CONSENSUS_ALLREDUCE,
         .bucket_bytes = (size_t)4 << 20,
         .wire = DSC_F32,
@@ -31,6 +30,7 @@ void dsc_consensus_options_init(dsc_consensus_options *options) {
         .group = 1,
         .slow_rate = 1,
     };
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out) {

@@ -166,6 +166,7 @@ struct dsc_kfac {
     int64_t counted[3]; /* failed, retried, rejected before the checkpoint that was loaded; rank 0 */
 
     dsc_kfac_report report;
+    dsc_kfac_hyper report_hyper;
     dsc_kfac_layer_report *layer_reports;
     double *report_work, *report_solve_ms, *report_products, *report_extremes;
     dsc_tensor gathered; /* F64, for reports */

@@ -116,22 +116,11 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
 /* One number that differs when the ranks were given different things. */
 static int64_t fingerprint(const dsc_kfac *k) {
     const dsc_kfac_options *o = &k->options;
-    const int64_t choices[] = {k->layer_count,
-                               k->rows,
-                               o->method,
-                               o->symmetric,
-                               o->outer_product,
-                               o->diag_blocks,
-                               o->passes,
-                               (int64_t)o->bucket_bytes,
-                               k->factor_dtype,
-                               k->inverse_dtype,
-                               k->dtype,
-                               o->scaling,
-                               o->hyper.factor_freq,
-                               o->hyper.update_freq,
-                               o->hyper.diag_blocks};
-    const double numbers[] = {o->hyper.damping, o->hyper.stat_decay, o->hyper.kl_clip};
+    const int64_t choices[] = {k->layer_count,   k->rows,          o->method, o->symmetric,
+                               o->outer_product, o->diag_blocks,   o->passes, (int64_t)o->bucket_bytes,
+                               k->factor_dtype,  k->inverse_dtype, k->dtype,  o->scaling,
+                               o->factor_freq,   o->update_freq};
+    const double numbers[] = {o->damping, o->stat_decay, o->kl_clip};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
     for (int j = 0; j < k->layout_count; j++) {
@@ -229,7 +218,7 @@ dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     k->begun = 0;
     if (exchanging)
         DSC_TRY(dsc_kfac_factors_finish(k, k->queue));
-    k->hyper = k->options.hyper;
+    k->hyper = dsc_kfac_hyper_of(&k->options);
     if (k->options.schedule)
         DSC_TRY(k->options.schedule(k->options.context, k->step, &k->hyper));
     if (k->hyper.diag_blocks == 0)

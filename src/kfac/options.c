@@ -109,11 +109,13 @@ const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling) {
 
 /* ---- defaults ---- */
 
-void dsc_kfac_options_init(dsc_kfac_options *options) {
-    *options = (dsc_kfac_options){
-        .size = sizeof *options,
-        .hyper =
-            {.damping = 0.003, .stat_decay = 0.95, .kl_clip = 0.001, .factor_freq = 1, .update_freq = 10},
+void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size) {
+    const dsc_kfac_options defaults = {
+        .damping = 0.003,
+        .stat_decay = 0.95,
+        .kl_clip = 0.001,
+        .factor_freq = 1,
+        .update_freq = 10,
         .method = DSC_KFAC_EIGEN,
         .scaling = DSC_KFAC_PAPER,
         .strategy = DSC_KFAC_COMM_OPT,
@@ -127,12 +129,22 @@ void dsc_kfac_options_init(dsc_kfac_options *options) {
         .passes = 1,
         .bucket_bytes = (size_t)4 << 20,
     };
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 /* ---- checks ---- */
 
 /* A little above 1/65504. */
 static const double LEAST_DAMPING_F16 = 1.6e-5;
+
+dsc_kfac_hyper dsc_kfac_hyper_of(const dsc_kfac_options *o) {
+    return (dsc_kfac_hyper){.damping = o->damping,
+                            .stat_decay = o->stat_decay,
+                            .kl_clip = o->kl_clip,
+                            .factor_freq = o->factor_freq,
+                            .update_freq = o->update_freq,
+                            .diag_blocks = o->diag_blocks};
+}
 
 /* The comparisons are false for NaN, so a NaN is refused, too. */
 dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_hyper *hyper) {
@@ -245,9 +257,8 @@ dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_k
     if (ranks < 1)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC on %d ranks: must be 1 or more", ranks);
     DSC_TRY(check_values(&o));
-    DSC_TRY(dsc_kfac_hyper_check(&o, &o.hyper));
-    if (o.hyper.diag_blocks == 0)
-        o.hyper.diag_blocks = o.diag_blocks;
+    dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&o);
+    DSC_TRY(dsc_kfac_hyper_check(&o, &hyper));
     DSC_TRY(dsc_kfac_grid_rows(&o, ranks, &rows));
     DSC_TRY(check_together(&o, ranks, rows));
     *out = o;

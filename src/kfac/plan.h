@@ -21,6 +21,8 @@ dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks,
 /* Gradient workers of a layer: rows of the grid. DSC_E_INVALID when N * fraction is off a whole number by
  * more than 0.01 or does not divide N; the message lists the fractions that do. */
 dsc_status dsc_kfac_grid_rows(const dsc_kfac_options *options, int ranks, int *rows) DSC_MUST_CHECK;
+/* The hyper-parameters of a step without a schedule. */
+dsc_kfac_hyper dsc_kfac_hyper_of(const dsc_kfac_options *options);
 /* hyper, as a schedule left it. */
 dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_hyper *hyper) DSC_MUST_CHECK;
 

@@ -174,10 +174,11 @@ dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_
     DSC_TRY(dsc_kfac_nu(k, queue, &k->nu));
     for (int r = 0; r < k->ranks; r++)
         k->report_work[r] = k->layouts[k->active].plan->loads[r].work;
+    k->report_hyper = k->hyper;
     k->report = (dsc_kfac_report){.step = k->step,
                                   .updated = k->updating,
                                   .decomposed = k->decomposed_now,
-                                  .hyper = k->hyper,
+                                  .hyper = &k->report_hyper,
                                   .nu = k->nu,
                                   .failed_solves = (int64_t)counters[0],
                                   .retried_solves = (int64_t)counters[1],

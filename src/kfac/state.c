@@ -107,7 +107,7 @@ static dsc_status make_list(const dsc_kfac *k, const dsc_kfac_plan *plan, dsc_kf
 dsc_status dsc_kfac_state_create(dsc_kfac *k) {
     for (int i = 0; i < k->layout_count; i++)
         DSC_TRY(make_list(k, k->layouts[i].plan, &k->state[i]));
-    k->active = k->options.hyper.diag_blocks > 1;
+    k->active = k->options.diag_blocks > 1;
     return DSC_OK;
 }
 

@@ -69,9 +69,8 @@ struct dsc_optim {
 
 /* ---- options ---- */
 
-void dsc_optim_options_init(dsc_optim_options *options) {
-    *options = (dsc_optim_options){
-        .size = sizeof *options,
+void dsc_optim_options_init_sized(dsc_optim_options *options, size_t size) {
+    const dsc_optim_options defaults = {
         .kind = DSC_SGD,
         .momentum = 0.9,
         .weight_decay = 5e-4,
@@ -80,6 +79,7 @@ void dsc_optim_options_init(dsc_optim_options *options) {
         .eps = -1,
         .trust = 0.001,
     };
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 dsc_status dsc_optim_parse(const char *name, dsc_optim_kind *out) {

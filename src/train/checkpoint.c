@@ -66,11 +66,11 @@ static dsc_status describe_engines(const dsc_snapshot *s, dsc_st_writer *w) {
 static dsc_status describe_run(const dsc_snapshot *s, dsc_st_writer *w) {
     DSC_TRY(describe(s, w));
     DSC_TRY(describe_number(w, "ranks", dsc_comm_size(s->comm)));
-    DSC_TRY(dsc_st_writer_metadata(w, "optimizer", dsc_optim_name(s->options->optim.kind)));
-    DSC_TRY(dsc_st_writer_metadata(w, "consensus", dsc_consensus_name(s->options->consensus.kind)));
+    DSC_TRY(dsc_st_writer_metadata(w, "optimizer", dsc_optim_name(s->options->optim->kind)));
+    DSC_TRY(dsc_st_writer_metadata(w, "consensus", dsc_consensus_name(s->options->consensus->kind)));
     if (s->gossip) {
         DSC_TRY(dsc_st_writer_metadata(w, "graph", dsc_checkpoint_graph(s)));
-        DSC_TRY(describe_number(w, "gossip_group", s->options->consensus.group));
+        DSC_TRY(describe_number(w, "gossip_group", s->options->consensus->group));
     }
     DSC_TRY(describe_number(w, "samples", s->samples));
     DSC_TRY(describe_engines(s, w));

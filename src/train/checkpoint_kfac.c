@@ -54,7 +54,7 @@ static void print_prefix(int alone, int64_t rank, char prefix[PREFIX_SIZE]) {
 /* ---- saving ---- */
 
 static dsc_status describe(const dsc_snapshot *s, dsc_st_writer *w) {
-    const dsc_kfac_options *o = &s->options->kfac;
+    const dsc_kfac_options *o = s->options->kfac;
     char blocks[32];
     snprintf(blocks, sizeof blocks, "%" PRId64, o->diag_blocks);
     DSC_TRY(dsc_st_writer_metadata(w, "kfac_method", dsc_kfac_method_name(o->method)));

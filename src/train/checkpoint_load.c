@@ -194,7 +194,7 @@ static dsc_status check_list(const pair *p) {
 /* Ranks that have settled have done the same number of rounds: messages of others would never meet. */
 static dsc_status check_rounds(const dsc_snapshot *s, const pair *p) {
     double first = 0;
-    if (!p->from.exact || s->options->consensus.kind == DSC_CONSENSUS_ADPSGD)
+    if (!p->from.exact || s->options->consensus->kind == DSC_CONSENSUS_ADPSGD)
         return DSC_OK;
     for (int64_t r = 0; r < p->from.ranks; r++) {
         char prefix[32];
@@ -239,8 +239,8 @@ static int same_gossip(const dsc_snapshot *s, const pair *p, dsc_consensus_kind 
     const char *graph = dsc_st_metadata(p->state, "graph"),
                *group = dsc_st_metadata(p->state, "gossip_group");
     char own[32];
-    snprintf(own, sizeof own, "%d", s->options->consensus.group);
-    return kind == s->options->consensus.kind && p->from.ranks == dsc_comm_size(s->comm) && graph &&
+    snprintf(own, sizeof own, "%d", s->options->consensus->group);
+    return kind == s->options->consensus->kind && p->from.ranks == dsc_comm_size(s->comm) && graph &&
            strcmp(graph, dsc_checkpoint_graph(s)) == 0 && group && strcmp(group, own) == 0;
 }
 
@@ -281,7 +281,7 @@ static dsc_status read_origin(const dsc_snapshot *s, pair *p) {
 static dsc_status check_run(const dsc_snapshot *s, pair *p) {
     int64_t step, state_step;
     const char *optimizer = dsc_st_metadata(p->state, "optimizer");
-    const char *own = dsc_optim_name(s->options->optim.kind);
+    const char *own = dsc_optim_name(s->options->optim->kind);
     DSC_TRY(read_number(p->model, "step", &step));
     DSC_TRY(read_number(p->state, "step", &state_step));
     if (step != state_step)

@@ -59,5 +59,5 @@ size_t dsc_checkpoint_largest(const dsc_snapshot *s) {
 }
 
 const char *dsc_checkpoint_graph(const dsc_snapshot *s) {
-    return s->options->consensus.graph ? s->options->consensus.graph : "default";
+    return s->options->consensus->graph ? s->options->consensus->graph : "default";
 }

@@ -262,8 +262,10 @@ dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_optio
                         dsc_eval_result *result) {
     session s = {.comm = comm, .device = device};
     dsc_queue *before = dsc_comm_queue(comm);
-    memset(result, 0, sizeof *result);
-    dsc_status status = run_session(&s, options, result);
+    dsc_eval_result own = {0};
+    DSC_TRY(dsc_versioned_check("dsc_eval_result", result, sizeof own));
+    dsc_status status = run_session(&s, options, &own);
+    dsc_versioned_write(&own, result);
     dsc_comm_return_queue(comm, before);
     close_session(&s);
     return status;

@@ -63,9 +63,9 @@ static dsc_status make(dsc_trainer *t, dsc_gossip *g) {
 }
 
 static signal_way find_way(const dsc_trainer *t) {
-    const dsc_consensus_options *o = &t->options.consensus;
+    const dsc_consensus_options *o = t->options.consensus;
     int asynchronous = o->kind == DSC_CONSENSUS_ADPSGD;
-    int kfac = t->options.kfac.hyper.update_freq > 0 && t->options.kfac_scope == DSC_SCOPE_GLOBAL;
+    int kfac = t->options.kfac->update_freq > 0 && t->options.kfac_scope == DSC_SCOPE_GLOBAL;
     if (!asynchronous && o->synch_freq == 0)
         return BY_STEPS;
     if (o->group > 1)
@@ -191,7 +191,7 @@ dsc_status dsc_gossip_measure(dsc_trainer *t, dsc_consensus_report *report) {
     DSC_TRY(dsc_consensus_distance(t->consensus, t->queue, &report->distance, &report->norm));
     double numbers[DSC_CONSENSUS_NUMBERS];
     dsc_consensus_get_numbers(t->consensus, numbers);
-    int pairs = t->options.consensus.kind == DSC_CONSENSUS_ADPSGD; /* no weight travels */
+    int pairs = t->options.consensus->kind == DSC_CONSENSUS_ADPSGD; /* no weight travels */
     report->weight = pairs ? 1 : numbers[0];
     report->rounds = (int64_t)numbers[pairs ? 0 : 1];
     return dsc_consensus_mass(t->consensus, &report->mass);
@@ -201,7 +201,7 @@ dsc_status dsc_gossip_measure(dsc_trainer *t, dsc_consensus_report *report) {
 
 static int scheduled_peers(const dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
-    int peers = o->consensus.peers;
+    int peers = o->consensus->peers;
     for (int i = 0; i < o->peers_count && o->peers_epochs[i] <= t->state.epoch; i++)
         peers = o->peers_values[i];
     return peers;

@@ -1,6 +1,7 @@
 /* The loop over steps and epochs. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/versioned.h"
 #include "descent/log.h"
 #include "train/gossip.h"
 #include "train/start.h"
@@ -322,16 +323,15 @@ static dsc_status end_run(dsc_trainer *t, dsc_status status, const dsc_train_res
 dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                          dsc_train_result *result) {
     dsc_trainer *t = NULL;
-    dsc_train_result own;
-    if (!result)
-        result = &own;
-    *result = (dsc_train_result){.train_loss = -1, .val_loss = -1, .top1 = -1, .top5 = -1, .best_top1 = -1};
+    dsc_train_result own = {.train_loss = -1, .val_loss = -1, .top1 = -1, .top5 = -1, .best_top1 = -1};
+    DSC_TRY(dsc_versioned_check("dsc_train_result", result, sizeof own));
     dsc_status status = dsc_trainer_create(comm, device, options, &t);
     if (status == DSC_OK) {
         status = train(t);
-        fill_result(t, result);
-        status = end_run(t, status, result);
+        fill_result(t, &own);
+        status = end_run(t, status, &own);
     }
+    dsc_versioned_write(&own, result);
     dsc_trainer_destroy(&t);
     dsc_stop_clear();
     return status;

@@ -141,15 +141,15 @@ static json_t *list(const double *values, int64_t count) {
 
 static json_t *describe_optimiser(const dsc_train_options *o) {
     json_t *config = json_object();
-    set_text(config, "name", dsc_optim_name(o->optim.kind));
-    set(config, "momentum", real(o->optim.momentum));
-    set(config, "nesterov", json_boolean(o->optim.nesterov));
-    set(config, "weight_decay", real(o->optim.weight_decay));
-    set(config, "beta1", real(o->optim.beta1));
-    set(config, "beta2", real(o->optim.beta2));
-    set(config, "eps", real_or_none(o->optim.eps)); /* null: the optimiser's own */
-    set(config, "trust", real(o->optim.trust));
-    set(config, "clip_norm", real(o->optim.clip_norm));
+    set_text(config, "name", dsc_optim_name(o->optim->kind));
+    set(config, "momentum", real(o->optim->momentum));
+    set(config, "nesterov", json_boolean(o->optim->nesterov));
+    set(config, "weight_decay", real(o->optim->weight_decay));
+    set(config, "beta1", real(o->optim->beta1));
+    set(config, "beta2", real(o->optim->beta2));
+    set(config, "eps", real_or_none(o->optim->eps)); /* null: the optimiser's own */
+    set(config, "trust", real(o->optim->trust));
+    set(config, "clip_norm", real(o->optim->clip_norm));
     return config;
 }
 
@@ -163,18 +163,14 @@ static void describe_rate(json_t *config, const dsc_train_options *o) {
     set(config, "lr_decay_rate", real(o->lr_decay_rate));
 }
 
-static void describe_hyper(json_t *line, const dsc_kfac_hyper *h) {
-    set(line, "damping", real(h->damping));
-    set(line, "stat_decay", real(h->stat_decay));
-    set(line, "kl_clip", real(h->kl_clip));
-    set_int(line, "factor_freq", h->factor_freq);
-    set_int(line, "update_freq", h->update_freq);
-}
-
 static json_t *describe_kfac(const dsc_train_options *o) {
     json_t *config = json_object();
-    const dsc_kfac_options *k = &o->kfac;
-    describe_hyper(config, &k->hyper);
+    const dsc_kfac_options *k = o->kfac;
+    set(config, "damping", real(k->damping));
+    set(config, "stat_decay", real(k->stat_decay));
+    set(config, "kl_clip", real(k->kl_clip));
+    set_int(config, "factor_freq", k->factor_freq);
+    set_int(config, "update_freq", k->update_freq);
     set_text(config, "method", dsc_kfac_method_name(k->method));
     set_text(config, "scaling", dsc_kfac_scaling_name(k->scaling));
     set_text(config, "scope", dsc_kfac_scope_name(o->kfac_scope));
@@ -211,7 +207,7 @@ static json_t *describe_peers(const dsc_train_options *o) {
 
 static json_t *describe_gossip(const dsc_train_options *o) {
     json_t *config = json_object();
-    const dsc_consensus_options *c = &o->consensus;
+    const dsc_consensus_options *c = o->consensus;
     set_text(config, "graph", c->graph);
     set_int(config, "peers_per_step", c->peers);
     set(config, "peers_schedule", describe_peers(o));
@@ -243,9 +239,9 @@ json_t *dsc_metrics_config(const dsc_train_options *o) {
     describe_rate(config, o);
     set(config, "label_smoothing", real(o->label_smoothing));
     set_int(config, "batches_per_allreduce", o->batches_per_allreduce);
-    set_text(config, "consensus", dsc_consensus_name(o->consensus.kind));
-    set_int(config, "bucket_bytes", (int64_t)o->consensus.bucket_bytes);
-    set_text(config, "allreduce_dtype", dsc_dtype_name(o->consensus.wire));
+    set_text(config, "consensus", dsc_consensus_name(o->consensus->kind));
+    set_int(config, "bucket_bytes", (int64_t)o->consensus->bucket_bytes);
+    set_text(config, "allreduce_dtype", dsc_dtype_name(o->consensus->wire));
     set(config, "gossip", describe_gossip(o));
     set(config, "bn_average", json_boolean(o->bn_average));
     set(config, "eval_ranks", json_boolean(o->eval_ranks));
@@ -367,12 +363,17 @@ void dsc_metrics_kfac(dsc_metrics *metrics, const dsc_train_state *state, const 
     if (!metrics)
         return;
     json_t *line = start_line("kfac"), *ms = json_object(), *sent = json_object();
+    const dsc_kfac_hyper *hyper = report->hyper;
     set_int(line, "step", state->step);
     set_int(line, "epoch", state->epoch);
     set(line, "time_s", real(state->seconds));
     set(line, "nu", real(report->nu));
-    describe_hyper(line, &report->hyper);
-    set_int(line, "diag_blocks", report->hyper.diag_blocks);
+    set(line, "damping", real(hyper->damping));
+    set(line, "stat_decay", real(hyper->stat_decay));
+    set(line, "kl_clip", real(hyper->kl_clip));
+    set_int(line, "factor_freq", hyper->factor_freq);
+    set_int(line, "update_freq", hyper->update_freq);
+    set_int(line, "diag_blocks", hyper->diag_blocks);
     set_int(line, "failed_solves", report->failed_solves);
     set_int(line, "retried_solves", report->retried_solves);
     set_int(line, "rejected_factors", report->rejected_factors);

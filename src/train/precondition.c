@@ -44,7 +44,7 @@ dsc_kfac_hyper dsc_precondition_hyper(const dsc_train_options *o, dsc_kfac_hyper
  */
 static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     const dsc_trainer *t = context;
-    const dsc_kfac_options *own = &t->options.kfac;
+    const dsc_kfac_options *own = t->options.kfac;
     double share = (double)(t->state.position / t->step_images) / (double)t->epoch_steps;
     *hyper = dsc_precondition_hyper(&t->options, *hyper, (double)t->state.epoch + share);
     return own->schedule ? own->schedule(own->context, step, hyper) : DSC_OK;
@@ -56,42 +56,42 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
  * precondition. */
 static dsc_status check_scope(const dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
-    const char *scope = dsc_kfac_scope_name(o->kfac_scope), *way = dsc_consensus_name(o->consensus.kind);
+    const char *scope = dsc_kfac_scope_name(o->kfac_scope), *way = dsc_consensus_name(o->consensus->kind);
     int alone = o->kfac_scope != DSC_SCOPE_GLOBAL;
     if (t->collective && alone)
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC's scope %s: with %s all ranks share one gradient and its factors; use global",
                         scope, way);
-    if (!t->collective && !alone && t->ranks > 1 && o->kfac.strategy != DSC_KFAC_COMM_OPT)
+    if (!t->collective && !alone && t->ranks > 1 && o->kfac->strategy != DSC_KFAC_COMM_OPT)
         return DSC_FAIL(
             DSC_E_INVALID,
             "K-FAC's strategy %s with %s: every rank preconditions a gradient of its own and needs "
             "all decompositions; use comm-opt, or scope gossip or local",
-            dsc_kfac_strategy_name(o->kfac.strategy), way);
-    if (!t->collective && !alone && t->ranks > 1 && o->consensus.synch_freq > 0)
+            dsc_kfac_strategy_name(o->kfac->strategy), way);
+    if (!t->collective && !alone && t->ranks > 1 && o->consensus->synch_freq > 0)
         return DSC_FAIL(
             DSC_E_INVALID,
             "K-FAC's scope global with synch_freq %lld: steps would wait for all ranks, and these "
             "for messages that come some steps later; use scope gossip or local, or synch_freq 0",
-            (long long)o->consensus.synch_freq);
-    if (o->kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1 && o->consensus.synch_freq > 0 &&
+            (long long)o->consensus->synch_freq);
+    if (o->kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1 && o->consensus->synch_freq > 0 &&
         strcmp(dsc_comm_name(t->comm), "nccl") == 0)
         return DSC_FAIL(
             DSC_E_UNSUPPORTED,
             "K-FAC's scope gossip with synch_freq %lld over nccl: parameters and factors would leave in "
             "another order on each rank, and NCCL keeps one; use --comm mpi, scope local, or "
             "synch_freq 0",
-            (long long)o->consensus.synch_freq);
-    if (alone && t->ranks > 1 && o->consensus.group != 1)
+            (long long)o->consensus->synch_freq);
+    if (alone && t->ranks > 1 && o->consensus->group != 1)
         return DSC_FAIL(
             DSC_E_INVALID,
             "K-FAC's scope %s with groups of ranks (%d): those of a group hold one model, and would "
             "precondition its gradient differently; use scope global or groups of 1",
-            scope, o->consensus.group);
-    if (o->kfac_scope == DSC_SCOPE_GOSSIP && o->kfac.factor_dtype != DSC_F32)
+            scope, o->consensus->group);
+    if (o->kfac_scope == DSC_SCOPE_GOSSIP && o->kfac->factor_dtype != DSC_F32)
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC's scope gossip averages factors of fp32 only, these are %s; use fp32",
-                        dsc_dtype_name(o->kfac.factor_dtype));
+                        dsc_dtype_name(o->kfac->factor_dtype));
     return DSC_OK;
 }
 
@@ -111,10 +111,9 @@ static dsc_status find_comm(dsc_trainer *t, dsc_comm **comm) {
 }
 
 static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer *layers, int64_t count) {
-    dsc_kfac_options o = t->options.kfac;
+    dsc_kfac_options o = *t->options.kfac;
     o.schedule = schedule;
     o.context = t;
-    o.hyper.diag_blocks = o.diag_blocks;
     o.passes = t->options.batches_per_allreduce;
     if (comm != t->comm)
         o.strategy = DSC_KFAC_COMM_OPT; /* all alike on one rank; this one knows every option */
@@ -126,7 +125,7 @@ dsc_status dsc_precondition_create(dsc_trainer *t) {
     dsc_kfac_layer *layers = NULL;
     dsc_comm *comm = NULL;
     int64_t count = 0;
-    if (t->options.kfac.hyper.update_freq == 0)
+    if (t->options.kfac->update_freq == 0)
         return DSC_OK;
     dsc_status status = check_scope(t);
     if (status == DSC_OK)
@@ -145,7 +144,7 @@ dsc_status dsc_precondition_make_factors(dsc_trainer *t) {
     int gossips = t->kfac && t->options.kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1;
     if (!gossips || !dsc_kfac_averages(t->kfac)->data)
         return DSC_OK;
-    return dsc_factors_create(t->comm, t->queue, t->kfac, &t->options.consensus, &t->factors);
+    return dsc_factors_create(t->comm, t->queue, t->kfac, t->options.consensus, &t->factors);
 }
 
 void dsc_precondition_destroy(dsc_trainer *t) {

@@ -24,7 +24,7 @@ dsc_status dsc_survive_prepare(dsc_trainer *t) {
                         "going on without a lost rank: communicator '%s' cannot; create it with "
                         "dsc_comm_options.survive = 1",
                         dsc_comm_name(t->comm));
-    return dsc_comm_set_timeout(t->comm, t->options.consensus.peer_timeout);
+    return dsc_comm_set_timeout(t->comm, t->options.consensus->peer_timeout);
 }
 
 /* ---- the end of what was ---- */
@@ -135,7 +135,7 @@ static dsc_status find_place(dsc_trainer *t) {
 
 /* Each rank's values are what it starts with. Exact averages want a start that all share. */
 static dsc_status start_values(dsc_trainer *t) {
-    if (t->options.consensus.average_every == 0)
+    if (t->options.consensus->average_every == 0)
         return DSC_OK;
     DSC_TRY(dsc_consensus_mean_in_place(t->consensus, t->queue, DSC_TRAFFIC_PARAMETERS));
     return dsc_slow_start(t->consensus, t->queue);
@@ -155,10 +155,10 @@ static void tell(dsc_trainer *t, const char *text) {
 
 /* A graph that does not go with fewer ranks gives way to the one that always does. */
 static dsc_status make_gossip_somehow(dsc_trainer *t) {
-    dsc_train_options *o = &t->options;
+    dsc_consensus_options *o = &t->settings.consensus;
     char text[512];
     dsc_status status = make_gossip(t);
-    int plain = !o->consensus.graph && o->consensus.peers == 1 && o->peers_count == 0;
+    int plain = !o->graph && o->peers == 1 && t->options.peers_count == 0;
     if (status != DSC_E_INVALID || plain)
         return status;
     snprintf(text, sizeof text,
@@ -167,9 +167,9 @@ static dsc_status make_gossip_somehow(dsc_trainer *t) {
              t->ranks, dsc_error_message());
     dsc_factors_destroy(&t->factors);
     dsc_consensus_destroy(&t->consensus);
-    o->consensus.graph = NULL;
-    o->consensus.peers = 1;
-    o->peers_count = 0;
+    o->graph = NULL;
+    o->peers = 1;
+    t->options.peers_count = 0;
     DSC_TRY(make_gossip(t));
     tell(t, text);
     return DSC_OK;
@@ -217,7 +217,7 @@ dsc_status dsc_survive(dsc_trainer *t) {
     dsc_comm *next = NULL;
     t->lost = 1; /* until all is well again */
     DSC_TRY(stop_work(t));
-    dsc_status status = dsc_comm_survivors(t->comm, t->options.consensus.peer_timeout, &next);
+    dsc_status status = dsc_comm_survivors(t->comm, t->options.consensus->peer_timeout, &next);
     if (status != DSC_OK)
         dsc_metrics_close(&t->metrics); /* it may be another's by now */
     DSC_TRY(status);

@@ -22,7 +22,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
         dsc_precondition_destroy(t);
         dsc_gossip_destroy(&t->gossip);
         dsc_consensus_destroy(&t->consensus);
-    } else if (t->consensus && t->options.consensus.kind == DSC_CONSENSUS_ADPSGD) {
+    } else if (t->consensus && t->options.consensus->kind == DSC_CONSENSUS_ADPSGD) {
         t->consensus->hurried = 1;
         dsc_consensus_destroy(&t->consensus); /* its thread works on the device, which may go next */
     }
@@ -43,6 +43,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_queue_destroy(&t->queue);
     dsc_lock_release(&t->lock);
     dsc_memory_free(&t->good);
+    if (!t->lost)
+        dsc_settings_clear(&t->settings);
     *trainer = NULL;
     if (t->lost) /* with what the others would have to help to end */
         dsc_memory_keep(t);
@@ -139,7 +141,7 @@ static dsc_status make_model(dsc_trainer *t) {
     DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
                            &t->model));
     DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
-    return dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model), &o->optim,
+    return dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model), o->optim,
                             &t->optim);
 }
 
@@ -180,7 +182,7 @@ static dsc_status make_local(dsc_trainer *t) {
 }
 
 dsc_status dsc_trainer_make_consensus(dsc_trainer *t) {
-    const dsc_consensus_options *o = &t->options.consensus;
+    const dsc_consensus_options *o = t->options.consensus;
     dsc_status status = dsc_consensus_create(t->comm, t->queue, dsc_model_params(t->model),
                                              dsc_model_param_count(t->model), o, &t->consensus);
     DSC_TRY(dsc_comm_agree(t->comm, status));
@@ -207,7 +209,8 @@ dsc_status dsc_trainer_make_stepper(dsc_trainer *t) {
 }
 
 static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
-    dsc_status status = dsc_train_options_read(options, &t->options);
+    dsc_status status = dsc_settings_read(options, &t->settings);
+    t->options = t->settings.train;
     if (status == DSC_OK && t->rank == 0 && t->options.out)
         status = dsc_lock_take(t->options.out, &t->lock);
     if (status == DSC_OK)

@@ -1,6 +1,6 @@
 /* The trainer: everything a training step needs, made once; then one step after the other.
  *
- *   options.c     defaults, checks; same_options.c: whether all ranks have the same
+ *   settings.c    options: defaults, checks; same_options.c: whether all ranks have the same
  *   trainer.c     creation and destruction; engines.c: which engines its convolutions take
  *   start.c       before the first step: output directory, resume; saving a checkpoint
  *   step.c        one step; stepper.c: its work on the device; precondition.c: K-FAC's schedules and scope;
@@ -28,13 +28,15 @@
 #include "descent/train.h"
 #include "train/lock.h"
 #include "train/metrics.h"
+#include "train/settings.h"
 #include "train/state.h"
 #include "train/stepper.h"
 
 typedef struct dsc_gossip dsc_gossip;
 
 typedef struct dsc_trainer {
-    dsc_train_options options; /* a copy; strings stay the caller's */
+    dsc_settings settings;
+    dsc_train_options options; /* settings.train, whose parts are in `settings` */
     dsc_comm *comm;
     struct {
         dsc_comm *comm;
@@ -94,10 +96,6 @@ typedef struct dsc_trainer {
     dsc_tensor *own_buffers; /* a copy, while the model holds others (show.c); NULL: no memory yet */
     int buffers_kept;        /* it does */
 } dsc_trainer;
-
-/* Default values and checks of the caller's options; a shorter struct of an older version keeps the defaults
- * behind its end. */
-dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_options *out) DSC_MUST_CHECK;
 
 /* Everything but checkpoint and metrics. Collective: when one rank fails, all do. */
 dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,

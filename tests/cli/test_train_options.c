@@ -28,12 +28,14 @@ static void test_defaults(void **state) {
     (void)state;
     dsc_cli_train_values v;
     dsc_train_options o;
+    dsc_consensus_options c;
     dsc_train_options_init(&o);
+    dsc_consensus_options_init(&c);
     assert_ok(configure_text("", &v));
-    assert_int_equal(v.o.consensus.kind, DSC_CONSENSUS_ALLREDUCE);
-    assert_int_equal(v.o.consensus.peers, o.consensus.peers);
-    assert_int_equal(v.o.consensus.group, o.consensus.group);
-    assert_int_equal(v.o.consensus.synch_freq, 0);
+    assert_int_equal(v.o.consensus->kind, DSC_CONSENSUS_ALLREDUCE);
+    assert_int_equal(v.o.consensus->peers, c.peers);
+    assert_int_equal(v.o.consensus->group, c.group);
+    assert_int_equal(v.o.consensus->synch_freq, 0);
     assert_int_equal(v.o.kfac_scope, DSC_SCOPE_GLOBAL);
     assert_int_equal(v.o.peers_count, 0);
     assert_int_equal(v.o.bn_average, o.bn_average);
@@ -49,7 +51,7 @@ static void test_every_option(void **state) {
         "slow-rate = 0.9\npeer-timeout = 2.5\non-peer-loss = stop\nbn-average\neval-ranks\n"
         "distance-every = 10\nkfac-update-freq = 5\nkfac-scope = gossip\nallreduce-dtype = bf16\n",
         &v));
-    const dsc_consensus_options *c = &v.o.consensus;
+    const dsc_consensus_options *c = v.o.consensus;
     assert_int_equal(c->kind, DSC_CONSENSUS_OSGP);
     assert_int_equal(c->peers, 2);
     assert_int_equal(c->synch_freq, 3);
@@ -180,7 +182,7 @@ static void test_fuzz(void **state) {
             continue;
         }
         accepted++;
-        const dsc_consensus_options *c = &v.o.consensus;
+        const dsc_consensus_options *c = v.o.consensus;
         assert_true(c->synch_freq >= 0 && c->group >= 0 && c->peers >= 1 && c->average_every >= 0);
         assert_true(c->slow_momentum >= 0 && c->slow_momentum < 1 && c->slow_rate > 0 &&
                     c->peer_timeout >= 0);

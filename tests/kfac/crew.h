@@ -44,12 +44,11 @@ static net nets[PLACES];
 static inline dsc_kfac_options base_options(int method) {
     dsc_kfac_options options;
     dsc_kfac_options_init(&options);
-    options.hyper.diag_blocks = 1;
-    options.hyper.damping = 0.125;
-    options.hyper.stat_decay = 0.5;
-    options.hyper.kl_clip = 0.001;
-    options.hyper.factor_freq = 2;
-    options.hyper.update_freq = 3;
+    options.damping = 0.125;
+    options.stat_decay = 0.5;
+    options.kl_clip = 0.001;
+    options.factor_freq = 2;
+    options.update_freq = 3;
     options.method = method == 2 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
     options.outer_product = method == 1;
     return options;
@@ -165,9 +164,9 @@ static inline void run_beside(const config *c, const dsc_kfac_options *options, 
     v.g_factor = g_factor;
     naive_gradients_open(n, want);
     for (int i = 0; kfac && i < count; i++) {
-        naive_run(&v, n, &steps[i], &options->hyper, want);
+        naive_run(&v, n, &steps[i], HYPER(options), want);
         EXPECT_OK(net_run(n, kfac, &steps[i]));
-        double excess = naive_excess(&v, want, options->hyper.damping, DBL_EPSILON);
+        double excess = naive_excess(&v, want, options->damping, DBL_EPSILON);
         expect(excess <= 1, c, steps[i].number, "another gradient than one rank's");
         expect(ranks_agree(n), c, steps[i].number, "ranks differ");
     }

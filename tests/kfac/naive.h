@@ -11,8 +11,15 @@
 #define DSC_TESTS_KFAC_NAIVE_H
 
 #include "kfac/net.h"
+#include "kfac/plan.h"
 
 enum { NAIVE_UNITS = 16 };
+
+/* The hyper-parameters of a step without a schedule, for the functions below. */
+#define HYPER(options)                                                                                       \
+    (const dsc_kfac_hyper[]) {                                                                               \
+        dsc_kfac_hyper_of(options)                                                                           \
+    }
 
 /* A layer, or a group of one. D is [g_n, a_n]. */
 typedef struct naive_unit {

@@ -45,7 +45,7 @@ static void test_rejected_factors(void **state) {
             double *kept_g = net_array(last->g_n * last->g_n, sizeof(double));
             memcpy(kept_a, last->a, (size_t)(last->a_n * last->a_n) * sizeof(double));
             memcpy(kept_g, last->g, (size_t)(last->g_n * last->g_n) * sizeof(double));
-            naive_run(&t.v, &t.n, &(net_step){.number = 1, .lr = 0.1}, &options.hyper, t.want);
+            naive_run(&t.v, &t.n, &(net_step){.number = 1, .lr = 0.1}, HYPER(&options), t.want);
             memcpy(last->a, kept_a, (size_t)(last->a_n * last->a_n) * sizeof(double));
             memcpy(last->g, kept_g, (size_t)(last->g_n * last->g_n) * sizeof(double));
             free(kept_a);
@@ -94,7 +94,7 @@ static void test_bad_gradient(void **state) {
             for (int clip = 0; clip < 2; clip++) {
                 twin t;
                 dsc_kfac_options options = twin_options();
-                options.hyper.kl_clip = clip ? 0.001 : 0;
+                options.kl_clip = clip ? 0.001 : 0;
                 twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
                 assert_ok(net_run(&t.n, t.kfac, &(net_step){.number = 0, .lr = 0.1}));
                 assert_ok(dsc_kfac_begin(t.kfac, 1));
@@ -134,7 +134,7 @@ static void test_goes_on_after_bad_gradient(void **state) {
                     for (int l = t.n.count - 1; l >= 0; l--)
                         assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, l, &t.n.layers[l].a, &t.n.layers[l].g));
                 }
-                naive_step(&t.v, &options.hyper, 1, 0, 0.1, t.want);
+                naive_step(&t.v, HYPER(&options), 1, 0, 0.1, t.want);
                 net_draw_gradients(&t.n, 20 + k);
                 net_set(&t.n, &t.n.layers[3].weight_grad, 0, NAN);
                 assert_fails(DSC_E_NUMERIC, "", dsc_kfac_step(t.kfac, t.n.queue, 0.1));
@@ -181,7 +181,7 @@ static void test_misuse_of_tensors(void **state) {
     dsc_kfac_options options = twin_options();
     twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
     net_layer *l = t.n.layers;
-    naive_run(&t.v, &t.n, &(net_step){.number = 0, .lr = 0.1}, &options.hyper, t.want);
+    naive_run(&t.v, &t.n, &(net_step){.number = 0, .lr = 0.1}, HYPER(&options), t.want);
     assert_ok(dsc_kfac_begin(t.kfac, 1));
     assert_refused(dsc_kfac_capture(t.kfac, t.n.queue, 0, NULL, &l[0].g));
     assert_refused(dsc_kfac_capture(t.kfac, t.n.queue, 0, &l[0].a, NULL));
@@ -204,7 +204,7 @@ static void test_misuse_of_tensors(void **state) {
     for (int i = t.n.count - 1; i >= 0; i--)
         assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, i, &l[i].a, &l[i].g));
     assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
-    assert_true(naive_excess(&t.v, t.want, options.hyper.damping, t.eps) <= 1);
+    assert_true(naive_excess(&t.v, t.want, options.damping, t.eps) <= 1);
     twin_close(&t);
 }
 

@@ -79,7 +79,7 @@ static void test_clip(void **state) {
             dsc_kfac_options options = twin_options();
             options.method = methods[method].method;
             options.outer_product = methods[method].outer_product;
-            options.hyper.kl_clip = 0.001;
+            options.kl_clip = 0.001;
             twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
             for (int k = 0; k < 4; k++) {
                 twin_step(&t, &(net_step){.number = k, .lr = rates[k]}, methods[method].name);
@@ -138,9 +138,9 @@ static void test_between_updates(void **state) {
             dsc_kfac_options options = twin_options();
             options.method = methods[method].method;
             options.outer_product = methods[method].outer_product;
-            options.hyper.factor_freq = 2;
-            options.hyper.update_freq = 3;
-            options.hyper.kl_clip = 0.001;
+            options.factor_freq = 2;
+            options.update_freq = 3;
+            options.kl_clip = 0.001;
             twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
             for (int k = 0; k < 8; k++)
                 twin_step(&t, &(net_step){.number = k, .lr = 0.25}, methods[method].name);
@@ -160,7 +160,7 @@ static void test_diagonal_blocks(void **state) {
                 dsc_kfac_options options = twin_options();
                 options.method = methods[method].method;
                 options.strategy = DSC_KFAC_COMM_OPT;
-                options.diag_blocks = options.hyper.diag_blocks = blocks;
+                options.diag_blocks = blocks;
                 twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
                 for (int k = 0; k < 3; k++)
                     twin_step(&t, &(net_step){.number = k, .lr = 0.1}, "blocks");
@@ -184,11 +184,11 @@ static void run_rounded(const place *p, int method, double damping) {
     dsc_kfac_options options = twin_options();
     options.method = methods[method].method;
     options.outer_product = methods[method].outer_product;
-    options.hyper.damping = damping;
+    options.damping = damping;
     twin_open(&t, p, larger, LARGER, &options);
     for (int k = 0; k < 3; k++) {
         net_step step = {.number = k, .lr = 0.1};
-        naive_run(&t.v, &t.n, &step, &options.hyper, t.want);
+        naive_run(&t.v, &t.n, &step, HYPER(&options), t.want);
         assert_ok(net_run(&t.n, t.kfac, &step));
         for (int l = 0; l < LARGER; l++) {
             int64_t count = net_gradient_count(&t.n, l);
@@ -228,7 +228,7 @@ static void test_not_parallel(void **state) {
     (void)state;
     twin t;
     dsc_kfac_options options = twin_options();
-    options.hyper.damping = 0.003;
+    options.damping = 0.003;
     twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
     for (int k = 0; k < 6; k++)
         assert_ok(net_run(&t.n, t.kfac, &(net_step){.number = k, .lr = 0.1}));

@@ -17,8 +17,8 @@ static void test_defaults(void **state) {
     (void)state;
     dsc_kfac_options o = defaults();
     assert_int_equal(o.size, sizeof o);
-    assert_true(o.hyper.damping == 0.003 && o.hyper.stat_decay == 0.95 && o.hyper.kl_clip == 0.001);
-    assert_true(o.hyper.factor_freq == 1 && o.hyper.update_freq == 10 && o.hyper.diag_blocks == 0);
+    assert_true(o.damping == 0.003 && o.stat_decay == 0.95 && o.kl_clip == 0.001);
+    assert_true(o.factor_freq == 1 && o.update_freq == 10);
     assert_null(o.schedule);
     assert_true(o.method == DSC_KFAC_EIGEN && o.scaling == DSC_KFAC_PAPER && o.strategy == DSC_KFAC_COMM_OPT);
     assert_true(o.placement == DSC_KFAC_COMPUTE && o.grad_worker_fraction == 0.5);
@@ -28,22 +28,21 @@ static void test_defaults(void **state) {
     assert_int_equal(o.bucket_bytes, 4 << 20);
     dsc_kfac_options read;
     assert_ok(dsc_kfac_options_read(&o, 7, &read));
-    o.hyper.diag_blocks = 1; /* read: as the options say */
     assert_memory_equal(&o, &read, sizeof o);
     memset(&read, 0, sizeof read);
     assert_ok(dsc_kfac_options_read(NULL, 7, &read));
-    assert_true(read.size == sizeof read && read.hyper.damping == 0.003 && read.passes == 1);
+    assert_true(read.size == sizeof read && read.damping == 0.003 && read.passes == 1);
 }
 
 /* A program compiled against a shorter struct passes what it knows; the rest are the defaults. */
 static void test_older_callers(void **state) {
     (void)state;
     dsc_kfac_options o = defaults(), read;
-    o.hyper.damping = 0.25;
+    o.damping = 0.25;
     o.passes = 0; /* not looked at */
     o.size = offsetof(dsc_kfac_options, passes);
     assert_ok(dsc_kfac_options_read(&o, 1, &read));
-    assert_true(read.hyper.damping == 0.25 && read.passes == 1 && read.size == sizeof read);
+    assert_true(read.damping == 0.25 && read.passes == 1 && read.size == sizeof read);
     o.size = 0;
     assert_fails(DSC_E_INVALID, "dsc_kfac_options_init", dsc_kfac_options_read(&o, 1, &read));
     o.size = sizeof o + 8;
@@ -105,23 +104,20 @@ static void test_names(void **state) {
 
 static void test_bad_numbers(void **state) {
     (void)state;
-    assert_refused(o.hyper.damping = 0, 1, "damping 0: must be positive");
-    assert_refused(o.hyper.damping = -1, 1, "damping -1: must be positive");
-    assert_refused(o.hyper.damping = NAN, 1, "must be positive");
-    assert_refused(o.hyper.damping = INFINITY, 1, "damping inf: must be positive");
-    assert_refused(o.hyper.damping = 1e-50, 1, "damping 1e-50: must be positive in float32");
-    assert_refused(o.hyper.damping = 1e-40, 1, "1.17549e-38 to 3.40282e+38");
-    assert_refused(o.hyper.damping = 1e39, 1, "damping 1e+39: must be positive in float32");
-    assert_refused(o.hyper.stat_decay = 1.5, 1, "stat decay 1.5: must be in [0, 1]");
-    assert_refused(o.hyper.stat_decay = -0.1, 1, "stat decay -0.1: must be in [0, 1]");
-    assert_refused(o.hyper.stat_decay = NAN, 1, "must be in [0, 1]");
-    assert_refused(o.hyper.kl_clip = -1, 1, "KL clip -1: must be positive, or 0 for no clip");
-    assert_refused(o.hyper.factor_freq = -1, 1, "-1 steps between updates of the K-FAC factors");
-    assert_refused(o.hyper.update_freq = -2, 1, "-2 steps between K-FAC decompositions");
-    assert_refused(o.hyper.diag_blocks = 2, 1,
-                   "2 K-FAC diagonal blocks in a step, planned for whole factors");
-    assert_refused(o.hyper.diag_blocks = -1, 1, "must be 1");
-    assert_refused(o.diag_blocks = 4; o.hyper.diag_blocks = 3, 1, "planned for 4: must be 1 or 4");
+    assert_refused(o.damping = 0, 1, "damping 0: must be positive");
+    assert_refused(o.damping = -1, 1, "damping -1: must be positive");
+    assert_refused(o.damping = NAN, 1, "must be positive");
+    assert_refused(o.damping = INFINITY, 1, "damping inf: must be positive");
+    assert_refused(o.damping = 1e-50, 1, "damping 1e-50: must be positive in float32");
+    assert_refused(o.damping = 1e-40, 1, "1.17549e-38 to 3.40282e+38");
+    assert_refused(o.damping = 1e39, 1, "damping 1e+39: must be positive in float32");
+    assert_refused(o.stat_decay = 1.5, 1, "stat decay 1.5: must be in [0, 1]");
+    assert_refused(o.stat_decay = -0.1, 1, "stat decay -0.1: must be in [0, 1]");
+    assert_refused(o.stat_decay = NAN, 1, "must be in [0, 1]");
+    assert_refused(o.kl_clip = -1, 1, "KL clip -1: must be positive, or 0 for no clip");
+    assert_refused(o.factor_freq = -1, 1, "-1 steps between updates of the K-FAC factors");
+    assert_refused(o.update_freq = -2, 1, "-2 steps between K-FAC decompositions");
+    assert_refused(o.diag_blocks = -1, 1, "must be 1");
     assert_refused(o.diag_blocks = 0, 1, "0 K-FAC diagonal blocks: must be 1 (whole factors) or more");
     assert_refused(o.passes = 0, 1, "0 passes of a K-FAC step: must be 1 or more");
     assert_refused(o.bucket_bytes = 0, 1, "bucket size 0: must be positive");
@@ -156,6 +152,26 @@ static void test_bad_combinations(void **state) {
                    o.diag_blocks = 3, 2, "strategy hybrid-opt");
 }
 
+/* Diagonal blocks that a schedule asks for must be those of the plan, or 1: whole factors. */
+static void test_blocks_of_a_step(void **state) {
+    (void)state;
+    dsc_kfac_options o = defaults();
+    dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&o);
+    assert_true(hyper.damping == 0.003 && hyper.stat_decay == 0.95 && hyper.kl_clip == 0.001);
+    assert_true(hyper.factor_freq == 1 && hyper.update_freq == 10 && hyper.diag_blocks == 1);
+    assert_ok(dsc_kfac_hyper_check(&o, &hyper));
+    hyper.diag_blocks = 2;
+    assert_fails(DSC_E_INVALID, "2 K-FAC diagonal blocks in a step, planned for whole factors",
+                 dsc_kfac_hyper_check(&o, &hyper));
+    hyper.diag_blocks = -1;
+    assert_fails(DSC_E_INVALID, "must be 1", dsc_kfac_hyper_check(&o, &hyper));
+    o.diag_blocks = 4;
+    hyper.diag_blocks = 3;
+    assert_fails(DSC_E_INVALID, "planned for 4: must be 1 or 4", dsc_kfac_hyper_check(&o, &hyper));
+    for (hyper.diag_blocks = 0; hyper.diag_blocks <= 4; hyper.diag_blocks += hyper.diag_blocks ? 3 : 1)
+        assert_ok(dsc_kfac_hyper_check(&o, &hyper));
+}
+
 static void test_good_combinations(void **state) {
     (void)state;
     dsc_kfac_options o = defaults(), read;
@@ -163,12 +179,7 @@ static void test_good_combinations(void **state) {
     assert_ok(dsc_kfac_options_read(&o, 4, &read));
     o.diag_blocks = 4;
     assert_ok(dsc_kfac_options_read(&o, 4, &read));
-    assert_true(read.hyper.diag_blocks == 4);
-    o.hyper.diag_blocks = 1;
-    assert_ok(dsc_kfac_options_read(&o, 4, &read)); /* whole factors first */
-    assert_true(read.hyper.diag_blocks == 1);
-    o.hyper.diag_blocks = 4;
-    assert_ok(dsc_kfac_options_read(&o, 4, &read));
+    assert_true(read.diag_blocks == 4);
     o = defaults();
     o.strategy = DSC_KFAC_HYBRID_OPT;
     o.colocate_factors = 0;
@@ -181,15 +192,18 @@ static void test_good_combinations(void **state) {
     o = defaults();
     o.strategy = DSC_KFAC_MEM_OPT;
     o.outer_product = 1;
-    o.hyper = (dsc_kfac_hyper){.damping = 1e-9, .stat_decay = 1, .diag_blocks = 1};
+    o.damping = 1e-9;
+    o.stat_decay = 1;
+    o.kl_clip = 0;
+    o.factor_freq = o.update_freq = 0;
     o.factor_dtype = DSC_F16;
     o.inverse_dtype = DSC_BF16;
     assert_ok(dsc_kfac_options_read(&o, 5, &read));
     o.inverse_dtype = DSC_F16; /* 1/damping is too much for it, eigenvectors are not */
     assert_fails(DSC_E_INVALID, "does not fit into fp16", dsc_kfac_options_read(&o, 5, &read));
-    o.hyper.damping = 2e-5;
+    o.damping = 2e-5;
     assert_ok(dsc_kfac_options_read(&o, 5, &read));
-    o.hyper.damping = 1e-9;
+    o.damping = 1e-9;
     o.outer_product = 0;
     assert_ok(dsc_kfac_options_read(&o, 5, &read));
     o.method = DSC_KFAC_INVERSE;
@@ -427,6 +441,7 @@ int main(void) {
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_bad_numbers),
         cmocka_unit_test(test_bad_combinations),
+        cmocka_unit_test(test_blocks_of_a_step),
         cmocka_unit_test(test_good_combinations),
         cmocka_unit_test(test_grid),
         cmocka_unit_test(test_bad_fractions),

@@ -159,7 +159,7 @@ static dsc_kfac_options options_of(int method) {
     dsc_kfac_options options = twin_options();
     options.method = method == 2 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
     options.outer_product = method == 1;
-    options.hyper.kl_clip = 0.001;
+    options.kl_clip = 0.001;
     return options;
 }
 
@@ -221,7 +221,7 @@ static void naive_keeping(twin *t, const net_step *step, int64_t rows) {
         memcpy(a[i], u->a_solved, (size_t)(u->a_n * u->a_n) * sizeof(double));
         memcpy(g[i], u->g_solved, (size_t)(u->g_n * u->g_n) * sizeof(double));
     }
-    naive_run(v, &t->n, step, &t->options.hyper, t->want);
+    naive_run(v, &t->n, step, HYPER(&t->options), t->want);
     naive_gradients_open(&t->n, d);
     for (int i = 0; i < v->count; i++) {
         naive_unit *u = &v->units[i];
@@ -235,7 +235,7 @@ static void naive_keeping(twin *t, const net_step *step, int64_t rows) {
     }
     for (int l = 0; l < t->n.count; l++)
         memcpy(d[l], t->n.layers[l].d, (size_t)net_gradient_count(&t->n, l) * sizeof(double));
-    nu = naive_step(v, &t->options.hyper, 0, 0, step->lr, d);
+    nu = naive_step(v, HYPER(&t->options), 0, 0, step->lr, d);
     assert_true(nu > 0);
     for (int l = 0; l < t->n.count; l++)
         memcpy(t->want[l], d[l], (size_t)net_gradient_count(&t->n, l) * sizeof(double));
@@ -262,7 +262,7 @@ static void test_kept(void **state) {
                 net_step step = {.number = 1, .lr = 0.5};
                 naive_keeping(&t, &step, rows[i]);
                 assert_ok(net_run(&t.n, t.kfac, &step));
-                double excess = naive_excess(&t.v, t.want, options.hyper.damping, t.eps);
+                double excess = naive_excess(&t.v, t.want, options.damping, t.eps);
                 if (!(excess <= 1))
                     fail_msg("%s, method %d, %d rows: off by %g times the bound", places[p].device, method,
                              (int)rows[i], excess);

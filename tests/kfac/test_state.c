@@ -27,12 +27,11 @@ static int rank, ranks;
 static dsc_kfac_options make_options(int method) {
     dsc_kfac_options options;
     dsc_kfac_options_init(&options);
-    options.hyper.diag_blocks = 1;
-    options.hyper.damping = 0.125;
-    options.hyper.stat_decay = 0.5;
-    options.hyper.kl_clip = 0.001;
-    options.hyper.factor_freq = 2;
-    options.hyper.update_freq = 3;
+    options.damping = 0.125;
+    options.stat_decay = 0.5;
+    options.kl_clip = 0.001;
+    options.factor_freq = 2;
+    options.update_freq = 3;
     options.method = method == 2 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
     options.outer_product = method == 1;
     options.bucket_bytes = 700;
@@ -380,7 +379,7 @@ static void test_without_decompositions(void **state) {
         dsc_kfac *kfac = create(comm, &n, &options);
         naive_open(&v, &n, &options);
         for (int64_t k = 0; k < 4; k++) {
-            naive_run(&v, &n, &(net_step){.number = k, .lr = 0.5}, &options.hyper, want);
+            naive_run(&v, &n, &(net_step){.number = k, .lr = 0.5}, HYPER(&options), want);
             EXPECT_OK(run(kfac, &n, k));
         }
         image *im = save(kfac, &n);
@@ -392,10 +391,10 @@ static void test_without_decompositions(void **state) {
         naive_capture(&v, 0);
         for (int l = 0; l < LAYERS; l++)
             memcpy(want[l], n.layers[l].d, (size_t)net_gradient_count(&n, l) * sizeof(double));
-        naive_step(&v, &options.hyper, 1, 1, 0.5, want);
+        naive_step(&v, HYPER(&options), 1, 1, 0.5, want);
         EXPECT_OK(run(kfac, &n, 4));
         EXPECT(dsc_kfac_decomposed(kfac));
-        EXPECT(naive_excess(&v, want, options.hyper.damping, DBL_EPSILON) <= 1);
+        EXPECT(naive_excess(&v, want, options.damping, DBL_EPSILON) <= 1);
         EXPECT_OK(run(kfac, &n, 5));
         EXPECT(!dsc_kfac_decomposed(kfac));
         dsc_kfac_destroy(&kfac);
@@ -479,7 +478,7 @@ static void test_values(void **state) {
     set_strategy(&options, 1, ranks);
     dsc_kfac *kfac = create(comm, &n, &options);
     for (int64_t k = 0; k < 3; k++) {
-        naive_run(&v, &n, &(net_step){.number = k, .lr = 0.5}, &options.hyper, want);
+        naive_run(&v, &n, &(net_step){.number = k, .lr = 0.5}, HYPER(&options), want);
         EXPECT_OK(run(kfac, &n, k));
     }
     image *im = save(kfac, &n);

@@ -16,8 +16,8 @@ static void test_frequencies(void **state) {
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
         twin t;
         dsc_kfac_options options = twin_options();
-        options.hyper.factor_freq = pairs[i][0];
-        options.hyper.update_freq = pairs[i][1];
+        options.factor_freq = pairs[i][0];
+        options.update_freq = pairs[i][1];
         twin_open(&t, &places[REF], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 8; k++) {
             twin_step(&t, &(net_step){.number = k, .lr = 0.1}, "frequencies");
@@ -37,7 +37,7 @@ static void test_wants_factors(void **state) {
     for (int i = 0; i < 4; i++) {
         twin t;
         dsc_kfac_options options = twin_options();
-        options.hyper.factor_freq = frequencies[i];
+        options.factor_freq = frequencies[i];
         twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 5; k++) {
             int wanted = frequencies[i] > 0 && k % frequencies[i] == 0;
@@ -61,8 +61,8 @@ static void test_off(void **state) {
     for (int p = 0; p < PLACES; p++) {
         twin t;
         dsc_kfac_options options = twin_options();
-        options.hyper.update_freq = 0;
-        options.hyper.kl_clip = 1e-6;
+        options.update_freq = 0;
+        options.kl_clip = 1e-6;
         twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 3; k++) {
             double nu;
@@ -84,7 +84,7 @@ static void test_no_factors(void **state) {
         twin t;
         dsc_kfac_options options = twin_options();
         options.method = method ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
-        options.hyper.factor_freq = 0;
+        options.factor_freq = 0;
         twin_open(&t, &places[REF], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 2; k++) {
             twin_step(&t, &(net_step){.number = k, .lr = 0.1}, "no factors");
@@ -103,7 +103,7 @@ static void test_begun_again(void **state) {
     for (int p = 0; p < PLACES; p++) {
         twin t;
         dsc_kfac_options options = twin_options();
-        options.hyper.kl_clip = 0.001;
+        options.kl_clip = 0.001;
         twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 4; k++) {
             assert_ok(dsc_kfac_begin(t.kfac, 1));
@@ -112,7 +112,7 @@ static void test_begun_again(void **state) {
             for (int l = t.n.count - 1; l >= 0; l--)
                 if (!(absent[k] >> l & 1))
                     assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, l, &t.n.layers[l].a, &t.n.layers[l].g));
-            naive_step(&t.v, &options.hyper, 1, 0, 0.25, t.want);
+            naive_step(&t.v, HYPER(&options), 1, 0, 0.25, t.want);
             twin_step(&t, &(net_step){.number = k, .lr = 0.25}, "begun again");
             assert_int_equal(twin_report(&t)->step, k + 1);
         }
@@ -145,7 +145,7 @@ static void test_schedule(void **state) {
         int calls = 0;
         twin t;
         dsc_kfac_options options = twin_options();
-        options.hyper.damping = 77;
+        options.damping = 77;
         options.schedule = change_all;
         options.context = &calls;
         twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
@@ -153,8 +153,8 @@ static void test_schedule(void **state) {
             dsc_kfac_hyper hyper = at_step(k);
             twin_step_under(&t, &(net_step){.number = k, .lr = 0.5}, &hyper, "schedule");
             const dsc_kfac_report *report = twin_report(&t);
-            assert_true(report->hyper.damping == hyper.damping && report->hyper.kl_clip == hyper.kl_clip);
-            assert_int_equal(report->hyper.update_freq, hyper.update_freq);
+            assert_true(report->hyper->damping == hyper.damping && report->hyper->kl_clip == hyper.kl_clip);
+            assert_int_equal(report->hyper->update_freq, hyper.update_freq);
             assert_int_equal(calls, k + 1);
         }
         twin_close(&t);
@@ -177,10 +177,10 @@ static void test_damping_between_updates(void **state) {
         options.method = method == 2 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
         options.outer_product = method == 1;
         options.schedule = grow_damping;
-        options.hyper.update_freq = 3;
+        options.update_freq = 3;
         twin_open(&t, &places[REF], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 7; k++) {
-            dsc_kfac_hyper hyper = options.hyper;
+            dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&options);
             assert_ok(grow_damping(NULL, k, &hyper));
             twin_step_under(&t, &(net_step){.number = k, .lr = 0.1}, &hyper, "damping");
         }
@@ -236,7 +236,7 @@ static void test_absent_layers(void **state) {
             dsc_kfac_options options = twin_options();
             options.method = method == 2 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
             options.outer_product = method == 1;
-            options.hyper.kl_clip = 0.001;
+            options.kl_clip = 0.001;
             twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
             for (int64_t k = 0; k < 7; k++) {
                 double before = twin_state(&t, "conv.A", 2), after;
@@ -258,7 +258,7 @@ static void test_late_layer(void **state) {
         twin t;
         dsc_kfac_options options = twin_options();
         options.method = method ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
-        options.hyper.update_freq = 3;
+        options.update_freq = 3;
         twin_open(&t, &places[REF], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 3; k++) {
             assert_ok(net_run(&t.n, t.kfac, &(net_step){.number = k, .lr = 0.1, .absent = k == 0 ? 8 : 0}));
@@ -296,9 +296,9 @@ static void test_absent_in_a_pass(void **state) {
             net_draw_gradients(&t.n, k);
             for (int l = 0; l < t.n.count; l++)
                 memcpy(t.want[l], t.n.layers[l].d, (size_t)net_gradient_count(&t.n, l) * sizeof(double));
-            naive_step(&t.v, &options.hyper, 1, 1, 0.1, t.want);
+            naive_step(&t.v, HYPER(&options), 1, 1, 0.1, t.want);
             assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
-            assert_true(naive_excess(&t.v, t.want, options.hyper.damping, t.eps) <= 1);
+            assert_true(naive_excess(&t.v, t.want, options.damping, t.eps) <= 1);
         }
         twin_close(&t);
     }
@@ -314,14 +314,14 @@ static void test_skipped_layers(void **state) {
         twin t;
         dsc_kfac_options options = twin_options();
         options.skip_layers = cases[i].expressions;
-        options.hyper.kl_clip = 0.001;
+        options.kl_clip = 0.001;
         twin_open(&t, &places[REF], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 3; k++) {
             net_step step = {.number = k, .lr = 0.25}, without = step;
             without.absent = cases[i].skipped;
-            naive_run(&t.v, &t.n, &without, &options.hyper, t.want);
+            naive_run(&t.v, &t.n, &without, HYPER(&options), t.want);
             assert_ok(net_run(&t.n, t.kfac, &step)); /* captures of skipped layers are allowed */
-            assert_true(naive_excess(&t.v, t.want, options.hyper.damping, t.eps) <= 1);
+            assert_true(naive_excess(&t.v, t.want, options.damping, t.eps) <= 1);
             for (int l = 0; l < t.n.count; l++)
                 assert_int_equal(net_gradient_is(&t.n, l, t.n.layers[l].d), cases[i].skipped >> l & 1);
         }
@@ -397,7 +397,7 @@ static void run_half(dsc_dtype factor, dsc_dtype inverse, dsc_kfac_method method
     double unit = (factor == DSC_BF16 || inverse == DSC_BF16) ? 0x1p-8 : 0x1p-11;
     twin t;
     dsc_kfac_options options = twin_options();
-    options.hyper.damping = 1;
+    options.damping = 1;
     options.method = method;
     options.outer_product = outer_product;
     options.factor_dtype = factor;
@@ -405,7 +405,7 @@ static void run_half(dsc_dtype factor, dsc_dtype inverse, dsc_kfac_method method
     twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
     int differs = 0;
     for (int64_t k = 0; k < 3; k++) {
-        naive_run(&t.v, &t.n, &(net_step){.number = k, .lr = 0.1}, &options.hyper, t.want);
+        naive_run(&t.v, &t.n, &(net_step){.number = k, .lr = 0.1}, HYPER(&options), t.want);
         assert_ok(net_run(&t.n, t.kfac, &(net_step){.number = k, .lr = 0.1}));
         for (int l = 0; l < t.n.count; l++) {
             int64_t count = net_gradient_count(&t.n, l);
@@ -477,12 +477,11 @@ static void test_block_warmup(void **state) {
             options.method = method ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
             options.strategy = DSC_KFAC_COMM_OPT;
             options.diag_blocks = 3;
-            options.hyper.diag_blocks = 1;
-            options.hyper.update_freq = 3;
+            options.update_freq = 3;
             options.schedule = blocks_from_four;
             twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
             for (int64_t k = 0; k < 10; k++) {
-                dsc_kfac_hyper hyper = options.hyper;
+                dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&options);
                 assert_ok(blocks_from_four(NULL, k, &hyper));
                 twin_step_under(&t, &(net_step){.number = k, .lr = 0.1}, &hyper, "warm-up");
             }
@@ -513,7 +512,7 @@ static void test_report_layers(void **state) {
             twin t;
             dsc_kfac_options options = twin_options();
             options.outer_product = outer;
-            options.hyper.update_freq = 2;
+            options.update_freq = 2;
             twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
             for (int64_t k = 0; k < 3; k++)
                 twin_step(&t, &(net_step){.number = k, .lr = 0.1}, "report");
@@ -521,7 +520,7 @@ static void test_report_layers(void **state) {
             assert_int_equal(report->layer_count, 5);
             for (int i = 0; i < 5; i++) {
                 assert_string_equal(report->layers[i].name, names[i]);
-                check_layer(&t, &report->layers[i], &t.v.units[i], options.hyper.damping);
+                check_layer(&t, &report->layers[i], &t.v.units[i], options.damping);
             }
             /* Of the last step that decomposed. */
             double cosine = report->layers[0].cosine;
@@ -621,8 +620,8 @@ static void test_step_allocates_nothing(void **state) {
             options.method = method == 2 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
             options.outer_product = method == 1;
             options.passes = passes;
-            options.hyper.update_freq = 2;
-            options.hyper.kl_clip = 0.001;
+            options.update_freq = 2;
+            options.kl_clip = 0.001;
             twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
             net_step step = {.lr = 0.1, .passes = passes, .loss_scale = 1 / (double)passes};
             for (step.number = 0; step.number < 2; step.number++)
@@ -649,7 +648,7 @@ static void test_deterministic(void **state) {
     for (int run = 0; run < 2; run++) {
         twin t;
         dsc_kfac_options options = twin_options();
-        options.hyper.kl_clip = 0.001;
+        options.kl_clip = 0.001;
         twin_open(&t, &places[CPU], twin_mixed, TWIN_MIXED, &options);
         for (int64_t k = 0; k < 3; k++)
             assert_ok(net_run(&t.n, t.kfac, &(net_step){.number = k, .lr = 0.1}));

@@ -33,7 +33,7 @@ static void compute_expected(void) {
             net_step step = step_of(k);
             naive_gradients_open(&nets[REF], expected[method][k]);
             expected_nu[method][k] =
-                naive_run(&naives[method], &nets[REF], &step, &options.hyper, expected[method][k]);
+                naive_run(&naives[method], &nets[REF], &step, HYPER(&options), expected[method][k]);
         }
     }
 }
@@ -190,8 +190,8 @@ static void run_config(const config *c) {
         EXPECT_OK(net_run(n, kfac, &step));
         check_traffic(c, &wanted, before, k);
         naives[c->method].n = n;
-        double excess = naive_excess(&naives[c->method], expected[c->method][k], options.hyper.damping,
-                                     places[c->place].eps);
+        double excess =
+            naive_excess(&naives[c->method], expected[c->method][k], options.damping, places[c->place].eps);
         naives[c->method].n = &nets[REF];
         expect(excess <= 1, c, k, "another gradient than one rank's");
         expect(ranks_agree(n), c, k, "ranks differ");
@@ -253,7 +253,7 @@ static void run_half(const config *c) {
         check_traffic(&half, &wanted, before, k);
         expect(ranks_agree(n), &half, k, "ranks differ");
         for (int l = 0; l < LAYERS; l++) {
-            double got[100], condition = naive_bound(&naives[half.method], l, options.hyper.damping, 1) /
+            double got[100], condition = naive_bound(&naives[half.method], l, options.damping, 1) /
                                          naive_bound(&naives[half.method], l, 1e9, 1);
             net_read(n, l, got);
             double off = naive_distance(got, expected[half.method][k][l], net_gradient_count(n, l));
@@ -304,7 +304,7 @@ static void test_diagonal_blocks(void **state) {
                         .bucket_bytes = 700};
             dsc_kfac_options options = options_of(&c);
             const net_step steps[] = {step_of(0), step_of(1), step_of(2), step_of(3)};
-            options.diag_blocks = options.hyper.diag_blocks = blocks;
+            options.diag_blocks = blocks;
             run_beside(&c, &options, steps, 4, 1);
         }
     all_fine(comm);

@@ -40,10 +40,10 @@ static void test_begun_again(void **state) {
             naive_capture(&v, 3);
             for (int l = LAYERS - 1; l >= 2; l--)
                 EXPECT_OK(dsc_kfac_capture(kfac, n->queue, l, &n->layers[l].a, &n->layers[l].g));
-            naive_step(&v, &options.hyper, k % 2 == 0, 0, 0.5, want);
-            naive_run(&v, n, &step, &options.hyper, want);
+            naive_step(&v, HYPER(&options), k % 2 == 0, 0, 0.5, want);
+            naive_run(&v, n, &step, HYPER(&options), want);
             EXPECT_OK(net_run(n, kfac, &step));
-            expect(naive_excess(&v, want, options.hyper.damping, DBL_EPSILON) <= 1, &list[i], k,
+            expect(naive_excess(&v, want, options.damping, DBL_EPSILON) <= 1, &list[i], k,
                    "another gradient than one rank's");
             expect(ranks_agree(n), &list[i], k, "ranks differ");
         }
@@ -63,7 +63,7 @@ static void test_absent_everywhere(void **state) {
         dsc_kfac_options options = options_of(&list[i]);
         static const unsigned absent[] = {0, 2, 1 | 8, 31, 16, 0};
         net_step steps[6];
-        options.hyper.factor_freq = options.hyper.update_freq = 1;
+        options.factor_freq = options.update_freq = 1;
         for (int k = 0; k < 6; k++)
             steps[k] = (net_step){.number = k, .lr = 0.5, .absent = absent[k]};
         run_beside(&list[i], &options, steps, 6, 1);
@@ -101,7 +101,7 @@ static void test_bad_input_on_one_rank(void **state) {
     for (int i = 0; i < count; i++) {
         net *n = &nets[REF];
         dsc_kfac_options options = options_of(&list[i]);
-        options.hyper.factor_freq = options.hyper.update_freq = 1;
+        options.factor_freq = options.update_freq = 1;
         dsc_kfac *kfac = create(&list[i], &options);
         for (int64_t k = 0; kfac && k < 3; k++) {
             EXPECT_OK(dsc_kfac_begin(kfac, 1));
@@ -180,7 +180,7 @@ static dsc_status patchy_batch(dsc_queue *q, dsc_solve_item *items, int64_t coun
 static void run_failing(const config *c, int from) {
     net *n = &nets[REF];
     dsc_kfac_options options = options_of(c);
-    options.hyper.factor_freq = options.hyper.update_freq = 1;
+    options.factor_freq = options.update_freq = 1;
     dsc_kfac *kfac = create(c, &options);
     if (!kfac)
         return;
@@ -253,8 +253,8 @@ static void test_unlike(void **state) {
         dsc_kfac *kfac = NULL;
         net_describe(&nets[REF], layers);
         int odd = rank == ranks - 1;
-        options.hyper.update_freq += odd && what == 0;
-        options.hyper.damping *= odd && what == 1 ? 2 : 1;
+        options.update_freq += odd && what == 0;
+        options.damping *= odd && what == 1 ? 2 : 1;
         if (odd && what == 2)
             layers[1].name = "another";
         options.passes += odd && what == 3;

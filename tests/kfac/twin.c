@@ -74,12 +74,11 @@ int places_close(void **state) {
 dsc_kfac_options twin_options(void) {
     dsc_kfac_options options;
     dsc_kfac_options_init(&options);
-    options.hyper.diag_blocks = 1;
-    options.hyper.damping = 0.125;
-    options.hyper.stat_decay = 0.5;
-    options.hyper.kl_clip = 0;
-    options.hyper.factor_freq = 1;
-    options.hyper.update_freq = 1;
+    options.damping = 0.125;
+    options.stat_decay = 0.5;
+    options.kl_clip = 0;
+    options.factor_freq = 1;
+    options.update_freq = 1;
     return options;
 }
 
@@ -121,7 +120,7 @@ void twin_step_under(twin *t, const net_step *step, const dsc_kfac_hyper *hyper,
 }
 
 void twin_step(twin *t, const net_step *step, const char *what) {
-    twin_step_under(t, step, &t->options.hyper, what);
+    twin_step_under(t, step, HYPER(&t->options), what);
 }
 
 const dsc_kfac_report *twin_report(twin *t) {

@@ -36,8 +36,48 @@ void *runs_read(dsc_queue *queue, const dsc_tensor *t) {
     return host;
 }
 
+enum { PARTS = 64 };
+static struct {
+    dsc_optim_options optim;
+    dsc_consensus_options consensus;
+    dsc_kfac_options kfac;
+} parts[PARTS];
+static int parts_taken;
+
+dsc_optim_options *optim_of(const dsc_train_options *options) {
+    for (int i = 0; i < PARTS; i++)
+        if (options->optim == &parts[i].optim)
+            return &parts[i].optim;
+    fail();
+    return NULL;
+}
+
+dsc_consensus_options *consensus_of(const dsc_train_options *options) {
+    for (int i = 0; i < PARTS; i++)
+        if (options->consensus == &parts[i].consensus)
+            return &parts[i].consensus;
+    fail();
+    return NULL;
+}
+
+dsc_kfac_options *kfac_of(const dsc_train_options *options) {
+    for (int i = 0; i < PARTS; i++)
+        if (options->kfac == &parts[i].kfac)
+            return &parts[i].kfac;
+    fail();
+    return NULL;
+}
+
 void runs_options(dsc_train_options *options, const char *out) {
+    int i = parts_taken++ % PARTS;
     dsc_train_options_init(options);
+    dsc_optim_options_init(&parts[i].optim);
+    dsc_consensus_options_init(&parts[i].consensus);
+    dsc_kfac_options_init(&parts[i].kfac);
+    parts[i].kfac.update_freq = 0;
+    options->optim = &parts[i].optim;
+    options->consensus = &parts[i].consensus;
+    options->kfac = &parts[i].kfac;
     options->model = "mlp";
     options->data = "synthetic:64";
     options->epochs = 2;

@@ -19,6 +19,11 @@ void *runs_read(dsc_queue *queue, const dsc_tensor *t);
 /* mlp on synthetic:64, batch 16 (4 steps an epoch, 12 validation images), 2 epochs, nothing scaled, no
  * warm-up; writes into `out` (NULL: nothing). */
 void runs_options(dsc_train_options *options, const char *out);
+/* The parts of options that runs_options filled in, to be changed; K-FAC's update_freq is 0. Every call of
+ * runs_options takes new ones, of which the last 64 are kept. */
+dsc_optim_options *optim_of(const dsc_train_options *options);
+dsc_consensus_options *consensus_of(const dsc_train_options *options);
+dsc_kfac_options *kfac_of(const dsc_train_options *options);
 
 /* A progress function that lets the run end after step *(int64_t *)context, which must be 2 at least: the
  * request comes after the step before. Up to runs_lag() steps later on a device that is told of a step while

@@ -26,16 +26,22 @@ static void quit(const char *what) {
     } while (0)
 
 static dsc_train_options options_of_run(void) {
+    static dsc_consensus_options consensus;
+    static dsc_kfac_options kfac;
     dsc_train_options o;
     dsc_train_options_init(&o);
+    dsc_consensus_options_init(&consensus);
+    dsc_kfac_options_init(&kfac);
+    o.consensus = &consensus;
+    o.kfac = &kfac;
     o.model = "mlp";
     o.data = "synthetic:256";
     o.batch_size = 4;
     o.eval_every = 0;
-    o.consensus.kind = DSC_CONSENSUS_SGP;
-    o.consensus.peer_timeout = 60; /* a decomposition takes seconds on a busy machine */
+    consensus.kind = DSC_CONSENSUS_SGP;
+    consensus.peer_timeout = 60; /* a decomposition takes seconds on a busy machine */
     o.on_peer_loss = DSC_PEER_LOSS_CONTINUE;
-    o.kfac.hyper.update_freq = 3;
+    kfac.update_freq = 3;
     o.kfac_scope = DSC_SCOPE_GOSSIP;
     return o;
 }

@@ -46,10 +46,11 @@ static void tiny_open(tiny *t, uint64_t seed, int64_t classes) {
     assert_ok(dsc_model_global_pool(t->model, x, &x));
     assert_ok(dsc_model_linear(t->model, "fc", x, classes, 1, &x));
     assert_ok(dsc_model_seal(t->model, x));
-    dsc_train_options_init(&t->options);
+    runs_options(&t->options, NULL);
+    t->options.data = "synthetic";
     t->options.model = "tiny";
     assert_ok(dsc_optim_create(queue, dsc_model_params(t->model), dsc_model_param_count(t->model),
-                               &t->options.optim, &t->optim));
+                               t->options.optim, &t->optim));
     dsc_train_state_init(&t->state);
 }
 
@@ -378,9 +379,9 @@ static void test_mismatches(void **state) {
     t.options.model = "large";
     expect_load(&t, model, DSC_E_INVALID, "of model tiny, this run trains large");
     t.options.model = "tiny";
-    t.options.optim.kind = DSC_ADAM;
+    optim_of(&t.options)->kind = DSC_ADAM;
     expect_load(&t, model, DSC_E_INVALID, "with optimiser sgd, this run uses adam");
-    t.options.optim.kind = DSC_SGD;
+    optim_of(&t.options)->kind = DSC_SGD;
     dsc_snapshot s = snapshot(&t);
     s.samples = 999;
     assert_fails(DSC_E_INVALID, "of 1000 samples, the data set has 999", dsc_checkpoint_load(&s, model));

@@ -9,7 +9,7 @@
 static void check_learns(const way *w) {
     char out[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     gossip_options(&o, w, folder(w->name, out));
     o.epochs = 16;
     o.lr = 0.01;
@@ -57,7 +57,7 @@ static void test_alone(void **state) {
     (void)state;
     dsc_train_options o;
     gossip_options(&o, &ways[0], NULL);
-    o.consensus.kind = DSC_CONSENSUS_ALLREDUCE;
+    consensus_of(&o)->kind = DSC_CONSENSUS_ALLREDUCE;
     dsc_trainer *plain = stepped(alone, &o, 7);
     dsc_tensor values = dsc_model_values(plain->model);
     float *wanted = runs_read(plain->queue, &values);
@@ -85,10 +85,10 @@ static void test_complete(void **state) {
     enum { STEPS = 9 };
     dsc_train_options o;
     gossip_options(&o, &ways[0], NULL);
-    o.consensus.kind = DSC_CONSENSUS_ALLREDUCE;
+    consensus_of(&o)->kind = DSC_CONSENSUS_ALLREDUCE;
     dsc_trainer *start = stepped(comm, &o, 0), *all = stepped(comm, &o, STEPS);
     follow(&ways[0], &o);
-    o.consensus.graph = "complete";
+    consensus_of(&o)->graph = "complete";
     dsc_trainer *t = stepped(comm, &o, STEPS);
     double limit = 8 * STEPS * sqrt((double)(4 * ranks * 1024)) * 0x1p-24, distance = 0, norm = 0;
     EXPECT(apart(t, all, start) <= limit);
@@ -108,7 +108,7 @@ static void test_bytes(void **state) {
     dsc_train_options o;
     for (int k = 1; k <= 2 && k < ranks; k++) {
         gossip_options(&o, &ways[0], NULL);
-        o.consensus.peers = k;
+        consensus_of(&o)->peers = k;
         dsc_trainer *t = stepped(comm, &o, 2);
         EXPECT(t->report.bytes[DSC_TRAFFIC_PARAMETERS] ==
                (uint64_t)(4 * k * dsc_model_parameter_total(t->model)));
@@ -142,7 +142,7 @@ static const char *star(char path[SCRATCH_SIZE]) {
  * the run comes to the bits of one that was never stopped. */
 static void check_resume(const way *w, dsc_train_options *o) {
     char whole[SCRATCH_SIZE], parts[SCRATCH_SIZE], name[64];
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     snprintf(name, sizeof name, "%s-whole", w->name);
     o->out = folder(name, whole);
     if (w->exact)
@@ -187,12 +187,12 @@ static void test_resume(void **state) {
     check_resume(&irregular, &o);
     static const way groups = {"groups", DSC_CONSENSUS_SGP, 0, 1, NULL};
     gossip_options(&o, &groups, NULL);
-    o.consensus.group = ranks % 2 ? 1 : 2;
+    consensus_of(&o)->group = ranks % 2 ? 1 : 2;
     check_resume(&groups, &o);
     static const way slow = {"slow", DSC_CONSENSUS_SGP, 0, 1, NULL};
     gossip_options(&o, &slow, NULL);
-    o.consensus.average_every = 2;
-    o.consensus.slow_momentum = 0.5;
+    consensus_of(&o)->average_every = 2;
+    consensus_of(&o)->slow_momentum = 0.5;
     check_resume(&slow, &o);
     all_fine(comm);
 }
@@ -224,7 +224,7 @@ static void test_signal(void **state) {
     (void)state;
     char data[32];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     snprintf(data, sizeof data, "synthetic:%d", ranks * 80);
     for (int i = 0; i < WAYS; i++) {
         if (!possible(&ways[i]) || i == 1 || i == 2) /* sgp, osgp-2, adpsgd */
@@ -263,7 +263,7 @@ static void straggle(void *context, const dsc_progress *progress) {
 static void check_apart(straggler s, int64_t epoch_steps, int64_t least, int64_t most) {
     char data[32];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     snprintf(data, sizeof data, "synthetic:%lld", (long long)(ranks * epoch_steps));
     for (int i = 0; i < WAYS; i++) {
         if (!possible(&ways[i]) || ways[i].exact) /* adpsgd, osgp with late messages */
@@ -297,9 +297,9 @@ static void test_signal_apart(void **state) {
 static void check_eval(int bn_average) {
     char out[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result trained;
+    dsc_train_result trained = {.size = sizeof trained};
     dsc_eval_options e;
-    dsc_eval_result one;
+    dsc_eval_result one = {.size = sizeof one};
     gossip_options(&o, &ways[0], folder(bn_average ? "eval-average" : "eval", out));
     o.model = "resnet20";
     o.data = "synthetic:115"; /* 23 validation images */
@@ -344,7 +344,7 @@ static void test_eval_gives_back(void **state) {
     (void)state;
     char path[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_eval_result result;
+    dsc_eval_result result = {.size = sizeof result};
     dsc_ranks_result all;
     way irregular = {"star", DSC_CONSENSUS_SGP, 0, 1, ranks > 1 ? star(path) : NULL};
     gossip_options(&o, &irregular, NULL);

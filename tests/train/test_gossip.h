@@ -49,9 +49,9 @@ static inline int possible(const way *w) {
 }
 
 static inline void follow(const way *w, dsc_train_options *o) {
-    o->consensus.kind = w->kind;
-    o->consensus.synch_freq = w->synch_freq;
-    o->consensus.graph = w->graph;
+    consensus_of(o)->kind = w->kind;
+    consensus_of(o)->synch_freq = w->synch_freq;
+    consensus_of(o)->graph = w->graph;
 }
 
 /* lenet, batch 4, 4 steps an epoch, 2 epochs, no evaluation. */

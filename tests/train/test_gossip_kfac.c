@@ -12,8 +12,8 @@ static const way plain = {"allreduce", DSC_CONSENSUS_ALLREDUCE, 0, 1, NULL};
 /* lenet, 8 steps. */
 static void kfac_options(dsc_train_options *o, const way *w, dsc_kfac_scope scope, const char *out) {
     gossip_options(o, w, out);
-    o->kfac.hyper.update_freq = 3;
-    o->kfac.hyper.damping = 0.1;
+    kfac_of(o)->update_freq = 3;
+    kfac_of(o)->damping = 0.1;
     o->kfac_scope = scope;
 }
 
@@ -39,7 +39,7 @@ static void check_learns(const way *w, dsc_kfac_scope scope) {
     o.epochs = 6; /* 24 steps */
     o.lr = 0.1;
     o.augment = 0;
-    o.kfac.hyper.kl_clip = 0.02;
+    kfac_of(&o)->kl_clip = 0.02;
     o.checkpoint_every = -1;
     o.progress = listen;
     o.progress_context = &notes;
@@ -78,8 +78,8 @@ static void test_factors_mix(void **state) {
     (void)state;
     dsc_train_options o;
     kfac_options(&o, &ways[0], DSC_SCOPE_GOSSIP, NULL);
-    o.consensus.graph = "complete";
-    o.kfac.hyper.stat_decay = 1;
+    consensus_of(&o)->graph = "complete";
+    kfac_of(&o)->stat_decay = 1;
     dsc_trainer *t = stepped(comm, &o, 0);
     dsc_tensor averages = *dsc_kfac_averages(t->kfac);
     int64_t count = dsc_tensor_count(&averages);
@@ -116,8 +116,8 @@ static void test_late(void **state) {
     (void)state;
     dsc_train_options o;
     kfac_options(&o, &ways[3], DSC_SCOPE_GOSSIP, NULL);
-    o.consensus.graph = "complete";
-    o.kfac.hyper.stat_decay = 0.5;
+    consensus_of(&o)->graph = "complete";
+    kfac_of(&o)->stat_decay = 0.5;
     if (ranks == 1)
         return;
     dsc_trainer *t = stepped(comm, &o, 1);
@@ -150,7 +150,7 @@ static void test_settle(void **state) {
     (void)state;
     dsc_train_options o;
     kfac_options(&o, &ways[0], DSC_SCOPE_GOSSIP, NULL);
-    o.consensus.graph = "complete";
+    consensus_of(&o)->graph = "complete";
     if (ranks == 1)
         return;
     dsc_trainer *t = stepped(comm, &o, 0);
@@ -237,7 +237,7 @@ static void test_resume_blocks(void **state) {
             dsc_train_options o;
             snprintf(name, sizeof name, "blocks-%d-%s", (int)stops[i], dsc_kfac_scope_name(scopes[j]));
             kfac_options(&o, &ways[0], scopes[j], NULL);
-            o.kfac.diag_blocks = 2;
+            kfac_of(&o)->diag_blocks = 2;
             o.kfac_diag_warmup = 1;
             check_stopped(&o, stops[i], name);
         }
@@ -251,7 +251,7 @@ static void test_resume_between(void **state) {
     (void)state;
     dsc_train_options o;
     kfac_options(&o, &ways[0], DSC_SCOPE_GOSSIP, NULL);
-    o.kfac.hyper.factor_freq = 2;
+    kfac_of(&o)->factor_freq = 2;
     check_stopped(&o, 3, "between");
     all_fine(comm);
 }
@@ -345,7 +345,7 @@ static void test_fuzz(void **state) {
     dsc_train_options o;
     snprintf(name, sizeof name, "fuzz-%d", rank);
     kfac_options(&o, &ways[0], DSC_SCOPE_LOCAL, folder(name, out));
-    o.kfac.skip_layers = "conv fc1 fc2"; /* small factors only */
+    kfac_of(&o)->skip_layers = "conv fc1 fc2"; /* small factors only */
     o.steps = 2;
     assert_ok(dsc_train_run(alone, device, &o, NULL));
     snprintf(file, sizeof file, "%s", scratch_path(out, "checkpoint-2.safetensors"));
@@ -451,17 +451,17 @@ static void test_refused(void **state) {
     EXPECT_FAILS(DSC_E_INVALID, "scope local: with allreduce", dsc_train_run(comm, device, &o, NULL));
     if (ranks > 1) {
         kfac_options(&o, &ways[0], DSC_SCOPE_GLOBAL, NULL);
-        o.kfac.strategy = DSC_KFAC_MEM_OPT;
+        kfac_of(&o)->strategy = DSC_KFAC_MEM_OPT;
         EXPECT_FAILS(DSC_E_INVALID, "use comm-opt, or scope gossip or local",
                      dsc_train_run(comm, device, &o, NULL));
         kfac_options(&o, &ways[3], DSC_SCOPE_GLOBAL, NULL);
         EXPECT_FAILS(DSC_E_INVALID, "scope global with synch_freq 2", dsc_train_run(comm, device, &o, NULL));
         kfac_options(&o, &ways[0], DSC_SCOPE_GOSSIP, NULL);
-        o.consensus.group = ranks;
+        consensus_of(&o)->group = ranks;
         EXPECT_FAILS(DSC_E_INVALID, "groups of 1", dsc_train_run(comm, device, &o, NULL));
     }
     kfac_options(&o, &ways[0], DSC_SCOPE_GOSSIP, NULL);
-    o.kfac.factor_dtype = DSC_BF16;
+    kfac_of(&o)->factor_dtype = DSC_BF16;
     EXPECT_FAILS(DSC_E_INVALID, "use fp32", dsc_train_run(comm, device, &o, NULL));
     o.kfac_scope = (dsc_kfac_scope)3;
     EXPECT_FAILS(DSC_E_INVALID, "scope of K-FAC 3", dsc_train_run(comm, device, &o, NULL));
@@ -477,7 +477,7 @@ static void test_refused(void **state) {
     o.peers_values[1] = ranks;
     if (ranks > 1)
         EXPECT_FAILS(DSC_E_INVALID, "peers", dsc_train_run(comm, device, &o, NULL));
-    o.consensus.kind = DSC_CONSENSUS_ALLREDUCE;
+    consensus_of(&o)->kind = DSC_CONSENSUS_ALLREDUCE;
     EXPECT_FAILS(DSC_E_INVALID, "allreduce has none", dsc_train_run(comm, device, &o, NULL));
     gossip_options(&o, &ways[0], NULL);
     o.distance_every = -1;

@@ -35,9 +35,9 @@ static void kfac_options(dsc_train_options *o, const char *out) {
     o->eval_every = 0;
     o->batch_size = BATCH;
     o->epochs = 1;
-    o->kfac.hyper.update_freq = 3;
-    o->kfac.hyper.damping = 1;
-    o->kfac.bucket_bytes = 65536;
+    kfac_of(o)->update_freq = 3;
+    kfac_of(o)->damping = 1;
+    kfac_of(o)->bucket_bytes = 65536;
 }
 
 static dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, int steps) {
@@ -105,12 +105,12 @@ static const recipe recipes[] = {
 enum { RECIPES = sizeof recipes / sizeof recipes[0] };
 
 static void follow(const recipe *r, dsc_train_options *o) {
-    o->kfac.strategy = r->strategy;
-    o->kfac.grad_worker_fraction = r->fraction;
-    o->kfac.placement = r->placement;
-    o->kfac.colocate_factors = r->colocate;
-    o->kfac.symmetric = r->symmetric;
-    o->kfac.outer_product = r->outer;
+    kfac_of(o)->strategy = r->strategy;
+    kfac_of(o)->grad_worker_fraction = r->fraction;
+    kfac_of(o)->placement = r->placement;
+    kfac_of(o)->colocate_factors = r->colocate;
+    kfac_of(o)->symmetric = r->symmetric;
+    kfac_of(o)->outer_product = r->outer;
 }
 
 /* p ranks of m micro-batches of b, under every `stride`-th recipe, are one rank of batch p m b. */
@@ -177,8 +177,8 @@ static int ends_in(const char *name, const char *end) {
 static void check_factors(dsc_kfac_scaling scaling, double g_scale) {
     dsc_train_options o;
     kfac_options(&o, NULL);
-    o.kfac.hyper.stat_decay = 0;
-    o.kfac.scaling = scaling;
+    kfac_of(&o)->stat_decay = 0;
+    kfac_of(&o)->scaling = scaling;
     dsc_trainer *many = stepped(comm, &o, 1);
     o.batch_size = BATCH * ranks;
     dsc_trainer *one = stepped(alone, &o, 1);
@@ -283,10 +283,10 @@ static void test_other_ranks(void **state) {
 static void test_not_finite(void **state) {
     (void)state;
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     kfac_options(&o, NULL);
     o.lr = 1e30;
-    o.kfac.hyper.kl_clip = 0;
+    kfac_of(&o)->kl_clip = 0;
     EXPECT_FAILS(DSC_E_NUMERIC, "step", dsc_train_run(comm, device, &o, &result));
     EXPECT(result.steps >= 1);
     all_fine(comm);
@@ -296,16 +296,16 @@ static void test_refused(void **state) {
     (void)state;
     dsc_train_options o;
     kfac_options(&o, NULL);
-    o.kfac.strategy = DSC_KFAC_HYBRID_OPT;
-    o.kfac.grad_worker_fraction = 0.4;
+    kfac_of(&o)->strategy = DSC_KFAC_HYBRID_OPT;
+    kfac_of(&o)->grad_worker_fraction = 0.4;
     EXPECT_FAILS(DSC_E_INVALID, "0.4", dsc_train_run(comm, device, &o, NULL));
     kfac_options(&o, NULL);
-    o.kfac.strategy = DSC_KFAC_MEM_OPT;
-    o.kfac.colocate_factors = 0;
+    kfac_of(&o)->strategy = DSC_KFAC_MEM_OPT;
+    kfac_of(&o)->colocate_factors = 0;
     EXPECT_FAILS(DSC_E_INVALID, "mem-opt", dsc_train_run(comm, device, &o, NULL));
     kfac_options(&o, NULL);
     if (rank == ranks - 1) /* on one rank alone */
-        o.kfac.hyper.damping = 0;
+        kfac_of(&o)->damping = 0;
     EXPECT_FAILS(DSC_E_INVALID, "damping 0", dsc_train_run(comm, device, &o, NULL));
     all_fine(comm);
 }

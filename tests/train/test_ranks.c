@@ -124,10 +124,10 @@ static void test_other_options(void **state) {
     o.data_threads = odd ? 2 : 1;
     EXPECT_OK(dsc_train_run(comm, device, &o, NULL));
     if (ranks > 1) {
-        o.optim.momentum = odd ? 0.5 : 0.9;
+        optim_of(&o)->momentum = odd ? 0.5 : 0.9;
         EXPECT_FAILS(DSC_E_INVALID, "optimizer.momentum 0.5 instead of 0.9",
                      dsc_train_run(comm, device, &o, NULL));
-        o.optim.momentum = 0.9;
+        optim_of(&o)->momentum = 0.9;
         o.out = odd ? folder("odd", out) : NULL;
         EXPECT_FAILS(DSC_E_INVALID, "out true instead of false", dsc_train_run(comm, device, &o, NULL));
     }
@@ -147,7 +147,7 @@ static void resume_options(dsc_train_options *o, const char *out) {
 }
 
 static void go_on(const char *whole, const char *out, dsc_train_options *o) {
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     o->progress = NULL;
     o->resume = "auto";
     EXPECT_OK(dsc_train_run(comm, device, o, &result));
@@ -161,7 +161,7 @@ static void test_resume(void **state) {
     (void)state;
     char whole[SCRATCH_SIZE], early[SCRATCH_SIZE], late[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     resume_options(&o, folder("whole", whole));
     EXPECT_OK(dsc_train_run(comm, device, &o, NULL));
 
@@ -187,7 +187,8 @@ static void test_other_ranks(void **state) {
     (void)state;
     char out[SCRATCH_SIZE], data[32], file[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result result, resumed, whole;
+    dsc_train_result result = {.size = sizeof result}, resumed = {.size = sizeof resumed},
+                     whole = {.size = sizeof whole};
     snprintf(data, sizeof data, "synthetic:%d", ranks * 4 * 5);
     runs_options(&o, folder("others", out));
     o.data = data;
@@ -222,9 +223,9 @@ static void test_eval(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result trained;
+    dsc_train_result trained = {.size = sizeof trained};
     dsc_eval_options e;
-    dsc_eval_result all, one;
+    dsc_eval_result all = {.size = sizeof all}, one = {.size = sizeof one};
     runs_options(&o, folder("eval", out));
     o.model = "resnet20";
     o.data = "synthetic:115"; /* 23 validation images: no number of ranks divides them */
@@ -253,7 +254,7 @@ static void test_eval(void **state) {
 static void test_eval_gives_back(void **state) {
     (void)state;
     dsc_train_options o;
-    dsc_eval_result result;
+    dsc_eval_result result = {.size = sizeof result};
     float own[16], after[16];
     runs_options(&o, NULL);
     o.model = "resnet20";
@@ -302,7 +303,7 @@ static void test_drift(void **state) {
 static void test_not_finite(void **state) {
     (void)state;
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     runs_options(&o, NULL);
     o.eval_every = 0;
     o.batch_size = 4;

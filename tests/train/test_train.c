@@ -30,7 +30,7 @@ static const char *folder(const char *name, char path[SCRATCH_SIZE]) {
 static void test_options(void **state) {
     (void)state;
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     static const struct {
         size_t offset;
         int64_t value;
@@ -148,7 +148,7 @@ static void test_metrics(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     runs_options(&o, folder("metrics", out));
     assert_ok(dsc_train_run(comm, device, &o, &result));
     json_t *lines = runs_lines(out);
@@ -232,7 +232,7 @@ static void test_best(void **state) {
     (void)state;
     char out[SCRATCH_SIZE], name[64];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     runs_options(&o, folder("best", out));
     o.epochs = 8;
     o.keep = 0;
@@ -271,7 +271,7 @@ static void resume_options(dsc_train_options *o, const recipe *r, const char *ou
     o->data = "synthetic:40"; /* 5 steps an epoch of 8 samples, or 3 of 12 and 4 left over */
     o->batch_size = r->micro > 1 ? 4 : 8;
     o->batches_per_allreduce = r->micro;
-    o->optim.kind = r->kind;
+    optim_of(o)->kind = r->kind;
     o->lr = r->kind == DSC_SGD ? 0.02 : 0.001;
     o->warmup_epochs = 1;
     o->warmup_start = 0;
@@ -282,7 +282,7 @@ static void resume_options(dsc_train_options *o, const recipe *r, const char *ou
 static void check_resume(const recipe *r, int64_t stop, const char *name, const char *whole) {
     char out[SCRATCH_SIZE], file[64];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     resume_options(&o, r, folder(name, out));
     o.progress = runs_stop_at;
     o.progress_context = &stop;
@@ -341,7 +341,7 @@ static void test_small_resume(void **state) {
 static void test_stop_before(void **state) {
     (void)state;
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     runs_options(&o, NULL);
     dsc_train_request_stop();
     assert_fails(DSC_E_INTERRUPTED, "after step", dsc_train_run(comm, device, &o, &result));
@@ -357,7 +357,7 @@ static void test_extend(void **state) {
     (void)state;
     char out[SCRATCH_SIZE], other[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     runs_options(&o, folder("extend", out));
     o.steps = 6;
     assert_ok(dsc_train_run(comm, device, &o, &result));
@@ -529,7 +529,7 @@ static void test_not_finite(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result result;
+    dsc_train_result result = {.size = sizeof result};
     runs_options(&o, folder("nan", out));
     o.lr = 1e30;
     o.checkpoint_every = 1;
@@ -733,9 +733,9 @@ static void test_eval(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
     dsc_train_options o;
-    dsc_train_result trained;
+    dsc_train_result trained = {.size = sizeof trained};
     dsc_eval_options e;
-    dsc_eval_result result;
+    dsc_eval_result result = {.size = sizeof result};
     runs_options(&o, folder("eval", out));
     o.model = "resnet20";
     o.data = "synthetic:100";

@@ -1,14 +1,16 @@
 /* Options of training and evaluation: defaults and checks. */
+#include "train/settings.h"
+
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/versioned.h"
-#include "train/trainer.h"
+#include "descent/model.h"
 
 #include <math.h>
 #include <string.h>
 
-void dsc_train_options_init(dsc_train_options *options) {
-    *options = (dsc_train_options){
-        .size = sizeof *options,
+void dsc_train_options_init_sized(dsc_train_options *options, size_t size) {
+    const dsc_train_options defaults = {
         .model = "resnet20",
         .data = "synthetic",
         .epochs = 100,
@@ -30,10 +32,7 @@ void dsc_train_options_init(dsc_train_options *options) {
         .kfac_damping_alpha = 0.5,
         .kfac_update_freq_alpha = 10,
     };
-    dsc_optim_options_init(&options->optim);
-    dsc_consensus_options_init(&options->consensus);
-    dsc_kfac_options_init(&options->kfac);
-    options->kfac.hyper.update_freq = 0;
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 static const char *const fisher_names[] = {"empirical", "sampled"};
@@ -70,9 +69,9 @@ const char *dsc_kfac_scope_name(dsc_kfac_scope scope) {
     return (int)scope >= 0 && (int)scope < 3 ? scope_names[scope] : "unknown";
 }
 
-void dsc_eval_options_init(dsc_eval_options *options) {
-    *options = (dsc_eval_options){
-        .size = sizeof *options, .batch_size = 128, .seed = DSC_SEED_OF_CHECKPOINT, .data_threads = 1};
+void dsc_eval_options_init_sized(dsc_eval_options *options, size_t size) {
+    const dsc_eval_options defaults = {.batch_size = 128, .seed = DSC_SEED_OF_CHECKPOINT, .data_threads = 1};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 static dsc_status at_least(const char *name, int64_t value, int64_t limit) {
@@ -130,7 +129,7 @@ static dsc_status check_alpha(const char *name, double alpha) {
 
 /* The rest of kfac's options is checked where they are used. */
 static dsc_status check_kfac(const dsc_train_options *o) {
-    DSC_TRY(at_least("steps between decompositions of K-FAC", o->kfac.hyper.update_freq, 0));
+    DSC_TRY(at_least("steps between decompositions of K-FAC", o->kfac->update_freq, 0));
     DSC_TRY(check_alpha("K-FAC's alpha of the damping", o->kfac_damping_alpha));
     DSC_TRY(check_alpha("K-FAC's alpha of the frequencies", o->kfac_update_freq_alpha));
     DSC_TRY(
@@ -157,13 +156,13 @@ static dsc_status check_gossip(const dsc_train_options *o) {
             at_least("epoch of the peers' schedule", o->peers_epochs[i], i ? o->peers_epochs[i - 1] + 1 : 0));
         DSC_TRY(at_least("peers of the schedule", o->peers_values[i], 1));
     }
-    if (o->peers_count > 0 && o->consensus.kind == DSC_CONSENSUS_ALLREDUCE)
+    if (o->peers_count > 0 && o->consensus->kind == DSC_CONSENSUS_ALLREDUCE)
         return DSC_FAIL(DSC_E_INVALID, "a schedule of peers: allreduce has none; leave it out, or gossip");
     return at_least("steps between distances of the ranks", o->distance_every, 0);
 }
 
 static dsc_status check_peer_loss(const dsc_train_options *o) {
-    const dsc_consensus_options *c = &o->consensus;
+    const dsc_consensus_options *c = o->consensus;
     if (o->on_peer_loss != DSC_PEER_LOSS_STOP && o->on_peer_loss != DSC_PEER_LOSS_CONTINUE)
         return DSC_FAIL(DSC_E_INVALID,
                         "what to do when a rank is lost %d: known are stop (%d), continue (%d)",
@@ -183,26 +182,62 @@ static dsc_status check_peer_loss(const dsc_train_options *o) {
                         "going on without a lost rank: the others of its group (%d ranks) cannot; use groups "
                         "of 1",
                         c->group);
-    if (o->kfac.hyper.update_freq > 0 && o->kfac_scope == DSC_SCOPE_GLOBAL)
+    if (o->kfac->update_freq > 0 && o->kfac_scope == DSC_SCOPE_GLOBAL)
         return DSC_FAIL(DSC_E_INVALID, "going on without a lost rank: K-FAC's scope global needs all ranks; "
                                        "use scope gossip or local");
     return DSC_OK;
 }
 
-dsc_status dsc_train_options_read(const dsc_train_options *given, dsc_train_options *out) {
-    dsc_train_options_init(out);
-    DSC_TRY(dsc_versioned_read("train", given, sizeof *out, out));
-    if (!out->model || !out->data)
+static dsc_status check(dsc_train_options *o) {
+    if (!o->model || !o->data)
         return DSC_FAIL(DSC_E_INVALID, "neither model nor data may be NULL");
-    if (out->resume && strcmp(out->resume, "auto") == 0 && !out->out)
+    if (o->resume && strcmp(o->resume, "auto") == 0 && !o->out)
         return DSC_FAIL(DSC_E_INVALID, "resume 'auto' looks in the output directory, and none was given");
-    DSC_TRY(check_counts(out));
-    DSC_TRY(check_rates(out));
-    DSC_TRY(check_kfac(out));
-    DSC_TRY(check_gossip(out));
-    DSC_TRY(check_peer_loss(out));
-    if (out->image_size > 0)
+    DSC_TRY(check_counts(o));
+    DSC_TRY(check_rates(o));
+    DSC_TRY(check_kfac(o));
+    DSC_TRY(check_gossip(o));
+    DSC_TRY(check_peer_loss(o));
+    if (o->image_size > 0)
         return DSC_OK;
     int64_t channels, classes;
-    return dsc_zoo_default_input(out->model, &out->image_size, &channels, &classes);
+    return dsc_zoo_default_input(o->model, &o->image_size, &channels, &classes);
+}
+
+static dsc_status copy_strings(dsc_settings *s) {
+    const char **const strings[DSC_SETTINGS_STRINGS] = {
+        &s->train.model,  &s->train.data,      &s->train.out,
+        &s->train.resume, &s->consensus.graph, &s->kfac.skip_layers,
+    };
+    for (int i = 0; i < DSC_SETTINGS_STRINGS; i++) {
+        if (!*strings[i])
+            continue;
+        DSC_TRY(dsc_memory_strdup(*strings[i], &s->strings[i]));
+        *strings[i] = s->strings[i];
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_settings_read(const dsc_train_options *given, dsc_settings *out) {
+    memset(out, 0, sizeof *out);
+    dsc_train_options_init(&out->train);
+    dsc_optim_options_init(&out->optim);
+    dsc_consensus_options_init(&out->consensus);
+    dsc_kfac_options_init(&out->kfac);
+    DSC_TRY(dsc_versioned_read("train", given, sizeof out->train, &out->train));
+    DSC_TRY(dsc_versioned_read("optim", out->train.optim, sizeof out->optim, &out->optim));
+    DSC_TRY(dsc_versioned_read("consensus", out->train.consensus, sizeof out->consensus, &out->consensus));
+    DSC_TRY(dsc_versioned_read("kfac", out->train.kfac, sizeof out->kfac, &out->kfac));
+    if (!out->train.kfac)
+        out->kfac.update_freq = 0;
+    out->train.optim = &out->optim;
+    out->train.consensus = &out->consensus;
+    out->train.kfac = &out->kfac;
+    DSC_TRY(copy_strings(out));
+    return check(&out->train);
+}
+
+void dsc_settings_clear(dsc_settings *settings) {
+    for (int i = 0; i < DSC_SETTINGS_STRINGS; i++)
+        dsc_memory_free(&settings->strings[i]);
 }

@@ -1,0 +1,23 @@
+/* All options of a run in one place: the caller's, with defaults where nothing was given. */
+#ifndef DSC_TRAIN_SETTINGS_H
+#define DSC_TRAIN_SETTINGS_H
+
+#include "descent/train.h"
+
+enum { DSC_SETTINGS_STRINGS = 6 };
+
+typedef struct dsc_settings {
+    dsc_train_options
+        train; /* optim, consensus and kfac point to the members below: do not copy the struct */
+    dsc_optim_options optim;
+    dsc_consensus_options consensus;
+    dsc_kfac_options kfac; /* update_freq is 0 without K-FAC */
+    char *strings[DSC_SETTINGS_STRINGS];
+} dsc_settings;
+
+/* Copies the caller's options (NULL: the defaults), strings included, and checks them. A shorter struct of an
+ * older version keeps the defaults after its end. On failure, too, dsc_settings_clear frees the copies. */
+dsc_status dsc_settings_read(const dsc_train_options *given, dsc_settings *out) DSC_MUST_CHECK;
+void dsc_settings_clear(dsc_settings *settings);
+
+#endif
