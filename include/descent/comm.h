@@ -77,10 +77,6 @@ DSC_API dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm 
  * own, operations of a communicator and of those split from it run in the order of their beginning, and
  * recordings that hold operations are destroyed before the communicator is. */
 DSC_API dsc_status dsc_comm_use_queue(dsc_comm *comm, dsc_queue *queue) DSC_MUST_CHECK;
-/* 1 when operations on tensors of the queue's device can be part of a recording (dsc_recording_begin): with
- * one rank, which has nothing to exchange, or with "nccl". An operation is begun and waited for in the same
- * recording; dsc_comm_test finds it not done there. */
-DSC_API int dsc_comm_records(const dsc_comm *comm);
 
 /* Element-wise reduction of `t` over all ranks, in place. F32 F64 I32 I64 U8; BF16 and F16 are added in
  * float32 and rounded after each addition (on GPUs by "nccl": in NCCL's order and with its rounding).

@@ -140,8 +140,6 @@ DSC_API dsc_status dsc_consensus_start(dsc_consensus *consensus) DSC_MUST_CHECK;
 /* 1 when a step is collective: everybody takes part in every step, and all hold the same parameters. Gossip
  * ranks only ever wait for their peers. */
 DSC_API int dsc_consensus_is_collective(const dsc_consensus *consensus);
-/* 1 when the moments of a step can be part of a recording. */
-DSC_API int dsc_consensus_records(const dsc_consensus *consensus);
 
 /* The moments of a step, in this order. Asynchronous. */
 DSC_API dsc_status dsc_consensus_before_forward(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
@@ -183,12 +181,17 @@ DSC_API dsc_status dsc_consensus_set_peers(dsc_consensus *consensus, int peers) 
 /* Sum over all ranks of the push-sum weights, after settling: the number of ranks. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_mass(dsc_consensus *consensus, double *mass) DSC_MUST_CHECK;
 
-/* What a checkpoint holds of it beside the parameters, after settling: numbers, and tensors to be read and
- * overwritten in place ("slow.NAME" ...; lent; grad.data is NULL); of each rank its own. */
-enum { DSC_CONSENSUS_NUMBERS = 8 };
-DSC_API void dsc_consensus_get_numbers(const dsc_consensus *consensus, double numbers[DSC_CONSENSUS_NUMBERS]);
-DSC_API dsc_status dsc_consensus_set_numbers(dsc_consensus *consensus,
-                                             const double numbers[DSC_CONSENSUS_NUMBERS]) DSC_MUST_CHECK;
+/* The state for a checkpoint, beside the parameters; every rank has its own, and it is read after settling.
+ * First the push-sum weight w (1 where the algorithm has none), the rounds of gossip begun so far (adpsgd: the
+ * exchanges completed), and the updates done. */
+DSC_API double dsc_consensus_weight(const dsc_consensus *consensus);
+DSC_API int64_t dsc_consensus_rounds(const dsc_consensus *consensus);
+DSC_API int64_t dsc_consensus_steps(const dsc_consensus *consensus);
+/* Continues from these numbers and from the parameters as they are now. Not collective. */
+DSC_API dsc_status dsc_consensus_restore(dsc_consensus *consensus, double weight, int64_t rounds,
+                                         int64_t steps) DSC_MUST_CHECK;
+/* Then named tensors ("slow.NAME", "anchor.NAME" with slow momentum, otherwise none), which are read and
+ * overwritten in place. They stay owned by the consensus; grad.data is NULL. */
 DSC_API int64_t dsc_consensus_state_count(const dsc_consensus *consensus);
 DSC_API const dsc_param *dsc_consensus_state(const dsc_consensus *consensus);
 

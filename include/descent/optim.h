@@ -41,13 +41,6 @@ DSC_API void dsc_optim_destroy(dsc_optim **optim);
  */
 DSC_API dsc_status dsc_optim_step(dsc_optim *optim, dsc_queue *queue, double lr,
                                   const dsc_tensor *read) DSC_MUST_CHECK;
-/* The same in parts: what differs from step to step, learning rate and corrections, goes to the device; then
- * the work, which can be recorded and replayed (dsc_recording_begin). */
-DSC_API dsc_status dsc_optim_prepare(dsc_optim *optim, dsc_queue *queue, double lr) DSC_MUST_CHECK;
-DSC_API dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor *read) DSC_MUST_CHECK;
-/* F64 scalar on the device: while it is not 0, steps leave values and state as they are, but are counted: the
- * host, which corrects Adam's averages by that number, does not wait to be told. Lent. */
-DSC_API const dsc_tensor *dsc_optim_skip(const dsc_optim *optim);
 /* Joint norm of the gradients of the last step, squared, before clipping: F64 scalar on the device, NULL
  * unless clipping. */
 DSC_API const dsc_tensor *dsc_optim_grad_sumsq(const dsc_optim *optim);

@@ -161,6 +161,10 @@ struct dsc_comm {
  * formula. `bytes` are those of the vector, of the whole in all-gather and reduce-scatter. For broadcast it
  * is what the root sends, for reduce what each other rank sends. */
 uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
+/* 1 when operations on tensors of the queue's device can be part of a recording (device/recording.h): with
+ * one rank, which has nothing to exchange, or with "nccl". An operation must be begun and waited for in the
+ * same recording; dsc_comm_test finds it not done there. */
+int dsc_comm_records(const dsc_comm *comm);
 /* Counts bytes that were sent without a call: by a recording that is replayed. */
 void dsc_comm_add_bytes(dsc_comm *comm, dsc_traffic traffic, uint64_t bytes);
 /* As dsc_comm_test, but the request is kept: dsc_comm_wait gives it back. */

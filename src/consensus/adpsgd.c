@@ -19,7 +19,6 @@
 #include "descent/log.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 /* ---- what can work ---- */
@@ -387,24 +386,23 @@ static int is_busy(const dsc_consensus *c) {
 
 /* ---- checkpoints ---- */
 
-static void get_numbers(const dsc_consensus *c, double *numbers) {
+static int64_t rounds(const dsc_consensus *c) {
     dsc_adpsgd *a = c->state;
     if (!a)
-        return;
+        return 0;
     pthread_mutex_lock(&a->lock);
-    numbers[0] = (double)a->exchanges;
+    int64_t exchanges = a->exchanges;
     pthread_mutex_unlock(&a->lock);
+    return exchanges;
 }
 
-static dsc_status set_numbers(dsc_consensus *c, const double *numbers) {
+static dsc_status restore(dsc_consensus *c, double weight, int64_t exchanges) {
+    (void)weight; /* pairs average with equal shares, so no weight travels */
     dsc_adpsgd *a = c->state;
-    if (!(numbers[0] >= 0 && numbers[0] <= 0x1p53) || numbers[0] != floor(numbers[0]))
-        return DSC_FAIL(DSC_E_INVALID, "adpsgd: %g exchanges so far: must be a whole number, 0 or more",
-                        numbers[0]);
     if (!a)
         return DSC_OK;
     pthread_mutex_lock(&a->lock);
-    a->exchanges = (int64_t)numbers[0];
+    a->exchanges = exchanges;
     pthread_mutex_unlock(&a->lock);
     return DSC_OK;
 }
@@ -421,6 +419,6 @@ const dsc_consensus_table dsc_consensus_adpsgd = {
     .rescue = rescue,
     .is_busy = is_busy,
     .set_peers = set_peers,
-    .get_numbers = get_numbers,
-    .set_numbers = set_numbers,
+    .rounds = rounds,
+    .restore = restore,
 };

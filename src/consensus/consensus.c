@@ -9,6 +9,7 @@
 #include "consensus/table.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -333,26 +334,52 @@ dsc_status dsc_consensus_set_peers(dsc_consensus *consensus, int peers) {
     return consensus->table->set_peers(consensus, peers);
 }
 
-/* The table's numbers first, the front's last. */
+double dsc_consensus_weight(const dsc_consensus *consensus) {
+    return consensus->table->weight ? consensus->table->weight(consensus) : 1;
+}
+
+int64_t dsc_consensus_rounds(const dsc_consensus *consensus) {
+    return consensus->table->rounds ? consensus->table->rounds(consensus) : 0;
+}
+
+int64_t dsc_consensus_steps(const dsc_consensus *consensus) {
+    return consensus->steps;
+}
+
+dsc_status dsc_consensus_restore(dsc_consensus *consensus, double weight, int64_t rounds, int64_t steps) {
+    dsc_consensus *c = consensus;
+    DSC_TRY(dsc_consensus_check_settled(c, "restore"));
+    if (rounds < 0 || steps < 0)
+        return DSC_FAIL(DSC_E_INVALID, "restore: %" PRId64 " rounds and %" PRId64 " steps: must be 0 or more",
+                        rounds, steps);
+    if (c->table->adopt)
+        DSC_TRY(c->table->adopt(c, c->queue));
+    if (c->table->restore)
+        DSC_TRY(c->table->restore(c, weight, rounds));
+    c->steps = steps;
+    return DSC_OK;
+}
+
+enum { STEPS_AT = 6 };
+
 void dsc_consensus_get_numbers(const dsc_consensus *consensus, double numbers[DSC_CONSENSUS_NUMBERS]) {
+    int weighted = consensus->table->weight != NULL;
     memset(numbers, 0, DSC_CONSENSUS_NUMBERS * sizeof *numbers);
-    if (consensus->table->get_numbers)
-        consensus->table->get_numbers(consensus, numbers);
-    numbers[DSC_CONSENSUS_OWN_NUMBERS] = (double)consensus->steps;
+    if (weighted)
+        numbers[0] = dsc_consensus_weight(consensus);
+    numbers[weighted] = (double)dsc_consensus_rounds(consensus);
+    numbers[STEPS_AT] = (double)consensus->steps;
 }
 
 dsc_status dsc_consensus_set_numbers(dsc_consensus *consensus, const double numbers[DSC_CONSENSUS_NUMBERS]) {
-    dsc_consensus *c = consensus;
-    double steps = numbers[DSC_CONSENSUS_OWN_NUMBERS];
-    DSC_TRY(dsc_consensus_check_settled(c, "a checkpoint's numbers"));
-    if (!(steps >= 0 && steps < 0x1p53))
-        return DSC_FAIL(DSC_E_INVALID, "a checkpoint's numbers: %g steps", steps);
-    if (c->table->adopt)
-        DSC_TRY(c->table->adopt(c, c->queue));
-    if (c->table->set_numbers)
-        DSC_TRY(c->table->set_numbers(c, numbers));
-    c->steps = (int64_t)steps;
-    return DSC_OK;
+    int weighted = consensus->table->weight != NULL;
+    const double counts[2] = {numbers[weighted], numbers[STEPS_AT]};
+    for (int i = 0; i < 2; i++)
+        if (!(counts[i] >= 0 && counts[i] < 0x1p53) || counts[i] != floor(counts[i]))
+            return DSC_FAIL(DSC_E_INVALID, "a checkpoint's consensus has done %g %s: must be a whole number",
+                            counts[i], i ? "steps" : "rounds");
+    return dsc_consensus_restore(consensus, weighted ? numbers[0] : 1, (int64_t)counts[0],
+                                 (int64_t)counts[1]);
 }
 
 int64_t dsc_consensus_state_count(const dsc_consensus *consensus) {

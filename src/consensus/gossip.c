@@ -190,10 +190,10 @@ static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     gossip *g = c->state;
     if (g->presented)
         return DSC_FAIL(DSC_E_INVALID, "settle: a step is under way: call it after dsc_consensus_update_end");
-    int64_t rounds = dsc_average_rounds(g->average);
+    int64_t before = dsc_average_rounds(g->average);
     g->unspread |= dsc_average_is_under_way(g->average);
-    dsc_status status = dsc_average_settle_within(g->average, queue, g->overlapped ? g->most : rounds);
-    g->unspread |= dsc_average_rounds(g->average) > rounds;
+    dsc_status status = dsc_average_settle_within(g->average, queue, g->overlapped ? g->most : before);
+    g->unspread |= dsc_average_rounds(g->average) > before;
     DSC_TRY(status);
     g->most = dsc_average_rounds(g->average);
     if (g->unspread)
@@ -207,9 +207,9 @@ static dsc_status wait_for(dsc_consensus *c, dsc_queue *queue, dsc_request **req
     gossip *g = c->state;
     if (g->synch_freq == 0) /* rounds are steps, and their order is fixed */
         return dsc_comm_wait(request);
-    int64_t rounds = dsc_average_rounds(g->average);
+    int64_t before = dsc_average_rounds(g->average);
     dsc_status status = dsc_average_wait_within(g->average, queue, g->most, request);
-    if (dsc_average_rounds(g->average) > rounds)
+    if (dsc_average_rounds(g->average) > before)
         g->age = 0;
     return status;
 }
@@ -246,18 +246,15 @@ static dsc_status set_peers(dsc_consensus *c, int peers) {
     return dsc_average_set_peers(g->average, peers);
 }
 
-static void get_numbers(const dsc_consensus *c, double *numbers) {
+static int64_t rounds(const dsc_consensus *c) {
     const gossip *g = c->state;
-    numbers[0] = dsc_average_weight(g->average);
-    numbers[1] = (double)dsc_average_rounds(g->average);
+    return dsc_average_rounds(g->average);
 }
 
-static dsc_status set_numbers(dsc_consensus *c, const double *numbers) {
+static dsc_status restore(dsc_consensus *c, double w, int64_t done) {
     gossip *g = c->state;
-    if (!(numbers[1] >= 0 && numbers[1] < 0x1p53))
-        return DSC_FAIL(DSC_E_INVALID, "a checkpoint's numbers: %g rounds of gossip", numbers[1]);
-    DSC_TRY(dsc_average_restore(g->average, numbers[0], (int64_t)numbers[1]));
-    g->most = (int64_t)numbers[1];
+    DSC_TRY(dsc_average_restore(g->average, w, done));
+    g->most = done;
     return DSC_OK;
 }
 
@@ -267,8 +264,7 @@ static dsc_status set_numbers(dsc_consensus *c, const double *numbers) {
         .name = label, .before_forward = first, .update_begin = update_begin, .update_end = last,            \
         .open = open_gossip, .close = close_gossip, .adopt = adopt, .grad_ready = grad_ready,                \
         .after_backward = after_backward, .settle = settle, .wait = wait_for, .is_busy = is_busy,            \
-        .weight = weight, .rescue = rescue, .set_peers = set_peers, .get_numbers = get_numbers,              \
-        .set_numbers = set_numbers                                                                           \
+        .weight = weight, .rescue = rescue, .set_peers = set_peers, .rounds = rounds, .restore = restore     \
     }
 
 const dsc_consensus_table dsc_consensus_sgp = GOSSIP_TABLE("sgp", before_forward, send_update);

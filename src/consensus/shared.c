@@ -88,12 +88,8 @@ dsc_status dsc_consensus_sum(dsc_consensus *c, double *values, int n) {
     return dsc_queue_sync(c->queue);
 }
 
-static double weight_of(const dsc_consensus *c) {
-    return c->table->weight ? c->table->weight(c) : 1;
-}
-
 dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue, dsc_traffic traffic) {
-    double mass = weight_of(c);
+    double mass = dsc_consensus_weight(c);
     if (dsc_comm_size(c->comm) == 1 && mass == 1)
         return DSC_OK;
     DSC_TRY(dsc_consensus_sum(c, &mass, 1));
@@ -119,7 +115,7 @@ dsc_status dsc_consensus_check_settled(const dsc_consensus *c, const char *what)
 
 dsc_status dsc_consensus_swap_in(dsc_consensus *consensus, dsc_queue *queue, dsc_values values) {
     dsc_consensus *c = consensus;
-    double weight = weight_of(c);
+    double weight = dsc_consensus_weight(c);
     int mean = values == DSC_VALUES_MEAN && (dsc_comm_size(c->comm) > 1 || weight != 1);
     DSC_TRY(dsc_consensus_check_settled(c, "swap in"));
     if (c->table->keeps_equal || (!mean && weight == 1)) {
@@ -161,7 +157,7 @@ static dsc_status measure(dsc_consensus *c, dsc_queue *queue, double *distance, 
     double squares[2];
     DSC_TRY(sum_squares(c, queue, &squares[0]));
     for (int64_t i = 0; i < c->run_count; i++)
-        DSC_TRY(dsc_op_axpby(queue, 1 / weight_of(c), &c->shadow[i], -1, &c->runs[i]));
+        DSC_TRY(dsc_op_axpby(queue, 1 / dsc_consensus_weight(c), &c->shadow[i], -1, &c->runs[i]));
     DSC_TRY(sum_squares(c, queue, &squares[1]));
     *norm = sqrt(squares[0]);
     DSC_TRY(dsc_consensus_sum(c, &squares[1], 1));
@@ -188,7 +184,7 @@ dsc_status dsc_consensus_distance(dsc_consensus *consensus, dsc_queue *queue, do
 
 dsc_status dsc_consensus_mass(dsc_consensus *consensus, double *mass) {
     DSC_TRY(dsc_consensus_check_settled(consensus, "mass"));
-    *mass = weight_of(consensus);
+    *mass = dsc_consensus_weight(consensus);
     return dsc_consensus_sum(consensus, mass, 1);
 }
 

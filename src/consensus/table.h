@@ -12,7 +12,7 @@ typedef struct dsc_consensus_table {
     dsc_status (*open)(dsc_consensus *consensus, const dsc_consensus_options *options);
     void (*close)(dsc_consensus *consensus);
     /* The parameters were written from outside: rank 0's values, a checkpoint's, an exact average. Nothing is
-     * in flight, and the weight is 1 unless set_numbers says otherwise. */
+     * in flight, and the weight is 1 unless `restore` follows with another one. */
     dsc_status (*adopt)(dsc_consensus *consensus, dsc_queue *queue);
     dsc_status (*before_forward)(dsc_consensus *consensus, dsc_queue *queue);
     dsc_status (*grad_ready)(dsc_consensus *consensus, dsc_queue *queue, int64_t param);
@@ -34,12 +34,12 @@ typedef struct dsc_consensus_table {
     dsc_status (*rescue)(dsc_consensus *consensus, dsc_queue *queue);
     /* NULL: refused. */
     dsc_status (*set_peers)(dsc_consensus *consensus, int peers);
-    /* numbers[0..DSC_CONSENSUS_OWN_NUMBERS) are the table's own, for checkpoints; zeroed before the call. */
-    void (*get_numbers)(const dsc_consensus *consensus, double *numbers);
-    dsc_status (*set_numbers)(dsc_consensus *consensus, const double *numbers);
+    /* As dsc_consensus_rounds; NULL: always 0. */
+    int64_t (*rounds)(const dsc_consensus *consensus);
+    /* After `adopt`. NULL: there is nothing to restore. */
+    dsc_status (*restore)(dsc_consensus *consensus, double weight, int64_t rounds);
 } dsc_consensus_table;
 
-enum { DSC_CONSENSUS_OWN_NUMBERS = 6 }; /* the rest is the front's */
 enum { DSC_SWAPPED_NOTHING = 1, DSC_SWAPPED_WITH_SHADOW };
 
 struct dsc_consensus {
@@ -82,7 +82,17 @@ extern const dsc_consensus_table dsc_consensus_osgp;
 extern const dsc_consensus_table dsc_consensus_dpsgd;
 extern const dsc_consensus_table dsc_consensus_adpsgd;
 
-/* ---- what the gossip ways share (shared.c) ---- */
+/* 1 when the calls of a step can be part of a recording (device/recording.h). */
+int dsc_consensus_records(const dsc_consensus *consensus);
+
+/* Weight, rounds and steps as checkpoints store them: with push-sum {w, rounds, 0...}, with adpsgd
+ * {exchanges, 0...}, and the steps at place 6. */
+enum { DSC_CONSENSUS_NUMBERS = 8 };
+void dsc_consensus_get_numbers(const dsc_consensus *consensus, double numbers[DSC_CONSENSUS_NUMBERS]);
+dsc_status dsc_consensus_set_numbers(dsc_consensus *consensus,
+                                     const double numbers[DSC_CONSENSUS_NUMBERS]) DSC_MUST_CHECK;
+
+/* ---- what the gossip algorithms share (shared.c) ---- */
 
 /* DSC_E_UNSUPPORTED unless all parameters are F32. */
 dsc_status dsc_consensus_check_types(const dsc_consensus *c) DSC_MUST_CHECK;

@@ -1,15 +1,14 @@
-/* First-order optimisers over a list of parameters. The formulas are the device's (device/ops.h); this file
- * decides what they run on: it owns the state, hands over the hyper-parameters, clips, and updates neighbours
- * in memory together.
+/* First-order optimisers over a list of parameters. The formulas are operations of the device (device/ops.h);
+ * this file owns the state, hands over the hyper-parameters, clips the gradients and calls the operations.
  *
- *   sgd           one call per run of parameters that are neighbours in memory (values and gradients alike)
- *   adam, adamw   the same
- *   lars, lamb    one call per parameter, since each has norms of its own
+ * sgd, adam and adamw are element-wise, so parameters that are neighbours in memory (values and gradients
+ * alike) are updated in one call. lars and lamb need the norms of each parameter, so they are called once per
+ * parameter. The state of one kind lies in one block in the order of the parameters: where the parameters are
+ * neighbours, so is their state. Where weight decay reads other tensors than the values (`read`), those need
+ * not be neighbours, and every parameter is updated by a call of its own.
  *
- * State of one kind lies in one block in the order of the parameters, so a run of parameters is a run of
- * state, too. Where decay reads other tensors than the values (`read`), every parameter is a run of its own.
- */
-#include "descent/optim.h"
+ * Everything about one optimiser is its update function and its entry in `rules`. */
+#include "optim/parts.h"
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -29,26 +28,22 @@ typedef struct piece {
     dsc_tensor slot[MAX_SLOTS];
 } piece;
 
-typedef struct kind_info {
+/* An optimiser. */
+typedef struct rule {
     const char *name;
-    int slots;
-    const char *slot_name[MAX_SLOTS];
-    int per_param; /* 1: the rule needs norms of single parameters */
-    double eps;    /* when the options leave it open */
-} kind_info;
-
-static const kind_info kinds[] = {
-    [DSC_SGD] = {"sgd", 1, {"momentum"}, 0, 1e-8},
-    [DSC_ADAM] = {"adam", 2, {"exp_avg", "exp_avg_sq"}, 0, 1e-8},
-    [DSC_ADAMW] = {"adamw", 2, {"exp_avg", "exp_avg_sq"}, 0, 1e-8},
-    [DSC_LARS] = {"lars", 1, {"momentum"}, 1, 1e-8},
-    [DSC_LAMB] = {"lamb", 2, {"exp_avg", "exp_avg_sq"}, 1, 1e-6},
-};
-enum { KIND_COUNT = sizeof kinds / sizeof *kinds };
+    const char *options;              /* the members of dsc_optim_options that only some optimisers use */
+    const char *slot_name[MAX_SLOTS]; /* the state of a parameter; NULL: fewer */
+    int per_param;                    /* 1: needs norms of single parameters */
+    int direction;                    /* 1: needs a scratch vector as long as a parameter */
+    double eps;                       /* the default */
+    /* Updates p->value and the state p->slot by p->grad; weight decay and norms read z. */
+    dsc_status (*update)(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z);
+} rule;
 
 struct dsc_optim {
     dsc_device *device;
-    const kind_info *info;
+    const rule *rule;
+    int slots; /* state tensors per parameter */
     dsc_optim_options options;
     int64_t steps;
 
@@ -61,11 +56,75 @@ struct dsc_optim {
     dsc_param *state;            /* views of it, names in `names` */
     char *names;
 
-    dsc_tensor hyper, skip;   /* F64[DSC_HYPER_COUNT]; its last */
-    dsc_tensor norms;         /* F64[2], lars and lamb */
-    dsc_tensor direction;     /* lamb's u, as long as the longest parameter */
-    dsc_tensor sumsq, factor; /* F64 scalars, with clipping */
+    dsc_tensor hyper, skip;   /* F64[DSC_HYPER_COUNT]; its last element */
+    dsc_tensor norms;         /* F64[2], for rules with per_param */
+    dsc_tensor direction;     /* as long as the longest parameter, for rules with direction */
+    dsc_tensor sumsq, factor; /* F64 scalars, for clipping */
 };
+
+/* ---- the optimisers ---- */
+
+static dsc_status update_sgd(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
+    return dsc_op_sgd(queue, o->options.nesterov != 0, &o->hyper, z, &p->grad, &p->slot[0], &p->value);
+}
+
+/* Weight decay is added to the gradient. */
+static dsc_status update_adam(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
+    return dsc_op_adam(queue, 0, &o->hyper, z, &p->grad, &p->slot[0], &p->slot[1], &p->value);
+}
+
+/* Weight decay acts on the values, apart from the gradient. */
+static dsc_status update_adamw(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
+    return dsc_op_adam(queue, 1, &o->hyper, z, &p->grad, &p->slot[0], &p->slot[1], &p->value);
+}
+
+static dsc_status update_lars(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
+    dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), g_norm = dsc_tensor_slice(&o->norms, 1, 1);
+    DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
+    DSC_TRY(dsc_op_dot(queue, &p->grad, &p->grad, 0, &g_norm));
+    return dsc_op_lars(queue, &o->hyper, &o->norms, z, &p->grad, &p->slot[0], &p->value);
+}
+
+static dsc_status update_lamb(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
+    dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), u_norm = dsc_tensor_slice(&o->norms, 1, 1);
+    dsc_tensor u = dsc_tensor_slice(&o->direction, 0, p->value.dim[0]);
+    DSC_TRY(dsc_op_lamb_direction(queue, &o->hyper, z, &p->grad, &p->slot[0], &p->slot[1], &u));
+    DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
+    DSC_TRY(dsc_op_dot(queue, &u, &u, 0, &u_norm));
+    return dsc_op_lamb_apply(queue, &o->hyper, &o->norms, &u, &p->value);
+}
+
+static const rule rules[] = {
+    [DSC_SGD] = {.name = "sgd",
+                 .options = "momentum nesterov",
+                 .slot_name = {"momentum"},
+                 .eps = 1e-8,
+                 .update = update_sgd},
+    [DSC_ADAM] = {.name = "adam",
+                  .options = "beta1 beta2 eps",
+                  .slot_name = {"exp_avg", "exp_avg_sq"},
+                  .eps = 1e-8,
+                  .update = update_adam},
+    [DSC_ADAMW] = {.name = "adamw",
+                   .options = "beta1 beta2 eps",
+                   .slot_name = {"exp_avg", "exp_avg_sq"},
+                   .eps = 1e-8,
+                   .update = update_adamw},
+    [DSC_LARS] = {.name = "lars",
+                  .options = "momentum trust",
+                  .slot_name = {"momentum"},
+                  .per_param = 1,
+                  .eps = 1e-8,
+                  .update = update_lars},
+    [DSC_LAMB] = {.name = "lamb",
+                  .options = "beta1 beta2 eps",
+                  .slot_name = {"exp_avg", "exp_avg_sq"},
+                  .per_param = 1,
+                  .direction = 1,
+                  .eps = 1e-6,
+                  .update = update_lamb},
+};
+enum { RULE_COUNT = sizeof rules / sizeof *rules };
 
 /* ---- options ---- */
 
@@ -86,24 +145,36 @@ dsc_status dsc_optim_parse(const char *name, dsc_optim_kind *out) {
     char known[128] = "";
     size_t used = 0;
     name = name ? name : "";
-    for (int i = 0; i < KIND_COUNT; i++) {
-        if (strcmp(name, kinds[i].name) == 0) {
+    for (int i = 0; i < RULE_COUNT; i++) {
+        if (strcmp(name, rules[i].name) == 0) {
             *out = (dsc_optim_kind)i;
             return DSC_OK;
         }
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", kinds[i].name);
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", rules[i].name);
     }
     return DSC_FAIL(DSC_E_INVALID, "optimiser '%s': not known; known are %s", name, known);
 }
 
 const char *dsc_optim_name(dsc_optim_kind kind) {
-    return (int)kind >= 0 && (int)kind < KIND_COUNT ? kinds[kind].name : "unknown";
+    return (int)kind >= 0 && (int)kind < RULE_COUNT ? rules[kind].name : "unknown";
+}
+
+int dsc_optim_uses(dsc_optim_kind kind, const char *option) {
+    size_t length = strlen(option);
+    const char *at = (int)kind >= 0 && (int)kind < RULE_COUNT ? rules[kind].options : "";
+    while (*at) {
+        size_t word = strcspn(at, " ");
+        if (word == length && strncmp(at, option, length) == 0)
+            return 1;
+        at += word + strspn(at + word, " ");
+    }
+    return 0;
 }
 
 /* The comparisons are false for NaN, so a NaN is refused, too. */
 static dsc_status check_options(const dsc_optim_options *o) {
-    if ((int)o->kind < 0 || (int)o->kind >= KIND_COUNT)
-        return DSC_FAIL(DSC_E_INVALID, "optimiser kind %d: must be in 0..%d", (int)o->kind, KIND_COUNT - 1);
+    if ((int)o->kind < 0 || (int)o->kind >= RULE_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "optimiser kind %d: must be in 0..%d", (int)o->kind, RULE_COUNT - 1);
     if (!(o->momentum >= 0 && o->momentum < 1))
         return DSC_FAIL(DSC_E_INVALID, "momentum %g: must be in [0, 1)", o->momentum);
     if (!(o->weight_decay >= 0 && isfinite(o->weight_decay)))
@@ -126,7 +197,7 @@ static dsc_status take_options(const dsc_optim_options *given, dsc_optim_options
     DSC_TRY(dsc_versioned_read("optim", given, sizeof *out, out));
     DSC_TRY(check_options(out));
     if (out->eps < 0)
-        out->eps = kinds[out->kind].eps;
+        out->eps = rules[out->kind].eps;
     return DSC_OK;
 }
 
@@ -183,7 +254,7 @@ static void merge_runs(dsc_optim *o) {
         }
     }
     for (int64_t i = 0; i < o->run_count; i++)
-        for (int s = 0; s < o->info->slots; s++)
+        for (int s = 0; s < o->slots; s++)
             o->runs[i].slot[s] = dsc_tensor_slice(&o->block[s], o->runs[i].first, o->runs[i].value.dim[0]);
 }
 
@@ -192,7 +263,7 @@ static dsc_status alloc_state(dsc_optim *o, const dsc_param *params) {
     for (int64_t i = 0; i < o->count; i++)
         total += dsc_tensor_count(&params[i].value);
     dsc_dtype dtype = o->count ? params[0].value.dtype : DSC_F32;
-    for (int s = 0; s < o->info->slots; s++)
+    for (int s = 0; s < o->slots; s++)
         DSC_TRY(dsc_tensor_alloc(o->device, dtype, 1, &total, &o->block[s]));
     DSC_TRY(dsc_memory_alloc(o->count, sizeof *o->params, &o->params));
     DSC_TRY(dsc_memory_alloc(o->count, sizeof *o->runs, &o->runs));
@@ -201,7 +272,7 @@ static dsc_status alloc_state(dsc_optim *o, const dsc_param *params) {
         piece *p = &o->params[i];
         *p =
             (piece){.first = first, .value = as_vector(&params[i].value), .grad = as_vector(&params[i].grad)};
-        for (int s = 0; s < o->info->slots; s++)
+        for (int s = 0; s < o->slots; s++)
             p->slot[s] = dsc_tensor_slice(&o->block[s], first, p->value.dim[0]);
         first += p->value.dim[0];
     }
@@ -213,16 +284,16 @@ static dsc_status alloc_state(dsc_optim *o, const dsc_param *params) {
 static dsc_status name_state(dsc_optim *o, const dsc_param *params) {
     size_t bytes = 0;
     for (int64_t i = 0; i < o->count; i++)
-        for (int s = 0; s < o->info->slots; s++)
-            bytes += strlen(o->info->slot_name[s]) + 1 + strlen(params[i].name) + 1;
+        for (int s = 0; s < o->slots; s++)
+            bytes += strlen(o->rule->slot_name[s]) + 1 + strlen(params[i].name) + 1;
     DSC_TRY(dsc_memory_alloc((int64_t)bytes, 1, &o->names));
-    DSC_TRY(dsc_memory_alloc(o->count * o->info->slots, sizeof *o->state, &o->state));
+    DSC_TRY(dsc_memory_alloc(o->count * o->slots, sizeof *o->state, &o->state));
     size_t used = 0;
     for (int64_t i = 0; i < o->count; i++)
-        for (int s = 0; s < o->info->slots; s++) {
-            dsc_param *entry = &o->state[i * o->info->slots + s];
+        for (int s = 0; s < o->slots; s++) {
+            dsc_param *entry = &o->state[i * o->slots + s];
             entry->name = o->names + used;
-            used += 1 + (size_t)snprintf(o->names + used, bytes - used, "%s.%s", o->info->slot_name[s],
+            used += 1 + (size_t)snprintf(o->names + used, bytes - used, "%s.%s", o->rule->slot_name[s],
                                          params[i].name);
             entry->value = params[i].value;
             entry->value.data = o->params[i].slot[s].data;
@@ -234,13 +305,13 @@ static dsc_status alloc_scratch(dsc_optim *o) {
     const int64_t one = 1, two = 2, hypers = DSC_HYPER_COUNT;
     DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &hypers, &o->hyper));
     o->skip = dsc_tensor_slice(&o->hyper, DSC_HYPER_SKIP, 1);
-    if (o->info->per_param)
+    if (o->rule->per_param)
         DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &two, &o->norms));
     if (o->options.clip_norm > 0) {
         DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &one, &o->sumsq));
         DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &one, &o->factor));
     }
-    if (o->options.kind == DSC_LAMB && o->count) {
+    if (o->rule->direction && o->count) {
         int64_t longest = 0;
         for (int64_t i = 0; i < o->count; i++)
             if (o->params[i].value.dim[0] > longest)
@@ -261,7 +332,9 @@ dsc_status dsc_optim_create(dsc_queue *queue, const dsc_param *params, int64_t c
     DSC_TRY(dsc_memory_alloc(1, sizeof *o, &o));
     o->device = dsc_queue_device(queue);
     o->options = taken;
-    o->info = &kinds[taken.kind];
+    o->rule = &rules[taken.kind];
+    while (o->slots < MAX_SLOTS && o->rule->slot_name[o->slots])
+        o->slots++;
     o->count = count;
     dsc_status status;
     DSC_TRY_GOTO(status, alloc_state(o, params), failed);
@@ -324,40 +397,6 @@ static dsc_status clip(dsc_optim *o, dsc_queue *queue) {
     return DSC_OK;
 }
 
-static dsc_status lars(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
-    dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), g_norm = dsc_tensor_slice(&o->norms, 1, 1);
-    DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
-    DSC_TRY(dsc_op_dot(queue, &p->grad, &p->grad, 0, &g_norm));
-    DSC_TRY(dsc_op_lars(queue, &o->hyper, &o->norms, z, &p->grad, &p->slot[0], &p->value));
-    return DSC_OK;
-}
-
-static dsc_status lamb(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
-    dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), u_norm = dsc_tensor_slice(&o->norms, 1, 1);
-    dsc_tensor u = dsc_tensor_slice(&o->direction, 0, p->value.dim[0]);
-    DSC_TRY(dsc_op_lamb_direction(queue, &o->hyper, z, &p->grad, &p->slot[0], &p->slot[1], &u));
-    DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
-    DSC_TRY(dsc_op_dot(queue, &u, &u, 0, &u_norm));
-    DSC_TRY(dsc_op_lamb_apply(queue, &o->hyper, &o->norms, &u, &p->value));
-    return DSC_OK;
-}
-
-static dsc_status update(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
-    switch (o->options.kind) {
-    case DSC_SGD:
-        return dsc_op_sgd(queue, o->options.nesterov != 0, &o->hyper, z, &p->grad, &p->slot[0], &p->value);
-    case DSC_ADAM:
-    case DSC_ADAMW:
-        return dsc_op_adam(queue, o->options.kind == DSC_ADAMW, &o->hyper, z, &p->grad, &p->slot[0],
-                           &p->slot[1], &p->value);
-    case DSC_LARS:
-        return lars(o, queue, p, z);
-    case DSC_LAMB:
-        return lamb(o, queue, p, z);
-    }
-    return DSC_FAIL(DSC_E_INTERNAL, "optimiser kind %d has no rule", (int)o->options.kind);
-}
-
 static dsc_status check_read(const dsc_optim *o, const dsc_tensor *read) {
     for (int64_t i = 0; i < o->count; i++)
         if (dsc_tensor_count(&read[i]) != o->params[i].value.dim[0])
@@ -372,12 +411,12 @@ dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor 
         DSC_TRY(check_read(optim, read));
     if (optim->options.clip_norm > 0)
         DSC_TRY(clip(optim, queue));
-    int single = read || optim->info->per_param;
+    int single = read || optim->rule->per_param;
     piece *pieces = single ? optim->params : optim->runs;
     int64_t count = single ? optim->count : optim->run_count;
     for (int64_t i = 0; i < count; i++) {
         dsc_tensor z = read ? as_vector(&read[i]) : pieces[i].value;
-        DSC_TRY(update(optim, queue, &pieces[i], &z));
+        DSC_TRY(optim->rule->update(optim, queue, &pieces[i], &z));
     }
     return DSC_OK;
 }
@@ -400,7 +439,7 @@ const dsc_tensor *dsc_optim_grad_sumsq(const dsc_optim *optim) {
 }
 
 int64_t dsc_optim_state_count(const dsc_optim *optim) {
-    return optim->count * optim->info->slots;
+    return optim->count * optim->slots;
 }
 
 const dsc_param *dsc_optim_state(const dsc_optim *optim) {

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "consensus/table.h"
 #include "train/checkpoint_parts.h"
 
 #include <math.h>

@@ -189,11 +189,8 @@ dsc_status dsc_gossip_meet(dsc_trainer *t) {
 
 dsc_status dsc_gossip_measure(dsc_trainer *t, dsc_consensus_report *report) {
     DSC_TRY(dsc_consensus_distance(t->consensus, t->queue, &report->distance, &report->norm));
-    double numbers[DSC_CONSENSUS_NUMBERS];
-    dsc_consensus_get_numbers(t->consensus, numbers);
-    int pairs = t->options.consensus->kind == DSC_CONSENSUS_ADPSGD; /* no weight travels */
-    report->weight = pairs ? 1 : numbers[0];
-    report->rounds = (int64_t)numbers[pairs ? 0 : 1];
+    report->weight = dsc_consensus_weight(t->consensus);
+    report->rounds = dsc_consensus_rounds(t->consensus);
     return dsc_consensus_mass(t->consensus, &report->mass);
 }
 

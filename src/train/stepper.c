@@ -11,7 +11,9 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "comm/table.h"
+#include "consensus/table.h"
 #include "device/ops.h"
+#include "optim/parts.h"
 
 #include <math.h>
 #include <stddef.h>

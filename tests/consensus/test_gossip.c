@@ -233,9 +233,7 @@ static void test_unit_gradient(void **state) {
 /* ---- overlap over several steps ---- */
 
 static int64_t rounds_of(const dsc_consensus *c) {
-    double numbers[DSC_CONSENSUS_NUMBERS];
-    dsc_consensus_get_numbers(c, numbers);
-    return (int64_t)numbers[1];
+    return dsc_consensus_rounds(c);
 }
 
 /* Steps at random speeds: no round lasts longer than synch_freq + 1 steps, nobody waits for ever, and mass is

@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "descent/optim.h"
+#include "optim/parts.h"
 
 #include <float.h>
 #include <math.h>
