@@ -117,7 +117,7 @@ static dsc_status fail_expired(dsc_request *r) {
     return DSC_FAIL(
         r->comm->watch ? DSC_E_LOST : DSC_E_COMM,
         "%s: not complete after %g s: a rank has ended, hangs or is slow: look at the messages of "
-        "all ranks, or wait longer (--peer-timeout)",
+        "all ranks, or wait longer (option peer-timeout)",
         what, r->comm->timeout);
 }
 

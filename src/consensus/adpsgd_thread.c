@@ -87,7 +87,7 @@ static dsc_status check_patience(dsc_adpsgd *a, const patience *p, int peer) {
         !a->failed) /* then only the end is left to wait for */
         return DSC_FAIL(a->comm->watch ? DSC_E_LOST : DSC_E_COMM,
                         "adpsgd: rank %d has not answered for %.3g s: it has ended, hangs, or is very slow; "
-                        "look at its messages, or wait longer (peer_timeout, --peer-timeout)",
+                        "look at its messages, or wait longer (option peer-timeout)",
                         peer, p->wait.waited);
     if (must_end_now(a))
         return DSC_FAIL(DSC_E_COMM, "adpsgd: the exchange with rank %d was not over at the end", peer);

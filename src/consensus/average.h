@@ -1,9 +1,11 @@
-/* Averaging by gossip, inside: what average.c (rounds) and message.c (what travels in one) share.
+/* Averaging by gossip, inside: what average.c (rounds), message.c (the data of a round) and average_lost.c
+ * (ranks that do not answer) share.
  *
- * A message is all tensors one behind the other, in the wire type, cut into buckets. In memory of the device
- * there is one copy to send for each different share of a step, and one to receive for each peer; beside it a
- * header of the host travels with the weight. Requests stand in one list in the order in which the end of a
- * round needs them: of the receives first headers, then bucket by bucket; then the sends in the same way. */
+ * A message is the concatenation of all tensors in the wire type, cut into buckets. On the device there is one
+ * copy to send for each different share of a step (peers with the same share get the same copy), and one to
+ * receive for each peer. With push-sum a header in host memory travels beside it, with the weight. The requests
+ * of a round are kept in one list in the order in which the end of the round needs them: the receives (headers
+ * first, then bucket by bucket), then the sends in the same order. */
 #ifndef DSC_CONSENSUS_AVERAGE_H
 #define DSC_CONSENSUS_AVERAGE_H
 
@@ -11,13 +13,13 @@
 
 enum { DSC_HEADER_WEIGHT, DSC_HEADER_ROUND, DSC_HEADER_COUNT };
 
-/* A piece of one tensor that lies in one bucket. */
+/* The part of one tensor that lies in one bucket. */
 typedef struct dsc_segment {
     dsc_tensor own;
-    int64_t first; /* its place in the message */
+    int64_t first; /* offset in the message */
 } dsc_segment;
 
-/* One that is sent: to `users` peers. */
+/* A copy of the message to send, and the number of peers that get it. */
 typedef struct dsc_copy {
     double share;
     int users;
@@ -26,84 +28,103 @@ typedef struct dsc_copy {
 typedef struct dsc_plan {
     dsc_dtype wire;
     int64_t total;          /* elements of a message */
-    int64_t bucket;         /* elements of a bucket, the last one may have fewer */
+    int64_t bucket;         /* elements of a bucket; the last one may have fewer */
     int64_t bucket_count;   /* 0 when there are no elements */
     dsc_segment *segments;  /* in the order of the message */
     int64_t *first_segment; /* [bucket_count + 1] */
-    int most;               /* peers in a step, either way */
-    int most_copies;        /* different shares in a step */
+    int most;               /* the most peers in a step, for sending or receiving */
+    int most_copies;        /* the most different shares in a step */
     dsc_tensor sent, got;   /* wire [most_copies * total], [most * total] */
-    dsc_tensor wide;        /* F32 [bucket], where the wire is a half type */
-    dsc_tensor headers;     /* F64 [2 * most * DSC_HEADER_COUNT] of the host: sent, then got */
+    dsc_tensor wide;        /* F32 [bucket], where the wire type is a half type */
+    dsc_tensor headers;     /* F64 [2 * most * DSC_HEADER_COUNT] in host memory: sent, then received */
 } dsc_plan;
 
-/* How far ranks have come in settling. */
+/* The stages of settling. A call that fails keeps its stage, and the next call continues from it. */
 typedef enum dsc_settling {
     DSC_SETTLING_NOT,
-    DSC_SETTLING_MEET,    /* waits until all ranks are there */
-    DSC_SETTLING_COUNT,   /* finds the most rounds that a rank has begun */
-    DSC_SETTLING_CATCH_UP /* ends, and begins, rounds up to these */
+    DSC_SETTLING_GATHER,  /* wait until all ranks have called settle */
+    DSC_SETTLING_COUNT,   /* find the largest number of rounds that any rank has begun */
+    DSC_SETTLING_CATCH_UP /* complete rounds up to that number */
 } dsc_settling;
 
 struct dsc_average {
-    dsc_comm *comm;    /* its own: messages of two averages never meet */
-    dsc_comm *meeting; /* of all who settle together: comm, or the caller's */
+    dsc_comm *comm;        /* its own, so that its messages match no others */
+    dsc_comm *settle_comm; /* all ranks that settle together: comm, or the caller's (groups) */
     int rank, ranks;
-    dsc_queue *queue; /* of creation */
-    dsc_device *host; /* of the headers */
+    dsc_queue *queue; /* the one given at creation */
+    dsc_device *host; /* owns the headers */
     dsc_average_options options;
     char *graph;
     dsc_topology *topology;
     dsc_tensor *tensors;
     int64_t count;
     dsc_plan plan;
-    int planned; /* 0: a plan could not be made, and no round can begin */
+    int planned; /* 0: making the plan failed, and no round can begin */
     double weight;
-    int64_t rounds;
+    int64_t rounds; /* begun so far */
     dsc_settling settling;
-    dsc_request *met; /* an all-reduce of `number` in `meeting`, while it is under way */
-    int64_t number;   /* what travels there; the rounds to catch up with */
-    /* Ranks as messages name them: rank r is factor * r + offset. */
+    dsc_request *settle_request; /* an all-reduce of `number` over settle_comm, while it is in flight */
+    int64_t number;              /* its buffer; then the round to catch up with */
+    /* Error messages call rank r of `comm` by the number name_factor * r + name_offset, its rank in the job. */
     int name_factor, name_offset;
 
     /* The round under way. */
     int under_way;
     dsc_edge *out, *in; /* [most] */
-    int *copy_of;       /* [most], of out */
+    int *copy_of;       /* [most]: the copy that out[i] gets */
     dsc_copy *copies;   /* [most_copies] */
     int out_count, in_count, copy_count;
-    double self;
+    double self; /* the share that stays here */
     dsc_request **requests;
     int64_t request_count;
-    int64_t complete; /* requests [0, complete) have been seen to be */
-    int64_t taken;    /* requests [0, taken) are waited for, and what they brought is added */
+    int64_t complete; /* requests [0, complete) are known to be complete */
+    int64_t taken;    /* requests [0, taken) have been waited for, and their data has been added */
 };
 
-/* For tests: called before every send, receive and test; NULL: nothing. */
+/* For tests: called before every send, receive and test, unless it is NULL. */
 extern void (*dsc_average_hook)(void);
 
-/* Makes room for the messages of a->topology; again after another topology. */
+/* ---- the data of a round (message.c) ---- */
+
+/* Allocates the memory for messages on a->topology; called again when the topology changes. */
 dsc_status dsc_plan_create(dsc_average *a) DSC_MUST_CHECK;
 void dsc_plan_destroy(dsc_plan *plan);
-/* The copies that the peers `out` need; copy_of[i] is out[i]'s. Returns their number. */
+/* Finds the copies that the peers `out` need; copy_of[i] is the one of out[i]. Returns their number. */
 int dsc_plan_copies(const dsc_edge *out, int count, dsc_copy *copies, int *copy_of);
-/* Bucket b of copy c, of those to send, or of what peer c sent. */
+/* Bucket b of copy c to send, and of the message received from peer c. */
 dsc_tensor dsc_plan_sent(const dsc_plan *plan, int c, int64_t b);
 dsc_tensor dsc_plan_got(const dsc_plan *plan, int c, int64_t b);
-/* Writes bucket b of all copies and keeps the own share in the tensors. */
+/* Writes bucket b of all copies and leaves this rank's own share in the tensors. */
 dsc_status dsc_plan_pack(dsc_average *a, dsc_queue *queue, int64_t b) DSC_MUST_CHECK;
-/* Adds bucket b of what peer c sent, times factor, to the tensors. */
+/* Adds `factor` times bucket b of peer c's message to the tensors. */
 dsc_status dsc_plan_add(dsc_average *a, dsc_queue *queue, double factor, int c, int64_t b) DSC_MUST_CHECK;
 
-/* As dsc_comm_wait for an operation that all ranks take part in, where one of them may wait in a round that
- * this one has not begun: it begins rounds meanwhile, up to `most` in all. */
+/* ---- rounds (average.c) ---- */
+
+/* The number of requests that are receives; the rest are sends. */
+int64_t dsc_average_receives(const dsc_average *a);
+/* Header i of those sent (got = 0) or received (got = 1). */
+dsc_tensor dsc_average_header(const dsc_average *a, int got, int i);
+/* As dsc_comm_wait, for an operation of all ranks where one of them may be waiting in a round that this rank
+ * has not begun: while it waits it begins rounds, up to `most` in all. */
 dsc_status dsc_average_wait_within(dsc_average *a, dsc_queue *queue, int64_t most,
                                    dsc_request **request) DSC_MUST_CHECK;
-/* As dsc_average_settle where a rank may wait in a round that others, already here, have not begun: while
- * somebody is missing, those here begin rounds, up to `most` in all, which no rank may have begun more of. */
+/* As dsc_average_settle, where a rank may be waiting in a round that others, which are already here, have not
+ * begun: while somebody is missing, those here begin rounds, up to `most` in all. No rank may have begun more
+ * than `most`. */
 dsc_status dsc_average_settle_within(dsc_average *a, dsc_queue *queue, int64_t most) DSC_MUST_CHECK;
-/* After the loss of a rank: ends the round under way without waiting. What has come whole is taken in, the
- * rest is lost, of tensors and weight alike. Then the average can only be destroyed. */
+
+/* ---- ranks that do not answer (average_lost.c) ---- */
+
+/* Fails with DSC_E_LOST when another rank has raised the alarm. */
+dsc_status dsc_average_check_alarm(const dsc_average *a) DSC_MUST_CHECK;
+/* Fails when a wait has taken longer than the timeout: for one request of the round, or for all ranks to call
+ * settle (request = -1). */
+dsc_status dsc_average_check_timeout(const dsc_average *a, int64_t request, double waited) DSC_MUST_CHECK;
+/* After the loss of a rank: ends the round under way without waiting. Messages that have arrived completely are
+ * added; the others are lost, values and weight alike. Afterwards the average can only be destroyed. */
 dsc_status dsc_average_give_up(dsc_average *a, dsc_queue *queue) DSC_MUST_CHECK;
+/* Instead of freeing: memory that messages in flight may still use is never given back. */
+void dsc_average_abandon(dsc_average *a);
 
 #endif

@@ -35,7 +35,7 @@ silent() {
     fi
     wait $job_pid || status=$?
     [ "$status" = 1 ] || complain "$name: exit status $status instead of 1"
-    grep -q '^descent: rank [01]: .*--peer-timeout' stderr || { complain "$name: does not say what it waited for"; cat stderr; }
+    grep -q '^descent: rank [01]: .*peer-timeout' stderr || { complain "$name: does not say what it waited for"; cat stderr; }
     cd ..
 }
 

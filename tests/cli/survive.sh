@@ -109,7 +109,7 @@ stop)
     await step 30
     kill -KILL "$(cat pid.2)"
     ends
-    has stderr "--peer-timeout"
+    has stderr "peer-timeout"
     ;;
 odd)
     start 4 --consensus adpsgd --epochs 1000000 --eval-every 0 --on-peer-loss continue

@@ -519,7 +519,7 @@ static void case_timeout(seat *s) {
     fill(s, &s->grads, 0);
     if (is_active(s)) {
         EXPECT_FAILS(DSC_E_COMM, culprit, step_until_failure(s));
-        EXPECT_FAILS(DSC_E_COMM, "--peer-timeout", try_step(s));
+        EXPECT_FAILS(DSC_E_COMM, "peer-timeout", try_step(s));
         EXPECT(!strstr(dsc_error_message(), "rank 1: rank 1: ")); /* raised twice, said once */
     } else {
         step(s);

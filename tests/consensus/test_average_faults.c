@@ -58,7 +58,7 @@ static void test_timeout(void **state) {
         EXPECT_FAILS(DSC_E_COMM, "rank 0 has sent nothing in round 0 for 0.2",
                      dsc_average_end(average, queue));
     if (rank == 1)
-        EXPECT(strstr(dsc_error_message(), "--peer-timeout") != NULL);
+        EXPECT(strstr(dsc_error_message(), "peer-timeout") != NULL);
     EXPECT_OK(dsc_comm_barrier(comm));
     if (rank == 0)
         EXPECT_OK(dsc_average_begin(average, queue));
@@ -111,7 +111,7 @@ static void test_stopped(void **state) {
     all_fine(comm);
 }
 
-/* Rank 0 comes late to the meeting point: the others say so, come again, and settle with it. */
+/* Rank 0 comes late to the synchronisation point: the others say so, come again, and settle with it. */
 static void test_settle_again(void **state) {
     (void)state;
     vectors v;
@@ -201,13 +201,13 @@ static void test_destroy_while_settling(void **state) {
     (void)state;
     vectors v;
     make_vectors(&v);
-    dsc_comm *alone = self_comm(), *meeting = slow_comm();
+    dsc_comm *alone = self_comm(), *together = slow_comm();
     dsc_average_options options = usual_options("exponential", 1);
     options.timeout = 0.1;
     for (int late = 0; late < 2; late++) {
         dsc_average *average = NULL;
         assert_ok(dsc_average_create(alone, queue, v.piece, PIECES, &options, &average));
-        average->meeting = meeting;
+        average->settle_comm = together;
         slow.arrived = 0;
         EXPECT_FAILS(DSC_E_COMM, "not all ranks have come", dsc_average_settle(average, queue));
         slow.arrived = !late;
@@ -218,7 +218,7 @@ static void test_destroy_while_settling(void **state) {
             *slow.number = 7;
         slow.arrived = late; /* the one that came in time is not asked for again */
     }
-    dsc_comm_destroy(&meeting);
+    dsc_comm_destroy(&together);
     dsc_comm_destroy(&alone);
     dsc_tensor_free(&v.memory);
     all_fine(comm);

@@ -462,7 +462,7 @@ static void test_settle_again(void **state) {
         dsc_consensus_options options = usual_options(DSC_CONSENSUS_SGP, NULL);
         options.group = group;
         options.peer_timeout = 0.2;
-        dsc_comm *aside = NULL; /* the meeting point may be `comm` */
+        dsc_comm *aside = NULL; /* the synchronisation point may be `comm` */
         assert_ok(dsc_comm_split(comm, 0, rank, &aside));
         dsc_consensus *c = make_consensus(&n, &options);
         write_first_values(&n, 0);

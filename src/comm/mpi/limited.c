@@ -75,7 +75,7 @@ static dsc_status run_limited(call *c, double seconds, int *ended) {
         return DSC_FAIL(
             DSC_E_COMM,
             "a communicator is not made after %g s: a rank has ended, hangs or is slow: look at the "
-            "messages of all ranks, or wait longer (--peer-timeout)",
+            "messages of all ranks, or wait longer (option peer-timeout)",
             seconds);
     return c->status == DSC_OK ? DSC_OK : dsc_error_adopt(c->status, c->message);
 }

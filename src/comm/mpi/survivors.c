@@ -256,7 +256,7 @@ static dsc_status agree(watch_state *w, double patience) {
             return DSC_FAIL(
                 DSC_E_COMM,
                 "survivors: this rank came too late, and the others go on without it: it was "
-                "stopped or away for long; more patience than %g s (--peer-timeout) keeps such ranks",
+                "stopped or away for long; more patience than %g s (option peer-timeout) keeps such ranks",
                 patience);
         if (a.decided)
             return DSC_OK;

@@ -58,7 +58,7 @@ static dsc_status open_average(dsc_consensus *c, gossip *g, const dsc_consensus_
     DSC_TRY(
         dsc_average_create(grouped ? group->between : c->comm, c->queue, tensors, count, &o, &g->average));
     if (grouped) {
-        g->average->meeting = c->comm;
+        g->average->settle_comm = c->comm;
         g->average->name_factor = group->size;
         g->average->name_offset = group->place;
     }
