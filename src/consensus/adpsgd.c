@@ -36,7 +36,7 @@ static dsc_status check_comm(const dsc_comm *comm, const dsc_device *device) {
     if (strcmp(dsc_comm_name(comm), "nccl") == 0 && !dsc_device_is_host(device))
         return DSC_FAIL(DSC_E_UNSUPPORTED,
                         "adpsgd with nccl: NCCL keeps the operations of all ranks in one order, and adpsgd "
-                        "has none; use communication by mpi");
+                        "has none; use mpi (option comm)");
     return DSC_OK;
 }
 

@@ -24,11 +24,12 @@ dsc_status dsc_average_check_timeout(const dsc_average *a, int64_t request, doub
         return DSC_OK;
     dsc_status status = a->comm->watch ? DSC_E_LOST : DSC_E_COMM;
     if (request < 0)
-        return DSC_FAIL(status,
-                        "gossip: after round %" PRId64
-                        " not all ranks have come to the synchronisation point within %.3g s: one has ended, "
-                        "hangs, or is very slow; look at their messages, or wait longer (option peer-timeout)",
-                        a->rounds - 1, waited);
+        return DSC_FAIL(
+            status,
+            "gossip: after round %" PRId64
+            " not all ranks have come to the synchronisation point within %.3g s: one has ended, "
+            "hangs, or is very slow; look at their messages, or wait longer (option peer-timeout)",
+            a->rounds - 1, waited);
     int64_t send = request - dsc_average_receives(a);
     int peer = send < 0 ? a->in[request % a->in_count].rank : a->out[send % a->out_count].rank;
     return DSC_FAIL(status,

@@ -315,7 +315,7 @@ static void test_sharing_is_refused(void **state) {
     assert_ok(dsc_device_create(&device_options, &first));
     assert_ok(dsc_queue_create(first, &q));
     EXPECT_FAILS(DSC_E_UNSUPPORTED, "ranks 0, 1", dsc_comm_use_queue(other, q));
-    EXPECT_FAILS(DSC_E_UNSUPPORTED, "--comm mpi", dsc_comm_use_queue(other, q));
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "use mpi (option comm)", dsc_comm_use_queue(other, q));
     dsc_comm_destroy(&other);
     dsc_queue_destroy(&q);
     dsc_device_destroy(&first);

@@ -455,11 +455,12 @@ static dsc_status fail_shared(const place *places, int ranks, int first) {
             continue;
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%d", used ? ", " : "", r);
     }
-    return DSC_FAIL(DSC_E_UNSUPPORTED,
-                    "nccl: ranks %s%s share GPU %s of %s, which NCCL cannot do: use communication by mpi, which copies "
-                    "over the host, or start at most %d rank%s on this node",
-                    text, sharers > NAMED ? ", ..." : "", places[first].bus, places[first].node,
-                    places[first].gpus, places[first].gpus == 1 ? "" : "s");
+    return DSC_FAIL(
+        DSC_E_UNSUPPORTED,
+        "nccl: ranks %s%s share GPU %s of %s, which NCCL cannot do: use mpi (option comm), which copies "
+        "over the host, or start at most %d rank%s on this node",
+        text, sharers > NAMED ? ", ..." : "", places[first].bus, places[first].node, places[first].gpus,
+        places[first].gpus == 1 ? "" : "s");
 }
 
 /* Every rank sees all places and comes to the same result. */
@@ -561,7 +562,8 @@ static int is_gpu(const dsc_device *device) {
 dsc_status dsc_nccl_use(dsc_comm *comm) {
     dsc_device *device = dsc_queue_device(comm->queue);
     if (!is_gpu(device))
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "nccl: device '%s' is not one of NVIDIA's GPUs: use communication by mpi",
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "nccl: device '%s' is not one of NVIDIA's GPUs: use mpi (option comm)",
                         dsc_device_name(device));
     if (comm->size == 1 && !comm->alone_too)
         return DSC_OK;
