@@ -1,5 +1,5 @@
-/* All-reduce: every rank's gradients become their mean, in buckets that leave while backward still runs; then
- * every rank makes the same update, so parameters stay equal bit for bit.
+/* All-reduce: the gradients are averaged over all ranks, in buckets that leave while the backward pass still
+ * runs. Every rank then makes the same update, so the parameters stay equal bit for bit.
  *
  * Gradients become ready in falling order of the parameters, so that is the order in which the buckets get
  * them: tensor i of the buckets is parameter count - 1 - i. */
@@ -9,7 +9,7 @@
 
 #include <inttypes.h>
 
-/* What only gossip does is refused, not passed over. */
+/* Options that only gossip uses are refused rather than ignored. */
 static dsc_status check_options(const dsc_consensus_options *o) {
     if (o->graph)
         return DSC_FAIL(DSC_E_INVALID,

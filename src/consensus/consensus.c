@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/versioned.h"
+#include "comm/table.h"
 #include "consensus/table.h"
 
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+/* Ranks that gossip as one: making the groups, cutting the slices, exchange inside a group. */
 #include "consensus/group.h"
 
 #include "base/error.h"
@@ -8,19 +9,9 @@
 
 /* ---- who is in a group ---- */
 
-static dsc_status check_even(int ranks, int size) {
-    if (size < 1) /* 0 has become the node's */
-        return DSC_FAIL(DSC_E_INVALID, "groups of %d ranks: must be 1 or more, or 0 for those of a node",
-                        size);
-    if (ranks % size != 0)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "groups of %d ranks: %d ranks cannot be divided evenly; take a divisor of %d", size,
-                        ranks, ranks);
-    return DSC_OK;
-}
-
-/* The ranks of a node must be as many on every node, and neighbours. */
-static dsc_status check_node(dsc_consensus *c, int *size) {
+/* *size = the number of ranks on a node, which must be the same on every node; ranks of a node must be
+ * neighbours in rank order. Collective. */
+static dsc_status count_node(dsc_consensus *c, int *size) {
     int rank = dsc_comm_rank(c->comm), ranks = dsc_comm_size(c->comm);
     int here = dsc_comm_local_size(c->comm);
     int fits = ranks % here == 0 && dsc_comm_local_rank(c->comm) == rank % here;
@@ -37,14 +28,13 @@ static dsc_status check_node(dsc_consensus *c, int *size) {
 
 /* ---- slices ---- */
 
-/* Slice p: elements [total p / size, total (p + 1) / size) of the runs as one vector. */
+/* Slice p holds elements [total p / size, total (p + 1) / size) of the concatenated runs. */
 static dsc_status cut_slices(dsc_group *g, const dsc_consensus *c) {
     int64_t start = 0, pieces = 0;
     DSC_TRY(dsc_memory_alloc(g->size + c->run_count, sizeof *g->slices, &g->slices));
     DSC_TRY(dsc_memory_alloc(g->size + c->run_count, sizeof *g->requests, &g->requests));
     DSC_TRY(dsc_memory_alloc(g->size + 1, sizeof *g->first, &g->first));
-    int64_t i = 0; /* the run that holds element `start`, from its element `inside` on */
-    int64_t inside = 0;
+    int64_t i = 0, inside = 0; /* element `start` is element `inside` of run i */
     for (int p = 0; p < g->size; p++) {
         int64_t end = c->total * (p + 1) / g->size;
         g->first[p] = pieces;
@@ -70,11 +60,17 @@ static dsc_status cut_slices(dsc_group *g, const dsc_consensus *c) {
 dsc_status dsc_group_open(dsc_group *group, dsc_consensus *c, const dsc_consensus_options *options) {
     dsc_group *g = group;
     const int64_t one = 1;
-    int rank = dsc_comm_rank(c->comm);
+    int rank = dsc_comm_rank(c->comm), ranks = dsc_comm_size(c->comm);
     g->size = options->group;
     if (g->size == 0)
-        DSC_TRY(check_node(c, &g->size));
-    DSC_TRY(check_even(dsc_comm_size(c->comm), g->size));
+        DSC_TRY(count_node(c, &g->size));
+    if (g->size < 1)
+        return DSC_FAIL(DSC_E_INVALID, "groups of %d ranks: must be 1 or more, or 0 for those of a node",
+                        g->size);
+    if (ranks % g->size != 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "groups of %d ranks: %d ranks cannot be divided evenly; take a divisor of %d",
+                        g->size, ranks, ranks);
     if (g->size == 1)
         return DSC_OK;
     g->place = rank % g->size;

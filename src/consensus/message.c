@@ -1,4 +1,4 @@
-/* What travels in a round: room for it, writing it, taking it in. */
+/* The data of a round of averaging: memory for the messages, writing them, adding those received. */
 #include "consensus/average.h"
 
 #include "base/error.h"
@@ -7,7 +7,7 @@
 
 #include <math.h>
 
-/* ---- room ---- */
+/* ---- memory ---- */
 
 int dsc_plan_copies(const dsc_edge *out, int count, dsc_copy *copies, int *copy_of) {
     int used = 0;
@@ -23,7 +23,7 @@ int dsc_plan_copies(const dsc_edge *out, int count, dsc_copy *copies, int *copy_
     return used;
 }
 
-/* Room for the peers of a step, and the most copies of any. */
+/* Allocates the lists for the peers of a step and counts the copies that any step needs. */
 static dsc_status size_steps(dsc_average *a) {
     dsc_plan *p = &a->plan;
     p->most = dsc_topology_most_peers(a->topology);
@@ -44,7 +44,7 @@ static dsc_status size_steps(dsc_average *a) {
     return DSC_OK;
 }
 
-/* Cuts the tensors into buckets. */
+/* Cuts the concatenated tensors into buckets, and each tensor into segments that lie in one bucket. */
 static dsc_status cut(dsc_average *a) {
     dsc_plan *p = &a->plan;
     for (int64_t i = 0; i < a->count; i++)
@@ -119,7 +119,7 @@ dsc_tensor dsc_plan_got(const dsc_plan *plan, int c, int64_t b) {
     return dsc_tensor_slice(&plan->got, c * plan->total + b * plan->bucket, bucket_length(plan, b));
 }
 
-/* The place of a segment in a bucket of a message. */
+/* The part of a bucket that belongs to a segment. */
 static dsc_tensor place_of(const dsc_plan *p, const dsc_segment *s, const dsc_tensor *bucket) {
     return dsc_tensor_slice(bucket, s->first % p->bucket, dsc_tensor_count(&s->own));
 }
@@ -157,7 +157,7 @@ static int is_power_of_two(double share) {
     return share == 0 || frexp(share, &exponent) == 0.5;
 }
 
-/* 1 when the products with the shares are exact, so that what is kept and what leaves sum to what was. */
+/* 1 when the products with all shares are exact, so that what stays and what leaves sum to what was there. */
 static int splits_exactly(const dsc_average *a) {
     int exact = a->plan.wire == DSC_F32 && is_power_of_two(a->self);
     for (int c = 0; c < a->copy_count; c++)
@@ -165,8 +165,8 @@ static int splits_exactly(const dsc_average *a) {
     return exact;
 }
 
-/* Shares like 1/3 and half types round: what is kept is then what has not left. Products would lose, or add,
- * a little mass in every round, and always in the same direction. */
+/* Where products round (shares like 1/3, half types), this rank keeps x minus the rounded values that leave.
+ * Keeping the product self x would lose or add a little mass in every round, always in the same direction. */
 static dsc_status keep_own(dsc_average *a, dsc_queue *queue, int64_t b) {
     dsc_plan *p = &a->plan;
     if (!splits_exactly(a)) {

@@ -1,4 +1,4 @@
-/* What the gossip ways share: a second place for values beside the parameters, means over all ranks, and
+/* Shared by the gossip algorithms: a second copy of the values beside the parameters, means over all ranks, and
  * the values that are swapped in between steps.
  *
  * Between steps the parameters hold the numerators x. While other values are swapped in, x is in the shadow;
@@ -39,7 +39,7 @@ dsc_status dsc_consensus_make_shadow(dsc_consensus *c) {
         DSC_TRY(dsc_memory_alloc(c->count, sizeof *c->read, &c->read));
     DSC_TRY(dsc_memory_alloc(c->run_count, sizeof *c->shadow, &c->shadow));
     dsc_consensus_slice(c, &c->shadow_memory, c->shadow);
-    int64_t at = 0; /* runs hold the parameters in their order */
+    int64_t at = 0; /* the runs hold the parameters in order */
     for (int64_t i = 0; i < c->count; i++) {
         const dsc_tensor *value = &c->params[i].value;
         c->read[i] = *value;
@@ -94,7 +94,7 @@ dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue, dsc_t
         return DSC_OK;
     DSC_TRY(dsc_consensus_sum(c, &mass, 1));
     DSC_TRY(dsc_queue_sync(queue));
-    /* Each sum is divided at once: when a rank is lost between two of them, the parameters hold no sums. */
+    /* Each sum is divided at once: should a rank be lost between two of them, no parameter holds a sum. */
     for (int64_t i = 0; i < c->run_count; i++) {
         DSC_TRY(dsc_comm_allreduce(c->comm, traffic, DSC_SUM, &c->runs[i]));
         DSC_TRY(dsc_op_axpby(queue, 1 / mass, &c->runs[i], 0, &c->runs[i]));
@@ -152,7 +152,7 @@ static dsc_status sum_squares(dsc_consensus *c, dsc_queue *queue, double *out) {
     return dsc_queue_sync(queue);
 }
 
-/* The parameters hold the mean, the shadow the numerators. */
+/* Called while the parameters hold the mean and the shadow the numerators; destroys the mean. */
 static dsc_status measure(dsc_consensus *c, dsc_queue *queue, double *distance, double *norm) {
     double squares[2];
     DSC_TRY(sum_squares(c, queue, &squares[0]));

@@ -1,10 +1,10 @@
-/* Exact averages over all ranks every so many steps, and slow momentum (SlowMo) on top: with the values y
- * after the average before, the average x and the learning rate r,
+/* Exact averages over all ranks every few steps, and slow momentum (SlowMo) on top of them. With the average
+ * x, the values y after the previous average and the learning rate r:
  *
  *   u <- momentum u + (y - x) / r
  *   x <- y - slow_rate r u,   y <- x
  *
- * so that momentum 0 and slow_rate 1 are the plain average. */
+ * With momentum 0 and slow_rate 1 this is the plain average, and neither u nor y is kept. */
 #include "consensus/table.h"
 
 #include "base/error.h"
@@ -38,7 +38,7 @@ static dsc_status check_options(const dsc_consensus_options *o) {
     return DSC_OK;
 }
 
-/* "slow.NAME" and "anchor.NAME" of every parameter, one behind the other. */
+/* Names for checkpoints: "slow.NAME" for u and "anchor.NAME" for y, for every parameter. */
 static dsc_status make_names(dsc_consensus *c) {
     size_t bytes = 1;
     for (int64_t i = 0; i < c->count; i++)
@@ -93,8 +93,8 @@ dsc_status dsc_slow_start(dsc_consensus *c, dsc_queue *queue) {
     return dsc_consensus_scale(c, queue, 1, c->runs, c->slow + c->run_count);
 }
 
-/* The average is in the parameters. */
-static dsc_status follow(dsc_consensus *c, dsc_queue *queue) {
+/* The update above; the parameters hold the average x. */
+static dsc_status apply_momentum(dsc_consensus *c, dsc_queue *queue) {
     if (c->rate < 0)
         return DSC_FAIL(DSC_E_INVALID,
                         "slow momentum needs the learning rate: call dsc_consensus_set_rate before a step");
@@ -113,7 +113,7 @@ dsc_status dsc_slow_average(dsc_consensus *c, dsc_queue *queue) {
         DSC_TRY(c->table->settle(c, queue));
     DSC_TRY(dsc_consensus_mean_in_place(c, queue, DSC_TRAFFIC_PARAMETERS));
     if (c->slow)
-        DSC_TRY(follow(c, queue));
+        DSC_TRY(apply_momentum(c, queue));
     if (c->table->adopt)
         DSC_TRY(c->table->adopt(c, queue));
     return DSC_OK;
