@@ -1,12 +1,12 @@
-/* AD-PSGD: training and averaging run apart. The training thread computes gradients at a copy of x, which may
- * be stale by the time they are applied, and never waits for another rank; a thread of its own
- * (adpsgd_thread.c) averages x with one peer at a time, over a communicator and a queue of its own.
+/* AD-PSGD, the training thread's side. This thread computes gradients at a copy of x, which may be stale by
+ * the time they are applied, and never waits for another rank. A second thread (adpsgd_thread.c) averages x
+ * with one peer at a time, over a communicator and a queue of its own. adpsgd.h shows both side by side.
  *
  * At most one gradient is queued: the training thread applies its own, under the lock, before it begins the
  * next, so the lock is the queue.
  *
  * Between settle and the next before_forward the averaging threads rest and the parameters hold the values;
- * whatever they hold then, x takes over. */
+ * before_forward then copies them to x, whoever has written them. */
 #include "consensus/adpsgd.h"
 
 #include "base/clock.h"
@@ -21,7 +21,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* ---- what can work ---- */
+/* ---- checks ---- */
 
 static dsc_status check_comm(const dsc_comm *comm, const dsc_device *device) {
     if (comm->size % 2)
@@ -71,7 +71,7 @@ static dsc_status check_graph(const dsc_topology *topology) {
     const char *name = dsc_topology_name(topology);
     if (!dsc_topology_is_matching(topology) || dsc_topology_most_peers(topology) > 1)
         return DSC_FAIL(DSC_E_INVALID,
-                        "adpsgd with graph '%s': ranks must meet in pairs, with equal shares; use "
+                        "adpsgd with graph '%s': ranks must exchange in pairs, with equal shares; use "
                         "bipartite-exponential or bipartite-linear",
                         name);
     for (int64_t step = 0; step < dsc_topology_period(topology); step++)
@@ -79,9 +79,9 @@ static dsc_status check_graph(const dsc_topology *topology) {
             dsc_edge edge;
             if (dsc_topology_out(topology, rank, step, &edge, NULL) == 1 && (rank + edge.rank) % 2 == 0)
                 return DSC_FAIL(DSC_E_INVALID,
-                                "adpsgd with graph '%s': ranks %d and %d meet in step %" PRId64
+                                "adpsgd with graph '%s': ranks %d and %d exchange in step %" PRId64
                                 ", but odd ranks ask and even ones answer, so only an odd and an even one "
-                                "can meet; use bipartite-exponential or bipartite-linear",
+                                "can exchange; use bipartite-exponential or bipartite-linear",
                                 name, rank, edge.rank, step);
         }
     return DSC_OK;
@@ -89,14 +89,14 @@ static dsc_status check_graph(const dsc_topology *topology) {
 
 /* ---- life ---- */
 
-/* Those that the graph ever pairs this rank with. */
+/* Lists the ranks that the graph ever pairs this rank with. */
 static dsc_status find_partners(dsc_adpsgd *a) {
     int ranks = dsc_topology_ranks(a->topology);
     DSC_TRY(dsc_memory_alloc(ranks, sizeof *a->partners, &a->partners));
     for (int64_t step = 0; step < dsc_topology_period(a->topology); step++) {
         dsc_edge edge;
         if (dsc_topology_out(a->topology, a->rank, step, &edge, NULL) == 1)
-            a->partners[edge.rank].rank = 1; /* marked; numbered below */
+            a->partners[edge.rank].rank = 1; /* a mark; the list is made below */
     }
     for (int rank = 0; rank < ranks; rank++) {
         if (a->partners[rank].rank)
@@ -113,30 +113,6 @@ static dsc_status find_partners(dsc_adpsgd *a) {
     return DSC_OK;
 }
 
-static dsc_status make_graph(dsc_adpsgd *a, int ranks, const char *name) {
-    dsc_device_options host_options;
-    dsc_device_options_init(&host_options);
-    host_options.name = "ref";
-    DSC_TRY(dsc_device_create(&host_options, &a->host));
-    DSC_TRY(dsc_topology_create(name ? name : "bipartite-exponential", ranks, NULL, &a->topology));
-    DSC_TRY(check_graph(a->topology));
-    return find_partners(a);
-}
-
-static dsc_status make_buffers(dsc_adpsgd *a, dsc_device *device, size_t bucket_bytes) {
-    int64_t fit = (int64_t)(bucket_bytes / dsc_dtype_size(a->wire));
-    a->bucket = fit < 1 ? 1 : fit < a->total ? fit : a->total;
-    a->bucket_count = (a->total + a->bucket - 1) / a->bucket;
-    DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->total, &a->x));
-    DSC_TRY(dsc_tensor_alloc(device, a->wire, 1, &a->total, &a->sent));
-    DSC_TRY(dsc_tensor_alloc(device, a->wire, 1, &a->total, &a->got));
-    if (a->wire != DSC_F32) {
-        DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->bucket, &a->wide_a));
-        DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->bucket, &a->wide_b));
-    }
-    return dsc_memory_alloc(2 * a->bucket_count, sizeof *a->requests, &a->requests);
-}
-
 static dsc_status start_thread(dsc_adpsgd *a) {
     a->has_lock = pthread_mutex_init(&a->lock, NULL) == 0;
     a->has_changed = pthread_cond_init(&a->changed, NULL) == 0;
@@ -147,14 +123,33 @@ static dsc_status start_thread(dsc_adpsgd *a) {
     return DSC_OK;
 }
 
-/* What one rank does by itself. */
+/* The part of creation that needs no other rank. Ranks whose *hash is equal can exchange messages. */
 static dsc_status prepare(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_options *options,
                           uint64_t *hash) {
     dsc_device *device = dsc_queue_device(c->queue);
-    DSC_TRY(make_graph(a, c->comm->size, options->graph));
-    DSC_TRY(make_buffers(a, device, options->bucket_bytes));
+    dsc_device_options host_options;
+    dsc_device_options_init(&host_options);
+    host_options.name = "ref";
+    DSC_TRY(dsc_device_create(&host_options, &a->host));
+    const char *graph = options->graph ? options->graph : "bipartite-exponential";
+    DSC_TRY(dsc_topology_create(graph, c->comm->size, NULL, &a->topology));
+    DSC_TRY(check_graph(a->topology));
+    DSC_TRY(find_partners(a));
+
+    int64_t fit = (int64_t)(options->bucket_bytes / dsc_dtype_size(a->wire));
+    a->bucket = fit < 1 ? 1 : fit < a->total ? fit : a->total;
+    a->bucket_count = (a->total + a->bucket - 1) / a->bucket;
+    DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->total, &a->x));
+    DSC_TRY(dsc_tensor_alloc(device, a->wire, 1, &a->total, &a->sent));
+    DSC_TRY(dsc_tensor_alloc(device, a->wire, 1, &a->total, &a->got));
+    if (a->wire != DSC_F32) {
+        DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->bucket, &a->wide_a));
+        DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &a->bucket, &a->wide_b));
+    }
+    DSC_TRY(dsc_memory_alloc(2 * a->bucket_count, sizeof *a->requests, &a->requests));
     DSC_TRY(dsc_memory_alloc(c->run_count, sizeof *a->x_runs, &a->x_runs));
     dsc_consensus_slice(c, &a->x, a->x_runs);
+
     DSC_TRY(dsc_event_create(device, &a->trained));
     DSC_TRY(dsc_event_create(device, &a->mixed));
     DSC_TRY(dsc_queue_create(device, &a->queue));
@@ -163,7 +158,7 @@ static dsc_status prepare(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_o
     return dsc_topology_hash(a->topology, hash);
 }
 
-/* Refuses what would mix up messages or leave ranks waiting. Collective. */
+/* Refuses differences between ranks that would mix up messages or leave ranks waiting. Collective. */
 static dsc_status check_same(dsc_consensus *c, const dsc_adpsgd *a, uint64_t hash) {
     int same = 0;
     DSC_TRY(dsc_consensus_is_same(c, hash, &same));
@@ -176,16 +171,7 @@ static dsc_status check_same(dsc_consensus *c, const dsc_adpsgd *a, uint64_t has
     return DSC_OK;
 }
 
-static dsc_status set_up(dsc_consensus *c, dsc_adpsgd *a, const dsc_consensus_options *options) {
-    uint64_t hash = 0;
-    DSC_TRY(dsc_comm_agree(c->comm, prepare(c, a, options, &hash)));
-    DSC_TRY(check_same(c, a, hash));
-    DSC_TRY(dsc_comm_split(c->comm, 0, a->rank, &a->comm));
-    DSC_TRY(dsc_comm_use_queue(a->comm, a->queue));
-    return start_thread(a);
-}
-
-/* One rank, or nothing to average, needs no thread: then there is no state, and training is plain SGD. */
+/* With one rank, or without parameters, there is no thread and c->state stays NULL: training is plain SGD. */
 static dsc_status open_adpsgd(dsc_consensus *c, const dsc_consensus_options *options) {
     DSC_TRY(check_options(c, options));
     if (c->comm->size == 1)
@@ -205,7 +191,12 @@ static dsc_status open_adpsgd(dsc_consensus *c, const dsc_consensus_options *opt
     atomic_init(&a->wish, DSC_ADPSGD_REST);
     atomic_init(&a->failed, 0);
     atomic_init(&a->end_by, 0);
-    return set_up(c, a, options);
+    uint64_t hash = 0;
+    DSC_TRY(dsc_comm_agree(c->comm, prepare(c, a, options, &hash)));
+    DSC_TRY(check_same(c, a, hash));
+    DSC_TRY(dsc_comm_split(c->comm, 0, a->rank, &a->comm));
+    DSC_TRY(dsc_comm_use_queue(a->comm, a->queue));
+    return start_thread(a);
 }
 
 static void end_thread(dsc_adpsgd *a, int hurried) {
@@ -218,19 +209,15 @@ static void end_thread(dsc_adpsgd *a, int hurried) {
     pthread_join(a->thread, NULL);
 }
 
-/* Messages from or to a peer that is lost can be neither ended nor all be taken back: their memory stays. */
-static void abandon(dsc_adpsgd *a) {
-    dsc_comm_abandon(&a->comm);
-    dsc_memory_keep(a);
-}
-
 static void close_adpsgd(dsc_consensus *c) {
     dsc_adpsgd *a = c->state;
     c->state = NULL;
     if (a->has_thread)
         end_thread(a, c->hurried);
     if (dsc_adpsgd_is_stuck(a)) {
-        abandon(a);
+        /* Messages to or from a lost peer can neither complete nor all be cancelled: their memory stays. */
+        dsc_comm_abandon(&a->comm);
+        dsc_memory_keep(a);
         return;
     }
     if (a->trained && dsc_event_sync(a->trained) != DSC_OK) /* work on x may still be in a queue */
@@ -256,9 +243,9 @@ static void close_adpsgd(dsc_consensus *c) {
     dsc_memory_free(&a);
 }
 
-/* ---- the training thread's moments ---- */
+/* ---- in a step ---- */
 
-/* The averaging thread's error becomes this one's. */
+/* Returns the error of the averaging thread, if it has failed. */
 static dsc_status check_failure(dsc_adpsgd *a) {
     if (!atomic_load(&a->failed))
         return DSC_OK;
@@ -281,7 +268,7 @@ static dsc_status begin_work_on_x(dsc_adpsgd *a, dsc_queue *queue) {
     return dsc_queue_wait(queue, a->mixed);
 }
 
-/* Also after a failure. */
+/* Unlocks, also when `status` is a failure. */
 static dsc_status end_work_on_x(dsc_adpsgd *a, dsc_queue *queue, dsc_status status) {
     if (status == DSC_OK)
         status = dsc_event_record(a->trained, queue);
@@ -337,7 +324,7 @@ static void update_cancel(dsc_consensus *c) {
 
 /* ---- settling ---- */
 
-/* Waits until the averaging thread rests; a failure makes it rest, too. */
+/* Waits until the averaging thread rests, which it also does after a failure. */
 static void let_rest(dsc_adpsgd *a) {
     pthread_mutex_lock(&a->lock);
     atomic_store(&a->wish, DSC_ADPSGD_REST);
@@ -347,6 +334,7 @@ static void let_rest(dsc_adpsgd *a) {
     pthread_mutex_unlock(&a->lock);
 }
 
+/* Puts x into the parameters and waits for the copy. */
 static dsc_status fetch(dsc_consensus *c, dsc_queue *queue, dsc_adpsgd *a) {
     dsc_status status = begin_work_on_x(a, queue);
     if (status == DSC_OK)
@@ -355,7 +343,7 @@ static dsc_status fetch(dsc_consensus *c, dsc_queue *queue, dsc_adpsgd *a) {
     return dsc_queue_sync(queue);
 }
 
-/* Passive ranks answer until all active ones have their answers. */
+/* Active ranks rest first; passive ones go on answering until all active ranks rest. Collective. */
 static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     dsc_adpsgd *a = c->state;
     if (!a || a->settled)
@@ -371,7 +359,7 @@ static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     return DSC_OK;
 }
 
-/* An exchange that has not come to its end is forgotten, on this side. */
+/* After a loss: an exchange that has not been completed has changed nothing on this rank. */
 static dsc_status rescue(dsc_consensus *c, dsc_queue *queue) {
     dsc_adpsgd *a = c->state;
     if (!a || a->settled)

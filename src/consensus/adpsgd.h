@@ -10,9 +10,9 @@
  *                                                  send x_p back
  *
  * What one side gains the other loses, whatever the training threads add meanwhile, so the sum over all ranks
- * stays. s and x_p are what travels: with a half type both sides work with the rounded values. Nobody holds
- * the lock while it waits for the network. Work on a GPU is put into one queue by each thread; two events
- * keep the order of the lock there. */
+ * is conserved. s and x_p are the values that travel: with a half type both sides use the rounded ones. No
+ * thread holds the lock while it waits for the network. On a GPU each thread has a queue of its own; two events
+ * make the queues follow the order of the lock. */
 #ifndef DSC_CONSENSUS_ADPSGD_H
 #define DSC_CONSENSUS_ADPSGD_H
 
@@ -21,20 +21,21 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-/* What the training thread wants of the averaging thread. */
+/* What the training thread asks of the averaging thread. */
 typedef enum dsc_adpsgd_wish { DSC_ADPSGD_REST, DSC_ADPSGD_AVERAGE, DSC_ADPSGD_END } dsc_adpsgd_wish;
 
 enum { DSC_ADPSGD_HEADER = 2, DSC_ADPSGD_MESSAGE_SIZE = 1024 };
-/* Seconds that the end waits for ranks that come later, beside the peer timeout; and after a failure. */
+/* Seconds, beside the peer timeout, that ending waits for slower ranks; and the same after a failure. */
 enum { DSC_ADPSGD_LONGEST_END = 60, DSC_ADPSGD_FAILED_END = 1 };
 
 /* Another rank that this one exchanges with in some step of the graph. */
 typedef struct dsc_adpsgd_partner {
     int rank;
-    int gone;             /* 1: it has said that there is nothing to come */
-    dsc_tensor header;    /* F64[DSC_ADPSGD_HEADER] of the host, to it or from it */
-    dsc_request *request; /* of the header, while it is under way */
-    dsc_tensor last;      /* the same of the last one to it, which goes out even when one before is stuck */
+    int gone;             /* 1: its last header has arrived, so it will ask no more */
+    dsc_tensor header;    /* F64[DSC_ADPSGD_HEADER] in host memory, to it or from it */
+    dsc_request *request; /* of the header, while it is in flight */
+    /* The same for the last header to it, which is sent even when an earlier one is stuck. */
+    dsc_tensor last;
     dsc_request *last_request;
 } dsc_adpsgd_partner;
 
@@ -49,31 +50,31 @@ typedef struct dsc_adpsgd {
     /* The averaging thread's own while it runs. */
     dsc_comm *comm;
     dsc_queue *queue;
-    dsc_device *host;             /* of the headers */
+    dsc_device *host;             /* owns the headers */
     dsc_tensor header_memory;     /* F64[2 partner_count DSC_ADPSGD_HEADER] */
     dsc_tensor sent, got;         /* wire[total] */
     dsc_tensor wide_a, wide_b;    /* F32[bucket], for half types */
     dsc_adpsgd_partner *partners; /* by rising rank */
-    int partner_count, next;      /* next: whom a passive rank looks at first */
-    dsc_request **requests;       /* [2 bucket_count], of the exchange under way */
+    int partner_count, next;      /* next: the partner that a passive rank looks at first */
+    dsc_request **requests;       /* [2 bucket_count], of the exchange in progress */
     int64_t request_count;
-    int64_t used; /* training steps when the last exchange was begun */
+    int64_t used; /* the value of `steps` when the last exchange began */
 
-    /* Written under the lock by whoever has it. */
+    /* Protected by the lock. */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     dsc_tensor x;               /* F32[total] */
-    dsc_tensor *x_runs;         /* in it: the place of each run of the parameters */
-    dsc_event *trained, *mixed; /* the last work on x of each thread */
-    int64_t steps;              /* of training */
-    int64_t exchanges;          /* ended; the place in the graph's schedule for an active rank */
+    dsc_tensor *x_runs;         /* the part of x for each run of the parameters */
+    dsc_event *trained, *mixed; /* the last work on x of the training and of the averaging thread */
+    int64_t steps;              /* training steps */
+    int64_t exchanges;          /* completed; for an active rank also the step of the graph */
     int resting;                /* 1: the averaging thread touches neither x nor the network */
     dsc_status failure;         /* of the averaging thread */
     char message[DSC_ADPSGD_MESSAGE_SIZE];
     /* Written under the lock, read without it. */
     atomic_int wish;
     atomic_int failed;
-    _Atomic double end_by; /* on the clock: when the thread gives up ending tidily */
+    _Atomic double end_by; /* dsc_clock_now() after which the thread stops waiting for its partners */
 
     /* The training thread's own. */
     pthread_t thread;
@@ -81,13 +82,13 @@ typedef struct dsc_adpsgd {
     int settled; /* 1: the parameters hold the values, not x */
 } dsc_adpsgd;
 
-/* The averaging thread, until DSC_ADPSGD_END; argument: the dsc_adpsgd. */
+/* The averaging thread; runs until DSC_ADPSGD_END. `argument` is the dsc_adpsgd. */
 void *dsc_adpsgd_thread(void *argument);
-/* 1 when messages are still under way: memory that they use must stay. Once the thread has ended. */
+/* After the thread has ended: 1 when messages are still in flight, so that their memory must stay. */
 int dsc_adpsgd_is_stuck(const dsc_adpsgd *a);
 
-/* For tests: called by every averaging thread before it sends, receives or tests. NULL: nothing. Set while no
- * such thread runs. */
+/* For tests: a function that every averaging thread calls before it sends, receives or tests (NULL: none). Set
+ * it while no such thread runs. */
 typedef enum dsc_adpsgd_point { DSC_ADPSGD_AT_SEND, DSC_ADPSGD_AT_RECV, DSC_ADPSGD_AT_TEST } dsc_adpsgd_point;
 void dsc_adpsgd_set_hook(void (*hook)(int rank, dsc_adpsgd_point point));
 

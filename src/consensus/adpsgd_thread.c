@@ -1,10 +1,10 @@
-/* AD-PSGD's averaging thread. A rank asks (active) or answers (passive), never both, so nobody waits in a
- * circle: an active rank waits for one passive rank, which waits for those only that have asked it and are
- * waiting for its answer.
+/* AD-PSGD's averaging thread. A rank either asks (active) or answers (passive), so there is no circular wait: an
+ * active rank waits for one passive rank, which waits only for ranks that have asked it and are waiting for
+ * its answer.
  *
- * An exchange: the active rank sends a header {1, share} and its values in buckets, and gets as many
- * back. A header {0, 0} is the last one. Passive ranks have a receive waiting for the header of every
- * partner. Requests are tested with short sleeps between, since ranks may share cores. */
+ * In an exchange the active rank sends a header {1, share} and its values in buckets, and receives as many
+ * buckets. The header {0, 0} says that no more will come. Passive ranks keep a receive posted for the header of
+ * every partner. Requests are polled with short sleeps in between, since ranks may share cores. */
 #include "consensus/adpsgd.h"
 
 #include "base/clock.h"
@@ -29,7 +29,7 @@ static void at(const dsc_adpsgd *a, dsc_adpsgd_point point) {
         hook(a->rank, point);
 }
 
-/* The first failure is kept, with its message; an end that is under way becomes a short one. */
+/* Keeps the first failure with its message, and shortens the wait at the end. */
 static void keep_failure(dsc_adpsgd *a, dsc_status status) {
     if (status == DSC_OK)
         return;
@@ -83,8 +83,8 @@ static dsc_status check_alarm(dsc_adpsgd *a) {
 
 static dsc_status check_patience(dsc_adpsgd *a, const patience *p, int peer) {
     DSC_TRY(check_alarm(a));
-    if (a->timeout > 0 && p->wait.waited > a->timeout &&
-        !a->failed) /* then only the end is left to wait for */
+    /* After a failure only end_by limits the wait. */
+    if (a->timeout > 0 && p->wait.waited > a->timeout && !a->failed)
         return DSC_FAIL(a->comm->watch ? DSC_E_LOST : DSC_E_COMM,
                         "adpsgd: rank %d has not answered for %.3g s: it has ended, hangs, or is very slow; "
                         "look at its messages, or wait longer (option peer-timeout)",
@@ -110,7 +110,7 @@ static dsc_status await(dsc_adpsgd *a, dsc_request **request, int peer) {
     }
 }
 
-/* Each message may take the whole timeout: what arrives shows that the peer is there. */
+/* Each message may take the whole timeout, since every arrival shows that the peer is alive. */
 static dsc_status await_exchange(dsc_adpsgd *a, int peer) {
     for (int64_t i = 0; i < a->request_count; i++)
         DSC_TRY(await(a, &a->requests[i], peer));
@@ -164,7 +164,7 @@ static dsc_status send_header(dsc_adpsgd *a, dsc_adpsgd_partner *to, double shar
     return dsc_comm_send_begin(a->comm, DSC_TRAFFIC_OTHER, to->rank, TAG_HEADER, &to->header, &to->request);
 }
 
-/* Its memory is all 0. */
+/* Sends the header {0, 0}: partner->last was zeroed when it was allocated. */
 static dsc_status send_last(dsc_adpsgd *a, dsc_adpsgd_partner *to) {
     at(a, DSC_ADPSGD_AT_SEND);
     return dsc_comm_send_begin(a->comm, DSC_TRAFFIC_OTHER, to->rank, TAG_HEADER, &to->last,
@@ -183,7 +183,7 @@ static dsc_status begin_work_on_x(dsc_adpsgd *a) {
     return dsc_queue_wait(a->queue, a->trained);
 }
 
-/* Also after a failure. */
+/* Unlocks, also when `status` is a failure. */
 static dsc_status end_work_on_x(dsc_adpsgd *a, dsc_status status) {
     if (status == DSC_OK)
         status = dsc_event_record(a->mixed, a->queue);
@@ -198,8 +198,7 @@ static dsc_status take_snapshot(dsc_adpsgd *a) {
     return end_work_on_x(a, status);
 }
 
-/* x += share (got - sent). The difference is rounded before it is added, which gives both sides the same one.
- */
+/* x += share (got - sent). Rounding the difference before adding it makes it the same on both sides. */
 static dsc_status add_difference(dsc_adpsgd *a, double share) {
     for (int64_t b = 0; b < a->bucket_count; b++) {
         dsc_tensor x = bucket_of(a, &a->x, b), sent = bucket_of(a, &a->sent, b),
@@ -218,7 +217,8 @@ static dsc_status add_difference(dsc_adpsgd *a, double share) {
     return DSC_OK;
 }
 
-/* A passive rank sends x as it is at this moment. */
+/* Adds the difference to x. A passive rank first takes the copy of x that it will send back, so that it answers
+ * with its latest values. */
 static dsc_status mix(dsc_adpsgd *a, double share) {
     dsc_status status = begin_work_on_x(a);
     if (status == DSC_OK && !a->active)
@@ -249,19 +249,19 @@ static dsc_status ask(dsc_adpsgd *a, const dsc_edge *edge) {
     return mix(a, edge->share);
 }
 
-/* The peer is chosen by the number of exchanges and not of steps: when each took two steps, steps would use
- * every other entry of the schedule only. */
+/* The number of exchanges, not of training steps, selects the step of the graph: if every exchange took two
+ * training steps, counting those would skip every other step of the graph. */
 static dsc_status take_turn(dsc_adpsgd *a) {
     dsc_edge edge;
     if (dsc_topology_out(a->topology, a->rank, a->exchanges, &edge, NULL) == 1)
         return ask(a, &edge);
     pthread_mutex_lock(&a->lock);
-    a->exchanges++; /* an entry in which this rank has no peer */
+    a->exchanges++; /* this rank has no peer in this step of the graph */
     pthread_mutex_unlock(&a->lock);
     return DSC_OK;
 }
 
-/* Waits for a training step that no exchange has followed yet. 0: the end. */
+/* Waits for a training step that no exchange has followed yet. Returns 0 when the thread is to end. */
 static int wait_for_step(dsc_adpsgd *a) {
     int wish, ready;
     pthread_mutex_lock(&a->lock);
@@ -281,13 +281,13 @@ static int wait_for_step(dsc_adpsgd *a) {
     return ready;
 }
 
-/* Everybody is told, whatever went wrong before or with another. */
+/* Sends the last header to all partners, also after a failure with one of them. */
 static void say_goodbye(dsc_adpsgd *a) {
     for (int i = 0; i < a->partner_count; i++)
         keep_failure(a, send_last(a, &a->partners[i]));
     for (int i = 0; i < a->partner_count; i++) {
         dsc_adpsgd_partner *partner = &a->partners[i];
-        keep_failure(a, await(a, &partner->request, partner->rank)); /* of an exchange that failed */
+        keep_failure(a, await(a, &partner->request, partner->rank)); /* left by a failed exchange */
         keep_failure(a, await(a, &partner->last_request, partner->rank));
     }
     keep_failure(a, await_exchange(a, a->rank));
@@ -314,7 +314,8 @@ static dsc_status serve(dsc_adpsgd *a, dsc_adpsgd_partner *partner) {
     return answer(a, partner->rank, share);
 }
 
-/* Answers one that has asked, if there is one; the next time those behind it come first. */
+/* Answers one partner that has asked, if there is one. The next call starts with the partner after it, so that
+ * all get their turn. */
 static dsc_status look_around(dsc_adpsgd *a, int *served) {
     *served = 0;
     for (int i = 0; i < a->partner_count && !*served; i++) {
@@ -331,7 +332,7 @@ static dsc_status look_around(dsc_adpsgd *a, int *served) {
     return DSC_OK;
 }
 
-/* Rests as long as the training thread wants it to, and after a failure until the end. 0: the end. */
+/* Rests while the training thread wants it to, and after a failure. Returns 0 when the thread is to end. */
 static int wait_for_work(dsc_adpsgd *a) {
     pthread_mutex_lock(&a->lock);
     while (wish_of(a) == DSC_ADPSGD_REST || (wish_of(a) == DSC_ADPSGD_AVERAGE && a->failed)) {
@@ -359,9 +360,9 @@ static void answer_all(dsc_adpsgd *a) {
     }
 }
 
-/* Answers until everybody has said that there is nothing to come. */
+/* Answers until the last header of every partner has arrived. */
 static dsc_status see_off(dsc_adpsgd *a) {
-    DSC_TRY(await_exchange(a, a->rank)); /* of one that failed */
+    DSC_TRY(await_exchange(a, a->rank)); /* left by a failed exchange */
     patience p = be_patient();
     for (int i = 0; i < a->partner_count;) {
         int served = 0;
@@ -388,7 +389,7 @@ static dsc_status expect_headers(dsc_adpsgd *a) {
 
 /* ---- the thread ---- */
 
-/* Between ranks of which one was lost nothing more is begun. */
+/* Once a rank was lost, no more messages are sent. */
 static int is_lost(dsc_adpsgd *a) {
     pthread_mutex_lock(&a->lock);
     int lost = a->failed && a->failure == DSC_E_LOST;

@@ -1,13 +1,14 @@
-/* Gossip in the training step: SGP, OSGP and D-PSGD. Their order of a round (average.c) and the optimiser:
+/* Gossip in the training step: SGP, OSGP and D-PSGD. They differ in the order of the optimiser and of a round
+ * of averaging (average.c):
  *
- *                    sgp, dpsgd                osgp
- *   before_forward   end, present z            end when it has come or is too old; begin when none is under
- *                                              way; present z
- *   update_begin     x back                    x back
- *   update_end       begin
+ *                    sgp, dpsgd                      osgp
+ *   before_forward   end the round; parameters <- z  end the round if it is complete or too old; begin one if
+ *                                                    none is under way; parameters <- z
+ *   update_begin     parameters <- x                 parameters <- x
+ *   update_end       begin a round
  *
- * dpsgd is sgp on matchings, without a weight. With w = 1, as between the rounds of regular graphs, z is x
- * and nothing is copied. A message of osgp is at most synch_freq + 1 steps old when it is taken in. */
+ * dpsgd is sgp on matchings, without a weight. With w = 1, as between the rounds of regular graphs, z equals x
+ * and nothing is copied. A message of osgp is at most synch_freq + 1 steps old when it is added. */
 #include "consensus/average.h"
 #include "consensus/group.h"
 #include "consensus/table.h"
@@ -19,19 +20,23 @@
 
 typedef struct gossip {
     dsc_group group;
-    dsc_average *average; /* of the parameters; of the own slice where there are groups */
+    dsc_average *average; /* of the parameters; with groups, of this rank's slice */
     int64_t synch_freq;
     int64_t age;    /* steps since the round under way has begun */
     int64_t most;   /* rounds that any rank can have begun by now */
-    int presented;  /* 1: z is in the parameters, x in the shadow */
-    int unspread;   /* 1: a round has ended in settling, and the others of the group are to get the slice */
+    int presented;  /* 1: the parameters hold z, and the shadow holds x */
+    int unspread;   /* 1: a round has ended while settling, and its slice is still to be sent to the group */
     int overlapped; /* 1: osgp */
 } gossip;
 
 /* ---- life ---- */
 
-static dsc_status check_synch_freq(const dsc_consensus *c, const gossip *g,
-                                   const dsc_consensus_options *options) {
+static dsc_status open_gossip(dsc_consensus *c, const dsc_consensus_options *options) {
+    gossip *g;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *g, &g));
+    c->state = g;
+    g->overlapped = c->table == &dsc_consensus_osgp;
+    g->synch_freq = options->synch_freq;
     if (options->synch_freq < 0)
         return DSC_FAIL(DSC_E_INVALID, "synch_freq %" PRId64 ": must be 0 or more steps",
                         options->synch_freq);
@@ -39,12 +44,8 @@ static dsc_status check_synch_freq(const dsc_consensus *c, const gossip *g,
         return DSC_FAIL(DSC_E_INVALID,
                         "synch_freq %" PRId64 ": messages of %s stay away for no step; use osgp, or 0",
                         options->synch_freq, c->table->name);
-    return DSC_OK;
-}
-
-static dsc_status open_average(dsc_consensus *c, gossip *g, const dsc_consensus_options *options) {
     dsc_group *group = &g->group;
-    int grouped = group->size > 1;
+    DSC_TRY(dsc_group_open(group, c, options));
     dsc_average_options o;
     dsc_average_options_init(&o);
     o.graph = options->graph;
@@ -53,35 +54,19 @@ static dsc_status open_average(dsc_consensus *c, gossip *g, const dsc_consensus_
     o.bucket_bytes = options->bucket_bytes;
     o.wire = options->wire;
     o.timeout = options->peer_timeout;
-    const dsc_tensor *tensors = grouped ? group->slices + group->first[group->place] : c->runs;
-    int64_t count = grouped ? group->first[group->place + 1] - group->first[group->place] : c->run_count;
-    DSC_TRY(
-        dsc_average_create(grouped ? group->between : c->comm, c->queue, tensors, count, &o, &g->average));
-    if (grouped) {
+    if (group->size == 1) {
+        DSC_TRY(dsc_average_create(c->comm, c->queue, c->runs, c->run_count, &o, &g->average));
+    } else {
+        int64_t first = group->first[group->place], count = group->first[group->place + 1] - first;
+        DSC_TRY(dsc_average_create(group->between, c->queue, group->slices + first, count, &o, &g->average));
         g->average->settle_comm = c->comm;
         g->average->name_factor = group->size;
         g->average->name_offset = group->place;
     }
-    return DSC_OK;
-}
-
-static dsc_status set_up(dsc_consensus *c, gossip *g, const dsc_consensus_options *options) {
-    g->overlapped = c->table == &dsc_consensus_osgp;
-    g->synch_freq = options->synch_freq;
-    DSC_TRY(check_synch_freq(c, g, options));
-    DSC_TRY(dsc_group_open(&g->group, c, options));
-    DSC_TRY(open_average(c, g, options));
     const dsc_topology *topology = dsc_average_topology(g->average);
     if (dsc_topology_ranks(topology) > 1 && (g->overlapped || !dsc_topology_is_regular(topology)))
         DSC_TRY(dsc_consensus_make_shadow(c));
     return DSC_OK;
-}
-
-static dsc_status open_gossip(dsc_consensus *c, const dsc_consensus_options *options) {
-    gossip *g;
-    DSC_TRY(dsc_memory_alloc(1, sizeof *g, &g));
-    c->state = g;
-    return set_up(c, g, options);
 }
 
 static void close_gossip(dsc_consensus *c) {
@@ -91,7 +76,7 @@ static void close_gossip(dsc_consensus *c) {
     dsc_memory_free(&c->state);
 }
 
-/* ---- rounds ---- */
+/* ---- in a step ---- */
 
 static dsc_status begin(gossip *g, dsc_queue *queue) {
     DSC_TRY(dsc_average_begin(g->average, queue));
@@ -104,7 +89,7 @@ static dsc_status end(gossip *g, dsc_queue *queue) {
     return dsc_group_spread(&g->group, queue);
 }
 
-/* x and z change places, both ways by copying. */
+/* Copies x to the shadow and puts z = x / w into the parameters. */
 static dsc_status present(dsc_consensus *c, gossip *g, dsc_queue *queue) {
     double weight = dsc_average_weight(g->average);
     if (weight == 1)
@@ -116,24 +101,13 @@ static dsc_status present(dsc_consensus *c, gossip *g, dsc_queue *queue) {
     return DSC_OK;
 }
 
-/* The shadow then holds z, for the optimiser to read. */
+/* The reverse: x is back in the parameters, and the shadow holds z, which the optimiser reads. */
 static dsc_status take_back(dsc_consensus *c, gossip *g, dsc_queue *queue) {
     DSC_TRY(dsc_consensus_scale(c, queue, 1, c->shadow, c->runs));
     DSC_TRY(dsc_consensus_scale(c, queue, 1 / dsc_average_weight(g->average), c->runs, c->shadow));
     g->presented = 0;
     return DSC_OK;
 }
-
-static dsc_status update_begin(dsc_consensus *c, dsc_queue *queue, const dsc_tensor **read) {
-    gossip *g = c->state;
-    if (!g->presented)
-        return DSC_OK;
-    DSC_TRY(take_back(c, g, queue));
-    *read = c->read;
-    return DSC_OK;
-}
-
-/* ---- sgp, dpsgd ---- */
 
 static dsc_status before_forward(dsc_consensus *c, dsc_queue *queue) {
     gossip *g = c->state;
@@ -142,29 +116,7 @@ static dsc_status before_forward(dsc_consensus *c, dsc_queue *queue) {
     return present(c, g, queue);
 }
 
-static dsc_status grad_ready(dsc_consensus *c, dsc_queue *queue, int64_t param) {
-    (void)queue;
-    gossip *g = c->state;
-    int done = 0;
-    DSC_TRY(dsc_group_grad_ready(&g->group, c, param));
-    if (dsc_average_is_under_way(g->average)) /* lets messages move on */
-        DSC_TRY(dsc_average_test(g->average, &done));
-    return DSC_OK;
-}
-
-static dsc_status after_backward(dsc_consensus *c, dsc_queue *queue) {
-    (void)queue;
-    gossip *g = c->state;
-    return dsc_group_after_backward(&g->group);
-}
-
-static dsc_status send_update(dsc_consensus *c, dsc_queue *queue) {
-    return c->average_due ? DSC_OK : begin(c->state, queue);
-}
-
-/* ---- osgp ---- */
-
-static dsc_status overlap(dsc_consensus *c, dsc_queue *queue) {
+static dsc_status before_forward_overlapped(dsc_consensus *c, dsc_queue *queue) {
     gossip *g = c->state;
     g->age++;
     g->most++;
@@ -182,6 +134,35 @@ static dsc_status overlap(dsc_consensus *c, dsc_queue *queue) {
         DSC_TRY(dsc_group_scale_others(&g->group, queue, g->average->self));
     }
     return present(c, g, queue);
+}
+
+static dsc_status grad_ready(dsc_consensus *c, dsc_queue *queue, int64_t param) {
+    (void)queue;
+    gossip *g = c->state;
+    int done = 0;
+    DSC_TRY(dsc_group_grad_ready(&g->group, c, param));
+    if (dsc_average_is_under_way(g->average)) /* lets MPI make progress during the backward pass */
+        DSC_TRY(dsc_average_test(g->average, &done));
+    return DSC_OK;
+}
+
+static dsc_status after_backward(dsc_consensus *c, dsc_queue *queue) {
+    (void)queue;
+    gossip *g = c->state;
+    return dsc_group_after_backward(&g->group);
+}
+
+static dsc_status update_begin(dsc_consensus *c, dsc_queue *queue, const dsc_tensor **read) {
+    gossip *g = c->state;
+    if (!g->presented)
+        return DSC_OK;
+    DSC_TRY(take_back(c, g, queue));
+    *read = c->read;
+    return DSC_OK;
+}
+
+static dsc_status update_end(dsc_consensus *c, dsc_queue *queue) {
+    return c->average_due ? DSC_OK : begin(c->state, queue);
 }
 
 /* ---- between steps ---- */
@@ -202,10 +183,10 @@ static dsc_status settle(dsc_consensus *c, dsc_queue *queue) {
     return DSC_OK;
 }
 
-/* A rank that is ahead in steps may be behind in rounds, and others wait for it. */
+/* With synch_freq > 0 a rank that is ahead in steps may be behind in rounds, and others may wait for it. */
 static dsc_status wait_for(dsc_consensus *c, dsc_queue *queue, dsc_request **request) {
     gossip *g = c->state;
-    if (g->synch_freq == 0) /* rounds are steps, and their order is fixed */
+    if (g->synch_freq == 0) /* every step is a round, so nobody can wait for this rank */
         return dsc_comm_wait(request);
     int64_t before = dsc_average_rounds(g->average);
     dsc_status status = dsc_average_wait_within(g->average, queue, g->most, request);
@@ -258,7 +239,6 @@ static dsc_status restore(dsc_consensus *c, double w, int64_t done) {
     return DSC_OK;
 }
 
-/* They differ in the order of a round and the optimiser alone. */
 #define GOSSIP_TABLE(label, first, last)                                                                     \
     {                                                                                                        \
         .name = label, .before_forward = first, .update_begin = update_begin, .update_end = last,            \
@@ -267,6 +247,6 @@ static dsc_status restore(dsc_consensus *c, double w, int64_t done) {
         .weight = weight, .rescue = rescue, .set_peers = set_peers, .rounds = rounds, .restore = restore     \
     }
 
-const dsc_consensus_table dsc_consensus_sgp = GOSSIP_TABLE("sgp", before_forward, send_update);
-const dsc_consensus_table dsc_consensus_osgp = GOSSIP_TABLE("osgp", overlap, NULL);
-const dsc_consensus_table dsc_consensus_dpsgd = GOSSIP_TABLE("dpsgd", before_forward, send_update);
+const dsc_consensus_table dsc_consensus_sgp = GOSSIP_TABLE("sgp", before_forward, update_end);
+const dsc_consensus_table dsc_consensus_osgp = GOSSIP_TABLE("osgp", before_forward_overlapped, NULL);
+const dsc_consensus_table dsc_consensus_dpsgd = GOSSIP_TABLE("dpsgd", before_forward, update_end);

@@ -432,7 +432,7 @@ static void case_refusals(seat *s) {
     refuse(s, &options, DSC_E_INVALID, "no-such");
     options.graph = "complete";
     if (s->ranks > 2)
-        refuse(s, &options, DSC_E_INVALID, "must meet in pairs");
+        refuse(s, &options, DSC_E_INVALID, "must exchange in pairs");
     options.graph = "base-2";
     if (s->ranks == 4 || s->ranks == 8)
         refuse(s, &options, DSC_E_INVALID, "only an odd and an even one");
