@@ -181,9 +181,9 @@ DSC_API dsc_status dsc_consensus_set_peers(dsc_consensus *consensus, int peers) 
 /* Sum over all ranks of the push-sum weights, after settling: the number of ranks. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_mass(dsc_consensus *consensus, double *mass) DSC_MUST_CHECK;
 
-/* The state for a checkpoint, beside the parameters; every rank has its own, and it is read after settling.
- * First the push-sum weight w (1 where the algorithm has none), the rounds of gossip begun so far (adpsgd: the
- * exchanges completed), and the updates done. */
+/* The state for a checkpoint, beside the parameters; every rank has its own, and it is read after
+ * settling. First the push-sum weight w (1 where the algorithm has none), the rounds of gossip begun so
+ * far (adpsgd: the exchanges completed), and the updates done. */
 DSC_API double dsc_consensus_weight(const dsc_consensus *consensus);
 DSC_API int64_t dsc_consensus_rounds(const dsc_consensus *consensus);
 DSC_API int64_t dsc_consensus_steps(const dsc_consensus *consensus);

@@ -1,4 +1,5 @@
-/* AD-PSGD between its two threads: the training thread (adpsgd.c) and the averaging thread (adpsgd_thread.c).
+/* AD-PSGD between its two threads: the training thread (adpsgd.c) and the averaging thread
+ * (adpsgd_thread.c).
  *
  *   training thread                              averaging thread
  *   before_forward   lock; params <- x; unlock   active (odd ranks), at most once per training step:
@@ -9,10 +10,10 @@
  *                                                  lock; x_p <- x; x += share (s - x_p); unlock
  *                                                  send x_p back
  *
- * What one side gains the other loses, whatever the training threads add meanwhile, so the sum over all ranks
- * is conserved. s and x_p are the values that travel: with a half type both sides use the rounded ones. No
- * thread holds the lock while it waits for the network. On a GPU each thread has a queue of its own; two events
- * make the queues follow the order of the lock. */
+ * What one side gains the other loses, whatever the training threads add meanwhile, so the sum over all
+ * ranks is conserved. s and x_p are the values that travel: with a half type both sides use the rounded
+ * ones. No thread holds the lock while it waits for the network. On a GPU each thread has a queue of its
+ * own; two events make the queues follow the order of the lock. */
 #ifndef DSC_CONSENSUS_ADPSGD_H
 #define DSC_CONSENSUS_ADPSGD_H
 
@@ -87,8 +88,8 @@ void *dsc_adpsgd_thread(void *argument);
 /* After the thread has ended: 1 when messages are still in flight, so that their memory must stay. */
 int dsc_adpsgd_is_stuck(const dsc_adpsgd *a);
 
-/* For tests: a function that every averaging thread calls before it sends, receives or tests (NULL: none). Set
- * it while no such thread runs. */
+/* For tests: a function that every averaging thread calls before it sends, receives or tests (NULL: none).
+ * Set it while no such thread runs. */
 typedef enum dsc_adpsgd_point { DSC_ADPSGD_AT_SEND, DSC_ADPSGD_AT_RECV, DSC_ADPSGD_AT_TEST } dsc_adpsgd_point;
 void dsc_adpsgd_set_hook(void (*hook)(int rank, dsc_adpsgd_point point));
 

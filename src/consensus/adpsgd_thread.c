@@ -1,10 +1,10 @@
-/* AD-PSGD's averaging thread. A rank either asks (active) or answers (passive), so there is no circular wait: an
- * active rank waits for one passive rank, which waits only for ranks that have asked it and are waiting for
- * its answer.
+/* AD-PSGD's averaging thread. A rank either asks (active) or answers (passive), so there is no circular
+ * wait: an active rank waits for one passive rank, which waits only for ranks that have asked it and are
+ * waiting for its answer.
  *
  * In an exchange the active rank sends a header {1, share} and its values in buckets, and receives as many
- * buckets. The header {0, 0} says that no more will come. Passive ranks keep a receive posted for the header of
- * every partner. Requests are polled with short sleeps in between, since ranks may share cores. */
+ * buckets. The header {0, 0} says that no more will come. Passive ranks keep a receive posted for the
+ * header of every partner. Requests are polled with short sleeps in between, since ranks may share cores. */
 #include "consensus/adpsgd.h"
 
 #include "base/clock.h"
@@ -217,8 +217,8 @@ static dsc_status add_difference(dsc_adpsgd *a, double share) {
     return DSC_OK;
 }
 
-/* Adds the difference to x. A passive rank first takes the copy of x that it will send back, so that it answers
- * with its latest values. */
+/* Adds the difference to x. A passive rank first takes the copy of x that it will send back, so that it
+ * answers with its latest values. */
 static dsc_status mix(dsc_adpsgd *a, double share) {
     dsc_status status = begin_work_on_x(a);
     if (status == DSC_OK && !a->active)
@@ -314,8 +314,8 @@ static dsc_status serve(dsc_adpsgd *a, dsc_adpsgd_partner *partner) {
     return answer(a, partner->rank, share);
 }
 
-/* Answers one partner that has asked, if there is one. The next call starts with the partner after it, so that
- * all get their turn. */
+/* Answers one partner that has asked, if there is one. The next call starts with the partner after it, so
+ * that all get their turn. */
 static dsc_status look_around(dsc_adpsgd *a, int *served) {
     *served = 0;
     for (int i = 0; i < a->partner_count && !*served; i++) {

@@ -49,8 +49,8 @@ static dsc_status check_options(const dsc_average_options *o) {
     return DSC_OK;
 }
 
-/* Replaces a->topology by one for this number of peers per step, and the memory that its rounds need. When the
- * memory cannot be had, no round can begin until another call has succeeded. */
+/* Replaces a->topology by one for this number of peers per step, and the memory that its rounds need. When
+ * the memory cannot be had, no round can begin until another call has succeeded. */
 static dsc_status use_topology(dsc_average *a, int peers) {
     dsc_topology_options options;
     dsc_topology_options_init(&options);
@@ -420,8 +420,8 @@ dsc_status dsc_average_wait_within(dsc_average *a, dsc_queue *queue, int64_t mos
     }
 }
 
-/* a->number = the maximum of `value` over all ranks. A call that fails leaves the request in flight, since the
- * others have counted it, and the next call continues to wait for it. */
+/* a->number = the maximum of `value` over all ranks. A call that fails leaves the request in flight, since
+ * the others have counted it, and the next call continues to wait for it. */
 static dsc_status highest(dsc_average *a, dsc_queue *queue, int64_t most, int64_t value) {
     if (!a->settle_request) {
         dsc_tensor t = number_of(a);

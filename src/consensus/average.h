@@ -1,11 +1,11 @@
 /* Averaging by gossip, inside: what average.c (rounds), message.c (the data of a round) and average_lost.c
  * (ranks that do not answer) share.
  *
- * A message is the concatenation of all tensors in the wire type, cut into buckets. On the device there is one
- * copy to send for each different share of a step (peers with the same share get the same copy), and one to
- * receive for each peer. With push-sum a header in host memory travels beside it, with the weight. The requests
- * of a round are kept in one list in the order in which the end of the round needs them: the receives (headers
- * first, then bucket by bucket), then the sends in the same order. */
+ * A message is the concatenation of all tensors in the wire type, cut into buckets. On the device there is
+ * one copy to send for each different share of a step (peers with the same share get the same copy), and
+ * one to receive for each peer. With push-sum a header in host memory travels beside it, with the weight.
+ * The requests of a round are kept in one list in the order in which the end of the round needs them: the
+ * receives (headers first, then bucket by bucket), then the sends in the same order. */
 #ifndef DSC_CONSENSUS_AVERAGE_H
 #define DSC_CONSENSUS_AVERAGE_H
 
@@ -65,7 +65,8 @@ struct dsc_average {
     dsc_settling settling;
     dsc_request *settle_request; /* an all-reduce of `number` over settle_comm, while it is in flight */
     int64_t number;              /* its buffer; then the round to catch up with */
-    /* Error messages call rank r of `comm` by the number name_factor * r + name_offset, its rank in the job. */
+    /* Error messages call rank r of `comm` by the number name_factor * r + name_offset, its rank in the
+     * job. */
     int name_factor, name_offset;
 
     /* The round under way. */
@@ -121,8 +122,9 @@ dsc_status dsc_average_check_alarm(const dsc_average *a) DSC_MUST_CHECK;
 /* Fails when a wait has taken longer than the timeout: for one request of the round, or for all ranks to call
  * settle (request = -1). */
 dsc_status dsc_average_check_timeout(const dsc_average *a, int64_t request, double waited) DSC_MUST_CHECK;
-/* After the loss of a rank: ends the round under way without waiting. Messages that have arrived completely are
- * added; the others are lost, values and weight alike. Afterwards the average can only be destroyed. */
+/* After the loss of a rank: ends the round under way without waiting. Messages that have arrived
+ * completely are added; the others are lost, values and weight alike. Afterwards the average can only be
+ * destroyed. */
 dsc_status dsc_average_give_up(dsc_average *a, dsc_queue *queue) DSC_MUST_CHECK;
 /* Instead of freeing: memory that messages in flight may still use is never given back. */
 void dsc_average_abandon(dsc_average *a);

@@ -1,5 +1,6 @@
-/* How ranks agree: the front. Checks, then the table of the way that was chosen. What all ways share stands
- * here: rank 0's values for everybody at the start, and the comparison of the ranks' parameters. */
+/* Consensus: the public functions. Each checks its arguments and calls the table of the chosen algorithm.
+ * What all algorithms share is here, too: all ranks start with rank 0's values, and their parameters can
+ * be compared. */
 #include "descent/consensus.h"
 
 #include "base/error.h"
@@ -52,7 +53,7 @@ const char *dsc_consensus_name(dsc_consensus_kind kind) {
     return (int)kind >= 0 && (int)kind < KIND_COUNT ? tables[kind]->name : "unknown";
 }
 
-/* The caller's options over the defaults, checked. */
+/* Copies the caller's options over the defaults and checks them. */
 static dsc_status take_options(const dsc_consensus_options *given, dsc_consensus_options *out) {
     dsc_consensus_options_init(out);
     DSC_TRY(dsc_versioned_read("consensus", given, sizeof *out, out));
@@ -82,7 +83,7 @@ static dsc_status check_params(dsc_device *device, const dsc_param *params, int6
     return DSC_OK;
 }
 
-/* host[0..1], element-wise maximum over all ranks. Collective. */
+/* Replaces both elements by their maximum over all ranks. Collective. */
 static dsc_status max_over_ranks(dsc_consensus *c, int64_t host[2]) {
     DSC_TRY(dsc_tensor_upload(c->queue, host, 2 * sizeof *host, &c->hashes));
     DSC_TRY(dsc_queue_sync(c->queue));
@@ -91,7 +92,7 @@ static dsc_status max_over_ranks(dsc_consensus *c, int64_t host[2]) {
     return dsc_queue_sync(c->queue);
 }
 
-/* max(v) and max(~v) = ~min(v) in one message. */
+/* One message gives max(v) and max(~v) = ~min(v); all ranks have the same v when these are equal. */
 dsc_status dsc_consensus_is_same(dsc_consensus *c, uint64_t value, int *same) {
     int64_t pair[2];
     uint64_t both[2] = {value, ~value};
@@ -101,7 +102,8 @@ dsc_status dsc_consensus_is_same(dsc_consensus *c, uint64_t value, int *same) {
     return DSC_OK;
 }
 
-/* Refuses lists that differ between ranks, which would mix up or block every later message. Collective. */
+/* Refuses parameter lists that differ between ranks: they would mix up or block every later message.
+ * Collective. */
 static dsc_status check_same_layout(dsc_consensus *c) {
     uint64_t hash = dsc_hash_bytes(0, &c->count, sizeof c->count);
     for (int64_t i = 0; i < c->count; i++) {
@@ -120,8 +122,8 @@ static dsc_status check_same_layout(dsc_consensus *c) {
     return DSC_OK;
 }
 
-/* Values as few pieces as possible: neighbours in memory become one vector, where they are neighbours on
- * every rank. joined[i] is 1 when parameter i continues the piece of i - 1. Collective. */
+/* Merges the values of parameters that are neighbours in memory on every rank into one vector each, so that
+ * there are few pieces. joined[i] is 1 when parameter i continues the piece of i - 1. Collective. */
 static dsc_status merge_runs(dsc_consensus *c, dsc_tensor *joined, uint8_t *host) {
     dsc_tensor last = {0};
     for (int64_t i = 0; i < c->count; i++) {
@@ -220,7 +222,7 @@ void dsc_consensus_destroy(dsc_consensus **consensus) {
     dsc_memory_free(consensus);
 }
 
-/* ---- start and the moments of a step ---- */
+/* ---- start and the calls of a step ---- */
 
 dsc_status dsc_consensus_start(dsc_consensus *consensus) {
     dsc_consensus *c = consensus;
@@ -426,7 +428,7 @@ static dsc_status hash_params(const dsc_consensus *c, dsc_queue *queue, uint64_t
     return DSC_OK;
 }
 
-/* Everybody's hash, in rank order. Collective. */
+/* Gathers the hashes of all ranks, in rank order. Collective. */
 static dsc_status gather_hashes(dsc_consensus *c, uint64_t own, dsc_tensor *all, uint64_t *host) {
     dsc_tensor part = dsc_tensor_slice(&c->hashes, 0, 1);
     DSC_TRY(dsc_tensor_upload(c->queue, &own, sizeof own, &part));
@@ -438,8 +440,7 @@ static dsc_status gather_hashes(dsc_consensus *c, uint64_t own, dsc_tensor *all,
     return dsc_queue_sync(c->queue);
 }
 
-/* The error for ranks that hold different parameters: rank 0's hash and those that differ from it, at most
- * eight of them. */
+/* Makes the error message: rank 0's hash and those that differ from it, at most eight of them. */
 static dsc_status drifted(const uint64_t *hashes, int ranks) {
     enum { NAMED = 8 };
     char text[NAMED * 48] = "";

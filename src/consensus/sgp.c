@@ -1,5 +1,5 @@
-/* Gossip in the training step: SGP, OSGP and D-PSGD. They differ in the order of the optimiser and of a round
- * of averaging (average.c):
+/* Gossip in the training step: SGP, OSGP and D-PSGD. They differ in the order of the optimiser and of a
+ * round of averaging (average.c):
  *
  *                    sgp, dpsgd                      osgp
  *   before_forward   end the round; parameters <- z  end the round if it is complete or too old; begin one if
@@ -7,8 +7,8 @@
  *   update_begin     parameters <- x                 parameters <- x
  *   update_end       begin a round
  *
- * dpsgd is sgp on matchings, without a weight. With w = 1, as between the rounds of regular graphs, z equals x
- * and nothing is copied. A message of osgp is at most synch_freq + 1 steps old when it is added. */
+ * dpsgd is sgp on matchings, without a weight. With w = 1, as between the rounds of regular graphs, z
+ * equals x and nothing is copied. A message of osgp is at most synch_freq + 1 steps old when it is added. */
 #include "consensus/average.h"
 #include "consensus/group.h"
 #include "consensus/table.h"

@@ -1,8 +1,8 @@
-/* Shared by the gossip algorithms: a second copy of the values beside the parameters, means over all ranks, and
- * the values that are swapped in between steps.
+/* Shared by the gossip algorithms: a second copy of the values beside the parameters, means over all
+ * ranks, and the values that are swapped in between steps.
  *
- * Between steps the parameters hold the numerators x. While other values are swapped in, x is in the shadow;
- * swapping out copies it back. */
+ * Between steps the parameters hold the numerators x. While other values are swapped in, x is in the
+ * shadow; swapping out copies it back. */
 #include "consensus/table.h"
 
 #include "base/error.h"

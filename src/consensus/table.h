@@ -1,5 +1,5 @@
-/* What a way of agreeing implements: one constant table of functions, called by the front in consensus.c
- * after its checks. An entry that is NULL has nothing to do at that moment. */
+/* What a consensus algorithm implements: one constant table of functions, which consensus.c calls after its
+ * checks. A NULL entry means that the algorithm has nothing to do at that stage. */
 #ifndef DSC_CONSENSUS_TABLE_H
 #define DSC_CONSENSUS_TABLE_H
 
@@ -8,11 +8,12 @@
 typedef struct dsc_consensus_table {
     const char *name;
     int keeps_equal; /* 1: all ranks hold the same parameters after every update, bit for bit */
-    /* Sets consensus->state from the options; `close` frees it (state may be NULL there). */
+    /* `open` sets consensus->state from the options. It may fail halfway, and it may leave state NULL;
+     * `close` frees what is there, and is not called when state is NULL. */
     dsc_status (*open)(dsc_consensus *consensus, const dsc_consensus_options *options);
     void (*close)(dsc_consensus *consensus);
-    /* The parameters were written from outside: rank 0's values, a checkpoint's, an exact average. Nothing is
-     * in flight, and the weight is 1 unless `restore` follows with another one. */
+    /* Called after the parameters were overwritten: by rank 0's values, a checkpoint or an exact average.
+     * Nothing is in flight, and the weight is 1 unless `restore` follows with another one. */
     dsc_status (*adopt)(dsc_consensus *consensus, dsc_queue *queue);
     dsc_status (*before_forward)(dsc_consensus *consensus, dsc_queue *queue);
     dsc_status (*grad_ready)(dsc_consensus *consensus, dsc_queue *queue, int64_t param);
@@ -23,11 +24,11 @@ typedef struct dsc_consensus_table {
     dsc_status (*update_begin)(dsc_consensus *consensus, dsc_queue *queue, const dsc_tensor **read);
     dsc_status (*update_end)(dsc_consensus *consensus, dsc_queue *queue);
     void (*update_cancel)(dsc_consensus *consensus);
-    /* Ends what is in flight and leaves the numerators in the parameters. Collective. */
+    /* Completes everything in flight and leaves the numerators in the parameters. Collective. */
     dsc_status (*settle)(dsc_consensus *consensus, dsc_queue *queue);
     /* See dsc_consensus_wait. NULL: dsc_comm_wait. */
     dsc_status (*wait)(dsc_consensus *consensus, dsc_queue *queue, dsc_request **request);
-    /* 1 while something is in flight or the parameters hold something else than the numerators. */
+    /* Returns 1 while messages are in flight or the parameters do not hold the numerators. */
     int (*is_busy)(const dsc_consensus *consensus);
     double (*weight)(const dsc_consensus *consensus); /* NULL: always 1 */
     /* See dsc_consensus_rescue. NULL: refused. */
@@ -45,34 +46,34 @@ enum { DSC_SWAPPED_NOTHING = 1, DSC_SWAPPED_WITH_SHADOW };
 struct dsc_consensus {
     const dsc_consensus_table *table;
     dsc_comm *comm;
-    dsc_queue *queue; /* the one given at creation, for what is outside the step */
+    dsc_queue *queue; /* the one given at creation, used outside the step */
     dsc_param *params;
     int64_t count;
-    dsc_tensor *runs; /* values, neighbours in memory merged; the same pieces on every rank */
+    dsc_tensor *runs; /* the values, with neighbours in memory merged; the same pieces on every rank */
     int64_t run_count;
-    int64_t total;     /* elements of all of them */
-    int hurried;       /* 1: destroying waits for nobody for long: this rank has failed */
-    dsc_tensor hashes; /* I64[2], for comparing */
+    int64_t total;     /* elements of all runs */
+    int hurried;       /* 1: this rank has failed, and destroying does not wait long for others */
+    dsc_tensor hashes; /* I64[2], for comparing ranks */
     dsc_tensor sums;   /* F64[2], for sums over ranks */
     void *state;       /* the table's own */
 
-    /* A second place for values (shared.c): the numerators while the parameters hold something else, or the
-     * values of the optimiser's `read`. Without memory until it is needed. */
+    /* A second copy of the values (shared.c): the numerators while the parameters hold something else, or the
+     * values z that the optimiser reads. Allocated when it is first needed. */
     dsc_tensor shadow_memory; /* F32[total] */
-    dsc_tensor *shadow;       /* [run_count], in it */
-    dsc_tensor *read;         /* [count], in it: one for each parameter */
+    dsc_tensor *shadow;       /* [run_count], views of it by run */
+    dsc_tensor *read;         /* [count], views of it by parameter */
     int swapped;              /* DSC_SWAPPED_... between swap_in and swap_out, otherwise 0 */
     int updating;             /* 1 between update_begin and update_end or update_cancel */
 
     /* Exact averages over all ranks, and slow momentum (slow.c). */
     int64_t steps;         /* updates so far */
     int64_t average_every; /* 0: never */
-    int average_due;       /* 1 during the update that such an average follows */
-    double rate;           /* of dsc_consensus_set_rate; -1: not set */
+    int average_due;       /* 1 during an update that is followed by such an average */
+    double rate;           /* from dsc_consensus_set_rate; -1: not set */
     double slow_momentum, slow_rate;
-    dsc_tensor slow_memory; /* F32[2 total]: the way u, then the values after the average before */
-    dsc_tensor *slow;       /* [2 run_count], in it */
-    dsc_param *slow_state;  /* [2 count], views of it by name; in names */
+    dsc_tensor slow_memory; /* F32[2 total]: u, then y, the values after the previous average */
+    dsc_tensor *slow;       /* [2 run_count], views of it by run */
+    dsc_param *slow_state;  /* [2 count], views of it by parameter, with names in `names` */
     char *names;
 };
 
@@ -96,9 +97,9 @@ dsc_status dsc_consensus_set_numbers(dsc_consensus *consensus,
 
 /* DSC_E_UNSUPPORTED unless all parameters are F32. */
 dsc_status dsc_consensus_check_types(const dsc_consensus *c) DSC_MUST_CHECK;
-/* pieces[i] = the place of run i in `memory` (F32[total]), where the runs lie one behind the other. */
+/* pieces[i] = run i's part of `memory` (F32[total]), which holds the runs one after the other. */
 void dsc_consensus_slice(const dsc_consensus *c, const dsc_tensor *memory, dsc_tensor *pieces);
-/* Gives the shadow its memory, unless it has it. */
+/* Allocates the shadow, unless it is there. */
 dsc_status dsc_consensus_make_shadow(dsc_consensus *c) DSC_MUST_CHECK;
 /* Buckets that average the gradients over the ranks of `comm`. Bucket tensor i is parameter count - 1 - i:
  * the order in which gradients become ready. */
@@ -108,32 +109,31 @@ dsc_status dsc_consensus_open_gradients(const dsc_consensus *c, dsc_comm *comm,
 /* to = factor * from, piece by piece; both [run_count]. */
 dsc_status dsc_consensus_scale(const dsc_consensus *c, dsc_queue *queue, double factor,
                                const dsc_tensor *from, dsc_tensor *to) DSC_MUST_CHECK;
-/* Whether `value` is the same on all ranks. Collective; blocks. (consensus.c) */
+/* *same = whether `value` is equal on all ranks (consensus.c). Collective; blocks. */
 dsc_status dsc_consensus_is_same(dsc_consensus *c, uint64_t value, int *same) DSC_MUST_CHECK;
-/* values[0..n), n <= 2, become their sums over all ranks. Collective; blocks. */
+/* Replaces values[0..n), n <= 2, by their sums over all ranks. Collective; blocks. */
 dsc_status dsc_consensus_sum(dsc_consensus *c, double *values, int n) DSC_MUST_CHECK;
-/* The numerators in the parameters become (sum of all ranks' x) / (sum of all ranks' w). Collective; blocks.
- */
+/* Replaces the numerators in the parameters by (sum of all x) / (sum of all w). Collective; blocks. */
 dsc_status dsc_consensus_mean_in_place(dsc_consensus *c, dsc_queue *queue,
                                        dsc_traffic traffic) DSC_MUST_CHECK;
 /* DSC_E_INVALID while something is in flight or swapped in; `what` names the caller. */
 dsc_status dsc_consensus_check_settled(const dsc_consensus *c, const char *what) DSC_MUST_CHECK;
 
-/* Between steps: as dsc_comm_wait for an operation that all ranks take part in, each when it gets there;
- * whoever waits in a step for messages of this rank gets them meanwhile. Blocks. */
+/* Between steps: as dsc_comm_wait, for an operation of all ranks that each begins when it gets there.
+ * While this rank waits it still sends the messages that ranks inside a step need from it. Blocks. */
 dsc_status dsc_consensus_wait(dsc_consensus *c, dsc_queue *queue, dsc_request **request) DSC_MUST_CHECK;
-/* After DSC_E_LOST, at any moment of a step: puts the own values (z) into the parameters, without what has
- * not come. Then the consensus can only be destroyed, and another one be made of the ranks that are left: its
- * ranks start with these values and weight 1. Not collective. */
+/* After DSC_E_LOST, at any stage of a step: puts this rank's values z into the parameters, without the
+ * messages that have not arrived. Afterwards the consensus can only be destroyed. A new one, of the
+ * remaining ranks, starts with these values and weight 1. Not collective. */
 dsc_status dsc_consensus_rescue(dsc_consensus *c, dsc_queue *queue) DSC_MUST_CHECK;
 
 /* ---- exact averages and slow momentum (slow.c) ---- */
 
 dsc_status dsc_slow_open(dsc_consensus *c, const dsc_consensus_options *options) DSC_MUST_CHECK;
 void dsc_slow_close(dsc_consensus *c);
-/* The values as they are now are where the slow way starts. */
+/* Takes the present values as y. */
 dsc_status dsc_slow_start(dsc_consensus *c, dsc_queue *queue) DSC_MUST_CHECK;
-/* The exact average behind an update, with slow momentum where it is on. Collective; blocks. */
+/* The exact average after an update, with slow momentum where that is on. Collective; blocks. */
 dsc_status dsc_slow_average(dsc_consensus *c, dsc_queue *queue) DSC_MUST_CHECK;
 
 #endif

@@ -1,9 +1,9 @@
-/* Graphs that look the same from every rank: in a step everybody sends to the same offsets.
+/* Circulant graphs, which look the same from every rank: in a step all ranks send to the same offsets.
  *
- * A kind gives a list of offsets; step t uses the entries t p .. t p + p - 1 of it, cyclic, p being the peers
- * of a step. Those that are 0 modulo the number of ranks, and repeats within a step, are dropped; with m left
- * everybody keeps and sends 1 / (1 + m). Every rank gets as many messages as it sends, so rows sum to 1 as
- * columns do. */
+ * A kind gives a list of offsets. With p peers per step, step t uses entries t p .. t p + p - 1 of the list,
+ * cyclically. Offsets that are 0 modulo the number of ranks, and repeats within a step, are dropped; with m
+ * offsets left, every rank keeps and sends shares of 1 / (1 + m). Every rank receives as many messages as it
+ * sends, so the rows of W_t sum to 1, like the columns. */
 #include "consensus/topology_table.h"
 
 #include "base/error.h"
@@ -35,7 +35,7 @@ static int64_t common_divisor(int64_t a, int64_t b) {
     return a;
 }
 
-/* Step by step, what is left of the list's entries; seen[o] is the last step that took o, counted from 1. */
+/* Fills in the offsets of all steps. seen[o] is the last step that used offset o, counted from 1. */
 static void fill_steps(dsc_topology *t, const list *l, int64_t per_step, int64_t *seen) {
     int64_t used = 0;
     for (int64_t step = 0; step < t->period; step++) {
@@ -73,7 +73,7 @@ static dsc_status make_steps(dsc_topology *t, const list *l, int64_t per_step) {
 
 typedef dsc_status (*list_function)(list *l, int ranks, int peers);
 
-/* `all`: every step uses the whole list. */
+/* `all` = 1: every step uses the whole list. */
 static dsc_status open_list(dsc_topology *t, list_function write, int all) {
     list l = {0};
     dsc_status status = write(&l, t->ranks, t->peers);
@@ -95,7 +95,8 @@ static int circulant_out(const dsc_topology *t, int rank, int64_t step, dsc_edge
     return count;
 }
 
-/* By rising rank: the senders below the own rank have offsets up to it, those above have larger ones. */
+/* In the order of rising ranks: senders of lower rank have offsets up to this rank, the others larger
+ * ones. */
 static int circulant_in(const dsc_topology *t, int rank, int64_t step, dsc_edge *edges) {
     const int *falling = t->falling + t->starts[step];
     int count = (int)(t->starts[step + 1] - t->starts[step]), above = 0, used = 0;

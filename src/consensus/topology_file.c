@@ -1,12 +1,13 @@
-/* Graphs from a file. Lines, '#' starts a comment:
+/* Graphs from a text file. A '#' starts a comment; the lines are
  *
- *   ranks N            first
- *   step               starts a step; the steps repeat from the first behind the last
- *   FROM TO [SHARE]    FROM sends TO this share of its mass, 1 / (1 + peers of FROM in this step) when left
- *                      out; what is not sent is kept
+ *   ranks N            must come first
+ *   step               starts a step; after the last step the first one follows again
+ *   FROM TO [SHARE]    FROM sends TO this share of its mass, by default 1 / (1 + peers of FROM in this step);
+ *                      what is not sent is kept
  *
- * Graphs need not be regular: the push-sum weight travels. But everybody keeps something, and from every rank
- * there is a way to every other over the steps: else weights vanish, or ranks never hear of each other. */
+ * Graphs need not be regular, because push-sum weights travel. But every rank must keep something, or its
+ * weight would vanish, and over all steps there must be a path from every rank to every other, or ranks
+ * would never average. */
 #include "consensus/topology_table.h"
 
 #include "base/error.h"
@@ -21,7 +22,7 @@
 #include <string.h>
 
 enum { MAX_FILE_BYTES = 64 << 20, MAX_WORDS = 4, MAX_WORD = 40 };
-/* Smaller shares, sent or kept, drown in float32. */
+/* Smaller shares, sent or kept, would be lost in the rounding of float32. */
 static const double least_share = 1e-6;
 
 typedef struct line_edge {
@@ -39,8 +40,8 @@ typedef struct parser {
     int64_t count, capacity;
 } parser;
 
-/* What stands between blanks; with '?' for what cannot be printed, and "..." at the end when it is longer
- * than any that makes sense: neither is a number then. */
+/* Text between blanks, with '?' for characters that cannot be printed, and "..." at the end when it is longer
+ * than any valid word. Neither parses as a number then. */
 typedef struct word {
     char text[MAX_WORD + 1];
 } word;
@@ -158,7 +159,7 @@ static dsc_status read_line(parser *p, const char *at, const char *end) {
     if (strcmp(words[0].text, "step") != 0)
         return read_edge(p, words, count);
     if (count > 1)
-        return DSC_FAIL(DSC_E_FORMAT, "%s:%" PRId64 ": '%s' behind 'step': it stands alone on its line",
+        return DSC_FAIL(DSC_E_FORMAT, "%s:%" PRId64 ": '%s' after 'step': it stands alone on its line",
                         p->file, p->line, words[1].text);
     p->steps++;
     return DSC_OK;
@@ -186,8 +187,9 @@ static int64_t cell_of(const line_edge *e, int ranks, int receiver) {
     return e->step * ranks + (receiver ? e->to : e->from);
 }
 
-/* order[]: the edges by cell of the sender, or of the receiver; those of a cell in the order of `before`
- * (NULL: of the file). starts: of each cell in `order`. */
+/* Sorts edges by their cell (step and rank, of the sender or of the receiver) into `order`, stably: edges
+ * of one cell stay in the order of `before` (NULL: that of the file). starts[c] = where cell c begins in
+ * `order`. */
 static void sort_edges(const parser *p, int receiver, const int64_t *before, int64_t *starts,
                        int64_t *order) {
     int64_t cells = p->steps * p->ranks;
@@ -204,7 +206,7 @@ static void sort_edges(const parser *p, int receiver, const int64_t *before, int
     starts[0] = 0;
 }
 
-/* Senders rise within a receiver's cell, so that a repeat follows at once. */
+/* `order` is by receiver, then sender, so that a repeated edge follows at once. */
 static dsc_status check_repeats(const parser *p, const int64_t *order) {
     for (int64_t i = 1; i < p->count; i++) {
         const line_edge *a = &p->edges[order[i - 1]], *b = &p->edges[order[i]];
@@ -217,7 +219,7 @@ static dsc_status check_repeats(const parser *p, const int64_t *order) {
     return DSC_OK;
 }
 
-/* Fills in the shares left out, and what the sender of this cell keeps. */
+/* Fills in default shares, and the share that the sender of this cell keeps. */
 static dsc_status share_out(parser *p, const int64_t *order, int64_t count, double *kept) {
     double sum = 0, uniform = 1.0 / (double)(1 + count);
     int64_t given = 0;
@@ -246,7 +248,7 @@ static dsc_status fill_list(const parser *p, int receiver, const int64_t *order,
     return DSC_OK;
 }
 
-/* `order`: room for two of p->count. */
+/* `order` has 2 p->count elements. */
 static dsc_status build(dsc_topology *t, parser *p, int64_t *order) {
     int64_t cells = p->steps * p->ranks, *by_receiver = order + p->count;
     DSC_TRY(dsc_memory_alloc(cells + 1, sizeof *t->sent.starts, &t->sent.starts));
@@ -263,7 +265,7 @@ static dsc_status build(dsc_topology *t, parser *p, int64_t *order) {
     return fill_list(p, 1, by_receiver, &t->got);
 }
 
-/* What the front is asked about: the most messages; rows that sum to 1; partners with equal shares. */
+/* Finds the largest number of messages of a rank, and whether the graph is regular and a matching. */
 static void find_properties(dsc_topology *t) {
     const double rounding = 1e-12;
     int64_t cells = t->period * t->ranks;
@@ -285,8 +287,8 @@ static void find_properties(dsc_topology *t) {
     }
 }
 
-/* Marks what can be reached from rank 0 along the list's edges, over all steps; returns a rank that cannot,
- * -1 when all can. `reached` and `todo`: room for one a rank. */
+/* Follows the edges of all steps from rank 0. Returns a rank that cannot be reached, or -1. `reached` and
+ * `todo` have one element per rank. */
 static int find_unreached(const dsc_topology *t, const dsc_edge_list *list, int *reached, int *todo) {
     int count = 1;
     memset(reached, 0, (size_t)t->ranks * sizeof *reached);
@@ -318,7 +320,8 @@ static dsc_status check_connected(const dsc_topology *t, int64_t lines) {
         return DSC_OK;
     int from = unreached < 0 ? unheard : 0, to = unreached < 0 ? 0 : unreached;
     return DSC_FAIL(DSC_E_INVALID,
-                    "%s:%" PRId64 ": in all of the file's steps there is no way from rank %d to rank %d: add "
+                    "%s:%" PRId64
+                    ": in all of the file's steps there is no path from rank %d to rank %d: add "
                     "edges until everybody's share can reach everybody",
                     t->name, lines, from, to);
 }

@@ -4,10 +4,10 @@
  * neighbouring ranks: q is a sum of falling powers of two, the group is cut into parts V_1 .. V_L of these
  * sizes, and |V_1| = 2^p.
  *
- *   rounds 1 .. p    hypercube rounds inside every part (as many as it has): all of a part are equal then
- *   round p + l      every member of the parts behind V_l pairs with a member of V_l of its own, edge weight
- *                    |V_l| / (|V_l| + members behind): the parts behind now average to the group's mean
- *   behind it        hypercube rounds inside V_l, which make all of it the mean
+ *   rounds 1 .. p   hypercube rounds inside every part (fewer in smaller ones), which make its members equal
+ *   round p + l     each member of the parts after V_l pairs with a different member of V_l, with edge weight
+ *                   |V_l| / (|V_l| + members after it): the parts after V_l then average to the group's mean
+ *   after that      hypercube rounds inside V_l, which make all its members the mean
  *
  * and at the end e hypercube rounds across the groups. */
 #include "consensus/topology_table.h"
@@ -17,7 +17,7 @@
 
 #include <inttypes.h>
 
-/* What out and in are: an exchange with one partner; -1: the rank is idle. */
+/* The edge of an exchange with one partner; -1: the rank is idle. */
 static int pair(int partner, double share, dsc_edge *edges, double *self) {
     if (partner < 0) {
         *self = 1;
@@ -43,10 +43,11 @@ static void becomes_matching(dsc_topology *t, int64_t period) {
 
 /* ---- bipartite: an even rank and an odd one ---- */
 
-/* The step's offset, then its negative. Odd offsets and an even number of ranks: never 0. */
+/* Even steps use an offset, odd steps its negative. Offsets are odd and the number of ranks even, so the
+ * partner is never the rank itself. */
 static int bipartite_partner(const dsc_topology *t, int rank, int64_t step) {
     int offset = t->offsets[step / 2];
-    if ((rank + step) % 2) /* an even rank in a step of the negative, or an odd one in one of the offset */
+    if ((rank + step) % 2) /* an even rank in an odd step, or an odd rank in an even one */
         offset = t->ranks - offset;
     int room = t->ranks - rank;
     return offset < room ? rank + offset : offset - room;
@@ -103,34 +104,35 @@ static int hypercube_in(const dsc_topology *t, int rank, int64_t step, dsc_edge 
 
 /* ---- base-2 ---- */
 
-typedef struct meeting {
+typedef struct exchange {
     int partner; /* -1: idle */
     double share;
-} meeting;
+} exchange;
 
-/* Inside a group of q > 1 ranks, in its round `round` (from 0); `member` counts inside the group. */
-static meeting meet_in_group(int q, int member, int round) {
-    const meeting idle = {-1, 0};
-    int first_rounds = log2_of(q), begin = 0; /* of the member's part */
-    int rest = q, part = 0;                   /* rest: members from `begin` on; part: from 0 */
+/* The exchange of `member` of a group of q > 1 ranks in round `round`; all numbers count from 0. */
+static exchange exchange_in_group(int q, int member, int round) {
+    const exchange idle = {-1, 0};
+    int first_rounds = log2_of(q);
+    int part = 0, begin = 0,
+        rest = q; /* the part looked at, its first member, and the members from there on */
     for (;;) {
-        int size = 1 << log2_of(rest), behind = rest - size;
-        int pairs_at = first_rounds + part; /* the round in which this part serves those behind */
+        int size = 1 << log2_of(rest), after = rest - size;
+        int pairs_at = first_rounds + part; /* the round in which this part pairs with those after it */
         double share = (double)size / rest;
         if (member < begin + size) {
             int rounds = log2_of(size), inside = member - begin;
             if (round < rounds)
-                return (meeting){begin + (inside ^ (1 << round)), 0.5};
-            if (behind > 0 && round == pairs_at && inside < behind)
-                return (meeting){begin + size + inside, share};
-            if (behind > 0 && round > pairs_at && round - pairs_at - 1 < rounds)
-                return (meeting){begin + (inside ^ (1 << (round - pairs_at - 1))), 0.5};
+                return (exchange){begin + (inside ^ (1 << round)), 0.5};
+            if (after > 0 && round == pairs_at && inside < after)
+                return (exchange){begin + size + inside, share};
+            if (after > 0 && round > pairs_at && round - pairs_at - 1 < rounds)
+                return (exchange){begin + (inside ^ (1 << (round - pairs_at - 1))), 0.5};
             return idle;
         }
         if (round == pairs_at)
-            return (meeting){begin + (member - begin - size), share};
+            return (exchange){begin + (member - begin - size), share};
         begin += size;
-        rest = behind;
+        rest = after;
         part++;
     }
 }
@@ -158,7 +160,7 @@ static int base2_out(const dsc_topology *t, int rank, int64_t step, dsc_edge *ed
     int round = (int)step, inside = rounds_in_group(q);
     if (round >= inside)
         return pair((group ^ (1 << (round - inside))) * q + member, 0.5, edges, self);
-    meeting m = meet_in_group(q, member, round);
+    exchange m = exchange_in_group(q, member, round);
     return pair(m.partner < 0 ? -1 : group * q + m.partner, m.share, edges, self);
 }
 

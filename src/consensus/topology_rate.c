@@ -1,14 +1,15 @@
 /* How fast a graph averages, from its matrices.
  *
- * With Q = I - 1 1'/n, D_t = Q W_t .. W_1 Q maps differences between ranks at the start to those after step
- * t: every rank holds the average exactly when D_t = 0. Columns of W sum to 1, so W takes vectors of sum 0 to
- * such, and D of a period has the eigenvalues of the period's product except the 1 that belongs to the
- * average. Applying Q again after every step takes away what rounding adds to that one, so that D keeps its
- * relative precision however small it gets; it is scaled to norm 1 and the scale kept as a logarithm. An
- * exact schedule shows as a fall to rounding in one step.
+ * With Q = I - 1 1'/n, D_t = Q W_t .. W_1 Q maps the differences between ranks at the start to those after
+ * step t: every rank holds the average if and only if D_t = 0. The columns of W sum to 1, so W maps
+ * vectors of sum 0 to vectors of sum 0, and D of a period has the eigenvalues of the period's product
+ * except the 1 that belongs to the average. Applying Q again after every step removes what rounding adds
+ * in that direction, so that D keeps its relative precision however small it gets; it is scaled to norm 1,
+ * and the scale is kept as a logarithm. A schedule that averages exactly makes the norm fall to the size
+ * of rounding errors in one step.
  *
- * The largest modulus of an eigenvalue is lim |D^m|^(1/m), found by squaring: it needs no eigenvectors, and
- * complex eigenvalues and defective matrices are no special case. */
+ * The largest modulus of an eigenvalue is lim |D^m|^(1/m), found by squaring D: this needs no
+ * eigenvectors, and complex eigenvalues and defective matrices are no special cases. */
 #include "consensus/topology_table.h"
 
 #include "base/error.h"
@@ -33,8 +34,8 @@ static void swap(work *w) {
     w->next = old;
 }
 
-/* Takes the mean off every column of w->now: Q D. */
-static void take_means_off(work *w) {
+/* Subtracts its mean from every column of w->now: Q D. */
+static void subtract_means(work *w) {
     int64_t n = w->n;
     memset(w->means, 0, (size_t)n * sizeof *w->means);
     for (int64_t i = 0; i < n; i++)
@@ -45,7 +46,7 @@ static void take_means_off(work *w) {
             w->now[i * n + j] -= w->means[j];
 }
 
-/* Scales w->now to a largest entry of 1 and returns what that was; leaves it when it is rounding. */
+/* Scales w->now so that its largest entry is 1, unless that is a rounding error. Returns the entry. */
 static double scale(work *w) {
     double most = 0;
     for (int64_t i = 0; i < w->n * w->n; i++)
@@ -88,7 +89,7 @@ static void follow_steps(work *w, const dsc_topology *t, int64_t periods, int64_
     *exact = 0;
     for (int64_t step = 0; step < periods * t->period; step++) {
         apply_step(w, t, step);
-        take_means_off(w);
+        subtract_means(w);
         double norm = scale(w);
         if (norm <= rounding) {
             *exact = step + 1;
@@ -118,7 +119,7 @@ static double largest_modulus(work *w, double log_scale) {
     double log_norm = log_scale, power = 1, last = INFINITY;
     for (int i = 0; i < MAX_SQUARINGS; i++) {
         square(w);
-        take_means_off(w);
+        subtract_means(w);
         double norm = scale(w);
         if (norm <= rounding)
             return -INFINITY;

@@ -1,13 +1,15 @@
-/* What a kind of graph implements, and the memory they share. Steps that kinds see are inside the period. */
+/* What a kind of graph implements, and the memory that all kinds share. The functions of a kind are called
+ * with steps in [0, period). */
 #ifndef DSC_CONSENSUS_TOPOLOGY_TABLE_H
 #define DSC_CONSENSUS_TOPOLOGY_TABLE_H
 
 #include "descent/topology.h"
 
 typedef struct dsc_topology_kind {
-    int fixed_peers; /* 1: the graph itself says how many peers a rank has */
-    int needs_pairs; /* 1: an even number of ranks */
-    /* Checks what is special to it and fills in the period and what it needs; not called for one rank. */
+    int fixed_peers; /* 1: the graph fixes the number of peers, so that options.peers must be 1 */
+    int needs_pairs; /* 1: needs an even number of ranks */
+    /* Makes the checks of this kind and fills in the period and what the kind needs. Not called for one
+     * rank. */
     dsc_status (*open)(dsc_topology *topology);
     /* As dsc_topology_out and dsc_topology_in; `self` is never NULL. */
     int (*out)(const dsc_topology *topology, int rank, int64_t step, dsc_edge *edges, double *self);
@@ -26,12 +28,12 @@ struct dsc_topology {
     int ranks, peers;
     int64_t period;
     int most_peers, regular, matching;
-    /* Graphs that look the same from every rank: those of step s are offsets[starts[s] .. starts[s + 1]), in
-     * 1 .. ranks - 1 and in the order of sending; `falling` holds the same, by falling offset. Bipartite ones
-     * have one a step. */
+    /* Circulant graphs: step s uses offsets[starts[s] .. starts[s + 1]), each in 1 .. ranks - 1, in the
+     * order of sending; `falling` holds the same offsets from large to small. Bipartite graphs have one
+     * offset a step. */
     int64_t *starts;
     int *offsets, *falling;
-    /* Files. */
+    /* Graphs from files. */
     dsc_edge_list sent, got;
     double *kept; /* by cell */
 };
@@ -41,12 +43,12 @@ extern const dsc_topology_kind dsc_topology_exponential, dsc_topology_exponentia
     dsc_topology_bipartite_exponential, dsc_topology_bipartite_linear, dsc_topology_hypercube,
     dsc_topology_base2, dsc_topology_file;
 
-/* Reads a graph file's text, `length` bytes that need no 0 behind them, into a topology with name and ranks
- * set and the rest 0. */
+/* Reads a graph file's text, `length` bytes that need not end with a 0, into a topology of which only name
+ * and ranks are set. */
 dsc_status dsc_topology_file_parse(dsc_topology *topology, const char *text, size_t length) DSC_MUST_CHECK;
 
-/* Continues `*hash` with all edges and shares of a period: graphs of equal hash are the same, whatever their
- * names. */
+/* Continues `*hash` with all edges and shares of a period: graphs of equal hash are the same, under any
+ * name. */
 dsc_status dsc_topology_hash(const dsc_topology *topology, uint64_t *hash) DSC_MUST_CHECK;
 
 #endif

@@ -9,13 +9,13 @@
 dsc_status dsc_optim_prepare(dsc_optim *optim, dsc_queue *queue, double lr) DSC_MUST_CHECK;
 dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor *read) DSC_MUST_CHECK;
 
-/* A flag on the device (one F64): while it is not 0, a step leaves values and state as they are. It is counted
- * all the same, because the host, which computes Adam's bias corrections from the number of steps, does not
- * wait for the device to find out. Owned by the optimiser. */
+/* A flag on the device (one F64): while it is not 0, a step leaves values and state as they are. It is
+ * counted all the same, because the host, which computes Adam's bias corrections from the number of steps,
+ * does not wait for the device to find out. Owned by the optimiser. */
 const dsc_tensor *dsc_optim_skip(const dsc_optim *optim);
 
-/* 1 when the optimiser uses this member of dsc_optim_options ("momentum", "nesterov", "beta1", "beta2", "eps",
- * "trust"). weight_decay and clip_norm apply to all of them. */
+/* 1 when the optimiser uses this member of dsc_optim_options ("momentum", "nesterov", "beta1", "beta2",
+ * "eps", "trust"). weight_decay and clip_norm apply to all of them. */
 int dsc_optim_uses(dsc_optim_kind kind, const char *option);
 
 #endif

@@ -11,6 +11,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "consensus/table.h"
 #include "descent/log.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_kfac.h"
