@@ -128,6 +128,6 @@ ranks 2\n0 1\n| wrong.graph:2:
 ranks 2\nstep\n0 0\n1 0\n| wrong.graph:3: rank 0 sends to itself
 ranks 2\nstep\n0 1\n1 5\n| wrong.graph:4: rank 5
 ranks 2\nstep\n0 1 1.5\n1 0\n| wrong.graph:3: share 1.5
-ranks 2\nstep\n0 1\n| no way from rank 1 to rank 0
+ranks 2\nstep\n0 1\n| no path from rank 1 to rank 0
 TABLE
 finish

@@ -216,7 +216,7 @@ static void test_refusals(void **state) {
         {"ranks 4\n", DSC_E_INVALID, "a.graph:1: the graph is made for 4 ranks and there are 3: start 4"},
         {"ranks 3\nranks 3\n", DSC_E_FORMAT, "a.graph:2: a second 'ranks'"},
         {"ranks 3\n# no more\n", DSC_E_FORMAT, "a.graph:2: no 'step'"},
-        {"ranks 3\nstep 1\n", DSC_E_FORMAT, "a.graph:2: '1' behind 'step'"},
+        {"ranks 3\nstep 1\n", DSC_E_FORMAT, "a.graph:2: '1' after 'step'"},
         {"ranks 3\n0 1\nstep\n", DSC_E_FORMAT, "a.graph:2: an edge before the first 'step'"},
         {"ranks 3\nstep\nedge\n", DSC_E_FORMAT, "a.graph:3: 'edge' is no rank"},
         {"ranks 3\nstep\n0\n", DSC_E_FORMAT, "a.graph:3: one number alone"},
@@ -240,10 +240,10 @@ static void test_refusals(void **state) {
          "a.graph:5: with this line rank 0 sends 1 "},
         {"ranks 3\nstep\n0 1 0.5\n0 2 0.4999999\n", DSC_E_INVALID, "rank 0 sends 0.9999999 of its mass"},
         {"ranks 3\nstep\n0 1 0.75\n0 2\n", DSC_E_INVALID, "rank 0 sends 1.08333333 of its mass in step 0"},
-        {"ranks 3\nstep\n", DSC_E_INVALID, "no way from rank 0 to rank 1"},
-        {"ranks 3\nstep\n0 1\n1 0\n", DSC_E_INVALID, "no way from rank 0 to rank 2"},
-        {"ranks 3\nstep\n0 1\n1 0\n2 0\n", DSC_E_INVALID, "no way from rank 0 to rank 2"},
-        {"ranks 3\nstep\n0 1\nstep\n1 0\n0 2\n", DSC_E_INVALID, "no way from rank 2 to rank 0"},
+        {"ranks 3\nstep\n", DSC_E_INVALID, "no path from rank 0 to rank 1"},
+        {"ranks 3\nstep\n0 1\n1 0\n", DSC_E_INVALID, "no path from rank 0 to rank 2"},
+        {"ranks 3\nstep\n0 1\n1 0\n2 0\n", DSC_E_INVALID, "no path from rank 0 to rank 2"},
+        {"ranks 3\nstep\n0 1\nstep\n1 0\n0 2\n", DSC_E_INVALID, "no path from rank 2 to rank 0"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         dsc_topology *t = NULL;
