@@ -1,18 +1,18 @@
-/* Fusion buckets: a list of tensors averaged over all ranks in few large messages.
+/* Fusion buckets: a list of tensors is averaged over all ranks in few large messages.
  *
- * Plan, at creation. Tensors are taken in ready order, those of each root by themselves (one list of all when
- * everybody gets the means); a bucket is closed when the next tensor would make it larger than options.bytes,
- * counted as they travel, or when that tensor travels as another type. So a tensor larger than options.bytes
- * stands alone. What travels is options.wire, except that DSC_F32 means "as it is" for float64. A bucket
- * whose tensors travel as they are and fill one range of memory, in any order, is reduced where it lies;
- * parameters become ready in falling order, so gradients laid out one behind the other come out like that.
- * Any other bucket has its place in one staging buffer. Buckets are numbered by the place of their last
- * tensor in the ready order: those of several roots fill side by side, and none waits for a later tensor than
- * its own.
+ * The plan is made at creation. Tensors are taken in the order in which they become ready, separately for
+ * each root (as one list when all ranks get the means). A bucket is closed when the next tensor would make
+ * it larger than options.bytes, counted in the wire type, or when that tensor travels as another type; a
+ * tensor larger than options.bytes is a bucket of its own. The wire type is options.wire, except that
+ * DSC_F32 leaves float64 as it is. A bucket whose tensors need no conversion and fill one range of memory,
+ * in any order, is reduced in place: parameters become ready from last to first, so gradients that are
+ * laid out one after the other are such a range. Any other bucket gets a part of one staging buffer.
+ * Buckets are numbered by their last tensor in the ready order: the buckets of several roots fill side by
+ * side, and none waits for a tensor that is not its own.
  *
- * Round. Bucket i starts when its last tensor is ready and bucket i - 1 has started, so all ranks start them
- * in the same order, in whatever order tensors come. Waiting takes them back: t = (sum over the ranks) /
- * ranks, at the bucket's root or everywhere. With one rank nothing is copied, sent or scaled. */
+ * In a round, bucket i starts when its last tensor is ready and bucket i - 1 has started, so that all
+ * ranks start them in the same order, whatever the order of the tensors. Waiting makes t = (sum over the
+ * ranks) / ranks, at the bucket's root or on all ranks. With one rank nothing is copied, sent or scaled. */
 #include "comm/table.h"
 
 #include "base/error.h"
@@ -26,19 +26,19 @@
 enum { DEFAULT_BYTES = 4 << 20, EVERYBODY = -1 };
 
 typedef struct bucket {
-    int root;            /* the rank that gets the means; EVERYBODY */
-    int64_t first, last; /* tensors; `next` leads from one to the other */
-    int64_t count;       /* of its tensors */
+    int root;            /* the rank that gets the means, or EVERYBODY */
+    int64_t first, last; /* its tensors, a list linked by `next` */
+    int64_t count;       /* the number of its tensors */
     int64_t missing;     /* tensors not ready yet in this round */
     int in_place;        /* 1: `message` is the tensors' own memory */
-    dsc_tensor message;  /* what travels */
+    dsc_tensor message;  /* the buffer that is reduced */
     dsc_request *request;
 } bucket;
 
 struct dsc_buckets {
     dsc_comm *comm;
     dsc_queue *queue;
-    dsc_bucket_options options; /* without roots, which the buckets know */
+    dsc_bucket_options options; /* without `roots`, which are kept in the buckets */
     int64_t count;              /* tensors */
     dsc_tensor *tensors;
     int64_t *next;        /* [count] the next tensor of the same bucket; -1: none */
@@ -46,8 +46,8 @@ struct dsc_buckets {
     unsigned char *ready; /* [count] */
     int64_t bucket_count;
     bucket *buckets;
-    int64_t started, complete; /* buckets [0, started) were started, [0, complete) need no more asking */
-    dsc_tensor staging;        /* U8; all that are not reduced in place */
+    int64_t started, complete; /* buckets [0, started) were started, [0, complete) are known to be complete */
+    dsc_tensor staging;        /* U8; the buckets that are not reduced in place */
     dsc_tensor scale;          /* F64 scalar: 1 / ranks */
     dsc_buckets *next_kept;
 };
@@ -112,7 +112,7 @@ static size_t wire_bytes(const dsc_buckets *b, const dsc_tensor *t) {
     return (size_t)dsc_tensor_count(t) * dsc_dtype_size(wire_type(b, t));
 }
 
-/* Opens a bucket for tensor i; its message has a type, but no count and no memory yet. */
+/* Opens a bucket for tensor i. Its message has a type, but no elements and no memory yet. */
 static bucket *open_bucket(dsc_buckets *b, int root, int64_t i) {
     const dsc_tensor *t = &b->tensors[i];
     int64_t none = 0;
@@ -130,7 +130,7 @@ static int by_last(const void *a, const void *b) {
 
 /* Cuts the list of tensors into buckets, and numbers them. */
 static dsc_status cut(dsc_buckets *b, const int *roots) {
-    bucket **open; /* of each root; [0] when there are none */
+    bucket **open; /* the open bucket of each root; only [0] when there are no roots */
     DSC_TRY(dsc_memory_alloc(roots ? b->comm->size : 1, sizeof *open, &open));
     for (int64_t i = 0; i < b->count; i++) {
         const dsc_tensor *t = &b->tensors[i];
@@ -159,8 +159,8 @@ static int by_address(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The start of the range of memory that the tensors of a bucket fill without a gap, NULL when there is none.
- * `sorted` has room for them. */
+/* Returns the start of the range of memory that the tensors of a bucket fill without a gap, or NULL when they
+ * do not. `sorted` has space for all of them. */
 static void *find_range(const dsc_buckets *b, const bucket *k, dsc_tensor *sorted) {
     int64_t n = 0;
     for (int64_t i = k->first; i >= 0; i = b->next[i]) {
@@ -182,7 +182,7 @@ static size_t align(size_t bytes) {
     return (bytes + DSC_ALIGNMENT - 1) / DSC_ALIGNMENT * DSC_ALIGNMENT;
 }
 
-/* Gives each bucket its memory: the tensors' own, or a place in the staging buffer. */
+/* Gives each bucket its memory: that of its tensors, or a part of the staging buffer. */
 static dsc_status place(dsc_buckets *b) {
     dsc_tensor *sorted;
     DSC_TRY(dsc_memory_alloc(b->count, sizeof *sorted, &sorted));
@@ -268,14 +268,14 @@ void dsc_buckets_destroy(dsc_buckets **buckets) {
     dsc_buckets *b = *buckets;
     for (int64_t i = 0; i < b->started; i++) {
         dsc_status status = dsc_comm_wait(&b->buckets[i].request);
-        if (b->buckets[i].request) { /* given up: its memory is MPI's now */
+        if (b->buckets[i].request) { /* timed out: MPI may still use the memory */
             b->next_kept = b->comm->kept;
             b->comm->kept = b;
             *buckets = NULL;
             return;
         }
         if (status != DSC_OK)
-            break; /* what follows may never end */
+            break; /* later buckets may never complete */
     }
     dsc_tensor_free(&b->staging);
     dsc_tensor_free(&b->scale);
@@ -307,7 +307,7 @@ static dsc_status move(const dsc_buckets *b, bucket *k, int pack) {
     return DSC_OK;
 }
 
-/* Divides the tensors of a bucket, or its message where they are one, by the number of ranks. */
+/* Divides the tensors of a bucket by the number of ranks, at once where the message is their memory. */
 static dsc_status divide(dsc_buckets *b, bucket *k) {
     if (k->in_place)
         return dsc_op_scale_by(b->queue, &b->scale, &k->message);
@@ -316,8 +316,9 @@ static dsc_status divide(dsc_buckets *b, bucket *k) {
     return DSC_OK;
 }
 
-/* Tensors that the host cannot reach are handed over in the order of the communicator's queue: where that is
- * another one than the buckets', each is waited for. */
+/* Tensors in GPU memory are handed over in the order of the communicator's queue. When that is another
+ * queue than the buckets', the host waits for the buckets' queue before, and for the communicator's after
+ * an operation. */
 static dsc_status hand_over(const dsc_buckets *b) {
     int far = !dsc_device_is_host(dsc_queue_device(b->queue));
     return far && b->comm->queue == b->queue ? DSC_OK : dsc_queue_sync(b->queue);
@@ -341,7 +342,8 @@ static dsc_status start(dsc_buckets *b, bucket *k) {
     return dsc_comm_reduce_begin(b->comm, b->options.traffic, DSC_SUM, k->root, &k->message, &k->request);
 }
 
-/* Takes a bucket's sums back, where they have arrived, and makes means of them. */
+/* After a bucket's operation: copies the sums back to the tensors and divides them, where this rank gets
+ * them. */
 static dsc_status take_back(dsc_buckets *b, bucket *k) {
     if (b->comm->size == 1 || (k->root != EVERYBODY && k->root != b->comm->rank))
         return DSC_OK;
@@ -351,8 +353,8 @@ static dsc_status take_back(dsc_buckets *b, bucket *k) {
     return b->options.divide_first ? DSC_OK : divide(b, k);
 }
 
-/* Asks the oldest running buckets whether they are complete, which lets all transfers move on. Their requests
- * are kept until the end of the round, so that a round has the same number of them whatever its timing. */
+/* Tests the oldest buckets in flight, which lets MPI make progress with all of them. The requests are kept
+ * until the end of the round, so that their number does not depend on timing. */
 static dsc_status progress(dsc_buckets *b) {
     int done = 1;
     if (b->comm->size == 1)

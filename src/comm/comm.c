@@ -26,7 +26,7 @@ void dsc_comm_options_init(dsc_comm_options *options) {
     *options = (dsc_comm_options){.size = sizeof *options, .kind = "auto"};
 }
 
-/* The caller's options over the defaults, checked. */
+/* Copies the caller's options over the defaults and checks them. */
 static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *out) {
     dsc_comm_options_init(out);
     DSC_TRY(dsc_versioned_read("comm", given, sizeof *out, out));
@@ -92,8 +92,7 @@ static dsc_status choose(const char *kind, open_function *open) {
 }
 #endif
 
-/* A program started by the launcher of another MPI sees one process in every rank, all doing the same work.
- */
+/* Under the launcher of another MPI every process sees itself alone, and all would do the same work. */
 static dsc_status check_launch(const dsc_comm *comm) {
     int launched = dsc_launcher_size();
     if (comm->size > 1 || launched <= 1)
@@ -112,7 +111,8 @@ static void release_counters(dsc_comm_counters **counters) {
     *counters = NULL;
 }
 
-/* Nothing is in flight any more, and all ranks are here where closing waits for them. */
+/* Waits until nothing is in flight and, where closing waits for the other ranks, until all of them are here.
+ * Returns 0 when that failed. */
 static int is_quiet(dsc_comm *comm) {
     if (comm->watch && atomic_load(&comm->watch->alarmed))
         return 0;
@@ -172,7 +172,7 @@ fail:
     return status;
 }
 
-/* What a communicator has from the one it is split from, beside the backend's part. */
+/* Copies the settings of a communicator to one that is split from it. */
 static void inherit(const dsc_comm *comm, dsc_comm *child) {
     child->message_limit = comm->message_limit;
     child->threads = comm->threads;
@@ -189,7 +189,7 @@ static void share_counters(const dsc_comm *comm, dsc_comm *child) {
     atomic_fetch_add(&child->counters->users, 1);
 }
 
-/* Its means of moving memory of a GPU, where the parent has one. */
+/* Gives a split communicator NCCL, where its parent has it. */
 static dsc_status inherit_device(dsc_comm *comm, dsc_comm *child) {
 #if WITH_NCCL
     if (comm->device_table)
@@ -249,14 +249,14 @@ dsc_status dsc_comm_survivors(dsc_comm *comm, double patience, dsc_comm **out) {
 }
 
 void dsc_comm_abort(dsc_comm *comm, int exit_status) {
-    (void)comm;     /* the job ends as a whole, whichever communicator noticed the failure */
-    fflush(stdout); /* not all streams: another thread may hold one while it waits for its disk */
+    (void)comm;     /* the whole job ends, whichever communicator noticed the failure */
+    fflush(stdout); /* not all streams: another thread may hold the lock of one while it waits for a disk */
     fflush(stderr);
 #if WITH_NCCL
     dsc_nccl_abort();
 #endif
 #ifdef DSC_HAVE_MPI
-    /* A launcher that hears of the end may drop what its ranks wrote last: it gets a moment to pass it on. */
+    /* A launcher may drop the last output of its ranks when the job ends: give it time to pass it on. */
     const struct timespec moment = {.tv_nsec = 300000000};
     if (dsc_mpi_is_up()) {
         nanosleep(&moment, NULL);

@@ -1,6 +1,6 @@
 /* Was this process started by an MPI launcher? Only then does "auto" initialise MPI.
  *
- * A launcher tells its processes who they are through the environment: Open MPI's mpirun sets
+ * Launchers describe their processes in environment variables: Open MPI's mpirun sets
  * OMPI_COMM_WORLD_* (and PMIX_RANK), Hydra (MPICH, Intel MPI, MVAPICH) PMI_RANK and PMI_SIZE, MVAPICH's own
  * launchers MV2_COMM_WORLD_*, HPE's PALS_RANKID. Slurm's srun sets PMI_* or PMIX_* when it was asked for that
  * kind of MPI; with neither, its processes cannot find each other, but a step of several tasks was surely

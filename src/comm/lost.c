@@ -1,11 +1,13 @@
-/* Ranks that are lost: waits with a time limit, the alarm, and giving up.
+/* Lost ranks: waits with a time limit, the alarm, and abandoning a communicator. Nothing here is used
+ * unless the communicator has a time limit; mpi/survivors.c finds the ranks that are left.
  *
- * A wait with a limit asks again and again whether its operation is complete, first without a pause, then
- * with sleeps that never exceed a sixteenth of what was waited already, so that they hardly lengthen it. In
- * between it looks whether another rank has raised the alarm.
+ * A wait with a limit polls its operation, first without a pause, then with sleeps of at most a sixteenth
+ * of the time waited so far, so that they hardly lengthen it. In between it checks whether another rank
+ * has raised the alarm.
  *
- * What was given up stays in MPI's hands. The communicator is kept for ever, with everything that operations
- * in flight may still touch: requests, staging, its own memory. */
+ * After a timeout MPI may still use the memory of the operation. An abandoned communicator is therefore
+ * never freed, nor is anything that operations in flight may still touch: requests, staging and its own
+ * memory. */
 #include "comm/table.h"
 
 #include "base/clock.h"
@@ -24,7 +26,7 @@ static const double longest_look = 0.25;
 
 /* ---- alarm ---- */
 
-/* At most one look in a while, whichever thread asks. */
+/* Asks the backend at most once per look_interval, over all threads. */
 static dsc_status look(const dsc_comm *comm, int *alarmed) {
     dsc_watch *watch = comm->watch;
     *alarmed = atomic_load(&watch->alarmed);
@@ -139,7 +141,7 @@ dsc_status dsc_comm_wait_limited(dsc_request *request) {
     }
 }
 
-/* ---- own memory ---- */
+/* ---- memory for operations that may time out ---- */
 
 dsc_status dsc_own_take(dsc_comm *comm, const void *data, size_t bytes, void **own) {
     *own = NULL;
@@ -156,7 +158,7 @@ dsc_status dsc_own_wait(dsc_request *request, void *data, size_t bytes, void *ow
     dsc_status status = dsc_comm_wait(&request);
     if (status == DSC_OK && own)
         memcpy(data, own, bytes);
-    if (request && own) { /* in flight: the memory is its own now */
+    if (request && own) { /* still in flight: the request keeps the memory */
         request->own = own;
         comm->own = NULL;
         comm->own_bytes = 0;
@@ -165,7 +167,7 @@ dsc_status dsc_own_wait(dsc_request *request, void *data, size_t bytes, void *ow
     return DSC_OK;
 }
 
-/* ---- giving up ---- */
+/* ---- abandoning ---- */
 
 static void cancel_receives(dsc_comm *comm) {
     for (dsc_request *r = comm->requests; r; r = r->next) {

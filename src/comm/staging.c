@@ -1,7 +1,7 @@
-/* Memory of a GPU, moved by a transport that reaches host memory only: what is sent is copied to page-locked
- * memory first, what arrives there is copied back when the operation is waited for. Both copies are in the
- * order of the communicator's queue, and both are waited for: the host's transport knows nothing of queues,
- * and the staging memory serves the next operation.
+/* GPU memory, moved by a transport that can use host memory only. What is sent is first copied to
+ * page-locked memory; what arrives there is copied back when the operation is waited for. Both copies
+ * follow the order of the communicator's queue, and the host waits for both: the transport knows nothing
+ * of queues, and the staging memory is used again by the next operation.
  *
  *   op               copied to the host      copied back
  *   all-reduce       the vector              the vector
@@ -36,8 +36,8 @@ static dsc_status make_staging(dsc_device *device, size_t bytes, dsc_staging **o
     return DSC_OK;
 }
 
-/* Of those kept, the smallest that is large enough; where none is, the largest makes room for a new one. So
- * operations that come again find what they had before. */
+/* Takes the smallest kept buffer that is large enough. If there is none, frees the largest and allocates a
+ * new one. Operations that repeat every step thus find the buffers of the step before. */
 static dsc_status take_staging(dsc_comm *comm, dsc_device *device, size_t bytes, dsc_staging **out) {
     dsc_staging **best = NULL, **largest = NULL;
     for (dsc_staging **at = &comm->free_staging; *at; at = &(*at)->next) {
@@ -98,15 +98,15 @@ dsc_status dsc_staging_begin(dsc_request *request, dsc_device *device, dsc_trans
     int64_t sent = transfer->op == DSC_COMM_REDUCE_SCATTER ? whole : part;
     int64_t received = transfer->op == DSC_COMM_ALLGATHER ? whole : part;
     size_t element = dsc_dtype_size(transfer->dtype);
-    size_t behind =
-        align((size_t)whole * element); /* the place of a result that does not replace its input */
+    size_t result_at =
+        align((size_t)whole * element); /* where a result goes that does not replace its input */
     int apart = transfer->op == DSC_COMM_REDUCE_SCATTER;
     if (dsc_queue_is_recording(comm->queue))
         return DSC_FAIL(DSC_E_INVALID,
                         "an operation of communicator '%s' copies over the host and cannot be recorded: end "
-                        "the recording first (dsc_comm_records tells), or use nccl",
+                        "the recording first, or use nccl",
                         dsc_comm_name(comm));
-    DSC_TRY(take_staging(comm, device, behind + (apart ? (size_t)part * element : 0), &request->staging));
+    DSC_TRY(take_staging(comm, device, result_at + (apart ? (size_t)part * element : 0), &request->staging));
     request->queue = comm->queue;
     char *host = request->staging->data;
     dsc_tensor source = dsc_tensor_view(device, (void *)(uintptr_t)transfer->send, transfer->dtype, 1, &sent);
@@ -114,7 +114,7 @@ dsc_status dsc_staging_begin(dsc_request *request, dsc_device *device, dsc_trans
                                       transfer->dtype, 1, &received);
     transfer->send =
         transfer->op == DSC_COMM_ALLGATHER ? host + (size_t)comm->rank * (size_t)part * element : host;
-    transfer->recv = apart ? host + behind : host;
+    transfer->recv = apart ? host + result_at : host;
     request->arrived = transfer->recv;
     if (!sends(comm, transfer))
         return DSC_OK;

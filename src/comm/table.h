@@ -1,12 +1,12 @@
-/* What a communication backend implements, and what the front keeps about communicators and requests.
+/* What a communication backend implements, and the structs behind communicators and requests.
  *
- * The front (comm.c, transfer.c) checks arguments, counts bytes, serves what needs no transport (no elements;
- * one rank) and cuts long messages into pieces; a backend starts, tests and waits for one piece at a time.
- * Its handles are opaque here.
+ * comm.c and transfer.c check arguments, count bytes, complete what needs no transport (no elements; one
+ * rank) and cut long messages into pieces. A backend starts, tests and waits for one piece at a time; its
+ * handles are opaque here.
  *
- * A communicator has a table that moves host memory (self, mpi), and may have a second one that moves memory
- * of the used queue's GPU, in the order of that queue (nccl). Without the second, such memory is copied to
- * the host and back (staging.c). */
+ * A communicator has a table that moves host memory (self, mpi). It may have a second one that moves
+ * memory of its queue's GPU, in the order of that queue (nccl). Without the second, GPU memory is copied
+ * to the host and back (staging.c). */
 #ifndef DSC_COMM_TABLE_H
 #define DSC_COMM_TABLE_H
 
@@ -26,15 +26,15 @@ typedef enum dsc_comm_op {
     DSC_COMM_BARRIER
 } dsc_comm_op;
 
-/* One operation, or one piece of a long one. `count` are the elements of the vector; in all-gather and
- * reduce-scatter those of one rank's part.
+/* One operation, or one piece of a long one. `count` is the number of elements of the vector; in
+ * all-gather and reduce-scatter that of one rank's part.
  *
  *   op               send          recv
  *   all-reduce       the vector    the same memory
  *   reduce           the vector    the result, at the root; may be the same memory
  *   broadcast        the vector    the same memory
- *   all-gather       the own part  all parts; the own part may lie in its place already
- *   reduce-scatter   all parts     the own part of the result, elsewhere
+ *   all-gather       own part      all parts; the own part may be in its place already
+ *   reduce-scatter   all parts     own part of the result, in other memory
  *   send, recv       the vector    the vector */
 typedef struct dsc_transfer {
     dsc_comm_op op;
@@ -47,7 +47,7 @@ typedef struct dsc_transfer {
     int64_t count;
 } dsc_transfer;
 
-/* A piece under way. */
+/* A piece in flight. */
 typedef struct dsc_piece {
     union {
         void *pointer;
@@ -57,8 +57,8 @@ typedef struct dsc_piece {
     dsc_dtype dtype;
 } dsc_piece;
 
-/* Whether a rank of a communicator was lost: known to it and to all that were split from it, which may be
- * used by other threads. */
+/* Whether a rank was lost. Shared by a communicator and all that were split from it, which may be used by
+ * other threads. */
 typedef struct dsc_watch {
     atomic_int users;
     atomic_int alarmed; /* stays 1 */
@@ -68,31 +68,32 @@ typedef struct dsc_watch {
 
 typedef struct dsc_comm_table {
     const char *name;
-    /* Gives back comm->state. Collective. */
+    /* Frees comm->state. Collective. */
     void (*close)(dsc_comm *comm);
     /* Fills in rank, size, local_rank, local_size and state of `child`; leaves them alone for a negative
      * colour. Collective. */
     dsc_status (*split)(dsc_comm *comm, int colour, int key, dsc_comm *child);
-    /* Starts one piece: count is 1 to message_limit (for the whole of an all-gather or reduce-scatter). */
+    /* Starts one piece of 1 to message_limit elements (counting all parts in all-gather and
+     * reduce-scatter). */
     dsc_status (*start)(dsc_comm *comm, const dsc_transfer *transfer, dsc_piece *piece);
     dsc_status (*test)(dsc_comm *comm, dsc_piece *piece, int *done);
     dsc_status (*wait)(dsc_comm *comm, dsc_piece *piece);
     /* Blocks. NULL: a barrier is started like other operations. */
     dsc_status (*barrier)(dsc_comm *comm);
-    /* Lets messages leave that were held back; NULL: none are. */
+    /* Sends messages that were held back to be grouped; NULL: none are held back. */
     dsc_status (*flush)(dsc_comm *comm);
-    /* Takes back a receive under way, where that is possible. */
+    /* Cancels a receive in flight, where that is possible. */
     void (*cancel)(dsc_comm *comm, dsc_piece *piece);
-    /* Instead of close: waits for nobody and keeps what operations in flight need. NULL: close is like that,
-     * and none of this is there: cancel, is_last, look, survivors. */
+    /* Instead of close: does not wait for other ranks, and keeps what operations in flight need. NULL:
+     * `close` never waits, and cancel, is_last, look and survivors are NULL, too. */
     void (*abandon)(dsc_comm *comm);
     /* 1 when close waits for the other ranks. */
     int (*is_last)(const dsc_comm *comm);
-    /* Has another rank raised the alarm? */
+    /* Checks whether another rank has raised the alarm. */
     dsc_status (*look)(dsc_watch *watch, int *alarmed);
-    /* Raises the alarm, and fills in `child` as split does, with a watch of its own. */
+    /* Raises the alarm and fills in `child` as split does, with the ranks that answer and a new watch. */
     dsc_status (*survivors)(dsc_comm *comm, double patience, dsc_comm *child);
-    /* Gives back watch->state. */
+    /* Frees watch->state. */
     void (*close_watch)(dsc_watch *watch);
 } dsc_comm_table;
 
@@ -102,33 +103,33 @@ typedef struct dsc_comm_counters {
     _Atomic uint64_t bytes[DSC_TRAFFIC_COUNT];
 } dsc_comm_counters;
 
-/* Host memory for one operation on memory of a GPU, page-locked; kept in its communicator. */
+/* Page-locked host memory for one operation on GPU memory; kept in its communicator. */
 typedef struct dsc_staging dsc_staging;
 struct dsc_staging {
     void *data;
     size_t bytes;
-    dsc_device owner; /* knows no more than how to free `data`: the device itself may be gone by then */
+    dsc_device owner; /* only used to free `data`: the device itself may be destroyed by then */
     dsc_staging *next;
 };
 
-/* Requests are kept in their communicator and used again, with their arrays of pieces: a step allocates
- * nothing once it has had as many in flight before. */
+/* Requests and their arrays of pieces are kept in their communicator and used again, so that a step allocates
+ * nothing once as many requests have been in flight before. */
 struct dsc_request {
     dsc_comm *comm;
-    const dsc_comm_table *table; /* that moves its pieces */
+    const dsc_comm_table *table; /* moves its pieces */
     dsc_staging *staging;        /* NULL: pieces move the tensors themselves */
-    dsc_queue *queue;            /* of staging: its order */
-    const void *arrived;         /* the result in staging */
-    dsc_tensor result;           /* where it goes; data is NULL when nothing comes back */
+    dsc_queue *queue;            /* the order of the copies to and from staging */
+    const void *arrived;         /* where the result arrives in staging */
+    dsc_tensor result;           /* where it is copied to; data is NULL when there is no result */
     dsc_piece *pieces;
     int64_t capacity, count, done; /* pieces [0, done) are complete */
     int busy;
-    int expired;    /* 1: the last wait for it was given up, it is in flight */
-    dsc_comm_op op; /* of the whole; with peer and tag for messages */
+    int expired;    /* 1: the last wait for it has timed out, and it is still in flight */
+    dsc_comm_op op; /* with peer and tag, for error messages */
     int peer, tag;
-    void *own; /* memory that the communicator has left to it; NULL: none */
+    void *own; /* memory from dsc_own_take that it keeps after a timeout; NULL: none */
     dsc_request *next_free;
-    dsc_request *next; /* of all requests of the communicator */
+    dsc_request *next; /* in the list of all requests of the communicator */
 };
 
 enum { DSC_COMM_MESSAGE_SIZE = 2048 }; /* of the error text that dsc_comm_agree passes on */
@@ -140,113 +141,114 @@ struct dsc_comm {
     int64_t message_limit;
     char description[160];
     dsc_comm_counters *counters;
-    dsc_queue *queue; /* in whose order tensors of a GPU are handed over; NULL: none so far */
-    const dsc_comm_table *device_table; /* moves memory of the queue's GPU; NULL: staging does */
+    dsc_queue *queue;                   /* its order is that of operations on GPU tensors; NULL: not set */
+    const dsc_comm_table *device_table; /* moves memory of the queue's GPU; NULL: copied over the host */
     void *device_state;
-    int by_nccl;         /* 1: of kind "nccl" */
+    int by_nccl;         /* 1: created as "nccl" */
     int thread_multiple; /* as in the options */
-    int alone_too;       /* 1: operations of one rank use the transport as well; set by tests */
+    int alone_too;       /* 1: one rank uses the transport as well; set by tests */
     dsc_request *requests, *free_requests;
     dsc_staging *free_staging;
     double timeout;   /* seconds; 0: none */
-    dsc_watch *watch; /* NULL: lost ranks are not survived */
-    int owns_watch;   /* 1: the watch is over the ranks of this one, not of one it was split from */
+    dsc_watch *watch; /* NULL: created without dsc_comm_options.survive */
+    int owns_watch;   /* 1: the watch is about the ranks of this communicator, not of a parent */
     void *own;        /* memory for operations that begin and wait in one call */
     int64_t own_bytes;
-    dsc_buckets *kept; /* destroyed with buckets in flight */
+    dsc_buckets *kept; /* buckets that were destroyed while in flight */
     char message[DSC_COMM_MESSAGE_SIZE];
 };
 
-/* Bytes that one rank sends for an operation on `bytes` bytes over `ranks` ranks, rounded down: the one
- * formula. `bytes` are those of the vector, of the whole in all-gather and reduce-scatter. For broadcast it
- * is what the root sends, for reduce what each other rank sends. */
+/* Bytes that one rank sends for an operation on `bytes` bytes (all parts together in all-gather and
+ * reduce-scatter) over `ranks` ranks, rounded down. For broadcast it is what the root sends, for reduce what
+ * each of the other ranks sends. */
 uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
 /* 1 when operations on tensors of the queue's device can be part of a recording (device/recording.h): with
  * one rank, which has nothing to exchange, or with "nccl". An operation must be begun and waited for in the
  * same recording; dsc_comm_test finds it not done there. */
 int dsc_comm_records(const dsc_comm *comm);
-/* Counts bytes that were sent without a call: by a recording that is replayed. */
+/* Adds to the byte counters, for a recording that is replayed: it sends without calling an operation. */
 void dsc_comm_add_bytes(dsc_comm *comm, dsc_traffic traffic, uint64_t bytes);
-/* As dsc_comm_test, but the request is kept: dsc_comm_wait gives it back. */
+/* As dsc_comm_test, but the request stays valid and must still be waited for. */
 dsc_status dsc_comm_poll(dsc_request *request, int *done) DSC_MUST_CHECK;
-/* Waits for the requests in flight of a communicator that is being destroyed. 0: one of them was given up. */
+/* Waits for the requests in flight of a communicator that is being destroyed. Returns 0 when one of them has
+ * timed out. */
 int dsc_comm_settle_requests(dsc_comm *comm);
-/* Gives back its requests. */
+/* Frees its requests. */
 void dsc_comm_drop_requests(dsc_comm *comm);
 
 /* 1 when waiting for the request is limited in time. */
 int dsc_comm_is_limited(const dsc_request *request);
-/* Waits for its pieces within the limit; else request->expired is set, and it fails. */
+/* Waits for its pieces; at the time limit it sets request->expired and fails. */
 dsc_status dsc_comm_wait_limited(dsc_request *request) DSC_MUST_CHECK;
-/* How long a wait has lasted, all zero at its start. */
+/* How long a wait has lasted; all zero at its start. */
 typedef struct dsc_patience {
-    double looked, waited; /* when last (0: not yet); seconds */
+    double looked; /* dsc_clock_now() of the last call (0: none yet) */
+    double waited; /* seconds */
 } dsc_patience;
 
-/* Counts a look, and returns the seconds so far. What lies between two looks counts 0.25 s at most: a process
- * that was stopped itself, by a signal or for lack of a core, does not take its peers for lost. */
+/* Call this once per poll; returns the seconds waited so far. The time between two calls counts at most
+ * 0.25 s: a process that was itself stopped, by a signal or for lack of a core, must not take its peers
+ * for lost. */
 double dsc_comm_waited(dsc_patience *p);
-/* Sleeps a little while something is waited for, the longer the longer that has lasted (in seconds). */
+/* Sleeps a little between two polls, the longer the longer the wait has lasted (in seconds). */
 void dsc_comm_rest(double waited);
-/* Gives back one user's share; *watch may be NULL. */
+/* Drops one user of the watch and sets *watch to NULL; *watch may be NULL. */
 void dsc_watch_release(const dsc_comm_table *table, dsc_watch **watch);
 
-/* Memory for an operation that begins and waits in one call on host memory of its caller, who will not keep
- * it when the wait is given up: a copy of `data`. *own = NULL where the caller's will do. */
+/* *own = a copy of `data` owned by the communicator, for an operation that begins and waits in one call:
+ * should the wait time out, MPI goes on using the memory, and the caller's may be freed. NULL where there
+ * is no time limit, so that the caller's memory can be used. */
 dsc_status dsc_own_take(dsc_comm *comm, const void *data, size_t bytes, void **own) DSC_MUST_CHECK;
-/* Waits, and copies the result to `data` when it has come. */
+/* Waits, and copies the result to `data` when the operation is complete. */
 dsc_status dsc_own_wait(dsc_request *request, void *data, size_t bytes, void *own) DSC_MUST_CHECK;
-/* An operation on host memory of the communicator's own, begun and waited for. What is sent lies where the
- * result goes. */
+/* Begins an operation on host memory and waits for it. `send` must lie within the memory of `recv`. */
 dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) DSC_MUST_CHECK;
-/* DSC_E_INVALID unless the communicator has a queue of this device, which is not a host's; `what` names the
- * operation. */
+/* DSC_E_INVALID unless the communicator has a queue of this GPU; `what` names the operation. */
 dsc_status dsc_comm_check_queue(const dsc_comm *comm, const char *what,
                                 const dsc_device *device) DSC_MUST_CHECK;
 
-/* The queue in use, and back to it for who has used another one, which may be gone by then. */
+/* Reads and sets the queue without further effect: for code that uses another queue for a while. */
 dsc_queue *dsc_comm_queue(const dsc_comm *comm);
 void dsc_comm_return_queue(dsc_comm *comm, dsc_queue *queue);
 
 /* 1 for all-gather and reduce-scatter. */
 int dsc_comm_is_gather(dsc_comm_op op);
-/* 1 when one rank has nothing to do but, at most, to copy its own part. */
+/* 1 when the operation of one rank needs no transport: at most it copies its own part. */
 int dsc_comm_is_idle(const dsc_comm *comm, dsc_comm_op op);
 
-/* Turns a transfer of a device's memory into one of host memory: takes staging for it and copies what is to
- * be sent, in the order of the communicator's queue, waiting for it. */
+/* Turns a transfer of device memory into one of host memory: takes staging memory, copies the data to send in
+ * the order of the communicator's queue, and waits for the copy. */
 dsc_status dsc_staging_begin(dsc_request *request, dsc_device *device, dsc_transfer *transfer) DSC_MUST_CHECK;
 /* Copies the result of a complete transfer to the device, in the order of the queue. */
 dsc_status dsc_staging_finish(dsc_request *request) DSC_MUST_CHECK;
-/* Gives the staging of a request back to the communicator; there may be none. */
+/* Returns the staging memory of a request, if it has any, to the communicator. */
 void dsc_staging_return(dsc_request *request);
-/* Frees what the communicator keeps. */
+/* Frees the staging memory that the communicator keeps. */
 void dsc_staging_drop(dsc_comm *comm);
 
-/* Number of processes that a launcher has started, from its environment variables; 1 when a launcher is there
- * but does not tell, 0 without a launcher. */
+/* Number of processes that a launcher has started, from its environment variables; 1 when there is a launcher
+ * that does not give the number, 0 without a launcher. */
 int dsc_launcher_size(void);
 
-/* CPUs that this process is bound to: how many, and a hash of which. */
+/* The number of CPUs that this process is bound to, and a hash of the set. */
 void dsc_affinity(int *cpus, uint64_t *hash);
 
 /* Fill in table, state, rank, size, local_rank, local_size, threads and description. */
 dsc_status dsc_self_open(dsc_comm *comm, const dsc_comm_options *options) DSC_MUST_CHECK;
-/* The mpi backend is there only where DSC_HAVE_MPI is defined. Collective. */
+/* Exists only where DSC_HAVE_MPI is defined. Collective. */
 dsc_status dsc_mpi_open(dsc_comm *comm, const dsc_comm_options *options) DSC_MUST_CHECK;
-/* 1 between MPI's initialisation, by whomever, and its end. */
+/* 1 while MPI is initialised, by this library or by the program. */
 int dsc_mpi_is_up(void);
 /* Ends all processes of the job. */
 void dsc_mpi_abort(int exit_status);
 
-/* The nccl backend is there only where DSC_HAVE_NCCL is defined. Puts its name and version into the
- * description. */
+/* These exist only where DSC_HAVE_NCCL is defined. Adds NCCL's version to the description. */
 void dsc_nccl_describe(dsc_comm *comm);
-/* Gives the communicator NCCL for the GPU of its queue, unless it has it. Collective. */
+/* Makes the communicator use NCCL for the GPU of its queue, unless it does already. Collective. */
 dsc_status dsc_nccl_use(dsc_comm *comm) DSC_MUST_CHECK;
 /* The same for a communicator just split from `parent`, which has it. Collective. */
 dsc_status dsc_nccl_inherit(dsc_comm *comm, dsc_comm *parent) DSC_MUST_CHECK;
-/* Makes the operations of all communicators of this process give up. Does not wait for it. */
+/* Aborts the operations of all communicators of this process, without waiting. */
 void dsc_nccl_abort(void);
 
 #endif

@@ -1,7 +1,8 @@
-/* Operations: each is checked, served at once where no transport is needed, cut into pieces no longer than
- * the communicator's message_limit, started, and counted.
+/* The operations. Each is checked, completed at once where no transport is needed, cut into pieces no longer
+ * than the communicator's message_limit, started, and its bytes are counted.
  *
- * Memory of a GPU goes by the communicator's device_table, whole; without one, by host copies (staging.c). */
+ * Tensors in GPU memory are moved whole by the communicator's device_table; without one they are copied over
+ * the host (staging.c). */
 #include "comm/table.h"
 
 #include "base/error.h"
@@ -15,7 +16,7 @@ enum { TAG_LIMIT = 32767 };
 
 /* ---- requests ---- */
 
-/* A free request with room for `pieces`. */
+/* Takes a free request with space for `pieces`. */
 static dsc_status take_request(dsc_comm *comm, int64_t pieces, dsc_request **out) {
     dsc_request *request = comm->free_requests;
     if (!request) {
@@ -43,14 +44,15 @@ static void return_request(dsc_request *request) {
     request->comm->free_requests = request;
 }
 
-/* Lets messages leave that the device's transport holds back. */
+/* Sends messages that the device's transport has held back in order to group them. */
 static dsc_status flush(dsc_comm *comm) {
     if (comm->device_table && comm->device_table->flush)
         DSC_TRY(comm->device_table->flush(comm));
     return DSC_OK;
 }
 
-/* Waits for one piece after the other. A failure is reported at once: what follows it may never end. */
+/* Waits for one piece after the other. A failure is returned at once, because later pieces may never
+ * complete. */
 static dsc_status wait_pieces(dsc_request *request) {
     dsc_comm *comm = request->comm;
     if (dsc_comm_is_limited(request))
@@ -61,17 +63,14 @@ static dsc_status wait_pieces(dsc_request *request) {
     return DSC_OK;
 }
 
-static dsc_status finish(dsc_request *request) {
-    DSC_TRY(wait_pieces(request));
-    return dsc_staging_finish(request);
-}
-
 dsc_status dsc_comm_wait(dsc_request **request) {
     if (!request || !*request)
         return DSC_OK;
     dsc_request *r = *request;
     r->expired = 0;
-    dsc_status status = finish(r);
+    dsc_status status = wait_pieces(r);
+    if (status == DSC_OK)
+        status = dsc_staging_finish(r);
     if (r->expired)
         return dsc_error_pass(status, __FILE__, __LINE__);
     *request = NULL;
@@ -112,7 +111,7 @@ int dsc_comm_settle_requests(dsc_comm *comm) {
         if (!r->busy)
             continue;
         if (!r->expired)
-            (void)wait_pieces(r); /* without its result, whose place may be gone */
+            (void)wait_pieces(r); /* the result is dropped: its destination may be freed already */
         if (r->expired && (dsc_comm_poll(r, &done) != DSC_OK || !done))
             return 0;
     }
@@ -206,8 +205,8 @@ static void copy_own_part(const dsc_comm *comm, const dsc_transfer *transfer) {
         memmove(transfer->recv, (const char *)transfer->send + place, bytes);
 }
 
-/* An all-gather or reduce-scatter of more than message_limit elements, part by part: as one broadcast from,
- * or one reduction to, the owner of each part. */
+/* An all-gather or reduce-scatter of more than message_limit elements, as one broadcast from, or one
+ * reduction to, the owner of each part. */
 static dsc_status start_parts(dsc_request *request, const dsc_transfer *transfer) {
     dsc_comm *comm = request->comm;
     size_t bytes = (size_t)transfer->count * dsc_dtype_size(transfer->dtype);
@@ -228,52 +227,36 @@ static dsc_status start_parts(dsc_request *request, const dsc_transfer *transfer
     return DSC_OK;
 }
 
-static dsc_status start(dsc_request *request, const dsc_transfer *transfer, int by_parts) {
-    if (request->table != request->comm->table) /* takes any length */
-        return start_piece(request, transfer);
-    if (by_parts)
-        return start_parts(request, transfer);
-    return dsc_comm_is_gather(transfer->op) ? start_piece(request, transfer)
-                                            : start_vector(request, transfer);
-}
-
-/* The own part of one rank's gather, within the memory of a device. */
-static dsc_status copy_on_device(const dsc_comm *comm, dsc_device *device, const dsc_transfer *transfer) {
-    int64_t bytes = transfer->count * (int64_t)dsc_dtype_size(transfer->dtype);
-    dsc_tensor from = dsc_tensor_view(device, (void *)(uintptr_t)transfer->send, DSC_U8, 1, &bytes);
-    dsc_tensor to = dsc_tensor_view(device, transfer->recv, DSC_U8, 1, &bytes);
-    return from.data == to.data ? DSC_OK : dsc_op_convert(comm->queue, &from, &to);
-}
-
-/* All there is to do for one rank. */
-static dsc_status serve_alone(const dsc_comm *comm, dsc_device *far, const dsc_transfer *transfer) {
-    if (!dsc_comm_is_gather(transfer->op))
-        return DSC_OK;
-    if (far)
-        return copy_on_device(comm, far, transfer);
-    copy_own_part(comm, transfer);
-    return DSC_OK;
-}
-
-/* Starts a transfer where there is one to start. far: the device whose memory it is, NULL for a host's. */
-static dsc_status begin_on(dsc_request *request, dsc_device *far, const dsc_transfer *transfer,
-                           int by_parts) {
+/* Starts a transfer, unless there is nothing to move. `far` is the device whose memory it is, or NULL for
+ * host memory. `by_parts`: see start_parts. */
+static dsc_status start(dsc_request *request, dsc_device *far, const dsc_transfer *transfer, int by_parts) {
     dsc_comm *comm = request->comm;
     if (transfer->count == 0)
         return DSC_OK;
-    if (dsc_comm_is_idle(comm, transfer->op))
-        return serve_alone(comm, far, transfer);
-    if (far && comm->device_table) {
-        request->table = comm->device_table;
-        return start(request, transfer, 0);
+    if (dsc_comm_is_idle(comm, transfer->op)) { /* one rank: at most a copy of its own part */
+        if (dsc_comm_is_gather(transfer->op) && !far)
+            copy_own_part(comm, transfer);
+        if (!dsc_comm_is_gather(transfer->op) || !far || transfer->send == transfer->recv)
+            return DSC_OK;
+        int64_t bytes = transfer->count * (int64_t)dsc_dtype_size(transfer->dtype);
+        dsc_tensor from = dsc_tensor_view(far, (void *)(uintptr_t)transfer->send, DSC_U8, 1, &bytes);
+        dsc_tensor to = dsc_tensor_view(far, transfer->recv, DSC_U8, 1, &bytes);
+        return dsc_op_convert(comm->queue, &from, &to);
     }
-    dsc_transfer on_host = *transfer;
-    if (transfer->op != DSC_COMM_SEND &&
-        transfer->op != DSC_COMM_RECV) /* else those held back have company yet */
+    if (far && comm->device_table) {
+        request->table = comm->device_table; /* it takes any length */
+        return start_piece(request, transfer);
+    }
+    /* Point-to-point messages that are held back may still be joined by others; a collective sends them. */
+    if (transfer->op != DSC_COMM_SEND && transfer->op != DSC_COMM_RECV)
         DSC_TRY(flush(comm));
+    dsc_transfer on_host = *transfer;
     if (far)
         DSC_TRY(dsc_staging_begin(request, far, &on_host));
-    return start(request, &on_host, by_parts);
+    if (by_parts)
+        return start_parts(request, &on_host);
+    return dsc_comm_is_gather(transfer->op) ? start_piece(request, &on_host)
+                                            : start_vector(request, &on_host);
 }
 
 static void name_request(dsc_request *request, const dsc_transfer *transfer) {
@@ -282,8 +265,8 @@ static void name_request(dsc_request *request, const dsc_transfer *transfer) {
     request->tag = transfer->tag;
 }
 
-/* Starts a checked operation. When a piece cannot be started, those before it may be under way: the request
- * is not used again, nor is its staging. */
+/* Starts an operation whose arguments have been checked. When a piece cannot be started, earlier ones may
+ * be in flight, so neither the request nor its staging memory is used again. */
 static dsc_status begin(dsc_comm *comm, dsc_device *far, dsc_traffic traffic, const dsc_transfer *transfer,
                         dsc_request **out) {
     int by_parts = dsc_comm_is_gather(transfer->op) && transfer->count > comm->message_limit / comm->size;
@@ -291,7 +274,7 @@ static dsc_status begin(dsc_comm *comm, dsc_device *far, dsc_traffic traffic, co
     dsc_request *request = NULL;
     DSC_TRY(take_request(comm, by_parts ? pieces * comm->size : pieces, &request));
     name_request(request, transfer);
-    dsc_status status = begin_on(request, far, transfer, by_parts);
+    dsc_status status = start(request, far, transfer, by_parts);
     if (status != DSC_OK) {
         request->busy = 0;
         return dsc_error_pass(status, __FILE__, __LINE__);
@@ -327,7 +310,7 @@ static dsc_device *far_device(const dsc_tensor *t) {
     return dsc_device_is_host(t->device) ? NULL : t->device;
 }
 
-/* Where something moves, memory of a device moves in the order of a queue. */
+/* Device memory moves in the order of a queue, so a queue is needed wherever something moves. */
 static dsc_status check_order(const char *name, const dsc_comm *comm, dsc_comm_op op, const dsc_tensor *t) {
     int still = dsc_tensor_count(t) == 0 || (dsc_comm_is_idle(comm, op) && !dsc_comm_is_gather(op));
     if (far_device(t) && !still)
@@ -356,7 +339,8 @@ static dsc_status check_tag(const char *op, int tag) {
     return DSC_OK;
 }
 
-/* `all` holds one `part` of each rank. They lie apart, or part is the own place in all where that may be. */
+/* `all` must hold one `part` per rank. The two may not overlap, except that (with may_be_inside) `part`
+ * may be this rank's own part of `all`. */
 static dsc_status check_parts(const char *op, const dsc_comm *comm, const dsc_tensor *part,
                               const dsc_tensor *all, int may_be_inside) {
     DSC_TRY(check_tensor(op, part));
@@ -377,7 +361,7 @@ static dsc_status check_parts(const char *op, const dsc_comm *comm, const dsc_te
     int overlap = p < a + dsc_tensor_bytes(all) && a < p + bytes;
     if (overlap && !(may_be_inside && p == a + (size_t)comm->rank * bytes))
         return DSC_FAIL(DSC_E_INVALID, "%s: part and all share memory%s", op,
-                        may_be_inside ? ", and part is not the own place in all" : "");
+                        may_be_inside ? ", and part is not this rank's own part of all" : "");
     return DSC_OK;
 }
 
@@ -505,55 +489,57 @@ dsc_status dsc_comm_barrier(dsc_comm *comm) {
     return dsc_comm_wait(&request);
 }
 
-/* Host memory is the caller's, who may be gone with it when the wait was given up. */
-static dsc_status lend_own(dsc_comm *comm, const dsc_tensor *t, dsc_tensor *lent) {
+/* *safe = the tensor to use for an operation that may time out. When it does, MPI goes on using its
+ * memory, and the caller may free theirs: host memory is then replaced by a copy that the communicator
+ * owns. */
+static dsc_status make_safe(dsc_comm *comm, const dsc_tensor *t, dsc_tensor *safe) {
     void *own = NULL;
-    *lent = *t;
+    *safe = *t;
     if (!far_device(t))
         DSC_TRY(dsc_own_take(comm, t->data, dsc_tensor_bytes(t), &own));
     if (own)
-        lent->data = own;
+        safe->data = own;
     return DSC_OK;
 }
 
 dsc_status dsc_comm_allreduce(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, dsc_tensor *t) {
     dsc_request *request = NULL;
-    dsc_tensor lent;
+    dsc_tensor safe;
     DSC_TRY(check_tensor("allreduce", t));
-    DSC_TRY(lend_own(comm, t, &lent));
-    DSC_TRY(dsc_comm_allreduce_begin(comm, traffic, op, &lent, &request));
-    return dsc_own_wait(request, t->data, dsc_tensor_bytes(t), lent.data == t->data ? NULL : lent.data);
+    DSC_TRY(make_safe(comm, t, &safe));
+    DSC_TRY(dsc_comm_allreduce_begin(comm, traffic, op, &safe, &request));
+    return dsc_own_wait(request, t->data, dsc_tensor_bytes(t), safe.data == t->data ? NULL : safe.data);
 }
 
 dsc_status dsc_comm_broadcast(dsc_comm *comm, dsc_traffic traffic, int root, dsc_tensor *t) {
     dsc_request *request = NULL;
-    dsc_tensor lent;
+    dsc_tensor safe;
     DSC_TRY(check_peer("broadcast", comm, root));
     DSC_TRY(check_tensor("broadcast", t));
-    DSC_TRY(lend_own(comm, t, &lent));
-    DSC_TRY(dsc_comm_broadcast_begin(comm, traffic, root, &lent, &request));
-    return dsc_own_wait(request, t->data, dsc_tensor_bytes(t), lent.data == t->data ? NULL : lent.data);
+    DSC_TRY(make_safe(comm, t, &safe));
+    DSC_TRY(dsc_comm_broadcast_begin(comm, traffic, root, &safe, &request));
+    return dsc_own_wait(request, t->data, dsc_tensor_bytes(t), safe.data == t->data ? NULL : safe.data);
 }
 
 /* ---- agreement ---- */
 
 dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) {
     dsc_request *request = NULL;
-    dsc_transfer lent = *transfer;
+    dsc_transfer safe = *transfer;
     void *own = NULL;
     size_t bytes = (size_t)transfer->count * dsc_dtype_size(transfer->dtype);
     if (dsc_comm_is_gather(transfer->op))
         bytes *= (size_t)comm->size;
     DSC_TRY(dsc_own_take(comm, transfer->recv, bytes, &own));
     if (own) {
-        lent.send = (char *)own + ((const char *)transfer->send - (const char *)transfer->recv);
-        lent.recv = own;
+        safe.send = (char *)own + ((const char *)transfer->send - (const char *)transfer->recv);
+        safe.recv = own;
     }
-    DSC_TRY(begin(comm, NULL, DSC_TRAFFIC_OTHER, &lent, &request));
+    DSC_TRY(begin(comm, NULL, DSC_TRAFFIC_OTHER, &safe, &request));
     return dsc_own_wait(request, transfer->recv, bytes, own);
 }
 
-/* The lowest failing rank first (size when there is none), then its status and message from there. */
+/* First finds the lowest failing rank (`size` when there is none), then broadcasts its status and message. */
 dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) {
     int32_t lowest = own == DSC_OK ? comm->size : comm->rank;
     dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE,
