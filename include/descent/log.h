@@ -1,4 +1,4 @@
-/* Messages of the library for people. Without a handler they are dropped: the library itself never prints. */
+/* Log messages. The library never prints: without a handler its messages are dropped. */
 #ifndef DSC_LOG_H
 #define DSC_LOG_H
 
@@ -16,7 +16,7 @@ typedef void (*dsc_log_handler)(void *context, dsc_log_level level, const char *
  * may be called from any thread; `context` stays the caller's. */
 DSC_API void dsc_log_set_handler(dsc_log_handler handler, void *context);
 
-/* Hands a formatted line (no newline at its end) to the handler. */
+/* Passes a formatted line, without a newline at its end, to the handler. */
 DSC_API void dsc_log(dsc_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #ifdef __cplusplus

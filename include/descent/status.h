@@ -1,7 +1,7 @@
-/* Status codes and the error message that goes with them.
+/* Status codes and error messages.
  *
- * Every function that can fail returns a dsc_status. The library never prints, exits or aborts: whoever owns
- * main() prints dsc_error_message() and ends the job (dsc_comm_abort in a parallel one). */
+ * Every function that can fail returns a dsc_status. The library never prints, exits or aborts: the program
+ * prints dsc_error_message() and ends the job (with dsc_comm_abort in a parallel job). */
 #ifndef DSC_STATUS_H
 #define DSC_STATUS_H
 
@@ -36,11 +36,12 @@ typedef enum dsc_status {
 /* A short description of the code; never NULL. */
 DSC_API const char *dsc_status_text(dsc_status status);
 
-/* What went wrong in the last failed call of this thread: value, limit, remedy; in a parallel job it starts
- * with "rank R: ". Valid until the thread's next failing call; "" when nothing failed yet. */
+/* Describes the last failed call of this thread: the value, its limit and what to do. In a parallel job it
+ * starts with "rank R: ". Never NULL; "" when nothing has failed yet. Valid until the next failure in this
+ * thread. */
 DSC_API const char *dsc_error_message(void);
 
-/* Where it went wrong: one "file:line" per line, innermost first. Same lifetime as the message. */
+/* Where it failed: one "file:line" per line, innermost first. Valid as long as the message. */
 DSC_API const char *dsc_error_trace(void);
 
 #ifdef __cplusplus

@@ -11,16 +11,18 @@ dsc_status dsc_error_raise(dsc_status status, const char *file, int line, const 
 /* Adds a place to the trace of the current error and returns `status`. */
 dsc_status dsc_error_pass(dsc_status status, const char *file, int line);
 
-/* Puts "context: " before the current message; used where a caller knows the file or flag that failed. */
+/* Puts "context: " before the current message, where a caller knows which file or option failed. */
 dsc_status dsc_error_prefix(dsc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Makes another thread's error this one's: `message` is its dsc_error_message(). Returns `status`. */
+/* Raises an error of another thread in this one: `message` is that thread's dsc_error_message(). Returns
+ * `status`. */
 dsc_status dsc_error_adopt(dsc_status status, const char *message);
 
-/* The rank named in messages of this process; -1 (the default) for none. Set by the communicator. */
+/* Sets the rank that messages of this process begin with; -1 (the default): none. Called by the
+ * communicator. */
 void dsc_error_set_rank(int rank);
 
-/* return DSC_FAIL(DSC_E_INVALID, "batch size %d: must be positive", n); */
+/* Use: return DSC_FAIL(DSC_E_INVALID, "batch size %d: must be positive", n); */
 #define DSC_FAIL(status, ...) dsc_error_raise((status), __FILE__, __LINE__, __VA_ARGS__)
 
 /* Returns from the calling function when `call` fails. */

@@ -1,5 +1,5 @@
-/* A 64-bit fingerprint of bytes, for comparing what ranks hold. Not for keeping: it differs between machines
- * of different byte order. */
+/* A 64-bit hash of bytes, for comparing data between ranks. It depends on the byte order of the machine,
+ * so it must not be stored. */
 #ifndef DSC_BASE_HASH_H
 #define DSC_BASE_HASH_H
 

@@ -1,5 +1,5 @@
-/* Large blocks ask for large pages: a training step walks through hundreds of megabytes, and looking up pages
- * of 4 KiB costs more than a tenth of it, above all in virtual machines. */
+/* Large blocks ask for large pages: a training step uses hundreds of megabytes, and address translation with
+ * pages of 4 KiB takes more than a tenth of its time, above all in virtual machines. */
 #define _DEFAULT_SOURCE /* madvise */
 #include "base/memory.h"
 
@@ -23,14 +23,14 @@ void dsc_memory_fail_at(int64_t nth) {
 
 enum { LARGE_PAGE = 2 << 20 };
 
-/* Memory of `bytes` > 0 bytes, not cleared; NULL when there is none. */
+/* Returns `bytes` > 0 bytes, not cleared, or NULL. */
 static void *take(size_t bytes) {
     size_t alignment = bytes >= 2 * (size_t)LARGE_PAGE ? LARGE_PAGE : DSC_ALIGNMENT;
     size_t rounded = (bytes + alignment - 1) / alignment * alignment;
     void *p = aligned_alloc(alignment, rounded);
 #ifdef MADV_HUGEPAGE
     if (p && alignment == LARGE_PAGE)
-        (void)madvise(p, rounded, MADV_HUGEPAGE); /* a wish; without it everything works, slower */
+        (void)madvise(p, rounded, MADV_HUGEPAGE); /* may fail: everything works without, only slower */
 #endif
     return p;
 }
@@ -60,7 +60,7 @@ void dsc_memory_keep(void *p) {
     } node;
     static _Atomic(node *) kept;
     node *n = malloc(sizeof *n);
-    if (!n) /* then it is lost to them, and to nobody else */
+    if (!n) /* then leak checkers report it, and nothing else happens */
         return;
     n->p = p;
     n->next = atomic_load(&kept);

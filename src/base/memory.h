@@ -14,16 +14,16 @@ enum { DSC_ALIGNMENT = 64 };
 dsc_status dsc_memory_alloc(int64_t count, size_t size, void *out) DSC_MUST_CHECK;
 /* Frees *p (p is the address of a pointer; *p may be NULL) and sets it to NULL. */
 void dsc_memory_free(void *p);
-/* Keeps what can never be given back, since somebody else may still write to it, where leak checkers find it.
- */
+/* For memory that can never be freed, since MPI may still write to it: keeps a pointer, so that leak
+ * checkers do not report it. */
 void dsc_memory_keep(void *p);
 /* A copy of `text`. */
 dsc_status dsc_memory_strdup(const char *text, char **out) DSC_MUST_CHECK;
-/* Makes room for `needed` elements in *array (capacity in *capacity), keeping the contents. */
+/* Grows *array, whose capacity is *capacity, to at least `needed` elements and keeps its contents. */
 dsc_status dsc_memory_grow(void *array, int64_t *capacity, int64_t needed, size_t size) DSC_MUST_CHECK;
 
-/* For tests: allocations so far; and the number of the one that shall fail (counted from now, 1 = the next;
- * 0 = none). */
+/* For tests: the number of allocations so far; and which of the following ones fails (1: the next, 0:
+ * none). */
 int64_t dsc_memory_allocations(void);
 void dsc_memory_fail_at(int64_t nth);
 

@@ -1,4 +1,4 @@
-/* Numbers made of Philox's words. */
+/* Random numbers from the words of Philox. */
 #include "base/rng.h"
 
 #include <math.h>

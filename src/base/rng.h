@@ -1,5 +1,5 @@
 /* Counter-based random numbers (Philox 4x32-10): a value is a pure function of (seed, purpose, epoch, index),
- * so it depends neither on ranks nor threads nor on how often anyone asked. */
+ * so it depends neither on ranks and threads nor on how many values were drawn before. */
 #ifndef DSC_BASE_RNG_H
 #define DSC_BASE_RNG_H
 
@@ -46,7 +46,7 @@ DSC_FORMULA void dsc_rng_philox(const uint32_t counter[4], const uint32_t key[2]
     out[3] = c3;
 }
 
-/* A sequence of its own for one (seed, purpose, epoch, index). */
+/* The sequence of one (seed, purpose, epoch, index). */
 typedef struct dsc_rng {
     uint32_t key[2];
     uint32_t counter[4]; /* [0]: block number inside the sequence */
@@ -55,7 +55,7 @@ typedef struct dsc_rng {
 } dsc_rng;
 
 /* The counter is (block, epoch, index low, index high); purpose and seed are the key. The seed's upper half
- * is folded into the first key word by an odd multiplier, so that all 64 bits count. */
+ * is mixed into the first key word by an odd multiplier, so that all 64 bits matter. */
 DSC_FORMULA dsc_rng dsc_rng_start(uint64_t seed, dsc_rng_purpose purpose, uint32_t epoch, uint64_t index) {
     dsc_rng rng = {{0}, {0}, {0}, 4};
     rng.key[0] = (uint32_t)seed ^ ((uint32_t)(seed >> 32) * 0x85EBCA6Bu);

@@ -6,13 +6,14 @@
 
 #include <pthread.h>
 
-/* Starts one that takes no signals: those are for whoever owns main(). `what` names it in the error. */
+/* Starts a thread with all signals blocked: they are for the program's own threads. `what` names the
+ * thread in the error message. */
 dsc_status dsc_thread_start(pthread_t *thread, void *(*function)(void *), void *argument,
                             const char *what) DSC_MUST_CHECK;
 
-/* Waits for `condition`, made by dsc_condition_init, until `deadline` on the library's clock at the latest.
- * 0: it has passed. */
-int dsc_condition_init(pthread_cond_t *condition) DSC_MUST_CHECK; /* 0: it cannot be made */
+/* Waits for `condition`, which dsc_condition_init has made, until dsc_clock_now() reaches `deadline`.
+ * Returns 0 when it has. */
+int dsc_condition_init(pthread_cond_t *condition) DSC_MUST_CHECK; /* returns 0 on failure */
 int dsc_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double deadline);
 
 #endif

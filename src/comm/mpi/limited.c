@@ -1,7 +1,7 @@
-/* Calls of MPI's that know no limit: communicators are made by all of their ranks together, and one that has
- * ended or stands still holds up the others for ever. With a limit such a call is made in a thread of its
- * own. When the limit is over, the thread is left there with all that it works on, and MPI is not called
- * again in this process: it was promised one caller at a time. */
+/* Time limits for MPI calls that have none: all ranks make a communicator together, and a rank that has
+ * ended or hangs would hold up the others for ever. With a limit such a call is made in a thread of its
+ * own. At the limit that thread is left running with all its data, and MPI is not called again in this
+ * process, because MPI was promised one caller at a time. */
 #include "comm/mpi/mpi.h"
 
 #include "base/clock.h"
@@ -11,7 +11,7 @@
 
 #include <stdio.h>
 
-static const double shortest = 5; /* seconds: limits are meant for messages, this takes more of them */
+static const double shortest = 5; /* seconds: limits are set for one message, and this takes several */
 
 typedef struct call {
     dsc_status (*function)(void *argument);
@@ -23,7 +23,7 @@ typedef struct call {
     char message[DSC_COMM_MESSAGE_SIZE];
 } call;
 
-static _Atomic(call *) given_up; /* NULL: none so far */
+static _Atomic(call *) given_up; /* the call that has reached its limit, or NULL */
 
 int dsc_mpi_is_free(void) {
     return given_up == NULL;
@@ -50,7 +50,7 @@ static void *run(void *argument) {
     return NULL;
 }
 
-/* 1: it has ended in time, and the thread with it. */
+/* Returns 1 when the call has ended in time; its thread has then ended, too. */
 static int await(call *c, pthread_t thread, double seconds) {
     double deadline = dsc_clock_now() + seconds;
     pthread_mutex_lock(&c->lock);
@@ -80,7 +80,7 @@ static dsc_status run_limited(call *c, double seconds, int *ended) {
     return c->status == DSC_OK ? DSC_OK : dsc_error_adopt(c->status, c->message);
 }
 
-/* MPI must take calls of another thread while this one waits. */
+/* A limit needs an MPI that allows calls from another thread while this one waits. */
 static int can_limit(double seconds) {
     int provided = MPI_THREAD_SINGLE;
     return seconds > 0 && MPI_Query_thread(&provided) == MPI_SUCCESS && provided >= MPI_THREAD_SERIALIZED;

@@ -1,6 +1,6 @@
 /* The MPI backend: the only place that knows MPI. Every piece is one non-blocking call on a duplicate of
- * MPI_COMM_WORLD (or a part of it) that belongs to the library, so that its messages never meet the
- * program's. Failures come back as DSC_E_COMM with MPI's own text. */
+ * MPI_COMM_WORLD (or a part of it) that belongs to the library, so that its messages never match
+ * the program's. Failures come back as DSC_E_COMM with MPI's own text. */
 #include "comm/mpi/mpi.h"
 
 #include "comm/mpi/half_ops.h"
@@ -18,7 +18,7 @@
 static struct {
     int users;        /* communicators alive */
     int started_here; /* 1: the library initialised MPI, and finalises it */
-    int abandoned;    /* 1: a communicator was, so it does not */
+    int abandoned;    /* 1: a communicator was abandoned, so MPI is not finalised */
     dsc_half_ops ops; /* valid while there are users */
 } world;
 
@@ -127,7 +127,7 @@ static dsc_status mpi_start(dsc_comm *comm, const dsc_transfer *t, dsc_piece *pi
     return DSC_OK;
 }
 
-/* MPI takes a message that is shorter than its receive without a word. */
+/* MPI does not report a message that is shorter than its receive: check the length. */
 static dsc_status check_length(const dsc_piece *piece, const MPI_Status *status) {
     if (piece->expected < 0)
         return DSC_OK;
@@ -147,7 +147,7 @@ static dsc_status mpi_test(dsc_comm *comm, dsc_piece *piece, int *done) {
     DSC_TRY(dsc_mpi_check_free());
     memcpy(&request, &piece->handle, sizeof request);
     int code = MPI_Test(&request, done, &status);
-    memcpy(&piece->handle, &request, sizeof request); /* complete, it is null */
+    memcpy(&piece->handle, &request, sizeof request); /* MPI_REQUEST_NULL when it is complete */
     DSC_TRY(dsc_mpi_check(code, "MPI_Test"));
     return *done ? check_length(piece, &status) : DSC_OK;
 }
@@ -162,7 +162,7 @@ static dsc_status mpi_wait(dsc_comm *comm, dsc_piece *piece) {
     return check_length(piece, &status);
 }
 
-/* One that has met its message already is not cancelled: it stays. */
+/* MPI cannot cancel a receive that has matched its message already: that one stays in flight. */
 static void mpi_cancel(dsc_comm *comm, dsc_piece *piece) {
     (void)comm;
     MPI_Request request;
@@ -190,7 +190,7 @@ void dsc_mpi_abort(int exit_status) {
 
 static void mpi_close(dsc_comm *comm) {
     dsc_mpi_state *mpi = comm->state;
-    if (dsc_mpi_is_up() && dsc_mpi_is_free()) { /* else the program has finalised it, against its duty */
+    if (dsc_mpi_is_up() && dsc_mpi_is_free()) { /* the program may have finalised MPI too early */
         MPI_Comm_free(&mpi->comm);
         if (world.users == 1 && !world.abandoned) {
             dsc_half_ops_free(&world.ops);
@@ -203,7 +203,7 @@ static void mpi_close(dsc_comm *comm) {
     dsc_memory_free(&comm->state);
 }
 
-/* An operation in flight needs the communicator, and may need the operators. */
+/* Operations in flight need the communicator, and may need the reduction operators: both stay. */
 static void mpi_abandon(dsc_comm *comm) {
     (void)comm;
     world.abandoned = 1;
@@ -338,8 +338,8 @@ static const dsc_comm_table mpi_table = {
     .close_watch = dsc_mpi_close_watch,
 };
 
-/* Open MPI 4.1's own choice for MPI_Iallreduce in place sends far more than is needed (docs/performance.md).
- * A choice of the user's stands, and other libraries do not know the name. */
+/* The algorithm that Open MPI 4.1 chooses for MPI_Iallreduce in place sends far more than is needed
+ * (docs/performance.md). A choice made by the user is kept, and other libraries ignore the variable. */
 static void prefer_algorithms(void) {
     (void)setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "rabenseifner", 0);
 }
@@ -370,8 +370,7 @@ static dsc_status start_mpi(int thread_multiple, int *provided) {
     return DSC_OK;
 }
 
-/* What is left behind by a failure here is MPI's: it stays up, so that dsc_comm_abort still reaches all
- * ranks. */
+/* After a failure here MPI stays initialised, so that dsc_comm_abort can still end all ranks. */
 static dsc_status open_world(dsc_comm *comm, dsc_mpi_state *mpi, int provided) {
     MPI_Comm node = MPI_COMM_NULL;
     DSC_TRY(dsc_mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &mpi->comm), "MPI_Comm_dup"));

@@ -1,28 +1,29 @@
-/* Who is still alive: an agreement by messages, for MPI libraries that know nothing of lost ranks.
+/* Finds the ranks that are still alive, by messages, for MPI libraries that cannot survive lost ranks
+ * themselves.
  *
- * A communicator that is to survive has a duplicate of itself for this, its watch. Whoever misses a rank
- * enters the agreement by an alarm to all others, who find it there and enter, too.
+ * A communicator created with `survive` has a duplicate of itself for these messages, its watch. A rank
+ * that misses another starts the agreement by sending an alarm to all others, which find it and take part,
+ * too.
  *
- *   alarm   to all     I am alive and have entered.
- *
- *   call    to all     Its sender coordinates: join. To those who joined the sender: join the named one.
- *
+ *   alarm   to all     I am alive and take part.
+ *   call    to all     The sender is coordinator: join it. To a rank that has joined the sender: join the
+ *                      named coordinator instead.
  *   join    to one     The receiver is my coordinator: I wait for its list.
+ *   list    to all     The ranks that go on, one bit each.
  *
- *   list    to all     Who goes on, as bits.
+ * A rank waits for alarms until it has heard from all ranks or its patience is over. Then it joins the
+ * lowest rank that it has heard from; if that is itself, it sends a call. A rank that receives a call
+ * before that joins the caller. The coordinator waits, at most for its patience, until all ranks it has
+ * heard from have joined, and sends the list of those to all: a rank that is not in the list came too
+ * late. A rank joins one coordinator at a time, and changes to another only when the first has told it to,
+ * or was silent for so long that it must be gone; so no rank is in two lists. Of two ranks that call at
+ * the same time the higher one joins the lower. The ranks in the list then make their communicator, with a
+ * time limit: should a rank end within these milliseconds, the others end with an error.
  *
- * A rank waits for alarms until it has heard everybody or is out of patience. Then it joins the lowest rank
- * that it has heard, or, if that is itself, calls. A rank that hears a call before joins the caller. The
- * coordinator waits for all it has heard to join, at most as long as its patience, and sends the list of
- * those who did, to all: whoever is not in it came too late. A rank joins one coordinator at a time, and
- * another only when that one has told it to or was silent for so long that it must be gone: nobody is in two
- * lists. Of two that call at the same moment the higher one joins the lower. Those in the list then make
- * their communicator, within a limit: a rank that ends in this very moment, milliseconds long, ends the
- * others, with an error.
- *
- * Messages are so short that MPI sends them without the receiver's doing (the list takes a bit a rank), so a
- * dead one holds up nobody. Their memory belongs to the watch, which is kept for ever once an alarm was
- * raised. Ranks greet each other when the watch is made: a first connection cannot be made with the dead. */
+ * The messages are so short (the list has one bit per rank) that MPI sends them without the receiver's
+ * help, so a dead rank blocks nobody. Their memory belongs to the watch, which is never freed once an
+ * alarm was raised. All ranks exchange a message when the watch is made, because a first connection cannot
+ * be made with a rank that is dead. */
 #include "comm/mpi/mpi.h"
 
 #include "base/clock.h"
@@ -35,36 +36,36 @@
 enum { NOTE = 1, GROUP }; /* tags */
 enum { NOBODY = -1 };
 
-static const double least_call = 0.05; /* seconds that a call stands at least, for others to be heard */
-static const double slack = 0.5;       /* that a coordinator may be late beyond its patience */
+static const double least_call = 0.05; /* seconds that a coordinator waits at least, to hear from others */
+static const double slack = 0.5;       /* seconds that a coordinator may be late beyond its patience */
 
-/* What is sent. Behind a list there are its bits. All have one tag, and no other is received: MPI's own
- * messages of a group that is being made may be on the same communicator. */
+/* A message; a list is followed by its bits. All have one tag, and messages of other tags are not
+ * received: MPI may use the same communicator while a group is being made. */
 typedef enum kind { ALARM, CALL, JOIN, LIST } kind;
 typedef struct note {
     kind kind;
-    int coordinator; /* of a call */
+    int coordinator; /* named by a call */
 } note;
 
 typedef struct watch_state {
     MPI_Comm comm;
     int rank, size;
     note alarm, join;
-    note *calls;           /* [size] of each coordinator */
-    note *list, *arrived;  /* with bits */
+    note *calls;           /* [size], naming each rank as coordinator */
+    note *list, *arrived;  /* followed by bits */
     unsigned char *heard;  /* [size] 1: alive */
     unsigned char *joined; /* [size] 1: waits for this rank's list */
 } watch_state;
 
-/* Where a rank stands in the agreement. */
+/* The state of this rank in the agreement. */
 typedef struct agreement {
     watch_state *w;
     double patience;
     double limit;     /* when the present state ends */
-    double called_at; /* of the coordinator */
-    double last;      /* when this rank last was here */
-    int coordinator;  /* joined; the own rank: this one; NOBODY: still waiting for alarms */
-    int other;        /* somebody else who called; NOBODY */
+    double called_at; /* when this rank, as coordinator, has sent its call */
+    double last;      /* when this rank, as coordinator, was last active */
+    int coordinator;  /* the one joined, or this rank itself; NOBODY: still waiting for alarms */
+    int other;        /* another rank that has called, or NOBODY */
     int decided, late;
 } agreement;
 
@@ -79,7 +80,7 @@ static int is_in(const note *list, int rank) {
     return bits[rank / CHAR_BIT] >> rank % CHAR_BIT & 1;
 }
 
-/* The request is MPI's at once: nobody waits for these. */
+/* Sends a message and frees its request at once: nobody waits for these. */
 static dsc_status post(const watch_state *w, int to, const note *n) {
     int bytes = n->kind == LIST ? list_bytes(w) : (int)sizeof *n;
     MPI_Request request;
@@ -97,7 +98,7 @@ static dsc_status post_all(const watch_state *w, const note *n) {
 
 /* ---- states ---- */
 
-/* Joins a coordinator, with all who have joined this rank. */
+/* Joins a coordinator, and sends the ranks that have joined this one there. */
 static dsc_status join(agreement *a, int coordinator) {
     watch_state *w = a->w;
     a->coordinator = coordinator;
@@ -123,7 +124,7 @@ static dsc_status choose(agreement *a) {
     if (a->other != NOBODY && w->heard[a->other])
         return join(a, a->other);
     int lowest = 0;
-    while (!w->heard[lowest]) /* the own rank at the latest */
+    while (!w->heard[lowest]) /* ends at this rank at the latest */
         lowest++;
     return lowest == w->rank ? call_all(a) : join(a, lowest);
 }
@@ -132,7 +133,7 @@ static int all_heard(const watch_state *w) {
     return memchr(w->heard, 0, (size_t)w->size) == NULL;
 }
 
-/* Of those heard. */
+/* 1 when all ranks heard from have joined. */
 static int all_joined(const watch_state *w) {
     for (int r = 0; r < w->size; r++) {
         if (r != w->rank && w->heard[r] && !w->joined[r])
@@ -153,7 +154,7 @@ static dsc_status send_list(agreement *a) {
     return post_all(w, w->list);
 }
 
-/* ---- what comes in ---- */
+/* ---- receiving ---- */
 
 static dsc_status take_call(agreement *a, int from, int coordinator) {
     const watch_state *w = a->w;
@@ -218,7 +219,7 @@ static dsc_status take_all(agreement *a) {
 
 /* ---- the agreement ---- */
 
-/* A coordinator that was stopped for long has been given up by those who joined it. */
+/* A coordinator that was itself stopped for long must not go on: the ranks that joined it have left. */
 static dsc_status coordinate(agreement *a, double now) {
     if (now - a->last > a->patience) {
         a->late = 1;
@@ -266,7 +267,7 @@ static dsc_status agree(watch_state *w, double patience) {
     }
 }
 
-/* The communicator of those in the list. */
+/* Makes the communicator of the ranks in the list. */
 static dsc_status make_group(const watch_state *w, MPI_Comm *out) {
     MPI_Group all, some;
     int *ranks, count = 0;
@@ -362,7 +363,7 @@ void dsc_mpi_close_watch(dsc_watch *watch) {
     free_state(&w);
 }
 
-/* Every two ranks exchange one message: a ring of every width. */
+/* Every two ranks exchange one message, so that all connections exist. */
 static dsc_status greet(const watch_state *w) {
     for (int width = 1; width < w->size; width++) {
         int to = (w->rank + width) % w->size, from = (w->rank + w->size - width) % w->size;

@@ -1,14 +1,14 @@
-/* NCCL: moves memory of GPUs between ranks in the order of the communicator's queue, without the host. MPI
- * beside it does the rest: host memory, groups, barriers, and the first contact.
+/* NCCL moves GPU memory between ranks in the order of the communicator's queue, without the host. MPI does
+ * everything else: host memory, groups, barriers, and setting up NCCL.
  *
- * Operations run in a stream of their own, the lane, which a communicator shares with those split from it: so
- * they run in the order of their beginning, and no two of them wait for each other's place on the GPU, as
- * operations of several NCCL communicators otherwise may. Begin: the lane waits for the queue, then the
- * operation, then an event. Wait: the queue waits for that event; the host waits for nothing. In a recording
- * all of this becomes part of it.
+ * Operations run in a stream of their own, the lane, which a communicator shares with those split from it.
+ * They therefore run in the order in which they were begun, and cannot block each other on the GPU, as
+ * operations of several NCCL communicators otherwise may. Beginning an operation makes the lane wait for
+ * the queue, then puts the operation and an event into the lane. Waiting makes the queue wait for that
+ * event; the host does not wait. A recording records all of this.
  *
- * NCCL's messages have no tags, and a send may end only when its receive runs: messages begun one after the
- * other are held back until the next collective, wait or test and leave as one group. */
+ * NCCL's messages have no tags, and a send may complete only when its receive runs. Messages begun one
+ * after the other are therefore held back, and leave as one group with the next collective, wait or test. */
 #include "comm/table.h"
 
 #include "base/error.h"
@@ -30,17 +30,17 @@ typedef struct lane {
     int ordinal; /* of the GPU */
     int users;   /* communicators */
     cudaStream_t stream;
-    cudaEvent_t fork;          /* marks the queue where an operation begins */
-    operation *held, **behind; /* oldest first; where the next one goes */
+    cudaEvent_t fork;        /* marks the queue where an operation begins */
+    operation *held, **tail; /* held back, oldest first; where the next one is added */
 } lane;
 
-/* One that was begun; used again when it was waited for. */
+/* An operation in flight; the struct is used again after the wait. */
 struct operation {
     nccl_state *owner;
     cudaEvent_t done;
     dsc_queue *queue;
     int recorded;          /* begun in a recording */
-    dsc_transfer transfer; /* of one that is held */
+    dsc_transfer transfer; /* while it is held back */
     operation *next_held, *next_free, *next;
 };
 
@@ -51,7 +51,7 @@ struct nccl_state {
     nccl_state *next_alive;
 };
 
-/* What dsc_nccl_abort has to reach. */
+/* All communicators, for dsc_nccl_abort. */
 static struct {
     pthread_mutex_t lock;
     nccl_state *first;
@@ -64,7 +64,7 @@ static const dsc_comm_table nccl_table;
 static dsc_status nccl_fail(ncclResult_t result, ncclComm_t comm, const char *what, const char *file,
                             int line) {
     const char *details = ncclGetLastError(comm);
-    (void)cudaGetLastError(); /* told here; the next launch shall not find it */
+    (void)cudaGetLastError(); /* reported here, so that the next launch does not report it again */
     return dsc_error_raise(DSC_E_COMM, file, line, "nccl: %s: %s%s%s", what, ncclGetErrorString(result),
                            details && *details ? "; " : "", details ? details : "");
 }
@@ -76,7 +76,7 @@ static dsc_status nccl_fail(ncclResult_t result, ncclComm_t comm, const char *wh
             return nccl_fail(nccl_result_, (comm), #call, __FILE__, __LINE__);                               \
     } while (0)
 
-/* What has gone wrong on the way since: a peer that is gone, a broken connection. */
+/* Reports asynchronous errors: a peer that is gone, a broken connection. */
 static dsc_status check_health(const nccl_state *s) {
     ncclResult_t result = ncclSuccess;
     NCCL_TRY(s->comm, ncclCommGetAsyncError(s->comm, &result));
@@ -142,13 +142,13 @@ static dsc_status call(const nccl_state *s, const dsc_transfer *t) {
     case DSC_COMM_RECV:
         NCCL_TRY(s->comm, ncclRecv(t->recv, n, type, t->peer, s->comm, stream));
         break;
-    case DSC_COMM_BARRIER: /* MPI's */
+    case DSC_COMM_BARRIER: /* done by MPI */
         break;
     }
     return DSC_OK;
 }
 
-/* What the lane does next comes after what is in the queue. */
+/* Makes the lane wait for everything in the queue so far. */
 static dsc_status follow_queue(lane *l, const dsc_queue *queue) {
     DSC_CUDA_TRY(cudaEventRecord(l->fork, stream_of(queue)));
     DSC_CUDA_TRY(cudaStreamWaitEvent(l->stream, l->fork, 0));
@@ -193,13 +193,13 @@ static dsc_status start_group(operation *first, operation *end) {
     return DSC_OK;
 }
 
-/* Everything that is held back leaves. */
+/* Sends all messages that are held back. */
 static dsc_status release(lane *l) {
     if (!l->held)
         return DSC_OK;
     operation *first = l->held;
     l->held = NULL;
-    l->behind = &l->held;
+    l->tail = &l->held;
     DSC_CUDA_TRY(cudaSetDevice(l->ordinal));
     while (first) {
         operation *end = first->next_held;
@@ -214,8 +214,8 @@ static dsc_status release(lane *l) {
 static void hold(lane *l, operation *o, const dsc_transfer *transfer) {
     o->transfer = *transfer;
     o->next_held = NULL;
-    *l->behind = o;
-    l->behind = &o->next_held;
+    *l->tail = o;
+    l->tail = &o->next_held;
 }
 
 static dsc_status take_operation(nccl_state *s, dsc_queue *queue, operation **out) {
@@ -320,7 +320,7 @@ static dsc_status make_lane(int ordinal, lane **out) {
     lane *l;
     DSC_TRY(dsc_memory_alloc(1, sizeof *l, &l));
     *l = (lane){.ordinal = ordinal, .users = 1};
-    l->behind = &l->held;
+    l->tail = &l->held;
     dsc_status status = open_lane(l);
     if (status != DSC_OK)
         leave_lane(&l);
@@ -355,14 +355,15 @@ static void *abort_all(void *unused) {
     return NULL;
 }
 
-/* In a thread: NCCL waits for recordings that still hold a communicator, and the process is about to end. */
+/* Runs in a thread: NCCL waits for recordings that still hold a communicator, but the process is to end
+ * now. */
 void dsc_nccl_abort(void) {
     pthread_t thread;
     if (alive.first && pthread_create(&thread, NULL, abort_all, NULL) == 0)
         pthread_detach(thread);
 }
 
-/* Messages of a communicator that goes and that nobody will wait for. */
+/* Drops messages held back by a communicator that is being destroyed. */
 static void drop_held(const nccl_state *s) {
     operation **at = &s->lane->held;
     while (*at) {
@@ -371,7 +372,7 @@ static void drop_held(const nccl_state *s) {
         else
             at = &(*at)->next_held;
     }
-    s->lane->behind = at;
+    s->lane->tail = at;
 }
 
 static void free_state(nccl_state *s) {
@@ -411,14 +412,14 @@ static const dsc_comm_table nccl_table = {
     .flush = nccl_flush,
 };
 
-/* ---- first contact ---- */
+/* ---- setting up ---- */
 
 /* Where a rank's GPU is. */
 typedef struct place {
     char node[64]; /* its name, */
-    char boot[48]; /* and what tells nodes of one name apart */
+    char boot[48]; /* tells nodes of the same name apart */
     char bus[24];  /* PCI address */
-    int gpus;      /* that the rank sees */
+    int gpus;      /* number of GPUs that the rank sees */
 } place;
 
 static dsc_status find_place(int ordinal, place *out) {
@@ -463,7 +464,7 @@ static dsc_status fail_shared(const place *places, int ranks, int first) {
         places[first].gpus == 1 ? "" : "s");
 }
 
-/* Every rank sees all places and comes to the same result. */
+/* Every rank knows all places, and so comes to the same result. */
 static dsc_status check_places(dsc_comm *comm, const place *own, place *places) {
     places[comm->rank] = *own;
     dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER,
@@ -494,13 +495,13 @@ static dsc_status refuse_sharing(dsc_comm *comm, int ordinal) {
     return DSC_OK;
 }
 
-/* NCCL may sum in another order where it knows the memory of a recording beforehand: a run that was resumed,
- * whose first steps are not recorded yet, would come to other bits. A choice of the user's stands. */
+/* NCCL may sum in another order where it can register the memory of a recording beforehand. A resumed run,
+ * whose first steps are not recorded yet, would then get other bits. A choice made by the user is kept. */
 static void forgo_registering(void) {
     (void)setenv("NCCL_GRAPH_REGISTER", "0", 0);
 }
 
-/* Rank 0's name of the communicator, known to all. */
+/* Broadcasts rank 0's id of the NCCL communicator. */
 static dsc_status share_id(dsc_comm *comm, ncclUniqueId *id) {
     forgo_registering();
     ncclResult_t result = comm->rank == 0 ? ncclGetUniqueId(id) : ncclSuccess;
@@ -529,8 +530,8 @@ static dsc_status make_state(int ordinal, lane *shared, nccl_state **out) {
     return DSC_OK;
 }
 
-/* A rank that fails in here leaves others waiting in NCCL: like any that fails between two agreements, it
- * ends the job. */
+/* A rank that fails in here leaves others waiting in NCCL; as after any failure between two agreements, its
+ * program ends the job. */
 static dsc_status meet(dsc_comm *comm, nccl_state *s) {
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
@@ -577,7 +578,7 @@ dsc_status dsc_nccl_use(dsc_comm *comm) {
     return open_nccl(comm, ordinal, NULL);
 }
 
-/* Threads that communicate at once have each a lane of their own. */
+/* With thread_multiple every communicator has a lane of its own, so that threads do not share one. */
 dsc_status dsc_nccl_inherit(dsc_comm *comm, dsc_comm *parent) {
     lane *l = ((nccl_state *)parent->device_state)->lane;
     if (comm->size == 1 && !comm->alone_too)

@@ -1,5 +1,6 @@
-/* One process without a launcher. The front serves all collectives of one rank; what is left are messages of
- * the rank to itself, matched by tag in the order they were begun and copied when both ends are known. */
+/* One process without a launcher. transfer.c completes all collectives of one rank; this backend has only the
+ * messages of the rank to itself. They are matched by tag, in the order in which they were begun, and copied
+ * when both ends are known. */
 #include "comm/table.h"
 
 #include "base/config.h"
@@ -9,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* An end of a message whose other end is still to come. */
+/* A send without its receive, or a receive without its send. */
 typedef struct pending {
     int64_t id;
     dsc_transfer transfer;
@@ -65,7 +66,7 @@ static dsc_status self_test(dsc_comm *comm, dsc_piece *piece, int *done) {
     return DSC_OK;
 }
 
-/* Nobody else can bring the other end any more: this would wait for ever. */
+/* Fails when the other end has not been begun: waiting would never end. */
 static dsc_status self_wait(dsc_comm *comm, dsc_piece *piece) {
     self_state *self = comm->state;
     int64_t i = find_pending(self, piece->handle.number);
