@@ -21,7 +21,7 @@ elseif(DESCENT_SANITIZE)
   target_link_options(descent_flags INTERFACE -fsanitize=address,undefined)
 endif()
 if(DESCENT_COVERAGE)
-  target_compile_options(descent_flags INTERFACE --coverage)
+  target_compile_options(descent_flags INTERFACE --coverage -fprofile-update=atomic)
   target_link_options(descent_flags INTERFACE --coverage)
 endif()
 
