@@ -13,7 +13,7 @@ int rig_count;
 
 enum { GUARD_PATTERN = 0xA5, OWN_THREADS = 5 };
 
-static int open_one(const char *name, int threads) {
+int rig_open(const char *name, int threads) {
     rig *r = &rigs[rig_count];
     *r = (rig){.device = chosen_open(name, threads), .loose = strcmp(name, "cuda") == 0};
     if (dsc_queue_create(r->device, &r->q) != DSC_OK) {
@@ -40,7 +40,7 @@ static int open_host_devices(void) {
                    {"cpu:base", 2}};
     int failed = 0;
     for (size_t i = 0; !failed && i < sizeof devices / sizeof devices[0]; i++)
-        failed = open_one(devices[i].name, devices[i].threads);
+        failed = rig_open(devices[i].name, devices[i].threads);
     return failed;
 }
 
@@ -50,13 +50,13 @@ int rigs_open(void **state) {
     omp_set_num_threads(OWN_THREADS);
     if (!chosen())
         return open_host_devices();
-    return open_one("ref", 1) || open_one(chosen_exact_or(NULL), 1);
+    return rig_open("ref", 1) || rig_open(chosen_exact_or(NULL), 1);
 }
 
 int rigs_open_loose(void **state) {
     int failed = rigs_open(state);
     if (!failed && chosen() && strcmp(chosen(), chosen_exact_or(NULL)) != 0)
-        failed = open_one(chosen(), 1);
+        failed = rig_open(chosen(), 1);
     return failed;
 }
 

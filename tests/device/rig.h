@@ -22,6 +22,8 @@ enum { MAX_RIGS = 16, GUARD_BYTES = 64 };
 extern rig rigs[MAX_RIGS];
 extern int rig_count;
 int rigs_open(void **state);
+/* Adds a device to the list, which rigs_close destroys; 0 on success. */
+int rig_open(const char *name, int threads);
 /* With the environment's device once more as it is used, for tests of what TF32 changes. */
 int rigs_open_loose(void **state);
 int rigs_close(void **state);

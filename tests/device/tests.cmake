@@ -18,6 +18,23 @@ descent_test(device_basics SOURCES device/test_basics.c ${device_rig} ROOMS devi
 descent_test(device_cpu SOURCES device/test_cpu.c device/rig.c ROOMS device)
 descent_test(device_halves SOURCES device/test_halves.c ${device_rig} ROOMS device)
 descent_test(device_recording SOURCES device/test_recording.c ${device_rig} ROOMS device)
+
+# What OpenBLAS and oneDNN compute depends on the processor and on OpenMP's settings. These runs do not leave that to the
+# machine at hand: kernels for other processors (skipped where their instructions are missing), and fewer threads than the
+# device asks for.
+function(device_setting_test name tests)
+  list(TRANSFORM tests PREPEND $<TARGET_FILE:test_device_ OUTPUT_VARIABLE programs)
+  list(TRANSFORM programs APPEND >)
+  descent_script_test(${name} device/with-setting ${ARGN} ${programs})
+  set_tests_properties(${name} PROPERTIES TIMEOUT 120)
+endfunction()
+if(NOT DESCENT_SANITIZE)
+  foreach(core IN ITEMS Nehalem Haswell Zen SkylakeX)
+    device_setting_test(device-core-${core} "linalg;eigen;batch;gradients" OPENBLAS_CORETYPE=${core})
+  endforeach()
+  device_setting_test(device-thread-limit "linalg;batch;conv" OMP_THREAD_LIMIT=1)
+endif()
+
 if(DSC_HAVE_CUDA)
   descent_test(device_choices SOURCES device/test_choices.c ROOMS device)
   add_test(NAME device_conv-tuned COMMAND test_device_conv)

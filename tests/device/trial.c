@@ -4,6 +4,7 @@
 #include "device/table.h"
 
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 
 void trial_start(trial *tr, const char *name, trial_function run, const void *params) {
@@ -90,6 +91,18 @@ static void outcome_free(outcome *o) {
     *o = (outcome){{0}};
 }
 
+/* An operation must not change how many threads the caller's next parallel region gets. */
+static void check_next_team(const trial *tr, const rig *r) {
+    int before = omp_get_max_threads(), team = 0;
+    omp_set_num_threads(2);
+#pragma omp parallel
+#pragma omp single
+    team = omp_get_num_threads();
+    omp_set_num_threads(before);
+    if (team != 2 && omp_get_thread_limit() >= 2 && omp_get_max_active_levels() >= 1)
+        fail_msg("%s on %s: the next region has a team of %d instead of 2", tr->name, r->label, team);
+}
+
 static outcome run_once(const trial *tr, const rig *r, dsc_dtype dtype, int magnitudes) {
     outcome result = {{0}};
     place places[MAX_OPERANDS];
@@ -106,6 +119,7 @@ static outcome run_once(const trial *tr, const rig *r, dsc_dtype dtype, int magn
     if (status != DSC_OK)
         fail_msg("%s on %s in %s: %s", tr->name, r->label, dsc_dtype_name(dtype), dsc_error_message());
     assert_ok(dsc_queue_sync(r->q));
+    check_next_team(tr, r);
     for (int i = 0; i < tr->count; i++) {
         char what[128];
         snprintf(what, sizeof what, "%s in %s: %s", tr->name, dsc_dtype_name(dtype), tr->operands[i].name);

@@ -44,7 +44,7 @@ static dsc_status gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t c
         DSC_TRY(dsc_cpu_product_check(cpu, "gemm_batch", &g));
         pieces += pieces_of(item);
     }
-    int before = dsc_cpu_use_threads(q->device);
+    dsc_cpu_threads before = dsc_cpu_use_threads(1);
 #pragma omp parallel for num_threads(q->device->threads) schedule(dynamic, 1) reduction(| : failed)
     for (int64_t p = 0; p < pieces; p++) {
         dsc_cpu_gemm g = find_piece(items, p);

@@ -5,9 +5,21 @@
 #include "base/error.h"
 
 #ifdef DSC_HAVE_ONEDNN
+#include <omp.h>
+
 static dsc_onednn_conv *plan_of(const dsc_conv *conv, dsc_conv_pass pass) {
     dsc_onednn_conv *plan = conv->state;
     return plan && dsc_onednn_conv_implementation(plan, pass) ? plan : NULL;
+}
+
+/* The threads of a plan wait for each other. Inside of a parallel region of the caller's OpenMP would start
+ * none of them. */
+static dsc_status check_caller(const dsc_conv *conv, const dsc_onednn_conv *plan) {
+    if (plan && omp_in_parallel() && conv->device->threads > 1)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "conv: on %d threads, inside of an OpenMP parallel region; call it from outside",
+                        conv->device->threads);
+    return DSC_OK;
 }
 
 static dsc_status plan_onednn(dsc_conv *conv) {
@@ -15,7 +27,7 @@ static dsc_status plan_onednn(dsc_conv *conv) {
     dsc_onednn_conv *plan = NULL;
     if (!cpu->onednn)
         return DSC_OK;
-    int before = dsc_cpu_use_threads(conv->device);
+    dsc_cpu_threads before = dsc_cpu_use_threads(conv->device->threads);
     dsc_status status = dsc_onednn_conv_open(conv, &plan);
     dsc_cpu_leave_threads(before);
     conv->state = plan;
@@ -39,7 +51,8 @@ const char *dsc_cpu_conv_implementation(const dsc_conv *conv, dsc_conv_pass pass
 static dsc_status conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
                                const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
     dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_FORWARD);
-    int before = dsc_cpu_use_threads(q->device);
+    DSC_TRY(check_caller(conv, plan));
+    dsc_cpu_threads before = dsc_cpu_use_threads(q->device->threads);
     dsc_status status = plan ? dsc_onednn_conv_forward(plan, x, w, bias, work, y)
                              : dsc_own_conv_forward(q, conv, x, w, bias, work, y);
     dsc_cpu_leave_threads(before);
@@ -49,7 +62,8 @@ static dsc_status conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x
 static dsc_status conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
                                      double beta, dsc_tensor *work, dsc_tensor *dx) {
     dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_BACKWARD_DATA);
-    int before = dsc_cpu_use_threads(q->device);
+    DSC_TRY(check_caller(conv, plan));
+    dsc_cpu_threads before = dsc_cpu_use_threads(q->device->threads);
     dsc_status status = plan ? dsc_onednn_conv_backward_data(q, plan, w, dy, beta, work, dx)
                              : dsc_own_conv_backward_data(q, conv, w, dy, beta, work, dx);
     dsc_cpu_leave_threads(before);
@@ -59,7 +73,8 @@ static dsc_status conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_ten
 static dsc_status conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
                                        const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw) {
     dsc_onednn_conv *plan = plan_of(conv, DSC_CONV_BACKWARD_WEIGHT);
-    int before = dsc_cpu_use_threads(q->device);
+    DSC_TRY(check_caller(conv, plan));
+    dsc_cpu_threads before = dsc_cpu_use_threads(q->device->threads);
     dsc_status status = plan ? dsc_onednn_conv_backward_weight(q, plan, x, dy, beta, work, dw)
                              : dsc_own_conv_backward_weight(q, conv, x, dy, beta, work, dw);
     dsc_cpu_leave_threads(before);

@@ -5,6 +5,7 @@
 #include "base/config.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/log.h"
 #include "device/cpu/conv.h"
 
 #include <cblas.h>
@@ -66,7 +67,7 @@ static int blas_is_modern(void) {
 /* OpenBLAS chooses its kernels when it is loaded, by processors that it knows; on one that is newer than
  * itself it falls back to the oldest, with a tenth of the speed. It then is asked to choose again, by the
  * name of the processor whose instructions are there. A choice of the user's (OPENBLAS_CORETYPE) is left
- * alone. */
+ * alone. An OpenBLAS with threads of its own gets one, as dsc_cpu_use_threads does for one with OpenMP. */
 extern void gotoblas_dynamic_init(void) __attribute__((weak));
 extern void gotoblas_dynamic_quit(void) __attribute__((weak));
 
@@ -74,6 +75,8 @@ static pthread_once_t blas_once = PTHREAD_ONCE_INIT;
 
 static void correct_blas(void) {
     static const char variable[] = "OPENBLAS_CORETYPE";
+    if (openblas_get_parallel() == OPENBLAS_THREAD)
+        openblas_set_num_threads(1);
     if (blas_is_modern() || getenv(variable) || !gotoblas_dynamic_init || !gotoblas_dynamic_quit)
         return;
     setenv(variable, best_kernels() == avx2_kernels() ? "Haswell" : "SkylakeX", 1);
@@ -91,20 +94,40 @@ static const variant *find_variant(const char *name) {
 
 /* ---- threads and scratch memory ---- */
 
-int dsc_cpu_use_threads(const dsc_device *device) {
-    int before = omp_get_max_threads();
-    omp_set_num_threads(device->threads);
+dsc_cpu_threads dsc_cpu_use_threads(int count) {
+    dsc_cpu_threads before = {omp_get_max_threads(), omp_get_dynamic()};
+    omp_set_dynamic(0);
+    omp_set_num_threads(count);
     return before;
 }
 
-void dsc_cpu_leave_threads(int before) {
-    omp_set_num_threads(before);
+void dsc_cpu_leave_threads(dsc_cpu_threads before) {
+    omp_set_num_threads(before.count);
+    omp_set_dynamic(before.dynamic);
 }
 
 /* As many as there are CPUs for this process, or fewer when OpenMP is set to that. */
 static int default_threads(void) {
     int cpus = omp_get_num_procs(), set = omp_get_max_threads();
     return set < cpus ? set : cpus;
+}
+
+/* The size of the team that OpenMP really starts for `wanted` threads. It is smaller where OMP_THREAD_LIMIT or
+ * another setting of the environment says so. The device must not promise more: oneDNN plans for a fixed
+ * number of threads, which then wait for each other. */
+static int team_size(int wanted) {
+    int started = 1;
+    if (omp_in_parallel()) /* says nothing about the regions outside of the caller's */
+        return wanted;
+    dsc_cpu_threads before = dsc_cpu_use_threads(wanted);
+#pragma omp parallel num_threads(wanted)
+#pragma omp single
+    started = omp_get_num_threads();
+    dsc_cpu_leave_threads(before);
+    if (started < wanted)
+        dsc_log(DSC_LOG_WARNING, "cpu: OpenMP starts %d of %d threads; see OMP_THREAD_LIMIT", started,
+                wanted);
+    return started;
 }
 
 dsc_status dsc_cpu_scratch(dsc_queue *q, int64_t bytes, void *out) {
@@ -199,7 +222,7 @@ dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) {
     device->table = &cpu->table;
     device->name = "cpu";
     device->is_host = 1;
-    device->threads = options->threads > 0 ? options->threads : default_threads();
+    device->threads = team_size(options->threads > 0 ? options->threads : default_threads());
     device->state = cpu;
     describe(device, cpu);
     return DSC_OK;

@@ -30,10 +30,19 @@ static inline const dsc_cpu_kernels *dsc_cpu_kernels_of(const dsc_queue *q) {
 /* `bytes` of the queue's scratch memory, valid until the next call, not cleared. */
 dsc_status dsc_cpu_scratch(dsc_queue *q, int64_t bytes, void *out) DSC_MUST_CHECK;
 
-/* Makes OpenMP, and with it OpenBLAS and oneDNN, use the device's number of threads on the calling thread.
- * Returns what it used before, for dsc_cpu_leave_threads: that setting is the caller's. */
-int dsc_cpu_use_threads(const dsc_device *device) DSC_MUST_CHECK;
-void dsc_cpu_leave_threads(int before);
+/* OpenMP's settings of the calling thread: the number of threads, and whether it may start fewer. */
+typedef struct dsc_cpu_threads {
+    int count, dynamic;
+} dsc_cpu_threads;
+
+/* Makes OpenMP, and with it oneDNN, OpenBLAS and LAPACK, use exactly `count` threads on the calling thread.
+ * Returns the settings from before, which dsc_cpu_leave_threads restores because they belong to the caller.
+ *
+ * oneDNN gets the device's number of threads. OpenBLAS and LAPACK get one: OpenBLAS cuts its work before it
+ * asks OpenMP for threads, and waits for ever when it gets fewer. Work for them is shared among threads by
+ * this device. */
+dsc_cpu_threads dsc_cpu_use_threads(int count) DSC_MUST_CHECK;
+void dsc_cpu_leave_threads(dsc_cpu_threads before);
 
 /* Into how many parts work on `elements` elements is cut: one when starting threads would cost more than it
  * saves, else as many as threads. Depends on nothing else, so that results are reproducible. */

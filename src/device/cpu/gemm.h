@@ -9,8 +9,8 @@
 dsc_cpu_gemm dsc_cpu_product(const int trans[2], double alpha, const dsc_tensor *a, const dsc_tensor *b,
                              double beta, const dsc_tensor *c);
 dsc_status dsc_cpu_product_check(const dsc_cpu *cpu, const char *op, const dsc_cpu_gemm *g) DSC_MUST_CHECK;
-/* By the device's library on as many threads as it likes, which is one inside of a team; or by our own
- * kernels on the calling thread. */
+/* By the device's library on as many threads as OpenMP is set to, which must be one for OpenBLAS (see
+ * dsc_cpu_use_threads); or by our own kernels on the calling thread. */
 dsc_status dsc_cpu_multiply(const dsc_cpu *cpu, const dsc_cpu_gemm *g) DSC_MUST_CHECK;
 
 /* By our own kernels: on the calling thread, and on the device's threads. */

@@ -59,19 +59,72 @@ dsc_status dsc_cpu_multiply(const dsc_cpu *cpu, const dsc_cpu_gemm *g) {
     return DSC_OK;
 }
 
+/* The rows and columns of C are cut into rows x columns parts. */
+typedef struct grid {
+    int rows, columns;
+} grid;
+
+/* The grid of at most `parts` parts that keeps a thread busy for the shortest time. Beside its multiplications
+ * a thread copies its share of A and B into OpenBLAS's layout; copying an element costs about as much as 16
+ * multiplications. */
+static grid best_grid(const dsc_cpu_gemm *g, int parts) {
+    enum { COPY_COST = 16 };
+    grid best = {1, 1};
+    int64_t least = INT64_MAX;
+    for (int i = 1; i <= parts; i++) {
+        int j = parts / i;
+        int64_t rows = (g->m + i - 1) / i, columns = (g->n + j - 1) / j;
+        int64_t cost = rows * columns + COPY_COST * (rows + columns);
+        if (cost < least) {
+            least = cost;
+            best = (grid){i, j};
+        }
+    }
+    return best;
+}
+
+/* A product by OpenBLAS on the device's threads: each computes a part of C on its own. */
+static void shared_blas_gemm(const dsc_device *device, const dsc_cpu_gemm *g) {
+    enum { ROW_UNIT = 8, COLUMN_UNIT = 32 }; /* whole tiles of OpenBLAS's kernels */
+    grid cut = best_grid(g, dsc_cpu_parts(device, g->m * g->n * g->k / 8));
+    int parts = cut.rows * cut.columns;
+    dsc_cpu_threads before = dsc_cpu_use_threads(1);
+    if (parts == 1) {
+        blas_gemm(g);
+    } else {
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
+        for (int p = 0; p < parts; p++) {
+            dsc_cpu_range rows = dsc_cpu_share(g->m, ROW_UNIT, cut.rows, p / cut.columns);
+            dsc_cpu_range columns = dsc_cpu_share(g->n, COLUMN_UNIT, cut.columns, p % cut.columns);
+            dsc_cpu_gemm part = *g;
+            part.m = rows.count;
+            part.n = columns.count;
+            part.a += rows.first * g->a_row;
+            part.b += columns.first * g->b_column;
+            part.c += rows.first * g->c_row + columns.first;
+            if (part.m > 0 && part.n > 0)
+                blas_gemm(&part);
+        }
+    }
+    dsc_cpu_leave_threads(before);
+}
+
 static dsc_status gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                        const dsc_tensor *b, double beta, dsc_tensor *c) {
     const dsc_cpu *cpu = dsc_cpu_of(q);
     dsc_cpu_gemm call = dsc_cpu_product((const int[]){trans_a, trans_b}, alpha, a, b, beta, c);
     DSC_TRY(dsc_cpu_product_check(cpu, "gemm", &call));
-    if (!cpu->onednn && !cpu->blas) {
-        dsc_own_gemm(q->device, &call);
-        return DSC_OK;
+    if (cpu->onednn) {
+        dsc_cpu_threads before = dsc_cpu_use_threads(q->device->threads);
+        dsc_status status = dsc_cpu_multiply(cpu, &call);
+        dsc_cpu_leave_threads(before);
+        return status;
     }
-    int before = dsc_cpu_use_threads(q->device);
-    dsc_status status = dsc_cpu_multiply(cpu, &call);
-    dsc_cpu_leave_threads(before);
-    return status;
+    if (cpu->blas)
+        shared_blas_gemm(q->device, &call);
+    else
+        dsc_own_gemm(q->device, &call);
+    return DSC_OK;
 }
 
 /* Our own kernels, which skip the upper triangle. */

@@ -1,5 +1,6 @@
-/* Decompositions of the cpu device by LAPACK, in float32 and float64: one on all threads, or many at once
- * with one thread each.
+/* Decompositions of the cpu device by LAPACK, in float32 and float64. Each runs on one thread (LAPACK gains
+ * nothing from more below a thousand rows), so its bits do not depend on the number of threads; many run at
+ * once.
  *
  * LAPACK is column-major: a row-major matrix is its own transpose there, so the lower triangle is named
  * upper, and eigenvectors come back as rows. */
@@ -105,7 +106,7 @@ static lapack_int solve_eigen(const dsc_queue *q, const problem *p) {
 static dsc_status syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v) {
     problem p = problem_of(a, v, work->data);
     DSC_TRY(check_size("syev", p.n, syev_reals(p.n)));
-    int before = dsc_cpu_use_threads(q->device);
+    dsc_cpu_threads before = dsc_cpu_use_threads(1);
     lapack_int info = solve_eigen(q, &p);
     dsc_cpu_leave_threads(before);
     DSC_TRY(report("syev", &p, info, "made the solver fail to converge"));
@@ -144,7 +145,7 @@ static dsc_status syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
     if (!is_finite(dsc_cpu_kernels_of(q), &p))
         return report("syev_careful", &p, NOT_FINITE, NULL);
     DSC_TRY(dsc_memory_alloc(p.n * p.n + p.n + reals, sizeof *memory, &memory));
-    int before = dsc_cpu_use_threads(q->device);
+    dsc_cpu_threads before = dsc_cpu_use_threads(1);
     lapack_int info =
         solve_carefully(&p, (lapack_int)reals, memory, memory + p.n * p.n, memory + p.n * p.n + p.n);
     dsc_cpu_leave_threads(before);
@@ -176,7 +177,7 @@ static lapack_int invert(const dsc_queue *q, const problem *p) {
 static dsc_status chol_inverse(dsc_queue *q, dsc_tensor *a) {
     problem p = problem_of(a, NULL, NULL);
     DSC_TRY(check_size("chol_inverse", p.n, p.n));
-    int before = dsc_cpu_use_threads(q->device);
+    dsc_cpu_threads before = dsc_cpu_use_threads(1);
     lapack_int info = invert(q, &p);
     dsc_cpu_leave_threads(before);
     DSC_TRY(report("chol_inverse", &p, info, "is not positive definite; add damping"));
@@ -185,9 +186,7 @@ static dsc_status chol_inverse(dsc_queue *q, dsc_tensor *a) {
 
 /* ---- many at once ----
  *
- * An item after the other to whichever thread is free; callers put the large ones first. In a team of threads
- * LAPACK stays on the one that calls it. A single item gets a team too, so that the bits of a result do not
- * tell how many threads there were. */
+ * An item after the other to whichever thread is free; callers put the large ones first. */
 
 static int64_t largest_of(const dsc_solve_item *items, int64_t count) {
     int64_t largest = 0;
@@ -201,11 +200,6 @@ static int busy_threads(const dsc_device *device, int64_t count) {
     return count < device->threads ? (int)count : device->threads;
 }
 
-static int team_of(const dsc_device *device, int64_t count) {
-    int busy = busy_threads(device, count);
-    return busy == 1 && device->threads > 1 ? 2 : busy;
-}
-
 static size_t syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n, int64_t count) {
     return syev_bytes(dtype, n) * (size_t)busy_threads(device, count);
 }
@@ -213,14 +207,13 @@ static size_t syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t 
 static dsc_status syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
     int64_t largest = largest_of(items, count);
     size_t bytes = syev_bytes(items[0].a.dtype, largest);
-    int busy = busy_threads(q->device, count), team = team_of(q->device, count);
+    int team = busy_threads(q->device, count);
     char *space = work->data;
     DSC_TRY(check_size("syev_batch", largest, syev_reals(largest)));
-    int before = dsc_cpu_use_threads(q->device);
+    dsc_cpu_threads before = dsc_cpu_use_threads(1);
 #pragma omp parallel for num_threads(team) schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
-        size_t slot = (size_t)(omp_get_thread_num() % busy);
-        problem p = problem_of(&items[i].a, &items[i].v, space + slot * bytes);
+        problem p = problem_of(&items[i].a, &items[i].v, space + (size_t)omp_get_thread_num() * bytes);
         items[i].failed = solve_eigen(q, &p) != 0;
     }
     dsc_cpu_leave_threads(before);
@@ -229,9 +222,9 @@ static dsc_status syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count,
 
 static dsc_status chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) {
     int64_t largest = largest_of(items, count);
-    int team = team_of(q->device, count);
+    int team = busy_threads(q->device, count);
     DSC_TRY(check_size("chol_inverse_batch", largest, largest));
-    int before = dsc_cpu_use_threads(q->device);
+    dsc_cpu_threads before = dsc_cpu_use_threads(1);
 #pragma omp parallel for num_threads(team) schedule(dynamic, 1)
     for (int64_t i = 0; i < count; i++) {
         problem p = problem_of(&items[i].a, NULL, NULL);

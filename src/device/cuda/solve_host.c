@@ -5,7 +5,6 @@
 #include "base/thread.h"
 #include "device/cuda/solve_plan.h"
 
-#include <cblas.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -32,13 +31,9 @@ dsc_status dsc_cuda_host_reserve(dsc_cuda_host *h, int64_t count) {
     return DSC_OK;
 }
 
-/* An OpenBLAS with threads of its own would start a team in each of ours (one with OpenMP does not): in a
- * process that computes on a GPU one thread is enough for it. */
 static dsc_status open_cpu(dsc_cuda_host *h) {
     dsc_device_options options;
     dsc_device_options_init(&options);
-    if (openblas_get_parallel() == OPENBLAS_THREAD)
-        openblas_set_num_threads(1);
     options.name = "cpu";
     options.threads = h->threads;
     if (!h->cpu)
