@@ -1,26 +1,30 @@
-/* How ranks agree: averaging of any buffers by gossip, and the moments of a training step at which ranks
- * agree, with one implementation per way.
+/* How ranks agree: averaging of any buffers by gossip, and the calls in a training step by which ranks
+ * agree, implemented by one of several algorithms.
  *
- *   before_forward   gossip takes in what arrived and presents the parameters to compute at
- *   grad_ready       called during backward, per parameter: all-reduce starts its buckets
- *   after_backward   gradients are what the optimiser shall see
- *   update_begin     the numerators are in the parameters: the caller runs its optimiser on them
- *   update_end       sends and mixes what the optimiser left
+ *   before_forward   gossip adds the messages that have arrived and puts the values to compute with into the
+ *                    parameters
+ *   grad_ready       called during the backward pass for each parameter: all-reduce starts its buckets
+ *   after_backward   the gradients are those that the optimiser shall use
+ *   update_begin     the parameters hold the numerators; the caller runs its optimiser on them
+ *   update_end       sends and mixes what the optimiser has left
  *
- * It knows parameters and communicators only, no model and no optimiser.
+ * This header knows parameters and communicators only, no model and no optimiser.
  *
- * Gossip. A rank holds a numerator x (the parameters) and a push-sum weight w, which starts as 1; what it
- * stands for is z = x / w. Of both it keeps a share and sends the rest to its peers (topology.h), so that the
- * sums over all ranks, with what is in flight, never change. With n ranks, optimiser step d(g) and W_t acting
- * on x and w alike:
+ * Gossip. A rank holds a numerator x (in the parameters) and a push-sum weight w, which starts as 1; its
+ * values are z = x / w. It keeps a share of both and sends the rest to its peers (topology.h), so that the
+ * sums over all ranks, including messages in flight, never change. With the optimiser's step d(g), and W_t
+ * acting on x and w alike:
  *
  *   allreduce   x <- x - d(mean g(x))
- *   sgp         x <- W_t (x - d(g(z)))      sent after the update, taken in before the next forward
- *   osgp        x <- W_t x - d(g(z))        sent before the forward, taken in before a later one
+ *   sgp         x <- W_t (x - d(g(z)))      sent after the update, received before the next forward pass
+ *   osgp        x <- W_t x - d(g(z))        sent before the forward pass, received before a later one
  *   dpsgd       as sgp, W_t a matching: partners exchange, no weight
- *   adpsgd      a thread of its own averages pairs, x <- (x + x_peer) / 2, at any moment
+ *   adpsgd      a thread of its own averages pairs, x <- (x + x_peer) / 2, at any time
  *
- * The optimiser acts on x, weight decay and norms read z, momentum stays with its rank. */
+ * The optimiser changes x; weight decay and norms read z; momentum stays with its rank.
+ *
+ * Objects passed as `const T *` or `T *` must not be NULL unless a function says so; the destroy functions
+ * accept NULL and a pointer to NULL. */
 #ifndef DSC_CONSENSUS_H
 #define DSC_CONSENSUS_H
 
@@ -37,34 +41,39 @@ typedef struct dsc_average dsc_average;
 
 typedef struct dsc_average_options {
     size_t size;
-    const char *graph; /* a name or file of topology.h, the same graph on all ranks; NULL: exponential */
-    int peers;         /* per round, 1 */
-    int pairwise;      /* 0: push-sum. 1: push-pull: pairs exchange and no weight travels; the graph must be a
-                          matching (NULL: bipartite-exponential, base-2 for an odd number of ranks) */
-    size_t bucket_bytes; /* of a message, 4 MiB */
-    dsc_dtype wire;      /* DSC_F32, DSC_BF16 or DSC_F16: what travels; sums are in float32 */
-    dsc_traffic traffic; /* DSC_TRAFFIC_PARAMETERS */
-    double
-        timeout; /* seconds to wait for a peer before it counts as lost (DSC_E_COMM names it); 0: for ever */
+    /* A name or a file (topology.h), the same graph on all ranks. NULL: exponential; with `pairwise`
+     * bipartite-exponential, or base-2 for an odd number of ranks. */
+    const char *graph;
+    int peers; /* per round; default 1 */
+    /* 0 (the default): push-sum. 1: push-pull: pairs exchange and no weight is sent; the graph must be a
+     * matching. */
+    int pairwise;
+    size_t bucket_bytes; /* size of a message; default 4 MiB */
+    dsc_dtype wire; /* type of the messages: DSC_F32 (the default), DSC_BF16, DSC_F16; sums are float32 */
+    dsc_traffic traffic; /* default DSC_TRAFFIC_PARAMETERS */
+    /* Seconds to wait for a peer before the wait fails with DSC_E_COMM and its rank; 0 (the default): for
+     * ever. */
+    double timeout;
 } dsc_average_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_average_options_init_sized(dsc_average_options *options, size_t size);
 #define dsc_average_options_init(options) dsc_average_options_init_sized((options), sizeof *(options))
-/* `tensors` (F32) hold the values, and the numerators between rounds; the structs are copied, memory stays
- * the caller's. Messages travel in a communicator of its own, which is split off `comm` here: `comm` is free
- * for everything else. Rounds of memory that the host cannot reach keep the order of the queue that `comm`
- * has by dsc_comm_use_queue now, and of no other. DSC_E_INVALID when sizes, graph or options differ between
- * ranks. Collective. */
+/* Averages `tensors` (F32) over the ranks of `comm`. Between rounds they hold the numerators. The tensor
+ * structs are copied; their memory stays the caller's. Messages use a communicator that is split from
+ * `comm` here, so `comm` stays free for everything else. For GPU memory, rounds keep the order of the
+ * queue that `comm` has now (dsc_comm_use_queue), and of no other. DSC_E_INVALID when sizes, graph or
+ * options differ between ranks. Collective. */
 DSC_API dsc_status dsc_average_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor *tensors,
                                       int64_t count, const dsc_average_options *options,
                                       dsc_average **out) DSC_MUST_CHECK;
-/* Settle first. A round or a settling that is still under way is given 5 seconds to come to its end; then its
- * memory, and the communicator, are left to MPI (dsc_comm_abandon). Collective. */
+/* Call dsc_average_settle before. Otherwise messages in flight get 5 seconds to complete; after that their
+ * memory and the communicator are abandoned (dsc_comm_abandon). Collective. */
 DSC_API void dsc_average_destroy(dsc_average **average);
-/* A round: sends the peers' shares of the tensors as they are in the queue's order, and keeps the own one in
- * place. Asynchronous: the tensors may be changed before it ends. On a GPU with several ranks, DSC_E_INVALID
- * for another queue than the communicator's, here and where a round ends. */
+/* Begins a round: sends the peers' shares of the tensors, as they are in the queue's order, and leaves
+ * this rank's own share in place. Asynchronous: the tensors may be changed before the round ends.
+ * DSC_E_INVALID on a GPU with several ranks when `queue` is not the communicator's; the same holds for
+ * dsc_average_end. */
 DSC_API dsc_status dsc_average_begin(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
 /* *done = 1 when all messages of the round have arrived and left. */
 DSC_API dsc_status dsc_average_test(dsc_average *average, int *done) DSC_MUST_CHECK;
@@ -72,24 +81,24 @@ DSC_API dsc_status dsc_average_test(dsc_average *average, int *done) DSC_MUST_CH
 DSC_API dsc_status dsc_average_end(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
 /* 1 between begin and end. */
 DSC_API int dsc_average_is_under_way(const dsc_average *average);
-/* Ends what is under way, on every rank after the same number of rounds. When it fails because somebody did
- * not come in time, it can be called again and goes on from there; nothing else can begin until it has
- * succeeded. Collective; blocks. */
+/* Completes all rounds, on every rank up to the same number. When it fails because a rank did not come in
+ * time, it can be called again and continues; no round can begin until it has succeeded. Collective;
+ * blocks. */
 DSC_API dsc_status dsc_average_settle(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
 
-/* The push-sum weight: the values are tensors / weight. 1 on regular graphs when no round is under way. */
+/* The push-sum weight w: the values are tensors / w. 1 on regular graphs when no round is under way. */
 DSC_API double dsc_average_weight(const dsc_average *average);
-/* Rounds begun. */
+/* The number of rounds begun. */
 DSC_API int64_t dsc_average_rounds(const dsc_average *average);
-/* Goes on from there; for checkpoints. No round may be under way. */
+/* Continues from a checkpoint's numbers. No round may be under way. */
 DSC_API dsc_status dsc_average_restore(dsc_average *average, double weight, int64_t rounds) DSC_MUST_CHECK;
-/* Another number of peers from the next round on. No round may be under way; the same on every rank. After
- * DSC_E_MEMORY it can be called again, and no round can begin until it has succeeded. */
+/* Changes the number of peers from the next round on; the same on every rank. No round may be under way.
+ * After DSC_E_MEMORY no round can begin until another call has succeeded. */
 DSC_API dsc_status dsc_average_set_peers(dsc_average *average, int peers) DSC_MUST_CHECK;
-/* Lent. */
+/* Owned by `average`. */
 DSC_API const dsc_topology *dsc_average_topology(const dsc_average *average);
 
-/* ---- the ways of agreeing ---- */
+/* ---- consensus in a training step ---- */
 
 typedef struct dsc_consensus dsc_consensus;
 
@@ -103,21 +112,26 @@ typedef enum dsc_consensus_kind {
 
 typedef struct dsc_consensus_options {
     size_t size;
-    dsc_consensus_kind kind;
-    size_t bucket_bytes; /* 4 MiB */
-    dsc_dtype wire;      /* DSC_F32 */
-    /* Gossip. allreduce refuses all but the defaults, and waits as its communicator does
-     * (dsc_comm_set_timeout). */
-    const char *graph;  /* NULL: exponential (sgp, osgp), bipartite-exponential (dpsgd, adpsgd; base-2 for
-                           dpsgd with an odd number of ranks) */
-    int peers;          /* per step, 1 */
-    int64_t synch_freq; /* osgp: steps that a message may stay away, 0 */
-    int group; /* ranks that average their gradients among themselves, by all-reduce, and gossip as one;
-                  neighbours in rank order, 1; 0: those of a node */
-    int64_t average_every; /* steps between exact averages over all ranks, 0: never */
-    double slow_momentum;  /* at these, and only with these: momentum of the average's way (SlowMo), 0 */
-    double slow_rate;      /* and its learning rate, 1 */
-    double peer_timeout;   /* seconds to wait for a peer; 0: for ever */
+    dsc_consensus_kind kind; /* default DSC_CONSENSUS_ALLREDUCE */
+    size_t bucket_bytes;     /* size of a message; default 4 MiB */
+    dsc_dtype wire;          /* type of the messages; default DSC_F32 */
+
+    /* The rest is for gossip. allreduce refuses all but the defaults; its waits are limited by the
+     * communicator (dsc_comm_set_timeout). */
+
+    /* A name or a file (topology.h). NULL: exponential for sgp and osgp; bipartite-exponential for dpsgd and
+     * adpsgd, but base-2 for dpsgd with an odd number of ranks. */
+    const char *graph;
+    int peers;          /* per step; default 1 */
+    int64_t synch_freq; /* osgp: steps that a message may be late; default 0 */
+    /* Number of neighbouring ranks that average their gradients by all-reduce and gossip as one; default 1.
+     * 0: all ranks of a node. */
+    int group;
+    int64_t average_every; /* steps between exact averages over all ranks; 0 (the default): never */
+    /* SlowMo, applied at the exact averages: momentum (default 0) and learning rate (default 1). */
+    double slow_momentum;
+    double slow_rate;
+    double peer_timeout; /* seconds to wait for a peer; 0 (the default): for ever */
 } dsc_consensus_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -127,21 +141,22 @@ DSC_API void dsc_consensus_options_init_sized(dsc_consensus_options *options, si
 DSC_API dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_consensus_name(dsc_consensus_kind kind);
 
-/* params: copied; memory stays the caller's; gradients become ready in falling order. Collective. */
+/* `params` is copied; names and memory stay the caller's. Gradients must become ready from the last
+ * parameter to the first. Collective. */
 DSC_API dsc_status dsc_consensus_create(dsc_comm *comm, dsc_queue *queue, const dsc_param *params,
                                         int64_t count, const dsc_consensus_options *options,
                                         dsc_consensus **out) DSC_MUST_CHECK;
-/* Settle first. Rounds of gossip that are still under way are given 5 seconds to come to their end, then
- * their memory is left to MPI; adpsgd waits up to a minute and the peer timeout for the others to come.
+/* Call dsc_consensus_settle before. Otherwise messages in flight get 5 seconds to complete, after which
+ * their memory is left to MPI; adpsgd waits up to a minute plus the peer timeout for the other ranks.
  * Collective for adpsgd. */
 DSC_API void dsc_consensus_destroy(dsc_consensus **consensus);
-/* Gives everybody rank 0's values of the parameters. Collective; blocks. */
+/* Broadcasts the parameters of rank 0 to all ranks. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_start(dsc_consensus *consensus) DSC_MUST_CHECK;
-/* 1 when a step is collective: everybody takes part in every step, and all hold the same parameters. Gossip
- * ranks only ever wait for their peers. */
+/* 1 when a step is collective: all ranks take part in every step and hold the same parameters
+ * (all-reduce). With gossip a rank only ever waits for its peers. */
 DSC_API int dsc_consensus_is_collective(const dsc_consensus *consensus);
 
-/* The moments of a step, in this order. Asynchronous. */
+/* The calls of a step, in this order. Asynchronous. */
 DSC_API dsc_status dsc_consensus_before_forward(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_consensus_grad_ready(dsc_consensus *consensus, dsc_queue *queue,
                                             int64_t param) DSC_MUST_CHECK;
@@ -158,12 +173,13 @@ DSC_API dsc_status dsc_consensus_update_end(dsc_consensus *consensus, dsc_queue 
  * values from before the update. Does nothing when no update has begun or `consensus` is NULL. Not
  * collective. */
 DSC_API void dsc_consensus_update_cancel(dsc_consensus *consensus);
-/* The learning rate of the step that comes; slow momentum needs it. */
+/* Sets the learning rate of the next step, which slow momentum needs. */
 DSC_API void dsc_consensus_set_rate(dsc_consensus *consensus, double lr);
 
-/* Between steps. Ends what is in flight, so that the parameters are the numerators and nothing is lost by
- * stopping here; the next step goes on by itself. Bits are the same as without it, for adpsgd and osgp with
- * synch_freq > 0 the sums are. sgp, osgp and dpsgd can settle again after a timeout. Collective; blocks. */
+/* Between steps: completes all messages, so that the parameters are the numerators and nothing is lost by
+ * stopping here; the next step continues by itself. The bits are the same as without it; for adpsgd, and
+ * osgp with synch_freq > 0, the sums are. After a timeout sgp, osgp and dpsgd can settle again.
+ * Collective; blocks. */
 DSC_API dsc_status dsc_consensus_settle(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
 /* After settling: swaps values to evaluate or save into the parameters, either the mean over all ranks or
  * this rank's own z = x / w. swap_out brings the numerators back, bit for bit. No step can begin in between.
@@ -172,13 +188,14 @@ typedef enum dsc_values { DSC_VALUES_MEAN, DSC_VALUES_OWN } dsc_values;
 DSC_API dsc_status dsc_consensus_swap_in(dsc_consensus *consensus, dsc_queue *queue,
                                          dsc_values values) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_consensus_swap_out(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
-/* After settling: how far the ranks' values are from their mean, sqrt(mean over ranks |z - mean|^2), and the
- * mean's own norm. 0 for collective ways. Collective; blocks. */
+/* After settling: the distance of the ranks' values from their mean, sqrt(mean over ranks |z - mean|^2),
+ * and the norm of the mean. The distance is 0 for all-reduce. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_distance(dsc_consensus *consensus, dsc_queue *queue, double *distance,
                                           double *norm) DSC_MUST_CHECK;
-/* After settling: another number of peers from the next step on; the same on every rank. */
+/* After settling: changes the number of peers from the next step on; the same on every rank. */
 DSC_API dsc_status dsc_consensus_set_peers(dsc_consensus *consensus, int peers) DSC_MUST_CHECK;
-/* Sum over all ranks of the push-sum weights, after settling: the number of ranks. Collective; blocks. */
+/* After settling: the sum of all ranks' push-sum weights, which is the number of ranks. Collective;
+ * blocks. */
 DSC_API dsc_status dsc_consensus_mass(dsc_consensus *consensus, double *mass) DSC_MUST_CHECK;
 
 /* The state for a checkpoint, beside the parameters; every rank has its own, and it is read after
@@ -195,8 +212,8 @@ DSC_API dsc_status dsc_consensus_restore(dsc_consensus *consensus, double weight
 DSC_API int64_t dsc_consensus_state_count(const dsc_consensus *consensus);
 DSC_API const dsc_param *dsc_consensus_state(const dsc_consensus *consensus);
 
-/* Compares a hash of the parameters over all ranks. DSC_E_NUMERIC, with both hashes and ranks, when they
- * differ although this way of agreeing keeps them equal. Collective where it does; blocks. */
+/* For all-reduce, compares a hash of the parameters over all ranks: DSC_E_NUMERIC, with the hashes and
+ * ranks, when they differ. Collective; blocks. Does nothing for gossip. */
 DSC_API dsc_status dsc_consensus_check(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
 
 #ifdef __cplusplus

@@ -52,9 +52,10 @@ struct dsc_buckets {
     dsc_buckets *next_kept;
 };
 
-void dsc_bucket_options_init(dsc_bucket_options *options) {
-    *options = (dsc_bucket_options){
-        .size = sizeof *options, .bytes = DEFAULT_BYTES, .wire = DSC_F32, .traffic = DSC_TRAFFIC_GRADIENTS};
+void dsc_bucket_options_init_sized(dsc_bucket_options *options, size_t size) {
+    const dsc_bucket_options defaults = {
+        .bytes = DEFAULT_BYTES, .wire = DSC_F32, .traffic = DSC_TRAFFIC_GRADIENTS};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 /* ---- plan ---- */

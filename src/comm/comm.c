@@ -22,8 +22,9 @@ typedef dsc_status (*open_function)(dsc_comm *comm, const dsc_comm_options *opti
 
 /* ---- choice of the backend ---- */
 
-void dsc_comm_options_init(dsc_comm_options *options) {
-    *options = (dsc_comm_options){.size = sizeof *options, .kind = "auto"};
+void dsc_comm_options_init_sized(dsc_comm_options *options, size_t size) {
+    const dsc_comm_options defaults = {.kind = "auto"};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 /* Copies the caller's options over the defaults and checks them. */

@@ -14,30 +14,30 @@
 enum { DSC_HEADER_WEIGHT, DSC_HEADER_ROUND, DSC_HEADER_COUNT };
 
 /* The part of one tensor that lies in one bucket. */
-typedef struct dsc_segment {
+typedef struct dsc_message_segment {
     dsc_tensor own;
     int64_t first; /* offset in the message */
-} dsc_segment;
+} dsc_message_segment;
 
 /* A copy of the message to send, and the number of peers that get it. */
-typedef struct dsc_copy {
+typedef struct dsc_message_copy {
     double share;
     int users;
-} dsc_copy;
+} dsc_message_copy;
 
-typedef struct dsc_plan {
+typedef struct dsc_message_plan {
     dsc_dtype wire;
-    int64_t total;          /* elements of a message */
-    int64_t bucket;         /* elements of a bucket; the last one may have fewer */
-    int64_t bucket_count;   /* 0 when there are no elements */
-    dsc_segment *segments;  /* in the order of the message */
-    int64_t *first_segment; /* [bucket_count + 1] */
-    int most;               /* the most peers in a step, for sending or receiving */
-    int most_copies;        /* the most different shares in a step */
-    dsc_tensor sent, got;   /* wire [most_copies * total], [most * total] */
-    dsc_tensor wide;        /* F32 [bucket], where the wire type is a half type */
-    dsc_tensor headers;     /* F64 [2 * most * DSC_HEADER_COUNT] in host memory: sent, then received */
-} dsc_plan;
+    int64_t total;                 /* elements of a message */
+    int64_t bucket;                /* elements of a bucket; the last one may have fewer */
+    int64_t bucket_count;          /* 0 when there are no elements */
+    dsc_message_segment *segments; /* in the order of the message */
+    int64_t *first_segment;        /* [bucket_count + 1] */
+    int most;                      /* the most peers in a step, for sending or receiving */
+    int most_copies;               /* the most different shares in a step */
+    dsc_tensor sent, got;          /* wire [most_copies * total], [most * total] */
+    dsc_tensor wide;               /* F32 [bucket], where the wire type is a half type */
+    dsc_tensor headers;            /* F64 [2 * most * DSC_HEADER_COUNT] in host memory: sent, then received */
+} dsc_message_plan;
 
 /* The stages of settling. A call that fails keeps its stage, and the next call continues from it. */
 typedef enum dsc_settling {
@@ -58,7 +58,7 @@ struct dsc_average {
     dsc_topology *topology;
     dsc_tensor *tensors;
     int64_t count;
-    dsc_plan plan;
+    dsc_message_plan plan;
     int planned; /* 0: making the plan failed, and no round can begin */
     double weight;
     int64_t rounds; /* begun so far */
@@ -71,9 +71,9 @@ struct dsc_average {
 
     /* The round under way. */
     int under_way;
-    dsc_edge *out, *in; /* [most] */
-    int *copy_of;       /* [most]: the copy that out[i] gets */
-    dsc_copy *copies;   /* [most_copies] */
+    dsc_edge *out, *in;       /* [most] */
+    int *copy_of;             /* [most]: the copy that out[i] gets */
+    dsc_message_copy *copies; /* [most_copies] */
     int out_count, in_count, copy_count;
     double self; /* the share that stays here */
     dsc_request **requests;
@@ -89,12 +89,12 @@ extern void (*dsc_average_hook)(void);
 
 /* Allocates the memory for messages on a->topology; called again when the topology changes. */
 dsc_status dsc_plan_create(dsc_average *a) DSC_MUST_CHECK;
-void dsc_plan_destroy(dsc_plan *plan);
+void dsc_plan_destroy(dsc_message_plan *plan);
 /* Finds the copies that the peers `out` need; copy_of[i] is the one of out[i]. Returns their number. */
-int dsc_plan_copies(const dsc_edge *out, int count, dsc_copy *copies, int *copy_of);
+int dsc_plan_copies(const dsc_edge *out, int count, dsc_message_copy *copies, int *copy_of);
 /* Bucket b of copy c to send, and of the message received from peer c. */
-dsc_tensor dsc_plan_sent(const dsc_plan *plan, int c, int64_t b);
-dsc_tensor dsc_plan_got(const dsc_plan *plan, int c, int64_t b);
+dsc_tensor dsc_plan_sent(const dsc_message_plan *plan, int c, int64_t b);
+dsc_tensor dsc_plan_got(const dsc_message_plan *plan, int c, int64_t b);
 /* Writes bucket b of all copies and leaves this rank's own share in the tensors. */
 dsc_status dsc_plan_pack(dsc_average *a, dsc_queue *queue, int64_t b) DSC_MUST_CHECK;
 /* Adds `factor` times bucket b of peer c's message to the tensors. */

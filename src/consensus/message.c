@@ -9,14 +9,14 @@
 
 /* ---- memory ---- */
 
-int dsc_plan_copies(const dsc_edge *out, int count, dsc_copy *copies, int *copy_of) {
+int dsc_plan_copies(const dsc_edge *out, int count, dsc_message_copy *copies, int *copy_of) {
     int used = 0;
     for (int i = 0; i < count; i++) {
         int c = 0;
         while (c < used && copies[c].share != out[i].share)
             c++;
         if (c == used)
-            copies[used++] = (dsc_copy){.share = out[i].share};
+            copies[used++] = (dsc_message_copy){.share = out[i].share};
         copies[c].users++;
         copy_of[i] = c;
     }
@@ -25,7 +25,7 @@ int dsc_plan_copies(const dsc_edge *out, int count, dsc_copy *copies, int *copy_
 
 /* Allocates the lists for the peers of a step and counts the copies that any step needs. */
 static dsc_status size_steps(dsc_average *a) {
-    dsc_plan *p = &a->plan;
+    dsc_message_plan *p = &a->plan;
     p->most = dsc_topology_most_peers(a->topology);
     dsc_memory_free(&a->out);
     dsc_memory_free(&a->in);
@@ -46,7 +46,7 @@ static dsc_status size_steps(dsc_average *a) {
 
 /* Cuts the concatenated tensors into buckets, and each tensor into segments that lie in one bucket. */
 static dsc_status cut(dsc_average *a) {
-    dsc_plan *p = &a->plan;
+    dsc_message_plan *p = &a->plan;
     for (int64_t i = 0; i < a->count; i++)
         p->total += dsc_tensor_count(&a->tensors[i]);
     int64_t fit = (int64_t)(a->options.bucket_bytes / dsc_dtype_size(p->wire));
@@ -63,7 +63,7 @@ static dsc_status cut(dsc_average *a) {
             if (at % p->bucket == 0)
                 p->first_segment[bucket++] = segments;
             p->segments[segments++] =
-                (dsc_segment){.own = dsc_tensor_slice(&a->tensors[i], done, part), .first = at};
+                (dsc_message_segment){.own = dsc_tensor_slice(&a->tensors[i], done, part), .first = at};
             done += part;
             at += part;
         }
@@ -73,7 +73,7 @@ static dsc_status cut(dsc_average *a) {
 }
 
 static dsc_status allocate(dsc_average *a) {
-    dsc_plan *p = &a->plan;
+    dsc_message_plan *p = &a->plan;
     dsc_device *device = dsc_queue_device(a->queue);
     int64_t sent = p->most_copies * p->total, got = p->most * p->total, wide = p->bucket;
     int64_t headers = 2 * (int64_t)p->most * DSC_HEADER_COUNT;
@@ -94,38 +94,39 @@ dsc_status dsc_plan_create(dsc_average *a) {
     return allocate(a);
 }
 
-void dsc_plan_destroy(dsc_plan *plan) {
+void dsc_plan_destroy(dsc_message_plan *plan) {
     dsc_tensor *const memory[] = {&plan->sent, &plan->got, &plan->wide, &plan->headers};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
         if (memory[i]->data)
             dsc_tensor_free(memory[i]);
     dsc_memory_free(&plan->segments);
     dsc_memory_free(&plan->first_segment);
-    *plan = (dsc_plan){0};
+    *plan = (dsc_message_plan){0};
 }
 
 /* ---- buckets ---- */
 
-static int64_t bucket_length(const dsc_plan *p, int64_t b) {
+static int64_t bucket_length(const dsc_message_plan *p, int64_t b) {
     int64_t left = p->total - b * p->bucket;
     return left < p->bucket ? left : p->bucket;
 }
 
-dsc_tensor dsc_plan_sent(const dsc_plan *plan, int c, int64_t b) {
+dsc_tensor dsc_plan_sent(const dsc_message_plan *plan, int c, int64_t b) {
     return dsc_tensor_slice(&plan->sent, c * plan->total + b * plan->bucket, bucket_length(plan, b));
 }
 
-dsc_tensor dsc_plan_got(const dsc_plan *plan, int c, int64_t b) {
+dsc_tensor dsc_plan_got(const dsc_message_plan *plan, int c, int64_t b) {
     return dsc_tensor_slice(&plan->got, c * plan->total + b * plan->bucket, bucket_length(plan, b));
 }
 
 /* The part of a bucket that belongs to a segment. */
-static dsc_tensor place_of(const dsc_plan *p, const dsc_segment *s, const dsc_tensor *bucket) {
+static dsc_tensor place_of(const dsc_message_plan *p, const dsc_message_segment *s,
+                           const dsc_tensor *bucket) {
     return dsc_tensor_slice(bucket, s->first % p->bucket, dsc_tensor_count(&s->own));
 }
 
 static dsc_status write_copy(dsc_average *a, dsc_queue *queue, int c, int64_t b) {
-    dsc_plan *p = &a->plan;
+    dsc_message_plan *p = &a->plan;
     dsc_tensor bucket = dsc_plan_sent(p, c, b), wide = bucket;
     if (p->wire != DSC_F32)
         wide = dsc_tensor_slice(&p->wide, 0, dsc_tensor_count(&bucket));
@@ -139,7 +140,7 @@ static dsc_status write_copy(dsc_average *a, dsc_queue *queue, int c, int64_t b)
 /* own += factor * bucket. */
 static dsc_status add_bucket(dsc_average *a, dsc_queue *queue, double factor, const dsc_tensor *bucket,
                              int64_t b) {
-    dsc_plan *p = &a->plan;
+    dsc_message_plan *p = &a->plan;
     dsc_tensor wide = *bucket;
     if (p->wire != DSC_F32) {
         wide = dsc_tensor_slice(&p->wide, 0, dsc_tensor_count(bucket));
@@ -168,7 +169,7 @@ static int splits_exactly(const dsc_average *a) {
 /* Where products round (shares like 1/3, half types), this rank keeps x minus the rounded values that leave.
  * Keeping the product self x would lose or add a little mass in every round, always in the same direction. */
 static dsc_status keep_own(dsc_average *a, dsc_queue *queue, int64_t b) {
-    dsc_plan *p = &a->plan;
+    dsc_message_plan *p = &a->plan;
     if (!splits_exactly(a)) {
         for (int c = 0; c < a->copy_count; c++) {
             dsc_tensor bucket = dsc_plan_sent(p, c, b);

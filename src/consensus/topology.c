@@ -36,8 +36,9 @@ const char *const *dsc_topology_names(void) {
     return names;
 }
 
-void dsc_topology_options_init(dsc_topology_options *options) {
-    *options = (dsc_topology_options){.size = sizeof *options, .peers = 1};
+void dsc_topology_options_init_sized(dsc_topology_options *options, size_t size) {
+    const dsc_topology_options defaults = {.peers = 1};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 static int is_file(const char *name) {
