@@ -71,13 +71,35 @@ DSC_API dsc_status dsc_model_dropout(dsc_model *m, dsc_value x, double rate, dsc
  * function of seed and parameter number. */
 DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK;
 
-/* Builds and seals a model of the zoo: mlp, lenet, resnet20/32/44/56/110, resnet18/34/50/101/152. An unknown
- * name is DSC_E_INVALID and lists the known ones. */
+/* ---- models by name ---- */
+
+/* Builds and seals a model of the zoo: mlp, lenet, resnet20/32/44/56/110, resnet18/34/50/101/152, or one that
+ * was registered. An unknown name is DSC_E_INVALID and lists the known ones. options may be NULL. */
 DSC_API dsc_status dsc_zoo_create(dsc_device *device, const char *name, int64_t h, int64_t w, int64_t c,
                                   int64_t classes, const dsc_model_options *options,
                                   dsc_model **out) DSC_MUST_CHECK;
-/* The names of the zoo, NULL behind the last; and the input a model is made for (side, channels, classes). */
+
+/* A model that dsc_zoo_create, and with it `model` of the trainer, finds by its name. */
+typedef struct dsc_zoo_entry {
+    size_t size;
+    /* Letters, digits, '-', '_' and '.'; copied. */
+    const char *name;
+    /* The input it is made for, side x side x channels, and the number of classes: what is built where nothing
+     * else is asked for. */
+    int64_t side, channels, classes;
+    /* Passed to `build`; stays the caller's and must live as long as the process. */
+    void *context;
+    /* Adds the layers between the input x and the logits, a vector of `classes`, to the model m; does not seal
+     * it. May be called by several threads at once, for different models. */
+    dsc_status (*build)(void *context, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits);
+} dsc_zoo_entry;
+DSC_API void dsc_zoo_entry_init(dsc_zoo_entry *entry);
+/* Adds a model to the zoo for the rest of the process; a name that is in use is refused (DSC_E_INVALID).
+ * Thread-safe. Every rank registers for itself. */
+DSC_API dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) DSC_MUST_CHECK;
+/* The names of all models, terminated by NULL. Registering adds to this very list. */
 DSC_API const char *const *dsc_zoo_names(void);
+/* The input a model is made for. */
 DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels,
                                          int64_t *classes) DSC_MUST_CHECK;
 

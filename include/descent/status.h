@@ -41,6 +41,11 @@ DSC_API const char *dsc_status_text(dsc_status status);
  * thread. */
 DSC_API const char *dsc_error_message(void);
 
+/* For callbacks that this library calls: sets the message of this thread, printf-style, and returns `status`.
+ * The library puts its own context before it: return dsc_error_set(DSC_E_IO, "cannot read %s", path); */
+DSC_API dsc_status dsc_error_set(dsc_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
 /* Where it failed: one "file:line" per line, innermost first. Valid as long as the message. */
 DSC_API const char *dsc_error_trace(void);
 

@@ -10,6 +10,7 @@ enum { MESSAGE_SIZE = 2048, TRACE_SIZE = 2048 };
 
 static _Thread_local char message[MESSAGE_SIZE];
 static _Thread_local char trace[TRACE_SIZE];
+static _Thread_local unsigned raised; /* errors of this thread so far */
 static atomic_int own_rank = -1;
 
 const char *dsc_status_text(dsc_status status) {
@@ -44,21 +45,51 @@ static void add_place(const char *file, int line) {
 dsc_status dsc_error_adopt(dsc_status status, const char *text) {
     snprintf(message, MESSAGE_SIZE, "%s", text);
     trace[0] = '\0';
+    raised++;
     return status;
 }
 
-dsc_status dsc_error_raise(dsc_status status, const char *file, int line, const char *format, ...) {
+static void set_message(const char *format, va_list args) {
     int used = 0;
     int rank = atomic_load(&own_rank);
     if (rank >= 0)
         used = snprintf(message, MESSAGE_SIZE, "rank %d: ", rank);
+    vsnprintf(message + used, MESSAGE_SIZE - (size_t)used, format, args);
+    trace[0] = '\0';
+    raised++;
+}
+
+dsc_status dsc_error_raise(dsc_status status, const char *file, int line, const char *format, ...) {
     va_list args;
     va_start(args, format);
-    vsnprintf(message + used, MESSAGE_SIZE - (size_t)used, format, args);
+    set_message(format, args);
     va_end(args);
-    trace[0] = '\0';
     add_place(file, line);
     return status;
+}
+
+dsc_status dsc_error_set(dsc_status status, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    set_message(format, args);
+    va_end(args);
+    return status;
+}
+
+unsigned dsc_error_count(void) {
+    return raised;
+}
+
+dsc_status dsc_error_callback(dsc_status status, unsigned count_before, const char *format, ...) {
+    char context[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(context, sizeof context, format, args);
+    va_end(args);
+    if (raised == count_before)
+        dsc_error_set(status, "the callback failed (%s) and gave no message; dsc_error_set sets one",
+                      dsc_status_text(status));
+    return dsc_error_prefix(status, "%s", context);
 }
 
 dsc_status dsc_error_pass(dsc_status status, const char *file, int line) {

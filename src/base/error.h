@@ -14,6 +14,13 @@ dsc_status dsc_error_pass(dsc_status status, const char *file, int line);
 /* Puts "context: " before the current message, where a caller knows which file or option failed. */
 dsc_status dsc_error_prefix(dsc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* How many errors this thread has raised so far. Taken before a callback of the caller's is called, it lets
+ * dsc_error_callback see whether the callback set a message of its own. */
+unsigned dsc_error_count(void);
+/* A callback failed with `status`: puts "context: " before the message it set, or says that it gave none. */
+dsc_status dsc_error_callback(dsc_status status, unsigned count_before, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* Raises an error of another thread in this one: `message` is that thread's dsc_error_message(). Returns
  * `status`. */
 dsc_status dsc_error_adopt(dsc_status status, const char *message);

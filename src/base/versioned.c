@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static size_t size_of(const void *given) {
@@ -21,13 +22,19 @@ void dsc_versioned_init(void *options, size_t size, const void *defaults, size_t
 dsc_status dsc_versioned_read(const char *name, const void *given, size_t known, void *out) {
     if (!given)
         return DSC_OK;
-    size_t size = size_of(given);
+    char type[64];
+    snprintf(type, sizeof type, "%s_options", name);
+    return dsc_versioned_define(type, given, known, out);
+}
+
+dsc_status dsc_versioned_define(const char *type, const void *given, size_t known, void *out) {
+    size_t size = given ? size_of(given) : 0;
     if (size < sizeof size || size > known)
         return DSC_FAIL(
             DSC_E_INVALID,
-            "%s options of %zu bytes, this library knows %zu: fill them in with dsc_%s_options_init, "
-            "from the headers of the library that is linked",
-            name, size, known, name);
+            "dsc_%s of %zu bytes, this library knows %zu: start with dsc_%s_init, from the headers "
+            "of the library that is linked",
+            type, size, known, type);
     memcpy((char *)out + sizeof size, (const char *)given + sizeof size, size - sizeof size);
     return DSC_OK;
 }

@@ -15,6 +15,9 @@ void dsc_versioned_init(void *options, size_t size, const void *defaults, size_t
  * knows; `name` as in dsc_NAME_options_init, for the message. */
 dsc_status dsc_versioned_read(const char *name, const void *given, size_t known, void *out) DSC_MUST_CHECK;
 
+/* The same for a struct that defines something: `type` as in dsc_TYPE and dsc_TYPE_init. NULL is refused. */
+dsc_status dsc_versioned_define(const char *type, const void *given, size_t known, void *out) DSC_MUST_CHECK;
+
 /* Results: DSC_E_INVALID unless the size of the caller's struct (NULL: none) was set, and is at most `known`;
  * `type` names it in the message. */
 dsc_status dsc_versioned_check(const char *type, const void *result, size_t known) DSC_MUST_CHECK;

@@ -6,9 +6,11 @@
 
 #include <stdint.h>
 
+enum { DSC_PIXEL_CHANNELS = 4 }; /* at most, as in dsc_op_augment */
+
 /* (value / 255 - mean) / std of a byte, by channel. */
 typedef struct dsc_normalise {
-    float value[3][256];
+    float value[DSC_PIXEL_CHANNELS][256];
 } dsc_normalise;
 
 void dsc_normalise_init(dsc_normalise *normalise, int channels, const double *mean, const double *std);

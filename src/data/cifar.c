@@ -95,7 +95,7 @@ static dsc_status unpack(const cifar_layout *layout, const char *path, const uin
         if (label >= layout->classes)
             return DSC_FAIL(DSC_E_FORMAT, "%s: '%s' image %lld has label %d, the largest is %lld",
                             layout->name, path, (long long)i, label, (long long)layout->classes - 1);
-        pixels->labels[first + i] = (uint8_t)label;
+        pixels->labels[first + i] = label;
         const uint8_t *planes = record + layout->label_bytes;
         uint8_t *image = pixels->data + (first + i) * CHANNELS * PLANE;
         for (int p = 0; p < PLANE; p++)
@@ -117,15 +117,17 @@ done:
     return status;
 }
 
-static dsc_status open_layout(const cifar_layout *layout, const char *folder, dsc_dataset *dataset) {
-    const char *const *files = dataset->split == DSC_SPLIT_TRAIN ? layout->train : layout->val;
+static dsc_status open_set(void *context, const char *folder, dsc_split split,
+                           const dsc_data_options *options, dsc_dataset **out) {
+    const cifar_layout *layout = context;
+    const char *const *files = split == DSC_SPLIT_TRAIN ? layout->train : layout->val;
     char *paths[MAX_FILES] = {NULL};
     int64_t counts[MAX_FILES], total = 0;
     dsc_pixels *pixels = NULL;
     dsc_status status = DSC_OK;
     for (int i = 0; files[i]; i++) {
         DSC_TRY_GOTO(status, file_path(layout, folder, files[i], &paths[i]), done);
-        DSC_TRY_GOTO(status, count_records(layout, dataset->split, folder, paths[i], &counts[i]), done);
+        DSC_TRY_GOTO(status, count_records(layout, split, folder, paths[i], &counts[i]), done);
         total += counts[i];
     }
     DSC_TRY_GOTO(status, dsc_pixels_create(total, SIDE, SIDE, CHANNELS, &pixels), done);
@@ -135,10 +137,10 @@ static dsc_status open_layout(const cifar_layout *layout, const char *folder, ds
         total += counts[i];
     }
     pixels->pad = 4;
+    pixels->flip = 1;
     dsc_normalise_init(&pixels->normalise, CHANNELS, layout->mean, layout->std);
-    dsc_pixels_set_info(pixels, layout->classes, dataset);
-    dataset->state = pixels;
-    pixels = NULL;
+    DSC_TRY_GOTO(status, dsc_pixels_dataset(&pixels, layout->name, split, layout->classes, options, out),
+                 done);
 done:
     for (int i = 0; i < MAX_FILES; i++)
         dsc_memory_free(&paths[i]);
@@ -146,17 +148,7 @@ done:
     return status;
 }
 
-static dsc_status open_cifar10(dsc_dataset *dataset, const char *argument) {
-    return open_layout(&cifar10, argument, dataset);
-}
-
-static dsc_status open_cifar100(dsc_dataset *dataset, const char *argument) {
-    return open_layout(&cifar100, argument, dataset);
-}
-
-const dsc_dataset_kind dsc_kind_cifar10 = {"cifar10",      "cifar10:DIR",      1,
-                                           open_cifar10,   dsc_pixels_close,   dsc_pixels_sample,
-                                           dsc_pixels_raw, dsc_pixels_raw_desc};
-const dsc_dataset_kind dsc_kind_cifar100 = {"cifar100",     "cifar100:DIR",     1,
-                                            open_cifar100,  dsc_pixels_close,   dsc_pixels_sample,
-                                            dsc_pixels_raw, dsc_pixels_raw_desc};
+const dsc_dataset_kind dsc_kind_cifar10 = {sizeof(dsc_dataset_kind), "cifar10", "cifar10:DIR", 1,
+                                           (void *)&cifar10,         open_set};
+const dsc_dataset_kind dsc_kind_cifar100 = {sizeof(dsc_dataset_kind), "cifar100", "cifar100:DIR", 1,
+                                            (void *)&cifar100,        open_set};

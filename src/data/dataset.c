@@ -1,16 +1,22 @@
-/* Data sets by name: parses "kind:argument" and dispatches to the kind's table. */
+/* Data sets by name: the table of kinds, which parses "kind:argument"; and what all data sets share. */
 #include "data/dataset.h"
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/registry.h"
 #include "base/versioned.h"
 
 #include <string.h>
 
-static const dsc_dataset_kind *const kinds[] = {&dsc_kind_synthetic, &dsc_kind_cifar10, &dsc_kind_cifar100,
-                                                &dsc_kind_idx, &dsc_kind_imagefolder};
+static const char *built_in(int i, const void **entry) {
+    static const dsc_dataset_kind *const kind[] = {&dsc_kind_synthetic,   &dsc_kind_cifar10,
+                                                   &dsc_kind_cifar100,    &dsc_kind_idx,
+                                                   &dsc_kind_imagefolder, NULL};
+    *entry = kind[i];
+    return kind[i] ? kind[i]->name : NULL;
+}
 
-enum { KINDS = sizeof kinds / sizeof *kinds };
+static dsc_registry kinds = DSC_REGISTRY("data set", built_in);
 
 void dsc_data_options_init(dsc_data_options *options) {
     *options = (dsc_data_options){.size = sizeof *options, .seed = 42, .image_size = 0};
@@ -22,20 +28,47 @@ void dsc_scratch_free(dsc_scratch *scratch) {
     dsc_bytes_free(&scratch->resample);
 }
 
+/* ---- kinds ---- */
+
+void dsc_dataset_kind_init(dsc_dataset_kind *kind) {
+    *kind = (dsc_dataset_kind){.size = sizeof *kind};
+}
+
+dsc_status dsc_dataset_register(const dsc_dataset_kind *kind) {
+    dsc_dataset_kind given;
+    dsc_dataset_kind_init(&given);
+    DSC_TRY(dsc_versioned_define("dataset_kind", kind, sizeof given, &given));
+    if (!given.open)
+        return DSC_FAIL(DSC_E_INVALID, "data set '%s' cannot be registered: it has no function `open`",
+                        given.name ? given.name : "");
+    dsc_dataset_kind *copy = NULL;
+    char *name = NULL, *usage = NULL;
+    dsc_status status;
+    DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *copy, &copy), fail);
+    DSC_TRY_GOTO(status, dsc_memory_strdup(given.name ? given.name : "", &name), fail);
+    DSC_TRY_GOTO(status, dsc_memory_strdup(given.usage ? given.usage : name, &usage), fail);
+    *copy = given;
+    copy->name = name;
+    copy->usage = usage;
+    DSC_TRY_GOTO(status, dsc_registry_add(&kinds, name, copy), fail);
+    return DSC_OK;
+fail:
+    dsc_memory_free(&usage);
+    dsc_memory_free(&name);
+    dsc_memory_free(&copy);
+    return status;
+}
+
 static dsc_status find_kind(const char *spec, size_t length, const dsc_dataset_kind **out) {
-    for (int i = 0; i < KINDS; i++) {
-        if (strlen(kinds[i]->name) == length && strncmp(kinds[i]->name, spec, length) == 0) {
-            *out = kinds[i];
-            return DSC_OK;
-        }
-    }
-    char known[256] = "";
-    for (int i = 0; i < KINDS; i++) {
-        strncat(known, i ? ", " : "", sizeof known - strlen(known) - 1);
-        strncat(known, kinds[i]->usage, sizeof known - strlen(known) - 1);
-    }
+    *out = dsc_registry_find(&kinds, spec, length);
+    if (*out)
+        return DSC_OK;
+    char known[1024];
+    const char *usages[DSC_REGISTRY_ROOM + 1] = {NULL};
+    for (int i = 0; kinds.names[i]; i++)
+        usages[i] = ((const dsc_dataset_kind *)kinds.entries[i])->usage;
     return DSC_FAIL(DSC_E_INVALID, "data set '%s': unknown kind '%.*s'; known are %s", spec, (int)length,
-                    spec, known);
+                    spec, dsc_registry_list(usages, known, sizeof known));
 }
 
 dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_options *options,
@@ -46,21 +79,36 @@ dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_op
     const dsc_dataset_kind *kind = NULL;
     DSC_TRY(find_kind(spec, colon ? (size_t)(colon - spec) : strlen(spec), &kind));
     if (kind->needs_argument && (!argument || !*argument))
-        return DSC_FAIL(DSC_E_INVALID, "data set '%s': needs a folder, as in '%s'", spec, kind->usage);
+        return DSC_FAIL(DSC_E_INVALID, "data set '%s': needs %s, as in '%s'", spec,
+                        strstr(kind->usage, ":DIR") ? "a folder" : "an argument", kind->usage);
     dsc_data_options chosen;
     dsc_data_options_init(&chosen);
     DSC_TRY(dsc_versioned_read("data", options, sizeof chosen, &chosen));
+    dsc_dataset *dataset = NULL;
+    unsigned errors = dsc_error_count();
+    dsc_status status = kind->open(kind->context, argument, split, &chosen, &dataset);
+    if (status != DSC_OK && dsc_error_count() == errors)
+        return dsc_error_callback(status, errors, "data set '%s'", spec);
+    DSC_TRY(status);
+    if (!dataset)
+        return DSC_FAIL(DSC_E_INTERNAL, "data set '%s': opening it succeeded but gave no data set", spec);
+    *out = dataset;
+    return DSC_OK;
+}
+
+/* ---- life ---- */
+
+dsc_status dsc_dataset_create(const dsc_dataset_type *type, const char *name, dsc_split split,
+                              const dsc_data_options *options, dsc_dataset **out) {
     dsc_dataset *dataset;
+    char *copy = NULL;
     DSC_TRY(dsc_memory_alloc(1, sizeof *dataset, &dataset));
-    dataset->kind = kind;
-    dataset->options = chosen;
-    dataset->split = split;
-    dataset->info.name = kind->name;
-    dsc_status status = kind->open(dataset, argument);
+    dsc_status status = dsc_memory_strdup(name, &copy);
     if (status != DSC_OK) {
         dsc_memory_free(&dataset);
-        return dsc_error_pass(status, __FILE__, __LINE__);
+        return status;
     }
+    *dataset = (dsc_dataset){.type = type, .split = split, .options = *options, .info.name = copy};
     *out = dataset;
     return DSC_OK;
 }
@@ -68,12 +116,13 @@ dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_op
 void dsc_dataset_close(dsc_dataset **dataset) {
     if (!dataset || !*dataset)
         return;
-    (*dataset)->kind->close(*dataset);
+    (*dataset)->type->close(*dataset);
+    dsc_memory_free(&(*dataset)->info.name);
     dsc_memory_free(dataset);
 }
 
 dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset) {
-    return dataset->info;
+    return dataset ? dataset->info : (dsc_dataset_info){.name = ""};
 }
 
 dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
@@ -84,12 +133,17 @@ dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, in
     if (epoch < 0 || epoch > UINT32_MAX)
         return DSC_FAIL(DSC_E_INVALID, "%s: epoch %lld: must be in 0 to %lld", dataset->info.name,
                         (long long)epoch, (long long)UINT32_MAX);
-    DSC_TRY(dataset->kind->sample(dataset, index, augment, epoch, scratch, x, label));
+    DSC_TRY(dataset->type->sample(dataset, index, augment, epoch, scratch, x, label));
     return DSC_OK;
 }
 
 dsc_status dsc_dataset_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, float *x,
                               int32_t *label) {
+    if (!dataset || !x || !label)
+        return DSC_FAIL(DSC_E_INVALID, "sample: no %s",
+                        !dataset ? "data set"
+                        : !x     ? "room for it"
+                                 : "room for its label");
     dsc_scratch scratch = {{0}, {0}, {0}};
     dsc_status status = dsc_dataset_sample_with(dataset, index, augment, epoch, &scratch, x, label);
     dsc_scratch_free(&scratch);

@@ -1,4 +1,4 @@
-/* Inside of the data room: what a kind of data set provides, and what its readers share. */
+/* Inside of the data room: what a type of data set provides, and what its readers share. */
 #ifndef DSC_DATA_DATASET_H
 #define DSC_DATA_DATASET_H
 
@@ -24,29 +24,30 @@ typedef struct dsc_raw_sample {
     int32_t *label;
 } dsc_raw_sample;
 
-/* One kind of data set. `open` fills in dataset->info and ->state and, when it fails, leaves nothing behind;
- * `argument` is what followed the colon, NULL for none. */
-typedef struct dsc_dataset_kind {
-    const char *name;  /* before the colon */
-    const char *usage; /* the whole spec, for messages */
-    int needs_argument;
-    dsc_status (*open)(dsc_dataset *dataset, const char *argument);
+/* How the samples of a data set are made. */
+typedef struct dsc_dataset_type {
     void (*close)(dsc_dataset *dataset);
     dsc_status (*sample)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label);
-    /* NULL: none. The sample as bytes and what is to be done to them, for devices that do it themselves. */
+    /* Both NULL for sets that have no bytes: the sample as bytes, and what is to be done to them, for devices
+     * that normalise and augment by themselves. */
     void (*raw)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, dsc_raw_sample *out);
     void (*raw_desc)(const dsc_dataset *dataset, dsc_augment_desc *desc);
-} dsc_dataset_kind;
+} dsc_dataset_type;
 
 struct dsc_dataset {
-    const dsc_dataset_kind *kind;
+    const dsc_dataset_type *type;
     dsc_split split;
     dsc_data_options options;
-    dsc_dataset_info info;
-    void *state; /* the kind's own */
+    dsc_dataset_info info; /* its name is a copy */
+    void *state;           /* the type's own */
 };
 
+/* A data set without samples yet: `info` and `state` are for the caller to fill in. */
+dsc_status dsc_dataset_create(const dsc_dataset_type *type, const char *name, dsc_split split,
+                              const dsc_data_options *options, dsc_dataset **out) DSC_MUST_CHECK;
+
+/* The data sets that dsc_dataset_open knows without anybody registering them. */
 extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cifar100, dsc_kind_idx,
     dsc_kind_imagefolder;
 
@@ -54,27 +55,24 @@ extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cif
 dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                                    dsc_scratch *scratch, float *x, int32_t *label) DSC_MUST_CHECK;
 
-/* Images held in memory as bytes: the state of every kind of small images. */
+/* Images held in memory as bytes: the state of every set of small images. */
 typedef struct dsc_pixels {
     int64_t count, h, w, c;
-    int64_t pad;     /* augmentation: padding before the random crop, with a flip; negative: none at all */
+    int64_t pad;     /* augmentation: border of zeros before a random crop ... */
+    int flip;        /* ... and whether half of the images are mirrored; 0 and 0: none */
+    int borrowed;    /* data and labels belong to somebody else */
     uint8_t *data;   /* [count, h, w, c] */
-    uint8_t *labels; /* [count] */
+    int32_t *labels; /* [count] */
     dsc_normalise normalise;
 } dsc_pixels;
 
 /* Room for `count` images, zeroed. */
 dsc_status dsc_pixels_create(int64_t count, int64_t h, int64_t w, int64_t c, dsc_pixels **out) DSC_MUST_CHECK;
 void dsc_pixels_destroy(dsc_pixels **pixels);
-/* open, close and sample of a kind whose state is a dsc_pixels. */
-void dsc_pixels_set_info(const dsc_pixels *pixels, int64_t classes, dsc_dataset *dataset);
-void dsc_pixels_close(dsc_dataset *dataset);
-dsc_status dsc_pixels_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
-                             dsc_scratch *scratch, float *x, int32_t *label);
-void dsc_pixels_raw(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
-                    dsc_raw_sample *out);
-void dsc_pixels_raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc);
-/* For kinds that draw their images: how a pixels' set places image `key`, and its numbers. */
+/* A data set around *pixels, which it takes over (and nulls) when all goes well. */
+dsc_status dsc_pixels_dataset(dsc_pixels **pixels, const char *name, dsc_split split, int64_t classes,
+                              const dsc_data_options *options, dsc_dataset **out) DSC_MUST_CHECK;
+/* For types that draw their images: where the crop of a sample lies, and the numbers that normalise it. */
 void dsc_pixels_place(const dsc_dataset *dataset, const dsc_pixels *pixels, dsc_sample_key key,
                       int32_t place[3]);
 void dsc_pixels_desc(const dsc_pixels *pixels, dsc_augment_desc *desc);

@@ -138,7 +138,7 @@ done:
 /* Images and labels of one split ("train" or "t10k"). */
 static dsc_status read_pair(const char *folder, const char *split, dsc_pixels **out) {
     idx_array images = {{0}, NULL}, labels = {{0}, NULL};
-    dsc_pixels *pixels;
+    dsc_pixels *pixels = NULL;
     dsc_status status;
     char name[32];
     snprintf(name, sizeof name, "%s-images-idx3-ubyte", split);
@@ -151,16 +151,16 @@ static dsc_status read_pair(const char *folder, const char *split, dsc_pixels **
         goto done;
     }
     DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *pixels, &pixels), done);
-    *pixels = (dsc_pixels){.count = images.dim[0],
-                           .h = images.dim[1],
-                           .w = images.dim[2],
-                           .c = 1,
-                           .pad = -1,
-                           .data = images.data,
-                           .labels = labels.data};
+    *pixels = (dsc_pixels){
+        .count = images.dim[0], .h = images.dim[1], .w = images.dim[2], .c = 1, .data = images.data};
+    images.data = NULL;
+    DSC_TRY_GOTO(status, dsc_memory_alloc(pixels->count, sizeof *pixels->labels, &pixels->labels), done);
+    for (int64_t i = 0; i < pixels->count; i++)
+        pixels->labels[i] = labels.data[i];
     *out = pixels;
-    return DSC_OK;
+    pixels = NULL;
 done:
+    dsc_pixels_destroy(&pixels);
     dsc_memory_free(&images.data);
     dsc_memory_free(&labels.data);
     return status;
@@ -201,28 +201,26 @@ static dsc_status check_against_training(const char *folder, const dsc_pixels *t
     return DSC_OK;
 }
 
-static dsc_status open_set(dsc_dataset *dataset, const char *argument) {
+static dsc_status open_set(void *context, const char *argument, dsc_split split,
+                           const dsc_data_options *options, dsc_dataset **out) {
+    (void)context;
     dsc_pixels *train = NULL, *val = NULL;
     dsc_status status;
     DSC_TRY_GOTO(status, read_pair(argument, "train", &train), done);
     double mean, std;
     statistics(train, &mean, &std);
     int64_t classes = largest_label(train) + 1 > 2 ? largest_label(train) + 1 : 2;
-    if (dataset->split == DSC_SPLIT_VAL) {
+    if (split == DSC_SPLIT_VAL) {
         DSC_TRY_GOTO(status, read_pair(argument, "t10k", &val), done);
         DSC_TRY_GOTO(status, check_against_training(argument, train, classes, val), done);
     }
-    dsc_pixels **wanted = dataset->split == DSC_SPLIT_VAL ? &val : &train;
+    dsc_pixels **wanted = split == DSC_SPLIT_VAL ? &val : &train;
     dsc_normalise_init(&(*wanted)->normalise, 1, &mean, &std);
-    dsc_pixels_set_info(*wanted, classes, dataset);
-    dataset->state = *wanted;
-    *wanted = NULL;
+    DSC_TRY_GOTO(status, dsc_pixels_dataset(wanted, dsc_kind_idx.name, split, classes, options, out), done);
 done:
     dsc_pixels_destroy(&train);
     dsc_pixels_destroy(&val);
     return status;
 }
 
-const dsc_dataset_kind dsc_kind_idx = {"mnist",        "mnist:DIR",        1,
-                                       open_set,       dsc_pixels_close,   dsc_pixels_sample,
-                                       dsc_pixels_raw, dsc_pixels_raw_desc};
+const dsc_dataset_kind dsc_kind_idx = {sizeof(dsc_dataset_kind), "mnist", "mnist:DIR", 1, NULL, open_set};

@@ -220,31 +220,9 @@ done:
     return status;
 }
 
-static dsc_status open_set(dsc_dataset *dataset, const char *argument) {
-    int64_t size = dataset->options.image_size ? dataset->options.image_size : DEFAULT_SIZE;
-    if (size < 1 || size > MAX_SIZE)
-        return DSC_FAIL(DSC_E_INVALID, "imagefolder: image size %lld: must be 1 to %d", (long long)size,
-                        MAX_SIZE);
-    folder *f;
-    dsc_status status;
-    DSC_TRY(dsc_memory_alloc(1, sizeof *f, &f));
-    DSC_TRY_GOTO(status, read_classes(argument, &f->classes), fail);
-    DSC_TRY_GOTO(status, read_split(f, argument, dataset->split), fail);
-    dataset->info.count = f->count;
-    dataset->info.h = dataset->info.w = size;
-    dataset->info.c = 3;
-    dataset->info.classes = f->classes.count;
-    dataset->state = f;
-    return DSC_OK;
-fail:
-    close_folder(&f);
-    return status;
-}
-
 static void close_set(dsc_dataset *dataset) {
     folder *f = dataset->state;
     close_folder(&f);
-    dataset->state = NULL;
 }
 
 /* ---- sampling ---- */
@@ -335,5 +313,33 @@ static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment,
     return DSC_OK;
 }
 
+static const dsc_dataset_type folder_type = {.close = close_set, .sample = sample};
+
+static dsc_status open_set(void *context, const char *argument, dsc_split split,
+                           const dsc_data_options *options, dsc_dataset **out) {
+    (void)context;
+    int64_t size = options->image_size ? options->image_size : DEFAULT_SIZE;
+    if (size < 1 || size > MAX_SIZE)
+        return DSC_FAIL(DSC_E_INVALID, "imagefolder: image size %lld: must be 1 to %d", (long long)size,
+                        MAX_SIZE);
+    folder *f;
+    dsc_status status;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *f, &f));
+    DSC_TRY_GOTO(status, read_classes(argument, &f->classes), fail);
+    DSC_TRY_GOTO(status, read_split(f, argument, split), fail);
+    DSC_TRY_GOTO(status, dsc_dataset_create(&folder_type, dsc_kind_imagefolder.name, split, options, out),
+                 fail);
+    dsc_dataset_info *info = &(*out)->info;
+    info->count = f->count;
+    info->h = info->w = size;
+    info->c = 3;
+    info->classes = f->classes.count;
+    (*out)->state = f;
+    return DSC_OK;
+fail:
+    close_folder(&f);
+    return status;
+}
+
 const dsc_dataset_kind dsc_kind_imagefolder = {
-    "imagefolder", "imagefolder:DIR", 1, open_set, close_set, sample, NULL, NULL};
+    sizeof(dsc_dataset_kind), "imagefolder", "imagefolder:DIR", 1, NULL, open_set};

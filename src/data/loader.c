@@ -109,7 +109,7 @@ static void prepare_bytes(dsc_loader *loader, const slot *s, int64_t row, int64_
     dsc_raw_sample raw = {(uint8_t *)s->staged.x + row * size, s->staged.place + 3 * row,
                           s->staged.labels + row};
     if (index >= 0) {
-        loader->dataset->kind->raw(loader->dataset, index, loader->options.augment, s->epoch, &raw);
+        loader->dataset->type->raw(loader->dataset, index, loader->options.augment, s->epoch, &raw);
         return;
     }
     memset(raw.image, 0, (size_t)size);
@@ -134,7 +134,7 @@ static dsc_status prepare_floats(dsc_loader *loader, const slot *s, int64_t row,
 static dsc_status prepare(dsc_loader *loader, const task *t, dsc_scratch *scratch, int64_t *row) {
     dsc_dataset_info info = dsc_dataset_get_info(loader->dataset);
     int64_t size = info.h * info.w * info.c;
-    int bytes = loader->stage && loader->dataset->kind->raw;
+    int bytes = loader->stage && loader->dataset->type->raw;
     for (*row = t->first; *row < t->first + t->count; (*row)++) {
         if (atomic_load(&loader->stop))
             return DSC_OK;

@@ -13,9 +13,8 @@ dsc_status dsc_pixels_create(int64_t count, int64_t h, int64_t w, int64_t c, dsc
     pixels->h = h;
     pixels->w = w;
     pixels->c = c;
-    pixels->pad = -1;
     DSC_TRY_GOTO(status, dsc_memory_alloc(count, (size_t)(h * w * c), &pixels->data), fail);
-    DSC_TRY_GOTO(status, dsc_memory_alloc(count, 1, &pixels->labels), fail);
+    DSC_TRY_GOTO(status, dsc_memory_alloc(count, sizeof *pixels->labels, &pixels->labels), fail);
     *out = pixels;
     return DSC_OK;
 fail:
@@ -26,30 +25,19 @@ fail:
 void dsc_pixels_destroy(dsc_pixels **pixels) {
     if (!*pixels)
         return;
-    dsc_memory_free(&(*pixels)->data);
-    dsc_memory_free(&(*pixels)->labels);
+    if (!(*pixels)->borrowed) {
+        dsc_memory_free(&(*pixels)->data);
+        dsc_memory_free(&(*pixels)->labels);
+    }
     dsc_memory_free(pixels);
-}
-
-void dsc_pixels_set_info(const dsc_pixels *pixels, int64_t classes, dsc_dataset *dataset) {
-    dataset->info.count = pixels->count;
-    dataset->info.h = pixels->h;
-    dataset->info.w = pixels->w;
-    dataset->info.c = pixels->c;
-    dataset->info.classes = classes;
-}
-
-void dsc_pixels_close(dsc_dataset *dataset) {
-    dsc_pixels *pixels = dataset->state;
-    dsc_pixels_destroy(&pixels);
-    dataset->state = NULL;
 }
 
 static dsc_crop crop_of(const dsc_dataset *dataset, const dsc_pixels *pixels, dsc_sample_key key) {
     dsc_crop crop = {0, 0, 0};
-    if (key.augment && pixels->pad >= 0) {
+    if (key.augment && (pixels->pad > 0 || pixels->flip)) {
         dsc_rng rng = dsc_augment_rng(dataset->options.seed, key);
         crop = dsc_crop_draw(&rng, pixels->pad);
+        crop.flip = crop.flip && pixels->flip;
     }
     return crop;
 }
@@ -60,8 +48,8 @@ void dsc_pixels_present(const dsc_dataset *dataset, const dsc_pixels *pixels, co
     dsc_crop_apply(image, pixels->h, pixels->w, pixels->c, crop, &pixels->normalise, x);
 }
 
-dsc_status dsc_pixels_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
-                             dsc_scratch *scratch, float *x, int32_t *label) {
+static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                         dsc_scratch *scratch, float *x, int32_t *label) {
     (void)scratch;
     const dsc_pixels *pixels = dataset->state;
     const uint8_t *image = pixels->data + index * pixels->h * pixels->w * pixels->c;
@@ -80,8 +68,7 @@ void dsc_pixels_place(const dsc_dataset *dataset, const dsc_pixels *pixels, dsc_
     place[2] = crop.flip;
 }
 
-void dsc_pixels_raw(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
-                    dsc_raw_sample *out) {
+static void raw(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, dsc_raw_sample *out) {
     const dsc_pixels *pixels = dataset->state;
     int64_t bytes = pixels->h * pixels->w * pixels->c;
     memcpy(out->image, pixels->data + index * bytes, (size_t)bytes);
@@ -99,6 +86,31 @@ void dsc_pixels_desc(const dsc_pixels *pixels, dsc_augment_desc *desc) {
     }
 }
 
-void dsc_pixels_raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc) {
+static void raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc) {
     dsc_pixels_desc(dataset->state, desc);
+}
+
+/* ---- the data set ---- */
+
+static void close_set(dsc_dataset *dataset) {
+    dsc_pixels *pixels = dataset->state;
+    dsc_pixels_destroy(&pixels);
+}
+
+static const dsc_dataset_type pixels_type = {
+    .close = close_set, .sample = sample, .raw = raw, .raw_desc = raw_desc};
+
+dsc_status dsc_pixels_dataset(dsc_pixels **pixels, const char *name, dsc_split split, int64_t classes,
+                              const dsc_data_options *options, dsc_dataset **out) {
+    DSC_TRY(dsc_dataset_create(&pixels_type, name, split, options, out));
+    const dsc_pixels *p = *pixels;
+    dsc_dataset_info *info = &(*out)->info;
+    info->count = p->count;
+    info->h = p->h;
+    info->w = p->w;
+    info->c = p->c;
+    info->classes = classes;
+    (*out)->state = *pixels;
+    *pixels = NULL;
+    return DSC_OK;
 }

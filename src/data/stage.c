@@ -44,9 +44,9 @@ dsc_status dsc_stage_create(const dsc_dataset *dataset, dsc_device *device, int6
     dsc_stage *s;
     DSC_TRY(dsc_memory_alloc(1, sizeof *s, &s));
     s->device = device;
-    s->bytes = dataset->kind->raw != NULL;
+    s->bytes = dataset->type->raw != NULL;
     if (s->bytes)
-        dataset->kind->raw_desc(dataset, &s->desc);
+        dataset->type->raw_desc(dataset, &s->desc);
     dsc_status status = make(s, dataset, batch, dtype);
     if (status != DSC_OK) {
         dsc_stage_destroy(&s);

@@ -235,31 +235,7 @@ static void close_set(dsc_dataset *dataset) {
         return;
     dsc_pixels_destroy(&set->pixels);
     dsc_memory_free(&set->state);
-    dsc_memory_free(&dataset->state);
-}
-
-static dsc_status open_set(dsc_dataset *dataset, const char *argument) {
-    static const double mean[CHANNELS] = {0.5, 0.5, 0.5}, std[CHANNELS] = {0.25, 0.25, 0.25};
-    dsc_status status;
-    int64_t count = DEFAULT_COUNT;
-    if (argument)
-        DSC_TRY(parse_count(argument, &count));
-    if (dataset->split == DSC_SPLIT_VAL)
-        count = count / 5 > 10 ? count / 5 : 10;
-    synthetic *set;
-    DSC_TRY(dsc_memory_alloc(1, sizeof *set, &set));
-    dataset->state = set;
-    DSC_TRY_GOTO(status, dsc_memory_alloc(count, sizeof *set->state, &set->state), fail);
-    DSC_TRY_GOTO(status, dsc_pixels_create(count, SIDE, SIDE, CHANNELS, &set->pixels), fail);
-    set->pixels->pad = 4;
-    dsc_normalise_init(&set->pixels->normalise, CHANNELS, mean, std);
-    for (int64_t i = 0; i < count; i++)
-        atomic_init(&set->state[i], NOT_DRAWN);
-    dsc_pixels_set_info(set->pixels, CLASSES, dataset);
-    return DSC_OK;
-fail:
-    close_set(dataset);
-    return status;
+    dsc_memory_free(&set);
 }
 
 /* Several threads may want one image at once: the first keeps what it draws, the others draw for themselves
@@ -302,5 +278,43 @@ static void raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc) {
     dsc_pixels_desc(set->pixels, desc);
 }
 
-const dsc_dataset_kind dsc_kind_synthetic = {"synthetic", "synthetic[:N]", 0,   open_set,
-                                             close_set,   sample,          raw, raw_desc};
+static const dsc_dataset_type synthetic_type = {
+    .close = close_set, .sample = sample, .raw = raw, .raw_desc = raw_desc};
+
+static dsc_status fill_set(dsc_dataset *dataset, int64_t count) {
+    static const double mean[CHANNELS] = {0.5, 0.5, 0.5}, std[CHANNELS] = {0.25, 0.25, 0.25};
+    synthetic *set;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *set, &set));
+    dataset->state = set;
+    DSC_TRY(dsc_memory_alloc(count, sizeof *set->state, &set->state));
+    DSC_TRY(dsc_pixels_create(count, SIDE, SIDE, CHANNELS, &set->pixels));
+    set->pixels->pad = 4;
+    set->pixels->flip = 1;
+    dsc_normalise_init(&set->pixels->normalise, CHANNELS, mean, std);
+    for (int64_t i = 0; i < count; i++)
+        atomic_init(&set->state[i], NOT_DRAWN);
+    dsc_dataset_info *info = &dataset->info;
+    info->count = count;
+    info->h = info->w = SIDE;
+    info->c = CHANNELS;
+    info->classes = CLASSES;
+    return DSC_OK;
+}
+
+static dsc_status open_set(void *context, const char *argument, dsc_split split,
+                           const dsc_data_options *options, dsc_dataset **out) {
+    (void)context;
+    int64_t count = DEFAULT_COUNT;
+    if (argument)
+        DSC_TRY(parse_count(argument, &count));
+    if (split == DSC_SPLIT_VAL)
+        count = count / 5 > 10 ? count / 5 : 10;
+    DSC_TRY(dsc_dataset_create(&synthetic_type, dsc_kind_synthetic.name, split, options, out));
+    dsc_status status = fill_set(*out, count);
+    if (status != DSC_OK)
+        dsc_dataset_close(out);
+    return status;
+}
+
+const dsc_dataset_kind dsc_kind_synthetic = {
+    sizeof(dsc_dataset_kind), "synthetic", "synthetic[:N]", 0, NULL, open_set};

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/registry.h"
 #include "base/rng.h"
 #include "base/versioned.h"
 #include "descent/log.h"
@@ -149,6 +150,48 @@ static void test_versioned(void **state) {
     assert_fails(DSC_E_INVALID, "this library knows", dsc_versioned_read("sample", &given, sizeof out, &out));
 }
 
+/* What a callback of the caller's reports: with a message of its own, or without any. */
+static void test_error_of_callback(void **state) {
+    (void)state;
+    dsc_error_set_rank(2);
+    unsigned before = dsc_error_count();
+    dsc_status status = dsc_error_set(DSC_E_IO, "no %s", "disk");
+    assert_int_equal(dsc_error_callback(status, before, "sample %d", 4), DSC_E_IO);
+    assert_string_equal(dsc_error_message(), "rank 2: sample 4: no disk");
+    before = dsc_error_count();
+    assert_int_equal(dsc_error_callback(DSC_E_IO, before, "sample %d", 5), DSC_E_IO);
+    dsc_error_set_rank(-1);
+    assert_string_equal(dsc_error_message(),
+                        "rank 2: sample 5: the callback failed (input or output failed) and gave no message; "
+                        "dsc_error_set sets one");
+}
+
+static const char *fruit(int i, const void **entry) {
+    static const char *const names[] = {"apple", "pear", NULL};
+    *entry = names[i];
+    return names[i];
+}
+
+static void test_registry(void **state) {
+    (void)state;
+    static dsc_registry fruits = DSC_REGISTRY("fruit", fruit);
+    static char names[DSC_REGISTRY_ROOM][8];
+    char text[64];
+    assert_fails(DSC_E_INVALID, "fruit 'pear' cannot be registered: there is one", /* before anything else */
+                 dsc_registry_add(&fruits, "pear", names));
+    assert_string_equal(dsc_registry_list(dsc_registry_names(&fruits), text, sizeof text), "apple, pear");
+    assert_string_equal(dsc_registry_find(&fruits, "apples", 5), "apple");
+    assert_null(dsc_registry_find(&fruits, "apples", 6));
+    for (int i = 2; i < DSC_REGISTRY_ROOM; i++) {
+        snprintf(names[i], sizeof names[i], "f%d", i);
+        assert_ok(dsc_registry_add(&fruits, names[i], names[i]));
+        assert_ptr_equal(dsc_registry_find(&fruits, names[i], strlen(names[i])), names[i]);
+    }
+    assert_fails(DSC_E_INVALID, "the table is full", dsc_registry_add(&fruits, "last", names));
+    assert_string_equal(dsc_registry_list(dsc_registry_names(&fruits), text, 32),
+                        "apple, pear, f2, f3, f4, ...");
+}
+
 static void keep_line(void *context, dsc_log_level level, const char *text) {
     snprintf(context, 64, "%d %s", (int)level, text);
 }
@@ -167,10 +210,16 @@ static void test_log_and_version(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_error),           cmocka_unit_test(test_error_is_bounded),
-        cmocka_unit_test(test_memory),          cmocka_unit_test(test_philox),
-        cmocka_unit_test(test_rng_streams),     cmocka_unit_test(test_rng_distributions),
-        cmocka_unit_test(test_log_and_version), cmocka_unit_test(test_versioned),
+        cmocka_unit_test(test_error),
+        cmocka_unit_test(test_error_is_bounded),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_philox),
+        cmocka_unit_test(test_rng_streams),
+        cmocka_unit_test(test_rng_distributions),
+        cmocka_unit_test(test_log_and_version),
+        cmocka_unit_test(test_versioned),
+        cmocka_unit_test(test_error_of_callback),
+        cmocka_unit_test(test_registry),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }

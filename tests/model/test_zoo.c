@@ -83,6 +83,59 @@ static void test_errors(void **state) {
     assert_null(m);
 }
 
+/* One layer; fails on a model of 7 classes without a message, on one of 8 with one, and gets 9 wrong. */
+static dsc_status build_own(void *context, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits) {
+    ++*(int *)context;
+    if (classes == 7)
+        return DSC_E_UNSUPPORTED;
+    if (classes == 8)
+        return dsc_error_set(DSC_E_UNSUPPORTED, "eight is too many");
+    dsc_status status = dsc_model_flatten(m, x, &x);
+    return status != DSC_OK ? status : dsc_model_linear(m, "fc", x, classes == 9 ? 2 : classes, 1, logits);
+}
+
+static void test_registered(void **state) {
+    (void)state;
+    static int built;
+    dsc_model *m = NULL;
+    dsc_zoo_entry entry;
+    int64_t side, channels, classes;
+    char name[] = "perceptron";
+    dsc_zoo_entry_init(&entry);
+    assert_fails(DSC_E_INVALID, "dsc_zoo_entry_init", dsc_zoo_register(NULL));
+    entry.name = name;
+    assert_fails(DSC_E_INVALID, "'perceptron' cannot be registered: it has no function `build`",
+                 dsc_zoo_register(&entry));
+    entry.build = build_own;
+    entry.context = &built;
+    assert_fails(DSC_E_INVALID, "each must be at least 1", dsc_zoo_register(&entry));
+    entry.side = 4;
+    entry.channels = 2;
+    entry.classes = 3;
+    assert_ok(dsc_zoo_register(&entry));
+    name[0] = 'x'; /* the name was copied */
+    assert_string_equal(dsc_zoo_names()[12], "perceptron");
+    assert_null(dsc_zoo_names()[13]);
+    assert_ok(dsc_zoo_default_input("perceptron", &side, &channels, &classes));
+    assert_int_equal(side * 100 + channels * 10 + classes, 423);
+    assert_ok(dsc_zoo_create(device, "perceptron", 4, 4, 2, 5, NULL, &m));
+    assert_int_equal(dsc_model_parameter_total(m), 4 * 4 * 2 * 5 + 5);
+    dsc_model_destroy(&m);
+    assert_fails(DSC_E_UNSUPPORTED, "model perceptron for 4x4x2 and 7 classes: the callback failed",
+                 dsc_zoo_create(device, "perceptron", 4, 4, 2, 7, NULL, &m));
+    assert_fails(DSC_E_UNSUPPORTED, "8 classes: eight is too many",
+                 dsc_zoo_create(device, "perceptron", 4, 4, 2, 8, NULL, &m));
+    assert_fails(DSC_E_INVALID, "model perceptron gives 2 logits, but there are 9 classes",
+                 dsc_zoo_create(device, "perceptron", 4, 4, 2, 9, NULL, &m));
+    assert_int_equal(built, 4);
+    assert_fails(DSC_E_INVALID, "resnet152, perceptron", dsc_zoo_create(device, "?", 4, 4, 2, 9, NULL, &m));
+    assert_null(m);
+    entry.name = "resnet20";
+    assert_fails(DSC_E_INVALID, "there is one of this name already", dsc_zoo_register(&entry));
+    entry.name = "a/b";
+    assert_fails(DSC_E_INVALID, "made of letters", dsc_zoo_register(&entry));
+}
+
 /* A list of names and shapes, built by the test. */
 typedef struct list {
     struct {
@@ -246,6 +299,7 @@ int main(void) {
         cmocka_unit_test(test_sizes),          cmocka_unit_test(test_errors),
         cmocka_unit_test(test_resnet18_state), cmocka_unit_test(test_resnet20_state),
         cmocka_unit_test(test_lenet_state),    cmocka_unit_test(test_resnet50_layers),
+        cmocka_unit_test(test_registered), /* last: it adds to the names */
     };
     return cmocka_run_group_tests_name("model_zoo", tests, setup, teardown);
 }

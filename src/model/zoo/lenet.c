@@ -14,8 +14,8 @@ static dsc_status conv_block(dsc_model *m, const char *name, dsc_value x, int64_
     return dsc_model_max_pool(m, *y, 2, 2, 0, y);
 }
 
-dsc_status dsc_zoo_lenet(dsc_model *m, int depth, dsc_value x, int64_t classes, dsc_value *logits) {
-    (void)depth;
+dsc_status dsc_zoo_lenet(void *unused, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits) {
+    (void)unused;
     DSC_TRY(conv_block(m, "conv1", x, 6, 2, &x));
     DSC_TRY(conv_block(m, "conv2", x, 16, 0, &x));
     DSC_TRY(dsc_model_flatten(m, x, &x));

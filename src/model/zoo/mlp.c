@@ -2,8 +2,8 @@
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 
-dsc_status dsc_zoo_mlp(dsc_model *m, int depth, dsc_value x, int64_t classes, dsc_value *logits) {
-    (void)depth;
+dsc_status dsc_zoo_mlp(void *unused, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits) {
+    (void)unused;
     DSC_TRY(dsc_model_flatten(m, x, &x));
     DSC_TRY(dsc_model_linear(m, "fc1", x, 256, 1, &x));
     DSC_TRY(dsc_model_relu(m, x, &x));

@@ -19,8 +19,8 @@ static dsc_status block(dsc_model *m, const char *prefix, dsc_value x, int64_t c
     return dsc_model_relu(m, *y, y);
 }
 
-dsc_status dsc_zoo_resnet_cifar(dsc_model *m, int depth, dsc_value x, int64_t classes, dsc_value *logits) {
-    int blocks = (depth - 2) / 6;
+dsc_status dsc_zoo_resnet_cifar(void *depth, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits) {
+    int blocks = (*(const int *)depth - 2) / 6;
     DSC_TRY(dsc_resnet_conv_norm(m, (dsc_resnet_conv){"", "conv1", "bn1", 16, 3, 1}, x, &x));
     DSC_TRY(dsc_model_relu(m, x, &x));
     for (int stage = 0; stage < 3; stage++)

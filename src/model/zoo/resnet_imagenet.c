@@ -71,13 +71,14 @@ static dsc_status add_stages(dsc_model *m, const design *d, dsc_value x, dsc_val
     return DSC_OK;
 }
 
-dsc_status dsc_zoo_resnet_imagenet(dsc_model *m, int depth, dsc_value x, int64_t classes, dsc_value *logits) {
+dsc_status dsc_zoo_resnet_imagenet(void *depth, dsc_model *m, dsc_value x, int64_t classes,
+                                   dsc_value *logits) {
     const design *d = NULL;
     for (size_t i = 0; i < sizeof designs / sizeof designs[0]; i++)
-        if (designs[i].depth == depth)
+        if (designs[i].depth == *(const int *)depth)
             d = &designs[i];
     if (!d)
-        return DSC_FAIL(DSC_E_INTERNAL, "no ResNet of depth %d is designed", depth);
+        return DSC_FAIL(DSC_E_INTERNAL, "no ResNet of depth %d is designed", *(const int *)depth);
     DSC_TRY(dsc_resnet_conv_norm(m, (dsc_resnet_conv){"", "conv1", "bn1", 64, 7, 2}, x, &x));
     DSC_TRY(dsc_model_relu(m, x, &x));
     DSC_TRY(dsc_model_max_pool(m, x, 3, 2, 1, &x));

@@ -1,59 +1,86 @@
-/* The table of models, by name. */
+/* The table of models, by name: the zoo's own and registered ones. */
 #include "model/zoo/zoo.h"
 
 #include "base/error.h"
+#include "base/memory.h"
+#include "base/registry.h"
+#include "base/versioned.h"
 
-#include <stdio.h>
 #include <string.h>
 
-typedef struct entry {
-    const char *name;
-    dsc_zoo_builder build;
-    int depth;
-    int64_t side, channels, classes; /* the input it is made for */
-} entry;
+#define ENTRY(name, side, channels, classes, depth, build)                                                   \
+    { sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build }
 
-static const entry entries[] = {
-    {"mlp", dsc_zoo_mlp, 0, 28, 1, 10},
-    {"lenet", dsc_zoo_lenet, 0, 28, 1, 10},
-    {"resnet20", dsc_zoo_resnet_cifar, 20, 32, 3, 10},
-    {"resnet32", dsc_zoo_resnet_cifar, 32, 32, 3, 10},
-    {"resnet44", dsc_zoo_resnet_cifar, 44, 32, 3, 10},
-    {"resnet56", dsc_zoo_resnet_cifar, 56, 32, 3, 10},
-    {"resnet110", dsc_zoo_resnet_cifar, 110, 32, 3, 10},
-    {"resnet18", dsc_zoo_resnet_imagenet, 18, 224, 3, 1000},
-    {"resnet34", dsc_zoo_resnet_imagenet, 34, 224, 3, 1000},
-    {"resnet50", dsc_zoo_resnet_imagenet, 50, 224, 3, 1000},
-    {"resnet101", dsc_zoo_resnet_imagenet, 101, 224, 3, 1000},
-    {"resnet152", dsc_zoo_resnet_imagenet, 152, 224, 3, 1000},
+static const dsc_zoo_entry entries[] = {
+    ENTRY("mlp", 28, 1, 10, NULL, dsc_zoo_mlp),
+    ENTRY("lenet", 28, 1, 10, NULL, dsc_zoo_lenet),
+    ENTRY("resnet20", 32, 3, 10, &(int){20}, dsc_zoo_resnet_cifar),
+    ENTRY("resnet32", 32, 3, 10, &(int){32}, dsc_zoo_resnet_cifar),
+    ENTRY("resnet44", 32, 3, 10, &(int){44}, dsc_zoo_resnet_cifar),
+    ENTRY("resnet56", 32, 3, 10, &(int){56}, dsc_zoo_resnet_cifar),
+    ENTRY("resnet110", 32, 3, 10, &(int){110}, dsc_zoo_resnet_cifar),
+    ENTRY("resnet18", 224, 3, 1000, &(int){18}, dsc_zoo_resnet_imagenet),
+    ENTRY("resnet34", 224, 3, 1000, &(int){34}, dsc_zoo_resnet_imagenet),
+    ENTRY("resnet50", 224, 3, 1000, &(int){50}, dsc_zoo_resnet_imagenet),
+    ENTRY("resnet101", 224, 3, 1000, &(int){101}, dsc_zoo_resnet_imagenet),
+    ENTRY("resnet152", 224, 3, 1000, &(int){152}, dsc_zoo_resnet_imagenet),
+    {0}, /* terminates the list */
 };
-enum { ENTRIES = sizeof entries / sizeof entries[0] };
 
-static const char *const names[] = {"mlp",       "lenet",     "resnet20", "resnet32", "resnet44",
-                                    "resnet56",  "resnet110", "resnet18", "resnet34", "resnet50",
-                                    "resnet101", "resnet152", NULL};
-_Static_assert(sizeof names / sizeof names[0] == ENTRIES + 1, "one name an entry");
-
-const char *const *dsc_zoo_names(void) {
-    return names;
+static const char *built_in(int i, const void **entry) {
+    *entry = &entries[i];
+    return entries[i].name;
 }
 
-static dsc_status find(const char *name, const entry **out) {
+static dsc_registry zoo = DSC_REGISTRY("model", built_in);
+
+void dsc_zoo_entry_init(dsc_zoo_entry *entry) {
+    *entry = (dsc_zoo_entry){.size = sizeof *entry};
+}
+
+dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) {
+    dsc_zoo_entry given, *copy = NULL;
+    char *name = NULL;
+    dsc_zoo_entry_init(&given);
+    DSC_TRY(dsc_versioned_define("zoo_entry", entry, sizeof given, &given));
+    const char *label = given.name ? given.name : "";
+    if (!given.build)
+        return DSC_FAIL(DSC_E_INVALID, "model '%s' cannot be registered: it has no function `build`", label);
+    if (given.side < 1 || given.channels < 1 || given.classes < 1)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "model '%s' cannot be registered: it is made for a side of %lld, %lld channels and %lld "
+            "classes, but each must be at least 1",
+            label, (long long)given.side, (long long)given.channels, (long long)given.classes);
+    dsc_status status;
+    DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *copy, &copy), fail);
+    DSC_TRY_GOTO(status, dsc_memory_strdup(label, &name), fail);
+    *copy = given;
+    copy->name = name;
+    DSC_TRY_GOTO(status, dsc_registry_add(&zoo, name, copy), fail);
+    return DSC_OK;
+fail:
+    dsc_memory_free(&name);
+    dsc_memory_free(&copy);
+    return status;
+}
+
+const char *const *dsc_zoo_names(void) {
+    return dsc_registry_names(&zoo);
+}
+
+static dsc_status find(const char *name, const dsc_zoo_entry **out) {
     name = name ? name : "";
-    for (int i = 0; i < ENTRIES; i++)
-        if (strcmp(entries[i].name, name) == 0) {
-            *out = &entries[i];
-            return DSC_OK;
-        }
-    char known[200] = "";
-    size_t used = 0;
-    for (int i = 0; i < ENTRIES && used < sizeof known; i++)
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", entries[i].name);
-    return DSC_FAIL(DSC_E_INVALID, "model '%s' is unknown; known are %s", name, known);
+    *out = dsc_registry_find(&zoo, name, strlen(name));
+    if (*out)
+        return DSC_OK;
+    char known[1024];
+    return DSC_FAIL(DSC_E_INVALID, "model '%s' is unknown; known are %s", name,
+                    dsc_registry_list(dsc_zoo_names(), known, sizeof known));
 }
 
 dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels, int64_t *classes) {
-    const entry *found = NULL;
+    const dsc_zoo_entry *found = NULL;
     DSC_TRY(find(name, &found));
     *side = found->side;
     *channels = found->channels;
@@ -63,26 +90,32 @@ dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *chann
 
 dsc_status dsc_zoo_build(dsc_model *m, const char *name, const int64_t shape[3], int64_t classes,
                          dsc_value *logits) {
-    const entry *found = NULL;
+    const dsc_zoo_entry *found = NULL;
     dsc_value x;
     DSC_TRY(find(name, &found));
     DSC_TRY(dsc_model_input(m, shape[0], shape[1], shape[2], &x));
-    dsc_status status = found->build(m, found->depth, x, classes, logits);
+    unsigned errors = dsc_error_count();
+    dsc_status status = found->build(found->context, m, x, classes, logits);
     if (status != DSC_OK)
-        return dsc_error_prefix(status, "model %s for %lldx%lldx%lld and %lld classes", name,
-                                (long long)shape[0], (long long)shape[1], (long long)shape[2],
-                                (long long)classes);
+        return dsc_error_callback(status, errors, "model %s for %lldx%lldx%lld and %lld classes", name,
+                                  (long long)shape[0], (long long)shape[1], (long long)shape[2],
+                                  (long long)classes);
     return DSC_OK;
 }
 
 dsc_status dsc_zoo_create(dsc_device *device, const char *name, int64_t h, int64_t w, int64_t c,
                           int64_t classes, const dsc_model_options *options, dsc_model **out) {
     dsc_model *m;
-    dsc_value logits;
+    dsc_value logits = -1;
     DSC_TRY(dsc_model_create(device, options, &m));
     dsc_status status;
     DSC_TRY_GOTO(status, dsc_zoo_build(m, name, (int64_t[]){h, w, c}, classes, &logits), fail);
     DSC_TRY_GOTO(status, dsc_model_seal(m, logits), fail);
+    if (dsc_model_classes(m) != classes) {
+        status = DSC_FAIL(DSC_E_INVALID, "model %s gives %lld logits, but there are %lld classes", name,
+                          (long long)dsc_model_classes(m), (long long)classes);
+        goto fail;
+    }
     *out = m;
     return DSC_OK;
 fail:

@@ -1,20 +1,17 @@
-/* The builders of the zoo. Each adds its layers to a model behind the input `x` and gives the logits. */
+/* The builders of the zoo's own models: dsc_zoo_entry's `build`. */
 #ifndef DSC_MODEL_ZOO_ZOO_H
 #define DSC_MODEL_ZOO_ZOO_H
 
 #include "descent/model.h"
 
-/* depth: the number in the model's name. */
-typedef dsc_status (*dsc_zoo_builder)(dsc_model *m, int depth, dsc_value x, int64_t classes,
-                                      dsc_value *logits);
-
-dsc_status dsc_zoo_mlp(dsc_model *m, int depth, dsc_value x, int64_t classes,
+dsc_status dsc_zoo_mlp(void *unused, dsc_model *m, dsc_value x, int64_t classes,
                        dsc_value *logits) DSC_MUST_CHECK;
-dsc_status dsc_zoo_lenet(dsc_model *m, int depth, dsc_value x, int64_t classes,
+dsc_status dsc_zoo_lenet(void *unused, dsc_model *m, dsc_value x, int64_t classes,
                          dsc_value *logits) DSC_MUST_CHECK;
-dsc_status dsc_zoo_resnet_cifar(dsc_model *m, int depth, dsc_value x, int64_t classes,
+/* depth: the number in the model's name, an int. */
+dsc_status dsc_zoo_resnet_cifar(void *depth, dsc_model *m, dsc_value x, int64_t classes,
                                 dsc_value *logits) DSC_MUST_CHECK;
-dsc_status dsc_zoo_resnet_imagenet(dsc_model *m, int depth, dsc_value x, int64_t classes,
+dsc_status dsc_zoo_resnet_imagenet(void *depth, dsc_model *m, dsc_value x, int64_t classes,
                                    dsc_value *logits) DSC_MUST_CHECK;
 
 /* Adds input and layers of the named model to an empty one, without sealing it. */

@@ -1,0 +1,39 @@
+/* A table of named things that can grow while the program runs: models, data sets, graphs.
+ *
+ * Its room is fixed, so that neither an entry nor the list of names ever moves: what was found, or listed,
+ * stays valid while another thread registers something. Entries stay until the process ends. */
+#ifndef DSC_BASE_REGISTRY_H
+#define DSC_BASE_REGISTRY_H
+
+#include "descent/status.h"
+
+#include <pthread.h>
+#include <stddef.h>
+
+enum { DSC_REGISTRY_ROOM = 256 };
+
+/* Statically initialised by DSC_REGISTRY. */
+typedef struct dsc_registry {
+    const char *what; /* what an entry is, for messages: "model" */
+    /* Built-in entry i and its name; NULL after the last. They are added first. */
+    const char *(*built_in)(int i, const void **entry);
+    pthread_mutex_t lock;
+    int count;
+    const void *entries[DSC_REGISTRY_ROOM];
+    const char *names[DSC_REGISTRY_ROOM + 1]; /* terminated by NULL */
+} dsc_registry;
+
+#define DSC_REGISTRY(noun, function)                                                                         \
+    { .what = (noun), .built_in = (function), .lock = PTHREAD_MUTEX_INITIALIZER }
+
+/* Adds `entry`, which like `name` must live as long as the process. DSC_E_INVALID: the name is in use, is
+ * empty or has characters besides letters, digits, '-', '_' and '.', or the table is full. */
+dsc_status dsc_registry_add(dsc_registry *registry, const char *name, const void *entry) DSC_MUST_CHECK;
+/* The entry whose name is the first `length` characters of `name`; NULL: there is none. */
+const void *dsc_registry_find(dsc_registry *registry, const char *name, size_t length);
+/* All names, in the order of registration, terminated by NULL. */
+const char *const *dsc_registry_names(dsc_registry *registry);
+/* Writes "a, b, c" to out[size]; names that do not fit are replaced by "...". Returns `out`. */
+const char *dsc_registry_list(const char *const *names, char *out, size_t size);
+
+#endif
