@@ -29,14 +29,16 @@ static void check(dsc_status status) {
 static void build(dsc_dataset_info info) {
     static const char *const names[][2] = {
         {"conv1", "bn1"}, {"conv2", "bn2"}, {"conv3", "bn3"}, {"conv4", "bn4"}};
-    dsc_conv2d_options conv;
-    dsc_conv2d_options_init(&conv, 3);
+    dsc_conv2d_shape conv;
+    dsc_conv2d_shape_init(&conv);
+    conv.kernel_h = conv.kernel_w = 3;
     conv.pad_h = conv.pad_w = 1;
     dsc_value x;
     check(dsc_model_create(device, NULL, &model));
     check(dsc_model_input(model, info.h, info.w, info.c, &x));
     for (int i = 0; i < 4; i++) {
-        check(dsc_model_conv2d(model, names[i][0], x, 16 << i, &conv, &x));
+        conv.out_c = 16 << i;
+        check(dsc_model_conv2d(model, names[i][0], x, &conv, 0, &x));
         check(dsc_model_batch_norm(model, names[i][1], x, &x));
         check(dsc_model_relu(model, x, &x));
         check(dsc_model_max_pool(model, x, 2, 2, 0, &x));

@@ -7,6 +7,7 @@
 #include "descent/data.h"
 #include "descent/device.h"
 #include "descent/kfac.h"
+#include "descent/layer.h"
 #include "descent/log.h"
 #include "descent/model.h"
 #include "descent/optim.h"

@@ -1,4 +1,4 @@
-/* Executors: creation, and the walk over the steps, forward and backward. Nothing is allocated in a walk. */
+/* Executors: creation, and the loops over their operations, forward and backward, which allocate nothing. */
 #include "model/exec.h"
 
 #include "base/error.h"
@@ -11,7 +11,7 @@
 
 static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
     dsc_model *m = exec->model;
-    dsc_dtype dtype = dsc_model_flow_dtype(m);
+    dsc_dtype dtype = dsc_model_value_dtype(m);
     if (s->flat)
         return dsc_tensor_view(m->device, NULL, dtype, 2, (int64_t[]){exec->batch, dsc_shape_count(s)});
     return dsc_tensor_view(m->device, NULL, dtype, 4, (int64_t[]){exec->batch, s->h, s->w, s->c});
@@ -29,6 +29,8 @@ static dsc_status allocate(dsc_exec *exec) {
 }
 
 static dsc_status check_model(const dsc_model *m, int64_t batch) {
+    if (!m)
+        return DSC_FAIL(DSC_E_INVALID, "executor: no model");
     if (!m->sealed)
         return DSC_FAIL(DSC_E_INVALID, "executor: the model is not sealed; call dsc_model_seal first");
     if (batch < 1 || batch > INT32_MAX)
@@ -67,14 +69,14 @@ void dsc_exec_destroy(dsc_exec **exec) {
     if (!exec || !*exec)
         return;
     dsc_exec *e = *exec;
-    for (int64_t i = 0; i < e->step_count; i++)
-        dsc_conv_destroy(&e->steps[i].conv);
+    for (int64_t i = 0; i < e->op_count; i++)
+        dsc_conv_destroy(&e->ops[i].conv);
     dsc_device_free(e->model->device, &e->arena);
     dsc_memory_free(&e->ready);
     dsc_memory_free(&e->from_input);
     dsc_memory_free(&e->grads);
     dsc_memory_free(&e->values);
-    dsc_memory_free(&e->steps);
+    dsc_memory_free(&e->ops);
     dsc_memory_free(exec);
 }
 
@@ -98,20 +100,31 @@ dsc_status dsc_exec_clear_stats(dsc_exec *exec, dsc_queue *q) {
     return dsc_op_fill(q, 0, &exec->stats);
 }
 
-const dsc_tensor *dsc_step_weight(const dsc_exec *exec, const dsc_step *step) {
-    return &exec->model->params[step->node->weight].value;
+dsc_tensor dsc_exec_param(const dsc_exec *exec, int64_t number) {
+    const dsc_model *m = exec->model;
+    dsc_tensor value = m->params[number].value;
+    if (exec->half.data) {
+        size_t first = (size_t)((char *)value.data - (char *)m->values) / dsc_dtype_size(value.dtype);
+        value.dtype = exec->half.dtype;
+        value.data = (char *)exec->half.data + first * dsc_dtype_size(value.dtype);
+    }
+    return value;
 }
 
-const dsc_tensor *dsc_step_bias(const dsc_exec *exec, const dsc_step *step) {
-    return step->node->bias < 0 ? NULL : &exec->model->params[step->node->bias].value;
+const dsc_tensor *dsc_exec_weight(const dsc_exec *exec, const dsc_exec_op *op) {
+    return &exec->model->params[op->node->weight].value;
 }
 
-dsc_tensor *dsc_step_weight_grad(const dsc_exec *exec, const dsc_step *step) {
-    return &exec->model->params[step->node->weight].grad;
+const dsc_tensor *dsc_exec_bias(const dsc_exec *exec, const dsc_exec_op *op) {
+    return op->node->bias < 0 ? NULL : &exec->model->params[op->node->bias].value;
 }
 
-dsc_tensor *dsc_step_bias_grad(const dsc_exec *exec, const dsc_step *step) {
-    return step->node->bias < 0 ? NULL : &exec->model->params[step->node->bias].grad;
+dsc_tensor *dsc_exec_weight_grad(const dsc_exec *exec, const dsc_exec_op *op) {
+    return &exec->model->params[op->node->weight].grad;
+}
+
+dsc_tensor *dsc_exec_bias_grad(const dsc_exec *exec, const dsc_exec_op *op) {
+    return op->node->bias < 0 ? NULL : &exec->model->params[op->node->bias].grad;
 }
 
 /* ---- forward ---- */
@@ -148,7 +161,7 @@ static dsc_status check_input(const dsc_exec *exec, const dsc_tensor *x) {
 static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     DSC_TRY(check_input(exec, x));
     void *data = x->data;
-    if (x->dtype != dsc_model_flow_dtype(exec->model)) {
+    if (x->dtype != dsc_model_value_dtype(exec->model)) {
         DSC_TRY(dsc_op_convert(q, x, &exec->converted));
         data = exec->converted.data;
     }
@@ -165,11 +178,11 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
         dsc_tensor values = dsc_model_values(exec->model);
         DSC_TRY(dsc_op_convert(q, &values, &exec->half));
     }
-    for (int64_t i = 0; i < exec->step_count; i++) {
-        const dsc_step *step = &exec->steps[i];
-        dsc_status status = step->view ? DSC_OK : step->type->forward(exec, q, step);
+    for (int64_t i = 0; i < exec->op_count; i++) {
+        const dsc_exec_op *op = &exec->ops[i];
+        dsc_status status = op->view ? DSC_OK : op->type->forward(exec, q, op);
         if (status != DSC_OK)
-            return dsc_error_prefix(status, "forward of %s", dsc_graph_describe(exec->model, step->node));
+            return dsc_error_prefix(status, "forward of %s", dsc_graph_describe(exec->model, op->node));
     }
     if (exec->mode == DSC_EXEC_TRAIN)
         DSC_TRY(dsc_op_increment(q, &exec->model->batches)); /* num_batches_tracked */
@@ -202,26 +215,34 @@ void dsc_backward_options_init(dsc_backward_options *options) {
     *options = (dsc_backward_options){.size = sizeof *options, .param_grads = 1};
 }
 
-/* Announces final gradients in falling order: a parameter waits for all behind it. */
-static dsc_status announce(dsc_exec *exec, dsc_queue *q, const dsc_step *step,
+/* Announces final gradients in falling order: a parameter waits for all after it. */
+static dsc_status announce(dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
                            const dsc_backward_options *options, int64_t *next) {
-    if (step->node->weight >= 0)
-        exec->ready[step->node->weight] = 1;
-    if (step->node->bias >= 0)
-        exec->ready[step->node->bias] = 1;
+    for (int64_t i = 0; i < op->node->param_count; i++)
+        exec->ready[op->node->first_param + i] = 1;
     for (; *next >= 0 && exec->ready[*next]; (*next)--)
         DSC_TRY(options->grad_ready(options->context, q, *next));
     return DSC_OK;
 }
 
-static dsc_status step_back(dsc_exec *exec, dsc_queue *q, const dsc_step *step,
-                            const dsc_backward_options *options) {
-    dsc_pass pass = {.param_grads = options->param_grads, .beta = options->accumulate ? 1 : 0};
-    if (options->capture && step->node->layer >= 0)
-        DSC_TRY(options->capture(options->context, q, step->node->layer, step->x[0], step->dy));
-    dsc_status status = step->type->backward(exec, q, step, &pass);
+/* What a preconditioner gets: of a linear layer always rows [batch, features], even when it works on maps. */
+static dsc_tensor rows_of(const dsc_exec *exec, const dsc_node *node, const dsc_tensor *t) {
+    if (exec->model->layers[node->layer].kind != DSC_LAYER_LINEAR)
+        return *t;
+    return dsc_tensor_view(t->device, t->data, t->dtype, 2,
+                           (int64_t[]){exec->batch, dsc_tensor_count(t) / exec->batch});
+}
+
+static dsc_status run_backward(dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
+                               const dsc_backward_options *options) {
+    dsc_backward_pass pass = {.param_grads = options->param_grads, .beta = options->accumulate ? 1 : 0};
+    if (options->capture && op->node->layer >= 0) {
+        dsc_tensor a = rows_of(exec, op->node, op->x[0]), g = rows_of(exec, op->node, op->dy);
+        DSC_TRY(options->capture(options->context, q, op->node->layer, &a, &g));
+    }
+    dsc_status status = op->type->backward(exec, q, op, &pass);
     if (status != DSC_OK)
-        return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, step->node));
+        return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, op->node));
     return DSC_OK;
 }
 
@@ -236,13 +257,13 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
     exec->has_loss = 0;
     int64_t next = exec->model->param_count - 1;
     memset(exec->ready, 0, (size_t)exec->model->param_count);
-    for (int64_t i = exec->step_count - 1; i >= 0; i--) {
-        const dsc_step *step = &exec->steps[i];
-        if (!step->backward)
+    for (int64_t i = exec->op_count - 1; i >= 0; i--) {
+        const dsc_exec_op *op = &exec->ops[i];
+        if (!op->backward)
             continue;
-        DSC_TRY(step_back(exec, q, step, &options));
+        DSC_TRY(run_backward(exec, q, op, &options));
         if (options.param_grads && options.grad_ready)
-            DSC_TRY(announce(exec, q, step, &options, &next));
+            DSC_TRY(announce(exec, q, op, &options, &next));
     }
     return DSC_OK;
 }

@@ -61,7 +61,7 @@ dsc_status dsc_graph_expect_vector(const dsc_model *m, const dsc_node *node) {
     return DSC_OK;
 }
 
-/* A graph that can still grow, inputs that exist, a name nobody else has. */
+/* A graph that can still grow, inputs that exist, a name that no other layer has. */
 static dsc_status check_node(const dsc_model *m, const dsc_node *node) {
     const char *what = dsc_graph_describe(m, node);
     if (m->sealed)
@@ -93,49 +93,66 @@ static dsc_status check_size(const dsc_model *m, const dsc_node *node) {
     return DSC_OK;
 }
 
-static void drop_slots(dsc_model *m, int64_t keep) {
-    while (m->slot_count > keep) {
-        dsc_slot *slot = &m->slots[--m->slot_count];
-        if (slot->trained) {
+static void drop_tensors(dsc_model *m, int64_t keep) {
+    while (m->tensor_count > keep) {
+        dsc_state_tensor *t = &m->tensors[--m->tensor_count];
+        if (t->trained) {
             m->param_count--;
-            m->parameter_total -= dsc_tensor_count(&slot->tensor);
+            m->parameter_total -= dsc_tensor_count(&t->tensor);
         } else {
             m->buffer_count--;
         }
-        dsc_memory_free(&slot->name);
+        dsc_memory_free(&t->name);
     }
 }
 
-dsc_node dsc_graph_node(const dsc_layer_type *type, const char *name, dsc_value x) {
-    dsc_node node = {.type = type, .inputs = 1, .weight = -1, .bias = -1, .buffer = -1, .layer = -1};
-    node.name = name;
-    node.in[0] = x;
-    return node;
+static void free_node(dsc_node *node) {
+    dsc_memory_free(&node->name);
+    dsc_memory_free(&node->attributes);
 }
 
-dsc_status dsc_graph_add(dsc_model *m, const dsc_node *node, dsc_value *y) {
-    DSC_TRY(check_node(m, node));
-    dsc_node added = *node;
-    DSC_TRY(added.type->shape(m, &added));
-    DSC_TRY(check_size(m, &added));
-    if (m->node_count >= INT32_MAX)
-        return DSC_FAIL(DSC_E_INVALID, "%s: a model may have at most %d values", node->type->name, INT32_MAX);
+/* Gives the node its own name and attributes, room in the model, a shape, and its tensors. */
+static dsc_status complete_node(dsc_model *m, dsc_node *node, const char *name, const void *attributes) {
+    const dsc_layer_type *type = node->type;
+    char *copy = NULL;
+    node->name = NULL;
+    if (name)
+        DSC_TRY(dsc_memory_strdup(name, &copy));
+    node->name = copy;
+    if (type->attribute_bytes) {
+        DSC_TRY(dsc_memory_alloc(1, type->attribute_bytes, &node->attributes));
+        memcpy(node->attributes, attributes, type->attribute_bytes);
+    }
+    DSC_TRY(type->shape(m, node));
+    DSC_TRY(check_size(m, node));
     DSC_TRY(dsc_memory_grow(&m->nodes, &m->node_capacity, m->node_count + 1, sizeof *m->nodes));
-    char *name = NULL;
-    if (node->name)
-        DSC_TRY(dsc_memory_strdup(node->name, &name));
-    added.name = name;
-    int64_t slots = m->slot_count;
-    dsc_status status = DSC_OK;
-    if (added.type->declare)
-        DSC_TRY_GOTO(status, added.type->declare(m, &added), fail);
-    m->nodes[m->node_count] = added;
+    return type->declare ? type->declare(m, node) : DSC_OK;
+}
+
+dsc_status dsc_graph_add(dsc_model *m, const dsc_layer_type *type, const char *name, const dsc_value *inputs,
+                         int count, const void *attributes, dsc_value *y) {
+    if (!m || !y)
+        return DSC_FAIL(DSC_E_INVALID, "%s: no %s", type->name, m ? "room for its value" : "model");
+    dsc_node node = {.type = type, .inputs = count, .weight = -1, .bias = -1, .buffer = -1, .layer = -1};
+    node.name = type->named && !name ? "" : name;
+    node.first_param = m->param_count;
+    for (int i = 0; i < count; i++)
+        node.in[i] = inputs[i];
+    DSC_TRY(check_node(m, &node));
+    if (m->node_count >= INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID, "%s: a model may have at most %d values", type->name, INT32_MAX);
+    int64_t tensors = m->tensor_count, layers = m->layer_count;
+    dsc_status status = complete_node(m, &node, name, attributes);
+    if (status != DSC_OK) {
+        drop_tensors(m, tensors);
+        m->layer_count = layers;
+        free_node(&node);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    node.param_count = m->param_count - node.first_param;
+    m->nodes[m->node_count] = node;
     *y = (dsc_value)m->node_count++;
     return DSC_OK;
-fail:
-    drop_slots(m, slots);
-    dsc_memory_free(&name);
-    return status;
 }
 
 static dsc_status join_name(const char *name, const char *suffix, char **out) {
@@ -145,20 +162,20 @@ static dsc_status join_name(const char *name, const char *suffix, char **out) {
     return DSC_OK;
 }
 
-dsc_status dsc_graph_declare(dsc_model *m, const dsc_node *node, const char *suffix, const dsc_slot *slot,
+dsc_status dsc_graph_declare(dsc_model *m, dsc_node *node, const char *suffix, const dsc_state_tensor *tensor,
                              int64_t *number) {
     int64_t count = 1;
-    for (int d = 0; d < slot->tensor.ndim; d++)
-        if (__builtin_mul_overflow(count, slot->tensor.dim[d], &count) || count > INT64_MAX / 64)
+    for (int d = 0; d < tensor->tensor.ndim; d++)
+        if (__builtin_mul_overflow(count, tensor->tensor.dim[d], &count) || count > INT64_MAX / 64)
             return DSC_FAIL(DSC_E_INVALID, "%s: the parameter '%s' would be too large to count",
                             dsc_graph_describe(m, node), suffix);
-    DSC_TRY(dsc_memory_grow(&m->slots, &m->slot_capacity, m->slot_count + 1, sizeof *m->slots));
-    dsc_slot added = *slot;
+    DSC_TRY(dsc_memory_grow(&m->tensors, &m->tensor_capacity, m->tensor_count + 1, sizeof *m->tensors));
+    dsc_state_tensor added = *tensor;
     DSC_TRY(join_name(node->name, suffix, &added.name));
     added.tensor.device = m->device;
-    if (added.there.ndim == 0) {
-        added.there.ndim = added.tensor.ndim;
-        memcpy(added.there.dim, added.tensor.dim, sizeof added.there.dim);
+    if (added.entry.ndim == 0) {
+        added.entry.ndim = added.tensor.ndim;
+        memcpy(added.entry.dim, added.tensor.dim, sizeof added.entry.dim);
     }
     if (added.trained) {
         added.number = m->param_count++;
@@ -167,14 +184,14 @@ dsc_status dsc_graph_declare(dsc_model *m, const dsc_node *node, const char *suf
         added.number = m->buffer_count++;
     }
     *number = added.number;
-    m->slots[m->slot_count++] = added;
+    m->tensors[m->tensor_count++] = added;
     return DSC_OK;
 }
 
 void dsc_graph_free(dsc_model *m) {
-    drop_slots(m, 0);
-    dsc_memory_free(&m->slots);
+    drop_tensors(m, 0);
+    dsc_memory_free(&m->tensors);
     for (int64_t i = 0; i < m->node_count; i++)
-        dsc_memory_free(&m->nodes[i].name);
+        free_node(&m->nodes[i]);
     dsc_memory_free(&m->nodes);
 }

@@ -15,17 +15,18 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     return DSC_OK;
 }
 
-static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_step *step) {
+static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
     (void)exec;
-    return dsc_op_add(q, step->x[0], step->x[1], step->y);
+    return dsc_op_add(q, op->x[0], op->x[1], op->y);
 }
 
-static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_step *step, const dsc_pass *pass) {
+static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
+                           const dsc_backward_pass *pass) {
     (void)exec;
     (void)pass;
     for (int i = 0; i < 2; i++)
-        if (step->dx[i] && step->dx[i]->data != step->dy->data)
-            DSC_TRY(dsc_op_axpby(q, 1, step->dy, step->beta[i], step->dx[i]));
+        if (op->dx[i] && op->dx[i]->data != op->dy->data)
+            DSC_TRY(dsc_op_axpby(q, 1, op->dy, op->beta[i], op->dx[i]));
     return DSC_OK;
 }
 
@@ -33,8 +34,5 @@ const dsc_layer_type dsc_layer_add = {
     .name = "add", .in_place = 1, .shape = shape, .forward = forward, .backward = backward};
 
 dsc_status dsc_model_add(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) {
-    dsc_node node = dsc_graph_node(&dsc_layer_add, NULL, a);
-    node.inputs = 2;
-    node.in[1] = b;
-    return dsc_graph_add(m, &node, y);
+    return dsc_graph_add(m, &dsc_layer_add, NULL, (dsc_value[]){a, b}, 2, NULL, y);
 }

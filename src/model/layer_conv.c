@@ -3,119 +3,107 @@
  *
  * PyTorch keeps the weights as [k, c/groups, kh, kw]. */
 #include "base/error.h"
-#include "base/versioned.h"
 #include "model/exec.h"
 
 #include <math.h>
 #include <string.h>
 
-void dsc_conv2d_options_init(dsc_conv2d_options *options, int64_t kernel) {
-    *options = (dsc_conv2d_options){.size = sizeof *options,
-                                    .kernel_h = kernel,
-                                    .kernel_w = kernel,
-                                    .stride_h = 1,
-                                    .stride_w = 1,
-                                    .dilation_h = 1,
-                                    .dilation_w = 1,
-                                    .groups = 1};
-}
-
-static dsc_conv_desc describe(const dsc_model *m, const dsc_node *node, int64_t batch) {
-    const dsc_shape *x = dsc_graph_input(m, node, 0);
-    const dsc_conv2d_options *o = &node->conv;
-    return (dsc_conv_desc){.dtype = dsc_model_flow_dtype(m),
-                           .n = batch,
-                           .shape = {.size = sizeof(dsc_conv2d_shape),
-                                     .in_h = x->h,
-                                     .in_w = x->w,
-                                     .in_c = x->c,
-                                     .out_c = node->channels,
-                                     .kernel_h = o->kernel_h,
-                                     .kernel_w = o->kernel_w,
-                                     .stride_h = o->stride_h,
-                                     .stride_w = o->stride_w,
-                                     .pad_h = o->pad_h,
-                                     .pad_w = o->pad_w,
-                                     .dilation_h = o->dilation_h,
-                                     .dilation_w = o->dilation_w,
-                                     .groups = o->groups}};
-}
+typedef struct attributes {
+    dsc_conv2d_shape shape;
+    int bias;
+} attributes;
 
 static dsc_status shape(const dsc_model *m, dsc_node *node) {
+    attributes *own = node->attributes;
     DSC_TRY(dsc_graph_expect_map(m, node));
-    dsc_conv_desc desc = describe(m, node, 1);
-    node->shape = (dsc_shape){.c = node->channels};
+    const dsc_shape *x = dsc_graph_input(m, node, 0);
+    own->shape.in_h = x->h;
+    own->shape.in_w = x->w;
+    own->shape.in_c = x->c;
+    dsc_conv_desc desc = {.dtype = dsc_model_value_dtype(m), .n = 1, .shape = own->shape};
+    node->shape = (dsc_shape){.c = own->shape.out_c};
     dsc_status status = dsc_conv_output(&desc, &node->shape.h, &node->shape.w);
     if (status != DSC_OK)
-        return dsc_error_prefix(status, "%s on %s", dsc_graph_describe(m, node),
-                                dsc_shape_text(dsc_graph_input(m, node, 0)));
+        return dsc_error_prefix(status, "%s on %s", dsc_graph_describe(m, node), dsc_shape_text(x));
     return DSC_OK;
 }
 
 static dsc_status declare(dsc_model *m, dsc_node *node) {
-    const dsc_conv2d_options *o = &node->conv;
-    int64_t k = node->channels, c = dsc_graph_input(m, node, 0)->c / o->groups;
-    dsc_slot weight = {.trained = 1, .tensor = {.dtype = m->options.dtype, .ndim = 4}};
-    memcpy(weight.tensor.dim, (int64_t[]){k, o->kernel_h, o->kernel_w, c}, 4 * sizeof(int64_t));
-    weight.std = sqrt(2.0 / ((double)o->kernel_h * (double)o->kernel_w * (double)c));
-    weight.there.ndim = 4;
-    memcpy(weight.there.dim, (int64_t[]){k, c, o->kernel_h, o->kernel_w}, 4 * sizeof(int64_t));
-    weight.there.permuted = c > 1 && (o->kernel_h > 1 || o->kernel_w > 1);
-    memcpy(weight.there.ohwc, weight.tensor.dim, sizeof weight.there.ohwc);
+    const attributes *own = node->attributes;
+    const dsc_conv2d_shape *s = &own->shape;
+    int64_t k = s->out_c, c = s->in_c / s->groups;
+    dsc_state_tensor weight = {.trained = 1, .tensor = {.dtype = m->options.dtype, .ndim = 4}};
+    memcpy(weight.tensor.dim, (int64_t[]){k, s->kernel_h, s->kernel_w, c}, 4 * sizeof(int64_t));
+    weight.std = sqrt(2.0 / ((double)s->kernel_h * (double)s->kernel_w * (double)c));
+    weight.entry.ndim = 4;
+    memcpy(weight.entry.dim, (int64_t[]){k, c, s->kernel_h, s->kernel_w}, 4 * sizeof(int64_t));
+    weight.entry.permuted = c > 1 && (s->kernel_h > 1 || s->kernel_w > 1);
+    memcpy(weight.entry.ohwc, weight.tensor.dim, sizeof weight.entry.ohwc);
     DSC_TRY(dsc_graph_declare(m, node, "weight", &weight, &node->weight));
-    if (o->bias) {
-        dsc_slot bias = {.trained = 1, .tensor = {.dtype = m->options.dtype, .ndim = 1, .dim = {k}}};
+    if (own->bias) {
+        dsc_state_tensor bias = {.trained = 1, .tensor = {.dtype = m->options.dtype, .ndim = 1, .dim = {k}}};
         DSC_TRY(dsc_graph_declare(m, node, "bias", &bias, &node->bias));
     }
     node->layer = m->layer_count++;
     return DSC_OK;
 }
 
-static dsc_status plan(dsc_exec *exec, dsc_step *step) {
-    dsc_conv_desc desc = describe(exec->model, step->node, exec->batch);
+static void describe(const dsc_node *node, dsc_layer_info *info) {
+    const attributes *own = node->attributes;
+    info->kind = DSC_LAYER_CONV2D;
+    info->shape = &own->shape;
+    info->out_h = node->shape.h;
+    info->out_w = node->shape.w;
+}
+
+static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
+    const attributes *own = op->node->attributes;
+    dsc_conv_desc desc = {.dtype = dsc_model_value_dtype(exec->model), .n = exec->batch, .shape = own->shape};
     if (exec->mode == DSC_EXEC_EVAL)
-        DSC_TRY(dsc_conv_create_forward(exec->model->device, &desc, &step->conv));
+        DSC_TRY(dsc_conv_create_forward(exec->model->device, &desc, &op->conv));
     else
-        DSC_TRY(dsc_conv_create(exec->model->device, &desc, &step->conv));
-    size_t work = dsc_conv_workspace(step->conv);
+        DSC_TRY(dsc_conv_create(exec->model->device, &desc, &op->conv));
+    size_t work = dsc_conv_workspace(op->conv);
     if (work > exec->work_bytes)
         exec->work_bytes = work;
     return DSC_OK;
 }
 
-static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_step *step) {
+static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
     dsc_tensor work = exec->work;
-    return dsc_op_conv_forward(q, step->conv, step->x[0], &step->matrix, dsc_step_bias(exec, step), &work,
-                               step->y);
+    return dsc_op_conv_forward(q, op->conv, op->x[0], &op->matrix, dsc_exec_bias(exec, op), &work, op->y);
 }
 
-static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_step *step, const dsc_pass *pass) {
+static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
+                           const dsc_backward_pass *pass) {
     dsc_tensor work = exec->work;
     if (pass->param_grads) {
-        DSC_TRY(dsc_op_conv_backward_weight(q, step->conv, step->x[0], step->dy, pass->beta, &work,
-                                            dsc_step_weight_grad(exec, step)));
-        if (step->node->bias >= 0)
-            DSC_TRY(dsc_op_bias_grad(q, step->dy, pass->beta, dsc_step_bias_grad(exec, step)));
+        DSC_TRY(dsc_op_conv_backward_weight(q, op->conv, op->x[0], op->dy, pass->beta, &work,
+                                            dsc_exec_weight_grad(exec, op)));
+        if (op->node->bias >= 0)
+            DSC_TRY(dsc_op_bias_grad(q, op->dy, pass->beta, dsc_exec_bias_grad(exec, op)));
     }
-    if (!step->dx[0])
+    if (!op->dx[0])
         return DSC_OK;
-    return dsc_op_conv_backward_data(q, step->conv, &step->matrix, step->dy, step->beta[0], &work,
-                                     step->dx[0]);
+    return dsc_op_conv_backward_data(q, op->conv, &op->matrix, op->dy, op->beta[0], &work, op->dx[0]);
 }
 
-const dsc_layer_type dsc_layer_conv2d = {.name = "conv2d",
-                                         .keeps_x = 1,
-                                         .shape = shape,
-                                         .declare = declare,
-                                         .plan = plan,
-                                         .forward = forward,
-                                         .backward = backward};
+static const dsc_layer_type conv2d = {.name = "conv2d",
+                                      .attribute_bytes = sizeof(attributes),
+                                      .named = 1,
+                                      .keeps_x = 1,
+                                      .shape = shape,
+                                      .declare = declare,
+                                      .describe = describe,
+                                      .plan = plan,
+                                      .forward = forward,
+                                      .backward = backward};
 
-dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x, int64_t channels,
-                            const dsc_conv2d_options *options, dsc_value *y) {
-    dsc_node node = dsc_graph_node(&dsc_layer_conv2d, name ? name : "", x);
-    node.channels = channels;
-    dsc_conv2d_options_init(&node.conv, 1);
-    DSC_TRY(dsc_versioned_read("conv2d", options, sizeof node.conv, &node.conv));
-    return dsc_graph_add(m, &node, y);
+dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x, const dsc_conv2d_shape *shape,
+                            int bias, dsc_value *y) {
+    attributes own = {.bias = bias};
+    dsc_status status = dsc_conv2d_shape_read(shape, &own.shape);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "conv2d '%s'", name ? name : "");
+    return dsc_graph_add(m, &conv2d, name, &x, 1, &own, y);
 }

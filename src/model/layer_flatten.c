@@ -11,24 +11,24 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     return DSC_OK;
 }
 
-static dsc_status plan(dsc_exec *exec, dsc_step *step) {
+static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
     (void)exec;
-    step->view = 1;
+    op->view = 1;
     return DSC_OK;
 }
 
-static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_step *step, const dsc_pass *pass) {
+static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
+                           const dsc_backward_pass *pass) {
     (void)exec;
     (void)pass;
-    if (step->dx[0]->data == step->dy->data)
+    if (op->dx[0]->data == op->dy->data)
         return DSC_OK;
-    return dsc_op_axpby(q, 1, step->dy, step->beta[0], step->dx[0]);
+    return dsc_op_axpby(q, 1, op->dy, op->beta[0], op->dx[0]);
 }
 
-const dsc_layer_type dsc_layer_flatten = {
+static const dsc_layer_type flatten = {
     .name = "flatten", .in_place = 1, .shape = shape, .plan = plan, .backward = backward};
 
 dsc_status dsc_model_flatten(dsc_model *m, dsc_value x, dsc_value *y) {
-    dsc_node node = dsc_graph_node(&dsc_layer_flatten, NULL, x);
-    return dsc_graph_add(m, &node, y);
+    return dsc_graph_add(m, &flatten, NULL, &x, 1, NULL, y);
 }

@@ -6,17 +6,15 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     if (m->input >= 0)
         return DSC_FAIL(DSC_E_INVALID, "input: the model has one already, of %s",
                         dsc_shape_text(&m->nodes[m->input].shape));
-    (void)node;
+    node->shape = *(const dsc_shape *)node->attributes;
     return DSC_OK;
 }
 
-const dsc_layer_type dsc_layer_input = {.name = "input", .shape = shape};
+static const dsc_layer_type input = {.name = "input", .attribute_bytes = sizeof(dsc_shape), .shape = shape};
 
 dsc_status dsc_model_input(dsc_model *m, int64_t h, int64_t w, int64_t c, dsc_value *y) {
-    dsc_node node = dsc_graph_node(&dsc_layer_input, NULL, 0);
-    node.inputs = 0;
-    node.shape = (dsc_shape){.h = h, .w = w, .c = c};
-    DSC_TRY(dsc_graph_add(m, &node, y));
+    dsc_shape size = {.h = h, .w = w, .c = c};
+    DSC_TRY(dsc_graph_add(m, &input, NULL, NULL, 0, &size, y));
     m->input = *y;
     return DSC_OK;
 }

@@ -1,4 +1,4 @@
-/* A model's life: creation, sealing, and what a sealed model lends out.
+/* A model's life: creation, sealing, and what a sealed model holds.
  *
  * Initial weights are normal with variance 2 / fan-in (He et al. 2015); element i of parameter p, in the
  * order in which it lies in memory, draws from a random sequence of its own (seed, p, i). */
@@ -56,6 +56,7 @@ static void free_sealed(dsc_model *m) {
     dsc_memory_free(&m->buffers);
     dsc_memory_free(&m->state);
     dsc_memory_free(&m->layers);
+    dsc_memory_free(&m->layer_shapes);
     dsc_device_free(m->device, &m->values);
     dsc_device_free(m->device, &m->grads);
     dsc_device_free(m->device, &m->running);
@@ -75,11 +76,11 @@ void dsc_model_destroy(dsc_model **model) {
 /* One memory block for all values, one for all gradients, one for running statistics, one for counters. */
 static dsc_status allocate_blocks(dsc_model *m) {
     int64_t running = 0, counters = 0;
-    for (int64_t i = 0; i < m->slot_count; i++)
-        if (!m->slots[i].trained && m->slots[i].tensor.dtype == DSC_I64)
+    for (int64_t i = 0; i < m->tensor_count; i++)
+        if (!m->tensors[i].trained && m->tensors[i].tensor.dtype == DSC_I64)
             counters++;
-        else if (!m->slots[i].trained)
-            running += dsc_tensor_count(&m->slots[i].tensor);
+        else if (!m->tensors[i].trained)
+            running += dsc_tensor_count(&m->tensors[i].tensor);
     size_t size = dsc_dtype_size(m->options.dtype);
     DSC_TRY(dsc_device_alloc(m->device, (size_t)m->parameter_total * size, &m->values));
     DSC_TRY(dsc_device_alloc(m->device, (size_t)m->parameter_total * size, &m->grads));
@@ -87,27 +88,28 @@ static dsc_status allocate_blocks(dsc_model *m) {
     DSC_TRY(dsc_tensor_alloc(m->device, DSC_I64, 1, &counters, &m->batches));
     DSC_TRY(dsc_memory_alloc(m->param_count, sizeof *m->params, &m->params));
     DSC_TRY(dsc_memory_alloc(m->buffer_count, sizeof *m->buffers, &m->buffers));
-    DSC_TRY(dsc_memory_alloc(m->slot_count, sizeof *m->state, &m->state));
+    DSC_TRY(dsc_memory_alloc(m->tensor_count, sizeof *m->state, &m->state));
+    DSC_TRY(dsc_memory_alloc(m->layer_count, sizeof *m->layer_shapes, &m->layer_shapes));
     return dsc_memory_alloc(m->layer_count, sizeof *m->layers, &m->layers);
 }
 
-/* Deals the blocks out to the slots, in order, and fills in the lists that are lent. */
-static void place_slots(dsc_model *m) {
+/* Gives every tensor its part of the blocks, in order, and fills in the lists that callers see. */
+static void place_tensors(dsc_model *m) {
     char *value = m->values, *grad = m->grads, *running = m->running, *counter = m->batches.data;
-    for (int64_t i = 0; i < m->slot_count; i++) {
-        dsc_slot *slot = &m->slots[i];
-        size_t bytes = dsc_tensor_bytes(&slot->tensor);
-        char **block = slot->trained ? &value : slot->tensor.dtype == DSC_I64 ? &counter : &running;
-        slot->tensor.data = *block;
+    for (int64_t i = 0; i < m->tensor_count; i++) {
+        dsc_state_tensor *t = &m->tensors[i];
+        size_t bytes = dsc_tensor_bytes(&t->tensor);
+        char **block = t->trained ? &value : t->tensor.dtype == DSC_I64 ? &counter : &running;
+        t->tensor.data = *block;
         *block += bytes;
-        dsc_param *listed = slot->trained ? &m->params[slot->number] : &m->buffers[slot->number];
-        listed->name = slot->name;
-        listed->value = listed->grad = slot->tensor;
-        listed->grad.data = slot->trained ? grad : NULL;
-        if (slot->trained)
+        dsc_param *listed = t->trained ? &m->params[t->number] : &m->buffers[t->number];
+        listed->name = t->name;
+        listed->value = listed->grad = t->tensor;
+        listed->grad.data = t->trained ? grad : NULL;
+        if (t->trained)
             grad += bytes;
-        m->state[i] = slot->there;
-        m->state[i].name = slot->name;
+        m->state[i] = t->entry;
+        m->state[i].name = t->name;
         m->state[i].tensor = &listed->value;
     }
 }
@@ -118,18 +120,18 @@ static void list_layers(dsc_model *m) {
         if (node->layer < 0)
             continue;
         const dsc_shape *x = dsc_graph_input(m, node, 0), *y = &node->shape;
-        int conv = node->type == &dsc_layer_conv2d;
-        m->layers[node->layer] = (dsc_layer_info){.name = node->name,
-                                                  .kind = conv ? DSC_LAYER_CONV2D : DSC_LAYER_LINEAR,
-                                                  .in_h = conv ? x->h : 1,
-                                                  .in_w = conv ? x->w : 1,
-                                                  .in_c = conv ? x->c : dsc_shape_count(x),
-                                                  .out_h = y->h,
-                                                  .out_w = y->w,
-                                                  .out_c = y->c,
-                                                  .conv = node->conv,
-                                                  .weight = node->weight,
-                                                  .bias = node->bias};
+        dsc_layer_info *info = &m->layers[node->layer];
+        *info = (dsc_layer_info){.name = node->name, .kind = DSC_LAYER_LINEAR, .out_h = 1, .out_w = 1};
+        info->weight = node->weight;
+        info->bias = node->bias;
+        dsc_conv2d_shape *shape = &m->layer_shapes[node->layer];
+        dsc_conv2d_shape_init(shape);
+        shape->in_h = shape->in_w = 1;
+        shape->in_c = dsc_shape_count(x);
+        shape->out_c = dsc_shape_count(y);
+        info->shape = shape;
+        if (node->type->describe)
+            node->type->describe(node, info);
     }
 }
 
@@ -147,15 +149,15 @@ static void draw_normal(uint64_t seed, uint32_t number, double std, int64_t coun
 
 /* `host` has room for the largest tensor. */
 static dsc_status initialise(dsc_model *m, dsc_queue *q, void *host) {
-    for (int64_t i = 0; i < m->slot_count; i++) {
-        dsc_slot *slot = &m->slots[i];
-        if (slot->std == 0) {
-            DSC_TRY(dsc_op_fill(q, slot->start, &slot->tensor));
+    for (int64_t i = 0; i < m->tensor_count; i++) {
+        dsc_state_tensor *t = &m->tensors[i];
+        if (t->std == 0) {
+            DSC_TRY(dsc_op_fill(q, t->start, &t->tensor));
             continue;
         }
-        draw_normal(m->options.seed, (uint32_t)slot->number, slot->std, dsc_tensor_count(&slot->tensor),
-                    slot->tensor.dtype, host);
-        DSC_TRY(dsc_tensor_upload(q, host, dsc_tensor_bytes(&slot->tensor), &slot->tensor));
+        draw_normal(m->options.seed, (uint32_t)t->number, t->std, dsc_tensor_count(&t->tensor),
+                    t->tensor.dtype, host);
+        DSC_TRY(dsc_tensor_upload(q, host, dsc_tensor_bytes(&t->tensor), &t->tensor));
         DSC_TRY(dsc_queue_sync(q)); /* `host` is written again */
     }
     return dsc_queue_sync(q);
@@ -163,9 +165,9 @@ static dsc_status initialise(dsc_model *m, dsc_queue *q, void *host) {
 
 static dsc_status initialise_all(dsc_model *m) {
     size_t largest = 0;
-    for (int64_t i = 0; i < m->slot_count; i++)
-        if (m->slots[i].std > 0 && dsc_tensor_bytes(&m->slots[i].tensor) > largest)
-            largest = dsc_tensor_bytes(&m->slots[i].tensor);
+    for (int64_t i = 0; i < m->tensor_count; i++)
+        if (m->tensors[i].std > 0 && dsc_tensor_bytes(&m->tensors[i].tensor) > largest)
+            largest = dsc_tensor_bytes(&m->tensors[i].tensor);
     void *host = NULL;
     dsc_queue *q = NULL;
     dsc_status status;
@@ -180,6 +182,8 @@ end:
 
 /* Logits are a vector, every other value is used, there is something to train. */
 static dsc_status check_graph(dsc_model *m, dsc_value logits) {
+    if (!m)
+        return DSC_FAIL(DSC_E_INVALID, "seal: no model");
     if (m->sealed)
         return DSC_FAIL(DSC_E_INVALID, "the model is sealed already");
     if (logits < 0 || logits >= m->node_count)
@@ -208,7 +212,7 @@ dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) {
     DSC_TRY(check_graph(m, logits));
     dsc_status status;
     DSC_TRY_GOTO(status, allocate_blocks(m), fail);
-    place_slots(m);
+    place_tensors(m);
     list_layers(m);
     DSC_TRY_GOTO(status, initialise_all(m), fail);
     m->logits = logits;
@@ -234,6 +238,14 @@ void dsc_model_input_shape(const dsc_model *m, int64_t shape[3]) {
     shape[0] = s->h;
     shape[1] = s->w;
     shape[2] = s->c;
+}
+
+dsc_status dsc_model_value_shape(const dsc_model *m, dsc_value value, dsc_shape *shape) {
+    if (!m || !shape || value < 0 || value >= m->node_count)
+        return DSC_FAIL(DSC_E_INVALID, "the shape of value %d: the model has %lld values", value,
+                        m ? (long long)m->node_count : 0);
+    *shape = m->nodes[value].shape;
+    return DSC_OK;
 }
 
 int64_t dsc_model_param_count(const dsc_model *m) {
@@ -265,7 +277,7 @@ const dsc_param *dsc_model_buffers(const dsc_model *m) {
 }
 
 int64_t dsc_model_state_count(const dsc_model *m) {
-    return m->slot_count;
+    return m->tensor_count;
 }
 
 const dsc_state_entry *dsc_model_state(const dsc_model *m) {

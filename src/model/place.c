@@ -2,8 +2,8 @@
  * storage is needed, and one block of device memory for all of them. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "model/arena.h"
 #include "model/exec.h"
-#include "model/plan.h"
 
 /* Blocks that are needed all the time. */
 enum {
@@ -19,18 +19,18 @@ enum {
 
 typedef struct place {
     dsc_exec *exec;
-    int64_t n, steps, end; /* values, steps, last time */
-    int64_t *uses;         /* per value: steps that read it */
-    int64_t *producer;     /* per value: its step; -1 for none */
-    int64_t *root;         /* per value: the value in whose storage it lies */
-    int64_t *grad_root;    /* the same for gradients */
+    int64_t n, ops, end; /* values, operations, last time */
+    int64_t *uses;       /* per value: operations that read it */
+    int64_t *producer;   /* per value: its operation; -1 for none */
+    int64_t *root;       /* per value: the value in whose storage it lies */
+    int64_t *grad_root;  /* the same for gradients */
     dsc_interval *values, *grads, *saved, *unused_dx, *fixed; /* parts of `blocks` */
     dsc_interval *blocks;
     int64_t block_count;
 } place;
 
-static int64_t backward_time(const place *p, int64_t step) {
-    return 2 * p->steps - step;
+static int64_t backward_time(const place *p, int64_t op) {
+    return 2 * p->ops - op;
 }
 
 static void touch(dsc_interval *block, size_t bytes, int64_t time) {
@@ -43,18 +43,18 @@ static void touch(dsc_interval *block, size_t bytes, int64_t time) {
 }
 
 static int wants_gradient(const place *p, dsc_value v) {
-    return p->producer[v] >= 0 && p->exec->steps[p->producer[v]].backward;
+    return p->producer[v] >= 0 && p->exec->ops[p->producer[v]].backward;
 }
 
 /* ---- who shares storage ---- */
 
-/* Nothing but step `s` reads what lies in the storage of its first input, now or in backward. */
-static int may_overwrite(const place *p, const dsc_step *s) {
+/* Nothing but operation `s` reads the storage of its first input, in forward or in backward. */
+static int may_overwrite(const place *p, const dsc_exec_op *s) {
     int64_t root = p->root[s->in[0]];
     if (!s->type->in_place || root == p->exec->model->input)
         return 0;
     for (int64_t v = 0; v < p->n; v++)
-        if (p->root[v] == root && (p->uses[v] != 1 || p->exec->steps[p->producer[v]].keeps_y))
+        if (p->root[v] == root && (p->uses[v] != 1 || p->exec->ops[p->producer[v]].keeps_y))
             return 0;
     return 1;
 }
@@ -66,11 +66,11 @@ static void share_values(place *p) {
         p->producer[v] = -1;
     }
     p->root[exec->model->input] = exec->model->input;
-    for (int64_t i = 0; i < p->steps; i++)
-        for (int k = 0; k < exec->steps[i].inputs; k++)
-            p->uses[exec->steps[i].in[k]]++;
-    for (int64_t i = 0; i < p->steps; i++) {
-        const dsc_step *s = &exec->steps[i];
+    for (int64_t i = 0; i < p->ops; i++)
+        for (int k = 0; k < exec->ops[i].inputs; k++)
+            p->uses[exec->ops[i].in[k]]++;
+    for (int64_t i = 0; i < p->ops; i++) {
+        const dsc_exec_op *s = &exec->ops[i];
         p->producer[s->out] = i;
         p->root[s->out] = s->view || may_overwrite(p, s) ? p->root[s->in[0]] : s->out;
     }
@@ -80,8 +80,8 @@ static void share_values(place *p) {
 static void share_gradients(place *p) {
     for (int64_t v = 0; v < p->n; v++)
         p->grad_root[v] = v;
-    for (int64_t i = p->steps - 1; i >= 0; i--) {
-        const dsc_step *s = &p->exec->steps[i];
+    for (int64_t i = p->ops - 1; i >= 0; i--) {
+        const dsc_exec_op *s = &p->exec->ops[i];
         if (s->type->in_place && p->uses[s->in[0]] == 1)
             p->grad_root[s->in[0]] = p->grad_root[s->out];
     }
@@ -91,8 +91,8 @@ static void share_gradients(place *p) {
 static dsc_status set_betas(place *p) {
     unsigned char *seen;
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *seen, &seen));
-    for (int64_t i = p->steps - 1; i >= 0; i--) {
-        dsc_step *s = &p->exec->steps[i];
+    for (int64_t i = p->ops - 1; i >= 0; i--) {
+        dsc_exec_op *s = &p->exec->ops[i];
         for (int k = 0; k < s->inputs; k++)
             if (s->backward && wants_gradient(p, s->in[k])) {
                 s->beta[k] = seen[s->in[k]];
@@ -107,8 +107,8 @@ static dsc_status set_betas(place *p) {
 
 static void live_values(place *p) {
     const dsc_exec *exec = p->exec;
-    for (int64_t i = 0; i < p->steps; i++) {
-        const dsc_step *s = &exec->steps[i];
+    for (int64_t i = 0; i < p->ops; i++) {
+        const dsc_exec_op *s = &exec->ops[i];
         dsc_interval *y = &p->values[p->root[s->out]];
         touch(y, dsc_tensor_bytes(&exec->values[s->out]), i);
         if (s->keeps_y)
@@ -116,13 +116,14 @@ static void live_values(place *p) {
         for (int k = 0; k < s->inputs; k++) {
             dsc_interval *x = &p->values[p->root[s->in[k]]];
             touch(x, dsc_tensor_bytes(&exec->values[s->in[k]]), i);
-            if (s->keeps_x && k == 0)
+            if (k < s->keeps_x)
                 touch(x, 0, p->end);
         }
-        for (int k = 0; k < 2 && s->backward; k++)
-            if (s->saved[k].ndim > 0) {
-                touch(&p->saved[2 * i + k], dsc_tensor_bytes(&s->saved[k]), i);
-                touch(&p->saved[2 * i + k], 0, p->end);
+        for (int k = 0; k < DSC_LAYER_TENSORS; k++)
+            if (s->saved[k].ndim > 0 && (s->backward || s->saves_always)) {
+                dsc_interval *saved = &p->saved[DSC_LAYER_TENSORS * i + k];
+                touch(saved, dsc_tensor_bytes(&s->saved[k]), i);
+                touch(saved, 0, s->backward ? p->end : i);
             }
     }
     touch(&p->values[p->root[exec->model->logits]], 0, p->end);
@@ -132,9 +133,9 @@ static void live_values(place *p) {
 static void live_gradients(place *p) {
     const dsc_exec *exec = p->exec;
     dsc_value logits = exec->model->logits;
-    touch(&p->grads[p->grad_root[logits]], dsc_tensor_bytes(&exec->grads[logits]), p->steps);
-    for (int64_t i = 0; i < p->steps; i++) {
-        const dsc_step *s = &exec->steps[i];
+    touch(&p->grads[p->grad_root[logits]], dsc_tensor_bytes(&exec->grads[logits]), p->ops);
+    for (int64_t i = 0; i < p->ops; i++) {
+        const dsc_exec_op *s = &exec->ops[i];
         if (!s->backward)
             continue;
         touch(&p->grads[p->grad_root[s->out]], dsc_tensor_bytes(&exec->grads[s->out]), backward_time(p, i));
@@ -159,32 +160,34 @@ static void live_always(place *p) {
     for (int i = 0; i < 2; i++)
         exec->unused_params[i] = dsc_tensor_view(m->device, NULL, dtype, 1, &exec->widest_norm);
     exec->converted = exec->values[m->input];
-    dsc_dtype flow = dsc_model_flow_dtype(m);
-    exec->half = dsc_tensor_view(m->device, NULL, flow, 1, &m->parameter_total);
+    dsc_dtype value = dsc_model_value_dtype(m);
+    exec->half = dsc_tensor_view(m->device, NULL, value, 1, &m->parameter_total);
     size_t bytes[FIXED_BLOCKS] = {
         [BLOCK_WORK] = exec->work_bytes,
         [BLOCK_POSITION] = dsc_tensor_bytes(&exec->position),
         [BLOCK_STATS] = dsc_tensor_bytes(&exec->stats),
         [BLOCK_UNUSED0] = exec->mode == DSC_EXEC_TRAIN ? dsc_tensor_bytes(&exec->unused_params[0]) : 0,
         [BLOCK_UNUSED1] = exec->mode == DSC_EXEC_TRAIN ? dsc_tensor_bytes(&exec->unused_params[1]) : 0,
-        [BLOCK_CONVERTED] = flow == DSC_F32 ? 0 : dsc_tensor_bytes(&exec->converted),
-        [BLOCK_HALF] = flow == dtype ? 0 : dsc_tensor_bytes(&exec->half)};
+        [BLOCK_CONVERTED] = value == DSC_F32 ? 0 : dsc_tensor_bytes(&exec->converted),
+        [BLOCK_HALF] = value == dtype ? 0 : dsc_tensor_bytes(&exec->half)};
     for (int i = 0; i < FIXED_BLOCKS; i++) {
         touch(&p->fixed[i], bytes[i], 0);
         touch(&p->fixed[i], 0, p->end);
     }
 }
 
-/* Every result and every gradient in a place of its own. */
+/* The sum if every result and every gradient had memory of its own. */
 static size_t bytes_without_reuse(const place *p) {
     size_t sum = 0;
-    for (int64_t i = 0; i < p->steps; i++) {
-        const dsc_step *s = &p->exec->steps[i];
+    for (int64_t i = 0; i < p->ops; i++) {
+        const dsc_exec_op *s = &p->exec->ops[i];
         if (!s->view)
             sum += dsc_tensor_bytes(&p->exec->values[s->out]);
         if (s->backward && !s->view)
             sum += dsc_tensor_bytes(&p->exec->grads[s->out]);
-        sum += p->saved[2 * i].bytes + p->saved[2 * i + 1].bytes + p->unused_dx[i].bytes;
+        sum += p->unused_dx[i].bytes;
+        for (int k = 0; k < DSC_LAYER_TENSORS; k++)
+            sum += p->saved[DSC_LAYER_TENSORS * i + k].bytes;
     }
     for (int i = 0; i < FIXED_BLOCKS; i++)
         sum += p->fixed[i].bytes;
@@ -197,34 +200,21 @@ static void *address(const place *p, const dsc_interval *block) {
     return block->bytes == 0 ? NULL : (char *)p->exec->arena + block->offset;
 }
 
-/* The weights of a layer as its products take them. */
-static dsc_tensor matrix_of(const dsc_exec *exec, const dsc_node *node) {
-    const dsc_model *m = exec->model;
-    if (node->layer < 0)
-        return (dsc_tensor){0};
-    dsc_tensor matrix = m->params[node->weight].value;
-    if (exec->half.data) {
-        size_t first = (size_t)((char *)matrix.data - (char *)m->values) / dsc_dtype_size(matrix.dtype);
-        matrix.dtype = exec->half.dtype;
-        matrix.data = (char *)exec->half.data + first * dsc_dtype_size(matrix.dtype);
-    }
-    return matrix;
-}
-
 static void bind_tensors(place *p) {
     dsc_exec *exec = p->exec;
     exec->half.data = address(p, &p->fixed[BLOCK_HALF]);
-    for (int64_t i = 0; i < p->steps; i++) {
-        dsc_step *s = &exec->steps[i];
+    for (int64_t i = 0; i < p->ops; i++) {
+        dsc_exec_op *s = &exec->ops[i];
         exec->values[s->out].data = address(p, &p->values[p->root[s->out]]);
         exec->from_input[s->out] = p->root[s->out] == exec->model->input;
         if (s->backward)
             exec->grads[s->out].data = address(p, &p->grads[p->grad_root[s->out]]);
-        for (int k = 0; k < 2; k++)
-            s->saved[k].data = address(p, &p->saved[2 * i + k]);
+        for (int k = 0; k < DSC_LAYER_TENSORS; k++)
+            s->saved[k].data = address(p, &p->saved[DSC_LAYER_TENSORS * i + k]);
         s->unused_dx = exec->grads[s->in[0]];
         s->unused_dx.data = address(p, &p->unused_dx[i]);
-        s->matrix = matrix_of(exec, s->node);
+        if (s->node->layer >= 0)
+            s->matrix = dsc_exec_param(exec, s->node->weight);
         s->y = &exec->values[s->out];
         s->dy = &exec->grads[s->out];
         for (int k = 0; k < s->inputs; k++) {
@@ -244,9 +234,9 @@ static void bind_tensors(place *p) {
 static dsc_status place_open(dsc_exec *exec, place *p) {
     p->exec = exec;
     p->n = exec->model->node_count;
-    p->steps = exec->step_count;
-    p->end = exec->mode == DSC_EXEC_TRAIN ? 2 * p->steps : p->steps;
-    p->block_count = 2 * p->n + 3 * p->steps + FIXED_BLOCKS;
+    p->ops = exec->op_count;
+    p->end = exec->mode == DSC_EXEC_TRAIN ? 2 * p->ops : p->ops;
+    p->block_count = 2 * p->n + (DSC_LAYER_TENSORS + 1) * p->ops + FIXED_BLOCKS;
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->uses, &p->uses));
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->producer, &p->producer));
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->root, &p->root));
@@ -255,8 +245,8 @@ static dsc_status place_open(dsc_exec *exec, place *p) {
     p->values = p->blocks;
     p->grads = p->values + p->n;
     p->saved = p->grads + p->n;
-    p->unused_dx = p->saved + 2 * p->steps;
-    p->fixed = p->unused_dx + p->steps;
+    p->unused_dx = p->saved + DSC_LAYER_TENSORS * p->ops;
+    p->fixed = p->unused_dx + p->ops;
     return DSC_OK;
 }
 
@@ -280,7 +270,7 @@ dsc_status dsc_exec_place(dsc_exec *exec) {
         DSC_TRY_GOTO(status, set_betas(&p), end);
         live_gradients(&p);
     }
-    DSC_TRY_GOTO(status, dsc_plan_place(p.blocks, p.block_count, &exec->bytes), end);
+    DSC_TRY_GOTO(status, dsc_arena_place(p.blocks, p.block_count, &exec->bytes), end);
     exec->bytes_without_reuse = bytes_without_reuse(&p);
     DSC_TRY_GOTO(status, dsc_device_alloc(exec->model->device, exec->bytes, &exec->arena), end);
     bind_tensors(&p);

@@ -9,20 +9,21 @@ static dsc_kfac_layer describe(const dsc_layer_info *info, const dsc_param *para
     dsc_kfac_layer_init(&layer);
     layer.name = info->name;
     layer.kind = info->kind == DSC_LAYER_CONV2D ? DSC_KFAC_CONV2D : DSC_KFAC_LINEAR;
-    layer.in_c = info->in_c;
-    layer.out_c = info->out_c;
+    const dsc_conv2d_shape *shape = info->shape;
+    layer.in_c = shape->in_c;
+    layer.out_c = shape->out_c;
     if (info->kind == DSC_LAYER_CONV2D) {
-        layer.in_h = info->in_h;
-        layer.in_w = info->in_w;
-        layer.kernel_h = info->conv.kernel_h;
-        layer.kernel_w = info->conv.kernel_w;
-        layer.stride_h = info->conv.stride_h;
-        layer.stride_w = info->conv.stride_w;
-        layer.pad_h = info->conv.pad_h;
-        layer.pad_w = info->conv.pad_w;
-        layer.dilation_h = info->conv.dilation_h;
-        layer.dilation_w = info->conv.dilation_w;
-        layer.groups = info->conv.groups;
+        layer.in_h = shape->in_h;
+        layer.in_w = shape->in_w;
+        layer.kernel_h = shape->kernel_h;
+        layer.kernel_w = shape->kernel_w;
+        layer.stride_h = shape->stride_h;
+        layer.stride_w = shape->stride_w;
+        layer.pad_h = shape->pad_h;
+        layer.pad_w = shape->pad_w;
+        layer.dilation_h = shape->dilation_h;
+        layer.dilation_w = shape->dilation_w;
+        layer.groups = shape->groups;
     }
     layer.weight_grad = params[info->weight].grad;
     if (info->bias >= 0)

@@ -21,13 +21,20 @@ static dsc_status net_add(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) 
     return net_no_fusion ? dsc_model_dropout(m, *y, 0, y) : DSC_OK;
 }
 
+dsc_conv2d_shape square_conv(int64_t channels, int64_t kernel) {
+    dsc_conv2d_shape shape;
+    dsc_conv2d_shape_init(&shape);
+    shape.out_c = channels;
+    shape.kernel_h = shape.kernel_w = kernel;
+    return shape;
+}
+
 static dsc_status net_conv(dsc_model *m, const char *name, dsc_value x, int64_t channels, int64_t stride,
                            dsc_value *y) {
-    dsc_conv2d_options conv;
-    dsc_conv2d_options_init(&conv, 3);
+    dsc_conv2d_shape conv = square_conv(channels, 3);
     conv.stride_h = conv.stride_w = stride;
     conv.pad_h = conv.pad_w = 1;
-    return dsc_model_conv2d(m, name, x, channels, &conv, y);
+    return dsc_model_conv2d(m, name, x, &conv, 0, y);
 }
 
 static dsc_status head(dsc_model *m, dsc_value x, dsc_value *logits) {
@@ -51,22 +58,20 @@ static dsc_status build_dense(dsc_model *m, dsc_value *logits) {
 /* Convolutions with every option, all poolings, a linear layer behind a flattened map. */
 static dsc_status build_conv(dsc_model *m, dsc_value *logits) {
     dsc_value x;
-    dsc_conv2d_options conv;
     DSC_TRY(dsc_model_input(m, 9, 8, 2, &x));
-    dsc_conv2d_options_init(&conv, 3);
+    dsc_conv2d_shape conv = square_conv(4, 3);
     conv.kernel_w = 2;
     conv.pad_h = 1;
     conv.pad_w = 2;
     conv.stride_w = 2;
-    conv.bias = 1;
-    DSC_TRY(dsc_model_conv2d(m, "conv1", x, 4, &conv, &x));
+    DSC_TRY(dsc_model_conv2d(m, "conv1", x, &conv, 1, &x));
     DSC_TRY(dsc_model_relu(m, x, &x));
     DSC_TRY(dsc_model_max_pool(m, x, 3, 2, 1, &x));
-    dsc_conv2d_options_init(&conv, 3);
+    conv = square_conv(6, 3);
     conv.groups = 2;
     conv.dilation_h = 2;
     conv.pad_h = conv.pad_w = 2;
-    DSC_TRY(dsc_model_conv2d(m, "conv2", x, 6, &conv, &x));
+    DSC_TRY(dsc_model_conv2d(m, "conv2", x, &conv, 0, &x));
     DSC_TRY(dsc_model_relu(m, x, &x));
     DSC_TRY(dsc_model_avg_pool(m, x, 2, 2, 1, &x));
     DSC_TRY(dsc_model_flatten(m, x, &x));

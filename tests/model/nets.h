@@ -11,11 +11,11 @@ typedef struct net {
     const char *name;
     net_builder build;
     int64_t h, w, c; /* input */
-    int fused;       /* steps that take in others */
+    int fused;       /* operations that others are fused into */
     int random;      /* 1: has dropouts, whose masks depend on their number in the net */
 } net;
 
-/* All networks; a NULL name behind the last. They have 5 classes. */
+/* All networks; terminated by a NULL name. They have 5 classes. */
 extern const net nets[];
 enum { NET_CLASSES = 5 };
 
@@ -25,6 +25,8 @@ const net *find_net(const char *name);
  * can be fused. For builders that use net_norm and net_add. */
 extern int net_no_fusion;
 
+/* A convolution with a square kernel, no padding and stride 1. */
+dsc_conv2d_shape square_conv(int64_t channels, int64_t kernel);
 dsc_device *open_device(const char *name);
 dsc_queue *open_queue(dsc_device *device);
 /* The model of a network, with parameters moved away from their initial 0 and 1. */

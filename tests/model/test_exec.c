@@ -4,7 +4,7 @@
 #include "base/memory.h"
 #include "device/ops.h"
 #include "model/exec.h"
-#include "model/nets.h"
+#include "model/own_layers.h"
 
 #include <float.h>
 #include <math.h>
@@ -79,10 +79,10 @@ static void assert_close(int64_t n, const double *a, const double *b, double ter
 
 /* ---- fusion ---- */
 
-static int fused_steps(const dsc_exec *exec) {
+static int fused_ops(const dsc_exec *exec) {
     int count = 0;
-    for (int64_t i = 0; i < exec->step_count; i++)
-        count += exec->steps[i].relu;
+    for (int64_t i = 0; i < exec->op_count; i++)
+        count += exec->ops[i].relu;
     return count;
 }
 
@@ -90,11 +90,11 @@ static void test_fusion(void **state) {
     (void)state;
     for (const net *what = nets; what->name; what++) {
         rig fused = open_rig(what, DSC_EXEC_TRAIN);
-        assert_int_equal(fused_steps(fused.exec), what->fused);
+        assert_int_equal(fused_ops(fused.exec), what->fused);
         net_no_fusion = 1;
         rig plain = open_rig(what, DSC_EXEC_TRAIN);
         net_no_fusion = 0;
-        assert_int_equal(fused_steps(plain.exec), 0);
+        assert_int_equal(fused_ops(plain.exec), 0);
         double *a = gradients_of(&fused), *b = gradients_of(&plain);
         double *la = read_doubles(queue, dsc_exec_logits(fused.exec));
         double *lb = read_doubles(queue, dsc_exec_logits(plain.exec));
@@ -118,9 +118,9 @@ static void test_fusion_of_two(void **state) {
     for (int i = 0; i < 2; i++) {
         rig r = open_rig(find_net(names[i]), DSC_EXEC_TRAIN);
         int found = 0;
-        for (int64_t k = 0; k < r.exec->step_count; k++)
-            if (r.exec->steps[k].relu && r.exec->steps[k].inputs == 2) {
-                assert_string_equal(r.exec->steps[k].node->name, "downsample.1");
+        for (int64_t k = 0; k < r.exec->op_count; k++)
+            if (r.exec->ops[k].relu && r.exec->ops[k].inputs == 2) {
+                assert_string_equal(r.exec->ops[k].node->name, "downsample.1");
                 found++;
             }
         assert_int_equal(found, 1);
@@ -467,8 +467,8 @@ static dsc_status on_capture(void *context, dsc_queue *q, int64_t layer, const d
                              const dsc_tensor *g) {
     record *rec = context;
     const dsc_layer_info *info = &dsc_model_layers(rec->r->m)[layer];
-    assert_int_equal(dsc_tensor_count(a), BATCH * info->in_h * info->in_w * info->in_c);
-    assert_int_equal(dsc_tensor_count(g), BATCH * info->out_h * info->out_w * info->out_c);
+    assert_int_equal(dsc_tensor_count(a), BATCH * info->shape->in_h * info->shape->in_w * info->shape->in_c);
+    assert_int_equal(dsc_tensor_count(g), BATCH * info->out_h * info->out_w * info->shape->out_c);
     assert_int_equal(a->ndim, info->kind == DSC_LAYER_LINEAR ? 2 : 4);
     rec->a[layer] = read_doubles(q, a);
     rec->g[layer] = read_doubles(q, g);
@@ -495,23 +495,13 @@ static void free_record(record *rec) {
 /* The weight gradient that a layer's input and output gradient give: patches' g, group by group. */
 static void expected_weight_gradient(const record *rec, int64_t layer, double *out) {
     const dsc_layer_info *l = &dsc_model_layers(rec->r->m)[layer];
-    dsc_conv_desc desc = {.dtype = DSC_F64, .n = BATCH};
-    dsc_conv2d_shape *shape = &desc.shape;
-    dsc_conv2d_shape_init(shape);
-    shape->in_h = l->in_h, shape->in_w = l->in_w, shape->in_c = l->in_c, shape->out_c = l->out_c;
-    if (l->kind == DSC_LAYER_CONV2D) {
-        const dsc_conv2d_options *o = &l->conv;
-        shape->kernel_h = o->kernel_h, shape->kernel_w = o->kernel_w;
-        shape->stride_h = o->stride_h, shape->stride_w = o->stride_w;
-        shape->pad_h = o->pad_h, shape->pad_w = o->pad_w;
-        shape->dilation_h = o->dilation_h, shape->dilation_w = o->dilation_w;
-        shape->groups = o->groups;
-    }
-    int64_t rows = BATCH * l->out_h * l->out_w, k = l->out_c / desc.shape.groups;
+    dsc_conv_desc desc = {.dtype = DSC_F64, .n = BATCH, .shape = *l->shape};
+    int64_t rows = BATCH * l->out_h * l->out_w, k = l->shape->out_c / desc.shape.groups;
     int64_t width = desc.shape.kernel_h * desc.shape.kernel_w * desc.shape.in_c / desc.shape.groups;
     dsc_tensor patches, x;
     assert_ok(dsc_tensor_alloc(device, DSC_F64, 2, (int64_t[]){rows, width}, &patches));
-    assert_ok(dsc_tensor_alloc(device, DSC_F64, 4, (int64_t[]){BATCH, l->in_h, l->in_w, l->in_c}, &x));
+    assert_ok(dsc_tensor_alloc(device, DSC_F64, 4,
+                               (int64_t[]){BATCH, l->shape->in_h, l->shape->in_w, l->shape->in_c}, &x));
     write_doubles(queue, rec->a[layer], &x);
     for (int64_t group = 0; group < desc.shape.groups; group++) {
         assert_ok(dsc_op_patches(queue, &desc, &x, group, 0, &patches));
@@ -520,7 +510,7 @@ static void expected_weight_gradient(const record *rec, int64_t layer, double *o
             for (int64_t j = 0; j < width; j++) {
                 double sum = 0;
                 for (int64_t row = 0; row < rows; row++)
-                    sum += rec->g[layer][row * l->out_c + i] * p[row * width + j];
+                    sum += rec->g[layer][row * l->shape->out_c + i] * p[row * width + j];
                 out[i * width + j] = sum;
             }
         free(p);
@@ -569,6 +559,8 @@ static void test_hooks(void **state) {
     (void)state;
     for (const net *what = nets; what->name; what++)
         check_hooks(what);
+    for (const net *what = own_nets; what->name && dsc_device_is_host(device); what++)
+        check_hooks(what);
 }
 
 /* Without gradients of parameters: these stay as they are, captures are the same. */
@@ -599,7 +591,7 @@ static void test_capture_only(void **state) {
         assert_int_equal(without.captures, with.captures);
         for (int64_t i = 0; i < dsc_model_layer_count(r.m); i++) {
             const dsc_layer_info *l = &dsc_model_layers(r.m)[i];
-            size_t bytes = (size_t)(BATCH * l->out_h * l->out_w * l->out_c) * sizeof(double);
+            size_t bytes = (size_t)(BATCH * l->out_h * l->out_w * l->shape->out_c) * sizeof(double);
             assert_memory_equal(with.g[i], without.g[i], bytes);
         }
         free_record(&with);

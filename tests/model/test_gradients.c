@@ -5,7 +5,7 @@
  * and say nothing; such elements must be rare. */
 #include "chosen.h"
 
-#include "model/nets.h"
+#include "model/own_layers.h"
 
 #include <float.h>
 #include <math.h>
@@ -95,6 +95,14 @@ static void test_networks(void **state) {
         check_net(what, 0);
 }
 
+/* Layers of a program's own, beside built-in ones. */
+static void test_own_layers(void **state) {
+    (void)state;
+    skip_on_chosen("differences need double, on ref");
+    for (const net *what = own_nets; what->name; what++)
+        check_net(what, 0);
+}
+
 static void test_label_smoothing(void **state) {
     (void)state;
     skip_on_chosen("differences need double, on ref");
@@ -114,6 +122,7 @@ static void test_without_fusion(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_networks),
+        cmocka_unit_test(test_own_layers),
         cmocka_unit_test(test_label_smoothing),
         cmocka_unit_test(test_without_fusion),
     };

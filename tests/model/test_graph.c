@@ -57,16 +57,17 @@ static void test_shape_errors(void **state) {
     (void)state;
     dsc_value x, y, v, a;
     dsc_model *m = empty_model(&x);
-    dsc_conv2d_options conv;
-    dsc_conv2d_options_init(&conv, 7);
-    assert_fails(DSC_E_INVALID, "conv2d 'stem' on 8x6x4", dsc_model_conv2d(m, "stem", x, 8, &conv, &y));
-    dsc_conv2d_options_init(&conv, 3);
+    dsc_conv2d_shape conv = square_conv(8, 7);
+    assert_fails(DSC_E_INVALID, "conv2d 'stem' on 8x6x4", dsc_model_conv2d(m, "stem", x, &conv, 0, &y));
+    conv = square_conv(8, 3);
     conv.groups = 3;
-    assert_fails(DSC_E_INVALID, "conv2d 'stem' on 8x6x4", dsc_model_conv2d(m, "stem", x, 8, &conv, &y));
-    dsc_conv2d_options_init(&conv, 3);
-    assert_fails(DSC_E_INVALID, "conv2d 'stem'", dsc_model_conv2d(m, "stem", x, 0, &conv, &y));
+    assert_fails(DSC_E_INVALID, "conv2d 'stem' on 8x6x4", dsc_model_conv2d(m, "stem", x, &conv, 0, &y));
+    conv = square_conv(0, 3);
+    assert_fails(DSC_E_INVALID, "conv2d 'stem'", dsc_model_conv2d(m, "stem", x, &conv, 0, &y));
+    assert_fails(DSC_E_INVALID, "conv2d 'stem'", dsc_model_conv2d(m, "stem", x, NULL, 0, &y));
+    assert_fails(DSC_E_INVALID, "relu: no model", dsc_model_relu(NULL, x, &y));
     conv.size = 0;
-    assert_fails(DSC_E_INVALID, "dsc_conv2d_options_init", dsc_model_conv2d(m, "stem", x, 8, &conv, &y));
+    assert_fails(DSC_E_INVALID, "dsc_conv2d_shape_init", dsc_model_conv2d(m, "stem", x, &conv, 0, &y));
     assert_fails(DSC_E_INVALID, "linear 'fc': the input is 8x6x4, but a vector is needed",
                  dsc_model_linear(m, "fc", x, 3, 1, &y));
     assert_fails(DSC_E_INVALID, "max_pool (value 1) on 8x6x4", dsc_model_max_pool(m, x, 9, 1, 0, &y));
@@ -75,9 +76,9 @@ static void test_shape_errors(void **state) {
     assert_fails(DSC_E_INVALID, "stride 0", dsc_model_shortcut(m, x, 0, 4, &y));
     assert_ok(dsc_model_flatten(m, x, &v));
     assert_fails(DSC_E_INVALID, "the input is a vector of 192, but a map", dsc_model_global_pool(m, v, &y));
-    dsc_conv2d_options_init(&conv, 3);
+    conv = square_conv(8, 3);
     assert_fails(DSC_E_INVALID, "conv2d 'c': the input is a vector of 192",
-                 dsc_model_conv2d(m, "c", v, 8, &conv, &y));
+                 dsc_model_conv2d(m, "c", v, &conv, 0, &y));
     assert_fails(DSC_E_INVALID, "8x6x4 (value 0) and a vector of 192 (value 1)", dsc_model_add(m, x, v, &y));
     assert_ok(dsc_model_linear(m, "fc", v, 192, 1, &a));
     assert_fails(DSC_E_INVALID, "flattened from maps of different shapes", dsc_model_add(m, v, a, &y));
@@ -155,11 +156,9 @@ static dsc_model *one_layer(uint64_t seed, dsc_dtype dtype, int64_t features) {
     dsc_value x;
     assert_ok(dsc_model_create(device, &options, &m));
     assert_ok(dsc_model_input(m, 4, 4, 8, &x));
-    dsc_conv2d_options conv;
-    dsc_conv2d_options_init(&conv, 3);
+    dsc_conv2d_shape conv = square_conv(400, 3);
     conv.groups = 2;
-    conv.bias = 1;
-    assert_ok(dsc_model_conv2d(m, "conv", x, 400, &conv, &x));
+    assert_ok(dsc_model_conv2d(m, "conv", x, &conv, 1, &x));
     assert_ok(dsc_model_batch_norm(m, "bn", x, &x));
     assert_ok(dsc_model_global_pool(m, x, &x));
     assert_ok(dsc_model_linear(m, "fc", x, features, 1, &x));
@@ -302,18 +301,19 @@ static void test_layer_list(void **state) {
     assert_int_equal(dsc_model_layer_count(m), 3);
     assert_string_equal(l[0].name, "conv1");
     assert_int_equal(l[0].kind, DSC_LAYER_CONV2D);
-    assert_memory_equal(&l[0].in_h, ((int64_t[]){9, 8, 2}), 3 * sizeof(int64_t));
-    assert_memory_equal(&l[0].out_h, ((int64_t[]){9, 6, 4}), 3 * sizeof(int64_t));
-    assert_int_equal(l[0].conv.stride_w, 2);
+    assert_memory_equal(&l[0].shape->in_h, ((int64_t[]){9, 8, 2, 4}), 4 * sizeof(int64_t));
+    assert_memory_equal(&l[0].out_h, ((int64_t[]){9, 6}), 2 * sizeof(int64_t));
+    assert_int_equal(l[0].shape->stride_w, 2);
     assert_int_equal(l[0].weight, 0);
     assert_int_equal(l[0].bias, 1);
-    assert_int_equal(l[1].conv.groups, 2);
+    assert_int_equal(l[1].shape->groups, 2);
     assert_int_equal(l[1].bias, -1);
     assert_int_equal(l[2].kind, DSC_LAYER_LINEAR);
-    assert_memory_equal(&l[2].in_h, ((int64_t[]){1, 1, l[2].in_c}), 3 * sizeof(int64_t));
-    assert_int_equal(l[2].out_c, NET_CLASSES);
+    assert_memory_equal(&l[2].shape->in_h, ((int64_t[]){1, 1}), 2 * sizeof(int64_t));
+    assert_memory_equal(&l[2].out_h, ((int64_t[]){1, 1}), 2 * sizeof(int64_t));
+    assert_int_equal(l[2].shape->out_c, NET_CLASSES);
     assert_int_equal(l[2].weight, 3);
-    assert_int_equal(dsc_tensor_count(&dsc_model_params(m)[3].value), l[2].in_c * l[2].out_c);
+    assert_int_equal(dsc_tensor_count(&dsc_model_params(m)[3].value), l[2].shape->in_c * l[2].shape->out_c);
     int64_t shape[3];
     dsc_model_input_shape(m, shape);
     assert_memory_equal(shape, ((int64_t[]){9, 8, 2}), sizeof shape);
@@ -329,8 +329,9 @@ static void test_dropout_numbers(void **state) {
     dsc_model *m = empty_model(&x);
     for (int i = 0; i < 3; i++) {
         assert_ok(dsc_model_dropout(m, x, 0.5, &x));
-        assert_int_equal(m->nodes[x].dropout.layer, i);
-        assert_int_equal(m->nodes[x].dropout.seed, 42);
+        const dsc_dropout_desc *desc = m->nodes[x].attributes;
+        assert_int_equal(desc->layer, i);
+        assert_int_equal(desc->seed, 42);
     }
     dsc_model_destroy(&m);
 }

@@ -163,11 +163,11 @@ static void expect_conv_norm(list *l, const char *conv, const char *norm, int64_
 }
 
 /* Of a model that is built but not sealed. */
-static void assert_slots(const dsc_model *m, const list *l) {
-    assert_int_equal(m->slot_count, l->count);
+static void assert_tensors(const dsc_model *m, const list *l) {
+    assert_int_equal(m->tensor_count, l->count);
     for (int i = 0; i < l->count; i++) {
-        const dsc_state_entry *there = &m->slots[i].there;
-        assert_string_equal(m->slots[i].name, l->item[i].name);
+        const dsc_state_entry *there = &m->tensors[i].entry;
+        assert_string_equal(m->tensors[i].name, l->item[i].name);
         assert_int_equal(there->ndim, l->item[i].ndim);
         for (int d = 0; d < there->ndim; d++)
             assert_int_equal(there->dim[d], l->item[i].dim[d]);
@@ -177,7 +177,7 @@ static void assert_slots(const dsc_model *m, const list *l) {
 /* Of a sealed one. */
 static void assert_state(const dsc_model *m, const list *l) {
     const dsc_state_entry *s = dsc_model_state(m);
-    assert_slots(m, l);
+    assert_tensors(m, l);
     assert_int_equal(dsc_model_state_count(m), l->count);
     for (int i = 0; i < l->count; i++) {
         assert_string_equal(s[i].name, l->item[i].name);
@@ -210,7 +210,7 @@ static void test_resnet18_state(void **state) {
     expect(&l, "fc", "bias", 1, (int64_t[]){7});
     assert_int_equal(l.count, 122);
     dsc_model *m = build_unsealed("resnet18", 32, 7);
-    assert_slots(m, &l);
+    assert_tensors(m, &l);
     dsc_model_destroy(&m);
 }
 

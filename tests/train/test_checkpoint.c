@@ -33,15 +33,17 @@ typedef struct tiny {
 
 static void tiny_open(tiny *t, uint64_t seed, int64_t classes) {
     dsc_model_options model;
-    dsc_conv2d_options conv;
+    dsc_conv2d_shape conv;
     dsc_value x;
     dsc_model_options_init(&model);
     model.seed = seed;
     assert_ok(dsc_model_create(device, &model, &t->model));
     assert_ok(dsc_model_input(t->model, 4, 5, 2, &x));
-    dsc_conv2d_options_init(&conv, 3);
+    dsc_conv2d_shape_init(&conv);
+    conv.out_c = 3;
+    conv.kernel_h = 3;
     conv.kernel_w = 2;
-    assert_ok(dsc_model_conv2d(t->model, "conv", x, 3, &conv, &x));
+    assert_ok(dsc_model_conv2d(t->model, "conv", x, &conv, 0, &x));
     assert_ok(dsc_model_batch_norm(t->model, "bn", x, &x));
     assert_ok(dsc_model_global_pool(t->model, x, &x));
     assert_ok(dsc_model_linear(t->model, "fc", x, classes, 1, &x));

@@ -5,11 +5,12 @@
 
 static dsc_status conv_block(dsc_model *m, const char *name, dsc_value x, int64_t channels, int64_t pad,
                              dsc_value *y) {
-    dsc_conv2d_options conv;
-    dsc_conv2d_options_init(&conv, 5);
+    dsc_conv2d_shape conv;
+    dsc_conv2d_shape_init(&conv);
+    conv.out_c = channels;
+    conv.kernel_h = conv.kernel_w = 5;
     conv.pad_h = conv.pad_w = pad;
-    conv.bias = 1;
-    DSC_TRY(dsc_model_conv2d(m, name, x, channels, &conv, y));
+    DSC_TRY(dsc_model_conv2d(m, name, x, &conv, 1, y));
     DSC_TRY(dsc_model_relu(m, *y, y));
     return dsc_model_max_pool(m, *y, 2, 2, 0, y);
 }

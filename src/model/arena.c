@@ -2,7 +2,7 @@
  * before it that share a time with it, else behind them. Large blocks, which decide the total, are so stacked
  * tightly and small ones fill what is left. Ties are broken by time, then by number, so the plan is a pure
  * function of the list. */
-#include "model/plan.h"
+#include "model/arena.h"
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -50,7 +50,7 @@ static void insert(dsc_interval **placed, int64_t count, dsc_interval *block) {
     placed[i] = block;
 }
 
-dsc_status dsc_plan_place(dsc_interval *list, int64_t count, size_t *total) {
+dsc_status dsc_arena_place(dsc_interval *list, int64_t count, size_t *total) {
     size_t sum = 0;
     for (int64_t i = 0; i < count; i++)
         if (list[i].bytes > SIZE_MAX / 4 || __builtin_add_overflow(sum, rounded(list[i].bytes), &sum))

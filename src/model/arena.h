@@ -1,6 +1,6 @@
 /* A memory planner: puts blocks that are needed at known times into as little memory as it can. */
-#ifndef DSC_MODEL_PLAN_H
-#define DSC_MODEL_PLAN_H
+#ifndef DSC_MODEL_ARENA_H
+#define DSC_MODEL_ARENA_H
 
 #include "descent/status.h"
 
@@ -14,6 +14,6 @@ typedef struct dsc_interval {
 } dsc_interval;
 
 /* Sets the offsets so that no two blocks with a common time overlap, and *total to the end of the last. */
-dsc_status dsc_plan_place(dsc_interval *list, int64_t count, size_t *total) DSC_MUST_CHECK;
+dsc_status dsc_arena_place(dsc_interval *list, int64_t count, size_t *total) DSC_MUST_CHECK;
 
 #endif

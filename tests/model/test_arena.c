@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "model/plan.h"
+#include "model/arena.h"
 
 static size_t rounded(size_t bytes) {
     return (bytes + DSC_ALIGNMENT - 1) / DSC_ALIGNMENT * DSC_ALIGNMENT;
@@ -47,7 +47,7 @@ static void test_random(void **state) {
             list[i] = (dsc_interval){dsc_rng_below(&rng, 5000), first, first + length, 0};
         }
         size_t total = 1, bound = lower_bound(list, n);
-        assert_ok(dsc_plan_place(list, n, &total));
+        assert_ok(dsc_arena_place(list, n, &total));
         assert_valid(list, n, total);
         assert_true(total >= bound);
         assert_true(total <= 2 * bound);
@@ -61,7 +61,7 @@ static void test_chain(void **state) {
     for (int i = 0; i < 10; i++)
         list[i] = (dsc_interval){1000, i, i + 1, 0};
     size_t total;
-    assert_ok(dsc_plan_place(list, 10, &total));
+    assert_ok(dsc_arena_place(list, 10, &total));
     assert_valid(list, 10, total);
     assert_int_equal(total, 2 * rounded(1000));
 }
@@ -76,7 +76,7 @@ static void test_nested(void **state) {
         list[10 + i] = (dsc_interval){500, 20 + i, 20 + i, 0};
     }
     size_t total;
-    assert_ok(dsc_plan_place(list, 20, &total));
+    assert_ok(dsc_arena_place(list, 20, &total));
     assert_valid(list, 20, total);
     assert_int_equal(total, lower_bound(list, 20));
 }
@@ -84,17 +84,17 @@ static void test_nested(void **state) {
 static void test_edges(void **state) {
     (void)state;
     size_t total = 1;
-    assert_ok(dsc_plan_place(NULL, 0, &total));
+    assert_ok(dsc_arena_place(NULL, 0, &total));
     assert_int_equal(total, 0);
     dsc_interval one = {1, 5, 5, 99};
-    assert_ok(dsc_plan_place(&one, 1, &total));
+    assert_ok(dsc_arena_place(&one, 1, &total));
     assert_int_equal(total, DSC_ALIGNMENT);
     assert_int_equal(one.offset, 0);
     dsc_interval huge[3] = {{SIZE_MAX / 5, 0, 1, 0}, {SIZE_MAX / 2, 0, 1, 0}, {10, 0, 1, 0}};
-    assert_fails(DSC_E_MEMORY, "too large", dsc_plan_place(huge, 3, &total));
+    assert_fails(DSC_E_MEMORY, "too large", dsc_arena_place(huge, 3, &total));
     for (int nth = 1; nth <= 2; nth++) {
         dsc_memory_fail_at(nth);
-        assert_fails(DSC_E_MEMORY, "cannot allocate", dsc_plan_place(&one, 1, &total));
+        assert_fails(DSC_E_MEMORY, "cannot allocate", dsc_arena_place(&one, 1, &total));
     }
     dsc_memory_fail_at(0);
 }
@@ -106,5 +106,5 @@ int main(void) {
         cmocka_unit_test(test_nested),
         cmocka_unit_test(test_edges),
     };
-    return cmocka_run_group_tests_name("model_plan", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("model_arena", tests, NULL, NULL);
 }
