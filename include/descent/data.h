@@ -28,7 +28,8 @@ typedef struct dsc_data_options {
     /* imagefolder: side of the crop; 0 (default): 224. */
     int64_t image_size;
 } dsc_data_options;
-DSC_API void dsc_data_options_init(dsc_data_options *options);
+DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size);
+#define dsc_data_options_init(options) dsc_data_options_init_sized((options), sizeof *(options))
 
 /* ---- data sets by name ---- */
 
@@ -57,7 +58,8 @@ typedef struct dsc_dataset_kind {
     dsc_status (*open)(void *context, const char *argument, dsc_split split, const dsc_data_options *options,
                        dsc_dataset **out);
 } dsc_dataset_kind;
-DSC_API void dsc_dataset_kind_init(dsc_dataset_kind *kind);
+DSC_API void dsc_dataset_kind_init_sized(dsc_dataset_kind *kind, size_t size);
+#define dsc_dataset_kind_init(kind) dsc_dataset_kind_init_sized((kind), sizeof *(kind))
 /* Adds a kind for the rest of the process; a name that is in use is refused (DSC_E_INVALID). Thread-safe. Every
  * rank registers for itself. */
 DSC_API dsc_status dsc_dataset_register(const dsc_dataset_kind *kind) DSC_MUST_CHECK;
@@ -89,7 +91,8 @@ typedef struct dsc_memory_data {
     /* Seed of the augmentation, default 42. */
     uint64_t seed;
 } dsc_memory_data;
-DSC_API void dsc_memory_data_init(dsc_memory_data *data);
+DSC_API void dsc_memory_data_init_sized(dsc_memory_data *data, size_t size);
+#define dsc_memory_data_init(data) dsc_memory_data_init_sized((data), sizeof *(data))
 DSC_API dsc_status dsc_dataset_from_memory(const dsc_memory_data *data, dsc_dataset **out) DSC_MUST_CHECK;
 
 typedef struct dsc_callback_data {
@@ -109,7 +112,8 @@ typedef struct dsc_callback_data {
     /* Called once by dsc_dataset_close; NULL (default): the context stays the caller's. */
     void (*destroy)(void *context);
 } dsc_callback_data;
-DSC_API void dsc_callback_data_init(dsc_callback_data *data);
+DSC_API void dsc_callback_data_init_sized(dsc_callback_data *data, size_t size);
+#define dsc_callback_data_init(data) dsc_callback_data_init_sized((data), sizeof *(data))
 /* When it fails, `destroy` has not been called and the context is still the caller's. */
 DSC_API dsc_status dsc_dataset_from_callback(const dsc_callback_data *data, dsc_dataset **out) DSC_MUST_CHECK;
 
@@ -141,7 +145,8 @@ typedef struct dsc_loader_options {
     int keep_last;
     dsc_dtype dtype; /* of x: DSC_F32 (default); on a GPU also a half type */
 } dsc_loader_options;
-DSC_API void dsc_loader_options_init(dsc_loader_options *options);
+DSC_API void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size);
+#define dsc_loader_options_init(options) dsc_loader_options_init_sized((options), sizeof *(options))
 
 /* One rank's part of a global batch. The tensors belong to the loader and are valid until its next
  * dsc_loader_next. */

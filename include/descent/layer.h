@@ -111,7 +111,8 @@ typedef struct dsc_layer_def {
     dsc_status (*forward)(dsc_queue *q, const dsc_layer_call *call);
     dsc_status (*backward)(dsc_queue *q, const dsc_layer_call *call);
 } dsc_layer_def;
-DSC_API void dsc_layer_def_init(dsc_layer_def *def);
+DSC_API void dsc_layer_def_init_sized(dsc_layer_def *def, size_t size);
+#define dsc_layer_def_init(def) dsc_layer_def_init_sized((def), sizeof *(def))
 
 /* Adds a layer of this definition to the model, as dsc_model_linear and the others do. Definition and attributes
  * are copied; attributes may be NULL when the kind has none. `name` may be NULL for layers without parameters.

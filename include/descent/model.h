@@ -42,7 +42,8 @@ typedef struct dsc_model_options {
      * DSC_F16; parameters, their gradients and statistics stay fp32. */
     dsc_dtype activations;
 } dsc_model_options;
-DSC_API void dsc_model_options_init(dsc_model_options *options);
+DSC_API void dsc_model_options_init_sized(dsc_model_options *options, size_t size);
+#define dsc_model_options_init(options) dsc_model_options_init_sized((options), sizeof *(options))
 
 /* An empty model. The device stays the caller's and must outlive it. options may be NULL. */
 DSC_API dsc_status dsc_model_create(dsc_device *device, const dsc_model_options *options,
@@ -115,7 +116,8 @@ typedef struct dsc_zoo_entry {
      * it. May be called by several threads at once, for different models. */
     dsc_status (*build)(void *context, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits);
 } dsc_zoo_entry;
-DSC_API void dsc_zoo_entry_init(dsc_zoo_entry *entry);
+DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
+#define dsc_zoo_entry_init(entry) dsc_zoo_entry_init_sized((entry), sizeof *(entry))
 /* Adds a model to the zoo for the rest of the process; a name that is in use is refused (DSC_E_INVALID).
  * Thread-safe. Every rank registers for itself. */
 DSC_API dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) DSC_MUST_CHECK;
@@ -222,7 +224,8 @@ typedef struct dsc_backward_options {
      * order. */
     dsc_status (*grad_ready)(void *context, dsc_queue *q, int64_t param);
 } dsc_backward_options;
-DSC_API void dsc_backward_options_init(dsc_backward_options *options);
+DSC_API void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size);
+#define dsc_backward_options_init(options) dsc_backward_options_init_sized((options), sizeof *(options))
 /* Computes the gradients of the last loss. Training executors only. Asynchronous. options may be NULL. */
 DSC_API dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q,
                                      const dsc_backward_options *options) DSC_MUST_CHECK;

@@ -18,8 +18,9 @@ static const char *built_in(int i, const void **entry) {
 
 static dsc_registry kinds = DSC_REGISTRY("data set", built_in);
 
-void dsc_data_options_init(dsc_data_options *options) {
-    *options = (dsc_data_options){.size = sizeof *options, .seed = 42, .image_size = 0};
+void dsc_data_options_init_sized(dsc_data_options *options, size_t size) {
+    const dsc_data_options defaults = {.seed = 42, .image_size = 0};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 void dsc_scratch_free(dsc_scratch *scratch) {
@@ -30,8 +31,9 @@ void dsc_scratch_free(dsc_scratch *scratch) {
 
 /* ---- kinds ---- */
 
-void dsc_dataset_kind_init(dsc_dataset_kind *kind) {
-    *kind = (dsc_dataset_kind){.size = sizeof *kind};
+void dsc_dataset_kind_init_sized(dsc_dataset_kind *kind, size_t size) {
+    const dsc_dataset_kind defaults = {0};
+    dsc_versioned_init(kind, size, &defaults, sizeof defaults);
 }
 
 dsc_status dsc_dataset_register(const dsc_dataset_kind *kind) {

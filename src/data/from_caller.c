@@ -40,8 +40,9 @@ static dsc_status check_label(const dsc_dataset_info *info, int64_t index, int32
 
 /* ---- memory ---- */
 
-void dsc_memory_data_init(dsc_memory_data *data) {
-    *data = (dsc_memory_data){.size = sizeof *data, .dtype = DSC_F32, .seed = 42};
+void dsc_memory_data_init_sized(dsc_memory_data *data, size_t size) {
+    const dsc_memory_data defaults = {.dtype = DSC_F32, .seed = 42};
+    dsc_versioned_init(data, size, &defaults, sizeof defaults);
 }
 
 static dsc_status check_pixels(const dsc_memory_data *d) {
@@ -187,8 +188,9 @@ dsc_status dsc_dataset_from_memory(const dsc_memory_data *data, dsc_dataset **ou
 
 /* ---- a callback ---- */
 
-void dsc_callback_data_init(dsc_callback_data *data) {
-    *data = (dsc_callback_data){.size = sizeof *data};
+void dsc_callback_data_init_sized(dsc_callback_data *data, size_t size) {
+    const dsc_callback_data defaults = {0};
+    dsc_versioned_init(data, size, &defaults, sizeof defaults);
 }
 
 static void close_callback(dsc_dataset *dataset) {

@@ -59,18 +59,18 @@ typedef struct task {
     int64_t first, count;
 } task;
 
-void dsc_loader_options_init(dsc_loader_options *options) {
-    *options = (dsc_loader_options){.size = sizeof *options,
-                                    .batch = 128,
-                                    .rank = 0,
-                                    .ranks = 1,
-                                    .threads = 1,
-                                    .depth = 3,
-                                    .seed = 42,
-                                    .shuffle = 1,
-                                    .augment = 1,
-                                    .keep_last = 0,
-                                    .dtype = DSC_F32};
+void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size) {
+    const dsc_loader_options defaults = {.batch = 128,
+                                         .rank = 0,
+                                         .ranks = 1,
+                                         .threads = 1,
+                                         .depth = 3,
+                                         .seed = 42,
+                                         .shuffle = 1,
+                                         .augment = 1,
+                                         .keep_last = 0,
+                                         .dtype = DSC_F32};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 /* ---- in the threads ---- */

@@ -211,8 +211,9 @@ dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
 
 /* ---- backward ---- */
 
-void dsc_backward_options_init(dsc_backward_options *options) {
-    *options = (dsc_backward_options){.size = sizeof *options, .param_grads = 1};
+void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size) {
+    const dsc_backward_options defaults = {.param_grads = 1};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 /* Announces final gradients in falling order: a parameter waits for all after it. */

@@ -281,8 +281,9 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
 
 /* ---- adding ---- */
 
-void dsc_layer_def_init(dsc_layer_def *def) {
-    *def = (dsc_layer_def){.size = sizeof *def, .needs_x = 1, .needs_y = 1};
+void dsc_layer_def_init_sized(dsc_layer_def *def, size_t size) {
+    const dsc_layer_def defaults = {.needs_x = 1, .needs_y = 1};
+    dsc_versioned_init(def, size, &defaults, sizeof defaults);
 }
 
 static dsc_status check_def(const dsc_layer_def *def, const dsc_value *inputs, int count,

@@ -10,8 +10,9 @@
 
 #include <string.h>
 
-void dsc_model_options_init(dsc_model_options *options) {
-    *options = (dsc_model_options){.size = sizeof *options, .seed = 42, .dtype = DSC_F32};
+void dsc_model_options_init_sized(dsc_model_options *options, size_t size) {
+    const dsc_model_options defaults = {.seed = 42, .dtype = DSC_F32};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 static dsc_status check_options(dsc_device *device, const dsc_model_options *options) {

@@ -34,8 +34,9 @@ static const char *built_in(int i, const void **entry) {
 
 static dsc_registry zoo = DSC_REGISTRY("model", built_in);
 
-void dsc_zoo_entry_init(dsc_zoo_entry *entry) {
-    *entry = (dsc_zoo_entry){.size = sizeof *entry};
+void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size) {
+    const dsc_zoo_entry defaults = {0};
+    dsc_versioned_init(entry, size, &defaults, sizeof defaults);
 }
 
 dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) {
