@@ -1,5 +1,5 @@
-/* K-FAC in a training loop of one's own: the network is plain C, arrays and loops; descent brings the ranks
- * and the preconditioner, nothing else.
+/* K-FAC in a training loop of one's own: the network is plain C, arrays and loops; descent only provides the
+ * ranks and the preconditioner.
  *
  *   kfac_by_hand [SGD_RATE [KFAC_RATE]]       or, on two ranks, mpirun -n 2 kfac_by_hand
  *
@@ -51,8 +51,8 @@ static float uniform(void) { /* in [-1, 1), the same sequence on every rank */
     return (float)(x >> 8) / (1 << 23) - 1;
 }
 
-/* A feature is mostly its neighbour, as pixels are: that makes plain SGD slow. Two bits of what is new in
- * them make the class. */
+/* Neighbouring features are strongly correlated, like pixels, which makes plain SGD slow. The class is two
+ * bits of their independent parts. */
 static void make_samples(void) {
     for (int s = 0; s < SAMPLES; s++) {
         float fresh[FEATURES], *x = &features[s * FEATURES];
@@ -137,7 +137,7 @@ static dsc_tensor matrix(float *data, int64_t rows, int64_t columns) {
     return dsc_tensor_view(device, data, DSC_F32, 2, (int64_t[]){rows, columns});
 }
 
-/* Tells K-FAC what there is: names, shapes, and where gradients lie. */
+/* Describes the layers to K-FAC: names, shapes, and the memory of their gradients. */
 static dsc_kfac *make_kfac(void) {
     static const char *const names[LAYERS] = {"first", "second", "last"};
     dsc_kfac_layer layers[LAYERS];

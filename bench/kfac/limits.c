@@ -8,7 +8,6 @@
 #include "base/rng.h"
 #include "descent/model.h"
 #include "device/ops.h"
-#include "kfac/plan.h"
 #include "train/kfac_layers.h"
 
 #include <stdio.h>
@@ -73,9 +72,9 @@ static int64_t factor_sizes(const char *name, dsc_device *device, int64_t **out)
     check(dsc_zoo_create(device, name, side, side, channels, classes, NULL, &model));
     check(dsc_kfac_layers_of(model, &layers, &count));
     check(dsc_memory_alloc(2 * count, sizeof **out, out));
-    for (int64_t i = 0; i < count; i++) {
-        (*out)[n++] = dsc_kfac_layer_a(&layers[i]);
-        (*out)[n++] = dsc_kfac_layer_g(&layers[i]);
+    for (int64_t i = 0; i < count; i++, n += 2) {
+        int64_t units;
+        check(dsc_kfac_layer_factors(&layers[i], &(*out)[n], &(*out)[n + 1], &units));
     }
     qsort(*out, (size_t)n, sizeof **out, by_size);
     dsc_memory_free(&layers);

@@ -3,10 +3,10 @@
  *
  * Prints, for each placement, the work (sum of n^3) of the slowest and the fastest worker; the slowest over
  * the mean, and over what no placement can beat (the mean, or the largest factor); and how much less the
- * slowest and the fastest have to do than those of 16 workers. "spread": A and G of a layer go their own
- * ways; "together": both to one worker; "as published": together until there are more workers than layers, as
- * the program of the SC'20 paper does, whose measured speed-ups (Table VI) stand beside. Pure arithmetic:
- * nothing is decomposed. */
+ * slowest and the fastest have to do than those of 16 workers. "spread": A and G of a layer are placed
+ * independently; "together": both to one worker; "as published": together until there are more workers than
+ * layers, as the program of the SC'20 paper does, whose measured speed-ups (Table VI) are printed next to it.
+ * Pure arithmetic: nothing is decomposed. */
 #include "base/memory.h"
 #include "descent/kfac.h"
 #include "descent/model.h"

@@ -7,7 +7,6 @@
 #include "cli/kfac_options.h"
 #include "cli/model_facts.h"
 #include "descent/version.h"
-#include "kfac/plan.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -113,9 +112,9 @@ static void print_layers(const dsc_model_facts *f) {
     printf("\n%-*s  %-6s  %6s  %6s  %6s\n", width, "layer", "kind", "A", "G", "groups");
     for (int64_t i = 0; i < f->layer_count; i++) {
         const dsc_kfac_layer *l = &f->layers[i];
-        printf("%-*s  %-6s  %6lld  %6lld  %6lld\n", width, l->name,
-               l->kind == DSC_KFAC_CONV2D ? "conv2d" : "linear", (long long)dsc_kfac_layer_a(l),
-               (long long)dsc_kfac_layer_g(l), (long long)l->groups);
+        const dsc_layer_factors *factors = &f->factors[i];
+        printf("%-*s  %-6s  %6lld  %6lld  %6lld\n", width, l->name, dsc_kfac_kind_name(l->kind),
+               (long long)factors->a_n, (long long)factors->g_n, (long long)factors->units);
     }
 }
 
@@ -171,11 +170,11 @@ static json_t *kfac_json(const dsc_model_facts *f) {
     json_t *layers = json_array(), *sizes = json_array();
     for (int64_t i = 0; i < f->layer_count; i++) {
         const dsc_kfac_layer *l = &f->layers[i];
+        const dsc_layer_factors *factors = &f->factors[i];
         json_array_append_new(layers,
                               json_pack("{s:s, s:s, s:I, s:I, s:I}", "name", l->name, "kind",
-                                        l->kind == DSC_KFAC_CONV2D ? "conv2d" : "linear", "a",
-                                        (json_int_t)dsc_kfac_layer_a(l), "g", (json_int_t)dsc_kfac_layer_g(l),
-                                        "groups", (json_int_t)l->groups));
+                                        dsc_kfac_kind_name(l->kind), "a", (json_int_t)factors->a_n, "g",
+                                        (json_int_t)factors->g_n, "groups", (json_int_t)factors->units));
     }
     for (int64_t i = 0; i < f->size_count; i++)
         json_array_append_new(sizes, json_pack("{s:I, s:I}", "size", (json_int_t)f->sizes[i].size, "count",

@@ -16,10 +16,6 @@ static double mega(double bytes) {
     return bytes / 1e6;
 }
 
-static const char *kind_name(dsc_kfac_kind kind) {
-    return kind == DSC_KFAC_CONV2D ? "conv2d" : "linear";
-}
-
 static int rank_count(const dsc_kfac_plan *plan) {
     return dsc_kfac_plan_rows(plan) * dsc_kfac_plan_columns(plan);
 }
@@ -137,7 +133,7 @@ static void print_units(const dsc_kfac_plan *plan) {
     for (int64_t u = 0; u < count; u++) {
         const dsc_kfac_unit *unit = &units[u];
         const dsc_kfac_item *items = dsc_kfac_plan_items(plan) + unit->first_item;
-        printf("%-*s  %-6s  %6lld  %6lld  %6d  %-8s  %s\n", width, unit->name, kind_name(unit->kind),
+        printf("%-*s  %-6s  %6lld  %6lld  %6d  %-8s  %s\n", width, unit->name, dsc_kfac_kind_name(unit->kind),
                (long long)unit->a_n, (long long)unit->g_n, unit->column,
                owners_text(items, unit->a_blocks, a, sizeof a),
                owners_text(items + unit->a_blocks, unit->g_blocks, g, sizeof g));
@@ -196,11 +192,12 @@ static json_t *units_json(const dsc_kfac_plan *plan) {
     for (int64_t u = 0; u < dsc_kfac_plan_unit_count(plan); u++) {
         const dsc_kfac_unit *unit = &dsc_kfac_plan_units(plan)[u];
         const dsc_kfac_item *items = dsc_kfac_plan_items(plan) + unit->first_item;
-        json_array_append_new(list, json_pack("{s:s, s:s, s:I, s:I, s:i, s:o, s:o}", "name", unit->name,
-                                              "kind", kind_name(unit->kind), "a", (json_int_t)unit->a_n, "g",
-                                              (json_int_t)unit->g_n, "column", unit->column, "a_owners",
-                                              owners_json(items, unit->a_blocks), "g_owners",
-                                              owners_json(items + unit->a_blocks, unit->g_blocks)));
+        json_array_append_new(list,
+                              json_pack("{s:s, s:s, s:I, s:I, s:i, s:o, s:o}", "name", unit->name, "kind",
+                                        dsc_kfac_kind_name(unit->kind), "a", (json_int_t)unit->a_n, "g",
+                                        (json_int_t)unit->g_n, "column", unit->column, "a_owners",
+                                        owners_json(items, unit->a_blocks), "g_owners",
+                                        owners_json(items + unit->a_blocks, unit->g_blocks)));
     }
     return list;
 }

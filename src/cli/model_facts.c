@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "kfac/plan.h"
 #include "train/kfac_layers.h"
 
 #include <stdlib.h>
@@ -19,10 +18,12 @@ static int larger_first(const void *x, const void *y) {
 static dsc_status collect_sizes(dsc_model_facts *f) {
     int64_t used = 0;
     DSC_TRY(dsc_memory_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
+    DSC_TRY(dsc_memory_alloc(f->layer_count, sizeof *f->factors, &f->factors));
     for (int64_t i = 0; i < f->layer_count; i++) {
-        const dsc_kfac_layer *l = &f->layers[i];
-        f->sizes[2 * i] = (dsc_factor_size){dsc_kfac_layer_a(l), l->groups};
-        f->sizes[2 * i + 1] = (dsc_factor_size){dsc_kfac_layer_g(l), l->groups};
+        dsc_layer_factors *l = &f->factors[i];
+        DSC_TRY(dsc_kfac_layer_factors(&f->layers[i], &l->a_n, &l->g_n, &l->units));
+        f->sizes[2 * i] = (dsc_factor_size){l->a_n, l->units};
+        f->sizes[2 * i + 1] = (dsc_factor_size){l->g_n, l->units};
     }
     qsort(f->sizes, (size_t)(2 * f->layer_count), sizeof *f->sizes, larger_first);
     for (int64_t i = 0; i < 2 * f->layer_count; i++) {
@@ -85,6 +86,7 @@ void dsc_model_facts_destroy(dsc_model_facts **facts) {
     if (!facts || !*facts)
         return;
     dsc_memory_free(&(*facts)->layers);
+    dsc_memory_free(&(*facts)->factors);
     dsc_memory_free(&(*facts)->sizes);
     dsc_memory_free(facts);
 }

@@ -10,12 +10,18 @@ typedef struct dsc_factor_size {
     int64_t size, count;
 } dsc_factor_size;
 
+/* Rows of the factors of a layer, and the number of such pairs. */
+typedef struct dsc_layer_factors {
+    int64_t a_n, g_n, units;
+} dsc_layer_factors;
+
 typedef struct dsc_model_facts {
     int64_t shape[3]; /* h, w, c of the input */
     int64_t classes, parameters, tensors;
     int64_t batch;
     double train_bytes, eval_bytes; /* activations and workspace for a batch */
     dsc_kfac_layer *layers;         /* names and gradients are the model's */
+    dsc_layer_factors *factors;     /* [layer_count] */
     int64_t layer_count;
     dsc_factor_size *sizes; /* the largest first */
     int64_t size_count, factor_count;

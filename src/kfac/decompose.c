@@ -1,7 +1,10 @@
-/* Decompositions: every rank solves the items it owns, parcel by parcel, and sends them around its column.
+/* Decompositions: every rank solves the items it owns, parcel by parcel, and broadcasts them in its column.
+ *
+ *   eigen     A = QA diag(vA) QA'    vectors QA[n, n] as columns, values vA[n]
+ *   inverse   (A + damping I)^-1     [n, n]
  *
  * All ranks of a column begin their broadcasts in the same order; while a rank solves a parcel, those before
- * it travel. What is stored is overwritten only by a solve that succeeded. */
+ * it travel. A stored decomposition is overwritten only by a solve that succeeded. */
 #include "kfac/internal.h"
 
 #include "base/clock.h"
@@ -17,7 +20,8 @@ typedef struct task {
     int64_t item;
 } task;
 
-/* The matrix to be solved: the factor, or its block, with the damping on the diagonal for the inverse. */
+/* Writes the matrix to be solved into a[n, n]: the factor or one of its blocks; for the inverse with the
+ * damping on the diagonal. */
 static dsc_status load_item(void *context, dsc_queue *q, dsc_tensor *a) {
     const task *t = context;
     dsc_kfac *k = t->k;
@@ -41,21 +45,23 @@ static dsc_status load_item(void *context, dsc_queue *q, dsc_tensor *a) {
     return dsc_op_add_diagonal(q, &damping, a);
 }
 
-/* Solved matrix and values to where they are kept. */
+/* Copies a solved matrix and its eigenvalues to where they are kept. */
 static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_basis *basis, const dsc_solve_item *s) {
     dsc_tensor v = s->v;
     DSC_TRY(dsc_op_convert(q, &s->a, &basis->vectors));
     if (k->options.method == DSC_KFAC_INVERSE)
         return DSC_OK;
-    return dsc_op_relu_forward(q, &v, &basis->values); /* rounding may have made 0 negative */
+    return dsc_op_relu_forward(q, &v,
+                               &basis->values); /* rounding may have made an eigenvalue of 0 negative */
 }
 
-/* After the fast way failed: other methods, then the decomposition from before. */
-static dsc_status rescue_item(dsc_kfac *k, dsc_queue *q, const task *t, dsc_solve_item *s) {
-    task context = *t;
+/* After the batched solver failed on an item: slower methods in turn; when all fail, the earlier
+ * decomposition stays in use. */
+static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s) {
+    dsc_kfac *k = t->k;
     int solved;
     double floor = k->options.method == DSC_KFAC_INVERSE ? k->hyper.damping : 0;
-    DSC_TRY(dsc_solve_retry(k->solver, q, load_item, &context, floor, &s->a, &s->v, &solved));
+    DSC_TRY(dsc_solve_retry(k->solver, q, load_item, t, floor, &s->a, &s->v, &solved));
     k->retried_solves++;
     if (solved)
         return store_item(k, q, &t->layout->bases[t->item], s);
@@ -78,42 +84,7 @@ static dsc_status rescue_item(dsc_kfac *k, dsc_queue *q, const task *t, dsc_solv
 
 /* ---- a parcel ---- */
 
-/* As many items from order[i] on as the scratch holds; returns the place behind the last. */
-static dsc_status load_wave(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t i, int64_t end,
-                            int64_t *next) {
-    int64_t used = 0, used_values = 0, first = i;
-    for (; i < end; i++) {
-        int64_t n = layout->plan->items[layout->order[i]].n;
-        const int64_t square[2] = {n, n};
-        task t = {k, layout, layout->order[i]};
-        dsc_solve_item *s = &k->solving[i - first];
-        if (used > 0 && used + n * n > dsc_tensor_count(&k->solve))
-            break;
-        *s = (dsc_solve_item){.a = dsc_kfac_carve(&k->solve, &used, 2, square)};
-        if (k->options.method == DSC_KFAC_EIGEN)
-            s->v = dsc_kfac_carve(&k->solve_values, &used_values, 1, square);
-        DSC_TRY(load_item(&t, q, &s->a));
-    }
-    *next = i;
-    return DSC_OK;
-}
-
-static dsc_status solve_wave(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t first,
-                             int64_t count) {
-    DSC_TRY(k->solver->batch(q, k->solving, count, &k->work));
-    for (int64_t i = 0; i < count; i++) {
-        int64_t item = layout->order[first + i];
-        if (!k->solving[i].failed) {
-            DSC_TRY(store_item(k, q, &layout->bases[item], &k->solving[i]));
-            continue;
-        }
-        task t = {k, layout, item};
-        DSC_TRY(rescue_item(k, q, &t, &k->solving[i]));
-    }
-    return DSC_OK;
-}
-
-/* 1/(vG vA' + damping) of the units of a parcel, from values that this rank has. */
+/* 1/(vG vA' + damping) of the units of a parcel, whose eigenvalues this rank has. */
 static dsc_status form_outer(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_parcel *p) {
     dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
     for (int64_t i = p->first; i < p->first + p->count; i++) {
@@ -131,7 +102,7 @@ static dsc_status form_outer(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
     return DSC_OK;
 }
 
-/* Inverses to triangles (pack), or back. */
+/* Inverses to packed triangles (pack 1), or back (pack 0). */
 static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, dsc_kfac_parcel *p,
                               int pack) {
     int64_t used = 0;
@@ -143,7 +114,7 @@ static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
             DSC_TRY(pack ? dsc_op_tri_pack(q, vectors, &triangle) : dsc_op_tri_unpack(q, &triangle, vectors));
             continue;
         }
-        /* the operations know real types only */
+        /* Packing works on the arithmetic type only. */
         dsc_tensor full = dsc_kfac_carve(&k->gram, &at, 2, vectors->dim);
         dsc_tensor packed = dsc_tensor_slice(&k->packed, 0, count);
         DSC_TRY(dsc_op_convert(q, pack ? vectors : &triangle, pack ? &full : &packed));
@@ -153,28 +124,45 @@ static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
     return DSC_OK;
 }
 
+/* Solves the items of a parcel in waves, each with as many of them as the scratch memory holds. */
 static dsc_status solve_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_parcel *p) {
-    int64_t next = p->first, end = p->first + p->count;
-    while (next < end) {
-        int64_t first = next;
-        DSC_TRY(load_wave(k, q, layout, first, end, &next));
-        DSC_TRY(solve_wave(k, q, layout, first, next - first));
+    int64_t end = p->first + p->count;
+    for (int64_t first = p->first, next = first; first < end; first = next) {
+        int64_t used = 0, used_values = 0;
+        for (; next < end; next++) {
+            task t = {k, layout, layout->order[next]};
+            dsc_solve_item *s = &k->solving[next - first];
+            int64_t n = layout->plan->items[t.item].n;
+            const int64_t square[2] = {n, n};
+            if (used > 0 && used + n * n > dsc_tensor_count(&k->solve))
+                break;
+            *s = (dsc_solve_item){.a = dsc_kfac_carve(&k->solve, &used, 2, square)};
+            if (k->options.method == DSC_KFAC_EIGEN)
+                s->v = dsc_kfac_carve(&k->solve_values, &used_values, 1, square);
+            DSC_TRY(load_item(&t, q, &s->a));
+        }
+        DSC_TRY(k->solver->batch(q, k->solving, next - first, &k->work));
+        for (int64_t i = first; i < next; i++) {
+            task t = {k, layout, layout->order[i]};
+            dsc_solve_item *s = &k->solving[i - first];
+            DSC_TRY(s->failed ? rescue_item(&t, q, s) : store_item(k, q, &layout->bases[t.item], s));
+        }
     }
     return k->options.outer_product ? form_outer(k, q, layout, p) : DSC_OK;
 }
 
-/* ---- around the column ---- */
+/* ---- in the column ---- */
 
 static dsc_status send_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, dsc_kfac_parcel *p) {
     if (!k->column)
         return DSC_OK;
     dsc_tensor *message = p->packed.data ? &p->packed : &p->vectors;
-    if (p->packed.data && p->root == k->my_row)
+    if (p->packed.data && p->turn.root == k->my_row)
         DSC_TRY(pack_parcel(k, q, layout, p, 1));
-    DSC_TRY(
-        dsc_comm_broadcast_begin(k->column, DSC_TRAFFIC_DECOMPOSITIONS, p->root, message, &p->request[0]));
+    DSC_TRY(dsc_comm_broadcast_begin(k->column, DSC_TRAFFIC_DECOMPOSITIONS, p->turn.root, message,
+                                     &p->request[0]));
     if (p->values.data)
-        DSC_TRY(dsc_comm_broadcast_begin(k->column, DSC_TRAFFIC_DECOMPOSITIONS, p->root, &p->values,
+        DSC_TRY(dsc_comm_broadcast_begin(k->column, DSC_TRAFFIC_DECOMPOSITIONS, p->turn.root, &p->values,
                                          &p->request[1]));
     return DSC_OK;
 }
@@ -184,7 +172,7 @@ static dsc_status receive_parcels(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *la
         dsc_kfac_parcel *p = &layout->parcels[i];
         DSC_TRY(dsc_comm_wait(&p->request[0]));
         DSC_TRY(dsc_comm_wait(&p->request[1]));
-        if (p->packed.data && p->root != k->my_row)
+        if (p->packed.data && p->turn.root != k->my_row)
             DSC_TRY(pack_parcel(k, q, layout, p, 0));
     }
     return DSC_OK;
@@ -197,12 +185,12 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     k->used_damping = k->hyper.damping;
     for (int64_t i = 0; i < layout->parcel_count; i++) {
         dsc_kfac_parcel *p = &layout->parcels[i];
-        if (p->root == k->my_row && status == DSC_OK) {
+        if (p->turn.root == k->my_row && status == DSC_OK) {
             double began = dsc_clock_now();
             status = solve_parcel(k, q, layout, p);
             k->solve_ms += 1000 * (dsc_clock_now() - began);
         }
-        DSC_TRY(send_parcel(k, q, layout, p)); /* even after a failure, so that nobody waits */
+        DSC_TRY(send_parcel(k, q, layout, p)); /* also after a failure: the others wait for it */
     }
     DSC_TRY(receive_parcels(k, q, layout));
     DSC_TRY(dsc_comm_agree(k->control, status));
@@ -215,7 +203,7 @@ dsc_status dsc_kfac_share_decompositions(dsc_kfac *k, dsc_queue *q, int index) {
     dsc_kfac_layout *layout = &k->layouts[index];
     for (int64_t i = 0; i < layout->parcel_count; i++) {
         dsc_kfac_parcel *p = &layout->parcels[i];
-        if (p->root == k->my_row && k->options.outer_product)
+        if (p->turn.root == k->my_row && k->options.outer_product)
             DSC_TRY(form_outer(k, q, layout, p));
         DSC_TRY(send_parcel(k, q, layout, p));
     }

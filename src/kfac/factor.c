@@ -1,11 +1,13 @@
-/* Factors: batch factors from inputs and gradients, averaged over the ranks, entering running averages.
+/* Factors: batch factors from inputs and gradients, their mean over the ranks, and the running averages.
  *
- *   A = alpha_A sum a a',  G = alpha_G sum g g'  over all rows of the layer's patches and gradients
- *   alpha, paper         1 / (N S^2)    N S / scale^2      N samples, S output positions, g of scale * loss
- *   alpha, kfac-pytorch  1 / (N S^3)    1 / (N S^3) / scale^2
+ *   A = alpha_A sum a a',  G = alpha_G sum g g'  over all rows that the layer's kind names
+ *                   alpha_A        alpha_G
+ *   paper           1 / (N S^2)    N S / scale^2           N samples, S positions, g of scale * loss
+ *   kfac-pytorch    1 / (N S^3)    1 / (N S^3) / scale^2
+ *   average         F <- decay F + (1 - decay) F_batch, unless F_batch is not finite
  *
- * A batch factor is a lower triangle in `gram`. It waits in the factor's `batch` for the other passes and
- * ranks, or enters the average at once when there are none. Averages are packed triangles. */
+ * A batch factor is formed in `gram` and waits in the factor's `batch` for other passes and ranks, or enters
+ * the average at once when there are none. Averages are packed lower triangles. */
 #include "kfac/internal.h"
 
 #include "base/clock.h"
@@ -54,7 +56,8 @@ dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor
     return dsc_op_convert(q, &f->average, out);
 }
 
-/* An average stored in a half type: computed in full, rounded, and taken only if rounding left it finite. */
+/* An average stored in a half type: computed in the arithmetic type, rounded, and kept only if rounding left
+ * it finite. */
 static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const dsc_tensor *x,
                              dsc_tensor *bad) {
     dsc_tensor old = dsc_tensor_slice(&k->packed, 0, f->packed);
@@ -74,8 +77,8 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
     return dsc_op_convert(q, &old, &f->average);
 }
 
-/* The average takes in a batch factor x[packed], unless that is not finite. With a half type
- * x may lie neither in `packed` nor in the first half of `spare`. */
+/* The average takes in a batch factor x[packed], unless x is not finite. For averages in a half type x may
+ * lie neither in `packed` nor in the first half of `spare`. */
 static dsc_status absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const dsc_tensor *x) {
     dsc_tensor bad = dsc_tensor_slice(&k->bad, 2 * f->slot, 2), count = dsc_tensor_slice(&bad, 0, 1);
     dsc_tensor decay = dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
@@ -86,56 +89,11 @@ static dsc_status absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const ds
     return blend_half(k, q, f, x, &bad);
 }
 
-/* ---- batch factors ---- */
+/* ---- captures ---- */
 
-typedef struct rows {
-    dsc_tensor x;       /* [n, h, w, c] */
-    dsc_conv_desc desc; /* whose patches count */
-    int64_t samples, positions;
-} rows;
-
-static rows rows_of(const dsc_tensor *t, int64_t channels, int64_t groups) {
-    int64_t count = channels > 0 ? dsc_tensor_count(t) / channels : 0;
-    const int64_t dim[4] = {count, 1, 1, channels};
-    rows r = {.x = dsc_tensor_view(t->device, t->data, t->dtype, 4, dim), .samples = count, .positions = 1};
-    r.desc = (dsc_conv_desc){.dtype = t->dtype, .n = count};
-    dsc_conv2d_shape_init(&r.desc.shape);
-    r.desc.shape.in_h = r.desc.shape.in_w = 1;
-    r.desc.shape.in_c = channels;
-    r.desc.shape.out_c = r.desc.shape.groups = groups;
-    return r;
-}
-
-static rows input_rows(const dsc_kfac_layer *l, const dsc_tensor *a) {
-    rows r = rows_of(a, l->in_c, 1);
-    if (l->kind == DSC_KFAC_LINEAR)
-        return r;
-    int64_t h, w;
-    dsc_kfac_layer_output(l, &h, &w);
-    r.x = *a;
-    r.samples = a->dim[0];
-    r.positions = h * w;
-    r.desc = (dsc_conv_desc){.dtype = a->dtype,
-                             .n = a->dim[0],
-                             .shape = {.size = sizeof(dsc_conv2d_shape),
-                                       .in_h = l->in_h,
-                                       .in_w = l->in_w,
-                                       .in_c = l->in_c,
-                                       .out_c = l->out_c,
-                                       .kernel_h = l->kernel_h,
-                                       .kernel_w = l->kernel_w,
-                                       .stride_h = l->stride_h,
-                                       .stride_w = l->stride_w,
-                                       .pad_h = l->pad_h,
-                                       .pad_w = l->pad_w,
-                                       .dilation_h = l->dilation_h,
-                                       .dilation_w = l->dilation_w,
-                                       .groups = l->groups}};
-    return r;
-}
-
-static double scale_of(const dsc_kfac *k, dsc_kfac_side side, int64_t samples, int64_t positions) {
-    double n = (double)samples, s = (double)positions, scale = k->loss_scale * k->loss_scale;
+/* alpha of a factor, without the number of passes. */
+static double alpha_of(const dsc_kfac *k, dsc_kfac_side side, const dsc_kfac_pass *pass) {
+    double n = (double)pass->samples, s = (double)pass->positions, scale = k->loss_scale * k->loss_scale;
     double alpha = 1 / (n * s * s);
     if (k->options.scaling == DSC_KFAC_PYTORCH)
         alpha /= s;
@@ -144,7 +102,7 @@ static double scale_of(const dsc_kfac *k, dsc_kfac_side side, int64_t samples, i
     return side == DSC_KFAC_G ? alpha / scale : alpha;
 }
 
-/* Room for the workspace of the first captures; batches are the same size after that. */
+/* Makes `work` large enough. It grows during the first captures; later batches have the same size. */
 static dsc_status reserve_work(dsc_kfac *k, size_t bytes) {
     int64_t count = (int64_t)bytes > 1 ? (int64_t)bytes : 1;
     if (k->work.data && dsc_tensor_bytes(&k->work) >= bytes)
@@ -154,113 +112,39 @@ static dsc_status reserve_work(dsc_kfac *k, size_t bytes) {
     return dsc_tensor_alloc(k->device, DSC_U8, 1, &count, &k->work);
 }
 
-typedef struct gram_task {
-    const rows *r;
-    dsc_kfac_side side;
-    int64_t group;
-    double alpha;
-    int first; /* no pass before this one */
-} gram_task;
-
-/* As whole matrix, added to where it waits. */
-static dsc_status gram_full(dsc_kfac *k, dsc_queue *q, const gram_task *t, dsc_tensor *gram,
-                            dsc_kfac_factor *f) {
-    DSC_TRY(dsc_op_patch_gram(q, &t->r->desc, &t->r->x, t->group, t->alpha, 0, &k->work, gram));
-    DSC_TRY(dsc_op_symmetrize(q, gram));
-    return t->first ? dsc_op_convert(q, gram, &f->batch) : dsc_op_axpby(q, 1, gram, 1, &f->batch);
-}
-
-/* As triangle, which goes where it waits, or straight into the average. */
-static dsc_status gram_packed(dsc_kfac *k, dsc_queue *q, const gram_task *t, dsc_tensor *gram,
-                              dsc_kfac_factor *f) {
-    dsc_tensor to = dsc_tensor_slice(&k->packed, 0, f->packed);
-    if (f->batch.data && t->first)
-        to = f->batch;
-    else if (!f->batch.data && k->spare.data) /* blend_half uses `packed` and the first half of `spare` */
-        to = dsc_tensor_slice(&k->spare, k->largest_packed, f->packed);
-    DSC_TRY(dsc_op_patch_gram_packed(q, &t->r->desc, &t->r->x, t->group, t->alpha, &k->work, gram, &to));
-    if (!f->batch.data && t->side == DSC_KFAC_G && k->g_scale)
-        DSC_TRY(dsc_op_scale_by(q, k->g_scale, &to));
-    if (!f->batch.data)
-        return absorb(k, q, f, &to);
-    return t->first ? DSC_OK : dsc_op_axpby(q, 1, &to, 1, &f->batch);
-}
-
-/* One factor of one unit, `done` of its passes before this one. */
-static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_side side, const rows *r,
-                             double scale, int64_t done) {
-    const dsc_kfac_unit *u = &k->layouts[0].plan->units[unit];
+/* Adds what one pass contributes to one factor, after `done` earlier passes of this step: alpha sum x x', to
+ * the batch factor where that waits for other passes or ranks, else to the running average at once. */
+static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_side side,
+                             const dsc_kfac_rows *rows, double alpha, int64_t done) {
+    int64_t group = k->layouts[0].plan->units[unit].group, used = 0;
     dsc_kfac_factor *f = &k->members[unit].factor[side];
-    const int64_t square[2] = {f->n, f->n};
-    int64_t used = 0;
-    dsc_tensor gram = dsc_kfac_carve(&k->gram, &used, 2, square);
+    int waits = f->batch.data != NULL, first = done == 0;
     int ones = side == DSC_KFAC_A && k->members[unit].bias.data;
-    DSC_TRY(reserve_work(k, dsc_op_patch_gram_workspace(k->device, &r->desc, ones)));
-    const gram_task task = {r, side, u->group, scale / (double)k->options.passes, done == 0};
-    if (f->batch.data && !k->options.symmetric)
-        DSC_TRY(gram_full(k, q, &task, &gram, f));
-    else
-        DSC_TRY(gram_packed(k, q, &task, &gram, f));
-    /* What is recorded leaves later: a replay must not depend on what else is in the recording. */
+    const int64_t square[2] = {f->n, f->n};
+    dsc_tensor gram = dsc_kfac_carve(&k->gram, &used, 2, square);
+    DSC_TRY(reserve_work(k, dsc_op_patch_gram_workspace(k->device, &rows->desc, ones)));
+    if (waits && !k->options.symmetric) {
+        DSC_TRY(dsc_op_patch_gram(q, &rows->desc, &rows->x, group, alpha, 0, &k->work, &gram));
+        DSC_TRY(dsc_op_symmetrize(q, &gram));
+        DSC_TRY(first ? dsc_op_convert(q, &gram, &f->batch) : dsc_op_axpby(q, 1, &gram, 1, &f->batch));
+    } else {
+        dsc_tensor to = dsc_tensor_slice(&k->packed, 0, f->packed);
+        if (waits && first)
+            to = f->batch;
+        else if (!waits && k->spare.data) /* blend_half uses `packed` and the first half of `spare` */
+            to = dsc_tensor_slice(&k->spare, k->largest_packed, f->packed);
+        DSC_TRY(dsc_op_patch_gram_packed(q, &rows->desc, &rows->x, group, alpha, &k->work, &gram, &to));
+        if (!waits && side == DSC_KFAC_G && k->g_scale)
+            DSC_TRY(dsc_op_scale_by(q, k->g_scale, &to));
+        if (!waits)
+            return absorb(k, q, f, &to);
+        if (!first)
+            DSC_TRY(dsc_op_axpby(q, 1, &to, 1, &f->batch));
+    }
+    /* A recording announces nothing: its replays must not depend on what else is in the recording. */
     if (k->buckets && done + 1 == k->options.passes && !dsc_queue_is_recording(q)) {
         f->announced = 1;
         return dsc_buckets_ready(k->buckets, f->slot);
-    }
-    return DSC_OK;
-}
-
-/* ---- captures ---- */
-
-static dsc_status check_tensor(const dsc_kfac *k, const char *what, const dsc_kfac_layer *l,
-                               const dsc_tensor *t, int64_t channels) {
-    if (!t || !t->data)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': this step needs %s, and there is none", l->name,
-                        what);
-    int fits = t->dtype == k->dtype || t->dtype == DSC_BF16 || t->dtype == DSC_F16;
-    if (t->device != k->device || !fits)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': %s is %s on %s, its gradients are %s on %s",
-                        l->name, what, dsc_dtype_name(t->dtype),
-                        t->device ? dsc_device_name(t->device) : "no device", dsc_dtype_name(k->dtype),
-                        dsc_device_name(k->device));
-    if (dsc_tensor_count(t) == 0)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': %s is empty; leave out a layer that did not run",
-                        l->name, what);
-    if (t->ndim < 1 || t->dim[t->ndim - 1] != channels)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': the last dimension of %s is %lld, expected %lld",
-                        l->name, what, (long long)(t->ndim < 1 ? 0 : t->dim[t->ndim - 1]),
-                        (long long)channels);
-    return DSC_OK;
-}
-
-static dsc_status check_capture(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_tensor *a,
-                                const dsc_tensor *g) {
-    int64_t h, w;
-    DSC_TRY(check_tensor(k, "its input", l, a, l->in_c));
-    DSC_TRY(check_tensor(k, "the gradient at its output", l, g, l->out_c));
-    dsc_kfac_layer_output(l, &h, &w);
-    if (l->kind == DSC_KFAC_CONV2D && (a->ndim != 4 || a->dim[1] != l->in_h || a->dim[2] != l->in_w))
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its input must be [n,%lld,%lld,%lld]", l->name,
-                        (long long)l->in_h, (long long)l->in_w, (long long)l->in_c);
-    int64_t expected = l->kind == DSC_KFAC_CONV2D ? a->dim[0] * h * w : dsc_tensor_count(a) / l->in_c;
-    if (dsc_tensor_count(g) / l->out_c != expected)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "K-FAC: layer '%s': the gradient at its output has %lld rows, its input makes %lld",
-                        l->name, (long long)(dsc_tensor_count(g) / l->out_c), (long long)expected);
-    return DSC_OK;
-}
-
-static dsc_status add_layer(dsc_kfac *k, dsc_queue *q, int64_t layer, const dsc_tensor *a,
-                            const dsc_tensor *g) {
-    const dsc_kfac_layer *l = &k->layers[layer];
-    int64_t done = k->passes_done[layer];
-    DSC_TRY(check_capture(k, l, a, g));
-    rows input = input_rows(l, a);
-    rows output = rows_of(g, l->out_c, dsc_kfac_layer_groups(l));
-    double scale_a = scale_of(k, DSC_KFAC_A, input.samples, input.positions);
-    double scale_g = scale_of(k, DSC_KFAC_G, input.samples, input.positions);
-    for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
-        DSC_TRY(add_factor(k, q, u, DSC_KFAC_A, &input, scale_a, done));
-        DSC_TRY(add_factor(k, q, u, DSC_KFAC_G, &output, scale_g, done));
     }
     return DSC_OK;
 }
@@ -282,21 +166,29 @@ dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, con
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC: layer '%s' was captured more than %lld times in a step: set options.passes",
                         k->layers[layer].name, (long long)k->options.passes);
-    if (k->updating)
-        DSC_TRY(add_layer(k, queue, layer, a, g));
+    if (k->updating) {
+        dsc_kfac_pass pass;
+        DSC_TRY(dsc_kfac_kind_of(&k->layers[layer])->capture(&k->layers[layer], a, g, &pass));
+        double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (double)k->options.passes;
+        double alpha_g = alpha_of(k, DSC_KFAC_G, &pass) / (double)k->options.passes;
+        int64_t done = k->passes_done[layer];
+        for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
+            DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a, done));
+            DSC_TRY(add_factor(k, queue, u, DSC_KFAC_G, &pass.rows[DSC_KFAC_G], alpha_g, done));
+        }
+    }
     k->passes_done[layer]++;
-    k->ms[0] += 1000 * (dsc_clock_now() - began);
+    k->times.factor += 1000 * (dsc_clock_now() - began);
     return DSC_OK;
 }
 
 /* ---- the end of the exchange ---- */
 
-/* The lowest layer that did not run as often on one rank as on another, -1 for none. */
+/* *differs: the lowest layer that did not run equally often on all ranks, -1 when there is none. */
 static dsc_status compare_passes(dsc_kfac *k, dsc_queue *q, int64_t *differs) {
     int64_t n = k->layer_count;
     *differs = -1;
-    if (k->ranks == 1 || n == 0 ||
-        dsc_queue_is_recording(q)) /* what is recorded ran before, and was compared */
+    if (k->ranks == 1 || n == 0 || dsc_queue_is_recording(q)) /* the step before a recording compared them */
         return DSC_OK;
     for (int64_t i = 0; i < n; i++) {
         k->ran_host[i] = (int32_t)k->passes_done[i];
@@ -315,90 +207,69 @@ static dsc_status compare_passes(dsc_kfac *k, dsc_queue *q, int64_t *differs) {
     return DSC_OK;
 }
 
-/* What was not announced by its last capture: layers that ran in some of the passes, or not at all (they
- * travel with the others and are then left alone), and what was replayed. */
+/* Announces to the exchange what the last capture did not: layers that ran in some of the passes (their mean
+ * is taken over those) or in none (they travel with the others and are left alone afterwards), and
+ * replays. */
 static dsc_status announce_rest(dsc_kfac *k, dsc_queue *q) {
-    for (int64_t layer = k->layer_count - 1; layer >= 0; layer--) {
-        int64_t done = k->passes_done[layer];
-        for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
-            for (int side = 0; side < DSC_KFAC_SIDES; side++) {
-                dsc_kfac_factor *f = &k->members[u].factor[side];
-                if (f->announced)
-                    continue;
-                f->announced = 1;
-                if (done > 0 && done < k->options.passes)
-                    DSC_TRY(
-                        dsc_op_axpby(q, (double)k->options.passes / (double)done, &f->batch, 0, &f->batch));
-                else if (done == 0)
-                    DSC_TRY(dsc_op_fill(q, 0, &f->batch));
-                DSC_TRY(dsc_buckets_ready(k->buckets, f->slot));
-            }
-        }
+    double passes = (double)k->options.passes;
+    for (int64_t i = DSC_KFAC_SIDES * k->unit_count - 1; i >= 0; i--) {
+        int64_t u = i / 2, done = k->passes_done[k->layouts[0].plan->units[u].layer];
+        dsc_kfac_factor *f = &k->members[u].factor[1 - i % 2];
+        if (f->announced)
+            continue;
+        f->announced = 1;
+        if (done == 0)
+            DSC_TRY(dsc_op_fill(q, 0, &f->batch));
+        else if (done < k->options.passes)
+            DSC_TRY(dsc_op_axpby(q, passes / (double)done, &f->batch, 0, &f->batch));
+        DSC_TRY(dsc_buckets_ready(k->buckets, f->slot));
     }
     return DSC_OK;
 }
 
 int dsc_kfac_all_ran(const dsc_kfac *k) {
     for (int64_t u = 0; u < k->unit_count; u++)
-        if (k->passes_done[k->layouts[0].plan->units[u].layer] == 0)
+        if (!dsc_kfac_ran(k, u))
             return 0;
     return 1;
 }
 
-static dsc_status take_in(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f) {
-    if (k->options.symmetric)
-        return absorb(k, q, f, &f->batch);
-    /* The average may have lost its symmetry by rounding: the lower triangle counts. The triangle fits into
-     * the scratch of the matrix. */
-    dsc_tensor packed = dsc_tensor_slice(&k->gram, 0, f->packed);
-    DSC_TRY(dsc_op_tri_pack(q, &f->batch, &packed));
-    return absorb(k, q, f, &packed);
-}
-
-/* All at once. */
-static dsc_status take_together(dsc_kfac *k, dsc_queue *q) {
+/* The averages that this rank keeps take in the batch factors of units that ran, all at once where
+ * possible. */
+static dsc_status move_averages(dsc_kfac *k, dsc_queue *q) {
+    int together = k->options.symmetric && k->factor_dtype == k->dtype && dsc_kfac_all_ran(k);
     dsc_tensor decay = dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
     int64_t count = 0;
-    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
-        dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
-        if (f->held)
-            k->absorbs[count++] =
-                (dsc_absorb_item){f->batch, dsc_tensor_slice(&k->bad, 2 * f->slot, 2), f->average};
-    }
-    return dsc_op_absorb_batch(q, &decay, k->absorbs, count);
-}
-
-/* What waits; the rest was scaled by gram_packed. */
-static dsc_status scale_g(dsc_kfac *k, dsc_queue *q) {
     for (int64_t u = 0; k->g_scale && u < k->unit_count; u++) {
         dsc_kfac_factor *f = &k->members[u].factor[DSC_KFAC_G];
-        if (f->held && f->batch.data)
+        if (f->held)
             DSC_TRY(dsc_op_scale_by(q, k->g_scale, &f->batch));
     }
-    return DSC_OK;
-}
-
-static dsc_status take_all(dsc_kfac *k, dsc_queue *q) {
-    DSC_TRY(scale_g(k, q));
-    if (k->options.symmetric && k->factor_dtype == k->dtype && dsc_kfac_all_ran(k))
-        return take_together(k, q);
-    for (int64_t u = 0; u < k->unit_count; u++) {
-        if (k->passes_done[k->layouts[0].plan->units[u].layer] == 0)
+    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
+        dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        if (!f->held || !dsc_kfac_ran(k, i / 2))
             continue;
-        for (int side = 0; side < DSC_KFAC_SIDES; side++) {
-            dsc_kfac_factor *f = &k->members[u].factor[side];
-            if (f->held)
-                DSC_TRY(take_in(k, q, f));
+        if (together) {
+            k->absorbs[count++] =
+                (dsc_absorb_item){f->batch, dsc_tensor_slice(&k->bad, 2 * f->slot, 2), f->average};
+        } else if (k->options.symmetric) {
+            DSC_TRY(absorb(k, q, f, &f->batch));
+        } else {
+            /* The mean over the ranks may have lost its symmetry by rounding: the lower triangle counts. The
+             * triangle fits into the scratch of the matrix. */
+            dsc_tensor packed = dsc_tensor_slice(&k->gram, 0, f->packed);
+            DSC_TRY(dsc_op_tri_pack(q, &f->batch, &packed));
+            DSC_TRY(absorb(k, q, f, &packed));
         }
     }
-    return DSC_OK;
+    return together ? dsc_op_absorb_batch(q, &decay, k->absorbs, count) : DSC_OK;
 }
 
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
     int64_t differs;
     int waiting = k->batches.data && k->updating;
     DSC_TRY(compare_passes(k, q, &differs));
-    if (waiting) { /* even if ranks differ, so that nobody waits */
+    if (waiting) { /* also when ranks differ: the others wait for it */
         DSC_TRY(announce_rest(k, q));
         DSC_TRY(dsc_buckets_wait(k->buckets));
     }
@@ -409,5 +280,5 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
             "run on all ranks or on none",
             (long long)k->step, k->layers[differs].name, (int)k->ran_host[differs],
             -(int)k->ran_host[k->layer_count + differs]);
-    return waiting ? take_all(k, q) : DSC_OK;
+    return waiting ? move_averages(k, q) : DSC_OK;
 }

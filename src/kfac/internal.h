@@ -1,25 +1,25 @@
-/* The preconditioner's insides.
+/* The preconditioner's internals.
  *
- *   plan.c, layer.c, options.c   who does what, of which layers
- *   kfac.c          creation; a step
- *   memory.c        blocks of memory and where factors and gradients lie in them
- *   layout.c        where decompositions lie, what travels together, the products of a step
- *   factor.c        batch factors, their exchange, running averages
- *   decompose.c     own factors solved, results sent around the column; solve.c: when a solve fails
- *   precondition.c  D -> P in the own column, sent along the row, clip
- *   report.c        insight;  state.c: checkpoints
+ *   kinds.c, kind_*.c  layer kinds: geometry, sizes of factors, what captures contribute
+ *   placement.c        units and items, which rank does what;  choices.c: options and the grid
+ *   kfac.c             creation; the stages of a step
+ *   buffers.c          device memory, and where factors and gradients lie in it
+ *   layout.c           where decompositions lie, what travels together, the products of a step
+ *   factor.c           captures, batch factors, their exchange, running averages
+ *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
+ *   apply.c            D -> P in the own column, broadcast along the row, clip
+ *   kfac_report.c      reports;  state.c: checkpoints
  *
- * A unit is a layer (or a group of one) with factors A and G; an item is what is decomposed: a factor, or a
- * block on its diagonal. With diagonal blocks there are two layouts, whole factors and blocks, and the last
- * decomposition says which one is in force. */
+ * A unit is a layer (or a group of one) with factors A and G; an item is a matrix to decompose: a factor, or
+ * a block on its diagonal. With diagonal blocks there are two layouts, whole factors and blocks, and the last
+ * decomposition decides which one is in force. */
 #ifndef DSC_KFAC_INTERNAL_H
 #define DSC_KFAC_INTERNAL_H
 
 #include "device/ops.h"
-#include "kfac/plan.h"
-#include "kfac/solve.h"
-
-enum { DSC_KFAC_SIDES = 2 };
+#include "kfac/parts.h"
+#include "kfac/placement.h"
+#include "kfac/retry.h"
 
 /* One factor, A or G of a unit. */
 typedef struct dsc_kfac_factor {
@@ -27,10 +27,11 @@ typedef struct dsc_kfac_factor {
     int64_t slot;       /* place in the order of the exchange */
     int owner;          /* the rank that decomposes it (of the whole factor) */
     int held;           /* 1: this rank keeps the running average */
-    int announced;      /* in this step, to the exchange */
+    int announced;      /* 1: the exchange of this step knows that it is ready */
     dsc_tensor average; /* [packed], as stored */
-    dsc_tensor batch;   /* this rank's batch factor while it waits to be averaged: [packed] or [n, n]; no
-                           memory where nothing has to wait */
+    /* This rank's batch factor while it waits to be averaged: [packed] or [n, n]; no memory where nothing has
+     * to wait. */
+    dsc_tensor batch;
 } dsc_kfac_factor;
 
 /* A unit's tensors. */
@@ -46,43 +47,44 @@ typedef struct dsc_kfac_basis {
     dsc_tensor values;  /* [n] eigenvalues; no memory with the inverse, or where the outer product serves */
 } dsc_kfac_basis;
 
-/* Items of one owner that travel together, and are solved together. */
+/* When a message is sent: the first of every root, then the second of every root, and so on. */
+typedef struct dsc_kfac_turn {
+    int64_t round;
+    int root; /* sending rank: of the column for parcels, of the row for batches */
+} dsc_kfac_turn;
+
+/* Items of one owner that are solved together and travel together in the column. */
 typedef struct dsc_kfac_parcel {
-    int root;                   /* rank in the column */
+    dsc_kfac_turn turn;         /* must be first */
     int64_t first, count;       /* of layout->order */
-    dsc_tensor vectors, values; /* what travels: all vectors (and outer products) of the parcel; all values */
-    dsc_tensor packed;          /* inverses as triangles; no memory unless they travel so */
+    dsc_tensor vectors, values; /* messages: all vectors (and outer products) of the parcel; all values */
+    dsc_tensor packed;          /* message instead of `vectors` where inverses travel as triangles */
     dsc_request *request[2];
 } dsc_kfac_parcel;
 
 /* A product of preconditioning: rows of a G item, columns of an A item. */
 typedef struct dsc_kfac_cell {
-    int64_t unit, a_item, g_item;
+    int64_t unit;
     dsc_tensor d, p;          /* [g rows, a rows]: the member's own when the factors are whole, else pieces */
-    dsc_tensor rows, columns; /* I32, of the pieces in the member's d */
+    dsc_tensor rows, columns; /* I32: where the pieces lie in the member's d and p; no memory when whole */
 } dsc_kfac_cell;
 
-/* Units of one column that are preconditioned and travel together. */
+/* Units of one column that are preconditioned together and travel together along the rows. */
 typedef struct dsc_kfac_batch {
-    int column;
+    dsc_kfac_turn turn;             /* must be first; root: the column */
     int64_t first, count;           /* of layout->units */
-    int64_t first_cell, cell_count; /* in the own column only */
-    int64_t first_load, load_count; /* vectors to convert before use */
+    int64_t first_cell, cell_count; /* none in other columns */
     dsc_tensor message;             /* all p of the batch */
     dsc_request *request;
 } dsc_kfac_batch;
-
-/* Vectors stored in a half type, and where they are used from. */
-typedef struct dsc_kfac_loaded {
-    dsc_tensor stored, used;
-} dsc_kfac_loaded;
 
 /* Everything that depends on how factors are cut. */
 typedef struct dsc_kfac_layout {
     dsc_kfac_plan *plan;
     dsc_kfac_basis *bases; /* [items] */
-    dsc_tensor *outer;     /* [units] 1/(vG vA' + damping), as stored; no memory unless asked for */
-    int64_t *order;        /* [items] of my column, parcel by parcel */
+    dsc_tensor *used;      /* [items] vectors as products use them: as stored, or converted into `loads` */
+    dsc_tensor *outer;     /* [units] 1/(vG vA' + damping), as stored; only with options.outer_product */
+    int64_t *order;        /* [items of this rank's column], parcel by parcel */
     int64_t parcel_count;
     dsc_kfac_parcel *parcels;
     dsc_tensor vectors, values, packed; /* the parcels' memory */
@@ -90,29 +92,28 @@ typedef struct dsc_kfac_layout {
     int64_t *index_first;               /* [items] where an item's rows start in it; blocks only */
 
     int64_t *units; /* [units], batch by batch */
-    int64_t batch_count, cell_count, loaded_count;
+    int64_t batch_count, cell_count;
     dsc_kfac_batch *batches;
     dsc_kfac_cell *cells;
     dsc_gemm_item *gemms[4]; /* [cells] in the order they run */
     dsc_divide_item *divides;
-    dsc_kfac_loaded *loaded;
-    dsc_tensor loads, first, second,
-        pieces; /* memory of loaded vectors, between products, of cells' d and p */
+    dsc_tensor loads, first, second; /* memory of converted vectors, and of results between products */
+    dsc_tensor pieces;               /* memory of cells' d and p */
 } dsc_kfac_layout;
 
-/* What a checkpoint holds; names are ours. */
+/* The entries of a checkpoint; names are owned. */
 typedef struct dsc_kfac_state_list {
     int64_t count;
     dsc_kfac_entry *entries;
-    struct dsc_kfac_source *sources; /* where each comes from */
+    struct dsc_kfac_source *sources; /* where each lives */
 } dsc_kfac_state_list;
 
-/* Positions in the small vector of numbers a step reads. */
+/* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
 
 struct dsc_kfac {
     dsc_kfac_options options;
-    dsc_comm *exchange, *control; /* all ranks: factors; agreements and checkpoints */
+    dsc_comm *exchange, *control; /* all ranks: for factors; for agreements and checkpoints */
     dsc_comm *column, *row;       /* of the grid; NULL where it has one rank */
     int rank, ranks, rows, columns, my_row, my_column;
     dsc_device *device;
@@ -121,7 +122,7 @@ struct dsc_kfac {
     const dsc_solver *solver;
 
     int64_t layer_count;
-    dsc_kfac_layer *layers; /* names are ours */
+    dsc_kfac_layer *layers; /* of dsc_kfac_layers_copy */
     int64_t *first_unit;    /* [layers + 1] */
     int64_t *passes_done;   /* [layers] captures in this step */
     int64_t unit_count;
@@ -140,7 +141,7 @@ struct dsc_kfac {
     dsc_tensor numbers;  /* F64[DSC_KFAC_NUMBERS] */
     dsc_tensor products; /* F64[4 units]: <P, D>; of the last decomposition <P, D>, <P, P>, <D, D> */
     dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
-    dsc_tensor ran;                  /* I32[2 layers]: agreement on what ran */
+    dsc_tensor ran;                  /* I32[2 layers]: to compare among ranks which layers ran */
     dsc_solve_item *solving;         /* [items] */
     dsc_join_item *joins;            /* [units with a bias] gradients to d */
     dsc_join_item *writes;           /* [units] p to gradients; those that ran */
@@ -153,20 +154,22 @@ struct dsc_kfac {
     int64_t step;
     dsc_kfac_hyper hyper;
     double loss_scale;
-    int begun, updating; /* between begin and step; this step moves the factors */
-    int absorbed;        /* and has moved them */
-    int deciding;        /* this step decomposes */
-    int decomposed;      /* there are decompositions */
+    int begun, updating; /* 1: between begin and finish; this step moves the averages */
+    int absorbed;        /* 1: and has moved them */
+    int deciding;        /* 1: this step decomposes */
+    int decomposed;      /* 1: there are decompositions */
     int active;          /* layout they belong to */
-    int decomposed_now;  /* the last step made them */
-    double used_damping; /* what they were made with */
+    int decomposed_now;  /* 1: the last step made them */
+    double used_damping; /* damping at the last decomposition */
     double nu;
-    double ms[3], solve_ms;
+    dsc_kfac_times times;
+    double solve_ms;
     int64_t failed_solves, retried_solves; /* of this rank */
     int64_t counted[3]; /* failed, retried, rejected before the checkpoint that was loaded; rank 0 */
 
     dsc_kfac_report report;
     dsc_kfac_hyper report_hyper;
+    dsc_kfac_times report_times;
     dsc_kfac_layer_report *layer_reports;
     double *report_work, *report_solve_ms, *report_products, *report_extremes;
     dsc_tensor gathered; /* F64, for reports */
@@ -181,26 +184,27 @@ void dsc_kfac_layout_destroy(dsc_kfac_layout *layout);
 /* memory.c */
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_memory_destroy(dsc_kfac *k);
-/* A block of `count` numbers; 0: none. */
+/* A block of `count` numbers; count 0: no memory. */
 dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) DSC_MUST_CHECK;
 /* The next tensor of a block: moves *used by its elements. */
 dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, const int64_t *dim);
 
 /* factor.c */
 dsc_status dsc_kfac_factors_create(dsc_kfac *k) DSC_MUST_CHECK;
-/* Makes sure that the same layers ran everywhere, averages over the ranks what was captured, and moves the
+/* Checks that the same layers ran everywhere, averages the batch factors over the ranks, and moves the
  * running averages. Collective. */
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
-/* 1 when every layer that counts was captured in this step. */
+/* 1 when the layers of all units were captured in this step. */
 int dsc_kfac_all_ran(const dsc_kfac *k);
-/* The running average of a factor as packed triangle in the type of arithmetic: itself, or a copy in
+/* The running average of a factor as packed triangle in the arithmetic type: itself, or a copy in
  * `packed`. */
 dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor *f,
                                 dsc_tensor *out) DSC_MUST_CHECK;
 
 /* decompose.c */
 dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
-/* Outer products from the values at hand, and everything around the column; used after loading a state. */
+/* After loading a state: forms outer products from the loaded values and broadcasts decompositions in the
+ * column. */
 dsc_status dsc_kfac_share_decompositions(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
 
 /* precondition.c */
@@ -217,6 +221,11 @@ void dsc_kfac_state_destroy(dsc_kfac *k);
 
 static inline dsc_kfac_factor *dsc_kfac_factor_of(dsc_kfac *k, const dsc_kfac_item *item) {
     return &k->members[item->unit].factor[item->side];
+}
+
+/* 1 when the unit's layer was captured in this step. */
+static inline int dsc_kfac_ran(const dsc_kfac *k, int64_t unit) {
+    return k->passes_done[k->layouts[0].plan->units[unit].layer] > 0;
 }
 
 static inline int dsc_kfac_keeps_everywhere(const dsc_kfac *k) {

@@ -1,4 +1,8 @@
-/* Creation and destruction of a preconditioner; what happens in a step. */
+/* Creation and destruction of a preconditioner, and the stages of a step:
+ *
+ *   begin -> captures -> prepare -> absorb -> decompose -> apply -> finish
+ *
+ * Stages that work are factor.c (captures, absorb), decompose.c and apply.c. */
 #include "kfac/internal.h"
 
 #include "base/clock.h"
@@ -10,14 +14,6 @@
 #include <string.h>
 
 /* ---- creation ---- */
-
-static void free_layers(dsc_kfac *k) {
-    for (int64_t i = 0; k->layers && i < k->layer_count; i++) {
-        char *name = (char *)(uintptr_t)k->layers[i].name;
-        dsc_memory_free(&name);
-    }
-    dsc_memory_free(&k->layers);
-}
 
 void dsc_kfac_destroy(dsc_kfac **kfac) {
     if (!kfac || !*kfac)
@@ -34,49 +30,16 @@ void dsc_kfac_destroy(dsc_kfac **kfac) {
     dsc_comm_destroy(&k->exchange);
     dsc_memory_free(&k->first_unit);
     dsc_memory_free(&k->passes_done);
-    free_layers(k);
+    dsc_kfac_layers_release(&k->layers, k->layer_count);
     dsc_memory_free(kfac);
-}
-
-/* A layer that is preconditioned has its gradients where they can be rewritten. */
-static dsc_status check_gradients(const dsc_kfac *k, const dsc_kfac_layer *l) {
-    if (!l->weight_grad.data || l->weight_grad.device != k->device ||
-        (l->bias_grad.data && l->bias_grad.device != k->device))
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its gradients are not on the queue's device",
-                        l->name);
-    if (l->weight_grad.dtype != k->dtype || (l->bias_grad.data && l->bias_grad.dtype != k->dtype))
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its gradients are %s, those before it %s", l->name,
-                        dsc_dtype_name(l->weight_grad.dtype), dsc_dtype_name(k->dtype));
-    return DSC_OK;
-}
-
-static dsc_status copy_layers(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t count) {
-    DSC_TRY(dsc_memory_alloc(count, sizeof *k->layers, &k->layers));
-    DSC_TRY(dsc_memory_alloc(count + 1, sizeof *k->first_unit, &k->first_unit));
-    DSC_TRY(dsc_memory_alloc(count, sizeof *k->passes_done, &k->passes_done));
-    for (int64_t i = 0; i < count; i++) {
-        char *name = NULL;
-        if (!layers[i].name)
-            return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer %lld has no name", (long long)i);
-        DSC_TRY(dsc_memory_strdup(layers[i].name, &name));
-        k->layers[i] = layers[i];
-        k->layers[i].name = name;
-        k->layer_count = i + 1;
-    }
-    return DSC_OK;
-}
-
-/* "As the gradients are", or a half type. */
-static dsc_dtype stored_type(const dsc_kfac *k, dsc_dtype asked) {
-    return asked == DSC_F32 ? k->dtype : asked;
 }
 
 static dsc_status make_plans(dsc_kfac *k) {
     const dsc_kfac_options *o = &k->options;
-    DSC_TRY(dsc_kfac_plan_create(k->layers, k->layer_count, k->ranks, o, 1, &k->layouts[0].plan));
+    DSC_TRY(dsc_kfac_plan_make(k->layers, k->layer_count, k->ranks, o, 1, &k->layouts[0].plan));
     if (o->diag_blocks > 1)
-        DSC_TRY(dsc_kfac_plan_create(k->layers, k->layer_count, k->ranks, o, o->diag_blocks,
-                                     &k->layouts[1].plan));
+        DSC_TRY(
+            dsc_kfac_plan_make(k->layers, k->layer_count, k->ranks, o, o->diag_blocks, &k->layouts[1].plan));
     k->layout_count = o->diag_blocks > 1 ? 2 : 1;
     const dsc_kfac_plan *plan = k->layouts[0].plan;
     k->unit_count = plan->unit_count;
@@ -92,10 +55,14 @@ static dsc_status make_plans(dsc_kfac *k) {
     k->dtype = DSC_F32;
     if (plan->unit_count > 0)
         k->dtype = k->layers[plan->units[0].layer].weight_grad.dtype;
-    for (int64_t u = 0; u < plan->unit_count; u++)
-        DSC_TRY(check_gradients(k, &k->layers[plan->units[u].layer]));
-    k->factor_dtype = stored_type(k, o->factor_dtype);
-    k->inverse_dtype = stored_type(k, o->inverse_dtype);
+    for (int64_t u = 0; u < plan->unit_count; u++) {
+        const dsc_kfac_layer *l = &k->layers[plan->units[u].layer]; /* checked: one type, one device */
+        if (!l->weight_grad.data || l->weight_grad.device != k->device)
+            return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its gradients are not on the queue's device",
+                            l->name);
+    }
+    k->factor_dtype = o->factor_dtype == DSC_F32 ? k->dtype : o->factor_dtype;
+    k->inverse_dtype = o->inverse_dtype == DSC_F32 ? k->dtype : o->inverse_dtype;
     return DSC_OK;
 }
 
@@ -103,17 +70,18 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
                              const dsc_kfac_options *options) {
     if (!k->queue)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: no queue to work in");
-    if (count < 0 || (count > 0 && !layers))
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: %lld layers%s", (long long)count, layers ? "" : " at NULL");
     DSC_TRY(dsc_kfac_options_read(options, k->ranks, &k->options));
-    DSC_TRY(copy_layers(k, layers, count));
+    DSC_TRY(dsc_kfac_layers_copy(layers, count, &k->layers));
+    k->layer_count = count;
+    DSC_TRY(dsc_memory_alloc(count + 1, sizeof *k->first_unit, &k->first_unit));
+    DSC_TRY(dsc_memory_alloc(count, sizeof *k->passes_done, &k->passes_done));
     DSC_TRY(make_plans(k));
     k->solver = k->options.method == DSC_KFAC_EIGEN ? &dsc_solver_eigen : &dsc_solver_inverse;
-    k->options.skip_layers = NULL; /* read; the caller may free it now */
+    k->options.skip_layers = NULL; /* not needed any more, and owned by the caller */
     return DSC_OK;
 }
 
-/* One number that differs when the ranks were given different things. */
+/* A hash of everything that must be the same on all ranks. */
 static int64_t fingerprint(const dsc_kfac *k) {
     const dsc_kfac_options *o = &k->options;
     const int64_t choices[] = {k->layer_count,   k->rows,          o->method, o->symmetric,
@@ -155,7 +123,7 @@ static dsc_status check_alike(dsc_kfac *k) {
     return DSC_OK;
 }
 
-/* Groups of ranks; collective, so it comes after everything that can fail on one rank alone. */
+/* Communicators of the grid. Collective, so it comes after everything that can fail on one rank alone. */
 static dsc_status make_groups(dsc_kfac *k, dsc_comm *comm) {
     DSC_TRY(dsc_comm_split(comm, 0, k->rank, &k->control));
     DSC_TRY(dsc_comm_split(comm, 0, k->rank, &k->exchange));
@@ -228,7 +196,7 @@ dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     k->loss_scale = loss_scale;
     k->updating = k->hyper.factor_freq > 0 && k->step % k->hyper.factor_freq == 0;
     memset(k->passes_done, 0, (size_t)k->layer_count * sizeof *k->passes_done);
-    memset(k->ms, 0, sizeof k->ms);
+    k->times = (dsc_kfac_times){0};
     k->absorbed = 0;
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++)
         k->members[i / 2].factor[i % 2].announced = 0;
@@ -239,13 +207,6 @@ dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
 
 int dsc_kfac_wants_factors(const dsc_kfac *kfac) {
     return kfac->begun && kfac->updating;
-}
-
-/* Adds the milliseconds since *mark to a phase and moves the mark. */
-static void lap(dsc_kfac *k, int phase, double *mark) {
-    double now = dsc_clock_now();
-    k->ms[phase] += 1000 * (now - *mark);
-    *mark = now;
 }
 
 static dsc_status check_step(const dsc_kfac *k, const dsc_queue *queue) {
@@ -276,12 +237,12 @@ int dsc_kfac_wants_decomposition(const dsc_kfac *kfac) {
 }
 
 dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) {
-    double mark = dsc_clock_now();
+    double began = dsc_clock_now();
     DSC_TRY(check_step(kfac, queue));
     dsc_status status = dsc_kfac_factors_finish(kfac, queue);
-    kfac->absorbed = 1; /* after a failure, too: the exchange is over, the step may be begun again */
+    kfac->absorbed = 1; /* also after a failure: the exchange is over, and the step may be begun again */
     kfac->begun = status == DSC_OK;
-    lap(kfac, 0, &mark);
+    kfac->times.factor += 1000 * (dsc_clock_now() - began);
     return status;
 }
 
@@ -295,22 +256,22 @@ void dsc_kfac_absorbed(dsc_kfac *kfac) {
 }
 
 dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) {
-    double mark = dsc_clock_now();
+    double began = dsc_clock_now();
     DSC_TRY(check_step(kfac, queue));
     dsc_status status = DSC_OK;
     if (kfac->deciding)
         status = dsc_kfac_decompose_layout(kfac, queue, kfac->hyper.diag_blocks > 1);
     kfac->begun = status == DSC_OK;
-    lap(kfac, 1, &mark);
+    kfac->times.decompose += 1000 * (dsc_clock_now() - began);
     return status;
 }
 
 dsc_status dsc_kfac_apply(dsc_kfac *kfac, dsc_queue *queue) {
-    double mark = dsc_clock_now();
+    double began = dsc_clock_now();
     DSC_TRY(check_step(kfac, queue));
     dsc_status status = kfac->hyper.update_freq > 0 ? dsc_kfac_precondition(kfac, queue) : DSC_OK;
     kfac->begun = status == DSC_OK;
-    lap(kfac, 2, &mark);
+    kfac->times.precondition += 1000 * (dsc_clock_now() - began);
     return status;
 }
 
@@ -322,19 +283,14 @@ dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) {
 }
 
 dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) {
-    dsc_status status = dsc_kfac_prepare(kfac, queue, lr);
-    if (status == DSC_OK)
-        status = dsc_kfac_absorb(kfac, queue);
-    if (status == DSC_OK)
-        status = dsc_kfac_decompose(kfac, queue);
-    if (status == DSC_OK)
-        status = dsc_kfac_apply(kfac, queue);
-    if (status == DSC_OK)
-        status = dsc_kfac_finish(kfac, queue);
-    return status == DSC_OK ? DSC_OK : dsc_error_pass(status, __FILE__, __LINE__);
+    DSC_TRY(dsc_kfac_prepare(kfac, queue, lr));
+    DSC_TRY(dsc_kfac_absorb(kfac, queue));
+    DSC_TRY(dsc_kfac_decompose(kfac, queue));
+    DSC_TRY(dsc_kfac_apply(kfac, queue));
+    return dsc_kfac_finish(kfac, queue);
 }
 
-/* ---- what came out ---- */
+/* ---- results ---- */
 
 const dsc_tensor *dsc_kfac_averages(const dsc_kfac *kfac) {
     return &kfac->averages;
@@ -349,7 +305,7 @@ const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac) {
 }
 
 dsc_status dsc_kfac_nu(dsc_kfac *kfac, dsc_queue *queue, double *nu) {
-    if (!dsc_device_is_host(kfac->device)) { /* else it was read in the step */
+    if (!dsc_device_is_host(kfac->device)) { /* on the host the step has read it */
         DSC_TRY(dsc_tensor_download(queue, &kfac->nu_tensor, sizeof kfac->nu, &kfac->nu));
         DSC_TRY(dsc_queue_sync(queue));
     }
@@ -361,9 +317,8 @@ void dsc_kfac_scale_g(dsc_kfac *kfac, const dsc_tensor *scale) {
     kfac->g_scale = scale;
 }
 
-void dsc_kfac_times(const dsc_kfac *kfac, double ms[3]) {
-    for (int i = 0; i < 3; i++)
-        ms[i] = kfac->ms[i];
+const dsc_kfac_times *dsc_kfac_get_times(const dsc_kfac *kfac) {
+    return &kfac->times;
 }
 
 int dsc_kfac_decomposed(const dsc_kfac *kfac) {

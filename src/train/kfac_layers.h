@@ -5,8 +5,8 @@
 #include "descent/kfac.h"
 #include "descent/model.h"
 
-/* Layer i of the array is layer i of dsc_model_layers. Names and gradients' memory stay the model's; the
- * caller frees *out with dsc_memory_free. */
+/* Layer i of the array is layer i of dsc_model_layers. Names and gradients' memory stay owned by the model;
+ * the caller frees *out with dsc_memory_free. */
 dsc_status dsc_kfac_layers_of(const dsc_model *model, dsc_kfac_layer **out, int64_t *count) DSC_MUST_CHECK;
 
 #endif

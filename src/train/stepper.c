@@ -13,6 +13,7 @@
 #include "comm/table.h"
 #include "consensus/table.h"
 #include "device/ops.h"
+#include "kfac/parts.h"
 #include "optim/parts.h"
 
 #include <math.h>
@@ -459,11 +460,13 @@ static dsc_status decompose(dsc_stepper *s) {
 static dsc_status finish(dsc_stepper *s) {
     slot *own = slot_of(s, s->ended);
     if (s->p.kfac && !s->lost) {
-        double ms[3];
+        const dsc_kfac_times *times = dsc_kfac_get_times(s->p.kfac);
         DSC_TRY(dsc_kfac_finish(s->p.kfac, s->p.queue));
-        dsc_kfac_times(s->p.kfac, ms);
-        for (int i = 0; i < 3 && s->is_host; i++)
-            own->ms[DSC_PHASE_FACTOR + i] = ms[i] + (i == 0 ? own->ms[DSC_PHASE_FACTOR] : 0);
+        if (s->is_host) {
+            own->ms[DSC_PHASE_FACTOR] += times->factor;
+            own->ms[DSC_PHASE_DECOMPOSE] = times->decompose;
+            own->ms[DSC_PHASE_PRECONDITION] = times->precondition;
+        }
     }
     DSC_TRY(dsc_tensor_download(s->p.queue, &s->block, dsc_tensor_bytes(&s->block), own->host));
     DSC_TRY(dsc_event_record(own->done, s->p.queue));

@@ -1,5 +1,5 @@
-/* Several ranks with a net, for tests of K-FAC over ranks: ways to run it, and what all of them must do
- * alike. */
+/* Several ranks with a net, for tests of K-FAC over ranks: configurations, and steps that are compared with a
+ * naive run. */
 #ifndef DSC_TESTS_KFAC_CREW_H
 #define DSC_TESTS_KFAC_CREW_H
 
@@ -22,7 +22,8 @@ static const net_shape shapes[LAYERS] = {
     {"last", DSC_KFAC_LINEAR, .in_c = 5, .out_c = 4, .bias = 1},
 };
 
-/* Where it is computed: as below, or on the environment's device in both types (chosen.h). */
+/* Device and type of a run: those below, or the device that the environment names in both types
+ * (chosen.h). */
 typedef struct place {
     const char *name;
     dsc_dtype dtype;
@@ -40,7 +41,8 @@ static dsc_device *host_device; /* for tensors in memory of the test's own */
 static int rank, ranks;
 static net nets[PLACES];
 
-/* F and T such that there are steps of all four kinds: both, none, factors, decompositions. */
+/* Frequencies that give steps of all four kinds: with factors and decompositions, with one of them, with
+ * neither. */
 static inline dsc_kfac_options base_options(int method) {
     dsc_kfac_options options;
     dsc_kfac_options_init(&options);
@@ -60,7 +62,7 @@ static inline net_step step_of(int64_t k) {
 
 /* ---- configurations ---- */
 
-/* A way to run; rows: gradient workers of a layer. */
+/* A configuration; rows: gradient workers of a layer. */
 typedef struct config {
     dsc_kfac_strategy strategy;
     dsc_kfac_placement placement;
@@ -129,7 +131,7 @@ static inline dsc_kfac *create(const config *c, const dsc_kfac_options *options)
     return kfac;
 }
 
-/* The extremes of the strategies, for tests of one thing. */
+/* The extremes of the strategies, for tests that look at one property. */
 static inline const config *some_configs(int *count) {
     static config list[4];
     list[0] = (config){.strategy = DSC_KFAC_COMM_OPT, .rows = ranks, .colocate = 0, .symmetric = 1};
@@ -201,7 +203,7 @@ static inline void crew_open(void) {
     silence_other_ranks(comm);
 }
 
-/* Gives everything back; 1 when device memory is left. Collective. */
+/* Frees everything; returns 1 when device memory is left. Collective. */
 static inline int crew_close(void) {
     size_t left = dsc_device_bytes(host_device);
     dsc_comm_destroy(&comm);

@@ -63,7 +63,7 @@ static void add_outer(const double *row, int64_t n, double scale, double *m) {
             m[i * n + j] += scale * row[i] * row[j];
 }
 
-/* The patch of sample `image` at output (oy, ox), channels of one group; the bias's 1 behind it. */
+/* The patch of sample `image` at output (oy, ox), channels of one group, followed by the 1 of the bias. */
 static void take_patch(const net_layer *l, const double *image, int64_t group, const int64_t out[2],
                        double *row) {
     const net_shape *s = &l->shape;

@@ -1,4 +1,4 @@
-/* K-FAC written down as plainly as it goes, in double, for the whole batch at once: factors as sums over
+/* A plain implementation of K-FAC, in double, for the whole batch at once: factors as sums over
  * rows, and the preconditioned gradient as the solution of the dense system
  *
  *   eigen     (G (x) A + damping I) vec(P) = vec(D)
@@ -11,7 +11,7 @@
 #define DSC_TESTS_KFAC_NAIVE_H
 
 #include "kfac/net.h"
-#include "kfac/plan.h"
+#include "kfac/placement.h"
 
 enum { NAIVE_UNITS = 16 };
 
@@ -68,7 +68,7 @@ double naive_distance(const double *x, const double *y, int64_t count);
 /* Smallest and largest eigenvalue of a symmetric matrix, by Jacobi's rotations. */
 void naive_extremes(const double *a, int64_t n, double *smallest, double *largest);
 
-/* D of all layers: room, and back. */
+/* Allocates memory for D of all layers, and frees it. */
 void naive_gradients_open(const net *n, double **d);
 void naive_gradients_close(const net *n, double **d);
 

@@ -37,6 +37,20 @@ static void measure(net_layer *l) {
     l->a_size = s->in_c * (conv ? s->in_h * s->in_w : at_least_one(s->sequence));
     l->g_size = s->out_c * (conv ? l->positions : at_least_one(s->sequence));
     l->columns = s->kernel_h * s->kernel_w * s->in_c / s->groups + (s->bias != 0);
+    l->conv = (dsc_conv2d_shape){.size = sizeof l->conv,
+                                 .in_h = s->in_h,
+                                 .in_w = s->in_w,
+                                 .in_c = s->in_c,
+                                 .out_c = s->out_c,
+                                 .kernel_h = s->kernel_h,
+                                 .kernel_w = s->kernel_w,
+                                 .stride_h = s->stride_h,
+                                 .stride_w = s->stride_w,
+                                 .pad_h = s->pad_h,
+                                 .pad_w = s->pad_w,
+                                 .dilation_h = s->dilation_h,
+                                 .dilation_w = s->dilation_w,
+                                 .groups = s->groups};
 }
 
 /* a or g: [samples, ..., channels]. */
@@ -86,8 +100,8 @@ static void open_all(net *n, const net_shape *shapes) {
         for (int k = 0; k < 3; k++)
             most = sizes[k] > most ? sizes[k] : most;
     }
-    n->room[0] = net_array(most, sizeof(double));
-    n->room[1] = net_array(most, sizeof(double));
+    n->scratch[0] = net_array(most, sizeof(double));
+    n->scratch[1] = net_array(most, sizeof(double));
     n->narrow = net_array(most, sizeof(float));
 }
 
@@ -120,8 +134,8 @@ void net_close(net *n) {
         free(l->whole_g);
         free(l->d);
     }
-    free(n->room[0]);
-    free(n->room[1]);
+    free(n->scratch[0]);
+    free(n->scratch[1]);
     free(n->narrow);
     n->count = 0;
 }
@@ -136,19 +150,8 @@ void net_describe(const net *n, dsc_kfac_layer *layers) {
         layers[i].out_c = s->out_c;
         layers[i].weight_grad = n->layers[i].weight_grad;
         layers[i].bias_grad = n->layers[i].bias_grad;
-        if (s->kind != DSC_KFAC_CONV2D)
-            continue;
-        layers[i].in_h = s->in_h;
-        layers[i].in_w = s->in_w;
-        layers[i].kernel_h = s->kernel_h;
-        layers[i].kernel_w = s->kernel_w;
-        layers[i].stride_h = s->stride_h;
-        layers[i].stride_w = s->stride_w;
-        layers[i].pad_h = s->pad_h;
-        layers[i].pad_w = s->pad_w;
-        layers[i].dilation_h = s->dilation_h;
-        layers[i].dilation_w = s->dilation_w;
-        layers[i].groups = s->groups;
+        if (s->kind == DSC_KFAC_CONV2D)
+            layers[i].conv = &n->layers[i].conv;
     }
 }
 
@@ -215,7 +218,7 @@ void net_draw(net *n, int64_t step, int64_t pass, double loss_scale) {
         draw(step * 8 + pass, i, 1, 0.25, g_scale(n, l), g_count, l->whole_g);
         upload(n, l->whole_a + n->rank * a_share, &l->a);
         /* A loss averaged over the share has gradients that are `ranks` times those of the whole. */
-        double *share = n->room[0];
+        double *share = n->scratch[0];
         for (int64_t k = 0; k < g_share; k++)
             share[k] = l->whole_g[n->rank * g_share + k] * n->ranks * loss_scale;
         upload(n, share, &l->g);
@@ -242,17 +245,17 @@ void net_draw_gradients(net *n, int64_t step) {
         net_layer *l = &n->layers[i];
         int64_t count = net_gradient_count(n, i);
         draw(step, i, 2, 0, 1, count, l->d);
-        split(l, l->d, n->room[0], n->room[1]);
-        upload(n, n->room[0], &l->weight_grad);
+        split(l, l->d, n->scratch[0], n->scratch[1]);
+        upload(n, n->scratch[0], &l->weight_grad);
         if (l->shape.bias)
-            upload(n, n->room[1], &l->bias_grad);
+            upload(n, n->scratch[1], &l->bias_grad);
     }
 }
 
 void net_read(const net *n, int index, double *d) {
     const net_layer *l = &n->layers[index];
     int64_t bias = l->shape.bias != 0, width = l->columns - bias;
-    double *w = n->room[0], *b = n->room[1];
+    double *w = n->scratch[0], *b = n->scratch[1];
     download(n, &l->weight_grad, w);
     if (bias)
         download(n, &l->bias_grad, b);

@@ -29,6 +29,7 @@ typedef struct net_layer {
     int64_t positions;      /* S: out_h out_w; 1 of a linear layer */
     int64_t a_size, g_size; /* numbers of one sample */
     int64_t columns;        /* of D[out_c, columns]: weights of one output, then the bias */
+    dsc_conv2d_shape conv;  /* conv2d: its geometry */
     dsc_tensor a, g, weight_grad, bias_grad;
     double *whole_a, *whole_g; /* [samples, a_size], [samples, g_size]; g of a loss averaged over the whole */
     double *d;                 /* [out_c, columns], as drawn */
@@ -42,7 +43,7 @@ typedef struct net {
     int64_t samples; /* of the whole batch, a multiple of ranks */
     int count;
     net_layer layers[NET_LAYERS];
-    double *room[2]; /* for the largest of their tensors, on the way to the device and back */
+    double *scratch[2]; /* as large as the largest tensor, for transfers to the device and back */
     float *narrow;
 } net;
 
@@ -52,7 +53,7 @@ void net_open(net *n, dsc_queue *queue, dsc_dtype dtype, const net_shape *shapes
 void net_open_share(net *n, dsc_queue *queue, dsc_dtype dtype, const net_shape *shapes, int count,
                     int64_t samples, const dsc_comm *comm);
 void net_close(net *n);
-/* Layers as dsc_kfac_create wants them. */
+/* Layers as dsc_kfac_create wants them; they point into the net. */
 void net_describe(const net *n, dsc_kfac_layer *layers);
 
 /* Inputs and output gradients of one pass, and weight gradients, in host and device memory. loss_scale

@@ -1,4 +1,4 @@
-/* Numbers that are not finite, and misuse: what must be refused, and what must not spoil anything. */
+/* Numbers that are not finite, and misuse: they must be refused and must not spoil later steps. */
 #include "kfac/twin.h"
 
 #include "base/memory.h"
@@ -39,7 +39,7 @@ static void test_rejected_factors(void **state) {
             assert_int_equal(twin_report(&t)->rejected_factors, 2);
             assert_true(twin_state(&t, "last.A", 4) == a && twin_state(&t, "last.G", 4) == g);
             assert_true(twin_state(&t, "rows.A", 4) != other);
-            /* The naive one goes on with the layer's factors as they were. */
+            /* The naive run goes on with the earlier factors of the layer. */
             naive_unit *last = &t.v.units[t.v.count - 1];
             double *kept_a = net_array(last->a_n * last->a_n, sizeof(double));
             double *kept_g = net_array(last->g_n * last->g_n, sizeof(double));
@@ -56,8 +56,8 @@ static void test_rejected_factors(void **state) {
         }
 }
 
-/* In the first step, in one of the two only, in one group only, by overflow of a product (which tensor cores
- * may cut down to the largest number). */
+/* In the first step: in a or g only, in one group only, and by overflow of a product (which tensor cores may
+ * round to the largest number). */
 static void test_rejected_early(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)
@@ -105,7 +105,7 @@ static void test_bad_gradient(void **state) {
                 net_set(&t.n, i < 2 ? &t.n.layers[0].weight_grad : &t.n.layers[3].bias_grad, 1, bad[i % 2]);
                 if (dsc_device_is_host(places[p].handle)) {
                     assert_fails(DSC_E_NUMERIC, "not finite", dsc_kfac_step(t.kfac, t.n.queue, 0.1));
-                } else { /* which waits for nothing */
+                } else { /* a GPU does not wait, so nu reports it */
                     double nu = 0;
                     assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
                     assert_ok(dsc_kfac_nu(t.kfac, t.n.queue, &nu));
@@ -148,7 +148,7 @@ static void test_goes_on_after_bad_gradient(void **state) {
 
 /* ---- misuse ---- */
 
-/* Fails, and says something. */
+/* Fails with a message. */
 #define assert_refused(call)                                                                                 \
     do {                                                                                                     \
         assert_int_equal((call), DSC_E_INVALID);                                                             \
@@ -200,7 +200,7 @@ static void test_misuse_of_tensors(void **state) {
     wrong = l[3].a;
     wrong.dim[1]--;
     assert_refused(dsc_kfac_capture(t.kfac, t.n.queue, 3, &wrong, &l[3].g));
-    /* What was refused has left no trace: the step goes on with all layers. */
+    /* Refused captures change nothing: the step goes on with all layers. */
     for (int i = t.n.count - 1; i >= 0; i--)
         assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, i, &l[i].a, &l[i].g));
     assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
@@ -217,9 +217,9 @@ static void test_misuse_of_create(void **state) {
     net_open(&n, places[CPU].queue, DSC_F32, twin_mixed, TWIN_MIXED, TWIN_SAMPLES);
     net_describe(&n, layers);
     size_t bytes = dsc_device_bytes(places[CPU].handle);
-    layers[1].out_c++; /* its gradient is too small now, and groups do not divide */
+    n.layers[1].conv.out_c++; /* its gradient is too small now, and groups do not divide */
     assert_refused(dsc_kfac_create(alone, n.queue, layers, TWIN_MIXED, &options, &kfac));
-    layers[1].out_c--;
+    n.layers[1].conv.out_c--;
     layers[3].bias_grad.dim[0]--;
     assert_refused(dsc_kfac_create(alone, n.queue, layers, TWIN_MIXED, &options, &kfac));
     layers[3].bias_grad.dim[0]++;
@@ -229,9 +229,9 @@ static void test_misuse_of_create(void **state) {
     layers[2].weight_grad.data = NULL;
     assert_refused(dsc_kfac_create(alone, n.queue, layers, TWIN_MIXED, &options, &kfac));
     net_describe(&n, layers);
-    layers[0].stride_h = 0;
+    n.layers[0].conv.stride_h = 0;
     assert_refused(dsc_kfac_create(alone, n.queue, layers, TWIN_MIXED, &options, &kfac));
-    net_describe(&n, layers);
+    n.layers[0].conv.stride_h = 1;
     options.skip_layers = "(";
     assert_refused(dsc_kfac_create(alone, n.queue, layers, TWIN_MIXED, &options, &kfac));
     options.skip_layers = NULL;
@@ -246,7 +246,7 @@ static void test_misuse_of_create(void **state) {
     net_close(&n);
 }
 
-/* What is skipped need not be a layer K-FAC knows how to handle. */
+/* A skipped layer is not checked. */
 static void test_skipped_is_not_checked(void **state) {
     (void)state;
     net n;
@@ -286,7 +286,7 @@ static void test_begin_fails(void **state) {
     net_draw(&t.n, 0, 0, 1);
     schedule_fails = 0;
     assert_ok(dsc_kfac_begin(t.kfac, 1));
-    for (int pass = 0; pass < 2; pass++) /* this layer's factors have left */
+    for (int pass = 0; pass < 2; pass++) /* after its last pass this layer's factors are on their way */
         assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, 1, &l[1].a, &l[1].g));
     schedule_fails = 1;
     assert_refused(dsc_kfac_begin(t.kfac, 1));
@@ -300,7 +300,7 @@ static void test_begin_fails(void **state) {
     twin_close(&t);
 }
 
-/* Every allocation of creation fails once; nothing is left behind. */
+/* Every allocation during creation fails once; nothing leaks. */
 static void test_create_survives_failures(void **state) {
     (void)state;
     net n;

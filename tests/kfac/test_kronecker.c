@@ -69,7 +69,8 @@ static void test_every_kind(void **state) {
                     }
 }
 
-/* The clip counts <P, D> of all layers together: with these numbers it acts, and at a small rate not. */
+/* The clip uses the sum of <P, D> over all layers: with these numbers it acts, with a small rate it does
+ * not. */
 static void test_clip(void **state) {
     (void)state;
     static const double rates[] = {0.5, 0.125, 1e-4, 0};
@@ -91,7 +92,7 @@ static void test_clip(void **state) {
         }
 }
 
-/* g divided by the loss scale before G is formed; a scale far from 1 would show. */
+/* G is formed from g without the loss scale; the scale is far from 1, so that an error would be visible. */
 static void test_loss_scale(void **state) {
     (void)state;
     static const double scales[] = {1024, 0.25, 65536};
@@ -129,7 +130,7 @@ static void test_passes(void **state) {
             }
 }
 
-/* F and T as they are usually: averages move every second step, decompositions are three steps old. */
+/* The usual case: averages move every second step, and decompositions are up to three steps old. */
 static void test_between_updates(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)
@@ -148,7 +149,7 @@ static void test_between_updates(void **state) {
         }
 }
 
-/* Blocks on the diagonal, channels first, in both methods; linear layers keep whole factors. */
+/* Diagonal blocks, ordered by channel, in both methods; linear layers keep whole factors. */
 static void test_diagonal_blocks(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)
@@ -223,7 +224,7 @@ static void test_rounded_products(void **state) {
     dsc_device_destroy(&p.handle);
 }
 
-/* It is K-FAC: on inputs this skew the preconditioned gradient points elsewhere. */
+/* The preconditioner does something: for inputs this skewed P is not parallel to D. */
 static void test_not_parallel(void **state) {
     (void)state;
     twin t;
@@ -254,7 +255,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_between_updates), cmocka_unit_test(test_diagonal_blocks),
         cmocka_unit_test(test_not_parallel),    cmocka_unit_test(test_rounded_products),
     };
-    if (argc > 1) /* only tests whose names are like this */
+    if (argc > 1) /* runs only tests whose names match */
         cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests_name("kfac kronecker", tests, places_open, places_close);
 }

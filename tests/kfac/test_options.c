@@ -1,9 +1,9 @@
-/* Options of K-FAC: defaults, names, refusals with their reasons; the grid; layers: checks, sizes, order of
- * columns, and which are skipped. */
+/* Options of K-FAC: defaults, names, refusals with their reasons, the grid. Layers: copies, checks, sizes,
+ * what captures contribute, order of columns, and which are skipped. */
 #include "test.h"
 
 #include "base/memory.h"
-#include "kfac/plan.h"
+#include "kfac/placement.h"
 
 #include <math.h>
 
@@ -39,7 +39,7 @@ static void test_older_callers(void **state) {
     (void)state;
     dsc_kfac_options o = defaults(), read;
     o.damping = 0.25;
-    o.passes = 0; /* not looked at */
+    o.passes = 0; /* after the end of the older struct */
     o.size = offsetof(dsc_kfac_options, passes);
     assert_ok(dsc_kfac_options_read(&o, 1, &read));
     assert_true(read.damping == 0.25 && read.passes == 1 && read.size == sizeof read);
@@ -187,7 +187,7 @@ static void test_good_combinations(void **state) {
     o.grad_worker_fraction = 1;
     assert_ok(dsc_kfac_options_read(&o, 1, &read)); /* one rank is all ranks */
     o.strategy = DSC_KFAC_COMM_OPT;
-    o.grad_worker_fraction = 17; /* of no meaning here */
+    o.grad_worker_fraction = 17; /* ignored by this strategy */
     assert_ok(dsc_kfac_options_read(&o, 1, &read));
     o = defaults();
     o.strategy = DSC_KFAC_MEM_OPT;
@@ -199,7 +199,7 @@ static void test_good_combinations(void **state) {
     o.factor_dtype = DSC_F16;
     o.inverse_dtype = DSC_BF16;
     assert_ok(dsc_kfac_options_read(&o, 5, &read));
-    o.inverse_dtype = DSC_F16; /* 1/damping is too much for it, eigenvectors are not */
+    o.inverse_dtype = DSC_F16; /* 1/damping overflows in it, eigenvectors do not */
     assert_fails(DSC_E_INVALID, "does not fit into fp16", dsc_kfac_options_read(&o, 5, &read));
     o.damping = 2e-5;
     assert_ok(dsc_kfac_options_read(&o, 5, &read));
@@ -232,7 +232,7 @@ static void test_grid(void **state) {
                 assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, (double)workers / ranks, ranks), workers);
     }
     assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0.25, 8), 2);
-    assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0.33, 3), 1); /* 0.99: off by 0.01, no more */
+    assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0.33, 3), 1); /* 0.99 workers: off by no more than 0.01 */
     assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0.3333, 6), 2);
     assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 0, 6), 1); /* at least one */
     assert_int_equal(rows_of(DSC_KFAC_HYBRID_OPT, 1, 6), 6);
@@ -262,7 +262,7 @@ static void test_bad_fractions(void **state) {
     assert_fails(DSC_E_INVALID, "must be in [0, 1]", dsc_kfac_grid_rows(&o, 2, &rows));
     o.grad_worker_fraction = NAN;
     assert_fails(DSC_E_INVALID, "must be in [0, 1]", dsc_kfac_grid_rows(&o, 2, &rows));
-    o.grad_worker_fraction = 0.3; /* more divisors than there is room for */
+    o.grad_worker_fraction = 0.3; /* more divisors than the message can hold */
     assert_fails(DSC_E_INVALID, "1/720720 (1 worker)", dsc_kfac_grid_rows(&o, 720720, &rows));
     assert_int_equal(rows, -1);
 }
@@ -271,17 +271,21 @@ static void test_bad_fractions(void **state) {
 
 static float memory_of_gradients[64];
 
+static dsc_conv2d_shape shape; /* of a_conv */
+
 static dsc_kfac_layer a_conv(void) {
     dsc_kfac_layer l;
+    dsc_conv2d_shape_init(&shape);
+    shape.in_c = 6;
+    shape.out_c = 4;
+    shape.in_h = 9;
+    shape.in_w = 7;
+    shape.kernel_h = 3;
+    shape.kernel_w = 2;
     dsc_kfac_layer_init(&l);
     l.name = "conv";
     l.kind = DSC_KFAC_CONV2D;
-    l.in_c = 6;
-    l.out_c = 4;
-    l.in_h = 9;
-    l.in_w = 7;
-    l.kernel_h = 3;
-    l.kernel_w = 2;
+    l.conv = &shape;
     return l;
 }
 
@@ -298,38 +302,94 @@ static void set_gradient(dsc_tensor *t, dsc_dtype dtype, int64_t count) {
     *t = dsc_tensor_view(NULL, memory_of_gradients, dtype, 1, &count);
 }
 
+static void assert_sizes(const dsc_kfac_layer *l, int64_t a_n, int64_t g_n, int64_t units) {
+    int64_t a = 0, g = 0, count = 0;
+    assert_ok(dsc_kfac_layer_factors(l, &a, &g, &count));
+    assert_int_equal(a, a_n);
+    assert_int_equal(g, g_n);
+    assert_int_equal(count, units);
+}
+
 static void test_layer_sizes(void **state) {
     (void)state;
-    int64_t h, w;
     dsc_kfac_layer l = a_linear();
-    assert_ok(dsc_kfac_layer_check(&l));
-    assert_true(l.stride_h == 1 && l.dilation_w == 1 && l.groups == 1 && l.kernel_h == 1 && l.pad_h == 0);
-    assert_true(dsc_kfac_layer_a(&l) == 5 && dsc_kfac_layer_g(&l) == 3);
+    assert_sizes(&l, 5, 3, 1);
     set_gradient(&l.bias_grad, DSC_F32, 3);
-    assert_int_equal(dsc_kfac_layer_a(&l), 6);
-    dsc_kfac_layer_output(&l, &h, &w);
-    assert_true(h == 1 && w == 1);
+    assert_sizes(&l, 6, 3, 1);
     l = a_conv();
-    assert_ok(dsc_kfac_layer_check(&l));
-    assert_true(dsc_kfac_layer_a(&l) == 36 && dsc_kfac_layer_g(&l) == 4);
-    dsc_kfac_layer_output(&l, &h, &w);
-    assert_true(h == 7 && w == 6);
-    l.groups = 2;
+    assert_sizes(&l, 36, 4, 1);
+    shape.groups = 2;
     set_gradient(&l.bias_grad, DSC_F32, 4);
-    assert_ok(dsc_kfac_layer_check(&l));
-    assert_true(dsc_kfac_layer_a(&l) == 19 && dsc_kfac_layer_g(&l) == 2);
-    l.stride_h = l.stride_w = 2;
-    l.pad_h = 1;
-    l.dilation_w = 3;
-    dsc_kfac_layer_output(&l, &h, &w); /* (9 + 2 - 3) / 2 + 1, (7 - 4) / 2 + 1 */
-    assert_true(h == 5 && w == 2);
+    assert_sizes(&l, 19, 2, 2);
+    assert_string_equal(dsc_kfac_kind_name(DSC_KFAC_LINEAR), "linear");
+    assert_string_equal(dsc_kfac_kind_name(DSC_KFAC_CONV2D), "conv2d");
+    assert_string_equal(dsc_kfac_kind_name((dsc_kfac_kind)-1), "unknown");
+    assert_string_equal(dsc_kfac_kind_name((dsc_kfac_kind)2), "unknown");
+}
+
+/* Samples and positions that a captured pair counts as: N and S of the scaling. */
+static void test_captured_rows(void **state) {
+    (void)state;
+    dsc_kfac_layer given = a_conv(), *own;
+    const int64_t images[4] = {2, 9, 7, 6}, outputs[4] = {2, 5, 2, 4}, rows[3] = {2, 3, 5},
+                  short_rows[2] = {5, 3};
+    dsc_kfac_pass pass;
+    shape.groups = 2;
+    shape.stride_h = shape.stride_w = 2;
+    shape.pad_h = 1;
+    shape.dilation_w = 3;
+    set_gradient(&given.weight_grad, DSC_F32, 4 * 3 * 6);
+    assert_ok(dsc_kfac_layers_copy(&given, 1, &own));
+    dsc_tensor a = dsc_tensor_view(NULL, memory_of_gradients, DSC_F32, 4, images);
+    dsc_tensor g = dsc_tensor_view(NULL, memory_of_gradients, DSC_F32, 4, outputs);
+    assert_ok(dsc_kfac_kind_conv2d.capture(own, &a, &g, &pass));
+    assert_int_equal(pass.samples, 2);
+    assert_int_equal(pass.positions, 5 * 2); /* (9 + 2 - 3) / 2 + 1, (7 - 4) / 2 + 1 */
+    dsc_kfac_layers_release(&own, 1);
+    given = a_linear();
+    assert_ok(dsc_kfac_layers_copy(&given, 1, &own));
+    a = dsc_tensor_view(NULL, memory_of_gradients, DSC_F32, 3, rows);
+    g = dsc_tensor_view(NULL, memory_of_gradients, DSC_F32, 2, short_rows);
+    assert_fails(DSC_E_INVALID, "has 5 rows, its input makes 6",
+                 dsc_kfac_kind_linear.capture(own, &a, &g, &pass));
+    g = dsc_tensor_view(NULL, memory_of_gradients, DSC_F32, 3, (const int64_t[]){2, 3, 3});
+    assert_ok(dsc_kfac_kind_linear.capture(own, &a, &g, &pass));
+    assert_true(pass.samples == 6 && pass.positions == 1);
+    dsc_kfac_layers_release(&own, 1);
+}
+
+/* Arrays of layers; structs that are larger than the library's, or were never initialised. */
+static void test_layer_versions(void **state) {
+    (void)state;
+    dsc_kfac_layer pair[2] = {a_linear(), a_linear()}, *own;
+    pair[1].name = "other";
+    pair[1].in_c = 7;
+    assert_ok(dsc_kfac_layers_copy(pair, 2, &own));
+    assert_string_equal(own[1].name, "other");
+    assert_true(own[1].name != pair[1].name && own[1].in_c == 7);
+    dsc_kfac_layers_release(&own, 2);
+    assert_null(own);
+    pair[1].size = 0;
+    assert_fails(DSC_E_INVALID, "dsc_kfac_layer_init", dsc_kfac_layers_copy(pair, 2, &own));
+    pair[0].size = sizeof pair[0] + 8;
+    assert_fails(DSC_E_INVALID, "dsc_kfac_layer_init", dsc_kfac_layers_copy(pair, 1, &own));
+    assert_null(own);
+    for (int nth = 1; nth <= 3; nth++) { /* the array, the name, the shape */
+        dsc_kfac_layer l = a_conv();
+        dsc_memory_fail_at(nth);
+        dsc_status status = dsc_kfac_layers_copy(&l, 1, &own);
+        dsc_memory_fail_at(0);
+        assert_int_equal(status, DSC_E_MEMORY);
+        assert_null(own);
+    }
 }
 
 #define assert_bad_layer(start, change, text)                                                                \
     do {                                                                                                     \
         dsc_kfac_layer l = start();                                                                          \
         change;                                                                                              \
-        assert_fails(DSC_E_INVALID, text, dsc_kfac_layer_check(&l));                                         \
+        int64_t a_n, g_n, units;                                                                             \
+        assert_fails(DSC_E_INVALID, text, dsc_kfac_layer_factors(&l, &a_n, &g_n, &units));                   \
     } while (0)
 
 static void test_bad_layers(void **state) {
@@ -337,26 +397,28 @@ static void test_bad_layers(void **state) {
     assert_bad_layer(a_linear, l.name = NULL, "without a name");
     assert_bad_layer(a_linear, l.name = "", "without a name");
     assert_bad_layer(a_linear, l.kind = (dsc_kfac_kind)2,
-                     "layer 'fc': kind 2: must be linear (0) or conv2d (1)");
+                     "layer 'fc': kind 2: must be one of linear (0), conv2d (1)");
     assert_bad_layer(a_linear, l.in_c = 0, "layer 'fc': inputs 0: must be in 1..");
     assert_bad_layer(a_linear, l.out_c = -3, "layer 'fc': outputs -3");
     assert_bad_layer(a_linear, l.in_c = (int64_t)1 << 40, "inputs 1099511627776: must be in 1..16777216");
-    assert_bad_layer(a_conv, l.in_h = 0, "layer 'conv': input height 0");
-    assert_bad_layer(a_conv, l.in_w = -1, "input width -1");
-    assert_bad_layer(a_conv, l.kernel_h = 0, "kernel height 0");
-    assert_bad_layer(a_conv, l.kernel_w = (int64_t)1 << 60, "kernel width");
-    assert_bad_layer(a_conv, l.stride_w = 0, "stride 0");
-    assert_bad_layer(a_conv, l.pad_h = -1, "padding -1");
-    assert_bad_layer(a_conv, l.dilation_h = 0, "dilation 0");
-    assert_bad_layer(a_conv, l.dilation_h = INT64_MAX, "dilation 9223372036854775807");
-    assert_bad_layer(a_conv, l.groups = 0, "0 groups: must divide its 6 input and 4 output channels");
-    assert_bad_layer(a_conv, l.groups = 4, "4 groups: must divide");
-    assert_bad_layer(a_conv, l.groups = 3, "3 groups: must divide");
-    assert_bad_layer(a_conv, l.kernel_h = 10, "kernel of 10 x 2 does not fit into its input of 9 x 7");
-    assert_bad_layer(a_conv, l.dilation_w = 7, "does not fit");
-    assert_bad_layer(a_conv, l.in_h = l.in_w = l.kernel_h = l.kernel_w = 5000,
+    assert_bad_layer(a_conv, l.conv = NULL, "layer 'conv': a conv2d layer needs its shape");
+    assert_bad_layer(a_conv, shape.size = 0, "dsc_conv2d_shape_init");
+    assert_bad_layer(a_conv, shape.in_h = 0, "layer 'conv': input height 0");
+    assert_bad_layer(a_conv, shape.in_w = -1, "input width -1");
+    assert_bad_layer(a_conv, shape.kernel_h = 0, "kernel height 0");
+    assert_bad_layer(a_conv, shape.kernel_w = (int64_t)1 << 60, "kernel width");
+    assert_bad_layer(a_conv, shape.stride_w = 0, "stride 0");
+    assert_bad_layer(a_conv, shape.pad_h = -1, "padding -1");
+    assert_bad_layer(a_conv, shape.dilation_h = 0, "dilation 0");
+    assert_bad_layer(a_conv, shape.dilation_h = INT64_MAX, "dilation 9223372036854775807");
+    assert_bad_layer(a_conv, shape.groups = 0, "0 groups: must divide its 6 input and 4 output channels");
+    assert_bad_layer(a_conv, shape.groups = 4, "4 groups: must divide");
+    assert_bad_layer(a_conv, shape.groups = 3, "3 groups: must divide");
+    assert_bad_layer(a_conv, shape.kernel_h = 10, "kernel of 10 x 2 does not fit into its input of 9 x 7");
+    assert_bad_layer(a_conv, shape.dilation_w = 7, "does not fit");
+    assert_bad_layer(a_conv, shape.in_h = shape.in_w = shape.kernel_h = shape.kernel_w = 5000,
                      "factor A would have 25000000 rows, at most 16777216 are possible: skip the layer");
-    assert_bad_layer(a_conv, l.in_c = 6000000, "factor A would have 36000000 rows");
+    assert_bad_layer(a_conv, shape.in_c = 6000000, "factor A would have 36000000 rows");
     assert_bad_layer(a_linear, set_gradient(&l.weight_grad, DSC_F32, 14),
                      "layer 'fc': the gradient of its weight has 14 numbers: must be 15");
     assert_bad_layer(a_linear, set_gradient(&l.bias_grad, DSC_F32, 5), "its bias has 5 numbers: must be 3");
@@ -366,21 +428,21 @@ static void test_bad_layers(void **state) {
 }
 
 /* Column j, counted channel by channel, is kernel position j % (kh kw) of channel j / (kh kw). */
-static void test_natural_column(void **state) {
+static void test_block_order(void **state) {
     (void)state;
     dsc_kfac_layer l = a_conv();
-    l.groups = 2;
+    shape.groups = 2;
     set_gradient(&l.bias_grad, DSC_F32, 4);
     int64_t j = 0, channels = 3;
     for (int64_t c = 0; c < channels; c++)
-        for (int64_t y = 0; y < l.kernel_h; y++)
-            for (int64_t x = 0; x < l.kernel_w; x++, j++)
-                assert_int_equal(dsc_kfac_natural_column(&l, j), (y * l.kernel_w + x) * channels + c);
-    assert_int_equal(dsc_kfac_natural_column(&l, j), j); /* the bias */
-    assert_int_equal(j + 1, dsc_kfac_layer_a(&l));
+        for (int64_t y = 0; y < shape.kernel_h; y++)
+            for (int64_t x = 0; x < shape.kernel_w; x++, j++)
+                assert_int_equal(dsc_kfac_kind_conv2d.column(&l, j), (y * shape.kernel_w + x) * channels + c);
+    assert_int_equal(dsc_kfac_kind_conv2d.column(&l, j), j); /* the bias */
+    assert_int_equal(j + 1, dsc_kfac_kind_conv2d.sizes(&l).a_n);
     l = a_linear();
     for (int64_t i = 0; i < 5; i++)
-        assert_int_equal(dsc_kfac_natural_column(&l, i), i);
+        assert_int_equal(dsc_kfac_kind_linear.column(&l, i), i);
 }
 
 /* ---- skipped layers ---- */
@@ -425,9 +487,6 @@ static void test_bad_expressions(void **state) {
     assert_fails(DSC_E_INVALID,
                  "'(' is not a POSIX extended regular expression: ", dsc_kfac_skip(&l, 1, "fc (", &skip));
     assert_fails(DSC_E_INVALID, "'[a'", dsc_kfac_skip(&l, 1, "[a", &skip));
-    l.name = NULL;
-    assert_fails(DSC_E_INVALID, "without a name", dsc_kfac_skip(&l, 1, "fc", &skip));
-    l.name = "fc";
     dsc_memory_fail_at(1);
     dsc_status status = dsc_kfac_skip(&l, 1, "fc", &skip);
     dsc_memory_fail_at(0);
@@ -447,7 +506,9 @@ int main(void) {
         cmocka_unit_test(test_bad_fractions),
         cmocka_unit_test(test_layer_sizes),
         cmocka_unit_test(test_bad_layers),
-        cmocka_unit_test(test_natural_column),
+        cmocka_unit_test(test_block_order),
+        cmocka_unit_test(test_captured_rows),
+        cmocka_unit_test(test_layer_versions),
         cmocka_unit_test(test_skip),
         cmocka_unit_test(test_bad_expressions),
     };

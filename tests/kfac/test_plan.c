@@ -4,7 +4,7 @@
 #include "test.h"
 
 #include "base/memory.h"
-#include "kfac/plan.h"
+#include "kfac/placement.h"
 
 #include <math.h>
 
@@ -14,11 +14,12 @@ enum { MAX_LAYERS = 160, NAME_SIZE = 32 };
 
 typedef struct layer_list {
     dsc_kfac_layer layers[MAX_LAYERS];
+    dsc_conv2d_shape shapes[MAX_LAYERS];
     char names[MAX_LAYERS][NAME_SIZE];
     int64_t count;
 } layer_list;
 
-static float some_memory; /* gradients' memory is not looked at, but a bias is there when it has some */
+static float some_memory; /* a bias exists when its gradient has memory, which is never read */
 
 static dsc_kfac_layer *add(layer_list *list, const char *name, dsc_kfac_kind kind, int64_t in_c,
                            int64_t out_c) {
@@ -29,15 +30,19 @@ static dsc_kfac_layer *add(layer_list *list, const char *name, dsc_kfac_kind kin
     layer->kind = kind;
     layer->in_c = in_c;
     layer->out_c = out_c;
-    if (kind == DSC_KFAC_CONV2D)
-        layer->in_h = layer->in_w = 8;
     return layer;
 }
 
 static void add_conv(layer_list *list, const char *name, int64_t in_c, int64_t out_c, int64_t kernel) {
+    dsc_conv2d_shape *shape = &list->shapes[list->count];
     dsc_kfac_layer *layer = add(list, name, DSC_KFAC_CONV2D, in_c, out_c);
-    layer->kernel_h = layer->kernel_w = kernel;
-    layer->pad_h = layer->pad_w = kernel / 2;
+    dsc_conv2d_shape_init(shape);
+    shape->in_h = shape->in_w = 8;
+    shape->in_c = in_c;
+    shape->out_c = out_c;
+    shape->kernel_h = shape->kernel_w = kernel;
+    shape->pad_h = shape->pad_w = kernel / 2;
+    layer->conv = shape;
 }
 
 static void add_bias(dsc_kfac_layer *layer) {
@@ -153,7 +158,7 @@ static void test_by_cost(void **state) {
     assert_placed(small, 5, 4, &o, (int[]){1, 1, 0, 1, 1}, (int[]){1, 3, 1, 3, 0, 2, 3, 1, 1, 3});
 }
 
-/* Placement by work and by size part ways. */
+/* Placement by work and by size differ. */
 static void test_compute_is_not_memory(void **state) {
     (void)state;
     const int64_t sizes[3][2] = {{10, 1}, {8, 8}, {8, 8}}; /* n^3: 1001 1024 1024; n^2: 101 128 128 */
@@ -194,7 +199,7 @@ static void test_groups_and_skips(void **state) {
     layer_list list = {.count = 0};
     add_conv(&list, "stem", 3, 8, 3);
     add_conv(&list, "wide", 8, 12, 3);
-    list.layers[1].groups = 4;
+    list.shapes[1].groups = 4;
     add_bias(&list.layers[1]);
     add_bias(add(&list, "fc1", DSC_KFAC_LINEAR, 20, 10));
     add(&list, "fc2", DSC_KFAC_LINEAR, 10, 5);
@@ -278,7 +283,7 @@ typedef struct expectation {
     double work, factors, decompositions, exchange, factors_sent, decompositions_sent, preconditioned_sent;
 } expectation;
 
-/* What rank r has to do with one factor. */
+/* What one factor adds to the load of a rank. */
 static void expect_factor(const dsc_kfac_options *o, int ranks, int rows, int mine, double n, double s,
                           expectation *e) {
     double sf = half_or(o->factor_dtype, s), b = wire(o, n) * sf;
@@ -292,7 +297,7 @@ static void expect_factor(const dsc_kfac_options *o, int ranks, int rows, int mi
         e->factors_sent += b;
 }
 
-/* And with one item, of a unit in its column or not. */
+/* What one item adds to it, for a unit in its column or not. */
 static void expect_item(const dsc_kfac_options *o, int rows, int here, int mine, double n, double s,
                         expectation *e) {
     double si = half_or(o->inverse_dtype, s), vectors = n * n * si, values = n * s;
@@ -384,7 +389,7 @@ static void assert_sound(const dsc_kfac_plan *plan, const dsc_kfac_options *o) {
         assert_true(slowest <= bound * (1 + 1e-12));
 }
 
-/* Method, types and the rest in turns, so that each meets every grid somewhere. */
+/* Method, types and other options take turns, so that each of them is combined with every grid. */
 static void vary(dsc_kfac_options *o, int turn) {
     const dsc_dtype types[3] = {DSC_F32, DSC_BF16, DSC_F16};
     o->method = turn % 3 == 0 ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
@@ -401,7 +406,7 @@ static int check_case(const layer_list *list, int ranks, dsc_kfac_options *o, in
     assert_ok(dsc_kfac_grid_rows(o, ranks, &rows));
     if (!o->colocate_factors && (rows == 1 && (ranks > 1 || o->strategy != DSC_KFAC_HYBRID_OPT)) &&
         o->strategy != DSC_KFAC_COMM_OPT)
-        return turn; /* refused, as test_options shows */
+        return turn; /* refused; see test_options.c */
     vary(o, turn);
     dsc_kfac_plan *plan = make_plan(list, ranks, o);
     assert_int_equal(dsc_kfac_plan_rows(plan), rows);
@@ -441,7 +446,7 @@ static void test_small_net_on_all_grids(void **state) {
     (void)state;
     layer_list list = {.count = 0};
     add_conv(&list, "conv", 6, 9, 3);
-    list.layers[0].groups = 3;
+    list.shapes[0].groups = 3;
     add_bias(add(&list, "fc1", DSC_KFAC_LINEAR, 40, 30));
     add(&list, "fc2", DSC_KFAC_LINEAR, 30, 10);
     for (int64_t i = 0; i < list.count; i++)
@@ -465,7 +470,7 @@ static void test_block_loads(void **state) {
     }
 }
 
-/* ---- strategies that are one ---- */
+/* ---- strategies that are equal ---- */
 
 static void assert_same_plan(const layer_list *list, int ranks, const dsc_kfac_options *x,
                              const dsc_kfac_options *y) {
@@ -598,7 +603,7 @@ static void test_memory_falls(void **state) {
             double mean, next, most[3] = {0};
             dsc_kfac_options o = make_options(DSC_KFAC_COMM_OPT, (dsc_kfac_placement)which, 1);
             most[0] = kept_bytes(&list, ranks, &o, &mean);
-            assert_true(fabs(mean - most[0]) <= ranks * 2.3e-16 * mean); /* everybody the same */
+            assert_true(fabs(mean - most[0]) <= ranks * 2.3e-16 * mean); /* the same on every rank */
             o.strategy = DSC_KFAC_HYBRID_OPT;
             for (int workers = ranks / 2; workers >= 1; workers /= 2) {
                 o.grad_worker_fraction = (double)workers / ranks;
@@ -639,7 +644,7 @@ static void test_refusals(void **state) {
                  dsc_kfac_plan_create(list.layers, 2, 1, &o, 1, &plan));
     list.layers[1].in_c = 0;
     assert_fails(DSC_E_INVALID, "layer 'b': inputs 0", dsc_kfac_plan_create(list.layers, 2, 1, &o, 1, &plan));
-    o.skip_layers = "b("; /* what is skipped need not be sound, but expressions have to */
+    o.skip_layers = "b("; /* skipped layers are not checked, expressions are */
     assert_fails(DSC_E_INVALID, "'b('", dsc_kfac_plan_create(list.layers, 2, 1, &o, 1, &plan));
     o.skip_layers = "b";
     assert_ok(dsc_kfac_plan_create(list.layers, 2, 1, &o, 1, &plan));

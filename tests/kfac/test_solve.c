@@ -1,6 +1,6 @@
-/* The ladder of solves: what happens when the fast way fails, and the acceptance of every rung on matrices
- * that have broken solvers. With Frobenius norms an eigen solve is accepted when |A - Q diag(v) Q'| <= 64 n
- * eps |A|,   |Q'Q - I| <= 25 n eps. */
+/* Solvers: what happens after the batched one failed, and the accuracy of every retry on matrices that have
+ * broken solvers. With Frobenius norms an eigen solve is accepted when
+ *   |A - Q diag(v) Q'| <= 64 n eps |A|,  |Q'Q - I| <= 25 n eps. */
 #include "kfac/twin.h"
 
 #include "base/error.h"
@@ -10,11 +10,11 @@
 #include <math.h>
 #include <stdlib.h>
 
-/* ---- the ladder by itself, with rungs that do as they are told ---- */
+/* ---- the sequence of retries, with scripted ones ---- */
 
 static int loads, calls[3];
 
-/* diag(1, 2), to be found anew by every rung. */
+/* diag(1, 2), loaded anew for every retry. */
 static dsc_status load_two(void *context, dsc_queue *q, dsc_tensor *a) {
     static const double values[] = {1, 0, 0, 2};
     loads += *(int *)context;
@@ -64,9 +64,9 @@ static void reset(void) {
     loads = calls[0] = calls[1] = calls[2] = 0;
 }
 
-static void test_rungs(void **state) {
+static void test_retries(void **state) {
     (void)state;
-    static const dsc_solve_one rungs[] = {spoils, gives_nan, succeeds, breaks};
+    static const dsc_solve_one retries[] = {spoils, gives_nan, succeeds, breaks};
     double matrix[4] = {0}, values[2] = {0};
     dsc_tensor a = dsc_tensor_view(host_device, matrix, DSC_F64, 2, (const int64_t[]){2, 2});
     dsc_tensor v = dsc_tensor_view(host_device, values, DSC_F64, 1, (const int64_t[]){2});
@@ -74,20 +74,20 @@ static void test_rungs(void **state) {
     for (int with_values = 0; with_values < 2; with_values++) {
         dsc_tensor none = {0}, *values_of = with_values ? &v : &none;
         reset();
-        dsc_solver solver = {NULL, rungs, 3};
+        dsc_solver solver = {NULL, retries, 3};
         assert_ok(dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 1 && loads == 3 && matrix[0] == 7);
         assert_true(calls[0] == 1 && calls[1] == 1 && calls[2] == 1);
-        solver.rung_count = 2;
+        solver.retry_count = 2;
         assert_ok(dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 0 && loads == 5);
-        solver.rung_count = 0;
+        solver.retry_count = 0;
         assert_ok(dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 0 && loads == 5);
-        solver = (dsc_solver){NULL, rungs + 2, 2}; /* what comes behind success is not tried */
+        solver = (dsc_solver){NULL, retries + 2, 2}; /* nothing is tried after a success */
         assert_ok(dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
         assert_true(solved == 1);
-        solver = (dsc_solver){NULL, rungs + 3, 1};
+        solver = (dsc_solver){NULL, retries + 3, 1};
         assert_fails(DSC_E_DEVICE, "the device is gone",
                      dsc_solve_retry(&solver, host_queue, load_two, &one, 0, &a, values_of, &solved));
     }
@@ -119,8 +119,8 @@ static void test_check(void **state) {
 /* ---- inside a step ---- */
 
 static const dsc_solver *true_solver;
-static int64_t failing_rows; /* items of so many rows fail; 0: all */
-static int failing;          /* 0: the fast way works as ever */
+static int64_t failing_rows; /* items with this number of rows fail; 0: all */
+static int failing;          /* 0: the batched solver works as usual */
 
 static int fails(int64_t n) {
     return failing && (failing_rows == 0 || failing_rows == n);
@@ -143,16 +143,17 @@ static dsc_status no_help(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor 
     return DSC_FAIL(DSC_E_NUMERIC, "does not converge");
 }
 
-/* The rungs behind a fast way that fails at will: `hopeless` of them fail, too, then the true ones. */
-static dsc_solve_one patched_rungs[4];
+/* Retries after a batched solver that fails on purpose: `hopeless` ones that fail, too, then the true
+ * ones. */
+static dsc_solve_one patched_retries[4];
 
 static dsc_solver patch(const dsc_kfac *kfac, int hopeless, int helpful) {
     true_solver = kfac->solver;
     for (int i = 0; i < hopeless; i++)
-        patched_rungs[i] = no_help;
+        patched_retries[i] = no_help;
     for (int i = 0; i < helpful; i++)
-        patched_rungs[hopeless + i] = true_solver->rungs[i];
-    return (dsc_solver){patchy_batch, patched_rungs, hopeless + helpful};
+        patched_retries[hopeless + i] = true_solver->retries[i];
+    return (dsc_solver){patchy_batch, patched_retries, hopeless + helpful};
 }
 
 static dsc_kfac_options options_of(int method) {
@@ -163,7 +164,7 @@ static dsc_kfac_options options_of(int method) {
     return options;
 }
 
-/* A later rung gives the same gradient; every matrix counts once. */
+/* A later retry gives the same gradient; every matrix counts once. */
 static void test_retried(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)
@@ -189,22 +190,22 @@ static void test_retried(void **state) {
             }
 }
 
-/* The last rung of the eigen solver does it alone. */
-static void test_last_rung(void **state) {
+/* The last retry of the eigen solver works alone. */
+static void test_last_retry(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++) {
         twin t;
         dsc_kfac_options options = options_of(0);
         twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
         dsc_solver solver = patch(t.kfac, 1, 0);
-        assert_int_equal(true_solver->rung_count, 2);
-        patched_rungs[1] = true_solver->rungs[1];
-        solver.rung_count = 2;
+        assert_int_equal(true_solver->retry_count, 2);
+        patched_retries[1] = true_solver->retries[1];
+        solver.retry_count = 2;
         t.kfac->solver = &solver;
         failing = 1;
         failing_rows = 0;
         for (int64_t k = 0; k < 3; k++)
-            twin_step(&t, &(net_step){.number = k, .lr = 0.5}, "last rung");
+            twin_step(&t, &(net_step){.number = k, .lr = 0.5}, "last retry");
         assert_int_equal(twin_report(&t)->retried_solves, 30);
         twin_close(&t);
     }
@@ -242,11 +243,11 @@ static void naive_keeping(twin *t, const net_step *step, int64_t rows) {
     naive_gradients_close(&t->n, d);
 }
 
-/* Nothing helps: the decomposition from before serves on, for what failed only. */
+/* All retries fail: the earlier decomposition stays in use, only for the matrices that failed. */
 static void test_kept(void **state) {
     (void)state;
     static const int64_t rows[] = {0, 19, 3};
-    static const int64_t counts[] = {10, 1, 3}; /* matrices of so many rows */
+    static const int64_t counts[] = {10, 1, 3}; /* matrices with these numbers of rows */
     for (int p = 0; p < PLACES; p++)
         for (int method = 0; method < 3; method++)
             for (int i = 0; i < 3; i++) {
@@ -274,7 +275,7 @@ static void test_kept(void **state) {
             }
 }
 
-/* Nothing helps and nothing is there from before. */
+/* All retries fail and there is no earlier decomposition. */
 static void test_error(void **state) {
     (void)state;
     for (int method = 0; method < 3; method++) {
@@ -358,7 +359,7 @@ static const struct {
 enum { MATRICES = sizeof matrices / sizeof matrices[0], SIZES = 5 };
 static const int64_t sizes[SIZES] = {1, 2, 7, 24, 33};
 
-/* A matrix on a device, with room for its values, and as doubles. */
+/* A matrix and its eigenvalues on a device, and the matrix in double. */
 typedef struct problem {
     const place *p;
     int64_t n;
@@ -444,12 +445,12 @@ static void measure(const problem *x, double *residual, double *skew, double *si
     *size = sqrt(a);
 }
 
-static void accept(const problem *x, const char *matrix, const char *way) {
+static void accept(const problem *x, const char *matrix, const char *method) {
     double residual, skew, size, terms = (double)x->n * x->p->eps;
     measure(x, &residual, &skew, &size);
     if (!(residual <= 64 * terms * size) || !(skew <= 25 * terms))
         fail_msg("%s, %s matrix of %d rows, %s: |A - QVQ'| %g of %g allowed, |Q'Q - I| %g of %g",
-                 x->p->device, matrix, (int)x->n, way, residual, 64 * terms * size, skew, 25 * terms);
+                 x->p->device, matrix, (int)x->n, method, residual, 64 * terms * size, skew, 25 * terms);
 }
 
 static void test_eigen_batch(void **state) {
@@ -476,20 +477,20 @@ static void test_eigen_batch(void **state) {
     }
 }
 
-/* Each rung by itself. */
-static void test_eigen_rungs(void **state) {
+/* Each retry by itself. */
+static void test_eigen_retries(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)
         for (int i = 0; i < MATRICES * SIZES; i++)
-            for (int rung = 0; rung < dsc_solver_eigen.rung_count; rung++) {
+            for (int retry = 0; retry < dsc_solver_eigen.retry_count; retry++) {
                 problem x = open_problem(&places[p], matrices[i / SIZES].element, sizes[i % SIZES], 0);
-                dsc_solver one = {NULL, &dsc_solver_eigen.rungs[rung], 1};
+                dsc_solver one = {NULL, &dsc_solver_eigen.retries[retry], 1};
                 int solved = 0;
                 assert_ok(dsc_op_fill(places[p].queue, NAN, &x.item.a));
                 assert_ok(dsc_solve_retry(&one, places[p].queue, load_problem, &x, 0, &x.item.a, &x.item.v,
                                           &solved));
                 assert_int_equal(solved, 1);
-                accept(&x, matrices[i / SIZES].name, rung ? "second rung" : "first rung");
+                accept(&x, matrices[i / SIZES].name, retry ? "second retry" : "first retry");
                 close_problem(&x);
             }
 }
@@ -515,7 +516,7 @@ static void accept_inverse(const problem *x, const char *matrix) {
                  allowed);
 }
 
-/* Positive semi-definite ones with a damping: fast way and rung. */
+/* Positive semi-definite matrices plus a damping: the batched solver and a retry. */
 static void test_inverse(void **state) {
     (void)state;
     static const int semi_definite[] = {0, 1, 2, 3, 4, 6};
@@ -537,8 +538,8 @@ static void test_inverse(void **state) {
             }
 }
 
-/* Eigenvalues 3, 2 and -1/1024 where rounding has spoilt what was 1/8 at least: the last rung takes it for
- * that. */
+/* Eigenvalues 3, 2 and -1/1024, where rounding has spoilt one that was at least 1/8: the last retry uses
+ * 1/8. */
 static void test_indefinite_inverse(void **state) {
     (void)state;
     static const double matrix[9] = {2.5, 0.5, 0, 0.5, 2.5, 0, 0, 0, -0x1p-10};
@@ -559,7 +560,7 @@ static void test_indefinite_inverse(void **state) {
     }
 }
 
-/* What cannot be solved is said to have failed, and spoils no neighbour. */
+/* A matrix that cannot be solved is marked as failed and does not spoil its neighbours. */
 static void test_batch_failures(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++) {
@@ -593,15 +594,15 @@ static void test_batch_failures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rungs),
+        cmocka_unit_test(test_retries),
         cmocka_unit_test(test_check),
         cmocka_unit_test(test_retried),
-        cmocka_unit_test(test_last_rung),
+        cmocka_unit_test(test_last_retry),
         cmocka_unit_test(test_kept),
         cmocka_unit_test(test_error),
         cmocka_unit_test(test_indefinite_inverse),
         cmocka_unit_test(test_eigen_batch),
-        cmocka_unit_test(test_eigen_rungs),
+        cmocka_unit_test(test_eigen_retries),
         cmocka_unit_test(test_inverse),
         cmocka_unit_test(test_batch_failures),
     };

@@ -1,5 +1,5 @@
-/* State in and out: a run that was saved and loaded goes on to the same bit under the same strategy, and to
- * rounding under another one or on another number of ranks; damaged states are refused by all ranks. */
+/* Saving and loading: a resumed run has the same bits under the same strategy, and is equal up to rounding
+ * under another strategy or on another number of ranks; damaged states are refused by all ranks. */
 #include "chosen.h"
 #include "comm/parallel.h"
 #include "kfac/naive.h"
@@ -19,7 +19,8 @@ static const net_shape shapes[LAYERS] = {
 };
 
 static dsc_comm *comm;
-/* ref and cpu, or both the environment's device (chosen.h); and for memory of the test's own. */
+/* ref and cpu, or twice the device that the environment names (chosen.h); and one for the test's own
+ * memory. */
 static dsc_device *device, *fast, *host_device;
 static dsc_queue *queue, *fast_queue;
 static int rank, ranks;
@@ -64,7 +65,7 @@ typedef struct image {
     int64_t count;
     char names[MAX_ENTRIES][64];
     dsc_kfac_entry entries[MAX_ENTRIES];
-    void *data[MAX_ENTRIES]; /* contents on rank 0, room on every rank */
+    void *data[MAX_ENTRIES]; /* contents on rank 0, memory on every rank */
 } image;
 
 static size_t entry_bytes(const dsc_kfac_entry *e) {
@@ -74,7 +75,7 @@ static size_t entry_bytes(const dsc_kfac_entry *e) {
     return count * dsc_dtype_size(e->dtype);
 }
 
-/* Everything, into the memory of rank 0. Collective. */
+/* Saves everything in memory of rank 0. Collective. */
 static image *save(dsc_kfac *kfac, net *n) {
     image *im = net_array(1, sizeof *im);
     im->count = dsc_kfac_state_count(kfac);
@@ -140,7 +141,7 @@ static int64_t total_count(const net *n) {
     return count;
 }
 
-/* All gradients, one layer behind the other. */
+/* All gradients, one layer after the other. */
 static void read_all(const net *n, double *d) {
     for (int l = 0; l < n->count; l++) {
         net_read(n, l, d);
@@ -234,7 +235,7 @@ static void test_bit_equal_half(void **state) {
     all_fine(comm);
 }
 
-/* The damping of the last decomposition is not that of the next step. */
+/* The damping changes from step to step, so that the last decomposition had another one. */
 static dsc_status growing_damping(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     (void)context;
     hyper->damping = 0.125 * (double)(1 + step);
@@ -261,7 +262,8 @@ static dsc_status blocks_later(void *context, int64_t step, dsc_kfac_hyper *hype
     return DSC_OK;
 }
 
-/* Saved with whole factors, between the change and its effect, and with blocks. */
+/* Saved with whole factors, after the schedule changed to blocks but before the next decomposition, and with
+ * blocks. */
 static void test_bit_equal_blocks(void **state) {
     (void)state;
     net n;
@@ -279,7 +281,7 @@ static void test_bit_equal_blocks(void **state) {
     all_fine(comm);
 }
 
-/* Off at first: what was never decomposed is not mistaken for a decomposition. */
+/* Without decompositions at first: a state without any is not mistaken for one with them. */
 static dsc_status off_at_first(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     (void)context;
     hyper->update_freq = step < 3 ? 0 : 4;
@@ -300,7 +302,7 @@ static void test_bit_equal_undecomposed(void **state) {
     all_fine(comm);
 }
 
-/* Of a gradient after steps whose rounding differs: condition times terms times eps, with room. */
+/* Bound for a gradient after steps whose rounding differs: condition times terms times eps, with a margin. */
 static const double rounding = 1e5 * DBL_EPSILON;
 
 static void test_other_strategy(void **state) {
@@ -408,7 +410,7 @@ static void test_without_decompositions(void **state) {
 
 /* ---- the list ---- */
 
-/* What a state must have, in packed triangles. */
+/* The entries that a state must have. */
 static void check_list(const dsc_kfac *kfac) {
     static const struct {
         const char *name;
@@ -502,7 +504,7 @@ static void test_values(void **state) {
     all_fine(comm);
 }
 
-/* Counts of what went wrong are part of it. */
+/* Counters of failures are part of the state. */
 static void test_counters(void **state) {
     (void)state;
     net n;

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "kfac/parts.h"
 
 #include <float.h>
 #include <math.h>
@@ -96,7 +97,7 @@ static void test_no_factors(void **state) {
     }
 }
 
-/* A step that is begun anew: what was captured has entered the averages, and the step keeps its number. */
+/* A step that is begun again: its captures have entered the averages, and it keeps its number. */
 static void test_begun_again(void **state) {
     (void)state;
     static const unsigned absent[] = {0, 5, 15, 8};
@@ -133,7 +134,7 @@ static dsc_kfac_hyper at_step(int64_t k) {
 }
 
 static dsc_status change_all(void *context, int64_t step, dsc_kfac_hyper *hyper) {
-    assert_true(hyper->damping == 77); /* what the options say, every time */
+    assert_true(hyper->damping == 77); /* the value of the options, in every step */
     ++*(int *)context;
     *hyper = at_step(step);
     return DSC_OK;
@@ -161,8 +162,8 @@ static void test_schedule(void **state) {
     }
 }
 
-/* The damping moves while the decomposition stays: the eigen form follows at once, the others keep what they
- * were made with. */
+/* The damping changes while the decomposition stays: the eigen form follows at once, the others keep the
+ * damping that they were made with. */
 static dsc_status grow_damping(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     (void)context;
     hyper->damping = 0.125 * (double)(1 + step);
@@ -344,7 +345,7 @@ static void test_everything_skipped(void **state) {
 
 /* ---- a scale that the device keeps ---- */
 
-/* One step of gradients twice as large, which the loss scale says, or a scale of G by 1/4. */
+/* One step with gradients twice as large, which the loss scale compensates, or a scale of G by 1/4. */
 static void run_scaled(const place *p, const dsc_kfac_options *options, int on_device, double *want) {
     const int64_t one = 1;
     const double quarter = 0.25;
@@ -428,7 +429,7 @@ static void run_half(dsc_dtype factor, dsc_dtype inverse, dsc_kfac_method method
             free(got);
         }
     }
-    assert_true(differs); /* it was stored in fewer bits indeed */
+    assert_true(differs); /* otherwise it was not stored in fewer bits */
     twin_close(&t);
 }
 
@@ -547,11 +548,10 @@ static void test_report_without_values(void **state) {
         assert_true(isnan(report->layers[i].a_min) && isnan(report->layers[i].g_max));
         assert_true(isnan(report->layers[i].condition));
     }
-    assert_true(report->factor_ms >= 0 && report->decompose_ms >= 0 && report->precondition_ms >= 0);
-    double ms[3];
-    dsc_kfac_times(t.kfac, ms);
-    assert_true(ms[0] == report->factor_ms && ms[1] == report->decompose_ms &&
-                ms[2] == report->precondition_ms);
+    const dsc_kfac_times *times = dsc_kfac_get_times(t.kfac);
+    assert_true(times->factor >= 0 && times->decompose >= 0 && times->precondition >= 0);
+    assert_true(times->factor == report->times->factor && times->decompose == report->times->decompose &&
+                times->precondition == report->times->precondition);
     assert_int_equal(report->failed_solves, 0);
     assert_int_equal(report->retried_solves, 0);
     twin_close(&t);
@@ -592,7 +592,7 @@ static void run_memory(int p, int method, int64_t passes, int symmetric, dsc_dty
     assert_int_equal(report->decomposition_bytes, decompositions);
     assert_int_equal(report->exchange_bytes, exchange);
     assert_true(report->work[0] == work);
-    /* What is reported is what is held, besides the net and small change. */
+    /* The report covers all device memory except the net and a few small tensors. */
     size_t all = factors + decompositions + exchange + report->work_bytes;
     assert_true(dsc_device_bytes(places[p].handle) >= all);
     twin_close(&t);

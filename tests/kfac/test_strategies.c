@@ -48,7 +48,7 @@ static int is_valid(const config *c) {
 typedef void (*config_function)(const config *c);
 
 /* Calls f for every valid combination of strategy, fraction, placement and co-location. Methods take turns,
- * so that each strategy meets them all; packing and the size of buckets, too. */
+ * so that each strategy runs with all of them; packing and the size of buckets, too. */
 static void for_each_config(config_function f) {
     static const dsc_kfac_strategy strategies[] = {DSC_KFAC_COMM_OPT, DSC_KFAC_MEM_OPT, DSC_KFAC_LAYER_WISE,
                                                    DSC_KFAC_HYBRID_OPT};
@@ -310,7 +310,7 @@ static void test_diagonal_blocks(void **state) {
     all_fine(comm);
 }
 
-/* Sum over the ranks of what they hold for good. */
+/* Sum over the ranks of the bytes that they keep from step to step. */
 static double total_held(const config *c, double *largest) {
     dsc_kfac_options options = options_of(c);
     dsc_kfac *kfac = create(c, &options);
@@ -347,7 +347,7 @@ static void test_memory_falls(void **state) {
         }
         EXPECT(total[0] > total[1] && total[1] > total[2] && total[2] > 0);
         EXPECT(worst[0] > worst[1] && worst[1] >= worst[2]); /* one layer may be most of it */
-        if (method != 1) /* the outer product's eigenvalues are the owner's only */
+        if (method != 1) /* with the outer product only the owner keeps eigenvalues */
             EXPECT(total[0] == ranks * worst[0] && total[0] == ranks * total[2]);
     }
     all_fine(comm);
@@ -365,7 +365,7 @@ static void test_step_allocates_nothing(void **state) {
         for (int64_t k = 0; kfac && k < 13; k++) {
             net_step step = step_of(k);
             EXPECT_OK(net_run(&nets[REF], kfac, &step));
-            if (k == 6) { /* every kind of step has been there once */
+            if (k == 6) { /* every kind of step has run once */
                 allocations = dsc_memory_allocations();
                 bytes = dsc_device_bytes(places[REF].device);
             }

@@ -1,5 +1,5 @@
-/* What ranks must do together: steps given up, layers that run here and there, numbers that are not finite,
- * solves and creations that fail on one rank. */
+/* Events that ranks must handle together: steps that are begun again, layers that run on some ranks only,
+ * numbers that are not finite, solves and creations that fail on one rank. */
 #include "kfac/crew.h"
 
 #include "base/memory.h"
@@ -20,7 +20,7 @@ static void test_passes_and_loss_scale(void **state) {
     all_fine(comm);
 }
 
-/* A step given up after some captures and begun anew: those have entered the averages. */
+/* A step that is begun again after some captures: those have entered the averages. */
 static void test_begun_again(void **state) {
     (void)state;
     int count;
@@ -54,7 +54,7 @@ static void test_begun_again(void **state) {
     all_fine(comm);
 }
 
-/* Layers that run on no rank are left out; all come and go. */
+/* Layers that run on no rank are left out; each of them is absent in some steps. */
 static void test_absent_everywhere(void **state) {
     (void)state;
     int count;
@@ -126,7 +126,7 @@ static void test_bad_input_on_one_rank(void **state) {
     all_fine(comm);
 }
 
-/* A gradient that is not finite is everybody's error, which a GPU tells by nu. */
+/* A gradient that is not finite is an error on every rank; on a GPU nu reports it. */
 static void expect_bad_step(dsc_kfac *kfac, net *n) {
     double nu = 0;
     if (dsc_device_is_host(dsc_queue_device(n->queue))) {
@@ -166,7 +166,7 @@ static void test_bad_gradient(void **state) {
     all_fine(comm);
 }
 
-/* The fast way fails for matrices of 19 rows, of which one rank has the only one, and nothing else helps. */
+/* All solvers fail for matrices of 19 rows, of which one rank has the only one. */
 static const dsc_solver *true_solver;
 static int failing;
 
@@ -204,8 +204,8 @@ static void run_failing(const config *c, int from) {
     dsc_kfac_destroy(&kfac);
 }
 
-/* One rank's failed solve is everybody's: the earlier decomposition is kept and counted, without one all
- * ranks fail. */
+/* When a solve fails on one rank, all ranks keep the earlier decomposition and count the failure; without an
+ * earlier one all ranks fail. */
 static void test_failed_solve(void **state) {
     (void)state;
     int count;
@@ -217,7 +217,7 @@ static void test_failed_solve(void **state) {
     all_fine(comm);
 }
 
-/* When one rank cannot create, none does. */
+/* When creation fails on one rank, it fails on all. */
 static void test_create_fails_together(void **state) {
     (void)state;
     int count;
@@ -228,11 +228,11 @@ static void test_create_fails_together(void **state) {
         dsc_kfac *kfac = NULL;
         net_describe(&nets[REF], layers);
         if (rank == ranks - 1)
-            layers[1].stride_w = 0;
+            nets[REF].layers[1].conv.stride_w = 0;
         EXPECT_FAILS(DSC_E_INVALID, "",
                      dsc_kfac_create(comm, places[REF].queue, layers, LAYERS, &options, &kfac));
         EXPECT(kfac == NULL);
-        layers[1].stride_w = 2;
+        nets[REF].layers[1].conv.stride_w = 2;
         dsc_memory_fail_at(rank == 0 ? 1 + 7 * i : 0);
         EXPECT_FAILS(DSC_E_MEMORY, "",
                      dsc_kfac_create(comm, places[REF].queue, layers, LAYERS, &options, &kfac));
@@ -243,7 +243,7 @@ static void test_create_fails_together(void **state) {
     all_fine(comm);
 }
 
-/* Ranks that were given different things are told so instead of waiting for each other later. */
+/* Ranks with different layers or options fail at creation instead of waiting for each other later. */
 static void test_unlike(void **state) {
     (void)state;
     for (int what = 0; what < 4 && ranks > 1; what++) {

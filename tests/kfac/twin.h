@@ -1,4 +1,4 @@
-/* A net with its K-FAC on one rank and the naive one beside it. */
+/* A net with K-FAC on one rank, and the naive implementation next to it. */
 #ifndef DSC_TESTS_KFAC_TWIN_H
 #define DSC_TESTS_KFAC_TWIN_H
 
@@ -50,9 +50,9 @@ void twin_step_under(twin *t, const net_step *step, const dsc_kfac_hyper *hyper,
 /* The same with the constants of the options. */
 void twin_step(twin *t, const net_step *step, const char *what);
 
-/* What a report says; fails the test when there is none. */
+/* The report; fails the test when it cannot be made. */
 const dsc_kfac_report *twin_report(twin *t);
-/* The number of the state's entry of that name; fails the test when there is none. */
+/* The number of the state's entry of that name; fails the test when it is missing. */
 int64_t twin_entry(const dsc_kfac *kfac, const char *name);
 /* Element i of that entry (packed triangles of factors: i = row (row + 1) / 2 + column). */
 double twin_state(twin *t, const char *name, int64_t i);

@@ -1,15 +1,16 @@
-/* Solving one factor after the fast way has failed: other methods in turn.
+/* Solvers of factors: a fast one for many matrices at once, and slower ones for a matrix on which it failed.
  *
- * A method gets the matrix anew each time; DSC_E_NUMERIC means "try the next", any other failure ends it. */
-#ifndef DSC_KFAC_SOLVE_H
-#define DSC_KFAC_SOLVE_H
+ * Each of them gets the matrix anew; DSC_E_NUMERIC means "try the next", any other failure ends the attempts.
+ */
+#ifndef DSC_KFAC_RETRY_H
+#define DSC_KFAC_RETRY_H
 
 #include "device/ops.h"
 
-/* The fast way: all items of a batch at once (dsc_op_syev_batch, dsc_op_chol_inverse_batch). */
+/* Solves all items of a batch at once (dsc_op_syev_batch, dsc_op_chol_inverse_batch). */
 typedef dsc_status (*dsc_solve_batch)(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work);
-/* One matrix a[n,n], overwritten by eigenvectors (and v[n]) or by the inverse. floor: what its eigenvalues
- * are at least, but for rounding. */
+/* Solves one matrix a[n,n], overwritten by its eigenvectors (and v[n]) or by its inverse. floor: a lower
+ * bound of its eigenvalues, but for rounding. */
 typedef dsc_status (*dsc_solve_one)(dsc_queue *q, double floor, dsc_tensor *a, dsc_tensor *v);
 /* Writes the matrix to be solved into a. */
 typedef dsc_status (*dsc_solve_load)(void *context, dsc_queue *q, dsc_tensor *a);
@@ -17,13 +18,13 @@ typedef dsc_status (*dsc_solve_load)(void *context, dsc_queue *q, dsc_tensor *a)
 /* How factors are solved. */
 typedef struct dsc_solver {
     dsc_solve_batch batch;
-    const dsc_solve_one *rungs; /* then, for what failed: double precision, another algorithm */
-    int rung_count;
+    const dsc_solve_one *retries; /* in this order, for a matrix on which `batch` failed */
+    int retry_count;
 } dsc_solver;
 
 extern const dsc_solver dsc_solver_eigen, dsc_solver_inverse;
 
-/* Tries the rungs in turn. *solved = 1 when one of them succeeded with finite values, 0 when all failed. */
+/* Tries the retries in turn. *solved = 1 when one of them succeeded with finite values, 0 when all failed. */
 dsc_status dsc_solve_retry(const dsc_solver *solver, dsc_queue *q, dsc_solve_load load, void *context,
                            double floor, dsc_tensor *a, dsc_tensor *v, int *solved) DSC_MUST_CHECK;
 /* *finite = 1 when neither a nor v holds a NaN or an infinity. Blocks. */

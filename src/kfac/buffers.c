@@ -1,10 +1,10 @@
-/* Blocks of memory, allocated once, and where factors and gradients lie in them. */
+/* Device memory, allocated once in large blocks, and where factors and gradients lie in them. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 
-/* Numbers that are solved at a time at most, unless one matrix a thread is more. */
+/* Numbers of the matrices that are solved together at most, unless one matrix per thread is more. */
 enum { WAVE_NUMBERS = 1 << 26 };
 
 dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, const int64_t *dim) {
@@ -21,20 +21,6 @@ dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc
 }
 
 /* ---- members ---- */
-
-/* Gradients of one group as matrices. */
-static void describe_gradients(dsc_kfac *k, int64_t unit) {
-    const dsc_kfac_unit *u = &k->layouts[0].plan->units[unit];
-    const dsc_kfac_layer *l = &k->layers[u->layer];
-    dsc_kfac_member *m = &k->members[unit];
-    int64_t columns = u->a_n - (l->bias_grad.data ? 1 : 0);
-    const int64_t dim[2] = {u->g_n, columns};
-    int64_t used = u->group * u->g_n * columns;
-    m->weight = dsc_kfac_carve(&l->weight_grad, &used, 2, dim);
-    used = u->group * u->g_n;
-    if (l->bias_grad.data)
-        m->bias = dsc_kfac_carve(&l->bias_grad, &used, 1, dim);
-}
 
 static void describe_factors(dsc_kfac *k, int64_t unit) {
     const dsc_kfac_plan *plan = k->layouts[0].plan;
@@ -54,11 +40,6 @@ static void describe_factors(dsc_kfac *k, int64_t unit) {
 
 /* ---- factors ---- */
 
-/* What one factor's batch takes. */
-static int64_t batch_numbers(const dsc_kfac *k, const dsc_kfac_factor *f) {
-    return k->options.symmetric ? f->packed : f->n * f->n;
-}
-
 static dsc_status place_averages(dsc_kfac *k) {
     int64_t total = 0, used = 0;
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
@@ -74,31 +55,25 @@ static dsc_status place_averages(dsc_kfac *k) {
     return DSC_OK;
 }
 
-static void place_batch(dsc_kfac *k, dsc_kfac_factor *f, int64_t *used) {
-    const int64_t square[2] = {f->n, f->n};
-    if (k->options.symmetric)
-        f->batch = dsc_kfac_carve(&k->batches, used, 1, &f->packed);
-    else
-        f->batch = dsc_kfac_carve(&k->batches, used, 2, square);
-}
-
-/* In the order in which they travel, those with one destination next to each other: then buckets need no
- * copy. */
+/* Batch factors lie in the order in which they travel, those with one destination next to each other: then
+ * buckets need no copy. */
 static dsc_status place_batches(dsc_kfac *k) {
     int64_t total = 0, used = 0;
-    int everywhere = dsc_kfac_keeps_everywhere(k);
+    int everywhere = dsc_kfac_keeps_everywhere(k), symmetric = k->options.symmetric;
     if (k->ranks == 1 && k->options.passes == 1 && dsc_device_is_host(k->device) && !k->options.late_factors)
-        return DSC_OK; /* on a GPU they wait, too: it moves all averages at once */
-    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++)
-        total += batch_numbers(k, &k->members[i / 2].factor[i % 2]);
+        return DSC_OK; /* a GPU does without this shortcut: it moves all averages at once */
+    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
+        const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        total += symmetric ? f->packed : f->n * f->n;
+    }
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, total, &k->batches));
     for (int root = 0; root < (everywhere ? 1 : k->ranks); root++) {
-        for (int64_t u = k->unit_count - 1; u >= 0; u--) {
-            for (int side = 0; side < DSC_KFAC_SIDES; side++) {
-                dsc_kfac_factor *f = &k->members[u].factor[side];
-                if (everywhere || f->owner == root)
-                    place_batch(k, f, &used);
-            }
+        for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
+            dsc_kfac_factor *f = &k->members[k->unit_count - 1 - i / 2].factor[i % 2];
+            const int64_t square[2] = {f->n, f->n};
+            if (everywhere || f->owner == root)
+                f->batch =
+                    dsc_kfac_carve(&k->batches, &used, symmetric ? 1 : 2, symmetric ? &f->packed : square);
         }
     }
     return DSC_OK;
@@ -147,7 +122,7 @@ static dsc_status make_scratch(dsc_kfac *k) {
     return k->unit_count > 0 ? dsc_op_fill(k->queue, 1, &k->ones) : DSC_OK;
 }
 
-/* Room for the matrices that this rank solves at a time: all of them, within reason. */
+/* Memory for the matrices that this rank solves at a time: all of them, up to WAVE_NUMBERS on a CPU. */
 static dsc_status make_solve_space(dsc_kfac *k) {
     int64_t largest = 0, total = 0, values = 0, items = 0;
     for (int j = 0; j < k->layout_count; j++) {
@@ -178,7 +153,7 @@ static dsc_status make_solve_space(dsc_kfac *k) {
 
 /* ---- gradients ---- */
 
-/* A gradient with a bias is joined in memory of its own; others are used where they are. */
+/* A gradient with a bias is joined to D in memory of its own; others serve as D where they are. */
 static dsc_status place_gradients(dsc_kfac *k) {
     int64_t joined = 0, total = 0, used = 0;
     for (int64_t u = 0; u < k->unit_count; u++) {
@@ -201,7 +176,9 @@ static dsc_status place_gradients(dsc_kfac *k) {
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) {
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->members, &k->members));
     for (int64_t u = 0; u < k->unit_count; u++) {
-        describe_gradients(k, u);
+        const dsc_kfac_unit *unit = &k->layouts[0].plan->units[u];
+        const dsc_kfac_layer *layer = &k->layers[unit->layer];
+        dsc_kfac_kind_of(layer)->gradient(layer, unit->group, &k->members[u].weight, &k->members[u].bias);
         describe_factors(k, u);
     }
     DSC_TRY(make_scratch(k));
@@ -224,17 +201,10 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
         dsc_kfac_layout_destroy(&k->layouts[i]);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
-    dsc_memory_free(&k->ran_host);
-    dsc_memory_free(&k->solving);
-    dsc_memory_free(&k->joins);
-    dsc_memory_free(&k->writes);
-    dsc_memory_free(&k->dots);
-    dsc_memory_free(&k->absorbs);
-    dsc_memory_free(&k->members);
-    dsc_memory_free(&k->layer_reports);
-    dsc_memory_free(&k->report_work);
-    dsc_memory_free(&k->report_solve_ms);
-    dsc_memory_free(&k->report_products);
-    dsc_memory_free(&k->report_extremes);
-    dsc_memory_free(&k->gathered_host);
+    void *const arrays[] = {&k->ran_host,     &k->solving,         &k->joins,           &k->writes,
+                            &k->dots,         &k->absorbs,         &k->members,         &k->layer_reports,
+                            &k->report_work,  &k->report_solve_ms, &k->report_products, &k->report_extremes,
+                            &k->gathered_host};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+        dsc_memory_free(arrays[i]);
 }

@@ -1,7 +1,7 @@
 /* Options of the preconditioner: defaults, names, and which of them go together. */
 #include "base/error.h"
 #include "base/versioned.h"
-#include "kfac/plan.h"
+#include "kfac/placement.h"
 
 #include <float.h>
 #include <limits.h>

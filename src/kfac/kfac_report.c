@@ -175,17 +175,16 @@ dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_
     for (int r = 0; r < k->ranks; r++)
         k->report_work[r] = k->layouts[k->active].plan->loads[r].work;
     k->report_hyper = k->hyper;
+    k->report_times = k->times;
     k->report = (dsc_kfac_report){.step = k->step,
                                   .updated = k->updating,
                                   .decomposed = k->decomposed_now,
                                   .hyper = &k->report_hyper,
+                                  .times = &k->report_times,
                                   .nu = k->nu,
                                   .failed_solves = (int64_t)counters[0],
                                   .retried_solves = (int64_t)counters[1],
                                   .rejected_factors = (int64_t)counters[2],
-                                  .factor_ms = k->ms[0],
-                                  .decompose_ms = k->ms[1],
-                                  .precondition_ms = k->ms[2],
                                   .ranks = k->ranks,
                                   .work = k->report_work,
                                   .solve_ms = k->report_solve_ms,

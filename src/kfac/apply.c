@@ -1,0 +1,117 @@
+/* Preconditioning: D -> P for the units of this rank's column, P along the rows of the grid, one clip for
+ * all.
+ *
+ *   eigen     P = QG [(QG' D QA) / (vG vA' + damping)] QA'
+ *   inverse   P = G^-1 D A^-1   (the damping is on the diagonals already)
+ *   clip      gradients <- nu P,  nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|))
+ *
+ * After the broadcasts every rank has P of all units and sums <P, D> in the same order, so that nu has the
+ * same bits everywhere. */
+#include "kfac/internal.h"
+
+#include "base/error.h"
+
+#include <math.h>
+
+/* P of one batch of units. Equal products of all its cells run together; a cell is a whole unit, or a pair of
+ * diagonal blocks, whose piece of D is gathered before and whose piece of P is scattered after the products.
+ */
+static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
+                                     const dsc_kfac_batch *b) {
+    int64_t first = b->first_cell, count = b->cell_count;
+    dsc_kfac_cell *cells = layout->cells + first;
+    dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
+    for (int64_t j = b->first; k->inverse_dtype != k->dtype && j < b->first + b->count; j++) {
+        const dsc_kfac_unit *u = &layout->plan->units[layout->units[j]];
+        for (int64_t i = u->first_item; i < u->first_item + u->a_blocks + u->g_blocks; i++)
+            DSC_TRY(dsc_op_convert(q, &layout->bases[i].vectors, &layout->used[i]));
+    }
+    for (int64_t i = 0; i < count; i++)
+        if (cells[i].rows.data)
+            DSC_TRY(dsc_op_gather(q, &k->members[cells[i].unit].d, &cells[i].rows, &cells[i].columns,
+                                  &cells[i].d));
+    DSC_TRY(dsc_op_gemm_batch(q, layout->gemms[0] + first, count));
+    DSC_TRY(dsc_op_gemm_batch(q, layout->gemms[1] + first, count));
+    if (k->options.method == DSC_KFAC_EIGEN) {
+        if (!k->options.outer_product)
+            DSC_TRY(dsc_op_divide_batch(q, &damping, layout->divides + first, count));
+        for (int64_t i = 0; i < count && k->options.outer_product; i++) {
+            dsc_tensor outer = layout->outer[cells[i].unit], full = cells[i].p;
+            if (k->inverse_dtype != k->dtype) { /* p is not written yet and has the space for a full copy */
+                DSC_TRY(dsc_op_convert(q, &outer, &full));
+                outer = full;
+            }
+            DSC_TRY(dsc_op_multiply(q, &outer, &layout->divides[first + i].x));
+        }
+        DSC_TRY(dsc_op_gemm_batch(q, layout->gemms[2] + first, count));
+        DSC_TRY(dsc_op_gemm_batch(q, layout->gemms[3] + first, count));
+    }
+    for (int64_t i = 0; i < count; i++)
+        if (cells[i].rows.data)
+            DSC_TRY(dsc_op_scatter(q, &cells[i].p, &cells[i].rows, &cells[i].columns,
+                                   &k->members[cells[i].unit].p));
+    return DSC_OK;
+}
+
+/* <P, D> of every unit, and nu from their sum; units that did not run count 0. A step that decomposed also
+ * computes <P, P> and <D, D>, and keeps all three for reports. */
+static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
+    int64_t n = k->unit_count;
+    int all_ran = dsc_kfac_all_ran(k);
+    dsc_tensor inner = dsc_tensor_slice(&k->products, 0, n), kept = dsc_tensor_slice(&k->products, n, n);
+    dsc_tensor norms = dsc_tensor_slice(&k->products, 2 * n, 2 * n);
+    dsc_tensor limits = dsc_tensor_slice(&k->numbers, DSC_KFAC_RATE, 2);
+    for (int64_t u = 0; u < n; u++) {
+        const dsc_kfac_member *m = &k->members[u];
+        k->dots[u] = (dsc_dot_item){m->p, m->d};
+        k->dots[n + u] = (dsc_dot_item){m->p, m->p};
+        k->dots[2 * n + u] = (dsc_dot_item){m->d, m->d};
+    }
+    if (k->decomposed_now)
+        DSC_TRY(dsc_op_dot_batch(q, k->dots + n, 2 * n, &norms));
+    DSC_TRY(dsc_op_dot_batch(q, k->dots, n, &inner));
+    for (int64_t u = 0; u < n && !all_ran; u++) {
+        const int64_t places[] = {u, 2 * n + u, 3 * n + u};
+        for (int i = 0; i < (k->decomposed_now ? 3 : 1) && !dsc_kfac_ran(k, u); i++) {
+            dsc_tensor out = dsc_tensor_slice(&k->products, places[i], 1);
+            DSC_TRY(dsc_op_fill(q, 0, &out));
+        }
+    }
+    if (k->decomposed_now)
+        DSC_TRY(dsc_op_convert(q, &inner, &kept));
+    DSC_TRY(dsc_op_dot(q, &inner, &k->ones, 0, &k->sum));
+    DSC_TRY(dsc_op_kl_clip(q, &k->sum, &limits, &k->nu_tensor));
+    if (!dsc_device_is_host(k->device))
+        return DSC_OK; /* a GPU does not wait for nu; it leaves gradients alone where nu is not finite */
+    DSC_TRY(dsc_tensor_download(q, &k->nu_tensor, sizeof k->nu, &k->nu));
+    if (!isfinite(k->nu))
+        return DSC_FAIL(
+            DSC_E_NUMERIC,
+            "K-FAC: step %lld: a gradient or its preconditioned form is not finite; the gradients "
+            "were left alone",
+            (long long)k->step);
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
+    dsc_kfac_layout *layout = &k->layouts[k->active];
+    if (k->unit_count == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_op_join_batch(q, k->joins, k->join_count)); /* of all units: the clip needs every D */
+    for (int64_t i = 0; i < layout->batch_count; i++) {
+        dsc_kfac_batch *b = &layout->batches[i];
+        if (b->turn.root == k->my_column)
+            DSC_TRY(precondition_batch(k, q, layout, b));
+        if (k->row)
+            DSC_TRY(dsc_comm_broadcast_begin(k->row, DSC_TRAFFIC_PRECONDITIONED, b->turn.root, &b->message,
+                                             &b->request));
+    }
+    for (int64_t i = 0; i < layout->batch_count; i++)
+        DSC_TRY(dsc_comm_wait(&layout->batches[i].request));
+    DSC_TRY(find_nu(k, q));
+    int64_t count = 0;
+    for (int64_t u = 0; u < k->unit_count; u++)
+        if (dsc_kfac_ran(k, u))
+            k->writes[count++] = (dsc_join_item){k->members[u].weight, k->members[u].bias, k->members[u].p};
+    return dsc_op_split_batch(q, &k->nu_tensor, k->writes, count);
+}

@@ -1,0 +1,104 @@
+/* Convolutions: a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c], weight[out_c, kernel_h, kernel_w, in_c /
+ * groups].
+ *
+ * Every group is a unit. Rows of A are patches of the input, kernel_h * kernel_w * in_c / groups numbers and
+ * 1 for the bias; rows of G are the out_c / groups gradients at one position. N is the number of images, S
+ * the number of output positions. */
+#include "kfac/kinds.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+static dsc_status read_shape(const dsc_kfac_layer *given, dsc_kfac_layer *own) {
+    dsc_conv2d_shape *shape;
+    own->conv = NULL;
+    if (!given->conv)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': a conv2d layer needs its shape, `conv` is NULL",
+                        given->name);
+    DSC_TRY(dsc_memory_alloc(1, sizeof *shape, &shape));
+    own->conv = shape;
+    DSC_TRY(dsc_conv2d_shape_read(given->conv, shape));
+    own->in_c = shape->in_c;
+    own->out_c = shape->out_c;
+    return DSC_OK;
+}
+
+static void free_shape(dsc_kfac_layer *own) {
+    dsc_memory_free(&own->conv);
+}
+
+static dsc_status check(const dsc_kfac_layer *layer) {
+    const dsc_conv2d_shape *s = layer->conv;
+    const struct {
+        const char *what;
+        int64_t value, least;
+    } sizes[] = {
+        {"input height", s->in_h, 1},     {"input width", s->in_w, 1}, {"kernel height", s->kernel_h, 1},
+        {"kernel width", s->kernel_w, 1}, {"stride", s->stride_h, 1},  {"stride", s->stride_w, 1},
+        {"padding", s->pad_h, 0},         {"padding", s->pad_w, 0},    {"dilation", s->dilation_h, 1},
+        {"dilation", s->dilation_w, 1},
+    };
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        DSC_TRY(dsc_kfac_check_size(layer, sizes[i].what, sizes[i].value, sizes[i].least));
+    if (s->groups < 1 || s->in_c % s->groups || s->out_c % s->groups)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "layer '%s': %lld groups: must divide its %lld input and %lld output channels",
+                        layer->name, (long long)s->groups, (long long)s->in_c, (long long)s->out_c);
+    /* Before the product is multiplied by the channels, so that it cannot overflow. */
+    DSC_TRY(dsc_kfac_check_rows(layer, 'A', s->kernel_h * s->kernel_w));
+    if (s->in_h + 2 * s->pad_h <= s->dilation_h * (s->kernel_h - 1) ||
+        s->in_w + 2 * s->pad_w <= s->dilation_w * (s->kernel_w - 1))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "layer '%s': its kernel of %lld x %lld does not fit into its input of %lld x %lld",
+                        layer->name, (long long)s->kernel_h, (long long)s->kernel_w, (long long)s->in_h,
+                        (long long)s->in_w);
+    return DSC_OK;
+}
+
+static int64_t weight_columns(const dsc_conv2d_shape *s) {
+    return s->kernel_h * s->kernel_w * (s->in_c / s->groups);
+}
+
+static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
+    const dsc_conv2d_shape *s = layer->conv;
+    return (dsc_kfac_sizes){.units = s->groups,
+                            .a_n = weight_columns(s) + (layer->bias_grad.data != NULL),
+                            .g_n = s->out_c / s->groups};
+}
+
+/* Blocks follow the input channels, the kernel positions of one channel next to each other; weights have the
+ * channels of one kernel position next to each other. The bias is last in both orders. */
+static int64_t column(const dsc_kfac_layer *layer, int64_t j) {
+    const dsc_conv2d_shape *s = layer->conv;
+    int64_t patch = s->kernel_h * s->kernel_w, channels = s->in_c / s->groups;
+    return j < weight_columns(s) ? j % patch * channels + j / patch : j;
+}
+
+static dsc_status capture(const dsc_kfac_layer *layer, const dsc_tensor *a, const dsc_tensor *g,
+                          dsc_kfac_pass *out) {
+    const dsc_conv2d_shape *s = layer->conv;
+    int64_t out_h, out_w;
+    DSC_TRY(dsc_kfac_check_captured(layer, "its input", a, s->in_c, -1));
+    if (a->ndim != 4 || a->dim[1] != s->in_h || a->dim[2] != s->in_w)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its input must be [n,%lld,%lld,%lld]", layer->name,
+                        (long long)s->in_h, (long long)s->in_w, (long long)s->in_c);
+    DSC_TRY(dsc_conv2d_output(s, &out_h, &out_w));
+    DSC_TRY(
+        dsc_kfac_check_captured(layer, "the gradient at its output", g, s->out_c, a->dim[0] * out_h * out_w));
+    out->rows[DSC_KFAC_A] =
+        (dsc_kfac_rows){.x = *a, .desc = {.dtype = a->dtype, .n = a->dim[0], .shape = *s}};
+    out->rows[DSC_KFAC_G] = dsc_kfac_matrix_rows(g, s->out_c, s->groups);
+    out->samples = a->dim[0];
+    out->positions = out_h * out_w;
+    return DSC_OK;
+}
+
+const dsc_kfac_kind_entry dsc_kfac_kind_conv2d = {.name = "conv2d",
+                                                  .splits = 1,
+                                                  .read = read_shape,
+                                                  .release = free_shape,
+                                                  .check = check,
+                                                  .sizes = sizes,
+                                                  .column = column,
+                                                  .capture = capture,
+                                                  .gradient = dsc_kfac_row_gradient};

@@ -1,0 +1,91 @@
+/* Layer kinds: a table with one entry per kind, which holds everything K-FAC knows about a layer's geometry.
+ *
+ * A layer consists of one or more units (the groups of a convolution). Each unit has
+ *
+ *   A[a_n, a_n]   second moments of its inputs; the last row and column belong to the bias, if there is one
+ *   G[g_n, g_n]   second moments of the gradients at its outputs
+ *   D[g_n, a_n]   its gradient: one row per output, the bias as last column
+ *
+ * To add a kind: its entry dsc_kfac_kind_NAME in kind_NAME.c, a line in DSC_KFAC_KINDS (descent/kfac.h), and
+ * its tests. A geometry of its own becomes a pointer in dsc_kfac_layer, at the end. */
+#ifndef DSC_KFAC_KINDS_H
+#define DSC_KFAC_KINDS_H
+
+#include "descent/kfac.h"
+#include "device/ops.h"
+
+enum { DSC_KFAC_SIDES = 2 };
+
+/* The number of units of a layer, and rows of the factors of each. */
+typedef struct dsc_kfac_sizes {
+    int64_t units, a_n, g_n;
+} dsc_kfac_sizes;
+
+/* Rows whose second moments make up a factor: the patches that a convolution `desc` reads from x[n, h, w, c].
+ * A plain matrix is a 1x1 convolution. */
+typedef struct dsc_kfac_rows {
+    dsc_tensor x;
+    dsc_conv_desc desc;
+} dsc_kfac_rows;
+
+/* What the captured tensors of one pass contribute to the factors of a layer. */
+typedef struct dsc_kfac_pass {
+    dsc_kfac_rows rows[DSC_KFAC_SIDES]; /* of A and of G, for all units */
+    int64_t samples, positions;         /* N and S of dsc_kfac_scaling */
+} dsc_kfac_pass;
+
+/* All functions but `read` get a layer of dsc_kfac_layers_copy; those after `check` one that was checked. */
+typedef struct dsc_kfac_kind_entry {
+    const char *name; /* in messages and reports; options.skip_layers is compared with it, too */
+    int splits;       /* 1: options.diag_blocks splits the factors */
+    /* Copies the geometry that `given` points to, and sets own->in_c and out_c from it. NULL: nothing to
+     * do. */
+    dsc_status (*read)(const dsc_kfac_layer *given, dsc_kfac_layer *own);
+    /* Frees the copies of `read`, which may have failed. NULL: nothing to do. */
+    void (*release)(dsc_kfac_layer *own);
+    /* Checks the geometry; in_c and out_c are known to be in range. NULL: nothing to do. */
+    dsc_status (*check)(const dsc_kfac_layer *layer);
+    dsc_kfac_sizes (*sizes)(const dsc_kfac_layer *layer);
+    /* Diagonal blocks of A are cut in an order that keeps related columns together; returns the column of D
+     * that is j-th in this order. */
+    int64_t (*column)(const dsc_kfac_layer *layer, int64_t j);
+    /* Checks captured tensors against the layer and says what they contribute. Called in every step. */
+    dsc_status (*capture)(const dsc_kfac_layer *layer, const dsc_tensor *a, const dsc_tensor *g,
+                          dsc_kfac_pass *out);
+    /* The parts of a unit's D in the layer's gradients: views weight[g_n, a_n or a_n - 1] and bias[g_n] (left
+     * alone when there is none). */
+    void (*gradient)(const dsc_kfac_layer *layer, int64_t unit, dsc_tensor *weight, dsc_tensor *bias);
+} dsc_kfac_kind_entry;
+
+#define DSC_KFAC_KIND_DECLARE(constant, name) extern const dsc_kfac_kind_entry dsc_kfac_kind_##name;
+DSC_KFAC_KINDS(DSC_KFAC_KIND_DECLARE)
+#undef DSC_KFAC_KIND_DECLARE
+
+/* The entry of a layer's kind; NULL when there is no such kind. */
+const dsc_kfac_kind_entry *dsc_kfac_kind_of(const dsc_kfac_layer *layer);
+
+/* Copies a caller's layers, whose structs may be those of an older header, with their names and
+ * geometries. */
+dsc_status dsc_kfac_layers_copy(const dsc_kfac_layer *layers, int64_t count,
+                                dsc_kfac_layer **out) DSC_MUST_CHECK;
+void dsc_kfac_layers_release(dsc_kfac_layer **layers, int64_t count);
+/* Checks kind, geometry, sizes of factors, and gradients where they have memory. */
+dsc_status dsc_kfac_layer_check(const dsc_kfac_layer *layer) DSC_MUST_CHECK;
+/* skip[count]: 1 where an expression of options.skip_layers matches. DSC_E_INVALID names a bad expression. */
+dsc_status dsc_kfac_skip(const dsc_kfac_layer *layers, int64_t count, const char *expressions,
+                         unsigned char *skip) DSC_MUST_CHECK;
+
+/* For entries: a size must be in least..2^24; a factor can have so many rows; a captured tensor must have
+ * `rows` rows (-1: any number) of `channels` numbers, on the device of the layer's gradients, in their type
+ * or in a half type. */
+dsc_status dsc_kfac_check_size(const dsc_kfac_layer *layer, const char *what, int64_t value,
+                               int64_t least) DSC_MUST_CHECK;
+dsc_status dsc_kfac_check_rows(const dsc_kfac_layer *layer, char factor, int64_t rows) DSC_MUST_CHECK;
+dsc_status dsc_kfac_check_captured(const dsc_kfac_layer *layer, const char *what, const dsc_tensor *t,
+                                   int64_t channels, int64_t rows) DSC_MUST_CHECK;
+/* For entries: t as a matrix of rows of `channels` numbers, of which each unit reads its share. */
+dsc_kfac_rows dsc_kfac_matrix_rows(const dsc_tensor *t, int64_t channels, int64_t units);
+/* For entries: `gradient` of a weight that has the rows of D, unit by unit. */
+void dsc_kfac_row_gradient(const dsc_kfac_layer *layer, int64_t unit, dsc_tensor *weight, dsc_tensor *bias);
+
+#endif

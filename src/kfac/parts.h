@@ -1,0 +1,45 @@
+/* A K-FAC step in parts, for the trainer, which records the work of a step (dsc_recording_begin) and replays
+ * it.
+ *
+ *   dsc_kfac_begin, dsc_kfac_prepare    numbers that differ from step to step go to the device
+ *   dsc_kfac_capture, dsc_kfac_absorb   may be recorded; replayed in steps for which dsc_kfac_wants_factors
+ *                                       returns the same
+ *   dsc_kfac_decompose                  waits for the device; does nothing unless a decomposition is due
+ *   dsc_kfac_apply                      may be recorded; replayed while dsc_kfac_recipe returns the same
+ *   dsc_kfac_finish
+ *
+ * dsc_kfac_step does all of it from dsc_kfac_prepare on. On a GPU only dsc_kfac_decompose waits: a gradient
+ * that is not finite then makes nu (dsc_kfac_nu_tensor, dsc_kfac_nu) NaN, and the gradients are left alone.
+ */
+#ifndef DSC_KFAC_PARTS_H
+#define DSC_KFAC_PARTS_H
+
+#include "descent/kfac.h"
+
+/* lr: the rate of the coming update, for the clip. */
+dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
+/* Ends the captures: averages the batch factors over the ranks and moves the running averages. Collective. */
+dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+/* Collective. */
+dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+/* Preconditions the gradients in place and clips them. Collective. */
+dsc_status dsc_kfac_apply(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+
+/* After a replay of captures, instead of them: every layer has run in `passes` passes of this step. */
+void dsc_kfac_captured(dsc_kfac *kfac, int64_t passes);
+/* After a replay of dsc_kfac_absorb, instead of it. */
+void dsc_kfac_absorbed(dsc_kfac *kfac);
+
+/* What dsc_kfac_apply would do now: 0 work with whole factors, 1 work with diagonal blocks, 2 nothing. */
+int dsc_kfac_recipe(const dsc_kfac *kfac);
+/* 1 when dsc_kfac_decompose of the step that was begun has something to do. */
+int dsc_kfac_wants_decomposition(const dsc_kfac *kfac);
+/* nu of the last step, an F64 scalar on the device. Borrowed. */
+const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac);
+/* Multiplies all G from now on by an F64 scalar on the device, besides the loss scale that dsc_kfac_begin is
+ * given: 1 / scale^2 for a loss scale that only the device knows. NULL: no such factor. The pointer is kept.
+ */
+void dsc_kfac_scale_g(dsc_kfac *kfac, const dsc_tensor *scale);
+
+#endif

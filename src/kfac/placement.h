@@ -1,0 +1,38 @@
+/* The plan: layers as units, factors as items, their owners, and what that costs each rank.
+ *
+ * A pure function of layers, options and the number of ranks, the same on every rank. */
+#ifndef DSC_KFAC_PLACEMENT_H
+#define DSC_KFAC_PLACEMENT_H
+
+#include "kfac/kinds.h"
+
+struct dsc_kfac_plan {
+    int ranks, rows, columns;
+    int64_t unit_count, item_count;
+    dsc_kfac_unit *units; /* in the order of the layers, groups inside */
+    dsc_kfac_item *items; /* in the order of the units: the blocks of A, then those of G */
+    dsc_kfac_load *loads; /* [ranks] */
+};
+
+/* dsc_kfac_plan_create for layers of dsc_kfac_layers_copy and options of dsc_kfac_options_read. */
+dsc_status dsc_kfac_plan_make(const dsc_kfac_layer *layers, int64_t count, int ranks,
+                              const dsc_kfac_options *options, int64_t blocks,
+                              dsc_kfac_plan **out) DSC_MUST_CHECK;
+
+/* Copies the caller's options over the defaults and checks them against each other and the number of ranks.
+ * Strings are kept by pointer. */
+dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks,
+                                 dsc_kfac_options *out) DSC_MUST_CHECK;
+/* Gradient workers of a layer: rows of the grid. DSC_E_INVALID when N * fraction is off a whole number by
+ * more than 0.01 or does not divide N; the message lists the fractions that do. */
+dsc_status dsc_kfac_grid_rows(const dsc_kfac_options *options, int ranks, int *rows) DSC_MUST_CHECK;
+/* The hyper-parameters of a step without a schedule. */
+dsc_kfac_hyper dsc_kfac_hyper_of(const dsc_kfac_options *options);
+/* Checks `hyper` as a schedule left it. */
+dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_hyper *hyper) DSC_MUST_CHECK;
+
+static inline int64_t dsc_kfac_unit_items(const dsc_kfac_unit *unit) {
+    return unit->a_blocks + unit->g_blocks;
+}
+
+#endif
