@@ -7,8 +7,8 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "descent/model.h"
+#include "descent/trainer.h"
 #include "device/ops.h"
-#include "train/kfac_layers.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -70,7 +70,7 @@ static int64_t factor_sizes(const char *name, dsc_device *device, int64_t **out)
     dsc_kfac_layer *layers;
     check(dsc_zoo_default_input(name, &side, &channels, &classes));
     check(dsc_zoo_create(device, name, side, side, channels, classes, NULL, &model));
-    check(dsc_kfac_layers_of(model, &layers, &count));
+    check(dsc_kfac_layers_of_model(model, &layers, &count));
     check(dsc_memory_alloc(2 * count, sizeof **out, out));
     for (int64_t i = 0; i < count; i++, n += 2) {
         int64_t units;

@@ -10,7 +10,7 @@
 #include "base/memory.h"
 #include "descent/kfac.h"
 #include "descent/model.h"
-#include "train/kfac_layers.h"
+#include "descent/trainer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,7 +119,7 @@ static dsc_status print_model(dsc_device *device, int number) {
     if (status == DSC_OK)
         status = dsc_zoo_create(device, models[number], side, side, channels, classes, &o, &model);
     if (status == DSC_OK)
-        status = dsc_kfac_layers_of(model, &layers, &count);
+        status = dsc_kfac_layers_of_model(model, &layers, &count);
     for (size_t v = 0; v < sizeof variants / sizeof *variants && status == DSC_OK; v++)
         status = print_variant(number, layers, count, &variants[v]);
     dsc_memory_free(&layers);

@@ -14,6 +14,7 @@
 #include "descent/status.h"
 #include "descent/topology.h"
 #include "descent/train.h"
+#include "descent/trainer.h"
 #include "descent/version.h"
 
 #endif

@@ -117,6 +117,9 @@ typedef struct dsc_train_options {
     int eval_ranks; /* 1: every rank's own model is evaluated as well */
     int64_t distance_every;     /* steps between `consensus` lines of the metrics; 0: at evaluations only */
     dsc_peer_loss on_peer_loss; /* stop */
+
+    /* Steps that count as an epoch where the caller hands in the batches (dsc_trainer_step_on), 1000. */
+    int64_t epoch_steps;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

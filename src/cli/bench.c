@@ -1,23 +1,19 @@
 /* descent bench: seconds per training step on random input in memory.
  *
- * The step is that of a training (train/stepper.h) without data loading. On a GPU a time is that of a group
- * of steps put into the queue one behind the other, as in a training, divided by their number; phases are
- * those of other steps, because to tell them takes time of the device.
+ * The step is that of a trainer (dsc_trainer_step_on), without data loading. On a GPU a time is that of a group
+ * of steps put into the queue one after the other, as in a training, divided by their number; phases are those
+ * of other steps, because measuring them takes time of the device.
  *
- * With --kfac every round has four of them, so that all of them see the same machine: plain ones, then such
- * with K-FAC that only preconditions, that also moves the factors, and that also decomposes them. */
+ * With --kfac every round has four kinds of steps, so that all of them see the same machine: plain ones, then
+ * steps with K-FAC that only precondition, that also update the factors, and that also decompose them. The
+ * plain ones are those of a second trainer on the same model. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "cli/cli.h"
 #include "cli/kfac_options.h"
-#include "descent/consensus.h"
-#include "descent/kfac.h"
-#include "descent/model.h"
-#include "descent/optim.h"
-#include "train/kfac_layers.h"
-#include "train/stepper.h"
+#include "descent/trainer.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -71,19 +67,14 @@ static const dsc_option options[] = {
 typedef struct bench {
     dsc_comm *comm;
     dsc_device *device;
-    dsc_queue *queue;
     dsc_model *model;
-    dsc_exec *exec;
-    dsc_consensus *consensus;
-    dsc_optim *optim;
-    dsc_kfac *kfac; /* NULL without --kfac */
+    dsc_trainer *trainers[2]; /* without K-FAC, and with it (NULL without --kfac) */
     dsc_tensor x, labels;
     int64_t batch, steps;
     dsc_dtype activations;
-    dsc_stepper *steppers[2][2]; /* without K-FAC and with it; for times, and for phases */
-    int kind;                    /* of the step under way */
-    int64_t group;               /* steps timed together */
-    double *total[KINDS];        /* seconds of each timed step; without K-FAC, only of the plain ones */
+    int kind;             /* of the step under way */
+    int64_t group;        /* steps timed together */
+    double *total[KINDS]; /* seconds of each timed step; without K-FAC, only of the plain ones */
     double *phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */
     double *extra;                         /* room for as many differences */
 } bench;
@@ -107,20 +98,10 @@ static dsc_status create_model(bench *b, const char *name) {
     o.activations = b->activations;
     DSC_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
     DSC_TRY(dsc_zoo_create(b->device, name, side, side, channels, classes, &o, &b->model));
-    DSC_TRY(dsc_exec_create(b->model, DSC_EXEC_TRAIN, b->batch, &b->exec));
     return DSC_OK;
 }
 
-static dsc_status create_rest(bench *b) {
-    dsc_consensus_options consensus;
-    dsc_optim_options optim;
-    dsc_consensus_options_init(&consensus);
-    dsc_optim_options_init(&optim);
-    const dsc_param *params = dsc_model_params(b->model);
-    int64_t count = dsc_model_param_count(b->model);
-    DSC_TRY(dsc_consensus_create(b->comm, b->queue, params, count, &consensus, &b->consensus));
-    DSC_TRY(dsc_optim_create(b->queue, params, count, &optim, &b->optim));
-    DSC_TRY(dsc_consensus_start(b->consensus));
+static dsc_status create_results(bench *b) {
     for (int i = 0; i < KINDS; i++)
         DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->total[i], &b->total[i]));
     for (int i = 0; i < KINDS * DSC_PHASE_COUNT; i++) {
@@ -131,8 +112,8 @@ static dsc_status create_rest(bench *b) {
     return DSC_OK;
 }
 
-/* Of the step under way; K-FAC updates what is due when the step's number is a multiple. The first does all.
- */
+/* Of the step under way; K-FAC updates what is due when the step's number is a multiple. The first step does
+ * everything. */
 static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     const bench *b = context;
     hyper->factor_freq = b->kind >= FACTORS ? 1 : step + 1;
@@ -140,76 +121,62 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     return DSC_OK;
 }
 
-static dsc_status create_kfac(bench *b) {
-    dsc_kfac_options o;
-    dsc_kfac_layer *layers;
-    int64_t count;
-    dsc_kfac_options_init(&o);
-    o.schedule = schedule;
-    o.context = b;
-    DSC_TRY(dsc_kfac_layers_of(b->model, &layers, &count));
-    dsc_status status = dsc_kfac_create(b->comm, b->queue, layers, count, &o, &b->kfac);
-    dsc_memory_free(&layers);
-    return status;
+static dsc_status create_trainer(bench *b, int with_kfac) {
+    dsc_train_options o;
+    dsc_kfac_options kfac;
+    dsc_train_options_init(&o);
+    o.batch_size = b->batch;
+    o.lr = RATE;
+    o.lr_scaling = 0;
+    o.warmup_epochs = 0;
+    o.check_every = 0;
+    if (with_kfac) {
+        dsc_kfac_options_init(&kfac);
+        kfac.schedule = schedule;
+        kfac.context = b;
+        o.kfac = &kfac;
+    }
+    return dsc_trainer_create(b->comm, b->device, b->model, NULL, NULL, &o, &b->trainers[with_kfac]);
 }
 
-static dsc_status upload_images(bench *b, dsc_rng *rng) {
+static dsc_status upload_images(bench *b, dsc_queue *queue, dsc_rng *rng) {
     float *host;
     int64_t count = dsc_tensor_count(&b->x);
     DSC_TRY(dsc_memory_alloc(count, sizeof *host, &host));
     for (int64_t i = 0; i < count; i++)
         host[i] = 2 * dsc_rng_uniform(rng) - 1;
-    dsc_status status = dsc_tensor_upload(b->queue, host, dsc_tensor_bytes(&b->x), &b->x);
+    dsc_status status = dsc_tensor_upload(queue, host, dsc_tensor_bytes(&b->x), &b->x);
     if (status == DSC_OK)
-        status = dsc_queue_sync(b->queue);
+        status = dsc_queue_sync(queue);
     dsc_memory_free(&host);
     return status;
 }
 
-static dsc_status upload_labels(bench *b, dsc_rng *rng) {
+static dsc_status upload_labels(bench *b, dsc_queue *queue, dsc_rng *rng) {
     int32_t *host;
     DSC_TRY(dsc_memory_alloc(b->batch, sizeof *host, &host));
     for (int64_t i = 0; i < b->batch; i++)
         host[i] = (int32_t)dsc_rng_below(rng, (uint32_t)dsc_model_classes(b->model));
-    dsc_status status = dsc_tensor_upload(b->queue, host, dsc_tensor_bytes(&b->labels), &b->labels);
+    dsc_status status = dsc_tensor_upload(queue, host, dsc_tensor_bytes(&b->labels), &b->labels);
     if (status == DSC_OK)
-        status = dsc_queue_sync(b->queue);
+        status = dsc_queue_sync(queue);
     dsc_memory_free(&host);
     return status;
 }
 
 static dsc_status create_input(bench *b) {
+    dsc_queue *queue = dsc_trainer_queue(b->trainers[0]);
     int64_t dim[4] = {b->batch, 0, 0, 0};
     dsc_rng rng = dsc_rng_start(SEED, DSC_RNG_TEST, 0, (uint64_t)dsc_comm_rank(b->comm));
     dsc_model_input_shape(b->model, dim + 1);
     DSC_TRY(dsc_tensor_alloc(b->device, DSC_F32, 4, dim, &b->x));
     DSC_TRY(dsc_tensor_alloc(b->device, DSC_I32, 1, dim, &b->labels));
-    DSC_TRY(upload_images(b, &rng));
-    DSC_TRY(upload_labels(b, &rng));
-    return DSC_OK;
-}
-
-static dsc_status create_steppers(bench *b) {
-    for (int i = 0; i < 4; i++) {
-        const dsc_stepper_parts parts = {.comm = b->comm,
-                                         .queue = b->queue,
-                                         .model = b->model,
-                                         .exec = b->exec,
-                                         .optim = b->optim,
-                                         .consensus = b->consensus,
-                                         .kfac = i / 2 ? b->kfac : NULL,
-                                         .batch = b->batch,
-                                         .micro_batches = 1,
-                                         .timed = i % 2};
-        if (i < 2 || b->kfac)
-            DSC_TRY(dsc_stepper_create(&parts, &b->steppers[i / 2][i % 2]));
-    }
+    DSC_TRY(upload_images(b, queue, &rng));
+    DSC_TRY(upload_labels(b, queue, &rng));
     return DSC_OK;
 }
 
 static void destroy(bench *b) {
-    for (int i = 0; i < 4; i++)
-        dsc_stepper_destroy(&b->steppers[i / 2][i % 2]);
     for (int i = 0; i < KINDS * DSC_PHASE_COUNT; i++)
         dsc_memory_free(&b->phase[i / DSC_PHASE_COUNT][i % DSC_PHASE_COUNT]);
     for (int i = 0; i < KINDS; i++)
@@ -217,67 +184,50 @@ static void destroy(bench *b) {
     dsc_memory_free(&b->extra);
     dsc_tensor_free(&b->labels);
     dsc_tensor_free(&b->x);
-    dsc_kfac_destroy(&b->kfac);
-    dsc_optim_destroy(&b->optim);
-    dsc_consensus_destroy(&b->consensus);
-    dsc_exec_destroy(&b->exec);
+    dsc_trainer_destroy(&b->trainers[1]);
+    dsc_trainer_destroy(&b->trainers[0]);
     dsc_model_destroy(&b->model);
-    dsc_queue_destroy(&b->queue);
 }
 
 /* ---- the step ---- */
 
-/* One step is put into the queue; results are those of the last that was collected. */
-static dsc_status run_step(bench *b, dsc_stepper *s, int64_t step, dsc_step_results *results) {
-    int64_t first = (int64_t)dsc_comm_rank(b->comm) * b->batch;
-    DSC_TRY(dsc_stepper_begin(s, RATE, 0, 0));
-    DSC_TRY(dsc_stepper_micro(s, step, first, &b->x, &b->labels));
-    DSC_TRY(dsc_stepper_end(s));
-    if (dsc_stepper_pending(s) > dsc_stepper_lag(s))
-        DSC_TRY(dsc_stepper_collect(s, results));
-    return DSC_OK;
-}
-
-/* `count` steps of the kind under way, to their end. */
-static dsc_status run_group(bench *b, int timed, int64_t count, int64_t step, dsc_step_results *results) {
-    dsc_stepper *s = b->steppers[b->kind != PLAIN][timed];
+/* `count` steps of the kind under way, to their end; `report` is that of the last. */
+static dsc_status run_group(bench *b, int timed, int64_t count, dsc_step_report *report) {
+    dsc_trainer *t = b->trainers[b->kind != PLAIN];
+    dsc_trainer_time_phases(t, timed);
     for (int64_t i = 0; i < count; i++)
-        DSC_TRY(run_step(b, s, step, results));
-    while (dsc_stepper_pending(s) > 0)
-        DSC_TRY(dsc_stepper_collect(s, results));
-    return DSC_OK;
+        DSC_TRY(dsc_trainer_step_on(t, &b->x, &b->labels, NULL));
+    report->size = sizeof *report;
+    return dsc_trainer_finish(t, report);
 }
 
 /* Steps of each kind; round < 0: not timed. */
 static dsc_status run_round(bench *b, int64_t round) {
     int host = dsc_device_is_host(b->device);
-    for (b->kind = PLAIN; b->kind < (b->kfac ? KINDS : PLAIN + 1); b->kind++) {
-        dsc_step_results results;
+    for (b->kind = PLAIN; b->kind < (b->trainers[1] ? KINDS : PLAIN + 1); b->kind++) {
+        dsc_step_report report;
         int64_t count = b->kind == DECOMPOSE ? 1 : b->group; /* it waits for the device anyway */
         double start = dsc_clock_now();
-        DSC_TRY(run_group(b, 0, count, round + WARM_UP, &results));
+        DSC_TRY(run_group(b, 0, count, &report));
         double seconds = (dsc_clock_now() - start) / (double)count;
         if (!host)
-            DSC_TRY(run_group(b, 1, 1, round + WARM_UP, &results));
+            DSC_TRY(run_group(b, 1, 1, &report));
         if (round < 0)
             continue;
         b->total[b->kind][round] = seconds;
         for (int i = 0; i < DSC_PHASE_COUNT; i++)
-            b->phase[b->kind][i][round] = results.ms[i];
+            b->phase[b->kind][i][round] = report.phase_ms[i];
     }
     return DSC_OK;
 }
 
 static dsc_status measure(bench *b, const bench_values *v) {
     b->group = dsc_device_is_host(b->device) ? 1 : GROUP;
-    DSC_TRY(dsc_queue_create(b->device, &b->queue));
-    DSC_TRY(dsc_comm_use_queue(b->comm, b->queue));
     DSC_TRY(create_model(b, v->model));
-    DSC_TRY(create_rest(b));
+    DSC_TRY(create_results(b));
+    for (int with_kfac = 0; with_kfac <= v->kfac; with_kfac++)
+        DSC_TRY(create_trainer(b, with_kfac));
     DSC_TRY(create_input(b));
-    if (v->kfac)
-        DSC_TRY(create_kfac(b));
-    DSC_TRY(create_steppers(b));
     for (int64_t round = -WARM_UP; round < b->steps; round++)
         DSC_TRY(run_round(b, round));
     return DSC_OK;
@@ -298,19 +248,20 @@ static double median(double *values, int64_t count) {
 
 /* Of the largest rank, in MB of 10^6 bytes. */
 static dsc_status peak_rss(bench *b, double *out) {
+    dsc_queue *queue = dsc_trainer_queue(b->trainers[0]);
     struct rusage usage;
     dsc_tensor t = {0};
     int64_t one = 1;
     getrusage(RUSAGE_SELF, &usage);
     *out = (double)usage.ru_maxrss * 1024.0 / 1e6;
     DSC_TRY(dsc_tensor_alloc(b->device, DSC_F64, 1, &one, &t));
-    dsc_status status = dsc_tensor_upload(b->queue, out, sizeof *out, &t);
+    dsc_status status = dsc_tensor_upload(queue, out, sizeof *out, &t);
     if (status == DSC_OK)
         status = dsc_comm_allreduce(b->comm, DSC_TRAFFIC_OTHER, DSC_MAX, &t);
     if (status == DSC_OK)
-        status = dsc_tensor_download(b->queue, &t, sizeof *out, out);
+        status = dsc_tensor_download(queue, &t, sizeof *out, out);
     if (status == DSC_OK)
-        status = dsc_queue_sync(b->queue);
+        status = dsc_queue_sync(queue);
     dsc_tensor_free(&t);
     return status;
 }
@@ -327,7 +278,7 @@ typedef struct results {
 static results summarise(bench *b, double rss) {
     results r = {.ranks = dsc_comm_size(b->comm),
                  .threads = dsc_device_threads(b->device),
-                 .kinds = b->kfac ? KINDS : 1,
+                 .kinds = b->trainers[1] ? KINDS : 1,
                  .rss = rss};
     for (int i = r.kinds - 1; i >= 0; i--) { /* from the last on: a median sorts */
         for (int64_t j = 0; i > 0 && j < b->steps; j++)
@@ -343,18 +294,12 @@ static results summarise(bench *b, double rss) {
     return r;
 }
 
-static const char *const phase_names[DSC_PHASE_COUNT] = {
-#define PHASE_NAME(phase, text) text,
-    DSC_PHASE_LIST(PHASE_NAME)
-#undef PHASE_NAME
-};
-
 /* Those of a kind of steps that took any time. */
 static json_t *phases_json(const results *r, int kind) {
     json_t *phases = json_object();
     for (int i = 0; i < DSC_PHASE_COUNT; i++)
         if (r->phase[kind][i] > 0)
-            json_object_set_new(phases, phase_names[i], json_real(r->phase[kind][i]));
+            json_object_set_new(phases, dsc_phase_name((dsc_phase)i), json_real(r->phase[kind][i]));
     return phases;
 }
 
@@ -362,7 +307,7 @@ static void print_phases(const results *r, int kind, const char *head) {
     printf("%s", head);
     for (int i = 0, first = 1; i < DSC_PHASE_COUNT; i++)
         if (i != DSC_PHASE_DATA && r->phase[kind][i] > 0) {
-            printf("%s%s %.4f s", first ? "" : ", ", phase_names[i], r->phase[kind][i] / 1000);
+            printf("%s%s %.4f s", first ? "" : ", ", dsc_phase_name((dsc_phase)i), r->phase[kind][i] / 1000);
             first = 0;
         }
     printf("\n");
@@ -385,7 +330,7 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
         if (i > 0)
             json_object_set_new(kfac, extra_keys[i], json_real(r->extra[i]));
     }
-    if (b->kfac)
+    if (b->trainers[1])
         json_object_set(object, "kfac", kfac);
     json_decref(kfac);
     if (!object)
@@ -413,7 +358,7 @@ static void print_text(const bench *b, const bench_values *v, const results *r) 
     printf("step     median %.4f s, least %.4f s of %lld steps\n", r->median[PLAIN], r->least,
            (long long)b->steps);
     print_phases(r, PLAIN, "phases   ");
-    if (b->kfac)
+    if (b->trainers[1])
         print_kfac(r);
     printf("rate     %.1f images/s\n", r->rate);
     printf("memory   peak of the process %.0f MB, of the device %.0f MB\n", r->rss,

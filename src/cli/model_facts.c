@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "train/kfac_layers.h"
+#include "descent/trainer.h"
 
 #include <stdlib.h>
 
@@ -63,7 +63,7 @@ static dsc_status fill(dsc_model_facts *f, dsc_model *model, int64_t batch) {
     f->parameters = dsc_model_parameter_total(model);
     f->tensors = dsc_model_param_count(model);
     f->batch = batch;
-    DSC_TRY(dsc_kfac_layers_of(model, &f->layers, &f->layer_count));
+    DSC_TRY(dsc_kfac_layers_of_model(model, &f->layers, &f->layer_count));
     DSC_TRY(collect_sizes(f));
     DSC_TRY(estimate_bytes(model, DSC_EXEC_TRAIN, batch, &f->train_bytes));
     DSC_TRY(estimate_bytes(model, DSC_EXEC_EVAL, batch, &f->eval_bytes));

@@ -7,7 +7,6 @@
 #include "train/checkpoint_directory.h"
 #include "train/safetensors.h"
 #include "train/share.h"
-#include "train/start.h"
 
 dsc_status dsc_engines_text(dsc_device *device, char **out) {
     size_t size = 0, needed = 0;
@@ -25,7 +24,7 @@ dsc_status dsc_engines_text(dsc_device *device, char **out) {
 }
 
 /* Rank 0: the engines of the checkpoint to go on from; "" where there are none. What is wrong with the
- * checkpoint is told when it is loaded. */
+ * checkpoint is reported when it is loaded. */
 static dsc_status read_stored(const dsc_trainer *t, char **out) {
     dsc_origin from = {{0}};
     dsc_st_reader *reader = NULL;
@@ -52,16 +51,21 @@ static dsc_status take_stored(dsc_trainer *t) {
     return dsc_comm_agree(t->comm, status);
 }
 
-/* Rank 0 first, the others with what it has chosen. */
-static dsc_status make_after(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t)) {
-    const double longest = 600; /* seconds that tuning may take beyond what a rank is waited for */
-    char *text = NULL;
-    dsc_status status = DSC_OK;
+dsc_status dsc_engines_begin(dsc_trainer *t, int *rank0_first) {
+    int64_t tunes = dsc_device_tunes(t->device);
+    DSC_TRY(take_stored(t));
+    DSC_TRY(dsc_share_bytes(t->comm, t->queue, &tunes, sizeof tunes));
+    *rank0_first = tunes && t->ranks > 1;
+    return DSC_OK;
+}
+
+dsc_status dsc_engines_share(dsc_trainer *t, dsc_status status) {
+    const double longest =
+        600; /* seconds that tuning may take beyond the time that ranks wait for each other */
     double timeout = t->comm->timeout;
+    char *text = NULL;
     if (timeout > 0)
         DSC_TRY(dsc_comm_set_timeout(t->comm, timeout + longest));
-    if (t->rank == 0)
-        status = make(t);
     if (t->rank == 0 && status == DSC_OK)
         status = dsc_engines_text(t->device, &text);
     status = dsc_share_text(t->comm, t->queue, status, &text);
@@ -69,15 +73,6 @@ static dsc_status make_after(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t))
     status = status == DSC_OK ? restored : status;
     if (status == DSC_OK && t->rank != 0)
         status = dsc_device_preset(t->device, text);
-    if (status == DSC_OK && t->rank != 0)
-        status = make(t);
     dsc_memory_free(&text);
     return status;
-}
-
-dsc_status dsc_engines_make(dsc_trainer *t, dsc_status (*make)(dsc_trainer *t)) {
-    int64_t tunes = dsc_device_tunes(t->device);
-    DSC_TRY(take_stored(t));
-    DSC_TRY(dsc_share_bytes(t->comm, t->queue, &tunes, sizeof tunes));
-    return dsc_comm_agree(t->comm, tunes && t->ranks > 1 ? make_after(t, make) : make(t));
 }

@@ -1,13 +1,12 @@
 /* A model's layers as the preconditioner sees them. */
-#include "train/kfac_layers.h"
-
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/trainer.h"
 
 static const dsc_kfac_kind kinds[] = {
     [DSC_LAYER_LINEAR] = DSC_KFAC_LINEAR, [DSC_LAYER_CONV2D] = DSC_KFAC_CONV2D};
 
-dsc_status dsc_kfac_layers_of(const dsc_model *model, dsc_kfac_layer **out, int64_t *count) {
+dsc_status dsc_kfac_layers_of_model(const dsc_model *model, dsc_kfac_layer **out, int64_t *count) {
     const dsc_layer_info *infos = dsc_model_layers(model);
     const dsc_param *params = dsc_model_params(model);
     int64_t layers = dsc_model_layer_count(model);
@@ -26,4 +25,9 @@ dsc_status dsc_kfac_layers_of(const dsc_model *model, dsc_kfac_layer **out, int6
     }
     *count = layers;
     return DSC_OK;
+}
+
+void dsc_kfac_layers_free(dsc_kfac_layer **layers) {
+    if (layers)
+        dsc_memory_free(layers);
 }

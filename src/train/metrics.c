@@ -278,16 +278,10 @@ void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, con
     finish_line(metrics, line);
 }
 
-static const char *const phases[] = {
-#define PHASE_TEXT(phase, text) text,
-    DSC_PHASE_LIST(PHASE_TEXT)
-#undef PHASE_TEXT
-};
-
 /* Milliseconds of the phases first .. last. */
 static void set_phases(json_t *line, const dsc_step_report *report, int first, int last) {
     for (int i = first; i <= last; i++)
-        set(line, phases[i], real(report->ms[i]));
+        set(line, dsc_phase_name((dsc_phase)i), real(report->phase_ms[i]));
 }
 
 static void set_sent(json_t *line, const dsc_step_report *report) {
@@ -301,7 +295,7 @@ void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, doubl
     json_t *line = start_line("step");
     set_int(line, "step", report->step);
     set_int(line, "epoch", report->epoch);
-    set(line, "time_s", real(report->time));
+    set(line, "time_s", real(report->time_s));
     set(line, "loss", real(report->loss));
     set(line, "lr", real(report->lr));
     set(line, "images_per_s", real(images_per_s));
@@ -439,8 +433,8 @@ static void set_ranks(json_t *line, const dsc_ranks_result *ranks) {
 }
 
 void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
-                      const dsc_judgement *judgement) {
-    const dsc_eval_result *result = &judgement->result;
+                      const dsc_evaluation *evaluation) {
+    const dsc_eval_result *result = &evaluation->result;
     if (!metrics)
         return;
     json_t *line = start_line("eval");
@@ -451,13 +445,13 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     set(line, "top1", real(result->top1));
     set(line, "top5", real(result->top5));
     set_int(line, "images", result->images);
-    if (judgement->has_consensus) {
-        set(line, "distance", real(judgement->consensus.distance));
-        set(line, "norm", real(judgement->consensus.norm));
-        set_int(line, "rounds", judgement->consensus.rounds);
+    if (evaluation->has_consensus) {
+        set(line, "distance", real(evaluation->consensus.distance));
+        set(line, "norm", real(evaluation->consensus.norm));
+        set_int(line, "rounds", evaluation->consensus.rounds);
     }
-    if (judgement->has_ranks)
-        set_ranks(line, &judgement->ranks);
+    if (evaluation->has_ranks)
+        set_ranks(line, &evaluation->ranks);
     finish_line(metrics, line);
 }
 

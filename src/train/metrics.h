@@ -3,7 +3,7 @@
 #ifndef DSC_TRAIN_METRICS_H
 #define DSC_TRAIN_METRICS_H
 
-#include "descent/train.h"
+#include "descent/trainer.h"
 #include "train/state.h"
 
 typedef struct dsc_metrics dsc_metrics;
@@ -33,12 +33,12 @@ typedef struct dsc_ranks_result {
 } dsc_ranks_result;
 
 /* What an `eval` line tells. */
-typedef struct dsc_judgement {
+typedef struct dsc_evaluation {
     dsc_eval_result result;
     int has_ranks, has_consensus;
     dsc_ranks_result ranks;
     dsc_consensus_report consensus;
-} dsc_judgement;
+} dsc_evaluation;
 
 /* Opens DIRECTORY/metrics.jsonl. append 0: starts it anew; 1: behind its last whole line. */
 dsc_status dsc_metrics_open(const char *directory, int append, dsc_metrics **out) DSC_MUST_CHECK;
@@ -57,7 +57,7 @@ void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, doubl
 void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch, double lr,
                        double images_per_s);
 void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
-                      const dsc_judgement *judgement);
+                      const dsc_evaluation *evaluation);
 void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                            const dsc_consensus_report *report);
 /* Ranks were lost: how many, how many are left, and the sum of their push-sum weights. */

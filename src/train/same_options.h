@@ -2,7 +2,7 @@
 #ifndef DSC_TRAIN_SAME_OPTIONS_H
 #define DSC_TRAIN_SAME_OPTIONS_H
 
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 /* DSC_E_INVALID, naming the first option that differs, unless all ranks have rank 0's options. Only what a
  * rank needs for itself may differ: data_threads, where its data lies, names of files that rank 0 alone reads

@@ -29,6 +29,7 @@ void dsc_train_options_init_sized(dsc_train_options *options, size_t size) {
         .eval_every = 1,
         .log_every = 1,
         .check_every = 500,
+        .epoch_steps = 1000,
         .kfac_damping_alpha = 0.5,
         .kfac_update_freq_alpha = 10,
     };
@@ -98,6 +99,7 @@ static dsc_status check_counts(const dsc_train_options *o) {
     DSC_TRY(at_least("checkpoints to keep", o->keep, 0));
     DSC_TRY(at_least("epochs between evaluations", o->eval_every, 0));
     DSC_TRY(at_least("steps between lines of the log", o->log_every, 1));
+    DSC_TRY(at_least("steps of an epoch", o->epoch_steps, 1));
     return at_least("steps between checks", o->check_every, 0);
 }
 

@@ -1,14 +1,32 @@
-/* One training step of a run: its input, its place in the schedules, and what came out of it. The work itself
- * is stepper.c's. */
+/* One training step, from the batch to its results.
+ *
+ * With p ranks, m micro-batches and batch size b, the optimiser sees
+ *
+ *   gradient = 1/p sum_ranks 1/(m b) sum_micro sum_rows dloss/dx
+ *
+ * so p ranks of batch b, m micro-batches of batch b and one batch of p m b agree up to rounding. With gossip
+ * the sum over the ranks is left out, and so is every other collective.
+ *
+ * On a GPU nothing in a step waits for the device. Its work is recorded and replayed (recorder.h), its phases
+ * are timed by stamps in the queue (phases.h), its results are read a step later (results.h). An update that
+ * would follow a loss or a preconditioned gradient that is not finite is left out by the device, and so are
+ * all updates after it. */
 #include "base/clock.h"
 #include "base/error.h"
-#include "train/trainer.h"
+#include "comm/table.h"
+#include "consensus/table.h"
+#include "device/ops.h"
+#include "kfac/parts.h"
+#include "optim/parts.h"
+#include "train/factors.h"
+#include "train/trainer_internal.h"
 
 #include <math.h>
-#include <string.h>
 
-/* The loader goes from batch to batch by itself; it is only told where to go when the run is elsewhere: after
- * a resume, and behind an epoch that leaves whole batches over. */
+/* ---- around the step ---- */
+
+/* The next micro-batch of the training data. The loader goes from batch to batch by itself and is only sent
+ * elsewhere after a resume, and after an epoch that leaves whole batches over. */
 static dsc_status next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batch) {
     int64_t global = t->options.batch_size * t->ranks;
     int64_t position = t->state.position + micro * global;
@@ -28,92 +46,308 @@ static dsc_status next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batch) {
     return DSC_OK;
 }
 
-/* The rate depends on the place in the epoch, not on the number of steps so far: a run that goes on with
- * another number of ranks stays on its schedule. */
-static double current_rate(const dsc_trainer *t) {
-    int64_t step = t->state.epoch * t->epoch_steps + t->state.position / t->step_images;
-    return dsc_schedule_rate(&t->schedule, step);
+/* A layer's input a and output gradient g, during backward. */
+static dsc_status capture(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a,
+                          const dsc_tensor *g) {
+    dsc_trainer *t = context;
+    double began = dsc_clock_now();
+    DSC_TRY(dsc_kfac_capture(t->kfac, q, layer, a, g));
+    t->phases.in_kfac += dsc_clock_now() - began;
+    return DSC_OK;
 }
 
-static dsc_step_report *report_of(dsc_trainer *t, int64_t step) {
-    return &t->pending[step % 2];
+static dsc_status grad_ready(void *context, dsc_queue *q, int64_t param) {
+    dsc_trainer *t = context;
+    return dsc_consensus_grad_ready(t->consensus, q, param);
+}
+
+/* The sampled Fisher: a backward pass for labels drawn from softmax(logits), a pure function of (seed, step,
+ * sample), which hands layers to K-FAC and computes no gradients of parameters. The statistics of the loss
+ * stay as they were. */
+static dsc_status capture_sampled(dsc_trainer *t, double grad_scale) {
+    dsc_queue *q = t->queue;
+    dsc_backward_options backward;
+    dsc_tensor stats = *dsc_exec_stats(t->exec);
+    DSC_TRY(dsc_op_sample_labels(q, t->options.seed, dsc_exec_position(t->exec), dsc_exec_logits(t->exec),
+                                 &t->fisher_labels));
+    DSC_TRY(dsc_op_convert(q, &stats, &t->fisher_stats));
+    dsc_exec_smooth_labels(t->exec, 0); /* the Fisher matrix is that of the model's own distribution */
+    dsc_status status = dsc_exec_loss(t->exec, q, &t->fisher_labels, grad_scale);
+    dsc_exec_smooth_labels(t->exec, 1);
+    DSC_TRY(status);
+    dsc_backward_options_init(&backward);
+    backward.param_grads = 0;
+    backward.context = t;
+    backward.capture = capture;
+    DSC_TRY(dsc_exec_backward(t->exec, q, &backward));
+    DSC_TRY(dsc_op_convert(q, &t->fisher_stats, &stats));
+    dsc_phases_mark_host(&t->phases, DSC_PHASE_FACTOR);
+    return DSC_OK;
+}
+
+/* What differs from step to step goes to the device first, so that the work after it can be recorded: the
+ * learning rate, the ranks' flags, K-FAC's hyper-parameters. */
+static dsc_status send_inputs(dsc_trainer *t, double lr) {
+    const double flags[2] = {dsc_stop_requested(), dsc_metrics_failed(t->metrics)};
+    dsc_tensor to = dsc_results_numbers(t->results, DSC_NUMBER_STOP, 2);
+    DSC_TRY(dsc_tensor_upload(t->queue, flags, sizeof flags, &to));
+    DSC_TRY(dsc_optim_prepare(t->optim, t->queue, lr));
+    dsc_consensus_set_rate(t->consensus, lr);
+    if (!t->kfac)
+        return DSC_OK;
+    DSC_TRY(dsc_kfac_begin(t->kfac, 1.0 / (double)t->options.batches_per_allreduce));
+    return dsc_kfac_prepare(t->kfac, t->queue, lr);
+}
+
+/* What decides which recordings fit this step. */
+static dsc_segment plan_segment(const dsc_trainer *t) {
+    dsc_segment s = {.timed = t->phases.timed};
+    if (t->kfac) {
+        s.factors = dsc_kfac_wants_factors(t->kfac);
+        s.decomposes = dsc_kfac_wants_decomposition(t->kfac);
+        s.recipe = dsc_kfac_recipe(t->kfac);
+    }
+    return s;
+}
+
+static dsc_status start_passes(dsc_trainer *t) {
+    DSC_TRY(dsc_phases_start(&t->phases, t->queue));
+    return dsc_exec_clear_stats(t->exec, t->queue);
+}
+
+/* K-FAC's factors take in this step's, averaged over the ranks; with scope gossip, messages of other ranks'
+ * factors come in before and leave after. */
+static dsc_status update_factors(dsc_trainer *t, int moves, int decomposes) {
+    if (t->factors && (moves || decomposes))
+        DSC_TRY(dsc_factors_take(t->factors, t->queue, moves));
+    DSC_TRY(dsc_kfac_absorb(t->kfac, t->queue));
+    if (t->factors && moves)
+        DSC_TRY(dsc_factors_send(t->factors, t->queue));
+    return dsc_phases_mark(&t->phases, t->queue, DSC_PHASE_FACTOR);
+}
+
+/* The decomposition is timed by the host, which waits for it. */
+static dsc_status decompose(dsc_trainer *t) {
+    double began = dsc_clock_now();
+    if (!t->phases.is_host)
+        DSC_TRY(dsc_queue_sync(t->queue));
+    DSC_TRY(dsc_kfac_decompose(t->kfac, t->queue));
+    t->phases.ms[DSC_PHASE_DECOMPOSE] = 1000 * (dsc_clock_now() - began);
+    return dsc_phases_mark(&t->phases, t->queue, DSC_PHASE_DECOMPOSE);
+}
+
+/* Averages the gradients over the ranks, and beside them the losses and flags in one small message; with
+ * gossip there is no such message, and gradients are only averaged inside a group. */
+static dsc_status exchange(dsc_trainer *t, int overlaps) {
+    dsc_queue *q = t->queue;
+    dsc_tensor stats = dsc_results_numbers(t->results, DSC_NUMBER_LOSS, DSC_NUMBER_ROWS + 1);
+    dsc_tensor sums = dsc_results_numbers(t->results, DSC_NUMBER_LOSS, DSC_NUMBER_SUMMED);
+    dsc_tensor grads = dsc_model_grads(t->model), skip = *dsc_optim_skip(t->optim);
+    dsc_request *request = NULL;
+    DSC_TRY(dsc_op_convert(q, dsc_exec_stats(t->exec), &stats));
+    if (t->collective)
+        DSC_TRY(dsc_comm_allreduce_begin(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &sums, &request));
+    for (int64_t i = dsc_model_param_count(t->model) - 1; i >= 0 && !overlaps; i--)
+        DSC_TRY(dsc_consensus_grad_ready(t->consensus, q, i));
+    DSC_TRY(dsc_consensus_after_backward(t->consensus, q));
+    DSC_TRY(dsc_comm_wait(&request));
+    return dsc_loss_scale_unscale(&t->loss_scale, q, &grads, &skip);
+}
+
+/* Puts whether the update was left out, and the loss scale, among the step's results. */
+static dsc_status keep_skip_and_scale(dsc_trainer *t) {
+    dsc_tensor skipped = dsc_results_numbers(t->results, DSC_NUMBER_SKIP, 1);
+    dsc_tensor scale = dsc_results_numbers(t->results, DSC_NUMBER_SCALE, 1);
+    DSC_TRY(dsc_op_convert(t->queue, dsc_optim_skip(t->optim), &skipped));
+    return t->loss_scale.state.data ? dsc_op_convert(t->queue, &t->loss_scale.value, &scale) : DSC_OK;
+}
+
+/* ---- the step ---- */
+
+/* `given`: the batch; NULL: the next one of the training data. Work between dsc_recorder_begin and
+ * dsc_recorder_end is skipped (run == 0) in steps that replay it. */
+static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
+    dsc_queue *q = t->queue;
+    dsc_phases *phases = &t->phases;
+    const int64_t size = t->options.batch_size, micro_batches = t->options.batches_per_allreduce;
+    const double grad_scale = 1.0 / (double)(size * micro_batches);
+    const int whole = micro_batches == 1 && dsc_recorder_takes_whole_step(t->recorder);
+    const int overlaps = phases->is_host || whole; /* gradients leave during backward */
+    dsc_tensor loss = dsc_results_numbers(t->results, DSC_NUMBER_LOSS, 1);
+    dsc_tensor nu = dsc_results_numbers(t->results, DSC_NUMBER_NU, 1), skip = *dsc_optim_skip(t->optim);
+    dsc_batch batch = given ? *given : (dsc_batch){0};
+    int run = 1;
+
+    DSC_TRY(send_inputs(t, lr));
+    dsc_segment segment = plan_segment(t);
+    const int sampled = segment.factors && t->options.kfac_fisher == DSC_FISHER_SAMPLED;
+
+    for (int64_t micro = 0; micro < micro_batches; micro++) {
+        /* Batch. */
+        if (!given)
+            DSC_TRY(next_batch(t, micro, &batch));
+        dsc_phases_host_work(phases, DSC_PHASE_DATA);
+        DSC_TRY(dsc_exec_set_position(t->exec, q, t->state.step, (micro * t->ranks + t->rank) * size));
+
+        /* Consensus before the forward pass: gossip takes in messages and presents z = x / w. */
+        if (micro == 0) {
+            DSC_TRY(dsc_consensus_before_forward(t->consensus, q));
+            dsc_phases_host_work(phases, DSC_PHASE_EXCHANGE);
+        }
+
+        /* Forward, loss, backward; layers hand a and g to K-FAC. */
+        segment.start = micro == 0 ? DSC_SEGMENT_FIRST_BATCH : DSC_SEGMENT_NEXT_BATCH;
+        segment.x = batch.x.data;
+        segment.labels = batch.labels.data;
+        DSC_TRY(dsc_recorder_begin(t->recorder, &segment, &run));
+        if (run) {
+            dsc_backward_options backward;
+            dsc_backward_options_init(&backward);
+            backward.accumulate = micro > 0;
+            backward.context = t;
+            backward.capture = t->kfac && !sampled ? capture : NULL;
+            backward.grad_ready = overlaps && micro == micro_batches - 1 ? grad_ready : NULL;
+            if (micro == 0)
+                DSC_TRY(start_passes(t));
+            DSC_TRY(dsc_exec_forward(t->exec, q, &batch.x));
+            if (micro == 0 || phases->is_host) /* a device has one stamp: later passes count as backward */
+                DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_FORWARD));
+            if (sampled)
+                DSC_TRY(capture_sampled(t, grad_scale));
+            DSC_TRY(dsc_exec_loss(t->exec, q, &batch.labels, grad_scale));
+            DSC_TRY(dsc_exec_backward(t->exec, q, &backward));
+            DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_BACKWARD));
+        } else if (t->kfac) {
+            dsc_kfac_captured(t->kfac, micro + 1);
+        }
+        if (!whole)
+            DSC_TRY(dsc_recorder_end(t->recorder));
+    }
+
+    /* Exchange. */
+    segment.start = DSC_SEGMENT_EXCHANGE;
+    segment.x = segment.labels = NULL;
+    DSC_TRY(dsc_recorder_begin(t->recorder, &segment, &run));
+    if (run) {
+        DSC_TRY(exchange(t, overlaps));
+        DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_EXCHANGE));
+    }
+    /* A host sees at once that the loss is not finite, and leaves out the rest; a device does so by guards. */
+    const int diverged = phases->is_host && !isfinite(*(const double *)loss.data);
+
+    /* Factors, decomposition. */
+    if (t->kfac && !diverged) {
+        if (run)
+            DSC_TRY(update_factors(t, segment.factors, segment.decomposes));
+        else
+            dsc_kfac_absorbed(t->kfac);
+        if (segment.decomposes) {
+            DSC_TRY(dsc_recorder_end(t->recorder));
+            DSC_TRY(decompose(t));
+            segment.recipe = dsc_kfac_recipe(t->kfac);
+        }
+    }
+
+    /* Preconditioning, update. */
+    segment.start = DSC_SEGMENT_UPDATE;
+    DSC_TRY(dsc_recorder_begin(t->recorder, &segment, &run));
+    if (run && !diverged) {
+        const dsc_tensor *read = NULL;
+        DSC_TRY(dsc_op_guard(q, &loss, 1, &skip));
+        if (t->kfac) {
+            DSC_TRY(dsc_kfac_apply(t->kfac, q));
+            DSC_TRY(dsc_op_convert(q, dsc_kfac_nu_tensor(t->kfac), &nu));
+            DSC_TRY(dsc_op_guard(q, &nu, 0, &skip));
+            DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_PRECONDITION));
+        }
+        DSC_TRY(dsc_consensus_update_begin(t->consensus, q, &read));
+        DSC_TRY(dsc_optim_apply(t->optim, q, read));
+        DSC_TRY(dsc_consensus_update_end(t->consensus, q));
+        DSC_TRY(keep_skip_and_scale(t));
+        DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_UPDATE));
+    }
+    DSC_TRY(dsc_recorder_end(t->recorder));
+
+    /* Results. */
+    if (t->kfac && !diverged) {
+        DSC_TRY(dsc_kfac_finish(t->kfac, q));
+        dsc_phases_add_kfac(phases, t->kfac);
+    }
+    return dsc_results_end(t->results, q);
 }
 
 /* ---- what came out ---- */
 
-static dsc_status refuse(const dsc_trainer *t, const dsc_step_results *r) {
-    const char *good = t->good ? t->good : "none";
-    if (!isfinite(r->loss_sum))
+/* In collective steps every rank sees the same sums, so all stop or none, and a loss that is not finite on one
+ * rank makes the sum so. With gossip they are the rank's own: stopping is agreed on elsewhere, and a rank
+ * whose loss is not finite fails alone. */
+dsc_status dsc_trainer_collect(dsc_trainer *t) {
+    dsc_outcome outcome;
+    if (dsc_results_pending(t->results) == 0)
+        return DSC_OK;
+    DSC_TRY(
+        dsc_results_collect(t->results, !t->phases.is_host && t->phases.timed, t->kfac != NULL, &outcome));
+    t->report = outcome.report;
+    t->report.stop_requested &= t->collective;
+    t->report.metrics_failed &= t->collective;
+    if (!isfinite(outcome.loss_sum))
         return DSC_FAIL(
             DSC_E_NUMERIC,
             "the loss of step %lld is %s and nothing was updated (last good checkpoint: %s): try a "
             "lower learning rate, a longer warm-up or clipping the gradient's norm",
-            (long long)t->report.step, isnan(r->loss_sum) ? "not a number" : "infinite", good);
-    return DSC_FAIL(
-        DSC_E_NUMERIC,
-        "step %lld (last good checkpoint: %s): K-FAC: a gradient or its preconditioned form is not "
-        "finite; nothing was updated",
-        (long long)t->report.step, good);
-}
-
-/* In collective steps every rank sees the same sums, so all stop or none, and a loss that is not finite makes
- * the sum so. With gossip they are the rank's own: stopping is agreed on elsewhere, and a rank whose loss is
- * not finite fails alone. */
-dsc_status dsc_trainer_collect(dsc_trainer *t) {
-    dsc_step_results r;
-    if (dsc_stepper_pending(t->stepper) == 0)
-        return DSC_OK;
-    int64_t step = t->state.step - dsc_stepper_pending(t->stepper);
-    DSC_TRY(dsc_stepper_collect(t->stepper, &r));
-    t->report = *report_of(t, step);
-    t->report.loss = r.loss_sum / r.rows;
-    t->report.stop = t->collective && r.stop > 0;
-    t->report.failed = t->collective && r.failed > 0;
-    t->report.nu = r.nu;
-    t->report.loss_scale = r.loss_scale;
-    t->report.skipped = r.skip == 1;
-    t->report.seconds = r.seconds;
-    memcpy(t->report.ms, r.ms, sizeof r.ms);
-    if (!isfinite(r.loss_sum) || r.skip == 2)
-        return refuse(t, &r);
-    t->state.loss_sum += r.loss_sum;
-    t->state.loss_rows += r.rows;
-    t->report.time = t->state.seconds = dsc_clock_now() - t->start;
-    t->has_report = 1;
+            (long long)t->report.step, isnan(outcome.loss_sum) ? "not a number" : "infinite",
+            dsc_trainer_good(t));
+    if (outcome.skip == 2)
+        return DSC_FAIL(DSC_E_NUMERIC,
+                        "step %lld (last good checkpoint: %s): K-FAC: a gradient or its preconditioned form "
+                        "is not finite; nothing was updated",
+                        (long long)t->report.step, dsc_trainer_good(t));
+    t->state.loss_sum += outcome.loss_sum;
+    t->state.loss_rows += outcome.rows;
+    t->report.time_s = t->state.seconds = dsc_clock_now() - t->start;
+    dsc_trainer_report_step(t);
     return DSC_OK;
 }
 
-/* ---- a step ---- */
-
-static dsc_status put_into_queue(dsc_trainer *t, dsc_step_report *report) {
-    int64_t batch = t->options.batch_size;
-    DSC_TRY(dsc_stepper_begin(t->stepper, report->lr, dsc_stop_requested(), dsc_metrics_failed(t->metrics)));
-    for (int64_t micro = 0; micro < t->options.batches_per_allreduce; micro++) {
-        dsc_batch samples;
-        DSC_TRY(next_batch(t, micro, &samples));
-        DSC_TRY(dsc_stepper_micro(t->stepper, t->state.step, (micro * t->ranks + t->rank) * batch, &samples.x,
-                                  &samples.labels));
-    }
-    dsc_status status = dsc_stepper_end(t->stepper);
-    if (status == DSC_E_NUMERIC)
-        dsc_error_prefix(status, "step %lld (last good checkpoint: %s)", (long long)t->state.step + 1,
-                         t->good ? t->good : "none");
-    return status;
+dsc_status dsc_trainer_drain(dsc_trainer *t) {
+    while (dsc_results_pending(t->results) > 0)
+        DSC_TRY(dsc_trainer_collect(t));
+    return DSC_OK;
 }
 
-dsc_status dsc_trainer_step(dsc_trainer *t) {
+/* ---- one step of a run ---- */
+
+/* The rate depends on the place in the epoch, not on the number of steps so far: a run that goes on with
+ * another number of ranks stays on its schedule. */
+static double current_rate(const dsc_trainer *t) {
+    return dsc_schedule_rate(&t->schedule,
+                             t->state.epoch * t->epoch_steps + t->state.position / t->step_images);
+}
+
+dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) {
     uint64_t before[DSC_TRAFFIC_COUNT];
-    dsc_step_report *report = report_of(t, t->state.step);
     for (int i = 0; i < DSC_TRAFFIC_COUNT; i++)
         before[i] = dsc_comm_bytes(t->comm, (dsc_traffic)i);
-    *report = (dsc_step_report){.step = t->state.step + 1, .epoch = t->state.epoch, .lr = current_rate(t)};
-    DSC_TRY(put_into_queue(t, report));
+    dsc_step_report *report = dsc_results_begin(t->results);
+    report->step = t->state.step + 1;
+    report->epoch = t->state.epoch;
+    report->lr = current_rate(t);
+    dsc_phases_begin(&t->phases, report->phase_ms);
+    dsc_status status = run_step(t, given, report->lr);
+    if (status != DSC_OK) {
+        dsc_recorder_cancel(t->recorder);
+        dsc_consensus_update_cancel(t->consensus);
+    }
+    if (status == DSC_E_NUMERIC)
+        dsc_error_prefix(status, "step %lld (last good checkpoint: %s)", (long long)t->state.step + 1,
+                         dsc_trainer_good(t));
+    DSC_TRY(status);
     report->decomposed = t->kfac && dsc_kfac_decomposed(t->kfac);
     for (int i = 0; i < DSC_TRAFFIC_COUNT; i++)
         report->bytes[i] = dsc_comm_bytes(t->comm, (dsc_traffic)i) - before[i];
     t->state.step++;
     t->state.position += t->step_images;
-    if (dsc_stepper_pending(t->stepper) > dsc_stepper_lag(t->stepper))
+    if (dsc_results_pending(t->results) > dsc_results_lag(t->results))
         DSC_TRY(dsc_trainer_collect(t));
     return DSC_OK;
 }

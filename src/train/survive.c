@@ -8,10 +8,9 @@
 #include "consensus/table.h"
 #include "descent/log.h"
 #include "train/factors.h"
-#include "train/gossip.h"
-#include "train/precondition.h"
+#include "train/kfac_setup.h"
 #include "train/share.h"
-#include "train/start.h"
+#include "train/sync.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -32,10 +31,10 @@ dsc_status dsc_survive_prepare(dsc_trainer *t) {
 /* The model then holds this rank's own values, and nothing is under way on the device. */
 static dsc_status stop_work(dsc_trainer *t) {
     DSC_TRY(dsc_queue_sync(t->queue));
-    while (t->stepper && dsc_stepper_pending(t->stepper) > 0)
+    while (t->results && dsc_results_pending(t->results) > 0)
         DSC_TRY(dsc_trainer_collect(t));
-    if (t->stepper)
-        DSC_TRY(dsc_stepper_get_scale(t->stepper, t->state.loss_scale));
+    if (t->results)
+        DSC_TRY(dsc_loss_scale_get(&t->loss_scale, t->queue, t->state.loss_scale));
     if (t->consensus)
         DSC_TRY(dsc_consensus_rescue(t->consensus, t->queue));
     DSC_TRY(dsc_trainer_recover_buffers(t));
@@ -44,16 +43,16 @@ static dsc_status stop_work(dsc_trainer *t) {
 
 /* After the alarm: nobody is waited for, and memory that messages may still touch is kept. */
 static void take_apart(dsc_trainer *t) {
-    dsc_stepper_destroy(&t->stepper);
+    dsc_trainer_free_step(t);
     dsc_factors_destroy(&t->factors);
-    dsc_gossip_destroy(&t->gossip);
+    dsc_sync_destroy(&t->gossip);
     dsc_consensus_destroy(&t->consensus);
-    dsc_trainer_free_shown(t);
+    dsc_trainer_free_swapped(t);
 }
 
 static dsc_status change_ranks(dsc_trainer *t, dsc_comm *next) {
-    dsc_comm_abandon(&t->next_comm);
-    t->comm = t->next_comm = next;
+    dsc_comm_abandon(&t->survivors);
+    t->comm = t->survivors = next;
     t->rank = dsc_comm_rank(next);
     t->ranks = dsc_comm_size(next);
     return dsc_comm_use_queue(next, t->queue);
@@ -143,14 +142,8 @@ static dsc_status start_values(dsc_trainer *t) {
 
 static dsc_status make_gossip(dsc_trainer *t) {
     DSC_TRY(dsc_trainer_make_consensus(t));
-    DSC_TRY(dsc_precondition_make_factors(t));
-    return dsc_comm_agree(t->comm, dsc_gossip_start_peers(t));
-}
-
-static void tell(dsc_trainer *t, const char *text) {
-    dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_NOTE);
-    p.text = text;
-    dsc_trainer_tell(t, &p);
+    DSC_TRY(dsc_kfac_setup_make_factors(t));
+    return dsc_comm_agree(t->comm, dsc_sync_start_peers(t));
 }
 
 /* A graph that does not go with fewer ranks gives way to the one that always does. */
@@ -171,7 +164,7 @@ static dsc_status make_gossip_somehow(dsc_trainer *t) {
     o->peers = 1;
     t->options.peers_count = 0;
     DSC_TRY(make_gossip(t));
-    tell(t, text);
+    dsc_trainer_emit_text(t, DSC_EVENT_NOTE, text);
     return DSC_OK;
 }
 
@@ -191,31 +184,31 @@ static dsc_status put_together(dsc_trainer *t) {
     DSC_TRY(dsc_comm_agree(t->comm, status));
     status = make_gossip_somehow(t);
     if (status != DSC_OK)
-        dsc_error_prefix(status, "%d ranks are left of %d, and cannot go on", t->ranks, t->ranks_told);
+        dsc_error_prefix(status, "%d ranks are left of %d, and cannot go on", t->ranks, t->reported_ranks);
     DSC_TRY(status);
-    DSC_TRY(dsc_gossip_create(t));
+    DSC_TRY(dsc_sync_create(t));
     DSC_TRY(start_values(t));
-    DSC_TRY(dsc_trainer_make_stepper(t));
-    DSC_TRY(dsc_stepper_set_scale(t->stepper, t->state.loss_scale));
+    DSC_TRY(dsc_trainer_make_step(t));
+    DSC_TRY(dsc_loss_scale_set(&t->loss_scale, t->queue, t->state.loss_scale));
     return dsc_comm_agree(t->comm, open_metrics(t));
 }
 
 static dsc_status report(dsc_trainer *t) {
-    int lost = t->ranks_told - t->ranks;
+    int lost = t->reported_ranks - t->ranks;
     double mass = 0;
     char text[160];
     DSC_TRY(dsc_consensus_mass(t->consensus, &mass));
     dsc_metrics_ranks(t->metrics, &t->state, t->ranks, lost, mass);
     snprintf(text, sizeof text, "%d rank%s lost after step %lld of epoch %lld: %d go on", lost,
              lost == 1 ? " was" : "s were", (long long)t->state.step, (long long)t->state.epoch, t->ranks);
-    tell(t, text);
-    t->ranks_told = t->ranks;
+    dsc_trainer_emit_text(t, DSC_EVENT_NOTE, text);
+    t->reported_ranks = t->ranks;
     return DSC_OK;
 }
 
 dsc_status dsc_survive(dsc_trainer *t) {
     dsc_comm *next = NULL;
-    t->lost = 1; /* until all is well again */
+    t->alone = 1; /* until all is well again */
     DSC_TRY(stop_work(t));
     dsc_status status = dsc_comm_survivors(t->comm, t->options.consensus->peer_timeout, &next);
     if (status != DSC_OK)
@@ -225,6 +218,6 @@ dsc_status dsc_survive(dsc_trainer *t) {
     DSC_TRY(change_ranks(t, next));
     DSC_TRY(put_together(t));
     DSC_TRY(report(t));
-    t->lost = 0;
+    t->alone = 0;
     return DSC_OK;
 }

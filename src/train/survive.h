@@ -6,7 +6,7 @@
 #ifndef DSC_TRAIN_SURVIVE_H
 #define DSC_TRAIN_SURVIVE_H
 
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 /* Where ranks may be lost: checks the communicator and limits its waits. Not collective. */
 dsc_status dsc_survive_prepare(dsc_trainer *t) DSC_MUST_CHECK;

@@ -1,61 +1,76 @@
 /* Making and destroying a trainer: everything that a step needs is planned and allocated here. */
-#include "train/trainer.h"
-
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "comm/table.h"
 #include "consensus/table.h"
+#include "model/graph.h"
 #include "train/engines.h"
-#include "train/gossip.h"
-#include "train/precondition.h"
+#include "train/kfac_setup.h"
 #include "train/same_options.h"
 #include "train/survive.h"
+#include "train/sync.h"
+#include "train/trainer_internal.h"
+
+void dsc_trainer_free_step(dsc_trainer *t) {
+    dsc_recorder_destroy(&t->recorder);
+    dsc_results_destroy(&t->results);
+    dsc_loss_scale_free(&t->loss_scale);
+    dsc_tensor_free(&t->fisher_labels);
+    dsc_tensor_free(&t->fisher_stats);
+}
 
 void dsc_trainer_destroy(dsc_trainer **trainer) {
     if (!trainer || !*trainer)
         return;
     dsc_trainer *t = *trainer;
     dsc_metrics_close(&t->metrics);
-    dsc_stepper_destroy(&t->stepper);
-    if (!t->lost) { /* else the others would have to take part, and the job is about to be ended */
-        dsc_precondition_destroy(t);
-        dsc_gossip_destroy(&t->gossip);
+    dsc_trainer_free_step(t);
+    if (!t->alone) { /* else the others would have to take part, and the job is about to be ended */
+        dsc_kfac_setup_destroy(t);
+        dsc_sync_destroy(&t->gossip);
         dsc_consensus_destroy(&t->consensus);
     } else if (t->consensus && t->options.consensus->kind == DSC_CONSENSUS_ADPSGD) {
         t->consensus->hurried = 1;
         dsc_consensus_destroy(&t->consensus); /* its thread works on the device, which may go next */
     }
-    dsc_trainer_free_shown(t);
+    dsc_trainer_free_swapped(t);
     dsc_optim_destroy(&t->optim);
     dsc_exec_destroy(&t->val_exec);
     dsc_exec_destroy(&t->exec);
-    dsc_model_destroy(&t->model);
     dsc_loader_destroy(&t->whole_loader);
     dsc_loader_destroy(&t->val_loader);
     dsc_loader_destroy(&t->loader);
-    dsc_dataset_close(&t->val_set);
-    dsc_dataset_close(&t->train_set);
-    if (!t->lost)
-        dsc_comm_destroy(&t->next_comm);
-    if (t->queue && dsc_comm_queue(t->given.comm) == t->queue)
-        dsc_comm_return_queue(t->given.comm, t->given.queue);
+    if (t->owned) {
+        dsc_model_destroy(&t->model);
+        dsc_dataset_close(&t->val_set);
+        dsc_dataset_close(&t->train_set);
+    }
+    if (!t->alone)
+        dsc_comm_destroy(&t->survivors);
+    if (t->queue && dsc_comm_queue(t->caller.comm) == t->queue)
+        dsc_comm_return_queue(t->caller.comm, t->caller.queue);
     dsc_queue_destroy(&t->queue);
     dsc_lock_release(&t->lock);
     dsc_memory_free(&t->good);
-    if (!t->lost)
+    dsc_memory_free(&t->resume_path);
+    if (!t->alone)
         dsc_settings_clear(&t->settings);
     *trainer = NULL;
-    if (t->lost) /* with what the others would have to help to end */
+    if (t->alone) /* with what the others would have to help to end */
         dsc_memory_keep(t);
     else
         dsc_memory_free(&t);
 }
 
-/* For as many ranks as there are now. */
+/* ---- data, sizes, schedule ---- */
+
+/* For as many ranks as there are now. Without training data an epoch has as many steps as the options say. */
 static dsc_status count_steps(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     t->step_images = o->batch_size * o->batches_per_allreduce * t->ranks;
+    if (!t->train_set)
+        t->info.count = o->epoch_steps * t->step_images;
     t->epoch_steps = t->info.count / t->step_images;
     if (t->epoch_steps == 0)
         return DSC_FAIL(DSC_E_INVALID,
@@ -66,34 +81,28 @@ static dsc_status count_steps(dsc_trainer *t) {
     return DSC_OK;
 }
 
-static dsc_status open_data(dsc_trainer *t) {
-    const dsc_train_options *o = &t->options;
-    dsc_data_options data;
-    dsc_data_options_init(&data);
-    data.seed = o->seed;
-    data.image_size = o->image_size;
-    DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
-    t->info = dsc_dataset_get_info(t->train_set);
-    return count_steps(t); /* before a batch that is too large takes memory */
+static void init_loader(const dsc_trainer *t, int64_t batch, dsc_loader_options *o) {
+    dsc_loader_options_init(o);
+    o->batch = batch;
+    o->rank = t->rank;
+    o->ranks = t->ranks;
+    o->threads = t->options.data_threads;
+    o->dtype = dsc_device_is_host(t->device) ? DSC_F32 : t->options.activations;
 }
 
-static dsc_status load_data(dsc_trainer *t) {
-    const dsc_train_options *o = &t->options;
-    dsc_loader_options loader;
+static dsc_status load_training(dsc_trainer *t) {
+    dsc_loader_options o;
     t->loader_epoch = t->loader_position = 0;
     DSC_TRY(count_steps(t));
-    dsc_loader_options_init(&loader);
-    loader.batch = o->batch_size;
-    loader.rank = t->rank;
-    loader.ranks = t->ranks;
-    loader.threads = o->data_threads;
-    loader.seed = o->seed;
-    loader.augment = o->augment;
-    loader.dtype = dsc_device_is_host(t->device) ? DSC_F32 : o->activations;
-    return dsc_loader_create(t->train_set, t->device, &loader, &t->loader);
+    if (!t->train_set)
+        return DSC_OK;
+    init_loader(t, t->options.batch_size, &o);
+    o.seed = t->options.seed;
+    o.augment = t->options.augment;
+    return dsc_loader_create(t->train_set, t->device, &o, &t->loader);
 }
 
-/* No more than there are. */
+/* No larger than the validation set. */
 static int64_t val_batch(const dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     int64_t asked = o->val_batch_size > 0 ? o->val_batch_size : o->batch_size;
@@ -101,48 +110,18 @@ static int64_t val_batch(const dsc_trainer *t) {
     return asked < count ? asked : count;
 }
 
-static dsc_status open_validation(dsc_trainer *t) {
-    const dsc_train_options *o = &t->options;
-    dsc_data_options data;
-    dsc_data_options_init(&data);
-    data.seed = o->seed;
-    data.image_size = o->image_size;
-    DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set));
-    return dsc_exec_create(t->model, DSC_EXEC_EVAL, val_batch(t), &t->val_exec);
-}
-
 static dsc_status load_validation(dsc_trainer *t) {
-    const dsc_train_options *o = &t->options;
-    dsc_loader_options loader;
-    dsc_loader_options_init(&loader);
-    loader.batch = val_batch(t);
-    loader.rank = t->rank;
-    loader.ranks = t->ranks;
-    loader.threads = o->data_threads;
-    loader.shuffle = 0;
-    loader.augment = 0;
-    loader.keep_last = 1;
-    loader.dtype = dsc_device_is_host(t->device) ? DSC_F32 : o->activations;
-    DSC_TRY(dsc_loader_create(t->val_set, t->device, &loader, &t->val_loader));
-    if (!o->eval_ranks)
+    dsc_loader_options o;
+    init_loader(t, val_batch(t), &o);
+    o.shuffle = 0;
+    o.augment = 0;
+    o.keep_last = 1;
+    DSC_TRY(dsc_loader_create(t->val_set, t->device, &o, &t->val_loader));
+    if (!t->options.eval_ranks)
         return DSC_OK;
-    loader.rank = 0;
-    loader.ranks = 1;
-    return dsc_loader_create(t->val_set, t->device, &loader, &t->whole_loader);
-}
-
-static dsc_status make_model(dsc_trainer *t) {
-    const dsc_train_options *o = &t->options;
-    dsc_model_options model;
-    dsc_model_options_init(&model);
-    model.seed = o->seed;
-    model.label_smoothing = o->label_smoothing;
-    model.activations = o->activations;
-    DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
-                           &t->model));
-    DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
-    return dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model), o->optim,
-                            &t->optim);
+    o.rank = 0;
+    o.ranks = 1;
+    return dsc_loader_create(t->val_set, t->device, &o, &t->whole_loader);
 }
 
 static void set_schedule(dsc_trainer *t) {
@@ -165,20 +144,42 @@ dsc_status dsc_trainer_spread(dsc_trainer *t) {
     dsc_loader_destroy(&t->whole_loader);
     dsc_loader_destroy(&t->val_loader);
     dsc_loader_destroy(&t->loader);
-    DSC_TRY(load_data(t));
-    if (t->val_set)
+    DSC_TRY(load_training(t));
+    if (t->val_exec)
         DSC_TRY(load_validation(t));
     set_schedule(t);
     return DSC_OK;
 }
 
-/* What each rank makes by itself. */
+/* ---- what computes ---- */
+
+/* What opens convolutions: the executors. */
+static dsc_status make_executors(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
+    if (t->val_set && o->eval_every > 0)
+        DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_EVAL, val_batch(t), &t->val_exec));
+    return DSC_OK;
+}
+
+/* What each rank makes by itself. On a device that tunes its convolutions, rank 0 makes its own first, and
+ * the others take over its choices. */
 static dsc_status make_local(dsc_trainer *t) {
-    DSC_TRY(open_data(t));
-    DSC_TRY(make_model(t));
-    if (t->options.eval_every > 0)
-        DSC_TRY(open_validation(t));
-    return dsc_trainer_spread(t);
+    int rank0_first = 0;
+    DSC_TRY(dsc_engines_begin(t, &rank0_first));
+    dsc_status status = DSC_OK;
+    if (rank0_first && t->rank != 0)
+        status = dsc_engines_share(t, status);
+    if (status == DSC_OK)
+        status = make_executors(t);
+    if (rank0_first && t->rank == 0)
+        status = dsc_engines_share(t, status);
+    if (status == DSC_OK)
+        status = dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model),
+                                  t->options.optim, &t->optim);
+    if (status == DSC_OK)
+        status = dsc_trainer_spread(t);
+    return dsc_comm_agree(t->comm, status);
 }
 
 dsc_status dsc_trainer_make_consensus(dsc_trainer *t) {
@@ -191,26 +192,53 @@ dsc_status dsc_trainer_make_consensus(dsc_trainer *t) {
     return DSC_OK;
 }
 
-dsc_status dsc_trainer_make_stepper(dsc_trainer *t) {
-    const dsc_stepper_parts parts = {.comm = t->comm,
-                                     .queue = t->queue,
-                                     .model = t->model,
-                                     .exec = t->exec,
-                                     .optim = t->optim,
-                                     .consensus = t->consensus,
-                                     .kfac = t->kfac,
-                                     .factors = t->factors,
-                                     .batch = t->options.batch_size,
-                                     .micro_batches = t->options.batches_per_allreduce,
-                                     .sampled = t->kfac && t->options.kfac_fisher == DSC_FISHER_SAMPLED,
-                                     .seed = t->options.seed,
-                                     .timed = t->options.out != NULL};
-    return dsc_comm_agree(t->comm, dsc_stepper_create(&parts, &t->stepper));
+static dsc_status make_step(dsc_trainer *t) {
+    const int64_t four = 4;
+    int timed = t->phases.ms ? t->phases.timed : t->options.out != NULL; /* a change of ranks keeps it */
+    DSC_TRY(dsc_recorder_create(
+        t->comm, t->queue, dsc_consensus_records(t->consensus) && dsc_comm_records(t->comm), &t->recorder));
+    DSC_TRY(dsc_results_create(t->queue, &t->results));
+    t->phases = (dsc_phases){
+        .is_host = dsc_device_is_host(t->device), .timed = timed, .stamps = dsc_results_stamps(t->results)};
+    DSC_TRY(dsc_loss_scale_init(&t->loss_scale, t->queue, t->exec, t->kfac));
+    if (!t->kfac || t->options.kfac_fisher != DSC_FISHER_SAMPLED)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_alloc(t->device, DSC_I32, 1, &t->options.batch_size, &t->fisher_labels));
+    return dsc_tensor_alloc(t->device, DSC_F64, 1, &four, &t->fisher_stats);
 }
 
-static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
-    dsc_status status = dsc_settings_read(options, &t->settings);
-    t->options = t->settings.train;
+dsc_status dsc_trainer_make_step(dsc_trainer *t) {
+    return dsc_comm_agree(t->comm, make_step(t));
+}
+
+/* ---- creation ---- */
+
+static dsc_status check_model(const dsc_trainer *t) {
+    int64_t shape[3];
+    if (!t->model || !t->model->sealed)
+        return DSC_FAIL(DSC_E_INVALID, "the trainer needs a model that is sealed (dsc_model_seal)");
+    if (dsc_model_device(t->model) != t->device)
+        return DSC_FAIL(DSC_E_INVALID, "the model was made on another device than the trainer's");
+    if (!t->train_set)
+        return DSC_OK;
+    dsc_model_input_shape(t->model, shape);
+    if (shape[0] != t->info.h || shape[1] != t->info.w || shape[2] != t->info.c ||
+        dsc_model_classes(t->model) < t->info.classes)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "the model takes %lldx%lldx%lld images of %lld classes, %s has %lldx%lldx%lld and "
+                        "%lld: build the model for its data",
+                        (long long)shape[0], (long long)shape[1], (long long)shape[2],
+                        (long long)dsc_model_classes(t->model), t->options.data, (long long)t->info.h,
+                        (long long)t->info.w, (long long)t->info.c, (long long)t->info.classes);
+    return DSC_OK;
+}
+
+/* Settings, model and data are there: the rest. */
+static dsc_status make_all(dsc_trainer *t, dsc_status status) {
+    if (status == DSC_OK)
+        status = check_model(t);
+    if (status == DSC_OK)
+        status = count_steps(t); /* before a batch that is too large takes memory */
     if (status == DSC_OK && t->rank == 0 && t->options.out)
         status = dsc_lock_take(t->options.out, &t->lock);
     if (status == DSC_OK)
@@ -218,31 +246,36 @@ static dsc_status make_all(dsc_trainer *t, const dsc_train_options *options) {
     DSC_TRY(dsc_comm_agree(t->comm, status));
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     DSC_TRY(dsc_same_options_check(t));
-    DSC_TRY(dsc_engines_make(t, make_local));
+    DSC_TRY(make_local(t));
     DSC_TRY(dsc_comm_agree(t->comm, dsc_survive_prepare(t)));
     DSC_TRY(dsc_trainer_make_consensus(t));
-    DSC_TRY(dsc_gossip_create(t));
-    DSC_TRY(dsc_precondition_create(t));
-    return dsc_trainer_make_stepper(t);
+    DSC_TRY(dsc_sync_create(t));
+    DSC_TRY(dsc_kfac_setup_create(t));
+    return dsc_trainer_make_step(t);
 }
 
-dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
-                              dsc_trainer **out) {
+/* A trainer with its settings. Collective: when one rank fails, all do. */
+static dsc_status create(dsc_comm *comm, dsc_device *device, dsc_trainer **out) {
     dsc_trainer *t = NULL;
     dsc_status status = dsc_comm_agree(comm, dsc_memory_alloc(1, sizeof *t, &t));
     if (status != DSC_OK) {
         dsc_memory_free(&t);
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
-    t->comm = t->given.comm = comm;
-    t->given.queue = dsc_comm_queue(comm);
+    t->comm = t->caller.comm = comm;
+    t->caller.queue = dsc_comm_queue(comm);
     t->device = device;
     t->rank = dsc_comm_rank(comm);
-    t->ranks = t->ranks_told = dsc_comm_size(comm);
+    t->ranks = t->reported_ranks = dsc_comm_size(comm);
     t->saved_step = -1;
     t->start = t->process_start = dsc_clock_now();
     dsc_train_state_init(&t->state);
-    status = make_all(t, options);
+    *out = t;
+    return DSC_OK;
+}
+
+static dsc_status finish_creation(dsc_trainer *t, dsc_status status, dsc_trainer **out) {
+    status = make_all(t, status);
     if (status != DSC_OK) {
         dsc_trainer_destroy(&t);
         return dsc_error_pass(status, __FILE__, __LINE__);
@@ -251,19 +284,68 @@ dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, const dsc_trai
     return DSC_OK;
 }
 
-int64_t dsc_trainer_last_epoch(const dsc_trainer *t) {
-    const dsc_train_state *s = &t->state;
-    return s->position > 0 || s->epoch == 0 ? s->epoch : s->epoch - 1;
+/* What belongs to the model and the data is theirs, not the options'. */
+static void adopt(dsc_trainer *t, dsc_model *model, dsc_dataset *train, dsc_dataset *val) {
+    t->model = model;
+    t->train_set = train;
+    t->val_set = val;
+    if (train)
+        t->info = dsc_dataset_get_info(train);
+    t->options.activations = model ? model->options.activations : DSC_F32;
+    t->options.label_smoothing = model ? model->options.label_smoothing : 0;
+    t->options.model = model ? "custom" : "none";
+    t->options.data = train ? t->info.name : "batches of the caller";
+    t->options.image_size = t->info.h;
 }
 
-int dsc_trainer_epoch_done(const dsc_trainer *t) {
-    return t->state.position + t->step_images > t->info.count;
+dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, dsc_model *model, dsc_dataset *train,
+                              dsc_dataset *val, const dsc_train_options *options, dsc_trainer **out) {
+    dsc_trainer *t = NULL;
+    DSC_TRY(create(comm, device, &t));
+    dsc_status status = dsc_settings_read(options, &t->settings);
+    t->options = t->settings.train;
+    if (status == DSC_OK)
+        adopt(t, model, train, val);
+    return finish_creation(t, status, out);
 }
 
-dsc_status dsc_trainer_check(dsc_trainer *t) {
-    dsc_status status = dsc_consensus_check(t->consensus, t->queue);
-    if (status == DSC_E_NUMERIC)
-        dsc_error_prefix(status, "after step %lld (last good checkpoint: %s)", (long long)t->state.step,
-                         t->good ? t->good : "none");
-    return dsc_comm_agree(t->comm, status);
+static dsc_status open_named(dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    dsc_data_options data;
+    dsc_model_options model;
+    dsc_data_options_init(&data);
+    data.seed = o->seed;
+    data.image_size = o->image_size;
+    DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
+    t->info = dsc_dataset_get_info(t->train_set);
+    DSC_TRY(count_steps(t));
+    dsc_model_options_init(&model);
+    model.seed = o->seed;
+    model.label_smoothing = o->label_smoothing;
+    model.activations = o->activations;
+    DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
+                           &t->model));
+    return o->eval_every > 0 ? dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set) : DSC_OK;
+}
+
+dsc_status dsc_trainer_create_named(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
+                                    dsc_trainer **out) {
+    dsc_trainer *t = NULL;
+    DSC_TRY(create(comm, device, &t));
+    t->owned = 1;
+    dsc_status status = dsc_settings_read(options, &t->settings);
+    t->options = t->settings.train;
+    if (status == DSC_OK)
+        status = open_named(t);
+    return finish_creation(t, status, out);
+}
+
+/* ---- what it holds ---- */
+
+dsc_queue *dsc_trainer_queue(const dsc_trainer *trainer) {
+    return trainer->queue;
+}
+
+dsc_kfac *dsc_trainer_kfac(const dsc_trainer *trainer) {
+    return trainer->kfac;
 }

@@ -3,9 +3,8 @@
  * none. */
 #include "train/survive.h"
 #include "base/error.h"
-#include "train/gossip.h"
-#include "train/start.h"
-#include "train/trainer.h"
+#include "train/sync.h"
+#include "train/trainer_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -68,7 +67,7 @@ static void check_together(dsc_trainer *t, int ranks) {
     CHECK(t->ranks == ranks && t->state.step == step && t->state.position == step * t->step_images);
     CHECK(dsc_kfac_state_get(t->kfac, t->queue, kfac_step_entry(t->kfac), &kfac_step) == DSC_OK);
     CHECK(kfac_step == step - 1);
-    CHECK(t->agreed.failed == 0 && t->agreed.stop == 0 && t->lost == 0);
+    CHECK(t->agreed.failed == 0 && t->agreed.stop == 0 && t->alone == 0);
 }
 
 int main(void) {
@@ -86,14 +85,14 @@ int main(void) {
     dsc_device_options_init(&device_options);
     device_options.threads = 1;
     CHECK(dsc_device_create(&device_options, &device) == DSC_OK);
-    CHECK(dsc_trainer_create(comm, device, &options, &t) == DSC_OK);
-    CHECK(dsc_trainer_start(t) == DSC_OK);
+    CHECK(dsc_trainer_create_named(comm, device, &options, &t) == DSC_OK);
+    CHECK(dsc_trainer_begin(t) == DSC_OK);
     part(t);
     CHECK(dsc_survive(t) == DSC_OK);
     check_together(t, ranks);
     for (int i = 0; i < 3; i++)
-        CHECK(dsc_trainer_step(t) == DSC_OK);
-    CHECK(dsc_trainer_collect(t) == DSC_OK && dsc_gossip_meet(t) == DSC_OK);
+        CHECK(dsc_trainer_step(t, NULL) == DSC_OK);
+    CHECK(dsc_trainer_collect(t) == DSC_OK && dsc_sync_synchronise(t) == DSC_OK);
     printf("rank %d fine\n", rank);
     fflush(stdout);
     _exit(0);

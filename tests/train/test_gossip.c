@@ -94,8 +94,8 @@ static void test_complete(void **state) {
     EXPECT(apart(t, all, start) <= limit);
     EXPECT_OK(dsc_consensus_distance(t->consensus, t->queue, &distance, &norm));
     EXPECT(distance <= limit * norm);
-    EXPECT(fabs(t->met_loss[0] - all->state.loss_sum) <= limit * all->state.loss_sum);
-    EXPECT(t->met_loss[1] == all->state.loss_rows);
+    EXPECT(fabs(t->summed_loss[0] - all->state.loss_sum) <= limit * all->state.loss_sum);
+    EXPECT(t->summed_loss[1] == all->state.loss_rows);
     dsc_trainer_destroy(&t);
     dsc_trainer_destroy(&all);
     dsc_trainer_destroy(&start);
@@ -356,16 +356,16 @@ static void test_eval_gives_back(void **state) {
     dsc_trainer *t = stepped(comm, &o, 3);
     dsc_tensor values = dsc_model_values(t->model), mean = dsc_model_buffers(t->model)[0].value;
     float *x = runs_read(t->queue, &values), *m = runs_read(t->queue, &mean);
-    EXPECT_OK(dsc_trainer_evaluate(t, &result));
+    EXPECT_OK(dsc_trainer_evaluate_mean(t, &result));
     EXPECT_OK(dsc_trainer_evaluate_ranks(t, &all));
     float *x_after = runs_read(t->queue, &values), *m_after = runs_read(t->queue, &mean);
     EXPECT(memcmp(x, x_after, dsc_tensor_bytes(&values)) == 0);
     EXPECT(memcmp(m, m_after, dsc_tensor_bytes(&mean)) == 0);
-    EXPECT_OK(dsc_trainer_show(t));
+    EXPECT_OK(dsc_trainer_swap_in(t));
     float *x_shown = runs_read(t->queue, &values), *m_shown = runs_read(t->queue, &mean);
     EXPECT((memcmp(x, x_shown, dsc_tensor_bytes(&values)) != 0) == (ranks > 1));
     EXPECT((memcmp(m, m_shown, dsc_tensor_bytes(&mean)) != 0) == (ranks > 1));
-    EXPECT_OK(dsc_trainer_hide(t));
+    EXPECT_OK(dsc_trainer_swap_out(t));
     float *const blocks[] = {x, m, x_after, m_after, x_shown, m_shown};
     for (int i = 0; i < 6; i++)
         free(blocks[i]);

@@ -5,13 +5,12 @@
 #include "chosen.h"
 #include "comm/parallel.h"
 
-#include "train/gossip.h"
 #include "train/runs.h"
 #include "train/safetensors.h"
 #include "train/scratch.h"
 #include "train/share.h"
-#include "train/start.h"
-#include "train/trainer.h"
+#include "train/sync.h"
+#include "train/trainer_internal.h"
 
 #include <math.h>
 
@@ -69,10 +68,10 @@ static inline void gossip_options(dsc_train_options *o, const way *w, const char
 /* A trainer after so many steps. Collective. */
 static inline dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, int steps) {
     dsc_trainer *t = NULL;
-    EXPECT_OK(dsc_trainer_create(with, device, o, &t));
-    EXPECT_OK(dsc_trainer_start(t));
+    EXPECT_OK(dsc_trainer_create_named(with, device, o, &t));
+    EXPECT_OK(dsc_trainer_begin(t));
     for (int i = 0; t && i < steps; i++) {
-        EXPECT_OK(dsc_trainer_step(t));
+        EXPECT_OK(dsc_trainer_step(t, NULL));
         if (dsc_trainer_epoch_done(t)) {
             t->state.epoch++;
             t->state.position = 0;
@@ -80,7 +79,7 @@ static inline dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, i
     }
     EXPECT_OK(dsc_trainer_collect(t));
     if (!t->collective)
-        EXPECT_OK(dsc_gossip_meet(t));
+        EXPECT_OK(dsc_sync_synchronise(t));
     return t;
 }
 

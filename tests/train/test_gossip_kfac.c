@@ -262,8 +262,8 @@ static void check_other(dsc_comm *with, const char *file, const way *w, dsc_kfac
     dsc_trainer *t = NULL;
     kfac_options(&o, w, scope, NULL);
     o.resume = file;
-    EXPECT_OK(dsc_trainer_create(with, device, &o, &t));
-    EXPECT_OK(dsc_trainer_start(t));
+    EXPECT_OK(dsc_trainer_create_named(with, device, &o, &t));
+    EXPECT_OK(dsc_trainer_begin(t));
     EXPECT(t->state.step == 3);
     dsc_st_reader *reader = NULL;
     EXPECT_OK(dsc_st_open(file, &reader));
@@ -279,12 +279,12 @@ static void check_other(dsc_comm *with, const char *file, const way *w, dsc_kfac
     }
     dsc_st_close(&reader);
     EXPECT(t->state.loss_rows == (dsc_comm_rank(with) == 0 || t->collective ? 3 * 4 * ranks : 0));
-    EXPECT_OK(dsc_trainer_step(t));
+    EXPECT_OK(dsc_trainer_step(t, NULL));
     EXPECT_OK(dsc_trainer_collect(t));
     EXPECT(isfinite(t->report.loss));
     if (!t->collective) {
         double mass = 0;
-        EXPECT_OK(dsc_gossip_meet(t));
+        EXPECT_OK(dsc_sync_synchronise(t));
         EXPECT_OK(dsc_consensus_mass(t->consensus, &mass));
         EXPECT(mass == dsc_comm_size(with));
     }
@@ -354,7 +354,7 @@ static void test_fuzz(void **state) {
     char *good = scratch_read(victim, &size), *bad = malloc(size);
     o.out = NULL;
     dsc_trainer *t = NULL;
-    EXPECT_OK(dsc_trainer_create(alone, device, &o, &t));
+    EXPECT_OK(dsc_trainer_create_named(alone, device, &o, &t));
     EXPECT_OK(load(t, file));
     int refused = 0;
     uint64_t header = 0;

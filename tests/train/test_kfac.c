@@ -6,7 +6,7 @@
 #include "base/memory.h"
 #include "descent/log.h"
 #include "device/table.h"
-#include "train/precondition.h"
+#include "train/kfac_setup.h"
 #include "train/runs.h"
 #include "train/safetensors.h"
 #include "train/scratch.h"
@@ -127,7 +127,7 @@ static void test_schedules(void **state) {
                  {9, 0.125, 30, 400, 4}};
     for (int again = 0; again < 3; again++) {
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            dsc_kfac_hyper h = dsc_precondition_hyper(&o, base, cases[i].epoch);
+            dsc_kfac_hyper h = dsc_kfac_setup_hyper(&o, base, cases[i].epoch);
             assert_true(h.damping == cases[i].damping);
             assert_int_equal(h.factor_freq, cases[i].factor);
             assert_int_equal(h.update_freq, cases[i].update);
@@ -136,13 +136,13 @@ static void test_schedules(void **state) {
         }
     }
     o.kfac_update_freq_alpha = 0.05; /* 0.15 and 2 */
-    assert_int_equal(dsc_precondition_hyper(&o, base, 2).factor_freq, 1);
-    assert_int_equal(dsc_precondition_hyper(&o, base, 2).update_freq, 2);
+    assert_int_equal(dsc_kfac_setup_hyper(&o, base, 2).factor_freq, 1);
+    assert_int_equal(dsc_kfac_setup_hyper(&o, base, 2).update_freq, 2);
     o.kfac_update_freq_alpha = 1e300;
-    assert_true(dsc_precondition_hyper(&o, base, 2).update_freq == (int64_t)1e15);
+    assert_true(dsc_kfac_setup_hyper(&o, base, 2).update_freq == (int64_t)1e15);
     dsc_kfac_hyper never = base;
     never.factor_freq = 0;
-    assert_int_equal(dsc_precondition_hyper(&o, never, 2).factor_freq, 0);
+    assert_int_equal(dsc_kfac_setup_hyper(&o, never, 2).factor_freq, 0);
 }
 
 static double number(const json_t *line, const char *key) {

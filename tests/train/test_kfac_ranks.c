@@ -6,8 +6,7 @@
 #include "train/runs.h"
 #include "train/scratch.h"
 #include "train/share.h"
-#include "train/start.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <math.h>
 
@@ -42,9 +41,9 @@ static void kfac_options(dsc_train_options *o, const char *out) {
 
 static dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, int steps) {
     dsc_trainer *t = NULL;
-    EXPECT_OK(dsc_trainer_create(with, device, o, &t));
+    EXPECT_OK(dsc_trainer_create_named(with, device, o, &t));
     for (int i = 0; t && i < steps; i++)
-        EXPECT_OK(dsc_trainer_step(t));
+        EXPECT_OK(dsc_trainer_step(t, NULL));
     if (t)
         EXPECT_OK(dsc_trainer_collect(t));
     return t;
@@ -238,11 +237,11 @@ static void go_on(dsc_comm *with, dsc_train_options *o, const recipe *r, const d
                   const dsc_trainer *whole, double most) {
     dsc_trainer *t = NULL;
     follow(r, o);
-    EXPECT_OK(dsc_trainer_create(with, device, o, &t));
-    EXPECT_OK(dsc_trainer_start(t));
+    EXPECT_OK(dsc_trainer_create_named(with, device, o, &t));
+    EXPECT_OK(dsc_trainer_begin(t));
     EXPECT(t->state.step == 2);
     for (int i = 2; i < STEPS; i++)
-        EXPECT_OK(dsc_trainer_step(t));
+        EXPECT_OK(dsc_trainer_step(t, NULL));
     double apart = distance(t, whole, start);
     if (!(apart <= most))
         fprintf(stderr, "%s: distance %g, limit %g\n", r->name, apart, most);

@@ -11,7 +11,7 @@
 #include "train/safetensors.h"
 #include "train/scratch.h"
 #include "train/share.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <math.h>
 
@@ -32,9 +32,9 @@ static const char *folder(const char *name, char path[SCRATCH_SIZE]) {
 
 static dsc_trainer *stepped(dsc_comm *with, const dsc_train_options *o, int steps) {
     dsc_trainer *t = NULL;
-    EXPECT_OK(dsc_trainer_create(with, device, o, &t));
+    EXPECT_OK(dsc_trainer_create_named(with, device, o, &t));
     for (int i = 0; t && i < steps; i++) {
-        EXPECT_OK(dsc_trainer_step(t));
+        EXPECT_OK(dsc_trainer_step(t, NULL));
         if (dsc_trainer_epoch_done(t)) {
             t->state.epoch++;
             t->state.position = 0;
@@ -264,7 +264,7 @@ static void test_eval_gives_back(void **state) {
     EXPECT(dsc_tensor_bytes(mean) == sizeof own);
     EXPECT_OK(dsc_tensor_download(t->queue, mean, sizeof own, own));
     EXPECT_OK(dsc_queue_sync(t->queue));
-    EXPECT_OK(dsc_trainer_evaluate(t, &result));
+    EXPECT_OK(dsc_trainer_evaluate_mean(t, &result));
     EXPECT_OK(dsc_tensor_download(t->queue, mean, sizeof after, after));
     EXPECT_OK(dsc_queue_sync(t->queue));
     EXPECT(memcmp(own, after, sizeof own) == 0);

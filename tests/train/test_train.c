@@ -6,8 +6,7 @@
 #include "train/runs.h"
 #include "train/safetensors.h"
 #include "train/scratch.h"
-#include "train/start.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <math.h>
 #include <signal.h>
@@ -450,12 +449,12 @@ static double relative_distance(const dsc_trainer *a, const dsc_trainer *b, cons
 
 static dsc_trainer *stepped_on(dsc_device *on, const dsc_train_options *o, int steps, float **start) {
     dsc_trainer *t = NULL;
-    assert_ok(dsc_trainer_create(comm, on, o, &t));
+    assert_ok(dsc_trainer_create_named(comm, on, o, &t));
     dsc_tensor values = dsc_model_values(t->model);
     if (start)
         *start = runs_read(t->queue, &values);
     for (int i = 0; i < steps; i++) {
-        assert_ok(dsc_trainer_step(t));
+        assert_ok(dsc_trainer_step(t, NULL));
         if (dsc_trainer_epoch_done(t)) {
             t->state.epoch++;
             t->state.position = 0;
@@ -558,11 +557,11 @@ static void test_bad_statistics(void **state) {
     runs_options(&o, folder("statistics", out));
     o.model = "resnet20";
     o.batch_size = 4;
-    assert_ok(dsc_trainer_create(comm, device, &o, &t));
-    assert_ok(dsc_trainer_start(t));
+    assert_ok(dsc_trainer_create_named(comm, device, &o, &t));
+    assert_ok(dsc_trainer_begin(t));
     dsc_tensor mean = dsc_model_buffers(t->model)[0].value;
     assert_ok(dsc_op_fill(t->queue, NAN, &mean));
-    assert_fails(DSC_E_NUMERIC, "batch-norm statistics are not finite", dsc_trainer_save(t));
+    assert_fails(DSC_E_NUMERIC, "batch-norm statistics are not finite", dsc_trainer_save(t, NULL));
     assert_int_equal(scratch_count(out, ".safetensors"), 0);
     dsc_trainer_destroy(&t);
 }
@@ -649,9 +648,9 @@ static void test_lock(void **state) {
 static double scale_of(const dsc_train_options *o) {
     dsc_trainer *t = NULL;
     double scale[2] = {0};
-    assert_ok(dsc_trainer_create(comm, device, o, &t));
-    assert_ok(dsc_trainer_start(t));
-    assert_ok(dsc_stepper_get_scale(t->stepper, scale));
+    assert_ok(dsc_trainer_create_named(comm, device, o, &t));
+    assert_ok(dsc_trainer_begin(t));
+    assert_ok(dsc_loss_scale_get(&t->loss_scale, t->queue, scale));
     dsc_trainer_destroy(&t);
     return scale[0];
 }

@@ -1,5 +1,5 @@
-/* Before the first step and around checkpoints. */
-#include "train/start.h"
+/* Before the first step: output directory, resume; and saving a checkpoint. */
+#include "train/trainer_internal.h"
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -8,37 +8,15 @@
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
 #include "train/file.h"
-#include "train/gossip.h"
 #include "train/share.h"
+#include "train/sync.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 
-enum { DESCRIPTION_SIZE = 160 };
-
-dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind) {
-    return (dsc_progress){.kind = kind,
-                          .step = t->state.step,
-                          .epoch = t->state.epoch,
-                          .step_of_epoch = t->state.position / t->step_images,
-                          .epoch_steps = t->epoch_steps,
-                          .epochs = t->options.epochs};
-}
-
-void dsc_trainer_tell(const dsc_trainer *t, const dsc_progress *progress) {
-    if (t->rank == 0 && t->options.progress)
-        t->options.progress(t->options.progress_context, progress);
-}
-
-static void tell_text(const dsc_trainer *t, dsc_event_kind kind, const char *text) {
-    dsc_progress p = dsc_trainer_progress(t, kind);
-    p.text = text;
-    dsc_trainer_tell(t, &p);
-}
-
-static dsc_status show(void *context, int on) {
-    return on ? dsc_trainer_show(context) : dsc_trainer_hide(context);
+static dsc_status swap(void *context, int on) {
+    return on ? dsc_trainer_swap_in(context) : dsc_trainer_swap_out(context);
 }
 
 static dsc_snapshot snapshot(dsc_trainer *t) {
@@ -52,8 +30,8 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
                           .state = &t->state,
                           .gossip = t->collective ? NULL : t->consensus,
                           .factors = t->factors,
-                          .kfac_alone = t->self != NULL,
-                          .show = dsc_trainer_shows_other(t) ? show : NULL,
+                          .kfac_alone = t->kfac_comm != NULL,
+                          .show = dsc_trainer_swaps(t) ? swap : NULL,
                           .show_context = t};
 }
 
@@ -85,37 +63,48 @@ static dsc_status check_finite(dsc_trainer *t) {
                         "after step %lld %.0f %s are not finite, and no checkpoint of it was written "
                         "(last good checkpoint: %s): try a lower learning rate or a longer warm-up",
                         (long long)t->state.step, bad[0] > 0 ? bad[0] : bad[1],
-                        bad[0] > 0 ? "parameters" : "batch-norm statistics", t->good ? t->good : "none");
+                        bad[0] > 0 ? "parameters" : "batch-norm statistics", dsc_trainer_good(t));
     return DSC_OK;
 }
 
-static dsc_status remember(dsc_trainer *t, const char *path) {
+const char *dsc_trainer_good(const dsc_trainer *t) {
+    return t->good ? t->good : "none";
+}
+
+static dsc_status set_good(dsc_trainer *t, const char *path) {
     dsc_memory_free(&t->good);
     return dsc_memory_strdup(path, &t->good);
 }
 
-static dsc_status save_to(dsc_trainer *t, const char *path) {
+static dsc_status write_to(dsc_trainer *t, const char *directory, const char *path) {
     dsc_snapshot s = snapshot(t);
     int64_t bytes = 0;
     double begun = dsc_clock_now();
-    DSC_TRY(dsc_stepper_get_scale(t->stepper, t->state.loss_scale));
+    DSC_TRY(dsc_loss_scale_get(&t->loss_scale, t->queue, t->state.loss_scale));
     t->state.seconds = begun - t->start;
     DSC_TRY(dsc_comm_agree(t->comm, check_finite(t)));
-    DSC_TRY(dsc_checkpoint_save(&s, t->options.out, &bytes));
-    DSC_TRY(remember(t, path));
-    t->saved_step = t->state.step;
+    DSC_TRY(dsc_checkpoint_save(&s, directory, &bytes));
+    DSC_TRY(set_good(t, path));
     dsc_metrics_checkpoint(t->metrics, &t->state, dsc_trainer_last_epoch(t), strrchr(path, '/') + 1, bytes,
                            dsc_clock_now() - begun);
-    tell_text(t, DSC_EVENT_CHECKPOINT, path);
+    dsc_trainer_emit_text(t, DSC_EVENT_CHECKPOINT, path);
     return DSC_OK;
 }
 
-dsc_status dsc_trainer_save(dsc_trainer *t) {
+dsc_status dsc_trainer_write_checkpoint(dsc_trainer *t, const char *directory) {
     char *path = NULL;
-    if (!t->options.out || t->saved_step == t->state.step)
+    int is_out = t->options.out && strcmp(directory, t->options.out) == 0;
+    if (is_out && t->saved_step == t->state.step)
         return DSC_OK;
-    DSC_TRY(dsc_checkpoint_path(t->options.out, t->state.step, &path));
-    dsc_status status = save_to(t, path);
+    DSC_TRY(dsc_checkpoint_path(directory, t->state.step, &path));
+    dsc_status status = DSC_OK;
+    if (!is_out && t->rank == 0)
+        status = dsc_directory_make(directory);
+    status = dsc_comm_agree(t->comm, status);
+    if (status == DSC_OK)
+        status = write_to(t, directory, path);
+    if (status == DSC_OK && is_out)
+        t->saved_step = t->state.step;
     dsc_memory_free(&path);
     return status;
 }
@@ -217,9 +206,9 @@ static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
     if (status != DSC_OK && t->rank == 0)
         name_earlier(t, path, status);
     DSC_TRY(status);
-    if (t->state.loss_scale[0] != 1) /* that of a run without one: then this run starts with its own */
-        DSC_TRY(dsc_stepper_set_scale(t->stepper, t->state.loss_scale));
-    DSC_TRY(remember(t, path));
+    if (t->state.loss_scale[0] != 1) /* 1: the saved run had none, and this one starts with its own */
+        DSC_TRY(dsc_loss_scale_set(&t->loss_scale, t->queue, t->state.loss_scale));
+    DSC_TRY(set_good(t, path));
     t->start = t->process_start - t->state.seconds;
     if (t->options.out) {
         DSC_TRY(dsc_checkpoint_path(t->options.out, t->state.step, &own));
@@ -230,67 +219,12 @@ static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
     return DSC_OK;
 }
 
-/* ---- what is told of it ---- */
+/* ---- the beginning ---- */
 
-static void write_run(dsc_trainer *t, const char *path, const char **devices) {
-    dsc_run_facts facts = {.ranks = t->ranks,
-                           .device = dsc_device_description(t->device),
-                           .comm = dsc_comm_description(t->comm),
-                           .devices = devices,
-                           .parameters = dsc_model_parameter_total(t->model),
-                           .samples = t->info.count,
-                           .epoch_steps = t->epoch_steps,
-                           .image_size = t->info.h,
-                           .resumed = path[0] ? path : NULL,
-                           .step = t->state.step};
-    dsc_metrics_run(t->metrics, &t->options, &facts);
-}
-
-/* With everybody's device. Collective. */
-static dsc_status describe_run(dsc_trainer *t, const char *path) {
-    char own[DESCRIPTION_SIZE] = "";
-    void *text = NULL;
-    const char **devices = NULL;
-    snprintf(own, sizeof own, "%s", dsc_device_description(t->device));
-    dsc_status status = dsc_memory_alloc(t->ranks, sizeof *devices, &devices);
-    status = dsc_share_gather(t->comm, t->queue, status, own, sizeof own, &text);
-    if (status == DSC_OK) {
-        for (int r = 0; r < t->ranks; r++)
-            devices[r] = (const char *)text + (size_t)r * DESCRIPTION_SIZE;
-        write_run(t, path, devices);
-    }
-    dsc_memory_free(&devices);
-    dsc_memory_free(&text);
-    return status;
-}
-
-static void announce(const dsc_trainer *t, const char *path) {
-    char text[DSC_ORIGIN_SIZE + 512];
-    snprintf(
-        text, sizeof text,
-        "%s, %lld parameters, on %s: %lld images of %lldx%lldx%lld, %lld classes; %d rank%s of batch %lld; "
-        "%s",
-        t->options.model, (long long)dsc_model_parameter_total(t->model), t->options.data,
-        (long long)t->info.count, (long long)t->info.h, (long long)t->info.w, (long long)t->info.c,
-        (long long)t->info.classes, t->ranks, t->ranks == 1 ? "" : "s", (long long)t->options.batch_size,
-        dsc_device_description(t->device));
-    tell_text(t, DSC_EVENT_START, text);
-    if (!t->collective && t->ranks > 1 && t->kfac && !t->self)
-        tell_text(t, DSC_EVENT_NOTE,
-                  "K-FAC averages its factors over all ranks: every step waits for everybody, although "
-                  "parameters gossip; with scope gossip or local no step does");
-    if (path[0])
-        snprintf(text, sizeof text, "resumed from '%s': step %lld, epoch %lld, sample %lld of it", path,
-                 (long long)t->state.step, (long long)t->state.epoch, (long long)t->state.position);
-    else if (t->options.resume)
-        snprintf(text, sizeof text, "no checkpoint in '%s': starts anew", t->options.out);
-    else
-        return;
-    tell_text(t, DSC_EVENT_NOTE, text);
-}
-
-dsc_status dsc_trainer_start(dsc_trainer *t) {
+dsc_status dsc_trainer_begin(dsc_trainer *t) {
     dsc_origin from = {{0}};
+    if (t->begun)
+        return DSC_OK;
     DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(&t->options, &from) : DSC_OK));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &from, sizeof from));
     int as_it_was = 0;
@@ -299,12 +233,38 @@ dsc_status dsc_trainer_start(dsc_trainer *t) {
     if (!as_it_was)
         DSC_TRY(dsc_consensus_start(t->consensus));
     if (!t->collective)
-        DSC_TRY(dsc_comm_agree(t->comm, dsc_gossip_start_peers(t)));
+        DSC_TRY(dsc_comm_agree(t->comm, dsc_sync_start_peers(t)));
     dsc_status status = DSC_OK;
     if (t->options.out && t->rank == 0)
         status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
     DSC_TRY(dsc_comm_agree(t->comm, status));
-    DSC_TRY(describe_run(t, from.path));
-    announce(t, from.path);
+    DSC_TRY(dsc_trainer_report_start(t, from.path));
+    t->begun = 1;
     return DSC_OK;
+}
+
+dsc_status dsc_trainer_resume(dsc_trainer *trainer, const char *path) {
+    dsc_trainer *t = trainer;
+    dsc_status status = DSC_OK;
+    if (!path)
+        status = DSC_FAIL(DSC_E_INVALID, "no checkpoint to resume from: path is NULL");
+    else if (t->begun)
+        status =
+            DSC_FAIL(DSC_E_INVALID,
+                     "cannot resume from '%s': this trainer has begun; resume before its first step", path);
+    else
+        status = dsc_memory_strdup(path, &t->resume_path);
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    t->options.resume = t->resume_path;
+    return dsc_trainer_begin(t);
+}
+
+dsc_status dsc_trainer_save(dsc_trainer *trainer, const char *directory) {
+    DSC_TRY(dsc_trainer_begin(trainer));
+    if (!directory)
+        directory = trainer->options.out;
+    if (!directory)
+        return DSC_FAIL(DSC_E_INVALID, "no directory to save a checkpoint into, and options.out is NULL");
+    DSC_TRY(dsc_trainer_synchronise(trainer));
+    return dsc_trainer_write_checkpoint(trainer, directory);
 }

@@ -17,28 +17,28 @@
  *
  * adpsgd goes by steps, too, where something else lets all ranks wait in a step: K-FAC of scope global, exact
  * averages. */
-#ifndef DSC_TRAIN_GOSSIP_H
-#define DSC_TRAIN_GOSSIP_H
+#ifndef DSC_TRAIN_SYNC_H
+#define DSC_TRAIN_SYNC_H
 
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 enum { DSC_SIGNAL_STEPS = 32 };
 
 /* Makes trainer->gossip where steps are not collective. Collective: when one rank fails, all do. */
-dsc_status dsc_gossip_create(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_sync_create(dsc_trainer *t) DSC_MUST_CHECK;
 /* Collective. */
-void dsc_gossip_destroy(dsc_gossip **gossip);
+void dsc_sync_destroy(dsc_gossip **gossip);
 
 /* After every step: sets t->agreed when the flags of an earlier step say so. */
-dsc_status dsc_gossip_signal(dsc_trainer *t) DSC_MUST_CHECK;
-/* Settles everything, sums the ranks' losses into t->met_loss and sets t->agreed. All steps must have been
+dsc_status dsc_sync_signal(dsc_trainer *t) DSC_MUST_CHECK;
+/* Settles everything, sums the ranks' losses into t->summed_loss and sets t->agreed. All steps must have been
  * collected. Collective; blocks. */
-dsc_status dsc_gossip_meet(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_sync_synchronise(dsc_trainer *t) DSC_MUST_CHECK;
 /* After a meeting. Collective; blocks. */
-dsc_status dsc_gossip_measure(dsc_trainer *t, dsc_consensus_report *report) DSC_MUST_CHECK;
+dsc_status dsc_sync_measure(dsc_trainer *t, dsc_consensus_report *report) DSC_MUST_CHECK;
 /* After a meeting: the number of peers that belongs to the epoch that comes. */
-dsc_status dsc_gossip_set_peers(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_sync_set_peers(dsc_trainer *t) DSC_MUST_CHECK;
 /* Before the first step: the same, and tries all of the schedule, so that what cannot work fails at once. */
-dsc_status dsc_gossip_start_peers(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_sync_start_peers(dsc_trainer *t) DSC_MUST_CHECK;
 
 #endif

@@ -1,10 +1,11 @@
-/* The model that is judged and saved: parameters averaged over the ranks, where they differ, and the
- * batch-norm statistics of rank 0, or their average. They are only lent: every rank goes on with its own. */
+/* The model that is evaluated and saved: parameters averaged over the ranks, where they differ, and the
+ * batch-norm statistics of rank 0, or their average. They are swapped in for that time only: every rank goes
+ * on with its own. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "device/ops.h"
 #include "train/share.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 static int64_t buffer_count(const dsc_trainer *t) {
     return t->ranks > 1 ? dsc_model_buffer_count(t->model) : 0;
@@ -33,24 +34,24 @@ static dsc_status keep_buffers(dsc_trainer *t) {
             DSC_TRY(dsc_tensor_alloc(t->device, b->dtype, b->ndim, b->dim, &t->own_buffers[i]));
     }
     DSC_TRY(copy_buffers(t, 0));
-    t->buffers_kept = 1;
+    t->buffers_swapped = 1;
     return DSC_OK;
 }
 
 dsc_status dsc_trainer_recover_buffers(dsc_trainer *t) {
-    if (t->buffers_kept)
+    if (t->buffers_swapped)
         DSC_TRY(copy_buffers(t, 1));
-    t->buffers_kept = 0;
+    t->buffers_swapped = 0;
     return DSC_OK;
 }
 
-void dsc_trainer_free_shown(dsc_trainer *t) {
+void dsc_trainer_free_swapped(dsc_trainer *t) {
     for (int64_t i = 0; t->own_buffers && i < buffer_count(t); i++)
         dsc_tensor_free(&t->own_buffers[i]);
     dsc_memory_free(&t->own_buffers);
 }
 
-/* Means over the ranks; of whole numbers (batches that were seen), rank 0's. */
+/* Takes the mean over the ranks; for whole numbers (counts of batches), rank 0's value. */
 static dsc_status average_buffers(dsc_trainer *t) {
     const dsc_param *buffers = dsc_model_buffers(t->model);
     DSC_TRY(dsc_queue_sync(t->queue));
@@ -66,11 +67,11 @@ static dsc_status average_buffers(dsc_trainer *t) {
     return DSC_OK;
 }
 
-int dsc_trainer_shows_other(const dsc_trainer *t) {
+int dsc_trainer_swaps(const dsc_trainer *t) {
     return !t->collective || (t->options.bn_average && buffer_count(t) > 0);
 }
 
-dsc_status dsc_trainer_show(dsc_trainer *t) {
+dsc_status dsc_trainer_swap_in(dsc_trainer *t) {
     DSC_TRY(dsc_comm_agree(t->comm, keep_buffers(t)));
     if (!t->collective)
         DSC_TRY(dsc_consensus_swap_in(t->consensus, t->queue, DSC_VALUES_MEAN));
@@ -79,7 +80,7 @@ dsc_status dsc_trainer_show(dsc_trainer *t) {
     return t->options.bn_average ? average_buffers(t) : dsc_share_buffers(t->comm, t->queue, t->model);
 }
 
-dsc_status dsc_trainer_hide(dsc_trainer *t) {
+dsc_status dsc_trainer_swap_out(dsc_trainer *t) {
     if (!t->collective)
         DSC_TRY(dsc_consensus_swap_out(t->consensus, t->queue));
     return dsc_trainer_recover_buffers(t);

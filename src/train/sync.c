@@ -1,5 +1,5 @@
 /* Where ranks that gossip come together. */
-#include "train/gossip.h"
+#include "train/sync.h"
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -30,7 +30,7 @@ static int must_keep(const dsc_gossip *g) {
     return g->request && (dsc_comm_is_alarmed(g->comm, &alarmed) != DSC_OK || alarmed);
 }
 
-void dsc_gossip_destroy(dsc_gossip **gossip) {
+void dsc_sync_destroy(dsc_gossip **gossip) {
     if (!gossip || !*gossip)
         return;
     dsc_gossip *g = *gossip;
@@ -73,7 +73,7 @@ static signal_way find_way(const dsc_trainer *t) {
     return asynchronous && !kfac && o->average_every == 0 ? BY_ROUNDS : BY_STEPS;
 }
 
-dsc_status dsc_gossip_create(dsc_trainer *t) {
+dsc_status dsc_sync_create(dsc_trainer *t) {
     if (t->collective)
         return DSC_OK;
     dsc_status status = dsc_memory_alloc(1, sizeof *t->gossip, &t->gossip);
@@ -151,7 +151,7 @@ static dsc_status signal_by_rounds(dsc_trainer *t) {
     return DSC_OK;
 }
 
-dsc_status dsc_gossip_signal(dsc_trainer *t) {
+dsc_status dsc_sync_signal(dsc_trainer *t) {
     signal_way way = t->gossip->way;
     if (way == BY_STEPS)
         return signal_by_steps(t);
@@ -170,7 +170,7 @@ static dsc_status end_rounds(dsc_trainer *t) {
     return DSC_OK;
 }
 
-dsc_status dsc_gossip_meet(dsc_trainer *t) {
+dsc_status dsc_sync_synchronise(dsc_trainer *t) {
     double *sums = t->gossip->sums.data;
     DSC_TRY(end_rounds(t));
     DSC_TRY(dsc_consensus_settle(t->consensus, t->queue));
@@ -181,13 +181,13 @@ dsc_status dsc_gossip_meet(dsc_trainer *t) {
     sums[ROWS] = t->state.loss_rows;
     DSC_TRY(dsc_comm_allreduce(t->gossip->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->gossip->sums));
     take_flags(t, sums);
-    t->met_loss[0] = sums[LOSS];
-    t->met_loss[1] = sums[ROWS];
+    t->summed_loss[0] = sums[LOSS];
+    t->summed_loss[1] = sums[ROWS];
     t->gossip->resting = 0;
     return DSC_OK;
 }
 
-dsc_status dsc_gossip_measure(dsc_trainer *t, dsc_consensus_report *report) {
+dsc_status dsc_sync_measure(dsc_trainer *t, dsc_consensus_report *report) {
     DSC_TRY(dsc_consensus_distance(t->consensus, t->queue, &report->distance, &report->norm));
     report->weight = dsc_consensus_weight(t->consensus);
     report->rounds = dsc_consensus_rounds(t->consensus);
@@ -214,12 +214,12 @@ static dsc_status use_peers(dsc_trainer *t, int peers) {
     return DSC_OK;
 }
 
-dsc_status dsc_gossip_set_peers(dsc_trainer *t) {
+dsc_status dsc_sync_set_peers(dsc_trainer *t) {
     return use_peers(t, scheduled_peers(t));
 }
 
-dsc_status dsc_gossip_start_peers(dsc_trainer *t) {
+dsc_status dsc_sync_start_peers(dsc_trainer *t) {
     for (int i = 0; i < t->options.peers_count; i++)
         DSC_TRY(use_peers(t, t->options.peers_values[i]));
-    return dsc_gossip_set_peers(t);
+    return dsc_sync_set_peers(t);
 }

@@ -10,7 +10,7 @@
 #include "train/checkpoint_directory.h"
 #include "train/share.h"
 #include "train/statedict.h"
-#include "train/trainer.h"
+#include "train/trainer_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -49,15 +49,94 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
     return DSC_OK;
 }
 
-/* ---- inside a run ---- */
-
-dsc_status dsc_trainer_evaluate(dsc_trainer *t, dsc_eval_result *result) {
-    DSC_TRY(dsc_trainer_show(t));
-    DSC_TRY(evaluate(t->comm, t->queue, t->val_exec, t->val_loader, result));
-    return dsc_trainer_hide(t);
+/* Evaluates all of `data`, each sample once, with an executor and a loader of its own. Collective. */
+static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *model, dsc_dataset *data,
+                               const dsc_loader_options *like, dsc_eval_result *result) {
+    dsc_loader_options o = *like;
+    dsc_exec *exec = NULL;
+    dsc_loader *loader = NULL;
+    int64_t count = dsc_dataset_get_info(data).count;
+    o.batch = o.batch < count ? o.batch : count;
+    o.rank = dsc_comm_rank(comm);
+    o.ranks = dsc_comm_size(comm);
+    o.shuffle = 0;
+    o.augment = 0;
+    o.keep_last = 1;
+    dsc_status status = dsc_loader_create(data, dsc_model_device(model), &o, &loader);
+    if (status == DSC_OK)
+        status = dsc_exec_create(model, DSC_EXEC_EVAL, o.batch, &exec);
+    status = dsc_comm_agree(comm, status);
+    if (status == DSC_OK)
+        status = evaluate(comm, queue, exec, loader, result);
+    dsc_exec_destroy(&exec);
+    dsc_loader_destroy(&loader);
+    return status;
 }
 
-/* This rank's own result, alone. */
+static dsc_status evaluate_model(dsc_comm *comm, dsc_queue *queue, dsc_model *model, dsc_dataset *data,
+                                 int64_t batch, dsc_eval_result *result) {
+    dsc_loader_options o;
+    dsc_loader_options_init(&o);
+    o.batch = batch;
+    DSC_TRY(dsc_comm_use_queue(comm, queue));
+    return evaluate_set(comm, queue, model, data, &o, result);
+}
+
+dsc_status dsc_model_evaluate(dsc_comm *comm, dsc_model *model, dsc_dataset *data, int64_t batch,
+                              dsc_eval_result *result) {
+    dsc_queue *before = dsc_comm_queue(comm), *queue = NULL;
+    dsc_eval_result own = {0};
+    dsc_status status = dsc_versioned_check("dsc_eval_result", result, sizeof own);
+    if (status == DSC_OK && batch < 1)
+        status =
+            DSC_FAIL(DSC_E_INVALID, "evaluation with batch size %lld: must be 1 at least", (long long)batch);
+    if (status == DSC_OK)
+        status = dsc_queue_create(dsc_model_device(model), &queue);
+    status = dsc_comm_agree(comm, status);
+    if (status == DSC_OK)
+        status = evaluate_model(comm, queue, model, data, batch, &own);
+    dsc_versioned_write(&own, result);
+    dsc_comm_return_queue(comm, before);
+    dsc_queue_destroy(&queue);
+    return status;
+}
+
+/* ---- inside a run ---- */
+
+/* `data` NULL: the validation set, with the executor that was planned for it. */
+static dsc_status evaluate_swapped(dsc_trainer *t, dsc_dataset *data, dsc_eval_result *result) {
+    dsc_loader_options o;
+    DSC_TRY(dsc_trainer_swap_in(t));
+    if (!data) {
+        DSC_TRY(evaluate(t->comm, t->queue, t->val_exec, t->val_loader, result));
+    } else {
+        dsc_loader_options_init(&o);
+        o.batch = t->options.val_batch_size > 0 ? t->options.val_batch_size : t->options.batch_size;
+        o.threads = t->options.data_threads;
+        DSC_TRY(evaluate_set(t->comm, t->queue, t->model, data, &o, result));
+    }
+    return dsc_trainer_swap_out(t);
+}
+
+dsc_status dsc_trainer_evaluate_mean(dsc_trainer *t, dsc_eval_result *result) {
+    return evaluate_swapped(t, NULL, result);
+}
+
+dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data, dsc_eval_result *result) {
+    dsc_eval_result own = {0};
+    DSC_TRY(dsc_versioned_check("dsc_eval_result", result, sizeof own));
+    if (!data && !trainer->val_exec)
+        data = trainer->val_set;
+    if (!data && !trainer->val_exec)
+        return DSC_FAIL(DSC_E_INVALID, "nothing to evaluate on: this trainer has no validation set");
+    DSC_TRY(dsc_trainer_begin(trainer));
+    DSC_TRY(dsc_trainer_synchronise(trainer));
+    DSC_TRY(evaluate_swapped(trainer, data, &own));
+    dsc_versioned_write(&own, result);
+    return DSC_OK;
+}
+
+/* Top-1 of this rank's own model. */
 static dsc_status evaluate_own(dsc_trainer *t, double *top1) {
     double sums[4];
     DSC_TRY(dsc_consensus_swap_in(t->consensus, t->queue, DSC_VALUES_OWN));
@@ -108,15 +187,11 @@ typedef struct session {
     dsc_model_facts facts;
     dsc_queue *queue;
     dsc_dataset *set;
-    dsc_loader *loader;
     dsc_model *model;
-    dsc_exec *exec;
 } session;
 
 static void close_session(session *s) {
-    dsc_exec_destroy(&s->exec);
     dsc_model_destroy(&s->model);
-    dsc_loader_destroy(&s->loader);
     dsc_dataset_close(&s->set);
     dsc_queue_destroy(&s->queue);
     dsc_st_close(&s->reader);
@@ -179,7 +254,7 @@ static void choose_data(session *s) {
     dsc_eval_options *o = &s->options;
     const char *stored = s->facts.data;
     if (o->data && stored[0] && !same_kind(o->data, stored) && dsc_comm_rank(s->comm) == 0)
-        dsc_log(DSC_LOG_WARNING, "the checkpoint was trained on %s, and is judged on %s", stored, o->data);
+        dsc_log(DSC_LOG_WARNING, "the checkpoint was trained on %s, and is evaluated on %s", stored, o->data);
     if (!o->data)
         o->data = stored[0] ? stored : "synthetic";
     if (o->seed == DSC_SEED_OF_CHECKPOINT)
@@ -201,7 +276,6 @@ static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
 
 static dsc_status open_data(session *s) {
     dsc_data_options data;
-    dsc_loader_options loader;
     dsc_data_options_init(&data);
     data.seed = s->options.seed;
     data.image_size = s->options.image_size;
@@ -213,18 +287,7 @@ static dsc_status open_data(session *s) {
                          s->facts.data);
     DSC_TRY(status);
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
-    DSC_TRY(check_data(s, &info));
-    if (s->options.batch_size > info.count)
-        s->options.batch_size = info.count;
-    dsc_loader_options_init(&loader);
-    loader.batch = s->options.batch_size;
-    loader.rank = dsc_comm_rank(s->comm);
-    loader.ranks = dsc_comm_size(s->comm);
-    loader.threads = s->options.data_threads;
-    loader.shuffle = 0;
-    loader.augment = 0;
-    loader.keep_last = 1;
-    return dsc_loader_create(s->set, s->device, &loader, &s->loader);
+    return check_data(s, &info);
 }
 
 static dsc_status make_local(session *s) {
@@ -234,7 +297,6 @@ static dsc_status make_local(session *s) {
     dsc_model_options_init(&model);
     DSC_TRY(
         dsc_zoo_create(s->device, s->facts.model, info.h, info.w, info.c, info.classes, &model, &s->model));
-    DSC_TRY(dsc_exec_create(s->model, DSC_EXEC_EVAL, s->options.batch_size, &s->exec));
     if (s->reader) {
         DSC_TRY(dsc_statedict_check(s->model, s->facts.model, s->reader));
         DSC_TRY(dsc_statedict_read(s->model, s->queue, s->reader));
@@ -255,7 +317,11 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
     snprintf(result->data, sizeof result->data, "%s", s->options.data);
     DSC_TRY(dsc_comm_agree(s->comm, make_local(s)));
     DSC_TRY(dsc_share_model(s->comm, s->queue, s->model));
-    return evaluate(s->comm, s->queue, s->exec, s->loader, result);
+    dsc_loader_options loader;
+    dsc_loader_options_init(&loader);
+    loader.batch = s->options.batch_size;
+    loader.threads = s->options.data_threads;
+    return evaluate_set(s->comm, s->queue, s->model, s->set, &loader, result);
 }
 
 dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_options *options,
@@ -265,8 +331,8 @@ dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_optio
     dsc_eval_result own = {0};
     DSC_TRY(dsc_versioned_check("dsc_eval_result", result, sizeof own));
     dsc_status status = run_session(&s, options, &own);
-    dsc_versioned_write(&own, result);
     dsc_comm_return_queue(comm, before);
     close_session(&s);
+    dsc_versioned_write(&own, result);
     return status;
 }

@@ -1,10 +1,9 @@
-/* K-FAC of a run: its schedules and its making. */
-#include "train/precondition.h"
+/* K-FAC of a run: scope, schedules, creation. */
+#include "train/kfac_setup.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/factors.h"
-#include "train/kfac_layers.h"
 
 #include <math.h>
 #include <string.h>
@@ -28,7 +27,7 @@ static int64_t scaled_frequency(int64_t base, double factor) {
     return scaled < 1 ? 1 : scaled > most ? (int64_t)most : (int64_t)scaled;
 }
 
-dsc_kfac_hyper dsc_precondition_hyper(const dsc_train_options *o, dsc_kfac_hyper base, double epoch) {
+dsc_kfac_hyper dsc_kfac_setup_hyper(const dsc_train_options *o, dsc_kfac_hyper base, double epoch) {
     double frequency = power_at(o->kfac_update_freq_decay, o->kfac_update_freq_decay_count,
                                 o->kfac_update_freq_alpha, epoch);
     base.damping *=
@@ -46,7 +45,7 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     const dsc_trainer *t = context;
     const dsc_kfac_options *own = t->options.kfac;
     double share = (double)(t->state.position / t->step_images) / (double)t->epoch_steps;
-    *hyper = dsc_precondition_hyper(&t->options, *hyper, (double)t->state.epoch + share);
+    *hyper = dsc_kfac_setup_hyper(&t->options, *hyper, (double)t->state.epoch + share);
     return own->schedule ? own->schedule(own->context, step, hyper) : DSC_OK;
 }
 
@@ -105,9 +104,9 @@ static dsc_status find_comm(dsc_trainer *t, dsc_comm **comm) {
         return DSC_OK;
     dsc_comm_options_init(&self);
     self.kind = "self";
-    DSC_TRY(dsc_comm_create(&self, &t->self));
-    *comm = t->self;
-    return dsc_comm_use_queue(t->self, t->queue);
+    DSC_TRY(dsc_comm_create(&self, &t->kfac_comm));
+    *comm = t->kfac_comm;
+    return dsc_comm_use_queue(t->kfac_comm, t->queue);
 }
 
 static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer *layers, int64_t count) {
@@ -121,7 +120,7 @@ static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer
     return dsc_kfac_create(comm, t->queue, layers, count, &o, &t->kfac);
 }
 
-dsc_status dsc_precondition_create(dsc_trainer *t) {
+dsc_status dsc_kfac_setup_create(dsc_trainer *t) {
     dsc_kfac_layer *layers = NULL;
     dsc_comm *comm = NULL;
     int64_t count = 0;
@@ -129,26 +128,26 @@ dsc_status dsc_precondition_create(dsc_trainer *t) {
         return DSC_OK;
     dsc_status status = check_scope(t);
     if (status == DSC_OK)
-        status = dsc_kfac_layers_of(t->model, &layers, &count);
+        status = dsc_kfac_layers_of_model(t->model, &layers, &count);
     if (status == DSC_OK)
         status = find_comm(t, &comm);
     status = dsc_comm_agree(t->comm, status);
     if (status == DSC_OK)
         status = dsc_comm_agree(t->comm, make_kfac(t, comm, layers, count));
-    dsc_memory_free(&layers);
+    dsc_kfac_layers_free(&layers);
     DSC_TRY(status);
-    return dsc_precondition_make_factors(t);
+    return dsc_kfac_setup_make_factors(t);
 }
 
-dsc_status dsc_precondition_make_factors(dsc_trainer *t) {
+dsc_status dsc_kfac_setup_make_factors(dsc_trainer *t) {
     int gossips = t->kfac && t->options.kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1;
     if (!gossips || !dsc_kfac_averages(t->kfac)->data)
         return DSC_OK;
     return dsc_factors_create(t->comm, t->queue, t->kfac, t->options.consensus, &t->factors);
 }
 
-void dsc_precondition_destroy(dsc_trainer *t) {
+void dsc_kfac_setup_destroy(dsc_trainer *t) {
     dsc_factors_destroy(&t->factors);
     dsc_kfac_destroy(&t->kfac);
-    dsc_comm_destroy(&t->self);
+    dsc_comm_destroy(&t->kfac_comm);
 }

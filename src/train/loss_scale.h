@@ -1,0 +1,30 @@
+/* The loss scale of fp16: gradients are computed of scale * loss, so that small ones do not vanish, and
+ * divided by it again before they are used. Gradients that overflow leave out one update and halve the scale;
+ * after a number of good steps it doubles. bf16 has the range of fp32 and needs none. */
+#ifndef DSC_TRAIN_LOSS_SCALE_H
+#define DSC_TRAIN_LOSS_SCALE_H
+
+#include "descent/kfac.h"
+#include "descent/model.h"
+
+/* All on the device; without memory where no scale is needed, and then every function does nothing. */
+typedef struct dsc_loss_scale {
+    dsc_tensor state;                   /* F64[DSC_SCALE_COUNT] of device/ops.h */
+    dsc_tensor value;                   /* views of it */
+    dsc_tensor inverse, inverse_square; /* likewise */
+    dsc_tensor overflows;               /* F64 scalar: gradients that are not finite */
+} dsc_loss_scale;
+
+/* Makes the scale that `exec` needs and hands it to `exec` and to `kfac` (may be NULL). */
+dsc_status dsc_loss_scale_init(dsc_loss_scale *s, dsc_queue *queue, dsc_exec *exec,
+                               dsc_kfac *kfac) DSC_MUST_CHECK;
+void dsc_loss_scale_free(dsc_loss_scale *s);
+/* Divides the gradients by the scale; when one overflowed, sets `skip` (the optimiser's) for this step. */
+dsc_status dsc_loss_scale_unscale(dsc_loss_scale *s, dsc_queue *queue, dsc_tensor *grads,
+                                  dsc_tensor *skip) DSC_MUST_CHECK;
+/* What a checkpoint holds: the scale and the good steps since it last changed; (1, 0) without one. Both
+ * block. */
+dsc_status dsc_loss_scale_get(dsc_loss_scale *s, dsc_queue *queue, double numbers[2]) DSC_MUST_CHECK;
+dsc_status dsc_loss_scale_set(dsc_loss_scale *s, dsc_queue *queue, const double numbers[2]) DSC_MUST_CHECK;
+
+#endif

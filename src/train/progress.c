@@ -1,0 +1,162 @@
+/* What is reported of a run: progress events for the caller, lines of metrics.jsonl. */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "train/share.h"
+#include "train/trainer_internal.h"
+
+#include <stdio.h>
+
+enum { DESCRIPTION_SIZE = 160 };
+
+dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind) {
+    return (dsc_progress){.kind = kind,
+                          .step = t->state.step,
+                          .epoch = t->state.epoch,
+                          .step_of_epoch = t->state.position / t->step_images,
+                          .epoch_steps = t->epoch_steps,
+                          .epochs = t->options.epochs};
+}
+
+void dsc_trainer_emit(const dsc_trainer *t, const dsc_progress *progress) {
+    if (t->rank == 0 && t->options.progress)
+        t->options.progress(t->options.progress_context, progress);
+}
+
+void dsc_trainer_emit_text(const dsc_trainer *t, dsc_event_kind kind, const char *text) {
+    dsc_progress p = dsc_trainer_progress(t, kind);
+    p.text = text;
+    dsc_trainer_emit(t, &p);
+}
+
+static double per_second(int64_t images, double seconds) {
+    return seconds > 0 ? (double)images / seconds : 0;
+}
+
+/* Seconds to the end of training, without evaluations. */
+static double time_left(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    int64_t left = (o->epochs - t->state.epoch) * t->epoch_steps - t->state.position / t->step_images;
+    if (o->steps > 0 && o->steps - t->state.step < left)
+        left = o->steps - t->state.step;
+    return left > 0 ? (double)left * t->smoothed_seconds : 0;
+}
+
+void dsc_trainer_report_step(dsc_trainer *t) {
+    double seconds = t->report.seconds;
+    t->process_images += t->step_images;
+    t->step_seconds += seconds;
+    t->epoch_seconds += seconds;
+    t->epoch_images += t->step_images;
+    t->smoothed_seconds = t->smoothed_seconds > 0 ? 0.95 * t->smoothed_seconds + 0.05 * seconds : seconds;
+    if (t->report.step % t->options.log_every == 0)
+        dsc_metrics_step(t->metrics, &t->report, per_second(t->step_images, seconds));
+    dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_STEP);
+    p.step = t->report.step;
+    p.loss = t->report.loss;
+    p.lr = t->report.lr;
+    p.images_per_s = per_second(t->step_images, t->smoothed_seconds);
+    p.eta_s = time_left(t);
+    dsc_trainer_emit(t, &p);
+}
+
+void dsc_trainer_report_epoch(dsc_trainer *t, int64_t epoch) {
+    double images_per_s = per_second(t->epoch_images, t->epoch_seconds);
+    dsc_metrics_epoch(t->metrics, &t->state, epoch, t->report.lr, images_per_s);
+    dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_EPOCH);
+    p.epoch = epoch;
+    p.step_of_epoch = t->epoch_steps;
+    p.loss = t->state.epoch_loss;
+    p.lr = t->report.lr;
+    p.images_per_s = images_per_s;
+    p.eta_s = time_left(t);
+    dsc_trainer_emit(t, &p);
+    t->epoch_seconds = 0;
+    t->epoch_images = 0;
+}
+
+void dsc_trainer_report_evaluation(dsc_trainer *t, int64_t epoch, const dsc_evaluation *e) {
+    const dsc_eval_result *result = &e->result;
+    dsc_metrics_eval(t->metrics, &t->state, epoch, e);
+    dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_EVAL);
+    p.epoch = epoch;
+    p.loss = result->loss;
+    p.top1 = result->top1;
+    p.top5 = result->top5;
+    p.images_per_s = per_second(result->images, result->seconds);
+    dsc_trainer_emit(t, &p);
+}
+
+void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result) {
+    const dsc_train_state *s = &t->state;
+    const double own[2] = {s->loss_sum, s->loss_rows}, *sums = t->collective ? own : t->summed_loss;
+    result->steps = s->step;
+    result->epochs = s->epoch;
+    result->train_loss = sums[1] > 0 ? sums[0] / sums[1] : s->epoch_loss;
+    result->val_loss = s->val_loss;
+    result->top1 = s->top1;
+    result->top5 = s->top5;
+    result->best_top1 = s->best_top1;
+    result->seconds = dsc_clock_now() - t->process_start;
+    result->images_per_s = per_second(t->process_images, t->step_seconds);
+    result->rank = t->rank;
+    result->ranks = t->ranks;
+}
+
+/* ---- the start ---- */
+
+static void announce(const dsc_trainer *t, const char *resumed) {
+    char text[DSC_ORIGIN_SIZE + 512];
+    int64_t shape[3];
+    dsc_model_input_shape(t->model, shape);
+    snprintf(
+        text, sizeof text,
+        "%s, %lld parameters, on %s: %lld images of %lldx%lldx%lld, %lld classes; %d rank%s of batch %lld; "
+        "%s",
+        t->options.model, (long long)dsc_model_parameter_total(t->model), t->options.data,
+        (long long)t->info.count, (long long)shape[0], (long long)shape[1], (long long)shape[2],
+        (long long)dsc_model_classes(t->model), t->ranks, t->ranks == 1 ? "" : "s",
+        (long long)t->options.batch_size, dsc_device_description(t->device));
+    dsc_trainer_emit_text(t, DSC_EVENT_START, text);
+    if (!t->collective && t->ranks > 1 && t->kfac && !t->kfac_comm)
+        dsc_trainer_emit_text(
+            t, DSC_EVENT_NOTE,
+            "K-FAC averages its factors over all ranks: every step waits for everybody, although "
+            "parameters gossip; with scope gossip or local no step does");
+    if (resumed[0])
+        snprintf(text, sizeof text, "resumed from '%s': step %lld, epoch %lld, sample %lld of it", resumed,
+                 (long long)t->state.step, (long long)t->state.epoch, (long long)t->state.position);
+    else if (t->options.resume)
+        snprintf(text, sizeof text, "no checkpoint in '%s': starts anew", t->options.out);
+    else
+        return;
+    dsc_trainer_emit_text(t, DSC_EVENT_NOTE, text);
+}
+
+dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) {
+    char own[DESCRIPTION_SIZE] = "";
+    void *text = NULL;
+    const char **devices = NULL;
+    snprintf(own, sizeof own, "%s", dsc_device_description(t->device));
+    dsc_status status = dsc_memory_alloc(t->ranks, sizeof *devices, &devices);
+    status = dsc_share_gather(t->comm, t->queue, status, own, sizeof own, &text);
+    if (status == DSC_OK) {
+        for (int r = 0; r < t->ranks; r++)
+            devices[r] = (const char *)text + (size_t)r * DESCRIPTION_SIZE;
+        dsc_run_facts facts = {.ranks = t->ranks,
+                               .device = dsc_device_description(t->device),
+                               .comm = dsc_comm_description(t->comm),
+                               .devices = devices,
+                               .parameters = dsc_model_parameter_total(t->model),
+                               .samples = t->info.count,
+                               .epoch_steps = t->epoch_steps,
+                               .image_size = t->info.h,
+                               .resumed = resumed[0] ? resumed : NULL,
+                               .step = t->state.step};
+        dsc_metrics_run(t->metrics, &t->options, &facts);
+        announce(t, resumed);
+    }
+    dsc_memory_free(&devices);
+    dsc_memory_free(&text);
+    return status;
+}

@@ -1,0 +1,55 @@
+/* What comes out of a step. On a GPU nothing waits for it: the numbers of a step are copied to the host at
+ * its end and read when the next step is in the queue. On host devices they are read at once. */
+#ifndef DSC_TRAIN_RESULTS_H
+#define DSC_TRAIN_RESULTS_H
+
+#include "descent/trainer.h"
+
+typedef struct dsc_results dsc_results;
+
+/* Places of the numbers that a step leaves on the device, F64 each. Those before DSC_NUMBER_SUMMED are summed
+ * over the ranks where a step is collective. */
+typedef enum dsc_number {
+    DSC_NUMBER_LOSS, /* sum over the rows */
+    DSC_NUMBER_TOP1,
+    DSC_NUMBER_TOP5,
+    DSC_NUMBER_ROWS,
+    DSC_NUMBER_STOP,   /* ranks that were asked to stop */
+    DSC_NUMBER_FAILED, /* ranks that could not write their metrics */
+    DSC_NUMBER_SUMMED,
+    DSC_NUMBER_NU = DSC_NUMBER_SUMMED, /* K-FAC's clip; NaN without K-FAC */
+    DSC_NUMBER_SKIP, /* 0: updated; 1: left out because gradients overflowed; 2: not finite, left out for good */
+    DSC_NUMBER_SCALE, /* loss scale of fp16; 1 for other types */
+    DSC_NUMBER_COUNT
+} dsc_number;
+
+/* A step that has ended: its report, and what only the trainer reads. */
+typedef struct dsc_outcome {
+    dsc_step_report report;
+    double loss_sum, rows;
+    int skip; /* as above */
+} dsc_outcome;
+
+dsc_status dsc_results_create(dsc_queue *queue, dsc_results **out) DSC_MUST_CHECK;
+void dsc_results_destroy(dsc_results **results);
+
+/* `count` numbers from `first` on, on the device. */
+dsc_tensor dsc_results_numbers(const dsc_results *r, dsc_number first, int64_t count);
+/* Time stamps, for dsc_phases. */
+dsc_tensor dsc_results_stamps(const dsc_results *r);
+
+/* A step begins. Returns its report, zeroed, for the caller to fill in what the host knows; it stays there
+ * until the step is collected. */
+dsc_step_report *dsc_results_begin(dsc_results *r);
+/* The step's work is all in the queue. */
+dsc_status dsc_results_end(dsc_results *r, dsc_queue *queue) DSC_MUST_CHECK;
+/* Steps that have ended and were not collected; and how many of them a caller may leave so: 0 on host
+ * devices, 1 on others. */
+int dsc_results_pending(const dsc_results *r);
+int dsc_results_lag(const dsc_results *r);
+/* The oldest pending step; waits for it. with_stamps: its phases are read from the device's time stamps,
+ * with_kfac among them. */
+dsc_status dsc_results_collect(dsc_results *r, int with_stamps, int with_kfac,
+                               dsc_outcome *out) DSC_MUST_CHECK;
+
+#endif

@@ -1,0 +1,203 @@
+/* Inside of the trainer: everything that a training step needs, made once; then one step after the other.
+ *
+ *   trainer.c     making and destroying a trainer
+ *   begin.c       before the first step: output directory, resume, the `run` line; saving a checkpoint
+ *   step.c        one training step, and around it:
+ *                   recorder.c    recording its work once and replaying it
+ *                   phases.c      how long its phases take
+ *                   results.c     what came out of it, read a step later on a GPU
+ *                   loss_scale.c  the loss scale of fp16
+ *   loop.c        epochs, evaluations, checkpoints, the end: dsc_trainer_run
+ *   progress.c    what is reported of steps, epochs and evaluations
+ *   evaluate.c    evaluation inside a run, and of a file: dsc_eval_run
+ *   swap.c        the model that is evaluated and saved when ranks hold different ones
+ *   kfac_setup.c  K-FAC of a run: scope and schedules; factors.c: its factors averaged by gossip;
+ *                 kfac_layers.c: the model's layers as K-FAC sees them
+ *   sync.c        where ranks that gossip synchronise
+ *   survive.c     going on without ranks that were lost
+ *   engines.c     which engines the convolutions of a GPU use
+ *   settings.c    the options: defaults, checks, comparison of ranks
+ *   metrics.c     metrics.jsonl
+ *   checkpoint*   saving and loading all of a run; safetensors*: the file format; share.c: data of one rank
+ *                 to others; file.c: files that appear whole or not at all; lock.c: one run in a directory */
+#ifndef DSC_TRAIN_TRAINER_INTERNAL_H
+#define DSC_TRAIN_TRAINER_INTERNAL_H
+
+#include "descent/consensus.h"
+#include "descent/optim.h"
+#include "descent/trainer.h"
+#include "train/factors.h"
+#include "train/lock.h"
+#include "train/loss_scale.h"
+#include "train/metrics.h"
+#include "train/phases.h"
+#include "train/recorder.h"
+#include "train/results.h"
+#include "train/settings.h"
+#include "train/state.h"
+
+typedef struct dsc_gossip dsc_gossip;
+
+struct dsc_trainer {
+    dsc_settings settings;
+    dsc_train_options options; /* settings.train, whose parts are in `settings` */
+    dsc_comm *comm;
+    dsc_device *device;
+    dsc_queue *queue;
+    int rank, ranks;
+    int collective; /* all ranks take part in every step, and hold the same parameters */
+
+    /* The caller's, or `owned`. */
+    dsc_model *model;
+    dsc_dataset *train_set, *val_set; /* NULL: the caller hands in batches; nothing is evaluated */
+    int owned;                        /* the three above were made by name and belong to the trainer */
+    struct {
+        dsc_comm *comm;
+        dsc_queue *queue; /* that it used before, and gets back at the end */
+    } caller;
+
+    /* What a step works with. */
+    dsc_loader *loader;
+    dsc_exec *exec;
+    dsc_optim *optim;
+    dsc_consensus *consensus;
+    dsc_kfac *kfac;       /* NULL: gradients are left as they are */
+    dsc_comm *kfac_comm;  /* a communicator of this rank alone, where K-FAC is its own; else NULL */
+    dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */
+    dsc_schedule schedule;
+    dsc_recorder *recorder;
+    dsc_phases phases;
+    dsc_results *results;
+    dsc_loss_scale loss_scale;
+    dsc_tensor fisher_labels, fisher_stats; /* of the sampled Fisher */
+
+    /* Evaluation; NULL without it. */
+    dsc_exec *val_exec;
+    dsc_loader *val_loader;   /* this rank's part of val_set */
+    dsc_loader *whole_loader; /* all of val_set on this rank; NULL unless every rank's model is evaluated */
+    dsc_tensor *own_buffers;  /* a copy of this rank's batch-norm statistics while others are swapped in */
+    int buffers_swapped;      /* 1 while they are */
+
+    /* Sizes. */
+    dsc_dataset_info info;                 /* of the training data */
+    int64_t step_images;                   /* of a step, all ranks and micro-batches together */
+    int64_t epoch_steps;                   /* whole steps of an epoch */
+    int64_t loader_epoch, loader_position; /* where the next batch of `loader` starts */
+
+    /* Where the run stands. */
+    int begun; /* dsc_trainer_begin is done */
+    dsc_train_state state;
+    dsc_step_report report; /* of the last step that was collected */
+    int64_t saved_step;     /* of the last checkpoint in the output directory, -1: none */
+    char *good;             /* the last checkpoint written or resumed from; NULL: none */
+    char *resume_path;      /* of dsc_trainer_resume */
+    int save_now;           /* the epoch that just ended wants a checkpoint */
+    double start;           /* clock when the run began, less the seconds of the runs it continues */
+    double process_start;
+
+    /* Files of rank 0 with an output directory. */
+    dsc_metrics *metrics;
+    dsc_lock *lock;
+
+    /* Speed, in this process. */
+    double step_seconds, epoch_seconds; /* in steps; in steps of this epoch */
+    int64_t process_images, epoch_images;
+    double smoothed_seconds; /* of a step, recent ones weighing more; 0 before the first */
+
+    /* Gossip. */
+    dsc_gossip *gossip; /* NULL where steps are collective */
+    struct {
+        int stop, failed; /* as in a report, known to all ranks alike */
+    } agreed;
+    double
+        summed_loss[2]; /* sum and rows of the epoch's losses over all ranks, at the last synchronisation */
+    int peers;          /* in force */
+
+    /* Lost ranks (survive.c). */
+    dsc_comm *survivors; /* the communicator of those that are left; NULL: nobody was lost */
+    int reported_ranks;  /* number of ranks in the last progress report */
+    int alone;           /* this rank failed where others may have gone on and cannot help to clean up */
+};
+
+/* Parts of a trainer, for a number of ranks that has changed: loaders, sizes and schedule; the consensus;
+ * what is around a step. The last two when there is none. Collective: when one rank fails, all do. */
+dsc_status dsc_trainer_spread(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_trainer_make_consensus(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_trainer_make_step(dsc_trainer *t) DSC_MUST_CHECK;
+void dsc_trainer_free_step(dsc_trainer *t);
+
+/* ---- begin.c ---- */
+enum { DSC_ORIGIN_SIZE = 1024 };
+
+/* The checkpoint to resume from; "" for none. */
+typedef struct dsc_origin {
+    char path[DSC_ORIGIN_SIZE];
+} dsc_origin;
+
+/* The checkpoint that options.resume and options.out ask for. Not collective. */
+dsc_status dsc_origin_find(const dsc_train_options *o, dsc_origin *from) DSC_MUST_CHECK;
+/* Once, before the first step: prepares the output directory, resumes where asked to, gives all ranks rank 0's
+ * parameters and opens the metrics. Collective; fails on all ranks or on none. */
+dsc_status dsc_trainer_begin(dsc_trainer *t) DSC_MUST_CHECK;
+/* After a synchronisation: writes a checkpoint of this step into `directory`, unless it is the output directory
+ * and holds it already. Refuses parameters and batch-norm statistics that are not finite. Collective; fails
+ * on all ranks or on none. */
+dsc_status dsc_trainer_write_checkpoint(dsc_trainer *t, const char *directory) DSC_MUST_CHECK;
+/* The last good checkpoint, for messages; "none" when there is none. */
+const char *dsc_trainer_good(const dsc_trainer *t);
+
+/* ---- step.c ---- */
+/* One step; results of the oldest pending one are collected when more are pending than may be. */
+dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) DSC_MUST_CHECK;
+/* Waits for the oldest pending step, if any, makes it `report` and reports it. */
+dsc_status dsc_trainer_collect(dsc_trainer *t) DSC_MUST_CHECK;
+/* The same for all pending steps. */
+dsc_status dsc_trainer_drain(dsc_trainer *t) DSC_MUST_CHECK;
+
+/* ---- loop.c ---- */
+/* Waits for all steps, and with gossip synchronises the ranks (sync.h). Collective with gossip. */
+dsc_status dsc_trainer_synchronise(dsc_trainer *t) DSC_MUST_CHECK;
+/* The epoch of the last step done; 0 before the first. */
+int64_t dsc_trainer_last_epoch(const dsc_trainer *t);
+/* 1 when fewer samples are left in this epoch than a step takes. */
+int dsc_trainer_epoch_done(const dsc_trainer *t);
+/* Compares the ranks' parameters. Collective; fails on all ranks alike. */
+dsc_status dsc_trainer_check(dsc_trainer *t) DSC_MUST_CHECK;
+/* 1 when dsc_train_request_stop was called in this process. */
+int dsc_stop_requested(void);
+void dsc_stop_clear(void);
+
+/* ---- progress.c ---- */
+/* Where the run stands, for an event of this kind; the caller fills in the rest. */
+dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind);
+/* Hands an event to the caller's progress function, on rank 0 only. */
+void dsc_trainer_emit(const dsc_trainer *t, const dsc_progress *progress);
+void dsc_trainer_emit_text(const dsc_trainer *t, dsc_event_kind kind, const char *text);
+/* The step that was collected last; the epoch that has just ended; an evaluation. */
+void dsc_trainer_report_step(dsc_trainer *t);
+void dsc_trainer_report_epoch(dsc_trainer *t, int64_t epoch);
+void dsc_trainer_report_evaluation(dsc_trainer *t, int64_t epoch, const dsc_evaluation *e);
+/* The `run` line of the metrics and the first events. `resumed`: the checkpoint, "" for none. Collective. */
+dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) DSC_MUST_CHECK;
+/* What a run returns. */
+void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result);
+
+/* ---- evaluate.c ---- */
+/* After a synchronisation: the whole validation set with the model that dsc_trainer_swap_in brings. And every
+ * rank's own model (its z, its batch-norm statistics), each on the whole validation set. Collective. */
+dsc_status dsc_trainer_evaluate_mean(dsc_trainer *t, dsc_eval_result *result) DSC_MUST_CHECK;
+dsc_status dsc_trainer_evaluate_ranks(dsc_trainer *t, dsc_ranks_result *result) DSC_MUST_CHECK;
+
+/* ---- swap.c ---- */
+/* Puts into the model what is evaluated and what a checkpoint's model file holds: the average over the ranks,
+ * with rank 0's batch-norm statistics, or their average; and puts this rank's own values back. After a
+ * synchronisation. Collective; blocks. */
+dsc_status dsc_trainer_swap_in(dsc_trainer *t) DSC_MUST_CHECK;
+dsc_status dsc_trainer_swap_out(dsc_trainer *t) DSC_MUST_CHECK;
+/* 1 when that is something else than what rank 0 has anyway. */
+int dsc_trainer_swaps(const dsc_trainer *t);
+void dsc_trainer_free_swapped(dsc_trainer *t);
+/* Puts the own batch-norm statistics back if a swap was broken off. */
+dsc_status dsc_trainer_recover_buffers(dsc_trainer *t) DSC_MUST_CHECK;
+
+#endif
