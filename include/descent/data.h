@@ -1,12 +1,12 @@
 /* Data sets, and loaders that turn them into batches.
  *
  * A data set is `count` samples of h x w x c numbers with a label each. It is opened by name
- * (dsc_dataset_open), or made of the caller's memory (dsc_dataset_from_memory) or of a function of the caller's
- * that makes one sample (dsc_dataset_from_callback). A sample is a pure function of (data set, index, seed,
- * epoch), whatever the number of ranks and threads.
+ * (dsc_dataset_open), or made of the caller's memory (dsc_dataset_from_memory) or of a function of the
+ * caller's that makes one sample (dsc_dataset_from_callback). A sample is a pure function of (data set,
+ * index, seed, epoch), whatever the number of ranks and threads.
  *
- * Strings that are passed in are copied; structs whose first member is `size` are read during the call only and
- * may grow at their end: fill them in with their init function. */
+ * Strings that are passed in are copied; structs whose first member is `size` are read during the call only
+ * and may grow at their end: fill them in with their init function. */
 #ifndef DSC_DATA_H
 #define DSC_DATA_H
 
@@ -33,10 +33,11 @@ DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size)
 
 /* ---- data sets by name ---- */
 
-/* Opens KIND or KIND:ARGUMENT: "synthetic", "synthetic:N" (N training samples), "cifar10:DIR", "cifar100:DIR",
- * "mnist:DIR" (any IDX set, raw or .gz), "imagefolder:DIR" (DIR/train/CLASS/FILE, DIR/val/CLASS/FILE), or a kind
- * that was registered. options may be NULL. DSC_E_INVALID lists the known kinds; DSC_E_NOT_FOUND says what to
- * download and where to put it; DSC_E_FORMAT names the file and the offending value. */
+/* Opens KIND or KIND:ARGUMENT: "synthetic", "synthetic:N" (N training samples), "cifar10:DIR",
+ * "cifar100:DIR", "mnist:DIR" (any IDX set, raw or .gz), "imagefolder:DIR" (DIR/train/CLASS/FILE,
+ * DIR/val/CLASS/FILE), or a kind that was registered. options may be NULL. DSC_E_INVALID lists the known
+ * kinds; DSC_E_NOT_FOUND says what to download and where to put it; DSC_E_FORMAT names the file and the
+ * offending value. */
 DSC_API dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_options *options,
                                     dsc_dataset **out) DSC_MUST_CHECK;
 /* Accepts NULL and *dataset == NULL. Loaders of the data set must be gone. */
@@ -60,8 +61,8 @@ typedef struct dsc_dataset_kind {
 } dsc_dataset_kind;
 DSC_API void dsc_dataset_kind_init_sized(dsc_dataset_kind *kind, size_t size);
 #define dsc_dataset_kind_init(kind) dsc_dataset_kind_init_sized((kind), sizeof *(kind))
-/* Adds a kind for the rest of the process; a name that is in use is refused (DSC_E_INVALID). Thread-safe. Every
- * rank registers for itself. */
+/* Adds a kind for the rest of the process; a name that is in use is refused (DSC_E_INVALID). Thread-safe.
+ * Every rank registers for itself. */
 DSC_API dsc_status dsc_dataset_register(const dsc_dataset_kind *kind) DSC_MUST_CHECK;
 
 /* ---- data sets of the caller's own ---- */
@@ -85,7 +86,8 @@ typedef struct dsc_memory_data {
     /* DSC_U8 only: [c] each; NULL (default): 0 and 1. */
     const double *mean, *std;
     /* DSC_U8 only, and only where a loader augments. pad: a crop of the image's own size at a random place of
-     * the image with a border of this many black pixels; flip: mirrored with probability 1/2. Default 0 and 0. */
+     * the image with a border of this many black pixels; flip: mirrored with probability 1/2. Default 0 and
+     * 0. */
     int64_t pad;
     int flip;
     /* Seed of the augmentation, default 42. */
@@ -103,11 +105,11 @@ typedef struct dsc_callback_data {
     int64_t classes;
     /* Passed to both functions. */
     void *context;
-    /* Writes sample `index` as h*w*c floats to x and its label, 0 to classes - 1, to *label. Called by several
-     * threads at once, in any order and more than once for a sample: with equal arguments it must write equal
-     * results. augment 0: the sample as for evaluation; 1: a random variant that depends on index and epoch only.
-     * Whatever is returned other than DSC_OK ends the loader's batch with that status, and with the message of
-     * dsc_error_set. */
+    /* Writes sample `index` as h*w*c floats to x and its label, 0 to classes - 1, to *label. Called by
+     * several threads at once, in any order and more than once for a sample: with equal arguments it must
+     * write equal results. augment 0: the sample as for evaluation; 1: a random variant that depends on index
+     * and epoch only. Whatever is returned other than DSC_OK ends the loader's batch with that status, and
+     * with the message of dsc_error_set. */
     dsc_status (*sample)(void *context, int64_t index, int augment, int64_t epoch, float *x, int32_t *label);
     /* Called once by dsc_dataset_close; NULL (default): the context stays the caller's. */
     void (*destroy)(void *context);
@@ -158,9 +160,10 @@ typedef struct dsc_batch {
 } dsc_batch;
 
 /* Batches in memory of `device`; on a GPU x and labels have the same address for every batch. With p ranks of
- * batch b, batch t of an epoch is samples [t p b, (t + 1) p b) of its permutation, of which rank r gets the r-th
- * b. Epoch follows epoch without end. The data set stays the caller's and must outlive the loader. options may
- * be NULL. Not collective. DSC_E_INVALID when an epoch has no whole global batch (keep_last 0). */
+ * batch b, batch t of an epoch is samples [t p b, (t + 1) p b) of its permutation, of which rank r gets the
+ * r-th b. Epoch follows epoch without end. The data set stays the caller's and must outlive the loader.
+ * options may be NULL. Not collective. DSC_E_INVALID when an epoch has no whole global batch (keep_last
+ * 0). */
 DSC_API dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
                                      const dsc_loader_options *options, dsc_loader **out) DSC_MUST_CHECK;
 /* Accepts NULL and *loader == NULL. */

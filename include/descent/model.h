@@ -5,8 +5,8 @@
  * gradients in another. Then any number of executors, each with its batch size, plan their memory once and
  * run. Activations are NHWC, conv weights OHWI, linear weights [out, in].
  *
- * Names and structs that are passed in are copied. Pointers that a function returns belong to the model, or to
- * the executor, and are valid as long as it is. Functions that return a status refuse a NULL model with
+ * Names and structs that are passed in are copied. Pointers that a function returns belong to the model, or
+ * to the executor, and are valid as long as it is. Functions that return a status refuse a NULL model with
  * DSC_E_INVALID; all others need a model, or an executor, that exists. A model is used by one thread at a
  * time. */
 #ifndef DSC_MODEL_H
@@ -22,9 +22,9 @@ typedef struct dsc_model dsc_model;
 typedef struct dsc_exec dsc_exec;
 typedef int dsc_value; /* a value in the graph of one model */
 
-/* One sample of a value: a map of h x w x c numbers, or (flat 1) a vector of h*w*c features. A vector that was
- * flattened from a map keeps the map's h, w and c, because PyTorch flattens in the order c, h, w; every other
- * vector is 1 x 1 x features. */
+/* One sample of a value: a map of h x w x c numbers, or (flat 1) a vector of h*w*c features. A vector that
+ * was flattened from a map keeps the map's h, w and c, because PyTorch flattens in the order c, h, w; every
+ * other vector is 1 x 1 x features. */
 typedef struct dsc_shape {
     int flat;
     int64_t h, w, c;
@@ -84,7 +84,8 @@ DSC_API dsc_status dsc_model_shortcut(dsc_model *m, dsc_value x, int64_t stride,
                                       dsc_value *y) DSC_MUST_CHECK;
 /* The same numbers as a vector. */
 DSC_API dsc_status dsc_model_flatten(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
-/* Training: every number is 0 with probability `rate`, else multiplied by 1 / (1 - rate); evaluation: y = x. */
+/* Training: every number is 0 with probability `rate`, else multiplied by 1 / (1 - rate); evaluation: y =
+ * x. */
 DSC_API dsc_status dsc_model_dropout(dsc_model *m, dsc_value x, double rate, dsc_value *y) DSC_MUST_CHECK;
 /* The shape of a value, also before sealing. */
 DSC_API dsc_status dsc_model_value_shape(const dsc_model *m, dsc_value value,
@@ -107,13 +108,13 @@ typedef struct dsc_zoo_entry {
     size_t size;
     /* Letters, digits, '-', '_' and '.'; copied. */
     const char *name;
-    /* The input it is made for, side x side x channels, and the number of classes: what is built where nothing
-     * else is asked for. */
+    /* The input it is made for, side x side x channels, and the number of classes: what is built where
+     * nothing else is asked for. */
     int64_t side, channels, classes;
     /* Passed to `build`; stays the caller's and must live as long as the process. */
     void *context;
-    /* Adds the layers between the input x and the logits, a vector of `classes`, to the model m; does not seal
-     * it. May be called by several threads at once, for different models. */
+    /* Adds the layers between the input x and the logits, a vector of `classes`, to the model m; does not
+     * seal it. May be called by several threads at once, for different models. */
     dsc_status (*build)(void *context, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits);
 } dsc_zoo_entry;
 DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
@@ -201,8 +202,8 @@ DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor 
 
 /* 0: the next losses are computed without label smoothing; 1: with the model's again, as at the start. */
 DSC_API void dsc_exec_smooth_labels(dsc_exec *exec, int on);
-/* The next losses are multiplied by *scale, an F64 scalar on the device that stays the caller's; NULL: by 1, as
- * at the start. */
+/* The next losses are multiplied by *scale, an F64 scalar on the device that stays the caller's; NULL: by 1,
+ * as at the start. */
 DSC_API void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale);
 /* What dsc_exec_set_position has set: I64[2] on the device. */
 DSC_API const dsc_tensor *dsc_exec_position(const dsc_exec *exec);

@@ -45,15 +45,40 @@ typedef struct dsc_topology_options {
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_topology_options_init_sized(dsc_topology_options *options, size_t size);
 #define dsc_topology_options_init(options) dsc_topology_options_init_sized((options), sizeof *(options))
-/* `name`: one of the above or a file. DSC_E_INVALID, with the reason, for a graph that cannot work: an odd
- * number of ranks where all ranks pair up, k too large, a rank that sends to itself. DSC_E_FORMAT, with
- * the line, for a file that is not a graph file. Not collective. */
+/* `name`: one of the above, one that was registered, or a file. DSC_E_INVALID, with the reason, for a graph
+ * that cannot work: an odd number of ranks where all ranks pair up, k too large, a rank that sends to itself.
+ * DSC_E_FORMAT, with the line, for a file that is not a graph file. Not collective. */
 DSC_API dsc_status dsc_topology_create(const char *name, int ranks, const dsc_topology_options *options,
                                        dsc_topology **out) DSC_MUST_CHECK;
 /* Accepts NULL and *topology == NULL. */
 DSC_API void dsc_topology_destroy(dsc_topology **topology);
-/* The names above, terminated by NULL. */
+/* The names above and those that were registered, terminated by NULL. Registering adds to this very list. */
 DSC_API const char *const *dsc_topology_names(void);
+
+/* A graph that dsc_topology_create, and with it `graph` of the consensus, finds by its name. */
+typedef struct dsc_topology_def {
+    size_t size;
+    /* Letters, digits, '-', '_' and '.'; copied. */
+    const char *name;
+    /* Passed to both functions; stays the caller's and must live as long as the process. */
+    void *context;
+    /* Writes the number of steps after which the graph repeats, for so many ranks (2 or more) and peers per
+     * step. A status other than DSC_OK, with the message of dsc_error_set, refuses these numbers. */
+    dsc_status (*period)(void *context, int ranks, int peers, int64_t *period);
+    /* Writes what `rank` sends in step 0 <= step < period: the receivers, at most ranks - 1, in the order of
+     * sending, and their number. Each share is at least 1e-6 and all leave as much to the sender; share 0,
+     * the value before the call, stands for 1 / (1 + *count). Both functions must write the same on every
+     * rank. */
+    dsc_status (*out)(void *context, int ranks, int peers, int64_t step, int rank, dsc_edge *edges,
+                      int *count);
+} dsc_topology_def;
+DSC_API void dsc_topology_def_init_sized(dsc_topology_def *def, size_t size);
+#define dsc_topology_def_init(def) dsc_topology_def_init_sized((def), sizeof *(def))
+/* Adds a graph for the rest of the process; a name that is in use is refused (DSC_E_INVALID).
+ * dsc_topology_create calls the functions for all ranks of a whole period and checks, as for files, that
+ * shares leave something to the sender and that every rank can reach every other. Thread-safe. Every rank
+ * registers for itself. */
+DSC_API dsc_status dsc_topology_register(const dsc_topology_def *def) DSC_MUST_CHECK;
 
 DSC_API const char *dsc_topology_name(const dsc_topology *topology);
 DSC_API int dsc_topology_ranks(const dsc_topology *topology);

@@ -5,35 +5,40 @@
 #include "base/hash.h"
 #include "base/memory.h"
 #include "base/option.h"
+#include "base/registry.h"
 #include "base/versioned.h"
 #include "consensus/topology_table.h"
 
-#include <stdio.h>
 #include <string.h>
 
-static const dsc_topology_kind *const kinds[] = {
-    &dsc_topology_exponential,
-    &dsc_topology_exponential_pm,
-    &dsc_topology_linear,
-    &dsc_topology_ring,
-    &dsc_topology_static_exponential,
-    &dsc_topology_complete,
-    &dsc_topology_bipartite_exponential,
-    &dsc_topology_bipartite_linear,
-    &dsc_topology_hypercube,
-    &dsc_topology_base2,
-};
-enum { KIND_COUNT = sizeof kinds / sizeof *kinds };
+typedef struct named_graph {
+    const char *name;
+    const dsc_topology_kind *kind;
+    dsc_topology_def def; /* registered graphs */
+} named_graph;
 
-/* In the order of `kinds`. */
-static const char *const names[KIND_COUNT + 1] = {
-    "exponential", "exponential-pm",        "linear",           "ring",      "static-exponential",
-    "complete",    "bipartite-exponential", "bipartite-linear", "hypercube", "base-2",
-    NULL,
-};
+static const char *built_in(int i, const void **entry) {
+    static const named_graph graphs[] = {
+        {.name = "exponential", .kind = &dsc_topology_exponential},
+        {.name = "exponential-pm", .kind = &dsc_topology_exponential_pm},
+        {.name = "linear", .kind = &dsc_topology_linear},
+        {.name = "ring", .kind = &dsc_topology_ring},
+        {.name = "static-exponential", .kind = &dsc_topology_static_exponential},
+        {.name = "complete", .kind = &dsc_topology_complete},
+        {.name = "bipartite-exponential", .kind = &dsc_topology_bipartite_exponential},
+        {.name = "bipartite-linear", .kind = &dsc_topology_bipartite_linear},
+        {.name = "hypercube", .kind = &dsc_topology_hypercube},
+        {.name = "base-2", .kind = &dsc_topology_base2},
+        {.name = NULL}, /* terminates the list */
+    };
+    *entry = &graphs[i];
+    return graphs[i].name;
+}
+
+static dsc_registry graphs = DSC_REGISTRY("graph", built_in);
 
 const char *const *dsc_topology_names(void) {
-    return names;
+    return dsc_registry_names(&graphs);
 }
 
 void dsc_topology_options_init_sized(dsc_topology_options *options, size_t size) {
@@ -47,29 +52,56 @@ static int is_file(const char *name) {
     return strchr(name, '/') || (length >= tail && strcmp(name + length - tail, suffix) == 0);
 }
 
+dsc_status dsc_topology_register(const dsc_topology_def *def) {
+    named_graph *graph = NULL;
+    char *name = NULL;
+    dsc_topology_def given;
+    dsc_topology_def_init(&given);
+    DSC_TRY(dsc_versioned_define("topology_def", def, sizeof given, &given));
+    const char *label = given.name ? given.name : "";
+    if (!given.period || !given.out)
+        return DSC_FAIL(DSC_E_INVALID, "graph '%s' cannot be registered: it has no function `%s`", label,
+                        given.period ? "out" : "period");
+    if (is_file(label))
+        return DSC_FAIL(DSC_E_INVALID, "graph '%s' cannot be registered: the name is that of a file", label);
+    dsc_status status;
+    DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *graph, &graph), fail);
+    DSC_TRY_GOTO(status, dsc_memory_strdup(label, &name), fail);
+    *graph = (named_graph){.name = name, .kind = &dsc_topology_registered, .def = given};
+    graph->def.name = name;
+    DSC_TRY_GOTO(status, dsc_registry_add(&graphs, name, graph), fail);
+    return DSC_OK;
+fail:
+    dsc_memory_free(&name);
+    dsc_memory_free(&graph);
+    return status;
+}
+
 static dsc_status unknown_name(const char *name) {
-    char known[256] = "";
-    size_t used = 0;
-    for (int i = 0; i < KIND_COUNT; i++)
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", names[i]);
-    const char *near = dsc_option_nearest(name, names, KIND_COUNT);
+    char known[1024];
+    const char *const *names = dsc_topology_names();
+    int count = 0;
+    while (names[count])
+        count++;
+    const char *near = dsc_option_nearest(name, names, count);
     return DSC_FAIL(DSC_E_INVALID,
                     "graph '%s' is unknown%s%s%s: choose %s, or name a file (with a '/' in it, or ending in "
                     ".graph)",
-                    name, near ? " (did you mean '" : "", near ? near : "", near ? "'?)" : "", known);
+                    name, near ? " (did you mean '" : "", near ? near : "", near ? "'?)" : "",
+                    dsc_registry_list(names, known, sizeof known));
 }
 
-static dsc_status find_kind(const char *name, const dsc_topology_kind **out) {
+static dsc_status find_kind(dsc_topology *t, const char *name) {
     if (is_file(name)) {
-        *out = &dsc_topology_file;
+        t->kind = &dsc_topology_file;
         return DSC_OK;
     }
-    for (int i = 0; i < KIND_COUNT; i++)
-        if (strcmp(name, names[i]) == 0) {
-            *out = kinds[i];
-            return DSC_OK;
-        }
-    return unknown_name(name);
+    const named_graph *graph = dsc_registry_find(&graphs, name, strlen(name));
+    if (!graph)
+        return unknown_name(name);
+    t->kind = graph->kind;
+    t->def = &graph->def;
+    return DSC_OK;
 }
 
 static dsc_status check_numbers(const dsc_topology *t) {
@@ -95,7 +127,7 @@ static dsc_status check_numbers(const dsc_topology *t) {
 }
 
 static dsc_status set_up(dsc_topology *t, const char *name, const dsc_topology_options *options) {
-    DSC_TRY(find_kind(name, &t->kind));
+    DSC_TRY(find_kind(t, name));
     DSC_TRY(dsc_memory_strdup(name, &t->name));
     t->peers = options->peers;
     DSC_TRY(check_numbers(t));

@@ -33,15 +33,43 @@ struct dsc_topology {
      * offset a step. */
     int64_t *starts;
     int *offsets, *falling;
-    /* Graphs from files. */
+    /* Graphs that are given as lists. */
     dsc_edge_list sent, got;
-    double *kept; /* by cell */
+    double *kept;                /* by cell */
+    const dsc_topology_def *def; /* registered graphs */
 };
+
+/* A graph as a list of edges, from a file or from a program's functions. */
+typedef struct dsc_listed_edge {
+    int64_t step, line; /* line: of the file */
+    int from, to;
+    double share; /* 0: not given */
+} dsc_listed_edge;
+
+typedef struct dsc_listed_graph {
+    const char *name;
+    int is_file; /* messages name lines, not steps */
+    int ranks;
+    int64_t steps, lines;
+    dsc_listed_edge *edges;
+    int64_t count, capacity;
+} dsc_listed_graph;
+
+/* Smaller shares, sent or kept, would be lost in the rounding of float32. */
+extern const double dsc_least_share;
+
+/* Checks the list, each of whose edges has a valid sender, receiver and share, and fills in the topology, of
+ * which only name and ranks are set. Completes the shares of the list. */
+dsc_status dsc_topology_from_list(dsc_topology *topology, dsc_listed_graph *list) DSC_MUST_CHECK;
+/* `out` and `in` of kinds that were filled in so. */
+int dsc_topology_list_out(const dsc_topology *topology, int rank, int64_t step, dsc_edge *edges,
+                          double *self);
+int dsc_topology_list_in(const dsc_topology *topology, int rank, int64_t step, dsc_edge *edges);
 
 extern const dsc_topology_kind dsc_topology_exponential, dsc_topology_exponential_pm, dsc_topology_linear,
     dsc_topology_ring, dsc_topology_static_exponential, dsc_topology_complete,
     dsc_topology_bipartite_exponential, dsc_topology_bipartite_linear, dsc_topology_hypercube,
-    dsc_topology_base2, dsc_topology_file;
+    dsc_topology_base2, dsc_topology_file, dsc_topology_registered;
 
 /* Reads a graph file's text, `length` bytes that need not end with a 0, into a topology of which only name
  * and ranks are set. */

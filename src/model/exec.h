@@ -1,8 +1,8 @@
 /* An executor: the list of operations a graph was lowered to, and the memory they work in.
  *
  * Times, for the memory plan: operation i runs forward at i, the loss at N (the number of operations),
- * operation i runs backward at 2N - i. Everything backward reads lives to the end, because loss and backward may be repeated
- * after one forward. */
+ * operation i runs backward at 2N - i. Everything backward reads lives to the end, because loss and backward
+ * may be repeated after one forward. */
 #ifndef DSC_MODEL_EXEC_H
 #define DSC_MODEL_EXEC_H
 

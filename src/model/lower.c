@@ -1,9 +1,10 @@
 /* From a graph to operations: one a layer, except that a batch norm is fused with what follows it,
  *   batch norm -> relu              and
  *   batch norm -> add(other) -> relu,
- * when each of these values has no other reader. The fused operation takes the place of the ReLU, because only
- * there the other term is known to be computed. When both terms are batch norms the later one is fused: then
- * nothing moves past another layer with parameters, and gradients become final in the order of the graph. */
+ * when each of these values has no other reader. The fused operation takes the place of the ReLU, because
+ * only there the other term is known to be computed. When both terms are batch norms the later one is fused:
+ * then nothing moves past another layer with parameters, and gradients become final in the order of the
+ * graph. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "model/exec.h"

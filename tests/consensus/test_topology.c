@@ -392,6 +392,140 @@ static void test_torture(void **state) {
     }
 }
 
+/* ---- registered graphs ---- */
+
+typedef enum fault {
+    FINE,
+    SILENT,
+    LOUD,
+    ENDLESS,
+    NOWHERE,
+    ITSELF,
+    TWICE,
+    NO_SHARE,
+    ALL,
+    TOO_MANY,
+    ALONE
+} fault;
+
+static dsc_status own_period(void *context, int ranks, int peers, int64_t *period) {
+    const fault *f = context;
+    if (*f == LOUD)
+        return dsc_error_set(DSC_E_UNSUPPORTED, "%d ranks are too many", ranks);
+    *period = *f == ENDLESS ? INT64_MAX : peers;
+    return DSC_OK;
+}
+
+/* A ring, forth in even and back in odd steps, with the mistake of the context. */
+static dsc_status own_out(void *context, int ranks, int peers, int64_t step, int rank, dsc_edge *edges,
+                          int *count) {
+    const fault *f = context;
+    (void)peers;
+    assert_true(edges[0].share == 0);
+    *count = 1;
+    edges[0].rank = (rank + (step % 2 ? ranks - 1 : 1)) % ranks;
+    if (*f == SILENT)
+        return DSC_E_IO;
+    if (*f == NOWHERE && rank == 2)
+        edges[0].rank = ranks;
+    if (*f == ITSELF && rank == 2)
+        edges[0].rank = rank;
+    if (*f == NO_SHARE)
+        edges[0].share = -0.5;
+    if (*f == TWICE || *f == ALL) {
+        edges[1].rank = *f == TWICE ? edges[0].rank : (rank + 2) % ranks;
+        edges[0].share = edges[1].share = 0.5;
+        *count = 2;
+    }
+    if (*f == TOO_MANY)
+        *count = ranks;
+    if (*f == ALONE && rank == 1)
+        *count = 0;
+    return DSC_OK;
+}
+
+static void test_registered(void **state) {
+    (void)state;
+    static fault f;
+    dsc_topology_def def;
+    dsc_topology *t = NULL;
+    char name[] = "own-ring";
+    dsc_topology_def_init(&def);
+    assert_fails(DSC_E_INVALID, "dsc_topology_def_init", dsc_topology_register(NULL));
+    def.name = name;
+    def.context = &f;
+    assert_fails(DSC_E_INVALID, "it has no function `period`", dsc_topology_register(&def));
+    def.period = own_period;
+    assert_fails(DSC_E_INVALID, "it has no function `out`", dsc_topology_register(&def));
+    def.out = own_out;
+    assert_ok(dsc_topology_register(&def));
+    assert_fails(DSC_E_INVALID, "there is one of this name already", dsc_topology_register(&def));
+    def.name = "ring";
+    assert_fails(DSC_E_INVALID, "there is one of this name already", dsc_topology_register(&def));
+    def.name = "own.graph";
+    assert_fails(DSC_E_INVALID, "the name is that of a file", dsc_topology_register(&def));
+    def.name = "a b";
+    assert_fails(DSC_E_INVALID, "made of letters", dsc_topology_register(&def));
+    memset(name, 'x', 3); /* the name was copied */
+    int last = 0;
+    while (dsc_topology_names()[last + 1])
+        last++;
+    assert_string_equal(dsc_topology_names()[last], "own-ring");
+    assert_fails(DSC_E_INVALID, "did you mean 'own-ring'", graph_try("own-rang", 4, 1, &t));
+    for (int n = 2; n <= 9; n++) {
+        dsc_topology *own = graph_create("own-ring", n, 1), *ring = graph_create("ring", n, 1);
+        graph_check(own);
+        assert_int_equal(dsc_topology_period(own), 1);
+        assert_true(dsc_topology_is_regular(own));
+        graph_assert_same_step(own, ring, 0, 0);
+        dsc_topology_destroy(&own);
+        if (n > 2) { /* two steps: the second the other way round */
+            own = graph_create("own-ring", n, 2);
+            graph_check(own);
+            assert_int_equal(dsc_topology_period(own), 2);
+            graph_assert_same_step(own, ring, 4, 0);
+            dsc_edge edge;
+            double self;
+            assert_int_equal(dsc_topology_out(own, 0, 1, &edge, &self), 1);
+            assert_true(edge.rank == n - 1 && edge.share == 0.5 && self == 0.5);
+            dsc_topology_destroy(&own);
+        }
+        dsc_topology_destroy(&ring);
+    }
+    t = graph_create("own-ring", 1, 1);
+    dsc_topology_destroy(&t);
+    static const struct {
+        fault f;
+        dsc_status status;
+        const char *message;
+    } cases[] = {
+        {SILENT, DSC_E_IO, "graph 'own-ring', step 0, rank 0: the callback failed"},
+        {LOUD, DSC_E_UNSUPPORTED, "graph 'own-ring' on 4 ranks with 1 peers a step: 4 ranks are too many"},
+        {ENDLESS, DSC_E_INVALID, "repeats after 9223372036854775807 steps: must be 1 to"},
+        {NOWHERE, DSC_E_INVALID, "graph 'own-ring', step 0: rank 2 sends to rank 4: there are 0 to 3"},
+        {ITSELF, DSC_E_INVALID, "rank 2 sends to rank 2"},
+        {TWICE, DSC_E_INVALID, "graph 'own-ring', step 0: rank 3 sends to rank 0 twice"},
+        {NO_SHARE, DSC_E_INVALID, "rank 0 sends a share of -0.5: must be at least 1e-06"},
+        {ALL, DSC_E_INVALID, "graph 'own-ring': rank 0 sends 1 of its mass in step 0"},
+        {TOO_MANY, DSC_E_INVALID, "rank 0 sends to 4 ranks: must be 0 to 3"},
+        {ALONE, DSC_E_INVALID,
+         "graph 'own-ring' on 4 ranks: in all of its steps there is no path from rank 0 to"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        f = cases[i].f;
+        assert_fails(cases[i].status, cases[i].message, graph_try("own-ring", 4, 1, &t));
+    }
+    f = FINE;
+    dsc_status status = DSC_E_MEMORY;
+    for (int nth = 1; status == DSC_E_MEMORY; nth++) {
+        dsc_memory_fail_at(nth);
+        status = graph_try("own-ring", 4, 1, &t);
+    }
+    dsc_memory_fail_at(0);
+    assert_ok(status);
+    dsc_topology_destroy(&t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_graph),       cmocka_unit_test(test_matchings),
@@ -400,6 +534,7 @@ int main(void) {
         cmocka_unit_test(test_base2_weights),     cmocka_unit_test(test_rates),
         cmocka_unit_test(test_closed_forms),      cmocka_unit_test(test_one_step),
         cmocka_unit_test(test_refusals),          cmocka_unit_test(test_torture),
+        cmocka_unit_test(test_registered), /* last: it adds to the names */
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

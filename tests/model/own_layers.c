@@ -190,7 +190,8 @@ dsc_status own_dense(dsc_model *m, const char *name, dsc_value x, int64_t featur
 
 /* ---- networks ---- */
 
-/* Values with several readers, of which one reads a value twice; an in-place layer before and after others. */
+/* Values with several readers, of which one reads a value twice; an in-place layer before and after
+ * others. */
 static dsc_status build_gates(dsc_model *m, dsc_value *logits) {
     dsc_value x, a, b, c;
     DSC_TRY(dsc_model_input(m, 3, 2, 4, &x));

@@ -1,6 +1,6 @@
-/* Layers of a program's own (descent/layer.h): a dense layer that equals the built-in one to the bit, memory and
- * betas (through the networks of own_layers.h, whose gradients are checked in test_gradients.c), what K-FAC is
- * handed, and definitions that make no sense. */
+/* Layers of a program's own (descent/layer.h): a dense layer that equals the built-in one to the bit, memory
+ * and betas (through the networks of own_layers.h, whose gradients are checked in test_gradients.c), what
+ * K-FAC is handed, and definitions that make no sense. */
 #include "chosen.h"
 
 #include "base/memory.h"
@@ -135,8 +135,8 @@ static void test_dense(void **state) {
 
 /* ---- evaluation ---- */
 
-/* Without layers whose statistics differ, evaluation computes what training computes, with its saved tensors in
- * valid memory although no backward follows, and needs less memory. */
+/* Without layers whose statistics differ, evaluation computes what training computes, with its saved tensors
+ * in valid memory although no backward follows, and needs less memory. */
 static void test_evaluation(void **state) {
     (void)state;
     if (!dsc_device_is_host(device))

@@ -1,5 +1,5 @@
-/* Training runs with a model, a data set and a layer of the program's own, all found by their registered names:
- * a dense layer that declares itself linear is trained by K-FAC exactly as the built-in one. */
+/* Training runs with a model, a data set and a layer of the program's own, all found by their registered
+ * names: a dense layer that declares itself linear is trained by K-FAC exactly as the built-in one. */
 #include "test.h"
 
 #include "base/error.h"
