@@ -5,8 +5,9 @@
  * caller's that makes one sample (dsc_dataset_from_callback). A sample is a pure function of (data set,
  * index, seed, epoch), whatever the number of ranks and threads.
  *
- * Strings that are passed in are copied; structs whose first member is `size` are read during the call only
- * and may grow at their end: fill them in with their init function. */
+ * Functions that return a status refuse a NULL object with DSC_E_INVALID; all others need one, unless they
+ * say otherwise. Strings that are passed in are copied; structs whose first member is `size` are read during
+ * the call only and may grow at their end: fill them in with their init function. */
 #ifndef DSC_DATA_H
 #define DSC_DATA_H
 

@@ -6,7 +6,7 @@
  * run. Activations are NHWC, conv weights OHWI, linear weights [out, in].
  *
  * Names and structs that are passed in are copied. Pointers that a function returns belong to the model, or
- * to the executor, and are valid as long as it is. Functions that return a status refuse a NULL model with
+ * to the executor, and are valid as long as it is. Functions that return a status refuse a NULL object with
  * DSC_E_INVALID; all others need a model, or an executor, that exists. A model is used by one thread at a
  * time. */
 #ifndef DSC_MODEL_H
@@ -124,7 +124,7 @@ DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
 DSC_API dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) DSC_MUST_CHECK;
 /* The names of all models, terminated by NULL. Registering adds to this very list. */
 DSC_API const char *const *dsc_zoo_names(void);
-/* The input a model is made for. */
+/* The input a model is made for; a pointer that is NULL is left out. */
 DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels,
                                          int64_t *classes) DSC_MUST_CHECK;
 
@@ -193,10 +193,18 @@ DSC_API dsc_status dsc_exec_set_position(dsc_exec *exec, dsc_queue *q, int64_t s
                                          int64_t first_sample) DSC_MUST_CHECK;
 /* Computes the logits of x[batch,h,w,c], which must stay as it is until backward is done. Asynchronous. */
 DSC_API dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) DSC_MUST_CHECK;
-/* Loss of the last forward against labels (I32[batch]; a row with a negative label is left out). Adds (sum of
- * losses, correct at 1, correct within 5, rows) to dsc_exec_stats and, in training, prepares backward for
- * grad_scale * sum of losses (1/batch gives the mean). May be repeated with other labels, each followed by a
- * backward. Asynchronous. */
+/* What dsc_exec_stats counts. */
+typedef enum dsc_exec_stat {
+    DSC_STAT_LOSS, /* sum of the losses */
+    DSC_STAT_TOP1, /* rows whose label has the largest logit */
+    DSC_STAT_TOP5, /* rows whose label is among the five largest */
+    DSC_STAT_ROWS, /* rows with a label */
+    DSC_STAT_COUNT
+} dsc_exec_stat;
+
+/* Loss of the last forward against labels (I32[batch]; a row with a negative label is left out). Adds to
+ * dsc_exec_stats and, in training, prepares backward for grad_scale * sum of losses (1/batch gives the mean).
+ * May be repeated with other labels, each followed by a backward. Asynchronous. */
 DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
                                  double grad_scale) DSC_MUST_CHECK;
 
@@ -231,7 +239,8 @@ DSC_API void dsc_backward_options_init_sized(dsc_backward_options *options, size
 DSC_API dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q,
                                      const dsc_backward_options *options) DSC_MUST_CHECK;
 
-/* F64[4], the sums of dsc_exec_loss since dsc_exec_clear_stats; and [batch, classes]; both on the device. */
+/* F64[DSC_STAT_COUNT], sums over all losses since dsc_exec_clear_stats; and [batch, classes]; both on the
+ * device. */
 DSC_API const dsc_tensor *dsc_exec_stats(const dsc_exec *exec);
 DSC_API const dsc_tensor *dsc_exec_logits(const dsc_exec *exec);
 /* Sets the sums to 0. Asynchronous. */

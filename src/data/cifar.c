@@ -14,9 +14,9 @@ enum { SIDE = 32, PLANE = SIDE * SIDE, CHANNELS = 3, MAX_FILES = 5 };
 
 typedef struct cifar_layout {
     const char *name, *folder, *archive;
-    const char *train[MAX_FILES + 1], *val[MAX_FILES + 1]; /* NULL behind the last */
-    int64_t train_records, val_records;                    /* of a file as published */
-    int64_t label_bytes;                                   /* the last of them counts */
+    const char *train[MAX_FILES + 1], *val[MAX_FILES + 1]; /* terminated by NULL */
+    int64_t train_records, val_records;                    /* number in a file as published */
+    int64_t label_bytes;                                   /* the last of them is the label */
     int64_t classes;
     double mean[CHANNELS], std[CHANNELS];
 } cifar_layout;
@@ -86,7 +86,7 @@ static dsc_status count_records(const cifar_layout *layout, dsc_split split, con
     return DSC_OK;
 }
 
-/* Planes to pixels, and the label's range. */
+/* Checks the labels, and turns planes into pixels. */
 static dsc_status unpack(const cifar_layout *layout, const char *path, const uint8_t *records, int64_t count,
                          int64_t first, dsc_pixels *pixels) {
     for (int64_t i = 0; i < count; i++) {

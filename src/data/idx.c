@@ -48,7 +48,7 @@ static dsc_status find_file(const char *folder, const char *name, char **out) {
         folder, name);
 }
 
-/* Reads exactly `size` bytes of the (unpacked) file; *got tells how many there were. */
+/* Reads exactly `size` bytes of the (unpacked) file; *got is how many there were. */
 static dsc_status read_bytes(gzFile file, const char *path, unsigned size, uint8_t *data, unsigned *got) {
     *got = 0;
     while (*got < size) {
@@ -85,7 +85,8 @@ static dsc_status read_header(gzFile file, const char *path, int ndim, int64_t d
     return DSC_OK;
 }
 
-/* The elements. Memory grows with what really arrives, so a header's lie costs nothing. */
+/* Reads the elements. Memory grows with the data that arrive, so that a header cannot claim it all at
+ * once. */
 static dsc_status read_elements(gzFile file, const char *path, int64_t size, uint8_t **out) {
     uint8_t *data = NULL;
     int64_t capacity = 0, have = 0;

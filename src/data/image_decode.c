@@ -128,7 +128,8 @@ static void cmyk_to_rgb(const uint8_t *cmyk, int64_t w, int inverted, uint8_t *r
     }
 }
 
-/* Reads all rows behind `reader`'s started decompression into out[h,w,3]; errors jump to reader->escape. */
+/* Reads all rows of the decompression that `reader` has started into out[h,w,3]; errors jump to
+ * reader->escape. */
 static void jpeg_read_rows(jpeg_reader *reader, uint8_t *out) {
     struct jpeg_decompress_struct *info = &reader->info;
     int64_t w = info->output_width;

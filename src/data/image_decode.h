@@ -17,7 +17,7 @@ dsc_status dsc_image_size(const dsc_encoded *encoded, int64_t *h, int64_t *w) DS
 
 /* Decodes to out[h,w,3] bytes. Grey is spread over three channels, CMYK converted, 16 bits scaled to 8, alpha
  * dropped, EXIF orientation ignored. A JPEG may be decoded at 1/shrink of its size (1, 2, 4, 8; rounded up),
- * which is faster; h and w tell. */
+ * which is faster; h and w are those of `out`. */
 dsc_status dsc_image_decode(const dsc_encoded *encoded, int shrink, dsc_bytes *out, int64_t *h,
                             int64_t *w) DSC_MUST_CHECK;
 

@@ -1,9 +1,9 @@
 /* Batches prepared ahead by threads.
  *
- * Batches have numbers 0, 1, 2, ... and live in a ring of depth + 1 slots: one that is lent to the caller,
+ * Batches have numbers 0, 1, 2, ... and live in a ring of depth + 1 slots: one that the caller uses,
  * the others ready or in preparation. Threads take rows in order, a few at a time, always from the oldest
  * batch that has any left, so that all of them work on what is needed next. A new batch is opened when its
- * slot is free: batch n may be open once batch n - slots has been given back. The indices of a batch are
+ * slot is free: batch n may be open once batch n - slots is no longer in use. The indices of a batch are
  * drawn when it is opened, under the lock and in order, hence one sampler serves all threads; which thread
  * prepares a row makes no difference to it. */
 #include "base/error.h"
@@ -22,8 +22,9 @@ enum { ROWS_AT_ONCE = 8, MESSAGE_SIZE = 2048, MAX_THREADS = 1024, MAX_DEPTH = 10
 
 typedef struct slot {
     dsc_tensor x, labels; /* on a host device */
-    dsc_staged staged;    /* where a batch is prepared: their memory, or what is sent to the device */
-    int64_t *index;       /* [batch] */
+    dsc_staged
+        staged;     /* where a batch is prepared: the memory of x and labels, or what is sent to the device */
+    int64_t *index; /* [batch] */
     int64_t epoch, position;
     int64_t rows_taken, rows_done;
     dsc_status status;  /* of the first row that failed ... */
@@ -41,13 +42,13 @@ struct dsc_loader {
     pthread_t *threads;
     int thread_count; /* running */
     pthread_mutex_t mutex;
-    pthread_cond_t work; /* rows may be there to be taken */
-    pthread_cond_t done; /* a batch is ready, or no row is in preparation any more */
+    pthread_cond_t work; /* signalled when there may be rows to take */
+    pthread_cond_t done; /* signalled when a batch is ready, or no row is in preparation */
     int has_mutex, has_work, has_done;
     /* under the mutex: */
     int64_t opened;    /* batches opened so far */
     int64_t delivered; /* batches handed out so far */
-    int64_t released;  /* of these, given back */
+    int64_t released;  /* of these, no longer in use */
     int busy;          /* threads that prepare rows */
     int paused;        /* no new rows are handed out */
     atomic_int stop;   /* also read without it, between two rows */
@@ -103,7 +104,7 @@ static int take_rows(dsc_loader *loader, task *t) {
     return 1;
 }
 
-/* One row of a batch, -1 for none, as bytes. */
+/* Prepares one row of a batch as bytes; a row whose index is -1 is zero and has label -1. */
 static void prepare_bytes(dsc_loader *loader, const slot *s, int64_t row, int64_t size) {
     int64_t index = s->index[row];
     dsc_raw_sample raw = {(uint8_t *)s->staged.x + row * size, s->staged.place + 3 * row,
@@ -117,7 +118,7 @@ static void prepare_bytes(dsc_loader *loader, const slot *s, int64_t row, int64_
     *raw.label = -1;
 }
 
-/* The same, as floats. */
+/* The same as floats. */
 static dsc_status prepare_floats(dsc_loader *loader, const slot *s, int64_t row, int64_t size,
                                  dsc_scratch *scratch) {
     float *x = (float *)s->staged.x + row * size;
@@ -146,7 +147,8 @@ static dsc_status prepare(dsc_loader *loader, const task *t, dsc_scratch *scratc
     return DSC_OK;
 }
 
-/* Under the mutex. Of several rows that fail the first is kept, whichever came to an end first. */
+/* Of several rows that fail, the one of the lowest number is reported, whichever thread is first. Under the
+ * mutex. */
 static void finish_rows(dsc_loader *loader, const task *t, dsc_status status, int64_t row) {
     slot *s = t->slot;
     if (status != DSC_OK && (s->status == DSC_OK || row < s->failed_row)) {
@@ -300,8 +302,10 @@ int64_t dsc_loader_batches(const dsc_loader *loader) {
     return dsc_sampler_batches(&loader->sampler);
 }
 
-/* Batches that were prepared ahead are forgotten; the one that is lent stays. */
+/* Batches that were prepared ahead are dropped; the one that the caller uses stays. */
 dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t position) {
+    if (!loader)
+        return DSC_FAIL(DSC_E_INVALID, "seek: no loader");
     pthread_mutex_lock(&loader->mutex);
     loader->paused = 1;
     while (loader->busy > 0)
@@ -315,8 +319,13 @@ dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t position) 
     return status;
 }
 
-/* The memory of the batch before is free again once it has been copied. */
+/* The memory of the previous batch is free again once it has been copied to the device. */
 dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) {
+    if (!loader || !queue || !batch)
+        return DSC_FAIL(DSC_E_INVALID, "next batch: no %s",
+                        !loader ? "loader"
+                        : queue ? "room for the batch"
+                                : "queue");
     if (loader->stage)
         DSC_TRY(dsc_stage_settle(loader->stage));
     pthread_mutex_lock(&loader->mutex);

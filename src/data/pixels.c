@@ -76,7 +76,7 @@ static void raw(const dsc_dataset *dataset, int64_t index, int augment, int64_t 
     *out->label = pixels->labels[index];
 }
 
-/* The table of normalised values is a line through its ends. */
+/* The table of normalised values is linear, so two of its entries give scale and shift. */
 void dsc_pixels_desc(const dsc_pixels *pixels, dsc_augment_desc *desc) {
     *desc = (dsc_augment_desc){{0}, {0}, {0}};
     for (int64_t c = 0; c < pixels->c; c++) {

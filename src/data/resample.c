@@ -49,7 +49,7 @@ static void fill_filter(const dsc_resample_axis *axis, filter *f) {
     }
 }
 
-/* Takes the filter's arrays from `place` and returns what is behind them. */
+/* Takes the filter's arrays from `place` and returns what follows them. */
 static uint8_t *make_filter(const dsc_resample_axis *axis, uint8_t *place, filter *f) {
     f->taps = taps_of(axis);
     f->first = (int64_t *)(void *)place;

@@ -30,8 +30,8 @@ void dsc_sampler_free(dsc_sampler *sampler);
 /* Global batches of an epoch. */
 int64_t dsc_sampler_batches(const dsc_sampler *sampler);
 dsc_status dsc_sampler_seek(dsc_sampler *sampler, int64_t epoch, int64_t position) DSC_MUST_CHECK;
-/* This rank's part of the next global batch: index[batch], -1 behind the end of the epoch; and where the
- * batch starts. Allocates nothing. */
+/* This rank's part of the next global batch: index[batch], -1 after the end of the epoch; and where
+ * the batch starts. Allocates nothing. */
 void dsc_sampler_next(dsc_sampler *sampler, int64_t *index, int64_t *epoch, int64_t *position);
 
 #endif

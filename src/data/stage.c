@@ -5,11 +5,11 @@
 
 enum { PLACES = 2 };
 
-/* Where a batch arrives. */
+/* A buffer for a batch that is being copied. */
 typedef struct berth {
     dsc_tensor x, place, labels;
-    dsc_event *copied; /* it is there */
-    dsc_event *used;   /* and was taken */
+    dsc_event *copied; /* the copy is complete */
+    dsc_event *used;   /* the buffer has been read */
 } berth;
 
 struct dsc_stage {

@@ -1,8 +1,9 @@
-/* Batches on their way to a device whose memory the host cannot write.
+/* Copies batches to a device whose memory the host cannot write.
  *
- * Each goes over a queue of its own, so that it travels while the step before it runs, into one of two places
- * in turn; in the order of the caller's queue it then becomes x and labels, always at the same place: as
- * bytes that the device normalises, crops and mirrors (where the data set has them), or as floats. */
+ * A queue of the stage's own copies each batch, while the previous step runs, into one of two buffers in
+ * turn: as bytes where the data set has them, else as floats. In the order of the caller's queue the device
+ * then turns it into x and labels, which have the same address for every batch; bytes are normalised, cropped
+ * and mirrored on the device. */
 #ifndef DSC_DATA_STAGE_H
 #define DSC_DATA_STAGE_H
 
@@ -25,8 +26,8 @@ void dsc_stage_destroy(dsc_stage **stage);
 dsc_status dsc_stage_alloc(dsc_stage *stage, dsc_staged *out) DSC_MUST_CHECK;
 void dsc_stage_free(dsc_stage *stage, dsc_staged *staged);
 
-/* Puts a batch into `queue`'s x and labels. Its memory is needed until dsc_stage_settle, which waits for the
- * last one to have been copied. */
+/* Sends a batch and writes it to x and labels, in the order of `queue`. The memory of `staged` is in use
+ * until dsc_stage_settle, which waits until the last batch has been copied. */
 dsc_status dsc_stage_send(dsc_stage *stage, dsc_queue *queue, const dsc_staged *staged, dsc_tensor *x,
                           dsc_tensor *labels) DSC_MUST_CHECK;
 dsc_status dsc_stage_settle(dsc_stage *stage) DSC_MUST_CHECK;

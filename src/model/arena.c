@@ -1,7 +1,7 @@
 /* Greedy by size: the largest block first, each into the smallest gap that fits between the blocks placed
- * before it that share a time with it, else behind them. Large blocks, which decide the total, are so stacked
- * tightly and small ones fill what is left. Ties are broken by time, then by number, so the plan is a pure
- * function of the list. */
+ * before it that share a time with it, else after them. Large blocks, which decide the total, are thus
+ * stacked tightly, and small ones fill the gaps. Ties are broken by time, then by number, so the plan is a
+ * pure function of the list. */
 #include "model/arena.h"
 
 #include "base/error.h"

@@ -96,7 +96,14 @@ const dsc_tensor *dsc_exec_logits(const dsc_exec *exec) {
     return &exec->values[exec->model->logits];
 }
 
+static dsc_status check_call(const char *what, const dsc_exec *exec, const dsc_queue *q) {
+    if (!exec || !q)
+        return DSC_FAIL(DSC_E_INVALID, "%s: no %s", what, exec ? "queue" : "executor");
+    return DSC_OK;
+}
+
 dsc_status dsc_exec_clear_stats(dsc_exec *exec, dsc_queue *q) {
+    DSC_TRY(check_call("clearing statistics", exec, q));
     return dsc_op_fill(q, 0, &exec->stats);
 }
 
@@ -131,6 +138,7 @@ dsc_tensor *dsc_exec_bias_grad(const dsc_exec *exec, const dsc_exec_op *op) {
 
 dsc_status dsc_exec_set_position(dsc_exec *exec, dsc_queue *q, int64_t step, int64_t first_sample) {
     const int64_t position[2] = {step, first_sample};
+    DSC_TRY(check_call("position", exec, q));
     return dsc_tensor_upload(q, position, sizeof position, &exec->position);
 }
 
@@ -140,6 +148,8 @@ const dsc_tensor *dsc_exec_position(const dsc_exec *exec) {
 
 static dsc_status check_input(const dsc_exec *exec, const dsc_tensor *x) {
     const dsc_tensor *own = &exec->values[exec->model->input];
+    if (!x)
+        return DSC_FAIL(DSC_E_INVALID, "forward: no x");
     int fits = x->ndim == own->ndim && memcmp(x->dim, own->dim, 4 * sizeof x->dim[0]) == 0;
     if (!fits)
         return DSC_FAIL(DSC_E_INVALID,
@@ -157,7 +167,7 @@ static dsc_status check_input(const dsc_exec *exec, const dsc_tensor *x) {
     return DSC_OK;
 }
 
-/* Lets the input, and all views of it, point to x, or to x in the model's type. */
+/* Makes the input and all views of it point to x, or to x converted to the type of the values. */
 static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     DSC_TRY(check_input(exec, x));
     void *data = x->data;
@@ -172,6 +182,7 @@ static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) 
 }
 
 dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
+    DSC_TRY(check_call("forward", exec, q));
     exec->has_forward = exec->has_loss = 0;
     DSC_TRY(bind_input(exec, q, x));
     if (exec->half.data) {
@@ -199,6 +210,7 @@ void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale) {
 }
 
 dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels, double grad_scale) {
+    DSC_TRY(check_call("loss", exec, q));
     if (!exec->has_forward)
         return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
     dsc_value logits = exec->model->logits;
@@ -216,16 +228,6 @@ void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size)
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
-/* Announces final gradients in falling order: a parameter waits for all after it. */
-static dsc_status announce(dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
-                           const dsc_backward_options *options, int64_t *next) {
-    for (int64_t i = 0; i < op->node->param_count; i++)
-        exec->ready[op->node->first_param + i] = 1;
-    for (; *next >= 0 && exec->ready[*next]; (*next)--)
-        DSC_TRY(options->grad_ready(options->context, q, *next));
-    return DSC_OK;
-}
-
 /* What a preconditioner gets: of a linear layer always rows [batch, features], even when it works on maps. */
 static dsc_tensor rows_of(const dsc_exec *exec, const dsc_node *node, const dsc_tensor *t) {
     if (exec->model->layers[node->layer].kind != DSC_LAYER_LINEAR)
@@ -234,37 +236,38 @@ static dsc_tensor rows_of(const dsc_exec *exec, const dsc_node *node, const dsc_
                            (int64_t[]){exec->batch, dsc_tensor_count(t) / exec->batch});
 }
 
-static dsc_status run_backward(dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
-                               const dsc_backward_options *options) {
-    dsc_backward_pass pass = {.param_grads = options->param_grads, .beta = options->accumulate ? 1 : 0};
-    if (options->capture && op->node->layer >= 0) {
-        dsc_tensor a = rows_of(exec, op->node, op->x[0]), g = rows_of(exec, op->node, op->dy);
-        DSC_TRY(options->capture(options->context, q, op->node->layer, &a, &g));
-    }
-    dsc_status status = op->type->backward(exec, q, op, &pass);
-    if (status != DSC_OK)
-        return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, op->node));
-    return DSC_OK;
-}
-
 dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_options *given) {
     dsc_backward_options options;
     dsc_backward_options_init(&options);
     DSC_TRY(dsc_versioned_read("backward", given, sizeof options, &options));
+    DSC_TRY(check_call("backward", exec, q));
     if (exec->mode != DSC_EXEC_TRAIN)
         return DSC_FAIL(DSC_E_INVALID, "backward: the executor was made for evaluation");
     if (!exec->has_loss)
         return DSC_FAIL(DSC_E_INVALID, "backward: there was no loss before it");
     exec->has_loss = 0;
-    int64_t next = exec->model->param_count - 1;
+    const dsc_backward_pass pass = {.param_grads = options.param_grads, .beta = options.accumulate ? 1 : 0};
+    int64_t next = exec->model->param_count - 1; /* the parameter to announce next */
     memset(exec->ready, 0, (size_t)exec->model->param_count);
     for (int64_t i = exec->op_count - 1; i >= 0; i--) {
         const dsc_exec_op *op = &exec->ops[i];
+        const dsc_node *node = op->node;
         if (!op->backward)
             continue;
-        DSC_TRY(run_backward(exec, q, op, &options));
-        if (options.param_grads && options.grad_ready)
-            DSC_TRY(announce(exec, q, op, &options, &next));
+        if (options.capture && node->layer >= 0) {
+            dsc_tensor a = rows_of(exec, node, op->x[0]), g = rows_of(exec, node, op->dy);
+            DSC_TRY(options.capture(options.context, q, node->layer, &a, &g));
+        }
+        dsc_status status = op->type->backward(exec, q, op, &pass);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, node));
+        if (!options.param_grads || !options.grad_ready)
+            continue;
+        /* Gradients are announced in falling order: a parameter waits for all after it. */
+        for (int64_t k = 0; k < node->param_count; k++)
+            exec->ready[node->first_param + k] = 1;
+        for (; next >= 0 && exec->ready[next]; next--)
+            DSC_TRY(options.grad_ready(options.context, q, next));
     }
     return DSC_OK;
 }

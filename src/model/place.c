@@ -76,7 +76,7 @@ static void share_values(place *p) {
     }
 }
 
-/* A gradient that is computed in place goes over the one it comes from, which has no other reader. */
+/* A gradient that is computed in place overwrites the one it is computed from, which nothing else reads. */
 static void share_gradients(place *p) {
     for (int64_t v = 0; v < p->n; v++)
         p->grad_root[v] = v;
@@ -156,7 +156,7 @@ static void live_always(place *p) {
     int64_t work = (int64_t)exec->work_bytes;
     exec->work = dsc_tensor_view(m->device, NULL, DSC_U8, 1, &work);
     exec->position = dsc_tensor_view(m->device, NULL, DSC_I64, 1, (int64_t[]){2});
-    exec->stats = dsc_tensor_view(m->device, NULL, DSC_F64, 1, (int64_t[]){4});
+    exec->stats = dsc_tensor_view(m->device, NULL, DSC_F64, 1, (int64_t[]){DSC_STAT_COUNT});
     for (int i = 0; i < 2; i++)
         exec->unused_params[i] = dsc_tensor_view(m->device, NULL, dtype, 1, &exec->widest_norm);
     exec->converted = exec->values[m->input];

@@ -344,6 +344,9 @@ static void test_first_error_is_reported(void **state) {
 
 static void test_refusals(void **state) {
     (void)state;
+    dsc_batch none;
+    assert_fails(DSC_E_INVALID, "next batch: no loader", dsc_loader_next(NULL, queue, &none));
+    assert_fails(DSC_E_INVALID, "seek: no loader", dsc_loader_seek(NULL, 0, 0));
     dsc_dataset *set = open_set("synthetic:53");
     dsc_loader *loader = NULL;
     dsc_loader_options o = options_of(0, 1, 0);

@@ -132,8 +132,9 @@ static void test_short_options(void **state) {
     dsc_dataset_close(&set);
 }
 
-/* The mean image of a class tells nothing: class means differ from each other by no more than noise. With m
- * images a class, the pixels of two means of the same distribution differ by about sigma sqrt(2 / m). */
+/* The mean image of a class says nothing about it: class means differ from each other by no more than noise.
+ * With m images a class, the pixels of two means of the same distribution differ by about sigma sqrt(2 /
+ * m). */
 static void test_synthetic_has_no_template(void **state) {
     (void)state;
     enum { M = 300 };

@@ -55,7 +55,7 @@ static dsc_status build_dense(dsc_model *m, dsc_value *logits) {
     return dsc_model_linear(m, "fc3", a, NET_CLASSES, 1, logits);
 }
 
-/* Convolutions with every option, all poolings, a linear layer behind a flattened map. */
+/* Convolutions with every option, all poolings, a linear layer after a flattened map. */
 static dsc_status build_conv(dsc_model *m, dsc_value *logits) {
     dsc_value x;
     DSC_TRY(dsc_model_input(m, 9, 8, 2, &x));
@@ -125,7 +125,7 @@ static dsc_status build_downsample_swapped(dsc_model *m, dsc_value *logits) {
     return downsample(m, 1, logits);
 }
 
-/* A fused batch norm that other layers with parameters stand behind: its gradients are final too early. */
+/* A fused batch norm before other layers with parameters: its gradients are final too early. */
 static dsc_status build_out_of_order(dsc_model *m, dsc_value *logits) {
     dsc_value x, a, b;
     DSC_TRY(dsc_model_input(m, 4, 4, 2, &x));

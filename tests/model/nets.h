@@ -1,5 +1,5 @@
 /* Small networks and helpers shared by the tests of the model room. Each network covers some kinds of layers
- * or a pattern that the executor treats in a way of its own. */
+ * or a pattern that the executor treats differently. */
 #ifndef DSC_TESTS_MODEL_NETS_H
 #define DSC_TESTS_MODEL_NETS_H
 
@@ -21,7 +21,7 @@ enum { NET_CLASSES = 5 };
 
 const net *find_net(const char *name);
 
-/* 1: dropouts of rate 0, which change nothing, stand behind every batch norm and addition, so that nothing
+/* 1: dropouts of rate 0, which change nothing, follow every batch norm and addition, so that nothing
  * can be fused. For builders that use net_norm and net_add. */
 extern int net_no_fusion;
 

@@ -67,7 +67,7 @@ static void test_chain(void **state) {
 }
 
 /* Nested lives, as in training: value i is needed until 20 - i; nothing can be shared among them, but ten
- * gradients of one moment each fit into the space of one. */
+ * gradients that live for one time each fit into the space of one. */
 static void test_nested(void **state) {
     (void)state;
     dsc_interval list[20];

@@ -408,6 +408,11 @@ static void test_stats(void **state) {
 
 static void test_order_of_calls(void **state) {
     (void)state;
+    assert_fails(DSC_E_INVALID, "forward: no executor", dsc_exec_forward(NULL, queue, NULL));
+    assert_fails(DSC_E_INVALID, "loss: no executor", dsc_exec_loss(NULL, queue, NULL, 1));
+    assert_fails(DSC_E_INVALID, "backward: no executor", dsc_exec_backward(NULL, queue, NULL));
+    dsc_exec *none = NULL;
+    assert_fails(DSC_E_INVALID, "executor: no model", dsc_exec_create(NULL, DSC_EXEC_TRAIN, 1, &none));
     rig r = open_rig(find_net("residual"), DSC_EXEC_TRAIN), e = open_rig(find_net("residual"), DSC_EXEC_EVAL);
     assert_fails(DSC_E_INVALID, "no forward", dsc_exec_loss(r.exec, queue, &r.labels, 1));
     assert_fails(DSC_E_INVALID, "no loss", dsc_exec_backward(r.exec, queue, NULL));
@@ -654,7 +659,7 @@ static void step_without_allocation(const char *name, const net *what) {
     int64_t allocations = 0;
     size_t bytes = 0;
     for (int step = 0; step < 3; step++) {
-        if (step == 1) { /* behind the first, in which a library may warm up */
+        if (step == 1) { /* after the first, in which a library may warm up */
             allocations = dsc_memory_allocations();
             bytes = dsc_device_bytes(d);
         }

@@ -42,13 +42,13 @@ static void close_rig(rig *r) {
 }
 
 static double loss(rig *r) {
-    double stats[4];
+    double stats[DSC_STAT_COUNT];
     assert_ok(dsc_exec_clear_stats(r->exec, r->q));
     assert_ok(dsc_exec_forward(r->exec, r->q, &r->x));
     assert_ok(dsc_exec_loss(r->exec, r->q, &r->labels, 0.5));
     assert_ok(dsc_tensor_download(r->q, dsc_exec_stats(r->exec), sizeof stats, stats));
-    assert_true(stats[3] == BATCH);
-    return 0.5 * stats[0];
+    assert_true(stats[DSC_STAT_ROWS] == BATCH);
+    return 0.5 * stats[DSC_STAT_LOSS];
 }
 
 static double quotient(rig *r, dsc_tensor *element, double value, double h) {

@@ -264,7 +264,7 @@ static void test_state_layout(void **state) {
     assert_int_equal(s[6].tensor->dtype, DSC_I64);
     assert_int_equal(dsc_tensor_count(s[6].tensor), 1);
     assert_int_equal(s[7].ndim, 2);
-    assert_false(s[7].permuted); /* behind a global pool */
+    assert_false(s[7].permuted); /* after a global pool */
     dsc_model_destroy(&m);
 }
 

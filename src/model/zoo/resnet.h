@@ -1,4 +1,4 @@
-/* What both families of ResNets are built from. */
+/* The building block of both families of ResNets. */
 #ifndef DSC_MODEL_ZOO_RESNET_H
 #define DSC_MODEL_ZOO_RESNET_H
 
@@ -7,7 +7,7 @@
 /* Room for the name of a layer. */
 enum { DSC_RESNET_NAME = 64 };
 
-/* A square convolution without bias, padded by half its kernel, and the batch norm behind it. Their names are
+/* A square convolution without bias, padded by half its kernel, and the batch norm after it. Their names are
  * `prefix` (for example "layer1.0.", or "") followed by `conv` and `norm`. */
 typedef struct dsc_resnet_conv {
     const char *prefix, *conv, *norm;

@@ -83,9 +83,12 @@ static dsc_status find(const char *name, const dsc_zoo_entry **out) {
 dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels, int64_t *classes) {
     const dsc_zoo_entry *found = NULL;
     DSC_TRY(find(name, &found));
-    *side = found->side;
-    *channels = found->channels;
-    *classes = found->classes;
+    if (side)
+        *side = found->side;
+    if (channels)
+        *channels = found->channels;
+    if (classes)
+        *classes = found->classes;
     return DSC_OK;
 }
 
