@@ -98,7 +98,7 @@ static dsc_status gate_backward(dsc_queue *q, const dsc_layer_call *call) {
     for (int64_t i = 0; i < n && call->dx[0]; i++)
         set(call->dx[0], i, call->dx_beta[0], get(call->temporary[1], i) * get(call->saved[0], i));
     for (int64_t i = 0; i < n && call->dx[1]; i++) {
-        double s = get(call->saved[0], i);
+        double s = tanh(get(call->x[1], i)); /* saved, too, but this shows that x[1] is kept */
         set(call->dx[1], i, call->dx_beta[1], get(call->temporary[1], i) * get(call->x[0], i) * (1 - s * s));
     }
     return DSC_OK;
