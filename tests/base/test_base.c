@@ -175,7 +175,7 @@ static const char *fruit(int i, const void **entry) {
 static void test_registry(void **state) {
     (void)state;
     static dsc_registry fruits = DSC_REGISTRY("fruit", fruit);
-    static char names[DSC_REGISTRY_ROOM][8];
+    static char names[DSC_REGISTRY_ROOM][16];
     char text[64];
     assert_fails(DSC_E_INVALID, "fruit 'pear' cannot be registered: there is one", /* before anything else */
                  dsc_registry_add(&fruits, "pear", names));
