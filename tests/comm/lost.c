@@ -8,7 +8,7 @@
  * killed   rank 2 is killed and `survive` was not asked for: the others end with an error.
  * hang     rank 2 stops for good: the others abort the job.
  * leave    the same, but the others destroy their communicators, with operations in flight, and exit.
- * agreed   rank 2 is killed, and rank 3 at the moment when the others have agreed with it on going on.
+ * agreed   rank 2 is killed, and rank 3 just after the others have agreed with it to go on.
  * parts    rank 2 stops for good where all make a communicator of a part of them.
  * farewell rank 2 stops for good before the end, where nobody waits for it but MPI's. */
 #include "comm/mpi/mpi.h"

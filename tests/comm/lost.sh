@@ -74,7 +74,7 @@ pause)
     for rank in 0 1 2 3; do says $rank complete; done
     ;;
 killed)
-    launch killed $recovery # which does not tell of failures in its status
+    launch killed $recovery # its exit status does not report failures
     [ "$(grep -c "$stuck" "$folder/err")" -eq 3 ] || complain "not all others have ended with the message"
     ;;
 hang)

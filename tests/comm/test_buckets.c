@@ -1,6 +1,6 @@
 /* Fusion buckets on any number of ranks: random sizes and layouts, several bucket sizes and wire types,
  * compared exactly. Rank r's element is m + (2r - (n-1)) c with m, c small multiples of 1/4: the mean over n
- * ranks is m, and all sums on the way are exact in bf16 and fp16. */
+ * ranks is m, and all partial sums are exact in bf16 and fp16. */
 #include "comm/place.h"
 
 #include "base/memory.h"
@@ -16,7 +16,7 @@ typedef enum layout { FALLING, RISING, SHUFFLED, GAPS, LAYOUT_COUNT } layout;
  * tensors, the last rank always, anyone. */
 typedef enum owners { EVERYBODY, IN_TURN, IN_ROWS, LAST_RANK, ANYONE, OWNERS_COUNT } owners;
 
-/* Tensors in one block of memory, which is written and read by way of a copy on the host. */
+/* Tensors in one block of memory, which is written and read through a copy on the host. */
 typedef struct list {
     dsc_tensor block;
     void *host;

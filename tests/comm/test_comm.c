@@ -791,7 +791,7 @@ static void expect_launcher(const char *name, const char *value, int expected) {
     assert_int_equal(unsetenv(name), 0);
 }
 
-/* Only without a launcher, whose variables would be in the way. */
+/* Only without a launcher, whose environment variables would change the result. */
 static void test_launcher(void **state) {
     (void)state;
     if (strcmp(expected_name, "self") != 0) {

@@ -9,7 +9,7 @@ static int is_finalised(void) {
     return flag;
 }
 
-/* The program's own messages and the library's do not meet, and its error handler stays its own. */
+/* The program's own messages never match the library's, and its error handler stays in force. */
 static void test_foreign(void **state) {
     (void)state;
     for (int round = 0; round < 3; round++) {

@@ -149,7 +149,7 @@ static void test_ring(void **state) {
     for_all_cases(case_ring);
 }
 
-/* Many under way, completed by test and by wait, in another order than begun. */
+/* Many operations in flight, completed by test and by wait, in another order than begun. */
 static void test_many_in_flight(void **state) {
     (void)state;
     enum { MOST = 20 };

@@ -21,7 +21,7 @@ typedef struct seat {
     dsc_device *device;
     dsc_queue *queue;
     int rank, ranks;
-    dsc_tensor values, grads; /* with a gap behind the first parameter, so that there are two pieces */
+    dsc_tensor values, grads; /* with a gap after the first parameter, so that there are two pieces */
     dsc_param params[PARAMS];
     dsc_consensus *consensus;
     float host[TOTAL + GAP];
@@ -508,7 +508,7 @@ static dsc_status step_until_failure(seat *s) {
     return status;
 }
 
-/* Rank 0's thread hangs; active ranks notice, by name, and everybody is told where they settle. Then it goes
+/* Rank 0's thread hangs; active ranks notice and name it, and settling fails on all ranks. Then it goes
  * on, and all end tidily. */
 static void case_timeout(seat *s) {
     dsc_consensus_options options = usual_options();
@@ -530,7 +530,7 @@ static void case_timeout(seat *s) {
     stand_up(s);
 }
 
-/* It stays away: the others end all the same, and leave behind what cannot be taken back. */
+/* It stays away: the others end all the same, and keep the memory of messages that cannot be cancelled. */
 static void case_lost(seat *s) {
     dsc_consensus_options options = usual_options();
     options.peer_timeout = 0.1;
@@ -757,7 +757,7 @@ static void test_timeout(void **state) {
 static void test_lost(void **state) {
     (void)state;
     if (mpi)
-        skip(); /* what is left behind would keep MPI from ending */
+        skip(); /* messages in flight would keep MPI from ending */
     dsc_adpsgd_set_hook(block_rank_0);
     atomic_store(&stop_rank_0, 1);
     run_in_threads(case_lost, 4, 1);

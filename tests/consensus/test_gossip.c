@@ -184,7 +184,7 @@ static void test_sgp_is_dpsgd(void **state) {
     all_fine(comm);
 }
 
-/* Nobody sees that others met in between. */
+/* Settling in between changes no result. */
 static void test_settling_changes_nothing(void **state) {
     (void)state;
     static const dsc_consensus_kind kinds[] = {DSC_CONSENSUS_SGP, DSC_CONSENSUS_OSGP, DSC_CONSENSUS_DPSGD};

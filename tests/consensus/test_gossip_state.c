@@ -1,5 +1,5 @@
-/* SGP, OSGP and D-PSGD between steps: exact averages and slow momentum, what is shown, checkpoints, costs,
- * mistakes, a lost rank. */
+/* SGP, OSGP and D-PSGD between steps: exact averages and slow momentum, swapped-in values, checkpoints,
+ * costs, mistakes, a lost rank. */
 #include "consensus/net.h"
 
 #include "comm/table.h"
@@ -8,10 +8,10 @@
 /* ---- exact averages ---- */
 
 /* SlowMo on the model. */
-static void model_slow(model *m, double momentum, double slow_rate, double lr, double *anchor, double *way) {
+static void model_slow(model *m, double momentum, double slow_rate, double lr, double *anchor, double *u) {
     for (int i = 0; i < m->length; i++) {
-        way[i] = momentum * way[i] + (anchor[i] - model_mean(m, i)) / lr;
-        anchor[i] -= slow_rate * lr * way[i];
+        u[i] = momentum * u[i] + (anchor[i] - model_mean(m, i)) / lr;
+        anchor[i] -= slow_rate * lr * u[i];
         for (int r = 0; r < m->ranks; r++)
             m->x[r][i] = anchor[i];
     }
@@ -23,7 +23,7 @@ static void check_averages(const dsc_consensus_options *options, double toleranc
     net n;
     model m;
     float z[LENGTH];
-    double anchor[LENGTH], way[LENGTH] = {0};
+    double anchor[LENGTH], u[LENGTH] = {0};
     make_net(&n);
     n.lr = 0.25;
     write_first_values(&n, rank);
@@ -47,7 +47,7 @@ static void check_averages(const dsc_consensus_options *options, double toleranc
             model_step(&m, &n, topology, round++, options->kind == DSC_CONSENSUS_OSGP, 1);
         }
         if (due)
-            model_slow(&m, options->slow_momentum, options->slow_rate, n.lr, anchor, way);
+            model_slow(&m, options->slow_momentum, options->slow_rate, n.lr, anchor, u);
         double distance = 1, norm = 0;
         EXPECT_OK(dsc_consensus_settle(c, queue));
         EXPECT_OK(dsc_consensus_distance(c, queue, &distance, &norm));
@@ -60,7 +60,7 @@ static void check_averages(const dsc_consensus_options *options, double toleranc
         EXPECT(strcmp(slow[PARAMS + 2].name, "anchor.b.weight") == 0);
         pull(&slow[1].value, z);
         for (int i = 0; i < counts[1]; i++)
-            EXPECT(fabs(z[i] - way[counts[0] + i]) < 1e-4);
+            EXPECT(fabs(z[i] - u[counts[0] + i]) < 1e-4);
     }
     dsc_consensus_destroy(&c);
     dsc_topology_destroy(&topology);
@@ -95,7 +95,7 @@ static void test_show(void **state) {
     (void)state;
     char path[128];
     net n;
-    float before[LENGTH], shown[LENGTH], after[LENGTH], z[LENGTH];
+    float before[LENGTH], swapped[LENGTH], after[LENGTH], z[LENGTH];
     if (ranks < 3)
         return;
     write_graph_file(path, sizeof path);
@@ -117,9 +117,9 @@ static void test_show(void **state) {
     squares = sum_of(squares);
     for (int what = 0; what < 2; what++) {
         EXPECT_OK(dsc_consensus_swap_in(c, queue, what ? DSC_VALUES_OWN : DSC_VALUES_MEAN));
-        read_values(&n, shown);
+        read_values(&n, swapped);
         for (int i = 0; i < LENGTH; i++)
-            EXPECT(fabs(shown[i] - (what ? before[i] / weight : mean[i])) < 1e-5);
+            EXPECT(fabs(swapped[i] - (what ? before[i] / weight : mean[i])) < 1e-5);
         EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_swap_out",
                      dsc_consensus_swap_in(c, queue, DSC_VALUES_OWN));
         EXPECT_FAILS(DSC_E_INVALID, "dsc_consensus_swap_out", dsc_consensus_before_forward(c, queue));

@@ -39,7 +39,7 @@ static void test_matchings(void **state) {
             if (!graph_is_possible(*name, n, 1))
                 continue;
             dsc_topology *t = graph_create(*name, n, 1);
-            /* Two ranks have one other each; linear and powers meet theirs at n / 2 in some step only. */
+            /* Two ranks have one other each; linear and powers reach theirs, at n / 2, in some steps only. */
             assert_int_equal(dsc_topology_is_matching(t), n == 2 || graph_is_one_of(*name, claimed));
             dsc_topology_destroy(&t);
         }
@@ -175,7 +175,7 @@ static void test_lists(void **state) {
     }
 }
 
-/* The weights of base-2: the part's size over that and all behind it. */
+/* The weights of base-2: the size of a part over the size of that part and all after it. */
 static void test_base2_weights(void **state) {
     (void)state;
     dsc_topology *t = graph_create("base-2", 7, 1);

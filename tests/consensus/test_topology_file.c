@@ -250,7 +250,8 @@ static void test_refusals(void **state) {
         assert_fails(cases[i].status, cases[i].message, parse(cases[i].text, strlen(cases[i].text), 3, &t));
         assert_null(t);
     }
-    dsc_topology *t = parsed("ranks 3\nstep\n0 1\nstep\n0 1\n1 2\nstep\n2 0", 3); /* a way over three steps */
+    dsc_topology *t =
+        parsed("ranks 3\nstep\n0 1\nstep\n0 1\n1 2\nstep\n2 0", 3); /* a path over three steps */
     dsc_topology_destroy(&t);
 }
 
@@ -283,7 +284,7 @@ static void test_fuzz(void **state) {
         memcpy(bad, good, size);
         for (uint32_t flips = i % 4 == 0 ? 0 : 1 + dsc_rng_below(&rng, 8); flips > 0; flips--)
             bad[dsc_rng_below(&rng, (uint32_t)size)] ^= (char)(1 << dsc_rng_below(&rng, 8));
-        char *exact = malloc(length + 1); /* of its own, so that a sanitizer sees reads behind it */
+        char *exact = malloc(length + 1); /* of its own, so that a sanitizer sees reads after its end */
         assert_non_null(exact);
         memcpy(exact, bad, length);
         exact = realloc(exact, length ? length : 1);

@@ -14,7 +14,7 @@
 
 enum { THREAD_RANKS = 16 };
 
-/* An end of a message whose other end is still to come. */
+/* A send without its receive, or a receive without its send. */
 typedef struct thread_end {
     int64_t id;
     int from, to;
@@ -25,7 +25,7 @@ typedef struct thread_group {
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     int size, users, arrived;
-    int64_t meetings, last_id;
+    int64_t barriers, last_id;
     const void *slots[THREAD_RANKS];
     thread_end *ends; /* oldest first */
     int64_t count, capacity;
@@ -46,13 +46,13 @@ static thread_group *thread_group_create(int size) {
 
 static void thread_group_barrier(thread_group *g) {
     pthread_mutex_lock(&g->mutex);
-    int64_t meeting = g->meetings;
+    int64_t barrier = g->barriers;
     if (++g->arrived == g->size) {
         g->arrived = 0;
-        g->meetings++;
+        g->barriers++;
         pthread_cond_broadcast(&g->changed);
     }
-    while (g->meetings == meeting)
+    while (g->barriers == barrier)
         pthread_cond_wait(&g->changed, &g->mutex);
     pthread_mutex_unlock(&g->mutex);
 }

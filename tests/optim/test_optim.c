@@ -24,8 +24,8 @@ static const struct {
 /* How the parameters lie in memory. */
 typedef enum layout {
     TOGETHER,    /* values in a row, gradients in a row */
-    APART,       /* a gap behind every one */
-    GAPS,        /* a gap behind the second and the fourth */
+    APART,       /* a gap after every one */
+    GAPS,        /* a gap after the second and the fourth */
     GRADS_APART, /* values in a row, gradients not */
     LAYOUTS
 } layout;
@@ -46,7 +46,7 @@ static int64_t count_of(int p) {
     return count;
 }
 
-/* ref and cpu, or the environment's; NULL behind the last. */
+/* ref and cpu, or those of the environment; terminated by NULL. */
 static const char *const *devices(void) {
     static const char *const usual[] = {"ref", "cpu", NULL};
     static const char *other[] = {NULL, NULL};
