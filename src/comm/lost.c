@@ -86,12 +86,7 @@ void dsc_comm_rest(double waited) {
 
 /* "recv with tag 3 from rank 2" */
 static void describe(const dsc_request *r, char *text, size_t size) {
-    static const char *const names[] = {
-        [DSC_COMM_ALLREDUCE] = "allreduce", [DSC_COMM_REDUCE] = "reduce",
-        [DSC_COMM_BROADCAST] = "broadcast", [DSC_COMM_ALLGATHER] = "allgather",
-        [DSC_COMM_SEND] = "send",           [DSC_COMM_REDUCE_SCATTER] = "reduce_scatter",
-        [DSC_COMM_RECV] = "recv",           [DSC_COMM_BARRIER] = "barrier"};
-    const char *name = names[r->op];
+    const char *name = dsc_comm_op_name(r->op);
     if (r->op == DSC_COMM_SEND || r->op == DSC_COMM_RECV)
         snprintf(text, size, "%s with tag %d %s rank %d", name, r->tag,
                  r->op == DSC_COMM_SEND ? "to" : "from", r->peer);

@@ -211,6 +211,8 @@ dsc_status dsc_comm_check_queue(const dsc_comm *comm, const char *what,
 dsc_queue *dsc_comm_queue(const dsc_comm *comm);
 void dsc_comm_return_queue(dsc_comm *comm, dsc_queue *queue);
 
+/* "allreduce", "send", ..., for messages. */
+const char *dsc_comm_op_name(dsc_comm_op op);
 /* 1 for all-gather and reduce-scatter. */
 int dsc_comm_is_gather(dsc_comm_op op);
 /* 1 when the operation of one rank needs no transport: at most it copies its own part. */

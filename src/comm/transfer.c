@@ -14,6 +14,16 @@
 
 enum { TAG_LIMIT = 32767 };
 
+static const char *const names[] = {
+    [DSC_COMM_ALLREDUCE] = "allreduce", [DSC_COMM_REDUCE] = "reduce",
+    [DSC_COMM_BROADCAST] = "broadcast", [DSC_COMM_ALLGATHER] = "allgather",
+    [DSC_COMM_SEND] = "send",           [DSC_COMM_REDUCE_SCATTER] = "reduce_scatter",
+    [DSC_COMM_RECV] = "recv",           [DSC_COMM_BARRIER] = "barrier"};
+
+const char *dsc_comm_op_name(dsc_comm_op op) {
+    return names[op];
+}
+
 /* ---- requests ---- */
 
 /* Takes a free request with space for `pieces`. */
@@ -310,35 +320,6 @@ static dsc_device *far_device(const dsc_tensor *t) {
     return dsc_device_is_host(t->device) ? NULL : t->device;
 }
 
-/* Device memory moves in the order of a queue, so a queue is needed wherever something moves. */
-static dsc_status check_order(const char *name, const dsc_comm *comm, dsc_comm_op op, const dsc_tensor *t) {
-    int still = dsc_tensor_count(t) == 0 || (dsc_comm_is_idle(comm, op) && !dsc_comm_is_gather(op));
-    if (far_device(t) && !still)
-        DSC_TRY(dsc_comm_check_queue(comm, name, t->device));
-    return DSC_OK;
-}
-
-static dsc_status check_kind(const char *op, dsc_traffic traffic, dsc_reduction reduction) {
-    if ((unsigned)traffic >= DSC_TRAFFIC_COUNT)
-        return DSC_FAIL(DSC_E_INVALID, "%s: traffic kind %d is unknown", op, (int)traffic);
-    if (reduction != DSC_SUM && reduction != DSC_MAX && reduction != DSC_MIN)
-        return DSC_FAIL(DSC_E_INVALID, "%s: reduction %d is unknown", op, (int)reduction);
-    return DSC_OK;
-}
-
-static dsc_status check_peer(const char *op, const dsc_comm *comm, int peer) {
-    if (peer < 0 || peer >= comm->size)
-        return DSC_FAIL(DSC_E_INVALID, "%s: rank %d: the communicator has ranks 0 to %d", op, peer,
-                        comm->size - 1);
-    return DSC_OK;
-}
-
-static dsc_status check_tag(const char *op, int tag) {
-    if (tag < 0 || tag > TAG_LIMIT)
-        return DSC_FAIL(DSC_E_INVALID, "%s: tag %d: must be 0 to %d", op, tag, TAG_LIMIT);
-    return DSC_OK;
-}
-
 /* `all` must hold one `part` per rank. The two may not overlap, except that (with may_be_inside) `part`
  * may be this rank's own part of `all`. */
 static dsc_status check_parts(const char *op, const dsc_comm *comm, const dsc_tensor *part,
@@ -365,110 +346,83 @@ static dsc_status check_parts(const char *op, const dsc_comm *comm, const dsc_te
     return DSC_OK;
 }
 
+static dsc_status check_peer(const char *op, const dsc_comm *comm, int peer) {
+    if (peer < 0 || peer >= comm->size)
+        return DSC_FAIL(DSC_E_INVALID, "%s: rank %d: the communicator has ranks 0 to %d", op, peer,
+                        comm->size - 1);
+    return DSC_OK;
+}
+
 /* ---- operations ---- */
+
+/* Checks and begins an operation on `t`, and on the whole of an all-gather or reduce-scatter, `all`
+ * (otherwise NULL). The caller has set op, reduction, peer and tag of the transfer. */
+static dsc_status check_and_begin(dsc_comm *comm, dsc_traffic traffic, dsc_transfer transfer,
+                                  const dsc_tensor *t, const dsc_tensor *all, dsc_request **request) {
+    const char *name = names[transfer.op];
+    int message = transfer.op == DSC_COMM_SEND || transfer.op == DSC_COMM_RECV;
+    int gather = dsc_comm_is_gather(transfer.op);
+    if ((unsigned)traffic >= DSC_TRAFFIC_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "%s: traffic kind %d is unknown", name, (int)traffic);
+    if (transfer.reduction != DSC_SUM && transfer.reduction != DSC_MAX && transfer.reduction != DSC_MIN)
+        return DSC_FAIL(DSC_E_INVALID, "%s: reduction %d is unknown", name, (int)transfer.reduction);
+    DSC_TRY(check_peer(name, comm, transfer.peer));
+    if (message && (transfer.tag < 0 || transfer.tag > TAG_LIMIT))
+        return DSC_FAIL(DSC_E_INVALID, "%s: tag %d: must be 0 to %d", name, transfer.tag, TAG_LIMIT);
+    if (gather)
+        DSC_TRY(check_parts(name, comm, t, all, transfer.op == DSC_COMM_ALLGATHER));
+    else
+        DSC_TRY(check_tensor(name, t));
+    /* Device memory moves in the order of a queue, so a queue is needed wherever something moves. */
+    int moves = dsc_tensor_count(t) > 0 && (gather || !dsc_comm_is_idle(comm, transfer.op));
+    if (far_device(t) && moves)
+        DSC_TRY(dsc_comm_check_queue(comm, name, t->device));
+    transfer.dtype = t->dtype;
+    transfer.count = dsc_tensor_count(t);
+    transfer.send = transfer.op == DSC_COMM_REDUCE_SCATTER ? all->data : t->data;
+    transfer.recv = transfer.op == DSC_COMM_ALLGATHER ? all->data : t->data;
+    return begin(comm, far_device(t), traffic, &transfer, request);
+}
 
 dsc_status dsc_comm_allreduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, dsc_tensor *t,
                                     dsc_request **request) {
-    DSC_TRY(check_kind("allreduce", traffic, op));
-    DSC_TRY(check_tensor("allreduce", t));
-    DSC_TRY(check_order("allreduce", comm, DSC_COMM_ALLREDUCE, t));
-    dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE,
-                             .reduction = op,
-                             .dtype = t->dtype,
-                             .send = t->data,
-                             .recv = t->data,
-                             .count = dsc_tensor_count(t)};
-    return begin(comm, far_device(t), traffic, &transfer, request);
+    dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE, .reduction = op};
+    return check_and_begin(comm, traffic, transfer, t, NULL, request);
 }
 
 dsc_status dsc_comm_reduce_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, int root,
                                  dsc_tensor *t, dsc_request **request) {
-    DSC_TRY(check_kind("reduce", traffic, op));
-    DSC_TRY(check_peer("reduce", comm, root));
-    DSC_TRY(check_tensor("reduce", t));
-    DSC_TRY(check_order("reduce", comm, DSC_COMM_REDUCE, t));
-    dsc_transfer transfer = {.op = DSC_COMM_REDUCE,
-                             .reduction = op,
-                             .dtype = t->dtype,
-                             .peer = root,
-                             .send = t->data,
-                             .recv = t->data,
-                             .count = dsc_tensor_count(t)};
-    return begin(comm, far_device(t), traffic, &transfer, request);
+    dsc_transfer transfer = {.op = DSC_COMM_REDUCE, .reduction = op, .peer = root};
+    return check_and_begin(comm, traffic, transfer, t, NULL, request);
 }
 
 dsc_status dsc_comm_broadcast_begin(dsc_comm *comm, dsc_traffic traffic, int root, dsc_tensor *t,
                                     dsc_request **request) {
-    DSC_TRY(check_kind("broadcast", traffic, DSC_SUM));
-    DSC_TRY(check_peer("broadcast", comm, root));
-    DSC_TRY(check_tensor("broadcast", t));
-    DSC_TRY(check_order("broadcast", comm, DSC_COMM_BROADCAST, t));
-    dsc_transfer transfer = {.op = DSC_COMM_BROADCAST,
-                             .dtype = t->dtype,
-                             .peer = root,
-                             .send = t->data,
-                             .recv = t->data,
-                             .count = dsc_tensor_count(t)};
-    return begin(comm, far_device(t), traffic, &transfer, request);
+    dsc_transfer transfer = {.op = DSC_COMM_BROADCAST, .peer = root};
+    return check_and_begin(comm, traffic, transfer, t, NULL, request);
 }
 
 dsc_status dsc_comm_allgather_begin(dsc_comm *comm, dsc_traffic traffic, const dsc_tensor *part,
                                     dsc_tensor *all, dsc_request **request) {
-    DSC_TRY(check_kind("allgather", traffic, DSC_SUM));
-    DSC_TRY(check_parts("allgather", comm, part, all, 1));
-    DSC_TRY(check_order("allgather", comm, DSC_COMM_ALLGATHER, part));
-    dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER,
-                             .dtype = part->dtype,
-                             .send = part->data,
-                             .recv = all->data,
-                             .count = dsc_tensor_count(part)};
-    return begin(comm, far_device(part), traffic, &transfer, request);
+    dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER};
+    return check_and_begin(comm, traffic, transfer, part, all, request);
 }
 
 dsc_status dsc_comm_reduce_scatter_begin(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op,
                                          const dsc_tensor *all, dsc_tensor *part, dsc_request **request) {
-    DSC_TRY(check_kind("reduce_scatter", traffic, op));
-    DSC_TRY(check_parts("reduce_scatter", comm, part, all, 0));
-    DSC_TRY(check_order("reduce_scatter", comm, DSC_COMM_REDUCE_SCATTER, part));
-    dsc_transfer transfer = {.op = DSC_COMM_REDUCE_SCATTER,
-                             .reduction = op,
-                             .dtype = part->dtype,
-                             .send = all->data,
-                             .recv = part->data,
-                             .count = dsc_tensor_count(part)};
-    return begin(comm, far_device(part), traffic, &transfer, request);
+    dsc_transfer transfer = {.op = DSC_COMM_REDUCE_SCATTER, .reduction = op};
+    return check_and_begin(comm, traffic, transfer, part, all, request);
 }
 
 dsc_status dsc_comm_send_begin(dsc_comm *comm, dsc_traffic traffic, int to, int tag, const dsc_tensor *t,
                                dsc_request **request) {
-    DSC_TRY(check_kind("send", traffic, DSC_SUM));
-    DSC_TRY(check_peer("send", comm, to));
-    DSC_TRY(check_tag("send", tag));
-    DSC_TRY(check_tensor("send", t));
-    DSC_TRY(check_order("send", comm, DSC_COMM_SEND, t));
-    dsc_transfer transfer = {.op = DSC_COMM_SEND,
-                             .dtype = t->dtype,
-                             .peer = to,
-                             .tag = tag,
-                             .send = t->data,
-                             .recv = t->data,
-                             .count = dsc_tensor_count(t)};
-    return begin(comm, far_device(t), traffic, &transfer, request);
+    dsc_transfer transfer = {.op = DSC_COMM_SEND, .peer = to, .tag = tag};
+    return check_and_begin(comm, traffic, transfer, t, NULL, request);
 }
 
 dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t, dsc_request **request) {
-    DSC_TRY(check_peer("recv", comm, from));
-    DSC_TRY(check_tag("recv", tag));
-    DSC_TRY(check_tensor("recv", t));
-    DSC_TRY(check_order("recv", comm, DSC_COMM_RECV, t));
-    dsc_transfer transfer = {.op = DSC_COMM_RECV,
-                             .dtype = t->dtype,
-                             .peer = from,
-                             .tag = tag,
-                             .send = t->data,
-                             .recv = t->data,
-                             .count = dsc_tensor_count(t)};
-    return begin(comm, far_device(t), DSC_TRAFFIC_OTHER, &transfer, request);
+    dsc_transfer transfer = {.op = DSC_COMM_RECV, .peer = from, .tag = tag};
+    return check_and_begin(comm, DSC_TRAFFIC_OTHER, transfer, t, NULL, request);
 }
 
 dsc_status dsc_comm_barrier(dsc_comm *comm) {
