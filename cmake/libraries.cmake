@@ -7,8 +7,10 @@ get_property(kernels GLOBAL PROPERTY descent_kernels)
 get_property(kernel_targets GLOBAL PROPERTY descent_kernel_targets)
 list(APPEND objects ${kernels})
 
+# Versions with the same soname run each other's programs (tests/abi).
+set(soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 add_library(descent_shared SHARED ${objects})
-set_target_properties(descent_shared PROPERTIES OUTPUT_NAME descent VERSION ${PROJECT_VERSION} SOVERSION 0
+set_target_properties(descent_shared PROPERTIES OUTPUT_NAME descent VERSION ${PROJECT_VERSION} SOVERSION ${soversion}
                                                 EXPORT_NAME descent INSTALL_RPATH_USE_LINK_PATH ON)
 add_library(descent_static STATIC ${objects})
 set_target_properties(descent_static PROPERTIES OUTPUT_NAME descent)
