@@ -55,7 +55,8 @@ typedef struct dsc_conv2d_shape {
 } dsc_conv2d_shape;
 
 /* Sets the size; kernel, strides, dilations and groups become 1, everything else 0. */
-DSC_API void dsc_conv2d_shape_init(dsc_conv2d_shape *shape);
+DSC_API void dsc_conv2d_shape_init_sized(dsc_conv2d_shape *shape, size_t size);
+#define dsc_conv2d_shape_init(shape) dsc_conv2d_shape_init_sized((shape), sizeof *(shape))
 /* Writes the height and width of the output. DSC_E_INVALID, with the reason, when no such convolution
  * exists. */
 DSC_API dsc_status dsc_conv2d_output(const dsc_conv2d_shape *shape, int64_t *out_h,
@@ -90,7 +91,9 @@ typedef struct dsc_device_options {
                     0 (the default): it takes what its library advises */
 } dsc_device_options;
 
-DSC_API void dsc_device_options_init(dsc_device_options *options);
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_device_options_init_sized(dsc_device_options *options, size_t size);
+#define dsc_device_options_init(options) dsc_device_options_init_sized((options), sizeof *(options))
 /* Creates a device. Not collective. DSC_E_INVALID for an unknown name, DSC_E_UNSUPPORTED for one that this
  * build or machine lacks. */
 DSC_API dsc_status dsc_device_create(const dsc_device_options *options, dsc_device **out) DSC_MUST_CHECK;

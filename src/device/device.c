@@ -41,8 +41,9 @@ static const char *const names[] = {"ref", "cpu",
                                     NULL};
 static const char choices[] = "choose auto, ref or cpu, or cuda on a GPU";
 
-void dsc_device_options_init(dsc_device_options *options) {
-    *options = (dsc_device_options){.size = sizeof *options, .name = "auto", .threads = 0};
+void dsc_device_options_init_sized(dsc_device_options *options, size_t size) {
+    static const dsc_device_options defaults = {.size = sizeof defaults, .name = "auto", .threads = 0};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
 const char *const *dsc_device_names(void) {

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 
 #include <string.h>
 
@@ -35,15 +36,16 @@ static dsc_status check_count(const char *name, const int64_t dim[4]) {
     return DSC_OK;
 }
 
-void dsc_conv2d_shape_init(dsc_conv2d_shape *shape) {
-    *shape = (dsc_conv2d_shape){.size = sizeof *shape,
-                                .kernel_h = 1,
-                                .kernel_w = 1,
-                                .stride_h = 1,
-                                .stride_w = 1,
-                                .dilation_h = 1,
-                                .dilation_w = 1,
-                                .groups = 1};
+void dsc_conv2d_shape_init_sized(dsc_conv2d_shape *shape, size_t size) {
+    static const dsc_conv2d_shape defaults = {.size = sizeof defaults,
+                                              .kernel_h = 1,
+                                              .kernel_w = 1,
+                                              .stride_h = 1,
+                                              .stride_w = 1,
+                                              .dilation_h = 1,
+                                              .dilation_w = 1,
+                                              .groups = 1};
+    dsc_versioned_init(shape, size, &defaults, sizeof defaults);
 }
 
 dsc_status dsc_conv2d_shape_read(const dsc_conv2d_shape *given, dsc_conv2d_shape *out) {
