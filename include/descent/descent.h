@@ -2,6 +2,7 @@
 #ifndef DSC_DESCENT_H
 #define DSC_DESCENT_H
 
+#include "descent/checkpoint.h"
 #include "descent/comm.h"
 #include "descent/consensus.h"
 #include "descent/data.h"

@@ -15,10 +15,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static dsc_status swap(void *context, int on) {
-    return on ? dsc_trainer_swap_in(context) : dsc_trainer_swap_out(context);
-}
-
 static dsc_snapshot snapshot(dsc_trainer *t) {
     return (dsc_snapshot){.comm = t->comm,
                           .queue = t->queue,
@@ -30,9 +26,7 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
                           .state = &t->state,
                           .gossip = t->collective ? NULL : t->consensus,
                           .factors = t->factors,
-                          .kfac_alone = t->kfac_comm != NULL,
-                          .show = dsc_trainer_swaps(t) ? swap : NULL,
-                          .show_context = t};
+                          .kfac_alone = t->kfac_comm != NULL};
 }
 
 /* ---- checkpoints ---- */
@@ -76,14 +70,36 @@ static dsc_status set_good(dsc_trainer *t, const char *path) {
     return dsc_memory_strdup(path, &t->good);
 }
 
+/* The model file holds the values that evaluations use. Collective; fails on all ranks or on none. */
+static dsc_status write_model(dsc_trainer *t, const dsc_snapshot *s, const char *path, dsc_st_writer **out) {
+    int swaps = dsc_trainer_swaps(t);
+    if (swaps)
+        DSC_TRY(dsc_comm_agree(t->comm, dsc_trainer_swap_in(t)));
+    dsc_status status = dsc_checkpoint_write_model(s, path, out);
+    dsc_status swapped = swaps ? dsc_comm_agree(t->comm, dsc_trainer_swap_out(t)) : DSC_OK;
+    return status == DSC_OK ? swapped : status;
+}
+
+/* Rank 0: makes this step's checkpoint the newest of its directory, and removes those that need not stay. */
+static dsc_status keep_latest(const dsc_trainer *t, const char *directory) {
+    DSC_TRY(dsc_checkpoint_set_latest(directory, t->state.step));
+    return dsc_checkpoint_prune(directory, t->state.step, t->options.keep, t->state.best_step);
+}
+
 static dsc_status write_to(dsc_trainer *t, const char *directory, const char *path) {
     dsc_snapshot s = snapshot(t);
+    dsc_st_writer *model = NULL;
     int64_t bytes = 0;
     double begun = dsc_clock_now();
     DSC_TRY(dsc_loss_scale_get(&t->loss_scale, t->queue, t->state.loss_scale));
     t->state.seconds = begun - t->start;
     DSC_TRY(dsc_comm_agree(t->comm, check_finite(t)));
-    DSC_TRY(dsc_checkpoint_save(&s, directory, &bytes));
+    dsc_status status = write_model(t, &s, path, &model);
+    if (status != DSC_OK)
+        dsc_st_writer_destroy(&model);
+    DSC_TRY(status);
+    DSC_TRY(dsc_checkpoint_save(&s, path, &model, &bytes));
+    DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? keep_latest(t, directory) : DSC_OK));
     DSC_TRY(set_good(t, path));
     dsc_metrics_checkpoint(t->metrics, &t->state, dsc_trainer_last_epoch(t), strrchr(path, '/') + 1, bytes,
                            dsc_clock_now() - begun);
@@ -201,8 +217,7 @@ static void name_earlier(const dsc_trainer *t, const char *path, dsc_status stat
 static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
     dsc_snapshot s = snapshot(t);
     char *own = NULL;
-    s.as_it_was = as_it_was;
-    dsc_status status = dsc_checkpoint_load(&s, path);
+    dsc_status status = dsc_checkpoint_load(&s, path, as_it_was);
     if (status != DSC_OK && t->rank == 0)
         name_earlier(t, path, status);
     DSC_TRY(status);

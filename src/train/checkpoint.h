@@ -1,17 +1,14 @@
 /* Checkpoints: all of a run in two files, written by rank 0 so that they appear whole or not at all.
  *
- * The model file holds the state dict, batch-norm statistics as rank 0 has them, or what evaluations judge
- * instead (snapshot->show). The state file holds
- *   train.*           where the run stands, one number each (state.h); of losses and loss scale rank 0's
- *   optimizer.steps   steps the optimiser has done
- *   optimizer.*       its tensors, where they are the same on every rank; in this library's layout
- *   kfac.*            K-FAC's factors, decompositions and counters, where there is K-FAC (checkpoint_kfac.h)
- *   rank.R.*          what differs between ranks (checkpoint_ranks.h)
- * and, where convolutions were tuned, their engines in its metadata (engines.h).
+ * The model file holds the state dict (model_file.h), the state file everything else: state_list.h says what
+ * and under which names, and its metadata which run wrote it; where convolutions were tuned, the metadata
+ * also holds their engines (engines.h).
+ *
  * Only rank 0 reads and writes; the rest travels through the communicator, so the other ranks need not see
- * the directory. A run may go on with another number of ranks than P that wrote it: rank r then takes the
- * statistics of rank r mod P. Gossip goes on exactly with the same way, graph and number of ranks only; else
- * everybody starts from the model file, with the optimiser's tensors of rank r mod P. */
+ * the directory. A run may go on with another number of ranks than the P that wrote the files: rank r then
+ * takes what rank r mod P had. Gossip goes on exactly with the same algorithm, graph and number of ranks
+ * only; else all ranks start from the model file. A common K-FAC and K-FACs of the ranks' own replace each
+ * other. */
 #ifndef DSC_TRAIN_CHECKPOINT_H
 #define DSC_TRAIN_CHECKPOINT_H
 
@@ -22,9 +19,9 @@
 #include "descent/train.h"
 #include "train/factors.h"
 #include "train/safetensors.h"
-#include "train/state.h"
+#include "train/train_state.h"
 
-/* What is saved and loaded; everything is lent. */
+/* The parts of a run that are saved and loaded; all of them stay the caller's. */
 typedef struct dsc_snapshot {
     dsc_comm *comm;
     dsc_queue *queue;
@@ -36,29 +33,26 @@ typedef struct dsc_snapshot {
     dsc_train_state *state;
     dsc_consensus *gossip; /* settled; NULL where all ranks hold the same parameters */
     dsc_factors *factors;  /* settled; NULL: none */
-    int kfac_alone;        /* kfac is this rank's own */
-    /* Puts what the model file shall hold into the model (on 1), and back. Collective. NULL: it is there. */
-    dsc_status (*show)(void *context, int on);
-    void *show_context;
-    int *as_it_was; /* set by loading, unless NULL: every rank stands where it stood, parameters included */
+    int kfac_alone;        /* every rank has a K-FAC of its own */
 } dsc_snapshot;
 
-/* What the metadata of a file says about the model and its data. */
-typedef struct dsc_model_facts {
-    char model[64]; /* "" when it does not say */
-    int64_t classes, height, width, channels;
-    char data[DSC_DATA_SIZE]; /* that it was trained on; "" when it does not say */
-    int has_seed;
-    uint64_t seed;
-} dsc_model_facts;
+/* Writes the model file `path`, X.safetensors, without giving it its name yet: *out is rank 0's, NULL
+ * elsewhere. The model is taken as it is: where evaluations use other values than training, swap those in
+ * before and out after. Collective; fails on all ranks or on none. */
+dsc_status dsc_checkpoint_write_model(const dsc_snapshot *s, const char *path,
+                                      dsc_st_writer **out) DSC_MUST_CHECK;
+/* Writes the state file beside it, X.state.safetensors, and gives both files their names. Destroys *model,
+ * which dsc_checkpoint_write_model has made. `bytes` (rank 0): of both files. Collective; fails on all ranks
+ * or on none. A failure leaves older files of these names as they were, and no temporary file. */
+dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *path, dsc_st_writer **model,
+                               int64_t *bytes) DSC_MUST_CHECK;
+/* Loads both files; rank 0 reads, `path` names the model file. *exact (NULL: not asked for) becomes 1 when
+ * every rank of a gossip run has its own parameters back, 0 when all have those of the model file. What rank
+ * 0 can find wrong with the files it finds before the run changes. Collective; fails on all ranks or on
+ * none. */
+dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path, int *exact) DSC_MUST_CHECK;
 
-/* Writes both files and `latest`, then removes what need not stay. `bytes` (rank 0): of both files.
- * Collective; fails on all ranks or on none. A failure leaves earlier checkpoints as they were, and no
- * temporary file. */
-dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *directory, int64_t *bytes) DSC_MUST_CHECK;
-/* Loads both files (path: the model's, read on rank 0 only). Collective; fails on all ranks or on none. */
-dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path) DSC_MUST_CHECK;
-/* Reads the model's facts; DSC_E_FORMAT when they are there and make no sense. Not collective. */
-dsc_status dsc_checkpoint_facts(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;
+/* Name of the graph in the state file's metadata. */
+const char *dsc_checkpoint_graph(const dsc_snapshot *s);
 
 #endif

@@ -66,7 +66,7 @@ dsc_status dsc_checkpoint_state_path(const char *model_path, char **out) {
     return DSC_OK;
 }
 
-/* 1 when both files are there. */
+/* *complete = 1 when both files exist. */
 static dsc_status is_complete(const char *directory, int64_t step, int *complete) {
     char *model = NULL, *state = NULL;
     DSC_TRY(dsc_checkpoint_path(directory, step, &model));
@@ -78,7 +78,7 @@ static dsc_status is_complete(const char *directory, int64_t step, int *complete
     return status;
 }
 
-static int falling(const void *a, const void *b) {
+static int descending(const void *a, const void *b) {
     const int64_t *x = a, *y = b;
     return (*x < *y) - (*x > *y);
 }
@@ -117,7 +117,7 @@ dsc_status dsc_checkpoint_list(const char *directory, int64_t **out, int64_t *co
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
     if (*count > 1)
-        qsort(steps, (size_t)*count, sizeof *steps, falling);
+        qsort(steps, (size_t)*count, sizeof *steps, descending);
     *out = steps;
     return DSC_OK;
 }
@@ -194,8 +194,8 @@ static void remove_file(const char *path) {
         dsc_log(DSC_LOG_WARNING, "cannot remove '%s': %s", path, strerror(errno));
 }
 
-/* The model goes first: a state file alone is not a checkpoint, so what a crash leaves is never half of one.
- */
+/* The model file goes first: a state file alone is not a checkpoint, so that a crash in between never leaves
+ * half of one. */
 static dsc_status remove_checkpoint(const char *directory, int64_t step) {
     char *model = NULL, *state = NULL;
     DSC_TRY(dsc_checkpoint_path(directory, step, &model));

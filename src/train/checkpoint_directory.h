@@ -1,4 +1,4 @@
-/* The checkpoints of an output directory: their names, which is the latest, which ones stay.
+/* The checkpoints of an output directory: their names, which one is the latest, which ones are kept.
  *
  *   checkpoint-STEP.safetensors         the model
  *   checkpoint-STEP.state.safetensors   the rest of the run
@@ -16,20 +16,21 @@ dsc_status dsc_checkpoint_path(const char *directory, int64_t step, char **out) 
  * otherwise, or is that of a state file itself. */
 dsc_status dsc_checkpoint_state_path(const char *model_path, char **out) DSC_MUST_CHECK;
 
-/* The steps of the checkpoints in a directory that have both files, falling; *out may be NULL for none, else
- * the caller frees it. A directory that is not there has none. */
+/* The steps of the checkpoints in a directory that have both files, in descending order; NULL for none, else
+ * the caller frees them. A directory that does not exist has none. */
 dsc_status dsc_checkpoint_list(const char *directory, int64_t **out, int64_t *count) DSC_MUST_CHECK;
-/* The newest checkpoint: what `latest` says; without that file, the highest step. *out = NULL when there is
- * none. DSC_E_FORMAT and DSC_E_NOT_FOUND, with the remedy, when `latest` says something useless. */
+/* The newest checkpoint: the one that `latest` names; without that file, the one of the highest step. *out is
+ * NULL when there is none. DSC_E_FORMAT when `latest` names no checkpoint, DSC_E_NOT_FOUND when the one it
+ * names does not exist; the message says what to do. */
 dsc_status dsc_checkpoint_latest(const char *directory, char **out) DSC_MUST_CHECK;
-/* Lets `latest` name the checkpoint of this step. */
+/* Makes `latest` name the checkpoint of this step. Called when both of its files exist. */
 dsc_status dsc_checkpoint_set_latest(const char *directory, int64_t step) DSC_MUST_CHECK;
-/* Removes the checkpoints before `step`, save for the last `keep` of them and that of `best` (-1: none).
- * Later ones are left. A file that cannot be removed is logged. */
+/* Removes the checkpoints of steps before `step`, except for the last `keep` of them and that of step `best`
+ * (-1: none). Checkpoints of later steps stay. A file that cannot be removed is logged. */
 dsc_status dsc_checkpoint_prune(const char *directory, int64_t step, int64_t keep,
                                 int64_t best) DSC_MUST_CHECK;
-/* Removes temporary files that a killed run left behind; not those of another process that lives on this
- * machine. */
+/* Removes temporary files that a killed run has left, but not those of another process that still runs on
+ * this machine. */
 void dsc_checkpoint_sweep(const char *directory);
 
 #endif

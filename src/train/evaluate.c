@@ -6,8 +6,8 @@
 #include "base/versioned.h"
 #include "comm/table.h"
 #include "descent/log.h"
-#include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
+#include "train/model_file.h"
 #include "train/share.h"
 #include "train/statedict.h"
 #include "train/trainer_internal.h"
@@ -232,7 +232,7 @@ static dsc_status find_file(session *s) {
     }
     DSC_TRY(refuse_state(s->path));
     DSC_TRY(dsc_st_open(s->path, &s->reader));
-    DSC_TRY(dsc_checkpoint_facts(s->reader, &s->facts));
+    DSC_TRY(dsc_model_facts_read(s->reader, &s->facts));
     const char *asked = s->options.model;
     if (!asked && !s->facts.model[0])
         return DSC_FAIL(DSC_E_INVALID, "'%s' does not say which model it holds: name it", s->path);

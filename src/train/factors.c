@@ -1,7 +1,7 @@
 /* K-FAC's running factors averaged by gossip. Values F, numerators X = w F with the push-sum weight w.
  *
- * A round that comes late: with F0 the values that it was begun with, and D the product of the decays of the
- * moves since, F = D F0 + rest, and what would have come of the mean M = X / w in time is D M + rest:
+ * A round that ends late: with F0 the values at its beginning and D the product of the decays of the updates
+ * since, F = D F0 + rest. Had the mean M = X / w arrived in time, F would be D M + rest. Hence
  *
  *   F <- F + D (M - F0)
  *
@@ -15,12 +15,12 @@
 #include <math.h>
 
 struct dsc_factors {
-    dsc_kfac *kfac; /* lent */
+    dsc_kfac *kfac; /* stays the caller's */
     dsc_average *average;
-    dsc_tensor values;     /* F: all running averages of K-FAC; lent */
+    dsc_tensor values;     /* F: all running averages of K-FAC, which owns them */
     dsc_tensor numerators; /* X */
-    int waits;             /* for messages; else they may come late */
-    dsc_tensor first;      /* F0; no memory where they are waited for */
+    int waits;             /* a step waits for messages; else they may arrive late */
+    dsc_tensor first;      /* F0; not allocated where steps wait */
     double decayed;        /* D */
 };
 
@@ -118,8 +118,8 @@ dsc_status dsc_factors_send(dsc_factors *f, dsc_queue *queue) {
     return dsc_average_begin(f->average, queue);
 }
 
-/* Who has done fewer rounds than others does more of them here, with what it has. Values that were in no
- * round keep their bits. */
+/* A rank that has done fewer rounds than others makes up for them here. Values that took part in no round
+ * keep their bits. */
 dsc_status dsc_factors_settle(dsc_factors *f, dsc_queue *queue) {
     int under_way = dsc_average_is_under_way(f->average);
     int64_t rounds = dsc_average_rounds(f->average);

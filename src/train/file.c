@@ -104,7 +104,8 @@ int dsc_temporary_is_used(const char *name) {
 
 /* ---- writing ---- */
 
-/* Another process that writes the same file, as a rank may that others have given up, has another name. */
+/* Another process may be writing the same file, for example a rank that the others have given up: its
+ * temporary file has another name. */
 static dsc_status open_temporary(const char *path, dsc_output *out) {
     char host[HOST_SIZE];
     host_name(host);
@@ -150,7 +151,7 @@ dsc_status dsc_output_sync(dsc_output *output) {
     return DSC_OK;
 }
 
-/* A file system that cannot sync directories says EINVAL; there the rename is as safe as it gets. */
+/* A file system that cannot sync directories returns EINVAL; nothing more can be done there. */
 static dsc_status sync_directory_of(const dsc_output *output) {
     char *directory;
     DSC_TRY(dsc_memory_strdup(output->path, &directory));

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* How a file's name ends until it is complete. */
+/* End of a file's name until it is complete. */
 #define DSC_TEMPORARY_SUFFIX ".tmp"
 
 typedef struct dsc_output {
@@ -18,25 +18,25 @@ typedef struct dsc_output {
 
 /* DIRECTORY/NAME in new memory; the caller frees it with dsc_memory_free. */
 dsc_status dsc_output_path(const char *directory, const char *name, char **out) DSC_MUST_CHECK;
-/* The failure of a run's start that could not `action` ("open") `path`, with errno `error`: DSC_E_INVALID
- * where the name or its rights are to blame. */
+/* Raises the error for an `action` ("open") on `path` that failed with errno `error` when a run starts:
+ * DSC_E_INVALID where the path or its permissions are wrong, else DSC_E_IO. */
 dsc_status dsc_output_refused(const char *action, const char *path, int error);
-/* Makes the directory and those above it; fine when it is there. */
+/* Makes the directory and those above it, unless they exist. */
 dsc_status dsc_directory_make(const char *path) DSC_MUST_CHECK;
 
-/* 1 when another process of this machine that lives may be writing the file of this temporary name. */
+/* 1 when another process that runs on this machine may be writing the file of this temporary name. */
 int dsc_temporary_is_used(const char *name);
 
-/* Opens the temporary file, this process's own (an old one of that name is overwritten). */
+/* Opens a temporary file for `path`, whose name holds host and process; an older one is overwritten. */
 dsc_status dsc_output_open(const char *path, dsc_output *out) DSC_MUST_CHECK;
 /* Writes all of `data` at `offset`. */
 dsc_status dsc_output_write(dsc_output *output, const void *data, size_t bytes,
                             int64_t offset) DSC_MUST_CHECK;
-/* Everything written so far is on the disk. */
+/* Makes sure that everything written so far is on the disk. */
 dsc_status dsc_output_sync(dsc_output *output) DSC_MUST_CHECK;
 /* Gives the file its name, replacing an older one, and syncs the directory. Call dsc_output_sync before. */
 dsc_status dsc_output_commit(dsc_output *output) DSC_MUST_CHECK;
-/* Closes, and removes the temporary file unless it was committed. Accepts one that was never opened (fd -1,
+/* Closes the file, and removes it unless it was committed. Accepts an output that was never opened (fd -1,
  * NULL names). */
 void dsc_output_close(dsc_output *output);
 

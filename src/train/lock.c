@@ -1,6 +1,6 @@
-/* A run's directory is locked by fcntl on its file `lock`. Such a lock goes with its process, however that
- * ends, and holds between machines where the file system is shared. The file goes with the lock; one that a
- * killed run has left is taken over. */
+/* A run's directory is locked by fcntl on its file `lock`. The system drops such a lock when the process
+ * ends, however it ends, and a shared file system keeps it between machines. Releasing the lock removes the
+ * file; a file that a killed run has left is used again. */
 #include "train/lock.h"
 
 #include "base/error.h"
@@ -15,7 +15,7 @@
 struct dsc_lock {
     int fd; /* -1: none. Closing any other descriptor of the file would end the lock. */
     char *directory, *path;
-    int made; /* the directory was not there before */
+    int made; /* the directory did not exist before */
 };
 
 static void destroy(dsc_lock **lock) {
@@ -26,14 +26,14 @@ static void destroy(dsc_lock **lock) {
     dsc_memory_free(lock);
 }
 
-/* 0 when whoever had the lock before has removed the file: the next one makes another. */
+/* 0 when the process that held the lock before has removed the file: then another file has to be made. */
 static int is_current(const dsc_lock *lock) {
     struct stat own, named;
     return fstat(lock->fd, &own) == 0 && stat(lock->path, &named) == 0 && own.st_dev == named.st_dev &&
            own.st_ino == named.st_ino;
 }
 
-/* *held = 0 when it has to be tried again. */
+/* *held = 0 when the caller has to try again. */
 static dsc_status try_once(dsc_lock *lock, int *held) {
     struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     lock->fd = open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
@@ -82,7 +82,7 @@ void dsc_lock_release(dsc_lock **lock) {
     if (!lock || !*lock)
         return;
     if (is_current(*lock))
-        unlink((*lock)->path); /* before the lock ends: then the file may be another's */
+        unlink((*lock)->path); /* while it is locked: later it may be another process's */
     if ((*lock)->made)
         rmdir((*lock)->directory);
     destroy(lock);

@@ -4,7 +4,7 @@
 #define DSC_TRAIN_METRICS_H
 
 #include "descent/trainer.h"
-#include "train/state.h"
+#include "train/train_state.h"
 
 typedef struct dsc_metrics dsc_metrics;
 

@@ -12,7 +12,7 @@
 #include "descent/device.h"
 
 typedef struct dsc_st_tensor {
-    const char *name; /* lent by the file */
+    const char *name; /* stays the reader's */
     dsc_dtype dtype;
     int ndim; /* 0: one number */
     int64_t dim[DSC_MAX_DIMS];
@@ -28,16 +28,18 @@ dsc_status dsc_st_open(const char *path, dsc_st_reader **out) DSC_MUST_CHECK;
 void dsc_st_close(dsc_st_reader **reader);
 const char *dsc_st_path(const dsc_st_reader *reader);
 int64_t dsc_st_count(const dsc_st_reader *reader);
-/* Sorted by name; lent. */
+/* Sorted by name; they stay the reader's. */
 const dsc_st_tensor *dsc_st_tensors(const dsc_st_reader *reader);
-/* NULL when there is none of that name. */
+/* NULL when no tensor has this name. */
 const dsc_st_tensor *dsc_st_find(const dsc_st_reader *reader, const char *name);
-/* NULL when there is no such key. Lent. */
+/* NULL when there is no such key. Stays the reader's. */
 const char *dsc_st_metadata(const dsc_st_reader *reader, const char *key);
+/* The value as a number; -1 when there is no such key, DSC_E_FORMAT when it is not a number. */
+dsc_status dsc_st_metadata_number(const dsc_st_reader *reader, const char *key, int64_t *out) DSC_MUST_CHECK;
 /* Reads the numbers of a tensor; bytes must be tensor->bytes. */
 dsc_status dsc_st_read(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out,
                        size_t bytes) DSC_MUST_CHECK;
-/* The same; DSC_E_FORMAT when floating-point numbers of it are not finite. */
+/* The same; DSC_E_FORMAT when it holds floating-point numbers that are not finite. */
 dsc_status dsc_st_read_finite(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out,
                               size_t bytes) DSC_MUST_CHECK;
 
@@ -55,7 +57,7 @@ dsc_status dsc_st_writer_declare(dsc_st_writer *writer, const char *name, dsc_dt
 dsc_status dsc_st_writer_begin(dsc_st_writer *writer) DSC_MUST_CHECK;
 dsc_status dsc_st_writer_write(dsc_st_writer *writer, int64_t index, const void *data,
                                size_t bytes) DSC_MUST_CHECK;
-/* Checks that nothing is missing, and syncs. */
+/* Checks that every tensor was written, and syncs the file. */
 dsc_status dsc_st_writer_sync(dsc_st_writer *writer) DSC_MUST_CHECK;
 /* Gives the file its name. */
 dsc_status dsc_st_writer_commit(dsc_st_writer *writer) DSC_MUST_CHECK;

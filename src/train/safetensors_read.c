@@ -252,6 +252,20 @@ const char *dsc_st_metadata(const dsc_st_reader *reader, const char *key) {
     return json_string_value(json_object_get(json_object_get(reader->header, DSC_ST_METADATA), key));
 }
 
+dsc_status dsc_st_metadata_number(const dsc_st_reader *reader, const char *key, int64_t *out) {
+    const char *text = dsc_st_metadata(reader, key);
+    char *end;
+    *out = -1;
+    if (!text)
+        return DSC_OK;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (errno || end == text || *end != '\0')
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata '%s' is '%s', not a number", reader->path, key, text);
+    *out = number;
+    return DSC_OK;
+}
+
 dsc_status dsc_st_read(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out, size_t bytes) {
     if (bytes != tensor->bytes)
         return DSC_FAIL(DSC_E_INVALID, "'%s': tensor '%s' has %zu bytes, not %zu", reader->path, tensor->name,
@@ -259,7 +273,7 @@ dsc_status dsc_st_read(const dsc_st_reader *reader, const dsc_st_tensor *tensor,
     return read_at(reader, reader->data_start + tensor->offset, out, bytes);
 }
 
-/* 1 when numbers of a type that is not whole have all bits of the exponent set. */
+/* 1 when a floating-point number of it is infinite or NaN: all bits of its exponent are set. */
 static int has_nonfinite(const void *data, dsc_dtype dtype, size_t bytes) {
     const uint16_t *half = data;
     const float *single = data;

@@ -1,4 +1,4 @@
-/* Giving everybody what rank 0 has, or what each has; and one rank what another has. */
+/* Moving data between ranks. */
 #include "train/share.h"
 
 #include "base/error.h"
@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-/* After a wait that was in vain the block may still be written to: it is MPI's then. */
+/* After a wait that failed MPI may still write to the block, so that it cannot be freed. */
 static void free_block(dsc_tensor *block, dsc_status status) {
     if (status == DSC_E_LOST || status == DSC_E_COMM)
         dsc_memory_keep(block->data);
@@ -77,14 +77,14 @@ dsc_status dsc_share_text(dsc_comm *comm, dsc_queue *queue, dsc_status status, c
     return dsc_share_bytes(comm, queue, *text, (size_t)bytes);
 }
 
-/* ---- one rank and another ---- */
+/* ---- from one rank to another ---- */
 
 enum { CARRIER_TAG = 1 };
 
-dsc_status dsc_carrier_open(dsc_comm *comm, dsc_queue *queue, size_t bytes, dsc_carrier *out) {
-    int64_t count = (int64_t)bytes;
+dsc_status dsc_carrier_open(dsc_comm *comm, dsc_queue *queue, size_t bytes, size_t sent, dsc_carrier *out) {
+    int64_t count = (int64_t)sent;
     *out = (dsc_carrier){.comm = comm, .queue = queue};
-    dsc_status status = dsc_memory_alloc(count, 1, &out->host);
+    dsc_status status = dsc_memory_alloc((int64_t)bytes, 1, &out->host);
     if (status == DSC_OK)
         status = dsc_tensor_alloc(dsc_queue_device(queue), DSC_U8, 1, &count, &out->block);
     if (status != DSC_OK)
@@ -101,12 +101,15 @@ void dsc_carrier_close(dsc_carrier *carrier) {
     *carrier = (dsc_carrier){0};
 }
 
+/* Sends even what could not be uploaded: the other rank waits for it. */
 static dsc_status send(dsc_carrier *c, int to, size_t bytes) {
     dsc_tensor t = dsc_tensor_slice(&c->block, 0, (int64_t)bytes);
-    DSC_TRY(dsc_tensor_upload(c->queue, c->host, bytes, &t));
-    DSC_TRY(dsc_queue_sync(c->queue));
+    dsc_status status = dsc_tensor_upload(c->queue, c->host, bytes, &t);
+    if (status == DSC_OK)
+        status = dsc_queue_sync(c->queue);
     DSC_TRY(dsc_comm_send_begin(c->comm, DSC_TRAFFIC_OTHER, to, CARRIER_TAG, &t, &c->request));
-    return dsc_comm_wait(&c->request);
+    DSC_TRY(dsc_comm_wait(&c->request));
+    return status;
 }
 
 static dsc_status receive(dsc_carrier *c, int from, size_t bytes) {

@@ -3,7 +3,9 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "device/half.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -16,19 +18,8 @@ static void print_shape(int ndim, const int64_t *dim, char *text, size_t size) {
         snprintf(text + used, size - used, "]");
 }
 
-size_t dsc_statedict_largest(const dsc_model *model) {
-    const dsc_state_entry *entries = dsc_model_state(model);
-    size_t largest = 0;
-    for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
-        size_t bytes = dsc_tensor_bytes(entries[i].tensor);
-        if (bytes > largest)
-            largest = bytes;
-    }
-    return largest;
-}
-
-/* to[o][c][p] = from[o][p][c] over pixels p of a kernel; elements of `width` bytes. The way back is the same
- * with the two inner sizes swapped. */
+/* to[o][c][p] = from[o][p][c] over pixels p of a kernel; elements of `width` bytes. With the two inner sizes
+ * swapped it is its own inverse. */
 static void transpose_inner(const char *from, char *to, int64_t outer, int64_t pixels, int64_t channels,
                             size_t width) {
     for (int64_t o = 0; o < outer; o++) {
@@ -42,13 +33,7 @@ static void transpose_inner(const char *from, char *to, int64_t outer, int64_t p
     }
 }
 
-dsc_status dsc_statedict_declare(const dsc_model *model, dsc_st_writer *writer) {
-    const dsc_state_entry *entries = dsc_model_state(model);
-    for (int64_t i = 0; i < dsc_model_state_count(model); i++)
-        DSC_TRY(dsc_st_writer_declare(writer, entries[i].name, entries[i].tensor->dtype, entries[i].ndim,
-                                      entries[i].dim));
-    return DSC_OK;
-}
+/* ---- writing ---- */
 
 static dsc_status write_entry(const dsc_state_entry *e, int64_t index, dsc_queue *queue, char *here,
                               char *there, dsc_st_writer *writer) {
@@ -63,33 +48,52 @@ static dsc_status write_entry(const dsc_state_entry *e, int64_t index, dsc_queue
 
 dsc_status dsc_statedict_write(const dsc_model *model, dsc_queue *queue, dsc_st_writer *writer) {
     const dsc_state_entry *entries = dsc_model_state(model);
-    size_t largest = dsc_statedict_largest(model);
+    int64_t count = dsc_model_state_count(model);
+    size_t largest = 0;
     char *buffer;
+    for (int64_t i = 0; i < count; i++) {
+        size_t bytes = dsc_tensor_bytes(entries[i].tensor);
+        largest = bytes > largest ? bytes : largest;
+        DSC_TRY(dsc_st_writer_declare(writer, entries[i].name, entries[i].tensor->dtype, entries[i].ndim,
+                                      entries[i].dim));
+    }
+    DSC_TRY(dsc_st_writer_begin(writer));
     DSC_TRY(dsc_memory_alloc(2, largest, &buffer));
     dsc_status status = DSC_OK;
-    for (int64_t i = 0; i < dsc_model_state_count(model) && status == DSC_OK; i++)
+    for (int64_t i = 0; i < count && status == DSC_OK; i++)
         status = write_entry(&entries[i], i, queue, buffer, buffer + largest, writer);
     dsc_memory_free(&buffer);
     return status;
 }
 
-static dsc_status check_entry(const dsc_state_entry *e, const char *name, const dsc_st_reader *reader) {
-    const dsc_st_tensor *t = dsc_st_find(reader, e->name);
-    if (!t)
-        return DSC_FAIL(DSC_E_INVALID, "'%s' lacks '%s' of model %s: it holds another model's parameters",
-                        dsc_st_path(reader), e->name, name);
-    int equal = t->ndim == e->ndim && t->dtype == e->tensor->dtype;
+/* ---- comparing ---- */
+
+static int is_real(dsc_dtype dtype) {
+    return dtype == DSC_F32 || dtype == DSC_F64 || dtype == DSC_BF16 || dtype == DSC_F16;
+}
+
+/* The shapes are equal, and the file's type can be converted to the model's. */
+static int fits(const dsc_st_tensor *t, const dsc_state_entry *e) {
+    int equal = t->ndim == e->ndim;
     for (int i = 0; i < t->ndim && equal; i++)
         equal = t->dim[i] == e->dim[i];
-    if (!equal) {
-        char here[128], there[128];
-        print_shape(e->ndim, e->dim, here, sizeof here);
-        print_shape(t->ndim, t->dim, there, sizeof there);
-        return DSC_FAIL(DSC_E_INVALID, "'%s': '%s' is %s %s, in model %s it is %s %s", dsc_st_path(reader),
-                        e->name, dsc_dtype_name(t->dtype), there, name, dsc_dtype_name(e->tensor->dtype),
-                        here);
-    }
-    return DSC_OK;
+    return equal && (t->dtype == e->tensor->dtype || (is_real(t->dtype) && is_real(e->tensor->dtype)));
+}
+
+static dsc_status check_entry(const dsc_state_entry *e, const char *name, const dsc_st_reader *reader) {
+    const dsc_st_tensor *t = dsc_st_find(reader, e->name);
+    const char *word = name ? "model " : "the model", *path = dsc_st_path(reader);
+    char here[128], there[128];
+    name = name ? name : "";
+    if (!t)
+        return DSC_FAIL(DSC_E_INVALID, "'%s' lacks '%s' of %s%s: it holds another model's parameters", path,
+                        e->name, word, name);
+    if (fits(t, e))
+        return DSC_OK;
+    print_shape(t->ndim, t->dim, there, sizeof there);
+    print_shape(e->ndim, e->dim, here, sizeof here);
+    return DSC_FAIL(DSC_E_INVALID, "'%s': '%s' is %s %s, in %s%s it is %s %s", path, e->name,
+                    dsc_dtype_name(t->dtype), there, word, name, dsc_dtype_name(e->tensor->dtype), here);
 }
 
 dsc_status dsc_statedict_check(const dsc_model *model, const char *name, const dsc_st_reader *reader) {
@@ -98,31 +102,184 @@ dsc_status dsc_statedict_check(const dsc_model *model, const char *name, const d
     for (int64_t i = 0; i < count; i++)
         DSC_TRY(check_entry(&entries[i], name, reader));
     if (dsc_st_count(reader) != count)
-        return DSC_FAIL(DSC_E_INVALID, "'%s' holds %lld tensors, model %s has %lld: it is another model's",
-                        dsc_st_path(reader), (long long)dsc_st_count(reader), name, (long long)count);
+        return DSC_FAIL(DSC_E_INVALID, "'%s' holds %lld tensors, %s%s has %lld: it is another model's",
+                        dsc_st_path(reader), (long long)dsc_st_count(reader), name ? "model " : "the model",
+                        name ? name : "", (long long)count);
     return DSC_OK;
 }
 
-static dsc_status read_entry(const dsc_state_entry *e, dsc_queue *queue, char *here, char *there,
-                             const dsc_st_reader *reader) {
-    dsc_tensor target = *e->tensor;
-    size_t bytes = dsc_tensor_bytes(&target);
-    DSC_TRY(dsc_st_read_finite(reader, dsc_st_find(reader, e->name), there, bytes));
-    if (e->permuted)
-        transpose_inner(there, here, e->ohwc[0], e->ohwc[3], e->ohwc[1] * e->ohwc[2],
-                        dsc_dtype_size(target.dtype));
-    DSC_TRY(dsc_tensor_upload(queue, e->permuted ? here : there, bytes, &target));
+/* A report as it is built: the public one points into it. */
+typedef struct full_report {
+    dsc_load_report shown; /* first: callers hold its address */
+    const char **loaded, **missing;
+    dsc_load_skipped *skipped;
+    char *names; /* memory of all names */
+} full_report;
+
+void dsc_load_report_free(dsc_load_report **report) {
+    if (!report || !*report)
+        return;
+    full_report *r = (full_report *)(void *)*report;
+    dsc_memory_free(&r->loaded);
+    dsc_memory_free(&r->missing);
+    dsc_memory_free(&r->skipped);
+    dsc_memory_free(&r->names);
+    dsc_memory_free(report);
+}
+
+static const dsc_state_entry *find_entry(const dsc_model *model, const char *name) {
+    const dsc_state_entry *entries = dsc_model_state(model);
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++)
+        if (strcmp(entries[i].name, name) == 0)
+            return &entries[i];
+    return NULL;
+}
+
+static const char *copy_name(const char *name, char **next) {
+    char *copy = *next;
+    size_t size = strlen(name) + 1;
+    memcpy(copy, name, size);
+    *next += size;
+    return copy;
+}
+
+static dsc_status make_room(const dsc_model *model, const dsc_st_reader *reader, full_report *r) {
+    int64_t count = dsc_model_state_count(model), bytes = 1;
+    for (int64_t i = 0; i < count; i++)
+        bytes += (int64_t)strlen(dsc_model_state(model)[i].name) + 1;
+    for (int64_t i = 0; i < dsc_st_count(reader); i++)
+        bytes += (int64_t)strlen(dsc_st_tensors(reader)[i].name) + 1;
+    DSC_TRY(dsc_memory_alloc(count, sizeof *r->loaded, &r->loaded));
+    DSC_TRY(dsc_memory_alloc(count, sizeof *r->missing, &r->missing));
+    DSC_TRY(dsc_memory_alloc(dsc_st_count(reader), sizeof *r->skipped, &r->skipped));
+    return dsc_memory_alloc(bytes, 1, &r->names);
+}
+
+dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *reader, dsc_load_report **out) {
+    full_report *r;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *r, &r));
+    *out = &r->shown;
+    dsc_status status = make_room(model, reader, r);
+    if (status != DSC_OK) {
+        dsc_load_report_free(out);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    char *next = r->names;
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
+        const dsc_state_entry *e = &dsc_model_state(model)[i];
+        const dsc_st_tensor *t = dsc_st_find(reader, e->name);
+        if (!t)
+            r->missing[r->shown.missing_count++] = copy_name(e->name, &next);
+        else if (fits(t, e))
+            r->loaded[r->shown.loaded_count++] = copy_name(e->name, &next);
+    }
+    for (int64_t i = 0; i < dsc_st_count(reader); i++) {
+        const dsc_st_tensor *t = &dsc_st_tensors(reader)[i];
+        const dsc_state_entry *e = find_entry(model, t->name);
+        if (e && fits(t, e))
+            continue;
+        dsc_load_skipped *s = &r->skipped[r->shown.skipped_count++];
+        *s = (dsc_load_skipped){.in_model = e != NULL, .file_dtype = t->dtype, .file_ndim = t->ndim};
+        s->name = copy_name(t->name, &next);
+        memcpy(s->file_dim, t->dim, sizeof t->dim);
+        if (!e)
+            continue;
+        s->model_dtype = e->tensor->dtype;
+        s->model_ndim = e->ndim;
+        memcpy(s->model_dim, e->dim, sizeof e->dim);
+    }
+    r->shown.loaded = r->loaded;
+    r->shown.missing = r->missing;
+    r->shown.skipped = r->skipped;
+    return DSC_OK;
+}
+
+/* ---- reading ---- */
+
+static double real_at(dsc_dtype dtype, const void *data, int64_t i) {
+    switch (dtype) {
+    case DSC_F64:
+        return ((const double *)data)[i];
+    case DSC_BF16:
+        return dsc_bf16_to_float(((const uint16_t *)data)[i]);
+    case DSC_F16:
+        return dsc_f16_to_float(((const uint16_t *)data)[i]);
+    default:
+        return ((const float *)data)[i];
+    }
+}
+
+/* Reads a tensor in the model's type. `raw` has room for it in the file's type. */
+static dsc_status read_converted(const dsc_st_reader *reader, const dsc_st_tensor *t, dsc_dtype dtype,
+                                 void *raw, void *out) {
+    if (t->dtype == dtype)
+        return dsc_st_read_finite(reader, t, out, t->bytes);
+    DSC_TRY(dsc_st_read_finite(reader, t, raw, t->bytes));
+    int64_t count = (int64_t)(t->bytes / dsc_dtype_size(t->dtype));
+    for (int64_t i = 0; i < count; i++) {
+        double value = real_at(t->dtype, raw, i);
+        if (dtype == DSC_F64)
+            ((double *)out)[i] = value;
+        else
+            ((float *)out)[i] = (float)value;
+        if (dtype == DSC_F32 && !isfinite((float)value))
+            return DSC_FAIL(DSC_E_FORMAT, "'%s': '%s' holds %g, which the model's type %s cannot hold",
+                            dsc_st_path(reader), t->name, value, dsc_dtype_name(dtype));
+    }
+    return DSC_OK;
+}
+
+/* The tensor of the file for an entry; NULL when there is none that fits. */
+static const dsc_st_tensor *find_fitting(const dsc_st_reader *reader, const dsc_state_entry *e) {
+    const dsc_st_tensor *t = dsc_st_find(reader, e->name);
+    return t && fits(t, e) ? t : NULL;
+}
+
+/* `all` gets the numbers of the entries that fit, one after the other, in this library's layout; `scratch`
+ * holds one tensor twice, in fp64 at most. */
+static dsc_status read_all(const dsc_model *model, const dsc_st_reader *reader, size_t largest, char *scratch,
+                           char *all) {
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
+        const dsc_state_entry *e = &dsc_model_state(model)[i];
+        const dsc_st_tensor *t = find_fitting(reader, e);
+        dsc_dtype dtype = e->tensor->dtype;
+        if (!t)
+            continue;
+        DSC_TRY(read_converted(reader, t, dtype, scratch, e->permuted ? scratch + largest : all));
+        if (e->permuted)
+            transpose_inner(scratch + largest, all, e->ohwc[0], e->ohwc[3], e->ohwc[1] * e->ohwc[2],
+                            dsc_dtype_size(dtype));
+        all += dsc_tensor_bytes(e->tensor);
+    }
+    return DSC_OK;
+}
+
+static dsc_status upload_all(dsc_model *model, dsc_queue *queue, const dsc_st_reader *reader,
+                             const char *all) {
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
+        const dsc_state_entry *e = &dsc_model_state(model)[i];
+        dsc_tensor target = *e->tensor;
+        if (!find_fitting(reader, e))
+            continue;
+        DSC_TRY(dsc_tensor_upload(queue, all, dsc_tensor_bytes(&target), &target));
+        all += dsc_tensor_bytes(&target);
+    }
     return dsc_queue_sync(queue);
 }
 
 dsc_status dsc_statedict_read(dsc_model *model, dsc_queue *queue, const dsc_st_reader *reader) {
-    const dsc_state_entry *entries = dsc_model_state(model);
-    size_t largest = dsc_statedict_largest(model);
+    size_t largest = 0, total = 0;
     char *buffer;
-    DSC_TRY(dsc_memory_alloc(2, largest, &buffer));
-    dsc_status status = DSC_OK;
-    for (int64_t i = 0; i < dsc_model_state_count(model) && status == DSC_OK; i++)
-        status = read_entry(&entries[i], queue, buffer, buffer + largest, reader);
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
+        const dsc_tensor *t = dsc_model_state(model)[i].tensor;
+        size_t bytes = (size_t)dsc_tensor_count(t) * sizeof(double);
+        largest = bytes > largest ? bytes : largest;
+        total += dsc_tensor_bytes(t);
+    }
+    DSC_TRY(dsc_memory_alloc((int64_t)(2 * largest + total), 1, &buffer));
+    dsc_status status = read_all(model, reader, largest, buffer, buffer + 2 * largest);
+    if (status == DSC_OK)
+        status = upload_all(model, queue, reader, buffer + 2 * largest);
     dsc_memory_free(&buffer);
     return status;
 }

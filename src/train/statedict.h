@@ -3,20 +3,21 @@
 #ifndef DSC_TRAIN_STATEDICT_H
 #define DSC_TRAIN_STATEDICT_H
 
-#include "descent/model.h"
+#include "descent/checkpoint.h"
 #include "train/safetensors.h"
 
-/* Bytes of the largest entry: the size of the two host buffers that writing and reading need. */
-size_t dsc_statedict_largest(const dsc_model *model);
-/* Declares all entries, in order, and after begin writes them; entry i is tensor i of the file. */
-dsc_status dsc_statedict_declare(const dsc_model *model, dsc_st_writer *writer) DSC_MUST_CHECK;
+/* Declares all entries and writes them, after the caller's metadata. Blocks. */
 dsc_status dsc_statedict_write(const dsc_model *model, dsc_queue *queue,
                                dsc_st_writer *writer) DSC_MUST_CHECK;
-/* Checks names, types and shapes against the model, nothing missing and nothing too many; `name` is the
- * model's, for messages. */
+/* DSC_E_INVALID unless the file holds all tensors of the model in their shapes, and no other. `name` is the
+ * model's, for messages; NULL: it has none. */
 dsc_status dsc_statedict_check(const dsc_model *model, const char *name,
                                const dsc_st_reader *reader) DSC_MUST_CHECK;
-/* Fills the model's parameters and buffers from a file that passed the check. */
+/* Lists what fits, as `loaded`, and what does not. To be freed with dsc_load_report_free. */
+dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *reader,
+                                 dsc_load_report **out) DSC_MUST_CHECK;
+/* Fills parameters and buffers from the tensors of a file that fit; after the check, all of them. The whole
+ * file is read before the model changes. Blocks. */
 dsc_status dsc_statedict_read(dsc_model *model, dsc_queue *queue, const dsc_st_reader *reader) DSC_MUST_CHECK;
 
 #endif

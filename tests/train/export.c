@@ -1,11 +1,11 @@
 /* train_export MODEL DIRECTORY: trains MODEL for three steps on built-in data, leaves the checkpoint in
  * DIRECTORY and beside it io.safetensors: a batch x [n, h, w, c] and the logits that the checkpoint gives. */
 #include "base/error.h"
+#include "descent/checkpoint.h"
 #include "descent/data.h"
 #include "descent/model.h"
 #include "descent/train.h"
 #include "train/safetensors.h"
-#include "train/statedict.h"
 
 #include <stdio.h>
 
@@ -24,19 +24,12 @@ static dsc_status train(dsc_comm *comm, dsc_device *device, const char *model, c
     return dsc_train_run(comm, device, &o, NULL);
 }
 
-static dsc_status load(dsc_device *device, dsc_queue *q, const char *name, const char *path,
-                       dsc_model **out) {
-    dsc_st_reader *r = NULL;
+static dsc_status load(dsc_device *device, const char *name, const char *path, dsc_model **out) {
     dsc_model_options options;
     dsc_model_options_init(&options);
     options.seed = 7; /* other weights than the run's, until they are overwritten */
     DSC_TRY(dsc_zoo_create(device, name, 32, 32, 3, 10, &options, out));
-    DSC_TRY(dsc_st_open(path, &r));
-    dsc_status status = dsc_statedict_check(*out, name, r);
-    if (status == DSC_OK)
-        status = dsc_statedict_read(*out, q, r);
-    dsc_st_close(&r);
-    return status;
+    return dsc_model_load(*out, path, NULL, NULL);
 }
 
 static dsc_status fill_batch(dsc_tensor *x) {
@@ -82,7 +75,7 @@ static dsc_status export_all(dsc_comm *comm, dsc_device *device, const char *nam
     DSC_TRY(train(comm, device, name, directory));
     snprintf(path, sizeof path, "%s/checkpoint-3.safetensors", directory);
     DSC_TRY_GOTO(status, dsc_queue_create(device, &q), end);
-    DSC_TRY_GOTO(status, load(device, q, name, path, &model), end);
+    DSC_TRY_GOTO(status, load(device, name, path, &model), end);
     DSC_TRY_GOTO(status, dsc_exec_create(model, DSC_EXEC_EVAL, BATCH, &exec), end);
     DSC_TRY_GOTO(status, dsc_tensor_alloc(device, DSC_F32, 4, shape, &x), end);
     DSC_TRY_GOTO(status, fill_batch(&x), end);

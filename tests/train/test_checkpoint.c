@@ -97,11 +97,25 @@ static void tiny_fill(tiny *t, int64_t step) {
     t->state = (dsc_train_state){step, 3, 640, 12.25, 640, 2.5, 1.5, 0.25, 0.75, 8, 0.5, 4, 33.5, {512, 7}};
 }
 
+static dsc_status write_both(const dsc_snapshot *s, const char *into, int64_t *bytes) {
+    dsc_st_writer *model = NULL;
+    char *path = NULL;
+    dsc_status status = dsc_checkpoint_path(into, s->state->step, &path);
+    if (status == DSC_OK)
+        status = dsc_checkpoint_write_model(s, path, &model);
+    if (status == DSC_OK)
+        status = dsc_checkpoint_save(s, path, &model, bytes);
+    if (status == DSC_OK)
+        status = dsc_checkpoint_set_latest(into, s->state->step);
+    dsc_memory_free(&path);
+    return status;
+}
+
 static void save(tiny *t, int64_t step, const char *into) {
     dsc_snapshot s = snapshot(t);
     int64_t bytes = 0;
     tiny_fill(t, step);
-    assert_ok(dsc_checkpoint_save(&s, into, &bytes));
+    assert_ok(write_both(&s, into, &bytes));
     assert_true(bytes > 0);
 }
 
@@ -167,7 +181,7 @@ static void test_round_trip(void **state) {
     tiny_open(&b, 2, 4);
     save(&a, 12, path);
     dsc_snapshot s = snapshot(&b);
-    assert_ok(dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors")));
+    assert_ok(dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors"), NULL));
     assert_same(dsc_model_params(a.model), dsc_model_params(b.model), dsc_model_param_count(a.model));
     assert_same(dsc_model_buffers(a.model), dsc_model_buffers(b.model), dsc_model_buffer_count(a.model));
     assert_same(dsc_optim_state(a.optim), dsc_optim_state(b.optim), dsc_optim_state_count(a.optim));
@@ -340,7 +354,7 @@ static void test_full_disk(void **state) {
         small.rlim_cur = limits[i];
         t.state.step = 13;
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-        dsc_status status = dsc_checkpoint_save(&s, path, &size);
+        dsc_status status = write_both(&s, path, &size);
         assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
         assert_int_equal(status, DSC_E_IO);
         assert_non_null(strstr(dsc_error_message(), "free some space"));
@@ -350,13 +364,13 @@ static void test_full_disk(void **state) {
     char *text = scratch_read(scratch_path(path, "latest"), &bytes);
     assert_string_equal(text, "checkpoint-12.safetensors\n");
     free(text);
-    assert_ok(dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors")));
+    assert_ok(dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors"), NULL));
     tiny_close(&t);
 }
 
 static void expect_load(tiny *t, const char *path, dsc_status wanted, const char *message) {
     dsc_snapshot s = snapshot(t);
-    assert_fails(wanted, message, dsc_checkpoint_load(&s, path));
+    assert_fails(wanted, message, dsc_checkpoint_load(&s, path, NULL));
 }
 
 static void copy_file(const char *from, const char *to) {
@@ -386,7 +400,8 @@ static void test_mismatches(void **state) {
     optim_of(&t.options)->kind = DSC_SGD;
     dsc_snapshot s = snapshot(&t);
     s.samples = 999;
-    assert_fails(DSC_E_INVALID, "of 1000 samples, the data set has 999", dsc_checkpoint_load(&s, model));
+    assert_fails(DSC_E_INVALID, "of 1000 samples, the data set has 999",
+                 dsc_checkpoint_load(&s, model, NULL));
     copy_file(model, scratch_path(path, "alone.safetensors"));
     expect_load(&t, scratch_path(path, "alone.safetensors"), DSC_E_NOT_FOUND, "training cannot go on");
     save(&t, 13, path);
@@ -403,13 +418,16 @@ static void test_bad_numbers(void **state) {
         double scale, best;
         const char *message;
     } cases[] = {
-        {0.5, 0.5, "checkpoint-12.state.safetensors' is damaged: the loss scale is 0.5"},
-        {0, 0.5, "the loss scale is 0"},
-        {-4, 0.5, "the loss scale is -4"},
-        {INFINITY, 0.5, "the loss scale is inf"},
-        {NAN, 0.5, "the loss scale is nan"},
-        {512, NAN, "checkpoint-12.state.safetensors' is damaged: the best accuracy is nan"},
-        {512, INFINITY, "the best accuracy is inf"},
+        {0.5, 0.5,
+         "checkpoint-12.state.safetensors' is damaged: 'train.loss_scale' is 0.5: it must be finite, and 1 "
+         "or more"},
+        {0, 0.5, "'train.loss_scale' is 0: it must be"},
+        {-4, 0.5, "'train.loss_scale' is -4: it must be"},
+        {INFINITY, 0.5, "'train.loss_scale' is inf: it must be"},
+        {NAN, 0.5, "'train.loss_scale' is nan: it must be"},
+        {512, NAN,
+         "checkpoint-12.state.safetensors' is damaged: 'train.best_top1' is nan: it must be finite"},
+        {512, INFINITY, "'train.best_top1' is inf: it must be finite"},
     };
     tiny t;
     char path[SCRATCH_SIZE], model[SCRATCH_SIZE * 2];
@@ -422,7 +440,7 @@ static void test_bad_numbers(void **state) {
         tiny_fill(&t, 12);
         t.state.loss_scale[0] = cases[i].scale;
         t.state.best_top1 = cases[i].best;
-        assert_ok(dsc_checkpoint_save(&s, path, &bytes));
+        assert_ok(write_both(&s, path, &bytes));
         t.state.step = 77;
         expect_load(&t, model, DSC_E_FORMAT, cases[i].message);
         assert_int_equal(t.state.step, 77);
@@ -432,8 +450,8 @@ static void test_bad_numbers(void **state) {
     tiny_fill(&t, 12);
     t.state.loss_scale[0] = 1;
     t.state.best_top1 = -1; /* none */
-    assert_ok(dsc_checkpoint_save(&s, path, &bytes));
-    assert_ok(dsc_checkpoint_load(&s, model));
+    assert_ok(write_both(&s, path, &bytes));
+    assert_ok(dsc_checkpoint_load(&s, model, NULL));
     tiny_close(&t);
 }
 
@@ -458,7 +476,7 @@ static void test_not_finite(void **state) {
     save(&t, 12, good);
     spoil(&t, 1);
     dsc_snapshot s = snapshot(&t);
-    assert_ok(dsc_checkpoint_save(&s, bad, &bytes));
+    assert_ok(write_both(&s, bad, &bytes));
     expect_load(&t, scratch_path(bad, "checkpoint-12.safetensors"), DSC_E_FORMAT,
                 "checkpoint-12.safetensors' is damaged: 'bn.running_var' holds numbers that are not finite");
     copy_file(scratch_path(bad, "checkpoint-12.state.safetensors"),
@@ -491,16 +509,17 @@ static void test_bad_place(void **state) {
         int64_t whole;
         double real; /* unless it is 0 */
     } cases[] = {
-        {"train.step", "is of step 12, but 'train.step' is 9223372036854775807", INT64_MAX, 0},
+        {"train.step", "'train.step' is 9223372036854775807: it must be from 0 to 2^53", INT64_MAX, 0},
         {"train.step", "is of step 12, but 'train.step' is 13", 13, 0},
-        {"train.epoch", "epoch 9223372036854775807", INT64_MAX, 0},
-        {"train.epoch", "epoch 9007199254740993", (INT64_C(1) << 53) + 1, 0},
-        {"train.evaluated_step", "is damaged", INT64_MAX, 0},
-        {"train.best_step", "is damaged", INT64_MIN, 0},
-        {"train.loss_rows", "inf samples", 0, INFINITY},
-        {"train.loss_sum", "nan of", 0, NAN},
-        {"train.seconds", "inf seconds", 0, INFINITY},
-        {"train.loss_scale_steps", "for inf steps", 0, INFINITY},
+        {"train.epoch", "'train.epoch' is 9223372036854775807: it must be from 0 to 2^53", INT64_MAX, 0},
+        {"train.epoch", "'train.epoch' is 9007199254740993: it must be from 0 to 2^53",
+         (INT64_C(1) << 53) + 1, 0},
+        {"train.evaluated_step", "is damaged: 'train.evaluated_step' is 9", INT64_MAX, 0},
+        {"train.best_step", "is damaged: 'train.best_step' is -9", INT64_MIN, 0},
+        {"train.loss_rows", "'train.loss_rows' is inf: it must be finite and not negative", 0, INFINITY},
+        {"train.loss_sum", "'train.loss_sum' is nan: it must be finite", 0, NAN},
+        {"train.seconds", "'train.seconds' is inf: it must be finite", 0, INFINITY},
+        {"train.loss_scale_steps", "'train.loss_scale_steps' is inf: it must be finite", 0, INFINITY},
     };
     tiny t;
     char path[SCRATCH_SIZE], model[SCRATCH_SIZE * 2], file[SCRATCH_SIZE * 2];
@@ -552,7 +571,7 @@ static void test_memory(void **state) {
     int64_t bytes, nth = 0;
     while (status == DSC_E_MEMORY && nth < 1000) {
         dsc_memory_fail_at(++nth);
-        status = dsc_checkpoint_save(&s, path, &bytes);
+        status = write_both(&s, path, &bytes);
         assert_int_equal(scratch_count(path, ".tmp"), 0);
     }
     dsc_memory_fail_at(0);
@@ -561,7 +580,7 @@ static void test_memory(void **state) {
     status = DSC_E_MEMORY;
     for (nth = 0; status == DSC_E_MEMORY && nth < 1000;) {
         dsc_memory_fail_at(++nth);
-        status = dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors"));
+        status = dsc_checkpoint_load(&s, scratch_path(path, "checkpoint-12.safetensors"), NULL);
     }
     dsc_memory_fail_at(0);
     assert_ok(status);
@@ -584,7 +603,7 @@ static void fuzz_one(const char *name, const dsc_snapshot *s, const char *path, 
         for (uint32_t flips = i % 4 == 0 ? 0 : 1 + dsc_rng_below(&rng, 4); flips > 0; flips--)
             bad[dsc_rng_below(&rng, (uint32_t)size)] ^= (char)(1 << dsc_rng_below(&rng, 8));
         scratch_write(victim, bad, length);
-        dsc_status status = dsc_checkpoint_load(s, model);
+        dsc_status status = dsc_checkpoint_load(s, model, NULL);
         assert_true(status == DSC_OK || status == DSC_E_FORMAT || status == DSC_E_INVALID);
     }
     scratch_write(victim, good, size);

@@ -334,7 +334,7 @@ static dsc_status load(dsc_trainer *t, const char *file) {
                       .state = &t->state,
                       .gossip = t->consensus,
                       .kfac_alone = 1};
-    return dsc_checkpoint_load(&s, file);
+    return dsc_checkpoint_load(&s, file, NULL);
 }
 
 /* One rank, a model of a few numbers: flips hit headers, names and numbers of all parts. */
@@ -405,11 +405,11 @@ static void test_damaged(void **state) {
         int ranks; /* at least */
     } cases[] = {
         {"rank.0.train", 0, NAN, "is damaged", 1},
-        {"rank.0.train", 2, 0.5, "is damaged: a rank's losses are", 1},
+        {"rank.0.train", 2, 0.5, "is damaged: number 2 of 'rank.0.train' is 0.5: it must be", 1},
         {"rank.0.consensus", 0, NAN, "is damaged", 1},
         {"rank.0.consensus", 0, -1, "is damaged", 1},
         {"rank.0.consensus", 0, 0, "is damaged", 1},
-        {"rank.1.consensus", 1, 5, "is damaged: rank 1 has done 5 rounds of gossip, rank 0 2", 2},
+        {"rank.1.consensus", 1, 5, "is damaged: rank 1 has 5 rounds of gossip, rank 0 has 2", 2},
     };
     char out[SCRATCH_SIZE], file[SCRATCH_SIZE];
     dsc_train_options o;

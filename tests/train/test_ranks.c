@@ -321,7 +321,7 @@ static void test_carrier(void **state) {
     dsc_comm *part = NULL;
     dsc_carrier c;
     EXPECT_OK(dsc_comm_split(comm, 0, rank, &part));
-    EXPECT_OK(dsc_carrier_open(part, queue, BYTES, &c));
+    EXPECT_OK(dsc_carrier_open(part, queue, BYTES, BYTES, &c));
     for (int to = 0; to < ranks; to++) {
         memset(c.host, rank, BYTES);
         EXPECT_OK(dsc_carrier_move(&c, ranks - 1, to, BYTES - 1));

@@ -1,5 +1,6 @@
 descent_test(safetensors SOURCES train/test_safetensors.c train/scratch.c ROOMS train)
 descent_test(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/scratch.c ROOMS train)
+descent_test(model-file SOURCES train/test_model_file.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
              SANITIZED 1 2 3)
@@ -26,6 +27,7 @@ add_executable(train_export train/export.c)
 descent_link_rooms(train_export train)
 descent_script_test(train-torch train/torch-load)
 emulated_program(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/scratch.c ROOMS train)
+emulated_program(model-file SOURCES train/test_model_file.c train/runs.c train/scratch.c ROOMS train)
 emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume test_scale)
 emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)

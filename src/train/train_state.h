@@ -1,6 +1,6 @@
-/* Where a run stands: what a checkpoint holds besides tensors. */
-#ifndef DSC_TRAIN_STATE_H
-#define DSC_TRAIN_STATE_H
+/* Where a run stands: the numbers that a checkpoint holds besides tensors. */
+#ifndef DSC_TRAIN_TRAIN_STATE_H
+#define DSC_TRAIN_TRAIN_STATE_H
 
 #include "descent/comm.h"
 

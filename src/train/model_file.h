@@ -1,0 +1,31 @@
+/* A model's file: its state dict, and metadata that says which model it is and how it was trained. */
+#ifndef DSC_TRAIN_MODEL_FILE_H
+#define DSC_TRAIN_MODEL_FILE_H
+
+#include "descent/checkpoint.h"
+#include "descent/train.h"
+#include "train/safetensors.h"
+
+/* What the metadata of a file says about the model and its data. */
+typedef struct dsc_model_facts {
+    char model[64];                           /* "" when it does not say, or says "custom" */
+    int64_t classes, height, width, channels; /* -1 when it does not say */
+    char data[DSC_DATA_SIZE];                 /* that it was trained on; "" when it does not say */
+    int has_seed;
+    uint64_t seed;
+} dsc_model_facts;
+
+/* Reads them; DSC_E_FORMAT when they are there and make no sense. */
+dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;
+/* Writes them. */
+dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_options *facts,
+                                   dsc_st_writer *writer) DSC_MUST_CHECK;
+/* Writes the whole file, which the caller then has to sync and commit. */
+dsc_status dsc_model_file_write(const dsc_model *model, dsc_queue *queue, const char *path,
+                                const dsc_save_options *facts, dsc_st_writer **out) DSC_MUST_CHECK;
+/* Checks that a file is of this model: name (NULL: a model of the caller's own), input, classes, and all
+ * tensors. */
+dsc_status dsc_model_file_check(const dsc_model *model, const char *name,
+                                const dsc_st_reader *reader) DSC_MUST_CHECK;
+
+#endif
