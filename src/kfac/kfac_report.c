@@ -1,10 +1,14 @@
-/* Insight: what the preconditioner did, gathered from all ranks. */
+/* Reports, gathered from all ranks.
+ *
+ *   cosine       <P, D> / (|P| |D|) of the last step that decomposed
+ *   condition    (a_max g_max + damping) / (a_min g_min + damping) of its eigenvalues */
 #include "kfac/internal.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 
 #include <math.h>
+#include <string.h>
 
 enum { EXTREMES = 4, COUNTERS = 3 }; /* of a unit: -min and max of A, of G; of a rank: see dsc_kfac_totals */
 
@@ -37,7 +41,7 @@ static dsc_status reduce(dsc_kfac *k, dsc_queue *q, int64_t count, dsc_reduction
     return dsc_queue_sync(q);
 }
 
-/* Rejected batch factors of the averages whose first keeper this rank is. */
+/* Batch factors that were rejected, counted once: by the rank that owns the factor. */
 static dsc_status count_rejected(dsc_kfac *k, dsc_queue *q, double *out) {
     *out = 0;
     if (k->unit_count == 0)
@@ -79,9 +83,12 @@ dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[3]) {
     return DSC_OK;
 }
 
-/* First and last eigenvalue (they rise) of the items this rank owns, into gathered_host[2 items]. */
-static dsc_status read_ends(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout) {
-    int64_t items = layout->plan->item_count;
+/* Smallest and largest eigenvalue of both factors of every unit, over its blocks, from their owners. Values
+ * of an item rise, so the first and the last are enough; minima travel negated, as maxima. */
+static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
+    const dsc_kfac_layout *layout = &k->layouts[k->active];
+    int64_t items = layout->plan->item_count, count = EXTREMES * k->unit_count;
+    double *extremes = k->report_extremes;
     for (int64_t i = 0; i < items; i++) {
         const dsc_tensor *v = &layout->bases[i].values;
         if (layout->plan->items[i].owner != k->rank)
@@ -94,17 +101,10 @@ static dsc_status read_ends(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *la
     }
     dsc_tensor all = dsc_tensor_slice(&k->gathered, 0, 2 * items);
     DSC_TRY(dsc_tensor_download(q, &all, dsc_tensor_bytes(&all), k->gathered_host));
-    return dsc_queue_sync(q);
-}
-
-/* Smallest and largest eigenvalue of both factors of every unit, over its blocks, from their owners. */
-static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
-    const dsc_kfac_layout *layout = &k->layouts[k->active];
-    double *extremes = k->report_extremes;
-    DSC_TRY(read_ends(k, q, layout));
-    for (int64_t i = 0; i < EXTREMES * k->unit_count; i++)
+    DSC_TRY(dsc_queue_sync(q));
+    for (int64_t i = 0; i < count; i++)
         extremes[i] = -INFINITY;
-    for (int64_t i = 0; i < layout->plan->item_count; i++) {
+    for (int64_t i = 0; i < items; i++) {
         const dsc_kfac_item *item = &layout->plan->items[i];
         double *of = extremes + EXTREMES * item->unit + (item->side == DSC_KFAC_A ? 0 : 2);
         if (item->owner != k->rank)
@@ -112,18 +112,8 @@ static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
         of[0] = fmax(of[0], -k->gathered_host[2 * i]);
         of[1] = fmax(of[1], k->gathered_host[2 * i + 1]);
     }
-    for (int64_t i = 0; i < EXTREMES * k->unit_count; i++)
-        k->gathered_host[i] = extremes[i];
-    return reduce(k, q, EXTREMES * k->unit_count, DSC_MAX);
-}
-
-/* Of the last step that decomposed: <P, D>, <P, P>, <D, D>. */
-static dsc_status read_products(dsc_kfac *k, dsc_queue *q) {
-    dsc_tensor kept = dsc_tensor_slice(&k->products, k->unit_count, 3 * k->unit_count);
-    if (k->unit_count == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_tensor_download(q, &kept, dsc_tensor_bytes(&kept), k->report_products));
-    return dsc_queue_sync(q);
+    memcpy(k->gathered_host, extremes, (size_t)count * sizeof *extremes);
+    return reduce(k, q, count, DSC_MAX);
 }
 
 static void fill_layers(dsc_kfac *k, int eigen) {
@@ -169,7 +159,11 @@ dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_
     DSC_TRY(gather_counters(k, queue, counters, k->report_solve_ms));
     if (eigen && k->unit_count > 0)
         DSC_TRY(gather_extremes(k, queue));
-    DSC_TRY(read_products(k, queue));
+    if (k->unit_count > 0) {
+        dsc_tensor kept = dsc_tensor_slice(&k->products, k->unit_count, 3 * k->unit_count);
+        DSC_TRY(dsc_tensor_download(queue, &kept, dsc_tensor_bytes(&kept), k->report_products));
+        DSC_TRY(dsc_queue_sync(queue));
+    }
     fill_layers(k, eigen);
     DSC_TRY(dsc_kfac_nu(k, queue, &k->nu));
     for (int r = 0; r < k->ranks; r++)
