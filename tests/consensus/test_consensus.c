@@ -372,10 +372,10 @@ static void test_bad_input(void **state) {
     EXPECT_OK(dsc_consensus_parse("allreduce", &kind));
     EXPECT(kind == DSC_CONSENSUS_ALLREDUCE);
     EXPECT(strcmp(dsc_consensus_name(kind), "allreduce") == 0);
-    static const char *const names[] = {"allreduce", "sgp", "osgp", "dpsgd", "adpsgd"};
+    static const char *const kinds[] = {"allreduce", "sgp", "osgp", "dpsgd", "adpsgd"};
     for (int i = 0; i < 5; i++) {
-        EXPECT_OK(dsc_consensus_parse(names[i], &kind));
-        EXPECT((int)kind == i && strcmp(dsc_consensus_name(kind), names[i]) == 0);
+        EXPECT_OK(dsc_consensus_parse(kinds[i], &kind));
+        EXPECT((int)kind == i && strcmp(dsc_consensus_name(kind), kinds[i]) == 0);
     }
     EXPECT_FAILS(DSC_E_INVALID,
                  "consensus 'allgather': not known; known: allreduce, sgp, osgp, dpsgd, adpsgd",
