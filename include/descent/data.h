@@ -7,7 +7,8 @@
  *
  * Functions that return a status refuse a NULL object with DSC_E_INVALID; all others need one, unless they
  * say otherwise. Strings that are passed in are copied; structs whose first member is `size` are read during
- * the call only and may grow at their end: fill them in with their init function. */
+ * the call only and may grow at their end: fill them in with their init function. Structs without it stay as
+ * they are. */
 #ifndef DSC_DATA_H
 #define DSC_DATA_H
 

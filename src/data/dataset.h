@@ -7,8 +7,7 @@
 #include "descent/data.h"
 #include "device/ops.h"
 
-/* Buffers one thread reuses from sample to sample; they grow to what the largest image needs. Starts as {0}.
- */
+/* Buffers that a thread uses for one sample after the other and that grow as needed. Starts as {0}. */
 typedef struct dsc_scratch {
     dsc_bytes file;     /* an encoded image */
     dsc_bytes image;    /* decoded: h * w * 3 bytes */
@@ -17,7 +16,7 @@ typedef struct dsc_scratch {
 
 void dsc_scratch_free(dsc_scratch *scratch);
 
-/* A sample before its augmentation: room for h * w * c bytes, and dsc_op_augment's numbers. */
+/* A sample before its augmentation: h * w * c bytes, and the numbers that dsc_op_augment takes. */
 typedef struct dsc_raw_sample {
     uint8_t *image;
     int32_t *place; /* [3] */

@@ -39,7 +39,7 @@ typedef struct own {
     alignas(max_align_t) unsigned char attributes[];
 } own;
 
-/* What the public declaration is the first member of. */
+/* A declaration under way; the callback sees its first member only. */
 typedef struct declaring {
     dsc_layer_declaration public;
     own *layer;

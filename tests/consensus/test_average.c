@@ -60,16 +60,50 @@ static void check_graph(const char *graph, int peers, size_t bucket_bytes) {
     dsc_tensor_free(&v.memory);
 }
 
+/* A graph of the program's own, which is not regular: rank 0 gives equal shares, the others a quarter to
+ * it. */
+static dsc_status star_period(void *context, int n, int peers, int64_t *period) {
+    (void)context, (void)n, (void)peers;
+    *period = 1;
+    return DSC_OK;
+}
+
+static dsc_status star_out(void *context, int n, int peers, int64_t step, int from, dsc_edge *edges,
+                           int *count) {
+    (void)context, (void)peers, (void)step;
+    *count = from == 0 ? n - 1 : 1;
+    if (from != 0)
+        edges[0] = (dsc_edge){0, 0.25};
+    for (int i = 1; i < n && from == 0; i++)
+        edges[i - 1].rank = i;
+    return DSC_OK;
+}
+
 static void test_graphs(void **state) {
     (void)state;
+    dsc_topology_def star;
+    dsc_topology_def_init(&star);
+    star.name = "star";
+    star.period = star_period;
+    star.out = star_out;
+    EXPECT_OK(dsc_topology_register(&star));
     static const struct {
         const char *name;
         int peers;
-    } graphs[] = {{"exponential", 1}, {"exponential", 2},    {"exponential", 3},
-                  {"exponential", 6}, {"exponential-pm", 1}, {"linear", 1},
-                  {"ring", 1},        {"ring", 2},           {"static-exponential", 1},
-                  {"complete", 1},    {"hypercube", 1},      {"bipartite-linear", 1},
-                  {"base-2", 1}};
+    } graphs[] = {{"exponential", 1},
+                  {"exponential", 2},
+                  {"exponential", 3},
+                  {"exponential", 6},
+                  {"exponential-pm", 1},
+                  {"linear", 1},
+                  {"ring", 1},
+                  {"ring", 2},
+                  {"static-exponential", 1},
+                  {"complete", 1},
+                  {"hypercube", 1},
+                  {"bipartite-linear", 1},
+                  {"base-2", 1},
+                  {"star", 1}};
     for (size_t g = 0; g < sizeof graphs / sizeof *graphs; g++) {
         dsc_topology_options options;
         dsc_topology *topology = NULL;
