@@ -85,32 +85,32 @@ dsc_status dsc_layer_declare_param(dsc_layer_declaration *declaration, const cha
     return DSC_OK;
 }
 
-static dsc_status declare_tensor(own *layer, const char *what, declared_tensor *list, int *count,
-                                 const declared_tensor *tensor, const int64_t *dim) {
+static dsc_status declare_tensor(dsc_layer_declaration *declaration, int saved, declared_tensor tensor,
+                                 const int64_t *dim) {
+    const char *what = saved ? "saved" : "temporary";
+    if (!declaration)
+        return DSC_FAIL(DSC_E_INVALID, "a %s tensor cannot be declared: the declaration is NULL", what);
+    own *layer = ((declaring *)declaration)->layer;
+    int *count = saved ? &layer->saved_count : &layer->temporary_count;
     char number[16];
     snprintf(number, sizeof number, "%d", *count);
     if (*count == DSC_LAYER_TENSORS)
         return DSC_FAIL(DSC_E_INVALID, "%s %s tensor %s: a layer has at most %d", layer->kind, what, number,
                         DSC_LAYER_TENSORS);
-    DSC_TRY(check_dims(layer, what, number, tensor->ndim, DSC_MAX_DIMS - 1, dim));
-    list[*count] = *tensor;
-    memcpy(list[*count].dim, dim, (size_t)tensor->ndim * sizeof *dim);
-    ++*count;
+    DSC_TRY(check_dims(layer, what, number, tensor.ndim, DSC_MAX_DIMS - 1, dim));
+    memcpy(tensor.dim, dim, (size_t)tensor.ndim * sizeof *dim);
+    (saved ? layer->saved : layer->temporary)[(*count)++] = tensor;
     return DSC_OK;
 }
 
 dsc_status dsc_layer_declare_saved(dsc_layer_declaration *declaration, dsc_dtype dtype, int per_sample,
                                    int ndim, const int64_t *dim) {
-    own *layer = ((declaring *)declaration)->layer;
-    declared_tensor tensor = {.dtype = dtype, .per_sample = per_sample, .ndim = ndim};
-    return declare_tensor(layer, "saved", layer->saved, &layer->saved_count, &tensor, dim);
+    return declare_tensor(declaration, 1, (declared_tensor){dtype, per_sample, ndim, {0}}, dim);
 }
 
 dsc_status dsc_layer_declare_temporary(dsc_layer_declaration *declaration, dsc_dtype dtype, int per_sample,
                                        int ndim, const int64_t *dim) {
-    own *layer = ((declaring *)declaration)->layer;
-    declared_tensor tensor = {.dtype = dtype, .per_sample = per_sample, .ndim = ndim};
-    return declare_tensor(layer, "temporary", layer->temporary, &layer->temporary_count, &tensor, dim);
+    return declare_tensor(declaration, 0, (declared_tensor){dtype, per_sample, ndim, {0}}, dim);
 }
 
 /* A linear layer's parameters fit its input and output. */
