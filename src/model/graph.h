@@ -59,9 +59,12 @@ typedef struct dsc_state_tensor {
     dsc_state_entry entry; /* shape and order in PyTorch; name and tensor from sealing on */
 } dsc_state_tensor;
 
+enum { DSC_MODEL_NAME_SIZE = 64 };
+
 struct dsc_model {
     dsc_device *device;
     dsc_model_options options;
+    char name[DSC_MODEL_NAME_SIZE];
     int sealed;
     dsc_node *nodes;
     int64_t node_count, node_capacity;

@@ -8,6 +8,7 @@
 #include "base/versioned.h"
 #include "model/graph.h"
 
+#include <stdio.h>
 #include <string.h>
 
 void dsc_model_options_init_sized(dsc_model_options *options, size_t size) {
@@ -32,6 +33,9 @@ static dsc_status check_options(dsc_device *device, const dsc_model_options *opt
         return DSC_FAIL(DSC_E_UNSUPPORTED,
                         "activations of type %s: device '%s' computes in fp32 only; use a GPU, or fp32",
                         dsc_dtype_name(options->activations), dsc_device_name(device));
+    if (options->name && (!options->name[0] || strlen(options->name) >= DSC_MODEL_NAME_SIZE))
+        return DSC_FAIL(DSC_E_INVALID, "model name '%.70s': must have 1 to %d characters", options->name,
+                        DSC_MODEL_NAME_SIZE - 1);
     if (!(options->label_smoothing >= 0 && options->label_smoothing < 1))
         return DSC_FAIL(DSC_E_INVALID, "label smoothing %g: must be at least 0 and below 1",
                         options->label_smoothing);
@@ -47,6 +51,8 @@ dsc_status dsc_model_create(dsc_device *device, const dsc_model_options *options
     DSC_TRY(dsc_memory_alloc(1, sizeof *m, &m));
     m->device = device;
     m->options = chosen;
+    m->options.name = NULL; /* the caller's memory; m->name is the copy */
+    snprintf(m->name, sizeof m->name, "%s", chosen.name ? chosen.name : "custom");
     m->input = m->logits = -1;
     *out = m;
     return DSC_OK;
@@ -228,6 +234,10 @@ fail:
 
 dsc_device *dsc_model_device(const dsc_model *m) {
     return m->device;
+}
+
+const char *dsc_model_name(const dsc_model *m) {
+    return m->name;
 }
 
 int64_t dsc_model_classes(const dsc_model *m) {

@@ -293,7 +293,7 @@ static void adopt(dsc_trainer *t, dsc_model *model, dsc_dataset *train, dsc_data
         t->info = dsc_dataset_get_info(train);
     t->options.activations = model ? model->options.activations : DSC_F32;
     t->options.label_smoothing = model ? model->options.label_smoothing : 0;
-    t->options.model = model ? "custom" : "none";
+    t->options.model = model ? dsc_model_name(model) : "none";
     t->options.data = train ? t->info.name : "batches of the caller";
     t->options.image_size = t->info.h;
 }

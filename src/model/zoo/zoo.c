@@ -5,7 +5,9 @@
 #include "base/memory.h"
 #include "base/registry.h"
 #include "base/versioned.h"
+#include "model/graph.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #define ENTRY(name, side, channels, classes, depth, build)                                                   \
@@ -115,6 +117,8 @@ dsc_status dsc_zoo_create(dsc_device *device, const char *name, int64_t h, int64
     dsc_status status;
     DSC_TRY_GOTO(status, dsc_zoo_build(m, name, (int64_t[]){h, w, c}, classes, &logits), fail);
     DSC_TRY_GOTO(status, dsc_model_seal(m, logits), fail);
+    if (strcmp(m->name, "custom") == 0) /* the caller gave no name */
+        snprintf(m->name, sizeof m->name, "%s", name);
     if (dsc_model_classes(m) != classes) {
         status = DSC_FAIL(DSC_E_INVALID, "model %s gives %lld logits, but there are %lld classes", name,
                           (long long)dsc_model_classes(m), (long long)classes);

@@ -1,0 +1,287 @@
+/* The public trainer, around a model and data of the caller's: what a program outside the library can do. */
+#include "descent/descent.h"
+#include "test.h"
+#include "train/scratch.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { COUNT = 96, FEATURES = 6, CLASSES = 3, BATCH = 16 };
+
+static dsc_comm *comm;
+static dsc_device *device;
+static float images[COUNT * FEATURES];
+static int32_t labels[COUNT];
+
+static int setup(void **state) {
+    dsc_comm_options o;
+    dsc_device_options d;
+    (void)state;
+    dsc_comm_options_init(&o);
+    o.kind = "self";
+    assert_ok(dsc_comm_create(&o, &comm));
+    dsc_device_options_init(&d);
+    d.name = "cpu";
+    d.threads = 1;
+    assert_ok(dsc_device_create(&d, &device));
+    for (int i = 0; i < COUNT; i++) { /* class i mod 3 has large values in two of the six features */
+        labels[i] = i % CLASSES;
+        for (int j = 0; j < FEATURES; j++)
+            images[i * FEATURES + j] = (float)((j / 2 == i % CLASSES) + 0.1 * sin(7.0 * i + j));
+    }
+    return 0;
+}
+
+static int teardown(void **state) {
+    (void)state;
+    dsc_device_destroy(&device);
+    dsc_comm_destroy(&comm);
+    return 0;
+}
+
+static dsc_dataset *data(int64_t count) {
+    dsc_memory_data d;
+    dsc_dataset *set = NULL;
+    dsc_memory_data_init(&d);
+    d.name = "features";
+    d.count = count;
+    d.h = d.w = 1;
+    d.c = FEATURES;
+    d.classes = CLASSES;
+    d.images = images;
+    d.labels = labels;
+    assert_ok(dsc_dataset_from_memory(&d, &set));
+    return set;
+}
+
+static dsc_model *net(void) {
+    dsc_model_options o;
+    dsc_model *m = NULL;
+    dsc_value x;
+    dsc_model_options_init(&o);
+    o.name = "two-layers";
+    assert_ok(dsc_model_create(device, &o, &m));
+    assert_string_equal(dsc_model_name(m), "two-layers");
+    assert_ok(dsc_model_input(m, 1, 1, FEATURES, &x));
+    assert_ok(dsc_model_flatten(m, x, &x));
+    assert_ok(dsc_model_linear(m, "hidden", x, 16, 1, &x));
+    assert_ok(dsc_model_relu(m, x, &x));
+    assert_ok(dsc_model_linear(m, "output", x, CLASSES, 1, &x));
+    assert_ok(dsc_model_seal(m, x));
+    return m;
+}
+
+static dsc_train_options options(void) {
+    dsc_train_options o;
+    dsc_train_options_init(&o);
+    o.epochs = 4;
+    o.batch_size = BATCH;
+    o.lr = 0.05;
+    return o;
+}
+
+/* A trainer with what it works on. */
+typedef struct bundle {
+    dsc_model *model;
+    dsc_dataset *train, *val;
+    dsc_trainer *trainer;
+} bundle;
+
+static bundle make(const dsc_train_options *o) {
+    bundle b = {.model = net(), .train = data(COUNT), .val = data(COUNT / 2)};
+    assert_ok(dsc_trainer_create(comm, device, b.model, b.train, b.val, o, &b.trainer));
+    return b;
+}
+
+static void drop(bundle *b) {
+    dsc_trainer_destroy(&b->trainer);
+    dsc_model_destroy(&b->model);
+    dsc_dataset_close(&b->val);
+    dsc_dataset_close(&b->train);
+}
+
+/* All parameters, in memory of the caller's. */
+static double *values(const bundle *b) {
+    dsc_tensor t = dsc_model_values(b->model);
+    float *host = malloc(dsc_tensor_bytes(&t));
+    double *out = malloc((size_t)dsc_tensor_count(&t) * sizeof *out);
+    assert_non_null(host);
+    assert_non_null(out);
+    assert_ok(dsc_tensor_download(dsc_trainer_queue(b->trainer), &t, dsc_tensor_bytes(&t), host));
+    assert_ok(dsc_queue_sync(dsc_trainer_queue(b->trainer)));
+    for (int64_t i = 0; i < dsc_tensor_count(&t); i++)
+        out[i] = host[i];
+    free(host);
+    return out;
+}
+
+static void assert_same_values(const bundle *a, const bundle *b) {
+    double *x = values(a), *y = values(b);
+    assert_memory_equal(x, y, (size_t)dsc_model_parameter_total(a->model) * sizeof *x);
+    free(x);
+    free(y);
+}
+
+/* A run of one's own net learns, with K-FAC as well; its result and what the trainer says of itself agree. */
+static void test_run(void **state) {
+    dsc_kfac_options kfac;
+    (void)state;
+    dsc_kfac_options_init(&kfac);
+    for (int with_kfac = 0; with_kfac < 2; with_kfac++) {
+        dsc_train_options o = options();
+        dsc_train_result result = {.size = sizeof result};
+        o.kfac = with_kfac ? &kfac : NULL;
+        bundle b = make(&o);
+        assert_int_equal(dsc_trainer_kfac(b.trainer) != NULL, with_kfac);
+        assert_ok(dsc_trainer_run(b.trainer, &result));
+        assert_int_equal(result.steps, 4 * (COUNT / BATCH));
+        assert_int_equal(dsc_trainer_steps(b.trainer), result.steps);
+        assert_true(dsc_trainer_is_done(b.trainer));
+        assert_true(result.top1 > 0.9 && result.train_loss < 1);
+        drop(&b);
+    }
+}
+
+/* Steps by hand give the bits of a run; reports count steps and epochs. */
+static void test_steps(void **state) {
+    dsc_train_options o = options();
+    (void)state;
+    bundle by_run = make(&o), by_hand = make(&o);
+    dsc_step_report report = {.size = sizeof report};
+    assert_ok(dsc_trainer_run(by_run.trainer, NULL));
+    for (int64_t i = 1; !dsc_trainer_is_done(by_hand.trainer); i++) {
+        assert_ok(dsc_trainer_step(by_hand.trainer, &report));
+        assert_int_equal(report.step, i);
+        assert_int_equal(report.epoch, (i - 1) / (COUNT / BATCH));
+        assert_true(report.loss > 0 && isnan(report.nu) && report.seconds >= 0);
+        assert_true(report.phase_ms[DSC_PHASE_FORWARD] > 0);
+        if (i == 4 * (COUNT / BATCH))
+            break;
+    }
+    assert_int_equal(dsc_trainer_epoch(by_hand.trainer), 4);
+    assert_same_values(&by_run, &by_hand);
+    drop(&by_run);
+    drop(&by_hand);
+}
+
+/* Steps on batches that the caller hands in, without training data. */
+static void test_batches(void **state) {
+    const int64_t shape[4] = {BATCH, 1, 1, FEATURES};
+    dsc_train_options o = options();
+    dsc_step_report first = {.size = sizeof first}, last = {.size = sizeof last};
+    dsc_trainer *t = NULL;
+    dsc_tensor x, y;
+    (void)state;
+    dsc_model *m = net();
+    o.epoch_steps = 10;
+    assert_ok(dsc_trainer_create(comm, device, m, NULL, NULL, &o, &t));
+    assert_ok(dsc_tensor_alloc(device, DSC_F32, 4, shape, &x));
+    assert_ok(dsc_tensor_alloc(device, DSC_I32, 1, shape, &y));
+    assert_ok(dsc_tensor_upload(dsc_trainer_queue(t), images, dsc_tensor_bytes(&x), &x));
+    assert_ok(dsc_tensor_upload(dsc_trainer_queue(t), labels, dsc_tensor_bytes(&y), &y));
+    assert_ok(dsc_trainer_step_on(t, &x, &y, &first));
+    for (int i = 0; i < 30; i++)
+        assert_ok(dsc_trainer_step_on(t, &x, &y, &last));
+    assert_int_equal(last.step, 31);
+    assert_int_equal(last.epoch, 3);
+    assert_true(last.loss < first.loss);
+    assert_fails(DSC_E_INVALID, "without training data", dsc_trainer_step(t, NULL));
+    assert_fails(DSC_E_INVALID, "without training data", dsc_trainer_run(t, NULL));
+    assert_fails(DSC_E_INVALID, "no validation set", dsc_trainer_evaluate(t, NULL, NULL));
+    dsc_tensor_free(&x);
+    dsc_tensor_free(&y);
+    dsc_trainer_destroy(&t);
+    dsc_model_destroy(&m);
+}
+
+/* A trainer that resumes goes on with the bits of the one that never stopped; evaluation of the two agrees, on
+ * the validation set and on another. */
+static void test_resume(void **state) {
+    char folder[SCRATCH_SIZE];
+    dsc_train_options o = options();
+    dsc_eval_result a = {.size = sizeof a}, b = {.size = sizeof b}, other = {.size = sizeof other};
+    (void)state;
+    scratch_make(folder);
+    bundle whole = make(&o), half = make(&o), rest = make(&o);
+    for (int i = 0; i < 14; i++)
+        assert_ok(dsc_trainer_step(whole.trainer, NULL));
+    for (int i = 0; i < 7; i++)
+        assert_ok(dsc_trainer_step(half.trainer, NULL));
+    assert_ok(dsc_trainer_save(half.trainer, folder));
+    assert_ok(dsc_trainer_resume(rest.trainer, folder));
+    assert_int_equal(dsc_trainer_steps(rest.trainer), 7);
+    for (int i = 0; i < 7; i++)
+        assert_ok(dsc_trainer_step(rest.trainer, NULL));
+    assert_same_values(&whole, &rest);
+    assert_ok(dsc_trainer_evaluate(whole.trainer, NULL, &a));
+    assert_ok(dsc_trainer_evaluate(rest.trainer, NULL, &b));
+    assert_int_equal(a.images, COUNT / 2);
+    assert_true(a.loss == b.loss && a.top1 == b.top1);
+    assert_ok(dsc_trainer_evaluate(rest.trainer, rest.train, &other));
+    assert_int_equal(other.images, COUNT);
+    assert_ok(dsc_model_evaluate(comm, rest.model, rest.val, 7, &other));
+    assert_true(other.images == COUNT / 2 && fabs(other.loss - a.loss) < 1e-6 * fabs(a.loss));
+    assert_fails(DSC_E_INVALID, "has begun", dsc_trainer_resume(rest.trainer, folder));
+    assert_fails(DSC_E_INVALID, "NULL", dsc_trainer_resume(half.trainer, NULL));
+    drop(&whole);
+    drop(&half);
+    drop(&rest);
+    scratch_remove(folder);
+}
+
+/* What does not fit together is refused when the trainer is made. */
+static void test_refused(void **state) {
+    dsc_train_options o = options();
+    dsc_trainer *t = NULL;
+    dsc_model *open = NULL;
+    dsc_dataset *images_of_32 = NULL, *train = data(COUNT);
+    (void)state;
+    dsc_model *m = net();
+    assert_ok(dsc_model_create(device, NULL, &open));
+    assert_ok(dsc_dataset_open("synthetic:64", DSC_SPLIT_TRAIN, NULL, &images_of_32));
+    assert_fails(DSC_E_INVALID, "sealed", dsc_trainer_create(comm, device, open, train, NULL, &o, &t));
+    assert_fails(DSC_E_INVALID, "sealed", dsc_trainer_create(comm, device, NULL, train, NULL, &o, &t));
+    assert_fails(DSC_E_INVALID, "32x32x3", dsc_trainer_create(comm, device, m, images_of_32, NULL, &o, &t));
+    o.batch_size = COUNT + 1;
+    assert_fails(DSC_E_INVALID, "smaller batch", dsc_trainer_create(comm, device, m, train, NULL, &o, &t));
+    dsc_train_result unset = {0};
+    o = options();
+    assert_ok(dsc_trainer_create(comm, device, m, train, NULL, &o, &t));
+    assert_fails(DSC_E_INVALID, "size", dsc_trainer_run(t, &unset));
+    assert_fails(DSC_E_INVALID, "directory", dsc_trainer_save(t, NULL));
+    dsc_trainer_destroy(&t);
+    dsc_trainer_destroy(&t);
+    dsc_trainer_destroy(NULL);
+    dsc_dataset_close(&train);
+    dsc_dataset_close(&images_of_32);
+    dsc_model_destroy(&open);
+    dsc_model_destroy(&m);
+}
+
+/* The layers of a model as K-FAC takes them. */
+static void test_layers(void **state) {
+    dsc_kfac_layer *layers = NULL;
+    int64_t count = 0;
+    (void)state;
+    dsc_model *m = net();
+    assert_ok(dsc_kfac_layers_of_model(m, &layers, &count));
+    assert_int_equal(count, 2);
+    assert_string_equal(layers[0].name, "hidden");
+    assert_int_equal(layers[1].kind, DSC_KFAC_LINEAR);
+    assert_true(layers[0].weight_grad.data == dsc_model_params(m)[0].grad.data);
+    dsc_kfac_layers_free(&layers);
+    assert_null(layers);
+    dsc_kfac_layers_free(&layers);
+    dsc_kfac_layers_free(NULL);
+    dsc_model_destroy(&m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run),    cmocka_unit_test(test_steps),   cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_refused), cmocka_unit_test(test_layers),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
