@@ -45,7 +45,7 @@ DSC_API const char *dsc_phase_name(dsc_phase phase);
 enum { DSC_PHASE_ROOM = 16, DSC_TRAFFIC_ROOM = 16 };
 
 /* What came out of a step. With gossip, loss and flags are this rank's own; otherwise they are those of all
- * ranks together. */
+ * ranks together. The caller sets `size` to sizeof(dsc_step_report). */
 typedef struct dsc_step_report {
     size_t size;
     int64_t step;   /* the number of this step, from 1; 0: no step has finished yet */
@@ -133,9 +133,12 @@ DSC_API dsc_status dsc_model_evaluate(dsc_comm *comm, dsc_model *model, dsc_data
                                       dsc_eval_result *result) DSC_MUST_CHECK;
 /* The layers of a model that K-FAC can precondition, for dsc_kfac_create: *out is an array of *count, to be
  * freed with dsc_kfac_layers_free; names and gradients stay the model's. Layer i is layer i of
- * dsc_model_layers. Not collective. */
-DSC_API dsc_status dsc_kfac_layers_of_model(const dsc_model *model, dsc_kfac_layer **out,
-                                            int64_t *count) DSC_MUST_CHECK;
+ * dsc_model_layers. The macro passes the size of the struct that the caller was compiled with. Not
+ * collective. */
+DSC_API dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, dsc_kfac_layer **out,
+                                                  int64_t *count) DSC_MUST_CHECK;
+#define dsc_kfac_layers_of_model(model, out, count)                                                          \
+    dsc_kfac_layers_of_model_sized((model), sizeof **(out), (out), (count))
 /* Frees *layers and nulls it; accepts NULL. */
 DSC_API void dsc_kfac_layers_free(dsc_kfac_layer **layers);
 
