@@ -1,0 +1,82 @@
+/* Saving and loading a model: the state dict in a safetensors file, under the names and in the layout of
+ * PyTorch (convolution weights OIHW), as a run writes it into checkpoint-STEP.safetensors. Python loads such
+ * a file strictly; files that PyTorch's safetensors wrote load here.
+ *
+ * Nothing here is collective: every rank that calls a function reads or writes the file itself. */
+#ifndef DSC_CHECKPOINT_H
+#define DSC_CHECKPOINT_H
+
+#include "descent/model.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What the file's metadata says about the model. Strings are copied. */
+typedef struct dsc_save_options {
+    size_t size;
+    /* Its name, by which dsc_eval_run makes the model again; default NULL: stored as "custom", which stands
+     * for any model. */
+    const char *model;
+    const char *data; /* the data it was trained on, as dsc_dataset_open takes it; default NULL: not stored */
+    int64_t step;     /* steps and epochs of training; default -1: not stored */
+    int64_t epoch;
+    int has_seed; /* default 0: the seed is not stored */
+    uint64_t seed;
+} dsc_save_options;
+
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_save_options_init_sized(dsc_save_options *options, size_t size);
+#define dsc_save_options_init(options) dsc_save_options_init_sized((options), sizeof *(options))
+/* Writes parameters and buffers of a sealed model into `path`. The file is written under a temporary name in
+ * the same directory, synced and renamed: it appears whole or not at all, and replaces an older one. Wait for
+ * work on the model first (dsc_queue_sync). options may be NULL. Blocks. */
+DSC_API dsc_status dsc_model_save(const dsc_model *model, const char *path,
+                                  const dsc_save_options *options) DSC_MUST_CHECK;
+
+typedef struct dsc_load_options {
+    size_t size;
+    /* 0 (default), strict: the file must hold every tensor of the model in its shape, and no other.
+     * 1, partial: takes what has the name and shape of a tensor of the model, and leaves the rest of the
+     * model as it is. */
+    int partial;
+} dsc_load_options;
+
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_load_options_init_sized(dsc_load_options *options, size_t size);
+#define dsc_load_options_init(options) dsc_load_options_init_sized((options), sizeof *(options))
+
+/* A tensor of the file that was not loaded. */
+typedef struct dsc_load_skipped {
+    const char *name;
+    int in_model; /* 1: the model has it, in another shape or type; 0: the model has no tensor of this name */
+    dsc_dtype file_dtype, model_dtype; /* model_*: 0 unless in_model */
+    int file_ndim, model_ndim;
+    int64_t file_dim[DSC_MAX_DIMS], model_dim[DSC_MAX_DIMS];
+} dsc_load_skipped;
+
+/* What became of every tensor of the file and of the model. */
+typedef struct dsc_load_report {
+    int64_t loaded_count;
+    const char *const *loaded; /* in the model's order */
+    int64_t skipped_count;
+    const dsc_load_skipped *skipped; /* by name */
+    int64_t missing_count;
+    const char *const *missing; /* in the model, not in the file; in the model's order */
+} dsc_load_report;
+
+/* Reads a safetensors file into the parameters and buffers of a sealed model. Numbers of type fp32, fp64,
+ * fp16 and bf16 are converted to the model's type. Nothing of the model changes when it fails:
+ * DSC_E_NOT_FOUND, DSC_E_FORMAT (damaged file, numbers that are not finite), DSC_E_INVALID (the file does not
+ * fit; partial: it has nothing that does). Wait for work on the model first (dsc_queue_sync). options may be
+ * NULL. *report (report NULL: none is wanted) is new, and also there after DSC_E_INVALID, with nothing
+ * loaded; NULL after any other failure. Free it with dsc_load_report_free. Blocks. */
+DSC_API dsc_status dsc_model_load(dsc_model *model, const char *path, const dsc_load_options *options,
+                                  dsc_load_report **report) DSC_MUST_CHECK;
+/* Accepts NULL and *report == NULL; sets *report to NULL. */
+DSC_API void dsc_load_report_free(dsc_load_report **report);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

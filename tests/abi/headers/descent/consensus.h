@@ -1,0 +1,222 @@
+/* How ranks agree: averaging of any buffers by gossip, and the calls in a training step by which ranks
+ * agree, implemented by one of several algorithms.
+ *
+ *   before_forward   gossip adds the messages that have arrived and puts the values to compute with into the
+ *                    parameters
+ *   grad_ready       called during the backward pass for each parameter: all-reduce starts its buckets
+ *   after_backward   the gradients are those that the optimiser shall use
+ *   update_begin     the parameters hold the numerators; the caller runs its optimiser on them
+ *   update_end       sends and mixes what the optimiser has left
+ *
+ * This header knows parameters and communicators only, no model and no optimiser.
+ *
+ * Gossip. A rank holds a numerator x (in the parameters) and a push-sum weight w, which starts as 1; its
+ * values are z = x / w. It keeps a share of both and sends the rest to its peers (topology.h), so that the
+ * sums over all ranks, including messages in flight, never change. With the optimiser's step d(g), and W_t
+ * acting on x and w alike:
+ *
+ *   allreduce   x <- x - d(mean g(x))
+ *   sgp         x <- W_t (x - d(g(z)))      sent after the update, received before the next forward pass
+ *   osgp        x <- W_t x - d(g(z))        sent before the forward pass, received before a later one
+ *   dpsgd       as sgp, W_t a matching: partners exchange, no weight
+ *   adpsgd      a thread of its own averages pairs, x <- (x + x_peer) / 2, at any time
+ *
+ * The optimiser changes x; weight decay and norms read z; momentum stays with its rank.
+ *
+ * Objects passed as `const T *` or `T *` must not be NULL unless a function says so; the destroy functions
+ * accept NULL and a pointer to NULL. */
+#ifndef DSC_CONSENSUS_H
+#define DSC_CONSENSUS_H
+
+#include "descent/comm.h"
+#include "descent/topology.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- averaging ---- */
+
+typedef struct dsc_average dsc_average;
+
+typedef struct dsc_average_options {
+    size_t size;
+    /* A name or a file (topology.h), the same graph on all ranks. NULL: exponential; with `pairwise`
+     * bipartite-exponential, or base-2 for an odd number of ranks. */
+    const char *graph;
+    int peers; /* per round; default 1 */
+    /* 0 (the default): push-sum. 1: push-pull: pairs exchange and no weight is sent; the graph must be a
+     * matching. */
+    int pairwise;
+    size_t bucket_bytes; /* size of a message; default 4 MiB */
+    dsc_dtype wire; /* type of the messages: DSC_F32 (the default), DSC_BF16, DSC_F16; sums are float32 */
+    dsc_traffic traffic; /* default DSC_TRAFFIC_PARAMETERS */
+    /* Seconds to wait for a peer before the wait fails with DSC_E_COMM and its rank; 0 (the default): for
+     * ever. */
+    double timeout;
+} dsc_average_options;
+
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_average_options_init_sized(dsc_average_options *options, size_t size);
+#define dsc_average_options_init(options) dsc_average_options_init_sized((options), sizeof *(options))
+/* Averages `tensors` (F32) over the ranks of `comm`. Between rounds they hold the numerators. The tensor
+ * structs are copied; their memory stays the caller's. Messages use a communicator that is split from
+ * `comm` here, so `comm` stays free for everything else. For GPU memory, rounds keep the order of the
+ * queue that `comm` has now (dsc_comm_use_queue), and of no other. DSC_E_INVALID when sizes, graph or
+ * options differ between ranks. Collective. */
+DSC_API dsc_status dsc_average_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor *tensors,
+                                      int64_t count, const dsc_average_options *options,
+                                      dsc_average **out) DSC_MUST_CHECK;
+/* Call dsc_average_settle before. Otherwise messages in flight get 5 seconds to complete; after that their
+ * memory and the communicator are abandoned (dsc_comm_abandon). Collective. */
+DSC_API void dsc_average_destroy(dsc_average **average);
+/* Begins a round: sends the peers' shares of the tensors, as they are in the queue's order, and leaves
+ * this rank's own share in place. Asynchronous: the tensors may be changed before the round ends.
+ * DSC_E_INVALID on a GPU with several ranks when `queue` is not the communicator's; the same holds for
+ * dsc_average_end. */
+DSC_API dsc_status dsc_average_begin(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
+/* *done = 1 when all messages of the round have arrived and left. */
+DSC_API dsc_status dsc_average_test(dsc_average *average, int *done) DSC_MUST_CHECK;
+/* Waits for the messages and adds them to the tensors. DSC_E_INVALID when no round has begun. */
+DSC_API dsc_status dsc_average_end(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
+/* 1 between begin and end. */
+DSC_API int dsc_average_is_under_way(const dsc_average *average);
+/* Completes all rounds, on every rank up to the same number. When it fails because a rank did not come in
+ * time, it can be called again and continues; no round can begin until it has succeeded. Collective;
+ * blocks. */
+DSC_API dsc_status dsc_average_settle(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
+
+/* The push-sum weight w: the values are tensors / w. 1 on regular graphs when no round is under way. */
+DSC_API double dsc_average_weight(const dsc_average *average);
+/* The number of rounds begun. */
+DSC_API int64_t dsc_average_rounds(const dsc_average *average);
+/* Continues from a checkpoint's numbers. No round may be under way. */
+DSC_API dsc_status dsc_average_restore(dsc_average *average, double weight, int64_t rounds) DSC_MUST_CHECK;
+/* Changes the number of peers from the next round on; the same on every rank. No round may be under way.
+ * After DSC_E_MEMORY no round can begin until another call has succeeded. */
+DSC_API dsc_status dsc_average_set_peers(dsc_average *average, int peers) DSC_MUST_CHECK;
+/* Owned by `average`. */
+DSC_API const dsc_topology *dsc_average_topology(const dsc_average *average);
+
+/* ---- consensus in a training step ---- */
+
+typedef struct dsc_consensus dsc_consensus;
+
+typedef enum dsc_consensus_kind {
+    DSC_CONSENSUS_ALLREDUCE,
+    DSC_CONSENSUS_SGP,
+    DSC_CONSENSUS_OSGP,
+    DSC_CONSENSUS_DPSGD,
+    DSC_CONSENSUS_ADPSGD
+} dsc_consensus_kind;
+
+typedef struct dsc_consensus_options {
+    size_t size;
+    dsc_consensus_kind kind; /* default DSC_CONSENSUS_ALLREDUCE */
+    size_t bucket_bytes;     /* size of a message; default 4 MiB */
+    dsc_dtype wire;          /* type of the messages; default DSC_F32 */
+
+    /* The rest is for gossip. allreduce refuses all but the defaults; its waits are limited by the
+     * communicator (dsc_comm_set_timeout). */
+
+    /* A name or a file (topology.h). NULL: exponential for sgp and osgp; bipartite-exponential for dpsgd and
+     * adpsgd, but base-2 for dpsgd with an odd number of ranks. */
+    const char *graph;
+    int peers;          /* per step; default 1 */
+    int64_t synch_freq; /* osgp: steps that a message may be late; default 0 */
+    /* Number of neighbouring ranks that average their gradients by all-reduce and gossip as one; default 1.
+     * 0: all ranks of a node. */
+    int group;
+    int64_t average_every; /* steps between exact averages over all ranks; 0 (the default): never */
+    /* SlowMo, applied at the exact averages: momentum (default 0) and learning rate (default 1). */
+    double slow_momentum;
+    double slow_rate;
+    double peer_timeout; /* seconds to wait for a peer; 0 (the default): for ever */
+} dsc_consensus_options;
+
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_consensus_options_init_sized(dsc_consensus_options *options, size_t size);
+#define dsc_consensus_options_init(options) dsc_consensus_options_init_sized((options), sizeof *(options))
+/* "allreduce" -> kind; DSC_E_INVALID lists the known names. */
+DSC_API dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out) DSC_MUST_CHECK;
+DSC_API const char *dsc_consensus_name(dsc_consensus_kind kind);
+
+/* `params` is copied; names and memory stay the caller's. Gradients must become ready from the last
+ * parameter to the first. Collective. */
+DSC_API dsc_status dsc_consensus_create(dsc_comm *comm, dsc_queue *queue, const dsc_param *params,
+                                        int64_t count, const dsc_consensus_options *options,
+                                        dsc_consensus **out) DSC_MUST_CHECK;
+/* Call dsc_consensus_settle before. Otherwise messages in flight get 5 seconds to complete, after which
+ * their memory is left to MPI; adpsgd waits up to a minute plus the peer timeout for the other ranks.
+ * Collective for adpsgd. */
+DSC_API void dsc_consensus_destroy(dsc_consensus **consensus);
+/* Broadcasts the parameters of rank 0 to all ranks. Collective; blocks. */
+DSC_API dsc_status dsc_consensus_start(dsc_consensus *consensus) DSC_MUST_CHECK;
+/* 1 when a step is collective: all ranks take part in every step and hold the same parameters
+ * (all-reduce). With gossip a rank only ever waits for its peers. */
+DSC_API int dsc_consensus_is_collective(const dsc_consensus *consensus);
+
+/* The calls of a step, in this order. Asynchronous. */
+DSC_API dsc_status dsc_consensus_before_forward(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_consensus_grad_ready(dsc_consensus *consensus, dsc_queue *queue,
+                                            int64_t param) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_consensus_after_backward(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+/* Between these two calls the caller runs its optimiser, which updates the parameters in place. *read is
+ * NULL, or one tensor per parameter with the values z that weight decay and norms must use (dsc_optim_step
+ * takes it); it is owned by the consensus and valid until update_end. adpsgd holds its lock between the two,
+ * so a caller whose optimiser fails must call update_cancel (or destroy the consensus) instead of update_end.
+ */
+DSC_API dsc_status dsc_consensus_update_begin(dsc_consensus *consensus, dsc_queue *queue,
+                                              const dsc_tensor **read) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_consensus_update_end(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+/* Ends an update that has begun without sending anything: the step does not count, and adpsgd keeps the
+ * values from before the update. Does nothing when no update has begun or `consensus` is NULL. Not
+ * collective. */
+DSC_API void dsc_consensus_update_cancel(dsc_consensus *consensus);
+/* Sets the learning rate of the next step, which slow momentum needs. */
+DSC_API void dsc_consensus_set_rate(dsc_consensus *consensus, double lr);
+
+/* Between steps: completes all messages, so that the parameters are the numerators and nothing is lost by
+ * stopping here; the next step continues by itself. The bits are the same as without it; for adpsgd, and
+ * osgp with synch_freq > 0, the sums are. After a timeout sgp, osgp and dpsgd can settle again.
+ * Collective; blocks. */
+DSC_API dsc_status dsc_consensus_settle(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+/* After settling: swaps values to evaluate or save into the parameters, either the mean over all ranks or
+ * this rank's own z = x / w. swap_out brings the numerators back, bit for bit. No step can begin in between.
+ * swap_in blocks, and is collective for DSC_VALUES_MEAN. */
+typedef enum dsc_values { DSC_VALUES_MEAN, DSC_VALUES_OWN } dsc_values;
+DSC_API dsc_status dsc_consensus_swap_in(dsc_consensus *consensus, dsc_queue *queue,
+                                         dsc_values values) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_consensus_swap_out(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+/* After settling: the distance of the ranks' values from their mean, sqrt(mean over ranks |z - mean|^2),
+ * and the norm of the mean. The distance is 0 for all-reduce. Collective; blocks. */
+DSC_API dsc_status dsc_consensus_distance(dsc_consensus *consensus, dsc_queue *queue, double *distance,
+                                          double *norm) DSC_MUST_CHECK;
+/* After settling: changes the number of peers from the next step on; the same on every rank. */
+DSC_API dsc_status dsc_consensus_set_peers(dsc_consensus *consensus, int peers) DSC_MUST_CHECK;
+/* After settling: the sum of all ranks' push-sum weights, which is the number of ranks. Collective;
+ * blocks. */
+DSC_API dsc_status dsc_consensus_mass(dsc_consensus *consensus, double *mass) DSC_MUST_CHECK;
+
+/* The state for a checkpoint, beside the parameters; every rank has its own, and it is read after
+ * settling. First the push-sum weight w (1 where the algorithm has none), the rounds of gossip begun so
+ * far (adpsgd: the exchanges completed), and the updates done. */
+DSC_API double dsc_consensus_weight(const dsc_consensus *consensus);
+DSC_API int64_t dsc_consensus_rounds(const dsc_consensus *consensus);
+DSC_API int64_t dsc_consensus_steps(const dsc_consensus *consensus);
+/* Continues from these numbers and from the parameters as they are now. Not collective. */
+DSC_API dsc_status dsc_consensus_restore(dsc_consensus *consensus, double weight, int64_t rounds,
+                                         int64_t steps) DSC_MUST_CHECK;
+/* Then named tensors ("slow.NAME", "anchor.NAME" with slow momentum, otherwise none), which are read and
+ * overwritten in place. They stay owned by the consensus; grad.data is NULL. */
+DSC_API int64_t dsc_consensus_state_count(const dsc_consensus *consensus);
+DSC_API const dsc_param *dsc_consensus_state(const dsc_consensus *consensus);
+
+/* For all-reduce, compares a hash of the parameters over all ranks: DSC_E_NUMERIC, with the hashes and
+ * ranks, when they differ. Collective; blocks. Does nothing for gossip. */
+DSC_API dsc_status dsc_consensus_check(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

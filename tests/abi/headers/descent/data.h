@@ -1,0 +1,185 @@
+/* Data sets, and loaders that turn them into batches.
+ *
+ * A data set is `count` samples of h x w x c numbers with a label each. It is opened by name
+ * (dsc_dataset_open), or made of the caller's memory (dsc_dataset_from_memory) or of a function of the
+ * caller's that makes one sample (dsc_dataset_from_callback). A sample is a pure function of (data set,
+ * index, seed, epoch), whatever the number of ranks and threads.
+ *
+ * Functions that return a status refuse a NULL object with DSC_E_INVALID; all others need one, unless they
+ * say otherwise. Strings that are passed in are copied; structs whose first member is `size` are read during
+ * the call only and may grow at their end: fill them in with their init function. Structs without it stay as
+ * they are. */
+#ifndef DSC_DATA_H
+#define DSC_DATA_H
+
+#include "descent/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dsc_dataset dsc_dataset;
+typedef struct dsc_loader dsc_loader;
+
+typedef enum dsc_split { DSC_SPLIT_TRAIN, DSC_SPLIT_VAL } dsc_split;
+
+typedef struct dsc_data_options {
+    size_t size;
+    /* Seed of drawn images (synthetic) and of augmentation; default 42. */
+    uint64_t seed;
+    /* imagefolder: side of the crop; 0 (default): 224. */
+    int64_t image_size;
+} dsc_data_options;
+DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size);
+#define dsc_data_options_init(options) dsc_data_options_init_sized((options), sizeof *(options))
+
+/* ---- data sets by name ---- */
+
+/* Opens KIND or KIND:ARGUMENT: "synthetic", "synthetic:N" (N training samples), "cifar10:DIR",
+ * "cifar100:DIR", "mnist:DIR" (any IDX set, raw or .gz), "imagefolder:DIR" (DIR/train/CLASS/FILE,
+ * DIR/val/CLASS/FILE), or a kind that was registered. options may be NULL. DSC_E_INVALID lists the known
+ * kinds; DSC_E_NOT_FOUND says what to download and where to put it; DSC_E_FORMAT names the file and the
+ * offending value. */
+DSC_API dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_options *options,
+                                    dsc_dataset **out) DSC_MUST_CHECK;
+/* Accepts NULL and *dataset == NULL. Loaders of the data set must be gone. */
+DSC_API void dsc_dataset_close(dsc_dataset **dataset);
+
+/* A kind of data set that dsc_dataset_open, and with it `data` of the trainer, finds by its name. */
+typedef struct dsc_dataset_kind {
+    size_t size;
+    /* What stands before the colon: letters, digits, '-', '_' and '.'. */
+    const char *name;
+    /* The whole spec as messages show it, for example "moons:COUNT"; NULL: the name. */
+    const char *usage;
+    /* 1: a spec without an argument is refused before `open` is called. */
+    int needs_argument;
+    /* Passed to `open`; stays the caller's and must live as long as the process. */
+    void *context;
+    /* Makes the data set, usually with one of the two functions below; *out then belongs to whoever asked for
+     * it. argument: what follows the colon, NULL for none. options is never NULL. */
+    dsc_status (*open)(void *context, const char *argument, dsc_split split, const dsc_data_options *options,
+                       dsc_dataset **out);
+} dsc_dataset_kind;
+DSC_API void dsc_dataset_kind_init_sized(dsc_dataset_kind *kind, size_t size);
+#define dsc_dataset_kind_init(kind) dsc_dataset_kind_init_sized((kind), sizeof *(kind))
+/* Adds a kind for the rest of the process; a name that is in use is refused (DSC_E_INVALID). Thread-safe.
+ * Every rank registers for itself. */
+DSC_API dsc_status dsc_dataset_register(const dsc_dataset_kind *kind) DSC_MUST_CHECK;
+
+/* ---- data sets of the caller's own ---- */
+
+typedef struct dsc_memory_data {
+    size_t size;
+    /* For messages; NULL (default): "memory". */
+    const char *name;
+    /* Samples, their height, width and channels; vectors of features are 1 x 1 x features. */
+    int64_t count, h, w, c;
+    int64_t classes;
+    /* [count, h, w, c], of dtype DSC_F32 (default), given to the network as it is; or DSC_U8, at most 4
+     * channels: the network sees (value / 255 - mean) / std. */
+    const void *images;
+    dsc_dtype dtype;
+    /* [count], each 0 to classes - 1; checked once. */
+    const int32_t *labels;
+    /* 0 (default): images and labels stay the caller's, who neither changes nor frees them before
+     * dsc_dataset_close. 1: they are copied. */
+    int copy;
+    /* DSC_U8 only: [c] each; NULL (default): 0 and 1. */
+    const double *mean, *std;
+    /* DSC_U8 only, and only where a loader augments. pad: a crop of the image's own size at a random place of
+     * the image with a border of this many black pixels; flip: mirrored with probability 1/2. Default 0 and
+     * 0. */
+    int64_t pad;
+    int flip;
+    /* Seed of the augmentation, default 42. */
+    uint64_t seed;
+} dsc_memory_data;
+DSC_API void dsc_memory_data_init_sized(dsc_memory_data *data, size_t size);
+#define dsc_memory_data_init(data) dsc_memory_data_init_sized((data), sizeof *(data))
+DSC_API dsc_status dsc_dataset_from_memory(const dsc_memory_data *data, dsc_dataset **out) DSC_MUST_CHECK;
+
+typedef struct dsc_callback_data {
+    size_t size;
+    /* For messages; NULL (default): "callback". */
+    const char *name;
+    int64_t count, h, w, c;
+    int64_t classes;
+    /* Passed to both functions. */
+    void *context;
+    /* Writes sample `index` as h*w*c floats to x and its label, 0 to classes - 1, to *label. Called by
+     * several threads at once, in any order and more than once for a sample: with equal arguments it must
+     * write equal results. augment 0: the sample as for evaluation; 1: a random variant that depends on index
+     * and epoch only. Whatever is returned other than DSC_OK ends the loader's batch with that status, and
+     * with the message of dsc_error_set. */
+    dsc_status (*sample)(void *context, int64_t index, int augment, int64_t epoch, float *x, int32_t *label);
+    /* Called once by dsc_dataset_close; NULL (default): the context stays the caller's. */
+    void (*destroy)(void *context);
+} dsc_callback_data;
+DSC_API void dsc_callback_data_init_sized(dsc_callback_data *data, size_t size);
+#define dsc_callback_data_init(data) dsc_callback_data_init_sized((data), sizeof *(data))
+/* When it fails, `destroy` has not been called and the context is still the caller's. */
+DSC_API dsc_status dsc_dataset_from_callback(const dsc_callback_data *data, dsc_dataset **out) DSC_MUST_CHECK;
+
+/* ---- what a data set holds ---- */
+
+typedef struct dsc_dataset_info {
+    int64_t count, h, w, c, classes;
+    const char *name; /* belongs to the data set */
+} dsc_dataset_info;
+/* All zero, with the name "", for NULL. */
+DSC_API dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset);
+/* Sample `index` as h*w*c normalised floats, and its label. augment 0: as for evaluation. Thread-safe. */
+DSC_API dsc_status dsc_dataset_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                                      float *x, int32_t *label) DSC_MUST_CHECK;
+
+/* ---- loaders ---- */
+
+typedef struct dsc_loader_options {
+    size_t size;
+    int64_t batch;   /* samples per rank and batch; default 128 */
+    int rank, ranks; /* default 0 of 1 */
+    int threads;     /* that prepare batches ahead, at least 1; default 1 */
+    int depth;       /* batches prepared ahead; default 3 */
+    uint64_t seed;   /* of the permutation; default 42 */
+    int shuffle;     /* 1 (default): a seeded permutation per epoch; 0: in order */
+    int augment;     /* 1 (default): samples are augmented */
+    /* 0 (default): an incomplete last global batch is dropped; 1: it is delivered, and missing rows have
+     * label -1. */
+    int keep_last;
+    dsc_dtype dtype; /* of x: DSC_F32 (default); on a GPU also a half type */
+} dsc_loader_options;
+DSC_API void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size);
+#define dsc_loader_options_init(options) dsc_loader_options_init_sized((options), sizeof *(options))
+
+/* One rank's part of a global batch. The tensors belong to the loader and are valid until its next
+ * dsc_loader_next. */
+typedef struct dsc_batch {
+    dsc_tensor x;      /* [batch, h, w, c] */
+    dsc_tensor labels; /* I32 [batch] */
+    int64_t epoch;
+    int64_t position; /* global samples of this epoch before this batch */
+} dsc_batch;
+
+/* Batches in memory of `device`; on a GPU x and labels have the same address for every batch. With p ranks of
+ * batch b, batch t of an epoch is samples [t p b, (t + 1) p b) of its permutation, of which rank r gets the
+ * r-th b. Epoch follows epoch without end. The data set stays the caller's and must outlive the loader.
+ * options may be NULL. Not collective. DSC_E_INVALID when an epoch has no whole global batch (keep_last
+ * 0). */
+DSC_API dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
+                                     const dsc_loader_options *options, dsc_loader **out) DSC_MUST_CHECK;
+/* Accepts NULL and *loader == NULL. */
+DSC_API void dsc_loader_destroy(dsc_loader **loader);
+/* Batches per epoch at this number of ranks. */
+DSC_API int64_t dsc_loader_batches(const dsc_loader *loader);
+/* Goes to (epoch, position): the next batch starts with that sample of that epoch's permutation; when fewer
+ * than a global batch are left there (and the last is dropped), with the next epoch. */
+DSC_API dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t position) DSC_MUST_CHECK;
+/* The next batch, for work that is put into `queue` from now on. Blocks until the batch is prepared, but not
+ * until it has been copied to the device. Reports what failed in a preparing thread. */
+DSC_API dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) DSC_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

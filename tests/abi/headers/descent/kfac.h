@@ -1,0 +1,340 @@
+/* Distributed K-FAC: a preconditioner for the gradients of linear and convolution layers.
+ *
+ * It knows layers by name, shape and the memory of their gradients. In every step it is given each layer's
+ * input a and the gradient g at its output, and it rewrites the gradients in place. It works in any training
+ * loop, with any optimiser:
+ *
+ *   dsc_kfac_begin(kfac, 1)                       at the start of a step
+ *   dsc_kfac_capture(kfac, queue, layer, a, g)    for every layer in backward order, as soon as a and g exist
+ *   ... the caller averages the gradients over the ranks ...
+ *   dsc_kfac_step(kfac, queue, lr)                the gradients are now the preconditioned ones
+ *
+ * For each layer, with D[out, columns] its gradient (the bias is the last column), and A and G running
+ * averages of the second moments of its input patches and output gradients:
+ *
+ *   eigen      A = QA diag(vA) QA', G = QG diag(vG) QG',  P = QG [(QG' D QA) / (vG vA' + damping)] QA'
+ *   inverse    P = (G + damping I)^-1 D (A + damping I)^-1
+ *   KL clip    D <- nu P,  nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|)) over all layers
+ *
+ * Step k (from 0) moves the averages when k % factor_freq == 0 and decomposes when k % update_freq == 0.
+ * Each group of a grouped convolution counts as a layer of its own.
+ *
+ * Ownership: arguments are copied, including strings and what structs point to, unless a comment says that a
+ * pointer is kept. Memory of tensors is never copied and must outlive the object. Returned pointers are
+ * borrowed: they stay valid until the object is destroyed or the comment's event. Except for the destroy
+ * functions, no function accepts NULL for an object or a result. */
+#ifndef DSC_KFAC_H
+#define DSC_KFAC_H
+
+#include "descent/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dsc_kfac dsc_kfac;
+
+/* The kinds of layers: constant and name. */
+#define DSC_KFAC_KINDS(X)                                                                                    \
+    X(DSC_KFAC_LINEAR, linear)                                                                               \
+    X(DSC_KFAC_CONV2D, conv2d)
+
+typedef enum dsc_kfac_kind {
+#define DSC_KFAC_KIND_ENUM(constant, name) constant,
+    DSC_KFAC_KINDS(DSC_KFAC_KIND_ENUM)
+#undef DSC_KFAC_KIND_ENUM
+} dsc_kfac_kind;
+
+/* "linear", "conv2d"; "unknown" for any other number. */
+DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
+
+/* A layer: the tensors a and g that dsc_kfac_capture will be given, and the memory of its gradients.
+ *
+ *   linear   a[rows, in_c], g[rows, out_c], any number of leading dimensions (sequences: the loss is averaged
+ *            over all rows); weights are [out_c, in_c]
+ *   conv2d   a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c] of `conv`; weights are OHWI */
+typedef struct dsc_kfac_layer {
+    size_t size;
+    const char *name; /* not empty, and different for every layer */
+    dsc_kfac_kind kind;
+    int64_t in_c, out_c;          /* linear: features; ignored for conv2d */
+    const dsc_conv2d_shape *conv; /* conv2d: its geometry; ignored for linear */
+    /* Gradients of the weights, one row per output channel, and of the bias, out_c numbers; both F32 or F64.
+     * No memory in bias_grad: no bias. */
+    dsc_tensor weight_grad, bias_grad;
+} dsc_kfac_layer;
+
+/* Sets the size, and everything else to 0. In an array of layers every element must be initialised with it:
+ * functions take the distance between elements from the size of the first, so that the struct can grow. */
+DSC_API void dsc_kfac_layer_init_sized(dsc_kfac_layer *layer, size_t size);
+#define dsc_kfac_layer_init(layer) dsc_kfac_layer_init_sized((layer), sizeof *(layer))
+/* The number of units of a layer (the groups of a convolution, else 1), each with factors A of a_n rows (bias
+ * included) and G of g_n rows. DSC_E_INVALID, with the reason, when there is no such layer. */
+DSC_API dsc_status dsc_kfac_layer_factors(const dsc_kfac_layer *layer, int64_t *a_n, int64_t *g_n,
+                                          int64_t *units) DSC_MUST_CHECK;
+
+typedef enum dsc_kfac_method { DSC_KFAC_EIGEN, DSC_KFAC_INVERSE } dsc_kfac_method;
+
+/* How N ranks divide the work. With m gradient workers per layer, the ranks form a grid of m rows and N/m
+ * columns, filled row by row. A layer belongs to a column: its decomposition is held there, and in every step
+ * its preconditioned gradient is sent along the rows. */
+typedef enum dsc_kfac_strategy {
+    /* m = N: every rank holds all decompositions and preconditions all layers. Between updates ranks only
+     * compare which layers ran. */
+    DSC_KFAC_COMM_OPT,
+    DSC_KFAC_MEM_OPT,    /* m = 1: one rank holds a layer's decomposition */
+    DSC_KFAC_HYBRID_OPT, /* m = N * grad_worker_fraction */
+    DSC_KFAC_LAYER_WISE  /* mem-opt under the name that older programs use */
+} dsc_kfac_strategy;
+
+typedef enum dsc_kfac_placement {
+    DSC_KFAC_ROUND_ROBIN,
+    DSC_KFAC_COMPUTE, /* the costliest layer first, to the least loaded column and rank; cost n^3 */
+    DSC_KFAC_MEMORY   /* the same with cost n^2 */
+} dsc_kfac_placement;
+
+/* Scale of the factors, for N samples and S output positions of a convolution (S = 1 for linear layers):
+ *   paper          A = sum a a' / (N S^2),  G = N S sum g g'
+ *   kfac-pytorch   A = sum a a' / (N S^3),  G = sum g g' / (N S^3)   (negligible against common dampings) */
+typedef enum dsc_kfac_scaling { DSC_KFAC_PAPER, DSC_KFAC_PYTORCH } dsc_kfac_scaling;
+
+/* From a name as on the command line ("comm-opt", "round-robin", ...), and to it. DSC_E_INVALID lists the
+ * known names; a number without a name gives "unknown". */
+DSC_API dsc_status dsc_kfac_method_parse(const char *name, dsc_kfac_method *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_strategy_parse(const char *name, dsc_kfac_strategy *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_placement_parse(const char *name, dsc_kfac_placement *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_scaling_parse(const char *name, dsc_kfac_scaling *out) DSC_MUST_CHECK;
+DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
+DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
+DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
+DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
+
+/* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
+typedef struct dsc_kfac_hyper {
+    double damping, stat_decay, kl_clip;
+    int64_t factor_freq, update_freq;
+    /* 1: whole factors; otherwise dsc_kfac_options.diag_blocks, which 0 stands for, too. Used from the next
+     * decomposition on. */
+    int64_t diag_blocks;
+} dsc_kfac_hyper;
+
+typedef struct dsc_kfac_options {
+    size_t size;
+    double damping;      /* 0.003; a normal positive float32 */
+    double stat_decay;   /* 0.95: F <- decay F + (1 - decay) F_batch */
+    double kl_clip;      /* 0.001; 0: no clip */
+    int64_t factor_freq; /* 1: steps between updates of the factors; 0: never */
+    int64_t update_freq; /* 10: steps between decompositions; 0: the gradient stays as it is */
+    /* Called at the start of a step with the values above; may change any of them, equally on every rank.
+     * NULL: they are constants. The context is kept by pointer. */
+    dsc_status (*schedule)(void *context, int64_t step, dsc_kfac_hyper *hyper);
+    void *context;
+    dsc_kfac_method method;       /* eigen */
+    dsc_kfac_scaling scaling;     /* paper */
+    dsc_kfac_strategy strategy;   /* comm-opt */
+    double grad_worker_fraction;  /* 0.5; hybrid-opt only */
+    dsc_kfac_placement placement; /* compute */
+    int colocate_factors;         /* 1: A and G of a layer are decomposed by one rank */
+    int symmetric;                /* 1: factors and inverses are sent as packed triangles */
+    /* 0; 1: the decomposing rank forms 1/(vG vA' + damping), which is sent instead of vA and vG. Method eigen
+     * with co-located factors only. */
+    int outer_product;
+    /* 1; b > 1: a convolution's factors are split into b blocks on the diagonal, each decomposed by itself.
+     * comm-opt only, without the outer product. Memory for decompositions of whole factors is held as well,
+     * because a schedule may ask for them. */
+    int64_t diag_blocks;
+    /* NULL; POSIX extended regular expressions, separated by spaces. A layer in whose name or kind ("linear",
+     * "conv2d") one of them is found keeps its plain gradient. */
+    const char *skip_layers;
+    /* DSC_F32: factors have the type of the gradients. DSC_BF16, DSC_F16: they are stored and sent in this
+     * type and computed in float32. An average in a half type stands still once a batch moves it by less than
+     * half a unit in its last place: with a decay of 0.95 it may stay 1/13 (bf16) or 1/102 (fp16) off. */
+    dsc_dtype factor_dtype;
+    dsc_dtype inverse_dtype; /* DSC_F32; the same for decompositions */
+    int64_t passes;          /* 1: forward and backward passes per step (gradient accumulation) */
+    size_t bucket_bytes;     /* 4 MiB: size of messages that are made of several tensors */
+    /* 0; 1: running averages change in dsc_kfac_step only, never during captures. For callers that write to
+     * dsc_kfac_averages. */
+    int late_factors;
+} dsc_kfac_options;
+
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size);
+#define dsc_kfac_options_init(options) dsc_kfac_options_init_sized((options), sizeof *(options))
+
+/* Plans and allocates everything. Layers, options and their order must be the same on every rank. comm and
+ * queue must outlive the object. Collective: when one rank fails, all do. DSC_E_INVALID for combinations that
+ * cannot work, with the reason and the valid values. options NULL: the defaults. */
+DSC_API dsc_status dsc_kfac_create(dsc_comm *comm, dsc_queue *queue, const dsc_kfac_layer *layers,
+                                   int64_t count, const dsc_kfac_options *options,
+                                   dsc_kfac **out) DSC_MUST_CHECK;
+/* Sets *kfac to NULL. Collective. */
+DSC_API void dsc_kfac_destroy(dsc_kfac **kfac);
+
+/* Starts a step and calls the schedule. loss_scale: the factor of the loss besides the mean over the local
+ * batch of one pass (the scale of mixed precision; 1/passes when gradients of several passes are added up). A
+ * step that was begun may be begun again instead of being finished, for example after an overflow: its
+ * captures have then entered the averages, as far as they were finite, and nothing else has happened.
+ * Collective in that case. */
+DSC_API dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) DSC_MUST_CHECK;
+/* 1 when captures of this step need a and g, 0 when they only note that the layer ran. */
+DSC_API int dsc_kfac_wants_factors(const dsc_kfac *kfac);
+/* Reports that layer number `layer` ran, with its input a and the gradient g at its output. Work in the queue
+ * reads them; work that is put into the queue later may change them. Once per pass, in the same order on
+ * every rank. A layer that did not run is not captured, on any rank, and is left out of the step. a and g may
+ * be NULL when dsc_kfac_wants_factors returns 0. On the last pass the averaging over ranks starts at once:
+ * collective in effect; asynchronous. */
+DSC_API dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
+                                    const dsc_tensor *g) DSC_MUST_CHECK;
+/* Moves the averages, decomposes and preconditions, as far as it is due. The gradients must be the averaged
+ * ones, equal on all ranks (with comm-opt they may differ: every rank preconditions and clips its own). lr:
+ * the rate of the coming update, for the clip. Collective. DSC_E_INVALID when layers ran on some ranks only,
+ * DSC_E_NUMERIC when a factor cannot be decomposed and has no earlier decomposition, or when a gradient is
+ * not finite; on a GPU, which is not waited for, such a gradient makes nu NaN and the gradients are left
+ * alone. */
+DSC_API dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
+
+/* All running averages that this rank keeps, one after the other, as they are stored; no memory when there
+ * are none. May be read and overwritten between steps, and with options.late_factors until dsc_kfac_step. */
+DSC_API const dsc_tensor *dsc_kfac_averages(const dsc_kfac *kfac);
+/* The values in force in this step, or in the last one, schedules applied. */
+DSC_API const dsc_kfac_hyper *dsc_kfac_hyper_now(const dsc_kfac *kfac);
+
+/* ---- insight ---- */
+
+/* Milliseconds that this rank spent in a step. */
+typedef struct dsc_kfac_times {
+    double factor; /* captures included */
+    double decompose;
+    double precondition;
+} dsc_kfac_times;
+
+typedef struct dsc_kfac_layer_report {
+    const char *name;    /* with "[g]" appended for group g of a grouped convolution */
+    double cosine;       /* between D and P; NaN when one of them is 0 or the layer was left out */
+    double a_min, a_max; /* eigenvalues of A; NaN with the inverse method */
+    double g_min, g_max; /* eigenvalues of G; NaN with the inverse method */
+    double condition;    /* (a_max g_max + damping) / (a_min g_min + damping); NaN as above */
+} dsc_kfac_layer_report;
+
+/* Everything in it is borrowed until the next report. */
+typedef struct dsc_kfac_report {
+    int64_t step;                /* steps done */
+    int updated, decomposed;     /* 1: the last step moved the averages; decomposed */
+    const dsc_kfac_hyper *hyper; /* of the last step */
+    const dsc_kfac_times *times; /* of the last step, this rank */
+    double nu;                   /* of the last step; 1 before the first */
+    /* Since the start, all ranks together: failed solves, after which the earlier decomposition stayed in
+     * use; solves that needed a second or third method; batch factors left out because they were not
+     * finite. */
+    int64_t failed_solves, retried_solves, rejected_factors;
+    size_t factor_bytes, decomposition_bytes, exchange_bytes, work_bytes; /* held by this rank */
+    int ranks;
+    const double *work;     /* [ranks] sum of n^3 over the matrices that each rank decomposes */
+    const double *solve_ms; /* [ranks] time of each rank's solves in the last decomposition */
+    int64_t layer_count;
+    const dsc_kfac_layer_report *layers; /* [layer_count] */
+} dsc_kfac_report;
+
+/* nu of the last step; waits for the queue. */
+DSC_API dsc_status dsc_kfac_nu(dsc_kfac *kfac, dsc_queue *queue, double *nu) DSC_MUST_CHECK;
+/* Times of the last step; valid until the next one. */
+DSC_API const dsc_kfac_times *dsc_kfac_get_times(const dsc_kfac *kfac);
+/* 1 when the last step decomposed. */
+DSC_API int dsc_kfac_decomposed(const dsc_kfac *kfac);
+/* A report gathered from all ranks. Cosines and eigenvalues are those of the last step that decomposed.
+ * Collective; blocks. */
+DSC_API dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue,
+                                       const dsc_kfac_report **out) DSC_MUST_CHECK;
+
+/* ---- state, for checkpoints ----
+ *
+ * A list of named numbers and tensors, the same on every rank and for every strategy, placement and number of
+ * ranks: "step" and other numbers, "NAME.A", "NAME.G" (packed lower triangles), and the decompositions
+ * ("NAME.A.vectors", "NAME.A.values", "NAME.A.inverse", ..., with ".B" appended for diagonal block B). Which
+ * decompositions there are depends on a required entry ("blocks"): after setting the required entries, ask
+ * for the list again. */
+typedef struct dsc_kfac_entry {
+    const char *name;
+    dsc_dtype dtype;
+    int ndim; /* 0: a number */
+    int64_t dim[2];
+    /* 1: a decomposition. A state that lacks some of them is loaded without any, and the next step
+     * decomposes. */
+    int optional;
+} dsc_kfac_entry;
+
+DSC_API int64_t dsc_kfac_state_count(const dsc_kfac *kfac);
+DSC_API const dsc_kfac_entry *dsc_kfac_state_entries(const dsc_kfac *kfac);
+/* Copies entry `index` into host memory of rank 0, which must be large enough; `host` is ignored on other
+ * ranks. Collective; blocks. */
+DSC_API dsc_status dsc_kfac_state_get(dsc_kfac *kfac, dsc_queue *queue, int64_t index,
+                                      void *host) DSC_MUST_CHECK;
+/* Copies entry `index` from host memory of rank 0 to the ranks that hold it. First all required entries, then
+ * all optional ones or none, then dsc_kfac_state_done. Collective; blocks. */
+DSC_API dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index,
+                                      const void *host) DSC_MUST_CHECK;
+/* Ends loading; with_decompositions 0: the next step decomposes. Collective. */
+DSC_API dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue,
+                                       int with_decompositions) DSC_MUST_CHECK;
+
+/* ---- the plan, without training ---- */
+
+typedef struct dsc_kfac_plan dsc_kfac_plan;
+
+typedef enum dsc_kfac_side { DSC_KFAC_A, DSC_KFAC_G } dsc_kfac_side;
+
+/* One matrix to decompose. */
+typedef struct dsc_kfac_item {
+    int64_t unit; /* number in dsc_kfac_plan_units */
+    dsc_kfac_side side;
+    int64_t block; /* number of the diagonal block; 0 for whole factors */
+    /* Its first row in the factor; with diagonal blocks, rows of A are ordered by input channel. */
+    int64_t first;
+    int64_t n; /* rows */
+    int owner; /* the rank that decomposes it */
+} dsc_kfac_item;
+
+/* A layer, or a group of a grouped convolution. */
+typedef struct dsc_kfac_unit {
+    const char *name;     /* "NAME[g]" for groups */
+    int64_t layer, group; /* of the layers given */
+    dsc_kfac_kind kind;
+    int64_t a_n, g_n; /* rows of A (bias included) and G: D is [g_n, a_n] */
+    int64_t a_blocks, g_blocks;
+    int64_t first_item; /* its items: the blocks of A, then those of G */
+    int column;         /* of the grid */
+} dsc_kfac_unit;
+
+/* What one rank computes, holds and sends. */
+typedef struct dsc_kfac_load {
+    double work;                /* sum of n^3 over its items */
+    size_t factor_bytes;        /* running averages that it keeps */
+    size_t decomposition_bytes; /* decompositions that it keeps */
+    size_t exchange_bytes;      /* batch factors that wait to be averaged */
+    /* Bytes by the formulas of dsc_comm_bytes: per update of the factors, per decomposition, per step. */
+    double factors_sent, decompositions_sent, preconditioned_sent;
+} dsc_kfac_load;
+
+/* Plans for `ranks` ranks. The gradients need no memory, only their type counts (F32 when they have none),
+ * and whether there is a bias. Skipped layers are left out. blocks: 1 for whole factors, or
+ * options.diag_blocks. options NULL: the defaults. Not collective. */
+DSC_API dsc_status dsc_kfac_plan_create(const dsc_kfac_layer *layers, int64_t count, int ranks,
+                                        const dsc_kfac_options *options, int64_t blocks,
+                                        dsc_kfac_plan **out) DSC_MUST_CHECK;
+/* Sets *plan to NULL. */
+DSC_API void dsc_kfac_plan_destroy(dsc_kfac_plan **plan);
+DSC_API int64_t dsc_kfac_plan_unit_count(const dsc_kfac_plan *plan);
+DSC_API const dsc_kfac_unit *dsc_kfac_plan_units(const dsc_kfac_plan *plan);
+DSC_API int64_t dsc_kfac_plan_item_count(const dsc_kfac_plan *plan);
+DSC_API const dsc_kfac_item *dsc_kfac_plan_items(const dsc_kfac_plan *plan);
+/* Rows (gradient workers of a layer) and columns of the grid; rank r is in row r / columns, column
+ * r % columns. */
+DSC_API int dsc_kfac_plan_rows(const dsc_kfac_plan *plan);
+DSC_API int dsc_kfac_plan_columns(const dsc_kfac_plan *plan);
+DSC_API const dsc_kfac_load *dsc_kfac_plan_loads(const dsc_kfac_plan *plan); /* [ranks] */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

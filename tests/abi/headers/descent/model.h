@@ -1,0 +1,252 @@
+/* Models: a static graph of layers, its parameters, and executors that run it.
+ *
+ * Build: create, add layers (each takes values and gives a value), seal with a loss. Shapes are checked as
+ * layers are added. Sealing allocates and initialises the parameters, all values in one block and all
+ * gradients in another. Then any number of executors, each with its batch size, plan their memory once and
+ * run. Activations are NHWC, conv weights OHWI, linear weights [out, in].
+ *
+ * Names and structs that are passed in are copied. Pointers that a function returns belong to the model, or
+ * to the executor, and are valid as long as it is. Functions that return a status refuse a NULL object with
+ * DSC_E_INVALID; all others need a model, or an executor, that exists. A model is used by one thread at a
+ * time. */
+#ifndef DSC_MODEL_H
+#define DSC_MODEL_H
+
+#include "descent/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct dsc_model dsc_model;
+typedef struct dsc_exec dsc_exec;
+typedef int dsc_value; /* a value in the graph of one model */
+
+/* One sample of a value: a map of h x w x c numbers, or (flat 1) a vector of h*w*c features. A vector that
+ * was flattened from a map keeps the map's h, w and c, because PyTorch flattens in the order c, h, w; every
+ * other vector is 1 x 1 x features. */
+typedef struct dsc_shape {
+    int flat;
+    int64_t h, w, c;
+} dsc_shape;
+
+typedef struct dsc_model_options {
+    size_t size;
+    /* Seed of the initial weights and of dropout; default 42. */
+    uint64_t seed;
+    /* Type of the parameters: DSC_F32 (default); DSC_F64 on `ref` and `cpu`, for checks. */
+    dsc_dtype dtype;
+    /* Of the training loss; default 0. Evaluation has none. */
+    double label_smoothing;
+    /* Type of the values between layers: DSC_F32 (default: as the parameters), on a GPU also DSC_BF16 and
+     * DSC_F16; parameters, their gradients and statistics stay fp32. */
+    dsc_dtype activations;
+} dsc_model_options;
+DSC_API void dsc_model_options_init_sized(dsc_model_options *options, size_t size);
+#define dsc_model_options_init(options) dsc_model_options_init_sized((options), sizeof *(options))
+
+/* An empty model. The device stays the caller's and must outlive it. options may be NULL. */
+DSC_API dsc_status dsc_model_create(dsc_device *device, const dsc_model_options *options,
+                                    dsc_model **out) DSC_MUST_CHECK;
+/* Accepts NULL and *model == NULL. Executors of the model must be gone. */
+DSC_API void dsc_model_destroy(dsc_model **model);
+
+/* ---- building ----
+ * Every function adds one layer and writes the value it gives to *y (a layer of one's own: descent/layer.h).
+ * When it fails, with the layer and the reason in the message, the model is as it was. `name` becomes the
+ * prefix of the layer's parameters (NAME.weight, NAME.bias). */
+
+/* The input, h x w x c per sample; one per model. */
+DSC_API dsc_status dsc_model_input(dsc_model *m, int64_t h, int64_t w, int64_t c,
+                                   dsc_value *y) DSC_MUST_CHECK;
+/* y = x weight^T + bias, weight [features, features of x]; bias 0: none. */
+DSC_API dsc_status dsc_model_linear(dsc_model *m, const char *name, dsc_value x, int64_t features, int bias,
+                                    dsc_value *y) DSC_MUST_CHECK;
+/* The caller sets out_c, the kernel and what else differs from dsc_conv2d_shape_init; in_h, in_w and in_c are
+ * taken from x. bias 0: none. */
+DSC_API dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x,
+                                    const dsc_conv2d_shape *shape, int bias, dsc_value *y) DSC_MUST_CHECK;
+/* eps 1e-5, momentum 0.1; NAME.weight, NAME.bias and the buffers NAME.running_mean, .running_var,
+ * .num_batches_tracked. */
+DSC_API dsc_status dsc_model_batch_norm(dsc_model *m, const char *name, dsc_value x,
+                                        dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_relu(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_max_pool(dsc_model *m, dsc_value x, int64_t kernel, int64_t stride, int64_t pad,
+                                      dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_avg_pool(dsc_model *m, dsc_value x, int64_t kernel, int64_t stride, int64_t pad,
+                                      dsc_value *y) DSC_MUST_CHECK;
+/* Mean over height and width; gives a vector per sample. */
+DSC_API dsc_status dsc_model_global_pool(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_model_add(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) DSC_MUST_CHECK;
+/* The parameter-free shortcut of the CIFAR ResNets: every stride-th pixel, channels padded with zeros on both
+ * sides. */
+DSC_API dsc_status dsc_model_shortcut(dsc_model *m, dsc_value x, int64_t stride, int64_t channels,
+                                      dsc_value *y) DSC_MUST_CHECK;
+/* The same numbers as a vector. */
+DSC_API dsc_status dsc_model_flatten(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
+/* Training: every number is 0 with probability `rate`, else multiplied by 1 / (1 - rate); evaluation: y =
+ * x. */
+DSC_API dsc_status dsc_model_dropout(dsc_model *m, dsc_value x, double rate, dsc_value *y) DSC_MUST_CHECK;
+/* The shape of a value, also before sealing. */
+DSC_API dsc_status dsc_model_value_shape(const dsc_model *m, dsc_value value,
+                                         dsc_shape *shape) DSC_MUST_CHECK;
+/* Ends building: the loss is softmax cross-entropy on `logits` (a vector per sample, one entry a class).
+ * Parameters get their memory and their initial values (He normal over the fan-in; biases 0, batch norm 1 and
+ * 0), which are a pure function of seed and parameter number. */
+DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK;
+
+/* ---- models by name ---- */
+
+/* Builds and seals a model of the zoo: mlp, lenet, resnet20/32/44/56/110, resnet18/34/50/101/152, or one that
+ * was registered. An unknown name is DSC_E_INVALID and lists the known ones. options may be NULL. */
+DSC_API dsc_status dsc_zoo_create(dsc_device *device, const char *name, int64_t h, int64_t w, int64_t c,
+                                  int64_t classes, const dsc_model_options *options,
+                                  dsc_model **out) DSC_MUST_CHECK;
+
+/* A model that dsc_zoo_create, and with it `model` of the trainer, finds by its name. */
+typedef struct dsc_zoo_entry {
+    size_t size;
+    /* Letters, digits, '-', '_' and '.'; copied. */
+    const char *name;
+    /* The input it is made for, side x side x channels, and the number of classes: what is built where
+     * nothing else is asked for. */
+    int64_t side, channels, classes;
+    /* Passed to `build`; stays the caller's and must live as long as the process. */
+    void *context;
+    /* Adds the layers between the input x and the logits, a vector of `classes`, to the model m; does not
+     * seal it. May be called by several threads at once, for different models. */
+    dsc_status (*build)(void *context, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits);
+} dsc_zoo_entry;
+DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
+#define dsc_zoo_entry_init(entry) dsc_zoo_entry_init_sized((entry), sizeof *(entry))
+/* Adds a model to the zoo for the rest of the process; a name that is in use is refused (DSC_E_INVALID).
+ * Thread-safe. Every rank registers for itself. */
+DSC_API dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) DSC_MUST_CHECK;
+/* The names of all models, terminated by NULL. Registering adds to this very list. */
+DSC_API const char *const *dsc_zoo_names(void);
+/* The input a model is made for; a pointer that is NULL is left out. */
+DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels,
+                                         int64_t *classes) DSC_MUST_CHECK;
+
+/* ---- what a sealed model holds ---- */
+
+DSC_API dsc_device *dsc_model_device(const dsc_model *m);
+DSC_API int64_t dsc_model_classes(const dsc_model *m);
+/* h, w, c of the input. */
+DSC_API void dsc_model_input_shape(const dsc_model *m, int64_t shape[3]);
+DSC_API int64_t dsc_model_param_count(const dsc_model *m);     /* tensors */
+DSC_API int64_t dsc_model_parameter_total(const dsc_model *m); /* numbers */
+/* In graph order; values and gradients lie in this order, without gaps, in two blocks. */
+DSC_API const dsc_param *dsc_model_params(const dsc_model *m);
+/* All values, and all gradients, as one vector. */
+DSC_API dsc_tensor dsc_model_values(const dsc_model *m);
+DSC_API dsc_tensor dsc_model_grads(const dsc_model *m);
+/* State that is not trained: running_mean, running_var (the model's type) and num_batches_tracked (I64). */
+DSC_API int64_t dsc_model_buffer_count(const dsc_model *m);
+DSC_API const dsc_param *dsc_model_buffers(const dsc_model *m); /* grad.data is NULL */
+
+/* An entry of the state dict, a parameter or a buffer, as PyTorch has it. */
+typedef struct dsc_state_entry {
+    const char *name;
+    const dsc_tensor *tensor;
+    /* The shape in PyTorch (conv weights OIHW). */
+    int ndim;
+    int64_t dim[DSC_MAX_DIMS];
+    /* 1: the inner order differs: [outer, h, w, c] = ohwc here, [outer, c, h, w] in PyTorch. */
+    int permuted;
+    int64_t ohwc[4];
+} dsc_state_entry;
+DSC_API int64_t dsc_model_state_count(const dsc_model *m);
+/* In PyTorch's order. */
+DSC_API const dsc_state_entry *dsc_model_state(const dsc_model *m);
+
+/* A layer with a weight matrix, as a preconditioner sees it. */
+typedef enum dsc_layer_kind { DSC_LAYER_LINEAR, DSC_LAYER_CONV2D } dsc_layer_kind;
+typedef struct dsc_layer_info {
+    const char *name;
+    dsc_layer_kind kind;
+    /* The geometry; of a linear layer in_c and out_c are its features, and all else is 1 or 0. */
+    const dsc_conv2d_shape *shape;
+    int64_t out_h, out_w; /* linear: 1, 1 */
+    int64_t weight, bias; /* parameter numbers; bias -1 for none */
+} dsc_layer_info;
+DSC_API int64_t dsc_model_layer_count(const dsc_model *m);
+DSC_API const dsc_layer_info *dsc_model_layers(const dsc_model *m);
+
+/* ---- running it ---- */
+
+typedef enum dsc_exec_mode { DSC_EXEC_TRAIN, DSC_EXEC_EVAL } dsc_exec_mode;
+
+/* Plans memory and descriptors for batches of `batch` samples. The model must be sealed and outlive the
+ * executor. */
+DSC_API dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch,
+                                   dsc_exec **out) DSC_MUST_CHECK;
+/* Accepts NULL and *exec == NULL. */
+DSC_API void dsc_exec_destroy(dsc_exec **exec);
+/* Bytes of activations and activation gradients, workspace included; and what they would be without reuse. */
+DSC_API size_t dsc_exec_bytes(const dsc_exec *exec);
+DSC_API size_t dsc_exec_bytes_without_reuse(const dsc_exec *exec);
+
+/* Sets the keys of dropout: the step, and the number of the batch's first sample among all ranks' samples of
+ * the step. */
+DSC_API dsc_status dsc_exec_set_position(dsc_exec *exec, dsc_queue *q, int64_t step,
+                                         int64_t first_sample) DSC_MUST_CHECK;
+/* Computes the logits of x[batch,h,w,c], which must stay as it is until backward is done. Asynchronous. */
+DSC_API dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) DSC_MUST_CHECK;
+/* What dsc_exec_stats counts. */
+typedef enum dsc_exec_stat {
+    DSC_STAT_LOSS, /* sum of the losses */
+    DSC_STAT_TOP1, /* rows whose label has the largest logit */
+    DSC_STAT_TOP5, /* rows whose label is among the five largest */
+    DSC_STAT_ROWS, /* rows with a label */
+    DSC_STAT_COUNT
+} dsc_exec_stat;
+
+/* Loss of the last forward against labels (I32[batch]; a row with a negative label is left out). Adds to
+ * dsc_exec_stats and, in training, prepares backward for grad_scale * sum of losses (1/batch gives the mean).
+ * May be repeated with other labels, each followed by a backward. Asynchronous. */
+DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
+                                 double grad_scale) DSC_MUST_CHECK;
+
+/* 0: the next losses are computed without label smoothing; 1: with the model's again, as at the start. */
+DSC_API void dsc_exec_smooth_labels(dsc_exec *exec, int on);
+/* The next losses are multiplied by *scale, an F64 scalar on the device that stays the caller's; NULL: by 1,
+ * as at the start. */
+DSC_API void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale);
+/* What dsc_exec_set_position has set: I64[2] on the device. */
+DSC_API const dsc_tensor *dsc_exec_position(const dsc_exec *exec);
+
+typedef struct dsc_backward_options {
+    size_t size;
+    /* 1: gradients are added to those that are there; default 0: they overwrite them. */
+    int accumulate;
+    /* 0: only the gradients of activations, for `capture`; default 1. */
+    int param_grads;
+    /* Passed to both functions, each of which may be NULL and may put work into the queue. */
+    void *context;
+    /* Layer `layer` (number in dsc_model_layers): its input a[batch,h,w,c] (linear: [batch,features]) and the
+     * gradient g at its output, both valid until the function's work in the queue is done. Called in backward
+     * order, before the layer's own gradients are computed. */
+    dsc_status (*capture)(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a,
+                          const dsc_tensor *g);
+    /* The gradient of parameter `param` is final (the work is in the queue). Parameters come in falling
+     * order. */
+    dsc_status (*grad_ready)(void *context, dsc_queue *q, int64_t param);
+} dsc_backward_options;
+DSC_API void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size);
+#define dsc_backward_options_init(options) dsc_backward_options_init_sized((options), sizeof *(options))
+/* Computes the gradients of the last loss. Training executors only. Asynchronous. options may be NULL. */
+DSC_API dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q,
+                                     const dsc_backward_options *options) DSC_MUST_CHECK;
+
+/* F64[DSC_STAT_COUNT], sums over all losses since dsc_exec_clear_stats; and [batch, classes]; both on the
+ * device. */
+DSC_API const dsc_tensor *dsc_exec_stats(const dsc_exec *exec);
+DSC_API const dsc_tensor *dsc_exec_logits(const dsc_exec *exec);
+/* Sets the sums to 0. Asynchronous. */
+DSC_API dsc_status dsc_exec_clear_stats(dsc_exec *exec, dsc_queue *q) DSC_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,55 @@
+/* Status codes and error messages.
+ *
+ * Every function that can fail returns a dsc_status. The library never prints, exits or aborts: the program
+ * prints dsc_error_message() and ends the job (with dsc_comm_abort in a parallel job). */
+#ifndef DSC_STATUS_H
+#define DSC_STATUS_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DSC_API        __attribute__((visibility("default")))
+#define DSC_MUST_CHECK __attribute__((warn_unused_result))
+
+#define DSC_STATUS_LIST(X)                                                                                   \
+    X(DSC_OK, "success")                                                                                     \
+    X(DSC_E_INVALID, "invalid argument")                                                                     \
+    X(DSC_E_NOT_FOUND, "not found")                                                                          \
+    X(DSC_E_FORMAT, "malformed input")                                                                       \
+    X(DSC_E_UNSUPPORTED, "not supported")                                                                    \
+    X(DSC_E_MEMORY, "out of memory")                                                                         \
+    X(DSC_E_IO, "input or output failed")                                                                    \
+    X(DSC_E_NUMERIC, "numerical failure")                                                                    \
+    X(DSC_E_DEVICE, "device failure")                                                                        \
+    X(DSC_E_COMM, "communication failure")                                                                   \
+    X(DSC_E_LOST, "a peer was lost")                                                                         \
+    X(DSC_E_INTERRUPTED, "interrupted")                                                                      \
+    X(DSC_E_INTERNAL, "internal error")
+
+typedef enum dsc_status {
+#define DSC_STATUS_ENUM(name, text) name,
+    DSC_STATUS_LIST(DSC_STATUS_ENUM)
+#undef DSC_STATUS_ENUM
+} dsc_status;
+
+/* A short description of the code; never NULL. */
+DSC_API const char *dsc_status_text(dsc_status status);
+
+/* Describes the last failed call of this thread: the value, its limit and what to do. In a parallel job it
+ * starts with "rank R: ". Never NULL; "" when nothing has failed yet. Valid until the next failure in this
+ * thread. */
+DSC_API const char *dsc_error_message(void);
+
+/* For callbacks that this library calls: sets the message of this thread, printf-style, and returns `status`.
+ * The library puts its own context before it: return dsc_error_set(DSC_E_IO, "cannot read %s", path); */
+DSC_API dsc_status dsc_error_set(dsc_status status, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+/* Where it failed: one "file:line" per line, innermost first. Valid as long as the message. */
+DSC_API const char *dsc_error_trace(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

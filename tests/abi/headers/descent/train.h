@@ -1,0 +1,192 @@
+/* Training and evaluation: the loop over everything else, with metrics and checkpoints. */
+#ifndef DSC_TRAIN_H
+#define DSC_TRAIN_H
+
+#include "descent/comm.h"
+#include "descent/consensus.h"
+#include "descent/kfac.h"
+#include "descent/optim.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What a run is told while it goes on. Fields that do not apply are 0. */
+typedef enum dsc_event_kind {
+    DSC_EVENT_START,      /* text: one line that describes the run */
+    DSC_EVENT_STEP,       /* step, epoch, loss (with gossip rank 0's own), lr, images_per_s, eta_s */
+    DSC_EVENT_EPOCH,      /* epoch done: mean training loss, images_per_s */
+    DSC_EVENT_EVAL,       /* loss, top1, top5 */
+    DSC_EVENT_CHECKPOINT, /* text: the file */
+    DSC_EVENT_NOTE        /* text */
+} dsc_event_kind;
+
+typedef struct dsc_progress {
+    dsc_event_kind kind;
+    int64_t step, epoch;                /* steps done; epoch counted from 0 */
+    int64_t step_of_epoch, epoch_steps; /* steps done of this epoch, of how many */
+    int64_t epochs;                     /* of the whole run */
+    double loss, lr, images_per_s, eta_s, top1, top5;
+    const char *text;
+} dsc_progress;
+
+typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
+
+/* Whose gradients the factors of K-FAC are made of: those of the true labels, or (one more backward pass on
+ * steps that move the factors) of labels drawn from the model's own output. */
+typedef enum dsc_fisher { DSC_FISHER_EMPIRICAL, DSC_FISHER_SAMPLED } dsc_fisher;
+
+/* "empirical" and "sampled", and back; DSC_E_INVALID lists the known names. */
+DSC_API dsc_status dsc_fisher_parse(const char *name, dsc_fisher *out) DSC_MUST_CHECK;
+DSC_API const char *dsc_fisher_name(dsc_fisher fisher);
+
+/* Over whom the factors of K-FAC are averaged when ranks gossip: over all by all-reduce (comm-opt only; steps
+ * then wait for everybody), over peers by gossip beside the parameters', or not at all. The last two have no
+ * collective in a step; every rank decomposes all layers itself. Ranks that all-reduce know GLOBAL only. */
+typedef enum dsc_kfac_scope { DSC_SCOPE_GLOBAL, DSC_SCOPE_GOSSIP, DSC_SCOPE_LOCAL } dsc_kfac_scope;
+
+/* "global", "gossip", "local", and back; DSC_E_INVALID lists the known names. */
+DSC_API dsc_status dsc_kfac_scope_parse(const char *name, dsc_kfac_scope *out) DSC_MUST_CHECK;
+DSC_API const char *dsc_kfac_scope_name(dsc_kfac_scope scope);
+
+/* What happens when a rank is not heard of for consensus->peer_timeout seconds. CONTINUE: the others go on
+ * with what each of them has (gossip without groups, K-FAC's scope gossip or local; a communicator made with
+ * dsc_comm_options.survive, and a launcher that lets them live). */
+typedef enum dsc_peer_loss { DSC_PEER_LOSS_STOP, DSC_PEER_LOSS_CONTINUE } dsc_peer_loss;
+
+/* Strings are copied when training starts. Epochs count from 0. */
+typedef struct dsc_train_options {
+    size_t size;
+    const char *model, *data; /* "resnet20", "synthetic" */
+    int64_t epochs, steps;    /* 100; steps > 0 ends the run after so many steps in all */
+    int64_t batch_size;       /* per rank, 128 */
+    int64_t val_batch_size;   /* per rank, 0: batch_size */
+    uint64_t seed;            /* 42 */
+    const char *out;          /* directory of metrics and checkpoints; NULL: writes nothing */
+    const char *resume;       /* NULL; "auto": the latest checkpoint of `out`, if any; or a checkpoint file */
+    int64_t image_size;       /* imagefolder, 0: what the model is made for */
+    int data_threads;         /* 1 */
+    int augment;              /* 1 */
+    dsc_dtype activations;    /* fp32; bf16 or fp16 on a GPU */
+
+    /* The parts. They stay the caller's and are copied when training starts. NULL: the defaults; kfac NULL or
+     * with an update_freq of 0: no K-FAC. kfac->schedule is called after the schedules below; the trainer
+     * sets kfac->passes itself. */
+    const dsc_optim_options *optim;
+    const dsc_consensus_options *consensus;
+    const dsc_kfac_options *kfac;
+
+    double lr;                     /* 0.1 */
+    dsc_schedule_kind lr_schedule; /* step */
+    double warmup_epochs;          /* 5 */
+    double warmup_start;           /* negative (the default): lr */
+    /* 1 (the default): the target rate is lr * ranks * batches_per_allreduce; 0: lr. The same with gossip,
+     * whose ranks together take the mean of their steps, too. */
+    int lr_scaling;
+    double lr_decay[DSC_MAX_DECAYS];
+    int lr_decay_count;
+    double lr_decay_rate;          /* 0.1 */
+    double label_smoothing;        /* 0 */
+    int64_t batches_per_allreduce; /* 1 */
+    int64_t checkpoint_every;      /* steps; 0: at the end of every epoch; negative: only at the end */
+    int64_t keep;                  /* checkpoints kept besides the best and the last, 2 */
+    int64_t eval_every;            /* epochs between evaluations, 1; 0: never */
+    int64_t log_every;             /* steps between `step` lines, 1 */
+    int64_t
+        check_every; /* steps between comparisons of the ranks' parameters, 500; 0: never. Not with gossip */
+    dsc_progress_function progress; /* rank 0 only; may be NULL */
+    void *progress_context;
+
+    /* Schedules of K-FAC: value(epoch) = base * alpha^(number of listed epochs that are not later). */
+    dsc_fisher kfac_fisher;    /* empirical */
+    double kfac_damping_alpha; /* 0.5 */
+    double kfac_damping_decay[DSC_MAX_DECAYS];
+    int kfac_damping_decay_count;
+    double kfac_update_freq_alpha; /* 10: of both frequencies; results are rounded, and 1 at least */
+    double kfac_update_freq_decay[DSC_MAX_DECAYS];
+    int kfac_update_freq_decay_count;
+    double kfac_diag_warmup;   /* 0: epoch from which on factors are split into kfac->diag_blocks */
+    dsc_kfac_scope kfac_scope; /* global */
+
+    /* Gossip. From the start of epoch peers_epochs[i] (rising, from 0) on, peers_values[i] peers a step;
+     * before the first of them consensus->peers. */
+    int64_t peers_epochs[DSC_MAX_DECAYS];
+    int peers_values[DSC_MAX_DECAYS];
+    int peers_count;
+    int bn_average; /* 0: evaluations use rank 0's batch-norm statistics; 1: the average of all ranks' */
+    int eval_ranks; /* 1: every rank's own model is evaluated as well */
+    int64_t distance_every;     /* steps between `consensus` lines of the metrics; 0: at evaluations only */
+    dsc_peer_loss on_peer_loss; /* stop */
+
+    /* Steps that count as an epoch where the caller hands in the batches (dsc_trainer_step_on), 1000. */
+    int64_t epoch_steps;
+} dsc_train_options;
+
+/* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
+typedef struct dsc_train_result {
+    size_t size;
+    int64_t steps, epochs;       /* done in all */
+    double train_loss;           /* mean over the last epoch that was done in full or in part */
+    double val_loss, top1, top5; /* of the last evaluation; negative when there was none */
+    double best_top1;
+    double seconds;
+    double images_per_s; /* over all steps of this process, all ranks together */
+    int rank, ranks;     /* at the end: others than at the start when ranks were lost */
+} dsc_train_result;
+
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_train_options_init_sized(dsc_train_options *options, size_t size);
+#define dsc_train_options_init(options) dsc_train_options_init_sized((options), sizeof *(options))
+/* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED when dsc_train_request_stop
+ * was called: a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC on a loss that is not
+ * finite, or ranks that have drifted apart; DSC_E_INVALID when another process trains into `out`. `result`
+ * (may be NULL) is filled in in any case; DSC_E_INVALID when its size was not set.
+ * Options must agree on all ranks: DSC_E_INVALID names the first that does not. Only data_threads, the
+ * directory in `data`, the name of `out` and `resume` (both rank 0's) and callbacks may differ.
+ * With gossip a rank may fail alone (a loss that is not finite, a peer that is lost): it then returns without
+ * the others and without giving back what it shares with them; whoever owns main() ends the job
+ * (dsc_comm_abort). */
+DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
+                                 dsc_train_result *result) DSC_MUST_CHECK;
+/* Asks the running training of this process to end after the current step; all ranks then do. With gossip
+ * they agree on it within 64 steps (adpsgd: those behind go on to the furthest one's step; groups of adpsgd,
+ * or of osgp with synch_freq > 0: at evaluations, checkpoints and ends of epochs). Async-signal-safe; but no
+ * handler may run in a thread that computes on a CPU by oneDNN before 3.11.1, whose products use the stack
+ * pointer for other things: block signals before other threads are made, and wait for them in one of your own
+ * (sigwait). */
+DSC_API void dsc_train_request_stop(void);
+
+#define DSC_SEED_OF_CHECKPOINT UINT64_MAX
+enum { DSC_DATA_SIZE = 4096 }; /* bytes of a text that names data, in a checkpoint */
+
+typedef struct dsc_eval_options {
+    size_t size;
+    const char *checkpoint; /* a checkpoint-STEP.safetensors, or a directory: its latest */
+    const char *model;      /* NULL: as the checkpoint says */
+    const char *data;       /* NULL: as the checkpoint says, or synthetic where it does not */
+    int64_t batch_size;     /* per rank, 128 */
+    int64_t image_size;     /* imagefolder, 0: as the checkpoint says */
+    uint64_t seed;          /* of synthetic images, DSC_SEED_OF_CHECKPOINT: as it says, or 42 */
+    int data_threads;       /* 1 */
+} dsc_eval_options;
+
+/* The caller sets `size` to sizeof(dsc_eval_result). */
+typedef struct dsc_eval_result {
+    size_t size;
+    int64_t images;
+    double loss, top1, top5; /* top1, top5: shares in [0, 1] */
+    double seconds;
+    char data[DSC_DATA_SIZE]; /* dsc_eval_run: what it was judged on */
+} dsc_eval_result;
+
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_eval_options_init_sized(dsc_eval_options *options, size_t size);
+#define dsc_eval_options_init(options) dsc_eval_options_init_sized((options), sizeof *(options))
+/* Evaluates a checkpoint on the validation split, all ranks together, each image once. Collective; blocks. */
+DSC_API dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_options *options,
+                                dsc_eval_result *result) DSC_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif
