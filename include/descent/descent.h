@@ -11,6 +11,7 @@
 #include "descent/layer.h"
 #include "descent/log.h"
 #include "descent/model.h"
+#include "descent/ops.h"
 #include "descent/optim.h"
 #include "descent/status.h"
 #include "descent/topology.h"

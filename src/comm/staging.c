@@ -15,6 +15,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "device/recording.h"
 
 /* ---- memory ---- */
 

@@ -1,32 +1,21 @@
-/* Tensor maths: the front of every operation.
+/* The operations of a device: the declaration of every front, and at the end the list of them all.
  *
- * A call checks devices, types and shapes, returns early on empty work, selects the device's table and
- * executes (asynchronously on a GPU). Matrices are row-major; activations NHWC, conv weights OHWI. Real
- * tensors are F32 or F64, all of one type in a call unless said otherwise. "Scalar" results and coefficients
- * are one-element tensors on the device, so that a step never waits for the host. On a GPU activations and
- * their gradients may also be BF16 or F16 where an operation says "half": then weights that enter products
- * are of that type, too, and everything else (other parameters, their gradients, statistics, sums) is F32.
- * Outputs come last; `beta`
- * is 0 (overwrite; old contents are not read) or 1 (add to it) unless said otherwise. Every result is
- * deterministic for a given device and thread count. */
+ * What a program's own layers need is public, in descent/ops.h, and so are the rules about queues, types and
+ * beta; the rest is declared here. A front (ops_*.c) checks devices, types and shapes, returns at once where
+ * there is nothing to do, and calls the function of the device's table (table.h).
+ *
+ * Matrices are row-major; activations are NHWC, convolution weights OHWI. "Scalar" results and coefficients
+ * are one-element tensors on the device, so that a step never waits for the host. Outputs come last. */
 #ifndef DSC_DEVICE_OPS_H
 #define DSC_DEVICE_OPS_H
 
-#include "descent/device.h"
+#include "descent/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* ---- element-wise and reductions ---- */
-dsc_status dsc_op_fill(dsc_queue *q, double value, dsc_tensor *t) DSC_MUST_CHECK; /* any type */
-/* dst = src, element by element, with a change of type: any two of F32 F64 BF16 F16 (round to nearest even),
- * or equal types. */
-dsc_status dsc_op_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) DSC_MUST_CHECK;
-/* y = alpha x + beta y, any beta. */
-dsc_status dsc_op_axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta,
-                        dsc_tensor *y) DSC_MUST_CHECK;
-/* t *= s[0]; s: F64 scalar. */
-dsc_status dsc_op_scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) DSC_MUST_CHECK;
-/* out[0] = beta out[0] + sum x y; out: F64 scalar. Accumulated in double. x and y may be one tensor. */
-dsc_status dsc_op_dot(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta,
-                      dsc_tensor *out) DSC_MUST_CHECK;
 /* out[0] = min(1, limit / sqrt(sumsq[0])) (1 when sumsq is 0); F64 scalars. */
 dsc_status dsc_op_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limit,
                               dsc_tensor *out) DSC_MUST_CHECK;
@@ -65,10 +54,6 @@ dsc_status dsc_op_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *sc
                              dsc_tensor *skip) DSC_MUST_CHECK;
 
 /* ---- dense linear algebra ---- */
-/* C[m,n] = alpha op(A) op(B) + beta C, any beta; op is the transpose where the flag is 1. Half: A and B of
- * one half type, C of that type or F32. */
-dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
-                       const dsc_tensor *b, double beta, dsc_tensor *c) DSC_MUST_CHECK;
 /* Lower triangle of C[n,n] = alpha A' A + beta C for rows A[m,n], any beta; the strict upper triangle is
  * untouched. */
 dsc_status dsc_op_syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta,
@@ -148,8 +133,6 @@ dsc_status dsc_op_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_
 /* out[i,j] = 1 / (rows[i] columns[j] + damping[0]). */
 dsc_status dsc_op_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
                                 const dsc_tensor *columns, dsc_tensor *out) DSC_MUST_CHECK;
-/* y *= x, element by element. */
-dsc_status dsc_op_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) DSC_MUST_CHECK;
 /* d[m,n+1] = [w, b] with w of m n elements (any shape) as rows and b of m as the last column. */
 dsc_status dsc_op_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) DSC_MUST_CHECK;
 /* dst[i,j] = src[rows[i], columns[j]]; and dst[rows[i], columns[j]] = src[i,j], the rest of dst untouched.
@@ -217,17 +200,6 @@ dsc_status dsc_op_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, con
                                     dsc_tensor *p) DSC_MUST_CHECK;
 
 /* ---- layers; half: all of them ---- */
-/* y[rows,c] += b[c] with y of any rank (last dimension c); db[c] = beta db + column sums of dy. */
-dsc_status dsc_op_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) DSC_MUST_CHECK;
-dsc_status dsc_op_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db) DSC_MUST_CHECK;
-
-/* y = max(x, 0), x and y may be one; dx = beta dx + dy where y > 0 (dx and dy may be one when beta is 0). */
-dsc_status dsc_op_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) DSC_MUST_CHECK;
-dsc_status dsc_op_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
-                                dsc_tensor *dx) DSC_MUST_CHECK;
-/* y = a + b; y may be a or b. */
-dsc_status dsc_op_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) DSC_MUST_CHECK;
-
 /* The parameter-free shortcut: y[n,oh,ow,k] = x[n, i*stride, j*stride, ch - (k-c)/2], zero where there is no
  * such channel; oh = ceil(h/stride). Backward is its transpose. */
 dsc_status dsc_op_shortcut_forward(dsc_queue *q, int64_t stride, const dsc_tensor *x,
@@ -360,4 +332,84 @@ dsc_status dsc_op_lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const ds
 dsc_status dsc_op_lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms,
                              const dsc_tensor *u, dsc_tensor *x) DSC_MUST_CHECK;
 
+/* ---- the list ----
+ *
+ * Every operation, once. The members of a backend's table, the prototypes of its functions (dsc_ref_NAME,
+ * dsc_cuda_NAME) and ref's and CUDA's tables come from it; their arguments are those of the front,
+ * dsc_op_NAME.
+ *
+ *   OP(name)         every backend has it
+ *   COMPOSED(name)   ref has none: the front composes it from others, unless a backend does it better */
+#define DSC_OPERATIONS(OP, COMPOSED)                                                                         \
+    OP(fill)                                                                                                 \
+    OP(convert)                                                                                              \
+    OP(axpby)                                                                                                \
+    OP(scale_by)                                                                                             \
+    OP(dot)                                                                                                  \
+    OP(clip_factor)                                                                                          \
+    OP(count_nonfinite)                                                                                      \
+    OP(blend)                                                                                                \
+    OP(increment)                                                                                            \
+    OP(guard)                                                                                                \
+    COMPOSED(timestamp)                                                                                      \
+    OP(loss_scale)                                                                                           \
+    OP(gemm)                                                                                                 \
+    OP(syrk)                                                                                                 \
+    OP(symmetrize)                                                                                           \
+    OP(tri_pack)                                                                                             \
+    OP(tri_unpack)                                                                                           \
+    OP(syev_workspace)                                                                                       \
+    OP(syev)                                                                                                 \
+    OP(chol_inverse)                                                                                         \
+    OP(syev_careful)                                                                                         \
+    OP(add_diagonal)                                                                                         \
+    COMPOSED(gemm_batch)                                                                                     \
+    COMPOSED(syev_batch_workspace)                                                                           \
+    COMPOSED(syev_batch)                                                                                     \
+    COMPOSED(chol_inverse_batch)                                                                             \
+    OP(divide_batch)                                                                                         \
+    COMPOSED(dot_batch)                                                                                      \
+    COMPOSED(join_batch)                                                                                     \
+    OP(split_batch)                                                                                          \
+    COMPOSED(absorb_batch)                                                                                   \
+    OP(outer_inverse)                                                                                        \
+    OP(multiply)                                                                                             \
+    OP(join)                                                                                                 \
+    OP(gather)                                                                                               \
+    OP(scatter)                                                                                              \
+    OP(kl_clip)                                                                                              \
+    OP(conv_forward)                                                                                         \
+    OP(conv_backward_data)                                                                                   \
+    OP(conv_backward_weight)                                                                                 \
+    OP(patches)                                                                                              \
+    COMPOSED(patch_gram_workspace)                                                                           \
+    COMPOSED(patch_gram)                                                                                     \
+    COMPOSED(patch_gram_packed)                                                                              \
+    OP(bias_add)                                                                                             \
+    OP(bias_grad)                                                                                            \
+    OP(relu_forward)                                                                                         \
+    OP(relu_backward)                                                                                        \
+    OP(add)                                                                                                  \
+    OP(shortcut_forward)                                                                                     \
+    OP(shortcut_backward)                                                                                    \
+    OP(pool_forward)                                                                                         \
+    OP(pool_backward)                                                                                        \
+    OP(global_pool_forward)                                                                                  \
+    OP(global_pool_backward)                                                                                 \
+    OP(norm_forward_train)                                                                                   \
+    OP(norm_forward_eval)                                                                                    \
+    OP(norm_backward)                                                                                        \
+    OP(dropout)                                                                                              \
+    OP(softmax_loss)                                                                                         \
+    OP(sample_labels)                                                                                        \
+    OP(augment)                                                                                              \
+    OP(sgd)                                                                                                  \
+    OP(adam)                                                                                                 \
+    OP(lars)                                                                                                 \
+    OP(lamb_direction)                                                                                       \
+    OP(lamb_apply)
+
+#ifdef __cplusplus
+}
+#endif
 #endif

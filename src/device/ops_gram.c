@@ -135,7 +135,7 @@ dsc_status dsc_op_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, con
         check_gram_work(&check, work, dsc_op_patch_gram_workspace(q->device, desc, n > width), x, "p", p));
     const dsc_device_table *table = dsc_device_table_for(q->device, desc->dtype);
     if (table->patch_gram_packed) {
-        DSC_TRY(table->patch_gram_packed(q, desc, x, group, alpha, work, p));
+        DSC_TRY(table->patch_gram_packed(q, desc, x, group, alpha, work, full, p));
         return DSC_OK;
     }
     DSC_TRY(dsc_check_param(&check, "full", full));

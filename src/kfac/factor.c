@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "device/recording.h"
 
 /* ---- order of the exchange ---- */
 

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "comm/table.h"
+#include "device/recording.h"
 
 #include <string.h>
 

@@ -5,6 +5,7 @@
 
 #include "comm/table.h"
 #include "device/ops.h"
+#include "device/recording.h"
 
 #include <cuda_runtime_api.h>
 

@@ -1,6 +1,7 @@
 /* Recordings: what was recorded runs at every replay, on the contents of the moment, in the order of queues
  * and events; what cannot be recorded is refused, and a queue survives every failure. Left out on devices
  * that do not record. */
+#include "device/recording.h"
 #include "device/rig.h"
 
 #include <stdlib.h>

@@ -5,6 +5,7 @@
 
 #include "base/memory.h"
 #include "descent/log.h"
+#include "device/recording.h"
 #include "device/table.h"
 #include "train/kfac_setup.h"
 #include "train/runs.h"

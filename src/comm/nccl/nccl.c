@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "device/cuda/state.h"
+#include "device/recording.h"
 
 #include <nccl.h>
 #include <pthread.h>

@@ -267,7 +267,9 @@ static int64_t packed_order(const dsc_conv_desc *desc, int64_t count) {
 }
 
 dsc_status dsc_cuda_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x,
-                                      int64_t group, double alpha, dsc_tensor *work, dsc_tensor *p) {
+                                      int64_t group, double alpha, dsc_tensor *work, dsc_tensor *full,
+                                      dsc_tensor *p) {
+    (void)full;
     dsc_gram_target to = {
         .c = p->data, .alpha = alpha, .n = packed_order(desc, dsc_tensor_count(p)), .packed = 1};
     DSC_TRY(gram(q, desc, x, group, work, &to));

@@ -1,0 +1,27 @@
+/* Recorded work: a sequence of operations that is recorded once and replayed as one, many times (a CUDA
+ * graph).
+ *
+ * Between begin and end the operations of a queue do not run; they are recorded with their arguments. A
+ * replay uses the same memory and the same numbers as the recording, but reads the memory's contents anew.
+ * Nothing that waits, and no copy from or to the host, may be recorded. */
+#ifndef DSC_DEVICE_RECORDING_H
+#define DSC_DEVICE_RECORDING_H
+
+#include "descent/device.h"
+
+typedef struct dsc_recording dsc_recording;
+
+/* 1 when the device can record. */
+int dsc_device_records(const dsc_device *device);
+/* 1 between dsc_recording_begin and dsc_recording_end. */
+int dsc_queue_is_recording(const dsc_queue *queue);
+
+dsc_status dsc_recording_begin(dsc_queue *queue) DSC_MUST_CHECK;
+/* After a failure there is no recording, and the queue can be used as before. */
+dsc_status dsc_recording_end(dsc_queue *queue, dsc_recording **out) DSC_MUST_CHECK;
+/* Puts the recorded work into the queue. Asynchronous. */
+dsc_status dsc_recording_replay(dsc_recording *recording, dsc_queue *queue) DSC_MUST_CHECK;
+/* Accepts NULL and *recording == NULL. */
+void dsc_recording_destroy(dsc_recording **recording);
+
+#endif
