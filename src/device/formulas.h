@@ -1,7 +1,6 @@
-/* Element-wise formulas: written once, expanded by C loops and by CUDA kernels (DSC_FORMULA, of base/rng.h).
- *
- * What ref computes in double has a name without suffix; `_f` is the same in float, for backends whose
- * tensors are float32. */
+/* Formulas of single elements and scalars: each is written once, and expanded by C loops and by CUDA kernels
+ * (DSC_FORMULA, of base/rng.h). Those that exist for float and double are in formulas.inc: NAME computes in
+ * double, as ref does, and NAME_f in float, for backends whose tensors are float32. */
 #ifndef DSC_DEVICE_FORMULAS_H
 #define DSC_DEVICE_FORMULAS_H
 
@@ -9,26 +8,6 @@
 #include "device/ops.h"
 
 #include <math.h>
-
-/* ---- ReLU ---- */
-
-/* max(x, 0); NaN stays NaN. */
-DSC_FORMULA double dsc_relu(double x) {
-    return x < 0 ? 0 : x;
-}
-
-DSC_FORMULA float dsc_relu_f(float x) {
-    return x < 0 ? 0 : x;
-}
-
-/* Where the gradient passes: the mask reads the output. */
-DSC_FORMULA double dsc_relu_mask(double y, double dy) {
-    return y > 0 ? dy : 0;
-}
-
-DSC_FORMULA float dsc_relu_mask_f(float y, float dy) {
-    return y > 0 ? dy : 0;
-}
 
 /* ---- dropout ----
  *
@@ -102,43 +81,7 @@ DSC_FORMULA double dsc_skip_move(double skip, double bad) {
     return skip == 2 ? 2 : bad != 0;
 }
 
-/* ---- images ---- */
-
-/* A byte, normalised. */
-DSC_FORMULA double dsc_pixel(double byte, double scale, double shift) {
-    return byte * scale + shift;
-}
-
-DSC_FORMULA float dsc_pixel_f(float byte, float scale, float shift) {
-    return byte * scale + shift;
-}
-
 /* ---- second-order steps ---- */
-
-/* What a direction is divided by: the product of its two eigenvalues, and the damping. */
-DSC_FORMULA double dsc_damped(double row, double column, double damping) {
-    return row * column + damping;
-}
-
-DSC_FORMULA float dsc_damped_f(float row, float column, float damping) {
-    return row * column + damping;
-}
-
-DSC_FORMULA double dsc_divide(double x, double row, double column, double damping) {
-    return x / dsc_damped(row, column, damping);
-}
-
-DSC_FORMULA float dsc_divide_f(float x, float row, float column, float damping) {
-    return x / dsc_damped_f(row, column, damping);
-}
-
-DSC_FORMULA double dsc_outer_inverse(double row, double column, double damping) {
-    return 1 / dsc_damped(row, column, damping);
-}
-
-DSC_FORMULA float dsc_outer_inverse_f(float row, float column, float damping) {
-    return 1 / dsc_damped_f(row, column, damping);
-}
 
 /* min(1, sqrt(limit / |lr^2 sum|)), 1 when limit or product is 0; NaN for a sum that is not finite, so that
  * it is not hidden. By square roots, so that the product does not overflow. */
@@ -201,120 +144,42 @@ DSC_FORMULA int32_t dsc_draw_label(dsc_logits z, int64_t classes, double u) {
     return last;
 }
 
-/* ---- optimisers ----
- *
- * Coefficients of a step, from the tensor of hyper-parameters. Complements and reciprocals are taken in
- * double: 1 - beta2 in float would have lost four digits. */
-typedef struct dsc_step {
-    double lr, momentum, decay;
-    double beta1, beta2, rest1, rest2; /* rest = 1 - beta */
-    double eps, scale1, scale2;        /* scale = 1 / correction */
-    double trust;
-} dsc_step;
-
-typedef struct dsc_step_f {
-    float lr, momentum, decay;
-    float beta1, beta2, rest1, rest2;
-    float eps, scale1, scale2;
-    float trust;
-} dsc_step_f;
-
-DSC_FORMULA dsc_step dsc_step_load(const double hyper[DSC_HYPER_COUNT]) {
-    dsc_step s;
-    s.lr = hyper[DSC_HYPER_LR];
-    s.momentum = hyper[DSC_HYPER_MOMENTUM];
-    s.decay = hyper[DSC_HYPER_DECAY];
-    s.beta1 = hyper[DSC_HYPER_BETA1];
-    s.beta2 = hyper[DSC_HYPER_BETA2];
-    s.rest1 = 1 - s.beta1;
-    s.rest2 = 1 - s.beta2;
-    s.eps = hyper[DSC_HYPER_EPS];
-    s.scale1 = 1 / hyper[DSC_HYPER_CORRECTION1];
-    s.scale2 = 1 / hyper[DSC_HYPER_CORRECTION2];
-    s.trust = hyper[DSC_HYPER_TRUST];
-    return s;
-}
-
-DSC_FORMULA dsc_step_f dsc_step_load_f(const double hyper[DSC_HYPER_COUNT]) {
-    dsc_step d = dsc_step_load(hyper);
-    dsc_step_f s;
-    s.lr = (float)d.lr;
-    s.momentum = (float)d.momentum;
-    s.decay = (float)d.decay;
-    s.beta1 = (float)d.beta1;
-    s.beta2 = (float)d.beta2;
-    s.rest1 = (float)d.rest1;
-    s.rest2 = (float)d.rest2;
-    s.eps = (float)d.eps;
-    s.scale1 = (float)d.scale1;
-    s.scale2 = (float)d.scale2;
-    s.trust = (float)d.trust;
-    return s;
-}
+/* ---- optimisers ---- */
 
 /* 1 when the step is to leave everything as it is. */
 DSC_FORMULA int dsc_step_skips(const double hyper[DSC_HYPER_COUNT]) {
     return hyper[DSC_HYPER_SKIP] != 0;
 }
 
-/* Each of these moves the state (m, v) in place and returns the new x. */
-
-DSC_FORMULA double dsc_sgd_update(const dsc_step *s, int nesterov, double z, double g, double *m, double x) {
-    double d = g + s->decay * z;
-    *m = s->momentum * *m + d;
-    return x - s->lr * (nesterov ? d + s->momentum * *m : *m);
+/* The learning rate of a rule, times its trust ratio where it has one; norms: NULL for other rules. */
+DSC_FORMULA double dsc_update_rate(dsc_update_rule rule, const double *hyper, const double *norms) {
+    double lr = hyper[DSC_HYPER_LR];
+    switch (rule) {
+    case DSC_UPDATE_LARS:
+        return lr * dsc_lars_rate(norms[0], norms[1], hyper[DSC_HYPER_TRUST], hyper[DSC_HYPER_DECAY]);
+    case DSC_UPDATE_LAMB_APPLY:
+        return lr * dsc_lamb_rate(norms[0], norms[1]);
+    default:
+        return lr;
+    }
 }
 
-DSC_FORMULA float dsc_sgd_update_f(const dsc_step_f *s, int nesterov, float z, float g, float *m, float x) {
-    float d = g + s->decay * z;
-    *m = s->momentum * *m + d;
-    return x - s->lr * (nesterov ? d + s->momentum * *m : *m);
-}
+/* ---- formulas for float and double ---- */
 
-/* m and v move towards d and d^2; returns m/c1 / (sqrt(v/c2) + eps). */
-DSC_FORMULA double dsc_adam_direction(const dsc_step *s, double d, double *m, double *v) {
-    *m = s->beta1 * *m + s->rest1 * d;
-    *v = s->beta2 * *v + s->rest2 * d * d;
-    return *m * s->scale1 / (sqrt(*v * s->scale2) + s->eps);
-}
+#define DSC_REAL       double
+#define DSC_NAME(name) name
+#define DSC_SQRT       sqrt
+#include "device/formulas.inc"
+#undef DSC_REAL
+#undef DSC_NAME
+#undef DSC_SQRT
 
-DSC_FORMULA float dsc_adam_direction_f(const dsc_step_f *s, float d, float *m, float *v) {
-    *m = s->beta1 * *m + s->rest1 * d;
-    *v = s->beta2 * *v + s->rest2 * d * d;
-    return *m * s->scale1 / (sqrtf(*v * s->scale2) + s->eps);
-}
-
-DSC_FORMULA double dsc_adam_update(const dsc_step *s, int decoupled, double z, double g, double *m, double *v,
-                                   double x) {
-    double decay = s->decay * z;
-    double u = dsc_adam_direction(s, decoupled ? g : g + decay, m, v);
-    return x - s->lr * (decoupled ? u + decay : u);
-}
-
-DSC_FORMULA float dsc_adam_update_f(const dsc_step_f *s, int decoupled, float z, float g, float *m, float *v,
-                                    float x) {
-    float decay = s->decay * z;
-    float u = dsc_adam_direction_f(s, decoupled ? g : g + decay, m, v);
-    return x - s->lr * (decoupled ? u + decay : u);
-}
-
-/* rate: lr times dsc_lars_rate. */
-DSC_FORMULA double dsc_lars_update(const dsc_step *s, double rate, double z, double g, double *m, double x) {
-    *m = s->momentum * *m + rate * (g + s->decay * z);
-    return x - *m;
-}
-
-DSC_FORMULA float dsc_lars_update_f(const dsc_step_f *s, float rate, float z, float g, float *m, float x) {
-    *m = s->momentum * *m + rate * (g + s->decay * z);
-    return x - *m;
-}
-
-DSC_FORMULA double dsc_lamb_direction(const dsc_step *s, double z, double g, double *m, double *v) {
-    return dsc_adam_direction(s, g, m, v) + s->decay * z;
-}
-
-DSC_FORMULA float dsc_lamb_direction_f(const dsc_step_f *s, float z, float g, float *m, float *v) {
-    return dsc_adam_direction_f(s, g, m, v) + s->decay * z;
-}
+#define DSC_REAL       float
+#define DSC_NAME(name) name##_f
+#define DSC_SQRT       sqrtf
+#include "device/formulas.inc"
+#undef DSC_REAL
+#undef DSC_NAME
+#undef DSC_SQRT
 
 #endif

@@ -296,9 +296,9 @@ dsc_status dsc_op_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc_
                           const dsc_tensor *place, dsc_tensor *x) DSC_MUST_CHECK;
 
 /* ---- optimisers ---- */
+
 /* Hyper-parameters of a step: an F64[DSC_HYPER_COUNT] tensor on the device, so that schedules change values,
- * not calls. x: what is updated; z: what decay and norms read (x itself, or the de-biased parameters of
- * push-sum). z may be x. */
+ * not calls. */
 typedef enum dsc_hyper {
     DSC_HYPER_LR,
     DSC_HYPER_MOMENTUM,
@@ -309,28 +309,53 @@ typedef enum dsc_hyper {
     DSC_HYPER_CORRECTION1, /* 1 - beta1^t */
     DSC_HYPER_CORRECTION2, /* 1 - beta2^t */
     DSC_HYPER_TRUST,       /* LARS's eta */
-    DSC_HYPER_SKIP,        /* not 0: the updates below leave everything as it is */
+    DSC_HYPER_SKIP,        /* not 0: an update leaves everything as it is */
     DSC_HYPER_COUNT
 } dsc_hyper;
 
-/* d = g + decay z; m = momentum m + d; x -= lr (nesterov ? d + momentum m : m). */
-dsc_status dsc_op_sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
-                      const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) DSC_MUST_CHECK;
-/* d = g (+ decay z unless decoupled); m, v moments of d; x -= lr (m/c1 / (sqrt(v/c2) + eps) (+ decay z if
- * decoupled)). */
-dsc_status dsc_op_adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, const dsc_tensor *z,
-                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *x) DSC_MUST_CHECK;
-/* rate = trust |z| / (|g| + decay |z|), 1 when either norm is 0; m = momentum m + lr rate (g + decay z); x -=
- * m. norms: F64[2], sums of squares of z and g. */
-dsc_status dsc_op_lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms, const dsc_tensor *z,
-                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) DSC_MUST_CHECK;
-/* u = m/c1 / (sqrt(v/c2) + eps) + decay z after moving the moments; then x -= lr rate u with rate = |z| /
- * |u|, 1 when either is 0. norms: F64[2], sums of squares of z and u. */
-dsc_status dsc_op_lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *z,
-                                 const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v,
-                                 dsc_tensor *u) DSC_MUST_CHECK;
-dsc_status dsc_op_lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms,
-                             const dsc_tensor *u, dsc_tensor *x) DSC_MUST_CHECK;
+/* The rules by which parameters are updated, with the number of their state tensors (m, v) and whether they
+ * read norms. Every backend's loops come from this list and from the formulas dsc_update_NAME in formulas.inc;
+ * lr, momentum, decay, eps and trust are hyper-parameters, c1 and c2 the corrections:
+ *
+ *   sgd              d = g + decay z; m = momentum m + d; x -= lr m
+ *   nesterov         the same m; x -= lr (d + momentum m)
+ *   adam             m, v: moments of g + decay z; x -= lr m/c1 / (sqrt(v/c2) + eps)
+ *   adamw            m, v: moments of g; x -= lr (m/c1 / (sqrt(v/c2) + eps) + decay z)
+ *   lars             rate = trust |z| / (|g| + decay |z|), 1 when either norm is 0;
+ *                    m = momentum m + lr rate (g + decay z); x -= m. norms: those of z and g
+ *   lamb_direction   m, v: moments of g; x = m/c1 / (sqrt(v/c2) + eps) + decay z
+ *   lamb_apply       rate = |z| / |g|, 1 when either is 0; x -= lr rate g, where g is the direction. norms:
+ *                    those of z and g */
+#define DSC_UPDATE_RULES(RULE)                                                                               \
+    RULE(SGD, sgd, 1, 0)                                                                                     \
+    RULE(NESTEROV, nesterov, 1, 0)                                                                           \
+    RULE(ADAM, adam, 2, 0)                                                                                   \
+    RULE(ADAMW, adamw, 2, 0)                                                                                 \
+    RULE(LARS, lars, 1, 1)                                                                                   \
+    RULE(LAMB_DIRECTION, lamb_direction, 2, 0)                                                               \
+    RULE(LAMB_APPLY, lamb_apply, 0, 1)
+
+typedef enum dsc_update_rule {
+#define DSC_UPDATE_MEMBER(NAME, name, states, norms) DSC_UPDATE_##NAME,
+    DSC_UPDATE_RULES(DSC_UPDATE_MEMBER)
+#undef DSC_UPDATE_MEMBER
+        DSC_UPDATE_COUNT
+} dsc_update_rule;
+
+/* The tensors of an update. Parameters are taken as flat vectors: all but hyper and norms have as many
+ * elements as x. */
+typedef struct dsc_update {
+    const dsc_tensor *hyper;
+    const dsc_tensor *norms; /* F64[2], sums of squares; NULL for rules that read none */
+    /* What decay and norms read: x itself, or the de-biased parameters of push-sum; NULL for rules without
+     * state. lamb_direction: not x. */
+    const dsc_tensor *z;
+    const dsc_tensor *g; /* the gradient; lamb_apply: the direction */
+    dsc_tensor *m, *v;   /* state; NULL where the rule has none */
+    dsc_tensor *x;       /* updated; lamb_direction only writes it, and it may be g */
+} dsc_update;
+
+dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u) DSC_MUST_CHECK;
 
 /* ---- the list ----
  *
@@ -403,11 +428,7 @@ dsc_status dsc_op_lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_te
     OP(softmax_loss)                                                                                         \
     OP(sample_labels)                                                                                        \
     OP(augment)                                                                                              \
-    OP(sgd)                                                                                                  \
-    OP(adam)                                                                                                 \
-    OP(lars)                                                                                                 \
-    OP(lamb_direction)                                                                                       \
-    OP(lamb_apply)
+    OP(update)
 
 #ifdef __cplusplus
 }

@@ -1,100 +1,60 @@
-/* Fronts of the optimisers' updates: check, early out, select, execute. Parameters are taken as flat vectors,
- * so shapes count only by their number of elements. */
+/* Front of the optimisers' updates: check, early out, select, execute. */
 #include "device/checks.h"
 
 #include "base/error.h"
 
-/* hyper, and the tensors that every update has: x (or LAMB's direction u) and what has as many elements. */
-static dsc_status check_step(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *hyper,
-                             const dsc_tensor *x) {
-    DSC_TRY(dsc_check_begin(check, op, q, "x", x));
-    DSC_TRY(dsc_check_f64(check, "hyper", hyper, DSC_HYPER_COUNT));
-    return DSC_OK;
-}
+/* Properties of the rules, from the list in ops.h. */
+static const struct {
+    const char *name;
+    int states, norms;
+} rules[] = {
+#define RULE(NAME, name, states, norms) {#name, states, norms},
+    DSC_UPDATE_RULES(RULE)
+#undef RULE
+};
 
-/* State of the optimiser: as many elements as x, and memory of its own. */
+/* A state tensor: as many elements as x, and memory of its own. */
 static dsc_status check_state(const dsc_check *check, const char *name, const dsc_tensor *m,
-                              const dsc_tensor *x, const dsc_tensor *g) {
-    DSC_TRY(dsc_check_real_count(check, name, m, "x", x));
-    DSC_TRY(dsc_check_apart(check, name, m, "x", x));
-    DSC_TRY(dsc_check_apart(check, name, m, "g", g));
+                              const dsc_update *u) {
+    DSC_TRY(dsc_check_real_count(check, name, m, "x", u->x));
+    DSC_TRY(dsc_check_apart(check, name, m, "x", u->x));
+    DSC_TRY(dsc_check_apart(check, name, m, "g", u->g));
     return DSC_OK;
 }
 
-static dsc_status check_gradient(const dsc_check *check, const dsc_tensor *z, const dsc_tensor *g,
-                                 const dsc_tensor *x) {
-    DSC_TRY(dsc_check_real_count(check, "z", z, "x", x));
-    DSC_TRY(dsc_check_real_count(check, "g", g, "x", x));
-    DSC_TRY(dsc_check_apart_or_same(check, "x", x, "z", z));
-    DSC_TRY(dsc_check_apart(check, "x", x, "g", g));
+/* x may be z, since an element is read before it is written; LAMB's direction, a mere output, may be g. */
+static dsc_status check_inputs(const dsc_check *check, dsc_update_rule rule, const dsc_update *u) {
+    DSC_TRY(dsc_check_real_count(check, "g", u->g, "x", u->x));
+    if (rules[rule].states == 0)
+        return dsc_check_apart(check, "x", u->x, "g", u->g);
+    DSC_TRY(dsc_check_real_count(check, "z", u->z, "x", u->x));
+    if (rule == DSC_UPDATE_LAMB_DIRECTION) {
+        DSC_TRY(dsc_check_apart(check, "x", u->x, "z", u->z));
+        DSC_TRY(dsc_check_apart_or_same(check, "x", u->x, "g", u->g));
+    } else {
+        DSC_TRY(dsc_check_apart_or_same(check, "x", u->x, "z", u->z));
+        DSC_TRY(dsc_check_apart(check, "x", u->x, "g", u->g));
+    }
     return DSC_OK;
 }
 
-dsc_status dsc_op_sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
-                      const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) {
+dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u) {
     dsc_check check;
-    DSC_TRY(check_step(&check, "sgd", q, hyper, x));
-    DSC_TRY(check_gradient(&check, z, g, x));
-    DSC_TRY(check_state(&check, "m", m, x, g));
-    if (dsc_tensor_count(x) == 0)
+    if ((int)rule < 0 || rule >= DSC_UPDATE_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "update: rule %d is unknown", (int)rule);
+    DSC_TRY(dsc_check_begin(&check, rules[rule].name, q, "x", u->x));
+    DSC_TRY(dsc_check_f64(&check, "hyper", u->hyper, DSC_HYPER_COUNT));
+    if (rules[rule].norms)
+        DSC_TRY(dsc_check_f64(&check, "norms", u->norms, 2));
+    DSC_TRY(check_inputs(&check, rule, u));
+    if (rules[rule].states > 0)
+        DSC_TRY(check_state(&check, "m", u->m, u));
+    if (rules[rule].states > 1) {
+        DSC_TRY(check_state(&check, "v", u->v, u));
+        DSC_TRY(dsc_check_apart(&check, "v", u->v, "m", u->m));
+    }
+    if (dsc_tensor_count(u->x) == 0)
         return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->sgd(q, nesterov, hyper, z, g, m, x));
-    return DSC_OK;
-}
-
-dsc_status dsc_op_adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, const dsc_tensor *z,
-                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *x) {
-    dsc_check check;
-    DSC_TRY(check_step(&check, "adam", q, hyper, x));
-    DSC_TRY(check_gradient(&check, z, g, x));
-    DSC_TRY(check_state(&check, "m", m, x, g));
-    DSC_TRY(check_state(&check, "v", v, x, g));
-    DSC_TRY(dsc_check_apart(&check, "v", v, "m", m));
-    if (dsc_tensor_count(x) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->adam(q, decoupled, hyper, z, g, m, v, x));
-    return DSC_OK;
-}
-
-dsc_status dsc_op_lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms, const dsc_tensor *z,
-                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) {
-    dsc_check check;
-    DSC_TRY(check_step(&check, "lars", q, hyper, x));
-    DSC_TRY(dsc_check_f64(&check, "norms", norms, 2));
-    DSC_TRY(check_gradient(&check, z, g, x));
-    DSC_TRY(check_state(&check, "m", m, x, g));
-    if (dsc_tensor_count(x) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->lars(q, hyper, norms, z, g, m, x));
-    return DSC_OK;
-}
-
-dsc_status dsc_op_lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *z,
-                                 const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *u) {
-    dsc_check check;
-    DSC_TRY(check_step(&check, "lamb_direction", q, hyper, u));
-    DSC_TRY(dsc_check_real_count(&check, "z", z, "u", u));
-    DSC_TRY(dsc_check_real_count(&check, "g", g, "u", u));
-    DSC_TRY(dsc_check_apart(&check, "u", u, "z", z));
-    DSC_TRY(dsc_check_apart_or_same(&check, "u", u, "g", g));
-    DSC_TRY(check_state(&check, "m", m, u, g));
-    DSC_TRY(check_state(&check, "v", v, u, g));
-    DSC_TRY(dsc_check_apart(&check, "v", v, "m", m));
-    if (dsc_tensor_count(u) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->lamb_direction(q, hyper, z, g, m, v, u));
-    return DSC_OK;
-}
-
-dsc_status dsc_op_lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms,
-                             const dsc_tensor *u, dsc_tensor *x) {
-    dsc_check check;
-    DSC_TRY(check_step(&check, "lamb_apply", q, hyper, x));
-    DSC_TRY(dsc_check_f64(&check, "norms", norms, 2));
-    DSC_TRY(dsc_check_real_count(&check, "u", u, "x", x));
-    DSC_TRY(dsc_check_apart(&check, "x", x, "u", u));
-    if (dsc_tensor_count(x) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->lamb_apply(q, hyper, norms, u, x));
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->update(q, rule, u));
     return DSC_OK;
 }

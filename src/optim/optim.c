@@ -64,34 +64,53 @@ struct dsc_optim {
 
 /* ---- the optimisers ---- */
 
+/* The tensors of an update, without norms. */
+static dsc_update tensors_of(dsc_optim *o, piece *p, const dsc_tensor *z) {
+    return (dsc_update){.hyper = &o->hyper,
+                        .z = z,
+                        .g = &p->grad,
+                        .m = &p->slot[0],
+                        .v = o->slots > 1 ? &p->slot[1] : NULL,
+                        .x = &p->value};
+}
+
 static dsc_status update_sgd(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
-    return dsc_op_sgd(queue, o->options.nesterov != 0, &o->hyper, z, &p->grad, &p->slot[0], &p->value);
+    dsc_update u = tensors_of(o, p, z);
+    return dsc_op_update(queue, o->options.nesterov ? DSC_UPDATE_NESTEROV : DSC_UPDATE_SGD, &u);
 }
 
 /* Weight decay is added to the gradient. */
 static dsc_status update_adam(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
-    return dsc_op_adam(queue, 0, &o->hyper, z, &p->grad, &p->slot[0], &p->slot[1], &p->value);
+    dsc_update u = tensors_of(o, p, z);
+    return dsc_op_update(queue, DSC_UPDATE_ADAM, &u);
 }
 
 /* Weight decay acts on the values, apart from the gradient. */
 static dsc_status update_adamw(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
-    return dsc_op_adam(queue, 1, &o->hyper, z, &p->grad, &p->slot[0], &p->slot[1], &p->value);
+    dsc_update u = tensors_of(o, p, z);
+    return dsc_op_update(queue, DSC_UPDATE_ADAMW, &u);
 }
 
 static dsc_status update_lars(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
     dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), g_norm = dsc_tensor_slice(&o->norms, 1, 1);
+    dsc_update u = tensors_of(o, p, z);
     DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
     DSC_TRY(dsc_op_dot(queue, &p->grad, &p->grad, 0, &g_norm));
-    return dsc_op_lars(queue, &o->hyper, &o->norms, z, &p->grad, &p->slot[0], &p->value);
+    u.norms = &o->norms;
+    return dsc_op_update(queue, DSC_UPDATE_LARS, &u);
 }
 
+/* The rate depends on the norm of the direction, so the direction comes first. */
 static dsc_status update_lamb(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z) {
     dsc_tensor z_norm = dsc_tensor_slice(&o->norms, 0, 1), u_norm = dsc_tensor_slice(&o->norms, 1, 1);
-    dsc_tensor u = dsc_tensor_slice(&o->direction, 0, p->value.dim[0]);
-    DSC_TRY(dsc_op_lamb_direction(queue, &o->hyper, z, &p->grad, &p->slot[0], &p->slot[1], &u));
+    dsc_tensor direction = dsc_tensor_slice(&o->direction, 0, p->value.dim[0]);
+    dsc_update u = tensors_of(o, p, z);
+    u.x = &direction;
+    DSC_TRY(dsc_op_update(queue, DSC_UPDATE_LAMB_DIRECTION, &u));
     DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
-    DSC_TRY(dsc_op_dot(queue, &u, &u, 0, &u_norm));
-    return dsc_op_lamb_apply(queue, &o->hyper, &o->norms, &u, &p->value);
+    DSC_TRY(dsc_op_dot(queue, &direction, &direction, 0, &u_norm));
+    u = (dsc_update){.hyper = &o->hyper, .norms = &o->norms, .g = &direction, .x = &p->value};
+    return dsc_op_update(queue, DSC_UPDATE_LAMB_APPLY, &u);
 }
 
 static const rule rules[] = {

@@ -1,6 +1,7 @@
 /* What a step that never asks the host needs: counters, guards, the loss scale, skipped updates, batches of
  * small operations, packed factors, images made on the device. Against plain loops, on every device. */
 #include "device/rig.h"
+#include "device/updates.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -126,11 +127,11 @@ static void check_skip(const rig *r, dsc_dtype type, double flag) {
     place g = place_of(r, type, SHAPE(N), values), m = place_of(r, type, SHAPE(N), values);
     place v = place_of(r, type, SHAPE(N), values), u = place_of(r, type, SHAPE(N), values);
     place norms = place_of(r, DSC_F64, SHAPE(2), (const double[]){1, 2});
-    assert_ok(dsc_op_sgd(r->q, 1, &h.t, &x.t, &g.t, &m.t, &x.t));
-    assert_ok(dsc_op_adam(r->q, 1, &h.t, &x.t, &g.t, &m.t, &v.t, &x.t));
-    assert_ok(dsc_op_lars(r->q, &h.t, &norms.t, &x.t, &g.t, &m.t, &x.t));
-    assert_ok(dsc_op_lamb_direction(r->q, &h.t, &x.t, &g.t, &m.t, &v.t, &u.t));
-    assert_ok(dsc_op_lamb_apply(r->q, &h.t, &norms.t, &u.t, &x.t));
+    assert_ok(sgd(r->q, 1, &h.t, &x.t, &g.t, &m.t, &x.t));
+    assert_ok(adam(r->q, 1, &h.t, &x.t, &g.t, &m.t, &v.t, &x.t));
+    assert_ok(lars(r->q, &h.t, &norms.t, &x.t, &g.t, &m.t, &x.t));
+    assert_ok(lamb_direction(r->q, &h.t, &x.t, &g.t, &m.t, &v.t, &u.t));
+    assert_ok(lamb_apply(r->q, &h.t, &norms.t, &u.t, &x.t));
     const place *places[] = {&x, &m, &v, &u};
     for (int i = 0; i < 4; i++) {
         if (flag != 0)
@@ -464,9 +465,9 @@ static void check_update_slices(const rig *r, dsc_dtype type, const slice_case *
         v[3][e] -= v[2][e];
         v[3][e] -= 0.5 * v[1][e];
     }
-    assert_ok(dsc_op_sgd(r->q, 0, &h.t, &set.part[0], &set.part[1], &set.part[2], &set.part[3]));
-    assert_ok(dsc_op_lars(r->q, &h.t, &norms.t, &set.part[0], &set.part[1], &set.part[2], &set.part[3]));
-    assert_ok(dsc_op_lamb_apply(r->q, &h.t, &norms.t, &set.part[1], &set.part[3]));
+    assert_ok(sgd(r->q, 0, &h.t, &set.part[0], &set.part[1], &set.part[2], &set.part[3]));
+    assert_ok(lars(r->q, &h.t, &norms.t, &set.part[0], &set.part[1], &set.part[2], &set.part[3]));
+    assert_ok(lamb_apply(r->q, &h.t, &norms.t, &set.part[1], &set.part[3]));
     slices_close(r, &set, "updates of slices");
     FREE_PLACES(&h, &norms);
 }

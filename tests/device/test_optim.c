@@ -1,5 +1,6 @@
 /* The optimisers' updates: against ref, against steps computed by hand, and with z being x. */
 #include "device/trial.h"
+#include "device/updates.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -27,7 +28,7 @@ static void add_hyper(trial *tr) {
 
 static dsc_status sgd_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     const int *nesterov = params;
-    return dsc_op_sgd(q, *nesterov, &t[0], &t[1], &t[2], &t[3], &t[4]);
+    return sgd(q, *nesterov, &t[0], &t[1], &t[2], &t[3], &t[4]);
 }
 
 static void test_sgd(void **state) {
@@ -54,7 +55,7 @@ static void make_positive(double *v, int64_t count) {
 
 static dsc_status adam_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     const int *decoupled = params;
-    return dsc_op_adam(q, *decoupled, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5]);
+    return adam(q, *decoupled, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5]);
 }
 
 /* |m/c1| <= 3.7 and sqrt(v/c2) >= 5.7: the direction stays below 1. */
@@ -77,7 +78,7 @@ static void test_adam(void **state) {
 
 static dsc_status lars_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     (void)params;
-    return dsc_op_lars(q, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5]);
+    return lars(q, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5]);
 }
 
 static void test_lars(void **state) {
@@ -99,12 +100,12 @@ static void test_lars(void **state) {
 
 static dsc_status lamb_direction_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     (void)params;
-    return dsc_op_lamb_direction(q, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5]);
+    return lamb_direction(q, &t[0], &t[1], &t[2], &t[3], &t[4], &t[5]);
 }
 
 static dsc_status lamb_apply_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     (void)params;
-    return dsc_op_lamb_apply(q, &t[0], &t[1], &t[2], &t[3]);
+    return lamb_apply(q, &t[0], &t[1], &t[2], &t[3]);
 }
 
 static void test_lamb(void **state) {
@@ -179,11 +180,11 @@ static void test_sgd_by_hand(void **state) {
             int nesterov = t / 2;
             set_hyper(&f, h);
             place_fill(f.r, &f.g, 1);
-            assert_ok(dsc_op_sgd(f.r->q, nesterov, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.x.t));
+            assert_ok(sgd(f.r->q, nesterov, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.x.t));
             place_expect(f.r, &f.m, (const double[]){1.5}, "m");
             place_expect(f.r, &f.x, (const double[]){nesterov ? 0.875 : 1.25}, "x");
             place_fill(f.r, &f.g, -1);
-            assert_ok(dsc_op_sgd(f.r->q, nesterov, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.x.t));
+            assert_ok(sgd(f.r->q, nesterov, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.x.t));
             /* plain: d = -1 + 1.25/4 = -0.6875, m = 0.0625, x = 1.25 - 0.03125
              * nesterov: d = -1 + 0.875/4 = -0.78125, m = -0.03125, x = 0.875 - (d + m/2)/2 */
             place_expect(f.r, &f.m, (const double[]){nesterov ? -0.03125 : 0.0625}, "m");
@@ -209,7 +210,7 @@ static void test_adam_by_hand(void **state) {
                                          [DSC_HYPER_CORRECTION2] = 0.25};
             set_hyper(&f, h);
             place_fill(f.r, &f.g, 2);
-            assert_ok(dsc_op_adam(f.r->q, decoupled, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.v.t, &f.x.t));
+            assert_ok(adam(f.r->q, decoupled, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.v.t, &f.x.t));
             /* m = 1, v = 1: (1 / 0.5) / (sqrt(1 / 0.25) + 0.5) = 0.8 */
             double x = 4 - 0.8 - (decoupled ? 0.5 : 0);
             check_value(&f, &f.m, 1);
@@ -219,7 +220,7 @@ static void test_adam_by_hand(void **state) {
             h[DSC_HYPER_CORRECTION2] = 0.4375;
             set_hyper(&f, h);
             place_fill(f.r, &f.g, 0);
-            assert_ok(dsc_op_adam(f.r->q, decoupled, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.v.t, &f.x.t));
+            assert_ok(adam(f.r->q, decoupled, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.v.t, &f.x.t));
             /* m = 1/2, v = 3/4: (2/3) / (sqrt(12/7) + 1/2) */
             x -= 2.0 / 3 / (sqrt(12.0 / 7) + 0.5) + (decoupled ? x / 8 : 0);
             check_value(&f, &f.m, 0.5);
@@ -242,7 +243,7 @@ static void test_adam_coupled_decay(void **state) {
     for (int r = 0; r < rig_count; r++) {
         fixture f = fixture_make(&rigs[r], DSC_F32, 4);
         set_hyper(&f, h);
-        assert_ok(dsc_op_adam(f.r->q, 0, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.v.t, &f.x.t));
+        assert_ok(adam(f.r->q, 0, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.v.t, &f.x.t));
         check_value(&f, &f.m, 1);
         check_value(&f, &f.x, 3.2);
         fixture_free(&f);
@@ -259,14 +260,14 @@ static void test_lars_by_hand(void **state) {
         set_hyper(&f, h);
         place_write(f.r, &f.norms, (const double[]){9, 4});
         place_fill(f.r, &f.g, -2);
-        assert_ok(dsc_op_lars(f.r->q, &f.hyper.t, &f.norms.t, &f.x.t, &f.g.t, &f.m.t, &f.x.t));
+        assert_ok(lars(f.r->q, &f.hyper.t, &f.norms.t, &f.x.t, &f.g.t, &f.m.t, &f.x.t));
         double m = 2 * 1.5 / 2.75 * (-2 + 0.75);
         check_value(&f, &f.m, m);
         check_value(&f, &f.x, 3 - m);
         place_write(f.r, &f.norms, (const double[]){0, 4}); /* a norm of 0: rate 1 */
         place_fill(f.r, &f.m, 8);
         place_fill(f.r, &f.x, 0);
-        assert_ok(dsc_op_lars(f.r->q, &f.hyper.t, &f.norms.t, &f.x.t, &f.g.t, &f.m.t, &f.x.t));
+        assert_ok(lars(f.r->q, &f.hyper.t, &f.norms.t, &f.x.t, &f.g.t, &f.m.t, &f.x.t));
         place_expect(f.r, &f.m, (const double[]){0}, "m"); /* 8/2 + 2 * (-2) */
         fixture_free(&f);
     }
@@ -283,14 +284,14 @@ static void test_lamb_by_hand(void **state) {
         fixture f = fixture_make(&rigs[r], DSC_F32, 4);
         set_hyper(&f, h);
         place_fill(f.r, &f.g, 2);
-        assert_ok(dsc_op_lamb_direction(f.r->q, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.v.t, &f.u.t));
+        assert_ok(lamb_direction(f.r->q, &f.hyper.t, &f.x.t, &f.g.t, &f.m.t, &f.v.t, &f.u.t));
         check_value(&f, &f.u, 0.8 + 0.5);
         place_write(f.r, &f.norms, (const double[]){16, 4});
         place_fill(f.r, &f.u, 1.5);
-        assert_ok(dsc_op_lamb_apply(f.r->q, &f.hyper.t, &f.norms.t, &f.u.t, &f.x.t));
+        assert_ok(lamb_apply(f.r->q, &f.hyper.t, &f.norms.t, &f.u.t, &f.x.t));
         place_expect(f.r, &f.x, (const double[]){4 - 0.5 * 2 * 1.5}, "x");
         place_write(f.r, &f.norms, (const double[]){16, 0});
-        assert_ok(dsc_op_lamb_apply(f.r->q, &f.hyper.t, &f.norms.t, &f.u.t, &f.x.t));
+        assert_ok(lamb_apply(f.r->q, &f.hyper.t, &f.norms.t, &f.u.t, &f.x.t));
         place_expect(f.r, &f.x, (const double[]){2.5 - 0.5 * 1.5}, "x");
         fixture_free(&f);
     }
@@ -316,11 +317,11 @@ static void test_z_is_x(void **state) {
             place v = place_of(g, DSC_F32, SHAPE(COUNT), values[3]);
             place norms = place_of(g, DSC_F64, SHAPE(2), (const double[]){4, 9});
             const dsc_tensor *read = own ? &x.t : &z.t;
-            assert_ok(dsc_op_sgd(g->q, 1, &h.t, read, &grad.t, &m.t, &x.t));
+            assert_ok(sgd(g->q, 1, &h.t, read, &grad.t, &m.t, &x.t));
             assert_ok(dsc_op_convert(g->q, &x.t, &z.t));
-            assert_ok(dsc_op_adam(g->q, 1, &h.t, read, &grad.t, &m.t, &v.t, &x.t));
+            assert_ok(adam(g->q, 1, &h.t, read, &grad.t, &m.t, &v.t, &x.t));
             assert_ok(dsc_op_convert(g->q, &x.t, &z.t));
-            assert_ok(dsc_op_lars(g->q, &h.t, &norms.t, read, &grad.t, &m.t, &x.t));
+            assert_ok(lars(g->q, &h.t, &norms.t, read, &grad.t, &m.t, &x.t));
             place_read(g, &x, result[own]);
             place *all[] = {&h, &x, &z, &grad, &m, &v, &norms};
             for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
@@ -341,19 +342,19 @@ static void test_refusals(void **state) {
         place_fill(g, &x, 0);
         place_fill(g, &d, 0);
         place_fill(g, &m, 0);
-        assert_ok(dsc_op_sgd(g->q, 0, &h.t, &x.t, &d.t, &m.t, &x.t)); /* only the count must agree */
+        assert_ok(sgd(g->q, 0, &h.t, &x.t, &d.t, &m.t, &x.t)); /* only the count must agree */
         assert_fails(DSC_E_INVALID, "sgd: hyper is [2]; 10 elements are expected",
-                     dsc_op_sgd(g->q, 0, &few.t, &x.t, &d.t, &m.t, &x.t));
+                     sgd(g->q, 0, &few.t, &x.t, &d.t, &m.t, &x.t));
         assert_fails(DSC_E_INVALID, "sgd: g is [3]; as many elements as x, [2,2], are expected",
-                     dsc_op_sgd(g->q, 0, &h.t, &x.t, &small.t, &m.t, &x.t));
+                     sgd(g->q, 0, &h.t, &x.t, &small.t, &m.t, &x.t));
         assert_fails(DSC_E_INVALID, "adam: v shares memory with m",
-                     dsc_op_adam(g->q, 0, &h.t, &x.t, &d.t, &m.t, &m.t, &x.t));
+                     adam(g->q, 0, &h.t, &x.t, &d.t, &m.t, &m.t, &x.t));
         assert_fails(DSC_E_INVALID, "lars: norms is [10]; 2 elements are expected",
-                     dsc_op_lars(g->q, &h.t, &h.t, &x.t, &d.t, &m.t, &x.t));
+                     lars(g->q, &h.t, &h.t, &x.t, &d.t, &m.t, &x.t));
         assert_fails(DSC_E_INVALID, "lamb_direction: u shares memory with z",
-                     dsc_op_lamb_direction(g->q, &h.t, &x.t, &d.t, &m.t, &small.t, &x.t));
+                     lamb_direction(g->q, &h.t, &x.t, &d.t, &m.t, &small.t, &x.t));
         assert_fails(DSC_E_INVALID, "lamb_apply: u is fp64; fp32 is expected",
-                     dsc_op_lamb_apply(g->q, &h.t, &few.t, &h.t, &x.t));
+                     lamb_apply(g->q, &h.t, &few.t, &h.t, &x.t));
         place *all[] = {&h, &few, &x, &d, &m, &small};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
             place_free(all[i]);

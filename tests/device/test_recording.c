@@ -3,6 +3,7 @@
  * that do not record. */
 #include "device/recording.h"
 #include "device/rig.h"
+#include "device/updates.h"
 
 #include <stdlib.h>
 
@@ -411,7 +412,7 @@ static void put_step(dsc_queue *q, step *s) {
         dsc_op_patch_gram_packed(q, &layer, &p[X].t, 0, 0.5, &p[GRAM_WORK].t, &p[FULL].t, &p[PACKED].t));
     assert_ok(dsc_op_dot_batch(q, dots, 2, &p[NORMS].t));
     assert_ok(dsc_op_gemm_batch(q, &square, 1));
-    assert_ok(dsc_op_sgd(q, 0, &p[HYPER].t, &p[W].t, &p[DW].t, &p[MOMENTUM].t, &p[W].t));
+    assert_ok(sgd(q, 0, &p[HYPER].t, &p[W].t, &p[DW].t, &p[MOMENTUM].t, &p[W].t));
 }
 
 static void expect_same(const rig *r, step *a, step *b) {

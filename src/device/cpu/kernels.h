@@ -96,15 +96,8 @@ typedef struct dsc_cpu_kernels {
     /* One output row of a max pool: taps of c channels; index may be NULL. */
     void (*max_tap)(int64_t c, int32_t tap, const float *x, int32_t *index, float *y);
 
-    void (*sgd)(int64_t n, int nesterov, const dsc_step_f *step, const float *z, const float *g, float *m,
-                float *x);
-    void (*adam)(int64_t n, int decoupled, const dsc_step_f *step, const float *z, const float *g, float *m,
-                 float *v, float *x);
-    /* rate: as of dsc_lars_update_f. */
-    void (*lars)(int64_t n, const dsc_step_f *step, float rate, const float *z, const float *g, float *m,
-                 float *x);
-    void (*lamb)(int64_t n, const dsc_step_f *step, const float *z, const float *g, float *m, float *v,
-                 float *u);
+    void (*update[DSC_UPDATE_COUNT])(int64_t n, const dsc_coefficients_f *coefficients, const float *z,
+                                     const float *g, float *m, float *v, float *x);
 } dsc_cpu_kernels;
 
 extern const dsc_cpu_kernels dsc_cpu_kernels_base;

@@ -59,6 +59,10 @@ static lane *lane_of(const dsc_queue *q) {
 
 /* ---- errors ---- */
 
+const dsc_cuda_launch *dsc_cuda_at(const dsc_queue *q) {
+    return &dsc_cuda_queue_of(q)->at;
+}
+
 dsc_status dsc_cuda_use(const dsc_device *device) {
     DSC_CUDA_TRY(cudaSetDevice(dsc_cuda_of(device)->ordinal));
     return DSC_OK;

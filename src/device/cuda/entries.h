@@ -3,7 +3,11 @@
 #ifndef DSC_DEVICE_CUDA_ENTRIES_H
 #define DSC_DEVICE_CUDA_ENTRIES_H
 
-#include "device/table.h"
+#include "device/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 #define DSC_CUDA_PROTOTYPE(name) __typeof__(dsc_op_##name) dsc_cuda_##name;
 DSC_OPERATIONS(DSC_CUDA_PROTOTYPE, DSC_CUDA_PROTOTYPE)
@@ -16,5 +20,9 @@ dsc_status dsc_cuda_conv_open(dsc_conv *conv);
 void dsc_cuda_conv_close(dsc_conv *conv);
 /* solve.c: frees the solver's part of the device's state */
 void dsc_cuda_solver_close(dsc_device *device);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif

@@ -2,6 +2,8 @@
 #ifndef DSC_DEVICE_CUDA_LAUNCH_H
 #define DSC_DEVICE_CUDA_LAUNCH_H
 
+#include "descent/device.h"
+
 #include <cuda_runtime_api.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -19,6 +21,20 @@ typedef struct dsc_cuda_launch {
     unsigned *tickets;
     int multiprocessors;
 } dsc_cuda_launch;
+
+/* Those of a queue. */
+const dsc_cuda_launch *dsc_cuda_at(const dsc_queue *q);
+
+/* Raises DSC_E_MEMORY for a lack of memory, DSC_E_DEVICE otherwise, with the runtime's message. */
+dsc_status dsc_cuda_fail(cudaError_t error, const char *what, const char *file, int line);
+
+/* Returns from the calling function when a call of the runtime, or a launch, fails. */
+#define DSC_CUDA_TRY(call)                                                                                   \
+    do {                                                                                                     \
+        cudaError_t dsc_cuda_error_ = (call);                                                                \
+        if (dsc_cuda_error_ != cudaSuccess)                                                                  \
+            return dsc_cuda_fail(dsc_cuda_error_, #call, __FILE__, __LINE__);                                \
+    } while (0)
 
 #ifdef __cplusplus
 }

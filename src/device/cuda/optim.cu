@@ -1,205 +1,113 @@
-/* The optimisers' updates: kernels and their launches. Coefficients are read on the device. */
+/* The optimisers' updates: a loop over each formula of device/formulas.inc. Coefficients are read on the
+ * device. */
 #include "device/cuda/elementwise.cuh"
-#include "device/cuda/optim_kernels.h"
+#include "device/cuda/entries.h"
 
 namespace {
 
 /* ---- formulas by type ---- */
 
-template <typename T> struct step_of { typedef dsc_step type; };
+template <typename T> struct coefficients_of { typedef dsc_coefficients type; };
 
-template <> struct step_of<float> { typedef dsc_step_f type; };
+template <> struct coefficients_of<float> { typedef dsc_coefficients_f type; };
 
-template <typename T> using step = typename step_of<T>::type;
+template <typename T> using coefficients = typename coefficients_of<T>::type;
 
-__device__ __forceinline__ void load(dsc_step &s, const double *hyper) {
-    s = dsc_step_load(hyper);
+__device__ __forceinline__ void load(dsc_coefficients &s, dsc_update_rule rule, const double *hyper,
+                                     const double *norms) {
+    s = dsc_coefficients_load(rule, hyper, norms);
 }
 
-__device__ __forceinline__ void load(dsc_step_f &s, const double *hyper) {
-    s = dsc_step_load_f(hyper);
+__device__ __forceinline__ void load(dsc_coefficients_f &s, dsc_update_rule rule, const double *hyper,
+                                     const double *norms) {
+    s = dsc_coefficients_load_f(rule, hyper, norms);
 }
 
-__device__ __forceinline__ double sgd_update(const dsc_step &s, int nesterov, double z, double g, double &m,
-                                             double x) {
-    return dsc_sgd_update(&s, nesterov, z, g, &m, x);
-}
+/* A type for each rule, with its formula for both types. */
+#define RULE(NAME, name, states_, norms)                                                                     \
+    struct name##_rule {                                                                                     \
+        static constexpr dsc_update_rule rule = DSC_UPDATE_##NAME;                                           \
+        static constexpr int states = states_;                                                               \
+        static __device__ __forceinline__ double run(const dsc_coefficients &s, double z, double g,          \
+                                                     double &m, double &v, double x) {                       \
+            return dsc_update_##name(&s, z, g, &m, &v, x);                                                   \
+        }                                                                                                    \
+        static __device__ __forceinline__ float run(const dsc_coefficients_f &s, float z, float g, float &m, \
+                                                    float &v, float x) {                                     \
+            return dsc_update_##name##_f(&s, z, g, &m, &v, x);                                               \
+        }                                                                                                    \
+    };
+DSC_UPDATE_RULES(RULE)
+#undef RULE
 
-__device__ __forceinline__ float sgd_update(const dsc_step_f &s, int nesterov, float z, float g, float &m,
-                                            float x) {
-    return dsc_sgd_update_f(&s, nesterov, z, g, &m, x);
-}
-
-__device__ __forceinline__ double adam_update(const dsc_step &s, int decoupled, double z, double g, double &m,
-                                              double &v, double x) {
-    return dsc_adam_update(&s, decoupled, z, g, &m, &v, x);
-}
-
-__device__ __forceinline__ float adam_update(const dsc_step_f &s, int decoupled, float z, float g, float &m,
-                                             float &v, float x) {
-    return dsc_adam_update_f(&s, decoupled, z, g, &m, &v, x);
-}
-
-__device__ __forceinline__ double lars_update(const dsc_step &s, double rate, double z, double g, double &m,
-                                              double x) {
-    return dsc_lars_update(&s, rate, z, g, &m, x);
-}
-
-__device__ __forceinline__ float lars_update(const dsc_step_f &s, float rate, float z, float g, float &m,
-                                             float x) {
-    return dsc_lars_update_f(&s, rate, z, g, &m, x);
-}
-
-__device__ __forceinline__ double lamb_direction(const dsc_step &s, double z, double g, double &m,
-                                                 double &v) {
-    return dsc_lamb_direction(&s, z, g, &m, &v);
-}
-
-__device__ __forceinline__ float lamb_direction(const dsc_step_f &s, float z, float g, float &m, float &v) {
-    return dsc_lamb_direction_f(&s, z, g, &m, &v);
-}
-
-/* ---- loops ----
+/* ---- the loop ----
  *
- * z may be x, and g a direction's output: an element is read everywhere before it is written. */
+ * z may be x, and g a direction's output: an element is read everywhere before it is written. A rule without
+ * state reads neither z nor m nor v. */
 
-template <typename T> struct update_body {
+template <typename T, class Rule> struct update_body {
     const double *hyper, *norms;
     const T *z, *g;
     T *m, *v, *x;
-    int flag;
-
-    step<T> s;
+    coefficients<T> s;
 
     __device__ bool start() {
         if (dsc_step_skips(hyper))
             return false;
-        load(s, hyper);
-        return true;
-    }
-};
-
-template <typename T> struct sgd_body : update_body<T> {
-    template <int N> __device__ void run(int64_t at) const {
-        dsc_vector<T, N> z = dsc_load<T, N>(this->z + at), g = dsc_load<T, N>(this->g + at);
-        dsc_vector<T, N> m = dsc_load<T, N>(this->m + at), x = dsc_load<T, N>(this->x + at);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            x.at[i] = sgd_update(this->s, this->flag, z.at[i], g.at[i], m.at[i], x.at[i]);
-        dsc_store<T, N>(this->m + at, m);
-        dsc_store<T, N>(this->x + at, x);
-    }
-};
-
-template <typename T> struct adam_body : update_body<T> {
-    template <int N> __device__ void run(int64_t at) const {
-        dsc_vector<T, N> z = dsc_load<T, N>(this->z + at), g = dsc_load<T, N>(this->g + at);
-        dsc_vector<T, N> m = dsc_load<T, N>(this->m + at), v = dsc_load<T, N>(this->v + at);
-        dsc_vector<T, N> x = dsc_load<T, N>(this->x + at);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            x.at[i] = adam_update(this->s, this->flag, z.at[i], g.at[i], m.at[i], v.at[i], x.at[i]);
-        dsc_store<T, N>(this->m + at, m);
-        dsc_store<T, N>(this->v + at, v);
-        dsc_store<T, N>(this->x + at, x);
-    }
-};
-
-template <typename T> struct lars_body : update_body<T> {
-    T rate;
-
-    __device__ bool start() {
-        if (!update_body<T>::start())
-            return false;
-        dsc_step exact = dsc_step_load(this->hyper);
-        rate = (T)(exact.lr * dsc_lars_rate(this->norms[0], this->norms[1], exact.trust, exact.decay));
+        load(s, Rule::rule, hyper, norms);
         return true;
     }
 
     template <int N> __device__ void run(int64_t at) const {
-        dsc_vector<T, N> z = dsc_load<T, N>(this->z + at), g = dsc_load<T, N>(this->g + at);
-        dsc_vector<T, N> m = dsc_load<T, N>(this->m + at), x = dsc_load<T, N>(this->x + at);
+        dsc_vector<T, N> g_ = dsc_load<T, N>(g + at), z_ = {}, m_ = {}, v_ = {}, x_ = {};
+        if (Rule::rule != DSC_UPDATE_LAMB_DIRECTION)
+            x_ = dsc_load<T, N>(x + at);
+        if (Rule::states > 0) {
+            z_ = dsc_load<T, N>(z + at);
+            m_ = dsc_load<T, N>(m + at);
+        }
+        if (Rule::states > 1)
+            v_ = dsc_load<T, N>(v + at);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            x.at[i] = lars_update(this->s, rate, z.at[i], g.at[i], m.at[i], x.at[i]);
-        dsc_store<T, N>(this->m + at, m);
-        dsc_store<T, N>(this->x + at, x);
+            x_.at[i] = Rule::run(s, z_.at[i], g_.at[i], m_.at[i], v_.at[i], x_.at[i]);
+        if (Rule::states > 0)
+            dsc_store<T, N>(m + at, m_);
+        if (Rule::states > 1)
+            dsc_store<T, N>(v + at, v_);
+        dsc_store<T, N>(x + at, x_);
     }
 };
 
-template <typename T> struct direction_body : update_body<T> {
-    template <int N> __device__ void run(int64_t at) const {
-        dsc_vector<T, N> z = dsc_load<T, N>(this->z + at), g = dsc_load<T, N>(this->g + at);
-        dsc_vector<T, N> m = dsc_load<T, N>(this->m + at), v = dsc_load<T, N>(this->v + at), u;
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            u.at[i] = lamb_direction(this->s, z.at[i], g.at[i], m.at[i], v.at[i]);
-        dsc_store<T, N>(this->m + at, m);
-        dsc_store<T, N>(this->v + at, v);
-        dsc_store<T, N>(this->x + at, u);
-    }
-};
-
-template <typename T> struct apply_body : update_body<T> {
-    T rate;
-
-    __device__ bool start() {
-        if (dsc_step_skips(this->hyper))
-            return false;
-        rate = (T)(this->hyper[DSC_HYPER_LR] * dsc_lamb_rate(this->norms[0], this->norms[1]));
-        return true;
-    }
-
-    template <int N> __device__ void run(int64_t at) const {
-        dsc_vector<T, N> u = dsc_load<T, N>(this->g + at), x = dsc_load<T, N>(this->x + at);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            x.at[i] -= rate * u.at[i];
-        dsc_store<T, N>(this->x + at, x);
-    }
-};
-
-template <typename T, template <typename> class Body>
-cudaError_t launch(const dsc_cuda_launch *at, const dsc_cuda_update *u, int flag) {
-    Body<T> body = {};
-    body.hyper = u->hyper;
-    body.norms = u->norms;
-    body.z = (const T *)u->z;
-    body.g = (const T *)u->g;
-    body.m = (T *)u->m;
-    body.v = (T *)u->v;
-    body.x = (T *)u->x;
-    body.flag = flag;
-    return dsc_flat_run<dsc_width<T>>(at, body, u->count, dsc_aligned(u->z, u->g, u->m, u->v, u->x));
+static void *data_of(const dsc_tensor *t) {
+    return t ? t->data : NULL;
 }
 
-template <template <typename> class Body>
-cudaError_t launch_typed(const dsc_cuda_launch *at, const dsc_cuda_update *u, int flag) {
-    return u->dtype == DSC_F64 ? launch<double, Body>(at, u, flag) : launch<float, Body>(at, u, flag);
+template <typename T, class Rule> cudaError_t launch(const dsc_cuda_launch *at, const dsc_update *u) {
+    update_body<T, Rule> body = {};
+    body.hyper = (const double *)u->hyper->data;
+    body.norms = (const double *)data_of(u->norms);
+    body.z = (const T *)data_of(u->z);
+    body.g = (const T *)u->g->data;
+    body.m = (T *)data_of(u->m);
+    body.v = (T *)data_of(u->v);
+    body.x = (T *)u->x->data;
+    bool aligned = dsc_aligned(body.z, body.g, body.m, body.v, body.x);
+    return dsc_flat_run<dsc_width<T>>(at, body, dsc_tensor_count(u->x), aligned);
+}
+
+template <class Rule> cudaError_t launch_typed(const dsc_cuda_launch *at, const dsc_update *u) {
+    return u->x->dtype == DSC_F64 ? launch<double, Rule>(at, u) : launch<float, Rule>(at, u);
 }
 
 } // namespace
 
-extern "C" {
-
-cudaError_t dsc_cuda_launch_sgd(const dsc_cuda_launch *at, const dsc_cuda_update *u, int nesterov) {
-    return launch_typed<sgd_body>(at, u, nesterov);
+dsc_status dsc_cuda_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u) {
+    static cudaError_t (*const launches[])(const dsc_cuda_launch *at, const dsc_update *u) = {
+#define RULE(NAME, name, states, norms) launch_typed<name##_rule>,
+        DSC_UPDATE_RULES(RULE)
+#undef RULE
+    };
+    DSC_CUDA_TRY(launches[rule](dsc_cuda_at(q), u));
+    return DSC_OK;
 }
-
-cudaError_t dsc_cuda_launch_adam(const dsc_cuda_launch *at, const dsc_cuda_update *u, int decoupled) {
-    return launch_typed<adam_body>(at, u, decoupled);
-}
-
-cudaError_t dsc_cuda_launch_lars(const dsc_cuda_launch *at, const dsc_cuda_update *u) {
-    return launch_typed<lars_body>(at, u, 0);
-}
-
-cudaError_t dsc_cuda_launch_lamb_direction(const dsc_cuda_launch *at, const dsc_cuda_update *u) {
-    return launch_typed<direction_body>(at, u, 0);
-}
-
-cudaError_t dsc_cuda_launch_lamb_apply(const dsc_cuda_launch *at, const dsc_cuda_update *u) {
-    return launch_typed<apply_body>(at, u, 0);
-}
-
-} // extern "C"

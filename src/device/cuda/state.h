@@ -1,14 +1,15 @@
-/* What the files of the cuda backend share: the state of a device and of a queue, and how errors are told.
+/* What the files of the cuda backend share: the state of a device and of a queue, and how errors are raised.
  *
  *   cuda.c          life, memory, queues, events, recordings, the table
  *   products.c      cuBLAS: single products;  grouped.c/.cu: many products at once, on tensor cores
  *   solve.c         cuSOLVER: eigen solves and inverses, many at once on streams of their own
  *   conv.c          cuDNN: convolutions
  *   gram.c/.cu      factors: Gram matrices of patches
- *   elementwise, second, optim, layer, norm, pool, loss (.c/.cu)   own kernels
+ *   elementwise, second, optim, layer, norm, pool, loss (.cu)   own kernels
  *
- * A .cu file holds kernels and their launches; the entries of the table, which know tensors, are in the .c
- * file of the same name. Everything runs in the stream of the queue and is deterministic. */
+ * A .cu file holds kernels, their launches and, where that is all there is to it, the operations of the table
+ * that launch them; what plans or calls libraries is in a .c file. Everything runs in the stream of the queue
+ * and is deterministic. */
 #ifndef DSC_DEVICE_CUDA_STATE_H
 #define DSC_DEVICE_CUDA_STATE_H
 
@@ -52,28 +53,12 @@ static inline dsc_cuda_queue *dsc_cuda_queue_of(const dsc_queue *q) {
     return (dsc_cuda_queue *)q->state;
 }
 
-/* For launches: stream, scratch, number of multiprocessors. */
-static inline const dsc_cuda_launch *dsc_cuda_at(const dsc_queue *q) {
-    return &dsc_cuda_queue_of(q)->at;
-}
-
 /* Makes the device's GPU the thread's current one: first thing in entries that call the runtime's allocation
  * or may run in a new thread. */
 dsc_status dsc_cuda_use(const dsc_device *device) DSC_MUST_CHECK;
 
-/* DSC_E_MEMORY for memory, DSC_E_DEVICE otherwise, with the runtime's words. */
-dsc_status dsc_cuda_fail(cudaError_t error, const char *what, const char *file, int line);
-
-/* Returns from the calling function when a call of the runtime, or a launch, fails. */
-#define DSC_CUDA_TRY(call)                                                                                   \
-    do {                                                                                                     \
-        cudaError_t dsc_cuda_error_ = (call);                                                                \
-        if (dsc_cuda_error_ != cudaSuccess)                                                                  \
-            return dsc_cuda_fail(dsc_cuda_error_, #call, __FILE__, __LINE__);                                \
-    } while (0)
-
 #ifndef DSC_EMULATED
-/* The same for cuBLAS and cuDNN. */
+/* DSC_CUDA_TRY for cuBLAS and cuDNN. */
 dsc_status dsc_cuda_blas_fail(cublasStatus_t status, const char *what, const char *file, int line);
 dsc_status dsc_cuda_dnn_fail(cudnnStatus_t status, const char *what, const char *file, int line);
 #define DSC_BLAS_TRY(call)                                                                                   \

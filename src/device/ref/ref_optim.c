@@ -1,75 +1,35 @@
-/* Reference: the optimisers' updates; the formulas are in device/formulas.h. */
+/* Reference: the optimisers' updates, a loop over each formula of device/formulas.inc. */
 #include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
-dsc_status dsc_ref_sgd(dsc_queue *q, int nesterov, const dsc_tensor *hyper, const dsc_tensor *z,
-                       const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) {
-    (void)q;
-    if (dsc_step_skips(hyper->data))
-        return DSC_OK;
-    dsc_step step = dsc_step_load(hyper->data);
-    for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++) {
-        double moment = get(m, i);
-        set(x, i, dsc_sgd_update(&step, nesterov, get(z, i), get(g, i), &moment, get(x, i)));
-        set(m, i, moment);
+/* A rule without state reads neither z nor m nor v. */
+#define LOOP(NAME, name, states, norms)                                                                      \
+    static void update_##name(const dsc_coefficients *s, const dsc_update *u) {                              \
+        for (int64_t i = 0, count = dsc_tensor_count(u->x); i < count; i++) {                                \
+            double z = states > 0 ? get(u->z, i) : 0;                                                        \
+            double m = states > 0 ? get(u->m, i) : 0, v = states > 1 ? get(u->v, i) : 0;                     \
+            set(u->x, i, dsc_update_##name(s, z, get(u->g, i), &m, &v, get(u->x, i)));                       \
+            if (states > 0)                                                                                  \
+                set(u->m, i, m);                                                                             \
+            if (states > 1)                                                                                  \
+                set(u->v, i, v);                                                                             \
+        }                                                                                                    \
     }
-    return DSC_OK;
-}
+DSC_UPDATE_RULES(LOOP)
+#undef LOOP
 
-dsc_status dsc_ref_adam(dsc_queue *q, int decoupled, const dsc_tensor *hyper, const dsc_tensor *z,
-                        const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *x) {
-    (void)q;
-    if (dsc_step_skips(hyper->data))
-        return DSC_OK;
-    dsc_step step = dsc_step_load(hyper->data);
-    for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++) {
-        double first = get(m, i), second = get(v, i);
-        set(x, i, dsc_adam_update(&step, decoupled, get(z, i), get(g, i), &first, &second, get(x, i)));
-        set(m, i, first);
-        set(v, i, second);
-    }
-    return DSC_OK;
-}
+static void (*const loops[])(const dsc_coefficients *s, const dsc_update *u) = {
+#define LOOP(NAME, name, states, norms) [DSC_UPDATE_##NAME] = update_##name,
+    DSC_UPDATE_RULES(LOOP)
+#undef LOOP
+};
 
-dsc_status dsc_ref_lars(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms, const dsc_tensor *z,
-                        const dsc_tensor *g, dsc_tensor *m, dsc_tensor *x) {
+dsc_status dsc_ref_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u) {
     (void)q;
-    if (dsc_step_skips(hyper->data))
+    if (dsc_step_skips(u->hyper->data))
         return DSC_OK;
-    dsc_step step = dsc_step_load(hyper->data);
-    double rate = step.lr * dsc_lars_rate(get(norms, 0), get(norms, 1), step.trust, step.decay);
-    for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++) {
-        double moment = get(m, i);
-        set(x, i, dsc_lars_update(&step, rate, get(z, i), get(g, i), &moment, get(x, i)));
-        set(m, i, moment);
-    }
-    return DSC_OK;
-}
-
-dsc_status dsc_ref_lamb_direction(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *z,
-                                  const dsc_tensor *g, dsc_tensor *m, dsc_tensor *v, dsc_tensor *u) {
-    (void)q;
-    if (dsc_step_skips(hyper->data))
-        return DSC_OK;
-    dsc_step step = dsc_step_load(hyper->data);
-    for (int64_t i = 0, count = dsc_tensor_count(u); i < count; i++) {
-        double first = get(m, i), second = get(v, i);
-        set(u, i, dsc_lamb_direction(&step, get(z, i), get(g, i), &first, &second));
-        set(m, i, first);
-        set(v, i, second);
-    }
-    return DSC_OK;
-}
-
-dsc_status dsc_ref_lamb_apply(dsc_queue *q, const dsc_tensor *hyper, const dsc_tensor *norms,
-                              const dsc_tensor *u, dsc_tensor *x) {
-    (void)q;
-    if (dsc_step_skips(hyper->data))
-        return DSC_OK;
-    dsc_step step = dsc_step_load(hyper->data);
-    double rate = step.lr * dsc_lamb_rate(get(norms, 0), get(norms, 1));
-    for (int64_t i = 0, count = dsc_tensor_count(x); i < count; i++)
-        set(x, i, get(x, i) - rate * get(u, i));
+    dsc_coefficients s = dsc_coefficients_load(rule, u->hyper->data, u->norms ? u->norms->data : NULL);
+    loops[rule](&s, u);
     return DSC_OK;
 }
