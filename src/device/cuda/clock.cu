@@ -1,5 +1,6 @@
 /* The device's clock. */
-#include "device/cuda/clock_kernels.h"
+#include "device/cuda/entries.h"
+#include "device/cuda/launch.h"
 
 #ifdef DSC_EMULATED
 #include <time.h>
@@ -21,7 +22,12 @@ static __global__ void timestamp(int64_t *out) {
     *out = now();
 }
 
-cudaError_t dsc_cuda_launch_timestamp(const dsc_cuda_launch *at, int64_t *out) {
+static cudaError_t launch_timestamp(const dsc_cuda_launch *at, int64_t *out) {
     DSC_LAUNCH((timestamp), 1, 1, 0, at->stream)(out);
     return cudaGetLastError();
+}
+
+dsc_status dsc_cuda_timestamp(dsc_queue *q, dsc_tensor *t) {
+    DSC_CUDA_TRY(launch_timestamp(dsc_cuda_at(q), (int64_t *)t->data));
+    return DSC_OK;
 }

@@ -1,6 +1,23 @@
 /* Element-wise operations and reductions: kernels and their launches. */
 #include "device/cuda/elementwise.cuh"
-#include "device/cuda/elementwise_kernels.h"
+#include "device/cuda/entries.h"
+#include "device/half.h"
+
+#include <string.h>
+
+enum { DSC_CUDA_DOTS = 128, DSC_CUDA_ABSORBS = 108 };
+
+typedef struct dsc_cuda_dot_item {
+    const void *x, *y;
+    int64_t count;
+} dsc_cuda_dot_item;
+
+typedef struct dsc_cuda_absorb_item {
+    const void *x;
+    double *bad;
+    void *y;
+    int64_t count;
+} dsc_cuda_absorb_item;
 
 namespace {
 
@@ -354,9 +371,7 @@ __global__ void loss_scale_kernel(const double *bad, double *scale, double *skip
 
 } // namespace
 
-extern "C" {
-
-cudaError_t dsc_cuda_launch_fill(const dsc_cuda_launch *at, int size, uint64_t bits, int64_t count, void *t) {
+static cudaError_t launch_fill(const dsc_cuda_launch *at, int size, uint64_t bits, int64_t count, void *t) {
     switch (size) {
     case 1:
         return fill<uint8_t>(at, bits, count, t);
@@ -385,65 +400,162 @@ static cudaError_t copy_bits(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t
     }
 }
 
-cudaError_t dsc_cuda_launch_convert(const dsc_cuda_launch *at, dsc_dtype from, dsc_dtype to, int64_t count,
-                                    const void *src, void *dst) {
+static cudaError_t launch_convert(const dsc_cuda_launch *at, dsc_dtype from, dsc_dtype to, int64_t count,
+                                  const void *src, void *dst) {
     if (from == to)
         return copy_bits(at, from, count, src, dst);
     return DSC_BY_TYPE(from, convert_from, at, to, count, src, dst);
 }
 
-cudaError_t dsc_cuda_launch_axpby(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count, double alpha,
-                                  const void *x, double beta, void *y) {
-    return DSC_BY_TYPE(dtype, axpby, at, count, alpha, x, beta, y);
-}
-
-cudaError_t dsc_cuda_launch_scale_by(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count,
-                                     const double *s, void *t) {
-    return dtype == DSC_F64 ? scale_by<double>(at, count, s, t) : scale_by<float>(at, count, s, t);
-}
-
-cudaError_t dsc_cuda_launch_multiply(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count, const void *x,
-                                     void *y) {
-    return dtype == DSC_F64 ? multiply<double>(at, count, x, y) : multiply<float>(at, count, x, y);
-}
-
-cudaError_t dsc_cuda_launch_dots(const dsc_cuda_launch *at, dsc_dtype dtype, const dsc_cuda_dot_item *items,
-                                 int count, double beta, double *out) {
-    return dtype == DSC_F64 ? dots<double>(at, items, count, beta, out)
-                            : dots<float>(at, items, count, beta, out);
-}
-
-cudaError_t dsc_cuda_launch_counts(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                   const dsc_cuda_absorb_item *items, int count, int add) {
-    return DSC_BY_TYPE(dtype, counts, at, items, count, add);
-}
-
-cudaError_t dsc_cuda_launch_blends(const dsc_cuda_launch *at, dsc_dtype dtype, const double *decay,
-                                   const dsc_cuda_absorb_item *items, int count) {
-    return dtype == DSC_F64 ? blends<double>(at, decay, items, count)
-                            : blends<float>(at, decay, items, count);
-}
-
-cudaError_t dsc_cuda_launch_clip_factor(const dsc_cuda_launch *at, const double *sumsq, double limit,
-                                        double *out) {
+static cudaError_t launch_clip_factor(const dsc_cuda_launch *at, const double *sumsq, double limit,
+                                      double *out) {
     DSC_LAUNCH((clip_factor_kernel), 1, 1, 0, at->stream)(sumsq, limit, out);
     return cudaGetLastError();
 }
 
-cudaError_t dsc_cuda_launch_increment(const dsc_cuda_launch *at, int64_t count, int64_t *t) {
+static cudaError_t launch_increment(const dsc_cuda_launch *at, int64_t count, int64_t *t) {
     increment_body body = {t};
     return dsc_flat_run<1>(at, body, count, true);
 }
 
-cudaError_t dsc_cuda_launch_guard(const dsc_cuda_launch *at, const double *value, int firm, double *flag) {
+static cudaError_t launch_guard(const dsc_cuda_launch *at, const double *value, int firm, double *flag) {
     DSC_LAUNCH((guard_kernel), 1, 1, 0, at->stream)(value, firm, flag);
     return cudaGetLastError();
 }
 
-cudaError_t dsc_cuda_launch_loss_scale(const dsc_cuda_launch *at, const double *bad, double *scale,
-                                       double *skip) {
+static cudaError_t launch_loss_scale(const dsc_cuda_launch *at, const double *bad, double *scale,
+                                     double *skip) {
     DSC_LAUNCH((loss_scale_kernel), 1, 1, 0, at->stream)(bad, scale, skip);
     return cudaGetLastError();
 }
 
-} // extern "C"
+/* ---- the operations ---- */
+
+/* ---- one tensor, two tensors ---- */
+
+/* The bits of `value` in this type, in the lowest bytes. */
+static uint64_t bits_of(double value, dsc_dtype dtype) {
+    uint64_t bits = 0;
+    switch (dtype) {
+    case DSC_F32:
+        return dsc_float_bits((float)value);
+    case DSC_F64:
+        memcpy(&bits, &value, sizeof bits);
+        return bits;
+    case DSC_BF16:
+        return dsc_bf16_from_double(value);
+    case DSC_F16:
+        return dsc_f16_from_double(value);
+    case DSC_I32:
+        return (uint32_t)(int32_t)value;
+    case DSC_I64:
+        return (uint64_t)(int64_t)value;
+    case DSC_U8:
+        return (uint8_t)value;
+    }
+    return bits;
+}
+
+dsc_status dsc_cuda_fill(dsc_queue *q, double value, dsc_tensor *t) {
+    DSC_CUDA_TRY(launch_fill(dsc_cuda_at(q), (int)dsc_dtype_size(t->dtype), bits_of(value, t->dtype),
+                             dsc_tensor_count(t), dsc_data(t)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) {
+    DSC_CUDA_TRY(launch_convert(dsc_cuda_at(q), src->dtype, dst->dtype, dsc_tensor_count(dst), dsc_data(src),
+                                dsc_data(dst)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta, dsc_tensor *y) {
+    DSC_CUDA_TRY(DSC_BY_TYPE(y->dtype, axpby, dsc_cuda_at(q), dsc_tensor_count(y), alpha, dsc_data(x), beta,
+                             dsc_data(y)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) {
+    DSC_CUDA_TRY(
+        DSC_BY_REAL(t->dtype, scale_by, dsc_cuda_at(q), dsc_tensor_count(t), dsc_data(s), dsc_data(t)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    DSC_CUDA_TRY(
+        DSC_BY_REAL(y->dtype, multiply, dsc_cuda_at(q), dsc_tensor_count(y), dsc_data(x), dsc_data(y)));
+    return DSC_OK;
+}
+
+/* ---- sums ---- */
+
+dsc_status dsc_cuda_dot(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, double beta,
+                        dsc_tensor *out) {
+    const dsc_cuda_dot_item item = {dsc_data(x), dsc_data(y), dsc_tensor_count(x)};
+    DSC_CUDA_TRY(DSC_BY_REAL(x->dtype, dots, dsc_cuda_at(q), &item, 1, beta, dsc_data(out)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) {
+    const dsc_cuda_absorb_item item = {.x = dsc_data(t), .bad = dsc_data(out), .count = dsc_tensor_count(t)};
+    DSC_CUDA_TRY(DSC_BY_TYPE(t->dtype, counts, dsc_cuda_at(q), &item, 1, 1));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
+                          dsc_tensor *y) {
+    const dsc_cuda_absorb_item item = {dsc_data(x), dsc_data(bad), dsc_data(y), dsc_tensor_count(y)};
+    DSC_CUDA_TRY(DSC_BY_REAL(y->dtype, blends, dsc_cuda_at(q), dsc_data(decay), &item, 1));
+    return DSC_OK;
+}
+
+/* ---- scalars ---- */
+
+dsc_status dsc_cuda_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limit, dsc_tensor *out) {
+    DSC_CUDA_TRY(launch_clip_factor(dsc_cuda_at(q), dsc_data(sumsq), limit, dsc_data(out)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_increment(dsc_queue *q, dsc_tensor *t) {
+    DSC_CUDA_TRY(launch_increment(dsc_cuda_at(q), dsc_tensor_count(t), dsc_data(t)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_guard(dsc_queue *q, const dsc_tensor *value, int firm, dsc_tensor *flag) {
+    DSC_CUDA_TRY(launch_guard(dsc_cuda_at(q), dsc_data(value), firm, dsc_data(flag)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale, dsc_tensor *skip) {
+    DSC_CUDA_TRY(launch_loss_scale(dsc_cuda_at(q), dsc_data(bad), dsc_data(scale), dsc_data(skip)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_dot_batch(dsc_queue *q, const dsc_dot_item *items, int64_t count, dsc_tensor *out) {
+    for (int64_t done = 0; done < count; done += DSC_CUDA_DOTS) {
+        dsc_cuda_dot_item part[DSC_CUDA_DOTS];
+        int n = dsc_batch_part(count - done, DSC_CUDA_DOTS);
+        for (int i = 0; i < n; i++) {
+            const dsc_dot_item *item = &items[done + i];
+            part[i] = (dsc_cuda_dot_item){dsc_data(&item->x), dsc_data(&item->y), dsc_tensor_count(&item->x)};
+        }
+        DSC_CUDA_TRY(
+            DSC_BY_REAL(items[0].x.dtype, dots, dsc_cuda_at(q), part, n, 0, (double *)out->data + done));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_absorb_item *items,
+                                 int64_t count) {
+    for (int64_t done = 0; done < count; done += DSC_CUDA_ABSORBS) {
+        dsc_cuda_absorb_item part[DSC_CUDA_ABSORBS];
+        int n = dsc_batch_part(count - done, DSC_CUDA_ABSORBS);
+        for (int i = 0; i < n; i++) {
+            const dsc_absorb_item *item = &items[done + i];
+            part[i] = (dsc_cuda_absorb_item){dsc_data(&item->x), dsc_data(&item->bad), dsc_data(&item->y),
+                                             dsc_tensor_count(&item->x)};
+        }
+        DSC_CUDA_TRY(DSC_BY_TYPE(items[0].x.dtype, counts, dsc_cuda_at(q), part, n, 0));
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].x.dtype, blends, dsc_cuda_at(q), dsc_data(decay), part, n));
+    }
+    return DSC_OK;
+}

@@ -56,6 +56,11 @@ template <class Item, int MOST> struct dsc_batch {
     int64_t chunk; /* a multiple of 1024 */
 };
 
+/* How many of the items that are left go into one launch. */
+static inline int dsc_batch_part(int64_t left, int most) {
+    return left < most ? (int)left : most;
+}
+
 enum { DSC_BATCH_LEAST = 1024 };
 
 /* Fills in a batch; its number of blocks: one for each item at least. */

@@ -29,11 +29,11 @@ const dsc_cuda_launch *dsc_cuda_at(const dsc_queue *q);
 dsc_status dsc_cuda_fail(cudaError_t error, const char *what, const char *file, int line);
 
 /* Returns from the calling function when a call of the runtime, or a launch, fails. */
-#define DSC_CUDA_TRY(call)                                                                                   \
+#define DSC_CUDA_TRY(...)                                                                                    \
     do {                                                                                                     \
-        cudaError_t dsc_cuda_error_ = (call);                                                                \
+        cudaError_t dsc_cuda_error_ = (__VA_ARGS__);                                                         \
         if (dsc_cuda_error_ != cudaSuccess)                                                                  \
-            return dsc_cuda_fail(dsc_cuda_error_, #call, __FILE__, __LINE__);                                \
+            return dsc_cuda_fail(dsc_cuda_error_, #__VA_ARGS__, __FILE__, __LINE__);                         \
     } while (0)
 
 #ifdef __cplusplus

@@ -1,6 +1,28 @@
 /* Layers without a file of their own: bias, ReLU, sum, shortcut, dropout; and images. */
+#include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
-#include "device/cuda/layer_kernels.h"
+
+typedef struct dsc_cuda_shortcut_shape {
+    int64_t stride;
+    int64_t h, w, c;   /* of x */
+    int64_t oh, ow, k; /* of y */
+} dsc_cuda_shortcut_shape;
+
+/* The stream's step is read from the device: position[0]. keep = 1 - rate; row: elements of a sample. */
+typedef struct dsc_cuda_dropout_call {
+    dsc_dropout_stream stream;
+    double keep;
+    int64_t count, row;
+    int add;
+    const int64_t *position;
+} dsc_cuda_dropout_call;
+
+typedef struct dsc_cuda_augment_call {
+    dsc_augment_desc desc;
+    int64_t n, h, w, c, rh, rw;
+    const uint8_t *raw;
+    const int32_t *place;
+} dsc_cuda_augment_call;
 
 /* ---- bias ---- */
 
@@ -24,11 +46,6 @@ static cudaError_t run_bias_add(const dsc_cuda_launch *at, int64_t rows, int64_t
                                 void *y) {
     bias_add<T> operation = {channels, (const dsc_number<T> *)b, (T *)y};
     return dsc_flat_run<T>(at, rows * channels, dsc_fits<T>(channels, y), operation);
-}
-
-extern "C" cudaError_t dsc_cuda_launch_bias_add(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t rows,
-                                                int64_t channels, const void *b, void *y) {
-    return DSC_BY_TYPE(dtype, run_bias_add, at, rows, channels, b, y);
 }
 
 enum { SUM_ROWS = 4 }; /* that a thread has under way */
@@ -89,11 +106,6 @@ static cudaError_t run_bias_grad(const dsc_cuda_launch *at, int64_t rows, int64_
                                      : sum_columns<T, 1>(at, rows, channels, from, add, to);
 }
 
-extern "C" cudaError_t dsc_cuda_launch_bias_grad(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t rows,
-                                                 int64_t channels, const void *dy, int add, void *db) {
-    return DSC_BY_TYPE(dtype, run_bias_grad, at, rows, channels, dy, add, db);
-}
-
 /* ---- ReLU and sum ---- */
 
 template <typename T> struct relu_forward {
@@ -113,11 +125,6 @@ template <typename T>
 static cudaError_t run_relu_forward(const dsc_cuda_launch *at, int64_t count, const void *x, void *y) {
     relu_forward<T> operation = {(const T *)x, (T *)y};
     return dsc_flat_run<T>(at, count, dsc_fits<T>(0, x, y), operation);
-}
-
-extern "C" cudaError_t dsc_cuda_launch_relu_forward(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count,
-                                                    const void *x, void *y) {
-    return DSC_BY_TYPE(dtype, run_relu_forward, at, count, x, y);
 }
 
 template <typename T> struct relu_backward {
@@ -145,12 +152,6 @@ static cudaError_t run_relu_backward(const dsc_cuda_launch *at, int64_t count, c
     return dsc_flat_run<T>(at, count, dsc_fits<T>(0, y, dy, dx), operation);
 }
 
-extern "C" cudaError_t dsc_cuda_launch_relu_backward(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                                     int64_t count, const void *y, const void *dy, int add,
-                                                     void *dx) {
-    return DSC_BY_TYPE(dtype, run_relu_backward, at, count, y, dy, add, dx);
-}
-
 template <typename T> struct sum_of_two {
     const T *a, *b;
     T *y;
@@ -168,11 +169,6 @@ template <typename T>
 static cudaError_t run_add(const dsc_cuda_launch *at, int64_t count, const void *a, const void *b, void *y) {
     sum_of_two<T> operation = {(const T *)a, (const T *)b, (T *)y};
     return dsc_flat_run<T>(at, count, dsc_fits<T>(0, a, b, y), operation);
-}
-
-extern "C" cudaError_t dsc_cuda_launch_add(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t count,
-                                           const void *a, const void *b, void *y) {
-    return DSC_BY_TYPE(dtype, run_add, at, count, a, b, y);
 }
 
 /* ---- the parameter-free shortcut ---- */
@@ -244,18 +240,6 @@ static cudaError_t run_shortcut_backward(const dsc_cuda_launch *at, int64_t n,
     return dsc_flat_run<T>(at, n * s->h * s->w * s->c, shortcut_fits<T>(s, dx, dy), operation);
 }
 
-extern "C" cudaError_t dsc_cuda_launch_shortcut_forward(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t n,
-                                                        const dsc_cuda_shortcut_shape *shape, const void *x,
-                                                        void *y) {
-    return DSC_BY_TYPE(dtype, run_shortcut_forward, at, n, shape, x, y);
-}
-
-extern "C" cudaError_t dsc_cuda_launch_shortcut_backward(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                                         int64_t n, const dsc_cuda_shortcut_shape *shape,
-                                                         const void *dy, int add, void *dx) {
-    return DSC_BY_TYPE(dtype, run_shortcut_backward, at, n, shape, dy, add, dx);
-}
-
 /* ---- dropout ---- */
 
 /* N of the four elements of a block of random words, from element i on. */
@@ -306,11 +290,6 @@ static cudaError_t run_dropout(const dsc_cuda_launch *at, const dsc_cuda_dropout
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t dsc_cuda_launch_dropout(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                               const dsc_cuda_dropout_call *call, const void *x, void *y) {
-    return DSC_BY_TYPE(dtype, run_dropout, at, call, x, y);
-}
-
 /* ---- images ---- */
 
 __device__ __forceinline__ float normalised(float byte, float scale, float shift) {
@@ -348,7 +327,89 @@ static cudaError_t run_augment(const dsc_cuda_launch *at, const dsc_cuda_augment
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t dsc_cuda_launch_augment(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                               const dsc_cuda_augment_call *call, void *x) {
-    return DSC_BY_TYPE(dtype, run_augment, at, call, x);
+/* ---- the operations ---- */
+
+dsc_status dsc_cuda_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) {
+    int64_t channels = b->dim[0], rows = dsc_tensor_count(y) / channels;
+    DSC_CUDA_TRY(
+        DSC_BY_TYPE(y->dtype, run_bias_add, dsc_cuda_at(q), rows, channels, dsc_data(b), dsc_data(y)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *db) {
+    int64_t channels = db->dim[0], rows = dsc_tensor_count(dy) / channels;
+    DSC_CUDA_TRY(DSC_BY_TYPE(dy->dtype, run_bias_grad, dsc_cuda_at(q), rows, channels, dsc_data(dy),
+                             beta != 0, dsc_data(db)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_relu_forward, dsc_cuda_at(q), dsc_tensor_count(x), dsc_data(x),
+                             dsc_data(y)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
+                                  dsc_tensor *dx) {
+    DSC_CUDA_TRY(DSC_BY_TYPE(y->dtype, run_relu_backward, dsc_cuda_at(q), dsc_tensor_count(y), dsc_data(y),
+                             dsc_data(dy), beta != 0, dsc_data(dx)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
+    DSC_CUDA_TRY(DSC_BY_TYPE(a->dtype, run_add, dsc_cuda_at(q), dsc_tensor_count(a), dsc_data(a), dsc_data(b),
+                             dsc_data(y)));
+    return DSC_OK;
+}
+
+static dsc_cuda_shortcut_shape shortcut_shape(int64_t stride, const dsc_tensor *x, const dsc_tensor *y) {
+    return (dsc_cuda_shortcut_shape){.stride = stride,
+                                     .h = x->dim[1],
+                                     .w = x->dim[2],
+                                     .c = x->dim[3],
+                                     .oh = y->dim[1],
+                                     .ow = y->dim[2],
+                                     .k = y->dim[3]};
+}
+
+dsc_status dsc_cuda_shortcut_forward(dsc_queue *q, int64_t stride, const dsc_tensor *x, dsc_tensor *y) {
+    dsc_cuda_shortcut_shape shape = shortcut_shape(stride, x, y);
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_shortcut_forward, dsc_cuda_at(q), x->dim[0], &shape, dsc_data(x),
+                             dsc_data(y)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_shortcut_backward(dsc_queue *q, int64_t stride, const dsc_tensor *dy, double beta,
+                                      dsc_tensor *dx) {
+    dsc_cuda_shortcut_shape shape = shortcut_shape(stride, dx, dy);
+    DSC_CUDA_TRY(DSC_BY_TYPE(dx->dtype, run_shortcut_backward, dsc_cuda_at(q), dx->dim[0], &shape,
+                             dsc_data(dy), beta != 0, dsc_data(dx)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
+                            const dsc_tensor *x, double beta, dsc_tensor *y) {
+    dsc_cuda_dropout_call call = {.stream = dsc_dropout_start(desc, 0),
+                                  .keep = 1 - desc->rate,
+                                  .count = dsc_tensor_count(x),
+                                  .row = dsc_tensor_count(x) / x->dim[0],
+                                  .add = beta != 0,
+                                  .position = dsc_data(position)};
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_dropout, dsc_cuda_at(q), &call, dsc_data(x), dsc_data(y)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc_tensor *raw,
+                            const dsc_tensor *place, dsc_tensor *x) {
+    dsc_cuda_augment_call call = {.desc = *desc,
+                                  .n = x->dim[0],
+                                  .h = x->dim[1],
+                                  .w = x->dim[2],
+                                  .c = x->dim[3],
+                                  .rh = raw->dim[1],
+                                  .rw = raw->dim[2],
+                                  .raw = dsc_data(raw),
+                                  .place = dsc_data(place)};
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_augment, dsc_cuda_at(q), &call, dsc_data(x)));
+    return DSC_OK;
 }

@@ -13,6 +13,18 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+/* The memory of a tensor, as whatever pointer is expected; NULL for no tensor. */
+struct dsc_data {
+    void *memory;
+
+    explicit dsc_data(const dsc_tensor *t) : memory(t ? t->data : NULL) {
+    }
+
+    template <typename T> operator T *() const {
+        return (T *)memory;
+    }
+};
+
 /* ---- elements ---- */
 
 /* What arithmetic on elements of type T is done in. Parameters and statistics have that type, too. */
@@ -130,6 +142,10 @@ template <typename T, typename... P> bool dsc_fits(int64_t channels, P... pointe
      : (dtype) == DSC_BF16 ? function<__nv_bfloat16>(__VA_ARGS__)                                            \
      : (dtype) == DSC_F16  ? function<__half>(__VA_ARGS__)                                                   \
                            : cudaErrorInvalidValue)
+
+/* The same where there are no halves. */
+#define DSC_BY_REAL(dtype, function, ...)                                                                    \
+    ((dtype) == DSC_F64 ? function<double>(__VA_ARGS__) : function<float>(__VA_ARGS__))
 
 /* ---- formulas by type ---- */
 

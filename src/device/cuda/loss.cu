@@ -2,8 +2,23 @@
  *
  * With z the logits less the largest of them, c classes, s the smoothing:
  *   loss = log sum exp(z) - (1 - s) z[label] - s/c sum z,   dloss/dz = exp(z) / sum exp(z) - target. */
+#include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
-#include "device/cuda/loss_kernels.h"
+
+typedef struct dsc_cuda_loss_call {
+    int64_t rows, classes; /* both positive */
+    double smoothing, grad_scale;
+    const int32_t *labels;
+    const double *loss_scale; /* may be NULL */
+    double *stats;
+} dsc_cuda_loss_call;
+
+typedef struct dsc_cuda_sample_call {
+    int64_t rows, classes;
+    uint64_t seed;
+    const int64_t *position;
+    int32_t *labels;
+} dsc_cuda_sample_call;
 
 enum { STATS = 4, WARPS = DSC_COLUMN_WARPS };
 
@@ -147,12 +162,6 @@ static cudaError_t run_softmax_loss(const dsc_cuda_launch *at, const dsc_cuda_lo
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t dsc_cuda_launch_softmax_loss(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                                    const dsc_cuda_loss_call *call, const void *logits,
-                                                    void *dlogits) {
-    return DSC_BY_TYPE(dtype, run_softmax_loss, at, call, logits, dlogits);
-}
-
 /* ---- labels ----
  *
  * dsc_draw_label, with the same sums in the same order, by a warp: its lanes compute the weights of SPAN
@@ -225,7 +234,30 @@ static cudaError_t run_sample_labels(const dsc_cuda_launch *at, const dsc_cuda_s
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t dsc_cuda_launch_sample_labels(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                                     const dsc_cuda_sample_call *call, const void *logits) {
-    return DSC_BY_TYPE(dtype, run_sample_labels, at, call, logits);
+/* ---- the operations ---- */
+
+dsc_status dsc_cuda_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
+                                 double smoothing, double grad_scale, const dsc_tensor *loss_scale,
+                                 dsc_tensor *dlogits, dsc_tensor *stats) {
+    dsc_cuda_loss_call call = {.rows = logits->dim[0],
+                               .classes = logits->dim[1],
+                               .smoothing = smoothing,
+                               .grad_scale = grad_scale,
+                               .labels = dsc_data(labels),
+                               .loss_scale = dsc_data(loss_scale),
+                               .stats = dsc_data(stats)};
+    DSC_CUDA_TRY(DSC_BY_TYPE(logits->dtype, run_softmax_loss, dsc_cuda_at(q), &call, dsc_data(logits),
+                             dsc_data(dlogits)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
+                                  const dsc_tensor *logits, dsc_tensor *labels) {
+    dsc_cuda_sample_call call = {.rows = logits->dim[0],
+                                 .classes = logits->dim[1],
+                                 .seed = seed,
+                                 .position = dsc_data(position),
+                                 .labels = dsc_data(labels)};
+    DSC_CUDA_TRY(DSC_BY_TYPE(logits->dtype, run_sample_labels, dsc_cuda_at(q), &call, dsc_data(logits)));
+    return DSC_OK;
 }

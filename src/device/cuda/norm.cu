@@ -7,8 +7,27 @@
  * Statistics: of each channel, k is a typical value (of three rows, the one in the middle), and with
  * s = sum (x - k), q = sum (x - k)^2 over m rows: mean = k + s / m, var = (q - s^2 / m) / m. Nothing cancels
  * however large the mean is: k is one of the values, and not an outlier. */
+#include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
-#include "device/cuda/norm_kernels.h"
+
+typedef struct dsc_cuda_norm_forward_call {
+    dsc_dtype dtype;
+    int relu;
+    int64_t rows, channels; /* both positive */
+    double eps, momentum;
+    const void *x, *residual, *gamma, *shift;
+    void *running_mean, *running_var;
+    void *mean, *invstd; /* in training */
+    void *y;
+} dsc_cuda_norm_forward_call;
+
+typedef struct dsc_cuda_norm_backward_call {
+    dsc_dtype dtype;
+    int64_t rows, channels;
+    int add_x, add_residual, add_params; /* 1: beta is 1 */
+    const void *x, *y, *dy, *gamma, *mean, *invstd;
+    void *dx, *dresidual, *dgamma, *dshift;
+} dsc_cuda_norm_backward_call;
 
 /* One block a multiprocessor: 128 registers a thread. */
 enum { THREADS = DSC_COLUMN_THREADS, WARPS = THREADS / 32 };
@@ -594,17 +613,66 @@ static cudaError_t backward_of(const dsc_cuda_launch *at, const dsc_cuda_norm_ba
     return wide ? backward<T, dsc_wide<T>()>(at, b) : backward<T, 1>(at, b);
 }
 
-extern "C" cudaError_t dsc_cuda_launch_norm_train(const dsc_cuda_launch *at,
-                                                  const dsc_cuda_norm_forward_call *call) {
-    return DSC_BY_TYPE(call->dtype, train_of, at, call);
+/* ---- the operations ---- */
+
+static dsc_cuda_norm_forward_call describe_forward(const dsc_norm_desc *desc, const dsc_tensor *x,
+                                                   const dsc_tensor *residual, const dsc_norm_params *params,
+                                                   dsc_tensor *y) {
+    int64_t channels = params->gamma->dim[0];
+    return (dsc_cuda_norm_forward_call){.dtype = x->dtype,
+                                        .relu = desc->relu,
+                                        .rows = dsc_tensor_count(x) / channels,
+                                        .channels = channels,
+                                        .eps = desc->eps,
+                                        .momentum = desc->momentum,
+                                        .x = dsc_data(x),
+                                        .residual = dsc_data(residual),
+                                        .gamma = dsc_data(params->gamma),
+                                        .shift = dsc_data(params->shift),
+                                        .running_mean = dsc_data(params->running_mean),
+                                        .running_var = dsc_data(params->running_var),
+                                        .y = dsc_data(y)};
 }
 
-extern "C" cudaError_t dsc_cuda_launch_norm_eval(const dsc_cuda_launch *at,
-                                                 const dsc_cuda_norm_forward_call *call) {
-    return DSC_BY_TYPE(call->dtype, eval_of, at, call);
+dsc_status dsc_cuda_norm_forward_train(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                       const dsc_tensor *residual, const dsc_norm_params *params,
+                                       dsc_tensor *mean, dsc_tensor *invstd, dsc_tensor *y) {
+    dsc_cuda_norm_forward_call call = describe_forward(desc, x, residual, params, y);
+    call.mean = dsc_data(mean);
+    call.invstd = dsc_data(invstd);
+    DSC_CUDA_TRY(DSC_BY_TYPE(call.dtype, train_of, dsc_cuda_at(q), &call));
+    return DSC_OK;
 }
 
-extern "C" cudaError_t dsc_cuda_launch_norm_backward(const dsc_cuda_launch *at,
-                                                     const dsc_cuda_norm_backward_call *call) {
-    return DSC_BY_TYPE(call->dtype, backward_of, at, call);
+dsc_status dsc_cuda_norm_forward_eval(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                      const dsc_tensor *residual, const dsc_norm_params *params,
+                                      dsc_tensor *y) {
+    dsc_cuda_norm_forward_call call = describe_forward(desc, x, residual, params, y);
+    DSC_CUDA_TRY(DSC_BY_TYPE(call.dtype, eval_of, dsc_cuda_at(q), &call));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
+                                  const dsc_tensor *y, const dsc_tensor *dy, const dsc_tensor *gamma,
+                                  const dsc_tensor *mean, const dsc_tensor *invstd,
+                                  const dsc_norm_grads *grads) {
+    int64_t channels = gamma->dim[0];
+    dsc_cuda_norm_backward_call call = {.dtype = x->dtype,
+                                        .rows = dsc_tensor_count(x) / channels,
+                                        .channels = channels,
+                                        .add_x = grads->beta_x != 0,
+                                        .add_residual = grads->beta_residual != 0,
+                                        .add_params = grads->beta_p != 0,
+                                        .x = dsc_data(x),
+                                        .y = dsc_data(desc->relu ? y : NULL),
+                                        .dy = dsc_data(dy),
+                                        .gamma = dsc_data(gamma),
+                                        .mean = dsc_data(mean),
+                                        .invstd = dsc_data(invstd),
+                                        .dx = dsc_data(grads->dx),
+                                        .dresidual = dsc_data(grads->dresidual),
+                                        .dgamma = dsc_data(grads->dgamma),
+                                        .dshift = dsc_data(grads->dshift)};
+    DSC_CUDA_TRY(DSC_BY_TYPE(call.dtype, backward_of, dsc_cuda_at(q), &call));
+    return DSC_OK;
 }

@@ -1,7 +1,12 @@
 /* Pooling in windows and globally. Gradients are gathered: every element of dx looks for the outputs whose
  * window it was in, in their order. */
+#include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
-#include "device/cuda/pool_kernels.h"
+
+typedef struct dsc_cuda_pool_shape {
+    dsc_pool_desc window;
+    int64_t n, h, w, c, oh, ow;
+} dsc_cuda_pool_shape;
 
 /* ---- windows ---- */
 
@@ -113,12 +118,6 @@ static cudaError_t run_pool_forward(const dsc_cuda_launch *at, const dsc_cuda_po
                                           : dsc_flat_run<T>(at, count, wide, mean);
 }
 
-extern "C" cudaError_t dsc_cuda_launch_pool_forward(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                                    const dsc_cuda_pool_shape *shape, const void *x,
-                                                    int32_t *index, void *y) {
-    return DSC_BY_TYPE(dtype, run_pool_forward, at, shape, x, index, y);
-}
-
 /* index: NULL for an average. */
 template <typename T> struct pool_grad {
     dsc_cuda_pool_shape s;
@@ -163,12 +162,6 @@ static cudaError_t run_pool_backward(const dsc_cuda_launch *at, const dsc_cuda_p
                                      const int32_t *index, const void *dy, int add, void *dx) {
     pool_grad<T> operation = {*s, index, (const T *)dy, add, (T *)dx};
     return dsc_flat_run<T>(at, s->n * s->h * s->w * s->c, dsc_fits<T>(s->c, index, dy, dx), operation);
-}
-
-extern "C" cudaError_t dsc_cuda_launch_pool_backward(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                                     const dsc_cuda_pool_shape *shape, const int32_t *index,
-                                                     const void *dy, int add, void *dx) {
-    return DSC_BY_TYPE(dtype, run_pool_backward, at, shape, index, dy, add, dx);
 }
 
 /* ---- global ---- */
@@ -222,12 +215,6 @@ static cudaError_t run_global_pool_forward(const dsc_cuda_launch *at, int64_t n,
                : mean_of_images<T, 1>(at, n, pixels, channels, (const T *)x, (T *)y);
 }
 
-extern "C" cudaError_t dsc_cuda_launch_global_pool_forward(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                                           int64_t n, int64_t pixels, int64_t channels,
-                                                           const void *x, void *y) {
-    return DSC_BY_TYPE(dtype, run_global_pool_forward, at, n, pixels, channels, x, y);
-}
-
 template <typename T> struct global_grad {
     int64_t pixels, channels;
     const T *dy;
@@ -257,8 +244,45 @@ static cudaError_t run_global_pool_backward(const dsc_cuda_launch *at, int64_t n
     return dsc_flat_run<T>(at, n * pixels * channels, dsc_fits<T>(channels, dy, dx), operation);
 }
 
-extern "C" cudaError_t dsc_cuda_launch_global_pool_backward(const dsc_cuda_launch *at, dsc_dtype dtype,
-                                                            int64_t n, int64_t pixels, int64_t channels,
-                                                            const void *dy, int add, void *dx) {
-    return DSC_BY_TYPE(dtype, run_global_pool_backward, at, n, pixels, channels, dy, add, dx);
+/* ---- the operations ---- */
+
+static dsc_cuda_pool_shape pool_shape(const dsc_pool_desc *desc, const dsc_tensor *x, const dsc_tensor *y) {
+    return (dsc_cuda_pool_shape){.window = *desc,
+                                 .n = x->dim[0],
+                                 .h = x->dim[1],
+                                 .w = x->dim[2],
+                                 .c = x->dim[3],
+                                 .oh = y->dim[1],
+                                 .ow = y->dim[2]};
+}
+
+dsc_status dsc_cuda_pool_forward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *x,
+                                 dsc_tensor *index, dsc_tensor *y) {
+    dsc_cuda_pool_shape shape = pool_shape(desc, x, y);
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_pool_forward, dsc_cuda_at(q), &shape, dsc_data(x), dsc_data(index),
+                             dsc_data(y)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *index,
+                                  const dsc_tensor *dy, double beta, dsc_tensor *dx) {
+    dsc_cuda_pool_shape shape = pool_shape(desc, dx, dy);
+    const int32_t *places = dsc_data(desc->kind == DSC_POOL_MAX ? index : NULL);
+    DSC_CUDA_TRY(DSC_BY_TYPE(dx->dtype, run_pool_backward, dsc_cuda_at(q), &shape, places, dsc_data(dy),
+                             beta != 0, dsc_data(dx)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_global_pool_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    int64_t pixels = x->dim[1] * x->dim[2];
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_global_pool_forward, dsc_cuda_at(q), x->dim[0], pixels, x->dim[3],
+                             dsc_data(x), dsc_data(y)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_global_pool_backward(dsc_queue *q, const dsc_tensor *dy, double beta, dsc_tensor *dx) {
+    int64_t pixels = dx->dim[1] * dx->dim[2];
+    DSC_CUDA_TRY(DSC_BY_TYPE(dx->dtype, run_global_pool_backward, dsc_cuda_at(q), dx->dim[0], pixels,
+                             dx->dim[3], dsc_data(dy), beta != 0, dsc_data(dx)));
+    return DSC_OK;
 }

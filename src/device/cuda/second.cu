@@ -1,6 +1,27 @@
 /* Triangles, and the pieces of a second-order step: kernels and their launches. */
 #include "device/cuda/elementwise.cuh"
-#include "device/cuda/second_kernels.h"
+#include "device/cuda/entries.h"
+
+enum { DSC_CUDA_PIECES = 80 };
+
+/* x[count / width, width]. */
+typedef struct dsc_cuda_divide_item {
+    const void *rows, *columns;
+    void *x;
+    int64_t count, width;
+} dsc_cuda_divide_item;
+
+/* d[count / width, width] = [w, b]; b is NULL where d has no such column. */
+typedef struct dsc_cuda_join_item {
+    void *w, *b, *d;
+    int64_t count, width;
+} dsc_cuda_join_item;
+
+/* part[m,n] and whole[..., width]: part[i,j] = whole[rows[i], columns[j]], or back. */
+typedef struct dsc_cuda_part {
+    int64_t m, n, width;
+    const int32_t *rows, *columns;
+} dsc_cuda_part;
 
 namespace {
 
@@ -241,67 +262,119 @@ __global__ void kl_clip_kernel(const double *sum, const double *limits, double *
 
 } // namespace
 
-extern "C" {
-
-cudaError_t dsc_cuda_launch_symmetrize(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t n, void *a) {
-    return dtype == DSC_F64 ? mirror<double, false>(at, n, a, a) : mirror<float, false>(at, n, a, a);
-}
-
-cudaError_t dsc_cuda_launch_tri_pack(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t n, const void *a,
-                                     void *p) {
-    return dtype == DSC_F64 ? pack<double>(at, n, a, p) : pack<float>(at, n, a, p);
-}
-
-cudaError_t dsc_cuda_launch_tri_unpack(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t n, const void *p,
-                                       void *a) {
-    return dtype == DSC_F64 ? mirror<double, true>(at, n, p, a) : mirror<float, true>(at, n, p, a);
-}
-
-cudaError_t dsc_cuda_launch_add_diagonal(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t n,
-                                         const double *value, void *a) {
-    return dtype == DSC_F64 ? add_diagonal<double>(at, n, value, a) : add_diagonal<float>(at, n, value, a);
-}
-
-cudaError_t dsc_cuda_launch_divides(const dsc_cuda_launch *at, dsc_dtype dtype, const double *damping,
-                                    const dsc_cuda_divide_item *items, int count) {
-    return dtype == DSC_F64 ? divides<double>(at, damping, items, count)
-                            : divides<float>(at, damping, items, count);
-}
-
-cudaError_t dsc_cuda_launch_joins(const dsc_cuda_launch *at, dsc_dtype dtype, const dsc_cuda_join_item *items,
-                                  int count) {
-    return dtype == DSC_F64 ? joins<double>(at, items, count) : joins<float>(at, items, count);
-}
-
-cudaError_t dsc_cuda_launch_splits(const dsc_cuda_launch *at, dsc_dtype dtype, const double *scale,
-                                   const dsc_cuda_join_item *items, int count) {
-    return dtype == DSC_F64 ? splits<double>(at, scale, items, count)
-                            : splits<float>(at, scale, items, count);
-}
-
-cudaError_t dsc_cuda_launch_outer_inverse(const dsc_cuda_launch *at, dsc_dtype dtype, int64_t m, int64_t n,
-                                          const double *damping, const void *rows, const void *columns,
-                                          void *out) {
-    return dtype == DSC_F64 ? outer_inverse<double>(at, m, n, damping, rows, columns, out)
-                            : outer_inverse<float>(at, m, n, damping, rows, columns, out);
-}
-
-cudaError_t dsc_cuda_launch_gather(const dsc_cuda_launch *at, dsc_dtype dtype, const dsc_cuda_part *part,
-                                   const void *src, void *dst) {
-    return dtype == DSC_F64 ? move_part<double, true>(at, part, src, dst)
-                            : move_part<float, true>(at, part, src, dst);
-}
-
-cudaError_t dsc_cuda_launch_scatter(const dsc_cuda_launch *at, dsc_dtype dtype, const dsc_cuda_part *part,
-                                    const void *src, void *dst) {
-    return dtype == DSC_F64 ? move_part<double, false>(at, part, src, dst)
-                            : move_part<float, false>(at, part, src, dst);
-}
-
-cudaError_t dsc_cuda_launch_kl_clip(const dsc_cuda_launch *at, const double *sum, const double *limits,
-                                    double *out) {
+static cudaError_t launch_kl_clip(const dsc_cuda_launch *at, const double *sum, const double *limits,
+                                  double *out) {
     DSC_LAUNCH((kl_clip_kernel), 1, 1, 0, at->stream)(sum, limits, out);
     return cudaGetLastError();
 }
 
-} // extern "C"
+/* ---- the operations ---- */
+
+/* ---- triangles ---- */
+
+dsc_status dsc_cuda_symmetrize(dsc_queue *q, dsc_tensor *a) {
+    DSC_CUDA_TRY(a->dtype == DSC_F64
+                     ? mirror<double, false>(dsc_cuda_at(q), a->dim[0], dsc_data(a), dsc_data(a))
+                     : mirror<float, false>(dsc_cuda_at(q), a->dim[0], dsc_data(a), dsc_data(a)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_tri_pack(dsc_queue *q, const dsc_tensor *a, dsc_tensor *p) {
+    DSC_CUDA_TRY(DSC_BY_REAL(a->dtype, pack, dsc_cuda_at(q), a->dim[0], dsc_data(a), dsc_data(p)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a) {
+    DSC_CUDA_TRY(a->dtype == DSC_F64
+                     ? mirror<double, true>(dsc_cuda_at(q), a->dim[0], dsc_data(p), dsc_data(a))
+                     : mirror<float, true>(dsc_cuda_at(q), a->dim[0], dsc_data(p), dsc_data(a)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a) {
+    DSC_CUDA_TRY(
+        DSC_BY_REAL(a->dtype, add_diagonal, dsc_cuda_at(q), a->dim[0], dsc_data(value), dsc_data(a)));
+    return DSC_OK;
+}
+
+/* ---- batches: as many items a launch as its arguments have room for ---- */
+
+dsc_status dsc_cuda_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
+                                 int64_t count) {
+    for (int64_t done = 0; done < count; done += DSC_CUDA_PIECES) {
+        dsc_cuda_divide_item part[DSC_CUDA_PIECES];
+        int n = dsc_batch_part(count - done, DSC_CUDA_PIECES);
+        for (int i = 0; i < n; i++) {
+            const dsc_divide_item *item = &items[done + i];
+            part[i] = (dsc_cuda_divide_item){dsc_data(&item->rows), dsc_data(&item->columns),
+                                             dsc_data(&item->x), dsc_tensor_count(&item->x), item->x.dim[1]};
+        }
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].x.dtype, divides, dsc_cuda_at(q), dsc_data(damping), part, n));
+    }
+    return DSC_OK;
+}
+
+/* As many of these as fit into a launch, as the kernels take them; their number. */
+static int join_part(const dsc_join_item *items, int64_t left, dsc_cuda_join_item part[DSC_CUDA_PIECES]) {
+    int n = dsc_batch_part(left, DSC_CUDA_PIECES);
+    for (int i = 0; i < n; i++)
+        part[i] = (dsc_cuda_join_item){dsc_data(&items[i].w), dsc_data(&items[i].b), dsc_data(&items[i].d),
+                                       dsc_tensor_count(&items[i].d), items[i].d.dim[1]};
+    return n;
+}
+
+dsc_status dsc_cuda_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) {
+    dsc_cuda_join_item part[DSC_CUDA_PIECES];
+    for (int64_t done = 0; done < count; done += DSC_CUDA_PIECES) {
+        int n = join_part(items + done, count - done, part);
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].d.dtype, joins, dsc_cuda_at(q), part, n));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
+                                int64_t count) {
+    dsc_cuda_join_item part[DSC_CUDA_PIECES];
+    for (int64_t done = 0; done < count; done += DSC_CUDA_PIECES) {
+        int n = join_part(items + done, count - done, part);
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].d.dtype, splits, dsc_cuda_at(q), dsc_data(scale), part, n));
+    }
+    return DSC_OK;
+}
+
+/* ---- one matrix ---- */
+
+dsc_status dsc_cuda_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
+    const dsc_join_item item = {.w = *w, .b = *b, .d = *d};
+    return dsc_cuda_join_batch(q, &item, 1);
+}
+
+dsc_status dsc_cuda_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
+                                  const dsc_tensor *columns, dsc_tensor *out) {
+    DSC_CUDA_TRY(DSC_BY_REAL(out->dtype, outer_inverse, dsc_cuda_at(q), out->dim[0], out->dim[1],
+                             dsc_data(damping), dsc_data(rows), dsc_data(columns), dsc_data(out)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                           const dsc_tensor *columns, dsc_tensor *dst) {
+    const dsc_cuda_part part = {dst->dim[0], dst->dim[1], src->dim[1], dsc_data(rows), dsc_data(columns)};
+    DSC_CUDA_TRY(dst->dtype == DSC_F64
+                     ? move_part<double, true>(dsc_cuda_at(q), &part, dsc_data(src), dsc_data(dst))
+                     : move_part<float, true>(dsc_cuda_at(q), &part, dsc_data(src), dsc_data(dst)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
+                            const dsc_tensor *columns, dsc_tensor *dst) {
+    const dsc_cuda_part part = {src->dim[0], src->dim[1], dst->dim[1], dsc_data(rows), dsc_data(columns)};
+    DSC_CUDA_TRY(dst->dtype == DSC_F64
+                     ? move_part<double, false>(dsc_cuda_at(q), &part, dsc_data(src), dsc_data(dst))
+                     : move_part<float, false>(dsc_cuda_at(q), &part, dsc_data(src), dsc_data(dst)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out) {
+    DSC_CUDA_TRY(launch_kl_clip(dsc_cuda_at(q), dsc_data(sum), dsc_data(limits), dsc_data(out)));
+    return DSC_OK;
+}
