@@ -16,6 +16,26 @@ extern "C" {
 #endif
 
 /* ---- element-wise and reductions ---- */
+/* Operations y = beta y + f(a, b), element by element, with the formula dsc_map_NAME in formulas.inc: all of
+ * them share one front and one loop in each backend. The last four columns are the names of the operation and
+ * of a, b and y in messages; b is NULL for an operation with one input. */
+#define DSC_MAPS(MAP)                                                                                        \
+    MAP(RELU, relu, "relu_forward", "x", NULL, "y")                                                          \
+    MAP(RELU_MASK, relu_mask, "relu_backward", "y", "dy", "dx")                                              \
+    MAP(ADD, add, "add", "a", "b", "y")                                                                      \
+    MAP(MULTIPLY, multiply, "multiply", "y", "x", "y")
+
+typedef enum dsc_map {
+#define DSC_MAP_MEMBER(NAME, name, op, a, b, y) DSC_MAP_##NAME,
+    DSC_MAPS(DSC_MAP_MEMBER)
+#undef DSC_MAP_MEMBER
+        DSC_MAP_COUNT
+} dsc_map;
+
+/* Real or half, equal shapes; b is not read (and may be NULL) for an operation with one input. y may be a or b
+ * when beta is 0. */
+dsc_status dsc_op_map(dsc_queue *q, dsc_map map, const dsc_tensor *a, const dsc_tensor *b, double beta,
+                      dsc_tensor *y) DSC_MUST_CHECK;
 /* out[0] = min(1, limit / sqrt(sumsq[0])) (1 when sumsq is 0); F64 scalars. */
 dsc_status dsc_op_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limit,
                               dsc_tensor *out) DSC_MUST_CHECK;
@@ -371,6 +391,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(axpby)                                                                                                \
     OP(scale_by)                                                                                             \
     OP(dot)                                                                                                  \
+    OP(map)                                                                                                  \
     OP(clip_factor)                                                                                          \
     OP(count_nonfinite)                                                                                      \
     OP(blend)                                                                                                \
@@ -398,7 +419,6 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(split_batch)                                                                                          \
     COMPOSED(absorb_batch)                                                                                   \
     OP(outer_inverse)                                                                                        \
-    OP(multiply)                                                                                             \
     OP(join)                                                                                                 \
     OP(gather)                                                                                               \
     OP(scatter)                                                                                              \
@@ -412,9 +432,6 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     COMPOSED(patch_gram_packed)                                                                              \
     OP(bias_add)                                                                                             \
     OP(bias_grad)                                                                                            \
-    OP(relu_forward)                                                                                         \
-    OP(relu_backward)                                                                                        \
-    OP(add)                                                                                                  \
     OP(shortcut_forward)                                                                                     \
     OP(shortcut_backward)                                                                                    \
     OP(pool_forward)                                                                                         \

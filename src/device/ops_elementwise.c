@@ -63,6 +63,65 @@ dsc_status dsc_op_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) 
     return DSC_OK;
 }
 
+/* ---- y = beta y + f(a, b) ---- */
+
+dsc_status dsc_op_map(dsc_queue *q, dsc_map map, const dsc_tensor *a, const dsc_tensor *b, double beta,
+                      dsc_tensor *y) {
+    static const struct {
+        const char *op, *a, *b, *y;
+    } names[] = {
+#define NAMES(NAME, name, op, a, b, y) {op, a, b, y},
+        DSC_MAPS(NAMES)
+#undef NAMES
+    };
+    dsc_check check;
+    if ((int)map < 0 || map >= DSC_MAP_COUNT)
+        return DSC_FAIL(DSC_E_INVALID, "map: operation %d is unknown", (int)map);
+    const char *a_name = names[map].a, *b_name = names[map].b, *y_name = names[map].y;
+    DSC_TRY(dsc_check_begin_half(&check, names[map].op, q, a_name, a));
+    if (b_name)
+        DSC_TRY(dsc_check_real_like(&check, b_name, b, a_name, a));
+    DSC_TRY(dsc_check_real_like(&check, y_name, y, a_name, a));
+    DSC_TRY(dsc_check_beta(&check, "beta", beta));
+    dsc_status (*check_apart)(const dsc_check *check, const char *name, const dsc_tensor *t,
+                              const char *other_name, const dsc_tensor *other) =
+        beta == 0 ? dsc_check_apart_or_same : dsc_check_apart;
+    DSC_TRY(check_apart(&check, y_name, y, a_name, a));
+    if (b_name)
+        DSC_TRY(check_apart(&check, y_name, y, b_name, b));
+    if (dsc_tensor_count(y) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->map(q, map, a, b_name ? b : NULL, beta, y));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    return dsc_op_map(q, DSC_MAP_RELU, x, NULL, 0, y);
+}
+
+dsc_status dsc_op_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
+                                dsc_tensor *dx) {
+    return dsc_op_map(q, DSC_MAP_RELU_MASK, y, dy, beta, dx);
+}
+
+dsc_status dsc_op_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
+    return dsc_op_map(q, DSC_MAP_ADD, a, b, 0, y);
+}
+
+/* Real tensors only, and only their element counts must agree. */
+dsc_status dsc_op_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin(&check, "multiply", q, "x", x));
+    DSC_TRY(dsc_check_real_count(&check, "y", y, "x", x));
+    DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "x", x));
+    if (dsc_tensor_count(y) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->map(q, DSC_MAP_MULTIPLY, y, x, 0, y));
+    return DSC_OK;
+}
+
+/* ---- combinations, sums and scalars ---- */
+
 dsc_status dsc_op_axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta, dsc_tensor *y) {
     dsc_check check;
     DSC_TRY(dsc_check_begin(&check, "axpby", q, "x", x));

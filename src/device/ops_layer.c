@@ -34,48 +34,6 @@ dsc_status dsc_op_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc
     return DSC_OK;
 }
 
-dsc_status dsc_op_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
-    dsc_check check;
-    DSC_TRY(dsc_check_begin_half(&check, "relu_forward", q, "x", x));
-    DSC_TRY(dsc_check_real_like(&check, "y", y, "x", x));
-    DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "x", x));
-    if (dsc_tensor_count(y) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->relu_forward(q, x, y));
-    return DSC_OK;
-}
-
-dsc_status dsc_op_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
-                                dsc_tensor *dx) {
-    dsc_check check;
-    DSC_TRY(dsc_check_begin_half(&check, "relu_backward", q, "y", y));
-    DSC_TRY(dsc_check_real_like(&check, "dy", dy, "y", y));
-    DSC_TRY(dsc_check_real_like(&check, "dx", dx, "y", y));
-    DSC_TRY(dsc_check_beta(&check, "beta", beta));
-    DSC_TRY(dsc_check_apart(&check, "dx", dx, "y", y));
-    if (beta == 0)
-        DSC_TRY(dsc_check_apart_or_same(&check, "dx", dx, "dy", dy));
-    else
-        DSC_TRY(dsc_check_apart(&check, "dx", dx, "dy", dy));
-    if (dsc_tensor_count(dx) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->relu_backward(q, y, dy, beta, dx));
-    return DSC_OK;
-}
-
-dsc_status dsc_op_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
-    dsc_check check;
-    DSC_TRY(dsc_check_begin_half(&check, "add", q, "a", a));
-    DSC_TRY(dsc_check_real_like(&check, "b", b, "a", a));
-    DSC_TRY(dsc_check_real_like(&check, "y", y, "a", a));
-    DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "a", a));
-    DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "b", b));
-    if (dsc_tensor_count(y) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->add(q, a, b, y));
-    return DSC_OK;
-}
-
 /* ---- the parameter-free shortcut ---- */
 
 static dsc_status check_shortcut(dsc_check *check, const char *op, dsc_queue *q, int64_t stride,

@@ -21,17 +21,6 @@ dsc_status dsc_op_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const d
     return DSC_OK;
 }
 
-dsc_status dsc_op_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
-    dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "multiply", q, "x", x));
-    DSC_TRY(dsc_check_real_count(&check, "y", y, "x", x));
-    DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "x", x));
-    if (dsc_tensor_count(y) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->multiply(q, x, y));
-    return DSC_OK;
-}
-
 /* ---- weights and bias as one matrix ---- */
 
 static dsc_status check_join(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *w,

@@ -351,9 +351,9 @@ static void test_refusals(void **state) {
                      adam(g->q, 0, &h.t, &x.t, &d.t, &m.t, &m.t, &x.t));
         assert_fails(DSC_E_INVALID, "lars: norms is [10]; 2 elements are expected",
                      lars(g->q, &h.t, &h.t, &x.t, &d.t, &m.t, &x.t));
-        assert_fails(DSC_E_INVALID, "lamb_direction: u shares memory with z",
+        assert_fails(DSC_E_INVALID, "lamb_direction: x shares memory with z",
                      lamb_direction(g->q, &h.t, &x.t, &d.t, &m.t, &small.t, &x.t));
-        assert_fails(DSC_E_INVALID, "lamb_apply: u is fp64; fp32 is expected",
+        assert_fails(DSC_E_INVALID, "lamb_apply: g is fp64; fp32 is expected",
                      lamb_apply(g->q, &h.t, &few.t, &h.t, &x.t));
         place *all[] = {&h, &few, &x, &d, &m, &small};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)

@@ -61,6 +61,21 @@ static dsc_status convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) 
     return DSC_OK;
 }
 
+static dsc_status map(dsc_queue *q, dsc_map map, const dsc_tensor *a, const dsc_tensor *b, double beta,
+                      dsc_tensor *y) {
+    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
+    int64_t n = dsc_tensor_count(y);
+    int parts = dsc_cpu_parts(q->device, n);
+    const float *left = a->data, *right = b ? b->data : NULL;
+    float *to = y->data;
+#pragma omp parallel for num_threads(parts) schedule(static, 1)
+    for (int p = 0; p < parts; p++) {
+        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
+        k->map[map](r.count, left + r.first, right ? right + r.first : NULL, beta != 0, to + r.first);
+    }
+    return DSC_OK;
+}
+
 static dsc_status axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta, dsc_tensor *y) {
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     int64_t n = dsc_tensor_count(y);
@@ -132,49 +147,6 @@ static dsc_status count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor 
     return DSC_OK;
 }
 
-static dsc_status relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
-    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
-    int64_t n = dsc_tensor_count(x);
-    int parts = dsc_cpu_parts(q->device, n);
-    const float *from = x->data;
-    float *to = y->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
-    for (int p = 0; p < parts; p++) {
-        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
-        k->relu(r.count, from + r.first, to + r.first);
-    }
-    return DSC_OK;
-}
-
-static dsc_status relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
-                                dsc_tensor *dx) {
-    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
-    int64_t n = dsc_tensor_count(y);
-    int parts = dsc_cpu_parts(q->device, n);
-    const float *out = y->data, *grad = dy->data;
-    float *to = dx->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
-    for (int p = 0; p < parts; p++) {
-        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
-        k->relu_grad(r.count, out + r.first, grad + r.first, beta != 0, to + r.first);
-    }
-    return DSC_OK;
-}
-
-static dsc_status add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
-    const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
-    int64_t n = dsc_tensor_count(y);
-    int parts = dsc_cpu_parts(q->device, n);
-    const float *left = a->data, *right = b->data;
-    float *to = y->data;
-#pragma omp parallel for num_threads(parts) schedule(static, 1)
-    for (int p = 0; p < parts; p++) {
-        dsc_cpu_range r = dsc_cpu_share(n, UNIT, parts, p);
-        k->add(r.count, left + r.first, right + r.first, to + r.first);
-    }
-    return DSC_OK;
-}
-
 static dsc_status bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) {
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     int64_t n = dsc_tensor_count(y), c = dsc_tensor_count(b), width = dsc_cpu_period(c);
@@ -219,14 +191,12 @@ static dsc_status bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc
 void dsc_cpu_table_elementwise(dsc_device_table *table) {
     table->fill = fill;
     table->convert = convert;
+    table->map = map;
     table->axpby = axpby;
     table->blend = blend;
     table->scale_by = scale_by;
     table->dot = dot;
     table->count_nonfinite = count_nonfinite;
-    table->relu_forward = relu_forward;
-    table->relu_backward = relu_backward;
-    table->add = add;
     table->bias_add = bias_add;
     table->bias_grad = bias_grad;
 }

@@ -119,7 +119,7 @@ static void gram_apart(const plan *p, const float *tail, float *sums, float *spa
 #pragma omp parallel for num_threads(p->parts) schedule(static, 8)
     for (int64_t i = 0; i < n; i++) {
         for (int part = 1; part < p->parts; part++)
-            call->k->add(i + 1, sums + i * n, sums + part * p->sum + i * n, sums + i * n);
+            dsc_cpu_add(call->k, i + 1, sums + i * n, sums + part * p->sum + i * n, sums + i * n);
         call->k->axpby(i + 1, call->alpha, sums + i * n, call->beta, call->c + i * n);
     }
 }

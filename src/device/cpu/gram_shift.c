@@ -253,7 +253,7 @@ static void put_row(const shift *s, const float *sums, int64_t a, int64_t i, flo
         int count = find_sums(a, b, at);
         memcpy(row, from + at[0] * call->cg, (size_t)columns * sizeof *row);
         for (int j = 1; j < count; j++)
-            k->add(columns, row, from + at[j] * call->cg, row);
+            dsc_cpu_add(k, columns, row, from + at[j] * call->cg, row);
         k->axpby(columns, call->alpha, row, call->beta, to + b * call->cg);
     }
 }
@@ -314,7 +314,7 @@ static void finish(const shift *s, float *sums, float *rows, double *ones) {
     for (int part = 0; part < s->parts; part++) {
         dsc_cpu_range r = dsc_cpu_share(s->sum, 16, s->parts, part);
         for (int64_t other = 1; other < count; other++)
-            call->k->add(r.count, sums + r.first, sums + other * s->sum + r.first, sums + r.first);
+            dsc_cpu_add(call->k, r.count, sums + r.first, sums + other * s->sum + r.first, sums + r.first);
     }
 #pragma omp parallel for num_threads(s->parts) schedule(static, 1)
     for (int part = 0; part < s->parts; part++)

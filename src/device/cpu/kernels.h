@@ -66,9 +66,8 @@ typedef struct dsc_cpu_kernels {
     void (*scale)(int64_t n, float s, float *y);
     double (*dot)(int64_t n, const float *x, const float *y);
     int64_t (*nonfinite)(int64_t n, const float *x);
-    void (*add)(int64_t n, const float *a, const float *b, float *y);
-    void (*relu)(int64_t n, const float *x, float *y);
-    void (*relu_grad)(int64_t n, const float *y, const float *dy, int beta, float *dx);
+    /* y = f(a, b), or y += f(a, b) where `add` is 1; b may be NULL for one input. */
+    void (*map[DSC_MAP_COUNT])(int64_t n, const float *a, const float *b, int add, float *y);
     void (*to_bf16)(int64_t n, const float *x, uint16_t *y);
     void (*from_bf16)(int64_t n, const uint16_t *x, float *y);
     void (*to_f16)(int64_t n, const float *x, uint16_t *y); /* NULL: not better than ref */
@@ -99,6 +98,12 @@ typedef struct dsc_cpu_kernels {
     void (*update[DSC_UPDATE_COUNT])(int64_t n, const dsc_coefficients_f *coefficients, const float *z,
                                      const float *g, float *m, float *v, float *x);
 } dsc_cpu_kernels;
+
+/* y = a + b */
+static inline void dsc_cpu_add(const dsc_cpu_kernels *k, int64_t n, const float *a, const float *b,
+                               float *y) {
+    k->map[DSC_MAP_ADD](n, a, b, 0, y);
+}
 
 extern const dsc_cpu_kernels dsc_cpu_kernels_base;
 #ifdef __x86_64__

@@ -408,7 +408,7 @@ static dnnl_status_t add_pieces(const dsc_onednn_conv *plan, int number, dsc_cpu
         if (status != dnnl_success)
             return status;
         float *to = (void *)(dx + (size_t)i * x_bytes);
-        k->add((int64_t)(x_bytes / sizeof *to), to, (const void *)piece, to);
+        dsc_cpu_add(k, (int64_t)(x_bytes / sizeof *to), to, (const void *)piece, to);
     }
     return dnnl_success;
 }
@@ -463,6 +463,6 @@ dsc_status dsc_onednn_conv_backward_weight(dsc_queue *q, dsc_onednn_conv *plan, 
     ONEDNN_TRY(dnnl_primitive_execute(s->primitive, plan->stream, 4, arguments));
     DSC_TRY(reorder_weights(plan, s, WEIGHT, target.data));
     if (beta != 0)
-        DSC_TRY(q->device->table->add(q, dw, &target, dw));
+        DSC_TRY(q->device->table->map(q, DSC_MAP_ADD, dw, &target, 0, dw));
     return DSC_OK;
 }

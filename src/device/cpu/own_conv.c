@@ -157,7 +157,7 @@ static void scatter(const own_conv *o, const float *from, int64_t group, dsc_cpu
                     w = left + tap % o->d.shape.kernel_w * o->d.shape.dilation_w;
             float *to = image + (h * o->d.shape.in_w + w) * o->d.shape.in_c + group * o->cg;
             if (h >= 0 && h < o->d.shape.in_h && w >= 0 && w < o->d.shape.in_w)
-                k->add(o->cg, to, from + tap * o->cg, to);
+                dsc_cpu_add(k, o->cg, to, from + tap * o->cg, to);
         }
     }
 }

@@ -45,7 +45,7 @@ static dsc_status shortcut_backward(dsc_queue *q, int64_t stride, const dsc_tens
             continue;
         const float *source = from + (image * oh + i / stride) * ow * k + before;
         for (int64_t j = 0; j < ow; j++)
-            kernels->add(c, target + j * stride * c, source + j * k, target + j * stride * c);
+            dsc_cpu_add(kernels, c, target + j * stride * c, source + j * k, target + j * stride * c);
     }
     return DSC_OK;
 }
@@ -104,7 +104,7 @@ static void average_window(const dsc_cpu_kernels *k, const window_shape *shape, 
     memset(y, 0, (size_t)shape->c * sizeof *y);
     for (int64_t r = v->r0; r < v->r1; r++) {
         for (int64_t s = v->s0; s < v->s1; s++)
-            k->add(shape->c, y, x + ((v->top + r) * shape->w + v->left + s) * shape->c, y);
+            dsc_cpu_add(k, shape->c, y, x + ((v->top + r) * shape->w + v->left + s) * shape->c, y);
     }
     k->scale(shape->c, 1.0f / (float)(shape->desc->kh * shape->desc->kw), y);
 }

@@ -19,17 +19,6 @@ static dsc_status outer_inverse(dsc_queue *q, const dsc_tensor *damping, const d
     return DSC_OK;
 }
 
-static dsc_status multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
-    int64_t n = dsc_tensor_count(y);
-    int parts = dsc_cpu_parts(q->device, n);
-    const float *from = x->data;
-    float *to = y->data;
-#pragma omp parallel for simd num_threads(parts) schedule(static)
-    for (int64_t i = 0; i < n; i++)
-        to[i] *= from[i];
-    return DSC_OK;
-}
-
 /* ---- weights and bias as one matrix ---- */
 
 static dsc_status join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
@@ -79,7 +68,6 @@ static dsc_status scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor 
 
 void dsc_cpu_table_second(dsc_device_table *table) {
     table->outer_inverse = outer_inverse;
-    table->multiply = multiply;
     table->join = join;
     table->gather = gather;
     table->scatter = scatter;

@@ -190,28 +190,6 @@ cudaError_t scale_by(const dsc_cuda_launch *at, int64_t count, const double *s, 
     return dsc_flat_run<dsc_width<T>>(at, body, count, dsc_aligned(t));
 }
 
-template <typename T> struct multiply_body {
-    const T *x;
-    T *y;
-
-    __device__ bool start() {
-        return true;
-    }
-
-    template <int N> __device__ void run(int64_t at) const {
-        dsc_vector<T, N> a = dsc_load<T, N>(x + at), b = dsc_load<T, N>(y + at);
-#pragma unroll
-        for (int i = 0; i < N; i++)
-            b.at[i] *= a.at[i];
-        dsc_store<T, N>(y + at, b);
-    }
-};
-
-template <typename T> cudaError_t multiply(const dsc_cuda_launch *at, int64_t count, const void *x, void *y) {
-    multiply_body<T> body = {(const T *)x, (T *)y};
-    return dsc_flat_run<dsc_width<T>>(at, body, count, dsc_aligned(x, y));
-}
-
 /* ---- sums ---- */
 
 typedef dsc_batch<dsc_cuda_dot_item, DSC_CUDA_DOTS> dot_batch;
@@ -477,12 +455,6 @@ dsc_status dsc_cuda_axpby(dsc_queue *q, double alpha, const dsc_tensor *x, doubl
 dsc_status dsc_cuda_scale_by(dsc_queue *q, const dsc_tensor *s, dsc_tensor *t) {
     DSC_CUDA_TRY(
         DSC_BY_REAL(t->dtype, scale_by, dsc_cuda_at(q), dsc_tensor_count(t), dsc_data(s), dsc_data(t)));
-    return DSC_OK;
-}
-
-dsc_status dsc_cuda_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
-    DSC_CUDA_TRY(
-        DSC_BY_REAL(y->dtype, multiply, dsc_cuda_at(q), dsc_tensor_count(y), dsc_data(x), dsc_data(y)));
     return DSC_OK;
 }
 

@@ -106,69 +106,57 @@ static cudaError_t run_bias_grad(const dsc_cuda_launch *at, int64_t rows, int64_
                                      : sum_columns<T, 1>(at, rows, channels, from, add, to);
 }
 
-/* ---- ReLU and sum ---- */
+/* ---- y = beta y + f(a, b) ---- */
 
-template <typename T> struct relu_forward {
-    const T *x;
+/* A type for each formula, for both types. */
+#define MAP(NAME, name, op, a_name, b_name, y_name)                                                          \
+    struct name##_map {                                                                                      \
+        static constexpr bool two = (b_name) != NULL;                                                        \
+        static __device__ __forceinline__ double run(double a, double b) {                                   \
+            return dsc_map_##name(a, b);                                                                     \
+        }                                                                                                    \
+        static __device__ __forceinline__ float run(float a, float b) {                                      \
+            return dsc_map_##name##_f(a, b);                                                                 \
+        }                                                                                                    \
+    };
+DSC_MAPS(MAP)
+#undef MAP
+
+template <typename T, class Map> struct map_operation {
+    const T *a, *b;
+    int add;
     T *y;
 
     template <int N> __device__ __forceinline__ void at(int64_t i) const {
-        dsc_vector<T, N> value = dsc_load<T, N>(x + i);
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            value.set(k, dsc_relu_of(value.get(k)));
-        dsc_store<T, N>(y + i, value);
-    }
-};
-
-template <typename T>
-static cudaError_t run_relu_forward(const dsc_cuda_launch *at, int64_t count, const void *x, void *y) {
-    relu_forward<T> operation = {(const T *)x, (T *)y};
-    return dsc_flat_run<T>(at, count, dsc_fits<T>(0, x, y), operation);
-}
-
-template <typename T> struct relu_backward {
-    const T *y, *dy;
-    int add;
-    T *dx;
-
-    template <int N> __device__ __forceinline__ void at(int64_t i) const {
-        dsc_vector<T, N> out = dsc_load<T, N>(y + i), grad = dsc_load<T, N>(dy + i), old = {};
+        dsc_vector<T, N> left = dsc_load<T, N>(a + i), right = {}, out = {};
+        if (Map::two)
+            right = dsc_load<T, N>(b + i);
         if (add)
-            old = dsc_load<T, N>(dx + i);
+            out = dsc_load<T, N>(y + i);
 #pragma unroll
         for (int k = 0; k < N; k++) {
-            dsc_number<T> value = dsc_relu_mask_of(out.get(k), grad.get(k));
-            old.set(k, add ? old.get(k) + value : value);
+            dsc_number<T> value = Map::run(left.get(k), right.get(k));
+            out.set(k, add ? out.get(k) + value : value);
         }
-        dsc_store<T, N>(dx + i, old);
+        dsc_store<T, N>(y + i, out);
     }
 };
 
 template <typename T>
-static cudaError_t run_relu_backward(const dsc_cuda_launch *at, int64_t count, const void *y, const void *dy,
-                                     int add, void *dx) {
-    relu_backward<T> operation = {(const T *)y, (const T *)dy, add, (T *)dx};
-    return dsc_flat_run<T>(at, count, dsc_fits<T>(0, y, dy, dx), operation);
-}
-
-template <typename T> struct sum_of_two {
-    const T *a, *b;
-    T *y;
-
-    template <int N> __device__ __forceinline__ void at(int64_t i) const {
-        dsc_vector<T, N> value = dsc_load<T, N>(a + i), other = dsc_load<T, N>(b + i);
-#pragma unroll
-        for (int k = 0; k < N; k++)
-            value.set(k, value.get(k) + other.get(k));
-        dsc_store<T, N>(y + i, value);
+static cudaError_t run_map(const dsc_cuda_launch *at, dsc_map map, int64_t count, const void *a,
+                           const void *b, int add, void *y) {
+    int wide = dsc_fits<T>(0, a, b, y);
+    switch (map) {
+#define MAP(NAME, name, op, a_name, b_name, y_name)                                                          \
+    case DSC_MAP_##NAME: {                                                                                   \
+        map_operation<T, name##_map> operation = {(const T *)a, (const T *)b, add, (T *)y};                  \
+        return dsc_flat_run<T>(at, count, wide, operation);                                                  \
     }
-};
-
-template <typename T>
-static cudaError_t run_add(const dsc_cuda_launch *at, int64_t count, const void *a, const void *b, void *y) {
-    sum_of_two<T> operation = {(const T *)a, (const T *)b, (T *)y};
-    return dsc_flat_run<T>(at, count, dsc_fits<T>(0, a, b, y), operation);
+        DSC_MAPS(MAP)
+#undef MAP
+    default:
+        return cudaErrorInvalidValue;
+    }
 }
 
 /* ---- the parameter-free shortcut ---- */
@@ -343,22 +331,10 @@ dsc_status dsc_cuda_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, d
     return DSC_OK;
 }
 
-dsc_status dsc_cuda_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
-    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_relu_forward, dsc_cuda_at(q), dsc_tensor_count(x), dsc_data(x),
-                             dsc_data(y)));
-    return DSC_OK;
-}
-
-dsc_status dsc_cuda_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
-                                  dsc_tensor *dx) {
-    DSC_CUDA_TRY(DSC_BY_TYPE(y->dtype, run_relu_backward, dsc_cuda_at(q), dsc_tensor_count(y), dsc_data(y),
-                             dsc_data(dy), beta != 0, dsc_data(dx)));
-    return DSC_OK;
-}
-
-dsc_status dsc_cuda_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
-    DSC_CUDA_TRY(DSC_BY_TYPE(a->dtype, run_add, dsc_cuda_at(q), dsc_tensor_count(a), dsc_data(a), dsc_data(b),
-                             dsc_data(y)));
+dsc_status dsc_cuda_map(dsc_queue *q, dsc_map map, const dsc_tensor *a, const dsc_tensor *b, double beta,
+                        dsc_tensor *y) {
+    DSC_CUDA_TRY(DSC_BY_TYPE(y->dtype, run_map, dsc_cuda_at(q), map, dsc_tensor_count(y), dsc_data(a),
+                             dsc_data(b), beta != 0, dsc_data(y)));
     return DSC_OK;
 }
 

@@ -99,6 +99,21 @@ dsc_status dsc_ref_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *s
     return DSC_OK;
 }
 
+/* ---- y = beta y + f(a, b) ---- */
+
+dsc_status dsc_ref_map(dsc_queue *q, dsc_map map, const dsc_tensor *a, const dsc_tensor *b, double beta,
+                       dsc_tensor *y) {
+    static double (*const formulas[])(double a, double b) = {
+#define FORMULA(NAME, name, op, a, b, y) dsc_map_##name,
+        DSC_MAPS(FORMULA)
+#undef FORMULA
+    };
+    (void)q;
+    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
+        update(y, i, beta, formulas[map](get(a, i), b ? get(b, i) : 0));
+    return DSC_OK;
+}
+
 /* ---- simple layers ---- */
 
 dsc_status dsc_ref_bias_add(dsc_queue *q, const dsc_tensor *b, dsc_tensor *y) {
@@ -116,28 +131,6 @@ dsc_status dsc_ref_bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, ds
             sum += get(dy, i);
         update(db, c, beta, sum);
     }
-    return DSC_OK;
-}
-
-dsc_status dsc_ref_relu_forward(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
-    (void)q;
-    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
-        set(y, i, dsc_relu(get(x, i)));
-    return DSC_OK;
-}
-
-dsc_status dsc_ref_relu_backward(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *dy, double beta,
-                                 dsc_tensor *dx) {
-    (void)q;
-    for (int64_t i = 0, count = dsc_tensor_count(dx); i < count; i++)
-        update(dx, i, beta, dsc_relu_mask(get(y, i), get(dy, i)));
-    return DSC_OK;
-}
-
-dsc_status dsc_ref_add(dsc_queue *q, const dsc_tensor *a, const dsc_tensor *b, dsc_tensor *y) {
-    (void)q;
-    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
-        set(y, i, get(a, i) + get(b, i));
     return DSC_OK;
 }
 

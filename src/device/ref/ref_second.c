@@ -46,13 +46,6 @@ dsc_status dsc_ref_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const 
     return DSC_OK;
 }
 
-dsc_status dsc_ref_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
-    (void)q;
-    for (int64_t i = 0, count = dsc_tensor_count(y); i < count; i++)
-        set(y, i, get(y, i) * get(x, i));
-    return DSC_OK;
-}
-
 dsc_status dsc_ref_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
     (void)q;
     int64_t n = d->dim[1] - 1;
