@@ -182,24 +182,22 @@ static dsc_status check_conv_backward(dsc_check *check, const char *op, dsc_queu
 static dsc_status check_x(const dsc_check *check, const char *name, const dsc_tensor *x,
                           const dsc_conv *conv) {
     const dsc_conv_desc *d = &conv->desc;
-    DSC_TRY(
-        dsc_check_real_shape(check, name, x, DSC_SHAPE(d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c)));
+    const dsc_conv2d_shape *s = &d->shape;
+    DSC_TRY(dsc_check_real_shape(check, name, x, DSC_SHAPE(d->n, s->in_h, s->in_w, s->in_c)));
     return DSC_OK;
 }
 
 static dsc_status check_w(const dsc_check *check, const dsc_tensor *w, const dsc_conv *conv) {
-    const dsc_conv_desc *d = &conv->desc;
-    DSC_TRY(dsc_check_real_shape(
-        check, "w", w,
-        DSC_SHAPE(d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c / d->shape.groups)));
+    const dsc_conv2d_shape *s = &conv->desc.shape;
+    DSC_TRY(dsc_check_real_shape(check, "w", w,
+                                 DSC_SHAPE(s->out_c, s->kernel_h, s->kernel_w, s->in_c / s->groups)));
     return DSC_OK;
 }
 
 static dsc_status check_dw(const dsc_check *check, const dsc_tensor *dw, const dsc_conv *conv) {
-    const dsc_conv_desc *d = &conv->desc;
-    DSC_TRY(dsc_check_param_shape(
-        check, "dw", dw,
-        DSC_SHAPE(d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w, d->shape.in_c / d->shape.groups)));
+    const dsc_conv2d_shape *s = &conv->desc.shape;
+    DSC_TRY(dsc_check_param_shape(check, "dw", dw,
+                                  DSC_SHAPE(s->out_c, s->kernel_h, s->kernel_w, s->in_c / s->groups)));
     return DSC_OK;
 }
 
@@ -255,22 +253,21 @@ dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_t
 
 dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                           int64_t first, dsc_tensor *out) {
+    const dsc_conv2d_shape *s = &desc->shape;
     dsc_check check;
     int64_t oh = 0, ow = 0;
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     DSC_TRY(dsc_check_begin_any(&check, "patches", q));
     DSC_TRY(dsc_check_set_half(&check, "the type", desc->dtype));
-    DSC_TRY(dsc_check_real_shape(&check, "x", x,
-                                 DSC_SHAPE(desc->n, desc->shape.in_h, desc->shape.in_w, desc->shape.in_c)));
+    DSC_TRY(dsc_check_real_shape(&check, "x", x, DSC_SHAPE(desc->n, s->in_h, s->in_w, s->in_c)));
     DSC_TRY(dsc_check_real(&check, "out", out));
     DSC_TRY(dsc_check_dims(&check, "out", out, 2));
-    int64_t rows = out->dim[0],
-            width = desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
+    int64_t rows = out->dim[0], width = s->kernel_h * s->kernel_w * (s->in_c / s->groups);
     if (out->dim[1] != width + 1) /* one more column of ones is as good */
         DSC_TRY(dsc_check_shape(&check, "out", out, DSC_SHAPE(rows, width)));
-    if (group < 0 || group >= desc->shape.groups)
+    if (group < 0 || group >= s->groups)
         return DSC_FAIL(DSC_E_INVALID, "patches: group is %lld; 0 to %lld is expected", (long long)group,
-                        (long long)desc->shape.groups - 1);
+                        (long long)s->groups - 1);
     if (first < 0 || first > desc->n * oh * ow - rows)
         return DSC_FAIL(DSC_E_INVALID, "patches: rows %lld to %lld; there are %lld output positions",
                         (long long)first, (long long)(first + rows), (long long)(desc->n * oh * ow));

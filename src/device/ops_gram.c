@@ -8,14 +8,15 @@
 enum { SLAB_ELEMENTS = 1 << 16 };
 
 static int64_t patch_width(const dsc_conv_desc *d) {
-    return d->shape.kernel_h * d->shape.kernel_w * (d->shape.in_c / d->shape.groups);
+    const dsc_conv2d_shape *s = &d->shape;
+    return s->kernel_h * s->kernel_w * (s->in_c / s->groups);
 }
 
 /* 1 when the rows of x are the patches. */
 static int is_direct(const dsc_conv_desc *d, int ones) {
-    return d->shape.kernel_h == 1 && d->shape.kernel_w == 1 && d->shape.stride_h == 1 &&
-           d->shape.stride_w == 1 && d->shape.pad_h == 0 && d->shape.pad_w == 0 && d->shape.groups == 1 &&
-           !ones;
+    const dsc_conv2d_shape *s = &d->shape;
+    return s->kernel_h == 1 && s->kernel_w == 1 && s->stride_h == 1 && s->stride_w == 1 && s->pad_h == 0 &&
+           s->pad_w == 0 && s->groups == 1 && !ones;
 }
 
 static int64_t slab_rows(int64_t positions, int64_t width) {
@@ -61,15 +62,15 @@ static dsc_status compose(dsc_queue *q, const dsc_conv_desc *desc, const dsc_ten
 /* x, the group and the workspace of either call. */
 static dsc_status check_patches(dsc_check *check, const char *op, dsc_queue *q, const dsc_conv_desc *desc,
                                 const dsc_tensor *x, int64_t group, int64_t *positions) {
+    const dsc_conv2d_shape *shape = &desc->shape;
     int64_t oh = 0, ow = 0;
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     DSC_TRY(dsc_check_begin_any(check, op, q));
     DSC_TRY(dsc_check_set_half(check, "the type", desc->dtype));
-    DSC_TRY(dsc_check_real_shape(check, "x", x,
-                                 DSC_SHAPE(desc->n, desc->shape.in_h, desc->shape.in_w, desc->shape.in_c)));
-    if (group < 0 || group >= desc->shape.groups)
+    DSC_TRY(dsc_check_real_shape(check, "x", x, DSC_SHAPE(desc->n, shape->in_h, shape->in_w, shape->in_c)));
+    if (group < 0 || group >= shape->groups)
         return DSC_FAIL(DSC_E_INVALID, "%s: group is %lld; 0 to %lld is expected", op, (long long)group,
-                        (long long)desc->shape.groups - 1);
+                        (long long)shape->groups - 1);
     *positions = desc->n * oh * ow;
     return DSC_OK;
 }

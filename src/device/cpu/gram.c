@@ -31,10 +31,11 @@ typedef struct plan {
 
 static plan make_plan(const dsc_gram_call *call) {
     const dsc_conv_desc *d = call->d;
+    const dsc_conv2d_shape *s = &d->shape;
     plan p = {.call = call, .rows = d->n * call->oh * call->ow};
-    p.copied = call->ones || d->shape.kernel_h * d->shape.kernel_w != 1 || d->shape.stride_h != 1 ||
-               d->shape.stride_w != 1 || d->shape.pad_h != 0 || d->shape.pad_w != 0;
-    p.slab = SLAB_FLOATS / (p.copied ? call->n : d->shape.in_c);
+    p.copied = call->ones || s->kernel_h * s->kernel_w != 1 || s->stride_h != 1 || s->stride_w != 1 ||
+               s->pad_h != 0 || s->pad_w != 0;
+    p.slab = SLAB_FLOATS / (p.copied ? call->n : s->in_c);
     if (p.slab < SLAB_LEAST)
         p.slab = SLAB_LEAST;
     if (p.slab > DSC_GRAM_RUN)
@@ -171,10 +172,10 @@ static void gram_rows(const dsc_gram_call *call, void *work) {
 
 static dsc_status describe(const dsc_device *device, const dsc_conv_desc *desc, int ones,
                            dsc_gram_call *call) {
-    *call = (dsc_gram_call){
-        .d = desc, .cg = desc->shape.in_c / desc->shape.groups, .ones = ones, .threads = device->threads};
+    const dsc_conv2d_shape *s = &desc->shape;
+    *call = (dsc_gram_call){.d = desc, .cg = s->in_c / s->groups, .ones = ones, .threads = device->threads};
     call->k = ((const dsc_cpu *)device->state)->kernels;
-    call->n = desc->shape.kernel_h * desc->shape.kernel_w * call->cg + (ones ? 1 : 0);
+    call->n = s->kernel_h * s->kernel_w * call->cg + (ones ? 1 : 0);
     DSC_TRY(dsc_conv_output(desc, &call->oh, &call->ow));
     return DSC_OK;
 }
@@ -191,9 +192,9 @@ static size_t patch_gram_workspace(dsc_device *device, const dsc_conv_desc *desc
 
 static dsc_status patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                              double alpha, double beta, dsc_tensor *work, dsc_tensor *c) {
+    const dsc_conv2d_shape *s = &desc->shape;
     dsc_gram_call call;
-    int ones =
-        c->dim[0] > desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
+    int ones = c->dim[0] > s->kernel_h * s->kernel_w * (s->in_c / s->groups);
     DSC_TRY(describe(q->device, desc, ones, &call));
     call.x = x->data;
     call.group = group;

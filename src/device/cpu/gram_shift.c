@@ -53,11 +53,10 @@ typedef struct turn {
 
 int dsc_gram_can_shift(const dsc_gram_call *call) {
     const dsc_conv_desc *d = call->d;
-    return d->shape.kernel_h == 3 && d->shape.kernel_w == 3 && d->shape.stride_h == 1 &&
-           d->shape.stride_w == 1 && d->shape.pad_h == 1 && d->shape.pad_w == 1 && d->shape.dilation_h == 1 &&
-           d->shape.dilation_w == 1 && d->shape.in_h >= 2 && d->shape.in_w >= 2 &&
-           d->shape.in_h * d->shape.in_w * d->shape.in_c >= DSC_GRAM_SLACK &&
-           (d->shape.groups == 1 || call->cg >= LEAST_CHANNELS);
+    const dsc_conv2d_shape *s = &d->shape;
+    return s->kernel_h == 3 && s->kernel_w == 3 && s->stride_h == 1 && s->stride_w == 1 && s->pad_h == 1 &&
+           s->pad_w == 1 && s->dilation_h == 1 && s->dilation_w == 1 && s->in_h >= 2 && s->in_w >= 2 &&
+           s->in_h * s->in_w * s->in_c >= DSC_GRAM_SLACK && (s->groups == 1 || call->cg >= LEAST_CHANNELS);
 }
 
 static int64_t at_least_one(int64_t a) {
@@ -66,17 +65,17 @@ static int64_t at_least_one(int64_t a) {
 
 static shift make_shift(const dsc_gram_call *call) {
     const dsc_conv_desc *d = call->d;
-    int64_t pixels = at_least_one(CHUNK_FLOATS / d->shape.in_c);
+    const dsc_conv2d_shape *shape = &d->shape;
+    int64_t pixels = at_least_one(CHUNK_FLOATS / shape->in_c);
     if (pixels > DSC_GRAM_RUN)
         pixels = DSC_GRAM_RUN;
-    shift s = {.call = call,
-               .image = d->shape.in_h * d->shape.in_w * d->shape.in_c,
-               .sum = SUMS * call->cg * call->cg};
-    s.lines = at_least_one(pixels / d->shape.in_w);
-    if (s.lines > d->shape.in_h)
-        s.lines = d->shape.in_h;
-    s.images = s.lines < d->shape.in_h ? 1 : at_least_one(pixels / (d->shape.in_h * d->shape.in_w));
-    s.ones = call->ones ? CLASSES * CLASSES * d->shape.in_c : 0;
+    shift s = {
+        .call = call, .image = shape->in_h * shape->in_w * shape->in_c, .sum = SUMS * call->cg * call->cg};
+    s.lines = at_least_one(pixels / shape->in_w);
+    if (s.lines > shape->in_h)
+        s.lines = shape->in_h;
+    s.images = s.lines < shape->in_h ? 1 : at_least_one(pixels / (shape->in_h * shape->in_w));
+    s.ones = call->ones ? CLASSES * CLASSES * shape->in_c : 0;
     s.copy = call->cg % DSC_GRAM_SLACK ? s.image + DSC_GRAM_SLACK : 0;
     s.parts = d->n * s.image * call->cg < FEW_PRODUCTS ? 1 : call->threads;
     s.apart = s.sum <= DSC_GRAM_PRIVATE;
@@ -105,20 +104,21 @@ typedef struct product {
 static void multiply(const shift *s, const chunk *c, const turn *t, const product *p) {
     const dsc_gram_call *call = s->call;
     const dsc_conv_desc *d = call->d;
-    int64_t line = d->shape.in_w * d->shape.in_c;
+    const dsc_conv2d_shape *shape = &d->shape;
+    int64_t line = shape->in_w * shape->in_c;
     if (p->lines <= 0 || p->x0 >= p->x1)
         return;
-    const float *v = c->x + p->y0 * line + p->x0 * d->shape.in_c + call->group * call->cg;
+    const float *v = c->x + p->y0 * line + p->x0 * shape->in_c + call->group * call->cg;
     dsc_cpu_gram g = {.m = call->cg,
                       .n = p->count * call->cg,
                       .a = v,
-                      .b = v - p->dy * line - p->dx * d->shape.in_c,
+                      .b = v - p->dy * line - p->dx * shape->in_c,
                       .images = c->images,
                       .lines = p->lines,
                       .pixels = p->x1 - p->x0,
                       .image_pitch = s->image,
                       .line_pitch = line,
-                      .pixel_pitch = d->shape.in_c,
+                      .pixel_pitch = shape->in_c,
                       .c = t->sums + p->at * call->cg,
                       .c_row = SUMS * call->cg,
                       .alpha = 1,
@@ -205,15 +205,16 @@ static void multiply_chunk(const shift *s, const chunk *c, const turn *t) {
 /* ones[class of line][class of column][c] += the chunk's pixels; temporary: [c]. */
 static void sum_pixels(const shift *s, const chunk *c, float *temporary, double *ones) {
     const dsc_conv_desc *d = s->call->d;
-    const int64_t edge[CLASSES + 1] = {0, 1, d->shape.in_w - 1, d->shape.in_w};
+    const dsc_conv2d_shape *shape = &d->shape;
+    const int64_t edge[CLASSES + 1] = {0, 1, shape->in_w - 1, shape->in_w};
     for (int64_t image = 0; image < c->images; image++) {
         for (int64_t y = c->y0; y < c->y0 + c->lines; y++) {
-            int64_t l = y == 0 ? 0 : y == d->shape.in_h - 1 ? 2 : 1;
-            const float *line = c->x + image * s->image + y * d->shape.in_w * d->shape.in_c;
+            int64_t l = y == 0 ? 0 : y == shape->in_h - 1 ? 2 : 1;
+            const float *line = c->x + image * s->image + y * shape->in_w * shape->in_c;
             for (int64_t k = 0; k < CLASSES; k++)
-                s->call->k->column_sums((edge[k + 1] - edge[k]) * d->shape.in_c, d->shape.in_c,
-                                        line + edge[k] * d->shape.in_c, temporary,
-                                        ones + (CLASSES * l + k) * d->shape.in_c);
+                s->call->k->column_sums((edge[k + 1] - edge[k]) * shape->in_c, shape->in_c,
+                                        line + edge[k] * shape->in_c, temporary,
+                                        ones + (CLASSES * l + k) * shape->in_c);
         }
     }
 }
@@ -262,13 +263,14 @@ static void put_row(const shift *s, const float *sums, int64_t a, int64_t i, flo
 static void put_ones(const shift *s, const double *ones) {
     const dsc_gram_call *call = s->call;
     const dsc_conv_desc *d = call->d;
+    const dsc_conv2d_shape *shape = &d->shape;
     float *to = call->c + (call->n - 1) * call->n;
     for (int64_t j = 0; j < call->n; j++) {
         int64_t tap = j / call->cg, channel = call->group * call->cg + j % call->cg;
-        double sum = j < call->n - 1 ? 0 : (double)(d->n * d->shape.in_h * d->shape.in_w);
+        double sum = j < call->n - 1 ? 0 : (double)(d->n * shape->in_h * shape->in_w);
         for (int64_t l = 0; j < call->n - 1 && l < TAPS; l++)
             if (sees(tap / 3, l / CLASSES) && sees(tap % 3, l % CLASSES))
-                sum += ones[l * d->shape.in_c + channel];
+                sum += ones[l * shape->in_c + channel];
         sum *= (double)call->alpha;
         to[j] = (float)(call->beta == 0 ? sum : sum + (double)call->beta * (double)to[j]);
     }
@@ -280,14 +282,15 @@ static void put_ones(const shift *s, const double *ones) {
  */
 static void run_images(const shift *s, dsc_cpu_range r, const float *copy, const turn *t) {
     const dsc_conv_desc *d = s->call->d;
+    const dsc_conv2d_shape *shape = &d->shape;
     int64_t whole = s->copy ? d->n - 1 : d->n, end = r.first + r.count;
     chunk c = {0};
     for (int64_t n = r.first; n < end; n += c.images) {
         int64_t left = (n < whole && end > whole ? whole : end) - n;
         c.images = left < s->images ? left : s->images;
         c.x = n < whole ? s->call->x + n * s->image : copy;
-        for (c.y0 = 0; c.y0 < d->shape.in_h; c.y0 += c.lines) {
-            c.lines = d->shape.in_h - c.y0 < s->lines ? d->shape.in_h - c.y0 : s->lines;
+        for (c.y0 = 0; c.y0 < shape->in_h; c.y0 += c.lines) {
+            c.lines = shape->in_h - c.y0 < s->lines ? shape->in_h - c.y0 : s->lines;
             multiply_chunk(s, &c, t);
             if (t->ones)
                 sum_pixels(s, &c, t->row, t->ones);

@@ -82,21 +82,20 @@ static size_t round_up(size_t bytes) {
 
 /* Weights as oneDNN counts them: [g, k/g, c/g, kh, kw] (no g without groups), stored as OHWI. */
 static dsc_status describe_weights(draft *d) {
-    const dsc_conv_desc *c = &d->conv->desc;
-    int64_t cg = c->shape.in_c / c->shape.groups, kg = c->shape.out_c / c->shape.groups,
-            row = c->shape.kernel_h * c->shape.kernel_w * cg;
-    dnnl_dims_t dims = {c->shape.groups, kg, cg, c->shape.kernel_h, c->shape.kernel_w};
-    dnnl_dims_t strides = {kg * row, row, 1, c->shape.kernel_w * cg, cg};
-    int skip = c->shape.groups == 1;
+    const dsc_conv2d_shape *s = &d->conv->desc.shape;
+    int64_t cg = s->in_c / s->groups, kg = s->out_c / s->groups, row = s->kernel_h * s->kernel_w * cg;
+    dnnl_dims_t dims = {s->groups, kg, cg, s->kernel_h, s->kernel_w};
+    dnnl_dims_t strides = {kg * row, row, 1, s->kernel_w * cg, cg};
+    int skip = s->groups == 1;
     ONEDNN_TRY(dnnl_memory_desc_init_by_strides(&d->plain, 5 - skip, dims + skip, dnnl_f32, strides + skip));
     ONEDNN_TRY(dnnl_memory_desc_init_by_tag(&d->w, 5 - skip, dims + skip, dnnl_f32, dnnl_format_tag_any));
     return DSC_OK;
 }
 
 static dsc_status describe_operands(draft *d) {
-    const dsc_conv_desc *c = &d->conv->desc;
-    dnnl_dims_t x = {d->n, c->shape.in_c, c->shape.in_h, c->shape.in_w},
-                y = {d->n, c->shape.out_c, d->conv->oh, d->conv->ow}, bias = {c->shape.out_c};
+    const dsc_conv2d_shape *s = &d->conv->desc.shape;
+    dnnl_dims_t x = {d->n, s->in_c, s->in_h, s->in_w}, y = {d->n, s->out_c, d->conv->oh, d->conv->ow},
+                bias = {s->out_c};
     ONEDNN_TRY(dnnl_memory_desc_init_by_tag(&d->x, 4, x, dnnl_f32, dnnl_nhwc));
     ONEDNN_TRY(dnnl_memory_desc_init_by_tag(&d->y, 4, y, dnnl_f32, dnnl_nhwc));
     ONEDNN_TRY(dnnl_memory_desc_init_by_tag(&d->bias, 1, bias, dnnl_f32, dnnl_x));
@@ -104,14 +103,11 @@ static dsc_status describe_operands(draft *d) {
 }
 
 static dsc_status describe_step(const draft *d, enum step_kind kind, dnnl_convolution_desc_t *out) {
-    const dsc_conv_desc *c = &d->conv->desc;
-    dnnl_dims_t strides = {c->shape.stride_h, c->shape.stride_w},
-                dilates = {c->shape.dilation_h - 1, c->shape.dilation_w - 1};
-    dnnl_dims_t before = {c->shape.pad_h, c->shape.pad_w}, after;
-    after[0] = (d->conv->oh - 1) * c->shape.stride_h + c->shape.dilation_h * (c->shape.kernel_h - 1) + 1 -
-               c->shape.in_h - c->shape.pad_h;
-    after[1] = (d->conv->ow - 1) * c->shape.stride_w + c->shape.dilation_w * (c->shape.kernel_w - 1) + 1 -
-               c->shape.in_w - c->shape.pad_w;
+    const dsc_conv2d_shape *s = &d->conv->desc.shape;
+    dnnl_dims_t strides = {s->stride_h, s->stride_w}, dilates = {s->dilation_h - 1, s->dilation_w - 1};
+    dnnl_dims_t before = {s->pad_h, s->pad_w}, after;
+    after[0] = (d->conv->oh - 1) * s->stride_h + s->dilation_h * (s->kernel_h - 1) + 1 - s->in_h - s->pad_h;
+    after[1] = (d->conv->ow - 1) * s->stride_w + s->dilation_w * (s->kernel_w - 1) + 1 - s->in_w - s->pad_w;
     switch (kind) {
     case FORWARD:
     case FORWARD_BIAS:
@@ -228,13 +224,12 @@ static dsc_status open_steps(dsc_onednn_conv *plan, draft *d) {
 
 static dsc_status open_plan(const dsc_conv *conv, dsc_onednn_conv *plan) {
     const dsc_conv_desc *c = &conv->desc;
+    const dsc_conv2d_shape *s = &c->shape;
     draft d = {.conv = conv};
     plan->images = c->n;
-    plan->x_bytes = (size_t)(c->shape.in_h * c->shape.in_w * c->shape.in_c) * sizeof(float);
-    plan->y_bytes = (size_t)(conv->oh * conv->ow * c->shape.out_c) * sizeof(float);
-    plan->w_bytes =
-        (size_t)(c->shape.out_c * c->shape.kernel_h * c->shape.kernel_w * (c->shape.in_c / c->shape.groups)) *
-        sizeof(float);
+    plan->x_bytes = (size_t)(s->in_h * s->in_w * s->in_c) * sizeof(float);
+    plan->y_bytes = (size_t)(conv->oh * conv->ow * s->out_c) * sizeof(float);
+    plan->w_bytes = (size_t)(s->out_c * s->kernel_h * s->kernel_w * (s->in_c / s->groups)) * sizeof(float);
     plan->threads = conv->device->threads;
     choose_piece(plan);
     ONEDNN_TRY(dnnl_engine_create(&plan->engine, dnnl_cpu, 0));

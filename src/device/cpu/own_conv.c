@@ -20,8 +20,8 @@
 enum { SLAB_FLOATS = 1 << 16, SLAB_UNIT = 12, SLAB_LEAST = 48 };
 
 typedef struct own_conv {
-    dsc_conv_desc d;
-    int64_t oh, ow, cg, kg;
+    dsc_conv2d_shape s;
+    int64_t n, oh, ow, cg, kg;
     int64_t width;   /* of a patch */
     int64_t rows;    /* output positions: n oh ow */
     int64_t slab;    /* rows at a time */
@@ -30,56 +30,52 @@ typedef struct own_conv {
     int parts;
 } own_conv;
 
-static own_conv describe(const dsc_conv_desc *desc, int64_t oh, int64_t ow, int threads) {
-    own_conv o = {.d = *desc,
-                  .oh = oh,
-                  .ow = ow,
-                  .cg = desc->shape.in_c / desc->shape.groups,
-                  .kg = desc->shape.out_c / desc->shape.groups};
-    o.width = desc->shape.kernel_h * desc->shape.kernel_w * o.cg;
-    o.rows = desc->n * oh * ow;
+static own_conv describe(const dsc_conv2d_shape *s, int64_t n, int64_t oh, int64_t ow, int threads) {
+    own_conv o = {.s = *s, .n = n, .oh = oh, .ow = ow, .cg = s->in_c / s->groups, .kg = s->out_c / s->groups};
+    o.width = s->kernel_h * s->kernel_w * o.cg;
+    o.rows = n * oh * ow;
     o.slab = SLAB_FLOATS / o.width / SLAB_UNIT * SLAB_UNIT;
     if (o.slab < SLAB_LEAST)
         o.slab = SLAB_LEAST;
-    int direct = desc->shape.kernel_h == 1 && desc->shape.kernel_w == 1 && desc->shape.stride_h == 1 &&
-                 desc->shape.stride_w == 1 && desc->shape.pad_h == 0 && desc->shape.pad_w == 0;
+    int direct = s->kernel_h == 1 && s->kernel_w == 1 && s->stride_h == 1 && s->stride_w == 1 &&
+                 s->pad_h == 0 && s->pad_w == 0;
     o.patch = direct ? 0 : o.slab * o.width;
-    o.weights = desc->shape.out_c * o.width;
+    o.weights = s->out_c * o.width;
     o.parts = o.rows * o.width * o.kg < 65536 ? 1 : threads;
     return o;
 }
 
 static own_conv describe_conv(const dsc_conv *conv) {
-    return describe(&conv->desc, conv->oh, conv->ow, conv->device->threads);
+    return describe(&conv->desc.shape, conv->desc.n, conv->oh, conv->ow, conv->device->threads);
 }
 
 /* 1 when the gradient of the input is a convolution again. */
-static int can_turn(const dsc_conv_desc *d) {
-    return d->shape.stride_h == 1 && d->shape.stride_w == 1 &&
-           d->shape.dilation_h * (d->shape.kernel_h - 1) >= d->shape.pad_h &&
-           d->shape.dilation_w * (d->shape.kernel_w - 1) >= d->shape.pad_w;
+static int can_turn(const dsc_conv2d_shape *s) {
+    return s->stride_h == 1 && s->stride_w == 1 && s->dilation_h * (s->kernel_h - 1) >= s->pad_h &&
+           s->dilation_w * (s->kernel_w - 1) >= s->pad_w;
 }
 
 /* That convolution: from dy to dx. */
 static own_conv describe_turned(const dsc_conv *conv) {
-    dsc_conv_desc d = conv->desc;
-    d.shape.in_h = conv->oh;
-    d.shape.in_w = conv->ow;
-    d.shape.in_c = conv->desc.shape.out_c;
-    d.shape.out_c = conv->desc.shape.in_c;
-    d.shape.pad_h = d.shape.dilation_h * (d.shape.kernel_h - 1) - d.shape.pad_h;
-    d.shape.pad_w = d.shape.dilation_w * (d.shape.kernel_w - 1) - d.shape.pad_w;
-    return describe(&d, conv->desc.shape.in_h, conv->desc.shape.in_w, conv->device->threads);
+    const dsc_conv2d_shape *from = &conv->desc.shape;
+    dsc_conv2d_shape s = *from;
+    s.in_h = conv->oh;
+    s.in_w = conv->ow;
+    s.in_c = from->out_c;
+    s.out_c = from->in_c;
+    s.pad_h = s.dilation_h * (s.kernel_h - 1) - s.pad_h;
+    s.pad_w = s.dilation_w * (s.kernel_w - 1) - s.pad_w;
+    return describe(&s, conv->desc.n, from->in_h, from->in_w, conv->device->threads);
 }
 
 /* ---- patches ---- */
 
 /* One row of a patch: kw taps of cg channels from line `x` of the input (w pixels); zero outside. */
 static void patch_line(const own_conv *o, const float *x, int64_t left, float *to) {
-    int64_t step = o->d.shape.dilation_w, c = o->d.shape.in_c, cg = o->cg;
-    for (int64_t s = 0; s < o->d.shape.kernel_w; s++) {
+    int64_t step = o->s.dilation_w, c = o->s.in_c, cg = o->cg;
+    for (int64_t s = 0; s < o->s.kernel_w; s++) {
         int64_t column = left + s * step;
-        if (column >= 0 && column < o->d.shape.in_w)
+        if (column >= 0 && column < o->s.in_w)
             memcpy(to + s * cg, x + column * c, (size_t)cg * sizeof *to);
         else
             memset(to + s * cg, 0, (size_t)cg * sizeof *to);
@@ -88,33 +84,30 @@ static void patch_line(const own_conv *o, const float *x, int64_t left, float *t
 
 /* The same when the taps are neighbours in memory. */
 static void patch_run(const own_conv *o, const float *x, int64_t left, float *to) {
-    int64_t c = o->d.shape.in_c, first = left < 0 ? -left : 0;
-    int64_t last =
-        left + o->d.shape.kernel_w > o->d.shape.in_w ? o->d.shape.in_w - left : o->d.shape.kernel_w;
+    int64_t c = o->s.in_c, first = left < 0 ? -left : 0;
+    int64_t last = left + o->s.kernel_w > o->s.in_w ? o->s.in_w - left : o->s.kernel_w;
     if (first > 0)
-        memset(to, 0, (size_t)((first < o->d.shape.kernel_w ? first : o->d.shape.kernel_w) * c) * sizeof *to);
+        memset(to, 0, (size_t)((first < o->s.kernel_w ? first : o->s.kernel_w) * c) * sizeof *to);
     if (first < last)
         memcpy(to + first * c, x + (left + first) * c, (size_t)((last - first) * c) * sizeof *to);
-    if (last < o->d.shape.kernel_w)
+    if (last < o->s.kernel_w)
         memset(to + (last > 0 ? last : 0) * c, 0,
-               (size_t)((o->d.shape.kernel_w - (last > 0 ? last : 0)) * c) * sizeof *to);
+               (size_t)((o->s.kernel_w - (last > 0 ? last : 0)) * c) * sizeof *to);
 }
 
 /* Patches of positions [first, first + rows), `stride` floats from one to the next. */
 static void patches(const own_conv *o, const float *x, int64_t group, dsc_cpu_range r, int64_t stride,
                     float *out) {
-    int neighbours = o->d.shape.groups == 1 && o->d.shape.dilation_w == 1;
-    int64_t line = o->d.shape.kernel_w * o->cg;
+    int neighbours = o->s.groups == 1 && o->s.dilation_w == 1;
+    int64_t line = o->s.kernel_w * o->cg;
     for (int64_t row = r.first; row < r.first + r.count; row++, out += stride) {
         int64_t image = row / (o->oh * o->ow), i = row / o->ow % o->oh, j = row % o->ow;
-        int64_t top = i * o->d.shape.stride_h - o->d.shape.pad_h,
-                left = j * o->d.shape.stride_w - o->d.shape.pad_w;
-        for (int64_t t = 0; t < o->d.shape.kernel_h; t++) {
-            int64_t h = top + t * o->d.shape.dilation_h;
+        int64_t top = i * o->s.stride_h - o->s.pad_h, left = j * o->s.stride_w - o->s.pad_w;
+        for (int64_t t = 0; t < o->s.kernel_h; t++) {
+            int64_t h = top + t * o->s.dilation_h;
             float *to = out + t * line;
-            const float *from =
-                x + (image * o->d.shape.in_h + h) * o->d.shape.in_w * o->d.shape.in_c + group * o->cg;
-            if (h < 0 || h >= o->d.shape.in_h)
+            const float *from = x + (image * o->s.in_h + h) * o->s.in_w * o->s.in_c + group * o->cg;
+            if (h < 0 || h >= o->s.in_h)
                 memset(to, 0, (size_t)line * sizeof *to);
             else if (neighbours)
                 patch_run(o, from, left, to);
@@ -126,7 +119,7 @@ static void patches(const own_conv *o, const float *x, int64_t group, dsc_cpu_ra
 
 void dsc_own_patch_rows(const dsc_conv_desc *desc, int64_t oh, int64_t ow, const float *x, int64_t group,
                         dsc_cpu_range rows, int64_t stride, float *out) {
-    own_conv o = describe(desc, oh, ow, 1);
+    own_conv o = describe(&desc->shape, desc->n, oh, ow, 1);
     patches(&o, x, group, rows, stride, out);
     for (int64_t row = 0; stride > o.width && row < rows.count; row++)
         out[row * stride + o.width] = 1;
@@ -150,13 +143,13 @@ dsc_status dsc_own_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_te
 static void scatter(const own_conv *o, const float *from, int64_t group, dsc_cpu_range r,
                     const dsc_cpu_kernels *k, float *image) {
     for (int64_t row = r.first; row < r.first + r.count; row++, from += o->width) {
-        int64_t top = row / o->ow * o->d.shape.stride_h - o->d.shape.pad_h;
-        int64_t left = row % o->ow * o->d.shape.stride_w - o->d.shape.pad_w;
-        for (int64_t tap = 0; tap < o->d.shape.kernel_h * o->d.shape.kernel_w; tap++) {
-            int64_t h = top + tap / o->d.shape.kernel_w * o->d.shape.dilation_h,
-                    w = left + tap % o->d.shape.kernel_w * o->d.shape.dilation_w;
-            float *to = image + (h * o->d.shape.in_w + w) * o->d.shape.in_c + group * o->cg;
-            if (h >= 0 && h < o->d.shape.in_h && w >= 0 && w < o->d.shape.in_w)
+        int64_t top = row / o->ow * o->s.stride_h - o->s.pad_h;
+        int64_t left = row % o->ow * o->s.stride_w - o->s.pad_w;
+        for (int64_t tap = 0; tap < o->s.kernel_h * o->s.kernel_w; tap++) {
+            int64_t h = top + tap / o->s.kernel_w * o->s.dilation_h,
+                    w = left + tap % o->s.kernel_w * o->s.dilation_w;
+            float *to = image + (h * o->s.in_w + w) * o->s.in_c + group * o->cg;
+            if (h >= 0 && h < o->s.in_h && w >= 0 && w < o->s.in_w)
                 dsc_cpu_add(k, o->cg, to, from + tap * o->cg, to);
         }
     }
@@ -167,7 +160,7 @@ static void scatter(const own_conv *o, const float *from, int64_t group, dsc_cpu
 /* turned[g][width][kg] = w[g][kg][width]. */
 static void transpose_weights(const own_conv *o, const float *w, float *turned) {
 #pragma omp parallel for num_threads(o->parts) schedule(static)
-    for (int64_t row = 0; row < o->d.shape.groups * o->width; row++) {
+    for (int64_t row = 0; row < o->s.groups * o->width; row++) {
         int64_t g = row / o->width, p = row % o->width;
         for (int64_t j = 0; j < o->kg; j++)
             turned[row * o->kg + j] = w[(g * o->kg + j) * o->width + p];
@@ -176,7 +169,7 @@ static void transpose_weights(const own_conv *o, const float *w, float *turned) 
 
 /* turned[g][kh][kw][kg][cg] = w[g][kg][kh - 1 - .][kw - 1 - .][cg]. */
 static void flip_weights(const own_conv *o, const float *w, float *turned) {
-    int64_t taps = o->d.shape.kernel_h * o->d.shape.kernel_w, rows = o->d.shape.groups * taps * o->kg;
+    int64_t taps = o->s.kernel_h * o->s.kernel_w, rows = o->s.groups * taps * o->kg;
 #pragma omp parallel for num_threads(o->parts) schedule(static)
     for (int64_t row = 0; row < rows; row++) {
         int64_t j = row % o->kg, tap = row / o->kg % taps, g = row / (o->kg * taps);
@@ -190,7 +183,7 @@ static void flip_weights(const own_conv *o, const float *w, float *turned) {
 /* The matrix of turned weights comes first in the workspace, then each part's own space. */
 size_t dsc_own_conv_workspace(const dsc_conv *conv, dsc_conv_pass pass) {
     own_conv o = describe_conv(conv);
-    if (pass == DSC_CONV_BACKWARD_DATA && can_turn(&o.d))
+    if (pass == DSC_CONV_BACKWARD_DATA && can_turn(&o.s))
         o = describe_turned(conv);
     int64_t part = pass == DSC_CONV_BACKWARD_WEIGHT ? o.patch + o.weights : o.patch;
     int64_t shared = pass == DSC_CONV_BACKWARD_WEIGHT ? 0 : o.weights;
@@ -200,9 +193,9 @@ size_t dsc_own_conv_workspace(const dsc_conv *conv, dsc_conv_pass pass) {
 /* The patch matrix of a slab: where it starts, and its row length. */
 static const float *slab_patches(const own_conv *o, const float *x, int64_t group, dsc_cpu_range r,
                                  float *space, int64_t *stride) {
-    *stride = o->patch ? o->width : o->d.shape.in_c;
+    *stride = o->patch ? o->width : o->s.in_c;
     if (!o->patch)
-        return x + r.first * o->d.shape.in_c + group * o->cg;
+        return x + r.first * o->s.in_c + group * o->cg;
     patches(o, x, group, r, o->width, space);
     return space;
 }
@@ -217,7 +210,7 @@ static void forward_part(const own_conv *o, dsc_cpu_range part, const dsc_cpu_ke
                          const float *w, float beta, float *space, float *y) {
     for (int64_t at = part.first; at < part.first + part.count; at += o->slab) {
         dsc_cpu_range r = slab_at(o, part, at);
-        for (int64_t g = 0; g < o->d.shape.groups; g++) {
+        for (int64_t g = 0; g < o->s.groups; g++) {
             dsc_cpu_gemm call = {.m = r.count,
                                  .n = o->kg,
                                  .k = o->width,
@@ -225,8 +218,8 @@ static void forward_part(const own_conv *o, dsc_cpu_range part, const dsc_cpu_ke
                                  .b = w + g * o->width * o->kg,
                                  .b_row = o->kg,
                                  .b_column = 1,
-                                 .c = y + r.first * o->d.shape.out_c + g * o->kg,
-                                 .c_row = o->d.shape.out_c,
+                                 .c = y + r.first * o->s.out_c + g * o->kg,
+                                 .c_row = o->s.out_c,
                                  .alpha = 1,
                                  .beta = beta};
             call.a = slab_patches(o, x, g, r, space, &call.a_row);
@@ -260,12 +253,12 @@ static void data_image(const own_conv *o, const dsc_cpu_kernels *k, const float 
     dsc_cpu_range places = {0, o->oh * o->ow};
     for (int64_t at = 0; at < places.count; at += o->slab) {
         dsc_cpu_range r = slab_at(o, places, at);
-        for (int64_t g = 0; g < o->d.shape.groups; g++) {
+        for (int64_t g = 0; g < o->s.groups; g++) {
             dsc_cpu_gemm call = {.m = r.count,
                                  .n = o->width,
                                  .k = o->kg,
-                                 .a = dy + at * o->d.shape.out_c + g * o->kg,
-                                 .a_row = o->d.shape.out_c,
+                                 .a = dy + at * o->s.out_c + g * o->kg,
+                                 .a_row = o->s.out_c,
                                  .a_column = 1,
                                  .b = w + g * o->kg * o->width,
                                  .b_row = o->width,
@@ -284,16 +277,16 @@ dsc_status dsc_own_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_te
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     own_conv o = describe_conv(conv);
     float *space = work->data;
-    if (can_turn(&o.d)) {
+    if (can_turn(&o.s)) {
         own_conv turned = describe_turned(conv);
         flip_weights(&o, w->data, space);
         forward_parts(&turned, k, dy->data, space, (float)beta, space + o.weights, dx->data);
         return DSC_OK;
     }
-    int64_t size = o.d.shape.in_h * o.d.shape.in_w * o.d.shape.in_c, places = o.oh * o.ow * o.d.shape.out_c;
+    int64_t size = o.s.in_h * o.s.in_w * o.s.in_c, places = o.oh * o.ow * o.s.out_c;
 #pragma omp parallel for num_threads(o.parts) schedule(static, 1)
     for (int p = 0; p < o.parts; p++) {
-        dsc_cpu_range r = dsc_cpu_share(o.d.n, 1, o.parts, p);
+        dsc_cpu_range r = dsc_cpu_share(o.n, 1, o.parts, p);
         for (int64_t n = r.first; n < r.first + r.count; n++) {
             float *image = (float *)dx->data + n * size;
             if (beta == 0)
@@ -310,13 +303,13 @@ static void weight_part(const own_conv *o, dsc_cpu_range part, const dsc_cpu_ker
     memset(sum, 0, (size_t)o->weights * sizeof *sum);
     for (int64_t at = part.first; at < part.first + part.count; at += o->slab) {
         dsc_cpu_range r = slab_at(o, part, at);
-        for (int64_t g = 0; g < o->d.shape.groups; g++) {
+        for (int64_t g = 0; g < o->s.groups; g++) {
             dsc_cpu_gemm call = {.m = o->width,
                                  .n = o->kg,
                                  .k = r.count,
                                  .a_row = 1,
-                                 .b = dy + r.first * o->d.shape.out_c + g * o->kg,
-                                 .b_row = o->d.shape.out_c,
+                                 .b = dy + r.first * o->s.out_c + g * o->kg,
+                                 .b_row = o->s.out_c,
                                  .b_column = 1,
                                  .c = sum + g * o->width * o->kg,
                                  .c_row = o->kg,
@@ -339,7 +332,7 @@ dsc_status dsc_own_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_
         weight_part(&o, dsc_cpu_share(o.rows, SLAB_UNIT, o.parts, p), k, x->data, dy->data, space + p * part,
                     space + p * part + o.weights);
 #pragma omp parallel for num_threads(o.parts) schedule(static)
-    for (int64_t row = 0; row < o.d.shape.out_c; row++) {
+    for (int64_t row = 0; row < o.s.out_c; row++) {
         for (int64_t i = 0; i < o.width; i++) {
             int64_t at = (row / o.kg * o.width + i) * o.kg + row % o.kg;
             float sum = space[at];

@@ -52,8 +52,8 @@ static int is_ready(const step *s) {
 }
 
 static size_t weight_count(const dsc_conv_desc *d) {
-    return (size_t)(d->shape.out_c * d->shape.kernel_h * d->shape.kernel_w *
-                    (d->shape.in_c / d->shape.groups));
+    const dsc_conv2d_shape *s = &d->shape;
+    return (size_t)(s->out_c * s->kernel_h * s->kernel_w * (s->in_c / s->groups));
 }
 
 /* ---- planning ---- */
@@ -145,6 +145,7 @@ static dsc_status open_step(const dsc_cuda *gpu, cudnnHandle_t handle, cuda_conv
 
 static dsc_status need_step(const cuda_conv *c, dsc_dnn_kind kind, const char *name) {
     const dsc_conv_desc *d = &c->problem.desc;
+    const dsc_conv2d_shape *shape = &d->shape;
     char reason[256] = "";
     if (is_ready(&c->steps[kind]))
         return DSC_OK;
@@ -152,9 +153,9 @@ static dsc_status need_step(const cuda_conv *c, dsc_dnn_kind kind, const char *n
     return DSC_FAIL(DSC_E_UNSUPPORTED,
                     "conv: cuDNN has no deterministic engine for %s of x[%lld,%lld,%lld,%lld] and "
                     "w[%lld,%lld,%lld,%lld] in %s: try another batch size, or device cpu. %s",
-                    name, (long long)d->n, (long long)d->shape.in_h, (long long)d->shape.in_w,
-                    (long long)d->shape.in_c, (long long)d->shape.out_c, (long long)d->shape.kernel_h,
-                    (long long)d->shape.kernel_w, (long long)(d->shape.in_c / d->shape.groups),
+                    name, (long long)d->n, (long long)shape->in_h, (long long)shape->in_w,
+                    (long long)shape->in_c, (long long)shape->out_c, (long long)shape->kernel_h,
+                    (long long)shape->kernel_w, (long long)(shape->in_c / shape->groups),
                     dsc_dtype_name(d->dtype), reason);
 }
 
@@ -186,8 +187,8 @@ static dsc_status open_steps(const dsc_cuda *gpu, cuda_conv *c, int forward_only
  * none: let it decide. */
 static int64_t count_pieces(const dsc_conv *conv) {
     const dsc_conv_desc *d = &conv->desc;
-    int64_t x = d->shape.in_h * d->shape.in_w * d->shape.in_c, y = conv->oh * conv->ow * d->shape.out_c,
-            most = x > y ? x : y;
+    const dsc_conv2d_shape *s = &d->shape;
+    int64_t x = s->in_h * s->in_w * s->in_c, y = conv->oh * conv->ow * s->out_c, most = x > y ? x : y;
     int64_t size = (int64_t)dsc_dtype_size(d->dtype);
     if (most <= INT32_MAX / d->n)
         return 1;
@@ -219,11 +220,11 @@ static size_t workspace_of(cuda_conv *c) {
  * cuDNN's: 16 channels at 32x32 12 / 12 / - against 29 / 33 / 53; 32 at 16x16 11 / 11 / - against 11 / 13 /
  * 40; 64 at 8x8 17 / 17 / 16 against 8 / 10 / 32. */
 static unsigned own_passes(const dsc_cuda *gpu, const dsc_conv_desc *d) {
+    const dsc_conv2d_shape *s = &d->shape;
     enum { MOST_PIXELS = 32 * 32, MOST_CHANNELS = 32 };
-    unsigned passes = d->shape.in_h * d->shape.in_w <= MOST_PIXELS ? dsc_cuda_small_conv_passes(gpu, d) : 0;
-    return d->shape.in_c <= MOST_CHANNELS && d->shape.out_c <= MOST_CHANNELS
-               ? passes
-               : passes & DSC_SMALL_BACKWARD_WEIGHT;
+    unsigned passes = s->in_h * s->in_w <= MOST_PIXELS ? dsc_cuda_small_conv_passes(gpu, d) : 0;
+    return s->in_c <= MOST_CHANNELS && s->out_c <= MOST_CHANNELS ? passes
+                                                                 : passes & DSC_SMALL_BACKWARD_WEIGHT;
 }
 
 static dsc_status open_conv(dsc_conv *conv) {
@@ -319,9 +320,10 @@ static dsc_status take_weights(dsc_queue *q, const cuda_conv *c, const dsc_tenso
 /* Moves x and y on by one piece. */
 static void next_piece(const cuda_conv *c, operands *o) {
     const dsc_conv_desc *d = &c->problem.desc;
+    const dsc_conv2d_shape *s = &d->shape;
     size_t size = dsc_dtype_size(d->dtype);
-    o->x += (size_t)(d->n * d->shape.in_h * d->shape.in_w * d->shape.in_c) * size;
-    o->y += (size_t)(d->n * c->problem.oh * c->problem.ow * d->shape.out_c) * size;
+    o->x += (size_t)(d->n * s->in_h * s->in_w * s->in_c) * size;
+    o->y += (size_t)(d->n * c->problem.oh * c->problem.ow * s->out_c) * size;
 }
 
 dsc_status dsc_cuda_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,

@@ -115,13 +115,14 @@ static void __attribute__((format(printf, 2, 3))) write_text(writer *w, const ch
 
 static void write_entry(writer *w, const entry *e) {
     const dsc_conv_desc *d = &e->desc;
+    const dsc_conv2d_shape *shape = &d->shape;
     write_text(w, "%s strict %d x %" PRId64 " %" PRId64 " %" PRId64 " %" PRId64 " k %" PRId64,
-               dsc_dtype_name(d->dtype), e->strict, d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c,
-               d->shape.out_c);
-    write_text(w, " kernel %" PRId64 " %" PRId64 " stride %" PRId64 " %" PRId64, d->shape.kernel_h,
-               d->shape.kernel_w, d->shape.stride_h, d->shape.stride_w);
+               dsc_dtype_name(d->dtype), e->strict, d->n, shape->in_h, shape->in_w, shape->in_c,
+               shape->out_c);
+    write_text(w, " kernel %" PRId64 " %" PRId64 " stride %" PRId64 " %" PRId64, shape->kernel_h,
+               shape->kernel_w, shape->stride_h, shape->stride_w);
     write_text(w, " pad %" PRId64 " %" PRId64 " dilation %" PRId64 " %" PRId64 " groups %" PRId64,
-               d->shape.pad_h, d->shape.pad_w, d->shape.dilation_h, d->shape.dilation_w, d->shape.groups);
+               shape->pad_h, shape->pad_w, shape->dilation_h, shape->dilation_w, shape->groups);
     write_text(w, " %s engine %" PRId64 " knobs %" PRId64, kind_names[e->kind], e->choice.engine,
                e->choice.count);
     for (int64_t i = 0; i < e->choice.count; i++)
@@ -177,16 +178,16 @@ static int read_type(const char *name, dsc_dtype *out) {
 /* Each reads on from *at and moves it; 0 when the text is none of ours. */
 static int read_sizes(const char **at, entry *e) {
     dsc_conv_desc *d = &e->desc;
+    dsc_conv2d_shape *s = &d->shape;
     char name[16];
     int length = -1;
     int got = sscanf(*at,
                      "%15s strict %d x %" SCNd64 "%" SCNd64 "%" SCNd64 "%" SCNd64 " k %" SCNd64
                      " kernel %" SCNd64 "%" SCNd64 " stride %" SCNd64 "%" SCNd64 " pad %" SCNd64 "%" SCNd64
                      " dilation %" SCNd64 "%" SCNd64 " groups %" SCNd64 "%n",
-                     name, &e->strict, &d->n, &d->shape.in_h, &d->shape.in_w, &d->shape.in_c, &d->shape.out_c,
-                     &d->shape.kernel_h, &d->shape.kernel_w, &d->shape.stride_h, &d->shape.stride_w,
-                     &d->shape.pad_h, &d->shape.pad_w, &d->shape.dilation_h, &d->shape.dilation_w,
-                     &d->shape.groups, &length);
+                     name, &e->strict, &d->n, &s->in_h, &s->in_w, &s->in_c, &s->out_c, &s->kernel_h,
+                     &s->kernel_w, &s->stride_h, &s->stride_w, &s->pad_h, &s->pad_w, &s->dilation_h,
+                     &s->dilation_w, &s->groups, &length);
     if (got != 16 || length < 0 || !read_type(name, &d->dtype))
         return 0;
     *at += length;

@@ -23,22 +23,22 @@ typedef struct proposal {
 
 static cudnnStatus_t describe(const dsc_dnn_problem *p, dsc_dnn_legacy *l) {
     const dsc_conv_desc *d = &p->desc;
+    const dsc_conv2d_shape *s = &d->shape;
     cudnnDataType_t type = dsc_dnn_type(d->dtype);
     DNN_GO(cudnnCreateTensorDescriptor(&l->x));
     DNN_GO(cudnnCreateTensorDescriptor(&l->y));
     DNN_GO(cudnnCreateFilterDescriptor(&l->w));
     DNN_GO(cudnnCreateConvolutionDescriptor(&l->conv));
-    DNN_GO(cudnnSetTensor4dDescriptor(l->x, CUDNN_TENSOR_NHWC, type, (int)d->n, (int)d->shape.in_c,
-                                      (int)d->shape.in_h, (int)d->shape.in_w));
-    DNN_GO(cudnnSetTensor4dDescriptor(l->y, CUDNN_TENSOR_NHWC, type, (int)d->n, (int)d->shape.out_c,
-                                      (int)p->oh, (int)p->ow));
-    DNN_GO(cudnnSetFilter4dDescriptor(l->w, type, CUDNN_TENSOR_NHWC, (int)d->shape.out_c,
-                                      (int)(d->shape.in_c / d->shape.groups), (int)d->shape.kernel_h,
-                                      (int)d->shape.kernel_w));
-    DNN_GO(cudnnSetConvolution2dDescriptor(
-        l->conv, (int)d->shape.pad_h, (int)d->shape.pad_w, (int)d->shape.stride_h, (int)d->shape.stride_w,
-        (int)d->shape.dilation_h, (int)d->shape.dilation_w, CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
-    return cudnnSetConvolutionGroupCount(l->conv, (int)d->shape.groups);
+    DNN_GO(cudnnSetTensor4dDescriptor(l->x, CUDNN_TENSOR_NHWC, type, (int)d->n, (int)s->in_c, (int)s->in_h,
+                                      (int)s->in_w));
+    DNN_GO(cudnnSetTensor4dDescriptor(l->y, CUDNN_TENSOR_NHWC, type, (int)d->n, (int)s->out_c, (int)p->oh,
+                                      (int)p->ow));
+    DNN_GO(cudnnSetFilter4dDescriptor(l->w, type, CUDNN_TENSOR_NHWC, (int)s->out_c,
+                                      (int)(s->in_c / s->groups), (int)s->kernel_h, (int)s->kernel_w));
+    DNN_GO(cudnnSetConvolution2dDescriptor(l->conv, (int)s->pad_h, (int)s->pad_w, (int)s->stride_h,
+                                           (int)s->stride_w, (int)s->dilation_h, (int)s->dilation_w,
+                                           CUDNN_CROSS_CORRELATION, CUDNN_DATA_FLOAT));
+    return cudnnSetConvolutionGroupCount(l->conv, (int)s->groups);
 }
 
 static cudnnStatus_t propose_forward(cudnnHandle_t handle, const dsc_dnn_legacy *l, proposal *list,

@@ -65,18 +65,19 @@ static int make_buffer(bench *b, size_t bytes, void **out) {
 
 static int bench_open(const dsc_dnn_graph *graph, const dsc_dnn_problem *p, dsc_dnn_kind kind, bench *b) {
     const dsc_conv_desc *d = &p->desc;
+    const dsc_conv2d_shape *s = &d->shape;
     const double large = 1e10; /* multiplications, about 0.1 ms */
-    double products = (double)(d->n * p->oh * p->ow) * (double)d->shape.out_c *
-                      (double)(d->shape.kernel_h * d->shape.kernel_w * (d->shape.in_c / d->shape.groups));
+    double products = (double)(d->n * p->oh * p->ow) * (double)s->out_c *
+                      (double)(s->kernel_h * s->kernel_w * (s->in_c / s->groups));
     *b = (bench){.handle = graph->handle, .repeat = products > large ? 2 : 8};
     return cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking) == cudaSuccess &&
            cudaEventCreate(&b->from) == cudaSuccess && cudaEventCreate(&b->to) == cudaSuccess &&
-           make_buffer(b, tensor_bytes(d->dtype, d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c), &b->x) &&
+           make_buffer(b, tensor_bytes(d->dtype, d->n, s->in_h, s->in_w, s->in_c), &b->x) &&
            make_buffer(b,
-                       tensor_bytes(dsc_dnn_weight_type(p, kind), d->shape.out_c, d->shape.kernel_h,
-                                    d->shape.kernel_w, d->shape.in_c / d->shape.groups),
+                       tensor_bytes(dsc_dnn_weight_type(p, kind), s->out_c, s->kernel_h, s->kernel_w,
+                                    s->in_c / s->groups),
                        &b->w) &&
-           make_buffer(b, tensor_bytes(d->dtype, d->n, p->oh, p->ow, d->shape.out_c), &b->y) &&
+           make_buffer(b, tensor_bytes(d->dtype, d->n, p->oh, p->ow, s->out_c), &b->y) &&
            make_buffer(b, DSC_DNN_WORKSPACE + DSC_DNN_WORK_ALIGNMENT, &b->work) &&
            cudaStreamSynchronize(b->stream) == cudaSuccess &&
            cudnnSetStream(b->handle, b->stream) == CUDNN_STATUS_SUCCESS;

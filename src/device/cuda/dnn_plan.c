@@ -119,10 +119,11 @@ static cudnnStatus_t make_tensor(int64_t uid, dsc_dtype dtype, const int64_t nhw
 }
 
 static cudnnStatus_t make_conv(const dsc_conv_desc *d, cudnnBackendDescriptor_t *out) {
+    const dsc_conv2d_shape *s = &d->shape;
     const cudnnDataType_t sums = CUDNN_DATA_FLOAT;
     const cudnnConvolutionMode_t mode = CUDNN_CROSS_CORRELATION;
-    const int64_t stride[] = {d->shape.stride_h, d->shape.stride_w}, pad[] = {d->shape.pad_h, d->shape.pad_w},
-                  dilation[] = {d->shape.dilation_h, d->shape.dilation_w};
+    const int64_t stride[] = {s->stride_h, s->stride_w}, pad[] = {s->pad_h, s->pad_w},
+                  dilation[] = {s->dilation_h, s->dilation_w};
     DNN_GO(cudnnBackendCreateDescriptor(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR, out));
     DNN_GO(set(*out, CUDNN_ATTR_CONVOLUTION_COMP_TYPE, CUDNN_TYPE_DATA_TYPE, 1, &sums));
     DNN_GO(set(*out, CUDNN_ATTR_CONVOLUTION_CONV_MODE, CUDNN_TYPE_CONVOLUTION_MODE, 1, &mode));
@@ -169,10 +170,10 @@ static unsigned forbidden_notes(const dsc_dnn_problem *p) {
 cudnnStatus_t dsc_dnn_graph_open(cudnnHandle_t handle, const dsc_dnn_problem *problem, dsc_dnn_kind kind,
                                  dsc_dnn_graph *graph) {
     const dsc_conv_desc *d = &problem->desc;
-    const int64_t x[] = {d->n, d->shape.in_h, d->shape.in_w, d->shape.in_c},
-                  w[] = {d->shape.out_c, d->shape.kernel_h, d->shape.kernel_w,
-                         d->shape.in_c / d->shape.groups},
-                  y[] = {d->n, problem->oh, problem->ow, d->shape.out_c};
+    const dsc_conv2d_shape *s = &d->shape;
+    const int64_t x[] = {d->n, s->in_h, s->in_w, s->in_c},
+                  w[] = {s->out_c, s->kernel_h, s->kernel_w, s->in_c / s->groups},
+                  y[] = {d->n, problem->oh, problem->ow, s->out_c};
     *graph = (dsc_dnn_graph){.handle = handle, .forbidden = forbidden_notes(problem)};
     DNN_GO(make_tensor(UID_X, d->dtype, x, &graph->x));
     DNN_GO(make_tensor(UID_W, dsc_dnn_weight_type(problem, kind), w, &graph->w));

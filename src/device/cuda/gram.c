@@ -19,33 +19,35 @@ static int64_t divide_up(int64_t a, int64_t b) {
 /* ---- the patches ---- */
 
 static int is_plain(const dsc_conv_desc *d) {
-    return d->shape.kernel_h == 1 && d->shape.kernel_w == 1 && d->shape.stride_h == 1 &&
-           d->shape.stride_w == 1 && d->shape.pad_h == 0 && d->shape.pad_w == 0;
+    const dsc_conv2d_shape *s = &d->shape;
+    return s->kernel_h == 1 && s->kernel_w == 1 && s->stride_h == 1 && s->stride_w == 1 && s->pad_h == 0 &&
+           s->pad_w == 0;
 }
 
 static dsc_status describe(const dsc_conv_desc *d, int64_t group, int ones, const void *x,
                            dsc_gram_patches *p) {
+    const dsc_conv2d_shape *s = &d->shape;
     int64_t oh = 0, ow = 0;
     DSC_TRY(dsc_conv_output(d, &oh, &ow));
     memset(p, 0, sizeof *p);
     p->x = x;
     p->dtype = d->dtype;
-    p->c = d->shape.in_c;
-    p->cg = d->shape.in_c / d->shape.groups;
+    p->c = s->in_c;
+    p->cg = s->in_c / s->groups;
     p->first = group * p->cg;
     p->rows = d->n * oh * ow;
-    p->width = d->shape.kernel_h * d->shape.kernel_w * p->cg;
+    p->width = s->kernel_h * s->kernel_w * p->cg;
     p->n = p->width + (ones ? 1 : 0);
-    p->kw = (int)d->shape.kernel_w;
-    p->stride_h = (int)d->shape.stride_h;
-    p->stride_w = (int)d->shape.stride_w;
-    p->pad_h = (int)d->shape.pad_h;
-    p->pad_w = (int)d->shape.pad_w;
-    p->dil_h = (int)d->shape.dilation_h;
-    p->dil_w = (int)d->shape.dilation_w;
+    p->kw = (int)s->kernel_w;
+    p->stride_h = (int)s->stride_h;
+    p->stride_w = (int)s->stride_w;
+    p->pad_h = (int)s->pad_h;
+    p->pad_w = (int)s->pad_w;
+    p->dil_h = (int)s->dilation_h;
+    p->dil_w = (int)s->dilation_w;
     p->images = is_plain(d) ? p->rows : d->n;
-    p->h = is_plain(d) ? 1 : (int)d->shape.in_h;
-    p->w = is_plain(d) ? 1 : (int)d->shape.in_w;
+    p->h = is_plain(d) ? 1 : (int)s->in_h;
+    p->w = is_plain(d) ? 1 : (int)s->in_w;
     p->oh = is_plain(d) ? 1 : (int)oh;
     p->ow = is_plain(d) ? 1 : (int)ow;
     return DSC_OK;
@@ -242,8 +244,9 @@ size_t dsc_cuda_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *de
 
 static dsc_status gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                        dsc_tensor *work, const dsc_gram_target *to) {
+    const dsc_conv2d_shape *s = &desc->shape;
     dsc_gram_patches p;
-    int ones = to->n > desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
+    int ones = to->n > s->kernel_h * s->kernel_w * (s->in_c / s->groups);
     DSC_TRY(describe(desc, group, ones, x->data, &p));
     void *space = work && work->data ? align(work->data) : NULL;
     if (can_shift(&p, dsc_cuda_of(q->device)) && can_vector(&p))
@@ -262,7 +265,8 @@ dsc_status dsc_cuda_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const ds
 
 /* n of a packed triangle of `count` elements: with or without the column of ones. */
 static int64_t packed_order(const dsc_conv_desc *desc, int64_t count) {
-    int64_t n = desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
+    const dsc_conv2d_shape *s = &desc->shape;
+    int64_t n = s->kernel_h * s->kernel_w * (s->in_c / s->groups);
     return count == n * (n + 1) / 2 ? n : n + 1;
 }
 
@@ -278,9 +282,9 @@ dsc_status dsc_cuda_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, c
 
 dsc_status dsc_cuda_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                             int64_t first, dsc_tensor *out) {
+    const dsc_conv2d_shape *s = &desc->shape;
     dsc_gram_patches p;
-    int ones =
-        out->dim[1] > desc->shape.kernel_h * desc->shape.kernel_w * (desc->shape.in_c / desc->shape.groups);
+    int ones = out->dim[1] > s->kernel_h * s->kernel_w * (s->in_c / s->groups);
     DSC_TRY(describe(desc, group, ones, x->data, &p));
     DSC_CUDA_TRY(dsc_cuda_launch_patches(dsc_cuda_at(q), &p, first, out->dim[0], out->data));
     return DSC_OK;

@@ -16,15 +16,16 @@ static int32_t outputs_along(int64_t size, int64_t stride) {
 }
 
 static dsc_small_conv forward_of(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
+    const dsc_conv2d_shape *s = &desc->shape;
     dsc_small_conv conv = {.type = type_of(desc->dtype),
                            .n = (int32_t)desc->n,
-                           .h = (int32_t)desc->shape.in_h,
-                           .w = (int32_t)desc->shape.in_w,
-                           .c = (int32_t)desc->shape.in_c,
-                           .oh = outputs_along(desc->shape.in_h, desc->shape.stride_h),
-                           .ow = outputs_along(desc->shape.in_w, desc->shape.stride_w),
-                           .k = (int32_t)desc->shape.out_c,
-                           .stride = (int32_t)desc->shape.stride_h,
+                           .h = (int32_t)s->in_h,
+                           .w = (int32_t)s->in_w,
+                           .c = (int32_t)s->in_c,
+                           .oh = outputs_along(s->in_h, s->stride_h),
+                           .ow = outputs_along(s->in_w, s->stride_w),
+                           .k = (int32_t)s->out_c,
+                           .stride = (int32_t)s->stride_h,
                            .shared = cuda->shared};
     return conv;
 }
@@ -61,22 +62,21 @@ static int takes_channels(int64_t channels) {
 
 /* Kernels count the elements of up to 4 images, and the images' rows, in 32 bits. */
 static int takes_size(const dsc_conv_desc *desc) {
+    const dsc_conv2d_shape *s = &desc->shape;
     const int64_t limit = INT32_MAX / 64 / 4;
-    return desc->n > 0 && desc->shape.in_h > 0 && desc->shape.in_w > 0 && desc->shape.in_h <= limit &&
-           desc->shape.in_w <= limit && desc->shape.in_h * desc->shape.in_w <= limit && desc->n <= limit &&
-           desc->n * desc->shape.in_h <= limit &&
-           desc->n * desc->shape.in_h * ((desc->shape.in_w + 7) / 8) <= INT32_MAX / 2;
+    return desc->n > 0 && s->in_h > 0 && s->in_w > 0 && s->in_h <= limit && s->in_w <= limit &&
+           s->in_h * s->in_w <= limit && desc->n <= limit && desc->n * s->in_h <= limit &&
+           desc->n * s->in_h * ((s->in_w + 7) / 8) <= INT32_MAX / 2;
 }
 
 static int takes(const dsc_cuda *cuda, const dsc_conv_desc *desc) {
+    const dsc_conv2d_shape *s = &desc->shape;
     int type = (desc->dtype == DSC_F32 && !cuda->strict) || desc->dtype == DSC_BF16 || desc->dtype == DSC_F16;
-    int taps = desc->shape.kernel_h == 3 && desc->shape.kernel_w == 3 && desc->shape.pad_h == 1 &&
-               desc->shape.pad_w == 1 && desc->shape.dilation_h == 1 && desc->shape.dilation_w == 1 &&
-               desc->shape.groups == 1;
-    int stride = desc->shape.stride_h == desc->shape.stride_w &&
-                 (desc->shape.stride_h == 1 || (desc->shape.stride_h == 2 && desc->shape.in_c != 3));
-    return cuda->capability >= 80 && type && taps && stride && takes_size(desc) &&
-           takes_channels(desc->shape.out_c) && (desc->shape.in_c == 3 || takes_channels(desc->shape.in_c));
+    int taps = s->kernel_h == 3 && s->kernel_w == 3 && s->pad_h == 1 && s->pad_w == 1 && s->dilation_h == 1 &&
+               s->dilation_w == 1 && s->groups == 1;
+    int stride = s->stride_h == s->stride_w && (s->stride_h == 1 || (s->stride_h == 2 && s->in_c != 3));
+    return cuda->capability >= 80 && type && taps && stride && takes_size(desc) && takes_channels(s->out_c) &&
+           (s->in_c == 3 || takes_channels(s->in_c));
 }
 
 unsigned dsc_cuda_small_conv_passes(const dsc_cuda *cuda, const dsc_conv_desc *desc) {

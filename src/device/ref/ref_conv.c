@@ -18,14 +18,14 @@ static int64_t target(int64_t h, int64_t r, int64_t stride, int64_t dil, int64_t
 
 static double forward_sum(const dsc_conv_desc *d, const dsc_tensor *x, const dsc_tensor *w,
                           const int64_t at[4]) {
-    int64_t width = d->shape.in_c / d->shape.groups,
-            first = at[3] / (d->shape.out_c / d->shape.groups) * width;
+    const dsc_conv2d_shape *shape = &d->shape;
+    int64_t width = shape->in_c / shape->groups, first = at[3] / (shape->out_c / shape->groups) * width;
     double sum = 0;
-    for (int64_t r = 0; r < d->shape.kernel_h; r++) {
-        for (int64_t s = 0; s < d->shape.kernel_w; s++) {
-            int64_t h = source(at[1], r, d->shape.stride_h, d->shape.dilation_h, d->shape.pad_h);
-            int64_t v = source(at[2], s, d->shape.stride_w, d->shape.dilation_w, d->shape.pad_w);
-            if (h < 0 || h >= d->shape.in_h || v < 0 || v >= d->shape.in_w)
+    for (int64_t r = 0; r < shape->kernel_h; r++) {
+        for (int64_t s = 0; s < shape->kernel_w; s++) {
+            int64_t h = source(at[1], r, shape->stride_h, shape->dilation_h, shape->pad_h);
+            int64_t v = source(at[2], s, shape->stride_w, shape->dilation_w, shape->pad_w);
+            if (h < 0 || h >= shape->in_h || v < 0 || v >= shape->in_w)
                 continue;
             for (int64_t ch = 0; ch < width; ch++)
                 sum += get(x, at4(x, at[0], h, v, first + ch)) * get(w, at4(w, at[3], r, s, ch));
@@ -52,13 +52,14 @@ dsc_status dsc_ref_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *
 /* Over all outputs that x at (n, h, w, channel) takes part in. */
 static double data_sum(const dsc_conv_desc *d, const dsc_tensor *w, const dsc_tensor *dy,
                        const int64_t at[4]) {
-    int64_t width = d->shape.in_c / d->shape.groups, outputs = d->shape.out_c / d->shape.groups,
+    const dsc_conv2d_shape *shape = &d->shape;
+    int64_t width = shape->in_c / shape->groups, outputs = shape->out_c / shape->groups,
             group = at[3] / width;
     double sum = 0;
-    for (int64_t r = 0; r < d->shape.kernel_h; r++) {
-        for (int64_t s = 0; s < d->shape.kernel_w; s++) {
-            int64_t i = target(at[1], r, d->shape.stride_h, d->shape.dilation_h, d->shape.pad_h, dy->dim[1]);
-            int64_t j = target(at[2], s, d->shape.stride_w, d->shape.dilation_w, d->shape.pad_w, dy->dim[2]);
+    for (int64_t r = 0; r < shape->kernel_h; r++) {
+        for (int64_t s = 0; s < shape->kernel_w; s++) {
+            int64_t i = target(at[1], r, shape->stride_h, shape->dilation_h, shape->pad_h, dy->dim[1]);
+            int64_t j = target(at[2], s, shape->stride_w, shape->dilation_w, shape->pad_w, dy->dim[2]);
             if (i < 0 || j < 0)
                 continue;
             for (int64_t o = group * outputs; o < (group + 1) * outputs; o++)
@@ -85,14 +86,15 @@ dsc_status dsc_ref_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_te
 /* Over all outputs that weight (o, r, s, channel) takes part in. */
 static double weight_sum(const dsc_conv_desc *d, const dsc_tensor *x, const dsc_tensor *dy,
                          const int64_t at[4]) {
-    int64_t channel = at[0] / (d->shape.out_c / d->shape.groups) * (d->shape.in_c / d->shape.groups) + at[3];
+    const dsc_conv2d_shape *s = &d->shape;
+    int64_t channel = at[0] / (s->out_c / s->groups) * (s->in_c / s->groups) + at[3];
     double sum = 0;
     for (int64_t n = 0; n < d->n; n++)
         for (int64_t i = 0; i < dy->dim[1]; i++)
             for (int64_t j = 0; j < dy->dim[2]; j++) {
-                int64_t h = source(i, at[1], d->shape.stride_h, d->shape.dilation_h, d->shape.pad_h);
-                int64_t v = source(j, at[2], d->shape.stride_w, d->shape.dilation_w, d->shape.pad_w);
-                if (h >= 0 && h < d->shape.in_h && v >= 0 && v < d->shape.in_w)
+                int64_t h = source(i, at[1], s->stride_h, s->dilation_h, s->pad_h);
+                int64_t v = source(j, at[2], s->stride_w, s->dilation_w, s->pad_w);
+                if (h >= 0 && h < s->in_h && v >= 0 && v < s->in_w)
                     sum += get(x, at4(x, n, h, v, channel)) * get(dy, at4(dy, n, i, j, at[0]));
             }
     return sum;
@@ -115,12 +117,13 @@ dsc_status dsc_ref_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_
 /* One row of patches: kh*kw*width values around output position (n, i, j) of one group. */
 static void patch_row(const dsc_conv_desc *d, const dsc_tensor *x, const int64_t at[3], int64_t group,
                       int64_t row, dsc_tensor *out) {
-    int64_t width = d->shape.in_c / d->shape.groups, column = 0;
-    for (int64_t r = 0; r < d->shape.kernel_h; r++) {
-        for (int64_t s = 0; s < d->shape.kernel_w; s++) {
-            int64_t h = source(at[1], r, d->shape.stride_h, d->shape.dilation_h, d->shape.pad_h);
-            int64_t v = source(at[2], s, d->shape.stride_w, d->shape.dilation_w, d->shape.pad_w);
-            int inside = h >= 0 && h < d->shape.in_h && v >= 0 && v < d->shape.in_w;
+    const dsc_conv2d_shape *shape = &d->shape;
+    int64_t width = shape->in_c / shape->groups, column = 0;
+    for (int64_t r = 0; r < shape->kernel_h; r++) {
+        for (int64_t s = 0; s < shape->kernel_w; s++) {
+            int64_t h = source(at[1], r, shape->stride_h, shape->dilation_h, shape->pad_h);
+            int64_t v = source(at[2], s, shape->stride_w, shape->dilation_w, shape->pad_w);
+            int inside = h >= 0 && h < shape->in_h && v >= 0 && v < shape->in_w;
             for (int64_t ch = 0; ch < width; ch++)
                 set(out, at2(out, row, column++),
                     inside ? get(x, at4(x, at[0], h, v, group * width + ch)) : 0);
