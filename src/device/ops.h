@@ -32,8 +32,8 @@ typedef enum dsc_map {
         DSC_MAP_COUNT
 } dsc_map;
 
-/* Real or half, equal shapes; b is not read (and may be NULL) for an operation with one input. y may be a or b
- * when beta is 0. */
+/* Real or half, equal shapes; b is not read (and may be NULL) for an operation with one input. y may be a or
+ * b when beta is 0. */
 dsc_status dsc_op_map(dsc_queue *q, dsc_map map, const dsc_tensor *a, const dsc_tensor *b, double beta,
                       dsc_tensor *y) DSC_MUST_CHECK;
 /* out[0] = min(1, limit / sqrt(sumsq[0])) (1 when sumsq is 0); F64 scalars. */
@@ -61,8 +61,8 @@ dsc_status dsc_op_timestamp(dsc_queue *q, dsc_tensor *t) DSC_MUST_CHECK;
 /* A loss scale that finds its size: F64[DSC_SCALE_COUNT] on the device. */
 typedef enum dsc_scale {
     DSC_SCALE_VALUE,          /* what the loss is multiplied by */
-    DSC_SCALE_INVERSE,        /* 1 / that of the step under way, for its gradients */
-    DSC_SCALE_INVERSE_SQUARE, /* for second moments of them */
+    DSC_SCALE_INVERSE,        /* 1 / the value used by the present step, for its gradients */
+    DSC_SCALE_INVERSE_SQUARE, /* for products of two of them */
     DSC_SCALE_GOOD,           /* steps since it last changed */
     DSC_SCALE_INTERVAL,       /* good steps until it is doubled; 0: it stays as it is */
     DSC_SCALE_COUNT
@@ -334,8 +334,8 @@ typedef enum dsc_hyper {
 } dsc_hyper;
 
 /* The rules by which parameters are updated, with the number of their state tensors (m, v) and whether they
- * read norms. Every backend's loops come from this list and from the formulas dsc_update_NAME in formulas.inc;
- * lr, momentum, decay, eps and trust are hyper-parameters, c1 and c2 the corrections:
+ * read norms. Every backend's loops come from this list and from the formulas dsc_update_NAME in
+ * formulas.inc; lr, momentum, decay, eps and trust are hyper-parameters, c1 and c2 the corrections:
  *
  *   sgd              d = g + decay z; m = momentum m + d; x -= lr m
  *   nesterov         the same m; x -= lr (d + momentum m)

@@ -28,7 +28,7 @@ int rig_open(const char *name, int threads);
 int rigs_open_loose(void **state);
 int rigs_close(void **state);
 
-/* A tensor in memory of its own, with guard words in front of it and behind it. */
+/* A tensor in memory of its own, with guard words before and after it. */
 typedef struct place {
     dsc_tensor t;
     void *block;

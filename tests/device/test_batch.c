@@ -330,7 +330,7 @@ static void test_syev_batch(void **state) {
         }
 }
 
-/* The bits of a batch's items on this device, one vector of eigenvalues and vectors behind the other. */
+/* The bits of a batch's items on this device, one vector of eigenvalues and vectors after the other. */
 static double *batch_bits(const rig *r, int64_t count, int64_t n) {
     place *a = test_array(count, sizeof *a), *v = test_array(count, sizeof *v);
     dsc_solve_item *items = test_array(count, sizeof *items);
@@ -359,7 +359,7 @@ static double *batch_bits(const rig *r, int64_t count, int64_t n) {
     return bits;
 }
 
-/* Of one item alone, too: the second thread may not show in its bits. */
+/* The same for one item alone: the second thread may not change its bits. */
 static void test_syev_threads(void **state) {
     (void)state;
     static const int64_t counts[] = {1, 3, 5}, sizes[] = {400, 150, 100};

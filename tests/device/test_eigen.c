@@ -55,7 +55,7 @@ static void test_nasty_matrices(void **state) {
             }
 }
 
-/* The variants of the cpu device behind the first two share this one. */
+/* The variants of the cpu device after the first two share this one. */
 static void test_careful(void **state) {
     (void)state;
     static const int64_t sizes[] = {1, 2, 5, 33};

@@ -263,7 +263,7 @@ static void test_long_sums(void **state) {
 
 /* ---- memory ---- */
 
-/* In memory that ends where the tensors end: a sanitizer sees what is read behind them, which guard words
+/* In memory that ends where the tensors end: a sanitizer sees what is read past them, which guard words
  * allow. */
 static void test_exact_memory(void **state) {
     (void)state;

@@ -1,4 +1,4 @@
-/* Recordings: what was recorded runs at every replay, on the contents of the moment, in the order of queues
+/* Recordings: what was recorded runs at every replay, on the contents at that time, in the order of queues
  * and events; what cannot be recorded is refused, and a queue survives every failure. Left out on devices
  * that do not record. */
 #include "device/recording.h"
@@ -54,7 +54,7 @@ static void test_replay(void **state) {
         assert_ok(dsc_recording_begin(r->q));
         assert_int_equal(dsc_queue_is_recording(r->q), 1);
         assert_ok(dsc_op_axpby(r->q, 2, &x.t, 0, &y.t));
-        assert_ok(dsc_op_axpby(r->q, 1, &y.t, 1, &y.t)); /* what is behind sees what is before */
+        assert_ok(dsc_op_axpby(r->q, 1, &y.t, 1, &y.t)); /* later work sees the results of earlier work */
         assert_ok(dsc_op_increment(r->q, &count.t));
         assert_ok(dsc_recording_end(r->q, &recording));
         assert_int_equal(dsc_queue_is_recording(r->q), 0);
@@ -153,7 +153,7 @@ static void test_two_queues(void **state) {
     }
 }
 
-/* Events before and behind a replay, with work of another queue between. */
+/* Events before and after a replay, with work of another queue between. */
 static void test_events_outside(void **state) {
     (void)state;
     for (int i = first_rig(0); i < rig_count; i = first_rig(i + 1)) {
@@ -284,7 +284,7 @@ static void test_abandoned(void **state) {
 
 /* ---- the operations of a step ---- */
 
-/* Tensors of a small step; those behind RESULTS are scratch. */
+/* Tensors of a small step; those after RESULTS are scratch. */
 enum {
     X,
     W,

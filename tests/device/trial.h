@@ -3,8 +3,8 @@
  * All inputs are values that a float32 holds, so every run starts from the same numbers. An element of an
  * output is right when
  *   |got - want| <= 2 (terms + 4) eps scale,
- * terms: additions behind one element; scale: the size of what was added. For a linear operation the scale of
- * each element is what ref makes of the inputs' absolute values; else the trial says it, per output.
+ * terms: number of additions in one element; scale: the size of what was added. For a linear operation the
+ * scale of each element is what ref makes of the inputs' absolute values; else the trial says it, per output.
  *
  * Each run is done twice and must give the same bits; inputs must be unchanged; guard words must be intact;
  * outputs that are only written hold NaN before. */

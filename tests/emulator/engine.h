@@ -4,7 +4,7 @@
  *   engine.c     runs the blocks of a launch one after the other, the threads of a block as fibres
  *   runtime.c    the CUDA runtime: device memory, copies, properties, errors
  *   streams.c    the CUDA runtime: streams, events, recordings
- *   backend.c    what the cuda backend takes from NVIDIA's libraries, by way of ref */
+ *   backend.c    what the cuda backend takes from NVIDIA's libraries, computed by ref */
 #ifndef DSC_TESTS_EMULATOR_ENGINE_H
 #define DSC_TESTS_EMULATOR_ENGINE_H
 
@@ -23,7 +23,7 @@ extern "C" {
 void dsc_emulated_open(void);
 void dsc_emulated_close(void);
 
-/* Remembers it for cudaGetLastError, unless it is none, and returns it. */
+/* Keeps the error for cudaGetLastError, unless it is success, and returns it. */
 cudaError_t dsc_emulated_error(cudaError_t error);
 
 /* The most dynamic shared memory that this kernel may have (cudaFuncSetAttribute). */

@@ -92,7 +92,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     sigaction(SIGSEGV, &arena.before, NULL);
 }
 
-/* Whoever installed a handler since the last time stays behind ours. */
+/* A handler that was installed since the last time is called after ours. */
 static void watch(void) {
     struct sigaction now;
     if (sigaction(SIGSEGV, NULL, &now) || ((now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_fault))
@@ -123,7 +123,7 @@ void dsc_emulated_close(void) {
     unlock();
 }
 
-/* Behind the last block: the arena's end grows. */
+/* After the last block: the arena's end grows. */
 static block *append(block *last, size_t bytes) {
     size_t start = last ? last->start + last->bytes : 0;
     if (bytes > ARENA_BYTES - start)
@@ -221,7 +221,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     return dsc_emulated_error(b ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
-/* Joins b with the free blocks behind it. */
+/* Joins b with the free blocks after it. */
 static void join(block *b) {
     while (b->next && !b->next->used) {
         block *gone = b->next;

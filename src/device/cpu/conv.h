@@ -12,7 +12,8 @@ typedef enum dsc_conv_pass {
 } dsc_conv_pass;
 enum { DSC_CONV_PASSES = 3 };
 
-/* What implements a pass of this convolution, for people: "own", or oneDNN's name for it; lent. */
+/* The name of what implements a pass of this convolution: "own", or oneDNN's name for it. The string stays
+ * the library's. */
 const char *dsc_cpu_conv_implementation(const dsc_conv *conv, dsc_conv_pass pass);
 
 /* ---- own_conv.c; arguments as in table.h ---- */

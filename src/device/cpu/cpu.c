@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What comes behind "cpu:" in a device's name: parts of it that can be switched off, for comparisons. */
+/* The device's names: "cpu", and "cpu:VARIANT" with parts of it switched off, for comparisons. */
 typedef struct variant {
     const char *name;
     int onednn, blas;

@@ -22,7 +22,7 @@ typedef struct plan {
     int64_t rows;   /* output positions */
     int64_t slab;   /* rows at a time */
     int64_t direct; /* rows from the first on that are read in x itself */
-    int64_t tail;   /* rows behind those that are read in a copy of the end of x */
+    int64_t tail;   /* rows after those that are read in a copy of the end of x */
     int copied;     /* 1: patches are formed; neither of the two */
     int apart;      /* 1: a sum for each part */
     int parts;
@@ -42,7 +42,7 @@ static plan make_plan(const dsc_gram_call *call) {
         p.slab = DSC_GRAM_RUN;
     p.apart = call->n * call->n <= DSC_GRAM_PRIVATE;
     p.parts = p.rows * call->n * call->n < FEW_FLOPS ? 1 : call->threads;
-    if (!p.copied && call->cg % DSC_GRAM_SLACK != 0) /* what is read behind the last row must be there */
+    if (!p.copied && call->cg % DSC_GRAM_SLACK != 0) /* what is read past the last row must exist */
         p.tail = p.rows < TAIL_ROWS ? p.rows : TAIL_ROWS;
     p.direct = p.copied ? 0 : p.rows - p.tail;
     p.sum = p.apart ? call->n * call->n : 0;

@@ -1,4 +1,4 @@
-/* Gram matrices of patches on the cpu device: the two ways, by what the convolution looks like. */
+/* Gram matrices of patches on the cpu device: two algorithms, chosen by the geometry of the convolution. */
 #ifndef DSC_DEVICE_CPU_GRAM_H
 #define DSC_DEVICE_CPU_GRAM_H
 

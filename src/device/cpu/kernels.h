@@ -45,7 +45,7 @@ typedef struct dsc_cpu_gemm {
 
 /* C[m,n] += alpha sum over pixels of a[pixel]' b[pixel]; pixels lie in lines of images, at the same pitches
  * (in floats) from `a` and from `b`. The sums run in float: no more than a few thousand pixels a call. lower:
- * only the lower triangle of C is computed and touched. Behind the last pixel's channels, DSC_GRAM_SLACK
+ * only the lower triangle of C is computed and touched. After the last pixel's channels, DSC_GRAM_SLACK
  * floats may be read unless m and n are multiples of it. */
 enum { DSC_GRAM_SLACK = 16 };
 typedef struct dsc_cpu_gram {

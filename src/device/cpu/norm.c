@@ -1,7 +1,7 @@
 /* Batch norm of the cpu device; formulas in ops.h.
  *
- * Two passes over memory each way: reduce, then write. The second runs backwards through each thread's share,
- * because the end of it is what the first has left in the cache. */
+ * Two passes over memory, forward and backward alike: reduce, then write. The second runs backwards through
+ * each thread's share, because the end of it is what the first has left in the cache. */
 #include "device/cpu/cpu.h"
 
 #include "base/error.h"
@@ -66,7 +66,7 @@ static void reduce_moments(const dsc_cpu_kernels *k, const norm_cut *cut, const 
     }
 }
 
-/* Of one channel: the parts' lanes in order, then the rows behind the last whole period. */
+/* Moments of one channel: the parts' lanes in order, then the rows after the last whole period. */
 static moments channel_moments(const norm_cut *cut, const float *x, int64_t ch) {
     moments all = {0, 0, 0};
     for (int p = 0; p < cut->parts; p++) {

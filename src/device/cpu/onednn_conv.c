@@ -330,7 +330,7 @@ size_t dsc_onednn_conv_workspace(const dsc_onednn_conv *plan, dsc_conv_pass pass
 
 /* ---- running ---- */
 
-/* Cuts the workspace into the step's weights, then the lanes; *rest is the first byte behind the first lane's
+/* Cuts the workspace into the step's weights, then the lanes; *rest is the first byte after the first lane's
  * scratchpad. */
 static dsc_status place(const dsc_onednn_conv *plan, enum step_kind kind, const dsc_tensor *work,
                         char **rest) {

@@ -73,7 +73,7 @@ static int64_t syev_ints(int64_t n) {
     return 3 + 5 * n;
 }
 
-/* Whole cache lines, so that threads' workspaces do not meet in one. */
+/* Whole cache lines, so that two threads' workspaces never share one. */
 static size_t syev_bytes(dsc_dtype dtype, int64_t n) {
     size_t bytes = (size_t)syev_reals(n) * dsc_dtype_size(dtype) + (size_t)syev_ints(n) * sizeof(lapack_int);
     return (bytes + DSC_ALIGNMENT - 1) / DSC_ALIGNMENT * DSC_ALIGNMENT;

@@ -1,4 +1,4 @@
-/* Triangles of the cpu device: mirrored, packed, transposed, tile by tile where rows meet columns. */
+/* Triangles of the cpu device: mirrored, packed, transposed, tile by tile where rows become columns. */
 #include "device/cpu/triangle.h"
 
 #include <string.h>

@@ -299,7 +299,7 @@ static dsc_status run_step(dsc_queue *q, step *s, const operands *o) {
     return DSC_OK;
 }
 
-/* Parameters lie one behind the other, wherever that is: cuDNN may need a copy. */
+/* Parameters lie one after the other, at any alignment: cuDNN may need a copy. */
 static char *aligned_place(const cuda_conv *c, const operands *o) {
     return o->work + c->work_bytes;
 }

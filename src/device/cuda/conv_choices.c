@@ -175,7 +175,7 @@ static int read_type(const char *name, dsc_dtype *out) {
     return 0;
 }
 
-/* Each reads on from *at and moves it; 0 when the text is none of ours. */
+/* Each reads from *at on and advances it; returns 0 when the text is malformed. */
 static int read_sizes(const char **at, entry *e) {
     dsc_conv_desc *d = &e->desc;
     dsc_conv2d_shape *s = &d->shape;

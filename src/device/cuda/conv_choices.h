@@ -2,14 +2,14 @@
  *
  * Engines are chosen when a convolution is opened, by cuDNN's rules or, on a device that tunes, by timing. A
  * choice is kept for the life of the process: equal convolutions share it. As text (dsc_device_choices) it is
- * one line behind a first line that names cuDNN's version and the GPU's kind. */
+ * one line; a first line before them names cuDNN's version and the GPU's kind. */
 #ifndef DSC_DEVICE_CUDA_CONV_CHOICES_H
 #define DSC_DEVICE_CUDA_CONV_CHOICES_H
 
 #include "device/cuda/dnn_plan.h"
 
-/* The choice kept for this; 0 when there is none, or with `timed` none that was timed or preset. And keeps
- * one, in place of an older one. */
+/* _find copies the choice kept for a pass, with `timed` only one that was timed or preset; returns 0 when
+ * there is no such choice. _keep keeps one, in place of an older one. */
 int dsc_cuda_choice_find(const dsc_cuda *gpu, const dsc_dnn_problem *problem, dsc_dnn_kind kind, int timed,
                          dsc_dnn_choice *out);
 dsc_status dsc_cuda_choice_keep(const dsc_cuda *gpu, const dsc_dnn_problem *problem, dsc_dnn_kind kind,

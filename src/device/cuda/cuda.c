@@ -69,7 +69,7 @@ dsc_status dsc_cuda_use(const dsc_device *device) {
 }
 
 dsc_status dsc_cuda_fail(cudaError_t error, const char *what, const char *file, int line) {
-    (void)cudaGetLastError(); /* told here; the next launch shall not find it */
+    (void)cudaGetLastError(); /* reported here: the next launch must not find it again */
     return dsc_error_raise(error == cudaErrorMemoryAllocation ? DSC_E_MEMORY : DSC_E_DEVICE, file, line,
                            "cuda: %s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
@@ -173,7 +173,7 @@ static dsc_status device_alloc(dsc_device *device, size_t bytes, void **out) {
 static void device_free(dsc_device *device, void *data) {
     dsc_device_count_free(device, forget_block(device->state, data));
     if (cudaSetDevice(dsc_cuda_of(device)->ordinal) != cudaSuccess || cudaFree(data) != cudaSuccess)
-        (void)cudaGetLastError(); /* of work that failed before; told by the next sync */
+        (void)cudaGetLastError(); /* of work that failed before; the next sync reports it */
 }
 
 static dsc_status host_alloc(dsc_device *device, size_t bytes, void **out) {
@@ -550,7 +550,7 @@ static const dsc_device_table table = {.destroy = destroy,
 #undef ENTRY
 };
 
-/* How many GPUs there are, at least one; else why there is none. */
+/* Counts the GPUs; fails, with the reason, when there is none. */
 static dsc_status count_gpus(int *count) {
     int driver = 0, needed = 0;
     cudaError_t error = cudaGetDeviceCount(count);
@@ -600,7 +600,7 @@ static dsc_status look_at(int ordinal, dsc_cuda *own, struct cudaDeviceProp *fac
                         ordinal, facts->name, facts->major, facts->minor, OLDEST_CAPABILITY / 10,
                         OLDEST_CAPABILITY % 10);
     DSC_CUDA_TRY(cudaSetDevice(ordinal));
-    DSC_CUDA_TRY(cudaFree(NULL)); /* makes the GPU's context now: what is wrong with it is told here */
+    DSC_CUDA_TRY(cudaFree(NULL)); /* creates the GPU's context now, so that its errors appear here */
     return DSC_OK;
 }
 

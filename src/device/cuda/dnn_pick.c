@@ -118,7 +118,7 @@ static int record(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t *out) {
     return good;
 }
 
-/* Of a recording, or of one run where there is none. */
+/* Launches the recording, or runs the plan once where there is no recording. */
 static int launch_timed(bench *b, dsc_dnn_plan *plan, cudaGraphExec_t recorded, float *ms) {
     return cudaEventRecord(b->from, b->stream) == cudaSuccess &&
            (recorded ? cudaGraphLaunch(recorded, b->stream) == cudaSuccess : run(b, plan)) &&
@@ -134,7 +134,8 @@ static int is_hopeless(bench *b, dsc_dnn_plan *plan, float best) {
     return launch_timed(b, plan, NULL, &ms) && ms > 2 * best / (float)b->repeat + calls;
 }
 
-/* Milliseconds of the best launch behind a first one; 0 also when it cannot be below `limit` (0: none). */
+/* Milliseconds of the fastest launch, the first one not counted; 0 also when it cannot be below `limit` (0:
+ * no limit). */
 static int time_plan(bench *b, dsc_dnn_plan *plan, float limit, float *best) {
     cudaGraphExec_t recorded = NULL;
     float ms = 0;

@@ -31,7 +31,7 @@ typedef struct dsc_dnn_problem {
 /* An engine and how it is set: the whole of a choice, from which its plan can be made again. */
 enum { DSC_DNN_KNOBS = 16, DSC_DNN_LEGACY = -1, DSC_DNN_NONE = -2 };
 typedef struct dsc_dnn_choice {
-    int64_t engine; /* global index; DSC_DNN_LEGACY: dnn_legacy.h; DSC_DNN_NONE: there is none */
+    int64_t engine; /* global index; DSC_DNN_LEGACY: dnn_legacy.h; DSC_DNN_NONE: no engine */
     int64_t count;  /* of knobs */
     struct {
         int64_t type, value;

@@ -73,7 +73,7 @@ __device__ __forceinline__ void round_to(float &to, double x) {
     to = (float)x;
 }
 
-/* One rounding, not two by way of float. */
+/* One rounding, not two through float. */
 __device__ __forceinline__ void round_to(__half &to, double x) {
     to = __double2half(x);
 }

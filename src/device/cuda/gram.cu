@@ -1,4 +1,5 @@
-/* Gram matrices of patches, the direct way: for any description, P is formed tile by tile in shared memory.
+/* Gram matrices of patches, the direct algorithm: for any description, P is formed tile by tile in shared
+ * memory.
  *
  * A block sums one tile of the lower triangle over its share of the rows, on tensor cores: floats as sums of
  * two tf32 (the product of the low parts is left out), halves exactly. Tensor cores truncate when they add,
@@ -47,7 +48,7 @@ enum { SCALAR, VECTOR, STRAIGHT };
 /* A column of P, or some of them: the shift of its tap, and its place relative to the pixel of tap (0, 0) of
  * a patch without padding. */
 struct column {
-    int kind; /* 0: behind the last one, 1: of x, 2: ones */
+    int kind; /* 0: past the last one, 1: of x, 2: ones */
     int y, x;
     int64_t offset;
 };

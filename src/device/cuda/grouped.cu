@@ -23,7 +23,7 @@ struct tile_shape {
     static constexpr int DOWN = ROWS / 16, ACROSS = COLUMNS / 8;    /* fragments of a warp */
     static constexpr int STEPS = K / 8 / SLICES;                    /* of a warp in a slab */
     static constexpr int SLABS = WINDOW / STEPS;                    /* that a fragment takes in */
-    /* Floats of the slabs of A and B, whichever way they lie, and of both. */
+    /* Floats of the slabs of A and B, transposed or not, and of both. */
     static constexpr int SIZE_A = M * K + (4 * M > 8 * K ? 4 * M : 8 * K);
     static constexpr int SIZE_B = N * K + (4 * N > 8 * K ? 4 * N : 8 * K);
     static constexpr int STAGE = SIZE_A + SIZE_B;

@@ -48,7 +48,7 @@ static cudaError_t run_bias_add(const dsc_cuda_launch *at, int64_t rows, int64_t
     return dsc_flat_run<T>(at, rows * channels, dsc_fits<T>(channels, y), operation);
 }
 
-enum { SUM_ROWS = 4 }; /* that a thread has under way */
+enum { SUM_ROWS = 4 }; /* that a thread loads at once */
 
 template <typename T> struct bias_grad_call {
     typedef dsc_number<T> A;

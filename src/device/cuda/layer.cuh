@@ -239,7 +239,7 @@ typedef struct dsc_columns {
 } dsc_columns;
 
 /* For vectors of n elements, at most `lanes` of them in a block (a power of two), blocks of `threads`,
- * `unroll` rows of a thread under way at once, and `blocks` in all at most (but one for each group of
+ * `unroll` rows of a thread loaded at once, and `blocks` in all at most (but one for each group of
  * channels at least). */
 static inline dsc_columns dsc_columns_narrow(int64_t rows, int64_t stride, int64_t width, int n, int lanes,
                                              int threads, int unroll, int64_t blocks) {

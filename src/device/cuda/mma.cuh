@@ -94,7 +94,7 @@ DSC_MMA void dsc_async_commit(void) {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-/* Waits until at most N of this thread's groups are under way; other threads' copies take a barrier, too. */
+/* Waits until at most N of this thread's groups are in flight; other threads' copies need a barrier, too. */
 template <int N> DSC_MMA void dsc_async_wait(void) {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
@@ -206,7 +206,7 @@ DSC_MMA float dsc_mma_f16_of(uint32_t pair, int high) {
     return dsc_f16_to_float((uint16_t)(high ? pair >> 16 : pair));
 }
 
-/* What a lane shows to the others of its warp. */
+/* The value that a lane passes to the others of its warp. */
 typedef struct dsc_mma_shown {
     uint32_t a[4], b[2];
 } dsc_mma_shown;

@@ -1,8 +1,9 @@
-/* Batch norm: two launches each way, one that sums and one that writes.
+/* Batch norm: two launches for each pass, one that sums and one that writes.
  *
  * A block that sums leaves its sums in scratch memory; every block that writes adds up those of its own
  * channels, always in the same order, while its first rows are under way. No block waits for another, and
- * blocks are few (one a multiprocessor) with much under way each: layers of a few MB are a matter of latency.
+ * blocks are few (one a multiprocessor) with many loads in flight each: layers of a few MB are a matter of
+ * latency.
  *
  * Statistics: of each channel, k is a typical value (of three rows, the one in the middle), and with
  * s = sum (x - k), q = sum (x - k)^2 over m rows: mean = k + s / m, var = (q - s^2 / m) / m. Nothing cancels
@@ -32,7 +33,7 @@ typedef struct dsc_cuda_norm_backward_call {
 /* One block a multiprocessor: 128 registers a thread. */
 enum { THREADS = DSC_COLUMN_THREADS, WARPS = THREADS / 32 };
 
-/* Rows that a thread has under way: as many as registers allow. */
+/* Rows that a thread loads at once: as many as registers allow. */
 enum { MOMENTS_ROWS = 8, APPLY_ROWS = 8, SUMS_ROWS = 4, GRAD_ROWS = 4 };
 
 /* Tensors up to SMALL_BYTES, in cache, are cut into groups of channels of NARROW_BYTES a row: all
@@ -109,7 +110,7 @@ __device__ __forceinline__ void load_pairs(const dsc_columns &c, merge_part<A> &
     }
 }
 
-/* First half: loads are under way. partials may be NULL: then nothing is there to add up. */
+/* First half: starts the loads. partials may be NULL: then there is nothing to add up. */
 template <int N, typename A>
 __device__ __forceinline__ merge_part<A> merge_begin(const dsc_columns &c, const A *partials) {
     merge_part<A> m;

@@ -166,7 +166,7 @@ static cudaError_t run_pool_backward(const dsc_cuda_launch *at, const dsc_cuda_p
 
 /* ---- global ---- */
 
-enum { MEAN_ROWS = 4 }; /* pixels that a thread has under way */
+enum { MEAN_ROWS = 4 }; /* pixels that a thread loads at once */
 
 /* blockIdx.x counts groups of channels, blockIdx.y images. */
 template <typename T, int N>

@@ -98,7 +98,7 @@ template <class T> DSC_MMA small_quad<T> conv_load_quad(const T *from, int wide)
     return q;
 }
 
-/* Quads that a thread has under way at a time: those of 32 channels. */
+/* Quads that a thread loads at once: those of 32 channels. */
 template <class S> struct conv_batch {
     static constexpr int COUNT = 2 * S::CHUNK / 4 / S::THREADS;
     static_assert(2 * S::CHUNK / 4 % S::THREADS == 0, "every thread loads as much");

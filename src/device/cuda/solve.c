@@ -22,7 +22,7 @@ enum { ALIGNMENT = 256 };
 static const cublasFillMode_t triangle = CUBLAS_FILL_MODE_UPPER;
 static const cusolverEigMode_t vectors = CUSOLVER_EIG_MODE_VECTOR;
 
-/* A call under way. Problems are numbered by their turn: `by_crew` of the crew's, `by_host` of the host's,
+/* A call in progress. Problems are numbered by their turn: `by_crew` of the crew's, `by_host` of the host's,
  * then those that are solved together, each the largest first; numbers: `count` scales of matrices
  * (solve_kernels.h), then two rows of `count` outcomes of cuSOLVER's. */
 typedef struct call {
@@ -78,7 +78,7 @@ static dsc_status eigen_bytes(dsc_cuda_worker *w, const call *c, int64_t turn, s
 static dsc_status reserve_eigen(dsc_cuda_worker *w, const call *c, size_t device_bytes, size_t host_bytes,
                                 void **space) {
     size_t most_device, most_host;
-    if ((device_bytes > w->lent_bytes && device_bytes > w->device_bytes) || host_bytes > w->host_bytes) {
+    if ((device_bytes > w->borrowed_bytes && device_bytes > w->device_bytes) || host_bytes > w->host_bytes) {
         DSC_TRY(eigen_bytes(w, c, 0, &most_device, &most_host));
         device_bytes = most_device > device_bytes ? most_device : device_bytes;
         host_bytes = most_host > host_bytes ? most_host : host_bytes;
@@ -158,13 +158,13 @@ static int by_size(const void *first, const void *second) {
 
 static int by_way(const void *first, const void *second) {
     const dsc_cuda_turn *a = first, *b = second;
-    return a->way != b->way ? (a->way < b->way ? -1 : 1) : by_size(first, second);
+    return a->method != b->method ? (a->method < b->method ? -1 : 1) : by_size(first, second);
 }
 
-static int64_t count_ways(const call *c, dsc_cuda_way way) {
+static int64_t count_method(const call *c, dsc_cuda_method method) {
     int64_t found = 0;
     for (int64_t i = 0; i < c->count; i++)
-        found += c->s->turns[i].way == way;
+        found += c->s->turns[i].method == method;
     return found;
 }
 
@@ -175,15 +175,15 @@ static void order_items(call *c, int64_t small) {
         c->s->turns[i] = (dsc_cuda_turn){n, i, n <= small ? DSC_CUDA_TOGETHER : DSC_CUDA_BY_CREW};
     }
     qsort(c->s->turns, (size_t)c->count, sizeof *c->s->turns, by_size);
-    c->by_crew = count_ways(c, DSC_CUDA_BY_CREW);
+    c->by_crew = count_method(c, DSC_CUDA_BY_CREW);
 }
 
 /* The same by a plan. */
 static void plan_items(call *c) {
     (void)dsc_cuda_plan(c->s->turns, c->count, c->s->host.threads);
     qsort(c->s->turns, (size_t)c->count, sizeof *c->s->turns, by_way);
-    c->by_crew = count_ways(c, DSC_CUDA_BY_CREW);
-    c->by_host = count_ways(c, DSC_CUDA_BY_HOST);
+    c->by_crew = count_method(c, DSC_CUDA_BY_CREW);
+    c->by_host = count_method(c, DSC_CUDA_BY_HOST);
 }
 
 /* Problems of one size that are solved in one call: their copies, then their values, lie at `offset` of the
@@ -213,7 +213,7 @@ static group first_group(const call *c) {
     return (group){.end = c->by_crew + c->by_host};
 }
 
-/* Goes on to the next group; 0: there is none. */
+/* Advances to the next group; returns 0 after the last. */
 static int next_group(const call *c, group *g) {
     int64_t before = g->n, left = 1;
     if (g->end == c->count)
@@ -394,8 +394,8 @@ static dsc_status run(call *c, dsc_cuda_job job, int64_t small) {
 }
 
 static void end(call *c) {
-    c->s->caller.lent = NULL;
-    c->s->caller.lent_bytes = 0;
+    c->s->caller.borrowed = NULL;
+    c->s->caller.borrowed_bytes = 0;
     dsc_cuda_solver_leave(c->s);
 }
 
@@ -419,7 +419,7 @@ static dsc_status ask_syev_bytes(dsc_device *device, dsc_dtype dtype, int64_t n,
     return DSC_OK;
 }
 
-/* 0 when cuSOLVER does not tell: then the solve itself reports why. */
+/* Returns 0 when cuSOLVER does not report it: the solve itself then fails with the reason. */
 size_t dsc_cuda_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n) {
     size_t bytes;
     return ask_syev_bytes(device, dtype, n, &bytes) == DSC_OK ? bytes + ALIGNMENT : 0;
@@ -431,8 +431,8 @@ dsc_status dsc_cuda_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tens
     DSC_TRY(begin(&c, "syev", q, &item, 1));
     size_t bytes = work ? dsc_tensor_bytes(work) : 0;
     if (bytes > ALIGNMENT) {
-        c.s->caller.lent = align(work);
-        c.s->caller.lent_bytes = bytes - ALIGNMENT;
+        c.s->caller.borrowed = align(work);
+        c.s->caller.borrowed_bytes = bytes - ALIGNMENT;
     }
     dsc_status status = run(&c, solve_eigen, 0);
     end(&c);

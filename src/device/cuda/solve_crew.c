@@ -71,8 +71,8 @@ dsc_status dsc_cuda_worker_reserve(dsc_cuda_worker *w, size_t device_bytes, size
         DSC_TRY(dsc_memory_alloc((int64_t)host_bytes, 1, &w->host_space));
         w->host_bytes = host_bytes;
     }
-    *space = w->lent;
-    if (device_bytes <= w->lent_bytes)
+    *space = w->borrowed;
+    if (device_bytes <= w->borrowed_bytes)
         return DSC_OK;
     if (device_bytes > w->device_bytes)
         DSC_TRY(grow_device_space(&w->device_space, &w->device_bytes, device_bytes));

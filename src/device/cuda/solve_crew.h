@@ -1,5 +1,5 @@
-/* Those who call cuSOLVER: the caller of an operation, in the stream of its queue, and a crew of host threads
- * with streams of their own, since much of an eigen solve is launches and waiting. */
+/* The threads that call cuSOLVER: the caller of an operation, in the stream of its queue, and a crew of host
+ * threads with streams of their own, since much of an eigen solve is launches and waiting. */
 #ifndef DSC_DEVICE_CUDA_SOLVE_CREW_H
 #define DSC_DEVICE_CUDA_SOLVE_CREW_H
 
@@ -15,9 +15,9 @@ typedef struct dsc_cuda_worker {
     cusolverDnParams_t params;
     cudaStream_t stream; /* of the handle; the caller's worker takes that of the queue */
     cudaEvent_t done;
-    /* Workspaces, which grow to the largest problem. A caller's `lent` memory comes before own. */
-    void *device_space, *host_space, *lent;
-    size_t device_bytes, host_bytes, lent_bytes;
+    /* Workspaces, which grow to the largest problem. Memory borrowed from the caller is used first. */
+    void *device_space, *host_space, *borrowed;
+    size_t device_bytes, host_bytes, borrowed_bytes;
     /* of the crew */
     pthread_t thread;
     struct dsc_cuda_solver *solver;
@@ -64,8 +64,8 @@ dsc_status dsc_cuda_solver_reserve_room(dsc_cuda_solver *s, size_t bytes) DSC_MU
 dsc_status dsc_cuda_worker_reserve(dsc_cuda_worker *w, size_t device_bytes, size_t host_bytes,
                                    void **space) DSC_MUST_CHECK;
 
-/* Lets the crew do jobs 0 to count - 1 when `ready` has happened; returns at once. The other waits for the
- * crew's launches, and lets the stream wait for their end. */
+/* _begin starts jobs 0 to count - 1 on the crew, after the event `ready`, and returns at once. _end waits for
+ * the crew's launches, and makes the stream wait for their results. */
 dsc_status dsc_cuda_crew_begin(dsc_cuda_solver *s, dsc_cuda_job job, void *context,
                                int64_t count) DSC_MUST_CHECK;
 dsc_status dsc_cuda_crew_end(dsc_cuda_solver *s, cudaStream_t stream) DSC_MUST_CHECK;

@@ -70,7 +70,7 @@ static dsc_status grow_work(dsc_cuda_host *h) {
     return dsc_tensor_alloc(h->cpu, DSC_U8, 1, &bytes, &h->work);
 }
 
-/* Matrices and values, one behind the other. */
+/* Matrices and values, one after the other. */
 static dsc_status place_copies(dsc_cuda_host *h) {
     size_t bytes = 0;
     for (int64_t i = 0; i < h->count; i++)

@@ -10,7 +10,7 @@
 
 typedef struct dsc_cuda_host {
     dsc_device *gpu;
-    int threads; /* 0: there is no such part */
+    int threads; /* 0: the host solves nothing */
     /* Where problems lie on the GPU, and their copies; `failed` counts in the copies. */
     dsc_solve_item *there, *here;
     int64_t there_capacity, here_capacity, count;
@@ -37,8 +37,8 @@ void dsc_cuda_host_close(dsc_cuda_host *h);
 /* Makes room for `count` problems: the caller writes h->there. */
 dsc_status dsc_cuda_host_reserve(dsc_cuda_host *h, int64_t count) DSC_MUST_CHECK;
 
-/* Starts on the problems when `ready` has happened, the largest first; returns at once. The other waits, and
- * lets the stream wait for the copies; then h->here[i].failed tells what came out. */
+/* _begin starts on the problems after the event `ready`, the largest first, and returns at once. _end waits,
+ * and makes the stream wait for the copies; then h->here[i].failed is the outcome of problem i. */
 dsc_status dsc_cuda_host_begin(dsc_cuda_host *h, cudaEvent_t ready) DSC_MUST_CHECK;
 dsc_status dsc_cuda_host_end(dsc_cuda_host *h, cudaStream_t stream) DSC_MUST_CHECK;
 

@@ -34,7 +34,7 @@ typedef struct dsc_cuda_solve_places {
 cudaError_t dsc_cuda_launch_solve_check(const dsc_cuda_launch *at, int wide, const dsc_cuda_solve_places *p,
                                         int *scales);
 /* to = from times the power of two that brings its largest element into [1, 2), unless they are one; the
- * identity for what is not finite: a solver may not end on numbers that are none. */
+ * identity for what is not finite: a solver may not terminate on NaN. */
 cudaError_t dsc_cuda_launch_solve_copy(const dsc_cuda_launch *at, int wide, const dsc_cuda_solve_places *p,
                                        const int *scales);
 /* to = the transpose of from, which may be the same matrix; values along, divided by that power. */

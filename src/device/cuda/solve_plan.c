@@ -100,16 +100,16 @@ static const range *range_of(int64_t n) {
     return NULL;
 }
 
-/* What is left of a size on the GPU; `way`: how it is solved best there. */
-static double left_ms(const size *s, int64_t left, dsc_cuda_way *way) {
+/* Milliseconds that the GPU needs for the `left` problems of a size, by the better method. */
+static double left_ms(const size *s, int64_t left, dsc_cuda_method *method) {
     double alone = (double)left * s->crew_ms;
-    *way = DSC_CUDA_BY_CREW;
+    *method = DSC_CUDA_BY_CREW;
     if (!s->range || left < s->range->fewest)
         return alone;
     double together = range_ms(s->range, s->n, calls_for(s->n, left), left);
     if (together >= alone)
         return alone;
-    *way = DSC_CUDA_TOGETHER;
+    *method = DSC_CUDA_TOGETHER;
     return together;
 }
 
@@ -131,8 +131,8 @@ static double makespan(const plan *p) {
 static dsc_cuda_expected expect(const plan *p) {
     dsc_cuda_expected e = {.gpu = p->rest};
     for (int s = 0; s < p->count; s++) {
-        dsc_cuda_way way;
-        e.gpu += left_ms(&p->sizes[s], p->sizes[s].count - p->sizes[s].on_host, &way);
+        dsc_cuda_method method;
+        e.gpu += left_ms(&p->sizes[s], p->sizes[s].count - p->sizes[s].on_host, &method);
     }
     if (p->threads > 0)
         e.host = makespan(p);
@@ -185,10 +185,10 @@ static int improve(plan *p) {
     return 1;
 }
 
-/* Takes up the turns of one size, and gives them the way they have when the host does not take them. */
+/* Adds the turns of one size, with the method that they get unless the host takes them. */
 static void add_size(plan *p, dsc_cuda_turn *turns, int64_t first, int64_t count) {
     int64_t n = turns[first].n;
-    dsc_cuda_way way = DSC_CUDA_TOGETHER;
+    dsc_cuda_method method = DSC_CUDA_TOGETHER;
     size s = {.n = n, .first = first, .count = count};
     if (n <= DSC_CUDA_SMALL) {
         p->rest += range_ms(&small, n, calls_for(n, count), count);
@@ -196,21 +196,21 @@ static void add_size(plan *p, dsc_cuda_turn *turns, int64_t first, int64_t count
         s.crew_ms = crew_ms(n);
         s.host_ms = host_ms(n);
         s.range = range_of(n);
-        double ms = left_ms(&s, count, &way);
+        double ms = left_ms(&s, count, &method);
         if (n >= HOST_SMALLEST && n <= HOST_LARGEST && p->count < MOST_SIZES)
             p->sizes[p->count++] = s;
         else
             p->rest += ms;
     }
     for (int64_t i = first; i < first + count; i++)
-        turns[i].way = way;
+        turns[i].method = method;
 }
 
 static void set_ways(const size *s, dsc_cuda_turn *turns) {
-    dsc_cuda_way way;
-    (void)left_ms(s, s->count - s->on_host, &way);
+    dsc_cuda_method method;
+    (void)left_ms(s, s->count - s->on_host, &method);
     for (int64_t i = 0; i < s->count; i++)
-        turns[s->first + i].way = i < s->on_host ? DSC_CUDA_BY_HOST : way;
+        turns[s->first + i].method = i < s->on_host ? DSC_CUDA_BY_HOST : method;
 }
 
 dsc_cuda_expected dsc_cuda_plan(dsc_cuda_turn *turns, int64_t count, int host_threads) {

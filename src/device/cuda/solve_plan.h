@@ -1,5 +1,5 @@
-/* Who solves which eigen problems of a batch: the crew, the host's processors beside the GPU, or cuSOLVER
- * many of one size in one call. */
+/* Decides how each eigen problem of a batch is solved: by the crew (threads that call cuSOLVER), by the
+ * host's processors while the GPU works, or by cuSOLVER together with others of its size in one call. */
 #ifndef DSC_DEVICE_CUDA_SOLVE_PLAN_H
 #define DSC_DEVICE_CUDA_SOLVE_PLAN_H
 
@@ -11,12 +11,12 @@ enum {
     DSC_CUDA_MOST_ON_HOST = 64 /* threads */
 };
 
-typedef enum dsc_cuda_way { DSC_CUDA_BY_CREW, DSC_CUDA_BY_HOST, DSC_CUDA_TOGETHER } dsc_cuda_way;
+typedef enum dsc_cuda_method { DSC_CUDA_BY_CREW, DSC_CUDA_BY_HOST, DSC_CUDA_TOGETHER } dsc_cuda_method;
 
 /* A problem's place in the order of work. */
 typedef struct dsc_cuda_turn {
     int64_t n, item;
-    dsc_cuda_way way;
+    dsc_cuda_method method;
 } dsc_cuda_turn;
 
 /* How long the plan expects both sides to work, in ms. */
@@ -30,8 +30,8 @@ int dsc_cuda_plan_threads(int cpu_threads);
 /* How many of the next `left` problems, all of n rows, go into one call of cuSOLVER. */
 int64_t dsc_cuda_plan_together(int64_t n, int64_t left);
 
-/* Sets the way of each turn, for float32. Turns come by size, the largest first. The plan depends on sizes
- * and the number of threads alone. */
+/* Sets the method of each turn, for float32. Turns are sorted by size, the largest first. The plan depends
+ * only on sizes and the number of threads. */
 dsc_cuda_expected dsc_cuda_plan(dsc_cuda_turn *turns, int64_t count, int host_threads);
 
 #endif

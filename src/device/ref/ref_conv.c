@@ -10,7 +10,7 @@ static int64_t source(int64_t i, int64_t r, int64_t stride, int64_t dil, int64_t
     return i * stride + r * dil - pad;
 }
 
-/* The output position that x[h] meets through kernel row r; -1 when there is none. */
+/* The output position to which x[h] contributes through kernel row r; -1 when there is no such position. */
 static int64_t target(int64_t h, int64_t r, int64_t stride, int64_t dil, int64_t pad, int64_t size) {
     int64_t scaled = h + pad - r * dil;
     return scaled >= 0 && scaled % stride == 0 && scaled / stride < size ? scaled / stride : -1;
