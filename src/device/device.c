@@ -42,7 +42,7 @@ static const char *const names[] = {"ref", "cpu",
 static const char choices[] = "choose auto, ref or cpu, or cuda on a GPU";
 
 void dsc_device_options_init_sized(dsc_device_options *options, size_t size) {
-    static const dsc_device_options defaults = {.size = sizeof defaults, .name = "auto", .threads = 0};
+    const dsc_device_options defaults = {.name = "auto"};
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 

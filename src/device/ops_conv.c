@@ -1,14 +1,12 @@
-/* The geometry of convolutions, planned convolutions, and the fronts of their passes:
- *   y[n, i, j, k] = sum over u, v, c of x[n, i stride + u dilation - pad, j stride + v dilation - pad, c]
- * w[k, u, v, c]
- */
+/* The geometry of convolutions, planned convolutions, and the fronts of their passes. Forward, for output row i
+ * and column j, output channel k, kernel row u and column v:
+ *   y[n, i, j, k] = sum over u, v, c of w[k, u, v, c] x[n, row, column, c]
+ *   row = i stride_h + u dilation_h - pad_h,   column = j stride_w + v dilation_w - pad_w */
 #include "device/checks.h"
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/versioned.h"
-
-#include <string.h>
 
 static dsc_status check_least(const char *name, int64_t value, int64_t least) {
     if (value < least || value > INT32_MAX)
@@ -37,29 +35,19 @@ static dsc_status check_count(const char *name, const int64_t dim[4]) {
 }
 
 void dsc_conv2d_shape_init_sized(dsc_conv2d_shape *shape, size_t size) {
-    static const dsc_conv2d_shape defaults = {.size = sizeof defaults,
-                                              .kernel_h = 1,
-                                              .kernel_w = 1,
-                                              .stride_h = 1,
-                                              .stride_w = 1,
-                                              .dilation_h = 1,
-                                              .dilation_w = 1,
-                                              .groups = 1};
+    const dsc_conv2d_shape defaults = {.kernel_h = 1,
+                                       .kernel_w = 1,
+                                       .stride_h = 1,
+                                       .stride_w = 1,
+                                       .dilation_h = 1,
+                                       .dilation_w = 1,
+                                       .groups = 1};
     dsc_versioned_init(shape, size, &defaults, sizeof defaults);
 }
 
 dsc_status dsc_conv2d_shape_read(const dsc_conv2d_shape *given, dsc_conv2d_shape *out) {
-    if (!given)
-        return DSC_FAIL(DSC_E_INVALID, "conv: the shape is missing");
-    if (given->size < sizeof given->size || given->size > sizeof *out)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "conv: a shape of %zu bytes, this library knows %zu: fill it in with "
-                        "dsc_conv2d_shape_init, from the headers of the library that is linked",
-                        given->size, sizeof *out);
     dsc_conv2d_shape_init(out);
-    memcpy((char *)out + sizeof out->size, (const char *)given + sizeof given->size,
-           given->size - sizeof given->size);
-    return DSC_OK;
+    return dsc_versioned_define("conv2d_shape", given, sizeof *out, out);
 }
 
 static dsc_status shape_output(const dsc_conv2d_shape *s, int64_t *out_h, int64_t *out_w) {
