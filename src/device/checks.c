@@ -1,3 +1,4 @@
+/* Checks shared by the fronts of the operations. */
 #include "device/checks.h"
 
 #include "base/error.h"

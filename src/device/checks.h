@@ -5,12 +5,12 @@
 
 #include "device/table.h"
 
-/* What the arguments of one call have in common. */
+/* The state of the checks of one call. */
 typedef struct dsc_check {
     const char *op;
     dsc_queue *q;
-    dsc_dtype dtype; /* of its real tensors */
-    dsc_dtype param; /* of parameters, statistics and sums beside them: F32 where those are of half type */
+    dsc_dtype dtype; /* type of its real tensors */
+    dsc_dtype param; /* type of parameters, statistics and sums: F32 where real tensors are of half type */
 } dsc_check;
 
 /* A shape as two arguments: number of dimensions and their array. */
@@ -33,8 +33,8 @@ dsc_status dsc_check_set_half(dsc_check *check, const char *name, dsc_dtype dtyp
 /* Starts the checks of a call without a common real type. */
 dsc_status dsc_check_begin_any(dsc_check *check, const char *op, dsc_queue *q) DSC_MUST_CHECK;
 
-/* t is there, on the queue's device, has a sane shape and memory; with the common type, a given one, or any.
- */
+/* t is not NULL, is on the queue's device, and has a valid shape and memory; its type is the common one, a
+ * given one, or any. */
 dsc_status dsc_check_real(const dsc_check *check, const char *name, const dsc_tensor *t) DSC_MUST_CHECK;
 dsc_status dsc_check_typed(const dsc_check *check, const char *name, const dsc_tensor *t,
                            dsc_dtype dtype) DSC_MUST_CHECK;
@@ -52,7 +52,7 @@ dsc_status dsc_check_same_count(const dsc_check *check, const char *name, const 
 /* A matrix with as many columns as rows. */
 dsc_status dsc_check_square(const dsc_check *check, const char *name, const dsc_tensor *t) DSC_MUST_CHECK;
 
-/* Both at once, for the frequent cases. */
+/* Type and shape at once, for the frequent cases. */
 dsc_status dsc_check_real_shape(const dsc_check *check, const char *name, const dsc_tensor *t, int ndim,
                                 const int64_t *dim) DSC_MUST_CHECK;
 dsc_status dsc_check_real_like(const dsc_check *check, const char *name, const dsc_tensor *t,

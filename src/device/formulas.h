@@ -41,7 +41,7 @@ DSC_FORMULA int dsc_dropout_keeps(const dsc_dropout_stream *stream, uint32_t wor
 
 /* ---- clipping and trust ratios: one value a tensor, always in double ---- */
 
-/* min(1, limit / sqrt(sumsq)), 1 for sumsq = 0. NaN stays NaN, so that a bad gradient is not hidden. */
+/* min(1, limit / sqrt(sumsq)), 1 for sumsq = 0. NaN stays NaN, so that a bad gradient is noticed. */
 DSC_FORMULA double dsc_clip_factor(double sumsq, double limit) {
     double norm = sqrt(sumsq);
     return norm <= limit || norm == 0 ? 1 : limit / norm;
@@ -84,7 +84,7 @@ DSC_FORMULA double dsc_skip_move(double skip, double bad) {
 /* ---- second-order steps ---- */
 
 /* min(1, sqrt(limit / |lr^2 sum|)), 1 when limit or product is 0; NaN for a sum that is not finite, so that
- * it is not hidden. By square roots, so that the product does not overflow. */
+ * it is noticed. By square roots, so that the product does not overflow. */
 DSC_FORMULA double dsc_kl_clip(double sum, double lr, double limit) {
     double size = fabs(lr) * sqrt(fabs(sum)), bound = sqrt(limit);
     if (!isfinite(sum))

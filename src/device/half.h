@@ -2,7 +2,7 @@
  * NaN stays NaN (quiet), infinities stay, what is too large becomes infinite, subnormal results are exact
  * roundings.
  *
- * float64 goes straight to 16 bits: by way of float32 it would be rounded twice. */
+ * float64 goes straight to 16 bits: through float32 it would be rounded twice. */
 #ifndef DSC_DEVICE_HALF_H
 #define DSC_DEVICE_HALF_H
 

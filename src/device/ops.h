@@ -15,7 +15,8 @@
 extern "C" {
 #endif
 
-/* ---- element-wise and reductions ---- */
+/* ---- element-wise operations and reductions ---- */
+
 /* Operations y = beta y + f(a, b), element by element, with the formula dsc_map_NAME in formulas.inc: all of
  * them share one front and one loop in each backend. The last four columns are the names of the operation and
  * of a, b and y in messages; b is NULL for an operation with one input. */
@@ -36,44 +37,44 @@ typedef enum dsc_map {
  * b when beta is 0. */
 dsc_status dsc_op_map(dsc_queue *q, dsc_map map, const dsc_tensor *a, const dsc_tensor *b, double beta,
                       dsc_tensor *y) DSC_MUST_CHECK;
-/* out[0] = min(1, limit / sqrt(sumsq[0])) (1 when sumsq is 0); F64 scalars. */
+
+/* out[0] = min(1, limit / sqrt(sumsq[0])), 1 when sumsq is 0; F64 scalars. */
 dsc_status dsc_op_clip_factor(dsc_queue *q, const dsc_tensor *sumsq, double limit,
                               dsc_tensor *out) DSC_MUST_CHECK;
 /* out[0] += number of elements of t that are NaN or infinite; out: F64 scalar. */
 dsc_status dsc_op_count_nonfinite(dsc_queue *q, const dsc_tensor *t, dsc_tensor *out) DSC_MUST_CHECK;
 
-/* y = decay[0] y + (1 - decay[0]) x, a running average that nothing spoils: where bad[0] > 0 (say, the number
- * of x's elements that are not finite) y stays as it is and bad[1] grows by 1. decay: F64 scalar, bad:
- * F64[2].
- */
+/* y = decay[0] y + (1 - decay[0]) x: a running average. Where bad[0] > 0 (say, the number of x's elements
+ * that are not finite) y is left unchanged and bad[1] grows by 1. decay: F64 scalar, bad: F64[2]. */
 dsc_status dsc_op_blend(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *x, dsc_tensor *bad,
                         dsc_tensor *y) DSC_MUST_CHECK;
 
 /* t += 1, element by element; t: I64. */
 dsc_status dsc_op_increment(dsc_queue *q, dsc_tensor *t) DSC_MUST_CHECK;
-/* flag[0] = 2 when value[0] is not finite, else as it was; firm 0: also where it was 1, since what was left
- * out already needs no numbers. F64 scalars. For DSC_HYPER_SKIP. */
+/* Sets flag[0] to 2 when value[0] is not finite; with firm 0, not where flag[0] is 1, which means that the
+ * step is skipped anyway. F64 scalars. For DSC_HYPER_SKIP. */
 dsc_status dsc_op_guard(dsc_queue *q, const dsc_tensor *value, int firm, dsc_tensor *flag) DSC_MUST_CHECK;
 
-/* t[0] = nanoseconds of the device's clock when the queue gets there; t: I64 scalar. */
+/* t[0] = nanoseconds of the device's clock when the queue reaches this operation; t: I64 scalar. */
 dsc_status dsc_op_timestamp(dsc_queue *q, dsc_tensor *t) DSC_MUST_CHECK;
 
-/* A loss scale that finds its size: F64[DSC_SCALE_COUNT] on the device. */
+/* A loss scale that adapts itself: F64[DSC_SCALE_COUNT] on the device. */
 typedef enum dsc_scale {
-    DSC_SCALE_VALUE,          /* what the loss is multiplied by */
+    DSC_SCALE_VALUE,          /* factor of the loss */
     DSC_SCALE_INVERSE,        /* 1 / the value used by the present step, for its gradients */
     DSC_SCALE_INVERSE_SQUARE, /* for products of two of them */
     DSC_SCALE_GOOD,           /* steps since it last changed */
-    DSC_SCALE_INTERVAL,       /* good steps until it is doubled; 0: it stays as it is */
+    DSC_SCALE_INTERVAL,       /* good steps until it is doubled; 0: it never changes */
     DSC_SCALE_COUNT
 } dsc_scale;
-/* At the end of a backward pass with bad[0] elements that are not finite (F64 scalar): sets the inverses to
- * those of VALUE, then halves VALUE (not below 1) when there are any, or doubles it (not above 2^24) after
- * INTERVAL good steps. skip[0] (F64 scalar), unless it is 2, becomes 1 when there are any, else 0. */
+/* For the end of a backward pass; bad[0] is its number of elements that are not finite. Sets the inverses to
+ * those of VALUE, then halves VALUE (not below 1) when bad[0] > 0, or doubles it (not above 2^24) after
+ * INTERVAL good steps. skip[0] becomes 1 when bad[0] > 0, else 0, unless it is 2. bad, skip: F64 scalars. */
 dsc_status dsc_op_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *scale,
                              dsc_tensor *skip) DSC_MUST_CHECK;
 
 /* ---- dense linear algebra ---- */
+
 /* Lower triangle of C[n,n] = alpha A' A + beta C for rows A[m,n], any beta; the strict upper triangle is
  * untouched. */
 dsc_status dsc_op_syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta,
@@ -83,13 +84,13 @@ dsc_status dsc_op_symmetrize(dsc_queue *q, dsc_tensor *a) DSC_MUST_CHECK;
 /* Lower triangle of A[n,n], row by row, into P[n(n+1)/2]; and back, filling both triangles. */
 dsc_status dsc_op_tri_pack(dsc_queue *q, const dsc_tensor *a, dsc_tensor *p) DSC_MUST_CHECK;
 dsc_status dsc_op_tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a) DSC_MUST_CHECK;
-/* A = Q diag(v) Q' of a symmetric A[n,n] (lower triangle read): Q over A, one eigenvector a column; v[n]
- * rising. `work`: U8 tensor of dsc_op_syev_workspace bytes at least. DSC_E_NUMERIC when the solver fails or A
- * is not finite (A is then undefined). */
+/* A = Q diag(v) Q' of a symmetric A[n,n], of which the lower triangle is read: Q overwrites A, one
+ * eigenvector a column; v[n] is in ascending order. `work`: U8 tensor of dsc_op_syev_workspace bytes at
+ * least. DSC_E_NUMERIC when the solver fails or A is not finite; A is then undefined. */
 size_t dsc_op_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n);
 dsc_status dsc_op_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v) DSC_MUST_CHECK;
-/* A := A^-1 of a symmetric positive definite A[n,n] (lower triangle read, both written), by Cholesky.
- * DSC_E_NUMERIC when A is not positive definite (A is then undefined). */
+/* A := A^-1 of a symmetric positive definite A[n,n], by Cholesky; reads the lower triangle, writes both.
+ * DSC_E_NUMERIC when A is not positive definite; A is then undefined. */
 dsc_status dsc_op_chol_inverse(dsc_queue *q, dsc_tensor *a) DSC_MUST_CHECK;
 /* dsc_op_syev as a last resort: on the host, in double, by another algorithm (QR iteration), in memory of its
  * own. Blocks. */
@@ -98,15 +99,17 @@ dsc_status dsc_op_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) DSC_M
 dsc_status dsc_op_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a) DSC_MUST_CHECK;
 
 /* ---- many small problems at once ----
- * Arrays of descriptions in host memory; all items of one real type, outputs of different items apart. A CPU
- * gives each item (of a large product: each piece, cut by its size alone) to one thread, so a result does not
- * depend on the number of threads. Large items should come first. */
+ *
+ * Arrays of descriptions in host memory. All items have one real type, and outputs of different items do not
+ * overlap. On a CPU one thread works on one item, or on one piece of a large product, whose cut depends on
+ * its size alone: a result does not depend on the number of threads. Large items should come first. */
+
 /* Each C = alpha op(A) op(B) + beta C, as dsc_op_gemm. */
 typedef struct dsc_gemm_item {
     int trans_a, trans_b;
     double alpha, beta;
     dsc_tensor a, b, c;
-    int fast; /* 1: TF32 inputs would do (relative error 1e-3) where the device has it */
+    int fast; /* 1: TF32 inputs (relative error 1e-3) are accurate enough, where the device has them */
 } dsc_gemm_item;
 dsc_status dsc_op_gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t count) DSC_MUST_CHECK;
 /* Each A := its eigenvectors and v (dsc_op_syev), or A := A^-1 (dsc_op_chol_inverse; v is not used). `failed`
@@ -142,7 +145,8 @@ typedef struct dsc_join_item {
 dsc_status dsc_op_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) DSC_MUST_CHECK;
 dsc_status dsc_op_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
                               int64_t count) DSC_MUST_CHECK;
-/* Each y takes in x (dsc_op_blend) after bad[0] has become the number of x's elements that are not finite. */
+/* For each item, sets bad[0] to the number of x's elements that are not finite, then blends x into y
+ * (dsc_op_blend). */
 typedef struct dsc_absorb_item {
     dsc_tensor x, bad, y;
 } dsc_absorb_item;
@@ -150,6 +154,7 @@ dsc_status dsc_op_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_
                                int64_t count) DSC_MUST_CHECK;
 
 /* ---- pieces of a second-order step ---- */
+
 /* out[i,j] = 1 / (rows[i] columns[j] + damping[0]). */
 dsc_status dsc_op_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
                                 const dsc_tensor *columns, dsc_tensor *out) DSC_MUST_CHECK;
@@ -167,6 +172,7 @@ dsc_status dsc_op_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor 
                           dsc_tensor *out) DSC_MUST_CHECK;
 
 /* ---- convolution ---- */
+
 /* Copies a caller's shape, which may be that of an older header: members that it lacks become the defaults.
  * DSC_E_INVALID when it is NULL or its size was never set. */
 dsc_status dsc_conv2d_shape_read(const dsc_conv2d_shape *given, dsc_conv2d_shape *out) DSC_MUST_CHECK;
@@ -178,14 +184,14 @@ typedef struct dsc_conv_desc {
     dsc_conv2d_shape shape;
 } dsc_conv_desc;
 
-/* Output height and width; DSC_E_INVALID (with the reason) when the description makes no sense. Unlike
- * dsc_conv2d_output this checks the type and the element counts as well, and takes shape.size as set. */
+/* Output height and width; DSC_E_INVALID, with the reason, when no such convolution exists. Unlike
+ * dsc_conv2d_output this checks the type and the element counts as well, and does not read shape.size. */
 dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) DSC_MUST_CHECK;
 
-/* A planned convolution: vendor descriptors and algorithm choices live here, nothing is planned in a step. */
+/* A planned convolution: it holds the descriptors and the algorithms chosen, so that a step plans nothing. */
 typedef struct dsc_conv dsc_conv;
 dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) DSC_MUST_CHECK;
-/* The same for the forward pass alone; the others are refused. */
+/* The same for the forward pass alone; the backward passes are then refused. */
 dsc_status dsc_conv_create_forward(dsc_device *device, const dsc_conv_desc *desc,
                                    dsc_conv **out) DSC_MUST_CHECK;
 void dsc_conv_destroy(dsc_conv **conv);
@@ -200,14 +206,15 @@ dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_t
                                        const dsc_tensor *dy, double beta, dsc_tensor *work,
                                        dsc_tensor *dw) DSC_MUST_CHECK;
 /* Patches of x for output positions [first, first + rows) of the n*oh*ow, of one group: out[rows, width],
- * width = kh*kw*c/groups in weight order, or one more: then the last column is 1. Used slab by slab. */
+ * width = kernel_h * kernel_w * in_c / groups in the order of the weights, or one more: then the last column
+ * is 1. Used slab by slab. */
 dsc_status dsc_op_patches(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
                           int64_t first, dsc_tensor *out) DSC_MUST_CHECK;
 
 /* Lower triangle of C[n,n] = alpha P' P + beta C, any beta, for the patches P (half: of an x of half type, C
  * is F32) of one group over all output positions (n is their width, or one more: a last column of ones).
- * Never more than a cache-sized slab of P is formed. A 1x1 description without stride and padding takes the
- * rows of x as they are: of a linear layer (h = w = 1), or of a gradient. `work`: U8 tensor of
+ * No more than a cache-sized slab of P exists at a time. A 1x1 kernel without stride and padding takes the
+ * rows of x as they are: those of a linear layer (in_h = in_w = 1), or of a gradient. `work`: U8 tensor of
  * dsc_op_patch_gram_workspace bytes at least. */
 size_t dsc_op_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *desc, int ones);
 dsc_status dsc_op_patch_gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor *x, int64_t group,
@@ -219,7 +226,8 @@ dsc_status dsc_op_patch_gram_packed(dsc_queue *q, const dsc_conv_desc *desc, con
                                     int64_t group, double alpha, dsc_tensor *work, dsc_tensor *full,
                                     dsc_tensor *p) DSC_MUST_CHECK;
 
-/* ---- layers; half: all of them ---- */
+/* ---- layers; all of them take halves ---- */
+
 /* The parameter-free shortcut: y[n,oh,ow,k] = x[n, i*stride, j*stride, ch - (k-c)/2], zero where there is no
  * such channel; oh = ceil(h/stride). Backward is its transpose. */
 dsc_status dsc_op_shortcut_forward(dsc_queue *q, int64_t stride, const dsc_tensor *x,
@@ -230,13 +238,13 @@ dsc_status dsc_op_shortcut_backward(dsc_queue *q, int64_t stride, const dsc_tens
 typedef enum dsc_pool_kind { DSC_POOL_MAX, DSC_POOL_AVG } dsc_pool_kind;
 typedef struct dsc_pool_desc {
     dsc_pool_kind kind;
-    int64_t kh, kw, stride_h, stride_w, pad_h,
-        pad_w; /* pad <= kernel / 2; average divides by kh*kw (pads count) */
+    /* pad <= kernel / 2; an average divides by kh*kw, padding included */
+    int64_t kh, kw, stride_h, stride_w, pad_h, pad_w;
 } dsc_pool_desc;
 dsc_status dsc_pool_output(const dsc_pool_desc *desc, int64_t h, int64_t w, int64_t *oh,
                            int64_t *ow) DSC_MUST_CHECK;
-/* `index` (I32, y's shape; max only, NULL for average and where no backward follows) remembers the place in
- * the window; the first of equal values wins. */
+/* `index` (I32, y's shape; NULL for an average, and where no backward pass follows) receives the place of
+ * each maximum in its window; of equal values the first is taken. */
 dsc_status dsc_op_pool_forward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *x,
                                dsc_tensor *index, dsc_tensor *y) DSC_MUST_CHECK;
 dsc_status dsc_op_pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *index,
@@ -246,9 +254,9 @@ dsc_status dsc_op_global_pool_forward(dsc_queue *q, const dsc_tensor *x, dsc_ten
 dsc_status dsc_op_global_pool_backward(dsc_queue *q, const dsc_tensor *dy, double beta,
                                        dsc_tensor *dx) DSC_MUST_CHECK;
 
-/* Batch norm over the last dimension c of x, fused with what often follows:
+/* Batch norm over the last dimension c of x, fused with the operations that often follow:
  *   y = [relu]( gamma (x - mean) * invstd + shift [+ residual] ),   invstd = 1 / sqrt(var + eps), var biased.
- * Training uses the batch's statistics, saves mean[c] and invstd[c], and moves the running ones:
+ * Training uses the batch's statistics, saves mean[c] and invstd[c], and updates the running ones:
  *   running = (1 - momentum) running + momentum batch, with the unbiased variance (as PyTorch; one row: the
  * biased). Statistics are accumulated so that |error| stays at rounding level for |mean| >> std. y may not be
  * x. */
@@ -267,8 +275,8 @@ dsc_status dsc_op_norm_forward_train(dsc_queue *q, const dsc_norm_desc *desc, co
 dsc_status dsc_op_norm_forward_eval(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
                                     const dsc_tensor *residual, const dsc_norm_params *params,
                                     dsc_tensor *y) DSC_MUST_CHECK;
-/* y is read only with relu (its sign is the mask), else it may be NULL. dresidual (NULL without one) gets the
- * masked dy, under its own beta. dx, dgamma and dshift under `beta_x` and `beta_p`. */
+/* y is read only with relu (its sign is the mask), else it may be NULL. dresidual, NULL without a residual,
+ * gets the masked dy. Each output has its own beta: beta_x for dx, beta_p for dgamma and dshift. */
 typedef struct dsc_norm_grads {
     dsc_tensor *dx, *dresidual, *dgamma, *dshift;
     double beta_x, beta_residual, beta_p;
@@ -280,8 +288,8 @@ dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
 
 /* y = x * mask / (1 - rate); the mask of element i is a pure function of (seed, layer, position[0],
  * position[1] * row length + i), so backward is the same call on dy. position: I64[2] on the device: step,
- * first sample. The row length is the element count of one sample (all dimensions but the first). y = x + y
- * with beta 1. x and y may be one with 0. */
+ * first sample. The row length is the element count of one sample (all dimensions but the first). With
+ * beta 1 the result is added to y; with 0, x and y may be one tensor. */
 typedef struct dsc_dropout_desc {
     double rate;
     uint64_t seed;
@@ -292,7 +300,7 @@ dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_
 
 /* Softmax cross-entropy of logits[n,c] against labels (I32[n]; a negative label leaves its row out), the
  * target mixed with the uniform distribution by `smoothing`. Adds (sum of losses, correct at 1, correct
- * within 5, rows counted) to stats (F64[4]). dlogits (NULL: none) = grad_scale * dloss_row/dlogits, 0 for
+ * within 5, rows counted) to stats (F64[4]). dlogits (may be NULL) = grad_scale * dloss_row/dlogits, 0 for
  * rows left out. Ties rank the lower class first, a NaN ranks before all. A label >= c counts as NaN loss.
  * loss_scale (F64 scalar, NULL: 1) is one more factor of dlogits. */
 dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
@@ -305,10 +313,11 @@ dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *p
                                 const dsc_tensor *logits, dsc_tensor *labels) DSC_MUST_CHECK;
 
 /* ---- images ---- */
-/* x[n,h,w,c] (half) from images of bytes: x[i,y,x,ch] = raw[i, y + place[i,0], x' + place[i,1], ch] *
- * scale[ch]
- * + shift[ch], with x' = w - 1 - x where place[i,2] is 1 (mirrored), and outside[ch] where raw has no such
- * pixel. raw: U8 [n,rh,rw,c]; place: I32 [n,3]. At most 4 channels. */
+
+/* x[n,h,w,c] (half) from images of bytes, cut out and mirrored at places of their own:
+ *   x[i, row, column, ch] = scale[ch] raw[i, row + place[i,0], column' + place[i,1], ch] + shift[ch]
+ * with column' = w - 1 - column where place[i,2] is 1 (mirrored), else column; outside[ch] where raw has no
+ * such pixel. raw: U8[n,rh,rw,c]; place: I32[n,3]. At most 4 channels. */
 typedef struct dsc_augment_desc {
     float scale[4], shift[4], outside[4];
 } dsc_augment_desc;

@@ -1,6 +1,6 @@
 /* Fronts of the batches: every item is checked before the first is computed. A backend sees no empty
- * matrices: a batch that has some goes item by item, as one does that the backend has no entry for. Only
- * solvers, which gain most from a batch, still get the runs of items between empty ones. */
+ * matrices: a batch that has some goes item by item, and so does one that the backend has no function for.
+ * Solvers, which gain most from a batch, still get the runs of items between empty ones. */
 #include "device/checks.h"
 
 #include "base/error.h"

@@ -1,6 +1,7 @@
 /* Fronts of the element-wise operations and reductions: check, early out, select, execute. */
 #include "device/checks.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 
 #include <stdint.h>
@@ -223,5 +224,17 @@ dsc_status dsc_op_loss_scale(dsc_queue *q, const dsc_tensor *bad, dsc_tensor *sc
     DSC_TRY(dsc_check_apart(&check, "skip", skip, "bad", bad));
     DSC_TRY(dsc_check_apart(&check, "skip", skip, "scale", scale));
     DSC_TRY(q->device->table->loss_scale(q, bad, scale, skip));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_timestamp(dsc_queue *q, dsc_tensor *t) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "timestamp", q));
+    DSC_TRY(dsc_check_typed(&check, "t", t, DSC_I64));
+    DSC_TRY(dsc_check_shape(&check, "t", t, DSC_SHAPE(1)));
+    if (q->device->table->timestamp)
+        DSC_TRY(q->device->table->timestamp(q, t));
+    else
+        *(int64_t *)t->data = (int64_t)(1e9 * dsc_clock_now());
     return DSC_OK;
 }

@@ -1,5 +1,4 @@
-/* Fronts of the layers without a plan: bias, ReLU, add, shortcut, pooling, dropout, loss, images.
- */
+/* Fronts of the layers: bias, shortcut, pooling, dropout, loss, images. Check, early out, select, execute. */
 #include "device/checks.h"
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-/* Matrix products of the cpu device, whoever computes them. */
+/* Matrix products of the cpu device, by oneDNN, OpenBLAS or our own kernels. */
 #ifndef DSC_DEVICE_CPU_GEMM_H
 #define DSC_DEVICE_CPU_GEMM_H
 

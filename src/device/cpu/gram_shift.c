@@ -1,6 +1,6 @@
 /* The Gram matrix of the patches of a 3x3 convolution with stride 1 and padding 1, without patches.
  *
- * Taps T = (t,s) and T' = (t',s') of a patch meet as
+ * The block of C for the taps T = (t,s) and T' = (t',s') of a patch is
  *   G[T,T'] = sum over v of x[v] x[v - d]',   d = T - T',   [cg,cg],
  * over the pixels v that T sees and for which v and v - d are inside the image. That depends on d alone, up
  * to the border: for d_y != 0 every pair of taps sees the same lines; for d_y = 0 the taps t = 0 miss the

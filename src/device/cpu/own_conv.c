@@ -5,7 +5,7 @@
  *   forward           Y[rows, kg]    = P W'
  *   backward, weight  dW'[width, kg] = P' dY, summed per thread, then over the threads in order
  *   backward, data    a convolution of dy with the weights turned round, when the stride is 1; else
- *                     dP[rows, width] = dY W, added onto dx where it came from: an image is one thread's work
+ * dP[rows, width] = dY W, added onto dx at the place of each patch: one thread does an image
  *
  * A 1x1 convolution without stride and padding is its own patch matrix. */
 #include "device/cpu/conv.h"

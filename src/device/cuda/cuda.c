@@ -627,3 +627,8 @@ dsc_status dsc_cuda_open(dsc_device *device, const dsc_device_options *options) 
     describe(device, strict ? "cuda:fp32" : "cuda", &facts);
     return DSC_OK;
 }
+
+int dsc_cuda_count(void) {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}

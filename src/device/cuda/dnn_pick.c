@@ -1,4 +1,4 @@
-/* How engines are picked. */
+/* Picks the engine of a pass: the first that works, or the fastest by timing. */
 #include "device/cuda/dnn_pick.h"
 
 #include "base/clock.h"

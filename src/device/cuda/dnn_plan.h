@@ -1,8 +1,8 @@
 /* One pass of a convolution through cuDNN's backend API: what is computed (a graph of one operation), engines
  * that can do it, and a plan that runs one of them.
  *
- * Functions that plan return cuDNN's status: an engine that cannot do a convolution is no error, there are
- * others. */
+ * Functions that plan return cuDNN's status: an engine that cannot do a convolution is no error, since
+ * another may. */
 #ifndef DSC_DEVICE_CUDA_DNN_PLAN_H
 #define DSC_DEVICE_CUDA_DNN_PLAN_H
 

@@ -1,9 +1,12 @@
-/* Element-wise operations and reductions: kernels and their launches. */
+/* Element-wise operations, reductions and scalars. */
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/entries.h"
 #include "device/half.h"
 
 #include <string.h>
+#ifdef DSC_EMULATED
+#include <time.h>
+#endif
 
 enum { DSC_CUDA_DOTS = 128, DSC_CUDA_ABSORBS = 108 };
 
@@ -347,6 +350,23 @@ __global__ void loss_scale_kernel(const double *bad, double *scale, double *skip
     *skip = dsc_skip_move(*skip, found);
 }
 
+/* Nanoseconds of the GPU's clock. */
+__device__ int64_t now() {
+#ifdef DSC_EMULATED
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+#else
+    int64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+#endif
+}
+
+__global__ void timestamp_kernel(int64_t *out) {
+    *out = now();
+}
+
 } // namespace
 
 static cudaError_t launch_fill(const dsc_cuda_launch *at, int size, uint64_t bits, int64_t count, void *t) {
@@ -407,9 +427,12 @@ static cudaError_t launch_loss_scale(const dsc_cuda_launch *at, const double *ba
     return cudaGetLastError();
 }
 
-/* ---- the operations ---- */
+static cudaError_t launch_timestamp(const dsc_cuda_launch *at, int64_t *out) {
+    DSC_LAUNCH((timestamp_kernel), 1, 1, 0, at->stream)(out);
+    return cudaGetLastError();
+}
 
-/* ---- one tensor, two tensors ---- */
+/* ---- operations on one or two tensors ---- */
 
 /* The bits of `value` in this type, in the lowest bytes. */
 static uint64_t bits_of(double value, dsc_dtype dtype) {
@@ -529,5 +552,10 @@ dsc_status dsc_cuda_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const ds
         DSC_CUDA_TRY(DSC_BY_TYPE(items[0].x.dtype, counts, dsc_cuda_at(q), part, n, 0));
         DSC_CUDA_TRY(DSC_BY_REAL(items[0].x.dtype, blends, dsc_cuda_at(q), dsc_data(decay), part, n));
     }
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_timestamp(dsc_queue *q, dsc_tensor *t) {
+    DSC_CUDA_TRY(launch_timestamp(dsc_cuda_at(q), (int64_t *)t->data));
     return DSC_OK;
 }

@@ -1,6 +1,6 @@
 /* The Gram matrix of the patches of a 3x3 convolution with stride 1 and padding 1, without patches.
  *
- * Taps T = (t,s) and T' = (t',s') of a patch meet as
+ * The block of C for the taps T = (t,s) and T' = (t',s') of a patch is
  *   G[T,T'] = sum over v of x[v] x[v - d]',   d = T - T',   [cg,cg],
  * which depends on d alone, up to the border: for d_y = 0 taps t = 0 miss the last line and t = 2 the first,
  * for d_x = 0 the same holds for columns. So there are 13 products of cg x cg a pixel, not 45; those with

@@ -1,4 +1,4 @@
-/* Triangles, and the pieces of a second-order step: kernels and their launches. */
+/* Triangles, and the pieces of a second-order step. */
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/entries.h"
 
@@ -268,9 +268,7 @@ static cudaError_t launch_kl_clip(const dsc_cuda_launch *at, const double *sum, 
     return cudaGetLastError();
 }
 
-/* ---- the operations ---- */
-
-/* ---- triangles ---- */
+/* ---- operations on triangles ---- */
 
 dsc_status dsc_cuda_symmetrize(dsc_queue *q, dsc_tensor *a) {
     DSC_CUDA_TRY(a->dtype == DSC_F64

@@ -1,7 +1,6 @@
 /* Gradients of the weights of convolutions of 3x3 taps with few channels.
  *
- *   dw[k][ky][kx][c] = sum over images, rows y, columns x of dy[y][x][k] x[y stride + ky - 1][x stride + kx -
- * 1][c]
+ * dw[k][u][v][c] = sum over images, rows i, columns j of dy[i][j][k] x[i stride + u - 1][j stride + v - 1][c]
  *
  * A block takes 16 output channels (its "rows"), 16 input channels, and a share of the tiles of output; x and
  * dy of one tile after the other travel through a ring of places in shared memory. A warp holds all 16 x 9 x

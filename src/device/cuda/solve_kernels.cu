@@ -1,5 +1,6 @@
 /* What is done to matrices before and after cuSOLVER. A block of the grid's second dimension serves one
- * matrix; matrices of a launch may differ in size, blocks that a small one has no use for end at once. */
+ * matrix; matrices of a launch may differ in size, and blocks beyond the end of a small one return at once.
+ */
 #include "device/cuda/solve_kernels.h"
 
 namespace {

@@ -1,7 +1,8 @@
 /* Reference: convolution.
- *   y[n,i,j,o] = bias[o] + sum over r, s, ch of x[n, i stride + r dil - pad, j stride + s dil - pad, first +
- * ch] w[o,r,s,ch] with first = the first input channel of o's group; outside x there are zeros. Backward runs
- * through the same terms and adds each to where it came from. */
+ *   y[n,i,j,o] = bias[o] + sum over r, s, ch of w[o,r,s,ch] x[n, row, column, first + ch]
+ *   row = i stride + r dilation - pad,   column = j stride + s dilation - pad,
+ * where first is the first input channel of o's group; x is zero outside. The backward passes sum the same
+ * products over the other indices. */
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
