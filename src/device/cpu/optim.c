@@ -11,8 +11,7 @@ static dsc_status update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     if (dsc_step_skips(u->hyper->data))
         return DSC_OK;
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
-    dsc_coefficients_f s =
-        dsc_coefficients_load_f(rule, u->hyper->data, u->norms ? u->norms->data : NULL);
+    dsc_coefficients_f s = dsc_coefficients_load_f(rule, u->hyper->data, u->norms ? u->norms->data : NULL);
     int64_t n = dsc_tensor_count(u->x);
     int parts = dsc_cpu_parts(q->device, n);
 #pragma omp parallel for num_threads(parts) schedule(static, 1)
