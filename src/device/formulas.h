@@ -1,6 +1,7 @@
 /* Formulas of single elements and scalars: each is written once, and expanded by C loops and by CUDA kernels
  * (DSC_FORMULA, of base/rng.h). Those that exist for float and double are in formulas.inc: NAME computes in
- * double, as ref does, and NAME_f in float, for backends whose tensors are float32. */
+ * double, as ref does, and NAME_f in float, for backends whose tensors are float32. In C++ (CUDA) both are
+ * called NAME. */
 #ifndef DSC_DEVICE_FORMULAS_H
 #define DSC_DEVICE_FORMULAS_H
 
@@ -168,18 +169,26 @@ DSC_FORMULA double dsc_update_rate(dsc_update_rule rule, const double *hyper, co
 
 #define DSC_REAL       double
 #define DSC_NAME(name) name
+#define DSC_TYPE(name) name
 #define DSC_SQRT       sqrt
 #include "device/formulas.inc"
 #undef DSC_REAL
 #undef DSC_NAME
+#undef DSC_TYPE
 #undef DSC_SQRT
 
-#define DSC_REAL       float
+#define DSC_REAL float
+#ifdef __cplusplus
+#define DSC_NAME(name) name
+#else
 #define DSC_NAME(name) name##_f
+#endif
+#define DSC_TYPE(name) name##_f
 #define DSC_SQRT       sqrtf
 #include "device/formulas.inc"
 #undef DSC_REAL
 #undef DSC_NAME
+#undef DSC_TYPE
 #undef DSC_SQRT
 
 #endif

@@ -108,15 +108,12 @@ static cudaError_t run_bias_grad(const dsc_cuda_launch *at, int64_t rows, int64_
 
 /* ---- y = beta y + f(a, b) ---- */
 
-/* A type for each formula, for both types. */
+/* A type for each formula. */
 #define MAP(NAME, name, op, a_name, b_name, y_name)                                                          \
     struct name##_map {                                                                                      \
         static constexpr bool two = (b_name) != NULL;                                                        \
-        static __device__ __forceinline__ double run(double a, double b) {                                   \
+        template <typename A> static __device__ __forceinline__ A run(A a, A b) {                            \
             return dsc_map_##name(a, b);                                                                     \
-        }                                                                                                    \
-        static __device__ __forceinline__ float run(float a, float b) {                                      \
-            return dsc_map_##name##_f(a, b);                                                                 \
         }                                                                                                    \
     };
 DSC_MAPS(MAP)
@@ -280,14 +277,6 @@ static cudaError_t run_dropout(const dsc_cuda_launch *at, const dsc_cuda_dropout
 
 /* ---- images ---- */
 
-__device__ __forceinline__ float normalised(float byte, float scale, float shift) {
-    return dsc_pixel_f(byte, scale, shift);
-}
-
-__device__ __forceinline__ double normalised(double byte, float scale, float shift) {
-    return dsc_pixel(byte, (double)scale, (double)shift);
-}
-
 /* A thread makes a pixel. */
 template <typename T>
 static __global__ void __launch_bounds__(DSC_FLAT_THREADS) augment(const dsc_cuda_augment_call a, T *x) {
@@ -303,7 +292,7 @@ static __global__ void __launch_bounds__(DSC_FLAT_THREADS) augment(const dsc_cud
 #pragma unroll
         for (int ch = 0; ch < 4; ch++)
             if (ch < a.c)
-                dsc_set(to[ch], exists ? normalised((A)from[ch], a.desc.scale[ch], a.desc.shift[ch])
+                dsc_set(to[ch], exists ? dsc_pixel((A)from[ch], (A)a.desc.scale[ch], (A)a.desc.shift[ch])
                                        : (A)a.desc.outside[ch]);
     }
 }

@@ -147,24 +147,6 @@ template <typename T, typename... P> bool dsc_fits(int64_t channels, P... pointe
 #define DSC_BY_REAL(dtype, function, ...)                                                                    \
     ((dtype) == DSC_F64 ? function<double>(__VA_ARGS__) : function<float>(__VA_ARGS__))
 
-/* ---- formulas by type ---- */
-
-__device__ __forceinline__ float dsc_relu_of(float x) {
-    return dsc_relu_f(x);
-}
-
-__device__ __forceinline__ double dsc_relu_of(double x) {
-    return dsc_relu(x);
-}
-
-__device__ __forceinline__ float dsc_relu_mask_of(float y, float dy) {
-    return dsc_relu_mask_f(y, dy);
-}
-
-__device__ __forceinline__ double dsc_relu_mask_of(double y, double dy) {
-    return dsc_relu_mask(y, dy);
-}
-
 /* ---- flat loops ---- */
 
 enum { DSC_FLAT_THREADS = 256 };

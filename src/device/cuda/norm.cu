@@ -326,7 +326,7 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_apply(const forward_ca
                 A h = (x[u].get(i) - mean.at[i]) * scale.at[i] + shift.at[i];
                 if (a.residual)
                     h += residual[u].get(i);
-                x[u].set(i, a.relu ? dsc_relu_of(h) : h);
+                x[u].set(i, a.relu ? dsc_relu(h) : h);
             }
             dsc_store<T, N>(a.y + at, x[u]);
             if (u + APPLY_ROWS < left) {
@@ -366,7 +366,7 @@ __device__ __forceinline__ void load_row(const grad_call<T> &a, int64_t at, grad
 /* dh of channel i. */
 template <typename T, int N>
 __device__ __forceinline__ dsc_number<T> grad_of(const grad_call<T> &a, const grad_row<T, N> &row, int i) {
-    return a.y ? dsc_relu_mask_of(row.y.get(i), row.dy.get(i)) : row.dy.get(i);
+    return a.y ? dsc_relu_mask(row.y.get(i), row.dy.get(i)) : row.dy.get(i);
 }
 
 /* Sums of dh and of dh (x - mean). */

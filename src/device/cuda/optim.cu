@@ -23,18 +23,14 @@ __device__ __forceinline__ void load(dsc_coefficients_f &s, dsc_update_rule rule
     s = dsc_coefficients_load_f(rule, hyper, norms);
 }
 
-/* A type for each rule, with its formula for both types. */
+/* A type for each rule. */
 #define RULE(NAME, name, states_, norms)                                                                     \
     struct name##_rule {                                                                                     \
         static constexpr dsc_update_rule rule = DSC_UPDATE_##NAME;                                           \
         static constexpr int states = states_;                                                               \
-        static __device__ __forceinline__ double run(const dsc_coefficients &s, double z, double g,          \
-                                                     double &m, double &v, double x) {                       \
+        template <typename T>                                                                                \
+        static __device__ __forceinline__ T run(const coefficients<T> &s, T z, T g, T &m, T &v, T x) {       \
             return dsc_update_##name(&s, z, g, &m, &v, x);                                                   \
-        }                                                                                                    \
-        static __device__ __forceinline__ float run(const dsc_coefficients_f &s, float z, float g, float &m, \
-                                                    float &v, float x) {                                     \
-            return dsc_update_##name##_f(&s, z, g, &m, &v, x);                                               \
         }                                                                                                    \
     };
 DSC_UPDATE_RULES(RULE)
@@ -70,7 +66,7 @@ template <typename T, class Rule> struct update_body {
             v_ = dsc_load<T, N>(v + at);
 #pragma unroll
         for (int i = 0; i < N; i++)
-            x_.at[i] = Rule::run(s, z_.at[i], g_.at[i], m_.at[i], v_.at[i], x_.at[i]);
+            x_.at[i] = Rule::template run<T>(s, z_.at[i], g_.at[i], m_.at[i], v_.at[i], x_.at[i]);
         if (Rule::states > 0)
             dsc_store<T, N>(m + at, m_);
         if (Rule::states > 1)

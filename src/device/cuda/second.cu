@@ -111,14 +111,6 @@ cudaError_t add_diagonal(const dsc_cuda_launch *at, int64_t n, const double *val
 
 /* ---- quotients ---- */
 
-__device__ __forceinline__ float quotient(float x, float row, float column, float damping) {
-    return dsc_divide_f(x, row, column, damping);
-}
-
-__device__ __forceinline__ double quotient(double x, double row, double column, double damping) {
-    return dsc_divide(x, row, column, damping);
-}
-
 typedef dsc_batch<dsc_cuda_divide_item, DSC_CUDA_PIECES> divide_batch;
 static_assert(sizeof(divide_batch) <= 3900, "a launch takes at most 4000 bytes");
 
@@ -132,7 +124,7 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS)
 #pragma unroll 4
     for (int64_t e = p.begin + threadIdx.x; e < p.end; e += DSC_FLAT_THREADS) {
         int64_t i = e, j = dsc_peel(i, width);
-        x[e] = quotient(x[e], rows[i], columns[j], add);
+        x[e] = dsc_divide(x[e], rows[i], columns[j], add);
     }
 }
 
@@ -143,14 +135,6 @@ cudaError_t divides(const dsc_cuda_launch *at, const double *damping, const dsc_
     unsigned blocks = dsc_batch_plan(at, items, count, &b);
     DSC_LAUNCH((divide_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b, damping);
     return cudaGetLastError();
-}
-
-__device__ __forceinline__ float inverse(float row, float column, float damping) {
-    return dsc_outer_inverse_f(row, column, damping);
-}
-
-__device__ __forceinline__ double inverse(double row, double column, double damping) {
-    return dsc_outer_inverse(row, column, damping);
 }
 
 template <typename T> struct inverse_body {
@@ -167,7 +151,7 @@ template <typename T> struct inverse_body {
 
     template <int N> __device__ void run(int64_t e) const {
         int64_t i = e, j = dsc_peel(i, n);
-        out[e] = inverse(rows[i], columns[j], add);
+        out[e] = dsc_outer_inverse(rows[i], columns[j], add);
     }
 };
 
