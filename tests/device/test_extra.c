@@ -697,7 +697,7 @@ static void test_halves(void **state) {
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_increment),    cmocka_unit_test(test_guard),
         cmocka_unit_test(test_loss_scale),   cmocka_unit_test(test_skip),
@@ -706,5 +706,6 @@ int main(void) {
         cmocka_unit_test(test_augment),      cmocka_unit_test(test_scaled_loss),
         cmocka_unit_test(test_halves),       cmocka_unit_test(test_slices),
     };
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

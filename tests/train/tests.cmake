@@ -31,9 +31,11 @@ emulated_program(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/s
 emulated_program(model-file SOURCES train/test_model_file.c train/runs.c train/scratch.c ROOMS train)
 emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume test_scale)
-emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)
-if(TARGET test_emulated_train-kfac)
-  set_tests_properties(emulated-train-kfac-recorded PROPERTIES COST 60)
+if(NOT DESCENT_SANITIZE) # too slow with sanitizers
+  emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)
+  if(TARGET test_emulated_train-kfac)
+    set_tests_properties(emulated-train-kfac-recorded PROPERTIES COST 60)
+  endif()
 endif()
 emulated_program(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_report test_drift test_agreed test_engines)
