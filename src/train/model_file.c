@@ -93,6 +93,8 @@ dsc_status dsc_model_file_check(const dsc_model *model, const char *name, const 
     int64_t shape[3], classes = dsc_model_classes(model);
     DSC_TRY(dsc_model_facts_read(reader, &facts));
     dsc_model_input_shape(model, shape);
+    if (name && strcmp(name, CUSTOM) == 0)
+        name = NULL;
     if (name && facts.model[0] && strcmp(facts.model, name) != 0)
         return DSC_FAIL(DSC_E_INVALID, "'%s' is a checkpoint of model %s, this run trains %s", path,
                         facts.model, name);

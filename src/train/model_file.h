@@ -23,8 +23,8 @@ dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_option
 /* Writes the whole file, which the caller then has to sync and commit. */
 dsc_status dsc_model_file_write(const dsc_model *model, dsc_queue *queue, const char *path,
                                 const dsc_save_options *facts, dsc_st_writer **out) DSC_MUST_CHECK;
-/* Checks that a file is of this model: name (NULL: a model of the caller's own), input, classes, and all
- * tensors. */
+/* Checks that a file is of this model: name (NULL or "custom": a model of the caller's own), input, classes,
+ * and all tensors. */
 dsc_status dsc_model_file_check(const dsc_model *model, const char *name,
                                 const dsc_st_reader *reader) DSC_MUST_CHECK;
 

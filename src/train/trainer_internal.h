@@ -18,11 +18,11 @@
  *   engines.c     which engines the convolutions of a GPU use
  *   settings.c    the options: defaults, checks, comparison of ranks
  *   metrics.c     metrics.jsonl
- *   state_list.c  what the state of a run consists of; checkpoint_write.c: saving it; checkpoint_read.c: loading
- *                 it; checkpoint_directory.c: which checkpoints a directory holds and keeps
+ *   state_list.c  what the state of a run consists of; checkpoint_write.c: saving it; checkpoint_read.c:
+ *                 loading it; checkpoint_directory.c: which checkpoints a directory holds and keeps
  *   model_file.c  a model's own file: dsc_model_save, dsc_model_load; statedict.c: its tensors
- *   safetensors*  the file format; share.c: data of one rank to others; file.c: files that appear whole or not
- *                 at all; lock.c: one run in a directory */
+ *   safetensors*  the file format; share.c: data of one rank to others; file.c: files that appear whole or
+ *                 not at all; lock.c: one run in a directory */
 #ifndef DSC_TRAIN_TRAINER_INTERNAL_H
 #define DSC_TRAIN_TRAINER_INTERNAL_H
 
