@@ -1,7 +1,7 @@
 #include "model/own_layers.h"
 
 #include "base/error.h"
-#include "device/ops.h"
+#include "descent/ops.h"
 
 #include <math.h>
 #include <stdlib.h>
