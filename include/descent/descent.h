@@ -13,6 +13,7 @@
 #include "descent/model.h"
 #include "descent/ops.h"
 #include "descent/optim.h"
+#include "descent/options.h"
 #include "descent/status.h"
 #include "descent/topology.h"
 #include "descent/train.h"

@@ -1,37 +1,16 @@
-/* Parser of option tables: command lines and configuration files. */
+/* Values of options: text to value and back, checks, rules, defaults. */
 #include "base/option.h"
 
 #include "base/error.h"
-#include "base/memory.h"
 
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    MAX_CANDIDATES = 128,      /* names compared with a misspelt one */
-    MAX_WORD = 64,             /* longer words get no suggestion */
-    MAX_CONFIG_BYTES = 1 << 20 /* a longer file is not a configuration */
-};
-
-struct dsc_option_set {
-    const dsc_option *table;
-    int *given;   /* one per option of the table */
-    char **texts; /* configuration files; stored strings point into them */
-    int64_t text_count, text_capacity;
-    const char **positional;
-    int64_t positional_count, positional_capacity;
-};
-
-/* Where a value stands, for messages: a line of a file, or (file NULL) the command line. */
-typedef struct place {
-    const char *file;
-    int line;
-} place;
+enum { MAX_WORD = 64 }; /* longer words get no suggestion */
 
 /* ---- words that look alike ---- */
 
@@ -81,54 +60,68 @@ const char *dsc_option_nearest(const char *word, const char *const *candidates, 
     return best;
 }
 
-static const char *nearest_option(const dsc_option *table, const char *word) {
-    const char *names[MAX_CANDIDATES];
-    int64_t count = 0;
-    for (const dsc_option *o = table; o->name && count < MAX_CANDIDATES; o++)
-        names[count++] = o->name;
-    return dsc_option_nearest(word, names, count);
-}
-
 /* ---- messages ---- */
 
-/* "--batch-size" or "train.conf:3: batch-size", the way a message starts. Returns `text`. */
-static const char *where(const dsc_option *option, place at, char *text, size_t size) {
+const char *dsc_option_where(const dsc_option *option, dsc_option_place at, char *text, size_t size) {
     if (at.file)
         snprintf(text, size, "%s:%d: %s", at.file, at.line, option->name);
     else
-        snprintf(text, size, "--%s", option->name);
+        snprintf(text, size, "%s%s", at.prefix, option->name);
     return text;
 }
 
-static dsc_status bad_value(const dsc_option *option, place at, const char *value, const char *why) {
+static dsc_status bad_value(const dsc_option *option, dsc_option_place at, const char *value,
+                            const char *why) {
     char head[512];
-    return DSC_FAIL(DSC_E_INVALID, "%s %s: %s", where(option, at, head, sizeof head),
+    return DSC_FAIL(DSC_E_INVALID, "%s %s: %s", dsc_option_where(option, at, head, sizeof head),
                     *value ? value : "(empty)", why);
 }
 
-static dsc_status unknown_option(const dsc_option *table, const char *name, place at) {
+dsc_status dsc_option_unknown(const dsc_option *table, const char *name, dsc_option_place at) {
     char head[512], hint[128] = "";
-    const char *dashes = at.file ? "" : "--";
-    const char *nearest = nearest_option(table, name);
+    const char *prefix = at.file ? "" : at.prefix, *names[DSC_OPTION_CANDIDATES];
+    int64_t count = 0;
+    for (const dsc_option *o = table; o->name && count < DSC_OPTION_CANDIDATES; o++)
+        names[count++] = o->name;
+    const char *nearest = dsc_option_nearest(name, names, count);
     if (nearest)
-        snprintf(hint, sizeof hint, " (did you mean %s%s?)", dashes, nearest);
+        snprintf(hint, sizeof hint, " (did you mean %s%s?)", prefix, nearest);
     if (at.file)
         snprintf(head, sizeof head, "%s:%d: unknown key", at.file, at.line);
     else
         snprintf(head, sizeof head, "unknown option");
-    return DSC_FAIL(DSC_E_INVALID, "%s %s%.200s%s", head, dashes, name, hint);
+    return DSC_FAIL(DSC_E_INVALID, "%s %s%.200s%s", head, prefix, name, hint);
 }
 
-static dsc_status missing_value(const dsc_option *option, place at) {
-    char head[512];
-    const char *what = option->kind == DSC_OPTION_CHOICE   ? option->choices
-                       : option->kind == DSC_OPTION_ON_OFF ? "on|off"
-                                                           : option->placeholder;
-    return DSC_FAIL(DSC_E_INVALID, "%s needs a value: %s%s%s%s", where(option, at, head, sizeof head),
-                    at.file ? "" : "--", option->name, at.file ? " = " : " ", what);
+static const char *list_choices(const char *const *choices, const char *between, char *text, size_t size) {
+    size_t used = 0;
+    text[0] = '\0';
+    for (int i = 0; choices[i] && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? between : "", choices[i]);
+    return text;
 }
 
-/* ---- values ---- */
+const char *dsc_option_value_text(const dsc_option *option, char *text, size_t size) {
+    if (option->kind == DSC_OPTION_CHOICE || option->kind == DSC_OPTION_WORD)
+        return list_choices(option->choices, "|", text, size);
+    snprintf(text, size, "%s", option->kind == DSC_OPTION_ON_OFF ? "on|off" : option->placeholder);
+    return text;
+}
+
+const char *dsc_option_expand(const char *source, const char *prefix, char *text, size_t size) {
+    size_t used = 0;
+    for (const char *p = source; *p && used + 1 < size; p++) {
+        if (*p == '{')
+            used += (size_t)snprintf(text + used, size - used, "%s", prefix);
+        else if (*p != '}')
+            text[used++] = *p;
+        used = used < size ? used : size - 1;
+    }
+    text[used] = '\0';
+    return text;
+}
+
+/* ---- ranges ---- */
 
 typedef struct interval {
     double low, high;
@@ -162,7 +155,7 @@ const char *dsc_option_range_text(const char *range, char *text, size_t size) {
     return text;
 }
 
-static dsc_status check_range(const dsc_option *option, place at, const char *value, double x) {
+static dsc_status check_range(const dsc_option *option, dsc_option_place at, const char *value, double x) {
     interval r = parse_range(option->range);
     if (x > r.low && x < r.high)
         return DSC_OK;
@@ -173,12 +166,15 @@ static dsc_status check_range(const dsc_option *option, place at, const char *va
     return bad_value(option, at, value, why);
 }
 
+/* ---- text to value ---- */
+
 /* strtod and strtoll would also take leading blanks, "nan" and "inf". */
 static int is_plain_number_start(const char *value) {
     return isdigit((unsigned char)*value) || (*value && strchr("+-.", *value));
 }
 
-static dsc_status parse_double(const dsc_option *option, place at, const char *value, double *out) {
+static dsc_status parse_double(const dsc_option *option, dsc_option_place at, const char *value,
+                               double *out) {
     char *end;
     double x = strtod(value, &end);
     if (!is_plain_number_start(value) || *end || !isfinite(x))
@@ -188,7 +184,8 @@ static dsc_status parse_double(const dsc_option *option, place at, const char *v
     return DSC_OK;
 }
 
-static dsc_status parse_int64(const dsc_option *option, place at, const char *value, int64_t *out) {
+static dsc_status parse_int64(const dsc_option *option, dsc_option_place at, const char *value,
+                              int64_t *out) {
     char *end;
     errno = 0;
     long long x = strtoll(value, &end, 10);
@@ -201,7 +198,8 @@ static dsc_status parse_int64(const dsc_option *option, place at, const char *va
     return DSC_OK;
 }
 
-static dsc_status parse_uint64(const dsc_option *option, place at, const char *value, uint64_t *out) {
+static dsc_status parse_uint64(const dsc_option *option, dsc_option_place at, const char *value,
+                               uint64_t *out) {
     char *end;
     errno = 0;
     unsigned long long x = strtoull(value, &end, 10);
@@ -213,44 +211,86 @@ static dsc_status parse_uint64(const dsc_option *option, place at, const char *v
     return DSC_OK;
 }
 
-static dsc_status parse_on_off(const dsc_option *option, place at, const char *value, int *out) {
-    if (strcmp(value, "on") == 0)
-        *out = 1;
-    else if (strcmp(value, "off") == 0)
-        *out = 0;
-    else
-        return bad_value(option, at, value, "must be on or off");
+/* "0.25", "1/4". */
+static dsc_status parse_fraction(const dsc_option *option, dsc_option_place at, const char *value,
+                                 double *out) {
+    char *end = NULL;
+    double above = strtod(value, &end), below = 1;
+    int good = isdigit((unsigned char)*value) || *value == '.';
+    if (good && *end == '/') {
+        const char *rest = end + 1;
+        good = isdigit((unsigned char)*rest) || *rest == '.';
+        below = strtod(rest, &end);
+    }
+    if (!good || *end || !(below > 0) || !(above <= below))
+        return bad_value(option, at, value, "must be a number from 0 to 1, as 0.25 or 1/4");
+    *out = above / below;
     return DSC_OK;
 }
 
-static dsc_status check_choice(const dsc_option *option, place at, const char *value) {
-    char list[512], known[600], why[800];
-    const char *names[MAX_CANDIDATES];
+static dsc_status parse_choice(const dsc_option *option, dsc_option_place at, const char *value, int *index) {
+    char known[512], why[800];
     int64_t count = 0;
-    snprintf(list, sizeof list, "%s", option->choices);
-    size_t used = 0;
-    for (char *rest = list, *word; rest && count < MAX_CANDIDATES;) {
-        word = rest;
-        rest = strchr(word, '|');
-        if (rest)
-            *rest++ = '\0';
-        if (strcmp(word, value) == 0)
+    for (; option->choices[count]; count++)
+        if (strcmp(option->choices[count], value) == 0) {
+            *index = (int)count;
             return DSC_OK;
-        if (used < sizeof known)
-            used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", count ? ", " : "", word);
-        names[count++] = word;
-    }
-    const char *nearest = dsc_option_nearest(value, names, count);
-    snprintf(why, sizeof why, "must be %s%s%s%s%s", count > 1 ? "one of " : "", known,
-             nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
+        }
+    const char *nearest = dsc_option_nearest(value, option->choices, count);
+    snprintf(why, sizeof why, "must be %s%s%s%s%s", count > 1 ? "one of " : "",
+             list_choices(option->choices, ", ", known, sizeof known), nearest ? " (did you mean " : "",
+             nearest ? nearest : "", nearest ? "?)" : "");
     return bad_value(option, at, value, why);
 }
 
+/* A whole number at *text, digits only; moves *text past it. */
+static int read_count(const char **text, long high, long *out) {
+    char *end;
+    if (!isdigit((unsigned char)**text))
+        return 0;
+    errno = 0;
+    *out = strtol(*text, &end, 10);
+    *text = end;
+    return errno == 0 && *out <= high;
+}
+
+/* "0:1 30:2", commas or blanks between the pairs; the first numbers rise, the second are 1 at least. */
+static dsc_status parse_pairs(const dsc_option *option, dsc_option_place at, const char *value,
+                              void *values) {
+    static const char blanks[] = ", \t";
+    int64_t *first = (int64_t *)(void *)((char *)values + option->offset);
+    int *second = (int *)(void *)((char *)values + option->second_offset), count = 0;
+    char why[128];
+    for (const char *p = value + strspn(value, blanks); *p; p += strspn(p, blanks)) {
+        long epoch = 0, number = 0;
+        int good = read_count(&p, 1000000000L, &epoch) && *p == ':';
+        p += good;
+        if (!good || !read_count(&p, INT_MAX, &number) || number < 1 || (*p && !strchr(blanks, *p)))
+            return bad_value(option, at, value,
+                             "must be pairs EPOCH:NUMBER of whole numbers, as '0:1 30:2' or 0:1,30:2, with "
+                             "numbers of 1 or more");
+        if (count > 0 && epoch <= first[count - 1]) {
+            snprintf(why, sizeof why, "epoch %ld does not come after epoch %lld", epoch,
+                     (long long)first[count - 1]);
+            return bad_value(option, at, value, why);
+        }
+        if (count == option->capacity) {
+            snprintf(why, sizeof why, "more than %d pairs", option->capacity);
+            return bad_value(option, at, value, why);
+        }
+        first[count] = epoch;
+        second[count++] = (int)number;
+    }
+    if (count == 0)
+        return bad_value(option, at, "", "must be pairs EPOCH:NUMBER, as '0:1 30:2'");
+    *(int *)(void *)((char *)values + option->count_offset) = count;
+    return DSC_OK;
+}
+
 /* Splits the words (each may hold several numbers, apart by blanks or commas) into the list. */
-static dsc_status apply_list(const dsc_option *option, place at, const char *const *words, int count,
-                             void *values) {
-    void *target = (char *)values + option->offset;
-    double *list = target;
+static dsc_status parse_list(const dsc_option *option, dsc_option_place at, const char *const *words,
+                             int count, void *values) {
+    double *list = (double *)(void *)((char *)values + option->offset);
     int found = 0;
     for (int i = 0; i < count; i++) {
         const char *p = words[i];
@@ -268,57 +308,56 @@ static dsc_status apply_list(const dsc_option *option, place at, const char *con
             found++;
         }
     }
-    *(int *)((char *)values + option->count_offset) = found;
+    *(int *)(void *)((char *)values + option->count_offset) = found;
     return DSC_OK;
 }
 
-static dsc_status apply_int(const dsc_option *option, place at, const char *value, int *out) {
-    int64_t x;
-    DSC_TRY(parse_int64(option, at, value, &x));
-    if (x > INT_MAX || x < INT_MIN)
-        return bad_value(option, at, value, "does not fit into 32 bits");
-    *out = (int)x;
-    return DSC_OK;
-}
-
-static dsc_status apply_mib(const dsc_option *option, place at, const char *value, size_t *out) {
-    double x;
-    DSC_TRY(parse_double(option, at, value, &x));
-    if (x < 0 || x > 1e12)
-        return bad_value(option, at, value, "is not a size");
-    *out = (size_t)(x * 1048576.0);
-    return DSC_OK;
-}
-
-static dsc_status apply_flag(const dsc_option *option, place at, const char *value, int *out) {
-    int on = 0;
-    DSC_TRY(parse_on_off(option, at, value, &on));
-    *out = option->kind == DSC_OPTION_NO_FLAG ? !on : on;
-    return DSC_OK;
-}
-
-static dsc_status apply(const dsc_option *option, place at, const char *value, void *values) {
+dsc_status dsc_option_apply(const dsc_option *option, dsc_option_place at, const char *const *words,
+                            int count, void *values) {
     void *target = (char *)values + option->offset;
+    const char *value = words[0];
+    int64_t whole = 0;
+    double x = 0;
+    int index = 0;
     switch (option->kind) {
     case DSC_OPTION_FLAG:
     case DSC_OPTION_NO_FLAG:
     case DSC_OPTION_ON_OFF:
-        return apply_flag(option, at, value, target);
+        if (strcmp(value, "on") != 0 && strcmp(value, "off") != 0)
+            return bad_value(option, at, value, "must be on or off");
+        *(int *)target = (strcmp(value, "on") == 0) != (option->kind == DSC_OPTION_NO_FLAG);
+        return DSC_OK;
     case DSC_OPTION_INT:
-        return apply_int(option, at, value, target);
+        DSC_TRY(parse_int64(option, at, value, &whole));
+        if (whole > INT_MAX || whole < INT_MIN)
+            return bad_value(option, at, value, "does not fit into 32 bits");
+        *(int *)target = (int)whole;
+        return DSC_OK;
     case DSC_OPTION_INT64:
         return parse_int64(option, at, value, target);
     case DSC_OPTION_UINT64:
         return parse_uint64(option, at, value, target);
     case DSC_OPTION_DOUBLE:
         return parse_double(option, at, value, target);
+    case DSC_OPTION_FRACTION:
+        return parse_fraction(option, at, value, target);
     case DSC_OPTION_MIB:
-        return apply_mib(option, at, value, target);
+        DSC_TRY(parse_double(option, at, value, &x));
+        if (x < 0 || x > 1e12)
+            return bad_value(option, at, value, "is not a size");
+        *(size_t *)target = (size_t)(x * 1048576.0);
+        return DSC_OK;
     case DSC_OPTION_LIST:
-        return apply_list(option, at, &value, 1, values);
+        return parse_list(option, at, words, count, values);
+    case DSC_OPTION_PAIRS:
+        return parse_pairs(option, at, value, values);
     case DSC_OPTION_CHOICE:
-        DSC_TRY(check_choice(option, at, value));
-        *(const char **)target = value;
+        DSC_TRY(parse_choice(option, at, value, &index));
+        *(int *)target = option->values ? option->values[index] : index;
+        return DSC_OK;
+    case DSC_OPTION_WORD:
+        DSC_TRY(parse_choice(option, at, value, &index));
+        *(const char **)target = option->choices[index];
         return DSC_OK;
     case DSC_OPTION_STRING:
     case DSC_OPTION_CONFIG:
@@ -328,28 +367,120 @@ static dsc_status apply(const dsc_option *option, place at, const char *value, v
     return DSC_FAIL(DSC_E_INTERNAL, "option %s: kind %d", option->name, (int)option->kind);
 }
 
-/* ---- the default, for people ---- */
-
-static void list_text(const double *list, int count, char *text, size_t size) {
-    size_t used = 0;
-    for (int i = 0; i < count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%g", i ? " " : "", list[i]);
+dsc_status dsc_option_set_value(const dsc_option *table, void *values, const char *name, const char *text) {
+    const dsc_option_place here = {NULL, "", 0};
+    const dsc_option *option = dsc_option_find(table, name);
+    if (!option)
+        return dsc_option_unknown(table, name, here);
+    return dsc_option_apply(option, here, &text, 1, values);
 }
 
-const char *dsc_option_default_text(const dsc_option *option, const void *values, char *text, size_t size) {
-    const void *value = (const char *)values + option->offset;
-    const char *string;
-    text[0] = '\0';
-    if (option->shown) {
-        snprintf(text, size, "%s", option->shown);
-        return text;
+/* ---- tables ---- */
+
+const dsc_option *dsc_option_find(const dsc_option *table, const char *name) {
+    for (; table->name; table++)
+        if (strcmp(table->name, name) == 0)
+            return table;
+    return NULL;
+}
+
+/* 1 when `word` is one of those in `list`, blanks between them. */
+static int is_listed(const char *word, const char *list) {
+    size_t length = strlen(word);
+    for (const char *p = list; (p = strstr(p, word)) != NULL; p += length)
+        if ((p == list || p[-1] == ' ') && (p[length] == ' ' || p[length] == '\0'))
+            return 1;
+    return 0;
+}
+
+dsc_status dsc_option_join(dsc_option *out, int64_t capacity, const dsc_option *table, size_t offset,
+                           const char *only) {
+    const char *group = NULL;
+    int64_t count = 0;
+    while (out[count].name)
+        count++;
+    for (; table->name; table++) {
+        group = table->group ? table->group : group;
+        if (only && !is_listed(table->name, only))
+            continue;
+        if (count + 1 >= capacity)
+            return DSC_FAIL(DSC_E_INTERNAL, "more than %lld options", (long long)capacity - 1);
+        out[count] = *table;
+        out[count].group = group;
+        out[count].offset += offset;
+        out[count].count_offset += offset;
+        out[count++].second_offset += offset;
     }
+    out[count].name = NULL;
+    return DSC_OK;
+}
+
+void dsc_option_defaults(const dsc_option *table, void *values) {
+    for (; table->name; table++) {
+        dsc_option any = *table;
+        any.range = NULL; /* a default may be a mark that nobody can give */
+        char *target = (char *)values + table->offset;
+        if (table->kind == DSC_OPTION_LIST || table->kind == DSC_OPTION_PAIRS)
+            *(int *)(void *)((char *)values + table->count_offset) = 0;
+        else if (table->kind == DSC_OPTION_STRING || table->kind == DSC_OPTION_CONFIG ||
+                 table->kind == DSC_OPTION_WORD)
+            *(const char **)(void *)target = table->value;
+        else if (!table->value ||
+                 dsc_option_apply(&any, (dsc_option_place){NULL, "", 0}, &table->value, 1, values) != DSC_OK)
+            memset(target, 0,
+                   table->kind == DSC_OPTION_INT64 || table->kind == DSC_OPTION_UINT64      ? sizeof(int64_t)
+                   : table->kind == DSC_OPTION_DOUBLE || table->kind == DSC_OPTION_FRACTION ? sizeof(double)
+                   : table->kind == DSC_OPTION_MIB                                          ? sizeof(size_t)
+                                                                                            : sizeof(int));
+    }
+}
+
+/* ---- value to text ---- */
+
+/* As short as it can be and still read as the same number. */
+static int number_text(double x, char *text, size_t size) {
+    int length = 0;
+    for (int digits = 6; digits <= 17; digits++) {
+        length = snprintf(text, size, "%.*g", digits, x);
+        if (strtod(text, NULL) == x)
+            break;
+    }
+    return length;
+}
+
+static void list_text(const dsc_option *option, const void *values, char *text, size_t size) {
+    int count = *(const int *)(const void *)((const char *)values + option->count_offset);
+    const char *first = (const char *)values + option->offset;
+    const int *second = (const int *)(const void *)((const char *)values + option->second_offset);
+    size_t used = 0;
+    for (int i = 0; i < count && i < option->capacity && used + 1 < size; i++) {
+        if (i > 0)
+            text[used++] = ' ';
+        if (option->kind == DSC_OPTION_LIST)
+            used += (size_t)number_text(((const double *)(const void *)first)[i], text + used, size - used);
+        else
+            used += (size_t)snprintf(text + used, size - used, "%lld:%d",
+                                     (long long)((const int64_t *)(const void *)first)[i], second[i]);
+    }
+}
+
+static int choice_index(const dsc_option *option, int value) {
+    for (int i = 0; option->choices[i]; i++)
+        if ((option->values ? option->values[i] : i) == value)
+            return i;
+    return -1;
+}
+
+const char *dsc_option_get_value(const dsc_option *option, const void *values, char *text, size_t size) {
+    const void *value = (const char *)values + option->offset;
+    const char *string = NULL;
+    int index;
+    text[0] = '\0';
     switch (option->kind) {
     case DSC_OPTION_FLAG:
     case DSC_OPTION_NO_FLAG:
-        break;
     case DSC_OPTION_ON_OFF:
-        snprintf(text, size, "%s", *(const int *)value ? "on" : "off");
+        string = (*(const int *)value != 0) != (option->kind == DSC_OPTION_NO_FLAG) ? "on" : "off";
         break;
     case DSC_OPTION_INT:
         snprintf(text, size, "%d", *(const int *)value);
@@ -361,345 +492,268 @@ const char *dsc_option_default_text(const dsc_option *option, const void *values
         snprintf(text, size, "%llu", (unsigned long long)*(const uint64_t *)value);
         break;
     case DSC_OPTION_DOUBLE:
-        snprintf(text, size, "%g", *(const double *)value);
+    case DSC_OPTION_FRACTION:
+        number_text(*(const double *)value, text, size);
         break;
     case DSC_OPTION_MIB:
-        snprintf(text, size, "%g", (double)*(const size_t *)value / 1048576.0);
+        number_text((double)*(const size_t *)value / 1048576.0, text, size);
         break;
     case DSC_OPTION_LIST:
-        list_text(value, *(const int *)((const char *)values + option->count_offset), text, size);
+    case DSC_OPTION_PAIRS:
+        list_text(option, values, text, size);
         break;
     case DSC_OPTION_CHOICE:
+        index = choice_index(option, *(const int *)value);
+        string = index >= 0 ? option->choices[index] : "unknown";
+        break;
+    case DSC_OPTION_WORD:
     case DSC_OPTION_STRING:
     case DSC_OPTION_CONFIG:
         string = *(const char *const *)value;
-        snprintf(text, size, "%s", string ? string : "");
         break;
     }
+    if (string)
+        snprintf(text, size, "%s", string);
     return text;
 }
 
-/* ---- the set ---- */
-
-static dsc_status set_create(const dsc_option *table, dsc_option_set **out) {
-    dsc_option_set *set;
-    int64_t count = 0;
-    while (table[count].name)
-        count++;
-    DSC_TRY(dsc_memory_alloc(1, sizeof *set, &set));
-    set->table = table;
-    dsc_status status = dsc_memory_alloc(count, sizeof *set->given, &set->given);
-    if (status != DSC_OK) {
-        dsc_option_set_destroy(&set);
-        return status;
-    }
-    *out = set;
-    return DSC_OK;
-}
-
-void dsc_option_set_destroy(dsc_option_set **set) {
-    if (!set || !*set)
-        return;
-    for (int64_t i = 0; i < (*set)->text_count; i++)
-        dsc_memory_free(&(*set)->texts[i]);
-    dsc_memory_free(&(*set)->texts);
-    dsc_memory_free(&(*set)->positional);
-    dsc_memory_free(&(*set)->given);
-    dsc_memory_free(set);
-}
-
-static int64_t find_option(const dsc_option *table, const char *name, size_t length) {
-    for (int64_t i = 0; table[i].name; i++)
-        if (strlen(table[i].name) == length && strncmp(table[i].name, name, length) == 0)
-            return i;
-    return -1;
-}
-
-static int64_t find_letter(const dsc_option *table, char letter) {
-    for (int64_t i = 0; table[i].name; i++)
-        if (letter && table[i].letter == letter)
-            return i;
-    return -1;
-}
-
-int dsc_option_given(const dsc_option_set *set, const char *name) {
-    int64_t i = find_option(set->table, name, strlen(name));
-    return i >= 0 && set->given[i];
-}
-
-int64_t dsc_option_positional_count(const dsc_option_set *set) {
-    return set->positional_count;
-}
-
-const char *dsc_option_positional(const dsc_option_set *set, int64_t index) {
-    return index >= 0 && index < set->positional_count ? set->positional[index] : NULL;
-}
-
-static dsc_status add_positional(dsc_option_set *set, const char *word) {
-    DSC_TRY(dsc_memory_grow(&set->positional, &set->positional_capacity, set->positional_count + 1,
-                            sizeof *set->positional));
-    set->positional[set->positional_count++] = word;
-    return DSC_OK;
-}
-
-static int is_flag(const dsc_option *option) {
-    return option->kind == DSC_OPTION_FLAG || option->kind == DSC_OPTION_NO_FLAG;
-}
-
-/* What the option means when nothing follows it; NULL when something must. */
-static const char *bare_value(const dsc_option *option) {
-    return is_flag(option) ? "on" : option->bare;
-}
-
-/* ---- configuration files ---- */
-
-/* Cuts blanks off both ends, in place. */
-static char *trim(char *text) {
-    while (isspace((unsigned char)*text))
-        text++;
-    size_t length = strlen(text);
-    while (length > 0 && isspace((unsigned char)text[length - 1]))
-        text[--length] = '\0';
-    return text;
-}
-
-/* Ends the line at a # that starts it or follows a blank, unless it stands between quotes. */
-static void cut_comment(char *line) {
-    int quoted = 0;
-    for (char *p = line; *p; p++) {
-        if (*p == '"')
-            quoted = !quoted;
-        else if (*p == '#' && !quoted && (p == line || isspace((unsigned char)p[-1]))) {
-            *p = '\0';
-            return;
-        }
-    }
-}
-
-static char *unquote(char *value) {
-    size_t length = strlen(value);
-    if (length >= 2 && value[0] == '"' && value[length - 1] == '"') {
-        value[length - 1] = '\0';
-        return value + 1;
-    }
-    return value;
-}
-
-static dsc_status parse_line(dsc_option_set *set, char *line, place at, void *values) {
-    cut_comment(line);
-    char *key = trim(line);
-    if (!*key)
-        return DSC_OK;
-    char *equals = strchr(key, '=');
-    const char *value = NULL;
-    if (equals) {
-        *equals = '\0';
-        key = trim(key);
-        value = unquote(trim(equals + 1));
-    }
-    int64_t index = find_option(set->table, key, strlen(key));
-    if (index < 0)
-        return unknown_option(set->table, key, at);
-    const dsc_option *option = &set->table[index];
-    if (option->kind == DSC_OPTION_CONFIG)
-        return DSC_FAIL(DSC_E_INVALID, "%s:%d: a configuration file cannot name another one", at.file,
-                        at.line);
-    if (!value || !*value)
-        value = bare_value(option) ? bare_value(option) : value;
-    if (!value || (!*value && option->kind != DSC_OPTION_LIST))
-        return missing_value(option, at);
-    DSC_TRY(apply(option, at, value, values));
-    set->given[index] = 1;
-    return DSC_OK;
-}
-
-/* Takes over `text`, which has a 0 at text[length]. */
-static dsc_status parse_text(dsc_option_set *set, const char *file, char *text, size_t length, void *values) {
-    dsc_status status =
-        dsc_memory_grow(&set->texts, &set->text_capacity, set->text_count + 1, sizeof *set->texts);
-    if (status != DSC_OK) {
-        dsc_memory_free(&text);
-        return status;
-    }
-    set->texts[set->text_count++] = text;
-    place at = {file, 0};
-    for (char *line = text, *end = text + length; line && line <= end;) {
-        at.line++;
-        char *newline = memchr(line, '\n', (size_t)(end - line));
-        char *stop = newline ? newline : end;
-        if (memchr(line, '\0', (size_t)(stop - line)))
-            return DSC_FAIL(DSC_E_INVALID, "%s:%d: holds a byte 0: not a text file", file, at.line);
-        *stop = '\0';
-        DSC_TRY(parse_line(set, line, at, values));
-        line = newline ? newline + 1 : NULL;
-    }
-    return DSC_OK;
-}
-
-static dsc_status read_file(const char *path, char **out, size_t *length) {
-    char *text = NULL;
-    FILE *file = fopen(path, "rb");
-    if (!file)
-        return DSC_FAIL(errno == ENOENT ? DSC_E_NOT_FOUND : DSC_E_INVALID, "--config %s: %s", path,
-                        strerror(errno));
-    dsc_status status = dsc_memory_alloc(MAX_CONFIG_BYTES + 2, 1, &text);
-    if (status == DSC_OK) {
-        errno = 0;
-        *length = fread(text, 1, MAX_CONFIG_BYTES + 1, file);
-        if (ferror(file))
-            status = DSC_FAIL(DSC_E_INVALID, "--config %s: %s", path, strerror(errno));
-        else if (*length > MAX_CONFIG_BYTES)
-            status = DSC_FAIL(DSC_E_INVALID, "--config %s: longer than %d bytes: not a configuration file",
-                              path, (int)MAX_CONFIG_BYTES);
-    }
-    fclose(file);
-    if (status != DSC_OK) {
-        dsc_memory_free(&text);
-        return status;
-    }
-    text[*length] = '\0';
-    *out = text;
-    return DSC_OK;
-}
-
-static dsc_status parse_file(dsc_option_set *set, const char *path, void *values) {
-    char *text = NULL;
-    size_t length = 0;
-    DSC_TRY(read_file(path, &text, &length));
-    DSC_TRY(parse_text(set, path, text, length, values));
-    return DSC_OK;
-}
-
-dsc_status dsc_option_parse_text(const dsc_option *table, const char *file, const char *text, size_t length,
-                                 void *values, dsc_option_set **out) {
-    dsc_option_set *set;
-    char *copy;
-    DSC_TRY(set_create(table, &set));
-    dsc_status status = dsc_memory_alloc((int64_t)length + 1, 1, &copy);
-    if (status == DSC_OK) {
-        memcpy(copy, text, length);
-        status = parse_text(set, file, copy, length, values);
-    }
-    if (status != DSC_OK) {
-        dsc_option_set_destroy(&set);
-        return dsc_error_pass(status, __FILE__, __LINE__);
-    }
-    *out = set;
-    return DSC_OK;
-}
-
-/* ---- command lines ---- */
-
-/* One option as it stands on the command line. */
-typedef struct found {
-    int64_t option;
-    const char *value; /* NULL: bare */
-    const char *const *more;
-    int more_count; /* list: further words */
-} found;
-
-static int starts_number(const char *word) {
-    if (*word == '+' || *word == '-')
-        word++;
-    return isdigit((unsigned char)*word) || *word == '.' || *word == ',';
-}
-
-/* A word that can only be an option, never the value of the one before it. */
-static int looks_like_option(const char *word) {
-    return word[0] == '-' && word[1] != '\0' && !starts_number(word);
-}
-
-/* Reads the option at argv[*at] with its value(s) and moves *at behind them. */
-static dsc_status scan_option(const dsc_option *table, int argc, char *const *argv, int *at, found *out) {
-    const char *word = argv[*at];
-    const place here = {NULL, 0};
-    const char *name = word + (word[1] == '-' ? 2 : 1);
-    const char *equals = strchr(name, '=');
-    size_t length = equals ? (size_t)(equals - name) : strlen(name);
-    memset(out, 0, sizeof *out);
-    out->option = word[1] == '-' ? find_option(table, name, length)
-                  : length == 1  ? find_letter(table, *name)
-                                 : -1;
-    if (out->option < 0) {
-        char copy[256];
-        snprintf(copy, sizeof copy, "%.*s", (int)(length < 255 ? length : 255), name);
-        return unknown_option(table, copy, here);
-    }
-    const dsc_option *option = &table[out->option];
-    ++*at;
-    if (equals)
-        out->value = equals + 1;
-    else if (!is_flag(option) && *at < argc && !looks_like_option(argv[*at]))
-        out->value = argv[(*at)++];
-    else if (bare_value(option))
-        out->value = bare_value(option);
+const char *dsc_option_default_text(const dsc_option *option, const void *values, const char *prefix,
+                                    char *text, size_t size) {
+    if (option->default_text)
+        return dsc_option_expand(option->default_text, prefix, text, size);
+    if (option->kind == DSC_OPTION_FLAG || option->kind == DSC_OPTION_NO_FLAG)
+        text[0] = '\0';
     else
-        return missing_value(option, here);
-    out->more = (const char *const *)argv + *at;
-    while (option->kind == DSC_OPTION_LIST && *at < argc && starts_number(argv[*at])) {
-        ++*at;
-        out->more_count++;
-    }
-    if (!*out->value && bare_value(option))
-        out->value = bare_value(option);
-    if (!*out->value && option->kind != DSC_OPTION_LIST && option->kind != DSC_OPTION_STRING)
-        return missing_value(option, here);
-    return DSC_OK;
+        dsc_option_get_value(option, values, text, size);
+    return text;
 }
 
-static dsc_status apply_found(dsc_option_set *set, const found *f, void *values) {
-    const dsc_option *option = &set->table[f->option];
-    const place here = {NULL, 0};
-    set->given[f->option] = 1;
-    if (option->kind != DSC_OPTION_LIST)
-        return apply(option, here, f->value, values);
-    const char **words;
-    DSC_TRY(dsc_memory_alloc(f->more_count + 1, sizeof *words, &words));
-    words[0] = f->value;
-    for (int i = 0; i < f->more_count; i++)
-        words[i + 1] = f->more[i];
-    dsc_status status = apply_list(option, here, words, f->more_count + 1, values);
-    dsc_memory_free(&words);
-    return status;
-}
+/* ---- names of enums ---- */
 
-/* Goes over the command line once: the first pass reads configuration files, the second takes all the rest.
- */
-static dsc_status pass_over(dsc_option_set *set, int argc, char *const *argv, int second, void *values) {
-    int options_end = 0;
-    for (int at = 0; at < argc;) {
-        if (options_end || argv[at][0] != '-' || argv[at][1] == '\0') {
-            if (second)
-                DSC_TRY(add_positional(set, argv[at]));
-            at++;
-            continue;
+dsc_status dsc_option_choice_parse(const char *what, const char *const *choices, const char *name, int *out) {
+    char known[256];
+    name = name ? name : "";
+    for (int i = 0; choices[i]; i++)
+        if (strcmp(name, choices[i]) == 0) {
+            *out = i;
+            return DSC_OK;
         }
-        if (strcmp(argv[at], "--") == 0) {
-            options_end = 1;
-            at++;
-            continue;
-        }
-        found f;
-        DSC_TRY(scan_option(set->table, argc, argv, &at, &f));
-        if (second)
-            DSC_TRY(apply_found(set, &f, values));
-        else if (set->table[f.option].kind == DSC_OPTION_CONFIG)
-            DSC_TRY(parse_file(set, f.value, values));
+    return DSC_FAIL(DSC_E_INVALID, "%s '%s' is unknown: choose one of %s", what, name,
+                    list_choices(choices, ", ", known, sizeof known));
+}
+
+const char *dsc_option_choice_name(const char *const *choices, int value) {
+    for (int i = 0; choices[i]; i++)
+        if (i == value)
+            return choices[i];
+    return "unknown";
+}
+
+/* ---- rules ---- */
+
+/* The option that a rule asks about, and its value; NULL when the table does not have it. */
+static const dsc_option *rule_subject(const dsc_option *table, const char *when, const void *values,
+                                      char *value, size_t size) {
+    char name[64];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(when, "=>"), when);
+    const dsc_option *subject = dsc_option_find(table, name);
+    if (subject)
+        dsc_option_get_value(subject, values, value, size);
+    return subject;
+}
+
+int dsc_option_rule_holds(const dsc_option *table, const dsc_option_rule *rule, const void *values,
+                          const dsc_option_set *given) {
+    char value[64];
+    const dsc_option *subject = rule_subject(table, rule->when, values, value, sizeof value);
+    const char *test = rule->when + strcspn(rule->when, "=>");
+    if (!subject)
+        return 1;
+    if (*test == '>')
+        return strtod(value, NULL) > 0;
+    if (*test == '\0')
+        return !given || dsc_option_given(given, subject->name) || strtod(value, NULL) > 0;
+    size_t length = strlen(value);
+    for (const char *word = test + 1; word; word = strchr(word, '|')) {
+        word += *word == '|';
+        if (strncmp(word, value, length) == 0 && (word[length] == '|' || word[length] == '\0'))
+            return 1;
+    }
+    return 0;
+}
+
+dsc_status dsc_option_rule_broken(const dsc_option *table, const dsc_option *option,
+                                  const dsc_option_rule *rule, const void *values, const char *prefix) {
+    char value[64], why[256], choices[128];
+    const dsc_option *subject = rule_subject(table, rule->when, values, value, sizeof value);
+    const char *test = rule->when + strcspn(rule->when, "=>");
+    dsc_option_expand(rule->why, prefix, why, sizeof why);
+    if (*test == '>')
+        return DSC_FAIL(DSC_E_INVALID, "%s%s with %s%s %s: %s; give %s%s %s, or leave %s%s out", prefix,
+                        option->name, prefix, subject->name, value, why, prefix, subject->name,
+                        subject->placeholder, prefix, option->name);
+    if (*test == '\0')
+        return DSC_FAIL(DSC_E_INVALID, "%s%s needs %s%s: %s; give %s%s %s, too, or leave %s%s out", prefix,
+                        option->name, prefix, subject->name, why, prefix, subject->name, subject->placeholder,
+                        prefix, option->name);
+    size_t used = 0;
+    for (const char *p = test + 1; *p && used + 3 < sizeof choices; p++) {
+        if (*p == '|')
+            choices[used++] = ',';
+        choices[used++] = *p == '|' ? ' ' : *p;
+    }
+    choices[used] = '\0';
+    return DSC_FAIL(DSC_E_INVALID, "%s%s does not go with %s%s %s: %s; choose %s%s or leave it out", prefix,
+                    option->name, prefix, subject->name, value, why, strchr(choices, ',') ? "one of " : "",
+                    choices);
+}
+
+/* ---- checks ---- */
+
+static int is_default(const dsc_option *option, const void *values) {
+    union {
+        int i;
+        int64_t l;
+        uint64_t u;
+        double d;
+        size_t s;
+        const char *p;
+    } own;
+    char text[512], standard[512];
+    dsc_option alone = *option;
+    dsc_option_get_value(option, values, text, sizeof text);
+    if (option->kind == DSC_OPTION_LIST || option->kind == DSC_OPTION_PAIRS)
+        return *(const int *)(const void *)((const char *)values + option->count_offset) == 0;
+    alone.offset = 0;
+    memset(&own, 0, sizeof own);
+    dsc_option table[2] = {alone, {.name = NULL}};
+    dsc_option_defaults(table, &own);
+    return strcmp(text, dsc_option_get_value(&alone, &own, standard, sizeof standard)) == 0;
+}
+
+static dsc_status check_number(const dsc_option *option, const char *prefix, double x) {
+    char text[64];
+    number_text(x, text, sizeof text);
+    if (!isfinite(x))
+        return bad_value(option, (dsc_option_place){NULL, prefix, 0}, text, "must be a finite number");
+    return check_range(option, (dsc_option_place){NULL, prefix, 0}, text, x);
+}
+
+static dsc_status check_many(const dsc_option *option, const void *values, const char *prefix) {
+    int count = *(const int *)(const void *)((const char *)values + option->count_offset);
+    const void *first = (const char *)values + option->offset;
+    const int *second = (const int *)(const void *)((const char *)values + option->second_offset);
+    if (count < 0 || count > option->capacity)
+        return DSC_FAIL(DSC_E_INVALID, "%s%s with %d values: 0 to %d are allowed", prefix, option->name,
+                        count, option->capacity);
+    for (int i = 0; i < count && option->kind == DSC_OPTION_LIST; i++)
+        DSC_TRY(check_number(option, prefix, ((const double *)first)[i]));
+    for (int i = 0; i < count && option->kind == DSC_OPTION_PAIRS; i++) {
+        const int64_t *epochs = first;
+        if (epochs[i] < (i ? epochs[i - 1] + 1 : 0) || second[i] < 1)
+            return DSC_FAIL(DSC_E_INVALID,
+                            "%s%s %lld:%d: epochs must rise, from 0 on, and the numbers be 1 at least",
+                            prefix, option->name, (long long)epochs[i], second[i]);
     }
     return DSC_OK;
 }
 
-dsc_status dsc_option_parse(const dsc_option *table, int argc, char *const *argv, void *values,
-                            dsc_option_set **out) {
-    dsc_option_set *set;
-    DSC_TRY(set_create(table, &set));
-    dsc_status status = pass_over(set, argc, argv, 0, values);
-    if (status == DSC_OK)
-        status = pass_over(set, argc, argv, 1, values);
-    if (status != DSC_OK) {
-        dsc_option_set_destroy(&set);
-        return dsc_error_pass(status, __FILE__, __LINE__);
+static dsc_status check_value(const dsc_option *option, const void *values, const char *prefix) {
+    const void *value = (const char *)values + option->offset;
+    char known[512];
+    switch (option->kind) {
+    case DSC_OPTION_INT:
+        return check_number(option, prefix, *(const int *)value);
+    case DSC_OPTION_INT64:
+        return check_number(option, prefix, (double)*(const int64_t *)value);
+    case DSC_OPTION_DOUBLE:
+        return check_number(option, prefix, *(const double *)value);
+    case DSC_OPTION_MIB:
+        return check_number(option, prefix, (double)*(const size_t *)value / 1048576.0);
+    case DSC_OPTION_LIST:
+    case DSC_OPTION_PAIRS:
+        return check_many(option, values, prefix);
+    case DSC_OPTION_CHOICE:
+        if (choice_index(option, *(const int *)value) >= 0)
+            return DSC_OK;
+        return DSC_FAIL(DSC_E_INVALID, "%s%s %d is unknown: choose one of %s", prefix, option->name,
+                        *(const int *)value, list_choices(option->choices, ", ", known, sizeof known));
+    default:
+        return DSC_OK;
     }
-    *out = set;
+}
+
+dsc_status dsc_option_check_values(const dsc_option *table, const void *values, const char *prefix) {
+    for (const dsc_option *o = table; o->name; o++)
+        if (!is_default(o, values))
+            DSC_TRY(check_value(o, values, prefix));
     return DSC_OK;
+}
+
+dsc_status dsc_option_check(const dsc_option *table, const void *values, const char *prefix) {
+    DSC_TRY(dsc_option_check_values(table, values, prefix));
+    for (const dsc_option *o = table; o->name; o++) {
+        if (is_default(o, values))
+            continue;
+        for (int i = 0; i < DSC_OPTION_RULES && o->rules[i].when; i++)
+            if (!dsc_option_rule_holds(table, &o->rules[i], values, NULL))
+                return dsc_option_rule_broken(table, o, &o->rules[i], values, prefix);
+    }
+    return DSC_OK;
+}
+
+/* ---- writing ---- */
+
+/* 1 when a line `key = text` of a configuration file would be read as this value. */
+static int can_be_read(const dsc_option *option, const void *values, const char *text) {
+    if (!*text || strpbrk(text, "\n\r\""))
+        return 0;
+    return !is_default(option, values) || check_value(option, values, "") == DSC_OK;
+}
+
+static int applies(const dsc_option *table, const dsc_option *o, const void *values) {
+    for (int i = 0; i < DSC_OPTION_RULES && o->rules[i].when; i++) {
+        dsc_option_rule rule = o->rules[i];
+        char positive[64];
+        snprintf(positive, sizeof positive, "%s>0", rule.when); /* "given" cannot be seen here */
+        if (!strpbrk(rule.when, "=>"))
+            rule.when = positive;
+        if (!dsc_option_rule_holds(table, &rule, values, NULL))
+            return 0;
+    }
+    return 1;
+}
+
+static void write_line(const dsc_option *table, const dsc_option *o, const void *values, FILE *out) {
+    char text[4096], words[128];
+    dsc_option_get_value(o, values, text, sizeof text);
+    if (!can_be_read(o, values, text)) {
+        fprintf(out, "# %s: %s\n", o->name,
+                o->default_text ? dsc_option_expand(o->default_text, "", words, sizeof words) : "none");
+        return;
+    }
+    const char *quote =
+        strchr(text, '#') || isspace((unsigned char)text[0]) || isspace((unsigned char)text[strlen(text) - 1])
+            ? "\""
+            : "";
+    fprintf(out, "%s%s = %s%s%s\n", applies(table, o, values) ? "" : "# ", o->name, quote, text, quote);
+}
+
+void dsc_option_write(const dsc_option *table, const void *values, FILE *out) {
+    for (const dsc_option *head = table; head->name; head++) {
+        int lines = 0;
+        for (const dsc_option *before = table; before < head && lines == 0; before++)
+            lines = !head->group || (before->group && strcmp(before->group, head->group) == 0);
+        if (lines > 0) /* written with the first of its group */
+            continue;
+        const char *group = head->group;
+        for (const dsc_option *o = head; o->name; o++) {
+            group = o->group ? o->group : group;
+            if (o->flags & DSC_OPTION_NOT_SAVED || (group && strcmp(group, head->group) != 0))
+                continue;
+            if (group && lines++ == 0)
+                fprintf(out, "\n# %s\n", group);
+            write_line(table, o, values, out);
+        }
+    }
 }

@@ -5,7 +5,6 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "cli/cli.h"
-#include "cli/kfac_options.h"
 #include "cli/plot.h"
 #include "cli/terminal.h"
 #include "descent/consensus.h"
@@ -19,7 +18,7 @@
 typedef struct average_values {
     dsc_cli_common common;
     dsc_average_options o;
-    const char *algorithm, *wire, *device;
+    const char *device;
     int64_t steps, elements;
     uint64_t seed;
     double tolerance; /* negative: not asked for */
@@ -28,20 +27,22 @@ typedef struct average_values {
 
 #define AT(member) offsetof(average_values, member)
 
+static const char *const algorithms[] = {"push-sum", "push-pull", NULL}; /* o.pairwise 0 and 1 */
+
 static const dsc_option options[] = {
     {.name = "graph",
      .kind = DSC_OPTION_STRING,
      .offset = AT(o.graph),
      .placeholder = "NAME|FILE",
-     .shown = "exponential; push-pull: bipartite-exponential, on an odd number of ranks base-2",
+     .default_text = "exponential; push-pull: bipartite-exponential, on an odd number of ranks base-2",
      .help = "who sends to whom: exponential, exponential-pm, linear, ring, static-exponential, complete, "
              "bipartite-exponential, bipartite-linear, hypercube, base-2, or a file (with a / in its name or "
              "ending in .graph)",
      .group = "What to average"},
     {.name = "algorithm",
      .kind = DSC_OPTION_CHOICE,
-     .offset = AT(algorithm),
-     .choices = "push-sum|push-pull",
+     .offset = AT(o.pairwise),
+     .choices = algorithms,
      .help = "shares travel with a weight, on any graph; or pairs exchange, on matchings"},
     {.name = "peers",
      .kind = DSC_OPTION_INT,
@@ -67,20 +68,23 @@ static const dsc_option options[] = {
      .placeholder = "N",
      .help = "of the random numbers"},
     {.name = "wire",
-     .kind = DSC_OPTION_CHOICE,
-     .offset = AT(wire),
-     .choices = "fp32|bf16|fp16",
+     DSC_CLI_FLOAT_TYPE(AT(o.wire)),
      .help = "type in which shares travel; they are added in fp32"},
     {.name = "tolerance",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(tolerance),
      .placeholder = "X",
      .range = "[0, inf)",
-     .shown = "any",
+     .default_text = "any",
      .help = "end with status 1 when the last distance is above X"},
     {DSC_CLI_DEVICE(AT(device)), .help = "whose memory the vector is in", .group = "How to run"},
     {DSC_CLI_THREADS(AT(threads))},
-    {DSC_CLI_PEER_TIMEOUT(AT(o.timeout))},
+    {.name = "peer-timeout",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(o.timeout),
+     .placeholder = "S",
+     .range = "[0, 1e9]",
+     .help = "seconds to wait for another rank before it counts as lost; 0: for ever"},
     {DSC_CLI_JSON(AT(json)), .group = "Output"},
     {.name = "no-plot", .kind = DSC_OPTION_FLAG, .offset = AT(no_plot), .help = "print the table only"},
     DSC_CLI_COMMON_OPTIONS,
@@ -90,8 +94,6 @@ static void init(void *values) {
     average_values *v = values;
     memset(v, 0, sizeof *v);
     dsc_average_options_init(&v->o);
-    v->algorithm = "push-sum";
-    v->wire = "fp32";
     v->device = "auto";
     v->steps = 20;
     v->elements = 10000;
@@ -232,8 +234,8 @@ static void print_head(const trial *t, const average_values *v) {
     char elements[32];
     int ranks = dsc_comm_size(t->comm);
     printf("%d rank%s, graph %s, period %lld, %s, %s numbers travel as %s\n", ranks, plural(ranks),
-           dsc_topology_name(topology), (long long)t->period, v->algorithm,
-           dsc_cli_grouped(t->elements, elements, sizeof elements), v->wire);
+           dsc_topology_name(topology), (long long)t->period, algorithms[v->o.pairwise],
+           dsc_cli_grouped(t->elements, elements, sizeof elements), dsc_dtype_name(v->o.wire));
     if (!t->knows_rate)
         printf("theory: unknown for so many ranks\n");
     else if (t->exact > 0)
@@ -299,13 +301,14 @@ static json_t *points_json(const trial *t, int64_t steps) {
 
 static dsc_status print_json(const trial *t, const average_values *v) {
     const dsc_topology *topology = dsc_average_topology(t->average);
-    json_t *object = json_pack(
-        "{s:i, s:s, s:s, s:i, s:I, s:b, s:b, s:I, s:s, s:s, s:I, s:f, s:f, s:o}", "ranks",
-        dsc_comm_size(t->comm), "graph", dsc_topology_name(topology), "algorithm", v->algorithm, "peers",
-        v->o.peers, "period", (json_int_t)t->period, "regular", dsc_topology_is_regular(topology), "matching",
-        dsc_topology_is_matching(topology), "size", (json_int_t)t->elements, "wire", v->wire, "device",
-        dsc_device_name(dsc_queue_device(t->queue)), "seed", (json_int_t)v->seed, "start", t->start,
-        "bytes_per_step", t->bytes, "steps", points_json(t, v->steps));
+    json_t *object =
+        json_pack("{s:i, s:s, s:s, s:i, s:I, s:b, s:b, s:I, s:s, s:s, s:I, s:f, s:f, s:o}", "ranks",
+                  dsc_comm_size(t->comm), "graph", dsc_topology_name(topology), "algorithm",
+                  algorithms[v->o.pairwise], "peers", v->o.peers, "period", (json_int_t)t->period, "regular",
+                  dsc_topology_is_regular(topology), "matching", dsc_topology_is_matching(topology), "size",
+                  (json_int_t)t->elements, "wire", dsc_dtype_name(v->o.wire), "device",
+                  dsc_device_name(dsc_queue_device(t->queue)), "seed", (json_int_t)v->seed, "start", t->start,
+                  "bytes_per_step", t->bytes, "steps", points_json(t, v->steps));
     if (!object)
         return DSC_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (start %g)", t->start);
     json_object_set_new(object, "exact",
@@ -391,8 +394,6 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     average_values *v = values;
     trial t = {.elements = v->elements};
     (void)set;
-    v->o.wire = dsc_cli_dtype(v->wire);
-    v->o.pairwise = strcmp(v->algorithm, "push-pull") == 0;
     session->timeout = v->o.timeout;
     DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
     t.comm = session->comm;

@@ -12,7 +12,6 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "cli/cli.h"
-#include "cli/kfac_options.h"
 #include "descent/trainer.h"
 
 #include <jansson.h>
@@ -27,7 +26,8 @@ enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does 
 
 typedef struct bench_values {
     dsc_cli_common common;
-    const char *model, *device, *precision;
+    const char *model, *device;
+    dsc_dtype precision;
     int64_t batch, steps;
     int threads, tune, kfac, json;
 } bench_values;
@@ -50,7 +50,9 @@ static const dsc_option options[] = {
      .help = "steps that are timed, after 2 that are not"},
     {DSC_CLI_DEVICE(AT(device)), .help = "where to compute"},
     {DSC_CLI_THREADS(AT(threads))},
-    {DSC_CLI_PRECISION(AT(precision))},
+    {.name = "precision",
+     DSC_CLI_FLOAT_TYPE(AT(precision)),
+     .help = "type of the activations; bf16 and fp16 need a GPU"},
     {.name = "tune",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(tune),
@@ -84,7 +86,7 @@ static void init(void *values) {
     memset(v, 0, sizeof *v);
     v->model = "resnet20";
     v->device = "auto";
-    v->precision = "fp32";
+    v->precision = DSC_F32;
     v->batch = 128;
     v->steps = 20;
 }
@@ -382,7 +384,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     session->tune = v->tune;
     DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
     bench b = {.comm = session->comm, .device = session->device, .batch = v->batch, .steps = v->steps};
-    b.activations = dsc_cli_dtype(v->precision);
+    b.activations = v->precision;
     dsc_status status = measure(&b, v);
     if (status == DSC_OK)
         status = peak_rss(&b, &rss);

@@ -4,8 +4,8 @@
 #ifndef DSC_CLI_CLI_H
 #define DSC_CLI_CLI_H
 
-#include "base/option.h"
 #include "descent/comm.h"
+#include "descent/options.h"
 
 /* Exit statuses, part of the contract of the command line. */
 enum { DSC_EXIT_DONE = 0, DSC_EXIT_FAILED = 1, DSC_EXIT_USAGE = 2, DSC_EXIT_INTERRUPTED = 3 };
@@ -16,26 +16,27 @@ typedef struct dsc_cli_common {
     const char *config;
 } dsc_cli_common;
 
+/* The choices of an option. */
+#define DSC_CLI_CHOICES(...)                                                                                 \
+    (const char *const[]) {                                                                                  \
+        __VA_ARGS__, NULL                                                                                    \
+    }
+
 /* Options that several commands have, as the fields of their dsc_option. */
 #define DSC_CLI_DEVICE(place)                                                                                \
-    .name = "device", .kind = DSC_OPTION_CHOICE, .offset = (place), .choices = "auto|ref|cpu|cuda"
+    .name = "device", .kind = DSC_OPTION_WORD, .offset = (place), .value = "auto",                           \
+    .choices = DSC_CLI_CHOICES("auto", "ref", "cpu", "cuda")
 #define DSC_CLI_THREADS(place)                                                                               \
     .name = "threads", .kind = DSC_OPTION_INT, .offset = (place), .placeholder = "N", .range = "[0, 4096]",  \
-    .shown = "the CPUs of this rank", .help = "CPU threads per rank"
-#define DSC_CLI_DATA_THREADS(place)                                                                          \
-    .name = "data-threads", .kind = DSC_OPTION_INT, .offset = (place), .placeholder = "N",                   \
-    .range = "[1, 1024]", .help = "threads per rank that prepare batches"
-#define DSC_CLI_PRECISION(place)                                                                             \
-    .name = "precision", .kind = DSC_OPTION_CHOICE, .offset = (place), .choices = "fp32|bf16|fp16",          \
-    .help = "of activations; bf16 and fp16 need a GPU"
+    .default_text = "the CPUs of this rank", .help = "CPU threads per rank"
 #define DSC_CLI_BATCH_SIZE(place)                                                                            \
-    .name = "batch-size", .kind = DSC_OPTION_INT64, .offset = (place), .placeholder = "N", .range = "[1, 1e9]"
-#define DSC_CLI_PEER_TIMEOUT(place)                                                                          \
-    .name = "peer-timeout", .kind = DSC_OPTION_DOUBLE, .offset = (place), .placeholder = "S",                \
-    .range = "[0, 1e9]", .help = "seconds to wait for another rank before it counts as lost; 0: for ever"
-#define DSC_CLI_IMAGE_SIZE(place)                                                                            \
-    .name = "image-size", .kind = DSC_OPTION_INT64, .offset = (place), .placeholder = "N",                   \
-    .range = "[0, 4096]"
+    .name = "batch-size", .kind = DSC_OPTION_INT64, .offset = (place), .value = "128", .placeholder = "N",   \
+    .range = "[1, 1e9]"
+#define DSC_CLI_FLOAT_TYPE(place)                                                                            \
+    .kind = DSC_OPTION_CHOICE, .offset = (place), .value = "fp32",                                           \
+    .choices = DSC_CLI_CHOICES("fp32", "bf16", "fp16"), .values = (const int[]) {                            \
+        DSC_F32, DSC_BF16, DSC_F16                                                                           \
+    }
 #define DSC_CLI_JSON(place)                                                                                  \
     .name = "json", .kind = DSC_OPTION_FLAG, .offset = (place), .help = "print one JSON object"
 
@@ -45,17 +46,20 @@ typedef struct dsc_cli_common {
      .kind = DSC_OPTION_CONFIG,                                                                              \
      .offset = offsetof(dsc_cli_common, config),                                                             \
      .placeholder = "FILE",                                                                                  \
+     .flags = DSC_OPTION_NOT_SAVED,                                                                          \
      .help = "read options from lines `key = value`; options on the command line win",                       \
      .group = "General"},                                                                                    \
         {.name = "verbose",                                                                                  \
          .kind = DSC_OPTION_FLAG,                                                                            \
          .offset = offsetof(dsc_cli_common, verbose),                                                        \
+         .flags = DSC_OPTION_NOT_SAVED,                                                                      \
          .help = "more messages, and where in the source an error arose",                                    \
          .letter = 'v'},                                                                                     \
         {.name = "help",                                                                                     \
          .kind = DSC_OPTION_FLAG,                                                                            \
          .offset = offsetof(dsc_cli_common, help),                                                           \
-         .help = "show this text",                                                                           \
+         .flags = DSC_OPTION_NOT_SAVED,                                                                      \
+         .help = "print this text",                                                                          \
          .letter = 'h'},                                                                                     \
     {                                                                                                        \
         .name = NULL                                                                                         \
@@ -90,8 +94,8 @@ typedef struct dsc_cli_command {
 } dsc_cli_command;
 
 extern const dsc_cli_command dsc_cli_train, dsc_cli_eval, dsc_cli_info, dsc_cli_bench, dsc_cli_report,
-    dsc_cli_average;
-/* NULL behind the last. */
+    dsc_cli_average, dsc_cli_completion;
+/* Terminated by NULL. */
 extern const dsc_cli_command *const dsc_cli_commands[];
 
 /* Makes the communicator of all ranks and the device. `threads` 0: as many as this rank may use without

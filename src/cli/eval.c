@@ -17,46 +17,24 @@ typedef struct eval_values {
 
 #define AT(member) offsetof(eval_values, member)
 
-static const dsc_option options[] = {
-    {.name = "checkpoint",
-     .kind = DSC_OPTION_STRING,
-     .offset = AT(o.checkpoint),
-     .placeholder = "FILE",
-     .help = "checkpoint-STEP.safetensors, or the directory of a run: its latest checkpoint",
-     .group = "What to evaluate"},
-    {.name = "data",
-     .kind = DSC_OPTION_STRING,
-     .offset = AT(o.data),
-     .placeholder = "SPEC",
-     .shown = "what the checkpoint says",
-     .help = "synthetic, cifar10:DIR, cifar100:DIR, mnist:DIR (any IDX set), imagefolder:DIR"},
-    {.name = "model",
-     .kind = DSC_OPTION_STRING,
-     .offset = AT(o.model),
-     .placeholder = "NAME",
-     .shown = "what the checkpoint says",
-     .help = "model of the zoo"},
-    {DSC_CLI_IMAGE_SIZE(AT(o.image_size)), .shown = "what the checkpoint says",
-     .help = "imagefolder: side of the centre crop in pixels"},
-    {.name = "seed",
-     .kind = DSC_OPTION_UINT64,
-     .offset = AT(o.seed),
-     .placeholder = "N",
-     .shown = "what the checkpoint says",
-     .help = "of synthetic images: the one of the training"},
-    {DSC_CLI_BATCH_SIZE(AT(o.batch_size)), .help = "images per rank and batch", .group = "How to run"},
-    {DSC_CLI_DEVICE(AT(device)), .help = "where to compute"},
+static const dsc_option own_options[] = {
+    {DSC_CLI_DEVICE(AT(device)), .help = "where to compute", .group = "How to run"},
     {DSC_CLI_THREADS(AT(threads))},
-    {DSC_CLI_DATA_THREADS(AT(o.data_threads))},
     {DSC_CLI_JSON(AT(json)), .group = "Output"},
     DSC_CLI_COMMON_OPTIONS,
 };
+
+enum { MAX_OPTIONS = 24 };
+static dsc_option options[MAX_OPTIONS]; /* filled in by init */
 
 static void init(void *values) {
     eval_values *v = values;
     memset(v, 0, sizeof *v);
     dsc_eval_options_init(&v->o);
-    v->device = "auto";
+    options[0].name = NULL;
+    if (dsc_option_join(options, MAX_OPTIONS, dsc_eval_option_table(), AT(o), NULL) == DSC_OK &&
+        dsc_option_join(options, MAX_OPTIONS, own_options, 0, NULL) == DSC_OK)
+        dsc_option_defaults(options, v);
 }
 
 static void print_text(const dsc_eval_result *r) {

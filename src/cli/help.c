@@ -41,25 +41,50 @@ static void write_paragraphs(FILE *out, const char *text, int width) {
 
 /* What follows the option's name: " N", " fp32|bf16", " [auto|FILE]". */
 static void argument_text(const dsc_option *option, char *text, size_t size) {
-    const char *what = option->kind == DSC_OPTION_CHOICE   ? option->choices
-                       : option->kind == DSC_OPTION_ON_OFF ? "on|off"
-                                                           : option->placeholder;
+    size_t used = 0;
+    text[0] = '\0';
     if (option->kind == DSC_OPTION_FLAG || option->kind == DSC_OPTION_NO_FLAG)
-        text[0] = '\0';
-    else
+        return;
+    if (option->kind != DSC_OPTION_CHOICE && option->kind != DSC_OPTION_WORD) {
+        const char *what = option->kind == DSC_OPTION_ON_OFF ? "on|off" : option->placeholder;
         snprintf(text, size, option->bare ? " [%s]" : " %s", what);
+        return;
+    }
+    for (int i = 0; option->choices[i] && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%s", i ? "|" : " ", option->choices[i]);
+}
+
+/* The heading of entry `i`, and whether it is the first under it. */
+static const char *heading(const dsc_option *options, int i, int *first) {
+    int at = i;
+    while (at > 0 && !options[at].group)
+        at--;
+    *first = 1;
+    for (int before = 0; before < i && *first; before++)
+        *first = !(options[before].group && strcmp(options[before].group, options[at].group) == 0);
+    return options[at].group;
+}
+
+/* The number of the next option under this heading after `i`; -1: none. */
+static int next_under(const dsc_option *options, const char *group, int i) {
+    int first;
+    while (options[++i].name)
+        if (strcmp(heading(options, i, &first), group) == 0)
+            return i;
+    return -1;
 }
 
 static void write_option(FILE *out, const dsc_option *option, const void *values, int width) {
-    char argument[160], value[128], text[512];
+    char argument[160], value[128], help[512], text[700];
     argument_text(option, argument, sizeof argument);
-    dsc_option_default_text(option, values, value, sizeof value);
+    dsc_option_default_text(option, values, "--", value, sizeof value);
+    dsc_option_expand(option->help, "--", help, sizeof help);
     int at = option->letter ? fprintf(out, "  -%c, --%s%s", option->letter, option->name, argument)
                             : fprintf(out, "  --%s%s", option->name, argument);
     if (at + 2 > HELP_COLUMN)
         at = fprintf(out, "\n") - 1;
     fprintf(out, "%*s", HELP_COLUMN - at, "");
-    snprintf(text, sizeof text, *value ? "%s (default %s)" : "%s", option->help, value);
+    snprintf(text, sizeof text, *value ? "%s (default %s)" : "%s", help, value);
     write_wrapped(out, text, HELP_COLUMN, HELP_COLUMN, width);
 }
 
@@ -70,10 +95,13 @@ void dsc_help_command(FILE *out, const dsc_cli_command *command, const void *val
     fprintf(out, "Usage: descent %s [OPTION]...%s%s\n\n", command->name, command->arguments ? " " : "",
             command->arguments ? command->arguments : "");
     write_paragraphs(out, command->description, width);
-    for (const dsc_option *o = command->options; o->name; o++) {
-        if (o->group)
-            fprintf(out, "%s%s:\n", o == command->options ? "" : "\n", o->group);
-        write_option(out, o, values, width);
+    for (int i = 0, first; command->options[i].name; i++) {
+        const char *group = heading(command->options, i, &first);
+        if (!first)
+            continue;
+        fprintf(out, "%s%s:\n", i == 0 ? "" : "\n", group);
+        for (int o = i; o >= 0; o = next_under(command->options, group, o))
+            write_option(out, &command->options[o], values, width);
     }
     fprintf(out, "\nExamples:\n");
     for (const char *line = command->examples; *line;) {
@@ -89,9 +117,10 @@ void dsc_help_program(FILE *out) {
             "Usage: descent COMMAND [OPTION]...\n       mpirun -n RANKS descent COMMAND [OPTION]...\n\n");
     fprintf(out, "Commands:\n");
     for (int i = 0; dsc_cli_commands[i]; i++)
-        fprintf(out, "  %-8s %s\n", dsc_cli_commands[i]->name, dsc_cli_commands[i]->summary);
-    fprintf(out,
-            "\n'descent COMMAND --help' tells all about one; 'descent --version' the version and build.\n");
+        fprintf(out, "  %-10s %s\n", dsc_cli_commands[i]->name, dsc_cli_commands[i]->summary);
+    fprintf(
+        out,
+        "\n'descent COMMAND --help' describes a command; 'descent --version' prints version and build.\n");
     fprintf(out, "A first run that needs no files: descent train --model lenet --epochs 3\n");
 }
 
@@ -135,9 +164,10 @@ static void write_title(FILE *out, const char *page) {
 }
 
 static void write_man_option(FILE *out, const dsc_option *option, const void *values) {
-    char argument[160], value[128], range[96];
+    char argument[160], value[128], range[96], help[512];
     argument_text(option, argument, sizeof argument);
-    dsc_option_default_text(option, values, value, sizeof value);
+    dsc_option_default_text(option, values, "--", value, sizeof value);
+    dsc_option_expand(option->help, "--", help, sizeof help);
     dsc_option_range_text(option->range, range, sizeof range);
     fputs(".TP\n\\fB", out);
     if (option->letter)
@@ -147,7 +177,7 @@ static void write_man_option(FILE *out, const dsc_option *option, const void *va
     fputs("\\fR\\fI", out);
     write_roff_text(out, argument);
     fputs("\\fR\n", out);
-    write_roff_text(out, option->help);
+    write_roff_text(out, help);
     fputs(*range ? ";\n" : ".\n", out);
     if (*range) {
         write_roff_text(out, range);
@@ -210,13 +240,15 @@ void dsc_man_command(FILE *out, const dsc_cli_command *command, const void *valu
     fputs("\n.SH DESCRIPTION\n", out);
     write_roff_paragraphs(out, command->description);
     fputs(".SH OPTIONS\n", out);
-    for (const dsc_option *o = command->options; o->name; o++) {
-        if (o->group) {
-            fputs(".SS ", out);
-            write_roff_text(out, o->group);
-            fputc('\n', out);
-        }
-        write_man_option(out, o, values);
+    for (int i = 0, first; command->options[i].name; i++) {
+        const char *group = heading(command->options, i, &first);
+        if (!first)
+            continue;
+        fputs(".SS ", out);
+        write_roff_text(out, group);
+        fputc('\n', out);
+        for (int o = i; o >= 0; o = next_under(command->options, group, o))
+            write_man_option(out, &command->options[o], values);
     }
     write_exit_status(out);
     write_examples(out, command->examples);

@@ -4,7 +4,6 @@
 #include "base/error.h"
 #include "cli/cli.h"
 #include "cli/info_plan.h"
-#include "cli/kfac_options.h"
 #include "cli/model_facts.h"
 #include "descent/version.h"
 
@@ -17,7 +16,7 @@ typedef struct info_values {
     const char *model, *device;
     int64_t batch;
     int ranks, json;
-    dsc_cli_kfac_values kfac;
+    dsc_kfac_options kfac;
 } info_values;
 
 /* What is told about a model. */
@@ -25,31 +24,30 @@ typedef struct model_story {
     const char *name;
     int ranks;
     const dsc_model_facts *facts;
-    dsc_kfac_options kfac;
+    const dsc_kfac_options *kfac;
     const dsc_kfac_plan *plan; /* NULL: not asked for */
 } model_story;
 
 #define AT(member) offsetof(info_values, member)
 
-static const dsc_option options[] = {
+static const dsc_option own_options[] = {
     {.name = "model",
      .kind = DSC_OPTION_STRING,
      .offset = AT(model),
      .placeholder = "NAME",
-     .shown = "none: about the program only",
+     .default_text = "none: about the program only",
      .help = "describe this model of the zoo, at the input it is made for",
      .group = "Information"},
-    {DSC_CLI_BATCH_SIZE(AT(batch)), .help = "batch per rank that memory is told for"},
+    {DSC_CLI_BATCH_SIZE(AT(batch)), .help = "batch per rank to compute memory for"},
     {.name = "ranks",
      .kind = DSC_OPTION_INT,
      .offset = AT(ranks),
      .placeholder = "N",
      .range = "[1, 1e6]",
-     .shown = "those of this job",
-     .help = "number of ranks that traffic and the K-FAC plan are told for"},
-    {DSC_CLI_DEVICE(AT(device)), .help = "device that memory is told for"},
+     .default_text = "those of this job",
+     .help = "number of ranks to compute traffic and the K-FAC plan for"},
+    {DSC_CLI_DEVICE(AT(device)), .help = "device to compute memory for"},
     {DSC_CLI_JSON(AT(json))},
-    DSC_CLI_KFAC_OPTIONS(info_values, kfac, "K-FAC plan (told when one of these is given)"),
     DSC_CLI_COMMON_OPTIONS,
 };
 
@@ -59,12 +57,27 @@ static const int have_mpi = 1;
 static const int have_mpi = 0;
 #endif
 
+enum { MAX_OPTIONS = 40 };
+static dsc_option options[MAX_OPTIONS]; /* filled in by init */
+
+/* The options of K-FAC that a plan depends on. */
+static const char plan_options[] =
+    "kfac-method kfac-strategy kfac-grad-worker-fraction kfac-placement kfac-colocate-factors kfac-symmetric "
+    "kfac-outer-product kfac-diag-blocks kfac-skip-layers kfac-factor-dtype kfac-inverse-dtype";
+
 static void init(void *values) {
     info_values *v = values;
     memset(v, 0, sizeof *v);
-    v->device = "auto";
-    v->batch = 128;
-    dsc_cli_kfac_init(&v->kfac);
+    dsc_kfac_options_init(&v->kfac);
+    options[0].name = NULL;
+    if (dsc_option_join(options, MAX_OPTIONS, own_options, 0, "model batch-size ranks device json") ==
+            DSC_OK &&
+        dsc_option_join(options, MAX_OPTIONS, dsc_kfac_option_table(), AT(kfac), plan_options) == DSC_OK &&
+        dsc_option_join(options, MAX_OPTIONS, own_options, 0, "config verbose help") == DSC_OK)
+        dsc_option_defaults(options, v);
+    for (dsc_option *o = options; o->name; o++)
+        if (strncmp(o->name, "kfac-", 5) == 0)
+            o->group = "K-FAC plan (printed when one of these is given)";
 }
 
 /* The line about a device (it starts with its name), or why it cannot be used. */
@@ -148,7 +161,7 @@ static void print_model(const model_story *story) {
         print_layers(f);
     print_sizes(f);
     if (story->plan)
-        dsc_info_plan_print(story->plan, &story->kfac, f->layer_count);
+        dsc_info_plan_print(story->plan, story->kfac, f->layer_count);
 }
 
 /* ---- JSON ---- */
@@ -188,7 +201,7 @@ static json_t *model_json(const model_story *story) {
     const dsc_model_facts *f = story->facts;
     json_t *kfac = kfac_json(f);
     if (story->plan && kfac)
-        json_object_set_new(kfac, "plan", dsc_info_plan_json(story->plan, &story->kfac));
+        json_object_set_new(kfac, "plan", dsc_info_plan_json(story->plan, story->kfac));
     return json_pack("{s:s, s:[I, I, I], s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:o}", "name", story->name,
                      "input", (json_int_t)f->shape[0], (json_int_t)f->shape[1], (json_int_t)f->shape[2],
                      "classes", (json_int_t)f->classes, "parameters", (json_int_t)f->parameters, "tensors",
@@ -244,7 +257,8 @@ static dsc_status check(const info_values *v, const dsc_option_set *set) {
     if (v->model)
         return dsc_zoo_default_input(v->model, &side, &channels, &classes);
     if (kfac_option(set))
-        return DSC_FAIL(DSC_E_INVALID, "--%s tells about a plan for a model's layers: name it with --model",
+        return DSC_FAIL(DSC_E_INVALID,
+                        "--%s is about the plan for a model's layers: name the model with --model",
                         kfac_option(set));
     return DSC_OK;
 }
@@ -253,13 +267,12 @@ static dsc_status tell_model(const dsc_cli_session *session, const info_values *
                              dsc_model *model) {
     dsc_model_facts *facts = NULL;
     dsc_kfac_plan *plan = NULL;
-    model_story story = {.name = v->model, .ranks = v->ranks > 0 ? v->ranks : dsc_comm_size(session->comm)};
-    dsc_kfac_options_init(&story.kfac);
-    DSC_TRY(dsc_cli_kfac_finish(&v->kfac, &story.kfac));
+    model_story story = {
+        .name = v->model, .ranks = v->ranks > 0 ? v->ranks : dsc_comm_size(session->comm), .kfac = &v->kfac};
     dsc_status status = dsc_model_facts_create(model, v->batch, &facts);
     if (status == DSC_OK && with_plan)
-        status = dsc_kfac_plan_create(facts->layers, facts->layer_count, story.ranks, &story.kfac,
-                                      story.kfac.diag_blocks, &plan);
+        status = dsc_kfac_plan_create(facts->layers, facts->layer_count, story.ranks, &v->kfac,
+                                      v->kfac.diag_blocks, &plan);
     story.facts = facts;
     story.plan = plan;
     if (status == DSC_OK)

@@ -15,7 +15,8 @@
 #include <unistd.h>
 
 const dsc_cli_command *const dsc_cli_commands[] = {
-    &dsc_cli_train, &dsc_cli_eval, &dsc_cli_info, &dsc_cli_bench, &dsc_cli_report, &dsc_cli_average, NULL};
+    &dsc_cli_train,  &dsc_cli_eval,    &dsc_cli_info,       &dsc_cli_bench,
+    &dsc_cli_report, &dsc_cli_average, &dsc_cli_completion, NULL};
 
 /* What the log handler needs to know. */
 typedef struct log_context {

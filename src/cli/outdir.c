@@ -23,7 +23,7 @@ static int ends_with(const char *name, const char *end) {
 static int belongs_to_run(const char *name) {
     if (strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "latest") == 0)
         return 1;
-    if (strncmp(name, "latest.", 7) == 0)
+    if (strncmp(name, "latest.", 7) == 0 || strncmp(name, "config.", 7) == 0)
         return ends_with(name, ".tmp");
     return strncmp(name, "checkpoint-", 11) == 0 &&
            (ends_with(name, ".safetensors") || ends_with(name, ".tmp"));
@@ -57,7 +57,8 @@ dsc_status dsc_outdir_remove_run(const char *directory) {
     if (!entries)
         return DSC_OK;
     for (const struct dirent *entry; status == DSC_OK && (entry = readdir(entries));)
-        if (belongs_to_run(entry->d_name) && unlinkat(dirfd(entries), entry->d_name, 0) != 0)
+        if ((belongs_to_run(entry->d_name) || strcmp(entry->d_name, "config") == 0) &&
+            unlinkat(dirfd(entries), entry->d_name, 0) != 0)
             status =
                 DSC_FAIL(DSC_E_IO, "cannot remove '%s/%s': %s", directory, entry->d_name, strerror(errno));
     closedir(entries);

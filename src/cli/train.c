@@ -76,7 +76,7 @@ static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v) {
 /* NCCL keeps one order and loses no rank alone: where that does not do, MPI moves everything. */
 static dsc_status find_comm(const dsc_cli_train_values *v, const char **comm) {
     int survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
-    int apart = v->part.consensus.kind == DSC_CONSENSUS_ADPSGD;
+    int apart = v->consensus.kind == DSC_CONSENSUS_ADPSGD;
     *comm = v->comm;
     if (survive && strcmp(v->comm, "nccl") == 0)
         return DSC_FAIL(DSC_E_INVALID,
@@ -93,10 +93,9 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     DSC_TRY(dsc_cli_catch_signals());
     const char *comm;
     DSC_TRY(find_comm(v, &comm));
-    session->several_threads =
-        v->part.consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in one of its own */
+    session->several_threads = v->consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in one of its own */
     session->survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
-    session->timeout = v->part.consensus.peer_timeout;
+    session->timeout = v->consensus.peer_timeout;
     session->tune = v->tune;
     DSC_TRY(dsc_cli_open(session, v->device, v->threads, comm));
     int prints = dsc_cli_prints(session);

@@ -6,6 +6,7 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "base/option.h"
 #include "base/versioned.h"
 #include "comm/table.h"
 #include "consensus/table.h"
@@ -20,50 +21,14 @@ static const dsc_consensus_table *const tables[] = {
     [DSC_CONSENSUS_OSGP] = &dsc_consensus_osgp,           [DSC_CONSENSUS_DPSGD] = &dsc_consensus_dpsgd,
     [DSC_CONSENSUS_ADPSGD] = &dsc_consensus_adpsgd,
 };
-enum { KIND_COUNT = sizeof tables / sizeof *tables };
 
 /* ---- options ---- */
-
-void dsc_consensus_options_init_sized(dsc_consensus_options *options, size_t size) {
-    const dsc_consensus_options defaults = {
-        .kind = DSC_CONSENSUS_ALLREDUCE,
-        .bucket_bytes = (size_t)4 << 20,
-        .wire = DSC_F32,
-        .peers = 1,
-        .group = 1,
-        .slow_rate = 1,
-    };
-    dsc_versioned_init(options, size, &defaults, sizeof defaults);
-}
-
-dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out) {
-    char known[128] = "";
-    size_t used = 0;
-    for (int i = 0; i < KIND_COUNT; i++) {
-        if (strcmp(name, tables[i]->name) == 0) {
-            *out = (dsc_consensus_kind)i;
-            return DSC_OK;
-        }
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", tables[i]->name);
-    }
-    return DSC_FAIL(DSC_E_INVALID, "consensus '%s': not known; known: %s", name, known);
-}
-
-const char *dsc_consensus_name(dsc_consensus_kind kind) {
-    return (int)kind >= 0 && (int)kind < KIND_COUNT ? tables[kind]->name : "unknown";
-}
 
 /* Copies the caller's options over the defaults and checks them. */
 static dsc_status take_options(const dsc_consensus_options *given, dsc_consensus_options *out) {
     dsc_consensus_options_init(out);
     DSC_TRY(dsc_versioned_read("consensus", given, sizeof *out, out));
-    if ((int)out->kind < 0 || (int)out->kind >= KIND_COUNT)
-        return DSC_FAIL(DSC_E_INVALID, "consensus kind %d: must be in 0..%d", (int)out->kind, KIND_COUNT - 1);
-    if (out->bucket_bytes == 0)
-        return DSC_FAIL(DSC_E_INVALID, "bucket size 0: must be positive");
-    if (!(out->peer_timeout >= 0))
-        return DSC_FAIL(DSC_E_INVALID, "peer timeout %g s: must be 0 (for ever) or more", out->peer_timeout);
-    return DSC_OK;
+    return dsc_option_check_values(dsc_consensus_option_table(), out, "");
 }
 
 /* ---- life ---- */

@@ -1,5 +1,6 @@
 /* Options of the preconditioner: defaults, names, and which of them go together. */
 #include "base/error.h"
+#include "base/option.h"
 #include "base/versioned.h"
 #include "kfac/placement.h"
 
@@ -9,126 +10,235 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const method_names[] = {[DSC_KFAC_EIGEN] = "eigen", [DSC_KFAC_INVERSE] = "inverse"};
-static const char *const strategy_names[] = {
-    [DSC_KFAC_COMM_OPT] = "comm-opt",
-    [DSC_KFAC_MEM_OPT] = "mem-opt",
-    [DSC_KFAC_HYBRID_OPT] = "hybrid-opt",
-    [DSC_KFAC_LAYER_WISE] = "layer-wise",
-};
-static const char *const placement_names[] = {
-    [DSC_KFAC_ROUND_ROBIN] = "round-robin",
-    [DSC_KFAC_COMPUTE] = "compute",
-    [DSC_KFAC_MEMORY] = "memory",
-};
-static const char *const scaling_names[] = {[DSC_KFAC_PAPER] = "paper", [DSC_KFAC_PYTORCH] = "kfac-pytorch"};
+#define AT(member) offsetof(dsc_kfac_options, member)
+#define K_ON                                                                                                 \
+    { "kfac-update-freq", "K-FAC is off" }
+#define GLOBAL_ONLY                                                                                          \
+    { "kfac-scope=global", "in this scope every rank decomposes all factors itself" }
 
-/* What an enum is called in messages, and the names of its values, 0 first. */
-typedef struct word_list {
-    const char *what;
-    const char *const *names;
-    int count;
-} word_list;
+/* In the order of their enums. */
+static const char *const methods[] = {"eigen", "inverse", NULL};
+static const char *const strategies[] = {"comm-opt", "mem-opt", "hybrid-opt", "layer-wise", NULL};
+static const char *const placements[] = {"round-robin", "compute", "memory", NULL};
+static const char *const scalings[] = {"paper", "kfac-pytorch", NULL};
+static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
+static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
-#define WORDS(what, names)                                                                                   \
-    { what, names, (int)(sizeof(names) / sizeof *(names)) }
-static const word_list methods = WORDS("method", method_names);
-static const word_list strategies = WORDS("strategy", strategy_names);
-static const word_list placements = WORDS("placement", placement_names);
-static const word_list scalings = WORDS("scaling", scaling_names);
+static const dsc_option table[] = {
+    {.name = "kfac-update-freq",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(update_freq),
+     .value = "0",
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "steps between decompositions; 0 turns K-FAC off",
+     .json = "kfac.update_freq",
+     .group = "Preconditioner (K-FAC)"},
+    {.name = "kfac-cov-update-freq",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(factor_freq),
+     .value = "1",
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "steps between updates of the factors; 0: never",
+     .json = "kfac.factor_freq",
+     .rules = {K_ON}},
+    {.name = "kfac-damping",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(damping),
+     .value = "0.003",
+     .placeholder = "X",
+     .range = "(0, inf)",
+     .help = "added to the products of eigenvalues (inverse: to both factors)",
+     .json = "kfac.damping",
+     .rules = {K_ON}},
+    {.name = "kfac-stat-decay",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(stat_decay),
+     .value = "0.95",
+     .placeholder = "X",
+     .range = "[0, 1]",
+     .help = "share that a factor keeps of itself in an update",
+     .json = "kfac.stat_decay",
+     .rules = {K_ON}},
+    {.name = "kfac-kl-clip",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(kl_clip),
+     .value = "0.001",
+     .placeholder = "X",
+     .range = "[0, inf)",
+     .help = "bound on the change that a step makes to the model's output; 0: none",
+     .json = "kfac.kl_clip",
+     .rules = {K_ON}},
+    {.name = "kfac-scaling",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(scaling),
+     .value = "paper",
+     .choices = scalings,
+     .help = "scale of a convolution's factors; that of kfac-pytorch vanishes beside common dampings",
+     .json = "kfac.scaling",
+     .rules = {K_ON}},
+    {.name = "kfac-method",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(method),
+     .value = "eigen",
+     .choices = methods,
+     .help = "eigenvectors of the factors, or their damped inverses",
+     .json = "kfac.method",
+     .rules = {K_ON}},
+    {.name = "kfac-strategy",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(strategy),
+     .value = "comm-opt",
+     .choices = strategies,
+     .help = "who preconditions a layer: every rank, one rank (layer-wise is the same), or a fraction of the "
+             "ranks",
+     .json = "kfac.strategy",
+     .rules = {K_ON, GLOBAL_ONLY}},
+    {.name = "kfac-grad-worker-fraction",
+     .kind = DSC_OPTION_FRACTION,
+     .offset = AT(grad_worker_fraction),
+     .value = "0.5",
+     .placeholder = "X",
+     .help = "hybrid-opt: that fraction, as 0.25 or 1/4; it must give a number that divides the ranks",
+     .json = "kfac.grad_worker_fraction",
+     .rules = {K_ON, GLOBAL_ONLY}},
+    {.name = "kfac-placement",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(placement),
+     .value = "compute",
+     .choices = placements,
+     .help =
+         "which rank decomposes what: in turns, or the largest first to the least loaded by work or by size",
+     .json = "kfac.placement",
+     .rules = {K_ON, GLOBAL_ONLY}},
+    {.name = "kfac-colocate-factors",
+     .kind = DSC_OPTION_ON_OFF,
+     .offset = AT(colocate_factors),
+     .value = "on",
+     .help = "both factors of a layer on one rank; mem-opt and layer-wise need that",
+     .json = "kfac.colocate_factors",
+     .rules = {K_ON}},
+    {.name = "kfac-symmetric",
+     .kind = DSC_OPTION_ON_OFF,
+     .offset = AT(symmetric),
+     .value = "on",
+     .help = "factors and inverses travel as triangles, half the bytes",
+     .json = "kfac.symmetric",
+     .rules = {K_ON}},
+    {.name = "kfac-outer-product",
+     .kind = DSC_OPTION_ON_OFF,
+     .offset = AT(outer_product),
+     .value = "off",
+     .help = "eigen: 1/(vG vA' + damping) is formed once, where a layer is decomposed, and travels",
+     .json = "kfac.outer_product",
+     .rules = {K_ON}},
+    {.name = "kfac-diag-blocks",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(diag_blocks),
+     .value = "1",
+     .placeholder = "N",
+     .range = "[1, 1e6]",
+     .help = "comm-opt: number of diagonal blocks that replace a convolution's factors; 1: whole factors",
+     .json = "kfac.diag_blocks",
+     .rules = {K_ON}},
+    {.name = "kfac-skip-layers",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(skip_layers),
+     .placeholder = "REGEX",
+     .default_text = "none",
+     .help = "extended regular expressions, blanks between them: layers whose name or kind (linear, conv2d) "
+             "matches one keep their plain gradient",
+     .json = "kfac.skip_layers",
+     .rules = {K_ON}},
+    {.name = "kfac-factor-dtype",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(factor_dtype),
+     .value = "fp32",
+     .choices = type_names,
+     .values = types,
+     .help = "type in which factors are stored and travel; arithmetic is in fp32",
+     .json = "kfac.factor_dtype",
+     .rules = {K_ON}},
+    {.name = "kfac-inverse-dtype",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(inverse_dtype),
+     .value = "fp32",
+     .choices = type_names,
+     .values = types,
+     .help = "the same for decompositions",
+     .json = "kfac.inverse_dtype",
+     .rules = {K_ON}},
+    {.name = "kfac-bucket-mb",
+     .kind = DSC_OPTION_MIB,
+     .offset = AT(bucket_bytes),
+     .value = "4",
+     .placeholder = "X",
+     .range = "(0, 1e6]",
+     .default_text = "{bucket-mb}",
+     .help = "MiB of factors or decompositions that travel together",
+     .json = "kfac.bucket_bytes",
+     .rules = {K_ON}},
+    {.name = NULL},
+};
+
+const dsc_option *dsc_kfac_option_table(void) {
+    return table;
+}
 
 /* ---- names ---- */
 
-static dsc_status parse(const word_list *list, const char *name, int *out) {
-    char known[128] = "";
-    size_t used = 0;
-    name = name ? name : "";
-    for (int i = 0; i < list->count; i++) {
-        if (strcmp(name, list->names[i]) == 0) {
-            *out = i;
-            return DSC_OK;
-        }
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", list->names[i]);
-    }
-    return DSC_FAIL(DSC_E_INVALID, "K-FAC %s '%s': not known; known are %s", list->what, name, known);
-}
-
-static const char *name_of(const word_list *list, int value) {
-    return value >= 0 && value < list->count ? list->names[value] : "unknown";
-}
-
-static dsc_status check_word(const word_list *list, int value) {
-    if (value < 0 || value >= list->count)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC %s %d: must be in 0..%d", list->what, value, list->count - 1);
-    return DSC_OK;
-}
-
 dsc_status dsc_kfac_method_parse(const char *name, dsc_kfac_method *out) {
     int value = 0;
-    DSC_TRY(parse(&methods, name, &value));
+    DSC_TRY(dsc_option_choice_parse("kfac-method", methods, name, &value));
     *out = (dsc_kfac_method)value;
     return DSC_OK;
 }
 
+const char *dsc_kfac_method_name(dsc_kfac_method method) {
+    return dsc_option_choice_name(methods, (int)method);
+}
+
 dsc_status dsc_kfac_strategy_parse(const char *name, dsc_kfac_strategy *out) {
     int value = 0;
-    DSC_TRY(parse(&strategies, name, &value));
+    DSC_TRY(dsc_option_choice_parse("kfac-strategy", strategies, name, &value));
     *out = (dsc_kfac_strategy)value;
     return DSC_OK;
 }
 
+const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy) {
+    return dsc_option_choice_name(strategies, (int)strategy);
+}
+
 dsc_status dsc_kfac_placement_parse(const char *name, dsc_kfac_placement *out) {
     int value = 0;
-    DSC_TRY(parse(&placements, name, &value));
+    DSC_TRY(dsc_option_choice_parse("kfac-placement", placements, name, &value));
     *out = (dsc_kfac_placement)value;
     return DSC_OK;
 }
 
+const char *dsc_kfac_placement_name(dsc_kfac_placement placement) {
+    return dsc_option_choice_name(placements, (int)placement);
+}
+
 dsc_status dsc_kfac_scaling_parse(const char *name, dsc_kfac_scaling *out) {
     int value = 0;
-    DSC_TRY(parse(&scalings, name, &value));
+    DSC_TRY(dsc_option_choice_parse("kfac-scaling", scalings, name, &value));
     *out = (dsc_kfac_scaling)value;
     return DSC_OK;
 }
 
-const char *dsc_kfac_method_name(dsc_kfac_method method) {
-    return name_of(&methods, (int)method);
-}
-
-const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy) {
-    return name_of(&strategies, (int)strategy);
-}
-
-const char *dsc_kfac_placement_name(dsc_kfac_placement placement) {
-    return name_of(&placements, (int)placement);
-}
-
 const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling) {
-    return name_of(&scalings, (int)scaling);
+    return dsc_option_choice_name(scalings, (int)scaling);
 }
 
 /* ---- defaults ---- */
 
+/* Whoever asks for these options by themselves wants K-FAC: it is on. */
 void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size) {
-    const dsc_kfac_options defaults = {
-        .damping = 0.003,
-        .stat_decay = 0.95,
-        .kl_clip = 0.001,
-        .factor_freq = 1,
-        .update_freq = 10,
-        .method = DSC_KFAC_EIGEN,
-        .scaling = DSC_KFAC_PAPER,
-        .strategy = DSC_KFAC_COMM_OPT,
-        .grad_worker_fraction = 0.5,
-        .placement = DSC_KFAC_COMPUTE,
-        .colocate_factors = 1,
-        .symmetric = 1,
-        .diag_blocks = 1,
-        .factor_dtype = DSC_F32,
-        .inverse_dtype = DSC_F32,
-        .passes = 1,
-        .bucket_bytes = (size_t)4 << 20,
-    };
+    dsc_kfac_options defaults = {.passes = 1};
+    dsc_option_defaults(table, &defaults);
+    defaults.update_freq = 10;
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
@@ -186,33 +296,6 @@ dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_
     return DSC_OK;
 }
 
-static dsc_status check_dtype(const char *what, dsc_dtype dtype) {
-    if (dtype != DSC_F32 && dtype != DSC_BF16 && dtype != DSC_F16)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "K-FAC %s stored as %s: must be fp32 (as the gradients are), bf16 or "
-                        "fp16",
-                        what, dsc_dtype_name(dtype));
-    return DSC_OK;
-}
-
-static dsc_status check_values(const dsc_kfac_options *o) {
-    DSC_TRY(check_word(&methods, (int)o->method));
-    DSC_TRY(check_word(&strategies, (int)o->strategy));
-    DSC_TRY(check_word(&placements, (int)o->placement));
-    DSC_TRY(check_word(&scalings, (int)o->scaling));
-    DSC_TRY(check_dtype("factors", o->factor_dtype));
-    DSC_TRY(check_dtype("decompositions", o->inverse_dtype));
-    if (o->diag_blocks < 1)
-        return DSC_FAIL(DSC_E_INVALID, "%lld K-FAC diagonal blocks: must be 1 (whole factors) or more",
-                        (long long)o->diag_blocks);
-    if (o->passes < 1)
-        return DSC_FAIL(DSC_E_INVALID, "%lld passes of a K-FAC step: must be 1 or more",
-                        (long long)o->passes);
-    if (o->bucket_bytes == 0)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC bucket size 0: must be positive");
-    return DSC_OK;
-}
-
 /* What does not go together, given the rows of the grid. */
 static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows) {
     if (!o->colocate_factors && (o->strategy == DSC_KFAC_MEM_OPT || o->strategy == DSC_KFAC_LAYER_WISE))
@@ -256,7 +339,9 @@ dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_k
     DSC_TRY(dsc_versioned_read("kfac", given, sizeof o, &o));
     if (ranks < 1)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC on %d ranks: must be 1 or more", ranks);
-    DSC_TRY(check_values(&o));
+    DSC_TRY(dsc_option_check_values(table, &o, ""));
+    if (o.passes < 1)
+        return DSC_FAIL(DSC_E_INVALID, "%lld passes of a K-FAC step: must be 1 or more", (long long)o.passes);
     dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&o);
     DSC_TRY(dsc_kfac_hyper_check(&o, &hyper));
     DSC_TRY(dsc_kfac_grid_rows(&o, ranks, &rows));

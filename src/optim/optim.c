@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/option.h"
 #include "base/versioned.h"
 #include "device/ops.h"
 
@@ -30,8 +31,6 @@ typedef struct piece {
 
 /* An optimiser. */
 typedef struct rule {
-    const char *name;
-    const char *options;              /* the members of dsc_optim_options that only some optimisers use */
     const char *slot_name[MAX_SLOTS]; /* the state of a parameter; NULL: fewer */
     int per_param;                    /* 1: needs norms of single parameters */
     int direction;                    /* 1: needs a scratch vector as long as a parameter */
@@ -114,107 +113,24 @@ static dsc_status update_lamb(dsc_optim *o, dsc_queue *queue, piece *p, const ds
 }
 
 static const rule rules[] = {
-    [DSC_SGD] = {.name = "sgd",
-                 .options = "momentum nesterov",
-                 .slot_name = {"momentum"},
-                 .eps = 1e-8,
-                 .update = update_sgd},
-    [DSC_ADAM] = {.name = "adam",
-                  .options = "beta1 beta2 eps",
-                  .slot_name = {"exp_avg", "exp_avg_sq"},
-                  .eps = 1e-8,
-                  .update = update_adam},
-    [DSC_ADAMW] = {.name = "adamw",
-                   .options = "beta1 beta2 eps",
-                   .slot_name = {"exp_avg", "exp_avg_sq"},
-                   .eps = 1e-8,
-                   .update = update_adamw},
-    [DSC_LARS] = {.name = "lars",
-                  .options = "momentum trust",
-                  .slot_name = {"momentum"},
-                  .per_param = 1,
-                  .eps = 1e-8,
-                  .update = update_lars},
-    [DSC_LAMB] = {.name = "lamb",
-                  .options = "beta1 beta2 eps",
-                  .slot_name = {"exp_avg", "exp_avg_sq"},
+    [DSC_SGD] = {.slot_name = {"momentum"}, .eps = 1e-8, .update = update_sgd},
+    [DSC_ADAM] = {.slot_name = {"exp_avg", "exp_avg_sq"}, .eps = 1e-8, .update = update_adam},
+    [DSC_ADAMW] = {.slot_name = {"exp_avg", "exp_avg_sq"}, .eps = 1e-8, .update = update_adamw},
+    [DSC_LARS] = {.slot_name = {"momentum"}, .per_param = 1, .eps = 1e-8, .update = update_lars},
+    [DSC_LAMB] = {.slot_name = {"exp_avg", "exp_avg_sq"},
                   .per_param = 1,
                   .direction = 1,
                   .eps = 1e-6,
                   .update = update_lamb},
 };
-enum { RULE_COUNT = sizeof rules / sizeof *rules };
 
 /* ---- options ---- */
-
-void dsc_optim_options_init_sized(dsc_optim_options *options, size_t size) {
-    const dsc_optim_options defaults = {
-        .kind = DSC_SGD,
-        .momentum = 0.9,
-        .weight_decay = 5e-4,
-        .beta1 = 0.9,
-        .beta2 = 0.999,
-        .eps = -1,
-        .trust = 0.001,
-    };
-    dsc_versioned_init(options, size, &defaults, sizeof defaults);
-}
-
-dsc_status dsc_optim_parse(const char *name, dsc_optim_kind *out) {
-    char known[128] = "";
-    size_t used = 0;
-    name = name ? name : "";
-    for (int i = 0; i < RULE_COUNT; i++) {
-        if (strcmp(name, rules[i].name) == 0) {
-            *out = (dsc_optim_kind)i;
-            return DSC_OK;
-        }
-        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", rules[i].name);
-    }
-    return DSC_FAIL(DSC_E_INVALID, "optimiser '%s': not known; known are %s", name, known);
-}
-
-const char *dsc_optim_name(dsc_optim_kind kind) {
-    return (int)kind >= 0 && (int)kind < RULE_COUNT ? rules[kind].name : "unknown";
-}
-
-int dsc_optim_uses(dsc_optim_kind kind, const char *option) {
-    size_t length = strlen(option);
-    const char *at = (int)kind >= 0 && (int)kind < RULE_COUNT ? rules[kind].options : "";
-    while (*at) {
-        size_t word = strcspn(at, " ");
-        if (word == length && strncmp(at, option, length) == 0)
-            return 1;
-        at += word + strspn(at + word, " ");
-    }
-    return 0;
-}
-
-/* The comparisons are false for NaN, so a NaN is refused, too. */
-static dsc_status check_options(const dsc_optim_options *o) {
-    if ((int)o->kind < 0 || (int)o->kind >= RULE_COUNT)
-        return DSC_FAIL(DSC_E_INVALID, "optimiser kind %d: must be in 0..%d", (int)o->kind, RULE_COUNT - 1);
-    if (!(o->momentum >= 0 && o->momentum < 1))
-        return DSC_FAIL(DSC_E_INVALID, "momentum %g: must be in [0, 1)", o->momentum);
-    if (!(o->weight_decay >= 0 && isfinite(o->weight_decay)))
-        return DSC_FAIL(DSC_E_INVALID, "weight decay %g: must be 0 or more", o->weight_decay);
-    if (!(o->beta1 >= 0 && o->beta1 < 1) || !(o->beta2 >= 0 && o->beta2 < 1))
-        return DSC_FAIL(DSC_E_INVALID, "betas %g and %g: must be in [0, 1)", o->beta1, o->beta2);
-    if (!isfinite(o->eps))
-        return DSC_FAIL(DSC_E_INVALID, "eps %g: must be finite; a negative one stands for the default",
-                        o->eps);
-    if (!(o->trust > 0 && isfinite(o->trust)))
-        return DSC_FAIL(DSC_E_INVALID, "trust coefficient %g: must be positive", o->trust);
-    if (!(o->clip_norm >= 0 && isfinite(o->clip_norm)))
-        return DSC_FAIL(DSC_E_INVALID, "clip norm %g: must be positive, or 0 for no clipping", o->clip_norm);
-    return DSC_OK;
-}
 
 /* The caller's options over the defaults, checked. */
 static dsc_status take_options(const dsc_optim_options *given, dsc_optim_options *out) {
     dsc_optim_options_init(out);
     DSC_TRY(dsc_versioned_read("optim", given, sizeof *out, out));
-    DSC_TRY(check_options(out));
+    DSC_TRY(dsc_option_check_values(dsc_optim_option_table(), out, ""));
     if (out->eps < 0)
         out->eps = rules[out->kind].eps;
     return DSC_OK;

@@ -14,8 +14,5 @@ dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor 
  * does not wait for the device to find out. Owned by the optimiser. */
 const dsc_tensor *dsc_optim_skip(const dsc_optim *optim);
 
-/* 1 when the optimiser uses this member of dsc_optim_options ("momentum", "nesterov", "beta1", "beta2",
- * "eps", "trust"). weight_decay and clip_norm apply to all of them. */
-int dsc_optim_uses(dsc_optim_kind kind, const char *option);
 
 #endif

@@ -250,8 +250,11 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
     if (!t->collective)
         DSC_TRY(dsc_comm_agree(t->comm, dsc_sync_start_peers(t)));
     dsc_status status = DSC_OK;
-    if (t->options.out && t->rank == 0)
+    if (t->options.out && t->rank == 0) {
         status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
+        if (status == DSC_OK)
+            status = dsc_settings_write(&t->settings, t->options.out);
+    }
     DSC_TRY(dsc_comm_agree(t->comm, status));
     DSC_TRY(dsc_trainer_report_start(t, from.path));
     t->begun = 1;

@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "descent/version.h"
 #include "train/file.h"
+#include "train/settings.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -139,118 +140,65 @@ static json_t *list(const double *values, int64_t count) {
     return array;
 }
 
-static json_t *describe_optimiser(const dsc_train_options *o) {
-    json_t *config = json_object();
-    set_text(config, "name", dsc_optim_name(o->optim->kind));
-    set(config, "momentum", real(o->optim->momentum));
-    set(config, "nesterov", json_boolean(o->optim->nesterov));
-    set(config, "weight_decay", real(o->optim->weight_decay));
-    set(config, "beta1", real(o->optim->beta1));
-    set(config, "beta2", real(o->optim->beta2));
-    set(config, "eps", real_or_none(o->optim->eps)); /* null: the optimiser's own */
-    set(config, "trust", real(o->optim->trust));
-    set(config, "clip_norm", real(o->optim->clip_norm));
-    return config;
+static json_t *pairs(const int64_t *first, const int *second, int count) {
+    json_t *array = json_array();
+    for (int i = 0; i < count; i++)
+        json_array_append_new(array, json_pack("[I, i]", (json_int_t)first[i], second[i]));
+    return array;
 }
 
-static void describe_rate(json_t *config, const dsc_train_options *o) {
-    set(config, "lr", real(o->lr));
-    set_text(config, "lr_schedule", o->lr_schedule == DSC_SCHEDULE_COSINE ? "cosine" : "step");
-    set(config, "warmup_epochs", real(o->warmup_epochs));
-    set(config, "warmup_start", real(o->warmup_start < 0 ? o->lr : o->warmup_start));
-    set_text(config, "lr_scaling", o->lr_scaling ? "ranks" : "none");
-    set(config, "lr_decay", list(o->lr_decay, o->lr_decay_count));
-    set(config, "lr_decay_rate", real(o->lr_decay_rate));
-}
-
-static json_t *describe_kfac(const dsc_train_options *o) {
-    json_t *config = json_object();
-    const dsc_kfac_options *k = o->kfac;
-    set(config, "damping", real(k->damping));
-    set(config, "stat_decay", real(k->stat_decay));
-    set(config, "kl_clip", real(k->kl_clip));
-    set_int(config, "factor_freq", k->factor_freq);
-    set_int(config, "update_freq", k->update_freq);
-    set_text(config, "method", dsc_kfac_method_name(k->method));
-    set_text(config, "scaling", dsc_kfac_scaling_name(k->scaling));
-    set_text(config, "scope", dsc_kfac_scope_name(o->kfac_scope));
-    set_text(config, "fisher", dsc_fisher_name(o->kfac_fisher));
-    set_text(config, "strategy", dsc_kfac_strategy_name(k->strategy));
-    set(config, "grad_worker_fraction", real(k->grad_worker_fraction));
-    set_text(config, "placement", dsc_kfac_placement_name(k->placement));
-    set(config, "colocate_factors", json_boolean(k->colocate_factors));
-    set(config, "symmetric", json_boolean(k->symmetric));
-    set(config, "outer_product", json_boolean(k->outer_product));
-    set_int(config, "diag_blocks", k->diag_blocks);
-    set(config, "diag_warmup", real(o->kfac_diag_warmup));
-    set_text(config, "skip_layers", k->skip_layers);
-    set_text(config, "factor_dtype", dsc_dtype_name(k->factor_dtype));
-    set_text(config, "inverse_dtype", dsc_dtype_name(k->inverse_dtype));
-    set_int(config, "bucket_bytes", (int64_t)k->bucket_bytes);
-    set(config, "damping_alpha", real(o->kfac_damping_alpha));
-    set(config, "damping_decay", list(o->kfac_damping_decay, o->kfac_damping_decay_count));
-    set(config, "update_freq_alpha", real(o->kfac_update_freq_alpha));
-    set(config, "update_freq_decay", list(o->kfac_update_freq_decay, o->kfac_update_freq_decay_count));
-    return config;
-}
-
-static json_t *describe_peers(const dsc_train_options *o) {
-    json_t *schedule = json_array();
-    for (int i = 0; i < o->peers_count; i++) {
-        json_t *entry = json_array();
-        json_array_append_new(entry, json_integer((json_int_t)o->peers_epochs[i]));
-        json_array_append_new(entry, json_integer(o->peers_values[i]));
-        json_array_append_new(schedule, entry);
+/* An option's value by its kind. A negative number is a default that depends on other options: null. */
+static json_t *option_value(const dsc_option *o, const void *values) {
+    const void *value = (const char *)values + o->offset;
+    const int *count = (const void *)((const char *)values + o->count_offset);
+    const int *second = (const void *)((const char *)values + o->second_offset);
+    char text[4096];
+    json_t *string;
+    switch (o->kind) {
+    case DSC_OPTION_FLAG:
+    case DSC_OPTION_NO_FLAG:
+    case DSC_OPTION_ON_OFF:
+        return json_boolean(*(const int *)value);
+    case DSC_OPTION_INT:
+        return json_integer(*(const int *)value);
+    case DSC_OPTION_INT64:
+        return json_integer((json_int_t) * (const int64_t *)value);
+    case DSC_OPTION_UINT64:
+        return seed_value(*(const uint64_t *)value);
+    case DSC_OPTION_DOUBLE:
+    case DSC_OPTION_FRACTION:
+        return real_or_none(*(const double *)value);
+    case DSC_OPTION_MIB:
+        return json_integer((json_int_t) * (const size_t *)value);
+    case DSC_OPTION_LIST:
+        return list(value, *count);
+    case DSC_OPTION_PAIRS:
+        return pairs(value, second, *count);
+    default:
+        dsc_option_get_value(o, values, text, sizeof text);
+        string = *text ? json_string(text) : NULL; /* NULL for text that is not UTF-8, too */
+        return string ? string : json_null();
     }
-    return schedule;
 }
 
-static json_t *describe_gossip(const dsc_train_options *o) {
+json_t *dsc_metrics_config(const dsc_train_options *options) {
+    dsc_settings_part parts[DSC_SETTINGS_PARTS];
     json_t *config = json_object();
-    const dsc_consensus_options *c = o->consensus;
-    set_text(config, "graph", c->graph);
-    set_int(config, "peers_per_step", c->peers);
-    set(config, "peers_schedule", describe_peers(o));
-    set_int(config, "synch_freq", c->synch_freq);
-    set_int(config, "group", c->group);
-    set_int(config, "average_every", c->average_every);
-    set(config, "slow_momentum", real(c->slow_momentum));
-    set(config, "slow_rate", real(c->slow_rate));
-    set(config, "peer_timeout", real(c->peer_timeout));
-    set_text(config, "on_peer_loss", o->on_peer_loss == DSC_PEER_LOSS_CONTINUE ? "continue" : "stop");
-    set_int(config, "distance_every", o->distance_every);
-    return config;
-}
-
-json_t *dsc_metrics_config(const dsc_train_options *o) {
-    json_t *config = json_object();
-    set_text(config, "model", o->model);
-    set_text(config, "data", o->data);
-    set_int(config, "epochs", o->epochs);
-    set_int(config, "steps", o->steps);
-    set_int(config, "batch_size", o->batch_size);
-    set_int(config, "val_batch_size", o->val_batch_size);
-    set(config, "seed", seed_value(o->seed));
-    set_int(config, "image_size", o->image_size);
-    set_int(config, "data_threads", o->data_threads);
-    set(config, "augment", json_boolean(o->augment));
-    set_text(config, "precision", dsc_dtype_name(o->activations));
-    set(config, "optimizer", describe_optimiser(o));
-    describe_rate(config, o);
-    set(config, "label_smoothing", real(o->label_smoothing));
-    set_int(config, "batches_per_allreduce", o->batches_per_allreduce);
-    set_text(config, "consensus", dsc_consensus_name(o->consensus->kind));
-    set_int(config, "bucket_bytes", (int64_t)o->consensus->bucket_bytes);
-    set_text(config, "allreduce_dtype", dsc_dtype_name(o->consensus->wire));
-    set(config, "gossip", describe_gossip(o));
-    set(config, "bn_average", json_boolean(o->bn_average));
-    set(config, "eval_ranks", json_boolean(o->eval_ranks));
-    set_int(config, "checkpoint_every", o->checkpoint_every);
-    set_int(config, "keep", o->keep);
-    set_int(config, "eval_every", o->eval_every);
-    set_int(config, "log_every", o->log_every);
-    set_int(config, "check_every", o->check_every);
-    set(config, "kfac", describe_kfac(o));
+    dsc_settings_parts(options, parts);
+    for (const dsc_settings_part *part = parts; part->table; part++)
+        for (const dsc_option *o = part->table; o->name; o++) {
+            const char *dot = o->json ? strchr(o->json, '.') : NULL;
+            char object[32];
+            if (!o->json)
+                continue;
+            snprintf(object, sizeof object, "%.*s", dot ? (int)(dot - o->json) : 0, o->json);
+            if (dot && !json_object_get(config, object))
+                set(config, object, json_object());
+            set(dot ? json_object_get(config, object) : config, dot ? dot + 1 : o->json,
+                option_value(o, part->values));
+        }
+    if (options->warmup_start < 0)
+        set(config, "warmup_start", real(options->lr));
     return config;
 }
 

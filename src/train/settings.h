@@ -2,9 +2,10 @@
 #ifndef DSC_TRAIN_SETTINGS_H
 #define DSC_TRAIN_SETTINGS_H
 
+#include "descent/options.h"
 #include "descent/train.h"
 
-enum { DSC_SETTINGS_STRINGS = 6 };
+enum { DSC_SETTINGS_STRINGS = 7, DSC_SETTINGS_OPTIONS = 128 };
 
 typedef struct dsc_settings {
     dsc_train_options
@@ -19,5 +20,15 @@ typedef struct dsc_settings {
  * older version keeps the defaults after its end. On failure, too, dsc_settings_clear frees the copies. */
 dsc_status dsc_settings_read(const dsc_train_options *given, dsc_settings *out) DSC_MUST_CHECK;
 void dsc_settings_clear(dsc_settings *settings);
+/* Writes them to DIRECTORY/config, which `descent train --config` reads. */
+dsc_status dsc_settings_write(const dsc_settings *settings, const char *directory) DSC_MUST_CHECK;
+
+/* The options as a table each for the parts of a run, terminated by a table NULL. */
+typedef struct dsc_settings_part {
+    const dsc_option *table;
+    const void *values;
+} dsc_settings_part;
+enum { DSC_SETTINGS_PARTS = 5 };
+void dsc_settings_parts(const dsc_train_options *options, dsc_settings_part parts[DSC_SETTINGS_PARTS]);
 
 #endif

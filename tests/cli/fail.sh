@@ -37,8 +37,8 @@ other() {
 }
 small=("$descent" train --model mlp --data synthetic:512 --threads 1 --out none --eval-every 0 --epochs 1)
 other "rank 1: started with other options than rank 0: steps 5 instead of 10" --steps 10 : --steps 5
-other 'consensus "allreduce" instead of "sgp"' --steps 10 --consensus sgp : --steps 10
-other "batch_size 32 instead of 64" --batch-size 64 : --batch-size 32
+other "consensus allreduce instead of sgp" --steps 10 --consensus sgp : --steps 10
+other "batch-size 32 instead of 64" --batch-size 64 : --batch-size 32
 
 # Rank 1 asks for more memory than there is, rank 0 waits for its gradients.
 if [ "$(cat /proc/sys/vm/overcommit_memory 2>/dev/null || echo 0)" != 1 ]; then

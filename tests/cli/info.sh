@@ -94,7 +94,7 @@ while IFS='|' read -r arguments text; do
     # shellcheck disable=SC2086 # the arguments are several words
     expect 2 "$(sed 's/^ *//; s/ *$//' <<<"$text")" info $arguments
 done <<'TABLE'
---kfac-strategy mem-opt | --kfac-strategy tells about a plan for a model's layers: name it with --model
+--kfac-strategy mem-opt | --kfac-strategy is about the plan for a model's layers: name the model with --model
 --model mlp --ranks 3 --kfac-strategy hybrid-opt | valid are 1/3 (1 worker), 1 (3 workers)
 --model mlp --ranks 6 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 2/3 | is 4 workers a layer, which does not divide 6
 --model mlp --kfac-grad-worker-fraction 3/2 | --kfac-grad-worker-fraction 3/2: must be a number from 0 to 1, as 0.25 or 1/4

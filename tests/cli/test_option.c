@@ -2,8 +2,8 @@
 #include "test.h"
 
 #include "base/memory.h"
-#include "base/option.h"
 #include "base/rng.h"
+#include "descent/options.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -23,6 +23,8 @@ typedef struct settings {
 } settings;
 
 #define AT(member) offsetof(settings, member)
+
+static const char *const devices[] = {"auto", "ref", "cpu", NULL};
 
 static const dsc_option table[] = {
     {.name = "nesterov", .kind = DSC_OPTION_FLAG, .offset = AT(nesterov), .letter = 'n'},
@@ -46,7 +48,7 @@ static const dsc_option table[] = {
      .offset = AT(bucket),
      .placeholder = "X",
      .range = "(0, 1e6]"},
-    {.name = "device", .kind = DSC_OPTION_CHOICE, .offset = AT(device), .choices = "auto|ref|cpu"},
+    {.name = "device", .kind = DSC_OPTION_WORD, .offset = AT(device), .choices = devices},
     {.name = "out", .kind = DSC_OPTION_STRING, .offset = AT(out), .placeholder = "DIR"},
     {.name = "resume",
      .kind = DSC_OPTION_STRING,
@@ -344,10 +346,11 @@ static void test_texts(void **state) {
     static const char *const expected[] = {"",    "",  "off",  "0", "100", "42",      "0.1",
                                            "0.9", "4", "auto", "",  "",    "35 75.5", ""};
     for (int i = 0; table[i].name; i++)
-        assert_string_equal(dsc_option_default_text(&table[i], &v, text, sizeof text), expected[i]);
+        assert_string_equal(dsc_option_default_text(&table[i], &v, "--", text, sizeof text), expected[i]);
     dsc_option shown = table[4];
-    shown.shown = "no limit";
-    assert_string_equal(dsc_option_default_text(&shown, &v, text, sizeof text), "no limit");
+    shown.default_text = "as {lr}";
+    assert_string_equal(dsc_option_default_text(&shown, &v, "--", text, sizeof text), "as --lr");
+    assert_string_equal(dsc_option_default_text(&shown, &v, "", text, sizeof text), "as lr");
 }
 
 static void test_nearest(void **state) {

@@ -72,7 +72,7 @@ static void test_schedules(void **state) {
     for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
         dsc_train_options o;
         dsc_train_options_init(&o);
-        assert_ok(dsc_cli_gossip_schedule(forms[i], &o));
+        assert_ok(dsc_option_set_value(dsc_train_option_table(), &o, "peers-schedule", forms[i]));
         assert_int_equal(o.peers_count, 3);
         for (int p = 0; p < 3; p++) {
             assert_int_equal(o.peers_epochs[p], 30 * p);
@@ -82,32 +82,34 @@ static void test_schedules(void **state) {
     static const char *const wrong[][2] = {
         {"", "(empty)"},
         {" , ", "(empty)"},
-        {"1", "pairs EPOCH:PEERS"},
-        {"1:", "pairs EPOCH:PEERS"},
-        {":1", "pairs EPOCH:PEERS"},
-        {"1 :1", "pairs EPOCH:PEERS"},
-        {"1:1:1", "pairs EPOCH:PEERS"},
-        {"-1:1", "pairs EPOCH:PEERS"},
-        {"1:+1", "pairs EPOCH:PEERS"},
-        {"1:1.5", "pairs EPOCH:PEERS"},
-        {"1:0", "1 peer or more"},
-        {"1:1;2:2", "pairs EPOCH:PEERS"},
-        {"0x1:1", "pairs EPOCH:PEERS"},
-        {"99999999999999999999:1", "pairs EPOCH:PEERS"},
-        {"0:2147483648", "pairs EPOCH:PEERS"},
+        {"1", "pairs EPOCH:NUMBER"},
+        {"1:", "pairs EPOCH:NUMBER"},
+        {":1", "pairs EPOCH:NUMBER"},
+        {"1 :1", "pairs EPOCH:NUMBER"},
+        {"1:1:1", "pairs EPOCH:NUMBER"},
+        {"-1:1", "pairs EPOCH:NUMBER"},
+        {"1:+1", "pairs EPOCH:NUMBER"},
+        {"1:1.5", "pairs EPOCH:NUMBER"},
+        {"1:0", "numbers of 1 or more"},
+        {"1:1;2:2", "pairs EPOCH:NUMBER"},
+        {"0x1:1", "pairs EPOCH:NUMBER"},
+        {"99999999999999999999:1", "pairs EPOCH:NUMBER"},
+        {"0:2147483648", "pairs EPOCH:NUMBER"},
         {"1:1 1:2", "epoch 1 does not come after epoch 1"},
         {"3:1 2:2", "epoch 2 does not come after epoch 3"},
     };
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         dsc_train_options o;
         dsc_train_options_init(&o);
-        assert_fails(DSC_E_INVALID, wrong[i][1], dsc_cli_gossip_schedule(wrong[i][0], &o));
+        assert_fails(DSC_E_INVALID, wrong[i][1],
+                     dsc_option_set_value(dsc_train_option_table(), &o, "peers-schedule", wrong[i][0]));
     }
     char many[16 * (DSC_MAX_DECAYS + 1)] = "";
     for (int i = 0; i <= DSC_MAX_DECAYS; i++)
         snprintf(many + strlen(many), sizeof many - strlen(many), "%d:1 ", i);
     dsc_train_options o;
-    assert_fails(DSC_E_INVALID, "more than", dsc_cli_gossip_schedule(many, &o));
+    assert_fails(DSC_E_INVALID, "more than",
+                 dsc_option_set_value(dsc_train_option_table(), &o, "peers-schedule", many));
 }
 
 /* Each option of gossip with each way of agreeing: taken where it belongs, refused with both names elsewhere.

@@ -7,13 +7,15 @@ descent_test(cli_report SOURCES cli/test_report.c ${cli}/runlog.c ${cli}/plot.c 
 target_link_libraries(test_cli_report PRIVATE descent_json)
 descent_test(cli_progress SOURCES cli/test_progress.c ${cli}/progress.c ${cli}/terminal.c ${cli}/text.c ROOMS base)
 
-descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_options.c ${cli}/gossip_options.c
-             ${cli}/kfac_options.c ${cli}/outdir.c ROOMS train)
+descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_options.c ${cli}/outdir.c
+             ROOMS train)
 
 descent_script_test(cli-usage cli/usage.sh)
 descent_script_test(cli-info cli/info.sh)
 descent_script_test(cli-man cli/man.sh)
 descent_script_test(cli-train cli/train.sh)
+descent_script_test(cli-config cli/config.sh)
+descent_script_test(cli-completion cli/completion.sh)
 descent_script_test(cli-out cli/out.sh)
 descent_script_test(cli-paper cli/paper.sh)
 descent_script_test(cli-fail cli/fail.sh)

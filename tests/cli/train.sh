@@ -6,7 +6,7 @@
 small=(train --model mlp --data synthetic:512 --batch-size 64 --threads 1)
 
 expect 0 "done: 1 epoch, 8 steps" "${small[@]}" --epochs 1 --out a
-for file in metrics.jsonl latest checkpoint-8.safetensors checkpoint-8.state.safetensors; do
+for file in metrics.jsonl latest config checkpoint-8.safetensors checkpoint-8.state.safetensors; do
     [ -f "a/$file" ] || complain "a run leaves no $file"
 done
 [ ! -s stderr ] || complain "a run that is no terminal's writes to stderr"

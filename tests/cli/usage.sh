@@ -37,13 +37,13 @@ for flag in model data epochs steps batch-size val-batch-size seed out resume de
 done
 tr '\n' ' ' <stdout | tr -s ' ' >flat
 for text in "(default resnet20)" "images per rank and step (default 128)" "training set (default 100)" \
-    "(default sgd)" "rate of one rank (default 0.1)" "sgd, lars (default 0.9)" "(default 0.0005)" \
-    "step by step (default 5)" "multiplied by (default 0.1)" "(default 42)" "(default 4)" \
+    "(default sgd)" "rate of one rank (default 0.1)" "sgd, lars: momentum (default 0.9)" "(default 0.0005)" \
+    "step by step (default 5)" "rate at these epochs (default 0.1)" "(default 42)" "(default 4)" \
     "turns K-FAC off (default 0)" "updates of the factors; 0: never (default 1)" "(default 0.003)" "(default 0.95)" \
     "(default 0.001)" "(default eigen)" "(default comm-opt)" "(default compute)" "(default paper)" \
     "(default empirical)" "its decay epochs (default 0.5)" "their decay epochs (default 10)" "(default global)" \
     "(default allreduce)" "allreduce|sgp|osgp|dpsgd|adpsgd" "to in a step (default 1)" "waits for them (default 0)" \
-    "those of a node (default 1)" "(default stop)" "(default exponential; dpsgd, adpsgd: bipartite-exponential, dpsgd on an odd number of ranks: base-2)"; do
+    "the ranks of a node (default 1)" "(default stop)" "(default exponential; dpsgd, adpsgd: bipartite-exponential, dpsgd on an odd number of ranks: base-2)"; do
     has flat "$text"
 done
 
@@ -59,8 +59,8 @@ while IFS='|' read -r arguments text; do
     [ ! -s stdout ] || complain "descent $arguments writes to stdout"
     grep -q '^descent: ' stderr || complain "descent $arguments: the message does not start with 'descent: '"
 done <<'TABLE'
-trian | unknown command 'trian': known are train, eval, info, bench, report, average (did you mean train?)
-plan | unknown command 'plan': known are train, eval, info, bench, report, average
+trian | unknown command 'trian': known are train, eval, info, bench, report, average, completion (did you mean train?)
+plan | unknown command 'plan': known are train, eval, info, bench, report, average, completion
 --frobnicate | unknown command '--frobnicate'
 train --epoch 3 | unknown option --epoch (did you mean --epochs?)
 train --epoch 3 | Try 'descent train --help'.
@@ -87,20 +87,20 @@ train --kfac-method cholesky | --kfac-method cholesky: must be one of eigen, inv
 train --kfac-strategy mem | must be one of comm-opt, mem-opt, hybrid-opt, layer-wise
 train --kfac-scaling none | must be one of paper, kfac-pytorch
 train --kfac-fisher true | must be one of empirical, sampled
-train --kfac-scope gossip | --kfac-scope gossip does not go with --consensus allreduce
-train --kfac-scope local | choose one of sgp, osgp, dpsgd, adpsgd
+train --kfac-update-freq 2 --kfac-scope gossip | --kfac-scope gossip does not go with --consensus allreduce
+train --kfac-update-freq 2 --kfac-scope local | choose one of sgp, osgp, dpsgd, adpsgd
 train --kfac-grad-worker-fraction x --out none | --kfac-grad-worker-fraction x: must be a number
 train --model lenet --out none --kfac-update-freq 1 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 0.4 | 0.4
 train --model lenet --out none --kfac-update-freq 1 --kfac-skip-layers ( | (
 train --model lenet --out none --kfac-update-freq 1 --kfac-strategy mem-opt --kfac-colocate-factors off | mem-opt
-train --kfac-strategy mem-opt | --kfac-strategy is an option of K-FAC, which is off: give --kfac-update-freq N, too, or leave it out
-train --kfac-damping 0.1 --out none | --kfac-damping is an option of K-FAC, which is off
-train --consensus sgp --kfac-scope local | --kfac-scope is an option of K-FAC, which is off
-train --optimizer adam --nesterov | --nesterov does not go with --optimizer adam: choose sgd or leave it out
-train --optimizer lamb --momentum 0.5 | --momentum does not go with --optimizer lamb: choose one of sgd, lars or leave it out
-train --beta1 0.5 | --beta1 does not go with --optimizer sgd: choose one of adam, adamw, lamb or leave it out
-train --trust 0.5 | --trust does not go with --optimizer sgd: choose lars or leave it out
-train --lr-schedule cosine --lr-decay 30 60 | --lr-decay does not go with --lr-schedule cosine: give step or leave it out
+train --kfac-strategy mem-opt | --kfac-strategy needs --kfac-update-freq: K-FAC is off; give --kfac-update-freq N, too, or leave --kfac-strategy out
+train --kfac-damping 0.1 --out none | --kfac-damping needs --kfac-update-freq: K-FAC is off
+train --consensus sgp --kfac-scope local | --kfac-scope needs --kfac-update-freq: K-FAC is off
+train --optimizer adam --nesterov | --nesterov does not go with --optimizer adam: this optimiser has no Nesterov momentum; choose sgd or leave it out
+train --optimizer lamb --momentum 0.5 | --momentum does not go with --optimizer lamb: this optimiser has no momentum; choose one of sgd, lars or leave it out
+train --beta1 0.5 | --beta1 does not go with --optimizer sgd: this optimiser keeps no running means; choose one of adam, adamw, lamb or leave it out
+train --trust 0.5 | --trust does not go with --optimizer sgd: only lars scales steps by the size of the weights; choose lars or leave it out
+train --lr-schedule cosine --lr-decay 30 60 | --lr-decay does not go with --lr-schedule cosine: a cosine decays by itself; choose step or leave it out
 train --lr-schedule cosine --lr-decay-rate 0.5 | --lr-decay-rate does not go with --lr-schedule cosine
 train --graph ring | --graph does not go with --consensus allreduce: only gossip runs on a graph
 train --graph ring | choose one of sgp, osgp, dpsgd, adpsgd or leave it out
@@ -108,17 +108,17 @@ train --peers-per-step 2 | --peers-per-step does not go with --consensus allredu
 train --consensus sgp --peers-per-step 0 | --peers-per-step 0: must be at least 1
 train --consensus adpsgd --peers-per-step 2 | choose one of sgp, osgp, dpsgd or leave it out
 train --peers-schedule 0:1 | --peers-schedule does not go with --consensus allreduce
-train --consensus sgp --peers-schedule 0:x | --peers-schedule 0:x: must be pairs EPOCH:PEERS
-train --consensus sgp --peers-schedule 0 | must be pairs EPOCH:PEERS
-train --consensus sgp --peers-schedule 0:0 | with 1 peer or more
+train --consensus sgp --peers-schedule 0:x | --peers-schedule 0:x: must be pairs EPOCH:NUMBER
+train --consensus sgp --peers-schedule 0 | must be pairs EPOCH:NUMBER
+train --consensus sgp --peers-schedule 0:0 | with numbers of 1 or more
 train --consensus sgp --peers-schedule 5:1,5:2 | epoch 5 does not come after epoch 5
 train --consensus sgp --peers-schedule 0:1 5:2 | unexpected argument '5:2'
 train --consensus sgp --synch-freq 2 | --synch-freq does not go with --consensus sgp: only osgp
 train --consensus osgp --synch-freq=-1 | --synch-freq -1: must be at least 0
 train --gossip-group 2 | --gossip-group does not go with --consensus allreduce
 train --average-every 4 | --average-every does not go with --consensus allreduce: all-reduce keeps the ranks equal
-train --consensus sgp --slow-momentum 0.5 | --slow-momentum 0.5 acts at exact averages, and there are none
-train --consensus sgp --slow-rate 0.5 | give --average-every N, too
+train --consensus sgp --slow-momentum 0.5 | --slow-momentum with --average-every 0: it acts at exact averages, and there are none; give --average-every N
+train --consensus sgp --slow-rate 0.5 | --slow-rate with --average-every 0: it acts at exact averages, and there are none; give --average-every N
 train --consensus sgp --slow-momentum 1 | --slow-momentum 1: must be at least 0 and below 1
 train --consensus sgp --peer-timeout=-5 | --peer-timeout -5: must be at least 0
 train --eval-ranks | --eval-ranks does not go with --consensus allreduce
@@ -128,7 +128,7 @@ train --consensus sgp --eval-ranks --eval-every 0 | --eval-ranks with --eval-eve
 train --consensus sgp --kfac-update-freq 2 --kfac-scope local --kfac-strategy mem-opt | --kfac-strategy does not go with --kfac-scope local
 train --consensus sgp --kfac-update-freq 2 --kfac-scope gossip --kfac-placement memory | --kfac-placement does not go with --kfac-scope gossip
 train --on-peer-loss continue | --on-peer-loss continue does not go with --consensus allreduce
-train --consensus sgp --on-peer-loss continue --peer-timeout 0 | --on-peer-loss continue with --peer-timeout 0: nobody would ever
+train --consensus sgp --on-peer-loss continue --peer-timeout 0 | --on-peer-loss continue with --peer-timeout 0: a rank counts as lost when it was silent for that many seconds, so nobody ever would
 train --consensus sgp --on-peer-loss continue --gossip-group 2 | --on-peer-loss continue does not go with --gossip-group 2
 train --consensus sgp --on-peer-loss continue --kfac-update-freq 5 | --on-peer-loss continue does not go with --kfac-scope global
 train --consensus sgp --on-peer-loss continue --comm nccl | --on-peer-loss continue does not go with --comm nccl
@@ -136,7 +136,7 @@ train --on-peer-loss wait | must be one of stop, continue
 train --model resnet33 | resnet33
 train --model resnet33 | resnet20
 train --resume --overwrite | --overwrite and --resume auto exclude each other
-train --out none --resume | --out is none
+train --out none --resume | --resume auto looks into the output directory, and there is none: name the directory (--out)
 train --lr-decay 35 x | unexpected argument 'x'
 train extra | unexpected argument 'extra'
 train --config missing.conf | --config missing.conf: No such file

@@ -378,7 +378,7 @@ static void test_bad_input(void **state) {
         EXPECT((int)kind == i && strcmp(dsc_consensus_name(kind), kinds[i]) == 0);
     }
     EXPECT_FAILS(DSC_E_INVALID,
-                 "consensus 'allgather': not known; known: allreduce, sgp, osgp, dpsgd, adpsgd",
+                 "consensus 'allgather' is unknown: choose one of allreduce, sgp, osgp, dpsgd, adpsgd",
                  dsc_consensus_parse("allgather", &kind));
     dsc_consensus *consensus = NULL;
     dsc_consensus_options options;
@@ -388,11 +388,11 @@ static void test_bad_input(void **state) {
                  dsc_consensus_create(comm, queue, n.params, PARAMS, &options, &consensus));
     dsc_consensus_options_init(&options);
     options.kind = (dsc_consensus_kind)77;
-    EXPECT_FAILS(DSC_E_INVALID, "consensus kind 77",
+    EXPECT_FAILS(DSC_E_INVALID, "consensus 77 is unknown: choose one of allreduce, sgp",
                  dsc_consensus_create(comm, queue, n.params, PARAMS, &options, &consensus));
     dsc_consensus_options_init(&options);
     options.bucket_bytes = 0;
-    EXPECT_FAILS(DSC_E_INVALID, "bucket size 0",
+    EXPECT_FAILS(DSC_E_INVALID, "bucket-mb 0: must be above 0",
                  dsc_consensus_create(comm, queue, n.params, PARAMS, &options, &consensus));
     EXPECT_FAILS(DSC_E_INVALID, "-1 parameters",
                  dsc_consensus_create(comm, queue, n.params, -1, NULL, &consensus));

@@ -77,15 +77,17 @@ static void test_names(void **state) {
         assert_ok(dsc_kfac_scaling_parse(scaling_names[i], &scaling));
         assert_int_equal(scaling, i);
     }
-    assert_fails(DSC_E_INVALID, "method 'qr': not known; known are eigen, inverse",
+    assert_fails(DSC_E_INVALID, "kfac-method 'qr' is unknown: choose one of eigen, inverse",
                  dsc_kfac_method_parse("qr", &method));
-    assert_fails(DSC_E_INVALID, "strategy '': not known; known are comm-opt, mem-opt, hybrid-opt, layer-wise",
+    assert_fails(DSC_E_INVALID,
+                 "kfac-strategy '' is unknown: choose one of comm-opt, mem-opt, hybrid-opt, layer-wise",
                  dsc_kfac_strategy_parse("", &strategy));
-    assert_fails(DSC_E_INVALID, "placement 'Memory': not known; known are round-robin, compute, memory",
+    assert_fails(DSC_E_INVALID,
+                 "kfac-placement 'Memory' is unknown: choose one of round-robin, compute, memory",
                  dsc_kfac_placement_parse("Memory", &placement));
-    assert_fails(DSC_E_INVALID, "scaling 'none': not known; known are paper, kfac-pytorch",
+    assert_fails(DSC_E_INVALID, "kfac-scaling 'none' is unknown: choose one of paper, kfac-pytorch",
                  dsc_kfac_scaling_parse("none", &scaling));
-    assert_fails(DSC_E_INVALID, "scaling '': not known; known are paper",
+    assert_fails(DSC_E_INVALID, "kfac-scaling '' is unknown: choose one of paper",
                  dsc_kfac_scaling_parse(NULL, &scaling));
     assert_string_equal(dsc_kfac_strategy_name((dsc_kfac_strategy)4), "unknown");
     assert_string_equal(dsc_kfac_method_name((dsc_kfac_method)-1), "unknown");
@@ -104,29 +106,30 @@ static void test_names(void **state) {
 
 static void test_bad_numbers(void **state) {
     (void)state;
-    assert_refused(o.damping = 0, 1, "damping 0: must be positive");
-    assert_refused(o.damping = -1, 1, "damping -1: must be positive");
-    assert_refused(o.damping = NAN, 1, "must be positive");
-    assert_refused(o.damping = INFINITY, 1, "damping inf: must be positive");
+    assert_refused(o.damping = 0, 1, "kfac-damping 0: must be above 0");
+    assert_refused(o.damping = -1, 1, "kfac-damping -1: must be above 0");
+    assert_refused(o.damping = NAN, 1, "must be a finite number");
+    assert_refused(o.damping = INFINITY, 1, "kfac-damping inf: must be a finite number");
     assert_refused(o.damping = 1e-50, 1, "damping 1e-50: must be positive in float32");
     assert_refused(o.damping = 1e-40, 1, "1.17549e-38 to 3.40282e+38");
     assert_refused(o.damping = 1e39, 1, "damping 1e+39: must be positive in float32");
-    assert_refused(o.stat_decay = 1.5, 1, "stat decay 1.5: must be in [0, 1]");
-    assert_refused(o.stat_decay = -0.1, 1, "stat decay -0.1: must be in [0, 1]");
-    assert_refused(o.stat_decay = NAN, 1, "must be in [0, 1]");
-    assert_refused(o.kl_clip = -1, 1, "KL clip -1: must be positive, or 0 for no clip");
-    assert_refused(o.factor_freq = -1, 1, "-1 steps between updates of the K-FAC factors");
-    assert_refused(o.update_freq = -2, 1, "-2 steps between K-FAC decompositions");
-    assert_refused(o.diag_blocks = -1, 1, "must be 1");
-    assert_refused(o.diag_blocks = 0, 1, "0 K-FAC diagonal blocks: must be 1 (whole factors) or more");
+    assert_refused(o.stat_decay = 1.5, 1, "kfac-stat-decay 1.5: must be at least 0 and at most 1");
+    assert_refused(o.stat_decay = -0.1, 1, "kfac-stat-decay -0.1: must be at least 0 and at most 1");
+    assert_refused(o.stat_decay = NAN, 1, "must be a finite number");
+    assert_refused(o.kl_clip = -1, 1, "kfac-kl-clip -1: must be at least 0");
+    assert_refused(o.factor_freq = -1, 1, "kfac-cov-update-freq -1: must be at least 0");
+    assert_refused(o.update_freq = -2, 1, "kfac-update-freq -2: must be at least 0");
+    assert_refused(o.diag_blocks = -1, 1, "kfac-diag-blocks -1: must be at least 1");
+    assert_refused(o.diag_blocks = 0, 1, "kfac-diag-blocks 0: must be at least 1");
     assert_refused(o.passes = 0, 1, "0 passes of a K-FAC step: must be 1 or more");
-    assert_refused(o.bucket_bytes = 0, 1, "bucket size 0: must be positive");
-    assert_refused(o.factor_dtype = DSC_F64, 1, "factors stored as fp64: must be fp32");
-    assert_refused(o.inverse_dtype = DSC_I32, 1, "decompositions stored as");
-    assert_refused(o.method = (dsc_kfac_method)2, 1, "method 2: must be in 0..1");
-    assert_refused(o.strategy = (dsc_kfac_strategy)-1, 1, "strategy -1: must be in 0..3");
-    assert_refused(o.placement = (dsc_kfac_placement)3, 1, "placement 3: must be in 0..2");
-    assert_refused(o.scaling = (dsc_kfac_scaling)2, 1, "scaling 2: must be in 0..1");
+    assert_refused(o.bucket_bytes = 0, 1, "kfac-bucket-mb 0: must be above 0");
+    assert_refused(o.factor_dtype = DSC_F64, 1,
+                   "kfac-factor-dtype 1 is unknown: choose one of fp32, bf16, fp16");
+    assert_refused(o.inverse_dtype = DSC_I32, 1, "kfac-inverse-dtype 4 is unknown: choose one of fp32");
+    assert_refused(o.method = (dsc_kfac_method)2, 1, "kfac-method 2 is unknown: choose one of");
+    assert_refused(o.strategy = (dsc_kfac_strategy)-1, 1, "kfac-strategy -1 is unknown: choose one of");
+    assert_refused(o.placement = (dsc_kfac_placement)3, 1, "kfac-placement 3 is unknown: choose one of");
+    assert_refused(o.scaling = (dsc_kfac_scaling)2, 1, "kfac-scaling 2 is unknown: choose one of");
     assert_refused(o.passes = 1, 0, "0 ranks: must be 1 or more");
 }
 

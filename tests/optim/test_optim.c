@@ -612,9 +612,9 @@ static void test_names(void **state) {
         assert_int_equal(parsed, kind);
     }
     dsc_optim_kind kind;
-    assert_fails(DSC_E_INVALID, "optimiser 'sdg': not known; known are sgd, adam, adamw, lars, lamb",
+    assert_fails(DSC_E_INVALID, "optimizer 'sdg' is unknown: choose one of sgd, adam, adamw, lars, lamb",
                  dsc_optim_parse("sdg", &kind));
-    assert_fails(DSC_E_INVALID, "optimiser '': not known; known are sgd", dsc_optim_parse(NULL, &kind));
+    assert_fails(DSC_E_INVALID, "optimizer '' is unknown: choose one of sgd", dsc_optim_parse(NULL, &kind));
     assert_string_equal(dsc_optim_name((dsc_optim_kind)77), "unknown");
 }
 
@@ -630,14 +630,14 @@ static void test_bad_options(void **state) {
         double value;
         const char *text;
     } bad[] = {
-        {offsetof(dsc_optim_options, momentum), 1, "momentum 1"},
+        {offsetof(dsc_optim_options, momentum), 1, "momentum 1: must be at least 0 and below 1"},
         {offsetof(dsc_optim_options, momentum), NAN, "momentum"},
-        {offsetof(dsc_optim_options, weight_decay), -1, "weight decay -1"},
-        {offsetof(dsc_optim_options, beta1), 1.5, "betas 1.5"},
-        {offsetof(dsc_optim_options, beta2), -0.5, "-0.5"},
+        {offsetof(dsc_optim_options, weight_decay), -1, "weight-decay -1: must be at least 0"},
+        {offsetof(dsc_optim_options, beta1), 1.5, "beta1 1.5: must be at least 0 and below 1"},
+        {offsetof(dsc_optim_options, beta2), -0.5, "beta2 -0.5: must be at least 0"},
         {offsetof(dsc_optim_options, eps), INFINITY, "eps inf"},
-        {offsetof(dsc_optim_options, trust), 0, "trust coefficient 0"},
-        {offsetof(dsc_optim_options, clip_norm), -2, "clip norm -2"},
+        {offsetof(dsc_optim_options, trust), 0, "trust 0: must be above 0"},
+        {offsetof(dsc_optim_options, clip_norm), -2, "clip-norm -2: must be at least 0"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         dsc_optim_options options = good;
@@ -647,7 +647,7 @@ static void test_bad_options(void **state) {
     }
     dsc_optim_options options = good;
     options.kind = (dsc_optim_kind)9;
-    assert_fails(DSC_E_INVALID, "optimiser kind 9",
+    assert_fails(DSC_E_INVALID, "optimizer 9 is unknown: choose one of sgd, adam",
                  dsc_optim_create(n.queue, n.params, PARAMS, &options, &optim));
     options = good;
     options.size = 0;

@@ -68,14 +68,14 @@ static void test_options(void **state) {
         const char *message;
     } reals[] =
         {
-            {offsetof(dsc_train_options, kfac_damping_alpha), 0, "alpha of the damping 0"},
-            {offsetof(dsc_train_options, kfac_update_freq_alpha), NAN, "alpha of the frequencies"},
-            {offsetof(dsc_train_options, kfac_diag_warmup), -1, "warm-up of the diagonal blocks -1"},
+            {offsetof(dsc_train_options, kfac_damping_alpha), 0, "kfac-damping-alpha 0: must be above 0"},
+            {offsetof(dsc_train_options, kfac_update_freq_alpha), NAN, "kfac-update-freq-alpha"},
+            {offsetof(dsc_train_options, kfac_diag_warmup), -1, "kfac-diag-warmup -1: must be at least 0"},
         },
       parts[] = {
-          {offsetof(dsc_kfac_options, damping), 0, "damping 0"},
-          {offsetof(dsc_kfac_options, stat_decay), 2, "decay 2"},
-          {offsetof(dsc_kfac_options, kl_clip), -1, "clip -1"},
+          {offsetof(dsc_kfac_options, damping), 0, "kfac-damping 0: must be above 0"},
+          {offsetof(dsc_kfac_options, stat_decay), 2, "kfac-stat-decay 2: must be"},
+          {offsetof(dsc_kfac_options, kl_clip), -1, "kfac-kl-clip -1: must be at least 0"},
       };
     for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
         kfac_options(&o, NULL);
@@ -89,14 +89,17 @@ static void test_options(void **state) {
     }
     kfac_options(&o, NULL);
     kfac_of(&o)->update_freq = -1;
-    assert_fails(DSC_E_INVALID, "decompositions of K-FAC -1", dsc_train_run(comm, device, &o, NULL));
+    assert_fails(DSC_E_INVALID, "kfac-update-freq -1: must be at least 0",
+                 dsc_train_run(comm, device, &o, NULL));
     kfac_options(&o, NULL);
     o.kfac_damping_decay_count = DSC_MAX_DECAYS + 1;
-    assert_fails(DSC_E_INVALID, "33 epochs of the damping", dsc_train_run(comm, device, &o, NULL));
+    assert_fails(DSC_E_INVALID, "kfac-damping-decay with 33 values: 0 to 32",
+                 dsc_train_run(comm, device, &o, NULL));
     kfac_options(&o, NULL);
     o.kfac_fisher = (dsc_fisher)2;
-    assert_fails(DSC_E_INVALID, "Fisher matrix 2", dsc_train_run(comm, device, &o, NULL));
-    assert_fails(DSC_E_INVALID, "empirical and sampled", dsc_fisher_parse("true", &o.kfac_fisher));
+    assert_fails(DSC_E_INVALID, "kfac-fisher 2 is unknown: choose one of empirical, sampled",
+                 dsc_train_run(comm, device, &o, NULL));
+    assert_fails(DSC_E_INVALID, "choose one of empirical, sampled", dsc_fisher_parse("true", &o.kfac_fisher));
     assert_ok(dsc_fisher_parse("sampled", &o.kfac_fisher));
     assert_string_equal(dsc_fisher_name(o.kfac_fisher), "sampled");
 }

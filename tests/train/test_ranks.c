@@ -125,8 +125,7 @@ static void test_other_options(void **state) {
     EXPECT_OK(dsc_train_run(comm, device, &o, NULL));
     if (ranks > 1) {
         optim_of(&o)->momentum = odd ? 0.5 : 0.9;
-        EXPECT_FAILS(DSC_E_INVALID, "optimizer.momentum 0.5 instead of 0.9",
-                     dsc_train_run(comm, device, &o, NULL));
+        EXPECT_FAILS(DSC_E_INVALID, "momentum 0.5 instead of 0.9", dsc_train_run(comm, device, &o, NULL));
         optim_of(&o)->momentum = 0.9;
         o.out = odd ? folder("odd", out) : NULL;
         EXPECT_FAILS(DSC_E_INVALID, "out true instead of false", dsc_train_run(comm, device, &o, NULL));

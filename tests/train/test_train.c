@@ -35,16 +35,17 @@ static void test_options(void **state) {
         int64_t value;
         const char *message;
     } counts[] = {
-        {offsetof(dsc_train_options, epochs), 0, "epochs 0: must be 1"},
+        {offsetof(dsc_train_options, epochs), 0, "epochs 0: must be at least 1"},
         {offsetof(dsc_train_options, steps), -1, "steps -1"},
-        {offsetof(dsc_train_options, batch_size), 0, "batch size 0: must be 1"},
+        {offsetof(dsc_train_options, batch_size), 0, "batch-size 0: must be at least 1"},
         {offsetof(dsc_train_options, batch_size), 65, "64 samples, a step takes 65"},
-        {offsetof(dsc_train_options, val_batch_size), -1, "validation batch size -1"},
-        {offsetof(dsc_train_options, batches_per_allreduce), 0, "batches per all-reduce 0"},
-        {offsetof(dsc_train_options, keep), -1, "checkpoints to keep -1"},
-        {offsetof(dsc_train_options, eval_every), -1, "epochs between evaluations -1"},
-        {offsetof(dsc_train_options, log_every), 0, "lines of the log 0"},
-        {offsetof(dsc_train_options, check_every), -1, "steps between checks -1"},
+        {offsetof(dsc_train_options, val_batch_size), -1, "val-batch-size -1: must be at least 0"},
+        {offsetof(dsc_train_options, batches_per_allreduce), 0,
+         "batches-per-allreduce 0: must be at least 1"},
+        {offsetof(dsc_train_options, keep), -1, "keep -1: must be at least 0"},
+        {offsetof(dsc_train_options, eval_every), -1, "eval-every -1: must be at least 0"},
+        {offsetof(dsc_train_options, log_every), 0, "log-every 0: must be at least 1"},
+        {offsetof(dsc_train_options, check_every), -1, "check-every -1: must be at least 0"},
     };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
         runs_options(&o, NULL);
@@ -58,12 +59,13 @@ static void test_options(void **state) {
         double value;
         const char *message;
     } reals[] = {
-        {offsetof(dsc_train_options, lr), -1, "learning rate -1"},
-        {offsetof(dsc_train_options, lr), NAN, "learning rate"},
-        {offsetof(dsc_train_options, warmup_epochs), -1, "warm-up epochs -1"},
-        {offsetof(dsc_train_options, warmup_start), INFINITY, "start of the warm-up"},
-        {offsetof(dsc_train_options, lr_decay_rate), NAN, "decay of the learning rate"},
-        {offsetof(dsc_train_options, label_smoothing), 1, "label smoothing 1"},
+        {offsetof(dsc_train_options, lr), -1, "lr -1: must be at least 0"},
+        {offsetof(dsc_train_options, lr), NAN, "must be a finite number"},
+        {offsetof(dsc_train_options, warmup_epochs), -1, "warmup-epochs -1: must be at least 0"},
+        {offsetof(dsc_train_options, warmup_start), INFINITY, "warmup-start inf: must be a finite number"},
+        {offsetof(dsc_train_options, lr_decay_rate), NAN, "lr-decay-rate"},
+        {offsetof(dsc_train_options, label_smoothing), 1,
+         "label-smoothing 1: must be at least 0 and below 1"},
     };
     for (size_t i = 0; i < sizeof reals / sizeof reals[0]; i++) {
         runs_options(&o, NULL);
@@ -77,10 +79,11 @@ static void test_more_options(void **state) {
     dsc_train_options o;
     runs_options(&o, NULL);
     o.lr_decay_count = DSC_MAX_DECAYS + 1;
-    assert_fails(DSC_E_INVALID, "33 epochs of decay", dsc_train_run(comm, device, &o, NULL));
+    assert_fails(DSC_E_INVALID, "lr-decay with 33 values: 0 to 32 are allowed",
+                 dsc_train_run(comm, device, &o, NULL));
     runs_options(&o, NULL);
     o.data_threads = 0;
-    assert_fails(DSC_E_INVALID, "data threads 0", dsc_train_run(comm, device, &o, NULL));
+    assert_fails(DSC_E_INVALID, "data-threads 0: must be at least 1", dsc_train_run(comm, device, &o, NULL));
     runs_options(&o, NULL);
     o.model = "resnet21";
     assert_fails(DSC_E_INVALID, "resnet21", dsc_train_run(comm, device, &o, NULL));

@@ -1,0 +1,411 @@
+/* Options of the preconditioner: defaults, names, and which of them go together. */
+#include "base/error.h"
+#include "base/option.h"
+#include "base/versioned.h"
+#include "kfac/placement.h"
+
+#include <float.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define AT(member) offsetof(dsc_kfac_options, member)
+#define K_ON                                                                                                 \
+    { "kfac-update-freq", "K-FAC is off" }
+#define GLOBAL_ONLY                                                                                          \
+    { "kfac-scope=global", "in this scope every rank decomposes all factors itself" }
+
+/* In the order of their enums. */
+static const char *const methods[] = {"eigen", "inverse", NULL};
+static const char *const strategies[] = {"comm-opt", "mem-opt", "hybrid-opt", "layer-wise", NULL};
+static const char *const placements[] = {"round-robin", "compute", "memory", NULL};
+static const char *const scalings[] = {"paper", "kfac-pytorch", NULL};
+static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
+static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
+
+static const dsc_option table[] = {
+    {.name = "kfac-update-freq",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(update_freq),
+     .value = "0",
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "steps between decompositions; 0 turns K-FAC off",
+     .json = "kfac.update_freq",
+     .group = "Preconditioner (K-FAC)"},
+    {.name = "kfac-cov-update-freq",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(factor_freq),
+     .value = "1",
+     .placeholder = "N",
+     .range = "[0, 1e15]",
+     .help = "steps between updates of the factors; 0: never",
+     .json = "kfac.factor_freq",
+     .rules = {K_ON}},
+    {.name = "kfac-damping",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(damping),
+     .value = "0.003",
+     .placeholder = "X",
+     .range = "(0, inf)",
+     .help = "added to the products of eigenvalues (inverse: to both factors)",
+     .json = "kfac.damping",
+     .rules = {K_ON}},
+    {.name = "kfac-stat-decay",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(stat_decay),
+     .value = "0.95",
+     .placeholder = "X",
+     .range = "[0, 1]",
+     .help = "share that a factor keeps of itself in an update",
+     .json = "kfac.stat_decay",
+     .rules = {K_ON}},
+    {.name = "kfac-kl-clip",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(kl_clip),
+     .value = "0.001",
+     .placeholder = "X",
+     .range = "[0, inf)",
+     .help = "bound on the change that a step makes to the model's output; 0: none",
+     .json = "kfac.kl_clip",
+     .rules = {K_ON}},
+    {.name = "kfac-scaling",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(scaling),
+     .value = "paper",
+     .choices = scalings,
+     .help = "scale of a convolution's factors; that of kfac-pytorch vanishes beside common dampings",
+     .json = "kfac.scaling",
+     .rules = {K_ON}},
+    {.name = "kfac-method",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(method),
+     .value = "eigen",
+     .choices = methods,
+     .help = "eigenvectors of the factors, or their damped inverses",
+     .json = "kfac.method",
+     .rules = {K_ON}},
+    {.name = "kfac-strategy",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(strategy),
+     .value = "comm-opt",
+     .choices = strategies,
+     .help = "who preconditions a layer: every rank, one rank (layer-wise is the same), or a fraction of the "
+             "ranks",
+     .json = "kfac.strategy",
+     .rules = {K_ON, GLOBAL_ONLY}},
+    {.name = "kfac-grad-worker-fraction",
+     .kind = DSC_OPTION_FRACTION,
+     .offset = AT(grad_worker_fraction),
+     .value = "0.5",
+     .placeholder = "X",
+     .help = "hybrid-opt: that fraction, as 0.25 or 1/4; it must give a number that divides the ranks",
+     .json = "kfac.grad_worker_fraction",
+     .rules = {K_ON, GLOBAL_ONLY}},
+    {.name = "kfac-placement",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(placement),
+     .value = "compute",
+     .choices = placements,
+     .help =
+         "which rank decomposes what: in turns, or the largest first to the least loaded by work or by size",
+     .json = "kfac.placement",
+     .rules = {K_ON, GLOBAL_ONLY}},
+    {.name = "kfac-colocate-factors",
+     .kind = DSC_OPTION_ON_OFF,
+     .offset = AT(colocate_factors),
+     .value = "on",
+     .help = "both factors of a layer on one rank; mem-opt and layer-wise need that",
+     .json = "kfac.colocate_factors",
+     .rules = {K_ON}},
+    {.name = "kfac-symmetric",
+     .kind = DSC_OPTION_ON_OFF,
+     .offset = AT(symmetric),
+     .value = "on",
+     .help = "factors and inverses travel as triangles, half the bytes",
+     .json = "kfac.symmetric",
+     .rules = {K_ON}},
+    {.name = "kfac-outer-product",
+     .kind = DSC_OPTION_ON_OFF,
+     .offset = AT(outer_product),
+     .value = "off",
+     .help = "eigen: 1/(vG vA' + damping) is formed once, where a layer is decomposed, and travels",
+     .json = "kfac.outer_product",
+     .rules = {K_ON}},
+    {.name = "kfac-diag-blocks",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(diag_blocks),
+     .value = "1",
+     .placeholder = "N",
+     .range = "[1, 1e6]",
+     .help = "comm-opt: number of diagonal blocks that replace a convolution's factors; 1: whole factors",
+     .json = "kfac.diag_blocks",
+     .rules = {K_ON}},
+    {.name = "kfac-skip-layers",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(skip_layers),
+     .placeholder = "REGEX",
+     .default_text = "none",
+     .help = "extended regular expressions, blanks between them: layers whose name or kind (linear, conv2d) "
+             "matches one keep their plain gradient",
+     .json = "kfac.skip_layers",
+     .rules = {K_ON}},
+    {.name = "kfac-factor-dtype",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(factor_dtype),
+     .value = "fp32",
+     .choices = type_names,
+     .values = types,
+     .help = "type in which factors are stored and travel; arithmetic is in fp32",
+     .json = "kfac.factor_dtype",
+     .rules = {K_ON}},
+    {.name = "kfac-inverse-dtype",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(inverse_dtype),
+     .value = "fp32",
+     .choices = type_names,
+     .values = types,
+     .help = "the same for decompositions",
+     .json = "kfac.inverse_dtype",
+     .rules = {K_ON}},
+    {.name = "kfac-bucket-mb",
+     .kind = DSC_OPTION_MIB,
+     .offset = AT(bucket_bytes),
+     .value = "4",
+     .placeholder = "X",
+     .range = "(0, 1e6]",
+     .default_text = "{bucket-mb}",
+     .help = "MiB of factors or decompositions that travel together",
+     .json = "kfac.bucket_bytes",
+     .rules = {K_ON}},
+    {.name = NULL},
+};
+
+const dsc_option *dsc_kfac_option_table(void) {
+    return table;
+}
+
+/* ---- names ---- */
+
+dsc_status dsc_kfac_method_parse(const char *name, dsc_kfac_method *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-method", methods, name, &value));
+    *out = (dsc_kfac_method)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_method_name(dsc_kfac_method method) {
+    return dsc_option_choice_name(methods, (int)method);
+}
+
+dsc_status dsc_kfac_strategy_parse(const char *name, dsc_kfac_strategy *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-strategy", strategies, name, &value));
+    *out = (dsc_kfac_strategy)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy) {
+    return dsc_option_choice_name(strategies, (int)strategy);
+}
+
+dsc_status dsc_kfac_placement_parse(const char *name, dsc_kfac_placement *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-placement", placements, name, &value));
+    *out = (dsc_kfac_placement)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_placement_name(dsc_kfac_placement placement) {
+    return dsc_option_choice_name(placements, (int)placement);
+}
+
+dsc_status dsc_kfac_scaling_parse(const char *name, dsc_kfac_scaling *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-scaling", scalings, name, &value));
+    *out = (dsc_kfac_scaling)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling) {
+    return dsc_option_choice_name(scalings, (int)scaling);
+}
+
+/* ---- defaults ---- */
+
+/* Whoever asks for these options by themselves wants K-FAC: it is on. */
+void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size) {
+    dsc_kfac_options defaults = {.passes = 1};
+    dsc_option_defaults(table, &defaults);
+    defaults.update_freq = 10;
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
+}
+
+/* ---- checks ---- */
+
+/* A little above 1/65504. */
+static const double LEAST_DAMPING_F16 = 1.6e-5;
+
+dsc_kfac_hyper dsc_kfac_hyper_of(const dsc_kfac_options *o) {
+    return (dsc_kfac_hyper){.damping = o->damping,
+                            .stat_decay = o->stat_decay,
+                            .kl_clip = o->kl_clip,
+                            .factor_freq = o->factor_freq,
+                            .update_freq = o->update_freq,
+                            .diag_blocks = o->diag_blocks};
+}
+
+/* The comparisons are false for NaN, so a NaN is refused, too. */
+dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_hyper *hyper) {
+    if (!(hyper->damping >= (double)FLT_MIN && hyper->damping <= (double)FLT_MAX))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC damping %g: must be positive in float32, %g to %g, also under a schedule",
+                        hyper->damping, (double)FLT_MIN, (double)FLT_MAX);
+    if (!(hyper->stat_decay >= 0 && hyper->stat_decay <= 1))
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC stat decay %g: must be in [0, 1]", hyper->stat_decay);
+    if (!(hyper->kl_clip >= 0 && isfinite(hyper->kl_clip)))
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC KL clip %g: must be positive, or 0 for no clip",
+                        hyper->kl_clip);
+    if (hyper->factor_freq < 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%lld steps between updates of the K-FAC factors: must be 1 or more, or 0 for never",
+                        (long long)hyper->factor_freq);
+    if (hyper->update_freq < 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%lld steps between K-FAC decompositions: must be 1 or more, or 0 for none",
+                        (long long)hyper->update_freq);
+    int bounded =
+        options->method == DSC_KFAC_INVERSE || options->outer_product; /* elements up to 1/damping */
+    if (options->inverse_dtype == DSC_F16 && bounded && hyper->damping < LEAST_DAMPING_F16)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC damping %g: 1/damping does not fit into fp16, in which decompositions are stored: must "
+            "be %g at least, or use bf16 or fp32",
+            hyper->damping, LEAST_DAMPING_F16);
+    if (hyper->diag_blocks != 0 && hyper->diag_blocks != 1 && hyper->diag_blocks != options->diag_blocks) {
+        if (options->diag_blocks == 1)
+            return DSC_FAIL(DSC_E_INVALID,
+                            "%lld K-FAC diagonal blocks in a step, planned for whole factors: "
+                            "must be 1, or set the options' diag_blocks, too",
+                            (long long)hyper->diag_blocks);
+        return DSC_FAIL(
+            DSC_E_INVALID, "%lld K-FAC diagonal blocks in a step, planned for %lld: must be 1 or %lld",
+            (long long)hyper->diag_blocks, (long long)options->diag_blocks, (long long)options->diag_blocks);
+    }
+    return DSC_OK;
+}
+
+/* What does not go together, given the rows of the grid. */
+static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows) {
+    if (!o->colocate_factors && (o->strategy == DSC_KFAC_MEM_OPT || o->strategy == DSC_KFAC_LAYER_WISE))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC strategy %s keeps both factors of a layer on one rank, but they are not "
+                        "co-located: turn co-location on, or choose comm-opt or hybrid-opt",
+                        dsc_kfac_strategy_name(o->strategy));
+    if (!o->colocate_factors && rows == 1 && ranks > 1)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC gradient-worker fraction %g of %d ranks is one worker a layer, but its factors "
+            "are not co-located: turn co-location on, or choose a larger fraction",
+            o->grad_worker_fraction, ranks);
+    if (o->outer_product && o->method != DSC_KFAC_EIGEN)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "the K-FAC outer product is made of eigenvalues, which method %s has "
+                        "not: choose method eigen, or turn the outer product off",
+                        dsc_kfac_method_name(o->method));
+    if (o->outer_product && !o->colocate_factors)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "the K-FAC outer product is made where both factors of a layer are "
+                        "decomposed, but they are not co-located: turn co-location on, or the outer product "
+                        "off");
+    if (o->outer_product && o->diag_blocks > 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "the K-FAC outer product is made of whole factors, but they are split "
+                        "into %lld diagonal blocks: choose 1 block, or turn the outer product off",
+                        (long long)o->diag_blocks);
+    if (o->diag_blocks > 1 && o->strategy != DSC_KFAC_COMM_OPT)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%lld K-FAC diagonal blocks go to different ranks, which strategy %s "
+                        "does not allow: choose comm-opt, or 1 block",
+                        (long long)o->diag_blocks, dsc_kfac_strategy_name(o->strategy));
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_kfac_options *out) {
+    int rows = 0;
+    dsc_kfac_options o;
+    dsc_kfac_options_init(&o);
+    DSC_TRY(dsc_versioned_read("kfac", given, sizeof o, &o));
+    if (ranks < 1)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC on %d ranks: must be 1 or more", ranks);
+    DSC_TRY(dsc_option_check_values(table, &o, ""));
+    if (o.passes < 1)
+        return DSC_FAIL(DSC_E_INVALID, "%lld passes of a K-FAC step: must be 1 or more", (long long)o.passes);
+    dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&o);
+    DSC_TRY(dsc_kfac_hyper_check(&o, &hyper));
+    DSC_TRY(dsc_kfac_grid_rows(&o, ranks, &rows));
+    DSC_TRY(check_together(&o, ranks, rows));
+    *out = o;
+    return DSC_OK;
+}
+
+/* ---- the grid ---- */
+
+/* "1/6 (1 worker), 1/3 (2 workers), 1/2 (3 workers), 1 (6 workers)", as many as there is room for. */
+static const char *valid_fractions(int ranks, char *text, size_t size) {
+    enum { ENTRY = 48 };
+    size_t used = 0;
+    for (int workers = 1; workers <= ranks && used + ENTRY < size; workers++) {
+        if (ranks % workers)
+            continue;
+        const char *before = used ? ", " : "", *plural = workers == 1 ? "" : "s";
+        int parts = ranks / workers;
+        if (parts == 1)
+            used += (size_t)snprintf(text + used, size - used, "%s1 (%d worker%s)", before, workers, plural);
+        else
+            used += (size_t)snprintf(text + used, size - used, "%s1/%d (%d worker%s)", before, parts, workers,
+                                     plural);
+    }
+    return text;
+}
+
+static dsc_status hybrid_rows(double fraction, int ranks, int *rows) {
+    /* what a fraction written in decimal may be off, and what arithmetic adds to that */
+    const double allowed = 0.01 + 1e-9;
+    char valid[512];
+    if (!(fraction >= 0 && fraction <= 1))
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC gradient-worker fraction %g: must be in [0, 1]; of %d ranks %s",
+                        fraction, ranks, valid_fractions(ranks, valid, sizeof valid));
+    double workers = fraction * ranks;
+    double whole = round(workers);
+    if (fabs(workers - whole) > allowed)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC gradient-worker fraction %g of %d ranks is %g workers a layer: must be a whole "
+            "number that divides %d; valid are %s",
+            fraction, ranks, workers, ranks, valid_fractions(ranks, valid, sizeof valid));
+    int count = whole < 1 ? 1 : (int)whole;
+    if (ranks % count)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC gradient-worker fraction %g of %d ranks is %d workers a layer, which does not "
+                        "divide %d; valid are %s",
+                        fraction, ranks, count, ranks, valid_fractions(ranks, valid, sizeof valid));
+    *rows = count;
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_grid_rows(const dsc_kfac_options *options, int ranks, int *rows) {
+    switch (options->strategy) {
+    case DSC_KFAC_COMM_OPT:
+        *rows = ranks;
+        return DSC_OK;
+    case DSC_KFAC_MEM_OPT:
+    case DSC_KFAC_LAYER_WISE:
+        *rows = 1;
+        return DSC_OK;
+    case DSC_KFAC_HYBRID_OPT:
+        return hybrid_rows(options->grad_worker_fraction, ranks, rows);
+    }
+    return DSC_FAIL(DSC_E_INTERNAL, "K-FAC strategy %d", (int)options->strategy);
+}
