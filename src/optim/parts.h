@@ -14,5 +14,4 @@ dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor 
  * does not wait for the device to find out. Owned by the optimiser. */
 const dsc_tensor *dsc_optim_skip(const dsc_optim *optim);
 
-
 #endif
