@@ -24,7 +24,8 @@ completes() {
         COMP_CWORD=$(($# - 1))
         _descent
         printf '%s\n' "${COMPREPLY[@]}"
-    ) | grep -qxF -e "$want" || complain "'$*' is not completed to '$want'"
+    ) >completions
+    grep -qxF -e "$want" completions || complain "'$*' is not completed to '$want'"
 }
 want=train completes descent tr
 want=--kfac-damping completes descent train --kfac-da

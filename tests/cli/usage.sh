@@ -184,7 +184,7 @@ expect 0 "done" train --config kfac.conf --kfac-update-freq 0 --model mlp --data
 # Layers to skip that there are not.
 one=(train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --eval-every 0 --out none --kfac-update-freq 1)
 expect 0 "warning: K-FAC layers to skip: 'nolayer' is found in no layer's name or kind" "${one[@]}" --kfac-skip-layers "fc1 nolayer"
-expect 0 "warning: K-FAC layers to skip: all of them" "${one[@]}" --kfac-skip-layers linear
+expect 0 "warning: K-FAC layers to skip: all layers are skipped" "${one[@]}" --kfac-skip-layers linear
 expect 0 "" "${one[@]}" --kfac-skip-layers fc1
 [ ! -s stderr ] || complain "layers to skip that are there: $(cat stderr)"
 

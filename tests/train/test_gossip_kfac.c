@@ -448,7 +448,8 @@ static void test_refused(void **state) {
     (void)state;
     dsc_train_options o;
     kfac_options(&o, &plain, DSC_SCOPE_LOCAL, NULL);
-    EXPECT_FAILS(DSC_E_INVALID, "scope local: with allreduce", dsc_train_run(comm, device, &o, NULL));
+    EXPECT_FAILS(DSC_E_INVALID, "kfac-scope local does not go with consensus allreduce",
+                 dsc_train_run(comm, device, &o, NULL));
     if (ranks > 1) {
         kfac_options(&o, &ways[0], DSC_SCOPE_GLOBAL, NULL);
         kfac_of(&o)->strategy = DSC_KFAC_MEM_OPT;
@@ -464,28 +465,33 @@ static void test_refused(void **state) {
     kfac_of(&o)->factor_dtype = DSC_BF16;
     EXPECT_FAILS(DSC_E_INVALID, "use fp32", dsc_train_run(comm, device, &o, NULL));
     o.kfac_scope = (dsc_kfac_scope)3;
-    EXPECT_FAILS(DSC_E_INVALID, "scope of K-FAC 3", dsc_train_run(comm, device, &o, NULL));
+    EXPECT_FAILS(DSC_E_INVALID, "kfac-scope 3 is unknown: choose one of global, gossip, local",
+                 dsc_train_run(comm, device, &o, NULL));
     gossip_options(&o, &ways[0], NULL);
     o.peers_count = 2;
     o.peers_values[0] = o.peers_values[1] = 1;
-    EXPECT_FAILS(DSC_E_INVALID, "epoch of the peers' schedule 0: must be 1 at least",
+    EXPECT_FAILS(DSC_E_INVALID, "peers-schedule 0:1: epochs must rise",
                  dsc_train_run(comm, device, &o, NULL));
     o.peers_epochs[1] = 1;
     o.peers_values[1] = 0;
-    EXPECT_FAILS(DSC_E_INVALID, "peers of the schedule 0", dsc_train_run(comm, device, &o, NULL));
+    EXPECT_FAILS(DSC_E_INVALID,
+                 "peers-schedule 1:0: epochs must rise, from 0 on, and the numbers be 1 at least",
+                 dsc_train_run(comm, device, &o, NULL));
     o.peers_epochs[1] = 1000; /* found at once all the same */
     o.peers_values[1] = ranks;
     if (ranks > 1)
         EXPECT_FAILS(DSC_E_INVALID, "peers", dsc_train_run(comm, device, &o, NULL));
     consensus_of(&o)->kind = DSC_CONSENSUS_ALLREDUCE;
-    EXPECT_FAILS(DSC_E_INVALID, "allreduce has none", dsc_train_run(comm, device, &o, NULL));
+    EXPECT_FAILS(DSC_E_INVALID, "peers-schedule does not go with consensus allreduce",
+                 dsc_train_run(comm, device, &o, NULL));
     gossip_options(&o, &ways[0], NULL);
     o.distance_every = -1;
-    EXPECT_FAILS(DSC_E_INVALID, "distances of the ranks -1", dsc_train_run(comm, device, &o, NULL));
+    EXPECT_FAILS(DSC_E_INVALID, "distance-every -1: must be at least 0",
+                 dsc_train_run(comm, device, &o, NULL));
     dsc_kfac_scope scope = DSC_SCOPE_GLOBAL;
     EXPECT_OK(dsc_kfac_scope_parse("gossip", &scope));
     EXPECT(scope == DSC_SCOPE_GOSSIP && strcmp(dsc_kfac_scope_name(DSC_SCOPE_LOCAL), "local") == 0);
-    EXPECT_FAILS(DSC_E_INVALID, "global, gossip and local", dsc_kfac_scope_parse("all", &scope));
+    EXPECT_FAILS(DSC_E_INVALID, "choose one of global, gossip, local", dsc_kfac_scope_parse("all", &scope));
     if (ranks == 3) {
         gossip_options(&o, &ways[4], NULL);
         EXPECT_FAILS(DSC_E_INVALID, "", dsc_train_run(comm, device, &o, NULL));

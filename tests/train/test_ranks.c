@@ -128,7 +128,7 @@ static void test_other_options(void **state) {
         EXPECT_FAILS(DSC_E_INVALID, "momentum 0.5 instead of 0.9", dsc_train_run(comm, device, &o, NULL));
         optim_of(&o)->momentum = 0.9;
         o.out = odd ? folder("odd", out) : NULL;
-        EXPECT_FAILS(DSC_E_INVALID, "out true instead of false", dsc_train_run(comm, device, &o, NULL));
+        EXPECT_FAILS(DSC_E_INVALID, "out given instead of (none)", dsc_train_run(comm, device, &o, NULL));
     }
     all_fine(comm);
 }
@@ -430,7 +430,7 @@ static void test_agreed(void **state) {
     EXPECT_FAILS(DSC_E_NOT_FOUND, "nowhere", dsc_train_run(comm, device, &o, NULL));
     o.resume = NULL;
     o.batch_size = rank == ranks - 1 ? 0 : 4; /* one rank's options are wrong */
-    EXPECT_FAILS(DSC_E_INVALID, "batch size 0", dsc_train_run(comm, device, &o, NULL));
+    EXPECT_FAILS(DSC_E_INVALID, "batch-size 0: must be at least 1", dsc_train_run(comm, device, &o, NULL));
     all_fine(comm);
 }
 
