@@ -380,7 +380,7 @@ static dsc_model *make_model(const dsc_dataset_info *info) {
     WHOLE(options);
     WHOLE(shape);
     CHECK(options.o.seed == 42 && options.o.dtype == DSC_F32 && options.o.label_smoothing == 0);
-    CHECK(options.o.activations == DSC_F32);
+    CHECK(options.o.activations == DSC_F32 && options.o.name == NULL);
     CHECK(shape.o.kernel_h == 1 && shape.o.stride_w == 1 && shape.o.groups == 1 && shape.o.pad_h == 0);
     shape.o.in_h = info->h;
     shape.o.in_w = info->w;
@@ -397,6 +397,7 @@ static dsc_model *make_model(const dsc_dataset_info *info) {
     CHECK(dsc_model_create(device, &options.o, &model) != DSC_OK);
     options.o.activations = DSC_F32;
     options.o.label_smoothing = 0.1;
+    options.o.name = "striped";
     MUST(dsc_model_create(device, &options.o, &model));
     MUST(dsc_model_input(model, info->h, info->w, info->c, &x));
     MUST(dsc_model_conv2d(model, "conv", x, &shape.o, 1, &y));
@@ -407,6 +408,7 @@ static dsc_model *make_model(const dsc_dataset_info *info) {
     MUST(dsc_model_seal(model, y));
     WHOLE(options);
     WHOLE(shape);
+    CHECK(strcmp(dsc_model_name(model), "striped") == 0);
     CHECK(dsc_model_param_count(model) == 4 && dsc_model_layer_count(model) == 2);
     CHECK(dsc_model_layers(model)[1].shape->out_c == info->classes);
     return model;

@@ -18,13 +18,15 @@ extern "C" {
 typedef struct dsc_device dsc_device;
 typedef struct dsc_queue dsc_queue;
 typedef struct dsc_event dsc_event;
-typedef struct dsc_recording dsc_recording;
+
+/* ---- tensors ---- */
 
 typedef enum dsc_dtype { DSC_F32, DSC_F64, DSC_BF16, DSC_F16, DSC_I32, DSC_I64, DSC_U8 } dsc_dtype;
 
 enum { DSC_MAX_DIMS = 6 };
 
-/* Dense elements in row-major order. A tensor is a view: it never owns its memory; copy the struct freely. */
+/* Dense elements in row-major order. A tensor is a view: it never owns its memory, and the struct may be
+ * copied freely. */
 typedef struct dsc_tensor {
     void *data;
     dsc_device *device;
@@ -39,6 +41,35 @@ typedef struct dsc_param {
     dsc_tensor value;
     dsc_tensor grad;
 } dsc_param;
+
+/* Bytes of one element, and the name of the type ("fp32", "bf16", ...). */
+DSC_API size_t dsc_dtype_size(dsc_dtype dtype);
+DSC_API const char *dsc_dtype_name(dsc_dtype dtype);
+
+/* Returns a view of `data` (memory of `device`) with the given shape. */
+DSC_API dsc_tensor dsc_tensor_view(dsc_device *device, void *data, dsc_dtype dtype, int ndim,
+                                   const int64_t *dim);
+/* Number of elements, and of bytes. */
+DSC_API int64_t dsc_tensor_count(const dsc_tensor *t);
+DSC_API size_t dsc_tensor_bytes(const dsc_tensor *t);
+/* Returns `count` elements of t, from element `first` on, as a vector. */
+DSC_API dsc_tensor dsc_tensor_slice(const dsc_tensor *t, int64_t first, int64_t count);
+
+/* Allocates zeroed memory for a tensor; dsc_tensor_free frees it. */
+DSC_API dsc_status dsc_tensor_alloc(dsc_device *device, dsc_dtype dtype, int ndim, const int64_t *dim,
+                                    dsc_tensor *out) DSC_MUST_CHECK;
+/* Frees the memory of a tensor made by dsc_tensor_alloc (t->data may be NULL) and sets t->data to NULL. */
+DSC_API void dsc_tensor_free(dsc_tensor *t);
+
+/* Copy between host memory and a tensor; `bytes` must be dsc_tensor_bytes(t). Asynchronous on a GPU: the host
+ * memory may not be touched before dsc_queue_sync. An upload of at most 64 KiB is the exception: the library
+ * copies the host memory, which may be reused at once. */
+DSC_API dsc_status dsc_tensor_upload(dsc_queue *queue, const void *host, size_t bytes,
+                                     dsc_tensor *t) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_tensor_download(dsc_queue *queue, const dsc_tensor *t, size_t bytes,
+                                       void *host) DSC_MUST_CHECK;
+
+/* ---- the geometry of a convolution ---- */
 
 /* The geometry of a two-dimensional convolution of images x[n, in_h, in_w, in_c] with weights
  * w[out_c, kernel_h, kernel_w, in_c / groups]; in each direction
@@ -62,123 +93,96 @@ DSC_API void dsc_conv2d_shape_init_sized(dsc_conv2d_shape *shape, size_t size);
 DSC_API dsc_status dsc_conv2d_output(const dsc_conv2d_shape *shape, int64_t *out_h,
                                      int64_t *out_w) DSC_MUST_CHECK;
 
-/* Bytes of one element; its name ("fp32", "bf16", ...). */
-DSC_API size_t dsc_dtype_size(dsc_dtype dtype);
-DSC_API const char *dsc_dtype_name(dsc_dtype dtype);
-
-/* A view of `data` (memory of `device`) with the given shape. */
-DSC_API dsc_tensor dsc_tensor_view(dsc_device *device, void *data, dsc_dtype dtype, int ndim,
-                                   const int64_t *dim);
-DSC_API int64_t dsc_tensor_count(const dsc_tensor *t);
-DSC_API size_t dsc_tensor_bytes(const dsc_tensor *t);
-/* `count` elements of t from element `first` on, as a vector. */
-DSC_API dsc_tensor dsc_tensor_slice(const dsc_tensor *t, int64_t first, int64_t count);
-
-/* Allocates zeroed memory for a tensor; dsc_tensor_free gives it back (data may be NULL) and nulls it. Only a
- * tensor made by dsc_tensor_alloc may be freed. */
-DSC_API dsc_status dsc_tensor_alloc(dsc_device *device, dsc_dtype dtype, int ndim, const int64_t *dim,
-                                    dsc_tensor *out) DSC_MUST_CHECK;
-DSC_API void dsc_tensor_free(dsc_tensor *t);
+/* ---- devices ---- */
 
 typedef struct dsc_device_options {
-    size_t size;      /* of this struct; set by dsc_device_options_init */
-    const char *name; /* "auto" (the default: the fastest that is there), "ref", "cpu", "cuda"; the string
-                         stays the caller's */
-    int threads; /* CPU threads; 0: one for each CPU that the process may use, or fewer when OpenMP is set
-                    to that (OMP_NUM_THREADS); OpenMP's setting stays as it is */
-    int ordinal; /* which of several GPUs, counted around: rank 5 on a node of four gets GPU 1 */
-    int tune;    /* 1: a GPU times what could run a convolution when one is opened and keeps the fastest;
-                    0 (the default): it takes what its library advises */
+    size_t size; /* of this struct; set by dsc_device_options_init */
+    /* "auto" (the default: the fastest device of this machine), "ref", "cpu" or "cuda". Read during
+     * dsc_device_create only. */
+    const char *name;
+    /* CPU threads. 0: one for each CPU that the process may use, or fewer when OpenMP is set to that
+     * (OMP_NUM_THREADS). OpenMP's own setting is not changed. */
+    int threads;
+    /* Which of several GPUs, modulo their number: rank 5 on a node of four gets GPU 1. */
+    int ordinal;
+    /* 1: when a convolution is planned, a GPU times the candidates and keeps the fastest (see "tuning"
+     * below). 0, the default: it takes what its library advises. */
+    int tune;
 } dsc_device_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_device_options_init_sized(dsc_device_options *options, size_t size);
 #define dsc_device_options_init(options) dsc_device_options_init_sized((options), sizeof *(options))
-/* Creates a device. Not collective. DSC_E_INVALID for an unknown name, DSC_E_UNSUPPORTED for one that this
- * build or machine lacks. */
+/* Creates a device; options NULL: the defaults. Not collective. DSC_E_INVALID for an unknown name,
+ * DSC_E_UNSUPPORTED for a device that this build or machine lacks. */
 DSC_API dsc_status dsc_device_create(const dsc_device_options *options, dsc_device **out) DSC_MUST_CHECK;
-/* Accepts NULL and *device == NULL. All queues and memory of the device must be gone. */
+/* Accepts NULL and *device == NULL. All queues, events and memory of the device must be gone. */
 DSC_API void dsc_device_destroy(dsc_device **device);
-/* "ref", "cpu", ...; lent. */
+
+/* "ref", "cpu" or "cuda". The string stays the device's. */
 DSC_API const char *dsc_device_name(const dsc_device *device);
-/* One line for people: libraries, versions, threads; lent. */
+/* One line for people: libraries, versions, threads. The string stays the device's. */
 DSC_API const char *dsc_device_description(const dsc_device *device);
 DSC_API int dsc_device_threads(const dsc_device *device);
 /* 1 when the host may read and write the device's memory directly. */
 DSC_API int dsc_device_is_host(const dsc_device *device);
-/* A number that a GPU has in all processes and that no other has; 0 for a host. */
+/* A number that identifies a GPU in all processes; 0 for a host device. */
 DSC_API uint64_t dsc_device_identity(const dsc_device *device);
-/* What a device has chosen by timing so far, or was preset to, as lines of text; "" where nothing was.
- * Choices made by timing differ from process to process, and results with them in their last bits: who wants
- * to continue exactly keeps the text. *needed: its bytes with the final zero; where `size` is smaller, the
- * text is cut off. Not collective. */
-DSC_API dsc_status dsc_device_choices(dsc_device *device, char *text, size_t size,
-                                      size_t *needed) DSC_MUST_CHECK;
-/* Convolutions opened from now on take the choices of such a text, where it has one for them. A text from
- * another kind of device, or another version of its library, is passed over with a warning. DSC_E_FORMAT when
- * it is no such text. */
-DSC_API dsc_status dsc_device_preset(dsc_device *device, const char *text) DSC_MUST_CHECK;
-/* 1 when the device was created with dsc_device_options.tune and has something to tune. */
-DSC_API int dsc_device_tunes(const dsc_device *device);
-/* How many devices of this kind the machine has: GPUs for "cuda" (0 where they cannot be used), 1 for CPUs.
- */
+/* Number of devices of this kind in the machine: GPUs for "cuda" (0 where they cannot be used), 1 for CPUs. */
 DSC_API int dsc_device_count(const char *name);
-/* The names of the devices in this build, NULL behind the last. */
+/* The names of the devices in this build, terminated by NULL. */
 DSC_API const char *const *dsc_device_names(void);
 
-/* Zeroed memory of the device, aligned to 64 bytes at least. */
+/* Allocates zeroed memory of the device, aligned to 64 bytes at least. */
 DSC_API dsc_status dsc_device_alloc(dsc_device *device, size_t bytes, void **out) DSC_MUST_CHECK;
-/* Frees *data (may be NULL) and nulls it. */
+/* Frees *data (may be NULL) and sets it to NULL. */
 DSC_API void dsc_device_free(dsc_device *device, void **data);
-/* Bytes allocated through dsc_device_alloc now, and at most so far. */
+/* Bytes allocated through dsc_device_alloc: at present, and the largest number so far. */
 DSC_API size_t dsc_device_bytes(const dsc_device *device);
 DSC_API size_t dsc_device_peak_bytes(const dsc_device *device);
 
-DSC_API dsc_status dsc_queue_create(dsc_device *device, dsc_queue **out) DSC_MUST_CHECK;
-DSC_API void dsc_queue_destroy(dsc_queue **queue);
-DSC_API dsc_device *dsc_queue_device(const dsc_queue *queue);
-/* Waits until all work put into the queue so far is done; reports what failed in it. */
-DSC_API dsc_status dsc_queue_sync(dsc_queue *queue) DSC_MUST_CHECK;
-
-DSC_API dsc_status dsc_event_create(dsc_device *device, dsc_event **out) DSC_MUST_CHECK;
-DSC_API void dsc_event_destroy(dsc_event **event);
-/* Marks the work put into `queue` so far. Asynchronous. */
-DSC_API dsc_status dsc_event_record(dsc_event *event, dsc_queue *queue) DSC_MUST_CHECK;
-/* Lets what comes next in `queue` start only after the event. Asynchronous. */
-DSC_API dsc_status dsc_queue_wait(dsc_queue *queue, dsc_event *event) DSC_MUST_CHECK;
-/* Blocks the caller until the event has happened. */
-DSC_API dsc_status dsc_event_sync(dsc_event *event) DSC_MUST_CHECK;
-
-/* Milliseconds between two events that have happened (0 on devices that run everything at once). */
-DSC_API dsc_status dsc_event_elapsed(dsc_event *from, dsc_event *to, double *ms) DSC_MUST_CHECK;
-
-/* ---- recorded work ----
- * A sequence of operations that is put into a queue again and again can be recorded once and replayed as one.
- * Operations between begin and end do not run, they are noted down with their arguments: memory and numbers
- * stay those of the recording, contents of the memory are read anew in every replay. Nothing that waits, and
- * no copy from or to the host, may be recorded. */
-/* 1 when the device can record. */
-DSC_API int dsc_device_records(const dsc_device *device);
-DSC_API dsc_status dsc_recording_begin(dsc_queue *queue) DSC_MUST_CHECK;
-/* After a failure nothing is recorded, and the queue can be used as before. */
-DSC_API dsc_status dsc_recording_end(dsc_queue *queue, dsc_recording **out) DSC_MUST_CHECK;
-/* 1 between the two. */
-DSC_API int dsc_queue_is_recording(const dsc_queue *queue);
-/* Puts what was recorded into the queue. Asynchronous. */
-DSC_API dsc_status dsc_recording_replay(dsc_recording *recording, dsc_queue *queue) DSC_MUST_CHECK;
-DSC_API void dsc_recording_destroy(dsc_recording **recording);
-
-/* Memory of the host for copies from and to the device: page-locked where that makes them fast. Zeroed. */
+/* Allocates zeroed memory of the host for copies from and to the device: page-locked where that makes the
+ * copies fast. dsc_host_free frees *data (may be NULL) and sets it to NULL. */
 DSC_API dsc_status dsc_host_alloc(dsc_device *device, size_t bytes, void **out) DSC_MUST_CHECK;
 DSC_API void dsc_host_free(dsc_device *device, void **data);
 
-/* Copies between host memory and a tensor; `bytes` must be dsc_tensor_bytes(). Asynchronous where the device
- * is: the host memory may not be touched before dsc_queue_sync(), but an upload of at most 64 KiB takes a
- * copy: its host memory is free at once. */
-DSC_API dsc_status dsc_tensor_upload(dsc_queue *queue, const void *host, size_t bytes,
-                                     dsc_tensor *t) DSC_MUST_CHECK;
-DSC_API dsc_status dsc_tensor_download(dsc_queue *queue, const dsc_tensor *t, size_t bytes,
-                                       void *host) DSC_MUST_CHECK;
+/* ---- queues and events ---- */
+
+DSC_API dsc_status dsc_queue_create(dsc_device *device, dsc_queue **out) DSC_MUST_CHECK;
+/* Accepts NULL and *queue == NULL. */
+DSC_API void dsc_queue_destroy(dsc_queue **queue);
+DSC_API dsc_device *dsc_queue_device(const dsc_queue *queue);
+/* Blocks until all work put into the queue so far is done; returns the status of work that failed. */
+DSC_API dsc_status dsc_queue_sync(dsc_queue *queue) DSC_MUST_CHECK;
+
+DSC_API dsc_status dsc_event_create(dsc_device *device, dsc_event **out) DSC_MUST_CHECK;
+/* Accepts NULL and *event == NULL. */
+DSC_API void dsc_event_destroy(dsc_event **event);
+/* Marks the work put into `queue` so far. Asynchronous. */
+DSC_API dsc_status dsc_event_record(dsc_event *event, dsc_queue *queue) DSC_MUST_CHECK;
+/* Makes all later work in `queue` wait for the event. Asynchronous. */
+DSC_API dsc_status dsc_queue_wait(dsc_queue *queue, dsc_event *event) DSC_MUST_CHECK;
+/* Blocks the caller until the event has happened. */
+DSC_API dsc_status dsc_event_sync(dsc_event *event) DSC_MUST_CHECK;
+/* Milliseconds between two events that have happened; 0 on devices that run everything at once. */
+DSC_API dsc_status dsc_event_elapsed(dsc_event *from, dsc_event *to, double *ms) DSC_MUST_CHECK;
+
+/* ---- tuning ----
+ *
+ * Only for GPUs created with dsc_device_options.tune. Choices made by timing differ from process to process,
+ * and with them the last bits of results; a program that wants to continue a run exactly keeps them. */
+
+/* 1 when the device was created with dsc_device_options.tune and has something to tune. */
+DSC_API int dsc_device_tunes(const dsc_device *device);
+/* Writes the choices that the device has made by timing so far, or was preset to, as lines of text; "" when
+ * there are none. *needed: bytes of the text with the final zero; where `size` is smaller, the text is cut
+ * off. Not collective. */
+DSC_API dsc_status dsc_device_choices(dsc_device *device, char *text, size_t size,
+                                      size_t *needed) DSC_MUST_CHECK;
+/* Convolutions planned from now on use the choices of such a text, where it has one for them. A text from
+ * another kind of device, or another version of its library, is ignored with a warning. DSC_E_FORMAT when the
+ * text is not from dsc_device_choices. */
+DSC_API dsc_status dsc_device_preset(dsc_device *device, const char *text) DSC_MUST_CHECK;
 
 #ifdef __cplusplus
 }

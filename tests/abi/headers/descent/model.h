@@ -41,6 +41,9 @@ typedef struct dsc_model_options {
     /* Type of the values between layers: DSC_F32 (default: as the parameters), on a GPU also DSC_BF16 and
      * DSC_F16; parameters, their gradients and statistics stay fp32. */
     dsc_dtype activations;
+    /* Name of the model in metrics and checkpoints, at most 63 characters; copied. NULL (default): "custom", or
+     * the name in the zoo. */
+    const char *name;
 } dsc_model_options;
 DSC_API void dsc_model_options_init_sized(dsc_model_options *options, size_t size);
 #define dsc_model_options_init(options) dsc_model_options_init_sized((options), sizeof *(options))
@@ -131,6 +134,8 @@ DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_
 /* ---- what a sealed model holds ---- */
 
 DSC_API dsc_device *dsc_model_device(const dsc_model *m);
+/* The name of the options or of the zoo; "custom" without one. */
+DSC_API const char *dsc_model_name(const dsc_model *m);
 DSC_API int64_t dsc_model_classes(const dsc_model *m);
 /* h, w, c of the input. */
 DSC_API void dsc_model_input_shape(const dsc_model *m, int64_t shape[3]);

@@ -88,7 +88,7 @@ typedef struct dsc_train_options {
     double lr_decay_rate;          /* 0.1 */
     double label_smoothing;        /* 0 */
     int64_t batches_per_allreduce; /* 1 */
-    int64_t checkpoint_every;      /* steps; 0: at the end of every epoch; negative: only at the end */
+    int64_t checkpoint_every;      /* steps; 0: at the end of every epoch; -1: only at the end */
     int64_t keep;                  /* checkpoints kept besides the best and the last, 2 */
     int64_t eval_every;            /* epochs between evaluations, 1; 0: never */
     int64_t log_every;             /* steps between `step` lines, 1 */
@@ -120,6 +120,9 @@ typedef struct dsc_train_options {
 
     /* Steps that count as an epoch where the caller hands in the batches (dsc_trainer_step_on), 1000. */
     int64_t epoch_steps;
+    /* More lines for the file `config` in `out`, which holds the options of the run: `key = value`, for a
+     * program that reads its own options from it, too. NULL: none. */
+    const char *config_lines;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
@@ -137,6 +140,9 @@ typedef struct dsc_train_result {
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_train_options_init_sized(dsc_train_options *options, size_t size);
 #define dsc_train_options_init(options) dsc_train_options_init_sized((options), sizeof *(options))
+/* DSC_E_INVALID for options that dsc_train_run would refuse whatever data, device and ranks are, with the
+ * reason. `prefix` (NULL: none) stands before the names of options in the message (options.h). */
+DSC_API dsc_status dsc_train_check(const dsc_train_options *options, const char *prefix) DSC_MUST_CHECK;
 /* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED when dsc_train_request_stop
  * was called: a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC on a loss that is not
  * finite, or ranks that have drifted apart; DSC_E_INVALID when another process trains into `out`. `result`
