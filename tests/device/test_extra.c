@@ -706,6 +706,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_augment),      cmocka_unit_test(test_scaled_loss),
         cmocka_unit_test(test_halves),       cmocka_unit_test(test_slices),
     };
-    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
+    if (argc > 1) /* leaves out tests whose names match */
+        cmocka_set_skip_filter(argv[1]);
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }
