@@ -194,9 +194,12 @@ static dsc_status read_origin(const dsc_snapshot *s, source *f) {
     from->gossip = kind != DSC_CONSENSUS_ALLREDUCE;
     int exact = is_same_gossip(s, f, kind), own_kfac = has_prefix(f->state, "rank.0.kfac.");
     int kfac = s->kfac && (own_kfac || has_prefix(f->state, "kfac."));
-    const int taken[DSC_STATE_PARTS] = {1, 1, 1, exact, kfac}, per_rank[] = {0, from->gossip, 1, 1, own_kfac};
-    memcpy(from->taken, taken, sizeof taken);
-    memcpy(from->per_rank, per_rank, sizeof per_rank);
+    from->taken[DSC_STATE_RUN] = from->taken[DSC_STATE_OPTIM] = from->taken[DSC_STATE_BUFFERS] = 1;
+    from->taken[DSC_STATE_GOSSIP] = exact;
+    from->taken[DSC_STATE_KFAC] = kfac;
+    from->per_rank[DSC_STATE_OPTIM] = from->gossip;
+    from->per_rank[DSC_STATE_BUFFERS] = from->per_rank[DSC_STATE_GOSSIP] = 1;
+    from->per_rank[DSC_STATE_KFAC] = own_kfac;
     if (!exact && (s->gossip || from->gossip))
         dsc_log(DSC_LOG_WARNING,
                 "'%s' was written by %lld ranks with %s, or another graph: all ranks start from the average "
