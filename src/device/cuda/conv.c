@@ -25,10 +25,10 @@ typedef struct step {
 typedef struct cuda_conv {
     dsc_dnn_problem problem; /* of one piece of the batch */
     int64_t pieces;
-    unsigned own;      /* passes that own kernels do */
-    int tune;          /* the others are chosen by timing */
-    size_t work_bytes; /* for any step, rounded up; behind it weights where they are aligned, dw in half, dw
-                          in F32 */
+    unsigned own; /* passes that own kernels do */
+    int tune;     /* the others are chosen by timing */
+    /* Workspace of the largest step, rounded up. After it in memory: aligned weights, dw in half, dw in F32. */
+    size_t work_bytes;
     step steps[DSC_DNN_KINDS];
 } cuda_conv;
 

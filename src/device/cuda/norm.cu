@@ -1,7 +1,7 @@
 /* Batch norm: two launches for each pass, one that sums and one that writes.
  *
  * A block that sums leaves its sums in scratch memory; every block that writes adds up those of its own
- * channels, always in the same order, while its first rows are under way. No block waits for another, and
+ * channels, always in the same order, while its first rows are being loaded. No block waits for another, and
  * blocks are few (one a multiprocessor) with many loads in flight each: layers of a few MB are a matter of
  * latency.
  *
