@@ -60,9 +60,6 @@ static dsc_status check_options(dsc_consensus *c, const dsc_consensus_options *o
                         "adpsgd with groups of %d ranks: those of a group would wait for each other in every "
                         "step; use a group of 1, or sgp, osgp or dpsgd",
                         options->group);
-    if (options->wire != DSC_F32 && options->wire != DSC_BF16 && options->wire != DSC_F16)
-        return DSC_FAIL(DSC_E_INVALID, "adpsgd: parameters cannot travel as %s; fp32, bf16 and fp16 can",
-                        dsc_dtype_name(options->wire));
     return DSC_OK;
 }
 

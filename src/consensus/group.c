@@ -64,9 +64,6 @@ dsc_status dsc_group_open(dsc_group *group, dsc_consensus *c, const dsc_consensu
     g->size = options->group;
     if (g->size == 0)
         DSC_TRY(count_node(c, &g->size));
-    if (g->size < 1)
-        return DSC_FAIL(DSC_E_INVALID, "groups of %d ranks: must be 1 or more, or 0 for those of a node",
-                        g->size);
     if (ranks % g->size != 0)
         return DSC_FAIL(DSC_E_INVALID,
                         "groups of %d ranks: %d ranks cannot be divided evenly; take a divisor of %d",

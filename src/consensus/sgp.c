@@ -37,9 +37,6 @@ static dsc_status open_gossip(dsc_consensus *c, const dsc_consensus_options *opt
     c->state = g;
     g->overlapped = c->table == &dsc_consensus_osgp;
     g->synch_freq = options->synch_freq;
-    if (options->synch_freq < 0)
-        return DSC_FAIL(DSC_E_INVALID, "synch_freq %" PRId64 ": must be 0 or more steps",
-                        options->synch_freq);
     if (options->synch_freq > 0 && !g->overlapped)
         return DSC_FAIL(DSC_E_INVALID,
                         "synch_freq %" PRId64 ": messages of %s stay away for no step; use osgp, or 0",

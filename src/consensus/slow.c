@@ -11,20 +11,12 @@
 #include "base/memory.h"
 #include "device/ops.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 static const char *const prefixes[2] = {"slow.", "anchor."};
 
 static dsc_status check_options(const dsc_consensus_options *o) {
-    if (o->average_every < 0)
-        return DSC_FAIL(DSC_E_INVALID, "an average every %" PRId64 " steps: must be 0 (never) or more",
-                        o->average_every);
-    if (!(o->slow_momentum >= 0 && o->slow_momentum < 1))
-        return DSC_FAIL(DSC_E_INVALID, "slow momentum %g: must be 0 or more and below 1", o->slow_momentum);
-    if (!(o->slow_rate > 0))
-        return DSC_FAIL(DSC_E_INVALID, "slow learning rate %g: must be positive", o->slow_rate);
     if (o->slow_momentum > 0 && o->average_every == 0)
         return DSC_FAIL(DSC_E_INVALID,
                         "slow momentum %g acts at exact averages, and there are none: set average_every",

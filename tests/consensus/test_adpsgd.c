@@ -423,7 +423,7 @@ static void case_refusals(seat *s) {
     refuse(s, &options, DSC_E_UNSUPPORTED, "groups of 2");
     options = usual;
     options.wire = DSC_I32;
-    refuse(s, &options, DSC_E_INVALID, "fp32, bf16 and fp16");
+    refuse(s, &options, DSC_E_INVALID, "fp32, bf16, fp16");
     options = usual;
     options.synch_freq = 2;
     refuse(s, &options, DSC_E_INVALID, "synch_freq 2");
