@@ -79,7 +79,8 @@ typedef struct dsc_option {
     dsc_option_rule rules[DSC_OPTION_RULES];
 } dsc_option;
 
-/* The options of the structs of the same names. */
+/* The options of the structs of the same names. A later library may have more options, of members that the
+ * caller's struct does not have yet: dsc_option_join leaves them out. */
 DSC_API const dsc_option *dsc_train_option_table(void);
 DSC_API const dsc_option *dsc_eval_option_table(void);
 DSC_API const dsc_option *dsc_optim_option_table(void);
@@ -88,9 +89,10 @@ DSC_API const dsc_option *dsc_kfac_option_table(void);
 
 /* Appends the entries of `table` to `out` (room for `capacity` entries with the last, whose name is NULL; it
  * starts as a table without entries), moved by `offset` bytes: where the table's struct is in the larger one.
- * `only`: the names to take, blanks between them; NULL: all. Every entry gets its group's name. */
+ * `size`: sizeof the table's struct; entries of members after its end are left out. `only`: the names to
+ * take, blanks between them; NULL: all. Every entry gets its group's name. */
 DSC_API dsc_status dsc_option_join(dsc_option *out, int64_t capacity, const dsc_option *table, size_t offset,
-                                   const char *only) DSC_MUST_CHECK;
+                                   size_t size, const char *only) DSC_MUST_CHECK;
 /* The entry of this name, or NULL. */
 DSC_API const dsc_option *dsc_option_find(const dsc_option *table, const char *name);
 

@@ -394,14 +394,14 @@ static int is_listed(const char *word, const char *list) {
 }
 
 dsc_status dsc_option_join(dsc_option *out, int64_t capacity, const dsc_option *table, size_t offset,
-                           const char *only) {
+                           size_t size, const char *only) {
     const char *group = NULL;
     int64_t count = 0;
     while (out[count].name)
         count++;
     for (; table->name; table++) {
         group = table->group ? table->group : group;
-        if (only && !is_listed(table->name, only))
+        if (table->offset >= size || (only && !is_listed(table->name, only)))
             continue;
         if (count + 1 >= capacity)
             return DSC_FAIL(DSC_E_INTERNAL, "more than %lld options", (long long)capacity - 1);

@@ -32,8 +32,9 @@ static void init(void *values) {
     memset(v, 0, sizeof *v);
     dsc_eval_options_init(&v->o);
     options[0].name = NULL;
-    if (dsc_option_join(options, MAX_OPTIONS, dsc_eval_option_table(), AT(o), NULL) == DSC_OK &&
-        dsc_option_join(options, MAX_OPTIONS, own_options, 0, NULL) == DSC_OK)
+    if (dsc_option_join(options, MAX_OPTIONS, dsc_eval_option_table(), AT(o), sizeof(dsc_eval_options),
+                        NULL) == DSC_OK &&
+        dsc_option_join(options, MAX_OPTIONS, own_options, 0, SIZE_MAX, NULL) == DSC_OK)
         dsc_option_defaults(options, v);
 }
 

@@ -70,10 +70,11 @@ static void init(void *values) {
     memset(v, 0, sizeof *v);
     dsc_kfac_options_init(&v->kfac);
     options[0].name = NULL;
-    if (dsc_option_join(options, MAX_OPTIONS, own_options, 0, "model batch-size ranks device json") ==
-            DSC_OK &&
-        dsc_option_join(options, MAX_OPTIONS, dsc_kfac_option_table(), AT(kfac), plan_options) == DSC_OK &&
-        dsc_option_join(options, MAX_OPTIONS, own_options, 0, "config verbose help") == DSC_OK)
+    if (dsc_option_join(options, MAX_OPTIONS, own_options, 0, SIZE_MAX,
+                        "model batch-size ranks device json") == DSC_OK &&
+        dsc_option_join(options, MAX_OPTIONS, dsc_kfac_option_table(), AT(kfac), sizeof(dsc_kfac_options),
+                        plan_options) == DSC_OK &&
+        dsc_option_join(options, MAX_OPTIONS, own_options, 0, SIZE_MAX, "config verbose help") == DSC_OK)
         dsc_option_defaults(options, v);
     for (dsc_option *o = options; o->name; o++)
         if (strncmp(o->name, "kfac-", 5) == 0)

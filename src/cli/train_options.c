@@ -49,13 +49,18 @@ dsc_option dsc_cli_train_options[MAX_OPTIONS];
 static dsc_status join_options(void) {
     dsc_option all[MAX_OPTIONS] = {{.name = NULL}}, train[MAX_OPTIONS] = {{.name = NULL}};
     int count = 0;
-    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_optim_option_table(), AT(optim), NULL));
-    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_consensus_option_table(), AT(consensus), NULL));
-    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_kfac_option_table(), AT(kfac), NULL));
-    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_train_option_table(), AT(o), NULL));
-    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, own_options, 0, NULL));
-    DSC_TRY(dsc_option_join(train, MAX_OPTIONS, dsc_train_option_table(), 0, NULL));
-    DSC_TRY(dsc_option_join(train, MAX_OPTIONS, own_options, 0, NULL));
+    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_optim_option_table(), AT(optim), sizeof(dsc_optim_options),
+                            NULL));
+    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_consensus_option_table(), AT(consensus),
+                            sizeof(dsc_consensus_options), NULL));
+    DSC_TRY(
+        dsc_option_join(all, MAX_OPTIONS, dsc_kfac_option_table(), AT(kfac), sizeof(dsc_kfac_options), NULL));
+    DSC_TRY(
+        dsc_option_join(all, MAX_OPTIONS, dsc_train_option_table(), AT(o), sizeof(dsc_train_options), NULL));
+    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, own_options, 0, SIZE_MAX, NULL));
+    DSC_TRY(
+        dsc_option_join(train, MAX_OPTIONS, dsc_train_option_table(), 0, sizeof(dsc_train_options), NULL));
+    DSC_TRY(dsc_option_join(train, MAX_OPTIONS, own_options, 0, SIZE_MAX, NULL));
     for (int t = 0; train[t].name; t++) {
         int seen = 0;
         for (int before = 0; before < t; before++)

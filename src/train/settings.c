@@ -25,13 +25,13 @@ void dsc_settings_parts(const dsc_train_options *options, dsc_settings_part part
 static dsc_status join(dsc_option table[DSC_SETTINGS_OPTIONS]) {
     table[0].name = NULL;
     DSC_TRY(dsc_option_join(table, DSC_SETTINGS_OPTIONS, dsc_train_option_table(),
-                            offsetof(dsc_settings, train), NULL));
+                            offsetof(dsc_settings, train), sizeof(dsc_train_options), NULL));
     DSC_TRY(dsc_option_join(table, DSC_SETTINGS_OPTIONS, dsc_optim_option_table(),
-                            offsetof(dsc_settings, optim), NULL));
+                            offsetof(dsc_settings, optim), sizeof(dsc_optim_options), NULL));
     DSC_TRY(dsc_option_join(table, DSC_SETTINGS_OPTIONS, dsc_kfac_option_table(),
-                            offsetof(dsc_settings, kfac), NULL));
+                            offsetof(dsc_settings, kfac), sizeof(dsc_kfac_options), NULL));
     return dsc_option_join(table, DSC_SETTINGS_OPTIONS, dsc_consensus_option_table(),
-                           offsetof(dsc_settings, consensus), NULL);
+                           offsetof(dsc_settings, consensus), sizeof(dsc_consensus_options), NULL);
 }
 
 /* ---- checks ---- */

@@ -647,6 +647,22 @@ static void train(const char *out) {
     CHECK(result.o.steps == 3 && result.o.ranks == 1 && result.o.rank == 0 && result.o.train_loss > 0);
 }
 
+/* Tables of options, whose entries for members after the end of the caller's struct are left out. */
+static void use_option_tables(void) {
+    static dsc_option table[256], some[256];
+    GUARDED(dsc_train_options, options);
+    dsc_train_options_init(&options.o);
+    MUST(dsc_option_join(table, 256, dsc_train_option_table(), 0, sizeof options.o, NULL));
+    dsc_option_defaults(table, &options.o);
+    MUST(dsc_option_set_value(table, &options.o, "batch-size", "7"));
+    WHOLE(options);
+    CHECK(options.o.batch_size == 7 && options.o.epochs == 100);
+    MUST(dsc_option_join(some, 256, dsc_train_option_table(), 0, offsetof(dsc_train_options, batch_size),
+                         NULL));
+    CHECK(dsc_option_find(table, "batch-size") != NULL && dsc_option_find(some, "batch-size") == NULL);
+    CHECK(dsc_option_find(some, "epochs") != NULL);
+}
+
 /* Steps of a trainer around a model and data of the program's own. */
 static void use_trainer(void) {
     dsc_dataset *dataset = NULL;
@@ -708,6 +724,7 @@ int main(int argc, char **argv) {
     register_own();
     use_callback_data();
     train(argv[1]);
+    use_option_tables();
     use_trainer();
     evaluate(argv[1]);
     dsc_queue_destroy(&queue);
