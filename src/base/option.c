@@ -724,19 +724,26 @@ static int applies(const dsc_option *table, const dsc_option *o, const void *val
     return 1;
 }
 
+/* "key = value", or a comment where that would not be read, or not be allowed. */
 static void write_line(const dsc_option *table, const dsc_option *o, const void *values, FILE *out) {
-    char text[4096], words[128];
+    char text[4096], words[128], line[4300];
     dsc_option_get_value(o, values, text, sizeof text);
     if (!can_be_read(o, values, text)) {
-        fprintf(out, "# %s: %s\n", o->name,
-                o->default_text ? dsc_option_expand(o->default_text, "", words, sizeof words) : "none");
-        return;
+        snprintf(line, sizeof line, "# %s: %s\n", o->name,
+                 o->default_text ? dsc_option_expand(o->default_text, "", words, sizeof words) : "none");
+    } else {
+        int quoted = strchr(text, '#') || isspace((unsigned char)text[0]) ||
+                     isspace((unsigned char)text[strlen(text) - 1]);
+        snprintf(line, sizeof line, quoted ? "%s%s = \"%s\"\n" : "%s%s = %s\n",
+                 applies(table, o, values) ? "" : "# ", o->name, text);
     }
-    const char *quote =
-        strchr(text, '#') || isspace((unsigned char)text[0]) || isspace((unsigned char)text[strlen(text) - 1])
-            ? "\""
-            : "";
-    fprintf(out, "%s%s = %s%s%s\n", applies(table, o, values) ? "" : "# ", o->name, quote, text, quote);
+    fputs(line, out);
+}
+
+static void write_heading(const char *group, FILE *out) {
+    fputs("\n# ", out);
+    fputs(group, out);
+    fputc('\n', out);
 }
 
 void dsc_option_write(const dsc_option *table, const void *values, FILE *out) {
@@ -752,7 +759,7 @@ void dsc_option_write(const dsc_option *table, const void *values, FILE *out) {
             if (o->flags & DSC_OPTION_NOT_SAVED || (group && strcmp(group, head->group) != 0))
                 continue;
             if (group && lines++ == 0)
-                fprintf(out, "\n# %s\n", group);
+                write_heading(group, out);
             write_line(table, o, values, out);
         }
     }

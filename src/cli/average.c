@@ -1,11 +1,10 @@
 /* descent average: a random vector per rank, averaged by gossip; how far the ranks are from the true mean
  * after every step, beside what the graph promises. */
-#include "base/clock.h"
-#include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "cli/cli.h"
 #include "cli/plot.h"
+#include "cli/support.h"
 #include "cli/terminal.h"
 #include "descent/consensus.h"
 
@@ -144,14 +143,14 @@ static dsc_status alloc_trial(trial *t, dsc_device *device, int64_t steps) {
     dsc_device_options o;
     dsc_device_options_init(&o);
     o.name = "ref";
-    DSC_TRY(dsc_device_create(&o, &t->host));
-    DSC_TRY(dsc_queue_create(t->host, &t->host_queue));
-    DSC_TRY(dsc_queue_create(device, &t->queue));
-    DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &t->elements, &t->x));
-    DSC_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &t->elements, &t->mean));
-    DSC_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &two, &t->sum));
-    DSC_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &two, &t->least));
-    DSC_TRY(dsc_memory_alloc(t->elements, sizeof *t->values, &t->values));
+    DSC_CLI_TRY(dsc_device_create(&o, &t->host));
+    DSC_CLI_TRY(dsc_queue_create(t->host, &t->host_queue));
+    DSC_CLI_TRY(dsc_queue_create(device, &t->queue));
+    DSC_CLI_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &t->elements, &t->x));
+    DSC_CLI_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &t->elements, &t->mean));
+    DSC_CLI_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &two, &t->sum));
+    DSC_CLI_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &two, &t->least));
+    DSC_CLI_TRY(dsc_memory_alloc(t->elements, sizeof *t->values, &t->values));
     return dsc_memory_alloc(steps + 1, sizeof *t->points, &t->points);
 }
 
@@ -161,7 +160,7 @@ static dsc_status draw(trial *t, uint64_t seed) {
     dsc_rng rng = dsc_rng_start(seed, DSC_RNG_INIT, (uint32_t)dsc_comm_rank(t->comm), 0);
     for (int64_t i = 0; i < t->elements; i++)
         t->values[i] = (float)(dsc_rng_u32(&rng) >> 20) / 2048 - 1;
-    DSC_TRY(dsc_tensor_upload(t->queue, t->values, dsc_tensor_bytes(&t->x), &t->x));
+    DSC_CLI_TRY(dsc_tensor_upload(t->queue, t->values, dsc_tensor_bytes(&t->x), &t->x));
     return dsc_queue_sync(t->queue);
 }
 
@@ -170,7 +169,7 @@ static dsc_status find_mean(trial *t) {
     double *mean = t->mean.data;
     for (int64_t i = 0; i < t->elements; i++)
         mean[i] = t->values[i];
-    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->mean));
+    DSC_CLI_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->mean));
     for (int64_t i = 0; i < t->elements; i++)
         mean[i] /= dsc_comm_size(t->comm);
     return DSC_OK;
@@ -181,8 +180,8 @@ static dsc_status measure(trial *t, double *distance, point *p) {
     const double *mean = t->mean.data;
     double *sum = t->sum.data, *least = t->least.data;
     double weight = dsc_average_weight(t->average), square = 0;
-    DSC_TRY(dsc_tensor_download(t->queue, &t->x, dsc_tensor_bytes(&t->x), t->values));
-    DSC_TRY(dsc_queue_sync(t->queue));
+    DSC_CLI_TRY(dsc_tensor_download(t->queue, &t->x, dsc_tensor_bytes(&t->x), t->values));
+    DSC_CLI_TRY(dsc_queue_sync(t->queue));
     for (int64_t i = 0; i < t->elements; i++) {
         double off = t->values[i] / weight - mean[i];
         square += off * off;
@@ -191,8 +190,8 @@ static dsc_status measure(trial *t, double *distance, point *p) {
     sum[1] = 0;
     least[0] = weight;
     least[1] = -weight;
-    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->sum));
-    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_MIN, &t->least));
+    DSC_CLI_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->sum));
+    DSC_CLI_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_MIN, &t->least));
     *distance = sqrt(sum[0] / dsc_comm_size(t->comm));
     p->min_weight = least[0];
     p->max_weight = -least[1];
@@ -270,7 +269,7 @@ static dsc_status plot(const trial *t, const average_values *v) {
                           .width = dsc_terminal_width(stdout) < 100 ? dsc_terminal_width(stdout) : 100,
                           .height = 17,
                           .utf8 = dsc_terminal_utf8()};
-    DSC_TRY(dsc_memory_alloc(3 * count, sizeof *x, &x));
+    DSC_CLI_TRY(dsc_memory_alloc(3 * count, sizeof *x, &x));
     dsc_plot_series series[2] = {{"measured", x, x + count, count}, {label, x, x + 2 * count, count}};
     if (t->exact > 0)
         snprintf(label, sizeof label, "theory: exact after %lld", (long long)t->exact);
@@ -310,7 +309,7 @@ static dsc_status print_json(const trial *t, const average_values *v) {
                   dsc_device_name(dsc_queue_device(t->queue)), "seed", (json_int_t)v->seed, "start", t->start,
                   "bytes_per_step", t->bytes, "steps", points_json(t, v->steps));
     if (!object)
-        return DSC_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (start %g)", t->start);
+        return DSC_CLI_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (start %g)", t->start);
     json_object_set_new(object, "exact",
                         t->knows_rate && t->exact > 0 ? json_integer(t->exact) : json_null());
     json_object_set_new(object, "rho", t->knows_rate ? json_real(t->rho) : json_null());
@@ -333,9 +332,9 @@ static dsc_status print_rest(const trial *t, const average_values *v) {
 
 static dsc_status take_step(trial *t, int64_t step) {
     double distance;
-    DSC_TRY(dsc_average_begin(t->average, t->queue));
-    DSC_TRY(dsc_average_end(t->average, t->queue));
-    DSC_TRY(measure(t, &distance, &t->points[step]));
+    DSC_CLI_TRY(dsc_average_begin(t->average, t->queue));
+    DSC_CLI_TRY(dsc_average_end(t->average, t->queue));
+    DSC_CLI_TRY(measure(t, &distance, &t->points[step]));
     t->points[step].distance = t->start > 0 ? distance / t->start : 0;
     t->points[step].theory = theory(t, step);
     return DSC_OK;
@@ -344,48 +343,48 @@ static dsc_status take_step(trial *t, int64_t step) {
 /* A slow job's lines are seen as they come. */
 static void show_step(const trial *t, int64_t step, double *flushed) {
     print_point(t, step);
-    if (dsc_clock_now() - *flushed > 0.2) {
+    if (dsc_cli_now() - *flushed > 0.2) {
         fflush(stdout);
-        *flushed = dsc_clock_now();
+        *flushed = dsc_cli_now();
     }
 }
 
 static dsc_status run_rounds(trial *t, int64_t steps, int shows) {
     double *sum = t->sum.data, flushed = 0;
     uint64_t before = dsc_comm_bytes(t->comm, DSC_TRAFFIC_PARAMETERS);
-    DSC_TRY(measure(t, &t->start, &t->points[0]));
+    DSC_CLI_TRY(measure(t, &t->start, &t->points[0]));
     t->points[0].distance = t->start > 0;
     t->points[0].theory = 1;
     for (int64_t step = 0; step <= steps; step++) {
         if (step > 0)
-            DSC_TRY(take_step(t, step));
+            DSC_CLI_TRY(take_step(t, step));
         if (shows)
             show_step(t, step, &flushed);
     }
     sum[0] = (double)(dsc_comm_bytes(t->comm, DSC_TRAFFIC_PARAMETERS) - before);
-    DSC_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->sum));
+    DSC_CLI_TRY(dsc_comm_allreduce(t->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->sum));
     t->bytes = sum[0] / (double)steps / dsc_comm_size(t->comm);
     return DSC_OK;
 }
 
 static dsc_status run_trial(dsc_cli_session *session, const average_values *v, trial *t) {
-    DSC_TRY(dsc_cli_agree(session, alloc_trial(t, session->device, v->steps)));
-    DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
-    DSC_TRY(draw(t, v->seed));
-    DSC_TRY(find_mean(t));
-    DSC_TRY(dsc_average_create(t->comm, t->queue, &t->x, 1, &v->o, &t->average));
-    DSC_TRY(dsc_cli_agree(session, dsc_cli_prints(session) ? find_rate(t) : DSC_OK));
+    DSC_CLI_TRY(dsc_cli_agree(session, alloc_trial(t, session->device, v->steps)));
+    DSC_CLI_TRY(dsc_comm_use_queue(t->comm, t->queue));
+    DSC_CLI_TRY(draw(t, v->seed));
+    DSC_CLI_TRY(find_mean(t));
+    DSC_CLI_TRY(dsc_average_create(t->comm, t->queue, &t->x, 1, &v->o, &t->average));
+    DSC_CLI_TRY(dsc_cli_agree(session, dsc_cli_prints(session) ? find_rate(t) : DSC_OK));
     int prints = dsc_cli_prints(session), shows = prints && !v->json;
     if (shows)
         print_head(t, v);
-    DSC_TRY(run_rounds(t, v->steps, shows));
+    DSC_CLI_TRY(run_rounds(t, v->steps, shows));
     if (prints)
-        DSC_TRY(print_rest(t, v));
+        DSC_CLI_TRY(print_rest(t, v));
     double last = t->points[v->steps].distance;
     if (v->tolerance >= 0 && !(last <= v->tolerance)) {
         session->agreed = 1; /* every rank has the same distances */
-        return DSC_FAIL(DSC_E_NUMERIC, "the distance after %lld step%s is %.3g, above --tolerance %g",
-                        (long long)v->steps, plural(v->steps), last, v->tolerance);
+        return DSC_CLI_FAIL(DSC_E_NUMERIC, "the distance after %lld step%s is %.3g, above --tolerance %g",
+                            (long long)v->steps, plural(v->steps), last, v->tolerance);
     }
     return DSC_OK;
 }
@@ -395,7 +394,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     trial t = {.elements = v->elements};
     (void)set;
     session->timeout = v->o.timeout;
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
+    DSC_CLI_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
     t.comm = session->comm;
     dsc_status status = run_trial(session, v, &t);
     close_trial(&t);

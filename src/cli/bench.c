@@ -7,11 +7,10 @@
  * With --kfac every round has four kinds of steps, so that all of them see the same machine: plain ones, then
  * steps with K-FAC that only precondition, that also update the factors, and that also decompose them. The
  * plain ones are those of a second trainer on the same model. */
-#include "base/clock.h"
-#include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "cli/cli.h"
+#include "cli/support.h"
 #include "descent/trainer.h"
 
 #include <jansson.h>
@@ -98,19 +97,19 @@ static dsc_status create_model(bench *b, const char *name) {
     dsc_model_options o;
     dsc_model_options_init(&o);
     o.activations = b->activations;
-    DSC_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
-    DSC_TRY(dsc_zoo_create(b->device, name, side, side, channels, classes, &o, &b->model));
+    DSC_CLI_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
+    DSC_CLI_TRY(dsc_zoo_create(b->device, name, side, side, channels, classes, &o, &b->model));
     return DSC_OK;
 }
 
 static dsc_status create_results(bench *b) {
     for (int i = 0; i < KINDS; i++)
-        DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->total[i], &b->total[i]));
+        DSC_CLI_TRY(dsc_memory_alloc(b->steps, sizeof *b->total[i], &b->total[i]));
     for (int i = 0; i < KINDS * DSC_PHASE_COUNT; i++) {
         double **phase = &b->phase[i / DSC_PHASE_COUNT][i % DSC_PHASE_COUNT];
-        DSC_TRY(dsc_memory_alloc(b->steps, sizeof **phase, phase));
+        DSC_CLI_TRY(dsc_memory_alloc(b->steps, sizeof **phase, phase));
     }
-    DSC_TRY(dsc_memory_alloc(b->steps, sizeof *b->extra, &b->extra));
+    DSC_CLI_TRY(dsc_memory_alloc(b->steps, sizeof *b->extra, &b->extra));
     return DSC_OK;
 }
 
@@ -144,7 +143,7 @@ static dsc_status create_trainer(bench *b, int with_kfac) {
 static dsc_status upload_images(bench *b, dsc_queue *queue, dsc_rng *rng) {
     float *host;
     int64_t count = dsc_tensor_count(&b->x);
-    DSC_TRY(dsc_memory_alloc(count, sizeof *host, &host));
+    DSC_CLI_TRY(dsc_memory_alloc(count, sizeof *host, &host));
     for (int64_t i = 0; i < count; i++)
         host[i] = 2 * dsc_rng_uniform(rng) - 1;
     dsc_status status = dsc_tensor_upload(queue, host, dsc_tensor_bytes(&b->x), &b->x);
@@ -156,7 +155,7 @@ static dsc_status upload_images(bench *b, dsc_queue *queue, dsc_rng *rng) {
 
 static dsc_status upload_labels(bench *b, dsc_queue *queue, dsc_rng *rng) {
     int32_t *host;
-    DSC_TRY(dsc_memory_alloc(b->batch, sizeof *host, &host));
+    DSC_CLI_TRY(dsc_memory_alloc(b->batch, sizeof *host, &host));
     for (int64_t i = 0; i < b->batch; i++)
         host[i] = (int32_t)dsc_rng_below(rng, (uint32_t)dsc_model_classes(b->model));
     dsc_status status = dsc_tensor_upload(queue, host, dsc_tensor_bytes(&b->labels), &b->labels);
@@ -171,10 +170,10 @@ static dsc_status create_input(bench *b) {
     int64_t dim[4] = {b->batch, 0, 0, 0};
     dsc_rng rng = dsc_rng_start(SEED, DSC_RNG_TEST, 0, (uint64_t)dsc_comm_rank(b->comm));
     dsc_model_input_shape(b->model, dim + 1);
-    DSC_TRY(dsc_tensor_alloc(b->device, DSC_F32, 4, dim, &b->x));
-    DSC_TRY(dsc_tensor_alloc(b->device, DSC_I32, 1, dim, &b->labels));
-    DSC_TRY(upload_images(b, queue, &rng));
-    DSC_TRY(upload_labels(b, queue, &rng));
+    DSC_CLI_TRY(dsc_tensor_alloc(b->device, DSC_F32, 4, dim, &b->x));
+    DSC_CLI_TRY(dsc_tensor_alloc(b->device, DSC_I32, 1, dim, &b->labels));
+    DSC_CLI_TRY(upload_images(b, queue, &rng));
+    DSC_CLI_TRY(upload_labels(b, queue, &rng));
     return DSC_OK;
 }
 
@@ -198,7 +197,7 @@ static dsc_status run_group(bench *b, int timed, int64_t count, dsc_step_report 
     dsc_trainer *t = b->trainers[b->kind != PLAIN];
     dsc_trainer_time_phases(t, timed);
     for (int64_t i = 0; i < count; i++)
-        DSC_TRY(dsc_trainer_step_on(t, &b->x, &b->labels, NULL));
+        DSC_CLI_TRY(dsc_trainer_step_on(t, &b->x, &b->labels, NULL));
     report->size = sizeof *report;
     return dsc_trainer_finish(t, report);
 }
@@ -209,11 +208,11 @@ static dsc_status run_round(bench *b, int64_t round) {
     for (b->kind = PLAIN; b->kind < (b->trainers[1] ? KINDS : PLAIN + 1); b->kind++) {
         dsc_step_report report;
         int64_t count = b->kind == DECOMPOSE ? 1 : b->group; /* it waits for the device anyway */
-        double start = dsc_clock_now();
-        DSC_TRY(run_group(b, 0, count, &report));
-        double seconds = (dsc_clock_now() - start) / (double)count;
+        double start = dsc_cli_now();
+        DSC_CLI_TRY(run_group(b, 0, count, &report));
+        double seconds = (dsc_cli_now() - start) / (double)count;
         if (!host)
-            DSC_TRY(run_group(b, 1, 1, &report));
+            DSC_CLI_TRY(run_group(b, 1, 1, &report));
         if (round < 0)
             continue;
         b->total[b->kind][round] = seconds;
@@ -225,13 +224,13 @@ static dsc_status run_round(bench *b, int64_t round) {
 
 static dsc_status measure(bench *b, const bench_values *v) {
     b->group = dsc_device_is_host(b->device) ? 1 : GROUP;
-    DSC_TRY(create_model(b, v->model));
-    DSC_TRY(create_results(b));
+    DSC_CLI_TRY(create_model(b, v->model));
+    DSC_CLI_TRY(create_results(b));
     for (int with_kfac = 0; with_kfac <= v->kfac; with_kfac++)
-        DSC_TRY(create_trainer(b, with_kfac));
-    DSC_TRY(create_input(b));
+        DSC_CLI_TRY(create_trainer(b, with_kfac));
+    DSC_CLI_TRY(create_input(b));
     for (int64_t round = -WARM_UP; round < b->steps; round++)
-        DSC_TRY(run_round(b, round));
+        DSC_CLI_TRY(run_round(b, round));
     return DSC_OK;
 }
 
@@ -256,7 +255,7 @@ static dsc_status peak_rss(bench *b, double *out) {
     int64_t one = 1;
     getrusage(RUSAGE_SELF, &usage);
     *out = (double)usage.ru_maxrss * 1024.0 / 1e6;
-    DSC_TRY(dsc_tensor_alloc(b->device, DSC_F64, 1, &one, &t));
+    DSC_CLI_TRY(dsc_tensor_alloc(b->device, DSC_F64, 1, &one, &t));
     dsc_status status = dsc_tensor_upload(queue, out, sizeof *out, &t);
     if (status == DSC_OK)
         status = dsc_comm_allreduce(b->comm, DSC_TRAFFIC_OTHER, DSC_MAX, &t);
@@ -336,7 +335,7 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
         json_object_set(object, "kfac", kfac);
     json_decref(kfac);
     if (!object)
-        return DSC_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
+        return DSC_CLI_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
     json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(object);
@@ -380,9 +379,9 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     int64_t side, channels, classes;
     double rss = 0;
     (void)set;
-    DSC_TRY(dsc_zoo_default_input(v->model, &side, &channels, &classes));
+    DSC_CLI_TRY(dsc_zoo_default_input(v->model, &side, &channels, &classes));
     session->tune = v->tune;
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
+    DSC_CLI_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
     bench b = {.comm = session->comm, .device = session->device, .batch = v->batch, .steps = v->steps};
     b.activations = v->precision;
     dsc_status status = measure(&b, v);

@@ -1,7 +1,7 @@
 /* descent completion: scripts for bash and zsh, from the tables of options. */
-#include "base/error.h"
 #include "cli/cli.h"
 #include "cli/help.h"
+#include "cli/support.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static dsc_status each_command(void (*write)(const dsc_cli_command *command)) {
         const dsc_cli_command *command = dsc_cli_commands[i];
         void *values = calloc(1, command->values_size);
         if (!values)
-            return DSC_FAIL(DSC_E_MEMORY, "no memory for the options of '%s'", command->name);
+            return DSC_CLI_FAIL(DSC_E_MEMORY, "no memory for the options of '%s'", command->name);
         command->init(values);
         write(command);
         free(values);
@@ -62,7 +62,7 @@ static dsc_status print_bash(void) {
     for (int i = 0; dsc_cli_commands[i]; i++)
         printf("%s ", dsc_cli_commands[i]->name);
     printf("--help --version' -- \"$current\"))\n        return\n    fi\n    case ${COMP_WORDS[1]} in\n");
-    DSC_TRY(each_command(write_bash));
+    DSC_CLI_TRY(each_command(write_bash));
     printf("    esac\n"
            "    if [ -n \"$files\" ]; then\n"
            "        COMPREPLY=($(compgen -f -- \"$current\"))\n"
@@ -116,7 +116,7 @@ static dsc_status print_zsh(void) {
     }
     printf(")\n        _describe command commands\n        return\n    fi\n"
            "    local command=$words[2]\n    shift words\n    ((CURRENT--))\n    case $command in\n");
-    DSC_TRY(each_command(write_zsh));
+    DSC_CLI_TRY(each_command(write_zsh));
     printf("    esac\n}\n_descent \"$@\"\n");
     return DSC_OK;
 }
@@ -125,14 +125,15 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     const char *shell = dsc_option_positional(set, 0);
     (void)values;
     if (!shell || dsc_option_positional_count(set) != 1)
-        return DSC_FAIL(DSC_E_INVALID, "completion needs the name of a shell: bash or zsh");
+        return DSC_CLI_FAIL(DSC_E_INVALID, "completion needs the name of a shell: bash or zsh");
     if (!dsc_cli_prints(session))
         return DSC_OK;
     if (strcmp(shell, "bash") == 0)
         return print_bash();
     if (strcmp(shell, "zsh") == 0)
         return print_zsh();
-    return DSC_FAIL(DSC_E_INVALID, "no completion for the shell '%s': there is one for bash and zsh", shell);
+    return DSC_CLI_FAIL(DSC_E_INVALID, "no completion for the shell '%s': there is one for bash and zsh",
+                        shell);
 }
 
 const dsc_cli_command dsc_cli_completion = {

@@ -1,6 +1,6 @@
 /* descent eval: accuracy of a checkpoint. */
-#include "base/error.h"
 #include "cli/cli.h"
+#include "cli/support.h"
 #include "descent/train.h"
 
 #include <jansson.h>
@@ -51,7 +51,7 @@ static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int
                                isfinite(r->loss) ? json_real(r->loss) : json_null(), "top1", r->top1, "top5",
                                r->top5, "seconds", r->seconds);
     if (!object)
-        return DSC_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (loss %g)", r->loss);
+        return DSC_CLI_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (loss %g)", r->loss);
     json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(object);
@@ -63,9 +63,9 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     dsc_eval_result result = {.size = sizeof result};
     (void)set;
     if (!v->o.checkpoint)
-        return DSC_FAIL(DSC_E_INVALID, "eval needs --checkpoint FILE (or the directory of a run)");
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
-    DSC_TRY(dsc_eval_run(session->comm, session->device, &v->o, &result));
+        return DSC_CLI_FAIL(DSC_E_INVALID, "eval needs --checkpoint FILE (or the directory of a run)");
+    DSC_CLI_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
+    DSC_CLI_TRY(dsc_eval_run(session->comm, session->device, &v->o, &result));
     if (!dsc_cli_prints(session))
         return DSC_OK;
     if (v->json)

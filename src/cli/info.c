@@ -1,10 +1,9 @@
 /* descent info: version, build, devices; a model's size, its K-FAC layers, and how they would be spread over
  * ranks. */
-#include "base/config.h"
-#include "base/error.h"
 #include "cli/cli.h"
 #include "cli/info_plan.h"
 #include "cli/model_facts.h"
+#include "cli/support.h"
 #include "descent/version.h"
 
 #include <jansson.h>
@@ -51,11 +50,9 @@ static const dsc_option own_options[] = {
     DSC_CLI_COMMON_OPTIONS,
 };
 
-#ifdef DSC_HAVE_MPI
-static const int have_mpi = 1;
-#else
-static const int have_mpi = 0;
-#endif
+static int have_mpi(void) {
+    return strstr(dsc_build_info(), "with MPI") != NULL;
+}
 
 enum { MAX_OPTIONS = 40 };
 static dsc_option options[MAX_OPTIONS]; /* filled in by init */
@@ -114,7 +111,7 @@ static void print_program(const dsc_cli_session *session) {
         device_text(*name, dsc_device_threads(session->device), text, sizeof text);
         printf("device   %s\n", text);
     }
-    printf("MPI      %s\n", have_mpi ? "yes" : "not in this build");
+    printf("MPI      %s\n", have_mpi() ? "yes" : "not in this build");
     printf("comm     %s (%d %s)\n", dsc_comm_description(session->comm), dsc_comm_size(session->comm),
            dsc_comm_size(session->comm) == 1 ? "rank" : "ranks");
 }
@@ -175,7 +172,7 @@ static json_t *program_json(const dsc_cli_session *session) {
         json_array_append_new(devices, json_pack("{s:s, s:s}", "name", *name, "description", text));
     }
     return json_pack("{s:s, s:s, s:o, s:b, s:{s:s, s:s, s:i}}", "version", dsc_version(), "build",
-                     dsc_build_info(), "devices", devices, "mpi", have_mpi, "comm", "name",
+                     dsc_build_info(), "devices", devices, "mpi", have_mpi(), "comm", "name",
                      dsc_comm_name(session->comm), "description", dsc_comm_description(session->comm),
                      "ranks", dsc_comm_size(session->comm));
 }
@@ -217,7 +214,7 @@ static dsc_status print_json(const dsc_cli_session *session, const model_story *
     if (story->facts && object)
         json_object_set_new(object, "model", model_json(story));
     if (!object)
-        return DSC_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
+        return DSC_CLI_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
     json_dumpf(object, stdout, JSON_INDENT(2));
     printf("\n");
     json_decref(object);
@@ -239,8 +236,8 @@ static dsc_status create_model(dsc_device *device, const char *name, dsc_model *
     int64_t side, channels, classes;
     dsc_model_options o;
     dsc_model_options_init(&o);
-    DSC_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
-    DSC_TRY(dsc_zoo_create(device, name, side, side, channels, classes, &o, out));
+    DSC_CLI_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
+    DSC_CLI_TRY(dsc_zoo_create(device, name, side, side, channels, classes, &o, out));
     return DSC_OK;
 }
 
@@ -258,9 +255,9 @@ static dsc_status check(const info_values *v, const dsc_option_set *set) {
     if (v->model)
         return dsc_zoo_default_input(v->model, &side, &channels, &classes);
     if (kfac_option(set))
-        return DSC_FAIL(DSC_E_INVALID,
-                        "--%s is about the plan for a model's layers: name the model with --model",
-                        kfac_option(set));
+        return DSC_CLI_FAIL(DSC_E_INVALID,
+                            "--%s is about the plan for a model's layers: name the model with --model",
+                            kfac_option(set));
     return DSC_OK;
 }
 
@@ -286,8 +283,8 @@ static dsc_status tell_model(const dsc_cli_session *session, const info_values *
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     const info_values *v = values;
     dsc_model *model = NULL;
-    DSC_TRY(check(v, set));
-    DSC_TRY(dsc_cli_open(session, v->device, 0, "auto"));
+    DSC_CLI_TRY(check(v, set));
+    DSC_CLI_TRY(dsc_cli_open(session, v->device, 0, "auto"));
     if (!v->model)
         return show(session, v, &(model_story){0});
     dsc_status status = create_model(session->device, v->model, &model);

@@ -1,8 +1,8 @@
 /* The program `descent`: finds the command, runs it, prints what went wrong and ends the job. */
-#include "base/error.h"
 #include "base/memory.h"
 #include "cli/cli.h"
 #include "cli/help.h"
+#include "cli/support.h"
 #include "cli/terminal.h"
 #include "descent/log.h"
 #include "descent/version.h"
@@ -152,10 +152,10 @@ static dsc_status parse_command(const dsc_cli_command *command, int argc, char *
                                 dsc_option_set **out) {
     dsc_option_set *set = NULL;
     command->init(values);
-    DSC_TRY(dsc_option_parse(command->options, argc, argv, values, &set));
+    DSC_CLI_TRY(dsc_option_parse(command->options, argc, argv, values, &set));
     if (!command->arguments && dsc_option_positional_count(set) > 0) {
-        dsc_status status = DSC_FAIL(DSC_E_INVALID, "unexpected argument '%s': options start with --",
-                                     dsc_option_positional(set, 0));
+        dsc_status status = DSC_CLI_FAIL(DSC_E_INVALID, "unexpected argument '%s': options start with --",
+                                         dsc_option_positional(set, 0));
         dsc_option_set_destroy(&set);
         return status;
     }
@@ -204,8 +204,8 @@ static int unknown_command(const char *name) {
         snprintf(list + used, sizeof list - used, "%s%s", count ? ", " : "", names[count]);
     }
     const char *nearest = dsc_option_nearest(name, names, count);
-    DSC_FAIL(DSC_E_INVALID, "unknown command '%s': known are %s%s%s%s", name, list,
-             nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
+    DSC_CLI_FAIL(DSC_E_INVALID, "unknown command '%s': known are %s%s%s%s", name, list,
+                 nearest ? " (did you mean " : "", nearest ? nearest : "", nearest ? "?)" : "");
     return usage_error("");
 }
 

@@ -2,8 +2,8 @@
  *
  * A factor of size n takes 4 n^2 bytes in float32, 4 n (n + 1) / 2 as a packed triangle. */
 #include "cli/model_facts.h"
+#include "cli/support.h"
 
-#include "base/error.h"
 #include "base/memory.h"
 #include "descent/trainer.h"
 
@@ -17,11 +17,11 @@ static int larger_first(const void *x, const void *y) {
 /* One entry a distinct size, from the two factors of every layer, a pair for each group. */
 static dsc_status collect_sizes(dsc_model_facts *f) {
     int64_t used = 0;
-    DSC_TRY(dsc_memory_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
-    DSC_TRY(dsc_memory_alloc(f->layer_count, sizeof *f->factors, &f->factors));
+    DSC_CLI_TRY(dsc_memory_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
+    DSC_CLI_TRY(dsc_memory_alloc(f->layer_count, sizeof *f->factors, &f->factors));
     for (int64_t i = 0; i < f->layer_count; i++) {
         dsc_layer_factors *l = &f->factors[i];
-        DSC_TRY(dsc_kfac_layer_factors(&f->layers[i], &l->a_n, &l->g_n, &l->units));
+        DSC_CLI_TRY(dsc_kfac_layer_factors(&f->layers[i], &l->a_n, &l->g_n, &l->units));
         f->sizes[2 * i] = (dsc_factor_size){l->a_n, l->units};
         f->sizes[2 * i + 1] = (dsc_factor_size){l->g_n, l->units};
     }
@@ -42,7 +42,7 @@ static dsc_status collect_sizes(dsc_model_facts *f) {
 
 static dsc_status plan_bytes(dsc_model *model, dsc_exec_mode mode, int64_t batch, double *out) {
     dsc_exec *exec = NULL;
-    DSC_TRY(dsc_exec_create(model, mode, batch, &exec));
+    DSC_CLI_TRY(dsc_exec_create(model, mode, batch, &exec));
     *out = (double)dsc_exec_bytes(exec);
     dsc_exec_destroy(&exec);
     return DSC_OK;
@@ -51,8 +51,8 @@ static dsc_status plan_bytes(dsc_model *model, dsc_exec_mode mode, int64_t batch
 /* Activations grow with the batch, line by line. */
 static dsc_status estimate_bytes(dsc_model *model, dsc_exec_mode mode, int64_t batch, double *out) {
     double one = 0, two = 0;
-    DSC_TRY(plan_bytes(model, mode, 1, &one));
-    DSC_TRY(plan_bytes(model, mode, 2, &two));
+    DSC_CLI_TRY(plan_bytes(model, mode, 1, &one));
+    DSC_CLI_TRY(plan_bytes(model, mode, 2, &two));
     *out = one + (two - one) * (double)(batch - 1);
     return DSC_OK;
 }
@@ -63,20 +63,20 @@ static dsc_status fill(dsc_model_facts *f, dsc_model *model, int64_t batch) {
     f->parameters = dsc_model_parameter_total(model);
     f->tensors = dsc_model_param_count(model);
     f->batch = batch;
-    DSC_TRY(dsc_kfac_layers_of_model(model, &f->layers, &f->layer_count));
-    DSC_TRY(collect_sizes(f));
-    DSC_TRY(estimate_bytes(model, DSC_EXEC_TRAIN, batch, &f->train_bytes));
-    DSC_TRY(estimate_bytes(model, DSC_EXEC_EVAL, batch, &f->eval_bytes));
+    DSC_CLI_TRY(dsc_kfac_layers_of_model(model, &f->layers, &f->layer_count));
+    DSC_CLI_TRY(collect_sizes(f));
+    DSC_CLI_TRY(estimate_bytes(model, DSC_EXEC_TRAIN, batch, &f->train_bytes));
+    DSC_CLI_TRY(estimate_bytes(model, DSC_EXEC_EVAL, batch, &f->eval_bytes));
     return DSC_OK;
 }
 
 dsc_status dsc_model_facts_create(dsc_model *model, int64_t batch, dsc_model_facts **out) {
     dsc_model_facts *facts;
-    DSC_TRY(dsc_memory_alloc(1, sizeof *facts, &facts));
+    DSC_CLI_TRY(dsc_memory_alloc(1, sizeof *facts, &facts));
     dsc_status status = fill(facts, model, batch);
     if (status != DSC_OK) {
         dsc_model_facts_destroy(&facts);
-        return dsc_error_pass(status, __FILE__, __LINE__);
+        return status;
     }
     *out = facts;
     return DSC_OK;

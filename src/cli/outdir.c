@@ -1,7 +1,6 @@
 /* Which files of a directory belong to a run, by their names. */
 #include "cli/outdir.h"
-
-#include "base/error.h"
+#include "cli/support.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -32,15 +31,15 @@ static int belongs_to_run(const char *name) {
 static dsc_status open_directory(const char *directory, DIR **out) {
     *out = opendir(directory);
     if (!*out && errno != ENOENT)
-        return DSC_FAIL(DSC_E_INVALID, "--out %s: %s; name a directory that can be written", directory,
-                        strerror(errno));
+        return DSC_CLI_FAIL(DSC_E_INVALID, "--out %s: %s; name a directory that can be written", directory,
+                            strerror(errno));
     return DSC_OK;
 }
 
 dsc_status dsc_outdir_find_run(const char *directory, char *file, size_t size) {
     DIR *entries;
     file[0] = '\0';
-    DSC_TRY(open_directory(directory, &entries));
+    DSC_CLI_TRY(open_directory(directory, &entries));
     if (!entries)
         return DSC_OK;
     for (const struct dirent *entry; (entry = readdir(entries)) && !file[0];)
@@ -53,14 +52,14 @@ dsc_status dsc_outdir_find_run(const char *directory, char *file, size_t size) {
 dsc_status dsc_outdir_remove_run(const char *directory) {
     DIR *entries;
     dsc_status status = DSC_OK;
-    DSC_TRY(open_directory(directory, &entries));
+    DSC_CLI_TRY(open_directory(directory, &entries));
     if (!entries)
         return DSC_OK;
     for (const struct dirent *entry; status == DSC_OK && (entry = readdir(entries));)
         if ((belongs_to_run(entry->d_name) || strcmp(entry->d_name, "config") == 0) &&
             unlinkat(dirfd(entries), entry->d_name, 0) != 0)
-            status =
-                DSC_FAIL(DSC_E_IO, "cannot remove '%s/%s': %s", directory, entry->d_name, strerror(errno));
+            status = DSC_CLI_FAIL(DSC_E_IO, "cannot remove '%s/%s': %s", directory, entry->d_name,
+                                  strerror(errno));
     closedir(entries);
     return status;
 }

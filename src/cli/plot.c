@@ -1,8 +1,8 @@
 /* A plot is a field of character cells, each 2 x 4 dots (the dots of a braille character). Curves are drawn
  * into the dots; the points themselves get a mark over them. In ASCII a cell with any dot is a full stop. */
 #include "cli/plot.h"
+#include "cli/support.h"
 
-#include "base/error.h"
 #include "base/memory.h"
 
 #include <math.h>
@@ -181,7 +181,7 @@ dsc_status dsc_plot_draw(FILE *out, const dsc_plot_series *series, int64_t count
     }
     round_range(&f);
     int64_t cells = (int64_t)f.cols * f.rows;
-    DSC_TRY(dsc_memory_alloc(2 * cells, 1, &f.dots));
+    DSC_CLI_TRY(dsc_memory_alloc(2 * cells, 1, &f.dots));
     f.marks = f.dots + cells;
     for (int64_t k = 0; k < count; k++)
         draw_series(&f, &series[k], (int)(1 + k % MARKS));

@@ -2,8 +2,8 @@
  */
 #include "cli/progress.h"
 
-#include "base/clock.h"
 #include "cli/cli.h"
+#include "cli/support.h"
 #include "cli/terminal.h"
 
 #include <string.h>
@@ -17,7 +17,7 @@ void dsc_cli_progress_init(dsc_cli_progress *progress, int verbose) {
     progress->bar = dsc_terminal_is(stderr) ? stderr : NULL;
     progress->utf8 = dsc_terminal_utf8();
     progress->verbose = verbose;
-    progress->epoch_start = progress->last = dsc_clock_now();
+    progress->epoch_start = progress->last = dsc_cli_now();
 }
 
 static void erase_bar(dsc_cli_progress *progress) {
@@ -68,7 +68,7 @@ static void draw_bar(dsc_cli_progress *progress, const dsc_progress *e) {
 }
 
 static void show_step(dsc_cli_progress *progress, const dsc_progress *e) {
-    double now = dsc_clock_now();
+    double now = dsc_cli_now();
     if (now - progress->last < (progress->bar ? bar_interval : line_interval))
         return;
     progress->last = now;
@@ -96,7 +96,7 @@ static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
              (long long)e->epoch + 1, (long long)e->epochs, e->loss, validation, e->images_per_s,
              dsc_cli_duration(progress->epoch_seconds, seconds, sizeof seconds));
     write_line(progress, text);
-    progress->last = dsc_clock_now();
+    progress->last = dsc_cli_now();
 }
 
 static void show_eval(dsc_cli_progress *progress, const dsc_progress *e) {
@@ -121,8 +121,8 @@ void dsc_cli_progress_event(void *context, const dsc_progress *e) {
     case DSC_EVENT_EPOCH:
         progress->epoch = *e;
         progress->pending = 1;
-        progress->epoch_seconds = dsc_clock_now() - progress->epoch_start;
-        progress->epoch_start = dsc_clock_now();
+        progress->epoch_seconds = dsc_cli_now() - progress->epoch_start;
+        progress->epoch_start = dsc_cli_now();
         break;
     case DSC_EVENT_EVAL:
         show_eval(progress, e);

@@ -1,8 +1,8 @@
 /* descent report: runs side by side. */
-#include "base/error.h"
 #include "base/memory.h"
 #include "cli/cli.h"
 #include "cli/runlog.h"
+#include "cli/support.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -59,11 +59,11 @@ static dsc_status show(dsc_runlog *const *logs, int64_t count, int plot) {
             bad = logs[i];
     if (plot) {
         printf("\n");
-        DSC_TRY(dsc_runlog_plot(stdout, logs, count));
+        DSC_CLI_TRY(dsc_runlog_plot(stdout, logs, count));
     }
     if (bad)
-        return DSC_FAIL(DSC_E_FORMAT, "%s (%lld such lines were passed over)", bad->first_bad,
-                        (long long)bad->bad_lines);
+        return DSC_CLI_FAIL(DSC_E_FORMAT, "%s (%lld such lines were passed over)", bad->first_bad,
+                            (long long)bad->bad_lines);
     return DSC_OK;
 }
 
@@ -73,10 +73,10 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     dsc_runlog **logs;
     dsc_status status = DSC_OK;
     if (count == 0)
-        return DSC_FAIL(DSC_E_INVALID, "report needs at least one run: descent report OUT [OUT...]");
+        return DSC_CLI_FAIL(DSC_E_INVALID, "report needs at least one run: descent report OUT [OUT...]");
     if (!dsc_cli_prints(session))
         return DSC_OK;
-    DSC_TRY(dsc_memory_alloc(count, sizeof *logs, &logs));
+    DSC_CLI_TRY(dsc_memory_alloc(count, sizeof *logs, &logs));
     for (int64_t i = 0; i < count && status == DSC_OK; i++)
         status = dsc_runlog_read(dsc_option_positional(set, i), &logs[i]);
     if (status == DSC_OK)

@@ -1,9 +1,9 @@
 /* metrics.jsonl, line by line: what is missing or wrong in a line is passed over, never trusted. */
 #include "cli/runlog.h"
 
-#include "base/error.h"
 #include "base/memory.h"
 #include "cli/plot.h"
+#include "cli/support.h"
 #include "cli/terminal.h"
 
 #include <errno.h>
@@ -50,8 +50,10 @@ static int get_count(const json_t *line, const char *key, int64_t *out) {
 static dsc_status add_eval(dsc_runlog *log, double epoch, double top1) {
     while (log->evals > 0 && log->eval_epoch[log->evals - 1] >= epoch)
         log->evals--;
-    DSC_TRY(dsc_memory_grow(&log->eval_epoch, &log->epoch_capacity, log->evals + 1, sizeof *log->eval_epoch));
-    DSC_TRY(dsc_memory_grow(&log->eval_top1, &log->top1_capacity, log->evals + 1, sizeof *log->eval_top1));
+    DSC_CLI_TRY(
+        dsc_memory_grow(&log->eval_epoch, &log->epoch_capacity, log->evals + 1, sizeof *log->eval_epoch));
+    DSC_CLI_TRY(
+        dsc_memory_grow(&log->eval_top1, &log->top1_capacity, log->evals + 1, sizeof *log->eval_top1));
     log->eval_epoch[log->evals] = epoch;
     log->eval_top1[log->evals++] = top1;
     return DSC_OK;
@@ -132,24 +134,24 @@ static dsc_status read_lines(dsc_runlog *log, const char *file, FILE *stream) {
     for (ssize_t length; status == DSC_OK && (length = getline(&text, &capacity, stream)) > 0;)
         status = parse_line(log, file, ++number, text, (size_t)length);
     if (status == DSC_OK && ferror(stream))
-        status = DSC_FAIL(DSC_E_IO, "cannot read '%s': %s", file, strerror(errno));
+        status = DSC_CLI_FAIL(DSC_E_IO, "cannot read '%s': %s", file, strerror(errno));
     free(text);
     if (status == DSC_OK && log->lines == 0)
-        status = DSC_FAIL(DSC_E_FORMAT, "'%s' holds no line of metrics%s%s", file, log->bad_lines ? "; " : "",
-                          log->first_bad);
+        status = DSC_CLI_FAIL(DSC_E_FORMAT, "'%s' holds no line of metrics%s%s", file,
+                              log->bad_lines ? "; " : "", log->first_bad);
     return status;
 }
 
 dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stream, dsc_runlog **out) {
     dsc_runlog *log = NULL;
-    DSC_TRY(dsc_memory_alloc(1, sizeof *log, &log));
+    DSC_CLI_TRY(dsc_memory_alloc(1, sizeof *log, &log));
     log->loss = log->images_per_s = log->seconds = log->best_top1 = NAN;
     dsc_status status = dsc_memory_strdup(name, &log->name);
     if (status == DSC_OK)
         status = read_lines(log, file, stream);
     if (status != DSC_OK) {
         dsc_runlog_destroy(&log);
-        return dsc_error_pass(status, __FILE__, __LINE__);
+        return status;
     }
     for (int64_t i = 0; i < log->evals; i++)
         log->best_top1 = i == 0 ? log->eval_top1[0] : fmax(log->best_top1, log->eval_top1[i]);
@@ -163,11 +165,11 @@ dsc_status dsc_runlog_read(const char *run, dsc_runlog **out) {
     int is_directory = stat(run, &info) == 0 && S_ISDIR(info.st_mode);
     int length = snprintf(path, sizeof path, is_directory ? "%s/metrics.jsonl" : "%s", run);
     if (length >= (int)sizeof path)
-        return DSC_FAIL(DSC_E_INVALID, "'%.60s...': the name is too long", run);
+        return DSC_CLI_FAIL(DSC_E_INVALID, "'%.60s...': the name is too long", run);
     FILE *stream = fopen(path, "r");
     if (!stream)
-        return DSC_FAIL(DSC_E_NOT_FOUND, "cannot read '%s': %s; name the --out directory of a run", path,
-                        strerror(errno));
+        return DSC_CLI_FAIL(DSC_E_NOT_FOUND, "cannot read '%s': %s; name the --out directory of a run", path,
+                            strerror(errno));
     dsc_status status = dsc_runlog_read_stream(run, path, stream, out);
     fclose(stream);
     return status;
@@ -182,7 +184,7 @@ dsc_status dsc_runlog_plot(FILE *out, dsc_runlog *const *logs, int64_t count) {
                                 .utf8 = dsc_terminal_utf8()};
     if (options.width > 100)
         options.width = 100;
-    DSC_TRY(dsc_memory_alloc(count, sizeof *series, &series));
+    DSC_CLI_TRY(dsc_memory_alloc(count, sizeof *series, &series));
     for (int64_t i = 0; i < count; i++)
         series[i] = (dsc_plot_series){logs[i]->name, logs[i]->eval_epoch, logs[i]->eval_top1, logs[i]->evals};
     dsc_status status = dsc_plot_draw(out, series, count, &options);

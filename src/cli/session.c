@@ -1,21 +1,19 @@
 /* The communicator and the device a command runs on. */
 #include "cli/cli.h"
+#include "cli/support.h"
 
-#include "base/clock.h"
-#include "base/config.h"
-#include "base/error.h"
 #include "base/memory.h"
 #include "descent/log.h"
+#include "descent/version.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#ifdef DSC_HAVE_NCCL
-static const int has_nccl = 1;
-#else
-static const int has_nccl = 0;
-#endif
+static int has_nccl(void) {
+    return strstr(dsc_build_info(), "with NCCL") != NULL;
+}
+
 static const double patience = 2.0; /* seconds that a failed rank waits for the others to fail */
 
 /* Where launchers put the rank of a process, before MPI is up. */
@@ -66,7 +64,7 @@ static dsc_status gather_identities(const dsc_cli_session *session, int64_t *all
     dsc_tensor own = dsc_tensor_slice(&whole, rank, 1);
     dsc_request *request = NULL;
     all[rank] = (int64_t)dsc_device_identity(session->device);
-    DSC_TRY(dsc_comm_allgather_begin(session->comm, DSC_TRAFFIC_OTHER, &own, &whole, &request));
+    DSC_CLI_TRY(dsc_comm_allgather_begin(session->comm, DSC_TRAFFIC_OTHER, &own, &whole, &request));
     return dsc_comm_wait(&request);
 }
 
@@ -74,7 +72,7 @@ static dsc_status gather_identities(const dsc_cli_session *session, int64_t *all
 static dsc_status have_own_gpus(dsc_cli_session *session, int *own) {
     int ranks = dsc_comm_size(session->comm);
     int64_t *all = NULL;
-    DSC_TRY(dsc_cli_agree(session, dsc_memory_alloc(ranks, sizeof *all, &all)));
+    DSC_CLI_TRY(dsc_cli_agree(session, dsc_memory_alloc(ranks, sizeof *all, &all)));
     dsc_status status = gather_identities(session, all);
     *own = status == DSC_OK;
     for (int r = 0; r < ranks && *own; r++) {
@@ -96,11 +94,11 @@ static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
     options.thread_multiple = session->several_threads;
     if (strcmp(kind, "mpi") == 0 || dsc_device_is_host(session->device))
         return DSC_OK;
-    if (strcmp(kind, "auto") == 0 && dsc_comm_size(session->comm) > 1 && has_nccl)
-        DSC_TRY(have_own_gpus(session, &own));
+    if (strcmp(kind, "auto") == 0 && dsc_comm_size(session->comm) > 1 && has_nccl())
+        DSC_CLI_TRY(have_own_gpus(session, &own));
     if (strcmp(kind, "auto") == 0 && !own)
         return DSC_OK;
-    DSC_TRY(dsc_comm_create(&options, &comm));
+    DSC_CLI_TRY(dsc_comm_create(&options, &comm));
     dsc_comm_destroy(&session->comm);
     session->comm = comm;
     return DSC_OK;
@@ -111,30 +109,30 @@ static dsc_status open_failures(dsc_cli_session *session) {
     int64_t length = DSC_CLI_TEXT;
     if (dsc_comm_size(session->comm) == 1)
         return DSC_OK;
-    DSC_TRY(dsc_comm_split(session->comm, 0, dsc_comm_rank(session->comm), &session->failures));
+    DSC_CLI_TRY(dsc_comm_split(session->comm, 0, dsc_comm_rank(session->comm), &session->failures));
     return dsc_cli_agree(session, dsc_tensor_alloc(session->host, DSC_U8, 1, &length, &session->text));
 }
 
 dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads, const char *comm) {
     dsc_comm_options options;
-    if (strcmp(comm, "nccl") == 0 && !has_nccl)
-        return DSC_FAIL(
+    if (strcmp(comm, "nccl") == 0 && !has_nccl())
+        return DSC_CLI_FAIL(
             DSC_E_UNSUPPORTED,
             "--comm nccl: this build has no NCCL; give --comm mpi or leave it out, or build with CUDA "
             "and NCCL");
     dsc_comm_options_init(&options);
     options.thread_multiple = session->several_threads;
     options.survive = session->survive;
-    DSC_TRY(dsc_comm_create(&options, &session->comm));
+    DSC_CLI_TRY(dsc_comm_create(&options, &session->comm));
     dsc_status status = open_host(session);
     if (status == DSC_OK)
         status = open_device(session, device, threads);
-    DSC_TRY(dsc_cli_agree(session, status));
+    DSC_CLI_TRY(dsc_cli_agree(session, status));
     if (session->tune && !dsc_device_tunes(session->device))
         dsc_log(DSC_LOG_WARNING, "--tune: there is nothing to tune on this device, %s",
                 dsc_device_description(session->device));
-    DSC_TRY(choose_comm(session, comm));
-    DSC_TRY(open_failures(session));
+    DSC_CLI_TRY(choose_comm(session, comm));
+    DSC_CLI_TRY(open_failures(session));
     return dsc_comm_set_timeout(session->comm, session->timeout);
 }
 
@@ -144,11 +142,11 @@ static int share_text(dsc_cli_session *session) {
     const struct timespec nap = {0, 1000000};
     dsc_request *request = NULL;
     int done = 0;
-    double end = dsc_clock_now() + patience;
+    double end = dsc_cli_now() + patience;
     if (dsc_comm_allreduce_begin(session->failures, DSC_TRAFFIC_OTHER, DSC_MAX, &session->text, &request) !=
         DSC_OK)
         return 0;
-    while (!done && dsc_clock_now() < end) {
+    while (!done && dsc_cli_now() < end) {
         if (dsc_comm_test(&request, &done) != DSC_OK)
             return 0;
         nanosleep(&nap, NULL);

@@ -2,9 +2,8 @@
  * a matrix product of oneDNN (before 3.11.1) writes into its buffers, because its kernels use the stack
  * pointer for other things (github.com/uxlfoundation/oneDNN/issues/4845). */
 #include "cli/signals.h"
+#include "cli/support.h"
 
-#include "base/clock.h"
-#include "base/error.h"
 #include "descent/train.h"
 
 #include <pthread.h>
@@ -43,8 +42,8 @@ static void *listen(void *unused) {
         if (number == SIGUSR1)
             continue;
         if (first < 0)
-            first = dsc_clock_now();
-        else if (dsc_clock_now() - first > patience)
+            first = dsc_cli_now();
+        else if (dsc_cli_now() - first > patience)
             die_of(number);
     }
     return NULL;
@@ -68,5 +67,5 @@ dsc_status dsc_cli_catch_signals(void) {
         failed = pthread_create(&thread, NULL, listen, NULL);
     if (!failed)
         failed = pthread_detach(thread);
-    return failed ? DSC_FAIL(DSC_E_INTERNAL, "signals cannot be caught: %s", strerror(failed)) : DSC_OK;
+    return failed ? DSC_CLI_FAIL(DSC_E_INTERNAL, "signals cannot be caught: %s", strerror(failed)) : DSC_OK;
 }

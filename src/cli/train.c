@@ -1,10 +1,10 @@
 /* descent train. */
-#include "base/error.h"
 #include "cli/cli.h"
 #include "cli/outdir.h"
 #include "cli/progress.h"
 #include "cli/runlog.h"
 #include "cli/signals.h"
+#include "cli/support.h"
 #include "cli/terminal.h"
 #include "cli/train_options.h"
 #include "train/lock.h"
@@ -13,7 +13,7 @@
 #include <string.h>
 
 static dsc_status refuse_run(const char *out, const char *file) {
-    return DSC_FAIL(
+    return DSC_CLI_FAIL(
         DSC_E_INVALID,
         "--out %s: there is a run in it already (%s); go on with it (--resume auto), choose another "
         "directory (--out DIR) or remove it (--overwrite)",
@@ -26,10 +26,10 @@ static dsc_status prepare_out(const dsc_cli_train_values *v) {
     dsc_lock *lock = NULL;
     if (!v->o.out || v->o.resume)
         return DSC_OK;
-    DSC_TRY(dsc_outdir_find_run(v->o.out, file, sizeof file));
+    DSC_CLI_TRY(dsc_outdir_find_run(v->o.out, file, sizeof file));
     if (!file[0])
         return DSC_OK;
-    DSC_TRY(dsc_lock_take(v->o.out, &lock));
+    DSC_CLI_TRY(dsc_lock_take(v->o.out, &lock));
     dsc_status status = v->overwrite ? dsc_outdir_remove_run(v->o.out) : refuse_run(v->o.out, file);
     dsc_lock_release(&lock); /* training takes it again */
     return status;
@@ -50,7 +50,7 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
 /* The whole history is in the file, also that of the runs this one continues. */
 static dsc_status plot_run(const char *out) {
     dsc_runlog *log = NULL;
-    DSC_TRY(dsc_runlog_read(out, &log));
+    DSC_CLI_TRY(dsc_runlog_read(out, &log));
     dsc_status status = dsc_runlog_plot(stdout, &log, 1);
     dsc_runlog_destroy(&log);
     return status;
@@ -64,12 +64,12 @@ static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v) {
     v->o.progress_context = &progress;
     dsc_status status = dsc_train_run(session->comm, session->device, &v->o, &result);
     dsc_cli_progress_end(&progress);
-    DSC_TRY(status);
+    DSC_CLI_TRY(status);
     if (result.rank != 0)
         return DSC_OK;
     print_summary(v, &result);
     if (v->o.out && v->plot)
-        DSC_TRY(plot_run(v->o.out));
+        DSC_CLI_TRY(plot_run(v->o.out));
     return DSC_OK;
 }
 
@@ -79,9 +79,9 @@ static dsc_status find_comm(const dsc_cli_train_values *v, const char **comm) {
     int apart = v->consensus.kind == DSC_CONSENSUS_ADPSGD;
     *comm = v->comm;
     if (survive && strcmp(v->comm, "nccl") == 0)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "--on-peer-loss continue does not go with --comm nccl, which ends with its first "
-                        "rank: give --comm mpi, or stop");
+        return DSC_CLI_FAIL(DSC_E_INVALID,
+                            "--on-peer-loss continue does not go with --comm nccl, which ends with its first "
+                            "rank: give --comm mpi, or stop");
     if ((survive || apart) && strcmp(v->comm, "auto") == 0)
         *comm = "mpi";
     return DSC_OK;
@@ -89,17 +89,17 @@ static dsc_status find_comm(const dsc_cli_train_values *v, const char **comm) {
 
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     dsc_cli_train_values *v = values;
-    DSC_TRY(dsc_cli_train_finish(v, set));
-    DSC_TRY(dsc_cli_catch_signals());
+    DSC_CLI_TRY(dsc_cli_train_finish(v, set));
+    DSC_CLI_TRY(dsc_cli_catch_signals());
     const char *comm;
-    DSC_TRY(find_comm(v, &comm));
+    DSC_CLI_TRY(find_comm(v, &comm));
     session->several_threads = v->consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in one of its own */
     session->survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
     session->timeout = v->consensus.peer_timeout;
     session->tune = v->tune;
-    DSC_TRY(dsc_cli_open(session, v->device, v->threads, comm));
+    DSC_CLI_TRY(dsc_cli_open(session, v->device, v->threads, comm));
     int prints = dsc_cli_prints(session);
-    DSC_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
+    DSC_CLI_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
     return train(session, v);
 }
 

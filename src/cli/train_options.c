@@ -1,8 +1,8 @@
 /* The options of descent train. */
 #include "cli/train_options.h"
 
-#include "base/error.h"
 #include "cli/outdir.h"
+#include "cli/support.h"
 #include "descent/model.h"
 
 #include <stdio.h>
@@ -49,18 +49,18 @@ dsc_option dsc_cli_train_options[MAX_OPTIONS];
 static dsc_status join_options(void) {
     dsc_option all[MAX_OPTIONS] = {{.name = NULL}}, train[MAX_OPTIONS] = {{.name = NULL}};
     int count = 0;
-    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_optim_option_table(), AT(optim), sizeof(dsc_optim_options),
-                            NULL));
-    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_consensus_option_table(), AT(consensus),
-                            sizeof(dsc_consensus_options), NULL));
-    DSC_TRY(
+    DSC_CLI_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_optim_option_table(), AT(optim),
+                                sizeof(dsc_optim_options), NULL));
+    DSC_CLI_TRY(dsc_option_join(all, MAX_OPTIONS, dsc_consensus_option_table(), AT(consensus),
+                                sizeof(dsc_consensus_options), NULL));
+    DSC_CLI_TRY(
         dsc_option_join(all, MAX_OPTIONS, dsc_kfac_option_table(), AT(kfac), sizeof(dsc_kfac_options), NULL));
-    DSC_TRY(
+    DSC_CLI_TRY(
         dsc_option_join(all, MAX_OPTIONS, dsc_train_option_table(), AT(o), sizeof(dsc_train_options), NULL));
-    DSC_TRY(dsc_option_join(all, MAX_OPTIONS, own_options, 0, SIZE_MAX, NULL));
-    DSC_TRY(
+    DSC_CLI_TRY(dsc_option_join(all, MAX_OPTIONS, own_options, 0, SIZE_MAX, NULL));
+    DSC_CLI_TRY(
         dsc_option_join(train, MAX_OPTIONS, dsc_train_option_table(), 0, sizeof(dsc_train_options), NULL));
-    DSC_TRY(dsc_option_join(train, MAX_OPTIONS, own_options, 0, SIZE_MAX, NULL));
+    DSC_CLI_TRY(dsc_option_join(train, MAX_OPTIONS, own_options, 0, SIZE_MAX, NULL));
     for (int t = 0; train[t].name; t++) {
         int seen = 0;
         for (int before = 0; before < t; before++)
@@ -92,11 +92,11 @@ static dsc_status check_supported(const dsc_cli_train_values *v) {
     int host = strcmp(v->device, "cpu") == 0 || strcmp(v->device, "ref") == 0;
     const char *precision = dsc_dtype_name(v->o.activations);
     if (host && v->tune)
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "--tune: device %s has nothing to tune; use --device cuda or leave the option out",
-                        v->device);
+        return DSC_CLI_FAIL(
+            DSC_E_UNSUPPORTED,
+            "--tune: device %s has nothing to tune; use --device cuda or leave the option out", v->device);
     if (host && v->o.activations != DSC_F32)
-        return DSC_FAIL(
+        return DSC_CLI_FAIL(
             DSC_E_UNSUPPORTED,
             "--precision %s: device %s computes in fp32 only; use --device cuda or leave the option "
             "out (gradients alone can travel as %s: --allreduce-dtype %s)",
@@ -125,14 +125,14 @@ static void complete(dsc_cli_train_values *v, const dsc_option_set *set) {
 
 dsc_status dsc_cli_train_finish(dsc_cli_train_values *v, const dsc_option_set *set) {
     int64_t side, channels, classes;
-    DSC_TRY(check_supported(v));
-    DSC_TRY(dsc_zoo_default_input(v->o.model, &side, &channels, &classes));
+    DSC_CLI_TRY(check_supported(v));
+    DSC_CLI_TRY(dsc_zoo_default_input(v->o.model, &side, &channels, &classes));
     if (v->overwrite && v->o.resume)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "--overwrite and --resume %s exclude each other: a run is either started anew "
-                        "or continued",
-                        v->o.resume);
-    DSC_TRY(dsc_option_check_given(set, v, "--"));
+        return DSC_CLI_FAIL(DSC_E_INVALID,
+                            "--overwrite and --resume %s exclude each other: a run is either started anew "
+                            "or continued",
+                            v->o.resume);
+    DSC_CLI_TRY(dsc_option_check_given(set, v, "--"));
     complete(v, set);
     return dsc_train_check(&v->o, "--");
 }

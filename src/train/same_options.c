@@ -10,6 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+static void write_line(FILE *stream, const char *key, const char *value) {
+    fputs(key, stream);
+    fputc(' ', stream);
+    fputs(value, stream);
+    fputc('\n', stream);
+}
+
 /* One line "key value" per option that all ranks must agree on; free with free(). NULL: no memory. */
 static char *describe(const dsc_train_options *options) {
     dsc_settings_part parts[DSC_SETTINGS_PARTS];
@@ -27,7 +34,7 @@ static char *describe(const dsc_train_options *options) {
             if (o->flags & DSC_OPTION_OWN_PLACE && strncmp(value, "synthetic", strcspn(value, ":")) != 0)
                 value[strcspn(value, ":")] = '\0';
             if (!(o->flags & DSC_OPTION_OWN))
-                fprintf(stream, "%s %s\n", o->name, *value ? value : "(none)");
+                write_line(stream, o->name, *value ? value : "(none)");
         }
     if (fclose(stream) == 0)
         return text;

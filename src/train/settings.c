@@ -166,9 +166,9 @@ dsc_status dsc_settings_write(const dsc_settings *settings, const char *director
     DSC_TRY(dsc_output_path(directory, "config", &path));
     FILE *stream = open_memstream(&text, &length);
     if (stream) {
-        fprintf(stream,
-                "# The options of this run, written by descent %s; `descent train --config` reads them.\n",
-                dsc_version());
+        fputs("# The options of this run, written by descent ", stream);
+        fputs(dsc_version(), stream);
+        fputs("; `descent train --config` reads them.\n", stream);
         dsc_option_write(table, settings, stream);
         if (settings->train.config_lines)
             fputs(settings->train.config_lines, stream);
