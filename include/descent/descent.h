@@ -1,4 +1,4 @@
-/* Everything public. */
+/* Includes all public headers. */
 #ifndef DSC_DESCENT_H
 #define DSC_DESCENT_H
 
