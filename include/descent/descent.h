@@ -14,6 +14,7 @@
 #include "descent/ops.h"
 #include "descent/optim.h"
 #include "descent/options.h"
+#include "descent/random.h"
 #include "descent/status.h"
 #include "descent/topology.h"
 #include "descent/train.h"

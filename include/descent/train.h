@@ -169,6 +169,14 @@ DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_t
  * created, and wait for them in a thread of your own (sigwait). */
 DSC_API void dsc_train_request_stop(void);
 
+/* Looks for a run in `directory`: `file` (`size` bytes) gets the name of one of its files, cut off where it is
+ * too long, or "" when there is no run or no directory. DSC_E_INVALID when another process trains into the
+ * directory. Call neither function for a directory into which this process trains: its lock would end. */
+DSC_API dsc_status dsc_train_find_run(const char *directory, char *file, size_t size) DSC_MUST_CHECK;
+/* Removes the files of a run (metrics, checkpoints, `latest`, `config`) and nothing else. DSC_E_INVALID when
+ * another process trains into the directory; then nothing is removed. */
+DSC_API dsc_status dsc_train_remove_run(const char *directory) DSC_MUST_CHECK;
+
 #define DSC_SEED_OF_CHECKPOINT UINT64_MAX
 enum { DSC_DATA_SIZE = 4096 }; /* bytes of a text that names data, in a checkpoint */
 

@@ -1,12 +1,11 @@
 /* descent average: a random vector per rank, averaged by gossip; how far the ranks are from the true mean
  * after every step, beside what the graph promises. */
-#include "base/memory.h"
-#include "base/rng.h"
 #include "cli/cli.h"
 #include "cli/plot.h"
 #include "cli/support.h"
 #include "cli/terminal.h"
 #include "descent/consensus.h"
+#include "descent/random.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -23,6 +22,8 @@ typedef struct average_values {
     double tolerance; /* negative: not asked for */
     int threads, json, no_plot;
 } average_values;
+
+enum { PURPOSE = 1 }; /* of the random numbers: that of initial values (random.h) */
 
 #define AT(member) offsetof(average_values, member)
 
@@ -134,8 +135,8 @@ static void close_trial(trial *t) {
     dsc_queue_destroy(&t->queue);
     dsc_queue_destroy(&t->host_queue);
     dsc_device_destroy(&t->host);
-    dsc_memory_free(&t->values);
-    dsc_memory_free(&t->points);
+    dsc_cli_free(&t->values);
+    dsc_cli_free(&t->points);
 }
 
 static dsc_status alloc_trial(trial *t, dsc_device *device, int64_t steps) {
@@ -150,16 +151,19 @@ static dsc_status alloc_trial(trial *t, dsc_device *device, int64_t steps) {
     DSC_CLI_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &t->elements, &t->mean));
     DSC_CLI_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &two, &t->sum));
     DSC_CLI_TRY(dsc_tensor_alloc(t->host, DSC_F64, 1, &two, &t->least));
-    DSC_CLI_TRY(dsc_memory_alloc(t->elements, sizeof *t->values, &t->values));
-    return dsc_memory_alloc(steps + 1, sizeof *t->points, &t->points);
+    DSC_CLI_TRY(dsc_cli_alloc(t->elements, sizeof *t->values, &t->values));
+    return dsc_cli_alloc(steps + 1, sizeof *t->points, &t->points);
 }
 
 /* Multiples of 2^-11 in [-1, 1): few enough bits that halves of halves need no rounding, so that a graph that
  * averages exactly is seen to. */
 static dsc_status draw(trial *t, uint64_t seed) {
-    dsc_rng rng = dsc_rng_start(seed, DSC_RNG_INIT, (uint32_t)dsc_comm_rank(t->comm), 0);
+    uint32_t *words;
+    DSC_CLI_TRY(dsc_cli_alloc(t->elements, sizeof *words, &words));
+    dsc_random_words(seed, PURPOSE, (uint32_t)dsc_comm_rank(t->comm), 0, t->elements, words);
     for (int64_t i = 0; i < t->elements; i++)
-        t->values[i] = (float)(dsc_rng_u32(&rng) >> 20) / 2048 - 1;
+        t->values[i] = (float)(words[i] >> 20) / 2048 - 1;
+    dsc_cli_free(&words);
     DSC_CLI_TRY(dsc_tensor_upload(t->queue, t->values, dsc_tensor_bytes(&t->x), &t->x));
     return dsc_queue_sync(t->queue);
 }
@@ -269,7 +273,7 @@ static dsc_status plot(const trial *t, const average_values *v) {
                           .width = dsc_terminal_width(stdout) < 100 ? dsc_terminal_width(stdout) : 100,
                           .height = 17,
                           .utf8 = dsc_terminal_utf8()};
-    DSC_CLI_TRY(dsc_memory_alloc(3 * count, sizeof *x, &x));
+    DSC_CLI_TRY(dsc_cli_alloc(3 * count, sizeof *x, &x));
     dsc_plot_series series[2] = {{"measured", x, x + count, count}, {label, x, x + 2 * count, count}};
     if (t->exact > 0)
         snprintf(label, sizeof label, "theory: exact after %lld", (long long)t->exact);
@@ -282,7 +286,7 @@ static dsc_status plot(const trial *t, const average_values *v) {
     }
     printf("\n");
     dsc_status status = dsc_plot_draw(stdout, series, t->knows_rate ? 2 : 1, &o);
-    dsc_memory_free(&x);
+    dsc_cli_free(&x);
     return status;
 }
 

@@ -7,10 +7,9 @@
  * With --kfac every round has four kinds of steps, so that all of them see the same machine: plain ones, then
  * steps with K-FAC that only precondition, that also update the factors, and that also decompose them. The
  * plain ones are those of a second trainer on the same model. */
-#include "base/memory.h"
-#include "base/rng.h"
 #include "cli/cli.h"
 #include "cli/support.h"
+#include "descent/random.h"
 #include "descent/trainer.h"
 
 #include <jansson.h>
@@ -19,7 +18,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { WARM_UP = 2, SEED = 42, GROUP = 10 };
+enum { WARM_UP = 2, SEED = 42, PURPOSE = 6, GROUP = 10 }; /* purpose: of the random numbers */
 static const double RATE = 0.01;
 enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does what those before it do */
 
@@ -104,12 +103,12 @@ static dsc_status create_model(bench *b, const char *name) {
 
 static dsc_status create_results(bench *b) {
     for (int i = 0; i < KINDS; i++)
-        DSC_CLI_TRY(dsc_memory_alloc(b->steps, sizeof *b->total[i], &b->total[i]));
+        DSC_CLI_TRY(dsc_cli_alloc(b->steps, sizeof *b->total[i], &b->total[i]));
     for (int i = 0; i < KINDS * DSC_PHASE_COUNT; i++) {
         double **phase = &b->phase[i / DSC_PHASE_COUNT][i % DSC_PHASE_COUNT];
-        DSC_CLI_TRY(dsc_memory_alloc(b->steps, sizeof **phase, phase));
+        DSC_CLI_TRY(dsc_cli_alloc(b->steps, sizeof **phase, phase));
     }
-    DSC_CLI_TRY(dsc_memory_alloc(b->steps, sizeof *b->extra, &b->extra));
+    DSC_CLI_TRY(dsc_cli_alloc(b->steps, sizeof *b->extra, &b->extra));
     return DSC_OK;
 }
 
@@ -140,49 +139,47 @@ static dsc_status create_trainer(bench *b, int with_kfac) {
     return dsc_trainer_create(b->comm, b->device, b->model, NULL, NULL, &o, &b->trainers[with_kfac]);
 }
 
-static dsc_status upload_images(bench *b, dsc_queue *queue, dsc_rng *rng) {
-    float *host;
-    int64_t count = dsc_tensor_count(&b->x);
-    DSC_CLI_TRY(dsc_memory_alloc(count, sizeof *host, &host));
-    for (int64_t i = 0; i < count; i++)
-        host[i] = 2 * dsc_rng_uniform(rng) - 1;
-    dsc_status status = dsc_tensor_upload(queue, host, dsc_tensor_bytes(&b->x), &b->x);
-    if (status == DSC_OK)
-        status = dsc_queue_sync(queue);
-    dsc_memory_free(&host);
-    return status;
+/* Copies `host` to `out`, which has as many bytes. */
+static dsc_status upload(dsc_queue *queue, const void *host, dsc_tensor *out) {
+    DSC_CLI_TRY(dsc_tensor_upload(queue, host, dsc_tensor_bytes(out), out));
+    return dsc_queue_sync(queue);
 }
 
-static dsc_status upload_labels(bench *b, dsc_queue *queue, dsc_rng *rng) {
-    int32_t *host;
-    DSC_CLI_TRY(dsc_memory_alloc(b->batch, sizeof *host, &host));
+/* Images uniform in [-1, 1), then labels, from the words of one random sequence, which they replace in
+ * place. */
+static dsc_status fill_input(bench *b, uint32_t *words) {
+    dsc_queue *queue = dsc_trainer_queue(b->trainers[0]);
+    int64_t count = dsc_tensor_count(&b->x);
+    uint32_t classes = (uint32_t)dsc_model_classes(b->model);
+    dsc_random_words(SEED, PURPOSE, 0, (uint64_t)dsc_comm_rank(b->comm), count + b->batch, words);
+    for (int64_t i = 0; i < count; i++) {
+        float value = 2 * ((float)(words[i] >> 8) * 0x1p-24f) - 1;
+        memcpy(&words[i], &value, sizeof value);
+    }
+    DSC_CLI_TRY(upload(queue, words, &b->x));
     for (int64_t i = 0; i < b->batch; i++)
-        host[i] = (int32_t)dsc_rng_below(rng, (uint32_t)dsc_model_classes(b->model));
-    dsc_status status = dsc_tensor_upload(queue, host, dsc_tensor_bytes(&b->labels), &b->labels);
-    if (status == DSC_OK)
-        status = dsc_queue_sync(queue);
-    dsc_memory_free(&host);
-    return status;
+        words[count + i] %= classes;
+    return upload(queue, words + count, &b->labels);
 }
 
 static dsc_status create_input(bench *b) {
-    dsc_queue *queue = dsc_trainer_queue(b->trainers[0]);
     int64_t dim[4] = {b->batch, 0, 0, 0};
-    dsc_rng rng = dsc_rng_start(SEED, DSC_RNG_TEST, 0, (uint64_t)dsc_comm_rank(b->comm));
+    uint32_t *words;
     dsc_model_input_shape(b->model, dim + 1);
     DSC_CLI_TRY(dsc_tensor_alloc(b->device, DSC_F32, 4, dim, &b->x));
     DSC_CLI_TRY(dsc_tensor_alloc(b->device, DSC_I32, 1, dim, &b->labels));
-    DSC_CLI_TRY(upload_images(b, queue, &rng));
-    DSC_CLI_TRY(upload_labels(b, queue, &rng));
-    return DSC_OK;
+    DSC_CLI_TRY(dsc_cli_alloc(dsc_tensor_count(&b->x) + b->batch, sizeof *words, &words));
+    dsc_status status = fill_input(b, words);
+    dsc_cli_free(&words);
+    return status;
 }
 
 static void destroy(bench *b) {
     for (int i = 0; i < KINDS * DSC_PHASE_COUNT; i++)
-        dsc_memory_free(&b->phase[i / DSC_PHASE_COUNT][i % DSC_PHASE_COUNT]);
+        dsc_cli_free(&b->phase[i / DSC_PHASE_COUNT][i % DSC_PHASE_COUNT]);
     for (int i = 0; i < KINDS; i++)
-        dsc_memory_free(&b->total[i]);
-    dsc_memory_free(&b->extra);
+        dsc_cli_free(&b->total[i]);
+    dsc_cli_free(&b->extra);
     dsc_tensor_free(&b->labels);
     dsc_tensor_free(&b->x);
     dsc_trainer_destroy(&b->trainers[1]);

@@ -1,5 +1,4 @@
 /* The program `descent`: finds the command, runs it, prints what went wrong and ends the job. */
-#include "base/memory.h"
 #include "cli/cli.h"
 #include "cli/help.h"
 #include "cli/support.h"
@@ -168,7 +167,7 @@ static int start_command(const dsc_cli_command *command, int argc, char *const *
     void *values = NULL;
     dsc_option_set *set = NULL;
     int code;
-    if (dsc_memory_alloc(1, command->values_size, &values) != DSC_OK) {
+    if (dsc_cli_alloc(1, command->values_size, &values) != DSC_OK) {
         print_error(0);
         return DSC_EXIT_FAILED;
     }
@@ -183,7 +182,7 @@ static int start_command(const dsc_cli_command *command, int argc, char *const *
         code = run_command(command, values, set);
     }
     dsc_option_set_destroy(&set);
-    dsc_memory_free(&values);
+    dsc_cli_free(&values);
     return code;
 }
 
@@ -219,13 +218,13 @@ static int write_man(const char *name) {
     }
     if (!command)
         return unknown_command(name);
-    if (dsc_memory_alloc(1, command->values_size, &values) != DSC_OK) {
+    if (dsc_cli_alloc(1, command->values_size, &values) != DSC_OK) {
         print_error(0);
         return DSC_EXIT_FAILED;
     }
     command->init(values);
     dsc_man_command(stdout, command, values);
-    dsc_memory_free(&values);
+    dsc_cli_free(&values);
     return end_output(DSC_EXIT_DONE);
 }
 

@@ -4,7 +4,6 @@
 #include "cli/model_facts.h"
 #include "cli/support.h"
 
-#include "base/memory.h"
 #include "descent/trainer.h"
 
 #include <stdlib.h>
@@ -17,8 +16,8 @@ static int larger_first(const void *x, const void *y) {
 /* One entry a distinct size, from the two factors of every layer, a pair for each group. */
 static dsc_status collect_sizes(dsc_model_facts *f) {
     int64_t used = 0;
-    DSC_CLI_TRY(dsc_memory_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
-    DSC_CLI_TRY(dsc_memory_alloc(f->layer_count, sizeof *f->factors, &f->factors));
+    DSC_CLI_TRY(dsc_cli_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
+    DSC_CLI_TRY(dsc_cli_alloc(f->layer_count, sizeof *f->factors, &f->factors));
     for (int64_t i = 0; i < f->layer_count; i++) {
         dsc_layer_factors *l = &f->factors[i];
         DSC_CLI_TRY(dsc_kfac_layer_factors(&f->layers[i], &l->a_n, &l->g_n, &l->units));
@@ -72,7 +71,7 @@ static dsc_status fill(dsc_model_facts *f, dsc_model *model, int64_t batch) {
 
 dsc_status dsc_model_facts_create(dsc_model *model, int64_t batch, dsc_model_facts **out) {
     dsc_model_facts *facts;
-    DSC_CLI_TRY(dsc_memory_alloc(1, sizeof *facts, &facts));
+    DSC_CLI_TRY(dsc_cli_alloc(1, sizeof *facts, &facts));
     dsc_status status = fill(facts, model, batch);
     if (status != DSC_OK) {
         dsc_model_facts_destroy(&facts);
@@ -85,8 +84,8 @@ dsc_status dsc_model_facts_create(dsc_model *model, int64_t batch, dsc_model_fac
 void dsc_model_facts_destroy(dsc_model_facts **facts) {
     if (!facts || !*facts)
         return;
-    dsc_memory_free(&(*facts)->layers);
-    dsc_memory_free(&(*facts)->factors);
-    dsc_memory_free(&(*facts)->sizes);
-    dsc_memory_free(facts);
+    dsc_kfac_layers_free(&(*facts)->layers);
+    dsc_cli_free(&(*facts)->factors);
+    dsc_cli_free(&(*facts)->sizes);
+    dsc_cli_free(facts);
 }

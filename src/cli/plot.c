@@ -3,8 +3,6 @@
 #include "cli/plot.h"
 #include "cli/support.h"
 
-#include "base/memory.h"
-
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -181,13 +179,13 @@ dsc_status dsc_plot_draw(FILE *out, const dsc_plot_series *series, int64_t count
     }
     round_range(&f);
     int64_t cells = (int64_t)f.cols * f.rows;
-    DSC_CLI_TRY(dsc_memory_alloc(2 * cells, 1, &f.dots));
+    DSC_CLI_TRY(dsc_cli_alloc(2 * cells, 1, &f.dots));
     f.marks = f.dots + cells;
     for (int64_t k = 0; k < count; k++)
         draw_series(&f, &series[k], (int)(1 + k % MARKS));
     print_field(out, &f, options->utf8);
     print_axis(out, &f, options->x_label, options->utf8);
     print_legend(out, series, count, &f, options->utf8);
-    dsc_memory_free(&f.dots);
+    dsc_cli_free(&f.dots);
     return DSC_OK;
 }

@@ -1,5 +1,4 @@
 /* descent report: runs side by side. */
-#include "base/memory.h"
 #include "cli/cli.h"
 #include "cli/runlog.h"
 #include "cli/support.h"
@@ -76,14 +75,14 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
         return DSC_CLI_FAIL(DSC_E_INVALID, "report needs at least one run: descent report OUT [OUT...]");
     if (!dsc_cli_prints(session))
         return DSC_OK;
-    DSC_CLI_TRY(dsc_memory_alloc(count, sizeof *logs, &logs));
+    DSC_CLI_TRY(dsc_cli_alloc(count, sizeof *logs, &logs));
     for (int64_t i = 0; i < count && status == DSC_OK; i++)
         status = dsc_runlog_read(dsc_option_positional(set, i), &logs[i]);
     if (status == DSC_OK)
         status = show(logs, count, !v->no_plot);
     for (int64_t i = 0; i < count; i++)
         dsc_runlog_destroy(&logs[i]);
-    dsc_memory_free(&logs);
+    dsc_cli_free(&logs);
     return status;
 }
 

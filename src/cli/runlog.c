@@ -1,7 +1,6 @@
 /* metrics.jsonl, line by line: what is missing or wrong in a line is passed over, never trusted. */
 #include "cli/runlog.h"
 
-#include "base/memory.h"
 #include "cli/plot.h"
 #include "cli/support.h"
 #include "cli/terminal.h"
@@ -16,10 +15,10 @@
 void dsc_runlog_destroy(dsc_runlog **log) {
     if (!log || !*log)
         return;
-    dsc_memory_free(&(*log)->eval_epoch);
-    dsc_memory_free(&(*log)->eval_top1);
-    dsc_memory_free(&(*log)->name);
-    dsc_memory_free(log);
+    dsc_cli_free(&(*log)->eval_epoch);
+    dsc_cli_free(&(*log)->eval_top1);
+    dsc_cli_free(&(*log)->name);
+    dsc_cli_free(log);
 }
 
 /* ---- one line ---- */
@@ -46,14 +45,28 @@ static int get_count(const json_t *line, const char *key, int64_t *out) {
     return 1;
 }
 
+/* Room for twice as many evaluations. */
+static dsc_status grow(dsc_runlog *log) {
+    double **const arrays[] = {&log->eval_epoch, &log->eval_top1};
+    int64_t capacity = log->capacity > 0 ? 2 * log->capacity : 8;
+    for (int i = 0; i < 2; i++) {
+        double *larger;
+        DSC_CLI_TRY(dsc_cli_alloc(capacity, sizeof *larger, &larger));
+        for (int64_t j = 0; j < log->evals; j++)
+            larger[j] = (*arrays[i])[j];
+        dsc_cli_free(arrays[i]);
+        *arrays[i] = larger;
+    }
+    log->capacity = capacity;
+    return DSC_OK;
+}
+
 /* A resumed run goes over epochs again that were cut off: the newer evaluation replaces the older. */
 static dsc_status add_eval(dsc_runlog *log, double epoch, double top1) {
     while (log->evals > 0 && log->eval_epoch[log->evals - 1] >= epoch)
         log->evals--;
-    DSC_CLI_TRY(
-        dsc_memory_grow(&log->eval_epoch, &log->epoch_capacity, log->evals + 1, sizeof *log->eval_epoch));
-    DSC_CLI_TRY(
-        dsc_memory_grow(&log->eval_top1, &log->top1_capacity, log->evals + 1, sizeof *log->eval_top1));
+    if (log->evals == log->capacity)
+        DSC_CLI_TRY(grow(log));
     log->eval_epoch[log->evals] = epoch;
     log->eval_top1[log->evals++] = top1;
     return DSC_OK;
@@ -144,11 +157,13 @@ static dsc_status read_lines(dsc_runlog *log, const char *file, FILE *stream) {
 
 dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stream, dsc_runlog **out) {
     dsc_runlog *log = NULL;
-    DSC_CLI_TRY(dsc_memory_alloc(1, sizeof *log, &log));
+    DSC_CLI_TRY(dsc_cli_alloc(1, sizeof *log, &log));
     log->loss = log->images_per_s = log->seconds = log->best_top1 = NAN;
-    dsc_status status = dsc_memory_strdup(name, &log->name);
-    if (status == DSC_OK)
+    dsc_status status = dsc_cli_alloc((int64_t)strlen(name) + 1, 1, &log->name);
+    if (status == DSC_OK) {
+        strcpy(log->name, name);
         status = read_lines(log, file, stream);
+    }
     if (status != DSC_OK) {
         dsc_runlog_destroy(&log);
         return status;
@@ -184,10 +199,10 @@ dsc_status dsc_runlog_plot(FILE *out, dsc_runlog *const *logs, int64_t count) {
                                 .utf8 = dsc_terminal_utf8()};
     if (options.width > 100)
         options.width = 100;
-    DSC_CLI_TRY(dsc_memory_alloc(count, sizeof *series, &series));
+    DSC_CLI_TRY(dsc_cli_alloc(count, sizeof *series, &series));
     for (int64_t i = 0; i < count; i++)
         series[i] = (dsc_plot_series){logs[i]->name, logs[i]->eval_epoch, logs[i]->eval_top1, logs[i]->evals};
     dsc_status status = dsc_plot_draw(out, series, count, &options);
-    dsc_memory_free(&series);
+    dsc_cli_free(&series);
     return status;
 }

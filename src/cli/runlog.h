@@ -9,19 +9,19 @@
 #include <stdio.h>
 
 typedef struct dsc_runlog {
-    char *name;          /* of the run: its directory */
-    char model[64];      /* "" when the file does not say */
-    int64_t ranks;       /* 0: not said */
-    int64_t epochs;      /* done in full */
-    int64_t steps;       /* done */
-    double best_top1;    /* in percent; NaN: never evaluated */
-    double loss;         /* of the last evaluation; before the first, the last training loss; NaN: none */
-    int loss_is_eval;    /* 1: it is that of an evaluation */
-    double images_per_s; /* the last that was written; NaN: none */
-    double seconds;      /* since the run began; NaN: none */
-    double *eval_epoch;  /* epochs done at each evaluation, rising */
-    double *eval_top1;   /* in percent */
-    int64_t evals, epoch_capacity, top1_capacity;
+    char *name;              /* of the run: its directory */
+    char model[64];          /* "" when the file does not say */
+    int64_t ranks;           /* 0: not said */
+    int64_t epochs;          /* done in full */
+    int64_t steps;           /* done */
+    double best_top1;        /* in percent; NaN: never evaluated */
+    double loss;             /* of the last evaluation; before the first, the last training loss; NaN: none */
+    int loss_is_eval;        /* 1: it is that of an evaluation */
+    double images_per_s;     /* the last that was written; NaN: none */
+    double seconds;          /* since the run began; NaN: none */
+    double *eval_epoch;      /* epochs done at each evaluation, rising */
+    double *eval_top1;       /* in percent */
+    int64_t evals, capacity; /* used, and available, in both arrays */
     int64_t lines, bad_lines; /* read, and passed over */
     char first_bad[512];      /* "FILE:LINE: why" of the first line passed over */
 } dsc_runlog;

@@ -2,7 +2,6 @@
 #include "cli/cli.h"
 #include "cli/support.h"
 
-#include "base/memory.h"
 #include "descent/log.h"
 #include "descent/version.h"
 
@@ -72,7 +71,7 @@ static dsc_status gather_identities(const dsc_cli_session *session, int64_t *all
 static dsc_status have_own_gpus(dsc_cli_session *session, int *own) {
     int ranks = dsc_comm_size(session->comm);
     int64_t *all = NULL;
-    DSC_CLI_TRY(dsc_cli_agree(session, dsc_memory_alloc(ranks, sizeof *all, &all)));
+    DSC_CLI_TRY(dsc_cli_agree(session, dsc_cli_alloc(ranks, sizeof *all, &all)));
     dsc_status status = gather_identities(session, all);
     *own = status == DSC_OK;
     for (int r = 0; r < ranks && *own; r++) {
@@ -80,7 +79,7 @@ static dsc_status have_own_gpus(dsc_cli_session *session, int *own) {
         for (int other = 0; other < r; other++)
             *own = *own && all[other] != all[r];
     }
-    dsc_memory_free(&all);
+    dsc_cli_free(&all);
     return status;
 }
 

@@ -1,10 +1,8 @@
 /* Numbers and times for people. */
 #include "cli/cli.h"
-#include "cli/support.h"
 
 #include <math.h>
 #include <stdio.h>
-#include <time.h>
 
 const char *dsc_cli_duration(double seconds, char *text, size_t size) {
     if (!isfinite(seconds) || seconds < 0 || seconds >= 1e9)
@@ -31,10 +29,4 @@ const char *dsc_cli_grouped(int64_t number, char *text, size_t size) {
     }
     text[used] = '\0';
     return text;
-}
-
-double dsc_cli_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }

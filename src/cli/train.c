@@ -1,13 +1,11 @@
 /* descent train. */
 #include "cli/cli.h"
-#include "cli/outdir.h"
 #include "cli/progress.h"
 #include "cli/runlog.h"
 #include "cli/signals.h"
 #include "cli/support.h"
 #include "cli/terminal.h"
 #include "cli/train_options.h"
-#include "train/lock.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -20,19 +18,15 @@ static dsc_status refuse_run(const char *out, const char *file) {
         out, file);
 }
 
-/* Rank 0: a run that is in the way is refused, unless it shall go on or be removed. */
+/* Rank 0: refuses a directory that holds a run, unless that run shall be resumed or removed. */
 static dsc_status prepare_out(const dsc_cli_train_values *v) {
     char file[300];
-    dsc_lock *lock = NULL;
     if (!v->o.out || v->o.resume)
         return DSC_OK;
-    DSC_CLI_TRY(dsc_outdir_find_run(v->o.out, file, sizeof file));
+    DSC_CLI_TRY(dsc_train_find_run(v->o.out, file, sizeof file));
     if (!file[0])
         return DSC_OK;
-    DSC_CLI_TRY(dsc_lock_take(v->o.out, &lock));
-    dsc_status status = v->overwrite ? dsc_outdir_remove_run(v->o.out) : refuse_run(v->o.out, file);
-    dsc_lock_release(&lock); /* training takes it again */
-    return status;
+    return v->overwrite ? dsc_train_remove_run(v->o.out) : refuse_run(v->o.out, file);
 }
 
 static void print_summary(const dsc_cli_train_values *v, const dsc_train_result *r) {

@@ -1,7 +1,6 @@
 /* The options of descent train. */
 #include "cli/train_options.h"
 
-#include "cli/outdir.h"
 #include "cli/support.h"
 #include "descent/model.h"
 
@@ -104,11 +103,17 @@ static dsc_status check_supported(const dsc_cli_train_values *v) {
     return DSC_OK;
 }
 
+/* "runs/MODEL-DATA-SEED", where DATA is what stands before the colon. */
+static const char *default_out(dsc_cli_train_values *v) {
+    snprintf(v->default_out, sizeof v->default_out, "runs/%s-%.*s-%llu", v->o.model,
+             (int)strcspn(v->o.data, ":"), v->o.data, (unsigned long long)v->o.seed);
+    return v->default_out;
+}
+
 /* Defaults that depend on other options. */
 static void complete(dsc_cli_train_values *v, const dsc_option_set *set) {
     if (!v->o.out)
-        v->o.out =
-            dsc_outdir_default(v->o.model, v->o.data, v->o.seed, v->default_out, sizeof v->default_out);
+        v->o.out = default_out(v);
     else if (strcmp(v->o.out, "none") == 0)
         v->o.out = NULL;
     if (v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE && !dsc_option_given(set, "peer-timeout"))

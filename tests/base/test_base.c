@@ -7,6 +7,7 @@
 #include "base/rng.h"
 #include "base/versioned.h"
 #include "descent/log.h"
+#include "descent/random.h"
 #include "descent/version.h"
 
 #include <math.h>
@@ -105,6 +106,15 @@ static void test_rng_streams(void **state) {
     uint32_t first = dsc_rng_u32(&a);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         assert_int_not_equal(dsc_rng_u32(&others[i]), first);
+}
+
+static void test_random_words(void **state) {
+    (void)state;
+    uint32_t words[9];
+    dsc_rng rng = dsc_rng_start(7, DSC_RNG_TEST, 1, 1ull << 33);
+    dsc_random_words(7, DSC_RNG_TEST, 1, 1ull << 33, 9, words);
+    for (int i = 0; i < 9; i++)
+        assert_int_equal(words[i], dsc_rng_u32(&rng));
 }
 
 /* Mean and variance of n draws lie within 5 standard errors. */
@@ -215,6 +225,7 @@ int main(void) {
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_philox),
         cmocka_unit_test(test_rng_streams),
+        cmocka_unit_test(test_random_words),
         cmocka_unit_test(test_rng_distributions),
         cmocka_unit_test(test_log_and_version),
         cmocka_unit_test(test_versioned),

@@ -638,6 +638,11 @@ static void test_lock(void **state) {
     o.resume = "auto";
     assert_fails(DSC_E_INVALID, "choose another output directory", dsc_train_run(comm, device, &o, NULL));
     assert_true(scratch_exists(out, "lock"));
+    char file[64];
+    scratch_write(scratch_path(out, "latest"), "x", 1);
+    assert_fails(DSC_E_INVALID, "another run is writing into", dsc_train_find_run(out, file, sizeof file));
+    assert_fails(DSC_E_INVALID, "another run is writing into", dsc_train_remove_run(out));
+    assert_int_equal(unlink(scratch_path(out, "latest")), 0); /* still there */
     close(input);
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);

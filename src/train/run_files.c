@@ -1,0 +1,77 @@
+/* The files of a run in its output directory, found by their names. */
+#include "base/error.h"
+#include "descent/train.h"
+#include "train/file.h"
+#include "train/lock.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static int ends_with(const char *name, const char *end) {
+    size_t length = strlen(name), end_length = strlen(end);
+    return length >= end_length && strcmp(name + length - end_length, end) == 0;
+}
+
+/* metrics.jsonl, latest, checkpoint-*.safetensors and what was being written when a run was killed. A file
+ * `config` alone is no run: it may be one that a user wrote. */
+static int belongs_to_run(const char *name) {
+    if (strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "latest") == 0)
+        return 1;
+    if (strncmp(name, "latest.", 7) == 0 || strncmp(name, "config.", 7) == 0)
+        return ends_with(name, DSC_TEMPORARY_SUFFIX);
+    return strncmp(name, "checkpoint-", 11) == 0 &&
+           (ends_with(name, ".safetensors") || ends_with(name, DSC_TEMPORARY_SUFFIX));
+}
+
+/* *out is NULL when there is no such directory. */
+static dsc_status open_directory(const char *directory, DIR **out) {
+    if (!directory)
+        return DSC_FAIL(DSC_E_INVALID, "no directory of a run: directory is NULL");
+    *out = opendir(directory);
+    if (!*out && errno != ENOENT)
+        return dsc_output_refused("open", directory, errno);
+    return DSC_OK;
+}
+
+dsc_status dsc_train_find_run(const char *directory, char *file, size_t size) {
+    DIR *entries = NULL;
+    dsc_lock *lock = NULL;
+    int found = 0;
+    if (!file || size == 0)
+        return DSC_FAIL(DSC_E_INVALID, "no place for the name of a file: file is NULL or size is 0");
+    file[0] = '\0';
+    DSC_TRY(open_directory(directory, &entries));
+    if (!entries)
+        return DSC_OK;
+    for (const struct dirent *entry; !found && (entry = readdir(entries));) {
+        found = belongs_to_run(entry->d_name);
+        if (found)
+            snprintf(file, size, "%s", entry->d_name);
+    }
+    closedir(entries);
+    if (!found)
+        return DSC_OK;
+    DSC_TRY(dsc_lock_take(directory, &lock));
+    dsc_lock_release(&lock);
+    return DSC_OK;
+}
+
+dsc_status dsc_train_remove_run(const char *directory) {
+    DIR *entries = NULL;
+    dsc_lock *lock = NULL;
+    DSC_TRY(open_directory(directory, &entries));
+    if (!entries)
+        return DSC_OK;
+    dsc_status status = dsc_lock_take(directory, &lock);
+    for (const struct dirent *entry; status == DSC_OK && (entry = readdir(entries));)
+        if ((belongs_to_run(entry->d_name) || strcmp(entry->d_name, "config") == 0) &&
+            unlinkat(dirfd(entries), entry->d_name, 0) != 0)
+            status =
+                DSC_FAIL(DSC_E_IO, "cannot remove '%s/%s': %s", directory, entry->d_name, strerror(errno));
+    dsc_lock_release(&lock);
+    closedir(entries);
+    return status;
+}
