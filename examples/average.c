@@ -3,7 +3,7 @@
  *
  *   mpirun -n 4 average [GRAPH [STEPS]]       GRAPH: exponential, ring, base-2 ... or a file (docs/gossip.md)
  *
- * descent brings the ranks and the averaging; the array and what is in it are the program's own. */
+ * descent provides communication and averaging; the array belongs to the program. */
 #include <descent/consensus.h>
 
 #include <math.h>
@@ -66,7 +66,7 @@ int main(int argc, char **argv) {
     for (int i = 0; i < COUNT; i++)
         x[i] = measured(dsc_comm_rank(comm), i);
 
-    /* What shall be averaged is told once: any number of arrays, as tensors that point to them. */
+    /* The arrays to average are given once, as tensors that point to them; there may be any number. */
     dsc_tensor tensor = dsc_tensor_view(device, x, DSC_F32, 1, (int64_t[]){COUNT});
     dsc_average_options options;
     dsc_average_options_init(&options);

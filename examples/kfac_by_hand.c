@@ -1,5 +1,5 @@
-/* K-FAC in a training loop of one's own: the network is plain C, arrays and loops; descent only provides the
- * ranks and the preconditioner.
+/* K-FAC in a hand-written training loop: the network is plain C, arrays and loops; descent only provides
+ * communication and the preconditioner.
  *
  *   kfac_by_hand [SGD_RATE [KFAC_RATE]]       or, on two ranks, mpirun -n 2 kfac_by_hand
  *

@@ -1,10 +1,10 @@
-/* A net of one's own on data of one's own, trained with K-FAC and gossip, with checkpoints and resume:
+/* Trains your own network on your own data with K-FAC and gossip, with checkpoints and resume:
  *
  *   own_net [EPOCHS]          or, on four ranks, mpirun -n 4 own_net 20
  *
  * The data are points on three spiral arms, computed by a function; the net is three linear layers. The run
- * writes its metrics and checkpoints into own_net_run; started again, it goes on from there, so
- * `own_net 10` followed by `own_net 20` gives the bits of `own_net 20` alone. */
+ * writes its metrics and checkpoints into own_net_run. Started again, it continues from there, so
+ * `own_net 10` followed by `own_net 20` gives the same bits as `own_net 20` alone. */
 #include <descent/descent.h>
 
 #include <math.h>
@@ -23,7 +23,7 @@ static void check(dsc_status status) {
     dsc_comm_abort(comm, 1);
 }
 
-/* Point `index` of a spiral: a pure function, as threads and epochs may ask for it in any order. */
+/* Point `index` of a spiral: a pure function, because threads ask for points in any order, repeatedly. */
 static dsc_status sample(void *context, int64_t index, int augment, int64_t epoch, float *x, int32_t *label) {
     double along = fmod((double)(index + *(int64_t *)context) * 0.6180339887, 1),
            noise = sin(991.0 * (double)index);

@@ -98,7 +98,7 @@ typedef struct dsc_train_options {
     int64_t keep;                  /* checkpoints kept besides the best and the last, 2 */
     int64_t eval_every;            /* epochs between evaluations, 1; 0: never */
     int64_t log_every;             /* steps between `step` lines, 1 */
-    /* Steps between comparisons of the ranks' parameters, 500; 0: never. Ignored with gossip. */
+    /* All-reduce only: steps between comparisons of the ranks' parameters, 500; 0: never. */
     int64_t check_every;
     dsc_progress_function progress; /* called on rank 0 only; may be NULL */
     void *progress_context;

@@ -1,7 +1,7 @@
 /* A table of named things that can grow while the program runs: models, data sets, graphs.
  *
- * Its room is fixed, so that neither an entry nor the list of names ever moves: what was found, or listed,
- * stays valid while another thread registers something. Entries stay until the process ends. */
+ * Its capacity is fixed, so that neither an entry nor the list of names ever moves: pointers to them stay
+ * valid while another thread registers something. Entries stay until the process ends. */
 #ifndef DSC_BASE_REGISTRY_H
 #define DSC_BASE_REGISTRY_H
 

@@ -1,4 +1,4 @@
-/* Threads of the library. */
+/* Creating the library's own threads. */
 #ifndef DSC_BASE_THREAD_H
 #define DSC_BASE_THREAD_H
 

@@ -324,7 +324,7 @@ static dsc_status print_json(const trial *t, const average_values *v) {
     return DSC_OK;
 }
 
-/* What the table has not shown yet. */
+/* Prints what follows the table, or the JSON object. */
 static dsc_status print_rest(const trial *t, const average_values *v) {
     if (v->json)
         return print_json(t, v);

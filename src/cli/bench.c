@@ -1,8 +1,8 @@
 /* descent bench: seconds per training step on random input in memory.
  *
- * The step is that of a trainer (dsc_trainer_step_on), without data loading. On a GPU a time is that of a group
- * of steps put into the queue one after the other, as in a training, divided by their number; phases are those
- * of other steps, because measuring them takes time of the device.
+ * The step is that of a trainer (dsc_trainer_step_on), without data loading. On a GPU a time is that of a
+ * group of steps put into the queue one after the other, as in a training, divided by their number; phases
+ * are those of other steps, because measuring them takes time of the device.
  *
  * With --kfac every round has four kinds of steps, so that all of them see the same machine: plain ones, then
  * steps with K-FAC that only precondition, that also update the factors, and that also decompose them. The
@@ -112,8 +112,8 @@ static dsc_status create_results(bench *b) {
     return DSC_OK;
 }
 
-/* Of the step under way; K-FAC updates what is due when the step's number is a multiple. The first step does
- * everything. */
+/* K-FAC updates factors and decompositions in steps whose number is a multiple of their frequency: 1 turns an
+ * update on, step + 1 turns it off. The first step does everything. */
 static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     const bench *b = context;
     hyper->factor_freq = b->kind >= FACTORS ? 1 : step + 1;
@@ -244,7 +244,7 @@ static double median(double *values, int64_t count) {
     return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
 
-/* Of the largest rank, in MB of 10^6 bytes. */
+/* The largest resident set of any rank, in MB of 10^6 bytes. */
 static dsc_status peak_rss(bench *b, double *out) {
     dsc_queue *queue = dsc_trainer_queue(b->trainers[0]);
     struct rusage usage;
@@ -264,7 +264,7 @@ static dsc_status peak_rss(bench *b, double *out) {
     return status;
 }
 
-/* What is printed; times in seconds. */
+/* The numbers that are printed; times in seconds. */
 typedef struct results {
     double median[KINDS];
     double phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */

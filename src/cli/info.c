@@ -18,7 +18,7 @@ typedef struct info_values {
     dsc_kfac_options kfac;
 } info_values;
 
-/* What is told about a model. */
+/* Everything that is printed about a model. */
 typedef struct model_story {
     const char *name;
     int ranks;
@@ -296,18 +296,16 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
 
 const dsc_cli_command dsc_cli_info = {
     .name = "info",
-    .summary = "tell version, build and devices, the size of a model and its K-FAC plan",
+    .summary = "show version, build and devices, the size of a model and its K-FAC plan",
     .description =
-        "Tells the version, the build and the devices of this machine. With --model also a model's input, "
+        "Prints the version, the build and the devices of this machine. With --model also a model's input, "
         "parameters, memory for a batch, the gradients each rank sends in a step, and its layers with the "
-        "sizes of their K-FAC factors: A is kh*kw*in (one more with a bias), G is out, per group of a "
-        "grouped "
-        "convolution. MB are 10^6 bytes.\n\n"
-        "With an option of K-FAC also the plan for --ranks ranks, without training: the grid, for each layer "
-        "the column it lives in and the ranks that decompose its factors, and for each rank its share of the "
-        "decomposition work (the sum of n^3), what it holds, and what it sends each time factors are "
-        "updated, "
-        "each time they are decomposed, and every step.",
+        "sizes of their K-FAC factors: A has kh*kw*in rows (one more with a bias), G has out rows, per group "
+        "of a grouped convolution. MB are 10^6 bytes.\n\n"
+        "With an option of K-FAC it also prints the plan for --ranks ranks, without training: the grid of "
+        "ranks; for each layer its column and the ranks that decompose its factors; and for each rank its "
+        "share of the decomposition work (the sum of n^3), the bytes it holds, and the bytes it sends each "
+        "time factors are updated, each time they are decomposed, and in every step.",
     .examples = "descent info\n"
                 "descent info --model resnet50 --ranks 16\n"
                 "descent info --model resnet32 --json\n"

@@ -110,7 +110,7 @@ static void print_head(const dsc_kfac_plan *plan, const dsc_kfac_options *o, int
            (long long)layer_count, (long long)dsc_kfac_plan_item_count(plan));
 }
 
-/* "3", or "0,1,2" for blocks, "..." behind the first few. Returns `text`. */
+/* "3", or "0,1,2" for blocks, with "..." after the first few. Returns `text`. */
 static const char *owners_text(const dsc_kfac_item *items, int64_t count, char *text, size_t size) {
     size_t used = 0;
     text[0] = '\0';

@@ -1,4 +1,4 @@
-/* What `descent info` tells about a K-FAC plan. */
+/* Prints the K-FAC plan for `descent info`. */
 #ifndef DSC_CLI_INFO_PLAN_H
 #define DSC_CLI_INFO_PLAN_H
 

@@ -72,14 +72,14 @@ static void print_error(int verbose) {
     print_failure(&f, verbose);
 }
 
-/* The message behind "rank R: ", and R (-1 when it does not say). */
+/* The message after "rank R: ", and R (-1 when the message does not begin so). */
 static const char *split_message(const char *message, int *rank) {
     int length = 0;
     *rank = -1;
     return sscanf(message, "rank %d: %n", rank, &length) == 1 && length > 0 ? message + length : message;
 }
 
-/* All ranks have failed: rank 0 tells its message, others only what it does not say. */
+/* All ranks have failed: rank 0 prints its message, the others only a message that differs from it. */
 static void print_together(dsc_cli_session *session, const failure *own, const char *first, int verbose) {
     int own_rank, first_rank;
     const char *own_text = split_message(own->message, &own_rank),
@@ -137,7 +137,7 @@ static int run_command(const dsc_cli_command *command, void *values, const dsc_o
     return code;
 }
 
-/* The command line itself is wrong: every rank of a job finds the same, rank 0 tells. */
+/* The command line itself is wrong: every rank of a job finds the same error, and rank 0 prints it. */
 static int usage_error(const char *command) {
     const dsc_cli_session nobody = {0};
     if (dsc_cli_prints(&nobody)) {

@@ -1,4 +1,4 @@
-/* What `descent info` tells about a model. */
+/* The facts about a model that `descent info` prints. */
 #ifndef DSC_CLI_MODEL_FACTS_H
 #define DSC_CLI_MODEL_FACTS_H
 

@@ -1,4 +1,4 @@
-/* Shows a training as it goes on: a bar on a terminal, plain lines elsewhere. */
+/* Shows the progress of training: a bar on a terminal, plain lines elsewhere. */
 #ifndef DSC_CLI_PROGRESS_H
 #define DSC_CLI_PROGRESS_H
 

@@ -36,7 +36,7 @@ dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stre
                                   dsc_runlog **out) DSC_MUST_CHECK;
 void dsc_runlog_destroy(dsc_runlog **log);
 
-/* Plots top-1 accuracy over epochs, one curve a run, for a terminal behind (or a file in) `out`. */
+/* Plots top-1 accuracy over epochs, one curve per run, to `out`: a terminal or a file. */
 dsc_status dsc_runlog_plot(FILE *out, dsc_runlog *const *logs, int64_t count) DSC_MUST_CHECK;
 
 #endif

@@ -83,7 +83,7 @@ static dsc_status have_own_gpus(dsc_cli_session *session, int *own) {
     return status;
 }
 
-/* Ranks with a GPU each talk through NCCL, unless they are told otherwise. Collective. */
+/* Ranks that have a GPU each communicate through NCCL, unless --comm says otherwise. Collective. */
 static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
     dsc_comm_options options;
     dsc_comm *comm = NULL;
@@ -103,7 +103,8 @@ static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
     return DSC_OK;
 }
 
-/* Made beforehand: in a failure nothing shall be allocated, and no message may meet one of the training. */
+/* Created at the start: after a failure nothing should be allocated, and messages about failures must not mix
+ * with those of the training. */
 static dsc_status open_failures(dsc_cli_session *session) {
     int64_t length = DSC_CLI_TEXT;
     if (dsc_comm_size(session->comm) == 1)

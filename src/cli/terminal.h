@@ -1,4 +1,4 @@
-/* What the terminal, if there is one, can show. */
+/* The abilities of the terminal, if there is one. */
 #ifndef DSC_CLI_TERMINAL_H
 #define DSC_CLI_TERMINAL_H
 
@@ -6,7 +6,7 @@
 
 /* 1 when `stream` is a terminal that understands cursor control. */
 int dsc_terminal_is(FILE *stream);
-/* Columns of the terminal behind `stream`; 80 when it is none or does not say. */
+/* Columns of the terminal that `stream` writes to; 80 when it is no terminal or its width is unknown. */
 int dsc_terminal_width(FILE *stream);
 /* 1 when the locale's characters are UTF-8. */
 int dsc_terminal_utf8(void);

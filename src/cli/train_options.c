@@ -86,7 +86,7 @@ void dsc_cli_train_init(void *values) {
     v->o.kfac = &v->kfac;
 }
 
-/* What only a GPU has. */
+/* Refuses options that need a GPU if the device is a CPU. */
 static dsc_status check_supported(const dsc_cli_train_values *v) {
     int host = strcmp(v->device, "cpu") == 0 || strcmp(v->device, "ref") == 0;
     const char *precision = dsc_dtype_name(v->o.activations);

@@ -1,4 +1,4 @@
-/* From stored pixels to what a network sees: normalisation, random crops, flips. */
+/* Turns stored pixels into the input of a network: normalisation, random crops, flips. */
 #ifndef DSC_DATA_AUGMENT_H
 #define DSC_DATA_AUGMENT_H
 

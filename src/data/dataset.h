@@ -1,4 +1,4 @@
-/* Inside of the data room: what a type of data set provides, and what its readers share. */
+/* Internals of data sets: the functions that a type of data set implements, and what the types share. */
 #ifndef DSC_DATA_DATASET_H
 #define DSC_DATA_DATASET_H
 
@@ -28,8 +28,8 @@ typedef struct dsc_dataset_type {
     void (*close)(dsc_dataset *dataset);
     dsc_status (*sample)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label);
-    /* Both NULL for sets that have no bytes: the sample as bytes, and what is to be done to them, for devices
-     * that normalise and augment by themselves. */
+    /* For devices that normalise and augment by themselves: the sample as bytes, and how to process them.
+     * Both NULL for data sets that are not stored as bytes. */
     void (*raw)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, dsc_raw_sample *out);
     void (*raw_desc)(const dsc_dataset *dataset, dsc_augment_desc *desc);
 } dsc_dataset_type;
@@ -65,10 +65,10 @@ typedef struct dsc_pixels {
     dsc_normalise normalise;
 } dsc_pixels;
 
-/* Room for `count` images, zeroed. */
+/* Allocates space for `count` images, zeroed. */
 dsc_status dsc_pixels_create(int64_t count, int64_t h, int64_t w, int64_t c, dsc_pixels **out) DSC_MUST_CHECK;
 void dsc_pixels_destroy(dsc_pixels **pixels);
-/* A data set around *pixels, which it takes over (and nulls) when all goes well. */
+/* A data set around *pixels. On success it owns the pixels, and *pixels becomes NULL. */
 dsc_status dsc_pixels_dataset(dsc_pixels **pixels, const char *name, dsc_split split, int64_t classes,
                               const dsc_data_options *options, dsc_dataset **out) DSC_MUST_CHECK;
 /* For types that draw their images: where the crop of a sample lies, and the numbers that normalise it. */

@@ -1,4 +1,4 @@
-/* Who does what.
+/* Assigns the work to ranks.
  *
  * Units are the layers that are not skipped, the groups of a convolution one by one; items are the matrices
  * to decompose: A and G of a unit, or their diagonal blocks. A unit goes to a column of the grid, its items

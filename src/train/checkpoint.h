@@ -1,14 +1,14 @@
-/* Checkpoints: all of a run in two files, written by rank 0 so that they appear whole or not at all.
+/* Checkpoints: the whole state of a run in two files, which appear complete or not at all.
  *
- * The model file holds the state dict (model_file.h), the state file everything else: state_list.h says what
- * and under which names, and its metadata which run wrote it; where convolutions were tuned, the metadata
- * also holds their engines (engines.h).
+ * The model file holds the state dict (model_file.h), the state file everything else: state_list.h lists its
+ * contents. The metadata of the state file describes the run that wrote it and, if convolutions were tuned,
+ * their engines (engines.h).
  *
- * Only rank 0 reads and writes; the rest travels through the communicator, so the other ranks need not see
- * the directory. A run may go on with another number of ranks than the P that wrote the files: rank r then
- * takes what rank r mod P had. Gossip goes on exactly with the same algorithm, graph and number of ranks
- * only; else all ranks start from the model file. A common K-FAC and K-FACs of the ranks' own replace each
- * other. */
+ * Only rank 0 reads and writes files; data of other ranks go through the communicator, so these ranks need
+ * not see the directory. A run may continue with another number of ranks than the P that wrote the files:
+ * rank r then takes the state of rank r mod P. With gossip a run continues exactly only with the same
+ * algorithm, graph and number of ranks; otherwise all ranks start from the model file. The state of a K-FAC
+ * that all ranks share can be loaded into one of a rank's own, and the other way round. */
 #ifndef DSC_TRAIN_CHECKPOINT_H
 #define DSC_TRAIN_CHECKPOINT_H
 

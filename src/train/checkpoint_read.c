@@ -1,5 +1,5 @@
-/* Loading a run. Rank 0 checks both files against the run before anything changes, reads them, and hands
- * every rank its items.
+/* Loading a checkpoint. Rank 0 checks both files against the run before anything changes, reads them, and
+ * sends every rank its items. Where the state comes from, for rank r, when P ranks wrote the file:
  *
  *   file        run         parameters           the optimiser's tensors      running statistics, own K-FAC
  *   allreduce   allreduce   model file           optimizer.*                  of rank r mod P
@@ -22,7 +22,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How the parts of the state lie in a file; known to all ranks. */
+/* Which parts of the state a file holds, and in which form; known to all ranks. */
 typedef struct origin {
     int64_t ranks;                 /* that wrote it */
     int gossip;                    /* it holds the state of a gossip run */
@@ -162,7 +162,7 @@ static int has_prefix(const dsc_st_reader *reader, const char *prefix) {
     return 0;
 }
 
-/* Whether the ranks of this run can go on where those of the file stood. */
+/* Whether each rank of this run can continue with the state of the same rank in the file. */
 static int is_same_gossip(const dsc_snapshot *s, const source *f, dsc_consensus_kind kind) {
     const char *graph = dsc_st_metadata(f->state, "graph"),
                *group = dsc_st_metadata(f->state, "gossip_group");

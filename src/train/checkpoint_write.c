@@ -1,4 +1,4 @@
-/* Saving a run. */
+/* Saving a checkpoint. */
 #include "train/checkpoint.h"
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-/* The engines of convolutions, between ranks and from one run to the next. */
+/* Shares the choice of convolution engines between ranks, and keeps it when a run is resumed. */
 #include "train/engines.h"
 
 #include "base/error.h"

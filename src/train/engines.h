@@ -1,7 +1,7 @@
-/* Which engines the convolutions of a GPU use: the same on all ranks, and in a run that goes on the same as
- * before. Around the creation of a rank's convolutions:
+/* Which engines (algorithms of cuDNN) the convolutions of a GPU use: the same on all ranks, and after a
+ * resumption the same as before. Calls around the creation of a rank's convolutions:
  *
- *   dsc_engines_begin            takes over the engines of the checkpoint that the run goes on from
+ *   dsc_engines_begin            takes over the engines of the checkpoint that the run continues from
  *   [all but rank 0: dsc_engines_share, then create]     when the device tunes and there are several ranks
  *   [rank 0: create, then dsc_engines_share]             likewise
  */
@@ -10,15 +10,15 @@
 
 #include "train/trainer_internal.h"
 
-/* Where a state file's metadata keeps them. */
+/* Their key in the metadata of a state file. */
 #define DSC_ENGINES_KEY "engines"
 
 /* *rank0_first: rank 0 tunes first and shares its choices. Collective: when one rank fails, all do. */
 dsc_status dsc_engines_begin(dsc_trainer *t, int *rank0_first) DSC_MUST_CHECK;
-/* Rank 0 hands what it has chosen to the others, which use it from then on. `status`: rank 0's so far; its
- * failure fails all. Collective. */
+/* Rank 0 sends its choices to the other ranks, which use them from then on. `status`: rank 0's status so far;
+ * if it is a failure, the call fails on all ranks. Collective. */
 dsc_status dsc_engines_share(dsc_trainer *t, dsc_status status) DSC_MUST_CHECK;
-/* What the device has chosen so far, in new memory; "" for nothing. Not collective. */
+/* The choices of the device so far, in new memory; "" if there are none. Not collective. */
 dsc_status dsc_engines_text(dsc_device *device, char **out) DSC_MUST_CHECK;
 
 #endif

@@ -1,4 +1,4 @@
-/* A model's layers as the preconditioner sees them. */
+/* Describes a model's layers to K-FAC: dsc_kfac_layers_of_model. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/versioned.h"

@@ -1,4 +1,4 @@
-/* K-FAC of a run: scope, schedules, creation. */
+/* The K-FAC preconditioner of a run: its scope, its schedules, its creation. */
 #include "train/kfac_setup.h"
 
 #include "base/error.h"

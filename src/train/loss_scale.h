@@ -1,6 +1,6 @@
-/* The loss scale of fp16: gradients are computed of scale * loss, so that small ones do not vanish, and
- * divided by it again before they are used. Gradients that overflow leave out one update and halve the scale;
- * after a number of good steps it doubles. bf16 has the range of fp32 and needs none. */
+/* The loss scale of fp16: gradients are those of scale * loss, so that small ones do not underflow, and are
+ * divided by the scale before they are used. When gradients overflow, that update is skipped and the scale is
+ * halved; after a number of good steps it is doubled. bf16 has the range of fp32 and needs no scale. */
 #ifndef DSC_TRAIN_LOSS_SCALE_H
 #define DSC_TRAIN_LOSS_SCALE_H
 

@@ -1,4 +1,4 @@
-/* metrics.jsonl */
+/* Writes metrics.jsonl. */
 #include "train/metrics.h"
 
 #include "base/error.h"
@@ -30,7 +30,7 @@ void dsc_metrics_close(dsc_metrics **metrics) {
     dsc_memory_free(metrics);
 }
 
-/* A process that was killed may have left half a line; the file goes on behind the last whole one. */
+/* A process that was killed may have left half a line: new lines go after the last whole one. */
 static int drop_half_line(FILE *file) {
     long end;
     if (fseek(file, 0, SEEK_END) != 0 || (end = ftell(file)) < 0)
@@ -89,7 +89,7 @@ static json_t *real(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-/* Of what is negative when there is none. */
+/* Writes null for a negative value, which means "none". */
 static json_t *real_or_none(double value) {
     return value >= 0 ? real(value) : json_null();
 }

@@ -1,5 +1,5 @@
-/* metrics.jsonl: one JSON object a line, each flushed as it is written. A failure is remembered and asked for
- * later, at a point where all ranks can agree on it. */
+/* Writes metrics.jsonl: one JSON object per line, each flushed as it is written. A failure is remembered and
+ * reported later, at a point where all ranks can agree on it. */
 #ifndef DSC_TRAIN_METRICS_H
 #define DSC_TRAIN_METRICS_H
 
@@ -8,7 +8,7 @@
 
 typedef struct dsc_metrics dsc_metrics;
 
-/* What a `run` line tells besides the options. */
+/* The contents of a `run` line besides the options. */
 typedef struct dsc_run_facts {
     int ranks;
     const char *device, *comm;  /* descriptions */
@@ -19,7 +19,7 @@ typedef struct dsc_run_facts {
     int64_t step;        /* steps done before */
 } dsc_run_facts;
 
-/* How far ranks that gossip are apart, after a meeting. */
+/* How far ranks that gossip are apart, measured at a synchronisation point. */
 typedef struct dsc_consensus_report {
     double distance, norm; /* dsc_consensus_distance's */
     double mass;           /* sum of the push-sum weights */
@@ -32,7 +32,7 @@ typedef struct dsc_ranks_result {
     double rank0, mean, min, max, std;
 } dsc_ranks_result;
 
-/* What an `eval` line tells. */
+/* The contents of an `eval` line. */
 typedef struct dsc_evaluation {
     dsc_eval_result result;
     int has_ranks, has_consensus;
@@ -40,7 +40,7 @@ typedef struct dsc_evaluation {
     dsc_consensus_report consensus;
 } dsc_evaluation;
 
-/* Opens DIRECTORY/metrics.jsonl. append 0: starts it anew; 1: behind its last whole line. */
+/* Opens DIRECTORY/metrics.jsonl. append 0: the file starts empty; 1: lines go after its last whole line. */
 dsc_status dsc_metrics_open(const char *directory, int append, dsc_metrics **out) DSC_MUST_CHECK;
 void dsc_metrics_close(dsc_metrics **metrics);
 /* 1 when a line could not be written (0 for NULL); and DSC_E_IO with the reason. */

@@ -1,9 +1,9 @@
 /* How long the phases of a step take.
  *
- * On a host device the host's clock tells: everything since the last mark belongs to the phase that is
- * marked, except the time that layers spend in K-FAC during a backward pass, which K-FAC measures itself. On
- * other devices the work in the queue leaves time stamps as it passes; there the products of the factors
- * count as part of the pass in which they run. */
+ * On a host device they are measured with the host's clock: all time since the last mark belongs to the phase
+ * that is marked, except the time that layers spend in K-FAC during a backward pass, which K-FAC measures
+ * itself. On other devices time stamps in the queue mark the ends of phases; there the products of the
+ * factors count as part of the pass in which they run. */
 #ifndef DSC_TRAIN_PHASES_H
 #define DSC_TRAIN_PHASES_H
 

@@ -1,4 +1,4 @@
-/* What is reported of a run: progress events for the caller, lines of metrics.jsonl. */
+/* Reports of a run: progress events for the caller, and lines of metrics.jsonl. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"

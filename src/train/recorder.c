@@ -1,4 +1,4 @@
-/* Segments of a step that have occurred, with their recordings. */
+/* The list of segments that have occurred so far, with their recordings. */
 #include "train/recorder.h"
 
 #include "base/error.h"

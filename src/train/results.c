@@ -1,4 +1,5 @@
-/* One block of numbers and time stamps on the device, and two places on the host that it is copied to. */
+/* The results of a step: one block of numbers and time stamps on the device, and two buffers on the host that
+ * it is copied to in turn. */
 #include "train/results.h"
 
 #include "base/clock.h"

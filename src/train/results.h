@@ -1,5 +1,5 @@
-/* What comes out of a step. On a GPU nothing waits for it: the numbers of a step are copied to the host at
- * its end and read when the next step is in the queue. On host devices they are read at once. */
+/* The results of a step. On a GPU the host does not wait for them: they are copied to the host at the end of
+ * the step, and read when the next step is in the queue. On host devices they are read at once. */
 #ifndef DSC_TRAIN_RESULTS_H
 #define DSC_TRAIN_RESULTS_H
 

@@ -1,4 +1,4 @@
-/* Ranks that train together must have been asked for the same. */
+/* Checks that all ranks of a run were given the same options. */
 #ifndef DSC_TRAIN_SAME_OPTIONS_H
 #define DSC_TRAIN_SAME_OPTIONS_H
 

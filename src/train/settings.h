@@ -1,4 +1,4 @@
-/* All options of a run in one place: the caller's, with defaults where nothing was given. */
+/* All options of a run in one struct: those of the caller, with defaults filled in. */
 #ifndef DSC_TRAIN_SETTINGS_H
 #define DSC_TRAIN_SETTINGS_H
 

@@ -92,7 +92,7 @@ dsc_state_item dsc_state_item_losses(double numbers[4]) {
                             .bounds = of_train};
 }
 
-/* What gossip needs to go on as if it had not stopped. The optimiser's tensors stand among it. */
+/* The state that gossip needs to continue with the same bits; it includes the optimiser's tensors. */
 static dsc_status list_gossip(const dsc_snapshot *s, dsc_state_list *list, dsc_state_item optim) {
     const dsc_state_item number = {.part = DSC_STATE_GOSSIP, .per_rank = 1},
                          tensor = {.part = DSC_STATE_GOSSIP, .per_rank = 1, .finite = 1};

@@ -1,8 +1,8 @@
-/* The contents of a state file: one list that names every tensor and number a run needs to go on. Saving,
+/* The contents of a state file: one list that names every tensor and number a run needs to continue. Saving,
  * loading, checking and moving to another number of ranks are loops over it (checkpoint_write.c,
  * checkpoint_read.c). A new piece of state is one line in state_list.c.
  *
- *   train.*            where the run stands (train_state.h); losses and loss scale are rank 0's
+ *   train.*            progress of the run (train_state.h); losses and loss scale are rank 0's
  *   optimizer.steps    steps the optimiser has done
  *   optimizer.NAME     the optimiser's tensors, in this library's layout
  *   NAME               running statistics of batch norm
@@ -14,7 +14,7 @@
  *   parameter.NAME     numerators
  *   consensus.NAME     slow momentum
  *
- * What differs between ranks is stored once a rank, as "rank.R.NAME". */
+ * Values that differ between ranks are stored once per rank, as "rank.R.NAME". */
 #ifndef DSC_TRAIN_STATE_LIST_H
 #define DSC_TRAIN_STATE_LIST_H
 

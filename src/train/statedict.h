@@ -1,5 +1,5 @@
-/* A model's state dict in a safetensors file: PyTorch's names and shapes. Conv weights are OHWI here and OIHW
- * there; they are turned at this edge only. */
+/* A model's state dict in a safetensors file, with PyTorch's names and shapes. Convolution weights are OHWI
+ * in this library and OIHW in the file; this is the only place that converts them. */
 #ifndef DSC_TRAIN_STATEDICT_H
 #define DSC_TRAIN_STATEDICT_H
 

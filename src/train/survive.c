@@ -1,4 +1,4 @@
-/* Going on without ranks that were lost. */
+/* Continuing without ranks that were lost. */
 #include "train/survive.h"
 
 #include "base/clock.h"
@@ -66,7 +66,7 @@ typedef struct place {
     int64_t kfac_step; /* when factors move and are decomposed; 0 without K-FAC */
 } place;
 
-/* Of the rank's own K-FAC: `get` and `set` concern nobody else. */
+/* K-FAC is the rank's own here, so dsc_kfac_state_get and _set involve no other rank. */
 static int64_t find_kfac_step(const dsc_kfac *kfac) {
     const dsc_kfac_entry *entries = dsc_kfac_state_entries(kfac);
     int64_t i = 0;
@@ -96,8 +96,9 @@ static int is_further(const dsc_train_state *a, const dsc_train_state *b) {
     return 0;
 }
 
-/* Losses of an epoch that is over for others, time and scale stay the rank's own. That somebody's metrics
- * have failed is told anew by whoever is left. */
+/* Takes over the progress of the furthest rank. Time and loss scale stay this rank's own, and so do the
+ * losses of the epoch, unless it has ended for that rank. The flag for failed metrics is cleared, because a
+ * lost rank may have set it; the remaining ranks set theirs again. */
 static dsc_status take_place(dsc_trainer *t, const place *places) {
     const dsc_train_state own = t->state;
     const place *best = &places[0];
@@ -116,7 +117,7 @@ static dsc_status take_place(dsc_trainer *t, const place *places) {
     return set_kfac_step(t, best->kfac_step);
 }
 
-/* Everybody goes on from the place of the one who is furthest. Collective. */
+/* All ranks continue from the step of the furthest one. Collective. */
 static dsc_status find_place(dsc_trainer *t) {
     place own = {.state = t->state, .stop = t->agreed.stop};
     void *places;

@@ -1,6 +1,6 @@
 /* The model that is evaluated and saved: parameters averaged over the ranks, where they differ, and the
- * batch-norm statistics of rank 0, or their average. They are swapped in for that time only: every rank goes
- * on with its own. */
+ * batch-norm statistics of rank 0, or their average. They are swapped in for that time only; every rank
+ * continues training with its own. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "device/ops.h"

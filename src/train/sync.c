@@ -1,4 +1,4 @@
-/* Where ranks that gossip come together. */
+/* Synchronisation of ranks that gossip. */
 #include "train/sync.h"
 
 #include "base/error.h"
@@ -6,25 +6,26 @@
 #include "consensus/table.h"
 #include "train/factors.h"
 
-/* What travels at meetings (sums), and between them (maxima; gossip.h). */
+/* The numbers that ranks all-reduce: sums at synchronisation points, maxima between them. */
 enum { STOP, FAILED, LOSS, ROWS, SUMS };
 enum { INSIDE = FAILED + 1, OUTSIDE, STEP, FLAGS };
 
-typedef enum signal_way { BY_STEPS, BY_ROUNDS, AT_MEETINGS } signal_way;
+typedef enum signal_mode { BY_STEPS, BY_ROUNDS, AT_SYNCHRONISATION } signal_mode;
 
-/* Numbers of the host: what they say is needed there, and no queue of a GPU has to be waited for. */
+/* The tensors are in host memory: the host needs their values, and must not wait for a GPU to get them. */
 struct dsc_gossip {
     dsc_comm *comm;
     dsc_device *host; /* NULL: the trainer's device is one */
-    dsc_tensor flags; /* F64[FLAGS], under way while there is a request */
+    dsc_tensor flags; /* F64[FLAGS], being reduced while there is a request */
     dsc_tensor sums;  /* F64[SUMS] */
     dsc_request *request;
-    signal_way way;
-    int resting;   /* by rounds: no more of them before the next meeting is over */
-    int64_t place; /* the step after which what the last round said holds; -1: a meeting will say it */
+    signal_mode mode;
+    int resting; /* BY_ROUNDS: no more rounds before the next synchronisation point has passed */
+    /* The step at which the result of the last round takes effect; -1: at the next synchronisation point. */
+    int64_t place;
 };
 
-/* Flags that are under way between ranks of which one was lost stay MPI's. */
+/* After a rank was lost, flags that are being reduced must stay allocated: MPI may still write to them. */
 static int must_keep(const dsc_gossip *g) {
     int alarmed = 0;
     return g->request && (dsc_comm_is_alarmed(g->comm, &alarmed) != DSC_OK || alarmed);
@@ -40,7 +41,7 @@ void dsc_sync_destroy(dsc_gossip **gossip) {
         *gossip = NULL;
         return;
     }
-    dsc_comm_destroy(&g->comm); /* waits for flags under way */
+    dsc_comm_destroy(&g->comm); /* waits for the reduction of flags */
     dsc_tensor_free(&g->flags);
     dsc_tensor_free(&g->sums);
     dsc_device_destroy(&g->host);
@@ -62,14 +63,14 @@ static dsc_status make(dsc_trainer *t, dsc_gossip *g) {
     return dsc_tensor_alloc(device, DSC_F64, 1, &sums, &g->sums);
 }
 
-static signal_way find_way(const dsc_trainer *t) {
+static signal_mode choose_mode(const dsc_trainer *t) {
     const dsc_consensus_options *o = t->options.consensus;
     int asynchronous = o->kind == DSC_CONSENSUS_ADPSGD;
     int kfac = t->options.kfac->update_freq > 0 && t->options.kfac_scope == DSC_SCOPE_GLOBAL;
     if (!asynchronous && o->synch_freq == 0)
         return BY_STEPS;
     if (o->group > 1)
-        return AT_MEETINGS;
+        return AT_SYNCHRONISATION;
     return asynchronous && !kfac && o->average_every == 0 ? BY_ROUNDS : BY_STEPS;
 }
 
@@ -78,7 +79,7 @@ dsc_status dsc_sync_create(dsc_trainer *t) {
         return DSC_OK;
     dsc_status status = dsc_memory_alloc(1, sizeof *t->gossip, &t->gossip);
     if (status == DSC_OK) {
-        t->gossip->way = find_way(t);
+        t->gossip->mode = choose_mode(t);
         status = make(t, t->gossip);
     }
     DSC_TRY(dsc_comm_agree(t->comm, status));
@@ -118,7 +119,7 @@ static dsc_status signal_by_steps(dsc_trainer *t) {
     return begin_flags(t, 0);
 }
 
-/* Everybody tells where it is, and goes no further before it knows where the others are. */
+/* Waits for a round with the step of every rank. */
 static dsc_status find_place(dsc_trainer *t, int inside) {
     dsc_gossip *g = t->gossip;
     const double *flags = g->flags.data;
@@ -129,7 +130,7 @@ static dsc_status find_place(dsc_trainer *t, int inside) {
     return DSC_OK;
 }
 
-/* After the end of a round, which says the same to all: they do the same. */
+/* After a round: its result is the same on all ranks, so they all decide alike. */
 static dsc_status go_round(dsc_trainer *t, int inside) {
     const double *flags = t->gossip->flags.data;
     if (flags[STOP] > 0 || flags[FAILED] > 0)
@@ -152,18 +153,18 @@ static dsc_status signal_by_rounds(dsc_trainer *t) {
 }
 
 dsc_status dsc_sync_signal(dsc_trainer *t) {
-    signal_way way = t->gossip->way;
-    if (way == BY_STEPS)
+    signal_mode mode = t->gossip->mode;
+    if (mode == BY_STEPS)
         return signal_by_steps(t);
-    return way == BY_ROUNDS ? signal_by_rounds(t) : DSC_OK;
+    return mode == BY_ROUNDS ? signal_by_rounds(t) : DSC_OK;
 }
 
-/* ---- meetings ---- */
+/* ---- synchronisation points ---- */
 
-/* Rounds go on until all are here. */
+/* Continues rounds until all ranks are at this point. */
 static dsc_status end_rounds(dsc_trainer *t) {
     dsc_gossip *g = t->gossip;
-    while (g->way == BY_ROUNDS && g->request) {
+    while (g->mode == BY_ROUNDS && g->request) {
         DSC_TRY(dsc_comm_wait(&g->request));
         DSC_TRY(go_round(t, 1));
     }

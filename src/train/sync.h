@@ -1,21 +1,22 @@
-/* Ranks that gossip do not wait for each other in a step; here is where they come together.
+/* Synchronisation of ranks that gossip, and do not wait for each other in a step.
  *
- *   meeting   at evaluations, checkpoints, ends of epochs: nothing is in flight afterwards, and everybody
- *             knows the sums of the losses, and who asks to stop
- *   signals   between meetings, who asks to stop; by steps, by rounds, or not at all
+ *   synchronisation point   at evaluations, checkpoints and ends of epochs. Afterwards nothing is in flight,
+ *                           and all ranks know the sums of the losses and whether a rank asks to stop.
+ *   signals                 between these points, whether a rank asks to stop; in one of three modes:
  *
- * By steps: every DSC_SIGNAL_STEPS steps the flags begin to travel, and are read as many steps later. Nobody
- * waits who is not that far ahead.
+ * By steps: every DSC_SIGNAL_STEPS steps each rank starts an all-reduce of its flags, whose result it reads
+ * as many steps later. A rank waits only if it is that many steps ahead of another.
  *
- * By rounds, with adpsgd, whose ranks may be any number of steps apart and never wait: whoever finds, after a
- * step, that a round of flags is complete begins the next. Only when a round says that somebody asks, all
- * wait for one more that tells where the furthest of them is, and go on to that step; or to the meeting, when
- * one of them is there already. In a meeting rounds go on until all are there.
+ * By rounds: for adpsgd, whose ranks may be any number of steps apart and never wait. A rank that finds,
+ * after a step, that an all-reduce of flags (a round) is complete begins the next one. When a round reports a
+ * request to stop, all ranks wait for one more round, which gives the step of the furthest rank, and train up
+ * to that step; or, if a rank is at a synchronisation point already, up to that point. At a synchronisation
+ * point rounds continue until all ranks are there.
  *
- * Not at all, with groups whose messages may be late: their ranks wait for each other within a step, and
- * would have to find out in the same one.
+ * Only at synchronisation points: for groups whose messages may be late. The members of a group wait for each
+ * other within a step, so all of them would have to learn of the request in the same step.
  *
- * adpsgd goes by steps, too, where something else lets all ranks wait in a step: K-FAC of scope global, exact
+ * adpsgd uses steps as well when all ranks wait in a step for another reason: K-FAC of scope global, or exact
  * averages. */
 #ifndef DSC_TRAIN_SYNC_H
 #define DSC_TRAIN_SYNC_H
@@ -34,11 +35,12 @@ dsc_status dsc_sync_signal(dsc_trainer *t) DSC_MUST_CHECK;
 /* Settles everything, sums the ranks' losses into t->summed_loss and sets t->agreed. All steps must have been
  * collected. Collective; blocks. */
 dsc_status dsc_sync_synchronise(dsc_trainer *t) DSC_MUST_CHECK;
-/* After a meeting. Collective; blocks. */
+/* At a synchronisation point: measures how far the ranks are apart. Collective; blocks. */
 dsc_status dsc_sync_measure(dsc_trainer *t, dsc_consensus_report *report) DSC_MUST_CHECK;
-/* After a meeting: the number of peers that belongs to the epoch that comes. */
+/* At a synchronisation point: sets the number of peers that the schedule gives for the next epoch. */
 dsc_status dsc_sync_set_peers(dsc_trainer *t) DSC_MUST_CHECK;
-/* Before the first step: the same, and tries all of the schedule, so that what cannot work fails at once. */
+/* Before the first step: the same, and tries all entries of the schedule, so that one that cannot work fails
+ * at the start. */
 dsc_status dsc_sync_start_peers(dsc_trainer *t) DSC_MUST_CHECK;
 
 #endif

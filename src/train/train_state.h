@@ -1,4 +1,4 @@
-/* Where a run stands: the numbers that a checkpoint holds besides tensors. */
+/* The progress of a run: the numbers that a checkpoint holds besides tensors. */
 #ifndef DSC_TRAIN_TRAIN_STATE_H
 #define DSC_TRAIN_TRAIN_STATE_H
 

@@ -1,4 +1,4 @@
-/* Making and destroying a trainer: everything that a step needs is planned and allocated here. */
+/* Creating and destroying a trainer: everything that a step needs is planned and allocated here. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -153,7 +153,7 @@ dsc_status dsc_trainer_spread(dsc_trainer *t) {
 
 /* ---- what computes ---- */
 
-/* What opens convolutions: the executors. */
+/* Creating the executors plans all convolutions. */
 static dsc_status make_executors(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
@@ -162,8 +162,8 @@ static dsc_status make_executors(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* What each rank makes by itself. On a device that tunes its convolutions, rank 0 makes its own first, and
- * the others take over its choices. */
+/* Creates the objects that need no other rank. On a device that tunes its convolutions rank 0 creates its own
+ * first, and the others take over its choices. */
 static dsc_status make_local(dsc_trainer *t) {
     int rank0_first = 0;
     DSC_TRY(dsc_engines_begin(t, &rank0_first));
@@ -284,7 +284,7 @@ static dsc_status finish_creation(dsc_trainer *t, dsc_status status, dsc_trainer
     return DSC_OK;
 }
 
-/* What belongs to the model and the data is theirs, not the options'. */
+/* The model and the data determine these values, whatever the options say. */
 static void adopt(dsc_trainer *t, dsc_model *model, dsc_dataset *train, dsc_dataset *val) {
     t->model = model;
     t->train_set = train;

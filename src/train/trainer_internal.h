@@ -1,28 +1,28 @@
-/* Inside of the trainer: everything that a training step needs, made once; then one step after the other.
+/* The trainer's struct and what its source files share. The files of this folder:
  *
- *   trainer.c     making and destroying a trainer
+ *   trainer.c     creating and destroying a trainer
  *   begin.c       before the first step: output directory, resume, the `run` line; saving a checkpoint
  *   step.c        one training step, and around it:
  *                   recorder.c    recording its work once and replaying it
  *                   phases.c      how long its phases take
- *                   results.c     what came out of it, read a step later on a GPU
+ *                   results.c     its results, which are read a step later on a GPU
  *                   loss_scale.c  the loss scale of fp16
  *   loop.c        epochs, evaluations, checkpoints, the end: dsc_trainer_run
- *   progress.c    what is reported of steps, epochs and evaluations
+ *   progress.c    reports of steps, epochs and evaluations
  *   evaluate.c    evaluation inside a run, and of a file: dsc_eval_run
  *   swap.c        the model that is evaluated and saved when ranks hold different ones
  *   kfac_setup.c  K-FAC of a run: scope and schedules; factors.c: its factors averaged by gossip;
  *                 kfac_layers.c: the model's layers as K-FAC sees them
  *   sync.c        where ranks that gossip synchronise
- *   survive.c     going on without ranks that were lost
+ *   survive.c     continuing without ranks that were lost
  *   engines.c     which engines the convolutions of a GPU use
  *   settings.c    the options: defaults, checks, comparison of ranks
  *   metrics.c     metrics.jsonl
- *   state_list.c  what the state of a run consists of; checkpoint_write.c: saving it; checkpoint_read.c:
+ *   state_list.c  the list of a run's state; checkpoint_write.c: saving it; checkpoint_read.c:
  *                 loading it; checkpoint_directory.c: which checkpoints a directory holds and keeps
  *   model_file.c  a model's own file: dsc_model_save, dsc_model_load; statedict.c: its tensors
- *   safetensors*  the file format; share.c: data of one rank to others; file.c: files that appear whole or
- *                 not at all; lock.c: one run in a directory */
+ *   safetensors*  the file format; share.c: moving data between ranks; file.c: files that appear whole or
+ *                 not at all; lock.c: keeps a second run out of a directory */
 #ifndef DSC_TRAIN_TRAINER_INTERNAL_H
 #define DSC_TRAIN_TRAINER_INTERNAL_H
 
@@ -50,16 +50,17 @@ struct dsc_trainer {
     int rank, ranks;
     int collective; /* all ranks take part in every step, and hold the same parameters */
 
-    /* The caller's, or `owned`. */
+    /* The caller's, or created by name and `owned` by the trainer. train_set NULL: the caller passes the
+     * batches; val_set NULL: nothing is evaluated. */
     dsc_model *model;
-    dsc_dataset *train_set, *val_set; /* NULL: the caller hands in batches; nothing is evaluated */
-    int owned;                        /* the three above were made by name and belong to the trainer */
+    dsc_dataset *train_set, *val_set;
+    int owned;
     struct {
         dsc_comm *comm;
-        dsc_queue *queue; /* that it used before, and gets back at the end */
+        dsc_queue *queue; /* the queue that `comm` used before, which is restored at the end */
     } caller;
 
-    /* What a step works with. */
+    /* The objects that a step uses. */
     dsc_loader *loader;
     dsc_exec *exec;
     dsc_optim *optim;
@@ -87,7 +88,7 @@ struct dsc_trainer {
     int64_t epoch_steps;                   /* whole steps of an epoch */
     int64_t loader_epoch, loader_position; /* where the next batch of `loader` starts */
 
-    /* Where the run stands. */
+    /* The progress of the run. */
     int begun; /* dsc_trainer_begin is done */
     dsc_train_state state;
     dsc_step_report report; /* of the last step that was collected */
@@ -112,18 +113,19 @@ struct dsc_trainer {
     struct {
         int stop, failed; /* as in a report, known to all ranks alike */
     } agreed;
-    double
-        summed_loss[2]; /* sum and rows of the epoch's losses over all ranks, at the last synchronisation */
-    int peers;          /* in force */
+    /* Sum and rows of the epoch's losses over all ranks, at the last synchronisation. */
+    double summed_loss[2];
+    int peers; /* per step, at present */
 
     /* Lost ranks (survive.c). */
-    dsc_comm *survivors; /* the communicator of those that are left; NULL: nobody was lost */
+    dsc_comm *survivors; /* the communicator of the remaining ranks; NULL: no rank was lost */
     int reported_ranks;  /* number of ranks in the last progress report */
     int alone;           /* this rank failed where others may have gone on and cannot help to clean up */
 };
 
-/* Parts of a trainer, for a number of ranks that has changed: loaders, sizes and schedule; the consensus;
- * what is around a step. The last two when there is none. Collective: when one rank fails, all do. */
+/* Create parts of a trainer, at the start and after the number of ranks has changed: loaders, sizes and
+ * schedule (_spread); the consensus; recorder, results and loss scale (_make_step). The last two parts must
+ * have been freed before. Collective: when one rank fails, all do. */
 dsc_status dsc_trainer_spread(dsc_trainer *t) DSC_MUST_CHECK;
 dsc_status dsc_trainer_make_consensus(dsc_trainer *t) DSC_MUST_CHECK;
 dsc_status dsc_trainer_make_step(dsc_trainer *t) DSC_MUST_CHECK;
@@ -139,12 +141,12 @@ typedef struct dsc_origin {
 
 /* The checkpoint that options.resume and options.out ask for. Not collective. */
 dsc_status dsc_origin_find(const dsc_train_options *o, dsc_origin *from) DSC_MUST_CHECK;
-/* Once, before the first step: prepares the output directory, resumes where asked to, gives all ranks rank 0's
- * parameters and opens the metrics. Collective; fails on all ranks or on none. */
+/* Once, before the first step: prepares the output directory, resumes where asked to, gives all ranks rank
+ * 0's parameters and opens the metrics. Collective; fails on all ranks or on none. */
 dsc_status dsc_trainer_begin(dsc_trainer *t) DSC_MUST_CHECK;
-/* After a synchronisation: writes a checkpoint of this step into `directory`, unless it is the output directory
- * and holds it already. Refuses parameters and batch-norm statistics that are not finite. Collective; fails
- * on all ranks or on none. */
+/* After a synchronisation: writes a checkpoint of this step into `directory`, unless it is the output
+ * directory and holds it already. Refuses parameters and batch-norm statistics that are not finite.
+ * Collective; fails on all ranks or on none. */
 dsc_status dsc_trainer_write_checkpoint(dsc_trainer *t, const char *directory) DSC_MUST_CHECK;
 /* The last good checkpoint, for messages; "none" when there is none. */
 const char *dsc_trainer_good(const dsc_trainer *t);
@@ -171,7 +173,7 @@ int dsc_stop_requested(void);
 void dsc_stop_clear(void);
 
 /* ---- progress.c ---- */
-/* Where the run stands, for an event of this kind; the caller fills in the rest. */
+/* An event of this kind with the present step and epoch; the caller fills in the rest. */
 dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind);
 /* Hands an event to the caller's progress function, on rank 0 only. */
 void dsc_trainer_emit(const dsc_trainer *t, const dsc_progress *progress);
@@ -182,7 +184,7 @@ void dsc_trainer_report_epoch(dsc_trainer *t, int64_t epoch);
 void dsc_trainer_report_evaluation(dsc_trainer *t, int64_t epoch, const dsc_evaluation *e);
 /* The `run` line of the metrics and the first events. `resumed`: the checkpoint, "" for none. Collective. */
 dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) DSC_MUST_CHECK;
-/* What a run returns. */
+/* Fills in the result of a run. */
 void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result);
 
 /* ---- evaluate.c ---- */
@@ -197,10 +199,10 @@ dsc_status dsc_trainer_evaluate_ranks(dsc_trainer *t, dsc_ranks_result *result) 
  * synchronisation. Collective; blocks. */
 dsc_status dsc_trainer_swap_in(dsc_trainer *t) DSC_MUST_CHECK;
 dsc_status dsc_trainer_swap_out(dsc_trainer *t) DSC_MUST_CHECK;
-/* 1 when that is something else than what rank 0 has anyway. */
+/* 1 when swapping changes the model, 0 when all ranks hold the model of rank 0 anyway. */
 int dsc_trainer_swaps(const dsc_trainer *t);
 void dsc_trainer_free_swapped(dsc_trainer *t);
-/* Puts the own batch-norm statistics back if a swap was broken off. */
+/* Puts this rank's batch-norm statistics back after a failure between swapping in and out. */
 dsc_status dsc_trainer_recover_buffers(dsc_trainer *t) DSC_MUST_CHECK;
 
 #endif

@@ -15,7 +15,7 @@
  * lowest rank that it has heard from; if that is itself, it sends a call. A rank that receives a call
  * before that joins the caller. The coordinator waits, at most for its patience, until all ranks it has
  * heard from have joined, and sends the list of those to all: a rank that is not in the list came too
- * late. A rank joins one coordinator at a time, and changes to another only when the first has told it to,
+ * late. A rank joins one coordinator at a time, and changes to another only when the first has asked it to,
  * or was silent for so long that it must be gone; so no rank is in two lists. Of two ranks that call at
  * the same time the higher one joins the lower. The ranks in the list then make their communicator, with a
  * time limit: should a rank end within these milliseconds, the others end with an error.
