@@ -17,7 +17,7 @@
 #define DSC_KFAC_INTERNAL_H
 
 #include "device/ops.h"
-#include "kfac/parts.h"
+#include "kfac/kfac_parts.h"
 #include "kfac/placement.h"
 #include "kfac/retry.h"
 

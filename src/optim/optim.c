@@ -8,7 +8,7 @@
  * not be neighbours, and every parameter is updated by a call of its own.
  *
  * Everything about one optimiser is its update function and its entry in `rules`. */
-#include "optim/parts.h"
+#include "optim/optim_parts.h"
 
 #include "base/error.h"
 #include "base/memory.h"

@@ -254,7 +254,7 @@ static dsc_status loop(dsc_trainer *t) {
         if (dsc_trainer_is_done(t))
             return DSC_OK;
         if (!stopping(t)) /* as a synchronisation may have found out */
-            DSC_TRY(dsc_trainer_step(t, NULL));
+            DSC_TRY(step(t, NULL));
     }
 }
 

@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "device/ops.h"
-#include "kfac/parts.h"
+#include "kfac/kfac_parts.h"
 
 enum { INTERVAL = 2000 }; /* good steps after which the scale doubles */
 static const double first_value = 65536;

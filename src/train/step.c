@@ -16,8 +16,8 @@
 #include "comm/table.h"
 #include "consensus/table.h"
 #include "device/ops.h"
-#include "kfac/parts.h"
-#include "optim/parts.h"
+#include "kfac/kfac_parts.h"
+#include "optim/optim_parts.h"
 #include "train/factors.h"
 #include "train/trainer_internal.h"
 

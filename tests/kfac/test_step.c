@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "kfac/parts.h"
+#include "kfac/kfac_parts.h"
 
 #include <float.h>
 #include <math.h>

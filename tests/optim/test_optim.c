@@ -3,7 +3,7 @@
 
 #include "base/memory.h"
 #include "base/rng.h"
-#include "optim/parts.h"
+#include "optim/optim_parts.h"
 
 #include <float.h>
 #include <math.h>

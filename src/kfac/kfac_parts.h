@@ -11,8 +11,8 @@
  * dsc_kfac_step does all of it from dsc_kfac_prepare on. On a GPU only dsc_kfac_decompose waits: a gradient
  * that is not finite then makes nu (dsc_kfac_nu_tensor, dsc_kfac_nu) NaN, and the gradients are left alone.
  */
-#ifndef DSC_KFAC_PARTS_H
-#define DSC_KFAC_PARTS_H
+#ifndef DSC_KFAC_KFAC_PARTS_H
+#define DSC_KFAC_KFAC_PARTS_H
 
 #include "descent/kfac.h"
 

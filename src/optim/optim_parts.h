@@ -1,6 +1,6 @@
 /* What the training step needs of an optimiser beyond descent/optim.h. */
-#ifndef DSC_OPTIM_PARTS_H
-#define DSC_OPTIM_PARTS_H
+#ifndef DSC_OPTIM_OPTIM_PARTS_H
+#define DSC_OPTIM_OPTIM_PARTS_H
 
 #include "descent/optim.h"
 
