@@ -43,7 +43,8 @@ static const dsc_option options[] = {
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(o.pairwise),
      .choices = algorithms,
-     .help = "shares travel with a weight, on any graph; or pairs exchange, on matchings"},
+     .help =
+         "push-sum: shares are sent with a weight, on any graph; push-pull: pairs exchange, on matchings"},
     {.name = "peers",
      .kind = DSC_OPTION_INT,
      .offset = AT(o.peers),
@@ -66,10 +67,10 @@ static const dsc_option options[] = {
      .kind = DSC_OPTION_UINT64,
      .offset = AT(seed),
      .placeholder = "N",
-     .help = "of the random numbers"},
+     .help = "seed of the random numbers"},
     {.name = "wire",
      DSC_CLI_FLOAT_TYPE(AT(o.wire)),
-     .help = "type in which shares travel; they are added in fp32"},
+     .help = "type in which shares are sent; they are added in fp32"},
     {.name = "tolerance",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(tolerance),
@@ -77,7 +78,7 @@ static const dsc_option options[] = {
      .range = "[0, inf)",
      .default_text = "any",
      .help = "end with status 1 when the last distance is above X"},
-    {DSC_CLI_DEVICE(AT(device)), .help = "whose memory the vector is in", .group = "How to run"},
+    {DSC_CLI_DEVICE(AT(device)), .help = "device whose memory holds the vector", .group = "How to run"},
     {DSC_CLI_THREADS(AT(threads))},
     {.name = "peer-timeout",
      .kind = DSC_OPTION_DOUBLE,
@@ -409,14 +410,14 @@ const dsc_cli_command dsc_cli_average = {
     .name = "average",
     .summary = "average a random vector by gossip and watch it converge",
     .description =
-        "Every rank draws a vector; in every step it sends shares of it to its peers in the graph and adds "
-        "what it gets. After each step the distance to the true mean is printed, sqrt(mean over ranks |z - "
-        "mean|^2) relative to that at the start, beside what the graph promises: rho^step, or 0 from the "
-        "step "
-        "on after which it averages exactly.\n\n"
+        "Every rank draws a random vector. In every step it sends shares of its vector to its peers in the "
+        "graph and adds the shares that it receives. After each step the distance to the true mean is "
+        "printed, "
+        "sqrt(mean over ranks |z - mean|^2) relative to that at the start, beside what theory predicts for "
+        "the graph: rho^step, or 0 once the graph has averaged exactly.\n\n"
         "The vectors hold numbers of 12 bits, which 2, 4, 8 ... ranks average in fp32 without rounding; "
-        "otherwise distances end near 1e-8. Nothing but averaging takes part: it is a way to get to know "
-        "graphs, to try a graph file, and to see that the ranks of a job reach each other.\n\n"
+        "otherwise distances end near 1e-8. No training takes part: use it to get to know graphs, to try a "
+        "graph file, and to check that the ranks of a job reach each other.\n\n"
         "With --json the result is one object with the keys ranks, graph, algorithm, peers, period, regular, "
         "matching, size, wire, device, seed, start (the distance before the first step), bytes_per_step "
         "(sent "

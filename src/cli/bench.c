@@ -54,11 +54,11 @@ static const dsc_option options[] = {
     {.name = "tune",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(tune),
-     .help = "on a GPU, first time what could run each convolution and keep the fastest"},
+     .help = "on a GPU, first time the algorithms for each convolution and keep the fastest"},
     {.name = "kfac",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(kfac),
-     .help = "time steps with K-FAC, too: without update, with factors, with factors and decomposition"},
+     .help = "also time steps with K-FAC: without updates, with factors, with factors and decompositions"},
     {DSC_CLI_JSON(AT(json))},
     DSC_CLI_COMMON_OPTIONS,
 };
@@ -394,12 +394,12 @@ const dsc_cli_command dsc_cli_bench = {
     .name = "bench",
     .summary = "time training steps on random input",
     .description =
-        "Trains on random images in memory, 2 steps to warm up and then --steps that are timed, and prints "
-        "the "
-        "median and the least time of a step, the images per second of all ranks together, and memory. Times "
-        "are those of rank 0, memory is that of the largest rank; MB are 10^6 bytes.\n\n"
-        "With --kfac three more steps are timed after each of these: with K-FAC that only preconditions the "
-        "gradient, that also moves its factors, and that also decomposes them.\n\n"
+        "Trains on random images in memory: 2 steps to warm up, then --steps that are timed. Prints the "
+        "median "
+        "and the shortest time of a step, the images per second of all ranks together, and memory. Times are "
+        "those of rank 0, memory is that of the largest rank; MB are 10^6 bytes.\n\n"
+        "With --kfac three more kinds of steps are timed: K-FAC that only preconditions the gradient, that "
+        "also updates its factors, and that also decomposes them.\n\n"
         "With --json the result is one object with the keys model, batch_size, threads, ranks, steps, "
         "median_s, min_s, images_per_s, peak_rss_mb, device_peak_mb and phases_ms (of the steps that do "
         "most); with "

@@ -47,13 +47,13 @@ typedef struct dsc_cli_common {
      .offset = offsetof(dsc_cli_common, config),                                                             \
      .placeholder = "FILE",                                                                                  \
      .flags = DSC_OPTION_NOT_SAVED,                                                                          \
-     .help = "read options from lines `key = value`; options on the command line win",                       \
+     .help = "read options from lines `key = value`; the command line overrides them",                       \
      .group = "General"},                                                                                    \
         {.name = "verbose",                                                                                  \
          .kind = DSC_OPTION_FLAG,                                                                            \
          .offset = offsetof(dsc_cli_common, verbose),                                                        \
          .flags = DSC_OPTION_NOT_SAVED,                                                                      \
-         .help = "more messages, and where in the source an error arose",                                    \
+         .help = "print more messages, and where in the source an error arose",                              \
          .letter = 'v'},                                                                                     \
         {.name = "help",                                                                                     \
          .kind = DSC_OPTION_FLAG,                                                                            \

@@ -80,7 +80,7 @@ const dsc_cli_command dsc_cli_eval = {
     .description =
         "Evaluates the model in a checkpoint on the validation split of a data set, over all ranks together, "
         "each image once. Loss and accuracies do not depend on the number of ranks. Without --data it is the "
-        "set that the checkpoint names (synthetic, where it names none).\n\n"
+        "data set that the checkpoint names (synthetic, if it names none).\n\n"
         "With --json the result is one object with the keys checkpoint, data, ranks, images, loss, top1, "
         "top5 (shares between 0 and 1) and seconds.",
     .examples =

@@ -91,12 +91,10 @@ const dsc_cli_command dsc_cli_report = {
     .summary = "show runs side by side, with a plot of their accuracy",
     .arguments = "OUT [OUT...]",
     .description = "Reads the metrics.jsonl of each run (OUT is its directory or the file) and prints one "
-                   "table and one plot "
-                   "of the top-1 accuracy on the validation set over epochs. A run that still goes on can be "
-                   "shown, too.\n\n"
-                   "The final loss is that of the last evaluation. Lines that cannot be read are passed "
-                   "over; the first of "
-                   "them is named at the end, with exit status 2.",
+                   "table and one plot of the top-1 accuracy on the validation set over epochs. Runs that "
+                   "have not ended yet can be shown, too.\n\n"
+                   "The final loss is that of the last evaluation. Lines that cannot be read are skipped; "
+                   "the first of them is named at the end, with exit status 2.",
     .examples = "descent report runs/lenet-synthetic-42\n"
                 "descent report runs/one-process runs/two-ranks --no-plot\n",
     .options = options,

@@ -101,21 +101,21 @@ const dsc_cli_command dsc_cli_train = {
     .name = "train",
     .summary = "train a model",
     .description =
-        "Trains a model of the zoo on one process or, under mpirun, on all ranks of a job. Without any "
-        "option "
-        "it trains resnet20 on images that it draws by itself.\n\n"
-        "Ranks average their gradients in every step or, with another --consensus, gossip: each keeps "
-        "parameters of its own and mixes them with those of a few peers, so that nobody waits for all the "
-        "others; evaluated and saved is the average of all ranks.\n\n"
-        "A run writes metrics.jsonl (one JSON object a line) and checkpoints into its output directory: "
+        "Trains a model of the zoo in one process or, under mpirun, on all ranks of a job. Without options "
+        "it "
+        "trains resnet20 on synthetic images, which it draws by itself.\n\n"
+        "Ranks average their gradients in every step or, with another --consensus, gossip: each rank has "
+        "parameters of its own and mixes them with those of a few peers, so that no rank waits for all "
+        "others. The average of all ranks is evaluated and saved.\n\n"
+        "A run writes metrics.jsonl (one JSON object per line) and checkpoints into its output directory: "
         "checkpoint-STEP.safetensors holds the model under PyTorch's names, "
-        "checkpoint-STEP.state.safetensors all "
-        "the rest. A run that is there already is never overwritten without --overwrite.\n\n"
-        "With --kfac-update-freq the gradient is preconditioned by K-FAC before the update, whatever the "
-        "optimiser; the options below it say how, and how the work is spread over the ranks.\n\n"
+        "checkpoint-STEP.state.safetensors everything else. A run that is there already is only overwritten "
+        "with --overwrite.\n\n"
+        "With --kfac-update-freq the gradient is preconditioned by K-FAC before the update, with any "
+        "optimiser; the options below it say how, and how the work is divided among the ranks.\n\n"
         "SIGINT, SIGTERM and SIGUSR1 end it after the current step (gossip: within some steps) with a "
-        "checkpoint and exit status 3; --resume goes on from there and gives the bits of the run that never "
-        "stopped. A SIGINT or SIGTERM that comes more than a second after another one ends it at once.",
+        "checkpoint and exit status 3; --resume continues from there with the same bits as a run that never "
+        "stopped. A second SIGINT or SIGTERM, more than a second after the first, ends it at once.",
     .examples =
         "descent train --model lenet --epochs 3\n"
         "descent train --model resnet32 --data cifar10:data --epochs 100 --lr-decay 35 75 90\n"

@@ -13,7 +13,7 @@ enum { MAX_OPTIONS = 128 };
 
 static const dsc_option own_options[] = {
     {DSC_CLI_DEVICE(AT(device)),
-     .help = "where to compute; auto: a GPU where there is one; ref is slow and plain",
+     .help = "where to compute; auto: a GPU if there is one; ref: slow reference code",
      .group = "Where to run"},
     {DSC_CLI_THREADS(AT(threads))},
     {.name = "comm",
@@ -21,7 +21,7 @@ static const dsc_option own_options[] = {
      .offset = AT(comm),
      .value = "auto",
      .choices = DSC_CLI_CHOICES("auto", "mpi", "nccl"),
-     .help = "what carries tensors of GPUs between ranks; mpi copies them over the host; auto: nccl where "
+     .help = "how tensors of GPUs are sent between ranks; mpi copies them over the host; auto: nccl if "
              "every rank has a GPU of its own, mpi for adpsgd"},
     {.name = "tune",
      .kind = DSC_OPTION_FLAG,

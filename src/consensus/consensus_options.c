@@ -18,7 +18,8 @@ static const dsc_option table[] = {
      .offset = AT(kind),
      .value = "allreduce",
      .choices = kinds,
-     .help = "how ranks agree: gradients are averaged over all ranks (allreduce), or parameters are averaged "
+     .help = "how ranks stay together: gradients are averaged over all ranks (allreduce), or parameters are "
+             "averaged "
              "with a few peers by gossip: stochastic gradient push (sgp), the same overlapped with computing "
              "(osgp), exchange in pairs (dpsgd), or pairs at any time (adpsgd)",
      .json = "consensus",
@@ -29,7 +30,7 @@ static const dsc_option table[] = {
      .value = "fp32",
      .choices = wire_names,
      .values = wire_types,
-     .help = "type in which gradients, or the parameters of gossip, travel",
+     .help = "type in which gradients, or with gossip parameters, are sent",
      .json = "allreduce_dtype"},
     {.name = "bucket-mb",
      .kind = DSC_OPTION_MIB,
@@ -37,7 +38,7 @@ static const dsc_option table[] = {
      .value = "4",
      .placeholder = "X",
      .range = "(0, 1e6]",
-     .help = "MiB of gradients or parameters that travel together",
+     .help = "MiB of gradients or parameters that are sent in one message",
      .json = "bucket_bytes"},
     {.name = "peer-timeout",
      .kind = DSC_OPTION_DOUBLE,
@@ -109,7 +110,7 @@ static const dsc_option table[] = {
      .value = "1",
      .placeholder = "X",
      .range = "(0, inf)",
-     .help = "learning rate of that change",
+     .help = "learning rate of the change from one exact average to the next (SlowMo)",
      .json = "gossip.slow_rate",
      .rules = {{GOSSIP, "it acts when ranks that gossip are averaged"},
                {"average-every>0", "it acts at exact averages, and there are none"}}},
