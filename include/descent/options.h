@@ -40,10 +40,11 @@ typedef enum dsc_option_kind {
 } dsc_option_kind;
 
 enum {
-    DSC_OPTION_NOT_SAVED = 1, /* dsc_option_write leaves it out */
-    DSC_OPTION_OWN = 2,       /* ranks may have different values */
-    DSC_OPTION_OWN_TEXT = 4,  /* the same, but either all ranks have a value or none has */
-    DSC_OPTION_OWN_PLACE = 8  /* "KIND:PLACE": ranks may differ in the place, unless the kind is synthetic */
+    DSC_OPTION_NOT_SAVED = 1,  /* dsc_option_write leaves it out */
+    DSC_OPTION_OWN = 2,        /* ranks may have different values */
+    DSC_OPTION_OWN_TEXT = 4,   /* the same, but either all ranks have a value or none has */
+    DSC_OPTION_OWN_PLACE = 8,  /* "KIND:PLACE": ranks may differ in the place, unless the kind is synthetic */
+    DSC_OPTION_MAY_CHANGE = 16 /* not reported when a resumed run has another value than the saved one */
 };
 
 /* When an option applies: "consensus=sgp|osgp" (another option has one of these values), "average-every>0",

@@ -8,10 +8,12 @@
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
 #include "train/file.h"
+#include "train/resume_note.h"
 #include "train/share.h"
 #include "train/sync.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -172,16 +174,22 @@ dsc_status dsc_origin_find(const dsc_train_options *o, dsc_origin *from) {
     return set_origin(o->resume, from);
 }
 
+/* The directory that a path lies in. */
+static void find_parent(const char *path, char parent[DSC_ORIGIN_SIZE]) {
+    snprintf(parent, DSC_ORIGIN_SIZE, "%s", path);
+    char *slash = strrchr(parent, '/');
+    if (slash)
+        slash[slash == parent] = '\0';
+    else
+        snprintf(parent, DSC_ORIGIN_SIZE, ".");
+}
+
 /* Whether a checkpoint lies in this directory. */
 static int lies_in(const char *path, const char *directory) {
     char parent[DSC_ORIGIN_SIZE];
     struct stat a, b;
-    snprintf(parent, sizeof parent, "%s", path);
-    char *slash = strrchr(parent, '/');
-    if (slash)
-        slash[slash == parent] = '\0';
-    return stat(slash ? parent : ".", &a) == 0 && stat(directory, &b) == 0 && a.st_dev == b.st_dev &&
-           a.st_ino == b.st_ino;
+    find_parent(path, parent);
+    return stat(parent, &a) == 0 && stat(directory, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
 /* Rank 0: makes the directory, which may hold another run only if it is this one that goes on. */
@@ -249,14 +257,23 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
         DSC_TRY(dsc_consensus_start(t->consensus));
     if (!t->collective)
         DSC_TRY(dsc_comm_agree(t->comm, dsc_sync_start_peers(t)));
+    char parent[DSC_ORIGIN_SIZE], *note = NULL;
+    find_parent(from.path, parent);
+    if (from.path[0] && t->rank == 0)
+        note = dsc_resume_note(&t->settings, parent); /* before this run writes its own `config` */
     dsc_status status = DSC_OK;
     if (t->options.out && t->rank == 0) {
         status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
         if (status == DSC_OK)
             status = dsc_settings_write(&t->settings, t->options.out);
     }
-    DSC_TRY(dsc_comm_agree(t->comm, status));
-    DSC_TRY(dsc_trainer_report_start(t, from.path));
+    status = dsc_comm_agree(t->comm, status);
+    if (status == DSC_OK)
+        status = dsc_trainer_report_start(t, from.path);
+    if (status == DSC_OK && note)
+        dsc_trainer_emit_text(t, DSC_EVENT_NOTE, note);
+    free(note);
+    DSC_TRY(status);
     t->begun = 1;
     return DSC_OK;
 }

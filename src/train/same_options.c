@@ -28,11 +28,7 @@ static char *describe(const dsc_train_options *options) {
     dsc_settings_parts(options, parts);
     for (const dsc_settings_part *part = parts; part->table; part++)
         for (const dsc_option *o = part->table; o->name; o++) {
-            dsc_option_get_value(o, part->values, value, sizeof value);
-            if (o->flags & DSC_OPTION_OWN_TEXT)
-                snprintf(value, sizeof value, "%s", *value ? "given" : "");
-            if (o->flags & DSC_OPTION_OWN_PLACE && strncmp(value, "synthetic", strcspn(value, ":")) != 0)
-                value[strcspn(value, ":")] = '\0';
+            dsc_settings_shared_value(o, part->values, value, sizeof value);
             if (!(o->flags & DSC_OPTION_OWN))
                 write_line(stream, o->name, *value ? value : "(none)");
         }

@@ -21,8 +21,7 @@ void dsc_settings_parts(const dsc_train_options *options, dsc_settings_part part
     parts[4] = (dsc_settings_part){NULL, NULL};
 }
 
-/* One table for the whole of dsc_settings. */
-static dsc_status join(dsc_option table[DSC_SETTINGS_OPTIONS]) {
+dsc_status dsc_settings_table(dsc_option table[DSC_SETTINGS_OPTIONS]) {
     table[0].name = NULL;
     DSC_TRY(dsc_option_join(table, DSC_SETTINGS_OPTIONS, dsc_train_option_table(),
                             offsetof(dsc_settings, train), sizeof(dsc_train_options), NULL));
@@ -32,6 +31,15 @@ static dsc_status join(dsc_option table[DSC_SETTINGS_OPTIONS]) {
                             offsetof(dsc_settings, kfac), sizeof(dsc_kfac_options), NULL));
     return dsc_option_join(table, DSC_SETTINGS_OPTIONS, dsc_consensus_option_table(),
                            offsetof(dsc_settings, consensus), sizeof(dsc_consensus_options), NULL);
+}
+
+const char *dsc_settings_shared_value(const dsc_option *o, const void *values, char *text, size_t size) {
+    dsc_option_get_value(o, values, text, size);
+    if (o->flags & DSC_OPTION_OWN_TEXT)
+        snprintf(text, size, "%s", *text ? "given" : "");
+    if (o->flags & DSC_OPTION_OWN_PLACE && strncmp(text, "synthetic", strcspn(text, ":")) != 0)
+        text[strcspn(text, ":")] = '\0';
+    return text;
 }
 
 /* ---- checks ---- */
@@ -67,7 +75,7 @@ static dsc_status check_peer_loss(const dsc_settings *s, const char *prefix) {
 static dsc_status check(const dsc_settings *s, const char *prefix) {
     dsc_option table[DSC_SETTINGS_OPTIONS];
     const dsc_train_options *o = &s->train;
-    DSC_TRY(join(table));
+    DSC_TRY(dsc_settings_table(table));
     if (!o->model || !o->data)
         return DSC_FAIL(DSC_E_INVALID, "neither %smodel nor %sdata may be NULL", prefix, prefix);
     DSC_TRY(dsc_option_check(table, s, prefix));
@@ -162,7 +170,7 @@ dsc_status dsc_settings_write(const dsc_settings *settings, const char *director
     dsc_option table[DSC_SETTINGS_OPTIONS];
     char *text = NULL, *path = NULL;
     size_t length = 0;
-    DSC_TRY(join(table));
+    DSC_TRY(dsc_settings_table(table));
     DSC_TRY(dsc_output_path(directory, "config", &path));
     FILE *stream = open_memstream(&text, &length);
     if (stream) {

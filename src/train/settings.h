@@ -31,4 +31,10 @@ typedef struct dsc_settings_part {
 enum { DSC_SETTINGS_PARTS = 5 };
 void dsc_settings_parts(const dsc_train_options *options, dsc_settings_part parts[DSC_SETTINGS_PARTS]);
 
+/* The options of all parts as one table for the whole of dsc_settings. */
+dsc_status dsc_settings_table(dsc_option table[DSC_SETTINGS_OPTIONS]) DSC_MUST_CHECK;
+/* An option's value without what may be each rank's own (DSC_OPTION_OWN_TEXT, DSC_OPTION_OWN_PLACE). Returns
+ * `text`. */
+const char *dsc_settings_shared_value(const dsc_option *option, const void *values, char *text, size_t size);
+
 #endif

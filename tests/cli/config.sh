@@ -36,6 +36,30 @@ again --consensus dpsgd --kfac-update-freq 3 --kfac-scope local --kfac-fisher sa
 # It is a run's own file: written anew when the run goes on, removed with the run.
 expect 0 "done: " train --config first1/config --steps 5 --out first1 --resume
 has first1/config "steps = 5"
+if grep -q "other options" stdout stderr; then complain "more steps count as another option: $(grep "other options" stdout stderr)"; fi
+
+# What differs from the saved run is reported in one line, also from another directory; what a continuation may change is not.
+expect 0 "resumed with other options than the saved run: lr 0.05 instead of 0.1, momentum 0.5 instead of 0.9" \
+    train --config first1/config --steps 6 --out first1 --resume --lr 0.05 --momentum 0.5 --keep 5 --eval-every 0 --log-every 2
+expect 0 "done: " train --config first1/config --steps 7 --out first1 --resume # the file is that of the last run
+if grep -q "other options" stdout stderr; then complain "the same options count as others: $(grep "other options" stdout stderr)"; fi
+expect 0 "than the saved run: warmup-start 0.01 instead of lr, lr-decay 1 2.5 instead of none, kfac-update-freq 2 instead of" \
+    train --config first1/config --steps 8 --out third --resume first1 --lr-decay 1,2.5 --kfac-update-freq 2 --warmup-start 0.01 \
+    --bucket-mb 0.5
+
+# A file that is damaged or missing does not prevent a resume.
+head -c 300 /dev/urandom >noise
+for damage in "lr = fast" "batch-size" "$(tr -d '\0' <noise)"; do
+    printf '%s\n' "$damage" >first1/config
+    expect 0 "done: " train --model mlp --data synthetic:256 --batch-size 32 --threads 1 --device cpu --steps 8 --out first1 --resume
+done
+printf 'lr = fast\n' >first1/config
+expect 0 "are not compared with those of this one: first1/config:1: lr" \
+    train --model mlp --data synthetic:256 --batch-size 32 --threads 1 --device cpu --steps 9 --out first1 --resume
+rm first1/config
+expect 0 "done: " train --model mlp --data synthetic:256 --batch-size 32 --threads 1 --device cpu --steps 10 --out first1 --resume
+if grep -q "options" stdout stderr; then complain "a missing file is reported: $(grep "options" stdout stderr)"; fi
+has first1/config "steps = 10"
 expect 0 "done: " train --config first1/config --steps 1 --out first1 --overwrite
 has first1/config "steps = 1"
 finish

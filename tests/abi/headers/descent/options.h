@@ -36,27 +36,28 @@ typedef enum dsc_option_kind {
     DSC_OPTION_STRING,   /* const char * */
     DSC_OPTION_LIST,     /* double[capacity] at `offset`, int at `count_offset` */
     DSC_OPTION_PAIRS,    /* "0:1 30:2": int64_t[capacity] at `offset`, int[capacity] at `second_offset` */
-    DSC_OPTION_CONFIG /* const char *: a file of `key = value` lines, read before the command line counts */
+    DSC_OPTION_CONFIG    /* const char *: a file of `key = value` lines; the command line overrides it */
 } dsc_option_kind;
 
 enum {
-    DSC_OPTION_NOT_SAVED = 1, /* dsc_option_write leaves it out */
-    DSC_OPTION_OWN = 2,       /* every rank may have another value */
-    DSC_OPTION_OWN_TEXT = 4,  /* the same, but all ranks have one or none has */
-    DSC_OPTION_OWN_PLACE = 8  /* "KIND:PLACE": ranks may differ in the place, unless the kind is synthetic */
+    DSC_OPTION_NOT_SAVED = 1,  /* dsc_option_write leaves it out */
+    DSC_OPTION_OWN = 2,        /* ranks may have different values */
+    DSC_OPTION_OWN_TEXT = 4,   /* the same, but either all ranks have a value or none has */
+    DSC_OPTION_OWN_PLACE = 8,  /* "KIND:PLACE": ranks may differ in the place, unless the kind is synthetic */
+    DSC_OPTION_MAY_CHANGE = 16 /* not reported when a resumed run has another value than the saved one */
 };
 
 /* When an option applies: "consensus=sgp|osgp" (another option has one of these values), "average-every>0",
- * or "kfac-update-freq" (that one is given, too, or above 0). `why` completes "... does not go with
- * {consensus} allreduce: " or "... needs {average-every}: ". */
+ * or "kfac-update-freq" (that option is given as well, or is above 0). `why` is the end of a message that
+ * begins "... does not go with {consensus} allreduce: " or "... needs {average-every}: ". */
 typedef struct dsc_option_rule {
     const char *when, *why;
 } dsc_option_rule;
 
 enum { DSC_OPTION_RULES = 2 };
 
-/* One option. In help, default_text and why, {key} stands for the name of another option. The struct has its
- * final size. */
+/* One option. In help, default_text and why, {key} stands for the name of another option. No version of the
+ * library will add members to this struct. */
 typedef struct dsc_option {
     const char *name; /* without dashes; NULL ends a table */
     dsc_option_kind kind;
@@ -87,10 +88,11 @@ DSC_API const dsc_option *dsc_optim_option_table(void);
 DSC_API const dsc_option *dsc_consensus_option_table(void);
 DSC_API const dsc_option *dsc_kfac_option_table(void);
 
-/* Appends the entries of `table` to `out` (room for `capacity` entries with the last, whose name is NULL; it
- * starts as a table without entries), moved by `offset` bytes: where the table's struct is in the larger one.
- * `size`: sizeof the table's struct; entries of members after its end are left out. `only`: the names to
- * take, blanks between them; NULL: all. Every entry gets its group's name. */
+/* Appends the entries of `table` to `out`, a table that is terminated (empty at first: out[0].name is NULL)
+ * and has space for `capacity` entries, the terminating one included. `offset`: where the table's struct is
+ * in the larger one; it is added to the offsets of the entries. `size`: sizeof the table's struct; entries
+ * for members after its end are left out. `only`: the names to take, separated by blanks; NULL: all. Every
+ * entry gets its group's name. */
 DSC_API dsc_status dsc_option_join(dsc_option *out, int64_t capacity, const dsc_option *table, size_t offset,
                                    size_t size, const char *only) DSC_MUST_CHECK;
 /* The entry of this name, or NULL. */
@@ -101,24 +103,25 @@ DSC_API void dsc_option_defaults(const dsc_option *table, void *values);
 /* Sets one option from text, which must outlive the struct when the option is a string. */
 DSC_API dsc_status dsc_option_set_value(const dsc_option *table, void *values, const char *name,
                                         const char *text) DSC_MUST_CHECK;
-/* The value as dsc_option_set_value takes it, exact for numbers; "" for a string that is NULL and for an empty
- * list. Returns `text`. */
+/* Writes the value to `text` as dsc_option_set_value takes it, exact for numbers; "" for a string that is
+ * NULL and for an empty list. Returns `text`. */
 DSC_API const char *dsc_option_get_value(const dsc_option *option, const void *values, char *text,
                                          size_t size);
 /* Checks all values: type, range, choices; and that an option whose value is not the default applies. */
 DSC_API dsc_status dsc_option_check(const dsc_option *table, const void *values,
                                     const char *prefix) DSC_MUST_CHECK;
-/* Writes the options as lines `key = value`, under a comment with the heading of each group. What does not
- * apply, or has no value, is written as a comment. */
+/* Writes the options as lines `key = value`, under a comment with the heading of each group. An option that
+ * does not apply, or has no value, is written as a comment. */
 DSC_API void dsc_option_write(const dsc_option *table, const void *values, FILE *out);
 
-/* What was given: positional arguments, which options, and the memory that stored strings point into. */
+/* The result of parsing: the positional arguments, which options were given, and the memory of strings. */
 typedef struct dsc_option_set dsc_option_set;
 
-/* Parses argv[0 .. argc) (the program's name and the command's left out by the caller) into `values`, which
- * holds the defaults. Files named by a DSC_OPTION_CONFIG come first, in their order, then the command line, so
- * that it wins. Of an option given twice the last counts; "--" ends the options. Strings in `values` point
- * into argv or *out: both must outlive them. On failure `values` may hold some of the new values. */
+/* Parses argv[0 .. argc), without the names of program and command, into `values`, which holds the defaults.
+ * Files named by a DSC_OPTION_CONFIG are read first, in their order, and then the command line, which
+ * overrides them. When an option is given twice, the last value counts; "--" ends the options. Strings in
+ * `values` point into argv or *out: both must outlive them. On failure `values` may hold some of the new
+ * values. */
 DSC_API dsc_status dsc_option_parse(const dsc_option *table, int argc, char *const *argv, void *values,
                                     dsc_option_set **out) DSC_MUST_CHECK;
 /* Parses the text of a configuration file, `length` bytes that need no 0 after them; `file` is its name in
@@ -128,7 +131,7 @@ DSC_API dsc_status dsc_option_parse_text(const dsc_option *table, const char *fi
 /* Accepts NULL and *set == NULL. */
 DSC_API void dsc_option_set_destroy(dsc_option_set **set);
 
-/* DSC_E_INVALID for the first option that was given, but does not apply. */
+/* DSC_E_INVALID when an option was given that does not apply; the message names the first. */
 DSC_API dsc_status dsc_option_check_given(const dsc_option_set *set, const void *values,
                                           const char *prefix) DSC_MUST_CHECK;
 /* 1 when the option was given, on the command line or in a file. */
@@ -136,13 +139,14 @@ DSC_API int dsc_option_given(const dsc_option_set *set, const char *name);
 DSC_API int64_t dsc_option_positional_count(const dsc_option_set *set);
 DSC_API const char *dsc_option_positional(const dsc_option_set *set, int64_t index);
 
-/* For help texts. The default, from `values`, "" when there is nothing to show; `text` with every {key} as
- * prefix and key; an interval in words: "[1, inf)" is "at least 1", NULL is "". Return `text`. */
+/* For help texts; all three write to `text` and return it. default_text: the default, taken from `values`, or
+ * "" when there is nothing to show. expand: `source` with every {key} replaced by prefix and key. range_text:
+ * an interval in words, "at least 1" for "[1, inf)" and "" for NULL. */
 DSC_API const char *dsc_option_default_text(const dsc_option *option, const void *values, const char *prefix,
                                             char *text, size_t size);
 DSC_API const char *dsc_option_expand(const char *source, const char *prefix, char *text, size_t size);
 DSC_API const char *dsc_option_range_text(const char *range, char *text, size_t size);
-/* The candidate (of `count`) that `word` is most likely a misspelling of, NULL when none is near. */
+/* The candidate (of `count`) that `word` is most likely a misspelling of; NULL when none is similar. */
 DSC_API const char *dsc_option_nearest(const char *word, const char *const *candidates, int64_t count);
 
 #ifdef __cplusplus

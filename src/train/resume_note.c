@@ -1,0 +1,150 @@
+/* Both runs are compared as their files `config` describe them, read by the same table, so that options that
+ * do not apply (they are comments in the file) count as equal. Nothing that is wrong with the saved file
+ * prevents a run from being resumed: it is reported instead. */
+#include "train/resume_note.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "train/file.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FILE_LIMIT = 1 << 18, VALUE_SIZE = 4096 };
+
+/* Options as a file gives them; the set owns the strings. */
+typedef struct reading {
+    dsc_settings values;
+    dsc_option_set *set;
+} reading;
+
+/* Overwrites the lines of other keys with blanks: a program may have options of its own in the file
+ * (config_lines), which this table does not have. */
+static void blank_unknown(const dsc_option *table, char *text, size_t length) {
+    for (char *line = text, *end; line < text + length; line = end + 1) {
+        char key[64];
+        end = memchr(line, '\n', (size_t)(text + length - line));
+        end = end ? end : text + length;
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(line, " \t=\r\n"), line);
+        if (!dsc_option_find(table, key))
+            memset(line, ' ', (size_t)(end - line));
+    }
+}
+
+static dsc_status read_text(const dsc_option *table, const char *path, char *text, size_t length,
+                            reading *out) {
+    DSC_TRY(dsc_settings_read(NULL, &out->values));
+    blank_unknown(table, text, length);
+    return dsc_option_parse_text(table, path, text, length, &out->values, &out->set);
+}
+
+static void clear(reading *r) {
+    dsc_option_set_destroy(&r->set);
+    dsc_settings_clear(&r->values);
+}
+
+static dsc_status read_own(const dsc_option *table, const dsc_settings *settings, reading *out) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *stream = open_memstream(&text, &length);
+    if (stream)
+        dsc_option_write(table, settings, stream);
+    dsc_status status = stream && fclose(stream) == 0
+                            ? read_text(table, "config", text, length, out)
+                            : DSC_FAIL(DSC_E_MEMORY, "no memory to write the options of this run");
+    free(text);
+    return status;
+}
+
+/* *found = 0 when there is no such file. */
+static dsc_status read_saved(const dsc_option *table, const char *path, reading *out, int *found) {
+    char *text = NULL;
+    FILE *file = fopen(path, "rb");
+    *found = file != NULL;
+    if (!file)
+        return DSC_OK;
+    dsc_status status = dsc_memory_alloc(FILE_LIMIT + 1, 1, &text);
+    if (status == DSC_OK) {
+        size_t length = fread(text, 1, FILE_LIMIT, file);
+        status = read_text(table, path, text, length, out);
+    }
+    fclose(file);
+    dsc_memory_free(&text);
+    return status;
+}
+
+/* The value, or what its default means ("the model's own size" rather than 0). */
+static void write_value(const dsc_option *option, const char *value, const dsc_settings *defaults,
+                        FILE *out) {
+    char usual[VALUE_SIZE], words[256];
+    dsc_settings_shared_value(option, defaults, usual, sizeof usual);
+    if (option->default_text && strcmp(value, usual) == 0)
+        fputs(dsc_option_expand(option->default_text, "", words, sizeof words), out);
+    else
+        fputs(*value ? value : "none", out);
+}
+
+static char *list_differences(const dsc_option *table, const dsc_settings *saved, const dsc_settings *now,
+                              const dsc_settings *defaults) {
+    const unsigned skipped = DSC_OPTION_NOT_SAVED | DSC_OPTION_OWN | DSC_OPTION_MAY_CHANGE;
+    char before[VALUE_SIZE], after[VALUE_SIZE], *text = NULL;
+    size_t length = 0;
+    int count = 0;
+    FILE *out = open_memstream(&text, &length);
+    for (const dsc_option *o = table; out && o->name; o++) {
+        dsc_settings_shared_value(o, saved, before, sizeof before);
+        dsc_settings_shared_value(o, now, after, sizeof after);
+        if (o->flags & skipped || strcmp(before, after) == 0)
+            continue;
+        fputs(count++ == 0 ? "resumed with other options than the saved run: " : ", ", out);
+        fputs(o->name, out);
+        fputc(' ', out);
+        write_value(o, after, defaults, out);
+        fputs(" instead of ", out);
+        write_value(o, before, defaults, out);
+    }
+    if (out && fclose(out) == 0 && count > 0)
+        return text;
+    free(text);
+    return NULL;
+}
+
+static char *describe_failure(void) {
+    char *text = NULL;
+    size_t length = 0;
+    FILE *out = open_memstream(&text, &length);
+    if (!out)
+        return NULL;
+    fputs("the options of the saved run are not compared with those of this one: ", out);
+    fputs(dsc_error_message(), out);
+    if (fclose(out) == 0)
+        return text;
+    free(text);
+    return NULL;
+}
+
+char *dsc_resume_note(const dsc_settings *now, const char *directory) {
+    dsc_option table[DSC_SETTINGS_OPTIONS];
+    reading saved = {.set = NULL}, own = {.set = NULL}, defaults = {.set = NULL};
+    char *path = NULL, *note = NULL;
+    int found = 0;
+    dsc_status status = dsc_settings_table(table);
+    if (status == DSC_OK)
+        status = dsc_output_path(directory, "config", &path);
+    if (status == DSC_OK)
+        status = read_saved(table, path, &saved, &found);
+    if (status == DSC_OK && found)
+        status = read_own(table, now, &own);
+    if (status == DSC_OK && found)
+        status = dsc_settings_read(NULL, &defaults.values);
+    if (status != DSC_OK)
+        note = describe_failure();
+    else if (found)
+        note = list_differences(table, &saved.values, &own.values, &defaults.values);
+    clear(&saved);
+    clear(&own);
+    clear(&defaults);
+    dsc_memory_free(&path);
+    return note;
+}
