@@ -23,6 +23,7 @@ typedef struct slot {
     void *host; /* a block */
     dsc_event *done;
     double began;
+    int with_stamps;
     dsc_step_report report;
 } slot;
 
@@ -84,9 +85,10 @@ dsc_tensor dsc_results_stamps(const dsc_results *r) {
     return r->stamps;
 }
 
-dsc_step_report *dsc_results_begin(dsc_results *r) {
+dsc_step_report *dsc_results_begin(dsc_results *r, int with_stamps) {
     slot *s = &r->slots[r->ended % SLOTS];
     s->began = dsc_clock_now();
+    s->with_stamps = with_stamps;
     s->report = (dsc_step_report){.size = sizeof s->report};
     return &s->report;
 }
@@ -107,7 +109,7 @@ int dsc_results_lag(const dsc_results *r) {
     return dsc_device_is_host(r->device) ? 0 : 1;
 }
 
-dsc_status dsc_results_collect(dsc_results *r, int with_stamps, int with_kfac, dsc_outcome *out) {
+dsc_status dsc_results_collect(dsc_results *r, int with_kfac, dsc_outcome *out) {
     slot *s = &r->slots[r->collected % SLOTS];
     if (r->collected == r->ended)
         return DSC_FAIL(DSC_E_INTERNAL, "there is no step to collect");
@@ -126,7 +128,7 @@ dsc_status dsc_results_collect(dsc_results *r, int with_stamps, int with_kfac, d
     report->loss_scale = n[DSC_NUMBER_SCALE];
     report->skipped = out->skip == 1;
     report->seconds = now - (s->began > r->collected_at ? s->began : r->collected_at);
-    if (with_stamps)
+    if (s->with_stamps)
         dsc_phases_read_stamps(b->stamps, with_kfac, report->phase_ms);
     r->collected_at = now;
     r->collected++;

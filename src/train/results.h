@@ -39,17 +39,15 @@ dsc_tensor dsc_results_numbers(const dsc_results *r, dsc_number first, int64_t c
 dsc_tensor dsc_results_stamps(const dsc_results *r);
 
 /* A step begins. Returns its report, zeroed, for the caller to fill in what the host knows; it stays there
- * until the step is collected. */
-dsc_step_report *dsc_results_begin(dsc_results *r);
+ * until the step is collected. with_stamps: the device leaves time stamps in it. */
+dsc_step_report *dsc_results_begin(dsc_results *r, int with_stamps);
 /* The step's work is all in the queue. */
 dsc_status dsc_results_end(dsc_results *r, dsc_queue *queue) DSC_MUST_CHECK;
 /* Steps that have ended and were not collected; and how many of them a caller may leave so: 0 on host
  * devices, 1 on others. */
 int dsc_results_pending(const dsc_results *r);
 int dsc_results_lag(const dsc_results *r);
-/* The oldest pending step; waits for it. with_stamps: its phases are read from the device's time stamps,
- * with_kfac among them. */
-dsc_status dsc_results_collect(dsc_results *r, int with_stamps, int with_kfac,
-                               dsc_outcome *out) DSC_MUST_CHECK;
+/* The oldest pending step; waits for it. with_kfac: K-FAC's phases are among its time stamps. */
+dsc_status dsc_results_collect(dsc_results *r, int with_kfac, dsc_outcome *out) DSC_MUST_CHECK;
 
 #endif

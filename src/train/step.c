@@ -285,8 +285,7 @@ dsc_status dsc_trainer_collect(dsc_trainer *t) {
     dsc_outcome outcome;
     if (dsc_results_pending(t->results) == 0)
         return DSC_OK;
-    DSC_TRY(
-        dsc_results_collect(t->results, !t->phases.is_host && t->phases.timed, t->kfac != NULL, &outcome));
+    DSC_TRY(dsc_results_collect(t->results, t->kfac != NULL, &outcome));
     t->report = outcome.report;
     t->report.stop_requested &= t->collective;
     t->report.metrics_failed &= t->collective;
@@ -328,7 +327,7 @@ dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) {
     uint64_t before[DSC_TRAFFIC_COUNT];
     for (int i = 0; i < DSC_TRAFFIC_COUNT; i++)
         before[i] = dsc_comm_bytes(t->comm, (dsc_traffic)i);
-    dsc_step_report *report = dsc_results_begin(t->results);
+    dsc_step_report *report = dsc_results_begin(t->results, !t->phases.is_host && t->phases.timed);
     report->step = t->state.step + 1;
     report->epoch = t->state.epoch;
     report->lr = current_rate(t);
