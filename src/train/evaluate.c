@@ -106,16 +106,18 @@ dsc_status dsc_model_evaluate(dsc_comm *comm, dsc_model *model, dsc_dataset *dat
 /* `data` NULL: the validation set, with the executor that was planned for it. */
 static dsc_status evaluate_swapped(dsc_trainer *t, dsc_dataset *data, dsc_eval_result *result) {
     dsc_loader_options o;
+    dsc_status status;
     DSC_TRY(dsc_trainer_swap_in(t));
     if (!data) {
-        DSC_TRY(evaluate(t->comm, t->queue, t->val_exec, t->val_loader, result));
+        status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, result);
     } else {
         dsc_loader_options_init(&o);
         o.batch = t->options.val_batch_size > 0 ? t->options.val_batch_size : t->options.batch_size;
         o.threads = t->options.data_threads;
-        DSC_TRY(evaluate_set(t->comm, t->queue, t->model, data, &o, result));
+        status = evaluate_set(t->comm, t->queue, t->model, data, &o, result);
     }
-    return dsc_trainer_swap_out(t);
+    dsc_status swapped = dsc_trainer_swap_out(t); /* after a failure, too: training can go on */
+    return status == DSC_OK ? swapped : status;
 }
 
 dsc_status dsc_trainer_evaluate_mean(dsc_trainer *t, dsc_eval_result *result) {
@@ -129,8 +131,7 @@ dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data, dsc_eva
         data = trainer->val_set;
     if (!data && !trainer->val_exec)
         return DSC_FAIL(DSC_E_INVALID, "nothing to evaluate on: this trainer has no validation set");
-    DSC_TRY(dsc_trainer_begin(trainer));
-    DSC_TRY(dsc_trainer_synchronise(trainer));
+    DSC_TRY(dsc_trainer_finish(trainer, NULL));
     DSC_TRY(evaluate_swapped(trainer, data, &own));
     dsc_versioned_write(&own, result);
     return DSC_OK;

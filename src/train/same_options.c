@@ -18,20 +18,23 @@ static void write_line(FILE *stream, const char *key, const char *value) {
 }
 
 /* One line "key value" per option that all ranks must agree on; free with free(). NULL: no memory. */
-static char *describe(const dsc_train_options *options) {
+static char *describe(const dsc_trainer *t) {
     dsc_settings_part parts[DSC_SETTINGS_PARTS];
     char *text = NULL, value[4096];
     size_t length = 0;
     FILE *stream = open_memstream(&text, &length);
     if (!stream)
         return NULL;
-    dsc_settings_parts(options, parts);
+    dsc_settings_parts(&t->options, parts);
     for (const dsc_settings_part *part = parts; part->table; part++)
         for (const dsc_option *o = part->table; o->name; o++) {
             dsc_settings_shared_value(o, part->values, value, sizeof value);
             if (!(o->flags & DSC_OPTION_OWN))
                 write_line(stream, o->name, *value ? value : "(none)");
         }
+    /* Of data that options do not name: ranks that gossip would wait for each other at ends of epochs. */
+    snprintf(value, sizeof value, "%lld", (long long)t->epoch_steps);
+    write_line(stream, "steps-of-an-epoch", value);
     if (fclose(stream) == 0)
         return text;
     free(text);
@@ -56,7 +59,7 @@ dsc_status dsc_same_options_check(dsc_trainer *t) {
     char *text = NULL;
     if (t->ranks == 1)
         return DSC_OK;
-    char *own = describe(&t->options);
+    char *own = describe(t);
     dsc_status status =
         own ? DSC_OK : DSC_FAIL(DSC_E_MEMORY, "no memory to compare the options of the ranks");
     if (status == DSC_OK && t->rank == 0)

@@ -133,6 +133,49 @@ static void test_other_options(void **state) {
     all_fine(comm);
 }
 
+/* Epochs that differ between the ranks are refused by all, where options do not name the data. */
+static void test_other_epochs(void **state) {
+    (void)state;
+    dsc_train_options o;
+    dsc_model *model = NULL;
+    dsc_trainer *t = NULL;
+    runs_options(&o, NULL);
+    o.epoch_steps = rank == ranks - 1 && ranks > 1 ? 7 : 8;
+    EXPECT_OK(dsc_zoo_create(device, "mlp", 32, 32, 3, 10, NULL, &model));
+    if (ranks > 1)
+        EXPECT_FAILS(DSC_E_INVALID, "steps-of-an-epoch 7 instead of 8",
+                     dsc_trainer_create(comm, device, model, NULL, NULL, &o, &t));
+    dsc_model_destroy(&model);
+    all_fine(comm);
+}
+
+/* After an evaluation that was refused every rank has its own values back. */
+static void test_refused_evaluation(void **state) {
+    (void)state;
+    dsc_train_options o;
+    dsc_dataset *other = NULL;
+    float image[4] = {0};
+    int32_t label = 0;
+    dsc_memory_data d;
+    dsc_memory_data_init(&d);
+    d.count = d.h = d.w = 1;
+    d.c = 4;
+    d.classes = 2;
+    d.images = image;
+    d.labels = &label;
+    EXPECT_OK(dsc_dataset_from_memory(&d, &other));
+    runs_options(&o, NULL);
+    o.batch_size = 4;
+    consensus_of(&o)->kind = DSC_CONSENSUS_SGP;
+    dsc_trainer *t = stepped(comm, &o, 2);
+    EXPECT_FAILS(DSC_E_INVALID, "[1,1,1,4]", dsc_trainer_evaluate(t, other, NULL));
+    EXPECT_OK(dsc_trainer_step(t, NULL));
+    EXPECT_OK(dsc_trainer_finish(t, NULL));
+    dsc_trainer_destroy(&t);
+    dsc_dataset_close(&other);
+    all_fine(comm);
+}
+
 /* ---- stop and resume ---- */
 
 static void resume_options(dsc_train_options *o, const char *out) {
@@ -450,12 +493,13 @@ static void open_all(void) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal),   cmocka_unit_test(test_report),
-        cmocka_unit_test(test_resume),  cmocka_unit_test(test_other_ranks),
-        cmocka_unit_test(test_eval),    cmocka_unit_test(test_eval_gives_back),
-        cmocka_unit_test(test_drift),   cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_agreed),  cmocka_unit_test(test_carrier),
-        cmocka_unit_test(test_engines), cmocka_unit_test(test_other_options),
+        cmocka_unit_test(test_equal),        cmocka_unit_test(test_report),
+        cmocka_unit_test(test_resume),       cmocka_unit_test(test_other_ranks),
+        cmocka_unit_test(test_eval),         cmocka_unit_test(test_eval_gives_back),
+        cmocka_unit_test(test_drift),        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_agreed),       cmocka_unit_test(test_carrier),
+        cmocka_unit_test(test_engines),      cmocka_unit_test(test_other_options),
+        cmocka_unit_test(test_other_epochs), cmocka_unit_test(test_refused_evaluation),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);
