@@ -9,9 +9,12 @@
  * progress are those of train.h.
  *
  * The trainer keeps pointers to communicator, device, model and data sets, which stay the caller's and must
- * outlive it; options are copied, strings included. All functions are collective unless they say otherwise:
- * every rank calls them in the same order. When one fails, it fails on all ranks, except for steps of gossip,
- * where a rank may fail alone (see dsc_train_run). */
+ * outlive it; options are copied, strings included. No pointer may be NULL unless its function says so.
+ *
+ * All functions are collective unless they say otherwise: every rank calls them in the same order. When one
+ * fails, it fails on all ranks, except for steps: with gossip a rank may fail alone (see dsc_train_run), and so
+ * does a rank whose own batch is refused, or whose device fails. Whoever owns main() then ends the job
+ * (dsc_comm_abort). */
 #ifndef DSC_TRAINER_H
 #define DSC_TRAINER_H
 
@@ -67,8 +70,8 @@ typedef struct dsc_step_report {
 /* Plans and allocates everything that a step needs. `val` may be NULL: then nothing is evaluated. `train` may
  * be NULL when the caller passes the batches itself (dsc_trainer_step_on). The model must be sealed; it has
  * its own precision and label smoothing, so the options model, data, image_size, activations and
- * label_smoothing are not used. options NULL: the defaults. With options.resume the trainer starts from that
- * checkpoint; with options.out it creates that directory and locks it against other runs. */
+ * label_smoothing are not used. options NULL: the defaults. With options.resume that checkpoint is loaded at
+ * once; with options.out the trainer creates that directory and locks it against other runs. */
 DSC_API dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, dsc_model *model,
                                       dsc_dataset *train, dsc_dataset *val, const dsc_train_options *options,
                                       dsc_trainer **out) DSC_MUST_CHECK;
@@ -81,7 +84,7 @@ DSC_API void dsc_trainer_destroy(dsc_trainer **trainer);
 
 /* Trains from the current step to the end that the options set, with evaluations, checkpoints, metrics and
  * progress reports. `result` (may be NULL) is filled in after failures, too. Errors are those of
- * dsc_train_run. */
+ * dsc_train_run. After DSC_E_INTERRUPTED another call continues the run. */
 DSC_API dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) DSC_MUST_CHECK;
 
 /* One step on the next batch of the training data; after the last batch of an epoch the next epoch begins.
@@ -90,8 +93,9 @@ DSC_API dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *resul
  * metrics, but neither evaluates nor saves. DSC_E_NUMERIC on a loss that is not finite: then nothing was
  * updated. */
 DSC_API dsc_status dsc_trainer_step(dsc_trainer *trainer, dsc_step_report *report) DSC_MUST_CHECK;
-/* One step on the caller's batch: x[batch_size, h, w, c] and labels I32[batch_size] on the device (a
- * negative label leaves its row out). The memory may be changed once the step's work is done: after
+/* One step on the caller's batch: x[batch_size, h, w, c], F32 or of the model's type, and labels
+ * I32[batch_size], both on the device (a negative label leaves its row out); batches that do not fit are
+ * refused. The memory may be changed once the step's work is done: after
  * dsc_trainer_finish, or, with the same memory in every step, by work that the caller puts into
  * dsc_trainer_queue. An epoch is options.epoch_steps steps long. Not with
  * options.batches_per_allreduce > 1. */
@@ -108,12 +112,14 @@ DSC_API void dsc_trainer_time_phases(dsc_trainer *trainer, int on);
  * model is the average over the ranks. */
 DSC_API dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data,
                                         dsc_eval_result *result) DSC_MUST_CHECK;
-/* Writes a checkpoint of this step into `directory` (NULL: options.out), in the files of docs/files.md.
- * Refuses parameters that are not finite. */
+/* Writes a checkpoint of this step into `directory` (NULL: options.out), in the files of docs/files.md;
+ * older checkpoints there are removed as options.keep says. Refuses parameters that are not finite. */
 DSC_API dsc_status dsc_trainer_save(dsc_trainer *trainer, const char *directory) DSC_MUST_CHECK;
 /* Continues from a checkpoint: `path` is a file, or a directory of which the latest is taken. Only before the
- * first step. With the same ranks, threads and device, the steps that follow give the same bits as in the run
- * that was saved; another number of ranks is possible. */
+ * first step, and not after options.resume. With the same ranks, threads and device, the steps that follow
+ * give the same bits as in the run that was saved; another number of ranks is possible. On a GPU that tunes
+ * its convolutions only options.resume takes over the algorithms that the checkpoint names: here they are
+ * those that were chosen when this trainer was made. */
 DSC_API dsc_status dsc_trainer_resume(dsc_trainer *trainer, const char *path) DSC_MUST_CHECK;
 
 /* ---- queries; not collective, and everything returned is owned by the trainer ---- */

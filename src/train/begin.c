@@ -246,6 +246,8 @@ static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
 
 dsc_status dsc_trainer_begin(dsc_trainer *t) {
     dsc_origin from = {{0}};
+    if (!t->results)
+        return DSC_FAIL(DSC_E_LOST, "this trainer has lost ranks and could not go on without them");
     if (t->begun)
         return DSC_OK;
     DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(&t->options, &from) : DSC_OK));
@@ -281,25 +283,33 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
 dsc_status dsc_trainer_resume(dsc_trainer *trainer, const char *path) {
     dsc_trainer *t = trainer;
     dsc_status status = DSC_OK;
+    char *own = NULL;
     if (!path)
         status = DSC_FAIL(DSC_E_INVALID, "no checkpoint to resume from: path is NULL");
+    else if (strcmp(path, "auto") == 0 && !t->options.out)
+        status = DSC_FAIL(DSC_E_INVALID, "resume auto looks into the output directory, and there is none: "
+                                         "name a directory or a checkpoint file");
     else if (t->begun)
         status =
             DSC_FAIL(DSC_E_INVALID,
                      "cannot resume from '%s': this trainer has begun; resume before its first step", path);
     else
-        status = dsc_memory_strdup(path, &t->resume_path);
-    DSC_TRY(dsc_comm_agree(t->comm, status));
-    t->options.resume = t->resume_path;
+        status = dsc_memory_strdup(path, &own);
+    status = dsc_comm_agree(t->comm, status);
+    if (status != DSC_OK) {
+        dsc_memory_free(&own);
+        return dsc_error_pass(status, __FILE__, __LINE__);
+    }
+    dsc_memory_free(&t->resume_path); /* of an attempt that has failed */
+    t->options.resume = t->resume_path = own;
     return dsc_trainer_begin(t);
 }
 
 dsc_status dsc_trainer_save(dsc_trainer *trainer, const char *directory) {
-    DSC_TRY(dsc_trainer_begin(trainer));
+    DSC_TRY(dsc_trainer_finish(trainer, NULL));
     if (!directory)
         directory = trainer->options.out;
     if (!directory)
         return DSC_FAIL(DSC_E_INVALID, "no directory to save a checkpoint into, and options.out is NULL");
-    DSC_TRY(dsc_trainer_synchronise(trainer));
     return dsc_trainer_write_checkpoint(trainer, directory);
 }

@@ -78,7 +78,7 @@ static dsc_status check_scope(const dsc_trainer *t) {
         return DSC_FAIL(
             DSC_E_UNSUPPORTED,
             "K-FAC's scope gossip with synch_freq %lld over nccl: parameters and factors would leave in "
-            "another order on each rank, and NCCL keeps one; use --comm mpi, scope local, or "
+            "another order on each rank, and NCCL keeps one; use the communicator mpi, scope local, or "
             "synch_freq 0",
             (long long)o->consensus->synch_freq);
     if (alone && t->ranks > 1 && o->consensus->group != 1)

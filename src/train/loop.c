@@ -36,7 +36,7 @@ static int stopping(const dsc_trainer *t) {
 int dsc_trainer_is_done(const dsc_trainer *trainer) {
     const dsc_train_options *o = &trainer->options;
     const dsc_train_state *s = &trainer->state;
-    return s->epoch >= o->epochs || (o->steps > 0 && s->step >= o->steps);
+    return dsc_trainer_epoch(trainer) >= o->epochs || (o->steps > 0 && s->step >= o->steps);
 }
 
 int64_t dsc_trainer_steps(const dsc_trainer *trainer) {
@@ -171,42 +171,76 @@ static dsc_status step(dsc_trainer *t, const dsc_batch *given) {
     return check ? dsc_trainer_check(t) : DSC_OK;
 }
 
-static dsc_status give_report(const dsc_trainer *t, dsc_step_report *report) {
-    if (!report)
-        return DSC_OK;
+static dsc_status check_report(const dsc_step_report *report) {
+    return dsc_versioned_check("dsc_step_report", report, sizeof *report);
+}
+
+static void give_report(const dsc_trainer *t, dsc_step_report *report) {
     dsc_step_report newest = t->report;
     newest.stop_requested |= t->agreed.stop;
     newest.metrics_failed |= t->agreed.failed;
-    DSC_TRY(dsc_versioned_check("dsc_step_report", report, sizeof newest));
     dsc_versioned_write(&newest, report);
-    return DSC_OK;
 }
 
 dsc_status dsc_trainer_step(dsc_trainer *trainer, dsc_step_report *report) {
+    DSC_TRY(check_report(report));
     if (!trainer->train_set)
         return DSC_FAIL(DSC_E_INVALID,
                         "this trainer was made without training data: hand in batches (dsc_trainer_step_on)");
     DSC_TRY(dsc_trainer_begin(trainer));
     DSC_TRY(note_failure(trainer, step(trainer, NULL)));
-    return give_report(trainer, report);
+    give_report(trainer, report);
+    return DSC_OK;
+}
+
+/* That a batch of the caller's is what the step was planned for, which a step that is replayed does not
+ * notice. */
+static dsc_status check_batch(const dsc_trainer *t, const dsc_tensor *x, const dsc_tensor *labels) {
+    const int64_t size = t->options.batch_size;
+    int64_t shape[3];
+    if (!x || !labels)
+        return DSC_FAIL(DSC_E_INVALID, "a step on a batch: neither x nor labels may be NULL");
+    if (x->device != t->device || labels->device != t->device)
+        return DSC_FAIL(DSC_E_INVALID, "a step on a batch: x and labels must be on the trainer's device, %s",
+                        dsc_device_name(t->device));
+    dsc_model_input_shape(t->model, shape);
+    if (x->ndim != 4 || x->dim[0] != size || memcmp(x->dim + 1, shape, sizeof shape) != 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "a step on a batch: x has %d dimensions, [%lld,%lld,%lld,%lld], but "
+                        "[%lld,%lld,%lld,%lld] is what the trainer was made for",
+                        x->ndim, (long long)x->dim[0], (long long)x->dim[1], (long long)x->dim[2],
+                        (long long)x->dim[3], (long long)size, (long long)shape[0], (long long)shape[1],
+                        (long long)shape[2]);
+    if (x->dtype != DSC_F32 && x->dtype != t->options.activations)
+        return DSC_FAIL(DSC_E_INVALID, "a step on a batch: x is of type %s, but the model is of %s",
+                        dsc_dtype_name(x->dtype), dsc_dtype_name(t->options.activations));
+    if (labels->ndim != 1 || labels->dim[0] != size || labels->dtype != DSC_I32)
+        return DSC_FAIL(DSC_E_INVALID, "a step on a batch: labels must be %lld numbers of type %s",
+                        (long long)size, dsc_dtype_name(DSC_I32));
+    return DSC_OK;
 }
 
 dsc_status dsc_trainer_step_on(dsc_trainer *trainer, const dsc_tensor *x, const dsc_tensor *labels,
                                dsc_step_report *report) {
+    DSC_TRY(check_report(report));
     if (trainer->options.batches_per_allreduce != 1)
         return DSC_FAIL(DSC_E_INVALID,
                         "a step on one batch with batches-per-allreduce %lld: only 1 is possible",
                         (long long)trainer->options.batches_per_allreduce);
+    DSC_TRY(check_batch(trainer, x, labels));
     DSC_TRY(dsc_trainer_begin(trainer));
     const dsc_batch batch = {.x = *x, .labels = *labels};
     DSC_TRY(note_failure(trainer, step(trainer, &batch)));
-    return give_report(trainer, report);
+    give_report(trainer, report);
+    return DSC_OK;
 }
 
 dsc_status dsc_trainer_finish(dsc_trainer *trainer, dsc_step_report *report) {
+    DSC_TRY(check_report(report));
     DSC_TRY(dsc_trainer_begin(trainer));
     DSC_TRY(note_failure(trainer, dsc_trainer_synchronise(trainer)));
-    return give_report(trainer, report);
+    give_report(trainer, report);
+    return DSC_OK;
 }
 
 void dsc_trainer_time_phases(dsc_trainer *trainer, int on) {
@@ -272,6 +306,8 @@ dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) {
     dsc_trainer *t = trainer;
     dsc_train_result own = {0};
     DSC_TRY(dsc_versioned_check("dsc_train_result", result, sizeof own));
+    dsc_trainer_fill_result(t, &own);
+    dsc_versioned_write(&own, result);
     if (!t->train_set)
         return DSC_FAIL(DSC_E_INVALID,
                         "this trainer was made without training data: hand in batches (dsc_trainer_step_on)");
@@ -288,7 +324,8 @@ dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) {
                     dsc_clock_now() - t->start);
     if (status == DSC_OK)
         status = dsc_comm_agree(t->comm, dsc_metrics_status(t->metrics));
-    dsc_stop_clear();
+    dsc_stop_clear(); /* of this run: another call goes on */
+    t->report.stop_requested = t->agreed.stop = 0;
     dsc_versioned_write(&own, result);
     return status;
 }

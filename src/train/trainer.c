@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/versioned.h"
 #include "comm/table.h"
 #include "consensus/table.h"
 #include "model/graph.h"
@@ -24,6 +25,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     if (!trainer || !*trainer)
         return;
     dsc_trainer *t = *trainer;
+    if (t->report.stop_requested || t->agreed.stop)
+        dsc_stop_clear(); /* the request was this trainer's */
     dsc_metrics_close(&t->metrics);
     dsc_trainer_free_step(t);
     if (!t->alone) { /* else the others would have to take part, and the job is about to be ended */
@@ -213,24 +216,29 @@ dsc_status dsc_trainer_make_step(dsc_trainer *t) {
 
 /* ---- creation ---- */
 
-static dsc_status check_model(const dsc_trainer *t) {
+static dsc_status check_data(const dsc_model *model, const dsc_dataset *data) {
     int64_t shape[3];
-    if (!t->model || !t->model->sealed)
-        return DSC_FAIL(DSC_E_INVALID, "the trainer needs a model that is sealed (dsc_model_seal)");
-    if (dsc_model_device(t->model) != t->device)
-        return DSC_FAIL(DSC_E_INVALID, "the model was made on another device than the trainer's");
-    if (!t->train_set)
-        return DSC_OK;
-    dsc_model_input_shape(t->model, shape);
-    if (shape[0] != t->info.h || shape[1] != t->info.w || shape[2] != t->info.c ||
-        dsc_model_classes(t->model) < t->info.classes)
+    dsc_dataset_info info = dsc_dataset_get_info(data);
+    dsc_model_input_shape(model, shape);
+    if (shape[0] != info.h || shape[1] != info.w || shape[2] != info.c ||
+        dsc_model_classes(model) < info.classes)
         return DSC_FAIL(DSC_E_INVALID,
                         "the model takes %lldx%lldx%lld images of %lld classes, %s has %lldx%lldx%lld and "
                         "%lld: build the model for its data",
                         (long long)shape[0], (long long)shape[1], (long long)shape[2],
-                        (long long)dsc_model_classes(t->model), t->options.data, (long long)t->info.h,
-                        (long long)t->info.w, (long long)t->info.c, (long long)t->info.classes);
+                        (long long)dsc_model_classes(model), info.name, (long long)info.h, (long long)info.w,
+                        (long long)info.c, (long long)info.classes);
     return DSC_OK;
+}
+
+static dsc_status check_model(const dsc_trainer *t) {
+    if (!t->model || !t->model->sealed)
+        return DSC_FAIL(DSC_E_INVALID, "the trainer needs a model that is sealed (dsc_model_seal)");
+    if (dsc_model_device(t->model) != t->device)
+        return DSC_FAIL(DSC_E_INVALID, "the model was made on another device than the trainer's");
+    if (t->train_set)
+        DSC_TRY(check_data(t->model, t->train_set));
+    return t->val_set ? check_data(t->model, t->val_set) : DSC_OK;
 }
 
 /* Settings, model and data are there: the rest. */
@@ -276,6 +284,8 @@ static dsc_status create(dsc_comm *comm, dsc_device *device, dsc_trainer **out) 
 
 static dsc_status finish_creation(dsc_trainer *t, dsc_status status, dsc_trainer **out) {
     status = make_all(t, status);
+    if (status == DSC_OK && t->options.resume)
+        status = dsc_trainer_begin(t);
     if (status != DSC_OK) {
         dsc_trainer_destroy(&t);
         return dsc_error_pass(status, __FILE__, __LINE__);
@@ -284,28 +294,43 @@ static dsc_status finish_creation(dsc_trainer *t, dsc_status status, dsc_trainer
     return DSC_OK;
 }
 
+/* Options of a trainer whose model and data are the caller's: what belongs to those is not looked at. */
+static dsc_status read_settings(const dsc_train_options *given, dsc_settings *out) {
+    dsc_train_options o, defaults;
+    dsc_train_options_init(&o);
+    dsc_train_options_init(&defaults);
+    DSC_TRY(dsc_versioned_read("train", given, sizeof o, &o));
+    o.model = defaults.model;
+    o.data = defaults.data;
+    o.image_size = defaults.image_size;
+    o.activations = defaults.activations;
+    o.label_smoothing = defaults.label_smoothing;
+    return dsc_settings_read(&o, out);
+}
+
 /* The model and the data determine these values, whatever the options say. */
 static void adopt(dsc_trainer *t, dsc_model *model, dsc_dataset *train, dsc_dataset *val) {
+    dsc_train_options *o = &t->settings.train;
     t->model = model;
     t->train_set = train;
     t->val_set = val;
     if (train)
         t->info = dsc_dataset_get_info(train);
-    t->options.activations = model ? model->options.activations : DSC_F32;
-    t->options.label_smoothing = model ? model->options.label_smoothing : 0;
-    t->options.model = model ? dsc_model_name(model) : "none";
-    t->options.data = train ? t->info.name : "batches of the caller";
-    t->options.image_size = t->info.h;
+    o->activations = model ? model->options.activations : DSC_F32;
+    o->label_smoothing = model ? model->options.label_smoothing : 0;
+    o->model = model ? dsc_model_name(model) : "none";
+    o->data = train ? t->info.name : "batches of the caller";
+    o->image_size = t->info.h;
 }
 
 dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, dsc_model *model, dsc_dataset *train,
                               dsc_dataset *val, const dsc_train_options *options, dsc_trainer **out) {
     dsc_trainer *t = NULL;
     DSC_TRY(create(comm, device, &t));
-    dsc_status status = dsc_settings_read(options, &t->settings);
-    t->options = t->settings.train;
+    dsc_status status = read_settings(options, &t->settings);
     if (status == DSC_OK)
         adopt(t, model, train, val);
+    t->options = t->settings.train;
     return finish_creation(t, status, out);
 }
 

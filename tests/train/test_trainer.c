@@ -157,9 +157,8 @@ static void test_steps(void **state) {
         assert_int_equal(report.epoch, (i - 1) / (COUNT / BATCH));
         assert_true(report.loss > 0 && isnan(report.nu) && report.seconds >= 0);
         assert_true(report.phase_ms[DSC_PHASE_FORWARD] > 0);
-        if (i == 4 * (COUNT / BATCH))
-            break;
     }
+    assert_int_equal(dsc_trainer_steps(by_hand.trainer), 4 * (COUNT / BATCH));
     assert_int_equal(dsc_trainer_epoch(by_hand.trainer), 4);
     assert_same_values(&by_run, &by_hand);
     drop(&by_run);
@@ -171,6 +170,7 @@ static void test_batches(void **state) {
     const int64_t shape[4] = {BATCH, 1, 1, FEATURES};
     dsc_train_options o = options();
     dsc_step_report first = {.size = sizeof first}, last = {.size = sizeof last};
+    dsc_train_result result = {.size = sizeof result};
     dsc_trainer *t = NULL;
     dsc_tensor x, y;
     (void)state;
@@ -188,7 +188,8 @@ static void test_batches(void **state) {
     assert_int_equal(last.epoch, 3);
     assert_true(last.loss < first.loss);
     assert_fails(DSC_E_INVALID, "without training data", dsc_trainer_step(t, NULL));
-    assert_fails(DSC_E_INVALID, "without training data", dsc_trainer_run(t, NULL));
+    assert_fails(DSC_E_INVALID, "without training data", dsc_trainer_run(t, &result));
+    assert_int_equal(result.steps, 31);
     assert_fails(DSC_E_INVALID, "no validation set", dsc_trainer_evaluate(t, NULL, NULL));
     dsc_tensor_free(&x);
     dsc_tensor_free(&y);
@@ -260,6 +261,159 @@ static void test_refused(void **state) {
     dsc_model_destroy(&m);
 }
 
+/* A batch that does not fit is refused before anything happens: on a GPU a recorded step would take it as it
+ * is. */
+static void test_wrong_batches(void **state) {
+    const int64_t shape[4] = {BATCH, 1, 1, FEATURES}, half[4] = {BATCH / 2, 1, 1, FEATURES};
+    dsc_train_options o = options();
+    dsc_trainer *t = NULL;
+    dsc_device *other = NULL;
+    dsc_tensor x, y, elsewhere;
+    (void)state;
+    dsc_model *m = net();
+    assert_ok(dsc_device_create(NULL, &other));
+    assert_ok(dsc_trainer_create(comm, device, m, NULL, NULL, &o, &t));
+    assert_ok(dsc_tensor_alloc(device, DSC_F32, 4, shape, &x));
+    assert_ok(dsc_tensor_alloc(device, DSC_I32, 1, shape, &y));
+    assert_ok(dsc_tensor_alloc(other, DSC_F32, 4, shape, &elsewhere));
+    dsc_tensor short_x = dsc_tensor_view(device, x.data, DSC_F32, 4, half);
+    dsc_tensor short_y = dsc_tensor_view(device, y.data, DSC_I32, 1, half);
+    dsc_tensor real_y = dsc_tensor_view(device, x.data, DSC_F32, 1, shape);
+    assert_ok(dsc_op_fill(dsc_trainer_queue(t), 1, &x));
+    assert_ok(dsc_op_fill(dsc_trainer_queue(t), 1, &y));
+    assert_fails(DSC_E_INVALID, "NULL", dsc_trainer_step_on(t, NULL, &y, NULL));
+    assert_fails(DSC_E_INVALID, "NULL", dsc_trainer_step_on(t, &x, NULL, NULL));
+    assert_fails(DSC_E_INVALID, "[8,1,1,6]", dsc_trainer_step_on(t, &short_x, &y, NULL));
+    assert_fails(DSC_E_INVALID, "labels", dsc_trainer_step_on(t, &x, &short_y, NULL));
+    assert_fails(DSC_E_INVALID, "labels", dsc_trainer_step_on(t, &x, &real_y, NULL));
+    assert_fails(DSC_E_INVALID, "device", dsc_trainer_step_on(t, &elsewhere, &y, NULL));
+    assert_int_equal(dsc_trainer_steps(t), 0);
+    assert_ok(dsc_trainer_step_on(t, &x, &y, NULL));
+    dsc_step_report unset = {0};
+    assert_fails(DSC_E_INVALID, "size", dsc_trainer_step_on(t, &x, &y, &unset));
+    assert_int_equal(dsc_trainer_steps(t), 1);
+    dsc_tensor_free(&x);
+    dsc_tensor_free(&y);
+    dsc_tensor_free(&elsewhere);
+    dsc_trainer_destroy(&t);
+    dsc_model_destroy(&m);
+    dsc_device_destroy(&other);
+}
+
+static void stop_at_5(void *context, const dsc_progress *progress) {
+    (void)context;
+    if (progress->kind == DSC_EVENT_STEP && progress->step == 5)
+        dsc_train_request_stop();
+}
+
+/* A run that was asked to stop goes on when it is called again, and gives the bits of one that never
+ * stopped. */
+static void test_run_again(void **state) {
+    dsc_train_options o = options();
+    dsc_train_result result = {.size = sizeof result};
+    (void)state;
+    bundle whole = make(&o);
+    o.progress = stop_at_5;
+    bundle twice = make(&o);
+    assert_ok(dsc_trainer_run(whole.trainer, NULL));
+    assert_fails(DSC_E_INTERRUPTED, "stopped after step 6", dsc_trainer_run(twice.trainer, &result));
+    assert_int_equal(result.steps, 6);
+    assert_ok(dsc_trainer_run(twice.trainer, &result));
+    assert_int_equal(result.steps, 4 * (COUNT / BATCH));
+    assert_same_values(&whole, &twice);
+    assert_ok(dsc_trainer_run(twice.trainer, &result)); /* at the end there is nothing left to do */
+    assert_int_equal(result.steps, 4 * (COUNT / BATCH));
+    drop(&whole);
+    drop(&twice);
+}
+
+/* A request to stop is over with the trainer that has reported it. */
+static void test_stop_of_steps(void **state) {
+    dsc_train_options o = options();
+    dsc_step_report report = {.size = sizeof report};
+    (void)state;
+    for (int stop = 1; stop >= 0; stop--) {
+        bundle b = make(&o);
+        if (stop)
+            dsc_train_request_stop();
+        assert_ok(dsc_trainer_step(b.trainer, &report));
+        assert_int_equal(report.stop_requested, stop);
+        drop(&b);
+    }
+}
+
+/* A trainer that is made with options.resume stands where the checkpoint does before its first step. */
+static void test_made_to_resume(void **state) {
+    char folder[SCRATCH_SIZE];
+    dsc_train_options o = options();
+    (void)state;
+    scratch_make(folder);
+    bundle first = make(&o);
+    assert_ok(dsc_trainer_run(first.trainer, NULL));
+    assert_ok(dsc_trainer_save(first.trainer, folder));
+    o.resume = folder;
+    bundle second = make(&o);
+    assert_int_equal(dsc_trainer_steps(second.trainer), 4 * (COUNT / BATCH));
+    assert_true(dsc_trainer_is_done(second.trainer));
+    assert_same_values(&first, &second);
+    drop(&first);
+    drop(&second);
+    scratch_remove(folder);
+}
+
+/* Attempts to resume that fail leave a trainer that can try again. */
+static void test_resume_refused(void **state) {
+    dsc_train_options o = options();
+    (void)state;
+    bundle b = make(&o);
+    assert_fails(DSC_E_INVALID, "output directory", dsc_trainer_resume(b.trainer, "auto"));
+    assert_fails(DSC_E_NOT_FOUND, "nowhere", dsc_trainer_resume(b.trainer, "nowhere.safetensors"));
+    assert_fails(DSC_E_NOT_FOUND, "elsewhere", dsc_trainer_resume(b.trainer, "elsewhere.safetensors"));
+    drop(&b);
+}
+
+/* Options that belong to model and data are not looked at, and the file `config` names what was trained. */
+static void test_unused_options(void **state) {
+    char folder[SCRATCH_SIZE], path[SCRATCH_SIZE + 8], line[256];
+    dsc_train_options o = options();
+    int found = 0;
+    (void)state;
+    scratch_make(folder);
+    o.model = "not a model";
+    o.data = NULL;
+    o.out = folder;
+    o.epochs = 1;
+    bundle b = make(&o);
+    assert_ok(dsc_trainer_run(b.trainer, NULL));
+    drop(&b);
+    snprintf(path, sizeof path, "%s/config", folder);
+    FILE *file = fopen(path, "r");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file))
+        found += strcmp(line, "model = two-layers\n") == 0 || strcmp(line, "data = features\n") == 0;
+    fclose(file);
+    assert_int_equal(found, 2);
+    scratch_remove(folder);
+}
+
+/* A validation set of other images is refused at once, one that is handed to an evaluation then; training can
+ * go on. */
+static void test_wrong_validation(void **state) {
+    dsc_train_options o = options();
+    dsc_trainer *t = NULL;
+    dsc_dataset *other = NULL;
+    dsc_eval_result result = {.size = sizeof result};
+    (void)state;
+    assert_ok(dsc_dataset_open("synthetic:64", DSC_SPLIT_TRAIN, NULL, &other));
+    bundle b = make(&o);
+    assert_fails(DSC_E_INVALID, "32x32x3", dsc_trainer_create(comm, device, b.model, b.train, other, &o, &t));
+    assert_fails(DSC_E_INVALID, "[16,32,32,3]", dsc_trainer_evaluate(b.trainer, other, &result));
+    assert_ok(dsc_trainer_step(b.trainer, NULL));
+    assert_ok(dsc_trainer_evaluate(b.trainer, NULL, &result));
+    drop(&b);
+    dsc_dataset_close(&other);
+}
+
 /* The layers of a model as K-FAC takes them. */
 static void test_layers(void **state) {
     dsc_kfac_layer *layers = NULL;
@@ -280,8 +434,19 @@ static void test_layers(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run),    cmocka_unit_test(test_steps),   cmocka_unit_test(test_batches),
-        cmocka_unit_test(test_resume), cmocka_unit_test(test_refused), cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_run),
+        cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_batches),
+        cmocka_unit_test(test_wrong_batches),
+        cmocka_unit_test(test_run_again),
+        cmocka_unit_test(test_stop_of_steps),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_made_to_resume),
+        cmocka_unit_test(test_resume_refused),
+        cmocka_unit_test(test_unused_options),
+        cmocka_unit_test(test_wrong_validation),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_layers),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
