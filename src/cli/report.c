@@ -61,7 +61,7 @@ static dsc_status show(dsc_runlog *const *logs, int64_t count, int plot) {
         DSC_CLI_TRY(dsc_runlog_plot(stdout, logs, count));
     }
     if (bad)
-        return DSC_CLI_FAIL(DSC_E_FORMAT, "%s (%lld such lines were passed over)", bad->first_bad,
+        return DSC_CLI_FAIL(DSC_E_FORMAT, "%s (%lld such lines were skipped)", bad->first_bad,
                             (long long)bad->bad_lines);
     return DSC_OK;
 }

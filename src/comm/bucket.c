@@ -66,7 +66,7 @@ static dsc_status read_options(const dsc_bucket_options *given, dsc_bucket_optio
     if (out->bytes == 0)
         return DSC_FAIL(DSC_E_INVALID, "bucket options: buckets of 0 bytes; give 1 at least");
     if (out->wire != DSC_F32 && out->wire != DSC_BF16 && out->wire != DSC_F16)
-        return DSC_FAIL(DSC_E_INVALID, "bucket options: '%s' cannot travel; use fp32, bf16 or fp16",
+        return DSC_FAIL(DSC_E_INVALID, "bucket options: '%s' cannot be sent; use fp32, bf16 or fp16",
                         dsc_dtype_name(out->wire));
     if ((unsigned)out->traffic >= DSC_TRAFFIC_COUNT)
         return DSC_FAIL(DSC_E_INVALID, "bucket options: traffic kind %d is unknown", (int)out->traffic);

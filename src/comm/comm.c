@@ -41,7 +41,7 @@ static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *
             "communicator options: message_limit %lld: must be 1 to %d elements, or 0 for the most",
             (long long)out->message_limit, INT_MAX);
     if (out->survive && strcmp(out->kind, "nccl") == 0)
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "communicator kind 'nccl' cannot go on without a rank that was "
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "communicator kind 'nccl' cannot continue without a rank that was "
                                            "lost (survive): use mpi, which copies over the host");
     return DSC_OK;
 }

@@ -77,7 +77,7 @@ static dsc_status check_alarm(dsc_adpsgd *a) {
     int alarmed = 0;
     DSC_TRY(dsc_comm_is_alarmed(a->comm, &alarmed));
     if (alarmed)
-        return DSC_FAIL(DSC_E_LOST, "adpsgd: a rank was lost, as another has noticed");
+        return DSC_FAIL(DSC_E_LOST, "adpsgd: another rank reports that a rank was lost");
     return DSC_OK;
 }
 

@@ -40,7 +40,7 @@ static dsc_status check_options(const dsc_average_options *o) {
     if (o->bucket_bytes == 0)
         return DSC_FAIL(DSC_E_INVALID, "averaging: buckets of 0 bytes; give 1 at least");
     if (o->wire != DSC_F32 && o->wire != DSC_BF16 && o->wire != DSC_F16)
-        return DSC_FAIL(DSC_E_INVALID, "averaging: '%s' cannot travel; use fp32, bf16 or fp16",
+        return DSC_FAIL(DSC_E_INVALID, "averaging: '%s' cannot be sent; use fp32, bf16 or fp16",
                         dsc_dtype_name(o->wire));
     if ((unsigned)o->traffic >= DSC_TRAFFIC_COUNT)
         return DSC_FAIL(DSC_E_INVALID, "averaging: traffic kind %d is unknown", (int)o->traffic);

@@ -195,7 +195,7 @@ static dsc_status wait_for(dsc_consensus *c, dsc_queue *queue, dsc_request **req
 static dsc_status rescue(dsc_consensus *c, dsc_queue *queue) {
     gossip *g = c->state;
     if (g->group.size > 1)
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "groups of %d ranks cannot go on when one of them is lost",
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "groups of %d ranks cannot continue when one of them is lost",
                         g->group.size);
     if (g->presented)
         DSC_TRY(take_back(c, g, queue));

@@ -193,6 +193,6 @@ dsc_status dsc_consensus_rescue(dsc_consensus *c, dsc_queue *queue) {
     if (c->swapped)
         DSC_TRY(dsc_consensus_swap_out(c, queue));
     if (!c->table->rescue)
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "%s cannot go on without a rank that was lost", c->table->name);
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "%s cannot continue without a rank that was lost", c->table->name);
     return c->table->rescue(c, queue);
 }

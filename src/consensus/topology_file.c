@@ -145,7 +145,7 @@ static dsc_status read_line(parser *p, const char *at, const char *end) {
     if (strcmp(words[0].text, "step") != 0)
         return read_edge(p, words, count);
     if (count > 1)
-        return DSC_FAIL(DSC_E_FORMAT, "%s:%" PRId64 ": '%s' after 'step': it stands alone on its line",
+        return DSC_FAIL(DSC_E_FORMAT, "%s:%" PRId64 ": '%s' after 'step', which must be alone on its line",
                         p->list.name, p->line, words[1].text);
     p->list.steps++;
     return DSC_OK;

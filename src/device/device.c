@@ -172,8 +172,7 @@ dsc_status dsc_device_preset(dsc_device *device, const char *text) {
     if (text[0] == '\0')
         return DSC_OK;
     if (!device->table->preset) {
-        dsc_log(DSC_LOG_WARNING,
-                "device '%s' chooses nothing by timing: choices of another one are passed over",
+        dsc_log(DSC_LOG_WARNING, "device '%s' does not tune: choices of another device are ignored",
                 device->name);
         return DSC_OK;
     }

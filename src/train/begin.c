@@ -150,7 +150,7 @@ static dsc_status set_origin(const char *path, dsc_origin *from) {
     return DSC_OK;
 }
 
-/* The latest of a directory; none is fine only when it is not `needed`. */
+/* The latest checkpoint of a directory; it is an error if there is none and one is `needed`. */
 static dsc_status set_latest(const char *directory, int needed, dsc_origin *from) {
     char *path = NULL;
     DSC_TRY(dsc_checkpoint_latest(directory, &path));
@@ -192,7 +192,7 @@ static int lies_in(const char *path, const char *directory) {
     return stat(parent, &a) == 0 && stat(directory, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
 }
 
-/* Rank 0: makes the directory, which may hold another run only if it is this one that goes on. */
+/* Rank 0: makes the directory. It may only hold a run if that is the run which continues. */
 static dsc_status prepare(const dsc_train_options *o, dsc_origin *from) {
     if (o->out) {
         DSC_TRY(dsc_directory_make(o->out));
@@ -204,7 +204,8 @@ static dsc_status prepare(const dsc_train_options *o, dsc_origin *from) {
     return DSC_OK;
 }
 
-/* Rank 0: puts the remedy before a failure to load: the newest complete checkpoint of an earlier step. */
+/* Rank 0: adds a remedy to the message of a failure to load: the newest complete checkpoint of an earlier
+ * step. */
 static void name_earlier(const dsc_trainer *t, const char *path, dsc_status status) {
     int64_t *steps = NULL, count = 0, at = 0;
     char *earlier = NULL;

@@ -206,7 +206,7 @@ static dsc_status read_origin(const dsc_snapshot *s, source *f) {
                 "that it holds, each with the optimiser's state of one of them",
                 path, (long long)from->ranks, name ? name : "allreduce");
     if (s->kfac && !kfac)
-        dsc_log(DSC_LOG_WARNING, "'%s' was written without K-FAC: its factors start anew", path);
+        dsc_log(DSC_LOG_WARNING, "'%s' was written without K-FAC: factors start from the identity", path);
     return DSC_OK;
 }
 
@@ -300,7 +300,7 @@ static dsc_status open_files(const dsc_snapshot *s, const char *path, source *f)
     if (status == DSC_E_NOT_FOUND && f->model)
         status = DSC_FAIL(DSC_E_NOT_FOUND,
                           "checkpoint '%s' has no '%s' beside it: a model alone can be evaluated, but "
-                          "training cannot go on from it",
+                          "training cannot continue from it",
                           path, state_path);
     dsc_memory_free(&state_path);
     DSC_TRY(status);

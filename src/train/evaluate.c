@@ -210,17 +210,17 @@ static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *
     return DSC_OK;
 }
 
-/* The file beside the model's, which is easily taken for it. */
+/* Refuses the state file, which is easily given instead of the model file beside it. */
 static dsc_status refuse_state(const char *path) {
     static const char end[] = ".state.safetensors";
     size_t length = strlen(path), tail = strlen(end);
     char *none = NULL;
     if (length < tail || strcmp(path + length - tail, end) != 0)
         return DSC_OK;
-    return dsc_checkpoint_state_path(path, &none); /* fails, and says what to name */
+    return dsc_checkpoint_state_path(path, &none); /* fails, and the message names the model file */
 }
 
-/* Rank 0: which file, and what it says. */
+/* Rank 0: finds and opens the file, and reads its metadata. */
 static dsc_status find_file(session *s) {
     struct stat info;
     const char *given = s->options.checkpoint;
@@ -250,7 +250,7 @@ static int same_kind(const char *a, const char *b) {
     return length == strcspn(b, ":") && strncmp(a, b, length) == 0;
 }
 
-/* Which images: what was asked for, what the checkpoint says, or synthetic ones. */
+/* The data to evaluate on: those of the options, of the checkpoint, or synthetic ones, in this order. */
 static void choose_data(session *s) {
     dsc_eval_options *o = &s->options;
     const char *stored = s->facts.data;

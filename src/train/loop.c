@@ -31,7 +31,7 @@ static int stopping(const dsc_trainer *t) {
     return t->report.stop_requested || t->agreed.stop;
 }
 
-/* ---- where the run stands ---- */
+/* ---- progress of the run ---- */
 
 int dsc_trainer_is_done(const dsc_trainer *trainer) {
     const dsc_train_options *o = &trainer->options;
@@ -61,7 +61,7 @@ static int may_fail_alone(const dsc_trainer *t) {
     return t->ranks > 1 && (!t->collective || strcmp(dsc_comm_name(t->comm), "nccl") == 0);
 }
 
-/* Once a run has begun, a rank of a gossip run may fail while the others go on. */
+/* Once a run has begun, a rank of a gossip run may fail while the others continue. */
 static dsc_status note_failure(dsc_trainer *t, dsc_status status) {
     if (status != DSC_OK && status != DSC_E_INTERRUPTED && may_fail_alone(t))
         t->alone = 1;
@@ -110,7 +110,7 @@ static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
     return DSC_OK;
 }
 
-/* The epoch under way is over: its mean loss is reported, the next epoch begins. */
+/* Ends the present epoch: reports its mean loss and begins the next epoch. */
 static dsc_status end_epoch(dsc_trainer *t) {
     int64_t epoch = t->state.epoch;
     DSC_TRY(dsc_trainer_synchronise(t));
@@ -132,7 +132,8 @@ static int due(const dsc_trainer *t, int64_t every) {
     return every > 0 && t->state.step % every == 0;
 }
 
-/* A `kfac` line after a decomposition. Collective, unless every rank has a K-FAC of its own: then of rank 0's. */
+/* Writes a `kfac` line after a decomposition. Collective, unless every rank has a K-FAC of its own: then the
+ * line is about rank 0's. */
 static dsc_status report_kfac(dsc_trainer *t) {
     const dsc_kfac_report *report;
     DSC_TRY(dsc_trainer_drain(t));
@@ -143,7 +144,7 @@ static dsc_status report_kfac(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* A `consensus` line: how far the ranks are apart. Collective. */
+/* Writes a `consensus` line: how far the ranks are apart. Collective. */
 static dsc_status report_distance(dsc_trainer *t) {
     dsc_consensus_report report;
     DSC_TRY(dsc_trainer_synchronise(t));
@@ -262,7 +263,7 @@ static int checkpoint_due(dsc_trainer *t) {
     return now;
 }
 
-/* The epoch that has ended is evaluated and saved if that is due; the last state always is evaluated, once. */
+/* After an epoch the model is evaluated and saved if due; the final model is always evaluated, once. */
 static dsc_status loop(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     for (;;) {
@@ -287,12 +288,12 @@ static dsc_status loop(dsc_trainer *t) {
             DSC_TRY(save(t));
         if (dsc_trainer_is_done(t))
             return DSC_OK;
-        if (!stopping(t)) /* as a synchronisation may have found out */
+        if (!stopping(t)) /* a synchronisation above may have found a request */
             DSC_TRY(step(t, NULL));
     }
 }
 
-/* Goes on without the ranks that were lost; an evaluation that was broken off is made up for. */
+/* Continues without the ranks that were lost, and repeats an evaluation that was interrupted. */
 static dsc_status go_on(dsc_trainer *t) {
     const dsc_train_state *s = &t->state;
     DSC_TRY(dsc_survive(t));

@@ -96,7 +96,7 @@ dsc_status dsc_recorder_begin(dsc_recorder *r, const dsc_segment *segment, int *
         return DSC_OK;
     e->segment = *segment;
     memset(e->bytes, 0, sizeof e->bytes);
-    if (r->with_exchange) /* without it nothing is sent in a recording, while other threads may send */
+    if (r->with_exchange) /* otherwise nothing is sent in a recording, but other threads may be sending */
         count_bytes(r, -1, e->bytes);
     return dsc_recording_begin(r->queue);
 }

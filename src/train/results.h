@@ -18,7 +18,9 @@ typedef enum dsc_number {
     DSC_NUMBER_FAILED, /* ranks that could not write their metrics */
     DSC_NUMBER_SUMMED,
     DSC_NUMBER_NU = DSC_NUMBER_SUMMED, /* K-FAC's clip; NaN without K-FAC */
-    DSC_NUMBER_SKIP, /* 0: updated; 1: left out because gradients overflowed; 2: not finite, left out for good */
+    /* 0: updated; 1: this update was left out, because gradients overflowed; 2: this update and all later
+     * ones are left out, because a number was not finite. */
+    DSC_NUMBER_SKIP,
     DSC_NUMBER_SCALE, /* loss scale of fp16; 1 for other types */
     DSC_NUMBER_COUNT
 } dsc_number;

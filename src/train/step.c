@@ -7,10 +7,10 @@
  * so p ranks of batch b, m micro-batches of batch b and one batch of p m b agree up to rounding. With gossip
  * the sum over the ranks is left out, and so is every other collective.
  *
- * On a GPU nothing in a step waits for the device. Its work is recorded and replayed (recorder.h), its phases
- * are timed by stamps in the queue (phases.h), its results are read a step later (results.h). An update that
- * would follow a loss or a preconditioned gradient that is not finite is left out by the device, and so are
- * all updates after it. */
+ * On a GPU the host does not wait for the device in a step, except for decompositions. The work is recorded
+ * and replayed (recorder.h), phases are timed by stamps in the queue (phases.h), and results are read a step
+ * later (results.h). So the device itself must notice a loss or a preconditioned gradient that is not finite:
+ * it then leaves out that update and all later ones. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "comm/table.h"
@@ -25,8 +25,8 @@
 
 /* ---- around the step ---- */
 
-/* The next micro-batch of the training data. The loader goes from batch to batch by itself and is only sent
- * elsewhere after a resume, and after an epoch that leaves whole batches over. */
+/* The next micro-batch of the training data. The loader advances by itself; a seek is only needed after a
+ * resume, and after an epoch that ends with some whole batches unused. */
 static dsc_status next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batch) {
     int64_t global = t->options.batch_size * t->ranks;
     int64_t position = t->state.position + micro * global;
@@ -62,8 +62,8 @@ static dsc_status grad_ready(void *context, dsc_queue *q, int64_t param) {
 }
 
 /* The sampled Fisher: a backward pass for labels drawn from softmax(logits), a pure function of (seed, step,
- * sample), which hands layers to K-FAC and computes no gradients of parameters. The statistics of the loss
- * stay as they were. */
+ * sample), which passes a and g of the layers to K-FAC and computes no gradients of parameters. The
+ * statistics of the loss stay as they were. */
 static dsc_status capture_sampled(dsc_trainer *t, double grad_scale) {
     dsc_queue *q = t->queue;
     dsc_backward_options backward;
@@ -85,8 +85,8 @@ static dsc_status capture_sampled(dsc_trainer *t, double grad_scale) {
     return DSC_OK;
 }
 
-/* What differs from step to step goes to the device first, so that the work after it can be recorded: the
- * learning rate, the ranks' flags, K-FAC's hyper-parameters. */
+/* Copies the numbers that differ from step to step to the device, so that the work after it can be recorded:
+ * the learning rate, this rank's flags, K-FAC's hyper-parameters. */
 static dsc_status send_inputs(dsc_trainer *t, double lr) {
     const double flags[2] = {dsc_stop_requested(), dsc_metrics_failed(t->metrics)};
     dsc_tensor to = dsc_results_numbers(t->results, DSC_NUMBER_STOP, 2);
@@ -99,7 +99,7 @@ static dsc_status send_inputs(dsc_trainer *t, double lr) {
     return dsc_kfac_prepare(t->kfac, t->queue, lr);
 }
 
-/* What decides which recordings fit this step. */
+/* The properties of this step that decide which recordings can be replayed. */
 static dsc_segment plan_segment(const dsc_trainer *t) {
     dsc_segment s = {.timed = t->phases.timed};
     if (t->kfac) {
@@ -115,8 +115,8 @@ static dsc_status start_passes(dsc_trainer *t) {
     return dsc_exec_clear_stats(t->exec, t->queue);
 }
 
-/* K-FAC's factors take in this step's, averaged over the ranks; with scope gossip, messages of other ranks'
- * factors come in before and leave after. */
+/* Adds the factors of this step, averaged over the ranks, to K-FAC's running averages. With scope gossip, the
+ * factors of peers are added before, and this rank's are sent after. */
 static dsc_status update_factors(dsc_trainer *t, int moves, int decomposes) {
     if (t->factors && (moves || decomposes))
         DSC_TRY(dsc_factors_take(t->factors, t->queue, moves));
@@ -136,8 +136,8 @@ static dsc_status decompose(dsc_trainer *t) {
     return dsc_phases_mark(&t->phases, t->queue, DSC_PHASE_DECOMPOSE);
 }
 
-/* Averages the gradients over the ranks, and beside them the losses and flags in one small message; with
- * gossip there is no such message, and gradients are only averaged inside a group. */
+/* Averages the gradients over the ranks, and sums losses and flags in one small message. With gossip there is
+ * no such message, and gradients are only averaged inside a group. */
 static dsc_status exchange(dsc_trainer *t, int overlaps) {
     dsc_queue *q = t->queue;
     dsc_tensor stats = dsc_results_numbers(t->results, DSC_NUMBER_LOSS, DSC_NUMBER_ROWS + 1);
@@ -154,7 +154,7 @@ static dsc_status exchange(dsc_trainer *t, int overlaps) {
     return dsc_loss_scale_unscale(&t->loss_scale, q, &grads, &skip);
 }
 
-/* Puts whether the update was left out, and the loss scale, among the step's results. */
+/* Copies the flag that the update was left out, and the loss scale, to the results of the step. */
 static dsc_status keep_skip_and_scale(dsc_trainer *t) {
     dsc_tensor skipped = dsc_results_numbers(t->results, DSC_NUMBER_SKIP, 1);
     dsc_tensor scale = dsc_results_numbers(t->results, DSC_NUMBER_SCALE, 1);
@@ -172,7 +172,7 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
     const int64_t size = t->options.batch_size, micro_batches = t->options.batches_per_allreduce;
     const double grad_scale = 1.0 / (double)(size * micro_batches);
     const int whole = micro_batches == 1 && dsc_recorder_takes_whole_step(t->recorder);
-    const int overlaps = phases->is_host || whole; /* gradients leave during backward */
+    const int overlaps = phases->is_host || whole; /* gradients are sent during the backward pass */
     dsc_tensor loss = dsc_results_numbers(t->results, DSC_NUMBER_LOSS, 1);
     dsc_tensor nu = dsc_results_numbers(t->results, DSC_NUMBER_NU, 1), skip = *dsc_optim_skip(t->optim);
     dsc_batch batch = given ? *given : (dsc_batch){0};
@@ -189,13 +189,13 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
         dsc_phases_host_work(phases, DSC_PHASE_DATA);
         DSC_TRY(dsc_exec_set_position(t->exec, q, t->state.step, (micro * t->ranks + t->rank) * size));
 
-        /* Consensus before the forward pass: gossip takes in messages and presents z = x / w. */
+        /* Consensus before the forward pass: gossip adds messages and puts z = x / w into the parameters. */
         if (micro == 0) {
             DSC_TRY(dsc_consensus_before_forward(t->consensus, q));
             dsc_phases_host_work(phases, DSC_PHASE_EXCHANGE);
         }
 
-        /* Forward, loss, backward; layers hand a and g to K-FAC. */
+        /* Forward, loss, backward; layers pass a and g to K-FAC. */
         segment.start = micro == 0 ? DSC_SEGMENT_FIRST_BATCH : DSC_SEGMENT_NEXT_BATCH;
         segment.x = batch.x.data;
         segment.labels = batch.labels.data;
@@ -232,7 +232,8 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
         DSC_TRY(exchange(t, overlaps));
         DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_EXCHANGE));
     }
-    /* A host sees at once that the loss is not finite, and leaves out the rest; a device does so by guards. */
+    /* On a host device a loss that is not finite is seen here, and the rest is left out; on a GPU
+     * dsc_op_guard does that. */
     const int diverged = phases->is_host && !isfinite(*(const double *)loss.data);
 
     /* Factors, decomposition. */
@@ -276,11 +277,11 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
     return dsc_results_end(t->results, q);
 }
 
-/* ---- what came out ---- */
+/* ---- results ---- */
 
-/* In collective steps every rank sees the same sums, so all stop or none, and a loss that is not finite on one
- * rank makes the sum so. With gossip they are the rank's own: stopping is agreed on elsewhere, and a rank
- * whose loss is not finite fails alone. */
+/* In collective steps every rank sees the same sums, so all ranks stop or none does, and a loss that is not
+ * finite on one rank makes the sum not finite. With gossip the sums are the rank's own: ranks agree to stop
+ * elsewhere (sync.h), and a rank whose loss is not finite fails alone. */
 dsc_status dsc_trainer_collect(dsc_trainer *t) {
     dsc_outcome outcome;
     if (dsc_results_pending(t->results) == 0)
@@ -316,7 +317,7 @@ dsc_status dsc_trainer_drain(dsc_trainer *t) {
 
 /* ---- one step of a run ---- */
 
-/* The rate depends on the place in the epoch, not on the number of steps so far: a run that goes on with
+/* The rate depends on the position in the epoch, not on the number of steps so far: a run that continues with
  * another number of ranks stays on its schedule. */
 static double current_rate(const dsc_trainer *t) {
     return dsc_schedule_rate(&t->schedule,

@@ -185,7 +185,7 @@ static dsc_status put_together(dsc_trainer *t) {
     DSC_TRY(dsc_comm_agree(t->comm, status));
     status = make_gossip_somehow(t);
     if (status != DSC_OK)
-        dsc_error_prefix(status, "%d ranks are left of %d, and cannot go on", t->ranks, t->reported_ranks);
+        dsc_error_prefix(status, "%d of %d ranks remain, and cannot continue", t->ranks, t->reported_ranks);
     DSC_TRY(status);
     DSC_TRY(dsc_sync_create(t));
     DSC_TRY(start_values(t));

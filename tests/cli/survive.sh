@@ -116,7 +116,7 @@ odd)
     await step 30
     kill -KILL "$(cat pid.2)"
     ends
-    has stderr "3 ranks are left of 4, and cannot go on"
+    has stderr "3 of 4 ranks remain, and cannot continue"
     ;;
 esac
 finish

@@ -460,7 +460,7 @@ static void test_bad_options(void **state) {
     expect_refused(&v, &bad, DSC_E_INVALID, "buckets of 0 bytes");
     bad = good;
     bad.wire = DSC_I32;
-    expect_refused(&v, &bad, DSC_E_INVALID, "cannot travel");
+    expect_refused(&v, &bad, DSC_E_INVALID, "cannot be sent; use fp32");
     bad = good;
     bad.traffic = DSC_TRAFFIC_COUNT;
     expect_refused(&v, &bad, DSC_E_INVALID, "traffic kind");

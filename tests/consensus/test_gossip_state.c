@@ -568,7 +568,8 @@ static void test_rescue(void **state) {
     net n;
     make_net(&n);
     dsc_consensus *c = make_consensus(&n, NULL);
-    EXPECT_FAILS(DSC_E_UNSUPPORTED, "allreduce cannot go on", dsc_consensus_rescue(c, queue));
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "allreduce cannot continue without a rank",
+                 dsc_consensus_rescue(c, queue));
     dsc_consensus_destroy(&c);
     free_net(&n);
     all_fine(comm);

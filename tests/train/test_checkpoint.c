@@ -409,7 +409,8 @@ static void test_mismatches(void **state) {
     assert_fails(DSC_E_INVALID, "of 1000 samples, the data set has 999",
                  dsc_checkpoint_load(&s, model, NULL));
     copy_file(model, scratch_path(path, "alone.safetensors"));
-    expect_load(&t, scratch_path(path, "alone.safetensors"), DSC_E_NOT_FOUND, "training cannot go on");
+    expect_load(&t, scratch_path(path, "alone.safetensors"), DSC_E_NOT_FOUND,
+                "training cannot continue from it");
     save(&t, 13, path);
     copy_file(scratch_path(path, "checkpoint-13.state.safetensors"),
               scratch_path(path, "alone.state.safetensors"));
