@@ -18,7 +18,7 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { WARM_UP = 2, SEED = 42, PURPOSE = 6, GROUP = 10 }; /* purpose: of the random numbers */
+enum { WARM_UP = 2, SEED = 42, PURPOSE = 6, GROUP = 10 }; /* PURPOSE: of the random numbers */
 static const double RATE = 0.01;
 enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does what those before it do */
 
@@ -395,15 +395,14 @@ const dsc_cli_command dsc_cli_bench = {
     .summary = "time training steps on random input",
     .description =
         "Trains on random images in memory: 2 steps to warm up, then --steps that are timed. Prints the "
-        "median "
-        "and the shortest time of a step, the images per second of all ranks together, and memory. Times are "
+        "median and the shortest time of a step, the images per second of all ranks together, and memory. "
+        "Times are "
         "those of rank 0, memory is that of the largest rank; MB are 10^6 bytes.\n\n"
         "With --kfac three more kinds of steps are timed: K-FAC that only preconditions the gradient, that "
         "also updates its factors, and that also decomposes them.\n\n"
         "With --json the result is one object with the keys model, batch_size, threads, ranks, steps, "
         "median_s, min_s, images_per_s, peak_rss_mb, device_peak_mb and phases_ms (of the steps that do "
-        "most); with "
-        "--kfac also kfac, with the medians sgd_s, precondition_s, factors_s and decompose_s.",
+        "most); with --kfac also kfac, with the medians sgd_s, precondition_s, factors_s and decompose_s.",
     .examples = "descent bench --model resnet32 --batch-size 128 --threads 2 --steps 20\n"
                 "descent bench --model resnet32 --kfac --steps 5\n"
                 "mpirun -n 2 descent bench --model resnet32 --threads 1 --json\n"

@@ -1,4 +1,4 @@
-/* What the commands of the program share: their description, the session they run in, statuses.
+/* What the commands of the program share: how a command is described, the session it runs in, exit statuses.
  *
  * src/cli is the only code of the project that prints or exits. */
 #ifndef DSC_CLI_CLI_H
@@ -72,10 +72,10 @@ typedef struct dsc_cli_session {
     dsc_device *host;    /* for `text`; NULL in a single process */
     int survive;         /* 1, before opening: the others will go on when ranks are lost */
     int several_threads; /* 1, before opening: more than one thread will communicate */
-    int tune;            /* 1, before opening: the device's */
+    int tune;            /* 1, before opening: tune the device (dsc_device_options.tune) */
     double timeout;      /* seconds, before opening: how long the ranks wait for each other; 0: for ever */
-    int agreed;          /* 1: the failure is known to all ranks, they end together */
-    dsc_comm *failures;  /* the same ranks, for dsc_cli_failed_together alone */
+    int agreed;          /* 1: all ranks know of the failure and end together */
+    dsc_comm *failures;  /* the same ranks; used by dsc_cli_failed_together only */
     dsc_tensor text;     /* U8[DSC_CLI_TEXT], rank 0's message */
 } dsc_cli_session;
 
@@ -84,7 +84,7 @@ enum { DSC_CLI_TEXT = 2048 };
 typedef struct dsc_cli_command {
     const char *name;
     const char *summary;     /* one line */
-    const char *arguments;   /* positional arguments as the synopsis shows them; NULL: none are taken */
+    const char *arguments;   /* positional arguments for the synopsis; NULL: the command takes none */
     const char *description; /* paragraphs, an empty line between them */
     const char *examples;    /* one command a line */
     const dsc_option *options;
@@ -102,9 +102,9 @@ extern const dsc_cli_command *const dsc_cli_commands[];
  * taking another's. Collective; a failure of one rank is a failure of all. */
 dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int threads,
                         const char *comm) DSC_MUST_CHECK;
-/* dsc_comm_agree that also notes in the session that all ranks know. Collective. */
+/* dsc_comm_agree; also sets session->agreed when it fails. Collective. */
 dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) DSC_MUST_CHECK;
-/* For a rank that has failed: waits a moment for the others. 1 when all of them have failed, too: `text`
+/* For a rank that has failed: waits two seconds for the others. 1 when all of them have failed, too: `text`
  * (DSC_CLI_TEXT bytes, the own message before) is then rank 0's message. 0 when some have not: they may be
  * waiting for this rank for ever. Leaves dsc_error_message() undefined. */
 int dsc_cli_failed_together(dsc_cli_session *session, char *text);

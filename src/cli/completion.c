@@ -13,7 +13,7 @@ static void init(void *values) {
     memset(values, 0, sizeof(dsc_cli_common));
 }
 
-/* Calls `write` for every command, its table being complete. */
+/* Calls `write` for every command, after its init has completed its table of options. */
 static dsc_status each_command(void (*write)(const dsc_cli_command *command)) {
     for (int i = 0; dsc_cli_commands[i]; i++) {
         const dsc_cli_command *command = dsc_cli_commands[i];

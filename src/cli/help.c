@@ -9,7 +9,8 @@ enum { HELP_COLUMN = 30 };
 
 /* ---- on the terminal ---- */
 
-/* Writes words, broken so that no line passes `width`; starts at column `at`, later lines at `indent`. */
+/* Writes text in lines of at most `width` characters. The first line begins at column `at`, later ones at
+ * `indent`. */
 static void write_wrapped(FILE *out, const char *text, int at, int indent, int width) {
     int first = 1;
     while (*(text += strspn(text, " "))) {
@@ -26,7 +27,7 @@ static void write_wrapped(FILE *out, const char *text, int at, int indent, int w
     fputc('\n', out);
 }
 
-/* Paragraphs, apart by empty lines in `text`. */
+/* Paragraphs, which are separated by empty lines in `text`. */
 static void write_paragraphs(FILE *out, const char *text, int width) {
     while (*text) {
         const char *end = strstr(text, "\n\n");
@@ -261,14 +262,12 @@ void dsc_man_program(FILE *out) {
           ".SH SYNOPSIS\n.B descent\n.I COMMAND\n[\\fIOPTION\\fR]...\n.PP\n"
           ".B mpirun \\-n\n.I RANKS\n.B descent\n.I COMMAND\n[\\fIOPTION\\fR]...\n.SH DESCRIPTION\n",
           out);
-    write_roff_paragraphs(out, "descent trains image classifiers in C, in one process or over the ranks of "
-                               "an MPI job. Each command has "
-                               "a page of its own.\n\nOptions are given as --key value or --key=value. A "
-                               "list is given as 35 75 90 or "
-                               "as 35,75,90. With --config FILE they are also read from a file of lines key "
-                               "= value, where # starts a "
-                               "comment; an option on the command line wins over the file. Of an option "
-                               "given twice the last counts.");
+    write_roff_paragraphs(
+        out, "descent trains image classifiers, in one process or over the ranks of an MPI job. Each command "
+             "has a page of its own.\n\nOptions are given as --key value or --key=value. A list is given as "
+             "35 75 90 or as 35,75,90. With --config FILE options are also read from a file of lines key = "
+             "value, where # starts a comment; an option on the command line overrides the file. If an "
+             "option is given twice, the last value counts.");
     fputs(".SH COMMANDS\n", out);
     for (int i = 0; dsc_cli_commands[i]; i++) {
         fprintf(out, ".TP\n.BR descent\\-%s (1)\n", dsc_cli_commands[i]->name);

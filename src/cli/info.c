@@ -18,14 +18,14 @@ typedef struct info_values {
     dsc_kfac_options kfac;
 } info_values;
 
-/* Everything that is printed about a model. */
-typedef struct model_story {
+/* What is printed about a model. */
+typedef struct model_info {
     const char *name;
     int ranks;
     const dsc_model_facts *facts;
     const dsc_kfac_options *kfac;
     const dsc_kfac_plan *plan; /* NULL: not asked for */
-} model_story;
+} model_info;
 
 #define AT(member) offsetof(info_values, member)
 
@@ -78,7 +78,7 @@ static void init(void *values) {
             o->group = "K-FAC plan (printed when one of these is given)";
 }
 
-/* The line about a device (it starts with its name), or why it cannot be used. */
+/* The description of a device, which starts with its name, or the reason why it cannot be used. */
 static void device_text(const char *name, int threads, char *text, size_t size) {
     dsc_device *device = NULL;
     dsc_device_options o;
@@ -138,11 +138,11 @@ static void print_sizes(const dsc_model_facts *f) {
     }
 }
 
-static void print_model(const model_story *story) {
-    const dsc_model_facts *f = story->facts;
-    int ranks = story->ranks;
+static void print_model(const model_info *info) {
+    const dsc_model_facts *f = info->facts;
+    int ranks = info->ranks;
     char parameters[32], batch[32];
-    printf("\nmodel         %s\n", story->name);
+    printf("\nmodel         %s\n", info->name);
     printf("input         %lld x %lld x %lld, %lld classes\n", (long long)f->shape[0], (long long)f->shape[1],
            (long long)f->shape[2], (long long)f->classes);
     printf("parameters    %s in %lld tensors, %.1f MB in float32\n",
@@ -155,11 +155,11 @@ static void print_model(const model_story *story) {
     printf("K-FAC layers  %lld\n", (long long)f->layer_count);
     printf("factors       %lld: %.0f MB in float32, %.0f MB packed\n", (long long)f->factor_count,
            mega(f->factor_bytes), mega(f->packed_bytes));
-    if (!story->plan) /* which lists the layers, too */
+    if (!info->plan) /* the plan lists the layers as well */
         print_layers(f);
     print_sizes(f);
-    if (story->plan)
-        dsc_info_plan_print(story->plan, story->kfac, f->layer_count);
+    if (info->plan)
+        dsc_info_plan_print(info->plan, info->kfac, f->layer_count);
 }
 
 /* ---- JSON ---- */
@@ -195,24 +195,24 @@ static json_t *kfac_json(const dsc_model_facts *f) {
                      (json_int_t)f->packed_bytes, "sizes", sizes, "layer_list", layers);
 }
 
-static json_t *model_json(const model_story *story) {
-    const dsc_model_facts *f = story->facts;
+static json_t *model_json(const model_info *info) {
+    const dsc_model_facts *f = info->facts;
     json_t *kfac = kfac_json(f);
-    if (story->plan && kfac)
-        json_object_set_new(kfac, "plan", dsc_info_plan_json(story->plan, story->kfac));
-    return json_pack("{s:s, s:[I, I, I], s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:o}", "name", story->name,
+    if (info->plan && kfac)
+        json_object_set_new(kfac, "plan", dsc_info_plan_json(info->plan, info->kfac));
+    return json_pack("{s:s, s:[I, I, I], s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:o}", "name", info->name,
                      "input", (json_int_t)f->shape[0], (json_int_t)f->shape[1], (json_int_t)f->shape[2],
                      "classes", (json_int_t)f->classes, "parameters", (json_int_t)f->parameters, "tensors",
                      (json_int_t)f->tensors, "batch_size", (json_int_t)f->batch, "train_bytes",
                      (json_int_t)f->train_bytes, "eval_bytes", (json_int_t)f->eval_bytes, "ranks",
-                     story->ranks, "gradient_bytes_sent", (json_int_t)gradient_bytes(f, story->ranks), "kfac",
+                     info->ranks, "gradient_bytes_sent", (json_int_t)gradient_bytes(f, info->ranks), "kfac",
                      kfac);
 }
 
-static dsc_status print_json(const dsc_cli_session *session, const model_story *story) {
+static dsc_status print_json(const dsc_cli_session *session, const model_info *info) {
     json_t *object = program_json(session);
-    if (story->facts && object)
-        json_object_set_new(object, "model", model_json(story));
+    if (info->facts && object)
+        json_object_set_new(object, "model", model_json(info));
     if (!object)
         return DSC_CLI_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
     json_dumpf(object, stdout, JSON_INDENT(2));
@@ -221,14 +221,14 @@ static dsc_status print_json(const dsc_cli_session *session, const model_story *
     return DSC_OK;
 }
 
-static dsc_status show(const dsc_cli_session *session, const info_values *v, const model_story *story) {
+static dsc_status show(const dsc_cli_session *session, const info_values *v, const model_info *info) {
     if (!dsc_cli_prints(session))
         return DSC_OK;
     if (v->json)
-        return print_json(session, story);
+        return print_json(session, info);
     print_program(session);
-    if (story->facts)
-        print_model(story);
+    if (info->facts)
+        print_model(info);
     return DSC_OK;
 }
 
@@ -249,7 +249,7 @@ static const char *kfac_option(const dsc_option_set *set) {
     return NULL;
 }
 
-/* What can be refused before anything is built. */
+/* Checks that need no model and no device. */
 static dsc_status check(const info_values *v, const dsc_option_set *set) {
     int64_t side, channels, classes;
     if (v->model)
@@ -261,20 +261,20 @@ static dsc_status check(const info_values *v, const dsc_option_set *set) {
     return DSC_OK;
 }
 
-static dsc_status tell_model(const dsc_cli_session *session, const info_values *v, int with_plan,
-                             dsc_model *model) {
+static dsc_status describe_model(const dsc_cli_session *session, const info_values *v, int with_plan,
+                                 dsc_model *model) {
     dsc_model_facts *facts = NULL;
     dsc_kfac_plan *plan = NULL;
-    model_story story = {
+    model_info info = {
         .name = v->model, .ranks = v->ranks > 0 ? v->ranks : dsc_comm_size(session->comm), .kfac = &v->kfac};
     dsc_status status = dsc_model_facts_create(model, v->batch, &facts);
     if (status == DSC_OK && with_plan)
-        status = dsc_kfac_plan_create(facts->layers, facts->layer_count, story.ranks, &v->kfac,
+        status = dsc_kfac_plan_create(facts->layers, facts->layer_count, info.ranks, &v->kfac,
                                       v->kfac.diag_blocks, &plan);
-    story.facts = facts;
-    story.plan = plan;
+    info.facts = facts;
+    info.plan = plan;
     if (status == DSC_OK)
-        status = show(session, v, &story);
+        status = show(session, v, &info);
     dsc_kfac_plan_destroy(&plan);
     dsc_model_facts_destroy(&facts);
     return status;
@@ -286,10 +286,10 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     DSC_CLI_TRY(check(v, set));
     DSC_CLI_TRY(dsc_cli_open(session, v->device, 0, "auto"));
     if (!v->model)
-        return show(session, v, &(model_story){0});
+        return show(session, v, &(model_info){0});
     dsc_status status = create_model(session->device, v->model, &model);
     if (status == DSC_OK)
-        status = tell_model(session, v, kfac_option(set) != NULL, model);
+        status = describe_model(session, v, kfac_option(set) != NULL, model);
     dsc_model_destroy(&model);
     return status;
 }

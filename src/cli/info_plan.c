@@ -1,5 +1,5 @@
-/* A K-FAC plan as tables and as JSON: the grid, who decomposes what, and what each rank does, holds and
- * sends.
+/* A K-FAC plan as tables and as JSON: the grid of ranks, which rank decomposes which factor, and the work,
+ * the memory and the traffic of each rank.
  *
  * Bytes are shown in MB of 10^6; work is the sum of n^3, as a share of all ranks' work. */
 #include "cli/info_plan.h"
@@ -96,10 +96,10 @@ static void print_head(const dsc_kfac_plan *plan, const dsc_kfac_options *o, int
     printf("\nK-FAC plan    %d %s, %s, method %s\n", rank_count(plan),
            rank_count(plan) == 1 ? "rank" : "ranks", dsc_kfac_strategy_name(o->strategy),
            dsc_kfac_method_name(o->method));
-    printf(
-        "grid          %d x %d (rows x columns): a layer lives in a column; rank r is in row r / %d, column "
-        "r %% %d\n",
-        rows, columns, columns, columns);
+    printf("grid          %d x %d (rows x columns): each layer belongs to one column; rank r is in row r / "
+           "%d, column "
+           "r %% %d\n",
+           rows, columns, columns, columns);
     printf("placement     %s, factors of a layer %s\n", dsc_kfac_placement_name(o->placement),
            o->colocate_factors ? "on one rank" : "spread");
     printf("travels as    %s%s\n", o->symmetric ? "triangles" : "whole matrices",
@@ -202,7 +202,7 @@ static json_t *units_json(const dsc_kfac_plan *plan) {
     return list;
 }
 
-/* Counts as whole numbers, means and the like as they are. */
+/* Whole numbers as integers, others as reals. */
 static json_t *number_json(double x) {
     const double exact = 9007199254740992.0; /* 2^53 */
     return x == floor(x) && x < exact ? json_integer((json_int_t)x) : json_real(x);

@@ -1,4 +1,4 @@
-/* The program `descent`: finds the command, runs it, prints what went wrong and ends the job. */
+/* The program `descent`: finds the command, runs it, prints an error if it fails and ends the job. */
 #include "cli/cli.h"
 #include "cli/help.h"
 #include "cli/support.h"
@@ -17,7 +17,7 @@ const dsc_cli_command *const dsc_cli_commands[] = {
     &dsc_cli_train,  &dsc_cli_eval,    &dsc_cli_info,       &dsc_cli_bench,
     &dsc_cli_report, &dsc_cli_average, &dsc_cli_completion, NULL};
 
-/* What the log handler needs to know. */
+/* The context of the log handler. */
 typedef struct log_context {
     const dsc_cli_session *session;
     int verbose;
@@ -26,7 +26,7 @@ typedef struct log_context {
 static void print_log(void *context, dsc_log_level level, const char *text) {
     const log_context *log = context;
     int shown = level == DSC_LOG_WARNING ? dsc_cli_prints(log->session) : log->verbose;
-    if (shown) /* on a terminal over the progress bar, which comes back below */
+    if (shown) /* on a terminal it overwrites the progress bar, which is drawn again below it */
         fprintf(stderr, "%sdescent: %s%s\n", dsc_terminal_is(stderr) ? "\r\033[K" : "",
                 level == DSC_LOG_WARNING ? "warning: " : "", text);
 }
@@ -47,7 +47,7 @@ static int exit_status(dsc_status status) {
     }
 }
 
-/* What failed, kept while the ranks find out whether all of them did. */
+/* A copy of the error, which communication between the ranks may overwrite. */
 typedef struct failure {
     char message[DSC_CLI_TEXT], trace[DSC_CLI_TEXT];
 } failure;
@@ -89,9 +89,9 @@ static void print_together(dsc_cli_session *session, const failure *own, const c
         print_failure(own, verbose);
 }
 
-/* Prints the failure where it belongs and ends the job. A failure that all ranks know of (a wrong option is
- * one) is printed once and they leave together. A lone one is printed by its rank, which then ends everybody.
- */
+/* Prints the failure and ends the job. A failure that all ranks know of, such as a wrong option, is printed
+ * once, and all ranks return. When only some ranks have failed, each of them prints its own and ends the
+ * whole job. */
 static int end_failed(dsc_cli_session *session, dsc_status status, int verbose) {
     int code = exit_status(status);
     char first[DSC_CLI_TEXT];
@@ -113,7 +113,8 @@ static int end_failed(dsc_cli_session *session, dsc_status status, int verbose) 
     return code;
 }
 
-/* A full disk is an error, a reader that has left (head, less) is not. */
+/* Output that cannot be written, on a full disk for example, is an error. A pipe whose reader has ended
+ * (head, less) is not. */
 static int end_output(int code) {
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
@@ -137,10 +138,10 @@ static int run_command(const dsc_cli_command *command, void *values, const dsc_o
     return code;
 }
 
-/* The command line itself is wrong: every rank of a job finds the same error, and rank 0 prints it. */
+/* For a wrong command line: every rank of a job finds the same error, so only rank 0 prints it. */
 static int usage_error(const char *command) {
-    const dsc_cli_session nobody = {0};
-    if (dsc_cli_prints(&nobody)) {
+    const dsc_cli_session no_session = {0};
+    if (dsc_cli_prints(&no_session)) {
         fprintf(stderr, "descent: %s\n", dsc_error_message());
         fprintf(stderr, "Try 'descent%s%s --help'.\n", *command ? " " : "", command);
     }
@@ -163,7 +164,7 @@ static dsc_status parse_command(const dsc_cli_command *command, int argc, char *
 }
 
 static int start_command(const dsc_cli_command *command, int argc, char *const *argv) {
-    const dsc_cli_session nobody = {0};
+    const dsc_cli_session no_session = {0};
     void *values = NULL;
     dsc_option_set *set = NULL;
     int code;
@@ -174,8 +175,8 @@ static int start_command(const dsc_cli_command *command, int argc, char *const *
     if (parse_command(command, argc, argv, values, &set) != DSC_OK) {
         code = usage_error(command->name);
     } else if (((const dsc_cli_common *)values)->help) {
-        command->init(values); /* the help shows defaults, not what was given beside it */
-        if (dsc_cli_prints(&nobody))
+        command->init(values); /* the help prints defaults, not the values of this command line */
+        if (dsc_cli_prints(&no_session))
             dsc_help_command(stdout, command, values, dsc_terminal_width(stdout));
         code = end_output(DSC_EXIT_DONE);
     } else {
@@ -228,8 +229,8 @@ static int write_man(const char *name) {
     return end_output(DSC_EXIT_DONE);
 }
 
-/* A stream that is closed would be the next file that is opened, and get what is printed. Descriptors come
- * lowest first. */
+/* Opens /dev/null in place of standard streams that are closed. Otherwise the next file to be opened would
+ * get the lowest free descriptor, and what is printed would end up in that file. */
 static void open_streams(void) {
     int fd;
     do
@@ -240,11 +241,11 @@ static void open_streams(void) {
 }
 
 int main(int argc, char **argv) {
-    const dsc_cli_session nobody = {0};
+    const dsc_cli_session no_session = {0};
     open_streams();
     signal(SIGPIPE, SIG_IGN); /* a write to a closed pipe fails instead of ending a training */
     if (argc < 2) {
-        if (dsc_cli_prints(&nobody))
+        if (dsc_cli_prints(&no_session))
             dsc_help_program(stderr);
         return DSC_EXIT_USAGE;
     }
@@ -252,12 +253,12 @@ int main(int argc, char **argv) {
     if (strcmp(first, "--man") == 0)
         return write_man(argc > 2 ? argv[2] : NULL);
     if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
-        if (dsc_cli_prints(&nobody))
+        if (dsc_cli_prints(&no_session))
             dsc_help_program(stdout);
         return end_output(DSC_EXIT_DONE);
     }
     if (strcmp(first, "--version") == 0 || strcmp(first, "-V") == 0) {
-        if (dsc_cli_prints(&nobody))
+        if (dsc_cli_prints(&no_session))
             printf("descent %s\n%s\n", dsc_version(), dsc_build_info());
         return end_output(DSC_EXIT_DONE);
     }

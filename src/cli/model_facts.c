@@ -13,7 +13,7 @@ static int larger_first(const void *x, const void *y) {
     return (a < b) - (a > b);
 }
 
-/* One entry a distinct size, from the two factors of every layer, a pair for each group. */
+/* One entry for each distinct size among the factors of all layers; a layer has a pair for each group. */
 static dsc_status collect_sizes(dsc_model_facts *f) {
     int64_t used = 0;
     DSC_CLI_TRY(dsc_cli_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
@@ -47,7 +47,7 @@ static dsc_status plan_bytes(dsc_model *model, dsc_exec_mode mode, int64_t batch
     return DSC_OK;
 }
 
-/* Activations grow with the batch, line by line. */
+/* The memory of activations is linear in the batch size. */
 static dsc_status estimate_bytes(dsc_model *model, dsc_exec_mode mode, int64_t batch, double *out) {
     double one = 0, two = 0;
     DSC_CLI_TRY(plan_bytes(model, mode, 1, &one));

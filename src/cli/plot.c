@@ -23,7 +23,7 @@ static int finite_point(const dsc_plot_series *s, int64_t i) {
     return isfinite(s->x[i]) && isfinite(s->y[i]);
 }
 
-/* Sets the ranges; returns the number of points there are. */
+/* Sets the ranges of x and y; returns the number of points. */
 static int64_t find_ranges(field *f, const dsc_plot_series *series, int64_t count) {
     int64_t points = 0;
     for (int64_t k = 0; k < count; k++)
@@ -49,8 +49,8 @@ static int64_t find_ranges(field *f, const dsc_plot_series *series, int64_t coun
     return points;
 }
 
-/* Widens the range of y so that every LABEL_ROWS rows, counted from the lowest, lies a round number: steps of
- * 1, 2, 2.5 or 5 times a power of ten. Ranges too large or too small for that stay as they are. */
+/* Widens the range of y so that the labels, one every LABEL_ROWS rows from the lowest, are round numbers:
+ * steps of 1, 2, 2.5 or 5 times a power of ten. Ranges too large or too small for that stay as they are. */
 static void round_range(field *f) {
     static const double factors[] = {1, 2, 2.5, 5, 10, 20, 25, 50};
     double steps = (double)(f->rows - 1) / LABEL_ROWS;
@@ -65,10 +65,10 @@ static void round_range(field *f) {
     }
 }
 
-/* Share of the way from low to high, in [0, 1]. Halves first, so that no finite range overflows. */
+/* Position of the value between low and high, in [0, 1]. Halved first, so that no finite range overflows. */
 static double share_of(double value, double low, double high) {
     double share = (value / 2 - low / 2) / (high / 2 - low / 2);
-    return share >= 0 && share <= 1 ? share : 0; /* not a number when a huge value swallows the range */
+    return share >= 0 && share <= 1 ? share : 0; /* NaN where the range is lost in rounding */
 }
 
 static int dot_column(const field *f, double x) {
@@ -98,7 +98,7 @@ static void set_mark(field *f, int column, int row, int mark) {
 }
 
 static void draw_series(field *f, const dsc_plot_series *s, int mark) {
-    int64_t every = 1 + s->count / MARKED_POINTS; /* a mark on every point would hide the curve */
+    int64_t every = 1 + s->count / MARKED_POINTS; /* marks on all points would cover the curve */
     int last_column = -1, last_row = 0;
     for (int64_t i = 0; i < s->count; i++) {
         if (!finite_point(s, i))

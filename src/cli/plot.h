@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-/* One curve; points that are not finite are left out. Everything stays the caller's. */
+/* One curve; points that are not finite are left out. The caller keeps ownership of everything. */
 typedef struct dsc_plot_series {
     const char *label;
     const double *x, *y;
@@ -21,8 +21,8 @@ typedef struct dsc_plot_options {
     int utf8;
 } dsc_plot_options;
 
-/* Draws the curves into one frame, each with its own mark and a line in the legend. Without any point it says
- * so. */
+/* Draws the curves into one frame, each with its own mark and a line in the legend. Without any point it
+ * prints a note instead. */
 dsc_status dsc_plot_draw(FILE *out, const dsc_plot_series *series, int64_t count,
                          const dsc_plot_options *options) DSC_MUST_CHECK;
 

@@ -1,4 +1,5 @@
-/* metrics.jsonl, line by line: what is missing or wrong in a line is passed over, never trusted. */
+/* Reads metrics.jsonl line by line. Lines that are damaged are skipped and counted, values of a wrong type
+ * are ignored. */
 #include "cli/runlog.h"
 
 #include "cli/plot.h"
@@ -36,7 +37,7 @@ static int get_number(const json_t *line, const char *key, double *out) {
     return 1;
 }
 
-/* A count that is stored as one: at least 0 and small enough to be one. */
+/* A whole number that is at least 0, and small enough for sums not to overflow. */
 static int get_count(const json_t *line, const char *key, int64_t *out) {
     const json_t *value = json_object_get(line, key);
     if (!json_is_integer(value) || json_integer_value(value) < 0 || json_integer_value(value) > INT64_MAX / 2)
@@ -61,7 +62,7 @@ static dsc_status grow(dsc_runlog *log) {
     return DSC_OK;
 }
 
-/* A resumed run goes over epochs again that were cut off: the newer evaluation replaces the older. */
+/* A resumed run repeats the epochs after its checkpoint: their new evaluations replace the old ones. */
 static dsc_status add_eval(dsc_runlog *log, double epoch, double top1) {
     while (log->evals > 0 && log->eval_epoch[log->evals - 1] >= epoch)
         log->evals--;
@@ -72,7 +73,7 @@ static dsc_status add_eval(dsc_runlog *log, double epoch, double top1) {
     return DSC_OK;
 }
 
-/* Gives "" or why the line is wrong. */
+/* Sets *why when the line is wrong. */
 static dsc_status take_eval(dsc_runlog *log, const json_t *line, const char **why) {
     double epoch, top1, loss;
     if (!get_number(line, "epoch", &epoch) || !get_number(line, "top1", &top1)) {

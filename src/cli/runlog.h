@@ -22,12 +22,12 @@ typedef struct dsc_runlog {
     double *eval_epoch;      /* epochs done at each evaluation, rising */
     double *eval_top1;       /* in percent */
     int64_t evals, capacity; /* used, and available, in both arrays */
-    int64_t lines, bad_lines; /* read, and passed over */
-    char first_bad[512];      /* "FILE:LINE: why" of the first line passed over */
+    int64_t lines, bad_lines; /* read, and skipped */
+    char first_bad[512];      /* "FILE:LINE: why" of the first line skipped */
 } dsc_runlog;
 
 /* Reads `run`, a directory with a metrics.jsonl or such a file. Lines that are not what they should be are
- * counted in bad_lines and passed over; an incomplete last line is not counted (the run is still writing it).
+ * counted in bad_lines and skipped; an incomplete last line is not counted (the run is still writing it).
  * DSC_E_NOT_FOUND without a file, DSC_E_FORMAT when not one line can be read. */
 dsc_status dsc_runlog_read(const char *run, dsc_runlog **out) DSC_MUST_CHECK;
 /* The same from a stream, which stays the caller's; `file` is its name in messages, `name` that of the run.

@@ -15,7 +15,7 @@ static int has_nccl(void) {
 
 static const double patience = 2.0; /* seconds that a failed rank waits for the others to fail */
 
-/* Where launchers put the rank of a process, before MPI is up. */
+/* The rank as the launcher gives it to the process, for use before MPI is initialised. */
 static int launcher_rank(void) {
     static const char *const names[] = {
         "OMPI_COMM_WORLD_RANK", "PMIX_RANK",    "PMI_RANK", "MV2_COMM_WORLD_RANK",
@@ -38,7 +38,7 @@ dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) {
     return status;
 }
 
-/* For memory of the host, whatever the device is. */
+/* A device in host memory, for text and numbers that ranks exchange, whichever device they compute on. */
 static dsc_status open_host(dsc_cli_session *session) {
     dsc_device_options options;
     dsc_device_options_init(&options);
@@ -56,7 +56,7 @@ static dsc_status open_device(dsc_cli_session *session, const char *name, int th
     return dsc_device_create(&options, &session->device);
 }
 
-/* Everybody's device->identity in `all`. Collective. */
+/* Fills all[r] with the identity of rank r's device. Collective. */
 static dsc_status gather_identities(const dsc_cli_session *session, int64_t *all) {
     const int64_t ranks = dsc_comm_size(session->comm), rank = dsc_comm_rank(session->comm);
     dsc_tensor whole = dsc_tensor_view(session->host, all, DSC_I64, 1, &ranks);
@@ -67,7 +67,7 @@ static dsc_status gather_identities(const dsc_cli_session *session, int64_t *all
     return dsc_comm_wait(&request);
 }
 
-/* *own = 1 when every rank has a GPU that no other has, on all ranks alike. Collective. */
+/* *own = 1, on all ranks, when no two ranks share a GPU and every rank has one. Collective. */
 static dsc_status have_own_gpus(dsc_cli_session *session, int *own) {
     int ranks = dsc_comm_size(session->comm);
     int64_t *all = NULL;
@@ -136,8 +136,8 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
     return dsc_comm_set_timeout(session->comm, session->timeout);
 }
 
-/* Every rank gets rank 0's text, the others' being empty: unlike a broadcast this ends only when all take
- * part. 1 when it did in time. */
+/* Gives every rank the text of rank 0; the texts of the others are empty. It is an all-reduce because that,
+ * unlike a broadcast, completes only when all ranks take part. Returns 1 if it completed in time. */
 static int share_text(dsc_cli_session *session) {
     const struct timespec nap = {0, 1000000};
     dsc_request *request = NULL;
@@ -159,7 +159,7 @@ int dsc_cli_failed_together(dsc_cli_session *session, char *text) {
     if (!session->failures || !session->text.data || dsc_queue_create(session->host, &queue) != DSC_OK)
         return 0;
     if (dsc_comm_rank(session->comm) != 0)
-        memset(text, 0, DSC_CLI_TEXT); /* the largest of all is then rank 0's */
+        memset(text, 0, DSC_CLI_TEXT); /* so that the maximum is rank 0's text */
     int together = dsc_tensor_upload(queue, text, DSC_CLI_TEXT, &session->text) == DSC_OK &&
                    dsc_queue_sync(queue) == DSC_OK && share_text(session) &&
                    dsc_tensor_download(queue, &session->text, DSC_CLI_TEXT, text) == DSC_OK &&

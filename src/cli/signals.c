@@ -12,13 +12,13 @@
 
 static sigset_t caught;
 
-/* For threads that were there before, which do not block signals. */
+/* For threads that a library has started earlier and that do not block signals. */
 static void request(int number) {
     (void)number;
     dsc_train_request_stop();
 }
 
-/* As if it had not been caught. */
+/* Ends the process as if the signal had not been caught. */
 static void die_of(int number) {
     sigset_t one;
     sigemptyset(&one);
@@ -29,7 +29,7 @@ static void die_of(int number) {
 }
 
 /* One request may arrive more than once: a launcher, a shell and timeout(1) send theirs to the process and to
- * its group. Who sends another SIGINT or SIGTERM after a second means it. */
+ * its group. Another SIGINT or SIGTERM after more than a second is a new request, to end at once. */
 static void *listen(void *unused) {
     (void)unused;
     const double patience = 1.0; /* seconds */

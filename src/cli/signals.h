@@ -4,8 +4,8 @@
 
 #include "descent/status.h"
 
-/* From now on SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and the end (dsc_train_request_stop). To be
- * called before there is any other thread. */
+/* From now on SIGINT, SIGTERM and SIGUSR1 ask for a checkpoint and the end (dsc_train_request_stop). Call
+ * it before any other thread is started. */
 dsc_status dsc_cli_catch_signals(void) DSC_MUST_CHECK;
 
 #endif

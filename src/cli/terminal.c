@@ -1,4 +1,4 @@
-/* Terminal or not, its width, its characters. */
+/* Answers from the environment, the kernel and the locale. */
 #include "cli/terminal.h"
 
 #include <langinfo.h>

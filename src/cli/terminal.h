@@ -1,4 +1,4 @@
-/* The abilities of the terminal, if there is one. */
+/* Whether there is a terminal, its width and its character set. */
 #ifndef DSC_CLI_TERMINAL_H
 #define DSC_CLI_TERMINAL_H
 

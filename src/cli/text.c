@@ -1,4 +1,4 @@
-/* Numbers and times for people. */
+/* Numbers and durations as text. */
 #include "cli/cli.h"
 
 #include <math.h>

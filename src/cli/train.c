@@ -1,6 +1,6 @@
-/* descent train. */
+/* descent train: checks the output directory, trains, prints a summary. */
 #include "cli/cli.h"
-#include "cli/progress.h"
+#include "cli/progress_bar.h"
 #include "cli/runlog.h"
 #include "cli/signals.h"
 #include "cli/support.h"
@@ -41,7 +41,7 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
         printf("written: %s\n", v->o.out);
 }
 
-/* The whole history is in the file, also that of the runs this one continues. */
+/* From the file, because that also holds the epochs before a resume. */
 static dsc_status plot_run(const char *out) {
     dsc_runlog *log = NULL;
     DSC_CLI_TRY(dsc_runlog_read(out, &log));
@@ -67,15 +67,16 @@ static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v) {
     return DSC_OK;
 }
 
-/* NCCL keeps one order and loses no rank alone: where that does not do, MPI moves everything. */
+/* Chooses MPI where NCCL cannot be used: adpsgd communicates in no fixed order, and after the loss of a rank
+ * NCCL cannot go on. */
 static dsc_status find_comm(const dsc_cli_train_values *v, const char **comm) {
     int survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
     int apart = v->consensus.kind == DSC_CONSENSUS_ADPSGD;
     *comm = v->comm;
     if (survive && strcmp(v->comm, "nccl") == 0)
         return DSC_CLI_FAIL(DSC_E_INVALID,
-                            "--on-peer-loss continue does not go with --comm nccl, which ends with its first "
-                            "rank: give --comm mpi, or stop");
+                            "--on-peer-loss continue does not go with --comm nccl, which cannot go on after "
+                            "the loss of a rank: give --comm mpi, or --on-peer-loss stop");
     if ((survive || apart) && strcmp(v->comm, "auto") == 0)
         *comm = "mpi";
     return DSC_OK;
@@ -87,7 +88,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     DSC_CLI_TRY(dsc_cli_catch_signals());
     const char *comm;
     DSC_CLI_TRY(find_comm(v, &comm));
-    session->several_threads = v->consensus.kind == DSC_CONSENSUS_ADPSGD; /* averages in one of its own */
+    session->several_threads = v->consensus.kind == DSC_CONSENSUS_ADPSGD; /* one of them averages */
     session->survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
     session->timeout = v->consensus.peer_timeout;
     session->tune = v->tune;
@@ -102,8 +103,7 @@ const dsc_cli_command dsc_cli_train = {
     .summary = "train a model",
     .description =
         "Trains a model of the zoo in one process or, under mpirun, on all ranks of a job. Without options "
-        "it "
-        "trains resnet20 on synthetic images, which it draws by itself.\n\n"
+        "it trains resnet20 on synthetic images, which need no files.\n\n"
         "Ranks average their gradients in every step or, with another --consensus, gossip: each rank has "
         "parameters of its own and mixes them with those of a few peers, so that no rank waits for all "
         "others. The average of all ranks is evaluated and saved.\n\n"

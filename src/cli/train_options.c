@@ -44,7 +44,8 @@ static const dsc_option own_options[] = {
 
 dsc_option dsc_cli_train_options[MAX_OPTIONS];
 
-/* All options, in the order of the library's headings; in each group the parts' own come first. */
+/* All options under the headings of dsc_train_option_table, in its order; under each heading, those of
+ * optim, consensus and kfac come first. */
 static dsc_status join_options(void) {
     dsc_option all[MAX_OPTIONS] = {{.name = NULL}}, train[MAX_OPTIONS] = {{.name = NULL}};
     int count = 0;
@@ -117,7 +118,7 @@ static void complete(dsc_cli_train_values *v, const dsc_option_set *set) {
     else if (strcmp(v->o.out, "none") == 0)
         v->o.out = NULL;
     if (v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE && !dsc_option_given(set, "peer-timeout"))
-        v->consensus.peer_timeout = 60; /* without a limit nobody would ever count as lost */
+        v->consensus.peer_timeout = 60; /* without a limit no rank would ever count as lost */
     if (!dsc_option_given(set, "kfac-bucket-mb"))
         v->kfac.bucket_bytes = v->consensus.bucket_bytes;
     FILE *lines = fmemopen(v->lines, sizeof v->lines, "w");

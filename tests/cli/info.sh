@@ -47,7 +47,7 @@ plan() {
 }
 plan resnet50 --ranks 8 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 1/4
 has stdout "K-FAC plan    8 ranks, hybrid-opt, method eigen"
-has stdout "grid          2 x 4 (rows x columns): a layer lives in a column; rank r is in row r / 4, column r % 4"
+has stdout "grid          2 x 4 (rows x columns): each layer belongs to one column; rank r is in row r / 4, column r % 4"
 has stdout "placement     compute, factors of a layer on one rank"
 has stdout "covers        54 of 54 layers, 108 matrices to decompose"
 grep -qE '^layer4.0.conv2 +conv2d +4608 +512 +0 +0 +0$' stdout || complain "owner of the largest layer of resnet50"

@@ -1,7 +1,7 @@
 /* What a training shows while it goes on, where there is no terminal. */
 #include "test.h"
 
-#include "cli/progress.h"
+#include "cli/progress_bar.h"
 
 #include <stdlib.h>
 

@@ -6,7 +6,7 @@ descent_test(cli_report SOURCES cli/test_report.c ${cli}/runlog.c ${cli}/plot.c 
              ${cli}/text.c ROOMS base)
 target_link_options(test_cli_report PRIVATE LINKER:--wrap=calloc) # makes it fail
 target_link_libraries(test_cli_report PRIVATE descent_json)
-descent_test(cli_progress SOURCES cli/test_progress.c ${cli}/progress.c ${cli}/terminal.c ${cli}/support.c ${cli}/text.c
+descent_test(cli_progress SOURCES cli/test_progress.c ${cli}/progress_bar.c ${cli}/terminal.c ${cli}/support.c ${cli}/text.c
              ROOMS base)
 
 descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_options.c ROOMS train)

@@ -1,6 +1,6 @@
-/* The bar, the line of an epoch with its evaluation, and a line every half minute where there is no terminal.
- */
-#include "cli/progress.h"
+/* On a terminal, a bar for the current epoch; elsewhere a line every half minute. Every epoch gets a line,
+ * with its evaluation where there is one. */
+#include "cli/progress_bar.h"
 
 #include "cli/cli.h"
 #include "cli/support.h"
@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-static const double bar_interval = 0.1;   /* seconds between two drawings of the bar, at least */
-static const double line_interval = 30.0; /* between plain lines */
+static const double bar_interval = 0.1;   /* seconds between two drawings of the bar */
+static const double line_interval = 30.0; /* seconds between lines where there is no bar */
 
 void dsc_cli_progress_init(dsc_cli_progress *progress, int verbose) {
     memset(progress, 0, sizeof *progress);
@@ -84,7 +84,7 @@ static void show_step(dsc_cli_progress *progress, const dsc_progress *e) {
     write_line(progress, text);
 }
 
-/* One line for the epoch that waits, with its evaluation where there is one (else NULL). */
+/* Prints the pending epoch, with its evaluation unless that is NULL. */
 static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
     char text[320], seconds[32], validation[128] = "";
     const dsc_progress *e = &progress->epoch;

@@ -1,6 +1,6 @@
 /* Shows the progress of training: a bar on a terminal, plain lines elsewhere. */
-#ifndef DSC_CLI_PROGRESS_H
-#define DSC_CLI_PROGRESS_H
+#ifndef DSC_CLI_PROGRESS_BAR_H
+#define DSC_CLI_PROGRESS_BAR_H
 
 #include "descent/train.h"
 
@@ -11,10 +11,10 @@ typedef struct dsc_cli_progress {
     FILE *bar;   /* NULL: no bar, a plain line now and then instead */
     int utf8, verbose;
     int drawn;          /* a bar stands on the terminal's current line */
-    double last;        /* when the bar was drawn or the last line written */
+    double last;        /* time of the last drawing of the bar, or of the last line */
     double epoch_start; /* when the epoch began */
-    int pending;        /* `epoch` waits for the evaluation that belongs to it */
-    dsc_progress epoch; /* its text is not kept */
+    int pending;        /* 1: `epoch` is printed together with its evaluation, which may follow */
+    dsc_progress epoch; /* the last DSC_EVENT_EPOCH; its text is no longer valid */
     double epoch_seconds;
 } dsc_cli_progress;
 
@@ -22,7 +22,7 @@ typedef struct dsc_cli_progress {
 void dsc_cli_progress_init(dsc_cli_progress *progress, int verbose);
 /* A dsc_progress_function; context: the dsc_cli_progress. */
 void dsc_cli_progress_event(void *context, const dsc_progress *event);
-/* Writes what is still pending and takes the bar away. */
+/* Prints an epoch that is still pending and erases the bar. */
 void dsc_cli_progress_end(dsc_cli_progress *progress);
 
 #endif

@@ -1,5 +1,5 @@
-/* descent average: a random vector per rank, averaged by gossip; how far the ranks are from the true mean
- * after every step, beside what the graph promises. */
+/* descent average: averages a random vector per rank by gossip and prints, after every step, how far the
+ * ranks are from the true mean and how far they should be according to theory. */
 #include "cli/cli.h"
 #include "cli/plot.h"
 #include "cli/support.h"
@@ -35,9 +35,9 @@ static const dsc_option options[] = {
      .offset = AT(o.graph),
      .placeholder = "NAME|FILE",
      .default_text = "exponential; push-pull: bipartite-exponential, on an odd number of ranks base-2",
-     .help = "who sends to whom: exponential, exponential-pm, linear, ring, static-exponential, complete, "
-             "bipartite-exponential, bipartite-linear, hypercube, base-2, or a file (with a / in its name or "
-             "ending in .graph)",
+     .help = "which rank sends to which: exponential, exponential-pm, linear, ring, static-exponential, "
+             "complete, bipartite-exponential, bipartite-linear, hypercube, base-2, or a file (with a / in "
+             "its name or ending in .graph)",
      .group = "What to average"},
     {.name = "algorithm",
      .kind = DSC_OPTION_CHOICE,
@@ -105,14 +105,14 @@ static void init(void *values) {
 /* What is measured after a round, over all ranks. */
 typedef struct point {
     double distance;   /* to the mean, relative to that at the start */
-    double theory;     /* the same as the graph promises; negative: it does not say */
+    double theory;     /* the same, as theory predicts it; negative: unknown */
     double min_weight; /* of push-sum */
     double max_weight;
 } point;
 
 typedef struct trial {
     dsc_comm *comm;
-    dsc_device *host; /* memory for the double-precision side */
+    dsc_device *host; /* memory for the sums in double precision */
     dsc_queue *queue, *host_queue;
     dsc_average *average;
     dsc_tensor x;             /* F32[elements]: what is averaged */
@@ -156,8 +156,8 @@ static dsc_status alloc_trial(trial *t, dsc_device *device, int64_t steps) {
     return dsc_cli_alloc(steps + 1, sizeof *t->points, &t->points);
 }
 
-/* Multiples of 2^-11 in [-1, 1): few enough bits that halves of halves need no rounding, so that a graph that
- * averages exactly is seen to. */
+/* Multiples of 2^-11 in [-1, 1): they have so few bits that halving them several times needs no rounding, so
+ * a graph that averages exactly reaches a distance of 0. */
 static dsc_status draw(trial *t, uint64_t seed) {
     uint32_t *words;
     DSC_CLI_TRY(dsc_cli_alloc(t->elements, sizeof *words, &words));
@@ -203,7 +203,7 @@ static dsc_status measure(trial *t, double *distance, point *p) {
     return DSC_OK;
 }
 
-/* The step's distance as the graph promises it. */
+/* The distance after a step as theory predicts it; negative: unknown. */
 static double theory(const trial *t, int64_t step) {
     if (step == 0)
         return 1;
@@ -214,7 +214,8 @@ static double theory(const trial *t, int64_t step) {
     return pow(t->rho, (double)step);
 }
 
-/* For the rank that prints. Graphs too large for their matrices to be multiplied have no rate. */
+/* For the rank that prints. The rate stays unknown for graphs that are too large to multiply their matrices.
+ * */
 static dsc_status find_rate(trial *t) {
     const dsc_topology *topology = dsc_average_topology(t->average);
     t->period = dsc_topology_period(topology);
@@ -241,7 +242,7 @@ static void print_head(const trial *t, const average_values *v) {
            dsc_topology_name(topology), (long long)t->period, algorithms[v->o.pairwise],
            dsc_cli_grouped(t->elements, elements, sizeof elements), dsc_dtype_name(v->o.wire));
     if (!t->knows_rate)
-        printf("theory: unknown for so many ranks\n");
+        printf("theory: not computed for so many ranks\n");
     else if (t->exact > 0)
         printf("theory: exact after %lld step%s\n", (long long)t->exact, plural(t->exact));
     else
@@ -260,7 +261,8 @@ static void print_point(const trial *t, int64_t step) {
     printf("\n");
 }
 
-/* On a log scale, which has no place for 0: everything below float32's rounding is drawn there. */
+/* The logarithm that is drawn. Distances below 1e-8, the rounding of float32, are drawn at -8, 0 among them.
+ * */
 static double height(double value) {
     return value < 0 ? NAN : log10(value > 1e-8 ? value : 1e-8);
 }
@@ -329,7 +331,7 @@ static dsc_status print_json(const trial *t, const average_values *v) {
 static dsc_status print_rest(const trial *t, const average_values *v) {
     if (v->json)
         return print_json(t, v);
-    printf("%.0f bytes a rank and step\n", t->bytes);
+    printf("%.0f bytes sent per rank and step\n", t->bytes);
     return v->no_plot ? DSC_OK : plot(t, v);
 }
 
@@ -345,7 +347,7 @@ static dsc_status take_step(trial *t, int64_t step) {
     return DSC_OK;
 }
 
-/* A slow job's lines are seen as they come. */
+/* Flushes now and then, so that the lines of a slow job appear while it runs. */
 static void show_step(const trial *t, int64_t step, double *flushed) {
     print_point(t, step);
     if (dsc_cli_now() - *flushed > 0.2) {
@@ -412,16 +414,15 @@ const dsc_cli_command dsc_cli_average = {
     .description =
         "Every rank draws a random vector. In every step it sends shares of its vector to its peers in the "
         "graph and adds the shares that it receives. After each step the distance to the true mean is "
-        "printed, "
-        "sqrt(mean over ranks |z - mean|^2) relative to that at the start, beside what theory predicts for "
+        "printed, sqrt(mean over ranks |z - mean|^2) relative to that at the start, beside what theory "
+        "predicts for "
         "the graph: rho^step, or 0 once the graph has averaged exactly.\n\n"
         "The vectors hold numbers of 12 bits, which 2, 4, 8 ... ranks average in fp32 without rounding; "
         "otherwise distances end near 1e-8. No training takes part: use it to get to know graphs, to try a "
         "graph file, and to check that the ranks of a job reach each other.\n\n"
         "With --json the result is one object with the keys ranks, graph, algorithm, peers, period, regular, "
         "matching, size, wire, device, seed, start (the distance before the first step), bytes_per_step "
-        "(sent "
-        "by a rank), steps (a list of step, distance, theory, min_weight, max_weight), exact, rho and "
+        "(sent by a rank), steps (a list of step, distance, theory, min_weight, max_weight), exact, rho and "
         "distance (the last).",
     .examples =
         "mpirun -n 4 descent average --graph exponential --steps 4\n"
