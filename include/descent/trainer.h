@@ -12,8 +12,8 @@
  * outlive it; options are copied, strings included. No pointer may be NULL unless its function says so.
  *
  * All functions are collective unless they say otherwise: every rank calls them in the same order. When one
- * fails, it fails on all ranks, except for steps: with gossip a rank may fail alone (see dsc_train_run), and so
- * does a rank whose own batch is refused, or whose device fails. Whoever owns main() then ends the job
+ * fails, it fails on all ranks, except for steps: with gossip a rank may fail alone (see dsc_train_run), and
+ * so does a rank whose own batch is refused, or whose device fails. Whoever owns main() then ends the job
  * (dsc_comm_abort). */
 #ifndef DSC_TRAINER_H
 #define DSC_TRAINER_H

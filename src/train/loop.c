@@ -325,6 +325,9 @@ dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) {
                     dsc_clock_now() - t->start);
     if (status == DSC_OK)
         status = dsc_comm_agree(t->comm, dsc_metrics_status(t->metrics));
+    dsc_status forgotten = status == DSC_E_INTERRUPTED ? dsc_sync_forget_stop(t) : DSC_OK;
+    if (forgotten != DSC_OK)
+        status = note_failure(t, forgotten);
     dsc_stop_clear(); /* of this run: another call goes on */
     t->report.stop_requested = t->agreed.stop = 0;
     dsc_versioned_write(&own, result);

@@ -188,6 +188,10 @@ dsc_status dsc_sync_synchronise(dsc_trainer *t) {
     return DSC_OK;
 }
 
+dsc_status dsc_sync_forget_stop(dsc_trainer *t) {
+    return t->gossip ? dsc_comm_wait(&t->gossip->request) : DSC_OK;
+}
+
 dsc_status dsc_sync_measure(dsc_trainer *t, dsc_consensus_report *report) {
     DSC_TRY(dsc_consensus_distance(t->consensus, t->queue, &report->distance, &report->norm));
     report->weight = dsc_consensus_weight(t->consensus);

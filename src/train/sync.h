@@ -35,6 +35,9 @@ dsc_status dsc_sync_signal(dsc_trainer *t) DSC_MUST_CHECK;
 /* Settles everything, sums the ranks' losses into t->summed_loss and sets t->agreed. All steps must have been
  * collected. Collective; blocks. */
 dsc_status dsc_sync_synchronise(dsc_trainer *t) DSC_MUST_CHECK;
+/* After a run that was asked to stop, which all ranks know of: flags that are still in flight say so, too, and
+ * must not stop the next one. Collective; blocks. */
+dsc_status dsc_sync_forget_stop(dsc_trainer *t) DSC_MUST_CHECK;
 /* At a synchronisation point: measures how far the ranks are apart. Collective; blocks. */
 dsc_status dsc_sync_measure(dsc_trainer *t, dsc_consensus_report *report) DSC_MUST_CHECK;
 /* At a synchronisation point: sets the number of peers that the schedule gives for the next epoch. */

@@ -178,6 +178,36 @@ static void test_refused_evaluation(void **state) {
 
 /* ---- stop and resume ---- */
 
+static void stop_at_63(void *context, const dsc_progress *progress) {
+    (void)context;
+    if (progress->kind == DSC_EVENT_STEP && progress->step == 63)
+        dsc_train_request_stop();
+}
+
+/* Ranks that gossip learn of a stop at the end of the epoch, while the flags of step 64 are in flight, which
+ * must not stop the run that continues. */
+static void test_run_again(void **state) {
+    (void)state;
+    char data[32];
+    dsc_train_options o;
+    dsc_train_result result = {.size = sizeof result};
+    dsc_trainer *t = NULL;
+    snprintf(data, sizeof data, "synthetic:%d", ranks * 70);
+    runs_options(&o, NULL);
+    o.data = data;
+    o.batch_size = 1;
+    o.lr = 0.001;
+    o.eval_every = 0;
+    o.progress = stop_at_63;
+    consensus_of(&o)->kind = DSC_CONSENSUS_SGP;
+    EXPECT_OK(dsc_trainer_create_named(comm, device, &o, &t));
+    EXPECT_FAILS(DSC_E_INTERRUPTED, "stopped after step 70", dsc_trainer_run(t, NULL));
+    EXPECT_OK(dsc_trainer_run(t, &result));
+    EXPECT(result.steps == 140);
+    dsc_trainer_destroy(&t);
+    all_fine(comm);
+}
+
 static void resume_options(dsc_train_options *o, const char *out) {
     static char data[32];
     snprintf(data, sizeof data, "synthetic:%d", ranks * 2 * 4);
@@ -500,6 +530,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_agreed),       cmocka_unit_test(test_carrier),
         cmocka_unit_test(test_engines),      cmocka_unit_test(test_other_options),
         cmocka_unit_test(test_other_epochs), cmocka_unit_test(test_refused_evaluation),
+        cmocka_unit_test(test_run_again),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

@@ -372,11 +372,17 @@ static void test_resume_refused(void **state) {
     drop(&b);
 }
 
+static void count_differences(void *context, const dsc_progress *progress) {
+    if (progress->kind == DSC_EVENT_NOTE &&
+        (strstr(progress->text, "other options") || strstr(progress->text, "not compared")))
+        ++*(int *)context;
+}
+
 /* Options that belong to model and data are not looked at, and the file `config` names what was trained. */
 static void test_unused_options(void **state) {
     char folder[SCRATCH_SIZE], path[SCRATCH_SIZE + 8], line[256];
     dsc_train_options o = options();
-    int found = 0;
+    int found = 0, differences = 0;
     (void)state;
     scratch_make(folder);
     o.model = "not a model";
@@ -393,6 +399,12 @@ static void test_unused_options(void **state) {
         found += strcmp(line, "model = two-layers\n") == 0 || strcmp(line, "data = features\n") == 0;
     fclose(file);
     assert_int_equal(found, 2);
+    o.resume = "auto"; /* which finds these options in `config` again */
+    o.progress = count_differences;
+    o.progress_context = &differences;
+    b = make(&o);
+    drop(&b);
+    assert_int_equal(differences, 0);
     scratch_remove(folder);
 }
 
