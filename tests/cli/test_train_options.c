@@ -40,6 +40,8 @@ static void test_defaults(void **state) {
     assert_int_equal(v.o.peers_count, 0);
     assert_int_equal(v.o.bn_average, o.bn_average);
     assert_int_equal(v.o.eval_ranks, o.eval_ranks);
+    assert_ok(configure_text("model = lenet\ndata = mnist:/a/b\nseed = 7\n", &v));
+    assert_string_equal(v.o.out, "runs/lenet-mnist-7");
 }
 
 static void test_every_option(void **state) {
