@@ -6,7 +6,7 @@
 
 enum { DSC_OPTION_CANDIDATES = 128 }; /* names compared with a misspelt one */
 
-/* Where a value stands, for messages: a line of a file, or (file NULL) after a name with this prefix. */
+/* Where a value was given, for messages: a line of a file, or (file NULL) after a name with this prefix. */
 typedef struct dsc_option_place {
     const char *file, *prefix;
     int line;
@@ -20,18 +20,18 @@ const char *dsc_option_value_text(const dsc_option *option, char *text, size_t s
 /* Stores the value of an option given as `count` words; only lists take more than one. */
 dsc_status dsc_option_apply(const dsc_option *option, dsc_option_place at, const char *const *words,
                             int count, void *values) DSC_MUST_CHECK;
-/* 1 when the rule holds for `values`. `given`: says whether an option was given; NULL: not known, then a rule
- * that only asks for that holds. */
+/* 1 when the rule holds for `values`. `given` says which options were given; if it is NULL, that is not
+ * known, and a rule that only asks whether an option was given holds. */
 int dsc_option_rule_holds(const dsc_option *table, const dsc_option_rule *rule, const void *values,
                           const dsc_option_set *given);
 dsc_status dsc_option_rule_broken(const dsc_option *table, const dsc_option *option,
                                   const dsc_option_rule *rule, const void *values, const char *prefix);
 
-/* dsc_option_check without the rules: what a part asks of its own options. */
+/* dsc_option_check without the rules, for a part that checks its own options. */
 dsc_status dsc_option_check_values(const dsc_option *table, const void *values,
                                    const char *prefix) DSC_MUST_CHECK;
 
-/* Enums by their names, for the parts' own functions. `what`: what the enum is, in messages. */
+/* Convert between the values of an enum and their names. `what` describes the enum in messages. */
 dsc_status dsc_option_choice_parse(const char *what, const char *const *choices, const char *name,
                                    int *out) DSC_MUST_CHECK;
 const char *dsc_option_choice_name(const char *const *choices, int value);

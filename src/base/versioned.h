@@ -21,7 +21,8 @@ dsc_status dsc_versioned_define(const char *type, const void *given, size_t know
 /* Results: DSC_E_INVALID unless the size of the caller's struct (NULL: none) was set, and is at most `known`;
  * `type` names it in the message. */
 dsc_status dsc_versioned_check(const char *type, const void *result, size_t known) DSC_MUST_CHECK;
-/* Copies `own`, the whole struct, into the caller's (NULL: nowhere) as far as that goes. Its size stays. */
+/* Copies `own`, the whole struct, into the caller's, up to the caller's size, which stays. NULL: does
+ * nothing. */
 void dsc_versioned_write(const void *own, void *result);
 
 #endif

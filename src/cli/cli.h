@@ -70,7 +70,7 @@ typedef struct dsc_cli_session {
     dsc_comm *comm;
     dsc_device *device;
     dsc_device *host;    /* for `text`; NULL in a single process */
-    int survive;         /* 1, before opening: the others will go on when ranks are lost */
+    int survive;         /* 1, before opening: the other ranks will continue when ranks are lost */
     int several_threads; /* 1, before opening: more than one thread will communicate */
     int tune;            /* 1, before opening: tune the device (dsc_device_options.tune) */
     double timeout;      /* seconds, before opening: how long the ranks wait for each other; 0: for ever */
@@ -104,9 +104,9 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
                         const char *comm) DSC_MUST_CHECK;
 /* dsc_comm_agree; also sets session->agreed when it fails. Collective. */
 dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) DSC_MUST_CHECK;
-/* For a rank that has failed: waits two seconds for the others. 1 when all of them have failed, too: `text`
- * (DSC_CLI_TEXT bytes, the own message before) is then rank 0's message. 0 when some have not: they may be
- * waiting for this rank for ever. Leaves dsc_error_message() undefined. */
+/* For a rank that has failed: waits two seconds for the others. `text` (DSC_CLI_TEXT bytes) holds this rank's
+ * message. Returns 1 when all ranks have failed, with rank 0's message in `text`; 0 when some have not, which
+ * may then be waiting for this rank for ever. Leaves dsc_error_message() undefined. */
 int dsc_cli_failed_together(dsc_cli_session *session, char *text);
 /* Closes what is open. Collective. */
 void dsc_cli_close(dsc_cli_session *session);

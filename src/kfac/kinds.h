@@ -75,9 +75,9 @@ dsc_status dsc_kfac_layer_check(const dsc_kfac_layer *layer) DSC_MUST_CHECK;
 dsc_status dsc_kfac_skip(const dsc_kfac_layer *layers, int64_t count, const char *expressions,
                          unsigned char *skip) DSC_MUST_CHECK;
 
-/* For entries: a size must be in least..2^24; a factor can have so many rows; a captured tensor must have
- * `rows` rows (-1: any number) of `channels` numbers, on the device of the layer's gradients, in their type
- * or in a half type. */
+/* Checks for entries. _size: the value is in least..2^24. _rows: a factor can have that many rows. _captured:
+ * the tensor has `rows` rows (-1: any number) of `channels` numbers, on the device of the layer's gradients,
+ * in their type or in a half type. */
 dsc_status dsc_kfac_check_size(const dsc_kfac_layer *layer, const char *what, int64_t value,
                                int64_t least) DSC_MUST_CHECK;
 dsc_status dsc_kfac_check_rows(const dsc_kfac_layer *layer, char factor, int64_t rows) DSC_MUST_CHECK;

@@ -1,4 +1,4 @@
-/* The plan: layers as units, factors as items, their owners, and what that costs each rank.
+/* The plan: layers as units, factors as items, the rank that owns each, and what that costs each rank.
  *
  * A pure function of layers, options and the number of ranks, the same on every rank. */
 #ifndef DSC_KFAC_PLACEMENT_H

@@ -1,7 +1,7 @@
 /* Solvers of factors: a fast one for many matrices at once, and slower ones for a matrix on which it failed.
  *
- * Each of them gets the matrix anew; DSC_E_NUMERIC means "try the next", any other failure ends the attempts.
- */
+ * Each of them gets a fresh copy of the matrix. DSC_E_NUMERIC means "try the next"; any other failure ends
+ * the attempts. */
 #ifndef DSC_KFAC_RETRY_H
 #define DSC_KFAC_RETRY_H
 

@@ -26,11 +26,11 @@ struct dsc_exec_op {
     dsc_tensor saved[DSC_LAYER_TENSORS];
     int saves_always; /* `saved` has memory even where no backward follows */
     dsc_tensor *x[DSC_LAYER_INPUTS], *y;
-    dsc_tensor *dx[DSC_LAYER_INPUTS], *dy; /* dx[i] is NULL where nobody needs it */
-    dsc_tensor unused_dx;                  /* where dx[0] goes that is computed although nobody needs it */
+    dsc_tensor *dx[DSC_LAYER_INPUTS], *dy; /* dx[i] is NULL where it is not needed */
+    dsc_tensor unused_dx;                  /* memory for a dx[0] that is computed but not needed */
 };
 
-/* What a backward pass asks of every layer. */
+/* The options of a backward pass that layers read. */
 struct dsc_backward_pass {
     int param_grads;
     double beta; /* for gradients of parameters */
@@ -47,7 +47,7 @@ struct dsc_exec {
     dsc_tensor converted;       /* memory for an input of another type; data NULL in models of F32 */
     dsc_tensor half;            /* all parameters in the half type of the values; data NULL: none */
     dsc_tensor work, position, stats;
-    dsc_tensor unused_params[2]; /* where a batch norm's gradients go that were not asked for */
+    dsc_tensor unused_params[2]; /* memory for a batch norm's gradients that are computed but not needed */
     size_t work_bytes;
     int64_t widest_norm;
     void *arena;

@@ -17,17 +17,17 @@ typedef struct dsc_backward_pass dsc_backward_pass;
 /* One kind of layer. Empty entries: nothing to do. */
 typedef struct dsc_layer_type {
     const char *name;
-    size_t attribute_bytes; /* size of the kind's own struct, of which every node keeps a copy */
+    size_t attribute_bytes; /* size of the kind's attributes, of which every node has a copy */
     int named;              /* 1: has parameters, whose names start with the layer's */
-    int in_place;           /* y may lie over x[0] when nothing else reads that, and dx[0] over dy */
+    int in_place;           /* y may share memory with x[0] when nothing else reads that, and dx[0] with dy */
     int keeps_x;            /* backward reads the first keeps_x inputs */
     int keeps_y;            /* backward reads y */
-    int dx_always;          /* backward writes dx[0] even where nobody needs it */
+    int dx_always;          /* backward writes dx[0] even where it is not needed */
     /* Checks the inputs, sets node->shape. */
     dsc_status (*shape)(const dsc_model *m, dsc_node *node);
     /* Declares parameters and buffers (dsc_graph_declare). */
     dsc_status (*declare)(dsc_model *m, dsc_node *node);
-    /* For layers with a weight matrix: completes what a preconditioner is to know of the layer. */
+    /* For layers with a weight matrix: completes the description that K-FAC gets. */
     void (*describe)(const dsc_node *node, dsc_layer_info *info);
     /* Once per executor, before memory is planned: descriptors, saved tensors, workspace. */
     dsc_status (*plan)(dsc_exec *exec, dsc_exec_op *op);

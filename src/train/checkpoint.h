@@ -36,9 +36,9 @@ typedef struct dsc_snapshot {
     int kfac_alone;        /* every rank has a K-FAC of its own */
 } dsc_snapshot;
 
-/* Writes the model file `path`, X.safetensors, without giving it its name yet: *out is rank 0's, NULL
- * elsewhere. The model is taken as it is: where evaluations use other values than training, swap those in
- * before and out after. Collective; fails on all ranks or on none. */
+/* Writes the model file `path`, X.safetensors, under a temporary name; *out is the writer on rank 0 and NULL
+ * elsewhere. The model is written as it is: if evaluations use other values than training, swap them in
+ * before and out afterwards. Collective; fails on all ranks or on none. */
 dsc_status dsc_checkpoint_write_model(const dsc_snapshot *s, const char *path,
                                       dsc_st_writer **out) DSC_MUST_CHECK;
 /* Writes the state file beside it, X.state.safetensors, and gives both files their names. Destroys *model,
@@ -47,9 +47,8 @@ dsc_status dsc_checkpoint_write_model(const dsc_snapshot *s, const char *path,
 dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *path, dsc_st_writer **model,
                                int64_t *bytes) DSC_MUST_CHECK;
 /* Loads both files; rank 0 reads, `path` names the model file. *exact (NULL: not asked for) becomes 1 when
- * every rank of a gossip run has its own parameters back, 0 when all have those of the model file. What rank
- * 0 can find wrong with the files it finds before the run changes. Collective; fails on all ranks or on
- * none. */
+ * every rank of a gossip run has its own parameters back, 0 when all have those of the model file. Rank 0
+ * checks the files before anything in the run changes. Collective; fails on all ranks or on none. */
 dsc_status dsc_checkpoint_load(const dsc_snapshot *s, const char *path, int *exact) DSC_MUST_CHECK;
 
 /* Name of the graph in the state file's metadata. */

@@ -1,4 +1,4 @@
-/* A model's file: its state dict, and metadata that says which model it is and how it was trained. */
+/* The file of a model: its state dict, and metadata that says which model it is and how it was trained. */
 #ifndef DSC_TRAIN_MODEL_FILE_H
 #define DSC_TRAIN_MODEL_FILE_H
 
@@ -15,7 +15,7 @@ typedef struct dsc_model_facts {
     uint64_t seed;
 } dsc_model_facts;
 
-/* Reads them; DSC_E_FORMAT when they are there and make no sense. */
+/* Reads them; DSC_E_FORMAT when one of them is not valid. */
 dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;
 /* Writes them. */
 dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_options *facts,

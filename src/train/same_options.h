@@ -4,9 +4,9 @@
 
 #include "train/trainer_internal.h"
 
-/* DSC_E_INVALID, naming the first option that differs, unless all ranks have rank 0's options. Only what a
- * rank needs for itself may differ: data_threads, where its data lies, names of files that rank 0 alone reads
- * and writes (`out`, `resume`), callbacks. Collective: when one rank fails, all do. */
+/* DSC_E_INVALID, naming the first option that differs, unless all ranks have rank 0's options. Only options
+ * that concern one rank may differ: data_threads, the directory of its data, callbacks, and the names of
+ * files that only rank 0 reads and writes (`out`, `resume`). Collective: when one rank fails, all do. */
 dsc_status dsc_same_options_check(dsc_trainer *t) DSC_MUST_CHECK;
 
 #endif

@@ -8,8 +8,8 @@
 enum { DSC_SETTINGS_STRINGS = 7, DSC_SETTINGS_OPTIONS = 128 };
 
 typedef struct dsc_settings {
-    dsc_train_options
-        train; /* optim, consensus and kfac point to the members below: do not copy the struct */
+    /* Its pointers optim, consensus and kfac point to the members below: do not copy this struct. */
+    dsc_train_options train;
     dsc_optim_options optim;
     dsc_consensus_options consensus;
     dsc_kfac_options kfac; /* update_freq is 0 without K-FAC */
@@ -23,7 +23,7 @@ void dsc_settings_clear(dsc_settings *settings);
 /* Writes them to DIRECTORY/config, which `descent train --config` reads. */
 dsc_status dsc_settings_write(const dsc_settings *settings, const char *directory) DSC_MUST_CHECK;
 
-/* The options as a table each for the parts of a run, terminated by a table NULL. */
+/* One option table and its values for each part of a run; the list is terminated by a NULL table. */
 typedef struct dsc_settings_part {
     const dsc_option *table;
     const void *values;
@@ -33,8 +33,8 @@ void dsc_settings_parts(const dsc_train_options *options, dsc_settings_part part
 
 /* The options of all parts as one table for the whole of dsc_settings. */
 dsc_status dsc_settings_table(dsc_option table[DSC_SETTINGS_OPTIONS]) DSC_MUST_CHECK;
-/* An option's value without what may be each rank's own (DSC_OPTION_OWN_TEXT, DSC_OPTION_OWN_PLACE). Returns
- * `text`. */
+/* An option's value without the part in which ranks may differ (DSC_OPTION_OWN_TEXT, DSC_OPTION_OWN_PLACE).
+ * Returns `text`. */
 const char *dsc_settings_shared_value(const dsc_option *option, const void *values, char *text, size_t size);
 
 #endif

@@ -15,23 +15,22 @@ dsc_status dsc_share_gather(dsc_comm *comm, dsc_queue *queue, dsc_status status,
  * has failed, all fail. Collective; blocks. */
 dsc_status dsc_share_text(dsc_comm *comm, dsc_queue *queue, dsc_status status, char **text) DSC_MUST_CHECK;
 
-/* Memory in which bytes travel from one rank to another. */
+/* Buffers to send bytes from one rank to another. */
 typedef struct dsc_carrier {
     dsc_comm *comm; /* stays the caller's, and so does the queue */
     dsc_queue *queue;
-    void *host;           /* the caller's to write and read: what is to be sent, or has arrived */
+    void *host;           /* the caller writes data to send here, and reads received data */
     dsc_tensor block;     /* U8, on the device */
     dsc_request *request; /* not NULL: a wait has failed, and the block is still in flight */
 } dsc_carrier;
 
-/* `bytes` of host memory, of which up to `sent` travel at once. Not collective. */
+/* Allocates `bytes` of host memory, of which up to `sent` are sent in one message. Not collective. */
 dsc_status dsc_carrier_open(dsc_comm *comm, dsc_queue *queue, size_t bytes, size_t sent,
                             dsc_carrier *out) DSC_MUST_CHECK;
 /* Accepts a carrier that is all zero. A block that is still in flight is never freed: MPI may write to it. */
 void dsc_carrier_close(dsc_carrier *carrier);
-/* Copies the first `bytes` of host memory from rank `from` to rank `to`. Other ranks do nothing, and when
- * both are the same nobody does. When `request` is set after a failure, the carrier can only be closed.
- * Blocks. */
+/* Copies the first `bytes` of host memory from rank `from` to rank `to`. Does nothing on other ranks, or when
+ * both are the same. When `request` is set after a failure, the carrier can only be closed. Blocks. */
 dsc_status dsc_carrier_move(dsc_carrier *carrier, int from, int to, size_t bytes) DSC_MUST_CHECK;
 
 /* Copies the buffers (running statistics) of rank 0's model to all ranks. Collective; blocks. */

@@ -22,13 +22,13 @@
 #include "train/checkpoint.h"
 #include "train/share.h"
 
-/* Items of one part are stored alike in every file: once, or once a rank. */
+/* All items of a part are stored in the same form in a file: once, or once per rank. */
 typedef enum dsc_state_part {
     DSC_STATE_RUN,     /* once */
-    DSC_STATE_OPTIM,   /* once a rank with gossip, else once */
-    DSC_STATE_BUFFERS, /* once a rank */
-    DSC_STATE_GOSSIP,  /* once a rank; means nothing to another algorithm, graph or number of ranks */
-    DSC_STATE_KFAC,    /* once a rank where every rank has a K-FAC of its own, else once */
+    DSC_STATE_OPTIM,   /* once per rank with gossip, else once */
+    DSC_STATE_BUFFERS, /* once per rank */
+    DSC_STATE_GOSSIP,  /* once per rank; useless for another algorithm, graph or number of ranks */
+    DSC_STATE_KFAC,    /* once per rank where every rank has a K-FAC of its own, else once */
     DSC_STATE_PARTS
 } dsc_state_part;
 
@@ -42,12 +42,13 @@ typedef struct dsc_state_item {
     char *name; /* without "rank.R." */
     dsc_state_part part;
     int per_rank; /* every rank of this run has its own */
-    /* Type, shape and place. Without a device: host memory, inside the list's `numbers`. Without data: entry
-     * `kfac_index` of K-FAC's state. */
+    /* Type, shape and memory. If its device is NULL, the memory is host memory in the list's `numbers`; if
+     * its data is NULL, the item is entry `kfac_index` of K-FAC's state. */
     dsc_tensor value;
     int64_t kfac_index;
-    const dsc_state_bound *bounds; /* one for each number; NULL: anything is fine */
-    const char *same; /* number `same_index` must be equal on all ranks; NULL: none is. Names it */
+    const dsc_state_bound *bounds; /* one for each number; NULL: any value is valid */
+    /* Not NULL: number `same_index` must be equal on all ranks, and messages call it by this name. */
+    const char *same;
     int64_t same_index;
     int finite;   /* infinities and NaN are refused */
     int optional; /* a file may lack it: then it is all zero */
@@ -70,21 +71,21 @@ typedef struct dsc_state_list {
         dsc_train_state state;
         int64_t optim_steps;
         double train[4], consensus[DSC_CONSENSUS_NUMBERS], factors[2];
-    } numbers; /* of the run: copied here to be saved; loaded here before the run takes them over */
+    } numbers; /* copied here from the run to be saved, or loaded here before the run takes them over */
 } dsc_state_list;
 
-/* Lists what this run has, with its numbers as they are now. After a failure, too, it has to be destroyed. */
+/* Lists the state of this run, with its present numbers. The list must be destroyed even after a failure. */
 dsc_status dsc_state_list_create(const dsc_snapshot *s, dsc_state_list *list) DSC_MUST_CHECK;
 void dsc_state_list_destroy(dsc_state_list *list);
-/* Opens a carrier with room for every item that this rank handles. Not collective. */
+/* Opens a carrier with enough memory for every item that this rank handles. Not collective. */
 dsc_status dsc_state_list_carry(const dsc_snapshot *s, const dsc_state_list *list,
                                 dsc_carrier *out) DSC_MUST_CHECK;
 /* The run takes the list's numbers over; `gossip`: those of DSC_STATE_GOSSIP, too, whose tensors are in
  * place. DSC_E_FORMAT or DSC_E_INVALID when the consensus refuses them. */
 dsc_status dsc_state_list_apply(const dsc_snapshot *s, const dsc_state_list *list, int gossip) DSC_MUST_CHECK;
 
-/* This rank's value of an item into host memory, and back. Collective where all ranks share a K-FAC, which
- * takes place through rank 0's memory; else of the calling rank alone. They block. */
+/* Copy this rank's value of an item to host memory, and back. For a K-FAC that all ranks share they are
+ * collective, and only rank 0's memory is used; otherwise they concern the calling rank only. They block. */
 dsc_status dsc_state_item_get(const dsc_snapshot *s, const dsc_state_item *item, void *host) DSC_MUST_CHECK;
 dsc_status dsc_state_item_set(const dsc_snapshot *s, const dsc_state_item *item,
                               const void *host) DSC_MUST_CHECK;
