@@ -67,15 +67,15 @@ dsc_status dsc_check_param_shape(const dsc_check *check, const char *name, const
 dsc_status dsc_check_f64(const dsc_check *check, const char *name, const dsc_tensor *t,
                          int64_t count) DSC_MUST_CHECK;
 
-/* C = op(A) op(B), of an A that is known to be real: so are B and C, shapes fit, C is apart from A and B.
- * With halves C may also be F32. */
+/* C = op(A) op(B), where A was checked before: B and C have the type of A, shapes fit, and C shares no memory
+ * with A or B. With half types C may also be F32. */
 dsc_status dsc_check_product(const dsc_check *check, const int trans[2], const dsc_tensor *a,
                              const dsc_tensor *b, const dsc_tensor *c) DSC_MUST_CHECK;
 
 /* An output that may not share memory with an input. */
 dsc_status dsc_check_apart(const dsc_check *check, const char *name, const dsc_tensor *t,
                            const char *other_name, const dsc_tensor *other) DSC_MUST_CHECK;
-/* The same, but being the very same memory is allowed: element i is read before it is written. */
+/* The same, but both may be the same memory, because element i is read before it is written. */
 dsc_status dsc_check_apart_or_same(const dsc_check *check, const char *name, const dsc_tensor *t,
                                    const char *other_name, const dsc_tensor *other) DSC_MUST_CHECK;
 /* beta is 0 or 1. */

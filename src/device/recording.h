@@ -2,8 +2,8 @@
  * graph).
  *
  * Between begin and end the operations of a queue do not run; they are recorded with their arguments. A
- * replay uses the same memory and the same numbers as the recording, but reads the memory's contents anew.
- * Nothing that waits, and no copy from or to the host, may be recorded. */
+ * replay uses the same memory and the same numbers as the recording, but reads the present contents of the
+ * memory. Nothing that waits, and no copy from or to the host, may be recorded. */
 #ifndef DSC_DEVICE_RECORDING_H
 #define DSC_DEVICE_RECORDING_H
 

@@ -21,10 +21,10 @@ typedef struct dsc_device_table {
     void (*free)(dsc_device *device, void *data);
     dsc_status (*upload)(dsc_queue *q, const void *host, size_t bytes, void *data);
     dsc_status (*download)(dsc_queue *q, const void *data, size_t bytes, void *host);
-    /* memory of the host that copies to and from the device are fast with; NULL: any is */
+    /* host memory from and to which copies are fast; NULL: any host memory is */
     dsc_status (*host_alloc)(dsc_device *device, size_t bytes, void **out);
     void (*host_free)(dsc_device *device, void *data);
-    /* queues and events; NULL on devices that run everything at once */
+    /* queues and events; NULL on devices whose operations run during the call */
     dsc_status (*queue_open)(dsc_queue *q);
     void (*queue_close)(dsc_queue *q);
     dsc_status (*queue_sync)(dsc_queue *q);
@@ -100,7 +100,8 @@ extern const dsc_device_table dsc_ref_table;
 /* Fills in table, name, description, threads, state of a device of this kind. */
 dsc_status dsc_ref_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
 dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
-/* There only where DSC_HAVE_CUDA is defined. DSC_E_UNSUPPORTED without a GPU or with too old a driver. */
+/* These exist only where DSC_HAVE_CUDA is defined. DSC_E_UNSUPPORTED without a GPU or with too old a driver.
+ * */
 dsc_status dsc_cuda_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
 int dsc_cuda_count(void);
 
