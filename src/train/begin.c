@@ -312,5 +312,5 @@ dsc_status dsc_trainer_save(dsc_trainer *trainer, const char *directory) {
         directory = trainer->options.out;
     if (!directory)
         return DSC_FAIL(DSC_E_INVALID, "no directory to save a checkpoint into, and options.out is NULL");
-    return dsc_trainer_write_checkpoint(trainer, directory);
+    return dsc_trainer_note_loss(trainer, dsc_trainer_write_checkpoint(trainer, directory));
 }

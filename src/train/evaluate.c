@@ -132,7 +132,7 @@ dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data, dsc_eva
     if (!data && !trainer->val_exec)
         return DSC_FAIL(DSC_E_INVALID, "nothing to evaluate on: this trainer has no validation set");
     DSC_TRY(dsc_trainer_finish(trainer, NULL));
-    DSC_TRY(evaluate_swapped(trainer, data, &own));
+    DSC_TRY(dsc_trainer_note_loss(trainer, evaluate_swapped(trainer, data, &own)));
     dsc_versioned_write(&own, result);
     return DSC_OK;
 }

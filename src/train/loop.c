@@ -68,6 +68,10 @@ static dsc_status note_failure(dsc_trainer *t, dsc_status status) {
     return status;
 }
 
+dsc_status dsc_trainer_note_loss(dsc_trainer *t, dsc_status status) {
+    return status == DSC_E_LOST ? note_failure(t, status) : status;
+}
+
 /* ---- between steps ---- */
 
 dsc_status dsc_trainer_synchronise(dsc_trainer *t) {

@@ -162,6 +162,8 @@ dsc_status dsc_trainer_drain(dsc_trainer *t) DSC_MUST_CHECK;
 /* ---- loop.c ---- */
 /* Waits for all steps, and with gossip synchronises the ranks (sync.h). Collective with gossip. */
 dsc_status dsc_trainer_synchronise(dsc_trainer *t) DSC_MUST_CHECK;
+/* Returns `status`. DSC_E_LOST: the ranks that are left cannot destroy together what they share. */
+dsc_status dsc_trainer_note_loss(dsc_trainer *t, dsc_status status);
 /* The epoch of the last step done; 0 before the first. */
 int64_t dsc_trainer_last_epoch(const dsc_trainer *t);
 /* 1 when fewer samples are left in this epoch than a step takes. */
