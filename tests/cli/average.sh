@@ -22,14 +22,14 @@ average() {
     [ "$(value ranks)" = "$ranks" ] || complain "average $* says $(value ranks) ranks instead of $ranks"
 }
 
-# refused RANKS TEXT ARGS...: status 2 and TEXT, told once.
+# refused RANKS TEXT ARGS...: status 2 and TEXT, printed once.
 refused() {
     local ranks=$1 text=$2 got=0
     shift 2
     job "$ranks" "$descent" average --threads 1 "$@" >stdout 2>stderr || got=$?
     [ "$got" = 2 ] || { complain "average $* on $ranks ranks: status $got instead of 2"; cat stderr; }
     grep -qF -e "$text" stderr || { complain "average $* on $ranks ranks: does not say '$text'"; cat stderr; }
-    [ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "average $*: told $(grep -c '^descent: ' stderr) times"
+    [ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "average $*: printed $(grep -c '^descent: ' stderr) times"
 }
 
 # One process: nothing to do.
@@ -96,7 +96,7 @@ has stdout "theory: 0.7071^step"
 got=0
 job 2 "$descent" average --threads 1 --graph ring --wire bf16 --steps 1 --tolerance 0 >stdout 2>stderr || got=$?
 [ "$got" = 1 ] || complain "a missed tolerance: status $got instead of 1"
-[ "$(grep -c '^descent: .*the distance after 1 step is .*, above --tolerance 0' stderr)" = 1 ] || complain "a missed tolerance is not told once"
+[ "$(grep -c '^descent: .*the distance after 1 step is .*, above --tolerance 0' stderr)" = 1 ] || complain "a missed tolerance is not reported once"
 
 # What cannot work.
 refused 3 "hypercube" --graph hypercube

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Failures in a job of two ranks: one that both meet is told once; a rank that fails alone tells it and ends the job.
+# Failures in a job of two ranks: one that both have is printed once; a rank that fails alone prints its own and ends the job.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -11,14 +11,14 @@ status=0
 job 2 "$descent" train --data cifar10:no/such/directory --out none >stdout 2>stderr || status=$?
 [ "$status" = 2 ] || complain "a missing data set: exit status $status instead of 2"
 [ "$(grep -c '^descent: rank 0: .*no/such/directory' stderr)" = 1 ] || complain "rank 0 does not tell of the missing data set"
-[ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "a missing data set is told $(grep -c '^descent: ' stderr) times"
+[ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "a missing data set is reported $(grep -c '^descent: ' stderr) times"
 
 mkdir out
 touch out/metrics.jsonl
 status=0
 job 2 "$descent" train --out out >stdout 2>stderr || status=$?
 [ "$status" = 2 ] || complain "a run in the way: exit status $status instead of 2"
-[ "$(grep -c '^descent: .*--overwrite' stderr)" = 1 ] || complain "a run in the way is told $(grep -c '^descent: ' stderr) times"
+[ "$(grep -c '^descent: .*--overwrite' stderr)" = 1 ] || complain "a run in the directory is reported $(grep -c '^descent: ' stderr) times"
 
 # other TEXT OPTIONS : OPTIONS: both ranks refuse what rank 1 was asked for, and say TEXT.
 other() {

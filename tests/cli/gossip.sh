@@ -24,17 +24,17 @@ gossip() {
     shift
     job "$ranks" "$descent" "${small[@]}" "$@" >stdout 2>stderr || got=$?
     [ "$got" = 0 ] || { complain "$* on $ranks ranks: status $got"; tail -n 5 stdout stderr; }
-    [ "$(grep -c '^done: ' stdout)" = 1 ] || complain "$*: the end is told $(grep -c '^done: ' stdout) times"
+    [ "$(grep -c '^done: ' stdout)" = 1 ] || complain "$*: the end is printed $(grep -c '^done: ' stdout) times"
 }
 
-# refused RANKS TEXT ARGS...: status 2 and TEXT, told once.
+# refused RANKS TEXT ARGS...: status 2 and TEXT, printed once.
 refused() {
     local ranks=$1 text=$2 got=0
     shift 2
     job "$ranks" "$descent" "${small[@]}" --out none "$@" >stdout 2>stderr || got=$?
     [ "$got" = 2 ] || { complain "$* on $ranks ranks: status $got instead of 2"; cat stderr; }
     grep -qF -e "$text" stderr || { complain "$* on $ranks ranks: does not say '$text'"; cat stderr; }
-    [ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "$*: told $(grep -c '^descent: ' stderr) times"
+    [ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "$*: printed $(grep -c '^descent: ' stderr) times"
 }
 
 for kind in sgp osgp dpsgd adpsgd; do

@@ -55,7 +55,7 @@ wait $job_pid || status=$?
 [ -f out/latest ] || complain "no checkpoint was written"
 stopped=$(last_step)
 [ -f "out/checkpoint-$stopped.safetensors" ] || complain "no checkpoint of step $stopped, the last"
-[ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "the interruption is told $(grep -c '^descent: ' stderr) times"
+[ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "the interruption is printed $(grep -c '^descent: ' stderr) times"
 
 status=0
 more=("${run[@]}" --resume auto --steps $((stopped + 5)))
@@ -66,7 +66,7 @@ else
 fi
 [ "$status" = 0 ] || complain "resumed: exit status $status instead of 0"
 [ "$(last_step)" = $((stopped + 5)) ] || complain "resumed at $stopped, ended at $(last_step)"
-[ "$(grep -c '^done: ' stdout)" = 1 ] || complain "the end is told $(grep -c '^done: ' stdout) times"
+[ "$(grep -c '^done: ' stdout)" = 1 ] || complain "the end is printed $(grep -c '^done: ' stdout) times"
 [ "$failures" = 0 ] || cat stdout stderr
 
 # A second SIGTERM that comes later means it: a step of two thousand images is not waited for.

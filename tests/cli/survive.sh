@@ -67,7 +67,7 @@ went_on() {
     [ "$(lines end)" = 1 ] || complain "not one end"
     tail -n 1 out/metrics.jsonl | grep -E '"loss":(0\.[0-4]|[0-9.]+e-).*"val_loss":[0-9]\.' >/dev/null || complain "the losses are bad"
     [ "$(find out -name 'checkpoint-*.state.safetensors' | wc -l)" -ge 1 ] || complain "no checkpoint"
-    grep "go on" stdout stderr >/dev/null || complain "nothing was told of the loss"
+    grep "go on" stdout stderr >/dev/null || complain "the loss was not reported"
     grep "^done:" stdout >/dev/null || complain "no summary"
     [ "$failures" = 0 ] || { tail -n 3 out/metrics.jsonl; tail -n 20 stdout stderr; }
 }

@@ -56,7 +56,7 @@ static void test_epoch_with_evaluation(void **state) {
                     "images/s, 0.0s\n");
 }
 
-/* Without one the epoch is told when the next thing happens, or at the end. */
+/* Without one the epoch is printed when the next event comes, or at the end. */
 static void test_epoch_alone(void **state) {
     (void)state;
     dsc_cli_progress progress;

@@ -95,7 +95,7 @@ said=$(sed -n 's/.*"kind":"eval".*"top1":\([0-9.]*\).*/\1/p' a/metrics.jsonl | t
 got=$(sed -n 's/.*"top1": \([0-9.]*\).*/\1/p' stdout)
 awk -v a="$said" -v b="$got" 'BEGIN {exit !(a - b < 1e-9 && b - a < 1e-9)}' || complain "eval gives top-1 $got, the run said $said"
 
-# It names its data and seed; what differs from them is told.
+# It names its data and seed; a difference from them is reported.
 expect 0 "" "${small[@]}" --epochs 1 --seed 9 --data synthetic:640 --out named
 said=$(sed -n 's/.*"kind":"eval".*"top1":\([0-9.]*\).*/\1/p' named/metrics.jsonl)
 expect 0 '"data": "synthetic:640"' eval --checkpoint named --threads 1 --json

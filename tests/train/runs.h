@@ -26,8 +26,8 @@ dsc_consensus_options *consensus_of(const dsc_train_options *options);
 dsc_kfac_options *kfac_of(const dsc_train_options *options);
 
 /* A progress function that lets the run end after step *(int64_t *)context, which must be 2 at least: the
- * request comes after the step before. Up to runs_lag() steps later on a device that is told of a step while
- * it works on the next. */
+ * request comes after the step before. On a device whose results come late the run ends up
+ * to runs_lag() steps later. */
 void runs_stop_at(void *context, const dsc_progress *progress);
 
 /* The number of tensors that differ in a bit between the checkpoints of a step in two directories, model and
@@ -36,7 +36,7 @@ int runs_differences(const char *directory, const char *other, int64_t step);
 
 /* All lines of metrics.jsonl; every one must parse. The caller decrefs it. */
 json_t *runs_lines(const char *directory);
-/* How many are of this kind, and the n-th (from 0) of them; lent. */
+/* How many are of this kind, and the n-th (from 0) of them, which stays owned by `lines`. */
 int runs_count(json_t *lines, const char *kind);
 json_t *runs_line(json_t *lines, const char *kind, int n);
 

@@ -543,7 +543,7 @@ static void test_bad_place(void **state) {
     tiny_close(&t);
 }
 
-/* A file of the wrong tensors: names and shapes are told. */
+/* A file of the wrong tensors: the message has names and shapes. */
 static void test_foreign_state_dict(void **state) {
     (void)state;
     tiny t, other;

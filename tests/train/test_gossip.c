@@ -1,5 +1,6 @@
-/* Training by gossip: every way learns, one rank is plain SGD, everybody's peer is all-reduce; meetings,
- * stopping, resuming, evaluations of the average and of every rank, schedules of peers. */
+/* Training by gossip: every algorithm learns, with one rank it is plain SGD, with all ranks as peers it is
+ * all-reduce; synchronisation points, stopping, resuming, evaluations of the average and of every rank,
+ * schedules of peers. */
 #include "train/test_gossip.h"
 
 #include <time.h>
@@ -138,8 +139,8 @@ static const char *star(char path[SCRATCH_SIZE]) {
     return path;
 }
 
-/* A request of the last rank ends all of them at the next meeting, which is step 3, in mid-epoch; resumed,
- * the run comes to the bits of one that was never stopped. */
+/* A request of the last rank ends all of them at the next synchronisation point, which is step 3, in the
+ * middle of an epoch. The resumed run gives the same bits as one that was never stopped. */
 static void check_resume(const way *w, dsc_train_options *o) {
     char whole[SCRATCH_SIZE], parts[SCRATCH_SIZE], name[64];
     dsc_train_result result = {.size = sizeof result};
@@ -153,7 +154,7 @@ static void check_resume(const way *w, dsc_train_options *o) {
     if (rank == ranks - 1)
         dsc_train_request_stop();
     EXPECT_FAILS(DSC_E_INTERRUPTED, "checkpoint-", dsc_train_run(comm, device, o, &result));
-    int sooner = w->kind == DSC_CONSENSUS_ADPSGD; /* than at the first meeting */
+    int sooner = w->kind == DSC_CONSENSUS_ADPSGD; /* than at the first synchronisation */
     EXPECT(sooner ? result.steps >= 1 && result.steps <= 3 : result.steps == 3);
     o->resume = "auto";
     EXPECT_OK(dsc_train_run(comm, device, o, &result));
@@ -219,7 +220,8 @@ static void check_same_steps(int64_t steps) {
     EXPECT(steps == first);
 }
 
-/* Without meetings the flags travel: begun after step 32, read after step 64; with adpsgd after any step. */
+/* Between synchronisation points: flags are sent after step 32 and read after step 64; with adpsgd after any
+ * step. */
 static void test_signal(void **state) {
     (void)state;
     char data[32];
@@ -244,7 +246,7 @@ static void test_signal(void **state) {
     all_fine(comm);
 }
 
-/* Rank 0, which alone is told of steps, is slower than the others and asks to stop after some. */
+/* Rank 0, which alone gets progress reports, is slower than the others and asks to stop after some steps. */
 typedef struct straggler {
     int64_t stop;
     double seconds; /* of a nap in every step before */
@@ -272,7 +274,7 @@ static void check_apart(straggler s, int64_t epoch_steps, int64_t least, int64_t
         o.data = data;
         o.batch_size = 1;
         o.lr = 0.001;
-        o.eval_every = 1; /* a meeting that those who stop before it do not come to */
+        o.eval_every = 1; /* a synchronisation that ranks which stop before it do not reach */
         o.progress = straggle;
         o.progress_context = &s;
         EXPECT_FAILS(DSC_E_INTERRUPTED, "as asked", dsc_train_run(comm, device, &o, &result));
@@ -282,8 +284,8 @@ static void check_apart(straggler s, int64_t epoch_steps, int64_t least, int64_t
     all_fine(comm);
 }
 
-/* Ranks that are many steps apart end after the same one, or at the meeting that some have come to already.
- */
+/* Ranks that are many steps apart end after the same step, or at the synchronisation point that some of them
+ * have reached already. */
 static void test_signal_apart(void **state) {
     (void)state;
     check_apart((straggler){.stop = 10, .seconds = 0.001}, 3000, 10, 2999);
@@ -292,8 +294,8 @@ static void test_signal_apart(void **state) {
 
 /* ---- evaluation ---- */
 
-/* What the eval line judges is what the model file holds, with the statistics of rank 0 or the average; the
- * ranks' own models are judged on the whole set. */
+/* The eval line is about the model that the model file holds, with the statistics of rank 0 or the average; the
+ * ranks' own models are evaluated on the whole set. */
 static void check_eval(int bn_average) {
     char out[SCRATCH_SIZE];
     dsc_train_options o;

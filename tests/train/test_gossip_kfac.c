@@ -29,7 +29,7 @@ static void listen(void *context, const dsc_progress *progress) {
         h->waits++;
 }
 
-/* Losses fall; a note tells of steps that wait; bytes of the factors are those of the scope. */
+/* Losses fall; a note reports steps that wait; bytes of the factors are those of the scope. */
 static void check_learns(const way *w, dsc_kfac_scope scope) {
     char out[SCRATCH_SIZE], name[64];
     dsc_train_options o;

@@ -290,7 +290,7 @@ static void test_other_ranks(void **state) {
 
 /* ---- evaluation ---- */
 
-/* All ranks together judge the checkpoint as one rank does. */
+/* All ranks together get the same evaluation of the checkpoint as one rank. */
 static void test_eval(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
@@ -322,7 +322,7 @@ static void test_eval(void **state) {
     all_fine(comm);
 }
 
-/* The statistics of rank 0 are only lent for an evaluation. */
+/* The statistics of rank 0 are used for an evaluation only; afterwards every rank has its own again. */
 static void test_eval_gives_back(void **state) {
     (void)state;
     dsc_train_options o;
