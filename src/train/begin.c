@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "comm/table.h"
 #include "device/ops.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
@@ -249,6 +250,8 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
     dsc_origin from = {{0}};
     if (!t->results)
         return DSC_FAIL(DSC_E_LOST, "this trainer has lost ranks and could not go on without them");
+    if (dsc_comm_queue(t->comm) != t->queue) /* another trainer has used the communicator since */
+        DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     if (t->begun)
         return DSC_OK;
     DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(&t->options, &from) : DSC_OK));

@@ -149,6 +149,24 @@ static void test_other_epochs(void **state) {
     all_fine(comm);
 }
 
+/* Of two trainers on one communicator each works in its own queue. */
+static void test_two_trainers(void **state) {
+    (void)state;
+    dsc_train_options o;
+    dsc_queue *before = dsc_comm_queue(comm);
+    runs_options(&o, NULL);
+    o.batch_size = 4;
+    dsc_trainer *first = stepped(comm, &o, 1), *second = stepped(comm, &o, 1);
+    EXPECT_OK(dsc_trainer_step(first, NULL));
+    EXPECT(dsc_comm_queue(comm) == dsc_trainer_queue(first));
+    EXPECT_OK(dsc_trainer_step(second, NULL));
+    EXPECT(dsc_comm_queue(comm) == dsc_trainer_queue(second));
+    dsc_trainer_destroy(&second);
+    dsc_trainer_destroy(&first);
+    EXPECT(dsc_comm_queue(comm) == before);
+    all_fine(comm);
+}
+
 /* After an evaluation that was refused every rank has its own values back. */
 static void test_refused_evaluation(void **state) {
     (void)state;
@@ -530,7 +548,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_agreed),       cmocka_unit_test(test_carrier),
         cmocka_unit_test(test_engines),      cmocka_unit_test(test_other_options),
         cmocka_unit_test(test_other_epochs), cmocka_unit_test(test_refused_evaluation),
-        cmocka_unit_test(test_run_again),
+        cmocka_unit_test(test_run_again),    cmocka_unit_test(test_two_trainers),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);
