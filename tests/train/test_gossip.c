@@ -294,8 +294,8 @@ static void test_signal_apart(void **state) {
 
 /* ---- evaluation ---- */
 
-/* The eval line is about the model that the model file holds, with the statistics of rank 0 or the average; the
- * ranks' own models are evaluated on the whole set. */
+/* The eval line is about the model that the model file holds, with the statistics of rank 0 or the average;
+ * the ranks' own models are evaluated on the whole set. */
 static void check_eval(int bn_average) {
     char out[SCRATCH_SIZE];
     dsc_train_options o;
