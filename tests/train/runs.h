@@ -26,8 +26,8 @@ dsc_consensus_options *consensus_of(const dsc_train_options *options);
 dsc_kfac_options *kfac_of(const dsc_train_options *options);
 
 /* A progress function that lets the run end after step *(int64_t *)context, which must be 2 at least: the
- * request comes after the step before. On a device whose results come late the run ends up to runs_lag() steps
- * later. */
+ * request comes after the step before. On a device whose results come late the run ends up to runs_lag()
+ * steps later. */
 void runs_stop_at(void *context, const dsc_progress *progress);
 
 /* The number of tensors that differ in a bit between the checkpoints of a step in two directories, model and
