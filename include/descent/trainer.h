@@ -112,8 +112,9 @@ DSC_API void dsc_trainer_time_phases(dsc_trainer *trainer, int on);
  * model is the average over the ranks. */
 DSC_API dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data,
                                         dsc_eval_result *result) DSC_MUST_CHECK;
-/* Writes a checkpoint of this step into `directory` (NULL: options.out), in the files of docs/files.md;
- * older checkpoints there are removed as options.keep says. Refuses parameters that are not finite. */
+/* Writes a checkpoint of this step into `directory` (NULL: options.out), in the files of docs/files.md. Older
+ * checkpoints of options.out are removed as options.keep says; in other directories nothing is removed. Refuses
+ * parameters that are not finite. */
 DSC_API dsc_status dsc_trainer_save(dsc_trainer *trainer, const char *directory) DSC_MUST_CHECK;
 /* Continues from a checkpoint: `path` is a file, or a directory of which the latest is taken. Only before the
  * first step, and not after options.resume. With the same ranks, threads and device, the steps that follow

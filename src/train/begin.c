@@ -83,9 +83,15 @@ static dsc_status write_model(dsc_trainer *t, const dsc_snapshot *s, const char 
     return status == DSC_OK ? swapped : status;
 }
 
+static int is_out(const dsc_trainer *t, const char *directory) {
+    return t->options.out && strcmp(directory, t->options.out) == 0;
+}
+
 /* Rank 0: makes this step's checkpoint the newest of its directory, and removes those that need not stay. */
 static dsc_status keep_latest(const dsc_trainer *t, const char *directory) {
     DSC_TRY(dsc_checkpoint_set_latest(directory, t->state.step));
+    if (!is_out(t, directory)) /* checkpoints there may be of other runs, or were saved on purpose */
+        return DSC_OK;
     return dsc_checkpoint_prune(directory, t->state.step, t->options.keep, t->state.best_step);
 }
 
@@ -112,17 +118,17 @@ static dsc_status write_to(dsc_trainer *t, const char *directory, const char *pa
 
 dsc_status dsc_trainer_write_checkpoint(dsc_trainer *t, const char *directory) {
     char *path = NULL;
-    int is_out = t->options.out && strcmp(directory, t->options.out) == 0;
-    if (is_out && t->saved_step == t->state.step)
+    int own = is_out(t, directory);
+    if (own && t->saved_step == t->state.step)
         return DSC_OK;
     DSC_TRY(dsc_checkpoint_path(directory, t->state.step, &path));
     dsc_status status = DSC_OK;
-    if (!is_out && t->rank == 0)
+    if (!own && t->rank == 0)
         status = dsc_directory_make(directory);
     status = dsc_comm_agree(t->comm, status);
     if (status == DSC_OK)
         status = write_to(t, directory, path);
-    if (status == DSC_OK && is_out)
+    if (status == DSC_OK && own)
         t->saved_step = t->state.step;
     dsc_memory_free(&path);
     return status;

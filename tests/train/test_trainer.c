@@ -213,6 +213,11 @@ static void test_resume(void **state) {
     assert_ok(dsc_trainer_save(half.trainer, folder));
     assert_ok(dsc_trainer_resume(rest.trainer, folder));
     assert_int_equal(dsc_trainer_steps(rest.trainer), 7);
+    for (int i = 0; i < 4; i++) { /* more than options.keep: all stay, it is not the output directory */
+        assert_ok(dsc_trainer_step(half.trainer, NULL));
+        assert_ok(dsc_trainer_save(half.trainer, folder));
+    }
+    assert_int_equal(scratch_count(folder, ".state.safetensors"), 5);
     for (int i = 0; i < 7; i++)
         assert_ok(dsc_trainer_step(rest.trainer, NULL));
     assert_same_values(&whole, &rest);

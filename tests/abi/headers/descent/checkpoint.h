@@ -15,11 +15,13 @@ extern "C" {
 /* What the file's metadata says about the model. Strings are copied. */
 typedef struct dsc_save_options {
     size_t size;
-    /* Its name, by which dsc_eval_run makes the model again; default NULL: stored as "custom", which stands
+    /* The name by which dsc_eval_run builds the model again. NULL (default): stored as "custom", which stands
      * for any model. */
     const char *model;
-    const char *data; /* the data it was trained on, as dsc_dataset_open takes it; default NULL: not stored */
-    int64_t step;     /* steps and epochs of training; default -1: not stored */
+    /* The data it was trained on, as dsc_dataset_open takes it. NULL (default): not stored. */
+    const char *data;
+    /* Steps and epochs of training; -1 (default): not stored. */
+    int64_t step;
     int64_t epoch;
     int has_seed; /* default 0: the seed is not stored */
     uint64_t seed;
@@ -66,11 +68,14 @@ typedef struct dsc_load_report {
 } dsc_load_report;
 
 /* Reads a safetensors file into the parameters and buffers of a sealed model. Numbers of type fp32, fp64,
- * fp16 and bf16 are converted to the model's type. Nothing of the model changes when it fails:
- * DSC_E_NOT_FOUND, DSC_E_FORMAT (damaged file, numbers that are not finite), DSC_E_INVALID (the file does not
- * fit; partial: it has nothing that does). Wait for work on the model first (dsc_queue_sync). options may be
- * NULL. *report (report NULL: none is wanted) is new, and also there after DSC_E_INVALID, with nothing
- * loaded; NULL after any other failure. Free it with dsc_load_report_free. Blocks. */
+ * fp16 and bf16 are converted to the model's type. Wait for work on the model first (dsc_queue_sync). options
+ * may be NULL. Blocks.
+ *
+ * On failure the model does not change: DSC_E_NOT_FOUND, DSC_E_FORMAT (damaged file, numbers that are not
+ * finite), DSC_E_INVALID (the file does not fit the model; partial: no tensor of it does).
+ *
+ * `report` may be NULL. Otherwise *report is a new report, to be freed with dsc_load_report_free; after
+ * DSC_E_INVALID it says what did not fit, with nothing loaded, and after any other failure it is NULL. */
 DSC_API dsc_status dsc_model_load(dsc_model *model, const char *path, const dsc_load_options *options,
                                   dsc_load_report **report) DSC_MUST_CHECK;
 /* Accepts NULL and *report == NULL; sets *report to NULL. */

@@ -1,12 +1,12 @@
-/* How ranks agree: averaging of any buffers by gossip, and the calls in a training step by which ranks
- * agree, implemented by one of several algorithms.
+/* How ranks keep their parameters together: averaging of any buffers by gossip, and the calls that a training
+ * step makes for it, implemented by one of several algorithms. The calls of a step:
  *
  *   before_forward   gossip adds the messages that have arrived and puts the values to compute with into the
  *                    parameters
  *   grad_ready       called during the backward pass for each parameter: all-reduce starts its buckets
- *   after_backward   the gradients are those that the optimiser shall use
- *   update_begin     the parameters hold the numerators; the caller runs its optimiser on them
- *   update_end       sends and mixes what the optimiser has left
+ *   after_backward   afterwards the gradients are those that the optimiser must use
+ *   update_begin     afterwards the parameters hold the numerators; the caller runs its optimiser on them
+ *   update_end       sends and mixes the updated parameters
  *
  * This header knows parameters and communicators only, no model and no optimiser.
  *
@@ -51,8 +51,8 @@ typedef struct dsc_average_options {
     size_t bucket_bytes; /* size of a message; default 4 MiB */
     dsc_dtype wire; /* type of the messages: DSC_F32 (the default), DSC_BF16, DSC_F16; sums are float32 */
     dsc_traffic traffic; /* default DSC_TRAFFIC_PARAMETERS */
-    /* Seconds to wait for a peer before the wait fails with DSC_E_COMM and its rank; 0 (the default): for
-     * ever. */
+    /* Seconds to wait for a peer before the wait fails with DSC_E_COMM, naming the peer; 0 (the default):
+     * for ever. */
     double timeout;
 } dsc_average_options;
 
@@ -81,9 +81,9 @@ DSC_API dsc_status dsc_average_test(dsc_average *average, int *done) DSC_MUST_CH
 DSC_API dsc_status dsc_average_end(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
 /* 1 between begin and end. */
 DSC_API int dsc_average_is_under_way(const dsc_average *average);
-/* Completes all rounds, on every rank up to the same number. When it fails because a rank did not come in
- * time, it can be called again and continues; no round can begin until it has succeeded. Collective;
- * blocks. */
+/* Completes all rounds, and lets every rank reach the same number of them. When it fails because a rank did
+ * not answer in time, it can be called again and continues; no round can begin until it has succeeded.
+ * Collective; blocks. */
 DSC_API dsc_status dsc_average_settle(dsc_average *average, dsc_queue *queue) DSC_MUST_CHECK;
 
 /* The push-sum weight w: the values are tensors / w. 1 on regular graphs when no round is under way. */
@@ -116,8 +116,8 @@ typedef struct dsc_consensus_options {
     size_t bucket_bytes;     /* size of a message; default 4 MiB */
     dsc_dtype wire;          /* type of the messages; default DSC_F32 */
 
-    /* The rest is for gossip. allreduce refuses all but the defaults; its waits are limited by the
-     * communicator (dsc_comm_set_timeout). */
+    /* The rest is for gossip. allreduce refuses values other than the defaults; the communicator limits its
+     * waits (dsc_comm_set_timeout). */
 
     /* A name or a file (topology.h). NULL: exponential for sgp and osgp; bipartite-exponential for dpsgd and
      * adpsgd, but base-2 for dpsgd with an odd number of ranks. */
@@ -137,7 +137,7 @@ typedef struct dsc_consensus_options {
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_consensus_options_init_sized(dsc_consensus_options *options, size_t size);
 #define dsc_consensus_options_init(options) dsc_consensus_options_init_sized((options), sizeof *(options))
-/* "allreduce" -> kind; DSC_E_INVALID lists the known names. */
+/* "allreduce" to DSC_CONSENSUS_ALLREDUCE, and back. The message of DSC_E_INVALID lists the known names. */
 DSC_API dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_consensus_name(dsc_consensus_kind kind);
 
@@ -177,9 +177,9 @@ DSC_API void dsc_consensus_update_cancel(dsc_consensus *consensus);
 DSC_API void dsc_consensus_set_rate(dsc_consensus *consensus, double lr);
 
 /* Between steps: completes all messages, so that the parameters are the numerators and nothing is lost by
- * stopping here; the next step continues by itself. The bits are the same as without it; for adpsgd, and
- * osgp with synch_freq > 0, the sums are. After a timeout sgp, osgp and dpsgd can settle again.
- * Collective; blocks. */
+ * stopping here; the next step needs no preparation. Settling does not change the bits of later results; with
+ * adpsgd, and with osgp and synch_freq > 0, it only preserves the sums over all ranks. After a timeout sgp,
+ * osgp and dpsgd can settle again. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_settle(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
 /* After settling: swaps values to evaluate or save into the parameters, either the mean over all ranks or
  * this rank's own z = x / w. swap_out brings the numerators back, bit for bit. No step can begin in between.

@@ -5,10 +5,10 @@
  * caller's that makes one sample (dsc_dataset_from_callback). A sample is a pure function of (data set,
  * index, seed, epoch), whatever the number of ranks and threads.
  *
- * Functions that return a status refuse a NULL object with DSC_E_INVALID; all others need one, unless they
- * say otherwise. Strings that are passed in are copied; structs whose first member is `size` are read during
- * the call only and may grow at their end: fill them in with their init function. Structs without it stay as
- * they are. */
+ * Functions that return a status refuse a NULL object with DSC_E_INVALID; all others must not be passed NULL,
+ * unless they say otherwise. Strings that are passed in are copied. Structs whose first member is `size` are
+ * read during the call only, and later versions may append members: fill them in with their init function.
+ * Structs without it never change. */
 #ifndef DSC_DATA_H
 #define DSC_DATA_H
 
@@ -48,7 +48,7 @@ DSC_API void dsc_dataset_close(dsc_dataset **dataset);
 /* A kind of data set that dsc_dataset_open, and with it `data` of the trainer, finds by its name. */
 typedef struct dsc_dataset_kind {
     size_t size;
-    /* What stands before the colon: letters, digits, '-', '_' and '.'. */
+    /* The part of a spec before the colon: letters, digits, '-', '_' and '.'. */
     const char *name;
     /* The whole spec as messages show it, for example "moons:COUNT"; NULL: the name. */
     const char *usage;
@@ -56,8 +56,8 @@ typedef struct dsc_dataset_kind {
     int needs_argument;
     /* Passed to `open`; stays the caller's and must live as long as the process. */
     void *context;
-    /* Makes the data set, usually with one of the two functions below; *out then belongs to whoever asked for
-     * it. argument: what follows the colon, NULL for none. options is never NULL. */
+    /* Makes the data set, usually with one of the two functions below; *out then belongs to the caller of
+     * dsc_dataset_open. argument: the part of the spec after the colon, or NULL. options is never NULL. */
     dsc_status (*open)(void *context, const char *argument, dsc_split split, const dsc_data_options *options,
                        dsc_dataset **out);
 } dsc_dataset_kind;
@@ -87,9 +87,9 @@ typedef struct dsc_memory_data {
     int copy;
     /* DSC_U8 only: [c] each; NULL (default): 0 and 1. */
     const double *mean, *std;
-    /* DSC_U8 only, and only where a loader augments. pad: a crop of the image's own size at a random place of
-     * the image with a border of this many black pixels; flip: mirrored with probability 1/2. Default 0 and
-     * 0. */
+    /* DSC_U8 only, and only where a loader augments. pad: the image gets a border of this many black pixels,
+     * and a crop of its original size is taken at a random place. flip 1: the image is mirrored with
+     * probability 1/2. Both 0 by default. */
     int64_t pad;
     int flip;
     /* Seed of the augmentation, default 42. */
@@ -110,8 +110,8 @@ typedef struct dsc_callback_data {
     /* Writes sample `index` as h*w*c floats to x and its label, 0 to classes - 1, to *label. Called by
      * several threads at once, in any order and more than once for a sample: with equal arguments it must
      * write equal results. augment 0: the sample as for evaluation; 1: a random variant that depends on index
-     * and epoch only. Whatever is returned other than DSC_OK ends the loader's batch with that status, and
-     * with the message of dsc_error_set. */
+     * and epoch only. If it returns anything but DSC_OK, dsc_loader_next fails with that status and with the
+     * message of dsc_error_set. */
     dsc_status (*sample)(void *context, int64_t index, int augment, int64_t epoch, float *x, int32_t *label);
     /* Called once by dsc_dataset_close; NULL (default): the context stays the caller's. */
     void (*destroy)(void *context);
@@ -172,11 +172,11 @@ DSC_API dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *dev
 DSC_API void dsc_loader_destroy(dsc_loader **loader);
 /* Batches per epoch at this number of ranks. */
 DSC_API int64_t dsc_loader_batches(const dsc_loader *loader);
-/* Goes to (epoch, position): the next batch starts with that sample of that epoch's permutation; when fewer
- * than a global batch are left there (and the last is dropped), with the next epoch. */
+/* Continues at (epoch, position): the next batch starts with that sample of that epoch's permutation, or with
+ * the next epoch when fewer samples than a global batch are left and keep_last is 0. */
 DSC_API dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t position) DSC_MUST_CHECK;
 /* The next batch, for work that is put into `queue` from now on. Blocks until the batch is prepared, but not
- * until it has been copied to the device. Reports what failed in a preparing thread. */
+ * until it has been copied to the device. Failures of the preparing threads are returned here. */
 DSC_API dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) DSC_MUST_CHECK;
 
 #ifdef __cplusplus

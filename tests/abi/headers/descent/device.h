@@ -128,7 +128,8 @@ DSC_API int dsc_device_threads(const dsc_device *device);
 DSC_API int dsc_device_is_host(const dsc_device *device);
 /* A number that identifies a GPU in all processes; 0 for a host device. */
 DSC_API uint64_t dsc_device_identity(const dsc_device *device);
-/* Number of devices of this kind in the machine: GPUs for "cuda" (0 where they cannot be used), 1 for CPUs. */
+/* Number of devices of this kind in the machine: GPUs for "cuda" (0 where they cannot be used), 1 for
+ * CPUs. */
 DSC_API int dsc_device_count(const char *name);
 /* The names of the devices in this build, terminated by NULL. */
 DSC_API const char *const *dsc_device_names(void);
@@ -164,7 +165,7 @@ DSC_API dsc_status dsc_event_record(dsc_event *event, dsc_queue *queue) DSC_MUST
 DSC_API dsc_status dsc_queue_wait(dsc_queue *queue, dsc_event *event) DSC_MUST_CHECK;
 /* Blocks the caller until the event has happened. */
 DSC_API dsc_status dsc_event_sync(dsc_event *event) DSC_MUST_CHECK;
-/* Milliseconds between two events that have happened; 0 on devices that run everything at once. */
+/* Milliseconds between two events that have happened; 0 on devices whose operations run during the call. */
 DSC_API dsc_status dsc_event_elapsed(dsc_event *from, dsc_event *to, double *ms) DSC_MUST_CHECK;
 
 /* ---- tuning ----
@@ -175,13 +176,14 @@ DSC_API dsc_status dsc_event_elapsed(dsc_event *from, dsc_event *to, double *ms)
 /* 1 when the device was created with dsc_device_options.tune and has something to tune. */
 DSC_API int dsc_device_tunes(const dsc_device *device);
 /* Writes the choices that the device has made by timing so far, or was preset to, as lines of text; "" when
- * there are none. *needed: bytes of the text with the final zero; where `size` is smaller, the text is cut
- * off. Not collective. */
+ * there are none. *needed is the size of the whole text in bytes, with the final zero; if `size` is smaller,
+ * the text is cut off. Not collective. */
 DSC_API dsc_status dsc_device_choices(dsc_device *device, char *text, size_t size,
                                       size_t *needed) DSC_MUST_CHECK;
-/* Convolutions planned from now on use the choices of such a text, where it has one for them. A text from
- * another kind of device, or another version of its library, is ignored with a warning. DSC_E_FORMAT when the
- * text is not from dsc_device_choices. */
+/* Makes convolutions that are planned from now on use the choices in `text`, which dsc_device_choices has
+ * written; convolutions that it does not contain are timed. A text from another kind of device, or from
+ * another version of its library, is ignored with a warning. DSC_E_FORMAT when the text is not from
+ * dsc_device_choices. */
 DSC_API dsc_status dsc_device_preset(dsc_device *device, const char *text) DSC_MUST_CHECK;
 
 #ifdef __cplusplus

@@ -1,8 +1,8 @@
 /* Distributed K-FAC: a preconditioner for the gradients of linear and convolution layers.
  *
- * It knows layers by name, shape and the memory of their gradients. In every step it is given each layer's
- * input a and the gradient g at its output, and it rewrites the gradients in place. It works in any training
- * loop, with any optimiser:
+ * A layer is described by its name, its shape and the memory of its gradients. In every step the caller
+ * passes each layer's input a and the gradient g at its output, and K-FAC rewrites the gradients in place. It
+ * works in any training loop, with any optimiser:
  *
  *   dsc_kfac_begin(kfac, 1)                       at the start of a step
  *   dsc_kfac_capture(kfac, queue, layer, a, g)    for every layer in backward order, as soon as a and g exist
@@ -21,8 +21,8 @@
  *
  * Ownership: arguments are copied, including strings and what structs point to, unless a comment says that a
  * pointer is kept. Memory of tensors is never copied and must outlive the object. Returned pointers are
- * borrowed: they stay valid until the object is destroyed or the comment's event. Except for the destroy
- * functions, no function accepts NULL for an object or a result. */
+ * borrowed: they stay valid until the object is destroyed, unless a comment names an earlier end. Except for
+ * the destroy functions, no function accepts NULL for an object or a result. */
 #ifndef DSC_KFAC_H
 #define DSC_KFAC_H
 
@@ -98,8 +98,9 @@ typedef enum dsc_kfac_placement {
  *   kfac-pytorch   A = sum a a' / (N S^3),  G = sum g g' / (N S^3)   (negligible against common dampings) */
 typedef enum dsc_kfac_scaling { DSC_KFAC_PAPER, DSC_KFAC_PYTORCH } dsc_kfac_scaling;
 
-/* From a name as on the command line ("comm-opt", "round-robin", ...), and to it. DSC_E_INVALID lists the
- * known names; a number without a name gives "unknown". */
+/* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
+ * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
+ * "unknown". */
 DSC_API dsc_status dsc_kfac_method_parse(const char *name, dsc_kfac_method *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_strategy_parse(const char *name, dsc_kfac_strategy *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_placement_parse(const char *name, dsc_kfac_placement *out) DSC_MUST_CHECK;
@@ -113,11 +114,12 @@ DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
 typedef struct dsc_kfac_hyper {
     double damping, stat_decay, kl_clip;
     int64_t factor_freq, update_freq;
-    /* 1: whole factors; otherwise dsc_kfac_options.diag_blocks, which 0 stands for, too. Used from the next
-     * decomposition on. */
+    /* Diagonal blocks per factor: 1 for whole factors, or the value of dsc_kfac_options.diag_blocks; 0 means
+     * that value, too. A change takes effect at the next decomposition. */
     int64_t diag_blocks;
 } dsc_kfac_hyper;
 
+/* Each comment begins with the default. */
 typedef struct dsc_kfac_options {
     size_t size;
     double damping;      /* 0.003; a normal positive float32 */
@@ -125,8 +127,8 @@ typedef struct dsc_kfac_options {
     double kl_clip;      /* 0.001; 0: no clip */
     int64_t factor_freq; /* 1: steps between updates of the factors; 0: never */
     int64_t update_freq; /* 10: steps between decompositions; 0: the gradient stays as it is */
-    /* Called at the start of a step with the values above; may change any of them, equally on every rank.
-     * NULL: they are constants. The context is kept by pointer. */
+    /* NULL: the values above are constants. Otherwise called at the start of every step with those values, of
+     * which it may change any, in the same way on every rank. The context is kept by pointer. */
     dsc_status (*schedule)(void *context, int64_t step, dsc_kfac_hyper *hyper);
     void *context;
     dsc_kfac_method method;       /* eigen */
@@ -139,9 +141,9 @@ typedef struct dsc_kfac_options {
     /* 0; 1: the decomposing rank forms 1/(vG vA' + damping), which is sent instead of vA and vG. Method eigen
      * with co-located factors only. */
     int outer_product;
-    /* 1; b > 1: a convolution's factors are split into b blocks on the diagonal, each decomposed by itself.
-     * comm-opt only, without the outer product. Memory for decompositions of whole factors is held as well,
-     * because a schedule may ask for them. */
+    /* 1; b > 1: a convolution's factors are split into b blocks on the diagonal, and each is decomposed on
+     * its own. Only with comm-opt and without outer_product. Memory for decompositions of whole factors is
+     * held as well, because a schedule may ask for them. */
     int64_t diag_blocks;
     /* NULL; POSIX extended regular expressions, separated by spaces. A layer in whose name or kind ("linear",
      * "conv2d") one of them is found keeps its plain gradient. */
@@ -162,36 +164,36 @@ typedef struct dsc_kfac_options {
 DSC_API void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size);
 #define dsc_kfac_options_init(options) dsc_kfac_options_init_sized((options), sizeof *(options))
 
-/* Plans and allocates everything. Layers, options and their order must be the same on every rank. comm and
- * queue must outlive the object. Collective: when one rank fails, all do. DSC_E_INVALID for combinations that
- * cannot work, with the reason and the valid values. options NULL: the defaults. */
+/* Plans and allocates everything. Every rank must pass the same layers, in the same order, and the same
+ * options. comm and queue must outlive the object. Collective: when one rank fails, all do. DSC_E_INVALID for
+ * combinations that cannot work, with the reason and the valid values. options NULL: the defaults. */
 DSC_API dsc_status dsc_kfac_create(dsc_comm *comm, dsc_queue *queue, const dsc_kfac_layer *layers,
                                    int64_t count, const dsc_kfac_options *options,
                                    dsc_kfac **out) DSC_MUST_CHECK;
 /* Sets *kfac to NULL. Collective. */
 DSC_API void dsc_kfac_destroy(dsc_kfac **kfac);
 
-/* Starts a step and calls the schedule. loss_scale: the factor of the loss besides the mean over the local
- * batch of one pass (the scale of mixed precision; 1/passes when gradients of several passes are added up). A
- * step that was begun may be begun again instead of being finished, for example after an overflow: its
- * captures have then entered the averages, as far as they were finite, and nothing else has happened.
- * Collective in that case. */
+/* Starts a step and calls the schedule. loss_scale: the number that the loss was multiplied by, apart from
+ * taking the mean over the local batch of one pass: the loss scale of mixed precision, or 1/passes when
+ * gradients of several passes are added up. A step that was begun may be begun again instead of being
+ * finished, for example after an overflow: its captures have then entered the averages, as far as they were
+ * finite, and nothing else has happened. Collective in that case. */
 DSC_API dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) DSC_MUST_CHECK;
 /* 1 when captures of this step need a and g, 0 when they only note that the layer ran. */
 DSC_API int dsc_kfac_wants_factors(const dsc_kfac *kfac);
 /* Reports that layer number `layer` ran, with its input a and the gradient g at its output. Work in the queue
  * reads them; work that is put into the queue later may change them. Once per pass, in the same order on
  * every rank. A layer that did not run is not captured, on any rank, and is left out of the step. a and g may
- * be NULL when dsc_kfac_wants_factors returns 0. On the last pass the averaging over ranks starts at once:
- * collective in effect; asynchronous. */
+ * be NULL when dsc_kfac_wants_factors returns 0. On the last pass this starts the averaging over ranks, so
+ * every rank must make the call. Collective; asynchronous. */
 DSC_API dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
                                     const dsc_tensor *g) DSC_MUST_CHECK;
-/* Moves the averages, decomposes and preconditions, as far as it is due. The gradients must be the averaged
- * ones, equal on all ranks (with comm-opt they may differ: every rank preconditions and clips its own). lr:
- * the rate of the coming update, for the clip. Collective. DSC_E_INVALID when layers ran on some ranks only,
- * DSC_E_NUMERIC when a factor cannot be decomposed and has no earlier decomposition, or when a gradient is
- * not finite; on a GPU, which is not waited for, such a gradient makes nu NaN and the gradients are left
- * alone. */
+/* Updates the running averages and the decompositions if they are due in this step, and preconditions the
+ * gradients. These must be the averaged ones, equal on all ranks (with comm-opt they may differ: every rank
+ * preconditions and clips its own). lr: the learning rate of the coming update, which the KL clip needs.
+ * Collective. DSC_E_INVALID when layers ran on some ranks only, DSC_E_NUMERIC when a factor cannot be
+ * decomposed and has no earlier decomposition, or when a gradient is not finite. On a GPU the call does not
+ * wait for the result: a gradient that is not finite makes nu NaN, and the gradients stay as they were. */
 DSC_API dsc_status dsc_kfac_step(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
 
 /* All running averages that this rank keeps, one after the other, as they are stored; no memory when there
@@ -200,7 +202,7 @@ DSC_API const dsc_tensor *dsc_kfac_averages(const dsc_kfac *kfac);
 /* The values in force in this step, or in the last one, schedules applied. */
 DSC_API const dsc_kfac_hyper *dsc_kfac_hyper_now(const dsc_kfac *kfac);
 
-/* ---- insight ---- */
+/* ---- timings and reports ---- */
 
 /* Milliseconds that this rank spent in a step. */
 typedef struct dsc_kfac_times {
@@ -220,7 +222,7 @@ typedef struct dsc_kfac_layer_report {
 /* Everything in it is borrowed until the next report. */
 typedef struct dsc_kfac_report {
     int64_t step;                /* steps done */
-    int updated, decomposed;     /* 1: the last step moved the averages; decomposed */
+    int updated, decomposed;     /* 1: the last step moved the averages; it decomposed */
     const dsc_kfac_hyper *hyper; /* of the last step */
     const dsc_kfac_times *times; /* of the last step, this rank */
     double nu;                   /* of the last step; 1 before the first */
@@ -274,7 +276,8 @@ DSC_API dsc_status dsc_kfac_state_get(dsc_kfac *kfac, dsc_queue *queue, int64_t 
  * all optional ones or none, then dsc_kfac_state_done. Collective; blocks. */
 DSC_API dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index,
                                       const void *host) DSC_MUST_CHECK;
-/* Ends loading; with_decompositions 0: the next step decomposes. Collective. */
+/* Ends loading. with_decompositions: 1 when the optional entries were set, 0 when they were not, so that the
+ * next step decomposes. Collective. */
 DSC_API dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue,
                                        int with_decompositions) DSC_MUST_CHECK;
 

@@ -1,13 +1,13 @@
-/* Layers of one's own: a kind of layer that a program defines and adds to a model beside the built-in ones.
+/* Custom layers: a kind of layer that a program defines and adds to a model beside the built-in ones.
  *
  * A definition is three functions. `declare` runs once, when the layer is added: it checks the shapes of the
  * inputs, sets the shape of the output and declares parameters and other tensors. `forward` and `backward`
- * run in every step: they put operations on tensors of the device into a queue (descent/ops.h has the
- * library's; on a host device plain C on tensor->data does, too). The executor plans all memory, keeps what
- * backward needs, checkpoints and exchanges the parameters, and hands the layer to K-FAC if it declares
- * itself linear.
+ * run in every step: they put operations on tensors of the device into a queue (descent/ops.h declares the
+ * library's operations; on a host device plain C code on tensor->data works, too). The library plans all
+ * memory, keeps what backward needs, and saves and exchanges the parameters like those of built-in layers. A
+ * layer that declares itself linear is preconditioned by K-FAC.
  *
- *     y = scale x + shift, one pair a channel:
+ *     y = scale x + shift, with one scale and one shift per channel:
  *
  *     static dsc_status declare(dsc_layer_declaration *d) {
  *         d->y = d->x[0];
@@ -59,8 +59,8 @@ DSC_API dsc_status dsc_layer_declare_param(dsc_layer_declaration *declaration, c
 /* Declares a tensor [dim], or [batch, dim] if per_sample is 1, that forward writes and backward reads. */
 DSC_API dsc_status dsc_layer_declare_saved(dsc_layer_declaration *declaration, dsc_dtype dtype,
                                            int per_sample, int ndim, const int64_t *dim) DSC_MUST_CHECK;
-/* The same for a temporary tensor: it belongs to one call of forward or backward and holds anything
- * before. */
+/* The same for a temporary tensor: it belongs to one call of forward or backward, and its contents are
+ * undefined when the call begins. */
 DSC_API dsc_status dsc_layer_declare_temporary(dsc_layer_declaration *declaration, dsc_dtype dtype,
                                                int per_sample, int ndim, const int64_t *dim) DSC_MUST_CHECK;
 
@@ -78,7 +78,7 @@ typedef struct dsc_layer_call {
     /* In forward to be written, in backward as it was; NULL in backward when needs_y is 0. */
     dsc_tensor *y;
     /* [params], as declared, in the type of the parameters; and the same numbers in the type of the values,
-     * as products want them: the two differ where activations are of a half type. */
+     * which matrix products need. The two types differ when activations have a half type. */
     const dsc_tensor *const *param;
     const dsc_tensor *const *param_as_value;
     /* As declared. */
@@ -86,8 +86,8 @@ typedef struct dsc_layer_call {
     dsc_tensor *const *temporary;
     /* Backward only. The gradient at y; and the gradients to compute:
      *     dx[i] = dx_beta[i] dx[i] + (gradient at x[i])         dparam[i] = dparam_beta dparam[i] + (...)
-     * beta is 0 (the memory holds anything: overwrite it) or 1 (a gradient is there already: add to it), just
-     * as the library's operations take it. dx[i] and dparam[i] are NULL where a gradient is not needed.
+     * beta is 0 (the contents are undefined: overwrite them) or 1 (a gradient is there already: add to it),
+     * just as the library's operations take it. dx[i] and dparam[i] are NULL where a gradient is not needed.
      * Compute dx[0] first, then dx[1] and so on: two inputs may be the same value. */
     const dsc_tensor *dy;
     dsc_tensor *const *dx;
@@ -100,16 +100,17 @@ typedef struct dsc_layer_def {
     size_t size;
     /* Name of the kind, for messages: "scale-shift". */
     const char *kind;
-    /* Bytes of the attributes: a plain struct of the kind's own, of which every layer keeps a copy. */
+    /* Size in bytes of the attributes: a plain struct that the kind defines, and that every layer has a copy
+     * of. 0: none. */
     size_t attribute_bytes;
     /* What backward reads besides dy: all inputs, the output. Default 1 and 1; 0 saves their memory. */
     int needs_x, needs_y;
-    /* 1: y may lie over x[0], and dx[0] over dy, for element-wise layers of one input with needs_x = 0.
-     * Default 0. */
+    /* 1: y may share its memory with x[0], and dx[0] with dy. For element-wise layers with one input and
+     * needs_x = 0. Default 0. */
     int in_place;
-    /* All three are needed. A call may be recorded and replayed (GPUs): forward and backward do nothing but
-     * put operations into the queue. They may be called by several threads at once, for different
-     * executors. */
+    /* All three are required. On a GPU a call may be recorded once and replayed in later steps, so forward
+     * and backward must do nothing but put operations into the queue. They may be called by several threads
+     * at once, for different executors. */
     dsc_status (*declare)(dsc_layer_declaration *declaration);
     dsc_status (*forward)(dsc_queue *q, const dsc_layer_call *call);
     dsc_status (*backward)(dsc_queue *q, const dsc_layer_call *call);
@@ -119,7 +120,8 @@ DSC_API void dsc_layer_def_init_sized(dsc_layer_def *def, size_t size);
 
 /* Adds a layer of this definition to the model, as dsc_model_linear and the others do. Definition and
  * attributes are copied; attributes may be NULL when the kind has none. `name` may be NULL for layers without
- * parameters. A failing callback ends with its status, and with the message it set by dsc_error_set. */
+ * parameters. When a callback fails, its status is returned, with the message that it set by
+ * dsc_error_set. */
 DSC_API dsc_status dsc_model_layer(dsc_model *m, const char *name, const dsc_layer_def *def,
                                    const dsc_value *inputs, int count, const void *attributes,
                                    dsc_value *y) DSC_MUST_CHECK;

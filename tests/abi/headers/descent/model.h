@@ -6,9 +6,8 @@
  * run. Activations are NHWC, conv weights OHWI, linear weights [out, in].
  *
  * Names and structs that are passed in are copied. Pointers that a function returns belong to the model, or
- * to the executor, and are valid as long as it is. Functions that return a status refuse a NULL object with
- * DSC_E_INVALID; all others need a model, or an executor, that exists. A model is used by one thread at a
- * time. */
+ * to the executor, and are valid until it is destroyed. Functions that return a status refuse a NULL object
+ * with DSC_E_INVALID; all others must not be passed NULL. A model is used by one thread at a time. */
 #ifndef DSC_MODEL_H
 #define DSC_MODEL_H
 
@@ -36,13 +35,13 @@ typedef struct dsc_model_options {
     uint64_t seed;
     /* Type of the parameters: DSC_F32 (default); DSC_F64 on `ref` and `cpu`, for checks. */
     dsc_dtype dtype;
-    /* Of the training loss; default 0. Evaluation has none. */
+    /* Label smoothing of the training loss; default 0. Evaluation uses none. */
     double label_smoothing;
     /* Type of the values between layers: DSC_F32 (default: as the parameters), on a GPU also DSC_BF16 and
      * DSC_F16; parameters, their gradients and statistics stay fp32. */
     dsc_dtype activations;
-    /* Name of the model in metrics and checkpoints, at most 63 characters; copied. NULL (default): "custom", or
-     * the name in the zoo. */
+    /* Name of the model in metrics and checkpoints, at most 63 characters; copied. NULL (default): "custom",
+     * or the name in the zoo. */
     const char *name;
 } dsc_model_options;
 DSC_API void dsc_model_options_init_sized(dsc_model_options *options, size_t size);
@@ -55,7 +54,7 @@ DSC_API dsc_status dsc_model_create(dsc_device *device, const dsc_model_options 
 DSC_API void dsc_model_destroy(dsc_model **model);
 
 /* ---- building ----
- * Every function adds one layer and writes the value it gives to *y (a layer of one's own: descent/layer.h).
+ * Every function adds one layer and writes its output value to *y (for custom layers see descent/layer.h).
  * When it fails, with the layer and the reason in the message, the model is as it was. `name` becomes the
  * prefix of the layer's parameters (NAME.weight, NAME.bias). */
 
@@ -111,8 +110,8 @@ typedef struct dsc_zoo_entry {
     size_t size;
     /* Letters, digits, '-', '_' and '.'; copied. */
     const char *name;
-    /* The input it is made for, side x side x channels, and the number of classes: what is built where
-     * nothing else is asked for. */
+    /* The input it is made for, side x side x channels, and the number of classes; used when the caller does
+     * not ask for another size. */
     int64_t side, channels, classes;
     /* Passed to `build`; stays the caller's and must live as long as the process. */
     void *context;
@@ -125,16 +124,16 @@ DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
 /* Adds a model to the zoo for the rest of the process; a name that is in use is refused (DSC_E_INVALID).
  * Thread-safe. Every rank registers for itself. */
 DSC_API dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) DSC_MUST_CHECK;
-/* The names of all models, terminated by NULL. Registering adds to this very list. */
+/* The names of all models, terminated by NULL. Models that are registered later appear in the same list. */
 DSC_API const char *const *dsc_zoo_names(void);
-/* The input a model is made for; a pointer that is NULL is left out. */
+/* Writes the input size that a model is made for; any of the pointers may be NULL. */
 DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels,
                                          int64_t *classes) DSC_MUST_CHECK;
 
 /* ---- what a sealed model holds ---- */
 
 DSC_API dsc_device *dsc_model_device(const dsc_model *m);
-/* The name of the options or of the zoo; "custom" without one. */
+/* The name from the options or from the zoo, otherwise "custom". */
 DSC_API const char *dsc_model_name(const dsc_model *m);
 DSC_API int64_t dsc_model_classes(const dsc_model *m);
 /* h, w, c of the input. */
@@ -170,7 +169,8 @@ typedef enum dsc_layer_kind { DSC_LAYER_LINEAR, DSC_LAYER_CONV2D } dsc_layer_kin
 typedef struct dsc_layer_info {
     const char *name;
     dsc_layer_kind kind;
-    /* The geometry; of a linear layer in_c and out_c are its features, and all else is 1 or 0. */
+    /* The geometry. For a linear layer in_c and out_c are its features, in_h and in_w are 1, and everything
+     * else is as dsc_conv2d_shape_init sets it. */
     const dsc_conv2d_shape *shape;
     int64_t out_h, out_w; /* linear: 1, 1 */
     int64_t weight, bias; /* parameter numbers; bias -1 for none */
@@ -192,8 +192,8 @@ DSC_API void dsc_exec_destroy(dsc_exec **exec);
 DSC_API size_t dsc_exec_bytes(const dsc_exec *exec);
 DSC_API size_t dsc_exec_bytes_without_reuse(const dsc_exec *exec);
 
-/* Sets the keys of dropout: the step, and the number of the batch's first sample among all ranks' samples of
- * the step. */
+/* Sets the keys of dropout's random numbers: the step, and the number of the batch's first sample among the
+ * samples of all ranks in this step. */
 DSC_API dsc_status dsc_exec_set_position(dsc_exec *exec, dsc_queue *q, int64_t step,
                                          int64_t first_sample) DSC_MUST_CHECK;
 /* Computes the logits of x[batch,h,w,c], which must stay as it is until backward is done. Asynchronous. */
@@ -207,9 +207,10 @@ typedef enum dsc_exec_stat {
     DSC_STAT_COUNT
 } dsc_exec_stat;
 
-/* Loss of the last forward against labels (I32[batch]; a row with a negative label is left out). Adds to
- * dsc_exec_stats and, in training, prepares backward for grad_scale * sum of losses (1/batch gives the mean).
- * May be repeated with other labels, each followed by a backward. Asynchronous. */
+/* Computes the loss of the last forward pass against labels (I32[batch]; a row with a negative label is left
+ * out). Adds to dsc_exec_stats and, in training, prepares the backward pass of grad_scale * (sum of losses);
+ * 1/batch gives the mean. May be called again with other labels, each time followed by a backward pass.
+ * Asynchronous. */
 DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
                                  double grad_scale) DSC_MUST_CHECK;
 
@@ -218,14 +219,14 @@ DSC_API void dsc_exec_smooth_labels(dsc_exec *exec, int on);
 /* The next losses are multiplied by *scale, an F64 scalar on the device that stays the caller's; NULL: by 1,
  * as at the start. */
 DSC_API void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale);
-/* What dsc_exec_set_position has set: I64[2] on the device. */
+/* The two numbers of dsc_exec_set_position: I64[2] on the device. */
 DSC_API const dsc_tensor *dsc_exec_position(const dsc_exec *exec);
 
 typedef struct dsc_backward_options {
     size_t size;
-    /* 1: gradients are added to those that are there; default 0: they overwrite them. */
+    /* 0 (default): new gradients overwrite the old ones; 1: they are added to them. */
     int accumulate;
-    /* 0: only the gradients of activations, for `capture`; default 1. */
+    /* 1 (default): all gradients. 0: only the gradients of activations, which `capture` needs. */
     int param_grads;
     /* Passed to both functions, each of which may be NULL and may put work into the queue. */
     void *context;
@@ -244,8 +245,8 @@ DSC_API void dsc_backward_options_init_sized(dsc_backward_options *options, size
 DSC_API dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q,
                                      const dsc_backward_options *options) DSC_MUST_CHECK;
 
-/* F64[DSC_STAT_COUNT], sums over all losses since dsc_exec_clear_stats; and [batch, classes]; both on the
- * device. */
+/* The sums over all losses since dsc_exec_clear_stats, F64[DSC_STAT_COUNT]; and the logits of the last
+ * forward pass, [batch, classes]. Both are on the device. */
 DSC_API const dsc_tensor *dsc_exec_stats(const dsc_exec *exec);
 DSC_API const dsc_tensor *dsc_exec_logits(const dsc_exec *exec);
 /* Sets the sums to 0. Asynchronous. */

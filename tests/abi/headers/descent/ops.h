@@ -1,4 +1,4 @@
-/* Tensor operations for a program's own layers: what such a layer needs for its forward and backward pass.
+/* Tensor operations for custom layers (layer.h): what they need for their forward and backward passes.
  *
  * Every function puts its work into `queue`. It is asynchronous on a GPU: results are there after
  * dsc_queue_sync, and for whatever follows in the same queue. All tensors must be on the queue's device, stay
@@ -47,9 +47,9 @@ DSC_API dsc_status dsc_op_dot(dsc_queue *queue, const dsc_tensor *x, const dsc_t
 
 /* ---- products ---- */
 
-/* C[m,n] = alpha op(A) op(B) + beta C, with any beta; op(A)[m,k] is the transpose of A where trans_a is 1,
- * and op(B)[k,n] alike. Real, or A and B of one half type and C of that type or DSC_F32. C may not share memory
- * with A or B. */
+/* C[m,n] = alpha op(A) op(B) + beta C, with any beta. op(A)[m,k] is A, or its transpose if trans_a is 1;
+ * op(B)[k,n] likewise. Real, or A and B of one half type and C of that type or DSC_F32. C may not share
+ * memory with A or B. */
 DSC_API dsc_status dsc_op_gemm(dsc_queue *queue, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                                const dsc_tensor *b, double beta, dsc_tensor *c) DSC_MUST_CHECK;
 

@@ -27,7 +27,7 @@ typedef struct dsc_optim_options {
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_optim_options_init_sized(dsc_optim_options *options, size_t size);
 #define dsc_optim_options_init(options) dsc_optim_options_init_sized((options), sizeof *(options))
-/* "sgd" -> DSC_SGD and back; DSC_E_INVALID lists the known names. */
+/* "sgd" to DSC_SGD, and back. The message of DSC_E_INVALID lists the known names. */
 DSC_API dsc_status dsc_optim_parse(const char *name, dsc_optim_kind *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_optim_name(dsc_optim_kind kind);
 
@@ -38,7 +38,8 @@ DSC_API dsc_status dsc_optim_create(dsc_queue *queue, const dsc_param *params, i
 /* Accepts NULL and *optim == NULL. */
 DSC_API void dsc_optim_destroy(dsc_optim **optim);
 /* One step with learning rate `lr`: clips the gradients in place, then updates the values. `read` holds one
- * tensor per parameter, which weight decay and norms read; NULL: the parameters themselves. Asynchronous. */
+ * tensor per parameter with the values that weight decay and norms use (gossip: see
+ * dsc_consensus_update_begin); NULL: the parameters themselves. Asynchronous. */
 DSC_API dsc_status dsc_optim_step(dsc_optim *optim, dsc_queue *queue, double lr,
                                   const dsc_tensor *read) DSC_MUST_CHECK;
 /* The squared joint norm of the gradients of the last step before clipping: one F64 on the device, owned

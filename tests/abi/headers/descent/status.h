@@ -46,7 +46,7 @@ DSC_API const char *dsc_error_message(void);
 DSC_API dsc_status dsc_error_set(dsc_status status, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 
-/* Where it failed: one "file:line" per line, innermost first. Valid as long as the message. */
+/* The trace of the last failure: one "file:line" per line, innermost first. Valid as long as the message. */
 DSC_API const char *dsc_error_trace(void);
 
 #ifdef __cplusplus

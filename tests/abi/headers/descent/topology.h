@@ -52,7 +52,8 @@ DSC_API dsc_status dsc_topology_create(const char *name, int ranks, const dsc_to
                                        dsc_topology **out) DSC_MUST_CHECK;
 /* Accepts NULL and *topology == NULL. */
 DSC_API void dsc_topology_destroy(dsc_topology **topology);
-/* The names above and those that were registered, terminated by NULL. Registering adds to this very list. */
+/* The names above and those that were registered, terminated by NULL. Graphs that are registered later appear
+ * in the same list. */
 DSC_API const char *const *dsc_topology_names(void);
 
 /* A graph that dsc_topology_create, and with it `graph` of the consensus, finds by its name. */
@@ -66,9 +67,9 @@ typedef struct dsc_topology_def {
      * step. A status other than DSC_OK, with the message of dsc_error_set, refuses these numbers. */
     dsc_status (*period)(void *context, int ranks, int peers, int64_t *period);
     /* Writes what `rank` sends in step 0 <= step < period: the receivers, at most ranks - 1, in the order of
-     * sending, and their number. Each share is at least 1e-6 and all leave as much to the sender; share 0,
-     * the value before the call, stands for 1 / (1 + *count). Both functions must write the same on every
-     * rank. */
+     * sending, and their number. Each share is at least 1e-6, and so is the share that the sender keeps. A
+     * share of 0, the value before the call, stands for 1 / (1 + *count). Both functions must write the same
+     * on every rank. */
     dsc_status (*out)(void *context, int ranks, int peers, int64_t step, int rank, dsc_edge *edges,
                       int *count);
 } dsc_topology_def;

@@ -1,4 +1,5 @@
-/* Training and evaluation: the loop over everything else, with metrics and checkpoints. */
+/* Training and evaluation of models and data that are given by name, with metrics and checkpoints. The header
+ * trainer.h does the same for a model and data of the caller's own, with the same options and results. */
 #ifndef DSC_TRAIN_H
 #define DSC_TRAIN_H
 
@@ -11,7 +12,8 @@
 extern "C" {
 #endif
 
-/* What a run is told while it goes on. Fields that do not apply are 0. */
+/* The kinds of progress reports that a run sends to the caller's function, and the members of dsc_progress
+ * that each of them sets. Members that do not apply are 0. */
 typedef enum dsc_event_kind {
     DSC_EVENT_START,      /* text: one line that describes the run */
     DSC_EVENT_STEP,       /* step, epoch, loss (with gossip rank 0's own), lr, images_per_s, eta_s */
@@ -32,29 +34,33 @@ typedef struct dsc_progress {
 
 typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
 
-/* Whose gradients the factors of K-FAC are made of: those of the true labels, or (one more backward pass on
- * steps that move the factors) of labels drawn from the model's own output. */
+/* Which labels the gradients come from that K-FAC's factors G are computed from. EMPIRICAL: the true labels.
+ * SAMPLED: labels drawn from the model's own output, which costs one more backward pass in steps that update
+ * the factors. */
 typedef enum dsc_fisher { DSC_FISHER_EMPIRICAL, DSC_FISHER_SAMPLED } dsc_fisher;
 
 /* "empirical" and "sampled", and back; DSC_E_INVALID lists the known names. */
 DSC_API dsc_status dsc_fisher_parse(const char *name, dsc_fisher *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_fisher_name(dsc_fisher fisher);
 
-/* Over whom the factors of K-FAC are averaged when ranks gossip: over all by all-reduce (comm-opt only; steps
- * then wait for everybody), over peers by gossip beside the parameters', or not at all. The last two have no
- * collective in a step; every rank decomposes all layers itself. Ranks that all-reduce know GLOBAL only. */
+/* How the factors of K-FAC are averaged when ranks gossip. GLOBAL: over all ranks by all-reduce (comm-opt
+ * only; steps then wait for all ranks). GOSSIP: over peers, by gossip like that of the parameters. LOCAL: not
+ * at all. The last two have no collective in a step, and every rank decomposes all layers itself. With the
+ * consensus all-reduce only GLOBAL is allowed. */
 typedef enum dsc_kfac_scope { DSC_SCOPE_GLOBAL, DSC_SCOPE_GOSSIP, DSC_SCOPE_LOCAL } dsc_kfac_scope;
 
 /* "global", "gossip", "local", and back; DSC_E_INVALID lists the known names. */
 DSC_API dsc_status dsc_kfac_scope_parse(const char *name, dsc_kfac_scope *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_scope_name(dsc_kfac_scope scope);
 
-/* What happens when a rank is not heard of for consensus->peer_timeout seconds. CONTINUE: the others go on
- * with what each of them has (gossip without groups, K-FAC's scope gossip or local; a communicator made with
- * dsc_comm_options.survive, and a launcher that lets them live). */
+/* What happens when a rank does not answer for consensus->peer_timeout seconds. STOP: the run fails.
+ * CONTINUE: the other ranks train on from the parameters that each of them has. This needs gossip without
+ * groups, K-FAC's scope gossip or local, a communicator made with dsc_comm_options.survive, and a launcher
+ * that does not end the other ranks. */
 typedef enum dsc_peer_loss { DSC_PEER_LOSS_STOP, DSC_PEER_LOSS_CONTINUE } dsc_peer_loss;
 
-/* Strings are copied when training starts. Epochs count from 0. */
+/* Strings are copied when training starts. Epochs count from 0. The number or word by itself in a comment is
+ * the default. */
 typedef struct dsc_train_options {
     size_t size;
     const char *model, *data; /* "resnet20", "synthetic" */
@@ -80,8 +86,8 @@ typedef struct dsc_train_options {
     dsc_schedule_kind lr_schedule; /* step */
     double warmup_epochs;          /* 5 */
     double warmup_start;           /* negative (the default): lr */
-    /* 1 (the default): the target rate is lr * ranks * batches_per_allreduce; 0: lr. The same with gossip,
-     * whose ranks together take the mean of their steps, too. */
+    /* 1 (the default): the target rate is lr * ranks * batches_per_allreduce; 0: lr. This also holds for
+     * gossip, where the mean of the ranks' parameters moves by the mean of their steps. */
     int lr_scaling;
     double lr_decay[DSC_MAX_DECAYS];
     int lr_decay_count;
@@ -92,17 +98,17 @@ typedef struct dsc_train_options {
     int64_t keep;                  /* checkpoints kept besides the best and the last, 2 */
     int64_t eval_every;            /* epochs between evaluations, 1; 0: never */
     int64_t log_every;             /* steps between `step` lines, 1 */
-    int64_t
-        check_every; /* steps between comparisons of the ranks' parameters, 500; 0: never. Not with gossip */
-    dsc_progress_function progress; /* rank 0 only; may be NULL */
+    /* All-reduce only: steps between comparisons of the ranks' parameters, 500; 0: never. */
+    int64_t check_every;
+    dsc_progress_function progress; /* called on rank 0 only; may be NULL */
     void *progress_context;
 
-    /* Schedules of K-FAC: value(epoch) = base * alpha^(number of listed epochs that are not later). */
+    /* Schedules of K-FAC: value(epoch) = base * alpha^(number of listed epochs <= epoch). */
     dsc_fisher kfac_fisher;    /* empirical */
     double kfac_damping_alpha; /* 0.5 */
     double kfac_damping_decay[DSC_MAX_DECAYS];
     int kfac_damping_decay_count;
-    double kfac_update_freq_alpha; /* 10: of both frequencies; results are rounded, and 1 at least */
+    double kfac_update_freq_alpha; /* 10; for both frequencies, which are rounded and at least 1 */
     double kfac_update_freq_decay[DSC_MAX_DECAYS];
     int kfac_update_freq_decay_count;
     double kfac_diag_warmup;   /* 0: epoch from which on factors are split into kfac->diag_blocks */
@@ -118,7 +124,7 @@ typedef struct dsc_train_options {
     int64_t distance_every;     /* steps between `consensus` lines of the metrics; 0: at evaluations only */
     dsc_peer_loss on_peer_loss; /* stop */
 
-    /* Steps that count as an epoch where the caller hands in the batches (dsc_trainer_step_on), 1000. */
+    /* Steps that count as an epoch when the caller passes the batches (dsc_trainer_step_on), 1000. */
     int64_t epoch_steps;
     /* More lines for the file `config` in `out`, which holds the options of the run: `key = value`, for a
      * program that reads its own options from it, too. NULL: none. */
@@ -145,21 +151,22 @@ DSC_API void dsc_train_options_init_sized(dsc_train_options *options, size_t siz
 DSC_API dsc_status dsc_train_check(const dsc_train_options *options, const char *prefix) DSC_MUST_CHECK;
 /* Trains from start (or checkpoint) to end. Collective; blocks. DSC_E_INTERRUPTED when dsc_train_request_stop
  * was called: a checkpoint has then been written (if there is an `out`). DSC_E_NUMERIC on a loss that is not
- * finite, or ranks that have drifted apart; DSC_E_INVALID when another process trains into `out`. `result`
- * (may be NULL) is filled in in any case; DSC_E_INVALID when its size was not set.
+ * finite, or when the parameters of the ranks differ; DSC_E_INVALID when another process trains into `out`.
+ * `result` (may be NULL) is filled in after failures, too; DSC_E_INVALID when its size was not set.
  * Options must agree on all ranks: DSC_E_INVALID names the first that does not. Only data_threads, the
  * directory in `data`, the name of `out` and `resume` (both rank 0's) and callbacks may differ.
  * With gossip a rank may fail alone (a loss that is not finite, a peer that is lost): it then returns without
- * the others and without giving back what it shares with them; whoever owns main() ends the job
- * (dsc_comm_abort). */
+ * waiting for the others and without freeing what it shares with them, and the program must end the job with
+ * dsc_comm_abort. */
 DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                                  dsc_train_result *result) DSC_MUST_CHECK;
 /* Asks the running training of this process to end after the current step; all ranks then do. With gossip
- * they agree on it within 64 steps (adpsgd: those behind go on to the furthest one's step; groups of adpsgd,
- * or of osgp with synch_freq > 0: at evaluations, checkpoints and ends of epochs). Async-signal-safe; but no
- * handler may run in a thread that computes on a CPU by oneDNN before 3.11.1, whose products use the stack
- * pointer for other things: block signals before other threads are made, and wait for them in one of your own
- * (sigwait). */
+ * they agree on it within 64 steps. (adpsgd: slower ranks first reach the step of the fastest one. Groups of
+ * adpsgd, or of osgp with synch_freq > 0, agree only at evaluations, checkpoints and ends of epochs.)
+ *
+ * Async-signal-safe. But a signal handler must not run in a thread that computes with oneDNN before 3.11.1,
+ * whose matrix products use the stack pointer for other things: block signals before any other thread is
+ * created, and wait for them in a thread of your own (sigwait). */
 DSC_API void dsc_train_request_stop(void);
 
 /* Looks for a run in `directory`: `file` (`size` bytes) gets the name of one of its files, cut off where it is
@@ -180,7 +187,7 @@ typedef struct dsc_eval_options {
     const char *data;       /* NULL: as the checkpoint says, or synthetic where it does not */
     int64_t batch_size;     /* per rank, 128 */
     int64_t image_size;     /* imagefolder, 0: as the checkpoint says */
-    uint64_t seed;          /* of synthetic images, DSC_SEED_OF_CHECKPOINT: as it says, or 42 */
+    uint64_t seed;          /* of synthetic images; DSC_SEED_OF_CHECKPOINT: as it says, or else 42 */
     int data_threads;       /* 1 */
 } dsc_eval_options;
 
@@ -190,7 +197,7 @@ typedef struct dsc_eval_result {
     int64_t images;
     double loss, top1, top5; /* top1, top5: shares in [0, 1] */
     double seconds;
-    char data[DSC_DATA_SIZE]; /* dsc_eval_run: what it was judged on */
+    char data[DSC_DATA_SIZE]; /* dsc_eval_run: the data that the model was evaluated on */
 } dsc_eval_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -1,4 +1,4 @@
-/* The trainer: trains a model of the caller's on data of the caller's, with everything that `descent train`
+/* The trainer: trains the caller's own model on the caller's own data, with everything that `descent train`
  * has: K-FAC, gossip, recorded steps on GPUs, checkpoints, metrics, evaluation, stop and resume.
  *
  *   dsc_trainer_create(comm, device, model, train, val, &options, &trainer);
@@ -9,9 +9,12 @@
  * progress are those of train.h.
  *
  * The trainer keeps pointers to communicator, device, model and data sets, which stay the caller's and must
- * outlive it; options are copied, strings included. All functions are collective unless they say otherwise:
- * every rank calls them in the same order. When one fails, it fails on all ranks, except for steps of gossip,
- * where a rank may fail alone (see dsc_train_run). */
+ * outlive it; options are copied, strings included. No pointer may be NULL unless its function says so.
+ *
+ * All functions are collective unless they say otherwise: every rank calls them in the same order. When one
+ * fails, it fails on all ranks, except for steps: with gossip a rank may fail alone (see dsc_train_run), and
+ * so does a rank whose own batch is refused, or whose device fails. Whoever owns main() then ends the job
+ * (dsc_comm_abort). */
 #ifndef DSC_TRAINER_H
 #define DSC_TRAINER_H
 
@@ -41,16 +44,16 @@ typedef enum dsc_phase {
 /* "data", "forward", ...; "unknown" for other values. */
 DSC_API const char *dsc_phase_name(dsc_phase phase);
 
-/* Room for phases and kinds of traffic that later versions may add. */
+/* Sizes of arrays, which leave space for phases and kinds of traffic that later versions may add. */
 enum { DSC_PHASE_ROOM = 16, DSC_TRAFFIC_ROOM = 16 };
 
-/* What came out of a step. With gossip, loss and flags are this rank's own; otherwise they are those of all
+/* The results of a step. With gossip, loss and flags are this rank's own; otherwise they are those of all
  * ranks together. The caller sets `size` to sizeof(dsc_step_report). */
 typedef struct dsc_step_report {
     size_t size;
     int64_t step;   /* the number of this step, from 1; 0: no step has finished yet */
     int64_t epoch;  /* the epoch it belongs to, from 0 */
-    double time_s;  /* wall-clock seconds of the run at its end, earlier runs that it resumes included */
+    double time_s;  /* wall-clock seconds of the run at the end of the step, with the runs that it resumes */
     double seconds; /* wall-clock seconds of this step */
     double loss;    /* mean over the batch */
     double lr;
@@ -65,63 +68,68 @@ typedef struct dsc_step_report {
 } dsc_step_report;
 
 /* Plans and allocates everything that a step needs. `val` may be NULL: then nothing is evaluated. `train` may
- * be NULL for a caller that hands in its batches (dsc_trainer_step_on). The model must be sealed; its own
- * precision and label smoothing hold, so model, data, image_size, activations and label_smoothing of the
- * options are not used. options NULL: defaults. With options.resume the trainer starts from that checkpoint;
- * with options.out it makes that directory and keeps other runs out of it. */
+ * be NULL when the caller passes the batches itself (dsc_trainer_step_on). The model must be sealed; it has
+ * its own precision and label smoothing, so the options model, data, image_size, activations and
+ * label_smoothing are not used. options NULL: the defaults. With options.resume that checkpoint is loaded at
+ * once; with options.out the trainer creates that directory and locks it against other runs. */
 DSC_API dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, dsc_model *model,
                                       dsc_dataset *train, dsc_dataset *val, const dsc_train_options *options,
                                       dsc_trainer **out) DSC_MUST_CHECK;
-/* The same for a model and data that the options name; the trainer makes and owns them. */
+/* The same for a model and data that the options name; the trainer creates and owns them. */
 DSC_API dsc_status dsc_trainer_create_named(dsc_comm *comm, dsc_device *device,
                                             const dsc_train_options *options,
                                             dsc_trainer **out) DSC_MUST_CHECK;
 /* Accepts NULL and *trainer == NULL. */
 DSC_API void dsc_trainer_destroy(dsc_trainer **trainer);
 
-/* Trains from where the trainer stands to the end that the options set, with evaluations, checkpoints,
- * metrics and progress on the way. `result` (may be NULL) is filled in in any case. Errors are those of
- * dsc_train_run. */
+/* Trains from the current step to the end that the options set, with evaluations, checkpoints, metrics and
+ * progress reports. `result` (may be NULL) is filled in after failures, too. Errors are those of
+ * dsc_train_run. After DSC_E_INTERRUPTED another call continues the run. */
 DSC_API dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) DSC_MUST_CHECK;
 
 /* One step on the next batch of the training data; after the last batch of an epoch the next epoch begins.
- * `report` (may be NULL; set its size first) tells of the newest step that has finished: on host devices of
- * this one, on GPUs of the one before, because nothing waits for this one. Writes a `step` line to the
+ * `report` (may be NULL; set its size first) describes the newest step that has finished: on host devices
+ * this one, on GPUs the one before, because the call does not wait for the GPU. Writes a `step` line to the
  * metrics, but neither evaluates nor saves. DSC_E_NUMERIC on a loss that is not finite: then nothing was
  * updated. */
 DSC_API dsc_status dsc_trainer_step(dsc_trainer *trainer, dsc_step_report *report) DSC_MUST_CHECK;
-/* One step on a batch of the caller's: x[batch_size, h, w, c] and labels I32[batch_size] on the device (a
- * negative label leaves its row out). The memory may be changed once the step's work is done: after
+/* One step on the caller's batch: x[batch_size, h, w, c], F32 or of the model's type, and labels
+ * I32[batch_size], both on the device (a negative label leaves its row out); batches that do not fit are
+ * refused. The memory may be changed once the step's work is done: after
  * dsc_trainer_finish, or, with the same memory in every step, by work that the caller puts into
- * dsc_trainer_queue. An epoch is options.epoch_steps steps long. Not with options.batches_per_allreduce > 1. */
+ * dsc_trainer_queue. An epoch is options.epoch_steps steps long. Not with
+ * options.batches_per_allreduce > 1. */
 DSC_API dsc_status dsc_trainer_step_on(dsc_trainer *trainer, const dsc_tensor *x, const dsc_tensor *labels,
                                        dsc_step_report *report) DSC_MUST_CHECK;
-/* Waits until all steps are done; `report` (may be NULL) tells of the last. With gossip also completes all
- * messages in flight. */
+/* Waits until all steps are done; `report` (may be NULL) describes the last. With gossip this also completes
+ * all messages in flight. */
 DSC_API dsc_status dsc_trainer_finish(dsc_trainer *trainer, dsc_step_report *report) DSC_MUST_CHECK;
-/* Whether steps measure their phases on a GPU, which takes a little of its time: on by default when there is
- * an output directory. On host devices they always do. Not collective. */
+/* Turns the timing of phases on a GPU on or off. It costs a little GPU time, and is on by default when there
+ * is an output directory. On host devices phases are always timed. Not collective. */
 DSC_API void dsc_trainer_time_phases(dsc_trainer *trainer, int on);
 
 /* Evaluates on `data` (NULL: the validation set), all ranks together, each sample once. With gossip the
  * model is the average over the ranks. */
 DSC_API dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data,
                                         dsc_eval_result *result) DSC_MUST_CHECK;
-/* Writes a checkpoint of this step into `directory` (NULL: options.out), in the files of docs/files.md.
- * Refuses parameters that are not finite. */
+/* Writes a checkpoint of this step into `directory` (NULL: options.out), in the files of docs/files.md. Older
+ * checkpoints of options.out are removed as options.keep says; in other directories nothing is removed. Refuses
+ * parameters that are not finite. */
 DSC_API dsc_status dsc_trainer_save(dsc_trainer *trainer, const char *directory) DSC_MUST_CHECK;
-/* Goes on from a checkpoint: a file, or a directory of which it takes the latest. Only before the first step.
- * The bits of the steps that follow are those of the run that was saved, when ranks, threads and device are
- * the same; another number of ranks is possible. */
+/* Continues from a checkpoint: `path` is a file, or a directory of which the latest is taken. Only before the
+ * first step, and not after options.resume. With the same ranks, threads and device, the steps that follow
+ * give the same bits as in the run that was saved; another number of ranks is possible. On a GPU that tunes
+ * its convolutions only options.resume takes over the algorithms that the checkpoint names: here they are
+ * those that were chosen when this trainer was made. */
 DSC_API dsc_status dsc_trainer_resume(dsc_trainer *trainer, const char *path) DSC_MUST_CHECK;
 
-/* ---- what it holds; not collective, and everything stays the trainer's ---- */
+/* ---- queries; not collective, and everything returned is owned by the trainer ---- */
 /* Steps done; and the epoch that the next step belongs to. */
 DSC_API int64_t dsc_trainer_steps(const dsc_trainer *trainer);
 DSC_API int64_t dsc_trainer_epoch(const dsc_trainer *trainer);
 /* 1 when the epochs or steps of the options are done. */
 DSC_API int dsc_trainer_is_done(const dsc_trainer *trainer);
-/* The queue that its work is put into. */
+/* The queue that steps put their work into. */
 DSC_API dsc_queue *dsc_trainer_queue(const dsc_trainer *trainer);
 /* The preconditioner, for its report; NULL without K-FAC. */
 DSC_API dsc_kfac *dsc_trainer_kfac(const dsc_trainer *trainer);
@@ -139,7 +147,7 @@ DSC_API dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t
                                                   int64_t *count) DSC_MUST_CHECK;
 #define dsc_kfac_layers_of_model(model, out, count)                                                          \
     dsc_kfac_layers_of_model_sized((model), sizeof **(out), (out), (count))
-/* Frees *layers and nulls it; accepts NULL. */
+/* Frees *layers and sets it to NULL; accepts NULL. */
 DSC_API void dsc_kfac_layers_free(dsc_kfac_layer **layers);
 
 #ifdef __cplusplus

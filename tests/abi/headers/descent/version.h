@@ -13,9 +13,10 @@ extern "C" {
 #define DSC_VERSION_PATCH  0
 #define DSC_VERSION_STRING "0.2.0"
 
-/* The version that was linked, as opposed to the one compiled against; lent. */
+/* The version of the library that was linked; DSC_VERSION_STRING is that of the headers. Both this string and
+ * the next one are static. */
 DSC_API const char *dsc_version(void);
-/* Compiler, build type and libraries of the build, one line; lent. */
+/* One line with compiler, build type and libraries of the build. */
 DSC_API const char *dsc_build_info(void);
 
 #ifdef __cplusplus
