@@ -35,7 +35,9 @@ static void check_learns(const way *w) {
             EXPECT(number(line, "step") == 20 * (i + 1) && number(line, "epoch") == (20 * (i + 1) - 1) / 4);
             EXPECT(fabs(number(line, "mass") - ranks) < 1e-9);
             EXPECT(number(line, "distance") <= 0.2 * number(line, "norm"));
-            if (ranks != 2 && w->kind != DSC_CONSENSUS_ADPSGD) { /* two ranks agree in a round */
+            /* Two ranks are equal after one round, and four after two: a synchronisation may make two rounds
+             * without a step in between where messages may be late. */
+            if (ranks != 2 && w->exact) {
                 int as_expected = (ranks > 1) == (number(line, "distance") > 0);
                 if (!as_expected)
                     fprintf(stderr, "%s: distance %g at step %g\n", w->name, number(line, "distance"),
