@@ -71,6 +71,10 @@ DSC_API dsc_status dsc_tensor_download(dsc_queue *queue, const dsc_tensor *t, si
 
 /* ---- the geometry of a convolution ---- */
 
+/* The order of a batch of images in memory: [n, h, w, channels] or [n, channels, h, w]. The library's own is
+ * DSC_NHWC; where a function takes images of a caller's, it says which orders it accepts. */
+typedef enum dsc_image_layout { DSC_NHWC, DSC_NCHW } dsc_image_layout;
+
 /* The geometry of a two-dimensional convolution of images x[n, in_h, in_w, in_c] with weights
  * w[out_c, kernel_h, kernel_w, in_c / groups]; in each direction
  *   out = (in + 2 pad - dilation (kernel - 1) - 1) / stride + 1   (rounded down). */
