@@ -272,6 +272,11 @@ DSC_API const dsc_kfac_entry *dsc_kfac_state_entries(const dsc_kfac *kfac);
  * ranks. Collective; blocks. */
 DSC_API dsc_status dsc_kfac_state_get(dsc_kfac *kfac, dsc_queue *queue, int64_t index,
                                       void *host) DSC_MUST_CHECK;
+/* Copies entry `index` as this rank holds it into its host memory; *held = 0, and nothing is copied, when it
+ * does not hold it. With comm-opt every rank holds all of them, so that one rank can save the state alone;
+ * counters are then those of this rank. Not collective; blocks. */
+DSC_API dsc_status dsc_kfac_state_get_own(dsc_kfac *kfac, dsc_queue *queue, int64_t index, void *host,
+                                          int *held) DSC_MUST_CHECK;
 /* Copies entry `index` from host memory of rank 0 to the ranks that hold it. First all required entries, then
  * all optional ones or none, then dsc_kfac_state_done. Collective; blocks. */
 DSC_API dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index,

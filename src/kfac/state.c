@@ -126,21 +126,27 @@ static dsc_status find(dsc_kfac *k, int64_t index, const dsc_kfac_entry **entry,
 
 /* ---- numbers ---- */
 
+/* Copies a number that every rank knows; `counters` has the values of the others. */
+static void copy_number(const dsc_kfac *k, int number, const int64_t counters[3], void *host) {
+    int64_t value = 0;
+    if (number >= FAILED && number <= REJECTED)
+        value = counters[number - FAILED];
+    else if (number == STEP)
+        value = k->step;
+    else if (number == DECOMPOSED)
+        value = k->decomposed;
+    else if (number == BLOCKS)
+        value = k->active ? k->options.diag_blocks : 1;
+    memcpy(host, number == DAMPING ? (const void *)&k->used_damping : &value, sizeof value);
+}
+
 /* Collective for the counters, which are sums over the ranks. */
 static dsc_status get_number(dsc_kfac *k, dsc_queue *q, int number, void *host) {
-    int64_t totals[3] = {0}, value = 0;
-    if (number >= FAILED && number <= REJECTED) {
+    int64_t totals[3] = {0};
+    if (number >= FAILED && number <= REJECTED)
         DSC_TRY(dsc_kfac_totals(k, q, totals));
-        value = totals[number - FAILED];
-    } else if (number == STEP) {
-        value = k->step;
-    } else if (number == DECOMPOSED) {
-        value = k->decomposed;
-    } else if (number == BLOCKS) {
-        value = k->active ? k->options.diag_blocks : 1;
-    }
     if (k->rank == 0)
-        memcpy(host, number == DAMPING ? (const void *)&k->used_damping : &value, sizeof value);
+        copy_number(k, number, totals, host);
     return DSC_OK;
 }
 
@@ -202,6 +208,25 @@ dsc_status dsc_kfac_state_get(dsc_kfac *kfac, dsc_queue *queue, int64_t index, v
         return DSC_OK;
     const dsc_tensor *from = s->owner == 0 ? s->place : &scratch;
     DSC_TRY(dsc_tensor_download(queue, from, dsc_tensor_bytes(from), host));
+    return dsc_queue_sync(queue);
+}
+
+dsc_status dsc_kfac_state_get_own(dsc_kfac *kfac, dsc_queue *queue, int64_t index, void *host, int *held) {
+    dsc_kfac *k = kfac;
+    const dsc_kfac_entry *entry = NULL;
+    const struct dsc_kfac_source *s = NULL;
+    DSC_TRY(find(k, index, &entry, &s));
+    *held = 1;
+    if (s->number < NUMBERS) {
+        const int64_t counters[3] = {k->counted[0] + k->failed_solves, k->counted[1] + k->retried_solves,
+                                     k->counted[2]};
+        copy_number(k, s->number, counters, host);
+        return DSC_OK;
+    }
+    *held = s->place->data != NULL;
+    if (!*held)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_download(queue, s->place, dsc_tensor_bytes(s->place), host));
     return dsc_queue_sync(queue);
 }
 
