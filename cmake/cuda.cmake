@@ -136,7 +136,7 @@ if(DESCENT_CUDA)
   endif()
 endif()
 
-if(DSC_HAVE_CUDA AND DSC_HAVE_MPI)
+if(DSC_HAVE_CUDA)
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDA_HINTS} PATH_SUFFIXES include)
   find_library(NCCL_LIBRARY nccl HINTS ${CUDA_HINTS} PATH_SUFFIXES lib64 lib)
   mark_as_advanced(NCCL_INCLUDE_DIR NCCL_LIBRARY)

@@ -35,16 +35,7 @@ if(DESCENT_ONEDNN)
   endif()
 endif()
 
-add_library(descent_mpi INTERFACE)
-set(DSC_HAVE_MPI OFF)
-if(DESCENT_MPI)
-  find_package(MPI COMPONENTS C)
-  if(MPI_C_FOUND)
-    set(DSC_HAVE_MPI ON)
-    target_link_libraries(descent_mpi INTERFACE MPI::MPI_C)
-  endif()
-endif()
-
+include(cmake/mpi.cmake)
 include(cmake/cuda.cmake)
 
 add_library(descent_images INTERFACE)

@@ -1,31 +1,45 @@
-# libdescent, shared and static, and how others find it: headers, pkg-config file, CMake package.
+# libdescent, shared and static, the modules of the shared one, and how others find it: headers, pkg-config file, CMake package.
+set(rooms base device comm model data optim consensus kfac train)
 set(objects)
-foreach(room IN ITEMS base device comm model data optim consensus kfac train)
+set(own_objects) # of the shared library, which loads the backends that need libraries of others
+foreach(room IN LISTS rooms)
   list(APPEND objects $<TARGET_OBJECTS:room_${room}>)
+  list(APPEND own_objects
+       "$<FILTER:$<TARGET_OBJECTS:room_${room}>,EXCLUDE,/src/(comm/mpi|comm/nccl|device/cuda)/|/backends\\.c\\.o$>")
 endforeach()
 get_property(kernels GLOBAL PROPERTY descent_kernels)
 get_property(kernel_targets GLOBAL PROPERTY descent_kernel_targets)
 list(APPEND objects ${kernels})
 
+# The two files that decide between linked and loaded backends.
+add_library(descent_loading OBJECT src/device/backends.c src/comm/backends.c)
+target_compile_definitions(descent_loading PRIVATE DSC_LOAD_MODULES)
+target_link_libraries(descent_loading PRIVATE descent_flags)
+
 # Versions with the same soname run each other's programs (tests/abi).
 set(soversion ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
-add_library(descent_shared SHARED ${objects})
+add_library(descent_shared SHARED "${own_objects}" $<TARGET_OBJECTS:descent_loading>)
+target_link_options(descent_shared PRIVATE LINKER:-Bsymbolic-functions) # calls within the library need no table
 set_target_properties(descent_shared PROPERTIES OUTPUT_NAME descent VERSION ${PROJECT_VERSION} SOVERSION ${soversion}
                                                 EXPORT_NAME descent INSTALL_RPATH_USE_LINK_PATH ON)
 add_library(descent_static STATIC ${objects})
 set_target_properties(descent_static PROPERTIES OUTPUT_NAME descent)
 foreach(lib IN ITEMS descent_shared descent_static)
-  if(kernel_targets)
-    add_dependencies(${lib} ${kernel_targets})
-  endif()
   target_include_directories(${lib} INTERFACE
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<BUILD_INTERFACE:${PROJECT_BINARY_DIR}/include>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-  foreach(dependency IN ITEMS descent_flags descent_blas descent_openmp descent_onednn descent_cuda descent_mpi
-                              descent_nccl descent_images descent_json ZLIB::ZLIB)
+  foreach(dependency IN ITEMS descent_flags descent_blas descent_openmp descent_onednn descent_images descent_json ZLIB::ZLIB)
     target_link_libraries(${lib} PRIVATE $<BUILD_INTERFACE:${dependency}>)
   endforeach()
 endforeach()
+if(kernel_targets)
+  add_dependencies(descent_static ${kernel_targets})
+endif()
+foreach(dependency IN ITEMS descent_cuda descent_mpi descent_nccl)
+  target_link_libraries(descent_static PRIVATE $<BUILD_INTERFACE:${dependency}>)
+endforeach()
+
+include(cmake/modules.cmake)
 
 # What a program that links the static library must link, too.
 set(DESCENT_STATIC_LIBRARIES ${LAPACKE_LIBRARY} ${OPENBLAS_LINK_LIBRARIES} ${JANSSON_LINK_LIBRARIES} ${ZLIB_LIBRARIES})

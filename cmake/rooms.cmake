@@ -6,7 +6,7 @@ target_compile_options(descent_flags INTERFACE
   -Wno-unknown-pragmas -fno-math-errno -fno-trapping-math)
 target_include_directories(descent_flags INTERFACE
   ${PROJECT_SOURCE_DIR}/include ${PROJECT_BINARY_DIR}/include ${PROJECT_SOURCE_DIR}/src)
-target_link_libraries(descent_flags INTERFACE Threads::Threads m)
+target_link_libraries(descent_flags INTERFACE Threads::Threads m ${CMAKE_DL_LIBS})
 if(CMAKE_C_COMPILER_ID STREQUAL "GNU")
   target_compile_options(descent_flags INTERFACE -fno-semantic-interposition)
 endif()

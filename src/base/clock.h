@@ -2,6 +2,8 @@
 #ifndef DSC_BASE_CLOCK_H
 #define DSC_BASE_CLOCK_H
 
-double dsc_clock_now(void);
+#include "base/visible.h"
+
+DSC_MODULE_API double dsc_clock_now(void);
 
 #endif

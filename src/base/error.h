@@ -2,14 +2,15 @@
 #ifndef DSC_BASE_ERROR_H
 #define DSC_BASE_ERROR_H
 
+#include "base/visible.h"
 #include "descent/status.h"
 
 /* Records message and place for this thread and returns `status`. */
-dsc_status dsc_error_raise(dsc_status status, const char *file, int line, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
+DSC_MODULE_API dsc_status dsc_error_raise(dsc_status status, const char *file, int line, const char *format,
+                                          ...) __attribute__((format(printf, 4, 5)));
 
 /* Adds a place to the trace of the current error and returns `status`. */
-dsc_status dsc_error_pass(dsc_status status, const char *file, int line);
+DSC_MODULE_API dsc_status dsc_error_pass(dsc_status status, const char *file, int line);
 
 /* Puts "context: " before the current message, where a caller knows which file or option failed. */
 dsc_status dsc_error_prefix(dsc_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -23,7 +24,7 @@ dsc_status dsc_error_callback(dsc_status status, unsigned count_before, const ch
 
 /* Raises an error of another thread in this one: `message` is that thread's dsc_error_message(). Returns
  * `status`. */
-dsc_status dsc_error_adopt(dsc_status status, const char *message);
+DSC_MODULE_API dsc_status dsc_error_adopt(dsc_status status, const char *message);
 
 /* Sets the rank that messages of this process begin with; -1 (the default): none. Called by the
  * communicator. */

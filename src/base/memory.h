@@ -3,6 +3,7 @@
 #ifndef DSC_BASE_MEMORY_H
 #define DSC_BASE_MEMORY_H
 
+#include "base/visible.h"
 #include "descent/status.h"
 
 #include <stddef.h>
@@ -11,16 +12,17 @@
 enum { DSC_ALIGNMENT = 64 };
 
 /* `count` zeroed elements of `size` bytes, aligned to DSC_ALIGNMENT; count 0 gives a valid pointer. */
-dsc_status dsc_memory_alloc(int64_t count, size_t size, void *out) DSC_MUST_CHECK;
+DSC_MODULE_API dsc_status dsc_memory_alloc(int64_t count, size_t size, void *out) DSC_MUST_CHECK;
 /* Frees *p (p is the address of a pointer; *p may be NULL) and sets it to NULL. */
-void dsc_memory_free(void *p);
+DSC_MODULE_API void dsc_memory_free(void *p);
 /* For memory that can never be freed, since MPI may still write to it: keeps a pointer, so that leak
  * checkers do not report it. */
 void dsc_memory_keep(void *p);
 /* A copy of `text`. */
 dsc_status dsc_memory_strdup(const char *text, char **out) DSC_MUST_CHECK;
 /* Grows *array, whose capacity is *capacity, to at least `needed` elements and keeps its contents. */
-dsc_status dsc_memory_grow(void *array, int64_t *capacity, int64_t needed, size_t size) DSC_MUST_CHECK;
+DSC_MODULE_API dsc_status dsc_memory_grow(void *array, int64_t *capacity, int64_t needed,
+                                          size_t size) DSC_MUST_CHECK;
 
 /* For tests: the number of allocations so far; and which of the following ones fails (1: the next, 0:
  * none). */

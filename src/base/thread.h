@@ -2,18 +2,19 @@
 #ifndef DSC_BASE_THREAD_H
 #define DSC_BASE_THREAD_H
 
+#include "base/visible.h"
 #include "descent/status.h"
 
 #include <pthread.h>
 
 /* Starts a thread with all signals blocked: they are for the program's own threads. `what` names the
  * thread in the error message. */
-dsc_status dsc_thread_start(pthread_t *thread, void *(*function)(void *), void *argument,
-                            const char *what) DSC_MUST_CHECK;
+DSC_MODULE_API dsc_status dsc_thread_start(pthread_t *thread, void *(*function)(void *), void *argument,
+                                           const char *what) DSC_MUST_CHECK;
 
 /* Waits for `condition`, which dsc_condition_init has made, until dsc_clock_now() reaches `deadline`.
  * Returns 0 when it has. */
-int dsc_condition_init(pthread_cond_t *condition) DSC_MUST_CHECK; /* returns 0 on failure */
-int dsc_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double deadline);
+DSC_MODULE_API int dsc_condition_init(pthread_cond_t *condition) DSC_MUST_CHECK; /* returns 0 on failure */
+DSC_MODULE_API int dsc_condition_wait(pthread_cond_t *condition, pthread_mutex_t *lock, double deadline);
 
 #endif

@@ -1,22 +1,16 @@
 /* Communicators: choice of the backend, life cycle, properties, agreement on errors. */
-#include "comm/table.h"
+#include "comm/backends.h"
 
-#include "base/config.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/versioned.h"
+#include "descent/log.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#if defined(DSC_HAVE_NCCL) && !defined(DSC_EMULATED)
-#define WITH_NCCL 1
-#else
-#define WITH_NCCL 0
-#endif
 
 typedef dsc_status (*open_function)(dsc_comm *comm, const dsc_comm_options *options);
 
@@ -46,62 +40,54 @@ static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *
     return DSC_OK;
 }
 
-static dsc_status fail_unknown(const char *kind) {
-    return DSC_FAIL(DSC_E_INVALID, "communicator kind '%s': known are auto, self, mpi and nccl", kind);
-}
-
-static dsc_status check_nccl(const char *kind) {
-    if (strcmp(kind, "nccl") == 0 && !WITH_NCCL)
-        return DSC_FAIL(
-            DSC_E_UNSUPPORTED,
-            "communicator kind 'nccl': this build has no NCCL; configure again with MPI, CUDA and "
-            "NCCL installed, or use mpi, which copies tensors of a GPU over the host");
+/* "auto" under a launcher, or in a program that has initialised MPI. Without the means to use MPI, one process
+ * may go on by itself; several would all do the same. */
+static dsc_status choose_for_launch(open_function *open) {
+    const dsc_mpi_functions *mpi = NULL;
+    int launched = dsc_launcher_size();
+    DSC_TRY(dsc_mpi_find_running(&mpi));
+    if (!mpi && launched > 0) {
+        dsc_status status = dsc_mpi_find("auto", &mpi);
+        if (status != DSC_OK && launched > 1)
+            return dsc_error_prefix(status, "a launcher has started %d processes, which need MPI", launched);
+        if (status != DSC_OK)
+            dsc_log(DSC_LOG_DEBUG, "%s", dsc_error_message());
+    }
+    *open = mpi ? mpi->open : dsc_self_open;
     return DSC_OK;
 }
 
-#ifdef DSC_HAVE_MPI
 static dsc_status choose(const char *kind, open_function *open) {
-    DSC_TRY(check_nccl(kind));
-    if (strcmp(kind, "self") == 0)
+    const dsc_mpi_functions *mpi;
+    if (strcmp(kind, "self") == 0) {
         *open = dsc_self_open;
-    else if (strcmp(kind, "mpi") == 0 || strcmp(kind, "nccl") == 0)
-        *open = dsc_mpi_open;
-    else if (strcmp(kind, "auto") == 0)
-        *open = dsc_launcher_size() > 0 || dsc_mpi_is_up() ? dsc_mpi_open : dsc_self_open;
-    else
-        return fail_unknown(kind);
+    } else if (strcmp(kind, "auto") == 0) {
+        DSC_TRY(choose_for_launch(open));
+    } else if (strcmp(kind, "mpi") == 0 || strcmp(kind, "nccl") == 0 || strncmp(kind, "mpi:", 4) == 0) {
+        DSC_TRY(dsc_mpi_find(kind, &mpi));
+        *open = mpi->open;
+    } else {
+        return DSC_FAIL(DSC_E_INVALID,
+                        "communicator kind '%s': known are auto, self, mpi (also mpi:openmpi and mpi:mpich) "
+                        "and nccl",
+                        kind);
+    }
     return DSC_OK;
 }
-#else
-static dsc_status choose(const char *kind, open_function *open) {
-    DSC_TRY(check_nccl(kind));
-    if (strcmp(kind, "mpi") == 0)
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "communicator kind 'mpi': this build has no MPI; install Open MPI or "
-                        "MPICH and configure again with DESCENT_MPI=ON");
-    if (strcmp(kind, "self") != 0 && strcmp(kind, "auto") != 0)
-        return fail_unknown(kind);
-    int launched = strcmp(kind, "auto") == 0 ? dsc_launcher_size() : 0;
-    if (launched > 1)
-        return DSC_FAIL(
-            DSC_E_UNSUPPORTED,
-            "a launcher has started %d processes, but this build has no MPI and they would all do "
-            "the same; install Open MPI or MPICH and configure again with DESCENT_MPI=ON",
-            launched);
-    *open = dsc_self_open;
-    return DSC_OK;
-}
-#endif
 
 /* Under the launcher of another MPI every process sees itself alone, and all would do the same work. */
 static dsc_status check_launch(const dsc_comm *comm) {
     int launched = dsc_launcher_size();
+    const char *library = dsc_launcher_library();
+    char hint[80] = "";
     if (comm->size > 1 || launched <= 1)
         return DSC_OK;
+    if (library)
+        snprintf(hint, sizeof hint, " (the launcher seems to be that of %s: kind mpi:%s)", library, library);
     return DSC_FAIL(DSC_E_COMM,
                     "a launcher has started %d processes, but MPI sees only this one (%s): start the program "
-                    "with the mpiexec of that MPI, or srun with the matching --mpi",
-                    launched, comm->description);
+                    "with the mpiexec of that MPI, or srun with the matching --mpi%s",
+                    launched, comm->description, hint);
 }
 
 /* ---- life cycle ---- */
@@ -146,7 +132,10 @@ void dsc_comm_destroy(dsc_comm **comm) {
 dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) {
     dsc_comm_options o;
     open_function open = NULL;
+    const dsc_nccl_functions *nccl = NULL;
     DSC_TRY(read_options(options, &o));
+    if (strcmp(o.kind, "nccl") == 0)
+        DSC_TRY(dsc_nccl_find(&nccl));
     DSC_TRY(choose(o.kind, &open));
     dsc_comm *comm = NULL;
     dsc_status status;
@@ -154,16 +143,14 @@ dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) {
     DSC_TRY(dsc_memory_alloc(1, sizeof *comm, &comm));
     comm->message_limit = o.message_limit;
     comm->thread_multiple = o.thread_multiple;
-    comm->by_nccl = strcmp(o.kind, "nccl") == 0;
+    comm->nccl = nccl;
     DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *comm->counters, &comm->counters), fail);
     atomic_init(&comm->counters->users, 1);
     DSC_TRY_GOTO(status, open(comm, &o), fail);
     if (open != dsc_self_open)
         DSC_TRY_GOTO(status, check_launch(comm), fail);
-#if WITH_NCCL
-    if (comm->by_nccl)
-        dsc_nccl_describe(comm);
-#endif
+    if (nccl)
+        nccl->describe(comm);
     if (comm->size > 1)
         dsc_error_set_rank(comm->rank);
     *out = comm;
@@ -178,7 +165,7 @@ static void inherit(const dsc_comm *comm, dsc_comm *child) {
     child->message_limit = comm->message_limit;
     child->threads = comm->threads;
     child->queue = comm->queue;
-    child->by_nccl = comm->by_nccl;
+    child->nccl = comm->nccl;
     child->thread_multiple = comm->thread_multiple;
     child->alone_too = comm->alone_too;
     child->timeout = comm->timeout;
@@ -188,18 +175,6 @@ static void inherit(const dsc_comm *comm, dsc_comm *child) {
 static void share_counters(const dsc_comm *comm, dsc_comm *child) {
     child->counters = comm->counters;
     atomic_fetch_add(&child->counters->users, 1);
-}
-
-/* Gives a split communicator NCCL, where its parent has it. */
-static dsc_status inherit_device(dsc_comm *comm, dsc_comm *child) {
-#if WITH_NCCL
-    if (comm->device_table)
-        DSC_TRY(dsc_nccl_inherit(child, comm));
-#else
-    (void)comm;
-    (void)child;
-#endif
-    return DSC_OK;
 }
 
 dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
@@ -219,7 +194,8 @@ dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
     child->watch = comm->watch;
     if (child->watch)
         atomic_fetch_add(&child->watch->users, 1);
-    status = inherit_device(comm, child);
+    if (comm->device_table) /* it has NCCL, and gives it to its part */
+        status = comm->nccl->inherit(child, comm);
     if (status != DSC_OK)
         dsc_comm_destroy(&child);
     DSC_TRY(status);
@@ -253,17 +229,16 @@ void dsc_comm_abort(dsc_comm *comm, int exit_status) {
     (void)comm;     /* the whole job ends, whichever communicator noticed the failure */
     fflush(stdout); /* not all streams: another thread may hold the lock of one while it waits for a disk */
     fflush(stderr);
-#if WITH_NCCL
-    dsc_nccl_abort();
-#endif
-#ifdef DSC_HAVE_MPI
+    const dsc_nccl_functions *nccl = dsc_nccl_in_use();
+    const dsc_mpi_functions *mpi = NULL;
+    if (nccl)
+        nccl->abort();
     /* A launcher may drop the last output of its ranks when the job ends: give it time to pass it on. */
     const struct timespec moment = {.tv_nsec = 300000000};
-    if (dsc_mpi_is_up()) {
+    if (dsc_mpi_find_running(&mpi) == DSC_OK && mpi) {
         nanosleep(&moment, NULL);
-        dsc_mpi_abort(exit_status);
+        mpi->abort(exit_status);
     }
-#endif
     _exit(exit_status);
 }
 
@@ -271,10 +246,8 @@ void dsc_comm_abort(dsc_comm *comm, int exit_status) {
 
 dsc_status dsc_comm_use_queue(dsc_comm *comm, dsc_queue *queue) {
     comm->queue = queue;
-#if WITH_NCCL
-    if (comm->by_nccl && queue && !dsc_device_is_host(dsc_queue_device(queue)))
-        DSC_TRY(dsc_nccl_use(comm));
-#endif
+    if (comm->nccl && queue && !dsc_device_is_host(dsc_queue_device(queue)))
+        DSC_TRY(comm->nccl->use(comm));
     return DSC_OK;
 }
 
@@ -328,7 +301,7 @@ int dsc_comm_threads(const dsc_comm *comm) {
 }
 
 const char *dsc_comm_name(const dsc_comm *comm) {
-    return comm->by_nccl ? "nccl" : comm->table->name;
+    return comm->nccl ? "nccl" : comm->table->name;
 }
 
 const char *dsc_comm_description(const dsc_comm *comm) {

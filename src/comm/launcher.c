@@ -6,7 +6,7 @@
  * kind of MPI; with neither, its processes cannot find each other, but a step of several tasks was surely
  * meant to be one job: it counts as launched, and dsc_comm_create then reports that MPI sees one process
  * only. A batch script (SLURM_NTASKS, no step) is not a launched process. */
-#include "comm/table.h"
+#include "comm/backends.h"
 
 #include <limits.h>
 #include <stdlib.h>
@@ -39,4 +39,14 @@ int dsc_launcher_size(void) {
             return 1;
     }
     return 0;
+}
+
+/* Slurm sets PMI_* for its protocols PMI-1 and PMI-2, which MPICH and its relatives speak, and PMIX_* for the
+ * one of Open MPI. */
+const char *dsc_launcher_library(void) {
+    if (getenv("OMPI_COMM_WORLD_RANK") || getenv("OMPI_COMM_WORLD_SIZE"))
+        return "openmpi";
+    if (getenv("PMI_RANK") || getenv("MV2_COMM_WORLD_RANK") || getenv("PALS_RANKID"))
+        return "mpich";
+    return getenv("PMIX_RANK") ? "openmpi" : NULL;
 }

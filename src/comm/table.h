@@ -10,6 +10,7 @@
 #ifndef DSC_COMM_TABLE_H
 #define DSC_COMM_TABLE_H
 
+#include "base/visible.h"
 #include "descent/comm.h"
 #include "device/table.h"
 
@@ -144,9 +145,9 @@ struct dsc_comm {
     dsc_queue *queue;                   /* its order is that of operations on GPU tensors; NULL: not set */
     const dsc_comm_table *device_table; /* moves memory of the queue's GPU; NULL: copied over the host */
     void *device_state;
-    int by_nccl;         /* 1: created as "nccl" */
-    int thread_multiple; /* as in the options */
-    int alone_too;       /* 1: one rank uses the transport as well; set by tests */
+    const struct dsc_nccl_functions *nccl; /* created as "nccl"; NULL: not (backends.h) */
+    int thread_multiple;                   /* as in the options */
+    int alone_too;                         /* 1: one rank uses the transport as well; set by tests */
     dsc_request *requests, *free_requests;
     dsc_staging *free_staging;
     double timeout;   /* seconds; 0: none */
@@ -191,7 +192,7 @@ typedef struct dsc_patience {
  * for lost. */
 double dsc_comm_waited(dsc_patience *p);
 /* Sleeps a little between two polls, the longer the longer the wait has lasted (in seconds). */
-void dsc_comm_rest(double waited);
+DSC_MODULE_API void dsc_comm_rest(double waited);
 /* Drops one user of the watch and sets *watch to NULL; *watch may be NULL. */
 void dsc_watch_release(const dsc_comm_table *table, dsc_watch **watch);
 
@@ -202,7 +203,7 @@ dsc_status dsc_own_take(dsc_comm *comm, const void *data, size_t bytes, void **o
 /* Waits, and copies the result to `data` when the operation is complete. */
 dsc_status dsc_own_wait(dsc_request *request, void *data, size_t bytes, void *own) DSC_MUST_CHECK;
 /* Begins an operation on host memory and waits for it. `send` must lie within the memory of `recv`. */
-dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) DSC_MUST_CHECK;
+DSC_MODULE_API dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) DSC_MUST_CHECK;
 /* DSC_E_INVALID unless the communicator has a queue of this GPU; `what` names the operation. */
 dsc_status dsc_comm_check_queue(const dsc_comm *comm, const char *what,
                                 const dsc_device *device) DSC_MUST_CHECK;
@@ -233,24 +234,9 @@ void dsc_staging_drop(dsc_comm *comm);
 int dsc_launcher_size(void);
 
 /* The number of CPUs that this process is bound to, and a hash of the set. */
-void dsc_affinity(int *cpus, uint64_t *hash);
+DSC_MODULE_API void dsc_affinity(int *cpus, uint64_t *hash);
 
 /* Fill in table, state, rank, size, local_rank, local_size, threads and description. */
 dsc_status dsc_self_open(dsc_comm *comm, const dsc_comm_options *options) DSC_MUST_CHECK;
-/* Exists only where DSC_HAVE_MPI is defined. Collective. */
-dsc_status dsc_mpi_open(dsc_comm *comm, const dsc_comm_options *options) DSC_MUST_CHECK;
-/* 1 while MPI is initialised, by this library or by the program. */
-int dsc_mpi_is_up(void);
-/* Ends all processes of the job. */
-void dsc_mpi_abort(int exit_status);
-
-/* These exist only where DSC_HAVE_NCCL is defined. Adds NCCL's version to the description. */
-void dsc_nccl_describe(dsc_comm *comm);
-/* Makes the communicator use NCCL for the GPU of its queue, unless it does already. Collective. */
-dsc_status dsc_nccl_use(dsc_comm *comm) DSC_MUST_CHECK;
-/* The same for a communicator just split from `parent`, which has it. Collective. */
-dsc_status dsc_nccl_inherit(dsc_comm *comm, dsc_comm *parent) DSC_MUST_CHECK;
-/* Aborts the operations of all communicators of this process, without waiting. */
-void dsc_nccl_abort(void);
 
 #endif

@@ -1,7 +1,6 @@
 /* Devices, their memory, queues and events, above the backends. */
-#include "device/table.h"
+#include "device/backends.h"
 
-#include "base/config.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/versioned.h"
@@ -9,36 +8,26 @@
 
 #include <string.h>
 
-#if defined(DSC_HAVE_CUDA) || defined(DSC_EMULATED)
-#define WITH_CUDA 1
-#else
-#define WITH_CUDA 0
-#endif
-#if WITH_CUDA && !defined(DSC_EMULATED)
-#define GPU_IS_FASTEST 1
-#else
-#define GPU_IS_FASTEST 0
-#endif
-
 typedef struct device_kind {
     const char *name;
     dsc_status (*open)(dsc_device *device, const dsc_device_options *options);
 } device_kind;
 
+static dsc_status open_cuda(dsc_device *device, const dsc_device_options *options) {
+    const dsc_cuda_functions *cuda;
+    dsc_status status = dsc_cuda_find(&cuda);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "device '%s'", options->name);
+    return cuda->open(device, options);
+}
+
 /* Names with a colon are devices with parts of them switched off, for tests and comparisons; they are not
  * among the names. */
 static const device_kind kinds[] = {
-    {"ref", dsc_ref_open},      {"cpu", dsc_cpu_open},        {"cpu:plain", dsc_cpu_open},
-    {"cpu:avx2", dsc_cpu_open}, {"cpu:base", dsc_cpu_open},
-#if WITH_CUDA
-    {"cuda", dsc_cuda_open},    {"cuda:fp32", dsc_cuda_open},
-#endif
+    {"ref", dsc_ref_open},      {"cpu", dsc_cpu_open},      {"cpu:plain", dsc_cpu_open},
+    {"cpu:avx2", dsc_cpu_open}, {"cpu:base", dsc_cpu_open}, {"cuda", open_cuda},
+    {"cuda:fp32", open_cuda},
 };
-static const char *const names[] = {"ref", "cpu",
-#if WITH_CUDA
-                                    "cuda",
-#endif
-                                    NULL};
 static const char choices[] = "choose auto, ref or cpu, or cuda on a GPU";
 
 void dsc_device_options_init_sized(dsc_device_options *options, size_t size) {
@@ -46,16 +35,15 @@ void dsc_device_options_init_sized(dsc_device_options *options, size_t size) {
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
-const char *const *dsc_device_names(void) {
-    return names;
-}
-
 int dsc_device_count(const char *name) {
-#if WITH_CUDA
-    if (strncmp(name, "cuda", 4) == 0)
-        return dsc_cuda_count();
-#endif
-    return strcmp(name, "cuda") != 0;
+    const dsc_cuda_functions *cuda;
+    if (strncmp(name, "cuda", 4) != 0)
+        return 1;
+    if (dsc_cuda_find(&cuda) != DSC_OK) {
+        dsc_log(DSC_LOG_DEBUG, "%s", dsc_error_message());
+        return 0;
+    }
+    return cuda->count();
 }
 
 static dsc_status find_kind(const char *name, const device_kind **out) {
@@ -65,11 +53,6 @@ static dsc_status find_kind(const char *name, const device_kind **out) {
             return DSC_OK;
         }
     }
-    if (strcmp(name, "cuda") == 0 || strcmp(name, "cuda:fp32") == 0)
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "device '%s': this build has no CUDA; configure it with "
-                        "-DDESCENT_CUDA=ON, or use device cpu",
-                        name);
     return DSC_FAIL(DSC_E_INVALID, "device '%s' is unknown; %s", name, choices);
 }
 
@@ -103,7 +86,7 @@ static dsc_status open_kind(const device_kind *kind, const dsc_device_options *o
 /* The GPU where there is one that can be used, else the CPU. */
 static dsc_status open_fastest(dsc_device_options *options, dsc_device **out) {
     const device_kind *kind;
-    if (GPU_IS_FASTEST) {
+    if (dsc_cuda_is_fastest()) {
         options->name = "cuda";
         DSC_TRY(find_kind(options->name, &kind));
         dsc_status status = open_kind(kind, options, out);

@@ -9,6 +9,7 @@
 #ifndef DSC_DEVICE_OPS_H
 #define DSC_DEVICE_OPS_H
 
+#include "base/visible.h"
 #include "descent/ops.h"
 
 #ifdef __cplusplus
@@ -94,7 +95,7 @@ dsc_status dsc_op_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor
 dsc_status dsc_op_chol_inverse(dsc_queue *q, dsc_tensor *a) DSC_MUST_CHECK;
 /* dsc_op_syev as a last resort: on the host, in double, by another algorithm (QR iteration), in memory of its
  * own. Blocks. */
-dsc_status dsc_op_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) DSC_MUST_CHECK;
+DSC_MODULE_API dsc_status dsc_op_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) DSC_MUST_CHECK;
 /* A += value[0] I for A[n,n]; value: F64 scalar. */
 dsc_status dsc_op_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a) DSC_MUST_CHECK;
 
@@ -120,9 +121,10 @@ typedef struct dsc_solve_item {
     dsc_tensor a, v;
     int failed;
 } dsc_solve_item;
-size_t dsc_op_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n, int64_t count);
-dsc_status dsc_op_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count,
-                             dsc_tensor *work) DSC_MUST_CHECK;
+DSC_MODULE_API size_t dsc_op_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n,
+                                                  int64_t count);
+DSC_MODULE_API dsc_status dsc_op_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count,
+                                            dsc_tensor *work) DSC_MUST_CHECK;
 dsc_status dsc_op_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) DSC_MUST_CHECK;
 /* Each x[i,j] /= rows[i] columns[j] + damping[0], x[m,n], rows[m], columns[n]; damping: F64 scalar. */
 typedef struct dsc_divide_item {
@@ -186,7 +188,7 @@ typedef struct dsc_conv_desc {
 
 /* Output height and width; DSC_E_INVALID, with the reason, when no such convolution exists. Unlike
  * dsc_conv2d_output this checks the type and the element counts as well, and does not read shape.size. */
-dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) DSC_MUST_CHECK;
+DSC_MODULE_API dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) DSC_MUST_CHECK;
 
 /* A planned convolution: it holds the descriptors and the algorithms chosen, so that a step plans nothing. */
 typedef struct dsc_conv dsc_conv;

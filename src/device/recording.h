@@ -7,6 +7,7 @@
 #ifndef DSC_DEVICE_RECORDING_H
 #define DSC_DEVICE_RECORDING_H
 
+#include "base/visible.h"
 #include "descent/device.h"
 
 typedef struct dsc_recording dsc_recording;
@@ -14,7 +15,7 @@ typedef struct dsc_recording dsc_recording;
 /* 1 when the device can record. */
 int dsc_device_records(const dsc_device *device);
 /* 1 between dsc_recording_begin and dsc_recording_end. */
-int dsc_queue_is_recording(const dsc_queue *queue);
+DSC_MODULE_API int dsc_queue_is_recording(const dsc_queue *queue);
 
 dsc_status dsc_recording_begin(dsc_queue *queue) DSC_MUST_CHECK;
 /* After a failure there is no recording, and the queue can be used as before. */

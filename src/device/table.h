@@ -9,6 +9,7 @@
 #ifndef DSC_DEVICE_TABLE_H
 #define DSC_DEVICE_TABLE_H
 
+#include "base/visible.h"
 #include "device/ops.h"
 
 #include <stdatomic.h>
@@ -91,8 +92,8 @@ struct dsc_conv {
 const dsc_device_table *dsc_device_table_for(const dsc_device *device, dsc_dtype dtype);
 
 /* Called by a backend's alloc and free: keep the device's byte counters. */
-void dsc_device_count_alloc(dsc_device *device, size_t bytes);
-void dsc_device_count_free(dsc_device *device, size_t bytes);
+DSC_MODULE_API void dsc_device_count_alloc(dsc_device *device, size_t bytes);
+DSC_MODULE_API void dsc_device_count_free(dsc_device *device, size_t bytes);
 
 /* The reference table, complete. */
 extern const dsc_device_table dsc_ref_table;
@@ -100,9 +101,5 @@ extern const dsc_device_table dsc_ref_table;
 /* Fills in table, name, description, threads, state of a device of this kind. */
 dsc_status dsc_ref_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
 dsc_status dsc_cpu_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
-/* These exist only where DSC_HAVE_CUDA is defined. DSC_E_UNSUPPORTED without a GPU or with too old a driver.
- * */
-dsc_status dsc_cuda_open(dsc_device *device, const dsc_device_options *options) DSC_MUST_CHECK;
-int dsc_cuda_count(void);
 
 #endif

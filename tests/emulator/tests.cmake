@@ -20,8 +20,8 @@ file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/*.c
 list(FILTER kernels EXCLUDE REGEX "/cuda/solve")
 list(FILTER sources EXCLUDE REGEX "/cuda/(products|solve|conv|dnn)")
 # The rest does not know of the emulation: its objects are the room's.
-list(FILTER sources INCLUDE REGEX "/(cuda/[^/]*|device)\\.c$")
-set(emulated_rest $<FILTER:$<TARGET_OBJECTS:room_device>,EXCLUDE,/device/cuda/|/src/device/device\\.c\\.o$>)
+list(FILTER sources INCLUDE REGEX "/(cuda/[^/]*|device/backends)\\.c$")
+set(emulated_rest $<FILTER:$<TARGET_OBJECTS:room_device>,EXCLUDE,/device/cuda/|/src/device/backends\\.c\\.o$>)
 
 add_library(emulated_kernels OBJECT ${kernels})
 set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX)

@@ -3,10 +3,12 @@
  * the program's. Failures come back as DSC_E_COMM with MPI's own text. */
 #include "comm/mpi/mpi.h"
 
+#include "comm/backends.h"
 #include "comm/mpi/half_ops.h"
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/version.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -184,7 +186,7 @@ int dsc_mpi_is_up(void) {
     return initialised && !finalised;
 }
 
-void dsc_mpi_abort(int exit_status) {
+static void mpi_abort(int exit_status) {
     MPI_Abort(MPI_COMM_WORLD, exit_status);
 }
 
@@ -384,7 +386,7 @@ static dsc_status open_world(dsc_comm *comm, dsc_mpi_state *mpi, int provided) {
     return DSC_OK;
 }
 
-dsc_status dsc_mpi_open(dsc_comm *comm, const dsc_comm_options *options) {
+static dsc_status mpi_open(dsc_comm *comm, const dsc_comm_options *options) {
     dsc_mpi_state *mpi;
     int provided;
     DSC_TRY(dsc_memory_alloc(1, sizeof *mpi, &mpi));
@@ -400,4 +402,20 @@ dsc_status dsc_mpi_open(dsc_comm *comm, const dsc_comm_options *options) {
 fail:
     dsc_memory_free(&mpi);
     return status;
+}
+
+/* Intel MPI, MVAPICH and Cray MPICH have the binary interface of MPICH. */
+#if defined(OPEN_MPI)
+#define LIBRARY "openmpi"
+#elif defined(MPICH_VERSION) || defined(MPICH_NUMVERSION) || defined(I_MPI_VERSION)
+#define LIBRARY "mpich"
+#else
+#define LIBRARY "mpi"
+#endif
+
+const dsc_module *dsc_mpi_module(void) {
+    static const dsc_mpi_functions functions = {
+        .library = LIBRARY, .open = mpi_open, .is_up = dsc_mpi_is_up, .abort = mpi_abort};
+    static const dsc_module module = {.version = DSC_VERSION_STRING, .name = LIBRARY, .table = &functions};
+    return &module;
 }

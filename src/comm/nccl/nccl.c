@@ -9,10 +9,11 @@
  *
  * NCCL's messages have no tags, and a send may complete only when its receive runs. Messages begun one
  * after the other are therefore held back, and leave as one group with the next collective, wait or test. */
-#include "comm/table.h"
+#include "comm/backends.h"
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/version.h"
 #include "device/cuda/state.h"
 #include "device/recording.h"
 
@@ -52,7 +53,7 @@ struct nccl_state {
     nccl_state *next_alive;
 };
 
-/* All communicators, for dsc_nccl_abort. */
+/* All communicators, for nccl_abort. */
 static struct {
     pthread_mutex_t lock;
     nccl_state *first;
@@ -358,7 +359,7 @@ static void *abort_all(void *unused) {
 
 /* Runs in a thread: NCCL waits for recordings that still hold a communicator, but the process is to end
  * now. */
-void dsc_nccl_abort(void) {
+static void nccl_abort(void) {
     pthread_t thread;
     if (alive.first && pthread_create(&thread, NULL, abort_all, NULL) == 0)
         pthread_detach(thread);
@@ -561,7 +562,7 @@ static int is_gpu(const dsc_device *device) {
     return strncmp(dsc_device_name(device), "cuda", 4) == 0;
 }
 
-dsc_status dsc_nccl_use(dsc_comm *comm) {
+static dsc_status nccl_use(dsc_comm *comm) {
     dsc_device *device = dsc_queue_device(comm->queue);
     if (!is_gpu(device))
         return DSC_FAIL(DSC_E_UNSUPPORTED,
@@ -580,7 +581,7 @@ dsc_status dsc_nccl_use(dsc_comm *comm) {
 }
 
 /* With thread_multiple every communicator has a lane of its own, so that threads do not share one. */
-dsc_status dsc_nccl_inherit(dsc_comm *comm, dsc_comm *parent) {
+static dsc_status nccl_inherit(dsc_comm *comm, dsc_comm *parent) {
     lane *l = ((nccl_state *)parent->device_state)->lane;
     if (comm->size == 1 && !comm->alone_too)
         return DSC_OK;
@@ -588,7 +589,7 @@ dsc_status dsc_nccl_inherit(dsc_comm *comm, dsc_comm *parent) {
 }
 
 /* "mpi: 4 ranks, ..." becomes "nccl: 4 ranks, ..., NCCL 2.28.9". */
-void dsc_nccl_describe(dsc_comm *comm) {
+static void nccl_describe(dsc_comm *comm) {
     char rest[sizeof comm->description];
     int version = 0;
     const char *behind = strchr(comm->description, ' ');
@@ -597,4 +598,11 @@ void dsc_nccl_describe(dsc_comm *comm) {
         version = 0;
     snprintf(comm->description, sizeof comm->description, "nccl:%.120s, NCCL %d.%d.%d", rest, version / 10000,
              version / 100 % 100, version % 100);
+}
+
+const dsc_module *dsc_nccl_module(void) {
+    static const dsc_nccl_functions functions = {
+        .describe = nccl_describe, .use = nccl_use, .inherit = nccl_inherit, .abort = nccl_abort};
+    static const dsc_module module = {.version = DSC_VERSION_STRING, .name = "nccl", .table = &functions};
+    return &module;
 }

@@ -4,11 +4,13 @@
  * A queue is a stream; a recording is a graph captured from it. An event is two of CUDA's: `outer` is what
  * the host waits for and measures, and is recorded anew by every replay; `inner` orders queues within one
  * recording. A queue that waits for an event of a recording becomes part of that recording until its end. */
+#include "device/backends.h"
 #include "device/cuda/entries.h"
 #include "device/cuda/state.h"
 
 #include "base/hash.h"
 #include "base/memory.h"
+#include "descent/version.h"
 
 #include <omp.h>
 #include <pthread.h>
@@ -66,12 +68,6 @@ const dsc_cuda_launch *dsc_cuda_at(const dsc_queue *q) {
 dsc_status dsc_cuda_use(const dsc_device *device) {
     DSC_CUDA_TRY(cudaSetDevice(dsc_cuda_of(device)->ordinal));
     return DSC_OK;
-}
-
-dsc_status dsc_cuda_fail(cudaError_t error, const char *what, const char *file, int line) {
-    (void)cudaGetLastError(); /* reported here: the next launch must not find it again */
-    return dsc_error_raise(error == cudaErrorMemoryAllocation ? DSC_E_MEMORY : DSC_E_DEVICE, file, line,
-                           "cuda: %s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
 }
 
 #ifndef DSC_EMULATED
@@ -604,7 +600,7 @@ static dsc_status look_at(int ordinal, dsc_cuda *own, struct cudaDeviceProp *fac
     return DSC_OK;
 }
 
-dsc_status dsc_cuda_open(dsc_device *device, const dsc_device_options *options) {
+static dsc_status cuda_open(dsc_device *device, const dsc_device_options *options) {
     struct cudaDeviceProp facts;
     int count, strict = strcmp(options->name, "cuda:fp32") == 0;
     gpu *g;
@@ -628,7 +624,13 @@ dsc_status dsc_cuda_open(dsc_device *device, const dsc_device_options *options) 
     return DSC_OK;
 }
 
-int dsc_cuda_count(void) {
+static int cuda_count(void) {
     int count = 0;
     return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
+}
+
+const dsc_module *dsc_cuda_module(void) {
+    static const dsc_cuda_functions functions = {.open = cuda_open, .count = cuda_count};
+    static const dsc_module module = {.version = DSC_VERSION_STRING, .name = "cuda", .table = &functions};
+    return &module;
 }
