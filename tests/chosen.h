@@ -1,6 +1,7 @@
 /* The device that test programs run on: the one that each names, or that of the environment variable
- * DESCENT_TEST_DEVICE, say cuda; with DESCENT_TEST_TUNE=1 it times what it can choose from. A program whose
- * device the machine lacks ends as skipped (exit code 77).
+ * DESCENT_TEST_DEVICE, say cuda; with DESCENT_TEST_TUNE=1 it times what it can choose from, and
+ * DESCENT_TEST_GPU is the number of the GPU. A program whose device the machine lacks ends as skipped (exit
+ * code 77).
  * What is about the CPU is left out then, by skip_on_chosen(). */
 #ifndef DSC_TESTS_CHOSEN_H
 #define DSC_TESTS_CHOSEN_H
@@ -35,6 +36,8 @@ static inline dsc_device *chosen_open(const char *name, int threads) {
     options.name = name;
     options.threads = threads;
     options.tune = getenv("DESCENT_TEST_TUNE") != NULL;
+    if (getenv("DESCENT_TEST_GPU"))
+        options.ordinal = atoi(getenv("DESCENT_TEST_GPU"));
     dsc_status status = dsc_device_create(&options, &device);
     if (status == DSC_E_UNSUPPORTED) {
         fprintf(stderr, "skipped: %s\n", dsc_error_message());

@@ -2,7 +2,9 @@
  *
  * A device is where memory lives and where work runs; a queue is an ordered sequence of work on it; an event
  * marks a point in a queue. `ref` and `cpu` run every operation before the call returns; a GPU runs them
- * later, in queue order. */
+ * later, in queue order.
+ *
+ * Every public function of the library leaves the calling thread's current GPU (cudaSetDevice) as it was. */
 #ifndef DSC_DEVICE_H
 #define DSC_DEVICE_H
 
@@ -60,6 +62,12 @@ DSC_API dsc_status dsc_tensor_alloc(dsc_device *device, dsc_dtype dtype, int ndi
                                     dsc_tensor *out) DSC_MUST_CHECK;
 /* Frees the memory of a tensor made by dsc_tensor_alloc (t->data may be NULL) and sets t->data to NULL. */
 DSC_API void dsc_tensor_free(dsc_tensor *t);
+
+/* DSC_E_INVALID, with the reason, unless t's memory is memory of t's device. On a GPU its first and last byte
+ * are looked up: memory of the host, of another GPU, and addresses that were freed or never allocated are
+ * refused; managed memory is accepted. On a host device only NULL with elements is refused. Meant for memory
+ * of a caller's, when it is handed over; takes some microseconds. Not collective. */
+DSC_API dsc_status dsc_tensor_check(const dsc_tensor *t) DSC_MUST_CHECK;
 
 /* Copy between host memory and a tensor; `bytes` must be dsc_tensor_bytes(t). Asynchronous on a GPU: the host
  * memory may not be touched before dsc_queue_sync. An upload of at most 64 KiB is the exception: the library
@@ -154,6 +162,25 @@ DSC_API void dsc_host_free(dsc_device *device, void **data);
 /* ---- queues and events ---- */
 
 DSC_API dsc_status dsc_queue_create(dsc_device *device, dsc_queue **out) DSC_MUST_CHECK;
+/* Makes a queue of a stream that the caller owns: a cudaStream_t for "cuda" (NULL: the default stream;
+ * cudaStreamPerThread then means that of each thread that uses the queue); ignored on host devices. Work of the
+ * library and of the caller runs in the order of that stream. The queue has scratch memory and handles of its
+ * own and never destroys the stream, which must exist as long as the queue is used. dsc_queue_destroy does
+ * not touch it: the stream may be gone then, but all of the queue's work must have been put in before.
+ *
+ * The library does not record in such a queue. While the caller captures the stream into a CUDA graph,
+ * operations become part of the graph, and those that wait or copy from or to the host fail with
+ * DSC_E_INVALID. */
+DSC_API dsc_status dsc_queue_wrap(dsc_device *device, void *stream, dsc_queue **out) DSC_MUST_CHECK;
+/* Continues a queue made by dsc_queue_wrap in another stream of the same device: work that is put into the
+ * queue from now on goes there, and runs after all work put into the queue so far. Both streams must exist
+ * during the call. Does nothing when the stream is the same, or on host devices. Asynchronous. A stream that is
+ * being captured into a CUDA graph can be entered only when no earlier work of the queue is under way, and left
+ * only when the capture has ended. */
+DSC_API dsc_status dsc_queue_rewrap(dsc_queue *queue, void *stream) DSC_MUST_CHECK;
+/* The native stream of a queue, for work of the caller's own in its order: a cudaStream_t, or NULL on host
+ * devices. It stays the queue's, or the caller's who wrapped it. */
+DSC_API void *dsc_queue_stream(const dsc_queue *queue);
 /* Accepts NULL and *queue == NULL. */
 DSC_API void dsc_queue_destroy(dsc_queue **queue);
 DSC_API dsc_device *dsc_queue_device(const dsc_queue *queue);

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "comm/table.h"
 #include "device/ops.h"
+#include "device/scope.h"
 
 #include <stdio.h>
 #include <time.h>
@@ -399,6 +400,8 @@ static int is_lost(dsc_adpsgd *a) {
 
 void *dsc_adpsgd_thread(void *argument) {
     dsc_adpsgd *a = argument;
+    dsc_device_scope scope;
+    keep_failure(a, dsc_device_enter(dsc_queue_device(a->queue), &scope));
     if (a->active) {
         while (wait_for_step(a))
             keep_failure(a, take_turn(a));
@@ -410,5 +413,6 @@ void *dsc_adpsgd_thread(void *argument) {
         if (!is_lost(a))
             keep_failure(a, see_off(a));
     }
+    dsc_device_leave(&scope);
     return NULL;
 }

@@ -226,21 +226,81 @@ void dsc_host_free(dsc_device *device, void **data) {
     *data = NULL;
 }
 
+dsc_status dsc_tensor_check(const dsc_tensor *t) {
+    if (!t || !t->device)
+        return DSC_FAIL(DSC_E_INVALID, "tensor: no %s", t ? "device" : "tensor");
+    size_t bytes = dsc_tensor_bytes(t);
+    if (bytes == 0)
+        return DSC_OK;
+    if (!t->data)
+        return DSC_FAIL(DSC_E_INVALID, "tensor: no memory for its %lld elements",
+                        (long long)dsc_tensor_count(t));
+    const dsc_device_table *table = t->device->table;
+    if (!table->check_memory)
+        return DSC_OK;
+    dsc_status status = table->check_memory(t->device, t->data);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "tensor: its first byte");
+    status = table->check_memory(t->device, (const char *)t->data + bytes - 1);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "tensor: the last of its %zu bytes", bytes);
+    return DSC_OK;
+}
+
+dsc_status dsc_device_enter(const dsc_device *device, dsc_device_scope *scope) {
+    scope->device = NULL;
+    if (!device->table->enter)
+        return DSC_OK;
+    DSC_TRY(device->table->enter(device, scope->state));
+    scope->device = device;
+    return DSC_OK;
+}
+
+void dsc_device_leave(dsc_device_scope *scope) {
+    if (scope->device)
+        scope->device->table->leave(scope->state);
+    scope->device = NULL;
+}
+
 /* ---- queues ---- */
 
-dsc_status dsc_queue_create(dsc_device *device, dsc_queue **out) {
+static dsc_status open_queue(dsc_device *device, int wrap, void *stream, dsc_queue **out) {
     dsc_queue *q;
     if (!device)
         return DSC_FAIL(DSC_E_INVALID, "queue: no device");
     DSC_TRY(dsc_memory_alloc(1, sizeof *q, &q));
     q->device = device;
-    dsc_status status = device->table->queue_open ? device->table->queue_open(q) : DSC_OK;
+    dsc_status status = DSC_OK;
+    if (wrap && device->table->queue_wrap)
+        status = device->table->queue_wrap(q, stream);
+    else if (device->table->queue_open)
+        status = device->table->queue_open(q);
     if (status != DSC_OK) {
         dsc_memory_free(&q);
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
     *out = q;
     return DSC_OK;
+}
+
+dsc_status dsc_queue_create(dsc_device *device, dsc_queue **out) {
+    return open_queue(device, 0, NULL, out);
+}
+
+dsc_status dsc_queue_wrap(dsc_device *device, void *stream, dsc_queue **out) {
+    return open_queue(device, 1, stream, out);
+}
+
+dsc_status dsc_queue_rewrap(dsc_queue *queue, void *stream) {
+    if (!queue)
+        return DSC_FAIL(DSC_E_INVALID, "queue: none to continue in another stream");
+    if (queue->device->table->queue_rewrap)
+        DSC_TRY(queue->device->table->queue_rewrap(queue, stream));
+    return DSC_OK;
+}
+
+void *dsc_queue_stream(const dsc_queue *queue) {
+    return queue->device->table->queue_stream ? queue->device->table->queue_stream(queue) : NULL;
 }
 
 void dsc_queue_destroy(dsc_queue **queue) {

@@ -11,6 +11,7 @@
 
 #include "base/visible.h"
 #include "device/ops.h"
+#include "device/scope.h"
 
 #include <stdatomic.h>
 
@@ -22,11 +23,20 @@ typedef struct dsc_device_table {
     void (*free)(dsc_device *device, void *data);
     dsc_status (*upload)(dsc_queue *q, const void *host, size_t bytes, void *data);
     dsc_status (*download)(dsc_queue *q, const void *data, size_t bytes, void *host);
+    /* Whether an address is in memory of the device; NULL: not known. */
+    dsc_status (*check_memory)(const dsc_device *device, const void *data);
+    /* Makes the device the thread's current one, and back (device/scope.h); NULL where there is no such thing
+     */
+    dsc_status (*enter)(const dsc_device *device, void *state);
+    void (*leave)(void *state);
     /* host memory from and to which copies are fast; NULL: any host memory is */
     dsc_status (*host_alloc)(dsc_device *device, size_t bytes, void **out);
     void (*host_free)(dsc_device *device, void *data);
     /* queues and events; NULL on devices whose operations run during the call */
     dsc_status (*queue_open)(dsc_queue *q);
+    dsc_status (*queue_wrap)(dsc_queue *q, void *stream); /* queue_open in a stream of the caller's */
+    dsc_status (*queue_rewrap)(dsc_queue *q, void *stream);
+    void *(*queue_stream)(const dsc_queue *q);
     void (*queue_close)(dsc_queue *q);
     dsc_status (*queue_sync)(dsc_queue *q);
     dsc_status (*queue_wait)(dsc_queue *q, dsc_event *event);

@@ -6,6 +6,7 @@
 #include "base/versioned.h"
 #include "comm/table.h"
 #include "descent/log.h"
+#include "device/scope.h"
 #include "train/checkpoint_directory.h"
 #include "train/model_file.h"
 #include "train/share.h"
@@ -131,6 +132,7 @@ dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data, dsc_eva
         data = trainer->val_set;
     if (!data && !trainer->val_exec)
         return DSC_FAIL(DSC_E_INVALID, "nothing to evaluate on: this trainer has no validation set");
+    DSC_ON_DEVICE(trainer->device);
     DSC_TRY(dsc_trainer_finish(trainer, NULL));
     DSC_TRY(dsc_trainer_note_loss(trainer, evaluate_swapped(trainer, data, &own)));
     dsc_versioned_write(&own, result);

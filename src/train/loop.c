@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/versioned.h"
 #include "descent/log.h"
+#include "device/scope.h"
 #include "train/survive.h"
 #include "train/sync.h"
 #include "train/trainer_internal.h"
@@ -192,6 +193,7 @@ dsc_status dsc_trainer_step(dsc_trainer *trainer, dsc_step_report *report) {
     if (!trainer->train_set)
         return DSC_FAIL(DSC_E_INVALID,
                         "this trainer was made without training data: hand in batches (dsc_trainer_step_on)");
+    DSC_ON_DEVICE(trainer->device);
     DSC_TRY(dsc_trainer_begin(trainer));
     DSC_TRY(note_failure(trainer, step(trainer, NULL)));
     give_report(trainer, report);
@@ -233,6 +235,7 @@ dsc_status dsc_trainer_step_on(dsc_trainer *trainer, const dsc_tensor *x, const 
                         "a step on one batch with batches-per-allreduce %lld: only 1 is possible",
                         (long long)trainer->options.batches_per_allreduce);
     DSC_TRY(check_batch(trainer, x, labels));
+    DSC_ON_DEVICE(trainer->device);
     DSC_TRY(dsc_trainer_begin(trainer));
     const dsc_batch batch = {.x = *x, .labels = *labels};
     DSC_TRY(note_failure(trainer, step(trainer, &batch)));
@@ -316,6 +319,7 @@ dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) {
     if (!t->train_set)
         return DSC_FAIL(DSC_E_INVALID,
                         "this trainer was made without training data: hand in batches (dsc_trainer_step_on)");
+    DSC_ON_DEVICE(t->device);
     dsc_status status = dsc_trainer_begin(t);
     if (status == DSC_OK) {
         status = loop(t);

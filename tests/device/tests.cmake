@@ -17,6 +17,7 @@ descent_test(device_gradients SOURCES device/test_gradients.c ${device_rig} ROOM
 descent_test(device_basics SOURCES device/test_basics.c ${device_rig} ROOMS device)
 descent_test(device_cpu SOURCES device/test_cpu.c device/rig.c ROOMS device)
 descent_test(device_halves SOURCES device/test_halves.c ${device_rig} ROOMS device)
+descent_test(device_streams SOURCES device/test_streams.c device/rig.c ROOMS device)
 descent_test(device_recording SOURCES device/test_recording.c ${device_rig} ROOMS device)
 
 # What OpenBLAS and oneDNN compute depends on the processor and on OpenMP's settings. These runs do not leave that to the
@@ -36,6 +37,7 @@ if(NOT DESCENT_SANITIZE)
 endif()
 
 if(DSC_HAVE_CUDA)
+  descent_test(device_cuda_streams SOURCES device/test_cuda_streams.c device/rig.c ROOMS device)
   descent_test(device_choices SOURCES device/test_choices.c ROOMS device)
   add_test(NAME device_conv-tuned COMMAND test_device_conv)
   set_tests_properties(device_conv-tuned PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} SKIP_RETURN_CODE 77
@@ -43,7 +45,9 @@ if(DSC_HAVE_CUDA)
 endif()
 descent_test(device_accuracy SOURCES device/test_accuracy.c device/rig.c ROOMS device)
 if(COMMAND emulated_test)
-  foreach(name IN ITEMS halves recording extra)
+  emulated_test(cuda_streams device/test_cuda_streams.c device/rig.c)
+  target_include_directories(tests_device_test_cuda_streams_c SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE_DIR})
+  foreach(name IN ITEMS halves recording extra streams)
     if(NOT TARGET test_emulated_${name})
       emulated_test(${name} device/test_${name}.c ${device_rig})
     endif()

@@ -28,17 +28,13 @@ static int run_operation(void *state) {
 
 static dsc_status submit(dsc_status (*run)(operation *o), operation o) {
     o.run = run;
+    if (!dsc_emulated_is_current(dsc_cuda_at(o.q)->stream))
+        return dsc_cuda_fail(cudaErrorInvalidResourceHandle, "a call of a library", __FILE__, __LINE__);
     return (dsc_status)dsc_emulated_submit(dsc_cuda_at(o.q)->stream, run_operation, &o, sizeof o);
 }
 
 static dsc_tensor *work_of(operation *o) {
     return o->has_work ? &o->work : NULL;
-}
-
-static dsc_status refuse_recording(const dsc_queue *q, const char *what) {
-    if (q->recording)
-        return DSC_FAIL(DSC_E_INVALID, "%s: cannot be recorded; end the recording first", what);
-    return DSC_OK;
 }
 
 /* ---- cuBLAS ---- */
@@ -92,7 +88,7 @@ size_t dsc_cuda_syev_workspace(dsc_device *device, dsc_dtype dtype, int64_t n) {
 }
 
 dsc_status dsc_cuda_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tensor *v) {
-    DSC_TRY(refuse_recording(q, "syev"));
+    DSC_TRY(dsc_cuda_refuse_recording(q, "syev"));
     DSC_TRY(open_host());
     dsc_tensor matrix = on_host(a), space = on_host(work), values = on_host(v);
     dsc_emulated_open();
@@ -103,7 +99,7 @@ dsc_status dsc_cuda_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tens
 }
 
 dsc_status dsc_cuda_chol_inverse(dsc_queue *q, dsc_tensor *a) {
-    DSC_TRY(refuse_recording(q, "chol_inverse"));
+    DSC_TRY(dsc_cuda_refuse_recording(q, "chol_inverse"));
     DSC_TRY(open_host());
     dsc_tensor matrix = on_host(a);
     dsc_emulated_open();
@@ -114,7 +110,7 @@ dsc_status dsc_cuda_chol_inverse(dsc_queue *q, dsc_tensor *a) {
 }
 
 dsc_status dsc_cuda_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
-    DSC_TRY(refuse_recording(q, "syev_careful"));
+    DSC_TRY(dsc_cuda_refuse_recording(q, "syev_careful"));
     dsc_emulated_open();
     dsc_status status = dsc_ref_table.syev_careful(q, a, v);
     dsc_emulated_close();

@@ -54,7 +54,7 @@ template <class... Parameters> struct dsc_emulated_call {
                       "parameters are copied as bytes");
         dsc_emulated_bound<Parameters...> bound = {
             launch, kernel, std::tuple<Parameters...>(static_cast<Parameters>(arguments)...)};
-        if (dsc_emulated_check(&launch) == cudaSuccess)
+        if (dsc_emulated_check(&launch) == cudaSuccess && dsc_emulated_is_current(stream))
             dsc_emulated_submit(stream, bound.run, &bound, sizeof bound);
     }
 };

@@ -23,6 +23,9 @@ extern "C" {
 void dsc_emulated_open(void);
 void dsc_emulated_close(void);
 
+/* The thread's current GPU, which it now uses. */
+int dsc_emulated_gpu(void);
+
 /* Keeps the error for cudaGetLastError, unless it is success, and returns it. */
 cudaError_t dsc_emulated_error(cudaError_t error);
 
@@ -36,6 +39,10 @@ enum { DSC_EMULATED_SHARED = 227 << 10, DSC_EMULATED_SHARED_DEFAULT = 48 << 10, 
 /* Calls `run`, which returns 0 when all went well, with device memory open; in a stream that is recorded, at
  * each replay, with a copy of the state. Returns what `run` did, 0 when it is recorded. */
 int dsc_emulated_submit(cudaStream_t stream, int (*run)(void *state), void *state, size_t bytes);
+
+/* Whether a kernel may be launched into the stream now: it must be one of the current GPU. Sets the error for
+ * cudaGetLastError. */
+int dsc_emulated_is_current(cudaStream_t stream);
 
 /* ---- engine.c ---- */
 

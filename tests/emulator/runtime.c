@@ -3,7 +3,12 @@
  *
  * Device memory is one range of addresses that may be touched only while the device works: host code that
  * follows a pointer to it crashes, as it would with a GPU. Fresh memory is full of 0xCB, a number near -3e7
- * in float32 and of no use in any other type. */
+ * in float32 and of no use in any other type.
+ *
+ * There are DESCENT_EMULATOR_GPUS of them, one unless it is set. As in CUDA, memory, streams and events belong
+ * to the GPU that was the thread's current one when they were made, and a kernel can be launched into a stream
+ * of the current GPU only. With several GPUs, a program that ends with another current GPU than it began with
+ * fails: the library has to leave it as it was. */
 #define _GNU_SOURCE
 
 #include "emulator/engine.h"
@@ -42,6 +47,7 @@ cudaError_t dsc_emulated_error(cudaError_t error) {
 typedef struct block {
     size_t start, bytes; /* bytes: as many as it takes up */
     int used;
+    int gpu;
     struct block *next;
 } block;
 
@@ -131,7 +137,7 @@ static block *append(block *last, size_t bytes) {
     block *b = calloc(1, sizeof *b);
     if (!b)
         return NULL;
-    *b = (block){start, bytes, 0, NULL};
+    *b = (block){start, bytes, 0, 0, NULL};
     size_t end = (start + bytes + PAGE - 1) / PAGE * PAGE;
     if (end > arena.end) {
         mprotect(arena.base + arena.end, end - arena.end, PROT_READ | PROT_WRITE);
@@ -192,7 +198,7 @@ static block *find_block(size_t bytes) {
             continue;
         block *rest = b->bytes > bytes ? calloc(1, sizeof *rest) : NULL;
         if (rest) {
-            *rest = (block){b->start + bytes, b->bytes - bytes, 0, b->next};
+            *rest = (block){b->start + bytes, b->bytes - bytes, 0, 0, b->next};
             b->bytes = bytes;
             b->next = rest;
         }
@@ -212,6 +218,7 @@ cudaError_t cudaMalloc(void **out, size_t bytes) {
     block *b = find_block(taken);
     if (b) {
         b->used = 1;
+        b->gpu = dsc_emulated_gpu();
         *out = arena.base + b->start;
         PERMIT(*out, taken);
         fill(*out, taken);
@@ -290,11 +297,23 @@ cudaError_t cudaHostUnregister(void *data) {
     return cudaSuccess;
 }
 
+/* Page-locked memory is not remembered as such: it looks like any other of the host. */
 cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, const void *p) {
-    *attributes = (struct cudaPointerAttributes){0};
-    attributes->type = is_device(p) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
-    attributes->devicePointer = is_device(p) ? (void *)(uintptr_t)p : NULL;
-    attributes->hostPointer = is_device(p) ? NULL : (void *)(uintptr_t)p;
+    *attributes = (struct cudaPointerAttributes){.type = cudaMemoryTypeUnregistered, .device = -2};
+    if (!is_device(p)) {
+        attributes->hostPointer = (void *)(uintptr_t)p;
+        return cudaSuccess;
+    }
+    size_t at = (size_t)((const char *)p - arena.base);
+    lock();
+    for (const block *b = arena.blocks; b; b = b->next) {
+        if (!b->used || at < b->start || at >= b->start + b->bytes)
+            continue;
+        attributes->type = cudaMemoryTypeDevice;
+        attributes->device = b->gpu;
+        attributes->devicePointer = (void *)(uintptr_t)p;
+    }
+    unlock();
     return cudaSuccess;
 }
 
@@ -384,18 +403,69 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
 
 /* ---- devices ---- */
 
+static _Thread_local int current_gpu;
+static _Thread_local int has_context;
+
+static int gpu_count(void) {
+    const char *text = getenv("DESCENT_EMULATOR_GPUS");
+    return text ? atoi(text) : 1;
+}
+
+int dsc_emulated_gpu(void) {
+    has_context = 1;
+    return current_gpu;
+}
+
+/* In the thread that ends the program. */
+__attribute__((destructor)) static void check_current(void) {
+    static const char text[] = "emulator: the thread's current GPU is not what it was at the beginning\n";
+    if (current_gpu != 0 && write(STDERR_FILENO, text, sizeof text - 1) >= 0)
+        _exit(70);
+}
+
 cudaError_t cudaGetDeviceCount(int *count) {
-    *count = 1;
+    *count = gpu_count();
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int *device) {
-    *device = 0;
+    *device = current_gpu;
     return cudaSuccess;
 }
 
 cudaError_t cudaSetDevice(int device) {
-    return dsc_emulated_error(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+    if (device < 0 || device >= gpu_count())
+        return dsc_emulated_error(cudaErrorInvalidDevice);
+    current_gpu = device;
+    has_context = 1;
+    return cudaSuccess;
+}
+
+/* The driver's cuCtxGetCurrent and cuCtxSetCurrent, as far as they are used: a context is its GPU's number
+ * plus 1. */
+static int get_context(void **context) {
+    *context = has_context ? (void *)(uintptr_t)(current_gpu + 1) : NULL;
+    return 0;
+}
+
+static int set_context(void *context) {
+    current_gpu = context ? (int)(uintptr_t)context - 1 : 0;
+    has_context = context != NULL;
+    return 0;
+}
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                             unsigned long long flags,
+                                             enum cudaDriverEntryPointQueryResult *found) {
+    (void)version;
+    (void)flags;
+    *function = NULL;
+    if (strcmp(name, "cuCtxGetCurrent") == 0)
+        *(int (**)(void **))function = get_context;
+    if (strcmp(name, "cuCtxSetCurrent") == 0)
+        *(int (**)(void *))function = set_context;
+    *found = *function ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+    return cudaSuccess;
 }
 
 cudaError_t cudaSetDeviceFlags(unsigned flags) {
@@ -414,7 +484,7 @@ static size_t shared_limit(void) {
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
-    if (device != 0)
+    if (device < 0 || device >= gpu_count())
         return dsc_emulated_error(cudaErrorInvalidDevice);
     memset(prop, 0, sizeof *prop);
     snprintf(prop->name, sizeof prop->name, "emulated on the CPU");

@@ -34,6 +34,7 @@ typedef struct capture {
 } capture;
 
 struct CUstream_st {
+    int gpu;
     capture *in;
     cudaStream_t next; /* in the same capture */
     uint64_t work;     /* how much was recorded */
@@ -41,6 +42,7 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
+    int gpu;
     int happened;
     struct timespec when;
     uint64_t capture; /* number of the one it was recorded in; 0: none */
@@ -54,6 +56,18 @@ static uint64_t capture_count;
 /* NULL and the runtime's own streams have small numbers and are never recorded. */
 static capture *capture_of(cudaStream_t stream) {
     return (uintptr_t)stream > 4096 ? stream->in : NULL;
+}
+
+/* Its GPU; those of the runtime's own streams is the current one. */
+static int gpu_of(cudaStream_t stream) {
+    return (uintptr_t)stream > 4096 ? stream->gpu : dsc_emulated_gpu();
+}
+
+int dsc_emulated_is_current(cudaStream_t stream) {
+    if (gpu_of(stream) == dsc_emulated_gpu())
+        return 1;
+    dsc_emulated_error(cudaErrorInvalidResourceHandle);
+    return 0;
 }
 
 static capture *find_capture(uint64_t number) {
@@ -101,6 +115,8 @@ int dsc_emulated_submit(cudaStream_t stream, int (*run)(void *), void *state, si
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
     (void)flags;
     *stream = calloc(1, sizeof **stream);
+    if (*stream)
+        (*stream)->gpu = dsc_emulated_gpu();
     return dsc_emulated_error(*stream ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
@@ -167,6 +183,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     (void)flags;
     *event = calloc(1, sizeof **event);
+    if (*event)
+        (*event)->gpu = dsc_emulated_gpu();
     return dsc_emulated_error(*event ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
@@ -190,6 +208,8 @@ static int run_event(void *state) {
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
     capture *c = capture_of(stream);
     int external = flags == cudaEventRecordExternal;
+    if (event->gpu != gpu_of(stream))
+        return dsc_emulated_error(cudaErrorInvalidResourceHandle);
     if (external && !c)
         return dsc_emulated_error(cudaErrorIllegalState);
     if (c && !external) {

@@ -57,7 +57,8 @@ target_include_directories(emulated_device SYSTEM PRIVATE ${CUDA_RUNTIME_INCLUDE
 target_sources(emulated_device INTERFACE ${emulated_rest})
 target_link_libraries(emulated_device PUBLIC descent_flags descent_blas descent_openmp descent_onednn)
 
-# emulated_test(NAME SOURCES...): a program of tests/device. Twice: first and last thread first (engine.c); the long ones once.
+# emulated_test(NAME SOURCES...): a program of tests/device. Twice: first and last thread first (engine.c), the second time on
+# the second of two GPUs, which is not the thread's current one (runtime.c); the long ones once.
 # With sanitizers once, and the longest not at all: gram-small has the same kernels as gram.
 function(emulated_test name)
   descent_test_objects(objects ${ARGN})
@@ -80,12 +81,14 @@ function(emulated_test name)
   endif()
   foreach(order IN LISTS orders)
     set(test emulated-${name})
+    set(gpus)
     if(order STREQUAL "backward")
       string(APPEND test -backward)
+      set(gpus ";DESCENT_EMULATOR_GPUS=2;DESCENT_TEST_GPU=1")
     endif()
     add_test(NAME ${test} COMMAND test_emulated_${name} ${left_out})
     set_tests_properties(${test} PROPERTIES TIMEOUT 600 LABELS emulated PROCESSORS 2 COST ${cost} SKIP_RETURN_CODE 77 ENVIRONMENT
-      "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_ORDER=${order}")
+      "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_ORDER=${order}${gpus}")
   endforeach()
 endfunction()
 

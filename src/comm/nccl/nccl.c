@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "descent/version.h"
+#include "device/cuda/current.h"
 #include "device/cuda/state.h"
 #include "device/recording.h"
 
@@ -202,7 +203,7 @@ static dsc_status release(lane *l) {
     operation *first = l->held;
     l->held = NULL;
     l->tail = &l->held;
-    DSC_CUDA_TRY(cudaSetDevice(l->ordinal));
+    DSC_CUDA_ON(l->ordinal);
     while (first) {
         operation *end = first->next_held;
         while (end && end->owner == first->owner)
@@ -246,7 +247,7 @@ static void return_operation(operation *o) {
 static dsc_status nccl_start(dsc_comm *comm, const dsc_transfer *transfer, dsc_piece *piece) {
     nccl_state *s = comm->device_state;
     operation *o = NULL;
-    DSC_CUDA_TRY(cudaSetDevice(s->lane->ordinal));
+    DSC_CUDA_ON(s->lane->ordinal);
     DSC_TRY(take_operation(s, comm->queue, &o));
     piece->handle.pointer = o;
     if (transfer->op == DSC_COMM_SEND || transfer->op == DSC_COMM_RECV) {
@@ -271,7 +272,7 @@ static dsc_status nccl_test(dsc_comm *comm, dsc_piece *piece, int *done) {
     DSC_TRY(check_health(s));
     if (o->recorded)
         return DSC_OK;
-    DSC_CUDA_TRY(cudaSetDevice(s->lane->ordinal));
+    DSC_CUDA_ON(s->lane->ordinal);
     cudaError_t error = cudaEventQuery(o->done);
     if (error == cudaErrorNotReady) {
         (void)cudaGetLastError();
@@ -288,7 +289,7 @@ static dsc_status nccl_wait(dsc_comm *comm, dsc_piece *piece) {
     operation *o = piece->handle.pointer;
     DSC_TRY(check_health(s));
     DSC_TRY(check_recording(o));
-    DSC_CUDA_TRY(cudaSetDevice(s->lane->ordinal));
+    DSC_CUDA_ON(s->lane->ordinal);
     DSC_CUDA_TRY(cudaStreamWaitEvent(stream_of(o->queue), o->done, 0));
     return_operation(o);
     return DSC_OK;
@@ -298,7 +299,7 @@ static dsc_status nccl_wait(dsc_comm *comm, dsc_piece *piece) {
 
 static void leave_lane(lane **l) {
     if (*l && --(*l)->users == 0) {
-        (void)cudaSetDevice((*l)->ordinal);
+        DSC_CUDA_ON_QUIETLY((*l)->ordinal);
         if ((*l)->stream)
             (void)cudaStreamDestroy((*l)->stream);
         if ((*l)->fork)
@@ -311,7 +312,7 @@ static void leave_lane(lane **l) {
 
 static dsc_status open_lane(lane *l) {
     int least, greatest;
-    DSC_CUDA_TRY(cudaSetDevice(l->ordinal));
+    DSC_CUDA_ON(l->ordinal);
     DSC_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     DSC_CUDA_TRY(cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, greatest));
     DSC_CUDA_TRY(cudaEventCreateWithFlags(&l->fork, cudaEventDisableTiming));
@@ -380,7 +381,7 @@ static void drop_held(const nccl_state *s) {
 static void free_state(nccl_state *s) {
     if (s->lane) {
         drop_held(s);
-        (void)cudaSetDevice(s->lane->ordinal);
+        DSC_CUDA_ON_QUIETLY(s->lane->ordinal);
     }
     if (s->comm) {
         forget_alive(s);
@@ -538,7 +539,7 @@ static dsc_status meet(dsc_comm *comm, nccl_state *s) {
     ncclUniqueId id;
     memset(&id, 0, sizeof id);
     DSC_TRY(share_id(comm, &id));
-    DSC_CUDA_TRY(cudaSetDevice(s->lane->ordinal));
+    DSC_CUDA_ON(s->lane->ordinal);
     ncclComm_t made = NULL;
     NCCL_TRY(NULL, ncclCommInitRank(&made, comm->size, id, comm->rank));
     s->comm = made;

@@ -249,7 +249,6 @@ dsc_status dsc_cuda_conv_open(dsc_conv *conv) {
     cuda_conv *c;
     if (conv->desc.dtype == DSC_F64)
         return DSC_FAIL(DSC_E_UNSUPPORTED, "conv: a GPU has no fp64 convolutions: use fp32, or device cpu");
-    DSC_TRY(dsc_cuda_use(conv->device));
     DSC_TRY(dsc_memory_alloc(1, sizeof *c, &c));
     conv->state = c;
     dsc_status status = open_conv(conv);

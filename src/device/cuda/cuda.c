@@ -1,10 +1,11 @@
-/* The GPU: opening it, its memory, queues, events and recordings. Operations are in the files beside this one
+/* The GPU: opening it, copies, queues, events and recordings. Its memory is in memory.c, operations are in the files beside this one
  * (state.h), and listed in the table at the end.
  *
  * A queue is a stream; a recording is a graph captured from it. An event is two of CUDA's: `outer` is what
  * the host waits for and measures, and is recorded anew by every replay; `inner` orders queues within one
  * recording. A queue that waits for an event of a recording becomes part of that recording until its end. */
 #include "device/backends.h"
+#include "device/cuda/current.h"
 #include "device/cuda/entries.h"
 #include "device/cuda/state.h"
 
@@ -24,24 +25,13 @@ enum {
     BLAS_WORKSPACE = 32 << 20
 };
 
-typedef struct block {
-    void *data;
-    size_t bytes;
-} block;
-
-typedef struct gpu {
-    dsc_cuda shared; /* first: what dsc_cuda_of returns */
-    pthread_mutex_t lock;
-    block *blocks; /* what is allocated */
-    int64_t block_count, block_capacity;
-} gpu;
-
 typedef struct mark mark;
 
 typedef struct lane {
     dsc_cuda_queue shared; /* first: what dsc_cuda_queue_of returns */
     cudaEvent_t place_free[RING_PLACES];
     int place_used[RING_PLACES], next_place;
+    cudaEvent_t moved;    /* of a wrapped queue: the end of its work in the stream that it leaves */
     dsc_queue *origin;    /* whose recording this queue is part of; NULL: of none */
     dsc_queue *next_fork; /* of the same recording */
     dsc_queue *forks;     /* of an origin: the other queues of its recording */
@@ -63,6 +53,10 @@ static lane *lane_of(const dsc_queue *q) {
 
 const dsc_cuda_launch *dsc_cuda_at(const dsc_queue *q) {
     return &dsc_cuda_queue_of(q)->at;
+}
+
+int dsc_cuda_ordinal(const dsc_device *device) {
+    return dsc_cuda_of(device)->ordinal;
 }
 
 dsc_status dsc_cuda_use(const dsc_device *device) {
@@ -87,108 +81,30 @@ dsc_status dsc_cuda_dnn_fail(cudnnStatus_t status, const char *what, const char 
 }
 #endif
 
-static dsc_status refuse_recording(const dsc_queue *q, const char *what) {
-    if (lane_of(q)->shared.recording)
+/* 1 while work in the stream is captured into a graph. The default stream cannot be; while another stream is
+ * captured that waits for it, it can only say that it may not be used. */
+static int is_captured(cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 1;
+    }
+    return status != cudaStreamCaptureStatusNone;
+}
+
+dsc_status dsc_cuda_refuse_recording(const dsc_queue *q, const char *what) {
+    const dsc_cuda_queue *own = dsc_cuda_queue_of(q);
+    if (own->recording)
         return DSC_FAIL(DSC_E_INVALID, "%s: cannot be recorded; end the recording first", what);
+    if (own->wrapped && is_captured(own->stream))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s: cannot be captured into a CUDA graph, which the caller's stream is at present; "
+                        "end the capture first, or leave this call out of it",
+                        what);
     return DSC_OK;
 }
 
-/* ---- memory ---- */
-
-static double gib(size_t bytes) {
-    return (double)bytes / (1 << 30);
-}
-
-static dsc_status fail_alloc(const dsc_device *device, size_t bytes) {
-    size_t free_bytes = 0, total = 0;
-    (void)cudaGetLastError();
-    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess)
-        (void)cudaGetLastError();
-    return DSC_FAIL(
-        DSC_E_MEMORY,
-        "cannot allocate %zu bytes (%.2f GiB) of device memory: %.2f of %.2f GiB are free on GPU "
-        "%d, %.2f GiB are this process's tensors; use a smaller batch, bf16, or a GPU that others "
-        "do not use",
-        bytes, gib(bytes), gib(free_bytes), gib(total), dsc_cuda_of(device)->ordinal,
-        gib(dsc_device_bytes(device)));
-}
-
-/* Zeroed; our streams do not wait for the one that fills in the zeros, so the call does. */
-static dsc_status take_zeroed(size_t bytes, void **out) {
-    DSC_CUDA_TRY(cudaMalloc(out, bytes > 0 ? bytes : 1));
-    cudaError_t error = cudaMemsetAsync(*out, 0, bytes > 0 ? bytes : 1, cudaStreamPerThread);
-    if (error == cudaSuccess)
-        error = cudaStreamSynchronize(cudaStreamPerThread);
-    if (error != cudaSuccess) {
-        (void)cudaFree(*out);
-        *out = NULL;
-    }
-    DSC_CUDA_TRY(error);
-    return DSC_OK;
-}
-
-static dsc_status note_block(gpu *g, void *data, size_t bytes) {
-    pthread_mutex_lock(&g->lock);
-    dsc_status status = dsc_memory_grow(&g->blocks, &g->block_capacity, g->block_count + 1, sizeof(block));
-    if (status == DSC_OK)
-        g->blocks[g->block_count++] = (block){data, bytes};
-    pthread_mutex_unlock(&g->lock);
-    return status;
-}
-
-static size_t forget_block(gpu *g, const void *data) {
-    size_t bytes = 0;
-    pthread_mutex_lock(&g->lock);
-    int64_t i = g->block_count - 1;
-    while (i >= 0 && g->blocks[i].data != data)
-        i--;
-    if (i >= 0) {
-        bytes = g->blocks[i].bytes;
-        g->blocks[i] = g->blocks[--g->block_count];
-    }
-    pthread_mutex_unlock(&g->lock);
-    return bytes;
-}
-
-static dsc_status device_alloc(dsc_device *device, size_t bytes, void **out) {
-    void *data = NULL;
-    DSC_TRY(dsc_cuda_use(device));
-    dsc_status status = bytes > (size_t)INT64_MAX ? DSC_E_MEMORY : take_zeroed(bytes, &data);
-    if (status == DSC_E_MEMORY)
-        return fail_alloc(device, bytes);
-    DSC_TRY(status);
-    status = note_block(device->state, data, bytes);
-    if (status != DSC_OK)
-        (void)cudaFree(data);
-    DSC_TRY(status);
-    dsc_device_count_alloc(device, bytes);
-    *out = data;
-    return DSC_OK;
-}
-
-static void device_free(dsc_device *device, void *data) {
-    dsc_device_count_free(device, forget_block(device->state, data));
-    if (cudaSetDevice(dsc_cuda_of(device)->ordinal) != cudaSuccess || cudaFree(data) != cudaSuccess)
-        (void)cudaGetLastError(); /* of work that failed before; the next sync reports it */
-}
-
-static dsc_status host_alloc(dsc_device *device, size_t bytes, void **out) {
-    DSC_TRY(dsc_cuda_use(device));
-    cudaError_t error = cudaHostAlloc(out, bytes > 0 ? bytes : 1, cudaHostAllocPortable);
-    if (error == cudaErrorMemoryAllocation) {
-        (void)cudaGetLastError();
-        return DSC_FAIL(DSC_E_MEMORY, "cannot allocate %zu bytes of page-locked host memory", bytes);
-    }
-    DSC_CUDA_TRY(error);
-    memset(*out, 0, bytes);
-    return DSC_OK;
-}
-
-static void host_free(dsc_device *device, void *data) {
-    (void)device;
-    if (cudaFreeHost(data) != cudaSuccess)
-        (void)cudaGetLastError();
-}
+/* ---- copies ---- */
 
 /* Through page-locked memory: the copy runs later, the caller's memory is free at once. */
 static dsc_status upload_by_ring(lane *l, const void *host, size_t bytes, void *data) {
@@ -206,8 +122,8 @@ static dsc_status upload_by_ring(lane *l, const void *host, size_t bytes, void *
 
 static dsc_status upload(dsc_queue *q, const void *host, size_t bytes, void *data) {
     lane *l = lane_of(q);
-    DSC_TRY(refuse_recording(q, "a copy from the host"));
-    DSC_TRY(dsc_cuda_use(q->device));
+    DSC_TRY(dsc_cuda_refuse_recording(q, "a copy from the host"));
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
     if (bytes <= RING_BYTES)
         return upload_by_ring(l, host, bytes, data);
     DSC_CUDA_TRY(cudaMemcpyAsync(data, host, bytes, cudaMemcpyHostToDevice, l->shared.stream));
@@ -215,10 +131,23 @@ static dsc_status upload(dsc_queue *q, const void *host, size_t bytes, void *dat
 }
 
 static dsc_status download(dsc_queue *q, const void *data, size_t bytes, void *host) {
-    DSC_TRY(refuse_recording(q, "a copy to the host"));
-    DSC_TRY(dsc_cuda_use(q->device));
+    DSC_TRY(dsc_cuda_refuse_recording(q, "a copy to the host"));
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
     DSC_CUDA_TRY(cudaMemcpyAsync(host, data, bytes, cudaMemcpyDeviceToHost, lane_of(q)->shared.stream));
     return DSC_OK;
+}
+
+/* ---- the current GPU ---- */
+
+_Static_assert(sizeof(dsc_cuda_current) <= sizeof((dsc_device_scope){0}.state), "a scope has room for ours");
+
+static dsc_status enter(const dsc_device *device, void *state) {
+    DSC_CUDA_TRY(dsc_cuda_enter(dsc_cuda_of(device)->ordinal, state));
+    return DSC_OK;
+}
+
+static void leave(void *state) {
+    dsc_cuda_leave(state);
 }
 
 /* ---- recordings ---- */
@@ -281,8 +210,11 @@ static cudaError_t end_capture(dsc_queue *q, cudaGraph_t *graph) {
 
 /* Relaxed: libraries may load what they need, and other threads go on as before. */
 static dsc_status record_begin(dsc_queue *q) {
-    DSC_TRY(refuse_recording(q, "a recording"));
-    DSC_TRY(dsc_cuda_use(q->device));
+    if (lane_of(q)->shared.wrapped)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "recording: the queue's stream is the caller's (dsc_queue_wrap); "
+                                           "record in a queue of the library's own");
+    DSC_TRY(dsc_cuda_refuse_recording(q, "a recording"));
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
     DSC_CUDA_TRY(cudaStreamBeginCapture(lane_of(q)->shared.stream, cudaStreamCaptureModeRelaxed));
     join_queue(q, q);
     return DSC_OK;
@@ -317,8 +249,8 @@ static dsc_status record_end(dsc_queue *q, void **recording) {
 }
 
 static dsc_status replay(dsc_queue *q, void *recording) {
-    DSC_TRY(refuse_recording(q, "a replay"));
-    DSC_TRY(dsc_cuda_use(q->device));
+    DSC_TRY(dsc_cuda_refuse_recording(q, "a replay"));
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
     DSC_CUDA_TRY(cudaGraphLaunch(recording, lane_of(q)->shared.stream));
     return DSC_OK;
 }
@@ -349,7 +281,7 @@ static dsc_status make_events(mark *m) {
 
 static dsc_status event_open(dsc_event *event) {
     mark *m;
-    DSC_TRY(dsc_cuda_use(event->device));
+    DSC_CUDA_ON(dsc_cuda_of(event->device)->ordinal);
     DSC_TRY(dsc_memory_alloc(1, sizeof *m, &m));
     event->state = m;
     dsc_status status = make_events(m);
@@ -362,7 +294,7 @@ static dsc_status event_open(dsc_event *event) {
 static dsc_status event_record(dsc_event *event, dsc_queue *q) {
     lane *l = lane_of(q);
     mark *m = event->state;
-    DSC_TRY(dsc_cuda_use(q->device));
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
     if (!l->origin) {
         leave_mark(m);
         DSC_CUDA_TRY(cudaEventRecord(m->outer, l->shared.stream));
@@ -378,7 +310,7 @@ static dsc_status event_record(dsc_event *event, dsc_queue *q) {
 static dsc_status queue_wait(dsc_queue *q, dsc_event *event) {
     lane *l = lane_of(q);
     mark *m = event->state;
-    DSC_TRY(dsc_cuda_use(q->device));
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
     if (!m->origin) {
         DSC_CUDA_TRY(cudaStreamWaitEvent(l->shared.stream, m->outer, l->origin ? cudaEventWaitExternal : 0));
         return DSC_OK;
@@ -395,7 +327,7 @@ static dsc_status event_sync(dsc_event *event) {
     mark *m = event->state;
     if (m->origin)
         return DSC_FAIL(DSC_E_INVALID, "waiting for an event: cannot be recorded; end the recording first");
-    DSC_TRY(dsc_cuda_use(event->device));
+    DSC_CUDA_ON(dsc_cuda_of(event->device)->ordinal);
     DSC_CUDA_TRY(cudaEventSynchronize(m->outer));
     return DSC_OK;
 }
@@ -403,7 +335,7 @@ static dsc_status event_sync(dsc_event *event) {
 static dsc_status event_elapsed(dsc_event *from, dsc_event *to, double *ms) {
     mark *first = from->state, *last = to->state;
     float time;
-    DSC_TRY(dsc_cuda_use(from->device));
+    DSC_CUDA_ON(dsc_cuda_of(from->device)->ordinal);
     cudaError_t error = cudaEventElapsedTime(&time, first->outer, last->outer);
     if (error == cudaErrorInvalidResourceHandle || error == cudaErrorNotReady) {
         (void)cudaGetLastError();
@@ -428,16 +360,26 @@ static void free_memory_of(dsc_cuda_queue *own) {
         (void)cudaFreeHost(own->staging);
 }
 
+/* Before the memory of a queue goes. A stream of the caller's may be gone already: then the events of its
+ * uploads are waited for, and the GPU's memory is freed by calls that wait for the work that uses it. */
+static void wait_for_work(lane *l) {
+    if (l->shared.stream && !l->shared.wrapped)
+        (void)cudaStreamSynchronize(l->shared.stream);
+    for (int i = 0; l->shared.wrapped && i < RING_PLACES; i++)
+        if (l->place_used[i])
+            (void)cudaEventSynchronize(l->place_free[i]);
+}
+
 static void queue_close(dsc_queue *q) {
     lane *l = lane_of(q);
     dsc_cuda_queue *own = &l->shared;
     cudaGraph_t graph = NULL;
-    (void)cudaSetDevice(dsc_cuda_of(q->device)->ordinal);
+    DSC_CUDA_ON_QUIETLY(dsc_cuda_of(q->device)->ordinal);
     if (l->origin == q && end_capture(q, &graph) == cudaSuccess)
         (void)cudaGraphDestroy(graph);
     leave_queue(q);
-    if (own->stream)
-        (void)cudaStreamSynchronize(own->stream);
+    enum cudaStreamCaptureMode mode = dsc_cuda_capture_mode(cudaStreamCaptureModeRelaxed);
+    wait_for_work(l);
 #ifndef DSC_EMULATED
     if (own->dnn)
         cudnnDestroy(own->dnn);
@@ -447,9 +389,12 @@ static void queue_close(dsc_queue *q) {
     for (int i = 0; i < RING_PLACES; i++)
         if (l->place_free[i])
             (void)cudaEventDestroy(l->place_free[i]);
+    if (l->moved)
+        (void)cudaEventDestroy(l->moved);
     free_memory_of(own);
-    if (own->stream)
+    if (own->stream && !own->wrapped)
         (void)cudaStreamDestroy(own->stream);
+    (void)dsc_cuda_capture_mode(mode);
     (void)cudaGetLastError();
     dsc_memory_free(&q->state);
 }
@@ -457,15 +402,29 @@ static void queue_close(dsc_queue *q) {
 static dsc_status make_lane(const dsc_device *device, lane *l) {
     dsc_cuda_queue *own = &l->shared;
     void *tickets;
-    DSC_CUDA_TRY(cudaStreamCreateWithFlags(&own->stream, cudaStreamNonBlocking));
+    if (own->wrapped)
+        DSC_CUDA_TRY(cudaEventCreateWithFlags(&l->moved, cudaEventDisableTiming));
+    else
+        DSC_CUDA_TRY(cudaStreamCreateWithFlags(&own->stream, cudaStreamNonBlocking));
     own->at.stream = own->stream;
     own->at.multiprocessors = dsc_cuda_of(device)->multiprocessors;
     DSC_CUDA_TRY(cudaMalloc(&own->at.scratch, DSC_CUDA_SCRATCH));
-    DSC_TRY(take_zeroed(DSC_CUDA_TICKETS * sizeof(unsigned), &tickets));
+    DSC_TRY(dsc_cuda_take_zeroed(DSC_CUDA_TICKETS * sizeof(unsigned), &tickets));
     own->at.tickets = tickets;
     DSC_CUDA_TRY(cudaHostAlloc(&own->staging, (size_t)RING_PLACES * RING_BYTES, cudaHostAllocDefault));
     for (int i = 0; i < RING_PLACES; i++)
         DSC_CUDA_TRY(cudaEventCreateWithFlags(&l->place_free[i], cudaEventDisableTiming));
+    return DSC_OK;
+}
+
+/* The stream of the handles. cuBLAS forgets its workspace with every new one. */
+static dsc_status follow_stream(dsc_cuda_queue *own) {
+#ifndef DSC_EMULATED
+    DSC_BLAS_TRY(cublasSetStream(own->blas, own->stream));
+    DSC_BLAS_TRY(cublasSetWorkspace(own->blas, own->blas_workspace, BLAS_WORKSPACE));
+    DSC_DNN_TRY(cudnnSetStream(own->dnn, own->stream));
+#endif
+    own->at.stream = own->stream;
     return DSC_OK;
 }
 
@@ -474,23 +433,22 @@ static dsc_status make_lane(const dsc_device *device, lane *l) {
 static dsc_status make_handles(dsc_cuda_queue *own) {
 #ifndef DSC_EMULATED
     DSC_BLAS_TRY(cublasCreate(&own->blas));
-    DSC_BLAS_TRY(cublasSetStream(own->blas, own->stream));
     DSC_CUDA_TRY(cudaMalloc(&own->blas_workspace, BLAS_WORKSPACE));
-    DSC_BLAS_TRY(cublasSetWorkspace(own->blas, own->blas_workspace, BLAS_WORKSPACE));
     DSC_BLAS_TRY(cublasSetMathMode(own->blas, CUBLAS_PEDANTIC_MATH));
     DSC_BLAS_TRY(cublasSetAtomicsMode(own->blas, CUBLAS_ATOMICS_NOT_ALLOWED));
     DSC_DNN_TRY(cudnnCreate(&own->dnn));
-    DSC_DNN_TRY(cudnnSetStream(own->dnn, own->stream));
 #endif
-    (void)own;
+    DSC_TRY(follow_stream(own));
     return DSC_OK;
 }
 
-static dsc_status queue_open(dsc_queue *q) {
+static dsc_status open_lane(dsc_queue *q, int wrapped, cudaStream_t stream) {
     lane *l;
-    DSC_TRY(dsc_cuda_use(q->device));
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
     DSC_TRY(dsc_memory_alloc(1, sizeof *l, &l));
     q->state = l;
+    l->shared.wrapped = wrapped;
+    l->shared.stream = stream;
     dsc_status status = make_lane(q->device, l);
     if (status == DSC_OK)
         status = make_handles(&l->shared);
@@ -500,9 +458,63 @@ static dsc_status queue_open(dsc_queue *q) {
     return DSC_OK;
 }
 
+static dsc_status queue_open(dsc_queue *q) {
+    return open_lane(q, 0, NULL);
+}
+
+static dsc_status queue_wrap(dsc_queue *q, void *stream) {
+    return open_lane(q, 1, stream);
+}
+
+/* Work of the queue that is under way keeps a captured stream from waiting for it, and a captured stream's
+ * work keeps any other from waiting: a graph cannot depend on what runs outside of it. */
+static dsc_status move_by_query(lane *l) {
+    if (is_captured(l->shared.stream))
+        return DSC_FAIL(DSC_E_INVALID, "queue: its stream is being captured into a CUDA graph; end the "
+                                       "capture before the queue continues in another stream");
+    enum cudaStreamCaptureMode mode = dsc_cuda_capture_mode(cudaStreamCaptureModeRelaxed);
+    cudaError_t error = cudaEventRecord(l->moved, l->shared.stream);
+    if (error == cudaSuccess)
+        error = cudaEventQuery(l->moved);
+    (void)dsc_cuda_capture_mode(mode);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return DSC_FAIL(DSC_E_INVALID, "queue: the new stream is being captured into a CUDA graph while work "
+                                       "of the queue is under way in the old one; wait for it "
+                                       "(dsc_queue_sync) before the capture begins");
+    }
+    DSC_CUDA_TRY(error);
+    return DSC_OK;
+}
+
+static dsc_status queue_rewrap(dsc_queue *q, void *stream) {
+    lane *l = lane_of(q);
+    cudaStream_t to = stream;
+    if (!l->shared.wrapped)
+        return DSC_FAIL(DSC_E_INVALID, "queue: only a queue made by dsc_queue_wrap changes its stream");
+    if (l->shared.stream == to)
+        return DSC_OK;
+    if (l->origin)
+        return DSC_FAIL(DSC_E_INVALID, "queue: cannot change its stream while it is part of a recording");
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
+    if (is_captured(to) || is_captured(l->shared.stream)) {
+        DSC_TRY(move_by_query(l));
+    } else {
+        DSC_CUDA_TRY(cudaEventRecord(l->moved, l->shared.stream));
+        DSC_CUDA_TRY(cudaStreamWaitEvent(to, l->moved, 0));
+    }
+    l->shared.stream = to;
+    DSC_TRY(follow_stream(&l->shared));
+    return DSC_OK;
+}
+
+static void *queue_stream(const dsc_queue *q) {
+    return lane_of(q)->shared.stream;
+}
+
 static dsc_status queue_sync(dsc_queue *q) {
-    DSC_TRY(refuse_recording(q, "waiting for a queue"));
-    DSC_TRY(dsc_cuda_use(q->device));
+    DSC_TRY(dsc_cuda_refuse_recording(q, "waiting for a queue"));
+    DSC_CUDA_ON(dsc_cuda_of(q->device)->ordinal);
     DSC_CUDA_TRY(cudaStreamSynchronize(lane_of(q)->shared.stream));
     return DSC_OK;
 }
@@ -510,41 +522,61 @@ static dsc_status queue_sync(dsc_queue *q) {
 /* ---- opening ---- */
 
 static void destroy(dsc_device *device) {
-    gpu *g = device->state;
+    dsc_cuda *own = dsc_cuda_of(device);
+    DSC_CUDA_ON_QUIETLY(own->ordinal);
     dsc_cuda_solver_close(device);
-    pthread_mutex_destroy(&g->lock);
-    dsc_memory_free(&g->blocks);
+    pthread_mutex_destroy(&own->lock);
+    dsc_memory_free(&own->blocks);
     dsc_memory_free(&device->state);
 }
 
-static const dsc_device_table table = {.destroy = destroy,
-                                       .alloc = device_alloc,
-                                       .free = device_free,
-                                       .upload = upload,
-                                       .download = download,
-                                       .host_alloc = host_alloc,
-                                       .host_free = host_free,
-                                       .queue_open = queue_open,
-                                       .queue_close = queue_close,
-                                       .queue_sync = queue_sync,
-                                       .queue_wait = queue_wait,
-                                       .event_open = event_open,
-                                       .event_close = event_close,
-                                       .event_record = event_record,
-                                       .event_sync = event_sync,
-                                       .event_elapsed = event_elapsed,
-                                       .record_begin = record_begin,
-                                       .record_end = record_end,
-                                       .replay = replay,
-                                       .record_free = record_free,
-                                       .choices = dsc_cuda_choices,
-                                       .preset = dsc_cuda_preset,
-                                       .conv_open = dsc_cuda_conv_open,
-                                       .conv_close = dsc_cuda_conv_close,
-#define ENTRY(name) .name = dsc_cuda_##name,
-                                       DSC_OPERATIONS(ENTRY, ENTRY)
+static dsc_status conv_open(dsc_conv *conv) {
+    DSC_CUDA_ON(dsc_cuda_of(conv->device)->ordinal);
+    return dsc_cuda_conv_open(conv);
+}
+
+static void conv_close(dsc_conv *conv) {
+    DSC_CUDA_ON_QUIETLY(dsc_cuda_of(conv->device)->ordinal);
+    dsc_cuda_conv_close(conv);
+}
+
+/* The operations are filled in when the first device is opened. */
+static dsc_device_table table = {.destroy = destroy,
+                                 .alloc = dsc_cuda_alloc,
+                                 .free = dsc_cuda_free,
+                                 .upload = upload,
+                                 .download = download,
+                                 .check_memory = dsc_cuda_check_memory,
+                                 .enter = enter,
+                                 .leave = leave,
+                                 .host_alloc = dsc_cuda_host_alloc,
+                                 .host_free = dsc_cuda_host_free,
+                                 .queue_open = queue_open,
+                                 .queue_wrap = queue_wrap,
+                                 .queue_rewrap = queue_rewrap,
+                                 .queue_stream = queue_stream,
+                                 .queue_close = queue_close,
+                                 .queue_sync = queue_sync,
+                                 .queue_wait = queue_wait,
+                                 .event_open = event_open,
+                                 .event_close = event_close,
+                                 .event_record = event_record,
+                                 .event_sync = event_sync,
+                                 .event_elapsed = event_elapsed,
+                                 .record_begin = record_begin,
+                                 .record_end = record_end,
+                                 .replay = replay,
+                                 .record_free = record_free,
+                                 .choices = dsc_cuda_choices,
+                                 .preset = dsc_cuda_preset,
+                                 .conv_open = conv_open,
+                                 .conv_close = conv_close};
+
+static void fill_in_operations(void) {
+#define ENTRY(name) table.name = dsc_cuda_operations_on_gpu()->name;
+    DSC_OPERATIONS(ENTRY, ENTRY)
 #undef ENTRY
-};
+}
 
 /* Counts the GPUs; fails, with the reason, when there is none. */
 static dsc_status count_gpus(int *count) {
@@ -578,11 +610,11 @@ static void describe(dsc_device *device, const char *name, const struct cudaDevi
     snprintf(dnn, sizeof dnn, "cuDNN %d.%d", version / 10000, version % 10000 / 100);
 #endif
     snprintf(device->description, sizeof device->description, "%s: %.64s, %.1f GiB, CUDA %d.%d, %s%s", name,
-             gpu_facts->name, gib(gpu_facts->totalGlobalMem), runtime / 1000, runtime % 1000 / 10, dnn,
-             device->tunes ? ", tuned" : "");
+             gpu_facts->name, (double)gpu_facts->totalGlobalMem / (1 << 30), runtime / 1000,
+             runtime % 1000 / 10, dnn, device->tunes ? ", tuned" : "");
 }
 
-/* Looks at the GPU, and makes it the thread's. */
+/* Looks at the GPU. */
 static dsc_status look_at(int ordinal, dsc_cuda *own, struct cudaDeviceProp *facts) {
     DSC_CUDA_TRY(cudaGetDeviceProperties(facts, ordinal));
     own->ordinal = ordinal;
@@ -595,23 +627,25 @@ static dsc_status look_at(int ordinal, dsc_cuda *own, struct cudaDeviceProp *fac
                         "device cpu",
                         ordinal, facts->name, facts->major, facts->minor, OLDEST_CAPABILITY / 10,
                         OLDEST_CAPABILITY % 10);
-    DSC_CUDA_TRY(cudaSetDevice(ordinal));
+    DSC_CUDA_ON(ordinal);
     DSC_CUDA_TRY(cudaFree(NULL)); /* creates the GPU's context now, so that its errors appear here */
     return DSC_OK;
 }
 
 static dsc_status cuda_open(dsc_device *device, const dsc_device_options *options) {
     struct cudaDeviceProp facts;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
     int count, strict = strcmp(options->name, "cuda:fp32") == 0;
-    gpu *g;
+    dsc_cuda *own;
+    pthread_once(&once, fill_in_operations);
     DSC_TRY(count_gpus(&count));
-    DSC_TRY(dsc_memory_alloc(1, sizeof *g, &g));
-    dsc_status status = look_at(options->ordinal % count, &g->shared, &facts);
+    DSC_TRY(dsc_memory_alloc(1, sizeof *own, &own));
+    dsc_status status = look_at(options->ordinal % count, own, &facts);
     if (status != DSC_OK)
-        dsc_memory_free(&g);
+        dsc_memory_free(&own);
     DSC_TRY(status);
-    g->shared.strict = strict;
-    pthread_mutex_init(&g->lock, NULL);
+    own->strict = strict;
+    pthread_mutex_init(&own->lock, NULL);
     device->table = &table;
     device->name = "cuda";
     device->is_host = 0;
@@ -619,7 +653,7 @@ static dsc_status cuda_open(dsc_device *device, const dsc_device_options *option
     device->tunes = options->tune;
     device->threads = options->threads > 0 ? options->threads : omp_get_num_procs();
     device->identity = dsc_hash_bytes(1, &facts.uuid, sizeof facts.uuid) | 1;
-    device->state = g;
+    device->state = own;
     describe(device, strict ? "cuda:fp32" : "cuda", &facts);
     return DSC_OK;
 }

@@ -376,8 +376,7 @@ static dsc_status solve_all(call *c, dsc_cuda_job job) {
 /* ---- entries ---- */
 
 static dsc_status begin(call *c, const char *op, dsc_queue *q, dsc_solve_item *items, int64_t count) {
-    if (q->recording)
-        return DSC_FAIL(DSC_E_INVALID, "%s: cannot be recorded; end the recording first", op);
+    DSC_TRY(dsc_cuda_refuse_recording(q, op));
     *c = (call){.op = op, .at = *dsc_cuda_at(q), .items = items, .count = count};
     c->wide = items[0].a.dtype == DSC_F64;
     c->type = c->wide ? CUDA_R_64F : CUDA_R_32F;

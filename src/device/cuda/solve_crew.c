@@ -234,14 +234,12 @@ void dsc_cuda_solver_close(dsc_device *device) {
     dsc_cuda *own = dsc_cuda_of(device);
     if (!own->solver)
         return;
-    (void)cudaSetDevice(own->ordinal);
     destroy_solver(own->solver);
     own->solver = NULL;
 }
 
 static dsc_status fill_in(dsc_cuda_solver *s) {
     enum { FIRST_COUNT = 256 };
-    DSC_TRY(dsc_cuda_use(s->device));
     DSC_CUDA_TRY(cudaEventCreateWithFlags(&s->ready, cudaEventDisableTiming));
     DSC_TRY(make_worker(&s->caller, 0));
     DSC_TRY(dsc_cuda_solver_reserve(s, FIRST_COUNT));
@@ -278,7 +276,6 @@ dsc_status dsc_cuda_solver_enter(dsc_device *device, dsc_cuda_solver **out) {
         own->solver = s;
     pthread_mutex_unlock(&making);
     DSC_TRY(status);
-    DSC_TRY(dsc_cuda_use(device));
     pthread_mutex_lock(&s->call);
     *out = s;
     return DSC_OK;

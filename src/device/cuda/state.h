@@ -1,6 +1,7 @@
 /* What the files of the cuda backend share: the state of a device and of a queue, and how errors are raised.
  *
- *   cuda.c          life, memory, queues, events, recordings, the table
+ *   cuda.c          life, queues, events, recordings, the table;  memory.c: memory
+ *   operations.cu   makes the GPU current for every operation (current.h)
  *   products.c      cuBLAS: single products;  grouped.c/.cu: many products at once, on tensor cores
  *   solve.c         cuSOLVER: eigen solves and inverses, many at once on streams of their own
  *   conv.c          cuDNN: convolutions
@@ -17,10 +18,18 @@
 #include "device/cuda/launch.h"
 #include "device/table.h"
 
+#include <pthread.h>
+
 #ifndef DSC_EMULATED
 #include <cublas_v2.h>
 #include <cudnn.h>
 #endif
+
+/* A piece of memory that is allocated. */
+typedef struct dsc_cuda_block {
+    void *data;
+    size_t bytes;
+} dsc_cuda_block;
 
 typedef struct dsc_cuda {
     int ordinal;         /* of the GPU */
@@ -29,12 +38,17 @@ typedef struct dsc_cuda {
     int multiprocessors; /* how many */
     size_t shared;       /* bytes of shared memory that a block may have */
     void *solver;        /* solve.c's own, made at its first use */
+    /* memory.c's own: what is allocated, guarded by `lock` */
+    pthread_mutex_t lock;
+    dsc_cuda_block *blocks;
+    int64_t block_count, block_capacity;
 } dsc_cuda;
 
 enum { DSC_CUDA_SCRATCH = 16 << 20, DSC_CUDA_TICKETS = 4096 };
 
 typedef struct dsc_cuda_queue {
     cudaStream_t stream;
+    int wrapped;        /* the stream is the caller's */
     dsc_cuda_launch at; /* what launches need */
     int recording;
 #ifndef DSC_EMULATED
@@ -53,9 +67,21 @@ static inline dsc_cuda_queue *dsc_cuda_queue_of(const dsc_queue *q) {
     return (dsc_cuda_queue *)q->state;
 }
 
-/* Makes the device's GPU the thread's current one: first thing in entries that call the runtime's allocation
- * or may run in a new thread. */
+/* Makes the device's GPU the current one of a thread of the library's own. In a caller's thread it is current
+ * while a function of the table runs (current.h). */
 dsc_status dsc_cuda_use(const dsc_device *device) DSC_MUST_CHECK;
+
+/* Allocates zeroed memory of the current GPU. Our streams do not wait for the one that fills in the zeros, so
+ * the call does. */
+dsc_status dsc_cuda_take_zeroed(size_t bytes, void **out) DSC_MUST_CHECK;
+
+/* What frees may be called by a garbage collector while the caller captures a stream into a graph: in relaxed
+ * mode the capture goes on. Returns the mode before. */
+enum cudaStreamCaptureMode dsc_cuda_capture_mode(enum cudaStreamCaptureMode mode);
+
+/* Fails, with the name of an operation that waits or copies from or to the host, while the queue is being
+ * recorded by the library, or its stream captured into a graph by the caller. */
+dsc_status dsc_cuda_refuse_recording(const dsc_queue *q, const char *what) DSC_MUST_CHECK;
 
 #ifndef DSC_EMULATED
 /* DSC_CUDA_TRY for cuBLAS and cuDNN. */
