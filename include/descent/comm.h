@@ -40,13 +40,21 @@ typedef struct dsc_comm_options {
     /* 1: dsc_comm_survivors will be able to continue without lost ranks. For "mpi"; "self" has no other
      * ranks, and "nccl" is refused. All pairs of ranks are connected at creation. */
     int survive;
+    /* NULL (the default): all ranks. Otherwise the address of an MPI_Comm of the caller's, who has initialised
+     * MPI: its ranks. It is duplicated, so it stays the caller's. For "auto", "mpi" and "nccl". */
+    const void *mpi_comm;
 } dsc_comm_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_comm_options_init_sized(dsc_comm_options *options, size_t size);
 #define dsc_comm_options_init(options) dsc_comm_options_init_sized((options), sizeof *(options))
-/* Makes the communicator of all ranks. Collective. "mpi" initialises MPI unless the program has done so,
- * and then finalises it when the last communicator is destroyed. */
+/* Makes the communicator of all ranks. Collective. "mpi" initialises MPI unless the program has done so. MPI
+ * that was initialised here is finalised when the process ends with exit status 0 and all communicators have
+ * been destroyed; otherwise it is not, so that the launcher notices and ends the other ranks.
+ *
+ * "auto" fails with DSC_E_COMM in a process that was started by a launcher which is not MPI's (torchrun:
+ * WORLD_SIZE > 1 and RANK are set): its ranks are connected by one of the two functions at the end of this
+ * header, dsc_comm_create_from_functions and dsc_comm_create_from_contact. */
 DSC_API dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) DSC_MUST_CHECK;
 /* Waits for operations in flight; where a wait has timed out or an alarm was raised it calls dsc_comm_abandon
  * instead. Collective. Accepts NULL and *comm == NULL. */
@@ -63,7 +71,8 @@ DSC_API int dsc_comm_local_size(const dsc_comm *comm);
 /* Number of CPU threads for this rank: the CPUs it is bound to, divided among the ranks of the node that are
  * bound to the same CPUs. */
 DSC_API int dsc_comm_threads(const dsc_comm *comm);
-/* "self", "mpi" or "nccl"; and one line with the library and its version. Owned by the communicator. */
+/* "self", "mpi", "nccl" or "functions"; and one line with the library and its version. Owned by the
+ * communicator. */
 DSC_API const char *dsc_comm_name(const dsc_comm *comm);
 DSC_API const char *dsc_comm_description(const dsc_comm *comm);
 
@@ -205,6 +214,112 @@ DSC_API dsc_status dsc_buckets_ready(dsc_buckets *buckets, int64_t index) DSC_MU
 DSC_API dsc_status dsc_buckets_wait(dsc_buckets *buckets) DSC_MUST_CHECK;
 /* The number of buckets. */
 DSC_API int64_t dsc_buckets_count(const dsc_buckets *buckets);
+
+/* ---- communicators of the caller's own ---- For programs whose ranks are connected by something else than
+ * MPI. A function of the caller's that fails returns a status and sets the message with dsc_error_set; the
+ * library puts the name of the function before it. */
+
+typedef enum dsc_comm_op {
+    DSC_COMM_ALLREDUCE,
+    DSC_COMM_REDUCE,
+    DSC_COMM_BROADCAST,
+    DSC_COMM_ALLGATHER,
+    DSC_COMM_REDUCE_SCATTER,
+    DSC_COMM_SEND,
+    DSC_COMM_RECV,
+    DSC_COMM_BARRIER
+} dsc_comm_op;
+
+/* One operation on host memory. `count` is the number of elements of the vector, in all-gather and
+ * reduce-scatter that of one rank's part; it is at most dsc_comm_options.message_limit.
+ *
+ *   op               send          recv
+ *   all-reduce       the vector    the same memory
+ *   reduce           the vector    the result, at the root; may be the same memory
+ *   broadcast        the vector    the same memory
+ *   all-gather       own part      all parts; the own part may be in its place already
+ *   reduce-scatter   all parts     own part of the result, in other memory
+ *   send             the vector    not used
+ *   recv             not used      the vector
+ *   barrier          not used      not used */
+typedef struct dsc_comm_message {
+    size_t size;
+    dsc_comm_op op;
+    dsc_reduction reduction;
+    dsc_dtype dtype; /* every type; BF16 and F16 are added in float32 and rounded */
+    int peer;        /* root, destination or source */
+    int tag;         /* 0 .. 32767; messages between two ranks with the same tag arrive in order */
+    const void *send;
+    void *recv;
+    int64_t count;
+} dsc_comm_message;
+
+/* A communicator made of functions, all on host memory; GPU tensors are copied over the host. Everything that
+ * works with "mpi" works with it, except dsc_comm_options.survive.
+ *
+ * The functions of one context are called by one thread at a time. With dsc_comm_options.thread_multiple,
+ * which adpsgd needs, functions of different contexts (a communicator and one split from it) are called by
+ * several threads at the same time, also by threads that the library has created. */
+typedef struct dsc_comm_functions dsc_comm_functions;
+struct dsc_comm_functions {
+    size_t size;
+    const char *name; /* for messages and dsc_comm_description; copied */
+    void *context;
+    int rank, ranks, local_rank, local_ranks; /* local: among the ranks of this node */
+    /* Starts one operation and returns without waiting for other ranks; *handle is passed to test and wait.
+     * The message struct is valid during the call only, its memory until the operation is complete. All ranks
+     * start collective operations in the same order. */
+    dsc_status (*start)(void *context, const dsc_comm_message *message, void **handle);
+    /* *done = 1 when the operation is complete, otherwise 0; does not wait. Waits that are limited in time
+     * use it. Once an operation is complete, or when its test or wait has failed, its handle is not used
+     * again. */
+    dsc_status (*test)(void *context, void *handle, int *done);
+    dsc_status (*wait)(void *context, void *handle);
+    /* Makes the communicator of all ranks that pass the same colour, ordered by key, then by rank, and fills
+     * in everything of `child` but its size; name and functions are already those of the parent. Does nothing
+     * to `child` for a negative colour. Collective. NULL: dsc_comm_split is refused. */
+    dsc_status (*split)(void *context, int colour, int key, dsc_comm_functions *child);
+    /* Frees a context; called once for every context, in which operations may still be in flight when the
+     * communicator was abandoned. It must not wait for other ranks then. May be NULL. */
+    void (*close)(void *context);
+};
+
+/* Sets the defaults: one rank, no functions. The macro passes the size of the caller's struct. */
+DSC_API void dsc_comm_functions_init_sized(dsc_comm_functions *functions, size_t size);
+#define dsc_comm_functions_init(functions) dsc_comm_functions_init_sized((functions), sizeof *(functions))
+/* Makes a communicator of the caller's functions. The struct is copied; the context is the communicator's
+ * once this has succeeded, until it calls `close`. options: message_limit and thread_multiple as for
+ * dsc_comm_create; kind "nccl" moves GPU tensors by NCCL, others are ignored; NULL: the defaults.
+ * Collective. */
+DSC_API dsc_status dsc_comm_create_from_functions(const dsc_comm_functions *functions,
+                                                  const dsc_comm_options *options,
+                                                  dsc_comm **out) DSC_MUST_CHECK;
+
+/* A communicator on NCCL alone, without MPI: the caller only provides the first contact of the ranks. */
+typedef struct dsc_comm_contact {
+    size_t size;
+    void *context;
+    int rank, ranks, local_rank, local_ranks; /* local: among the ranks of this node */
+    /* all[ranks * bytes] = the `bytes` bytes at `own` of every rank, in rank order; the two do not overlap.
+     * Collective; blocks. */
+    dsc_status (*exchange)(void *context, const void *own, size_t bytes, void *all);
+    /* Frees the context; called once, when this communicator is destroyed. May be NULL. */
+    void (*close)(void *context);
+} dsc_comm_contact;
+
+/* Sets the defaults: one rank, no functions. The macro passes the size of the caller's struct. */
+DSC_API void dsc_comm_contact_init_sized(dsc_comm_contact *contact, size_t size);
+#define dsc_comm_contact_init(contact) dsc_comm_contact_init_sized((contact), sizeof *(contact))
+/* GPU tensors go through NCCL, as with kind "nccl". Host tensors of this communicator go through `exchange`,
+ * when they are begun, so they should be small: agreements, counts. Host tensors of communicators that are
+ * split from it, and all messages from and to host memory, go through the GPU, and the host waits for them.
+ * For that dsc_comm_use_queue must have been called with a queue of the GPU before the split; those
+ * communicators must be destroyed before the queue. The struct is copied; the context is the communicator's
+ * once this has succeeded. options: message_limit and thread_multiple as for dsc_comm_create; NULL: the
+ * defaults. Collective. */
+DSC_API dsc_status dsc_comm_create_from_contact(const dsc_comm_contact *contact,
+                                                const dsc_comm_options *options,
+                                                dsc_comm **out) DSC_MUST_CHECK;
 
 #ifdef __cplusplus
 }

@@ -28,6 +28,8 @@ typedef struct dsc_nccl_functions {
     dsc_status (*inherit)(dsc_comm *comm, dsc_comm *parent);
     /* Aborts the operations of all communicators of this process, without waiting. */
     void (*abort)(void);
+    /* A new id [DSC_NCCL_ID_BYTES] for a communicator, made by one of its ranks. */
+    dsc_status (*make_id)(unsigned char *id);
 } dsc_nccl_functions;
 
 /* The functions that the modules export. Defined only where MPI, or NCCL, was found. */

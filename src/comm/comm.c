@@ -21,8 +21,7 @@ void dsc_comm_options_init_sized(dsc_comm_options *options, size_t size) {
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
-/* Copies the caller's options over the defaults and checks them. */
-static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *out) {
+dsc_status dsc_comm_read_options(const dsc_comm_options *given, dsc_comm_options *out) {
     dsc_comm_options_init(out);
     DSC_TRY(dsc_versioned_read("comm", given, sizeof *out, out));
     if (!out->kind)
@@ -34,6 +33,9 @@ static dsc_status read_options(const dsc_comm_options *given, dsc_comm_options *
             DSC_E_INVALID,
             "communicator options: message_limit %lld: must be 1 to %d elements, or 0 for the most",
             (long long)out->message_limit, INT_MAX);
+    if (out->mpi_comm && strcmp(out->kind, "self") == 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "communicator kind 'self' with an MPI communicator: use auto, mpi or nccl");
     if (out->survive && strcmp(out->kind, "nccl") == 0)
         return DSC_FAIL(DSC_E_UNSUPPORTED, "communicator kind 'nccl' cannot continue without a rank that was "
                                            "lost (survive): use mpi, which copies over the host");
@@ -129,30 +131,45 @@ void dsc_comm_destroy(dsc_comm **comm) {
     dsc_memory_free(comm);
 }
 
-dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) {
-    dsc_comm_options o;
-    open_function open = NULL;
-    const dsc_nccl_functions *nccl = NULL;
-    DSC_TRY(read_options(options, &o));
-    if (strcmp(o.kind, "nccl") == 0)
-        DSC_TRY(dsc_nccl_find(&nccl));
-    DSC_TRY(choose(o.kind, &open));
+dsc_status dsc_comm_alloc(const dsc_comm_options *options, dsc_comm **out) {
     dsc_comm *comm = NULL;
+    const dsc_nccl_functions *nccl = NULL;
     dsc_status status;
-    /* Everything that can fail on one rank alone comes before the first collective step. */
+    if (strcmp(options->kind, "nccl") == 0)
+        DSC_TRY(dsc_nccl_find(&nccl));
     DSC_TRY(dsc_memory_alloc(1, sizeof *comm, &comm));
-    comm->message_limit = o.message_limit;
-    comm->thread_multiple = o.thread_multiple;
+    comm->message_limit = options->message_limit;
+    comm->thread_multiple = options->thread_multiple;
     comm->nccl = nccl;
     DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *comm->counters, &comm->counters), fail);
     atomic_init(&comm->counters->users, 1);
+    *out = comm;
+    return DSC_OK;
+fail:
+    dsc_memory_free(&comm);
+    return status;
+}
+
+void dsc_comm_finish(dsc_comm *comm) {
+    if (comm->nccl)
+        comm->nccl->describe(comm);
+    if (comm->size > 1)
+        dsc_error_set_rank(comm->rank);
+}
+
+dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) {
+    dsc_comm_options o;
+    open_function open = NULL;
+    dsc_comm *comm = NULL;
+    dsc_status status;
+    /* Everything that can fail on one rank alone comes before the first collective step. */
+    DSC_TRY(dsc_comm_read_options(options, &o));
+    DSC_TRY(dsc_comm_alloc(&o, &comm));
+    DSC_TRY_GOTO(status, choose(o.kind, &open), fail);
     DSC_TRY_GOTO(status, open(comm, &o), fail);
     if (open != dsc_self_open)
         DSC_TRY_GOTO(status, check_launch(comm), fail);
-    if (nccl)
-        nccl->describe(comm);
-    if (comm->size > 1)
-        dsc_error_set_rank(comm->rank);
+    dsc_comm_finish(comm);
     *out = comm;
     return DSC_OK;
 fail:
@@ -179,6 +196,7 @@ static void share_counters(const dsc_comm *comm, dsc_comm *child) {
 
 dsc_status dsc_comm_split(dsc_comm *comm, int colour, int key, dsc_comm **out) {
     dsc_comm *child;
+    DSC_TRY(dsc_comm_check("split", comm));
     DSC_TRY(dsc_memory_alloc(1, sizeof *child, &child));
     inherit(comm, child);
     dsc_status status = comm->table->split(comm, colour, key, child);
@@ -245,6 +263,7 @@ void dsc_comm_abort(dsc_comm *comm, int exit_status) {
 /* ---- the queue ---- */
 
 dsc_status dsc_comm_use_queue(dsc_comm *comm, dsc_queue *queue) {
+    DSC_TRY(dsc_comm_check("use_queue", comm));
     comm->queue = queue;
     if (comm->nccl && queue && !dsc_device_is_host(dsc_queue_device(queue)))
         DSC_TRY(comm->nccl->use(comm));

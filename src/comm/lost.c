@@ -182,7 +182,8 @@ void dsc_comm_abandon(dsc_comm **comm) {
         return;
     }
     *comm = NULL;
-    cancel_receives(c);
+    if (c->table->cancel)
+        cancel_receives(c);
     c->table->abandon(c);
     dsc_memory_keep(c);
 }

@@ -4,7 +4,7 @@
  * rank) and cut long messages into pieces. A backend starts, tests and waits for one piece at a time; its
  * handles are opaque here.
  *
- * A communicator has a table that moves host memory (self, mpi). It may have a second one that moves
+ * A communicator has a table that moves host memory (self, mpi, functions, contact). It may have a second one that moves
  * memory of its queue's GPU, in the order of that queue (nccl). Without the second, GPU memory is copied
  * to the host and back (staging.c). */
 #ifndef DSC_COMM_TABLE_H
@@ -15,17 +15,6 @@
 #include "device/table.h"
 
 #include <stdatomic.h>
-
-typedef enum dsc_comm_op {
-    DSC_COMM_ALLREDUCE,
-    DSC_COMM_REDUCE,
-    DSC_COMM_BROADCAST,
-    DSC_COMM_ALLGATHER,
-    DSC_COMM_REDUCE_SCATTER,
-    DSC_COMM_SEND,
-    DSC_COMM_RECV,
-    DSC_COMM_BARRIER
-} dsc_comm_op;
 
 /* One operation, or one piece of a long one. `count` is the number of elements of the vector; in
  * all-gather and reduce-scatter that of one rank's part.
@@ -83,7 +72,7 @@ typedef struct dsc_comm_table {
     dsc_status (*barrier)(dsc_comm *comm);
     /* Sends messages that were held back to be grouped; NULL: none are held back. */
     dsc_status (*flush)(dsc_comm *comm);
-    /* Cancels a receive in flight, where that is possible. */
+    /* Cancels a receive in flight, where that is possible; NULL: it never is. */
     void (*cancel)(dsc_comm *comm, dsc_piece *piece);
     /* Instead of close: does not wait for other ranks, and keeps what operations in flight need. NULL:
      * `close` never waits, and cancel, is_last, look and survivors are NULL, too. */
@@ -134,6 +123,7 @@ struct dsc_request {
 };
 
 enum { DSC_COMM_MESSAGE_SIZE = 2048 }; /* of the error text that dsc_comm_agree passes on */
+enum { DSC_NCCL_ID_BYTES = 128 };      /* of NCCL's name for a communicator that is to be made */
 
 struct dsc_comm {
     const dsc_comm_table *table;
@@ -146,8 +136,10 @@ struct dsc_comm {
     const dsc_comm_table *device_table; /* moves memory of the queue's GPU; NULL: copied over the host */
     void *device_state;
     const struct dsc_nccl_functions *nccl; /* created as "nccl"; NULL: not (backends.h) */
-    int thread_multiple;                   /* as in the options */
-    int alone_too;                         /* 1: one rank uses the transport as well; set by tests */
+    int has_nccl_id; /* 1: all ranks know nccl_id already, and dsc_nccl_functions.inherit uses it */
+    unsigned char nccl_id[DSC_NCCL_ID_BYTES];
+    int thread_multiple; /* as in the options */
+    int alone_too;       /* 1: one rank uses the transport as well; set by tests */
     dsc_request *requests, *free_requests;
     dsc_staging *free_staging;
     double timeout;   /* seconds; 0: none */
@@ -228,6 +220,25 @@ dsc_status dsc_staging_finish(dsc_request *request) DSC_MUST_CHECK;
 void dsc_staging_return(dsc_request *request);
 /* Frees the staging memory that the communicator keeps. */
 void dsc_staging_drop(dsc_comm *comm);
+
+/* ---- making communicators ---- */
+
+/* Copies the caller's options (NULL: none) over the defaults and checks them. */
+dsc_status dsc_comm_read_options(const dsc_comm_options *given, dsc_comm_options *out) DSC_MUST_CHECK;
+/* An empty communicator, whose table, state, ranks, threads and description a backend fills in. Kind "nccl"
+ * needs NCCL. */
+dsc_status dsc_comm_alloc(const dsc_comm_options *options, dsc_comm **out) DSC_MUST_CHECK;
+/* Completes the description of a new communicator, and makes messages of this process name its rank. */
+void dsc_comm_finish(dsc_comm *comm);
+/* Sets comm->threads to this rank's share of the CPUs that it is bound to. Collective. */
+dsc_status dsc_comm_share_cpus(dsc_comm *comm) DSC_MUST_CHECK;
+/* DSC_E_INVALID unless 0 <= rank < ranks and 0 <= local_rank < local_ranks <= ranks. */
+dsc_status dsc_comm_check_ranks(const char *name, int rank, int ranks, int local_rank,
+                                int local_ranks) DSC_MUST_CHECK;
+/* A hash that is equal on all ranks of a node. */
+uint64_t dsc_comm_node(void);
+/* DSC_E_INVALID when there is no communicator; `what` names the operation. */
+dsc_status dsc_comm_check(const char *what, const dsc_comm *comm) DSC_MUST_CHECK;
 
 /* Number of processes that a launcher has started, from its environment variables; 1 when there is a launcher
  * that does not give the number, 0 without a launcher. */

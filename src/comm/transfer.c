@@ -362,6 +362,7 @@ static dsc_status check_and_begin(dsc_comm *comm, dsc_traffic traffic, dsc_trans
     const char *name = names[transfer.op];
     int message = transfer.op == DSC_COMM_SEND || transfer.op == DSC_COMM_RECV;
     int gather = dsc_comm_is_gather(transfer.op);
+    DSC_TRY(dsc_comm_check(name, comm));
     if ((unsigned)traffic >= DSC_TRAFFIC_COUNT)
         return DSC_FAIL(DSC_E_INVALID, "%s: traffic kind %d is unknown", name, (int)traffic);
     if (transfer.reduction != DSC_SUM && transfer.reduction != DSC_MAX && transfer.reduction != DSC_MIN)
@@ -428,6 +429,7 @@ dsc_status dsc_comm_recv_begin(dsc_comm *comm, int from, int tag, dsc_tensor *t,
 dsc_status dsc_comm_barrier(dsc_comm *comm) {
     const dsc_transfer transfer = {.op = DSC_COMM_BARRIER};
     dsc_request *request = NULL;
+    DSC_TRY(dsc_comm_check("barrier", comm));
     DSC_TRY(flush(comm));
     if (comm->size == 1)
         return DSC_OK;
@@ -459,6 +461,7 @@ static dsc_status make_safe(dsc_comm *comm, const dsc_tensor *t, dsc_tensor *saf
 dsc_status dsc_comm_allreduce(dsc_comm *comm, dsc_traffic traffic, dsc_reduction op, dsc_tensor *t) {
     dsc_request *request = NULL;
     dsc_tensor safe;
+    DSC_TRY(dsc_comm_check("allreduce", comm));
     DSC_TRY(check_tensor("allreduce", t));
     DSC_TRY(make_safe(comm, t, &safe));
     DSC_TRY(dsc_comm_allreduce_begin(comm, traffic, op, &safe, &request));
@@ -468,6 +471,7 @@ dsc_status dsc_comm_allreduce(dsc_comm *comm, dsc_traffic traffic, dsc_reduction
 dsc_status dsc_comm_broadcast(dsc_comm *comm, dsc_traffic traffic, int root, dsc_tensor *t) {
     dsc_request *request = NULL;
     dsc_tensor safe;
+    DSC_TRY(dsc_comm_check("broadcast", comm));
     DSC_TRY(check_peer("broadcast", comm, root));
     DSC_TRY(check_tensor("broadcast", t));
     DSC_TRY(make_safe(comm, t, &safe));
@@ -495,6 +499,7 @@ dsc_status dsc_comm_run(dsc_comm *comm, const dsc_transfer *transfer) {
 
 /* First finds the lowest failing rank (`size` when there is none), then broadcasts its status and message. */
 dsc_status dsc_comm_agree(dsc_comm *comm, dsc_status own) {
+    DSC_TRY(dsc_comm_check("agree", comm));
     int32_t lowest = own == DSC_OK ? comm->size : comm->rank;
     dsc_transfer transfer = {.op = DSC_COMM_ALLREDUCE,
                              .reduction = DSC_MIN,

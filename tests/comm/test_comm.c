@@ -781,7 +781,7 @@ static void test_properties(void **state) {
     EXPECT(size > 1 || threads == cpus);
     const dsc_mpi_functions *mpi = NULL;
     EXPECT_OK(dsc_mpi_find_running(&mpi));
-    EXPECT((mpi != NULL) == (strcmp(expected_name, "mpi") == 0)); /* self does not even initialise MPI */
+    EXPECT((mpi != NULL) == (strcmp(expected_name, "self") != 0)); /* self does not even initialise MPI */
     all_fine(world);
 }
 

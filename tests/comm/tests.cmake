@@ -22,6 +22,37 @@ if(DSC_HAVE_MPI)
                          SKIP_RETURN_CODE 77 ENVIRONMENT "${descent_mpi_environment}")
   endforeach()
 endif()
+# functions_test(NAME SOURCES files... ROOMS rooms... RANKS 1 2 ... [ARGS args...]): a program of this or another folder, over
+# a communicator of functions (by_functions.c).
+function(functions_test name)
+  if(NOT DSC_HAVE_MPI)
+    return()
+  endif()
+  cmake_parse_arguments(TEST "" "" "SOURCES;ROOMS;RANKS;ARGS" ${ARGN})
+  descent_test(${name}-functions SOURCES ${TEST_SOURCES} comm/by_functions.c ROOMS ${TEST_ROOMS} RANKS ${TEST_RANKS}
+               ARGS ${TEST_ARGS})
+  target_link_options(test_${name}-functions PRIVATE -Wl,--wrap=dsc_comm_create)
+endfunction()
+
+functions_test(comm SOURCES comm/test_comm.c ROOMS comm RANKS 1 2 3 4 ARGS functions)
+functions_test(buckets SOURCES comm/test_buckets.c ROOMS comm RANKS 2 3)
+functions_test(comm-threads SOURCES comm/test_threads.c ROOMS comm RANKS 2)
+functions_test(gossip SOURCES consensus/test_gossip.c ROOMS consensus RANKS 2 3)
+functions_test(adpsgd SOURCES consensus/test_adpsgd.c ROOMS consensus RANKS 2)
+functions_test(average SOURCES consensus/test_average.c ROOMS consensus RANKS 2 3)
+functions_test(kfac-strategies SOURCES kfac/test_strategies.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 2 3)
+if(DSC_HAVE_MPI)
+  foreach(ranks IN ITEMS 2 3)
+    add_test(NAME comm-functions-limited-n${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${DESCENT_MPIEXEC_FLAGS} -n ${ranks}
+             $<TARGET_FILE:test_comm-functions> functions limited)
+    set_tests_properties(comm-functions-limited-n${ranks} PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} PROCESSORS 2
+                         SKIP_RETURN_CODE 77 ENVIRONMENT "${descent_mpi_environment}")
+    add_test(NAME comm-functions-far-n${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${DESCENT_MPIEXEC_FLAGS} -n ${ranks}
+             $<TARGET_FILE:test_comm-functions> functions)
+    set_tests_properties(comm-functions-far-n${ranks} PROPERTIES TIMEOUT ${DESCENT_TEST_TIMEOUT} PROCESSORS 2 LABELS far
+                         SKIP_RETURN_CODE 77 ENVIRONMENT "${descent_mpi_environment};DESCENT_TEST_DEVICE=far")
+  endforeach()
+endif()
 if(DSC_HAVE_NCCL)
   descent_test(comm-nccl SOURCES comm/test_nccl.c ROOMS comm RANKS 1 2 4 LABELS cuda)
 endif()

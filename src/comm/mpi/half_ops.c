@@ -1,62 +1,37 @@
 #include "comm/mpi/half_ops.h"
 
-#include "descent/comm.h"
-#include "device/half.h"
-
-static inline float combine(float a, float b, dsc_reduction reduction) {
-    switch (reduction) {
-    case DSC_SUM:
-        break;
-    case DSC_MAX:
-        return a > b ? a : b;
-    case DSC_MIN:
-        return a < b ? a : b;
-    }
-    return a + b;
-}
-
-static inline void reduce_bf16(const uint16_t *in, uint16_t *inout, int n, dsc_reduction reduction) {
-    for (int i = 0; i < n; i++)
-        inout[i] =
-            dsc_bf16_from_float(combine(dsc_bf16_to_float(in[i]), dsc_bf16_to_float(inout[i]), reduction));
-}
-
-static inline void reduce_f16(const uint16_t *in, uint16_t *inout, int n, dsc_reduction reduction) {
-    for (int i = 0; i < n; i++)
-        inout[i] =
-            dsc_f16_from_float(combine(dsc_f16_to_float(in[i]), dsc_f16_to_float(inout[i]), reduction));
-}
+#include "comm/reduce.h"
 
 /* The functions MPI calls: one for each type and reduction, since it hands on nothing but the data. */
 
 static void bf16_sum(void *in, void *inout, int *n, MPI_Datatype *type) {
     (void)type;
-    reduce_bf16(in, inout, *n, DSC_SUM);
+    dsc_reduce_bf16(in, inout, *n, DSC_SUM);
 }
 
 static void bf16_max(void *in, void *inout, int *n, MPI_Datatype *type) {
     (void)type;
-    reduce_bf16(in, inout, *n, DSC_MAX);
+    dsc_reduce_bf16(in, inout, *n, DSC_MAX);
 }
 
 static void bf16_min(void *in, void *inout, int *n, MPI_Datatype *type) {
     (void)type;
-    reduce_bf16(in, inout, *n, DSC_MIN);
+    dsc_reduce_bf16(in, inout, *n, DSC_MIN);
 }
 
 static void f16_sum(void *in, void *inout, int *n, MPI_Datatype *type) {
     (void)type;
-    reduce_f16(in, inout, *n, DSC_SUM);
+    dsc_reduce_f16(in, inout, *n, DSC_SUM);
 }
 
 static void f16_max(void *in, void *inout, int *n, MPI_Datatype *type) {
     (void)type;
-    reduce_f16(in, inout, *n, DSC_MAX);
+    dsc_reduce_f16(in, inout, *n, DSC_MAX);
 }
 
 static void f16_min(void *in, void *inout, int *n, MPI_Datatype *type) {
     (void)type;
-    reduce_f16(in, inout, *n, DSC_MIN);
+    dsc_reduce_f16(in, inout, *n, DSC_MIN);
 }
 
 int dsc_half_ops_create(dsc_half_ops *ops) {

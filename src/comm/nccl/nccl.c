@@ -1,5 +1,5 @@
-/* NCCL moves GPU memory between ranks in the order of the communicator's queue, without the host. MPI does
- * everything else: host memory, groups, barriers, and setting up NCCL.
+/* NCCL moves GPU memory between ranks in the order of the communicator's queue, without the host. The table
+ * for host memory (mpi, functions, contact) does everything else: groups, barriers, and setting up NCCL.
  *
  * Operations run in a stream of their own, the lane, which a communicator shares with those split from it.
  * They therefore run in the order in which they were begun, and cannot block each other on the GPU, as
@@ -145,7 +145,7 @@ static dsc_status call(const nccl_state *s, const dsc_transfer *t) {
     case DSC_COMM_RECV:
         NCCL_TRY(s->comm, ncclRecv(t->recv, n, type, t->peer, s->comm, stream));
         break;
-    case DSC_COMM_BARRIER: /* done by MPI */
+    case DSC_COMM_BARRIER: /* done by the table for host memory */
         break;
     }
     return DSC_OK;
@@ -504,15 +504,26 @@ static void forgo_registering(void) {
     (void)setenv("NCCL_GRAPH_REGISTER", "0", 0);
 }
 
-/* Broadcasts rank 0's id of the NCCL communicator. */
-static dsc_status share_id(dsc_comm *comm, ncclUniqueId *id) {
+_Static_assert(sizeof(ncclUniqueId) == DSC_NCCL_ID_BYTES, "an id fits into its place in dsc_comm");
+
+static dsc_status nccl_make_id(unsigned char *id) {
+    ncclUniqueId made;
     forgo_registering();
-    ncclResult_t result = comm->rank == 0 ? ncclGetUniqueId(id) : ncclSuccess;
-    dsc_status own =
-        result == ncclSuccess ? DSC_OK : nccl_fail(result, NULL, "ncclGetUniqueId", __FILE__, __LINE__);
-    DSC_TRY(dsc_comm_agree(comm, own));
-    dsc_transfer transfer = {
-        .op = DSC_COMM_BROADCAST, .dtype = DSC_U8, .send = id, .recv = id, .count = sizeof *id};
+    NCCL_TRY(NULL, ncclGetUniqueId(&made));
+    memcpy(id, &made, sizeof made);
+    return DSC_OK;
+}
+
+/* Broadcasts rank 0's id of the NCCL communicator, unless all ranks know one already. */
+static dsc_status share_id(dsc_comm *comm) {
+    if (comm->has_nccl_id)
+        return DSC_OK;
+    DSC_TRY(dsc_comm_agree(comm, comm->rank == 0 ? nccl_make_id(comm->nccl_id) : DSC_OK));
+    dsc_transfer transfer = {.op = DSC_COMM_BROADCAST,
+                             .dtype = DSC_U8,
+                             .send = comm->nccl_id,
+                             .recv = comm->nccl_id,
+                             .count = sizeof comm->nccl_id};
     DSC_TRY(dsc_comm_run(comm, &transfer));
     return DSC_OK;
 }
@@ -537,8 +548,10 @@ static dsc_status make_state(int ordinal, lane *shared, nccl_state **out) {
  * program ends the job. */
 static dsc_status meet(dsc_comm *comm, nccl_state *s) {
     ncclUniqueId id;
-    memset(&id, 0, sizeof id);
-    DSC_TRY(share_id(comm, &id));
+    forgo_registering();
+    DSC_TRY(share_id(comm));
+    memcpy(&id, comm->nccl_id, sizeof id);
+    comm->has_nccl_id = 0; /* an id makes one communicator */
     DSC_CUDA_ON(s->lane->ordinal);
     ncclComm_t made = NULL;
     NCCL_TRY(NULL, ncclCommInitRank(&made, comm->size, id, comm->rank));
@@ -547,10 +560,12 @@ static dsc_status meet(dsc_comm *comm, nccl_state *s) {
     return DSC_OK;
 }
 
+/* With an id that is known already the communicator may have nothing but NCCL to agree by. */
 static dsc_status open_nccl(dsc_comm *comm, int ordinal, lane *shared) {
     nccl_state *s = NULL;
-    DSC_TRY(dsc_comm_agree(comm, make_state(ordinal, shared, &s)));
-    dsc_status status = meet(comm, s);
+    dsc_status status = make_state(ordinal, shared, &s);
+    DSC_TRY(comm->has_nccl_id ? status : dsc_comm_agree(comm, status));
+    status = meet(comm, s);
     if (status != DSC_OK)
         free_state(s);
     DSC_TRY(status);
@@ -602,8 +617,11 @@ static void nccl_describe(dsc_comm *comm) {
 }
 
 const dsc_module *dsc_nccl_module(void) {
-    static const dsc_nccl_functions functions = {
-        .describe = nccl_describe, .use = nccl_use, .inherit = nccl_inherit, .abort = nccl_abort};
+    static const dsc_nccl_functions functions = {.describe = nccl_describe,
+                                                 .use = nccl_use,
+                                                 .inherit = nccl_inherit,
+                                                 .abort = nccl_abort,
+                                                 .make_id = nccl_make_id};
     static const dsc_module module = {.version = DSC_VERSION_STRING, .name = "nccl", .table = &functions};
     return &module;
 }
