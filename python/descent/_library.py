@@ -533,7 +533,7 @@ def callback(function: Callable[..., None]) -> Callable[..., int]:
 
 # ---- loading ----
 
-_SONAME = "libdescent.so." + ".".join(__version__.split(".")[:2])
+_SONAME = "libdescent.so.0.2"  # soversion in cmake/libraries.cmake
 
 
 def _candidates() -> List[str]:
