@@ -49,8 +49,8 @@ typedef struct dsc_comm_options {
 DSC_API void dsc_comm_options_init_sized(dsc_comm_options *options, size_t size);
 #define dsc_comm_options_init(options) dsc_comm_options_init_sized((options), sizeof *(options))
 /* Makes the communicator of all ranks. Collective. "mpi" initialises MPI unless the program has done so. MPI
- * that was initialised here is finalised when the process ends with exit status 0 and all communicators have
- * been destroyed; otherwise it is not, so that the launcher notices and ends the other ranks.
+ * that was initialised here is finalised when the process ends, provided that all communicators have been
+ * destroyed or the exit status is 0; otherwise the launcher notices, and ends the other ranks.
  *
  * "auto" fails with DSC_E_COMM in a process that was started by a launcher which is not MPI's (torchrun:
  * WORLD_SIZE > 1 and RANK are set): its ranks are connected by one of the two functions at the end of this
@@ -168,7 +168,7 @@ DSC_API dsc_status dsc_comm_survivors(dsc_comm *comm, double patience, dsc_comm 
 /* Gives up a communicator whose ranks may be gone, without waiting for any of them. Receives in flight are
  * cancelled where possible. Everything else is left to MPI, which may still read the tensors of sends and
  * write those of collectives: their memory must never be freed. The library does not finalise MPI any
- * more, so the program just exits at its end. Not collective. Accepts NULL and *comm == NULL. */
+ * more when the process ends. Not collective. Accepts NULL and *comm == NULL. */
 DSC_API void dsc_comm_abandon(dsc_comm **comm);
 
 /* Bytes of one kind that this rank has sent so far, counted by one formula per operation (n ranks, b bytes):

@@ -42,6 +42,21 @@ dsc_status dsc_comm_read_options(const dsc_comm_options *given, dsc_comm_options
     return DSC_OK;
 }
 
+/* Under torchrun MPI sees nothing of the other processes, and every one would be the only rank. */
+static dsc_status check_other_launcher(void) {
+    int launched = dsc_launcher_other_size();
+    if (launched <= 1)
+        return DSC_OK;
+    return DSC_FAIL(
+        DSC_E_COMM,
+        "a launcher that is not MPI's has started %d processes (WORLD_SIZE is %d, and RANK is set), "
+        "and each would work alone: start the program with mpirun or srun; or connect the processes "
+        "by dsc_comm_create_from_functions or dsc_comm_create_from_contact (in Python: call "
+        "torch.distributed.init_process_group first); or choose the communicator 'self', if each is "
+        "to work alone",
+        launched, launched);
+}
+
 /* "auto" under a launcher, or in a program that has initialised MPI. Without the means to use MPI, one process
  * may go on by itself; several would all do the same. */
 static dsc_status choose_for_launch(open_function *open) {
@@ -55,17 +70,22 @@ static dsc_status choose_for_launch(open_function *open) {
         if (status != DSC_OK)
             dsc_log(DSC_LOG_DEBUG, "%s", dsc_error_message());
     }
+    if (!mpi)
+        DSC_TRY(check_other_launcher());
     *open = mpi ? mpi->open : dsc_self_open;
     return DSC_OK;
 }
 
-static dsc_status choose(const char *kind, open_function *open) {
+static dsc_status choose(const dsc_comm_options *options, open_function *open) {
     const dsc_mpi_functions *mpi;
+    const char *kind = options->kind;
+    int is_auto = strcmp(kind, "auto") == 0;
     if (strcmp(kind, "self") == 0) {
         *open = dsc_self_open;
-    } else if (strcmp(kind, "auto") == 0) {
+    } else if (is_auto && !options->mpi_comm) {
         DSC_TRY(choose_for_launch(open));
-    } else if (strcmp(kind, "mpi") == 0 || strcmp(kind, "nccl") == 0 || strncmp(kind, "mpi:", 4) == 0) {
+    } else if (is_auto || strcmp(kind, "mpi") == 0 || strcmp(kind, "nccl") == 0 ||
+               strncmp(kind, "mpi:", 4) == 0) {
         DSC_TRY(dsc_mpi_find(kind, &mpi));
         *open = mpi->open;
     } else {
@@ -82,7 +102,10 @@ static dsc_status check_launch(const dsc_comm *comm) {
     int launched = dsc_launcher_size();
     const char *library = dsc_launcher_library();
     char hint[80] = "";
-    if (comm->size > 1 || launched <= 1)
+    if (comm->size > 1)
+        return DSC_OK;
+    DSC_TRY(check_other_launcher());
+    if (launched <= 1)
         return DSC_OK;
     if (library)
         snprintf(hint, sizeof hint, " (the launcher seems to be that of %s: kind mpi:%s)", library, library);
@@ -100,8 +123,8 @@ static void release_counters(dsc_comm_counters **counters) {
     *counters = NULL;
 }
 
-/* Waits until nothing is in flight and, where closing waits for the other ranks, until all of them are here.
- * Returns 0 when that failed. */
+/* Waits until nothing is in flight and, with a time limit, before the end of MPI, which has none, until all
+ * ranks are here. Returns 0 when that failed. */
 static int is_quiet(dsc_comm *comm) {
     if (comm->watch && atomic_load(&comm->watch->alarmed))
         return 0;
@@ -165,9 +188,9 @@ dsc_status dsc_comm_create(const dsc_comm_options *options, dsc_comm **out) {
     /* Everything that can fail on one rank alone comes before the first collective step. */
     DSC_TRY(dsc_comm_read_options(options, &o));
     DSC_TRY(dsc_comm_alloc(&o, &comm));
-    DSC_TRY_GOTO(status, choose(o.kind, &open), fail);
+    DSC_TRY_GOTO(status, choose(&o, &open), fail);
     DSC_TRY_GOTO(status, open(comm, &o), fail);
-    if (open != dsc_self_open)
+    if (open != dsc_self_open && !o.mpi_comm)
         DSC_TRY_GOTO(status, check_launch(comm), fail);
     dsc_comm_finish(comm);
     *out = comm;

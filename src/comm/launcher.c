@@ -41,6 +41,10 @@ int dsc_launcher_size(void) {
     return 0;
 }
 
+int dsc_launcher_other_size(void) {
+    return dsc_launcher_size() == 0 && getenv("RANK") ? positive_variable("WORLD_SIZE") : 0;
+}
+
 /* Slurm sets PMI_* for its protocols PMI-1 and PMI-2, which MPICH and its relatives speak, and PMIX_* for the
  * one of Open MPI. */
 const char *dsc_launcher_library(void) {

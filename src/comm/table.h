@@ -77,7 +77,7 @@ typedef struct dsc_comm_table {
     /* Instead of close: does not wait for other ranks, and keeps what operations in flight need. NULL:
      * `close` never waits, and cancel, is_last, look and survivors are NULL, too. */
     void (*abandon)(dsc_comm *comm);
-    /* 1 when close waits for the other ranks. */
+    /* 1 for the last communicator before the library's end of MPI, which waits for the other ranks. */
     int (*is_last)(const dsc_comm *comm);
     /* Checks whether another rank has raised the alarm. */
     dsc_status (*look)(dsc_watch *watch, int *alarmed);
@@ -243,6 +243,9 @@ dsc_status dsc_comm_check(const char *what, const dsc_comm *comm) DSC_MUST_CHECK
 /* Number of processes that a launcher has started, from its environment variables; 1 when there is a launcher
  * that does not give the number, 0 without a launcher. */
 int dsc_launcher_size(void);
+/* Number of processes that a launcher which is not MPI's has started, and that know their number by the
+ * variables WORLD_SIZE and RANK (torchrun); 0 without one. */
+int dsc_launcher_other_size(void);
 
 /* The number of CPUs that this process is bound to, and a hash of the set. */
 DSC_MODULE_API void dsc_affinity(int *cpus, uint64_t *hash);

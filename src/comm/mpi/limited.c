@@ -30,6 +30,11 @@ int dsc_mpi_is_free(void) {
 }
 
 dsc_status dsc_mpi_check_free(void) {
+    int finalised = 0;
+    MPI_Finalized(&finalised);
+    if (finalised)
+        return DSC_FAIL(DSC_E_COMM, "MPI has been finalised while a communicator was still in use: destroy "
+                                    "communicators first");
     if (!dsc_mpi_is_free())
         return DSC_FAIL(DSC_E_COMM,
                         "MPI still waits for a rank that was to make a communicator: nothing more "

@@ -1,6 +1,7 @@
 /* The MPI backend: the only place that knows MPI. Every piece is one non-blocking call on a duplicate of
- * MPI_COMM_WORLD (or a part of it) that belongs to the library, so that its messages never match
- * the program's. Failures come back as DSC_E_COMM with MPI's own text. */
+ * MPI_COMM_WORLD, or of a communicator of the program's (or a part of it), that belongs to the library, so
+ * that its messages never match the program's. Failures come back as DSC_E_COMM with MPI's own text. */
+#define _DEFAULT_SOURCE /* on_exit */
 #include "comm/mpi/mpi.h"
 
 #include "comm/backends.h"
@@ -14,14 +15,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* MPI is initialised and finalised once in a process. Communicators are created and destroyed by one thread
  * at a time. */
 static struct {
     int users;        /* communicators alive */
     int started_here; /* 1: the library initialised MPI, and finalises it */
+    pid_t process;    /* that has initialised it: one that was forked from it has no MPI */
     int abandoned;    /* 1: a communicator was abandoned, so MPI is not finalised */
-    dsc_half_ops ops; /* valid while there are users */
+    int has_ops;      /* 1: ops are valid: while there are users, or until the library finalises MPI */
+    dsc_half_ops ops;
 } world;
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(((dsc_piece *)0)->handle),
@@ -194,15 +198,26 @@ static void mpi_close(dsc_comm *comm) {
     dsc_mpi_state *mpi = comm->state;
     if (dsc_mpi_is_up() && dsc_mpi_is_free()) { /* the program may have finalised MPI too early */
         MPI_Comm_free(&mpi->comm);
-        if (world.users == 1 && !world.abandoned) {
+        if (world.users == 1 && !world.abandoned && !world.started_here) {
             dsc_half_ops_free(&world.ops);
-            if (world.started_here)
-                MPI_Finalize();
-            world.started_here = 0;
+            world.has_ops = 0;
         }
     }
     world.users--;
     dsc_memory_free(&comm->state);
+}
+
+/* The end of the process. MPI_Finalize waits for all ranks, so it is called when this rank has ended as
+ * planned: all communicators are destroyed, or the exit status is 0. Otherwise the launcher notices that a
+ * rank has ended without it, and ends the others. */
+static void end_mpi(int exit_status, void *unused) {
+    (void)unused;
+    int planned = world.users == 0 || exit_status == 0;
+    if (!planned || world.abandoned || getpid() != world.process || !dsc_mpi_is_up() || !dsc_mpi_is_free())
+        return;
+    if (world.has_ops)
+        dsc_half_ops_free(&world.ops);
+    MPI_Finalize();
 }
 
 /* Operations in flight need the communicator, and may need the reduction operators: both stay. */
@@ -352,8 +367,7 @@ static dsc_status start_mpi(int thread_multiple, int *provided) {
     MPI_Finalized(&finalised);
     if (finalised)
         return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "MPI has been finalised and cannot be started again in this process: "
-                        "keep a communicator until the end");
+                        "MPI has been finalised by the program, and cannot be started again in this process");
     MPI_Initialized(&initialised);
     if (initialised) {
         DSC_TRY(dsc_mpi_check(MPI_Query_thread(provided), "MPI_Query_thread"));
@@ -362,6 +376,9 @@ static dsc_status start_mpi(int thread_multiple, int *provided) {
         int wanted = thread_multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
         DSC_TRY(dsc_mpi_check(MPI_Init_thread(NULL, NULL, wanted, provided), "MPI_Init_thread"));
         world.started_here = 1;
+        world.process = getpid();
+        if (on_exit(end_mpi, NULL) != 0)
+            return DSC_FAIL(DSC_E_MEMORY, "cannot register the end of MPI with the process");
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     }
     if (thread_multiple && *provided < MPI_THREAD_MULTIPLE)
@@ -372,27 +389,49 @@ static dsc_status start_mpi(int thread_multiple, int *provided) {
     return DSC_OK;
 }
 
+/* The communicator to duplicate: the caller's at `given`, or that of all ranks. A handle is read as whatever
+ * type MPI_Comm has in this MPI. */
+static dsc_status find_source(const void *given, MPI_Comm *out) {
+    int between = 0;
+    *out = MPI_COMM_WORLD;
+    if (!given)
+        return DSC_OK;
+    if (!dsc_mpi_is_up())
+        return DSC_FAIL(DSC_E_INVALID, "an MPI communicator was given, but MPI is not initialised");
+    memcpy(out, given, sizeof *out);
+    if (*out == MPI_COMM_NULL)
+        return DSC_FAIL(DSC_E_INVALID, "the MPI communicator that was given is MPI_COMM_NULL");
+    DSC_TRY(dsc_mpi_check(MPI_Comm_test_inter(*out, &between), "MPI_Comm_test_inter"));
+    if (between)
+        return DSC_FAIL(DSC_E_INVALID, "the MPI communicator that was given is one between two groups "
+                                       "(an inter-communicator): merge them first");
+    return DSC_OK;
+}
+
 /* After a failure here MPI stays initialised, so that dsc_comm_abort can still end all ranks. */
-static dsc_status open_world(dsc_comm *comm, dsc_mpi_state *mpi, int provided) {
+static dsc_status open_world(dsc_comm *comm, dsc_mpi_state *mpi, MPI_Comm source, int provided) {
     MPI_Comm node = MPI_COMM_NULL;
-    DSC_TRY(dsc_mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &mpi->comm), "MPI_Comm_dup"));
+    DSC_TRY(dsc_mpi_check(MPI_Comm_dup(source, &mpi->comm), "MPI_Comm_dup"));
     DSC_TRY(dsc_mpi_check(MPI_Comm_set_errhandler(mpi->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
     DSC_TRY(locate(mpi, comm, &node));
     DSC_TRY(share_cpus(node, &comm->threads));
     DSC_TRY(dsc_mpi_check(MPI_Comm_free(&node), "MPI_Comm_free"));
-    if (world.users == 0)
+    if (!world.has_ops)
         DSC_TRY(dsc_mpi_check(dsc_half_ops_create(&world.ops), "MPI_Op_create"));
+    world.has_ops = 1;
     describe(comm, provided);
     return DSC_OK;
 }
 
 static dsc_status mpi_open(dsc_comm *comm, const dsc_comm_options *options) {
     dsc_mpi_state *mpi;
+    MPI_Comm source;
     int provided;
     DSC_TRY(dsc_memory_alloc(1, sizeof *mpi, &mpi));
     dsc_status status;
+    DSC_TRY_GOTO(status, find_source(options->mpi_comm, &source), fail);
     DSC_TRY_GOTO(status, start_mpi(options->thread_multiple, &provided), fail);
-    DSC_TRY_GOTO(status, open_world(comm, mpi, provided), fail);
+    DSC_TRY_GOTO(status, open_world(comm, mpi, source, provided), fail);
     comm->state = mpi;
     comm->table = &mpi_table;
     world.users++;
