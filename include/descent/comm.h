@@ -33,7 +33,8 @@ typedef enum dsc_reduction { DSC_SUM, DSC_MAX, DSC_MIN } dsc_reduction;
 typedef struct dsc_comm_options {
     size_t size;
     /* "auto" (the default): "mpi" under a launcher, otherwise "self". "nccl": NCCL for tensors in GPU memory,
-     * MPI for host memory. */
+     * MPI for host memory. "mpi:openmpi" and "mpi:mpich" are "mpi" with the module of that library;
+     * otherwise the module is that of the MPI library that the process has loaded, else of the launcher. */
     const char *kind;
     int thread_multiple;   /* 1: several threads will communicate at the same time */
     int64_t message_limit; /* largest number of elements in one message, longer ones are split; 0: 2^31 - 1 */
@@ -48,6 +49,10 @@ typedef struct dsc_comm_options {
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
 DSC_API void dsc_comm_options_init_sized(dsc_comm_options *options, size_t size);
 #define dsc_comm_options_init(options) dsc_comm_options_init_sized((options), sizeof *(options))
+/* DSC_OK when this process has what communicators of the kind "self", "mpi", "mpi:..." or "nccl" need;
+ * otherwise DSC_E_UNSUPPORTED, and the message names the module or library that is missing and where it was
+ * searched for. Loads the modules, but does not initialise MPI. Not collective. */
+DSC_API dsc_status dsc_comm_check_kind(const char *kind) DSC_MUST_CHECK;
 /* Makes the communicator of all ranks. Collective. "mpi" initialises MPI unless the program has done so. MPI
  * that was initialised here is finalised when the process ends, provided that all communicators have been
  * destroyed or the exit status is 0; otherwise the launcher notices, and ends the other ranks.

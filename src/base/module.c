@@ -30,12 +30,13 @@ typedef struct search {
 
 /* ---- where modules are ---- */
 
+/* Adds a file to the list for the message, or "..." where the list is full. */
 static void note_searched(search *s, const char *path) {
-    size_t used = strlen(s->searched), length = strlen(path);
-    if (used + length + sizeof ", ..." < SEARCHED_SIZE)
-        snprintf(s->searched + used, SEARCHED_SIZE - used, "%s%s", used > 0 ? ", " : "", path);
-    else if (used < 3 || strcmp(s->searched + used - 3, "...") != 0)
-        snprintf(s->searched + used, SEARCHED_SIZE - used, "%s...", used > 0 ? ", " : "");
+    size_t used = strlen(s->searched);
+    if (used >= 3 && strcmp(s->searched + used - 3, "...") == 0)
+        return;
+    int fits = used + strlen(path) + sizeof ", , ..." <= SEARCHED_SIZE;
+    snprintf(s->searched + used, SEARCHED_SIZE - used, "%s%s", used > 0 ? ", " : "", fits ? path : "...");
 }
 
 /* 1 when FOLDER[/BELOW]/libdescent-NAME.so exists; s->path is its name then. */

@@ -56,18 +56,18 @@ static dsc_status open_device(dsc_cli_session *session, const char *name, int th
     return dsc_device_create(&options, &session->device);
 }
 
-/* Fills all[r] with the identity of rank r's device. Collective. */
+/* Fills all[r] with the identity of rank r's device, 0 where NCCL is missing. Collective. */
 static dsc_status gather_identities(const dsc_cli_session *session, int64_t *all) {
     const int64_t ranks = dsc_comm_size(session->comm), rank = dsc_comm_rank(session->comm);
     dsc_tensor whole = dsc_tensor_view(session->host, all, DSC_I64, 1, &ranks);
     dsc_tensor own = dsc_tensor_slice(&whole, rank, 1);
     dsc_request *request = NULL;
-    all[rank] = (int64_t)dsc_device_identity(session->device);
+    all[rank] = dsc_comm_check_kind("nccl") == DSC_OK ? (int64_t)dsc_device_identity(session->device) : 0;
     DSC_CLI_TRY(dsc_comm_allgather_begin(session->comm, DSC_TRAFFIC_OTHER, &own, &whole, &request));
     return dsc_comm_wait(&request);
 }
 
-/* *own = 1, on all ranks, when no two ranks share a GPU and every rank has one. Collective. */
+/* *own = 1, on all ranks, when no two ranks share a GPU and every rank has one and NCCL. Collective. */
 static dsc_status have_own_gpus(dsc_cli_session *session, int *own) {
     int ranks = dsc_comm_size(session->comm);
     int64_t *all = NULL;
@@ -91,12 +91,13 @@ static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
     dsc_comm_options_init(&options);
     options.kind = "nccl";
     options.thread_multiple = session->several_threads;
-    if (strcmp(kind, "mpi") == 0 || dsc_device_is_host(session->device))
+    if (strncmp(kind, "mpi", 3) == 0 || dsc_device_is_host(session->device))
         return DSC_OK;
     if (strcmp(kind, "auto") == 0 && dsc_comm_size(session->comm) > 1 && has_nccl())
         DSC_CLI_TRY(have_own_gpus(session, &own));
     if (strcmp(kind, "auto") == 0 && !own)
         return DSC_OK;
+    DSC_CLI_TRY(dsc_cli_agree(session, dsc_comm_check_kind("nccl")));
     DSC_CLI_TRY(dsc_comm_create(&options, &comm));
     dsc_comm_destroy(&session->comm);
     session->comm = comm;
@@ -121,6 +122,8 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
             "--comm nccl: this build has no NCCL; give --comm mpi or leave it out, or build with CUDA "
             "and NCCL");
     dsc_comm_options_init(&options);
+    if (strncmp(comm, "mpi:", 4) == 0)
+        options.kind = comm;
     options.thread_multiple = session->several_threads;
     options.survive = session->survive;
     DSC_CLI_TRY(dsc_comm_create(&options, &session->comm));

@@ -16,7 +16,7 @@ typedef struct dsc_mpi_functions {
     /* 1 while MPI is initialised, by this library or by the program. */
     int (*is_up)(void);
     /* Ends all processes of the job. */
-    void (*abort)(int exit_status);
+    void (*end_job)(int exit_status);
 } dsc_mpi_functions;
 
 typedef struct dsc_nccl_functions {
@@ -27,7 +27,7 @@ typedef struct dsc_nccl_functions {
     /* The same for a communicator just split from `parent`, which has it. Collective. */
     dsc_status (*inherit)(dsc_comm *comm, dsc_comm *parent);
     /* Aborts the operations of all communicators of this process, without waiting. */
-    void (*abort)(void);
+    void (*stop)(void);
     /* A new id [DSC_NCCL_ID_BYTES] for a communicator, made by one of its ranks. */
     dsc_status (*make_id)(unsigned char *id);
 } dsc_nccl_functions;

@@ -97,6 +97,18 @@ static dsc_status choose(const dsc_comm_options *options, open_function *open) {
     return DSC_OK;
 }
 
+dsc_status dsc_comm_check_kind(const char *kind) {
+    open_function open;
+    const dsc_nccl_functions *nccl;
+    const dsc_comm_options options = {.size = sizeof options, .kind = kind};
+    if (!kind)
+        return DSC_FAIL(DSC_E_INVALID, "no communicator kind");
+    if (strcmp(kind, "nccl") == 0)
+        DSC_TRY(dsc_nccl_find(&nccl));
+    DSC_TRY(choose(&options, &open));
+    return DSC_OK;
+}
+
 /* Under the launcher of another MPI every process sees itself alone, and all would do the same work. */
 static dsc_status check_launch(const dsc_comm *comm) {
     int launched = dsc_launcher_size();
@@ -273,12 +285,12 @@ void dsc_comm_abort(dsc_comm *comm, int exit_status) {
     const dsc_nccl_functions *nccl = dsc_nccl_in_use();
     const dsc_mpi_functions *mpi = NULL;
     if (nccl)
-        nccl->abort();
+        nccl->stop();
     /* A launcher may drop the last output of its ranks when the job ends: give it time to pass it on. */
     const struct timespec moment = {.tv_nsec = 300000000};
     if (dsc_mpi_find_running(&mpi) == DSC_OK && mpi) {
         nanosleep(&moment, NULL);
-        mpi->abort(exit_status);
+        mpi->end_job(exit_status);
     }
     _exit(exit_status);
 }

@@ -48,9 +48,21 @@ int dsc_launcher_other_size(void) {
 /* Slurm sets PMI_* for its protocols PMI-1 and PMI-2, which MPICH and its relatives speak, and PMIX_* for the
  * one of Open MPI. */
 const char *dsc_launcher_library(void) {
-    if (getenv("OMPI_COMM_WORLD_RANK") || getenv("OMPI_COMM_WORLD_SIZE"))
-        return "openmpi";
-    if (getenv("PMI_RANK") || getenv("MV2_COMM_WORLD_RANK") || getenv("PALS_RANKID"))
-        return "mpich";
-    return getenv("PMIX_RANK") ? "openmpi" : NULL;
+    static const struct {
+        const char *variable, *library;
+    } signs[] = {
+        {"OMPI_COMM_WORLD_RANK", "openmpi"},
+        {"OMPI_COMM_WORLD_SIZE", "openmpi"},
+        {"PMI_RANK", "mpich"},
+        {"PMI_SIZE", "mpich"},
+        {"MV2_COMM_WORLD_RANK", "mpich"},
+        {"MV2_COMM_WORLD_SIZE", "mpich"},
+        {"PALS_RANKID", "mpich"},
+        {"PMIX_RANK", "openmpi"},
+    };
+    for (size_t i = 0; i < sizeof signs / sizeof *signs; i++) {
+        if (getenv(signs[i].variable))
+            return signs[i].library;
+    }
+    return NULL;
 }

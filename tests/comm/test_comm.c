@@ -545,7 +545,17 @@ static void test_bad_options(void **state) {
     dsc_comm_options_init(&options);
     options.kind = "mpi";
     EXPECT_FAILS(DSC_E_UNSUPPORTED, "no MPI", dsc_comm_create(&options, &comm));
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "no MPI", dsc_comm_check_kind("mpi"));
+#else
+    dsc_comm_options_init(&options);
+    options.kind = "mpi:lam"; /* one MPI is linked in */
+    EXPECT_FAILS(DSC_E_UNSUPPORTED, "communicator kind 'mpi:lam'", dsc_comm_create(&options, &comm));
+    EXPECT_OK(dsc_comm_check_kind("mpi"));
+    EXPECT_OK(dsc_comm_check_kind("mpi:" DSC_MPI_LIBRARY));
 #endif
+    EXPECT_OK(dsc_comm_check_kind("self"));
+    EXPECT_FAILS(DSC_E_INVALID, "carrier pigeon", dsc_comm_check_kind("carrier pigeon"));
+    EXPECT_FAILS(DSC_E_INVALID, "no communicator kind", dsc_comm_check_kind(NULL));
     all_fine(world);
 }
 
@@ -785,9 +795,12 @@ static void test_properties(void **state) {
     all_fine(world);
 }
 
-static void expect_launcher(const char *name, const char *value, int expected) {
+/* `library`: of the launcher; NULL: not known. */
+static void expect_launcher(const char *name, const char *value, int expected, const char *library) {
     assert_int_equal(setenv(name, value, 1), 0);
     EXPECT(dsc_launcher_size() == expected);
+    const char *found = dsc_launcher_library();
+    EXPECT(library ? found && strcmp(found, library) == 0 : !found);
     assert_int_equal(unsetenv(name), 0);
 }
 
@@ -799,17 +812,19 @@ static void test_launcher(void **state) {
         all_fine(world);
         return;
     }
-    EXPECT(dsc_launcher_size() == 0);
-    expect_launcher("OMPI_COMM_WORLD_SIZE", "4", 4);
-    expect_launcher("PMI_SIZE", "3", 3);
-    expect_launcher("PMIX_RANK", "0", 1);
-    expect_launcher("PMI_RANK", "2", 1);
-    expect_launcher("SLURM_NTASKS", "8", 0); /* a batch script, not a step */
+    EXPECT(dsc_launcher_size() == 0 && !dsc_launcher_library());
+    expect_launcher("OMPI_COMM_WORLD_SIZE", "4", 4, "openmpi");
+    expect_launcher("PMI_SIZE", "3", 3, "mpich");
+    expect_launcher("PMIX_RANK", "0", 1, "openmpi");
+    expect_launcher("MV2_COMM_WORLD_SIZE", "2", 2, "mpich");
+    expect_launcher("PALS_RANKID", "2", 1, "mpich");
+    expect_launcher("PMI_RANK", "2", 1, "mpich");
+    expect_launcher("SLURM_NTASKS", "8", 0, NULL); /* a batch script, not a step */
     assert_int_equal(setenv("SLURM_PROCID", "0", 1), 0);
-    expect_launcher("SLURM_STEP_NUM_TASKS", "8", 8);
-    expect_launcher("SLURM_STEP_NUM_TASKS", "1", 0);
+    expect_launcher("SLURM_STEP_NUM_TASKS", "8", 8, NULL);
+    expect_launcher("SLURM_STEP_NUM_TASKS", "1", 0, NULL);
     assert_int_equal(unsetenv("SLURM_PROCID"), 0);
-    expect_launcher("PMI_SIZE", "many", 0);
+    expect_launcher("PMI_SIZE", "many", 0, "mpich");
     all_fine(world);
 }
 

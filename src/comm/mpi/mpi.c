@@ -454,7 +454,7 @@ fail:
 
 const dsc_module *dsc_mpi_module(void) {
     static const dsc_mpi_functions functions = {
-        .library = LIBRARY, .open = mpi_open, .is_up = dsc_mpi_is_up, .abort = mpi_abort};
+        .library = LIBRARY, .open = mpi_open, .is_up = dsc_mpi_is_up, .end_job = mpi_abort};
     static const dsc_module module = {.version = DSC_VERSION_STRING, .name = LIBRARY, .table = &functions};
     return &module;
 }

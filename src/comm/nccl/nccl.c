@@ -620,7 +620,7 @@ const dsc_module *dsc_nccl_module(void) {
     static const dsc_nccl_functions functions = {.describe = nccl_describe,
                                                  .use = nccl_use,
                                                  .inherit = nccl_inherit,
-                                                 .abort = nccl_abort,
+                                                 .stop = nccl_abort,
                                                  .make_id = nccl_make_id};
     static const dsc_module module = {.version = DSC_VERSION_STRING, .name = "nccl", .table = &functions};
     return &module;
