@@ -197,6 +197,72 @@ static void test_groups(void **state) {
     all_fine(world);
 }
 
+/* ---- without MPI: the ranks are brought together by a function ---- */
+
+static int exchanges;
+
+static dsc_status exchange(void *context, const void *own, size_t bytes, void *all) {
+    (void)context;
+    memmove((char *)all + (size_t)rank * bytes, own, bytes);
+    dsc_transfer transfer = {.op = DSC_COMM_ALLGATHER,
+                             .dtype = DSC_U8,
+                             .send = (char *)all + (size_t)rank * bytes,
+                             .recv = all,
+                             .count = (int64_t)bytes};
+    exchanges++;
+    return dsc_comm_run(world, &transfer);
+}
+
+/* Host memory of a communicator of all ranks: sums, parts, and a message to oneself or the next rank. */
+static void expect_host_memory(dsc_comm *comm) {
+    int32_t sum = rank, own = 7 * rank, *all = calloc((size_t)size, sizeof *all);
+    const dsc_transfer reduction = {
+        .op = DSC_COMM_ALLREDUCE, .dtype = DSC_I32, .send = &sum, .recv = &sum, .count = 1};
+    const dsc_transfer gather = {
+        .op = DSC_COMM_ALLGATHER, .dtype = DSC_I32, .send = &own, .recv = all, .count = 1};
+    assert_non_null(all);
+    EXPECT_OK(dsc_comm_run(comm, &reduction));
+    EXPECT(sum == size * (size - 1) / 2);
+    EXPECT_OK(dsc_comm_run(comm, &gather));
+    for (int r = 0; r < size; r++)
+        EXPECT(all[r] == 7 * r);
+    EXPECT_OK(dsc_comm_agree(comm, DSC_OK));
+    EXPECT_OK(dsc_comm_barrier(comm));
+    free(all);
+}
+
+static void test_contact(void **state) {
+    (void)state;
+    dsc_comm *first = NULL, *part = NULL, *inner = NULL;
+    dsc_comm_contact contact;
+    dsc_comm_contact_init(&contact);
+    contact.rank = rank;
+    contact.ranks = size;
+    contact.local_rank = dsc_comm_local_rank(world);
+    contact.local_ranks = dsc_comm_local_size(world);
+    contact.exchange = exchange;
+    assert_ok(dsc_comm_create_from_contact(&contact, NULL, &first));
+    first->alone_too = size == 1;
+    EXPECT(strcmp(dsc_comm_name(first), "nccl") == 0 && strstr(dsc_comm_description(first), "NCCL"));
+    EXPECT_OK(dsc_comm_use_queue(first, queue));
+    EXPECT(dsc_comm_records(first) && first->device_table);
+    case_allreduce(first, DSC_F32, 1000);
+    case_ring(first, DSC_BF16, 33);
+    expect_host_memory(first);
+    EXPECT_OK(dsc_comm_split(first, 0, rank, &part));
+    EXPECT_OK(dsc_comm_split(part, 0, rank, &inner));
+    int before = exchanges;
+    case_allreduce(part, DSC_F64, 10);
+    case_reduce_scatter(inner, DSC_F32, 10);
+    expect_host_memory(part);
+    expect_host_memory(inner);
+    EXPECT(exchanges == before); /* the GPU carries host memory of parts */
+    dsc_comm_destroy(&inner);
+    dsc_comm_destroy(&part);
+    dsc_comm_destroy(&first);
+    all_fine(world);
+}
+
 /* ---- recordings ---- */
 
 /* t = ranks * (t + 1), in place: each replay does it again. */
@@ -362,12 +428,19 @@ static int teardown(void **state) {
 
 static int run_all(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_allreduce),          cmocka_unit_test(test_reduce),
-        cmocka_unit_test(test_broadcast),          cmocka_unit_test(test_allgather),
-        cmocka_unit_test(test_reduce_scatter),     cmocka_unit_test(test_ring),
-        cmocka_unit_test(test_many_in_flight),     cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_recorded_allreduce), cmocka_unit_test(test_recorded_ring),
-        cmocka_unit_test(test_recorded_buckets),   cmocka_unit_test(test_sharing_is_refused),
+        cmocka_unit_test(test_allreduce),
+        cmocka_unit_test(test_reduce),
+        cmocka_unit_test(test_broadcast),
+        cmocka_unit_test(test_allgather),
+        cmocka_unit_test(test_reduce_scatter),
+        cmocka_unit_test(test_ring),
+        cmocka_unit_test(test_many_in_flight),
+        cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_contact),
+        cmocka_unit_test(test_recorded_allreduce),
+        cmocka_unit_test(test_recorded_ring),
+        cmocka_unit_test(test_recorded_buckets),
+        cmocka_unit_test(test_sharing_is_refused),
         cmocka_unit_test(test_mixed_recording),
     };
     return cmocka_run_group_tests_name("nccl", tests, setup, teardown);

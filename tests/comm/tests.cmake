@@ -1,9 +1,11 @@
 # One conformance program, run by itself (self) and under the launcher (mpi).
 descent_test(comm-self SOURCES comm/test_comm.c ROOMS comm ARGS self)
 descent_test(buckets-self SOURCES comm/test_buckets.c ROOMS comm)
+descent_test(comm-by-functions SOURCES comm/test_functions.c ROOMS comm)
 if(DSC_HAVE_MPI)
   descent_test(comm-mpi SOURCES comm/test_comm.c ROOMS comm RANKS 1 2 3 4 ARGS mpi)
   descent_test(buckets-mpi SOURCES comm/test_buckets.c ROOMS comm RANKS 1 2 3 4)
+  descent_test(comm-contact SOURCES comm/test_contact.c ROOMS comm RANKS 1 2 3 4)
   descent_test(comm-threads SOURCES comm/test_threads.c ROOMS comm RANKS 2)
   descent_test(comm-foreign SOURCES comm/test_foreign.c ROOMS comm RANKS 1 2 3)
   add_executable(comm_job comm/job.c)
