@@ -85,7 +85,7 @@ typedef enum dsc_image_layout { DSC_NHWC, DSC_NCHW } dsc_image_layout;
 
 /* The geometry of a two-dimensional convolution of images x[n, in_h, in_w, in_c] with weights
  * w[out_c, kernel_h, kernel_w, in_c / groups]; in each direction
- *   out = (in + 2 pad - dilation (kernel - 1) - 1) / stride + 1   (rounded down). */
+ *   out = (in + 2 pad + extra - dilation (kernel - 1) - 1) / stride + 1   (rounded down). */
 typedef struct dsc_conv2d_shape {
     size_t size; /* of this struct; set by dsc_conv2d_shape_init */
     int64_t in_h, in_w, in_c;
@@ -95,6 +95,9 @@ typedef struct dsc_conv2d_shape {
     int64_t pad_h, pad_w; /* zeros added on each of the two sides */
     int64_t dilation_h, dilation_w;
     int64_t groups; /* divides in_c and out_c; each group of outputs sees its own group of inputs */
+    /* Zeros added at the bottom and at the right besides the padding, as "same" padding of even kernels needs
+     * them. K-FAC layers only: models refuse them. */
+    int64_t extra_h, extra_w;
 } dsc_conv2d_shape;
 
 /* Sets the size; kernel, strides, dilations and groups become 1, everything else 0. */

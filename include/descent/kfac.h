@@ -9,6 +9,9 @@
  *   ... the caller averages the gradients over the ranks ...
  *   dsc_kfac_step(kfac, queue, lr)                the gradients are now the preconditioned ones
  *
+ * Frameworks whose gradients move from step to step describe layers with late_gradients, and say before
+ * dsc_kfac_step where the gradients are (dsc_kfac_set_gradients).
+ *
  * For each layer, with D[out, columns] its gradient (the bias is the last column), and A and G running
  * averages of the second moments of its input patches and output gradients:
  *
@@ -52,7 +55,8 @@ DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
  *
  *   linear   a[rows, in_c], g[rows, out_c], any number of leading dimensions (sequences: the loss is averaged
  *            over all rows); weights are [out_c, in_c]
- *   conv2d   a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c] of `conv`; weights are OHWI */
+ *   conv2d   a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c] of `conv`; weights are OHWI. With in_h and in_w
+ *            0 images may have any size, which may change from capture to capture */
 typedef struct dsc_kfac_layer {
     size_t size;
     const char *name; /* not empty, and different for every layer */
@@ -62,6 +66,10 @@ typedef struct dsc_kfac_layer {
     /* Gradients of the weights, one row per output channel, and of the bias, out_c numbers; both F32 or F64.
      * No memory in bias_grad: no bias. */
     dsc_tensor weight_grad, bias_grad;
+    /* 0. 1: of weight_grad only type and device count, and of bias_grad whether it has dimensions or memory
+     * (then there is a bias): their memory is not used. Before every dsc_kfac_step dsc_kfac_set_gradients says
+     * where the gradients are. */
+    int late_gradients;
 } dsc_kfac_layer;
 
 /* Sets the size, and everything else to 0. In an array of layers every element must be initialised with it:
@@ -188,6 +196,57 @@ DSC_API int dsc_kfac_wants_factors(const dsc_kfac *kfac);
  * every rank must make the call. Collective; asynchronous. */
 DSC_API dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
                                     const dsc_tensor *g) DSC_MUST_CHECK;
+/* The tensors of one capture. */
+typedef struct dsc_kfac_sample {
+    size_t size;
+    dsc_tensor a, g;                     /* as for dsc_kfac_capture; with DSC_NCHW [n, channels, h, w] */
+    dsc_image_layout a_layout, g_layout; /* of conv2d layers; DSC_NHWC */
+} dsc_kfac_sample;
+DSC_API void dsc_kfac_sample_init_sized(dsc_kfac_sample *sample, size_t size);
+#define dsc_kfac_sample_init(sample) dsc_kfac_sample_init_sized((sample), sizeof *(sample))
+/* dsc_kfac_capture for images in either order of their numbers. Collective; asynchronous. */
+DSC_API dsc_status dsc_kfac_capture_sample(dsc_kfac *kfac, dsc_queue *queue, int64_t layer,
+                                           const dsc_kfac_sample *sample) DSC_MUST_CHECK;
+
+/* Where the gradients of a layer with late_gradients are in this step. */
+typedef struct dsc_kfac_gradients {
+    size_t size;
+    void *weight; /* NULL: the layer has no gradient in this step and is left out of it, on all ranks */
+    void *bias;   /* out_c numbers next to each other; NULL when there is none */
+    /* Distances, in numbers, between output channels, between input channels (of a group), and between kernel
+     * positions (row by row: the next row of a kernel is kernel_w positions further; 0 for linear layers). */
+    int64_t out_stride, in_stride, position_stride;
+} dsc_kfac_gradients;
+/* Sets the size, and everything else to 0. In an array every element must be initialised with it. */
+DSC_API void dsc_kfac_gradients_init_sized(dsc_kfac_gradients *gradients, size_t size);
+#define dsc_kfac_gradients_init(gradients) dsc_kfac_gradients_init_sized((gradients), sizeof *(gradients))
+/* Says where the gradients of layers first .. first + count - 1 are, which all have late_gradients. The memory
+ * must be that of the layers' device, is read and written by work in the queue, and must stay until the work
+ * of the next dsc_kfac_step is done. Such a layer takes part in a step when it has a gradient, whether it was
+ * captured or not; it keeps the gradient as it is until it has been captured in a step that was decomposed.
+ * Weights that are OHWI and have no bias are used where they are, others are gathered and written back by one
+ * operation for all layers. Not collective. */
+DSC_API dsc_status dsc_kfac_set_gradients(dsc_kfac *kfac, int64_t first, int64_t count,
+                                          const dsc_kfac_gradients *gradients) DSC_MUST_CHECK;
+
+/* How often a layer is captured in one pass, from the next capture on: 1 at first; 0: not known, any number,
+ * which may differ from pass to pass and from rank to rank. With several uses of a layer A is the mean over
+ * them and G the sum, because there is one loss. DSC_E_INVALID when the number changes after captures of this
+ * step. Not collective, but the same on all ranks. */
+DSC_API dsc_status dsc_kfac_set_uses(dsc_kfac *kfac, int64_t layer, int64_t uses) DSC_MUST_CHECK;
+/* Replaces options.passes from the next dsc_kfac_begin on. Not collective, but the same on all ranks. */
+DSC_API dsc_status dsc_kfac_set_passes(dsc_kfac *kfac, int64_t passes) DSC_MUST_CHECK;
+/* Replaces damping, stat_decay, kl_clip, factor_freq and update_freq of the options, and the number of
+ * diagonal blocks in use (0: unchanged), from the next dsc_kfac_begin on. Not collective, but the same on all
+ * ranks. */
+DSC_API dsc_status dsc_kfac_set_hyper(dsc_kfac *kfac, const dsc_kfac_hyper *hyper) DSC_MUST_CHECK;
+/* Multiplies all G from now on by an F64 scalar on the device, besides the loss scale that dsc_kfac_begin is
+ * given: 1 / scale^2 for a loss scale that only the device knows. NULL: no such factor. The pointer to the
+ * tensor is kept. */
+DSC_API void dsc_kfac_scale_g(dsc_kfac *kfac, const dsc_tensor *scale);
+/* Steps done. */
+DSC_API int64_t dsc_kfac_steps(const dsc_kfac *kfac);
+
 /* Updates the running averages and the decompositions if they are due in this step, and preconditions the
  * gradients. These must be the averaged ones, equal on all ranks (with comm-opt they may differ: every rank
  * preconditions and clips its own). lr: the learning rate of the coming update, which the KL clip needs.

@@ -139,10 +139,16 @@ typedef struct dsc_dot_item {
 } dsc_dot_item;
 dsc_status dsc_op_dot_batch(dsc_queue *q, const dsc_dot_item *items, int64_t count,
                             dsc_tensor *out) DSC_MUST_CHECK;
-/* Each d = [w, b] (dsc_op_join); and back: w, b = scale[0] d, with b's data NULL where d has no such column.
- * scale: F64 scalar, NULL: 1; where it is not finite nothing is written. */
+/* Each d[m,n+1] = [w, b], with w of m n elements (any shape) as rows and b of m as the last column; d[m,n] = w
+ * where b has no data. And back: w, b = scale[0] d. scale: F64 scalar, NULL: 1; where it is not finite nothing
+ * is written.
+ *
+ * With channels > 0 the numbers of w may lie anywhere: column j of d's row i is
+ *   w[i row_stride + (j / channels) position_stride + (j % channels) channel_stride]
+ * The strides are at least 0 and give every number a place of its own (not checked). */
 typedef struct dsc_join_item {
     dsc_tensor w, b, d;
+    int64_t channels, row_stride, position_stride, channel_stride;
 } dsc_join_item;
 dsc_status dsc_op_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) DSC_MUST_CHECK;
 dsc_status dsc_op_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
@@ -160,8 +166,6 @@ dsc_status dsc_op_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_
 /* out[i,j] = 1 / (rows[i] columns[j] + damping[0]). */
 dsc_status dsc_op_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
                                 const dsc_tensor *columns, dsc_tensor *out) DSC_MUST_CHECK;
-/* d[m,n+1] = [w, b] with w of m n elements (any shape) as rows and b of m as the last column. */
-dsc_status dsc_op_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) DSC_MUST_CHECK;
 /* dst[i,j] = src[rows[i], columns[j]]; and dst[rows[i], columns[j]] = src[i,j], the rest of dst untouched.
  * rows, columns: I32, in range (not checked), without repeats in scatter. */
 dsc_status dsc_op_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
@@ -326,6 +330,13 @@ typedef struct dsc_augment_desc {
 dsc_status dsc_op_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc_tensor *raw,
                           const dsc_tensor *place, dsc_tensor *x) DSC_MUST_CHECK;
 
+/* Each y[n,h,w,c] = x[n,c,h,w]: images in the other order of their numbers. x and y of an item have one real
+ * or half type, on devices of any kind; items may differ in it. */
+typedef struct dsc_nhwc_item {
+    dsc_tensor x, y;
+} dsc_nhwc_item;
+dsc_status dsc_op_nhwc_batch(dsc_queue *q, const dsc_nhwc_item *items, int64_t count) DSC_MUST_CHECK;
+
 /* ---- optimisers ---- */
 
 /* Hyper-parameters of a step: an F64[DSC_HYPER_COUNT] tensor on the device, so that schedules change values,
@@ -426,11 +437,10 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     COMPOSED(chol_inverse_batch)                                                                             \
     OP(divide_batch)                                                                                         \
     COMPOSED(dot_batch)                                                                                      \
-    COMPOSED(join_batch)                                                                                     \
+    OP(join_batch)                                                                                           \
     OP(split_batch)                                                                                          \
     COMPOSED(absorb_batch)                                                                                   \
     OP(outer_inverse)                                                                                        \
-    OP(join)                                                                                                 \
     OP(gather)                                                                                               \
     OP(scatter)                                                                                              \
     OP(kl_clip)                                                                                              \
@@ -456,6 +466,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(softmax_loss)                                                                                         \
     OP(sample_labels)                                                                                        \
     OP(augment)                                                                                              \
+    OP(nhwc_batch)                                                                                           \
     OP(update)
 
 #ifdef __cplusplus

@@ -256,6 +256,32 @@ dsc_status dsc_op_dot_batch(dsc_queue *q, const dsc_dot_item *items, int64_t cou
 
 /* ---- weights and bias as one matrix ---- */
 
+/* w as the stretch of memory from its first to its last number. */
+static dsc_tensor join_span(const dsc_join_item *item, int64_t columns) {
+    dsc_tensor w = item->w;
+    if (item->channels <= 0 || item->d.dim[0] == 0 || columns == 0)
+        return w;
+    int64_t count = 1 + (item->d.dim[0] - 1) * item->row_stride +
+                    (columns / item->channels - 1) * item->position_stride +
+                    (item->channels - 1) * item->channel_stride;
+    return dsc_tensor_view(w.device, w.data, w.dtype, 1, &count);
+}
+
+static dsc_status check_join_strides(const dsc_check *check, const dsc_join_item *item, int64_t columns) {
+    const int64_t most = INT32_MAX;
+    if (item->channels == 0)
+        return DSC_OK;
+    if (item->channels < 0 || columns % item->channels || item->d.dim[1] > most)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %lld channels do not divide the %lld columns of w", check->op,
+                        (long long)item->channels, (long long)columns);
+    if (item->row_stride < 0 || item->position_stride < 0 || item->channel_stride < 0 ||
+        item->row_stride > most || item->position_stride > most || item->channel_stride > most)
+        return DSC_FAIL(DSC_E_INVALID, "%s: strides %lld, %lld, %lld of w: must be in 0..2^31 - 1", check->op,
+                        (long long)item->row_stride, (long long)item->position_stride,
+                        (long long)item->channel_stride);
+    return DSC_OK;
+}
+
 /* w and b are the rows of d; b has no data where d has no column for it. */
 static dsc_status check_join_item(dsc_check *check, int64_t i, const dsc_join_item *item) {
     const dsc_tensor *d = &item->d, *w = &item->w, *b = &item->b;
@@ -271,10 +297,12 @@ static dsc_status check_join_item(dsc_check *check, int64_t i, const dsc_join_it
         return DSC_FAIL(
             DSC_E_INVALID, "%s: %lld elements of w and %lld of b do not make the rows of d[%lld,%lld]",
             check->op, (long long)dsc_tensor_count(w), (long long)biases, (long long)m, (long long)d->dim[1]);
-    DSC_TRY(dsc_check_apart(check, "d", d, "w", w));
+    DSC_TRY(check_join_strides(check, item, n));
+    dsc_tensor span = join_span(item, n);
+    DSC_TRY(dsc_check_apart(check, "d", d, "w", &span));
     if (b->data) {
         DSC_TRY(dsc_check_apart(check, "d", d, "b", b));
-        DSC_TRY(dsc_check_apart(check, "w", w, "b", b));
+        DSC_TRY(dsc_check_apart(check, "w", &span, "b", b));
     }
     return DSC_OK;
 }
@@ -290,14 +318,11 @@ static dsc_status check_joins(dsc_check *check, const dsc_join_item *items, int6
     return DSC_OK;
 }
 
-static dsc_status join_items(dsc_queue *q, const dsc_join_item *items, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
-        dsc_tensor d = items[i].d;
-        if (items[i].b.data)
-            DSC_TRY(dsc_op_join(q, &items[i].w, &items[i].b, &d));
-        else
-            DSC_TRY(dsc_op_convert(q, &items[i].w, &d));
-    }
+static dsc_status join_items(dsc_queue *q, const dsc_device_table *table, const dsc_join_item *items,
+                             int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (dsc_tensor_count(&items[i].d) > 0)
+            DSC_TRY(table->join_batch(q, &items[i], 1));
     return DSC_OK;
 }
 
@@ -309,10 +334,10 @@ dsc_status dsc_op_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t c
     if (count == 0)
         return DSC_OK;
     const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
-    if (table->join_batch && !empty)
+    if (!empty)
         DSC_TRY(table->join_batch(q, items, count));
     else
-        DSC_TRY(join_items(q, items, count));
+        DSC_TRY(join_items(q, table, items, count));
     return DSC_OK;
 }
 

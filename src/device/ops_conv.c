@@ -15,11 +15,12 @@ static dsc_status check_least(const char *name, int64_t value, int64_t least) {
     return DSC_OK;
 }
 
-static dsc_status check_extent(const char *name, int64_t size, int64_t pad, int64_t reach) {
-    if (reach > size + 2 * pad)
+/* padded: elements of the input and its padding. */
+static dsc_status check_extent(const char *name, int64_t padded, int64_t reach) {
+    if (reach > padded)
         return DSC_FAIL(DSC_E_INVALID,
                         "conv: the kernel reaches over %lld elements in %s; the padded input has %lld",
-                        (long long)reach, name, (long long)(size + 2 * pad));
+                        (long long)reach, name, (long long)padded);
     return DSC_OK;
 }
 
@@ -68,6 +69,8 @@ static dsc_status shape_output(const dsc_conv2d_shape *s, int64_t *out_h, int64_
         {"dilation_h", s->dilation_h, 1},
         {"dilation_w", s->dilation_w, 1},
         {"groups", s->groups, 1},
+        {"extra_h", s->extra_h, 0},
+        {"extra_w", s->extra_w, 0},
     };
     for (size_t i = 0; i < sizeof field / sizeof field[0]; i++)
         DSC_TRY(check_least(field[i].name, field[i].value, field[i].least));
@@ -75,10 +78,11 @@ static dsc_status shape_output(const dsc_conv2d_shape *s, int64_t *out_h, int64_
         return DSC_FAIL(DSC_E_INVALID, "conv: %lld input and %lld output channels; multiples of %lld groups",
                         (long long)s->in_c, (long long)s->out_c, (long long)s->groups);
     int64_t reach_h = s->dilation_h * (s->kernel_h - 1) + 1, reach_w = s->dilation_w * (s->kernel_w - 1) + 1;
-    DSC_TRY(check_extent("height", s->in_h, s->pad_h, reach_h));
-    DSC_TRY(check_extent("width", s->in_w, s->pad_w, reach_w));
-    *out_h = (s->in_h + 2 * s->pad_h - reach_h) / s->stride_h + 1;
-    *out_w = (s->in_w + 2 * s->pad_w - reach_w) / s->stride_w + 1;
+    int64_t padded_h = s->in_h + 2 * s->pad_h + s->extra_h, padded_w = s->in_w + 2 * s->pad_w + s->extra_w;
+    DSC_TRY(check_extent("height", padded_h, reach_h));
+    DSC_TRY(check_extent("width", padded_w, reach_w));
+    *out_h = (padded_h - reach_h) / s->stride_h + 1;
+    *out_w = (padded_w - reach_w) / s->stride_w + 1;
     return DSC_OK;
 }
 
@@ -108,6 +112,11 @@ static dsc_status create(dsc_device *device, const dsc_conv_desc *desc, int forw
     int64_t oh = 0, ow = 0;
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     DSC_TRY(dsc_check_computes(device, "conv", "the type", desc->dtype));
+    if (desc->shape.extra_h != 0 || desc->shape.extra_w != 0)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "conv: padding of %lld x %lld at the bottom and right only; convolutions take equal "
+                        "padding on both sides",
+                        (long long)desc->shape.extra_h, (long long)desc->shape.extra_w);
     dsc_conv *conv;
     DSC_TRY(dsc_memory_alloc(1, sizeof *conv, &conv));
     conv->device = device;

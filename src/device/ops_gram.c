@@ -16,7 +16,7 @@ static int64_t patch_width(const dsc_conv_desc *d) {
 static int is_direct(const dsc_conv_desc *d, int ones) {
     const dsc_conv2d_shape *s = &d->shape;
     return s->kernel_h == 1 && s->kernel_w == 1 && s->stride_h == 1 && s->stride_w == 1 && s->pad_h == 0 &&
-           s->pad_w == 0 && s->groups == 1 && !ones;
+           s->pad_w == 0 && s->extra_h == 0 && s->extra_w == 0 && s->groups == 1 && !ones;
 }
 
 static int64_t slab_rows(int64_t positions, int64_t width) {

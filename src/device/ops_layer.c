@@ -266,3 +266,34 @@ dsc_status dsc_op_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc_
     DSC_TRY(q->device->table->augment(q, desc, raw, place, x));
     return DSC_OK;
 }
+
+static dsc_status check_nhwc_item(const dsc_check *check, const dsc_nhwc_item *item) {
+    const dsc_tensor *x = &item->x, *y = &item->y;
+    DSC_TRY(dsc_check_any(check, "x", x));
+    if (x->dtype != DSC_F32 && x->dtype != DSC_F64 && x->dtype != DSC_BF16 && x->dtype != DSC_F16)
+        return DSC_FAIL(DSC_E_INVALID, "%s: x is %s; fp32, fp64, bf16 or fp16 is expected", check->op,
+                        dsc_dtype_name(x->dtype));
+    DSC_TRY(dsc_check_dims(check, "x", x, 4));
+    DSC_TRY(dsc_check_typed(check, "y", y, x->dtype));
+    DSC_TRY(dsc_check_shape(check, "y", y, DSC_SHAPE(x->dim[0], x->dim[2], x->dim[3], x->dim[1])));
+    return dsc_check_apart(check, "y", y, "x", x);
+}
+
+dsc_status dsc_op_nhwc_batch(dsc_queue *q, const dsc_nhwc_item *items, int64_t count) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "nhwc_batch", q));
+    if (count < 0 || (count > 0 && !items))
+        return DSC_FAIL(DSC_E_INVALID, "nhwc_batch: %lld items%s", (long long)count,
+                        items ? "; 0 or more are expected" : " and no array");
+    int empty = 0;
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_nhwc_item(&check, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        empty |= dsc_tensor_count(&items[i].x) == 0;
+    }
+    for (int64_t i = 0; empty && i < count; i++)
+        if (dsc_tensor_count(&items[i].x) > 0)
+            DSC_TRY(q->device->table->nhwc_batch(q, &items[i], 1));
+    return empty || count == 0 ? DSC_OK : q->device->table->nhwc_batch(q, items, count);
+}

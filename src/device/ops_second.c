@@ -21,38 +21,6 @@ dsc_status dsc_op_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const d
     return DSC_OK;
 }
 
-/* ---- weights and bias as one matrix ---- */
-
-static dsc_status check_join(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *w,
-                             const dsc_tensor *b, const dsc_tensor *d) {
-    DSC_TRY(dsc_check_begin(check, op, q, "d", d));
-    DSC_TRY(dsc_check_dims(check, "d", d, 2));
-    DSC_TRY(dsc_check_real(check, "w", w));
-    DSC_TRY(dsc_check_real(check, "b", b));
-    int64_t m = d->dim[0], n = d->dim[1] - 1;
-    if (n < 0 || dsc_tensor_count(w) != m * n || dsc_tensor_count(b) != m)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "%s: %lld elements of w and %lld of b do not make the rows of d[%lld,%lld], the last "
-                        "column b",
-                        op, (long long)dsc_tensor_count(w), (long long)dsc_tensor_count(b), (long long)m,
-                        (long long)n + 1);
-    DSC_TRY(dsc_check_apart(check, "d", d, "w", w));
-    DSC_TRY(dsc_check_apart(check, "d", d, "b", b));
-    return DSC_OK;
-}
-
-dsc_status dsc_op_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
-    dsc_check check;
-    DSC_TRY(check_join(&check, "join", q, w, b, d));
-    if (dsc_tensor_count(d) == 0)
-        return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->join(q, w, b, d));
-    return DSC_OK;
-}
-
-/* ---- parts of a matrix ---- */
-
-/* part[rows, columns] of a whole matrix, one of them the output. */
 static dsc_status check_part(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *src,
                              const dsc_tensor *rows, const dsc_tensor *columns, const dsc_tensor *dst) {
     DSC_TRY(dsc_check_begin(check, op, q, "src", src));

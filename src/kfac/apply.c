@@ -28,7 +28,7 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
     }
     for (int64_t i = 0; i < count; i++)
         if (cells[i].rows.data)
-            DSC_TRY(dsc_op_gather(q, &k->members[cells[i].unit].d, &cells[i].rows, &cells[i].columns,
+            DSC_TRY(dsc_op_gather(q, &k->members[cells[i].unit].gradient.d, &cells[i].rows, &cells[i].columns,
                                   &cells[i].d));
     DSC_TRY(dsc_op_gemm_batch(q, layout->gemms[0] + first, count));
     DSC_TRY(dsc_op_gemm_batch(q, layout->gemms[1] + first, count));
@@ -53,26 +53,25 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
     return DSC_OK;
 }
 
-/* <P, D> of every unit, and nu from their sum; units that did not run count 0. A step that decomposed also
+/* <P, D> of every unit, and nu from their sum; units that take no part count 0. A step that decomposed also
  * computes <P, P> and <D, D>, and keeps all three for reports. */
 static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     int64_t n = k->unit_count;
-    int all_ran = dsc_kfac_all_ran(k);
     dsc_tensor inner = dsc_tensor_slice(&k->products, 0, n), kept = dsc_tensor_slice(&k->products, n, n);
     dsc_tensor norms = dsc_tensor_slice(&k->products, 2 * n, 2 * n);
     dsc_tensor limits = dsc_tensor_slice(&k->numbers, DSC_KFAC_RATE, 2);
     for (int64_t u = 0; u < n; u++) {
-        const dsc_kfac_member *m = &k->members[u];
-        k->dots[u] = (dsc_dot_item){m->p, m->d};
-        k->dots[n + u] = (dsc_dot_item){m->p, m->p};
-        k->dots[2 * n + u] = (dsc_dot_item){m->d, m->d};
+        const dsc_tensor *p = &k->members[u].p, *d = &k->members[u].gradient.d;
+        k->dots[u] = (dsc_dot_item){*p, *d};
+        k->dots[n + u] = (dsc_dot_item){*p, *p};
+        k->dots[2 * n + u] = (dsc_dot_item){*d, *d};
     }
     if (k->decomposed_now)
         DSC_TRY(dsc_op_dot_batch(q, k->dots + n, 2 * n, &norms));
     DSC_TRY(dsc_op_dot_batch(q, k->dots, n, &inner));
-    for (int64_t u = 0; u < n && !all_ran; u++) {
+    for (int64_t u = 0; u < n; u++) {
         const int64_t places[] = {u, 2 * n + u, 3 * n + u};
-        for (int i = 0; i < (k->decomposed_now ? 3 : 1) && !dsc_kfac_ran(k, u); i++) {
+        for (int i = 0; i < (k->decomposed_now ? 3 : 1) && !dsc_kfac_takes_part(k, u); i++) {
             dsc_tensor out = dsc_tensor_slice(&k->products, places[i], 1);
             DSC_TRY(dsc_op_fill(q, 0, &out));
         }
@@ -93,11 +92,20 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     return DSC_OK;
 }
 
+/* D of all units that have a gradient: the clip needs every one of them. */
+static dsc_status gather_gradients(dsc_kfac *k, dsc_queue *q) {
+    int64_t count = 0;
+    for (int64_t u = 0; u < k->unit_count; u++)
+        if (k->members[u].gathered && dsc_kfac_has_gradient(k, u))
+            k->joins[count++] = k->members[u].gradient;
+    return dsc_op_join_batch(q, k->joins, count);
+}
+
 dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
     dsc_kfac_layout *layout = &k->layouts[k->active];
     if (k->unit_count == 0)
         return DSC_OK;
-    DSC_TRY(dsc_op_join_batch(q, k->joins, k->join_count)); /* of all units: the clip needs every D */
+    DSC_TRY(gather_gradients(k, q));
     for (int64_t i = 0; i < layout->batch_count; i++) {
         dsc_kfac_batch *b = &layout->batches[i];
         if (b->turn.root == k->my_column)
@@ -110,8 +118,11 @@ dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
         DSC_TRY(dsc_comm_wait(&layout->batches[i].request));
     DSC_TRY(find_nu(k, q));
     int64_t count = 0;
-    for (int64_t u = 0; u < k->unit_count; u++)
-        if (dsc_kfac_ran(k, u))
-            k->writes[count++] = (dsc_join_item){k->members[u].weight, k->members[u].bias, k->members[u].p};
-    return dsc_op_split_batch(q, &k->nu_tensor, k->writes, count);
+    for (int64_t u = 0; u < k->unit_count; u++) {
+        if (!dsc_kfac_takes_part(k, u))
+            continue;
+        k->joins[count] = k->members[u].gradient;
+        k->joins[count++].d = k->members[u].p;
+    }
+    return dsc_op_split_batch(q, &k->nu_tensor, k->joins, count);
 }

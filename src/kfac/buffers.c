@@ -79,6 +79,26 @@ static dsc_status place_batches(dsc_kfac *k) {
     return DSC_OK;
 }
 
+dsc_status dsc_kfac_wait_memory(dsc_kfac *k, int64_t layer) {
+    int64_t total = 0, used = 0, first = DSC_KFAC_SIDES * k->first_unit[layer];
+    int64_t end = DSC_KFAC_SIDES * k->first_unit[layer + 1];
+    int symmetric = k->options.symmetric;
+    if (first == end || k->members[first / 2].factor[0].batch.data)
+        return DSC_OK;
+    for (int64_t i = first; i < end; i++) {
+        const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        total += symmetric ? f->packed : f->n * f->n;
+    }
+    dsc_tensor *block = &k->progress[layer].batch;
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, total, block));
+    for (int64_t i = first; i < end; i++) {
+        dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        const int64_t square[2] = {f->n, f->n};
+        f->batch = dsc_kfac_carve(block, &used, symmetric ? 1 : 2, symmetric ? &f->packed : square);
+    }
+    return DSC_OK;
+}
+
 /* Averages start as the identity. */
 static dsc_status start_averages(dsc_kfac *k) {
     DSC_TRY(dsc_op_fill(k->queue, 1, &k->sum));
@@ -115,7 +135,6 @@ static dsc_status make_scratch(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_alloc(k, DSC_I32, 2 * k->layer_count, &k->ran));
     DSC_TRY(dsc_memory_alloc(2 * k->layer_count, sizeof *k->ran_host, &k->ran_host));
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->joins, &k->joins));
-    DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->writes, &k->writes));
     DSC_TRY(dsc_memory_alloc(3 * k->unit_count, sizeof *k->dots, &k->dots));
     DSC_TRY(dsc_memory_alloc(DSC_KFAC_SIDES * k->unit_count, sizeof *k->absorbs, &k->absorbs));
     DSC_TRY(dsc_op_fill(k->queue, 1, &k->nu_tensor));
@@ -153,12 +172,15 @@ static dsc_status make_solve_space(dsc_kfac *k) {
 
 /* ---- gradients ---- */
 
-/* A gradient with a bias is joined to D in memory of its own; others serve as D where they are. */
+/* A gradient with a bias is joined to D in memory of its own; others serve as D where they are. Late ones get
+ * their places in the steps. */
 static dsc_status place_gradients(dsc_kfac *k) {
     int64_t joined = 0, total = 0, used = 0;
     for (int64_t u = 0; u < k->unit_count; u++) {
-        int64_t count = k->members[u].factor[DSC_KFAC_A].n * k->members[u].factor[DSC_KFAC_G].n;
-        joined += k->members[u].bias.data ? count : 0;
+        dsc_kfac_member *m = &k->members[u];
+        int64_t count = m->factor[DSC_KFAC_A].n * m->factor[DSC_KFAC_G].n;
+        m->gathered = m->gradient.b.data && !k->layers[dsc_kfac_layer_of(k, u)].late_gradients;
+        joined += m->gathered ? count : 0;
         total += count;
     }
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, joined, &k->joined));
@@ -166,11 +188,21 @@ static dsc_status place_gradients(dsc_kfac *k) {
     for (int64_t u = 0; u < k->unit_count; u++) {
         dsc_kfac_member *m = &k->members[u];
         const int64_t dim[2] = {m->factor[DSC_KFAC_G].n, m->factor[DSC_KFAC_A].n};
-        m->d = m->bias.data ? dsc_kfac_carve(&k->joined, &used, 2, dim) : m->weight;
-        if (m->bias.data)
-            k->joins[k->join_count++] = (dsc_join_item){m->weight, m->bias, m->d};
+        m->gradient.d = m->gathered ? dsc_kfac_carve(&k->joined, &used, 2, dim) : m->gradient.w;
     }
     return DSC_OK;
+}
+
+void dsc_kfac_use_gradient(dsc_kfac *k, int64_t unit, dsc_tensor d) {
+    k->members[unit].gradient.d = d;
+    for (int i = 0; i < k->layout_count; i++) {
+        dsc_kfac_layout *layout = &k->layouts[i];
+        int64_t cell = layout->cell_of[unit];
+        if (cell < 0)
+            continue;
+        layout->cells[cell].d = d;
+        layout->gemms[0][cell].a = d;
+    }
 }
 
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) {
@@ -178,7 +210,8 @@ dsc_status dsc_kfac_memory_create(dsc_kfac *k) {
     for (int64_t u = 0; u < k->unit_count; u++) {
         const dsc_kfac_unit *unit = &k->layouts[0].plan->units[u];
         const dsc_kfac_layer *layer = &k->layers[unit->layer];
-        dsc_kfac_kind_of(layer)->gradient(layer, unit->group, &k->members[u].weight, &k->members[u].bias);
+        dsc_join_item *gradient = &k->members[u].gradient;
+        dsc_kfac_kind_of(layer)->gradient(layer, unit->group, &gradient->w, &gradient->b);
         describe_factors(k, u);
     }
     DSC_TRY(make_scratch(k));
@@ -189,22 +222,26 @@ dsc_status dsc_kfac_memory_create(dsc_kfac *k) {
     DSC_TRY(place_gradients(k));
     for (int i = 0; i < k->layout_count; i++)
         DSC_TRY(dsc_kfac_layout_create(k, &k->layouts[i]));
+    dsc_kfac_late_start(k);
     return DSC_OK;
 }
 
 void dsc_kfac_memory_destroy(dsc_kfac *k) {
+    for (int64_t l = 0; k->progress && l < k->layer_count; l++) {
+        dsc_tensor_free(&k->progress[l].joined);
+        dsc_tensor_free(&k->progress[l].batch);
+    }
     dsc_tensor *const blocks[] = {&k->averages, &k->batches, &k->joined,    &k->messages, &k->gram,
                                   &k->packed,   &k->half,    &k->spare,     &k->solve,    &k->solve_values,
                                   &k->work,     &k->bad,     &k->numbers,   &k->products, &k->ones,
-                                  &k->sum,      &k->ran,     &k->nu_tensor, &k->gathered};
+                                  &k->sum,      &k->ran,     &k->nu_tensor, &k->gathered, &k->images};
     for (int i = 0; i < 2; i++)
         dsc_kfac_layout_destroy(&k->layouts[i]);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
-    void *const arrays[] = {&k->ran_host,     &k->solving,         &k->joins,           &k->writes,
-                            &k->dots,         &k->absorbs,         &k->members,         &k->layer_reports,
-                            &k->report_work,  &k->report_solve_ms, &k->report_products, &k->report_extremes,
-                            &k->gathered_host};
+    void *const arrays[] = {&k->ran_host,        &k->solving,         &k->joins,           &k->dots,
+                            &k->absorbs,         &k->members,         &k->layer_reports,   &k->report_work,
+                            &k->report_solve_ms, &k->report_products, &k->report_extremes, &k->gathered_host};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
 }

@@ -196,6 +196,11 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     DSC_TRY(dsc_comm_agree(k->control, status));
     k->decomposed = k->decomposed_now = 1;
     k->active = index;
+    k->any_ready = 0;
+    for (int64_t l = 0; l < k->layer_count; l++) {
+        k->progress[l].ready = k->progress[l].contributed;
+        k->any_ready |= k->progress[l].ready;
+    }
     return DSC_OK;
 }
 

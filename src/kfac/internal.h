@@ -5,7 +5,9 @@
  *   kfac.c             creation; the stages of a step
  *   buffers.c          device memory, and where factors and gradients lie in it
  *   layout.c           where decompositions lie, what travels together, the products of a step
- *   factor.c           captures, batch factors, their exchange, running averages
+ *   capture.c          captured tensors to batch factors
+ *   factor.c           exchange of batch factors, running averages
+ *   late.c             gradients whose memory is known in the step only
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   kfac_report.c      reports;  state.c: checkpoints
@@ -37,9 +39,24 @@ typedef struct dsc_kfac_factor {
 /* A unit's tensors. */
 typedef struct dsc_kfac_member {
     dsc_kfac_factor factor[DSC_KFAC_SIDES];
-    dsc_tensor weight, bias; /* gradients of this group; bias without memory: none */
-    dsc_tensor d, p;         /* [g_n, a_n] gradient (bias joined) and preconditioned gradient */
+    /* Where the gradients of this group are (bias without memory: none), and D, [g_n, a_n], made of them: the
+     * weights themselves, or memory of its own that they are gathered into. Strides as in dsc_join_item. */
+    dsc_join_item gradient;
+    int gathered; /* 1: D has memory of its own */
+    dsc_tensor p; /* [g_n, a_n] preconditioned gradient */
 } dsc_kfac_member;
+
+/* What K-FAC knows about a layer during a step, and from step to step. */
+typedef struct dsc_kfac_progress {
+    int64_t uses;     /* captures in a pass; 0: any number */
+    int64_t captures; /* in this step */
+    /* 1: its averages hold something of a batch; so did those that the decompositions in use were made of. */
+    int contributed, ready;
+    /* Late gradients: 1: set since the last step; 1: it has one. */
+    int set, present;
+    dsc_tensor joined; /* memory of D of all its units, once it is needed */
+    dsc_tensor batch;  /* memory of its waiting batch factors where `batches` has none */
+} dsc_kfac_progress;
 
 /* A decomposed item: no memory outside its column. */
 typedef struct dsc_kfac_basis {
@@ -91,7 +108,8 @@ typedef struct dsc_kfac_layout {
     dsc_tensor index;                   /* I32: rows and columns of pieces */
     int64_t *index_first;               /* [items] where an item's rows start in it; blocks only */
 
-    int64_t *units; /* [units], batch by batch */
+    int64_t *units;   /* [units], batch by batch */
+    int64_t *cell_of; /* [units] the cell of a unit with whole factors in this rank's column; -1: none */
     int64_t batch_count, cell_count;
     dsc_kfac_batch *batches;
     dsc_kfac_cell *cells;
@@ -108,6 +126,8 @@ typedef struct dsc_kfac_state_list {
     struct dsc_kfac_source *sources; /* where each lives */
 } dsc_kfac_state_list;
 
+enum { DSC_KFAC_MOST_USES = 1 << 20 };
+
 /* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
 
@@ -122,9 +142,12 @@ struct dsc_kfac {
     const dsc_solver *solver;
 
     int64_t layer_count;
-    dsc_kfac_layer *layers; /* of dsc_kfac_layers_copy */
-    int64_t *first_unit;    /* [layers + 1] */
-    int64_t *passes_done;   /* [layers] captures in this step */
+    dsc_kfac_layer *layers;      /* of dsc_kfac_layers_copy */
+    int64_t *first_unit;         /* [layers + 1] */
+    dsc_kfac_progress *progress; /* [layers] */
+    int any_late, any_ready;     /* 1: a layer has late gradients; some layer is ready */
+    int64_t next_passes;         /* options.passes from the next step on */
+    int64_t base_blocks;         /* diagonal blocks of dsc_kfac_set_hyper; 0: those of the options */
     int64_t unit_count;
     dsc_kfac_member *members;
     int layout_count;
@@ -136,6 +159,7 @@ struct dsc_kfac {
     dsc_tensor gram, packed, half; /* scratch: [largest n, largest n], a triangle, a triangle as stored */
     dsc_tensor spare;              /* two more triangles, where averages are stored in a half type */
     dsc_tensor solve, solve_values, work; /* matrices being solved, their values, workspace */
+    dsc_tensor images;                    /* captured tensors in the order or type that is needed */
     int64_t largest_n, largest_packed;
     dsc_tensor bad;      /* F64[2 per factor]: elements not finite, times rejected */
     dsc_tensor numbers;  /* F64[DSC_KFAC_NUMBERS] */
@@ -143,12 +167,10 @@ struct dsc_kfac {
     dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
     dsc_tensor ran;                  /* I32[2 layers]: to compare among ranks which layers ran */
     dsc_solve_item *solving;         /* [items] */
-    dsc_join_item *joins;            /* [units with a bias] gradients to d */
-    dsc_join_item *writes;           /* [units] p to gradients; those that ran */
+    dsc_join_item *joins;            /* [units] gradients to D and back; those of this step */
     dsc_dot_item *dots;              /* [3 units] */
     dsc_absorb_item *absorbs;        /* [2 units] */
-    int64_t join_count;
-    const dsc_tensor *g_scale; /* a factor of all G; NULL: none */
+    const dsc_tensor *g_scale;       /* a factor of all G; NULL: none */
     int32_t *ran_host;
 
     int64_t step;
@@ -181,21 +203,36 @@ struct dsc_kfac {
 dsc_status dsc_kfac_layout_create(dsc_kfac *k, dsc_kfac_layout *layout) DSC_MUST_CHECK;
 void dsc_kfac_layout_destroy(dsc_kfac_layout *layout);
 
-/* memory.c */
+/* buffers.c */
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_memory_destroy(dsc_kfac *k);
 /* A block of `count` numbers; count 0: no memory. */
 dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) DSC_MUST_CHECK;
 /* The next tensor of a block: moves *used by its elements. */
 dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, const int64_t *dim);
+/* Gives the batch factors of a layer memory to wait in, unless they have it. */
+dsc_status dsc_kfac_wait_memory(dsc_kfac *k, int64_t layer) DSC_MUST_CHECK;
+/* D of a unit is at `d` from now on. */
+void dsc_kfac_use_gradient(dsc_kfac *k, int64_t unit, dsc_tensor d);
+
+/* late.c */
+/* DSC_E_INVALID unless all late gradients were set since the last step. */
+dsc_status dsc_kfac_late_check(const dsc_kfac *k) DSC_MUST_CHECK;
+/* Layers without a gradient read their own P instead of D, which is memory that exists. */
+void dsc_kfac_late_start(dsc_kfac *k);
+void dsc_kfac_late_finish(dsc_kfac *k);
 
 /* factor.c */
 dsc_status dsc_kfac_factors_create(dsc_kfac *k) DSC_MUST_CHECK;
 /* Checks that the same layers ran everywhere, averages the batch factors over the ranks, and moves the
  * running averages. Collective. */
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
-/* 1 when the layers of all units were captured in this step. */
-int dsc_kfac_all_ran(const dsc_kfac *k);
+/* The average takes in a batch factor x[packed], unless x is not finite. For averages in a half type x may lie
+ * neither in `packed` nor in the first half of `spare`. */
+dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f,
+                                  const dsc_tensor *x) DSC_MUST_CHECK;
+/* Notes which layers' averages have taken in something in this step. */
+void dsc_kfac_factors_note(dsc_kfac *k);
 /* The running average of a factor as packed triangle in the arithmetic type: itself, or a copy in
  * `packed`. */
 dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor *f,
@@ -223,9 +260,29 @@ static inline dsc_kfac_factor *dsc_kfac_factor_of(dsc_kfac *k, const dsc_kfac_it
     return &k->members[item->unit].factor[item->side];
 }
 
+static inline int64_t dsc_kfac_layer_of(const dsc_kfac *k, int64_t unit) {
+    return k->layouts[0].plan->units[unit].layer;
+}
+
 /* 1 when the unit's layer was captured in this step. */
-static inline int dsc_kfac_ran(const dsc_kfac *k, int64_t unit) {
-    return k->passes_done[k->layouts[0].plan->units[unit].layer] > 0;
+static inline int dsc_kfac_was_captured(const dsc_kfac *k, int64_t unit) {
+    return k->progress[dsc_kfac_layer_of(k, unit)].captures > 0;
+}
+
+/* 1 when the unit has a gradient that can be read in this step. */
+static inline int dsc_kfac_has_gradient(const dsc_kfac *k, int64_t unit) {
+    int64_t l = dsc_kfac_layer_of(k, unit);
+    return !k->layers[l].late_gradients || k->progress[l].present;
+}
+
+/* 1 when the unit's gradient is preconditioned in this step: its layer ran, and the decompositions hold
+ * something of it. As long as they hold nothing of any layer, layers whose gradients are not late are
+ * preconditioned with the identity. */
+static inline int dsc_kfac_takes_part(const dsc_kfac *k, int64_t unit) {
+    int64_t l = dsc_kfac_layer_of(k, unit);
+    int late = k->layers[l].late_gradients;
+    int ran = late ? k->progress[l].present : k->progress[l].captures > 0;
+    return ran && (k->progress[l].ready || (!late && !k->any_ready));
 }
 
 static inline int dsc_kfac_keeps_everywhere(const dsc_kfac *k) {

@@ -29,7 +29,7 @@ void dsc_kfac_destroy(dsc_kfac **kfac) {
     dsc_comm_destroy(&k->control);
     dsc_comm_destroy(&k->exchange);
     dsc_memory_free(&k->first_unit);
-    dsc_memory_free(&k->passes_done);
+    dsc_memory_free(&k->progress);
     dsc_kfac_layers_release(&k->layers, k->layer_count);
     dsc_memory_free(kfac);
 }
@@ -74,10 +74,15 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
     DSC_TRY(dsc_kfac_layers_copy(layers, count, &k->layers));
     k->layer_count = count;
     DSC_TRY(dsc_memory_alloc(count + 1, sizeof *k->first_unit, &k->first_unit));
-    DSC_TRY(dsc_memory_alloc(count, sizeof *k->passes_done, &k->passes_done));
+    DSC_TRY(dsc_memory_alloc(count, sizeof *k->progress, &k->progress));
+    for (int64_t l = 0; l < count; l++) {
+        k->progress[l].uses = 1;
+        k->any_late |= k->layers[l].late_gradients != 0;
+    }
     DSC_TRY(make_plans(k));
     k->solver = k->options.method == DSC_KFAC_EIGEN ? &dsc_solver_eigen : &dsc_solver_inverse;
     k->options.skip_layers = NULL; /* not needed any more, and owned by the caller */
+    k->next_passes = k->options.passes;
     return DSC_OK;
 }
 
@@ -187,15 +192,19 @@ dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     if (exchanging)
         DSC_TRY(dsc_kfac_factors_finish(k, k->queue));
     k->hyper = dsc_kfac_hyper_of(&k->options);
+    if (k->base_blocks > 0)
+        k->hyper.diag_blocks = k->base_blocks;
     if (k->options.schedule)
         DSC_TRY(k->options.schedule(k->options.context, k->step, &k->hyper));
     if (k->hyper.diag_blocks == 0)
         k->hyper.diag_blocks = k->options.diag_blocks;
     DSC_TRY(dsc_kfac_hyper_check(&k->options, &k->hyper));
     DSC_TRY(upload_numbers(k, k->queue, 0));
+    k->options.passes = k->next_passes;
     k->loss_scale = loss_scale;
     k->updating = k->hyper.factor_freq > 0 && k->step % k->hyper.factor_freq == 0;
-    memset(k->passes_done, 0, (size_t)k->layer_count * sizeof *k->passes_done);
+    for (int64_t l = 0; l < k->layer_count; l++)
+        k->progress[l].captures = 0;
     k->times = (dsc_kfac_times){0};
     k->absorbed = 0;
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++)
@@ -223,6 +232,7 @@ dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) {
     DSC_TRY(check_step(kfac, queue));
     if (!isfinite(lr))
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: learning rate %g: must be a number", lr);
+    DSC_TRY(dsc_kfac_late_check(kfac));
     kfac->decomposed_now = 0;
     kfac->nu = 1;
     return upload_numbers(kfac, queue, lr);
@@ -248,10 +258,11 @@ dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) {
 
 void dsc_kfac_captured(dsc_kfac *kfac, int64_t passes) {
     for (int64_t i = 0; i < kfac->layer_count; i++)
-        kfac->passes_done[i] = passes;
+        kfac->progress[i].captures = passes;
 }
 
 void dsc_kfac_absorbed(dsc_kfac *kfac) {
+    dsc_kfac_factors_note(kfac);
     kfac->absorbed = 1;
 }
 
@@ -277,6 +288,7 @@ dsc_status dsc_kfac_apply(dsc_kfac *kfac, dsc_queue *queue) {
 
 dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) {
     DSC_TRY(check_step(kfac, queue));
+    dsc_kfac_late_finish(kfac);
     kfac->begun = 0;
     kfac->step++;
     return DSC_OK;
@@ -315,6 +327,25 @@ dsc_status dsc_kfac_nu(dsc_kfac *kfac, dsc_queue *queue, double *nu) {
 
 void dsc_kfac_scale_g(dsc_kfac *kfac, const dsc_tensor *scale) {
     kfac->g_scale = scale;
+}
+
+int64_t dsc_kfac_steps(const dsc_kfac *kfac) {
+    return kfac->step;
+}
+
+dsc_status dsc_kfac_set_hyper(dsc_kfac *kfac, const dsc_kfac_hyper *hyper) {
+    dsc_kfac_options *o = &kfac->options;
+    if (!hyper)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: no hyper-parameters to set");
+    DSC_TRY(dsc_kfac_hyper_check(o, hyper));
+    o->damping = hyper->damping;
+    o->stat_decay = hyper->stat_decay;
+    o->kl_clip = hyper->kl_clip;
+    o->factor_freq = hyper->factor_freq;
+    o->update_freq = hyper->update_freq;
+    if (hyper->diag_blocks > 0)
+        kfac->base_blocks = hyper->diag_blocks;
+    return DSC_OK;
 }
 
 const dsc_kfac_times *dsc_kfac_get_times(const dsc_kfac *kfac) {

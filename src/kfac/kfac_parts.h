@@ -37,9 +37,5 @@ int dsc_kfac_recipe(const dsc_kfac *kfac);
 int dsc_kfac_wants_decomposition(const dsc_kfac *kfac);
 /* nu of the last step, an F64 scalar on the device. Borrowed. */
 const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac);
-/* Multiplies all G from now on by an F64 scalar on the device, besides the loss scale that dsc_kfac_begin is
- * given: 1 / scale^2 for a loss scale that only the device knows. NULL: no such factor. The pointer is kept.
- */
-void dsc_kfac_scale_g(dsc_kfac *kfac, const dsc_tensor *scale);
 
 #endif

@@ -138,12 +138,16 @@ static size_t bytes_of(const dsc_tensor *t) {
 }
 
 static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
-    const dsc_tensor *const scratch[] = {&k->gram,         &k->packed, &k->half,   &k->spare,   &k->solve,
-                                         &k->solve_values, &k->work,   &k->joined, &k->messages};
+    const dsc_tensor *const scratch[] = {&k->gram,         &k->packed, &k->half,   &k->spare,    &k->solve,
+                                         &k->solve_values, &k->work,   &k->joined, &k->messages, &k->images};
     r->factor_bytes = bytes_of(&k->averages);
     r->exchange_bytes = bytes_of(&k->batches);
     for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
         r->work_bytes += bytes_of(scratch[i]);
+    for (int64_t l = 0; l < k->layer_count; l++) {
+        r->exchange_bytes += bytes_of(&k->progress[l].batch);
+        r->work_bytes += bytes_of(&k->progress[l].joined);
+    }
     for (int i = 0; i < k->layout_count; i++) {
         const dsc_kfac_layout *l = &k->layouts[i];
         r->decomposition_bytes += bytes_of(&l->vectors) + bytes_of(&l->values);

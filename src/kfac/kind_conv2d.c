@@ -27,16 +27,29 @@ static void free_shape(dsc_kfac_layer *own) {
     dsc_memory_free(&own->conv);
 }
 
+/* 1: the size of the images is not known in advance. */
+static int any_size(const dsc_conv2d_shape *s) {
+    return s->in_h == 0 && s->in_w == 0;
+}
+
 static dsc_status check(const dsc_kfac_layer *layer) {
     const dsc_conv2d_shape *s = layer->conv;
     const struct {
         const char *what;
         int64_t value, least;
     } sizes[] = {
-        {"input height", s->in_h, 1},     {"input width", s->in_w, 1}, {"kernel height", s->kernel_h, 1},
-        {"kernel width", s->kernel_w, 1}, {"stride", s->stride_h, 1},  {"stride", s->stride_w, 1},
-        {"padding", s->pad_h, 0},         {"padding", s->pad_w, 0},    {"dilation", s->dilation_h, 1},
+        {"input height", s->in_h, !any_size(s)},
+        {"input width", s->in_w, !any_size(s)},
+        {"kernel height", s->kernel_h, 1},
+        {"kernel width", s->kernel_w, 1},
+        {"stride", s->stride_h, 1},
+        {"stride", s->stride_w, 1},
+        {"padding", s->pad_h, 0},
+        {"padding", s->pad_w, 0},
+        {"dilation", s->dilation_h, 1},
         {"dilation", s->dilation_w, 1},
+        {"extra padding", s->extra_h, 0},
+        {"extra padding", s->extra_w, 0},
     };
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
         DSC_TRY(dsc_kfac_check_size(layer, sizes[i].what, sizes[i].value, sizes[i].least));
@@ -46,8 +59,8 @@ static dsc_status check(const dsc_kfac_layer *layer) {
                         layer->name, (long long)s->groups, (long long)s->in_c, (long long)s->out_c);
     /* Before the product is multiplied by the channels, so that it cannot overflow. */
     DSC_TRY(dsc_kfac_check_rows(layer, 'A', s->kernel_h * s->kernel_w));
-    if (s->in_h + 2 * s->pad_h <= s->dilation_h * (s->kernel_h - 1) ||
-        s->in_w + 2 * s->pad_w <= s->dilation_w * (s->kernel_w - 1))
+    if (!any_size(s) && (s->in_h + 2 * s->pad_h + s->extra_h <= s->dilation_h * (s->kernel_h - 1) ||
+                         s->in_w + 2 * s->pad_w + s->extra_w <= s->dilation_w * (s->kernel_w - 1)))
         return DSC_FAIL(DSC_E_INVALID,
                         "layer '%s': its kernel of %lld x %lld does not fit into its input of %lld x %lld",
                         layer->name, (long long)s->kernel_h, (long long)s->kernel_w, (long long)s->in_h,
@@ -57,6 +70,10 @@ static dsc_status check(const dsc_kfac_layer *layer) {
 
 static int64_t weight_columns(const dsc_conv2d_shape *s) {
     return s->kernel_h * s->kernel_w * (s->in_c / s->groups);
+}
+
+static int64_t positions(const dsc_kfac_layer *layer) {
+    return layer->conv->kernel_h * layer->conv->kernel_w;
 }
 
 static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
@@ -76,18 +93,23 @@ static int64_t column(const dsc_kfac_layer *layer, int64_t j) {
 
 static dsc_status capture(const dsc_kfac_layer *layer, const dsc_tensor *a, const dsc_tensor *g,
                           dsc_kfac_pass *out) {
-    const dsc_conv2d_shape *s = layer->conv;
+    dsc_conv2d_shape s = *layer->conv;
     int64_t out_h, out_w;
-    DSC_TRY(dsc_kfac_check_captured(layer, "its input", a, s->in_c, -1));
-    if (a->ndim != 4 || a->dim[1] != s->in_h || a->dim[2] != s->in_w)
+    DSC_TRY(dsc_kfac_check_captured(layer, "its input", a, s.in_c, -1));
+    if (a->ndim == 4 && any_size(&s)) {
+        s.in_h = a->dim[1];
+        s.in_w = a->dim[2];
+    }
+    if (a->ndim != 4 || a->dim[1] != s.in_h || a->dim[2] != s.in_w)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its input must be [n,%lld,%lld,%lld]", layer->name,
-                        (long long)s->in_h, (long long)s->in_w, (long long)s->in_c);
-    DSC_TRY(dsc_conv2d_output(s, &out_h, &out_w));
+                        (long long)s.in_h, (long long)s.in_w, (long long)s.in_c);
+    dsc_status status = dsc_conv2d_output(&s, &out_h, &out_w);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "K-FAC: layer '%s'", layer->name);
     DSC_TRY(
-        dsc_kfac_check_captured(layer, "the gradient at its output", g, s->out_c, a->dim[0] * out_h * out_w));
-    out->rows[DSC_KFAC_A] =
-        (dsc_kfac_rows){.x = *a, .desc = {.dtype = a->dtype, .n = a->dim[0], .shape = *s}};
-    out->rows[DSC_KFAC_G] = dsc_kfac_matrix_rows(g, s->out_c, s->groups);
+        dsc_kfac_check_captured(layer, "the gradient at its output", g, s.out_c, a->dim[0] * out_h * out_w));
+    out->rows[DSC_KFAC_A] = (dsc_kfac_rows){.x = *a, .desc = {.dtype = a->dtype, .n = a->dim[0], .shape = s}};
+    out->rows[DSC_KFAC_G] = dsc_kfac_matrix_rows(g, s.out_c, s.groups);
     out->samples = a->dim[0];
     out->positions = out_h * out_w;
     return DSC_OK;
@@ -101,4 +123,5 @@ const dsc_kfac_kind_entry dsc_kfac_kind_conv2d = {.name = "conv2d",
                                                   .sizes = sizes,
                                                   .column = column,
                                                   .capture = capture,
+                                                  .positions = positions,
                                                   .gradient = dsc_kfac_row_gradient};

@@ -26,6 +26,11 @@ const dsc_kfac_kind_entry *dsc_kfac_kind_of(const dsc_kfac_layer *layer) {
     return (int)layer->kind >= 0 && (int)layer->kind < KIND_COUNT ? kinds[layer->kind] : NULL;
 }
 
+int64_t dsc_kfac_positions(const dsc_kfac_layer *layer) {
+    const dsc_kfac_kind_entry *kind = dsc_kfac_kind_of(layer);
+    return kind->positions ? kind->positions(layer) : 1;
+}
+
 const char *dsc_kfac_kind_name(dsc_kfac_kind kind) {
     return (int)kind >= 0 && (int)kind < KIND_COUNT ? kinds[kind]->name : "unknown";
 }
@@ -47,6 +52,16 @@ static dsc_status check_name(const dsc_kfac_layer *l) {
     return DSC_OK;
 }
 
+/* Gradients that come late have no memory yet. Elsewhere memory means that there is a gradient, so this is an
+ * address that nobody reads. */
+static void mark_late(dsc_kfac_layer *own) {
+    static char nowhere[1];
+    own->weight_grad.data = nowhere;
+    own->bias_grad.data = own->bias_grad.data || own->bias_grad.ndim > 0 ? nowhere : NULL;
+    own->bias_grad.dtype = own->weight_grad.dtype;
+    own->bias_grad.device = own->weight_grad.device;
+}
+
 static dsc_status copy_layer(const void *given, dsc_kfac_layer *own) {
     const size_t least = offsetof(dsc_kfac_layer, bias_grad) + sizeof own->bias_grad;
     size_t size;
@@ -64,6 +79,8 @@ static dsc_status copy_layer(const void *given, dsc_kfac_layer *own) {
     DSC_TRY(dsc_memory_strdup(layer.name, &name));
     *own = layer;
     own->name = name;
+    if (own->late_gradients)
+        mark_late(own);
     const dsc_kfac_kind_entry *kind = dsc_kfac_kind_of(own);
     return kind && kind->read ? kind->read(&layer, own) : DSC_OK;
 }
@@ -114,7 +131,7 @@ static dsc_status check_gradient(const dsc_kfac_layer *l, const char *what, cons
                                  int64_t count) {
     if (!t->data)
         return DSC_OK;
-    if (dsc_tensor_count(t) != count)
+    if (!l->late_gradients && dsc_tensor_count(t) != count)
         return DSC_FAIL(DSC_E_INVALID, "layer '%s': the gradient of its %s has %lld numbers: must be %lld",
                         l->name, what, (long long)dsc_tensor_count(t), (long long)count);
     if (t->dtype != DSC_F32 && t->dtype != DSC_F64)
@@ -171,7 +188,8 @@ dsc_status dsc_kfac_check_captured(const dsc_kfac_layer *layer, const char *what
     if (!t || !t->data)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': this step needs %s, which is missing", layer->name,
                         what);
-    int fits = t->dtype == grad->dtype || t->dtype == DSC_BF16 || t->dtype == DSC_F16;
+    int half = t->dtype == DSC_BF16 || t->dtype == DSC_F16;
+    int fits = t->dtype == grad->dtype || (half && grad->dtype == DSC_F32);
     if (t->device != grad->device || !fits)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': %s is %s on %s, its gradients are %s on %s",
                         layer->name, what, dsc_dtype_name(t->dtype),

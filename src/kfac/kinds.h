@@ -52,6 +52,8 @@ typedef struct dsc_kfac_kind_entry {
     /* Checks captured tensors against the layer and says what they contribute. Called in every step. */
     dsc_status (*capture)(const dsc_kfac_layer *layer, const dsc_tensor *a, const dsc_tensor *g,
                           dsc_kfac_pass *out);
+    /* Positions of the kernel: D's columns are made of as many equal parts, then the bias. NULL: 1. */
+    int64_t (*positions)(const dsc_kfac_layer *layer);
     /* The parts of a unit's D in the layer's gradients: views weight[g_n, a_n or a_n - 1] and bias[g_n] (left
      * alone when there is none). */
     void (*gradient)(const dsc_kfac_layer *layer, int64_t unit, dsc_tensor *weight, dsc_tensor *bias);
@@ -74,6 +76,9 @@ dsc_status dsc_kfac_layer_check(const dsc_kfac_layer *layer) DSC_MUST_CHECK;
 /* skip[count]: 1 where an expression of options.skip_layers matches. DSC_E_INVALID names a bad expression. */
 dsc_status dsc_kfac_skip(const dsc_kfac_layer *layers, int64_t count, const char *expressions,
                          unsigned char *skip) DSC_MUST_CHECK;
+
+/* Kernel positions of a layer. */
+int64_t dsc_kfac_positions(const dsc_kfac_layer *layer);
 
 /* Checks for entries. _size: the value is in least..2^24. _rows: a factor can have that many rows. _captured:
  * the tensor has `rows` rows (-1: any number) of `channels` numbers, on the device of the layer's gradients,

@@ -218,8 +218,9 @@ static void add_cell(const dsc_kfac *k, dsc_kfac_layout *layout, const dsc_kfac_
     const int64_t dim[2] = {layout->plan->items[g_item].n, layout->plan->items[a_item].n};
     dsc_kfac_cell *c = &layout->cells[index];
     *c = (dsc_kfac_cell){.unit = layout->plan->items[a_item].unit};
-    c->d = k->members[c->unit].d;
+    c->d = k->members[c->unit].gradient.d;
     c->p = k->members[c->unit].p;
+    layout->cell_of[c->unit] = u->a_blocks > 1 || u->g_blocks > 1 ? -1 : index;
     if (u->a_blocks > 1 || u->g_blocks > 1) {
         c->d = dsc_kfac_carve(&layout->pieces, &at->pieces, 2, dim);
         c->p = dsc_kfac_carve(&layout->pieces, &at->pieces, 2, dim);
@@ -284,6 +285,9 @@ static dsc_status make_cells(dsc_kfac *k, dsc_kfac_layout *layout) {
         DSC_TRY(dsc_memory_alloc(count, sizeof *layout->gemms[i], &layout->gemms[i]));
     DSC_TRY(dsc_memory_alloc(count, sizeof *layout->divides, &layout->divides));
     DSC_TRY(dsc_memory_alloc(layout->plan->item_count, sizeof *layout->used, &layout->used));
+    DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *layout->cell_of, &layout->cell_of));
+    for (int64_t u = 0; u < k->unit_count; u++)
+        layout->cell_of[u] = -1;
     places most = place_cells(k, layout);
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, most.between, &layout->first));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, most.between, &layout->second));
@@ -313,10 +317,10 @@ void dsc_kfac_layout_destroy(dsc_kfac_layout *layout) {
                                   &layout->loads,   &layout->first,  &layout->second, &layout->pieces};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
-    void *const arrays[] = {&layout->bases,    &layout->outer,   &layout->order,       &layout->parcels,
-                            &layout->used,     &layout->units,   &layout->index_first, &layout->batches,
-                            &layout->cells,    &layout->divides, &layout->gemms[0],    &layout->gemms[1],
-                            &layout->gemms[2], &layout->gemms[3]};
+    void *const arrays[] = {&layout->bases,    &layout->outer,    &layout->order,       &layout->parcels,
+                            &layout->used,     &layout->units,    &layout->index_first, &layout->batches,
+                            &layout->cells,    &layout->divides,  &layout->gemms[0],    &layout->gemms[1],
+                            &layout->gemms[2], &layout->gemms[3], &layout->cell_of};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
 }

@@ -13,6 +13,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "device/half.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -31,6 +32,9 @@ struct dsc_kfac_source {
     int owner;         /* rank from which it is read */
     int everywhere;    /* 1: every rank keeps it */
     int values;        /* 1: eigenvalues, which may not be negative */
+    int64_t layer;
+    int average; /* 1: a running average, else a part of a decomposition */
+    int first;   /* 1: the first of its layer */
 };
 
 /* ---- the list ---- */
@@ -52,7 +56,8 @@ static dsc_status add_item(dsc_kfac *k, dsc_kfac_layout *layout, int64_t i, dsc_
     int eigen = k->options.method == DSC_KFAC_EIGEN;
     dsc_kfac_entry matrix = {.dtype = k->inverse_dtype, .ndim = 2, .dim = {item->n, item->n}, .optional = 1};
     dsc_kfac_entry vector = {.dtype = k->dtype, .ndim = 1, .dim = {item->n}, .optional = 1};
-    struct dsc_kfac_source source = {NUMBERS, &layout->bases[i].vectors, item->owner, 0, 0};
+    struct dsc_kfac_source source = {NUMBERS, &layout->bases[i].vectors,      item->owner, 0, 0, u->layer,
+                                     0,       i == u->first_item && !u->group};
     if ((item->side == DSC_KFAC_A ? u->a_blocks : u->g_blocks) > 1)
         snprintf(block, sizeof block, ".%lld", (long long)item->block);
     snprintf(name, sizeof name, "%s.%c.%s%s", u->name, side, eigen ? "vectors" : "inverse", block);
@@ -80,9 +85,10 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
         dsc_kfac_entry entry = {.dtype = k->factor_dtype, .ndim = 1, .dim = {f->packed}};
         snprintf(name, sizeof name, "%s.%c", layout->plan->units[i / 2].name,
                  i % 2 == DSC_KFAC_A ? 'A' : 'G');
-        DSC_TRY(
-            add(list, name, entry,
-                (struct dsc_kfac_source){NUMBERS, &f->average, f->owner, dsc_kfac_keeps_everywhere(k), 0}));
+        const dsc_kfac_unit *u = &layout->plan->units[i / 2];
+        DSC_TRY(add(list, name, entry,
+                    (struct dsc_kfac_source){NUMBERS, &f->average, f->owner, dsc_kfac_keeps_everywhere(k), 0,
+                                             u->layer, 1, i % 2 == 0 && !u->group}));
     }
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         DSC_TRY(add_item(k, layout, i, list));
@@ -263,6 +269,68 @@ static dsc_status check_values(const dsc_kfac_entry *entry, const void *host) {
     return DSC_OK;
 }
 
+/* Element i of numbers of any real or half type. */
+static double number_at(dsc_dtype dtype, const void *host, int64_t i) {
+    switch (dtype) {
+    case DSC_F64:
+        return ((const double *)host)[i];
+    case DSC_BF16:
+        return (double)dsc_bf16_to_float(((const uint16_t *)host)[i]);
+    case DSC_F16:
+        return (double)dsc_f16_to_float(((const uint16_t *)host)[i]);
+    default:
+        return (double)((const float *)host)[i];
+    }
+}
+
+/* 1 when an entry is what it was before the first batch: the identity as packed triangle, as matrix (an
+ * inverse: a multiple of it), or its eigenvalues. */
+static int is_untouched(const dsc_kfac_entry *entry, const struct dsc_kfac_source *s, const void *host) {
+    double one = s->average || s->values ? 1 : number_at(entry->dtype, host, 0);
+    int64_t count = entry->dim[0] * (entry->ndim == 2 ? entry->dim[1] : 1), diagonal = 0, row = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int on = s->values || i == diagonal;
+        if (number_at(entry->dtype, host, i) != (on ? one : 0))
+            return 0;
+        if (on)
+            diagonal += s->average ? ++row + 1 : entry->ndim == 2 ? entry->dim[1] + 1 : 1;
+    }
+    return 1;
+}
+
+/* Notes on rank 0 which layers' averages and decompositions hold something of a batch. With eigenvectors the
+ * values tell. */
+static void note_touched(dsc_kfac *k, const dsc_kfac_entry *entry, const struct dsc_kfac_source *s,
+                         const void *host) {
+    dsc_kfac_progress *p = &k->progress[s->layer];
+    int *flag = s->average ? &p->contributed : &p->ready, touched = 0;
+    if (s->average || s->values || k->options.method == DSC_KFAC_INVERSE)
+        touched = !is_untouched(entry, s, host);
+    *flag = (s->first && !s->values ? 0 : *flag) | touched;
+}
+
+/* Tells all ranks what rank 0 has noted. */
+static dsc_status share_touched(dsc_kfac *k, dsc_queue *q) {
+    int64_t n = k->layer_count;
+    size_t bytes = dsc_tensor_bytes(&k->ran);
+    for (int64_t l = 0; l < n; l++) {
+        k->ran_host[l] = k->progress[l].contributed;
+        k->ran_host[n + l] = k->progress[l].ready && k->decomposed;
+    }
+    DSC_TRY(dsc_tensor_upload(q, k->ran_host, bytes, &k->ran));
+    DSC_TRY(dsc_queue_sync(q));
+    DSC_TRY(dsc_comm_broadcast(k->control, DSC_TRAFFIC_OTHER, 0, &k->ran));
+    DSC_TRY(dsc_tensor_download(q, &k->ran, bytes, k->ran_host));
+    DSC_TRY(dsc_queue_sync(q));
+    k->any_ready = 0;
+    for (int64_t l = 0; l < n; l++) {
+        k->progress[l].contributed = k->ran_host[l];
+        k->progress[l].ready = k->ran_host[n + l];
+        k->any_ready |= k->progress[l].ready;
+    }
+    return DSC_OK;
+}
+
 /* From rank 0's host memory to the scratch matrix of its owner, or of every rank, and from there to its
  * place. */
 static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *entry,
@@ -284,7 +352,10 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
         DSC_TRY(dsc_op_convert(q, &scratch, s->place));
         DSC_TRY(dsc_queue_sync(q));
     }
-    return s->values && k->rank == 0 ? check_values(entry, host) : DSC_OK;
+    if (k->rank != 0)
+        return DSC_OK;
+    note_touched(k, entry, s, host);
+    return s->values ? check_values(entry, host) : DSC_OK;
 }
 
 dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index, const void *host) {
@@ -306,6 +377,7 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
     if (k->unit_count == 0)
         return DSC_OK;
     DSC_TRY(dsc_op_fill(queue, 0, &k->bad));
+    DSC_TRY(dsc_comm_agree(k->control, share_touched(k, queue)));
     if (!k->decomposed)
         return DSC_OK;
     dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);

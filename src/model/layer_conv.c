@@ -105,5 +105,8 @@ dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x, const d
     dsc_status status = dsc_conv2d_shape_read(shape, &own.shape);
     if (status != DSC_OK)
         return dsc_error_prefix(status, "conv2d '%s'", name ? name : "");
+    if (own.shape.extra_h != 0 || own.shape.extra_w != 0)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "conv2d '%s': extra_h and extra_w are for K-FAC layers alone",
+                        name ? name : "");
     return dsc_graph_add(m, &conv2d, name, &x, 1, &own, y);
 }

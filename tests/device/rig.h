@@ -39,9 +39,10 @@ typedef struct place {
         __VA_ARGS__                                                                                          \
     }
 
-/* Initialiser of a dsc_conv_desc: type, images, then the members of dsc_conv2d_shape in their order. */
+/* Initialiser of a dsc_conv_desc: type, images, then the members of dsc_conv2d_shape in their order, up to
+ * groups. */
 #define CONV(dtype, n, ...)                                                                                  \
-    { dtype, n, {sizeof(dsc_conv2d_shape), __VA_ARGS__}, }
+    { dtype, n, {sizeof(dsc_conv2d_shape), __VA_ARGS__, .extra_h = 0, .extra_w = 0}, }
 
 place place_make(const rig *r, dsc_dtype dtype, int ndim, const int64_t *dim);
 /* The same with contents. */

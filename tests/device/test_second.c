@@ -149,7 +149,7 @@ static void check_join(const rig *r, dsc_dtype type, int64_t m, int64_t n) {
         d[e] = e % (n + 1) < n ? w[e / (n + 1) * n + e % (n + 1)] : b[e / (n + 1)];
     place pw = place_of(r, type, SHAPE(m, 1, n), w), pb = place_of(r, type, SHAPE(m), b);
     place pd = place_make(r, type, SHAPE(m, n + 1));
-    assert_ok(dsc_op_join(r->q, &pw.t, &pb.t, &pd.t));
+    assert_ok(dsc_op_join_batch(r->q, &(dsc_join_item){.w = pw.t, .b = pb.t, .d = pd.t}, 1));
     place_expect(r, &pd, d, "join");
     FREE_PLACES(&pw, &pb, &pd);
     free(w);
@@ -167,10 +167,10 @@ static void test_join(void **state) {
         }
         place w = place_make(&rigs[r], DSC_F32, SHAPE(2, 3)), b = place_make(&rigs[r], DSC_F32, SHAPE(2));
         place d = place_make(&rigs[r], DSC_F32, SHAPE(2, 3)), flat = place_make(&rigs[r], DSC_F32, SHAPE(8));
-        assert_fails(DSC_E_INVALID, "join: 6 elements of w and 2 of b do not make",
-                     dsc_op_join(rigs[r].q, &w.t, &b.t, &d.t));
-        assert_fails(DSC_E_INVALID, "join: d is [8]; 2 dimensions are expected",
-                     dsc_op_join(rigs[r].q, &w.t, &b.t, &flat.t));
+        assert_fails(DSC_E_INVALID, "item 0: join_batch: 6 elements of w and 2 of b do not make",
+                     dsc_op_join_batch(rigs[r].q, &(dsc_join_item){.w = w.t, .b = b.t, .d = d.t}, 1));
+        assert_fails(DSC_E_INVALID, "item 0: join_batch: d is [8]; 2 dimensions are expected",
+                     dsc_op_join_batch(rigs[r].q, &(dsc_join_item){.w = w.t, .b = b.t, .d = flat.t}, 1));
         FREE_PLACES(&w, &b, &d, &flat);
     }
 }

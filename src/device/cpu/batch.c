@@ -5,6 +5,7 @@
 #include "base/error.h"
 
 #include <math.h>
+#include <string.h>
 
 /* ---- products ---- */
 
@@ -82,16 +83,47 @@ static dsc_status divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     return DSC_OK;
 }
 
-/* ---- weights and bias out of one matrix ---- */
+/* ---- weights and bias as one matrix ---- */
+
+/* Row i of d from w and b. */
+static void join_row(const dsc_join_item *item, int64_t i) {
+    int64_t width = item->d.dim[1], n = width - (item->b.data ? 1 : 0);
+    float *d = (float *)item->d.data + i * width;
+    const float *w = item->w.data;
+    if (item->channels == 0)
+        memcpy(d, w + i * n, (size_t)n * sizeof *d);
+    for (int64_t j = 0; item->channels > 0 && j < n; j += item->channels) {
+        const float *from = w + i * item->row_stride + j / item->channels * item->position_stride;
+        for (int64_t c = 0; c < item->channels; c++)
+            d[j + c] = from[c * item->channel_stride];
+    }
+    if (item->b.data)
+        d[n] = ((const float *)item->b.data)[i];
+}
+
+static dsc_status join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) {
+    for (int64_t item = 0; item < count; item++) {
+        int parts = dsc_cpu_parts(q->device, dsc_tensor_count(&items[item].d));
+#pragma omp parallel for num_threads(parts) schedule(static)
+        for (int64_t i = 0; i < items[item].d.dim[0]; i++)
+            join_row(&items[item], i);
+    }
+    return DSC_OK;
+}
 
 static void split(float factor, const dsc_join_item *item) {
     int64_t width = item->d.dim[1], n = width - (item->b.data ? 1 : 0);
     for (int64_t i = 0; i < item->d.dim[0]; i++) {
         const float *d = (const float *)item->d.data + i * width;
-        float *w = (float *)item->w.data + i * n;
+        float *w = (float *)item->w.data + (item->channels == 0 ? i * n : i * item->row_stride);
+        if (item->channels == 0) {
 #pragma omp simd
-        for (int64_t j = 0; j < n; j++)
-            w[j] = factor * d[j];
+            for (int64_t j = 0; j < n; j++)
+                w[j] = factor * d[j];
+        }
+        for (int64_t j = 0; item->channels > 0 && j < n; j += item->channels)
+            for (int64_t c = 0; c < item->channels; c++)
+                w[j / item->channels * item->position_stride + c * item->channel_stride] = factor * d[j + c];
         if (item->b.data)
             ((float *)item->b.data)[i] = factor * d[n];
     }
@@ -115,5 +147,6 @@ static dsc_status split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_j
 void dsc_cpu_table_batch(dsc_device_table *table) {
     table->gemm_batch = gemm_batch;
     table->divide_batch = divide_batch;
+    table->join_batch = join_batch;
     table->split_batch = split_batch;
 }

@@ -188,6 +188,49 @@ static dsc_status bias_grad(dsc_queue *q, const dsc_tensor *dy, double beta, dsc
     return DSC_OK;
 }
 
+/* ---- images in the other order ---- */
+
+/* Positions of an image that are written together: reads of one channel then use whole cache lines. */
+enum { TURN_POSITIONS = 32 };
+
+/* Positions [first, last) of one image: to[p, c] = from[c, p], for elements of one size. */
+#define TURN(name, type)                                                                                     \
+    static void name(const type *from, int64_t c, int64_t positions, int64_t first, int64_t last,            \
+                     type *to) {                                                                             \
+        for (int64_t ch = 0; ch < c; ch++)                                                                   \
+            for (int64_t p = first; p < last; p++)                                                           \
+                to[p * c + ch] = from[ch * positions + p];                                                   \
+    }
+TURN(turn_2, uint16_t)
+TURN(turn_4, uint32_t)
+TURN(turn_8, uint64_t)
+#undef TURN
+
+static dsc_status nhwc_batch(dsc_queue *q, const dsc_nhwc_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        const dsc_tensor *x = &items[i].x;
+        int64_t c = x->dim[1], positions = x->dim[2] * x->dim[3], image = c * positions;
+        int64_t pieces = (positions + TURN_POSITIONS - 1) / TURN_POSITIONS;
+        size_t bytes = dsc_dtype_size(x->dtype);
+        int parts = dsc_cpu_parts(q->device, dsc_tensor_count(x));
+#pragma omp parallel for num_threads(parts) schedule(static)
+        for (int64_t piece = 0; piece < x->dim[0] * pieces; piece++) {
+            int64_t at = piece / pieces * image, first = piece % pieces * TURN_POSITIONS;
+            int64_t last = first + TURN_POSITIONS < positions ? first + TURN_POSITIONS : positions;
+            if (bytes == 2)
+                turn_2((const uint16_t *)x->data + at, c, positions, first, last,
+                       (uint16_t *)items[i].y.data + at);
+            else if (bytes == 4)
+                turn_4((const uint32_t *)x->data + at, c, positions, first, last,
+                       (uint32_t *)items[i].y.data + at);
+            else
+                turn_8((const uint64_t *)x->data + at, c, positions, first, last,
+                       (uint64_t *)items[i].y.data + at);
+        }
+    }
+    return DSC_OK;
+}
+
 void dsc_cpu_table_elementwise(dsc_device_table *table) {
     table->fill = fill;
     table->convert = convert;
@@ -199,4 +242,5 @@ void dsc_cpu_table_elementwise(dsc_device_table *table) {
     table->count_nonfinite = count_nonfinite;
     table->bias_add = bias_add;
     table->bias_grad = bias_grad;
+    table->nhwc_batch = nhwc_batch;
 }

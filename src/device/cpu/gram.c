@@ -34,7 +34,7 @@ static plan make_plan(const dsc_gram_call *call) {
     const dsc_conv2d_shape *s = &d->shape;
     plan p = {.call = call, .rows = d->n * call->oh * call->ow};
     p.copied = call->ones || s->kernel_h * s->kernel_w != 1 || s->stride_h != 1 || s->stride_w != 1 ||
-               s->pad_h != 0 || s->pad_w != 0;
+               s->pad_h != 0 || s->pad_w != 0 || s->extra_h != 0 || s->extra_w != 0;
     p.slab = SLAB_FLOATS / (p.copied ? call->n : s->in_c);
     if (p.slab < SLAB_LEAST)
         p.slab = SLAB_LEAST;

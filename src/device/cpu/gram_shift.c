@@ -55,8 +55,9 @@ int dsc_gram_can_shift(const dsc_gram_call *call) {
     const dsc_conv_desc *d = call->d;
     const dsc_conv2d_shape *s = &d->shape;
     return s->kernel_h == 3 && s->kernel_w == 3 && s->stride_h == 1 && s->stride_w == 1 && s->pad_h == 1 &&
-           s->pad_w == 1 && s->dilation_h == 1 && s->dilation_w == 1 && s->in_h >= 2 && s->in_w >= 2 &&
-           s->in_h * s->in_w * s->in_c >= DSC_GRAM_SLACK && (s->groups == 1 || call->cg >= LEAST_CHANNELS);
+           s->pad_w == 1 && s->dilation_h == 1 && s->dilation_w == 1 && s->extra_h == 0 && s->extra_w == 0 &&
+           s->in_h >= 2 && s->in_w >= 2 && s->in_h * s->in_w * s->in_c >= DSC_GRAM_SLACK &&
+           (s->groups == 1 || call->cg >= LEAST_CHANNELS);
 }
 
 static int64_t at_least_one(int64_t a) {

@@ -19,21 +19,6 @@ static dsc_status outer_inverse(dsc_queue *q, const dsc_tensor *damping, const d
     return DSC_OK;
 }
 
-/* ---- weights and bias as one matrix ---- */
-
-static dsc_status join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
-    int64_t m = d->dim[0], n = d->dim[1] - 1;
-    int parts = dsc_cpu_parts(q->device, m * n);
-    const float *weights = w->data, *bias = b->data;
-    float *to = d->data;
-#pragma omp parallel for num_threads(parts) schedule(static)
-    for (int64_t i = 0; i < m; i++) {
-        memcpy(to + i * (n + 1), weights + i * n, (size_t)n * sizeof *to);
-        to[i * (n + 1) + n] = bias[i];
-    }
-    return DSC_OK;
-}
-
 /* ---- parts of a matrix ---- */
 
 static dsc_status gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
@@ -68,7 +53,6 @@ static dsc_status scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor 
 
 void dsc_cpu_table_second(dsc_device_table *table) {
     table->outer_inverse = outer_inverse;
-    table->join = join;
     table->gather = gather;
     table->scatter = scatter;
 }

@@ -21,7 +21,7 @@ static int64_t divide_up(int64_t a, int64_t b) {
 static int is_plain(const dsc_conv_desc *d) {
     const dsc_conv2d_shape *s = &d->shape;
     return s->kernel_h == 1 && s->kernel_w == 1 && s->stride_h == 1 && s->stride_w == 1 && s->pad_h == 0 &&
-           s->pad_w == 0;
+           s->pad_w == 0 && s->extra_h == 0 && s->extra_w == 0;
 }
 
 static dsc_status describe(const dsc_conv_desc *d, int64_t group, int ones, const void *x,
@@ -136,8 +136,8 @@ static int64_t shift_floats(const dsc_gram_patches *p, int64_t parts, int64_t bo
 static int can_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
     return p->dtype != DSC_F64 && p->width == DSC_GRAM_TAPS * p->cg && p->kw == 3 && p->stride_h == 1 &&
            p->stride_w == 1 && p->pad_h == 1 && p->pad_w == 1 && p->dil_h == 1 && p->dil_w == 1 &&
-           p->h >= 2 && p->w >= 2 && p->cg % DSC_GRAM_CHANNELS == 0 && p->c % 4 == 0 &&
-           shift_floats(p, 1, 1) * (int64_t)sizeof(float) <= PARTIAL_BYTES &&
+           p->oh == p->h && p->ow == p->w && p->h >= 2 && p->w >= 2 && p->cg % DSC_GRAM_CHANNELS == 0 &&
+           p->c % 4 == 0 && shift_floats(p, 1, 1) * (int64_t)sizeof(float) <= PARTIAL_BYTES &&
            dsc_cuda_gram_shift_shared(p->dtype, 1, (int)pairs_of(p)) <= cuda->shared;
 }
 

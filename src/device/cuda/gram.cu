@@ -421,7 +421,8 @@ cudaError_t launch_typed(const dsc_cuda_launch *at, const dsc_gram_patches *p, c
 template <typename T>
 cudaError_t launch_any(const dsc_cuda_launch *at, const dsc_gram_patches *p, const dsc_gram_plan *plan,
                        const dsc_gram_target *to, int vector) {
-    int straight = p->h == 1 && p->w == 1 && p->oh == 1 && p->ow == 1 && p->pad_h == 0 && p->pad_w == 0;
+    int straight = p->h == 1 && p->w == 1 && p->oh == 1 && p->ow == 1 && p->pad_h == 0 && p->pad_w == 0 &&
+                   p->width == p->cg;
     return !vector    ? launch_typed<T, SCALAR>(at, p, plan, to)
            : straight ? launch_typed<T, STRAIGHT>(at, p, plan, to)
                       : launch_typed<T, VECTOR>(at, p, plan, to);

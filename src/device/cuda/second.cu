@@ -17,6 +17,13 @@ typedef struct dsc_cuda_join_item {
     int64_t count, width;
 } dsc_cuda_join_item;
 
+/* The same with w anywhere: see dsc_join_item. */
+typedef struct dsc_cuda_place_item {
+    void *w, *b, *d;
+    int64_t count;
+    int32_t width, channels, row_stride, position_stride, channel_stride;
+} dsc_cuda_place_item;
+
 /* part[m,n] and whole[..., width]: part[i,j] = whole[rows[i], columns[j]], or back. */
 typedef struct dsc_cuda_part {
     int64_t m, n, width;
@@ -175,8 +182,22 @@ template <typename T> __device__ __forceinline__ T *origin(const dsc_cuda_join_i
     return j == item.width - 1 ? (T *)item.b + i : (T *)item.w + (e - i);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(DSC_FLAT_THREADS) join_kernel(const __grid_constant__ join_batch b) {
+enum { DSC_CUDA_PLACES = 60 };
+typedef dsc_batch<dsc_cuda_place_item, DSC_CUDA_PLACES> place_batch;
+static_assert(sizeof(place_batch) <= 3900, "a launch takes at most 4000 bytes");
+
+template <typename T> __device__ __forceinline__ T *origin(const dsc_cuda_place_item &item, int64_t e) {
+    int64_t i = e, j = dsc_peel(i, item.width);
+    if (item.b && j == item.width - 1)
+        return (T *)item.b + i;
+    uint32_t position = (uint32_t)j / (uint32_t)item.channels,
+             channel = (uint32_t)j % (uint32_t)item.channels;
+    return (T *)item.w + (i * item.row_stride + (int64_t)position * item.position_stride +
+                          (int64_t)channel * item.channel_stride);
+}
+
+template <typename T, class Batch>
+__global__ void __launch_bounds__(DSC_FLAT_THREADS) join_kernel(const __grid_constant__ Batch b) {
     dsc_batch_place p = dsc_batch_find(b);
     T *d = (T *)b.item[p.item].d;
 #pragma unroll 4
@@ -184,9 +205,9 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS) join_kernel(const __grid_con
         d[e] = *origin<T>(b.item[p.item], e);
 }
 
-template <typename T>
+template <typename T, class Batch>
 __global__ void __launch_bounds__(DSC_FLAT_THREADS)
-    split_kernel(const __grid_constant__ join_batch b, const double *scale) {
+    split_kernel(const __grid_constant__ Batch b, const double *scale) {
     dsc_batch_place p = dsc_batch_find(b);
     const T *d = (const T *)b.item[p.item].d;
     double factor = scale ? *scale : 1;
@@ -197,21 +218,42 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS)
         *origin<T>(b.item[p.item], e) = (T)factor * d[e];
 }
 
+template <typename T, class Batch, class Item>
+cudaError_t join_launch(const dsc_cuda_launch *at, const Item *items, int count) {
+    Batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((join_kernel<T, Batch>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b);
+    return cudaGetLastError();
+}
+
+template <typename T, class Batch, class Item>
+cudaError_t split_launch(const dsc_cuda_launch *at, const double *scale, const Item *items, int count) {
+    Batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((split_kernel<T, Batch>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b, scale);
+    return cudaGetLastError();
+}
+
 template <typename T>
 cudaError_t joins(const dsc_cuda_launch *at, const dsc_cuda_join_item *items, int count) {
-    join_batch b;
-    unsigned blocks = dsc_batch_plan(at, items, count, &b);
-    DSC_LAUNCH((join_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b);
-    return cudaGetLastError();
+    return join_launch<T, join_batch>(at, items, count);
+}
+
+template <typename T>
+cudaError_t placed_joins(const dsc_cuda_launch *at, const dsc_cuda_place_item *items, int count) {
+    return join_launch<T, place_batch>(at, items, count);
 }
 
 template <typename T>
 cudaError_t splits(const dsc_cuda_launch *at, const double *scale, const dsc_cuda_join_item *items,
                    int count) {
-    join_batch b;
-    unsigned blocks = dsc_batch_plan(at, items, count, &b);
-    DSC_LAUNCH((split_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b, scale);
-    return cudaGetLastError();
+    return split_launch<T, join_batch>(at, scale, items, count);
+}
+
+template <typename T>
+cudaError_t placed_splits(const dsc_cuda_launch *at, const double *scale, const dsc_cuda_place_item *items,
+                          int count) {
+    return split_launch<T, place_batch>(at, scale, items, count);
 }
 
 /* ---- parts of a matrix ---- */
@@ -305,8 +347,59 @@ static int join_part(const dsc_join_item *items, int64_t left, dsc_cuda_join_ite
     return n;
 }
 
+/* 1 when one of the items has strides. */
+static int has_strides(const dsc_join_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (items[i].channels > 0)
+            return 1;
+    return 0;
+}
+
+/* The next items of a batch in which some have strides. */
+static int place_part(const dsc_join_item *items, int64_t left, dsc_cuda_place_item part[DSC_CUDA_PLACES]) {
+    int n = dsc_batch_part(left, DSC_CUDA_PLACES);
+    for (int i = 0; i < n; i++) {
+        const dsc_join_item *item = &items[i];
+        int64_t width = item->d.dim[1], columns = width - (item->b.data ? 1 : 0);
+        int plain = item->channels == 0;
+        part[i] = (dsc_cuda_place_item){dsc_data(&item->w),
+                                        dsc_data(&item->b),
+                                        dsc_data(&item->d),
+                                        dsc_tensor_count(&item->d),
+                                        (int32_t)width,
+                                        (int32_t)(plain ? columns : item->channels),
+                                        (int32_t)(plain ? columns : item->row_stride),
+                                        (int32_t)item->position_stride,
+                                        plain ? 1 : (int32_t)item->channel_stride};
+        if (part[i].channels < 1)
+            part[i].channels = 1; /* d has the bias alone */
+    }
+    return n;
+}
+
+static dsc_status join_placed(dsc_queue *q, const dsc_join_item *items, int64_t count) {
+    dsc_cuda_place_item part[DSC_CUDA_PLACES];
+    for (int64_t done = 0; done < count; done += DSC_CUDA_PLACES) {
+        int n = place_part(items + done, count - done, part);
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].d.dtype, placed_joins, dsc_cuda_at(q), part, n));
+    }
+    return DSC_OK;
+}
+
+static dsc_status split_placed(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
+                               int64_t count) {
+    dsc_cuda_place_item part[DSC_CUDA_PLACES];
+    for (int64_t done = 0; done < count; done += DSC_CUDA_PLACES) {
+        int n = place_part(items + done, count - done, part);
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].d.dtype, placed_splits, dsc_cuda_at(q), dsc_data(scale), part, n));
+    }
+    return DSC_OK;
+}
+
 dsc_status dsc_cuda_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) {
     dsc_cuda_join_item part[DSC_CUDA_PIECES];
+    if (has_strides(items, count))
+        return join_placed(q, items, count);
     for (int64_t done = 0; done < count; done += DSC_CUDA_PIECES) {
         int n = join_part(items + done, count - done, part);
         DSC_CUDA_TRY(DSC_BY_REAL(items[0].d.dtype, joins, dsc_cuda_at(q), part, n));
@@ -317,6 +410,8 @@ dsc_status dsc_cuda_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t
 dsc_status dsc_cuda_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
                                 int64_t count) {
     dsc_cuda_join_item part[DSC_CUDA_PIECES];
+    if (has_strides(items, count))
+        return split_placed(q, scale, items, count);
     for (int64_t done = 0; done < count; done += DSC_CUDA_PIECES) {
         int n = join_part(items + done, count - done, part);
         DSC_CUDA_TRY(DSC_BY_REAL(items[0].d.dtype, splits, dsc_cuda_at(q), dsc_data(scale), part, n));
@@ -325,11 +420,6 @@ dsc_status dsc_cuda_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc
 }
 
 /* ---- one matrix ---- */
-
-dsc_status dsc_cuda_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
-    const dsc_join_item item = {.w = *w, .b = *b, .d = *d};
-    return dsc_cuda_join_batch(q, &item, 1);
-}
 
 dsc_status dsc_cuda_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *rows,
                                   const dsc_tensor *columns, dsc_tensor *out) {

@@ -174,3 +174,17 @@ dsc_status dsc_ref_augment(dsc_queue *q, const dsc_augment_desc *desc, const dsc
                 augment_pixel(desc, raw, places + 3 * i, i, row, column, x);
     return DSC_OK;
 }
+
+dsc_status dsc_ref_nhwc_batch(dsc_queue *q, const dsc_nhwc_item *items, int64_t count) {
+    (void)q;
+    for (int64_t item = 0; item < count; item++) {
+        const dsc_tensor *x = &items[item].x;
+        dsc_tensor y = items[item].y;
+        for (int64_t n = 0; n < x->dim[0]; n++)
+            for (int64_t c = 0; c < x->dim[1]; c++)
+                for (int64_t h = 0; h < x->dim[2]; h++)
+                    for (int64_t w = 0; w < x->dim[3]; w++)
+                        set(&y, at4(&y, n, h, w, c), get(x, at4(x, n, c, h, w)));
+    }
+    return DSC_OK;
+}

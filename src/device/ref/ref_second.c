@@ -19,6 +19,30 @@ dsc_status dsc_ref_divide_batch(dsc_queue *q, const dsc_tensor *damping, const d
     return DSC_OK;
 }
 
+/* Where column j of row i of d lies in w. */
+static int64_t join_place(const dsc_join_item *item, int64_t i, int64_t j) {
+    if (item->channels == 0)
+        return i * (item->d.dim[1] - (item->b.data ? 1 : 0)) + j;
+    return i * item->row_stride + j / item->channels * item->position_stride +
+           j % item->channels * item->channel_stride;
+}
+
+dsc_status dsc_ref_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) {
+    (void)q;
+    for (int64_t item = 0; item < count; item++) {
+        const dsc_tensor *w = &items[item].w, *b = &items[item].b;
+        dsc_tensor d = items[item].d;
+        int64_t n = d.dim[1] - (b->data ? 1 : 0);
+        for (int64_t i = 0; i < d.dim[0]; i++) {
+            for (int64_t j = 0; j < n; j++)
+                set(&d, at2(&d, i, j), get(w, join_place(&items[item], i, j)));
+            if (b->data)
+                set(&d, at2(&d, i, n), get(b, i));
+        }
+    }
+    return DSC_OK;
+}
+
 dsc_status dsc_ref_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_join_item *items,
                                int64_t count) {
     (void)q;
@@ -29,7 +53,7 @@ dsc_status dsc_ref_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_
         int64_t n = d->dim[1] - (b.data ? 1 : 0);
         for (int64_t i = 0; i < d->dim[0]; i++) {
             for (int64_t j = 0; j < n; j++)
-                set(&w, i * n + j, factor * get(d, at2(d, i, j)));
+                set(&w, join_place(&items[item], i, j), factor * get(d, at2(d, i, j)));
             if (b.data)
                 set(&b, i, factor * get(d, at2(d, i, n)));
         }
@@ -43,17 +67,6 @@ dsc_status dsc_ref_outer_inverse(dsc_queue *q, const dsc_tensor *damping, const 
     for (int64_t i = 0; i < out->dim[0]; i++)
         for (int64_t j = 0; j < out->dim[1]; j++)
             set(out, at2(out, i, j), dsc_outer_inverse(get(rows, i), get(columns, j), get(damping, 0)));
-    return DSC_OK;
-}
-
-dsc_status dsc_ref_join(dsc_queue *q, const dsc_tensor *w, const dsc_tensor *b, dsc_tensor *d) {
-    (void)q;
-    int64_t n = d->dim[1] - 1;
-    for (int64_t i = 0; i < d->dim[0]; i++) {
-        for (int64_t j = 0; j < n; j++)
-            set(d, at2(d, i, j), get(w, i * n + j));
-        set(d, at2(d, i, n), get(b, i));
-    }
     return DSC_OK;
 }
 

@@ -1,0 +1,272 @@
+/* Captures: batch factors from the inputs of a layer and the gradients at its outputs.
+ *
+ *   A = alpha_A sum a a',  G = alpha_G sum g g'  over all rows that the layer's kind names
+ *                   alpha_A        alpha_G
+ *   paper           1 / (N S^2)    N S / scale^2           N samples, S positions, g of scale * loss
+ *   kfac-pytorch    1 / (N S^3)    1 / (N S^3) / scale^2
+ *
+ * Of m passes with u uses of the layer each, every capture counts alpha_A / (m u) and alpha_G / m: A is the mean
+ * over all of them, G the mean over the passes of the sum over the uses. A batch factor is formed in `gram` and
+ * waits in the factor's `batch` for other captures and ranks, or enters the average at once when there are
+ * none. */
+#include "kfac/internal.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/versioned.h"
+#include "device/recording.h"
+
+/* ---- batch factors ---- */
+
+/* alpha of a factor, without the numbers of passes and uses. */
+static double alpha_of(const dsc_kfac *k, dsc_kfac_side side, const dsc_kfac_pass *pass) {
+    double n = (double)pass->samples, s = (double)pass->positions, scale = k->loss_scale * k->loss_scale;
+    double alpha = 1 / (n * s * s);
+    if (k->options.scaling == DSC_KFAC_PYTORCH)
+        alpha /= s;
+    else if (side == DSC_KFAC_G)
+        alpha = n * s;
+    return side == DSC_KFAC_G ? alpha / scale : alpha;
+}
+
+/* Makes a workspace large enough. It grows during the first captures; later batches mostly have the same
+ * size. */
+static dsc_status reserve(dsc_kfac *k, size_t bytes, dsc_tensor *work) {
+    int64_t count = (int64_t)bytes > 1 ? (int64_t)bytes : 1;
+    if (work->data && dsc_tensor_bytes(work) >= bytes)
+        return DSC_OK;
+    dsc_tensor_free(work);
+    *work = (dsc_tensor){0};
+    return dsc_tensor_alloc(k->device, DSC_U8, 1, &count, work);
+}
+
+/* Adds what one capture contributes to one factor: alpha sum x x', to the batch factor where that waits for
+ * other captures or ranks, else to the running average at once. */
+static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_side side,
+                             const dsc_kfac_rows *rows, double alpha) {
+    int64_t group = k->layouts[0].plan->units[unit].group, used = 0;
+    const dsc_kfac_progress *progress = &k->progress[dsc_kfac_layer_of(k, unit)];
+    dsc_kfac_factor *f = &k->members[unit].factor[side];
+    int waits = f->batch.data != NULL, first = progress->captures == 0;
+    int ones = side == DSC_KFAC_A && k->layers[dsc_kfac_layer_of(k, unit)].bias_grad.data;
+    const int64_t square[2] = {f->n, f->n};
+    dsc_tensor gram = dsc_kfac_carve(&k->gram, &used, 2, square);
+    DSC_TRY(reserve(k, dsc_op_patch_gram_workspace(k->device, &rows->desc, ones), &k->work));
+    if (waits && !k->options.symmetric) {
+        DSC_TRY(dsc_op_patch_gram(q, &rows->desc, &rows->x, group, alpha, 0, &k->work, &gram));
+        DSC_TRY(dsc_op_symmetrize(q, &gram));
+        DSC_TRY(first ? dsc_op_convert(q, &gram, &f->batch) : dsc_op_axpby(q, 1, &gram, 1, &f->batch));
+    } else {
+        dsc_tensor to = dsc_tensor_slice(&k->packed, 0, f->packed);
+        if (waits && first)
+            to = f->batch;
+        else if (!waits && k->spare.data) /* blend_half uses `packed` and the first half of `spare` */
+            to = dsc_tensor_slice(&k->spare, k->largest_packed, f->packed);
+        DSC_TRY(dsc_op_patch_gram_packed(q, &rows->desc, &rows->x, group, alpha, &k->work, &gram, &to));
+        if (!waits && side == DSC_KFAC_G && k->g_scale)
+            DSC_TRY(dsc_op_scale_by(q, k->g_scale, &to));
+        if (!waits)
+            return dsc_kfac_factor_absorb(k, q, f, &to);
+        if (!first)
+            DSC_TRY(dsc_op_axpby(q, 1, &to, 1, &f->batch));
+    }
+    /* A recording announces nothing: its replays must not depend on what else is in the recording. */
+    int last = progress->uses > 0 && progress->captures + 1 == k->options.passes * progress->uses;
+    if (k->buckets && last && !dsc_queue_is_recording(q)) {
+        f->announced = 1;
+        return dsc_buckets_ready(k->buckets, f->slot);
+    }
+    return DSC_OK;
+}
+
+/* ---- order and type of captured tensors ---- */
+
+/* t[n, channels, h, w] as [n, h, w, channels]; its numbers are still in the old order. */
+static dsc_tensor as_nhwc(const dsc_tensor *t) {
+    const int64_t dim[4] = {t->dim[0], t->dim[2], t->dim[3], t->dim[1]};
+    return t->data && t->ndim == 4 ? dsc_tensor_view(t->device, t->data, t->dtype, 4, dim) : *t;
+}
+
+/* The next piece of `images`, for `count` numbers. While that has no memory yet this only counts. */
+static void *next_piece(const dsc_kfac *k, int64_t count, dsc_dtype dtype, size_t *used) {
+    const size_t alignment = 256;
+    char *piece = k->images.data ? (char *)k->images.data + *used : NULL;
+    *used += ((size_t)count * dsc_dtype_size(dtype) + alignment - 1) / alignment * alignment;
+    return piece;
+}
+
+/* A captured tensor, and what has to be done to it before it can be used. */
+typedef struct incoming {
+    const dsc_tensor *given;
+    int turns;  /* 1: its numbers are put into the order [n, h, w, channels] */
+    int widens; /* 1: they are converted to F32, because the device does not compute in half types */
+    void *turned, *wide;
+} incoming;
+
+static size_t place_incoming(const dsc_kfac *k, incoming *in) {
+    size_t used = 0;
+    for (int side = 0; side < DSC_KFAC_SIDES; side++) {
+        int64_t count = dsc_tensor_count(in[side].given);
+        if (in[side].turns)
+            in[side].turned = next_piece(k, count, in[side].given->dtype, &used);
+        if (in[side].widens)
+            in[side].wide = next_piece(k, count, DSC_F32, &used);
+    }
+    return used;
+}
+
+/* seen: the tensors as [n, h, w, channels]. */
+static dsc_status convert_incoming(dsc_kfac *k, dsc_queue *q, incoming *in, const dsc_tensor *seen,
+                                   dsc_kfac_pass *pass) {
+    dsc_nhwc_item items[DSC_KFAC_SIDES];
+    int64_t count = 0;
+    DSC_TRY(reserve(k, place_incoming(k, in), &k->images));
+    place_incoming(k, in);
+    for (int side = 0; side < DSC_KFAC_SIDES; side++) {
+        if (!in[side].turns)
+            continue;
+        items[count] = (dsc_nhwc_item){*in[side].given, seen[side]};
+        pass->rows[side].x.data = items[count++].y.data = in[side].turned;
+    }
+    DSC_TRY(dsc_op_nhwc_batch(q, items, count));
+    for (int side = 0; side < DSC_KFAC_SIDES; side++) {
+        dsc_kfac_rows *rows = &pass->rows[side];
+        dsc_tensor wide = rows->x;
+        if (!in[side].widens)
+            continue;
+        wide.data = in[side].wide;
+        wide.dtype = rows->desc.dtype = DSC_F32;
+        DSC_TRY(dsc_op_convert(q, &rows->x, &wide));
+        rows->x = wide;
+    }
+    return DSC_OK;
+}
+
+/* What a and g contribute to the factors. Images [n, channels, h, w] are copied in the other order, both
+ * tensors by one operation. */
+static dsc_status read_sample(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l, const dsc_kfac_sample *s,
+                              dsc_kfac_pass *pass) {
+    incoming in[DSC_KFAC_SIDES] = {{.given = &s->a}, {.given = &s->g}};
+    const dsc_image_layout layouts[DSC_KFAC_SIDES] = {s->a_layout, s->g_layout};
+    dsc_tensor seen[DSC_KFAC_SIDES];
+    int any = 0, nchw = 0;
+    for (int side = 0; side < DSC_KFAC_SIDES; side++) {
+        const dsc_tensor *t = in[side].given;
+        int turned = l->kind == DSC_KFAC_CONV2D && layouts[side] == DSC_NCHW;
+        int half = t->dtype == DSC_BF16 || t->dtype == DSC_F16;
+        seen[side] = turned ? as_nhwc(t) : *t;
+        in[side].turns = turned && t->ndim == 4 && t->dim[1] > 1 && t->dim[2] * t->dim[3] > 1;
+        in[side].widens = half && dsc_device_is_host(k->device);
+        any |= in[side].turns || in[side].widens;
+        nchw |= turned;
+    }
+    dsc_status status = dsc_kfac_kind_of(l)->capture(l, &seen[DSC_KFAC_A], &seen[DSC_KFAC_G], pass);
+    if (status != DSC_OK)
+        return nchw ? dsc_error_prefix(status, "images seen as [n,h,w,channels]") : status;
+    return any ? convert_incoming(k, q, in, seen, pass) : DSC_OK;
+}
+
+/* ---- one capture ---- */
+
+static dsc_status check_capture(const dsc_kfac *k, const dsc_queue *queue, int64_t layer) {
+    if (!k->begun)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: a capture before dsc_kfac_begin");
+    if (queue != k->queue)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: a capture in another queue than that of its creation");
+    if (layer < 0 || layer >= k->layer_count)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer %lld; there are 0 to %lld", (long long)layer,
+                        (long long)k->layer_count - 1);
+    const dsc_kfac_progress *p = &k->progress[layer];
+    if (k->first_unit[layer] < k->first_unit[layer + 1] && p->uses > 0 &&
+        p->captures >= k->options.passes * p->uses)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC: layer '%s' was captured more than %lld times in a step: set options.passes, or "
+            "dsc_kfac_set_uses for a layer that is used several times in a pass",
+            k->layers[layer].name, (long long)(k->options.passes * p->uses));
+    return DSC_OK;
+}
+
+/* sample: of this library's size; without memory where it is not needed. */
+static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
+    double began = dsc_clock_now();
+    DSC_TRY(check_capture(k, queue, layer));
+    if (k->first_unit[layer] == k->first_unit[layer + 1])
+        return DSC_OK; /* skipped */
+    dsc_kfac_progress *p = &k->progress[layer];
+    if (k->updating) {
+        dsc_kfac_pass pass;
+        DSC_TRY(read_sample(k, queue, &k->layers[layer], sample, &pass));
+        double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
+        double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (passes * uses);
+        double alpha_g = alpha_of(k, DSC_KFAC_G, &pass) / passes;
+        for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
+            DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));
+            DSC_TRY(add_factor(k, queue, u, DSC_KFAC_G, &pass.rows[DSC_KFAC_G], alpha_g));
+        }
+    }
+    p->captures++;
+    k->times.factor += 1000 * (dsc_clock_now() - began);
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
+                            const dsc_tensor *g) {
+    dsc_kfac_sample sample = {.size = sizeof sample};
+    if (a)
+        sample.a = *a;
+    if (g)
+        sample.g = *g;
+    return capture(kfac, queue, layer, &sample);
+}
+
+void dsc_kfac_sample_init_sized(dsc_kfac_sample *sample, size_t size) {
+    const dsc_kfac_sample defaults = {.size = sizeof defaults};
+    dsc_versioned_init(sample, size, &defaults, sizeof defaults);
+}
+
+dsc_status dsc_kfac_capture_sample(dsc_kfac *kfac, dsc_queue *queue, int64_t layer,
+                                   const dsc_kfac_sample *sample) {
+    dsc_kfac_sample own;
+    dsc_kfac_sample_init(&own);
+    DSC_TRY(dsc_versioned_define("kfac_sample", sample, sizeof own, &own));
+    const dsc_image_layout layouts[] = {own.a_layout, own.g_layout};
+    for (int i = 0; i < DSC_KFAC_SIDES; i++)
+        if (layouts[i] != DSC_NHWC && layouts[i] != DSC_NCHW)
+            return DSC_FAIL(DSC_E_INVALID, "K-FAC: image layout %d: must be DSC_NHWC (%d) or DSC_NCHW (%d)",
+                            (int)layouts[i], (int)DSC_NHWC, (int)DSC_NCHW);
+    return capture(kfac, queue, layer, &own);
+}
+
+/* ---- uses and passes ---- */
+
+dsc_status dsc_kfac_set_uses(dsc_kfac *kfac, int64_t layer, int64_t uses) {
+    dsc_kfac *k = kfac;
+    if (layer < 0 || layer >= k->layer_count)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer %lld; there are 0 to %lld", (long long)layer,
+                        (long long)k->layer_count - 1);
+    dsc_kfac_progress *p = &k->progress[layer];
+    if (uses < 0 || uses > DSC_KFAC_MOST_USES)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': %lld uses in a pass: must be in 0..%d",
+                        k->layers[layer].name, (long long)uses, DSC_KFAC_MOST_USES);
+    if (k->begun && p->captures > 0 && uses != p->uses)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC: layer '%s': its uses in a pass change from %lld to %lld after captures of this "
+            "step: set them before, or 0 for any number",
+            k->layers[layer].name, (long long)p->uses, (long long)uses);
+    if (uses != 1)
+        DSC_TRY(dsc_kfac_wait_memory(k, layer));
+    p->uses = uses;
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_set_passes(dsc_kfac *kfac, int64_t passes) {
+    if (passes < 1 || passes > DSC_KFAC_MOST_USES)
+        return DSC_FAIL(DSC_E_INVALID, "%lld passes of a K-FAC step: must be in 1..%d", (long long)passes,
+                        DSC_KFAC_MOST_USES);
+    for (int64_t l = 0; passes > 1 && l < kfac->layer_count; l++)
+        DSC_TRY(dsc_kfac_wait_memory(kfac, l));
+    kfac->next_passes = passes;
+    return DSC_OK;
+}
