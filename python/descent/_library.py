@@ -574,6 +574,7 @@ def _declare(library: ctypes.CDLL) -> None:
         function = getattr(library, name, None)
         if function is None:
             missing.append(name)
+            setattr(library, name, lambda *a: 0)
             continue
         function.argtypes = arguments
         if result is _Status:

@@ -28,9 +28,9 @@ class Conv1D(nn.Module):
         )
 
 
-def conv_case(padding=((0, 0), (0, 0)), size=(6, 7), **kwargs):
+def conv_case(pads=((0, 0), (0, 0)), size=(6, 7), **kwargs):
     module = nn.Conv2d(4, 6, **kwargs)
-    return module, torch.randn(3, 4, *size), ConvReference(module, padding)
+    return module, torch.randn(3, 4, *size), ConvReference(module, pads)
 
 
 def same(kernel, dilation=1):
