@@ -55,7 +55,7 @@ class KFACPreconditioner(KFAC):
         global _said_scaling
         if scaling is None:
             scaling = "paper"
-            if not _said_scaling:
+            if not _said_scaling and any(isinstance(m, nn.Conv2d) for m in model.modules()):
                 _said_scaling = True
                 warnings.warn(
                     "descent.kfac scales the factors of convolutions as in the paper; kfac-pytorch "

@@ -27,6 +27,7 @@ from .._library import (
 from ..errors import InvalidError, UnsupportedError
 from ._device import TORCH_DTYPES, device_of, single_device
 from ._model import refuse_sharded, unwrap
+from ._terms import LossTerms, Terms
 from .layers import CONV2D, Layer, find_layers
 
 _log = logging.getLogger("descent")
@@ -98,6 +99,10 @@ class KFAC(torch.optim.Optimizer):
     factor_update_steps (fac_update_freq): steps between updates of the factors (default 10).
     inv_update_steps (kfac_update_freq): steps between decompositions (default 100).
     batch_averaged: False when the loss is summed, not averaged, over the samples of a batch.
+    loss_terms: terms of the loss's average for each image of a convolution and each row of a linear
+        layer: 1 for classifiers and language models, height * width for a loss averaged over the
+        pixels of a label image, .15 where 15 % of the tokens are predicted; or a function that
+        returns it, or a dict from patterns of layer names to them.
     diag_blocks, diag_warmup: diagonal blocks per factor of a convolution, from this epoch on.
     distribute_layer_factors: True: A and G of a layer are decomposed by different ranks.
     accumulation_steps: backward passes before each step(); each loss must be divided by it.
@@ -149,6 +154,7 @@ class KFAC(torch.optim.Optimizer):
         scaling: str = "paper",
         unsupported: str = "warn",
         comm: Any = None,
+        loss_terms: Union[Terms, Dict[str, Terms]] = 1.0,
     ) -> None:
         self._handle = c_void_p()
         refuse_sharded(model, "KFAC")
@@ -180,6 +186,7 @@ class KFAC(torch.optim.Optimizer):
         self._steps = 0
         self._epoch: Optional[int] = None
         self._batch_averaged = batch_averaged
+        self._loss_terms = LossTerms(loss_terms, [layer.name for layer in self._layers])
         self._diag_blocks, self._diag_warmup = int(diag_blocks), int(diag_warmup)
         self._accumulation_steps = int(accumulation_steps)
         self._grad_scaler = grad_scaler
@@ -377,7 +384,7 @@ class KFAC(torch.optim.Optimizer):
 
     def _loss_scale(self) -> float:
         """The number that the loss was multiplied by, as far as the host knows it."""
-        scale = 1.0 / self._accumulation_steps
+        scale = self._loss_terms.loss_scale() / self._accumulation_steps
         if not self._batch_averaged:
             scale *= self._batch
         scaler = self._grad_scaler
@@ -423,7 +430,8 @@ class KFAC(torch.optim.Optimizer):
             lib.dsc_kfac_set_uses(self._kfac, layer.index, 0)
         layer.pending = max(0, layer.pending - 1)
         with torch.no_grad():
-            keep = layer.fill_sample(self._device, a, g.detach())
+            g = self._loss_terms.adjust(layer.index, g.detach())
+            keep = layer.fill_sample(self._device, a, g)
             lib.dsc_kfac_capture_sample(
                 self._kfac, self._device.follow(), layer.index, byref(layer.sample)
             )
