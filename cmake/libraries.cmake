@@ -74,7 +74,9 @@ string(REGEX REPLACE "[^/]+" ".." DESCENT_PC_UP ${CMAKE_INSTALL_LIBDIR}/pkgconfi
 set(DESCENT_PC_PREFIX "\${pcfiledir}/${DESCENT_PC_UP}")
 configure_file(cmake/descent.pc.in ${PROJECT_BINARY_DIR}/descent.pc @ONLY)
 
-install(TARGETS descent_shared descent_static EXPORT descentTargets)
+# Component runtime: what runs without a compiler (the Python package carries it).
+install(TARGETS descent_shared EXPORT descentTargets LIBRARY COMPONENT runtime NAMELINK_COMPONENT development)
+install(TARGETS descent_static EXPORT descentTargets)
 install(EXPORT descentTargets NAMESPACE descent:: DESTINATION ${package_dir})
 install(FILES ${PROJECT_BINARY_DIR}/descentConfig.cmake ${PROJECT_BINARY_DIR}/descentConfigVersion.cmake
         DESTINATION ${package_dir})

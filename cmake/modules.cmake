@@ -14,7 +14,7 @@ function(descent_module name)
   if(NOT DESCENT_SANITIZE)
     target_link_options(${target} PRIVATE LINKER:--no-undefined)
   endif()
-  install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/${DESCENT_MODULE_FOLDER})
+  install(TARGETS ${target} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/${DESCENT_MODULE_FOLDER} COMPONENT runtime)
   set_property(GLOBAL APPEND PROPERTY descent_modules ${target})
 endfunction()
 

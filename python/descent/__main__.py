@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 
+from . import _openmp
+
 
 def program() -> str:
     """The program: the package's own, the one of DESCENT_PROGRAM, or the one on the PATH."""
@@ -23,7 +25,7 @@ def program() -> str:
 def main() -> None:
     """Replaces this process by the program."""
     path = program()
-    os.execv(path, [path, *sys.argv[1:]])
+    os.execve(path, [path, *sys.argv[1:]], _openmp.environment())
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from ctypes import (
 )  # fmt: skip
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
+from . import _openmp
 from ._version import __version__
 from .errors import STATUS_NAMES, LibraryError, from_status
 
@@ -550,6 +551,7 @@ def _load() -> ctypes.CDLL:
     tried = []
     for path in _candidates():
         try:
+            _openmp.load()
             return ctypes.CDLL(path)
         except OSError as error:
             tried.append(f"  {path}: {error}")
