@@ -54,6 +54,10 @@ typedef struct dsc_average_options {
     /* Seconds to wait for a peer before the wait fails with DSC_E_COMM, naming the peer; 0 (the default):
      * for ever. */
     double timeout;
+    /* NULL (the default), or for every tensor a text about its shape and the order of its elements, such as
+     * "[64,3,3,3] strides [27,1,9,3]", which must be the same on all ranks: equal sizes in another order
+     * would be averaged to nonsense. Read during dsc_average_create only. */
+    const char *const *layouts;
 } dsc_average_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -62,14 +66,19 @@ DSC_API void dsc_average_options_init_sized(dsc_average_options *options, size_t
 /* Averages `tensors` (F32) over the ranks of `comm`. Between rounds they hold the numerators. The tensor
  * structs are copied; their memory stays the caller's. Messages use a communicator that is split from
  * `comm` here, so `comm` stays free for everything else. For GPU memory, rounds keep the order of the
- * queue that `comm` has now (dsc_comm_use_queue), and of no other. DSC_E_INVALID when sizes, graph or
- * options differ between ranks. Collective. */
+ * queue that `comm` has now (dsc_comm_use_queue), and of no other. DSC_E_INVALID when the tensors' number,
+ * shapes or layouts, the graph or options differ between ranks; the message names the first tensor that
+ * differs, with two ranks and what they have. Collective. */
 DSC_API dsc_status dsc_average_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor *tensors,
                                       int64_t count, const dsc_average_options *options,
                                       dsc_average **out) DSC_MUST_CHECK;
 /* Call dsc_average_settle before. Otherwise messages in flight get 5 seconds to complete; after that their
  * memory and the communicator are abandoned (dsc_comm_abandon). Collective. */
 DSC_API void dsc_average_destroy(dsc_average **average);
+/* Frees without waiting for other ranks, for garbage collectors and error paths. The communicator of the
+ * messages is abandoned (dsc_comm_abandon); memory of messages in flight stays where MPI may still use it, and
+ * everything else is freed. Peers that wait for a message of this rank are left waiting. Not collective. */
+DSC_API void dsc_average_abandon(dsc_average **average);
 /* Begins a round: sends the peers' shares of the tensors, as they are in the queue's order, and leaves
  * this rank's own share in place. Asynchronous: the tensors may be changed before the round ends.
  * DSC_E_INVALID on a GPU with several ranks when `queue` is not the communicator's; the same holds for
@@ -132,6 +141,9 @@ typedef struct dsc_consensus_options {
     double slow_momentum;
     double slow_rate;
     double peer_timeout; /* seconds to wait for a peer; 0 (the default): for ever */
+
+    /* As dsc_average_options.layouts: a text for every parameter. Read during dsc_consensus_create only. */
+    const char *const *layouts;
 } dsc_consensus_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -142,7 +154,9 @@ DSC_API dsc_status dsc_consensus_parse(const char *name, dsc_consensus_kind *out
 DSC_API const char *dsc_consensus_name(dsc_consensus_kind kind);
 
 /* `params` is copied; names and memory stay the caller's. Gradients must become ready from the last
- * parameter to the first. Collective. */
+ * parameter to the first. A gradient without memory (data NULL) is one that dsc_consensus_set_gradients
+ * names before it is used. DSC_E_INVALID when names, shapes, types or layouts of the parameters differ between
+ * ranks: the message names the first that differs, with two ranks and what they have. Collective. */
 DSC_API dsc_status dsc_consensus_create(dsc_comm *comm, dsc_queue *queue, const dsc_param *params,
                                         int64_t count, const dsc_consensus_options *options,
                                         dsc_consensus **out) DSC_MUST_CHECK;
@@ -150,21 +164,44 @@ DSC_API dsc_status dsc_consensus_create(dsc_comm *comm, dsc_queue *queue, const 
  * their memory is left to MPI; adpsgd waits up to a minute plus the peer timeout for the other ranks.
  * Collective for adpsgd. */
 DSC_API void dsc_consensus_destroy(dsc_consensus **consensus);
+/* Frees without waiting for other ranks, for garbage collectors and error paths; see dsc_average_abandon.
+ * adpsgd gives its thread a second to end. Gradients of an all-reduce that is under way must stay. Not
+ * collective. */
+DSC_API void dsc_consensus_abandon(dsc_consensus **consensus);
 /* Broadcasts the parameters of rank 0 to all ranks. Collective; blocks. */
 DSC_API dsc_status dsc_consensus_start(dsc_consensus *consensus) DSC_MUST_CHECK;
 /* 1 when a step is collective: all ranks take part in every step and hold the same parameters
  * (all-reduce). With gossip a rank only ever waits for its peers. */
 DSC_API int dsc_consensus_is_collective(const dsc_consensus *consensus);
 
-/* The calls of a step, in this order. Asynchronous. */
+/* The calls of a step, in this order. Asynchronous.
+ *
+ * Until the update, before_forward may be called again, before every further pass of a step that accumulates
+ * gradients, or for an evaluation: the parameters then hold the same values (adpsgd: the newest). With several
+ * passes, grad_ready and after_backward belong to the last one, when the gradients are sums over all passes.
+ * A step that ends without an update (gradients that are not finite, say) needs nothing, if another one
+ * follows; to settle instead, call update_begin and update_cancel, which bring the numerators back. */
 DSC_API dsc_status dsc_consensus_before_forward(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_consensus_grad_ready(dsc_consensus *consensus, dsc_queue *queue,
                                             int64_t param) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_consensus_after_backward(dsc_consensus *consensus, dsc_queue *queue) DSC_MUST_CHECK;
+/* New addresses of the gradients of parameters first .. first + count - 1, for callers whose gradients move
+ * from step to step; the addresses may differ between ranks. grads[i] NULL: no gradient in this step; it counts
+ * as zero where gradients are averaged, and nothing is written. Call it after the backward pass and before
+ * dsc_consensus_after_backward, or before grad_ready of these parameters; grad_ready may then be left out:
+ * after_backward announces the rest. The memory must stay until the work of after_backward is done. From the
+ * first call with another address than before, allreduce and groups average in memory of their own. Not
+ * collective; asynchronous. */
+DSC_API dsc_status dsc_consensus_set_gradients(dsc_consensus *consensus, int64_t first, int64_t count,
+                                               void *const *grads) DSC_MUST_CHECK;
 /* Between these two calls the caller runs its optimiser, which updates the parameters in place. *read is
  * NULL, or one tensor per parameter with the values z that weight decay and norms must use (dsc_optim_step
  * takes it); it is owned by the consensus and valid until update_end. adpsgd holds its lock between the two,
  * so a caller whose optimiser fails must call update_cancel (or destroy the consensus) instead of update_end.
+ *
+ * An optimiser that cannot read one tensor and change another runs on z: where *read is not NULL, keep the
+ * parameters x, copy z into them, run the optimiser, and write x + (new z - z). This is the same update for
+ * every optimiser that depends on the parameters through z only, up to the rounding of one addition.
  */
 DSC_API dsc_status dsc_consensus_update_begin(dsc_consensus *consensus, dsc_queue *queue,
                                               const dsc_tensor **read) DSC_MUST_CHECK;

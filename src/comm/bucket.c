@@ -288,6 +288,40 @@ void dsc_buckets_destroy(dsc_buckets **buckets) {
     dsc_memory_free(buckets);
 }
 
+/* An operation that is not complete is marked as expired, so that destroying the communicator does not wait for
+ * it. */
+int dsc_buckets_abandon(dsc_buckets **buckets) {
+    dsc_buckets *b = buckets ? *buckets : NULL;
+    int in_flight = 0;
+    for (int64_t i = 0; b && i < b->started; i++) {
+        dsc_request *request = b->buckets[i].request;
+        int done = 0;
+        if (!request || (dsc_comm_poll(request, &done) == DSC_OK && done))
+            continue;
+        request->expired = 1;
+        in_flight = 1;
+    }
+    if (in_flight) {
+        b->next_kept = b->comm->kept;
+        b->comm->kept = b;
+        *buckets = NULL;
+        return 1;
+    }
+    dsc_buckets_destroy(buckets);
+    return 0;
+}
+
+int dsc_buckets_is_ready(const dsc_buckets *buckets, int64_t index) {
+    return buckets->ready[index];
+}
+
+int dsc_buckets_is_under_way(const dsc_buckets *buckets) {
+    for (int64_t i = 0; i < buckets->bucket_count; i++)
+        if (buckets->buckets[i].missing != buckets->buckets[i].count)
+            return 1;
+    return 0;
+}
+
 int64_t dsc_buckets_count(const dsc_buckets *buckets) {
     return buckets->bucket_count;
 }

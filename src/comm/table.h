@@ -148,6 +148,7 @@ struct dsc_comm {
     void *own;        /* memory for operations that begin and wait in one call */
     int64_t own_bytes;
     dsc_buckets *kept; /* buckets that were destroyed while in flight */
+    int released;      /* 1: abandoned while all its ranks may well be alive (dsc_comm_release) */
     char message[DSC_COMM_MESSAGE_SIZE];
 };
 
@@ -159,6 +160,17 @@ uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
  * one rank, which has nothing to exchange, or with "nccl". An operation must be begun and waited for in the
  * same recording; dsc_comm_test finds it not done there. */
 int dsc_comm_records(const dsc_comm *comm);
+/* As dsc_comm_abandon, for a communicator whose other ranks are alive: where nothing but receives is in flight,
+ * MPI can still be finalised. Not collective. */
+void dsc_comm_release(dsc_comm **comm);
+
+/* 1 when a tensor was announced in this round, and whether any was. */
+int dsc_buckets_is_ready(const dsc_buckets *buckets, int64_t index);
+int dsc_buckets_is_under_way(const dsc_buckets *buckets);
+/* dsc_buckets_destroy without waiting. Returns 1 when operations are in flight: then what belongs to them is
+ * never freed, and the memory of the tensors must stay as well. */
+int dsc_buckets_abandon(dsc_buckets **buckets);
+
 /* Adds to the byte counters, for a recording that is replayed: it sends without calling an operation. */
 void dsc_comm_add_bytes(dsc_comm *comm, dsc_traffic traffic, uint64_t bytes);
 /* As dsc_comm_test, but the request stays valid and must still be waited for. */

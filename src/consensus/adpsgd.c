@@ -206,32 +206,44 @@ static void end_thread(dsc_adpsgd *a, int hurried) {
     pthread_join(a->thread, NULL);
 }
 
-static void close_adpsgd(dsc_consensus *c) {
-    dsc_adpsgd *a = c->state;
-    c->state = NULL;
-    if (a->has_thread)
-        end_thread(a, c->hurried);
-    if (dsc_adpsgd_is_stuck(a)) {
-        /* Messages to or from a lost peer can neither complete nor all be cancelled: their memory stays. */
-        dsc_comm_abandon(&a->comm);
-        dsc_memory_keep(a);
-        return;
-    }
+/* Everything on the device. */
+static void free_values(dsc_adpsgd *a) {
     if (a->trained && dsc_event_sync(a->trained) != DSC_OK) /* work on x may still be in a queue */
         dsc_log(DSC_LOG_DEBUG, "%s", dsc_error_message());
-    dsc_comm_destroy(&a->comm);
     dsc_queue_destroy(&a->queue);
     dsc_event_destroy(&a->mixed);
     dsc_event_destroy(&a->trained);
-    if (a->has_changed)
-        pthread_cond_destroy(&a->changed);
-    if (a->has_lock)
-        pthread_mutex_destroy(&a->lock);
-    dsc_tensor *const tensors[] = {&a->x, &a->sent, &a->got, &a->wide_a, &a->wide_b, &a->header_memory};
+    dsc_tensor *const tensors[] = {&a->x, &a->sent, &a->got, &a->wide_a, &a->wide_b};
     for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++) {
         if (tensors[i]->data)
             dsc_tensor_free(tensors[i]);
     }
+}
+
+static void close_adpsgd(dsc_consensus *c) {
+    dsc_adpsgd *a = c->state;
+    c->state = NULL;
+    if (a->has_thread)
+        end_thread(a, c->hurried || c->abandoned);
+    if (dsc_adpsgd_is_stuck(a)) {
+        /* Messages to or from a lost peer can neither complete nor all be cancelled: their memory stays. */
+        if (c->abandoned)
+            dsc_comm_release(&a->comm);
+        else
+            dsc_comm_abandon(&a->comm);
+        if (!dsc_adpsgd_values_are_stuck(a))
+            free_values(a);
+        dsc_memory_keep(a);
+        return;
+    }
+    dsc_consensus_close_comm(c, &a->comm);
+    free_values(a);
+    if (a->has_changed)
+        pthread_cond_destroy(&a->changed);
+    if (a->has_lock)
+        pthread_mutex_destroy(&a->lock);
+    if (a->header_memory.data)
+        dsc_tensor_free(&a->header_memory);
     dsc_memory_free(&a->x_runs);
     dsc_memory_free(&a->requests);
     dsc_memory_free(&a->partners);
@@ -295,6 +307,10 @@ static dsc_status update_begin(dsc_consensus *c, dsc_queue *queue, const dsc_ten
     dsc_adpsgd *a = c->state;
     if (!a)
         return DSC_OK;
+    if (a->settled)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "an update begins, but no step has begun since the last settling: call "
+                        "dsc_consensus_before_forward");
     DSC_TRY(check_failure(a));
     dsc_status status = begin_work_on_x(a, queue);
     if (status == DSC_OK)

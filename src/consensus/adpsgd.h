@@ -85,8 +85,10 @@ typedef struct dsc_adpsgd {
 
 /* The averaging thread; runs until DSC_ADPSGD_END. `argument` is the dsc_adpsgd. */
 void *dsc_adpsgd_thread(void *argument);
-/* After the thread has ended: 1 when messages are still in flight, so that their memory must stay. */
+/* After the thread has ended: 1 when messages are still in flight, so that their memory must stay; and when
+ * messages with values are, not only headers. */
 int dsc_adpsgd_is_stuck(const dsc_adpsgd *a);
+int dsc_adpsgd_values_are_stuck(const dsc_adpsgd *a);
 
 /* For tests: a function that every averaging thread calls before it sends, receives or tests (NULL: none).
  * Set it while no such thread runs. */

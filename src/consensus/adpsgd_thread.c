@@ -119,10 +119,16 @@ static dsc_status await_exchange(dsc_adpsgd *a, int peer) {
     return DSC_OK;
 }
 
-int dsc_adpsgd_is_stuck(const dsc_adpsgd *a) {
+int dsc_adpsgd_values_are_stuck(const dsc_adpsgd *a) {
     for (int64_t i = 0; i < a->request_count; i++)
         if (a->requests[i])
             return 1;
+    return 0;
+}
+
+int dsc_adpsgd_is_stuck(const dsc_adpsgd *a) {
+    if (dsc_adpsgd_values_are_stuck(a))
+        return 1;
     for (int i = 0; i < a->partner_count; i++)
         if (a->partners[i].request || a->partners[i].last_request)
             return 1;

@@ -1,8 +1,5 @@
 /* All-reduce: the gradients are averaged over all ranks, in buckets that leave while the backward pass still
- * runs. Every rank then makes the same update, so the parameters stay equal bit for bit.
- *
- * Gradients become ready in falling order of the parameters, so that is the order in which the buckets get
- * them: tensor i of the buckets is parameter count - 1 - i. */
+ * runs (gradients.c). Every rank then makes the same update, so the parameters stay equal bit for bit. */
 #include "consensus/table.h"
 
 #include "base/error.h"
@@ -39,35 +36,16 @@ static dsc_status check_options(const dsc_consensus_options *o) {
     return DSC_OK;
 }
 
+/* The gradients are all there is: closing them is left to dsc_consensus_destroy. */
 static dsc_status open_allreduce(dsc_consensus *consensus, const dsc_consensus_options *options) {
-    dsc_buckets *buckets = NULL;
     DSC_TRY(check_options(options));
-    DSC_TRY(dsc_consensus_open_gradients(consensus, consensus->comm, options, &buckets));
-    consensus->state = buckets;
-    return DSC_OK;
-}
-
-static void close_allreduce(dsc_consensus *consensus) {
-    dsc_buckets *buckets = consensus->state;
-    dsc_buckets_destroy(&buckets);
-    consensus->state = NULL;
-}
-
-static dsc_status grad_ready(dsc_consensus *consensus, dsc_queue *queue, int64_t param) {
-    (void)queue;
-    return dsc_buckets_ready(consensus->state, consensus->count - 1 - param);
-}
-
-static dsc_status after_backward(dsc_consensus *consensus, dsc_queue *queue) {
-    (void)queue;
-    return dsc_buckets_wait(consensus->state);
+    return dsc_consensus_open_gradients(consensus, consensus->comm, options);
 }
 
 const dsc_consensus_table dsc_consensus_allreduce = {
     .name = "allreduce",
     .keeps_equal = 1,
     .open = open_allreduce,
-    .close = close_allreduce,
-    .grad_ready = grad_ready,
-    .after_backward = after_backward,
+    .grad_ready = dsc_consensus_gradient_ready,
+    .after_backward = dsc_consensus_wait_gradients,
 };

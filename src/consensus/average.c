@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/versioned.h"
 #include "comm/table.h"
+#include "consensus/same.h"
 #include "consensus/topology_table.h"
 
 #include <inttypes.h>
@@ -120,6 +121,12 @@ static dsc_tensor number_of(dsc_average *a) {
 
 /* Refuses differences between ranks that would mix up messages or leave ranks waiting. Collective. */
 static dsc_status check_same(dsc_average *a, uint64_t hash) {
+    const dsc_same_list list = {.what = "averaging: tensor",
+                                .remedy = "give the same tensors on all ranks",
+                                .count = a->count,
+                                .tensors = a->tensors,
+                                .layouts = a->options.layouts};
+    DSC_TRY(dsc_same_check(a->comm, &list));
     dsc_tensor number = number_of(a);
     int64_t own = (int64_t)(hash >> 1);
     a->number = own;
@@ -156,6 +163,7 @@ dsc_status dsc_average_create(dsc_comm *comm, dsc_queue *queue, const dsc_tensor
     DSC_TRY_GOTO(status, dsc_comm_split(comm, 0, a->rank, &a->comm), failed);
     a->settle_comm = a->comm;
     DSC_TRY_GOTO(status, check_same(a, hash), failed);
+    a->options.layouts = NULL; /* the caller's memory, which may go */
     *out = a;
     return DSC_OK;
 failed:
@@ -210,9 +218,8 @@ static dsc_status wait_until(dsc_average *a, int64_t until) {
     }
 }
 
-/* Gives requests that are still in flight a few seconds. Returns 1 when all of them have completed. */
-static int finish_requests(dsc_average *a) {
-    enum { SECONDS = 5 };
+/* Gives requests that are still in flight so many seconds. Returns 1 when all of them have completed. */
+static int finish_requests(dsc_average *a, double seconds) {
     dsc_patience p = {0};
     a->complete = a->complete < a->taken ? a->taken : a->complete;
     while (a->complete < a->request_count || a->settle_request) {
@@ -220,7 +227,7 @@ static int finish_requests(dsc_average *a) {
         if (poll_requests(a, a->request_count) != DSC_OK ||
             dsc_comm_test(&a->settle_request, &settled) != DSC_OK)
             return 0;
-        if ((a->complete < a->request_count || !settled) && pause_waiting(&p) > SECONDS)
+        if ((a->complete < a->request_count || !settled) && pause_waiting(&p) > seconds)
             return 0;
     }
     for (int64_t r = 0; r < a->request_count; r++)
@@ -229,17 +236,8 @@ static int finish_requests(dsc_average *a) {
     return 1;
 }
 
-void dsc_average_destroy(dsc_average **average) {
-    if (!average || !*average)
-        return;
-    dsc_average *a = *average;
-    *average = NULL;
-    if (!finish_requests(a)) {
-        dsc_average_abandon(a);
-        return;
-    }
+static void free_all(dsc_average *a) {
     dsc_plan_destroy(&a->plan);
-    dsc_comm_destroy(&a->comm);
     dsc_device_destroy(&a->host);
     dsc_topology_destroy(&a->topology);
     dsc_memory_free(&a->requests);
@@ -250,6 +248,33 @@ void dsc_average_destroy(dsc_average **average) {
     dsc_memory_free(&a->graph);
     dsc_memory_free(&a->tensors);
     dsc_memory_free(&a);
+}
+
+void dsc_average_destroy(dsc_average **average) {
+    if (!average || !*average)
+        return;
+    dsc_average *a = *average;
+    *average = NULL;
+    if (!finish_requests(a, 5)) {
+        dsc_comm_abandon(&a->comm);
+        dsc_average_keep(a);
+        return;
+    }
+    dsc_comm_destroy(&a->comm);
+    free_all(a);
+}
+
+void dsc_average_abandon(dsc_average **average) {
+    if (!average || !*average)
+        return;
+    dsc_average *a = *average;
+    *average = NULL;
+    int done = finish_requests(a, 0);
+    dsc_comm_release(&a->comm);
+    if (done)
+        free_all(a);
+    else
+        dsc_average_keep(a);
 }
 
 /* ---- a round ---- */

@@ -126,7 +126,8 @@ dsc_status dsc_average_check_timeout(const dsc_average *a, int64_t request, doub
  * completely are added; the others are lost, values and weight alike. Afterwards the average can only be
  * destroyed. */
 dsc_status dsc_average_give_up(dsc_average *a, dsc_queue *queue) DSC_MUST_CHECK;
-/* Instead of freeing: memory that messages in flight may still use is never given back. */
-void dsc_average_abandon(dsc_average *a);
+/* Instead of freeing, and instead of freeing its communicator: memory that messages in flight may still use is
+ * never given back. */
+void dsc_average_keep(dsc_average *a);
 
 #endif

@@ -70,10 +70,8 @@ dsc_status dsc_average_give_up(dsc_average *a, dsc_queue *queue) {
     return DSC_OK;
 }
 
-void dsc_average_abandon(dsc_average *a) {
-    if (a->settle_request && a->settle_comm != a->comm)
-        a->settle_request->expired =
-            1; /* so that destroying the caller's communicator does not wait for it */
-    dsc_comm_abandon(&a->comm);
+void dsc_average_keep(dsc_average *a) {
+    if (a->settle_request) /* so that destroying the caller's communicator does not wait for it */
+        a->settle_request->expired = 1;
     dsc_memory_keep(a);
 }

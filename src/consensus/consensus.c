@@ -9,6 +9,7 @@
 #include "base/option.h"
 #include "base/versioned.h"
 #include "comm/table.h"
+#include "consensus/same.h"
 #include "consensus/table.h"
 
 #include <inttypes.h>
@@ -69,22 +70,13 @@ dsc_status dsc_consensus_is_same(dsc_consensus *c, uint64_t value, int *same) {
 
 /* Refuses parameter lists that differ between ranks: they would mix up or block every later message.
  * Collective. */
-static dsc_status check_same_layout(dsc_consensus *c) {
-    uint64_t hash = dsc_hash_bytes(0, &c->count, sizeof c->count);
-    for (int64_t i = 0; i < c->count; i++) {
-        const dsc_tensor *value = &c->params[i].value;
-        int64_t entry[2] = {(int64_t)value->dtype, dsc_tensor_count(value)};
-        hash = dsc_hash_bytes(hash, entry, sizeof entry);
-    }
-    int same = 0;
-    DSC_TRY(dsc_consensus_is_same(c, hash, &same));
-    if (!same)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "this rank has %" PRId64
-                        " parameters, and their number, sizes or types differ from another rank's: build "
-                        "the same model on all ranks",
-                        c->count);
-    return DSC_OK;
+static dsc_status check_same_layout(dsc_consensus *c, const char *const *layouts) {
+    const dsc_same_list list = {.what = "parameter",
+                                .remedy = "build the same model on all ranks",
+                                .count = c->count,
+                                .params = c->params,
+                                .layouts = layouts};
+    return dsc_same_check(c->comm, &list);
 }
 
 /* Merges the values of parameters that are neighbours in memory on every rank into one vector each, so that
@@ -137,7 +129,7 @@ static dsc_status set_up(dsc_consensus *c, const dsc_param *params, const dsc_co
     DSC_TRY(dsc_memory_alloc(c->count, sizeof *c->params, &c->params));
     if (c->count)
         memcpy(c->params, params, (size_t)c->count * sizeof *params);
-    DSC_TRY(check_same_layout(c));
+    DSC_TRY(check_same_layout(c, options->layouts));
     DSC_TRY(find_runs(c));
     if (!c->table->keeps_equal) {
         DSC_TRY(dsc_consensus_check_types(c));
@@ -175,6 +167,7 @@ void dsc_consensus_destroy(dsc_consensus **consensus) {
     dsc_consensus_update_cancel(c);
     if (c->state)
         c->table->close(c);
+    dsc_consensus_close_gradients(c);
     dsc_slow_close(c);
     dsc_tensor *const memory[] = {&c->hashes, &c->sums, &c->shadow_memory};
     for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
@@ -185,6 +178,20 @@ void dsc_consensus_destroy(dsc_consensus **consensus) {
     dsc_memory_free(&c->runs);
     dsc_memory_free(&c->params);
     dsc_memory_free(consensus);
+}
+
+void dsc_consensus_abandon(dsc_consensus **consensus) {
+    if (!consensus || !*consensus)
+        return;
+    (*consensus)->abandoned = 1;
+    dsc_consensus_destroy(consensus);
+}
+
+void dsc_consensus_close_comm(const dsc_consensus *c, dsc_comm **comm) {
+    if (c->abandoned)
+        dsc_comm_release(comm);
+    else
+        dsc_comm_destroy(comm);
 }
 
 /* ---- start and the calls of a step ---- */

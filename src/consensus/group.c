@@ -75,29 +75,21 @@ dsc_status dsc_group_open(dsc_group *group, dsc_consensus *c, const dsc_consensu
     DSC_TRY(dsc_comm_split(c->comm, g->place, rank, &g->between));
     DSC_TRY(dsc_tensor_alloc(dsc_queue_device(c->queue), DSC_I64, 1, &one, &g->flag));
     DSC_TRY(cut_slices(g, c));
-    return dsc_consensus_open_gradients(c, g->inside, options, &g->gradients);
+    return dsc_consensus_open_gradients(c, g->inside, options);
 }
 
-void dsc_group_close(dsc_group *group) {
-    dsc_buckets_destroy(&group->gradients);
+void dsc_group_close(dsc_group *group, dsc_consensus *c) {
+    dsc_consensus_close_gradients(c);
     if (group->flag.data)
         dsc_tensor_free(&group->flag);
     dsc_memory_free(&group->slices);
     dsc_memory_free(&group->requests);
     dsc_memory_free(&group->first);
-    dsc_comm_destroy(&group->between);
-    dsc_comm_destroy(&group->inside);
+    dsc_consensus_close_comm(c, &group->between);
+    dsc_consensus_close_comm(c, &group->inside);
 }
 
 /* ---- in a step ---- */
-
-dsc_status dsc_group_grad_ready(dsc_group *group, const dsc_consensus *c, int64_t param) {
-    return group->size == 1 ? DSC_OK : dsc_buckets_ready(group->gradients, c->count - 1 - param);
-}
-
-dsc_status dsc_group_after_backward(dsc_group *group) {
-    return group->size == 1 ? DSC_OK : dsc_buckets_wait(group->gradients);
-}
 
 dsc_status dsc_group_agree(dsc_group *group, dsc_queue *queue, int *flag) {
     int64_t value = *flag;

@@ -11,7 +11,6 @@ typedef struct dsc_group {
     int place;              /* of this rank in its group */
     dsc_comm *inside;       /* the members of this group, by place */
     dsc_comm *between;      /* the members of the same place in all groups, by group */
-    dsc_buckets *gradients; /* averaged inside */
     dsc_tensor flag;        /* I64[1] */
     dsc_tensor *slices;     /* pieces of the runs; those of place p are [first[p], first[p + 1]) */
     int64_t *first;         /* [size + 1] */
@@ -21,10 +20,7 @@ typedef struct dsc_group {
 /* Collective. */
 dsc_status dsc_group_open(dsc_group *group, dsc_consensus *c,
                           const dsc_consensus_options *options) DSC_MUST_CHECK;
-void dsc_group_close(dsc_group *group);
-/* As dsc_consensus_grad_ready and dsc_consensus_after_backward. Do nothing without groups. */
-dsc_status dsc_group_grad_ready(dsc_group *group, const dsc_consensus *c, int64_t param) DSC_MUST_CHECK;
-dsc_status dsc_group_after_backward(dsc_group *group) DSC_MUST_CHECK;
+void dsc_group_close(dsc_group *group, dsc_consensus *c);
 /* Sets *flag to 1 when it is not 0 on all members, otherwise to 0. Collective in the group; blocks. */
 dsc_status dsc_group_agree(dsc_group *group, dsc_queue *queue, int *flag) DSC_MUST_CHECK;
 /* Broadcasts every member's slice to the group. Collective in the group; blocks. */

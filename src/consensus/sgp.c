@@ -24,6 +24,7 @@ typedef struct gossip {
     int64_t synch_freq;
     int64_t age;    /* steps since the round under way has begun */
     int64_t most;   /* rounds that any rank can have begun by now */
+    int in_step;    /* 1: this step's part of the rounds is done, and no update has followed */
     int presented;  /* 1: the parameters hold z, and the shadow holds x */
     int unspread;   /* 1: a round has ended while settling, and its slice is still to be sent to the group */
     int overlapped; /* 1: osgp */
@@ -68,8 +69,11 @@ static dsc_status open_gossip(dsc_consensus *c, const dsc_consensus_options *opt
 
 static void close_gossip(dsc_consensus *c) {
     gossip *g = c->state;
-    dsc_average_destroy(&g->average);
-    dsc_group_close(&g->group);
+    if (c->abandoned)
+        dsc_average_abandon(&g->average);
+    else
+        dsc_average_destroy(&g->average);
+    dsc_group_close(&g->group, c);
     dsc_memory_free(&c->state);
 }
 
@@ -89,7 +93,7 @@ static dsc_status end(gossip *g, dsc_queue *queue) {
 /* Copies x to the shadow and puts z = x / w into the parameters. */
 static dsc_status present(dsc_consensus *c, gossip *g, dsc_queue *queue) {
     double weight = dsc_average_weight(g->average);
-    if (weight == 1)
+    if (weight == 1 || g->presented)
         return DSC_OK;
     DSC_TRY(dsc_consensus_make_shadow(c));
     DSC_TRY(dsc_consensus_scale(c, queue, 1, c->runs, c->shadow));
@@ -108,13 +112,14 @@ static dsc_status take_back(dsc_consensus *c, gossip *g, dsc_queue *queue) {
 
 static dsc_status before_forward(dsc_consensus *c, dsc_queue *queue) {
     gossip *g = c->state;
-    if (dsc_average_is_under_way(g->average))
+    if (!g->in_step && dsc_average_is_under_way(g->average))
         DSC_TRY(end(g, queue));
+    g->in_step = 1;
     return present(c, g, queue);
 }
 
-static dsc_status before_forward_overlapped(dsc_consensus *c, dsc_queue *queue) {
-    gossip *g = c->state;
+/* The part of a step that comes once, however often the parameters are presented. */
+static dsc_status end_and_begin(gossip *g, dsc_queue *queue) {
     g->age++;
     g->most++;
     if (dsc_average_is_under_way(g->average)) {
@@ -130,27 +135,31 @@ static dsc_status before_forward_overlapped(dsc_consensus *c, dsc_queue *queue) 
         DSC_TRY(begin(g, queue));
         DSC_TRY(dsc_group_scale_others(&g->group, queue, g->average->self));
     }
+    return DSC_OK;
+}
+
+static dsc_status before_forward_overlapped(dsc_consensus *c, dsc_queue *queue) {
+    gossip *g = c->state;
+    if (!g->in_step)
+        DSC_TRY(end_and_begin(g, queue));
+    g->in_step = 1;
     return present(c, g, queue);
 }
 
 static dsc_status grad_ready(dsc_consensus *c, dsc_queue *queue, int64_t param) {
-    (void)queue;
     gossip *g = c->state;
     int done = 0;
-    DSC_TRY(dsc_group_grad_ready(&g->group, c, param));
+    DSC_TRY(dsc_consensus_gradient_ready(c, queue, param));
     if (dsc_average_is_under_way(g->average)) /* lets MPI make progress during the backward pass */
         DSC_TRY(dsc_average_test(g->average, &done));
     return DSC_OK;
 }
 
-static dsc_status after_backward(dsc_consensus *c, dsc_queue *queue) {
-    (void)queue;
-    gossip *g = c->state;
-    return dsc_group_after_backward(&g->group);
-}
-
 static dsc_status update_begin(dsc_consensus *c, dsc_queue *queue, const dsc_tensor **read) {
     gossip *g = c->state;
+    if (!g->in_step)
+        return DSC_FAIL(DSC_E_INVALID, "an update begins, but no step has begun since the last one: call "
+                                       "dsc_consensus_before_forward");
     if (!g->presented)
         return DSC_OK;
     DSC_TRY(take_back(c, g, queue));
@@ -159,7 +168,16 @@ static dsc_status update_begin(dsc_consensus *c, dsc_queue *queue, const dsc_ten
 }
 
 static dsc_status update_end(dsc_consensus *c, dsc_queue *queue) {
-    return c->average_due ? DSC_OK : begin(c->state, queue);
+    gossip *g = c->state;
+    g->in_step = 0;
+    return c->average_due ? DSC_OK : begin(g, queue);
+}
+
+static dsc_status update_end_overlapped(dsc_consensus *c, dsc_queue *queue) {
+    (void)queue;
+    gossip *g = c->state;
+    g->in_step = 0;
+    return DSC_OK;
 }
 
 /* ---- between steps ---- */
@@ -233,6 +251,7 @@ static dsc_status restore(dsc_consensus *c, double w, int64_t done) {
     gossip *g = c->state;
     DSC_TRY(dsc_average_restore(g->average, w, done));
     g->most = done;
+    g->in_step = 0;
     return DSC_OK;
 }
 
@@ -240,10 +259,12 @@ static dsc_status restore(dsc_consensus *c, double w, int64_t done) {
     {                                                                                                        \
         .name = label, .before_forward = first, .update_begin = update_begin, .update_end = last,            \
         .open = open_gossip, .close = close_gossip, .adopt = adopt, .grad_ready = grad_ready,                \
-        .after_backward = after_backward, .settle = settle, .wait = wait_for, .is_busy = is_busy,            \
-        .weight = weight, .rescue = rescue, .set_peers = set_peers, .rounds = rounds, .restore = restore     \
+        .after_backward = dsc_consensus_wait_gradients, .settle = settle, .wait = wait_for,                  \
+        .is_busy = is_busy, .weight = weight, .rescue = rescue, .set_peers = set_peers, .rounds = rounds,    \
+        .restore = restore                                                                                   \
     }
 
 const dsc_consensus_table dsc_consensus_sgp = GOSSIP_TABLE("sgp", before_forward, update_end);
-const dsc_consensus_table dsc_consensus_osgp = GOSSIP_TABLE("osgp", before_forward_overlapped, NULL);
+const dsc_consensus_table dsc_consensus_osgp =
+    GOSSIP_TABLE("osgp", before_forward_overlapped, update_end_overlapped);
 const dsc_consensus_table dsc_consensus_dpsgd = GOSSIP_TABLE("dpsgd", before_forward, update_end);

@@ -59,23 +59,6 @@ dsc_status dsc_consensus_scale(const dsc_consensus *c, dsc_queue *queue, double 
     return DSC_OK;
 }
 
-/* ---- gradients ---- */
-
-dsc_status dsc_consensus_open_gradients(const dsc_consensus *c, dsc_comm *comm,
-                                        const dsc_consensus_options *options, dsc_buckets **out) {
-    dsc_bucket_options bucket_options;
-    dsc_bucket_options_init(&bucket_options);
-    bucket_options.bytes = options->bucket_bytes;
-    bucket_options.wire = options->wire;
-    dsc_tensor *grads;
-    DSC_TRY(dsc_memory_alloc(c->count, sizeof *grads, &grads));
-    for (int64_t i = 0; i < c->count; i++)
-        grads[i] = c->params[c->count - 1 - i].grad;
-    dsc_status status = dsc_buckets_create(comm, c->queue, grads, c->count, &bucket_options, out);
-    dsc_memory_free(&grads);
-    return status;
-}
-
 /* ---- sums and means over ranks ---- */
 
 dsc_status dsc_consensus_sum(dsc_consensus *c, double *values, int n) {

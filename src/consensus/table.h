@@ -41,6 +41,17 @@ typedef struct dsc_consensus_table {
     dsc_status (*restore)(dsc_consensus *consensus, double weight, int64_t rounds);
 } dsc_consensus_table;
 
+/* Gradients that are averaged (gradients.c). */
+typedef struct dsc_gradients {
+    dsc_buckets *buckets; /* NULL: nothing is averaged */
+    dsc_comm *comm;       /* over its ranks; owned by the algorithm */
+    size_t bucket_bytes;
+    dsc_dtype wire;
+    dsc_tensor *own;   /* [count], views of `memory`; NULL: the buckets work on the gradients themselves */
+    dsc_tensor memory; /* U8 */
+    int moving; /* 1: dsc_consensus_set_gradients was called, so that the caller need not announce them */
+} dsc_gradients;
+
 enum { DSC_SWAPPED_NOTHING = 1, DSC_SWAPPED_WITH_SHADOW };
 
 struct dsc_consensus {
@@ -53,9 +64,11 @@ struct dsc_consensus {
     int64_t run_count;
     int64_t total;     /* elements of all runs */
     int hurried;       /* 1: this rank has failed, and destroying does not wait long for others */
+    int abandoned;     /* 1: freeing does not wait for others at all */
     dsc_tensor hashes; /* I64[2], for comparing ranks */
     dsc_tensor sums;   /* F64[2], for sums over ranks */
     void *state;       /* the table's own */
+    dsc_gradients gradients;
 
     /* A second copy of the values (shared.c): the numerators while the parameters hold something else, or the
      * values z that the optimiser reads. Allocated when it is first needed. */
@@ -101,11 +114,8 @@ dsc_status dsc_consensus_check_types(const dsc_consensus *c) DSC_MUST_CHECK;
 void dsc_consensus_slice(const dsc_consensus *c, const dsc_tensor *memory, dsc_tensor *pieces);
 /* Allocates the shadow, unless it is there. */
 dsc_status dsc_consensus_make_shadow(dsc_consensus *c) DSC_MUST_CHECK;
-/* Buckets that average the gradients over the ranks of `comm`. Bucket tensor i is parameter count - 1 - i:
- * the order in which gradients become ready. */
-dsc_status dsc_consensus_open_gradients(const dsc_consensus *c, dsc_comm *comm,
-                                        const dsc_consensus_options *options,
-                                        dsc_buckets **out) DSC_MUST_CHECK;
+/* Frees a communicator that was split from c->comm, or abandons it where that must not wait for others. */
+void dsc_consensus_close_comm(const dsc_consensus *c, dsc_comm **comm);
 /* to = factor * from, piece by piece; both [run_count]. */
 dsc_status dsc_consensus_scale(const dsc_consensus *c, dsc_queue *queue, double factor,
                                const dsc_tensor *from, dsc_tensor *to) DSC_MUST_CHECK;
@@ -126,6 +136,17 @@ dsc_status dsc_consensus_wait(dsc_consensus *c, dsc_queue *queue, dsc_request **
  * messages that have not arrived. Afterwards the consensus can only be destroyed. A new one, of the
  * remaining ranks, starts with these values and weight 1. Not collective. */
 dsc_status dsc_consensus_rescue(dsc_consensus *c, dsc_queue *queue) DSC_MUST_CHECK;
+
+/* ---- gradients (gradients.c) ---- */
+
+/* Buckets that average the gradients over the ranks of `comm`. Closing is not collective, but must come before
+ * `comm` is destroyed. */
+dsc_status dsc_consensus_open_gradients(dsc_consensus *c, dsc_comm *comm,
+                                        const dsc_consensus_options *options) DSC_MUST_CHECK;
+void dsc_consensus_close_gradients(dsc_consensus *c);
+/* As dsc_consensus_grad_ready and dsc_consensus_after_backward; without buckets they do nothing. */
+dsc_status dsc_consensus_gradient_ready(dsc_consensus *c, dsc_queue *queue, int64_t param) DSC_MUST_CHECK;
+dsc_status dsc_consensus_wait_gradients(dsc_consensus *c, dsc_queue *queue) DSC_MUST_CHECK;
 
 /* ---- exact averages and slow momentum (slow.c) ---- */
 

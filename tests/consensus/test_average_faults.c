@@ -552,7 +552,7 @@ static void test_bad_calls(void **state) {
     v.piece[0].dtype = DSC_F32;
     v.piece[0].dim[0] -= last;
     if (ranks > 1)
-        expect_refused(&v, &good, DSC_E_INVALID, "differ from another rank's");
+        expect_refused(&v, &good, DSC_E_INVALID, "differs between ranks: rank 0 has fp32");
     dsc_tensor_free(&v.memory);
     all_fine(comm);
 }

@@ -220,10 +220,11 @@ static void end_mpi(int exit_status, void *unused) {
     MPI_Finalize();
 }
 
-/* Operations in flight need the communicator, and may need the reduction operators: both stay. */
+/* Operations in flight need the communicator, and may need the reduction operators: both stay. Finalising MPI
+ * would wait for them, or for ranks that are gone. */
 static void mpi_abandon(dsc_comm *comm) {
-    (void)comm;
-    world.abandoned = 1;
+    if (!comm->released)
+        world.abandoned = 1;
     world.users--;
 }
 
