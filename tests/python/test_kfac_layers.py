@@ -10,7 +10,13 @@ from torch import nn
 
 from descent.torch import KFAC
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-4}
+
+
+def tolerance(dtype, device):
+    """GPUs form the products of preconditioning in TF32 (10 bits) for float32."""
+    if dtype == torch.float64:
+        return 1e-9
+    return 2e-4 if device.type == "cpu" else 3e-3
 
 
 class Conv1D(nn.Module):
@@ -86,9 +92,9 @@ def run(case, dtype, device, method, channels_last, steps=3):
         (module(x) ** 2).mean().backward()
         expected = truth.step()
         kfac.step()
-        compare(expected, TOLERANCE[dtype])
+        compare(expected, tolerance(dtype, device))
         x = x * 1.25 + 0.1
-    assert kfac.insight()["nu"] == pytest.approx(truth.nu, rel=1e-4)
+    assert kfac.insight()["nu"] == pytest.approx(truth.nu, rel=tolerance(dtype, device))
     kfac.close()
 
 

@@ -309,7 +309,7 @@ def test_memory_formats_agree(device):
             kfac.step()
         results.append(gradients(model))
     for one, other in zip(*results):
-        torch.testing.assert_close(one, other, rtol=2e-3, atol=1e-5)
+        assert (one - other).norm() <= 3e-3 * one.norm()
 
 
 def test_checkpointing(device):

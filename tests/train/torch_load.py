@@ -172,4 +172,5 @@ def main():
             check(name, directory)
 
 
-main()
+if __name__ == "__main__":
+    main()
