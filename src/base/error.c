@@ -80,15 +80,29 @@ unsigned dsc_error_count(void) {
     return raised;
 }
 
-dsc_status dsc_error_callback(dsc_status status, unsigned count_before, const char *format, ...) {
+static const char *status_name(dsc_status status) {
+    switch (status) {
+#define STATUS_NAME(name, text)                                                                              \
+    case name:                                                                                               \
+        return #name;
+        DSC_STATUS_LIST(STATUS_NAME)
+#undef STATUS_NAME
+    }
+    return "a number";
+}
+
+dsc_status dsc_error_callback(dsc_status status, unsigned count_before, const char *function,
+                              const char *format, ...) {
     char context[512];
+    if (raised == count_before)
+        dsc_error_set(status, "the caller's function `%s` returned %s (%s) without a message", function,
+                      status_name(status), dsc_status_text(status));
+    if (!format)
+        return status;
     va_list args;
     va_start(args, format);
     vsnprintf(context, sizeof context, format, args);
     va_end(args);
-    if (raised == count_before)
-        dsc_error_set(status, "the callback failed (%s) and gave no message; dsc_error_set sets one",
-                      dsc_status_text(status));
     return dsc_error_prefix(status, "%s", context);
 }
 

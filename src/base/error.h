@@ -18,9 +18,10 @@ dsc_status dsc_error_prefix(dsc_status status, const char *format, ...) __attrib
 /* How many errors this thread has raised so far. Taken before a callback of the caller's is called, it lets
  * dsc_error_callback see whether the callback set a message of its own. */
 unsigned dsc_error_count(void);
-/* A callback failed with `status`: puts "context: " before the message it set, or says that it gave none. */
-dsc_status dsc_error_callback(dsc_status status, unsigned count_before, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+/* The caller's function of this name failed with `status`: puts "context: " before the message it set, or
+ * says that it gave none; never shows an older message. format NULL: no context. */
+dsc_status dsc_error_callback(dsc_status status, unsigned count_before, const char *function,
+                              const char *format, ...) __attribute__((format(printf, 4, 5)));
 
 /* Raises an error of another thread in this one: `message` is that thread's dsc_error_message(). Returns
  * `status`. */

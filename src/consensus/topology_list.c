@@ -222,8 +222,8 @@ static dsc_status add_edges(const dsc_topology *t, int64_t step, int rank, dsc_e
     unsigned errors = dsc_error_count();
     dsc_status status = t->def->out(t->def->context, t->ranks, t->peers, step, rank, edges, &count);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "graph '%s', step %" PRId64 ", rank %d", t->name, step,
-                                  rank);
+        return dsc_error_callback(status, errors, "out", "graph '%s', step %" PRId64 ", rank %d", t->name,
+                                  step, rank);
     if (count < 0 || count > t->ranks - 1)
         return DSC_FAIL(DSC_E_INVALID,
                         "graph '%s', step %" PRId64 ": rank %d sends to %d ranks: must be 0 to %d", t->name,
@@ -254,8 +254,8 @@ static dsc_status open_registered(dsc_topology *t) {
     unsigned errors = dsc_error_count();
     dsc_status status = t->def->period(t->def->context, t->ranks, t->peers, &period);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "graph '%s' on %d ranks with %d peers a step", t->name,
-                                  t->ranks, t->peers);
+        return dsc_error_callback(status, errors, "period", "graph '%s' on %d ranks with %d peers a step",
+                                  t->name, t->ranks, t->peers);
     if (period < 1 || period > MAX_CELLS / t->ranks)
         return DSC_FAIL(DSC_E_INVALID,
                         "graph '%s' on %d ranks repeats after %" PRId64 " steps: must be 1 to %d", t->name,

@@ -90,7 +90,7 @@ dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_op
     unsigned errors = dsc_error_count();
     dsc_status status = kind->open(kind->context, argument, split, &chosen, &dataset);
     if (status != DSC_OK && dsc_error_count() == errors)
-        return dsc_error_callback(status, errors, "data set '%s'", spec);
+        return dsc_error_callback(status, errors, "open", "data set '%s'", spec);
     DSC_TRY(status);
     if (!dataset)
         return DSC_FAIL(DSC_E_INTERNAL, "data set '%s': opening it succeeded but gave no data set", spec);

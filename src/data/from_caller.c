@@ -207,7 +207,7 @@ static dsc_status sample_callback(const dsc_dataset *dataset, int64_t index, int
     unsigned errors = dsc_error_count();
     dsc_status status = d->sample(d->context, index, augment, epoch, x, label);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "data set '%s': sample %lld", dataset->info.name,
+        return dsc_error_callback(status, errors, "sample", "data set '%s': sample %lld", dataset->info.name,
                                   (long long)index);
     return check_label(&dataset->info, index, *label);
 }

@@ -183,6 +183,14 @@ static dsc_status upload_numbers(dsc_kfac *k, dsc_queue *q, double lr) {
     return dsc_tensor_upload(q, numbers, sizeof numbers, &k->numbers);
 }
 
+static dsc_status call_schedule(dsc_kfac *k) {
+    unsigned errors = dsc_error_count();
+    dsc_status status = k->options.schedule(k->options.context, k->step, &k->hyper);
+    return status == DSC_OK
+               ? DSC_OK
+               : dsc_error_callback(status, errors, "schedule", "kfac, step %lld", (long long)k->step);
+}
+
 dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     dsc_kfac *k = kfac;
     if (!isfinite(loss_scale) || loss_scale <= 0)
@@ -195,7 +203,7 @@ dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     if (k->base_blocks > 0)
         k->hyper.diag_blocks = k->base_blocks;
     if (k->options.schedule)
-        DSC_TRY(k->options.schedule(k->options.context, k->step, &k->hyper));
+        DSC_TRY(call_schedule(k));
     if (k->hyper.diag_blocks == 0)
         k->hyper.diag_blocks = k->options.diag_blocks;
     DSC_TRY(dsc_kfac_hyper_check(&k->options, &k->hyper));

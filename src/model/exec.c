@@ -236,6 +236,19 @@ static dsc_tensor rows_of(const dsc_exec *exec, const dsc_node *node, const dsc_
                            (int64_t[]){exec->batch, dsc_tensor_count(t) / exec->batch});
 }
 
+static dsc_status capture(dsc_queue *q, const dsc_backward_options *o, int64_t layer, const dsc_tensor *a,
+                          const dsc_tensor *g) {
+    unsigned errors = dsc_error_count();
+    dsc_status status = o->capture(o->context, q, layer, a, g);
+    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture", NULL);
+}
+
+static dsc_status announce(dsc_queue *q, const dsc_backward_options *o, int64_t param) {
+    unsigned errors = dsc_error_count();
+    dsc_status status = o->grad_ready(o->context, q, param);
+    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "grad_ready", NULL);
+}
+
 dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_options *given) {
     dsc_backward_options options;
     dsc_backward_options_init(&options);
@@ -256,7 +269,7 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
             continue;
         if (options.capture && node->layer >= 0) {
             dsc_tensor a = rows_of(exec, node, op->x[0]), g = rows_of(exec, node, op->dy);
-            DSC_TRY(options.capture(options.context, q, node->layer, &a, &g));
+            DSC_TRY(capture(q, &options, node->layer, &a, &g));
         }
         dsc_status status = op->type->backward(exec, q, op, &pass);
         if (status != DSC_OK)
@@ -267,7 +280,7 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
         for (int64_t k = 0; k < node->param_count; k++)
             exec->ready[node->first_param + k] = 1;
         for (; next >= 0 && exec->ready[next]; next--)
-            DSC_TRY(options.grad_ready(options.context, q, next));
+            DSC_TRY(announce(q, &options, next));
     }
     return DSC_OK;
 }

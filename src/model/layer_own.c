@@ -149,7 +149,7 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     unsigned errors = dsc_error_count();
     dsc_status status = layer->def.declare(&d.public);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "%s", dsc_graph_describe(m, node));
+        return dsc_error_callback(status, errors, "declare", "%s", dsc_graph_describe(m, node));
     node->shape = d.public.y;
     layer->kfac = d.public.kfac;
     layer->kfac_weight = d.public.kfac_weight;
@@ -256,7 +256,7 @@ static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op 
     dsc_layer_call call = make_call(exec, op, &l);
     unsigned errors = dsc_error_count();
     dsc_status status = layer->def.forward(q, &call);
-    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "`forward`");
+    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "forward", NULL);
 }
 
 static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
@@ -276,7 +276,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     call.dparam_beta = pass->beta;
     unsigned errors = dsc_error_count();
     dsc_status status = layer->def.backward(q, &call);
-    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "`backward`");
+    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "backward", NULL);
 }
 
 /* ---- adding ---- */

@@ -166,14 +166,18 @@ static void test_error_of_callback(void **state) {
     dsc_error_set_rank(2);
     unsigned before = dsc_error_count();
     dsc_status status = dsc_error_set(DSC_E_IO, "no %s", "disk");
-    assert_int_equal(dsc_error_callback(status, before, "sample %d", 4), DSC_E_IO);
+    assert_int_equal(dsc_error_callback(status, before, "sample", "sample %d", 4), DSC_E_IO);
     assert_string_equal(dsc_error_message(), "rank 2: sample 4: no disk");
     before = dsc_error_count();
-    assert_int_equal(dsc_error_callback(DSC_E_IO, before, "sample %d", 5), DSC_E_IO);
+    assert_int_equal(dsc_error_callback(DSC_E_IO, before, "sample", "sample %d", 5), DSC_E_IO);
     dsc_error_set_rank(-1);
     assert_string_equal(dsc_error_message(),
-                        "rank 2: sample 5: the callback failed (input or output failed) and gave no message; "
-                        "dsc_error_set sets one");
+                        "rank 2: sample 5: the caller's function `sample` returned DSC_E_IO (input or output "
+                        "failed) without a message");
+    before = dsc_error_count();
+    assert_int_equal(dsc_error_callback((dsc_status)77, before, "out", NULL), 77);
+    assert_string_equal(dsc_error_message(),
+                        "the caller's function `out` returned a number (unknown status) without a message");
 }
 
 static const char *fruit(int i, const void **entry) {

@@ -499,7 +499,7 @@ static void test_registered(void **state) {
         dsc_status status;
         const char *message;
     } cases[] = {
-        {SILENT, DSC_E_IO, "graph 'own-ring', step 0, rank 0: the callback failed"},
+        {SILENT, DSC_E_IO, "graph 'own-ring', step 0, rank 0: the caller's function `out` returned DSC_E_IO"},
         {LOUD, DSC_E_UNSUPPORTED, "graph 'own-ring' on 4 ranks with 1 peers a step: 4 ranks are too many"},
         {ENDLESS, DSC_E_INVALID, "repeats after 9223372036854775807 steps: must be 1 to"},
         {NOWHERE, DSC_E_INVALID, "graph 'own-ring', step 0: rank 2 sends to rank 4: there are 0 to 3"},

@@ -271,7 +271,9 @@ static void test_callback(void **state) {
     s.silent = 5;
     s.loud = 6;
     s.bad = 7;
-    assert_fails(DSC_E_IO, "data set 'wells': sample 5: the callback failed (input or output failed)",
+    assert_fails(DSC_E_IO,
+                 "data set 'wells': sample 5: the caller's function `sample` returned DSC_E_IO (input or "
+                 "output failed)",
                  dsc_dataset_sample(set, 5, 0, 0, x, &label));
     assert_fails(DSC_E_NOT_FOUND, "data set 'wells': sample 6: well 6 is dry",
                  dsc_dataset_sample(set, 6, 0, 0, x, &label));
@@ -430,7 +432,7 @@ static void test_registered(void **state) {
     assert_int_equal(opened, 2);
     assert_fails(DSC_E_INVALID, "data set 'waves': needs an argument, as in 'waves:COUNT'",
                  dsc_dataset_open("waves", DSC_SPLIT_TRAIN, NULL, &set));
-    assert_fails(DSC_E_IO, "data set 'waves:silent': the callback failed",
+    assert_fails(DSC_E_IO, "data set 'waves:silent': the caller's function `open` returned DSC_E_IO",
                  dsc_dataset_open("waves:silent", DSC_SPLIT_TRAIN, NULL, &set));
     assert_fails(DSC_E_FORMAT, "waves: 'loud' is no number",
                  dsc_dataset_open("waves:loud", DSC_SPLIT_TRAIN, NULL, &set));

@@ -271,7 +271,7 @@ static dsc_status moody_schedule(void *context, int64_t step, dsc_kfac_hyper *hy
     (void)context;
     (void)step;
     hyper->damping = schedule_fails ? -1 : hyper->damping;
-    return DSC_OK;
+    return schedule_fails > 1 ? DSC_E_IO : DSC_OK; /* without a message */
 }
 
 /* A step begun again whose schedule fails may be begun once more. */
@@ -291,6 +291,11 @@ static void test_begin_fails(void **state) {
     schedule_fails = 1;
     assert_refused(dsc_kfac_begin(t.kfac, 1));
     assert_refused(dsc_kfac_begin(t.kfac, 1));
+    schedule_fails = 2;
+    assert_int_equal(dsc_kfac_begin(t.kfac, 1), DSC_E_IO);
+    assert_string_equal(dsc_error_message(),
+                        "kfac, step 0: the caller's function `schedule` returned DSC_E_IO "
+                        "(input or output failed) without a message");
     schedule_fails = 0;
     assert_ok(dsc_kfac_begin(t.kfac, 1));
     for (int pass = 0; pass < 2; pass++)

@@ -620,6 +620,9 @@ static void test_failing_hook(void **state) {
     assert_ok(dsc_exec_forward(r.exec, queue, &r.x));
     assert_ok(dsc_exec_loss(r.exec, queue, &r.labels, 1));
     assert_int_equal(dsc_exec_backward(r.exec, queue, &options), DSC_E_NUMERIC);
+    assert_string_equal(dsc_error_message(),
+                        "the caller's function `capture` returned DSC_E_NUMERIC (numerical "
+                        "failure) without a message");
     close_rig(&r);
 }
 

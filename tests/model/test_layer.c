@@ -247,7 +247,8 @@ static void test_bad_declarations(void **state) {
         dsc_status status;
         const char *message;
     } expected[FAULTS] = {
-        [SILENT] = {DSC_E_NUMERIC, "faulty 'f': the callback failed (numerical failure)"},
+        [SILENT] = {DSC_E_NUMERIC,
+                    "faulty 'f': the caller's function `declare` returned DSC_E_NUMERIC (numerical failure)"},
         [LOUD] = {DSC_E_UNSUPPORTED, "faulty 'f': not on a Sunday"},
         [NO_SHAPE] = {DSC_E_INVALID, "the output would be 0x0x0"},
         [TWICE] = {DSC_E_INVALID, "faulty 'f': faulty parameter 'w' is declared twice"},
@@ -336,8 +337,10 @@ static void test_failures(void **state) {
     assert_ok(dsc_model_seal(m, y));
     assert_ok(dsc_exec_create(m, DSC_EXEC_EVAL, 2, &exec));
     dsc_tensor data = random_tensor(queue, 1, DSC_F32, 4, (int64_t[]){2, 1, 1, 4});
-    assert_fails(DSC_E_DEVICE, "forward of faulty 'f': `forward`: the callback failed (device failure)",
-                 dsc_exec_forward(exec, queue, &data));
+    assert_fails(
+        DSC_E_DEVICE,
+        "forward of faulty 'f': the caller's function `forward` returned DSC_E_DEVICE (device failure)",
+        dsc_exec_forward(exec, queue, &data));
     dsc_tensor_free(&data);
     dsc_exec_destroy(&exec);
     dsc_model_destroy(&m);

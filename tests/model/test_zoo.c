@@ -121,8 +121,10 @@ static void test_registered(void **state) {
     assert_ok(dsc_zoo_create(device, "perceptron", 4, 4, 2, 5, NULL, &m));
     assert_int_equal(dsc_model_parameter_total(m), 4 * 4 * 2 * 5 + 5);
     dsc_model_destroy(&m);
-    assert_fails(DSC_E_UNSUPPORTED, "model perceptron for 4x4x2 and 7 classes: the callback failed",
-                 dsc_zoo_create(device, "perceptron", 4, 4, 2, 7, NULL, &m));
+    assert_fails(
+        DSC_E_UNSUPPORTED,
+        "model perceptron for 4x4x2 and 7 classes: the caller's function `build` returned DSC_E_UNSUPPORTED",
+        dsc_zoo_create(device, "perceptron", 4, 4, 2, 7, NULL, &m));
     assert_fails(DSC_E_UNSUPPORTED, "8 classes: eight is too many",
                  dsc_zoo_create(device, "perceptron", 4, 4, 2, 8, NULL, &m));
     assert_fails(DSC_E_INVALID, "model perceptron gives 2 logits, but there are 9 classes",

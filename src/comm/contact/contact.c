@@ -36,8 +36,8 @@ static dsc_status exchange(const dsc_comm *comm, const void *own, size_t bytes) 
     unsigned errors = dsc_error_count();
     dsc_status status = s->c.exchange(s->c.context, own, bytes, s->all);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "`exchange` of %zu bytes between %d ranks", bytes,
-                                  comm->size);
+        return dsc_error_callback(status, errors, "exchange", "`exchange` of %zu bytes between %d ranks",
+                                  bytes, comm->size);
     return DSC_OK;
 }
 

@@ -31,7 +31,7 @@ static dsc_status functions_start(dsc_comm *comm, const dsc_transfer *t, dsc_pie
     piece->handle.pointer = NULL;
     dsc_status status = s->f.start(s->f.context, &message, &piece->handle.pointer);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "communicator '%s': `start` of %s", s->name,
+        return dsc_error_callback(status, errors, "start", "communicator '%s': `start` of %s", s->name,
                                   dsc_comm_op_name(t->op));
     return DSC_OK;
 }
@@ -42,7 +42,7 @@ static dsc_status functions_test(dsc_comm *comm, dsc_piece *piece, int *done) {
     *done = 0;
     dsc_status status = s->f.test(s->f.context, piece->handle.pointer, done);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "communicator '%s': `test`", s->name);
+        return dsc_error_callback(status, errors, "test", "communicator '%s': `test`", s->name);
     return DSC_OK;
 }
 
@@ -51,7 +51,7 @@ static dsc_status functions_wait(dsc_comm *comm, dsc_piece *piece) {
     unsigned errors = dsc_error_count();
     dsc_status status = s->f.wait(s->f.context, piece->handle.pointer);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "communicator '%s': `wait`", s->name);
+        return dsc_error_callback(status, errors, "wait", "communicator '%s': `wait`", s->name);
     return DSC_OK;
 }
 
@@ -109,7 +109,7 @@ static dsc_status functions_split(dsc_comm *comm, int colour, int key, dsc_comm 
     unsigned errors = dsc_error_count();
     dsc_status status = s->f.split(s->f.context, colour, key, &made);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "communicator '%s': `split`", s->name);
+        return dsc_error_callback(status, errors, "split", "communicator '%s': `split`", s->name);
     if (colour < 0)
         return DSC_OK;
     status = adopt(child, made.name ? made.name : s->name, &made);

@@ -103,8 +103,8 @@ dsc_status dsc_zoo_build(dsc_model *m, const char *name, const int64_t shape[3],
     unsigned errors = dsc_error_count();
     dsc_status status = found->build(found->context, m, x, classes, logits);
     if (status != DSC_OK)
-        return dsc_error_callback(status, errors, "model %s for %lldx%lldx%lld and %lld classes", name,
-                                  (long long)shape[0], (long long)shape[1], (long long)shape[2],
+        return dsc_error_callback(status, errors, "build", "model %s for %lldx%lldx%lld and %lld classes",
+                                  name, (long long)shape[0], (long long)shape[1], (long long)shape[2],
                                   (long long)classes);
     return DSC_OK;
 }
