@@ -396,6 +396,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dsc_conv2d_shape_init_sized": (None, [POINTER(Conv2dShape), c_size_t]),
     # comm.h
     "dsc_comm_options_init_sized": (None, [POINTER(CommOptions), c_size_t]),
+    "dsc_comm_check_kind": (_Status, [_TEXT]),
     "dsc_comm_create": (_Status, [POINTER(CommOptions), _HP]),
     "dsc_comm_functions_init_sized": (None, [POINTER(CommFunctions), c_size_t]),
     "dsc_comm_create_from_functions": (

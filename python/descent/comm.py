@@ -1,23 +1,35 @@
-"""Communicators: the ranks that K-FAC and gossip work with."""
+"""Communicators: the ranks that K-FAC and gossip work with.
+
+`default` connects the ranks by whatever has started them: an initialised process group of
+torch.distributed, MPI under its launchers, or one process. Objects of this package take a `comm`
+argument: a Communicator, an mpi4py communicator, or a process group.
+"""
 
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import weakref
 from ctypes import byref, c_void_p
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 from ._library import CommOptions, initialised, lib
-from .errors import CommError
+from .errors import CommError, Error, InvalidError, UnsupportedError
+
+__all__ = ["Communicator", "as_communicator", "default"]
 
 
 class Communicator:
-    """A communicator of the library. Made by `default`."""
+    """The ranks of a job, or of a part of it. Made by `default` and by `split`.
+
+    A context manager: `with descent.comm.default() as comm: ...` closes it at the end.
+    """
 
     def __init__(self, handle: c_void_p) -> None:
         self._handle = handle
         self._device: Any = None
-        _open.add(self)
+        _open.append(self)
 
     @property
     def handle(self) -> c_void_p:
@@ -28,11 +40,39 @@ class Communicator:
 
     @property
     def rank(self) -> int:
+        """The number of this rank, from 0."""
         return int(lib.dsc_comm_rank(self.handle))
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return int(lib.dsc_comm_size(self.handle))
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this rank among those of its node."""
+        return int(lib.dsc_comm_local_rank(self.handle))
+
+    @property
+    def local_size(self) -> int:
+        """The number of ranks on this node."""
+        return int(lib.dsc_comm_local_size(self.handle))
+
+    @property
+    def name(self) -> str:
+        """What moves the messages: "self", "mpi", "nccl" or "functions"."""
+        return str(lib.dsc_comm_name(self.handle).decode())
+
+    def barrier(self) -> None:
+        """Waits for all ranks. Collective."""
+        lib.dsc_comm_barrier(self.handle)
+
+    def split(self, colour: int, key: int = 0) -> Optional["Communicator"]:
+        """The communicator of all ranks that pass the same colour, ordered by key, then by rank;
+        None for a negative colour. Collective."""
+        handle = c_void_p()
+        lib.dsc_comm_split(self.handle, colour, key, byref(handle))
+        return Communicator(handle) if handle else None
 
     def use(self, device: Any) -> None:
         """Makes operations on GPU tensors follow this device's queue (descent.torch)."""
@@ -41,31 +81,123 @@ class Communicator:
             self._device = device
 
     def close(self) -> None:
-        """Frees it. Collective."""
-        lib.dsc_comm_destroy(byref(self._handle))
+        """Frees it, after everything that uses it. Collective. Does nothing when it is closed."""
+        if self._handle:
+            lib.dsc_comm_destroy(byref(self._handle))
+        if self in _open:
+            _open.remove(self)
+
+    def __enter__(self) -> "Communicator":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if not self._handle:
+            return "Communicator(closed)"
+        text = lib.dsc_comm_description(self._handle).decode()
+        return f"Communicator(rank {self.rank} of {self.size}, {text})"
 
 
-_open: "weakref.WeakSet[Communicator]" = weakref.WeakSet()
+_open: List[Communicator] = []  # in the order of their creation
 _default: Optional[Communicator] = None
+_of_groups: List[Tuple[Any, Communicator]] = []
+
+
+# ---- making communicators ----
+
+
+def _create(mpi_comm: int = 0, kind: bytes = b"auto") -> c_void_p:
+    """dsc_comm_create. Several threads may communicate (adpsgd) where MPI allows it."""
+    options = initialised(CommOptions, "comm_options")
+    options.kind = kind
+    options.mpi_comm = mpi_comm or None
+    options.thread_multiple = 1
+    handle = c_void_p()
+    try:
+        lib.dsc_comm_create(byref(options), byref(handle))
+    except UnsupportedError as error:
+        if "thread level" not in str(error):
+            raise
+        options.thread_multiple = 0
+        lib.dsc_comm_create(byref(options), byref(handle))
+    return handle
+
+
+def _torch_is_initialised() -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    distributed = torch.distributed
+    return bool(distributed.is_available() and distributed.is_initialized())
+
+
+def _mpi_of_others() -> Any:
+    """mpi4py's module MPI, when the program has initialised MPI by it."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module if module is not None and module.Is_initialized() else None
+
+
+def _create_default() -> c_void_p:
+    if _torch_is_initialised():
+        from . import _torch_group
+
+        return _torch_group.from_group()
+    ours = _mpi_of_others() is None
+    handle = _create()
+    if ours and lib.dsc_comm_name(handle) == b"mpi":
+        _abort_on_exceptions()
+    return handle
+
+
+def _create_from(group: Any) -> c_void_p:
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and isinstance(group, mpi.Comm):
+        return _create(mpi._addressof(group))
+    if _torch_is_initialised():
+        from . import _torch_group
+
+        if isinstance(group, _torch_group.dist.ProcessGroup):
+            return _torch_group.from_group(group)
+    raise InvalidError(
+        "comm: a descent.comm.Communicator, an mpi4py communicator or an initialised process group "
+        f"of torch.distributed is expected, not {type(group).__module__}.{type(group).__name__}"
+    )
 
 
 def default(group: Any = None) -> Communicator:
-    """The communicator of all ranks."""
+    """The communicator of all ranks, or of the ranks of an mpi4py communicator or of a process
+    group of torch.distributed. Made at the first call, and kept for the next ones. Collective.
+
+    Without an argument these are, in this order: the ranks of torch.distributed where it is
+    initialised; those of MPI under its launcher (mpirun, srun), or in a program that has
+    initialised MPI; this process alone. It is an error when torchrun, or another launcher that is
+    not MPI's, has started several processes and torch.distributed is not initialised.
+    """
     global _default
+    if group is not None:
+        for known, communicator in _of_groups:
+            if known is group and communicator._handle:
+                return communicator
+        communicator = Communicator(_create_from(group))
+        _of_groups[:] = [(g, c) for g, c in _of_groups if c._handle] + [(group, communicator)]
+        return communicator
     if _default is None or not _default._handle:
-        options = initialised(CommOptions, "comm_options")
-        handle = c_void_p()
-        lib.dsc_comm_create(byref(options), byref(handle))
-        _default = Communicator(handle)
+        _default = Communicator(_create_default())
     return _default
 
 
 def as_communicator(comm: Any = None) -> Communicator:
-    """`comm` itself, or the default."""
+    """`comm` itself, or the communicator that `default` makes of it."""
     return comm if isinstance(comm, Communicator) else default(comm)
 
 
+# ---- the end of the process ----
+
 _users: List["weakref.ref[Any]"] = []
+_process = os.getpid()
+_failed = False
 
 
 def close_at_exit(user: Any) -> None:
@@ -74,11 +206,47 @@ def close_at_exit(user: Any) -> None:
     _users.append(weakref.ref(user))
 
 
+def _note_exceptions() -> None:
+    """After an exception that nobody has caught the other ranks are somewhere else, so nothing that
+    waits for them may be called at exit."""
+    previous = sys.excepthook
+
+    def hook(kind: Any, value: Any, traceback: Any) -> None:
+        global _failed
+        _failed = True
+        previous(kind, value, traceback)
+
+    sys.excepthook = hook
+
+
+def _abort_on_exceptions() -> None:
+    """An exception on one rank ends the whole job: the others would wait for this rank for ever.
+    Only where the library has initialised MPI; otherwise the program decides."""
+    previous = sys.excepthook
+
+    def hook(kind: Any, value: Any, traceback: Any) -> None:
+        previous(kind, value, traceback)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.getpid() == _process:
+            lib.dsc_comm_abort(None, 130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = hook
+
+
+_note_exceptions()
+
+
 @atexit.register
 def _close_all() -> None:
-    for reference in reversed(_users):
-        user = reference()
-        if user is not None:
-            user.close()
-    for communicator in list(_open):
-        communicator.close()
+    if _failed or os.getpid() != _process:
+        return
+    try:
+        for reference in reversed(_users):
+            user = reference()
+            if user is not None:
+                user.close()
+        for communicator in reversed(list(_open)):
+            communicator.close()
+    except Error as error:
+        print(f"descent: at the end of the process: {error}", file=sys.stderr)
