@@ -41,8 +41,10 @@ typedef struct place {
 
 /* Initialiser of a dsc_conv_desc: type, images, then the members of dsc_conv2d_shape in their order, up to
  * groups. */
-#define CONV(dtype, n, ...)                                                                                  \
-    { dtype, n, {sizeof(dsc_conv2d_shape), __VA_ARGS__, .extra_h = 0, .extra_w = 0}, }
+#define CONV(dtype, n, ...) CONV_EXTRA(dtype, n, 0, 0, __VA_ARGS__)
+/* The same with padding of h and w at the bottom and right only. */
+#define CONV_EXTRA(dtype, n, h, w, ...)                                                                      \
+    { dtype, n, {sizeof(dsc_conv2d_shape), __VA_ARGS__, .extra_h = h, .extra_w = w}, }
 
 place place_make(const rig *r, dsc_dtype dtype, int ndim, const int64_t *dim);
 /* The same with contents. */
