@@ -180,6 +180,10 @@ DSC_API dsc_status dsc_kfac_create(dsc_comm *comm, dsc_queue *queue, const dsc_k
                                    dsc_kfac **out) DSC_MUST_CHECK;
 /* Sets *kfac to NULL. Collective. */
 DSC_API void dsc_kfac_destroy(dsc_kfac **kfac);
+/* Frees without waiting for other ranks, for garbage collectors and after errors: the object's communicators
+ * are abandoned (dsc_comm_abandon). Where messages are under way in the middle of a step, the memory that they
+ * use stays allocated. Sets *kfac to NULL; accepts NULL and *kfac == NULL. Not collective. */
+DSC_API void dsc_kfac_abandon(dsc_kfac **kfac);
 
 /* Starts a step and calls the schedule. loss_scale: the number that the loss was multiplied by, apart from
  * taking the mean over the local batch of one pass: the loss scale of mixed precision, or 1/passes when
@@ -307,6 +311,20 @@ DSC_API int dsc_kfac_decomposed(const dsc_kfac *kfac);
  * Collective; blocks. */
 DSC_API dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue,
                                        const dsc_kfac_report **out) DSC_MUST_CHECK;
+
+/* Whether K-FAC still does more than scale gradients. The caller sets `size` to
+ * sizeof(dsc_kfac_health_report). */
+typedef struct dsc_kfac_health_report {
+    size_t size;
+    /* 1: for at least 100 steps all convolutions (all layers where there is none) had cosines above 0.999 in
+     * every decomposition: K-FAC has changed nothing but the length of their gradients. */
+    int degenerate;
+    double smallest_cosine; /* between D and P over those layers in the last decomposition; NaN: not known */
+    int64_t since;          /* the first step of that; -1: K-FAC has not degenerated */
+} dsc_kfac_health_report;
+/* Waits for the queue when the last step decomposed. Not collective. */
+DSC_API dsc_status dsc_kfac_health(dsc_kfac *kfac, dsc_queue *queue,
+                                   dsc_kfac_health_report *out) DSC_MUST_CHECK;
 
 /* ---- state, for checkpoints ----
  *

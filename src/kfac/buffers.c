@@ -132,8 +132,6 @@ static dsc_status make_scratch(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->unit_count, &k->ones));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->sum));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->nu_tensor));
-    DSC_TRY(dsc_kfac_alloc(k, DSC_I32, 2 * k->layer_count, &k->ran));
-    DSC_TRY(dsc_memory_alloc(2 * k->layer_count, sizeof *k->ran_host, &k->ran_host));
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->joins, &k->joins));
     DSC_TRY(dsc_memory_alloc(3 * k->unit_count, sizeof *k->dots, &k->dots));
     DSC_TRY(dsc_memory_alloc(DSC_KFAC_SIDES * k->unit_count, sizeof *k->absorbs, &k->absorbs));
@@ -239,9 +237,9 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
         dsc_kfac_layout_destroy(&k->layouts[i]);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
-    void *const arrays[] = {&k->ran_host,        &k->solving,         &k->joins,           &k->dots,
-                            &k->absorbs,         &k->members,         &k->layer_reports,   &k->report_work,
-                            &k->report_solve_ms, &k->report_products, &k->report_extremes, &k->gathered_host};
+    void *const arrays[] = {&k->solving,         &k->joins,           &k->dots,         &k->absorbs,
+                            &k->members,         &k->layer_reports,   &k->report_work,  &k->report_solve_ms,
+                            &k->report_products, &k->report_extremes, &k->gathered_host};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
 }

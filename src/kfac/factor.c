@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "device/recording.h"
 
 /* ---- order of the exchange ---- */
 
@@ -84,52 +83,6 @@ dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f,
 
 /* ---- the end of the exchange ---- */
 
-/* What ranks compare about a layer: how often it was captured (only whether, where any number may come), and
- * whether it has a late gradient. */
-static int32_t rank_note(const dsc_kfac *k, int64_t layer) {
-    const dsc_kfac_progress *p = &k->progress[layer];
-    int64_t captures = p->uses == 0 && p->captures > 0 ? 1 : p->captures;
-    return (int32_t)(2 * captures + (k->layers[layer].late_gradients && p->present));
-}
-
-/* *differs: the lowest layer that did not run equally often on all ranks, -1 when there is none. */
-static dsc_status compare_ranks(dsc_kfac *k, dsc_queue *q, int64_t *differs) {
-    int64_t n = k->layer_count;
-    *differs = -1;
-    if (k->ranks == 1 || n == 0 || dsc_queue_is_recording(q)) /* the step before a recording compared them */
-        return DSC_OK;
-    for (int64_t i = 0; i < n; i++) {
-        k->ran_host[i] = rank_note(k, i);
-        k->ran_host[n + i] = -rank_note(k, i);
-    }
-    size_t bytes = dsc_tensor_bytes(&k->ran);
-    DSC_TRY(dsc_tensor_upload(q, k->ran_host, bytes, &k->ran));
-    DSC_TRY(dsc_queue_sync(q));
-    DSC_TRY(dsc_comm_allreduce(k->control, DSC_TRAFFIC_OTHER, DSC_MIN, &k->ran));
-    DSC_TRY(dsc_tensor_download(q, &k->ran, bytes, k->ran_host));
-    DSC_TRY(dsc_queue_sync(q));
-    for (int64_t i = n - 1; i >= 0; i--) {
-        if (k->ran_host[i] != -k->ran_host[n + i])
-            *differs = i;
-    }
-    return DSC_OK;
-}
-
-static dsc_status refuse_difference(const dsc_kfac *k, int64_t layer) {
-    int least = k->ran_host[layer], most = -k->ran_host[k->layer_count + layer];
-    if (least / 2 != most / 2)
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "K-FAC: step %lld: layer '%s' ran %d times on one rank and %d on another: a layer must "
-            "run on all ranks or on none",
-            (long long)k->step, k->layers[layer].name, least / 2, most / 2);
-    return DSC_FAIL(
-        DSC_E_INVALID,
-        "K-FAC: step %lld: layer '%s' has a gradient on one rank and none on another: a layer must "
-        "have one on all ranks or on none",
-        (long long)k->step, k->layers[layer].name);
-}
-
 /* Batch factors hold the mean over all passes, and A that over the uses in a pass. Where a layer did not run in
  * all of them, the mean is taken over those that came; where the number of uses was not known, A is the sum
  * over them until here. */
@@ -198,14 +151,17 @@ void dsc_kfac_factors_note(dsc_kfac *k) {
 
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
     int64_t differs;
-    DSC_TRY(compare_ranks(k, q, &differs));
+    DSC_TRY(dsc_kfac_compare(k, q, &differs));
     if (k->updating) { /* also when ranks differ: the others wait for it */
         DSC_TRY(announce_rest(k, q));
-        if (k->buckets)
+        if (k->buckets) {
+            k->broken = 1;
             DSC_TRY(dsc_buckets_wait(k->buckets));
+            k->broken = 0;
+        }
     }
     if (differs >= 0)
-        return refuse_difference(k, differs);
+        return dsc_kfac_refuse_difference(k, k->ran_host, k->step, differs);
     dsc_kfac_factors_note(k);
     return k->updating ? move_averages(k, q) : DSC_OK;
 }

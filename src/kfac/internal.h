@@ -10,7 +10,8 @@
  *   late.c             gradients whose memory is known in the step only
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
  *   apply.c            D -> P in the own column, broadcast along the row, clip
- *   kfac_report.c      reports;  state.c: checkpoints
+ *   compare.c          whether the same layers ran on all ranks
+ *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
  *
  * A unit is a layer (or a group of one) with factors A and G; an item is a matrix to decompose: a factor, or
  * a block on its diagonal. With diagonal blocks there are two layouts, whole factors and blocks, and the last
@@ -128,6 +129,25 @@ typedef struct dsc_kfac_state_list {
 
 enum { DSC_KFAC_MOST_USES = 1 << 20 };
 
+/* Cosines between D and P in the last decompositions. */
+typedef struct dsc_kfac_health_state {
+    double *products;  /* [3 units] host memory that a decomposition's <P, D>, <P, P>, <D, D> are copied to */
+    dsc_event *copied; /* after the copy */
+    int pending;       /* 1: copied, but not read yet */
+    int64_t step;      /* that they are of */
+    double smallest;   /* cosine of the last decomposition that was read; NaN: none */
+    int64_t since;     /* the first of the decompositions in a row whose cosines were all near 1; -1: none */
+} dsc_kfac_health_state;
+
+/* One comparison among the ranks whose result has not been looked at. Ranks that are connected by NCCL do not
+ * wait for it: it arrives in host memory, and a later step looks. */
+enum { DSC_KFAC_COMPARISONS = 8 };
+typedef struct dsc_kfac_comparison {
+    int32_t *notes; /* [2 layers] smallest of all ranks' notes, and of the negative notes */
+    int pending;
+    int64_t step;
+} dsc_kfac_comparison;
+
 /* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
 
@@ -172,12 +192,16 @@ struct dsc_kfac {
     dsc_absorb_item *absorbs;        /* [2 units] */
     const dsc_tensor *g_scale;       /* a factor of all G; NULL: none */
     int32_t *ran_host;
+    int compares_late; /* 1: a step does not wait for the comparison among the ranks */
+    dsc_kfac_comparison comparisons[DSC_KFAC_COMPARISONS];
+    dsc_kfac_health_state health;
 
     int64_t step;
     dsc_kfac_hyper hyper;
     double loss_scale;
     int begun, updating; /* 1: between begin and finish; this step moves the averages */
     int absorbed;        /* 1: and has moved them */
+    int broken;          /* 1: an exchange of factors has failed, and may still be under way */
     int deciding;        /* 1: this step decomposes */
     int decomposed;      /* 1: there are decompositions */
     int active;          /* layout they belong to */
@@ -202,6 +226,9 @@ struct dsc_kfac {
 /* layout.c */
 dsc_status dsc_kfac_layout_create(dsc_kfac *k, dsc_kfac_layout *layout) DSC_MUST_CHECK;
 void dsc_kfac_layout_destroy(dsc_kfac_layout *layout);
+/* Waits for messages that a failed step left under way, which still use the memory. */
+void dsc_kfac_layout_settle(dsc_kfac_layout *layout);
+int dsc_kfac_layout_has_messages(const dsc_kfac_layout *layout);
 
 /* buffers.c */
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;
@@ -231,6 +258,27 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
  * neither in `packed` nor in the first half of `spare`. */
 dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f,
                                   const dsc_tensor *x) DSC_MUST_CHECK;
+/* compare.c */
+dsc_status dsc_kfac_compare_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_compare_destroy(dsc_kfac *k);
+/* Compares among the ranks which layers ran in this step. *differs: the lowest layer that did not run equally
+ * often everywhere, -1 when there is none or when the result arrives later. Collective. */
+dsc_status dsc_kfac_compare(dsc_kfac *k, dsc_queue *q, int64_t *differs) DSC_MUST_CHECK;
+/* The failure for such a layer; notes: the result of the comparison in step `step`. */
+dsc_status dsc_kfac_refuse_difference(const dsc_kfac *k, const int32_t *notes, int64_t step,
+                                      int64_t layer) DSC_MUST_CHECK;
+/* Fails with the difference in an earlier step whose comparison has arrived since. */
+dsc_status dsc_kfac_compare_arrived(dsc_kfac *k) DSC_MUST_CHECK;
+
+/* health.c */
+dsc_status dsc_kfac_health_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_health_destroy(dsc_kfac *k);
+void dsc_kfac_health_forget(dsc_kfac *k);
+/* Starts copying the products of a step that decomposed. Asynchronous. */
+dsc_status dsc_kfac_health_copy(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* Reads what was copied; waits for the copy. */
+dsc_status dsc_kfac_health_read(dsc_kfac *k) DSC_MUST_CHECK;
+
 /* Notes which layers' averages have taken in something in this step. */
 void dsc_kfac_factors_note(dsc_kfac *k);
 /* The running average of a factor as packed triangle in the arithmetic type: itself, or a copy in

@@ -9,29 +9,72 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/memory.h"
+#include "comm/table.h"
 
 #include <math.h>
 #include <string.h>
 
 /* ---- creation ---- */
 
+/* Everything but the communicators. */
+static void free_local(dsc_kfac **kfac) {
+    dsc_kfac *k = *kfac;
+    dsc_kfac_state_destroy(k);
+    dsc_kfac_compare_destroy(k);
+    dsc_kfac_health_destroy(k);
+    dsc_kfac_memory_destroy(k);
+    for (int i = 0; i < 2; i++)
+        dsc_kfac_plan_destroy(&k->layouts[i].plan);
+    dsc_memory_free(&k->first_unit);
+    dsc_memory_free(&k->progress);
+    dsc_kfac_layers_release(&k->layers, k->layer_count);
+    dsc_memory_free(kfac);
+}
+
 void dsc_kfac_destroy(dsc_kfac **kfac) {
     if (!kfac || !*kfac)
         return;
     dsc_kfac *k = *kfac;
     dsc_buckets_destroy(&k->buckets);
-    dsc_kfac_state_destroy(k);
-    dsc_kfac_memory_destroy(k);
     for (int i = 0; i < 2; i++)
-        dsc_kfac_plan_destroy(&k->layouts[i].plan);
+        dsc_kfac_layout_settle(&k->layouts[i]);
     dsc_comm_destroy(&k->row);
     dsc_comm_destroy(&k->column);
     dsc_comm_destroy(&k->control);
     dsc_comm_destroy(&k->exchange);
-    dsc_memory_free(&k->first_unit);
-    dsc_memory_free(&k->progress);
-    dsc_kfac_layers_release(&k->layers, k->layer_count);
-    dsc_memory_free(kfac);
+    free_local(kfac);
+}
+
+/* 1 when messages may be under way: between the captures of a step that moves the averages and its end, or
+ * after a failure. */
+static int has_messages(const dsc_kfac *k) {
+    if (k->ranks == 1)
+        return 0;
+    int requests = k->broken || (k->buckets && k->updating && !k->absorbed && k->begun);
+    for (int i = 0; i < 2; i++)
+        requests |= dsc_kfac_layout_has_messages(&k->layouts[i]);
+    return requests;
+}
+
+void dsc_kfac_abandon(dsc_kfac **kfac) {
+    if (!kfac || !*kfac)
+        return;
+    dsc_kfac *k = *kfac;
+    if (has_messages(k)) { /* they may still use the memory */
+        dsc_comm_release(&k->row);
+        dsc_comm_release(&k->column);
+        dsc_comm_release(&k->control);
+        dsc_comm_release(&k->exchange);
+        dsc_memory_keep(k);
+        *kfac = NULL;
+        return;
+    }
+    dsc_buckets_destroy(&k->buckets);
+    dsc_comm_release(&k->row);
+    dsc_comm_release(&k->column);
+    dsc_comm_release(&k->control);
+    dsc_comm_release(&k->exchange);
+    free_local(kfac);
 }
 
 static dsc_status make_plans(dsc_kfac *k) {
@@ -142,6 +185,8 @@ static dsc_status make_groups(dsc_kfac *k, dsc_comm *comm) {
 
 static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_memory_create(k));
+    DSC_TRY(dsc_kfac_compare_create(k));
+    DSC_TRY(dsc_kfac_health_create(k));
     DSC_TRY(dsc_kfac_factors_create(k));
     DSC_TRY(dsc_kfac_report_create(k));
     return dsc_kfac_state_create(k);
@@ -195,6 +240,7 @@ dsc_status dsc_kfac_begin(dsc_kfac *kfac, double loss_scale) {
     dsc_kfac *k = kfac;
     if (!isfinite(loss_scale) || loss_scale <= 0)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: loss scale %g: must be a positive number", loss_scale);
+    DSC_TRY(dsc_kfac_compare_arrived(k));
     int exchanging = dsc_kfac_wants_factors(k) && !k->absorbed;
     k->begun = 0;
     if (exchanging)
@@ -241,6 +287,7 @@ dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) {
     if (!isfinite(lr))
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: learning rate %g: must be a number", lr);
     DSC_TRY(dsc_kfac_late_check(kfac));
+    DSC_TRY(dsc_kfac_compare_arrived(kfac));
     kfac->decomposed_now = 0;
     kfac->nu = 1;
     return upload_numbers(kfac, queue, lr);
@@ -279,6 +326,8 @@ dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) {
     DSC_TRY(check_step(kfac, queue));
     dsc_status status = DSC_OK;
     if (kfac->deciding)
+        status = dsc_kfac_health_read(kfac);
+    if (kfac->deciding && status == DSC_OK)
         status = dsc_kfac_decompose_layout(kfac, queue, kfac->hyper.diag_blocks > 1);
     kfac->begun = status == DSC_OK;
     kfac->times.decompose += 1000 * (dsc_clock_now() - began);
@@ -296,6 +345,8 @@ dsc_status dsc_kfac_apply(dsc_kfac *kfac, dsc_queue *queue) {
 
 dsc_status dsc_kfac_finish(dsc_kfac *kfac, dsc_queue *queue) {
     DSC_TRY(check_step(kfac, queue));
+    if (kfac->decomposed_now && kfac->unit_count > 0)
+        DSC_TRY(dsc_kfac_health_copy(kfac, queue));
     dsc_kfac_late_finish(kfac);
     kfac->begun = 0;
     kfac->step++;

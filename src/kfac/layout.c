@@ -307,12 +307,24 @@ dsc_status dsc_kfac_layout_create(dsc_kfac *k, dsc_kfac_layout *layout) {
     return make_cells(k, layout);
 }
 
-void dsc_kfac_layout_destroy(dsc_kfac_layout *layout) {
-    dsc_status status = DSC_OK; /* messages that a failed step left under way still use the memory */
+int dsc_kfac_layout_has_messages(const dsc_kfac_layout *layout) {
+    int found = 0;
+    for (int64_t i = 0; layout->parcels && i < 2 * layout->parcel_count; i++)
+        found |= layout->parcels[i / 2].request[i % 2] != NULL;
+    for (int64_t i = 0; layout->batches && i < layout->batch_count; i++)
+        found |= layout->batches[i].request != NULL;
+    return found;
+}
+
+void dsc_kfac_layout_settle(dsc_kfac_layout *layout) {
+    dsc_status status = DSC_OK;
     for (int64_t i = 0; i < 2 * layout->parcel_count && status == DSC_OK; i++)
         status = dsc_comm_wait(&layout->parcels[i / 2].request[i % 2]);
     for (int64_t i = 0; i < layout->batch_count && status == DSC_OK; i++)
         status = dsc_comm_wait(&layout->batches[i].request);
+}
+
+void dsc_kfac_layout_destroy(dsc_kfac_layout *layout) {
     dsc_tensor *const blocks[] = {&layout->vectors, &layout->values, &layout->packed, &layout->index,
                                   &layout->loads,   &layout->first,  &layout->second, &layout->pieces};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)

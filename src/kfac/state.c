@@ -374,6 +374,7 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
     k->failed_solves = k->retried_solves = 0;
     k->decomposed = k->decomposed && with_decompositions;
     k->decomposed_now = 0;
+    dsc_kfac_health_forget(k);
     if (k->unit_count == 0)
         return DSC_OK;
     DSC_TRY(dsc_op_fill(queue, 0, &k->bad));

@@ -4,6 +4,7 @@
 #include "base/versioned.h"
 #include "descent/log.h"
 #include "device/scope.h"
+#include "kfac/kfac_parts.h"
 #include "train/survive.h"
 #include "train/sync.h"
 #include "train/trainer_internal.h"
@@ -158,6 +159,19 @@ static dsc_status report_distance(dsc_trainer *t) {
     return DSC_OK;
 }
 
+/* Warns once when K-FAC does nothing but scale the gradients. */
+static void warn_of_kfac(dsc_trainer *t) {
+    int64_t since = dsc_kfac_degenerate_since(t->kfac);
+    if (since < 0 || t->kfac_warned || t->rank != 0)
+        return;
+    t->kfac_warned = 1;
+    dsc_log(
+        DSC_LOG_WARNING,
+        "K-FAC has changed nothing but the length of the gradients since step %lld (all cosines are above "
+        "0.999): the damping, %g, is large beside the factors; try a smaller one, or another scaling",
+        (long long)since, dsc_kfac_hyper_now(t->kfac)->damping);
+}
+
 /* A step and what is due right after it. */
 static dsc_status step(dsc_trainer *t, const dsc_batch *given) {
     if (dsc_trainer_epoch_done(t))
@@ -167,6 +181,8 @@ static dsc_status step(dsc_trainer *t, const dsc_batch *given) {
         DSC_TRY(dsc_sync_signal(t));
     if (t->options.out && t->kfac && dsc_kfac_decomposed(t->kfac))
         DSC_TRY(report_kfac(t));
+    if (t->kfac)
+        warn_of_kfac(t);
     if (!t->collective && due(t, t->options.distance_every))
         DSC_TRY(report_distance(t));
     int check = t->collective && due(t, t->options.check_every);

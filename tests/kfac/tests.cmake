@@ -11,6 +11,7 @@ descent_test(kfac-strategies SOURCES kfac/test_strategies.c kfac/naive.c kfac/ne
 descent_test(kfac-state SOURCES kfac/test_state.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4
              SANITIZED 1 2 3)
 descent_test(kfac-late SOURCES kfac/test_late.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2 3)
+descent_test(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2 3)
 descent_test(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-solve SOURCES kfac/test_solve.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-kronecker SOURCES kfac/test_kronecker.c ${kfac_twin} ROOMS kfac TESTS test_rounded*)
@@ -20,3 +21,4 @@ emulated_program(kfac-state SOURCES kfac/test_state.c kfac/naive.c kfac/net.c RO
 emulated_program(kfac-together SOURCES kfac/test_together.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-late SOURCES kfac/test_late.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS kfac)
+emulated_program(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kfac)
