@@ -388,6 +388,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dsc_device_bytes": (c_size_t, [_H]),
     "dsc_device_peak_bytes": (c_size_t, [_H]),
     "dsc_device_count": (c_int, [_TEXT]),
+    "dsc_device_identity": (c_uint64, [_H]),
     "dsc_queue_wrap": (_Status, [_H, c_void_p, _HP]),
     "dsc_queue_rewrap": (_Status, [_H, c_void_p]),
     "dsc_queue_destroy": (None, [_HP]),

@@ -11,10 +11,10 @@ import atexit
 import os
 import sys
 import weakref
-from ctypes import byref, c_void_p
+from ctypes import addressof, byref, c_int64, c_void_p
 from typing import Any, List, Optional, Tuple
 
-from ._library import CommOptions, initialised, lib
+from ._library import I64, MAX_DIMS, CommOptions, DeviceOptions, Tensor, initialised, lib
 from .errors import CommError, Error, InvalidError, UnsupportedError
 
 __all__ = ["Communicator", "as_communicator", "default"]
@@ -26,8 +26,9 @@ class Communicator:
     A context manager: `with descent.comm.default() as comm: ...` closes it at the end.
     """
 
-    def __init__(self, handle: c_void_p) -> None:
+    def __init__(self, handle: c_void_p, mpi_comm: Optional[int] = None) -> None:
         self._handle = handle
+        self._mpi_comm = mpi_comm  # address of an MPI_Comm, 0 for all ranks; None: no choice
         self._device: Any = None
         _open.append(self)
 
@@ -75,10 +76,36 @@ class Communicator:
         return Communicator(handle) if handle else None
 
     def use(self, device: Any) -> None:
-        """Makes operations on GPU tensors follow this device's queue (descent.torch)."""
-        if self._device is not device:
-            lib.dsc_comm_use_queue(self.handle, device.queue)
-            self._device = device
+        """Makes operations on GPU tensors follow this device's queue (descent.torch). Collective
+        at the first call: ranks of MPI that have a GPU each then exchange GPU tensors by NCCL."""
+        if self._device is device:
+            return
+        if self._device is None and self._mpi_comm is not None and self.size > 1:
+            if self._has_gpu_each(device):
+                by_nccl = _create(self._mpi_comm, b"nccl")
+                Communicator(self._handle)  # open until the end: others may use it already
+                self._handle = by_nccl
+        lib.dsc_comm_use_queue(self.handle, device.queue)
+        self._device = device
+
+    def _has_gpu_each(self, device: Any) -> bool:
+        """Whether NCCL can connect the ranks: each has a GPU that no other rank has. Collective."""
+        try:
+            lib.dsc_comm_check_kind(b"nccl")
+            identity = lib.dsc_device_identity(device.handle)
+        except UnsupportedError:
+            identity = 0
+        all_ = (c_int64 * self.size)()
+        all_[self.rank] = identity >> 1  # a number of 64 bits without a sign
+        host = initialised(DeviceOptions, "device_options")
+        host.name = b"ref"
+        ref = c_void_p()
+        lib.dsc_device_create(byref(host), byref(ref))
+        dim = (c_int64 * MAX_DIMS)(self.size)
+        tensor = Tensor(data=addressof(all_), device=ref, dtype=I64, ndim=1, dim=dim)
+        lib.dsc_comm_allreduce(self.handle, 5, 1, byref(tensor))  # traffic "other", maximum
+        lib.dsc_device_destroy(byref(ref))
+        return 0 not in all_ and len(set(all_)) == self.size
 
     def close(self) -> None:
         """Frees it, after everything that uses it. Collective. Does nothing when it is closed."""
@@ -139,27 +166,30 @@ def _mpi_of_others() -> Any:
     return module if module is not None and module.Is_initialized() else None
 
 
-def _create_default() -> c_void_p:
+def _create_default() -> Communicator:
     if _torch_is_initialised():
         from . import _torch_group
 
-        return _torch_group.from_group()
+        return Communicator(_torch_group.from_group())
     ours = _mpi_of_others() is None
     handle = _create()
-    if ours and lib.dsc_comm_name(handle) == b"mpi":
+    if lib.dsc_comm_name(handle) != b"mpi":
+        return Communicator(handle)
+    if ours:
         _abort_on_exceptions()
-    return handle
+    return Communicator(handle, mpi_comm=0)
 
 
-def _create_from(group: Any) -> c_void_p:
+def _create_from(group: Any) -> Communicator:
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and isinstance(group, mpi.Comm):
-        return _create(mpi._addressof(group))
+        address = mpi._addressof(group)
+        return Communicator(_create(address), mpi_comm=address)
     if _torch_is_initialised():
         from . import _torch_group
 
         if isinstance(group, _torch_group.dist.ProcessGroup):
-            return _torch_group.from_group(group)
+            return Communicator(_torch_group.from_group(group))
     raise InvalidError(
         "comm: a descent.comm.Communicator, an mpi4py communicator or an initialised process group "
         f"of torch.distributed is expected, not {type(group).__module__}.{type(group).__name__}"
@@ -180,11 +210,11 @@ def default(group: Any = None) -> Communicator:
         for known, communicator in _of_groups:
             if known is group and communicator._handle:
                 return communicator
-        communicator = Communicator(_create_from(group))
+        communicator = _create_from(group)
         _of_groups[:] = [(g, c) for g, c in _of_groups if c._handle] + [(group, communicator)]
         return communicator
     if _default is None or not _default._handle:
-        _default = Communicator(_create_default())
+        _default = _create_default()
     return _default
 
 
@@ -203,6 +233,7 @@ _failed = False
 def close_at_exit(user: Any) -> None:
     """Notes an object that uses a communicator: its close() is called before communicators are
     closed at the end of the process, the newest first."""
+    _users[:] = [known for known in _users if known() is not None]
     _users.append(weakref.ref(user))
 
 
