@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
     parser.add_argument("--validation", type=int, default=512, help="sequences to validate on")
-    common.kfac_arguments(parser, kl_clip=0.0, factor_steps=5, inv_steps=50)
+    common.kfac_arguments(parser, kl_clip=0.0, factor_decay=0.9, factor_steps=2, inv_steps=20)
     args = parser.parse_args()
     common.need("transformers", "of Hugging Face (pip install transformers)")
     device = common.start(args)

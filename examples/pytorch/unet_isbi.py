@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--crop", type=int, default=192)
     parser.add_argument("--batch-size", type=int, default=4, help="crops per rank")
     parser.add_argument("--lr", type=float, default=2e-3)
-    common.kfac_arguments(parser, kl_clip=0.0, factor_steps=2, inv_steps=20)
+    common.kfac_arguments(parser, kl_clip=0.0, factor_decay=0.9, factor_steps=5, inv_steps=50)
     args = parser.parse_args()
     if args.crop % (1 << args.levels):
         parser.error(f"--crop {args.crop} must be a multiple of {1 << args.levels}")
