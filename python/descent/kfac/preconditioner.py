@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any, Callable, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 import torch
 from torch import nn
@@ -89,3 +89,31 @@ class KFACPreconditioner(KFAC):
             scaling=scaling,
             **more,
         )
+
+    def state_dict(
+        self, include_factors: bool = True, collective: bool = False
+    ) -> Dict[str, Any]:
+        """The state, by one rank alone as in kfac-pytorch.
+
+        With strategies other than COMM_OPT a rank holds the factors of some layers only. It then
+        returns those, with a warning; collective=True, on all ranks, returns all of them on rank 0.
+        """
+        if collective or not include_factors or self._holds_everything:
+            return super().state_dict(include_factors)
+        state = super().state_dict(include_factors=False)
+        state["entries"] = self._read_entries(alone=True)
+        state["partial"] = True
+        warnings.warn(
+            "KFACPreconditioner.state_dict(): this rank holds the factors of some layers only, and "
+            "returns those; call state_dict(collective=True) on all ranks for all of them",
+            stacklevel=2,
+        )
+        return state
+
+    def load_state_dict(self, state_dict: Dict[str, Any], compute_inverses: bool = True) -> None:
+        """Continues from a state. Factors that a state of one rank does not have start anew."""
+        if not self._agree(not state_dict.get("partial")):
+            entries = self._read_entries()
+            entries.update(state_dict.get("entries") or {})
+            state_dict = {**state_dict, "entries": entries}
+        super().load_state_dict(state_dict, compute_inverses)

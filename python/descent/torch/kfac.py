@@ -653,10 +653,16 @@ class KFAC(torch.optim.Optimizer):
             state["entries"] = self._read_entries()
         return state
 
-    def _read_entries(self) -> Dict[str, torch.Tensor]:
-        """Factors and decompositions by their names, in host memory."""
+    @property
+    def _holds_everything(self) -> bool:
+        """True when every rank holds the factors and decompositions of all layers."""
+        return self._options.strategy == _STRATEGIES["comm_opt"] or self._comm.size == 1
+
+    def _read_entries(self, alone: bool = False) -> Dict[str, torch.Tensor]:
+        """Factors and decompositions by their names, in host memory. alone: those of this rank
+        only, which is not collective."""
         kfac, queue = self._kfac, self._device.follow()
-        own = self._options.strategy == _STRATEGIES["comm_opt"] or self._comm.size == 1
+        own = alone or self._holds_everything
         result = {}
         entries = lib.dsc_kfac_state_entries(kfac)
         for i in range(lib.dsc_kfac_state_count(kfac)):

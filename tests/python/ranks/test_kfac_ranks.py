@@ -145,6 +145,37 @@ def test_state_moves_between_strategies():
     again.close()
 
 
+def test_state_of_one_rank():
+    """Scripts for kfac-pytorch save on rank 0 alone, whatever the strategy."""
+    from descent.kfac.preconditioner import KFACPreconditioner
+
+    torch.manual_seed(7)
+    model = Net().double()
+    options = {"damping": 0.003, "grad_worker_fraction": 1 / WORLD.size, "scaling": "paper"}
+    kfac = KFACPreconditioner(model, **options)
+    for step in range(2):
+        x, y = whole_batch(step)
+        local_step(model, kfac, mine(x), mine(y))
+    whole = kfac.state_dict(collective=True)["entries"]
+    state = {"steps": 2, "partial": True}
+    if WORLD.rank == 0:
+        with pytest.warns(UserWarning, match="some layers only"):
+            state = kfac.state_dict()
+        assert 0 < len(state["entries"]) < len(whole)
+    again = KFACPreconditioner(model, **options)
+    again.load_state_dict(state)
+    assert again.steps == 2
+    loaded = again.state_dict(collective=True)["entries"]
+    if WORLD.rank == 0:
+        names = [name for name in whole if name.endswith((".A", ".G"))]
+        equal = {name for name in names if torch.equal(loaded[name], whole[name])}
+        assert {name for name in names if name in state["entries"]} <= equal < set(names)
+    x, y = whole_batch(2)
+    assert all(g.isfinite().all() for g in local_step(model, again, mine(x), mine(y)))
+    kfac.close()
+    again.close()
+
+
 def test_lost_object():
     """An object that is garbage on every rank frees itself without the others."""
     import gc
