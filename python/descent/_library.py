@@ -578,7 +578,6 @@ def _declare(library: ctypes.CDLL) -> None:
         function = getattr(library, name, None)
         if function is None:
             missing.append(name)
-            setattr(library, name, lambda *a: 0)
             continue
         function.argtypes = arguments
         if result is _Status:
@@ -586,7 +585,7 @@ def _declare(library: ctypes.CDLL) -> None:
             function.errcheck = _check
         else:
             function.restype = result
-    if missing and not os.environ.get("DESCENT_PARTIAL_LIBRARY"):
+    if missing:
         raise LibraryError(f"{library._name} lacks {', '.join(missing)}: it is another build")
 
 
