@@ -113,3 +113,29 @@ def test_errors_have_classes_and_messages():
         _library.lib.dsc_device_create(byref(options), byref(c_void_p()))
     assert caught.value.status_name == "DSC_E_INVALID"
     assert isinstance(caught.value, ValueError) and isinstance(caught.value, descent.Error)
+
+
+def test_libraries_of_nvidia_packages(tmp_path, monkeypatch):
+    """A library that a module misses is loaded from site-packages/nvidia, and the call repeated."""
+    from descent._nvidia import with_libraries
+
+    folder = tmp_path / "nvidia" / "part" / "lib"
+    folder.mkdir(parents=True)
+    source = tmp_path / "part.c"
+    source.write_text("int descent_test_part(void) { return 42; }\n")
+    compiler = os.environ.get("CC", "cc")
+    name = "libdescent_test_part.so.7"
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(folder / name)], check=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    calls = []
+
+    def call(missing):
+        calls.append(1)
+        if not hasattr(_library.ctypes.CDLL(None), "descent_test_part"):
+            raise descent.UnsupportedError(f"{missing}: cannot open shared object file: No such file")
+
+    with pytest.raises(descent.UnsupportedError):
+        with_libraries(lambda: call("libnowhere.so.1"))
+    assert len(calls) == 1
+    with_libraries(lambda: call(name))
+    assert len(calls) == 3

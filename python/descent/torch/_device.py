@@ -16,6 +16,7 @@ import torch
 from .._library import (
     BF16, F16, F32, F64, I32, I64, U8, DeviceOptions, Tensor, initialised, lib,
 )  # fmt: skip
+from .._nvidia import with_libraries
 from ..errors import InvalidError, UnsupportedError
 
 DTYPES = {
@@ -43,7 +44,7 @@ class Device:
             options.name = b"cpu"
             options.threads = torch.get_num_threads()
         self.handle = c_void_p()
-        lib.dsc_device_create(byref(options), byref(self.handle))
+        with_libraries(lambda: lib.dsc_device_create(byref(options), byref(self.handle)))
         self.queue = c_void_p()
         self._stream = self._current_stream()
         lib.dsc_queue_wrap(self.handle, self._stream, byref(self.queue))
