@@ -38,6 +38,7 @@ _DTYPES = [
 _ITEM = [4, 8, 2, 2, 4, 8, 1]
 _HALVES = (torch.bfloat16, torch.float16)
 _REDUCTIONS = [dist.ReduceOp.SUM, dist.ReduceOp.MAX, dist.ReduceOp.MIN]
+_TIMEOUT = timedelta(minutes=30)  # of collective operations; the default of torch.distributed
 _FOREVER = timedelta(days=3650)  # a message may be awaited for as long as the program runs
 
 
@@ -192,7 +193,7 @@ class _Gloo:
         self._store, self._name = store, name
         self._splits = 0
         prefixed = dist.PrefixStore(f"descent/{name}", store)
-        self._group = c10d.ProcessGroupGloo(prefixed, rank, ranks, timeout=c10d.default_pg_timeout)
+        self._group = c10d.ProcessGroupGloo(prefixed, rank, ranks, timeout=_TIMEOUT)
         self._own = _OwnMessages()
         self._operations: Dict[int, Any] = {}
         self._numbers = itertools.count(1)
@@ -347,7 +348,7 @@ def _close(context: int) -> None:
 
 
 def _exchange(context: int, own: int, count: int, everything: int) -> None:
-    _contexts[context](own, count, everything)
+    _contexts[context].exchange(own, count, everything)
 
 
 # Made once and never freed: the library may be inside one of them when a communicator is closed.
@@ -457,22 +458,36 @@ def _from_gloo(group: Any, kind: bytes) -> c_void_p:
     return handle
 
 
+class _Contact:
+    """What a process group of CUDA tensors brings ranks together with."""
+
+    def __init__(self, group: Any, device: torch.device) -> None:
+        self._group, self._device = group, device
+        self._ranks = dist.get_world_size(group)
+
+    def gather(self, own: torch.Tensor) -> torch.Tensor:
+        """The tensors of all ranks, one after the other. Collective."""
+        mine = own.to(self._device)
+        outputs = [torch.empty_like(mine) for _ in range(self._ranks)]
+        dist.all_gather(outputs, mine, group=self._group)
+        return torch.cat(outputs).cpu()
+
+    def exchange(self, own: int, count: int, everything: int) -> None:
+        """See dsc_comm_contact."""
+        gathered = self.gather(_memory(own, torch.uint8, count, 1))
+        _memory(everything, torch.uint8, count * self._ranks, 1).copy_(gathered)
+
+    def place(self) -> _Place:
+        """Where this rank is. Collective."""
+        nodes = self.gather(torch.tensor([_node()], dtype=torch.int64))
+        return _place(dist.get_rank(self._group), [int(n) for n in nodes])
+
+
 def _from_contact(group: Any) -> c_void_p:
-    ranks = dist.get_world_size(group)
-    device = torch.device("cuda", torch.cuda.current_device())
-
-    def exchange(own: int, count: int, everything: int) -> None:
-        mine = _memory(own, torch.uint8, count, 1).to(device)
-        outputs = [torch.empty_like(mine) for _ in range(ranks)]
-        dist.all_gather(outputs, mine, group=group)
-        _memory(everything, torch.uint8, count * ranks, 1).copy_(torch.cat(outputs))
-
-    node = torch.tensor([_node()], dtype=torch.int64, device=device)
-    nodes = [torch.empty_like(node) for _ in range(ranks)]
-    dist.all_gather(nodes, node, group=group)
-    place = _place(dist.get_rank(group), [int(n) for n in nodes])
+    ours = _Contact(group, torch.device("cuda", torch.cuda.current_device()))
+    place = ours.place()
     contact = initialised(CommContact, "comm_contact")
-    contact.context = _register(exchange)
+    contact.context = _register(ours)
     contact.rank, contact.ranks = place.rank, place.ranks
     contact.local_rank, contact.local_ranks = place.local_rank, place.local_ranks
     contact.exchange, contact.close = _EXCHANGE, _CLOSE

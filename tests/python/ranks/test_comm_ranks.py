@@ -268,6 +268,21 @@ def test_process_groups():
         assert torch.equal(t, torch.full((1000,), float(RANKS)))
 
 
+@pytest.mark.skipif(not TORCHRUN, reason="process groups")
+def test_first_contact():
+    """What brings ranks together for NCCL, here on CPU tensors."""
+    from descent import _torch_group
+
+    contact = _torch_group._Contact(None, torch.device("cpu"))
+    assert contact.place() == (WORLD.rank, RANKS, WORLD.local_rank, WORLD.local_size)
+    own, everything = values(WORLD.rank, torch.uint8, 5), torch.zeros(RANKS, 5, dtype=torch.uint8)
+    number = _torch_group._register(contact)
+    status = _torch_group._EXCHANGE(number, own.data_ptr(), 5, everything.data_ptr())
+    assert status == 0 and torch.equal(everything.double(), all_values(torch.uint8, 5))
+    _torch_group._CLOSE(number)
+    assert number not in _torch_group._contexts
+
+
 @pytest.mark.skipif(TORCHRUN, reason="MPI")
 def test_mpi4py():
     MPI = pytest.importorskip("mpi4py.MPI")
