@@ -34,7 +34,7 @@ def read_batches(paths: List[str], device: torch.device) -> Data:
     """Official binary batches, perhaps compressed: a label and 3 x 32 x 32 bytes for each image."""
     parts = []
     for path in paths:
-        with (lzma.open(path) if path.endswith(".xz") else open(path, "rb")) as file:
+        with lzma.open(path) if path.endswith(".xz") else open(path, "rb") as file:
             parts.append(np.frombuffer(file.read(), dtype=np.uint8).reshape(-1, 3073))
     raw = np.concatenate(parts)
     images = torch.from_numpy(raw[:, 1:].reshape(-1, 3, 32, 32).copy())

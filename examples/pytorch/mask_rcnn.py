@@ -43,12 +43,13 @@ def shape_mask(kind: int, y: float, x: float, r: float, size: int) -> torch.Tens
 def draw(count: int, size: int, seed: int) -> List[Sample]:
     """Images of one to three shapes on a noisy ground; later shapes cover earlier ones."""
     g = torch.Generator().manual_seed(seed)
-    samples = []
+    samples: List[Sample] = []
     while len(samples) < count:
         image = 0.3 * torch.rand(3, 1, 1, generator=g) + 0.15 * torch.rand(
             3, size, size, generator=g
         )
-        masks, labels = [], []
+        masks: List[torch.Tensor] = []
+        labels: List[int] = []
         for _ in range(int(torch.randint(1, 4, (1,), generator=g))):
             kind = int(torch.randint(1, CLASSES, (1,), generator=g))
             y, x, r = torch.rand(3, generator=g).tolist()

@@ -100,9 +100,7 @@ def test_with_passes_and_scaler(device):
     """The terms, gradient accumulation and a loss scale are independent of each other."""
     model = nn.Conv2d(2, 3, 3).double().to(device)
     truth = Reference([Terms(ConvReference(model, ((0, 0), (0, 0))), 9)], loss_scale=64.0)
-    kfac = KFAC(
-        model, loss_terms=9, accumulation_steps=2, grad_scaler=lambda: 64.0, **every_step()
-    )
+    kfac = KFAC(model, loss_terms=9, accumulation_steps=2, grad_scaler=lambda: 64.0, **every_step())
     for _ in range(2):
         x = torch.randn(2, 2, 5, 5, dtype=torch.float64, device=device)
         ((model(x) ** 2).mean() / 2 * 64).backward()

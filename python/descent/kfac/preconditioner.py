@@ -90,9 +90,7 @@ class KFACPreconditioner(KFAC):
             **more,
         )
 
-    def state_dict(
-        self, include_factors: bool = True, collective: bool = False
-    ) -> Dict[str, Any]:
+    def state_dict(self, include_factors: bool = True, collective: bool = False) -> Dict[str, Any]:
         """The state, by one rank alone as in kfac-pytorch.
 
         With strategies other than COMM_OPT a rank holds the factors of some layers only. It then
