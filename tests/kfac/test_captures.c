@@ -246,9 +246,10 @@ static void test_extra_padding(void **state) {
     static const struct {
         int64_t kernel, pad, stride, dilation, extra_h, extra_w, h, w, in_c, groups;
     } cases[] = {
-        {2, 0, 1, 1, 1, 1, 4, 5, 3, 1}, {4, 1, 1, 1, 1, 1, 5, 4, 2, 1}, {3, 1, 1, 1, 1, 2, 4, 4, 4, 1},
-        {1, 0, 1, 1, 1, 0, 3, 3, 5, 1}, {2, 0, 2, 1, 1, 0, 5, 4, 4, 2}, {2, 0, 1, 2, 2, 2, 4, 4, 4, 4},
-        {2, 0, 1, 1, 1, 1, 1, 1, 4, 1}, {2, 0, 1, 1, 1, 1, 1, 1, 3, 1}, {3, 1, 1, 1, 0, 1, 6, 6, 16, 1},
+        {2, 0, 1, 1, 1, 1, 4, 5, 3, 1},  {4, 1, 1, 1, 1, 1, 5, 4, 2, 1}, {3, 1, 1, 1, 1, 2, 4, 4, 4, 1},
+        {1, 0, 1, 1, 1, 0, 3, 3, 5, 1},  {1, 0, 1, 1, 1, 0, 3, 3, 5, 1}, {2, 0, 2, 1, 1, 0, 5, 4, 4, 2},
+        {2, 0, 1, 2, 2, 2, 4, 4, 4, 4},  {2, 0, 1, 1, 1, 1, 1, 1, 4, 1}, {2, 0, 1, 1, 1, 1, 1, 1, 3, 1},
+        {3, 1, 1, 1, 0, 1, 6, 6, 16, 1},
     };
     for (int p = 0; p < PLACES; p++)
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -266,8 +267,9 @@ static void test_extra_padding(void **state) {
             s.in_w = w;
             assert_ok(dsc_conv2d_output(&s, &oh, &ow));
             dsc_kfac_options options = batch_options();
-            trial x = trial_open(&places[p], &s, 1, 1, &options),
-                  y = trial_open(&places[p], &padded, 0, 1, &options);
+            int bias = (int)(i % 2);
+            trial x = trial_open(&places[p], &s, 1, bias, &options),
+                  y = trial_open(&places[p], &padded, 0, bias, &options);
             const int64_t a_dim[4] = {2, h, w, c}, b_dim[4] = {2, tall, wide, c}, g_dim[4] = {2, oh, ow, 4};
             double *a = net_array(2 * h * w * c, sizeof *a), *b = net_array(2 * tall * wide * c, sizeof *b);
             double *g = net_array(2 * oh * ow * 4, sizeof *g);
