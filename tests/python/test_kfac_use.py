@@ -77,6 +77,31 @@ def test_whole_model(device):
     assert kfac.steps == 3
 
 
+def test_empty_batch(device):
+    """A detector's head may get no region: its factors stay as they are."""
+    torch.manual_seed(3)
+    model = nn.ModuleList([nn.Conv2d(2, 3, 3), nn.Linear(2, 3), nn.Linear(3, 2)])
+    model = model.to(device).double()
+    kfac = KFAC(model, **every_step())
+
+    def step(rows):
+        model.zero_grad()
+        image = torch.randn(rows, 2, 5, 5, dtype=torch.float64, device=device)
+        row = torch.randn(rows, 2, dtype=torch.float64, device=device)
+        other = torch.randn(4, 3, dtype=torch.float64, device=device)
+        parts = (model[0](image) ** 2).sum() + (model[1](row) ** 2).sum()
+        (parts + (model[2](other) ** 2).mean()).backward()
+        kfac.step()
+        return kfac.state_dict()["entries"]
+
+    before, after, last = step(2), step(0), step(2)
+    for name, stays in (("0.A", True), ("0.G", True), ("1.A", True), ("2.A", False)):
+        assert torch.equal(before[name], after[name]) == stays, name
+        assert not torch.equal(after[name], last[name])
+    assert all(torch.isfinite(g).all() for g in gradients(model))
+    kfac.close()
+
+
 def test_frequencies(device):
     model, truth = make(device)
     truth.factor_every, truth.update_every = 2, 4

@@ -414,8 +414,8 @@ class KFAC(torch.optim.Optimizer):
 
     def _captured(self, layer: Layer, a: torch.Tensor, g: torch.Tensor) -> None:
         """The gradient at a layer's output has been computed."""
-        if not self._switch.on or not self._handle:
-            return
+        if not self._switch.on or not self._handle or (a.numel() == 0 and self._comm.size == 1):
+            return  # with several ranks the others may have rows: see fill_sample
         if g.is_cuda and torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
                 "KFAC: a step that updates the factors cannot be captured in a CUDA graph: capture "

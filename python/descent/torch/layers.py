@@ -32,6 +32,10 @@ def _pair(value: Any) -> Tuple[int, int]:
     return int(value), int(value)
 
 
+def _not_empty(x: torch.Tensor) -> torch.Tensor:
+    return x if x.numel() else x.new_zeros([max(1, n) for n in x.shape])
+
+
 class Layer:
     """One module and its place in the library's list of layers."""
 
@@ -94,8 +98,8 @@ class Layer:
 
     def fill_sample(self, device: Device, a: torch.Tensor, g: torch.Tensor) -> Any:
         """Points the sample at the layer's input and at the gradient of its output. Returns what
-        must stay alive until the call."""
-        a, g = a.contiguous(), g.contiguous()
+        must stay alive until the call. An empty batch counts as one row of zeros."""
+        a, g = _not_empty(a).contiguous(), _not_empty(g).contiguous()
         rows = a.numel() // self.in_features
         device.fill(self.sample.a, a, (rows, self.in_features))
         device.fill(self.sample.g, g, (rows, self.out_features))
@@ -231,8 +235,8 @@ class Conv(Layer):
         if self.module.padding_mode != "zeros":  # the library pads with zeros: do it here
             padding = self.module._reversed_padding_repeated_twice  # type: ignore
             a = nn.functional.pad(a, padding, mode=self.module.padding_mode)  # type: ignore
-        a, self.sample.a_layout = self._fill_image(device, self.sample.a, a)
-        g, self.sample.g_layout = self._fill_image(device, self.sample.g, g)
+        a, self.sample.a_layout = self._fill_image(device, self.sample.a, _not_empty(a))
+        g, self.sample.g_layout = self._fill_image(device, self.sample.g, _not_empty(g))
         return a, g
 
     def _fill_image(

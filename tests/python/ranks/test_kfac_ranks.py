@@ -122,6 +122,25 @@ def test_layer_on_some_ranks_only():
     kfac.close()
 
 
+def test_empty_batch_on_one_rank():
+    """It counts as zeros, and no rank waits or fails."""
+    torch.manual_seed(7)
+    model = nn.Linear(3, 2, bias=False).double()
+    kfac = KFAC(model, factor_update_steps=1, inv_update_steps=1, factor_decay=0.5)
+    x = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    x = x if WORLD.rank else x[:0]
+    (model(x) ** 2).sum().backward()
+    average(model.weight.grad)
+    kfac.step()
+    expected = torch.arange(12.0, dtype=torch.float64).view(4, 3)
+    expected = expected.T @ expected / 4 * (WORLD.size - 1) / WORLD.size
+    got = kfac.state_dict()["entries"]["linear.A"]
+    rows = torch.tril_indices(3, 3)
+    whole = (0.5 * torch.eye(3, dtype=torch.float64) + 0.5 * expected)[rows[0], rows[1]]
+    np.testing.assert_allclose(np.sort(got.numpy().ravel()), np.sort(whole.numpy()), rtol=1e-12)
+    kfac.close()
+
+
 def test_state_moves_between_strategies():
     """Saved by one rank alone with comm_opt; loaded with another strategy."""
     model, kfac = build()
