@@ -613,6 +613,25 @@ static void test_angle(void **state) {
     assert_true(cosine(pytorch, "conv", 1) > 0.999);
 }
 
+/* A damping that drowns the factors is reported once, after 100 steps; an ordinary one never. */
+static void test_degenerate(void **state) {
+    (void)state;
+    dsc_train_options o;
+    kfac_options(&o, NULL);
+    o.batch_size = 2;
+    o.steps = 160;
+    o.epochs = 100;
+    kfac_of(&o)->update_freq = 25;
+    assert_ok(run_noting(&o));
+    assert_null(strstr(warnings, "K-FAC has changed nothing"));
+    kfac_of(&o)->damping = 1e4;
+    assert_ok(run_noting(&o));
+    const char *first =
+        strstr(warnings, "K-FAC has changed nothing but the length of the gradients since step 0");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "K-FAC has changed nothing"));
+}
+
 /* The mean training loss of the last epoch is clearly below SGD's, for each seed; each at a rate that suits
  * it (of 0.01, 0.03, 0.05 and 0.1 SGD does best with the first). */
 static void test_faster(void **state) {
@@ -733,6 +752,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_sampled),          cmocka_unit_test(test_angle),
         cmocka_unit_test(test_faster),           cmocka_unit_test(test_allocations),
         cmocka_unit_test(test_memory),           cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_degenerate),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);
