@@ -301,6 +301,14 @@ class KfacLoad(Structure):
     ]
 
 
+class Edge(Structure):
+    _fields_ = [("rank", c_int), ("share", c_double)]
+
+
+class TopologyOptions(Structure):
+    _fields_ = [("size", c_size_t), ("peers", c_int)]
+
+
 class AverageOptions(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -356,6 +364,8 @@ STRUCTS: Dict[str, Type[Structure]] = {
     "dsc_kfac_item": KfacItem,
     "dsc_kfac_unit": KfacUnit,
     "dsc_kfac_load": KfacLoad,
+    "dsc_edge": Edge,
+    "dsc_topology_options": TopologyOptions,
     "dsc_average_options": AverageOptions,
     "dsc_consensus_options": ConsensusOptions,
 }
@@ -459,6 +469,17 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dsc_kfac_plan_rows": (c_int, [_H]),
     "dsc_kfac_plan_columns": (c_int, [_H]),
     "dsc_kfac_plan_loads": (POINTER(KfacLoad), [_H]),
+    # topology.h
+    "dsc_topology_options_init_sized": (None, [POINTER(TopologyOptions), c_size_t]),
+    "dsc_topology_create": (_Status, [_TEXT, c_int, POINTER(TopologyOptions), _HP]),
+    "dsc_topology_destroy": (None, [_HP]),
+    "dsc_topology_period": (c_int64, [_H]),
+    "dsc_topology_most_peers": (c_int, [_H]),
+    "dsc_topology_is_regular": (c_int, [_H]),
+    "dsc_topology_is_matching": (c_int, [_H]),
+    "dsc_topology_out": (c_int, [_H, c_int, c_int64, POINTER(Edge), POINTER(c_double)]),
+    "dsc_topology_in": (c_int, [_H, c_int, c_int64, POINTER(Edge)]),
+    "dsc_topology_rate": (_Status, [_H, POINTER(c_int64), POINTER(c_double)]),
     # consensus.h
     "dsc_average_options_init_sized": (None, [POINTER(AverageOptions), c_size_t]),
     "dsc_average_create": (_Status, [_H, _H, _T, c_int64, POINTER(AverageOptions), _HP]),
