@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from ctypes import byref, c_void_p
-from typing import Dict, Sequence
+from typing import Dict, Mapping, Sequence
 
 import torch
 
@@ -97,7 +97,7 @@ def device_of(device: torch.device) -> Device:
         return _devices[device]
 
 
-def single_device(tensors: Dict[str, torch.Tensor], what: str) -> torch.device:
+def single_device(tensors: Mapping[str, torch.Tensor], what: str) -> torch.device:
     """The device that all these tensors are on; an error that names two that are not together."""
     first = None
     for name, tensor in tensors.items():

@@ -13,7 +13,7 @@ import functools
 import logging
 import warnings
 import weakref
-from ctypes import byref, c_double, c_int, c_void_p
+from ctypes import byref, c_int, c_void_p
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
@@ -75,6 +75,18 @@ def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
         return compiler.disable(function)
     dynamo = getattr(torch, "_dynamo", None)
     return dynamo.disable(function) if dynamo is not None else function
+
+
+def _hyper_property(name: str) -> Any:
+    """A hyper-parameter: reading gives its value in the coming step, schedules applied."""
+
+    def get(self: "KFAC") -> Any:
+        return self._value(name)
+
+    def set_(self: "KFAC", value: Any) -> None:
+        self._set_value(name, value)
+
+    return property(get, set_, doc=f"The value of {name} in the coming step.")
 
 
 class KFAC(torch.optim.Optimizer):
@@ -344,6 +356,13 @@ class KFAC(torch.optim.Optimizer):
 
     # ---- hyper-parameters ----
 
+    lr = _hyper_property("lr")
+    damping = _hyper_property("damping")
+    factor_decay = _hyper_property("factor_decay")
+    kl_clip = _hyper_property("kl_clip")
+    factor_update_steps = _hyper_property("factor_update_steps")
+    inv_update_steps = _hyper_property("inv_update_steps")
+
     def _value(self, name: str) -> Any:
         value = self.param_groups[0][name]
         return value(self._steps) if callable(value) else value
@@ -549,8 +568,8 @@ class KFAC(torch.optim.Optimizer):
                 "g_max": one.g_max,
                 "condition": one.condition,
             }
-        names = ("nu", "failed_solves", "retried_solves", "rejected_factors", "factor_bytes")
-        names += ("decomposition_bytes", "exchange_bytes", "work_bytes")
+        names = ["nu", "failed_solves", "retried_solves", "rejected_factors", "factor_bytes"]
+        names += ["decomposition_bytes", "exchange_bytes", "work_bytes"]
         result: Dict[str, Any] = {name: getattr(report, name) for name in names}
         result.update(
             step=report.step,
@@ -726,7 +745,8 @@ class KFAC(torch.optim.Optimizer):
                     break
             for i, name in names:
                 memory = self._entry_memory(listed[i], name, entries) if reads else None
-                lib.dsc_kfac_state_set(kfac, queue, i, memory.data_ptr() if reads else None)
+                address = None if memory is None else memory.data_ptr()
+                lib.dsc_kfac_state_set(kfac, queue, i, address)
         lib.dsc_kfac_state_done(kfac, queue, int(with_decompositions))
 
     def _agree(self, yes: bool) -> bool:
@@ -753,20 +773,6 @@ class KFAC(torch.optim.Optimizer):
 
     def __getstate__(self) -> Dict[str, Any]:
         raise UnsupportedError("KFAC cannot be pickled or copied; save kfac.state_dict() instead")
-
-
-def _hyper_property(name: str) -> property:
-    def get(self: KFAC) -> Any:
-        return self._value(name)
-
-    def set_(self: KFAC, value: Any) -> None:
-        self._set_value(name, value)
-
-    return property(get, set_, doc=f"The value of {name} in the coming step.")
-
-
-for _name in _HYPER:
-    setattr(KFAC, _name, _hyper_property(_name))
 
 
 def _abandon(handle: c_void_p) -> None:

@@ -192,7 +192,8 @@ class Conv(Layer):
     def __init__(self, name: str, module: nn.Module) -> None:
         super().__init__(name, module)
         self.dims = 2 if isinstance(module, nn.Conv2d) else 1
-        self.kernel = _pair(module.kernel_size) if self.dims == 2 else (1, module.kernel_size[0])
+        kernel: Any = module.kernel_size
+        self.kernel = _pair(kernel) if self.dims == 2 else (1, int(kernel[0]))
         self.shape = self._shape()
 
     @property
@@ -266,8 +267,8 @@ class Conv(Layer):
             return None
         # The stride of a dimension of size 1 says nothing: take the one that makes D contiguous.
         inner = grad.stride(1) if channels > 1 else 1
-        position = position if positions > 1 else channels
-        outer = grad.stride(0) if grad.shape[0] > 1 else channels * positions
+        position = position if positions > 1 else int(channels)
+        outer = grad.stride(0) if grad.shape[0] > 1 else int(channels * positions)
         return outer, inner, position
 
 
@@ -288,7 +289,8 @@ def layer_for(name: str, module: nn.Module) -> Optional[Layer]:
     """
     if not isinstance(getattr(module, "weight", None), nn.Parameter):
         return None  # no weight, or one that is computed (weight_norm, parametrizations)
-    for cls, kind in ((nn.Linear, Layer), (nn.Conv2d, Conv), (nn.Conv1d, Conv)):
+    known: List[Tuple[Any, Any]] = [(nn.Linear, Layer), (nn.Conv2d, Conv), (nn.Conv1d, Conv)]
+    for cls, kind in known:
         if isinstance(module, cls) and type(module).forward is cls.forward:
             return kind(name, module)
     return TransposedLinear(name, module) if _is_transposed_linear(module) else None
