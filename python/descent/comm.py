@@ -232,7 +232,8 @@ _failed = False
 
 def close_at_exit(user: Any) -> None:
     """Notes an object that uses a communicator: its close() is called before communicators are
-    closed at the end of the process, the newest first."""
+    closed at the end of the process, the newest first. After an exception that nobody has caught it
+    is abandon() instead, where the object has that: it must not wait for other ranks."""
     _users[:] = [known for known in _users if known() is not None]
     _users.append(weakref.ref(user))
 
@@ -270,13 +271,16 @@ _note_exceptions()
 
 @atexit.register
 def _close_all() -> None:
-    if _failed or os.getpid() != _process:
+    if os.getpid() != _process:
         return
+    users = [user for user in (reference() for reference in reversed(_users)) if user is not None]
     try:
-        for reference in reversed(_users):
-            user = reference()
-            if user is not None:
-                user.close()
+        if _failed:
+            for user in users:
+                getattr(user, "abandon", lambda: None)()
+            return
+        for user in users:
+            user.close()
         for communicator in reversed(list(_open)):
             communicator.close()
     except Error as error:

@@ -108,6 +108,30 @@ def test_an_exception_on_one_rank():
     assert "ValueError: this rank has enough" in text
 
 
+def test_what_is_called_at_the_end():
+    """Users of a communicator before it, the newest first; after an exception nothing that waits."""
+    script = """
+        class User:
+            def __init__(self, name):
+                self.name = name
+                descent.comm.close_at_exit(self)
+            def close(self):
+                print("close", self.name, comm)
+            def abandon(self):
+                print("abandon", self.name)
+        comm = descent.comm.default()
+        first, second, gone = User("first"), User("second"), User("gone")
+        del gone
+        {end}
+        """
+    status, text = start(script.format(end=""))
+    assert status == 0 and "gone" not in text
+    assert re.search("close second Communicator.rank 0.*close first Communicator.rank 0", text, re.S)
+    status, text = start(script.format(end="raise KeyError('k')"))
+    assert status == 1 and "close" not in text
+    assert text.index("KeyError: 'k'") < text.index("abandon second") < text.index("abandon first")
+
+
 def test_mpi_of_mpi4py():
     """MPI that the program has initialised is used, and finalised by the program."""
     pytest.importorskip("mpi4py")
