@@ -190,6 +190,7 @@ class Consensus:
             self.comm.handle, queue, structs, count, byref(options), byref(self._handle)
         )
         self._finalizer = weakref.finalize(self, _abandon, self._handle)
+        self._finalizer.atexit = False  # at the end of the process everything is closed in order
         lib.dsc_consensus_start(self._handle)
 
     @property

@@ -18,6 +18,7 @@ from descent.torch import graphs
 
 WORLD = descent_comm.default()
 RANK, RANKS = WORLD.rank, WORLD.size
+DEVICE = torch.device(os.environ.get("DESCENT_TEST_DEVICE", "cpu"))
 STEPS = 7
 LR, DECAY, MOMENTUM = 0.1, 0.05, 0.9
 
@@ -31,6 +32,7 @@ class Net(nn.Module):
         self.a = nn.Parameter(torch.randn(4, 3, generator=generator))
         self.b = nn.Parameter(torch.randn(5, generator=generator))
         self.register_buffer("seen", torch.tensor([float(rank)]))
+        self.to(DEVICE)
 
     def forward(self, step, rank=RANK):
         return sum(((p - target(p, rank, step)) ** 2).sum() / 4 for p in (self.a, self.b))
@@ -42,12 +44,12 @@ def target(p, rank, step):
 
 
 def values(module):
-    return np.concatenate([p.detach().double().numpy().ravel() for p in module.parameters()])
+    return np.concatenate([p.detach().double().cpu().numpy().ravel() for p in module.parameters()])
 
 
 def targets(rank, step):
     net = Net()
-    parts = [target(p, rank, step).double().numpy().ravel() for p in (net.a, net.b)]
+    parts = [target(p, rank, step).double().cpu().numpy().ravel() for p in (net.a, net.b)]
     return np.concatenate(parts)
 
 
@@ -476,6 +478,29 @@ def test_different_formats_are_refused():
     found = average(model.weight, graph="complete")
     assert found.stride() == model.weight.stride()
     close(found[0, 1].numpy(), np.full((3, 3), 5 + (RANKS - 1) / 2))
+
+
+@pytest.mark.gpu
+def test_side_stream():
+    """Everything on another stream than the default one, and from one to the other."""
+    if DEVICE.type != "cuda":
+        pytest.skip("needs a GPU")
+    seen, final, _ = simulate("osgp", graphs.Topology("exponential", RANKS), Sgd)
+    streams = [torch.cuda.Stream(), torch.cuda.current_stream(), torch.cuda.Stream()]
+    model = GossipDataParallel(Net(), overlap=True)
+    optimizer = torch_sgd(model)
+    for t in range(STEPS):
+        stream = streams[t % 3]
+        stream.wait_stream(streams[(t + 2) % 3])
+        with torch.cuda.stream(stream):
+            model(t).backward()
+            close(values(model.module), seen[t][RANK])
+            optimizer.step()
+            optimizer.zero_grad()
+    torch.cuda.synchronize()
+    model.sync_comms()
+    close(values(model.module), final[RANK])
+    model.close()
 
 
 def test_batch_norm():
