@@ -371,19 +371,13 @@ def _fill(functions: CommFunctions, gloo: _Gloo) -> None:
 
 
 def _devices_of(group: Any) -> Tuple[bool, bool]:
-    """Whether a group moves CPU tensors, and whether it moves CUDA tensors."""
-    probe = getattr(group, "_get_backend", None)  # since torch 2.0 a group has a backend per device
-    if probe is None:
+    """Whether a group moves CPU tensors, and whether it moves CUDA tensors by NCCL."""
+    config = getattr(c10d, "get_backend_config", None)  # since torch 2.0
+    if config is None:
         by_nccl = str(dist.get_backend(group)).lower() == "nccl"
         return not by_nccl, by_nccl
-
-    def has(device: str) -> bool:
-        try:
-            return probe(torch.device(device)) is not None
-        except RuntimeError:
-            return False
-
-    return has("cpu"), has("cuda")
+    backends = dict(pair.split(":", 1) for pair in str(config(group)).lower().split(","))
+    return "cpu" in backends, backends.get("cuda") == "nccl"
 
 
 # How many communicators were made of these ranks, for names that differ, but not between ranks.

@@ -87,6 +87,19 @@ def test_a_group_of_one(tmp_path):
     assert "functions: 1 rank, gloo of torch.distributed" in text
 
 
+@pytest.mark.parametrize(
+    "config, expected",
+    [("cpu:gloo,cuda:gloo", (True, False)), ("cpu:gloo,cuda:nccl", (True, True)),
+     ("cuda:nccl", (False, True)), ("cpu:gloo", (True, False))],
+)  # fmt: skip
+def test_backends_of_a_group(monkeypatch, config, expected):
+    """Groups of torch 2 have a backend for each kind of device."""
+    from descent import _torch_group
+
+    monkeypatch.setattr(_torch_group.c10d, "get_backend_config", lambda _: config, raising=False)
+    assert _torch_group._devices_of(None) == expected
+
+
 def test_the_end_of_ranks():
     """Neither closing twice nor not at all is an error."""
     for end in ("comm.close(); descent.comm.default().barrier()", "", "sys.exit(0)"):
