@@ -143,8 +143,8 @@ DSC_API int dsc_device_threads(const dsc_device *device);
 DSC_API int dsc_device_is_host(const dsc_device *device);
 /* A number that identifies a GPU in all processes; 0 for a host device. */
 DSC_API uint64_t dsc_device_identity(const dsc_device *device);
-/* Number of devices of this kind in the machine: GPUs for "cuda" (0 where they cannot be used), 1 for
- * CPUs. */
+/* Number of devices of this kind in the machine: GPUs for "cuda" (0 where they cannot be used, or where the
+ * module or a library of CUDA is missing; dsc_device_create says why), 1 for CPUs. */
 DSC_API int dsc_device_count(const char *name);
 /* The names of the devices in this build, terminated by NULL. */
 DSC_API const char *const *dsc_device_names(void);

@@ -92,11 +92,10 @@ static dsc_status find_file(search *s) {
 
 /* ---- loading ---- */
 
-/* Modules of an MPI make its symbols global, because plug-ins of Open MPI before version 5 expect them to be.
- * A module is never closed: its libraries leave threads and exit handlers. */
+/* The symbols of a module and of all libraries that it needs stay local: other parts of the process may have
+ * other copies of them. A module is never closed: its libraries leave threads and exit handlers. */
 static dsc_status open_file(const search *s, const char *function, const dsc_module **out) {
-    int is_mpi = strcmp(function, "dsc_mpi_module") == 0;
-    void *handle = dlopen(s->path, RTLD_NOW | (is_mpi ? RTLD_GLOBAL : RTLD_LOCAL));
+    void *handle = dlopen(s->path, RTLD_NOW | RTLD_LOCAL);
     if (!handle) {
         const char *reason = dlerror();
         return DSC_FAIL(DSC_E_UNSUPPORTED,

@@ -373,6 +373,7 @@ static dsc_status start_mpi(int thread_multiple, int *provided) {
     if (initialised) {
         DSC_TRY(dsc_mpi_check(MPI_Query_thread(provided), "MPI_Query_thread"));
     } else {
+        dsc_mpi_serve_plugins();
         prefer_algorithms();
         int wanted = thread_multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SERIALIZED;
         DSC_TRY(dsc_mpi_check(MPI_Init_thread(NULL, NULL, wanted, provided), "MPI_Init_thread"));

@@ -12,6 +12,8 @@ typedef struct dsc_mpi_state {
 
 /* 1 while MPI is initialised, by this library or by the program. */
 int dsc_mpi_is_up(void);
+/* To be called before MPI is initialised: makes the library visible for its plug-ins. */
+void dsc_mpi_serve_plugins(void);
 /* DSC_OK, or DSC_E_COMM with the name of the call and MPI's own text. */
 dsc_status dsc_mpi_check(int code, const char *call) DSC_MUST_CHECK;
 /* Runs a function that calls MPI, with a time limit of `seconds`, but at least 5. There is no limit when
