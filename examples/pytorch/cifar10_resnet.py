@@ -2,15 +2,18 @@
 
     python cifar10_resnet.py --data DIR                  # the folder cifar-10-batches-bin
     torchrun --nproc_per_node 4 cifar10_resnet.py --data DIR --kfac --lr 0.4
+    torchrun --nproc_per_node 4 cifar10_resnet.py --data DIR --consensus sgp --lr 0.4
     python cifar10_resnet.py --steps 20 --device cpu     # built-in images
 
 K-FAC is three lines: `KFAC(model, ...)`, `kfac.step()` before the optimiser's, and its state in the
-checkpoint.
+checkpoint. Gossip is two: `GossipOptimizer(optimizer, ...)` in place of DistributedDataParallel,
+and `optimizer.averaged()` around the evaluation.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import glob
 import lzma
 import os
@@ -22,7 +25,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from descent.torch import KFAC
+from descent.torch import KFAC, GossipOptimizer
 
 Data = Tuple[torch.Tensor, torch.Tensor]
 
@@ -177,16 +180,25 @@ def rate(args: argparse.Namespace, progress: float) -> float:
     return args.lr * 0.1 ** sum(progress >= point for point in args.decay)
 
 
+def file_of(path: str, step: int, gossip: bool) -> str:
+    """Ranks that gossip have models of their own, and so a file each."""
+    return path.format(step=step) + (f".rank{common.rank()}" if gossip else "")
+
+
 def save(path: str, step: int, model: nn.Module, optimizer: Any, kfac: Optional[KFAC]) -> None:
+    gossip = isinstance(optimizer, GossipOptimizer)
+    if gossip:
+        optimizer.settle()
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}
     if kfac is not None:
         state["kfac"] = kfac.state_dict()  # by all ranks
-    if common.rank() == 0:
-        torch.save(state, path.format(step=step))
+    if common.rank() == 0 or gossip:
+        torch.save(state, file_of(path, step, gossip))
 
 
 def load(path: str, model: nn.Module, optimizer: Any, kfac: Optional[KFAC]) -> int:
-    state = torch.load(path, map_location="cpu")
+    gossip = isinstance(optimizer, GossipOptimizer)
+    state = torch.load(file_of(path, 0, gossip), map_location="cpu")
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     if kfac is not None:
@@ -196,10 +208,14 @@ def load(path: str, model: nn.Module, optimizer: Any, kfac: Optional[KFAC]) -> i
 
 def train(args: argparse.Namespace, device: torch.device, data: Any, use_kfac: bool) -> Dict:
     inner = ResNet(args.depth, args.width).to(device).to(memory_format=torch.channels_last)
-    model = common.distributed(inner)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay
+    optimizer: Any = torch.optim.SGD(
+        inner.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay
     )
+    if args.consensus == "allreduce":
+        model, mean_of_ranks = common.distributed(inner), contextlib.nullcontext
+    else:
+        optimizer = GossipOptimizer(optimizer, inner, args.consensus)
+        model, mean_of_ranks = inner, optimizer.averaged
     kfac = None
     if use_kfac:
         kfac = KFAC(
@@ -220,10 +236,12 @@ def train(args: argparse.Namespace, device: torch.device, data: Any, use_kfac: b
         run.count(loss)
         if args.checkpoint and run.step % args.checkpoint_every == 0:
             save(args.checkpoint, run.step, inner, optimizer, kfac)
-    result = run.finish(**evaluate(inner, data[1]))
-    if kfac is not None:
-        kfac.close()
-    return result
+    with mean_of_ranks():
+        scores = evaluate(inner, data[1])
+    for user in (kfac, optimizer):
+        if hasattr(user, "close"):
+            user.close()
+    return run.finish(**scores)
 
 
 def main() -> None:
@@ -238,6 +256,10 @@ def main() -> None:
     parser.add_argument(
         "--decay", type=float, nargs="*", default=[0.5, 0.75, 0.9], help="points of the run"
     )
+    parser.add_argument(
+        "--consensus", choices=["allreduce", "sgp", "osgp", "dpsgd", "adpsgd"], default="allreduce",
+        help="average gradients over the ranks, or parameters by gossip",
+    )  # fmt: skip
     parser.add_argument("--checkpoint", metavar="FILE", help="may contain {step}")
     parser.add_argument("--checkpoint-every", type=int, default=1000, metavar="STEPS")
     parser.add_argument("--resume", metavar="FILE", help="go on from this checkpoint")

@@ -15,6 +15,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 EXAMPLES = os.path.join(os.path.dirname(os.path.dirname(HERE)), "examples", "pytorch")
 
 
+pytestmark = pytest.mark.skipif(
+    "DESCENT_TEST_QUICK" in os.environ, reason="the examples are not run with sanitizers"
+)
+
+
 def needs(package):
     found = importlib.util.find_spec(package) is not None
     return pytest.mark.skipif(not found, reason=f"the package {package} is not installed")
@@ -97,6 +102,25 @@ def test_cifar10_on_two_ranks(tmp_path):
     results = run(tmp_path, "cifar10_resnet.py", *arguments, "--batch-size", 8, "--steps", 4,
                   "--report", 1, "--device", "cpu", ranks=2)  # fmt: skip
     assert [r["steps"] for r in results] == [4, 4]
+
+
+@pytest.mark.parametrize("algorithm", ["osgp", "dpsgd", "adpsgd"])
+def test_cifar10_by_gossip(tmp_path, algorithm):
+    arguments = ("--width", 4, "--depth", 8, "--factor-steps", 1, "--inv-steps", 2)
+    results = run(tmp_path, "cifar10_resnet.py", *arguments, "--batch-size", 8, "--steps", 4,
+                  "--report", 1, "--device", "cpu", "--consensus", algorithm, ranks=2)  # fmt: skip
+    assert [r["name"] for r in results] == ["SGD", "K-FAC"]
+
+
+def test_cifar10_by_gossip_resumes(tmp_path):
+    arguments = (*SMALL, "--steps", 4, "--report", 1, "--kfac", "--device", "cpu",
+                 "--consensus", "sgp")  # fmt: skip
+    pattern = str(tmp_path / "at{step}.pt")
+    (whole,) = run(tmp_path, "cifar10_resnet.py", *arguments, "--checkpoint", pattern,
+                   "--checkpoint-every", 2, ranks=2)  # fmt: skip
+    (rest,) = run(tmp_path, "cifar10_resnet.py", *arguments, "--resume", tmp_path / "at2.pt",
+                  ranks=2)  # fmt: skip
+    assert [c[1:] for c in rest["curve"]] == [c[1:] for c in whole["curve"][2:]]
 
 
 def test_unet(tmp_path):

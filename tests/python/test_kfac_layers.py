@@ -144,6 +144,14 @@ def test_padding_modes(device):
         torch.testing.assert_close(padded.weight.grad, plain.weight.grad, rtol=1e-9, atol=0)
 
 
+def test_attention_of_torch():
+    """nn.MultiheadAttention never calls its output layer: that is reported, and not a layer."""
+    with pytest.warns(UserWarning, match=r"attn \(Multihead.*attn\.out_proj \(NonDynamically"):
+        kfac = KFAC(nn.TransformerEncoderLayer(8, 2, 16))
+    assert [layer.name for layer in kfac._layers] == ["linear1", "linear2"]
+    kfac.close()
+
+
 def test_subclass_is_not_taken_for_its_base():
     class Doubled(nn.Linear):
         def forward(self, x):

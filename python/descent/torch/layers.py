@@ -289,6 +289,8 @@ def layer_for(name: str, module: nn.Module) -> Optional[Layer]:
     """
     if not isinstance(getattr(module, "weight", None), nn.Parameter):
         return None  # no weight, or one that is computed (weight_norm, parametrizations)
+    if type(module).__name__ == "NonDynamicallyQuantizableLinear":
+        return None  # nn.MultiheadAttention reads its weight and never calls it
     known: List[Tuple[Any, Any]] = [(nn.Linear, Layer), (nn.Conv2d, Conv), (nn.Conv1d, Conv)]
     for cls, kind in known:
         if isinstance(module, cls) and type(module).forward is cls.forward:
