@@ -24,11 +24,29 @@ struct image_batch {
     int items;
 };
 
+/* Few channels would leave most of a tile empty: there every thread moves all channels of one position. */
+enum { NARROW = 16 };
+
+template <typename T> __device__ __forceinline__ void transpose_narrow(const image_item &item) {
+    const int64_t number = (int64_t)blockIdx.x - item.first, image = number / item.tiles;
+    const int64_t p = (number - image * item.tiles) * THREADS + threadIdx.x;
+    if (p >= item.positions)
+        return;
+    const T *x = (const T *)item.x + image * item.c * item.positions + p;
+    T *y = (T *)item.y + (image * item.positions + p) * item.c;
+    for (int64_t c = 0; c < item.c; c++)
+        y[c] = x[c * item.positions];
+}
+
 /* Positions of a tile: 32 of 4 or 8 bytes, 64 of 2. */
 template <typename T> constexpr int tile_positions = sizeof(T) == 2 ? 64 : 32;
 
 template <typename T>
 __device__ __forceinline__ void transpose(const image_item &item, unsigned char *shared) {
+    if (item.c <= NARROW) {
+        transpose_narrow<T>(item);
+        return;
+    }
     constexpr int ACROSS = tile_positions<T>, PITCH = ACROSS + (sizeof(T) == 2 ? 2 : 1);
     T *tile = reinterpret_cast<T *>(shared);
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
@@ -37,14 +55,19 @@ __device__ __forceinline__ void transpose(const image_item &item, unsigned char 
     const int64_t c0 = (rest - across * item.tiles_c) * TILE_C, p0 = across * ACROSS;
     const T *x = (const T *)item.x + image * item.c * item.positions;
     T *y = (T *)item.y + image * item.c * item.positions;
+    T values[TILE_C / WARPS][ACROSS / 32]; /* all loads are under way before the first is used */
 #pragma unroll
-    for (int r = 0; r < TILE_C; r += WARPS)
+    for (int r = 0; r < TILE_C / WARPS; r++)
 #pragma unroll
-        for (int k = 0; k < ACROSS; k += 32) {
-            int64_t c = c0 + r + warp, p = p0 + k + lane;
-            if (c < item.c && p < item.positions)
-                tile[(r + warp) * PITCH + k + lane] = x[c * item.positions + p];
+        for (int k = 0; k < ACROSS / 32; k++) {
+            int64_t c = c0 + r * WARPS + warp, p = p0 + k * 32 + lane;
+            values[r][k] = c < item.c && p < item.positions ? x[c * item.positions + p] : (T)0;
         }
+#pragma unroll
+    for (int r = 0; r < TILE_C / WARPS; r++)
+#pragma unroll
+        for (int k = 0; k < ACROSS / 32; k++)
+            tile[(r * WARPS + warp) * PITCH + k * 32 + lane] = values[r][k];
     __syncthreads();
 #pragma unroll
     for (int r = 0; r < ACROSS; r += WARPS)
@@ -90,6 +113,8 @@ dsc_status dsc_cuda_nhwc_batch(dsc_queue *q, const dsc_nhwc_item *items, int64_t
                 bytes};
             item.tiles_c = (item.c + TILE_C - 1) / TILE_C;
             item.tiles = item.tiles_c * ((item.positions + across - 1) / across);
+            if (item.c <= NARROW)
+                item.tiles = (item.positions + THREADS - 1) / THREADS;
             blocks += item.tiles * x->dim[0];
             b.item[i] = item;
         }
