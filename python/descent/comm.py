@@ -129,6 +129,7 @@ class Communicator:
 
 _open: List[Communicator] = []  # in the order of their creation
 _default: Optional[Communicator] = None
+_default_world: Any = None  # the process group that it was made of; None: it was not
 _of_groups: List[Tuple[Any, Communicator]] = []
 
 
@@ -152,12 +153,13 @@ def _create(mpi_comm: int = 0, kind: bytes = b"auto") -> c_void_p:
     return handle
 
 
-def _torch_is_initialised() -> bool:
+def _torch_world() -> Any:
+    """The process group of all ranks of torch.distributed; None where it is not initialised."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    distributed = torch.distributed
-    return bool(distributed.is_available() and distributed.is_initialized())
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.group.WORLD
 
 
 def _mpi_of_others() -> Any:
@@ -167,7 +169,7 @@ def _mpi_of_others() -> Any:
 
 
 def _create_default() -> Communicator:
-    if _torch_is_initialised():
+    if _torch_world() is not None:
         from . import _torch_group
 
         return Communicator(_torch_group.from_group())
@@ -185,7 +187,7 @@ def _create_from(group: Any) -> Communicator:
     if mpi is not None and isinstance(group, mpi.Comm):
         address = mpi._addressof(group)
         return Communicator(_create(address), mpi_comm=address)
-    if _torch_is_initialised():
+    if _torch_world() is not None:
         from . import _torch_group
 
         if isinstance(group, _torch_group.dist.ProcessGroup):
@@ -205,7 +207,7 @@ def default(group: Any = None) -> Communicator:
     initialised MPI; this process alone. It is an error when torchrun, or another launcher that is
     not MPI's, has started several processes and torch.distributed is not initialised.
     """
-    global _default
+    global _default, _default_world
     if group is not None:
         for known, communicator in _of_groups:
             if known is group and communicator._handle:
@@ -213,9 +215,18 @@ def default(group: Any = None) -> Communicator:
         communicator = _create_from(group)
         _of_groups[:] = [(g, c) for g, c in _of_groups if c._handle] + [(group, communicator)]
         return communicator
-    if _default is None or not _default._handle:
+    world = _torch_world()
+    if _default is None or not _default._handle or _is_outdated(_default, world):
         _default = _create_default()
+        _default_world = world
     return _default
+
+
+def _is_outdated(communicator: Communicator, world: Any) -> bool:
+    """Whether torch.distributed was initialised after a default of one rank was made, or anew."""
+    if world is None or world is _default_world:
+        return False
+    return _default_world is not None or communicator.size == 1
 
 
 def as_communicator(comm: Any = None) -> Communicator:
