@@ -17,6 +17,9 @@ static dsc_status enter(const dsc_device *device, dsc_cuda_current *current) {
     return DSC_OK;
 }
 
+/* Local to this file, because its names do not start with dsc_. */
+namespace {
+
 template <auto operation> struct on_gpu;
 
 template <class Result, class First, class... Rest, Result (*operation)(First, Rest...)>
@@ -40,6 +43,8 @@ struct on_gpu<operation> {
         return 0;
     }
 };
+
+}
 
 const dsc_cuda_operations *dsc_cuda_operations_on_gpu(void) {
 #define ENTRY(name) on_gpu<dsc_cuda_##name>::call,
