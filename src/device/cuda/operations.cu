@@ -44,7 +44,7 @@ struct on_gpu<operation> {
     }
 };
 
-}
+} // namespace
 
 const dsc_cuda_operations *dsc_cuda_operations_on_gpu(void) {
 #define ENTRY(name) on_gpu<dsc_cuda_##name>::call,
