@@ -302,8 +302,7 @@ int dsc_buckets_abandon(dsc_buckets **buckets) {
         in_flight = 1;
     }
     if (in_flight) {
-        b->next_kept = b->comm->kept;
-        b->comm->kept = b;
+        dsc_memory_keep(b);
         *buckets = NULL;
         return 1;
     }

@@ -403,8 +403,12 @@ static void abandon(dsc_consensus_kind kind, int busy) {
     EXPECT(dsc_clock_now() - begun < (kind == DSC_CONSENSUS_ADPSGD ? 5 : 1));
     if (rank == 0)
         EXPECT_OK(dsc_comm_barrier(comm));
-    if (!busy) /* else a message may still use it */
+    if (busy) { /* a message may still use it */
+        dsc_memory_keep(n.values.data);
+        dsc_memory_keep(n.grads.data);
+    } else {
         free_net(&n);
+    }
 }
 
 static int has_kind(dsc_consensus_kind kind) {
@@ -437,6 +441,8 @@ static void test_abandon_in_a_step(void **state) {
     assert_ok(dsc_queue_create(device, &queue));
     for (int k = 0; k < KINDS - 1; k++)
         abandon(kinds[k], 1);
+    dsc_memory_keep(device);
+    dsc_memory_keep(queue);
     device = usual;
     queue = usual_queue;
     all_fine(comm);
