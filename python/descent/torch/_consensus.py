@@ -185,7 +185,8 @@ class Consensus:
         options.layouts = layouts
         self._keep = structs  # the library keeps the names
         queue = self._device.follow()
-        self.comm.use(self._device)
+        if self._device.torch_device.type == "cuda":
+            self.comm.use(self._device)
         lib.dsc_consensus_create(
             self.comm.handle, queue, structs, count, byref(options), byref(self._handle)
         )

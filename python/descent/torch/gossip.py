@@ -501,7 +501,8 @@ def _run_rounds(
         layouts[i] = layout_of(t)
     options.layouts = layouts
     queue = device.follow()
-    comm.use(device)
+    if device.torch_device.type == "cuda":
+        comm.use(device)
     handle = c_void_p()
     lib.dsc_average_create(comm.handle, queue, structs, len(work), byref(options), byref(handle))
     try:
