@@ -379,9 +379,11 @@ static void drop_held(const nccl_state *s) {
 }
 
 static void free_state(nccl_state *s) {
+    dsc_cuda_current current = {-1, 0};
     if (s->lane) {
         drop_held(s);
-        DSC_CUDA_ON_QUIETLY(s->lane->ordinal);
+        if (dsc_cuda_enter(s->lane->ordinal, &current) != cudaSuccess)
+            (void)cudaGetLastError();
     }
     if (s->comm) {
         forget_alive(s);
@@ -397,6 +399,7 @@ static void free_state(nccl_state *s) {
     }
     (void)cudaGetLastError();
     leave_lane(&s->lane);
+    dsc_cuda_leave(&current);
     dsc_memory_free(&s);
 }
 
