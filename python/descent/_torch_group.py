@@ -396,7 +396,7 @@ def _members(group: Any) -> Tuple[int, ...]:
 def _options(kind: bytes) -> CommOptions:
     options = initialised(CommOptions, "comm_options")
     options.kind = kind
-    options.thread_multiple = 1
+    options.thread_multiple = int(kind == b"auto")  # with NCCL one thread, and one order of all
     return options
 
 
@@ -408,13 +408,16 @@ def _has_nccl() -> bool:
     return True
 
 
-def from_group(group: Any = None) -> c_void_p:
-    """A communicator of the library on the ranks of a process group; None: all. Collective."""
+def from_group(group: Any = None, over_host: bool = False) -> c_void_p:
+    """A communicator of the library on the ranks of a process group; None: all. `over_host`: by
+    gloo alone, whatever the group is. Collective."""
     group = dist.group.WORLD if group is None else group
     if dist.get_rank(group) < 0:
         raise InvalidError("this process is not a member of the process group")
     on_cpu, on_cuda = _devices_of(group)
     on_cuda = on_cuda and torch.cuda.is_available()
+    if over_host:
+        return _from_gloo(group, b"auto")
     if on_cpu:
         return _from_gloo(group, b"nccl" if on_cuda and _has_nccl() else b"auto")
     if not on_cuda:
@@ -487,7 +490,7 @@ def _from_contact(group: Any) -> c_void_p:
     contact.exchange, contact.close = _EXCHANGE, _CLOSE
     handle = c_void_p()
     try:
-        lib.dsc_comm_create_from_contact(byref(contact), byref(_options(b"auto")), byref(handle))
+        lib.dsc_comm_create_from_contact(byref(contact), byref(_options(b"nccl")), byref(handle))
     except BaseException:
         _close(contact.context)
         raise

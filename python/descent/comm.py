@@ -26,9 +26,13 @@ class Communicator:
     A context manager: `with descent.comm.default() as comm: ...` closes it at the end.
     """
 
-    def __init__(self, handle: c_void_p, mpi_comm: Optional[int] = None) -> None:
+    def __init__(
+        self, handle: c_void_p, mpi_comm: Optional[int] = None, group: Any = None
+    ) -> None:
         self._handle = handle
         self._mpi_comm = mpi_comm  # address of an MPI_Comm, 0 for all ranks; None: no choice
+        self._group = group  # the process group that it was made of
+        self._host: Optional[Communicator] = None  # the same ranks, without NCCL
         self._device: Any = None
         _open.append(self)
 
@@ -83,10 +87,30 @@ class Communicator:
         if self._device is None and self._mpi_comm is not None and self.size > 1:
             if self._has_gpu_each(device):
                 by_nccl = _create(self._mpi_comm, b"nccl")
-                Communicator(self._handle)  # open until the end: others may use it already
+                self._host = Communicator(self._handle)  # others may use it already
                 self._handle = by_nccl
         lib.dsc_comm_use_queue(self.handle, device.queue)
         self._device = device
+
+    def over_host(self) -> "Communicator":
+        """The communicator of the same ranks that copies GPU tensors over the host, and that
+        several threads may use, for AD-PSGD; this one, if it does. Collective."""
+        if self._host is not None and not self._host._handle:
+            self._host = None  # it was closed
+        if self._host is not None:
+            return self._host
+        if self.name == "nccl":
+            if self._group is None:
+                raise UnsupportedError(
+                    "this communicator exchanges GPU tensors by NCCL only: pass the one of all "
+                    "ranks, a process group of gloo, or an mpi4py communicator"
+                )
+            from . import _torch_group
+
+            self._host = Communicator(_torch_group.from_group(self._group, over_host=True))
+        elif self._mpi_comm is not None and self.size > 1:
+            self._host = self.split(0, self.rank)  # `use` may turn this one to NCCL later
+        return self._host or self
 
     def _has_gpu_each(self, device: Any) -> bool:
         """Whether NCCL can connect the ranks: each has a GPU that no other rank has. Collective."""
@@ -141,7 +165,7 @@ def _create(mpi_comm: int = 0, kind: bytes = b"auto") -> c_void_p:
     options = initialised(CommOptions, "comm_options")
     options.kind = kind
     options.mpi_comm = mpi_comm or None
-    options.thread_multiple = 1
+    options.thread_multiple = int(kind != b"nccl")  # with NCCL one thread, and one order of all
     handle = c_void_p()
     try:
         lib.dsc_comm_create(byref(options), byref(handle))
@@ -172,7 +196,7 @@ def _create_default() -> Communicator:
     if _torch_world() is not None:
         from . import _torch_group
 
-        return Communicator(_torch_group.from_group())
+        return Communicator(_torch_group.from_group(), group=_torch_world())
     ours = _mpi_of_others() is None
     handle = _create()
     if lib.dsc_comm_name(handle) != b"mpi":
@@ -191,7 +215,7 @@ def _create_from(group: Any) -> Communicator:
         from . import _torch_group
 
         if isinstance(group, _torch_group.dist.ProcessGroup):
-            return Communicator(_torch_group.from_group(group))
+            return Communicator(_torch_group.from_group(group), group=group)
     raise InvalidError(
         "comm: a descent.comm.Communicator, an mpi4py communicator or an initialised process group "
         f"of torch.distributed is expected, not {type(group).__module__}.{type(group).__name__}"

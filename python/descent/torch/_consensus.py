@@ -130,6 +130,8 @@ class Consensus:
         self._device = device_of(single_device(parameters, what))
         self._check_parameters()
         self.comm = _comm.as_communicator(comm)
+        if algorithm == "adpsgd":
+            self.comm = self.comm.over_host()  # its thread knows no common order of operations
         options = initialised(ConsensusOptions, "consensus_options")
         options.kind = KINDS[algorithm]
         options.graph = graph.encode() if graph else None

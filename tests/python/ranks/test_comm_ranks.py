@@ -206,6 +206,25 @@ def test_limit():
     part.close()
 
 
+def test_over_the_host(monkeypatch):
+    """The ranks of a communicator without NCCL, for threads."""
+    host = WORLD.over_host()
+    assert (host is WORLD) == TORCHRUN
+    assert (host.rank, host.size) == (WORLD.rank, RANKS) and WORLD.over_host() is host
+    ring(host)
+    assert host.over_host() is host
+    monkeypatch.setattr(descent_comm.Communicator, "name", "nccl")
+    if TORCHRUN:
+        other = WORLD.over_host()
+        assert other is not WORLD and WORLD.over_host() is other
+        ring(other)
+        other.close()
+    with WORLD.split(0) as part, pytest.raises(descent.UnsupportedError, match="NCCL only"):
+        part.over_host()
+    monkeypatch.undo()
+    assert WORLD.over_host() is host
+
+
 def test_wrong_arguments():
     with pytest.raises(descent.InvalidError, match="ranks 0 to"):
         run(WORLD, "broadcast", OTHER, RANKS, torch.zeros(1))
