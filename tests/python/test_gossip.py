@@ -118,6 +118,26 @@ def test_optimizer_looks_like_the_wrapped_one():
     inner.load_state_dict({k: v for k, v in state.items() if k != "gossip"})
 
 
+def test_grad_scaler(device):
+    """GradScaler sees the optimiser; a step that it leaves out is none."""
+    cuda = device.type == "cuda"
+    scaler = torch.cuda.amp.GradScaler(enabled=cuda)
+    model = net().to(device)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = GossipOptimizer(inner, model)
+    x, y = (t.to(device) for t in batches()[0])
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        if step == 1 and cuda:
+            model[0].weight.grad[0, 0] = float("inf")
+        scaler.step(optimizer)
+        scaler.update()
+    model(x)
+    assert optimizer.state_dict()["gossip"]["steps"] == (2 if cuda else 3)
+
+
 def test_with_kfac():
     """K-FAC inside of gossip: the wrapper is looked through."""
     model = GossipDataParallel(net())

@@ -262,6 +262,23 @@ def test_accumulation_and_skipped_updates():
     close(results[0], results[1])
 
 
+@pytest.mark.parametrize("synch_freq", [0, 3])
+def test_mass_is_conserved(synch_freq):
+    """Whatever is late or changed by hand, the mean over the ranks is that of all changes."""
+    model = GossipDataParallel(Net(), overlap=True, synch_freq=synch_freq)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for t in range(9):
+        model(t).backward()
+        optimizer.step()
+        if t == 4:
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.add_(RANK)
+    with model.averaged():
+        close(values(model.module), values(Net(0)) + (RANKS - 1) / 2)
+    model.close()
+
+
 def test_transfer_at_once():
     """transfer_params sends before the next forward pass; the values are the same."""
     topology = graphs.Topology("exponential", RANKS)
