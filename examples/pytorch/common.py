@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from descent import comm
+
 
 def arguments(description: str) -> argparse.ArgumentParser:
     """A parser with the arguments that all examples take."""
@@ -81,6 +83,8 @@ def start(args: argparse.Namespace) -> torch.device:
         if args.device == "cuda":
             args.device = f"cuda:{os.environ['LOCAL_RANK']}"
         dist.init_process_group("nccl" if args.device.startswith("cuda") else "gloo")
+    elif comm.default().size > 1:
+        sys.exit("start several ranks of this example by torchrun")
     device = torch.device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)

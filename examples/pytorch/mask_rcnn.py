@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=400, help="training images")
     parser.add_argument("--batch-size", type=int, default=8, help="images per rank")
     parser.add_argument("--lr", type=float, default=0.02)
-    common.kfac_arguments(parser, factor_steps=5, inv_steps=50)
+    common.kfac_arguments(parser, kl_clip=0.01, factor_steps=5, inv_steps=50)
     args = parser.parse_args()
     common.need("torchvision", "(pip install torchvision)")
     device = common.start(args)
