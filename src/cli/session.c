@@ -91,7 +91,7 @@ static dsc_status choose_comm(dsc_cli_session *session, const char *kind) {
     dsc_comm_options_init(&options);
     options.kind = "nccl";
     options.thread_multiple = session->several_threads;
-    if (strncmp(kind, "mpi", 3) == 0 || dsc_device_is_host(session->device))
+    if (strncmp(kind, "mpi", 3) == 0 || strcmp(kind, "self") == 0 || dsc_device_is_host(session->device))
         return DSC_OK;
     if (strcmp(kind, "auto") == 0 && dsc_comm_size(session->comm) > 1 && has_nccl())
         DSC_CLI_TRY(have_own_gpus(session, &own));
@@ -122,7 +122,7 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
             "--comm nccl: this build has no NCCL; give --comm mpi or leave it out, or build with CUDA "
             "and NCCL");
     dsc_comm_options_init(&options);
-    if (strncmp(comm, "mpi:", 4) == 0)
+    if (strncmp(comm, "mpi:", 4) == 0 || strcmp(comm, "self") == 0)
         options.kind = comm;
     options.thread_multiple = session->several_threads;
     options.survive = session->survive;

@@ -20,10 +20,10 @@ static const dsc_option own_options[] = {
      .kind = DSC_OPTION_WORD,
      .offset = AT(comm),
      .value = "auto",
-     .choices = DSC_CLI_CHOICES("auto", "mpi", "mpi:openmpi", "mpi:mpich", "nccl"),
+     .choices = DSC_CLI_CHOICES("auto", "mpi", "mpi:openmpi", "mpi:mpich", "nccl", "self"),
      .help = "how tensors of GPUs are sent between ranks; mpi copies them over the host; auto: nccl if "
              "every rank has a GPU of its own, mpi for adpsgd; mpi:openmpi and mpi:mpich: mpi with that "
-             "library, not the launcher's"},
+             "library, not the launcher's; self: this process alone, whatever has started it"},
     {.name = "tune",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(tune),

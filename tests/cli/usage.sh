@@ -177,6 +177,12 @@ if ! "$descent" --version | grep -q "with NCCL"; then
     has stderr "give --comm mpi"
 fi
 
+# Processes of a launcher that is not MPI's would each train alone: that has to be asked for.
+export WORLD_SIZE=2 RANK=0
+expect 1 "WORLD_SIZE is 2" train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none
+expect 0 "" train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none --comm self
+unset WORLD_SIZE RANK
+
 # Off on the command line is off, whatever a file says of the rest.
 printf 'kfac-damping = 0.1\nkfac-update-freq = 10\n' >kfac.conf
 expect 0 "done" train --config kfac.conf --kfac-update-freq 0 --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none
