@@ -139,7 +139,17 @@ static dsc_status make_scratch(dsc_kfac *k) {
     return k->unit_count > 0 ? dsc_op_fill(k->queue, 1, &k->ones) : DSC_OK;
 }
 
-/* Memory for the matrices that this rank solves at a time: all of them, up to WAVE_NUMBERS on a CPU. */
+dsc_status dsc_kfac_take_solve_space(dsc_kfac *k) {
+    return k->solve.data ? DSC_OK : dsc_kfac_alloc(k, k->dtype, k->solve_numbers, &k->solve);
+}
+
+void dsc_kfac_return_solve_space(dsc_kfac *k) {
+    if (k->solve_returns)
+        dsc_tensor_free(&k->solve);
+}
+
+/* Memory for the matrices that this rank solves at a time: all of them, up to WAVE_NUMBERS on a CPU. With late
+ * gradients it is taken for every decomposition: the framework needs it for activations in between. */
 static dsc_status make_solve_space(dsc_kfac *k) {
     int64_t largest = 0, total = 0, values = 0, items = 0;
     for (int j = 0; j < k->layout_count; j++) {
@@ -159,7 +169,11 @@ static dsc_status make_solve_space(dsc_kfac *k) {
     wave = wave > WAVE_NUMBERS ? wave : WAVE_NUMBERS;
     if (!dsc_device_is_host(k->device))
         wave = total; /* a GPU solves them side by side */
-    DSC_TRY(dsc_kfac_alloc(k, k->dtype, total < wave ? total : wave, &k->solve));
+    k->solve_numbers = total < wave ? total : wave;
+    for (int64_t l = 0; l < k->layer_count; l++)
+        k->solve_returns |= k->layers[l].late_gradients;
+    if (!k->solve_returns)
+        DSC_TRY(dsc_kfac_take_solve_space(k));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &k->solve_values));
     DSC_TRY(dsc_memory_alloc(items, sizeof *k->solving, &k->solving));
     if (k->options.method == DSC_KFAC_INVERSE || largest == 0)

@@ -180,7 +180,7 @@ static dsc_status receive_parcels(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *la
 
 dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     dsc_kfac_layout *layout = &k->layouts[index];
-    dsc_status status = DSC_OK;
+    dsc_status status = dsc_kfac_take_solve_space(k);
     k->solve_ms = 0;
     k->used_damping = k->hyper.damping;
     for (int64_t i = 0; i < layout->parcel_count; i++) {
@@ -192,6 +192,7 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
         }
         DSC_TRY(send_parcel(k, q, layout, p)); /* also after a failure: the others wait for it */
     }
+    dsc_kfac_return_solve_space(k);
     DSC_TRY(receive_parcels(k, q, layout));
     DSC_TRY(dsc_comm_agree(k->control, status));
     k->decomposed = k->decomposed_now = 1;

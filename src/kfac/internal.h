@@ -181,6 +181,8 @@ struct dsc_kfac {
     dsc_tensor solve, solve_values, work; /* matrices being solved, their values, workspace */
     dsc_tensor images;                    /* captured tensors in the order or type that is needed */
     int64_t largest_n, largest_packed;
+    int64_t solve_numbers; /* elements of `solve` */
+    int solve_returns;     /* 1: `solve` has memory during decompositions only */
     dsc_tensor bad;      /* F64[2 per factor]: elements not finite, times rejected */
     dsc_tensor numbers;  /* F64[DSC_KFAC_NUMBERS] */
     dsc_tensor products; /* F64[4 units]: <P, D>; of the last decomposition <P, D>, <P, P>, <D, D> */
@@ -235,6 +237,9 @@ dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_memory_destroy(dsc_kfac *k);
 /* A block of `count` numbers; count 0: no memory. */
 dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) DSC_MUST_CHECK;
+/* Allocate the memory of the matrices being solved unless it is there, and free it where it is not kept. */
+dsc_status dsc_kfac_take_solve_space(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_return_solve_space(dsc_kfac *k);
 /* The next tensor of a block: moves *used by its elements. */
 dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, const int64_t *dim);
 /* Gives the batch factors of a layer memory to wait in, unless they have it. */
