@@ -4,6 +4,8 @@
 #include "device/cuda/gram_kernels.h"
 #include "device/cuda/state.h"
 
+#include "base/hash.h"
+
 #include <string.h>
 
 /* Bytes of partial sums at most, and rows that one sum of floats may cover: more would lose digits. */
@@ -177,7 +179,7 @@ static void choose_parts(const dsc_gram_patches *p, int places, dsc_gram_shift_p
     }
 }
 
-static dsc_gram_shift_plan make_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
+static dsc_gram_shift_plan plan_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
     dsc_gram_shift_plan plan = {.groups = divide_up(p->images * p->h, DSC_GRAM_LINES),
                                 .frames = divide_up(p->images, DSC_GRAM_IMAGES)};
     for (int columns = p->w < COLUMNS_MOST ? p->w : COLUMNS_MOST; columns >= 1; columns--) {
@@ -190,6 +192,33 @@ static dsc_gram_shift_plan make_shift(const dsc_gram_patches *p, const dsc_cuda 
     choose_parts(p, cuda->multiprocessors, &plan);
     plan.one_parts = p->n > p->width ? ONE_PARTS : 0;
     return plan;
+}
+
+/* Plans that were made before, by the shapes that they depend on. A capture asks for its plan three times, and
+ * again in every step; without a recording that would cost as much as its launches. */
+typedef struct kept_shift {
+    dsc_gram_patches p; /* without its address */
+    int multiprocessors;
+    size_t shared;
+    dsc_gram_shift_plan plan;
+} kept_shift;
+enum { KEPT_SHIFTS = 64 };
+static _Thread_local kept_shift kept_shifts[KEPT_SHIFTS];
+
+static dsc_gram_shift_plan make_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
+    dsc_gram_patches key;
+    memcpy(&key, p, sizeof key); /* with its padding, which is 0 */
+    key.x = NULL;
+    key.first = 0;
+    kept_shift *kept = &kept_shifts[dsc_hash_bytes(0, &key, sizeof key) % KEPT_SHIFTS];
+    if (kept->multiprocessors != cuda->multiprocessors || kept->shared != cuda->shared ||
+        memcmp(&kept->p, &key, sizeof key) != 0) {
+        kept->plan = plan_shift(p, cuda);
+        kept->multiprocessors = cuda->multiprocessors;
+        kept->shared = cuda->shared;
+        memcpy(&kept->p, &key, sizeof key);
+    }
+    return kept->plan;
 }
 
 static size_t shift_bytes(const dsc_gram_patches *p, const dsc_gram_shift_plan *plan) {
