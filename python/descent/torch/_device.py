@@ -28,6 +28,7 @@ DTYPES = {
     torch.int64: I64,
     torch.uint8: U8,
 }
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 
 
@@ -36,6 +37,7 @@ class Device:
 
     def __init__(self, device: torch.device) -> None:
         self.torch_device = device
+        self._is_cuda = device.type == "cuda"
         options = initialised(DeviceOptions, "device_options")
         if device.type == "cuda":
             options.name = b"cuda"
@@ -52,11 +54,13 @@ class Device:
     def _current_stream(self) -> int:
         if self.torch_device.type != "cuda":
             return 0
-        return torch.cuda.current_stream(self.torch_device).cuda_stream
+        if _raw_stream is not None:  # without making an object of it
+            return int(_raw_stream(self.torch_device.index))
+        return int(torch.cuda.current_stream(self.torch_device).cuda_stream)
 
     def follow(self) -> c_void_p:
         """The queue, now in the order of torch's current stream."""
-        if self.torch_device.type == "cuda":
+        if self._is_cuda:
             stream = self._current_stream()
             if stream != self._stream:
                 lib.dsc_queue_rewrap(self.queue, stream)

@@ -68,6 +68,16 @@ class _Switch:
         self.on = False
 
 
+def _never() -> bool:
+    return False
+
+
+# Whether torch.compile is tracing the caller.
+_is_compiling: Callable[[], bool] = getattr(
+    getattr(torch, "compiler", None), "is_compiling", _never
+)
+
+
 def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps torch.compile from tracing a function."""
     compiler = getattr(torch, "compiler", None)
@@ -214,6 +224,7 @@ class KFAC(torch.optim.Optimizer):
         self._device = device_of(single_device(parameters, "KFAC"))
         self._check_dtypes()
         self._comm = _comm.as_communicator(comm)
+        self._alone = self._comm.size == 1
         self._options = self._make_options(
             method=_choice("compute_method", compute_method, _METHODS),
             scaling=_choice("scaling", scaling, _SCALINGS),
@@ -433,27 +444,26 @@ class KFAC(torch.optim.Optimizer):
 
     def _captured(self, layer: Layer, a: torch.Tensor, g: torch.Tensor) -> None:
         """The gradient at a layer's output has been computed."""
-        if not self._switch.on or not self._handle or (a.numel() == 0 and self._comm.size == 1):
+        if not self._switch.on or not self._handle or (a.numel() == 0 and self._alone):
             return  # with several ranks the others may have rows: see fill_sample
-        if g.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError(
-                "KFAC: a step that updates the factors cannot be captured in a CUDA graph: capture "
-                "the graph while kfac.updates_factors is False, and run steps for which it is True "
-                "without the graph"
-            )
         if not self._begun:
+            if g.is_cuda and torch.cuda.is_current_stream_capturing():
+                raise UnsupportedError(
+                    "KFAC: a step that updates the factors cannot be captured in a CUDA graph: "
+                    "capture the graph while kfac.updates_factors is False, and run steps for "
+                    "which it is True without the graph"
+                )
             self._batch = a.shape[0] if a.dim() > 1 else 1
             self._begin()
         if layer.pending > 1 and not layer.several_uses:
             layer.several_uses = True
-            lib.dsc_kfac_set_uses(self._kfac, layer.index, 0)
+            lib.dsc_kfac_set_uses(self._handle, layer.index, 0)
         layer.pending = max(0, layer.pending - 1)
-        with torch.no_grad():
-            g = self._loss_terms.adjust(layer.index, g.detach())
-            keep = layer.fill_sample(self._device, a, g)
-            lib.dsc_kfac_capture_sample(
-                self._kfac, self._device.follow(), layer.index, byref(layer.sample)
-            )
+        g = self._loss_terms.adjust(layer.index, g.detach())
+        keep = layer.point_sample(self._device, a, g)
+        lib.dsc_kfac_capture_sample(
+            self._handle, self._device.follow(), layer.index, byref(layer.sample)
+        )
         self._captures += 1
         del keep
 
@@ -783,22 +793,26 @@ def _abandon(handle: c_void_p) -> None:
 def _make_hook(switch: _Switch, kfac: Any, layer: Layer) -> Callable[..., None]:
     """The forward hook of a layer's module."""
 
-    @_outside_graphs
-    def note(inputs: Tuple[Any, ...], output: Any) -> None:
-        if not (torch.is_grad_enabled() and isinstance(output, torch.Tensor)):
-            return
-        if not output.requires_grad or not inputs or not isinstance(inputs[0], torch.Tensor):
-            return
-        layer.pending += 1
-        output.register_hook(functools.partial(captured, inputs[0].detach()))
-
     def captured(a: torch.Tensor, g: torch.Tensor) -> None:
         this = kfac()
         if this is not None:
             this._captured(layer, a, g)
 
+    def note(inputs: Tuple[Any, ...], output: Any) -> None:
+        if not (isinstance(output, torch.Tensor) and output.requires_grad):
+            return
+        if not inputs or not isinstance(inputs[0], torch.Tensor) or not torch.is_grad_enabled():
+            return
+        layer.pending += 1
+        output.register_hook(functools.partial(captured, inputs[0].detach()))
+
+    note_outside = _outside_graphs(note)
+
     def hook(module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> None:
         if switch.on:
-            note(inputs, output)
+            if _is_compiling():
+                note_outside(inputs, output)
+            else:
+                note(inputs, output)
 
     return hook
