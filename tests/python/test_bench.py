@@ -29,7 +29,7 @@ def test_toy(tmp_path):
     results = json.loads(out.read_text())["results"]
     assert [r["format"] for r in results] == ["contiguous", "channels_last"]
     for result in results:
-        assert result["plain_ms"] > 0 and result["library_peak_bytes"] > 0
+        assert result["plain_ms"] > 0 and result["peak_bytes"] > 0
         assert set(result["added_ms"]) == {"no update", "factors", "decomposition"}
     assert "ResNet-32, batch 128" in done.stdout
 
