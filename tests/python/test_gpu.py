@@ -11,6 +11,7 @@ from test_kfac_use import Net, backward, batch, every_step, gradients, make
 from torch import nn
 
 import descent
+import descent.comm
 from descent.torch import KFAC
 
 
@@ -227,3 +228,31 @@ def test_compiled(device, wrap_first):
                model.linear.weight.grad, model.linear.bias.grad]  # fmt: skip
         for a, b in zip(got, expected):
             torch.testing.assert_close(a.cpu(), torch.from_numpy(b), rtol=1e-7, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl", "gloo"])
+def test_process_groups(gpu, tmp_path, backend):
+    """A process group of one rank: the library's communicator, and a K-FAC step on it."""
+    import torch.distributed as dist
+
+    if ":" in backend and not hasattr(dist.distributed_c10d, "get_backend_config"):
+        pytest.skip("this torch has one backend in a group")
+    dist.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        try:
+            comm = descent.comm.default(dist.group.WORLD)
+        except descent.UnsupportedError as error:
+            pytest.skip(str(error))
+        assert comm.size == 1 and comm.name == ("functions" if backend == "gloo" else "nccl")
+        assert comm.over_host().name == "functions"
+        model, truth = make(gpu)
+        kfac = KFAC(model, comm=comm, **every_step())
+        backward(model, *batch(gpu))
+        expected = truth.step()
+        kfac.step()
+        compare(expected, 1e-9)
+        kfac.close()
+        comm.over_host().close()
+        comm.close()
+    finally:
+        dist.destroy_process_group()
