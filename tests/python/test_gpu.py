@@ -237,6 +237,8 @@ def test_process_groups(gpu, tmp_path, backend):
 
     if ":" in backend and not hasattr(dist.distributed_c10d, "get_backend_config"):
         pytest.skip("this torch has one backend in a group")
+    if "nccl" in backend and not dist.is_nccl_available():
+        pytest.skip("this torch has no NCCL")
     dist.init_process_group(backend, init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
         try:
