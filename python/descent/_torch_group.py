@@ -262,6 +262,7 @@ class _Gloo:
         # the memory of all ranks.
         sum_type = torch.float32 if dtype in _HALVES else dtype
         work_on = given if in_place else given.to(sum_type, copy=True)
+        options: Any
         if m.op == REDUCE:
             options = c10d.ReduceOptions()
             options.rootRank = m.peer
