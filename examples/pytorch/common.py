@@ -87,6 +87,7 @@ def start(args: argparse.Namespace) -> torch.device:
         sys.exit("start several ranks of this example by torchrun")
     device = torch.device(args.device)
     if device.type == "cuda":
+        device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     return device
 
