@@ -55,13 +55,24 @@ static dsc_status place_averages(dsc_kfac *k) {
     return DSC_OK;
 }
 
+/* 1 when a framework owns the gradients, and most of the device's memory. */
+static int is_late(const dsc_kfac *k) {
+    for (int64_t l = 0; l < k->layer_count; l++)
+        if (k->layers[l].late_gradients)
+            return 1;
+    return 0;
+}
+
 /* Batch factors lie in the order in which they travel, those with one destination next to each other: then
  * buckets need no copy. */
 static dsc_status place_batches(dsc_kfac *k) {
     int64_t total = 0, used = 0;
     int everywhere = dsc_kfac_keeps_everywhere(k), symmetric = k->options.symmetric;
-    if (k->ranks == 1 && k->options.passes == 1 && dsc_device_is_host(k->device) && !k->options.late_factors)
-        return DSC_OK; /* a GPU does without this shortcut: it moves all averages at once */
+    /* One capture enters the average at once. On a GPU that takes more launches than moving all averages
+     * together, but a framework needs the memory for activations. */
+    int at_once = dsc_device_is_host(k->device) || is_late(k);
+    if (k->ranks == 1 && k->options.passes == 1 && at_once && !k->options.late_factors)
+        return DSC_OK;
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
         const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
         total += symmetric ? f->packed : f->n * f->n;
@@ -170,8 +181,7 @@ static dsc_status make_solve_space(dsc_kfac *k) {
     if (!dsc_device_is_host(k->device))
         wave = total; /* a GPU solves them side by side */
     k->solve_numbers = total < wave ? total : wave;
-    for (int64_t l = 0; l < k->layer_count; l++)
-        k->solve_returns |= k->layers[l].late_gradients;
+    k->solve_returns = is_late(k);
     if (!k->solve_returns)
         DSC_TRY(dsc_kfac_take_solve_space(k));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &k->solve_values));

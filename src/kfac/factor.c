@@ -74,6 +74,10 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
 dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const dsc_tensor *x) {
     dsc_tensor bad = dsc_tensor_slice(&k->bad, 2 * f->slot, 2), count = dsc_tensor_slice(&bad, 0, 1);
     dsc_tensor decay = dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
+    if (k->factor_dtype == k->dtype && !dsc_device_is_host(k->device)) { /* fewer launches */
+        const dsc_absorb_item item = {*x, bad, f->average};
+        return dsc_op_absorb_batch(q, &decay, &item, 1);
+    }
     DSC_TRY(dsc_op_fill(q, 0, &count));
     DSC_TRY(dsc_op_count_nonfinite(q, x, &count));
     if (k->factor_dtype == k->dtype)

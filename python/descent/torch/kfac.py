@@ -630,7 +630,6 @@ class KFAC(torch.optim.Optimizer):
             for side in ("a", "g")
         }
         waits = ranks > 1 or self._accumulation_steps > 1 or self._options.late_factors
-        waits = waits or self._device.torch_device.type == "cuda"  # moves all averages at once
         everywhere = self._options.strategy == _STRATEGIES["comm_opt"] or ranks == 1
         for unit, side, n, owner in items:
             letter = "ag"[side]
