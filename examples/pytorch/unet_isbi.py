@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import Any, Dict, Tuple
+from typing import Dict, Tuple
 
 import common
 import torch

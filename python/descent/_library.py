@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+
 from ctypes import (
     CFUNCTYPE, POINTER, Structure, byref, c_char_p, c_double, c_int, c_int64, c_size_t,
     c_uint64, c_void_p,
@@ -621,5 +622,3 @@ def initialised(struct: Type[Structure], name: str) -> Any:
     value = struct()
     getattr(lib, f"dsc_{name}_init_sized")(byref(value), ctypes.sizeof(value))
     return value
-
-

@@ -26,7 +26,9 @@ def _folders() -> List[str]:
     except (ImportError, ValueError):
         return []
     roots = list(spec.submodule_search_locations or []) if spec else []
-    return [folder for root in roots for folder in sorted(glob.glob(os.path.join(root, "*", "lib")))]
+    return [
+        folder for root in roots for folder in sorted(glob.glob(os.path.join(root, "*", "lib")))
+    ]
 
 
 def with_libraries(call: Callable[[], None]) -> None:

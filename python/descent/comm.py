@@ -26,9 +26,7 @@ class Communicator:
     A context manager: `with descent.comm.default() as comm: ...` closes it at the end.
     """
 
-    def __init__(
-        self, handle: c_void_p, mpi_comm: Optional[int] = None, group: Any = None
-    ) -> None:
+    def __init__(self, handle: c_void_p, mpi_comm: Optional[int] = None, group: Any = None) -> None:
         self._handle = handle
         self._mpi_comm = mpi_comm  # address of an MPI_Comm, 0 for all ranks; None: no choice
         self._group = group  # the process group that it was made of

@@ -444,9 +444,7 @@ class Consensus:
         """How far the ranks are from their mean. Collective."""
         distance, norm = c_double(), c_double()
         self._settle()
-        lib.dsc_consensus_distance(
-            self.handle, self._device.follow(), byref(distance), byref(norm)
-        )
+        lib.dsc_consensus_distance(self.handle, self._device.follow(), byref(distance), byref(norm))
         self._show_own()
         return {"distance": distance.value, "norm": norm.value}
 

@@ -21,9 +21,9 @@ from .._library import AverageOptions, Tensor, initialised, lib
 from ..errors import InvalidError, UnsupportedError
 from ._consensus import Consensus, broadcast, is_dense, layout_of, mean_over_ranks
 from ._device import device_of, single_device
+from ._hooks import outside_graphs
 from ._model import parameters_by_name, refuse_sharded
 from .graphs import Topology, check_mixing, name_of
-from .kfac import _outside_graphs
 
 _log = logging.getLogger("descent")
 
@@ -233,7 +233,7 @@ class GossipDataParallel(_Wrapper):
         self._prepare()
         return self.module(*inputs, **arguments)
 
-    @_outside_graphs
+    @outside_graphs
     def _prepare(self) -> None:
         if self.training and torch.is_grad_enabled():
             self._consensus.begin()
@@ -356,7 +356,7 @@ class BilatGossipDataParallel(_Wrapper):
         self._prepare()
         return self.module(*inputs, **arguments)
 
-    @_outside_graphs
+    @outside_graphs
     def _prepare(self) -> None:
         if not self._gossips:
             return

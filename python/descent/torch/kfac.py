@@ -9,7 +9,6 @@ all other steps the library only needs to know where the gradients are.
 from __future__ import annotations
 
 import ctypes
-import functools
 import logging
 import warnings
 import weakref
@@ -20,12 +19,14 @@ import torch
 from torch import nn
 
 from .. import comm as _comm
+
 from .._library import (
     BF16, F16, F32, F64, KfacGradients, KfacHealthReport, KfacHyper, KfacLayer, KfacOptions,
     KfacReport, Tensor, initialised, lib,
 )  # fmt: skip
 from ..errors import InvalidError, UnsupportedError
 from ._device import TORCH_DTYPES, device_of, single_device
+from ._hooks import Switch, make_hook
 from ._model import refuse_sharded, unwrap
 from ._terms import LossTerms, Terms
 from .layers import CONV2D, Layer, find_layers
@@ -56,35 +57,6 @@ def _dtype(name: str, value: Optional[torch.dtype]) -> int:
     if value not in known:
         raise InvalidError(f"KFAC: {name}={value}: known are float32, bfloat16 and float16")
     return known[value]
-
-
-class _Switch:
-    """Whether layers hand their tensors to K-FAC in this step. torch.compile makes a program for
-    each of the two values, so that steps without captures stay whole graphs."""
-
-    __slots__ = ("on",)
-
-    def __init__(self) -> None:
-        self.on = False
-
-
-def _never() -> bool:
-    return False
-
-
-# Whether torch.compile is tracing the caller.
-_is_compiling: Callable[[], bool] = getattr(
-    getattr(torch, "compiler", None), "is_compiling", _never
-)
-
-
-def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps torch.compile from tracing a function."""
-    compiler = getattr(torch, "compiler", None)
-    if compiler is not None and hasattr(compiler, "disable"):
-        return compiler.disable(function)
-    dynamo = getattr(torch, "_dynamo", None)
-    return dynamo.disable(function) if dynamo is not None else function
 
 
 def _hyper_property(name: str) -> Any:
@@ -218,7 +190,7 @@ class KFAC(torch.optim.Optimizer):
         self._captures = 0
         self._warned_health = False
         self._batch = 1
-        self._switch = _Switch()
+        self._switch = Switch()
 
         parameters = {f"{layer.name}.weight": layer.weight for layer in self._layers}
         self._device = device_of(single_device(parameters, "KFAC"))
@@ -343,7 +315,7 @@ class KFAC(torch.optim.Optimizer):
         # A weak reference: the model must not keep the preconditioner alive.
         this = weakref.ref(self)
         self._hooks = [
-            layer.module.register_forward_hook(_make_hook(self._switch, this, layer))
+            layer.module.register_forward_hook(make_hook(self._switch, this, layer))
             for layer in self._layers
         ]
         self._look_ahead()
@@ -625,9 +597,7 @@ class KFAC(torch.optim.Optimizer):
         rank, ranks = self._comm.rank, self._comm.size
         units, items = self._plan()
         usage = {
-            f"{side}_{what}": 0
-            for what in ("factors", "batch", "inverses")
-            for side in ("a", "g")
+            f"{side}_{what}": 0 for what in ("factors", "batch", "inverses") for side in ("a", "g")
         }
         waits = ranks > 1 or self._accumulation_steps > 1 or self._options.late_factors
         everywhere = self._options.strategy == _STRATEGIES["comm_opt"] or ranks == 1
@@ -787,31 +757,3 @@ class KFAC(torch.optim.Optimizer):
 def _abandon(handle: c_void_p) -> None:
     """Frees what a lost object held, without waiting for other ranks."""
     lib.dsc_kfac_abandon(byref(handle))
-
-
-def _make_hook(switch: _Switch, kfac: Any, layer: Layer) -> Callable[..., None]:
-    """The forward hook of a layer's module."""
-
-    def captured(a: torch.Tensor, g: torch.Tensor) -> None:
-        this = kfac()
-        if this is not None:
-            this._captured(layer, a, g)
-
-    def note(inputs: Tuple[Any, ...], output: Any) -> None:
-        if not (isinstance(output, torch.Tensor) and output.requires_grad):
-            return
-        if not inputs or not isinstance(inputs[0], torch.Tensor) or not torch.is_grad_enabled():
-            return
-        layer.pending += 1
-        output.register_hook(functools.partial(captured, inputs[0].detach()))
-
-    note_outside = _outside_graphs(note)
-
-    def hook(module: nn.Module, inputs: Tuple[Any, ...], output: Any) -> None:
-        if switch.on:
-            if _is_compiling():
-                note_outside(inputs, output)
-            else:
-                note(inputs, output)
-
-    return hook

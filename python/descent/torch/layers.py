@@ -255,9 +255,7 @@ class Conv(Layer):
         g, self.sample.g_layout = self._fill_image(device, self.sample.g, _not_empty(g))
         return a, g
 
-    def _fill_image(
-        self, device: Device, out: Tensor, x: torch.Tensor
-    ) -> Tuple[torch.Tensor, int]:
+    def _fill_image(self, device: Device, out: Tensor, x: torch.Tensor) -> Tuple[torch.Tensor, int]:
         if x.dim() == self.dims + 1:  # one image without a batch
             x = x.unsqueeze(0)
         if self.dims == 1:

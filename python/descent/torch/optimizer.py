@@ -12,9 +12,9 @@ from torch import nn
 from .. import comm as _comm
 from ..errors import InvalidError
 from ._consensus import Consensus, broadcast, mean_over_ranks
+from ._hooks import outside_graphs
 from ._model import parameters_by_name, refuse_sharded, unwrap
 from .graphs import check_mixing, name_of
-from .kfac import _outside_graphs
 
 
 class GossipOptimizer(torch.optim.Optimizer):
@@ -226,7 +226,7 @@ class GossipOptimizer(torch.optim.Optimizer):
 def _make_hook(consensus: Consensus) -> Callable[..., None]:
     this = weakref.ref(consensus)
 
-    @_outside_graphs
+    @outside_graphs
     def hook(module: nn.Module, _: Any) -> None:
         found = this()
         if found is None or not found.is_open:
