@@ -147,8 +147,9 @@ struct dsc_comm {
     int owns_watch;   /* 1: the watch is about the ranks of this communicator, not of a parent */
     void *own;        /* memory for operations that begin and wait in one call */
     int64_t own_bytes;
-    dsc_buckets *kept; /* buckets that were destroyed while in flight */
-    int released;      /* 1: abandoned while all its ranks may well be alive (dsc_comm_release) */
+    dsc_buckets *kept;       /* buckets that were destroyed while in flight */
+    int released;            /* 1: abandoned while all its ranks may well be alive (dsc_comm_release) */
+    dsc_comm *next_released; /* the next one of these, in a list of the backend's */
     char message[DSC_COMM_MESSAGE_SIZE];
 };
 
@@ -160,8 +161,8 @@ uint64_t dsc_comm_cost(dsc_comm_op op, uint64_t bytes, int ranks);
  * one rank, which has nothing to exchange, or with "nccl". An operation must be begun and waited for in the
  * same recording; dsc_comm_test finds it not done there. */
 int dsc_comm_records(const dsc_comm *comm);
-/* As dsc_comm_abandon, for a communicator whose other ranks are alive: where nothing but receives is in flight,
- * MPI can still be finalised. Not collective. */
+/* As dsc_comm_abandon, for a communicator whose other ranks are alive: MPI can still be finalised at the end of
+ * the process, if everything but receives, which are cancelled, is complete by then. Not collective. */
 void dsc_comm_release(dsc_comm **comm);
 
 /* 1 when a tensor was announced in this round, and whether any was. */

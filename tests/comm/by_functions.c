@@ -187,6 +187,9 @@ dsc_status __wrap_dsc_comm_create(const dsc_comm_options *options, dsc_comm **ou
     f.wait = wait_for;
     f.split = split;
     f.close = close_comm;
+    /* MPICH reports errors of a wait to these two, not to the communicator of the request. */
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
     MPI_Comm_dup(MPI_COMM_WORLD, &all);
     dsc_status status = describe(all, &f);
     if (status == DSC_OK)

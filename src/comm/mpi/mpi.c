@@ -7,6 +7,7 @@
 #include "comm/backends.h"
 #include "comm/mpi/half_ops.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "descent/version.h"
@@ -26,7 +27,11 @@ static struct {
     int abandoned;    /* 1: a communicator was abandoned, so MPI is not finalised */
     int has_ops;      /* 1: ops are valid: while there are users, or until the library finalises MPI */
     dsc_half_ops ops;
+    dsc_comm *released; /* communicators whose operations are looked at once more at the end */
 } world;
+
+/* Seconds that operations of released communicators get at the end of the process. */
+static const double RELEASED_S = 2;
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(((dsc_piece *)0)->handle),
                "a request fits into a piece's handle");
@@ -207,6 +212,34 @@ static void mpi_close(dsc_comm *comm) {
     dsc_memory_free(&comm->state);
 }
 
+/* 1 when all operations of a released communicator are complete, apart from receives, which were cancelled. */
+static int is_complete(dsc_comm *comm) {
+    for (dsc_request *r = comm->requests; r; r = r->next) {
+        for (int64_t i = r->done; r->busy && r->table == comm->table && i < r->count; i++) {
+            int done = 1;
+            if (r->pieces[i].expected < 0 && (mpi_test(comm, &r->pieces[i], &done) != DSC_OK || !done))
+                return 0;
+        }
+    }
+    return 1;
+}
+
+/* The same for all of them; operations that other ranks have begun, too, get a moment to complete. */
+static int released_are_complete(void) {
+    double began = dsc_clock_now();
+    dsc_comm *comm = world.released;
+    while (comm) {
+        if (is_complete(comm)) {
+            comm = comm->next_released;
+            continue;
+        }
+        if (dsc_clock_now() - began > RELEASED_S)
+            return 0;
+        dsc_comm_rest(0);
+    }
+    return 1;
+}
+
 /* The end of the process. MPI_Finalize waits for all ranks, so it is called when this rank has ended as
  * planned: all communicators are destroyed, or the exit status is 0. Otherwise the launcher notices that a
  * rank has ended without it, and ends the others. */
@@ -214,6 +247,8 @@ static void end_mpi(int exit_status, void *unused) {
     (void)unused;
     int planned = world.users == 0 || exit_status == 0;
     if (!planned || world.abandoned || getpid() != world.process || !dsc_mpi_is_up() || !dsc_mpi_is_free())
+        return;
+    if (!released_are_complete())
         return;
     if (world.has_ops)
         dsc_half_ops_free(&world.ops);
@@ -223,8 +258,12 @@ static void end_mpi(int exit_status, void *unused) {
 /* Operations in flight need the communicator, and may need the reduction operators: both stay. Finalising MPI
  * would wait for them, or for ranks that are gone. */
 static void mpi_abandon(dsc_comm *comm) {
-    if (!comm->released)
+    if (comm->released) {
+        comm->next_released = world.released;
+        world.released = comm;
+    } else {
         world.abandoned = 1;
+    }
     world.users--;
 }
 
