@@ -25,6 +25,9 @@ from .errors import STATUS_NAMES, LibraryError, from_status
 F32, F64, BF16, F16, I32, I64, U8 = range(7)
 # dsc_image_layout
 NHWC, NCHW = range(2)
+# dsc_reduction, and the kind of traffic (dsc_traffic) that the package's own messages are
+SUM, MAX, MIN = range(3)
+TRAFFIC_OTHER = 5
 MAX_DIMS = 6
 
 Handle = c_void_p  # an opaque object of the library

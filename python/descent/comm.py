@@ -14,7 +14,9 @@ import weakref
 from ctypes import addressof, byref, c_int64, c_void_p
 from typing import Any, List, Optional, Tuple
 
-from ._library import I64, MAX_DIMS, CommOptions, DeviceOptions, Tensor, initialised, lib
+from ._library import (
+    I64, MAX, MAX_DIMS, TRAFFIC_OTHER, CommOptions, DeviceOptions, Tensor, initialised, lib,
+)  # fmt: skip
 from .errors import CommError, Error, InvalidError, UnsupportedError
 
 __all__ = ["Communicator", "as_communicator", "default"]
@@ -125,7 +127,7 @@ class Communicator:
         lib.dsc_device_create(byref(host), byref(ref))
         dim = (c_int64 * MAX_DIMS)(self.size)
         tensor = Tensor(data=addressof(all_), device=ref, dtype=I64, ndim=1, dim=dim)
-        lib.dsc_comm_allreduce(self.handle, 5, 1, byref(tensor))  # traffic "other", maximum
+        lib.dsc_comm_allreduce(self.handle, TRAFFIC_OTHER, MAX, byref(tensor))
         lib.dsc_device_destroy(byref(ref))
         return 0 not in all_ and len(set(all_)) == self.size
 

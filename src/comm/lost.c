@@ -188,6 +188,18 @@ void dsc_comm_abandon(dsc_comm **comm) {
     dsc_memory_keep(c);
 }
 
+int dsc_comm_is_complete(dsc_comm *comm) {
+    for (dsc_request *r = comm->requests; r; r = r->next) {
+        for (int64_t i = r->done; r->busy && r->table == comm->table && i < r->count; i++) {
+            int done = 1;
+            if (r->pieces[i].expected < 0 &&
+                (comm->table->test(comm, &r->pieces[i], &done) != DSC_OK || !done))
+                return 0;
+        }
+    }
+    return 1;
+}
+
 void dsc_comm_release(dsc_comm **comm) {
     if (!comm || !*comm)
         return;

@@ -164,6 +164,9 @@ int dsc_comm_records(const dsc_comm *comm);
 /* As dsc_comm_abandon, for a communicator whose other ranks are alive: MPI can still be finalised at the end of
  * the process, if everything but receives, which are cancelled, is complete by then. Not collective. */
 void dsc_comm_release(dsc_comm **comm);
+/* 1 when everything that a released communicator had in flight is complete, apart from its receives, which were
+ * cancelled. */
+DSC_MODULE_API int dsc_comm_is_complete(dsc_comm *comm);
 
 /* 1 when a tensor was announced in this round, and whether any was. */
 int dsc_buckets_is_ready(const dsc_buckets *buckets, int64_t index);

@@ -55,14 +55,6 @@ static dsc_status place_averages(dsc_kfac *k) {
     return DSC_OK;
 }
 
-/* 1 when a framework owns the gradients, and most of the device's memory. */
-static int is_late(const dsc_kfac *k) {
-    for (int64_t l = 0; l < k->layer_count; l++)
-        if (k->layers[l].late_gradients)
-            return 1;
-    return 0;
-}
-
 /* Batch factors lie in the order in which they travel, those with one destination next to each other: then
  * buckets need no copy. */
 static dsc_status place_batches(dsc_kfac *k) {
@@ -70,7 +62,7 @@ static dsc_status place_batches(dsc_kfac *k) {
     int everywhere = dsc_kfac_keeps_everywhere(k), symmetric = k->options.symmetric;
     /* One capture enters the average at once. On a GPU that takes more launches than moving all averages
      * together, but a framework needs the memory for activations. */
-    int at_once = dsc_device_is_host(k->device) || is_late(k);
+    int at_once = dsc_device_is_host(k->device) || k->any_late;
     if (k->ranks == 1 && k->options.passes == 1 && at_once && !k->options.late_factors)
         return DSC_OK;
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
@@ -155,7 +147,7 @@ dsc_status dsc_kfac_take_solve_space(dsc_kfac *k) {
 }
 
 void dsc_kfac_return_solve_space(dsc_kfac *k) {
-    if (k->solve_returns)
+    if (k->any_late)
         dsc_tensor_free(&k->solve);
 }
 
@@ -181,8 +173,7 @@ static dsc_status make_solve_space(dsc_kfac *k) {
     if (!dsc_device_is_host(k->device))
         wave = total; /* a GPU solves them side by side */
     k->solve_numbers = total < wave ? total : wave;
-    k->solve_returns = is_late(k);
-    if (!k->solve_returns)
+    if (!k->any_late)
         DSC_TRY(dsc_kfac_take_solve_space(k));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &k->solve_values));
     DSC_TRY(dsc_memory_alloc(items, sizeof *k->solving, &k->solving));

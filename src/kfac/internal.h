@@ -181,11 +181,11 @@ struct dsc_kfac {
     dsc_tensor solve, solve_values, work; /* matrices being solved, their values, workspace */
     dsc_tensor images;                    /* captured tensors in the order or type that is needed */
     int64_t largest_n, largest_packed;
-    int64_t solve_numbers; /* elements of `solve` */
-    int solve_returns;     /* 1: `solve` has memory during decompositions only */
-    dsc_tensor bad;        /* F64[2 per factor]: elements not finite, times rejected */
-    dsc_tensor numbers;    /* F64[DSC_KFAC_NUMBERS] */
-    dsc_tensor products;   /* F64[4 units]: <P, D>; of the last decomposition <P, D>, <P, P>, <D, D> */
+    int64_t
+        solve_numbers; /* elements of `solve`, which with late gradients has memory during decompositions only */
+    dsc_tensor bad;    /* F64[2 per factor]: elements not finite, times rejected */
+    dsc_tensor numbers;  /* F64[DSC_KFAC_NUMBERS] */
+    dsc_tensor products; /* F64[4 units]: <P, D>; of the last decomposition <P, D>, <P, P>, <D, D> */
     dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
     dsc_tensor ran;                  /* I32[2 layers]: to compare among ranks which layers ran */
     dsc_solve_item *solving;         /* [items] */

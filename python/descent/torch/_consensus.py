@@ -16,14 +16,15 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence
 import torch
 
 from .. import comm as _comm
-from .._library import BF16, F16, F32, ConsensusOptions, Param, Tensor, initialised, lib
+from .._library import (
+    BF16, F16, F32, SUM, TRAFFIC_OTHER, ConsensusOptions, Param, Tensor, initialised, lib,
+)  # fmt: skip
 from ..errors import InvalidError, UnsupportedError
 from ._device import DTYPES, device_of, single_device
 
 KINDS = {"allreduce": 0, "sgp": 1, "osgp": 2, "dpsgd": 3, "adpsgd": 4}
 _WIRES = {None: F32, torch.float32: F32, torch.bfloat16: BF16, torch.float16: F16}
 _MEAN, _OWN = 0, 1  # dsc_values
-_SUM, _TRAFFIC_OTHER = 0, 5
 
 
 def layout_of(tensor: torch.Tensor) -> bytes:
@@ -70,7 +71,7 @@ def mean_over_ranks(comm: _comm.Communicator, tensors: Sequence[torch.Tensor]) -
         if not work.numel():
             continue
         view = _view(comm, work)
-        lib.dsc_comm_allreduce(comm.handle, _TRAFFIC_OTHER, _SUM, byref(view))
+        lib.dsc_comm_allreduce(comm.handle, TRAFFIC_OTHER, SUM, byref(view))
         tensor.copy_(work / comm.size)
 
 
@@ -84,7 +85,7 @@ def broadcast(comm: _comm.Communicator, tensors: Sequence[torch.Tensor]) -> None
         if not work.numel():
             continue
         view = _view(comm, work.view(-1).view(torch.uint8))
-        lib.dsc_comm_broadcast(comm.handle, _TRAFFIC_OTHER, 0, byref(view))
+        lib.dsc_comm_broadcast(comm.handle, TRAFFIC_OTHER, 0, byref(view))
         tensor.copy_(work)
 
 

@@ -21,8 +21,8 @@ from torch import nn
 from .. import comm as _comm
 
 from .._library import (
-    BF16, F16, F32, F64, KfacGradients, KfacHealthReport, KfacHyper, KfacLayer, KfacOptions,
-    KfacReport, Tensor, initialised, lib,
+    BF16, F16, F32, F64, MIN, TRAFFIC_OTHER, KfacGradients, KfacHealthReport, KfacHyper, KfacLayer,
+    KfacOptions, KfacReport, Tensor, initialised, lib,
 )  # fmt: skip
 from ..errors import InvalidError, UnsupportedError
 from ._device import TORCH_DTYPES, device_of, single_device
@@ -732,7 +732,8 @@ class KFAC(torch.optim.Optimizer):
         """True when all ranks say yes. Collective."""
         flag = torch.tensor([int(yes)], dtype=torch.int64)
         host = device_of(torch.device("cpu"))
-        lib.dsc_comm_allreduce(self._comm.handle, 5, 2, byref(host.view(flag, (1,))))
+        view = host.view(flag, (1,))
+        lib.dsc_comm_allreduce(self._comm.handle, TRAFFIC_OTHER, MIN, byref(view))
         return bool(flag.item())
 
     @staticmethod

@@ -212,24 +212,13 @@ static void mpi_close(dsc_comm *comm) {
     dsc_memory_free(&comm->state);
 }
 
-/* 1 when all operations of a released communicator are complete, apart from receives, which were cancelled. */
-static int is_complete(dsc_comm *comm) {
-    for (dsc_request *r = comm->requests; r; r = r->next) {
-        for (int64_t i = r->done; r->busy && r->table == comm->table && i < r->count; i++) {
-            int done = 1;
-            if (r->pieces[i].expected < 0 && (mpi_test(comm, &r->pieces[i], &done) != DSC_OK || !done))
-                return 0;
-        }
-    }
-    return 1;
-}
-
-/* The same for all of them; operations that other ranks have begun, too, get a moment to complete. */
+/* 1 when all operations of released communicators are complete. They get a moment for it, since other ranks may
+ * have begun them a little later. */
 static int released_are_complete(void) {
     double began = dsc_clock_now();
     dsc_comm *comm = world.released;
     while (comm) {
-        if (is_complete(comm)) {
+        if (dsc_comm_is_complete(comm)) {
             comm = comm->next_released;
             continue;
         }
