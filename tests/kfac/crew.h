@@ -219,4 +219,16 @@ static inline int crew_close(void) {
     return left != 0;
 }
 
+/* Group set-up and tear-down of programs that need nothing else. */
+static inline int open_crew(void **state) {
+    (void)state;
+    crew_open();
+    return 0;
+}
+
+static inline int close_crew(void **state) {
+    (void)state;
+    return crew_close();
+}
+
 #endif

@@ -380,22 +380,11 @@ static void test_some_ranks(void **state) {
     all_fine(comm);
 }
 
-static int open_group(void **state) {
-    (void)state;
-    crew_open();
-    return 0;
-}
-
-static int close_group(void **state) {
-    (void)state;
-    return crew_close();
-}
-
 int main(void) {
     chosen_or_skip();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_patterns), cmocka_unit_test(test_blocks),   cmocka_unit_test(test_ready),
         cmocka_unit_test(test_state),    cmocka_unit_test(test_refusals), cmocka_unit_test(test_some_ranks),
     };
-    return cmocka_run_group_tests_name("kfac late gradients", tests, open_group, close_group);
+    return cmocka_run_group_tests_name("kfac late gradients", tests, open_crew, close_crew);
 }

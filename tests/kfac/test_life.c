@@ -160,17 +160,6 @@ static void test_late_comparison(void **state) {
     all_fine(comm);
 }
 
-static int open_group(void **state) {
-    (void)state;
-    crew_open();
-    return 0;
-}
-
-static int close_group(void **state) {
-    (void)state;
-    return crew_close();
-}
-
 int main(void) {
     chosen_or_skip();
     const struct CMUnitTest tests[] = {
@@ -178,5 +167,5 @@ int main(void) {
         cmocka_unit_test(test_abandon),        cmocka_unit_test(test_late_comparison),
         cmocka_unit_test(test_abandon_inside),
     };
-    return cmocka_run_group_tests_name("kfac life", tests, open_group, close_group);
+    return cmocka_run_group_tests_name("kfac life", tests, open_crew, close_crew);
 }

@@ -266,17 +266,6 @@ static void test_unlike(void **state) {
     all_fine(comm);
 }
 
-static int open_group(void **state) {
-    (void)state;
-    crew_open();
-    return 0;
-}
-
-static int close_group(void **state) {
-    (void)state;
-    return crew_close();
-}
-
 int main(void) {
     chosen_or_skip();
     const struct CMUnitTest tests[] = {
@@ -290,5 +279,5 @@ int main(void) {
         cmocka_unit_test(test_create_fails_together),
         cmocka_unit_test(test_unlike),
     };
-    return cmocka_run_group_tests_name("kfac together", tests, open_group, close_group);
+    return cmocka_run_group_tests_name("kfac together", tests, open_crew, close_crew);
 }
