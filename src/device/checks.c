@@ -35,6 +35,22 @@ dsc_status dsc_check_begin(dsc_check *check, const char *op, dsc_queue *q, const
     return DSC_OK;
 }
 
+dsc_status dsc_check_batch(dsc_check *check, const char *op, dsc_queue *q, const void *items, int64_t count) {
+    DSC_TRY(dsc_check_begin_any(check, op, q));
+    if (count < 0 || (count > 0 && !items))
+        return DSC_FAIL(DSC_E_INVALID, "%s: %lld items%s", op, (long long)count,
+                        items ? "; 0 or more are expected" : " and no array");
+    return DSC_OK;
+}
+
+dsc_status dsc_check_first(dsc_check *check, int64_t i, const char *name, const dsc_tensor *t) {
+    if (i == 0)
+        DSC_TRY(dsc_check_begin(check, check->op, check->q, name, t));
+    else
+        DSC_TRY(dsc_check_real(check, name, t));
+    return DSC_OK;
+}
+
 static int is_half(dsc_dtype dtype) {
     return dtype == DSC_BF16 || dtype == DSC_F16;
 }

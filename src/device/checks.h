@@ -33,6 +33,12 @@ dsc_status dsc_check_set_half(dsc_check *check, const char *name, dsc_dtype dtyp
 /* Starts the checks of a call without a common real type. */
 dsc_status dsc_check_begin_any(dsc_check *check, const char *op, dsc_queue *q) DSC_MUST_CHECK;
 
+/* Starts the checks of a batch of `count` items. */
+dsc_status dsc_check_batch(dsc_check *check, const char *op, dsc_queue *q, const void *items,
+                           int64_t count) DSC_MUST_CHECK;
+/* The first real tensor of item i of a batch: that of item 0 sets the type, the others must have it. */
+dsc_status dsc_check_first(dsc_check *check, int64_t i, const char *name, const dsc_tensor *t) DSC_MUST_CHECK;
+
 /* t is not NULL, is on the queue's device, and has a valid shape and memory; its type is the common one, a
  * given one, or any. */
 dsc_status dsc_check_real(const dsc_check *check, const char *name, const dsc_tensor *t) DSC_MUST_CHECK;

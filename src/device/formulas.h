@@ -93,6 +93,47 @@ DSC_FORMULA double dsc_kl_clip(double sum, double lr, double limit) {
     return bound == 0 || size <= bound ? 1 : bound / size;
 }
 
+/* ---- refresh of an eigenbasis (dsc_op_rotation_batch): always in double ----
+ *
+ * Squares of small eigenvalues would underflow in float. */
+#define DSC_TURN_TAU 0.03
+
+/* Whether column a, with eigenvalue la, comes before column b. */
+DSC_FORMULA int dsc_turn_before(double la, int64_t a, double lb, int64_t b) {
+    if (la > lb)
+        return 1;
+    if (la < lb)
+        return 0;
+    if (la == lb || (isnan(la) && isnan(lb)))
+        return a < b;
+    return isnan(lb);
+}
+
+/* The angle between columns with eigenvalues li and lj, whose element of Q'AQ is b; lj's column turns. */
+DSC_FORMULA double dsc_turn_angle(double b, double li, double lj, double delta) {
+    double gap = lj - li, ui = (li > 0 ? li : 0) + delta, uj = (lj > 0 ? lj : 0) + delta;
+    double size = gap * gap + DSC_TURN_TAU * DSC_TURN_TAU * ui * uj + 4 * b * b;
+    return size == 0 ? 0 : b * gap / size;
+}
+
+/* The factor of A Q in the turned basis, where it is cut to k < n columns. */
+DSC_FORMULA double dsc_turn_pull(double l, double largest) {
+    double least = largest * 0x1p-10;
+    return largest > 0 ? 1 / (l > least ? l : least) : 0;
+}
+
+/* x[i,j] of column i and the one that becomes j, `same` if they are one; pull: 0 for a whole basis. */
+DSC_FORMULA double dsc_turn_share(double b, double li, double lj, double delta, double pull, int same) {
+    double turn = same ? 0 : dsc_turn_angle(b, li, lj, delta);
+    return pull == 0 ? turn : turn - b * pull;
+}
+
+/* The square of |y_j - v_j q_j| / (max(v_j, 0) + delta), from that of the norm. */
+DSC_FORMULA double dsc_residual_square(double rest, double value, double delta) {
+    double size = (value > 0 ? value : 0) + delta;
+    return rest / size / size;
+}
+
 /* ---- labels drawn from a softmax ----
  *
  * Everything in double, whatever the type of the logits, and in one order: every device draws the same. */

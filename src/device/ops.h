@@ -161,6 +161,45 @@ typedef struct dsc_absorb_item {
 dsc_status dsc_op_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_absorb_item *items,
                                int64_t count) DSC_MUST_CHECK;
 
+/* ---- the refresh of an eigenbasis ----
+ *
+ * An eigenbasis Q[n,k] of a symmetric A[n,n], the leading k of n vectors or all of them (1 <= k <= n), becomes
+ * that of a changed A by products and these three. Batches as above; types F32 and F64. */
+
+/* The step between two products: turns Q towards the eigenvectors of A. In: b[k,k] = Q'AQ, of which the
+ * symmetric part B counts, q, y[n,k] = A Q, delta > 0. Out: x[k,k] and z[n,k], so that the caller's product
+ * Z := Z + Q X is the turned basis before orthonormalisation, its columns by descending l = diag B (ties: the
+ * lower index first; NaN last). y is not read where k = n.
+ *
+ * With o(j) the column of Q that becomes column j, i any column of Q, g = l[o(j)] - l[i],
+ * u(l) = max(l, 0) + delta and tau = 0.03:
+ *   angle(i, j) = B[i,o(j)] g / (g^2 + tau^2 u(l[i]) u(l[o(j)]) + 4 B[i,o(j)]^2),  0 where i = o(j), 0/0 = 0
+ *   k = n:   x[i,j] = angle(i, j);                        z[:,j] = q[:,o(j)]
+ *   k < n:   s_j = 1 / max(l[o(j)], 2^-10 max l), 0 where max l <= 0;
+ *            x[i,j] = angle(i, j) - B[i,o(j)] s_j;        z[:,j] = q[:,o(j)] + y[:,o(j)] s_j */
+typedef struct dsc_rotation_item {
+    dsc_tensor b, q, y, x, z;
+    double delta;
+} dsc_rotation_item;
+dsc_status dsc_op_rotation_batch(dsc_queue *q, const dsc_rotation_item *items, int64_t count) DSC_MUST_CHECK;
+/* Each Z[n,k] := Z R^-1 with R'R = H and R upper triangular, H[k,k] = Z'Z, of which the lower triangle is read
+ * and which is overwritten: orthonormal columns, the first of which change least. `failed` becomes 1 where H is
+ * not finite or not positive definite (Z is then undefined), else 0; the call itself then still succeeds.
+ * Blocks until the outcome is known. */
+typedef struct dsc_orthonormal_item {
+    dsc_tensor h, z;
+    int failed;
+} dsc_orthonormal_item;
+dsc_status dsc_op_orthonormal_batch(dsc_queue *q, dsc_orthonormal_item *items, int64_t count) DSC_MUST_CHECK;
+/* Rayleigh quotients and residuals of the columns of q[n,k], with y = A Q: each v[j] = q_j'y_j / q_j'q_j, 0
+ * where q_j = 0. result: F64[3], the trace of a[n,n], the sum of v, and the residual, the root of the mean over
+ * j of (|y_j - v_j q_j| / (max(v_j, 0) + delta))^2. delta > 0; sums in double. */
+typedef struct dsc_rayleigh_item {
+    dsc_tensor a, q, y, v, result;
+    double delta;
+} dsc_rayleigh_item;
+dsc_status dsc_op_rayleigh_batch(dsc_queue *q, const dsc_rayleigh_item *items, int64_t count) DSC_MUST_CHECK;
+
 /* ---- pieces of a second-order step ---- */
 
 /* out[i,j] = 1 / (rows[i] columns[j] + damping[0]). */
@@ -440,6 +479,9 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(join_batch)                                                                                           \
     OP(split_batch)                                                                                          \
     COMPOSED(absorb_batch)                                                                                   \
+    OP(rotation_batch)                                                                                       \
+    OP(orthonormal_batch)                                                                                    \
+    OP(rayleigh_batch)                                                                                       \
     OP(outer_inverse)                                                                                        \
     OP(gather)                                                                                               \
     OP(scatter)                                                                                              \

@@ -5,28 +5,10 @@
 
 #include "base/error.h"
 
-static dsc_status check_batch(dsc_check *check, const char *op, dsc_queue *q, const void *items,
-                              int64_t count) {
-    DSC_TRY(dsc_check_begin_any(check, op, q));
-    if (count < 0 || (count > 0 && !items))
-        return DSC_FAIL(DSC_E_INVALID, "%s: %lld items%s", op, (long long)count,
-                        items ? "; 0 or more are expected" : " and no array");
-    return DSC_OK;
-}
-
-/* The first real tensor of item i; it sets the type with item 0, and has it in every other. */
-static dsc_status check_first(dsc_check *check, int64_t i, const char *name, const dsc_tensor *t) {
-    if (i == 0)
-        DSC_TRY(dsc_check_begin(check, check->op, check->q, name, t));
-    else
-        DSC_TRY(dsc_check_real(check, name, t));
-    return DSC_OK;
-}
-
 /* ---- products ---- */
 
 static dsc_status check_gemm_item(dsc_check *check, int64_t i, const dsc_gemm_item *item) {
-    DSC_TRY(check_first(check, i, "a", &item->a));
+    DSC_TRY(dsc_check_first(check, i, "a", &item->a));
     DSC_TRY(
         dsc_check_product(check, (const int[]){item->trans_a, item->trans_b}, &item->a, &item->b, &item->c));
     return DSC_OK;
@@ -44,7 +26,7 @@ static dsc_status gemm_items(dsc_queue *q, const dsc_gemm_item *items, int64_t c
 dsc_status dsc_op_gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t count) {
     dsc_check check;
     int empty = 0;
-    DSC_TRY(check_batch(&check, "gemm_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "gemm_batch", q, items, count));
     for (int64_t i = 0; i < count; i++) {
         dsc_status status = check_gemm_item(&check, i, &items[i]);
         if (status != DSC_OK)
@@ -69,7 +51,7 @@ static dsc_status check_solve(dsc_check *check, const dsc_solve_item *items, int
     *largest = 0;
     for (int64_t i = 0; i < count; i++) {
         const dsc_tensor *a = &items[i].a, *v = &items[i].v;
-        dsc_status status = check_first(check, i, "a", a);
+        dsc_status status = dsc_check_first(check, i, "a", a);
         if (status == DSC_OK)
             status = dsc_check_square(check, "a", a);
         if (status == DSC_OK && with_v)
@@ -126,7 +108,7 @@ static dsc_status syev_runs(dsc_queue *q, dsc_solve_item *items, int64_t count, 
 dsc_status dsc_op_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
     dsc_check check;
     int64_t largest;
-    DSC_TRY(check_batch(&check, "syev_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "syev_batch", q, items, count));
     DSC_TRY(check_solve(&check, items, count, 1, &largest));
     DSC_TRY(
         dsc_check_work(&check, work, dsc_op_syev_batch_workspace(q->device, check.dtype, largest, count)));
@@ -158,7 +140,7 @@ static dsc_status chol_inverse_runs(dsc_queue *q, dsc_solve_item *items, int64_t
 dsc_status dsc_op_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) {
     dsc_check check;
     int64_t largest;
-    DSC_TRY(check_batch(&check, "chol_inverse_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "chol_inverse_batch", q, items, count));
     DSC_TRY(check_solve(&check, items, count, 0, &largest));
     if (count == 0)
         return DSC_OK;
@@ -174,7 +156,7 @@ dsc_status dsc_op_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_
 static dsc_status check_divide_item(dsc_check *check, int64_t i, const dsc_tensor *damping,
                                     const dsc_divide_item *item) {
     const dsc_tensor *x = &item->x;
-    DSC_TRY(check_first(check, i, "x", x));
+    DSC_TRY(dsc_check_first(check, i, "x", x));
     DSC_TRY(dsc_check_dims(check, "x", x, 2));
     DSC_TRY(dsc_check_real_shape(check, "rows", &item->rows, DSC_SHAPE(x->dim[0])));
     DSC_TRY(dsc_check_real_shape(check, "columns", &item->columns, DSC_SHAPE(x->dim[1])));
@@ -196,7 +178,7 @@ dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
                                int64_t count) {
     dsc_check check;
     int empty = 0;
-    DSC_TRY(check_batch(&check, "divide_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "divide_batch", q, items, count));
     DSC_TRY(dsc_check_f64(&check, "damping", damping, 1));
     for (int64_t i = 0; i < count; i++) {
         dsc_status status = check_divide_item(&check, i, damping, &items[i]);
@@ -218,7 +200,7 @@ dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
 
 static dsc_status check_dot_item(dsc_check *check, int64_t i, const dsc_dot_item *item,
                                  const dsc_tensor *out) {
-    DSC_TRY(check_first(check, i, "x", &item->x));
+    DSC_TRY(dsc_check_first(check, i, "x", &item->x));
     DSC_TRY(dsc_check_real_count(check, "y", &item->y, "x", &item->x));
     DSC_TRY(dsc_check_apart(check, "out", out, "x", &item->x));
     DSC_TRY(dsc_check_apart(check, "out", out, "y", &item->y));
@@ -236,7 +218,7 @@ static dsc_status dot_items(dsc_queue *q, const dsc_dot_item *items, int64_t cou
 dsc_status dsc_op_dot_batch(dsc_queue *q, const dsc_dot_item *items, int64_t count, dsc_tensor *out) {
     dsc_check check;
     int empty = 0;
-    DSC_TRY(check_batch(&check, "dot_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "dot_batch", q, items, count));
     DSC_TRY(dsc_check_f64(&check, "out", out, count));
     for (int64_t i = 0; i < count; i++) {
         dsc_status status = check_dot_item(&check, i, &items[i], out);
@@ -285,7 +267,7 @@ static dsc_status check_join_strides(const dsc_check *check, const dsc_join_item
 /* w and b are the rows of d; b has no data where d has no column for it. */
 static dsc_status check_join_item(dsc_check *check, int64_t i, const dsc_join_item *item) {
     const dsc_tensor *d = &item->d, *w = &item->w, *b = &item->b;
-    DSC_TRY(check_first(check, i, "d", d));
+    DSC_TRY(dsc_check_first(check, i, "d", d));
     DSC_TRY(dsc_check_dims(check, "d", d, 2));
     DSC_TRY(dsc_check_real(check, "w", w));
     int64_t m = d->dim[0], n = d->dim[1] - (b->data ? 1 : 0), biases = 0;
@@ -329,7 +311,7 @@ static dsc_status join_items(dsc_queue *q, const dsc_device_table *table, const 
 dsc_status dsc_op_join_batch(dsc_queue *q, const dsc_join_item *items, int64_t count) {
     dsc_check check;
     int empty;
-    DSC_TRY(check_batch(&check, "join_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "join_batch", q, items, count));
     DSC_TRY(check_joins(&check, items, count, &empty));
     if (count == 0)
         return DSC_OK;
@@ -353,7 +335,7 @@ dsc_status dsc_op_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_j
                               int64_t count) {
     dsc_check check;
     int empty;
-    DSC_TRY(check_batch(&check, "split_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "split_batch", q, items, count));
     if (scale)
         DSC_TRY(dsc_check_f64(&check, "scale", scale, 1));
     DSC_TRY(check_joins(&check, items, count, &empty));
@@ -376,7 +358,7 @@ dsc_status dsc_op_split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_j
 
 static dsc_status check_absorb_item(dsc_check *check, int64_t i, const dsc_tensor *decay,
                                     const dsc_absorb_item *item) {
-    DSC_TRY(check_first(check, i, "x", &item->x));
+    DSC_TRY(dsc_check_first(check, i, "x", &item->x));
     DSC_TRY(dsc_check_real_count(check, "y", &item->y, "x", &item->x));
     DSC_TRY(dsc_check_f64(check, "bad", &item->bad, 2));
     DSC_TRY(dsc_check_apart(check, "y", &item->y, "x", &item->x));
@@ -402,7 +384,7 @@ dsc_status dsc_op_absorb_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_
                                int64_t count) {
     dsc_check check;
     int empty = 0;
-    DSC_TRY(check_batch(&check, "absorb_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "absorb_batch", q, items, count));
     DSC_TRY(dsc_check_f64(&check, "decay", decay, 1));
     for (int64_t i = 0; i < count; i++) {
         dsc_status status = check_absorb_item(&check, i, decay, &items[i]);

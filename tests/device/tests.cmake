@@ -6,6 +6,7 @@ descent_test(device_linalg SOURCES device/test_linalg.c ${device_rig} ROOMS devi
 descent_test(device_eigen SOURCES device/test_eigen.c device/eigen.c ${device_rig} ROOMS device)
 descent_test(device_batch SOURCES device/test_batch.c device/eigen.c ${device_rig} ROOMS device)
 descent_test(device_second SOURCES device/test_second.c ${device_rig} ROOMS device)
+descent_test(device_refresh SOURCES device/test_refresh.c ${device_rig} ROOMS device)
 descent_test(device_extra SOURCES device/test_extra.c device/rig.c ROOMS device)
 descent_test(device_layouts SOURCES device/test_layouts.c device/rig.c ROOMS device)
 descent_test(device_conv SOURCES device/test_conv.c ${device_rig} ROOMS device)
