@@ -16,7 +16,7 @@
  * averages of the second moments of its input patches and output gradients:
  *
  *   eigen      A = QA diag(vA) QA', G = QG diag(vG) QG',  P = QG [(QG' D QA) / (vG vA' + damping)] QA'
- *   inverse    P = (G + damping I)^-1 D (A + damping I)^-1
+ *   inverse    P = (G + damping I)^-1 D (A + damping I)^-1; damping_split divides the damping between the two
  *   KL clip    D <- nu P,  nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|)) over all layers
  *
  * Step k (from 0) moves the averages when k % factor_freq == 0 and decomposes when k % update_freq == 0.
@@ -106,6 +106,13 @@ typedef enum dsc_kfac_placement {
  *   kfac-pytorch   A = sum a a' / (N S^3),  G = sum g g' / (N S^3)   (negligible against common dampings) */
 typedef enum dsc_kfac_scaling { DSC_KFAC_PAPER, DSC_KFAC_PYTORCH } dsc_kfac_scaling;
 
+/* How the inverse method divides the damping d between the factors of a layer, A of a_n and G of g_n rows:
+ *   none   A + d I and G + d I: the products of eigenvalues are damped by d (vA + vG) + d^2, not by d
+ *   pi     A + pi sqrt(d) I and G + sqrt(d) / pi I, pi^2 = (tr A / a_n) / (tr G / g_n): both are damped in
+ *          proportion to their mean eigenvalue, and the result is near that of the eigen method. pi is 1 where
+ *          a trace is 0 */
+typedef enum dsc_kfac_split { DSC_KFAC_SPLIT_NONE, DSC_KFAC_SPLIT_PI } dsc_kfac_split;
+
 /* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
  * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
  * "unknown". */
@@ -113,10 +120,12 @@ DSC_API dsc_status dsc_kfac_method_parse(const char *name, dsc_kfac_method *out)
 DSC_API dsc_status dsc_kfac_strategy_parse(const char *name, dsc_kfac_strategy *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_placement_parse(const char *name, dsc_kfac_placement *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_scaling_parse(const char *name, dsc_kfac_scaling *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_split_parse(const char *name, dsc_kfac_split *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
 DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
+DSC_API const char *dsc_kfac_split_name(dsc_kfac_split split);
 
 /* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
 typedef struct dsc_kfac_hyper {
@@ -166,6 +175,9 @@ typedef struct dsc_kfac_options {
     /* 0; 1: running averages change in dsc_kfac_step only, never during captures. For callers that write to
      * dsc_kfac_averages. */
     int late_factors;
+    /* none; how the damping is divided between A and G. Method inverse only; not with fp16 decompositions,
+     * because inverses have no bound that is known beforehand. */
+    dsc_kfac_split damping_split;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

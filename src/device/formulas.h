@@ -134,6 +134,14 @@ DSC_FORMULA double dsc_residual_square(double rest, double value, double delta) 
     return rest / size / size;
 }
 
+/* The damping of the first factor of a pair when `damping` is split by the ratio of their mean eigenvalues,
+ * sqrt(damping mean / partner). A mean that is not positive, or not finite, says nothing: the damping is then
+ * split evenly. */
+DSC_FORMULA double dsc_split_damping(double damping, double mean, double partner) {
+    double ratio = mean / partner;
+    return sqrt(damping) * (mean > 0 && partner > 0 && ratio > 0 && isfinite(ratio) ? sqrt(ratio) : 1);
+}
+
 /* ---- labels drawn from a softmax ----
  *
  * Everything in double, whatever the type of the logits, and in one order: every device draws the same. */

@@ -215,6 +215,12 @@ dsc_status dsc_op_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor 
  * is not finite; limits: F64[2], the learning rate and the bound. */
 dsc_status dsc_op_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits,
                           dsc_tensor *out) DSC_MUST_CHECK;
+/* Splits a damping over pairs of matrices by the ratio of their mean eigenvalues m = traces / rows:
+ *   out[2i] = sqrt(damping[0] m[2i] / m[2i + 1]),  out[2i + 1] = sqrt(damping[0] m[2i + 1] / m[2i])
+ * Both are sqrt(damping[0]) where a mean is not a positive, finite number, or the ratio is not. damping: F64
+ * scalar; traces, rows, out: F64[2 pairs]. */
+dsc_status dsc_op_damping_split(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *traces,
+                                const dsc_tensor *rows, dsc_tensor *out) DSC_MUST_CHECK;
 
 /* ---- convolution ---- */
 
@@ -486,6 +492,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(gather)                                                                                               \
     OP(scatter)                                                                                              \
     OP(kl_clip)                                                                                              \
+    OP(damping_split)                                                                                        \
     OP(conv_forward)                                                                                         \
     OP(conv_backward_data)                                                                                   \
     OP(conv_backward_weight)                                                                                 \

@@ -72,3 +72,26 @@ dsc_status dsc_op_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor 
     DSC_TRY(q->device->table->kl_clip(q, sum, limits, out));
     return DSC_OK;
 }
+
+/* ---- damping ---- */
+
+dsc_status dsc_op_damping_split(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *traces,
+                                const dsc_tensor *rows, dsc_tensor *out) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "damping_split", q));
+    int64_t count = dsc_tensor_count(out);
+    if (count % 2 != 0)
+        return DSC_FAIL(DSC_E_INVALID, "damping_split: out has %lld elements: must be pairs",
+                        (long long)count);
+    DSC_TRY(dsc_check_f64(&check, "damping", damping, 1));
+    DSC_TRY(dsc_check_f64(&check, "traces", traces, count));
+    DSC_TRY(dsc_check_f64(&check, "rows", rows, count));
+    DSC_TRY(dsc_check_f64(&check, "out", out, count));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "damping", damping));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "traces", traces));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "rows", rows));
+    if (count == 0)
+        return DSC_OK;
+    DSC_TRY(q->device->table->damping_split(q, damping, traces, rows, out));
+    return DSC_OK;
+}

@@ -21,6 +21,7 @@ static const char *const methods[] = {"eigen", "inverse", NULL};
 static const char *const strategies[] = {"comm-opt", "mem-opt", "hybrid-opt", "layer-wise", NULL};
 static const char *const placements[] = {"round-robin", "compute", "memory", NULL};
 static const char *const scalings[] = {"paper", "kfac-pytorch", NULL};
+static const char *const splits[] = {"none", "pi", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -86,6 +87,15 @@ static const dsc_option table[] = {
      .help = "eigenvectors of the factors, or their damped inverses",
      .json = "kfac.method",
      .rules = {K_ON}},
+    {.name = "kfac-damping-split",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(damping_split),
+     .value = "none",
+     .choices = splits,
+     .help = "inverse: the damping is added to both factors, or divided between them by the ratio of their "
+             "mean traces",
+     .json = "kfac.damping_split",
+     .rules = {K_ON, {"kfac-method=inverse", "eigenvalues are damped as products, not by factor"}}},
     {.name = "kfac-strategy",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(strategy),
@@ -234,6 +244,17 @@ const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling) {
     return dsc_option_choice_name(scalings, (int)scaling);
 }
 
+dsc_status dsc_kfac_split_parse(const char *name, dsc_kfac_split *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-damping-split", splits, name, &value));
+    *out = (dsc_kfac_split)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_split_name(dsc_kfac_split split) {
+    return dsc_option_choice_name(splits, (int)split);
+}
+
 /* ---- defaults ---- */
 
 /* Whoever asks for these options by themselves wants K-FAC: it is on. */
@@ -326,6 +347,18 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
                         "the K-FAC outer product is made of whole factors, but they are split "
                         "into %lld diagonal blocks: choose 1 block, or turn the outer product off",
                         (long long)o->diag_blocks);
+    if (o->damping_split != DSC_KFAC_SPLIT_NONE && o->method != DSC_KFAC_INVERSE)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC damping split %s divides the damping between two inverses, which method %s has "
+            "not: choose method inverse, or split none",
+            dsc_kfac_split_name(o->damping_split), dsc_kfac_method_name(o->method));
+    if (o->damping_split != DSC_KFAC_SPLIT_NONE && o->inverse_dtype == DSC_F16)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC damping split %s with inverses stored in fp16: they may be too large for it, "
+            "because the damping of a factor depends on its trace: use bf16 or fp32, or split none",
+            dsc_kfac_split_name(o->damping_split));
     if (o->diag_blocks > 1 && o->strategy != DSC_KFAC_COMM_OPT)
         return DSC_FAIL(DSC_E_INVALID,
                         "%lld K-FAC diagonal blocks go to different ranks, which strategy %s "

@@ -1,7 +1,7 @@
 /* Decompositions: every rank solves the items it owns, parcel by parcel, and broadcasts them in its column.
  *
  *   eigen     A = QA diag(vA) QA'    vectors QA[n, n] as columns, values vA[n]
- *   inverse   (A + damping I)^-1     [n, n]
+ *   inverse   (A + damping I)^-1     [n, n]   with the damping of this factor (split.c)
  *
  * All ranks of a column begin their broadcasts in the same order; while a rank solves a parcel, those before
  * it travel. A stored decomposition is overwritten only by a solve that succeeded. */
@@ -41,7 +41,7 @@ static dsc_status load_item(void *context, dsc_queue *q, dsc_tensor *a) {
     }
     if (k->options.method == DSC_KFAC_EIGEN)
         return DSC_OK;
-    dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
+    dsc_tensor damping = dsc_kfac_damping_of(k, item);
     return dsc_op_add_diagonal(q, &damping, a);
 }
 
@@ -59,13 +59,18 @@ static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_basis *basis, c
  * decomposition stays in use. */
 static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s) {
     dsc_kfac *k = t->k;
+    const dsc_kfac_item *item = &t->layout->plan->items[t->item];
     int solved;
-    double floor = k->options.method == DSC_KFAC_INVERSE ? k->hyper.damping : 0;
+    double floor = 0;
+    if (k->options.method == DSC_KFAC_INVERSE) {
+        dsc_tensor damping = dsc_kfac_damping_of(k, item);
+        DSC_TRY(dsc_tensor_download(q, &damping, sizeof floor, &floor));
+        DSC_TRY(dsc_queue_sync(q));
+    }
     DSC_TRY(dsc_solve_retry(k->solver, q, load_item, t, floor, &s->a, &s->v, &solved));
     k->retried_solves++;
     if (solved)
         return store_item(k, q, &t->layout->bases[t->item], s);
-    const dsc_kfac_item *item = &t->layout->plan->items[t->item];
     const char *name = t->layout->plan->units[item->unit].name;
     const char *side = item->side == DSC_KFAC_A ? "A" : "G";
     k->failed_solves++;
@@ -181,6 +186,7 @@ static dsc_status receive_parcels(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *la
 dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     dsc_kfac_layout *layout = &k->layouts[index];
     dsc_status status = dsc_kfac_take_solve_space(k);
+    status = dsc_kfac_split_damping(k, q, status);
     k->solve_ms = 0;
     k->used_damping = k->hyper.damping;
     for (int64_t i = 0; i < layout->parcel_count; i++) {

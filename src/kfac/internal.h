@@ -9,6 +9,7 @@
  *   factor.c           exchange of batch factors, running averages
  *   late.c             gradients whose memory is known in the step only
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
+ *   split.c            the damping divided between the factors of a unit
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   compare.c          whether the same layers ran on all ranks
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
@@ -139,6 +140,13 @@ typedef struct dsc_kfac_health_state {
     int64_t since;     /* the first of the decompositions in a row whose cosines were all near 1; -1: none */
 } dsc_kfac_health_state;
 
+/* The damping divided between the factors of a unit; without memory unless options.damping_split says so.
+ * Places 2 u + side. */
+typedef struct dsc_kfac_split_state {
+    dsc_tensor diagonal; /* [largest packed] 1 on the diagonal of a packed triangle: for traces */
+    dsc_tensor traces, rows, dampings; /* F64[2 units] */
+} dsc_kfac_split_state;
+
 /* One comparison among the ranks whose result has not been looked at. Ranks that are connected by NCCL do not
  * wait for it: it arrives in host memory, and a later step looks. */
 enum { DSC_KFAC_COMPARISONS = 8 };
@@ -197,6 +205,7 @@ struct dsc_kfac {
     int compares_late; /* 1: a step does not wait for the comparison among the ranks */
     dsc_kfac_comparison comparisons[DSC_KFAC_COMPARISONS];
     dsc_kfac_health_state health;
+    dsc_kfac_split_state split;
 
     int64_t step;
     dsc_kfac_hyper hyper;
@@ -296,6 +305,16 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int layout) DSC_
 /* After loading a state: forms outer products from the loaded values and broadcasts decompositions in the
  * column. */
 dsc_status dsc_kfac_share_decompositions(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+
+/* split.c */
+dsc_status dsc_kfac_split_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_split_destroy(dsc_kfac *k);
+/* Divides the damping of this step by the traces of the averages as they are now. `status`: a failure of this
+ * rank so far; it takes part in the communication all the same, and the failure is returned. Collective in the
+ * column where its ranks hold different averages. */
+dsc_status dsc_kfac_split_damping(dsc_kfac *k, dsc_queue *q, dsc_status status) DSC_MUST_CHECK;
+/* The damping of a factor for the inverse method, an F64 scalar on the device. */
+dsc_tensor dsc_kfac_damping_of(const dsc_kfac *k, const dsc_kfac_item *item);
 
 /* precondition.c */
 dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;

@@ -22,6 +22,7 @@ static void free_local(dsc_kfac **kfac) {
     dsc_kfac_state_destroy(k);
     dsc_kfac_compare_destroy(k);
     dsc_kfac_health_destroy(k);
+    dsc_kfac_split_destroy(k);
     dsc_kfac_memory_destroy(k);
     for (int i = 0; i < 2; i++)
         dsc_kfac_plan_destroy(&k->layouts[i].plan);
@@ -132,10 +133,10 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
 /* A hash of everything that must be the same on all ranks. */
 static int64_t fingerprint(const dsc_kfac *k) {
     const dsc_kfac_options *o = &k->options;
-    const int64_t choices[] = {k->layer_count,   k->rows,          o->method, o->symmetric,
-                               o->outer_product, o->diag_blocks,   o->passes, (int64_t)o->bucket_bytes,
-                               k->factor_dtype,  k->inverse_dtype, k->dtype,  o->scaling,
-                               o->factor_freq,   o->update_freq};
+    const int64_t choices[] = {k->layer_count,   k->rows,          o->method,       o->symmetric,
+                               o->outer_product, o->diag_blocks,   o->passes,       (int64_t)o->bucket_bytes,
+                               k->factor_dtype,  k->inverse_dtype, k->dtype,        o->scaling,
+                               o->factor_freq,   o->update_freq,   o->damping_split};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -187,6 +188,7 @@ static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_memory_create(k));
     DSC_TRY(dsc_kfac_compare_create(k));
     DSC_TRY(dsc_kfac_health_create(k));
+    DSC_TRY(dsc_kfac_split_create(k));
     DSC_TRY(dsc_kfac_factors_create(k));
     DSC_TRY(dsc_kfac_report_create(k));
     return dsc_kfac_state_create(k);

@@ -75,6 +75,10 @@ expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out k --overwrite --kfac-updat
     --kfac-grad-worker-fraction 1/2 --kfac-placement round-robin --kfac-colocate-factors off --kfac-symmetric off \
     --kfac-diag-blocks 2 --kfac-diag-warmup 1 --kfac-skip-layers fc3 --kfac-scaling kfac-pytorch --kfac-fisher sampled \
     --kfac-outer-product off --kfac-factor-dtype bf16 --kfac-inverse-dtype fp16 --kfac-scope global
+expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out pi --kfac-update-freq 4 --kfac-method inverse --kfac-damping-split pi
+has pi/metrics.jsonl '"damping_split":"pi"'
+grep -q '^kfac-damping-split = pi' pi/config || complain "the config lacks the split"
+expect 2 "eigenvalues are damped as products" "${kfac[@]}" --kfac-update-freq 4 --kfac-damping-split pi
 for text in '"update_freq":4' '"factor_freq":2' '"method":"inverse"' '"damping":0.1' '"stat_decay":0.9' '"kl_clip":0.0' \
     '"damping_alpha":0.25' '"damping_decay":[1.0]' '"update_freq_alpha":2.0' '"update_freq_decay":[1.0,50.0]' \
     '"strategy":"comm-opt"' '"grad_worker_fraction":0.5' '"placement":"round-robin"' '"colocate_factors":false' \

@@ -264,6 +264,32 @@ static void test_kl_clip(void **state) {
         }
 }
 
+/* ---- damping ---- */
+
+static void test_damping_split(void **state) {
+    (void)state;
+    /* Traces and rows of pairs of matrices, and the dampings of both for a damping of 1/4. */
+    static const double traces[] = {8, 1, 3, 3, 0, 5, 5, 0, -1, 4, NAN, 1, INFINITY, 1, 0x1p900, 0x1p-900};
+    static const double rows[] = {2, 4, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    static const double want[] = {2,   0.125, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5,
+                                  0.5, 0.5,   0.5, 0.5, 0.5, 0.5, 0.5, 0.5};
+    enum { COUNT = sizeof traces / sizeof traces[0] };
+    for (int r = 0; r < rig_count; r++) {
+        place damping = place_of(&rigs[r], DSC_F64, SHAPE(1), (const double[]){0.25});
+        place t = place_of(&rigs[r], DSC_F64, SHAPE(COUNT), traces);
+        place n = place_of(&rigs[r], DSC_F64, SHAPE(COUNT), rows);
+        place out = place_of(&rigs[r], DSC_F64, SHAPE(COUNT), traces);
+        place odd = place_of(&rigs[r], DSC_F64, SHAPE(3), traces);
+        assert_ok(dsc_op_damping_split(rigs[r].q, &damping.t, &t.t, &n.t, &out.t));
+        place_expect(&rigs[r], &out, want, "damping_split");
+        assert_fails(DSC_E_INVALID, "damping_split: out has 3 elements: must be pairs",
+                     dsc_op_damping_split(rigs[r].q, &damping.t, &t.t, &n.t, &odd.t));
+        assert_fails(DSC_E_INVALID, "damping_split: rows is [1]; 16 elements are expected",
+                     dsc_op_damping_split(rigs[r].q, &damping.t, &t.t, &damping.t, &out.t));
+        FREE_PLACES(&damping, &t, &n, &out, &odd);
+    }
+}
+
 /* ---- labels ---- */
 
 /* The labels of `rows` rows of logits on this device. */
@@ -390,15 +416,11 @@ static void test_label_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_add_diagonal),
-        cmocka_unit_test(test_outer_inverse),
-        cmocka_unit_test(test_multiply),
-        cmocka_unit_test(test_join),
-        cmocka_unit_test(test_gather_and_scatter),
-        cmocka_unit_test(test_kl_clip),
-        cmocka_unit_test(test_labels),
-        cmocka_unit_test(test_label_frequencies),
-        cmocka_unit_test(test_odd_logits),
+        cmocka_unit_test(test_add_diagonal),       cmocka_unit_test(test_outer_inverse),
+        cmocka_unit_test(test_multiply),           cmocka_unit_test(test_join),
+        cmocka_unit_test(test_gather_and_scatter), cmocka_unit_test(test_kl_clip),
+        cmocka_unit_test(test_damping_split),      cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_label_frequencies),  cmocka_unit_test(test_odd_logits),
         cmocka_unit_test(test_label_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);

@@ -35,6 +35,7 @@ void naive_open(naive *v, const net *n, const dsc_kfac_options *options) {
     *v = (naive){.n = n,
                  .method = options->method,
                  .scaling = options->scaling,
+                 .split = options->damping_split,
                  .frozen_damping = options->outer_product,
                  .g_factor = 1};
     for (int l = 0; l < n->count; l++)
@@ -152,6 +153,21 @@ static int64_t by_channel(const net_shape *s, int64_t column) {
     return column < kernel * channels ? column % channels * kernel + column / channels : column;
 }
 
+static double mean_trace(const double *m, int64_t n) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++)
+        sum += m[i * n + i];
+    return sum / (double)n;
+}
+
+/* The damping of A and of G. */
+static void split_damping(const naive *v, naive_unit *u, double damping) {
+    double a = mean_trace(u->a, u->a_n), g = mean_trace(u->g, u->g_n);
+    double pi = a > 0 && g > 0 ? sqrt(a / g) : 1;
+    u->solved_split[0] = v->split == DSC_KFAC_SPLIT_PI ? sqrt(damping) * pi : damping;
+    u->solved_split[1] = v->split == DSC_KFAC_SPLIT_PI ? sqrt(damping) / pi : damping;
+}
+
 static void take_over(const naive *v, naive_unit *u, const dsc_kfac_hyper *hyper) {
     const net_shape *s = &v->n->layers[u->layer].shape;
     int64_t blocks = s->kind == DSC_KFAC_CONV2D ? hyper->diag_blocks : 1;
@@ -167,6 +183,7 @@ static void take_over(const naive *v, naive_unit *u, const dsc_kfac_hyper *hyper
             u->g_solved[i * u->g_n + j] = together ? u->g[i * u->g_n + j] : 0;
         }
     u->solved_damping = hyper->damping;
+    split_damping(v, u, hyper->damping);
     u->solved = 1;
 }
 
@@ -216,7 +233,8 @@ static long double *kronecker(const naive *v, const naive_unit *u, long double d
             int64_t i = r / a_n, j = r % a_n, k = c / a_n, l = c % a_n;
             long double g = u->g_solved[i * g_n + k], a = u->a_solved[j * a_n + l];
             if (v->method == DSC_KFAC_INVERSE)
-                m[r * n + c] = (g + (i == k ? damping : 0)) * (a + (j == l ? damping : 0));
+                m[r * n + c] =
+                    (g + (i == k ? u->solved_split[1] : 0)) * (a + (j == l ? u->solved_split[0] : 0));
             else
                 m[r * n + c] = g * a + (r == c ? damping : 0);
         }
@@ -312,8 +330,12 @@ double naive_bound(const naive *v, int layer, double damping, double eps) {
         if (u->layer != layer)
             continue;
         double a = norm(u->a_solved, u->a_n * u->a_n), g = norm(u->g_solved, u->g_n * u->g_n);
-        double condition = v->method == DSC_KFAC_INVERSE ? (a + damping) / damping + (g + damping) / damping
-                                                         : (a * g + damping) / damping;
+        double condition = (a * g + damping) / damping;
+        if (v->method == DSC_KFAC_INVERSE) {
+            int split = v->split == DSC_KFAC_SPLIT_PI;
+            double da = split ? u->solved_split[0] : damping, dg = split ? u->solved_split[1] : damping;
+            condition = (a + da) / da + (g + dg) / dg;
+        }
         int64_t rows = v->n->samples * l->positions * (l->shape.sequence > 0 ? l->shape.sequence : 1);
         double terms = (double)(rows + 8 * (u->a_n + u->g_n));
         worst = fmax(worst, terms * eps * condition);

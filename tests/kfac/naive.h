@@ -4,6 +4,7 @@
  *   eigen     (G (x) A + damping I) vec(P) = vec(D)
  *   inverse   ((G + damping I) (x) (A + damping I)) vec(P) = vec(D)
  *
+ * (split pi: with dampings sqrt(damping) pi for A and sqrt(damping) / pi for G, pi^2 = ratio of mean traces)
  * with explicit Kronecker products and vec row by row, by Gaussian elimination in long double. The eigen form
  * with the damping of the step, the inverse and the precomputed outer product with that of the decomposition.
  * Diagonal blocks: what lies outside them is 0. */
@@ -29,6 +30,7 @@ typedef struct naive_unit {
     double *a_batch, *g_batch;   /* of this step, summed over its passes */
     double *a_solved, *g_solved; /* as at the last decomposition */
     double solved_damping;       /* of that step */
+    double solved_split[2];      /* inverse: what that step added to A and to G */
     int ran;                     /* passes it ran in, of this step */
     int solved;                  /* ever */
     double cosine;               /* between D and P in the last step; NaN when left out */
@@ -39,6 +41,7 @@ typedef struct naive {
     const net *n;
     dsc_kfac_method method;
     dsc_kfac_scaling scaling;
+    dsc_kfac_split split;
     int frozen_damping; /* 1: the outer product was formed at the decomposition */
     double g_factor;    /* 1; what the whole batch's g is multiplied by before G is formed */
     int count;

@@ -15,6 +15,9 @@ descent_test(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kf
 descent_test(kfac-abandon SOURCES kfac/test_abandon.c kfac/net.c ROOMS kfac)
 descent_test(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-solve SOURCES kfac/test_solve.c ${kfac_twin} ROOMS kfac)
+descent_test(kfac-variants SOURCES kfac/test_variants.c ${kfac_twin} ROOMS kfac)
+descent_test(kfac-variants-ranks SOURCES kfac/test_variants_ranks.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 4
+             SANITIZED 1 2)
 emulated_program(kfac-kronecker SOURCES kfac/test_kronecker.c ${kfac_twin} ROOMS kfac TESTS test_rounded*)
 emulated_program(kfac-step SOURCES kfac/test_step.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-guards SOURCES kfac/test_guards.c ${kfac_twin} ROOMS kfac)
@@ -23,3 +26,4 @@ emulated_program(kfac-together SOURCES kfac/test_together.c kfac/naive.c kfac/ne
 emulated_program(kfac-late SOURCES kfac/test_late.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kfac)
+emulated_program(kfac-variants SOURCES kfac/test_variants.c ${kfac_twin} ROOMS kfac)

@@ -286,6 +286,20 @@ __global__ void kl_clip_kernel(const double *sum, const double *limits, double *
     *out = dsc_kl_clip(*sum, limits[0], limits[1]);
 }
 
+struct damping_split_body {
+    const double *damping, *traces, *rows;
+    double *out;
+
+    __device__ bool start() {
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t i) const {
+        int64_t j = i ^ 1;
+        out[i] = dsc_split_damping(*damping, traces[i] / rows[i], traces[j] / rows[j]);
+    }
+};
+
 } // namespace
 
 static cudaError_t launch_kl_clip(const dsc_cuda_launch *at, const double *sum, const double *limits,
@@ -448,5 +462,12 @@ dsc_status dsc_cuda_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tenso
 
 dsc_status dsc_cuda_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out) {
     DSC_CUDA_TRY(launch_kl_clip(dsc_cuda_at(q), dsc_data(sum), dsc_data(limits), dsc_data(out)));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_damping_split(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *traces,
+                                  const dsc_tensor *rows, dsc_tensor *out) {
+    damping_split_body body = {dsc_data(damping), dsc_data(traces), dsc_data(rows), dsc_data(out)};
+    DSC_CUDA_TRY(dsc_flat_run<1>(dsc_cuda_at(q), body, dsc_tensor_count(out), true));
     return DSC_OK;
 }

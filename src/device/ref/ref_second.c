@@ -95,3 +95,14 @@ dsc_status dsc_ref_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor
     set(out, 0, dsc_kl_clip(get(sum, 0), get(limits, 0), get(limits, 1)));
     return DSC_OK;
 }
+
+dsc_status dsc_ref_damping_split(dsc_queue *q, const dsc_tensor *damping, const dsc_tensor *traces,
+                                 const dsc_tensor *rows, dsc_tensor *out) {
+    (void)q;
+    for (int64_t i = 0; i < out->dim[0]; i++) {
+        int64_t j = i ^ 1;
+        set(out, i,
+            dsc_split_damping(get(damping, 0), get(traces, i) / get(rows, i), get(traces, j) / get(rows, j)));
+    }
+    return DSC_OK;
+}

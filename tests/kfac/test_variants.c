@@ -1,0 +1,174 @@
+/* Variants of the algorithm that are off by default, on one rank, against computations in float64. */
+#include "kfac/twin.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+/* ---- the damping divided between A and G ---- */
+
+static dsc_kfac_options split_options(void) {
+    dsc_kfac_options options = twin_options();
+    options.method = DSC_KFAC_INVERSE;
+    options.damping_split = DSC_KFAC_SPLIT_PI;
+    return options;
+}
+
+static void test_split(void **state) {
+    (void)state;
+    static const dsc_dtype types[][2] = {{DSC_F32, DSC_F32}, {DSC_BF16, DSC_F32}, {DSC_F32, DSC_BF16}};
+    for (int p = 0; p < PLACES; p++)
+        for (int i = 0; i < 3; i++) {
+            twin t;
+            dsc_kfac_options options = split_options();
+            options.factor_freq = 2;
+            options.update_freq = 3;
+            options.factor_dtype = types[i][0];
+            options.inverse_dtype = types[i][1];
+            twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+            if (i > 0)
+                t.eps = 0x1p-8;
+            for (int64_t k = 0; k < 6; k++)
+                twin_step(&t, &(net_step){.number = k, .lr = 0.1}, "split");
+            twin_close(&t);
+        }
+}
+
+/* The traces are those of the whole factor, also where its diagonal blocks are solved one by one. */
+static void test_split_of_blocks(void **state) {
+    (void)state;
+    twin t;
+    dsc_kfac_options options = split_options();
+    options.diag_blocks = 2;
+    twin_open(&t, &places[REF], twin_mixed, TWIN_MIXED, &options);
+    for (int64_t k = 0; k < 3; k++)
+        twin_step(&t, &(net_step){.number = k, .lr = 0.1}, "split of blocks");
+    twin_close(&t);
+}
+
+/* Factors of 0 have no ratio of traces: sqrt(damping) for both. P = D / damping. */
+static void test_split_of_zero(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        twin t;
+        dsc_kfac_options options = split_options();
+        options.stat_decay = 0;
+        twin_open(&t, &places[p], twin_mixed + 2, 1, &options);
+        net_draw(&t.n, 0, 0, 1);
+        net_draw_gradients(&t.n, 0);
+        dsc_tensor *const zeros[] = {&t.n.layers[0].a, &t.n.layers[0].g};
+        for (int i = 0; i < 2; i++)
+            for (int64_t j = 0; j < dsc_tensor_count(zeros[i]); j++)
+                net_set(&t.n, zeros[i], j, 0);
+        assert_ok(dsc_kfac_begin(t.kfac, 1));
+        assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, 0, zeros[0], zeros[1]));
+        assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
+        net_read(&t.n, 0, t.want[0]);
+        for (int64_t i = 0; i < net_gradient_count(&t.n, 0); i++) {
+            double want = t.n.layers[0].d[i] / options.damping;
+            assert_true(fabs(t.want[0][i] - want) <= 16 * t.eps * fabs(want));
+        }
+        twin_close(&t);
+    }
+}
+
+/* A step on inputs 16 times as large, and output gradients 1/16 as large, as those of the net: A is as far above
+ * 1 as G is below it, their product stays. */
+static void unbalanced_step(twin *t, int64_t number) {
+    assert_ok(dsc_kfac_begin(t->kfac, 1));
+    net_draw(&t->n, number, 0, 1);
+    net_draw_gradients(&t->n, number);
+    for (int l = t->n.count - 1; l >= 0; l--) {
+        dsc_tensor *a = &t->n.layers[l].a, *g = &t->n.layers[l].g;
+        for (int64_t i = 0; i < dsc_tensor_count(a); i++)
+            net_set(&t->n, a, i, 16 * net_get(&t->n, a, i));
+        for (int64_t i = 0; i < dsc_tensor_count(g); i++)
+            net_set(&t->n, g, i, net_get(&t->n, g, i) / 16);
+        assert_ok(dsc_kfac_capture(t->kfac, t->n.queue, l, a, g));
+    }
+    assert_ok(dsc_kfac_step(t->kfac, t->n.queue, 0.1));
+}
+
+/* Distance of P from that of the eigen method after some steps, over all layers; split -1: the eigen method
+ * itself, whose P becomes `exact`. */
+static double distance_from_eigen(int split, double damping, double **exact) {
+    twin t;
+    double off = 0, size = 0;
+    dsc_kfac_options options = split_options();
+    options.stat_decay = 0;
+    options.damping = damping;
+    options.damping_split = split > 0 ? DSC_KFAC_SPLIT_PI : DSC_KFAC_SPLIT_NONE;
+    if (split < 0)
+        options.method = DSC_KFAC_EIGEN;
+    twin_open(&t, &places[REF], twin_mixed, TWIN_MIXED, &options);
+    unbalanced_step(&t, 0);
+    for (int l = 0; l < t.n.count; l++) {
+        int64_t count = net_gradient_count(&t.n, l);
+        net_read(&t.n, l, t.want[l]);
+        if (split < 0)
+            memcpy(exact[l], t.want[l], (size_t)count * sizeof **exact);
+        for (int64_t i = 0; i < count; i++) {
+            off += (t.want[l][i] - exact[l][i]) * (t.want[l][i] - exact[l][i]);
+            size += exact[l][i] * exact[l][i];
+        }
+    }
+    twin_close(&t);
+    return sqrt(off / size);
+}
+
+/* What the split is for: where A and G are not of one size, as in convolutions, the inverse comes nearer to the
+ * eigen method. */
+static void test_split_is_nearer(void **state) {
+    (void)state;
+    static const double dampings[] = {0.125, 0.01, 0.003};
+    double *exact[NET_LAYERS];
+    net n;
+    net_open(&n, places[REF].queue, DSC_F64, twin_mixed, TWIN_MIXED, TWIN_SAMPLES);
+    naive_gradients_open(&n, exact);
+    for (int i = 0; i < 3; i++) {
+        distance_from_eigen(-1, dampings[i], exact);
+        double none = distance_from_eigen(0, dampings[i], exact);
+        double split = distance_from_eigen(1, dampings[i], exact);
+        print_message("damping %g: off by %.3f added to both, %.3f split\n", dampings[i], none, split);
+        assert_true(split < 0.9 * none);
+    }
+    naive_gradients_close(&n, exact);
+    net_close(&n);
+}
+
+static void test_split_refusals(void **state) {
+    (void)state;
+    dsc_kfac_layer layers[NET_LAYERS];
+    dsc_kfac *kfac = NULL;
+    dsc_kfac_split split;
+    net n;
+    net_open(&n, places[REF].queue, DSC_F64, twin_mixed, 1, TWIN_SAMPLES);
+    net_describe(&n, layers);
+    dsc_kfac_options options = split_options();
+    options.method = DSC_KFAC_EIGEN;
+    assert_fails(DSC_E_INVALID, "choose method inverse, or split none",
+                 dsc_kfac_create(alone, n.queue, layers, 1, &options, &kfac));
+    options = split_options();
+    options.inverse_dtype = DSC_F16;
+    assert_fails(DSC_E_INVALID, "use bf16 or fp32, or split none",
+                 dsc_kfac_create(alone, n.queue, layers, 1, &options, &kfac));
+    options.inverse_dtype = DSC_F32;
+    options.damping_split = (dsc_kfac_split)2;
+    assert_fails(DSC_E_INVALID, "kfac-damping-split 2 is unknown: choose one of none, pi",
+                 dsc_kfac_create(alone, n.queue, layers, 1, &options, &kfac));
+    assert_fails(DSC_E_INVALID, "choose one of none, pi", dsc_kfac_split_parse("phi", &split));
+    assert_ok(dsc_kfac_split_parse("pi", &split));
+    assert_true(split == DSC_KFAC_SPLIT_PI);
+    assert_string_equal(dsc_kfac_split_name(DSC_KFAC_SPLIT_NONE), "none");
+    net_close(&n);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_split),          cmocka_unit_test(test_split_of_blocks),
+        cmocka_unit_test(test_split_of_zero),  cmocka_unit_test(test_split_is_nearer),
+        cmocka_unit_test(test_split_refusals),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests_name("kfac variants", tests, places_open, places_close);
+}

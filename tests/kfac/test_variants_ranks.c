@@ -1,0 +1,47 @@
+/* Variants of the algorithm that are off by default, on several ranks: all strategies give the gradient of one
+ * rank, with the same bits on every rank. */
+#include "kfac/crew.h"
+
+#include <stdlib.h>
+
+/* Grids of every shape that the ranks allow, with factors of one layer on one rank or on several. */
+static int all_grids(config *list) {
+    int count = 0;
+    for (int rows = 1; rows <= ranks; rows++)
+        for (int colocate = 0; colocate < 2 && ranks % rows == 0; colocate++) {
+            if (!colocate && rows == 1 && ranks > 1)
+                continue;
+            list[count++] = (config){.strategy = DSC_KFAC_HYBRID_OPT,
+                                     .placement = DSC_KFAC_ROUND_ROBIN,
+                                     .rows = rows,
+                                     .colocate = colocate,
+                                     .symmetric = colocate,
+                                     .method = 2,
+                                     .bucket_bytes = 700};
+        }
+    return count;
+}
+
+static void test_split(void **state) {
+    (void)state;
+    config list[16];
+    int count = all_grids(list);
+    for (int i = 0; i < count; i++) {
+        dsc_kfac_options options = options_of(&list[i]);
+        net_step steps[4];
+        options.damping_split = DSC_KFAC_SPLIT_PI;
+        for (int k = 0; k < 4; k++)
+            steps[k] = step_of(k);
+        run_beside(&list[i], &options, steps, 4, 1);
+    }
+    all_fine(comm);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_split),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    return cmocka_run_group_tests_name("kfac variants on ranks", tests, open_crew, close_crew);
+}
