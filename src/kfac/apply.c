@@ -36,8 +36,9 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
         if (!k->options.outer_product)
             DSC_TRY(dsc_op_divide_batch(q, &damping, layout->divides + first, count));
         for (int64_t i = 0; i < count && k->options.outer_product; i++) {
-            dsc_tensor outer = layout->outer[cells[i].unit], full = cells[i].p;
-            if (k->inverse_dtype != k->dtype) { /* p is not written yet and has the space for a full copy */
+            dsc_tensor outer = layout->outer[cells[i].unit], full = layout->gemms[0][first + i].c;
+            if (k->inverse_dtype !=
+                k->dtype) { /* the first product was used and has the space for a full copy */
                 DSC_TRY(dsc_op_convert(q, &outer, &full));
                 outer = full;
             }
@@ -53,22 +54,47 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
     return DSC_OK;
 }
 
-/* <P, D> of every unit, and nu from their sum; units that take no part count 0. A step that decomposed also
- * computes <P, P> and <D, D>, and keeps all three for reports. */
-static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
-    int64_t n = k->unit_count;
-    dsc_tensor inner = dsc_tensor_slice(&k->products, 0, n), kept = dsc_tensor_slice(&k->products, n, n);
+/* <P, D> of every unit, of a step that decomposed also <P, P> and <D, D>. Where batches share the memory of D, those of
+ * the units of batch b, which are 0 before the first batch; else b is NULL. */
+static dsc_status multiply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout,
+                           const dsc_kfac_batch *b) {
+    int64_t n = k->unit_count, count = b ? b->count : n;
+    dsc_tensor inner = dsc_tensor_slice(&k->products, 0, n);
     dsc_tensor norms = dsc_tensor_slice(&k->products, 2 * n, 2 * n);
-    dsc_tensor limits = dsc_tensor_slice(&k->numbers, DSC_KFAC_RATE, 2);
-    for (int64_t u = 0; u < n; u++) {
+    const int64_t none[2] = {0, 0};
+    dsc_tensor empty = dsc_tensor_view(k->device, NULL, k->dtype, 2, none);
+    for (int64_t i = 0; b && i < 3 * n; i++)
+        k->dots[i] = (dsc_dot_item){empty, empty};
+    for (int64_t i = 0; i < count; i++) {
+        int64_t u = b ? layout->units[b->first + i] : i;
         const dsc_tensor *p = &k->members[u].p, *d = &k->members[u].gradient.d;
         k->dots[u] = (dsc_dot_item){*p, *d};
         k->dots[n + u] = (dsc_dot_item){*p, *p};
         k->dots[2 * n + u] = (dsc_dot_item){*d, *d};
     }
-    if (k->decomposed_now)
-        DSC_TRY(dsc_op_dot_batch(q, k->dots + n, 2 * n, &norms));
-    DSC_TRY(dsc_op_dot_batch(q, k->dots, n, &inner));
+    if (!b) {
+        if (k->decomposed_now)
+            DSC_TRY(dsc_op_dot_batch(q, k->dots + n, 2 * n, &norms));
+        return dsc_op_dot_batch(q, k->dots, n, &inner);
+    }
+    int64_t all = k->decomposed_now ? 3 * n : n;
+    dsc_tensor partial = dsc_tensor_slice(&k->partial, 0, all);
+    dsc_tensor of_inner = dsc_tensor_slice(&k->partial, 0, n);
+    double keep = b == layout->batches ? 0 : 1;
+    DSC_TRY(dsc_op_dot_batch(q, k->dots, all, &partial));
+    if (k->decomposed_now) {
+        dsc_tensor of_norms = dsc_tensor_slice(&k->partial, n, 2 * n);
+        DSC_TRY(dsc_op_axpby(q, 1, &of_norms, keep, &norms));
+    }
+    return dsc_op_axpby(q, 1, &of_inner, keep, &inner);
+}
+
+/* nu from the sum of <P, D>; units that take no part count 0. A step that decomposed keeps all products for
+ * reports. */
+static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
+    int64_t n = k->unit_count;
+    dsc_tensor inner = dsc_tensor_slice(&k->products, 0, n), kept = dsc_tensor_slice(&k->products, n, n);
+    dsc_tensor limits = dsc_tensor_slice(&k->numbers, DSC_KFAC_RATE, 2);
     for (int64_t u = 0; u < n; u++) {
         const int64_t places[] = {u, 2 * n + u, 3 * n + u};
         for (int i = 0; i < (k->decomposed_now ? 3 : 1) && !dsc_kfac_takes_part(k, u); i++) {
@@ -92,30 +118,43 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     return DSC_OK;
 }
 
-/* D of all units that have a gradient: the clip needs every one of them. */
-static dsc_status gather_gradients(dsc_kfac *k, dsc_queue *q) {
+/* D of the units of a batch that have a gradient; b NULL: of all units. */
+static dsc_status gather_gradients(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout,
+                                   const dsc_kfac_batch *b) {
     int64_t count = 0;
-    for (int64_t u = 0; u < k->unit_count; u++)
+    for (int64_t i = 0; i < (b ? b->count : k->unit_count); i++) {
+        int64_t u = b ? layout->units[b->first + i] : i;
         if (k->members[u].gathered && dsc_kfac_has_gradient(k, u))
             k->joins[count++] = k->members[u].gradient;
+    }
     return dsc_op_join_batch(q, k->joins, count);
 }
 
-dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
-    dsc_kfac_layout *layout = &k->layouts[k->active];
-    if (k->unit_count == 0)
-        return DSC_OK;
-    DSC_TRY(gather_gradients(k, q));
+static dsc_status precondition_batches(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout) {
+    int shares = dsc_kfac_shares_d(k);
+    if (!shares) /* the clip needs D of every unit */
+        DSC_TRY(gather_gradients(k, q, layout, NULL));
     for (int64_t i = 0; i < layout->batch_count; i++) {
         dsc_kfac_batch *b = &layout->batches[i];
+        if (shares)
+            DSC_TRY(gather_gradients(k, q, layout, b));
         if (b->turn.root == k->my_column)
             DSC_TRY(precondition_batch(k, q, layout, b));
+        if (shares)
+            DSC_TRY(multiply(k, q, layout, b));
         if (k->row)
             DSC_TRY(dsc_comm_broadcast_begin(k->row, DSC_TRAFFIC_PRECONDITIONED, b->turn.root, &b->message,
                                              &b->request));
     }
     for (int64_t i = 0; i < layout->batch_count; i++)
         DSC_TRY(dsc_comm_wait(&layout->batches[i].request));
+    return shares ? DSC_OK : multiply(k, q, layout, NULL);
+}
+
+dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
+    if (k->unit_count == 0)
+        return DSC_OK;
+    DSC_TRY(precondition_batches(k, q, &k->layouts[k->active]));
     DSC_TRY(find_nu(k, q));
     int64_t count = 0;
     for (int64_t u = 0; u < k->unit_count; u++) {

@@ -132,6 +132,7 @@ static dsc_status make_scratch(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * DSC_KFAC_SIDES * k->unit_count, &k->bad));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, DSC_KFAC_NUMBERS, &k->numbers));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 4 * k->unit_count, &k->products));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->any_late ? 3 * k->unit_count : 0, &k->partial));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->unit_count, &k->ones));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->sum));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->nu_tensor));
@@ -247,7 +248,8 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
     dsc_tensor *const blocks[] = {&k->averages, &k->batches, &k->joined,    &k->messages, &k->gram,
                                   &k->packed,   &k->half,    &k->spare,     &k->solve,    &k->solve_values,
                                   &k->work,     &k->bad,     &k->numbers,   &k->products, &k->ones,
-                                  &k->sum,      &k->ran,     &k->nu_tensor, &k->gathered, &k->images};
+                                  &k->sum,      &k->ran,     &k->nu_tensor, &k->gathered, &k->images,
+                                  &k->shared_d, &k->partial};
     for (int i = 0; i < 2; i++)
         dsc_kfac_layout_destroy(&k->layouts[i]);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)

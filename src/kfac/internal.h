@@ -45,7 +45,8 @@ typedef struct dsc_kfac_member {
      * weights themselves, or memory of its own that they are gathered into. Strides as in dsc_join_item. */
     dsc_join_item gradient;
     int gathered; /* 1: D has memory of its own */
-    dsc_tensor p; /* [g_n, a_n] preconditioned gradient */
+    dsc_tensor p;  /* [g_n, a_n] preconditioned gradient */
+    int64_t place; /* of p in the message of its batch */
 } dsc_kfac_member;
 
 /* What K-FAC knows about a layer during a step, and from step to step. */
@@ -56,7 +57,7 @@ typedef struct dsc_kfac_progress {
     int contributed, ready;
     /* Late gradients: 1: set since the last step; 1: it has one. */
     int set, present;
-    dsc_tensor joined; /* memory of D of all its units, once it is needed */
+    dsc_tensor joined; /* memory of D of all its units, once it is needed and where batches do not share it */
     dsc_tensor batch;  /* memory of its waiting batch factors where `batches` has none */
 } dsc_kfac_progress;
 
@@ -117,7 +118,7 @@ typedef struct dsc_kfac_layout {
     dsc_kfac_cell *cells;
     dsc_gemm_item *gemms[4]; /* [cells] in the order they run */
     dsc_divide_item *divides;
-    dsc_tensor loads, first, second; /* memory of converted vectors, and of results between products */
+    dsc_tensor loads, first; /* memory of converted vectors, and of results between products */
     dsc_tensor pieces;               /* memory of cells' d and p */
 } dsc_kfac_layout;
 
@@ -184,6 +185,8 @@ struct dsc_kfac {
     dsc_buckets *buckets;
     dsc_tensor averages, batches;  /* memory of the factors */
     dsc_tensor joined, messages;   /* memory of d with a bias, and of p */
+    dsc_tensor shared_d;           /* of late d of one batch, where batches share it */
+    int64_t largest_batch;         /* numbers of the largest message of preconditioned gradients */
     dsc_tensor gram, packed, half; /* scratch: [largest n, largest n], a triangle, a triangle as stored */
     dsc_tensor spare;              /* two more triangles, where averages are stored in a half type */
     dsc_tensor solve, solve_values, work; /* matrices being solved, their values, workspace */
@@ -194,6 +197,7 @@ struct dsc_kfac {
     dsc_tensor bad;    /* F64[2 per factor]: elements not finite, times rejected */
     dsc_tensor numbers;  /* F64[DSC_KFAC_NUMBERS] */
     dsc_tensor products; /* F64[4 units]: <P, D>; of the last decomposition <P, D>, <P, P>, <D, D> */
+    dsc_tensor partial;              /* F64[3 units]: products of one batch */
     dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
     dsc_tensor ran;                  /* I32[2 layers]: to compare among ranks which layers ran */
     dsc_solve_item *solving;         /* [items] */
@@ -355,6 +359,12 @@ static inline int dsc_kfac_takes_part(const dsc_kfac *k, int64_t unit) {
     int late = k->layers[l].late_gradients;
     int ran = late ? k->progress[l].present : k->progress[l].captures > 0;
     return ran && (k->progress[l].ready || (!late && !k->any_ready));
+}
+
+/* 1 when batches of units use the same memory for D, one after the other: then D of a unit is there only while its
+ * batch is preconditioned. Not where P of a unit comes from another column. */
+static inline int dsc_kfac_shares_d(const dsc_kfac *k) {
+    return k->any_late && k->columns == 1 && k->layouts[0].batch_count > 1;
 }
 
 static inline int dsc_kfac_keeps_everywhere(const dsc_kfac *k) {

@@ -138,8 +138,9 @@ static size_t bytes_of(const dsc_tensor *t) {
 }
 
 static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
-    const dsc_tensor *const scratch[] = {&k->gram,         &k->packed, &k->half,   &k->spare,    &k->solve,
-                                         &k->solve_values, &k->work,   &k->joined, &k->messages, &k->images};
+    const dsc_tensor *const scratch[] = {&k->gram,     &k->packed,       &k->half,    &k->spare,
+                                         &k->solve,    &k->solve_values, &k->work,    &k->joined,
+                                         &k->messages, &k->images,       &k->shared_d};
     r->factor_bytes = bytes_of(&k->averages);
     r->exchange_bytes = bytes_of(&k->batches);
     for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
@@ -152,7 +153,7 @@ static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
         const dsc_kfac_layout *l = &k->layouts[i];
         r->decomposition_bytes += bytes_of(&l->vectors) + bytes_of(&l->values);
         r->work_bytes += bytes_of(&l->packed) + bytes_of(&l->loads) + bytes_of(&l->first) +
-                         bytes_of(&l->second) + bytes_of(&l->pieces) + bytes_of(&l->index);
+                         bytes_of(&l->pieces) + bytes_of(&l->index);
     }
 }
 

@@ -79,8 +79,10 @@ static dsc_status check_pointers(const dsc_kfac_layer *l, const dsc_kfac_gradien
     return DSC_OK;
 }
 
-/* Memory for D of all units of a layer; allocated once. */
+/* Memory for D of all units of a layer, or of a batch; allocated once. */
 static dsc_status reserve_joined(dsc_kfac *k, int64_t layer) {
+    if (dsc_kfac_shares_d(k))
+        return k->shared_d.data ? DSC_OK : dsc_kfac_alloc(k, k->dtype, k->largest_batch, &k->shared_d);
     dsc_kfac_sizes s = dsc_kfac_kind_of(&k->layers[layer])->sizes(&k->layers[layer]);
     if (k->progress[layer].joined.data)
         return DSC_OK;
@@ -102,8 +104,12 @@ static void place_units(dsc_kfac *k, int64_t layer, const dsc_kfac_gradients *g,
         item->position_stride = w->position_stride;
         item->channel_stride = w->channel_stride;
         m->gathered = !w->in_order || g->bias;
-        dsc_kfac_use_gradient(
-            k, u, m->gathered ? dsc_kfac_carve(&k->progress[layer].joined, &used, 2, dim) : item->w);
+        dsc_tensor d = item->w;
+        int64_t place = m->place;
+        if (m->gathered)
+            d = dsc_kfac_shares_d(k) ? dsc_kfac_carve(&k->shared_d, &place, 2, dim)
+                                     : dsc_kfac_carve(&k->progress[layer].joined, &used, 2, dim);
+        dsc_kfac_use_gradient(k, u, d);
     }
 }
 

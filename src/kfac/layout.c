@@ -165,17 +165,24 @@ static dsc_status order_units(const dsc_kfac *k, dsc_kfac_layout *layout) {
     return status;
 }
 
-/* Batches are cut only where they are messages along the rows, or where vectors must be converted piece by
- * piece. P of every unit lies in its batch's message; both layouts order units alike. */
+/* Where batches end, in bytes. They are cut where they are messages along the rows, where vectors must be converted
+ * piece by piece, and where a framework needs the memory that a batch takes for activations. */
+static size_t batch_bytes(const dsc_kfac *k) {
+    size_t message = k->options.bucket_bytes, most = SIZE_MAX / 16;
+    if (k->columns > 1 || k->inverse_dtype != k->dtype)
+        return message;
+    return k->any_late && message < most ? 16 * message : SIZE_MAX;
+}
+
+/* P of every unit lies in its batch's message; both layouts order units alike. */
 static dsc_status make_batches(dsc_kfac *k, dsc_kfac_layout *layout) {
-    int cutting = k->columns > 1 || k->inverse_dtype != k->dtype;
     int64_t numbers = 0, used = 0;
     dsc_kfac_batch *b = NULL;
     DSC_TRY(order_units(k, layout));
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *layout->batches, &layout->batches));
     for (int64_t i = 0; i < k->unit_count; i++) {
         const dsc_kfac_unit *u = &layout->plan->units[layout->units[i]];
-        int full = cutting && (size_t)numbers * dsc_dtype_size(k->dtype) >= k->options.bucket_bytes;
+        int full = (size_t)numbers * dsc_dtype_size(k->dtype) >= batch_bytes(k);
         if (!b || b->turn.root != u->column || full) {
             int64_t round = b && b->turn.root == u->column ? b->turn.round + 1 : 0;
             b = &layout->batches[layout->batch_count++];
@@ -192,28 +199,29 @@ static dsc_status make_batches(dsc_kfac *k, dsc_kfac_layout *layout) {
         for (int64_t j = b->first; j < b->first + b->count; j++) {
             const dsc_kfac_unit *u = &layout->plan->units[layout->units[j]];
             const int64_t dim[2] = {u->g_n, u->a_n};
+            k->members[layout->units[j]].place = used - start;
             k->members[layout->units[j]].p = dsc_kfac_carve(&k->messages, &used, 2, dim);
         }
         b->message = dsc_tensor_slice(&k->messages, start, used - start);
+        k->largest_batch = used - start > k->largest_batch ? used - start : k->largest_batch;
     }
     return DSC_OK;
 }
 
 /* ---- products ---- */
 
-/* Numbers used of a layout's blocks `first`, `second`, `loads`, `pieces`. */
+/* Numbers used of a layout's blocks `first`, `loads`, `pieces`. */
 typedef struct places {
     int64_t between, loads, pieces;
 } places;
 
 /* One cell, with QA[a,a], QG[g,g], d and p [g,a], and its products:
  *
- *   eigen     first = d QA;  second = QG' first;  second /= vG vA' + damping;  first = QG second;
- *             p = first QA'
+ *   eigen     first = d QA;  p = QG' first;  p /= vG vA' + damping;  first = QG p;  p = first QA'
  *   inverse   first = d A^-1;  p = G^-1 first */
 static void add_cell(const dsc_kfac *k, dsc_kfac_layout *layout, const dsc_kfac_unit *u, int64_t a_block,
                      int64_t g_block, places *at) {
-    int64_t index = layout->cell_count++, second_used = at->between;
+    int64_t index = layout->cell_count++;
     int64_t a_item = u->first_item + a_block, g_item = u->first_item + u->a_blocks + g_block;
     const int64_t dim[2] = {layout->plan->items[g_item].n, layout->plan->items[a_item].n};
     dsc_kfac_cell *c = &layout->cells[index];
@@ -228,19 +236,18 @@ static void add_cell(const dsc_kfac *k, dsc_kfac_layout *layout, const dsc_kfac_
         c->columns = dsc_tensor_slice(&layout->index, layout->index_first[a_item], dim[1]);
     }
     dsc_tensor first = dsc_kfac_carve(&layout->first, &at->between, 2, dim);
-    dsc_tensor second = dsc_kfac_carve(&layout->second, &second_used, 2, dim);
     dsc_tensor qa = layout->used[a_item], qg = layout->used[g_item];
     layout->gemms[0][index] = (dsc_gemm_item){.alpha = 1, .a = c->d, .b = qa, .c = first};
     if (k->options.method == DSC_KFAC_INVERSE) {
         layout->gemms[1][index] = (dsc_gemm_item){.alpha = 1, .a = qg, .b = first, .c = c->p};
         return;
     }
-    layout->gemms[1][index] = (dsc_gemm_item){.trans_a = 1, .alpha = 1, .a = qg, .b = first, .c = second};
+    layout->gemms[1][index] = (dsc_gemm_item){.trans_a = 1, .alpha = 1, .a = qg, .b = first, .c = c->p};
     layout->divides[index] =
-        (dsc_divide_item){layout->bases[g_item].values, layout->bases[a_item].values, second};
+        (dsc_divide_item){layout->bases[g_item].values, layout->bases[a_item].values, c->p};
     /* The division magnifies earlier errors where eigenvalues are small, but not later ones: from here on the
      * products may be the fast ones. */
-    layout->gemms[2][index] = (dsc_gemm_item){.fast = 1, .alpha = 1, .a = qg, .b = second, .c = first};
+    layout->gemms[2][index] = (dsc_gemm_item){.fast = 1, .alpha = 1, .a = qg, .b = c->p, .c = first};
     layout->gemms[3][index] =
         (dsc_gemm_item){.trans_b = 1, .fast = 1, .alpha = 1, .a = first, .b = qa, .c = c->p};
 }
@@ -290,7 +297,6 @@ static dsc_status make_cells(dsc_kfac *k, dsc_kfac_layout *layout) {
         layout->cell_of[u] = -1;
     places most = place_cells(k, layout);
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, most.between, &layout->first));
-    DSC_TRY(dsc_kfac_alloc(k, k->dtype, most.between, &layout->second));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, most.loads, &layout->loads));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, most.pieces, &layout->pieces));
     place_cells(k, layout);
@@ -326,7 +332,7 @@ void dsc_kfac_layout_settle(dsc_kfac_layout *layout) {
 
 void dsc_kfac_layout_destroy(dsc_kfac_layout *layout) {
     dsc_tensor *const blocks[] = {&layout->vectors, &layout->values, &layout->packed, &layout->index,
-                                  &layout->loads,   &layout->first,  &layout->second, &layout->pieces};
+                                  &layout->loads,   &layout->first,  &layout->pieces};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
     void *const arrays[] = {&layout->bases,    &layout->outer,    &layout->order,       &layout->parcels,

@@ -16,6 +16,7 @@ typedef struct factor_case {
 static const factor_case factors[] = {
     {"40000 rows of 64", CONV(DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0},
     {"40000 rows of 64 and ones", CONV(DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1},
+    {"9000 rows of 200 and ones", CONV(DSC_F32, 9000, 1, 1, 200, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1},
     {"3x3 patches of 16 channels", CONV(DSC_F32, 16, 32, 32, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0},
     {"3x3 patches at stride 2", CONV(DSC_F32, 16, 32, 32, 16, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1},
 };
@@ -122,16 +123,28 @@ static void test_factors(void **state) {
 
 /* ---- products ---- */
 
-enum { M = 144, N = 96, K = 577 };
+typedef struct product_case {
+    const char *name, *fast_name;
+    int64_t m, n, k;
+    int positive; /* 1: all terms have one sign */
+} product_case;
 
-static double product_error(const rig *r, int fast, const double *a, const double *b, const double *want) {
-    double *got = test_array(M * N, sizeof *got);
-    place pa = place_of(r, DSC_F32, SHAPE(M, K), a), pb = place_of(r, DSC_F32, SHAPE(K, N), b);
-    place pc = place_make(r, DSC_F32, SHAPE(M, N));
+static const product_case products[] = {
+    {"a product", "a fast product", 144, 96, 577, 0},
+    {"a large product", "a large fast product", 200, 130, 2000, 0},
+    {"a large product of one sign", "a large fast product of one sign", 200, 130, 2000, 1},
+};
+enum { PRODUCTS = sizeof products / sizeof products[0] };
+
+static double product_error(const rig *r, const product_case *p, int fast, const double *a, const double *b,
+                            const double *want) {
+    double *got = test_array(p->m * p->n, sizeof *got);
+    place pa = place_of(r, DSC_F32, SHAPE(p->m, p->k), a), pb = place_of(r, DSC_F32, SHAPE(p->k, p->n), b);
+    place pc = place_make(r, DSC_F32, SHAPE(p->m, p->n));
     const dsc_gemm_item item = {.alpha = 1, .a = pa.t, .b = pb.t, .c = pc.t, .fast = fast};
     assert_ok(dsc_op_gemm_batch(r->q, &item, 1));
     place_read(r, &pc, got);
-    double error = relative_error(M * N, got, want);
+    double error = relative_error(p->m * p->n, got, want);
     place *all[] = {&pa, &pb, &pc};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         place_free(all[i]);
@@ -139,23 +152,32 @@ static double product_error(const rig *r, int fast, const double *a, const doubl
     return error;
 }
 
-static void test_products(void **state) {
-    (void)state;
-    double *a = test_array(M * K, sizeof *a), *b = test_array(K * N, sizeof *b);
-    double *want = test_array(M * N, sizeof *want);
-    random_values(1, M * K, a);
-    random_values(2, K * N, b);
-    for (int64_t i = 0; i < M; i++)
-        for (int64_t k = 0; k < K; k++)
-            for (int64_t j = 0; j < N; j++)
-                want[i * N + j] += a[i * K + k] * b[k * N + j];
+static void check_product(const product_case *p) {
+    double *a = test_array(p->m * p->k, sizeof *a), *b = test_array(p->k * p->n, sizeof *b);
+    double *want = test_array(p->m * p->n, sizeof *want);
+    random_values(1, p->m * p->k, a);
+    random_values(2, p->k * p->n, b);
+    for (int64_t i = 0; p->positive && i < p->m * p->k; i++)
+        a[i] = fabs(a[i]);
+    for (int64_t i = 0; p->positive && i < p->k * p->n; i++)
+        b[i] = fabs(b[i]);
+    for (int64_t i = 0; i < p->m; i++)
+        for (int64_t k = 0; k < p->k; k++)
+            for (int64_t j = 0; j < p->n; j++)
+                want[i * p->n + j] += a[i * p->k + k] * b[k * p->n + j];
     for (int r = 1; r < (chosen() ? rig_count : 2); r++) {
-        check_error(&rigs[r], "a product", product_error(&rigs[r], 0, a, b, want), 1e-6);
-        check_error(&rigs[r], "a fast product", product_error(&rigs[r], 1, a, b, want), 1e-3);
+        check_error(&rigs[r], p->name, product_error(&rigs[r], p, 0, a, b, want), 1e-6);
+        check_error(&rigs[r], p->fast_name, product_error(&rigs[r], p, 1, a, b, want), 1e-3);
     }
     free(a);
     free(b);
     free(want);
+}
+
+static void test_products(void **state) {
+    (void)state;
+    for (int i = 0; i < PRODUCTS; i++)
+        check_product(&products[i]);
 }
 
 int main(void) {

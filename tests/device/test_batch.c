@@ -196,6 +196,35 @@ static void test_large_product(void **state) {
         free(results[r]);
 }
 
+/* Products from a size on that GPUs treat differently, several of a shape, in every order, tiny and huge ones, beside a
+ * small one. */
+static void test_large_products(void **state) {
+    (void)state;
+    static const gemm_case cases[] = {
+        {0, 0, 97, 520, 601, 1, 0}, {1, 0, 520, 97, 601, -0.5, 0}, {0, 1, 131, 130, 1900, 2, 0.25},
+        {0, 0, 97, 520, 601, 3, 1}, {0, 0, 9, 10, 11, 1, 0},       {1, 1, 400, 99, 777, 1, 0},
+    };
+    static const double sizes[] = {1, 0x1p-100, 0x1p50, 1, 1, 0x1p-40}; /* of a */
+    enum { COUNT = sizeof cases / sizeof cases[0] };
+    for (int r = 1; r < rig_count; r++) {
+        gemm_places places[COUNT];
+        dsc_gemm_item items[COUNT];
+        for (int i = 0; i < COUNT; i++) {
+            places[i] = gemm_make(&rigs[r], DSC_F32, &cases[i], (uint64_t)(60 + i));
+            items[i] = gemm_item(&cases[i], &places[i]);
+            assert_ok(dsc_op_axpby(rigs[r].q, 0, &items[i].a, sizes[i], &items[i].a));
+            items[i].alpha /= sizes[i];
+        }
+        assert_ok(dsc_op_gemm_batch(rigs[r].q, items, COUNT));
+        for (int i = 0; i < COUNT; i++) {
+            assert_ok(dsc_op_axpby(rigs[r].q, 0, &items[i].a, 1 / sizes[i], &items[i].a));
+            assert_ok(dsc_queue_sync(rigs[r].q));
+            check_gemm(&rigs[r], DSC_F32, &cases[i], (uint64_t)(60 + i), &places[i]);
+            gemm_free(&places[i]);
+        }
+    }
+}
+
 /* Sums of nothing, matrices without rows, and no items. */
 static void test_gemm_empty(void **state) {
     (void)state;
@@ -547,11 +576,12 @@ static void test_divide_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gemm_batch),     cmocka_unit_test(test_large_product),
-        cmocka_unit_test(test_gemm_empty),     cmocka_unit_test(test_gemm_refusals),
-        cmocka_unit_test(test_syev_batch),     cmocka_unit_test(test_syev_threads),
-        cmocka_unit_test(test_solve_refusals), cmocka_unit_test(test_chol_inverse_batch),
-        cmocka_unit_test(test_divide_batch),   cmocka_unit_test(test_divide_refusals),
+        cmocka_unit_test(test_gemm_batch),         cmocka_unit_test(test_large_product),
+        cmocka_unit_test(test_large_products),     cmocka_unit_test(test_gemm_empty),
+        cmocka_unit_test(test_gemm_refusals),      cmocka_unit_test(test_syev_batch),
+        cmocka_unit_test(test_syev_threads),       cmocka_unit_test(test_solve_refusals),
+        cmocka_unit_test(test_chol_inverse_batch), cmocka_unit_test(test_divide_batch),
+        cmocka_unit_test(test_divide_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

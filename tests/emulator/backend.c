@@ -2,8 +2,9 @@
  * which see device memory while they work. Operations can be recorded, except those that wait for their
  * outcome. Convolutions that the backend has kernels for are done by these. */
 #include "device/cuda/entries.h"
+#include "device/cuda/halves.h"
 #include "device/cuda/small_conv.h"
-#include "device/cuda/state.h"
+#include "device/half.h"
 
 #include "emulator/engine.h"
 
@@ -53,6 +54,32 @@ dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, c
                                          .in = {*a, *b},
                                          .out = *c}));
     return DSC_OK;
+}
+
+static float product_of_halves(const dsc_half_products *p, int64_t i, int64_t row, int64_t column) {
+    const uint16_t *a = p->a + i * p->step_a, *b = p->b + i * p->step_b;
+    float sum = 0;
+    for (int64_t k = 0; k < p->k; k++)
+        sum += dsc_f16_to_float(a[p->trans_a ? k * p->lda + row : row * p->lda + k]) *
+               dsc_f16_to_float(b[p->trans_b ? column * p->ldb + k : k * p->ldb + column]);
+    return sum;
+}
+
+static int run_half_products(void *state) {
+    const dsc_half_products *p = state;
+    for (int64_t i = 0; i < p->count; i++)
+        for (int64_t row = 0; row < p->m; row++)
+            for (int64_t column = 0; column < p->n; column++) {
+                float *c = p->c + i * p->step_c + row * p->ldc + column;
+                float sum = p->alpha * product_of_halves(p, i, row, column);
+                *c = p->beta == 0 ? sum : sum + p->beta * *c;
+            }
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_half_products(dsc_queue *q, const dsc_half_products *p) {
+    dsc_half_products copy = *p;
+    return (dsc_status)dsc_emulated_submit(dsc_cuda_at(q)->stream, run_half_products, &copy, sizeof copy);
 }
 
 /* ---- cuSOLVER ---- */

@@ -189,6 +189,8 @@ static void test_patterns(void **state) {
             check_patterns(&c, &options, i);
             options.update_freq = 1;
             check_patterns(&c, &options, i + 3);
+            options.bucket_bytes = 20; /* several batches, which share the memory of D */
+            check_patterns(&c, &options, i + 1);
         }
     all_fine(comm);
 }
@@ -200,6 +202,8 @@ static void test_blocks(void **state) {
     dsc_kfac_options options = options_of(&c);
     options.diag_blocks = 2;
     check_patterns(&c, &options, 1);
+    options.bucket_bytes = 20;
+    check_patterns(&c, &options, 2);
     all_fine(comm);
 }
 

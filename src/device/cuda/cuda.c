@@ -7,7 +7,7 @@
 #include "device/backends.h"
 #include "device/cuda/current.h"
 #include "device/cuda/entries.h"
-#include "device/cuda/state.h"
+#include "device/cuda/halves.h"
 
 #include "base/hash.h"
 #include "base/memory.h"
@@ -90,6 +90,11 @@ static int is_captured(cudaStream_t stream) {
         return 1;
     }
     return status != cudaStreamCaptureStatusNone;
+}
+
+int dsc_cuda_is_recorded(const dsc_queue *q) {
+    const dsc_cuda_queue *own = dsc_cuda_queue_of(q);
+    return own->recording || (own->wrapped && is_captured(own->stream));
 }
 
 dsc_status dsc_cuda_refuse_recording(const dsc_queue *q, const char *what) {
@@ -380,6 +385,7 @@ static void queue_close(dsc_queue *q) {
     leave_queue(q);
     enum cudaStreamCaptureMode mode = dsc_cuda_capture_mode(cudaStreamCaptureModeRelaxed);
     wait_for_work(l);
+    dsc_cuda_halves_close(q);
 #ifndef DSC_EMULATED
     if (own->dnn)
         cudnnDestroy(own->dnn);

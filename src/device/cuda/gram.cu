@@ -225,17 +225,6 @@ __device__ void multiply(const T *a, const T *b,
                 dsc_mma_tf32(acc[m][n], part == 0 ? al[m] : ah[m], part == 1 ? bl[n] : bh[n]);
 }
 
-/* Row and column of the tile with this number, counted row by row. */
-__device__ void find_tile(int64_t tile, int64_t *row, int64_t *column) {
-    int64_t i = tile == 0 ? 0 : (int64_t)((sqrt(8.0 * (double)tile + 1) - 1) / 2);
-    while (i * (i + 1) / 2 > tile)
-        i--;
-    while ((i + 1) * (i + 2) / 2 <= tile)
-        i++;
-    *row = i;
-    *column = tile - i * (i + 1) / 2;
-}
-
 /* Where a block's tile goes: to its partial sums, or to C. */
 template <int TILE> struct sink {
     dsc_gram_target to;
@@ -295,7 +284,7 @@ __global__ void __launch_bounds__(THREADS, TILE == 128 ? 1 : 2)
     DSC_SHARED(T, shared);
     unsigned split = blockIdx.x / (unsigned)plan.tiles, tile = blockIdx.x - split * (unsigned)plan.tiles;
     int64_t first = split * plan.chunk, last = min(first + plan.chunk, p.rows), tile_row, tile_column;
-    find_tile(tile, &tile_row, &tile_column);
+    gram_find_tile(tile, &tile_row, &tile_column);
     loader<T, TILE, MODE> load;
     load.begin(p, tile_row, tile_column, first, last);
     int stages = (int)((last - first + S::ROWS - 1) / S::ROWS);
@@ -362,7 +351,7 @@ __global__ void __launch_bounds__(THREADS)
     if (group > 0)
         return;
     int64_t tile_row, tile_column;
-    find_tile(tile, &tile_row, &tile_column);
+    gram_find_tile(tile, &tile_row, &tile_column);
     for (int i = 0; i < 4; i++) {
         for (int other = 1; other < groups; other++)
             sum[i] += sums[i * THREADS + other * vectors + mine];
@@ -443,7 +432,7 @@ __global__ void __launch_bounds__(SIDE *SIDE)
     gram_double(const dsc_gram_patches p, const dsc_gram_target to) {
     __shared__ double a[DEPTH][SIDE + 1], b[DEPTH][SIDE + 1];
     int64_t tile_row, tile_column;
-    find_tile(blockIdx.x, &tile_row, &tile_column);
+    gram_find_tile(blockIdx.x, &tile_row, &tile_column);
     int i = (int)threadIdx.x / SIDE, j = (int)threadIdx.x % SIDE;
     column ka = find_column(p, tile_row * SIDE + j), kb = find_column(p, tile_column * SIDE + j);
     double sum = 0;

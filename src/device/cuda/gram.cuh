@@ -51,6 +51,17 @@ template <typename C> DSC_MMA void gram_put(const dsc_gram_target &to, int64_t i
     *c = (C)(to.beta == 0 ? to.alpha * sum : to.alpha * sum + to.beta * (double)*c);
 }
 
+/* Row and column of the tile with this number, counted row by row. */
+DSC_MMA void gram_find_tile(int64_t tile, int64_t *row, int64_t *column) {
+    int64_t i = tile == 0 ? 0 : (int64_t)((sqrt(8.0 * (double)tile + 1) - 1) / 2);
+    while (i * (i + 1) / 2 > tile)
+        i--;
+    while ((i + 1) * (i + 2) / 2 <= tile)
+        i++;
+    *row = i;
+    *column = tile - i * (i + 1) / 2;
+}
+
 /* More shared memory than every kernel may have. */
 static inline cudaError_t gram_allow_shared(const void *kernel, size_t bytes) {
     return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);

@@ -4,7 +4,7 @@
  * do. The choice depends on the items and the GPU alone. */
 #include "device/cuda/entries.h"
 #include "device/cuda/grouped_kernels.h"
-#include "device/cuda/state.h"
+#include "device/cuda/halves.h"
 
 /* ---- tiles ---- */
 
@@ -38,25 +38,31 @@ static int load_fills(const load *l, int multiprocessors, double tiles) {
     return l->all >= tiles * l->longest * multiprocessors;
 }
 
-/* Tiles of the items that fit large ones, and of the others. */
+/* Tiles of the items that fit large ones, and of the others. halves: 1 when halves.c takes the largest items. */
 typedef struct choice {
+    int halves;
     dsc_product_tile large, other;
 } choice;
 
-static choice choose(const dsc_gemm_item *items, int64_t count, int multiprocessors) {
+static int is_ours(const dsc_queue *q, const dsc_gemm_item *item, const choice *c) {
+    return !c->halves || !dsc_cuda_halves_takes(q, item);
+}
+
+static void choose(const dsc_queue *q, const dsc_gemm_item *items, int64_t count, choice *c) {
+    int multiprocessors = dsc_cuda_at(q)->multiprocessors;
     load large = {0, 0}, other = {0, 0}, together = {0, 0};
     for (int64_t i = 0; i < count; i++) {
+        if (!is_ours(q, &items[i], c))
+            continue;
         if (fits_large(&items[i]))
             load_add(&large, &items[i], DSC_TILE_128);
         else
             load_add(&other, &items[i], DSC_TILE_64);
         load_add(&together, &items[i], DSC_TILE_64);
     }
-    choice c;
     int use_large = load_fills(&large, multiprocessors, 3);
-    c.other = load_fills(use_large ? &other : &together, multiprocessors, 0.5) ? DSC_TILE_64 : DSC_TILE_32;
-    c.large = use_large ? DSC_TILE_128 : c.other;
-    return c;
+    c->other = load_fills(use_large ? &other : &together, multiprocessors, 0.5) ? DSC_TILE_64 : DSC_TILE_32;
+    c->large = use_large ? DSC_TILE_128 : c->other;
 }
 
 /* ---- launches ---- */
@@ -117,7 +123,8 @@ static dsc_status launch_some(dsc_queue *q, const dsc_gemm_item *items, int64_t 
     products.count = 0;
     for (int64_t i = 0; i < count; i++) {
         const dsc_gemm_item *item = &items[i];
-        if ((fits_large(item) ? c->large : c->other) != tile || (item->fast && !strict) != fast)
+        if ((fits_large(item) ? c->large : c->other) != tile || (item->fast && !strict) != fast ||
+            !is_ours(q, item, c))
             continue;
         insert(&products, item);
         if (products.count == DSC_PRODUCTS)
@@ -136,7 +143,11 @@ static dsc_status single_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t
                             "each are too many, cut the matrices",
                             (long long)c[0], (long long)c[1], (long long)terms_of(&items[i]));
     }
-    choice c = choose(items, count, dsc_cuda_at(q)->multiprocessors);
+    choice c = {0};
+    DSC_TRY(dsc_cuda_halves_ready(q, items, count, &c.halves));
+    if (c.halves)
+        DSC_TRY(dsc_cuda_halves_gemm(q, items, count));
+    choose(q, items, count, &c);
     for (int tile = 0; tile < DSC_TILE_COUNT; tile++)
         for (int fast = 0; fast < 2; fast++)
             DSC_TRY(launch_some(q, items, count, &c, (dsc_product_tile)tile, fast));

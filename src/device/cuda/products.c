@@ -1,11 +1,10 @@
-/* Single products, by cuBLAS: float32 and float64 in full precision, halves on tensor cores with sums in
- * float32. Small ones of float32 take the kernel of many products (grouped.c): one launch, where cuBLAS
+/* Products by cuBLAS: float32 and float64 in full precision, halves on tensor cores with sums in float32. Small ones of float32 take the kernel of many products (grouped.c): one launch, where cuBLAS
  * splits the terms and needs two.
  *
  * cuBLAS is column-major: it is asked for C' = op(B)' op(A)', where a row-major matrix is its own
  * transpose. */
 #include "device/cuda/entries.h"
-#include "device/cuda/state.h"
+#include "device/cuda/halves.h"
 
 static cudaDataType type_of(const dsc_tensor *t) {
     switch (t->dtype) {
@@ -45,6 +44,12 @@ static int is_small(const dsc_queue *q, int trans_a, const dsc_tensor *a, const 
 }
 
 /* The queue's handle is pedantic, which would keep halves from the tensor cores. */
+static dsc_status use_tensor_cores(cublasHandle_t blas) {
+    DSC_BLAS_TRY(cublasSetMathMode(
+        blas, (cublasMath_t)(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+    return DSC_OK;
+}
+
 dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                          const dsc_tensor *b, double beta, dsc_tensor *c) {
     if (is_small(q, trans_a, a, c)) {
@@ -55,12 +60,24 @@ dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, c
     cublasHandle_t blas = dsc_cuda_queue_of(q)->blas;
     int half = a->dtype == DSC_BF16 || a->dtype == DSC_F16;
     if (half)
-        DSC_BLAS_TRY(cublasSetMathMode(
-            blas, (cublasMath_t)(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+        DSC_TRY(use_tensor_cores(blas));
     cublasStatus_t status = multiply(blas, trans_a, trans_b, alpha, a, b, beta, c);
     if (half)
         DSC_BLAS_TRY(cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
     if (status != CUBLAS_STATUS_SUCCESS)
         return dsc_cuda_blas_fail(status, "cublasGemmEx", __FILE__, __LINE__);
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_half_products(dsc_queue *q, const dsc_half_products *p) {
+    cublasHandle_t blas = dsc_cuda_queue_of(q)->blas;
+    DSC_TRY(use_tensor_cores(blas));
+    cublasStatus_t status = cublasGemmStridedBatchedEx_64(
+        blas, operation(p->trans_b), operation(p->trans_a), p->n, p->m, p->k, &p->alpha, p->b, CUDA_R_16F,
+        p->ldb, p->step_b, p->a, CUDA_R_16F, p->lda, p->step_a, &p->beta, p->c, CUDA_R_32F, p->ldc, p->step_c,
+        p->count, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    DSC_BLAS_TRY(cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return dsc_cuda_blas_fail(status, "cublasGemmStridedBatchedEx", __FILE__, __LINE__);
     return DSC_OK;
 }

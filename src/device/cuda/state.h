@@ -3,6 +3,7 @@
  *   cuda.c          life, queues, events, recordings, the table;  memory.c: memory
  *   operations.cu   makes the GPU current for every operation (current.h)
  *   products.c      cuBLAS: single products;  grouped.c/.cu: many products at once, on tensor cores
+ *   halves.c/.cu    large products, and Gram matrices of rows, as products of fp16
  *   solve.c         cuSOLVER: eigen solves and inverses, many at once on streams of their own
  *   conv.c          cuDNN: convolutions
  *   gram.c/.cu      factors: Gram matrices of patches
@@ -56,6 +57,8 @@ typedef struct dsc_cuda_queue {
     cudnnHandle_t dnn;
 #endif
     void *blas_workspace;
+    void *halves; /* halves.c's own, made at its first use */
+    int64_t halves_bytes;
     void *staging; /* cuda.c's pinned memory for small uploads */
 } dsc_cuda_queue;
 
@@ -79,8 +82,11 @@ dsc_status dsc_cuda_take_zeroed(size_t bytes, void **out) DSC_MUST_CHECK;
  * mode the capture goes on. Returns the mode before. */
 enum cudaStreamCaptureMode dsc_cuda_capture_mode(enum cudaStreamCaptureMode mode);
 
+/* 1 while the queue is being recorded by the library, or its stream captured into a graph by the caller. */
+int dsc_cuda_is_recorded(const dsc_queue *q);
+
 /* Fails, with the name of an operation that waits or copies from or to the host, while the queue is being
- * recorded by the library, or its stream captured into a graph by the caller. */
+ * recorded or captured. */
 dsc_status dsc_cuda_refuse_recording(const dsc_queue *q, const char *what) DSC_MUST_CHECK;
 
 #ifndef DSC_EMULATED

@@ -1,0 +1,365 @@
+/* Large products of float32 as products of fp16: which ones, where their parts lie, and the order of work.
+ *
+ * A wave is what fits into the queue's memory: its operands are split by one launch, products of one shape are one
+ * call of cuBLAS, and one launch scales the sums into the results. Tensor cores truncate when they add, so a sum of
+ * high parts covers SUM_TERMS terms and is then added to the next by an ordinary sum. */
+#include "device/cuda/halves.h"
+#include "device/cuda/entries.h"
+#include "device/cuda/halves_kernels.h"
+
+#include <string.h>
+
+/* Multiplications from which a product gains from the detour, and the shortest side. */
+static const double LEAST_WORK = 3e7;
+enum { LEAST_SIDE = 96, SUM_TERMS = 512 };
+/* Memory of a queue for the parts of a wave, which grows with the items, and of which the first bytes are for limits. */
+enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 128 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
+/* Items of a wave: each has two operands. */
+enum { WAVE_ITEMS = DSC_HALVES / 2, SORTED_ITEMS = 256 };
+
+static int64_t pitch_of(int64_t columns) {
+    return (columns + 7) / 8 * 8; /* 16 bytes, which the fast kernels of cuBLAS want */
+}
+
+static int64_t aligned(int64_t bytes) {
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+/* ---- items ---- */
+
+static int64_t terms_of(const dsc_gemm_item *item) {
+    return item->a.dim[item->trans_a ? 0 : 1];
+}
+
+/* Bytes of an operand's parts, and of a result's sums. */
+static int64_t operand_bytes(const dsc_tensor *t, int fast) {
+    return aligned(t->dim[0] * pitch_of(t->dim[1]) * (int64_t)sizeof(uint16_t) * (fast ? 1 : 2));
+}
+
+static int64_t sum_bytes(const dsc_tensor *c) {
+    return aligned(c->dim[0] * pitch_of(c->dim[1]) * (int64_t)sizeof(float));
+}
+
+static int64_t item_bytes(const dsc_gemm_item *item) {
+    return operand_bytes(&item->a, item->fast) + operand_bytes(&item->b, item->fast) + sum_bytes(&item->c);
+}
+
+int dsc_cuda_halves_takes(const dsc_queue *q, const dsc_gemm_item *item) {
+    int64_t m = item->c.dim[0], n = item->c.dim[1], k = terms_of(item);
+    const dsc_cuda *cuda = dsc_cuda_of(q->device);
+    return cuda->capability >= 80 && !cuda->strict && item->c.dtype == DSC_F32 &&
+           least(m, least(n, k)) >= LEAST_SIDE && (double)m * (double)n * (double)k >= LEAST_WORK &&
+           LIMIT_BYTES + item_bytes(item) <= MOST_BYTES;
+}
+
+static int same_shape(const dsc_gemm_item *x, const dsc_gemm_item *y) {
+    return x->trans_a == y->trans_a && x->trans_b == y->trans_b && x->fast == y->fast &&
+           x->c.dim[0] == y->c.dim[0] && x->c.dim[1] == y->c.dim[1] && terms_of(x) == terms_of(y);
+}
+
+/* Equal shapes next to each other, in the order in which the first of each came. */
+static void sort_items(const dsc_gemm_item **items, int count) {
+    for (int i = 0; i < count; i++) {
+        int end = i + 1; /* of those that have the shape of number i */
+        for (int j = end; j < count; j++)
+            if (same_shape(items[i], items[j])) {
+                const dsc_gemm_item *found = items[j];
+                memmove(items + end + 1, items + end, (size_t)(j - end) * sizeof *items);
+                items[end++] = found;
+            }
+        i = end - 1;
+    }
+}
+
+/* ---- a wave ---- */
+
+typedef struct wave {
+    dsc_queue *q;
+    char *memory;
+    int64_t used;
+    int count;
+    const dsc_gemm_item *items[WAVE_ITEMS];
+    dsc_halves_matrices operands; /* a and b of each item */
+    dsc_halves_results results;
+} wave;
+
+static void *take(wave *w, int64_t bytes) {
+    void *data = w->memory + w->used;
+    w->used += bytes;
+    return data;
+}
+
+static dsc_halves_matrix operand_of(wave *w, const dsc_tensor *t, int fast, int number) {
+    int64_t pitch = pitch_of(t->dim[1]);
+    return (dsc_halves_matrix){.from = t->data,
+                               .high = take(w, operand_bytes(t, fast)),
+                               .limit = (unsigned *)(void *)w->memory + number,
+                               .low = fast ? 0 : t->dim[0] * pitch,
+                               .rows = (int32_t)t->dim[0],
+                               .given = (int32_t)t->dim[0],
+                               .columns = (int32_t)t->dim[1],
+                               .step = (int32_t)t->dim[1],
+                               .pitch = (int32_t)pitch};
+}
+
+/* Places of `count` items of one shape from number `first` on: all a, then all b, then all sums. */
+static void place_group(wave *w, int first, int count) {
+    for (int i = first; i < first + count; i++)
+        w->operands.items[2 * i] = operand_of(w, &w->items[i]->a, w->items[i]->fast, 2 * i);
+    for (int i = first; i < first + count; i++)
+        w->operands.items[2 * i + 1] = operand_of(w, &w->items[i]->b, w->items[i]->fast, 2 * i + 1);
+    for (int i = first; i < first + count; i++) {
+        const dsc_gemm_item *item = w->items[i];
+        w->results.items[i] = (dsc_halves_result){.sum = take(w, sum_bytes(&item->c)),
+                                                  .c = item->c.data,
+                                                  .limit_a = w->operands.items[2 * i].limit,
+                                                  .limit_b = w->operands.items[2 * i + 1].limit,
+                                                  .m = (int32_t)item->c.dim[0],
+                                                  .n = (int32_t)item->c.dim[1],
+                                                  .pitch = (int32_t)pitch_of(item->c.dim[1]),
+                                                  .alpha = (float)item->alpha,
+                                                  .beta = (float)item->beta};
+    }
+}
+
+static int group_end(const wave *w, int first) {
+    int end = first + 1;
+    while (end < w->count && same_shape(w->items[first], w->items[end]))
+        end++;
+    return end;
+}
+
+/* Adds up the products of high parts in pieces. step_a, step_b: elements from one term to the next. */
+static dsc_status add_pieces(dsc_queue *q, dsc_half_products p, int64_t step_a, int64_t step_b) {
+    const uint16_t *a = p.a, *b = p.b;
+    int64_t k = p.k;
+    for (int64_t term = 0; term < k; term += SUM_TERMS) {
+        p.a = a + term * step_a;
+        p.b = b + term * step_b;
+        p.k = least(SUM_TERMS, k - term);
+        DSC_TRY(dsc_cuda_half_products(q, &p));
+        p.beta = 1;
+    }
+    return DSC_OK;
+}
+
+/* The products of one shape: small parts first, so that they are not lost in large sums. */
+static dsc_status multiply_group(wave *w, int first, int count) {
+    const dsc_gemm_item *item = w->items[first];
+    const dsc_halves_matrix *a = &w->operands.items[2 * first], *b = a + 1;
+    dsc_half_products p = {.trans_a = item->trans_a,
+                           .trans_b = item->trans_b,
+                           .m = item->c.dim[0],
+                           .n = item->c.dim[1],
+                           .k = terms_of(item),
+                           .count = count,
+                           .a = a->high + a->low,
+                           .b = b->high,
+                           .c = w->results.items[first].sum,
+                           .lda = a->pitch,
+                           .ldb = b->pitch,
+                           .ldc = w->results.items[first].pitch,
+                           .step_a = operand_bytes(&item->a, item->fast) / (int64_t)sizeof(uint16_t),
+                           .step_b = operand_bytes(&item->b, item->fast) / (int64_t)sizeof(uint16_t),
+                           .step_c = sum_bytes(&item->c) / (int64_t)sizeof(float),
+                           .alpha = 1};
+    if (item->fast)
+        return dsc_cuda_half_products(w->q, &p);
+    DSC_TRY(dsc_cuda_half_products(w->q, &p));
+    p.a = a->high;
+    p.b = b->high + b->low;
+    p.beta = 1;
+    DSC_TRY(dsc_cuda_half_products(w->q, &p));
+    p.b = b->high;
+    return add_pieces(w->q, p, item->trans_a ? a->pitch : 1, item->trans_b ? 1 : b->pitch);
+}
+
+static dsc_status run_wave(wave *w) {
+    const dsc_cuda_launch *at = dsc_cuda_at(w->q);
+    w->used = LIMIT_BYTES;
+    for (int first = 0; first < w->count; first = group_end(w, first))
+        place_group(w, first, group_end(w, first) - first);
+    w->operands.count = 2 * w->count;
+    w->results.count = w->count;
+    DSC_CUDA_TRY(cudaMemsetAsync(w->memory, 0, LIMIT_BYTES, at->stream));
+    DSC_CUDA_TRY(dsc_cuda_launch_halves_limits(at, &w->operands));
+    DSC_CUDA_TRY(dsc_cuda_launch_halves_split(at, &w->operands));
+    for (int first = 0; first < w->count; first = group_end(w, first))
+        DSC_TRY(multiply_group(w, first, group_end(w, first) - first));
+    DSC_CUDA_TRY(dsc_cuda_launch_halves_join(at, &w->results));
+    return DSC_OK;
+}
+
+static dsc_status run_waves(dsc_queue *q, const dsc_gemm_item **items, int count) {
+    wave w;
+    sort_items(items, count);
+    w.q = q;
+    w.memory = dsc_cuda_queue_of(q)->halves;
+    for (int first = 0, next = 0; first < count; first = next) {
+        int64_t bytes = LIMIT_BYTES;
+        for (w.count = 0; next < count && w.count < WAVE_ITEMS; next++) {
+            bytes += item_bytes(items[next]);
+            if (bytes > dsc_cuda_queue_of(q)->halves_bytes)
+                break;
+            w.items[w.count++] = items[next];
+        }
+        DSC_TRY(run_wave(&w));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_halves_gemm(dsc_queue *q, const dsc_gemm_item *items, int64_t count) {
+    const dsc_gemm_item *taken[SORTED_ITEMS];
+    int found = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (dsc_cuda_halves_takes(q, &items[i]))
+            taken[found++] = &items[i];
+        if (found == SORTED_ITEMS || (found > 0 && i == count - 1)) {
+            DSC_TRY(run_waves(q, taken, found));
+            found = 0;
+        }
+    }
+    return DSC_OK;
+}
+
+/* ---- memory of a queue ---- */
+
+dsc_status dsc_cuda_halves_ready(dsc_queue *q, const dsc_gemm_item *items, int64_t count, int *ready) {
+    dsc_cuda_queue *own = dsc_cuda_queue_of(q);
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < count; i++)
+        if (dsc_cuda_halves_takes(q, &items[i]))
+            bytes = most(bytes, LIMIT_BYTES + item_bytes(&items[i]));
+    if (bytes > own->halves_bytes && !dsc_cuda_is_recorded(q)) {
+        bytes = most(bytes, LEAST_BYTES);
+        dsc_device_free(q->device, &own->halves); /* waits for the work that uses it */
+        own->halves_bytes = 0;
+        DSC_TRY(dsc_device_alloc(q->device, (size_t)bytes, &own->halves));
+        own->halves_bytes = bytes;
+    }
+    *ready = bytes > 0 && bytes <= own->halves_bytes;
+    return DSC_OK;
+}
+
+void dsc_cuda_halves_close(dsc_queue *q) {
+    dsc_cuda_queue *own = dsc_cuda_queue_of(q);
+    dsc_device_free(q->device, &own->halves);
+}
+
+/* ---- Gram matrices ---- */
+
+/* Rows of a slice, rows and columns from which it is faster, bytes of split rows and of partial sums at most. */
+enum {
+    SLICE = 2048,
+    GRAM_ROWS = 512,
+    GRAM_COLUMNS = 192,
+    GRAM_SPLIT_BYTES = 48 << 20,
+    GRAM_SUM_BYTES = 40 << 20
+};
+
+/* Rows of x are cut into slices of `slice` rows; `parts` of them are split and multiplied at a time, each into a sum of
+ * its own. */
+typedef struct gram_plan {
+    int64_t slice, parts, pitch;
+    int64_t split_bytes, sum_bytes;
+} gram_plan;
+
+static gram_plan plan_gram(const dsc_gram_patches *p) {
+    gram_plan plan = {.slice = least(SLICE, pitch_of(p->rows)), .pitch = pitch_of(p->n)};
+    int64_t split = plan.slice * plan.pitch * 2 * (int64_t)sizeof(uint16_t);
+    int64_t sum = p->n * plan.pitch * (int64_t)sizeof(float),
+            slices = (p->rows + plan.slice - 1) / plan.slice;
+    plan.parts = most(1, least(slices, least(GRAM_SPLIT_BYTES / split, GRAM_SUM_BYTES / sum)));
+    plan.parts =
+        (slices + (slices + plan.parts - 1) / plan.parts - 1) / ((slices + plan.parts - 1) / plan.parts);
+    plan.split_bytes = aligned(plan.parts * split);
+    plan.sum_bytes = aligned(plan.parts * sum);
+    return plan;
+}
+
+int dsc_cuda_halves_sums(const dsc_cuda *cuda, const dsc_gram_patches *p) {
+    int rows = p->h == 1 && p->w == 1 && p->oh == 1 && p->ow == 1 && p->pad_h == 0 && p->pad_w == 0 &&
+               p->width == p->cg;
+    return cuda->capability >= 80 && !cuda->strict && rows && p->dtype == DSC_F32 && p->rows >= GRAM_ROWS &&
+           p->width >= GRAM_COLUMNS && p->c < INT32_MAX / 2;
+}
+
+size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
+    gram_plan plan = plan_gram(p);
+    return (size_t)(LIMIT_BYTES + plan.split_bytes + plan.sum_bytes);
+}
+
+/* Half of high'high and high'low of `count` slices, added to their sums: with its transpose it is the whole. */
+static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const dsc_halves_matrix *x, int64_t n,
+                             float *sums, int64_t count, int first) {
+    dsc_half_products p = {.trans_a = 1,
+                           .m = n,
+                           .n = n,
+                           .k = plan->slice,
+                           .count = count,
+                           .a = x->high,
+                           .b = x->high + x->low,
+                           .c = sums,
+                           .lda = plan->pitch,
+                           .ldb = plan->pitch,
+                           .ldc = plan->pitch,
+                           .step_a = plan->slice * plan->pitch,
+                           .step_b = plan->slice * plan->pitch,
+                           .step_c = n * plan->pitch,
+                           .alpha = 1,
+                           .beta = first ? 0 : 1};
+    DSC_TRY(dsc_cuda_half_products(q, &p));
+    p.b = x->high;
+    p.alpha = 0.5f;
+    p.beta = 1;
+    return add_pieces(q, p, plan->pitch, plan->pitch);
+}
+
+dsc_status dsc_cuda_halves_gram(dsc_queue *q, const dsc_gram_patches *p, void *work,
+                                const dsc_gram_target *to) {
+    const dsc_cuda_launch *at = dsc_cuda_at(q);
+    gram_plan plan = plan_gram(p);
+    int64_t step = plan.parts * plan.slice;
+    unsigned *limit = work;
+    float *sums = (float *)(void *)((char *)work + LIMIT_BYTES + plan.split_bytes);
+    dsc_halves_matrices m = {.count = 1};
+    dsc_halves_matrix *x = &m.items[0];
+    *x = (dsc_halves_matrix){.from = (const float *)p->x + p->first,
+                             .high = (uint16_t *)(void *)((char *)work + LIMIT_BYTES),
+                             .limit = limit,
+                             .low = step * plan.pitch,
+                             .rows = (int32_t)step,
+                             .columns = (int32_t)p->width,
+                             .step = (int32_t)p->c,
+                             .pitch = (int32_t)plan.pitch,
+                             .ones = p->n > p->width};
+    DSC_CUDA_TRY(cudaMemsetAsync(limit, 0, sizeof *limit, at->stream));
+    for (int64_t row = 0; row < p->rows; row += INT32_MAX / 2) { /* `given` has 32 bits */
+        x->from = (const float *)p->x + p->first + row * p->c;
+        x->given = (int32_t)least(INT32_MAX / 2, p->rows - row);
+        DSC_CUDA_TRY(dsc_cuda_launch_halves_limits(at, &m));
+    }
+    for (int64_t row = 0; row < p->rows; row += step) {
+        x->from = (const float *)p->x + p->first + row * p->c;
+        x->given = (int32_t)least(step, p->rows - row);
+        int64_t slices = (x->given + plan.slice - 1) / plan.slice;
+        DSC_CUDA_TRY(dsc_cuda_launch_halves_split(at, &m));
+        DSC_TRY(add_slices(q, &plan, x, p->n, sums, slices, row == 0));
+    }
+    dsc_halves_gram g = {.sum = sums,
+                         .limit = limit,
+                         .part = p->n * plan.pitch,
+                         .parts = (int32_t)plan.parts,
+                         .pitch = (int32_t)plan.pitch,
+                         .ones = p->n > p->width ? (int32_t)p->width : -1};
+    DSC_CUDA_TRY(dsc_cuda_launch_halves_gram(at, &g, to));
+    return DSC_OK;
+}

@@ -1,0 +1,207 @@
+/* Float matrices as sums of two fp16 matrices, and results of their products. Everything is element by element;
+ * the largest magnitude is an exact maximum, so that results do not depend on the order of blocks. */
+#include "device/cuda/gram.cuh"
+#include "device/cuda/halves_kernels.h"
+
+namespace {
+
+enum { THREADS = 256, EACH = 4, BLOCK_ROUNDS = 8, BLOCK_ELEMENTS = THREADS * EACH * BLOCK_ROUNDS };
+
+/* The largest magnitude of a split matrix is below 2^15. */
+enum { TOP = 14 };
+
+/* What the elements of a matrix are multiplied with, as a power of two. */
+__device__ int shift_of(unsigned limit) {
+    int exponent = (int)(limit >> 23);
+    if (exponent == 255) /* infinity or NaN: they stay what they are */
+        return 0;
+    int shift = TOP + 127 - exponent;
+    return shift > 126 ? 126 : shift; /* so that the power is a float */
+}
+
+__device__ float power_of(int shift) {
+    return __uint_as_float((unsigned)(shift + 127) << 23);
+}
+
+/* The last item that begins at or before this block. */
+template <class T> __device__ int find_item(const T &all, int block) {
+    int low = 0, high = all.count;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (all.items[middle].first <= block)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* ---- limits ---- */
+
+__device__ unsigned magnitude(float x) {
+    return __float_as_uint(x) & 0x7FFFFFFFu;
+}
+
+__global__ void __launch_bounds__(THREADS) limits_kernel(const __grid_constant__ dsc_halves_matrices all) {
+    __shared__ unsigned largest;
+    const dsc_halves_matrix &m = all.items[find_item(all, (int)blockIdx.x)];
+    const int64_t count = (int64_t)m.given * m.columns;
+    const int64_t begin = (int64_t)((int)blockIdx.x - m.first) * BLOCK_ELEMENTS;
+    const int64_t end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;
+    const int whole = m.step == m.columns;
+    unsigned mine = 0;
+    if (threadIdx.x == 0)
+        largest = 0;
+    __syncthreads();
+    for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) {
+        int64_t at = whole ? i : i / m.columns * m.step + i % m.columns;
+        unsigned x = magnitude(m.from[at]);
+        mine = x > mine ? x : mine;
+    }
+    atomicMax(&largest, mine);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        atomicMax(m.limit, largest);
+}
+
+/* ---- splitting ---- */
+
+__device__ uint16_t half_bits(float x) {
+    return __half_as_ushort(__float2half_rn(x));
+}
+
+__device__ float half_value(uint16_t bits) {
+    return __half2float(__ushort_as_half(bits));
+}
+
+struct four {
+    uint16_t x[EACH];
+};
+
+__device__ uint2 packed(const four &v) {
+    return make_uint2((unsigned)v.x[0] | (unsigned)v.x[1] << 16, (unsigned)v.x[2] | (unsigned)v.x[3] << 16);
+}
+
+__global__ void __launch_bounds__(THREADS) split_kernel(const __grid_constant__ dsc_halves_matrices all) {
+    const dsc_halves_matrix &m = all.items[find_item(all, (int)blockIdx.x)];
+    const int64_t count = (int64_t)m.rows * m.pitch;
+    const int64_t begin = (int64_t)((int)blockIdx.x - m.first) * BLOCK_ELEMENTS;
+    const float power = power_of(shift_of(*m.limit));
+    for (int round = 0; round < BLOCK_ROUNDS; round++) {
+        int64_t at = begin + (int64_t)(round * THREADS + (int)threadIdx.x) * EACH;
+        if (at >= count)
+            return;
+        int row = (int)(at / m.pitch), column = (int)(at - (int64_t)row * m.pitch);
+        const float *from = m.from + (int64_t)row * m.step + column;
+        four high, low;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float x = row < m.given && column + i < m.columns ? from[i] * power : 0;
+            if (m.ones && column + i == m.columns && row < m.given)
+                x = (float)(1 << TOP);
+            high.x[i] = half_bits(x);
+            low.x[i] = half_bits(x - half_value(high.x[i]));
+        }
+        *(uint2 *)(m.high + at) = packed(high);
+        if (m.low)
+            *(uint2 *)(m.high + m.low + at) = packed(low);
+    }
+}
+
+/* ---- results ---- */
+
+__global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ dsc_halves_results all) {
+    const dsc_halves_result &r = all.items[find_item(all, (int)blockIdx.x)];
+    const int64_t count = (int64_t)r.m * r.n;
+    const int64_t begin = (int64_t)((int)blockIdx.x - r.first) * BLOCK_ELEMENTS;
+    const int64_t end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;
+    const int shift = -shift_of(*r.limit_a) - shift_of(*r.limit_b);
+    for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) {
+        int64_t row = i / r.n;
+        float sum = r.alpha * scalbnf(r.sum[row * r.pitch + (i - row * r.n)], shift);
+        r.c[i] = r.beta == 0 ? sum : sum + r.beta * r.c[i];
+    }
+}
+
+enum { SIDE = 32, LINES = THREADS / SIDE };
+
+/* A tile of the lower triangle: sums over the parts in double, in order. */
+__global__ void __launch_bounds__(THREADS) gram_kernel(const dsc_halves_gram g, const dsc_gram_target to) {
+    __shared__ double mirror[SIDE][SIDE + 1];
+    int64_t tile_row, tile_column;
+    gram_find_tile(blockIdx.x, &tile_row, &tile_column);
+    const int row0 = (int)tile_row * SIDE, column0 = (int)tile_column * SIDE;
+    const int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
+    const int own = shift_of(*g.limit);
+    double sums[SIDE / LINES];
+    for (int n = 0; n < SIDE / LINES; n++) {
+        int line = y + n * LINES;
+        double direct = 0, turned = 0;
+        for (int p = 0; p < g.parts; p++) {
+            const float *s = g.sum + p * g.part;
+            if (row0 + line < to.n && column0 + x < to.n)
+                direct += (double)s[(int64_t)(row0 + line) * g.pitch + column0 + x];
+            if (column0 + line < to.n && row0 + x < to.n)
+                turned += (double)s[(int64_t)(column0 + line) * g.pitch + row0 + x];
+        }
+        sums[n] = direct;
+        mirror[line][x] = turned;
+    }
+    __syncthreads();
+    for (int n = 0; n < SIDE / LINES; n++) {
+        int line = y + n * LINES, i = row0 + line, j = column0 + x;
+        int shift = (i == g.ones ? TOP : own) + (j == g.ones ? TOP : own);
+        gram_put<float>(to, i, j, scalbn(sums[n] + mirror[x][line], -shift));
+    }
+}
+
+/* ---- launches ---- */
+
+int blocks_for(int64_t elements) {
+    return (int)((elements + BLOCK_ELEMENTS - 1) / BLOCK_ELEMENTS);
+}
+
+} // namespace
+
+extern "C" cudaError_t dsc_cuda_launch_halves_limits(const dsc_cuda_launch *at, dsc_halves_matrices *m) {
+    m->blocks = 0;
+    for (int i = 0; i < m->count; i++) {
+        m->items[i].first = m->blocks;
+        m->blocks += blocks_for((int64_t)m->items[i].given * m->items[i].columns);
+    }
+    if (m->blocks == 0)
+        return cudaSuccess;
+    DSC_LAUNCH((limits_kernel), (unsigned)m->blocks, THREADS, 0, at->stream)(*m);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t dsc_cuda_launch_halves_split(const dsc_cuda_launch *at, dsc_halves_matrices *m) {
+    m->blocks = 0;
+    for (int i = 0; i < m->count; i++) {
+        m->items[i].first = m->blocks;
+        m->blocks += blocks_for((int64_t)m->items[i].rows * m->items[i].pitch);
+    }
+    if (m->blocks == 0)
+        return cudaSuccess;
+    DSC_LAUNCH((split_kernel), (unsigned)m->blocks, THREADS, 0, at->stream)(*m);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t dsc_cuda_launch_halves_join(const dsc_cuda_launch *at, dsc_halves_results *r) {
+    r->blocks = 0;
+    for (int i = 0; i < r->count; i++) {
+        r->items[i].first = r->blocks;
+        r->blocks += blocks_for((int64_t)r->items[i].m * r->items[i].n);
+    }
+    if (r->blocks == 0)
+        return cudaSuccess;
+    DSC_LAUNCH((join_kernel), (unsigned)r->blocks, THREADS, 0, at->stream)(*r);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t dsc_cuda_launch_halves_gram(const dsc_cuda_launch *at, const dsc_halves_gram *g,
+                                                   const dsc_gram_target *to) {
+    int64_t side = (to->n + SIDE - 1) / SIDE;
+    DSC_LAUNCH((gram_kernel), (unsigned)(side * (side + 1) / 2), THREADS, 0, at->stream)(*g, *to);
+    return cudaGetLastError();
+}
