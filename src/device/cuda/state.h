@@ -7,6 +7,7 @@
  *   solve.c         cuSOLVER: eigen solves and inverses, many at once on streams of their own
  *   conv.c          cuDNN: convolutions
  *   gram.c/.cu      factors: Gram matrices of patches
+ *   refresh.c/.cu   eigenbases turned, made orthonormal (orthonormal.cu) and measured
  *   elementwise, second, optim, layer, norm, pool, loss (.cu)   own kernels
  *
  * A .cu file holds kernels, their launches and, where that is all there is to it, the operations of the table
