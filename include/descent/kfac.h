@@ -178,6 +178,10 @@ typedef struct dsc_kfac_options {
     /* none; how the damping is divided between A and G. Method inverse only; not with fp16 decompositions,
      * because inverses have no bound that is known beforehand. */
     dsc_kfac_split damping_split;
+    /* 0: averages start as the identity, of which decay^n is left after n updates. 1: the n-th update has the
+     * decay min(stat_decay, 1 - 1/n): the first batch factor replaces the identity, and an average is the plain
+     * mean of all batches until 1/n is below 1 - stat_decay. */
+    int warmup_factors;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

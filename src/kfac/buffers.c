@@ -131,6 +131,10 @@ static dsc_status make_scratch(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, half ? 2 * k->largest_packed : 0, &k->spare));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * DSC_KFAC_SIDES * k->unit_count, &k->bad));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, DSC_KFAC_NUMBERS, &k->numbers));
+    if (k->options.warmup_factors) {
+        DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->layer_count, &k->decays));
+        DSC_TRY(dsc_memory_alloc(k->layer_count, sizeof *k->decays_host, &k->decays_host));
+    }
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 4 * k->unit_count, &k->products));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->any_late ? 3 * k->unit_count : 0, &k->partial));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->unit_count, &k->ones));
@@ -249,14 +253,14 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
                                   &k->packed,   &k->half,    &k->spare,     &k->solve,    &k->solve_values,
                                   &k->work,     &k->bad,     &k->numbers,   &k->products, &k->ones,
                                   &k->sum,      &k->ran,     &k->nu_tensor, &k->gathered, &k->images,
-                                  &k->shared_d, &k->partial};
+                                  &k->shared_d, &k->partial, &k->decays};
     for (int i = 0; i < 2; i++)
         dsc_kfac_layout_destroy(&k->layouts[i]);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
-    void *const arrays[] = {&k->solving,         &k->joins,           &k->dots,         &k->absorbs,
-                            &k->members,         &k->layer_reports,   &k->report_work,  &k->report_solve_ms,
-                            &k->report_products, &k->report_extremes, &k->gathered_host};
+    void *const arrays[] = {&k->solving,         &k->joins,           &k->dots,          &k->absorbs,
+                            &k->members,         &k->layer_reports,   &k->report_work,   &k->report_solve_ms,
+                            &k->report_products, &k->report_extremes, &k->gathered_host, &k->decays_host};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
 }

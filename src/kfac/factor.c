@@ -2,6 +2,9 @@
  *
  *   average   F <- decay F + (1 - decay) F_batch, unless F_batch is not finite
  *
+ * With options.warmup_factors the n-th update of a layer has the decay min(decay, 1 - 1/n). A batch factor that is
+ * not finite counts as well: which ones were refused only the device knows.
+ *
  * Averages are packed lower triangles. */
 #include "kfac/internal.h"
 
@@ -40,6 +43,34 @@ dsc_status dsc_kfac_factors_create(dsc_kfac *k) {
     return status;
 }
 
+/* ---- decay ---- */
+
+dsc_status dsc_kfac_decays_upload(dsc_kfac *k, dsc_queue *q) {
+    if (!k->decays.data)
+        return DSC_OK;
+    for (int64_t l = 0; l < k->layer_count; l++) {
+        double n = (double)k->progress[l].updates + 1, mean = 1 - 1 / n;
+        k->decays_host[l] = mean < k->hyper.stat_decay ? mean : k->hyper.stat_decay;
+    }
+    return dsc_tensor_upload(q, k->decays_host, dsc_tensor_bytes(&k->decays), &k->decays);
+}
+
+void dsc_kfac_updates_guess(dsc_kfac *k) {
+    const int64_t many = (int64_t)1 << 30;
+    for (int64_t l = 0; l < k->layer_count; l++)
+        k->progress[l].updates = k->progress[l].contributed ? many : 0;
+}
+
+/* The decay of a layer's averages in this step, on the device. */
+static dsc_tensor decay_of(const dsc_kfac *k, int64_t layer) {
+    return k->decays.data ? dsc_tensor_slice(&k->decays, layer, 1)
+                          : dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
+}
+
+static int64_t layer_of_factor(const dsc_kfac *k, const dsc_kfac_factor *f) {
+    return dsc_kfac_layer_of(k, k->unit_count - 1 - f->slot / DSC_KFAC_SIDES);
+}
+
 /* ---- running averages ---- */
 
 dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor *f, dsc_tensor *out) {
@@ -57,7 +88,7 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
     dsc_tensor old = dsc_tensor_slice(&k->packed, 0, f->packed);
     dsc_tensor fresh = dsc_tensor_slice(&k->spare, 0, f->packed);
     dsc_tensor half = dsc_tensor_slice(&k->half, 0, f->packed);
-    dsc_tensor decay = dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
+    dsc_tensor decay = decay_of(k, layer_of_factor(k, f));
     dsc_tensor none = dsc_tensor_slice(&k->sum, 0, 1), count = dsc_tensor_slice(bad, 0, 1);
     DSC_TRY(dsc_op_convert(q, &f->average, &old));
     DSC_TRY(dsc_op_convert(q, &f->average, &fresh));
@@ -73,7 +104,7 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
 
 dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const dsc_tensor *x) {
     dsc_tensor bad = dsc_tensor_slice(&k->bad, 2 * f->slot, 2), count = dsc_tensor_slice(&bad, 0, 1);
-    dsc_tensor decay = dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
+    dsc_tensor decay = decay_of(k, layer_of_factor(k, f));
     if (k->factor_dtype == k->dtype && !dsc_device_is_host(k->device)) { /* fewer launches */
         const dsc_absorb_item item = {*x, bad, f->average};
         return dsc_op_absorb_batch(q, &decay, &item, 1);
@@ -121,15 +152,22 @@ static dsc_status announce_rest(dsc_kfac *k, dsc_queue *q) {
     return DSC_OK;
 }
 
-/* The averages that this rank keeps take in the batch factors that waited, all at once where possible. */
+/* The averages that this rank keeps take in the batch factors that waited, all at once where possible. Layers
+ * that did not always run together have decays of their own; a recording holds none of that kind. */
 static dsc_status move_averages(dsc_kfac *k, dsc_queue *q) {
     int together = k->options.symmetric && k->factor_dtype == k->dtype;
-    dsc_tensor decay = dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
-    int64_t count = 0;
+    int64_t count = 0, before = -1;
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
         dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        int64_t layer = dsc_kfac_layer_of(k, i / 2);
         if (!f->held || !f->batch.data || !dsc_kfac_was_captured(k, i / 2))
             continue;
+        if (k->decays.data && count > 0 && k->progress[layer].updates != k->progress[before].updates) {
+            dsc_tensor decay = decay_of(k, before);
+            DSC_TRY(dsc_op_absorb_batch(q, &decay, k->absorbs, count));
+            count = 0;
+        }
+        before = layer;
         if (k->g_scale && i % 2 == DSC_KFAC_G)
             DSC_TRY(dsc_op_scale_by(q, k->g_scale, &f->batch));
         if (together) {
@@ -145,12 +183,17 @@ static dsc_status move_averages(dsc_kfac *k, dsc_queue *q) {
             DSC_TRY(dsc_kfac_factor_absorb(k, q, f, &packed));
         }
     }
-    return together ? dsc_op_absorb_batch(q, &decay, k->absorbs, count) : DSC_OK;
+    if (count == 0)
+        return DSC_OK;
+    dsc_tensor decay = decay_of(k, before);
+    return dsc_op_absorb_batch(q, &decay, k->absorbs, count);
 }
 
 void dsc_kfac_factors_note(dsc_kfac *k) {
-    for (int64_t l = 0; k->updating && l < k->layer_count; l++)
+    for (int64_t l = 0; k->updating && l < k->layer_count; l++) {
         k->progress[l].contributed |= k->progress[l].captures > 0;
+        k->progress[l].updates += k->progress[l].captures > 0;
+    }
 }
 
 dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {

@@ -53,6 +53,7 @@ typedef struct dsc_kfac_member {
 typedef struct dsc_kfac_progress {
     int64_t uses;     /* captures in a pass; 0: any number */
     int64_t captures; /* in this step */
+    int64_t updates;  /* of its averages, if options.warmup_factors asks for their number */
     /* 1: its averages hold something of a batch; so did those that the decompositions in use were made of. */
     int contributed, ready;
     /* Late gradients: 1: set since the last step; 1: it has one. */
@@ -195,7 +196,9 @@ struct dsc_kfac {
     int64_t
         solve_numbers; /* elements of `solve`, which with late gradients has memory during decompositions only */
     dsc_tensor bad;    /* F64[2 per factor]: elements not finite, times rejected */
-    dsc_tensor numbers;  /* F64[DSC_KFAC_NUMBERS] */
+    dsc_tensor numbers; /* F64[DSC_KFAC_NUMBERS] */
+    dsc_tensor decays;  /* F64[layers]: decay of each; no memory unless options.warmup_factors is set */
+    double *decays_host;
     dsc_tensor products; /* F64[4 units]: <P, D>; of the last decomposition <P, D>, <P, P>, <D, D> */
     dsc_tensor partial;              /* F64[3 units]: products of one batch */
     dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
@@ -276,6 +279,10 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
  * neither in `packed` nor in the first half of `spare`. */
 dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f,
                                   const dsc_tensor *x) DSC_MUST_CHECK;
+/* Copies the layers' own decays of this step to the device; nothing without options.warmup_factors. */
+dsc_status dsc_kfac_decays_upload(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* For a state that has no numbers of updates: averages that hold something have seen many batches. */
+void dsc_kfac_updates_guess(dsc_kfac *k);
 /* compare.c */
 dsc_status dsc_kfac_compare_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_compare_destroy(dsc_kfac *k);

@@ -2,6 +2,7 @@
  *
  *   step, decomposed, blocks, failed_solves, retried_solves, rejected_factors     I64
  *   damping                                                                       F64, of the decompositions
+ *   LAYER.updates                   I64, optional     of its averages; only with options.warmup_factors
  *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
@@ -21,8 +22,9 @@
 
 enum { TAG = 7, NAME_SIZE = 512 };
 
-enum { STEP, DECOMPOSED, BLOCKS, FAILED, RETRIED, REJECTED, DAMPING, NUMBERS };
-static const char *const number_names[NUMBERS] = {
+/* Those before UPDATES are in every state, once. */
+enum { STEP, DECOMPOSED, BLOCKS, FAILED, RETRIED, REJECTED, DAMPING, UPDATES, NUMBERS };
+static const char *const number_names[UPDATES] = {
     "step", "decomposed", "blocks", "failed_solves", "retried_solves", "rejected_factors", "damping"};
 
 /* Where an entry lives. */
@@ -70,13 +72,26 @@ static dsc_status add_item(dsc_kfac *k, dsc_kfac_layout *layout, int64_t i, dsc_
     return add(list, name, vector, source);
 }
 
+/* The number of updates of every layer that K-FAC covers. */
+static dsc_status add_updates(dsc_kfac *k, dsc_kfac_state_list *list) {
+    const dsc_kfac_entry entry = {.dtype = DSC_I64, .optional = 1};
+    char name[NAME_SIZE];
+    for (int64_t l = 0; k->options.warmup_factors && l < k->layer_count; l++) {
+        if (k->first_unit[l] == k->first_unit[l + 1])
+            continue;
+        snprintf(name, sizeof name, "%s.updates", k->layers[l].name);
+        DSC_TRY(add(list, name, entry, (struct dsc_kfac_source){.number = UPDATES, .layer = l}));
+    }
+    return DSC_OK;
+}
+
 static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
     int64_t factors = DSC_KFAC_SIDES * k->unit_count;
-    int64_t most = NUMBERS + factors + 2 * layout->plan->item_count;
+    int64_t most = NUMBERS + k->layer_count + factors + 2 * layout->plan->item_count;
     char name[NAME_SIZE];
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->entries, &list->entries));
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->sources, &list->sources));
-    for (int i = 0; i < NUMBERS; i++) {
+    for (int i = 0; i < UPDATES; i++) {
         dsc_kfac_entry entry = {.dtype = i == DAMPING ? DSC_F64 : DSC_I64};
         DSC_TRY(add(list, number_names[i], entry, (struct dsc_kfac_source){.number = i}));
     }
@@ -92,7 +107,7 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
     }
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         DSC_TRY(add_item(k, layout, i, list));
-    return DSC_OK;
+    return add_updates(k, list);
 }
 
 dsc_status dsc_kfac_state_create(dsc_kfac *k) {
@@ -133,8 +148,10 @@ static dsc_status find(dsc_kfac *k, int64_t index, const dsc_kfac_entry **entry,
 /* ---- numbers ---- */
 
 /* Copies a number that every rank knows; `counters` has the values of the others. */
-static void copy_number(const dsc_kfac *k, int number, const int64_t counters[3], void *host) {
+static void copy_number(const dsc_kfac *k, const struct dsc_kfac_source *s, const int64_t counters[3],
+                        void *host) {
     int64_t value = 0;
+    int number = s->number;
     if (number >= FAILED && number <= REJECTED)
         value = counters[number - FAILED];
     else if (number == STEP)
@@ -143,22 +160,26 @@ static void copy_number(const dsc_kfac *k, int number, const int64_t counters[3]
         value = k->decomposed;
     else if (number == BLOCKS)
         value = k->active ? k->options.diag_blocks : 1;
+    else if (number == UPDATES)
+        value = k->progress[s->layer].updates;
     memcpy(host, number == DAMPING ? (const void *)&k->used_damping : &value, sizeof value);
 }
 
 /* Collective for the counters, which are sums over the ranks. */
-static dsc_status get_number(dsc_kfac *k, dsc_queue *q, int number, void *host) {
+static dsc_status get_number(dsc_kfac *k, dsc_queue *q, const struct dsc_kfac_source *s, void *host) {
     int64_t totals[3] = {0};
-    if (number >= FAILED && number <= REJECTED)
+    if (s->number >= FAILED && s->number <= REJECTED)
         DSC_TRY(dsc_kfac_totals(k, q, totals));
     if (k->rank == 0)
-        copy_number(k, number, totals, host);
+        copy_number(k, s, totals, host);
     return DSC_OK;
 }
 
 /* Rank 0's number to every rank. */
-static dsc_status set_number(dsc_kfac *k, dsc_queue *q, int number, const void *host) {
+static dsc_status set_number(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *entry,
+                             const struct dsc_kfac_source *s, const void *host) {
     const int64_t most = (int64_t)1 << 53; /* leaves enough to count on from there */
+    int number = s->number;
     dsc_tensor t = dsc_tensor_slice(&k->gathered, 0, 1);
     int64_t value = 0;
     double real = 0;
@@ -170,11 +191,10 @@ static dsc_status set_number(dsc_kfac *k, dsc_queue *q, int number, const void *
     DSC_TRY(dsc_tensor_download(q, &t, sizeof value, number == DAMPING ? (void *)&real : (void *)&value));
     DSC_TRY(dsc_queue_sync(q));
     if (!isfinite(real) || real < 0)
-        return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s' is %g: it may not be negative", number_names[number],
-                        real);
+        return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s' is %g: it may not be negative", entry->name, real);
     if (value < 0 || value > most)
-        return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s' is %lld: it must be in 0..2^53",
-                        number_names[number], (long long)value);
+        return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s' is %lld: it must be in 0..2^53", entry->name,
+                        (long long)value);
     if (number == STEP)
         k->step = value;
     else if (number == DECOMPOSED)
@@ -183,6 +203,8 @@ static dsc_status set_number(dsc_kfac *k, dsc_queue *q, int number, const void *
         k->active = value > 1 && value == k->options.diag_blocks;
     else if (number == DAMPING)
         k->used_damping = real;
+    else if (number == UPDATES)
+        k->progress[s->layer].updates = value;
     else
         k->counted[number - FAILED] = k->rank == 0 ? value : 0;
     return DSC_OK;
@@ -202,7 +224,7 @@ dsc_status dsc_kfac_state_get(dsc_kfac *kfac, dsc_queue *queue, int64_t index, v
     dsc_request *request = NULL;
     DSC_TRY(find(k, index, &entry, &s));
     if (s->number < NUMBERS)
-        return get_number(k, queue, s->number, host);
+        return get_number(k, queue, s, host);
     dsc_tensor scratch = scratch_for(k, entry);
     DSC_TRY(dsc_queue_sync(queue));
     if (s->owner != 0 && k->rank == s->owner)
@@ -226,7 +248,7 @@ dsc_status dsc_kfac_state_get_own(dsc_kfac *kfac, dsc_queue *queue, int64_t inde
     if (s->number < NUMBERS) {
         const int64_t counters[3] = {k->counted[0] + k->failed_solves, k->counted[1] + k->retried_solves,
                                      k->counted[2]};
-        copy_number(k, s->number, counters, host);
+        copy_number(k, s, counters, host);
         return DSC_OK;
     }
     *held = s->place->data != NULL;
@@ -362,7 +384,7 @@ dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index, c
     const dsc_kfac_entry *entry = NULL;
     const struct dsc_kfac_source *s = NULL;
     DSC_TRY(find(kfac, index, &entry, &s));
-    dsc_status status = s->number < NUMBERS ? set_number(kfac, queue, s->number, host)
+    dsc_status status = s->number < NUMBERS ? set_number(kfac, queue, entry, s, host)
                                             : set_tensor(kfac, queue, entry, s, host);
     return dsc_comm_agree(kfac->control, status);
 }
@@ -379,6 +401,8 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
         return DSC_OK;
     DSC_TRY(dsc_op_fill(queue, 0, &k->bad));
     DSC_TRY(dsc_comm_agree(k->control, share_touched(k, queue)));
+    if (!with_decompositions)
+        dsc_kfac_updates_guess(k);
     if (!k->decomposed)
         return DSC_OK;
     dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);

@@ -75,7 +75,9 @@ expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out k --overwrite --kfac-updat
     --kfac-grad-worker-fraction 1/2 --kfac-placement round-robin --kfac-colocate-factors off --kfac-symmetric off \
     --kfac-diag-blocks 2 --kfac-diag-warmup 1 --kfac-skip-layers fc3 --kfac-scaling kfac-pytorch --kfac-fisher sampled \
     --kfac-outer-product off --kfac-factor-dtype bf16 --kfac-inverse-dtype fp16 --kfac-scope global
-expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out pi --kfac-update-freq 4 --kfac-method inverse --kfac-damping-split pi
+expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out pi --kfac-update-freq 4 --kfac-method inverse --kfac-damping-split pi \
+    --kfac-warmup-factors on
+has pi/metrics.jsonl '"warmup_factors":true'
 has pi/metrics.jsonl '"damping_split":"pi"'
 grep -q '^kfac-damping-split = pi' pi/config || complain "the config lacks the split"
 expect 2 "eigenvalues are damped as products" "${kfac[@]}" --kfac-update-freq 4 --kfac-damping-split pi

@@ -36,6 +36,7 @@ void naive_open(naive *v, const net *n, const dsc_kfac_options *options) {
                  .method = options->method,
                  .scaling = options->scaling,
                  .split = options->damping_split,
+                 .warmup = options->warmup_factors,
                  .frozen_damping = options->outer_product,
                  .g_factor = 1};
     for (int l = 0; l < n->count; l++)
@@ -278,8 +279,11 @@ double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompo
     for (int i = 0; i < v->count; i++) {
         naive_unit *u = &v->units[i];
         if (update && u->ran) {
-            average(hyper->stat_decay, u->ran, u->a_n, u->a_batch, u->a);
-            average(hyper->stat_decay, u->ran, u->g_n, u->g_batch, u->g);
+            double decay = hyper->stat_decay;
+            if (v->warmup)
+                decay = fmin(decay, 1 - 1.0 / ++u->updates);
+            average(decay, u->ran, u->a_n, u->a_batch, u->a);
+            average(decay, u->ran, u->g_n, u->g_batch, u->g);
         }
         if (decompose)
             take_over(v, u, hyper);

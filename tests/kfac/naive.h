@@ -32,6 +32,7 @@ typedef struct naive_unit {
     double solved_damping;       /* of that step */
     double solved_split[2];      /* inverse: what that step added to A and to G */
     int ran;                     /* passes it ran in, of this step */
+    int updates;                 /* of its averages */
     int solved;                  /* ever */
     double cosine;               /* between D and P in the last step; NaN when left out */
     double *p;                   /* [g_n, a_n] of the last step, before the clip */
@@ -42,6 +43,7 @@ typedef struct naive {
     dsc_kfac_method method;
     dsc_kfac_scaling scaling;
     dsc_kfac_split split;
+    int warmup;         /* 1: averages start as plain means of the batches */
     int frozen_damping; /* 1: the outer product was formed at the decomposition */
     double g_factor;    /* 1; what the whole batch's g is multiplied by before G is formed */
     int count;

@@ -256,6 +256,40 @@ static void test_bit_equal_damping(void **state) {
     all_fine(comm);
 }
 
+/* The numbers of updates are part of the state: the next decay depends on them. A state without them, of a run
+ * whose averages started as the identity, is loaded without its decompositions, and its averages go on as those
+ * of that run. */
+static void test_bit_equal_warmup(void **state) {
+    (void)state;
+    net n;
+    double *d[LATER];
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    for (int s = 0; s < 3; s++) {
+        dsc_kfac_options options = make_options(s), plain = options;
+        set_strategy(&options, s, ranks);
+        options.stat_decay = 0.95;
+        options.warmup_factors = 1;
+        check_resume(&n, &options, 4, 4 + LATER);
+        check_resume(&n, &options, 0, 2);
+        plain = options;
+        plain.warmup_factors = 0;
+        dsc_kfac *kfac = create(comm, &n, &plain), *again = create(comm, &n, &options);
+        for (int64_t k = 0; k < 3; k++)
+            EXPECT_OK(run(kfac, &n, k));
+        image *im = save(kfac, &n);
+        EXPECT(find(im, "last.updates") < 0);
+        EXPECT_OK(load(comm, again, &n, im, 0));
+        run_and_keep(kfac, &n, 3, 3 + LATER, d); /* decomposes in its first step, too */
+        run_and_compare(again, &n, 3, 3 + LATER, d, 0);
+        forget(d, LATER);
+        drop(&im);
+        dsc_kfac_destroy(&kfac);
+        dsc_kfac_destroy(&again);
+    }
+    net_close(&n);
+    all_fine(comm);
+}
+
 static dsc_status blocks_later(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     (void)context;
     hyper->diag_blocks = step < 5 ? 1 : 2;
@@ -672,6 +706,7 @@ int main(void) {
         cmocka_unit_test(test_bit_equal),
         cmocka_unit_test(test_bit_equal_half),
         cmocka_unit_test(test_bit_equal_damping),
+        cmocka_unit_test(test_bit_equal_warmup),
         cmocka_unit_test(test_bit_equal_blocks),
         cmocka_unit_test(test_bit_equal_undecomposed),
         cmocka_unit_test(test_other_strategy),

@@ -162,11 +162,67 @@ static void test_split_refusals(void **state) {
     net_close(&n);
 }
 
+/* ---- averages that start without the identity ---- */
+
+/* The identity leaves nothing behind; with a decay of 3/4 the first four batches count alike. Layers that are
+ * absent from some steps count their own. In both devices and types, with the averages moved at once, and after
+ * several passes. */
+static void test_warmup(void **state) {
+    (void)state;
+    static const dsc_dtype types[] = {DSC_F32, DSC_BF16};
+    static const unsigned absent[] = {0, 4, 1, 0, 9, 0, 0};
+    for (int p = 0; p < PLACES; p++)
+        for (int i = 0; i < 8; i++) {
+            twin t;
+            dsc_kfac_options options = twin_options();
+            int64_t passes = 1 + (i & 1);
+            options.warmup_factors = 1;
+            options.stat_decay = 0.75;
+            options.factor_dtype = types[i / 2 & 1];
+            options.symmetric = i / 4 & 1;
+            options.passes = passes;
+            twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+            if (options.factor_dtype != DSC_F32)
+                t.eps = 0x1p-8;
+            for (int64_t k = 0; k < 7; k++)
+                twin_step(&t,
+                          &(net_step){.number = k,
+                                      .lr = 0.1,
+                                      .passes = passes,
+                                      .loss_scale = 1 / (double)passes,
+                                      .absent = absent[k]},
+                          "warm-up");
+            twin_close(&t);
+        }
+}
+
+/* After one step the average is the batch's factor, which has no trace of the identity: here it is 0. */
+static void test_warmup_replaces(void **state) {
+    (void)state;
+    twin t;
+    dsc_kfac_options options = twin_options();
+    options.warmup_factors = 1;
+    options.stat_decay = 0.95;
+    twin_open(&t, &places[REF], twin_mixed + 2, 1, &options);
+    net_draw(&t.n, 0, 0, 1);
+    net_draw_gradients(&t.n, 0);
+    for (int64_t j = 0; j < dsc_tensor_count(&t.n.layers[0].a); j++)
+        net_set(&t.n, &t.n.layers[0].a, j, 0);
+    assert_ok(dsc_kfac_begin(t.kfac, 1));
+    assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, 0, &t.n.layers[0].a, &t.n.layers[0].g));
+    assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
+    for (int64_t i = 0; i < 6; i++)
+        assert_true(twin_state(&t, "rows.A", i) == 0);
+    assert_true(twin_state(&t, "rows.updates", 0) == 1);
+    twin_close(&t);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split),          cmocka_unit_test(test_split_of_blocks),
-        cmocka_unit_test(test_split_of_zero),  cmocka_unit_test(test_split_is_nearer),
-        cmocka_unit_test(test_split_refusals),
+        cmocka_unit_test(test_split),           cmocka_unit_test(test_split_of_blocks),
+        cmocka_unit_test(test_split_of_zero),   cmocka_unit_test(test_split_is_nearer),
+        cmocka_unit_test(test_split_refusals),  cmocka_unit_test(test_warmup),
+        cmocka_unit_test(test_warmup_replaces),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -37,9 +37,32 @@ static void test_split(void **state) {
     all_fine(comm);
 }
 
+static void test_warmup(void **state) {
+    (void)state;
+    config list[16];
+    int count = all_grids(list);
+    for (int i = 0; i < count; i++) {
+        list[i].method = i % 3;
+        if (!list[i].colocate && list[i].method == 1)
+            list[i].method = 0;
+        dsc_kfac_options options = options_of(&list[i]);
+        net_step steps[6];
+        options.warmup_factors = 1;
+        options.stat_decay = 0.75;
+        options.factor_freq = 1;
+        for (int k = 0; k < 6; k++) {
+            steps[k] = step_of(k);
+            steps[k].absent = k == 1 ? 6 : 0;
+        }
+        run_beside(&list[i], &options, steps, 6, 1);
+    }
+    all_fine(comm);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_split),
+        cmocka_unit_test(test_warmup),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
