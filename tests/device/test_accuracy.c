@@ -1,5 +1,6 @@
 /* How wrong long sums in float32 may be: factors over many rows of one sign, where a sum that loses a bit a
- * thousand terms loses all of them, and products with and without TF32. */
+ * thousand terms loses all of them, and products with and without TF32. Large ones that a GPU makes of fp16 parts may lose
+ * a little more where all terms have one sign: tensor cores truncate. */
 #include "device/rig.h"
 
 #include <math.h>
@@ -11,14 +12,15 @@ typedef struct factor_case {
     const char *name;
     dsc_conv_desc desc;
     int ones;
+    double limit; /* of the relative error */
 } factor_case;
 
 static const factor_case factors[] = {
-    {"40000 rows of 64", CONV(DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0},
-    {"40000 rows of 64 and ones", CONV(DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1},
-    {"9000 rows of 200 and ones", CONV(DSC_F32, 9000, 1, 1, 200, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1},
-    {"3x3 patches of 16 channels", CONV(DSC_F32, 16, 32, 32, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0},
-    {"3x3 patches at stride 2", CONV(DSC_F32, 16, 32, 32, 16, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1},
+    {"40000 rows of 64", CONV(DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 2e-6},
+    {"40000 rows of 64 and ones", CONV(DSC_F32, 40000, 1, 1, 64, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1, 2e-6},
+    {"9000 rows of 200 and ones", CONV(DSC_F32, 9000, 1, 1, 200, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1, 4e-6},
+    {"3x3 patches of 16 channels", CONV(DSC_F32, 16, 32, 32, 16, 1, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 2e-6},
+    {"3x3 patches at stride 2", CONV(DSC_F32, 16, 32, 32, 16, 1, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1, 2e-6},
 };
 enum { FACTORS = sizeof factors / sizeof factors[0] };
 
@@ -89,13 +91,13 @@ static void check_factor(const rig *r, const factor_case *f, const double *x, co
     place p = place_make(r, DSC_F32, SHAPE(packed));
     assert_ok(dsc_op_patch_gram_packed(r->q, d, &px.t, 0, alpha, &work.t, &full.t, &p.t));
     place_read(r, &p, got);
-    check_error(r, f->name, relative_error(packed, got, want), 2e-6);
+    check_error(r, f->name, relative_error(packed, got, want), f->limit);
     assert_ok(dsc_op_patch_gram(r->q, d, &px.t, 0, alpha, 0, &work.t, &c.t));
     place_read(r, &c, square);
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j <= i; j++)
             got[i * (i + 1) / 2 + j] = square[i * n + j];
-    check_error(r, f->name, relative_error(packed, got, want), 2e-6);
+    check_error(r, f->name, relative_error(packed, got, want), f->limit);
     place *all[] = {&px, &work, &c, &full, &p};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         place_free(all[i]);
@@ -127,12 +129,13 @@ typedef struct product_case {
     const char *name, *fast_name;
     int64_t m, n, k;
     int positive; /* 1: all terms have one sign */
+    double limit; /* of the relative error */
 } product_case;
 
 static const product_case products[] = {
-    {"a product", "a fast product", 144, 96, 577, 0},
-    {"a large product", "a large fast product", 200, 130, 2000, 0},
-    {"a large product of one sign", "a large fast product of one sign", 200, 130, 2000, 1},
+    {"a product", "a fast product", 144, 96, 577, 0, 1e-6},
+    {"a large product", "a large fast product", 200, 130, 2000, 0, 1e-6},
+    {"a large product of one sign", "a large fast product of one sign", 200, 130, 2000, 1, 4e-6},
 };
 enum { PRODUCTS = sizeof products / sizeof products[0] };
 
@@ -166,7 +169,7 @@ static void check_product(const product_case *p) {
             for (int64_t j = 0; j < p->n; j++)
                 want[i * p->n + j] += a[i * p->k + k] * b[k * p->n + j];
     for (int r = 1; r < (chosen() ? rig_count : 2); r++) {
-        check_error(&rigs[r], p->name, product_error(&rigs[r], p, 0, a, b, want), 1e-6);
+        check_error(&rigs[r], p->name, product_error(&rigs[r], p, 0, a, b, want), p->limit);
         check_error(&rigs[r], p->fast_name, product_error(&rigs[r], p, 1, a, b, want), 1e-3);
     }
     free(a);

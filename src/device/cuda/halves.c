@@ -17,8 +17,9 @@ enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 128 << 20, LIMIT_BYTES = 1024, ALIGN
 /* Items of a wave: each has two operands. */
 enum { WAVE_ITEMS = DSC_HALVES / 2, SORTED_ITEMS = 256 };
 
-static int64_t pitch_of(int64_t columns) {
-    return (columns + 7) / 8 * 8; /* 16 bytes, which the fast kernels of cuBLAS want */
+/* Rows, columns and terms of split matrices: whole 16 bytes in either order, which the fast kernels of cuBLAS want. */
+static int64_t padded(int64_t size) {
+    return (size + 7) / 8 * 8;
 }
 
 static int64_t aligned(int64_t bytes) {
@@ -41,11 +42,11 @@ static int64_t terms_of(const dsc_gemm_item *item) {
 
 /* Bytes of an operand's parts, and of a result's sums. */
 static int64_t operand_bytes(const dsc_tensor *t, int fast) {
-    return aligned(t->dim[0] * pitch_of(t->dim[1]) * (int64_t)sizeof(uint16_t) * (fast ? 1 : 2));
+    return aligned(padded(t->dim[0]) * padded(t->dim[1]) * (int64_t)sizeof(uint16_t) * (fast ? 1 : 2));
 }
 
 static int64_t sum_bytes(const dsc_tensor *c) {
-    return aligned(c->dim[0] * pitch_of(c->dim[1]) * (int64_t)sizeof(float));
+    return aligned(padded(c->dim[0]) * padded(c->dim[1]) * (int64_t)sizeof(float));
 }
 
 static int64_t item_bytes(const dsc_gemm_item *item) {
@@ -98,12 +99,12 @@ static void *take(wave *w, int64_t bytes) {
 }
 
 static dsc_halves_matrix operand_of(wave *w, const dsc_tensor *t, int fast, int number) {
-    int64_t pitch = pitch_of(t->dim[1]);
+    int64_t rows = padded(t->dim[0]), pitch = padded(t->dim[1]);
     return (dsc_halves_matrix){.from = t->data,
                                .high = take(w, operand_bytes(t, fast)),
                                .limit = (unsigned *)(void *)w->memory + number,
-                               .low = fast ? 0 : t->dim[0] * pitch,
-                               .rows = (int32_t)t->dim[0],
+                               .low = fast ? 0 : rows * pitch,
+                               .rows = (int32_t)rows,
                                .given = (int32_t)t->dim[0],
                                .columns = (int32_t)t->dim[1],
                                .step = (int32_t)t->dim[1],
@@ -124,7 +125,7 @@ static void place_group(wave *w, int first, int count) {
                                                   .limit_b = w->operands.items[2 * i + 1].limit,
                                                   .m = (int32_t)item->c.dim[0],
                                                   .n = (int32_t)item->c.dim[1],
-                                                  .pitch = (int32_t)pitch_of(item->c.dim[1]),
+                                                  .pitch = (int32_t)padded(item->c.dim[1]),
                                                   .alpha = (float)item->alpha,
                                                   .beta = (float)item->beta};
     }
@@ -157,9 +158,9 @@ static dsc_status multiply_group(wave *w, int first, int count) {
     const dsc_halves_matrix *a = &w->operands.items[2 * first], *b = a + 1;
     dsc_half_products p = {.trans_a = item->trans_a,
                            .trans_b = item->trans_b,
-                           .m = item->c.dim[0],
-                           .n = item->c.dim[1],
-                           .k = terms_of(item),
+                           .m = padded(item->c.dim[0]),
+                           .n = padded(item->c.dim[1]),
+                           .k = padded(terms_of(item)),
                            .count = count,
                            .a = a->high + a->low,
                            .b = b->high,
@@ -273,9 +274,9 @@ typedef struct gram_plan {
 } gram_plan;
 
 static gram_plan plan_gram(const dsc_gram_patches *p) {
-    gram_plan plan = {.slice = least(SLICE, pitch_of(p->rows)), .pitch = pitch_of(p->n)};
+    gram_plan plan = {.slice = least(SLICE, padded(p->rows)), .pitch = padded(p->n)};
     int64_t split = plan.slice * plan.pitch * 2 * (int64_t)sizeof(uint16_t);
-    int64_t sum = p->n * plan.pitch * (int64_t)sizeof(float),
+    int64_t sum = plan.pitch * plan.pitch * (int64_t)sizeof(float),
             slices = (p->rows + plan.slice - 1) / plan.slice;
     plan.parts = most(1, least(slices, least(GRAM_SPLIT_BYTES / split, GRAM_SUM_BYTES / sum)));
     plan.parts =
@@ -298,11 +299,11 @@ size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
 }
 
 /* Half of high'high and high'low of `count` slices, added to their sums: with its transpose it is the whole. */
-static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const dsc_halves_matrix *x, int64_t n,
-                             float *sums, int64_t count, int first) {
+static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const dsc_halves_matrix *x, float *sums,
+                             int64_t count, int first) {
     dsc_half_products p = {.trans_a = 1,
-                           .m = n,
-                           .n = n,
+                           .m = plan->pitch,
+                           .n = plan->pitch,
                            .k = plan->slice,
                            .count = count,
                            .a = x->high,
@@ -313,7 +314,7 @@ static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const dsc_halv
                            .ldc = plan->pitch,
                            .step_a = plan->slice * plan->pitch,
                            .step_b = plan->slice * plan->pitch,
-                           .step_c = n * plan->pitch,
+                           .step_c = plan->pitch * plan->pitch,
                            .alpha = 1,
                            .beta = first ? 0 : 1};
     DSC_TRY(dsc_cuda_half_products(q, &p));
@@ -352,11 +353,11 @@ dsc_status dsc_cuda_halves_gram(dsc_queue *q, const dsc_gram_patches *p, void *w
         x->given = (int32_t)least(step, p->rows - row);
         int64_t slices = (x->given + plan.slice - 1) / plan.slice;
         DSC_CUDA_TRY(dsc_cuda_launch_halves_split(at, &m));
-        DSC_TRY(add_slices(q, &plan, x, p->n, sums, slices, row == 0));
+        DSC_TRY(add_slices(q, &plan, x, sums, slices, row == 0));
     }
     dsc_halves_gram g = {.sum = sums,
                          .limit = limit,
-                         .part = p->n * plan.pitch,
+                         .part = plan.pitch * plan.pitch,
                          .parts = (int32_t)plan.parts,
                          .pitch = (int32_t)plan.pitch,
                          .ones = p->n > p->width ? (int32_t)p->width : -1};
