@@ -567,13 +567,70 @@ static void test_rayleigh_refusals(void **state) {
     }
 }
 
+/* ---- threads ---- */
+
+/* 1: the same device with another number of threads. */
+static int same_but_threads(const rig *r, const rig *s) {
+    size_t length = strcspn(r->label, ",");
+    return r != s && strcspn(s->label, ",") == length && strncmp(r->label, s->label, length) == 0;
+}
+
+/* A basis large enough to be cut among threads: x and z of its rotation, z made orthonormal, and v. */
+static double *large_refresh(const rig *r, int64_t *count) {
+    const rotation_case turned = {700, 390, 1, 1e-3, DISTINCT};
+    const basis_case made = {700, 390, GOOD, 1};
+    int64_t n = turned.n, k = turned.k;
+    rotation it = rotation_make(r, DSC_F32, &turned, 3);
+    dsc_rotation_item turn = rotation_item(&turned, &it);
+    double *from = make_basis(DSC_F32, &made, 4), *products = make_products(DSC_F32, &made, from);
+    place z = place_of(r, DSC_F32, SHAPE(n, k), from), h = place_of(r, DSC_F32, SHAPE(k, k), products);
+    dsc_orthonormal_item basis = {h.t, z.t, 7};
+    rayleigh sums = rayleigh_make(r, DSC_F32, n, k);
+    const place *p = sums.places;
+    const dsc_rayleigh_item measured = {p[0].t, p[1].t, p[2].t, p[3].t, p[4].t, rayleigh_delta};
+    assert_ok(dsc_op_rotation_batch(r->q, &turn, 1));
+    assert_ok(dsc_op_orthonormal_batch(r->q, &basis, 1));
+    assert_ok(dsc_op_rayleigh_batch(r->q, &measured, 1));
+    assert_int_equal(basis.failed, 0);
+    *count = k * k + 2 * n * k + k + 3;
+    double *all = test_array(*count, sizeof *all), *to = all;
+    const place *outputs[] = {&it.places[3], &it.places[4], &z, &p[3], &p[4]};
+    for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; to += dsc_tensor_count(&outputs[i++]->t))
+        place_read(r, outputs[i], to);
+    rotation_free(&it);
+    place_free(&z);
+    place_free(&h);
+    free_places(sums.places, 5);
+    double *inputs[] = {from, products, sums.a, sums.q, sums.y};
+    for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
+        free(inputs[i]);
+    return all;
+}
+
+/* Bits do not depend on the number of threads. */
+static void test_threads(void **state) {
+    (void)state;
+    int pairs = 0;
+    for (int r = 1; r < rig_count; r++)
+        for (int s = r + 1; s < rig_count; s++)
+            if (same_but_threads(&rigs[r], &rigs[s])) {
+                int64_t count;
+                double *one = large_refresh(&rigs[r], &count), *other = large_refresh(&rigs[s], &count);
+                assert_memory_equal(one, other, (size_t)count * sizeof *one);
+                free(one);
+                free(other);
+                pairs++;
+            }
+    assert_true(pairs > 0 || chosen());
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rotation_batch),    cmocka_unit_test(test_many_rotations),
         cmocka_unit_test(test_rotation_refusals), cmocka_unit_test(test_orthonormal_batch),
         cmocka_unit_test(test_many_bases),        cmocka_unit_test(test_orthonormal_refusals),
         cmocka_unit_test(test_rayleigh_batch),    cmocka_unit_test(test_rayleigh_nan),
-        cmocka_unit_test(test_rayleigh_refusals),
+        cmocka_unit_test(test_rayleigh_refusals), cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -180,6 +180,7 @@ static void fill_table(dsc_device_table *table) {
     dsc_cpu_table_solve(table);
     dsc_cpu_table_batch(table);
     dsc_cpu_table_second(table);
+    dsc_cpu_table_refresh(table);
     dsc_cpu_table_conv(table);
     dsc_cpu_table_gram(table);
     dsc_cpu_table_norm(table);

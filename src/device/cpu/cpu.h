@@ -81,6 +81,7 @@ void dsc_cpu_table_triangle(dsc_device_table *table);
 void dsc_cpu_table_solve(dsc_device_table *table);
 void dsc_cpu_table_batch(dsc_device_table *table);
 void dsc_cpu_table_second(dsc_device_table *table);
+void dsc_cpu_table_refresh(dsc_device_table *table);
 void dsc_cpu_table_conv(dsc_device_table *table);
 void dsc_cpu_table_gram(dsc_device_table *table);
 void dsc_cpu_table_norm(dsc_device_table *table);
