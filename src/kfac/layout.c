@@ -168,10 +168,10 @@ static dsc_status order_units(const dsc_kfac *k, dsc_kfac_layout *layout) {
 /* Where batches end, in bytes. They are cut where they are messages along the rows, where vectors must be converted
  * piece by piece, and where a framework needs the memory that a batch takes for activations. */
 static size_t batch_bytes(const dsc_kfac *k) {
-    size_t message = k->options.bucket_bytes, most = SIZE_MAX / 16;
+    const size_t message = k->options.bucket_bytes, most = (size_t)64 << 20;
     if (k->columns > 1 || k->inverse_dtype != k->dtype)
         return message;
-    return k->any_late && message < most ? 16 * message : SIZE_MAX;
+    return !k->any_late ? SIZE_MAX : message < most / 16 ? 16 * message : most;
 }
 
 /* P of every unit lies in its batch's message; both layouts order units alike. */
