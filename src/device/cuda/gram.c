@@ -1,5 +1,5 @@
 /* Factors: Gram matrices of patches. Entries and plans; the kernels are in gram.cu (any description), gram_shift.cu
- * (3x3 convolutions with stride 1 and padding 1) and halves.c (many wide rows as they are). */
+ * (3x3 convolutions with stride 1 and padding 1) and halves.c (many wide rows). */
 #include "device/cuda/entries.h"
 #include "device/cuda/gram_kernels.h"
 #include "device/cuda/halves.h"
@@ -261,10 +261,9 @@ size_t dsc_cuda_patch_gram_workspace(dsc_device *device, const dsc_conv_desc *de
     dsc_gram_patches p = {.dtype = desc->dtype};
     if (desc->dtype == DSC_F64 || describe(desc, 0, ones, NULL, &p) != DSC_OK)
         return 0;
-    if (dsc_cuda_halves_sums(dsc_cuda_of(device), &p))
-        return dsc_cuda_halves_gram_bytes(&p) + ALIGNMENT;
     dsc_gram_plan plan = make_plan(&p, dsc_cuda_of(device), PARTIAL_BYTES);
-    size_t bytes = plan_bytes(&plan);
+    size_t bytes =
+        dsc_cuda_halves_sums(dsc_cuda_of(device), &p) ? dsc_cuda_halves_gram_bytes(&p) : plan_bytes(&plan);
     if (can_shift(&p, dsc_cuda_of(device))) { /* which an x that is not aligned will not take */
         dsc_gram_shift_plan shift = make_shift(&p, dsc_cuda_of(device));
         size_t other = shift_bytes(&p, &shift);
@@ -280,10 +279,10 @@ static dsc_status gram(dsc_queue *q, const dsc_conv_desc *desc, const dsc_tensor
     int ones = to->n > s->kernel_h * s->kernel_w * (s->in_c / s->groups);
     DSC_TRY(describe(desc, group, ones, x->data, &p));
     void *space = work && work->data ? align(work->data) : NULL;
-    if (dsc_cuda_halves_sums(dsc_cuda_of(q->device), &p))
-        DSC_TRY(dsc_cuda_halves_gram(q, &p, space, to));
-    else if (can_shift(&p, dsc_cuda_of(q->device)) && can_vector(&p))
+    if (can_shift(&p, dsc_cuda_of(q->device)) && can_vector(&p))
         DSC_TRY(run_shift(q, &p, space, to));
+    else if (dsc_cuda_halves_sums(dsc_cuda_of(q->device), &p))
+        DSC_TRY(dsc_cuda_halves_gram(q, &p, space, to));
     else
         DSC_TRY(run(q, &p, space, PARTIAL_BYTES, to));
     return DSC_OK;

@@ -257,11 +257,13 @@ void dsc_cuda_halves_close(dsc_queue *q) {
 
 /* ---- Gram matrices ---- */
 
-/* Rows of a slice, rows and columns from which it is faster, bytes of split rows and of partial sums at most. */
+/* Rows of a slice; rows, and columns of rows and of patches, from which it is faster; bytes of split rows and of partial
+ * sums at most. */
 enum {
     SLICE = 2048,
     GRAM_ROWS = 512,
     GRAM_COLUMNS = 192,
+    PATCH_COLUMNS = 128,
     GRAM_SPLIT_BYTES = 48 << 20,
     GRAM_SUM_BYTES = 40 << 20
 };
@@ -279,18 +281,23 @@ static gram_plan plan_gram(const dsc_gram_patches *p) {
     int64_t sum = plan.pitch * plan.pitch * (int64_t)sizeof(float),
             slices = (p->rows + plan.slice - 1) / plan.slice;
     plan.parts = most(1, least(slices, least(GRAM_SPLIT_BYTES / split, GRAM_SUM_BYTES / sum)));
-    plan.parts =
-        (slices + (slices + plan.parts - 1) / plan.parts - 1) / ((slices + plan.parts - 1) / plan.parts);
+    int64_t rounds = (slices + plan.parts - 1) / plan.parts;
+    plan.parts = (slices + rounds - 1) / rounds;
     plan.split_bytes = aligned(plan.parts * split);
     plan.sum_bytes = aligned(plan.parts * sum);
     return plan;
 }
 
+/* 1 when the rows of x are the patches. */
+static int are_rows(const dsc_gram_patches *p) {
+    return p->h == 1 && p->w == 1 && p->oh == 1 && p->ow == 1 && p->pad_h == 0 && p->pad_w == 0 &&
+           p->width == p->cg;
+}
+
 int dsc_cuda_halves_sums(const dsc_cuda *cuda, const dsc_gram_patches *p) {
-    int rows = p->h == 1 && p->w == 1 && p->oh == 1 && p->ow == 1 && p->pad_h == 0 && p->pad_w == 0 &&
-               p->width == p->cg;
-    return cuda->capability >= 80 && !cuda->strict && rows && p->dtype == DSC_F32 && p->rows >= GRAM_ROWS &&
-           p->width >= GRAM_COLUMNS && p->c < INT32_MAX / 2;
+    return cuda->capability >= 80 && !cuda->strict && p->dtype == DSC_F32 && p->rows >= GRAM_ROWS &&
+           p->width >= (are_rows(p) ? GRAM_COLUMNS : PATCH_COLUMNS) && p->n < INT32_MAX / 8 &&
+           p->c < INT32_MAX / 2;
 }
 
 size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
@@ -324,36 +331,58 @@ static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const dsc_halv
     return add_pieces(q, p, plan->pitch, plan->pitch);
 }
 
+/* The largest magnitude of x, all channels and pixels of it. */
+static dsc_status find_limit(dsc_queue *q, const dsc_gram_patches *p, unsigned *limit) {
+    const int64_t pixels = p->images * p->h * p->w, step = (1 << 24) / p->c + 1;
+    dsc_halves_matrices m = {.count = 0};
+    DSC_CUDA_TRY(cudaMemsetAsync(limit, 0, sizeof *limit, dsc_cuda_at(q)->stream));
+    for (int64_t first = 0; first < pixels; first += step) {
+        m.items[m.count++] = (dsc_halves_matrix){.from = (const float *)p->x + first * p->c,
+                                                 .limit = limit,
+                                                 .given = (int32_t)least(step, pixels - first),
+                                                 .columns = (int32_t)p->c,
+                                                 .step = (int32_t)p->c};
+        if (m.count < DSC_HALVES && first + step < pixels)
+            continue;
+        DSC_CUDA_TRY(dsc_cuda_launch_halves_limits(dsc_cuda_at(q), &m));
+        m.count = 0;
+    }
+    return DSC_OK;
+}
+
+/* Splits rows of patches from `row` on, as many as m has place for. */
+static dsc_status split_rows(dsc_queue *q, const dsc_gram_patches *p, int64_t row, dsc_halves_matrix *m) {
+    const dsc_cuda_launch *at = dsc_cuda_at(q);
+    m->given = (int32_t)least(m->rows, p->rows - row);
+    if (!are_rows(p)) {
+        DSC_CUDA_TRY(dsc_cuda_launch_halves_patches(at, p, m, row));
+        return DSC_OK;
+    }
+    dsc_halves_matrices one = {.count = 1};
+    m->from = (const float *)p->x + p->first + row * p->c;
+    one.items[0] = *m;
+    DSC_CUDA_TRY(dsc_cuda_launch_halves_split(at, &one));
+    return DSC_OK;
+}
+
 dsc_status dsc_cuda_halves_gram(dsc_queue *q, const dsc_gram_patches *p, void *work,
                                 const dsc_gram_target *to) {
-    const dsc_cuda_launch *at = dsc_cuda_at(q);
     gram_plan plan = plan_gram(p);
     int64_t step = plan.parts * plan.slice;
     unsigned *limit = work;
     float *sums = (float *)(void *)((char *)work + LIMIT_BYTES + plan.split_bytes);
-    dsc_halves_matrices m = {.count = 1};
-    dsc_halves_matrix *x = &m.items[0];
-    *x = (dsc_halves_matrix){.from = (const float *)p->x + p->first,
-                             .high = (uint16_t *)(void *)((char *)work + LIMIT_BYTES),
-                             .limit = limit,
-                             .low = step * plan.pitch,
-                             .rows = (int32_t)step,
-                             .columns = (int32_t)p->width,
-                             .step = (int32_t)p->c,
-                             .pitch = (int32_t)plan.pitch,
-                             .ones = p->n > p->width};
-    DSC_CUDA_TRY(cudaMemsetAsync(limit, 0, sizeof *limit, at->stream));
-    for (int64_t row = 0; row < p->rows; row += INT32_MAX / 2) { /* `given` has 32 bits */
-        x->from = (const float *)p->x + p->first + row * p->c;
-        x->given = (int32_t)least(INT32_MAX / 2, p->rows - row);
-        DSC_CUDA_TRY(dsc_cuda_launch_halves_limits(at, &m));
-    }
+    dsc_halves_matrix x = {.high = (uint16_t *)(void *)((char *)work + LIMIT_BYTES),
+                           .limit = limit,
+                           .low = step * plan.pitch,
+                           .rows = (int32_t)step,
+                           .columns = (int32_t)p->width,
+                           .step = (int32_t)p->c,
+                           .pitch = (int32_t)plan.pitch,
+                           .ones = p->n > p->width};
+    DSC_TRY(find_limit(q, p, limit));
     for (int64_t row = 0; row < p->rows; row += step) {
-        x->from = (const float *)p->x + p->first + row * p->c;
-        x->given = (int32_t)least(step, p->rows - row);
-        int64_t slices = (x->given + plan.slice - 1) / plan.slice;
-        DSC_CUDA_TRY(dsc_cuda_launch_halves_split(at, &m));
-        DSC_TRY(add_slices(q, &plan, x, sums, slices, row == 0));
+        DSC_TRY(split_rows(q, p, row, &x));
+        DSC_TRY(add_slices(q, &plan, &x, sums, (x.given + plan.slice - 1) / plan.slice, row == 0));
     }
     dsc_halves_gram g = {.sum = sums,
                          .limit = limit,
@@ -361,6 +390,6 @@ dsc_status dsc_cuda_halves_gram(dsc_queue *q, const dsc_gram_patches *p, void *w
                          .parts = (int32_t)plan.parts,
                          .pitch = (int32_t)plan.pitch,
                          .ones = p->n > p->width ? (int32_t)p->width : -1};
-    DSC_CUDA_TRY(dsc_cuda_launch_halves_gram(at, &g, to));
+    DSC_CUDA_TRY(dsc_cuda_launch_halves_gram(dsc_cuda_at(q), &g, to));
     return DSC_OK;
 }

@@ -2,6 +2,7 @@
  * the largest magnitude is an exact maximum, so that results do not depend on the order of blocks. */
 #include "device/cuda/gram.cuh"
 #include "device/cuda/halves_kernels.h"
+#include "device/cuda/patches.cuh"
 
 namespace {
 
@@ -74,12 +75,17 @@ __device__ float half_value(uint16_t bits) {
     return __half2float(__ushort_as_half(bits));
 }
 
-struct four {
-    uint16_t x[EACH];
-};
-
-__device__ uint2 packed(const four &v) {
-    return make_uint2((unsigned)v.x[0] | (unsigned)v.x[1] << 16, (unsigned)v.x[2] | (unsigned)v.x[3] << 16);
+/* High parts of four elements to `high`, low ones, where they are wanted, `low` elements further. */
+__device__ void put_parts(const float (&x)[EACH], uint16_t *high, int64_t low) {
+    unsigned parts[2][EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        parts[0][i] = half_bits(x[i]);
+        parts[1][i] = half_bits(x[i] - half_value((uint16_t)parts[0][i]));
+    }
+    *(uint2 *)high = make_uint2(parts[0][0] | parts[0][1] << 16, parts[0][2] | parts[0][3] << 16);
+    if (low)
+        *(uint2 *)(high + low) = make_uint2(parts[1][0] | parts[1][1] << 16, parts[1][2] | parts[1][3] << 16);
 }
 
 __global__ void __launch_bounds__(THREADS) split_kernel(const __grid_constant__ dsc_halves_matrices all) {
@@ -91,20 +97,49 @@ __global__ void __launch_bounds__(THREADS) split_kernel(const __grid_constant__ 
         int64_t at = begin + (int64_t)(round * THREADS + (int)threadIdx.x) * EACH;
         if (at >= count)
             return;
-        int row = (int)(at / m.pitch), column = (int)(at - (int64_t)row * m.pitch);
+        int row = (int)at / m.pitch,
+            column = (int)at - row * m.pitch; /* a wave has fewer than 2^31 elements */
         const float *from = m.from + (int64_t)row * m.step + column;
-        four high, low;
+        float x[EACH];
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            float x = row < m.given && column + i < m.columns ? from[i] * power : 0;
+            x[i] = row < m.given && column + i < m.columns ? from[i] * power : 0;
             if (m.ones && column + i == m.columns && row < m.given)
-                x = (float)(1 << TOP);
-            high.x[i] = half_bits(x);
-            low.x[i] = half_bits(x - half_value(high.x[i]));
+                x[i] = (float)(1 << TOP);
         }
-        *(uint2 *)(m.high + at) = packed(high);
-        if (m.low)
-            *(uint2 *)(m.high + m.low + at) = packed(low);
+        put_parts(x, m.high + at, m.low);
+    }
+}
+
+enum { PATCH_ROWS = 64, PATCH_LINES = 8, PATCH_COLUMNS = EACH * THREADS / PATCH_LINES };
+
+/* Rows of patches: each thread has EACH columns and every PATCH_LINES-th row of the block's. */
+__global__ void __launch_bounds__(THREADS)
+    patches_kernel(const dsc_gram_patches p, const dsc_halves_matrix m, int64_t first_row, int across) {
+    const int column0 =
+        (int)blockIdx.x % across * PATCH_COLUMNS + (int)threadIdx.x % (THREADS / PATCH_LINES) * EACH;
+    const int row0 = (int)blockIdx.x / across * PATCH_ROWS + (int)threadIdx.x / (THREADS / PATCH_LINES);
+    const float power = power_of(shift_of(*m.limit));
+    const float *from = (const float *)p.x;
+    if (column0 >= m.pitch)
+        return;
+    column columns[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        columns[i] = find_column(p, column0 + i);
+    for (int row = row0; row < row0 + PATCH_ROWS && row < m.rows; row += PATCH_LINES) {
+        float x[EACH] = {0, 0, 0, 0};
+        if (row < m.given) {
+            pixel v = find_pixel(p, find_place(p, first_row + row));
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                if (columns[i].kind == 1 && has_source(p, columns[i], v))
+                    x[i] = from[v.offset + columns[i].offset] * power;
+                else if (columns[i].kind == 2)
+                    x[i] = (float)(1 << TOP);
+            }
+        }
+        put_parts(x, m.high + (int64_t)row * m.pitch + column0, m.low);
     }
 }
 
@@ -116,8 +151,8 @@ __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ d
     const int64_t begin = (int64_t)((int)blockIdx.x - r.first) * BLOCK_ELEMENTS;
     const int64_t end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;
     const int shift = -shift_of(*r.limit_a) - shift_of(*r.limit_b);
-    for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) {
-        int64_t row = i / r.n;
+    for (int i = (int)begin + (int)threadIdx.x; i < end; i += THREADS) {
+        int row = i / r.n;
         float sum = r.alpha * scalbnf(r.sum[row * r.pitch + (i - row * r.n)], shift);
         r.c[i] = r.beta == 0 ? sum : sum + r.beta * r.c[i];
     }
@@ -184,6 +219,15 @@ extern "C" cudaError_t dsc_cuda_launch_halves_split(const dsc_cuda_launch *at, d
     if (m->blocks == 0)
         return cudaSuccess;
     DSC_LAUNCH((split_kernel), (unsigned)m->blocks, THREADS, 0, at->stream)(*m);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t dsc_cuda_launch_halves_patches(const dsc_cuda_launch *at, const dsc_gram_patches *p,
+                                                      const dsc_halves_matrix *m, int64_t first_row) {
+    int across = (m->pitch + PATCH_COLUMNS - 1) / PATCH_COLUMNS,
+        down = (m->rows + PATCH_ROWS - 1) / PATCH_ROWS;
+    DSC_LAUNCH((patches_kernel), (unsigned)(across * down), THREADS, 0, at->stream)
+    (*p, *m, first_row, across);
     return cudaGetLastError();
 }
 

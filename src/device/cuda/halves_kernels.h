@@ -56,6 +56,9 @@ typedef struct dsc_halves_gram {
 /* Sets first and blocks. */
 cudaError_t dsc_cuda_launch_halves_limits(const dsc_cuda_launch *at, dsc_halves_matrices *m);
 cudaError_t dsc_cuda_launch_halves_split(const dsc_cuda_launch *at, dsc_halves_matrices *m);
+/* The same for `given` rows of patches from first_row on; `from`, `columns` and `step` of m are not used. */
+cudaError_t dsc_cuda_launch_halves_patches(const dsc_cuda_launch *at, const dsc_gram_patches *p,
+                                           const dsc_halves_matrix *m, int64_t first_row);
 cudaError_t dsc_cuda_launch_halves_join(const dsc_cuda_launch *at, dsc_halves_results *r);
 cudaError_t dsc_cuda_launch_halves_gram(const dsc_cuda_launch *at, const dsc_halves_gram *g,
                                         const dsc_gram_target *to);
