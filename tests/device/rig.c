@@ -68,8 +68,8 @@ int rigs_close(void **state) {
     (void)state;
     size_t left = 0;
     for (int i = 0; i < rig_count; i++) {
+        dsc_queue_destroy(&rigs[i].q); /* with memory of its own */
         left += dsc_device_bytes(rigs[i].device);
-        dsc_queue_destroy(&rigs[i].q);
         dsc_device_destroy(&rigs[i].device);
     }
     rig_count = 0;
