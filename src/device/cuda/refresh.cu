@@ -6,7 +6,8 @@
 
 namespace {
 
-enum { THREADS = DSC_FLAT_THREADS };
+/* Kernels that look at columns: a block has LANES of them, a column LINES threads. */
+enum { THREADS = DSC_FLAT_THREADS, LANES = 32, LINES = THREADS / LANES };
 
 int64_t along(int64_t size, int64_t side) {
     return (size + side - 1) / side;
@@ -20,29 +21,28 @@ int64_t along(int64_t size, int64_t side) {
 typedef dsc_tiles<dsc_rotation, DSC_REFRESH_ITEMS> rotations;
 static_assert(sizeof(rotations) <= 4000, "a launch takes at most 4000 bytes");
 
-/* A block finds the places of THREADS columns. */
+/* A block finds the places of LANES columns. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) order_kernel(const __grid_constant__ rotations all) {
-    __shared__ double some[THREADS];
+    __shared__ int counts[LINES][LANES];
     int64_t block;
     const dsc_rotation &r = dsc_tiles_find(all, block);
     const T *b = (const T *)r.b;
-    int64_t k = r.k, own = block * THREADS + threadIdx.x;
+    int line = (int)threadIdx.x / LANES, lane = (int)threadIdx.x % LANES, before = 0;
+    int64_t k = r.k, own = block * LANES + lane;
     double value = own < k ? (double)b[own * (k + 1)] : 0;
+#pragma unroll 4
+    for (int64_t i = line; i < k; i += LINES)
+        before += dsc_turn_before((double)b[i * (k + 1)], i, value, own);
+    counts[line][lane] = before;
+    __syncthreads();
+    if (line > 0 || own >= k)
+        return;
     int place = 0;
-    for (int64_t from = 0; from < k; from += THREADS) {
-        int64_t i = from + threadIdx.x;
-        int count = (int)(k - from < THREADS ? k - from : THREADS);
-        __syncthreads();
-        some[threadIdx.x] = i < k ? (double)b[i * (k + 1)] : 0;
-        __syncthreads();
-        for (int e = 0; e < count; e++)
-            place += dsc_turn_before(some[e], from + e, value, own);
-    }
-    if (own < k) {
-        r.values[own] = value;
-        r.order[place] = (int32_t)own;
-    }
+    for (int i = 0; i < LINES; i++)
+        place += counts[i][lane];
+    r.values[own] = value;
+    r.order[place] = (int32_t)own;
 }
 
 /* What column `from` is pulled by; 0 for a whole basis. */
@@ -102,7 +102,7 @@ template <typename T> cudaError_t rotate(const dsc_cuda_launch *at, const dsc_ro
     rotations all;
     dsc_tiles_clear(&all);
     for (int i = 0; i < count; i++)
-        dsc_tiles_add(&all, items[i], along(items[i].k, THREADS));
+        dsc_tiles_add(&all, items[i], along(items[i].k, LANES));
     DSC_LAUNCH((order_kernel<T>), dsc_tiles_blocks(&all), THREADS, 0, at->stream)(all);
     dsc_tiles_clear(&all);
     for (int i = 0; i < count; i++)
@@ -120,8 +120,6 @@ template <typename T> cudaError_t rotate(const dsc_cuda_launch *at, const dsc_ro
  * A block takes one part of the rows of LANES columns. Its sums, of q'y and q'q first, then of the squares
  * that are left, go to scratch memory as [parts][k][2] and [parts][k]; whoever needs the whole adds them up in
  * the order of the parts. */
-
-enum { LANES = 32, LINES = THREADS / LANES };
 
 typedef dsc_tiles<dsc_rayleigh, DSC_REFRESH_ITEMS> rayleighs;
 static_assert(sizeof(rayleighs) <= 4000, "a launch takes at most 4000 bytes");
