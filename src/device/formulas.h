@@ -48,6 +48,12 @@ DSC_FORMULA double dsc_clip_factor(double sumsq, double limit) {
     return norm <= limit || norm == 0 ? 1 : limit / norm;
 }
 
+/* What the square of a new value counts in a running average of second moments: (1 - decay) scale; 0 where the
+ * average stands still. */
+DSC_FORMULA double dsc_moment_take(double decay, double scale) {
+    return scale > 0 ? (1 - decay) * scale : 0;
+}
+
 /* LARS: trust |z| / (|g| + decay |z|), from sums of squares; 1 when either norm is 0. */
 DSC_FORMULA double dsc_lars_rate(double z_sumsq, double g_sumsq, double trust, double decay) {
     double z = sqrt(z_sumsq), g = sqrt(g_sumsq);

@@ -132,6 +132,15 @@ typedef struct dsc_divide_item {
 } dsc_divide_item;
 dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
                                int64_t count) DSC_MUST_CHECK;
+/* Each s = decay[0] s + (1 - decay[0]) scale[0] x^2, a running average of second moments, then x /= s +
+ * damping[0], element by element; x and s have equal shapes. An element of s keeps its value where the new one
+ * would not be finite, and all of them do where scale has no memory or scale[0] is not positive. decay, damping,
+ * scale: F64 scalars. */
+typedef struct dsc_moment_item {
+    dsc_tensor scale, s, x;
+} dsc_moment_item;
+dsc_status dsc_op_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *damping,
+                                      const dsc_moment_item *items, int64_t count) DSC_MUST_CHECK;
 
 /* Each out[i] = sum x_i y_i; out: F64[count]. Accumulated in double. */
 typedef struct dsc_dot_item {
@@ -481,6 +490,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     COMPOSED(syev_batch)                                                                                     \
     COMPOSED(chol_inverse_batch)                                                                             \
     OP(divide_batch)                                                                                         \
+    OP(moment_divide_batch)                                                                                  \
     COMPOSED(dot_batch)                                                                                      \
     OP(join_batch)                                                                                           \
     OP(split_batch)                                                                                          \

@@ -196,6 +196,39 @@ dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     return DSC_OK;
 }
 
+static dsc_status check_moment_item(dsc_check *check, int64_t i, const dsc_moment_item *item) {
+    DSC_TRY(check_first(check, i, "x", &item->x));
+    DSC_TRY(dsc_check_real_like(check, "s", &item->s, "x", &item->x));
+    DSC_TRY(dsc_check_apart(check, "s", &item->s, "x", &item->x));
+    if (item->scale.data)
+        DSC_TRY(dsc_check_f64(check, "scale", &item->scale, 1));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *damping,
+                                      const dsc_moment_item *items, int64_t count) {
+    dsc_check check;
+    int empty = 0;
+    DSC_TRY(check_batch(&check, "moment_divide_batch", q, items, count));
+    DSC_TRY(dsc_check_f64(&check, "decay", decay, 1));
+    DSC_TRY(dsc_check_f64(&check, "damping", damping, 1));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_moment_item(&check, i, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        empty |= dsc_tensor_count(&items[i].x) == 0;
+    }
+    if (count == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (!empty)
+        DSC_TRY(table->moment_divide_batch(q, decay, damping, items, count));
+    for (int64_t i = 0; empty && i < count; i++)
+        if (dsc_tensor_count(&items[i].x) > 0)
+            DSC_TRY(table->moment_divide_batch(q, decay, damping, &items[i], 1));
+    return DSC_OK;
+}
+
 /* ---- sums ---- */
 
 static dsc_status check_dot_item(dsc_check *check, int64_t i, const dsc_dot_item *item,

@@ -574,6 +574,127 @@ static void test_divide_refusals(void **state) {
     }
 }
 
+/* ---- second moments ---- */
+
+typedef struct moment_places {
+    place scale, s, x;
+    double *want_s, *want_x, *limit_s, *limit_x;
+} moment_places;
+
+static const double moment_decay = 0.75, moment_damping = 0.0078125; /* exact in float32 */
+
+/* scale < 0: the item has none. The first element of x is infinite when `broken`. */
+static moment_places moment_make(const rig *r, dsc_dtype type, const int64_t size[2], double scale,
+                                 int broken) {
+    int64_t m = size[0], n = size[1];
+    double *s = test_array(m * n, sizeof *s), *x = test_array(m * n, sizeof *x);
+    moment_places p = {.want_s = test_array(m * n, sizeof *s),
+                       .want_x = test_array(m * n, sizeof *s),
+                       .limit_s = test_array(m * n, sizeof *s),
+                       .limit_x = test_array(m * n, sizeof *s)};
+    random_values((uint64_t)(m + 100), m * n, s);
+    random_values((uint64_t)(n + 200), m * n, x);
+    for (int64_t e = 0; e < m * n; e++) {
+        s[e] = fabs(s[e]);
+        int still = scale <= 0 || (broken && e == 0);
+        p.want_s[e] = still ? s[e] : moment_decay * s[e] + (1 - moment_decay) * scale * x[e] * x[e];
+        p.want_x[e] = x[e] / (p.want_s[e] + moment_damping);
+        p.limit_s[e] = still ? 0 : 8 * dtype_eps(type) * p.want_s[e];
+        p.limit_x[e] = 16 * dtype_eps(type) * fabs(p.want_x[e]);
+    }
+    if (broken)
+        x[0] = p.want_x[0] = INFINITY;
+    if (scale >= 0)
+        p.scale = place_of(r, DSC_F64, SHAPE(1), &scale);
+    p.s = place_of(r, type, SHAPE(m, n), s);
+    p.x = place_of(r, type, SHAPE(m, n), x);
+    free(s);
+    free(x);
+    return p;
+}
+
+static void moment_drop(moment_places *p, int scaled) {
+    if (scaled)
+        place_free(&p->scale);
+    place_free(&p->s);
+    place_free(&p->x);
+    free(p->want_s);
+    free(p->want_x);
+    free(p->limit_s);
+    free(p->limit_x);
+}
+
+static void check_moment(const rig *r, dsc_dtype type, const int64_t sizes[][2], int count) {
+    static const double scales[] = {128, -1, 0, 3, 2, 1};
+    moment_places places[6];
+    dsc_moment_item items[6];
+    place decay = place_of(r, DSC_F64, SHAPE(1), &moment_decay);
+    place damping = place_of(r, DSC_F64, SHAPE(1), &moment_damping);
+    for (int i = 0; i < count; i++) {
+        places[i] = moment_make(r, type, sizes[i], scales[i], 0);
+        items[i] = (dsc_moment_item){.s = places[i].s.t, .x = places[i].x.t};
+        if (scales[i] >= 0)
+            items[i].scale = places[i].scale.t;
+    }
+    int64_t allocations = dsc_memory_allocations();
+    assert_ok(dsc_op_moment_divide_batch(r->q, &decay.t, &damping.t, items, count));
+    assert_int_equal(dsc_memory_allocations(), allocations);
+    for (int i = 0; i < count; i++) {
+        expect_near(r, &places[i].s, places[i].want_s, places[i].limit_s, "moment_divide_batch: s");
+        expect_near(r, &places[i].x, places[i].want_x, places[i].limit_x, "moment_divide_batch: x");
+        moment_drop(&places[i], scales[i] >= 0);
+    }
+    place_free(&decay);
+    place_free(&damping);
+}
+
+static void test_moment_divide(void **state) {
+    (void)state;
+    static const int64_t sizes[][2] = {{64, 577}, {16, 144}, {10, 65}, {1, 1}, {3, 0}, {0, 4}};
+    for (int r = 0; r < rig_count; r++)
+        for (int type = 0; type < 2; type++) {
+            check_moment(&rigs[r], types[type], sizes, 4);
+            check_moment(&rigs[r], types[type], sizes, 6);
+            check_moment(&rigs[r], types[type], sizes, 0);
+        }
+}
+
+/* An element that is not finite leaves its average alone, and only its own. */
+static void test_moment_not_finite(void **state) {
+    (void)state;
+    static const int64_t size[2] = {3, 5};
+    for (int r = 0; r < rig_count; r++)
+        for (int type = 0; type < 2; type++) {
+            place decay = place_of(&rigs[r], DSC_F64, SHAPE(1), &moment_decay);
+            place damping = place_of(&rigs[r], DSC_F64, SHAPE(1), &moment_damping);
+            moment_places p = moment_make(&rigs[r], types[type], size, 128, 1);
+            dsc_moment_item item = {p.scale.t, p.s.t, p.x.t};
+            assert_ok(dsc_op_moment_divide_batch(rigs[r].q, &decay.t, &damping.t, &item, 1));
+            expect_near(&rigs[r], &p.s, p.want_s, p.limit_s, "moment_divide_batch: s");
+            moment_drop(&p, 1);
+            place_free(&decay);
+            place_free(&damping);
+        }
+}
+
+static void test_moment_refusals(void **state) {
+    (void)state;
+    for (int r = 0; r < rig_count; r++) {
+        place x = place_make(&rigs[r], DSC_F32, SHAPE(2, 3)), s = place_make(&rigs[r], DSC_F32, SHAPE(3, 2));
+        place value = place_make(&rigs[r], DSC_F64, SHAPE(1)), pair = place_make(&rigs[r], DSC_F64, SHAPE(2));
+        dsc_moment_item other = {value.t, s.t, x.t}, same = {value.t, x.t, x.t};
+        assert_fails(DSC_E_INVALID, "item 0: moment_divide_batch: s is [3,2]",
+                     dsc_op_moment_divide_batch(rigs[r].q, &value.t, &value.t, &other, 1));
+        assert_fails(DSC_E_INVALID, "item 0: moment_divide_batch: ",
+                     dsc_op_moment_divide_batch(rigs[r].q, &value.t, &value.t, &same, 1));
+        assert_fails(DSC_E_INVALID, "moment_divide_batch: decay is [2]; 1 element is expected",
+                     dsc_op_moment_divide_batch(rigs[r].q, &pair.t, &value.t, &same, 1));
+        place *all[] = {&x, &s, &value, &pair};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            place_free(all[i]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gemm_batch),         cmocka_unit_test(test_large_product),
@@ -581,7 +702,8 @@ int main(void) {
         cmocka_unit_test(test_gemm_refusals),      cmocka_unit_test(test_syev_batch),
         cmocka_unit_test(test_syev_threads),       cmocka_unit_test(test_solve_refusals),
         cmocka_unit_test(test_chol_inverse_batch), cmocka_unit_test(test_divide_batch),
-        cmocka_unit_test(test_divide_refusals),
+        cmocka_unit_test(test_divide_refusals),    cmocka_unit_test(test_moment_divide),
+        cmocka_unit_test(test_moment_not_finite),  cmocka_unit_test(test_moment_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -83,6 +83,34 @@ static dsc_status divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     return DSC_OK;
 }
 
+static void moment_divide(double decay, float damping, const dsc_moment_item *item) {
+    double scale = item->scale.data ? *(const double *)item->scale.data : 0;
+    float keep = (float)decay, take = (float)dsc_moment_take(decay, scale);
+    float *s = item->s.data, *x = item->x.data;
+    int64_t n = dsc_tensor_count(&item->x);
+    if (take > 0) {
+#pragma omp simd
+        for (int64_t i = 0; i < n; i++)
+            s[i] = dsc_moment_f(x[i], s[i], keep, take);
+    }
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++)
+        x[i] = dsc_divide_f(x[i], s[i], 1, damping);
+}
+
+static dsc_status moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *damping,
+                                      const dsc_moment_item *items, int64_t count) {
+    double keep = *(const double *)decay->data, add = *(const double *)damping->data;
+    int64_t elements = 0;
+    for (int64_t i = 0; i < count; i++)
+        elements += dsc_tensor_count(&items[i].x);
+    int parts = dsc_cpu_parts(q->device, elements);
+#pragma omp parallel for num_threads(parts) schedule(dynamic, 1)
+    for (int64_t i = 0; i < count; i++)
+        moment_divide(keep, (float)add, &items[i]);
+    return DSC_OK;
+}
+
 /* ---- weights and bias as one matrix ---- */
 
 /* Row i of d from w and b. */
@@ -147,6 +175,7 @@ static dsc_status split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_j
 void dsc_cpu_table_batch(dsc_device_table *table) {
     table->gemm_batch = gemm_batch;
     table->divide_batch = divide_batch;
+    table->moment_divide_batch = moment_divide_batch;
     table->join_batch = join_batch;
     table->split_batch = split_batch;
 }

@@ -11,6 +11,12 @@ typedef struct dsc_cuda_divide_item {
     int64_t count, width;
 } dsc_cuda_divide_item;
 
+typedef struct dsc_cuda_moment_item {
+    const double *scale; /* NULL: s is only read */
+    void *s, *x;
+    int64_t count;
+} dsc_cuda_moment_item;
+
 /* d[count / width, width] = [w, b]; b is NULL where d has no such column. */
 typedef struct dsc_cuda_join_item {
     void *w, *b, *d;
@@ -141,6 +147,36 @@ cudaError_t divides(const dsc_cuda_launch *at, const double *damping, const dsc_
     divide_batch b;
     unsigned blocks = dsc_batch_plan(at, items, count, &b);
     DSC_LAUNCH((divide_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b, damping);
+    return cudaGetLastError();
+}
+
+typedef dsc_batch<dsc_cuda_moment_item, DSC_CUDA_PIECES> moment_batch;
+static_assert(sizeof(moment_batch) <= 3900, "a launch takes at most 4000 bytes");
+
+template <typename T>
+__global__ void __launch_bounds__(DSC_FLAT_THREADS)
+    moment_divide_kernel(const __grid_constant__ moment_batch b, const double *decay, const double *damping) {
+    dsc_batch_place p = dsc_batch_find(b);
+    const double *scale = b.item[p.item].scale;
+    T *s = (T *)b.item[p.item].s, *x = (T *)b.item[p.item].x, add = (T)*damping, keep = (T)*decay;
+    T take = (T)(scale ? dsc_moment_take(*decay, *scale) : 0);
+#pragma unroll 4
+    for (int64_t e = p.begin + threadIdx.x; e < p.end; e += DSC_FLAT_THREADS) {
+        T moment = s[e];
+        if (take > 0) {
+            moment = dsc_moment(x[e], moment, keep, take);
+            s[e] = moment;
+        }
+        x[e] = dsc_divide(x[e], moment, (T)1, add);
+    }
+}
+
+template <typename T>
+cudaError_t moment_divides(const dsc_cuda_launch *at, const double *decay, const double *damping,
+                           const dsc_cuda_moment_item *items, int count) {
+    moment_batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((moment_divide_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b, decay, damping);
     return cudaGetLastError();
 }
 
@@ -348,6 +384,22 @@ dsc_status dsc_cuda_divide_batch(dsc_queue *q, const dsc_tensor *damping, const 
                                              dsc_data(&item->x), dsc_tensor_count(&item->x), item->x.dim[1]};
         }
         DSC_CUDA_TRY(DSC_BY_REAL(items[0].x.dtype, divides, dsc_cuda_at(q), dsc_data(damping), part, n));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *damping,
+                                        const dsc_moment_item *items, int64_t count) {
+    for (int64_t done = 0; done < count; done += DSC_CUDA_PIECES) {
+        dsc_cuda_moment_item part[DSC_CUDA_PIECES];
+        int n = dsc_batch_part(count - done, DSC_CUDA_PIECES);
+        for (int i = 0; i < n; i++) {
+            const dsc_moment_item *item = &items[done + i];
+            part[i] = (dsc_cuda_moment_item){dsc_data(&item->scale), dsc_data(&item->s), dsc_data(&item->x),
+                                             dsc_tensor_count(&item->x)};
+        }
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].x.dtype, moment_divides, dsc_cuda_at(q), dsc_data(decay),
+                                 dsc_data(damping), part, n));
     }
     return DSC_OK;
 }

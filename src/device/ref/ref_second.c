@@ -19,6 +19,22 @@ dsc_status dsc_ref_divide_batch(dsc_queue *q, const dsc_tensor *damping, const d
     return DSC_OK;
 }
 
+dsc_status dsc_ref_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *damping,
+                                       const dsc_moment_item *items, int64_t count) {
+    (void)q;
+    for (int64_t item = 0; item < count; item++) {
+        dsc_tensor s = items[item].s, x = items[item].x;
+        double keep = get(decay, 0);
+        double take = items[item].scale.data ? dsc_moment_take(keep, get(&items[item].scale, 0)) : 0;
+        for (int64_t i = 0; i < dsc_tensor_count(&x); i++) {
+            if (take > 0)
+                set(&s, i, dsc_moment(get(&x, i), get(&s, i), keep, take));
+            set(&x, i, dsc_divide(get(&x, i), get(&s, i), 1, get(damping, 0)));
+        }
+    }
+    return DSC_OK;
+}
+
 /* Where column j of row i of d lies in w. */
 static int64_t join_place(const dsc_join_item *item, int64_t i, int64_t j) {
     if (item->channels == 0)
