@@ -113,6 +113,17 @@ typedef enum dsc_kfac_scaling { DSC_KFAC_PAPER, DSC_KFAC_PYTORCH } dsc_kfac_scal
  *          a trace is 0 */
 typedef enum dsc_kfac_split { DSC_KFAC_SPLIT_NONE, DSC_KFAC_SPLIT_PI } dsc_kfac_split;
 
+/* EKFAC: where the eigenvalues of a layer come from. With it P = QG [(QG' D QA) / (s + damping)] QA', where
+ * s[out, columns] is a running average (stat_decay) of second moments of gradients in the basis of QG and QA. It
+ * starts as vG vA' and follows the basis from one decomposition to the next. */
+typedef enum dsc_kfac_ekfac {
+    DSC_KFAC_EKFAC_OFF, /* s = vG vA': products of the factors' eigenvalues */
+    /* N (QG' D QA)^2 of the gradient D of every step, for N samples in it: almost free, but one draw of each
+     * number a step */
+    DSC_KFAC_EKFAC_BATCH,
+    DSC_KFAC_EKFAC_SAMPLES /* the mean over the captured samples of (QG' D_n QA)^2, D_n the gradient of one */
+} dsc_kfac_ekfac;
+
 /* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
  * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
  * "unknown". */
@@ -121,11 +132,13 @@ DSC_API dsc_status dsc_kfac_strategy_parse(const char *name, dsc_kfac_strategy *
 DSC_API dsc_status dsc_kfac_placement_parse(const char *name, dsc_kfac_placement *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_scaling_parse(const char *name, dsc_kfac_scaling *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_split_parse(const char *name, dsc_kfac_split *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_ekfac_parse(const char *name, dsc_kfac_ekfac *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
 DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
 DSC_API const char *dsc_kfac_split_name(dsc_kfac_split split);
+DSC_API const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac);
 
 /* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
 typedef struct dsc_kfac_hyper {
@@ -182,6 +195,9 @@ typedef struct dsc_kfac_options {
      * decay min(stat_decay, 1 - 1/n): the first batch factor replaces the identity, and an average is the plain
      * mean of all batches until 1/n is below 1 - stat_decay. */
     int warmup_factors;
+    /* Off. Needs method eigen, scaling paper, whole factors and no outer_product; samples also need strategy
+     * comm-opt where there are several ranks. */
+    dsc_kfac_ekfac ekfac;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -185,6 +185,9 @@ class KfacOptions(Structure):
         ("passes", c_int64),
         ("bucket_bytes", c_size_t),
         ("late_factors", c_int),
+        ("damping_split", c_int),
+        ("warmup_factors", c_int),
+        ("ekfac", c_int),
     ]
 
 

@@ -2,6 +2,7 @@
  * all.
  *
  *   eigen     P = QG [(QG' D QA) / (vG vA' + damping)] QA'
+ *             (with EKFAC s instead of vG vA': ekfac.c)
  *   inverse   P = G^-1 D A^-1   (the damping is on the diagonals already)
  *   clip      gradients <- nu P,  nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|))
  *
@@ -33,7 +34,9 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
     DSC_TRY(dsc_op_gemm_batch(q, layout->gemms[0] + first, count));
     DSC_TRY(dsc_op_gemm_batch(q, layout->gemms[1] + first, count));
     if (k->options.method == DSC_KFAC_EIGEN) {
-        if (!k->options.outer_product)
+        if (k->options.ekfac != DSC_KFAC_EKFAC_OFF)
+            DSC_TRY(dsc_kfac_ekfac_divide(k, q, layout, b));
+        else if (!k->options.outer_product)
             DSC_TRY(dsc_op_divide_batch(q, &damping, layout->divides + first, count));
         for (int64_t i = 0; i < count && k->options.outer_product; i++) {
             dsc_tensor outer = layout->outer[cells[i].unit], full = layout->gemms[0][first + i].c;

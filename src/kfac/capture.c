@@ -200,7 +200,9 @@ static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const ds
         double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
         double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (passes * uses);
         double alpha_g = alpha_of(k, DSC_KFAC_G, &pass) / passes;
+        p->samples = pass.samples;
         for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
+            DSC_TRY(dsc_kfac_ekfac_capture(k, queue, u, &pass));
             DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));
             DSC_TRY(add_factor(k, queue, u, DSC_KFAC_G, &pass.rows[DSC_KFAC_G], alpha_g));
         }

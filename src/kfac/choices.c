@@ -22,6 +22,7 @@ static const char *const strategies[] = {"comm-opt", "mem-opt", "hybrid-opt", "l
 static const char *const placements[] = {"round-robin", "compute", "memory", NULL};
 static const char *const scalings[] = {"paper", "kfac-pytorch", NULL};
 static const char *const splits[] = {"none", "pi", NULL};
+static const char *const ekfacs[] = {"off", "batch", "samples", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -199,6 +200,16 @@ static const dsc_option table[] = {
      .help = "MiB of factors or decompositions that are sent in one message",
      .json = "kfac.bucket_bytes",
      .rules = {K_ON}},
+    {.name = "kfac-ekfac",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(ekfac),
+     .value = "off",
+     .choices = ekfacs,
+     .help =
+         "eigenvalues of a layer: products of the factors' eigenvalues, or second moments in their basis of "
+         "batch gradients or of per-sample gradients",
+     .json = "kfac.ekfac",
+     .rules = {K_ON}},
     {.name = NULL},
 };
 
@@ -261,6 +272,17 @@ dsc_status dsc_kfac_split_parse(const char *name, dsc_kfac_split *out) {
 
 const char *dsc_kfac_split_name(dsc_kfac_split split) {
     return dsc_option_choice_name(splits, (int)split);
+}
+
+dsc_status dsc_kfac_ekfac_parse(const char *name, dsc_kfac_ekfac *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-ekfac", ekfacs, name, &value));
+    *out = (dsc_kfac_ekfac)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac) {
+    return dsc_option_choice_name(ekfacs, (int)ekfac);
 }
 
 /* ---- defaults ---- */
@@ -375,6 +397,43 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
     return DSC_OK;
 }
 
+/* What EKFAC goes together with. */
+static dsc_status check_ekfac(const dsc_kfac_options *o, int ranks, int rows) {
+    const char *name = dsc_kfac_ekfac_name(o->ekfac);
+    if (o->ekfac == DSC_KFAC_EKFAC_OFF)
+        return DSC_OK;
+    if (o->method != DSC_KFAC_EIGEN)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC ekfac %s estimates eigenvalues, which method %s has not: choose method eigen, or "
+            "turn ekfac off",
+            name, dsc_kfac_method_name(o->method));
+    if (o->scaling != DSC_KFAC_PAPER)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC ekfac %s has the scale of scaling paper, but scaling is %s: choose paper, or turn "
+            "ekfac off",
+            name, dsc_kfac_scaling_name(o->scaling));
+    if (o->outer_product)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC ekfac %s replaces the products of eigenvalues, of which the outer product is made: "
+            "turn one of them off",
+            name);
+    if (o->diag_blocks > 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC ekfac %s needs bases of whole factors, but they are split into %lld diagonal "
+                        "blocks: choose 1 block, or turn ekfac off",
+                        name, (long long)o->diag_blocks);
+    if (o->ekfac == DSC_KFAC_EKFAC_SAMPLES && rows < ranks)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC ekfac samples needs all bases on every rank, which strategy %s does not keep there: "
+            "choose comm-opt, or ekfac batch",
+            dsc_kfac_strategy_name(o->strategy));
+    return DSC_OK;
+}
+
 dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_kfac_options *out) {
     int rows = 0;
     dsc_kfac_options o;
@@ -389,6 +448,7 @@ dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_k
     DSC_TRY(dsc_kfac_hyper_check(&o, &hyper));
     DSC_TRY(dsc_kfac_grid_rows(&o, ranks, &rows));
     DSC_TRY(check_together(&o, ranks, rows));
+    DSC_TRY(check_ekfac(&o, ranks, rows));
     *out = o;
     return DSC_OK;
 }

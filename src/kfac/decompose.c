@@ -187,6 +187,8 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     dsc_kfac_layout *layout = &k->layouts[index];
     dsc_status status = dsc_kfac_take_solve_space(k);
     status = dsc_kfac_split_damping(k, q, status);
+    if (status == DSC_OK)
+        status = dsc_kfac_ekfac_keep(k, q);
     k->solve_ms = 0;
     k->used_damping = k->hyper.damping;
     for (int64_t i = 0; i < layout->parcel_count; i++) {
@@ -201,6 +203,7 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     dsc_kfac_return_solve_space(k);
     DSC_TRY(receive_parcels(k, q, layout));
     DSC_TRY(dsc_comm_agree(k->control, status));
+    DSC_TRY(dsc_kfac_ekfac_decomposed(k, q));
     k->decomposed = k->decomposed_now = 1;
     k->active = index;
     k->any_ready = 0;

@@ -204,11 +204,15 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
         if (k->buckets) {
             k->broken = 1;
             DSC_TRY(dsc_buckets_wait(k->buckets));
+            DSC_TRY(dsc_kfac_ekfac_exchange(k, q));
             k->broken = 0;
         }
     }
     if (differs >= 0)
         return dsc_kfac_refuse_difference(k, k->ran_host, k->step, differs);
     dsc_kfac_factors_note(k);
-    return k->updating ? move_averages(k, q) : DSC_OK;
+    if (!k->updating)
+        return DSC_OK;
+    DSC_TRY(dsc_kfac_ekfac_absorb(k, q));
+    return move_averages(k, q);
 }

@@ -11,6 +11,7 @@
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
  *   split.c            the damping divided between the factors of a unit
  *   apply.c            D -> P in the own column, broadcast along the row, clip
+ *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
  *   compare.c          whether the same layers ran on all ranks
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
  *
@@ -44,7 +45,7 @@ typedef struct dsc_kfac_member {
     /* Where the gradients of this group are (bias without memory: none), and D, [g_n, a_n], made of them: the
      * weights themselves, or memory of its own that they are gathered into. Strides as in dsc_join_item. */
     dsc_join_item gradient;
-    int gathered; /* 1: D has memory of its own */
+    int gathered;  /* 1: D has memory of its own */
     dsc_tensor p;  /* [g_n, a_n] preconditioned gradient */
     int64_t place; /* of p in the message of its batch */
 } dsc_kfac_member;
@@ -56,6 +57,7 @@ typedef struct dsc_kfac_progress {
     int64_t updates;  /* of its averages, if options.warmup_factors asks for their number */
     /* 1: its averages hold something of a batch; so did those that the decompositions in use were made of. */
     int contributed, ready;
+    int64_t samples; /* of its last capture that had tensors */
     /* Late gradients: 1: set since the last step; 1: it has one. */
     int set, present;
     dsc_tensor joined; /* memory of D of all its units, once it is needed and where batches do not share it */
@@ -120,7 +122,7 @@ typedef struct dsc_kfac_layout {
     dsc_gemm_item *gemms[4]; /* [cells] in the order they run */
     dsc_divide_item *divides;
     dsc_tensor loads, first; /* memory of converted vectors, and of results between products */
-    dsc_tensor pieces;               /* memory of cells' d and p */
+    dsc_tensor pieces;       /* memory of cells' d and p */
 } dsc_kfac_layout;
 
 /* The entries of a checkpoint; names are owned. */
@@ -157,6 +159,21 @@ typedef struct dsc_kfac_comparison {
     int pending;
     int64_t step;
 } dsc_kfac_comparison;
+
+/* The second moments of EKFAC; everything is empty without it. */
+typedef struct dsc_kfac_moments {
+    dsc_tensor *s;       /* [units] [g_n, a_n] running averages; no memory outside the unit's column */
+    dsc_tensor *batch;   /* [units] [g_n, a_n] of this step's samples; only where they come from samples */
+    dsc_tensor *samples; /* [units] F64 scalars: N of a step, over all ranks and passes; 0: not known yet */
+    double *samples_host;
+    dsc_tensor memory, batches, all_samples; /* the memory of these */
+    dsc_tensor old;                          /* the vectors before a decomposition */
+    dsc_tensor bad;                          /* F64[2 units]: elements not finite, times rejected */
+    dsc_tensor ones, work;                   /* ones; scratch */
+    dsc_buckets *buckets;
+    dsc_moment_item *divides; /* [units] */
+    dsc_gemm_item *products;
+} dsc_kfac_moments;
 
 /* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
@@ -200,7 +217,7 @@ struct dsc_kfac {
     dsc_tensor decays;  /* F64[layers]: decay of each; no memory unless options.warmup_factors is set */
     double *decays_host;
     dsc_tensor products; /* F64[4 units]: <P, D>; of the last decomposition <P, D>, <P, P>, <D, D> */
-    dsc_tensor partial;              /* F64[3 units]: products of one batch */
+    dsc_tensor partial;  /* F64[3 units]: products of one batch */
     dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
     dsc_tensor ran;                  /* I32[2 layers]: to compare among ranks which layers ran */
     dsc_solve_item *solving;         /* [items] */
@@ -213,6 +230,7 @@ struct dsc_kfac {
     dsc_kfac_comparison comparisons[DSC_KFAC_COMPARISONS];
     dsc_kfac_health_state health;
     dsc_kfac_split_state split;
+    dsc_kfac_moments moments;
 
     int64_t step;
     dsc_kfac_hyper hyper;
@@ -326,6 +344,24 @@ void dsc_kfac_split_destroy(dsc_kfac *k);
 dsc_status dsc_kfac_split_damping(dsc_kfac *k, dsc_queue *q, dsc_status status) DSC_MUST_CHECK;
 /* The damping of a factor for the inverse method, an F64 scalar on the device. */
 dsc_tensor dsc_kfac_damping_of(const dsc_kfac *k, const dsc_kfac_item *item);
+
+/* ekfac.c; all of them do nothing without EKFAC. _create is collective. */
+dsc_status dsc_kfac_ekfac_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_ekfac_destroy(dsc_kfac *k);
+/* Adds the moments of a unit's captured samples to those of the step. */
+dsc_status dsc_kfac_ekfac_capture(dsc_kfac *k, dsc_queue *q, int64_t unit,
+                                  const dsc_kfac_pass *pass) DSC_MUST_CHECK;
+/* Averages the step's moments over the ranks. Collective. */
+dsc_status dsc_kfac_ekfac_exchange(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* The running averages take in the step's moments. */
+dsc_status dsc_kfac_ekfac_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* Before a decomposition: keeps the bases that it will overwrite. */
+dsc_status dsc_kfac_ekfac_keep(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* After a decomposition that has reached the whole column: the moments follow the bases. Collective; blocks. */
+dsc_status dsc_kfac_ekfac_decomposed(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* Divides the projected gradients of a batch by moments and damping; the moments may take them in before. */
+dsc_status dsc_kfac_ekfac_divide(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
+                                 const dsc_kfac_batch *b) DSC_MUST_CHECK;
 
 /* precondition.c */
 dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;

@@ -23,6 +23,7 @@ static void free_local(dsc_kfac **kfac) {
     dsc_kfac_compare_destroy(k);
     dsc_kfac_health_destroy(k);
     dsc_kfac_split_destroy(k);
+    dsc_kfac_ekfac_destroy(k);
     dsc_kfac_memory_destroy(k);
     for (int i = 0; i < 2; i++)
         dsc_kfac_plan_destroy(&k->layouts[i].plan);
@@ -37,6 +38,7 @@ void dsc_kfac_destroy(dsc_kfac **kfac) {
         return;
     dsc_kfac *k = *kfac;
     dsc_buckets_destroy(&k->buckets);
+    dsc_buckets_destroy(&k->moments.buckets);
     for (int i = 0; i < 2; i++)
         dsc_kfac_layout_settle(&k->layouts[i]);
     dsc_comm_destroy(&k->row);
@@ -71,6 +73,7 @@ void dsc_kfac_abandon(dsc_kfac **kfac) {
         return;
     }
     dsc_buckets_destroy(&k->buckets);
+    dsc_buckets_destroy(&k->moments.buckets);
     dsc_comm_release(&k->row);
     dsc_comm_release(&k->column);
     dsc_comm_release(&k->control);
@@ -136,7 +139,8 @@ static int64_t fingerprint(const dsc_kfac *k) {
     const int64_t choices[] = {k->layer_count,   k->rows,          o->method,        o->symmetric,
                                o->outer_product, o->diag_blocks,   o->passes,        (int64_t)o->bucket_bytes,
                                k->factor_dtype,  k->inverse_dtype, k->dtype,         o->scaling,
-                               o->factor_freq,   o->update_freq,   o->damping_split, o->warmup_factors};
+                               o->factor_freq,   o->update_freq,   o->damping_split, o->warmup_factors,
+                               o->ekfac};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -190,6 +194,7 @@ static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_health_create(k));
     DSC_TRY(dsc_kfac_split_create(k));
     DSC_TRY(dsc_kfac_factors_create(k));
+    DSC_TRY(dsc_kfac_ekfac_create(k));
     DSC_TRY(dsc_kfac_report_create(k));
     return dsc_kfac_state_create(k);
 }

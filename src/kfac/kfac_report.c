@@ -142,7 +142,9 @@ static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
                                          &k->solve,    &k->solve_values, &k->work,    &k->joined,
                                          &k->messages, &k->images,       &k->shared_d};
     r->factor_bytes = bytes_of(&k->averages);
-    r->exchange_bytes = bytes_of(&k->batches);
+    r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches);
+    r->decomposition_bytes = bytes_of(&k->moments.memory);
+    r->work_bytes = bytes_of(&k->moments.old) + bytes_of(&k->moments.work);
     for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
         r->work_bytes += bytes_of(scratch[i]);
     for (int64_t l = 0; l < k->layer_count; l++) {

@@ -269,7 +269,7 @@ static void load_item(const builder *b, widths w, const dsc_kfac_item *item, int
     owner->work += cube(item->n);
 }
 
-/* The matrices of a whole unit: 1/(vG vA' + damping), and the preconditioned gradient. */
+/* The matrices of a whole unit: 1/(vG vA' + damping) or second moments, and the preconditioned gradient. */
 static void load_unit(const builder *b, widths w, const dsc_kfac_unit *unit) {
     dsc_kfac_plan *plan = b->plan;
     size_t numbers = (size_t)unit->g_n * (size_t)unit->a_n;
@@ -277,6 +277,10 @@ static void load_unit(const builder *b, widths w, const dsc_kfac_unit *unit) {
         dsc_kfac_load *load = &plan->loads[row * plan->columns + unit->column];
         if (b->options->outer_product)
             load->decomposition_bytes += numbers * w.inverse;
+        if (b->options->ekfac != DSC_KFAC_EKFAC_OFF)
+            load->decomposition_bytes += numbers * w.grad;
+        if (b->options->ekfac == DSC_KFAC_EKFAC_SAMPLES)
+            load->exchange_bytes += numbers * w.grad;
         load->preconditioned_sent += (double)(plan->columns - 1) * (double)(numbers * w.grad);
     }
     if (b->options->outer_product)

@@ -6,6 +6,7 @@
  *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
+ *   UNIT.moments, UNIT.samples      [g_n, a_n], [1]   optional, with EKFAC: eigenvalues of the unit; N
  *
  * The list does not depend on ranks, strategy or placement. A tensor is read from the rank that owns it and
  * written to that rank (averages to every rank where every rank keeps them); at the end of loading,
@@ -37,6 +38,7 @@ struct dsc_kfac_source {
     int64_t layer;
     int average; /* 1: a running average, else a part of a decomposition */
     int first;   /* 1: the first of its layer */
+    int spread;  /* 1: loaded by every rank that has memory for it; may not be negative */
 };
 
 /* ---- the list ---- */
@@ -58,8 +60,9 @@ static dsc_status add_item(dsc_kfac *k, dsc_kfac_layout *layout, int64_t i, dsc_
     int eigen = k->options.method == DSC_KFAC_EIGEN;
     dsc_kfac_entry matrix = {.dtype = k->inverse_dtype, .ndim = 2, .dim = {item->n, item->n}, .optional = 1};
     dsc_kfac_entry vector = {.dtype = k->dtype, .ndim = 1, .dim = {item->n}, .optional = 1};
-    struct dsc_kfac_source source = {NUMBERS, &layout->bases[i].vectors,      item->owner, 0, 0, u->layer,
-                                     0,       i == u->first_item && !u->group};
+    struct dsc_kfac_source source = {
+        NUMBERS, &layout->bases[i].vectors, item->owner, 0, 0, u->layer, 0, i == u->first_item && !u->group,
+        0};
     if ((item->side == DSC_KFAC_A ? u->a_blocks : u->g_blocks) > 1)
         snprintf(block, sizeof block, ".%lld", (long long)item->block);
     snprintf(name, sizeof name, "%s.%c.%s%s", u->name, side, eigen ? "vectors" : "inverse", block);
@@ -85,9 +88,29 @@ static dsc_status add_updates(dsc_kfac *k, dsc_kfac_state_list *list) {
     return DSC_OK;
 }
 
+static dsc_status add_moments(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
+    char name[NAME_SIZE];
+    for (int64_t i = 0; k->options.ekfac != DSC_KFAC_EKFAC_OFF && i < k->unit_count; i++) {
+        const dsc_kfac_unit *u = &layout->plan->units[i];
+        dsc_kfac_entry matrix = {.dtype = k->dtype, .ndim = 2, .dim = {u->g_n, u->a_n}, .optional = 1};
+        dsc_kfac_entry number = {.dtype = DSC_F64, .ndim = 1, .dim = {1}, .optional = 1};
+        struct dsc_kfac_source source = {.number = NUMBERS,
+                                         .place = &k->moments.s[i],
+                                         .owner = layout->plan->items[u->first_item].owner,
+                                         .layer = u->layer,
+                                         .spread = 1};
+        snprintf(name, sizeof name, "%s.moments", u->name);
+        DSC_TRY(add(list, name, matrix, source));
+        source.place = &k->moments.samples[i];
+        snprintf(name, sizeof name, "%s.samples", u->name);
+        DSC_TRY(add(list, name, number, source));
+    }
+    return DSC_OK;
+}
+
 static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
     int64_t factors = DSC_KFAC_SIDES * k->unit_count;
-    int64_t most = NUMBERS + k->layer_count + factors + 2 * layout->plan->item_count;
+    int64_t most = NUMBERS + k->layer_count + 2 * factors + 2 * layout->plan->item_count;
     char name[NAME_SIZE];
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->entries, &list->entries));
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->sources, &list->sources));
@@ -103,11 +126,12 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
         const dsc_kfac_unit *u = &layout->plan->units[i / 2];
         DSC_TRY(add(list, name, entry,
                     (struct dsc_kfac_source){NUMBERS, &f->average, f->owner, dsc_kfac_keeps_everywhere(k), 0,
-                                             u->layer, 1, i % 2 == 0 && !u->group}));
+                                             u->layer, 1, i % 2 == 0 && !u->group, 0}));
     }
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         DSC_TRY(add_item(k, layout, i, list));
-    return add_updates(k, list);
+    DSC_TRY(add_updates(k, list));
+    return add_moments(k, layout, list);
 }
 
 dsc_status dsc_kfac_state_create(dsc_kfac *k) {
@@ -280,9 +304,10 @@ static dsc_status check_finite(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *
     return DSC_OK;
 }
 
-/* Solvers leave no eigenvalue below 0. */
+/* Solvers leave no eigenvalue below 0, and second moments are none. */
 static dsc_status check_values(const dsc_kfac_entry *entry, const void *host) {
-    for (int64_t i = 0; i < entry->dim[0]; i++) {
+    int64_t count = entry->dim[0] * (entry->ndim == 2 ? entry->dim[1] : 1);
+    for (int64_t i = 0; i < count; i++) {
         double value = entry->dtype == DSC_F64 ? ((const double *)host)[i] : (double)((const float *)host)[i];
         if (value < 0)
             return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s': eigenvalue %lld is %g: it may not be negative",
@@ -362,14 +387,14 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     if (k->rank == 0)
         DSC_TRY(dsc_tensor_upload(q, host, dsc_tensor_bytes(&scratch), &scratch));
     DSC_TRY(dsc_queue_sync(q));
-    if (s->everywhere)
+    if (s->everywhere || s->spread)
         DSC_TRY(dsc_comm_broadcast(k->control, DSC_TRAFFIC_OTHER, 0, &scratch));
     else if (s->owner != 0 && k->rank == 0)
         DSC_TRY(dsc_comm_send_begin(k->control, DSC_TRAFFIC_OTHER, s->owner, TAG, &scratch, &request));
     else if (s->owner != 0 && k->rank == s->owner)
         DSC_TRY(dsc_comm_recv_begin(k->control, 0, TAG, &scratch, &request));
     DSC_TRY(dsc_comm_wait(&request));
-    if (s->everywhere || k->rank == s->owner) {
+    if (s->everywhere || k->rank == s->owner || (s->spread && s->place->data)) {
         DSC_TRY(check_finite(k, q, entry, &scratch));
         DSC_TRY(dsc_op_convert(q, &scratch, s->place));
         DSC_TRY(dsc_queue_sync(q));
@@ -377,7 +402,7 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     if (k->rank != 0)
         return DSC_OK;
     note_touched(k, entry, s, host);
-    return s->values ? check_values(entry, host) : DSC_OK;
+    return s->values || s->spread ? check_values(entry, host) : DSC_OK;
 }
 
 dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index, const void *host) {

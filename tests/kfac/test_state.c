@@ -235,6 +235,26 @@ static void test_bit_equal_half(void **state) {
     all_fine(comm);
 }
 
+/* EKFAC's moments and its number of samples are part of the state. */
+static void test_bit_equal_ekfac(void **state) {
+    (void)state;
+    net n, narrow;
+    net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
+    net_open_share(&narrow, fast_queue, DSC_F32, shapes, LAYERS, SAMPLES, comm);
+    for (int s = 0; s < 4; s++) {
+        dsc_kfac_options options = make_options(0);
+        set_strategy(&options, s % 3, ranks);
+        options.ekfac = s == 3 ? DSC_KFAC_EKFAC_SAMPLES : DSC_KFAC_EKFAC_BATCH;
+        check_resume(&n, &options, 4, 4 + LATER);
+        check_resume(&n, &options, 0, 4);
+        options.inverse_dtype = DSC_BF16;
+        check_resume(&narrow, &options, 5, 8);
+    }
+    net_close(&narrow);
+    net_close(&n);
+    all_fine(comm);
+}
+
 /* The damping changes from step to step, so that the last decomposition had another one. */
 static dsc_status growing_damping(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     (void)context;
@@ -347,6 +367,7 @@ static void test_other_strategy(void **state) {
         int method = (pair + pair / 3) % 3;
         double *d[LATER];
         dsc_kfac_options options = make_options(method), other = make_options(method);
+        options.ekfac = other.ekfac = method == 0 ? DSC_KFAC_EKFAC_BATCH : DSC_KFAC_EKFAC_OFF;
         set_strategy(&options, pair / 3, ranks);
         set_strategy(&other, pair % 3, ranks);
         other.placement = pair % 2 ? DSC_KFAC_ROUND_ROBIN : DSC_KFAC_MEMORY;
@@ -376,6 +397,7 @@ static void test_other_ranks(void **state) {
         net whole, part;
         dsc_kfac_options options = make_options(method);
         dsc_comm *some = NULL;
+        options.ekfac = method == 0 ? DSC_KFAC_EKFAC_BATCH : DSC_KFAC_EKFAC_OFF;
         net_open_share(&whole, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
         set_strategy(&options, turn, ranks);
         dsc_kfac *kfac = create(comm, &whole, &options);
@@ -705,6 +727,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bit_equal),
         cmocka_unit_test(test_bit_equal_half),
+        cmocka_unit_test(test_bit_equal_ekfac),
         cmocka_unit_test(test_bit_equal_damping),
         cmocka_unit_test(test_bit_equal_warmup),
         cmocka_unit_test(test_bit_equal_blocks),
