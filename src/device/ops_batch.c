@@ -197,7 +197,7 @@ dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
 }
 
 static dsc_status check_moment_item(dsc_check *check, int64_t i, const dsc_moment_item *item) {
-    DSC_TRY(check_first(check, i, "x", &item->x));
+    DSC_TRY(dsc_check_first(check, i, "x", &item->x));
     DSC_TRY(dsc_check_real_like(check, "s", &item->s, "x", &item->x));
     DSC_TRY(dsc_check_apart(check, "s", &item->s, "x", &item->x));
     if (item->scale.data)
@@ -209,7 +209,7 @@ dsc_status dsc_op_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, con
                                       const dsc_moment_item *items, int64_t count) {
     dsc_check check;
     int empty = 0;
-    DSC_TRY(check_batch(&check, "moment_divide_batch", q, items, count));
+    DSC_TRY(dsc_check_batch(&check, "moment_divide_batch", q, items, count));
     DSC_TRY(dsc_check_f64(&check, "decay", decay, 1));
     DSC_TRY(dsc_check_f64(&check, "damping", damping, 1));
     for (int64_t i = 0; i < count; i++) {

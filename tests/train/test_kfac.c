@@ -325,12 +325,27 @@ static void blocks(dsc_train_options *o) {
     o->kfac_diag_warmup = 1;
 }
 
+static void ekfac_batch(dsc_train_options *o) {
+    kfac_of(o)->ekfac = DSC_KFAC_EKFAC_BATCH;
+    kfac_of(o)->factor_freq = 2;
+}
+
+static void ekfac_samples(dsc_train_options *o) {
+    kfac_of(o)->ekfac = DSC_KFAC_EKFAC_SAMPLES;
+    o->kfac_fisher = DSC_FISHER_SAMPLED;
+}
+
 /* Whole factors until epoch 1: step 4 and the next decomposition, at step 6, use blocks. */
 static const struct {
     const char *name;
     variant change;
-} variants[] = {
-    {"plain", plain}, {"rare", rare}, {"inverse", inverse}, {"halves", halves}, {"blocks", blocks}};
+} variants[] = {{"plain", plain},
+                {"rare", rare},
+                {"inverse", inverse},
+                {"halves", halves},
+                {"blocks", blocks},
+                {"ekfac-batch", ekfac_batch},
+                {"ekfac-samples", ekfac_samples}};
 
 static void check_resume(int which, int64_t stop, const char *whole) {
     char out[SCRATCH_SIZE], name[64];
@@ -697,6 +712,8 @@ static void test_recorded(void **state) {
         skip();
     check_recorded("recorded", plain);
     check_recorded("recorded-blocks", late_blocks);
+    check_recorded("recorded-ekfac-batch", ekfac_batch);
+    check_recorded("recorded-ekfac-samples", ekfac_samples);
 }
 
 /* ---- no allocation in a step ---- */
