@@ -124,6 +124,13 @@ typedef enum dsc_kfac_ekfac {
     DSC_KFAC_EKFAC_SAMPLES /* the mean over the captured samples of (QG' D_n QA)^2, D_n the gradient of one */
 } dsc_kfac_ekfac;
 
+/* How a decomposition is made when there is an earlier one of the same factors.
+ *   exact   anew
+ *   warm    the earlier eigenvectors are rotated towards the new ones by matrix products, which takes a part of
+ *           the time; an estimate of the error decides whether the result is used. Factors of up to 128 rows,
+ *           and those whose rotation was refused, are solved anew. Method eigen only. */
+typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM } dsc_kfac_refresh;
+
 /* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
  * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
  * "unknown". */
@@ -133,12 +140,14 @@ DSC_API dsc_status dsc_kfac_placement_parse(const char *name, dsc_kfac_placement
 DSC_API dsc_status dsc_kfac_scaling_parse(const char *name, dsc_kfac_scaling *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_split_parse(const char *name, dsc_kfac_split *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_ekfac_parse(const char *name, dsc_kfac_ekfac *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_refresh_parse(const char *name, dsc_kfac_refresh *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
 DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
 DSC_API const char *dsc_kfac_split_name(dsc_kfac_split split);
 DSC_API const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac);
+DSC_API const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh);
 
 /* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
 typedef struct dsc_kfac_hyper {
@@ -198,6 +207,7 @@ typedef struct dsc_kfac_options {
     /* Off. Needs method eigen, scaling paper, whole factors and no outer_product; samples also need strategy
      * comm-opt where there are several ranks. */
     dsc_kfac_ekfac ekfac;
+    dsc_kfac_refresh refresh; /* exact */
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -331,6 +341,9 @@ typedef struct dsc_kfac_report {
     const double *solve_ms; /* [ranks] time of each rank's solves in the last decomposition */
     int64_t layer_count;
     const dsc_kfac_layer_report *layers; /* [layer_count] */
+    /* With warm refresh, since the start, all ranks together: factors whose eigenvectors were rotated;
+     * iterations that were added after a refused rotation; exact solves because rotations did not succeed. */
+    int64_t refreshed_factors, extra_iterations, exact_fallbacks;
 } dsc_kfac_report;
 
 /* nu of the last step; waits for the queue. */
@@ -371,7 +384,8 @@ typedef struct dsc_kfac_entry {
     int ndim; /* 0: a number */
     int64_t dim[2];
     /* 1: a decomposition. A state that lacks some of them is loaded without any, and the next step
-     * decomposes. */
+     * decomposes. 2: to be set with the required entries; zeros when a state lacks it, as those of earlier
+     * versions do. */
     int optional;
 } dsc_kfac_entry;
 

@@ -188,6 +188,7 @@ class KfacOptions(Structure):
         ("damping_split", c_int),
         ("warmup_factors", c_int),
         ("ekfac", c_int),
+        ("refresh", c_int),
     ]
 
 
@@ -257,6 +258,9 @@ class KfacReport(Structure):
         ("solve_ms", POINTER(c_double)),
         ("layer_count", c_int64),
         ("layers", POINTER(KfacLayerReport)),
+        ("refreshed_factors", c_int64),
+        ("extra_iterations", c_int64),
+        ("exact_fallbacks", c_int64),
     ]
 
 

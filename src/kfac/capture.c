@@ -197,6 +197,7 @@ static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const ds
     if (k->updating) {
         dsc_kfac_pass pass;
         DSC_TRY(read_sample(k, queue, &k->layers[layer], sample, &pass));
+        p->by_sample = k->layers[layer].kind == DSC_KFAC_LINEAR && sample->a.ndim == 2;
         double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
         double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (passes * uses);
         double alpha_g = alpha_of(k, DSC_KFAC_G, &pass) / passes;

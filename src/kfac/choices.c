@@ -23,6 +23,7 @@ static const char *const placements[] = {"round-robin", "compute", "memory", NUL
 static const char *const scalings[] = {"paper", "kfac-pytorch", NULL};
 static const char *const splits[] = {"none", "pi", NULL};
 static const char *const ekfacs[] = {"off", "batch", "samples", NULL};
+static const char *const refreshes[] = {"exact", "warm", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -105,6 +106,14 @@ static const dsc_option table[] = {
              "mean traces",
      .json = "kfac.damping_split",
      .rules = {K_ON, {"kfac-method=inverse", "eigenvalues are damped as products, not by factor"}}},
+    {.name = "kfac-refresh",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(refresh),
+     .value = "exact",
+     .choices = refreshes,
+     .help = "eigen: solve every decomposition anew, or rotate the last eigenvectors while that is accurate",
+     .json = "kfac.refresh",
+     .rules = {K_ON}},
     {.name = "kfac-strategy",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(strategy),
@@ -285,6 +294,17 @@ const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac) {
     return dsc_option_choice_name(ekfacs, (int)ekfac);
 }
 
+dsc_status dsc_kfac_refresh_parse(const char *name, dsc_kfac_refresh *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-refresh", refreshes, name, &value));
+    *out = (dsc_kfac_refresh)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh) {
+    return dsc_option_choice_name(refreshes, (int)refresh);
+}
+
 /* ---- defaults ---- */
 
 /* Whoever asks for these options by themselves wants K-FAC: it is on. */
@@ -362,6 +382,12 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             "K-FAC gradient-worker fraction %g of %d ranks is one worker a layer, but its factors "
             "are not co-located: turn co-location on, or choose a larger fraction",
             o->grad_worker_fraction, ranks);
+    if (o->refresh == DSC_KFAC_WARM && o->method != DSC_KFAC_EIGEN)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC refresh warm rotates eigenvectors, which method %s has not: choose method eigen, "
+            "or refresh exact",
+            dsc_kfac_method_name(o->method));
     if (o->outer_product && o->method != DSC_KFAC_EIGEN)
         return DSC_FAIL(DSC_E_INVALID,
                         "the K-FAC outer product is made of eigenvalues, which method %s has "

@@ -20,22 +20,19 @@ typedef struct task {
     int64_t item;
 } task;
 
-/* Writes the matrix to be solved into a[n, n]: the factor or one of its blocks; for the inverse with the
- * damping on the diagonal. */
-static dsc_status load_item(void *context, dsc_queue *q, dsc_tensor *a) {
-    const task *t = context;
-    dsc_kfac *k = t->k;
-    const dsc_kfac_item *item = &t->layout->plan->items[t->item];
+dsc_status dsc_kfac_load_item(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, int64_t number,
+                              dsc_tensor *a) {
+    const dsc_kfac_item *item = &layout->plan->items[number];
     const dsc_kfac_factor *f = dsc_kfac_factor_of(k, item);
     dsc_tensor packed;
     DSC_TRY(dsc_kfac_factor_read(k, q, f, &packed));
-    if (item->n == f->n && !t->layout->index.data) {
+    if (item->n == f->n && !layout->index.data) {
         DSC_TRY(dsc_op_tri_unpack(q, &packed, a));
     } else {
         const int64_t square[2] = {f->n, f->n};
         int64_t used = 0;
         dsc_tensor whole = dsc_kfac_carve(&k->gram, &used, 2, square);
-        dsc_tensor rows = dsc_tensor_slice(&t->layout->index, t->layout->index_first[t->item], item->n);
+        dsc_tensor rows = dsc_tensor_slice(&layout->index, layout->index_first[number], item->n);
         DSC_TRY(dsc_op_tri_unpack(q, &packed, &whole));
         DSC_TRY(dsc_op_gather(q, &whole, &rows, &rows, a));
     }
@@ -43,6 +40,11 @@ static dsc_status load_item(void *context, dsc_queue *q, dsc_tensor *a) {
         return DSC_OK;
     dsc_tensor damping = dsc_kfac_damping_of(k, item);
     return dsc_op_add_diagonal(q, &damping, a);
+}
+
+static dsc_status load_task(void *context, dsc_queue *q, dsc_tensor *a) {
+    const task *t = context;
+    return dsc_kfac_load_item(t->k, q, t->layout, t->item, a);
 }
 
 /* Copies a solved matrix and its eigenvalues to where they are kept. */
@@ -67,13 +69,13 @@ static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s) {
         DSC_TRY(dsc_tensor_download(q, &damping, sizeof floor, &floor));
         DSC_TRY(dsc_queue_sync(q));
     }
-    DSC_TRY(dsc_solve_retry(k->solver, q, load_item, t, floor, &s->a, &s->v, &solved));
-    k->retried_solves++;
+    DSC_TRY(dsc_solve_retry(k->solver, q, load_task, t, floor, &s->a, &s->v, &solved));
+    k->counters[DSC_KFAC_RETRIED]++;
     if (solved)
         return store_item(k, q, &t->layout->bases[t->item], s);
     const char *name = t->layout->plan->units[item->unit].name;
     const char *side = item->side == DSC_KFAC_A ? "A" : "G";
-    k->failed_solves++;
+    k->counters[DSC_KFAC_FAILED]++;
     if (!k->decomposed || t->layout != &k->layouts[k->active])
         return DSC_FAIL(
             DSC_E_NUMERIC,
@@ -129,30 +131,39 @@ static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
     return DSC_OK;
 }
 
-/* Solves the items of a parcel in waves, each with as many of them as the scratch memory holds. */
-static dsc_status solve_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_parcel *p) {
-    int64_t end = p->first + p->count;
-    for (int64_t first = p->first, next = first; first < end; first = next) {
+/* In waves, each with as many items as the scratch memory holds. */
+dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const int64_t *items,
+                                int64_t count) {
+    for (int64_t first = 0, next = first; first < count; first = next) {
         int64_t used = 0, used_values = 0;
-        for (; next < end; next++) {
-            task t = {k, layout, layout->order[next]};
+        for (; next < count; next++) {
             dsc_solve_item *s = &k->solving[next - first];
-            int64_t n = layout->plan->items[t.item].n;
+            int64_t n = layout->plan->items[items[next]].n;
             const int64_t square[2] = {n, n};
             if (used > 0 && used + n * n > dsc_tensor_count(&k->solve))
                 break;
             *s = (dsc_solve_item){.a = dsc_kfac_carve(&k->solve, &used, 2, square)};
             if (k->options.method == DSC_KFAC_EIGEN)
                 s->v = dsc_kfac_carve(&k->solve_values, &used_values, 1, square);
-            DSC_TRY(load_item(&t, q, &s->a));
+            DSC_TRY(dsc_kfac_load_item(k, q, layout, items[next], &s->a));
         }
         DSC_TRY(k->solver->batch(q, k->solving, next - first, &k->work));
         for (int64_t i = first; i < next; i++) {
-            task t = {k, layout, layout->order[i]};
+            task t = {k, layout, items[i]};
             dsc_solve_item *s = &k->solving[i - first];
             DSC_TRY(s->failed ? rescue_item(&t, q, s) : store_item(k, q, &layout->bases[t.item], s));
         }
     }
+    return DSC_OK;
+}
+
+/* The decompositions of a parcel of this rank: solved, or refreshed. */
+static dsc_status fill_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_parcel *p,
+                              int warm) {
+    if (warm)
+        DSC_TRY(dsc_kfac_refresh_parcel(k, q, layout, p));
+    else
+        DSC_TRY(dsc_kfac_solve_items(k, q, layout, layout->order + p->first, p->count));
     return k->options.outer_product ? form_outer(k, q, layout, p) : DSC_OK;
 }
 
@@ -169,38 +180,43 @@ static dsc_status send_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
     if (p->values.data)
         DSC_TRY(dsc_comm_broadcast_begin(k->column, DSC_TRAFFIC_DECOMPOSITIONS, p->turn.root, &p->values,
                                          &p->request[1]));
-    return DSC_OK;
+    return dsc_kfac_upkeep_send(k, q, layout, p);
 }
 
 static dsc_status receive_parcels(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout) {
     for (int64_t i = 0; i < layout->parcel_count; i++) {
         dsc_kfac_parcel *p = &layout->parcels[i];
-        DSC_TRY(dsc_comm_wait(&p->request[0]));
-        DSC_TRY(dsc_comm_wait(&p->request[1]));
+        for (int j = 0; j < DSC_KFAC_PARCEL_MESSAGES; j++)
+            DSC_TRY(dsc_comm_wait(&p->request[j]));
         if (p->packed.data && p->turn.root != k->my_row)
             DSC_TRY(pack_parcel(k, q, layout, p, 0));
     }
-    return DSC_OK;
+    return dsc_kfac_upkeep_receive(k, q, layout);
 }
 
 dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     dsc_kfac_layout *layout = &k->layouts[index];
     dsc_status status = dsc_kfac_take_solve_space(k);
+    int warm = dsc_kfac_is_warm(k, index);
     status = dsc_kfac_split_damping(k, q, status);
     if (status == DSC_OK)
         status = dsc_kfac_ekfac_keep(k, q);
+    if (warm && status == DSC_OK)
+        status = dsc_kfac_refresh_begin(k, q, index);
     k->solve_ms = 0;
     k->used_damping = k->hyper.damping;
     for (int64_t i = 0; i < layout->parcel_count; i++) {
         dsc_kfac_parcel *p = &layout->parcels[i];
         if (p->turn.root == k->my_row && status == DSC_OK) {
             double began = dsc_clock_now();
-            status = solve_parcel(k, q, layout, p);
+            status = fill_parcel(k, q, layout, p, warm);
             k->solve_ms += 1000 * (dsc_clock_now() - began);
         }
         DSC_TRY(send_parcel(k, q, layout, p)); /* also after a failure: the others wait for it */
     }
     dsc_kfac_return_solve_space(k);
+    if (warm)
+        dsc_kfac_refresh_end(k);
     DSC_TRY(receive_parcels(k, q, layout));
     DSC_TRY(dsc_comm_agree(k->control, status));
     DSC_TRY(dsc_kfac_ekfac_decomposed(k, q));

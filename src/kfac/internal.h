@@ -10,6 +10,8 @@
  *   late.c             gradients whose memory is known in the step only
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
  *   split.c            the damping divided between the factors of a unit
+ *   refresh.c          own items rotated instead of solved;  rotate.c, eta.c: how, and how well
+ *   upkeep.c           what is noted about that, on all ranks of a column and in checkpoints
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
  *   compare.c          whether the same layers ran on all ranks
@@ -58,6 +60,7 @@ typedef struct dsc_kfac_progress {
     /* 1: its averages hold something of a batch; so did those that the decompositions in use were made of. */
     int contributed, ready;
     int64_t samples; /* of its last capture that had tensors */
+    int by_sample;   /* 1: a linear layer whose input has one row per sample */
     /* Late gradients: 1: set since the last step; 1: it has one. */
     int set, present;
     dsc_tensor joined; /* memory of D of all its units, once it is needed and where batches do not share it */
@@ -70,11 +73,22 @@ typedef struct dsc_kfac_basis {
     dsc_tensor values;  /* [n] eigenvalues; no memory with the inverse, or where the outer product serves */
 } dsc_kfac_basis;
 
+/* How an item is refreshed: the same numbers on all ranks of its column, and in checkpoints. */
+typedef struct dsc_kfac_upkeep {
+    int64_t extra; /* iterations of a rotation beyond those of the rule */
+} dsc_kfac_upkeep;
+enum {
+    DSC_KFAC_UPKEEP_NUMBERS = 2, /* in messages and checkpoints: extra, and by_sample of its layer */
+    DSC_KFAC_MOST_ITERATIONS = 8 /* in one refresh, not counting those after a refusal */
+};
+
 /* When a message is sent: the first of every root, then the second of every root, and so on. */
 typedef struct dsc_kfac_turn {
     int64_t round;
     int root; /* sending rank: of the column for parcels, of the row for batches */
 } dsc_kfac_turn;
+
+enum { DSC_KFAC_PARCEL_MESSAGES = 3 };
 
 /* Items of one owner that are solved together and travel together in the column. */
 typedef struct dsc_kfac_parcel {
@@ -82,7 +96,8 @@ typedef struct dsc_kfac_parcel {
     int64_t first, count;       /* of layout->order */
     dsc_tensor vectors, values; /* messages: all vectors (and outer products) of the parcel; all values */
     dsc_tensor packed;          /* message instead of `vectors` where inverses travel as triangles */
-    dsc_request *request[2];
+    dsc_tensor notes;           /* message: F64, upkeep of its items; no memory unless they are refreshed */
+    dsc_request *request[DSC_KFAC_PARCEL_MESSAGES];
 } dsc_kfac_parcel;
 
 /* A product of preconditioning: rows of a G item, columns of an A item. */
@@ -111,6 +126,9 @@ typedef struct dsc_kfac_layout {
     int64_t parcel_count;
     dsc_kfac_parcel *parcels;
     dsc_tensor vectors, values, packed; /* the parcels' memory */
+    dsc_kfac_upkeep *upkeep;            /* [items] */
+    dsc_tensor notes;                   /* F64: upkeep of the items of `order`, where it travels */
+    double *notes_host;                 /* the same on the host */
     dsc_tensor index;                   /* I32: rows and columns of pieces */
     int64_t *index_first;               /* [items] where an item's rows start in it; blocks only */
 
@@ -175,6 +193,18 @@ typedef struct dsc_kfac_moments {
     dsc_gemm_item *products;
 } dsc_kfac_moments;
 
+/* What is counted: solves that failed, and that needed another method; batch factors that were rejected
+ * (counted on the device); items that were rotated, iterations after a refusal, exact solves after one. */
+typedef enum dsc_kfac_counter {
+    DSC_KFAC_FAILED,
+    DSC_KFAC_RETRIED,
+    DSC_KFAC_REJECTED,
+    DSC_KFAC_REFRESHED,
+    DSC_KFAC_EXTRA_ITERATIONS,
+    DSC_KFAC_FALLBACKS,
+    DSC_KFAC_COUNTERS
+} dsc_kfac_counter;
+
 /* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
 
@@ -187,6 +217,7 @@ struct dsc_kfac {
     dsc_queue *queue;
     dsc_dtype dtype, factor_dtype, inverse_dtype; /* of arithmetic, of averages, of decompositions */
     const dsc_solver *solver;
+    struct dsc_refresh_wave *wave; /* NULL: decompositions are exact */
 
     int64_t layer_count;
     dsc_kfac_layer *layers;      /* of dsc_kfac_layers_copy */
@@ -246,8 +277,8 @@ struct dsc_kfac {
     double nu;
     dsc_kfac_times times;
     double solve_ms;
-    int64_t failed_solves, retried_solves; /* of this rank */
-    int64_t counted[3]; /* failed, retried, rejected before the checkpoint that was loaded; rank 0 */
+    int64_t counters[DSC_KFAC_COUNTERS]; /* of this rank */
+    int64_t counted[DSC_KFAC_COUNTERS];  /* before the checkpoint that was loaded; rank 0 */
 
     dsc_kfac_report report;
     dsc_kfac_hyper report_hyper;
@@ -330,6 +361,13 @@ dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor
                                 dsc_tensor *out) DSC_MUST_CHECK;
 
 /* decompose.c */
+/* Solves items of this rank (numbers of the plan) exactly and stores the results. */
+dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const int64_t *items,
+                                int64_t count) DSC_MUST_CHECK;
+/* Writes the matrix of an item into a[n, n]: the factor or one of its blocks; for the inverse with the damping
+ * on the diagonal. */
+dsc_status dsc_kfac_load_item(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, int64_t item,
+                              dsc_tensor *a) DSC_MUST_CHECK;
 dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
 /* After loading a state: forms outer products from the loaded values and broadcasts decompositions in the
  * column. */
@@ -363,13 +401,40 @@ dsc_status dsc_kfac_ekfac_decomposed(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 dsc_status dsc_kfac_ekfac_divide(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
                                  const dsc_kfac_batch *b) DSC_MUST_CHECK;
 
-/* precondition.c */
+/* refresh.c */
+dsc_status dsc_kfac_refresh_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_refresh_destroy(dsc_kfac *k);
+/* 1 when the next decomposition of this layout starts from the last one. */
+int dsc_kfac_is_warm(const dsc_kfac *k, int layout);
+/* Before and after the parcels of a warm decomposition. */
+dsc_status dsc_kfac_refresh_begin(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+void dsc_kfac_refresh_end(dsc_kfac *k);
+/* Refreshes the items of a parcel of this rank and stores the results. Waits for the device. */
+dsc_status dsc_kfac_refresh_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
+                                   const dsc_kfac_parcel *p) DSC_MUST_CHECK;
+size_t dsc_kfac_refresh_bytes(const dsc_kfac *k); /* memory of a refresh */
+/* Items of up to `rows` rows are always solved exactly: 128 unless a test says otherwise. */
+void dsc_kfac_refresh_exact_rows(dsc_kfac *k, int64_t rows);
+
+/* upkeep.c */
+dsc_status dsc_kfac_upkeep_create(dsc_kfac *k, dsc_kfac_layout *layout) DSC_MUST_CHECK;
+/* Starts sending the upkeep of a parcel in the column; collective there. */
+dsc_status dsc_kfac_upkeep_send(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
+                                dsc_kfac_parcel *p) DSC_MUST_CHECK;
+/* After all of them have arrived. */
+dsc_status dsc_kfac_upkeep_receive(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout) DSC_MUST_CHECK;
+/* For checkpoints: copies the upkeep of all items to rank 0, or (own 1) that which this rank knows; and from
+ * rank 0 to all ranks. Collective unless `own`. */
+dsc_status dsc_kfac_upkeep_get(dsc_kfac *k, dsc_queue *q, int own, double *host) DSC_MUST_CHECK;
+dsc_status dsc_kfac_upkeep_set(dsc_kfac *k, dsc_queue *q, const double *host) DSC_MUST_CHECK;
+
+/* apply.c */
 dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 
 /* report.c */
 dsc_status dsc_kfac_report_create(dsc_kfac *k) DSC_MUST_CHECK;
-/* Failed solves, retried solves, rejected factors of all ranks since the start. Collective; blocks. */
-dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[3]) DSC_MUST_CHECK;
+/* The counters of all ranks since the start. Collective; blocks. */
+dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[DSC_KFAC_COUNTERS]) DSC_MUST_CHECK;
 
 /* state.c */
 dsc_status dsc_kfac_state_create(dsc_kfac *k) DSC_MUST_CHECK;
@@ -408,6 +473,11 @@ static inline int dsc_kfac_takes_part(const dsc_kfac *k, int64_t unit) {
  * batch is preconditioned. Not where P of a unit comes from another column. */
 static inline int dsc_kfac_shares_d(const dsc_kfac *k) {
     return k->any_late && k->columns == 1 && k->layouts[0].batch_count > 1;
+}
+
+/* 1 when the two factors of a unit are decomposed together, so that a refresh can judge them together. */
+static inline int dsc_kfac_pairs(const dsc_kfac *k, const dsc_kfac_layout *layout) {
+    return k->options.refresh == DSC_KFAC_WARM && k->options.colocate_factors && layout == &k->layouts[0];
 }
 
 static inline int dsc_kfac_keeps_everywhere(const dsc_kfac *k) {

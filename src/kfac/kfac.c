@@ -20,6 +20,7 @@
 static void free_local(dsc_kfac **kfac) {
     dsc_kfac *k = *kfac;
     dsc_kfac_state_destroy(k);
+    dsc_kfac_refresh_destroy(k);
     dsc_kfac_compare_destroy(k);
     dsc_kfac_health_destroy(k);
     dsc_kfac_split_destroy(k);
@@ -140,7 +141,7 @@ static int64_t fingerprint(const dsc_kfac *k) {
                                o->outer_product, o->diag_blocks,   o->passes,        (int64_t)o->bucket_bytes,
                                k->factor_dtype,  k->inverse_dtype, k->dtype,         o->scaling,
                                o->factor_freq,   o->update_freq,   o->damping_split, o->warmup_factors,
-                               o->ekfac};
+                               o->ekfac,         o->refresh};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -190,6 +191,7 @@ static dsc_status make_groups(dsc_kfac *k, dsc_comm *comm) {
 
 static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_memory_create(k));
+    DSC_TRY(dsc_kfac_refresh_create(k));
     DSC_TRY(dsc_kfac_compare_create(k));
     DSC_TRY(dsc_kfac_health_create(k));
     DSC_TRY(dsc_kfac_split_create(k));

@@ -2,15 +2,14 @@
  *
  *   cosine       <P, D> / (|P| |D|) of the last step that decomposed
  *   condition    (a_max g_max + damping) / (a_min g_min + damping) of its eigenvalues */
-#include "kfac/internal.h"
-
 #include "base/error.h"
 #include "base/memory.h"
+#include "kfac/refresh.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { EXTREMES = 4, COUNTERS = 3 }; /* of a unit: -min and max of A, of G; of a rank: see dsc_kfac_totals */
+enum { EXTREMES = 4 }; /* of a unit: -min and max of A, of G */
 
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
@@ -19,8 +18,9 @@ static int64_t larger(int64_t a, int64_t b) {
 dsc_status dsc_kfac_report_create(dsc_kfac *k) {
     int64_t items =
         larger(k->layouts[0].plan->item_count, k->layout_count > 1 ? k->layouts[1].plan->item_count : 0);
-    int64_t count = larger(larger(2 * items, EXTREMES * k->unit_count),
-                           larger(COUNTERS + k->ranks, 2 * DSC_KFAC_SIDES * k->unit_count));
+    int64_t count = larger(larger(DSC_KFAC_UPKEEP_NUMBERS * items, EXTREMES * k->unit_count),
+                           larger(DSC_KFAC_COUNTERS + k->ranks, 2 * DSC_KFAC_SIDES * k->unit_count));
+    count = larger(count, 2 * items);
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->layer_reports, &k->layer_reports));
     DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_work, &k->report_work));
     DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_solve_ms, &k->report_solve_ms));
@@ -57,38 +57,45 @@ static dsc_status count_rejected(dsc_kfac *k, dsc_queue *q, double *out) {
 }
 
 /* Sums over the ranks: counters, and each rank's time in its own place. */
-static dsc_status gather_counters(dsc_kfac *k, dsc_queue *q, double counters[COUNTERS], double *solve_ms) {
+static dsc_status gather_counters(dsc_kfac *k, dsc_queue *q, double counters[DSC_KFAC_COUNTERS],
+                                  double *solve_ms) {
     double rejected;
     DSC_TRY(count_rejected(k, q, &rejected));
-    k->gathered_host[0] = (double)k->failed_solves;
-    k->gathered_host[1] = (double)k->retried_solves;
-    k->gathered_host[2] = rejected;
-    for (int i = 0; i < COUNTERS && k->rank == 0; i++)
-        k->gathered_host[i] += (double)k->counted[i];
+    for (int i = 0; i < DSC_KFAC_COUNTERS; i++) {
+        k->gathered_host[i] = i == DSC_KFAC_REJECTED ? rejected : (double)k->counters[i];
+        if (k->rank == 0)
+            k->gathered_host[i] += (double)k->counted[i];
+    }
     for (int r = 0; r < k->ranks; r++)
-        k->gathered_host[COUNTERS + r] = r == k->rank ? k->solve_ms : 0;
-    DSC_TRY(reduce(k, q, COUNTERS + k->ranks, DSC_SUM));
-    for (int i = 0; i < COUNTERS; i++)
+        k->gathered_host[DSC_KFAC_COUNTERS + r] = r == k->rank ? k->solve_ms : 0;
+    DSC_TRY(reduce(k, q, DSC_KFAC_COUNTERS + k->ranks, DSC_SUM));
+    for (int i = 0; i < DSC_KFAC_COUNTERS; i++)
         counters[i] = k->gathered_host[i];
     for (int r = 0; solve_ms && r < k->ranks; r++)
-        solve_ms[r] = k->gathered_host[COUNTERS + r];
+        solve_ms[r] = k->gathered_host[DSC_KFAC_COUNTERS + r];
     return DSC_OK;
 }
 
-dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[3]) {
-    double counters[COUNTERS];
+dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[DSC_KFAC_COUNTERS]) {
+    double counters[DSC_KFAC_COUNTERS];
     DSC_TRY(gather_counters(k, q, counters, NULL));
-    for (int i = 0; i < COUNTERS; i++)
+    for (int i = 0; i < DSC_KFAC_COUNTERS; i++)
         totals[i] = (int64_t)counters[i];
     return DSC_OK;
 }
 
-/* Smallest and largest eigenvalue of both factors of every unit, over its blocks, from their owners. Values
- * of an item rise, so the first and the last are enough; minima travel negated, as maxima. */
-static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
-    const dsc_kfac_layout *layout = &k->layouts[k->active];
-    int64_t items = layout->plan->item_count, count = EXTREMES * k->unit_count;
-    double *extremes = k->report_extremes;
+/* Smallest and largest eigenvalue of the items of this rank, [2 items] in gathered_host. Values of an item rise,
+ * so the first and the last are enough; those of a rotated basis have no order. */
+static dsc_status read_extremes(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout) {
+    int64_t items = layout->plan->item_count;
+    if (k->wave) {
+        DSC_TRY(dsc_kfac_refresh_extremes(k, q, layout));
+        for (int64_t i = 0; i < items; i++) {
+            k->gathered_host[2 * i] = k->wave->smallest[i];
+            k->gathered_host[2 * i + 1] = k->wave->largest[i];
+        }
+        return DSC_OK;
+    }
     for (int64_t i = 0; i < items; i++) {
         const dsc_tensor *v = &layout->bases[i].values;
         if (layout->plan->items[i].owner != k->rank)
@@ -101,7 +108,16 @@ static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
     }
     dsc_tensor all = dsc_tensor_slice(&k->gathered, 0, 2 * items);
     DSC_TRY(dsc_tensor_download(q, &all, dsc_tensor_bytes(&all), k->gathered_host));
-    DSC_TRY(dsc_queue_sync(q));
+    return dsc_queue_sync(q);
+}
+
+/* The same of both factors of every unit, over its blocks, from their owners; minima travel negated, as
+ * maxima. */
+static dsc_status gather_extremes(dsc_kfac *k, dsc_queue *q) {
+    const dsc_kfac_layout *layout = &k->layouts[k->active];
+    int64_t items = layout->plan->item_count, count = EXTREMES * k->unit_count;
+    double *extremes = k->report_extremes;
+    DSC_TRY(read_extremes(k, q, layout));
     for (int64_t i = 0; i < count; i++)
         extremes[i] = -INFINITY;
     for (int64_t i = 0; i < items; i++) {
@@ -155,13 +171,14 @@ static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
         const dsc_kfac_layout *l = &k->layouts[i];
         r->decomposition_bytes += bytes_of(&l->vectors) + bytes_of(&l->values);
         r->work_bytes += bytes_of(&l->packed) + bytes_of(&l->loads) + bytes_of(&l->first) +
-                         bytes_of(&l->pieces) + bytes_of(&l->index);
+                         bytes_of(&l->pieces) + bytes_of(&l->index) + bytes_of(&l->notes);
     }
+    r->work_bytes += dsc_kfac_refresh_bytes(k);
 }
 
 dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_report **out) {
     dsc_kfac *k = kfac;
-    double counters[COUNTERS];
+    double counters[DSC_KFAC_COUNTERS];
     int eigen = k->options.method == DSC_KFAC_EIGEN && k->decomposed;
     DSC_TRY(gather_counters(k, queue, counters, k->report_solve_ms));
     if (eigen && k->unit_count > 0)
@@ -183,9 +200,12 @@ dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_
                                   .hyper = &k->report_hyper,
                                   .times = &k->report_times,
                                   .nu = k->nu,
-                                  .failed_solves = (int64_t)counters[0],
-                                  .retried_solves = (int64_t)counters[1],
-                                  .rejected_factors = (int64_t)counters[2],
+                                  .failed_solves = (int64_t)counters[DSC_KFAC_FAILED],
+                                  .retried_solves = (int64_t)counters[DSC_KFAC_RETRIED],
+                                  .rejected_factors = (int64_t)counters[DSC_KFAC_REJECTED],
+                                  .refreshed_factors = (int64_t)counters[DSC_KFAC_REFRESHED],
+                                  .extra_iterations = (int64_t)counters[DSC_KFAC_EXTRA_ITERATIONS],
+                                  .exact_fallbacks = (int64_t)counters[DSC_KFAC_FALLBACKS],
                                   .ranks = k->ranks,
                                   .work = k->report_work,
                                   .solve_ms = k->report_solve_ms,

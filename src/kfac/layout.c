@@ -46,8 +46,13 @@ static int compare_turns(const void *x, const void *y) {
 
 /* ---- parcels ---- */
 
-/* The items of this rank's column in the order they are solved: by owner, the largest first. With the outer
- * product the two factors of a unit stay together. */
+/* 1 when the two factors of a unit stay together. */
+static int keeps_pairs(const dsc_kfac *k, const dsc_kfac_layout *layout) {
+    return k->options.outer_product || dsc_kfac_pairs(k, layout);
+}
+
+/* The items of this rank's column in the order they are solved: by owner, the largest first; where the two
+ * factors of a unit stay together, the largest unit first. */
 static dsc_status order_items(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t *count) {
     const dsc_kfac_plan *plan = layout->plan;
     entry *entries;
@@ -58,7 +63,7 @@ static dsc_status order_items(const dsc_kfac *k, dsc_kfac_layout *layout, int64_
         const dsc_kfac_unit *u = &plan->units[item->unit];
         if (u->column == k->my_column)
             entries[(*count)++] =
-                (entry){item->owner / k->columns, k->options.outer_product ? u->a_n + u->g_n : item->n, i};
+                (entry){item->owner / k->columns, keeps_pairs(k, layout) ? u->a_n + u->g_n : item->n, i};
     }
     dsc_status status = sort_entries(entries, *count, &layout->order);
     dsc_memory_free(&entries);
@@ -106,7 +111,7 @@ static dsc_status make_parcels(dsc_kfac *k, dsc_kfac_layout *layout) {
         int root = item->owner / k->columns;
         int full =
             k->rows > 1 && (size_t)numbers * dsc_dtype_size(k->inverse_dtype) >= k->options.bucket_bytes;
-        int joined = k->options.outer_product && i > 0 && items[layout->order[i - 1]].unit == item->unit;
+        int joined = keeps_pairs(k, layout) && i > 0 && items[layout->order[i - 1]].unit == item->unit;
         if (!p || p->turn.root != root || (full && !joined)) {
             int64_t round = p && p->turn.root == root ? p->turn.round + 1 : 0;
             p = &layout->parcels[layout->parcel_count++];
@@ -122,7 +127,7 @@ static dsc_status make_parcels(dsc_kfac *k, dsc_kfac_layout *layout) {
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, sizes[1], &layout->values));
     DSC_TRY(dsc_kfac_alloc(k, k->inverse_dtype, sizes[2], &layout->packed));
     place_parcels(k, layout, used);
-    return DSC_OK;
+    return dsc_kfac_upkeep_create(k, layout);
 }
 
 /* The rows of its factor that each diagonal block is made of, as lists on the device. */
@@ -315,8 +320,8 @@ dsc_status dsc_kfac_layout_create(dsc_kfac *k, dsc_kfac_layout *layout) {
 
 int dsc_kfac_layout_has_messages(const dsc_kfac_layout *layout) {
     int found = 0;
-    for (int64_t i = 0; layout->parcels && i < 2 * layout->parcel_count; i++)
-        found |= layout->parcels[i / 2].request[i % 2] != NULL;
+    for (int64_t i = 0; layout->parcels && i < DSC_KFAC_PARCEL_MESSAGES * layout->parcel_count; i++)
+        found |= layout->parcels[i / DSC_KFAC_PARCEL_MESSAGES].request[i % DSC_KFAC_PARCEL_MESSAGES] != NULL;
     for (int64_t i = 0; layout->batches && i < layout->batch_count; i++)
         found |= layout->batches[i].request != NULL;
     return found;
@@ -324,21 +329,23 @@ int dsc_kfac_layout_has_messages(const dsc_kfac_layout *layout) {
 
 void dsc_kfac_layout_settle(dsc_kfac_layout *layout) {
     dsc_status status = DSC_OK;
-    for (int64_t i = 0; i < 2 * layout->parcel_count && status == DSC_OK; i++)
-        status = dsc_comm_wait(&layout->parcels[i / 2].request[i % 2]);
+    for (int64_t i = 0; i < DSC_KFAC_PARCEL_MESSAGES * layout->parcel_count && status == DSC_OK; i++)
+        status = dsc_comm_wait(
+            &layout->parcels[i / DSC_KFAC_PARCEL_MESSAGES].request[i % DSC_KFAC_PARCEL_MESSAGES]);
     for (int64_t i = 0; i < layout->batch_count && status == DSC_OK; i++)
         status = dsc_comm_wait(&layout->batches[i].request);
 }
 
 void dsc_kfac_layout_destroy(dsc_kfac_layout *layout) {
     dsc_tensor *const blocks[] = {&layout->vectors, &layout->values, &layout->packed, &layout->index,
-                                  &layout->loads,   &layout->first,  &layout->pieces};
+                                  &layout->loads,   &layout->first,  &layout->pieces, &layout->notes};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
-    void *const arrays[] = {&layout->bases,    &layout->outer,    &layout->order,       &layout->parcels,
-                            &layout->used,     &layout->units,    &layout->index_first, &layout->batches,
-                            &layout->cells,    &layout->divides,  &layout->gemms[0],    &layout->gemms[1],
-                            &layout->gemms[2], &layout->gemms[3], &layout->cell_of};
+    void *const arrays[] = {&layout->bases,     &layout->outer,    &layout->order,       &layout->parcels,
+                            &layout->used,      &layout->units,    &layout->index_first, &layout->batches,
+                            &layout->cells,     &layout->divides,  &layout->gemms[0],    &layout->gemms[1],
+                            &layout->gemms[2],  &layout->gemms[3], &layout->cell_of,     &layout->upkeep,
+                            &layout->notes_host};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
 }

@@ -3,6 +3,8 @@
  *   step, decomposed, blocks, failed_solves, retried_solves, rejected_factors     I64
  *   damping                                                                       F64, of the decompositions
  *   LAYER.updates                   I64, optional     of its averages; only with options.warmup_factors
+ *   refreshed_factors, extra_iterations, exact_fallbacks      I64, only with warm refresh
+ *   refresh                         [items, 2]        F64, only with warm refresh: upkeep of every item
  *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
@@ -23,14 +25,41 @@
 
 enum { TAG = 7, NAME_SIZE = 512 };
 
-/* Those before UPDATES are in every state, once. */
-enum { STEP, DECOMPOSED, BLOCKS, FAILED, RETRIED, REJECTED, DAMPING, UPDATES, NUMBERS };
-static const char *const number_names[UPDATES] = {
-    "step", "decomposed", "blocks", "failed_solves", "retried_solves", "rejected_factors", "damping"};
+/* Numbers of which there is one; then the number of updates of a layer, a tensor, and the upkeep of all
+ * items. */
+enum {
+    STEP,
+    DECOMPOSED,
+    BLOCKS,
+    FAILED,
+    RETRIED,
+    REJECTED,
+    DAMPING,
+    REFRESHED,
+    EXTRA_ITERATIONS,
+    FALLBACKS,
+    UPDATES,
+    NUMBERS,
+    UPKEEP
+};
+static const struct {
+    const char *name;
+    int counter; /* -1: none */
+} numbers[NUMBERS] = {{"step", -1},
+                      {"decomposed", -1},
+                      {"blocks", -1},
+                      {"failed_solves", DSC_KFAC_FAILED},
+                      {"retried_solves", DSC_KFAC_RETRIED},
+                      {"rejected_factors", DSC_KFAC_REJECTED},
+                      {"damping", -1},
+                      {"refreshed_factors", DSC_KFAC_REFRESHED},
+                      {"extra_iterations", DSC_KFAC_EXTRA_ITERATIONS},
+                      {"exact_fallbacks", DSC_KFAC_FALLBACKS},
+                      {NULL, -1}};
 
 /* Where an entry lives. */
 struct dsc_kfac_source {
-    int number;        /* which of the numbers; NUMBERS for a tensor */
+    int number;        /* which of the numbers; NUMBERS for a tensor, UPKEEP */
     dsc_tensor *place; /* memory on its owner only, or everywhere */
     int owner;         /* rank from which it is read */
     int everywhere;    /* 1: every rank keeps it */
@@ -110,13 +139,22 @@ static dsc_status add_moments(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_sta
 
 static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
     int64_t factors = DSC_KFAC_SIDES * k->unit_count;
-    int64_t most = NUMBERS + k->layer_count + 2 * factors + 2 * layout->plan->item_count;
+    int64_t most = NUMBERS + 1 + k->layer_count + 2 * factors + 2 * layout->plan->item_count;
+    int warm = k->options.refresh == DSC_KFAC_WARM;
     char name[NAME_SIZE];
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->entries, &list->entries));
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->sources, &list->sources));
-    for (int i = 0; i < UPDATES; i++) {
-        dsc_kfac_entry entry = {.dtype = i == DAMPING ? DSC_F64 : DSC_I64};
-        DSC_TRY(add(list, number_names[i], entry, (struct dsc_kfac_source){.number = i}));
+    for (int i = 0; i < (warm ? UPDATES : REFRESHED); i++) {
+        dsc_kfac_entry entry = {.dtype = i == DAMPING ? DSC_F64 : DSC_I64,
+                                .optional = i >= REFRESHED ? 2 : 0};
+        DSC_TRY(add(list, numbers[i].name, entry, (struct dsc_kfac_source){.number = i}));
+    }
+    if (warm) {
+        dsc_kfac_entry entry = {.dtype = DSC_F64,
+                                .ndim = 2,
+                                .dim = {layout->plan->item_count, DSC_KFAC_UPKEEP_NUMBERS},
+                                .optional = 2};
+        DSC_TRY(add(list, "refresh", entry, (struct dsc_kfac_source){.number = UPKEEP}));
     }
     for (int64_t i = 0; i < factors; i++) {
         dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
@@ -172,12 +210,12 @@ static dsc_status find(dsc_kfac *k, int64_t index, const dsc_kfac_entry **entry,
 /* ---- numbers ---- */
 
 /* Copies a number that every rank knows; `counters` has the values of the others. */
-static void copy_number(const dsc_kfac *k, const struct dsc_kfac_source *s, const int64_t counters[3],
-                        void *host) {
+static void copy_number(const dsc_kfac *k, const struct dsc_kfac_source *s,
+                        const int64_t counters[DSC_KFAC_COUNTERS], void *host) {
     int64_t value = 0;
     int number = s->number;
-    if (number >= FAILED && number <= REJECTED)
-        value = counters[number - FAILED];
+    if (numbers[number].counter >= 0)
+        value = counters[numbers[number].counter];
     else if (number == STEP)
         value = k->step;
     else if (number == DECOMPOSED)
@@ -191,8 +229,8 @@ static void copy_number(const dsc_kfac *k, const struct dsc_kfac_source *s, cons
 
 /* Collective for the counters, which are sums over the ranks. */
 static dsc_status get_number(dsc_kfac *k, dsc_queue *q, const struct dsc_kfac_source *s, void *host) {
-    int64_t totals[3] = {0};
-    if (s->number >= FAILED && s->number <= REJECTED)
+    int64_t totals[DSC_KFAC_COUNTERS] = {0};
+    if (numbers[s->number].counter >= 0)
         DSC_TRY(dsc_kfac_totals(k, q, totals));
     if (k->rank == 0)
         copy_number(k, s, totals, host);
@@ -230,7 +268,7 @@ static dsc_status set_number(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     else if (number == UPDATES)
         k->progress[s->layer].updates = value;
     else
-        k->counted[number - FAILED] = k->rank == 0 ? value : 0;
+        k->counted[numbers[number].counter] = k->rank == 0 ? value : 0;
     return DSC_OK;
 }
 
@@ -249,6 +287,8 @@ dsc_status dsc_kfac_state_get(dsc_kfac *kfac, dsc_queue *queue, int64_t index, v
     DSC_TRY(find(k, index, &entry, &s));
     if (s->number < NUMBERS)
         return get_number(k, queue, s, host);
+    if (s->number == UPKEEP)
+        return dsc_kfac_upkeep_get(k, queue, 0, host);
     dsc_tensor scratch = scratch_for(k, entry);
     DSC_TRY(dsc_queue_sync(queue));
     if (s->owner != 0 && k->rank == s->owner)
@@ -270,10 +310,15 @@ dsc_status dsc_kfac_state_get_own(dsc_kfac *kfac, dsc_queue *queue, int64_t inde
     DSC_TRY(find(k, index, &entry, &s));
     *held = 1;
     if (s->number < NUMBERS) {
-        const int64_t counters[3] = {k->counted[0] + k->failed_solves, k->counted[1] + k->retried_solves,
-                                     k->counted[2]};
+        int64_t counters[DSC_KFAC_COUNTERS];
+        for (int i = 0; i < DSC_KFAC_COUNTERS; i++)
+            counters[i] = k->counted[i] + k->counters[i];
         copy_number(k, s, counters, host);
         return DSC_OK;
+    }
+    if (s->number == UPKEEP) {
+        *held = dsc_kfac_keeps_everywhere(k);
+        return *held ? dsc_kfac_upkeep_get(k, queue, 1, host) : DSC_OK;
     }
     *held = s->place->data != NULL;
     if (!*held)
@@ -409,8 +454,13 @@ dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index, c
     const dsc_kfac_entry *entry = NULL;
     const struct dsc_kfac_source *s = NULL;
     DSC_TRY(find(kfac, index, &entry, &s));
-    dsc_status status = s->number < NUMBERS ? set_number(kfac, queue, entry, s, host)
-                                            : set_tensor(kfac, queue, entry, s, host);
+    dsc_status status = DSC_OK;
+    if (s->number < NUMBERS)
+        status = set_number(kfac, queue, entry, s, host);
+    else if (s->number == UPKEEP)
+        status = dsc_kfac_upkeep_set(kfac, queue, host);
+    else
+        status = set_tensor(kfac, queue, entry, s, host);
     return dsc_comm_agree(kfac->control, status);
 }
 
@@ -418,7 +468,7 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
     dsc_kfac *k = kfac;
     if (k->begun)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: a state is loaded between two steps, not inside one");
-    k->failed_solves = k->retried_solves = 0;
+    memset(k->counters, 0, sizeof k->counters);
     k->decomposed = k->decomposed && with_decompositions;
     k->decomposed_now = 0;
     dsc_kfac_health_forget(k);

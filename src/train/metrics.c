@@ -319,6 +319,9 @@ void dsc_metrics_kfac(dsc_metrics *metrics, const dsc_train_state *state, const 
     set_int(line, "failed_solves", report->failed_solves);
     set_int(line, "retried_solves", report->retried_solves);
     set_int(line, "rejected_factors", report->rejected_factors);
+    set_int(line, "refreshed_factors", report->refreshed_factors);
+    set_int(line, "extra_iterations", report->extra_iterations);
+    set_int(line, "exact_fallbacks", report->exact_fallbacks);
     set(line, "held", describe_held(report));
     set_phases(ms, step, DSC_PHASE_FACTOR, DSC_PHASE_PRECONDITION);
     set(line, "ms", ms);

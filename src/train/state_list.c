@@ -121,7 +121,8 @@ static dsc_status list_kfac(const dsc_snapshot *s, dsc_state_list *list) {
         const dsc_kfac_entry *e = &dsc_kfac_state_entries(s->kfac)[i];
         dsc_state_item item = {.part = DSC_STATE_KFAC, .per_rank = s->kfac_alone, .kfac_index = i};
         item.value = (dsc_tensor){.dtype = e->dtype, .ndim = e->ndim, .dim = {e->dim[0], e->dim[1]}};
-        item.late = e->optional;
+        item.late = e->optional == 1;
+        item.optional = e->optional == 2;
         item.same = strcmp(e->name, "blocks") == 0 ? "blocks of K-FAC's factors" : NULL;
         DSC_TRY(add(list, "kfac.", e->name, item));
     }

@@ -23,6 +23,7 @@ static void test_defaults(void **state) {
     assert_true(o.method == DSC_KFAC_EIGEN && o.scaling == DSC_KFAC_PAPER && o.strategy == DSC_KFAC_COMM_OPT);
     assert_true(o.placement == DSC_KFAC_COMPUTE && o.grad_worker_fraction == 0.5);
     assert_true(o.colocate_factors == 1 && o.symmetric == 1 && o.outer_product == 0 && o.diag_blocks == 1);
+    assert_int_equal(o.refresh, DSC_KFAC_EXACT);
     assert_null(o.skip_layers);
     assert_true(o.factor_dtype == DSC_F32 && o.inverse_dtype == DSC_F32 && o.passes == 1);
     assert_int_equal(o.bucket_bytes, 4 << 20);
@@ -55,10 +56,12 @@ static void test_names(void **state) {
     const char *const strategy_names[] = {"comm-opt", "mem-opt", "hybrid-opt", "layer-wise"};
     const char *const placement_names[] = {"round-robin", "compute", "memory"};
     const char *const scaling_names[] = {"paper", "kfac-pytorch"};
+    const char *const refresh_names[] = {"exact", "warm"};
     dsc_kfac_method method;
     dsc_kfac_strategy strategy;
     dsc_kfac_placement placement;
     dsc_kfac_scaling scaling;
+    dsc_kfac_refresh refresh;
     for (int i = 0; i < 4; i++) {
         assert_string_equal(dsc_kfac_strategy_name((dsc_kfac_strategy)i), strategy_names[i]);
         assert_ok(dsc_kfac_strategy_parse(strategy_names[i], &strategy));
@@ -76,6 +79,9 @@ static void test_names(void **state) {
         assert_string_equal(dsc_kfac_scaling_name((dsc_kfac_scaling)i), scaling_names[i]);
         assert_ok(dsc_kfac_scaling_parse(scaling_names[i], &scaling));
         assert_int_equal(scaling, i);
+        assert_string_equal(dsc_kfac_refresh_name((dsc_kfac_refresh)i), refresh_names[i]);
+        assert_ok(dsc_kfac_refresh_parse(refresh_names[i], &refresh));
+        assert_int_equal(refresh, i);
     }
     assert_fails(DSC_E_INVALID, "kfac-method 'qr' is unknown: choose one of eigen, inverse",
                  dsc_kfac_method_parse("qr", &method));
@@ -87,6 +93,8 @@ static void test_names(void **state) {
                  dsc_kfac_placement_parse("Memory", &placement));
     assert_fails(DSC_E_INVALID, "kfac-scaling 'none' is unknown: choose one of paper, kfac-pytorch",
                  dsc_kfac_scaling_parse("none", &scaling));
+    assert_fails(DSC_E_INVALID, "kfac-refresh 'cold' is unknown: choose one of exact, warm",
+                 dsc_kfac_refresh_parse("cold", &refresh));
     assert_fails(DSC_E_INVALID, "kfac-scaling '' is unknown: choose one of paper",
                  dsc_kfac_scaling_parse(NULL, &scaling));
     assert_string_equal(dsc_kfac_strategy_name((dsc_kfac_strategy)4), "unknown");
@@ -144,6 +152,7 @@ static void test_bad_combinations(void **state) {
                    "fraction 0.25 of 4 ranks is one worker a layer, but its factors are not co-located: turn "
                    "co-location on, or choose a larger fraction");
     assert_refused(o.outer_product = 1; o.method = DSC_KFAC_INVERSE, 2, "choose method eigen");
+    assert_refused(o.refresh = DSC_KFAC_WARM; o.method = DSC_KFAC_INVERSE, 2, "choose method eigen");
     assert_refused(o.outer_product = 1; o.colocate_factors = 0, 2, "turn co-location on");
     assert_refused(o.outer_product = 1; o.diag_blocks = 2, 2, "split into 2 diagonal blocks");
     assert_refused(

@@ -19,6 +19,9 @@ descent_test(kfac-solve SOURCES kfac/test_solve.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-variants SOURCES kfac/test_variants.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-variants-ranks SOURCES kfac/test_variants_ranks.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 4
              SANITIZED 1 2)
+descent_test(kfac-refresh SOURCES kfac/test_refresh.c ${kfac_twin} ROOMS kfac)
+descent_test(kfac-refresh-ranks SOURCES kfac/test_refresh_ranks.c kfac/naive.c kfac/net.c ROOMS kfac
+             RANKS 1 2 3 4 SANITIZED 1 2 3)
 emulated_program(kfac-kronecker SOURCES kfac/test_kronecker.c ${kfac_twin} ROOMS kfac TESTS test_rounded*)
 emulated_program(kfac-step SOURCES kfac/test_step.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-guards SOURCES kfac/test_guards.c ${kfac_twin} ROOMS kfac)

@@ -36,6 +36,7 @@ _log = logging.getLogger("descent")
 Value = Union[float, Callable[[int], float]]
 
 _METHODS = {"eigen": 0, "inverse": 1}
+_REFRESHES = {"exact": 0, "warm": 1}
 _SCALINGS = {"paper": 0, "kfac-pytorch": 1}
 _STRATEGIES = {"comm_opt": 0, "mem_opt": 1, "hybrid_opt": 2, "layer_wise": 3}
 _PLACEMENTS = {"round_robin": 0, "compute": 1, "memory": 2}
@@ -101,6 +102,7 @@ class KFAC(torch.optim.Optimizer):
     distribute_layer_factors: True: A and G of a layer are decomposed by different ranks.
     accumulation_steps: backward passes before each step(); each loss must be divided by it.
     compute_method: "eigen" or "inverse".
+    refresh: "exact", or "warm" to rotate the last eigenvectors instead of solving anew.
     grad_worker_fraction: "comm_opt", "hybrid_opt", "mem_opt", or a fraction of the ranks.
     assignment_strategy: "compute", "memory" or "round_robin".
     symmetry_aware: factors and inverses travel as triangles (default True).
@@ -136,6 +138,7 @@ class KFAC(torch.optim.Optimizer):
         assignment_strategy: Any = "compute",
         colocate_factors: Optional[bool] = None,
         compute_method: Any = "eigen",
+        refresh: Any = "exact",
         compute_eigenvalue_outer_product: bool = False,
         grad_worker_fraction: Any = "comm_opt",
         symmetry_aware: bool = True,
@@ -199,6 +202,7 @@ class KFAC(torch.optim.Optimizer):
         self._alone = self._comm.size == 1
         self._options = self._make_options(
             method=_choice("compute_method", compute_method, _METHODS),
+            refresh=_choice("refresh", refresh, _REFRESHES),
             scaling=_choice("scaling", scaling, _SCALINGS),
             placement=_choice("assignment_strategy", assignment_strategy, _PLACEMENTS),
             outer_product=int(compute_eigenvalue_outer_product),
@@ -551,6 +555,7 @@ class KFAC(torch.optim.Optimizer):
                 "condition": one.condition,
             }
         names = ["nu", "failed_solves", "retried_solves", "rejected_factors", "factor_bytes"]
+        names += ["refreshed_factors", "extra_iterations", "exact_fallbacks"]
         names += ["decomposition_bytes", "exchange_bytes", "work_bytes"]
         result: Dict[str, Any] = {name: getattr(report, name) for name in names}
         result.update(
@@ -710,14 +715,14 @@ class KFAC(torch.optim.Optimizer):
     def _write_entries(self, entries: Dict[str, torch.Tensor], with_decompositions: bool) -> None:
         kfac, queue = self._kfac, self._device.follow()
         reads = self._comm.rank == 0
-        for optional in (0, 1):
+        for decompositions in (False, True):
             listed = lib.dsc_kfac_state_entries(kfac)
             names = [
                 (i, listed[i].name.decode())
                 for i in range(lib.dsc_kfac_state_count(kfac))
-                if listed[i].optional == optional
+                if (listed[i].optional == 1) == decompositions
             ]
-            if optional:
+            if decompositions:
                 complete = not reads or all(name in entries for _, name in names)
                 with_decompositions = self._agree(with_decompositions and complete)
                 if not with_decompositions:
@@ -738,12 +743,14 @@ class KFAC(torch.optim.Optimizer):
 
     @staticmethod
     def _entry_memory(entry: Any, name: str, entries: Dict[str, Any]) -> torch.Tensor:
+        shape = [entry.dim[d] for d in range(entry.ndim)]
+        if name not in entries and entry.optional == 2:  # an earlier version saved it
+            return torch.zeros(shape, dtype=TORCH_DTYPES[entry.dtype])
         if name not in entries:
             raise InvalidError(
                 f"KFAC: the state has no entry '{name}': it was saved with other layers"
             )
         value = torch.as_tensor(entries[name], dtype=TORCH_DTYPES[entry.dtype])
-        shape = [entry.dim[d] for d in range(entry.ndim)]
         if list(value.shape) != shape:
             raise InvalidError(
                 f"KFAC: the state's entry '{name}' has shape {list(value.shape)}, not {shape}: it "

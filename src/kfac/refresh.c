@@ -1,0 +1,444 @@
+/* Warm refresh of the decompositions of a parcel: what is rotated and what is solved, whether a rotation is
+ * accepted, and what follows when it is not.
+ *
+ *   solved exactly   factors of up to 128 rows, and those of layers that the last decompositions hold nothing of
+ *   rotated          all others; one iteration, two from update_freq 50 on, three from 100 on (whole bases);
+ *                    A of linear layers with one row per sample three at least, with products in float32
+ *   accepted         eta <= 0.3 (eta.c) where this rank has both factors of the layer and its gradient,
+ *                    otherwise a residual <= 0.2
+ *   refused          one more iteration, also in later refreshes; of a layer's two factors the one with the
+ *                    larger residual
+ *   still above 0.5 (a residual: 1/3), or not finite: solved exactly
+ *
+ * The owner of a factor decides; its notes travel with the result, so that all ranks of a column know them. */
+#include "kfac/refresh.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <math.h>
+
+/* Numbers of the memory of a wave: at most, unless one layer needs more. */
+static const int64_t host_numbers = (int64_t)1 << 27, device_numbers = (int64_t)1 << 29;
+
+static const double most_eta[2] = {0.3, 0.5}, most_residual[2] = {0.2, 1.0 / 3}; /* at first; after a retry */
+static const double most_delta = 1e15; /* its square is finite in float32 */
+enum { ROUNDS = 4 };
+
+/* ---- memory ---- */
+
+/* The end of the items from `first` on that may not be separated: those of one unit when this rank has both. */
+static int64_t group_end(const dsc_kfac *k, const dsc_kfac_layout *layout, int64_t first, int64_t end) {
+    const dsc_kfac_item *items = layout->plan->items;
+    int64_t next = first + 1;
+    while (dsc_kfac_pairs(k, layout) && next < end &&
+           items[layout->order[next]].unit == items[layout->order[first]].unit)
+        next++;
+    return next;
+}
+
+/* Describes items [first, end) of layout->order as the wave, without their decisions. */
+static void list_wave(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t first, int64_t end) {
+    w->layout = layout;
+    w->count = end - first;
+    w->unit_count = 0;
+    for (int64_t i = 0; i < w->count; i++) {
+        int64_t item = layout->order[first + i];
+        const dsc_kfac_item *own = &layout->plan->items[item];
+        dsc_refresh_item *t = &w->items[i];
+        *t = (dsc_refresh_item){.item = item, .n = own->n, .rank = own->n, .partner = -1};
+        for (int64_t j = 0; j < i && dsc_kfac_pairs(w->k, layout); j++) {
+            const dsc_kfac_item *other = &layout->plan->items[w->items[j].item];
+            if (other->unit != own->unit)
+                continue;
+            t->partner = j;
+            w->items[j].partner = i;
+            w->units[w->unit_count++] = (dsc_refresh_unit){.a = own->side == DSC_KFAC_A ? i : j,
+                                                           .g = own->side == DSC_KFAC_G ? i : j,
+                                                           .unit = own->unit};
+        }
+    }
+}
+
+/* Carves the tensors of the wave; returns the numbers used. What is needed between the products of rotations
+ * and what is needed to judge them share their memory. Without memory this only counts. */
+static int64_t place_wave(dsc_refresh_wave *w, const dsc_tensor *memory) {
+    int64_t used = 0, values = 0, shared, most;
+    for (int64_t i = 0; i < w->count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        const int64_t square[2] = {t->n, t->n}, tall[2] = {t->n, t->rank};
+        t->a = dsc_kfac_carve(memory, &used, 2, square);
+        for (int j = 0; j < 2; j++)
+            t->place[j] = dsc_kfac_carve(memory, &used, 2, tall);
+    }
+    shared = used;
+    for (int64_t i = 0; i < w->count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        const int64_t tall[2] = {t->n, t->rank}, small[2] = {t->rank, t->rank};
+        t->y = dsc_kfac_carve(memory, &used, 2, tall);
+        t->b = dsc_kfac_carve(memory, &used, 2, small);
+        t->x = dsc_kfac_carve(memory, &used, 2, small);
+        t->v = dsc_kfac_carve(memory, &values, 1, &t->rank);
+        t->v = dsc_tensor_slice(&w->value_memory, values - t->rank, t->rank);
+        t->result = dsc_tensor_slice(&w->results, DSC_KFAC_RESULTS * i, DSC_KFAC_RESULTS);
+    }
+    w->values = dsc_tensor_slice(&w->value_memory, 0, values);
+    most = used;
+    used = shared;
+    for (int part = 0; part < 5; part++) {
+        int64_t start = used;
+        for (int64_t i = 0; i < w->unit_count; i++) {
+            dsc_refresh_unit *u = &w->units[i];
+            const int64_t dim[2] = {w->items[u->g].n, w->items[u->a].n};
+            dsc_tensor *const parts[] = {&u->p, &u->r, &u->first, &u->second, &u->joined};
+            *parts[part] = dsc_kfac_carve(memory, &used, 2, dim);
+        }
+        int64_t count = used - start;
+        if (part < 2)
+            *(part == 0 ? &w->ps : &w->rs) = dsc_kfac_carve(memory, &start, 1, &count);
+    }
+    return used > most ? used : most;
+}
+
+/* The memory of the largest group of items, of all of them together where that is no more than the limit. */
+static int64_t measure(dsc_kfac *k, dsc_kfac_layout *layout) {
+    dsc_refresh_wave *w = k->wave;
+    const dsc_tensor none = {.device = k->device, .dtype = k->dtype};
+    int64_t limit = dsc_device_is_host(k->device) ? host_numbers : device_numbers, most = 0;
+    for (int64_t j = 0; j < layout->parcel_count; j++) {
+        const dsc_kfac_parcel *p = &layout->parcels[j];
+        int64_t end = p->first + p->count;
+        if (p->turn.root != k->my_row)
+            continue;
+        for (int64_t first = p->first, next; first < end; first = next) {
+            next = group_end(k, layout, first, end);
+            list_wave(w, layout, first, next);
+            int64_t numbers = place_wave(w, &none);
+            most = numbers > most ? numbers : most;
+        }
+        list_wave(w, layout, p->first, end);
+        int64_t numbers = place_wave(w, &none);
+        numbers = numbers < limit ? numbers : limit;
+        most = numbers > most ? numbers : most;
+    }
+    return most;
+}
+
+static dsc_status make_lists(dsc_refresh_wave *w, int64_t items, int64_t units) {
+    int64_t results = DSC_KFAC_RESULTS * (items > units ? items : units);
+    DSC_TRY(dsc_memory_alloc(items, sizeof *w->items, &w->items));
+    DSC_TRY(dsc_memory_alloc(units, sizeof *w->units, &w->units));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *w->chosen, &w->chosen));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *w->largest, &w->largest));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *w->smallest, &w->smallest));
+    DSC_TRY(dsc_memory_alloc(results, sizeof *w->host, &w->host));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *w->gemms, &w->gemms));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *w->rotations, &w->rotations));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *w->orthonormals, &w->orthonormals));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *w->rayleighs, &w->rayleighs));
+    DSC_TRY(dsc_memory_alloc(units, sizeof *w->divides, &w->divides));
+    DSC_TRY(dsc_memory_alloc(3 * units, sizeof *w->dots, &w->dots));
+    return dsc_kfac_alloc(w->k, DSC_F64, results, &w->results);
+}
+
+dsc_status dsc_kfac_refresh_create(dsc_kfac *k) {
+    int64_t items = 0, values = 0, stored = 0;
+    if (k->options.refresh != DSC_KFAC_WARM)
+        return DSC_OK;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *k->wave, &k->wave));
+    dsc_refresh_wave *w = k->wave;
+    w->k = k;
+    w->queue = k->queue;
+    w->exact_rows = DSC_KFAC_EXACT_ROWS;
+    for (int j = 0; j < k->layout_count; j++) {
+        const dsc_kfac_plan *plan = k->layouts[j].plan;
+        int64_t own = 0;
+        for (int64_t i = 0; i < plan->item_count; i++)
+            own += plan->items[i].owner == k->rank ? plan->items[i].n : 0;
+        values = own > values ? own : values;
+        items = plan->item_count > items ? plan->item_count : items;
+        stored = dsc_tensor_count(&k->layouts[j].values) > stored ? dsc_tensor_count(&k->layouts[j].values)
+                                                                  : stored;
+    }
+    DSC_TRY(make_lists(w, items, k->unit_count));
+    DSC_TRY(dsc_memory_alloc(stored, dsc_dtype_size(k->dtype), &w->stored));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &w->value_memory));
+    for (int j = 0; j < k->layout_count; j++) {
+        int64_t numbers = measure(k, &k->layouts[j]);
+        w->numbers = numbers > w->numbers ? numbers : w->numbers;
+    }
+    return k->any_late ? DSC_OK : dsc_kfac_alloc(k, k->dtype, w->numbers, &w->memory);
+}
+
+void dsc_kfac_refresh_destroy(dsc_kfac *k) {
+    dsc_refresh_wave *w = k->wave;
+    if (!w)
+        return;
+    dsc_tensor_free(&w->memory);
+    dsc_tensor_free(&w->value_memory);
+    dsc_tensor_free(&w->results);
+    void *const arrays[] = {&w->items,        &w->units,     &w->chosen,    &w->largest, &w->host,
+                            &w->gemms,        &w->rotations, &w->rayleighs, &w->divides, &w->dots,
+                            &w->orthonormals, &w->smallest,  &w->stored};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+        dsc_memory_free(arrays[i]);
+    dsc_memory_free(&k->wave);
+}
+
+size_t dsc_kfac_refresh_bytes(const dsc_kfac *k) {
+    const dsc_refresh_wave *w = k->wave;
+    size_t bytes = 0;
+    if (w && w->memory.data)
+        bytes += dsc_tensor_bytes(&w->memory);
+    if (w && w->value_memory.data)
+        bytes += dsc_tensor_bytes(&w->value_memory);
+    return bytes;
+}
+
+void dsc_kfac_refresh_exact_rows(dsc_kfac *k, int64_t rows) {
+    k->wave->exact_rows = rows;
+}
+
+/* ---- what is done with an item ---- */
+
+int dsc_kfac_is_warm(const dsc_kfac *k, int layout) {
+    return k->options.refresh == DSC_KFAC_WARM && k->decomposed && layout == k->active;
+}
+
+dsc_status dsc_kfac_refresh_extremes(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout) {
+    dsc_refresh_wave *w = k->wave;
+    if (!layout->values.data)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_download(q, &layout->values, dsc_tensor_bytes(&layout->values), w->stored));
+    DSC_TRY(dsc_queue_sync(q));
+    for (int64_t i = 0; i < layout->plan->item_count; i++) {
+        const dsc_tensor *v = &layout->bases[i].values;
+        w->largest[i] = 0;
+        w->smallest[i] = INFINITY;
+        if (!v->data)
+            continue;
+        size_t bytes = (size_t)((const char *)v->data - (const char *)layout->values.data);
+        int64_t first = (int64_t)(bytes / dsc_dtype_size(v->dtype));
+        for (int64_t j = first; j < first + v->dim[0]; j++) {
+            const double *wide = w->stored;
+            const float *narrow = w->stored;
+            double value = v->dtype == DSC_F64 ? wide[j] : (double)narrow[j];
+            w->largest[i] = fmax(w->largest[i], value);
+            w->smallest[i] = fmin(w->smallest[i], value);
+        }
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_refresh_begin(dsc_kfac *k, dsc_queue *q, int layout) {
+    dsc_refresh_wave *w = k->wave;
+    if (!w->memory.data)
+        DSC_TRY(dsc_kfac_alloc(k, k->dtype, w->numbers, &w->memory));
+    return dsc_kfac_refresh_extremes(k, q, &k->layouts[layout]);
+}
+
+void dsc_kfac_refresh_end(dsc_kfac *k) {
+    if (k->any_late)
+        dsc_tensor_free(&k->wave->memory);
+}
+
+/* damping / largest eigenvalue of the other factor of the unit, over its blocks. */
+static double find_delta(const dsc_refresh_wave *w, const dsc_kfac_item *item) {
+    const dsc_kfac_unit *u = &w->layout->plan->units[item->unit];
+    int64_t first = u->first_item + (item->side == DSC_KFAC_A ? u->a_blocks : 0);
+    int64_t count = item->side == DSC_KFAC_A ? u->g_blocks : u->a_blocks;
+    double largest = 0, damping = w->k->hyper.damping;
+    for (int64_t i = first; i < first + count; i++)
+        largest = fmax(largest, w->largest[i]);
+    return damping < most_delta * largest ? damping / largest : most_delta;
+}
+
+static int64_t find_iterations(const dsc_kfac *k, const dsc_refresh_item *t, const dsc_kfac_upkeep *note) {
+    int64_t gap = k->hyper.update_freq, iterations = 1;
+    if (gap >= 50)
+        iterations = gap >= 100 && t->rank == t->n ? 3 : 2;
+    if (t->precise && iterations < 3)
+        iterations = 3;
+    iterations += note->extra;
+    return iterations < DSC_KFAC_MOST_ITERATIONS ? iterations : DSC_KFAC_MOST_ITERATIONS;
+}
+
+static void decide(dsc_refresh_wave *w) {
+    const dsc_kfac *k = w->k;
+    for (int64_t i = 0; i < w->count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        const dsc_kfac_item *item = &w->layout->plan->items[t->item];
+        int64_t layer = dsc_kfac_layer_of(k, item->unit);
+        t->warm = t->n > w->exact_rows && k->progress[layer].ready;
+        t->precise = item->side == DSC_KFAC_A && k->progress[layer].by_sample;
+        t->delta = find_delta(w, item);
+        t->iterations = t->warm ? find_iterations(k, t, &w->layout->upkeep[t->item]) : 0;
+        t->residual = NAN;
+    }
+    for (int64_t i = 0; i < w->unit_count; i++) {
+        dsc_refresh_unit *u = &w->units[i];
+        int64_t layer = dsc_kfac_layer_of(k, u->unit);
+        int late = k->layers[layer].late_gradients;
+        int ran = late ? k->progress[layer].present : k->progress[layer].captures > 0;
+        u->active = ran && (w->items[u->a].warm || w->items[u->g].warm);
+    }
+}
+
+/* ---- rounds ---- */
+
+/* The stored vectors and values of an item become those of the wave. */
+static dsc_status load_basis(dsc_refresh_wave *w, dsc_refresh_item *t) {
+    const dsc_kfac_basis *basis = &w->layout->bases[t->item];
+    t->q = basis->vectors;
+    if (t->q.dtype == w->k->dtype)
+        return DSC_OK;
+    t->q = t->place[0];
+    return dsc_op_convert(w->queue, &basis->vectors, &t->q);
+}
+
+/* Solves the chosen items exactly, and stores the results. */
+static dsc_status solve_chosen(dsc_refresh_wave *w, int64_t count) {
+    if (count == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_kfac_solve_items(w->k, w->queue, w->layout, w->chosen, count));
+    for (int64_t i = 0, done = 0; i < w->count && done < count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        if (t->item != w->chosen[done])
+            continue;
+        done++;
+        t->warm = t->failed = 0;
+        t->residual = 0;
+        t->v = w->layout->bases[t->item].values;
+        DSC_TRY(load_basis(w, t));
+    }
+    return DSC_OK;
+}
+
+static dsc_status start_wave(dsc_refresh_wave *w) {
+    int64_t exact = 0;
+    decide(w);
+    for (int64_t i = 0; i < w->count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        DSC_TRY(dsc_kfac_load_item(w->k, w->queue, w->layout, t->item, &t->a));
+        DSC_TRY(load_basis(w, t));
+        if (!t->warm)
+            w->chosen[exact++] = t->item;
+    }
+    return solve_chosen(w, exact);
+}
+
+/* Of the two factors of a unit the rotated one with the larger residual, else -1. */
+static int64_t worse_factor(const dsc_refresh_wave *w, const dsc_refresh_unit *u) {
+    const dsc_refresh_item *a = &w->items[u->a], *g = &w->items[u->g];
+    if (!a->warm || !g->warm)
+        return a->warm ? u->a : g->warm ? u->g : -1;
+    return g->residual > a->residual ? u->g : u->a;
+}
+
+/* Marks the items whose results are refused in this round. */
+static void find_refused(dsc_refresh_wave *w, int later) {
+    for (int64_t i = 0; i < w->count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        t->refused = t->warm && t->pending && t->residual > most_residual[later];
+        t->pending = 0;
+    }
+    for (int64_t i = 0; i < w->unit_count; i++) {
+        dsc_refresh_unit *u = &w->units[i];
+        if (!u->active || !u->judged)
+            continue;
+        w->items[u->a].refused = w->items[u->g].refused = 0;
+        int64_t worse = worse_factor(w, u);
+        if (worse >= 0 && !(u->eta <= most_eta[later]))
+            w->items[worse].refused = 1;
+    }
+}
+
+/* A refused item gets one more iteration in the first round, and an exact solve in later ones. Only units with
+ * such an item are judged again. Returns the number of refused items. */
+static int64_t answer_refused(dsc_refresh_wave *w, int later, int64_t *exact) {
+    int64_t refused = 0;
+    for (int64_t i = 0; i < w->unit_count; i++) {
+        dsc_refresh_unit *u = &w->units[i];
+        u->active = u->active && (w->items[u->a].refused || w->items[u->g].refused);
+    }
+    for (int64_t i = 0; i < w->count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        if (!t->refused)
+            continue;
+        refused++;
+        t->refused = 0;
+        if (later) {
+            w->chosen[(*exact)++] = t->item;
+            w->k->counters[DSC_KFAC_FALLBACKS]++;
+            continue;
+        }
+        t->iterations = t->pending = 1;
+        w->layout->upkeep[t->item].extra += w->layout->upkeep[t->item].extra < DSC_KFAC_MOST_ITERATIONS;
+        w->k->counters[DSC_KFAC_EXTRA_ITERATIONS]++;
+    }
+    return refused;
+}
+
+/* Items that failed in a rotation are solved exactly. */
+static dsc_status solve_failed(dsc_refresh_wave *w) {
+    int64_t exact = 0;
+    for (int64_t i = 0; i < w->count; i++) {
+        if (!w->items[i].warm || !w->items[i].failed)
+            continue;
+        w->chosen[exact++] = w->items[i].item;
+        w->k->counters[DSC_KFAC_FALLBACKS]++;
+    }
+    return solve_chosen(w, exact);
+}
+
+/* Stores what was rotated and accepted. */
+static dsc_status store_wave(dsc_refresh_wave *w) {
+    for (int64_t i = 0; i < w->count; i++) {
+        const dsc_refresh_item *t = &w->items[i];
+        dsc_kfac_basis *basis = &w->layout->bases[t->item];
+        if (!t->warm)
+            continue;
+        DSC_TRY(dsc_op_convert(w->queue, &t->q, &basis->vectors));
+        DSC_TRY(dsc_op_convert(w->queue, &t->v, &basis->values));
+        w->k->counters[DSC_KFAC_REFRESHED]++;
+    }
+    return DSC_OK;
+}
+
+static dsc_status refresh_wave(dsc_refresh_wave *w) {
+    DSC_TRY(start_wave(w));
+    for (int64_t i = 0; i < w->count; i++)
+        w->items[i].pending = w->items[i].warm;
+    int64_t refused = 1;
+    for (int round = 0; round < ROUNDS && refused > 0; round++) {
+        int64_t exact = 0;
+        DSC_TRY(dsc_refresh_rotate(w));
+        DSC_TRY(solve_failed(w));
+        DSC_TRY(dsc_refresh_judge(w));
+        find_refused(w, round > 0);
+        refused = answer_refused(w, round > 0, &exact);
+        DSC_TRY(solve_chosen(w, exact));
+    }
+    return store_wave(w);
+}
+
+dsc_status dsc_kfac_refresh_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
+                                   const dsc_kfac_parcel *p) {
+    dsc_refresh_wave *w = k->wave;
+    const dsc_tensor none = {.device = k->device, .dtype = k->dtype};
+    int64_t end = p->first + p->count;
+    w->queue = q;
+    for (int64_t first = p->first, next; first < end; first = next) {
+        next = group_end(k, layout, first, end);
+        for (int64_t more = next; more < end; next = more) {
+            more = group_end(k, layout, next, end);
+            list_wave(w, layout, first, more);
+            if (place_wave(w, &none) > w->numbers)
+                break;
+        }
+        list_wave(w, layout, first, next);
+        place_wave(w, &w->memory);
+        DSC_TRY(refresh_wave(w));
+    }
+    return DSC_OK;
+}
