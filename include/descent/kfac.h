@@ -131,6 +131,12 @@ typedef enum dsc_kfac_ekfac {
  *           and those whose rotation was refused, are solved anew. Method eigen only. */
 typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM } dsc_kfac_refresh;
 
+/* What the bound of the KL clip follows:
+ *   none    kl_clip as it is given
+ *   ranks   kl_clip times the number of local batches that a gradient is the mean of (ranks times passes), so
+ *           that kl_clip is the bound of one batch on one rank */
+typedef enum dsc_kfac_clip_scaling { DSC_KFAC_CLIP_NONE, DSC_KFAC_CLIP_RANKS } dsc_kfac_clip_scaling;
+
 /* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
  * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
  * "unknown". */
@@ -141,6 +147,7 @@ DSC_API dsc_status dsc_kfac_scaling_parse(const char *name, dsc_kfac_scaling *ou
 DSC_API dsc_status dsc_kfac_split_parse(const char *name, dsc_kfac_split *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_ekfac_parse(const char *name, dsc_kfac_ekfac *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_refresh_parse(const char *name, dsc_kfac_refresh *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_clip_scaling_parse(const char *name, dsc_kfac_clip_scaling *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
@@ -148,6 +155,7 @@ DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
 DSC_API const char *dsc_kfac_split_name(dsc_kfac_split split);
 DSC_API const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac);
 DSC_API const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh);
+DSC_API const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling);
 
 /* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
 typedef struct dsc_kfac_hyper {
@@ -208,6 +216,8 @@ typedef struct dsc_kfac_options {
      * comm-opt where there are several ranks. */
     dsc_kfac_ekfac ekfac;
     dsc_kfac_refresh refresh; /* exact */
+    /* none; what the bound of the clip follows. For gradients that are the mean over all ranks of `comm`. */
+    dsc_kfac_clip_scaling kl_clip_scaling;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -24,6 +24,7 @@ static const char *const scalings[] = {"paper", "kfac-pytorch", NULL};
 static const char *const splits[] = {"none", "pi", NULL};
 static const char *const ekfacs[] = {"off", "batch", "samples", NULL};
 static const char *const refreshes[] = {"exact", "warm", NULL};
+static const char *const clip_scalings[] = {"none", "ranks", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -80,6 +81,14 @@ static const dsc_option table[] = {
      .range = "[0, inf)",
      .help = "bound on the change of the model's output in a step (KL clip); 0: none",
      .json = "kfac.kl_clip",
+     .rules = {K_ON}},
+    {.name = "kfac-kl-clip-scaling",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(kl_clip_scaling),
+     .value = "none",
+     .choices = clip_scalings,
+     .help = "the bound of the clip as it is given, or times the batches (of ranks, accumulated) of a step",
+     .json = "kfac.kl_clip_scaling",
      .rules = {K_ON}},
     {.name = "kfac-scaling",
      .kind = DSC_OPTION_CHOICE,
@@ -303,6 +312,17 @@ dsc_status dsc_kfac_refresh_parse(const char *name, dsc_kfac_refresh *out) {
 
 const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh) {
     return dsc_option_choice_name(refreshes, (int)refresh);
+}
+
+dsc_status dsc_kfac_clip_scaling_parse(const char *name, dsc_kfac_clip_scaling *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-kl-clip-scaling", clip_scalings, name, &value));
+    *out = (dsc_kfac_clip_scaling)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling) {
+    return dsc_option_choice_name(clip_scalings, (int)scaling);
 }
 
 /* ---- defaults ---- */

@@ -137,11 +137,12 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
 /* A hash of everything that must be the same on all ranks. */
 static int64_t fingerprint(const dsc_kfac *k) {
     const dsc_kfac_options *o = &k->options;
-    const int64_t choices[] = {k->layer_count,   k->rows,          o->method,        o->symmetric,
-                               o->outer_product, o->diag_blocks,   o->passes,        (int64_t)o->bucket_bytes,
-                               k->factor_dtype,  k->inverse_dtype, k->dtype,         o->scaling,
-                               o->factor_freq,   o->update_freq,   o->damping_split, o->warmup_factors,
-                               o->ekfac,         o->refresh};
+    const int64_t choices[] = {
+        k->layer_count,   k->rows,          o->method,         o->symmetric,
+        o->outer_product, o->diag_blocks,   o->passes,         (int64_t)o->bucket_bytes,
+        k->factor_dtype,  k->inverse_dtype, k->dtype,          o->scaling,
+        o->factor_freq,   o->update_freq,   o->damping_split,  o->warmup_factors,
+        o->ekfac,         o->refresh,       o->kl_clip_scaling};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -229,11 +230,18 @@ dsc_status dsc_kfac_create(dsc_comm *comm, dsc_queue *queue, const dsc_kfac_laye
 
 /* ---- a step ---- */
 
+/* The bound of the clip for a gradient that is the mean of so many batches. Its noise goes down with their
+ * number: see docs/kfac.md. */
+static double clip_bound(const dsc_kfac *k) {
+    double batches = (double)k->ranks * (double)k->options.passes;
+    return k->hyper.kl_clip * (k->options.kl_clip_scaling == DSC_KFAC_CLIP_RANKS ? batches : 1);
+}
+
 static dsc_status upload_numbers(dsc_kfac *k, dsc_queue *q, double lr) {
     const double numbers[DSC_KFAC_NUMBERS] = {[DSC_KFAC_DAMPING] = k->hyper.damping,
                                               [DSC_KFAC_DECAY] = k->hyper.stat_decay,
                                               [DSC_KFAC_RATE] = lr,
-                                              [DSC_KFAC_CLIP] = k->hyper.kl_clip};
+                                              [DSC_KFAC_CLIP] = clip_bound(k)};
     DSC_TRY(dsc_kfac_decays_upload(k, q));
     return dsc_tensor_upload(q, numbers, sizeof numbers, &k->numbers);
 }

@@ -73,6 +73,12 @@ static dsc_status check_scope(const dsc_trainer *t) {
             "K-FAC's scope global with synch_freq %lld: steps would wait for all ranks, and these "
             "for messages that come some steps later; use scope gossip or local, or synch_freq 0",
             (long long)o->consensus->synch_freq);
+    if (!t->collective && !alone && t->ranks > 1 && o->kfac->kl_clip_scaling == DSC_KFAC_CLIP_RANKS)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC's clip scaled with ranks, with %s: every rank clips a gradient of its own, which "
+            "is no mean over the ranks; use kfac-kl-clip-scaling none, or scope gossip or local",
+            way);
     if (o->kfac_scope == DSC_SCOPE_GOSSIP && t->ranks > 1 && o->consensus->synch_freq > 0 &&
         strcmp(dsc_comm_name(t->comm), "nccl") == 0)
         return DSC_FAIL(

@@ -217,12 +217,55 @@ static void test_warmup_replaces(void **state) {
     twin_close(&t);
 }
 
+/* ---- the clip's bound ---- */
+
+/* The bound is that of `passes` batches, also after the number of passes has changed. */
+static void test_clip_scaling(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        twin t;
+        dsc_kfac_options options = twin_options();
+        options.kl_clip = 1e-5;
+        options.kl_clip_scaling = DSC_KFAC_CLIP_RANKS;
+        twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+        for (int64_t passes = 1; passes <= 4; passes++) {
+            dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&options);
+            double nu;
+            hyper.kl_clip *= (double)passes;
+            assert_ok(dsc_kfac_set_passes(t.kfac, passes));
+            twin_step_under(
+                &t,
+                &(net_step){.number = passes, .lr = 0.5, .passes = passes, .loss_scale = 1 / (double)passes},
+                &hyper, "scaled clip");
+            assert_ok(dsc_kfac_nu(t.kfac, t.n.queue, &nu));
+            assert_true(nu < 1);
+            assert_true(twin_report(&t)->hyper->kl_clip == options.kl_clip);
+        }
+        twin_close(&t);
+    }
+}
+
+static void test_clip_scaling_names(void **state) {
+    (void)state;
+    dsc_kfac_clip_scaling scaling;
+    assert_fails(DSC_E_INVALID, "kfac-kl-clip-scaling 'batch' is unknown: choose one of none, ranks",
+                 dsc_kfac_clip_scaling_parse("batch", &scaling));
+    assert_ok(dsc_kfac_clip_scaling_parse("ranks", &scaling));
+    assert_true(scaling == DSC_KFAC_CLIP_RANKS);
+    assert_string_equal(dsc_kfac_clip_scaling_name(DSC_KFAC_CLIP_NONE), "none");
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split),           cmocka_unit_test(test_split_of_blocks),
-        cmocka_unit_test(test_split_of_zero),   cmocka_unit_test(test_split_is_nearer),
-        cmocka_unit_test(test_split_refusals),  cmocka_unit_test(test_warmup),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_split_of_blocks),
+        cmocka_unit_test(test_split_of_zero),
+        cmocka_unit_test(test_split_is_nearer),
+        cmocka_unit_test(test_split_refusals),
+        cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_warmup_replaces),
+        cmocka_unit_test(test_clip_scaling),
+        cmocka_unit_test(test_clip_scaling_names),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

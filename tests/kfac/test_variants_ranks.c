@@ -59,10 +59,33 @@ static void test_warmup(void **state) {
     all_fine(comm);
 }
 
+/* A clip scaled with the ranks is one that is as many times as large. */
+static void test_clip_scaling(void **state) {
+    (void)state;
+    config list[16];
+    int count = all_grids(list);
+    for (int i = 0; i < count; i++) {
+        double nu[2];
+        net *n = &nets[REF];
+        for (int scaled = 0; scaled < 2; scaled++) {
+            dsc_kfac_options options = options_of(&list[i]);
+            options.kl_clip = scaled ? 1e-5 : 1e-5 * ranks;
+            options.kl_clip_scaling = scaled ? DSC_KFAC_CLIP_RANKS : DSC_KFAC_CLIP_NONE;
+            dsc_kfac *kfac = create(&list[i], &options);
+            EXPECT_OK(net_run(n, kfac, &(net_step){.number = 0, .lr = 0.5}));
+            EXPECT_OK(dsc_kfac_nu(kfac, n->queue, &nu[scaled]));
+            dsc_kfac_destroy(&kfac);
+        }
+        expect(nu[0] < 1 && nu[0] == nu[1], &list[i], 0, "another clip");
+    }
+    all_fine(comm);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_split),
         cmocka_unit_test(test_warmup),
+        cmocka_unit_test(test_clip_scaling),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
