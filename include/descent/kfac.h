@@ -218,6 +218,8 @@ typedef struct dsc_kfac_options {
     dsc_kfac_refresh refresh; /* exact */
     /* none; what the bound of the clip follows. For gradients that are the mean over all ranks of `comm`. */
     dsc_kfac_clip_scaling kl_clip_scaling;
+    /* 100: steps, an epoch of them if that is more, after which dsc_kfac_health gives an alarm. 1 or more. */
+    int64_t health_steps;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -367,15 +369,30 @@ DSC_API int dsc_kfac_decomposed(const dsc_kfac *kfac);
 DSC_API dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue,
                                        const dsc_kfac_report **out) DSC_MUST_CHECK;
 
-/* Whether K-FAC still does more than scale gradients. The caller sets `size` to
+/* What may be wrong with a run. An alarm is given when its condition held in all steps that decomposed, over at
+ * least options.health_steps steps; of several the first one of this list. */
+typedef enum dsc_kfac_alarm {
+    DSC_KFAC_ALARM_NONE,
+    /* All convolutions (all layers where there is none) had cosines between D and P above 0.999: K-FAC has
+     * changed nothing but the length of their gradients. */
+    DSC_KFAC_ALARM_PARALLEL,
+    DSC_KFAC_ALARM_REFUSED, /* at least half of the refreshed decompositions were refused */
+    DSC_KFAC_ALARM_CLIPPED, /* nu was below 0.05 */
+    DSC_KFAC_ALARM_COUNT
+} dsc_kfac_alarm;
+
+/* Whether K-FAC has the effect that it is meant to have. The caller sets `size` to
  * sizeof(dsc_kfac_health_report). */
 typedef struct dsc_kfac_health_report {
     size_t size;
-    /* 1: for at least 100 steps all convolutions (all layers where there is none) had cosines above 0.999 in
-     * every decomposition: K-FAC has changed nothing but the length of their gradients. */
-    int degenerate;
+    int degenerate;         /* 1: the condition of DSC_KFAC_ALARM_PARALLEL has held for that long */
     double smallest_cosine; /* between D and P over those layers in the last decomposition; NaN: not known */
     int64_t since;          /* the first step of that; -1: K-FAC has not degenerated */
+    dsc_kfac_alarm alarm;
+    /* What is wrong, since when, and what to do: one or two sentences; NULL without an alarm. Borrowed until
+     * the next call. */
+    const char *message;
+    double nu; /* of the last step that decomposed; NaN: not known */
 } dsc_kfac_health_report;
 /* Waits for the queue when the last step decomposed. Not collective. */
 DSC_API dsc_status dsc_kfac_health(dsc_kfac *kfac, dsc_queue *queue,

@@ -189,6 +189,8 @@ class KfacOptions(Structure):
         ("warmup_factors", c_int),
         ("ekfac", c_int),
         ("refresh", c_int),
+        ("kl_clip_scaling", c_int),
+        ("health_steps", c_int64),
     ]
 
 
@@ -219,6 +221,9 @@ class KfacHealthReport(Structure):
         ("degenerate", c_int),
         ("smallest_cosine", c_double),
         ("since", c_int64),
+        ("alarm", c_int),
+        ("message", c_char_p),
+        ("nu", c_double),
     ]
 
 

@@ -50,9 +50,16 @@ static void print_table(dsc_runlog *const *logs, int64_t count) {
     }
 }
 
+static void print_alarms(dsc_runlog *const *logs, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        for (int j = 0; j < logs[i]->alarm_count; j++)
+            printf("%s: %s\n", logs[i]->name, logs[i]->alarms[j]);
+}
+
 static dsc_status show(dsc_runlog *const *logs, int64_t count, int plot) {
     const dsc_runlog *bad = NULL;
     print_table(logs, count);
+    print_alarms(logs, count);
     for (int64_t i = 0; i < count; i++)
         if (logs[i]->bad_lines > 0 && !bad)
             bad = logs[i];
@@ -93,6 +100,7 @@ const dsc_cli_command dsc_cli_report = {
     .description = "Reads the metrics.jsonl of each run (OUT is its directory or the file) and prints one "
                    "table and one plot of the top-1 accuracy on the validation set over epochs. Runs that "
                    "have not ended yet can be shown, too.\n\n"
+                   "Alarms that a run gave (about K-FAC) follow the table.\n\n"
                    "The final loss is that of the last evaluation. Lines that cannot be read are skipped; "
                    "the first of them is named at the end, with exit status 2.",
     .examples = "descent report runs/lenet-synthetic-42\n"

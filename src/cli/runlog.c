@@ -94,6 +94,19 @@ static void take_run(dsc_runlog *log, const json_t *line) {
         snprintf(log->model, sizeof log->model, "%s", model);
 }
 
+static void take_alarm(dsc_runlog *log, const json_t *line) {
+    const int most = (int)(sizeof log->alarms / sizeof log->alarms[0]);
+    const char *message = json_string_value(json_object_get(line, "message"));
+    if (!message || log->alarm_count == most)
+        return;
+    char *to = log->alarms[log->alarm_count];
+    snprintf(to, sizeof log->alarms[0], "%s", message);
+    for (int i = 0; i < log->alarm_count; i++)
+        if (strcmp(log->alarms[i], to) == 0)
+            return;
+    log->alarm_count++;
+}
+
 static dsc_status take_line(dsc_runlog *log, const json_t *line, const char **why) {
     const char *kind = json_string_value(json_object_get(line, "kind"));
     double loss;
@@ -107,6 +120,8 @@ static dsc_status take_line(dsc_runlog *log, const json_t *line, const char **wh
     get_count(line, strcmp(kind, "end") == 0 ? "steps" : "step", &log->steps);
     if (strcmp(kind, "run") == 0)
         take_run(log, line);
+    else if (strcmp(kind, "alarm") == 0)
+        take_alarm(log, line);
     else if (strcmp(kind, "eval") == 0)
         return take_eval(log, line, why);
     else if (strcmp(kind, "epoch") == 0 && get_count(line, "epoch", &epoch))

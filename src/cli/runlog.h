@@ -22,6 +22,8 @@ typedef struct dsc_runlog {
     double *eval_epoch;      /* epochs done at each evaluation, rising */
     double *eval_top1;       /* in percent */
     int64_t evals, capacity; /* used, and available, in both arrays */
+    char alarms[4][512];     /* messages of alarms, each once; later ones are left out */
+    int alarm_count;
     int64_t lines, bad_lines; /* read, and skipped */
     char first_bad[512];      /* "FILE:LINE: why" of the first line skipped */
 } dsc_runlog;

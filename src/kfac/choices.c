@@ -329,7 +329,7 @@ const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling) {
 
 /* Whoever asks for these options by themselves wants K-FAC: it is on. */
 void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size) {
-    dsc_kfac_options defaults = {.passes = 1};
+    dsc_kfac_options defaults = {.passes = 1, .health_steps = 100};
     dsc_option_defaults(table, &defaults);
     defaults.update_freq = 10;
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
@@ -490,6 +490,9 @@ dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_k
     DSC_TRY(dsc_option_check_values(table, &o, ""));
     if (o.passes < 1)
         return DSC_FAIL(DSC_E_INVALID, "%lld passes of a K-FAC step: must be 1 or more", (long long)o.passes);
+    if (o.health_steps < 1)
+        return DSC_FAIL(DSC_E_INVALID, "%lld steps before an alarm of K-FAC: must be 1 or more",
+                        (long long)o.health_steps);
     dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&o);
     DSC_TRY(dsc_kfac_hyper_check(&o, &hyper));
     DSC_TRY(dsc_kfac_grid_rows(&o, ranks, &rows));

@@ -152,14 +152,23 @@ typedef struct dsc_kfac_state_list {
 
 enum { DSC_KFAC_MOST_USES = 1 << 20 };
 
-/* Cosines between D and P in the last decompositions. */
+enum { DSC_KFAC_MESSAGE_SIZE = 400 };
+
+/* What the last decompositions say about the run. */
 typedef struct dsc_kfac_health_state {
-    double *products;  /* [3 units] host memory that a decomposition's <P, D>, <P, P>, <D, D> are copied to */
-    dsc_event *copied; /* after the copy */
-    int pending;       /* 1: copied, but not read yet */
-    int64_t step;      /* that they are of */
-    double smallest;   /* cosine of the last decomposition that was read; NaN: none */
-    int64_t since;     /* the first of the decompositions in a row whose cosines were all near 1; -1: none */
+    /* [3 units + 1] host memory that a decomposition's <P, D>, <P, P>, <D, D> and nu are copied to */
+    double *products;
+    dsc_event *copied;       /* after the copy */
+    int pending;             /* 1: copied, but not read yet */
+    int64_t step;            /* that they are of */
+    double smallest;         /* cosine of the last decomposition that was read; NaN: none */
+    double nu;               /* of the same step; NaN: none */
+    double damping, kl_clip; /* of the same step */
+    /* Decompositions that this rank has refreshed in that step, and how many of them were refused. */
+    int64_t refreshed, refused;
+    /* By alarm, the first of the decompositions in a row for which its condition held; -1: none. */
+    int64_t since[DSC_KFAC_ALARM_COUNT];
+    char message[DSC_KFAC_MESSAGE_SIZE];
 } dsc_kfac_health_state;
 
 /* The damping divided between the factors of a unit; without memory unless options.damping_split says so.

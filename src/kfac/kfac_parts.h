@@ -35,9 +35,9 @@ void dsc_kfac_absorbed(dsc_kfac *kfac);
 int dsc_kfac_recipe(const dsc_kfac *kfac);
 /* 1 when dsc_kfac_decompose of the step that was begun has something to do. */
 int dsc_kfac_wants_decomposition(const dsc_kfac *kfac);
-/* The step since which K-FAC has changed nothing but the length of gradients, when that is at least 100 steps
- * ago; -1: it has not. Does not wait: the last decomposition counts from the next one on. */
-int64_t dsc_kfac_degenerate_since(const dsc_kfac *kfac);
+/* The alarm of dsc_kfac_health and its message (NULL: none). Does not wait: the last decomposition counts from
+ * the next one on. */
+dsc_kfac_alarm dsc_kfac_alarm_now(dsc_kfac *kfac, const char **message);
 /* nu of the last step, an F64 scalar on the device. Borrowed. */
 const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac);
 

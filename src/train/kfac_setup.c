@@ -120,6 +120,8 @@ static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer
     o.schedule = schedule;
     o.context = t;
     o.passes = t->options.batches_per_allreduce;
+    if (t->epoch_steps > o.health_steps)
+        o.health_steps = t->epoch_steps;
     if (comm != t->comm)
         o.strategy = DSC_KFAC_COMM_OPT; /* all alike on one rank; this one knows every option */
     o.late_factors = t->options.kfac_scope == DSC_SCOPE_GOSSIP;

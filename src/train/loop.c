@@ -159,17 +159,15 @@ static dsc_status report_distance(dsc_trainer *t) {
     return DSC_OK;
 }
 
-/* Warns once when K-FAC does nothing but scale the gradients. */
+/* Warns once of each alarm that K-FAC gives. */
 static void warn_of_kfac(dsc_trainer *t) {
-    int64_t since = dsc_kfac_degenerate_since(t->kfac);
-    if (since < 0 || t->kfac_warned || t->rank != 0)
+    const char *message = NULL;
+    dsc_kfac_alarm alarm = dsc_kfac_alarm_now(t->kfac, &message);
+    if (!message || (t->kfac_warned >> alarm & 1) || t->rank != 0)
         return;
-    t->kfac_warned = 1;
-    dsc_log(
-        DSC_LOG_WARNING,
-        "K-FAC has changed nothing but the length of the gradients since step %lld (all cosines are above "
-        "0.999): the damping, %g, is large beside the factors; try a smaller one, or another scaling",
-        (long long)since, dsc_kfac_hyper_now(t->kfac)->damping);
+    t->kfac_warned |= 1u << alarm;
+    dsc_log(DSC_LOG_WARNING, "%s", message);
+    dsc_metrics_alarm(t->metrics, &t->state, dsc_trainer_last_epoch(t), message);
 }
 
 /* A step and what is due right after it. */

@@ -406,6 +406,18 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     finish_line(metrics, line);
 }
 
+void dsc_metrics_alarm(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                       const char *message) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("alarm");
+    set_int(line, "step", state->step);
+    set_int(line, "epoch", epoch);
+    set(line, "time_s", real(state->seconds));
+    set_text(line, "message", message);
+    finish_line(metrics, line);
+}
+
 void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                             const char *file, int64_t bytes, double seconds) {
     if (!metrics)

@@ -65,6 +65,9 @@ void dsc_metrics_ranks(dsc_metrics *metrics, const dsc_train_state *state, int r
 /* After a step that decomposed. */
 void dsc_metrics_kfac(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *step,
                       const dsc_kfac_report *report);
+/* The message of an alarm (dsc_kfac_health). */
+void dsc_metrics_alarm(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                       const char *message);
 /* file: its name in the directory; bytes: of both files together; seconds: it took. */
 void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                             const char *file, int64_t bytes, double seconds);

@@ -66,7 +66,7 @@ struct dsc_trainer {
     dsc_optim *optim;
     dsc_consensus *consensus;
     dsc_kfac *kfac;       /* NULL: gradients are left as they are */
-    int kfac_warned;      /* 1: the log says that K-FAC has degenerated */
+    unsigned kfac_warned; /* bit a: the log has the message of K-FAC's alarm a */
     dsc_comm *kfac_comm;  /* a communicator of this rank alone, where K-FAC is its own; else NULL */
     dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */
     dsc_schedule schedule;

@@ -71,6 +71,24 @@ static void test_runlog_resumed(void **state) {
     dsc_runlog_destroy(&log);
 }
 
+/* Messages of alarms are kept once each, up to four. */
+static void test_runlog_alarms(void **state) {
+    (void)state;
+    char text[4096];
+    dsc_runlog *log = NULL;
+    int length = snprintf(text, sizeof text, "%s", good);
+    static const char *const messages[] = {"\"a\"", "\"b\"", "\"a\"", "7", "\"c\"", "\"d\"", "\"e\""};
+    for (int i = 0; i < 7; i++)
+        length += snprintf(text + length, sizeof text - (size_t)length,
+                           "{\"kind\":\"alarm\",\"step\":%d,\"message\":%s}\n", 40 + i, messages[i]);
+    assert_ok(read_text(text, (size_t)length, &log));
+    assert_int_equal(log->bad_lines, 0);
+    assert_int_equal(log->alarm_count, 4);
+    assert_string_equal(log->alarms[1], "b");
+    assert_string_equal(log->alarms[3], "d");
+    dsc_runlog_destroy(&log);
+}
+
 static void test_runlog_damaged(void **state) {
     (void)state;
     dsc_runlog *log = NULL;
@@ -242,11 +260,17 @@ static void test_texts(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_runlog),         cmocka_unit_test(test_runlog_resumed),
-        cmocka_unit_test(test_runlog_damaged), cmocka_unit_test(test_runlog_out_of_memory),
-        cmocka_unit_test(test_runlog_fuzz),    cmocka_unit_test(test_plot_labels),
-        cmocka_unit_test(test_plot_ascii),     cmocka_unit_test(test_plot_several),
-        cmocka_unit_test(test_plot_extreme),   cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_runlog),
+        cmocka_unit_test(test_runlog_resumed),
+        cmocka_unit_test(test_runlog_alarms),
+        cmocka_unit_test(test_runlog_damaged),
+        cmocka_unit_test(test_runlog_out_of_memory),
+        cmocka_unit_test(test_runlog_fuzz),
+        cmocka_unit_test(test_plot_labels),
+        cmocka_unit_test(test_plot_ascii),
+        cmocka_unit_test(test_plot_several),
+        cmocka_unit_test(test_plot_extreme),
+        cmocka_unit_test(test_texts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

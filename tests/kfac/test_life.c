@@ -48,7 +48,13 @@ static void test_health(void **state) {
             expect(h.smallest_cosine > 0.999, c, k, "the cosine is not near 1");
             expect(h.degenerate == (k >= 99), c, k, "degenerate at the wrong time");
             expect(h.since == (k >= 99 ? 0 : -1), c, k, "since another step");
-            expect(dsc_kfac_degenerate_since(kfac) == h.since, c, k, "another answer without waiting");
+            const char *text = NULL;
+            expect(dsc_kfac_alarm_now(kfac, &text) == h.alarm, c, k, "another answer without waiting");
+            expect(h.alarm == (k >= 99 ? DSC_KFAC_ALARM_PARALLEL : DSC_KFAC_ALARM_NONE), c, k, "alarm");
+            expect(k >= 99 ? h.message && strstr(h.message, "since step 0 (all cosines are above 0.999): the "
+                                                            "damping, 1e+06, is large")
+                           : !h.message,
+                   c, k, "message");
         }
         dsc_kfac_hyper hyper = dsc_kfac_hyper_of(&options);
         hyper.damping = 0.01; /* it recovers with the next decomposition */
@@ -57,10 +63,76 @@ static void test_health(void **state) {
         EXPECT_OK(net_run(n, kfac, &step));
         h = health_of(kfac, n->queue);
         expect(!h.degenerate && h.since == -1 && h.smallest_cosine < 0.999, c, 110, "did not recover");
+        expect(h.alarm == DSC_KFAC_ALARM_NONE && !h.message, c, 110, "an alarm after recovery");
         h.size = 3;
         EXPECT_FAILS(DSC_E_INVALID, "dsc_kfac_health_report", dsc_kfac_health(kfac, n->queue, &h));
         dsc_kfac_destroy(&kfac);
     }
+    all_fine(comm);
+}
+
+/* A clip that leaves less than a twentieth of the steps, over as many steps as the options say. It ends with one
+ * decomposition in which it does not, and begins anew. */
+static void test_health_clip(void **state) {
+    (void)state;
+    int count;
+    const config *list = some_configs(&count);
+    for (int i = 0; i < count; i++) {
+        const config *c = &list[i];
+        net *n = &nets[c->place];
+        dsc_kfac_options options = options_of(c);
+        double nu;
+        options.update_freq = 3;
+        options.kl_clip = 1e-9;
+        options.health_steps = 7;
+        dsc_kfac *kfac = create(c, &options);
+        for (int k = 0; k < 24; k++) {
+            net_step step = step_of(k);
+            step.lr = k == 12 ? 1e-9 : 0.5;
+            EXPECT_OK(net_run(n, kfac, &step));
+            EXPECT_OK(dsc_kfac_nu(kfac, n->queue, &nu));
+            dsc_kfac_health_report h = health_of(kfac, n->queue);
+            int64_t since = k < 12 ? 0 : 15;
+            int alarm = k >= since + 6 && k != 12;
+            if (k % 3 == 0)
+                expect(h.nu == nu, c, k, "another nu");
+            expect(h.alarm == (alarm ? DSC_KFAC_ALARM_CLIPPED : DSC_KFAC_ALARM_NONE), c, k, "alarm");
+            expect(alarm ? h.message && strstr(h.message, since ? "since step 15 (nu" : "since step 0 (nu") &&
+                               strstr(h.message, "raise the clip, 1e-09, or lower the rate")
+                         : !h.message,
+                   c, k, "message");
+        }
+        dsc_kfac_destroy(&kfac);
+        options.health_steps = 0;
+        dsc_kfac_layer layers[NET_LAYERS];
+        net_describe(n, layers);
+        EXPECT_FAILS(DSC_E_INVALID, "0 steps before an alarm of K-FAC: must be 1 or more",
+                     dsc_kfac_create(comm, n->queue, layers, LAYERS, &options, &kfac));
+    }
+    all_fine(comm);
+}
+
+/* Half of the refreshes refused: the numbers that a decomposition leaves are those of this rank. */
+static void test_health_refused(void **state) {
+    (void)state;
+    config c = {.strategy = DSC_KFAC_COMM_OPT, .rows = ranks, .colocate = 1, .symmetric = 1};
+    net *n = &nets[REF];
+    dsc_kfac_options options = base_options(0);
+    options.update_freq = 1;
+    options.kl_clip = 0;
+    options.health_steps = 4;
+    dsc_kfac *kfac = create(&c, &options);
+    for (int k = 0; k < 12; k++) {
+        net_step step = step_of(k);
+        EXPECT_OK(net_run(n, kfac, &step));
+        kfac->health.refreshed = k == 7 ? 0 : 4;
+        kfac->health.refused = k == 6 ? 1 : 2;
+        dsc_kfac_health_report h = health_of(kfac, n->queue);
+        int alarm = (k >= 3 && k < 6) || k >= 11;
+        expect(h.alarm == (alarm ? DSC_KFAC_ALARM_REFUSED : DSC_KFAC_ALARM_NONE), &c, k, "refused: alarm");
+        expect(!alarm || strstr(h.message, "decompose more often"), &c, k, "refused: message");
+    }
+    dsc_kfac_destroy(&kfac);
     all_fine(comm);
 }
 
@@ -164,6 +236,7 @@ int main(void) {
     chosen_or_skip();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_health),         cmocka_unit_test(test_health_linear),
+        cmocka_unit_test(test_health_clip),    cmocka_unit_test(test_health_refused),
         cmocka_unit_test(test_abandon),        cmocka_unit_test(test_late_comparison),
         cmocka_unit_test(test_abandon_inside),
     };

@@ -468,9 +468,27 @@ def test_degenerated_to_plain_gradients(device):
             model.zero_grad()
             backward(model, *batch(device, torch.float32, n=2, size=4))
             kfac.step()
-    texts = [str(w.message) for w in caught if "direction of the plain" in str(w.message)]
+    texts = [str(w.message) for w in caught if "nothing but the length" in str(w.message)]
     assert len(texts) == 1
-    assert kfac.health()["degenerate"]
+    health = kfac.health()
+    assert health["degenerate"] and health["alarm"] == "parallel"
+    assert texts[0].startswith(health["message"])
+
+
+def test_clip_alarm(device):
+    """A clip that leaves next to nothing of the steps is reported once, with what to do."""
+    model = Net().to(device)
+    kfac = KFAC(model, kl_clip=1e-12, factor_update_steps=5, inv_update_steps=10)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(125):
+            model.zero_grad()
+            backward(model, *batch(device, torch.float32, n=2, size=4))
+            kfac.step()
+    texts = [str(w.message) for w in caught if "raise the clip" in str(w.message)]
+    assert len(texts) == 1
+    health = kfac.health()
+    assert health["alarm"] == "clipped" and health["nu"] < 0.05 and not health["degenerate"]
 
 
 def test_memory_usage_and_repr(device):

@@ -335,6 +335,12 @@ static void ekfac_samples(dsc_train_options *o) {
     o->kfac_fisher = DSC_FISHER_SAMPLED;
 }
 
+static void split_and_warmed_up(dsc_train_options *o) {
+    kfac_of(o)->method = DSC_KFAC_INVERSE;
+    kfac_of(o)->damping_split = DSC_KFAC_SPLIT_PI;
+    kfac_of(o)->warmup_factors = 1;
+}
+
 /* Whole factors until epoch 1: step 4 and the next decomposition, at step 6, use blocks. */
 static const struct {
     const char *name;
@@ -345,7 +351,8 @@ static const struct {
                 {"halves", halves},
                 {"blocks", blocks},
                 {"ekfac-batch", ekfac_batch},
-                {"ekfac-samples", ekfac_samples}};
+                {"ekfac-samples", ekfac_samples},
+                {"split", split_and_warmed_up}};
 
 static void check_resume(int which, int64_t stop, const char *whole) {
     char out[SCRATCH_SIZE], name[64];
@@ -628,9 +635,11 @@ static void test_angle(void **state) {
     assert_true(cosine(pytorch, "conv", 1) > 0.999);
 }
 
-/* A damping that drowns the factors is reported once, after 100 steps; an ordinary one never. */
+/* A damping that drowns the factors is reported once, after 100 steps, in the log and in the metrics; an ordinary
+ * one never. */
 static void test_degenerate(void **state) {
     (void)state;
+    char out[SCRATCH_SIZE];
     dsc_train_options o;
     kfac_options(&o, NULL);
     o.batch_size = 2;
@@ -640,11 +649,17 @@ static void test_degenerate(void **state) {
     assert_ok(run_noting(&o));
     assert_null(strstr(warnings, "K-FAC has changed nothing"));
     kfac_of(&o)->damping = 1e4;
+    o.out = folder("alarm", out);
     assert_ok(run_noting(&o));
     const char *first =
         strstr(warnings, "K-FAC has changed nothing but the length of the gradients since step 0");
     assert_non_null(first);
     assert_null(strstr(first + 1, "K-FAC has changed nothing"));
+    json_t *lines = runs_lines(out);
+    assert_int_equal(runs_count(lines, "alarm"), 1);
+    const char *text = json_string_value(json_object_get(runs_line(lines, "alarm", 0), "message"));
+    assert_true(text && strncmp(text, first, strlen(text)) == 0);
+    json_decref(lines);
 }
 
 /* The mean training loss of the last epoch is clearly below SGD's, for each seed; each at a rate that suits
@@ -714,6 +729,7 @@ static void test_recorded(void **state) {
     check_recorded("recorded-blocks", late_blocks);
     check_recorded("recorded-ekfac-batch", ekfac_batch);
     check_recorded("recorded-ekfac-samples", ekfac_samples);
+    check_recorded("recorded-split", split_and_warmed_up);
 }
 
 /* ---- no allocation in a step ---- */

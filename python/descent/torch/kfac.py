@@ -13,7 +13,7 @@ import logging
 import warnings
 import weakref
 from ctypes import byref, c_int, c_void_p
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 from torch import nn
@@ -40,6 +40,7 @@ _REFRESHES = {"exact": 0, "warm": 1}
 _SCALINGS = {"paper": 0, "kfac-pytorch": 1}
 _STRATEGIES = {"comm_opt": 0, "mem_opt": 1, "hybrid_opt": 2, "layer_wise": 3}
 _PLACEMENTS = {"round_robin": 0, "compute": 1, "memory": 2}
+_ALARMS = (None, "parallel", "refused", "clipped")  # in the order of dsc_kfac_alarm
 _HYPER = ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr")
 
 
@@ -191,7 +192,7 @@ class KFAC(torch.optim.Optimizer):
         self._scale_tensor: Optional[Tensor] = None
         self._begun = False
         self._captures = 0
-        self._warned_health = False
+        self._warned_alarms: Set[str] = set()
         self._batch = 1
         self._switch = Switch()
 
@@ -506,32 +507,32 @@ class KFAC(torch.optim.Optimizer):
         self._look_ahead()
 
     def _check_health(self) -> None:
-        if self._warned_health:
-            return
+        """Warns once of each alarm."""
         health = self.health()
-        if health["degenerate"]:
-            self._warned_health = True
-            warnings.warn(
-                f"KFAC: since step {health['since']} the preconditioned gradients have had the "
-                f"direction of the plain ones (smallest cosine {health['smallest_cosine']:.4f}): "
-                "the damping is large against the factors. Lower the damping"
-                + ("" if self._options.scaling == 0 else ', or use scaling="paper"')
-                + ".",
-                stacklevel=3,
-            )
+        if health["message"] and health["alarm"] not in self._warned_alarms:
+            self._warned_alarms.add(health["alarm"])
+            warnings.warn(health["message"] + ".", stacklevel=3)
 
     # ---- insight ----
 
     def health(self) -> Dict[str, Any]:
-        """Whether K-FAC has degenerated to plain gradients: `degenerate`, the `smallest_cosine`
-        between plain and preconditioned gradients of all convolutions in the last decomposition,
-        and `since`, the first step of that state or None. Not collective."""
+        """Whether K-FAC has the effect that it is meant to have.
+
+        `alarm` is None, "parallel" (for 100 steps K-FAC has only scaled gradients), "refused" (half
+        of the refreshed decompositions were refused) or "clipped" (nu was below 0.05), and
+        `message` says what to do. `smallest_cosine` between plain and preconditioned gradients of
+        all convolutions, and `nu`, are those of the last decomposition; `degenerate` is true with
+        "parallel", and `since` the first step of that or None. Not collective.
+        """
         report = KfacHealthReport(size=ctypes.sizeof(KfacHealthReport))
         lib.dsc_kfac_health(self._kfac, self._device.follow(), byref(report))
         return {
             "degenerate": bool(report.degenerate),
             "smallest_cosine": report.smallest_cosine,
             "since": report.since if report.since >= 0 else None,
+            "alarm": _ALARMS[report.alarm],
+            "message": report.message.decode() if report.message else None,
+            "nu": report.nu,
         }
 
     def insight(self) -> Dict[str, Any]:
