@@ -34,6 +34,8 @@ void dsc_kfac_health_destroy(dsc_kfac *k) {
 void dsc_kfac_health_forget(dsc_kfac *k) {
     k->health.pending = 0;
     k->health.smallest = k->health.nu = NAN;
+    k->health.before[0] = k->counters[DSC_KFAC_REFRESHED];
+    k->health.before[1] = k->counters[DSC_KFAC_FALLBACKS];
     for (int i = 0; i < DSC_KFAC_ALARM_COUNT; i++)
         k->health.since[i] = -1;
 }
@@ -48,6 +50,11 @@ dsc_status dsc_kfac_health_copy(dsc_kfac *k, dsc_queue *q) {
     h->step = k->step;
     h->damping = k->hyper.damping;
     h->kl_clip = k->hyper.kl_clip;
+    const int64_t accepted = k->counters[DSC_KFAC_REFRESHED], refused = k->counters[DSC_KFAC_FALLBACKS];
+    h->refused = refused - h->before[1];
+    h->refreshed = accepted - h->before[0] + h->refused;
+    h->before[0] = accepted;
+    h->before[1] = refused;
     return DSC_OK;
 }
 
@@ -87,7 +94,6 @@ dsc_status dsc_kfac_health_read(dsc_kfac *k) {
         else if (h->since[i] < 0)
             h->since[i] = h->step;
     }
-    h->refreshed = h->refused = 0;
     return DSC_OK;
 }
 

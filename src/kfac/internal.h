@@ -164,8 +164,9 @@ typedef struct dsc_kfac_health_state {
     double smallest;         /* cosine of the last decomposition that was read; NaN: none */
     double nu;               /* of the same step; NaN: none */
     double damping, kl_clip; /* of the same step */
-    /* Decompositions that this rank has refreshed in that step, and how many of them were refused. */
-    int64_t refreshed, refused;
+    /* Decompositions that this rank tried to refresh in that step, and how many of them were solved exactly
+     * because the result was refused; and the counters of both before it. */
+    int64_t refreshed, refused, before[2];
     /* By alarm, the first of the decompositions in a row for which its condition held; -1: none. */
     int64_t since[DSC_KFAC_ALARM_COUNT];
     char message[DSC_KFAC_MESSAGE_SIZE];
