@@ -480,7 +480,7 @@ static void check_rayleigh(const rig *r, dsc_dtype type, int64_t n, int64_t k, c
     result[2] = sqrt(result[2]);
     for (int i = 0; i < 2; i++)
         result_limit[i] = 4 * (double)(n + k) * DBL_EPSILON * sizes[i];
-    result_limit[2] = 1e-9 * result[2];
+    result_limit[2] = 1e-9 * result[2] + 16 * DBL_EPSILON; /* 0 of one row is a rounding error of y */
     expect_near(r, &it->places[3], v, limit, "rayleigh_batch: v");
     expect_near(r, &it->places[4], result, result_limit, "rayleigh_batch: result");
     place_expect(r, &it->places[1], it->q, "rayleigh_batch: q");

@@ -2,7 +2,7 @@
  *
  * A wave is what fits into the queue's memory: its operands are split by one launch, products of one shape are one
  * call of cuBLAS, and one launch scales the sums into the results. Tensor cores truncate when they add, so a sum of
- * high parts covers SUM_TERMS terms and is then added to the next by an ordinary sum. */
+ * high parts covers a few hundred terms and is then added to the next by an ordinary sum. */
 #include "device/cuda/halves.h"
 #include "device/cuda/entries.h"
 #include "device/cuda/halves_kernels.h"
@@ -11,7 +11,7 @@
 
 /* Multiplications from which a product gains from the detour, and the shortest side. */
 static const double LEAST_WORK = 3e7;
-enum { LEAST_SIDE = 96, SUM_TERMS = 512 };
+enum { LEAST_SIDE = 96, SUM_TERMS = 512, GRAM_SUM_ROWS = 256 };
 /* Memory of a queue for the parts of a wave, which grows with the items, and of which the first bytes are for limits. */
 enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 128 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
 /* Items of a wave: each has two operands. */
@@ -138,14 +138,15 @@ static int group_end(const wave *w, int first) {
     return end;
 }
 
-/* Adds up the products of high parts in pieces. step_a, step_b: elements from one term to the next. */
-static dsc_status add_pieces(dsc_queue *q, dsc_half_products p, int64_t step_a, int64_t step_b) {
+/* Adds up the products of high parts in pieces of so many terms. step_a, step_b: elements from one term to the next. */
+static dsc_status add_pieces(dsc_queue *q, dsc_half_products p, int64_t terms, int64_t step_a,
+                             int64_t step_b) {
     const uint16_t *a = p.a, *b = p.b;
     int64_t k = p.k;
-    for (int64_t term = 0; term < k; term += SUM_TERMS) {
+    for (int64_t term = 0; term < k; term += terms) {
         p.a = a + term * step_a;
         p.b = b + term * step_b;
-        p.k = least(SUM_TERMS, k - term);
+        p.k = least(terms, k - term);
         DSC_TRY(dsc_cuda_half_products(q, &p));
         p.beta = 1;
     }
@@ -180,7 +181,7 @@ static dsc_status multiply_group(wave *w, int first, int count) {
     p.beta = 1;
     DSC_TRY(dsc_cuda_half_products(w->q, &p));
     p.b = b->high;
-    return add_pieces(w->q, p, item->trans_a ? a->pitch : 1, item->trans_b ? 1 : b->pitch);
+    return add_pieces(w->q, p, SUM_TERMS, item->trans_a ? a->pitch : 1, item->trans_b ? 1 : b->pitch);
 }
 
 static dsc_status run_wave(wave *w) {
@@ -328,7 +329,7 @@ static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const dsc_halv
     p.b = x->high;
     p.alpha = 0.5f;
     p.beta = 1;
-    return add_pieces(q, p, plan->pitch, plan->pitch);
+    return add_pieces(q, p, GRAM_SUM_ROWS, plan->pitch, plan->pitch);
 }
 
 /* The largest magnitude of x, all channels and pixels of it. */
