@@ -1,7 +1,7 @@
 /* bench_refresh: eigenbases turned to those of changed factors by products and one Cholesky, against the exact
  * solves of the same factors in the same run. For whole bases and for bases cut to a quarter: the time of each
  * part in milliseconds, the ratio, and how well the bases fit (the mean over the factors of the residual that
- * dsc_op_rayleigh_batch tells, before and after).
+ * dsc_op_rayleigh_batch tells, before and after). Inverses by Cholesky are timed as well.
  *
  *   bench_refresh [--device cpu|cuda] [--model NAME] [--least ROWS] [--most ROWS] [--threads N] [--rounds N]
  *
@@ -60,6 +60,18 @@ static double solve(bench *b, int old) {
     double began = dsc_clock_now();
     check(dsc_op_syev_batch(b->q, b->solves, b->count, &b->work));
     check(dsc_queue_sync(b->q));
+    return dsc_clock_now() - began;
+}
+
+/* Seconds of the inverses of the same factors. */
+static double invert(bench *b) {
+    for (int64_t i = 0; i < b->count; i++) {
+        check(dsc_op_convert(b->q, &b->factors[i].a, &b->factors[i].exact));
+        b->solves[i] = (dsc_solve_item){.a = b->factors[i].exact};
+    }
+    check(dsc_queue_sync(b->q));
+    double began = dsc_clock_now();
+    check(dsc_op_chol_inverse_batch(b->q, b->solves, b->count));
     return dsc_clock_now() - began;
 }
 
@@ -320,12 +332,15 @@ int main(int argc, char **argv) {
         return 1;
     }
     make_factors(&b, sizes + first);
-    double exact[MAX_ROUNDS];
-    for (int i = -1; i < s.rounds; i++)
+    double exact[MAX_ROUNDS], inverses[MAX_ROUNDS];
+    for (int i = -1; i < s.rounds; i++) {
         exact[i < 0 ? 0 : i] = solve(&b, 0);
-    printf("%s, %s: %lld factors of %lld to %lld rows; exact solves %.3f ms\n",
+        inverses[i < 0 ? 0 : i] = invert(&b);
+    }
+    printf("%s, %s: %lld factors of %lld to %lld rows; exact solves %.3f ms, inverses %.3f ms\n",
            dsc_device_description(device), s.model, (long long)b.count, (long long)sizes[first + b.count - 1],
-           (long long)sizes[first], dsc_bench_median(exact, s.rounds) * 1e3);
+           (long long)sizes[first], dsc_bench_median(exact, s.rounds) * 1e3,
+           dsc_bench_median(inverses, s.rounds) * 1e3);
     printf("%-6s %11s %11s %11s %11s %11s %8s %9s %9s\n", "ms", "products", "rotation", "orthonormal",
            "rayleigh", "refresh", "/ exact", "residual", "after");
     measure(&b, "whole", 1, s.rounds);

@@ -491,6 +491,64 @@ static void test_chol_inverse_batch(void **state) {
         }
 }
 
+/* Sizes at which devices cut matrices into blocks. A = M'M / n + I / 2 of random M, of which the condition is
+ * at most 9: A X = I, and X is symmetric to the bit. */
+static void check_large_inverse(const rig *r, dsc_dtype type, int64_t n, const double *a,
+                                const place *inverse) {
+    double *x = test_array(n * n, sizeof *x), limit = 18 * (double)(n + 4) * dtype_eps(type);
+    place_read(r, inverse, x);
+    place_check_guards(r, inverse, "chol_inverse_batch: a");
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < n; j++) {
+            double sum = i == j ? -1 : 0;
+            for (int64_t l = 0; l < n; l++)
+                sum += a[i * n + l] * x[j * n + l];
+            if (!(fabs(sum) <= limit) || x[i * n + j] != x[j * n + i])
+                fail_msg("%s, %s: element (%lld,%lld) of A A^-1 - I, n = %lld, is %g (limit %g)", r->label,
+                         dsc_dtype_name(type), (long long)i, (long long)j, (long long)n, sum, limit);
+        }
+    free(x);
+}
+
+static double *make_large(dsc_dtype type, int64_t n) {
+    double *m = test_array(n * n, sizeof *m), *a = test_array(n * n, sizeof *a);
+    random_values((uint64_t)n, n * n, m);
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j <= i; j++) {
+            double sum = 0;
+            for (int64_t l = 0; l < n; l++)
+                sum += m[l * n + i] * m[l * n + j];
+            sum = sum / (double)n + (i == j ? 0.5 : 0);
+            a[i * n + j] = a[j * n + i] = type == DSC_F32 ? (double)(float)sum : sum;
+        }
+    free(m);
+    return a;
+}
+
+static void test_large_inverses(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {321, 257, 128, 65, 64};
+    enum { COUNT = sizeof sizes / sizeof sizes[0] };
+    for (int r = 0; r < rig_count; r++)
+        for (int type = 0; type < 2; type++) {
+            place places[COUNT];
+            double *a[COUNT];
+            dsc_solve_item items[COUNT];
+            for (int i = 0; i < COUNT; i++) {
+                a[i] = make_large(types[type], sizes[i]);
+                places[i] = place_of(&rigs[r], types[type], SHAPE(sizes[i], sizes[i]), a[i]);
+                items[i] = (dsc_solve_item){.a = places[i].t, .failed = 7};
+            }
+            assert_ok(dsc_op_chol_inverse_batch(rigs[r].q, items, COUNT));
+            for (int i = 0; i < COUNT; i++) {
+                assert_int_equal(items[i].failed, 0);
+                check_large_inverse(&rigs[r], types[type], sizes[i], a[i], &places[i]);
+                place_free(&places[i]);
+                free(a[i]);
+            }
+        }
+}
+
 /* ---- quotients ---- */
 
 typedef struct divide_places {
@@ -701,9 +759,10 @@ int main(void) {
         cmocka_unit_test(test_large_products),     cmocka_unit_test(test_gemm_empty),
         cmocka_unit_test(test_gemm_refusals),      cmocka_unit_test(test_syev_batch),
         cmocka_unit_test(test_syev_threads),       cmocka_unit_test(test_solve_refusals),
-        cmocka_unit_test(test_chol_inverse_batch), cmocka_unit_test(test_divide_batch),
-        cmocka_unit_test(test_divide_refusals),    cmocka_unit_test(test_moment_divide),
-        cmocka_unit_test(test_moment_not_finite),  cmocka_unit_test(test_moment_refusals),
+        cmocka_unit_test(test_chol_inverse_batch), cmocka_unit_test(test_large_inverses),
+        cmocka_unit_test(test_divide_batch),       cmocka_unit_test(test_divide_refusals),
+        cmocka_unit_test(test_moment_divide),      cmocka_unit_test(test_moment_not_finite),
+        cmocka_unit_test(test_moment_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

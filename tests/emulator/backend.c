@@ -125,17 +125,6 @@ dsc_status dsc_cuda_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tens
     return DSC_OK;
 }
 
-dsc_status dsc_cuda_chol_inverse(dsc_queue *q, dsc_tensor *a) {
-    DSC_TRY(dsc_cuda_refuse_recording(q, "chol_inverse"));
-    DSC_TRY(open_host());
-    dsc_tensor matrix = on_host(a);
-    dsc_emulated_open();
-    dsc_status status = dsc_op_chol_inverse(host.q, &matrix);
-    dsc_emulated_close();
-    DSC_TRY(status);
-    return DSC_OK;
-}
-
 dsc_status dsc_cuda_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_tensor *v) {
     DSC_TRY(dsc_cuda_refuse_recording(q, "syev_careful"));
     dsc_emulated_open();
@@ -160,12 +149,6 @@ static dsc_status note_outcome(dsc_status status, dsc_solve_item *item) {
 dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
     for (int64_t i = 0; i < count; i++)
         DSC_TRY(note_outcome(dsc_cuda_syev(q, &items[i].a, work, &items[i].v), &items[i]));
-    return DSC_OK;
-}
-
-dsc_status dsc_cuda_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        DSC_TRY(note_outcome(dsc_cuda_chol_inverse(q, &items[i].a), &items[i]));
     return DSC_OK;
 }
 

@@ -1,4 +1,4 @@
-/* Decompositions by cuSOLVER, in float32 and float64: small ones of equal size in one call, large ones by a
+/* Eigen problems by cuSOLVER, in float32 and float64: small ones of equal size in one call, large ones by a
  * crew of threads (solve_crew.h), each with a stream of its own; of a batch in float32 some by the host
  * meanwhile (solve_plan.h, solve_host.h).
  *
@@ -13,7 +13,6 @@
 
 #include "base/memory.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,7 +23,7 @@ static const cusolverEigMode_t vectors = CUSOLVER_EIG_MODE_VECTOR;
 
 /* A call in progress. Problems are numbered by their turn: `by_crew` of the crew's, `by_host` of the host's,
  * then those that are solved together, each the largest first; numbers: `count` scales of matrices
- * (solve_kernels.h), then two rows of `count` outcomes of cuSOLVER's. */
+ * (solve_kernels.h), then `count` outcomes of cuSOLVER's. */
 typedef struct call {
     const char *op;
     dsc_cuda_solver *s;
@@ -40,8 +39,8 @@ static const dsc_solve_item *item_of(const call *c, int64_t turn) {
     return &c->items[c->s->turns[turn].item];
 }
 
-static int *outcome_of(const call *c, int row, int64_t turn) {
-    return c->s->numbers + (1 + row) * c->count + turn;
+static int *outcome_of(const call *c, int64_t turn) {
+    return c->s->numbers + c->count + turn;
 }
 
 static size_t element_size(const call *c) {
@@ -97,53 +96,10 @@ static dsc_status solve_eigen(dsc_cuda_worker *w, void *context, int64_t turn) {
     DSC_TRY(reserve_eigen(w, c, device_bytes, host_bytes, &space));
     DSC_SOLVER_TRY(cusolverDnXsyevd(w->handle, w->params, vectors, triangle, n, c->type, a->data, n, c->type,
                                     v->data, c->type, space, device_bytes, w->host_space, host_bytes,
-                                    outcome_of(c, 0, turn)));
+                                    outcome_of(c, turn)));
     dsc_cuda_launch at = launch_of(c, w);
     dsc_cuda_solve_places p = {.place = {{.from = a->data, .to = a->data, .n = n}}, .count = 1};
     DSC_CUDA_TRY(dsc_cuda_launch_solve_transpose(&at, c->wide, &p, c->s->numbers));
-    return DSC_OK;
-}
-
-/* The triangular factor, then the inverse from it; both in the memory of A. */
-static dsc_status solve_factor(dsc_cuda_worker *w, const call *c, const dsc_tensor *a, int *outcome) {
-    int64_t n = a->dim[0];
-    size_t device_bytes, host_bytes;
-    void *space;
-    DSC_SOLVER_TRY(cusolverDnXpotrf_bufferSize(w->handle, w->params, triangle, n, c->type, a->data, n,
-                                               c->type, &device_bytes, &host_bytes));
-    DSC_TRY(dsc_cuda_worker_reserve(w, device_bytes, host_bytes, &space));
-    DSC_SOLVER_TRY(cusolverDnXpotrf(w->handle, w->params, triangle, n, c->type, a->data, n, c->type, space,
-                                    device_bytes, w->host_space, host_bytes, outcome));
-    return DSC_OK;
-}
-
-static dsc_status solve_from_factor(dsc_cuda_worker *w, const call *c, const dsc_tensor *a, int *outcome) {
-    int n = (int)a->dim[0], elements;
-    void *space;
-    if (c->wide)
-        DSC_SOLVER_TRY(cusolverDnDpotri_bufferSize(w->handle, triangle, n, a->data, n, &elements));
-    else
-        DSC_SOLVER_TRY(cusolverDnSpotri_bufferSize(w->handle, triangle, n, a->data, n, &elements));
-    DSC_TRY(dsc_cuda_worker_reserve(w, (size_t)elements * element_size(c), 0, &space));
-    if (c->wide)
-        DSC_SOLVER_TRY(cusolverDnDpotri(w->handle, triangle, n, a->data, n, space, elements, outcome));
-    else
-        DSC_SOLVER_TRY(cusolverDnSpotri(w->handle, triangle, n, a->data, n, space, elements, outcome));
-    return DSC_OK;
-}
-
-/* A[n,n] := A^-1, both triangles. */
-static dsc_status solve_inverse(dsc_cuda_worker *w, void *context, int64_t turn) {
-    const call *c = context;
-    const dsc_tensor *a = &item_of(c, turn)->a;
-    if (a->dim[0] > INT_MAX)
-        return DSC_FAIL(DSC_E_UNSUPPORTED, "%s: %lld rows; this cuSOLVER inverts %d", c->op,
-                        (long long)a->dim[0], INT_MAX);
-    DSC_TRY(solve_factor(w, c, a, outcome_of(c, 0, turn)));
-    DSC_TRY(solve_from_factor(w, c, a, outcome_of(c, 1, turn)));
-    dsc_cuda_launch at = launch_of(c, w);
-    dsc_cuda_solve_places p = {.place = {{.from = a->data, .to = a->data, .n = a->dim[0]}}, .count = 1};
-    DSC_CUDA_TRY(dsc_cuda_launch_solve_mirror(&at, c->wide, &p));
     return DSC_OK;
 }
 
@@ -258,7 +214,7 @@ static dsc_status check_one(const call *c, const group *g, int64_t turn, dsc_cud
 static dsc_status prepare(const call *c) {
     dsc_cuda_solve_places p = {.count = 0};
     group g = first_group(c);
-    DSC_CUDA_TRY(cudaMemsetAsync(c->s->numbers, 0, (size_t)(3 * c->count) * sizeof(int), c->at.stream));
+    DSC_CUDA_TRY(cudaMemsetAsync(c->s->numbers, 0, (size_t)(2 * c->count) * sizeof(int), c->at.stream));
     for (int64_t i = 0; i < c->by_crew + c->by_host; i++)
         DSC_TRY(check_one(c, NULL, i, &p));
     while (next_group(c, &g))
@@ -278,7 +234,7 @@ static dsc_status solve_group(const call *c, const group *g) {
     DSC_TRY(dsc_cuda_worker_reserve(w, device_bytes, host_bytes, &space));
     DSC_SOLVER_TRY(cusolverDnXsyevBatched(w->handle, w->params, vectors, triangle, g->n, c->type, copies,
                                           g->n, c->type, values, c->type, space, device_bytes, w->host_space,
-                                          host_bytes, outcome_of(c, 0, g->first), members));
+                                          host_bytes, outcome_of(c, g->first), members));
     return DSC_OK;
 }
 
@@ -323,27 +279,26 @@ static int failed_on_host(const call *c, int64_t turn) {
 /* Waits for the end, and reads what came out. */
 static dsc_status read_outcomes(const call *c) {
     const int *numbers = c->s->host_numbers;
-    DSC_CUDA_TRY(cudaMemcpyAsync(c->s->host_numbers, c->s->numbers, (size_t)(3 * c->count) * sizeof(int),
+    DSC_CUDA_TRY(cudaMemcpyAsync(c->s->host_numbers, c->s->numbers, (size_t)(2 * c->count) * sizeof(int),
                                  cudaMemcpyDeviceToHost, c->at.stream));
     DSC_CUDA_TRY(cudaStreamSynchronize(c->at.stream));
     for (int64_t i = 0; i < c->count; i++) {
-        int first = numbers[c->count + i], second = numbers[2 * c->count + i];
-        if (first < 0 || second < 0)
-            return DSC_FAIL(DSC_E_INTERNAL, "%s: argument %d of cuSOLVER is wrong", c->op,
-                            first < 0 ? -first : -second);
+        int outcome = numbers[c->count + i];
+        if (outcome < 0)
+            return DSC_FAIL(DSC_E_INTERNAL, "%s: argument %d of cuSOLVER is wrong", c->op, -outcome);
         c->items[c->s->turns[i].item].failed =
-            numbers[i] == DSC_CUDA_SOLVE_NOT_FINITE || first != 0 || second != 0 || failed_on_host(c, i);
+            numbers[i] == DSC_CUDA_SOLVE_NOT_FINITE || outcome != 0 || failed_on_host(c, i);
     }
     return DSC_OK;
 }
 
 /* Large ones: by the crew while the caller solves the groups, or by the caller when there is just one. */
-static dsc_status solve_on_gpu(call *c, dsc_cuda_job job) {
+static dsc_status solve_on_gpu(call *c) {
     dsc_status crew_status = DSC_OK;
     if (c->by_crew > 1)
-        DSC_TRY(dsc_cuda_crew_begin(c->s, job, c, c->by_crew));
+        DSC_TRY(dsc_cuda_crew_begin(c->s, solve_eigen, c, c->by_crew));
     else if (c->by_crew == 1)
-        DSC_TRY(job(&c->s->caller, c, 0));
+        DSC_TRY(solve_eigen(&c->s->caller, c, 0));
     dsc_status status = solve_groups(c);
     if (c->by_crew > 1)
         crew_status = dsc_cuda_crew_end(c->s, c->at.stream);
@@ -359,13 +314,13 @@ static dsc_status begin_host(call *c) {
     return dsc_cuda_host_begin(h, c->s->ready);
 }
 
-static dsc_status solve_all(call *c, dsc_cuda_job job) {
+static dsc_status solve_all(call *c) {
     dsc_status host_status = DSC_OK;
     DSC_TRY(prepare(c));
     DSC_CUDA_TRY(cudaEventRecord(c->s->ready, c->at.stream));
     if (c->by_host > 0)
         DSC_TRY(begin_host(c));
-    dsc_status status = solve_on_gpu(c, job);
+    dsc_status status = solve_on_gpu(c);
     if (c->by_host > 0)
         host_status = dsc_cuda_host_end(&c->s->host, c->at.stream);
     DSC_TRY(status);
@@ -385,24 +340,17 @@ static dsc_status begin(call *c, const char *op, dsc_queue *q, dsc_solve_item *i
     return DSC_OK;
 }
 
-static dsc_status run(call *c, dsc_cuda_job job, int64_t small) {
+static dsc_status run_syev(call *c) {
     DSC_TRY(dsc_cuda_solver_reserve(c->s, c->count));
     DSC_SOLVER_TRY(cusolverDnSetStream(c->s->caller.handle, c->at.stream));
-    order_items(c, small);
-    return solve_all(c, job);
+    order_items(c, 0);
+    return solve_all(c);
 }
 
 static void end(call *c) {
     c->s->caller.borrowed = NULL;
     c->s->caller.borrowed_bytes = 0;
     dsc_cuda_solver_leave(c->s);
-}
-
-static dsc_status report(const char *op, const dsc_solve_item *item, const char *why) {
-    if (item->failed)
-        return DSC_FAIL(DSC_E_NUMERIC, "%s: A[%lld,%lld] is not finite, or %s", op, (long long)item->a.dim[0],
-                        (long long)item->a.dim[0], why);
-    return DSC_OK;
 }
 
 static dsc_status ask_syev_bytes(dsc_device *device, dsc_dtype dtype, int64_t n, size_t *bytes) {
@@ -433,20 +381,14 @@ dsc_status dsc_cuda_syev(dsc_queue *q, dsc_tensor *a, dsc_tensor *work, dsc_tens
         c.s->caller.borrowed = align(work);
         c.s->caller.borrowed_bytes = bytes - ALIGNMENT;
     }
-    dsc_status status = run(&c, solve_eigen, 0);
+    dsc_status status = run_syev(&c);
     end(&c);
     DSC_TRY(status);
-    return report("syev", &item, "made the solver fail to converge");
-}
-
-dsc_status dsc_cuda_chol_inverse(dsc_queue *q, dsc_tensor *a) {
-    dsc_solve_item item = {.a = *a};
-    call c;
-    DSC_TRY(begin(&c, "chol_inverse", q, &item, 1));
-    dsc_status status = run(&c, solve_inverse, 0);
-    end(&c);
-    DSC_TRY(status);
-    return report("chol_inverse", &item, "not positive definite: add damping");
+    if (item.failed)
+        return DSC_FAIL(DSC_E_NUMERIC,
+                        "syev: A[%lld,%lld] is not finite, or made the solver fail to converge",
+                        (long long)a->dim[0], (long long)a->dim[0]);
+    return DSC_OK;
 }
 
 /* Room for the copies of the small ones and their values. What cuSOLVER itself needs belongs to its workers:
@@ -474,22 +416,13 @@ static dsc_status run_syev_batch(call *c, const dsc_tensor *work) {
         plan_items(c);
     DSC_TRY(reserve_room(c));
     c->work = align(work);
-    return solve_all(c, solve_eigen);
+    return solve_all(c);
 }
 
 dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
     call c;
     DSC_TRY(begin(&c, "syev_batch", q, items, count));
     dsc_status status = run_syev_batch(&c, work);
-    end(&c);
-    DSC_TRY(status);
-    return DSC_OK;
-}
-
-dsc_status dsc_cuda_chol_inverse_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) {
-    call c;
-    DSC_TRY(begin(&c, "chol_inverse_batch", q, items, count));
-    dsc_status status = run(&c, solve_inverse, 0);
     end(&c);
     DSC_TRY(status);
     return DSC_OK;

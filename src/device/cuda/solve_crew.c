@@ -186,7 +186,7 @@ static void free_numbers(dsc_cuda_solver *s) {
 }
 
 dsc_status dsc_cuda_solver_reserve(dsc_cuda_solver *s, int64_t count) {
-    int64_t numbers = 3 * count;
+    int64_t numbers = 2 * count;
     if (count > s->turn_capacity)
         DSC_TRY(dsc_memory_grow(&s->turns, &s->turn_capacity, count, sizeof *s->turns));
     if (numbers <= s->number_capacity)

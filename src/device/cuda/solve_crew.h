@@ -55,7 +55,7 @@ typedef struct dsc_cuda_solver {
 dsc_status dsc_cuda_solver_enter(dsc_device *device, dsc_cuda_solver **out) DSC_MUST_CHECK;
 void dsc_cuda_solver_leave(dsc_cuda_solver *s);
 
-/* Makes room for 3 numbers and a turn for each of `count` problems. */
+/* Makes room for 2 numbers and a turn for each of `count` problems. */
 dsc_status dsc_cuda_solver_reserve(dsc_cuda_solver *s, int64_t count) DSC_MUST_CHECK;
 /* Makes s->room that large at least. */
 dsc_status dsc_cuda_solver_reserve_room(dsc_cuda_solver *s, size_t bytes) DSC_MUST_CHECK;

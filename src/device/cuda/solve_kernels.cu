@@ -81,13 +81,12 @@ __device__ void load_tile(const T *m, int64_t n, int64_t row, int64_t column, T 
             tile[y][x] = m[(row + y) * n + column + x];
 }
 
-/* The transpose of a tile, to (row, column) on; `above`: only what lies above the diagonal. */
+/* The transpose of a tile, to (row, column) on. */
 template <typename T>
-__device__ void store_turned(T *m, int64_t n, int64_t row, int64_t column, const T (*tile)[TILE + 1],
-                             bool above) {
+__device__ void store_turned(T *m, int64_t n, int64_t row, int64_t column, const T (*tile)[TILE + 1]) {
     int x = threadIdx.x % TILE;
     for (int y = threadIdx.x / TILE; y < TILE; y += ROWS)
-        if (row + y < n && column + x < n && (!above || column + x > row + y))
+        if (row + y < n && column + x < n)
             m[(row + y) * n + column + x] = tile[x][y];
 }
 
@@ -110,22 +109,9 @@ template <typename T> __global__ void transpose(const __grid_constant__ places p
     load_tile<T>(from, n, row, column, low);
     load_tile<T>(from, n, column, row, high);
     __syncthreads();
-    store_turned<T>(to, n, column, row, low, false);
+    store_turned<T>(to, n, column, row, low);
     if (row != column)
-        store_turned<T>(to, n, row, column, high, false);
-}
-
-template <typename T> __global__ void mirror(const __grid_constant__ places p) {
-    __shared__ T low[TILE][TILE + 1];
-    const dsc_cuda_solve_place &place = p.place[blockIdx.y];
-    T *to = static_cast<T *>(place.to);
-    int64_t n = place.n, i = tile_row(blockIdx.x), row = i * TILE;
-    int64_t column = (blockIdx.x - i * (i + 1) / 2) * TILE;
-    if (row >= n)
-        return;
-    load_tile<T>(to, n, row, column, low);
-    __syncthreads();
-    store_turned<T>(to, n, column, row, low, true);
+        store_turned<T>(to, n, row, column, high);
 }
 
 int64_t largest(const places *p) {
@@ -171,14 +157,5 @@ extern "C" cudaError_t dsc_cuda_launch_solve_transpose(const dsc_cuda_launch *at
         DSC_LAUNCH((transpose<double>), grid_of_tiles(p), dim3(THREADS), 0, at->stream)(*p, scales);
     else
         DSC_LAUNCH((transpose<float>), grid_of_tiles(p), dim3(THREADS), 0, at->stream)(*p, scales);
-    return cudaGetLastError();
-}
-
-extern "C" cudaError_t dsc_cuda_launch_solve_mirror(const dsc_cuda_launch *at, int wide,
-                                                    const dsc_cuda_solve_places *p) {
-    if (wide)
-        DSC_LAUNCH((mirror<double>), grid_of_tiles(p), dim3(THREADS), 0, at->stream)(*p);
-    else
-        DSC_LAUNCH((mirror<float>), grid_of_tiles(p), dim3(THREADS), 0, at->stream)(*p);
     return cudaGetLastError();
 }

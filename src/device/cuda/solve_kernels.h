@@ -40,8 +40,6 @@ cudaError_t dsc_cuda_launch_solve_copy(const dsc_cuda_launch *at, int wide, cons
 /* to = the transpose of from, which may be the same matrix; values along, divided by that power. */
 cudaError_t dsc_cuda_launch_solve_transpose(const dsc_cuda_launch *at, int wide,
                                             const dsc_cuda_solve_places *p, const int *scales);
-/* The lower triangle of `to` over the upper. */
-cudaError_t dsc_cuda_launch_solve_mirror(const dsc_cuda_launch *at, int wide, const dsc_cuda_solve_places *p);
 
 #ifdef __cplusplus
 }

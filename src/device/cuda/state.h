@@ -4,10 +4,11 @@
  *   operations.cu   makes the GPU current for every operation (current.h)
  *   products.c      cuBLAS: single products;  grouped.c/.cu: many products at once, on tensor cores
  *   halves.c/.cu    large products, and Gram matrices of rows, as products of fp16
- *   solve.c         cuSOLVER: eigen solves and inverses, many at once on streams of their own
+ *   solve.c         cuSOLVER: eigen solves, many at once on streams of their own
+ *   cholesky.c/.cu  inverses and orthonormal columns, many at once
  *   conv.c          cuDNN: convolutions
  *   gram.c/.cu      factors: Gram matrices of patches
- *   refresh.c/.cu   eigenbases turned, made orthonormal (orthonormal.cu) and measured
+ *   refresh.c/.cu   eigenbases turned and measured
  *   elementwise, second, optim, layer, norm, pool, loss (.cu)   own kernels
  *
  * A .cu file holds kernels, their launches and, where that is all there is to it, the operations of the table

@@ -1,11 +1,11 @@
-/* Orthonormal columns by Cholesky (refresh.c has the order of the steps). H[k,k] and Z[n,k] are row-major; L = R'
- * overwrites the lower triangle of H below the panels' own triangles, of which only the inverse is needed.
+/* Cholesky factorisations of many matrices at once (cholesky.c has the order of the steps). Matrices are
+ * row-major.
  *
- * A panel's triangle is eliminated by one block, in registers. Everything else is products of tiles with 64
- * rows and columns: of the rows of a panel by that inverse, and of finished rows by finished rows. float32 is
- * split into two tf32 as in grouped.cu. */
+ * A panel's triangle is eliminated by one block, in registers; only its inverse is used. Everything else is
+ * products of tiles with 64 rows and columns: of the rows of a panel by that inverse, and of finished rows by
+ * finished rows. float32 is split into two tf32 as in grouped.cu. */
+#include "device/cuda/cholesky_kernels.h"
 #include "device/cuda/mma.cuh"
-#include "device/cuda/refresh_kernels.h"
 #include "device/cuda/tiles.cuh"
 
 namespace {
@@ -13,11 +13,11 @@ namespace {
 enum { SIDE = DSC_PANEL, MOST = 90 };
 
 /* The items of a launch. by, to: the columns that it reads and writes; a panel reads and writes `by`. */
-struct bases {
-    dsc_tiles<dsc_orthonormal, MOST> tiles;
+struct matrices {
+    dsc_tiles<dsc_cholesky, MOST> tiles;
     dsc_column_range by, to;
 };
-static_assert(sizeof(bases) <= 4000, "a launch takes at most 4000 bytes");
+static_assert(sizeof(matrices) <= 4000, "a launch takes at most 4000 bytes");
 
 __host__ __device__ __forceinline__ int64_t along(int64_t size) {
     return size > 0 ? (size + SIDE - 1) / SIDE : 0;
@@ -41,7 +41,7 @@ template <typename T> struct square { T at[EACH][EACH]; };
 
 /* H's block at `begin`, as a full symmetric square; the identity beyond its end. */
 template <typename T>
-__device__ __forceinline__ void load_square(const dsc_orthonormal &item, int64_t begin, int y, int x,
+__device__ __forceinline__ void load_square(const dsc_cholesky &item, int64_t begin, int y, int x,
                                             square<T> &m) {
     const T *h = (const T *)item.h;
     int64_t k = item.k;
@@ -93,11 +93,18 @@ __device__ __forceinline__ void eliminate(square<T> &m, int y, int x, T (*row)[S
     }
 }
 
+/* The inverse's transpose is the diagonal block of L^-T. */
 template <typename T>
-__global__ void __launch_bounds__(TRIANGLE_THREADS) triangle_kernel(const __grid_constant__ bases all) {
+__device__ __forceinline__ void store_turned(const dsc_cholesky &item, int64_t row, int64_t column, T value) {
+    if (row < item.k && column < item.k)
+        ((T *)item.h)[row * item.k + column] = value;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(TRIANGLE_THREADS) triangle_kernel(const __grid_constant__ matrices all) {
     __shared__ T row[2][SIDE], column[2][SIDE], pivots[SIDE];
     int64_t block;
-    const dsc_orthonormal &item = dsc_tiles_find(all.tiles, block);
+    const dsc_cholesky &item = dsc_tiles_find(all.tiles, block);
     int y = (int)threadIdx.x / GRID, x = (int)threadIdx.x % GRID, bad = 0;
     square<T> m;
     load_square(item, all.by.begin, y, x, m);
@@ -116,8 +123,10 @@ __global__ void __launch_bounds__(TRIANGLE_THREADS) triangle_kernel(const __grid
 #pragma unroll
         for (int b = 0; b < EACH; b++) {
             int i = y + a * GRID, l = x + b * GRID;
-            T scale = pivots[i];
-            inverse[i * SIDE + l] = i == l ? scale : i > l ? m.at[a][b] * scale : (T)0;
+            T scale = pivots[i], value = i == l ? scale : i > l ? m.at[a][b] * scale : (T)0;
+            inverse[i * SIDE + l] = value;
+            if (!item.z)
+                store_turned(item, all.by.begin + l, all.by.begin + i, value);
         }
     if (bad)
         *item.failed = 1;
@@ -126,65 +135,98 @@ __global__ void __launch_bounds__(TRIANGLE_THREADS) triangle_kernel(const __grid
 /* ---- tiles ---- */
 
 /* C[rows, columns] = A B', or C - A B', of A[rows, terms] and B[columns, terms]; at most SIDE rows and columns.
- * C = A B' may overwrite A: it is written after all of A has been read. */
+ * C = A B' may overwrite A or B: it is written after all of them has been read. */
 template <typename T> struct tile {
     const T *a, *b;
     T *c;
     int64_t a_width, b_width, c_width; /* from a row to the next */
     int rows, columns, terms;
+    int fresh; /* 1: C holds something else so far and counts as 0 */
 };
 
-/* Rows below a panel: number `tile` of those of H, then of those of Z. Returns how many there are. */
+/* Tiles of the rows of Z that are not 0 in columns before `end`. */
+__host__ __device__ __forceinline__ int64_t tiles_of_z(const dsc_cholesky &item, int64_t end) {
+    return item.z ? along(item.n) : along(end);
+}
+
+/* Rows in tiles: those of H from row `below` on, then those of Z. */
+template <typename T> struct place {
+    T *data;
+    int64_t first; /* row of its matrix */
+    int rows, in_z;
+};
+
 template <typename T>
-__device__ __forceinline__ int find_rows(const dsc_orthonormal &item, int64_t tile, int64_t below, T *&rows) {
-    int64_t k = item.k, in_h = along(k - below),
-            first = tile < in_h ? below + tile * SIDE : (tile - in_h) * SIDE;
-    rows = (T *)(tile < in_h ? item.h : item.z) + first * k;
-    return least(SIDE, (tile < in_h ? k : item.n) - first);
+__device__ __forceinline__ place<T> find_rows(const dsc_cholesky &item, int64_t number, int64_t below) {
+    int64_t k = item.k, in_h = along(k - below);
+    place<T> p;
+    p.in_z = number >= in_h;
+    p.first = p.in_z ? (number - in_h) * SIDE : below + number * SIDE;
+    p.data = (T *)(p.in_z && item.z ? item.z : item.h) + p.first * k;
+    p.rows = least(SIDE, (p.in_z && item.z ? item.n : k) - p.first);
+    return p;
 }
 
 /* The panel's columns of some rows. */
 template <typename T>
-__device__ __forceinline__ tile<T> panel_tile(const dsc_orthonormal &item, const bases &all, int64_t block) {
+__device__ __forceinline__ tile<T> panel_tile(const dsc_cholesky &item, const matrices &all, int64_t block) {
     int64_t k = item.k;
-    T *rows;
+    place<T> p = find_rows<T>(item, block, all.by.end);
     tile<T> t;
-    t.rows = find_rows(item, block, all.by.end, rows);
-    t.a = t.c = rows + all.by.begin;
+    t.a = t.c = p.data + all.by.begin;
     t.b = (const T *)item.inverse;
     t.a_width = t.c_width = k;
     t.b_width = SIDE;
+    t.rows = p.rows;
     t.columns = t.terms = least(SIDE, k - all.by.begin);
+    t.fresh = 0;
     return t;
 }
 
-__host__ __device__ __forceinline__ int64_t reduction_columns(const dsc_orthonormal &item,
-                                                              dsc_column_range to) {
-    return along((to.end < item.k ? to.end : item.k) - to.begin);
-}
-
 /* Columns of `to` have, from the diagonal on, the rows of H below them, and those of Z. */
-__host__ __device__ __forceinline__ int64_t reduction_rows(const dsc_orthonormal &item, dsc_column_range to,
+__host__ __device__ __forceinline__ int64_t reduction_rows(const dsc_cholesky &item, const matrices &all,
                                                            int64_t column) {
-    return along(item.k - to.begin - column * SIDE) + along(item.n);
+    return along(item.k - all.to.begin - column * SIDE) + tiles_of_z(item, all.by.end);
 }
 
+/* Where Z begins as the identity, a row has its first number on the diagonal: what lies before it in memory is
+ * L's, and its place in the columns `to` is still that of H. */
 template <typename T>
-__device__ __forceinline__ tile<T> reduction_tile(const dsc_orthonormal &item, const bases &all,
+__device__ __forceinline__ tile<T> reduction_tile(const dsc_cholesky &item, const matrices &all,
                                                   int64_t block) {
     int64_t k = item.k, column = 0;
-    for (; block >= reduction_rows(item, all.to, column); column++)
-        block -= reduction_rows(item, all.to, column);
-    int64_t first = all.to.begin + column * SIDE;
-    T *rows;
+    for (; block >= reduction_rows(item, all, column); column++)
+        block -= reduction_rows(item, all, column);
+    int64_t first = all.to.begin + column * SIDE, from = all.by.begin;
+    place<T> p = find_rows<T>(item, block, first);
     tile<T> t;
-    t.rows = find_rows(item, block, first, rows);
-    t.a = rows + all.by.begin;
-    t.b = (const T *)item.h + first * k + all.by.begin;
-    t.c = rows + first;
+    t.fresh = !item.z && p.in_z && p.first >= from;
+    if (t.fresh)
+        from = p.first;
+    t.a = p.data + from;
+    t.b = (const T *)item.h + first * k + from;
+    t.c = p.data + first;
     t.a_width = t.b_width = t.c_width = k;
+    t.rows = p.rows;
     t.columns = least(SIDE, least(all.to.end, k) - first);
-    t.terms = all.by.end - all.by.begin;
+    t.terms = (int)(all.by.end - from);
+    return t;
+}
+
+/* The tile (i, j) of U U', j <= i, of the upper triangular U in the memory of H. */
+template <typename T>
+__device__ __forceinline__ tile<T> inverse_tile(const dsc_cholesky &item, int64_t i, int64_t j) {
+    int64_t k = item.k;
+    T *h = (T *)item.h;
+    tile<T> t;
+    t.a = h + i * SIDE * (k + 1);
+    t.b = h + j * SIDE * k + i * SIDE;
+    t.c = h + i * SIDE * k + j * SIDE;
+    t.a_width = t.b_width = t.c_width = k;
+    t.terms = (int)(k - i * SIDE);
+    t.rows = least(SIDE, t.terms);
+    t.columns = least(SIDE, k - j * SIDE);
+    t.fresh = 0;
     return t;
 }
 
@@ -273,7 +315,7 @@ __device__ __forceinline__ void store(const tile<float> &t, int row, int column,
                 int y = row + i * 16 + dsc_c_row(lane, r), x = column + j * 8 + dsc_c_column(lane, r);
                 float *to = t.c + y * t.c_width + x;
                 if (y < t.rows && x < t.columns)
-                    *to = REDUCE ? *to - sum[i][j][r] : sum[i][j][r];
+                    *to = REDUCE ? (t.fresh ? 0 : *to) - sum[i][j][r] : sum[i][j][r];
             }
 }
 
@@ -345,30 +387,65 @@ template <bool REDUCE> __device__ __forceinline__ void make_tile(const tile<doub
             int row = y + i * ROW_STEP, column = x + j * COLUMN_STEP;
             double *to = t.c + row * t.c_width + column;
             if (row < t.rows && column < t.columns)
-                *to = REDUCE ? *to - sum[i][j] : sum[i][j];
+                *to = REDUCE ? (t.fresh ? 0 : *to) - sum[i][j] : sum[i][j];
         }
 }
 
 /* ---- kernels and launches ---- */
 
 template <typename T>
-__global__ void __launch_bounds__(TILE_THREADS) panel_kernel(const __grid_constant__ bases all) {
+__global__ void __launch_bounds__(TILE_THREADS) panel_kernel(const __grid_constant__ matrices all) {
     DSC_SHARED(T, shared);
     int64_t block;
-    const dsc_orthonormal &item = dsc_tiles_find(all.tiles, block);
+    const dsc_cholesky &item = dsc_tiles_find(all.tiles, block);
     make_tile<false>(panel_tile<T>(item, all, block), shared);
 }
 
 template <typename T>
-__global__ void __launch_bounds__(TILE_THREADS) reduction_kernel(const __grid_constant__ bases all) {
+__global__ void __launch_bounds__(TILE_THREADS) reduction_kernel(const __grid_constant__ matrices all) {
     DSC_SHARED(T, shared);
     int64_t block;
-    const dsc_orthonormal &item = dsc_tiles_find(all.tiles, block);
+    const dsc_cholesky &item = dsc_tiles_find(all.tiles, block);
     make_tile<true>(reduction_tile<T>(item, all, block), shared);
 }
 
+/* Tiles below the diagonal, which hold nothing that is still needed; then, in another launch, those on it: each
+ * is read by its own block only. */
+template <typename T, bool DIAGONAL>
+__global__ void __launch_bounds__(TILE_THREADS) inverse_kernel(const __grid_constant__ matrices all) {
+    DSC_SHARED(T, shared);
+    int64_t block, i = 1;
+    const dsc_cholesky &item = dsc_tiles_find(all.tiles, block);
+    while (!DIAGONAL && block >= i)
+        block -= i++;
+    make_tile<false>(inverse_tile<T>(item, DIAGONAL ? block : i, block), shared);
+}
+
+/* A block copies a tile of the lower triangle to the upper. */
+enum { MIRROR = 32, MIRROR_THREADS = 256, MIRROR_STEP = MIRROR_THREADS / MIRROR };
+
+template <typename T>
+__global__ void __launch_bounds__(MIRROR_THREADS) mirror_kernel(const __grid_constant__ matrices all) {
+    __shared__ T turned[MIRROR][MIRROR + 1];
+    int64_t block, i = 0;
+    const dsc_cholesky &item = dsc_tiles_find(all.tiles, block);
+    T *h = (T *)item.h;
+    for (; block > i; i++)
+        block -= i + 1;
+    int64_t k = item.k, top = i * MIRROR, left = block * MIRROR;
+    int column = (int)threadIdx.x % MIRROR, line = (int)threadIdx.x / MIRROR;
+    for (int row = line; row < MIRROR; row += MIRROR_STEP)
+        if (top + row < k && left + column <= top + row)
+            turned[row][column] = h[(top + row) * k + left + column];
+    __syncthreads();
+    for (int row = line; row < MIRROR; row += MIRROR_STEP)
+        if (top + column < k && left + row < top + column)
+            h[(left + row) * k + top + column] = turned[column][row];
+}
+
 template <class Kernel>
-cudaError_t launch(const dsc_cuda_launch *at, Kernel *kernel, unsigned threads, size_t shared, bases *all) {
+cudaError_t launch(const dsc_cuda_launch *at, Kernel *kernel, unsigned threads, size_t shared,
+                   matrices *all) {
     if (all->tiles.count == 0)
         return cudaSuccess;
     cudaError_t error =
@@ -384,7 +461,7 @@ cudaError_t launch(const dsc_cuda_launch *at, Kernel *kernel, unsigned threads, 
 /* Launches a kernel on all items, as many at a time as its arguments have room for. */
 template <class Kernel, class Blocks>
 cudaError_t launch_all(const dsc_cuda_launch *at, Kernel *kernel, unsigned threads, size_t shared,
-                       const dsc_orthonormal *items, int count, bases *all, Blocks blocks) {
+                       const dsc_cholesky *items, int count, matrices *all, Blocks blocks) {
     cudaError_t error = cudaSuccess;
     dsc_tiles_clear(&all->tiles);
     for (int i = 0; i < count && error == cudaSuccess; i++) {
@@ -396,43 +473,66 @@ cudaError_t launch_all(const dsc_cuda_launch *at, Kernel *kernel, unsigned threa
 }
 
 template <typename T>
-cudaError_t panels(const dsc_cuda_launch *at, const dsc_orthonormal *items, int count, int32_t begin) {
-    bases all;
+cudaError_t panels(const dsc_cuda_launch *at, const dsc_cholesky *items, int count, int32_t begin) {
+    matrices all;
     all.by = all.to = {begin, begin + SIDE};
     cudaError_t error = launch_all(at, triangle_kernel<T>, TRIANGLE_THREADS, 0, items, count, &all,
-                                   [&](const dsc_orthonormal &item) -> int64_t { return item.k > begin; });
+                                   [&](const dsc_cholesky &item) -> int64_t { return item.k > begin; });
     if (error != cudaSuccess)
         return error;
     return launch_all(at, panel_kernel<T>, TILE_THREADS, SHARED, items, count, &all,
-                      [&](const dsc_orthonormal &item) -> int64_t {
-                          return item.k > begin ? along(item.k - all.by.end) + along(item.n) : 0;
+                      [&](const dsc_cholesky &item) -> int64_t {
+                          return item.k > begin ? along(item.k - all.by.end) + tiles_of_z(item, begin) : 0;
                       });
 }
 
 template <typename T>
-cudaError_t reductions(const dsc_cuda_launch *at, const dsc_orthonormal *items, int count,
-                       dsc_column_range by, dsc_column_range to) {
-    bases all;
+cudaError_t reductions(const dsc_cuda_launch *at, const dsc_cholesky *items, int count, dsc_column_range by,
+                       dsc_column_range to) {
+    matrices all;
     all.by = by;
     all.to = to;
     return launch_all(at, reduction_kernel<T>, TILE_THREADS, SHARED, items, count, &all,
-                      [&](const dsc_orthonormal &item) -> int64_t {
-                          int64_t blocks = 0;
-                          for (int64_t column = 0; column < reduction_columns(item, to); column++)
-                              blocks += reduction_rows(item, to, column);
+                      [&](const dsc_cholesky &item) -> int64_t {
+                          int64_t blocks = 0, columns = along(least(to.end, item.k) - to.begin);
+                          for (int64_t column = 0; column < columns; column++)
+                              blocks += reduction_rows(item, all, column);
                           return blocks;
+                      });
+}
+
+template <typename T> cudaError_t inverses(const dsc_cuda_launch *at, const dsc_cholesky *items, int count) {
+    matrices all;
+    cudaError_t error =
+        launch_all(at, inverse_kernel<T, false>, TILE_THREADS, SHARED, items, count, &all,
+                   [](const dsc_cholesky &item) { return along(item.k) * (along(item.k) - 1) / 2; });
+    if (error != cudaSuccess)
+        return error;
+    error = launch_all(at, inverse_kernel<T, true>, TILE_THREADS, SHARED, items, count, &all,
+                       [](const dsc_cholesky &item) { return along(item.k); });
+    if (error != cudaSuccess)
+        return error;
+    return launch_all(at, mirror_kernel<T>, MIRROR_THREADS, 0, items, count, &all,
+                      [](const dsc_cholesky &item) {
+                          int64_t tiles = (item.k + MIRROR - 1) / MIRROR;
+                          return tiles * (tiles + 1) / 2;
                       });
 }
 
 } // namespace
 
-extern "C" cudaError_t dsc_cuda_launch_panels(const dsc_cuda_launch *at, int wide,
-                                              const dsc_orthonormal *items, int count, int32_t begin) {
+extern "C" cudaError_t dsc_cuda_launch_panels(const dsc_cuda_launch *at, int wide, const dsc_cholesky *items,
+                                              int count, int32_t begin) {
     return wide ? panels<double>(at, items, count, begin) : panels<float>(at, items, count, begin);
 }
 
 extern "C" cudaError_t dsc_cuda_launch_reductions(const dsc_cuda_launch *at, int wide,
-                                                  const dsc_orthonormal *items, int count,
-                                                  dsc_column_range by, dsc_column_range to) {
+                                                  const dsc_cholesky *items, int count, dsc_column_range by,
+                                                  dsc_column_range to) {
     return wide ? reductions<double>(at, items, count, by, to) : reductions<float>(at, items, count, by, to);
+}
+
+extern "C" cudaError_t dsc_cuda_launch_inverses(const dsc_cuda_launch *at, int wide,
+                                                const dsc_cholesky *items, int count) {
+    return wide ? inverses<double>(at, items, count) : inverses<float>(at, items, count);
 }
