@@ -220,6 +220,10 @@ typedef struct dsc_kfac_options {
     dsc_kfac_clip_scaling kl_clip_scaling;
     /* 100: steps, an epoch of them if that is more, after which dsc_kfac_health gives an alarm. 1 or more. */
     int64_t health_steps;
+    /* 0: all; n: factors come from the first n samples of every capture (entries of the first dimension of a and
+     * g, where both have the same number of them), scaled so that their expectation is the same. The order of
+     * samples must be random. */
+    int64_t factor_samples;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

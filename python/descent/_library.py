@@ -191,6 +191,7 @@ class KfacOptions(Structure):
         ("refresh", c_int),
         ("kl_clip_scaling", c_int),
         ("health_steps", c_int64),
+        ("factor_samples", c_int64),
     ]
 
 

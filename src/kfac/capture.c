@@ -5,6 +5,10 @@
  *   paper           1 / (N S^2)    N S / scale^2           N samples, S positions, g of scale * loss
  *   kfac-pytorch    1 / (N S^3)    1 / (N S^3) / scale^2
  *
+ * With options.factor_samples n, the sums run over the first n of the N samples. g is that of a loss averaged over
+ * all N, so that the gradient of one sample's loss is N g, and N becomes n in all alphas but that of G in the
+ * paper's scaling, where it is N^2 / n.
+ *
  * Of m passes with u uses of the layer each, every capture counts alpha_A / (m u) and alpha_G / m: A is the mean
  * over all of them, G the mean over the passes of the sum over the uses. A batch factor is formed in `gram` and
  * waits in the factor's `batch` for other captures and ranks, or enters the average at once when there are
@@ -25,7 +29,7 @@ static double alpha_of(const dsc_kfac *k, dsc_kfac_side side, const dsc_kfac_pas
     if (k->options.scaling == DSC_KFAC_PYTORCH)
         alpha /= s;
     else if (side == DSC_KFAC_G)
-        alpha = n * s;
+        alpha = n * pass->whole * pass->whole * s;
     return side == DSC_KFAC_G ? alpha / scale : alpha;
 }
 
@@ -166,6 +170,15 @@ static dsc_status read_sample(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l
     return any ? convert_incoming(k, q, in, seen, pass) : DSC_OK;
 }
 
+/* Leaves the first options.factor_samples samples of a capture; returns how many there were for each of them. */
+static double cut_sample(const dsc_kfac *k, dsc_kfac_sample *s) {
+    int64_t most = k->options.factor_samples, all = s->a.ndim > 1 ? s->a.dim[0] : 0;
+    if (most == 0 || all <= most || s->g.ndim < 2 || s->g.dim[0] != all)
+        return 1;
+    s->a.dim[0] = s->g.dim[0] = most;
+    return (double)all / (double)most;
+}
+
 /* ---- one capture ---- */
 
 static dsc_status check_capture(const dsc_kfac *k, const dsc_queue *queue, int64_t layer) {
@@ -195,13 +208,16 @@ static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const ds
         return DSC_OK; /* skipped */
     dsc_kfac_progress *p = &k->progress[layer];
     if (k->updating) {
+        dsc_kfac_sample part = *sample;
+        double whole = cut_sample(k, &part);
         dsc_kfac_pass pass;
-        DSC_TRY(read_sample(k, queue, &k->layers[layer], sample, &pass));
+        DSC_TRY(read_sample(k, queue, &k->layers[layer], &part, &pass));
+        pass.whole = whole;
         p->by_sample = k->layers[layer].kind == DSC_KFAC_LINEAR && sample->a.ndim == 2;
         double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
         double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (passes * uses);
         double alpha_g = alpha_of(k, DSC_KFAC_G, &pass) / passes;
-        p->samples = pass.samples;
+        p->samples = (int64_t)((double)pass.samples * whole + 0.5);
         for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
             DSC_TRY(dsc_kfac_ekfac_capture(k, queue, u, &pass));
             DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));

@@ -230,7 +230,7 @@ static dsc_status add_gradients(dsc_kfac *k, dsc_queue *q, const portion *p,
 }
 
 dsc_status dsc_kfac_ekfac_capture(dsc_kfac *k, dsc_queue *q, int64_t unit, const dsc_kfac_pass *pass) {
-    double n = (double)pass->samples, scale = k->loss_scale * k->loss_scale;
+    double n = (double)pass->samples * pass->whole * pass->whole, scale = k->loss_scale * k->loss_scale;
     const dsc_kfac_progress *progress = &k->progress[dsc_kfac_layer_of(k, unit)];
     dsc_tensor *to = &k->moments.batch[unit];
     if (k->options.ekfac != DSC_KFAC_EKFAC_SAMPLES)

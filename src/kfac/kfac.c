@@ -138,11 +138,11 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
 static int64_t fingerprint(const dsc_kfac *k) {
     const dsc_kfac_options *o = &k->options;
     const int64_t choices[] = {
-        k->layer_count,   k->rows,          o->method,         o->symmetric,
-        o->outer_product, o->diag_blocks,   o->passes,         (int64_t)o->bucket_bytes,
-        k->factor_dtype,  k->inverse_dtype, k->dtype,          o->scaling,
-        o->factor_freq,   o->update_freq,   o->damping_split,  o->warmup_factors,
-        o->ekfac,         o->refresh,       o->kl_clip_scaling};
+        k->layer_count,   k->rows,          o->method,          o->symmetric,
+        o->outer_product, o->diag_blocks,   o->passes,          (int64_t)o->bucket_bytes,
+        k->factor_dtype,  k->inverse_dtype, k->dtype,           o->scaling,
+        o->factor_freq,   o->update_freq,   o->damping_split,   o->warmup_factors,
+        o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);

@@ -76,7 +76,9 @@ expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out k --overwrite --kfac-updat
     --kfac-diag-blocks 2 --kfac-diag-warmup 1 --kfac-skip-layers fc3 --kfac-scaling kfac-pytorch --kfac-fisher sampled \
     --kfac-outer-product off --kfac-factor-dtype bf16 --kfac-inverse-dtype fp16 --kfac-scope global
 expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out pi --kfac-update-freq 4 --kfac-method inverse --kfac-damping-split pi \
-    --kfac-warmup-factors on --kfac-kl-clip-scaling ranks
+    --kfac-warmup-factors on --kfac-kl-clip-scaling ranks \
+    --kfac-factor-samples 5
+has pi/metrics.jsonl '"factor_samples":5'
 has pi/metrics.jsonl '"kl_clip_scaling":"ranks"'
 has pi/metrics.jsonl '"warmup_factors":true'
 has pi/metrics.jsonl '"damping_split":"pi"'

@@ -37,6 +37,7 @@ void naive_open(naive *v, const net *n, const dsc_kfac_options *options) {
                  .scaling = options->scaling,
                  .split = options->damping_split,
                  .warmup = options->warmup_factors,
+                 .part = options->factor_samples,
                  .frozen_damping = options->outer_product,
                  .g_factor = 1};
     for (int l = 0; l < n->count; l++)
@@ -82,11 +83,22 @@ static void take_patch(const net_layer *l, const double *image, int64_t group, c
         row[k] = 1;
 }
 
+/* 1 when the factors are made of this sample, too. */
+static int is_used(const naive *v, int64_t sample) {
+    return v->part == 0 || sample % (v->n->samples / v->n->ranks) < v->part;
+}
+
+/* All samples for each of those that factors are made of. */
+static double whole_for_part(const naive *v) {
+    int64_t share = v->n->samples / v->n->ranks;
+    return v->part == 0 || v->part > share ? 1 : (double)share / (double)v->part;
+}
+
 static void capture_conv(const naive *v, naive_unit *u, double scale_a, double scale_g) {
     const net_layer *l = &v->n->layers[u->layer];
     double *row = net_array(u->a_n, sizeof *row), *grad = net_array(u->g_n, sizeof *grad);
     for (int64_t i = 0; i < v->n->samples; i++)
-        for (int64_t p = 0; p < l->positions; p++) {
+        for (int64_t p = 0; p < l->positions && is_used(v, i); p++) {
             take_patch(l, l->whole_a + i * l->a_size, u->group, (int64_t[]){p / l->out_w, p % l->out_w}, row);
             add_outer(row, u->a_n, scale_a, u->a_batch);
             const double *g = l->whole_g + i * l->g_size + p * l->shape.out_c + u->group * u->g_n;
@@ -103,6 +115,8 @@ static void capture_linear(const naive *v, naive_unit *u, int64_t rows, double s
     const net_shape *s = &l->shape;
     double *row = net_array(u->a_n, sizeof *row), *grad = net_array(u->g_n, sizeof *grad);
     for (int64_t i = 0; i < rows; i++) {
+        if (!is_used(v, i / (rows / v->n->samples)))
+            continue;
         for (int64_t k = 0; k < s->in_c; k++)
             row[k] = l->whole_a[i * s->in_c + k];
         if (s->bias)
@@ -125,6 +139,8 @@ void naive_capture(naive *v, unsigned absent) {
         double scale_a = 1 / (n * s * s), scale_g = n * s;
         if (v->scaling == DSC_KFAC_PYTORCH)
             scale_a = scale_g = 1 / (n * s * s * s);
+        scale_a *= whole_for_part(v);
+        scale_g *= whole_for_part(v);
         if (absent >> u->layer & 1)
             continue;
         u->ran++;

@@ -217,6 +217,100 @@ static void test_warmup_replaces(void **state) {
     twin_close(&t);
 }
 
+/* ---- factors from a part of the batch ---- */
+
+static void test_factor_samples(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++)
+        for (int64_t part = 1; part <= TWIN_SAMPLES + 1; part++)
+            for (int scaling = 0; scaling < 2; scaling++) {
+                twin t;
+                dsc_kfac_options options = twin_options();
+                int64_t passes = 1 + part % 2;
+                options.factor_samples = part;
+                options.scaling = scaling ? DSC_KFAC_PYTORCH : DSC_KFAC_PAPER;
+                options.passes = passes;
+                twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+                for (int64_t k = 0; k < 3; k++)
+                    twin_step(&t,
+                              &(net_step){
+                                  .number = k, .lr = 0.1, .passes = passes, .loss_scale = 1 / (double)passes},
+                              "part of the batch");
+                twin_close(&t);
+            }
+}
+
+/* The expectation is that of all samples: the mean over the samples, each taken alone, is the whole batch's
+ * factor. */
+static void test_factor_samples_unbiased(void **state) {
+    (void)state;
+    double sum[2][3] = {{0}}, whole[2][3];
+    for (int take = -1; take < TWIN_SAMPLES; take++) {
+        twin t;
+        dsc_kfac_options options = twin_options();
+        options.stat_decay = 0;
+        options.factor_samples = take < 0 ? 0 : 1;
+        twin_open(&t, &places[REF], twin_mixed, 1, &options);
+        net_draw(&t.n, 0, 0, 1);
+        net_draw_gradients(&t.n, 0);
+        for (int side = 0; side < 2 && take > 0; side++) { /* sample `take` becomes the first */
+            dsc_tensor *x = side ? &t.n.layers[0].g : &t.n.layers[0].a;
+            int64_t size = dsc_tensor_count(x) / TWIN_SAMPLES;
+            for (int64_t i = 0; i < size; i++)
+                net_set(&t.n, x, i, net_get(&t.n, x, take * size + i));
+        }
+        assert_ok(dsc_kfac_begin(t.kfac, 1));
+        assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, 0, &t.n.layers[0].a, &t.n.layers[0].g));
+        assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
+        for (int i = 0; i < 3; i++) {
+            double a = twin_state(&t, "conv.A", i), g = twin_state(&t, "conv.G", i);
+            if (take < 0) {
+                whole[0][i] = a;
+                whole[1][i] = g;
+            } else {
+                sum[0][i] += a / TWIN_SAMPLES;
+                sum[1][i] += g / TWIN_SAMPLES;
+            }
+        }
+        twin_close(&t);
+    }
+    for (int i = 0; i < 6; i++)
+        assert_true(fabs(sum[i / 3][i % 3] - whole[i / 3][i % 3]) <= 1e-14);
+}
+
+/* EKFAC's moments: those of one sample, with the gradient of a loss over all, are N^2 times its squares. */
+static void test_factor_samples_of_moments(void **state) {
+    (void)state;
+    double s[2][12];
+    for (int cut = 0; cut < 2; cut++) {
+        twin t;
+        dsc_kfac_options options = twin_options();
+        options.ekfac = DSC_KFAC_EKFAC_SAMPLES;
+        options.factor_samples = cut;
+        options.stat_decay = 0.5;
+        options.update_freq = 100;
+        twin_open(&t, &places[REF], twin_mixed + 2, 1, &options);
+        for (int k = 0; k < 2; k++) {
+            net_draw(&t.n, k, 0, 1);
+            net_draw_gradients(&t.n, k);
+            for (int side = 0; side < 2; side++) { /* all samples are the first one */
+                dsc_tensor *x = side ? &t.n.layers[0].g : &t.n.layers[0].a;
+                int64_t size = dsc_tensor_count(x) / TWIN_SAMPLES;
+                for (int64_t i = size; i < TWIN_SAMPLES * size; i++)
+                    net_set(&t.n, x, i, net_get(&t.n, x, i % size));
+            }
+            assert_ok(dsc_kfac_begin(t.kfac, 1));
+            assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, 0, &t.n.layers[0].a, &t.n.layers[0].g));
+            assert_ok(dsc_kfac_step(t.kfac, t.n.queue, 0.1));
+        }
+        for (int i = 0; i < 12; i++)
+            s[cut][i] = twin_state(&t, "rows.moments", i);
+        twin_close(&t);
+    }
+    for (int i = 0; i < 12; i++)
+        assert_true(fabs(s[0][i] - s[1][i]) <= 1e-13 * fabs(s[0][i]));
+}
+
 /* ---- the clip's bound ---- */
 
 /* The bound is that of `passes` batches, also after the number of passes has changed. */
@@ -266,6 +360,9 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_warmup_replaces),
         cmocka_unit_test(test_clip_scaling),
         cmocka_unit_test(test_clip_scaling_names),
+        cmocka_unit_test(test_factor_samples),
+        cmocka_unit_test(test_factor_samples_unbiased),
+        cmocka_unit_test(test_factor_samples_of_moments),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -59,6 +59,21 @@ static void test_warmup(void **state) {
     all_fine(comm);
 }
 
+static void test_factor_samples(void **state) {
+    (void)state;
+    config list[16];
+    int count = all_grids(list);
+    for (int i = 0; i < count; i++) {
+        dsc_kfac_options options = options_of(&list[i]);
+        net_step steps[4];
+        options.factor_samples = 2;
+        for (int k = 0; k < 4; k++)
+            steps[k] = step_of(k);
+        run_beside(&list[i], &options, steps, 4, 1);
+    }
+    all_fine(comm);
+}
+
 /* A clip scaled with the ranks is one that is as many times as large. */
 static void test_clip_scaling(void **state) {
     (void)state;
@@ -86,6 +101,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_split),
         cmocka_unit_test(test_warmup),
         cmocka_unit_test(test_clip_scaling),
+        cmocka_unit_test(test_factor_samples),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

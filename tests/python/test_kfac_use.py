@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import warnings
 
@@ -473,6 +474,32 @@ def test_degenerated_to_plain_gradients(device):
     health = kfac.health()
     assert health["degenerate"] and health["alarm"] == "parallel"
     assert texts[0].startswith(health["message"])
+
+
+def test_factor_samples(device):
+    """The first samples of a batch alone, scaled: their factors are those of a batch of them."""
+    factors, first = [], make(device)[0]
+    x, y = batch(device, n=8)
+    for samples, rows in ((2, 8), (0, 2)):
+        model = copy.deepcopy(first).eval()  # batch norm would make samples depend on each other
+        kfac = KFAC(model, factor_samples=samples, **every_step())
+        backward(model, x[:rows], y[:rows])
+        kfac.step()
+        factors.append(kfac.state_dict()["entries"])
+    for name in ("conv1.A", "conv2.A", "linear.A", "conv1.G", "conv2.G", "linear.G"):
+        assert torch.allclose(factors[0][name], factors[1][name], rtol=1e-10)
+
+
+def test_variants(device):
+    """Options that the library checks and applies."""
+    model, _ = make(device)
+    options = dict(every_step(), compute_method="inverse", damping_split="pi", warmup_factors=True)
+    kfac = KFAC(model, kl_clip_scaling="ranks", **options)
+    backward(model, *batch(device))
+    kfac.step()
+    assert int(kfac.state_dict()["entries"]["linear.updates"]) == 1
+    with pytest.raises(descent.InvalidError, match="choose method inverse"):
+        KFAC(make(device)[0], damping_split="pi")
 
 
 def test_clip_alarm(device):

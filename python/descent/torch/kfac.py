@@ -37,6 +37,8 @@ Value = Union[float, Callable[[int], float]]
 
 _METHODS = {"eigen": 0, "inverse": 1}
 _REFRESHES = {"exact": 0, "warm": 1}
+_SPLITS = {"none": 0, "pi": 1}
+_CLIP_SCALINGS = {"none": 0, "ranks": 1}
 _SCALINGS = {"paper": 0, "kfac-pytorch": 1}
 _STRATEGIES = {"comm_opt": 0, "mem_opt": 1, "hybrid_opt": 2, "layer_wise": 3}
 _PLACEMENTS = {"round_robin": 0, "compute": 1, "memory": 2}
@@ -104,6 +106,11 @@ class KFAC(torch.optim.Optimizer):
     accumulation_steps: backward passes before each step(); each loss must be divided by it.
     compute_method: "eigen" or "inverse".
     refresh: "exact", or "warm" to rotate the last eigenvectors instead of solving anew.
+    damping_split: "none", or "pi" to divide the damping of inverses between the two factors.
+    warmup_factors: True: averages start as plain means of the first batches, not as the identity.
+    kl_clip_scaling: "none", or "ranks" to multiply kl_clip by ranks and accumulation_steps.
+    factor_samples: factors come from the first so many samples (images, rows of linear layers) of a
+        batch, whose order must be random; 0: all.
     grad_worker_fraction: "comm_opt", "hybrid_opt", "mem_opt", or a fraction of the ranks.
     assignment_strategy: "compute", "memory" or "round_robin".
     symmetry_aware: factors and inverses travel as triangles (default True).
@@ -140,6 +147,10 @@ class KFAC(torch.optim.Optimizer):
         colocate_factors: Optional[bool] = None,
         compute_method: Any = "eigen",
         refresh: Any = "exact",
+        damping_split: Any = "none",
+        warmup_factors: bool = False,
+        kl_clip_scaling: Any = "none",
+        factor_samples: int = 0,
         compute_eigenvalue_outer_product: bool = False,
         grad_worker_fraction: Any = "comm_opt",
         symmetry_aware: bool = True,
@@ -204,6 +215,10 @@ class KFAC(torch.optim.Optimizer):
         self._options = self._make_options(
             method=_choice("compute_method", compute_method, _METHODS),
             refresh=_choice("refresh", refresh, _REFRESHES),
+            damping_split=_choice("damping_split", damping_split, _SPLITS),
+            warmup_factors=int(warmup_factors),
+            kl_clip_scaling=_choice("kl_clip_scaling", kl_clip_scaling, _CLIP_SCALINGS),
+            factor_samples=int(factor_samples),
             scaling=_choice("scaling", scaling, _SCALINGS),
             placement=_choice("assignment_strategy", assignment_strategy, _PLACEMENTS),
             outer_product=int(compute_eigenvalue_outer_product),
