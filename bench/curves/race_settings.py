@@ -1,0 +1,90 @@
+"""The settings of race: eight of first order and eight of K-FAC in every group, chosen before the runs."""
+
+COSINE = "--lr-schedule cosine --val-batch-size 1000 --log-every 50 "
+NESTEROV = "--optimizer sgd --nesterov "
+LARS = "--optimizer lars "
+ADAMW = "--optimizer adamw --weight-decay 0.05 "
+KFAC = NESTEROV + "--kfac-refresh warm "
+DEVICES = {"cuda": "--device cuda --tune", "cpu": "--device cpu"}
+
+
+def rates(prefix, name, values):
+    return {"%s-%s" % (name, value): prefix + "--lr %s" % value for value in values}
+
+
+def kfac(batch, factors, refresh, damping, clip, rate, more=""):
+    """F, T, damping, KL clip, rate."""
+    name = "F%d-T%d-d%s-c%s-lr%s" % (factors, refresh, damping, clip, rate) + ("-" + more.split()[0].lstrip("-") if more else "")
+    options = "--batch-size %d --kfac-cov-update-freq %d --kfac-update-freq %d --kfac-damping %s --kfac-kl-clip %s --lr %s %s"
+    return name, KFAC + (options % (batch, factors, refresh, damping, clip, rate, more)).strip()
+
+
+def first(batch, settings):
+    return {name: "--batch-size %d %s" % (batch, options) for name, options in settings.items()}
+
+
+CIFAR = {
+    "128": {
+        "first order": first(128, {**rates(NESTEROV, "nesterov", [0.05, 0.1, 0.2, 0.4]), **rates(LARS, "lars", [1, 2]),
+                                   **rates(ADAMW, "adamw", [0.001, 0.003])}),
+        "K-FAC": dict([
+            kfac(128, 10, 100, 0.03, 0.001, 0.1), kfac(128, 10, 100, 0.03, 0.001, 0.2), kfac(128, 10, 100, 0.3, 0, 0.1),
+            kfac(128, 10, 50, 0.03, 0.003, 0.1), kfac(128, 10, 20, 0.03, 0.001, 0.2), kfac(128, 5, 50, 0.1, 0.003, 0.2),
+            kfac(128, 10, 100, 0.1, 0.003, 0.1), kfac(128, 10, 100, 0.03, 0.003, 0.2)]),
+    },
+    "1024": {
+        "first order": first(1024, {**rates(NESTEROV, "nesterov", [0.4, 0.8, 1.6]), **rates(LARS, "lars", [8, 16]),
+                                    **rates(ADAMW, "adamw", [0.003, 0.01]),
+                                    **rates(NESTEROV + "--clip-norm 1 ", "nesterov-clip", [1.6])}),
+        "K-FAC": dict([
+            kfac(1024, 5, 20, 0.003, 0.01, 0.4), kfac(1024, 5, 20, 0.003, 0.01, 0.8), kfac(1024, 5, 10, 0.003, 0.01, 0.4),
+            kfac(1024, 5, 20, 0.003, 0.03, 0.4), kfac(1024, 5, 20, 0.01, 0.01, 0.4), kfac(1024, 2, 10, 0.003, 0.01, 0.4),
+            kfac(1024, 5, 20, 0.01, 0.03, 0.8), kfac(1024, 10, 20, 0.003, 0.01, 0.4)]),
+    },
+    "4096": {
+        "first order": first(4096, {**rates(LARS, "lars", [16, 24, 32, 48]), **rates(ADAMW, "adamw", [0.01, 0.02]),
+                                    **rates(NESTEROV + "--clip-norm 1 ", "nesterov-clip", [0.8, 1.6])}),
+        "K-FAC": dict([kfac(4096, *values, "--warmup-epochs 6") for values in [
+            (2, 10, 0.003, 0.03, 0.8), (2, 5, 0.003, 0.03, 0.8), (2, 10, 0.003, 0.1, 0.8), (2, 10, 0.01, 0.03, 0.8),
+            (2, 10, 0.003, 0.03, 1.6), (2, 4, 0.003, 0.1, 1.6), (4, 8, 0.003, 0.03, 0.8), (2, 10, 0.01, 0.1, 1.6)]]),
+    },
+}
+
+
+def for_epochs(settings):
+    """{name: (options, epochs)} as options."""
+    return {"%s-e%d" % (name, epochs): "%s --epochs %d" % (options, epochs) for name, options, epochs in settings}
+
+
+MARK = {
+    "any": {
+        "first order": for_epochs(
+            [("nesterov-128-0.2", "--batch-size 128 " + NESTEROV + "--lr 0.2", epochs) for epochs in (30, 40, 55)]
+            + [("nesterov-512-0.8", "--batch-size 512 " + NESTEROV + "--lr 0.8", epochs) for epochs in (35, 45)]
+            + [("nesterov-1024-0.8", "--batch-size 1024 " + NESTEROV + "--lr 0.8", epochs) for epochs in (40, 55)]
+            + [("lars-1024-16", "--batch-size 1024 " + LARS + "--lr 16", 45)]),
+        "K-FAC": for_epochs(
+            [(*kfac(1024, 5, 20, 0.003, 0.01, 0.4), epochs) for epochs in (30, 35, 40)]
+            + [(*kfac(512, 5, 20, 0.003, 0.01, 0.4), epochs) for epochs in (28, 33)]
+            + [(*kfac(512, 10, 50, 0.01, 0.003, 0.4), epochs) for epochs in (30, 36)]
+            + [(*kfac(1024, 5, 20, 0.003, 0.03, 0.8), 35)]),
+    }
+}
+
+FASHION = {
+    "2048": {
+        "first order": first(2048, {**rates(NESTEROV, "nesterov", [0.05, 0.1, 0.2, 0.4]), **rates(LARS, "lars", [4, 8]),
+                                    **rates(ADAMW, "adamw", [0.003, 0.01])}),
+        "K-FAC": dict([
+            kfac(2048, 5, 10, 0.003, 0.01, 0.1), kfac(2048, 5, 10, 0.03, 0.01, 0.1), kfac(2048, 5, 10, 0.003, 0.1, 0.1),
+            kfac(2048, 5, 10, 0.03, 0.1, 0.1), kfac(2048, 5, 10, 0.03, 0.1, 0.2), kfac(2048, 2, 10, 0.03, 0.03, 0.1),
+            kfac(2048, 5, 10, 0.003, 0.03, 0.2), kfac(2048, 10, 30, 0.03, 0.03, 0.1)]),
+    }
+}
+
+RACES = {
+    "cifar10": {"data": "cifar10", "common": COSINE + "--model resnet32 --epochs 20", "groups": CIFAR, "devices": DEVICES},
+    "mark": {"data": "cifar10", "common": COSINE + "--model resnet32", "groups": MARK, "devices": DEVICES, "mark": 92.49},
+    "fashion": {"data": "mnist", "common": COSINE + "--model lenet --epochs 5 --warmup-epochs 1 --no-augment",
+                "groups": FASHION, "devices": DEVICES},
+}
