@@ -1,7 +1,8 @@
 /* bench_refresh: eigenbases turned to those of changed factors by products and one Cholesky, against the exact
  * solves of the same factors in the same run. For whole bases and for bases cut to a quarter: the time of each
  * part in milliseconds, the ratio, and how well the bases fit (the mean over the factors of the residual that
- * dsc_op_rayleigh_batch tells, before and after). Inverses by Cholesky are timed as well.
+ * dsc_op_rayleigh_batch tells, before and after). Inverses by Cholesky, and exact
+ * solves by the quickest algorithm that the device has for few rows, are timed as well.
  *
  *   bench_refresh [--device cpu|cuda] [--model NAME] [--least ROWS] [--most ROWS] [--threads N] [--rounds N]
  *
@@ -49,12 +50,13 @@ typedef struct bench {
 
 /* ---- exact solves ---- */
 
-/* Seconds of the solves of what the factors were before (`old`), or of what they are. */
-static double solve(bench *b, int old) {
+/* Seconds of the solves of what the factors were before (`old`), or of what they are; `quick`: by the quickest
+ * algorithm for few rows. */
+static double solve(bench *b, int old, int quick) {
     for (int64_t i = 0; i < b->count; i++) {
         factor *f = &b->factors[i];
         check(dsc_op_convert(b->q, old ? &f->before : &f->a, &f->exact));
-        b->solves[i] = (dsc_solve_item){.a = f->exact, .v = f->v};
+        b->solves[i] = (dsc_solve_item){.a = f->exact, .v = f->v, .quick = quick};
     }
     check(dsc_queue_sync(b->q));
     double began = dsc_clock_now();
@@ -240,12 +242,12 @@ static void print_line(const char *name, double seconds[PHASES][MAX_ROUNDS], dou
 
 static void measure(bench *b, const char *name, int part, int rounds) {
     static double seconds[PHASES][MAX_ROUNDS], ratios[MAX_ROUNDS];
-    solve(b, 1);
+    solve(b, 1, 0);
     make_bases(b, part);
     double before = residual_before(b), now[PHASES];
     refresh(b, now);
     for (int i = 0; i < rounds; i++) {
-        double exact = solve(b, 0), total = 0;
+        double exact = solve(b, 0, 0), total = 0;
         refresh(b, now);
         for (int p = 0; p < PHASES; p++) {
             seconds[p][i] = now[p];
@@ -332,14 +334,16 @@ int main(int argc, char **argv) {
         return 1;
     }
     make_factors(&b, sizes + first);
-    double exact[MAX_ROUNDS], inverses[MAX_ROUNDS];
+    double exact[MAX_ROUNDS], quick[MAX_ROUNDS], inverses[MAX_ROUNDS];
     for (int i = -1; i < s.rounds; i++) {
-        exact[i < 0 ? 0 : i] = solve(&b, 0);
+        exact[i < 0 ? 0 : i] = solve(&b, 0, 0);
+        quick[i < 0 ? 0 : i] = solve(&b, 0, 1);
         inverses[i < 0 ? 0 : i] = invert(&b);
     }
-    printf("%s, %s: %lld factors of %lld to %lld rows; exact solves %.3f ms, inverses %.3f ms\n",
-           dsc_device_description(device), s.model, (long long)b.count, (long long)sizes[first + b.count - 1],
-           (long long)sizes[first], dsc_bench_median(exact, s.rounds) * 1e3,
+    printf("%s, %s: %lld factors of %lld to %lld rows\n", dsc_device_description(device), s.model,
+           (long long)b.count, (long long)sizes[first + b.count - 1], (long long)sizes[first]);
+    printf("exact solves %.3f ms, quick ones %.3f ms, inverses %.3f ms\n",
+           dsc_bench_median(exact, s.rounds) * 1e3, dsc_bench_median(quick, s.rounds) * 1e3,
            dsc_bench_median(inverses, s.rounds) * 1e3);
     printf("%-6s %11s %11s %11s %11s %11s %8s %9s %9s\n", "ms", "products", "rotation", "orthonormal",
            "rayleigh", "refresh", "/ exact", "residual", "after");

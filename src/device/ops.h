@@ -120,6 +120,9 @@ dsc_status dsc_op_gemm_batch(dsc_queue *q, const dsc_gemm_item *items, int64_t c
 typedef struct dsc_solve_item {
     dsc_tensor a, v;
     int failed;
+    /* 1: an eigen problem of few rows may be solved by the quickest algorithm that the device has for many of
+     * them, where it has one; the last bits of the result then differ. Such items should stand together. */
+    int quick;
 } dsc_solve_item;
 DSC_MODULE_API size_t dsc_op_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n,
                                                   int64_t count);

@@ -308,7 +308,8 @@ static void check_syev(const rig *r, dsc_dtype type, const solve_case *c, const 
     free(values);
 }
 
-static void check_syev_batch(const rig *r, dsc_dtype type, const solve_case *cases, int64_t count) {
+static void check_syev_batch(const rig *r, dsc_dtype type, const solve_case *cases, int64_t count,
+                             int quick) {
     place *a = test_array(count, sizeof *a), *v = test_array(count, sizeof *v);
     dsc_solve_item *items = test_array(count, sizeof *items);
     int64_t largest = 0;
@@ -316,7 +317,7 @@ static void check_syev_batch(const rig *r, dsc_dtype type, const solve_case *cas
         double *matrix = solve_matrix(&cases[i], type);
         a[i] = place_of(r, type, SHAPE(cases[i].n, cases[i].n), matrix);
         v[i] = place_make(r, type, SHAPE(cases[i].n));
-        items[i] = (dsc_solve_item){a[i].t, v[i].t, 7};
+        items[i] = (dsc_solve_item){a[i].t, v[i].t, 7, quick};
         largest = cases[i].n > largest ? cases[i].n : largest;
         free(matrix);
     }
@@ -352,11 +353,32 @@ static void test_syev_batch(void **state) {
     cases[COUNT] = (solve_case){0, 0};
     for (int r = 0; r < rig_count; r++)
         for (int type = 0; type < 2; type++) {
-            check_syev_batch(&rigs[r], types[type], cases, COUNT);
-            check_syev_batch(&rigs[r], types[type], cases + COUNT - 5, 6);
-            check_syev_batch(&rigs[r], types[type], cases + 2, 1);
-            check_syev_batch(&rigs[r], types[type], cases, 0);
+            for (int quick = 0; quick < 2; quick++) {
+                check_syev_batch(&rigs[r], types[type], cases, COUNT, quick);
+                check_syev_batch(&rigs[r], types[type], cases + COUNT - 5, 6, quick);
+                check_syev_batch(&rigs[r], types[type], cases + 2, 1, quick);
+            }
+            check_syev_batch(&rigs[r], types[type], cases, 0, 0);
         }
+}
+
+/* Every nasty matrix by the quick algorithm at the sizes that it is for, even and odd ones, the largest that it
+ * takes and one that it leaves to others. */
+static void test_quick_syev(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {128, 65, 27, 10, 2, 1};
+    enum { SIZES = sizeof sizes / sizeof sizes[0] };
+    for (int r = 1; r < rig_count; r++) {
+        solve_case cases[MATRICES];
+        for (int s = 0; s < SIZES; s++) {
+            for (int m = 0; m < MATRICES; m++)
+                cases[m] = (solve_case){m, sizes[s]};
+            check_syev_batch(&rigs[r], DSC_F32, cases, MATRICES, 1);
+        }
+        const solve_case large[] = {{DENSE, 200}, {DENSE, 161}, {DENSE, 160},
+                                    {DENSE, 159}, {-1, 33},     {TRIDIAGONAL, 4}};
+        check_syev_batch(&rigs[r], DSC_F32, large, 6, 1);
+    }
 }
 
 /* The bits of a batch's items on this device, one vector of eigenvalues and vectors after the other. */
@@ -368,7 +390,7 @@ static double *batch_bits(const rig *r, int64_t count, int64_t n) {
         double *matrix = make_matrix(matrices[(DENSE + i) % MATRICES].element, DSC_F32, n);
         a[i] = place_of(r, DSC_F32, SHAPE(n, n), matrix);
         v[i] = place_make(r, DSC_F32, SHAPE(n));
-        items[i] = (dsc_solve_item){a[i].t, v[i].t, 0};
+        items[i] = (dsc_solve_item){.a = a[i].t, .v = v[i].t};
         free(matrix);
     }
     place work =
@@ -411,13 +433,13 @@ static void test_solve_refusals(void **state) {
         place wide = place_make(&rigs[r], DSC_F32, SHAPE(2, 3));
         int64_t bytes = (int64_t)dsc_op_syev_batch_workspace(rigs[r].device, DSC_F32, 8, 2);
         place work = place_make(&rigs[r], DSC_U8, SHAPE(bytes));
-        dsc_solve_item items[2] = {{a.t, v.t, 0}, {wide.t, v.t, 0}};
+        dsc_solve_item items[2] = {{.a = a.t, .v = v.t}, {.a = wide.t, .v = v.t}};
         dsc_tensor small = dsc_tensor_slice(&work.t, 0, bytes - 1);
         assert_fails(DSC_E_INVALID, "item 1: syev_batch: a is [2,3]; [2,2] is expected",
                      dsc_op_syev_batch(q, items, 2, &work.t));
         assert_fails(DSC_E_INVALID, "item 1: chol_inverse_batch: a is [2,3]",
                      dsc_op_chol_inverse_batch(q, items, 2));
-        items[1] = (dsc_solve_item){a.t, wide.t, 0};
+        items[1] = (dsc_solve_item){.a = a.t, .v = wide.t};
         assert_fails(DSC_E_INVALID, "item 1: syev_batch: v is [2,3]; [8] is expected",
                      dsc_op_syev_batch(q, items, 2, &work.t));
         items[1] = items[0];
@@ -755,14 +777,14 @@ static void test_moment_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gemm_batch),         cmocka_unit_test(test_large_product),
-        cmocka_unit_test(test_large_products),     cmocka_unit_test(test_gemm_empty),
-        cmocka_unit_test(test_gemm_refusals),      cmocka_unit_test(test_syev_batch),
-        cmocka_unit_test(test_syev_threads),       cmocka_unit_test(test_solve_refusals),
-        cmocka_unit_test(test_chol_inverse_batch), cmocka_unit_test(test_large_inverses),
-        cmocka_unit_test(test_divide_batch),       cmocka_unit_test(test_divide_refusals),
-        cmocka_unit_test(test_moment_divide),      cmocka_unit_test(test_moment_not_finite),
-        cmocka_unit_test(test_moment_refusals),
+        cmocka_unit_test(test_gemm_batch),        cmocka_unit_test(test_large_product),
+        cmocka_unit_test(test_large_products),    cmocka_unit_test(test_gemm_empty),
+        cmocka_unit_test(test_gemm_refusals),     cmocka_unit_test(test_syev_batch),
+        cmocka_unit_test(test_quick_syev),        cmocka_unit_test(test_syev_threads),
+        cmocka_unit_test(test_solve_refusals),    cmocka_unit_test(test_chol_inverse_batch),
+        cmocka_unit_test(test_large_inverses),    cmocka_unit_test(test_divide_batch),
+        cmocka_unit_test(test_divide_refusals),   cmocka_unit_test(test_moment_divide),
+        cmocka_unit_test(test_moment_not_finite), cmocka_unit_test(test_moment_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -8,6 +8,7 @@
  * solver of one, that of many loses the eigenvectors of tiny elements. Outcomes are read by the host at the
  * end of a call. */
 #include "device/cuda/entries.h"
+#include "device/cuda/jacobi_kernels.h"
 #include "device/cuda/solve_crew.h"
 #include "device/cuda/solve_kernels.h"
 
@@ -419,12 +420,25 @@ static dsc_status run_syev_batch(call *c, const dsc_tensor *work) {
     return solve_all(c);
 }
 
-dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
+static dsc_status solve_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
     call c;
     DSC_TRY(begin(&c, "syev_batch", q, items, count));
     dsc_status status = run_syev_batch(&c, work);
     end(&c);
     DSC_TRY(status);
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
+    for (int64_t done = 0, length; done < count; done += length) {
+        length = dsc_cuda_jacobi_run(q, items + done, count - done);
+        if (length > 0) {
+            DSC_TRY(dsc_cuda_jacobi_batch(q, items + done, length));
+        } else {
+            length = dsc_cuda_other_run(q, items + done, count - done);
+            DSC_TRY(solve_batch(q, items + done, length, work));
+        }
+    }
     return DSC_OK;
 }
 

@@ -5,6 +5,7 @@
  *   products.c      cuBLAS: single products;  grouped.c/.cu: many products at once, on tensor cores
  *   halves.c/.cu    large products, and Gram matrices of rows, as products of fp16
  *   solve.c         cuSOLVER: eigen solves, many at once on streams of their own
+ *   jacobi.c/.cu    eigen solves of few rows, many at once, where they may be quick
  *   cholesky.c/.cu  inverses and orthonormal columns, many at once
  *   conv.c          cuDNN: convolutions
  *   gram.c/.cu      factors: Gram matrices of patches
