@@ -1,8 +1,8 @@
 /* bench_refresh: eigenbases turned to those of changed factors by products and one Cholesky, against the exact
  * solves of the same factors in the same run. For whole bases and for bases cut to a quarter: the time of each
  * part in milliseconds, the ratio, and how well the bases fit (the mean over the factors of the residual that
- * dsc_op_rayleigh_batch tells, before and after). Inverses by Cholesky, and exact
- * solves by the quickest algorithm that the device has for few rows, are timed as well.
+ * dsc_op_rayleigh_batch tells, before and after). Inverses by Cholesky, and exact solves by the quickest
+ * algorithm that the device has for few rows, are timed as well.
  *
  *   bench_refresh [--device cpu|cuda] [--model NAME] [--least ROWS] [--most ROWS] [--threads N] [--rounds N]
  *

@@ -121,7 +121,7 @@ typedef struct dsc_solve_item {
     dsc_tensor a, v;
     int failed;
     /* 1: an eigen problem of few rows may be solved by the quickest algorithm that the device has for many of
-     * them, where it has one; the last bits of the result then differ. Such items should stand together. */
+     * them, where it has one; the last bits of the result then differ. */
     int quick;
 } dsc_solve_item;
 DSC_MODULE_API size_t dsc_op_syev_batch_workspace(dsc_device *device, dsc_dtype dtype, int64_t n,

@@ -142,7 +142,8 @@ dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layo
             const int64_t square[2] = {n, n};
             if (used > 0 && used + n * n > dsc_tensor_count(&k->solve))
                 break;
-            *s = (dsc_solve_item){.a = dsc_kfac_carve(&k->solve, &used, 2, square)};
+            *s = (dsc_solve_item){.a = dsc_kfac_carve(&k->solve, &used, 2, square),
+                                  .quick = k->options.refresh == DSC_KFAC_WARM};
             if (k->options.method == DSC_KFAC_EIGEN)
                 s->v = dsc_kfac_carve(&k->solve_values, &used_values, 1, square);
             DSC_TRY(dsc_kfac_load_item(k, q, layout, items[next], &s->a));

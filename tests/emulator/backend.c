@@ -148,14 +148,10 @@ static dsc_status note_outcome(dsc_status status, dsc_solve_item *item) {
 }
 
 dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
-    for (int64_t i = 0; i < count; i++) {
-        int64_t length = dsc_cuda_jacobi_run(q, items + i, count - i);
-        if (length > 0)
-            DSC_TRY(dsc_cuda_jacobi_batch(q, items + i, length));
-        else
+    DSC_TRY(dsc_cuda_jacobi_batch(q, items, count));
+    for (int64_t i = 0; i < count; i++)
+        if (!dsc_cuda_is_quick(q, &items[i]))
             DSC_TRY(note_outcome(dsc_cuda_syev(q, &items[i].a, work, &items[i].v), &items[i]));
-        i += length > 0 ? length - 1 : 0;
-    }
     return DSC_OK;
 }
 

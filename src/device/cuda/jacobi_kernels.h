@@ -25,9 +25,9 @@ size_t dsc_cuda_jacobi_shared(int64_t n);
 /* At most DSC_JACOBI_ITEMS items; none needs more shared memory than a block may have. */
 cudaError_t dsc_cuda_launch_jacobi(const dsc_cuda_launch *at, const dsc_jacobi *items, int count);
 
-/* jacobi.c: how many items at the start of a list are solved by dsc_cuda_jacobi_batch, and how many are not. */
-int64_t dsc_cuda_jacobi_run(const dsc_queue *q, const dsc_solve_item *items, int64_t count);
-int64_t dsc_cuda_other_run(const dsc_queue *q, const dsc_solve_item *items, int64_t count);
+/* jacobi.c: whether an item of dsc_op_syev_batch is solved by dsc_cuda_jacobi_batch, which leaves all other items
+ * of its list alone. */
+int dsc_cuda_is_quick(const dsc_queue *q, const dsc_solve_item *item);
 dsc_status dsc_cuda_jacobi_batch(dsc_queue *q, dsc_solve_item *items, int64_t count) DSC_MUST_CHECK;
 
 #ifdef __cplusplus

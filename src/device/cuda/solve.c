@@ -28,6 +28,7 @@ static const cusolverEigMode_t vectors = CUSOLVER_EIG_MODE_VECTOR;
 typedef struct call {
     const char *op;
     dsc_cuda_solver *s;
+    dsc_queue *q;
     dsc_cuda_launch at;
     dsc_solve_item *items;
     int64_t count, by_crew, by_host;
@@ -125,12 +126,16 @@ static int64_t count_method(const call *c, dsc_cuda_method method) {
     return found;
 }
 
-/* The longest first; `small`: those with at most as many rows are solved together, the others by the crew. */
+/* The longest first; `small`: those with at most as many rows are solved together, the others by the crew.
+ * Quick ones are not solved here. */
 static void order_items(call *c, int64_t small) {
+    int64_t turns = 0;
     for (int64_t i = 0; i < c->count; i++) {
         int64_t n = c->items[i].a.dim[0];
-        c->s->turns[i] = (dsc_cuda_turn){n, i, n <= small ? DSC_CUDA_TOGETHER : DSC_CUDA_BY_CREW};
+        if (!dsc_cuda_is_quick(c->q, &c->items[i]))
+            c->s->turns[turns++] = (dsc_cuda_turn){n, i, n <= small ? DSC_CUDA_TOGETHER : DSC_CUDA_BY_CREW};
     }
+    c->count = turns;
     qsort(c->s->turns, (size_t)c->count, sizeof *c->s->turns, by_size);
     c->by_crew = count_method(c, DSC_CUDA_BY_CREW);
 }
@@ -333,7 +338,7 @@ static dsc_status solve_all(call *c) {
 
 static dsc_status begin(call *c, const char *op, dsc_queue *q, dsc_solve_item *items, int64_t count) {
     DSC_TRY(dsc_cuda_refuse_recording(q, op));
-    *c = (call){.op = op, .at = *dsc_cuda_at(q), .items = items, .count = count};
+    *c = (call){.op = op, .q = q, .at = *dsc_cuda_at(q), .items = items, .count = count};
     c->wide = items[0].a.dtype == DSC_F64;
     c->type = c->wide ? CUDA_R_64F : CUDA_R_32F;
     DSC_TRY(dsc_cuda_solver_enter(q->device, &c->s));
@@ -413,6 +418,8 @@ static dsc_status run_syev_batch(call *c, const dsc_tensor *work) {
     DSC_TRY(dsc_cuda_solver_reserve(c->s, c->count));
     DSC_SOLVER_TRY(cusolverDnSetStream(c->s->caller.handle, c->at.stream));
     order_items(c, DSC_CUDA_SMALL);
+    if (c->count == 0)
+        return DSC_OK;
     if (!c->wide)
         plan_items(c);
     DSC_TRY(reserve_room(c));
@@ -420,25 +427,13 @@ static dsc_status run_syev_batch(call *c, const dsc_tensor *work) {
     return solve_all(c);
 }
 
-static dsc_status solve_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
+dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
     call c;
+    DSC_TRY(dsc_cuda_jacobi_batch(q, items, count));
     DSC_TRY(begin(&c, "syev_batch", q, items, count));
     dsc_status status = run_syev_batch(&c, work);
     end(&c);
     DSC_TRY(status);
-    return DSC_OK;
-}
-
-dsc_status dsc_cuda_syev_batch(dsc_queue *q, dsc_solve_item *items, int64_t count, dsc_tensor *work) {
-    for (int64_t done = 0, length; done < count; done += length) {
-        length = dsc_cuda_jacobi_run(q, items + done, count - done);
-        if (length > 0) {
-            DSC_TRY(dsc_cuda_jacobi_batch(q, items + done, length));
-        } else {
-            length = dsc_cuda_other_run(q, items + done, count - done);
-            DSC_TRY(solve_batch(q, items + done, length, work));
-        }
-    }
     return DSC_OK;
 }
 
