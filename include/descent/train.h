@@ -129,6 +129,11 @@ typedef struct dsc_train_options {
     /* More lines for the file `config` in `out`, which holds the options of the run: `key = value`, for a
      * program that reads its own options from it, too. NULL: none. */
     const char *config_lines;
+
+    /* K-FAC: every so many steps the damping is adapted by comparing the reduction of the loss that a step
+     * brings with the predicted one, between the bounds; 0: it is not. SGD without gossip only. */
+    int64_t kfac_damping_adapt;                /* 0 */
+    double kfac_damping_min, kfac_damping_max; /* 1e-6, 10 */
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

@@ -393,6 +393,22 @@ const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac) {
     return &kfac->nu_tensor;
 }
 
+dsc_status dsc_kfac_step_terms(dsc_kfac *kfac, dsc_queue *queue, double terms[2]) {
+    double sum = 0, nu = 1;
+    if (kfac->unit_count > 0) {
+        DSC_TRY(dsc_tensor_download(queue, &kfac->sum, sizeof sum, &sum));
+        DSC_TRY(dsc_tensor_download(queue, &kfac->nu_tensor, sizeof nu, &nu));
+        DSC_TRY(dsc_queue_sync(queue));
+    }
+    terms[0] = nu * sum;
+    terms[1] = nu * nu * sum;
+    return DSC_OK;
+}
+
+int dsc_kfac_covers(const dsc_kfac *kfac, int64_t layer) {
+    return kfac->first_unit[layer] < kfac->first_unit[layer + 1];
+}
+
 dsc_status dsc_kfac_nu(dsc_kfac *kfac, dsc_queue *queue, double *nu) {
     if (!dsc_device_is_host(kfac->device)) { /* on the host the step has read it */
         DSC_TRY(dsc_tensor_download(queue, &kfac->nu_tensor, sizeof kfac->nu, &kfac->nu));

@@ -38,6 +38,14 @@ int dsc_kfac_wants_decomposition(const dsc_kfac *kfac);
 /* The alarm of dsc_kfac_health and its message (NULL: none). Does not wait: the last decomposition counts from
  * the next one on. */
 dsc_kfac_alarm dsc_kfac_alarm_now(dsc_kfac *kfac, const char **message);
+/* What K-FAC's quadratic model says about the step that dsc_kfac_apply has made. The gradients have become nu P,
+ * and P solves (F + damping) P = D, with F the layer's approximated Fisher matrix. So a step of -r nu P changes
+ * the model M(x) = D'x + x'(F + damping)x / 2 by -r terms[0] + r^2 terms[1] / 2:
+ *   terms[0] = sum nu <P, D>,  terms[1] = sum nu^2 <P, D>
+ * Waits for the queue. */
+dsc_status dsc_kfac_step_terms(dsc_kfac *kfac, dsc_queue *queue, double terms[2]) DSC_MUST_CHECK;
+/* 1 when K-FAC preconditions the layer, 0 when the options skip it. */
+int dsc_kfac_covers(const dsc_kfac *kfac, int64_t layer);
 /* nu of the last step, an F64 scalar on the device. Borrowed. */
 const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac);
 

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/damping.h"
 #include "train/factors.h"
 
 #include <math.h>
@@ -46,6 +47,7 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     const dsc_kfac_options *own = t->options.kfac;
     double share = (double)(t->state.position / t->step_images) / (double)t->epoch_steps;
     *hyper = dsc_kfac_setup_hyper(&t->options, *hyper, (double)t->state.epoch + share);
+    hyper->damping = dsc_damping_now(t, hyper->damping);
     return own->schedule ? own->schedule(own->context, step, hyper) : DSC_OK;
 }
 
@@ -136,12 +138,16 @@ dsc_status dsc_kfac_setup_create(dsc_trainer *t) {
         return DSC_OK;
     dsc_status status = check_scope(t);
     if (status == DSC_OK)
+        status = dsc_damping_check(t);
+    if (status == DSC_OK)
         status = dsc_kfac_layers_of_model(t->model, &layers, &count);
     if (status == DSC_OK)
         status = find_comm(t, &comm);
     status = dsc_comm_agree(t->comm, status);
     if (status == DSC_OK)
         status = dsc_comm_agree(t->comm, make_kfac(t, comm, layers, count));
+    if (status == DSC_OK)
+        status = dsc_comm_agree(t->comm, dsc_damping_create(t));
     dsc_kfac_layers_free(&layers);
     DSC_TRY(status);
     return dsc_kfac_setup_make_factors(t);
@@ -155,6 +161,7 @@ dsc_status dsc_kfac_setup_make_factors(dsc_trainer *t) {
 }
 
 void dsc_kfac_setup_destroy(dsc_trainer *t) {
+    dsc_damping_destroy(t);
     dsc_factors_destroy(&t->factors);
     dsc_kfac_destroy(&t->kfac);
     dsc_comm_destroy(&t->kfac_comm);

@@ -8,8 +8,8 @@
 
 #include <string.h>
 
-/* All combinations of a segment's start, factors, decomposes, recipe and timed. */
-enum { CAPACITY = 4 * 2 * 2 * 3 * 2 };
+/* All combinations of a segment's start, factors, decomposes, recipe, tries and timed. */
+enum { CAPACITY = 4 * 2 * 2 * 3 * 2 * 2 };
 
 typedef struct entry {
     dsc_segment segment;
@@ -60,7 +60,7 @@ static entry *find(dsc_recorder *r, const dsc_segment *s) {
     for (int i = 0; i < r->count; i++) {
         const dsc_segment *e = &r->entries[i].segment;
         if (e->start == s->start && e->factors == s->factors && e->decomposes == s->decomposes &&
-            e->recipe == s->recipe && e->timed == s->timed)
+            e->recipe == s->recipe && e->tries == s->tries && e->timed == s->timed)
             return &r->entries[i];
     }
     return NULL;

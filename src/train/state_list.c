@@ -17,6 +17,7 @@ void dsc_train_state_init(dsc_train_state *state) {
                                .evaluated_step = -1,
                                .best_top1 = -1,
                                .best_step = -1,
+                               .damping_factor = 1,
                                .loss_scale = {1, 0}};
 }
 
@@ -140,6 +141,13 @@ static dsc_status list_all(const dsc_snapshot *s, dsc_state_list *list) {
         item.bounds = run_numbers[i].bound;
         DSC_TRY(add(list, "", run_numbers[i].name, item));
     }
+    if (s->options->kfac_damping_adapt > 0) {
+        dsc_state_item factor = run;
+        factor.value = numbers_at(&list->numbers.state.damping_factor, DSC_F64, 1);
+        factor.bounds = &positive;
+        factor.optional = 1;
+        DSC_TRY(add(list, "train.", "damping_factor", factor));
+    }
     dsc_state_item steps = run;
     steps.value = numbers_at(&list->numbers.optim_steps, DSC_I64, 1);
     steps.bounds = &counter;
@@ -208,6 +216,8 @@ dsc_status dsc_state_list_carry(const dsc_snapshot *s, const dsc_state_list *lis
 dsc_status dsc_state_list_apply(const dsc_snapshot *s, const dsc_state_list *list, int gossip) {
     dsc_train_state *state = s->state;
     *state = list->numbers.state;
+    if (state->damping_factor == 0) /* the file has none */
+        state->damping_factor = 1;
     dsc_optim_set_steps(s->optim, list->numbers.optim_steps);
     if (!gossip)
         return DSC_OK;

@@ -18,6 +18,7 @@
 #include "device/ops.h"
 #include "kfac/kfac_parts.h"
 #include "optim/optim_parts.h"
+#include "train/damping.h"
 #include "train/factors.h"
 #include "train/trainer_internal.h"
 
@@ -27,7 +28,7 @@
 
 /* The next micro-batch of the training data. The loader advances by itself; a seek is only needed after a
  * resume, and after an epoch that ends with some whole batches unused. */
-static dsc_status next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batch) {
+dsc_status dsc_trainer_next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batch) {
     int64_t global = t->options.batch_size * t->ranks;
     int64_t position = t->state.position + micro * global;
     if (t->loader_epoch != t->state.epoch || t->loader_position != position)
@@ -106,6 +107,7 @@ static dsc_segment plan_segment(const dsc_trainer *t) {
         s.factors = dsc_kfac_wants_factors(t->kfac);
         s.decomposes = dsc_kfac_wants_decomposition(t->kfac);
         s.recipe = dsc_kfac_recipe(t->kfac);
+        s.tries = dsc_damping_is_due(t);
     }
     return s;
 }
@@ -185,7 +187,7 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
     for (int64_t micro = 0; micro < micro_batches; micro++) {
         /* Batch. */
         if (!given)
-            DSC_TRY(next_batch(t, micro, &batch));
+            DSC_TRY(dsc_trainer_next_batch(t, micro, &batch));
         dsc_phases_host_work(phases, DSC_PHASE_DATA);
         DSC_TRY(dsc_exec_set_position(t->exec, q, t->state.step, (micro * t->ranks + t->rank) * size));
 
@@ -251,14 +253,19 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
 
     /* Preconditioning, update. */
     segment.start = DSC_SEGMENT_UPDATE;
-    DSC_TRY(dsc_recorder_begin(t->recorder, &segment, &run));
-    if (run && !diverged) {
+    if (segment.tries) /* the host waits in the middle of it */
+        DSC_TRY(dsc_recorder_end(t->recorder));
+    else
+        DSC_TRY(dsc_recorder_begin(t->recorder, &segment, &run));
+    if ((run || segment.tries) && !diverged) {
         const dsc_tensor *read = NULL;
         DSC_TRY(dsc_op_guard(q, &loss, 1, &skip));
         if (t->kfac) {
             DSC_TRY(dsc_kfac_apply(t->kfac, q));
             DSC_TRY(dsc_op_convert(q, dsc_kfac_nu_tensor(t->kfac), &nu));
             DSC_TRY(dsc_op_guard(q, &nu, 0, &skip));
+            if (segment.tries)
+                DSC_TRY(dsc_damping_adapt(t, given ? given : micro_batches == 1 ? &batch : NULL, lr));
             DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_PRECONDITION));
         }
         DSC_TRY(dsc_consensus_update_begin(t->consensus, q, &read));

@@ -13,6 +13,7 @@
  *   swap.c        the model that is evaluated and saved when ranks hold different ones
  *   kfac_setup.c  K-FAC of a run: scope and schedules; factors.c: its factors averaged by gossip;
  *                 kfac_layers.c: the model's layers as K-FAC sees them
+ *   damping.c     K-FAC's damping adapted by the reduction of the loss
  *   sync.c        where ranks that gossip synchronise
  *   survive.c     continuing without ranks that were lost
  *   engines.c     which engines the convolutions of a GPU use
@@ -41,6 +42,15 @@
 
 typedef struct dsc_gossip dsc_gossip;
 
+/* Memory for trying a step of K-FAC (damping.c); none where the damping is not adapted. */
+typedef struct dsc_damping {
+    int64_t param_count, buffer_count;
+    int64_t *params;     /* numbers of the parameters that K-FAC preconditions */
+    dsc_tensor *values;  /* copies of them */
+    dsc_tensor *buffers; /* copies of the batch-norm statistics */
+    dsc_tensor stats;    /* F64[4]: of the loss after the step, over all ranks */
+} dsc_damping;
+
 struct dsc_trainer {
     dsc_settings settings;
     dsc_train_options options; /* settings.train, whose parts are in `settings` */
@@ -67,6 +77,7 @@ struct dsc_trainer {
     dsc_consensus *consensus;
     dsc_kfac *kfac;       /* NULL: gradients are left as they are */
     unsigned kfac_warned; /* bit a: the log has the message of K-FAC's alarm a */
+    dsc_damping damping;
     dsc_comm *kfac_comm;  /* a communicator of this rank alone, where K-FAC is its own; else NULL */
     dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */
     dsc_schedule schedule;
@@ -153,6 +164,8 @@ dsc_status dsc_trainer_write_checkpoint(dsc_trainer *t, const char *directory) D
 const char *dsc_trainer_good(const dsc_trainer *t);
 
 /* ---- step.c ---- */
+/* Micro-batch number `micro` of this step, of the training data. */
+dsc_status dsc_trainer_next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batch) DSC_MUST_CHECK;
 /* One step; results of the oldest pending one are collected when more are pending than may be. */
 dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) DSC_MUST_CHECK;
 /* Waits for the oldest pending step, if any, makes it `report` and reports it. */

@@ -83,6 +83,13 @@ has pi/metrics.jsonl '"kl_clip_scaling":"ranks"'
 has pi/metrics.jsonl '"warmup_factors":true'
 has pi/metrics.jsonl '"damping_split":"pi"'
 grep -q '^kfac-damping-split = pi' pi/config || complain "the config lacks the split"
+expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out lm --kfac-update-freq 4 --kfac-damping-adapt 3 --kfac-damping-min 0.001 \
+    --kfac-damping-max 0.01
+for text in '"damping_adapt":3' '"damping_min":0.001' '"damping_max":0.01'; do
+    has lm/metrics.jsonl "$text"
+done
+expect 2 "the damping is not adapted" "${kfac[@]}" --kfac-update-freq 4 --kfac-damping-max 1
+expect 2 "use sgd, or kfac-damping-adapt 0" "${kfac[@]}" --kfac-update-freq 4 --kfac-damping-adapt 3 --optimizer adam
 expect 2 "eigenvalues are damped as products" "${kfac[@]}" --kfac-update-freq 4 --kfac-damping-split pi
 for text in '"update_freq":4' '"factor_freq":2' '"method":"inverse"' '"damping":0.1' '"stat_decay":0.9' '"kl_clip":0.0' \
     '"damping_alpha":0.25' '"damping_decay":[1.0]' '"update_freq_alpha":2.0' '"update_freq_decay":[1.0,50.0]' \

@@ -323,10 +323,35 @@ static void open_all(void) {
     assert_ok(dsc_share_bytes(comm, queue, directory, sizeof directory));
 }
 
+/* The damping is adapted alike on all ranks, under every strategy as on one rank of the whole batch. */
+static void test_adapted_damping(void **state) {
+    (void)state;
+    dsc_train_options o;
+    kfac_options(&o, NULL);
+    o.kfac_damping_adapt = 2;
+    o.batch_size = BATCH * ranks;
+    dsc_trainer *one = stepped(alone, &o, STEPS);
+    EXPECT(one && one->state.damping_factor != 1);
+    o.batch_size = BATCH;
+    for (int i = 0; i < RECIPES; i++) {
+        if (ranks % recipes[i].ranks)
+            continue;
+        follow(&recipes[i], &o);
+        dsc_trainer *many = stepped(comm, &o, STEPS);
+        EXPECT(many && fabs(many->state.damping_factor - one->state.damping_factor) <= 1e-12);
+        EXPECT_OK(dsc_trainer_check(many));
+        dsc_trainer_destroy(&many);
+    }
+    dsc_trainer_destroy(&one);
+    all_fine(comm);
+}
+
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal),       cmocka_unit_test(test_factors),    cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_other_ranks), cmocka_unit_test(test_not_finite), cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_adapted_damping), cmocka_unit_test(test_equal),
+        cmocka_unit_test(test_factors),         cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_other_ranks),     cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_refused),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

@@ -8,6 +8,7 @@ descent_test(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c
              SANITIZED 1 2 3)
 descent_test(train-own SOURCES train/test_own.c train/runs.c train/scratch.c model/nets.c model/own_layers.c ROOMS train)
 descent_test(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train)
+descent_test(train-damping SOURCES train/test_damping.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
              SANITIZED 1 2 3)
 descent_test(train-gossip SOURCES train/test_gossip.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
@@ -34,6 +35,8 @@ emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c R
                  TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume test_scale)
 if(NOT DESCENT_SANITIZE) # too slow with sanitizers
   emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)
+  emulated_program(train-damping SOURCES train/test_damping.c train/runs.c train/scratch.c ROOMS train
+                   TESTS test_recorded)
   if(TARGET test_emulated_train-kfac)
     set_tests_properties(emulated-train-kfac-recorded PROPERTIES COST 60)
   endif()

@@ -1,0 +1,303 @@
+/* K-FAC's damping adapted by the reduction of the loss: the rule, a quadratic whose answer is known, and runs. */
+#include "chosen.h"
+
+#include "device/recording.h"
+#include "device/table.h"
+#include "kfac/kfac_parts.h"
+#include "train/damping.h"
+#include "train/runs.h"
+#include "train/scratch.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+static dsc_comm *comm;
+static dsc_device *device;
+static char directory[SCRATCH_SIZE];
+
+static const char *folder(const char *name, char path[SCRATCH_SIZE]) {
+    snprintf(path, SCRATCH_SIZE, "%s", scratch_path(directory, name));
+    return path;
+}
+
+/* lenet, 4 steps an epoch, decompositions in every third step, a trial in every second one. */
+static void adapt_options(dsc_train_options *o, const char *out) {
+    runs_options(o, out);
+    o->model = "lenet";
+    o->data = "synthetic:32";
+    o->batch_size = 8;
+    o->eval_every = 0;
+    o->kfac_damping_adapt = 2;
+    kfac_of(o)->update_freq = 3;
+}
+
+/* ---- the rule ---- */
+
+static void test_rule(void **state) {
+    (void)state;
+    static const double bounds[2] = {0.001, 8};
+    static const struct {
+        double damping, actual, predicted;
+        int64_t steps;
+        double want;
+    } cases[] = {
+        {1, 0.8, 1, 1, 0.95},
+        {1, 0.2, 1, 1, 1 / 0.95},
+        {1, 0.5, 1, 1, 1},
+        {1, 0.75, 1, 1, 1}, /* the limits themselves leave it */
+        {1, 0.25, 1, 1, 1},
+        {1, -3, 1, 1, 1 / 0.95},
+        {1, 3, 1, 1, 0.95},
+        {1, 0.8, 1, 2, 0.95 * 0.95},
+        {1, 0.8, 1, 1000, 0.25}, /* never by more than a factor of 4 */
+        {1, 0.2, 1, 1000, 4},
+        {0.001, 0.8, 1, 1, 0.001},
+        {8, 0.2, 1, 1, 8},
+        {4, 0.2, 1, 1000, 8},
+        {1, NAN, 1, 1, 1 / 0.95}, /* a step that makes the loss infinite is too long */
+        {1, -INFINITY, 1, 1, 1 / 0.95},
+        {1, 1, 0, 1, 1}, /* nothing predicted, nothing learnt */
+        {1, 1, -1, 1, 1},
+        {1, 1, NAN, 1, 1},
+        {100, 0.5, 1, 1, 8},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        double got =
+            dsc_damping_next(cases[i].damping, cases[i].actual, cases[i].predicted, cases[i].steps, bounds);
+        if (!(fabs(got - cases[i].want) <= 1e-15 * cases[i].want))
+            fail_msg("case %d: %g instead of %g", (int)i, got, cases[i].want);
+    }
+}
+
+/* ---- a quadratic ---- */
+
+/* One weight w with the loss h w^2 / 2, of which K-FAC sees the curvature F = 1 instead of h = 4: P = h w / (F +
+ * damping), and a full step reduces the loss by (2 - h / (F + damping)) of what is predicted. The damping comes
+ * to rest where that ratio is between 1/4 and 3/4: between h / (7/4) - 1 = 1.286 and h / (5/4) - 1 = 2.2, from
+ * above and from below. */
+static double rest_from(double damping) {
+    static const double bounds[2] = {1e-6, 1e3};
+    const double h = 4, x = 1, g = 0.5; /* two rows: A = x^2 = 1, G = 2 (g^2 + g^2) = 1 */
+    const int64_t rows[2] = {2, 1}, one[2] = {1, 1};
+    double w = 1, d = 0, a_host[2] = {x, x}, g_host[2] = {g, g};
+    dsc_device *ref = chosen_open("ref", 1);
+    dsc_queue *q = NULL;
+    dsc_kfac *kfac = NULL;
+    dsc_kfac_options options;
+    dsc_kfac_layer layer;
+    assert_ok(dsc_queue_create(ref, &q));
+    dsc_tensor grad = dsc_tensor_view(ref, &d, DSC_F64, 2, one);
+    dsc_tensor a = dsc_tensor_view(ref, a_host, DSC_F64, 2, rows),
+               go = dsc_tensor_view(ref, g_host, DSC_F64, 2, rows);
+    dsc_kfac_layer_init(&layer);
+    layer.name = "w";
+    layer.in_c = layer.out_c = 1;
+    layer.weight_grad = grad;
+    dsc_kfac_options_init(&options);
+    options.stat_decay = 0;
+    options.kl_clip = 0;
+    options.update_freq = 1;
+    assert_ok(dsc_kfac_create(comm, q, &layer, 1, &options, &kfac));
+    for (int k = 0; k < 60; k++) {
+        double terms[2], before = h * w * w / 2;
+        dsc_kfac_hyper hyper = *dsc_kfac_hyper_now(kfac);
+        hyper = (dsc_kfac_hyper){damping, 0, 0, 1, 1, 0};
+        assert_ok(dsc_kfac_set_hyper(kfac, &hyper));
+        d = h * w;
+        assert_ok(dsc_kfac_begin(kfac, 1));
+        assert_ok(dsc_kfac_capture(kfac, q, 0, &a, &go));
+        assert_ok(dsc_kfac_step(kfac, q, 1));
+        assert_ok(dsc_kfac_step_terms(kfac, q, terms));
+        assert_true(fabs(d - h * w / (1 + damping)) <= 1e-14 * fabs(d));
+        double after = h * (w - d) * (w - d) / 2, predicted = terms[0] - terms[1] / 2;
+        assert_true(fabs((before - after) / predicted - (2 - h / (1 + damping))) <= 1e-9);
+        damping = dsc_damping_next(damping, before - after, predicted, 5, bounds);
+        w = w - d == 0 ? 1 : (w - d) / fabs(w - d); /* the ratio does not depend on w: keep its size */
+    }
+    dsc_kfac_destroy(&kfac);
+    dsc_queue_destroy(&q);
+    dsc_device_destroy(&ref);
+    return damping;
+}
+
+static void test_quadratic(void **state) {
+    (void)state;
+    static const double starts[] = {1e-3, 0.5, 1.3, 2.1, 3, 500};
+    for (size_t i = 0; i < sizeof starts / sizeof starts[0]; i++) {
+        double damping = rest_from(starts[i]);
+        if (!(damping >= 4 / 1.75 - 1 && damping <= 4 / 1.25 - 1))
+            fail_msg("from %g to %g", starts[i], damping);
+    }
+}
+
+/* ---- runs ---- */
+
+static void two_batches(dsc_train_options *o) {
+    o->batch_size = 4;
+    o->batches_per_allreduce = 2;
+}
+
+static void normed(dsc_train_options *o) {
+    o->model = "resnet20";
+    o->data = "synthetic:16";
+    o->batch_size = 2;
+    o->steps = 3;
+    o->epochs = 1;
+    kfac_of(o)->skip_layers = "layer[23]";
+}
+
+static void plain(dsc_train_options *o) {
+    (void)o;
+}
+
+/* Bounds that leave no choice: the trials leave no trace in parameters, statistics or K-FAC, and the state has
+ * one number more. */
+static void test_no_trace(void **state) {
+    (void)state;
+    void (*const changes[])(dsc_train_options *) = {plain, two_batches, normed};
+    for (int i = 0; i < 3; i++) {
+        char with[SCRATCH_SIZE], without[SCRATCH_SIZE], name[32];
+        dsc_train_options o;
+        snprintf(name, sizeof name, "with-%d", i);
+        adapt_options(&o, folder(name, with));
+        o.kfac_damping_min = o.kfac_damping_max = kfac_of(&o)->damping;
+        changes[i](&o);
+        dsc_train_result result = {.size = sizeof result};
+        assert_ok(dsc_train_run(comm, device, &o, &result));
+        snprintf(name, sizeof name, "without-%d", i);
+        o.out = folder(name, without);
+        o.kfac_damping_adapt = 0;
+        assert_ok(dsc_train_run(comm, device, &o, NULL));
+        assert_int_equal(runs_differences(without, with, result.steps), 1);
+    }
+}
+
+static double damping_at(json_t *lines, int n) {
+    return json_number_value(json_object_get(runs_line(lines, "kfac", n), "damping"));
+}
+
+/* Short steps are predicted well, so the damping falls by 0.95^2 after every second step, down to its bound; a
+ * clip that is off and a tiny damping make steps that miss, and it rises. */
+static void test_follows(void **state) {
+    (void)state;
+    char down[SCRATCH_SIZE], up[SCRATCH_SIZE];
+    dsc_train_options o;
+    adapt_options(&o, folder("down", down));
+    kfac_of(&o)->update_freq = 1;
+    o.kfac_damping_min = 0.00255;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    json_t *lines = runs_lines(down);
+    const double w = 0.95 * 0.95, want[] = {1, 1, w, w, 0.85, 0.85, 0.85, 0.85};
+    for (int i = 0; i < 8; i++)
+        assert_true(fabs(damping_at(lines, i) - 0.003 * want[i]) <= 1e-12);
+    json_decref(lines);
+    o.out = folder("up", up);
+    o.lr = 1;
+    kfac_of(&o)->kl_clip = 0;
+    kfac_of(&o)->damping = 1e-5;
+    o.kfac_damping_min = 1e-7;
+    o.steps = 4;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    lines = runs_lines(up);
+    assert_true(damping_at(lines, 2) > 1.05e-5);
+    json_decref(lines);
+}
+
+static void test_resume(void **state) {
+    (void)state;
+    char whole[SCRATCH_SIZE], out[SCRATCH_SIZE], name[32];
+    dsc_train_options o;
+    adapt_options(&o, folder("whole", whole));
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    for (int stop = 3; stop <= 6; stop++) {
+        snprintf(name, sizeof name, "stop-%d", stop);
+        adapt_options(&o, folder(name, out));
+        o.steps = stop;
+        assert_ok(dsc_train_run(comm, device, &o, NULL));
+        o.steps = 0;
+        o.resume = "auto";
+        assert_ok(dsc_train_run(comm, device, &o, NULL));
+        assert_int_equal(runs_differences(whole, out, 8), 0);
+    }
+    /* A checkpoint of a run that did not adapt goes on, and one that did without adapting. */
+    adapt_options(&o, folder("from-plain", out));
+    o.kfac_damping_adapt = 0;
+    o.steps = 4;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    o.kfac_damping_adapt = 2;
+    o.resume = "auto";
+    o.steps = 6;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    o.kfac_damping_adapt = 0;
+    o.steps = 8;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+}
+
+/* A device that cannot record comes to the same bits. */
+static void test_recorded(void **state) {
+    (void)state;
+    char recorded[SCRATCH_SIZE], unrecorded[SCRATCH_SIZE];
+    const dsc_device_table *table = device->table;
+    dsc_device_table without = *table;
+    dsc_train_options o;
+    if (!dsc_device_records(device))
+        skip();
+    adapt_options(&o, folder("recorded", recorded));
+    kfac_of(&o)->skip_layers = "^fc1$"; /* the large one */
+    o.batch_size = 4;
+    o.epochs = 8;
+    o.steps = chosen_is_emulated(device) ? 12 : 40;
+    o.kfac_damping_adapt = 3;
+    o.checkpoint_every = -1;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    o.out = folder("unrecorded", unrecorded);
+    without.record_begin = NULL;
+    device->table = &without;
+    dsc_status status = dsc_train_run(comm, device, &o, NULL);
+    device->table = table;
+    assert_ok(status);
+    assert_int_equal(runs_differences(recorded, unrecorded, o.steps), 0);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    dsc_train_options o;
+    adapt_options(&o, NULL);
+    o.kfac_damping_min = 1;
+    o.kfac_damping_max = 0.5;
+    assert_fails(DSC_E_INVALID, "kfac-damping-min 1 is above kfac-damping-max 0.5: exchange them",
+                 dsc_train_run(comm, device, &o, NULL));
+    adapt_options(&o, NULL);
+    optim_of(&o)->kind = DSC_ADAM;
+    assert_fails(DSC_E_INVALID, "use sgd, or kfac-damping-adapt 0", dsc_train_run(comm, device, &o, NULL));
+    adapt_options(&o, NULL);
+    kfac_of(&o)->inverse_dtype = DSC_F16;
+    kfac_of(&o)->method = DSC_KFAC_INVERSE;
+    assert_fails(DSC_E_INVALID, "kfac-damping-min 1e-06: 1/damping does not fit into fp16",
+                 dsc_train_run(comm, device, &o, NULL));
+    adapt_options(&o, NULL);
+    o.kfac_damping_adapt = -1;
+    assert_fails(DSC_E_INVALID, "kfac-damping-adapt -1", dsc_train_run(comm, device, &o, NULL));
+    adapt_options(&o, NULL);
+    consensus_of(&o)->kind = DSC_CONSENSUS_SGP;
+    o.kfac_scope = DSC_SCOPE_LOCAL;
+    assert_fails(DSC_E_INVALID, "use allreduce, or kfac-damping-adapt 0",
+                 dsc_train_run(comm, device, &o, NULL));
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rule),     cmocka_unit_test(test_quadratic), cmocka_unit_test(test_no_trace),
+        cmocka_unit_test(test_follows),  cmocka_unit_test(test_resume),    cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_refusals),
+    };
+    if (argc > 1)
+        cmocka_set_test_filter(argv[1]);
+    scratch_make(directory);
+    runs_open(&comm, &device);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    dsc_device_destroy(&device);
+    dsc_comm_destroy(&comm);
+    scratch_remove(directory);
+    return failed;
+}
