@@ -14,8 +14,8 @@ typedef struct dsc_train_state {
     double best_top1;            /* negative: none */
     int64_t best_step;           /* -1: none */
     double seconds;              /* of wall-clock time so far */
-    double damping_factor;       /* what adaptation multiplies K-FAC's damping by; 1: not adapted */
     double loss_scale[2];        /* dsc_loss_scale_get's, when the state was saved */
+    double damping_factor;       /* what adaptation multiplies K-FAC's damping by; 1: not adapted */
 } dsc_train_state;
 
 void dsc_train_state_init(dsc_train_state *state);
