@@ -48,6 +48,16 @@ DSC_FORMULA double dsc_clip_factor(double sumsq, double limit) {
     return norm <= limit || norm == 0 ? 1 : limit / norm;
 }
 
+/* p = (F + damping I)^-1 d of a symmetric 2x2 matrix f = (F00, F01, F11); of its diagonal when `full` is 0. The
+ * determinant is never below damping^2: rounding may not make it smaller. */
+DSC_FORMULA void dsc_norm_solve(const double f[3], double damping, int full, const double d[2], double p[2]) {
+    double a = f[0] + damping, b = full ? f[1] : 0, c = f[2] + damping;
+    double least = damping * damping, determinant = a * c - b * b;
+    determinant = determinant < least ? least : determinant;
+    p[0] = full ? (c * d[0] - b * d[1]) / determinant : d[0] / a;
+    p[1] = full ? (a * d[1] - b * d[0]) / determinant : d[1] / c;
+}
+
 /* What the square of a new value counts in a running average of second moments: (1 - decay) scale; 0 where the
  * average stands still. */
 DSC_FORMULA double dsc_moment_take(double decay, double scale) {

@@ -349,6 +349,20 @@ dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
                                 const dsc_tensor *mean, const dsc_tensor *invstd,
                                 const dsc_norm_grads *grads) DSC_MUST_CHECK;
 
+/* The Fisher matrices of scale and shift, sample by sample: with u = sum over the positions of sample i of (g xhat,
+ * g), out[i] = (u1 u1, u1 u2, u2 u2). x, y, dy: [n, ..., c]; out: [n, 3, c] in the type of parameters. xhat = (x -
+ * mean) invstd, or x where both are NULL; g = dy, with y not NULL (a fused ReLU's output) 0 where y is not
+ * positive. */
+dsc_status dsc_op_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
+                              const dsc_tensor *mean, const dsc_tensor *invstd, dsc_tensor *out) DSC_MUST_CHECK;
+/* Each p[2,c] = (F + damping[0] I)^-1 (gamma, shift) for every channel, in double: F = (f0 f1; f1 f2) of f[3,c], or
+ * its diagonal when `full` is 0. gamma, shift: [c] gradients. damping: F64 scalar. */
+typedef struct dsc_norm_solve_item {
+    dsc_tensor f, gamma, shift, p;
+} dsc_norm_solve_item;
+dsc_status dsc_op_norm_solve_batch(dsc_queue *q, const dsc_tensor *damping, int full,
+                                   const dsc_norm_solve_item *items, int64_t count) DSC_MUST_CHECK;
+
 /* y = x * mask / (1 - rate); the mask of element i is a pure function of (seed, layer, position[0],
  * position[1] * row length + i), so backward is the same call on dy. position: I64[2] on the device: step,
  * first sample. The row length is the element count of one sample (all dimensions but the first). With
@@ -524,6 +538,8 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(norm_forward_train)                                                                                   \
     OP(norm_forward_eval)                                                                                    \
     OP(norm_backward)                                                                                        \
+    OP(norm_fisher)                                                                                          \
+    OP(norm_solve_batch)                                                                                     \
     OP(dropout)                                                                                              \
     OP(softmax_loss)                                                                                         \
     OP(sample_labels)                                                                                        \

@@ -108,3 +108,60 @@ dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
                 ->norm_backward(q, desc, x, y, dy, gamma, mean, invstd, grads));
     return DSC_OK;
 }
+
+/* ---- Fisher matrices ---- */
+
+dsc_status dsc_op_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
+                              const dsc_tensor *mean, const dsc_tensor *invstd, dsc_tensor *out) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_half(&check, "norm_fisher", q, "x", x));
+    if (x->ndim < 2)
+        return DSC_FAIL(DSC_E_INVALID, "norm_fisher: x has %d dimensions; [n, ..., c] is expected", x->ndim);
+    DSC_TRY(dsc_check_real_like(&check, "dy", dy, "x", x));
+    if (y)
+        DSC_TRY(dsc_check_real_like(&check, "y", y, "x", x));
+    if (!mean != !invstd)
+        return DSC_FAIL(DSC_E_INVALID, "norm_fisher: %s is missing", mean ? "invstd" : "mean");
+    if (mean) {
+        DSC_TRY(check_channels(&check, "mean", mean, x));
+        DSC_TRY(check_channels(&check, "invstd", invstd, x));
+    }
+    DSC_TRY(dsc_check_param_shape(&check, "out", out, DSC_SHAPE(x->dim[0], 3, x->dim[x->ndim - 1])));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "x", x));
+    DSC_TRY(dsc_check_apart(&check, "out", out, "dy", dy));
+    if (dsc_tensor_count(out) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->norm_fisher(q, x, y, dy, mean, invstd, out));
+    return DSC_OK;
+}
+
+static dsc_status check_solve(dsc_check *check, int64_t i, const dsc_norm_solve_item *item) {
+    DSC_TRY(dsc_check_first(check, i, "gamma", &item->gamma));
+    DSC_TRY(dsc_check_dims(check, "gamma", &item->gamma, 1));
+    int64_t c = item->gamma.dim[0];
+    DSC_TRY(dsc_check_real_shape(check, "shift", &item->shift, DSC_SHAPE(c)));
+    DSC_TRY(dsc_check_real_shape(check, "f", &item->f, DSC_SHAPE(3, c)));
+    DSC_TRY(dsc_check_real_shape(check, "p", &item->p, DSC_SHAPE(2, c)));
+    DSC_TRY(dsc_check_apart(check, "p", &item->p, "f", &item->f));
+    DSC_TRY(dsc_check_apart(check, "p", &item->p, "gamma", &item->gamma));
+    DSC_TRY(dsc_check_apart(check, "p", &item->p, "shift", &item->shift));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_norm_solve_batch(dsc_queue *q, const dsc_tensor *damping, int full,
+                                   const dsc_norm_solve_item *items, int64_t count) {
+    dsc_check check;
+    DSC_TRY(dsc_check_batch(&check, "norm_solve_batch", q, items, count));
+    DSC_TRY(dsc_check_f64(&check, "damping", damping, 1));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_solve(&check, i, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        if (items[i].gamma.dim[0] == 0)
+            return DSC_FAIL(DSC_E_INVALID, "norm_solve_batch: item %lld has no channels", (long long)i);
+    }
+    if (count == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->norm_solve_batch(q, damping, full, items, count));
+    return DSC_OK;
+}

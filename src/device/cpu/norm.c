@@ -247,7 +247,45 @@ static dsc_status norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
     return DSC_OK;
 }
 
+/* ---- Fisher matrices ---- */
+
+/* One sample: sums over its positions, then their products. */
+static void fisher_sample(int64_t positions, int64_t c, const float *const in[3], const float *mean,
+                          const float *invstd, float *out) {
+    const float *x = in[0], *y = in[1], *dy = in[2];
+    float *sum_gx = out, *between = out + c, *sum_g = out + 2 * c;
+    memset(out, 0, (size_t)(3 * c) * sizeof *out);
+    for (int64_t at = 0; at < positions * c; at += c) {
+#pragma omp simd
+        for (int64_t ch = 0; ch < c; ch++) {
+            float g = y && !(y[at + ch] > 0) ? 0 : dy[at + ch];
+            sum_gx[ch] += g * (mean ? (x[at + ch] - mean[ch]) * invstd[ch] : x[at + ch]);
+            sum_g[ch] += g;
+        }
+    }
+    for (int64_t ch = 0; ch < c; ch++) {
+        between[ch] = sum_gx[ch] * sum_g[ch];
+        sum_gx[ch] *= sum_gx[ch];
+        sum_g[ch] *= sum_g[ch];
+    }
+}
+
+static dsc_status norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
+                              const dsc_tensor *mean, const dsc_tensor *invstd, dsc_tensor *out) {
+    int64_t n = x->dim[0], c = x->dim[x->ndim - 1], size = dsc_tensor_count(x) / n;
+    int parts = dsc_cpu_parts(q->device, dsc_tensor_count(x));
+#pragma omp parallel for num_threads(parts) schedule(static)
+    for (int64_t i = 0; i < n; i++) {
+        const float *in[3] = {(const float *)x->data + i * size, y ? (const float *)y->data + i * size : NULL,
+                              (const float *)dy->data + i * size};
+        fisher_sample(size / c, c, in, mean ? mean->data : NULL, invstd ? invstd->data : NULL,
+                      (float *)out->data + i * 3 * c);
+    }
+    return DSC_OK;
+}
+
 void dsc_cpu_table_norm(dsc_device_table *table) {
+    table->norm_fisher = norm_fisher;
     table->norm_forward_train = norm_forward_train;
     table->norm_forward_eval = norm_forward_eval;
     table->norm_backward = norm_backward;

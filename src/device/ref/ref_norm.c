@@ -86,3 +86,45 @@ dsc_status dsc_ref_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const 
     }
     return DSC_OK;
 }
+
+/* ---- Fisher matrices ---- */
+
+dsc_status dsc_ref_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
+                               const dsc_tensor *mean, const dsc_tensor *invstd, dsc_tensor *out) {
+    int64_t n = x->dim[0], c = x->dim[x->ndim - 1], positions = dsc_tensor_count(x) / (n * c);
+    (void)q;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t ch = 0; ch < c; ch++) {
+            double u[2] = {0, 0};
+            for (int64_t p = 0; p < positions; p++) {
+                int64_t at = (i * positions + p) * c + ch;
+                double xhat = mean ? (get(x, at) - get(mean, ch)) * get(invstd, ch) : get(x, at);
+                double g = y && !(get(y, at) > 0) ? 0 : get(dy, at);
+                u[0] += g * xhat;
+                u[1] += g;
+            }
+            set(out, (i * 3) * c + ch, u[0] * u[0]);
+            set(out, (i * 3 + 1) * c + ch, u[0] * u[1]);
+            set(out, (i * 3 + 2) * c + ch, u[1] * u[1]);
+        }
+    return DSC_OK;
+}
+
+dsc_status dsc_ref_norm_solve_batch(dsc_queue *q, const dsc_tensor *damping, int full,
+                                    const dsc_norm_solve_item *items, int64_t count) {
+    (void)q;
+    for (int64_t i = 0; i < count; i++) {
+        dsc_tensor p = items[i].p;
+        int64_t c = p.dim[1];
+        for (int64_t ch = 0; ch < c; ch++) {
+            const double f[3] = {get(&items[i].f, ch), get(&items[i].f, c + ch),
+                                 get(&items[i].f, 2 * c + ch)};
+            const double d[2] = {get(&items[i].gamma, ch), get(&items[i].shift, ch)};
+            double solved[2];
+            dsc_norm_solve(f, get(damping, 0), full, d, solved);
+            set(&p, ch, solved[0]);
+            set(&p, c + ch, solved[1]);
+        }
+    }
+    return DSC_OK;
+}
