@@ -40,7 +40,8 @@ typedef struct dsc_kfac dsc_kfac;
 /* The kinds of layers: constant and name. */
 #define DSC_KFAC_KINDS(X)                                                                                    \
     X(DSC_KFAC_LINEAR, linear)                                                                               \
-    X(DSC_KFAC_CONV2D, conv2d)
+    X(DSC_KFAC_CONV2D, conv2d)                                                                               \
+    X(DSC_KFAC_BATCH_NORM, batch_norm)
 
 typedef enum dsc_kfac_kind {
 #define DSC_KFAC_KIND_ENUM(constant, name) constant,
@@ -48,7 +49,7 @@ typedef enum dsc_kfac_kind {
 #undef DSC_KFAC_KIND_ENUM
 } dsc_kfac_kind;
 
-/* "linear", "conv2d"; "unknown" for any other number. */
+/* "linear", "conv2d", "batch_norm"; "unknown" for any other number. */
 DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
 
 /* A layer: the tensors a and g that dsc_kfac_capture will be given, and the memory of its gradients.
@@ -56,7 +57,9 @@ DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
  *   linear   a[rows, in_c], g[rows, out_c], any number of leading dimensions (sequences: the loss is averaged
  *            over all rows); weights are [out_c, in_c]
  *   conv2d   a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c] of `conv`; weights are OHWI. With in_h and in_w
- *            0 images may have any size, which may change from capture to capture */
+ *            0 images may have any size, which may change from capture to capture
+ *   batch_norm   scale (weight_grad) and shift (bias_grad) of in_c channels; keeps its gradients unless
+ *            options.norm says otherwise. Captured with dsc_kfac_capture_sample */
 typedef struct dsc_kfac_layer {
     size_t size;
     const char *name; /* not empty, and different for every layer */
@@ -137,6 +140,14 @@ typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM } dsc_kfac_refresh
  *           that kl_clip is the bound of one batch on one rank */
 typedef enum dsc_kfac_clip_scaling { DSC_KFAC_CLIP_NONE, DSC_KFAC_CLIP_RANKS } dsc_kfac_clip_scaling;
 
+/* Scale and shift of batch norms: P = (F + damping I)^-1 D for every channel, D = (dscale, dshift), F a running
+ * average of the 2x2 second moments of single samples' gradients. */
+typedef enum dsc_kfac_norm_choice {
+    DSC_KFAC_NORM_OFF, /* they keep their gradients */
+    DSC_KFAC_NORM_FULL,
+    DSC_KFAC_NORM_DIAGONAL /* without the element of F that couples scale and shift */
+} dsc_kfac_norm_choice;
+
 /* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
  * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
  * "unknown". */
@@ -148,12 +159,14 @@ DSC_API dsc_status dsc_kfac_split_parse(const char *name, dsc_kfac_split *out) D
 DSC_API dsc_status dsc_kfac_ekfac_parse(const char *name, dsc_kfac_ekfac *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_refresh_parse(const char *name, dsc_kfac_refresh *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_clip_scaling_parse(const char *name, dsc_kfac_clip_scaling *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_norm_parse(const char *name, dsc_kfac_norm_choice *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
 DSC_API const char *dsc_kfac_scaling_name(dsc_kfac_scaling scaling);
 DSC_API const char *dsc_kfac_split_name(dsc_kfac_split split);
 DSC_API const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac);
+DSC_API const char *dsc_kfac_norm_name(dsc_kfac_norm_choice norm);
 DSC_API const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh);
 DSC_API const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling);
 
@@ -224,6 +237,7 @@ typedef struct dsc_kfac_options {
      * g, where both have the same number of them), scaled so that their expectation is the same. The order of
      * samples must be random. */
     int64_t factor_samples;
+    dsc_kfac_norm_choice norm; /* off */
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -263,6 +277,10 @@ typedef struct dsc_kfac_sample {
     size_t size;
     dsc_tensor a, g;                     /* as for dsc_kfac_capture; with DSC_NCHW [n, channels, h, w] */
     dsc_image_layout a_layout, g_layout; /* of conv2d layers; DSC_NHWC */
+    /* Batch norms: a[n, ..., channels] is the input, mean and invstd [channels] are what it was normalised with (no
+     * memory: a is the normalised input); g is the gradient at the output. y: the output, where a ReLU follows in the
+     * same operation and g is the gradient after it; else no memory. */
+    dsc_tensor mean, invstd, y;
 } dsc_kfac_sample;
 DSC_API void dsc_kfac_sample_init_sized(dsc_kfac_sample *sample, size_t size);
 #define dsc_kfac_sample_init(sample) dsc_kfac_sample_init_sized((sample), sizeof *(sample))

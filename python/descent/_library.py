@@ -192,6 +192,7 @@ class KfacOptions(Structure):
         ("kl_clip_scaling", c_int),
         ("health_steps", c_int64),
         ("factor_samples", c_int64),
+        ("norm", c_int),
     ]
 
 
@@ -213,6 +214,9 @@ class KfacSample(Structure):
         ("g", Tensor),
         ("a_layout", c_int),
         ("g_layout", c_int),
+        ("mean", Tensor),
+        ("invstd", Tensor),
+        ("y", Tensor),
     ]
 
 

@@ -354,7 +354,8 @@ dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
  * mean) invstd, or x where both are NULL; g = dy, with y not NULL (a fused ReLU's output) 0 where y is not
  * positive. */
 dsc_status dsc_op_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
-                              const dsc_tensor *mean, const dsc_tensor *invstd, dsc_tensor *out) DSC_MUST_CHECK;
+                              const dsc_tensor *mean, const dsc_tensor *invstd,
+                              dsc_tensor *out) DSC_MUST_CHECK;
 /* Each p[2,c] = (F + damping[0] I)^-1 (gamma, shift) for every channel, in double: F = (f0 f1; f1 f2) of f[3,c], or
  * its diagonal when `full` is 0. gamma, shift: [c] gradients. damping: F64 scalar. */
 typedef struct dsc_norm_solve_item {

@@ -108,6 +108,7 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     if (k->decomposed_now)
         DSC_TRY(dsc_op_convert(q, &inner, &kept));
     DSC_TRY(dsc_op_dot(q, &inner, &k->ones, 0, &k->sum));
+    DSC_TRY(dsc_kfac_norm_solve(k, q, &k->sum));
     DSC_TRY(dsc_op_kl_clip(q, &k->sum, &limits, &k->nu_tensor));
     if (!dsc_device_is_host(k->device))
         return DSC_OK; /* a GPU does not wait for nu; it leaves gradients alone where nu is not finite */
@@ -159,6 +160,7 @@ dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
         return DSC_OK;
     DSC_TRY(precondition_batches(k, q, &k->layouts[k->active]));
     DSC_TRY(find_nu(k, q));
+    DSC_TRY(dsc_kfac_norm_write(k, q));
     int64_t count = 0;
     for (int64_t u = 0; u < k->unit_count; u++) {
         if (!dsc_kfac_takes_part(k, u))

@@ -125,8 +125,9 @@ static dsc_status start_averages(dsc_kfac *k) {
 
 static dsc_status make_scratch(dsc_kfac *k) {
     int half = k->factor_dtype != k->dtype;
-    DSC_TRY(
-        dsc_kfac_alloc(k, k->dtype, k->largest_n * k->largest_n + 1, &k->gram)); /* + 1: room for an F64 */
+    /* Entries of a state pass through it: the matrices of a batch norm, and an F64. */
+    int64_t largest = k->largest_n * k->largest_n, most = 3 * k->norms.widest;
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, (largest > most ? largest : most) + 1, &k->gram));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, k->largest_packed, &k->packed));
     DSC_TRY(dsc_kfac_alloc(k, k->factor_dtype, half ? k->largest_packed : 0, &k->half));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, half ? 2 * k->largest_packed : 0, &k->spare));

@@ -190,8 +190,8 @@ static dsc_status check_capture(const dsc_kfac *k, const dsc_queue *queue, int64
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer %lld; there are 0 to %lld", (long long)layer,
                         (long long)k->layer_count - 1);
     const dsc_kfac_progress *p = &k->progress[layer];
-    if (k->first_unit[layer] < k->first_unit[layer + 1] && p->uses > 0 &&
-        p->captures >= k->options.passes * p->uses)
+    int covered = k->first_unit[layer] < k->first_unit[layer + 1] || dsc_kfac_is_norm(k, layer);
+    if (covered && p->uses > 0 && p->captures >= k->options.passes * p->uses)
         return DSC_FAIL(
             DSC_E_INVALID,
             "K-FAC: layer '%s' was captured more than %lld times in a step: set options.passes, or "
@@ -204,10 +204,13 @@ static dsc_status check_capture(const dsc_kfac *k, const dsc_queue *queue, int64
 static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
     double began = dsc_clock_now();
     DSC_TRY(check_capture(k, queue, layer));
-    if (k->first_unit[layer] == k->first_unit[layer + 1])
+    int norm = dsc_kfac_is_norm(k, layer);
+    if (k->first_unit[layer] == k->first_unit[layer + 1] && !norm)
         return DSC_OK; /* skipped */
     dsc_kfac_progress *p = &k->progress[layer];
-    if (k->updating) {
+    if (k->updating && norm) {
+        DSC_TRY(dsc_kfac_norm_capture(k, queue, layer, sample));
+    } else if (k->updating) {
         dsc_kfac_sample part = *sample;
         double whole = cut_sample(k, &part);
         dsc_kfac_pass pass;

@@ -25,6 +25,7 @@ static const char *const splits[] = {"none", "pi", NULL};
 static const char *const ekfacs[] = {"off", "batch", "samples", NULL};
 static const char *const refreshes[] = {"exact", "warm", NULL};
 static const char *const clip_scalings[] = {"none", "ranks", NULL};
+static const char *const norms[] = {"off", "full", "diagonal", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -238,6 +239,15 @@ static const dsc_option table[] = {
          "batch gradients or of per-sample gradients",
      .json = "kfac.ekfac",
      .rules = {K_ON}},
+    {.name = "kfac-norm",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(norm),
+     .value = "off",
+     .choices = norms,
+     .help = "precondition scale and shift of batch norms by the Fisher matrix of each channel: 2x2, or its "
+             "diagonal",
+     .json = "kfac.norm",
+     .rules = {K_ON}},
     {.name = NULL},
 };
 
@@ -333,6 +343,17 @@ dsc_status dsc_kfac_clip_scaling_parse(const char *name, dsc_kfac_clip_scaling *
 
 const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling) {
     return dsc_option_choice_name(clip_scalings, (int)scaling);
+}
+
+dsc_status dsc_kfac_norm_parse(const char *name, dsc_kfac_norm_choice *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-norm", norms, name, &value));
+    *out = (dsc_kfac_norm_choice)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_norm_name(dsc_kfac_norm_choice norm) {
+    return dsc_option_choice_name(norms, (int)norm);
 }
 
 /* ---- defaults ---- */

@@ -61,8 +61,7 @@ void dsc_kfac_updates_guess(dsc_kfac *k) {
         k->progress[l].updates = k->progress[l].contributed ? many : 0;
 }
 
-/* The decay of a layer's averages in this step, on the device. */
-static dsc_tensor decay_of(const dsc_kfac *k, int64_t layer) {
+dsc_tensor dsc_kfac_decay_of(const dsc_kfac *k, int64_t layer) {
     return k->decays.data ? dsc_tensor_slice(&k->decays, layer, 1)
                           : dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
 }
@@ -88,7 +87,7 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
     dsc_tensor old = dsc_tensor_slice(&k->packed, 0, f->packed);
     dsc_tensor fresh = dsc_tensor_slice(&k->spare, 0, f->packed);
     dsc_tensor half = dsc_tensor_slice(&k->half, 0, f->packed);
-    dsc_tensor decay = decay_of(k, layer_of_factor(k, f));
+    dsc_tensor decay = dsc_kfac_decay_of(k, layer_of_factor(k, f));
     dsc_tensor none = dsc_tensor_slice(&k->sum, 0, 1), count = dsc_tensor_slice(bad, 0, 1);
     DSC_TRY(dsc_op_convert(q, &f->average, &old));
     DSC_TRY(dsc_op_convert(q, &f->average, &fresh));
@@ -104,7 +103,7 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
 
 dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const dsc_tensor *x) {
     dsc_tensor bad = dsc_tensor_slice(&k->bad, 2 * f->slot, 2), count = dsc_tensor_slice(&bad, 0, 1);
-    dsc_tensor decay = decay_of(k, layer_of_factor(k, f));
+    dsc_tensor decay = dsc_kfac_decay_of(k, layer_of_factor(k, f));
     if (k->factor_dtype == k->dtype && !dsc_device_is_host(k->device)) { /* fewer launches */
         const dsc_absorb_item item = {*x, bad, f->average};
         return dsc_op_absorb_batch(q, &decay, &item, 1);
@@ -163,7 +162,7 @@ static dsc_status move_averages(dsc_kfac *k, dsc_queue *q) {
         if (!f->held || !f->batch.data || !dsc_kfac_was_captured(k, i / 2))
             continue;
         if (k->decays.data && count > 0 && k->progress[layer].updates != k->progress[before].updates) {
-            dsc_tensor decay = decay_of(k, before);
+            dsc_tensor decay = dsc_kfac_decay_of(k, before);
             DSC_TRY(dsc_op_absorb_batch(q, &decay, k->absorbs, count));
             count = 0;
         }
@@ -185,7 +184,7 @@ static dsc_status move_averages(dsc_kfac *k, dsc_queue *q) {
     }
     if (count == 0)
         return DSC_OK;
-    dsc_tensor decay = decay_of(k, before);
+    dsc_tensor decay = dsc_kfac_decay_of(k, before);
     return dsc_op_absorb_batch(q, &decay, k->absorbs, count);
 }
 
@@ -205,6 +204,7 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
             k->broken = 1;
             DSC_TRY(dsc_buckets_wait(k->buckets));
             DSC_TRY(dsc_kfac_ekfac_exchange(k, q));
+            DSC_TRY(dsc_kfac_norm_exchange(k, q));
             k->broken = 0;
         }
     }
@@ -214,5 +214,6 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
     if (!k->updating)
         return DSC_OK;
     DSC_TRY(dsc_kfac_ekfac_absorb(k, q));
+    DSC_TRY(dsc_kfac_norm_absorb(k, q));
     return move_averages(k, q);
 }

@@ -14,6 +14,7 @@
  *   upkeep.c           what is noted about that, on all ranks of a column and in checkpoints
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
+ *   norm.c             scale and shift of batch norms
  *   compare.c          whether the same layers ran on all ranks
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
  *
@@ -215,6 +216,30 @@ typedef enum dsc_kfac_counter {
     DSC_KFAC_COUNTERS
 } dsc_kfac_counter;
 
+/* A batch norm that is preconditioned. */
+typedef struct dsc_kfac_norm {
+    int64_t layer, channels;
+    dsc_tensor f, batch; /* [3, channels] Fisher matrices: running average; of this step */
+    dsc_tensor p;        /* [2, channels] preconditioned gradients of scale and shift */
+} dsc_kfac_norm;
+
+/* All of them; everything is empty without options.norm. */
+typedef struct dsc_kfac_norms {
+    int64_t count, widest; /* widest: most channels */
+    dsc_kfac_norm *list;
+    int64_t *of;                          /* [layers] number in the list; -1: none */
+    int64_t active;                       /* those that ran in this step */
+    dsc_tensor averages, batches, solved; /* memory of these */
+    dsc_tensor bad;                       /* F64[2 count]: elements not finite, times rejected */
+    dsc_tensor products, ones;            /* F64[2 count]: <P, D> of scales and shifts; ones */
+    dsc_tensor work, sample_ones;         /* matrices of single samples; ones */
+    dsc_buckets *buckets;
+    dsc_absorb_item *absorbs;
+    dsc_norm_solve_item *solves;
+    dsc_dot_item *dots;
+    dsc_join_item *joins;
+} dsc_kfac_norms;
+
 /* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
 
@@ -272,6 +297,7 @@ struct dsc_kfac {
     dsc_kfac_health_state health;
     dsc_kfac_split_state split;
     dsc_kfac_moments moments;
+    dsc_kfac_norms norms;
 
     int64_t step;
     dsc_kfac_hyper hyper;
@@ -342,6 +368,8 @@ dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f,
 dsc_status dsc_kfac_decays_upload(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* For a state that has no numbers of updates: averages that hold something have seen many batches. */
 void dsc_kfac_updates_guess(dsc_kfac *k);
+/* The decay of a layer's averages in this step, on the device. */
+dsc_tensor dsc_kfac_decay_of(const dsc_kfac *k, int64_t layer);
 /* compare.c */
 dsc_status dsc_kfac_compare_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_compare_destroy(dsc_kfac *k);
@@ -438,6 +466,21 @@ dsc_status dsc_kfac_upkeep_receive(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *l
 dsc_status dsc_kfac_upkeep_get(dsc_kfac *k, dsc_queue *q, int own, double *host) DSC_MUST_CHECK;
 dsc_status dsc_kfac_upkeep_set(dsc_kfac *k, dsc_queue *q, const double *host) DSC_MUST_CHECK;
 
+/* norm.c; all of them do nothing without options.norm. _find: before options.skip_layers is forgotten. _create is
+ * collective. */
+dsc_status dsc_kfac_norm_find(dsc_kfac *k) DSC_MUST_CHECK;
+dsc_status dsc_kfac_norm_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_norm_destroy(dsc_kfac *k);
+/* Adds the matrices of a batch norm's captured samples to those of the step. */
+dsc_status dsc_kfac_norm_capture(dsc_kfac *k, dsc_queue *q, int64_t layer,
+                                 const dsc_kfac_sample *sample) DSC_MUST_CHECK;
+/* Averages the step's matrices over the ranks. Collective. */
+dsc_status dsc_kfac_norm_exchange(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* P of the batch norms that ran; adds their <P, D> to `sum`. Then, once nu is known, writes nu P. */
+dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
+dsc_status dsc_kfac_norm_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+
 /* apply.c */
 dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 
@@ -488,6 +531,11 @@ static inline int dsc_kfac_shares_d(const dsc_kfac *k) {
 /* 1 when the two factors of a unit are decomposed together, so that a refresh can judge them together. */
 static inline int dsc_kfac_pairs(const dsc_kfac *k, const dsc_kfac_layout *layout) {
     return k->options.refresh == DSC_KFAC_WARM && k->options.colocate_factors && layout == &k->layouts[0];
+}
+
+/* 1 when the layer is a batch norm that is preconditioned. */
+static inline int dsc_kfac_is_norm(const dsc_kfac *k, int64_t layer) {
+    return k->norms.count > 0 && k->norms.of[layer] >= 0;
 }
 
 static inline int dsc_kfac_keeps_everywhere(const dsc_kfac *k) {

@@ -25,6 +25,7 @@ static void free_local(dsc_kfac **kfac) {
     dsc_kfac_health_destroy(k);
     dsc_kfac_split_destroy(k);
     dsc_kfac_ekfac_destroy(k);
+    dsc_kfac_norm_destroy(k);
     dsc_kfac_memory_destroy(k);
     for (int i = 0; i < 2; i++)
         dsc_kfac_plan_destroy(&k->layouts[i].plan);
@@ -40,6 +41,7 @@ void dsc_kfac_destroy(dsc_kfac **kfac) {
     dsc_kfac *k = *kfac;
     dsc_buckets_destroy(&k->buckets);
     dsc_buckets_destroy(&k->moments.buckets);
+    dsc_buckets_destroy(&k->norms.buckets);
     for (int i = 0; i < 2; i++)
         dsc_kfac_layout_settle(&k->layouts[i]);
     dsc_comm_destroy(&k->row);
@@ -75,6 +77,7 @@ void dsc_kfac_abandon(dsc_kfac **kfac) {
     }
     dsc_buckets_destroy(&k->buckets);
     dsc_buckets_destroy(&k->moments.buckets);
+    dsc_buckets_destroy(&k->norms.buckets);
     dsc_comm_release(&k->row);
     dsc_comm_release(&k->column);
     dsc_comm_release(&k->control);
@@ -128,6 +131,7 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
         k->any_late |= k->layers[l].late_gradients != 0;
     }
     DSC_TRY(make_plans(k));
+    DSC_TRY(dsc_kfac_norm_find(k));
     k->solver = k->options.method == DSC_KFAC_EIGEN ? &dsc_solver_eigen : &dsc_solver_inverse;
     k->options.skip_layers = NULL; /* not needed any more, and owned by the caller */
     k->next_passes = k->options.passes;
@@ -142,7 +146,8 @@ static int64_t fingerprint(const dsc_kfac *k) {
         o->outer_product, o->diag_blocks,   o->passes,          (int64_t)o->bucket_bytes,
         k->factor_dtype,  k->inverse_dtype, k->dtype,           o->scaling,
         o->factor_freq,   o->update_freq,   o->damping_split,   o->warmup_factors,
-        o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples};
+        o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples,
+        o->norm,          k->norms.count,   k->norms.widest};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -198,6 +203,7 @@ static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_split_create(k));
     DSC_TRY(dsc_kfac_factors_create(k));
     DSC_TRY(dsc_kfac_ekfac_create(k));
+    DSC_TRY(dsc_kfac_norm_create(k));
     DSC_TRY(dsc_kfac_report_create(k));
     return dsc_kfac_state_create(k);
 }

@@ -157,10 +157,10 @@ static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
     const dsc_tensor *const scratch[] = {&k->gram,     &k->packed,       &k->half,    &k->spare,
                                          &k->solve,    &k->solve_values, &k->work,    &k->joined,
                                          &k->messages, &k->images,       &k->shared_d};
-    r->factor_bytes = bytes_of(&k->averages);
-    r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches);
+    r->factor_bytes = bytes_of(&k->averages) + bytes_of(&k->norms.averages);
+    r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches) + bytes_of(&k->norms.batches);
     r->decomposition_bytes = bytes_of(&k->moments.memory);
-    r->work_bytes = bytes_of(&k->moments.old) + bytes_of(&k->moments.work);
+    r->work_bytes = bytes_of(&k->moments.old) + bytes_of(&k->moments.work) + bytes_of(&k->norms.work);
     for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
         r->work_bytes += bytes_of(scratch[i]);
     for (int64_t l = 0; l < k->layer_count; l++) {

@@ -8,6 +8,7 @@
  *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
+ *   LAYER.norm                      [3, channels]     optional, Fisher matrices of a batch norm
  *   UNIT.moments, UNIT.samples      [g_n, a_n], [1]   optional, with EKFAC: eigenvalues of the unit; N
  *
  * The list does not depend on ranks, strategy or placement. A tensor is read from the rank that owns it and
@@ -109,7 +110,7 @@ static dsc_status add_updates(dsc_kfac *k, dsc_kfac_state_list *list) {
     const dsc_kfac_entry entry = {.dtype = DSC_I64, .optional = 1};
     char name[NAME_SIZE];
     for (int64_t l = 0; k->options.warmup_factors && l < k->layer_count; l++) {
-        if (k->first_unit[l] == k->first_unit[l + 1])
+        if (k->first_unit[l] == k->first_unit[l + 1] && !dsc_kfac_is_norm(k, l))
             continue;
         snprintf(name, sizeof name, "%s.updates", k->layers[l].name);
         DSC_TRY(add(list, name, entry, (struct dsc_kfac_source){.number = UPDATES, .layer = l}));
@@ -137,9 +138,23 @@ static dsc_status add_moments(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_sta
     return DSC_OK;
 }
 
+/* The same on every rank. */
+static dsc_status add_norms(dsc_kfac *k, dsc_kfac_state_list *list) {
+    char name[NAME_SIZE];
+    for (int64_t i = 0; i < k->norms.count; i++) {
+        dsc_kfac_norm *norm = &k->norms.list[i];
+        dsc_kfac_entry entry = {.dtype = k->dtype, .ndim = 2, .dim = {3, norm->channels}, .optional = 1};
+        struct dsc_kfac_source source = {
+            .number = NUMBERS, .place = &norm->f, .everywhere = 1, .layer = norm->layer};
+        snprintf(name, sizeof name, "%s.norm", k->layers[norm->layer].name);
+        DSC_TRY(add(list, name, entry, source));
+    }
+    return DSC_OK;
+}
+
 static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
     int64_t factors = DSC_KFAC_SIDES * k->unit_count;
-    int64_t most = NUMBERS + 1 + k->layer_count + 2 * factors + 2 * layout->plan->item_count;
+    int64_t most = NUMBERS + k->norms.count + 1 + k->layer_count + 2 * factors + 2 * layout->plan->item_count;
     int warm = k->options.refresh == DSC_KFAC_WARM;
     char name[NAME_SIZE];
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->entries, &list->entries));
@@ -169,6 +184,7 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         DSC_TRY(add_item(k, layout, i, list));
     DSC_TRY(add_updates(k, list));
+    DSC_TRY(add_norms(k, list));
     return add_moments(k, layout, list);
 }
 
@@ -446,7 +462,8 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     }
     if (k->rank != 0)
         return DSC_OK;
-    note_touched(k, entry, s, host);
+    if (!dsc_kfac_is_norm(k, s->layer))
+        note_touched(k, entry, s, host);
     return s->values || s->spread ? check_values(entry, host) : DSC_OK;
 }
 

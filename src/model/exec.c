@@ -243,6 +243,24 @@ static dsc_status capture(dsc_queue *q, const dsc_backward_options *o, int64_t l
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture", NULL);
 }
 
+/* A batch norm's tensors, each [batch, ..., channels] or [channels]. */
+static dsc_status capture_norm(dsc_queue *q, const dsc_backward_options *o, const dsc_exec *exec,
+                               const dsc_exec_op *op) {
+    int64_t c = dsc_tensor_count(&op->saved[0]), n = exec->batch;
+    dsc_norm_tensors t = {.x = *op->x[0], .dy = *op->dy, .mean = op->saved[0], .invstd = op->saved[1]};
+    if (op->relu)
+        t.y = *op->y;
+    dsc_tensor *const maps[] = {&t.x, &t.dy, &t.y};
+    for (int i = 0; i < 3; i++) {
+        const int64_t dim[3] = {n, maps[i]->data ? dsc_tensor_count(maps[i]) / (n * c) : 0, c};
+        if (maps[i]->data)
+            *maps[i] = dsc_tensor_view(maps[i]->device, maps[i]->data, maps[i]->dtype, 3, dim);
+    }
+    unsigned errors = dsc_error_count();
+    dsc_status status = o->capture_norm(o->context, q, op->node->norm, &t);
+    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture_norm", NULL);
+}
+
 static dsc_status announce(dsc_queue *q, const dsc_backward_options *o, int64_t param) {
     unsigned errors = dsc_error_count();
     dsc_status status = o->grad_ready(o->context, q, param);
@@ -271,6 +289,8 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
             dsc_tensor a = rows_of(exec, node, op->x[0]), g = rows_of(exec, node, op->dy);
             DSC_TRY(capture(q, &options, node->layer, &a, &g));
         }
+        if (options.capture_norm && node->norm >= 0)
+            DSC_TRY(capture_norm(q, &options, exec, op));
         dsc_status status = op->type->backward(exec, q, op, &pass);
         if (status != DSC_OK)
             return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, node));

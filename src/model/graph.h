@@ -47,6 +47,7 @@ struct dsc_node {
     int64_t weight, bias; /* parameter numbers; -1 for none */
     int64_t buffer;       /* the first of a batch norm's buffers; -1 for none */
     int64_t layer;        /* number among the layers with a weight matrix; -1 for none */
+    int64_t norm;         /* number among the batch norms; -1 for others */
 };
 
 /* A tensor of the state dict: a parameter or a buffer. */
@@ -68,6 +69,7 @@ struct dsc_model {
     int sealed;
     dsc_node *nodes;
     int64_t node_count, node_capacity;
+    int64_t norm_count;        /* batch norms */
     dsc_state_tensor *tensors; /* in the order of the state dict */
     int64_t tensor_count, tensor_capacity;
     int64_t param_count, parameter_total, buffer_count, layer_count, dropout_count;

@@ -17,6 +17,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
     t.entry.permuted = x->flat && x->h * x->w > 1;
     memcpy(t.entry.ohwc, (int64_t[]){1, x->flat ? x->h : 1, x->flat ? x->w : 1, x->c}, sizeof t.entry.ohwc);
     int64_t later;
+    node->norm = m->norm_count++;
     t.trained = 1;
     t.start = 1;
     DSC_TRY(dsc_graph_declare(m, node, "weight", &t, &node->weight));

@@ -3,6 +3,10 @@
 #include "base/memory.h"
 #include "base/versioned.h"
 #include "descent/trainer.h"
+#include "model/graph.h"
+#include "train/kfac_setup.h"
+
+#include <string.h>
 
 static const dsc_kfac_kind kinds[] = {
     [DSC_LAYER_LINEAR] = DSC_KFAC_LINEAR, [DSC_LAYER_CONV2D] = DSC_KFAC_CONV2D};
@@ -37,4 +41,38 @@ dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, d
 void dsc_kfac_layers_free(dsc_kfac_layer **layers) {
     if (layers)
         dsc_memory_free(layers);
+}
+
+/* ---- batch norms ---- */
+
+dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfac_layer **out,
+                                 int64_t *count) {
+    const dsc_param *params = dsc_model_params(model);
+    dsc_kfac_layer *all = NULL, *given = NULL;
+    int64_t layers = 0;
+    DSC_TRY(dsc_kfac_layers_of_model(model, &given, &layers));
+    *out = given;
+    *count = layers;
+    if (!with_norms || model->norm_count == 0)
+        return DSC_OK;
+    dsc_status status = dsc_memory_alloc(layers + model->norm_count, sizeof *all, &all);
+    if (status == DSC_OK && layers > 0)
+        memcpy(all, given, (size_t)layers * sizeof *all);
+    dsc_kfac_layers_free(&given);
+    *out = all;
+    DSC_TRY(status);
+    for (int64_t i = 0; i < model->node_count; i++) {
+        const dsc_node *node = &model->nodes[i];
+        if (node->norm < 0)
+            continue;
+        dsc_kfac_layer *layer = &all[layers + node->norm];
+        dsc_kfac_layer_init(layer);
+        layer->name = node->name;
+        layer->kind = DSC_KFAC_BATCH_NORM;
+        layer->weight_grad = params[node->weight].grad;
+        layer->bias_grad = params[node->bias].grad;
+        layer->in_c = dsc_tensor_count(&layer->weight_grad);
+    }
+    *count = layers + model->norm_count;
+    return DSC_OK;
 }

@@ -57,6 +57,29 @@ static dsc_status capture(void *context, dsc_queue *q, int64_t layer, const dsc_
     return DSC_OK;
 }
 
+/* A batch norm, which K-FAC knows by the numbers after those of the layers with a weight matrix. */
+static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const dsc_norm_tensors *tensors) {
+    dsc_trainer *t = context;
+    double began = dsc_clock_now();
+    dsc_kfac_sample sample;
+    dsc_kfac_sample_init(&sample);
+    sample.a = tensors->x;
+    sample.g = tensors->dy;
+    sample.y = tensors->y;
+    sample.mean = tensors->mean;
+    sample.invstd = tensors->invstd;
+    DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, dsc_model_layer_count(t->model) + norm, &sample));
+    t->phases.in_kfac += dsc_clock_now() - began;
+    return DSC_OK;
+}
+
+/* Makes a backward pass hand what K-FAC needs to it. */
+static void capture_for_kfac(const dsc_trainer *t, dsc_backward_options *backward) {
+    backward->capture = capture;
+    if (t->options.kfac->norm != DSC_KFAC_NORM_OFF)
+        backward->capture_norm = capture_norm;
+}
+
 static dsc_status grad_ready(void *context, dsc_queue *q, int64_t param) {
     dsc_trainer *t = context;
     return dsc_consensus_grad_ready(t->consensus, q, param);
@@ -79,7 +102,7 @@ static dsc_status capture_sampled(dsc_trainer *t, double grad_scale) {
     dsc_backward_options_init(&backward);
     backward.param_grads = 0;
     backward.context = t;
-    backward.capture = capture;
+    capture_for_kfac(t, &backward);
     DSC_TRY(dsc_exec_backward(t->exec, q, &backward));
     DSC_TRY(dsc_op_convert(q, &t->fisher_stats, &stats));
     dsc_phases_mark_host(&t->phases, DSC_PHASE_FACTOR);
@@ -207,7 +230,8 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
             dsc_backward_options_init(&backward);
             backward.accumulate = micro > 0;
             backward.context = t;
-            backward.capture = t->kfac && !sampled ? capture : NULL;
+            if (t->kfac && !sampled)
+                capture_for_kfac(t, &backward);
             backward.grad_ready = overlaps && micro == micro_batches - 1 ? grad_ready : NULL;
             if (micro == 0)
                 DSC_TRY(start_passes(t));

@@ -231,3 +231,16 @@ void random_integers(uint64_t stream, int limit, int64_t count, double *values) 
 double dtype_eps(dsc_dtype dtype) {
     return dtype == DSC_F64 ? DBL_EPSILON : (double)FLT_EPSILON;
 }
+
+void place_expect_near(const rig *r, const place *p, const double *want, const double *limit,
+                       const char *what) {
+    int64_t count = dsc_tensor_count(&p->t);
+    double *got = test_array(count, sizeof *got);
+    place_read(r, p, got);
+    for (int64_t i = 0; i < count; i++)
+        if (!(fabs(got[i] - want[i]) <= limit[i]))
+            fail_msg("%s, %s: %s[%lld] is %.9g instead of %.9g (limit %.3g)", r->label,
+                     dsc_dtype_name(p->t.dtype), what, (long long)i, got[i], want[i], limit[i]);
+    free(got);
+    place_check_guards(r, p, what);
+}

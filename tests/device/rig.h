@@ -59,6 +59,9 @@ double place_get(const rig *r, const place *p, int64_t i);
 void place_check_guards(const rig *r, const place *p, const char *what);
 /* The contents are exactly these. */
 void place_expect(const rig *r, const place *p, const double *values, const char *what);
+/* |got - want| <= limit, element by element, and intact guards. */
+void place_expect_near(const rig *r, const place *p, const double *want, const double *limit,
+                       const char *what);
 
 /* `count` values in [-1, 1] that a float32 holds, from a stream of their own. */
 void random_values(uint64_t stream, int64_t count, double *values);

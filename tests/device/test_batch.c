@@ -9,20 +9,6 @@
 
 static const dsc_dtype types[] = {DSC_F32, DSC_F64};
 
-/* |got - want| <= limit[i], and intact guards. */
-static void expect_near(const rig *r, const place *p, const double *want, const double *limit,
-                        const char *what) {
-    int64_t count = dsc_tensor_count(&p->t);
-    double *got = test_array(count, sizeof *got);
-    place_read(r, p, got);
-    for (int64_t i = 0; i < count; i++)
-        if (!(fabs(got[i] - want[i]) <= limit[i]))
-            fail_msg("%s, %s: %s[%lld] is %.9g instead of %.9g (limit %.3g)", r->label,
-                     dsc_dtype_name(p->t.dtype), what, (long long)i, got[i], want[i], limit[i]);
-    free(got);
-    place_check_guards(r, p, what);
-}
-
 /* ---- products ---- */
 
 typedef struct gemm_case {
@@ -108,7 +94,7 @@ static void check_gemm(const rig *r, dsc_dtype type, const gemm_case *c, uint64_
     naive_gemm(c, a, b, before, want, limit);
     for (int64_t i = 0; i < count; i++)
         limit[i] *= 2 * (double)(c->k + 4) * dtype_eps(type);
-    expect_near(r, &p->c, want, limit, "gemm_batch: c");
+    place_expect_near(r, &p->c, want, limit, "gemm_batch: c");
     place_expect(r, &p->a, a, "gemm_batch: a");
     place_expect(r, &p->b, b, "gemm_batch: b");
     double *all[] = {a, b, before, want, limit};
@@ -494,7 +480,7 @@ static void check_inverses(const rig *r, dsc_dtype type, const int64_t *sizes, c
             limit[e] = 2 * (double)(n + 4) * (1 + (double)n / 2) * dtype_eps(type);
         assert_int_equal(items[i].failed, bad[i] != 0);
         if (!bad[i])
-            expect_near(r, &places[i], inverses[i], limit, "chol_inverse_batch: a");
+            place_expect_near(r, &places[i], inverses[i], limit, "chol_inverse_batch: a");
         place_free(&places[i]);
         free(inverses[i]);
         free(limit);
@@ -616,7 +602,7 @@ static void check_divide(const rig *r, dsc_dtype type, const int64_t sizes[][2],
     assert_ok(dsc_op_divide_batch(r->q, &value.t, items, count));
     assert_int_equal(dsc_memory_allocations(), allocations);
     for (int i = 0; i < count; i++) {
-        expect_near(r, &places[i].x, places[i].want, places[i].limit, "divide_batch: x");
+        place_expect_near(r, &places[i].x, places[i].want, places[i].limit, "divide_batch: x");
         place_check_guards(r, &places[i].rows, "divide_batch: rows");
         place_free(&places[i].rows);
         place_free(&places[i].columns);
@@ -720,8 +706,8 @@ static void check_moment(const rig *r, dsc_dtype type, const int64_t sizes[][2],
     assert_ok(dsc_op_moment_divide_batch(r->q, &decay.t, &damping.t, items, count));
     assert_int_equal(dsc_memory_allocations(), allocations);
     for (int i = 0; i < count; i++) {
-        expect_near(r, &places[i].s, places[i].want_s, places[i].limit_s, "moment_divide_batch: s");
-        expect_near(r, &places[i].x, places[i].want_x, places[i].limit_x, "moment_divide_batch: x");
+        place_expect_near(r, &places[i].s, places[i].want_s, places[i].limit_s, "moment_divide_batch: s");
+        place_expect_near(r, &places[i].x, places[i].want_x, places[i].limit_x, "moment_divide_batch: x");
         moment_drop(&places[i], scales[i] >= 0);
     }
     place_free(&decay);
@@ -750,7 +736,7 @@ static void test_moment_not_finite(void **state) {
             moment_places p = moment_make(&rigs[r], types[type], size, 128, 1);
             dsc_moment_item item = {p.scale.t, p.s.t, p.x.t};
             assert_ok(dsc_op_moment_divide_batch(rigs[r].q, &decay.t, &damping.t, &item, 1));
-            expect_near(&rigs[r], &p.s, p.want_s, p.limit_s, "moment_divide_batch: s");
+            place_expect_near(&rigs[r], &p.s, p.want_s, p.limit_s, "moment_divide_batch: s");
             moment_drop(&p, 1);
             place_free(&decay);
             place_free(&damping);

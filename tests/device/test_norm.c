@@ -283,11 +283,148 @@ static void test_refusals(void **state) {
     }
 }
 
+/* ---- Fisher matrices ---- */
+
+typedef struct fisher_case {
+    int64_t n, positions, c;
+    int masked, normalised;
+} fisher_case;
+
+/* In double; x, y, dy [n, positions, c]. limit: rounding of the sums. */
+static void fisher_by_hand(const fisher_case *k, const double *const in[5], double eps, double *want,
+                           double *limit) {
+    for (int64_t i = 0; i < k->n; i++)
+        for (int64_t ch = 0; ch < k->c; ch++) {
+            double u[2] = {0, 0}, size[2] = {0, 0};
+            for (int64_t p = 0; p < k->positions; p++) {
+                int64_t at = (i * k->positions + p) * k->c + ch;
+                double xhat = k->normalised ? in[0][at] : (in[0][at] - in[3][ch]) * in[4][ch];
+                double g = k->masked && !(in[1][at] > 0) ? 0 : in[2][at];
+                u[0] += g * xhat;
+                u[1] += g;
+                size[0] += fabs(g) * (fabs(in[0][at]) + 1) * 2;
+                size[1] += fabs(g);
+            }
+            double terms = (double)(k->positions + 8) * eps;
+            const double products[3] = {u[0] * u[0], u[0] * u[1], u[1] * u[1]};
+            const double sizes[3] = {size[0] * size[0], size[0] * size[1], size[1] * size[1]};
+            for (int plane = 0; plane < 3; plane++) {
+                want[(i * 3 + plane) * k->c + ch] = products[plane];
+                limit[(i * 3 + plane) * k->c + ch] = 4 * terms * sizes[plane];
+            }
+        }
+}
+
+static void check_fisher(const rig *r, dsc_dtype type, const fisher_case *k) {
+    int64_t count = k->n * k->positions * k->c;
+    double *in[5], *want = test_array(k->n * 3 * k->c, sizeof *want);
+    double *limit = test_array(k->n * 3 * k->c, sizeof *limit);
+    for (int t = 0; t < 5; t++) {
+        in[t] = test_array(t < 3 ? count : k->c, sizeof(double));
+        random_values((uint64_t)(10 * k->c + t), t < 3 ? count : k->c, in[t]);
+    }
+    place maps[3], mean = place_of(r, type, SHAPE(k->c), in[3]),
+                   invstd = place_of(r, type, SHAPE(k->c), in[4]);
+    for (int t = 0; t < 3; t++)
+        maps[t] = place_of(r, type, SHAPE(k->n, k->positions, k->c), in[t]);
+    place out = place_make(r, type, SHAPE(k->n, 3, k->c));
+    fisher_by_hand(k, (const double *const *)in, dtype_eps(type), want, limit);
+    assert_ok(dsc_op_norm_fisher(r->q, &maps[0].t, k->masked ? &maps[1].t : NULL, &maps[2].t,
+                                 k->normalised ? NULL : &mean.t, k->normalised ? NULL : &invstd.t, &out.t));
+    place_expect_near(r, &out, want, limit, "norm_fisher: out");
+    place *all[] = {&maps[0], &maps[1], &maps[2], &mean, &invstd, &out};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        place_free(all[i]);
+    for (int t = 0; t < 5; t++)
+        free(in[t]);
+    free(want);
+    free(limit);
+}
+
+static void test_fisher(void **state) {
+    (void)state;
+    static const dsc_dtype types[] = {DSC_F32, DSC_F64};
+    static const fisher_case list[] = {{1, 1, 1, 0, 0},    {3, 5, 7, 1, 0},   {4, 64, 16, 0, 1},
+                                       {2, 100, 33, 1, 1}, {5, 9, 130, 1, 0}, {64, 4, 24, 0, 0}};
+    for (int r = 0; r < rig_count; r++)
+        for (int t = 0; t < 2; t++)
+            for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+                check_fisher(&rigs[r], types[t], &list[i]);
+}
+
+/* p = (F + damping I)^-1 d; F singular in the last channel. */
+static void check_solve(const rig *r, dsc_dtype type, int64_t c, int full) {
+    const double damping = 0.125;
+    double *f = test_array(3 * c, sizeof *f), *d = test_array(2 * c, sizeof *d);
+    double *want = test_array(2 * c, sizeof *want), *limit = test_array(2 * c, sizeof *limit);
+    random_values(5, 3 * c, f);
+    random_values(6, 2 * c, d);
+    for (int64_t ch = 0; ch < c; ch++) {
+        f[ch] = fabs(f[ch]) + 1;
+        f[2 * c + ch] = fabs(f[2 * c + ch]) + 1;
+        if (ch == c - 1)
+            f[ch] = f[c + ch] = f[2 * c + ch] = 1;
+        double a = f[ch] + damping, b = full ? f[c + ch] : 0, e = f[2 * c + ch] + damping;
+        want[ch] = (e * d[ch] - b * d[c + ch]) / (a * e - b * b);
+        want[c + ch] = (a * d[c + ch] - b * d[ch]) / (a * e - b * b);
+        limit[ch] = limit[c + ch] = 64 * dtype_eps(type) * (fabs(want[ch]) + fabs(want[c + ch]) + 1);
+    }
+    place value = place_of(r, DSC_F64, SHAPE(1), &damping), matrix = place_of(r, type, SHAPE(3, c), f);
+    place gamma = place_of(r, type, SHAPE(c), d), shift = place_of(r, type, SHAPE(c), d + c);
+    place p = place_make(r, type, SHAPE(2, c));
+    const dsc_norm_solve_item item = {matrix.t, gamma.t, shift.t, p.t};
+    assert_ok(dsc_op_norm_solve_batch(r->q, &value.t, full, &item, 1));
+    place_expect_near(r, &p, want, limit, "norm_solve_batch: p");
+    place *all[] = {&value, &matrix, &gamma, &shift, &p};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        place_free(all[i]);
+    free(f);
+    free(d);
+    free(want);
+    free(limit);
+}
+
+static void test_solve(void **state) {
+    (void)state;
+    static const int64_t channels[] = {1, 3, 64, 1000};
+    for (int r = 0; r < rig_count; r++)
+        for (int i = 0; i < 4; i++)
+            for (int full = 0; full < 2; full++) {
+                check_solve(&rigs[r], DSC_F32, channels[i], full);
+                check_solve(&rigs[r], DSC_F64, channels[i], full);
+            }
+}
+
+static void test_fisher_refusals(void **state) {
+    (void)state;
+    for (int r = 0; r < rig_count; r++) {
+        place x = place_make(&rigs[r], DSC_F32, SHAPE(2, 3, 4)), c = place_make(&rigs[r], DSC_F32, SHAPE(4));
+        place out = place_make(&rigs[r], DSC_F32, SHAPE(2, 3, 4)),
+              dy = place_make(&rigs[r], DSC_F32, SHAPE(2, 3, 4));
+        place few = place_make(&rigs[r], DSC_F32, SHAPE(2, 2, 4)),
+              value = place_make(&rigs[r], DSC_F64, SHAPE(1));
+        assert_fails(DSC_E_INVALID, "norm_fisher: invstd is missing",
+                     dsc_op_norm_fisher(rigs[r].q, &x.t, NULL, &dy.t, &c.t, NULL, &out.t));
+        assert_fails(DSC_E_INVALID, "norm_fisher: dy is [2,2,4]",
+                     dsc_op_norm_fisher(rigs[r].q, &x.t, NULL, &few.t, NULL, NULL, &out.t));
+        assert_fails(DSC_E_INVALID, "norm_fisher: out is [2,2,4]",
+                     dsc_op_norm_fisher(rigs[r].q, &x.t, NULL, &dy.t, NULL, NULL, &few.t));
+        const dsc_norm_solve_item item = {x.t, c.t, c.t, few.t};
+        assert_fails(DSC_E_INVALID, "item 0: norm_solve_batch: f is [2,3,4]",
+                     dsc_op_norm_solve_batch(rigs[r].q, &value.t, 1, &item, 1));
+        place *all[] = {&x, &c, &out, &dy, &few, &value};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            place_free(all[i]);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward_train), cmocka_unit_test(test_forward_eval),
-        cmocka_unit_test(test_backward),      cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_few_rows),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_forward_train),   cmocka_unit_test(test_forward_eval),
+        cmocka_unit_test(test_backward),        cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_few_rows),        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_fisher),          cmocka_unit_test(test_solve),
+        cmocka_unit_test(test_fisher_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -13,6 +13,7 @@ descent_test(kfac-state SOURCES kfac/test_state.c kfac/naive.c kfac/net.c ROOMS 
 descent_test(kfac-late SOURCES kfac/test_late.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2 3)
 descent_test(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2 3)
 descent_test(kfac-ekfac SOURCES kfac/test_ekfac.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2)
+descent_test(kfac-norm SOURCES kfac/test_norm.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2)
 descent_test(kfac-abandon SOURCES kfac/test_abandon.c kfac/net.c ROOMS kfac)
 descent_test(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-solve SOURCES kfac/test_solve.c ${kfac_twin} ROOMS kfac)
@@ -32,3 +33,4 @@ emulated_program(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS k
 emulated_program(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-variants SOURCES kfac/test_variants.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-ekfac SOURCES kfac/test_ekfac.c kfac/naive.c kfac/net.c ROOMS kfac)
+emulated_program(kfac-norm SOURCES kfac/test_norm.c kfac/naive.c kfac/net.c ROOMS kfac)

@@ -341,6 +341,15 @@ static void split_and_warmed_up(dsc_train_options *o) {
     kfac_of(o)->warmup_factors = 1;
 }
 
+static void norms(dsc_train_options *o) {
+    o->model = "resnet20";
+    o->batch_size = 4;
+    o->batches_per_allreduce = 2;
+    kfac_of(o)->norm = DSC_KFAC_NORM_FULL;
+    kfac_of(o)->factor_freq = 2;
+    kfac_of(o)->skip_layers = "layer[23]";
+}
+
 /* Whole factors until epoch 1: step 4 and the next decomposition, at step 6, use blocks. */
 static const struct {
     const char *name;
@@ -352,6 +361,7 @@ static const struct {
                 {"blocks", blocks},
                 {"ekfac-batch", ekfac_batch},
                 {"ekfac-samples", ekfac_samples},
+                {"norms", norms},
                 {"split", split_and_warmed_up}};
 
 static void check_resume(int which, int64_t stop, const char *whole) {
@@ -729,6 +739,7 @@ static void test_recorded(void **state) {
     check_recorded("recorded-blocks", late_blocks);
     check_recorded("recorded-ekfac-batch", ekfac_batch);
     check_recorded("recorded-ekfac-samples", ekfac_samples);
+    check_recorded("recorded-norms", norms);
     check_recorded("recorded-split", split_and_warmed_up);
 }
 

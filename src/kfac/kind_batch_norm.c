@@ -1,0 +1,29 @@
+/* Batch norms: scale and shift of every channel, weight[in_c] and bias[in_c].
+ *
+ * They have no weight matrix, so that they have no units with factors: norm.c preconditions them, on an option of
+ * its own. */
+#include "kfac/kinds.h"
+
+#include "base/error.h"
+
+static dsc_status read_channels(const dsc_kfac_layer *given, dsc_kfac_layer *own) {
+    own->out_c = given->in_c;
+    return DSC_OK;
+}
+
+static dsc_status check(const dsc_kfac_layer *layer) {
+    if (layer->late_gradients)
+        return DSC_FAIL(DSC_E_INVALID, "layer '%s': a batch norm cannot have late gradients: leave it out",
+                        layer->name);
+    if (!layer->bias_grad.data)
+        return DSC_FAIL(DSC_E_INVALID, "layer '%s': a batch norm needs the gradient of its shift, bias_grad",
+                        layer->name);
+    return DSC_OK;
+}
+
+static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
+    return (dsc_kfac_sizes){.units = 0, .a_n = 2, .g_n = layer->in_c};
+}
+
+const dsc_kfac_kind_entry dsc_kfac_kind_batch_norm = {
+    .name = "batch_norm", .read = read_channels, .check = check, .sizes = sizes};
