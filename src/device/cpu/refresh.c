@@ -120,10 +120,11 @@ static dsc_status rotation_batch(dsc_queue *q, const dsc_rotation_item *items, i
         elements += dsc_tensor_count(&items[i].z);
     }
     int parts = dsc_cpu_parts(q->device, elements);
-    columns all;
-    DSC_TRY(dsc_cpu_scratch(q, widths * (int64_t)(3 * sizeof(double)), &all.values));
+    char *memory;
+    DSC_TRY(dsc_cpu_scratch(q, widths * (int64_t)(3 * sizeof(double)), &memory));
+    columns all = {.values = (void *)memory,
+                   .places = (void *)(memory + 2 * widths * (int64_t)sizeof(double))};
     all.pulls = all.values + widths;
-    all.places = (int64_t *)(all.pulls + widths);
 #pragma omp parallel num_threads(parts)
     {
 #pragma omp for schedule(dynamic, 1)

@@ -9,13 +9,14 @@ enum { MOST_COLUMNS = DSC_CUDA_SCRATCH / (sizeof(double) + sizeof(int32_t)) };
 
 static dsc_rotation rotation_of(const dsc_cuda_launch *at, const dsc_rotation_item *item, int64_t used) {
     double *values = at->scratch;
+    int32_t *orders = (void *)((char *)at->scratch + MOST_COLUMNS * sizeof(double));
     return (dsc_rotation){.b = item->b.data,
                           .q = item->q.data,
                           .y = item->y.data,
                           .x = item->x.data,
                           .z = item->z.data,
                           .values = values + used,
-                          .order = (int32_t *)(values + MOST_COLUMNS) + used,
+                          .order = orders + used,
                           .delta = item->delta,
                           .n = (int32_t)item->q.dim[0],
                           .k = (int32_t)item->q.dim[1]};
