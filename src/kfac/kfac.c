@@ -412,7 +412,7 @@ dsc_status dsc_kfac_step_terms(dsc_kfac *kfac, dsc_queue *queue, double terms[2]
 }
 
 int dsc_kfac_covers(const dsc_kfac *kfac, int64_t layer) {
-    return kfac->first_unit[layer] < kfac->first_unit[layer + 1];
+    return kfac->first_unit[layer] < kfac->first_unit[layer + 1] || dsc_kfac_is_norm(kfac, layer);
 }
 
 dsc_status dsc_kfac_nu(dsc_kfac *kfac, dsc_queue *queue, double *nu) {

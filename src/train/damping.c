@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "device/ops.h"
 #include "kfac/kfac_parts.h"
+#include "model/graph.h"
 
 #include <math.h>
 
@@ -70,24 +71,38 @@ static dsc_status copy_of(dsc_trainer *t, const dsc_tensor *from, dsc_tensor *ou
     return dsc_tensor_alloc(t->device, from->dtype, from->ndim, from->dim, out);
 }
 
+/* Takes up the weight and the bias of a layer, -1 for none. */
+static dsc_status add_params(dsc_trainer *t, int64_t weight, int64_t bias) {
+    dsc_damping *d = &t->damping;
+    const int64_t params[2] = {weight, bias};
+    for (int i = 0; i < 2; i++) {
+        if (params[i] < 0)
+            continue;
+        DSC_TRY(copy_of(t, &dsc_model_params(t->model)[params[i]].value, &d->values[d->param_count]));
+        d->params[d->param_count++] = params[i];
+    }
+    return DSC_OK;
+}
+
 dsc_status dsc_damping_create(dsc_trainer *t) {
     dsc_damping *d = &t->damping;
     const dsc_layer_info *layers = dsc_model_layers(t->model);
     const int64_t four = 4;
     if (t->options.kfac_damping_adapt == 0)
         return DSC_OK;
-    int64_t most = 2 * dsc_model_layer_count(t->model), buffers = dsc_model_buffer_count(t->model);
+    int64_t count = dsc_model_layer_count(t->model), buffers = dsc_model_buffer_count(t->model);
+    int64_t norms = t->options.kfac->norm == DSC_KFAC_NORM_OFF ? 0 : t->model->norm_count;
+    int64_t most = 2 * (count + norms);
     DSC_TRY(dsc_memory_alloc(most, sizeof *d->params, &d->params));
     DSC_TRY(dsc_memory_alloc(most, sizeof *d->values, &d->values));
     DSC_TRY(dsc_memory_alloc(buffers, sizeof *d->buffers, &d->buffers));
-    for (int64_t l = 0; l < dsc_model_layer_count(t->model); l++) {
-        const int64_t params[2] = {layers[l].weight, layers[l].bias};
-        for (int i = 0; i < 2 && dsc_kfac_covers(t->kfac, l); i++) {
-            if (params[i] < 0)
-                continue;
-            DSC_TRY(copy_of(t, &dsc_model_params(t->model)[params[i]].value, &d->values[d->param_count]));
-            d->params[d->param_count++] = params[i];
-        }
+    for (int64_t l = 0; l < count; l++)
+        if (dsc_kfac_covers(t->kfac, l))
+            DSC_TRY(add_params(t, layers[l].weight, layers[l].bias));
+    for (int64_t i = 0; norms > 0 && i < t->model->node_count; i++) {
+        const dsc_node *node = &t->model->nodes[i];
+        if (node->norm >= 0 && dsc_kfac_covers(t->kfac, count + node->norm))
+            DSC_TRY(add_params(t, node->weight, node->bias));
     }
     for (; d->buffer_count < buffers; d->buffer_count++)
         DSC_TRY(

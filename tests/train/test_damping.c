@@ -146,6 +146,11 @@ static void normed(dsc_train_options *o) {
     kfac_of(o)->skip_layers = "layer[23]";
 }
 
+static void with_norms(dsc_train_options *o) {
+    normed(o);
+    kfac_of(o)->norm = DSC_KFAC_NORM_FULL;
+}
+
 static void plain(dsc_train_options *o) {
     (void)o;
 }
@@ -154,8 +159,8 @@ static void plain(dsc_train_options *o) {
  * one number more. */
 static void test_no_trace(void **state) {
     (void)state;
-    void (*const changes[])(dsc_train_options *) = {plain, two_batches, normed};
-    for (int i = 0; i < 3; i++) {
+    void (*const changes[])(dsc_train_options *) = {plain, two_batches, normed, with_norms};
+    for (int i = 0; i < 4; i++) {
         char with[SCRATCH_SIZE], without[SCRATCH_SIZE], name[32];
         dsc_train_options o;
         snprintf(name, sizeof name, "with-%d", i);
@@ -169,6 +174,23 @@ static void test_no_trace(void **state) {
         o.kfac_damping_adapt = 0;
         assert_ok(dsc_train_run(comm, device, &o, NULL));
         assert_int_equal(runs_differences(without, with, result.steps), 1);
+    }
+}
+
+/* The parameters that are tried are those that K-FAC preconditions. */
+static void test_tried(void **state) {
+    (void)state;
+    for (int norms = 0; norms < 2; norms++) {
+        dsc_train_options o;
+        dsc_trainer *trainer = NULL;
+        adapt_options(&o, NULL);
+        normed(&o);
+        kfac_of(&o)->norm = norms ? DSC_KFAC_NORM_DIAGONAL : DSC_KFAC_NORM_OFF;
+        assert_ok(dsc_trainer_create_named(comm, device, &o, &trainer));
+        /* The first convolution, six of layer1, and the linear layer with its bias; a batch norm for each
+         * convolution. */
+        assert_int_equal(trainer->damping.param_count, 7 + 2 + (norms ? 2 * 7 : 0));
+        dsc_trainer_destroy(&trainer);
     }
 }
 
@@ -287,9 +309,9 @@ static void test_refusals(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rule),     cmocka_unit_test(test_quadratic), cmocka_unit_test(test_no_trace),
-        cmocka_unit_test(test_follows),  cmocka_unit_test(test_resume),    cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_rule),     cmocka_unit_test(test_quadratic), cmocka_unit_test(test_tried),
+        cmocka_unit_test(test_no_trace), cmocka_unit_test(test_follows),   cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_recorded), cmocka_unit_test(test_refusals),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);
