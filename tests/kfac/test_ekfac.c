@@ -275,13 +275,14 @@ static void step_both(const config *c, model *m, dsc_kfac *kfac, const net_step 
     expect(ranks_agree(n), c, step->number, "ranks differ");
 }
 
-static void check_config(const config *c, dsc_kfac_ekfac ekfac, int64_t passes) {
+static void check_config(const config *c, dsc_kfac_ekfac ekfac, int64_t passes, dsc_kfac_refresh refresh) {
     dsc_kfac_options options = options_of(c);
     model m;
     options.ekfac = ekfac;
     options.outer_product = 0;
     options.method = DSC_KFAC_EIGEN;
     options.passes = passes;
+    options.refresh = refresh;
     model_open(&m, &nets[c->place], &options);
     dsc_kfac *kfac = create(c, &options);
     for (int64_t k = 0; kfac && k < 8; k++) {
@@ -302,7 +303,7 @@ static void test_batch(void **state) {
         for (int p = 0; p < PLACES; p++) {
             config c = configs[i];
             c.place = p;
-            check_config(&c, DSC_KFAC_EKFAC_BATCH, 1 + i % 2);
+            check_config(&c, DSC_KFAC_EKFAC_BATCH, 1 + i % 2, i % 2 ? DSC_KFAC_WARM : DSC_KFAC_EXACT);
         }
     all_fine(comm);
 }
@@ -314,7 +315,7 @@ static void test_samples(void **state) {
         for (int turn = 0; turn < 2; turn++) {
             c.place = p;
             c.colocate = turn;
-            check_config(&c, DSC_KFAC_EKFAC_SAMPLES, 1 + turn);
+            check_config(&c, DSC_KFAC_EKFAC_SAMPLES, 1 + turn, turn ? DSC_KFAC_EXACT : DSC_KFAC_WARM);
         }
     all_fine(comm);
 }
@@ -331,7 +332,7 @@ static void test_half(void **state) {
                     .place = CPU,
                     .factor_dtype = types[i % 2],
                     .inverse_dtype = types[1 - i % 2]};
-        check_config(&c, i / 2 ? DSC_KFAC_EKFAC_SAMPLES : DSC_KFAC_EKFAC_BATCH, 1);
+        check_config(&c, i / 2 ? DSC_KFAC_EKFAC_SAMPLES : DSC_KFAC_EKFAC_BATCH, 1, DSC_KFAC_EXACT);
     }
     all_fine(comm);
 }
