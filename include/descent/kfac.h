@@ -238,6 +238,11 @@ typedef struct dsc_kfac_options {
      * samples must be random. */
     int64_t factor_samples;
     dsc_kfac_norm_choice norm; /* off */
+    /* 1: bases keep all eigenvectors. Below 1: of factors of more than 128 rows they keep the leading share of
+     * them, and the mean of the other eigenvalues: A = Q v Q' + mean (I - Q Q'). The share of a factor doubles at
+     * a refresh while the dropped eigenvalues are neither alike nor negligible beside the damping. Needs refresh
+     * warm, whole factors, decompositions in F32, no outer_product and no EKFAC. */
+    double rank;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -193,6 +193,7 @@ class KfacOptions(Structure):
         ("health_steps", c_int64),
         ("factor_samples", c_int64),
         ("norm", c_int),
+        ("rank", c_double),
     ]
 
 

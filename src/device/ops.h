@@ -145,6 +145,21 @@ typedef struct dsc_moment_item {
 dsc_status dsc_op_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *damping,
                                       const dsc_moment_item *items, int64_t count) DSC_MUST_CHECK;
 
+/* Each x[i,j] = from[i,j] times a sum of w(r, c) = 1 / (r c + damping[0]), x[m,n]; `from` may be x:
+ *
+ *   rows[m], columns[n]   w(rows[i], columns[j]) - w(rows[i], other_column) - w(other_row, columns[j])
+ *                         + w(other_row, other_column), without the terms of others that have no data
+ *   rows without data     other_row in the place of rows[i], without the terms that are subtracted for it
+ *   columns without data  likewise
+ *
+ * These are the weights of gradients in bases that keep some eigenvectors and the mean of the other eigenvalues.
+ * other_row, other_column: scalars of x's type; damping: F64 scalar. */
+typedef struct dsc_weigh_item {
+    dsc_tensor rows, columns, other_row, other_column, from, x;
+} dsc_weigh_item;
+dsc_status dsc_op_weigh_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_weigh_item *items,
+                              int64_t count) DSC_MUST_CHECK;
+
 /* Each out[i] = sum x_i y_i; out: F64[count]. Accumulated in double. */
 typedef struct dsc_dot_item {
     dsc_tensor x, y;
@@ -508,6 +523,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     COMPOSED(syev_batch)                                                                                     \
     COMPOSED(chol_inverse_batch)                                                                             \
     OP(divide_batch)                                                                                         \
+    OP(weigh_batch)                                                                                          \
     OP(moment_divide_batch)                                                                                  \
     COMPOSED(dot_batch)                                                                                      \
     OP(join_batch)                                                                                           \

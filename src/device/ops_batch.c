@@ -196,6 +196,47 @@ dsc_status dsc_op_divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     return DSC_OK;
 }
 
+/* A vector of `count` numbers, or the scalar that stands for others; one of the two is there. */
+static dsc_status check_weigh_side(dsc_check *check, const char *name, const dsc_tensor *side, int64_t count,
+                                   const char *other_name, const dsc_tensor *other) {
+    if (side->data)
+        DSC_TRY(dsc_check_real_shape(check, name, side, DSC_SHAPE(count)));
+    if (other->data || !side->data)
+        DSC_TRY(dsc_check_real_shape(check, other_name, other, DSC_SHAPE(1)));
+    return DSC_OK;
+}
+
+static dsc_status check_weigh_item(dsc_check *check, int64_t i, const dsc_tensor *damping,
+                                   const dsc_weigh_item *item) {
+    const dsc_tensor *x = &item->x;
+    DSC_TRY(dsc_check_first(check, i, "x", x));
+    DSC_TRY(dsc_check_dims(check, "x", x, 2));
+    DSC_TRY(dsc_check_real_like(check, "from", &item->from, "x", x));
+    DSC_TRY(check_weigh_side(check, "rows", &item->rows, x->dim[0], "other_row", &item->other_row));
+    DSC_TRY(
+        check_weigh_side(check, "columns", &item->columns, x->dim[1], "other_column", &item->other_column));
+    if (item->rows.data)
+        DSC_TRY(dsc_check_apart(check, "x", x, "rows", &item->rows));
+    if (item->columns.data)
+        DSC_TRY(dsc_check_apart(check, "x", x, "columns", &item->columns));
+    return dsc_check_apart(check, "x", x, "damping", damping);
+}
+
+dsc_status dsc_op_weigh_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_weigh_item *items,
+                              int64_t count) {
+    dsc_check check;
+    DSC_TRY(dsc_check_batch(&check, "weigh_batch", q, items, count));
+    DSC_TRY(dsc_check_f64(&check, "damping", damping, 1));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_weigh_item(&check, i, damping, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+    }
+    if (count == 0)
+        return DSC_OK;
+    return dsc_device_table_for(q->device, check.dtype)->weigh_batch(q, damping, items, count);
+}
+
 static dsc_status check_moment_item(dsc_check *check, int64_t i, const dsc_moment_item *item) {
     DSC_TRY(dsc_check_first(check, i, "x", &item->x));
     DSC_TRY(dsc_check_real_like(check, "s", &item->s, "x", &item->x));

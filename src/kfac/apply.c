@@ -22,6 +22,8 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
     int64_t first = b->first_cell, count = b->cell_count;
     dsc_kfac_cell *cells = layout->cells + first;
     dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
+    if (dsc_kfac_is_cut(k))
+        return dsc_kfac_cut_precondition(k, q, layout, b);
     for (int64_t j = b->first; k->inverse_dtype != k->dtype && j < b->first + b->count; j++) {
         const dsc_kfac_unit *u = &layout->plan->units[layout->units[j]];
         for (int64_t i = u->first_item; i < u->first_item + u->a_blocks + u->g_blocks; i++)

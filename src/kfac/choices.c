@@ -134,6 +134,17 @@ static const dsc_option table[] = {
      .help = "eigen: solve every decomposition anew, or rotate the last eigenvectors while that is accurate",
      .json = "kfac.refresh",
      .rules = {K_ON}},
+    {.name = "kfac-rank",
+     .kind = DSC_OPTION_FRACTION,
+     .offset = AT(rank),
+     .value = "1",
+     .placeholder = "X",
+     .range = "(0, 1]",
+     .help =
+         "warm: the share of eigenvectors that is kept of factors of more than 128 rows, as 0.25 or 1/4; the "
+         "mean of the other eigenvalues stands for the rest",
+     .json = "kfac.rank",
+     .rules = {K_ON, {"kfac-refresh=warm", "exact decompositions keep all eigenvectors"}}},
     {.name = "kfac-strategy",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(strategy),
@@ -420,6 +431,33 @@ dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_
     return DSC_OK;
 }
 
+/* What does not go together with bases that are not whole. */
+static dsc_status check_rank(const dsc_kfac_options *o) {
+    if (o->rank == 1)
+        return DSC_OK;
+    if (!(o->rank > 0 && o->rank < 1))
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC rank %g: must be in (0, 1]", o->rank);
+    if (o->refresh != DSC_KFAC_WARM)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC rank %g: refresh %s keeps all eigenvectors: choose refresh warm, or rank 1",
+                        o->rank, dsc_kfac_refresh_name(o->refresh));
+    if (o->outer_product || o->ekfac != DSC_KFAC_EKFAC_OFF)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC rank %g: %s needs all eigenvectors: turn it off, or choose rank 1", o->rank,
+                        o->outer_product ? "the outer product" : "EKFAC");
+    if (o->diag_blocks > 1)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC rank %g: %lld diagonal blocks keep all eigenvectors: choose 1 block, or rank 1", o->rank,
+            (long long)o->diag_blocks);
+    if (o->inverse_dtype != DSC_F32)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC rank %g: in %s the kept eigenvectors are not orthogonal enough: store "
+                        "decompositions in fp32, or choose rank 1",
+                        o->rank, dsc_dtype_name(o->inverse_dtype));
+    return DSC_OK;
+}
+
 /* What does not go together, given the rows of the grid. */
 static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows) {
     if (!o->colocate_factors && (o->strategy == DSC_KFAC_MEM_OPT || o->strategy == DSC_KFAC_LAYER_WISE))
@@ -439,6 +477,7 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             "K-FAC refresh warm rotates eigenvectors, which method %s has not: choose method eigen, "
             "or refresh exact",
             dsc_kfac_method_name(o->method));
+    DSC_TRY(check_rank(o));
     if (o->outer_product && o->method != DSC_KFAC_EIGEN)
         return DSC_FAIL(DSC_E_INVALID,
                         "the K-FAC outer product is made of eigenvalues, which method %s has "
@@ -591,4 +630,8 @@ dsc_status dsc_kfac_grid_rows(const dsc_kfac_options *options, int ranks, int *r
         return hybrid_rows(options->grad_worker_fraction, ranks, rows);
     }
     return DSC_FAIL(DSC_E_INTERNAL, "K-FAC strategy %d", (int)options->strategy);
+}
+
+int64_t dsc_kfac_planned_rank(const dsc_kfac_options *options, int64_t n, int64_t exact_rows) {
+    return n > exact_rows ? (int64_t)ceil((double)n * options->rank) : n;
 }

@@ -16,7 +16,7 @@
 
 typedef struct task {
     dsc_kfac *k;
-    const dsc_kfac_layout *layout;
+    dsc_kfac_layout *layout;
     int64_t item;
 } task;
 
@@ -48,8 +48,12 @@ static dsc_status load_task(void *context, dsc_queue *q, dsc_tensor *a) {
 }
 
 /* Copies a solved matrix and its eigenvalues to where they are kept. */
-static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_basis *basis, const dsc_solve_item *s) {
+static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t item,
+                             const dsc_solve_item *s) {
+    dsc_kfac_basis *basis = &layout->bases[item];
     dsc_tensor v = s->v;
+    if (dsc_kfac_is_cut(k))
+        return dsc_kfac_cut_store(k, q, layout, item, s);
     DSC_TRY(dsc_op_convert(q, &s->a, &basis->vectors));
     if (k->options.method == DSC_KFAC_INVERSE)
         return DSC_OK;
@@ -72,7 +76,7 @@ static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s) {
     DSC_TRY(dsc_solve_retry(k->solver, q, load_task, t, floor, &s->a, &s->v, &solved));
     k->counters[DSC_KFAC_RETRIED]++;
     if (solved)
-        return store_item(k, q, &t->layout->bases[t->item], s);
+        return store_item(k, q, t->layout, t->item, s);
     const char *name = t->layout->plan->units[item->unit].name;
     const char *side = item->side == DSC_KFAC_A ? "A" : "G";
     k->counters[DSC_KFAC_FAILED]++;
@@ -152,7 +156,7 @@ dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layo
         for (int64_t i = first; i < next; i++) {
             task t = {k, layout, items[i]};
             dsc_solve_item *s = &k->solving[i - first];
-            DSC_TRY(s->failed ? rescue_item(&t, q, s) : store_item(k, q, &layout->bases[t.item], s));
+            DSC_TRY(s->failed ? rescue_item(&t, q, s) : store_item(k, q, layout, t.item, s));
         }
     }
     return DSC_OK;
@@ -198,7 +202,7 @@ static dsc_status receive_parcels(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *la
 dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
     dsc_kfac_layout *layout = &k->layouts[index];
     dsc_status status = dsc_kfac_take_solve_space(k);
-    int warm = dsc_kfac_is_warm(k, index);
+    int warm = dsc_kfac_is_warm(k, index), cut = dsc_kfac_is_cut(k);
     status = dsc_kfac_split_damping(k, q, status);
     if (status == DSC_OK)
         status = dsc_kfac_ekfac_keep(k, q);
@@ -213,11 +217,16 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
             status = fill_parcel(k, q, layout, p, warm);
             k->solve_ms += 1000 * (dsc_clock_now() - began);
         }
-        DSC_TRY(send_parcel(k, q, layout, p)); /* also after a failure: the others wait for it */
+        if (!cut)
+            DSC_TRY(send_parcel(k, q, layout, p)); /* also after a failure: the others wait for it */
     }
     dsc_kfac_return_solve_space(k);
     if (warm)
         dsc_kfac_refresh_end(k);
+    if (cut) /* sizes are known only when all of them are decomposed */
+        DSC_TRY(dsc_kfac_cut_share(k, q, status));
+    for (int64_t i = 0; cut && i < layout->parcel_count; i++)
+        DSC_TRY(send_parcel(k, q, layout, &layout->parcels[i]));
     DSC_TRY(receive_parcels(k, q, layout));
     DSC_TRY(dsc_comm_agree(k->control, status));
     DSC_TRY(dsc_kfac_ekfac_decomposed(k, q));

@@ -10,70 +10,55 @@
 
 #include <math.h>
 
-/* One product of every active unit. */
-typedef void (*make_product)(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out);
-
-static dsc_status multiply(dsc_refresh_wave *w, make_product make) {
-    int64_t count = 0;
-    for (int64_t i = 0; i < w->unit_count; i++)
-        if (w->units[i].active)
-            make(w, &w->units[i], &w->gemms[count++]);
-    return dsc_op_gemm_batch(w->queue, w->gemms, count);
-}
-
-/* first = D QA, first = R QA */
-static void d_qa(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out) {
-    *out = (dsc_gemm_item){.alpha = 1, .a = u->d, .b = w->items[u->a].q, .c = u->first};
-}
-
-static void r_qa(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out) {
-    *out = (dsc_gemm_item){.alpha = 1, .a = u->r, .b = w->items[u->a].q, .c = u->first};
-}
-
-/* second = QG' first */
-static void qg_first(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out) {
-    *out = (dsc_gemm_item){.trans_a = 1, .alpha = 1, .a = w->items[u->g].q, .b = u->first, .c = u->second};
-}
-
-/* first = QG second */
-static void qg_second(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out) {
-    *out = (dsc_gemm_item){.fast = 1, .alpha = 1, .a = w->items[u->g].q, .b = u->second, .c = u->first};
-}
-
-/* P = first QA', R = first QA' */
-static void p_from_first(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out) {
-    *out =
-        (dsc_gemm_item){.trans_b = 1, .fast = 1, .alpha = 1, .a = u->first, .b = w->items[u->a].q, .c = u->p};
-}
-
-static void r_from_first(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out) {
-    *out =
-        (dsc_gemm_item){.trans_b = 1, .fast = 1, .alpha = 1, .a = u->first, .b = w->items[u->a].q, .c = u->r};
-}
-
-/* first = G P;  R -= first A */
-static void g_p(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out) {
-    *out = (dsc_gemm_item){.alpha = 1, .a = w->items[u->g].a, .b = u->p, .c = u->first};
-}
-
-static void first_a(const dsc_refresh_wave *w, const dsc_refresh_unit *u, dsc_gemm_item *out) {
-    *out = (dsc_gemm_item){.alpha = -1, .beta = 1, .a = u->first, .b = w->items[u->a].a, .c = u->r};
-}
-
-/* P from D, or R from R, through the bases. */
-static dsc_status precondition(dsc_refresh_wave *w, make_product in, make_product out) {
+/* P from D (residual 0), or the preconditioned form of R from R, through the bases of the active units. */
+static dsc_status precondition(dsc_refresh_wave *w, int residual) {
     dsc_tensor damping = dsc_tensor_slice(&w->k->numbers, DSC_KFAC_DAMPING, 1);
     int64_t count = 0;
-    DSC_TRY(multiply(w, in));
-    DSC_TRY(multiply(w, qg_first));
     for (int64_t i = 0; i < w->unit_count; i++) {
         const dsc_refresh_unit *u = &w->units[i];
-        if (u->active)
-            w->divides[count++] = (dsc_divide_item){w->items[u->g].v, w->items[u->a].v, u->second};
+        const dsc_refresh_item *a = &w->items[u->a], *g = &w->items[u->g];
+        int64_t used = 0;
+        if (!u->active)
+            continue;
+        dsc_kfac_product *p = &w->products[count++];
+        *p = (dsc_kfac_product){.qa = a->q,
+                                .qg = g->q,
+                                .va = a->v,
+                                .vg = g->v,
+                                .rest_a = a->rest,
+                                .rest_g = g->rest,
+                                .x = residual ? u->r : u->d,
+                                .out = residual ? u->r : u->p};
+        dsc_kfac_product_carve(p, a->rest.data != NULL, g->rest.data != NULL, &u->space, &used);
     }
-    DSC_TRY(dsc_op_divide_batch(w->queue, &damping, w->divides, count));
-    DSC_TRY(multiply(w, qg_second));
-    return multiply(w, out);
+    return dsc_kfac_multiply(w->queue, &damping, w->products, count, &w->lists);
+}
+
+/* R = D - damping P - G P A. */
+static dsc_status find_residuals(dsc_refresh_wave *w) {
+    dsc_gemm_item *gemms = w->lists.gemms;
+    int64_t count = 0;
+    for (int64_t i = 0; i < w->unit_count; i++) {
+        const dsc_refresh_unit *u = &w->units[i];
+        dsc_tensor product = u->p;
+        if (!u->active)
+            continue;
+        product.data = u->space.data;
+        gemms[count++] = (dsc_gemm_item){.alpha = 1, .a = w->items[u->g].a, .b = u->p, .c = product};
+        DSC_TRY(dsc_op_convert(w->queue, &u->d, &w->units[i].r));
+    }
+    DSC_TRY(dsc_op_gemm_batch(w->queue, gemms, count));
+    DSC_TRY(dsc_op_axpby(w->queue, -w->k->hyper.damping, &w->ps, 1, &w->rs));
+    count = 0;
+    for (int64_t i = 0; i < w->unit_count; i++) {
+        const dsc_refresh_unit *u = &w->units[i];
+        if (!u->active)
+            continue;
+        gemms[count] =
+            (dsc_gemm_item){.alpha = -1, .beta = 1, .a = gemms[count].c, .b = w->items[u->a].a, .c = u->r};
+        count++;
+    }
+    return dsc_op_gemm_batch(w->queue, gemms, count);
 }
 
 /* |M^-1 R|^2, |P|^2 and |D|^2 of every active unit, and eta from them. */
@@ -127,13 +112,8 @@ dsc_status dsc_refresh_judge(dsc_refresh_wave *w) {
     if (count == 0)
         return DSC_OK;
     DSC_TRY(gather_gradients(w));
-    DSC_TRY(precondition(w, d_qa, p_from_first));
-    DSC_TRY(multiply(w, g_p));
-    for (int64_t i = 0; i < w->unit_count; i++)
-        if (w->units[i].active)
-            DSC_TRY(dsc_op_convert(w->queue, &w->units[i].d, &w->units[i].r));
-    DSC_TRY(dsc_op_axpby(w->queue, -w->k->hyper.damping, &w->ps, 1, &w->rs));
-    DSC_TRY(multiply(w, first_a));
-    DSC_TRY(precondition(w, r_qa, r_from_first));
+    DSC_TRY(precondition(w, 0));
+    DSC_TRY(find_residuals(w));
+    DSC_TRY(precondition(w, 1));
     return read_norms(w);
 }

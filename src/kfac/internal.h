@@ -11,6 +11,7 @@
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
  *   split.c            the damping divided between the factors of a unit
  *   refresh.c          own items rotated instead of solved;  rotate.c, eta.c: how, and how well
+ *   cut.c              bases that keep only the leading eigenvectors;  products.c: products with bases
  *   upkeep.c           what is noted about that, on all ranks of a column and in checkpoints
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
@@ -70,16 +71,37 @@ typedef struct dsc_kfac_progress {
 
 /* A decomposed item: no memory outside its column. */
 typedef struct dsc_kfac_basis {
-    dsc_tensor vectors; /* [n, n], as stored: eigenvectors as columns, or the inverse */
-    dsc_tensor values;  /* [n] eigenvalues; no memory with the inverse, or where the outer product serves */
+    dsc_tensor
+        vectors; /* [n, rank], as stored: eigenvectors as columns, or the inverse; rank = n unless cut */
+    dsc_tensor values; /* [rank] eigenvalues; no memory with the inverse, or where the outer product serves */
+    dsc_tensor rest;   /* after them: the mean of the other eigenvalues; no memory when there are none */
+    dsc_tensor stored; /* values and rest */
 } dsc_kfac_basis;
+
+/* One of many products of dsc_kfac_multiply: x[g, a] by the inverse of a damped Kronecker product. */
+typedef struct dsc_kfac_product {
+    dsc_tensor qa, qg;         /* [a, rank], [g, rank] */
+    dsc_tensor va, vg;         /* their eigenvalues */
+    dsc_tensor rest_a, rest_g; /* means of the other eigenvalues; no memory: there are none */
+    dsc_tensor x, out;         /* [g, a]; may be the same */
+    dsc_tensor u, t, s;        /* scratch */
+} dsc_kfac_product;
+
+/* Host memory for the batched operations of up to n products. */
+typedef struct dsc_kfac_lists {
+    dsc_gemm_item *gemms;     /* [2 n] */
+    dsc_divide_item *divides; /* [n] */
+    dsc_weigh_item *weights;  /* [4 n] */
+} dsc_kfac_lists;
 
 /* How an item is refreshed: the same numbers on all ranks of its column, and in checkpoints. */
 typedef struct dsc_kfac_upkeep {
     int64_t extra; /* iterations of a rotation beyond those of the rule */
+    int64_t rank;  /* eigenvectors that are kept */
+    int whole;     /* 1: all of them from now on */
 } dsc_kfac_upkeep;
 enum {
-    DSC_KFAC_UPKEEP_NUMBERS = 2, /* in messages and checkpoints: extra, and by_sample of its layer */
+    DSC_KFAC_UPKEEP_NUMBERS = 4, /* in messages and checkpoints: extra, rank, whole; by_sample of its layer */
     DSC_KFAC_MOST_ITERATIONS = 8 /* in one refresh, not counting those after a refusal */
 };
 
@@ -128,6 +150,7 @@ typedef struct dsc_kfac_layout {
     dsc_kfac_parcel *parcels;
     dsc_tensor vectors, values, packed; /* the parcels' memory */
     dsc_kfac_upkeep *upkeep;            /* [items] */
+    dsc_kfac_basis *grown;              /* [items] results for which there is no room yet; mostly none */
     dsc_tensor notes;                   /* F64: upkeep of the items of `order`, where it travels */
     double *notes_host;                 /* the same on the host */
     dsc_tensor index;                   /* I32: rows and columns of pieces */
@@ -253,6 +276,7 @@ struct dsc_kfac {
     dsc_dtype dtype, factor_dtype, inverse_dtype; /* of arithmetic, of averages, of decompositions */
     const dsc_solver *solver;
     struct dsc_refresh_wave *wave; /* NULL: decompositions are exact */
+    int64_t generation;            /* changes when memory or sizes of what dsc_kfac_apply uses do */
 
     int64_t layer_count;
     dsc_kfac_layer *layers;      /* of dsc_kfac_layers_copy */
@@ -327,6 +351,9 @@ struct dsc_kfac {
 };
 
 /* layout.c */
+/* Carves the vectors, values and triangles of all parcels out of the layout's three blocks; used[3] counts
+ * their numbers. While the blocks have no memory yet this only counts. */
+void dsc_kfac_place_parcels(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t used[3]);
 dsc_status dsc_kfac_layout_create(dsc_kfac *k, dsc_kfac_layout *layout) DSC_MUST_CHECK;
 void dsc_kfac_layout_destroy(dsc_kfac_layout *layout);
 /* Waits for messages that a failed step left under way, which still use the memory. */
@@ -451,10 +478,43 @@ void dsc_kfac_refresh_end(dsc_kfac *k);
 dsc_status dsc_kfac_refresh_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
                                    const dsc_kfac_parcel *p) DSC_MUST_CHECK;
 size_t dsc_kfac_refresh_bytes(const dsc_kfac *k); /* memory of a refresh */
-/* Items of up to `rows` rows are always solved exactly: 128 unless a test says otherwise. */
-void dsc_kfac_refresh_exact_rows(dsc_kfac *k, int64_t rows);
+/* Items of up to `rows` rows are always solved exactly: 128 unless a test says otherwise, before the first step. */
+dsc_status dsc_kfac_refresh_exact_rows(dsc_kfac *k, int64_t rows) DSC_MUST_CHECK;
+
+/* products.c */
+/* Carves the scratch memory of a product whose other members are set; cut: 1: the basis is not whole. */
+void dsc_kfac_product_carve(dsc_kfac_product *p, int cut_a, int cut_g, const dsc_tensor *block,
+                            int64_t *used);
+/* Multiplies each x by 1/(G x A + damping). Asynchronous. */
+dsc_status dsc_kfac_multiply(dsc_queue *q, const dsc_tensor *damping, const dsc_kfac_product *products,
+                             int64_t count, dsc_kfac_lists *lists) DSC_MUST_CHECK;
+
+/* cut.c */
+/* 1 when bases keep only the leading vectors of large factors. */
+static inline int dsc_kfac_is_cut(const dsc_kfac *k) {
+    return k->options.rank < 1;
+}
+dsc_status dsc_kfac_cut_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_cut_destroy(dsc_kfac *k);
+/* Sets the ranks with which items of more than exact_rows rows begin. */
+void dsc_kfac_cut_plan(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t exact_rows);
+/* Where the last result of an item of this rank is. */
+dsc_kfac_basis *dsc_kfac_cut_basis(dsc_kfac_layout *layout, int64_t item);
+/* Stores an exact solution, of which the rank of the upkeep is kept. Waits for the device. */
+dsc_status dsc_kfac_cut_store(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t item,
+                              const dsc_solve_item *s) DSC_MUST_CHECK;
+/* After this rank's items were decomposed, or failed with `status`: all ranks learn the ranks of all bases, and
+ * give them room. Collective; fails on all ranks alike. */
+dsc_status dsc_kfac_cut_share(dsc_kfac *k, dsc_queue *q, dsc_status status) DSC_MUST_CHECK;
+/* Memory for bases of the ranks that the upkeep says. */
+dsc_status dsc_kfac_cut_resize(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* P of the units of a batch. */
+dsc_status dsc_kfac_cut_precondition(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
+                                     const dsc_kfac_batch *b) DSC_MUST_CHECK;
 
 /* upkeep.c */
+/* The upkeep of all items as their owners have it, on every rank. Collective. */
+dsc_status dsc_kfac_upkeep_gather(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 dsc_status dsc_kfac_upkeep_create(dsc_kfac *k, dsc_kfac_layout *layout) DSC_MUST_CHECK;
 /* Starts sending the upkeep of a parcel in the column; collective there. */
 dsc_status dsc_kfac_upkeep_send(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
@@ -491,6 +551,8 @@ dsc_status dsc_kfac_totals(dsc_kfac *k, dsc_queue *q, int64_t totals[DSC_KFAC_CO
 
 /* state.c */
 dsc_status dsc_kfac_state_create(dsc_kfac *k) DSC_MUST_CHECK;
+/* After the ranks of bases have changed. */
+void dsc_kfac_state_resize(dsc_kfac *k);
 void dsc_kfac_state_destroy(dsc_kfac *k);
 
 static inline dsc_kfac_factor *dsc_kfac_factor_of(dsc_kfac *k, const dsc_kfac_item *item) {

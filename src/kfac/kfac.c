@@ -20,6 +20,7 @@
 static void free_local(dsc_kfac **kfac) {
     dsc_kfac *k = *kfac;
     dsc_kfac_state_destroy(k);
+    dsc_kfac_cut_destroy(k);
     dsc_kfac_refresh_destroy(k);
     dsc_kfac_compare_destroy(k);
     dsc_kfac_health_destroy(k);
@@ -148,7 +149,7 @@ static int64_t fingerprint(const dsc_kfac *k) {
         o->factor_freq,   o->update_freq,   o->damping_split,   o->warmup_factors,
         o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples,
         o->norm,          k->norms.count,   k->norms.widest};
-    const double numbers[] = {o->damping, o->stat_decay, o->kl_clip};
+    const double numbers[] = {o->damping, o->stat_decay, o->kl_clip, o->rank};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
     for (int j = 0; j < k->layout_count; j++) {
@@ -198,6 +199,7 @@ static dsc_status make_groups(dsc_kfac *k, dsc_comm *comm) {
 static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_memory_create(k));
     DSC_TRY(dsc_kfac_refresh_create(k));
+    DSC_TRY(dsc_kfac_cut_create(k));
     DSC_TRY(dsc_kfac_compare_create(k));
     DSC_TRY(dsc_kfac_health_create(k));
     DSC_TRY(dsc_kfac_split_create(k));
@@ -319,6 +321,10 @@ dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) {
 
 int dsc_kfac_recipe(const dsc_kfac *kfac) {
     return kfac->hyper.update_freq == 0 ? 2 : kfac->active;
+}
+
+int64_t dsc_kfac_generation(const dsc_kfac *kfac) {
+    return kfac->generation;
 }
 
 int dsc_kfac_wants_decomposition(const dsc_kfac *kfac) {

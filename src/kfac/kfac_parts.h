@@ -33,6 +33,8 @@ void dsc_kfac_absorbed(dsc_kfac *kfac);
 
 /* What dsc_kfac_apply would do now: 0 work with whole factors, 1 work with diagonal blocks, 2 nothing. */
 int dsc_kfac_recipe(const dsc_kfac *kfac);
+/* A number that changes when dsc_kfac_apply has to be recorded anew, because memory that it uses has moved. */
+int64_t dsc_kfac_generation(const dsc_kfac *kfac);
 /* 1 when dsc_kfac_decompose of the step that was begun has something to do. */
 int dsc_kfac_wants_decomposition(const dsc_kfac *kfac);
 /* The alarm of dsc_kfac_health and its message (NULL: none). Does not wait: the last decomposition counts from

@@ -70,9 +70,19 @@ static dsc_status order_items(const dsc_kfac *k, dsc_kfac_layout *layout, int64_
     return status;
 }
 
-/* Carves the vectors, values and triangles of all parcels out of the layout's three blocks; used[3] counts
- * their numbers. While the blocks have no memory yet this only counts. */
-static void place_parcels(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t used[3]) {
+/* The values of one item, and the mean of the others where the basis is cut. */
+static void place_values(const dsc_kfac_layout *layout, int64_t rank, int cut, dsc_kfac_basis *basis,
+                         int64_t *used) {
+    int64_t count = rank + (cut != 0), start = *used;
+    basis->stored = dsc_kfac_carve(&layout->values, used, 1, &count);
+    basis->values = dsc_kfac_carve(&layout->values, &start, 1, &rank);
+    basis->rest = (dsc_tensor){0};
+    count = 1;
+    if (cut)
+        basis->rest = dsc_kfac_carve(&layout->values, &start, 1, &count);
+}
+
+void dsc_kfac_place_parcels(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t used[3]) {
     int eigen = k->options.method == DSC_KFAC_EIGEN, outer = k->options.outer_product;
     int packed = !eigen && k->options.symmetric && k->rows > 1;
     for (int64_t j = 0; j < layout->parcel_count; j++) {
@@ -81,13 +91,14 @@ static void place_parcels(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t us
         for (int64_t i = p->first; i < p->first + p->count; i++) {
             const dsc_kfac_item *item = &layout->plan->items[layout->order[i]];
             const dsc_kfac_unit *u = &layout->plan->units[item->unit];
-            const int64_t square[2] = {item->n, item->n}, gradient[2] = {u->g_n, u->a_n};
+            int64_t rank = layout->upkeep ? layout->upkeep[layout->order[i]].rank : item->n;
+            const int64_t shape[2] = {item->n, rank}, gradient[2] = {u->g_n, u->a_n};
             dsc_kfac_basis *basis = &layout->bases[layout->order[i]];
-            basis->vectors = dsc_kfac_carve(&layout->vectors, &used[0], 2, square);
+            basis->vectors = dsc_kfac_carve(&layout->vectors, &used[0], 2, shape);
             if (outer && item->side == DSC_KFAC_A)
                 layout->outer[item->unit] = dsc_kfac_carve(&layout->vectors, &used[0], 2, gradient);
             if (eigen && (!outer || item->owner == k->rank))
-                basis->values = dsc_kfac_carve(&layout->values, &used[1], 1, square);
+                place_values(layout, rank, rank < item->n, basis, &used[1]);
             used[2] += packed ? item->n * (item->n + 1) / 2 : 0;
         }
         p->vectors = dsc_tensor_slice(&layout->vectors, start[0], used[0] - start[0]);
@@ -122,12 +133,13 @@ static dsc_status make_parcels(dsc_kfac *k, dsc_kfac_layout *layout) {
         numbers += item->n * item->n;
     }
     qsort(layout->parcels, (size_t)layout->parcel_count, sizeof *layout->parcels, compare_turns);
-    place_parcels(k, layout, sizes);
+    DSC_TRY(dsc_kfac_upkeep_create(k, layout));
+    dsc_kfac_place_parcels(k, layout, sizes);
     DSC_TRY(dsc_kfac_alloc(k, k->inverse_dtype, sizes[0], &layout->vectors));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, sizes[1], &layout->values));
     DSC_TRY(dsc_kfac_alloc(k, k->inverse_dtype, sizes[2], &layout->packed));
-    place_parcels(k, layout, used);
-    return dsc_kfac_upkeep_create(k, layout);
+    dsc_kfac_place_parcels(k, layout, used);
+    return DSC_OK;
 }
 
 /* The rows of its factor that each diagonal block is made of, as lists on the device. */
@@ -341,11 +353,11 @@ void dsc_kfac_layout_destroy(dsc_kfac_layout *layout) {
                                   &layout->loads,   &layout->first,  &layout->pieces, &layout->notes};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
-    void *const arrays[] = {&layout->bases,     &layout->outer,    &layout->order,       &layout->parcels,
-                            &layout->used,      &layout->units,    &layout->index_first, &layout->batches,
-                            &layout->cells,     &layout->divides,  &layout->gemms[0],    &layout->gemms[1],
-                            &layout->gemms[2],  &layout->gemms[3], &layout->cell_of,     &layout->upkeep,
-                            &layout->notes_host};
+    void *const arrays[] = {&layout->bases,      &layout->outer,    &layout->order,       &layout->parcels,
+                            &layout->used,       &layout->units,    &layout->index_first, &layout->batches,
+                            &layout->cells,      &layout->divides,  &layout->gemms[0],    &layout->gemms[1],
+                            &layout->gemms[2],   &layout->gemms[3], &layout->cell_of,     &layout->upkeep,
+                            &layout->notes_host, &layout->grown};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
 }

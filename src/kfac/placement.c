@@ -254,7 +254,9 @@ static void load_factor(const builder *b, widths w, int64_t n, int owner) {
 static void load_item(const builder *b, widths w, const dsc_kfac_item *item, int column) {
     dsc_kfac_plan *plan = b->plan;
     dsc_kfac_load *owner = &plan->loads[item->owner];
-    size_t values = (size_t)item->n * w.grad, held = square(item->n) * w.inverse, sent = held;
+    int64_t rank = dsc_kfac_planned_rank(b->options, item->n, DSC_KFAC_EXACT_ROWS);
+    size_t values = (size_t)(rank + (rank < item->n)) * w.grad;
+    size_t held = (size_t)item->n * (size_t)rank * w.inverse, sent = held;
     if (b->options->method == DSC_KFAC_INVERSE) {
         sent = b->options->symmetric ? triangle(item->n) * w.inverse : held;
     } else if (b->options->outer_product) {

@@ -35,4 +35,9 @@ static inline int64_t dsc_kfac_unit_items(const dsc_kfac_unit *unit) {
     return unit->a_blocks + unit->g_blocks;
 }
 
+enum { DSC_KFAC_EXACT_ROWS = 128 }; /* factors of up to so many rows are never cut or rotated */
+
+/* Eigenvectors of a factor of n rows that are kept at first. */
+int64_t dsc_kfac_planned_rank(const dsc_kfac_options *options, int64_t n, int64_t exact_rows);
+
 #endif

@@ -46,7 +46,7 @@ static void list_wave(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t firs
         int64_t item = layout->order[first + i];
         const dsc_kfac_item *own = &layout->plan->items[item];
         dsc_refresh_item *t = &w->items[i];
-        *t = (dsc_refresh_item){.item = item, .n = own->n, .rank = own->n, .partner = -1};
+        *t = (dsc_refresh_item){.item = item, .n = own->n, .rank = layout->upkeep[item].rank, .partner = -1};
         for (int64_t j = 0; j < i && dsc_kfac_pairs(w->k, layout); j++) {
             const dsc_kfac_item *other = &layout->plan->items[w->items[j].item];
             if (other->unit != own->unit)
@@ -78,20 +78,23 @@ static int64_t place_wave(dsc_refresh_wave *w, const dsc_tensor *memory) {
         t->y = dsc_kfac_carve(memory, &used, 2, tall);
         t->b = dsc_kfac_carve(memory, &used, 2, small);
         t->x = dsc_kfac_carve(memory, &used, 2, small);
-        t->v = dsc_kfac_carve(memory, &values, 1, &t->rank);
-        t->v = dsc_tensor_slice(&w->value_memory, values - t->rank, t->rank);
+        t->v = dsc_tensor_slice(&w->value_memory, values, t->rank);
+        values += t->rank;
+        t->rest = (dsc_tensor){0};
+        if (t->rank < t->n)
+            t->rest = dsc_tensor_slice(&w->value_memory, values++, 1);
         t->result = dsc_tensor_slice(&w->results, DSC_KFAC_RESULTS * i, DSC_KFAC_RESULTS);
     }
     w->values = dsc_tensor_slice(&w->value_memory, 0, values);
     most = used;
     used = shared;
-    for (int part = 0; part < 5; part++) {
+    for (int part = 0; part < 4; part++) {
         int64_t start = used;
         for (int64_t i = 0; i < w->unit_count; i++) {
             dsc_refresh_unit *u = &w->units[i];
-            const int64_t dim[2] = {w->items[u->g].n, w->items[u->a].n};
-            dsc_tensor *const parts[] = {&u->p, &u->r, &u->first, &u->second, &u->joined};
-            *parts[part] = dsc_kfac_carve(memory, &used, 2, dim);
+            const int64_t dim[2] = {w->items[u->g].n, w->items[u->a].n}, space = 3 * dim[0] * dim[1];
+            dsc_tensor *const parts[] = {&u->p, &u->r, &u->joined, &u->space};
+            *parts[part] = dsc_kfac_carve(memory, &used, part == 3 ? 1 : 2, part == 3 ? &space : dim);
         }
         int64_t count = used - start;
         if (part < 2)
@@ -133,10 +136,13 @@ static dsc_status make_lists(dsc_refresh_wave *w, int64_t items, int64_t units) 
     DSC_TRY(dsc_memory_alloc(items, sizeof *w->smallest, &w->smallest));
     DSC_TRY(dsc_memory_alloc(results, sizeof *w->host, &w->host));
     DSC_TRY(dsc_memory_alloc(items, sizeof *w->gemms, &w->gemms));
+    DSC_TRY(dsc_memory_alloc(units, sizeof *w->products, &w->products));
+    DSC_TRY(dsc_memory_alloc(2 * units, sizeof *w->lists.gemms, &w->lists.gemms));
+    DSC_TRY(dsc_memory_alloc(units, sizeof *w->lists.divides, &w->lists.divides));
+    DSC_TRY(dsc_memory_alloc(4 * units, sizeof *w->lists.weights, &w->lists.weights));
     DSC_TRY(dsc_memory_alloc(items, sizeof *w->rotations, &w->rotations));
     DSC_TRY(dsc_memory_alloc(items, sizeof *w->orthonormals, &w->orthonormals));
     DSC_TRY(dsc_memory_alloc(items, sizeof *w->rayleighs, &w->rayleighs));
-    DSC_TRY(dsc_memory_alloc(units, sizeof *w->divides, &w->divides));
     DSC_TRY(dsc_memory_alloc(3 * units, sizeof *w->dots, &w->dots));
     return dsc_kfac_alloc(w->k, DSC_F64, results, &w->results);
 }
@@ -157,10 +163,13 @@ dsc_status dsc_kfac_refresh_create(dsc_kfac *k) {
             own += plan->items[i].owner == k->rank ? plan->items[i].n : 0;
         values = own > values ? own : values;
         items = plan->item_count > items ? plan->item_count : items;
-        stored = dsc_tensor_count(&k->layouts[j].values) > stored ? dsc_tensor_count(&k->layouts[j].values)
-                                                                  : stored;
+        int64_t column = 0;
+        for (int64_t i = 0; i < plan->item_count; i++)
+            column += plan->units[plan->items[i].unit].column == k->my_column ? plan->items[i].n : 0;
+        stored = column > stored ? column : stored;
     }
     DSC_TRY(make_lists(w, items, k->unit_count));
+    stored = stored > k->largest_n ? stored : k->largest_n;
     DSC_TRY(dsc_memory_alloc(stored, dsc_dtype_size(k->dtype), &w->stored));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &w->value_memory));
     for (int j = 0; j < k->layout_count; j++) {
@@ -177,9 +186,10 @@ void dsc_kfac_refresh_destroy(dsc_kfac *k) {
     dsc_tensor_free(&w->memory);
     dsc_tensor_free(&w->value_memory);
     dsc_tensor_free(&w->results);
-    void *const arrays[] = {&w->items,        &w->units,     &w->chosen,    &w->largest, &w->host,
-                            &w->gemms,        &w->rotations, &w->rayleighs, &w->divides, &w->dots,
-                            &w->orthonormals, &w->smallest,  &w->stored};
+    void *const arrays[] = {&w->items,    &w->units,       &w->chosen,        &w->largest,
+                            &w->host,     &w->gemms,       &w->rotations,     &w->rayleighs,
+                            &w->products, &w->dots,        &w->orthonormals,  &w->smallest,
+                            &w->stored,   &w->lists.gemms, &w->lists.divides, &w->lists.weights};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
     dsc_memory_free(&k->wave);
@@ -195,8 +205,13 @@ size_t dsc_kfac_refresh_bytes(const dsc_kfac *k) {
     return bytes;
 }
 
-void dsc_kfac_refresh_exact_rows(dsc_kfac *k, int64_t rows) {
+dsc_status dsc_kfac_refresh_exact_rows(dsc_kfac *k, int64_t rows) {
     k->wave->exact_rows = rows;
+    for (int j = 0; j < k->layout_count; j++)
+        dsc_kfac_cut_plan(k, &k->layouts[j], rows);
+    DSC_TRY(dsc_kfac_cut_resize(k, k->queue));
+    dsc_kfac_state_resize(k);
+    return DSC_OK;
 }
 
 /* ---- what is done with an item ---- */
@@ -212,7 +227,7 @@ dsc_status dsc_kfac_refresh_extremes(dsc_kfac *k, dsc_queue *q, const dsc_kfac_l
     DSC_TRY(dsc_tensor_download(q, &layout->values, dsc_tensor_bytes(&layout->values), w->stored));
     DSC_TRY(dsc_queue_sync(q));
     for (int64_t i = 0; i < layout->plan->item_count; i++) {
-        const dsc_tensor *v = &layout->bases[i].values;
+        const dsc_tensor *v = &layout->bases[i].stored;
         w->largest[i] = 0;
         w->smallest[i] = INFINITY;
         if (!v->data)
@@ -232,6 +247,12 @@ dsc_status dsc_kfac_refresh_extremes(dsc_kfac *k, dsc_queue *q, const dsc_kfac_l
 
 dsc_status dsc_kfac_refresh_begin(dsc_kfac *k, dsc_queue *q, int layout) {
     dsc_refresh_wave *w = k->wave;
+    if (dsc_kfac_is_cut(k)) { /* bases may have grown */
+        int64_t numbers = measure(k, &k->layouts[layout]);
+        if (numbers > w->numbers)
+            dsc_tensor_free(&w->memory);
+        w->numbers = numbers > w->numbers ? numbers : w->numbers;
+    }
     if (!w->memory.data)
         DSC_TRY(dsc_kfac_alloc(k, k->dtype, w->numbers, &w->memory));
     return dsc_kfac_refresh_extremes(k, q, &k->layouts[layout]);
@@ -242,14 +263,17 @@ void dsc_kfac_refresh_end(dsc_kfac *k) {
         dsc_tensor_free(&k->wave->memory);
 }
 
-/* damping / largest eigenvalue of the other factor of the unit, over its blocks. */
-static double find_delta(const dsc_refresh_wave *w, const dsc_kfac_item *item) {
-    const dsc_kfac_unit *u = &w->layout->plan->units[item->unit];
+/* Over the blocks of the other factor. */
+double dsc_kfac_refresh_delta(const dsc_kfac *k, const dsc_kfac_layout *layout, int64_t number) {
+    const dsc_kfac_item *item = &layout->plan->items[number];
+    const dsc_kfac_unit *u = &layout->plan->units[item->unit];
     int64_t first = u->first_item + (item->side == DSC_KFAC_A ? u->a_blocks : 0);
     int64_t count = item->side == DSC_KFAC_A ? u->g_blocks : u->a_blocks;
-    double largest = 0, damping = w->k->hyper.damping;
-    for (int64_t i = first; i < first + count; i++)
-        largest = fmax(largest, w->largest[i]);
+    double largest = 0, damping = k->hyper.damping;
+    for (int64_t i = first; k->decomposed && i < first + count; i++)
+        largest = fmax(largest, k->wave->largest[i]);
+    if (!k->decomposed)
+        return 0;
     return damping < most_delta * largest ? damping / largest : most_delta;
 }
 
@@ -269,9 +293,9 @@ static void decide(dsc_refresh_wave *w) {
         dsc_refresh_item *t = &w->items[i];
         const dsc_kfac_item *item = &w->layout->plan->items[t->item];
         int64_t layer = dsc_kfac_layer_of(k, item->unit);
-        t->warm = t->n > w->exact_rows && k->progress[layer].ready;
         t->precise = item->side == DSC_KFAC_A && k->progress[layer].by_sample;
-        t->delta = find_delta(w, item);
+        t->warm = t->n > w->exact_rows && k->progress[layer].ready && !(t->precise && t->rank < t->n);
+        t->delta = dsc_kfac_refresh_delta(k, w->layout, t->item);
         t->iterations = t->warm ? find_iterations(k, t, &w->layout->upkeep[t->item]) : 0;
         t->residual = NAN;
     }
@@ -288,7 +312,7 @@ static void decide(dsc_refresh_wave *w) {
 
 /* The stored vectors and values of an item become those of the wave. */
 static dsc_status load_basis(dsc_refresh_wave *w, dsc_refresh_item *t) {
-    const dsc_kfac_basis *basis = &w->layout->bases[t->item];
+    const dsc_kfac_basis *basis = dsc_kfac_cut_basis(w->layout, t->item);
     t->q = basis->vectors;
     if (t->q.dtype == w->k->dtype)
         return DSC_OK;
@@ -308,7 +332,8 @@ static dsc_status solve_chosen(dsc_refresh_wave *w, int64_t count) {
         done++;
         t->warm = t->failed = 0;
         t->residual = 0;
-        t->v = w->layout->bases[t->item].values;
+        t->v = dsc_kfac_cut_basis(w->layout, t->item)->values;
+        t->rest = dsc_kfac_cut_basis(w->layout, t->item)->rest;
         DSC_TRY(load_basis(w, t));
     }
     return DSC_OK;
@@ -353,6 +378,26 @@ static void find_refused(dsc_refresh_wave *w, int later) {
     }
 }
 
+/* The mean of the eigenvalues that a cut basis has not. */
+static double rest_of(const dsc_refresh_item *t) {
+    return fmax(0, (t->trace - t->sum) / (double)(t->n - t->rank));
+}
+
+static dsc_status fill_rests(dsc_refresh_wave *w) {
+    for (int64_t i = 0; i < w->count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        if (t->warm && t->pending && !t->failed && t->rest.data)
+            DSC_TRY(dsc_op_fill(w->queue, rest_of(t), &t->rest));
+    }
+    return DSC_OK;
+}
+
+/* A factor whose rotation did not succeed stays whole. */
+static void keep_whole(dsc_refresh_wave *w, const dsc_refresh_item *t) {
+    w->layout->upkeep[t->item].rank = t->n;
+    w->layout->upkeep[t->item].whole = 1;
+}
+
 /* A refused item gets one more iteration in the first round, and an exact solve in later ones. Only units with
  * such an item are judged again. Returns the number of refused items. */
 static int64_t answer_refused(dsc_refresh_wave *w, int later, int64_t *exact) {
@@ -368,6 +413,7 @@ static int64_t answer_refused(dsc_refresh_wave *w, int later, int64_t *exact) {
         refused++;
         t->refused = 0;
         if (later) {
+            keep_whole(w, t);
             w->chosen[(*exact)++] = t->item;
             w->k->counters[DSC_KFAC_FALLBACKS]++;
             continue;
@@ -385,10 +431,33 @@ static dsc_status solve_failed(dsc_refresh_wave *w) {
     for (int64_t i = 0; i < w->count; i++) {
         if (!w->items[i].warm || !w->items[i].failed)
             continue;
+        keep_whole(w, &w->items[i]);
         w->chosen[exact++] = w->items[i].item;
         w->k->counters[DSC_KFAC_FALLBACKS]++;
     }
     return solve_chosen(w, exact);
+}
+
+/* Adapts the ranks of cut bases: where too much is dropped, a larger basis is made by an exact solve. */
+static dsc_status fit_ranks(dsc_refresh_wave *w) {
+    int64_t count = 0, first = 0;
+    if (!dsc_kfac_is_cut(w->k) || !w->values.data)
+        return DSC_OK;
+    DSC_TRY(dsc_tensor_download(w->queue, &w->values, dsc_tensor_bytes(&w->values), w->stored));
+    DSC_TRY(dsc_queue_sync(w->queue));
+    for (int64_t i = 0; i < w->count; i++) {
+        dsc_refresh_item *t = &w->items[i];
+        const char *values = (const char *)w->stored + (size_t)first * dsc_dtype_size(w->k->dtype);
+        double mean = t->rank < t->n ? rest_of(t) : 0;
+        first += t->rank + (t->rank < t->n);
+        if (!t->warm)
+            continue;
+        if (dsc_kfac_cut_grows(w->k, w->layout, t, values, mean))
+            w->chosen[count++] = t->item;
+        else
+            DSC_TRY(dsc_kfac_cut_shrink(w->k, w->queue, w->layout, t, values, mean, &t->stored));
+    }
+    return solve_chosen(w, count);
 }
 
 /* Stores what was rotated and accepted. */
@@ -398,9 +467,13 @@ static dsc_status store_wave(dsc_refresh_wave *w) {
         dsc_kfac_basis *basis = &w->layout->bases[t->item];
         if (!t->warm)
             continue;
+        w->k->counters[DSC_KFAC_REFRESHED]++;
+        if (t->stored)
+            continue;
         DSC_TRY(dsc_op_convert(w->queue, &t->q, &basis->vectors));
         DSC_TRY(dsc_op_convert(w->queue, &t->v, &basis->values));
-        w->k->counters[DSC_KFAC_REFRESHED]++;
+        if (t->rest.data)
+            DSC_TRY(dsc_op_convert(w->queue, &t->rest, &basis->rest));
     }
     return DSC_OK;
 }
@@ -413,12 +486,14 @@ static dsc_status refresh_wave(dsc_refresh_wave *w) {
     for (int round = 0; round < ROUNDS && refused > 0; round++) {
         int64_t exact = 0;
         DSC_TRY(dsc_refresh_rotate(w));
+        DSC_TRY(fill_rests(w));
         DSC_TRY(solve_failed(w));
         DSC_TRY(dsc_refresh_judge(w));
         find_refused(w, round > 0);
         refused = answer_refused(w, round > 0, &exact);
         DSC_TRY(solve_chosen(w, exact));
     }
+    DSC_TRY(fit_ranks(w));
     return store_wave(w);
 }
 

@@ -4,11 +4,13 @@
  *   damping                                                                       F64, of the decompositions
  *   LAYER.updates                   I64, optional     of its averages; only with options.warmup_factors
  *   refreshed_factors, extra_iterations, exact_fallbacks      I64, only with warm refresh
- *   refresh                         [items, 2]        F64, only with warm refresh: upkeep of every item
+ *   refresh                         [items, 4]        F64, only with warm refresh: upkeep of every item
  *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
  *   LAYER.norm                      [3, channels]     optional, Fisher matrices of a batch norm
+ *
+ * Where only k of n vectors are kept, vectors are [n, k] and values [k + 1], the mean of the others last.
  *   UNIT.moments, UNIT.samples      [g_n, a_n], [1]   optional, with EKFAC: eigenvalues of the unit; N
  *
  * The list does not depend on ranks, strategy or placement. A tensor is read from the rank that owns it and
@@ -66,9 +68,10 @@ struct dsc_kfac_source {
     int everywhere;    /* 1: every rank keeps it */
     int values;        /* 1: eigenvalues, which may not be negative */
     int64_t layer;
-    int average; /* 1: a running average, else a part of a decomposition */
-    int first;   /* 1: the first of its layer */
-    int spread;  /* 1: loaded by every rank that has memory for it; may not be negative */
+    int average;  /* 1: a running average, else a part of a decomposition */
+    int first;    /* 1: the first of its layer */
+    int spread;   /* 1: loaded by every rank that has memory for it; may not be negative */
+    int64_t item; /* 1 more than the number of the item whose vectors or values these are; 0: none */
 };
 
 /* ---- the list ---- */
@@ -90,16 +93,15 @@ static dsc_status add_item(dsc_kfac *k, dsc_kfac_layout *layout, int64_t i, dsc_
     int eigen = k->options.method == DSC_KFAC_EIGEN;
     dsc_kfac_entry matrix = {.dtype = k->inverse_dtype, .ndim = 2, .dim = {item->n, item->n}, .optional = 1};
     dsc_kfac_entry vector = {.dtype = k->dtype, .ndim = 1, .dim = {item->n}, .optional = 1};
-    struct dsc_kfac_source source = {
-        NUMBERS, &layout->bases[i].vectors, item->owner, 0, 0, u->layer, 0, i == u->first_item && !u->group,
-        0};
+    struct dsc_kfac_source source = {NUMBERS, &layout->bases[i].vectors,       item->owner, 0,    0, u->layer,
+                                     0,       i == u->first_item && !u->group, 0,           i + 1};
     if ((item->side == DSC_KFAC_A ? u->a_blocks : u->g_blocks) > 1)
         snprintf(block, sizeof block, ".%lld", (long long)item->block);
     snprintf(name, sizeof name, "%s.%c.%s%s", u->name, side, eigen ? "vectors" : "inverse", block);
     DSC_TRY(add(list, name, matrix, source));
     if (!eigen)
         return DSC_OK;
-    source.place = &layout->bases[i].values;
+    source.place = &layout->bases[i].stored;
     source.values = 1;
     snprintf(name, sizeof name, "%s.%c.values%s", u->name, side, block);
     return add(list, name, vector, source);
@@ -179,7 +181,7 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
         const dsc_kfac_unit *u = &layout->plan->units[i / 2];
         DSC_TRY(add(list, name, entry,
                     (struct dsc_kfac_source){NUMBERS, &f->average, f->owner, dsc_kfac_keeps_everywhere(k), 0,
-                                             u->layer, 1, i % 2 == 0 && !u->group, 0}));
+                                             u->layer, 1, i % 2 == 0 && !u->group, 0, 0}));
     }
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         DSC_TRY(add_item(k, layout, i, list));
@@ -192,6 +194,7 @@ dsc_status dsc_kfac_state_create(dsc_kfac *k) {
     for (int i = 0; i < k->layout_count; i++)
         DSC_TRY(make_list(k, &k->layouts[i], &k->state[i]));
     k->active = k->options.diag_blocks > 1;
+    dsc_kfac_state_resize(k);
     return DSC_OK;
 }
 
@@ -201,6 +204,18 @@ void dsc_kfac_state_destroy(dsc_kfac *k) {
             dsc_memory_free(&k->state[i].entries[j].name);
         dsc_memory_free(&k->state[i].entries);
         dsc_memory_free(&k->state[i].sources);
+    }
+}
+
+void dsc_kfac_state_resize(dsc_kfac *k) {
+    const dsc_kfac_layout *layout = &k->layouts[0];
+    for (int64_t j = 0; dsc_kfac_is_cut(k) && j < k->state[0].count; j++) {
+        dsc_kfac_entry *entry = &k->state[0].entries[j];
+        const struct dsc_kfac_source *s = &k->state[0].sources[j];
+        if (s->item == 0)
+            continue;
+        int64_t rank = layout->upkeep[s->item - 1].rank, n = layout->plan->items[s->item - 1].n;
+        entry->dim[entry->ndim - 1] = rank + (s->values && rank < n);
     }
 }
 

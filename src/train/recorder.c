@@ -87,7 +87,8 @@ dsc_status dsc_recorder_begin(dsc_recorder *r, const dsc_segment *segment, int *
         r->mode = RUNNING;
         return DSC_OK;
     }
-    if (e->recording && (e->segment.x != segment->x || e->segment.labels != segment->labels))
+    if (e->recording && (e->segment.x != segment->x || e->segment.labels != segment->labels ||
+                         e->segment.generation != segment->generation))
         dsc_recording_destroy(&e->recording);
     r->open = e;
     *run = e->recording == NULL;

@@ -131,6 +131,7 @@ static dsc_segment plan_segment(const dsc_trainer *t) {
         s.decomposes = dsc_kfac_wants_decomposition(t->kfac);
         s.recipe = dsc_kfac_recipe(t->kfac);
         s.tries = dsc_damping_is_due(t);
+        s.generation = dsc_kfac_generation(t->kfac);
     }
     return s;
 }
@@ -272,6 +273,7 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
             DSC_TRY(dsc_recorder_end(t->recorder));
             DSC_TRY(decompose(t));
             segment.recipe = dsc_kfac_recipe(t->kfac);
+            segment.generation = dsc_kfac_generation(t->kfac);
         }
     }
 

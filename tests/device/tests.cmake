@@ -5,6 +5,7 @@ descent_test(device_elementwise SOURCES device/test_elementwise.c ${device_rig} 
 descent_test(device_linalg SOURCES device/test_linalg.c ${device_rig} ROOMS device)
 descent_test(device_eigen SOURCES device/test_eigen.c device/eigen.c ${device_rig} ROOMS device)
 descent_test(device_batch SOURCES device/test_batch.c device/eigen.c ${device_rig} ROOMS device)
+descent_test(device_weigh SOURCES device/test_weigh.c ${device_rig} ROOMS device)
 descent_test(device_second SOURCES device/test_second.c ${device_rig} ROOMS device)
 descent_test(device_refresh SOURCES device/test_refresh.c ${device_rig} ROOMS device)
 descent_test(device_extra SOURCES device/test_extra.c device/rig.c ROOMS device)

@@ -30,10 +30,12 @@ static inline void pair_open(pair *p, net *n, dsc_comm *c, const dsc_kfac_option
     *p = (pair){.n = n};
     net_describe(n, layers);
     own.refresh = DSC_KFAC_EXACT;
+    own.rank = 1;
     assert_ok(dsc_kfac_create(c, n->queue, layers, n->count, &own, &p->exact));
     own.refresh = DSC_KFAC_WARM;
+    own.rank = options->rank;
     assert_ok(dsc_kfac_create(c, n->queue, layers, n->count, &own, &p->warm));
-    dsc_kfac_refresh_exact_rows(p->warm, exact_rows);
+    assert_ok(dsc_kfac_refresh_exact_rows(p->warm, exact_rows));
     for (int l = 0; l < n->count; l++) {
         p->want[l] = net_array(net_gradient_count(n, l), sizeof(double));
         p->have[l] = net_array(net_gradient_count(n, l), sizeof(double));

@@ -23,7 +23,7 @@ static void test_defaults(void **state) {
     assert_true(o.method == DSC_KFAC_EIGEN && o.scaling == DSC_KFAC_PAPER && o.strategy == DSC_KFAC_COMM_OPT);
     assert_true(o.placement == DSC_KFAC_COMPUTE && o.grad_worker_fraction == 0.5);
     assert_true(o.colocate_factors == 1 && o.symmetric == 1 && o.outer_product == 0 && o.diag_blocks == 1);
-    assert_int_equal(o.refresh, DSC_KFAC_EXACT);
+    assert_true(o.refresh == DSC_KFAC_EXACT && o.rank == 1);
     assert_null(o.skip_layers);
     assert_true(o.factor_dtype == DSC_F32 && o.inverse_dtype == DSC_F32 && o.passes == 1);
     assert_int_equal(o.bucket_bytes, 4 << 20);
@@ -153,6 +153,18 @@ static void test_bad_combinations(void **state) {
                    "co-location on, or choose a larger fraction");
     assert_refused(o.outer_product = 1; o.method = DSC_KFAC_INVERSE, 2, "choose method eigen");
     assert_refused(o.refresh = DSC_KFAC_WARM; o.method = DSC_KFAC_INVERSE, 2, "choose method eigen");
+    assert_refused(o.rank = 0.5, 2, "choose refresh warm, or rank 1");
+    assert_refused(o.rank = 0.5; o.refresh = DSC_KFAC_WARM;
+                   o.outer_product = 1, 2, "outer product needs all");
+    assert_refused(o.rank = 0.5; o.refresh = DSC_KFAC_WARM;
+                   o.ekfac = DSC_KFAC_EKFAC_BATCH, 2, "EKFAC needs all");
+    assert_refused(o.rank = 0.5; o.refresh = DSC_KFAC_WARM;
+                   o.diag_blocks = 2, 2, "choose 1 block, or rank 1");
+    assert_refused(o.rank = 0.5; o.refresh = DSC_KFAC_WARM;
+                   o.inverse_dtype = DSC_BF16, 2, "in fp32, or choose");
+    assert_refused(o.rank = 0; o.refresh = DSC_KFAC_WARM, 2, "rank");
+    assert_refused(o.rank = 1.5; o.refresh = DSC_KFAC_WARM, 2, "rank");
+    assert_refused(o.rank = NAN; o.refresh = DSC_KFAC_WARM, 2, "rank");
     assert_refused(o.outer_product = 1; o.colocate_factors = 0, 2, "turn co-location on");
     assert_refused(o.outer_product = 1; o.diag_blocks = 2, 2, "split into 2 diagonal blocks");
     assert_refused(

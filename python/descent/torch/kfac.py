@@ -111,6 +111,7 @@ class KFAC(torch.optim.Optimizer):
     kl_clip_scaling: "none", or "ranks" to multiply kl_clip by ranks and accumulation_steps.
     factor_samples: factors come from the first so many samples (images, rows of linear layers) of a
         batch, whose order must be random; 0: all.
+    rank: with "warm", the share of eigenvectors that is kept of factors of more than 128 rows.
     grad_worker_fraction: "comm_opt", "hybrid_opt", "mem_opt", or a fraction of the ranks.
     assignment_strategy: "compute", "memory" or "round_robin".
     symmetry_aware: factors and inverses travel as triangles (default True).
@@ -151,6 +152,7 @@ class KFAC(torch.optim.Optimizer):
         warmup_factors: bool = False,
         kl_clip_scaling: Any = "none",
         factor_samples: int = 0,
+        rank: float = 1.0,
         compute_eigenvalue_outer_product: bool = False,
         grad_worker_fraction: Any = "comm_opt",
         symmetry_aware: bool = True,
@@ -219,6 +221,7 @@ class KFAC(torch.optim.Optimizer):
             warmup_factors=int(warmup_factors),
             kl_clip_scaling=_choice("kl_clip_scaling", kl_clip_scaling, _CLIP_SCALINGS),
             factor_samples=int(factor_samples),
+            rank=float(rank),
             scaling=_choice("scaling", scaling, _SCALINGS),
             placement=_choice("assignment_strategy", assignment_strategy, _PLACEMENTS),
             outer_product=int(compute_eigenvalue_outer_product),

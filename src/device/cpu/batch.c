@@ -83,6 +83,43 @@ static dsc_status divide_batch(dsc_queue *q, const dsc_tensor *damping, const ds
     return DSC_OK;
 }
 
+/* The values of an absent vector are those of its scalar, read through an index of 0. */
+static void weigh(float damping, const dsc_weigh_item *item) {
+    const float *rows = item->rows.data, *columns = item->columns.data;
+    const float *other_row = item->other_row.data, *other_column = item->other_column.data;
+    int two_rows = rows && other_row, two_columns = columns && other_column;
+    float row_rest = other_row ? *other_row : 0, column_rest = other_column ? *other_column : 0;
+    int64_t n = item->x.dim[1];
+    for (int64_t i = 0; i < item->x.dim[0]; i++) {
+        const float *from = (const float *)item->from.data + i * n;
+        float row = rows ? rows[i] : row_rest, *x = (float *)item->x.data + i * n;
+        if (!columns) {
+            float weight = dsc_weight_f(row, column_rest, damping, two_rows, row_rest, 0, 0);
+#pragma omp simd
+            for (int64_t j = 0; j < n; j++)
+                x[j] = from[j] * weight;
+            continue;
+        }
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++)
+            x[j] = from[j] *
+                   dsc_weight_f(row, columns[j], damping, two_rows, row_rest, two_columns, column_rest);
+    }
+}
+
+static dsc_status weigh_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_weigh_item *items,
+                              int64_t count) {
+    float value = (float)*(const double *)damping->data;
+    int64_t elements = 0;
+    for (int64_t i = 0; i < count; i++)
+        elements += dsc_tensor_count(&items[i].x);
+    int parts = dsc_cpu_parts(q->device, elements);
+#pragma omp parallel for num_threads(parts) schedule(dynamic, 1)
+    for (int64_t i = 0; i < count; i++)
+        weigh(value, &items[i]);
+    return DSC_OK;
+}
+
 static void moment_divide(double decay, float damping, const dsc_moment_item *item) {
     double scale = item->scale.data ? *(const double *)item->scale.data : 0;
     float keep = (float)decay, take = (float)dsc_moment_take(decay, scale);
@@ -175,6 +212,7 @@ static dsc_status split_batch(dsc_queue *q, const dsc_tensor *scale, const dsc_j
 void dsc_cpu_table_batch(dsc_device_table *table) {
     table->gemm_batch = gemm_batch;
     table->divide_batch = divide_batch;
+    table->weigh_batch = weigh_batch;
     table->moment_divide_batch = moment_divide_batch;
     table->join_batch = join_batch;
     table->split_batch = split_batch;

@@ -2,7 +2,7 @@
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/entries.h"
 
-enum { DSC_CUDA_PIECES = 80 };
+enum { DSC_CUDA_PIECES = 80, DSC_CUDA_WEIGHTS = 56 };
 
 /* x[count / width, width]. */
 typedef struct dsc_cuda_divide_item {
@@ -10,6 +10,13 @@ typedef struct dsc_cuda_divide_item {
     void *x;
     int64_t count, width;
 } dsc_cuda_divide_item;
+
+/* The same shape; see dsc_weigh_item. NULL: not there. */
+typedef struct dsc_cuda_weigh_item {
+    const void *rows, *columns, *other_row, *other_column, *from;
+    void *x;
+    int64_t count, width;
+} dsc_cuda_weigh_item;
 
 typedef struct dsc_cuda_moment_item {
     const double *scale; /* NULL: s is only read */
@@ -147,6 +154,36 @@ cudaError_t divides(const dsc_cuda_launch *at, const double *damping, const dsc_
     divide_batch b;
     unsigned blocks = dsc_batch_plan(at, items, count, &b);
     DSC_LAUNCH((divide_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b, damping);
+    return cudaGetLastError();
+}
+
+typedef dsc_batch<dsc_cuda_weigh_item, DSC_CUDA_WEIGHTS> weigh_batch;
+static_assert(sizeof(weigh_batch) <= 3900, "a launch takes at most 4000 bytes");
+
+template <typename T>
+__global__ void __launch_bounds__(DSC_FLAT_THREADS)
+    weigh_kernel(const __grid_constant__ weigh_batch b, const double *damping) {
+    dsc_batch_place p = dsc_batch_find(b);
+    const dsc_cuda_weigh_item &item = b.item[p.item];
+    const T *rows = (const T *)item.rows, *columns = (const T *)item.columns, *from = (const T *)item.from;
+    T *x = (T *)item.x, add = (T)*damping;
+    T row = item.other_row ? *(const T *)item.other_row : (T)0;
+    T column = item.other_column ? *(const T *)item.other_column : (T)0;
+    int two_rows = rows && item.other_row, two_columns = columns && item.other_column;
+#pragma unroll 4
+    for (int64_t e = p.begin + threadIdx.x; e < p.end; e += DSC_FLAT_THREADS) {
+        int64_t i = e, j = dsc_peel(i, item.width);
+        x[e] = from[e] * dsc_weight(rows ? rows[i] : row, columns ? columns[j] : column, add, two_rows, row,
+                                    two_columns, column);
+    }
+}
+
+template <typename T>
+cudaError_t weighs(const dsc_cuda_launch *at, const double *damping, const dsc_cuda_weigh_item *items,
+                   int count) {
+    weigh_batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((weigh_kernel<T>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b, damping);
     return cudaGetLastError();
 }
 
@@ -384,6 +421,23 @@ dsc_status dsc_cuda_divide_batch(dsc_queue *q, const dsc_tensor *damping, const 
                                              dsc_data(&item->x), dsc_tensor_count(&item->x), item->x.dim[1]};
         }
         DSC_CUDA_TRY(DSC_BY_REAL(items[0].x.dtype, divides, dsc_cuda_at(q), dsc_data(damping), part, n));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_weigh_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_weigh_item *items,
+                                int64_t count) {
+    for (int64_t done = 0; done < count; done += DSC_CUDA_WEIGHTS) {
+        dsc_cuda_weigh_item part[DSC_CUDA_WEIGHTS];
+        int n = dsc_batch_part(count - done, DSC_CUDA_WEIGHTS);
+        for (int i = 0; i < n; i++) {
+            const dsc_weigh_item *item = &items[done + i];
+            part[i] = (dsc_cuda_weigh_item){dsc_data(&item->rows),      dsc_data(&item->columns),
+                                            dsc_data(&item->other_row), dsc_data(&item->other_column),
+                                            dsc_data(&item->from),      dsc_data(&item->x),
+                                            dsc_tensor_count(&item->x), item->x.dim[1]};
+        }
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].x.dtype, weighs, dsc_cuda_at(q), dsc_data(damping), part, n));
     }
     return DSC_OK;
 }

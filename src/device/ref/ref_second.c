@@ -19,6 +19,27 @@ dsc_status dsc_ref_divide_batch(dsc_queue *q, const dsc_tensor *damping, const d
     return DSC_OK;
 }
 
+dsc_status dsc_ref_weigh_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_weigh_item *items,
+                               int64_t count) {
+    (void)q;
+    for (int64_t item = 0; item < count; item++) {
+        const dsc_weigh_item *it = &items[item];
+        dsc_tensor x = it->x;
+        int rows = it->rows.data != NULL, columns = it->columns.data != NULL;
+        int other_rows = it->other_row.data != NULL, other_columns = it->other_column.data != NULL;
+        double row = other_rows ? get(&it->other_row, 0) : 0;
+        double column = other_columns ? get(&it->other_column, 0) : 0;
+        for (int64_t i = 0; i < x.dim[0]; i++)
+            for (int64_t j = 0; j < x.dim[1]; j++)
+                set(&x, at2(&x, i, j),
+                    get(&it->from, at2(&x, i, j)) * dsc_weight(rows ? get(&it->rows, i) : row,
+                                                               columns ? get(&it->columns, j) : column,
+                                                               get(damping, 0), rows && other_rows, row,
+                                                               columns && other_columns, column));
+    }
+    return DSC_OK;
+}
+
 dsc_status dsc_ref_moment_divide_batch(dsc_queue *q, const dsc_tensor *decay, const dsc_tensor *damping,
                                        const dsc_moment_item *items, int64_t count) {
     (void)q;
