@@ -17,7 +17,7 @@
  *
  *   eigen      A = QA diag(vA) QA', G = QG diag(vG) QG',  P = QG [(QG' D QA) / (vG vA' + damping)] QA'
  *   inverse    P = (G + damping I)^-1 D (A + damping I)^-1; damping_split divides the damping between the two
- *   KL clip    D <- nu P,  nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|)) over all layers
+ *   KL clip    D <- nu P,  nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|)) over all layers, or layer by layer
  *
  * Step k (from 0) moves the averages when k % factor_freq == 0 and decomposes when k % update_freq == 0.
  * Each group of a grouped convolution counts as a layer of its own.
@@ -148,6 +148,13 @@ typedef enum dsc_kfac_norm_choice {
     DSC_KFAC_NORM_DIAGONAL /* without the element of F that couples scale and shift */
 } dsc_kfac_norm_choice;
 
+/* How the KL clip shortens a step, over L layers:
+ *   global   one factor for all: nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|))
+ *   layer    a factor for each, which has an equal share of the bound:
+ *            nu_l = min(1, sqrt(kl_clip / (L |lr^2 <P_l, D_l>|))). Their sum is bounded as before, but a layer
+ *            with a long step does not shorten those of the others. nu is then the mean of all nu_l */
+typedef enum dsc_kfac_clip { DSC_KFAC_CLIP_GLOBAL, DSC_KFAC_CLIP_LAYER } dsc_kfac_clip;
+
 /* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
  * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
  * "unknown". */
@@ -160,6 +167,7 @@ DSC_API dsc_status dsc_kfac_ekfac_parse(const char *name, dsc_kfac_ekfac *out) D
 DSC_API dsc_status dsc_kfac_refresh_parse(const char *name, dsc_kfac_refresh *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_clip_scaling_parse(const char *name, dsc_kfac_clip_scaling *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_norm_parse(const char *name, dsc_kfac_norm_choice *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_clip_parse(const char *name, dsc_kfac_clip *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
@@ -168,6 +176,7 @@ DSC_API const char *dsc_kfac_split_name(dsc_kfac_split split);
 DSC_API const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac);
 DSC_API const char *dsc_kfac_norm_name(dsc_kfac_norm_choice norm);
 DSC_API const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh);
+DSC_API const char *dsc_kfac_clip_name(dsc_kfac_clip clip);
 DSC_API const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling);
 
 /* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
@@ -243,6 +252,7 @@ typedef struct dsc_kfac_options {
      * a refresh while the dropped eigenvalues are neither alike nor negligible beside the damping. Needs refresh
      * warm, whole factors, decompositions in F32, no outer_product and no EKFAC. */
     double rank;
+    dsc_kfac_clip clip; /* global; layer: without norm */
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

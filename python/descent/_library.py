@@ -194,6 +194,7 @@ class KfacOptions(Structure):
         ("factor_samples", c_int64),
         ("norm", c_int),
         ("rank", c_double),
+        ("clip", c_int),
     ]
 
 

@@ -238,8 +238,8 @@ dsc_status dsc_op_gather(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *
                          const dsc_tensor *columns, dsc_tensor *dst) DSC_MUST_CHECK;
 dsc_status dsc_op_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor *rows,
                           const dsc_tensor *columns, dsc_tensor *dst) DSC_MUST_CHECK;
-/* out[0] = min(1, sqrt(limits[1] / |limits[0]^2 sum[0]|)), 1 when limits[1] or the product is 0, NaN when sum
- * is not finite; limits: F64[2], the learning rate and the bound. */
+/* Each out[i] = min(1, sqrt(limits[1] / |limits[0]^2 sum[i]|)), 1 when limits[1] or the product is 0, NaN when
+ * sum[i] is not finite; limits: F64[2], the learning rate and the bound. sum, out: F64, as many elements. */
 dsc_status dsc_op_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits,
                           dsc_tensor *out) DSC_MUST_CHECK;
 /* Splits a damping over pairs of matrices by the ratio of their mean eigenvalues m = traces / rows:

@@ -64,11 +64,13 @@ dsc_status dsc_op_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor 
 dsc_status dsc_op_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out) {
     dsc_check check;
     DSC_TRY(dsc_check_begin_any(&check, "kl_clip", q));
-    DSC_TRY(dsc_check_f64(&check, "sum", sum, 1));
+    DSC_TRY(dsc_check_f64(&check, "out", out, dsc_tensor_count(out)));
+    DSC_TRY(dsc_check_f64(&check, "sum", sum, dsc_tensor_count(out)));
     DSC_TRY(dsc_check_f64(&check, "limits", limits, 2));
-    DSC_TRY(dsc_check_f64(&check, "out", out, 1));
     DSC_TRY(dsc_check_apart_or_same(&check, "out", out, "sum", sum));
     DSC_TRY(dsc_check_apart(&check, "out", out, "limits", limits));
+    if (dsc_tensor_count(out) == 0)
+        return DSC_OK;
     DSC_TRY(q->device->table->kl_clip(q, sum, limits, out));
     return DSC_OK;
 }

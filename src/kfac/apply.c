@@ -99,7 +99,6 @@ static dsc_status multiply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *lay
 static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
     int64_t n = k->unit_count;
     dsc_tensor inner = dsc_tensor_slice(&k->products, 0, n), kept = dsc_tensor_slice(&k->products, n, n);
-    dsc_tensor limits = dsc_tensor_slice(&k->numbers, DSC_KFAC_RATE, 2);
     for (int64_t u = 0; u < n; u++) {
         const int64_t places[] = {u, 2 * n + u, 3 * n + u};
         for (int i = 0; i < (k->decomposed_now ? 3 : 1) && !dsc_kfac_takes_part(k, u); i++) {
@@ -111,7 +110,7 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
         DSC_TRY(dsc_op_convert(q, &inner, &kept));
     DSC_TRY(dsc_op_dot(q, &inner, &k->ones, 0, &k->sum));
     DSC_TRY(dsc_kfac_norm_solve(k, q, &k->sum));
-    DSC_TRY(dsc_op_kl_clip(q, &k->sum, &limits, &k->nu_tensor));
+    DSC_TRY(dsc_kfac_clip_find(k, q));
     if (!dsc_device_is_host(k->device))
         return DSC_OK; /* a GPU does not wait for nu; it leaves gradients alone where nu is not finite */
     DSC_TRY(dsc_tensor_download(q, &k->nu_tensor, sizeof k->nu, &k->nu));
@@ -163,12 +162,5 @@ dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
     DSC_TRY(precondition_batches(k, q, &k->layouts[k->active]));
     DSC_TRY(find_nu(k, q));
     DSC_TRY(dsc_kfac_norm_write(k, q));
-    int64_t count = 0;
-    for (int64_t u = 0; u < k->unit_count; u++) {
-        if (!dsc_kfac_takes_part(k, u))
-            continue;
-        k->joins[count] = k->members[u].gradient;
-        k->joins[count++].d = k->members[u].p;
-    }
-    return dsc_op_split_batch(q, &k->nu_tensor, k->joins, count);
+    return dsc_kfac_clip_write(k, q);
 }

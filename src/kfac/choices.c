@@ -26,6 +26,7 @@ static const char *const ekfacs[] = {"off", "batch", "samples", NULL};
 static const char *const refreshes[] = {"exact", "warm", NULL};
 static const char *const clip_scalings[] = {"none", "ranks", NULL};
 static const char *const norms[] = {"off", "full", "diagonal", NULL};
+static const char *const clips[] = {"global", "layer", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -92,6 +93,16 @@ static const dsc_option table[] = {
      .range = "[0, inf)",
      .help = "bound on the change of the model's output in a step (KL clip); 0: none",
      .json = "kfac.kl_clip",
+     .rules = {K_ON}},
+    {.name = "kfac-clip",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(clip),
+     .value = "global",
+     .choices = clips,
+     .help =
+         "the KL clip shortens all layers by one factor, or each layer by its own, with an equal share of "
+         "the bound",
+     .json = "kfac.clip",
      .rules = {K_ON}},
     {.name = "kfac-kl-clip-scaling",
      .kind = DSC_OPTION_CHOICE,
@@ -367,6 +378,17 @@ const char *dsc_kfac_norm_name(dsc_kfac_norm_choice norm) {
     return dsc_option_choice_name(norms, (int)norm);
 }
 
+dsc_status dsc_kfac_clip_parse(const char *name, dsc_kfac_clip *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-clip", clips, name, &value));
+    *out = (dsc_kfac_clip)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_clip_name(dsc_kfac_clip clip) {
+    return dsc_option_choice_name(clips, (int)clip);
+}
+
 /* ---- defaults ---- */
 
 /* Whoever asks for these options by themselves wants K-FAC: it is on. */
@@ -493,6 +515,12 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
                         "the K-FAC outer product is made of whole factors, but they are split "
                         "into %lld diagonal blocks: choose 1 block, or turn the outer product off",
                         (long long)o->diag_blocks);
+    if (o->clip == DSC_KFAC_CLIP_LAYER && o->norm != DSC_KFAC_NORM_OFF)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC clip %s has a factor for each linear and convolution layer, but none for batch "
+            "norms, which are preconditioned (norm %s): choose clip global, or norm off",
+            dsc_kfac_clip_name(o->clip), dsc_kfac_norm_name(o->norm));
     if (o->damping_split != DSC_KFAC_SPLIT_NONE && o->method != DSC_KFAC_INVERSE)
         return DSC_FAIL(
             DSC_E_INVALID,

@@ -9,6 +9,7 @@
  *   factor.c           exchange of batch factors, running averages
  *   late.c             gradients whose memory is known in the step only
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
+ *   clip.c             the KL clip: its bound, one factor for all layers or one for each
  *   split.c            the damping divided between the factors of a unit
  *   refresh.c          own items rotated instead of solved;  rotate.c, eta.c: how, and how well
  *   cut.c              bases that keep only the leading eigenvectors;  products.c: products with bases
@@ -203,6 +204,13 @@ typedef struct dsc_kfac_split_state {
     dsc_tensor traces, rows, dampings; /* F64[2 units] */
 } dsc_kfac_split_state;
 
+/* The clip of every layer by itself; without memory unless options.clip says so. */
+typedef struct dsc_kfac_clip_state {
+    dsc_tensor nus;    /* F64[units] */
+    dsc_tensor finite; /* F64 scalar: 1, or NaN when a product is not finite */
+    dsc_tensor zeros;  /* F64[2] */
+} dsc_kfac_clip_state;
+
 /* One comparison among the ranks whose result has not been looked at. Ranks that are connected by NCCL do not
  * wait for it: it arrives in host memory, and a later step looks. */
 enum { DSC_KFAC_COMPARISONS = 8 };
@@ -320,6 +328,7 @@ struct dsc_kfac {
     dsc_kfac_comparison comparisons[DSC_KFAC_COMPARISONS];
     dsc_kfac_health_state health;
     dsc_kfac_split_state split;
+    dsc_kfac_clip_state clip;
     dsc_kfac_moments moments;
     dsc_kfac_norms norms;
 
@@ -437,6 +446,16 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int layout) DSC_
 /* After loading a state: forms outer products from the loaded values and broadcasts decompositions in the
  * column. */
 dsc_status dsc_kfac_share_decompositions(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+
+/* clip.c */
+/* The bound in this step; of one layer where each has its own. */
+double dsc_kfac_clip_bound(const dsc_kfac *k);
+dsc_status dsc_kfac_clip_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_clip_destroy(dsc_kfac *k);
+/* nu (and those of the layers) from <P, D> of all units and their sum. */
+dsc_status dsc_kfac_clip_find(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* The gradients of all units that take part become their P times nu; unless that is not finite. */
+dsc_status dsc_kfac_clip_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 
 /* split.c */
 dsc_status dsc_kfac_split_create(dsc_kfac *k) DSC_MUST_CHECK;

@@ -25,6 +25,7 @@ static void free_local(dsc_kfac **kfac) {
     dsc_kfac_compare_destroy(k);
     dsc_kfac_health_destroy(k);
     dsc_kfac_split_destroy(k);
+    dsc_kfac_clip_destroy(k);
     dsc_kfac_ekfac_destroy(k);
     dsc_kfac_norm_destroy(k);
     dsc_kfac_memory_destroy(k);
@@ -148,7 +149,7 @@ static int64_t fingerprint(const dsc_kfac *k) {
         k->factor_dtype,  k->inverse_dtype, k->dtype,           o->scaling,
         o->factor_freq,   o->update_freq,   o->damping_split,   o->warmup_factors,
         o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples,
-        o->norm,          k->norms.count,   k->norms.widest};
+        o->norm,          k->norms.count,   k->norms.widest,    o->clip};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip, o->rank};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -203,6 +204,7 @@ static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_compare_create(k));
     DSC_TRY(dsc_kfac_health_create(k));
     DSC_TRY(dsc_kfac_split_create(k));
+    DSC_TRY(dsc_kfac_clip_create(k));
     DSC_TRY(dsc_kfac_factors_create(k));
     DSC_TRY(dsc_kfac_ekfac_create(k));
     DSC_TRY(dsc_kfac_norm_create(k));
@@ -238,18 +240,11 @@ dsc_status dsc_kfac_create(dsc_comm *comm, dsc_queue *queue, const dsc_kfac_laye
 
 /* ---- a step ---- */
 
-/* The bound of the clip for a gradient that is the mean of so many batches. Its noise goes down with their
- * number: see docs/kfac.md. */
-static double clip_bound(const dsc_kfac *k) {
-    double batches = (double)k->ranks * (double)k->options.passes;
-    return k->hyper.kl_clip * (k->options.kl_clip_scaling == DSC_KFAC_CLIP_RANKS ? batches : 1);
-}
-
 static dsc_status upload_numbers(dsc_kfac *k, dsc_queue *q, double lr) {
     const double numbers[DSC_KFAC_NUMBERS] = {[DSC_KFAC_DAMPING] = k->hyper.damping,
                                               [DSC_KFAC_DECAY] = k->hyper.stat_decay,
                                               [DSC_KFAC_RATE] = lr,
-                                              [DSC_KFAC_CLIP] = clip_bound(k)};
+                                              [DSC_KFAC_CLIP] = dsc_kfac_clip_bound(k)};
     DSC_TRY(dsc_kfac_decays_upload(k, q));
     return dsc_tensor_upload(q, numbers, sizeof numbers, &k->numbers);
 }
@@ -403,18 +398,6 @@ const dsc_kfac_hyper *dsc_kfac_hyper_now(const dsc_kfac *kfac) {
 
 const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac) {
     return &kfac->nu_tensor;
-}
-
-dsc_status dsc_kfac_step_terms(dsc_kfac *kfac, dsc_queue *queue, double terms[2]) {
-    double sum = 0, nu = 1;
-    if (kfac->unit_count > 0) {
-        DSC_TRY(dsc_tensor_download(queue, &kfac->sum, sizeof sum, &sum));
-        DSC_TRY(dsc_tensor_download(queue, &kfac->nu_tensor, sizeof nu, &nu));
-        DSC_TRY(dsc_queue_sync(queue));
-    }
-    terms[0] = nu * sum;
-    terms[1] = nu * nu * sum;
-    return DSC_OK;
 }
 
 int dsc_kfac_covers(const dsc_kfac *kfac, int64_t layer) {

@@ -262,6 +262,17 @@ static void test_kl_clip(void **state) {
                          dsc_op_kl_clip(rigs[r].q, &sum.t, &sum.t, &out.t));
             FREE_PLACES(&sum, &limits, &out);
         }
+    static const double sums[] = {16, 64, 1, NAN, 0}, want[] = {0.5, 0.25, 1, NAN, 1};
+    for (int r = 0; r < rig_count; r++) { /* several at once */
+        place sum = place_of(&rigs[r], DSC_F64, SHAPE(5), sums);
+        place limits = place_of(&rigs[r], DSC_F64, SHAPE(2), (const double[]){0.5, 1});
+        place out = place_of(&rigs[r], DSC_F64, SHAPE(5), sums);
+        assert_ok(dsc_op_kl_clip(rigs[r].q, &sum.t, &limits.t, &out.t));
+        place_expect(&rigs[r], &out, want, "kl_clip of several");
+        assert_fails(DSC_E_INVALID, "kl_clip: sum is [2]; 5 elements are expected",
+                     dsc_op_kl_clip(rigs[r].q, &limits.t, &limits.t, &out.t));
+        FREE_PLACES(&sum, &limits, &out);
+    }
 }
 
 /* ---- damping ---- */

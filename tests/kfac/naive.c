@@ -37,6 +37,7 @@ void naive_open(naive *v, const net *n, const dsc_kfac_options *options) {
                  .scaling = options->scaling,
                  .split = options->damping_split,
                  .warmup = options->warmup_factors,
+                 .clip = options->clip,
                  .part = options->factor_samples,
                  .frozen_damping = options->outer_product,
                  .g_factor = 1};
@@ -290,6 +291,13 @@ static double clip(const dsc_kfac_hyper *hyper, double lr, double sum) {
     return hyper->kl_clip > 0 && product > 0 ? fmin(1, sqrt(hyper->kl_clip / product)) : 1;
 }
 
+/* nu of one unit, of which <P, D> is `inner`. */
+static double clip_unit(const naive *v, const dsc_kfac_hyper *hyper, double lr, double inner) {
+    dsc_kfac_hyper share = *hyper;
+    share.kl_clip /= v->count;
+    return clip(&share, lr, inner);
+}
+
 double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompose, double lr, double **d) {
     double sum = 0;
     for (int i = 0; i < v->count; i++) {
@@ -309,15 +317,20 @@ double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompo
         if (u->ran && u->solved && hyper->update_freq)
             sum += precondition(v, u, hyper->damping, rows_of(u, d));
     }
-    double nu = clip(hyper, lr, sum);
+    double nu = clip(hyper, lr, sum), mean = 0;
     for (int i = 0; i < v->count; i++) {
         naive_unit *u = &v->units[i];
-        double *rows = rows_of(u, d);
+        double *rows = rows_of(u, d), inner = 0;
+        for (int64_t k = 0; k < u->a_n * u->g_n && u->ran && u->solved && hyper->update_freq; k++)
+            inner += u->p[k] * rows[k];
+        if (v->clip == DSC_KFAC_CLIP_LAYER)
+            nu = clip_unit(v, hyper, lr, inner);
+        mean += nu / v->count;
         for (int64_t k = 0; k < u->a_n * u->g_n && u->ran && u->solved && hyper->update_freq; k++)
             rows[k] = nu * u->p[k];
         u->ran = 0;
     }
-    return nu;
+    return v->clip == DSC_KFAC_CLIP_LAYER ? mean : nu;
 }
 
 double naive_run(naive *v, net *n, const net_step *step, const dsc_kfac_hyper *hyper, double **d) {

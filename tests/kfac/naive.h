@@ -43,7 +43,8 @@ typedef struct naive {
     dsc_kfac_method method;
     dsc_kfac_scaling scaling;
     dsc_kfac_split split;
-    int64_t part;       /* samples of every rank's share that factors come from; 0: all */
+    int64_t part; /* samples of every rank's share that factors come from; 0: all */
+    dsc_kfac_clip clip;
     int warmup;         /* 1: averages start as plain means of the batches */
     int frozen_damping; /* 1: the outer product was formed at the decomposition */
     double g_factor;    /* 1; what the whole batch's g is multiplied by before G is formed */

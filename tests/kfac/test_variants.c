@@ -1,6 +1,8 @@
 /* Variants of the algorithm that are off by default, on one rank, against computations in float64. */
 #include "kfac/twin.h"
 
+#include "kfac/kfac_parts.h"
+
 #include <math.h>
 #include <stdlib.h>
 
@@ -339,6 +341,52 @@ static void test_clip_scaling(void **state) {
     }
 }
 
+/* Every layer by its own factor; a layer that is absent does not count. In two of the steps the rate is so small
+ * that only some layers are clipped. */
+static void test_clip_by_layer(void **state) {
+    (void)state;
+    static const double rates[] = {0.5, 0.01, 0.02, 0, 0.5};
+    for (int p = 0; p < PLACES; p++)
+        for (int method = 0; method < 2; method++) {
+            twin t;
+            dsc_kfac_options options = twin_options();
+            options.method = method ? DSC_KFAC_INVERSE : DSC_KFAC_EIGEN;
+            options.kl_clip = 0.001;
+            options.clip = DSC_KFAC_CLIP_LAYER;
+            twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+            for (int k = 0; k < 5; k++)
+                twin_step(&t, &(net_step){.number = k, .lr = rates[k], .absent = k == 4 ? 2 : 0}, "by layer");
+            twin_close(&t);
+        }
+}
+
+/* The sum of what the layers may change is bounded as with one factor for all, and one gradient that is not
+ * finite leaves all of them alone. */
+static void test_clip_by_layer_bound(void **state) {
+    (void)state;
+    twin t;
+    double terms[2];
+    dsc_kfac_options options = twin_options();
+    options.kl_clip = 0.001;
+    options.clip = DSC_KFAC_CLIP_LAYER;
+    twin_open(&t, &places[REF], twin_mixed, TWIN_MIXED, &options);
+    assert_ok(net_run(&t.n, t.kfac, &(net_step){.number = 0, .lr = 0.5}));
+    assert_ok(dsc_kfac_step_terms(t.kfac, t.n.queue, terms));
+    assert_true(0.25 * terms[1] <= 0.001 * (1 + 1e-12) && 0.25 * terms[1] >= 0.0009);
+    assert_true(terms[0] > terms[1]);
+    net_draw(&t.n, 1, 0, 1);
+    net_draw_gradients(&t.n, 1);
+    net_set(&t.n, &t.n.layers[0].weight_grad, 0, NAN);
+    assert_ok(dsc_kfac_begin(t.kfac, 1));
+    for (int l = t.n.count - 1; l >= 0; l--)
+        assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, l, &t.n.layers[l].a, &t.n.layers[l].g));
+    dsc_status status = dsc_kfac_step(t.kfac, t.n.queue, 0.5);
+    assert_true(status == DSC_E_NUMERIC || !dsc_device_is_host(places[REF].handle));
+    for (int l = 1; l < t.n.count; l++)
+        assert_true(net_gradient_is(&t.n, l, t.n.layers[l].d));
+    twin_close(&t);
+}
+
 static void test_clip_scaling_names(void **state) {
     (void)state;
     dsc_kfac_clip_scaling scaling;
@@ -347,6 +395,23 @@ static void test_clip_scaling_names(void **state) {
     assert_ok(dsc_kfac_clip_scaling_parse("ranks", &scaling));
     assert_true(scaling == DSC_KFAC_CLIP_RANKS);
     assert_string_equal(dsc_kfac_clip_scaling_name(DSC_KFAC_CLIP_NONE), "none");
+    dsc_kfac_layer layers[NET_LAYERS];
+    dsc_kfac *kfac = NULL;
+    dsc_kfac_options options = twin_options();
+    net n;
+    net_open(&n, places[REF].queue, DSC_F64, twin_mixed, 1, TWIN_SAMPLES);
+    net_describe(&n, layers);
+    options.clip = DSC_KFAC_CLIP_LAYER;
+    options.norm = DSC_KFAC_NORM_FULL;
+    assert_fails(DSC_E_INVALID, "choose clip global, or norm off",
+                 dsc_kfac_create(alone, n.queue, layers, 1, &options, &kfac));
+    net_close(&n);
+    dsc_kfac_clip clip;
+    assert_fails(DSC_E_INVALID, "kfac-clip 'all' is unknown: choose one of global, layer",
+                 dsc_kfac_clip_parse("all", &clip));
+    assert_ok(dsc_kfac_clip_parse("layer", &clip));
+    assert_true(clip == DSC_KFAC_CLIP_LAYER);
+    assert_string_equal(dsc_kfac_clip_name(DSC_KFAC_CLIP_GLOBAL), "global");
 }
 
 int main(int argc, char **argv) {
@@ -360,6 +425,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_warmup_replaces),
         cmocka_unit_test(test_clip_scaling),
         cmocka_unit_test(test_clip_scaling_names),
+        cmocka_unit_test(test_clip_by_layer),
+        cmocka_unit_test(test_clip_by_layer_bound),
         cmocka_unit_test(test_factor_samples),
         cmocka_unit_test(test_factor_samples_unbiased),
         cmocka_unit_test(test_factor_samples_of_moments),

@@ -59,6 +59,21 @@ static void test_warmup(void **state) {
     all_fine(comm);
 }
 
+static void test_clip_by_layer(void **state) {
+    (void)state;
+    config list[16];
+    int count = all_grids(list);
+    for (int i = 0; i < count; i++) {
+        dsc_kfac_options options = options_of(&list[i]);
+        net_step steps[4];
+        options.clip = DSC_KFAC_CLIP_LAYER;
+        for (int k = 0; k < 4; k++)
+            steps[k] = step_of(k);
+        run_beside(&list[i], &options, steps, 4, 1);
+    }
+    all_fine(comm);
+}
+
 static void test_factor_samples(void **state) {
     (void)state;
     config list[16];
@@ -98,9 +113,8 @@ static void test_clip_scaling(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_warmup),
-        cmocka_unit_test(test_clip_scaling),
+        cmocka_unit_test(test_split),          cmocka_unit_test(test_warmup),
+        cmocka_unit_test(test_clip_scaling),   cmocka_unit_test(test_clip_by_layer),
         cmocka_unit_test(test_factor_samples),
     };
     if (argc > 1)

@@ -494,7 +494,7 @@ def test_variants(device):
     """Options that the library checks and applies."""
     model, _ = make(device)
     options = dict(every_step(), compute_method="inverse", damping_split="pi", warmup_factors=True)
-    kfac = KFAC(model, kl_clip_scaling="ranks", **options)
+    kfac = KFAC(model, kl_clip_scaling="ranks", clip="layer", **options)
     backward(model, *batch(device))
     kfac.step()
     assert int(kfac.state_dict()["entries"]["linear.updates"]) == 1

@@ -39,6 +39,7 @@ _METHODS = {"eigen": 0, "inverse": 1}
 _REFRESHES = {"exact": 0, "warm": 1}
 _SPLITS = {"none": 0, "pi": 1}
 _CLIP_SCALINGS = {"none": 0, "ranks": 1}
+_CLIPS = {"global": 0, "layer": 1}
 _SCALINGS = {"paper": 0, "kfac-pytorch": 1}
 _STRATEGIES = {"comm_opt": 0, "mem_opt": 1, "hybrid_opt": 2, "layer_wise": 3}
 _PLACEMENTS = {"round_robin": 0, "compute": 1, "memory": 2}
@@ -109,6 +110,7 @@ class KFAC(torch.optim.Optimizer):
     damping_split: "none", or "pi" to divide the damping of inverses between the two factors.
     warmup_factors: True: averages start as plain means of the first batches, not as the identity.
     kl_clip_scaling: "none", or "ranks" to multiply kl_clip by ranks and accumulation_steps.
+    clip: "global", or "layer" to give each layer an equal share of kl_clip and its own factor.
     factor_samples: factors come from the first so many samples (images, rows of linear layers) of a
         batch, whose order must be random; 0: all.
     rank: with "warm", the share of eigenvectors that is kept of factors of more than 128 rows.
@@ -153,6 +155,7 @@ class KFAC(torch.optim.Optimizer):
         kl_clip_scaling: Any = "none",
         factor_samples: int = 0,
         rank: float = 1.0,
+        clip: Any = "global",
         compute_eigenvalue_outer_product: bool = False,
         grad_worker_fraction: Any = "comm_opt",
         symmetry_aware: bool = True,
@@ -222,6 +225,7 @@ class KFAC(torch.optim.Optimizer):
             kl_clip_scaling=_choice("kl_clip_scaling", kl_clip_scaling, _CLIP_SCALINGS),
             factor_samples=int(factor_samples),
             rank=float(rank),
+            clip=_choice("clip", clip, _CLIPS),
             scaling=_choice("scaling", scaling, _SCALINGS),
             placement=_choice("assignment_strategy", assignment_strategy, _PLACEMENTS),
             outer_product=int(compute_eigenvalue_outer_product),

@@ -355,9 +355,18 @@ cudaError_t move_part(const dsc_cuda_launch *at, const dsc_cuda_part *part, cons
     return dsc_flat_run<1>(at, body, part->m * part->n, true);
 }
 
-__global__ void kl_clip_kernel(const double *sum, const double *limits, double *out) {
-    *out = dsc_kl_clip(*sum, limits[0], limits[1]);
-}
+struct kl_clip_body {
+    const double *sum, *limits;
+    double *out;
+
+    __device__ bool start() {
+        return true;
+    }
+
+    template <int N> __device__ void run(int64_t i) const {
+        out[i] = dsc_kl_clip(sum[i], limits[0], limits[1]);
+    }
+};
 
 struct damping_split_body {
     const double *damping, *traces, *rows;
@@ -374,12 +383,6 @@ struct damping_split_body {
 };
 
 } // namespace
-
-static cudaError_t launch_kl_clip(const dsc_cuda_launch *at, const double *sum, const double *limits,
-                                  double *out) {
-    DSC_LAUNCH((kl_clip_kernel), 1, 1, 0, at->stream)(sum, limits, out);
-    return cudaGetLastError();
-}
 
 /* ---- operations on triangles ---- */
 
@@ -567,7 +570,8 @@ dsc_status dsc_cuda_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tenso
 }
 
 dsc_status dsc_cuda_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out) {
-    DSC_CUDA_TRY(launch_kl_clip(dsc_cuda_at(q), dsc_data(sum), dsc_data(limits), dsc_data(out)));
+    kl_clip_body body = {dsc_data(sum), dsc_data(limits), dsc_data(out)};
+    DSC_CUDA_TRY(dsc_flat_run<1>(dsc_cuda_at(q), body, dsc_tensor_count(out), true));
     return DSC_OK;
 }
 

@@ -129,7 +129,8 @@ dsc_status dsc_ref_scatter(dsc_queue *q, const dsc_tensor *src, const dsc_tensor
 
 dsc_status dsc_ref_kl_clip(dsc_queue *q, const dsc_tensor *sum, const dsc_tensor *limits, dsc_tensor *out) {
     (void)q;
-    set(out, 0, dsc_kl_clip(get(sum, 0), get(limits, 0), get(limits, 1)));
+    for (int64_t i = 0; i < dsc_tensor_count(out); i++)
+        set(out, i, dsc_kl_clip(get(sum, i), get(limits, 0), get(limits, 1)));
     return DSC_OK;
 }
 
