@@ -1,4 +1,5 @@
 /* Batch norm, with fused ReLU and residual. */
+#include "device/table.h"
 #include "device/trial.h"
 
 #include <math.h>
@@ -319,16 +320,19 @@ static void check_fisher(const rig *r, dsc_dtype type, const fisher_case *k) {
     int64_t count = k->n * k->positions * k->c;
     double *in[5], *want = test_array(k->n * 3 * k->c, sizeof *want);
     double *limit = test_array(k->n * 3 * k->c, sizeof *limit);
+    dsc_dtype param = type == DSC_F64 ? DSC_F64 : DSC_F32;
     for (int t = 0; t < 5; t++) {
         in[t] = test_array(t < 3 ? count : k->c, sizeof(double));
         random_values((uint64_t)(10 * k->c + t), t < 3 ? count : k->c, in[t]);
+        for (int64_t i = 0; t < 3 && i < count; i++)
+            in[t][i] = round(32 * in[t][i]) / 32; /* exact in half types */
     }
-    place maps[3], mean = place_of(r, type, SHAPE(k->c), in[3]),
-                   invstd = place_of(r, type, SHAPE(k->c), in[4]);
+    place maps[3], mean = place_of(r, param, SHAPE(k->c), in[3]),
+                   invstd = place_of(r, param, SHAPE(k->c), in[4]);
     for (int t = 0; t < 3; t++)
         maps[t] = place_of(r, type, SHAPE(k->n, k->positions, k->c), in[t]);
-    place out = place_make(r, type, SHAPE(k->n, 3, k->c));
-    fisher_by_hand(k, (const double *const *)in, dtype_eps(type), want, limit);
+    place out = place_make(r, param, SHAPE(k->n, 3, k->c));
+    fisher_by_hand(k, (const double *const *)in, dtype_eps(param), want, limit);
     assert_ok(dsc_op_norm_fisher(r->q, &maps[0].t, k->masked ? &maps[1].t : NULL, &maps[2].t,
                                  k->normalised ? NULL : &mean.t, k->normalised ? NULL : &invstd.t, &out.t));
     place_expect_near(r, &out, want, limit, "norm_fisher: out");
@@ -343,11 +347,11 @@ static void check_fisher(const rig *r, dsc_dtype type, const fisher_case *k) {
 
 static void test_fisher(void **state) {
     (void)state;
-    static const dsc_dtype types[] = {DSC_F32, DSC_F64};
+    static const dsc_dtype types[] = {DSC_F32, DSC_F64, DSC_BF16, DSC_F16};
     static const fisher_case list[] = {{1, 1, 1, 0, 0},    {3, 5, 7, 1, 0},   {4, 64, 16, 0, 1},
                                        {2, 100, 33, 1, 1}, {5, 9, 130, 1, 0}, {64, 4, 24, 0, 0}};
     for (int r = 0; r < rig_count; r++)
-        for (int t = 0; t < 2; t++)
+        for (int t = 0; t < (rigs[r].device->has_halves ? 4 : 2); t++)
             for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
                 check_fisher(&rigs[r], types[t], &list[i]);
 }

@@ -397,39 +397,53 @@ enum { A_CHOICES = 3, G_CHOICES = 2, IN = 2, OUT = 2, SIGNS = 4 };
 typedef struct exact {
     dsc_tensor a, g, weight, bias;
     dsc_kfac *kfac;
+    const place *at;
     int64_t samples, positions;
 } exact;
 
-static void upload(net *n, dsc_tensor *t, int ndim, const int64_t *dim, const double *from) {
-    assert_ok(dsc_tensor_alloc(places[REF].device, DSC_F64, ndim, dim, t));
-    assert_ok(dsc_tensor_upload(n->queue, from, dsc_tensor_bytes(t), t));
-    assert_ok(dsc_queue_sync(n->queue));
+/* A tensor of the place's device in any type, with numbers that it can hold. */
+static void upload(const place *at, dsc_dtype dtype, dsc_tensor *t, int ndim, const int64_t *dim,
+                   const double *from) {
+    assert_ok(dsc_tensor_alloc(at->device, dtype, ndim, dim, t));
+    int64_t count = dsc_tensor_count(t);
+    double *memory = net_array(count, sizeof *memory);
+    for (int64_t i = 0; i < count; i++) {
+        if (dtype == DSC_F64)
+            memory[i] = from[i];
+        else if (dtype == DSC_F32)
+            ((float *)memory)[i] = (float)from[i];
+        else
+            ((uint16_t *)memory)[i] = dsc_bf16_from_double(from[i]);
+    }
+    assert_ok(dsc_tensor_upload(at->queue, memory, dsc_tensor_bytes(t), t));
+    assert_ok(dsc_queue_sync(at->queue));
+    free(memory);
 }
 
 /* Every input comes with every output gradient; with several positions also with all signs of the gradients at
  * them, so that products of different positions vanish in the mean. All of it is there `copies` times. */
-static void exact_open(exact *e, net *n, int64_t positions, int64_t copies, const dsc_kfac_options *options) {
+static void exact_open(exact *e, const place *at, dsc_dtype captured, int64_t positions, int64_t copies,
+                       const dsc_kfac_options *options) {
     static const double inputs[A_CHOICES][IN] = {{1, 0.5}, {-0.25, 2}, {0.75, -1}};
     static const double outputs[G_CHOICES][OUT] = {{0.5, -1}, {2, 0.25}};
     static const double zeros[OUT * IN];
-    int64_t signs = positions > 1 ? SIGNS : 1, at = 0, used = 0;
-    *e = (exact){.samples = A_CHOICES * G_CHOICES * signs * copies, .positions = positions};
+    int64_t signs = positions > 1 ? SIGNS : 1, filled = 0, used = 0;
+    *e = (exact){.at = at, .samples = A_CHOICES * G_CHOICES * signs * copies, .positions = positions};
     double *a = net_array(e->samples * positions * IN, sizeof *a);
     double *g = net_array(e->samples * positions * OUT, sizeof *g);
     for (int64_t i = 0; i < e->samples * positions; i++) {
         int64_t sample = i / positions, sign = sample % signs >> i % positions & 1;
         for (int j = 0; j < IN; j++)
-            a[at++] = inputs[sample / signs % A_CHOICES][j];
+            a[filled++] = inputs[sample / signs % A_CHOICES][j];
         for (int j = 0; j < OUT; j++)
-            g[used++] =
-                (sign ? -1 : 1) * outputs[sample / signs / A_CHOICES % G_CHOICES][j] / (double)e->samples;
+            g[used++] = (sign ? -1 : 1) * outputs[sample / signs / A_CHOICES % G_CHOICES][j];
     }
     const int64_t a_dim[4] = {e->samples, 1, positions, IN}, g_dim[4] = {e->samples, 1, positions, OUT};
     const int64_t w_dim[2] = {OUT, IN}, b_dim[1] = {OUT};
-    upload(n, &e->a, 4, a_dim, a);
-    upload(n, &e->g, 4, g_dim, g);
-    upload(n, &e->weight, 2, w_dim, zeros);
-    upload(n, &e->bias, 1, b_dim, zeros);
+    upload(at, captured, &e->a, 4, a_dim, a);
+    upload(at, captured, &e->g, 4, g_dim, g);
+    upload(at, at->dtype, &e->weight, 2, w_dim, zeros);
+    upload(at, at->dtype, &e->bias, 1, b_dim, zeros);
     free(a);
     free(g);
     dsc_kfac_layer layer;
@@ -448,7 +462,7 @@ static void exact_open(exact *e, net *n, int64_t positions, int64_t copies, cons
     layer.out_c = OUT;
     layer.weight_grad = e->weight;
     layer.bias_grad = e->bias;
-    assert_ok(dsc_kfac_create(comm, n->queue, &layer, 1, options, &e->kfac));
+    assert_ok(dsc_kfac_create(comm, at->queue, &layer, 1, options, &e->kfac));
 }
 
 static void exact_close(exact *e) {
@@ -458,10 +472,11 @@ static void exact_close(exact *e) {
         dsc_tensor_free(all[i]);
 }
 
-static void exact_step(exact *e, net *n) {
-    EXPECT_OK(dsc_kfac_begin(e->kfac, 1));
-    EXPECT_OK(dsc_kfac_capture(e->kfac, n->queue, 0, &e->a, &e->g));
-    EXPECT_OK(dsc_kfac_step(e->kfac, n->queue, 0.1));
+/* g is of the sum of the losses: the scale makes it that of the mean. */
+static void exact_step(exact *e) {
+    EXPECT_OK(dsc_kfac_begin(e->kfac, (double)e->samples));
+    EXPECT_OK(dsc_kfac_capture(e->kfac, e->at->queue, 0, &e->a, &e->g));
+    EXPECT_OK(dsc_kfac_step(e->kfac, e->at->queue, 0.1));
 }
 
 static dsc_kfac_options exact_options(dsc_kfac_ekfac ekfac) {
@@ -474,30 +489,33 @@ static dsc_kfac_options exact_options(dsc_kfac_ekfac ekfac) {
 }
 
 /* vG vA' of the decomposition. */
-static void outer_of(exact *e, net *n, double *out) {
+static void outer_of(exact *e, double *out) {
     double va[IN + 1], vg[OUT];
-    read_state(e->kfac, n->queue, "layer", "A.values", va);
-    read_state(e->kfac, n->queue, "layer", "G.values", vg);
+    read_state(e->kfac, e->at->queue, "layer", "A.values", va);
+    read_state(e->kfac, e->at->queue, "layer", "G.values", vg);
     for (int i = 0; i < OUT * (IN + 1); i++)
         out[i] = vg[i / (IN + 1)] * va[i % (IN + 1)];
 }
 
-/* Where a and g are independent the Fisher matrix is a Kronecker product: samples must find vG vA'. */
+/* Where a and g are independent the Fisher matrix is a Kronecker product: samples must find vG vA'. In half types,
+ * too, which these numbers fit into. */
 static void test_scale_of_samples(void **state) {
     (void)state;
-    net *n = &nets[REF];
-    for (int turn = 0; turn < 4; turn++) {
+    for (int turn = 0; turn < 8; turn++) {
         /* With the copies there are more samples than are worked on at a time. */
-        int64_t positions = 1 + turn % 2, copies = turn < 2 ? 1 : positions > 1 ? 16 : 70001;
+        int64_t positions = 1 + turn % 2, copies = turn % 4 < 2 ? 1 : positions > 1 ? 16 : 70001;
+        int half = turn >= 4;
         exact e;
         double want[OUT * (IN + 1)], got[OUT * (IN + 1)];
         dsc_kfac_options options = exact_options(DSC_KFAC_EKFAC_SAMPLES);
-        exact_open(&e, n, positions, copies, &options);
-        exact_step(&e, n);
-        exact_step(&e, n);
-        outer_of(&e, n, want);
-        read_state(e.kfac, n->queue, "layer", "moments", got);
-        EXPECT(distance(got, want, OUT * (IN + 1)) <= 1e-11);
+        if (half && copies > 16) /* sums of float32 */
+            continue;
+        exact_open(&e, &places[half ? CPU : REF], half ? DSC_BF16 : DSC_F64, positions, copies, &options);
+        exact_step(&e);
+        exact_step(&e);
+        outer_of(&e, want);
+        read_state(e.kfac, e.at->queue, "layer", "moments", got);
+        EXPECT(distance(got, want, OUT * (IN + 1)) <= (half ? 1e-5 : 1e-11));
         exact_close(&e);
     }
     all_fine(comm);
@@ -507,33 +525,33 @@ static void test_scale_of_samples(void **state) {
  * the samples' squares, which is vG vA'. */
 static void test_scale_of_batches(void **state) {
     (void)state;
-    net *n = &nets[REF];
+    dsc_queue *q = places[REF].queue;
     exact e;
     enum { N = A_CHOICES * G_CHOICES, COUNT = OUT * (IN + 1) };
     double want[COUNT], got[COUNT], mean[COUNT] = {0}, a[N * IN], g[N * OUT];
     dsc_kfac_options options = exact_options(DSC_KFAC_EKFAC_BATCH);
-    exact_open(&e, n, 1, 1, &options);
-    assert_ok(dsc_tensor_download(n->queue, &e.a, sizeof a, a));
-    assert_ok(dsc_tensor_download(n->queue, &e.g, sizeof g, g));
-    assert_ok(dsc_queue_sync(n->queue));
+    exact_open(&e, &places[REF], DSC_F64, 1, 1, &options);
+    assert_ok(dsc_tensor_download(q, &e.a, sizeof a, a));
+    assert_ok(dsc_tensor_download(q, &e.g, sizeof g, g));
+    assert_ok(dsc_queue_sync(q));
     for (int signs = 0; signs < 1 << N; signs++) {
         double weight[OUT * IN] = {0}, bias[OUT] = {0};
         for (int s = 0; s < N; s++)
             for (int i = 0; i < OUT; i++) {
-                double value = (signs >> s & 1 ? -1 : 1) * g[s * OUT + i];
+                double value = (signs >> s & 1 ? -1 : 1) * g[s * OUT + i] / N;
                 for (int j = 0; j < IN; j++)
                     weight[i * IN + j] += value * a[s * IN + j];
                 bias[i] += value;
             }
-        assert_ok(dsc_tensor_upload(n->queue, weight, sizeof weight, &e.weight));
-        assert_ok(dsc_tensor_upload(n->queue, bias, sizeof bias, &e.bias));
-        exact_step(&e, n);
-        read_state(e.kfac, n->queue, "layer", "moments", got);
+        assert_ok(dsc_tensor_upload(q, weight, sizeof weight, &e.weight));
+        assert_ok(dsc_tensor_upload(q, bias, sizeof bias, &e.bias));
+        exact_step(&e);
+        read_state(e.kfac, q, "layer", "moments", got);
         for (int i = 0; i < COUNT; i++)
             mean[i] +=
                 got[i] / (1 << N) / ranks; /* every rank has a whole batch: N is `ranks` times as large */
     }
-    outer_of(&e, n, want);
+    outer_of(&e, want);
     EXPECT(distance(mean, want, COUNT) <= 1e-13);
     exact_close(&e);
     all_fine(comm);
