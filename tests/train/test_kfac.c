@@ -739,7 +739,8 @@ static void test_recorded(void **state) {
     check_recorded("recorded-blocks", late_blocks);
     check_recorded("recorded-ekfac-batch", ekfac_batch);
     check_recorded("recorded-ekfac-samples", ekfac_samples);
-    check_recorded("recorded-norms", norms);
+    if (!chosen_is_emulated(device)) /* a ResNet takes minutes there */
+        check_recorded("recorded-norms", norms);
     check_recorded("recorded-split", split_and_warmed_up);
 }
 
