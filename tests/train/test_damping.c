@@ -1,6 +1,8 @@
-/* K-FAC's damping adapted by the reduction of the loss: the rule, a quadratic whose answer is known, and runs. */
+/* K-FAC's damping adapted by the reduction of the loss: the rule, a quadratic whose answer is known, and runs. Runs
+ * of other variants of K-FAC, and its alarms. */
 #include "chosen.h"
 
+#include "descent/log.h"
 #include "device/recording.h"
 #include "device/table.h"
 #include "kfac/kfac_parts.h"
@@ -29,6 +31,24 @@ static void adapt_options(dsc_train_options *o, const char *out) {
     o->eval_every = 0;
     o->kfac_damping_adapt = 2;
     kfac_of(o)->update_freq = 3;
+}
+
+/* ---- warnings ---- */
+
+static char warnings[1024];
+
+static void note_warning(void *context, dsc_log_level level, const char *text) {
+    (void)context;
+    if (level == DSC_LOG_WARNING)
+        snprintf(warnings + strlen(warnings), sizeof warnings - strlen(warnings), "%s\n", text);
+}
+
+static dsc_status run_noting(const dsc_train_options *o) {
+    warnings[0] = '\0';
+    dsc_log_set_handler(note_warning, NULL);
+    dsc_status status = dsc_train_run(comm, device, o, NULL);
+    dsc_log_set_handler(NULL, NULL);
+    return status;
 }
 
 /* ---- the rule ---- */
@@ -225,15 +245,29 @@ static void test_follows(void **state) {
     json_decref(lines);
 }
 
+/* Everything else that is off by default. */
+static void split_and_warmed_up(dsc_train_options *o) {
+    kfac_of(o)->method = DSC_KFAC_INVERSE;
+    kfac_of(o)->damping_split = DSC_KFAC_SPLIT_PI;
+    kfac_of(o)->warmup_factors = 1;
+    kfac_of(o)->clip = DSC_KFAC_CLIP_LAYER;
+}
+
 static void test_resume(void **state) {
     (void)state;
     char whole[SCRATCH_SIZE], out[SCRATCH_SIZE], name[32];
     dsc_train_options o;
-    adapt_options(&o, folder("whole", whole));
-    assert_ok(dsc_train_run(comm, device, &o, NULL));
-    for (int stop = 3; stop <= 6; stop++) {
-        snprintf(name, sizeof name, "stop-%d", stop);
+    for (int i = 0; i < 8; i++) {
+        int stop = 3 + i % 4;
+        snprintf(name, sizeof name, "whole-%d", i);
+        adapt_options(&o, folder(name, whole));
+        if (i >= 4)
+            split_and_warmed_up(&o);
+        assert_ok(dsc_train_run(comm, device, &o, NULL));
+        snprintf(name, sizeof name, "stop-%d", i);
         adapt_options(&o, folder(name, out));
+        if (i >= 4)
+            split_and_warmed_up(&o);
         o.steps = stop;
         assert_ok(dsc_train_run(comm, device, &o, NULL));
         o.steps = 0;
@@ -271,6 +305,7 @@ static void test_recorded(void **state) {
     o.steps = chosen_is_emulated(device) ? 12 : 40;
     o.kfac_damping_adapt = 3;
     o.checkpoint_every = -1;
+    split_and_warmed_up(&o);
     assert_ok(dsc_train_run(comm, device, &o, NULL));
     o.out = folder("unrecorded", unrecorded);
     without.record_begin = NULL;
@@ -279,6 +314,33 @@ static void test_recorded(void **state) {
     device->table = table;
     assert_ok(status);
     assert_int_equal(runs_differences(recorded, unrecorded, o.steps), 0);
+}
+
+/* A damping that drowns the factors is reported once, in log and metrics; an ordinary one never. */
+static void test_degenerate(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE];
+    dsc_train_options o;
+    adapt_options(&o, NULL);
+    o.kfac_damping_adapt = 0;
+    o.batch_size = 2;
+    o.steps = 160;
+    o.epochs = 100;
+    kfac_of(&o)->update_freq = 25;
+    assert_ok(run_noting(&o));
+    assert_null(strstr(warnings, "K-FAC has changed nothing"));
+    kfac_of(&o)->damping = 1e4;
+    o.out = folder("alarm", out);
+    assert_ok(run_noting(&o));
+    const char *first =
+        strstr(warnings, "K-FAC has changed nothing but the length of the gradients since step 0");
+    assert_non_null(first);
+    assert_null(strstr(first + 1, "K-FAC has changed nothing"));
+    json_t *lines = runs_lines(out);
+    assert_int_equal(runs_count(lines, "alarm"), 1);
+    const char *text = json_string_value(json_object_get(runs_line(lines, "alarm", 0), "message"));
+    assert_true(text && strncmp(text, first, strlen(text)) == 0);
+    json_decref(lines);
 }
 
 static void test_refusals(void **state) {
@@ -311,7 +373,7 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rule),     cmocka_unit_test(test_quadratic), cmocka_unit_test(test_tried),
         cmocka_unit_test(test_no_trace), cmocka_unit_test(test_follows),   cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_recorded), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_recorded), cmocka_unit_test(test_refusals),  cmocka_unit_test(test_degenerate),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

@@ -335,13 +335,6 @@ static void ekfac_samples(dsc_train_options *o) {
     o->kfac_fisher = DSC_FISHER_SAMPLED;
 }
 
-static void split_and_warmed_up(dsc_train_options *o) {
-    kfac_of(o)->method = DSC_KFAC_INVERSE;
-    kfac_of(o)->damping_split = DSC_KFAC_SPLIT_PI;
-    kfac_of(o)->warmup_factors = 1;
-    kfac_of(o)->clip = DSC_KFAC_CLIP_LAYER;
-}
-
 static void norms(dsc_train_options *o) {
     o->model = "resnet20";
     o->batch_size = 4;
@@ -362,8 +355,7 @@ static const struct {
                 {"blocks", blocks},
                 {"ekfac-batch", ekfac_batch},
                 {"ekfac-samples", ekfac_samples},
-                {"norms", norms},
-                {"split", split_and_warmed_up}};
+                {"norms", norms}};
 
 static void check_resume(int which, int64_t stop, const char *whole) {
     char out[SCRATCH_SIZE], name[64];
@@ -646,32 +638,6 @@ static void test_angle(void **state) {
     assert_true(cosine(pytorch, "conv", 1) > 0.999);
 }
 
-/* A damping that drowns the factors is reported once, in log and metrics; an ordinary one never. */
-static void test_degenerate(void **state) {
-    (void)state;
-    char out[SCRATCH_SIZE];
-    dsc_train_options o;
-    kfac_options(&o, NULL);
-    o.batch_size = 2;
-    o.steps = 160;
-    o.epochs = 100;
-    kfac_of(&o)->update_freq = 25;
-    assert_ok(run_noting(&o));
-    assert_null(strstr(warnings, "K-FAC has changed nothing"));
-    kfac_of(&o)->damping = 1e4;
-    o.out = folder("alarm", out);
-    assert_ok(run_noting(&o));
-    const char *first =
-        strstr(warnings, "K-FAC has changed nothing but the length of the gradients since step 0");
-    assert_non_null(first);
-    assert_null(strstr(first + 1, "K-FAC has changed nothing"));
-    json_t *lines = runs_lines(out);
-    assert_int_equal(runs_count(lines, "alarm"), 1);
-    const char *text = json_string_value(json_object_get(runs_line(lines, "alarm", 0), "message"));
-    assert_true(text && strncmp(text, first, strlen(text)) == 0);
-    json_decref(lines);
-}
-
 /* The mean training loss of the last epoch is clearly below SGD's, for each seed; each at a rate that suits
  * it (of 0.01, 0.03, 0.05 and 0.1 SGD does best with the first). */
 static void test_faster(void **state) {
@@ -741,7 +707,6 @@ static void test_recorded(void **state) {
     check_recorded("recorded-ekfac-samples", ekfac_samples);
     if (!chosen_is_emulated(device)) /* a ResNet takes minutes there */
         check_recorded("recorded-norms", norms);
-    check_recorded("recorded-split", split_and_warmed_up);
 }
 
 /* ---- no allocation in a step ---- */
@@ -797,7 +762,6 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_sampled),          cmocka_unit_test(test_angle),
         cmocka_unit_test(test_faster),           cmocka_unit_test(test_allocations),
         cmocka_unit_test(test_memory),           cmocka_unit_test(test_recorded),
-        cmocka_unit_test(test_degenerate),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);
