@@ -195,6 +195,7 @@ class KfacOptions(Structure):
         ("norm", c_int),
         ("rank", c_double),
         ("clip", c_int),
+        ("async_steps", c_int64),
     ]
 
 

@@ -264,12 +264,13 @@ void dsc_device_leave(dsc_device_scope *scope) {
 
 /* ---- queues ---- */
 
-static dsc_status open_queue(dsc_device *device, int wrap, void *stream, dsc_queue **out) {
+static dsc_status open_queue(dsc_device *device, int wrap, int low, void *stream, dsc_queue **out) {
     dsc_queue *q;
     if (!device)
         return DSC_FAIL(DSC_E_INVALID, "queue: no device");
     DSC_TRY(dsc_memory_alloc(1, sizeof *q, &q));
     q->device = device;
+    q->low = low;
     dsc_status status = DSC_OK;
     if (wrap && device->table->queue_wrap)
         status = device->table->queue_wrap(q, stream);
@@ -284,11 +285,15 @@ static dsc_status open_queue(dsc_device *device, int wrap, void *stream, dsc_que
 }
 
 dsc_status dsc_queue_create(dsc_device *device, dsc_queue **out) {
-    return open_queue(device, 0, NULL, out);
+    return open_queue(device, 0, 0, NULL, out);
+}
+
+dsc_status dsc_queue_create_low(dsc_device *device, dsc_queue **out) {
+    return open_queue(device, 0, 1, NULL, out);
 }
 
 dsc_status dsc_queue_wrap(dsc_device *device, void *stream, dsc_queue **out) {
-    return open_queue(device, 1, stream, out);
+    return open_queue(device, 1, 0, stream, out);
 }
 
 dsc_status dsc_queue_rewrap(dsc_queue *queue, void *stream) {

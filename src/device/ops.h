@@ -16,6 +16,9 @@
 extern "C" {
 #endif
 
+/* A queue whose work gives way to that of other queues, where the device can do that. */
+dsc_status dsc_queue_create_low(dsc_device *device, dsc_queue **out) DSC_MUST_CHECK;
+
 /* ---- element-wise operations and reductions ---- */
 
 /* Operations y = beta y + f(a, b), element by element, with the formula dsc_map_NAME in formulas.inc: all of

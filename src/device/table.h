@@ -80,6 +80,7 @@ struct dsc_device {
 struct dsc_queue {
     dsc_device *device;
     int recording;
+    int low; /* 1: its work gives way to that of other queues */
     void *state;
 };
 

@@ -63,6 +63,8 @@ static dsc_status place_batches(dsc_kfac *k) {
     /* One capture enters the average at once. On a GPU that takes more launches than moving all averages
      * together, but a framework needs the memory for activations. */
     int at_once = dsc_device_is_host(k->device) || k->any_late;
+    if (k->is_twin)
+        return DSC_OK;
     if (k->ranks == 1 && k->options.passes == 1 && at_once && !k->options.late_factors)
         return DSC_OK;
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
@@ -196,6 +198,8 @@ static dsc_status make_solve_space(dsc_kfac *k) {
  * their places in the steps. */
 static dsc_status place_gradients(dsc_kfac *k) {
     int64_t joined = 0, total = 0, used = 0;
+    if (k->is_twin)
+        return DSC_OK;
     for (int64_t u = 0; u < k->unit_count; u++) {
         dsc_kfac_member *m = &k->members[u];
         int64_t count = m->factor[DSC_KFAC_A].n * m->factor[DSC_KFAC_G].n;

@@ -156,6 +156,15 @@ static const dsc_option table[] = {
          "mean of the other eigenvalues stands for the rest",
      .json = "kfac.rank",
      .rules = {K_ON, {"kfac-refresh=warm", "exact decompositions keep all eigenvectors"}}},
+    {.name = "kfac-async",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(async_steps),
+     .value = "0",
+     .placeholder = "K",
+     .range = "[0, 1e15]",
+     .help = "decompose beside the next steps, and use the result K steps later; 0: the step waits for it",
+     .json = "kfac.async",
+     .rules = {K_ON}},
     {.name = "kfac-strategy",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(strategy),
@@ -533,6 +542,12 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             "K-FAC damping split %s with inverses stored in fp16: they may be too large for it, "
             "because the damping of a factor depends on its trace: use bf16 or fp32, or split none",
             dsc_kfac_split_name(o->damping_split));
+    if (o->outer_product && o->async_steps > 0)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC decompositions used %lld steps later, with the outer product, whose damping is that of "
+            "the step that uses it: choose 0 steps, or turn the outer product off",
+            (long long)o->async_steps);
     if (o->diag_blocks > 1 && o->strategy != DSC_KFAC_COMM_OPT)
         return DSC_FAIL(DSC_E_INVALID,
                         "%lld K-FAC diagonal blocks go to different ranks, which strategy %s "

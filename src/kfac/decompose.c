@@ -172,6 +172,23 @@ static dsc_status fill_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
     return k->options.outer_product ? form_outer(k, q, layout, p) : DSC_OK;
 }
 
+dsc_status dsc_kfac_decompose_own(dsc_kfac *k, dsc_queue *q, int index) {
+    dsc_kfac_layout *layout = &k->layouts[index];
+    int warm = dsc_kfac_is_warm(k, index);
+    double began = dsc_clock_now();
+    dsc_status status = dsc_kfac_take_solve_space(k);
+    if (warm && status == DSC_OK)
+        status = dsc_kfac_refresh_begin(k, q, index);
+    for (int64_t i = 0; i < layout->parcel_count && status == DSC_OK; i++)
+        if (layout->parcels[i].turn.root == k->my_row)
+            status = fill_parcel(k, q, layout, &layout->parcels[i], warm);
+    dsc_kfac_return_solve_space(k);
+    if (warm)
+        dsc_kfac_refresh_end(k);
+    k->solve_ms = 1000 * (dsc_clock_now() - began);
+    return status;
+}
+
 /* ---- in the column ---- */
 
 static dsc_status send_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, dsc_kfac_parcel *p) {
@@ -229,12 +246,18 @@ dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int index) {
         DSC_TRY(send_parcel(k, q, layout, &layout->parcels[i]));
     DSC_TRY(receive_parcels(k, q, layout));
     DSC_TRY(dsc_comm_agree(k->control, status));
+    for (int64_t l = 0; l < k->layer_count; l++)
+        k->progress[l].next_ready = k->progress[l].contributed;
+    return dsc_kfac_put_into_use(k, q, index);
+}
+
+dsc_status dsc_kfac_put_into_use(dsc_kfac *k, dsc_queue *q, int index) {
     DSC_TRY(dsc_kfac_ekfac_decomposed(k, q));
     k->decomposed = k->decomposed_now = 1;
     k->active = index;
     k->any_ready = 0;
     for (int64_t l = 0; l < k->layer_count; l++) {
-        k->progress[l].ready = k->progress[l].contributed;
+        k->progress[l].ready = k->progress[l].next_ready;
         k->any_ready |= k->progress[l].ready;
     }
     return DSC_OK;

@@ -14,6 +14,7 @@
  *   refresh.c          own items rotated instead of solved;  rotate.c, eta.c: how, and how well
  *   cut.c              bases that keep only the leading eigenvectors;  products.c: products with bases
  *   upkeep.c           what is noted about that, on all ranks of a column and in checkpoints
+ *   async.c            decompositions beside the steps
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
  *   norm.c             scale and shift of batch norms
@@ -62,6 +63,7 @@ typedef struct dsc_kfac_progress {
     int64_t updates;  /* of its averages, if options.warmup_factors asks for their number */
     /* 1: its averages hold something of a batch; so did those that the decompositions in use were made of. */
     int contributed, ready;
+    int next_ready;  /* the same of decompositions that are about to be used */
     int64_t samples; /* of its last capture that had tensors */
     int by_sample;   /* 1: a linear layer whose input has one row per sample */
     /* Late gradients: 1: set since the last step; 1: it has one. */
@@ -274,7 +276,12 @@ typedef struct dsc_kfac_norms {
 /* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
 
+typedef struct dsc_kfac_async dsc_kfac_async;
+
 struct dsc_kfac {
+    int is_twin; /* 1: only decomposes, for another preconditioner (async.c) */
+    dsc_kfac_async *async;
+    int64_t started; /* the step of the decomposition that is under way; -1: none */
     dsc_kfac_options options;
     dsc_comm *exchange, *control; /* all ranks: for factors; for agreements and checkpoints */
     dsc_comm *column, *row;       /* of the grid; NULL where it has one rank */
@@ -443,6 +450,11 @@ dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layo
 dsc_status dsc_kfac_load_item(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, int64_t item,
                               dsc_tensor *a) DSC_MUST_CHECK;
 dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+/* Decomposes the items of this rank, without sending. For the inverse with the dampings of the last
+ * dsc_kfac_split_damping. */
+dsc_status dsc_kfac_decompose_own(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+/* After all ranks of the column have the new decompositions. Collective. */
+dsc_status dsc_kfac_put_into_use(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
 /* After loading a state: forms outer products from the loaded values and broadcasts decompositions in the
  * column. */
 dsc_status dsc_kfac_share_decompositions(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
@@ -559,6 +571,22 @@ dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* P of the batch norms that ran; adds their <P, D> to `sum`. Then, once nu is known, writes nu P. */
 dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* async.c */
+dsc_status dsc_kfac_async_create(dsc_kfac *k) DSC_MUST_CHECK;
+/* Waits for the thread. */
+void dsc_kfac_async_destroy(dsc_kfac *k);
+/* Starts the decomposition of this step's averages. Collective. */
+dsc_status dsc_kfac_async_start(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
+/* 1 when the decomposition that was started is put into use in the step that was begun. */
+int dsc_kfac_async_is_due(const dsc_kfac *k);
+/* Waits for it, and puts it into use. Collective. */
+dsc_status dsc_kfac_async_finish(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* After a state was loaded: starts again what was under way. Collective. */
+dsc_status dsc_kfac_async_resume(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* Waits for the thread; what it has computed is still put into use when it is due. */
+void dsc_kfac_async_wait(dsc_kfac *k);
+/* The object that computes; NULL without options.async_steps. */
+dsc_kfac *dsc_kfac_async_twin(const dsc_kfac *k);
 
 /* apply.c */
 dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;

@@ -41,6 +41,7 @@ void dsc_kfac_destroy(dsc_kfac **kfac) {
     if (!kfac || !*kfac)
         return;
     dsc_kfac *k = *kfac;
+    dsc_kfac_async_destroy(k);
     dsc_buckets_destroy(&k->buckets);
     dsc_buckets_destroy(&k->moments.buckets);
     dsc_buckets_destroy(&k->norms.buckets);
@@ -68,6 +69,7 @@ void dsc_kfac_abandon(dsc_kfac **kfac) {
     if (!kfac || !*kfac)
         return;
     dsc_kfac *k = *kfac;
+    dsc_kfac_async_destroy(k);
     if (has_messages(k)) { /* they may still use the memory */
         dsc_comm_release(&k->row);
         dsc_comm_release(&k->column);
@@ -149,7 +151,8 @@ static int64_t fingerprint(const dsc_kfac *k) {
         k->factor_dtype,  k->inverse_dtype, k->dtype,           o->scaling,
         o->factor_freq,   o->update_freq,   o->damping_split,   o->warmup_factors,
         o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples,
-        o->norm,          k->norms.count,   k->norms.widest,    o->clip};
+        o->norm,          k->norms.count,   k->norms.widest,    o->clip,
+        o->async_steps};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip, o->rank};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -208,6 +211,7 @@ static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_factors_create(k));
     DSC_TRY(dsc_kfac_ekfac_create(k));
     DSC_TRY(dsc_kfac_norm_create(k));
+    DSC_TRY(dsc_kfac_async_create(k));
     DSC_TRY(dsc_kfac_report_create(k));
     return dsc_kfac_state_create(k);
 }
@@ -323,7 +327,7 @@ int64_t dsc_kfac_generation(const dsc_kfac *kfac) {
 }
 
 int dsc_kfac_wants_decomposition(const dsc_kfac *kfac) {
-    return kfac->begun && kfac->deciding;
+    return kfac->begun && (kfac->deciding || dsc_kfac_async_is_due(kfac));
 }
 
 dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) {
@@ -350,10 +354,15 @@ dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) {
     double began = dsc_clock_now();
     DSC_TRY(check_step(kfac, queue));
     dsc_status status = DSC_OK;
-    if (kfac->deciding)
+    int index = kfac->hyper.diag_blocks > 1;
+    if (dsc_kfac_wants_decomposition(kfac))
         status = dsc_kfac_health_read(kfac);
+    if (dsc_kfac_async_is_due(kfac) && status == DSC_OK)
+        status = dsc_kfac_async_finish(kfac, queue);
+    int beside = kfac->async && kfac->decomposed && kfac->active == index;
     if (kfac->deciding && status == DSC_OK)
-        status = dsc_kfac_decompose_layout(kfac, queue, kfac->hyper.diag_blocks > 1);
+        status =
+            beside ? dsc_kfac_async_start(kfac, queue, index) : dsc_kfac_decompose_layout(kfac, queue, index);
     kfac->begun = status == DSC_OK;
     kfac->times.decompose += 1000 * (dsc_clock_now() - began);
     return status;

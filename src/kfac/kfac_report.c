@@ -212,6 +212,11 @@ dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_
                                   .layer_count = k->unit_count,
                                   .layers = k->layer_reports};
     fill_bytes(k, &k->report);
+    if (dsc_kfac_async_twin(k)) {
+        dsc_kfac_report twin = {0};
+        fill_bytes(dsc_kfac_async_twin(k), &twin);
+        k->report.work_bytes += twin.factor_bytes + twin.decomposition_bytes + twin.work_bytes;
+    }
     *out = &k->report;
     return DSC_OK;
 }

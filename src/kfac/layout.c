@@ -326,6 +326,8 @@ dsc_status dsc_kfac_layout_create(dsc_kfac *k, dsc_kfac_layout *layout) {
     DSC_TRY(make_parcels(k, layout));
     if (layout == &k->layouts[1])
         DSC_TRY(make_index(k, layout));
+    if (k->is_twin)
+        return DSC_OK;
     DSC_TRY(make_batches(k, layout));
     return make_cells(k, layout);
 }

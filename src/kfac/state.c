@@ -5,6 +5,10 @@
  *   LAYER.updates                   I64, optional     of its averages; only with options.warmup_factors
  *   refreshed_factors, extra_iterations, exact_fallbacks      I64, only with warm refresh
  *   refresh                         [items, 4]        F64, only with warm refresh: upkeep of every item
+ *   next_step, next_update_freq     I64, only with options.async_steps: of the decomposition that is under way, 0: none
+ *   next_damping                    F64, of it
+ *   LAYER.next                      I64, 1: its averages held something of a batch when it was started
+ *   next.UNIT.A, next.UNIT.G        [n (n + 1) / 2]   the averages that are being decomposed
  *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
@@ -41,7 +45,11 @@ enum {
     REFRESHED,
     EXTRA_ITERATIONS,
     FALLBACKS,
+    NEXT_STEP,
+    NEXT_FREQ,
+    NEXT_DAMPING,
     UPDATES,
+    NEXT_LAYER,
     NUMBERS,
     UPKEEP
 };
@@ -58,7 +66,15 @@ static const struct {
                       {"refreshed_factors", DSC_KFAC_REFRESHED},
                       {"extra_iterations", DSC_KFAC_EXTRA_ITERATIONS},
                       {"exact_fallbacks", DSC_KFAC_FALLBACKS},
+                      {"next_step", -1},
+                      {"next_update_freq", -1},
+                      {"next_damping", -1},
+                      {NULL, -1},
                       {NULL, -1}};
+
+static int is_real(int number) {
+    return number == DAMPING || number == NEXT_DAMPING;
+}
 
 /* Where an entry lives. */
 struct dsc_kfac_source {
@@ -72,6 +88,7 @@ struct dsc_kfac_source {
     int first;    /* 1: the first of its layer */
     int spread;   /* 1: loaded by every rank that has memory for it; may not be negative */
     int64_t item; /* 1 more than the number of the item whose vectors or values these are; 0: none */
+    int next;     /* 1: of the decomposition that is under way */
 };
 
 /* ---- the list ---- */
@@ -93,8 +110,12 @@ static dsc_status add_item(dsc_kfac *k, dsc_kfac_layout *layout, int64_t i, dsc_
     int eigen = k->options.method == DSC_KFAC_EIGEN;
     dsc_kfac_entry matrix = {.dtype = k->inverse_dtype, .ndim = 2, .dim = {item->n, item->n}, .optional = 1};
     dsc_kfac_entry vector = {.dtype = k->dtype, .ndim = 1, .dim = {item->n}, .optional = 1};
-    struct dsc_kfac_source source = {NUMBERS, &layout->bases[i].vectors,       item->owner, 0,    0, u->layer,
-                                     0,       i == u->first_item && !u->group, 0,           i + 1};
+    struct dsc_kfac_source source = {.number = NUMBERS,
+                                     .place = &layout->bases[i].vectors,
+                                     .owner = item->owner,
+                                     .layer = u->layer,
+                                     .first = i == u->first_item && !u->group,
+                                     .item = i + 1};
     if ((item->side == DSC_KFAC_A ? u->a_blocks : u->g_blocks) > 1)
         snprintf(block, sizeof block, ".%lld", (long long)item->block);
     snprintf(name, sizeof name, "%s.%c.%s%s", u->name, side, eigen ? "vectors" : "inverse", block);
@@ -154,16 +175,44 @@ static dsc_status add_norms(dsc_kfac *k, dsc_kfac_state_list *list) {
     return DSC_OK;
 }
 
+/* The decomposition that is under way: which layers it holds something of, and the averages it is made of. */
+static dsc_status add_next(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
+    dsc_kfac *twin = dsc_kfac_async_twin(k);
+    char name[NAME_SIZE];
+    for (int64_t l = 0; twin && l < k->layer_count; l++) {
+        const dsc_kfac_entry entry = {.dtype = DSC_I64, .optional = 2};
+        if (k->first_unit[l] == k->first_unit[l + 1])
+            continue;
+        snprintf(name, sizeof name, "%s.next", k->layers[l].name);
+        DSC_TRY(add(list, name, entry, (struct dsc_kfac_source){.number = NEXT_LAYER, .layer = l}));
+    }
+    for (int64_t i = 0; twin && i < DSC_KFAC_SIDES * k->unit_count; i++) {
+        dsc_kfac_factor *f = &twin->members[i / 2].factor[i % 2];
+        dsc_kfac_entry entry = {.dtype = k->factor_dtype, .ndim = 1, .dim = {f->packed}, .optional = 2};
+        snprintf(name, sizeof name, "next.%s.%c", layout->plan->units[i / 2].name,
+                 i % 2 == DSC_KFAC_A ? 'A' : 'G');
+        DSC_TRY(add(list, name, entry,
+                    (struct dsc_kfac_source){.number = NUMBERS,
+                                             .place = &f->average,
+                                             .owner = f->owner,
+                                             .everywhere = dsc_kfac_keeps_everywhere(k),
+                                             .next = 1}));
+    }
+    return DSC_OK;
+}
+
 static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
     int64_t factors = DSC_KFAC_SIDES * k->unit_count;
-    int64_t most = NUMBERS + k->norms.count + 1 + k->layer_count + 2 * factors + 2 * layout->plan->item_count;
+    int64_t most =
+        NUMBERS + k->norms.count + 1 + 2 * k->layer_count + 3 * factors + 2 * layout->plan->item_count;
     int warm = k->options.refresh == DSC_KFAC_WARM;
     char name[NAME_SIZE];
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->entries, &list->entries));
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->sources, &list->sources));
-    for (int i = 0; i < (warm ? UPDATES : REFRESHED); i++) {
-        dsc_kfac_entry entry = {.dtype = i == DAMPING ? DSC_F64 : DSC_I64,
-                                .optional = i >= REFRESHED ? 2 : 0};
+    for (int i = 0; i < UPDATES; i++) {
+        dsc_kfac_entry entry = {.dtype = is_real(i) ? DSC_F64 : DSC_I64, .optional = i >= REFRESHED ? 2 : 0};
+        if (i >= REFRESHED && !(i >= NEXT_STEP ? dsc_kfac_async_twin(k) != NULL : warm))
+            continue;
         DSC_TRY(add(list, numbers[i].name, entry, (struct dsc_kfac_source){.number = i}));
     }
     if (warm) {
@@ -180,13 +229,19 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
                  i % 2 == DSC_KFAC_A ? 'A' : 'G');
         const dsc_kfac_unit *u = &layout->plan->units[i / 2];
         DSC_TRY(add(list, name, entry,
-                    (struct dsc_kfac_source){NUMBERS, &f->average, f->owner, dsc_kfac_keeps_everywhere(k), 0,
-                                             u->layer, 1, i % 2 == 0 && !u->group, 0, 0}));
+                    (struct dsc_kfac_source){.number = NUMBERS,
+                                             .place = &f->average,
+                                             .owner = f->owner,
+                                             .everywhere = dsc_kfac_keeps_everywhere(k),
+                                             .layer = u->layer,
+                                             .average = 1,
+                                             .first = i % 2 == 0 && !u->group}));
     }
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         DSC_TRY(add_item(k, layout, i, list));
     DSC_TRY(add_updates(k, list));
     DSC_TRY(add_norms(k, list));
+    DSC_TRY(add_next(k, layout, list));
     return add_moments(k, layout, list);
 }
 
@@ -245,7 +300,11 @@ static void copy_number(const dsc_kfac *k, const struct dsc_kfac_source *s,
                         const int64_t counters[DSC_KFAC_COUNTERS], void *host) {
     int64_t value = 0;
     int number = s->number;
-    if (numbers[number].counter >= 0)
+    double real = k->used_damping;
+    const dsc_kfac *twin = dsc_kfac_async_twin(k);
+    if (number == NEXT_DAMPING)
+        real = k->started >= 0 ? twin->hyper.damping : 0;
+    else if (numbers[number].counter >= 0)
         value = counters[numbers[number].counter];
     else if (number == STEP)
         value = k->step;
@@ -255,7 +314,13 @@ static void copy_number(const dsc_kfac *k, const struct dsc_kfac_source *s,
         value = k->active ? k->options.diag_blocks : 1;
     else if (number == UPDATES)
         value = k->progress[s->layer].updates;
-    memcpy(host, number == DAMPING ? (const void *)&k->used_damping : &value, sizeof value);
+    else if (number == NEXT_STEP)
+        value = k->started + 1;
+    else if (number == NEXT_FREQ)
+        value = k->started >= 0 ? twin->hyper.update_freq : 0;
+    else if (number == NEXT_LAYER)
+        value = k->started >= 0 && twin->progress[s->layer].contributed;
+    memcpy(host, is_real(number) ? (const void *)&real : &value, sizeof value);
 }
 
 /* Collective for the counters, which are sums over the ranks. */
@@ -276,12 +341,13 @@ static dsc_status set_number(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     dsc_tensor t = dsc_tensor_slice(&k->gathered, 0, 1);
     int64_t value = 0;
     double real = 0;
-    t.dtype = number == DAMPING ? DSC_F64 : DSC_I64;
+    dsc_kfac *twin = dsc_kfac_async_twin(k);
+    t.dtype = is_real(number) ? DSC_F64 : DSC_I64;
     if (k->rank == 0)
         DSC_TRY(dsc_tensor_upload(q, host, sizeof value, &t));
     DSC_TRY(dsc_queue_sync(q));
     DSC_TRY(dsc_comm_broadcast(k->control, DSC_TRAFFIC_OTHER, 0, &t));
-    DSC_TRY(dsc_tensor_download(q, &t, sizeof value, number == DAMPING ? (void *)&real : (void *)&value));
+    DSC_TRY(dsc_tensor_download(q, &t, sizeof value, is_real(number) ? (void *)&real : (void *)&value));
     DSC_TRY(dsc_queue_sync(q));
     if (!isfinite(real) || real < 0)
         return DSC_FAIL(DSC_E_FORMAT, "K-FAC: state '%s' is %g: it may not be negative", entry->name, real);
@@ -298,6 +364,14 @@ static dsc_status set_number(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
         k->used_damping = real;
     else if (number == UPDATES)
         k->progress[s->layer].updates = value;
+    else if (number == NEXT_STEP)
+        k->started = value - 1;
+    else if (number == NEXT_FREQ)
+        twin->hyper.update_freq = value;
+    else if (number == NEXT_DAMPING)
+        twin->hyper.damping = real;
+    else if (number == NEXT_LAYER)
+        twin->progress[s->layer].contributed = value > 0;
     else
         k->counted[numbers[number].counter] = k->rank == 0 ? value : 0;
     return DSC_OK;
@@ -475,7 +549,7 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
         DSC_TRY(dsc_op_convert(q, &scratch, s->place));
         DSC_TRY(dsc_queue_sync(q));
     }
-    if (k->rank != 0)
+    if (k->rank != 0 || s->next)
         return DSC_OK;
     if (!dsc_kfac_is_norm(k, s->layer))
         note_touched(k, entry, s, host);
@@ -487,6 +561,7 @@ dsc_status dsc_kfac_state_set(dsc_kfac *kfac, dsc_queue *queue, int64_t index, c
     const struct dsc_kfac_source *s = NULL;
     DSC_TRY(find(kfac, index, &entry, &s));
     dsc_status status = DSC_OK;
+    dsc_kfac_async_wait(kfac);
     if (s->number < NUMBERS)
         status = set_number(kfac, queue, entry, s, host);
     else if (s->number == UPKEEP)
@@ -504,6 +579,9 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
     k->decomposed = k->decomposed && with_decompositions;
     k->decomposed_now = 0;
     dsc_kfac_health_forget(k);
+    dsc_kfac_async_wait(k);
+    if (!k->decomposed)
+        k->started = -1; /* its result would be put beside decompositions that are not there */
     if (k->unit_count == 0)
         return DSC_OK;
     DSC_TRY(dsc_op_fill(queue, 0, &k->bad));
@@ -515,5 +593,6 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
     dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
     DSC_TRY(dsc_tensor_upload(queue, &k->used_damping, sizeof k->used_damping, &damping));
     DSC_TRY(dsc_queue_sync(queue));
-    return dsc_comm_agree(k->control, dsc_kfac_share_decompositions(k, queue, k->active));
+    DSC_TRY(dsc_comm_agree(k->control, dsc_kfac_share_decompositions(k, queue, k->active)));
+    return dsc_kfac_async_resume(k, queue);
 }

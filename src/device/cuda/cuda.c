@@ -405,13 +405,16 @@ static void queue_close(dsc_queue *q) {
     dsc_memory_free(&q->state);
 }
 
-static dsc_status make_lane(const dsc_device *device, lane *l) {
+static dsc_status make_lane(const dsc_device *device, int low, lane *l) {
     dsc_cuda_queue *own = &l->shared;
     void *tickets;
+    int least = 0, greatest = 0; /* smaller numbers go first */
+    DSC_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    int priority = low || greatest == least ? least : least - 1;
     if (own->wrapped)
         DSC_CUDA_TRY(cudaEventCreateWithFlags(&l->moved, cudaEventDisableTiming));
     else
-        DSC_CUDA_TRY(cudaStreamCreateWithFlags(&own->stream, cudaStreamNonBlocking));
+        DSC_CUDA_TRY(cudaStreamCreateWithPriority(&own->stream, cudaStreamNonBlocking, priority));
     own->at.stream = own->stream;
     own->at.multiprocessors = dsc_cuda_of(device)->multiprocessors;
     DSC_CUDA_TRY(cudaMalloc(&own->at.scratch, DSC_CUDA_SCRATCH));
@@ -455,7 +458,7 @@ static dsc_status open_lane(dsc_queue *q, int wrapped, cudaStream_t stream) {
     q->state = l;
     l->shared.wrapped = wrapped;
     l->shared.stream = stream;
-    dsc_status status = make_lane(q->device, l);
+    dsc_status status = make_lane(q->device, q->low, l);
     if (status == DSC_OK)
         status = make_handles(&l->shared);
     if (status != DSC_OK)
