@@ -77,7 +77,8 @@ expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out k --overwrite --kfac-updat
     --kfac-outer-product off --kfac-factor-dtype bf16 --kfac-inverse-dtype fp16 --kfac-scope global
 expect 0 "done: 2 epochs, 8 steps" "${kfac[@]}" --out pi --kfac-update-freq 4 --kfac-method inverse --kfac-damping-split pi \
     --kfac-warmup-factors on --kfac-kl-clip-scaling ranks \
-    --kfac-factor-samples 5 --kfac-clip layer
+    --kfac-factor-samples 5 --kfac-clip layer --kfac-async 1
+has pi/metrics.jsonl '"async":1'
 has pi/metrics.jsonl '"clip":"layer"'
 has pi/metrics.jsonl '"factor_samples":5'
 has pi/metrics.jsonl '"kl_clip_scaling":"ranks"'

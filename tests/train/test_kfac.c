@@ -325,6 +325,11 @@ static void blocks(dsc_train_options *o) {
     o->kfac_diag_warmup = 1;
 }
 
+static void beside(dsc_train_options *o) {
+    kfac_of(o)->factor_freq = 2;
+    kfac_of(o)->async_steps = 2;
+}
+
 static void ekfac_batch(dsc_train_options *o) {
     kfac_of(o)->ekfac = DSC_KFAC_EKFAC_BATCH;
     kfac_of(o)->factor_freq = 2;
@@ -353,6 +358,7 @@ static const struct {
                 {"inverse", inverse},
                 {"halves", halves},
                 {"blocks", blocks},
+                {"beside", beside},
                 {"ekfac-batch", ekfac_batch},
                 {"ekfac-samples", ekfac_samples},
                 {"norms", norms}};
@@ -703,6 +709,7 @@ static void test_recorded(void **state) {
         skip();
     check_recorded("recorded", plain);
     check_recorded("recorded-blocks", late_blocks);
+    check_recorded("recorded-beside", beside);
     check_recorded("recorded-ekfac-batch", ekfac_batch);
     check_recorded("recorded-ekfac-samples", ekfac_samples);
     if (!chosen_is_emulated(device)) /* a ResNet takes minutes there */

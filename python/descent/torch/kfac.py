@@ -107,6 +107,8 @@ class KFAC(torch.optim.Optimizer):
     accumulation_steps: backward passes before each step(); each loss must be divided by it.
     compute_method: "eigen" or "inverse".
     refresh: "exact", or "warm" to rotate the last eigenvectors instead of solving anew.
+    async_steps: decompositions run beside the next steps and are used so many steps later; 0:
+        step() waits for them.
     damping_split: "none", or "pi" to divide the damping of inverses between the two factors.
     warmup_factors: True: averages start as plain means of the first batches, not as the identity.
     kl_clip_scaling: "none", or "ranks" to multiply kl_clip by ranks and accumulation_steps.
@@ -150,6 +152,7 @@ class KFAC(torch.optim.Optimizer):
         colocate_factors: Optional[bool] = None,
         compute_method: Any = "eigen",
         refresh: Any = "exact",
+        async_steps: int = 0,
         damping_split: Any = "none",
         warmup_factors: bool = False,
         kl_clip_scaling: Any = "none",
@@ -220,6 +223,7 @@ class KFAC(torch.optim.Optimizer):
         self._options = self._make_options(
             method=_choice("compute_method", compute_method, _METHODS),
             refresh=_choice("refresh", refresh, _REFRESHES),
+            async_steps=int(async_steps),
             damping_split=_choice("damping_split", damping_split, _SPLITS),
             warmup_factors=int(warmup_factors),
             kl_clip_scaling=_choice("kl_clip_scaling", kl_clip_scaling, _CLIP_SCALINGS),
