@@ -23,9 +23,9 @@ static dsc_kfac_options async_options(const config *c, int kind, int64_t later) 
 static dsc_kfac *create_kind(const config *c, const dsc_kfac_options *options) {
     dsc_kfac *kfac = create(c, options);
     if (kfac && options->refresh == DSC_KFAC_WARM) {
-        dsc_kfac_refresh_exact_rows(kfac, EXACT_ROWS);
+        EXPECT_OK(dsc_kfac_refresh_exact_rows(kfac, EXACT_ROWS));
         if (dsc_kfac_async_twin(kfac))
-            dsc_kfac_refresh_exact_rows(dsc_kfac_async_twin(kfac), EXACT_ROWS);
+            EXPECT_OK(dsc_kfac_refresh_exact_rows(dsc_kfac_async_twin(kfac), EXACT_ROWS));
     }
     return kfac;
 }
@@ -208,6 +208,11 @@ static void test_refusals(void **state) {
     EXPECT_FAILS(DSC_E_INVALID, "used 2 steps later, with the outer product",
                  dsc_kfac_create(comm, places[c.place].queue, layers, LAYERS, &options, &kfac));
     options.outer_product = 0;
+    options.refresh = DSC_KFAC_WARM;
+    options.rank = 0.5;
+    EXPECT_FAILS(DSC_E_INVALID, "with bases of rank 0.5",
+                 dsc_kfac_create(comm, places[c.place].queue, layers, LAYERS, &options, &kfac));
+    options.rank = 1;
     options.async_steps = -1;
     EXPECT_FAILS(DSC_E_INVALID, "kfac-async -1",
                  dsc_kfac_create(comm, places[c.place].queue, layers, LAYERS, &options, &kfac));

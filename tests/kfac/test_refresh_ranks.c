@@ -1,11 +1,11 @@
 /* Warm refresh on several ranks: under every strategy the result is near that of exact decompositions and has
  * the same bits on all ranks; a resumed run has the bits of one that went on. */
-#include "kfac/crew.h"
 #include "kfac/internal.h"
+#include "kfac/states.h"
 
 #include <stdlib.h>
 
-enum { STEPS = 9, RESUMED = 4, EXACT_ROWS = 2, MAX_ENTRIES = 200, MAX_NUMBERS = 400 };
+enum { STEPS = 9, RESUMED = 4, EXACT_ROWS = 2, MAX_ENTRIES = 200 };
 
 static double share = 1; /* options.rank */
 
@@ -25,17 +25,6 @@ static dsc_kfac *create_warm(const config *c, const dsc_kfac_options *options) {
     if (kfac && options->refresh == DSC_KFAC_WARM)
         EXPECT_OK(dsc_kfac_refresh_exact_rows(kfac, EXACT_ROWS));
     return kfac;
-}
-
-/* All gradients, one after the other; returns how many numbers. */
-static int64_t read_all(const net *n, double *out) {
-    int64_t count = 0;
-    for (int l = 0; l < n->count; l++) {
-        assert_true(count + net_gradient_count(n, l) <= MAX_NUMBERS);
-        net_read(n, l, out + count);
-        count += net_gradient_count(n, l);
-    }
-    return count;
 }
 
 typedef void (*config_function)(const config *c);
@@ -103,36 +92,6 @@ static void test_every_strategy(void **state) {
 }
 
 /* ---- states ---- */
-
-static size_t entry_bytes(const dsc_kfac_entry *e) {
-    size_t count = 1;
-    for (int d = 0; d < e->ndim; d++)
-        count *= (size_t)e->dim[d];
-    return count * dsc_dtype_size(e->dtype);
-}
-
-/* Everything of `from` that `to` has, by name. Zeros for what `from` lacks of the entries that may be missing. */
-static void copy_state(dsc_kfac *from, dsc_kfac *to, dsc_queue *queue) {
-    for (int late = 0; late < 2; late++) {
-        for (int64_t i = 0; i < dsc_kfac_state_count(to); i++) {
-            const dsc_kfac_entry *e = &dsc_kfac_state_entries(to)[i];
-            size_t bytes = entry_bytes(e);
-            void *host = net_array((int64_t)bytes, 1);
-            int found = 0;
-            for (int64_t j = 0; j < dsc_kfac_state_count(from) && (e->optional == 1) == late; j++)
-                if (strcmp(dsc_kfac_state_entries(from)[j].name, e->name) == 0) {
-                    EXPECT_OK(dsc_kfac_state_get(from, queue, j, rank == 0 ? host : NULL));
-                    found = 1;
-                }
-            if ((e->optional == 1) == late) {
-                EXPECT(found || e->optional == 2);
-                EXPECT_OK(dsc_kfac_state_set(to, queue, i, rank == 0 ? host : NULL));
-            }
-            free(host);
-        }
-    }
-    EXPECT_OK(dsc_kfac_state_done(to, queue, 1));
-}
 
 static void resume(const config *c) {
     net *n = &nets[c->place];
