@@ -1,6 +1,7 @@
 /* Warm refresh against exact decompositions of the same factors, on one rank: over many steps, and for factors
  * on which rotations are hard or go wrong. */
 #include "kfac/pair.h"
+#include "kfac/refresh.h"
 #include "kfac/twin.h"
 
 #include <math.h>
@@ -277,6 +278,14 @@ static void open_given(net *n, pair *p, const place *where) {
     pair_open(p, n, alone, &options, 0);
 }
 
+/* The estimate of the error by which the last refresh was judged is near the error. */
+static void check_estimate(const pair *p) {
+    const dsc_refresh_unit *u = &p->warm->wave->units[0];
+    assert_true(u->judged);
+    if (p->warm->wave->items[u->a].warm && p->warm->wave->items[u->g].warm && p->mean > 0.001)
+        assert_true(u->eta > 0.5 * p->mean && u->eta < 2 * p->mean);
+}
+
 static void run_case(const place *where, hard_case which) {
     net n;
     pair p;
@@ -290,6 +299,8 @@ static void run_case(const place *where, hard_case which) {
         pair_step(&p, &(net_step){.number = k, .lr = 1});
         print_message("%s, %s, step %d: err %.3g\n", where->device, case_names[which], k, p.mean);
         assert_true(p.mean < 0.5);
+        if (k > 0)
+            check_estimate(&p);
     }
     const dsc_kfac_report *report = pair_report(&p);
     assert_int_equal(report->failed_solves, 0);

@@ -93,9 +93,13 @@ static void test_every_strategy(void **state) {
 
 /* ---- states ---- */
 
+static int unsteady; /* 1: factors change so much that rotations are refused */
+
 static void resume(const config *c) {
     net *n = &nets[c->place];
     dsc_kfac_options options = warm_options(c);
+    options.stat_decay = unsteady ? 0.2 : options.stat_decay;
+    options.damping = unsteady ? 0.001 : options.damping;
     dsc_kfac *first = create_warm(c, &options), *second = create_warm(c, &options);
     double want[MAX_NUMBERS], have[MAX_NUMBERS];
     for (int64_t k = 0; first && second && k < STEPS; k++) {
@@ -116,6 +120,8 @@ static void resume(const config *c) {
         refreshed = report->refreshed_factors;
     if (first && second && dsc_kfac_get_report(second, n->queue, &report) == DSC_OK)
         expect(report->refreshed_factors == refreshed && refreshed > 0, c, STEPS, "counters are lost");
+    if (unsteady && report)
+        expect(report->extra_iterations > 0, c, STEPS, "no rotation was refused");
     dsc_kfac_destroy(&first);
     dsc_kfac_destroy(&second);
 }
@@ -126,6 +132,9 @@ static void test_resumes_with_the_same_bits(void **state) {
     share = 0.5;
     for_each_config(resume);
     share = 1;
+    unsteady = 1;
+    for_each_config(resume);
+    unsteady = 0;
     all_fine(comm);
 }
 
