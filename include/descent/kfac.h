@@ -256,7 +256,7 @@ typedef struct dsc_kfac_options {
     /* 0: a step that decomposes waits for it. n: the decomposition runs beside the next steps, in a thread and a queue
      * of low priority, and is used from the n-th of them on, or from the next one that decomposes if that comes
      * before. Takes memory for averages, decompositions and solves a second time. The first decomposition is waited
-     * for. Not with outer_product or rank below 1. */
+     * for. Not with outer_product. */
     int64_t async_steps;
 } dsc_kfac_options;
 

@@ -62,6 +62,7 @@ static dsc_status make_twin(const dsc_kfac *k, dsc_kfac *twin) {
     DSC_TRY(dsc_kfac_memory_create(twin));
     DSC_TRY(dsc_kfac_refresh_create(twin));
     DSC_TRY(dsc_kfac_split_create(twin));
+    DSC_TRY(dsc_kfac_cut_create(twin));
     return dsc_queue_sync(twin->queue);
 }
 
@@ -88,6 +89,7 @@ void dsc_kfac_async_destroy(dsc_kfac *k) {
     wait_for_thread(a);
     dsc_kfac *twin = a->twin;
     if (twin) {
+        dsc_kfac_cut_destroy(twin);
         dsc_kfac_refresh_destroy(twin);
         dsc_kfac_split_destroy(twin);
         dsc_kfac_memory_destroy(twin);
@@ -138,10 +140,10 @@ static dsc_status prepare_twin(dsc_kfac *k, dsc_queue *q, int averages) {
     if (averages)
         DSC_TRY(copy_block(q, &k->averages, &twin->averages));
     DSC_TRY(dsc_tensor_upload(q, &twin->hyper.damping, sizeof twin->hyper.damping, &damping));
-    DSC_TRY(copy_block(q, &layout->vectors, &own->vectors));
-    DSC_TRY(copy_block(q, &layout->values, &own->values));
     copy_upkeep(layout, own);
-    return DSC_OK;
+    DSC_TRY(dsc_kfac_cut_resize(twin, q));
+    DSC_TRY(copy_block(q, &layout->vectors, &own->vectors));
+    return copy_block(q, &layout->values, &own->values);
 }
 
 /* Collective. */
@@ -184,6 +186,22 @@ int dsc_kfac_async_is_due(const dsc_kfac *k) {
     return k->started >= 0 && (k->deciding || k->step >= k->started + k->options.async_steps);
 }
 
+/* Bases of other ranks than before: all ranks learn them, and the memory of both follows. Collective. */
+static dsc_status share_ranks(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *own,
+                              dsc_kfac_layout *layout) {
+    dsc_kfac *twin = k->async->twin;
+    twin->gathered = k->gathered;
+    twin->gathered_host = k->gathered_host;
+    dsc_status status = dsc_kfac_cut_share(twin, q, DSC_OK);
+    twin->gathered = (dsc_tensor){0};
+    twin->gathered_host = NULL;
+    DSC_TRY(status);
+    copy_upkeep(own, layout);
+    DSC_TRY(dsc_comm_agree(k->control, dsc_kfac_cut_resize(k, q)));
+    dsc_kfac_state_resize(k);
+    return DSC_OK;
+}
+
 dsc_status dsc_kfac_async_finish(dsc_kfac *k, dsc_queue *q) {
     dsc_kfac_async *a = k->async;
     dsc_kfac *twin = a->twin;
@@ -193,9 +211,11 @@ dsc_status dsc_kfac_async_finish(dsc_kfac *k, dsc_queue *q) {
     k->started = -1;
     DSC_TRY(dsc_comm_agree(k->control, status));
     DSC_TRY(dsc_kfac_ekfac_keep(k, q));
+    if (dsc_kfac_is_cut(k))
+        DSC_TRY(share_ranks(k, q, own, layout));
+    copy_upkeep(own, layout);
     DSC_TRY(copy_block(q, &own->vectors, &layout->vectors));
     DSC_TRY(copy_block(q, &own->values, &layout->values));
-    copy_upkeep(own, layout);
     for (int i = 0; i < DSC_KFAC_COUNTERS; i++) {
         k->counters[i] += twin->counters[i];
         twin->counters[i] = 0;

@@ -542,12 +542,6 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             "K-FAC damping split %s with inverses stored in fp16: they may be too large for it, "
             "because the damping of a factor depends on its trace: use bf16 or fp32, or split none",
             dsc_kfac_split_name(o->damping_split));
-    if (o->rank < 1 && o->async_steps > 0)
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "K-FAC decompositions used %lld steps later, with bases of rank %g, whose memory changes at a "
-            "decomposition: choose 0 steps, or rank 1",
-            (long long)o->async_steps, o->rank);
     if (o->outer_product && o->async_steps > 0)
         return DSC_FAIL(
             DSC_E_INVALID,
