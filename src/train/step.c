@@ -152,10 +152,11 @@ static dsc_status update_factors(dsc_trainer *t, int moves, int decomposes) {
     return dsc_phases_mark(&t->phases, t->queue, DSC_PHASE_FACTOR);
 }
 
-/* The decomposition is timed by the host, which waits for it. */
+/* The decomposition is timed by the host, which waits for it; one that runs beside the steps should not be waited
+ * for. */
 static dsc_status decompose(dsc_trainer *t) {
     double began = dsc_clock_now();
-    if (!t->phases.is_host)
+    if (!t->phases.is_host && t->options.kfac->async_steps == 0)
         DSC_TRY(dsc_queue_sync(t->queue));
     DSC_TRY(dsc_kfac_decompose(t->kfac, t->queue));
     t->phases.ms[DSC_PHASE_DECOMPOSE] = 1000 * (dsc_clock_now() - began);

@@ -502,6 +502,27 @@ def test_variants(device):
         KFAC(make(device)[0], damping_split="pi")
 
 
+@pytest.mark.parametrize("options", [{"ekfac": "batch"}, {"ekfac": "samples"}, {"async_steps": 2}])
+def test_state_of_variants(device, options):
+    """A run that goes on from a state has the same bits, and the option has an effect."""
+    first, _ = make(device)
+    models = [copy.deepcopy(first) for _ in range(3)]
+    steps = dict(factor_update_steps=1, inv_update_steps=3)
+    kfacs = [KFAC(model, **steps, **more) for model, more in zip(models, (options, options, {}))]
+    for step in range(8):
+        if step == 4:
+            models[1].load_state_dict(models[0].state_dict())
+            kfacs[1].load_state_dict(kfacs[0].state_dict())
+        x, y = batch(device)
+        for model, kfac in zip(models, kfacs):
+            model.zero_grad()
+            backward(model, x, y)
+            kfac.step()
+    grads = [[p.grad for p in model.parameters()] for model in models]
+    assert all(torch.equal(a, b) for a, b in zip(grads[0], grads[1]))
+    assert not all(torch.allclose(a, b) for a, b in zip(grads[0], grads[2]))
+
+
 def test_clip_alarm(device):
     """A clip that leaves next to nothing of the steps is reported once, with what to do."""
     model = Net().to(device)

@@ -40,6 +40,7 @@ _REFRESHES = {"exact": 0, "warm": 1}
 _SPLITS = {"none": 0, "pi": 1}
 _CLIP_SCALINGS = {"none": 0, "ranks": 1}
 _CLIPS = {"global": 0, "layer": 1}
+_EKFACS = {"off": 0, "batch": 1, "samples": 2}
 _SCALINGS = {"paper": 0, "kfac-pytorch": 1}
 _STRATEGIES = {"comm_opt": 0, "mem_opt": 1, "hybrid_opt": 2, "layer_wise": 3}
 _PLACEMENTS = {"round_robin": 0, "compute": 1, "memory": 2}
@@ -115,6 +116,8 @@ class KFAC(torch.optim.Optimizer):
     clip: "global", or "layer" to give each layer an equal share of kl_clip and its own factor.
     factor_samples: factors come from the first so many samples (images, rows of linear layers) of a
         batch, whose order must be random; 0: all.
+    ekfac: "batch" or "samples": eigenvalues of a layer from second moments of the batch's
+        gradient, or of those of single samples; "off": products of the factors' eigenvalues.
     rank: with "warm", the share of eigenvectors that is kept of factors of more than 128 rows.
     grad_worker_fraction: "comm_opt", "hybrid_opt", "mem_opt", or a fraction of the ranks.
     assignment_strategy: "compute", "memory" or "round_robin".
@@ -158,6 +161,7 @@ class KFAC(torch.optim.Optimizer):
         kl_clip_scaling: Any = "none",
         factor_samples: int = 0,
         rank: float = 1.0,
+        ekfac: Any = "off",
         clip: Any = "global",
         compute_eigenvalue_outer_product: bool = False,
         grad_worker_fraction: Any = "comm_opt",
@@ -229,6 +233,7 @@ class KFAC(torch.optim.Optimizer):
             kl_clip_scaling=_choice("kl_clip_scaling", kl_clip_scaling, _CLIP_SCALINGS),
             factor_samples=int(factor_samples),
             rank=float(rank),
+            ekfac=_choice("ekfac", ekfac, _EKFACS),
             clip=_choice("clip", clip, _CLIPS),
             scaling=_choice("scaling", scaling, _SCALINGS),
             placement=_choice("assignment_strategy", assignment_strategy, _PLACEMENTS),
