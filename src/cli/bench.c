@@ -24,7 +24,7 @@ enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does 
 
 typedef struct bench_values {
     dsc_cli_common common;
-    const char *model, *device;
+    const char *model, *device, *kfac_with;
     dsc_dtype precision;
     int64_t batch, steps;
     int threads, tune, kfac, json;
@@ -59,6 +59,12 @@ static const dsc_option options[] = {
      .kind = DSC_OPTION_FLAG,
      .offset = AT(kfac),
      .help = "also time steps with K-FAC: without updates, with factors, with factors and decompositions"},
+    {.name = "kfac-with",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(kfac_with),
+     .placeholder = "\"NAME=VALUE...\"",
+     .help = "options of train's --kfac-NAME for that, as in \"refresh=warm rank=1/4\"",
+     .default_text = "none"},
     {DSC_CLI_JSON(AT(json))},
     DSC_CLI_COMMON_OPTIONS,
 };
@@ -121,9 +127,25 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     return DSC_OK;
 }
 
-static dsc_status create_trainer(bench *b, int with_kfac) {
+/* Sets K-FAC's options from words NAME=VALUE; `room` keeps the values. */
+static dsc_status read_kfac_options(char *room, dsc_kfac_options *kfac) {
+    const dsc_option *table = dsc_kfac_option_table();
+    for (char *word = strtok(room, " "); word; word = strtok(NULL, " ")) {
+        char name[64], *value = strchr(word, '=');
+        if (!value)
+            return DSC_CLI_FAIL(DSC_E_INVALID, "--kfac-with: '%s' is not NAME=VALUE", word);
+        *value++ = '\0';
+        snprintf(name, sizeof name, "kfac-%s", word);
+        DSC_CLI_TRY(dsc_option_set_value(table, kfac, name, value));
+    }
+    return DSC_OK;
+}
+
+static dsc_status create_trainer(bench *b, const char *kfac_with, int with_kfac) {
     dsc_train_options o;
     dsc_kfac_options kfac;
+    char *room = NULL;
+    dsc_status status = DSC_OK;
     dsc_train_options_init(&o);
     o.batch_size = b->batch;
     o.lr = RATE;
@@ -132,11 +154,18 @@ static dsc_status create_trainer(bench *b, int with_kfac) {
     o.check_every = 0;
     if (with_kfac) {
         dsc_kfac_options_init(&kfac);
+        if (kfac_with) {
+            DSC_CLI_TRY(dsc_cli_alloc((int64_t)strlen(kfac_with) + 1, 1, &room));
+            status = read_kfac_options(strcpy(room, kfac_with), &kfac);
+        }
         kfac.schedule = schedule;
         kfac.context = b;
         o.kfac = &kfac;
     }
-    return dsc_trainer_create(b->comm, b->device, b->model, NULL, NULL, &o, &b->trainers[with_kfac]);
+    if (status == DSC_OK)
+        status = dsc_trainer_create(b->comm, b->device, b->model, NULL, NULL, &o, &b->trainers[with_kfac]);
+    free(room);
+    return status;
 }
 
 /* Copies `host` to `out`, which has as many bytes. */
@@ -224,7 +253,7 @@ static dsc_status measure(bench *b, const bench_values *v) {
     DSC_CLI_TRY(create_model(b, v->model));
     DSC_CLI_TRY(create_results(b));
     for (int with_kfac = 0; with_kfac <= v->kfac; with_kfac++)
-        DSC_CLI_TRY(create_trainer(b, with_kfac));
+        DSC_CLI_TRY(create_trainer(b, v->kfac_with, with_kfac));
     DSC_CLI_TRY(create_input(b));
     for (int64_t round = -WARM_UP; round < b->steps; round++)
         DSC_CLI_TRY(run_round(b, round));

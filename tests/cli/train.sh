@@ -173,5 +173,8 @@ expect 0 "of an SGD step" bench --model lenet --batch-size 8 --steps 2 --threads
 for text in "kfac     SGD " "K-FAC, no update " "+ factors " "+ factors and decomposition "; do
     has stdout "$text"
 done
+expect 0 "of an SGD step" bench --model lenet --batch-size 8 --steps 2 --threads 1 --kfac --kfac-with "method=inverse damping-split=pi"
+expect 2 "kfac-frequency" bench --model lenet --kfac --kfac-with "frequency=2"
+expect 2 "'refresh' is not NAME=VALUE" bench --model lenet --kfac --kfac-with "refresh"
 expect 0 '"decompose_s": ' bench --model lenet --batch-size 8 --steps 2 --threads 1 --kfac --json
 finish
