@@ -353,15 +353,10 @@ static void norms(dsc_train_options *o) {
 static const struct {
     const char *name;
     variant change;
-} variants[] = {{"plain", plain},
-                {"rare", rare},
-                {"inverse", inverse},
-                {"halves", halves},
-                {"blocks", blocks},
-                {"beside", beside},
-                {"ekfac-batch", ekfac_batch},
-                {"ekfac-samples", ekfac_samples},
-                {"norms", norms}};
+} variants[] = {
+    {"plain", plain},   {"rare", rare},     {"inverse", inverse},         {"halves", halves},
+    {"blocks", blocks}, {"beside", beside}, {"ekfac-batch", ekfac_batch}, {"ekfac-samples", ekfac_samples},
+    {"norms", norms}};
 
 static void check_resume(int which, int64_t stop, const char *whole) {
     char out[SCRATCH_SIZE], name[64];
