@@ -7,20 +7,6 @@
 
 static const dsc_dtype types[] = {DSC_F32, DSC_F64};
 
-/* |got - want| <= limit[i], and intact guards. */
-static void expect_near(const rig *r, const place *p, const double *want, const double *limit,
-                        const char *what) {
-    int64_t count = dsc_tensor_count(&p->t);
-    double *got = test_array(count, sizeof *got);
-    place_read(r, p, got);
-    for (int64_t i = 0; i < count; i++)
-        if (!(fabs(got[i] - want[i]) <= limit[i]))
-            fail_msg("%s, %s: %s[%lld] is %.9g instead of %.9g (limit %.3g)", r->label,
-                     dsc_dtype_name(p->t.dtype), what, (long long)i, got[i], want[i], limit[i]);
-    free(got);
-    place_check_guards(r, p, what);
-}
-
 /* Which vectors and scalars an item has: bits for rows, columns, other_row, other_column. */
 static void check_weigh(const rig *r, dsc_dtype type, int64_t m, int64_t n, int has) {
     const double damping = 0.0078125, others[2] = {0.25, 0.75};
@@ -57,10 +43,10 @@ static void check_weigh(const rig *r, dsc_dtype type, int64_t m, int64_t n, int 
     dsc_weigh_item items[2] = {{has & 1 ? row.t : none, has & 2 ? column.t : none, has & 4 ? first.t : none,
                                 has & 8 ? second.t : none, from.t, out.t}};
     assert_ok(dsc_op_weigh_batch(r->q, &value.t, items, 1));
-    expect_near(r, &out, want, limit, "weigh_batch: x");
+    place_expect_near(r, &out, want, limit, "weigh_batch: x");
     items[0].x = from.t; /* in place */
     assert_ok(dsc_op_weigh_batch(r->q, &value.t, items, 1));
-    expect_near(r, &from, want, limit, "weigh_batch: x in place");
+    place_expect_near(r, &from, want, limit, "weigh_batch: x in place");
     items[0].rows = items[0].other_row = none;
     assert_fails(DSC_E_INVALID, "item 0: weigh_batch: other_row",
                  dsc_op_weigh_batch(r->q, &value.t, items, 1));

@@ -22,19 +22,28 @@ static int all_grids(config *list) {
     return count;
 }
 
-static void test_split(void **state) {
-    (void)state;
+/* Four steps on every grid beside a naive run, with options that `change` has changed. */
+static void run_changed(void (*change)(dsc_kfac_options *options)) {
     config list[16];
     int count = all_grids(list);
+    net_step steps[4];
+    for (int k = 0; k < 4; k++)
+        steps[k] = step_of(k);
     for (int i = 0; i < count; i++) {
         dsc_kfac_options options = options_of(&list[i]);
-        net_step steps[4];
-        options.damping_split = DSC_KFAC_SPLIT_PI;
-        for (int k = 0; k < 4; k++)
-            steps[k] = step_of(k);
+        change(&options);
         run_beside(&list[i], &options, steps, 4, 1);
     }
     all_fine(comm);
+}
+
+static void split(dsc_kfac_options *options) {
+    options->damping_split = DSC_KFAC_SPLIT_PI;
+}
+
+static void test_split(void **state) {
+    (void)state;
+    run_changed(split);
 }
 
 static void test_warmup(void **state) {
@@ -59,34 +68,22 @@ static void test_warmup(void **state) {
     all_fine(comm);
 }
 
+static void clip_by_layer(dsc_kfac_options *options) {
+    options->clip = DSC_KFAC_CLIP_LAYER;
+}
+
 static void test_clip_by_layer(void **state) {
     (void)state;
-    config list[16];
-    int count = all_grids(list);
-    for (int i = 0; i < count; i++) {
-        dsc_kfac_options options = options_of(&list[i]);
-        net_step steps[4];
-        options.clip = DSC_KFAC_CLIP_LAYER;
-        for (int k = 0; k < 4; k++)
-            steps[k] = step_of(k);
-        run_beside(&list[i], &options, steps, 4, 1);
-    }
-    all_fine(comm);
+    run_changed(clip_by_layer);
+}
+
+static void use_two_samples(dsc_kfac_options *options) {
+    options->factor_samples = 2;
 }
 
 static void test_factor_samples(void **state) {
     (void)state;
-    config list[16];
-    int count = all_grids(list);
-    for (int i = 0; i < count; i++) {
-        dsc_kfac_options options = options_of(&list[i]);
-        net_step steps[4];
-        options.factor_samples = 2;
-        for (int k = 0; k < 4; k++)
-            steps[k] = step_of(k);
-        run_beside(&list[i], &options, steps, 4, 1);
-    }
-    all_fine(comm);
+    run_changed(use_two_samples);
 }
 
 /* A clip scaled with the ranks is one that is as many times as large. */

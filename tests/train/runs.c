@@ -2,10 +2,13 @@
 #include "train/runs.h"
 
 #include "chosen.h"
+#include "descent/log.h"
 #include "train/safetensors.h"
 #include "train/scratch.h"
 
 #include <stdlib.h>
+
+enum { NOTES_SIZE = 1024 };
 
 static void open_alone(const char *name, dsc_comm **comm, dsc_device **device) {
     dsc_comm_options self;
@@ -91,6 +94,24 @@ void runs_options(dsc_train_options *options, const char *out) {
 void runs_stop_at(void *context, const dsc_progress *progress) {
     if (progress->kind == DSC_EVENT_STEP && progress->step + 1 == *(const int64_t *)context)
         dsc_train_request_stop();
+}
+
+static void note_warning(void *context, dsc_log_level level, const char *text) {
+    char *notes = context;
+    size_t used = strlen(notes);
+    if (level == DSC_LOG_WARNING)
+        snprintf(notes + used, NOTES_SIZE - used, "%s\n", text);
+}
+
+dsc_status runs_noting(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
+                       const char **warnings) {
+    static char notes[NOTES_SIZE];
+    notes[0] = '\0';
+    *warnings = notes;
+    dsc_log_set_handler(note_warning, notes);
+    dsc_status status = dsc_train_run(comm, device, options, NULL);
+    dsc_log_set_handler(NULL, NULL);
+    return status;
 }
 
 static int tensor_differs(const dsc_st_reader *a, const dsc_st_reader *b, const dsc_st_tensor *t) {

@@ -30,6 +30,10 @@ dsc_kfac_options *kfac_of(const dsc_train_options *options);
  * steps later. */
 void runs_stop_at(void *context, const dsc_progress *progress);
 
+/* Trains, and gives the warnings of that run, a line each. They stay until the next such run. */
+dsc_status runs_noting(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
+                       const char **warnings);
+
 /* The number of tensors that differ in a bit between the checkpoints of a step in two directories, model and
  * state file, the time that was spent left out; also counts those that only one has. */
 int runs_differences(const char *directory, const char *other, int64_t step);

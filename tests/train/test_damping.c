@@ -2,7 +2,6 @@
  * of other variants of K-FAC, and its alarms. */
 #include "chosen.h"
 
-#include "descent/log.h"
 #include "device/recording.h"
 #include "device/table.h"
 #include "kfac/kfac_parts.h"
@@ -16,6 +15,7 @@
 static dsc_comm *comm;
 static dsc_device *device;
 static char directory[SCRATCH_SIZE];
+static const char *warnings; /* of the last noted run */
 
 static const char *folder(const char *name, char path[SCRATCH_SIZE]) {
     snprintf(path, SCRATCH_SIZE, "%s", scratch_path(directory, name));
@@ -31,24 +31,6 @@ static void adapt_options(dsc_train_options *o, const char *out) {
     o->eval_every = 0;
     o->kfac_damping_adapt = 2;
     kfac_of(o)->update_freq = 3;
-}
-
-/* ---- warnings ---- */
-
-static char warnings[1024];
-
-static void note_warning(void *context, dsc_log_level level, const char *text) {
-    (void)context;
-    if (level == DSC_LOG_WARNING)
-        snprintf(warnings + strlen(warnings), sizeof warnings - strlen(warnings), "%s\n", text);
-}
-
-static dsc_status run_noting(const dsc_train_options *o) {
-    warnings[0] = '\0';
-    dsc_log_set_handler(note_warning, NULL);
-    dsc_status status = dsc_train_run(comm, device, o, NULL);
-    dsc_log_set_handler(NULL, NULL);
-    return status;
 }
 
 /* ---- the rule ---- */
@@ -327,11 +309,11 @@ static void test_degenerate(void **state) {
     o.steps = 160;
     o.epochs = 100;
     kfac_of(&o)->update_freq = 25;
-    assert_ok(run_noting(&o));
+    assert_ok(runs_noting(comm, device, &o, &warnings));
     assert_null(strstr(warnings, "K-FAC has changed nothing"));
     kfac_of(&o)->damping = 1e4;
     o.out = folder("alarm", out);
-    assert_ok(run_noting(&o));
+    assert_ok(runs_noting(comm, device, &o, &warnings));
     const char *first =
         strstr(warnings, "K-FAC has changed nothing but the length of the gradients since step 0");
     assert_non_null(first);

@@ -4,7 +4,6 @@
 #include "chosen.h"
 
 #include "base/memory.h"
-#include "descent/log.h"
 #include "device/recording.h"
 #include "device/table.h"
 #include "train/kfac_setup.h"
@@ -20,6 +19,7 @@ enum { LAYERS = 5, PATHS = 16 }; /* of lenet */
 static dsc_comm *comm;
 static dsc_device *device;
 static char directory[SCRATCH_SIZE];
+static const char *warnings; /* of the last noted run */
 
 static const char *folder(const char *name, char path[SCRATCH_SIZE]) {
     snprintf(path, SCRATCH_SIZE, "%s", scratch_path(directory, name));
@@ -34,24 +34,6 @@ static void kfac_options(dsc_train_options *o, const char *out) {
     o->batch_size = 8;
     o->eval_every = 0;
     kfac_of(o)->update_freq = 3;
-}
-
-/* ---- warnings ---- */
-
-static char warnings[1024];
-
-static void note_warning(void *context, dsc_log_level level, const char *text) {
-    (void)context;
-    if (level == DSC_LOG_WARNING)
-        snprintf(warnings + strlen(warnings), sizeof warnings - strlen(warnings), "%s\n", text);
-}
-
-static dsc_status run_noting(const dsc_train_options *o) {
-    warnings[0] = '\0';
-    dsc_log_set_handler(note_warning, NULL);
-    dsc_status status = dsc_train_run(comm, device, o, NULL);
-    dsc_log_set_handler(NULL, NULL);
-    return status;
 }
 
 /* ---- options ---- */
@@ -368,7 +350,7 @@ static void check_resume(int which, int64_t stop, const char *whole) {
     assert_ok(dsc_train_run(comm, device, &o, NULL));
     o.steps = 0;
     o.resume = "auto";
-    assert_ok(run_noting(&o));
+    assert_ok(runs_noting(comm, device, &o, &warnings));
     assert_string_equal(warnings, "");
     assert_int_equal(runs_differences(whole, out, 8), 0);
 }
@@ -407,14 +389,14 @@ static void test_other_state(void **state) {
     char out[SCRATCH_SIZE];
     dsc_train_options o;
     write_one("others", out, &o);
-    assert_ok(run_noting(&o));
+    assert_ok(runs_noting(comm, device, &o, &warnings));
     assert_string_equal(warnings, "");
     kfac_of(&o)->method = DSC_KFAC_INVERSE;
-    assert_ok(run_noting(&o));
+    assert_ok(runs_noting(comm, device, &o, &warnings));
     assert_non_null(strstr(warnings, "other decompositions"));
     kfac_of(&o)->method = DSC_KFAC_EIGEN;
     kfac_of(&o)->inverse_dtype = DSC_F16;
-    assert_ok(run_noting(&o));
+    assert_ok(runs_noting(comm, device, &o, &warnings));
     assert_non_null(strstr(warnings, "other decompositions"));
     kfac_of(&o)->inverse_dtype = DSC_F32;
     kfac_of(&o)->factor_dtype = DSC_BF16;
@@ -423,7 +405,7 @@ static void test_other_state(void **state) {
     kfac_of(&o)->skip_layers = "conv"; /* fewer than the file has */
     assert_ok(dsc_train_run(comm, device, &o, NULL));
     kfac_of(&o)->update_freq = 0; /* the state is ignored */
-    assert_ok(run_noting(&o));
+    assert_ok(runs_noting(comm, device, &o, &warnings));
     assert_string_equal(warnings, "");
 }
 
@@ -440,7 +422,7 @@ static void test_lacking_state(void **state) {
     o.out = NULL;
     o.steps = 6;
     kfac_of(&o)->update_freq = 3;
-    assert_ok(run_noting(&o));
+    assert_ok(runs_noting(comm, device, &o, &warnings));
     assert_non_null(strstr(warnings, "written without K-FAC"));
 
     kfac_options(&o, folder("lacking-layers", out));
