@@ -1,9 +1,9 @@
 /* Decompositions beside the steps (options.async_steps).
  *
- * In the step k that a decomposition is due, the averages are copied, and a thread decomposes the copies in a queue of its
- * own. async_steps later, or in the step of the next decomposition if that comes before, all ranks wait for their threads
- * and put the results into use: which results a step uses depends on its number alone. The first decomposition, and one of
- * another layout, has nothing to go on with meanwhile and is made at once.
+ * In step k, in which a decomposition is due, the averages are copied, and a thread decomposes the copies in a queue of
+ * its own. In step k + async_steps, or in the step of the next decomposition if that comes first, all ranks wait for their
+ * threads and start to use the results: which decomposition a step uses depends on its number alone. The first
+ * decomposition, and the first of another layout, is made at once: until then there is none that steps could use.
  *
  * The thread works on a twin of the preconditioner: the same layers, plan and options, with averages, bases and scratch
  * memory of its own, and without gradients. It sends nothing: communication is left to the caller's thread.
@@ -22,8 +22,8 @@ enum { MESSAGE_SIZE = 1024 };
 
 struct dsc_kfac_async {
     dsc_kfac *twin;
-    dsc_event *copied; /* the averages are; the twin's queue waits for it */
-    int running;       /* 1: the thread was started and not waited for */
+    dsc_event *copied; /* when the averages have been copied; the twin's queue waits for it */
+    int running;       /* 1: the thread was started and has not been joined */
     pthread_t thread;
     int index; /* the layout that it decomposes */
     dsc_status status;
