@@ -59,7 +59,8 @@ DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
  *   conv2d   a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c] of `conv`; weights are OHWI. With in_h and in_w
  *            0 images may have any size, which may change from capture to capture
  *   batch_norm   scale (weight_grad) and shift (bias_grad) of in_c channels; keeps its gradients unless
- *            options.norm says otherwise. Captured with dsc_kfac_capture_sample */
+ *            options.norm says otherwise. Captured with dsc_kfac_capture_sample. Other normalisations are
+ *            described in the same way where their normalised input is captured (a without mean and invstd) */
 typedef struct dsc_kfac_layer {
     size_t size;
     const char *name; /* not empty, and different for every layer */
@@ -323,7 +324,8 @@ DSC_API void dsc_kfac_gradients_init_sized(dsc_kfac_gradients *gradients, size_t
 /* Says where the gradients of layers first .. first + count - 1 are, which all have late_gradients. The memory
  * must be that of the layers' device, is read and written by work in the queue, and must stay until the work
  * of the next dsc_kfac_step is done. Such a layer takes part in a step when it has a gradient, whether it was
- * captured or not; it keeps the gradient as it is until it has been captured in a step that was decomposed.
+ * captured or not; it keeps the gradient as it is until it has been captured in a step that was decomposed
+ * (a batch norm until it has been captured; its numbers must lie next to each other: out_stride 1).
  * Weights that are OHWI and have no bias are used where they are, others are gathered and written back by one
  * operation for all layers. Not collective. */
 DSC_API dsc_status dsc_kfac_set_gradients(dsc_kfac *kfac, int64_t first, int64_t count,

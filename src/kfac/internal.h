@@ -252,8 +252,9 @@ typedef enum dsc_kfac_counter {
 /* A batch norm that is preconditioned. */
 typedef struct dsc_kfac_norm {
     int64_t layer, channels;
-    dsc_tensor f, batch; /* [3, channels] Fisher matrices: running average; of this step */
-    dsc_tensor p;        /* [2, channels] preconditioned gradients of scale and shift */
+    dsc_tensor gamma, shift; /* [channels] gradients of scale and shift; late ones are where the step says */
+    dsc_tensor f, batch;     /* [3, channels] Fisher matrices: running average; of this step */
+    dsc_tensor p;            /* [2, channels] preconditioned gradients of scale and shift */
 } dsc_kfac_norm;
 
 /* All of them; everything is empty without options.norm. */
@@ -562,6 +563,9 @@ dsc_status dsc_kfac_upkeep_set(dsc_kfac *k, dsc_queue *q, const double *host) DS
 dsc_status dsc_kfac_norm_find(dsc_kfac *k) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_norm_destroy(dsc_kfac *k);
+/* The gradients of a batch norm with late gradients are there in this step. Does nothing for other layers. */
+dsc_status dsc_kfac_norm_set_gradients(dsc_kfac *k, int64_t layer,
+                                       const dsc_kfac_gradients *gradients) DSC_MUST_CHECK;
 /* Adds the matrices of a batch norm's captured samples to those of the step. */
 dsc_status dsc_kfac_norm_capture(dsc_kfac *k, dsc_queue *q, int64_t layer,
                                  const dsc_kfac_sample *sample) DSC_MUST_CHECK;

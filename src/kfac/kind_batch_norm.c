@@ -12,9 +12,6 @@ static dsc_status read_channels(const dsc_kfac_layer *given, dsc_kfac_layer *own
 }
 
 static dsc_status check(const dsc_kfac_layer *layer) {
-    if (layer->late_gradients)
-        return DSC_FAIL(DSC_E_INVALID, "layer '%s': a batch norm cannot have late gradients: leave it out",
-                        layer->name);
     if (!layer->bias_grad.data)
         return DSC_FAIL(DSC_E_INVALID, "layer '%s': a batch norm needs the gradient of its shift, bias_grad",
                         layer->name);

@@ -140,6 +140,7 @@ static dsc_status set_layer(dsc_kfac *k, int64_t layer, const dsc_kfac_gradients
         place_units(k, layer, g, &w);
     } else {
         leave_out(k, layer);
+        DSC_TRY(dsc_kfac_norm_set_gradients(k, layer, g));
     }
     p->present = g->weight != NULL;
     p->set = 1;
@@ -166,7 +167,7 @@ dsc_status dsc_kfac_set_gradients(dsc_kfac *kfac, int64_t first, int64_t count,
 
 dsc_status dsc_kfac_late_check(const dsc_kfac *k) {
     for (int64_t l = 0; k->any_late && l < k->layer_count; l++)
-        if (k->layers[l].late_gradients && !k->progress[l].set && k->first_unit[l] < k->first_unit[l + 1])
+        if (k->layers[l].late_gradients && !k->progress[l].set && dsc_kfac_covers(k, l))
             return DSC_FAIL(DSC_E_INVALID,
                             "K-FAC: step %lld: the gradients of layer '%s' were not set since the last step: "
                             "call dsc_kfac_set_gradients before dsc_kfac_step",

@@ -7,7 +7,8 @@
  *
  * The matrices are small, so that every rank keeps all of them and solves with the present ones in every step,
  * whatever the strategy. <P, D> counts in the clip. Layers that did not run keep their gradient; so do all where
- * K-FAC covers no other layer. */
+ * K-FAC covers no other layer. Late gradients are preconditioned where there is one, captured or not, once F holds
+ * something of a batch. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -29,6 +30,11 @@ static dsc_status check_names(const dsc_kfac *k, int64_t layer) {
     return DSC_OK;
 }
 
+/* A vector of a number for each channel. */
+static dsc_tensor channels_at(const dsc_kfac *k, void *data, int64_t channels) {
+    return dsc_tensor_view(k->device, data, k->dtype, 1, &channels);
+}
+
 dsc_status dsc_kfac_norm_find(dsc_kfac *k) {
     dsc_kfac_norms *n = &k->norms;
     unsigned char *skip;
@@ -44,7 +50,10 @@ dsc_status dsc_kfac_norm_find(dsc_kfac *k) {
         if (layer->kind != DSC_KFAC_BATCH_NORM || skip[l])
             continue;
         n->of[l] = n->count;
-        n->list[n->count++] = (dsc_kfac_norm){.layer = l, .channels = layer->in_c};
+        n->list[n->count++] = (dsc_kfac_norm){.layer = l,
+                                              .channels = layer->in_c,
+                                              .gamma = channels_at(k, layer->weight_grad.data, layer->in_c),
+                                              .shift = channels_at(k, layer->bias_grad.data, layer->in_c)};
         n->widest = layer->in_c > n->widest ? layer->in_c : n->widest;
         status = check_names(k, l);
         if (status == DSC_OK && layer->weight_grad.device != k->device)
@@ -114,6 +123,21 @@ void dsc_kfac_norm_destroy(dsc_kfac *k) {
         dsc_tensor_free(blocks[i]);
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
+}
+
+dsc_status dsc_kfac_norm_set_gradients(dsc_kfac *k, int64_t layer, const dsc_kfac_gradients *gradients) {
+    if (!dsc_kfac_is_norm(k, layer) || !gradients->weight)
+        return DSC_OK;
+    dsc_kfac_norm *norm = &k->norms.list[k->norms.of[layer]];
+    if (gradients->out_stride != 1 && norm->channels > 1)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC: layer '%s': the gradient of its scale has a stride of %lld: the numbers of a batch "
+            "norm must lie next to each other",
+            k->layers[layer].name, (long long)gradients->out_stride);
+    norm->gamma.data = gradients->weight;
+    norm->shift.data = gradients->bias;
+    return DSC_OK;
 }
 
 /* ---- captures ---- */
@@ -216,22 +240,25 @@ dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) {
 
 /* ---- preconditioning ---- */
 
+static int takes_part(const dsc_kfac *k, int64_t layer) {
+    const dsc_kfac_progress *p = &k->progress[layer];
+    return k->layers[layer].late_gradients ? p->present && p->contributed : p->captures > 0;
+}
+
 dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) {
     dsc_kfac_norms *n = &k->norms;
     dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
     n->active = 0;
     for (int64_t i = 0; i < n->count; i++) {
         const dsc_kfac_norm *norm = &n->list[i];
-        const dsc_kfac_layer *l = &k->layers[norm->layer];
-        int64_t c = norm->channels, used = 0;
-        const int64_t row[2] = {1, c};
-        if (k->progress[norm->layer].captures == 0)
+        const int64_t row[2] = {1, norm->channels};
+        int64_t used = 0;
+        if (!takes_part(k, norm->layer))
             continue;
-        dsc_tensor gamma = dsc_tensor_view(k->device, l->weight_grad.data, k->dtype, 1, &c);
-        dsc_tensor shift = dsc_tensor_view(k->device, l->bias_grad.data, k->dtype, 1, &c);
-        n->solves[n->active] = (dsc_norm_solve_item){norm->f, gamma, shift, norm->p};
+        n->solves[n->active] = (dsc_norm_solve_item){norm->f, norm->gamma, norm->shift, norm->p};
         for (int half = 0; half < 2; half++) {
-            dsc_tensor p = dsc_kfac_carve(&norm->p, &used, 2, row), *d = half ? &shift : &gamma;
+            dsc_tensor p = dsc_kfac_carve(&norm->p, &used, 2, row);
+            const dsc_tensor *d = half ? &norm->shift : &norm->gamma;
             dsc_tensor wide = dsc_tensor_view(k->device, d->data, k->dtype, 2, row);
             n->dots[2 * n->active + half] = (dsc_dot_item){p, wide};
             n->joins[2 * n->active + half] = (dsc_join_item){.w = wide, .d = p};

@@ -495,6 +495,15 @@ static int is_untouched(const dsc_kfac_entry *entry, const struct dsc_kfac_sourc
     return 1;
 }
 
+/* 1 when the matrices [3, channels] of a batch norm are those before the first batch. */
+static int is_identity(const dsc_kfac_entry *entry, const void *host) {
+    int64_t c = entry->dim[1];
+    for (int64_t i = 0; i < 3 * c; i++)
+        if (number_at(entry->dtype, host, i) != (i / c == 1 ? 0 : 1))
+            return 0;
+    return 1;
+}
+
 /* Notes on rank 0 which layers' averages and decompositions hold something of a batch. With eigenvectors the
  * values tell. */
 static void note_touched(dsc_kfac *k, const dsc_kfac_entry *entry, const struct dsc_kfac_source *s,
@@ -551,7 +560,9 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     }
     if (k->rank != 0 || s->next)
         return DSC_OK;
-    if (!dsc_kfac_is_norm(k, s->layer))
+    if (dsc_kfac_is_norm(k, s->layer))
+        k->progress[s->layer].contributed = !is_identity(entry, host);
+    else
         note_touched(k, entry, s, host);
     return s->values || s->spread ? check_values(entry, host) : DSC_OK;
 }

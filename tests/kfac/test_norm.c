@@ -402,6 +402,112 @@ static void test_resume(void **state) {
     all_fine(comm);
 }
 
+/* Where the gradients of a rig are, for layers that are described as late. absent: the batch norm has none. */
+static void set_gradients(const rig *r, dsc_kfac *kfac, int absent) {
+    dsc_kfac_gradients g[2];
+    for (int i = 0; i < 2; i++)
+        dsc_kfac_gradients_init(&g[i]);
+    g[0].weight = r->weight.data;
+    g[0].bias = r->bias.data;
+    g[0].out_stride = IN;
+    g[0].in_stride = g[1].out_stride = 1;
+    g[1].weight = absent ? NULL : r->gamma.data;
+    g[1].bias = absent ? NULL : r->shift.data;
+    EXPECT_OK(dsc_kfac_set_gradients(kfac, 0, 2, g));
+}
+
+/* One step with late gradients, which are captured only where the averages are updated. */
+static void late_step(const rig *r, dsc_kfac *kfac, int64_t step, int absent, gradients *got) {
+    static pass_data d;
+    EXPECT_OK(dsc_kfac_begin(kfac, 1));
+    if (step % 2 == 0) {
+        dsc_kfac_sample sample;
+        dsc_kfac_sample_init(&sample);
+        draw(r, step, 0, 1, &d);
+        sample.a = r->x;
+        sample.y = r->y;
+        sample.g = r->dy;
+        sample.mean = r->mean;
+        sample.invstd = r->invstd;
+        if (!absent)
+            EXPECT_OK(dsc_kfac_capture_sample(kfac, r->at->queue, 1, &sample));
+        EXPECT_OK(dsc_kfac_capture(kfac, r->at->queue, 0, &r->a, &r->g));
+    }
+    put_gradients(r, step, got);
+    set_gradients(r, kfac, absent);
+    EXPECT_OK(dsc_kfac_step(kfac, r->at->queue, 0.5));
+    take_gradients(r, got);
+}
+
+static int is_near(const rig *r, const gradients *got, const gradients *want) {
+    const double *a = (const double *)got, *b = (const double *)want;
+    int fine = 1;
+    for (size_t i = 0; i < sizeof *got / sizeof *a; i++)
+        fine &= near(r, a[i], b[i]);
+    return fine;
+}
+
+/* Gradients whose memory differs from step to step are preconditioned as those that stay where they are. They are also
+ * preconditioned in steps that do not capture, but not before the first capture, nor where there are none. */
+static void test_late(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        rig r, other;
+        gradients d, want, got;
+        rig_open(&r, &places[p]);
+        rig_open(&other, &places[p]);
+        const variant v = {DSC_KFAC_NORM_FULL, 1, 0, 1, 1, 4};
+        dsc_kfac_options options = options_for(&v, 0.001);
+        dsc_kfac *plain = make(&r, &options);
+        rig late = r;
+        late.layers[0].late_gradients = late.layers[1].late_gradients = 1;
+        dsc_kfac *kfac = make(&late, &options);
+        for (int64_t k = 0; k < 7 && plain && kfac; k++) {
+            put_gradients(&r, k, &d);
+            EXPECT_OK(run(&r, plain, k, &v, NULL));
+            take_gradients(&r, &want);
+            late_step(k % 2 ? &other : &r, kfac, k, k == v.absent_step, &got);
+            EXPECT(is_near(&r, &got, &want));
+        }
+        dsc_kfac_destroy(&kfac);
+        kfac = make(&late, &options);
+        for (int64_t k = 0; k < 2 && kfac; k++) { /* has a gradient, but was never captured */
+            late_step(&r, kfac, 2 * k, 1, &got);
+            late_step(&r, kfac, 2 * k + 1, 0, &got);
+            put_gradients(&r, 2 * k + 1, &d);
+            EXPECT(memcmp(got.gamma, d.gamma, sizeof d.gamma) == 0);
+            EXPECT(memcmp(got.shift, d.shift, sizeof d.shift) == 0);
+        }
+        dsc_kfac_destroy(&kfac);
+        dsc_kfac_destroy(&plain);
+        rig_close(&other);
+        rig_close(&r);
+    }
+    all_fine(comm);
+}
+
+/* Late gradients of a batch norm must be set, and be contiguous. */
+static void refuse_late(const rig *r, const dsc_kfac_options *options) {
+    rig late = *r;
+    late.layers[0].late_gradients = late.layers[1].late_gradients = 1;
+    dsc_kfac *kfac = make(&late, options);
+    dsc_kfac_gradients g[2];
+    for (int i = 0; i < 2; i++)
+        dsc_kfac_gradients_init(&g[i]);
+    EXPECT_OK(dsc_kfac_begin(kfac, 1));
+    EXPECT_OK(dsc_kfac_set_gradients(kfac, 0, 1, g));
+    EXPECT_FAILS(DSC_E_INVALID, "the gradients of layer 'bn' were not set",
+                 dsc_kfac_step(kfac, r->at->queue, 0.5));
+    g[1].weight = r->gamma.data;
+    g[1].bias = r->shift.data;
+    g[1].out_stride = 2;
+    EXPECT_FAILS(DSC_E_INVALID, "must lie next to each other", dsc_kfac_set_gradients(kfac, 1, 1, g + 1));
+    g[1].bias = NULL;
+    EXPECT_FAILS(DSC_E_INVALID, "the gradient of its bias is missing",
+                 dsc_kfac_set_gradients(kfac, 1, 1, g + 1));
+    dsc_kfac_destroy(&kfac);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     rig r;
@@ -414,10 +520,6 @@ static void test_refusals(void **state) {
     rig bad = r;
     bad.layers[1].bias_grad = (dsc_tensor){0};
     EXPECT_FAILS(DSC_E_INVALID, "needs the gradient of its shift",
-                 dsc_kfac_create(comm, r.at->queue, bad.layers, 2, &options, &kfac));
-    bad = r;
-    bad.layers[1].late_gradients = 1;
-    EXPECT_FAILS(DSC_E_INVALID, "cannot have late gradients",
                  dsc_kfac_create(comm, r.at->queue, bad.layers, 2, &options, &kfac));
     bad = r;
     bad.layers[1].in_c = CHANNELS + 1;
@@ -435,7 +537,8 @@ static void test_refusals(void **state) {
     sample.g = r.g;
     EXPECT_FAILS(DSC_E_INVALID, "the last dimension of the gradient at its output is 2, expected 4",
                  dsc_kfac_capture_sample(kfac, r.at->queue, 1, &sample));
-    dsc_kfac_abandon(&kfac);
+    dsc_kfac_destroy(&kfac);
+    refuse_late(&r, &options);
     rig_close(&r);
     all_fine(comm);
 }
@@ -443,7 +546,7 @@ static void test_refusals(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_steps),  cmocka_unit_test(test_left_out), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_resume), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_late),     cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, open_crew, close_crew);
 }

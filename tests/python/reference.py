@@ -133,6 +133,68 @@ class ConvReference:
         return np.concatenate(weights), np.concatenate(biases) if biases else None
 
 
+class NormUnit(Unit):
+    """Scale and shift of a normalisation: a matrix of 2 x 2 numbers for each channel, which every
+    step solves with as it is."""
+
+    def __init__(self, diagonal):
+        super().__init__(False)
+        self.diagonal = diagonal
+
+    def absorb(self, batch, decay):
+        if self.average is None:
+            self.average = np.tile(np.eye(2), (len(batch[1]), 1, 1))
+        self.average = decay * self.average + (1 - decay) * batch[1]
+
+    def decompose(self, method, damping):
+        pass
+
+    def precondition(self, d, method, damping):
+        if self.average is None:
+            return d
+        f = self.average * np.eye(2) if self.diagonal else self.average
+        return np.linalg.solve(f + damping * np.eye(2), d[..., None])[..., 0]
+
+
+class NormReference:
+    """nn.BatchNorm of any dimension, or nn.LayerNorm over the last one."""
+
+    def __init__(self, module, diagonal=False):
+        self.module = module
+        self.units = [NormUnit(diagonal)]
+
+    def normalised(self, a):
+        """The input as [samples, positions, channels] before scale and shift."""
+        m = self.module
+        if hasattr(m, "normalized_shape"):
+            x = a.reshape(-1, 1, a.shape[-1])
+            mean, var = x.mean(axis=2, keepdims=True), x.var(axis=2, keepdims=True)
+        else:
+            x = np.moveaxis(a, 1, -1).reshape(a.shape[0], -1, a.shape[1])
+            mean, var = x.mean(axis=(0, 1)), x.var(axis=(0, 1))
+            if not m.training:
+                mean = m.running_mean.detach().cpu().double().numpy()
+                var = m.running_var.detach().cpu().double().numpy()
+        return (x - mean) / np.sqrt(var + m.eps)
+
+    def pass_factors(self, a, g):
+        """(0, mean over the samples of u u'), u [channels, 2] the gradient of one sample's loss."""
+        x = self.normalised(a)
+        if not hasattr(self.module, "normalized_shape"):
+            g = np.moveaxis(g, 1, -1)
+        g = g.reshape(x.shape)
+        u = len(x) * np.stack([(g * x).sum(axis=1), g.sum(axis=1)], axis=-1)
+        return [(0.0, (u[..., :, None] * u[..., None, :]).mean(axis=0))]
+
+    def read(self):
+        m = self.module
+        both = [p.grad.detach().cpu().double().numpy() for p in (m.weight, m.bias)]
+        return [np.stack(both, axis=-1)]
+
+    def split(self, p):
+        return p[0][:, 0], p[0][:, 1]
+
+
 class Reference:
     """K-FAC over layers that note their inputs and output gradients by plain hooks."""
 

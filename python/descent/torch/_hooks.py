@@ -43,10 +43,10 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 def make_hook(switch: Switch, kfac: Any, layer: Layer) -> Callable[..., None]:
     """The forward hook of a layer's module."""
 
-    def captured(a: torch.Tensor, g: torch.Tensor) -> None:
+    def captured(a: torch.Tensor, reader: Any, g: torch.Tensor) -> None:
         this = kfac()
         if this is not None:
-            this._captured(layer, a, g)
+            this._captured(layer, a, reader, g)
 
     def note(inputs: Tuple[Any, ...], output: Any) -> None:
         if not (isinstance(output, torch.Tensor) and output.requires_grad):
@@ -54,7 +54,7 @@ def make_hook(switch: Switch, kfac: Any, layer: Layer) -> Callable[..., None]:
         if not inputs or not isinstance(inputs[0], torch.Tensor) or not torch.is_grad_enabled():
             return
         layer.pending += 1
-        output.register_hook(functools.partial(captured, inputs[0].detach()))
+        output.register_hook(functools.partial(captured, inputs[0].detach(), layer.reader()))
 
     note_outside = outside_graphs(note)
 

@@ -1,5 +1,5 @@
-"""K-FAC for PyTorch: rewrites the gradients of linear and convolution layers between
-`loss.backward()` and `optimizer.step()`.
+"""K-FAC for PyTorch: rewrites the gradients of linear, convolution and (with `norm`) normalisation
+layers between `loss.backward()` and `optimizer.step()`.
 
 A forward hook on every layer, active only in steps that update the factors, puts a hook on the
 layer's output; that hook sees the gradient and hands it, with the layer's input, to the library. In
@@ -25,44 +25,19 @@ from .._library import (
     KfacOptions, KfacReport, Tensor, initialised, lib,
 )  # fmt: skip
 from ..errors import InvalidError, UnsupportedError
+from ._choices import STRATEGIES, choice, stored_dtype
 from ._device import TORCH_DTYPES, device_of, single_device
 from ._hooks import Switch, make_hook
 from ._model import refuse_sharded, unwrap
 from ._terms import LossTerms, Terms
-from .layers import CONV2D, Layer, find_layers
+from .layers import BATCH_NORM, CONV2D, Layer, find_layers
 
 _log = logging.getLogger("descent")
 
 Value = Union[float, Callable[[int], float]]
 
-_METHODS = {"eigen": 0, "inverse": 1}
-_REFRESHES = {"exact": 0, "warm": 1}
-_SPLITS = {"none": 0, "pi": 1}
-_CLIP_SCALINGS = {"none": 0, "ranks": 1}
-_CLIPS = {"global": 0, "layer": 1}
-_EKFACS = {"off": 0, "batch": 1, "samples": 2}
-_SCALINGS = {"paper": 0, "kfac-pytorch": 1}
-_STRATEGIES = {"comm_opt": 0, "mem_opt": 1, "hybrid_opt": 2, "layer_wise": 3}
-_PLACEMENTS = {"round_robin": 0, "compute": 1, "memory": 2}
 _ALARMS = (None, "parallel", "refused", "clipped")  # in the order of dsc_kfac_alarm
 _HYPER = ("factor_update_steps", "inv_update_steps", "damping", "factor_decay", "kl_clip", "lr")
-
-
-def _choice(name: str, value: Any, known: Dict[str, int]) -> int:
-    """The number of a choice that is given as a text or as a member of an enum."""
-    text = str(getattr(value, "name", value)).lower().replace("-", "_")
-    for key, number in known.items():
-        if key.replace("-", "_") == text:
-            return number
-    raise InvalidError(f"KFAC: {name}={value!r}: known are {', '.join(known)}")
-
-
-def _dtype(name: str, value: Optional[torch.dtype]) -> int:
-    known = {None: F32, torch.float32: F32, torch.float64: F32, torch.bfloat16: BF16}
-    known[torch.float16] = F16
-    if value not in known:
-        raise InvalidError(f"KFAC: {name}={value}: known are float32, bfloat16 and float16")
-    return known[value]
 
 
 def _hyper_property(name: str) -> Any:
@@ -118,6 +93,8 @@ class KFAC(torch.optim.Optimizer):
         batch, whose order must be random; 0: all.
     ekfac: "batch" or "samples": eigenvalues of a layer from second moments of the batch's
         gradient, or of those of single samples; "off": products of the factors' eigenvalues.
+    norm: "full" or "diagonal": scale and shift of nn.BatchNorm1d to 3d and nn.LayerNorm are
+        preconditioned, too, with or without the element that couples them; "off": they are not.
     rank: with "warm", the share of eigenvectors that is kept of factors of more than 128 rows.
     grad_worker_fraction: "comm_opt", "hybrid_opt", "mem_opt", or a fraction of the ranks.
     assignment_strategy: "compute", "memory" or "round_robin".
@@ -163,6 +140,7 @@ class KFAC(torch.optim.Optimizer):
         rank: float = 1.0,
         ekfac: Any = "off",
         clip: Any = "global",
+        norm: Any = "off",
         compute_eigenvalue_outer_product: bool = False,
         grad_worker_fraction: Any = "comm_opt",
         symmetry_aware: bool = True,
@@ -181,9 +159,10 @@ class KFAC(torch.optim.Optimizer):
         refuse_sharded(model, "KFAC")
         inner = unwrap(model)
         patterns = [skip_layers] if isinstance(skip_layers, str) else list(skip_layers or [])
-        self._layers, unknown, shared = find_layers(inner, patterns)
+        norm_choice = choice("norm", norm)
+        self._layers, unknown, shared = find_layers(inner, patterns, norms=norm_choice > 0)
         self._report_unsupported(unsupported, unknown, shared)
-        if not self._layers:
+        if all(layer.kind == BATCH_NORM for layer in self._layers):
             raise InvalidError(
                 "KFAC: the model has no trainable linear or convolution layer that is not skipped"
             )
@@ -225,22 +204,23 @@ class KFAC(torch.optim.Optimizer):
         self._comm = _comm.as_communicator(comm)
         self._alone = self._comm.size == 1
         self._options = self._make_options(
-            method=_choice("compute_method", compute_method, _METHODS),
-            refresh=_choice("refresh", refresh, _REFRESHES),
+            method=choice("compute_method", compute_method),
+            refresh=choice("refresh", refresh),
             async_steps=int(async_steps),
-            damping_split=_choice("damping_split", damping_split, _SPLITS),
+            damping_split=choice("damping_split", damping_split),
             warmup_factors=int(warmup_factors),
-            kl_clip_scaling=_choice("kl_clip_scaling", kl_clip_scaling, _CLIP_SCALINGS),
+            kl_clip_scaling=choice("kl_clip_scaling", kl_clip_scaling),
             factor_samples=int(factor_samples),
             rank=float(rank),
-            ekfac=_choice("ekfac", ekfac, _EKFACS),
-            clip=_choice("clip", clip, _CLIPS),
-            scaling=_choice("scaling", scaling, _SCALINGS),
-            placement=_choice("assignment_strategy", assignment_strategy, _PLACEMENTS),
+            ekfac=choice("ekfac", ekfac),
+            clip=choice("clip", clip),
+            norm=norm_choice,
+            scaling=choice("scaling", scaling),
+            placement=choice("assignment_strategy", assignment_strategy),
             outer_product=int(compute_eigenvalue_outer_product),
             symmetric=int(symmetry_aware),
-            factor_dtype=_dtype("factor_dtype", factor_dtype),
-            inverse_dtype=_dtype("inv_dtype", inv_dtype),
+            factor_dtype=stored_dtype("factor_dtype", factor_dtype),
+            inverse_dtype=stored_dtype("inv_dtype", inv_dtype),
             passes=self._accumulation_steps,
             diag_blocks=self._diag_blocks,
             bucket_bytes=max(1, int(allreduce_bucket_cap_mb * (1 << 20))),
@@ -308,14 +288,14 @@ class KFAC(torch.optim.Optimizer):
             ranks = self._comm.size
             fraction = float(fraction) or 1.0 / ranks
             if fraction == 1:
-                self._options.strategy = _STRATEGIES["comm_opt"]
+                self._options.strategy = STRATEGIES["comm_opt"]
             elif fraction <= 1 / ranks:
-                self._options.strategy = _STRATEGIES["mem_opt"]
+                self._options.strategy = STRATEGIES["mem_opt"]
             else:
-                self._options.strategy = _STRATEGIES["hybrid_opt"]
+                self._options.strategy = STRATEGIES["hybrid_opt"]
                 self._options.grad_worker_fraction = fraction
         else:
-            self._options.strategy = _choice("grad_worker_fraction", fraction, _STRATEGIES)
+            self._options.strategy = choice("grad_worker_fraction", fraction)
         if self._options.strategy in (1, 3) and not self._options.colocate_factors:
             warnings.warn(
                 "KFAC: with mem_opt A and G of a layer are on one rank: colocate_factors=True",
@@ -450,8 +430,8 @@ class KFAC(torch.optim.Optimizer):
         self._begun = True
         self._captures = 0
 
-    def _captured(self, layer: Layer, a: torch.Tensor, g: torch.Tensor) -> None:
-        """The gradient at a layer's output has been computed."""
+    def _captured(self, layer: Layer, a: torch.Tensor, reader: Any, g: torch.Tensor) -> None:
+        """The gradient at a layer's output has been computed. reader: of Layer.reader()."""
         if not self._switch.on or not self._handle or (a.numel() == 0 and self._alone):
             return  # with several ranks the others may have rows: see fill_sample
         if not self._begun:
@@ -467,6 +447,8 @@ class KFAC(torch.optim.Optimizer):
             layer.several_uses = True
             lib.dsc_kfac_set_uses(self._handle, layer.index, 0)
         layer.pending = max(0, layer.pending - 1)
+        if reader is not None and a.numel() > 0:
+            a = reader(a)
         g = self._loss_terms.adjust(layer.index, g.detach())
         keep = layer.point_sample(self._device, a, g)
         lib.dsc_kfac_capture_sample(
@@ -637,7 +619,7 @@ class KFAC(torch.optim.Optimizer):
             f"{side}_{what}": 0 for what in ("factors", "batch", "inverses") for side in ("a", "g")
         }
         waits = ranks > 1 or self._accumulation_steps > 1 or self._options.late_factors
-        everywhere = self._options.strategy == _STRATEGIES["comm_opt"] or ranks == 1
+        everywhere = self._options.strategy == STRATEGIES["comm_opt"] or ranks == 1
         for unit, side, n, owner in items:
             letter = "ag"[side]
             if everywhere or owner == rank:
@@ -646,7 +628,7 @@ class KFAC(torch.optim.Optimizer):
                 elements = n * (n + 1) // 2 if self._options.symmetric else n * n
                 usage[f"{letter}_batch"] += elements * real
             if rank % units[unit][5] == units[unit][4]:
-                eigenvalues = n * real if self._options.method == _METHODS["eigen"] else 0
+                eigenvalues = n * real if self._options.method == choice("compute_method", "eigen") else 0
                 usage[f"{letter}_inverses"] += n * n * inverse + eigenvalues
         usage["total"] = sum(usage.values())
         return usage
@@ -691,7 +673,7 @@ class KFAC(torch.optim.Optimizer):
     @property
     def _holds_everything(self) -> bool:
         """True when every rank holds the factors and decompositions of all layers."""
-        return self._options.strategy == _STRATEGIES["comm_opt"] or self._comm.size == 1
+        return self._options.strategy == STRATEGIES["comm_opt"] or self._comm.size == 1
 
     def _read_entries(self, alone: bool = False) -> Dict[str, torch.Tensor]:
         """Factors and decompositions by their names, in host memory. alone: those of this rank

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import re
 from ctypes import byref
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from .._library import (
 from ..errors import InvalidError
 from ._device import DTYPES, Device
 
-LINEAR, CONV2D = range(2)  # dsc_kfac_kind
+LINEAR, CONV2D, BATCH_NORM = range(3)  # dsc_kfac_kind
 
 HALVES = (torch.bfloat16, torch.float16)
 
@@ -97,6 +97,11 @@ class Layer:
         out.dtype = DTYPES.get(self.dtype, F32)
 
     # -- captures --
+
+    def reader(self) -> Optional[Callable[[torch.Tensor], torch.Tensor]]:
+        """Called after a forward pass: what turns the input into the tensor that is captured, as
+        the module was in that pass. None: the input itself is."""
+        return None
 
     def point_sample(self, device: Device, a: torch.Tensor, g: torch.Tensor) -> Any:
         """Points the sample at the layer's input and at the gradient of its output. Returns what
@@ -285,6 +290,65 @@ class Conv(Layer):
         return outer, inner, position
 
 
+class BatchNorm(Layer):
+    """Scale and shift of nn.BatchNorm1d, 2d or 3d. The normalised input is captured, which is
+    computed again from the input."""
+
+    kind = BATCH_NORM
+
+    @property
+    def in_features(self) -> int:
+        return int(self.weight.numel())
+
+    @property
+    def out_features(self) -> int:
+        return self.in_features
+
+    def reader(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        m: Any = self.module
+        mean, var = m.running_mean, m.running_var
+        of_batch = m.training or mean is None or var is None
+        if of_batch:
+            mean = var = None
+        else:  # as they are now: a later pass may change them
+            mean, var = mean.to(self.dtype, copy=True), var.to(self.dtype, copy=True)
+
+        def normalise(x: torch.Tensor) -> torch.Tensor:
+            x = x.to(self.dtype)
+            return nn.functional.batch_norm(x, mean, var, training=of_batch, eps=m.eps)
+
+        return normalise
+
+    def _by_sample(self, x: torch.Tensor) -> torch.Tensor:
+        """x as [samples, positions, channels], in the type of the gradients."""
+        x = x.to(self.dtype).movedim(1, -1).contiguous()
+        return x.view(x.shape[0], -1, self.in_features)
+
+    def fill_sample(self, device: Device, a: torch.Tensor, g: torch.Tensor) -> Any:
+        a, g = self._by_sample(_not_empty(a)), self._by_sample(_not_empty(g))
+        device.fill(self.sample.a, a, list(a.shape))
+        device.fill(self.sample.g, g, list(g.shape))
+        return a, g
+
+    def _normal_strides(self, grad: torch.Tensor) -> Optional[Tuple[int, int, int]]:
+        return (1, 0, 0) if grad.is_contiguous() else None
+
+
+class LayerNorm(BatchNorm):
+    """Scale and shift of nn.LayerNorm. Every row is a sample, as for linear layers."""
+
+    def reader(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        m: Any = self.module
+
+        def normalise(x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.layer_norm(x.to(self.dtype), m.normalized_shape, eps=m.eps)
+
+        return normalise
+
+    def _by_sample(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype).reshape(-1, 1, self.in_features).contiguous()
+
+
 def _is_transposed_linear(module: nn.Module) -> bool:
     weight = getattr(module, "weight", None)
     return (
@@ -311,10 +375,25 @@ def layer_for(name: str, module: nn.Module) -> Optional[Layer]:
     return TransposedLinear(name, module) if _is_transposed_linear(module) else None
 
 
+def norm_for(name: str, module: nn.Module) -> Optional[Layer]:
+    """The layer of a normalisation whose scale and shift are both trained; else None."""
+    parameters = [module._parameters.get(key) for key in ("weight", "bias")]
+    if not all(p is not None and p.requires_grad for p in parameters):
+        return None
+    known: List[Tuple[Any, Any]] = [
+        (nn.BatchNorm1d, BatchNorm), (nn.BatchNorm2d, BatchNorm), (nn.BatchNorm3d, BatchNorm),
+        (nn.LayerNorm, LayerNorm),
+    ]  # fmt: skip
+    for cls, kind in known:
+        if isinstance(module, cls) and type(module).forward is cls.forward:
+            return kind(name, module)
+    return None
+
+
 def find_layers(
-    model: nn.Module, skip_layers: Sequence[str]
+    model: nn.Module, skip_layers: Sequence[str], norms: bool = False
 ) -> Tuple[List[Layer], List[str], List[str]]:
-    """All layers of a model, in the order of named_modules.
+    """All layers of a model, in the order of named_modules; norms: also normalisations.
 
     Returns also the modules with weights that K-FAC does not know, and those that share their
     weight with another module, both as "name (class)". Modules that a pattern of skip_layers
@@ -330,13 +409,14 @@ def find_layers(
                 owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     for name, module in model.named_modules():
         weights = [p for p in module.parameters(recurse=False) if p.requires_grad and p.dim() > 1]
-        if not weights:
-            continue
         cls = type(module).__name__
         name = name or cls.lower()
+        layer = norm_for(name, module) if norms else None
+        if not weights and layer is None:
+            continue
         if any(re.search(pattern, name) or re.search(pattern, cls) for pattern in skip_layers):
             continue
-        layer = layer_for(name, module)
+        layer = layer or layer_for(name, module)
         if layer is None:
             if any(p.numel() > max(p.shape) for p in weights):  # not a vector written as [c, 1, 1]
                 unknown.append(f"{name} ({cls})")

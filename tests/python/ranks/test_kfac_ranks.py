@@ -102,6 +102,36 @@ def test_equals_one_rank(fraction, method, passes):
     kfac.close()
 
 
+class NormNet(nn.Module):
+    """With a normalisation that does not depend on the other samples of a batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(98, 6)
+        self.norm = nn.LayerNorm(6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x, extra=False):
+        return self.head(torch.tanh(self.norm(self.linear(x.flatten(1)))))
+
+
+@pytest.mark.parametrize("fraction", fractions())
+def test_norm_equals_one_rank(fraction):
+    models, objects = [], []
+    for more in ({"comm": alone()}, {"grad_worker_fraction": fraction}):
+        torch.manual_seed(7)
+        models.append(NormNet().double())
+        objects.append(KFAC(models[-1], damping=0.003, factor_update_steps=2, inv_update_steps=2,
+                            norm="full", **more))  # fmt: skip
+    for step in range(4):
+        x, y = whole_batch(step)
+        expected = local_step(models[0], objects[0], x, y)
+        got = local_step(models[1], objects[1], mine(x), mine(y))
+        for a, b in zip(expected, got):
+            np.testing.assert_allclose(b.numpy(), a.numpy(), rtol=1e-7, atol=1e-12)
+    objects[1].close()
+
+
 def test_assignment_is_printed():
     _, kfac = build(grad_worker_fraction="mem_opt")
     text = repr(kfac)
