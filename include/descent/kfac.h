@@ -413,6 +413,23 @@ DSC_API int dsc_kfac_decomposed(const dsc_kfac *kfac);
 DSC_API dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue,
                                        const dsc_kfac_report **out) DSC_MUST_CHECK;
 
+/* Bytes of the device's memory that this rank holds at present, by purpose; [2]: of A and of G. The caller sets
+ * `size` to sizeof(dsc_kfac_memory). */
+typedef struct dsc_kfac_memory {
+    size_t size;
+    size_t factors[2];        /* running averages */
+    size_t batches[2];        /* batch factors that wait to be averaged */
+    size_t decompositions[2]; /* eigenvectors and eigenvalues that are kept, or inverses */
+    size_t outer_products;    /* of options.outer_product */
+    size_t moments;           /* EKFAC: second moments, running averages and those of a step */
+    size_t norms;             /* Fisher matrices of batch norms, running averages and those of a step */
+    /* Everything else: gathered and preconditioned gradients, scratch memory, and with options.async_steps the
+     * second set of factors and decompositions. */
+    size_t work;
+} dsc_kfac_memory;
+/* Not collective. Waits for a decomposition that is under way beside the steps. */
+DSC_API dsc_status dsc_kfac_get_memory(dsc_kfac *kfac, dsc_kfac_memory *out) DSC_MUST_CHECK;
+
 /* What may be wrong with a run. An alarm is given when its condition held in all steps that decomposed, over at
  * least options.health_steps steps; of several the first one of this list. */
 typedef enum dsc_kfac_alarm {

@@ -223,6 +223,19 @@ class KfacSample(Structure):
     ]
 
 
+class KfacMemory(Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("factors", c_size_t * 2),
+        ("batches", c_size_t * 2),
+        ("decompositions", c_size_t * 2),
+        ("outer_products", c_size_t),
+        ("moments", c_size_t),
+        ("norms", c_size_t),
+        ("work", c_size_t),
+    ]
+
+
 class KfacHealthReport(Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -380,6 +393,7 @@ STRUCTS: Dict[str, Type[Structure]] = {
     "dsc_kfac_options": KfacOptions,
     "dsc_kfac_gradients": KfacGradients,
     "dsc_kfac_sample": KfacSample,
+    "dsc_kfac_memory": KfacMemory,
     "dsc_kfac_health_report": KfacHealthReport,
     "dsc_kfac_times": KfacTimes,
     "dsc_kfac_layer_report": KfacLayerReport,
@@ -476,6 +490,7 @@ _FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {
     "dsc_kfac_decomposed": (c_int, [_H]),
     "dsc_kfac_nu": (_Status, [_H, _H, POINTER(c_double)]),
     "dsc_kfac_get_report": (_Status, [_H, _H, POINTER(POINTER(KfacReport))]),
+    "dsc_kfac_get_memory": (_Status, [_H, POINTER(KfacMemory)]),
     "dsc_kfac_health": (_Status, [_H, _H, POINTER(KfacHealthReport)]),
     "dsc_kfac_state_count": (c_int64, [_H]),
     "dsc_kfac_state_entries": (POINTER(KfacEntry), [_H]),

@@ -19,6 +19,7 @@
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
  *   norm.c             scale and shift of batch norms
  *   compare.c          whether the same layers ran on all ranks
+ *   memory_use.c       bytes held, by purpose
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
  *
  * A unit is a layer (or a group of one) with factors A and G; an item is a matrix to decompose: a factor, or

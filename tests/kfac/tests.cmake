@@ -15,6 +15,7 @@ descent_test(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kf
 descent_test(kfac-ekfac SOURCES kfac/test_ekfac.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2)
 descent_test(kfac-norm SOURCES kfac/test_norm.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2)
 descent_test(kfac-async SOURCES kfac/test_async.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2)
+descent_test(kfac-memory SOURCES kfac/test_memory.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 4 SANITIZED 1 2)
 descent_test(kfac-abandon SOURCES kfac/test_abandon.c kfac/net.c ROOMS kfac)
 descent_test(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-solve SOURCES kfac/test_solve.c ${kfac_twin} ROOMS kfac)

@@ -554,6 +554,59 @@ def test_memory_usage_and_repr(device):
     assert "conv1: conv2d, A 27 x 27, G 8 x 8" in text and "linear: linear, A 7 x 7" in text
 
 
+class Wide(nn.Module):
+    """Factors of more than 128 rows, which may be cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 150, 3, padding=1)
+        self.norm = nn.BatchNorm2d(150)
+        self.linear = nn.Linear(150, 5)
+
+    def forward(self, x):
+        return self.linear(torch.relu(self.norm(self.conv(x))).mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize("more", [
+    {"refresh": "warm", "rank": 0.25},
+    {"ekfac": "samples"},
+    {"norm": "full"},
+    {"compute_eigenvalue_outer_product": True},
+    {"accumulation_steps": 2},
+    {"diag_blocks": 2},
+])  # fmt: skip
+def test_memory_usage_of_options(device, more):
+    """The sizes of what a state holds, which is what a single rank keeps."""
+    model = Wide().to(device)
+    kfac = KFAC(model, **every_step(**more))
+    whole = KFAC(Wide().to(device), **every_step()).memory_usage()
+    for _ in range(3):
+        model.zero_grad()
+        for _ in range(more.get("accumulation_steps", 1)):
+            backward(model, *batch(device, torch.float32, n=8))
+        kfac.step()
+    usage, entries = kfac.memory_usage(), kfac.state_dict()["entries"]
+    assert usage["total"] == sum(v for k, v in usage.items() if k != "total")
+    for side in "AG":
+        parts = {name: t.numel() * t.element_size() for name, t in entries.items()}
+        factors = sum(n for name, n in parts.items() if name.endswith(f".{side}"))
+        bases = sum(n for name, n in parts.items() if f".{side}.v" in name)
+        assert usage[f"{side.lower()}_factors"] == factors
+        if "diag_blocks" not in more:  # memory of whole factors is kept beside the blocks
+            assert usage[f"{side.lower()}_inverses"] == bases
+    insight = kfac.insight()
+    held = [usage[f"{side}_inverses"] for side in "ag"]
+    assert sum(held) + usage.get("outer_products", 0) + usage.get("moments", 0) // 2 == (
+        insight["decomposition_bytes"]
+    )
+    if "rank" in more:
+        assert usage["g_inverses"] < whole["g_inverses"]
+    if "norm" in more:
+        assert usage["norms"] == 2 * 3 * 150 * 4
+    if "ekfac" in more:
+        assert usage["moments"] == 2 * 4 * (150 * 28 + 5 * 151)
+
+
 def test_garbage(device):
     """A lost object frees its memory and leaves no hook that works."""
     model = Net().to(device)

@@ -21,7 +21,7 @@ from torch import nn
 from .. import comm as _comm
 
 from .._library import (
-    BF16, F16, F32, F64, MIN, TRAFFIC_OTHER, KfacGradients, KfacHealthReport, KfacHyper, KfacLayer,
+    MIN, TRAFFIC_OTHER, KfacGradients, KfacHealthReport, KfacHyper, KfacLayer, KfacMemory,
     KfacOptions, KfacReport, Tensor, initialised, lib,
 )  # fmt: skip
 from ..errors import InvalidError, UnsupportedError
@@ -607,29 +607,20 @@ class KFAC(torch.optim.Optimizer):
             lib.dsc_kfac_plan_destroy(byref(plan))
 
     def memory_usage(self) -> Dict[str, int]:
-        """Bytes that this rank holds, by purpose: a_factors, g_factors, a_batch, g_batch,
-        a_inverses, g_inverses, and their total. Not collective."""
-        sizes = {F32: 4, F64: 8, BF16: 2, F16: 2}
-        real = 8 if self._layers[0].dtype == torch.float64 else 4
-        factor = real if self._options.factor_dtype == F32 else sizes[self._options.factor_dtype]
-        inverse = real if self._options.inverse_dtype == F32 else sizes[self._options.inverse_dtype]
-        rank, ranks = self._comm.rank, self._comm.size
-        units, items = self._plan()
-        usage = {
-            f"{side}_{what}": 0 for what in ("factors", "batch", "inverses") for side in ("a", "g")
+        """Bytes that this rank holds at present, by purpose: a_factors, g_factors, a_batch,
+        g_batch, a_inverses, g_inverses; outer_products, moments (EKFAC) and norms where there are
+        any; and their total. Not collective."""
+        memory = KfacMemory(size=ctypes.sizeof(KfacMemory))
+        lib.dsc_kfac_get_memory(self._kfac, byref(memory))
+        parts = {
+            "factors": memory.factors,
+            "batch": memory.batches,
+            "inverses": memory.decompositions,
         }
-        waits = ranks > 1 or self._accumulation_steps > 1 or self._options.late_factors
-        everywhere = self._options.strategy == STRATEGIES["comm_opt"] or ranks == 1
-        for unit, side, n, owner in items:
-            letter = "ag"[side]
-            if everywhere or owner == rank:
-                usage[f"{letter}_factors"] += n * (n + 1) // 2 * factor
-            if waits:
-                elements = n * (n + 1) // 2 if self._options.symmetric else n * n
-                usage[f"{letter}_batch"] += elements * real
-            if rank % units[unit][5] == units[unit][4]:
-                eigenvalues = n * real if self._options.method == choice("compute_method", "eigen") else 0
-                usage[f"{letter}_inverses"] += n * n * inverse + eigenvalues
+        usage = {f"{side}_{what}": parts[what][i] for what in parts for i, side in enumerate("ag")}
+        for name in ("outer_products", "moments", "norms"):
+            if getattr(memory, name) > 0:
+                usage[name] = getattr(memory, name)
         usage["total"] = sum(usage.values())
         return usage
 
