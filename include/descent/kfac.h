@@ -235,8 +235,8 @@ typedef struct dsc_kfac_options {
      * decay min(stat_decay, 1 - 1/n): the first batch factor replaces the identity, and an average is the plain
      * mean of all batches until 1/n is below 1 - stat_decay. */
     int warmup_factors;
-    /* Off. Needs method eigen, scaling paper, whole factors and no outer_product; samples also need strategy
-     * comm-opt where there are several ranks. */
+    /* Off. Needs method eigen, scaling paper, whole factors and no outer_product. With samples every rank holds the
+     * eigenvectors of all layers, under any strategy. */
     dsc_kfac_ekfac ekfac;
     dsc_kfac_refresh refresh; /* exact */
     /* none; what the bound of the clip follows. For gradients that are the mean over all ranks of `comm`. */

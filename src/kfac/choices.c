@@ -557,7 +557,7 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
 }
 
 /* What EKFAC goes together with. */
-static dsc_status check_ekfac(const dsc_kfac_options *o, int ranks, int rows) {
+static dsc_status check_ekfac(const dsc_kfac_options *o) {
     const char *name = dsc_kfac_ekfac_name(o->ekfac);
     if (o->ekfac == DSC_KFAC_EKFAC_OFF)
         return DSC_OK;
@@ -584,12 +584,6 @@ static dsc_status check_ekfac(const dsc_kfac_options *o, int ranks, int rows) {
                         "K-FAC ekfac %s needs bases of whole factors, but they are split into %lld diagonal "
                         "blocks: choose 1 block, or turn ekfac off",
                         name, (long long)o->diag_blocks);
-    if (o->ekfac == DSC_KFAC_EKFAC_SAMPLES && rows < ranks)
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "K-FAC ekfac samples needs all bases on every rank, which strategy %s does not keep there: "
-            "choose comm-opt, or ekfac batch",
-            dsc_kfac_strategy_name(o->strategy));
     return DSC_OK;
 }
 
@@ -610,7 +604,7 @@ dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_k
     DSC_TRY(dsc_kfac_hyper_check(&o, &hyper));
     DSC_TRY(dsc_kfac_grid_rows(&o, ranks, &rows));
     DSC_TRY(check_together(&o, ranks, rows));
-    DSC_TRY(check_ekfac(&o, ranks, rows));
+    DSC_TRY(check_ekfac(&o));
     *out = o;
     return DSC_OK;
 }

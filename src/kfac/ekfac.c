@@ -15,7 +15,10 @@
  *
  * s has the scale of vG vA', with which it starts at the first decomposition. Later ones change the basis, and
  * s follows: with R = Q_new' Q_old of both factors, s <- (RG o RG) s (RA o RA)', the diagonal, in the new basis,
- * of what s says in the old one. A unit whose factors hold nothing of a batch yet starts again. */
+ * of what s says in the old one. A unit whose factors hold nothing of a batch yet starts again.
+ *
+ * s of a unit is kept in its column. Samples are on the rank that has captured them, so that every rank projects its
+ * own ones into the bases of all units: those of other columns are sent along the rows after each decomposition. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -32,37 +35,63 @@ static int is_mine(const dsc_kfac *k, int64_t unit) {
     return k->layouts[0].plan->units[unit].column == k->my_column;
 }
 
+static int takes_samples(const dsc_kfac *k) {
+    return k->options.ekfac == DSC_KFAC_EKFAC_SAMPLES;
+}
+
+/* The vectors of an item of any column, as stored. */
+static dsc_tensor *vectors_of(const dsc_kfac *k, int64_t item) {
+    return is_mine(k, k->layouts[0].plan->items[item].unit) ? &k->layouts[0].bases[item].vectors
+                                                            : &k->moments.foreign[item];
+}
+
 /* ---- creation ---- */
 
-/* Moments of this rank's column; batch moments of all units. While the blocks have no memory yet this only
- * counts. */
-static void place_moments(dsc_kfac *k, int64_t used[2]) {
+/* Moments of this rank's column; batch moments and bases of all units, column by column. While the blocks have no
+ * memory yet this only counts. */
+static void place_moments(dsc_kfac *k, int64_t used[3]) {
+    const dsc_kfac_plan *plan = k->layouts[0].plan;
     dsc_kfac_moments *m = &k->moments;
-    for (int64_t u = 0; u < k->unit_count; u++) {
-        const dsc_kfac_unit *unit = &k->layouts[0].plan->units[u];
+    for (int64_t i = 0; i < k->columns * k->unit_count; i++) {
+        int64_t u = i % k->unit_count;
+        const dsc_kfac_unit *unit = &plan->units[u];
         const int64_t dim[2] = {unit->g_n, unit->a_n};
+        if (unit->column != i / k->unit_count)
+            continue;
         if (is_mine(k, u))
             m->s[u] = dsc_kfac_carve(&m->memory, &used[0], 2, dim);
-        if (k->options.ekfac == DSC_KFAC_EKFAC_SAMPLES)
+        if (takes_samples(k))
             m->batch[u] = dsc_kfac_carve(&m->batches, &used[1], 2, dim);
+        for (int side = 0; takes_samples(k) && !is_mine(k, u) && side < DSC_KFAC_SIDES; side++) {
+            const int64_t square[2] = {dim[1 - side], dim[1 - side]};
+            m->foreign[unit->first_item + side] = dsc_kfac_carve(&m->foreign_memory, &used[2], 2, square);
+        }
     }
 }
 
+/* Averages of batch moments go to the unit's column: to its only rank, or to all ranks where it has several. */
 static dsc_status make_buckets(dsc_kfac *k) {
     dsc_bucket_options options;
-    if (k->ranks == 1 || k->options.ekfac != DSC_KFAC_EKFAC_SAMPLES)
+    int *roots = NULL;
+    if (k->ranks == 1 || !takes_samples(k))
         return DSC_OK;
     dsc_bucket_options_init(&options);
     options.bytes = k->options.bucket_bytes;
     options.traffic = DSC_TRAFFIC_FACTORS;
-    return dsc_buckets_create(k->exchange, k->queue, k->moments.batch, k->unit_count, &options,
-                              &k->moments.buckets);
+    DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *roots, &roots));
+    for (int64_t u = 0; u < k->unit_count; u++)
+        roots[u] = k->layouts[0].plan->units[u].column;
+    options.roots = k->rows == 1 ? roots : NULL;
+    dsc_status status = dsc_buckets_create(k->exchange, k->queue, k->moments.batch, k->unit_count, &options,
+                                           &k->moments.buckets);
+    dsc_memory_free(&roots);
+    return status;
 }
 
 dsc_status dsc_kfac_ekfac_create(dsc_kfac *k) {
     dsc_kfac_moments *m = &k->moments;
     dsc_tensor *vectors = &k->layouts[0].vectors;
-    int64_t sizes[2] = {0}, used[2] = {0}, n = k->unit_count;
+    int64_t sizes[3] = {0}, used[3] = {0}, n = k->unit_count, items = k->layouts[0].plan->item_count;
     if (!is_on(k) || n == 0)
         return DSC_OK;
     DSC_TRY(dsc_memory_alloc(n, sizeof *m->s, &m->s));
@@ -71,9 +100,12 @@ dsc_status dsc_kfac_ekfac_create(dsc_kfac *k) {
     DSC_TRY(dsc_memory_alloc(n, sizeof *m->samples_host, &m->samples_host));
     DSC_TRY(dsc_memory_alloc(n, sizeof *m->divides, &m->divides));
     DSC_TRY(dsc_memory_alloc(MOST_SAMPLES, sizeof *m->products, &m->products));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *m->foreign, &m->foreign));
+    DSC_TRY(dsc_memory_alloc(items, sizeof(dsc_request *), &m->requests));
     place_moments(k, sizes);
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, sizes[0], &m->memory));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, sizes[1], &m->batches));
+    DSC_TRY(dsc_kfac_alloc(k, k->inverse_dtype, sizes[2], &m->foreign_memory));
     place_moments(k, used);
     DSC_TRY(dsc_kfac_alloc(k, k->inverse_dtype, dsc_tensor_count(vectors), &m->old));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, n, &m->all_samples));
@@ -87,6 +119,8 @@ dsc_status dsc_kfac_ekfac_create(dsc_kfac *k) {
     /* Captures before the first decomposition read bases that nobody has written: s starts after them. */
     if (vectors->data)
         DSC_TRY(dsc_op_fill(k->queue, 0, vectors));
+    if (m->foreign_memory.data)
+        DSC_TRY(dsc_op_fill(k->queue, 0, &m->foreign_memory));
     if (m->memory.data)
         DSC_TRY(dsc_op_fill(k->queue, 0, &m->memory));
     return make_buckets(k);
@@ -94,9 +128,10 @@ dsc_status dsc_kfac_ekfac_create(dsc_kfac *k) {
 
 void dsc_kfac_ekfac_destroy(dsc_kfac *k) {
     dsc_kfac_moments *m = &k->moments;
-    dsc_tensor *const blocks[] = {&m->memory, &m->batches, &m->old, &m->all_samples,
-                                  &m->bad,    &m->ones,    &m->work};
-    void *const arrays[] = {&m->s, &m->batch, &m->samples, &m->samples_host, &m->divides, &m->products};
+    dsc_tensor *const blocks[] = {&m->memory, &m->batches, &m->old,  &m->all_samples,
+                                  &m->bad,    &m->ones,    &m->work, &m->foreign_memory};
+    void *const arrays[] = {&m->s,       &m->batch,    &m->samples, &m->samples_host,
+                            &m->divides, &m->products, &m->foreign, &m->requests};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
@@ -135,7 +170,7 @@ static int64_t place_portion(dsc_kfac *k, portion *p) {
     for (int side = 0; side < DSC_KFAC_SIDES; side++) {
         const int64_t square[2] = {n[side], n[side]}, matrix[2] = {rows, n[side]};
         const int64_t gradients[2] = {p->samples * n[DSC_KFAC_G], n[DSC_KFAC_A]};
-        p->q[side] = k->layouts[0].bases[k->layouts[0].plan->units[p->unit].first_item + side].vectors;
+        p->q[side] = *vectors_of(k, k->layouts[0].plan->units[p->unit].first_item + side);
         if (k->inverse_dtype != k->dtype)
             p->q[side] = dsc_kfac_carve(&k->moments.work, &used, 2, square);
         p->rows[side] = dsc_kfac_carve(&k->moments.work, &used, 2, matrix);
@@ -164,7 +199,7 @@ static dsc_status begin_portion(dsc_kfac *k, dsc_queue *q, portion *p) {
     DSC_TRY(reserve(k, place_portion(k, p)));
     place_portion(k, p);
     for (int side = 0; side < DSC_KFAC_SIDES && k->inverse_dtype != k->dtype; side++)
-        DSC_TRY(dsc_op_convert(q, &k->layouts[0].bases[unit->first_item + side].vectors, &p->q[side]));
+        DSC_TRY(dsc_op_convert(q, vectors_of(k, unit->first_item + side), &p->q[side]));
     return DSC_OK;
 }
 
@@ -233,7 +268,7 @@ dsc_status dsc_kfac_ekfac_capture(dsc_kfac *k, dsc_queue *q, int64_t unit, const
     double n = (double)pass->samples * pass->whole * pass->whole, scale = k->loss_scale * k->loss_scale;
     const dsc_kfac_progress *progress = &k->progress[dsc_kfac_layer_of(k, unit)];
     dsc_tensor *to = &k->moments.batch[unit];
-    if (k->options.ekfac != DSC_KFAC_EKFAC_SAMPLES)
+    if (!takes_samples(k))
         return DSC_OK;
     portion p = {.unit = unit, .pass = pass, .alpha = n / scale / (double)k->options.passes};
     DSC_TRY(begin_portion(k, q, &p));
@@ -268,11 +303,11 @@ dsc_status dsc_kfac_ekfac_absorb(dsc_kfac *k, dsc_queue *q) {
     dsc_kfac_moments *m = &k->moments;
     dsc_tensor decay = dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
     int64_t count = 0;
-    if (k->options.ekfac != DSC_KFAC_EKFAC_SAMPLES)
+    if (!takes_samples(k))
         return DSC_OK;
     for (int64_t u = 0; u < k->unit_count; u++) {
         const dsc_kfac_progress *p = &k->progress[dsc_kfac_layer_of(k, u)];
-        if (p->captures == 0)
+        if (p->captures == 0 || !is_mine(k, u))
             continue;
         /* The mean over the passes in which the layer ran. */
         int64_t came = p->uses > 0 ? (p->captures + p->uses - 1) / p->uses : k->options.passes;
@@ -305,6 +340,28 @@ dsc_status dsc_kfac_ekfac_keep(dsc_kfac *k, dsc_queue *q) {
     if (!is_on(k) || !k->decomposed || !k->moments.old.data)
         return DSC_OK;
     return dsc_op_convert(q, &k->layouts[0].vectors, &k->moments.old);
+}
+
+/* The ranks of a row are one of each column. */
+static dsc_status send_bases(dsc_kfac *k) {
+    const dsc_kfac_plan *plan = k->layouts[0].plan;
+    for (int64_t i = 0; i < plan->item_count; i++)
+        DSC_TRY(dsc_comm_broadcast_begin(k->row, DSC_TRAFFIC_DECOMPOSITIONS,
+                                         plan->units[plan->items[i].unit].column, vectors_of(k, i),
+                                         &k->moments.requests[i]));
+    for (int64_t i = 0; i < plan->item_count; i++)
+        DSC_TRY(dsc_comm_wait(&k->moments.requests[i]));
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_ekfac_share(dsc_kfac *k, dsc_queue *q) {
+    if (!takes_samples(k) || !k->row)
+        return DSC_OK;
+    DSC_TRY(dsc_queue_sync(q));
+    k->broken = 1; /* while messages use the memory */
+    DSC_TRY(send_bases(k));
+    k->broken = 0;
+    return DSC_OK;
 }
 
 /* s = vG vA'. */
@@ -370,5 +427,6 @@ dsc_status dsc_kfac_ekfac_decomposed(dsc_kfac *k, dsc_queue *q) {
         if (is_mine(k, u))
             DSC_TRY(known ? follow(k, q, u) : start(k, q, u));
     }
+    DSC_TRY(dsc_kfac_ekfac_share(k, q));
     return count_samples(k, q);
 }

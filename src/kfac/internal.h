@@ -231,8 +231,12 @@ typedef struct dsc_kfac_moments {
     double *samples_host;
     dsc_tensor memory, batches, all_samples; /* the memory of these */
     dsc_tensor old;                          /* the vectors before a decomposition */
-    dsc_tensor bad;                          /* F64[2 units]: elements not finite, times rejected */
-    dsc_tensor ones, work;                   /* ones; scratch */
+    /* Where moments come from samples: bases of the other columns, and their memory. */
+    dsc_tensor *foreign; /* [items] [n, n], as stored; no memory in the item's own column */
+    dsc_tensor foreign_memory;
+    dsc_request **requests; /* [items] while they are sent */
+    dsc_tensor bad;         /* F64[2 units]: elements not finite, times rejected */
+    dsc_tensor ones, work;  /* ones; scratch */
     dsc_buckets *buckets;
     dsc_moment_item *divides; /* [units] */
     dsc_gemm_item *products;
@@ -493,6 +497,8 @@ dsc_status dsc_kfac_ekfac_exchange(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 dsc_status dsc_kfac_ekfac_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* Before a decomposition: keeps the bases that it will overwrite. */
 dsc_status dsc_kfac_ekfac_keep(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* Sends bases that were decomposed or loaded to the other columns, if these need them. Collective; blocks. */
+dsc_status dsc_kfac_ekfac_share(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* After a decomposition that has reached the whole column: the moments follow the bases. Collective; blocks. */
 dsc_status dsc_kfac_ekfac_decomposed(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* Divides the projected gradients of a batch by moments and damping; the moments may take them in before. */

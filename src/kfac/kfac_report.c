@@ -159,7 +159,7 @@ static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
                                          &k->messages, &k->images,       &k->shared_d};
     r->factor_bytes = bytes_of(&k->averages) + bytes_of(&k->norms.averages);
     r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches) + bytes_of(&k->norms.batches);
-    r->decomposition_bytes = bytes_of(&k->moments.memory);
+    r->decomposition_bytes = bytes_of(&k->moments.memory) + bytes_of(&k->moments.foreign_memory);
     r->work_bytes = bytes_of(&k->moments.old) + bytes_of(&k->moments.work) + bytes_of(&k->norms.work);
     for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
         r->work_bytes += bytes_of(scratch[i]);

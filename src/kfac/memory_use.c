@@ -29,6 +29,8 @@ static void add_units(const dsc_kfac *k, dsc_kfac_memory *m) {
         for (int64_t i = 0; i < l->plan->item_count; i++)
             m->decompositions[l->plan->items[i].side] +=
                 bytes_of(&l->bases[i].vectors) + bytes_of(&l->bases[i].stored);
+        for (int64_t i = 0; j == 0 && k->moments.foreign && i < l->plan->item_count; i++)
+            m->decompositions[l->plan->items[i].side] += bytes_of(&k->moments.foreign[i]);
         for (int64_t u = 0; u < k->unit_count; u++)
             m->outer_products += bytes_of(&l->outer[u]);
     }

@@ -269,6 +269,25 @@ static void load_item(const builder *b, widths w, const dsc_kfac_item *item, int
         plan->loads[row * plan->columns + column].decomposition_bytes += held;
     owner->decompositions_sent += (double)(plan->rows - 1) * (double)sent;
     owner->work += cube(item->n);
+    for (int r = 0; b->options->ekfac == DSC_KFAC_EKFAC_SAMPLES && r < plan->ranks; r++) {
+        /* Vectors also travel along the rows, to all other columns. */
+        size_t vectors = square(item->n) * w.inverse;
+        if (r % plan->columns == column)
+            plan->loads[r].decompositions_sent += (double)(plan->columns - 1) * (double)vectors;
+        else
+            plan->loads[r].decomposition_bytes += vectors;
+    }
+}
+
+/* Second moments of a step's samples: averaged over all ranks, or to the only rank of the unit's column. */
+static void load_samples(const builder *b, widths w, const dsc_kfac_unit *unit) {
+    dsc_kfac_plan *plan = b->plan;
+    size_t bytes = (size_t)unit->g_n * (size_t)unit->a_n * w.grad;
+    double all_reduce = 2.0 * (plan->ranks - 1) / plan->ranks * (double)bytes;
+    for (int r = 0; r < plan->ranks; r++) {
+        plan->loads[r].exchange_bytes += bytes;
+        plan->loads[r].factors_sent += plan->rows > 1 ? all_reduce : r == unit->column ? 0 : (double)bytes;
+    }
 }
 
 /* The matrices of a whole unit: 1/(vG vA' + damping) or second moments, and the preconditioned gradient. */
@@ -281,10 +300,10 @@ static void load_unit(const builder *b, widths w, const dsc_kfac_unit *unit) {
             load->decomposition_bytes += numbers * w.inverse;
         if (b->options->ekfac != DSC_KFAC_EKFAC_OFF)
             load->decomposition_bytes += numbers * w.grad;
-        if (b->options->ekfac == DSC_KFAC_EKFAC_SAMPLES)
-            load->exchange_bytes += numbers * w.grad;
         load->preconditioned_sent += (double)(plan->columns - 1) * (double)(numbers * w.grad);
     }
+    if (b->options->ekfac == DSC_KFAC_EKFAC_SAMPLES)
+        load_samples(b, w, unit);
     if (b->options->outer_product)
         plan->loads[plan->items[unit->first_item].owner].decompositions_sent +=
             (double)(plan->rows - 1) * (double)(numbers * w.inverse);

@@ -605,5 +605,6 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
     DSC_TRY(dsc_tensor_upload(queue, &k->used_damping, sizeof k->used_damping, &damping));
     DSC_TRY(dsc_queue_sync(queue));
     DSC_TRY(dsc_comm_agree(k->control, dsc_kfac_share_decompositions(k, queue, k->active)));
+    DSC_TRY(dsc_kfac_ekfac_share(k, queue));
     return dsc_kfac_async_resume(k, queue);
 }

@@ -47,7 +47,6 @@ static void use_ekfac_batch(dsc_kfac_options *o) {
 }
 
 static void use_ekfac_samples(dsc_kfac_options *o) {
-    o->strategy = DSC_KFAC_COMM_OPT;
     o->ekfac = DSC_KFAC_EKFAC_SAMPLES;
 }
 

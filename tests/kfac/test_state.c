@@ -241,10 +241,10 @@ static void test_bit_equal_ekfac(void **state) {
     net n, narrow;
     net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
     net_open_share(&narrow, fast_queue, DSC_F32, shapes, LAYERS, SAMPLES, comm);
-    for (int s = 0; s < 4; s++) {
+    for (int s = 0; s < 6; s++) {
         dsc_kfac_options options = make_options(0);
         set_strategy(&options, s % 3, ranks);
-        options.ekfac = s == 3 ? DSC_KFAC_EKFAC_SAMPLES : DSC_KFAC_EKFAC_BATCH;
+        options.ekfac = s >= 3 ? DSC_KFAC_EKFAC_SAMPLES : DSC_KFAC_EKFAC_BATCH;
         check_resume(&n, &options, 4, 4 + LATER);
         check_resume(&n, &options, 0, 4);
         options.inverse_dtype = DSC_BF16;
@@ -367,7 +367,8 @@ static void test_other_strategy(void **state) {
         int method = (pair + pair / 3) % 3;
         double *d[LATER];
         dsc_kfac_options options = make_options(method), other = make_options(method);
-        options.ekfac = other.ekfac = method == 0 ? DSC_KFAC_EKFAC_BATCH : DSC_KFAC_EKFAC_OFF;
+        dsc_kfac_ekfac source = pair % 2 ? DSC_KFAC_EKFAC_SAMPLES : DSC_KFAC_EKFAC_BATCH;
+        options.ekfac = other.ekfac = method == 0 ? source : DSC_KFAC_EKFAC_OFF;
         set_strategy(&options, pair / 3, ranks);
         set_strategy(&other, pair % 3, ranks);
         other.placement = pair % 2 ? DSC_KFAC_ROUND_ROBIN : DSC_KFAC_MEMORY;
