@@ -5,6 +5,7 @@ NESTEROV = "--optimizer sgd --nesterov "
 LARS = "--optimizer lars "
 ADAMW = "--optimizer adamw --weight-decay 0.05 "
 KFAC = NESTEROV + "--kfac-refresh warm "
+WARM = " --warmup-start 0 --warmup-epochs "  # from 0: with one rank a warm-up begins at the rate itself otherwise
 DEVICES = {"cuda": "--device cuda --tune", "cpu": "--device cpu"}
 
 
@@ -12,15 +13,19 @@ def rates(prefix, name, values):
     return {"%s-%s" % (name, value): prefix + "--lr %s" % value for value in values}
 
 
-def kfac(batch, factors, refresh, damping, clip, rate, more=""):
+def kfac(batch, factors, refresh, damping, clip, rate):
     """F, T, damping, KL clip, rate."""
-    name = "F%d-T%d-d%s-c%s-lr%s" % (factors, refresh, damping, clip, rate) + ("-" + more.split()[0].lstrip("-") if more else "")
-    options = "--batch-size %d --kfac-cov-update-freq %d --kfac-update-freq %d --kfac-damping %s --kfac-kl-clip %s --lr %s %s"
-    return name, KFAC + (options % (batch, factors, refresh, damping, clip, rate, more)).strip()
+    name = "F%d-T%d-d%s-c%s-lr%s" % (factors, refresh, damping, clip, rate)
+    options = "--batch-size %d --kfac-cov-update-freq %d --kfac-update-freq %d --kfac-damping %s --kfac-kl-clip %s --lr %s"
+    return name, KFAC + options % (batch, factors, refresh, damping, clip, rate)
 
 
 def first(batch, settings):
     return {name: "--batch-size %d %s" % (batch, options) for name, options in settings.items()}
+
+
+def warm(epochs, settings):
+    return {"%s-w%d" % (name, epochs): options + WARM + str(epochs) for name, options in settings.items()}
 
 
 CIFAR = {
@@ -42,11 +47,12 @@ CIFAR = {
             kfac(1024, 5, 20, 0.01, 0.03, 0.8), kfac(1024, 10, 20, 0.003, 0.01, 0.4)]),
     },
     "4096": {
-        "first order": first(4096, {**rates(LARS, "lars", [16, 24, 32, 48]), **rates(ADAMW, "adamw", [0.01, 0.02]),
-                                    **rates(NESTEROV + "--clip-norm 1 ", "nesterov-clip", [0.8, 1.6])}),
-        "K-FAC": dict([kfac(4096, *values, "--warmup-epochs 6") for values in [
+        "first order": {**first(4096, {**rates(LARS, "lars", [24, 32]), **rates(NESTEROV + "--clip-norm 1 ", "nesterov-clip", [0.8])}),
+                        **warm(5, first(4096, {**rates(LARS, "lars", [32, 48]), **rates(ADAMW, "adamw", [0.01, 0.02]),
+                                               **rates(NESTEROV + "--clip-norm 1 ", "nesterov-clip", [1.6])}))},
+        "K-FAC": warm(6, dict([kfac(4096, *values) for values in [
             (2, 10, 0.003, 0.03, 0.8), (2, 5, 0.003, 0.03, 0.8), (2, 10, 0.003, 0.1, 0.8), (2, 10, 0.01, 0.03, 0.8),
-            (2, 10, 0.003, 0.03, 1.6), (2, 4, 0.003, 0.1, 1.6), (4, 8, 0.003, 0.03, 0.8), (2, 10, 0.01, 0.1, 1.6)]]),
+            (2, 10, 0.003, 0.03, 1.6), (2, 4, 0.003, 0.1, 1.6), (4, 8, 0.003, 0.03, 0.8), (2, 10, 0.01, 0.1, 1.6)]])),
     },
 }
 
@@ -85,6 +91,6 @@ FASHION = {
 RACES = {
     "cifar10": {"data": "cifar10", "common": COSINE + "--model resnet32 --epochs 20", "groups": CIFAR, "devices": DEVICES},
     "mark": {"data": "cifar10", "common": COSINE + "--model resnet32", "groups": MARK, "devices": DEVICES, "mark": 92.49},
-    "fashion": {"data": "mnist", "common": COSINE + "--model lenet --epochs 5 --warmup-epochs 1 --no-augment",
+    "fashion": {"data": "mnist", "common": COSINE + "--model lenet --epochs 5 --no-augment" + WARM + "1",
                 "groups": FASHION, "devices": DEVICES},
 }

@@ -19,6 +19,11 @@ def is_done(folder):
     return any(line["kind"] == "end" and line["status"] == "done" for line in lines(folder))
 
 
+def is_diverged(folder):
+    """The run ended because its loss was no number: there is no sense in repeating it."""
+    return any(line["kind"] == "end" and "is not a number" in (line.get("error") or "") for line in lines(folder))
+
+
 def evaluations(folder):
     """{epoch: (top-1 %, seconds since the start)}. A resumed run may report an epoch again."""
     found = {}
@@ -28,8 +33,9 @@ def evaluations(folder):
     return found
 
 
-def train(command, log, left):
+def train(command, folder, left):
     """False when the time is over. The run keeps a checkpoint, and the next call goes on with it."""
+    log = folder + ".log"
     with open(log, "a", encoding="utf-8") as output:
         child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
@@ -38,6 +44,6 @@ def train(command, log, left):
             child.send_signal(signal.SIGTERM)
             child.wait()
             return False
-    if code != 0:
+    if code != 0 and not is_diverged(folder):
         sys.exit("%s: status %d, see %s" % (" ".join(command), code, log))
     return True

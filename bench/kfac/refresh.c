@@ -134,7 +134,7 @@ static void make_bases(bench *b, int part) {
         s->result = dsc_bench_tensor(device, DSC_F64, 3, 0);
         take_columns(b, &b->factors[i].exact, &s->q);
         b->rotations[i] = (dsc_rotation_item){s->b, s->q, s->y, s->x, s->z, delta};
-        b->orthonormals[i] = (dsc_orthonormal_item){.h = s->h, .z = s->z};
+        b->orthonormals[i] = (dsc_orthonormal_item){.h = s->h, .z = s->z, .fast = k == n};
         b->rayleighs[i] = (dsc_rayleigh_item){s->a, s->z, s->y, s->v, s->result, delta};
     }
 }

@@ -72,9 +72,10 @@ static dsc_status turn(dsc_refresh_wave *w) {
         if (!is_turning(t))
             continue;
         t->q = *free_place(t);
-        w->orthonormals[count] = (dsc_orthonormal_item){.h = t->b, .z = t->q};
         /* Errors of orthogonality grow where a cut basis is used. */
-        add_product(w, &count, 1, &t->q, &t->q, 0, &t->b, !t->precise && t->rank == t->n);
+        int fast = !t->precise && t->rank == t->n;
+        w->orthonormals[count] = (dsc_orthonormal_item){.h = t->b, .z = t->q, .fast = fast};
+        add_product(w, &count, 1, &t->q, &t->q, 0, &t->b, fast);
     }
     DSC_TRY(dsc_op_gemm_batch(w->queue, w->gemms, count));
     DSC_TRY(dsc_op_orthonormal_batch(w->queue, w->orthonormals, count));

@@ -359,7 +359,7 @@ static void check_bases(const rig *r, dsc_dtype type, const basis_case *cases, i
         double *from = make_basis(type, &cases[i], (uint64_t)i), *of = make_products(type, &cases[i], from);
         z[i] = place_of(r, type, SHAPE(cases[i].n, cases[i].k), from);
         h[i] = place_of(r, type, SHAPE(cases[i].k, cases[i].k), of);
-        items[i] = (dsc_orthonormal_item){h[i].t, z[i].t, 7};
+        items[i] = (dsc_orthonormal_item){h[i].t, z[i].t, 7, 0};
         free(from);
         free(of);
     }
@@ -388,6 +388,62 @@ static void test_orthonormal_batch(void **state) {
         }
 }
 
+/* The largest element of Z'Zx - x for a vector x, Z[n,n]. */
+static double wrong_by(const double *z, const double *x, int64_t n) {
+    double *product = test_array(n, sizeof *product), worst = 0;
+    for (int64_t i = 0; i < n; i++)
+        for (int64_t j = 0; j < n; j++)
+            product[i] += z[i * n + j] * x[j];
+    for (int64_t j = 0; j < n; j++) {
+        double sum = -x[j];
+        for (int64_t i = 0; i < n; i++)
+            sum += z[i * n + j] * product[i];
+        worst = fmax(worst, fabs(sum));
+    }
+    free(product);
+    return worst;
+}
+
+/* A large basis whose products may be rounded to TF32: the identity, turned a little, beside a small basis. */
+static void test_fast_bases(void **state) {
+    (void)state;
+    enum { N = 700, SMALL = 6 };
+    double *from = test_array(N * N, sizeof *from), *of = test_array(N * N, sizeof *of),
+           *x = test_array(N, sizeof *x);
+    random_values(1, N, x);
+    random_values(2, N * N, from);
+    for (int64_t e = 0; e < N * N; e++)
+        from[e] = (e % (N + 1) == 0) + 0.004 * from[e];
+    for (int64_t i = 0; i < N; i++)
+        for (int64_t e = 0; e < N; e++)
+            for (int64_t j = 0; j < N; j++)
+                of[i * N + j] += from[e * N + i] * from[e * N + j];
+    for (int r = 0; r < rig_count; r++) {
+        place z[2] = {place_of(&rigs[r], DSC_F32, SHAPE(N, N), from),
+                      place_of(&rigs[r], DSC_F32, SHAPE(SMALL, 1), from)};
+        place h[2] = {place_of(&rigs[r], DSC_F32, SHAPE(N, N), of),
+                      place_of(&rigs[r], DSC_F32, SHAPE(1, 1), of)};
+        dsc_orthonormal_item items[2] = {{h[0].t, z[0].t, 7, 1}, {h[1].t, z[1].t, 7, 1}};
+        assert_ok(dsc_op_orthonormal_batch(rigs[r].q, items, 2));
+        assert_int_equal(items[0].failed, 0);
+        double *got = test_array(N * N, sizeof *got);
+        place_read(&rigs[r], &z[0], got);
+        double wrong = wrong_by(got, x, N);
+        if (!(wrong <= 1e-3))
+            fail_msg("%s: Z'Z differs from the identity by %.3g", rigs[r].label, wrong);
+        free(got);
+        for (int i = 0; i < 2; i++) {
+            place_check_guards(&rigs[r], &h[i], "orthonormal_batch: h");
+            place_check_guards(&rigs[r], &z[i], "orthonormal_batch: z");
+        }
+        free_places(h, 2);
+        free_places(z, 2);
+    }
+    free(from);
+    free(of);
+    free(x);
+}
+
 /* More items than one launch of a GPU's kernel takes. */
 static void test_many_bases(void **state) {
     (void)state;
@@ -405,7 +461,7 @@ static void test_orthonormal_refusals(void **state) {
         dsc_queue *q = rigs[r].q;
         place h = place_make(&rigs[r], DSC_F32, SHAPE(2, 2)), z = place_make(&rigs[r], DSC_F32, SHAPE(5, 3));
         place wide = place_make(&rigs[r], DSC_F32, SHAPE(2, 3));
-        dsc_orthonormal_item item = {h.t, z.t, 7};
+        dsc_orthonormal_item item = {h.t, z.t, 7, 0};
         assert_fails(DSC_E_INVALID, "item 0: orthonormal_batch: h is [2,2]; [3,3] is expected",
                      dsc_op_orthonormal_batch(q, &item, 1));
         item.z = wide.t;
@@ -584,7 +640,7 @@ static double *large_refresh(const rig *r, int64_t *count) {
     dsc_rotation_item turn = rotation_item(&turned, &it);
     double *from = make_basis(DSC_F32, &made, 4), *products = make_products(DSC_F32, &made, from);
     place z = place_of(r, DSC_F32, SHAPE(n, k), from), h = place_of(r, DSC_F32, SHAPE(k, k), products);
-    dsc_orthonormal_item basis = {h.t, z.t, 7};
+    dsc_orthonormal_item basis = {h.t, z.t, 7, 0};
     rayleigh sums = rayleigh_make(r, DSC_F32, n, k);
     const place *p = sums.places;
     const dsc_rayleigh_item measured = {p[0].t, p[1].t, p[2].t, p[3].t, p[4].t, rayleigh_delta};
@@ -626,11 +682,17 @@ static void test_threads(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rotation_batch),    cmocka_unit_test(test_many_rotations),
-        cmocka_unit_test(test_rotation_refusals), cmocka_unit_test(test_orthonormal_batch),
-        cmocka_unit_test(test_many_bases),        cmocka_unit_test(test_orthonormal_refusals),
-        cmocka_unit_test(test_rayleigh_batch),    cmocka_unit_test(test_rayleigh_nan),
-        cmocka_unit_test(test_rayleigh_refusals), cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_rotation_batch),
+        cmocka_unit_test(test_many_rotations),
+        cmocka_unit_test(test_rotation_refusals),
+        cmocka_unit_test(test_orthonormal_batch),
+        cmocka_unit_test(test_many_bases),
+        cmocka_unit_test(test_fast_bases),
+        cmocka_unit_test(test_orthonormal_refusals),
+        cmocka_unit_test(test_rayleigh_batch),
+        cmocka_unit_test(test_rayleigh_nan),
+        cmocka_unit_test(test_rayleigh_refusals),
+        cmocka_unit_test(test_threads),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -83,6 +83,24 @@ dsc_status dsc_cuda_half_products(dsc_queue *q, const dsc_half_products *p) {
     return (dsc_status)dsc_emulated_submit(dsc_cuda_at(q)->stream, run_half_products, &copy, sizeof copy);
 }
 
+static int run_tf32_product(void *state) {
+    const dsc_tf32_product *p = state;
+    for (int64_t row = 0; row < p->m; row++)
+        for (int64_t column = 0; column < p->n; column++) {
+            const float *a = p->a + row * p->width, *b = p->b + column * p->width;
+            float *c = p->c + row * p->width + column, sum = 0;
+            for (int64_t k = 0; k < p->k; k++)
+                sum += a[k] * b[k];
+            *c = p->alpha * sum + p->beta * *c;
+        }
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_multiply_tf32(dsc_queue *q, const dsc_tf32_product *p) {
+    dsc_tf32_product copy = *p;
+    return (dsc_status)dsc_emulated_submit(dsc_cuda_at(q)->stream, run_tf32_product, &copy, sizeof copy);
+}
+
 /* ---- cuSOLVER ---- */
 
 /* Made at the first solve, and gone with the emulated device. */

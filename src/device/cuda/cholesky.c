@@ -7,19 +7,26 @@
  * A^-1 = L^-T L^-1. */
 #include "device/cuda/cholesky_kernels.h"
 #include "device/cuda/entries.h"
+#include "device/cuda/halves.h"
 #include "device/cuda/state.h"
 
 enum { WIDE_PANEL = 4 * DSC_PANEL, PANEL_ELEMENTS = DSC_PANEL * DSC_PANEL, MOST = 256 };
+/* Columns from which cuBLAS is faster with the products of wide panels, and of H that it reduces at a time: what is above
+ * the diagonal is wasted. */
+enum { FAST_COLUMNS = 640, FAST_BLOCK = 1024 };
 
 /* The items of a batch that are worked on at the same time. */
 typedef struct part {
+    dsc_queue *q;
     dsc_cuda_launch at;
     int wide, count;
     dsc_cholesky items[MOST];
+    int fast[MOST]; /* 1: cuBLAS reduces by wide panels, in TF32 */
     int failed[MOST];
 } part;
 
 static void start(part *p, dsc_queue *q, const dsc_tensor *first) {
+    p->q = q;
     p->at = *dsc_cuda_at(q);
     p->wide = first->dtype == DSC_F64;
     p->count = 0;
@@ -28,6 +35,7 @@ static void start(part *p, dsc_queue *q, const dsc_tensor *first) {
 /* z: NULL for an inverse. Scratch memory has the inverses of triangles, then the outcomes. */
 static void add(part *p, const dsc_tensor *h, const dsc_tensor *z) {
     int i = p->count++;
+    p->fast[i] = 0;
     size_t size = p->wide ? sizeof(double) : sizeof(float);
     char *inverses = p->at.scratch;
     p->items[i] = (dsc_cholesky){.h = h->data,
@@ -36,6 +44,43 @@ static void add(part *p, const dsc_tensor *h, const dsc_tensor *z) {
                                  .failed = (int *)(inverses + (size_t)MOST * PANEL_ELEMENTS * size) + i,
                                  .n = z ? (int32_t)z->dim[0] : 0,
                                  .k = (int32_t)h->dim[0]};
+}
+
+/* Reduces the columns from `to` on by those of the wide panel before them, in TF32: H below the diagonal blocks of as
+ * many columns, and Z. */
+static dsc_status reduce_fast(dsc_queue *q, const dsc_cholesky *item, int32_t from, int32_t to) {
+    int64_t k = item->k;
+    float *h = item->h, *z = item->z;
+    dsc_tf32_product p = {.k = to - from, .width = k, .alpha = -1, .beta = 1};
+    for (int64_t first = to; first < k; first += FAST_BLOCK) {
+        p.b = h + first * k + from;
+        p.n = k - first < FAST_BLOCK ? k - first : FAST_BLOCK;
+        p.a = p.b;
+        p.c = h + first * k + first;
+        p.m = k - first;
+        DSC_TRY(dsc_cuda_multiply_tf32(q, &p));
+    }
+    p.a = z + from;
+    p.b = h + (int64_t)to * k + from;
+    p.c = z + to;
+    p.m = item->n;
+    p.n = k - to;
+    return dsc_cuda_multiply_tf32(q, &p);
+}
+
+/* Reduces the columns from `to` on by those of the wide panel before them. */
+static dsc_status reduce_rest(const part *p, dsc_column_range by, int32_t most) {
+    dsc_cholesky others[MOST];
+    int count = 0;
+    for (int i = 0; i < p->count; i++) {
+        if (!p->fast[i])
+            others[count++] = p->items[i];
+        else if (p->items[i].k > by.end)
+            DSC_TRY(reduce_fast(p->q, &p->items[i], by.begin, by.end));
+    }
+    DSC_CUDA_TRY(
+        dsc_cuda_launch_reductions(&p->at, p->wide, others, count, by, (dsc_column_range){by.end, most}));
+    return DSC_OK;
 }
 
 static dsc_status eliminate(const part *p) {
@@ -54,9 +99,7 @@ static dsc_status eliminate(const part *p) {
                                                         (dsc_column_range){next, end}));
         }
         if (end < most)
-            DSC_CUDA_TRY(dsc_cuda_launch_reductions(&p->at, p->wide, items, p->count,
-                                                    (dsc_column_range){begin, end},
-                                                    (dsc_column_range){end, most}));
+            DSC_TRY(reduce_rest(p, (dsc_column_range){begin, end}, most));
     }
     return DSC_OK;
 }
@@ -74,13 +117,19 @@ static dsc_status solve(part *p) {
     return DSC_OK;
 }
 
+static void add_orthonormal(part *p, const dsc_orthonormal_item *item) {
+    add(p, &item->h, &item->z);
+    p->fast[p->count - 1] = item->fast && !p->wide && item->h.dim[0] >= FAST_COLUMNS &&
+                            item->h.dim[0] % 4 == 0 && !dsc_cuda_of(p->q->device)->strict;
+}
+
 dsc_status dsc_cuda_orthonormal_batch(dsc_queue *q, dsc_orthonormal_item *items, int64_t count) {
     part p;
     DSC_TRY(dsc_cuda_refuse_recording(q, "orthonormal_batch"));
     for (int64_t done = 0; done < count; done += p.count) {
         start(&p, q, &items[0].h);
         while (p.count < MOST && done + p.count < count)
-            add(&p, &items[done + p.count].h, &items[done + p.count].z);
+            add_orthonormal(&p, &items[done + p.count]);
         DSC_TRY(solve(&p));
         for (int i = 0; i < p.count; i++)
             items[done + i].failed = p.failed[i];

@@ -120,11 +120,12 @@ static size_t plan_bytes(const dsc_gram_plan *plan) {
 
 /* ---- 3x3 convolutions with stride 1 and padding 1 ---- */
 
-/* Columns of a line at a time at most, parts of the border, and of the sums of x for a column of ones. */
-enum { COLUMNS_MOST = 16, BORDER_MOST = 8, ONE_PARTS = 64 };
+/* Columns of a line at a time at most, parts of the border, and of the sums of x for a column of ones; bytes of shared
+ * memory that a block needs besides its own. */
+enum { COLUMNS_MOST = 16, BORDER_MOST = 8, ONE_PARTS = 64, RESERVED_SHARED = 1024 };
 
 /* Microseconds, roughly, of one column of DSC_GRAM_LINES lines, and of the border's. */
-static const double COLUMN_US = 0.28, BORDER_COLUMN_US = 0.05;
+static const double COLUMN_US = 0.6, BORDER_COLUMN_US = 0.2;
 
 static int64_t pairs_of(const dsc_gram_patches *p) {
     int64_t side = p->cg / DSC_GRAM_CHANNELS;
@@ -145,9 +146,11 @@ static int can_shift(const dsc_gram_patches *p, const dsc_cuda *cuda) {
 
 static double shift_us(const dsc_gram_patches *p, const dsc_gram_shift_plan *plan, int places) {
     int64_t pairs = pairs_of(p), blocks = pairs * (plan->parts + plan->border);
+    int64_t stages = divide_up(plan->groups * plan->chunks, plan->parts);
+    int64_t border_stages = divide_up(plan->frames * plan->chunks, plan->border);
     double megabytes = (double)shift_floats(p, plan->parts, plan->border) * 4e-6;
-    double main = (double)(divide_up(plan->groups, plan->parts) * p->w) * COLUMN_US + START_US;
-    double border = (double)(divide_up(plan->frames, plan->border) * p->w) * BORDER_COLUMN_US + START_US;
+    double main = (double)(stages * plan->columns) * COLUMN_US + START_US;
+    double border = (double)(border_stages * plan->columns) * BORDER_COLUMN_US + START_US;
     double last = (double)(pairs * plan->border) * border / places;
     double us = (double)divide_up(pairs * plan->parts, places) * main + (last > border ? last : border);
     if (blocks <= places)
@@ -159,17 +162,18 @@ static double shift_us(const dsc_gram_patches *p, const dsc_gram_shift_plan *pla
  * floats may not become too long. */
 static void choose_parts(const dsc_gram_patches *p, int places, dsc_gram_shift_plan *plan) {
     int64_t least = divide_up(p->rows, 4 * (int64_t)SUM_ROWS), pairs = pairs_of(p);
+    int64_t stages = plan->groups * plan->chunks;
     double best = 0;
     dsc_gram_shift_plan next = *plan;
     for (next.border = 1; next.border <= BORDER_MOST && next.border <= plan->frames; next.border *= 2) {
         int64_t space = PARTIAL_BYTES / ((int64_t)sizeof(float) * p->cg * p->cg);
         int64_t most = (space - next.border * DSC_GRAM_BORDER) / DSC_GRAM_MAIN;
-        most = most < 1 ? 1 : most < plan->groups ? most : plan->groups;
+        most = most < 1 ? 1 : most < stages ? most : stages;
         for (int64_t waves = 1; waves <= WAVES_MOST; waves++) {
             int64_t parts = waves * places / pairs - (waves == 1 ? next.border : 0);
             parts = parts < least ? least : parts;
             parts = parts < 1 ? 1 : parts > most ? most : parts;
-            next.parts = (int)divide_up(plan->groups, divide_up(plan->groups, parts));
+            next.parts = (int)divide_up(stages, divide_up(stages, parts));
             double us = shift_us(p, &next, places);
             if (plan->parts == 0 || us < best) {
                 *plan = next;
@@ -186,10 +190,10 @@ static dsc_gram_shift_plan plan_shift(const dsc_gram_patches *p, const dsc_cuda 
         plan.chunks = (int)divide_up(p->w, columns);
         plan.columns = (int)divide_up(p->w, plan.chunks);
         plan.shared = dsc_cuda_gram_shift_shared(p->dtype, plan.columns, (int)pairs_of(p));
-        if (plan.shared <= cuda->shared)
+        if (plan.shared <= cuda->shared / DSC_GRAM_BLOCKS - RESERVED_SHARED || columns == 1)
             break;
     }
-    choose_parts(p, cuda->multiprocessors, &plan);
+    choose_parts(p, DSC_GRAM_BLOCKS * cuda->multiprocessors, &plan);
     plan.one_parts = p->n > p->width ? ONE_PARTS : 0;
     return plan;
 }

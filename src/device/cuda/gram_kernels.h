@@ -55,6 +55,7 @@ enum {
     DSC_GRAM_CHANNELS = 16,
     DSC_GRAM_LINES = 32,  /* that a block has at a time, */
     DSC_GRAM_IMAGES = 16, /* or the first and last lines of so many images */
+    DSC_GRAM_BLOCKS = 2,  /* that a multiprocessor has at a time */
     DSC_GRAM_MAIN = 19,   /* sums over all lines */
     DSC_GRAM_BORDER = 10, /* over first and last ones */
     DSC_GRAM_TAPS = 9
@@ -62,7 +63,8 @@ enum {
 typedef struct dsc_gram_shift_plan {
     int columns, chunks;    /* of a line: how many at a time, and how often */
     int parts, border;      /* blocks of a pair, for all lines and for the border */
-    int64_t groups, frames; /* DSC_GRAM_LINES, DSC_GRAM_IMAGES at a time: how often in all */
+    int64_t groups, frames; /* DSC_GRAM_LINES, DSC_GRAM_IMAGES at a time: how often in all; a stage has
+                             * `columns` columns of one */
     size_t shared;          /* bytes */
     float *partial;         /* [parts][MAIN][pairs][16 * 16], [border][BORDER][pairs][16 * 16] */
     double *ones;           /* [one_parts][9][cg]: sums of x, with a column of ones only */

@@ -7,10 +7,14 @@
  * d_y = 0 are summed apart for first, inner and last lines, those with d_x = 0 for first, inner and last
  * columns, and a block of G is the sum of those that its taps see. Nothing is subtracted.
  *
- * A warp has 16 x 16 channels and one d_y, and walks along 8 lines at once: a step is one pixel of each line,
- * the 8 terms of a tensor-core product. The pixels of the other line (v - d for all d_x) stay in registers
+ * A warp has 16 x 16 channels and one d_y, and walks along 16 lines at once: a step is one pixel of each line,
+ * the 16 terms of a tensor-core product. The pixels of the other line (v - d for all d_x) stay in registers
  * as a window that moves with it; so a step reads one new pixel a line, and multiplies it with up to 5. The
  * lines of all images are one sequence; where v - d is in another image its line is replaced by zeros.
+ *
+ * Floats are sums of two fp16 numbers, of whose four products three are made. A stage, which is what a block has in
+ * shared memory at a time, is scaled by a power of two of its own, so that its largest element is below 2^15; its sums
+ * are scaled back when they are added to those of other stages.
  *
  * Sums of a pair of channel tiles:
  *   0 to 4: d_y = 0, inner lines: first, inner, last columns of d_x = 0; d_x = 1, 2
@@ -20,77 +24,131 @@
 
 namespace {
 
-enum { TILE = DSC_GRAM_CHANNELS, SLOTS = 4, STEPS = 8, HALO = 2, REACH = 2 };
+enum { TILE = DSC_GRAM_CHANNELS, SLOTS = 2, STEPS = 16, HALO = 2, REACH = 2 };
 enum { WARPS = 3 * SLOTS, THREADS = 32 * WARPS };
-enum { LINES = DSC_GRAM_LINES, ROWS = LINES + HALO, PAD = 8, PAIR = TILE * TILE };
+enum { LINES = DSC_GRAM_LINES, ROWS = LINES + HALO, PAIR = TILE * TILE };
 enum { SUMS = DSC_GRAM_MAIN + DSC_GRAM_BORDER, CLASSES = 3, EDGE = 2 * 8 * 32 };
-static_assert(SLOTS * STEPS == LINES && LINES == 2 * DSC_GRAM_IMAGES, "slots are lines");
+static_assert(SLOTS * STEPS == LINES && STEPS == DSC_GRAM_IMAGES, "slots are lines");
 
-/* Elements of a line in shared memory; lanes then read from different banks. */
-__host__ __device__ inline int pitch_of(int columns) {
-    return (columns + 2 * REACH) * TILE + PAD;
+/* Elements of a line of so many columns in shared memory; lanes then read from different banks. */
+template <typename T> __host__ __device__ inline int pitch_of(int columns) {
+    return columns * TILE + 32 / (int)sizeof(T);
 }
 
-/* A pixel of 8 lines, 16 channels: an A fragment, and two B fragments. */
+/* A stage has the lines of tile a, without what is around them, and behind them those of tile b; one tile
+ * alone is b. */
+struct stage_shape {
+    int pitch_a, pitch_b, begin_b, size;
+};
+
+template <typename T> __host__ __device__ inline stage_shape shape_of(int columns, bool twin) {
+    stage_shape s;
+    s.pitch_a = pitch_of<T>(columns);
+    s.pitch_b = pitch_of<T>(columns + 2 * REACH);
+    s.begin_b = twin ? 0 : LINES * s.pitch_a;
+    s.size = s.begin_b + ROWS * s.pitch_b;
+    return s;
+}
+
+/* A pixel of 16 lines, 16 channels: an A fragment, and two B fragments. Rows g and g + 8 of A, as columns g of the
+ * two B, are channels 2g and 2g + 1. */
 struct pixel {
     uint32_t high[4], low[4];
 };
 
-/* This lane's lines: element 0 of its channel, in the first column of the chunk. */
-template <typename T> struct lanes {
-    const T *upper, *lower;
+__device__ int channel_of(int half, int number) {
+    return 2 * number + half;
+}
 
-    __device__ void read(int column, T (&raw)[4]) const {
-        raw[0] = upper[column * TILE];
-        raw[1] = upper[column * TILE + 8];
-        raw[2] = lower[column * TILE];
-        raw[3] = lower[column * TILE + 8];
+__device__ uint32_t lower_halves(uint32_t x, uint32_t y) {
+    return __byte_perm(x, y, 0x5410);
+}
+
+__device__ uint32_t upper_halves(uint32_t x, uint32_t y) {
+    return __byte_perm(x, y, 0x7632);
+}
+
+/* Two channels of a pixel of one line: floats, which are split here already (high part in the lower 16 bits), or
+ * halves. */
+template <typename T> struct two { uint32_t bits; };
+
+template <> struct alignas(8) two<float> { uint32_t bits[2]; };
+
+__device__ void join(const two<float> (&x)[4], pixel &p) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const two<float> &first = x[i / 2 * 2], &second = x[i / 2 * 2 + 1];
+        p.high[i] = lower_halves(first.bits[i % 2], second.bits[i % 2]);
+        p.low[i] = upper_halves(first.bits[i % 2], second.bits[i % 2]);
+    }
+}
+
+template <typename T> __device__ void join(const two<T> (&x)[4], pixel &p) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t first = x[i / 2 * 2].bits, second = x[i / 2 * 2 + 1].bits;
+        p.high[i] = i % 2 ? upper_halves(first, second) : lower_halves(first, second);
+        p.low[i] = 0;
+    }
+}
+
+/* This lane's four lines: where its first channel is in the first column of the chunk. */
+template <typename T> struct lanes {
+    int line[4];
+
+    __device__ void read(const T *from, int column, two<T> (&raw)[4]) const {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            raw[i] = *(const two<T> *)(from + line[i] + column * TILE);
     }
 };
 
-template <typename T> __device__ void split(const T (&raw)[4], pixel &p) {
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        gram_split(raw[i], p.high[i], p.low[i]);
-}
-
-__device__ void add(float (&to)[2][4], float (&from)[2][4]) {
+/* Adds sums of a stage, and clears them. */
+__device__ void add(float (&to)[2][4], float (&from)[2][4], float scale) {
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            to[n][i] += from[n][i];
+            to[n][i] += from[n][i] * scale;
             from[n][i] = 0;
         }
 }
 
-__device__ void add_edge(float *to, float (&from)[2][4]) {
+__device__ void add_edge(float *to, float (&from)[2][4], float scale) {
 #pragma unroll
     for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            to[(n * 4 + i) * 32] += from[n][i];
+            to[(n * 4 + i) * 32] += from[n][i] * scale;
             from[n][i] = 0;
         }
 }
 
-/* acc[d] += a b(x - d_x)' for all d_x; J: the step's place in the round of the window. */
-template <typename T, int W, int J>
-__device__ void multiply(const pixel &a, const pixel (&window)[W], float (&acc)[W][2][4]) {
-    enum { LEAST = W == 5 ? -2 : 0 };
-#pragma unroll
-    for (int part = gram_type<T>::SPLIT ? 0 : 2; part < 3; part++)
-#pragma unroll
-        for (int d = 0; d < W; d++) {
-            const pixel &b = window[(J - d - LEAST + W) % W];
-#pragma unroll
-            for (int n = 0; n < 2; n++) {
-                const uint32_t pair[2] = {part == 1 ? b.low[n] : b.high[n],
-                                          part == 1 ? b.low[n + 2] : b.high[n + 2]};
-                dsc_mma_tf32(acc[d][n], part == 0 ? a.low : a.high, pair);
-            }
-        }
+__device__ void product(float, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    dsc_mma_f16(c, a, b);
 }
+
+__device__ void product(dsc_half_f16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    dsc_mma_f16(c, a, b);
+}
+
+__device__ void product(dsc_half_bf16, float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
+    dsc_mma_bf16(c, a, b);
+}
+
+/* c += a b'. */
+template <typename T> __device__ void multiply(const pixel &a, const pixel &b, int part, float (&c)[2][4]) {
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        const uint32_t pair[2] = {part == 1 ? b.low[n] : b.high[n], part == 1 ? b.low[n + 2] : b.high[n + 2]};
+        product(T{}, c[n], part == 0 ? a.low : a.high, pair);
+    }
+}
+
+/* Which of the products of parts are made: all, or that of high ones alone. */
+template <typename T> struct parts {
+    enum { FIRST = gram_type<T>::SPLIT ? 0 : 2, END = 3 };
+};
 
 /* Which columns a walk has. */
 struct span {
@@ -98,59 +156,92 @@ struct span {
     bool first, last; /* it has the image's first, last column */
 };
 
-/* What moves along: the window, and the next pixels as they are in memory. */
+/* What moves along: the window, and the next pixels as they are in memory. The loop over columns must stay small: it has to
+ * fit into the instruction cache together with that of the other d_y. So the products of d_x = 0 in the first and the last
+ * column, which have sums of their own, are made apart. */
 template <typename T, int W> struct walker {
     enum { LEAST = W == 5 ? -2 : 0, AHEAD = -LEAST, STRAIGHT = -LEAST };
+    const T *memory;
     lanes<T> a, b;
     span of;
-    float *edge;
+    float *edge, scale;
     pixel window[W];
-    T next_a[4], next_b[4];
+    two<T> next_a[4], next_b[4];
     float acc[W][2][4];
 
-    template <int J> __device__ void step(int column, float (&sum)[5][2][4]) {
-        if (column >= of.columns)
+    /* acc[d] += a b(x - d_x)' for all d_x; J: the step's place in the round of the window. */
+    template <int J> __device__ void step(int column) {
+        pixel mine, straight;
+        join(next_a, mine);
+        join(next_b, window[(J + AHEAD) % W]);
+        a.read(memory, column + 1, next_a);
+        b.read(memory, column + 1 + AHEAD, next_b);
+        bool outer = (of.first && column == 0) || (of.last && column == of.columns - 1);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            straight.high[i] = outer ? 0 : mine.high[i];
+            straight.low[i] = outer ? 0 : mine.low[i];
+        }
+#pragma unroll
+        for (int part = parts<T>::FIRST; part < parts<T>::END; part++)
+#pragma unroll
+            for (int d = 0; d < W; d++)
+                multiply<T>(d == STRAIGHT ? straight : mine, window[(J - d - LEAST + W) % W], part, acc[d]);
+    }
+
+    /* All steps of a round of the window that there are. */
+    __device__ void round(int column) {
+        step<0>(column);
+        if (column + 1 >= of.columns)
             return;
-        pixel mine;
-        split(next_a, mine);
-        split(next_b, window[(J + AHEAD) % W]);
-        a.read(column + 1, next_a);
-        b.read(column + 1 + AHEAD, next_b);
-        bool last = of.last && column == of.columns - 1;
-        if (last)
-            add(sum[STRAIGHT], acc[STRAIGHT]);
-        multiply<T, W, J>(mine, window, acc);
-        if (J == 0 && of.first && column == 0)
-            add_edge(edge, acc[STRAIGHT]);
-        if (last)
-            add_edge(edge + EDGE / 2, acc[STRAIGHT]);
+        step<1>(column + 1);
+        if (column + 2 >= of.columns)
+            return;
+        step<2>(column + 2);
+        if (W < 5 || column + 3 >= of.columns)
+            return;
+        step<3 % W>(column + 3);
+        if (column + 4 < of.columns)
+            step<4 % W>(column + 4);
     }
 
     __device__ void run(float (&sum)[5][2][4]) {
 #pragma unroll
         for (int c = -REACH; c < AHEAD; c++) {
-            b.read(c, next_b);
-            split(next_b, window[(c + W) % W]);
+            b.read(memory, c, next_b);
+            join(next_b, window[(c + W) % W]);
         }
-        a.read(0, next_a);
-        b.read(AHEAD, next_b);
+        a.read(memory, 0, next_a);
+        b.read(memory, AHEAD, next_b);
 #pragma unroll
         for (int d = 0; d < W; d++)
 #pragma unroll
             for (int i = 0; i < 8; i++)
                 acc[d][i / 4][i % 4] = 0;
+#pragma unroll 1
         for (int column = 0; column < of.columns; column += W) {
-            step<0>(column, sum);
-            step<1>(column + 1, sum);
-            step<2>(column + 2, sum);
-            if (W == 5) {
-                step<3 % W>(column + 3, sum);
-                step<4 % W>(column + 4, sum);
-            }
+            round(column);
 #pragma unroll
             for (int d = 0; d < W; d++)
-                add(sum[d], acc[d]);
+                add(sum[d], acc[d], scale);
         }
+#pragma unroll 1
+        for (int side = 0; side < 2; side++)
+            if (side == 0 ? of.first : of.last)
+                add_outer(side == 0 ? 0 : of.columns - 1, edge + side * EDGE / 2);
+    }
+
+    /* d_x = 0 in one column. */
+    __device__ void add_outer(int column, float *to) {
+        pixel x, y;
+        a.read(memory, column, next_a);
+        b.read(memory, column, next_b);
+        join(next_a, x);
+        join(next_b, y);
+#pragma unroll
+        for (int part = parts<T>::FIRST; part < parts<T>::END; part++)
+            multiply<T>(x, y, part, acc[0]);
+        add_edge(to, acc[0], scale);
     }
 };
 
@@ -159,8 +250,13 @@ struct job {
     int pair, part;
     int64_t tile_a, tile_b; /* first channels */
     bool border, twin;      /* twin: the tiles are one */
-    int64_t first;          /* group of lines, or of images */
-    int y, stages;          /* y: of the first line in its image */
+    int64_t group;          /* the first group of lines, or of images */
+    int chunk, y, stages;   /* of the first stage; y: of its first line in its image */
+};
+
+/* A stage of a job: which group, the first one's number being 0, and which columns of its lines. */
+struct place {
+    int group, chunk;
 };
 
 __device__ job find_job(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan) {
@@ -174,13 +270,22 @@ __device__ job find_job(const dsc_gram_patches &p, const dsc_gram_shift_plan &pl
     j.tile_a = p.first + j.pair / side * TILE;
     j.tile_b = p.first + j.pair % side * TILE;
     j.twin = j.tile_a == j.tile_b;
-    unsigned all = (unsigned)(j.border ? plan.frames : plan.groups);
-    unsigned parts = (unsigned)(j.border ? plan.border : plan.parts), part = (unsigned)j.part;
-    unsigned each = all / parts, rest = all - each * parts; /* the first ones have one more */
-    j.first = (int64_t)each * part + min(part, rest);
-    j.stages = (int)(each + (part < rest)) * plan.chunks;
-    j.y = (int)(j.first * LINES % p.h);
+    int64_t all = (j.border ? plan.frames : plan.groups) * plan.chunks,
+            parts = j.border ? plan.border : plan.parts;
+    int64_t each = all / parts, rest = all - each * parts; /* the first ones have one more */
+    int64_t first = each * j.part + min((int64_t)j.part, rest);
+    j.group = first / plan.chunks;
+    j.chunk = (int)(first - j.group * plan.chunks);
+    j.stages = (int)(each + (j.part < rest));
+    j.y = (int)(j.group * LINES % p.h);
     return j;
+}
+
+__device__ place find_place(const dsc_gram_shift_plan &plan, const job &j, int stage) {
+    place at;
+    at.group = (j.chunk + stage) / plan.chunks;
+    at.chunk = j.chunk + stage - at.group * plan.chunks;
+    return at;
 }
 
 /* The line of all images' lines that is row `row` of a stage; -1: none. */
@@ -196,6 +301,11 @@ __device__ int64_t find_line(const dsc_gram_patches &p, const job &j, int64_t gr
     return image * p.h + (mine < DSC_GRAM_IMAGES ? 0 : p.h - 1);
 }
 
+/* The same for all threads of a warp, which the compiler should know. */
+__device__ int find_warp() {
+    return __shfl_sync(0xFFFFFFFFu, (int)threadIdx.x / 32, 0);
+}
+
 __device__ void copy(float *to, const float *from, int there) {
     dsc_async16(to, from, there);
 }
@@ -204,18 +314,21 @@ template <typename H> __device__ void copy(H *to, const H *from, int there) {
     dsc_async8(to, from, there);
 }
 
-/* Lines of a stage to shared memory: [ROWS][columns + 4][16], zeros outside of the image's columns. */
+/* Lines of a stage from line `skip` on to shared memory, with the columns around them where nothing is skipped; zeros
+ * outside of the image. */
 template <typename T>
 __device__ void load_tile(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, int stage,
-                          int64_t channel, T *to) {
-    int64_t group = j.first + stage / plan.chunks, line_size = p.w * p.c;
-    int wide = (plan.columns + 2 * REACH) * 4, step = THREADS / wide, pitch = pitch_of(plan.columns);
-    int row = (int)threadIdx.x / wide, e = (int)threadIdx.x - row * wide;
-    int column = stage % plan.chunks * plan.columns - REACH + (e >> 2);
+                          int64_t channel, int skip, T *to) {
+    place at = find_place(plan, j, stage);
+    int reach = skip ? 0 : REACH, wide = (plan.columns + 2 * reach) * 4, step = THREADS / wide;
+    int64_t group = j.group + at.group, line_size = p.w * p.c;
+    int row = (int)threadIdx.x / wide, e = (int)threadIdx.x - row * wide,
+        pitch = pitch_of<T>(plan.columns + 2 * reach);
+    int column = at.chunk * plan.columns - reach + (e >> 2);
     bool inside = (unsigned)column < (unsigned)p.w;
     const T *x = (const T *)p.x, *from = x + (inside ? column * p.c + channel + (e & 3) * 4 : 0);
     to += row * pitch + e * 4;
-    for (row = row < step ? row : ROWS; row < ROWS; row += step, to += step * pitch) {
+    for (row = row < step ? skip + row : ROWS; row < ROWS; row += step, to += step * pitch) {
         int64_t line = find_line(p, j, group, row);
         bool there = inside && line >= 0;
         copy(to, there ? from + line * line_size : x, there);
@@ -226,40 +339,104 @@ template <typename T>
 __device__ void load_stage(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j,
                            int stage, T *to) {
     if (stage < j.stages) {
-        load_tile(p, plan, j, stage, j.tile_a, to);
         if (!j.twin)
-            load_tile(p, plan, j, stage, j.tile_b, to + ROWS * pitch_of(plan.columns));
+            load_tile(p, plan, j, stage, j.tile_a, HALO, to);
+        load_tile(p, plan, j, stage, j.tile_b, 0, to + shape_of<T>(plan.columns, j.twin).begin_b);
     }
     dsc_async_commit();
 }
 
-/* One warp's lines of a stage: `tiles` has a's, then b's unless they are one; zeros: a line of them. At the
- * border, where d_y is 0, the warps of other d_y have thirds of the columns. */
-template <typename T, int W>
-__device__ void walk(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, int stage,
-                     const T *tiles, const T *zeros, float *edge, float (&sum)[5][2][4]) {
-    int warp = (int)threadIdx.x / 32, part = warp / SLOTS, slot = warp % SLOTS, dy = j.border ? 0 : part;
-    int lane = dsc_lane(), pitch = pitch_of(plan.columns), chunk = stage % plan.chunks;
-    int columns = min(plan.columns, p.w - chunk * plan.columns);
-    int first = j.border ? columns * part / 3 : 0, end = j.border ? columns * (part + 1) / 3 : columns;
-    int in_line = (REACH + first) * TILE + (lane >> 2);
-    const T *a[2], *b[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int row = slot * STEPS + half * 4 + (lane & 3);
-        int y = (j.y + stage / plan.chunks * LINES + row) % p.h;
-        bool skip_a = !j.border && dy == 0 && (y == 0 || y == p.h - 1), skip_b = !j.border && y < dy;
-        const T *other = j.twin ? tiles : tiles + ROWS * pitch;
-        a[half] = (skip_a ? zeros : tiles + (row + HALO) * pitch) + in_line;
-        b[half] = (skip_b ? zeros : other + (row + HALO - dy) * pitch) + in_line;
+/* ---- the scale of a stage ---- */
+
+/* What is behind the lines of both stages is never loaded, but counts for their scale. */
+template <typename T> __device__ void clear_pads(const dsc_gram_shift_plan &plan, const job &j, T *tiles) {
+    stage_shape shape = shape_of<T>(plan.columns, j.twin);
+    int lines = (j.twin ? 0 : LINES) + ROWS, pad = pitch_of<T>(0);
+    for (int e = (int)threadIdx.x; e < 2 * lines * pad; e += THREADS) {
+        int line = e / pad, stage = line / lines;
+        line -= stage * lines;
+        bool in_b = j.twin || line >= LINES;
+        int end = in_b ? shape.begin_b + (line - (j.twin ? 0 : LINES) + 1) * shape.pitch_b
+                       : (line + 1) * shape.pitch_a;
+        tiles[stage * shape.size + end - pad + e % pad] = T{};
     }
+}
+
+__device__ unsigned magnitude(unsigned bits) {
+    return bits & 0x7FFFFFFFu;
+}
+
+/* A float times a power of two as two fp16 numbers, the higher one in the lower bits. */
+__device__ unsigned split(unsigned bits, float power) {
+    float x = __uint_as_float(bits) * power;
+    __half high = __float2half_rn(x), low = __float2half_rn(x - __half2float(high));
+    return __half_as_ushort(high) | (unsigned)__half_as_ushort(low) << 16;
+}
+
+/* Floats of a stage become pairs of fp16; returns what their products are to be multiplied with. All threads call, with
+ * the stage in place for them all. */
+__device__ float split_stage(float *stage, int size, unsigned *largest) {
+    enum { TOP = 14, MOST = 63 }; /* 2^(-2 MOST) is a normal float */
+    uint4 *x = (uint4 *)stage;
+    unsigned mine = 0;
+    for (int i = (int)threadIdx.x; i < size / 4; i += THREADS) {
+        uint4 v = x[i];
+        mine = max(max(mine, max(magnitude(v.x), magnitude(v.y))), max(magnitude(v.z), magnitude(v.w)));
+    }
+    for (int apart = 16; apart > 0; apart /= 2)
+        mine = max(mine, __shfl_xor_sync(0xFFFFFFFFu, mine, apart));
+    if (dsc_lane() == 0)
+        largest[threadIdx.x / 32] = mine;
+    __syncthreads();
+    for (int warp = 0; warp < WARPS; warp++)
+        mine = max(mine, largest[warp]);
+    int exponent = (int)(mine >> 23), shift = exponent == 255 ? 0 : min(TOP + 127 - exponent, (int)MOST);
+    float power = __uint_as_float((unsigned)(shift + 127) << 23);
+    for (int i = (int)threadIdx.x; i < size / 4; i += THREADS) {
+        uint4 v = x[i];
+        x[i] = make_uint4(split(v.x, power), split(v.y, power), split(v.z, power), split(v.w, power));
+    }
+    __syncthreads();
+    return __uint_as_float((unsigned)(127 - 2 * shift) << 23);
+}
+
+template <typename T> __device__ float split_stage(T *, int, unsigned *) {
+    return 1;
+}
+
+/* What a warp works on: a line of zeros and the stage behind it, its sums of first and last columns, and what the
+ * stage's products are to be multiplied with. */
+template <typename T> struct material {
+    const T *zeros, *now;
+    float *edge, scale;
+};
+
+/* One warp's lines of a stage. At the border, where d_y is 0, the warps of other d_y have thirds of the columns. */
+template <typename T, int W>
+__device__ void walk(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, place at,
+                     const material<T> &m, float (&sum)[5][2][4]) {
+    int warp = find_warp(), part = warp / SLOTS, slot = warp % SLOTS, dy = j.border ? 0 : part;
+    int lane = dsc_lane(), columns = min(plan.columns, p.w - at.chunk * plan.columns);
+    int first = j.border ? columns * part / 3 : 0, end = j.border ? columns * (part + 1) / 3 : columns;
+    int in_line = first * TILE + channel_of(0, lane >> 2), now = (int)(m.now - m.zeros);
+    stage_shape shape = shape_of<T>(plan.columns, j.twin);
     walker<T, W> w;
-    w.a = {a[0], a[1]};
-    w.b = {b[0], b[1]};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int row = slot * STEPS + i * 4 + (lane & 3), y = (j.y + at.group * LINES + row) % p.h;
+        bool skip_a = !j.border && dy == 0 && (y == 0 || y == p.h - 1), skip_b = !j.border && y < dy;
+        int b = now + shape.begin_b + REACH * TILE;
+        int a = j.twin ? b + (row + HALO) * shape.pitch_b : now + row * shape.pitch_a;
+        b += (row + HALO - dy) * shape.pitch_b;
+        w.a.line[i] = (skip_a ? 0 : a) + in_line;
+        w.b.line[i] = (skip_b ? REACH * TILE : b) + in_line;
+    }
+    w.memory = m.zeros;
     w.of.columns = end - first;
-    w.of.first = chunk == 0 && first == 0;
-    w.of.last = chunk == plan.chunks - 1 && end == columns;
-    w.edge = edge + lane;
+    w.of.first = at.chunk == 0 && first == 0;
+    w.of.last = at.chunk == plan.chunks - 1 && end == columns;
+    w.edge = m.edge + lane;
+    w.scale = m.scale;
     w.run(sum);
 }
 
@@ -271,7 +448,8 @@ template <int W> __device__ void put_sums(const float *edge, const float (&sum)[
     for (int n = 0; n < 2; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float *at = to + dsc_c_row(lane, i) * TILE + n * 8 + dsc_c_column(lane, i);
+            int row = channel_of(i / 2, lane >> 2), column = channel_of(n, dsc_c_column(lane, i));
+            float *at = to + row * TILE + column;
             at[0] = edge[(n * 4 + i) * 32 + lane];
             at[PAIR] = sum[STRAIGHT][n][i];
             at[2 * PAIR] = edge[EDGE / 2 + (n * 4 + i) * 32 + lane];
@@ -287,8 +465,8 @@ __device__ int sums_of(int dy) {
     return dy == 0 ? 0 : dy == 1 ? 5 : 12;
 }
 
-/* A block's sums to its part. The slots' sums are added in order, in `all`; of the border, two slots each
- * have first and last lines. */
+/* A block's sums to its part. The slots' sums are added in order, in `all`; of the border, one has first lines, the
+ * other last ones. */
 __device__ void put_part(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j,
                          const float *edge, const float (&sum)[5][2][4], float *all) {
     enum { SLOT = DSC_GRAM_MAIN * PAIR, EACH = DSC_GRAM_BORDER / 2 };
@@ -306,11 +484,11 @@ __device__ void put_part(const dsc_gram_patches &p, const dsc_gram_shift_plan &p
         to += plan.parts * DSC_GRAM_MAIN * pairs * PAIR;
     for (int e = (int)threadIdx.x; e < count * PAIR; e += THREADS) {
         int s = e / PAIR;
-        const float *at = all + (j.border ? s / EACH * 2 * SLOT + s % EACH * PAIR : s * PAIR) + e % PAIR;
+        const float *at = all + (j.border ? s / EACH * SLOT + s % EACH * PAIR : s * PAIR) + e % PAIR;
         float total = 0;
         if (j.border)
-            for (int i = 0; i < 6; i++)
-                total += at[i / 3 * SLOT + i % 3 * EACH * PAIR];
+            for (int i = 0; i < 3; i++)
+                total += at[i * EACH * PAIR];
         else
             for (int i = 0; i < SLOTS; i++)
                 total += at[i * SLOT];
@@ -318,36 +496,40 @@ __device__ void put_part(const dsc_gram_patches &p, const dsc_gram_shift_plan &p
     }
 }
 
+/* Numbers of shared memory before the stages: the edges, and what the warps tell each other. */
+enum { HEAD = WARPS * EDGE + 8 };
+
 template <typename T>
-__global__ void __launch_bounds__(THREADS, 1)
+__global__ void __launch_bounds__(THREADS, DSC_GRAM_BLOCKS)
     gram_walk(const dsc_gram_patches p, const dsc_gram_shift_plan plan) {
     DSC_SHARED(float, shared);
-    float *edges = shared;
-    T *zeros = (T *)(edges + WARPS * EDGE);
-    int pitch = pitch_of(plan.columns), warp = (int)threadIdx.x / 32;
-    T *tiles = zeros + pitch + TILE + PAD; /* a walk looks one column ahead of what it needs */
+    T *zeros = (T *)(shared + HEAD);
+    int line = pitch_of<T>(plan.columns + 2 * REACH + 1); /* a walk looks one column ahead of what it needs */
+    T *tiles = zeros + line;
+    int warp = find_warp();
     job j = find_job(p, plan);
-    int stage_size = (j.twin ? 1 : 2) * ROWS * pitch;
-    float *edge = edges + warp * EDGE;
+    int size = shape_of<T>(plan.columns, j.twin).size;
     load_stage(p, plan, j, 0, tiles);
-    for (int e = (int)threadIdx.x; e < WARPS * EDGE; e += THREADS)
-        edges[e] = 0;
-    for (int e = (int)threadIdx.x; e < pitch + TILE + PAD; e += THREADS)
+    for (int e = (int)threadIdx.x; e < HEAD; e += THREADS)
+        shared[e] = 0;
+    for (int e = (int)threadIdx.x; e < line; e += THREADS)
         zeros[e] = T{};
+    clear_pads(plan, j, tiles);
 
     float sum[5][2][4] = {};
     for (int stage = 0; stage < j.stages; stage++) {
+        T *now = tiles + stage % 2 * size;
         dsc_async_wait<0>();
         __syncthreads();
-        load_stage(p, plan, j, stage + 1, tiles + (stage + 1) % 2 * stage_size);
-        const T *now = tiles + stage % 2 * stage_size;
+        load_stage(p, plan, j, stage + 1, tiles + (stage + 1) % 2 * size);
+        float scale = split_stage(now, size, (unsigned *)(shared + WARPS * EDGE));
+        material<T> m = {zeros, now, shared + warp * EDGE, scale};
         if (warp < SLOTS || j.border) /* d_y = 0 */
-            walk<T, 3>(p, plan, j, stage, now, zeros, edge, sum);
+            walk<T, 3>(p, plan, j, find_place(plan, j, stage), m, sum);
         else
-            walk<T, 5>(p, plan, j, stage, now, zeros, edge, sum);
+            walk<T, 5>(p, plan, j, find_place(plan, j, stage), m, sum);
     }
-
-    put_part(p, plan, j, edge, sum, shared + WARPS * EDGE);
+    put_part(p, plan, j, shared + warp * EDGE, sum, shared + HEAD);
 }
 
 /* ---- from sums to the triangle ---- */
@@ -488,12 +670,15 @@ cudaError_t launch_sums(const dsc_cuda_launch *at, const dsc_gram_patches *p,
 
 } // namespace
 
-extern "C" size_t dsc_cuda_gram_shift_shared(dsc_dtype dtype, int columns, int pairs) {
-    size_t element = dtype == DSC_F32 ? 4 : 2, pitch = (size_t)pitch_of(columns);
-    size_t zeros = (pitch + TILE + PAD) * element, stages = 2 * (pairs > 1 ? 2 : 1) * ROWS * pitch * element;
+template <typename T> static size_t shared_of(int columns, int pairs) {
+    size_t zeros = (size_t)pitch_of<T>(columns + 2 * REACH + 1), ahead = TILE;
+    size_t stages = (zeros + 2 * (size_t)shape_of<T>(columns, pairs == 1).size + ahead) * sizeof(T);
     size_t sums = (size_t)SLOTS * DSC_GRAM_MAIN * PAIR * sizeof(float);
-    size_t rest = zeros + stages + (TILE + PAD) * element;
-    return WARPS * EDGE * sizeof(float) + (rest > sums ? rest : sums);
+    return HEAD * sizeof(float) + (stages > sums ? stages : sums);
+}
+
+extern "C" size_t dsc_cuda_gram_shift_shared(dsc_dtype dtype, int columns, int pairs) {
+    return dtype == DSC_F32 ? shared_of<float>(columns, pairs) : shared_of<dsc_half_f16>(columns, pairs);
 }
 
 extern "C" cudaError_t dsc_cuda_launch_gram_shift(const dsc_cuda_launch *at, const dsc_gram_patches *p,

@@ -20,6 +20,17 @@ typedef struct dsc_half_products {
 /* products.c */
 dsc_status dsc_cuda_half_products(dsc_queue *q, const dsc_half_products *p) DSC_MUST_CHECK;
 
+/* C[m,n] = alpha A B' + beta C of float32 with k terms, which are rounded to TF32; rows of all three are `width` elements
+ * apart. */
+typedef struct dsc_tf32_product {
+    int64_t m, n, k, width;
+    const float *a, *b;
+    float *c;
+    float alpha, beta;
+} dsc_tf32_product;
+/* products.c */
+dsc_status dsc_cuda_multiply_tf32(dsc_queue *q, const dsc_tf32_product *p) DSC_MUST_CHECK;
+
 /* 1 when dsc_cuda_halves_gemm takes an item of this size. */
 int dsc_cuda_halves_takes(const dsc_queue *q, const dsc_gemm_item *item);
 /* Those items of the batch that dsc_cuda_halves_takes, in a queue that is ready. */

@@ -1,5 +1,6 @@
-/* Products by cuBLAS: float32 and float64 in full precision, halves on tensor cores with sums in float32. Small ones of float32 take the kernel of many products (grouped.c): one launch, where cuBLAS
- * splits the terms and needs two.
+/* Products by cuBLAS: float32 and float64 in full precision, halves on tensor cores with sums in float32, TF32 where it
+ * is asked for. Small ones of float32 take the kernel of many products (grouped.c): one launch, where cuBLAS splits the
+ * terms and needs two.
  *
  * cuBLAS is column-major: it is asked for C' = op(B)' op(A)', where a row-major matrix is its own
  * transpose. */
@@ -64,6 +65,19 @@ dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, c
     cublasStatus_t status = multiply(blas, trans_a, trans_b, alpha, a, b, beta, c);
     if (half)
         DSC_BLAS_TRY(cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
+    if (status != CUBLAS_STATUS_SUCCESS)
+        return dsc_cuda_blas_fail(status, "cublasGemmEx", __FILE__, __LINE__);
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_multiply_tf32(dsc_queue *q, const dsc_tf32_product *p) {
+    cublasHandle_t blas = dsc_cuda_queue_of(q)->blas;
+    DSC_TRY(use_tensor_cores(blas));
+    cublasStatus_t status =
+        cublasGemmEx_64(blas, CUBLAS_OP_T, CUBLAS_OP_N, p->n, p->m, p->k, &p->alpha, p->b, CUDA_R_32F,
+                        p->width, p->a, CUDA_R_32F, p->width, &p->beta, p->c, CUDA_R_32F, p->width,
+                        CUBLAS_COMPUTE_32F_FAST_TF32, CUBLAS_GEMM_DEFAULT);
+    DSC_BLAS_TRY(cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
     if (status != CUBLAS_STATUS_SUCCESS)
         return dsc_cuda_blas_fail(status, "cublasGemmEx", __FILE__, __LINE__);
     return DSC_OK;
