@@ -409,12 +409,21 @@ static dsc_status follow(dsc_kfac *k, dsc_queue *q, int64_t unit) {
     return dsc_op_gemm(q, 0, 0, 1, &squares, &between, 0, &k->moments.s[unit]);
 }
 
-/* N of every unit: the samples of all ranks and passes. */
+/* N of every unit: the samples of all ranks and passes. Units that were not captured since a state was loaded keep the
+ * number that it had. */
 static dsc_status count_samples(dsc_kfac *k, dsc_queue *q) {
     dsc_kfac_moments *m = &k->moments;
-    for (int64_t u = 0; u < k->unit_count; u++)
-        m->samples_host[u] = (double)(k->options.passes * k->progress[dsc_kfac_layer_of(k, u)].samples);
-    DSC_TRY(dsc_tensor_upload(q, m->samples_host, dsc_tensor_bytes(&m->all_samples), &m->all_samples));
+    size_t bytes = dsc_tensor_bytes(&m->all_samples);
+    DSC_TRY(dsc_tensor_download(q, &m->all_samples, bytes, m->samples_host));
+    DSC_TRY(dsc_queue_sync(q));
+    for (int64_t u = 0; u < k->unit_count; u++) {
+        int64_t samples = k->progress[dsc_kfac_layer_of(k, u)].samples;
+        if (samples > 0)
+            m->samples_host[u] = (double)(k->options.passes * samples);
+        else if (k->rank > 0) /* every rank has the same number: it counts once */
+            m->samples_host[u] = 0;
+    }
+    DSC_TRY(dsc_tensor_upload(q, m->samples_host, bytes, &m->all_samples));
     DSC_TRY(dsc_queue_sync(q));
     return dsc_comm_allreduce(k->control, DSC_TRAFFIC_OTHER, DSC_SUM, &m->all_samples);
 }

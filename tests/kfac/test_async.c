@@ -5,9 +5,9 @@
 
 enum { STEPS = 14, EVERY = 4, EXACT_ROWS = 2, NEVER = 1 << 30 };
 
-/* Kinds of decompositions: eigenvectors anew, inverses, inverses with divided damping, rotated eigenvectors, all of them
- * and the leading half. */
-enum { EIGEN, INVERSE, DIVIDED, WARM, CUT, KINDS };
+/* Kinds of decompositions: eigenvectors anew, inverses, inverses with divided damping, bases of EKFAC with moments of
+ * batches and of samples, rotated eigenvectors, all of them and the leading half. */
+enum { EIGEN, INVERSE, DIVIDED, BATCHES, OF_SAMPLES, WARM, CUT, KINDS };
 
 /* Factors change together with decompositions, so that those of a few steps later find the same averages. */
 static dsc_kfac_options async_options(const config *c, int kind, int64_t later) {
@@ -18,6 +18,9 @@ static dsc_kfac_options async_options(const config *c, int kind, int64_t later) 
     options.damping_split = kind == DIVIDED ? DSC_KFAC_SPLIT_PI : DSC_KFAC_SPLIT_NONE;
     options.refresh = kind >= WARM ? DSC_KFAC_WARM : DSC_KFAC_EXACT;
     options.rank = kind == CUT ? 0.5 : 1;
+    options.ekfac = kind == BATCHES      ? DSC_KFAC_EKFAC_BATCH
+                    : kind == OF_SAMPLES ? DSC_KFAC_EKFAC_SAMPLES
+                                         : DSC_KFAC_EKFAC_OFF;
     options.async_steps = later;
     return options;
 }
@@ -122,11 +125,12 @@ static void test_reports(void **state) {
 
 /* ---- states ---- */
 
-static void resume(const config *c, int kind) {
+/* factor_freq EVERY: where the run goes on, decompositions are used before the next capture. */
+static void resume_updating(const config *c, int kind, int64_t factor_freq) {
     for (int64_t at = 1; at < 2 * EVERY + 2; at += kind == EIGEN ? 1 : 3) {
         net *n = &nets[c->place];
         dsc_kfac_options options = async_options(c, kind, 3);
-        options.factor_freq = 1;
+        options.factor_freq = factor_freq;
         options.warmup_factors = 1;
         dsc_kfac *first = create_kind(c, &options), *second = create_kind(c, &options);
         for (int64_t k = 0; first && second && k < at; k++) {
@@ -139,6 +143,11 @@ static void resume(const config *c, int kind) {
         dsc_kfac_destroy(&first);
         dsc_kfac_destroy(&second);
     }
+}
+
+static void resume(const config *c, int kind) {
+    resume_updating(c, kind, 1);
+    resume_updating(c, kind, EVERY);
 }
 
 static void test_resumes_with_the_same_bits(void **state) {

@@ -246,6 +246,7 @@ static void test_bit_equal_ekfac(void **state) {
         set_strategy(&options, s % 3, ranks);
         options.ekfac = s >= 3 ? DSC_KFAC_EKFAC_SAMPLES : DSC_KFAC_EKFAC_BATCH;
         check_resume(&n, &options, 4, 4 + LATER);
+        check_resume(&n, &options, 3, 6); /* decomposes before it captures */
         check_resume(&n, &options, 0, 4);
         options.inverse_dtype = DSC_BF16;
         check_resume(&narrow, &options, 5, 8);
