@@ -250,16 +250,18 @@ struct job {
     int pair, part;
     int64_t tile_a, tile_b; /* first channels */
     bool border, twin;      /* twin: the tiles are one */
-    int64_t group;          /* the first group of lines, or of images */
-    int chunk, y, stages;   /* of the first stage; y: of its first line in its image */
+    int stages;
 };
 
-/* A stage of a job: which group, the first one's number being 0, and which columns of its lines. */
+/* Where a stage is: the group of lines, or of images, which columns of its lines, and the place of its first line in its
+ * image. */
 struct place {
-    int group, chunk;
+    int64_t group;
+    int chunk, y;
 };
 
-__device__ job find_job(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan) {
+/* at: of the first stage. */
+__device__ job find_job(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, place &at) {
     int side = (int)(p.cg / TILE), pairs = side * side, block = (int)blockIdx.x;
     job j;
     j.border = block >= pairs * plan.parts;
@@ -274,26 +276,23 @@ __device__ job find_job(const dsc_gram_patches &p, const dsc_gram_shift_plan &pl
             parts = j.border ? plan.border : plan.parts;
     int64_t each = all / parts, rest = all - each * parts; /* the first ones have one more */
     int64_t first = each * j.part + min((int64_t)j.part, rest);
-    j.group = first / plan.chunks;
-    j.chunk = (int)(first - j.group * plan.chunks);
     j.stages = (int)(each + (j.part < rest));
-    j.y = (int)(j.group * LINES % p.h);
+    at.group = first / plan.chunks;
+    at.chunk = (int)(first - at.group * plan.chunks);
+    at.y = (int)(at.group * LINES % p.h);
     return j;
 }
 
-__device__ place find_place(const dsc_gram_shift_plan &plan, const job &j, int stage) {
-    place at;
-    at.group = (j.chunk + stage) / plan.chunks;
-    at.chunk = j.chunk + stage - at.group * plan.chunks;
-    return at;
+__device__ void move_on(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, place &at) {
+    if (++at.chunk < plan.chunks)
+        return;
+    at.chunk = 0;
+    at.group++;
+    at.y = (at.y + LINES) % p.h;
 }
 
-/* The line of all images' lines that is row `row` of a stage; -1: none. */
-__device__ int64_t find_line(const dsc_gram_patches &p, const job &j, int64_t group, int row) {
-    if (!j.border) {
-        int64_t line = group * LINES + row - HALO;
-        return line < p.images * p.h ? line : -1;
-    }
+/* The line of all images' lines that is row `row` of a stage of the border; -1: none. */
+__device__ int64_t find_line(const dsc_gram_patches &p, int64_t group, int row) {
     int mine = row - HALO;
     int64_t image = group * DSC_GRAM_IMAGES + mine % DSC_GRAM_IMAGES;
     if (mine < 0 || image >= p.images)
@@ -317,33 +316,39 @@ template <typename H> __device__ void copy(H *to, const H *from, int there) {
 /* Lines of a stage from line `skip` on to shared memory, with the columns around them where nothing is skipped; zeros
  * outside of the image. */
 template <typename T>
-__device__ void load_tile(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, int stage,
+__device__ void load_tile(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, place at,
                           int64_t channel, int skip, T *to) {
-    place at = find_place(plan, j, stage);
     int reach = skip ? 0 : REACH, wide = (plan.columns + 2 * reach) * 4, step = THREADS / wide;
-    int64_t group = j.group + at.group, line_size = p.w * p.c;
     int row = (int)threadIdx.x / wide, e = (int)threadIdx.x - row * wide,
         pitch = pitch_of<T>(plan.columns + 2 * reach);
     int column = at.chunk * plan.columns - reach + (e >> 2);
     bool inside = (unsigned)column < (unsigned)p.w;
     const T *x = (const T *)p.x, *from = x + (inside ? column * p.c + channel + (e & 3) * 4 : 0);
+    int64_t line_size = p.w * p.c;
     to += row * pitch + e * 4;
-    for (row = row < step ? skip + row : ROWS; row < ROWS; row += step, to += step * pitch) {
-        int64_t line = find_line(p, j, group, row);
-        bool there = inside && line >= 0;
-        copy(to, there ? from + line * line_size : x, there);
+    row = row < step ? skip + row : ROWS;
+    if (j.border) {
+        for (; row < ROWS; row += step, to += step * pitch) {
+            int64_t line = find_line(p, at.group, row);
+            bool there = inside && line >= 0;
+            copy(to, there ? from + line * line_size : x, there);
+        }
+        return;
+    }
+    int64_t line = at.group * LINES + row - HALO, left = p.images * p.h - at.group * LINES + HALO;
+    int begin = at.group == 0 ? HALO : 0, end = inside ? (int)min(left, (int64_t)ROWS) : 0;
+    for (from += line * line_size; row < ROWS; row += step, to += step * pitch, from += step * line_size) {
+        bool there = row >= begin && row < end;
+        copy(to, there ? from : x, there);
     }
 }
 
 template <typename T>
-__device__ void load_stage(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j,
-                           int stage, T *to) {
-    if (stage < j.stages) {
-        if (!j.twin)
-            load_tile(p, plan, j, stage, j.tile_a, HALO, to);
-        load_tile(p, plan, j, stage, j.tile_b, 0, to + shape_of<T>(plan.columns, j.twin).begin_b);
-    }
-    dsc_async_commit();
+__device__ void load_stage(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, place at,
+                           T *to) {
+    if (!j.twin)
+        load_tile(p, plan, j, at, j.tile_a, HALO, to);
+    load_tile(p, plan, j, at, j.tile_b, 0, to + shape_of<T>(plan.columns, j.twin).begin_b);
 }
 
 /* ---- the scale of a stage ---- */
@@ -362,45 +367,55 @@ template <typename T> __device__ void clear_pads(const dsc_gram_shift_plan &plan
     }
 }
 
-__device__ unsigned magnitude(unsigned bits) {
-    return bits & 0x7FFFFFFFu;
+__device__ uint32_t bits_of(__half2 x) {
+    return __half_as_ushort(__low2half(x)) | (uint32_t)__half_as_ushort(__high2half(x)) << 16;
 }
 
-/* A float times a power of two as two fp16 numbers, the higher one in the lower bits. */
-__device__ unsigned split(unsigned bits, float power) {
-    float x = __uint_as_float(bits) * power;
-    __half high = __float2half_rn(x), low = __float2half_rn(x - __half2float(high));
-    return __half_as_ushort(high) | (unsigned)__half_as_ushort(low) << 16;
+/* Two floats, each as two fp16 numbers, the higher one in the lower bits. */
+__device__ void split(float &x, float &y) {
+    __half2 high = __floats2half2_rn(x, y);
+    float2 kept = __half22float2(high);
+    uint32_t upper = bits_of(high), lower = bits_of(__floats2half2_rn(x - kept.x, y - kept.y));
+    x = __uint_as_float(lower_halves(upper, lower));
+    y = __uint_as_float(upper_halves(upper, lower));
+}
+
+__device__ float largest_of(float4 v) {
+    return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
 /* Floats of a stage become pairs of fp16; returns what their products are to be multiplied with. All threads call, with
  * the stage in place for them all. */
-__device__ float split_stage(float *stage, int size, unsigned *largest) {
+__device__ float split_stage(float *stage, int size, float *largest) {
     enum { TOP = 14, MOST = 63 }; /* 2^(-2 MOST) is a normal float */
-    uint4 *x = (uint4 *)stage;
-    unsigned mine = 0;
-    for (int i = (int)threadIdx.x; i < size / 4; i += THREADS) {
-        uint4 v = x[i];
-        mine = max(max(mine, max(magnitude(v.x), magnitude(v.y))), max(magnitude(v.z), magnitude(v.w)));
-    }
+    float4 *x = (float4 *)stage;
+    float mine = 0;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < size / 4; i += THREADS)
+        mine = fmaxf(mine, largest_of(x[i]));
     for (int apart = 16; apart > 0; apart /= 2)
-        mine = max(mine, __shfl_xor_sync(0xFFFFFFFFu, mine, apart));
+        mine = fmaxf(mine, __shfl_xor_sync(0xFFFFFFFFu, mine, apart));
     if (dsc_lane() == 0)
         largest[threadIdx.x / 32] = mine;
     __syncthreads();
     for (int warp = 0; warp < WARPS; warp++)
-        mine = max(mine, largest[warp]);
-    int exponent = (int)(mine >> 23), shift = exponent == 255 ? 0 : min(TOP + 127 - exponent, (int)MOST);
+        mine = fmaxf(mine, largest[warp]);
+    int exponent = (int)(__float_as_uint(mine) >> 23);
+    int shift = exponent == 255 ? 0 : min(TOP + 127 - exponent, (int)MOST);
     float power = __uint_as_float((unsigned)(shift + 127) << 23);
+#pragma unroll 4
     for (int i = (int)threadIdx.x; i < size / 4; i += THREADS) {
-        uint4 v = x[i];
-        x[i] = make_uint4(split(v.x, power), split(v.y, power), split(v.z, power), split(v.w, power));
+        float4 v = x[i];
+        v = make_float4(v.x * power, v.y * power, v.z * power, v.w * power);
+        split(v.x, v.y);
+        split(v.z, v.w);
+        x[i] = v;
     }
     __syncthreads();
     return __uint_as_float((unsigned)(127 - 2 * shift) << 23);
 }
 
-template <typename T> __device__ float split_stage(T *, int, unsigned *) {
+template <typename T> __device__ float split_stage(T *, int, float *) {
     return 1;
 }
 
@@ -419,11 +434,13 @@ __device__ void walk(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan,
     int lane = dsc_lane(), columns = min(plan.columns, p.w - at.chunk * plan.columns);
     int first = j.border ? columns * part / 3 : 0, end = j.border ? columns * (part + 1) / 3 : columns;
     int in_line = first * TILE + channel_of(0, lane >> 2), now = (int)(m.now - m.zeros);
+    int row = slot * STEPS + (lane & 3), y = (at.y + row) % p.h;
     stage_shape shape = shape_of<T>(plan.columns, j.twin);
     walker<T, W> w;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        int row = slot * STEPS + i * 4 + (lane & 3), y = (j.y + at.group * LINES + row) % p.h;
+    for (int i = 0; i < 4; i++, row += 4, y += 4) {
+        while (y >= p.h)
+            y -= p.h;
         bool skip_a = !j.border && dy == 0 && (y == 0 || y == p.h - 1), skip_b = !j.border && y < dy;
         int b = now + shape.begin_b + REACH * TILE;
         int a = j.twin ? b + (row + HALO) * shape.pitch_b : now + row * shape.pitch_a;
@@ -507,9 +524,11 @@ __global__ void __launch_bounds__(THREADS, DSC_GRAM_BLOCKS)
     int line = pitch_of<T>(plan.columns + 2 * REACH + 1); /* a walk looks one column ahead of what it needs */
     T *tiles = zeros + line;
     int warp = find_warp();
-    job j = find_job(p, plan);
+    place at, next;
+    job j = find_job(p, plan, next);
     int size = shape_of<T>(plan.columns, j.twin).size;
-    load_stage(p, plan, j, 0, tiles);
+    load_stage(p, plan, j, next, tiles);
+    dsc_async_commit();
     for (int e = (int)threadIdx.x; e < HEAD; e += THREADS)
         shared[e] = 0;
     for (int e = (int)threadIdx.x; e < line; e += THREADS)
@@ -521,13 +540,17 @@ __global__ void __launch_bounds__(THREADS, DSC_GRAM_BLOCKS)
         T *now = tiles + stage % 2 * size;
         dsc_async_wait<0>();
         __syncthreads();
-        load_stage(p, plan, j, stage + 1, tiles + (stage + 1) % 2 * size);
-        float scale = split_stage(now, size, (unsigned *)(shared + WARPS * EDGE));
+        at = next;
+        move_on(p, plan, next);
+        if (stage + 1 < j.stages)
+            load_stage(p, plan, j, next, tiles + (stage + 1) % 2 * size);
+        dsc_async_commit();
+        float scale = split_stage(now, size, shared + WARPS * EDGE);
         material<T> m = {zeros, now, shared + warp * EDGE, scale};
         if (warp < SLOTS || j.border) /* d_y = 0 */
-            walk<T, 3>(p, plan, j, find_place(plan, j, stage), m, sum);
+            walk<T, 3>(p, plan, j, at, m, sum);
         else
-            walk<T, 5>(p, plan, j, find_place(plan, j, stage), m, sum);
+            walk<T, 5>(p, plan, j, at, m, sum);
     }
     put_part(p, plan, j, shared + warp * EDGE, sum, shared + HEAD);
 }
