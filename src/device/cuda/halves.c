@@ -11,7 +11,7 @@
 
 /* Multiplications from which a product gains from the detour, and the shortest side. */
 static const double LEAST_WORK = 3e7;
-enum { LEAST_SIDE = 96, SUM_TERMS = 512, GRAM_SUM_ROWS = 256 };
+enum { LEAST_SIDE = 96, SUM_TERMS = 512 };
 /* Memory of a queue for the parts of a wave, which grows with the items, and of which the first bytes are for limits. */
 enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 192 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
 /* Items of a wave: each has two operands. */
@@ -258,29 +258,27 @@ void dsc_cuda_halves_close(dsc_queue *q) {
 
 /* ---- Gram matrices ---- */
 
-/* Rows of a slice; rows, and columns of rows and of patches, from which it is faster; bytes of split rows and of partial
- * sums at most. */
+/* Rows, and columns of rows and of patches, from which it is faster; bytes of split rows and of partial sums at most. */
 enum {
-    SLICE = 2048,
     GRAM_ROWS = 512,
     GRAM_COLUMNS = 192,
     PATCH_COLUMNS = 128,
-    GRAM_SPLIT_BYTES = 48 << 20,
-    GRAM_SUM_BYTES = 40 << 20
+    GRAM_SPLIT_BYTES = 56 << 20,
+    GRAM_SUM_BYTES = 32 << 20
 };
 
-/* Rows of x are cut into slices of `slice` rows; `parts` of them are split and multiplied at a time, each into a sum of
- * its own. */
+/* Rows of x are cut into slices; `parts` of them are split and multiplied at a time, each into a sum of its own. A slice is
+ * three blocks of `block` elements: its low parts, its high parts, and half of these. */
 typedef struct gram_plan {
-    int64_t slice, parts, pitch;
+    int64_t parts, pitch, block;
     int64_t split_bytes, sum_bytes;
 } gram_plan;
 
 static gram_plan plan_gram(const dsc_gram_patches *p) {
-    gram_plan plan = {.slice = least(SLICE, padded(p->rows)), .pitch = padded(p->n)};
-    int64_t split = plan.slice * plan.pitch * 2 * (int64_t)sizeof(uint16_t);
+    gram_plan plan = {.pitch = padded(p->n), .block = DSC_GRAM_SLICE * padded(p->n)};
+    int64_t split = 3 * plan.block * (int64_t)sizeof(uint16_t);
     int64_t sum = plan.pitch * plan.pitch * (int64_t)sizeof(float),
-            slices = (p->rows + plan.slice - 1) / plan.slice;
+            slices = (p->rows + DSC_GRAM_SLICE - 1) / DSC_GRAM_SLICE;
     plan.parts = most(1, least(slices, least(GRAM_SPLIT_BYTES / split, GRAM_SUM_BYTES / sum)));
     int64_t rounds = (slices + plan.parts - 1) / plan.parts;
     plan.parts = (slices + rounds - 1) / rounds;
@@ -297,8 +295,8 @@ static int are_rows(const dsc_gram_patches *p) {
 
 int dsc_cuda_halves_sums(const dsc_cuda *cuda, const dsc_gram_patches *p) {
     return cuda->capability >= 80 && !cuda->strict && p->dtype == DSC_F32 && p->rows >= GRAM_ROWS &&
-           p->width >= (are_rows(p) ? GRAM_COLUMNS : PATCH_COLUMNS) && p->n < INT32_MAX / 8 &&
-           p->c < INT32_MAX / 2;
+           p->width >= (are_rows(p) ? GRAM_COLUMNS : PATCH_COLUMNS) &&
+           p->n < INT32_MAX / DSC_GRAM_SLICE / 2 && p->c < INT32_MAX / 2;
 }
 
 size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
@@ -306,30 +304,27 @@ size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
     return (size_t)(LIMIT_BYTES + plan.split_bytes + plan.sum_bytes);
 }
 
-/* Half of high'high and high'low of `count` slices, added to their sums: with its transpose it is the whole. */
-static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const dsc_halves_matrix *x, float *sums,
+/* low'high and half of high'high of `count` slices, added to their sums: with its transpose it is the whole. The small
+ * terms come first, so that they are not lost in large sums. */
+static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const uint16_t *slices, float *sums,
                              int64_t count, int first) {
-    dsc_half_products p = {.trans_a = 1,
-                           .m = plan->pitch,
-                           .n = plan->pitch,
-                           .k = plan->slice,
-                           .count = count,
-                           .a = x->high,
-                           .b = x->high + x->low,
-                           .c = sums,
-                           .lda = plan->pitch,
-                           .ldb = plan->pitch,
-                           .ldc = plan->pitch,
-                           .step_a = plan->slice * plan->pitch,
-                           .step_b = plan->slice * plan->pitch,
-                           .step_c = plan->pitch * plan->pitch,
-                           .alpha = 1,
-                           .beta = first ? 0 : 1};
-    DSC_TRY(dsc_cuda_half_products(q, &p));
-    p.b = x->high;
-    p.alpha = 0.5f;
-    p.beta = 1;
-    return add_pieces(q, p, GRAM_SUM_ROWS, plan->pitch, plan->pitch);
+    const dsc_half_products p = {.trans_a = 1,
+                                 .m = plan->pitch,
+                                 .n = plan->pitch,
+                                 .k = 2 * DSC_GRAM_SLICE,
+                                 .count = count,
+                                 .a = slices,
+                                 .b = slices + plan->block,
+                                 .c = sums,
+                                 .lda = plan->pitch,
+                                 .ldb = plan->pitch,
+                                 .ldc = plan->pitch,
+                                 .step_a = 3 * plan->block,
+                                 .step_b = 3 * plan->block,
+                                 .step_c = plan->pitch * plan->pitch,
+                                 .alpha = 1,
+                                 .beta = first ? 0 : 1};
+    return dsc_cuda_half_products(q, &p);
 }
 
 /* The largest magnitude of x, all channels and pixels of it. */
@@ -369,12 +364,14 @@ static dsc_status split_rows(dsc_queue *q, const dsc_gram_patches *p, int64_t ro
 dsc_status dsc_cuda_halves_gram(dsc_queue *q, const dsc_gram_patches *p, void *work,
                                 const dsc_gram_target *to) {
     gram_plan plan = plan_gram(p);
-    int64_t step = plan.parts * plan.slice;
+    int64_t step = plan.parts * DSC_GRAM_SLICE;
     unsigned *limit = work;
     float *sums = (float *)(void *)((char *)work + LIMIT_BYTES + plan.split_bytes);
-    dsc_halves_matrix x = {.high = (uint16_t *)(void *)((char *)work + LIMIT_BYTES),
+    uint16_t *slices = (uint16_t *)(void *)((char *)work + LIMIT_BYTES);
+    dsc_halves_matrix x = {.high = slices + plan.block,
                            .limit = limit,
-                           .low = step * plan.pitch,
+                           .low = -plan.block,
+                           .half = (int32_t)plan.block,
                            .rows = (int32_t)step,
                            .columns = (int32_t)p->width,
                            .step = (int32_t)p->c,
@@ -383,7 +380,8 @@ dsc_status dsc_cuda_halves_gram(dsc_queue *q, const dsc_gram_patches *p, void *w
     DSC_TRY(find_limit(q, p, limit));
     for (int64_t row = 0; row < p->rows; row += step) {
         DSC_TRY(split_rows(q, p, row, &x));
-        DSC_TRY(add_slices(q, &plan, &x, sums, (x.given + plan.slice - 1) / plan.slice, row == 0));
+        DSC_TRY(
+            add_slices(q, &plan, slices, sums, (x.given + DSC_GRAM_SLICE - 1) / DSC_GRAM_SLICE, row == 0));
     }
     dsc_halves_gram g = {.sum = sums,
                          .limit = limit,

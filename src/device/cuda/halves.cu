@@ -75,17 +75,35 @@ __device__ float half_value(uint16_t bits) {
     return __half2float(__ushort_as_half(bits));
 }
 
-/* High parts of four elements to `high`, low ones, where they are wanted, `low` elements further. */
-__device__ void put_parts(const float (&x)[EACH], uint16_t *high, int64_t low) {
-    unsigned parts[2][EACH];
+/* Four elements as fp16. */
+__device__ void put(const float (&x)[EACH], uint16_t *to) {
+    unsigned bits[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        bits[i] = half_bits(x[i]);
+    *(uint2 *)to = make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
+}
+
+/* High parts of four elements of a row to where they belong, low parts and half of the high ones where they are wanted. */
+__device__ void put_parts(const dsc_halves_matrix &m, const float (&x)[EACH], int row, int column) {
+    int64_t at = (int64_t)row * m.pitch + column;
+    if (m.half) /* slices of three blocks */
+        at += (int64_t)(row / DSC_GRAM_SLICE) * 2 * m.half;
+    float high[EACH], rest[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
-        parts[0][i] = half_bits(x[i]);
-        parts[1][i] = half_bits(x[i] - half_value((uint16_t)parts[0][i]));
+        high[i] = half_value(half_bits(x[i]));
+        rest[i] = x[i] - high[i];
     }
-    *(uint2 *)high = make_uint2(parts[0][0] | parts[0][1] << 16, parts[0][2] | parts[0][3] << 16);
-    if (low)
-        *(uint2 *)(high + low) = make_uint2(parts[1][0] | parts[1][1] << 16, parts[1][2] | parts[1][3] << 16);
+    put(high, m.high + at);
+    if (m.low)
+        put(rest, m.high + at + m.low);
+    if (!m.half)
+        return;
+#pragma unroll
+    for (int i = 0; i < EACH; i++)
+        high[i] *= 0.5f;
+    put(high, m.high + at + m.half);
 }
 
 __global__ void __launch_bounds__(THREADS) split_kernel(const __grid_constant__ dsc_halves_matrices all) {
@@ -107,7 +125,7 @@ __global__ void __launch_bounds__(THREADS) split_kernel(const __grid_constant__ 
             if (m.ones && column + i == m.columns && row < m.given)
                 x[i] = (float)(1 << TOP);
         }
-        put_parts(x, m.high + at, m.low);
+        put_parts(m, x, row, column);
     }
 }
 
@@ -139,7 +157,7 @@ __global__ void __launch_bounds__(THREADS)
                     x[i] = (float)(1 << TOP);
             }
         }
-        put_parts(x, m.high + (int64_t)row * m.pitch + column0, m.low);
+        put_parts(m, x, row, column0);
     }
 }
 
@@ -168,20 +186,22 @@ __global__ void __launch_bounds__(THREADS) gram_kernel(const dsc_halves_gram g, 
     const int row0 = (int)tile_row * SIDE, column0 = (int)tile_column * SIDE;
     const int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
     const int own = shift_of(*g.limit);
-    double sums[SIDE / LINES];
-    for (int n = 0; n < SIDE / LINES; n++) {
-        int line = y + n * LINES;
-        double direct = 0, turned = 0;
-        for (int p = 0; p < g.parts; p++) {
-            const float *s = g.sum + p * g.part;
+    double sums[SIDE / LINES] = {}, turned[SIDE / LINES] = {};
+#pragma unroll 4 /* many numbers are on their way at a time */
+    for (int p = 0; p < g.parts; p++) {
+        const float *s = g.sum + p * g.part;
+#pragma unroll
+        for (int n = 0; n < SIDE / LINES; n++) {
+            int line = y + n * LINES;
             if (row0 + line < to.n && column0 + x < to.n)
-                direct += (double)s[(int64_t)(row0 + line) * g.pitch + column0 + x];
+                sums[n] += (double)s[(int64_t)(row0 + line) * g.pitch + column0 + x];
             if (column0 + line < to.n && row0 + x < to.n)
-                turned += (double)s[(int64_t)(column0 + line) * g.pitch + row0 + x];
+                turned[n] += (double)s[(int64_t)(column0 + line) * g.pitch + row0 + x];
         }
-        sums[n] = direct;
-        mirror[line][x] = turned;
     }
+#pragma unroll
+    for (int n = 0; n < SIDE / LINES; n++)
+        mirror[y + n * LINES][x] = turned[n];
     __syncthreads();
     for (int n = 0; n < SIDE / LINES; n++) {
         int line = y + n * LINES, i = row0 + line, j = column0 + x;

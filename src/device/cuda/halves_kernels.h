@@ -11,8 +11,11 @@
 extern "C" {
 #endif
 
-/* A matrix to be split. high[rows, pitch], followed by low after `low` elements (0: not wanted); what lies beyond
- * `given` rows or beyond the columns becomes 0, but for a column of ones after the last one (`ones`). */
+/* A matrix to be split. high[rows, pitch], and low `low` elements from there (0: not wanted); what lies beyond `given` rows
+ * or beyond the columns becomes 0, but for a column of ones after the last one (`ones`). For a Gram matrix `half` is not 0:
+ * rows are in slices of DSC_GRAM_SLICE, of three blocks of `half` elements each, and half of high is `half` elements behind
+ * it. */
+enum { DSC_GRAM_SLICE = 256 };
 typedef struct dsc_halves_matrix {
     const float *from; /* [given, columns], rows `step` apart */
     uint16_t *high;
@@ -21,7 +24,7 @@ typedef struct dsc_halves_matrix {
     int32_t rows, given, columns, step, pitch;
     int32_t ones;
     int32_t first; /* its first block of the launch */
-    int32_t unused;
+    int32_t half;
 } dsc_halves_matrix;
 
 enum { DSC_HALVES = 60 }; /* of a launch: 4000 bytes of parameters */
