@@ -13,7 +13,7 @@
 static const double LEAST_WORK = 3e7;
 enum { LEAST_SIDE = 96, SUM_TERMS = 512 };
 /* Memory of a queue for the parts of a wave, which grows with the items, and of which the first bytes are for limits. */
-enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 192 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
+enum { LEAST_BYTES = 128 << 20, MOST_BYTES = 192 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
 /* Items of a wave: each has two operands. */
 enum { WAVE_ITEMS = DSC_HALVES / 2, SORTED_ITEMS = 256 };
 
