@@ -163,6 +163,18 @@ typedef struct dsc_weigh_item {
 dsc_status dsc_op_weigh_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_weigh_item *items,
                               int64_t count) DSC_MUST_CHECK;
 
+/* Each dst = src, as dsc_op_convert between fp32, fp64, bf16 and fp16; items may differ in their types. With
+ * `clamp` numbers below 0 become 0; src and dst then have one shape and one real type. */
+typedef struct dsc_convert_item {
+    dsc_tensor src, dst;
+    int clamp;
+} dsc_convert_item;
+dsc_status dsc_op_convert_batch(dsc_queue *q, const dsc_convert_item *items, int64_t count) DSC_MUST_CHECK;
+/* Each A[n,n] from its packed lower triangle P[n(n+1)/2], as dsc_op_tri_unpack. */
+typedef struct dsc_unpack_item {
+    dsc_tensor p, a;
+} dsc_unpack_item;
+dsc_status dsc_op_tri_unpack_batch(dsc_queue *q, const dsc_unpack_item *items, int64_t count) DSC_MUST_CHECK;
 /* Each out[i] = sum x_i y_i; out: F64[count]. Accumulated in double. */
 typedef struct dsc_dot_item {
     dsc_tensor x, y;
@@ -529,6 +541,8 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(divide_batch)                                                                                         \
     OP(weigh_batch)                                                                                          \
     OP(moment_divide_batch)                                                                                  \
+    COMPOSED(convert_batch)                                                                                  \
+    COMPOSED(tri_unpack_batch)                                                                               \
     COMPOSED(dot_batch)                                                                                      \
     OP(join_batch)                                                                                           \
     OP(split_batch)                                                                                          \

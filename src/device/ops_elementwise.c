@@ -45,22 +45,69 @@ dsc_status dsc_op_fill(dsc_queue *q, double value, dsc_tensor *t) {
     return DSC_OK;
 }
 
+/* 1 when both are the same numbers in the same memory. */
+static int is_same(const dsc_tensor *src, const dsc_tensor *dst) {
+    return src->data == dst->data && src->dtype == dst->dtype;
+}
+
+static dsc_status check_convert(const dsc_check *check, const dsc_tensor *src, const dsc_tensor *dst) {
+    DSC_TRY(dsc_check_any(check, "src", src));
+    DSC_TRY(dsc_check_any(check, "dst", dst));
+    if (src->dtype != dst->dtype && !(is_float(src->dtype) && is_float(dst->dtype)))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s: %s to %s; equal types, or two of fp32, fp64, bf16 and fp16, are expected",
+                        check->op, dsc_dtype_name(src->dtype), dsc_dtype_name(dst->dtype));
+    DSC_TRY(dsc_check_same_count(check, "dst", dst, "src", src));
+    return is_same(src, dst) ? DSC_OK : dsc_check_apart(check, "dst", dst, "src", src);
+}
+
 dsc_status dsc_op_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) {
     dsc_check check;
     DSC_TRY(dsc_check_begin_any(&check, "convert", q));
-    DSC_TRY(dsc_check_any(&check, "src", src));
-    DSC_TRY(dsc_check_any(&check, "dst", dst));
-    if (src->dtype != dst->dtype && !(is_float(src->dtype) && is_float(dst->dtype)))
-        return DSC_FAIL(DSC_E_INVALID,
-                        "convert: %s to %s; equal types, or two of fp32, fp64, bf16 and fp16, are expected",
-                        dsc_dtype_name(src->dtype), dsc_dtype_name(dst->dtype));
-    DSC_TRY(dsc_check_same_count(&check, "dst", dst, "src", src));
-    if (src->data == dst->data && src->dtype == dst->dtype)
-        return DSC_OK;
-    DSC_TRY(dsc_check_apart(&check, "dst", dst, "src", src));
-    if (dsc_tensor_count(dst) == 0)
+    DSC_TRY(check_convert(&check, src, dst));
+    if (is_same(src, dst) || dsc_tensor_count(dst) == 0)
         return DSC_OK;
     DSC_TRY(q->device->table->convert(q, src, dst));
+    return DSC_OK;
+}
+
+static dsc_status check_convert_item(const dsc_check *check, const dsc_convert_item *item) {
+    const dsc_tensor *src = &item->src, *dst = &item->dst;
+    int real = src->dtype == DSC_F32 || src->dtype == DSC_F64;
+    DSC_TRY(check_convert(check, src, dst));
+    if (!is_float(src->dtype) || (item->clamp && (!real || dst->dtype != src->dtype)))
+        return DSC_FAIL(DSC_E_INVALID, "%s: %s to %s; %s expected", check->op, dsc_dtype_name(src->dtype),
+                        dsc_dtype_name(dst->dtype),
+                        item->clamp ? "with clamp two of fp32, or of fp64, are"
+                                    : "two of fp32, fp64, bf16 and fp16 are");
+    return item->clamp ? dsc_check_same_shape(check, "dst", dst, "src", src) : DSC_OK;
+}
+
+static dsc_status convert_items(dsc_queue *q, const dsc_convert_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        dsc_tensor dst = items[i].dst;
+        DSC_TRY(items[i].clamp ? dsc_op_relu_forward(q, &items[i].src, &dst)
+                               : dsc_op_convert(q, &items[i].src, &dst));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_op_convert_batch(dsc_queue *q, const dsc_convert_item *items, int64_t count) {
+    dsc_check check;
+    int empty = 0;
+    DSC_TRY(dsc_check_batch(&check, "convert_batch", q, items, count));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = check_convert_item(&check, &items[i]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        empty |= dsc_tensor_count(&items[i].dst) == 0;
+    }
+    if (count == 0)
+        return DSC_OK;
+    if (q->device->table->convert_batch && !empty)
+        DSC_TRY(q->device->table->convert_batch(q, items, count));
+    else
+        DSC_TRY(convert_items(q, items, count));
     return DSC_OK;
 }
 

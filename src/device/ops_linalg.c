@@ -44,13 +44,19 @@ dsc_status dsc_op_symmetrize(dsc_queue *q, dsc_tensor *a) {
     return DSC_OK;
 }
 
-static dsc_status check_packed(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *a,
-                               const dsc_tensor *p) {
-    DSC_TRY(dsc_check_begin(check, op, q, "a", a));
+/* After dsc_check_begin or dsc_check_first of a. */
+static dsc_status check_triangle(const dsc_check *check, const dsc_tensor *a, const dsc_tensor *p) {
     DSC_TRY(dsc_check_square(check, "a", a));
     int64_t n = a->dim[0];
     DSC_TRY(dsc_check_real_shape(check, "p", p, DSC_SHAPE(n * (n + 1) / 2)));
     DSC_TRY(dsc_check_apart(check, "a", a, "p", p));
+    return DSC_OK;
+}
+
+static dsc_status check_packed(dsc_check *check, const char *op, dsc_queue *q, const dsc_tensor *a,
+                               const dsc_tensor *p) {
+    DSC_TRY(dsc_check_begin(check, op, q, "a", a));
+    DSC_TRY(check_triangle(check, a, p));
     return DSC_OK;
 }
 
@@ -69,6 +75,36 @@ dsc_status dsc_op_tri_unpack(dsc_queue *q, const dsc_tensor *p, dsc_tensor *a) {
     if (a->dim[0] == 0)
         return DSC_OK;
     DSC_TRY(dsc_device_table_for(q->device, check.dtype)->tri_unpack(q, p, a));
+    return DSC_OK;
+}
+
+static dsc_status unpack_items(dsc_queue *q, const dsc_unpack_item *items, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        dsc_tensor a = items[i].a;
+        DSC_TRY(dsc_op_tri_unpack(q, &items[i].p, &a));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_op_tri_unpack_batch(dsc_queue *q, const dsc_unpack_item *items, int64_t count) {
+    dsc_check check;
+    int empty = 0;
+    DSC_TRY(dsc_check_batch(&check, "tri_unpack_batch", q, items, count));
+    for (int64_t i = 0; i < count; i++) {
+        dsc_status status = dsc_check_first(&check, i, "a", &items[i].a);
+        if (status == DSC_OK)
+            status = check_triangle(&check, &items[i].a, &items[i].p);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "item %lld", (long long)i);
+        empty |= items[i].a.dim[0] == 0;
+    }
+    if (count == 0)
+        return DSC_OK;
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (table->tri_unpack_batch && !empty)
+        DSC_TRY(table->tri_unpack_batch(q, items, count));
+    else
+        DSC_TRY(unpack_items(q, items, count));
     return DSC_OK;
 }
 

@@ -1,7 +1,9 @@
-/* Numbers that lie in memory in another order: weights with strides (join_batch, split_batch) and images
- * (nhwc_batch). All values are small whole numbers, so results are exact. */
+/* Numbers that are moved: weights with strides (join_batch, split_batch), images (nhwc_batch), packed triangles
+ * (tri_unpack_batch), and copies in other types (convert_batch). All values are small whole numbers, so results
+ * are exact. */
 #include "device/rig.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 static void free_places(place *const *places, size_t count) {
@@ -169,10 +171,162 @@ static void test_nhwc_batch(void **state) {
     }
 }
 
+/* ---- triangles ---- */
+
+static void check_unpack(const rig *r, dsc_dtype type, const int64_t *sizes, int64_t count) {
+    dsc_unpack_item *items = test_array(count, sizeof *items);
+    place *p = test_array(count, sizeof *p), *a = test_array(count, sizeof *a);
+    double **want = test_array(count, sizeof *want);
+    for (int64_t k = 0; k < count; k++) {
+        int64_t n = sizes[k], packed = n * (n + 1) / 2, next = 0;
+        double *from = test_array(packed + 1, sizeof *from);
+        want[k] = test_array(n * n + 1, sizeof **want);
+        random_integers((uint64_t)k + 1, 1000, packed, from);
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = 0; j <= i; j++, next++)
+                want[k][i * n + j] = want[k][j * n + i] = from[next];
+        p[k] = place_of(r, type, SHAPE(packed), from);
+        a[k] = place_make(r, type, SHAPE(n, n));
+        items[k] = (dsc_unpack_item){p[k].t, a[k].t};
+        free(from);
+    }
+    assert_ok(dsc_op_tri_unpack_batch(r->q, items, count));
+    for (int64_t k = 0; k < count; k++) {
+        place_expect(r, &a[k], want[k], "tri_unpack_batch: a");
+        FREE_PLACES(&p[k], &a[k]);
+        free(want[k]);
+    }
+    free(want);
+    free(items);
+    free(p);
+    free(a);
+}
+
+static void test_unpack_batch(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {1, 2, 31, 32, 33, 64, 65, 200, 5, 500, 96, 10, 0, 3};
+    int64_t many[230];
+    for (int i = 0; i < 230; i++)
+        many[i] = 1 + i * 7 % 40;
+    for (int i = 0; i < rig_count; i++) {
+        const rig *r = &rigs[i];
+        for (int t = 0; t < TYPES; t++) {
+            check_unpack(r, types[t], sizes, 0);
+            check_unpack(r, types[t], sizes, 12);
+            check_unpack(r, types[t], sizes + 10, 4); /* one of them empty */
+            check_unpack(r, types[t], many, 230);     /* several launches */
+        }
+        place a = place_make(r, DSC_F32, SHAPE(3, 3)), p = place_make(r, DSC_F32, SHAPE(6));
+        place wide = place_make(r, DSC_F64, SHAPE(6));
+        const dsc_unpack_item wrong[] = {{p.t, a.t}, {a.t, a.t}, {wide.t, a.t}};
+        assert_fails(DSC_E_INVALID, "item 1: tri_unpack_batch: p is [3,3]; [6] is expected",
+                     dsc_op_tri_unpack_batch(r->q, wrong, 2));
+        assert_fails(DSC_E_INVALID, "item 0: tri_unpack_batch: p is fp64; fp32 is expected",
+                     dsc_op_tri_unpack_batch(r->q, wrong + 2, 1));
+        FREE_PLACES(&a, &p, &wide);
+    }
+}
+
+/* ---- copies in other types ---- */
+
+typedef struct convert_case {
+    dsc_dtype from, to;
+    int64_t count, skip; /* skip: so many numbers before the first, so that it is not aligned */
+    int clamp;
+} convert_case;
+
+static void check_convert(const rig *r, const convert_case *cases, int64_t count) {
+    dsc_convert_item *items = test_array(count, sizeof *items);
+    place *src = test_array(count, sizeof *src), *dst = test_array(count, sizeof *dst);
+    for (int64_t k = 0; k < count; k++) {
+        const convert_case *c = &cases[k];
+        double *values = test_array(c->skip + c->count, sizeof *values);
+        random_integers((uint64_t)k + 1, 128, c->skip + c->count, values); /* all four types hold these */
+        src[k] = place_of(r, c->from, SHAPE(c->skip + c->count), values);
+        dst[k] = place_make(r, c->to, SHAPE(c->skip + c->count));
+        place_fill(r, &dst[k], 77);
+        items[k] = (dsc_convert_item){dsc_tensor_slice(&src[k].t, c->skip, c->count),
+                                      dsc_tensor_slice(&dst[k].t, c->skip, c->count), c->clamp};
+        free(values);
+    }
+    assert_ok(dsc_op_convert_batch(r->q, items, count));
+    for (int64_t k = 0; k < count; k++) {
+        const convert_case *c = &cases[k];
+        double *want = test_array(c->skip + c->count, sizeof *want);
+        random_integers((uint64_t)k + 1, 128, c->skip + c->count, want);
+        for (int64_t i = 0; i < c->skip + c->count; i++)
+            want[i] = i < c->skip ? 77 : c->clamp && want[i] < 0 ? 0 : want[i];
+        place_expect(r, &dst[k], want, "convert_batch: dst");
+        FREE_PLACES(&src[k], &dst[k]);
+        free(want);
+    }
+    free(items);
+    free(src);
+    free(dst);
+}
+
+/* Every pair of types in every size, all in one batch; and the same with clamps where these are possible. */
+static void check_pairs(const rig *r) {
+    static const dsc_dtype all[] = {DSC_F32, DSC_F64, DSC_BF16, DSC_F16};
+    static const int64_t sizes[] = {1, 3, 8, 257, 1024, 1031, 2500};
+    convert_case cases[16 * 7 * 2];
+    int64_t count = 0;
+    for (int i = 0; i < 16 * 7 * 2; i++) {
+        dsc_dtype from = all[i / 4 % 4], to = all[i % 4];
+        int clamp = i % 3 == 0 && from == to && (from == DSC_F32 || from == DSC_F64);
+        cases[count++] = (convert_case){from, to, sizes[i / 16 % 7], i / (16 * 7), clamp};
+    }
+    check_convert(r, cases, count);
+}
+
+static void check_clamp(const rig *r, dsc_dtype type) {
+    static const double values[] = {-1, 2, NAN, -INFINITY, INFINITY, 0}, want[] = {0, 2, NAN, 0, INFINITY, 0};
+    place x = place_of(r, type, SHAPE(6), values), y = place_make(r, type, SHAPE(6));
+    const dsc_convert_item copy = {x.t, y.t, 1}, in_place = {x.t, x.t, 1}, nothing = {y.t, y.t, 0};
+    assert_ok(dsc_op_convert_batch(r->q, &copy, 1));
+    assert_ok(dsc_op_convert_batch(r->q, &in_place, 1));
+    assert_ok(dsc_op_convert_batch(r->q, &nothing, 1));
+    for (int i = 0; i < 6; i++) {
+        double got[2] = {place_get(r, &x, i), place_get(r, &y, i)};
+        assert_true(isnan(want[i]) ? isnan(got[0]) && isnan(got[1]) : got[0] == want[i] && got[1] == want[i]);
+    }
+    FREE_PLACES(&x, &y);
+}
+
+static void test_convert_batch(void **state) {
+    (void)state;
+    static const convert_case plain[] = {{DSC_F32, DSC_F32, 40000, 0, 0}, {DSC_F32, DSC_BF16, 5, 0, 0},
+                                         {DSC_F32, DSC_F32, 0, 0, 1},     {DSC_F32, DSC_F32, 9, 1, 1},
+                                         {DSC_F16, DSC_F32, 40001, 0, 0}, {DSC_F64, DSC_F64, 33, 0, 1}};
+    convert_case many[250];
+    for (int i = 0; i < 250; i++)
+        many[i] = (convert_case){DSC_F32, i % 5 ? DSC_F32 : DSC_BF16, 1 + i * 3, 0, i % 5 == 1};
+    for (int i = 0; i < rig_count; i++) {
+        const rig *r = &rigs[i];
+        check_pairs(r);
+        check_convert(r, many, 250); /* several launches */
+        check_convert(r, plain, 6);  /* one of them empty */
+        check_convert(r, plain, 0);
+        check_clamp(r, DSC_F32);
+        check_clamp(r, DSC_F64);
+        place x = place_make(r, DSC_F32, SHAPE(4)), y = place_make(r, DSC_F64, SHAPE(4));
+        place whole = place_make(r, DSC_I32, SHAPE(4)), three = place_make(r, DSC_F32, SHAPE(3));
+        const dsc_convert_item wrong[] = {{x.t, y.t, 1}, {whole.t, whole.t, 0}, {x.t, three.t, 0}};
+        assert_fails(DSC_E_INVALID, "item 0: convert_batch: fp32 to fp64; with clamp two of fp32, or of fp64",
+                     dsc_op_convert_batch(r->q, wrong, 1));
+        assert_fails(DSC_E_INVALID, "item 0: convert_batch: i32 to i32; two of fp32",
+                     dsc_op_convert_batch(r->q, wrong + 1, 1));
+        assert_fails(DSC_E_INVALID, "item 0: convert_batch: dst", dsc_op_convert_batch(r->q, wrong + 2, 1));
+        FREE_PLACES(&x, &y, &whole, &three);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_join_strides),
         cmocka_unit_test(test_nhwc_batch),
+        cmocka_unit_test(test_unpack_batch),
+        cmocka_unit_test(test_convert_batch),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -4,11 +4,19 @@
 #include "device/half.h"
 
 #include <string.h>
+#include <type_traits>
 #ifdef DSC_EMULATED
 #include <time.h>
 #endif
 
-enum { DSC_CUDA_DOTS = 128, DSC_CUDA_ABSORBS = 108 };
+enum { DSC_CUDA_DOTS = 128, DSC_CUDA_ABSORBS = 108, DSC_CUDA_CONVERTS = 100 };
+
+typedef struct dsc_cuda_convert_item {
+    const void *src;
+    void *dst;
+    int64_t count;
+    int clamp; /* 1: numbers below 0 become 0 */
+} dsc_cuda_convert_item;
 
 typedef struct dsc_cuda_dot_item {
     const void *x, *y;
@@ -94,7 +102,7 @@ template <typename To, int N> __device__ __forceinline__ void put(dsc_vector<To,
     to.set(i, x);
 }
 
-template <typename From, typename To> struct convert_body {
+template <typename From, typename To, bool CLAMP> struct convert_body {
     const From *src;
     To *dst;
 
@@ -107,18 +115,21 @@ template <typename From, typename To> struct convert_body {
         dsc_vector<To, N> to;
 #pragma unroll
         for (int i = 0; i < N; i++)
-            put(to, i, from.get(i));
+            put(to, i, CLAMP ? dsc_relu(from.get(i)) : from.get(i));
         dsc_store<To, N>(dst + at, to);
     }
 };
 
 /* As many elements at once as make 16 bytes of the smaller type, but two of double. */
 template <typename From, typename To>
+constexpr int convert_width = dsc_width<From> == 2 || dsc_width<To> == 2 ? 2
+                              : dsc_width<From> > dsc_width<To>          ? dsc_width<From>
+                                                                         : dsc_width<To>;
+
+template <typename From, typename To>
 cudaError_t convert(const dsc_cuda_launch *at, int64_t count, const void *src, void *dst) {
-    constexpr int larger = dsc_width<From> < dsc_width<To> ? dsc_width<From> : dsc_width<To>;
-    constexpr int n = larger == 2 ? 2 : dsc_width<From> + dsc_width<To> - larger;
-    convert_body<From, To> body = {(const From *)src, (To *)dst};
-    return dsc_flat_run<n>(at, body, count, dsc_aligned(src, dst));
+    convert_body<From, To, false> body = {(const From *)src, (To *)dst};
+    return dsc_flat_run<convert_width<From, To>>(at, body, count, dsc_aligned(src, dst));
 }
 
 template <typename From>
@@ -132,6 +143,58 @@ cudaError_t convert_from(const dsc_cuda_launch *at, dsc_dtype to, int64_t count,
         return convert<From, __nv_bfloat16>(at, count, src, dst);
     case DSC_F16:
         return convert<From, __half>(at, count, src, dst);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+typedef dsc_batch<dsc_cuda_convert_item, DSC_CUDA_CONVERTS> convert_batch;
+static_assert(sizeof(convert_batch) <= 3900, "a launch takes at most 4000 bytes");
+
+/* Elements begin .. end - 1, N at once where `aligned`. */
+template <int N, class Body>
+__device__ __forceinline__ void run_range(const Body &body, bool aligned, int64_t begin, int64_t end) {
+    int64_t whole = aligned ? begin + (end - begin) / N * N : begin;
+    for (int64_t e = begin + (int64_t)threadIdx.x * N; e < whole; e += DSC_FLAT_THREADS * N)
+        body.template run<N>(e);
+    for (int64_t e = whole + threadIdx.x; e < end; e += DSC_FLAT_THREADS)
+        body.template run<1>(e);
+}
+
+template <typename From, typename To>
+__global__ void __launch_bounds__(DSC_FLAT_THREADS) convert_kernel(const __grid_constant__ convert_batch b) {
+    dsc_batch_place p = dsc_batch_find(b);
+    const From *src = (const From *)b.item[p.item].src;
+    To *dst = (To *)b.item[p.item].dst;
+    bool aligned = ((uintptr_t)src | (uintptr_t)dst) % 16 == 0;
+    constexpr int n = convert_width<From, To>;
+    if constexpr (!std::is_same<From, To>::value)
+        run_range<n>(convert_body<From, To, false>{src, dst}, aligned, p.begin, p.end);
+    else if (b.item[p.item].clamp)
+        run_range<n>(convert_body<From, To, true>{src, dst}, aligned, p.begin, p.end);
+    else
+        run_range<n>(copy_body<From>{src, dst}, aligned, p.begin, p.end);
+}
+
+template <typename From, typename To>
+cudaError_t convert_some(const dsc_cuda_launch *at, const dsc_cuda_convert_item *items, int count) {
+    convert_batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((convert_kernel<From, To>), blocks, DSC_FLAT_THREADS, 0, at->stream)(b);
+    return cudaGetLastError();
+}
+
+template <typename From>
+cudaError_t converts(const dsc_cuda_launch *at, dsc_dtype to, const dsc_cuda_convert_item *items, int count) {
+    switch (to) {
+    case DSC_F32:
+        return convert_some<From, float>(at, items, count);
+    case DSC_F64:
+        return convert_some<From, double>(at, items, count);
+    case DSC_BF16:
+        return convert_some<From, __nv_bfloat16>(at, items, count);
+    case DSC_F16:
+        return convert_some<From, __half>(at, items, count);
     default:
         return cudaErrorInvalidValue;
     }
@@ -466,6 +529,38 @@ dsc_status dsc_cuda_fill(dsc_queue *q, double value, dsc_tensor *t) {
 dsc_status dsc_cuda_convert(dsc_queue *q, const dsc_tensor *src, dsc_tensor *dst) {
     DSC_CUDA_TRY(launch_convert(dsc_cuda_at(q), src->dtype, dst->dtype, dsc_tensor_count(dst), dsc_data(src),
                                 dsc_data(dst)));
+    return DSC_OK;
+}
+
+/* Those of the items that are of these two types. */
+static cudaError_t convert_pair(const dsc_cuda_launch *at, const dsc_convert_item *items, int64_t count,
+                                dsc_dtype from, dsc_dtype to) {
+    dsc_cuda_convert_item part[DSC_CUDA_CONVERTS];
+    cudaError_t error = cudaSuccess;
+    int n = 0;
+    for (int64_t i = 0; i < count && error == cudaSuccess; i++) {
+        const dsc_convert_item *item = &items[i];
+        if (item->src.dtype == from && item->dst.dtype == to)
+            part[n++] = (dsc_cuda_convert_item){dsc_data(&item->src), dsc_data(&item->dst),
+                                                dsc_tensor_count(&item->dst), item->clamp};
+        if (n == DSC_CUDA_CONVERTS || (n > 0 && i == count - 1)) {
+            error = DSC_BY_TYPE(from, converts, at, to, part, n);
+            n = 0;
+        }
+    }
+    return error;
+}
+
+dsc_status dsc_cuda_convert_batch(dsc_queue *q, const dsc_convert_item *items, int64_t count) {
+    static const dsc_dtype types[] = {DSC_F32, DSC_F64, DSC_BF16, DSC_F16};
+    uint64_t pairs = 0; /* bit 8 from + to */
+    for (int64_t i = 0; i < count; i++)
+        pairs |= (uint64_t)1 << (8 * (int)items[i].src.dtype + (int)items[i].dst.dtype);
+    for (int i = 0; i < 16; i++) {
+        dsc_dtype from = types[i / 4], to = types[i % 4];
+        if (pairs >> (8 * (int)from + (int)to) & 1)
+            DSC_CUDA_TRY(convert_pair(dsc_cuda_at(q), items, count, from, to));
+    }
     return DSC_OK;
 }
 

@@ -2,7 +2,14 @@
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/entries.h"
 
-enum { DSC_CUDA_PIECES = 80, DSC_CUDA_WEIGHTS = 56 };
+enum { DSC_CUDA_PIECES = 80, DSC_CUDA_WEIGHTS = 56, DSC_CUDA_TRIANGLES = 100 };
+
+/* a[n, n] from its lower triangle p; count: of all elements in the tiles that hold the lower triangle. */
+typedef struct dsc_cuda_unpack_item {
+    const void *p;
+    void *a;
+    int64_t n, count;
+} dsc_cuda_unpack_item;
 
 /* x[count / width, width]. */
 typedef struct dsc_cuda_divide_item {
@@ -70,12 +77,11 @@ __device__ __forceinline__ T lower(const T *from, int64_t n, int64_t i, int64_t 
     return PACKED ? from[i * (i + 1) / 2 + j] : from[i * n + j];
 }
 
+/* The tile in this row and column of tiles, column <= row. All threads of the block call. */
 template <typename T, bool PACKED>
-__global__ void __launch_bounds__(TILE *TILE_ROWS) mirror_kernel(int64_t n, const T *from, T *a) {
+__device__ __forceinline__ void mirror_tile(int64_t n, const T *from, T *a, int64_t row, int64_t column) {
     __shared__ T tile[TILE][TILE + 1];
-    if (blockIdx.x > blockIdx.y)
-        return;
-    int64_t top = (int64_t)blockIdx.y * TILE, left = (int64_t)blockIdx.x * TILE;
+    int64_t top = row * TILE, left = column * TILE;
     for (int r = (int)threadIdx.y; r < TILE; r += TILE_ROWS) {
         int64_t i = top + r, j = left + threadIdx.x;
         if (i >= n || j > i)
@@ -91,6 +97,43 @@ __global__ void __launch_bounds__(TILE *TILE_ROWS) mirror_kernel(int64_t n, cons
         if (j < n && i < j)
             a[i * n + j] = tile[threadIdx.x][r];
     }
+}
+
+template <typename T, bool PACKED>
+__global__ void __launch_bounds__(TILE *TILE_ROWS) mirror_kernel(int64_t n, const T *from, T *a) {
+    if (blockIdx.x <= blockIdx.y)
+        mirror_tile<T, PACKED>(n, from, a, blockIdx.y, blockIdx.x);
+}
+
+typedef dsc_batch<dsc_cuda_unpack_item, DSC_CUDA_TRIANGLES> unpack_batch;
+static_assert(sizeof(unpack_batch) <= 3900, "a launch takes at most 4000 bytes");
+static_assert(DSC_BATCH_LEAST == TILE * TILE, "a block gets whole tiles");
+
+/* The tiles of the lower triangle are numbered row by row. */
+template <typename T>
+__global__ void __launch_bounds__(TILE *TILE_ROWS) unpack_kernel(const __grid_constant__ unpack_batch b) {
+    dsc_batch_place p = dsc_batch_find(b);
+    const dsc_cuda_unpack_item &item = b.item[p.item];
+    int64_t tile = p.begin / (TILE * TILE), end = p.end / (TILE * TILE);
+    int64_t row = (int64_t)((sqrt(8.0 * (double)tile + 1) - 1) / 2); /* exact up to rounding */
+    row -= row * (row + 1) / 2 > tile;
+    row += (row + 1) * (row + 2) / 2 <= tile;
+    for (int64_t column = tile - row * (row + 1) / 2; tile < end; tile++) {
+        mirror_tile<T, true>(item.n, (const T *)item.p, (T *)item.a, row, column);
+        __syncthreads(); /* before the next one is written to shared memory */
+        if (column++ == row) {
+            row++;
+            column = 0;
+        }
+    }
+}
+
+template <typename T>
+cudaError_t unpacks(const dsc_cuda_launch *at, const dsc_cuda_unpack_item *items, int count) {
+    unpack_batch b;
+    unsigned blocks = dsc_batch_plan(at, items, count, &b);
+    DSC_LAUNCH((unpack_kernel<T>), blocks, dim3(TILE, TILE_ROWS), 0, at->stream)(b);
+    return cudaGetLastError();
 }
 
 template <typename T, bool PACKED>
@@ -412,6 +455,21 @@ dsc_status dsc_cuda_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tens
 }
 
 /* ---- batches: as many items a launch as its arguments have room for ---- */
+
+dsc_status dsc_cuda_tri_unpack_batch(dsc_queue *q, const dsc_unpack_item *items, int64_t count) {
+    for (int64_t done = 0; done < count; done += DSC_CUDA_TRIANGLES) {
+        dsc_cuda_unpack_item part[DSC_CUDA_TRIANGLES];
+        int n = dsc_batch_part(count - done, DSC_CUDA_TRIANGLES);
+        for (int i = 0; i < n; i++) {
+            const dsc_unpack_item *item = &items[done + i];
+            int64_t rows = item->a.dim[0], tiles = (rows + TILE - 1) / TILE;
+            part[i] = (dsc_cuda_unpack_item){dsc_data(&item->p), dsc_data(&item->a), rows,
+                                             tiles * (tiles + 1) / 2 * TILE * TILE};
+        }
+        DSC_CUDA_TRY(DSC_BY_REAL(items[0].a.dtype, unpacks, dsc_cuda_at(q), part, n));
+    }
+    return DSC_OK;
+}
 
 dsc_status dsc_cuda_divide_batch(dsc_queue *q, const dsc_tensor *damping, const dsc_divide_item *items,
                                  int64_t count) {
