@@ -69,6 +69,11 @@ static const dsc_option options[] = {
     DSC_CLI_COMMON_OPTIONS,
 };
 
+/* What K-FAC's report counts about refreshed decompositions. */
+enum { REFRESHED, EXTRA_ITERATIONS, FALLBACKS, REFRESH_COUNTS };
+static const char *const refresh_keys[REFRESH_COUNTS] = {"refreshed_factors", "extra_iterations",
+                                                         "exact_fallbacks"};
+
 /* Everything a step needs. */
 typedef struct bench {
     dsc_comm *comm;
@@ -78,9 +83,11 @@ typedef struct bench {
     dsc_tensor x, labels;
     int64_t batch, steps;
     dsc_dtype activations;
-    int kind;             /* of the step under way */
-    int64_t group;        /* steps timed together */
-    double *total[KINDS]; /* seconds of each timed step; without K-FAC, only of the plain ones */
+    int warm;                          /* 1: K-FAC refreshes its decompositions */
+    int64_t refreshes[REFRESH_COUNTS]; /* in the timed rounds, over all ranks */
+    int kind;                          /* of the step under way */
+    int64_t group;                     /* steps timed together */
+    double *total[KINDS];              /* seconds of each timed step; without K-FAC, only of the plain ones */
     double *phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */
     double *extra;                         /* room for as many differences */
 } bench;
@@ -158,6 +165,7 @@ static dsc_status create_trainer(bench *b, const char *kfac_with, int with_kfac)
             DSC_CLI_TRY(dsc_cli_alloc((int64_t)strlen(kfac_with) + 1, 1, &room));
             status = read_kfac_options(strcpy(room, kfac_with), &kfac);
         }
+        b->warm = kfac.refresh == DSC_KFAC_WARM;
         kfac.schedule = schedule;
         kfac.context = b;
         o.kfac = &kfac;
@@ -248,6 +256,18 @@ static dsc_status run_round(bench *b, int64_t round) {
     return DSC_OK;
 }
 
+/* Adds (sign 1) or subtracts (-1) what was counted until now. Collective. */
+static dsc_status count_refreshes(bench *b, int sign) {
+    const dsc_kfac_report *r;
+    if (!b->warm)
+        return DSC_OK;
+    DSC_CLI_TRY(dsc_kfac_get_report(dsc_trainer_kfac(b->trainers[1]), dsc_trainer_queue(b->trainers[1]), &r));
+    b->refreshes[REFRESHED] += sign * r->refreshed_factors;
+    b->refreshes[EXTRA_ITERATIONS] += sign * r->extra_iterations;
+    b->refreshes[FALLBACKS] += sign * r->exact_fallbacks;
+    return DSC_OK;
+}
+
 static dsc_status measure(bench *b, const bench_values *v) {
     b->group = dsc_device_is_host(b->device) ? 1 : GROUP;
     DSC_CLI_TRY(create_model(b, v->model));
@@ -255,9 +275,12 @@ static dsc_status measure(bench *b, const bench_values *v) {
     for (int with_kfac = 0; with_kfac <= v->kfac; with_kfac++)
         DSC_CLI_TRY(create_trainer(b, v->kfac_with, with_kfac));
     DSC_CLI_TRY(create_input(b));
-    for (int64_t round = -WARM_UP; round < b->steps; round++)
+    for (int64_t round = -WARM_UP; round < b->steps; round++) {
+        if (round == 0)
+            DSC_CLI_TRY(count_refreshes(b, -1));
         DSC_CLI_TRY(run_round(b, round));
-    return DSC_OK;
+    }
+    return count_refreshes(b, 1);
 }
 
 /* ---- results ---- */
@@ -357,6 +380,8 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
         if (i > 0)
             json_object_set_new(kfac, extra_keys[i], json_real(r->extra[i]));
     }
+    for (int i = 0; b->warm && i < REFRESH_COUNTS; i++)
+        json_object_set_new(kfac, refresh_keys[i], json_integer((json_int_t)b->refreshes[i]));
     if (b->trainers[1])
         json_object_set(object, "kfac", kfac);
     json_decref(kfac);
@@ -368,7 +393,7 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
     return DSC_OK;
 }
 
-static void print_kfac(const results *r) {
+static void print_kfac(const bench *b, const results *r) {
     static const char *const names[KINDS] = {"SGD", "K-FAC, no update", "+ factors",
                                              "+ factors and decomposition"};
     for (int i = 0; i < r->kinds; i++)
@@ -376,6 +401,10 @@ static void print_kfac(const results *r) {
                r->median[i], r->median[i] / r->median[PLAIN]);
     for (int i = PRECONDITION; i < r->kinds; i++)
         print_phases(r, i, "         ");
+    if (b->warm)
+        printf("refresh  %lld factors rotated, %lld extra iterations, %lld solved exactly after a refusal\n",
+               (long long)b->refreshes[REFRESHED], (long long)b->refreshes[EXTRA_ITERATIONS],
+               (long long)b->refreshes[FALLBACKS]);
 }
 
 static void print_text(const bench *b, const bench_values *v, const results *r) {
@@ -386,7 +415,7 @@ static void print_text(const bench *b, const bench_values *v, const results *r) 
            (long long)b->steps);
     print_phases(r, PLAIN, "phases   ");
     if (b->trainers[1])
-        print_kfac(r);
+        print_kfac(b, r);
     printf("rate     %.1f images/s\n", r->rate);
     printf("memory   peak of the process %.0f MB, of the device %.0f MB\n", r->rss,
            (double)dsc_device_peak_bytes(b->device) / 1e6);
@@ -431,7 +460,8 @@ const dsc_cli_command dsc_cli_bench = {
         "also updates its factors, and that also decomposes them.\n\n"
         "With --json the result is one object with the keys model, batch_size, threads, ranks, steps, "
         "median_s, min_s, images_per_s, peak_rss_mb, device_peak_mb and phases_ms (of the steps that do "
-        "most); with --kfac also kfac, with the medians sgd_s, precondition_s, factors_s and decompose_s.",
+        "most); with --kfac also kfac, with the medians sgd_s, precondition_s, factors_s and decompose_s, "
+        "and with refresh=warm the counts refreshed_factors, extra_iterations and exact_fallbacks.",
     .examples = "descent bench --model resnet32 --batch-size 128 --threads 2 --steps 20\n"
                 "descent bench --model resnet32 --kfac --steps 5\n"
                 "mpirun -n 2 descent bench --model resnet32 --threads 1 --json\n"

@@ -174,6 +174,12 @@ for text in "kfac     SGD " "K-FAC, no update " "+ factors " "+ factors and deco
     has stdout "$text"
 done
 expect 0 "of an SGD step" bench --model lenet --batch-size 8 --steps 2 --threads 1 --kfac --kfac-with "method=inverse damping-split=pi"
+! grep -q "factors rotated" stdout || complain "refreshes are counted where nothing is refreshed"
+expect 0 "solved exactly after a refusal" bench --model lenet --batch-size 8 --steps 2 --threads 1 --kfac --kfac-with "refresh=warm"
+[ "$(sed -n 's/^refresh  \([0-9]*\) factors rotated, .* iterations, \([0-9]*\) solved.*/\1 \2/p' stdout | awk '{print $1 + $2}')" = 4 ] ||
+    complain "two timed decompositions do not refresh two factors of LeNet each"
+expect 0 '"refreshed_factors": ' bench --model lenet --batch-size 8 --steps 2 --threads 1 --kfac --kfac-with "refresh=warm" --json
+has stdout '"exact_fallbacks": '
 expect 2 "kfac-frequency" bench --model lenet --kfac --kfac-with "frequency=2"
 expect 2 "'refresh' is not NAME=VALUE" bench --model lenet --kfac --kfac-with "refresh"
 expect 0 '"decompose_s": ' bench --model lenet --batch-size 8 --steps 2 --threads 1 --kfac --json
