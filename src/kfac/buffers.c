@@ -186,6 +186,8 @@ static dsc_status make_solve_space(dsc_kfac *k) {
         DSC_TRY(dsc_kfac_take_solve_space(k));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &k->solve_values));
     DSC_TRY(dsc_memory_alloc(items, sizeof *k->solving, &k->solving));
+    DSC_TRY(dsc_memory_alloc(items, sizeof *k->unpacks, &k->unpacks));
+    DSC_TRY(dsc_memory_alloc(3 * items, sizeof *k->converts, &k->converts));
     if (k->options.method == DSC_KFAC_INVERSE || largest == 0)
         return DSC_OK;
     return dsc_kfac_alloc(
@@ -266,7 +268,8 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
         dsc_tensor_free(blocks[i]);
     void *const arrays[] = {&k->solving,         &k->joins,           &k->dots,          &k->absorbs,
                             &k->members,         &k->layer_reports,   &k->report_work,   &k->report_solve_ms,
-                            &k->report_products, &k->report_extremes, &k->gathered_host, &k->decays_host};
+                            &k->report_products, &k->report_extremes, &k->gathered_host, &k->decays_host,
+                            &k->unpacks,         &k->converts};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
 }

@@ -186,7 +186,8 @@ static dsc_status take_columns(dsc_kfac *k, dsc_queue *q, const dsc_tensor *vect
 }
 
 static double value_at(const dsc_kfac *k, const void *values, int64_t i) {
-    return fmax(k->dtype == DSC_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i], 0);
+    double value = k->dtype == DSC_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+    return value > 0 ? value : 0;
 }
 
 /* The rank at which to cut a solved item, from its rank on, and the mean of the eigenvalues that are dropped; v
@@ -207,7 +208,7 @@ static dsc_status choose_rank(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *
 }
 
 dsc_status dsc_kfac_cut_store(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t item,
-                              const dsc_solve_item *s) {
+                              const dsc_solve_item *s, int64_t *listed) {
     const dsc_kfac_item *own = &layout->plan->items[item];
     int64_t n = own->n, *rank = &layout->upkeep[item].rank;
     double mean = 0;
@@ -220,8 +221,9 @@ dsc_status dsc_kfac_cut_store(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
         DSC_TRY(alloc_grown(k, layout, item));
     dsc_kfac_basis *to = dsc_kfac_cut_basis(layout, item);
     if (*rank == n) {
-        DSC_TRY(dsc_op_convert(q, &s->a, &to->vectors));
-        return dsc_op_relu_forward(q, &s->v, &to->values);
+        k->converts[(*listed)++] = (dsc_convert_item){.src = s->a, .dst = to->vectors};
+        k->converts[(*listed)++] = (dsc_convert_item){.src = s->v, .dst = to->values, .clamp = 1};
+        return DSC_OK;
     }
     dsc_tensor columns =
         dsc_tensor_slice(&k->wave->index, 2 * k->largest_n - n, *rank); /* n - 1, n - 2, ... */
@@ -235,8 +237,10 @@ int dsc_kfac_cut_grows(const dsc_kfac *k, dsc_kfac_layout *layout, const dsc_ref
     double least = INFINITY;
     if (t->rank == t->n)
         return 0;
-    for (int64_t j = 0; j < t->rank; j++)
-        least = fmin(least, value_at(k, values, j));
+    for (int64_t j = 0; j < t->rank; j++) {
+        double value = value_at(k, values, j);
+        least = value < least ? value : least;
+    }
     if (spread_of(mean, least, t->delta) <= most_spread)
         return 0;
     layout->upkeep[t->item].rank = 2 * t->rank < t->n ? 2 * t->rank : t->n;
@@ -254,7 +258,7 @@ dsc_status dsc_kfac_cut_shrink(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layou
     for (int64_t j = 0; j < t->rank; j++) {
         double value = value_at(k, values, j);
         sum += j < rank ? 0 : value;
-        least = j < rank ? fmin(least, value) : least;
+        least = j < rank && value < least ? value : least;
     }
     sum /= (double)(t->n - rank);
     if (spread_of(sum, least, t->delta) > most_spread / 2)

@@ -20,22 +20,25 @@ typedef struct task {
     int64_t item;
 } task;
 
-dsc_status dsc_kfac_load_item(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, int64_t number,
+/* Writes the factor of an item, or one of its blocks, into a[n, n]. */
+static dsc_status unpack_item(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, int64_t number,
                               dsc_tensor *a) {
     const dsc_kfac_item *item = &layout->plan->items[number];
     const dsc_kfac_factor *f = dsc_kfac_factor_of(k, item);
     dsc_tensor packed;
     DSC_TRY(dsc_kfac_factor_read(k, q, f, &packed));
-    if (item->n == f->n && !layout->index.data) {
-        DSC_TRY(dsc_op_tri_unpack(q, &packed, a));
-    } else {
-        const int64_t square[2] = {f->n, f->n};
-        int64_t used = 0;
-        dsc_tensor whole = dsc_kfac_carve(&k->gram, &used, 2, square);
-        dsc_tensor rows = dsc_tensor_slice(&layout->index, layout->index_first[number], item->n);
-        DSC_TRY(dsc_op_tri_unpack(q, &packed, &whole));
-        DSC_TRY(dsc_op_gather(q, &whole, &rows, &rows, a));
-    }
+    if (!layout->index.data)
+        return dsc_op_tri_unpack(q, &packed, a);
+    const int64_t square[2] = {f->n, f->n};
+    int64_t used = 0;
+    dsc_tensor whole = dsc_kfac_carve(&k->gram, &used, 2, square);
+    dsc_tensor rows = dsc_tensor_slice(&layout->index, layout->index_first[number], item->n);
+    DSC_TRY(dsc_op_tri_unpack(q, &packed, &whole));
+    return dsc_op_gather(q, &whole, &rows, &rows, a);
+}
+
+/* For the inverse, the damping of the item is added to the diagonal. */
+static dsc_status add_damping(dsc_kfac *k, dsc_queue *q, const dsc_kfac_item *item, dsc_tensor *a) {
     if (k->options.method == DSC_KFAC_EIGEN)
         return DSC_OK;
     dsc_tensor damping = dsc_kfac_damping_of(k, item);
@@ -44,26 +47,43 @@ dsc_status dsc_kfac_load_item(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *
 
 static dsc_status load_task(void *context, dsc_queue *q, dsc_tensor *a) {
     const task *t = context;
-    return dsc_kfac_load_item(t->k, q, t->layout, t->item, a);
+    DSC_TRY(unpack_item(t->k, q, t->layout, t->item, a));
+    return add_damping(t->k, q, &t->layout->plan->items[t->item], a);
 }
 
-/* Copies a solved matrix and its eigenvalues to where they are kept. */
+/* All at once, unless each goes through scratch memory: blocks, and factors that are stored in a half type. */
+dsc_status dsc_kfac_load_items(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, const int64_t *items,
+                               int64_t count) {
+    int at_once = !layout->index.data && k->factor_dtype == k->dtype;
+    for (int64_t i = 0; i < count; i++) {
+        if (at_once)
+            k->unpacks[i].p = dsc_kfac_factor_of(k, &layout->plan->items[items[i]])->average;
+        else
+            DSC_TRY(unpack_item(k, q, layout, items[i], &k->unpacks[i].a));
+    }
+    if (at_once)
+        DSC_TRY(dsc_op_tri_unpack_batch(q, k->unpacks, count));
+    for (int64_t i = 0; i < count; i++)
+        DSC_TRY(add_damping(k, q, &layout->plan->items[items[i]], &k->unpacks[i].a));
+    return DSC_OK;
+}
+
+/* Adds the copies of a solved matrix and its eigenvalues to where they are kept to k->converts, of which *listed
+ * are in use. Rounding may have made an eigenvalue of 0 negative. */
 static dsc_status store_item(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t item,
-                             const dsc_solve_item *s) {
-    dsc_kfac_basis *basis = &layout->bases[item];
-    dsc_tensor v = s->v;
+                             const dsc_solve_item *s, int64_t *listed) {
+    const dsc_kfac_basis *basis = &layout->bases[item];
     if (dsc_kfac_is_cut(k))
-        return dsc_kfac_cut_store(k, q, layout, item, s);
-    DSC_TRY(dsc_op_convert(q, &s->a, &basis->vectors));
-    if (k->options.method == DSC_KFAC_INVERSE)
-        return DSC_OK;
-    return dsc_op_relu_forward(q, &v,
-                               &basis->values); /* rounding may have made an eigenvalue of 0 negative */
+        return dsc_kfac_cut_store(k, q, layout, item, s, listed);
+    k->converts[(*listed)++] = (dsc_convert_item){.src = s->a, .dst = basis->vectors};
+    if (k->options.method == DSC_KFAC_EIGEN)
+        k->converts[(*listed)++] = (dsc_convert_item){.src = s->v, .dst = basis->values, .clamp = 1};
+    return DSC_OK;
 }
 
 /* After the batched solver failed on an item: slower methods in turn; when all fail, the earlier
  * decomposition stays in use. */
-static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s) {
+static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s, int64_t *listed) {
     dsc_kfac *k = t->k;
     const dsc_kfac_item *item = &t->layout->plan->items[t->item];
     int solved;
@@ -76,7 +96,7 @@ static dsc_status rescue_item(task *t, dsc_queue *q, dsc_solve_item *s) {
     DSC_TRY(dsc_solve_retry(k->solver, q, load_task, t, floor, &s->a, &s->v, &solved));
     k->counters[DSC_KFAC_RETRIED]++;
     if (solved)
-        return store_item(k, q, t->layout, t->item, s);
+        return store_item(k, q, t->layout, t->item, s, listed);
     const char *name = t->layout->plan->units[item->unit].name;
     const char *side = item->side == DSC_KFAC_A ? "A" : "G";
     k->counters[DSC_KFAC_FAILED]++;
@@ -139,7 +159,7 @@ static dsc_status pack_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout
 dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const int64_t *items,
                                 int64_t count) {
     for (int64_t first = 0, next = first; first < count; first = next) {
-        int64_t used = 0, used_values = 0;
+        int64_t used = 0, used_values = 0, listed = 0;
         for (; next < count; next++) {
             dsc_solve_item *s = &k->solving[next - first];
             int64_t n = layout->plan->items[items[next]].n;
@@ -150,14 +170,17 @@ dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layo
                                   .quick = k->options.refresh == DSC_KFAC_WARM};
             if (k->options.method == DSC_KFAC_EIGEN)
                 s->v = dsc_kfac_carve(&k->solve_values, &used_values, 1, square);
-            DSC_TRY(dsc_kfac_load_item(k, q, layout, items[next], &s->a));
+            k->unpacks[next - first].a = s->a;
         }
+        DSC_TRY(dsc_kfac_load_items(k, q, layout, items + first, next - first));
         DSC_TRY(k->solver->batch(q, k->solving, next - first, &k->work));
         for (int64_t i = first; i < next; i++) {
             task t = {k, layout, items[i]};
             dsc_solve_item *s = &k->solving[i - first];
-            DSC_TRY(s->failed ? rescue_item(&t, q, s) : store_item(k, q, layout, t.item, s));
+            DSC_TRY(s->failed ? rescue_item(&t, q, s, &listed)
+                              : store_item(k, q, layout, t.item, s, &listed));
         }
+        DSC_TRY(dsc_op_convert_batch(q, k->converts, listed));
     }
     return DSC_OK;
 }

@@ -37,6 +37,7 @@ static dsc_status precondition(dsc_refresh_wave *w, int residual) {
 /* R = D - damping P - G P A. */
 static dsc_status find_residuals(dsc_refresh_wave *w) {
     dsc_gemm_item *gemms = w->lists.gemms;
+    dsc_convert_item *copies = w->k->converts;
     int64_t count = 0;
     for (int64_t i = 0; i < w->unit_count; i++) {
         const dsc_refresh_unit *u = &w->units[i];
@@ -44,9 +45,10 @@ static dsc_status find_residuals(dsc_refresh_wave *w) {
         if (!u->active)
             continue;
         product.data = u->space.data;
+        copies[count] = (dsc_convert_item){.src = u->d, .dst = u->r};
         gemms[count++] = (dsc_gemm_item){.alpha = 1, .a = w->items[u->g].a, .b = u->p, .c = product};
-        DSC_TRY(dsc_op_convert(w->queue, &u->d, &w->units[i].r));
     }
+    DSC_TRY(dsc_op_convert_batch(w->queue, copies, count));
     DSC_TRY(dsc_op_gemm_batch(w->queue, gemms, count));
     DSC_TRY(dsc_op_axpby(w->queue, -w->k->hyper.damping, &w->ps, 1, &w->rs));
     count = 0;

@@ -332,6 +332,8 @@ struct dsc_kfac {
     dsc_tensor ones, sum, nu_tensor; /* F64: [units], scalars */
     dsc_tensor ran;                  /* I32[2 layers]: to compare among ranks which layers ran */
     dsc_solve_item *solving;         /* [items] */
+    dsc_unpack_item *unpacks;        /* [items] matrices that are loaded together */
+    dsc_convert_item *converts;      /* [3 items] tensors that are copied together */
     dsc_join_item *joins;            /* [units] gradients to D and back; those of this step */
     dsc_dot_item *dots;              /* [3 units] */
     dsc_absorb_item *absorbs;        /* [2 units] */
@@ -451,10 +453,10 @@ dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor
 /* Solves items of this rank (numbers of the plan) exactly and stores the results. */
 dsc_status dsc_kfac_solve_items(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const int64_t *items,
                                 int64_t count) DSC_MUST_CHECK;
-/* Writes the matrix of an item into a[n, n]: the factor or one of its blocks; for the inverse with the damping
- * on the diagonal. */
-dsc_status dsc_kfac_load_item(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, int64_t item,
-                              dsc_tensor *a) DSC_MUST_CHECK;
+/* Writes the matrix of each item into k->unpacks[i].a[n, n]: the factor or one of its blocks; for the inverse
+ * with the damping on the diagonal. */
+dsc_status dsc_kfac_load_items(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout, const int64_t *items,
+                               int64_t count) DSC_MUST_CHECK;
 dsc_status dsc_kfac_decompose_layout(dsc_kfac *k, dsc_queue *q, int layout) DSC_MUST_CHECK;
 /* Decomposes the items of this rank, without sending. For the inverse with the dampings of the last
  * dsc_kfac_split_damping. */
@@ -539,9 +541,10 @@ void dsc_kfac_cut_destroy(dsc_kfac *k);
 void dsc_kfac_cut_plan(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t exact_rows);
 /* Where the last result of an item of this rank is. */
 dsc_kfac_basis *dsc_kfac_cut_basis(dsc_kfac_layout *layout, int64_t item);
-/* Stores an exact solution, of which the rank of the upkeep is kept. Waits for the device. */
+/* Stores an exact solution, of which the rank of the upkeep is kept. Where that is all of it the copies are only
+ * added to k->converts, of which *listed are in use. Otherwise this waits for the device. */
 dsc_status dsc_kfac_cut_store(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, int64_t item,
-                              const dsc_solve_item *s) DSC_MUST_CHECK;
+                              const dsc_solve_item *s, int64_t *listed) DSC_MUST_CHECK;
 /* After this rank's items were decomposed, or failed with `status`: all ranks learn the ranks of all bases, and
  * give them room. Collective; fails on all ranks alike. */
 dsc_status dsc_kfac_cut_share(dsc_kfac *k, dsc_queue *q, dsc_status status) DSC_MUST_CHECK;

@@ -37,9 +37,12 @@ static int64_t group_end(const dsc_kfac *k, const dsc_kfac_layout *layout, int64
     return next;
 }
 
-/* Describes items [first, end) of layout->order as the wave, without their decisions. */
+/* Describes items [first, end) of layout->order as the wave, without their decisions. The factors of a unit come
+ * one after the other. */
 static void list_wave(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t first, int64_t end) {
+    int pairs = dsc_kfac_pairs(w->k, layout);
     w->layout = layout;
+    w->first = first;
     w->count = end - first;
     w->unit_count = 0;
     for (int64_t i = 0; i < w->count; i++) {
@@ -47,23 +50,20 @@ static void list_wave(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t firs
         const dsc_kfac_item *own = &layout->plan->items[item];
         dsc_refresh_item *t = &w->items[i];
         *t = (dsc_refresh_item){.item = item, .n = own->n, .rank = layout->upkeep[item].rank, .partner = -1};
-        for (int64_t j = 0; j < i && dsc_kfac_pairs(w->k, layout); j++) {
-            const dsc_kfac_item *other = &layout->plan->items[w->items[j].item];
-            if (other->unit != own->unit)
-                continue;
-            t->partner = j;
-            w->items[j].partner = i;
-            w->units[w->unit_count++] = (dsc_refresh_unit){.a = own->side == DSC_KFAC_A ? i : j,
-                                                           .g = own->side == DSC_KFAC_G ? i : j,
-                                                           .unit = own->unit};
-        }
+        if (!pairs || i == 0 || layout->plan->items[w->items[i - 1].item].unit != own->unit)
+            continue;
+        t->partner = i - 1;
+        w->items[i - 1].partner = i;
+        w->units[w->unit_count++] = (dsc_refresh_unit){.a = own->side == DSC_KFAC_A ? i : i - 1,
+                                                       .g = own->side == DSC_KFAC_G ? i : i - 1,
+                                                       .unit = own->unit};
     }
 }
 
 /* Carves the tensors of the wave; returns the numbers used. What is needed between the products of rotations
  * and what is needed to judge them share their memory. Without memory this only counts. */
 static int64_t place_wave(dsc_refresh_wave *w, const dsc_tensor *memory) {
-    int64_t used = 0, values = 0, shared, most;
+    int64_t used = 0, values = 0, rests = 0, shared, most;
     for (int64_t i = 0; i < w->count; i++) {
         dsc_refresh_item *t = &w->items[i];
         const int64_t square[2] = {t->n, t->n}, tall[2] = {t->n, t->rank};
@@ -80,12 +80,13 @@ static int64_t place_wave(dsc_refresh_wave *w, const dsc_tensor *memory) {
         t->x = dsc_kfac_carve(memory, &used, 2, small);
         t->v = dsc_tensor_slice(&w->value_memory, values, t->rank);
         values += t->rank;
-        t->rest = (dsc_tensor){0};
-        if (t->rank < t->n)
-            t->rest = dsc_tensor_slice(&w->value_memory, values++, 1);
         t->result = dsc_tensor_slice(&w->results, DSC_KFAC_RESULTS * i, DSC_KFAC_RESULTS);
     }
     w->values = dsc_tensor_slice(&w->value_memory, 0, values);
+    for (int64_t i = 0; i < w->count; i++)
+        if (w->items[i].rank < w->items[i].n)
+            w->items[i].rest = dsc_tensor_slice(&w->value_memory, values + rests++, 1);
+    w->rests = dsc_tensor_slice(&w->value_memory, values, rests);
     most = used;
     used = shared;
     for (int part = 0; part < 4; part++) {
@@ -171,6 +172,8 @@ dsc_status dsc_kfac_refresh_create(dsc_kfac *k) {
     DSC_TRY(make_lists(w, items, k->unit_count));
     stored = stored > k->largest_n ? stored : k->largest_n;
     DSC_TRY(dsc_memory_alloc(stored, dsc_dtype_size(k->dtype), &w->stored));
+    if (dsc_kfac_is_cut(k))
+        DSC_TRY(dsc_memory_alloc(values, dsc_dtype_size(k->dtype), &w->values_host));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, values, &w->value_memory));
     for (int j = 0; j < k->layout_count; j++) {
         int64_t numbers = measure(k, &k->layouts[j]);
@@ -186,10 +189,10 @@ void dsc_kfac_refresh_destroy(dsc_kfac *k) {
     dsc_tensor_free(&w->memory);
     dsc_tensor_free(&w->value_memory);
     dsc_tensor_free(&w->results);
-    void *const arrays[] = {&w->items,    &w->units,       &w->chosen,        &w->largest,
-                            &w->host,     &w->gemms,       &w->rotations,     &w->rayleighs,
-                            &w->products, &w->dots,        &w->orthonormals,  &w->smallest,
-                            &w->stored,   &w->lists.gemms, &w->lists.divides, &w->lists.weights};
+    void *const arrays[] = {
+        &w->items,     &w->units,       &w->chosen,        &w->largest,       &w->host,         &w->gemms,
+        &w->rotations, &w->rayleighs,   &w->products,      &w->dots,          &w->orthonormals, &w->smallest,
+        &w->stored,    &w->lists.gemms, &w->lists.divides, &w->lists.weights, &w->values_host};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
     dsc_memory_free(&k->wave);
@@ -238,8 +241,8 @@ dsc_status dsc_kfac_refresh_extremes(dsc_kfac *k, dsc_queue *q, const dsc_kfac_l
             const double *wide = w->stored;
             const float *narrow = w->stored;
             double value = v->dtype == DSC_F64 ? wide[j] : (double)narrow[j];
-            w->largest[i] = fmax(w->largest[i], value);
-            w->smallest[i] = fmin(w->smallest[i], value);
+            w->largest[i] = value > w->largest[i] ? value : w->largest[i];
+            w->smallest[i] = value < w->smallest[i] ? value : w->smallest[i];
         }
     }
     return DSC_OK;
@@ -310,18 +313,20 @@ static void decide(dsc_refresh_wave *w) {
 
 /* ---- rounds ---- */
 
-/* The stored vectors and values of an item become those of the wave. */
-static dsc_status load_basis(dsc_refresh_wave *w, dsc_refresh_item *t) {
+/* The stored vectors of an item become those of the wave. Where they are of another type, a copy is added to
+ * k->converts, of which *listed are in use. */
+static void load_basis(dsc_refresh_wave *w, dsc_refresh_item *t, int64_t *listed) {
     const dsc_kfac_basis *basis = dsc_kfac_cut_basis(w->layout, t->item);
     t->q = basis->vectors;
     if (t->q.dtype == w->k->dtype)
-        return DSC_OK;
+        return;
     t->q = t->place[0];
-    return dsc_op_convert(w->queue, &basis->vectors, &t->q);
+    w->k->converts[(*listed)++] = (dsc_convert_item){.src = basis->vectors, .dst = t->q};
 }
 
 /* Solves the chosen items exactly, and stores the results. */
 static dsc_status solve_chosen(dsc_refresh_wave *w, int64_t count) {
+    int64_t listed = 0;
     if (count == 0)
         return DSC_OK;
     DSC_TRY(dsc_kfac_solve_items(w->k, w->queue, w->layout, w->chosen, count));
@@ -334,21 +339,24 @@ static dsc_status solve_chosen(dsc_refresh_wave *w, int64_t count) {
         t->residual = 0;
         t->v = dsc_kfac_cut_basis(w->layout, t->item)->values;
         t->rest = dsc_kfac_cut_basis(w->layout, t->item)->rest;
-        DSC_TRY(load_basis(w, t));
+        load_basis(w, t, &listed);
     }
-    return DSC_OK;
+    return dsc_op_convert_batch(w->queue, w->k->converts, listed);
 }
 
 static dsc_status start_wave(dsc_refresh_wave *w) {
-    int64_t exact = 0;
+    int64_t exact = 0, listed = 0;
     decide(w);
     for (int64_t i = 0; i < w->count; i++) {
         dsc_refresh_item *t = &w->items[i];
-        DSC_TRY(dsc_kfac_load_item(w->k, w->queue, w->layout, t->item, &t->a));
-        DSC_TRY(load_basis(w, t));
-        if (!t->warm)
+        w->k->unpacks[i].a = t->a;
+        if (t->warm)
+            load_basis(w, t, &listed);
+        else
             w->chosen[exact++] = t->item;
     }
+    DSC_TRY(dsc_kfac_load_items(w->k, w->queue, w->layout, w->layout->order + w->first, w->count));
+    DSC_TRY(dsc_op_convert_batch(w->queue, w->k->converts, listed));
     return solve_chosen(w, exact);
 }
 
@@ -383,13 +391,24 @@ static double rest_of(const dsc_refresh_item *t) {
     return fmax(0, (t->trace - t->sum) / (double)(t->n - t->rank));
 }
 
+/* Those of all rotated items, in one copy. */
 static dsc_status fill_rests(dsc_refresh_wave *w) {
+    double *wide = w->stored;
+    float *narrow = w->stored;
+    int64_t count = 0;
     for (int64_t i = 0; i < w->count; i++) {
-        dsc_refresh_item *t = &w->items[i];
-        if (t->warm && t->pending && !t->failed && t->rest.data)
-            DSC_TRY(dsc_op_fill(w->queue, rest_of(t), &t->rest));
+        const dsc_refresh_item *t = &w->items[i];
+        if (t->rank == t->n)
+            continue;
+        double rest = t->warm && !t->failed ? rest_of(t) : 0;
+        if (w->k->dtype == DSC_F64)
+            wide[count++] = rest;
+        else
+            narrow[count++] = (float)rest;
     }
-    return DSC_OK;
+    if (count == 0)
+        return DSC_OK;
+    return dsc_tensor_upload(w->queue, w->stored, dsc_tensor_bytes(&w->rests), &w->rests);
 }
 
 /* A factor whose rotation did not succeed stays whole. */
@@ -440,18 +459,15 @@ static dsc_status solve_failed(dsc_refresh_wave *w) {
 
 /* Adapts the ranks of cut bases: where too much is dropped, a larger basis is made by an exact solve. */
 static dsc_status fit_ranks(dsc_refresh_wave *w) {
-    int64_t count = 0, first = 0;
-    if (!dsc_kfac_is_cut(w->k) || !w->values.data)
+    int64_t count = 0;
+    if (!dsc_kfac_is_cut(w->k))
         return DSC_OK;
-    DSC_TRY(dsc_tensor_download(w->queue, &w->values, dsc_tensor_bytes(&w->values), w->stored));
-    DSC_TRY(dsc_queue_sync(w->queue));
     for (int64_t i = 0; i < w->count; i++) {
         dsc_refresh_item *t = &w->items[i];
-        const char *values = (const char *)w->stored + (size_t)first * dsc_dtype_size(w->k->dtype);
         double mean = t->rank < t->n ? rest_of(t) : 0;
-        first += t->rank + (t->rank < t->n);
         if (!t->warm)
             continue;
+        const char *values = (const char *)w->values_host + ((char *)t->v.data - (char *)w->values.data);
         if (dsc_kfac_cut_grows(w->k, w->layout, t, values, mean))
             w->chosen[count++] = t->item;
         else
@@ -462,20 +478,22 @@ static dsc_status fit_ranks(dsc_refresh_wave *w) {
 
 /* Stores what was rotated and accepted. */
 static dsc_status store_wave(dsc_refresh_wave *w) {
+    dsc_convert_item *copies = w->k->converts;
+    int64_t count = 0;
     for (int64_t i = 0; i < w->count; i++) {
         const dsc_refresh_item *t = &w->items[i];
-        dsc_kfac_basis *basis = &w->layout->bases[t->item];
+        const dsc_kfac_basis *basis = &w->layout->bases[t->item];
         if (!t->warm)
             continue;
         w->k->counters[DSC_KFAC_REFRESHED]++;
         if (t->stored)
             continue;
-        DSC_TRY(dsc_op_convert(w->queue, &t->q, &basis->vectors));
-        DSC_TRY(dsc_op_convert(w->queue, &t->v, &basis->values));
+        copies[count++] = (dsc_convert_item){.src = t->q, .dst = basis->vectors};
+        copies[count++] = (dsc_convert_item){.src = t->v, .dst = basis->values};
         if (t->rest.data)
-            DSC_TRY(dsc_op_convert(w->queue, &t->rest, &basis->rest));
+            copies[count++] = (dsc_convert_item){.src = t->rest, .dst = basis->rest};
     }
-    return DSC_OK;
+    return dsc_op_convert_batch(w->queue, copies, count);
 }
 
 static dsc_status refresh_wave(dsc_refresh_wave *w) {
@@ -497,20 +515,36 @@ static dsc_status refresh_wave(dsc_refresh_wave *w) {
     return store_wave(w);
 }
 
+/* 1 when items [first, end) of layout->order fit into the memory of the wave. */
+static int fits(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t first, int64_t end) {
+    const dsc_tensor none = {.device = w->k->device, .dtype = w->k->dtype};
+    list_wave(w, layout, first, end);
+    return place_wave(w, &none) <= w->numbers;
+}
+
+/* The end of the next wave, from `first` on: as many groups as fit, one at least. The whole rest is tried first;
+ * otherwise the end is found by bisection. */
+static int64_t wave_end(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t first, int64_t end) {
+    int64_t good = group_end(w->k, layout, first, end), bad = end;
+    if (good == end || fits(w, layout, first, end))
+        return end;
+    while (group_end(w->k, layout, good, bad) < bad) { /* there is an end of a group between the two */
+        int64_t middle = group_end(w->k, layout, good + (bad - good) / 2 - 1, bad);
+        if (fits(w, layout, first, middle))
+            good = middle;
+        else
+            bad = middle;
+    }
+    return good;
+}
+
 dsc_status dsc_kfac_refresh_parcel(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
                                    const dsc_kfac_parcel *p) {
     dsc_refresh_wave *w = k->wave;
-    const dsc_tensor none = {.device = k->device, .dtype = k->dtype};
     int64_t end = p->first + p->count;
     w->queue = q;
     for (int64_t first = p->first, next; first < end; first = next) {
-        next = group_end(k, layout, first, end);
-        for (int64_t more = next; more < end; next = more) {
-            more = group_end(k, layout, next, end);
-            list_wave(w, layout, first, more);
-            if (place_wave(w, &none) > w->numbers)
-                break;
-        }
+        next = wave_end(w, layout, first, end);
         list_wave(w, layout, first, next);
         place_wave(w, &w->memory);
         DSC_TRY(refresh_wave(w));

@@ -48,6 +48,7 @@ typedef struct dsc_refresh_wave {
     dsc_kfac *k;
     dsc_kfac_layout *layout;
     dsc_queue *queue;
+    int64_t first; /* place of its first item in layout->order; the others follow */
     int64_t count, unit_count;
     dsc_refresh_item *items;    /* [items of a layout] */
     dsc_refresh_unit *units;    /* [units] */
@@ -55,10 +56,12 @@ typedef struct dsc_refresh_wave {
     int64_t exact_rows;         /* items of up to so many rows are always solved exactly */
     double *largest, *smallest; /* [items of the plan] eigenvalues of the last decomposition */
     void *stored;               /* host memory for all stored eigenvalues of a layout */
+    void *values_host;          /* `values` as the last rotations left them, where bases are cut */
     dsc_tensor index;           /* I32[2 largest n]: 0, 1, ... n - 1; n - 1, ... 0; only for cut bases */
     int64_t numbers; /* of `memory`, which with late gradients is there during decompositions only */
     dsc_tensor memory, value_memory;
     dsc_tensor values;  /* v of all items */
+    dsc_tensor rests;   /* after them: the means of the other eigenvalues of cut bases */
     dsc_tensor results; /* F64: of all items; three dot products of each unit */
     double *host;       /* the same on the host */
     dsc_tensor ps, rs;  /* all p, all r of the wave */

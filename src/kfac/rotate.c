@@ -110,6 +110,8 @@ static dsc_status find_values(dsc_refresh_wave *w) {
     DSC_TRY(dsc_op_relu_forward(w->queue, &w->values, &w->values)); /* rounding may have made a 0 negative */
     dsc_tensor results = dsc_tensor_slice(&w->results, 0, DSC_KFAC_RESULTS * w->count);
     DSC_TRY(dsc_tensor_download(w->queue, &results, dsc_tensor_bytes(&results), w->host));
+    if (dsc_kfac_is_cut(w->k))
+        DSC_TRY(dsc_tensor_download(w->queue, &w->values, dsc_tensor_bytes(&w->values), w->values_host));
     DSC_TRY(dsc_queue_sync(w->queue));
     for (int64_t i = 0; i < w->count; i++) {
         dsc_refresh_item *t = &w->items[i];

@@ -102,7 +102,7 @@ static dsc_status gather_numbers(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layou
 
 dsc_status dsc_kfac_upkeep_gather(dsc_kfac *k, dsc_queue *q) {
     dsc_kfac_layout *layout = &k->layouts[0];
-    if (layout->plan->item_count == 0)
+    if (layout->plan->item_count == 0 || k->ranks == 1) /* one rank need not wait for its device */
         return DSC_OK;
     DSC_TRY(gather_numbers(k, q, layout));
     for (int64_t i = 0; i < layout->plan->item_count; i++)

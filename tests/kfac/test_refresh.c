@@ -322,28 +322,33 @@ static void test_hard_factors(void **state) {
 
 /* Where the dropped eigenvalues are all equal, a cut loses nothing: products of cut bases, of a cut and a whole
  * one, and of a whole and a cut one are exact. Step 0 cuts exact solutions, later ones rotate cut bases. */
+static void check_cut(const place *where, hard_case which) {
+    net n;
+    pair p;
+    double a[A_N * A_N], g[G_N * G_N], most = where->dtype == DSC_F64 ? 1e-12 : 1e-4;
+    open_given(&n, &p, where);
+    for (int k = 0; k < CASE_STEPS; k++) {
+        make_case(which, k, A_N, a);
+        make_case(which, k, G_N, g);
+        set_averages(&n, p.exact, a, g);
+        set_averages(&n, p.warm, a, g);
+        pair_step(&p, &(net_step){.number = k, .lr = 1});
+        print_message("%s, %s, step %d: err %.3g\n", where->device, case_names[which], k, p.mean);
+        assert_true(p.mean < (k == 0 ? most : 0.3));
+    }
+    int64_t ranks[] = {p.warm->layouts[0].upkeep[0].rank, p.warm->layouts[0].upkeep[1].rank};
+    assert_int_equal(ranks[0], which == PLATEAU_G ? A_N : A_N / 4);
+    assert_int_equal(ranks[1], which == PLATEAU_A ? G_N : (G_N + 3) / 4);
+    pair_close(&p);
+    net_close(&n);
+}
+
 static void test_cut_is_exact(void **state) {
     (void)state;
     rank = 0.25;
     for (int which = PLATEAU; which <= PLATEAU_G; which++) {
-        net n;
-        pair p;
-        double a[A_N * A_N], g[G_N * G_N];
-        open_given(&n, &p, &places[REF]);
-        for (int k = 0; k < CASE_STEPS; k++) {
-            make_case(which, k, A_N, a);
-            make_case(which, k, G_N, g);
-            set_averages(&n, p.exact, a, g);
-            set_averages(&n, p.warm, a, g);
-            pair_step(&p, &(net_step){.number = k, .lr = 1});
-            print_message("%s, step %d: err %.3g\n", case_names[which], k, p.mean);
-            assert_true(p.mean < (k == 0 ? 1e-12 : 0.3));
-        }
-        int64_t ranks[] = {p.warm->layouts[0].upkeep[0].rank, p.warm->layouts[0].upkeep[1].rank};
-        assert_int_equal(ranks[0], which == PLATEAU_G ? A_N : A_N / 4);
-        assert_int_equal(ranks[1], which == PLATEAU_A ? G_N : (G_N + 3) / 4);
-        pair_close(&p);
-        net_close(&n);
+        check_cut(&places[REF], which);
+        check_cut(&places[CPU], which);
     }
     rank = 1;
 }
@@ -371,7 +376,63 @@ static void test_not_finite(void **state) {
     net_close(&n);
 }
 
-int main(void) {
+/* ---- waves ---- */
+
+/* Equal bits; on a GPU, where products of another number of matrices may be cut into other tiles, equal but for
+ * rounding. */
+static void expect_alike(const net *n, int l, const double *x, const double *y) {
+    double error = 0, norm = 0;
+    int64_t count = net_gradient_count(n, l);
+    for (int64_t i = 0; i < count; i++) {
+        error += pow(x[i] - y[i], 2);
+        norm += pow(x[i], 2);
+    }
+    assert_true(error <= 1e-8 * norm);
+    if (dsc_device_is_host(dsc_queue_device(n->queue)))
+        assert_memory_equal(x, y, (size_t)count * sizeof *x);
+}
+
+/* Memory for `fit` of eight equal layers at a time gives the same as memory for all of them, and the last wave is
+ * what is left over. */
+static void check_waves(int64_t fit) {
+    enum { LAYERS = 8 };
+    static const char *const names[LAYERS] = {"a", "b", "c", "d", "e", "f", "g", "h"};
+    net_shape shapes[LAYERS];
+    net n;
+    pair all, parts;
+    dsc_kfac_options options = options_of(1);
+    for (int l = 0; l < LAYERS; l++)
+        shapes[l] = (net_shape){names[l], DSC_KFAC_LINEAR, .in_c = 12, .out_c = 9, .sequence = 2};
+    net_open(&n, places[CPU].queue, places[CPU].dtype, shapes, LAYERS, WIDE_SAMPLES);
+    pair_open(&all, &n, alone, &options, 0);
+    pair_open(&parts, &n, alone, &options, 0);
+    const dsc_refresh_wave *w = parts.warm->wave;
+    parts.warm->wave->numbers = w->numbers / LAYERS * fit;
+    for (int k = 0; k < 4; k++) {
+        pair_step(&all, &(net_step){.number = k, .lr = 1});
+        pair_step(&parts, &(net_step){.number = k, .lr = 1});
+        for (int l = 0; l < LAYERS; l++)
+            expect_alike(&n, l, all.have[l], parts.have[l]);
+    }
+    int64_t last = LAYERS % fit ? LAYERS % fit : fit;
+    assert_int_equal(all.warm->wave->count, 2 * LAYERS);
+    assert_int_equal(all.warm->wave->unit_count, LAYERS);
+    assert_int_equal(w->first, 2 * (LAYERS - last));
+    assert_int_equal(w->count, 2 * last);
+    assert_int_equal(w->unit_count, last);
+    assert_true(pair_report(&parts)->refreshed_factors > 0);
+    pair_close(&all);
+    pair_close(&parts);
+    net_close(&n);
+}
+
+static void test_waves(void **state) {
+    (void)state;
+    for (int64_t fit = 1; fit <= 8; fit++)
+        check_waves(fit);
+}
+
+int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_follows_exact_solves),
         cmocka_unit_test(test_unrelated_batches),
@@ -380,6 +441,9 @@ int main(void) {
         cmocka_unit_test(test_hard_factors),
         cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_cut_is_exact),
+        cmocka_unit_test(test_waves),
     };
+    if (argc > 1) /* runs only tests whose names match */
+        cmocka_set_test_filter(argv[1]);
     return cmocka_run_group_tests(tests, places_open, places_close);
 }

@@ -27,6 +27,7 @@ descent_test(kfac-refresh-ranks SOURCES kfac/test_refresh_ranks.c kfac/naive.c k
              RANKS 1 2 3 4 SANITIZED 1 2 3)
 emulated_program(kfac-kronecker SOURCES kfac/test_kronecker.c ${kfac_twin} ROOMS kfac TESTS test_rounded*)
 emulated_program(kfac-step SOURCES kfac/test_step.c ${kfac_twin} ROOMS kfac)
+emulated_program(kfac-refresh SOURCES kfac/test_refresh.c ${kfac_twin} ROOMS kfac TESTS test_waves* test_cut_is* test_hard*)
 emulated_program(kfac-guards SOURCES kfac/test_guards.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-state SOURCES kfac/test_state.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-together SOURCES kfac/test_together.c kfac/naive.c kfac/net.c ROOMS kfac)
