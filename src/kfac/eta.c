@@ -10,6 +10,10 @@
 
 #include <math.h>
 
+/* Bases with residuals up to this are taken as they are: it is half of the limit for those that cannot be judged, and eta
+ * costs as much as three steps' preconditioning. */
+static const double sure_residual = 0.1;
+
 /* P from D (residual 0), or the preconditioned form of R from R, through the bases of the active units. */
 static dsc_status precondition(dsc_refresh_wave *w, int residual) {
     dsc_tensor damping = dsc_tensor_slice(&w->k->numbers, DSC_KFAC_DAMPING, 1);
@@ -107,10 +111,20 @@ static dsc_status gather_gradients(dsc_refresh_wave *w) {
     return dsc_op_join_batch(w->queue, w->k->joins, count);
 }
 
+/* Whether the residuals leave a doubt about the unit's bases. */
+static int is_doubtful(const dsc_refresh_wave *w, const dsc_refresh_unit *u) {
+    const dsc_refresh_item *a = &w->items[u->a], *g = &w->items[u->g];
+    return (a->warm && !(a->residual <= sure_residual)) || (g->warm && !(g->residual <= sure_residual));
+}
+
 dsc_status dsc_refresh_judge(dsc_refresh_wave *w) {
     int64_t count = 0;
-    for (int64_t i = 0; i < w->unit_count; i++)
-        count += w->units[i].active;
+    for (int64_t i = 0; i < w->unit_count; i++) {
+        dsc_refresh_unit *u = &w->units[i];
+        u->judged = 0;
+        u->active = u->active && is_doubtful(w, u);
+        count += u->active;
+    }
     if (count == 0)
         return DSC_OK;
     DSC_TRY(gather_gradients(w));

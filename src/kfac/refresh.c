@@ -4,8 +4,8 @@
  *   solved exactly   factors of up to 128 rows, and those of layers that the last decompositions hold nothing of
  *   rotated          all others; one iteration, two from update_freq 50 on, three from 100 on (whole bases);
  *                    A of linear layers with one row per sample three at least, with products in float32
- *   accepted         eta <= 0.3 (eta.c) where this rank has both factors of the layer and its gradient,
- *                    otherwise a residual <= 0.2
+ *   accepted         residuals <= 0.1 of both factors, or eta <= 0.3 (eta.c) where this rank has both of them
+ *                    and the gradient, otherwise a residual <= 0.2
  *   refused          one more iteration, also in later refreshes; of a layer's two factors the one with the
  *                    larger residual
  *   still above 0.5 (a residual: 1/3), or not finite: solved exactly
