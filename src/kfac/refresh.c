@@ -225,25 +225,24 @@ int dsc_kfac_is_warm(const dsc_kfac *k, int layout) {
 
 dsc_status dsc_kfac_refresh_extremes(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layout *layout) {
     dsc_refresh_wave *w = k->wave;
+    const double *wide = w->stored;
+    const float *narrow = w->stored;
     if (!layout->values.data)
         return DSC_OK;
     DSC_TRY(dsc_tensor_download(q, &layout->values, dsc_tensor_bytes(&layout->values), w->stored));
     DSC_TRY(dsc_queue_sync(q));
     for (int64_t i = 0; i < layout->plan->item_count; i++) {
         const dsc_tensor *v = &layout->bases[i].stored;
-        w->largest[i] = 0;
-        w->smallest[i] = INFINITY;
-        if (!v->data)
-            continue;
-        size_t bytes = (size_t)((const char *)v->data - (const char *)layout->values.data);
-        int64_t first = (int64_t)(bytes / dsc_dtype_size(v->dtype));
-        for (int64_t j = first; j < first + v->dim[0]; j++) {
-            const double *wide = w->stored;
-            const float *narrow = w->stored;
-            double value = v->dtype == DSC_F64 ? wide[j] : (double)narrow[j];
-            w->largest[i] = value > w->largest[i] ? value : w->largest[i];
-            w->smallest[i] = value < w->smallest[i] ? value : w->smallest[i];
+        double largest = 0, smallest = INFINITY;
+        size_t bytes = v->data ? (size_t)((const char *)v->data - (const char *)layout->values.data) : 0;
+        int64_t first = (int64_t)(bytes / dsc_dtype_size(k->dtype)), end = first + (v->data ? v->dim[0] : 0);
+        for (int64_t j = first; j < end; j++) {
+            double value = k->dtype == DSC_F64 ? wide[j] : (double)narrow[j];
+            largest = value > largest ? value : largest;
+            smallest = value < smallest ? value : smallest;
         }
+        w->largest[i] = largest;
+        w->smallest[i] = smallest;
     }
     return DSC_OK;
 }
