@@ -116,14 +116,16 @@ dsc_kfac_basis *dsc_kfac_cut_basis(dsc_kfac_layout *layout, int64_t item) {
 
 /* Copies what this rank owns from the old memory, and from where results wait. */
 static dsc_status move_own(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout, const dsc_kfac_basis *old) {
+    int64_t count = 0;
     for (int64_t i = 0; i < layout->plan->item_count; i++) {
         const dsc_kfac_basis *from = layout->grown[i].vectors.data ? &layout->grown[i] : &old[i];
-        dsc_kfac_basis *to = &layout->bases[i];
+        const dsc_kfac_basis *to = &layout->bases[i];
         if (layout->plan->items[i].owner != k->rank || from->vectors.dim[1] != to->vectors.dim[1])
             continue;
-        DSC_TRY(dsc_op_convert(q, &from->vectors, &to->vectors));
-        DSC_TRY(dsc_op_convert(q, &from->stored, &to->stored));
+        k->converts[count++] = (dsc_convert_item){.src = from->vectors, .dst = to->vectors};
+        k->converts[count++] = (dsc_convert_item){.src = from->stored, .dst = to->stored};
     }
+    DSC_TRY(dsc_op_convert_batch(q, k->converts, count));
     DSC_TRY(dsc_queue_sync(q));
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         drop_grown(&layout->grown[i]);
