@@ -6,6 +6,7 @@
 #include "device/updates.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 enum { N = 1000, ROUNDS = 4 };
 
@@ -150,6 +151,38 @@ static void test_two_queues(void **state) {
         dsc_event_destroy(&back);
         dsc_queue_destroy(&second);
         FREE_PLACES(&x, &y);
+    }
+}
+
+/* A recorded product is right after a larger one, which takes more of the queue's own memory. Large ones take too long on
+ * an emulated GPU. */
+static void test_larger_product(void **state) {
+    (void)state;
+    enum { SIDE = 400, LARGE = 4200, TERMS = 96 };
+    for (int i = first_rig(0); i < rig_count; i = first_rig(i + 1)) {
+        const rig *r = &rigs[i];
+        if (strstr(dsc_device_description(r->device), "emulated"))
+            continue;
+        place x = place_make(r, DSC_F32, SHAPE(SIDE, SIDE)), y = place_make(r, DSC_F32, SHAPE(SIDE, SIDE)),
+              a = place_make(r, DSC_F32, SHAPE(LARGE, TERMS)),
+              c = place_make(r, DSC_F32, SHAPE(LARGE, LARGE));
+        const dsc_gemm_item small = {.alpha = 1, .a = x.t, .b = x.t, .c = y.t};
+        const dsc_gemm_item large = {.trans_b = 1, .alpha = 1, .a = a.t, .b = a.t, .c = c.t};
+        dsc_recording *recording = NULL;
+        place_fill(r, &x, 1);
+        place_fill(r, &a, 2);
+        assert_ok(dsc_op_gemm_batch(r->q, &small, 1));
+        assert_ok(dsc_recording_begin(r->q));
+        assert_ok(dsc_op_gemm_batch(r->q, &small, 1));
+        assert_ok(dsc_recording_end(r->q, &recording));
+        assert_ok(dsc_op_gemm_batch(r->q, &large, 1));
+        place_fill(r, &x, 3);
+        assert_ok(dsc_recording_replay(recording, r->q));
+        assert_ok(dsc_queue_sync(r->q));
+        assert_true(place_get(r, &y, 0) == 9 * SIDE && place_get(r, &y, SIDE * SIDE - 1) == 9 * SIDE);
+        assert_true(place_get(r, &c, LARGE * LARGE - 1) == 4 * TERMS);
+        dsc_recording_destroy(&recording);
+        FREE_PLACES(&x, &y, &a, &c);
     }
 }
 
@@ -454,10 +487,11 @@ static void test_step(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_replay),     cmocka_unit_test(test_several),
-        cmocka_unit_test(test_two_queues), cmocka_unit_test(test_events_outside),
-        cmocka_unit_test(test_refusals),   cmocka_unit_test(test_not_joined),
-        cmocka_unit_test(test_abandoned),  cmocka_unit_test(test_step),
+        cmocka_unit_test(test_replay),         cmocka_unit_test(test_several),
+        cmocka_unit_test(test_two_queues),     cmocka_unit_test(test_larger_product),
+        cmocka_unit_test(test_events_outside), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_not_joined),     cmocka_unit_test(test_abandoned),
+        cmocka_unit_test(test_step),
     };
     if (rigs_open_loose(NULL) != 0)
         return 1;

@@ -13,7 +13,7 @@
 static const double LEAST_WORK = 3e7;
 enum { LEAST_SIDE = 96, SUM_TERMS = 512 };
 /* Memory of a queue for the parts of a wave, which grows with the items, and of which the first bytes are for limits. */
-enum { LEAST_BYTES = 128 << 20, MOST_BYTES = 192 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
+enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 192 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
 /* Items of a wave: each has two operands. */
 enum { WAVE_ITEMS = DSC_HALVES / 2, SORTED_ITEMS = 256 };
 
@@ -241,9 +241,11 @@ dsc_status dsc_cuda_halves_ready(dsc_queue *q, const dsc_gemm_item *items, int64
         if (dsc_cuda_halves_takes(q, &items[i]))
             bytes = most(bytes, LIMIT_BYTES + item_bytes(&items[i]));
     if (bytes > own->halves_bytes && !dsc_cuda_is_recorded(q)) {
-        bytes = most(bytes, LEAST_BYTES);
-        dsc_device_free(q->device, &own->halves); /* waits for the work that uses it */
+        bytes = bytes <= LEAST_BYTES ? LEAST_BYTES : MOST_BYTES;
         own->halves_bytes = 0;
+        if (own->halves)
+            own->first_halves = own->halves; /* recordings may go on using it */
+        own->halves = NULL;
         DSC_TRY(dsc_device_alloc(q->device, (size_t)bytes, &own->halves));
         own->halves_bytes = bytes;
     }
@@ -254,6 +256,7 @@ dsc_status dsc_cuda_halves_ready(dsc_queue *q, const dsc_gemm_item *items, int64
 void dsc_cuda_halves_close(dsc_queue *q) {
     dsc_cuda_queue *own = dsc_cuda_queue_of(q);
     dsc_device_free(q->device, &own->halves);
+    dsc_device_free(q->device, &own->first_halves);
 }
 
 /* ---- Gram matrices ---- */

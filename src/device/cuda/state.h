@@ -60,7 +60,8 @@ typedef struct dsc_cuda_queue {
     cudnnHandle_t dnn;
 #endif
     void *blas_workspace;
-    void *halves; /* halves.c's own, made at its first use */
+    void *halves;       /* halves.c's own, made at its first use */
+    void *first_halves; /* what was too small and has been replaced */
     int64_t halves_bytes;
     void *staging; /* cuda.c's pinned memory for small uploads */
 } dsc_cuda_queue;
