@@ -10,8 +10,8 @@
 
 #include <math.h>
 
-/* Bases with residuals up to this are taken as they are: it is half of the limit for those that cannot be judged, and eta
- * costs as much as three steps' preconditioning. */
+/* Bases with residuals up to this are taken as they are: it is half of the limit for those that cannot be
+ * judged, and eta costs as much as three steps' preconditioning. */
 static const double sure_residual = 0.1;
 
 /* P from D (residual 0), or the preconditioned form of R from R, through the bases of the active units. */

@@ -11,8 +11,8 @@
 #include "device/cuda/state.h"
 
 enum { WIDE_PANEL = 4 * DSC_PANEL, PANEL_ELEMENTS = DSC_PANEL * DSC_PANEL, MOST = 256 };
-/* Columns from which cuBLAS is faster with the products of wide panels, and of H that it reduces at a time: what is above
- * the diagonal is wasted. */
+/* Columns from which cuBLAS is faster with the products of wide panels, and of H that it reduces at a time:
+ * what is above the diagonal is wasted. */
 enum { FAST_COLUMNS = 640, FAST_BLOCK = 1024 };
 
 /* The items of a batch that are worked on at the same time. */
@@ -46,8 +46,8 @@ static void add(part *p, const dsc_tensor *h, const dsc_tensor *z) {
                                  .k = (int32_t)h->dim[0]};
 }
 
-/* Reduces the columns from `to` on by those of the wide panel before them, in TF32: H below the diagonal blocks of as
- * many columns, and Z. */
+/* Reduces the columns from `to` on by those of the wide panel before them, in TF32: H below the diagonal
+ * blocks of as many columns, and Z. */
 static dsc_status reduce_fast(dsc_queue *q, const dsc_cholesky *item, int32_t from, int32_t to) {
     int64_t k = item->k;
     float *h = item->h, *z = item->z;

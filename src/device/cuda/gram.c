@@ -1,5 +1,5 @@
-/* Factors: Gram matrices of patches. Entries and plans; the kernels are in gram.cu (any description), gram_shift.cu
- * (3x3 convolutions with stride 1 and padding 1) and halves.c (many wide rows). */
+/* Factors: Gram matrices of patches. Entries and plans; the kernels are in gram.cu (any description),
+ * gram_shift.cu (3x3 convolutions with stride 1 and padding 1) and halves.c (many wide rows). */
 #include "device/cuda/entries.h"
 #include "device/cuda/gram_kernels.h"
 #include "device/cuda/halves.h"
@@ -120,8 +120,8 @@ static size_t plan_bytes(const dsc_gram_plan *plan) {
 
 /* ---- 3x3 convolutions with stride 1 and padding 1 ---- */
 
-/* Columns of a line at a time at most, parts of the border, and of the sums of x for a column of ones; bytes of shared
- * memory that a block needs besides its own. */
+/* Columns of a line at a time at most, parts of the border, and of the sums of x for a column of ones;
+ * bytes of shared memory that a block needs besides its own. */
 enum { COLUMNS_MOST = 16, BORDER_MOST = 8, ONE_PARTS = 64, RESERVED_SHARED = 1024 };
 
 /* Microseconds, roughly, of one column of DSC_GRAM_LINES lines, and of the border's. */
@@ -198,8 +198,8 @@ static dsc_gram_shift_plan plan_shift(const dsc_gram_patches *p, const dsc_cuda 
     return plan;
 }
 
-/* Plans that were made before, by the shapes that they depend on. A capture asks for its plan three times, and
- * again in every step; without a recording that would cost as much as its launches. */
+/* Plans that were made before, by the shapes that they depend on. A capture asks for its plan three times,
+ * and again in every step; without a recording that would cost as much as its launches. */
 typedef struct kept_shift {
     dsc_gram_patches p; /* without its address */
     int multiprocessors;

@@ -50,8 +50,8 @@ template <typename T> __host__ __device__ inline stage_shape shape_of(int column
     return s;
 }
 
-/* A pixel of 16 lines, 16 channels: an A fragment, and two B fragments. Rows g and g + 8 of A, as columns g of the
- * two B, are channels 2g and 2g + 1. */
+/* A pixel of 16 lines, 16 channels: an A fragment, and two B fragments. Rows g and g + 8 of A, as columns g
+ * of the two B, are channels 2g and 2g + 1. */
 struct pixel {
     uint32_t high[4], low[4];
 };
@@ -68,8 +68,8 @@ __device__ uint32_t upper_halves(uint32_t x, uint32_t y) {
     return __byte_perm(x, y, 0x7632);
 }
 
-/* Two channels of a pixel of one line: floats, which are split here already (high part in the lower 16 bits), or
- * halves. */
+/* Two channels of a pixel of one line: floats, which are split here already (high part in the lower 16
+ * bits), or halves. */
 template <typename T> struct two { uint32_t bits; };
 
 template <> struct alignas(8) two<float> { uint32_t bits[2]; };
@@ -156,9 +156,9 @@ struct span {
     bool first, last; /* it has the image's first, last column */
 };
 
-/* What moves along: the window, and the next pixels as they are in memory. The loop over columns must stay small: it has to
- * fit into the instruction cache together with that of the other d_y. So the products of d_x = 0 in the first and the last
- * column, which have sums of their own, are made apart. */
+/* What moves along: the window, and the next pixels as they are in memory. The products of d_x = 0 in the
+ * first and the last column, which have sums of their own, are made apart, so that the loop over columns has
+ * little else to do. */
 template <typename T, int W> struct walker {
     enum { LEAST = W == 5 ? -2 : 0, AHEAD = -LEAST, STRAIGHT = -LEAST };
     const T *memory;
@@ -253,8 +253,8 @@ struct job {
     int stages;
 };
 
-/* Where a stage is: the group of lines, or of images, which columns of its lines, and the place of its first line in its
- * image. */
+/* Where a stage is: the group of lines, or of images, which columns of its lines, and the place of its
+ * first line in its image. */
 struct place {
     int64_t group;
     int chunk, y;
@@ -313,8 +313,8 @@ template <typename H> __device__ void copy(H *to, const H *from, int there) {
     dsc_async8(to, from, there);
 }
 
-/* Lines of a stage from line `skip` on to shared memory, with the columns around them where nothing is skipped; zeros
- * outside of the image. */
+/* Lines of a stage from line `skip` on to shared memory, with the columns around them where nothing is
+ * skipped; zeros outside of the image. */
 template <typename T>
 __device__ void load_tile(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, place at,
                           int64_t channel, int skip, T *to) {
@@ -384,10 +384,10 @@ __device__ float largest_of(float4 v) {
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-/* Floats of a stage become pairs of fp16; returns what their products are to be multiplied with. All threads call, with
- * the stage in place for them all. */
+/* Floats of a stage become pairs of fp16; returns what their products are to be multiplied with. All
+ * threads call, with the stage in place for them all. */
 __device__ float split_stage(float *stage, int size, float *largest) {
-    enum { TOP = 14, MOST = 63 }; /* 2^(-2 MOST) is a normal float */
+    enum { TOP = 14, MOST = 63 }; /* 2^(2 MOST) and 2^(-2 MOST) are normal floats */
     float4 *x = (float4 *)stage;
     float mine = 0;
 #pragma unroll 4
@@ -401,7 +401,7 @@ __device__ float split_stage(float *stage, int size, float *largest) {
     for (int warp = 0; warp < WARPS; warp++)
         mine = fmaxf(mine, largest[warp]);
     int exponent = (int)(__float_as_uint(mine) >> 23);
-    int shift = exponent == 255 ? 0 : min(TOP + 127 - exponent, (int)MOST);
+    int shift = exponent == 255 ? 0 : max(min(TOP + 127 - exponent, (int)MOST), -(int)MOST);
     float power = __uint_as_float((unsigned)(shift + 127) << 23);
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < size / 4; i += THREADS) {
@@ -419,14 +419,15 @@ template <typename T> __device__ float split_stage(T *, int, float *) {
     return 1;
 }
 
-/* What a warp works on: a line of zeros and the stage behind it, its sums of first and last columns, and what the
- * stage's products are to be multiplied with. */
+/* What a warp works on: a line of zeros and the stage behind it, its sums of first and last columns, and
+ * what the stage's products are to be multiplied with. */
 template <typename T> struct material {
     const T *zeros, *now;
     float *edge, scale;
 };
 
-/* One warp's lines of a stage. At the border, where d_y is 0, the warps of other d_y have thirds of the columns. */
+/* One warp's lines of a stage. At the border, where d_y is 0, the warps of other d_y have thirds of the
+ * columns. */
 template <typename T, int W>
 __device__ void walk(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j, place at,
                      const material<T> &m, float (&sum)[5][2][4]) {
@@ -482,8 +483,8 @@ __device__ int sums_of(int dy) {
     return dy == 0 ? 0 : dy == 1 ? 5 : 12;
 }
 
-/* A block's sums to its part. The slots' sums are added in order, in `all`; of the border, one has first lines, the
- * other last ones. */
+/* A block's sums to its part. The slots' sums are added in order, in `all`; of the border, one has first
+ * lines, the other last ones. */
 __device__ void put_part(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan, const job &j,
                          const float *edge, const float (&sum)[5][2][4], float *all) {
     enum { SLOT = DSC_GRAM_MAIN * PAIR, EACH = DSC_GRAM_BORDER / 2 };

@@ -12,12 +12,14 @@
 /* Multiplications from which a product gains from the detour, and the shortest side. */
 static const double LEAST_WORK = 3e7;
 enum { LEAST_SIDE = 96, SUM_TERMS = 512 };
-/* Memory of a queue for the parts of a wave, which grows with the items, and of which the first bytes are for limits. */
+/* Memory of a queue for the parts of a wave: the least, and what items get that need more. Its first bytes
+ * are for limits. */
 enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 192 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
 /* Items of a wave: each has two operands. */
 enum { WAVE_ITEMS = DSC_HALVES / 2, SORTED_ITEMS = 256 };
 
-/* Rows, columns and terms of split matrices: whole 16 bytes in either order, which the fast kernels of cuBLAS want. */
+/* Rows, columns and terms of split matrices: whole 16 bytes in either order, which the fast kernels of
+ * cuBLAS want. */
 static int64_t padded(int64_t size) {
     return (size + 7) / 8 * 8;
 }
@@ -138,7 +140,8 @@ static int group_end(const wave *w, int first) {
     return end;
 }
 
-/* Adds up the products of high parts in pieces of so many terms. step_a, step_b: elements from one term to the next. */
+/* Adds up the products of high parts in pieces of so many terms. step_a, step_b: elements from one term to
+ * the next. */
 static dsc_status add_pieces(dsc_queue *q, dsc_half_products p, int64_t terms, int64_t step_a,
                              int64_t step_b) {
     const uint16_t *a = p.a, *b = p.b;
@@ -261,7 +264,8 @@ void dsc_cuda_halves_close(dsc_queue *q) {
 
 /* ---- Gram matrices ---- */
 
-/* Rows, and columns of rows and of patches, from which it is faster; bytes of split rows and of partial sums at most. */
+/* Rows, and columns of rows and of patches, from which it is faster; bytes of split rows and of partial
+ * sums at most. */
 enum {
     GRAM_ROWS = 512,
     GRAM_COLUMNS = 192,
@@ -270,8 +274,8 @@ enum {
     GRAM_SUM_BYTES = 32 << 20
 };
 
-/* Rows of x are cut into slices; `parts` of them are split and multiplied at a time, each into a sum of its own. A slice is
- * three blocks of `block` elements: its low parts, its high parts, and half of these. */
+/* Rows of x are cut into slices; `parts` of them are split and multiplied at a time, each into a sum of its
+ * own. A slice is three blocks of `block` elements: its low parts, its high parts, and half of these. */
 typedef struct gram_plan {
     int64_t parts, pitch, block;
     int64_t split_bytes, sum_bytes;
@@ -307,8 +311,8 @@ size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
     return (size_t)(LIMIT_BYTES + plan.split_bytes + plan.sum_bytes);
 }
 
-/* low'high and half of high'high of `count` slices, added to their sums: with its transpose it is the whole. The small
- * terms come first, so that they are not lost in large sums. */
+/* low'high and half of high'high of `count` slices, added to their sums: with its transpose it is the
+ * whole. The small terms come first, so that they are not lost in large sums. */
 static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const uint16_t *slices, float *sums,
                              int64_t count, int first) {
     const dsc_half_products p = {.trans_a = 1,

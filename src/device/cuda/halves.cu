@@ -1,5 +1,5 @@
-/* Float matrices as sums of two fp16 matrices, and results of their products. Everything is element by element;
- * the largest magnitude is an exact maximum, so that results do not depend on the order of blocks. */
+/* Float matrices as sums of two fp16 matrices, and results of their products. Everything is element by
+ * element; the largest magnitude is an exact maximum, so that the order of blocks does not matter. */
 #include "device/cuda/gram.cuh"
 #include "device/cuda/halves_kernels.h"
 #include "device/cuda/patches.cuh"
@@ -84,7 +84,8 @@ __device__ void put(const float (&x)[EACH], uint16_t *to) {
     *(uint2 *)to = make_uint2(bits[0] | bits[1] << 16, bits[2] | bits[3] << 16);
 }
 
-/* High parts of four elements of a row to where they belong, low parts and half of the high ones where they are wanted. */
+/* High parts of four elements of a row to where they belong, low parts and half of the high ones where they
+ * are wanted. */
 __device__ void put_parts(const dsc_halves_matrix &m, const float (&x)[EACH], int row, int column) {
     int64_t at = (int64_t)row * m.pitch + column;
     if (m.half) /* slices of three blocks */

@@ -11,10 +11,10 @@
 extern "C" {
 #endif
 
-/* A matrix to be split. high[rows, pitch], and low `low` elements from there (0: not wanted); what lies beyond `given` rows
- * or beyond the columns becomes 0, but for a column of ones after the last one (`ones`). For a Gram matrix `half` is not 0:
- * rows are in slices of DSC_GRAM_SLICE, of three blocks of `half` elements each, and half of high is `half` elements behind
- * it. */
+/* A matrix to be split. high[rows, pitch], and low `low` elements from there (0: not wanted); what lies
+ * beyond `given` rows or beyond the columns becomes 0, but for a column of ones after the last one
+ * (`ones`). For a Gram matrix `half` is not 0: rows are in slices of DSC_GRAM_SLICE, of three blocks of
+ * `half` elements each, and half of high is `half` elements behind it. */
 enum { DSC_GRAM_SLICE = 256 };
 typedef struct dsc_halves_matrix {
     const float *from; /* [given, columns], rows `step` apart */
@@ -47,8 +47,8 @@ typedef struct dsc_halves_results {
     dsc_halves_result items[DSC_HALVES];
 } dsc_halves_results;
 
-/* The Gram matrix of a split matrix: C[i,j] = alpha 2^-(shifts) sum over parts of (s[i,j] + s[j,i]) + beta C, where
- * s[parts][n, pitch]; the shift of column `ones` (-1: there is none) is that of the number 1. */
+/* The Gram matrix of a split matrix: C[i,j] = alpha 2^-(shifts) sum over parts of (s[i,j] + s[j,i]) + beta
+ * C, where s[parts][n, pitch]; the shift of column `ones` (-1: there is none) is that of the number 1. */
 typedef struct dsc_halves_gram {
     const float *sum;
     const unsigned *limit;
