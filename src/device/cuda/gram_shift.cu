@@ -28,7 +28,7 @@ enum { TILE = DSC_GRAM_CHANNELS, SLOTS = 2, STEPS = 16, HALO = 2, REACH = 2 };
 enum { WARPS = 3 * SLOTS, THREADS = 32 * WARPS };
 enum { LINES = DSC_GRAM_LINES, ROWS = LINES + HALO, PAIR = TILE * TILE };
 enum { SUMS = DSC_GRAM_MAIN + DSC_GRAM_BORDER, CLASSES = 3, EDGE = 2 * 8 * 32 };
-static_assert(SLOTS * STEPS == LINES && STEPS == DSC_GRAM_IMAGES, "slots are lines");
+static_assert(SLOTS * STEPS == LINES && (int)STEPS == (int)DSC_GRAM_IMAGES, "slots are lines");
 
 /* Elements of a line of so many columns in shared memory; lanes then read from different banks. */
 template <typename T> __host__ __device__ inline int pitch_of(int columns) {
