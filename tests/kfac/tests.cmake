@@ -36,4 +36,5 @@ emulated_program(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS k
 emulated_program(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-variants SOURCES kfac/test_variants.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-ekfac SOURCES kfac/test_ekfac.c kfac/naive.c kfac/net.c ROOMS kfac)
+emulated_program(kfac-memory SOURCES kfac/test_memory.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-norm SOURCES kfac/test_norm.c kfac/naive.c kfac/net.c ROOMS kfac)
