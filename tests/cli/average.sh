@@ -3,6 +3,9 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
+# Open MPI gives the other ranks of a job that has failed a second to end. Here they have nothing left to do.
+export OMPI_MCA_odls_base_sigkill_timeout=0
+
 # distances: those of the JSON in stdout, one a line, the start first.
 distances() {
     sed -n 's/^ *"distance": \([0-9.e+-]*\),\{0,1\}$/\1/p' stdout | head -n -1

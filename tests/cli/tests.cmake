@@ -28,11 +28,13 @@ foreach(mode IN ITEMS allreduce sgp adpsgd average)
   descent_script_test(cli-silent-${mode} cli/silent.sh ${mode})
   set_tests_properties(cli-silent-${mode} PROPERTIES PROCESSORS 1 COST 50) # they wait
 endforeach()
-set_tests_properties(cli-gossip cli-average cli-info PROPERTIES COST 60) # the longest
+set_tests_properties(cli-average cli-fail PROPERTIES PROCESSORS 1 COST 50) # they wait for jobs to begin and end
+set_tests_properties(cli-gossip cli-info PROPERTIES COST 60) # the longest
 set(modes first osgp dpsgd adpsgd kfac late stop odd)
 if(NOT DESCENT_SANITIZE) # first, kfac and late are sgp, too
   list(APPEND modes sgp)
 endif()
 foreach(mode IN LISTS modes)
   descent_script_test(cli-survive-${mode} cli/survive.sh ${mode})
+  set_tests_properties(cli-survive-${mode} PROPERTIES PROCESSORS 1 COST 50) # they wait for ranks that do not answer
 endforeach()

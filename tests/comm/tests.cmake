@@ -11,6 +11,7 @@ if(DSC_HAVE_MPI)
   add_executable(comm_job comm/job.c)
   descent_link_rooms(comm_job comm)
   descent_script_test(comm-abort comm/abort.sh)
+  set_tests_properties(comm-abort PROPERTIES PROCESSORS 1 COST 50) # it waits for jobs to begin and end
   add_executable(comm_lost comm/lost.c)
   descent_link_rooms(comm_lost comm)
   foreach(mode IN ITEMS losses losses-tcp alone false late pause killed agreed hang leave parts farewell)

@@ -31,7 +31,14 @@
 #endif
 
 static const size_t ARENA_BYTES = (size_t)8 << 30;
-enum { GRAIN = 512, PAGE = 4096, PATTERN_BYTES = 4 << 20, MAX_KERNELS = 256, MULTIPROCESSORS = 8 };
+enum {
+    GRAIN = 512,
+    PAGE = 4096,
+    PATTERN_BYTES = 4 << 20,
+    KEPT_BYTES = 1 << 20, /* free memory at the end of the arena that stays there */
+    MAX_KERNELS = 256,
+    MULTIPROCESSORS = 8
+};
 
 static _Thread_local cudaError_t last_error;
 
@@ -238,6 +245,27 @@ static void join(block *b) {
     }
 }
 
+/* Gives the pages after the last block in use back, which would cost time at every open and close. Neighbouring free
+ * blocks are joined, so there is at most one. */
+static void trim(void) {
+    block **link = &arena.blocks;
+    while (*link && (*link)->next)
+        link = &(*link)->next;
+    if (!*link || (*link)->used)
+        return;
+    size_t end = ((*link)->start + PAGE - 1) / PAGE * PAGE;
+    if (arena.end < end + KEPT_BYTES)
+        return;
+    if (mmap(arena.base + end, arena.end - end, PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+        perror("emulator: mmap");
+        abort();
+    }
+    arena.end = end;
+    free(*link);
+    *link = NULL;
+}
+
 cudaError_t cudaFree(void *data) {
     cudaError_t error = data ? cudaErrorInvalidValue : cudaSuccess;
     dsc_emulated_open();
@@ -248,6 +276,7 @@ cudaError_t cudaFree(void *data) {
         b->used = 0;
         FORBID(data, b->bytes);
         join(before && !before->used ? before : b);
+        trim();
         error = cudaSuccess;
         break;
     }

@@ -29,6 +29,9 @@ set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX)
 file(GLOB slow CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/cuda/grouped.cu ${PROJECT_SOURCE_DIR}/src/device/cuda/small_conv*.cu)
 if(DESCENT_SANITIZE) # checks that are made at every access cost more time to compile than all the others
   set_source_files_properties(${slow} PROPERTIES COMPILE_OPTIONS -fno-sanitize=null,alignment,object-size)
+  # Most of the time is spent in these: they are worth more than -O1.
+  file(GLOB busy CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/device/cuda/gram*.cu)
+  set_source_files_properties(${busy} PROPERTIES COMPILE_OPTIONS -O2)
 else()
   set_source_files_properties(${slow} PROPERTIES COMPILE_OPTIONS -O2)
 endif()

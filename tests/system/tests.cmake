@@ -10,3 +10,4 @@ descent_script_test(check-same-bits system/check-same-bits)
 descent_script_test(check-modules system/check-modules)
 descent_script_test(install system/install)
 descent_script_test(check-slurm system/check-slurm)
+set_tests_properties(check-modules check-slurm PROPERTIES PROCESSORS 1 COST 50) # they wait, most of the time
