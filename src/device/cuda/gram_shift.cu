@@ -451,8 +451,8 @@ __device__ void walk(const dsc_gram_patches &p, const dsc_gram_shift_plan &plan,
     }
     w.memory = m.zeros;
     w.of.columns = end - first;
-    w.of.first = at.chunk == 0 && first == 0;
-    w.of.last = at.chunk == plan.chunks - 1 && end == columns;
+    w.of.first = first < end && at.chunk == 0 && first == 0;
+    w.of.last = first < end && at.chunk == plan.chunks - 1 && end == columns;
     w.edge = m.edge + lane;
     w.scale = m.scale;
     w.run(sum);
