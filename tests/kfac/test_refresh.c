@@ -287,18 +287,23 @@ static void check_estimate(const pair *p) {
         assert_true(u->eta > 0.5 * p->mean && u->eta < 2 * p->mean);
 }
 
+/* A step of both preconditioners with the factors of a case. */
+static void step_case(net *n, pair *p, const place *where, hard_case which, int step) {
+    double a[A_N * A_N], g[G_N * G_N];
+    make_case(which, step, A_N, a);
+    make_case(which, step, G_N, g);
+    set_averages(n, p->exact, a, g);
+    set_averages(n, p->warm, a, g);
+    pair_step(p, &(net_step){.number = step, .lr = 1});
+    print_message("%s, %s, step %d: err %.3g\n", where->device, case_names[which], step, p->mean);
+}
+
 static void run_case(const place *where, hard_case which) {
     net n;
     pair p;
-    double a[A_N * A_N], g[G_N * G_N];
     open_given(&n, &p, where);
     for (int k = 0; k < CASE_STEPS; k++) {
-        make_case(which, k, A_N, a);
-        make_case(which, k, G_N, g);
-        set_averages(&n, p.exact, a, g);
-        set_averages(&n, p.warm, a, g);
-        pair_step(&p, &(net_step){.number = k, .lr = 1});
-        print_message("%s, %s, step %d: err %.3g\n", where->device, case_names[which], k, p.mean);
+        step_case(&n, &p, where, which, k);
         assert_true(p.mean < 0.5);
         if (k > 0)
             check_estimate(&p);
@@ -326,15 +331,10 @@ static void test_hard_factors(void **state) {
 static void check_cut(const place *where, hard_case which) {
     net n;
     pair p;
-    double a[A_N * A_N], g[G_N * G_N], most = where->dtype == DSC_F64 ? 1e-12 : 1e-4;
+    double most = where->dtype == DSC_F64 ? 1e-12 : 1e-4;
     open_given(&n, &p, where);
     for (int k = 0; k < CASE_STEPS; k++) {
-        make_case(which, k, A_N, a);
-        make_case(which, k, G_N, g);
-        set_averages(&n, p.exact, a, g);
-        set_averages(&n, p.warm, a, g);
-        pair_step(&p, &(net_step){.number = k, .lr = 1});
-        print_message("%s, %s, step %d: err %.3g\n", where->device, case_names[which], k, p.mean);
+        step_case(&n, &p, where, which, k);
         assert_true(p.mean < (k == 0 ? most : 0.3));
     }
     int64_t ranks[] = {p.warm->layouts[0].upkeep[0].rank, p.warm->layouts[0].upkeep[1].rank};
