@@ -20,7 +20,7 @@ def is_done(folder):
 
 
 def is_diverged(folder):
-    """The run ended because its loss was no number: there is no sense in repeating it."""
+    """The run ended because its loss was not a number: it would end like this again."""
     return any(line["kind"] == "end" and "is not a number" in (line.get("error") or "") for line in lines(folder))
 
 

@@ -231,7 +231,7 @@ dsc_status dsc_op_rotation_batch(dsc_queue *q, const dsc_rotation_item *items, i
 typedef struct dsc_orthonormal_item {
     dsc_tensor h, z;
     int failed;
-    int fast; /* as in dsc_gemm_item, for the products of columns that are already orthonormal with the others */
+    int fast; /* as in dsc_gemm_item: large products of the elimination need TF32's precision only */
 } dsc_orthonormal_item;
 dsc_status dsc_op_orthonormal_batch(dsc_queue *q, dsc_orthonormal_item *items, int64_t count) DSC_MUST_CHECK;
 /* Rayleigh quotients and residuals of the columns of q[n,k], with y = A Q: each v[j] = q_j'y_j / q_j'q_j, 0

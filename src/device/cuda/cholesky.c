@@ -11,8 +11,8 @@
 #include "device/cuda/state.h"
 
 enum { WIDE_PANEL = 4 * DSC_PANEL, PANEL_ELEMENTS = DSC_PANEL * DSC_PANEL, MOST = 256 };
-/* Columns from which cuBLAS is faster with the products of wide panels, and of H that it reduces at a time:
- * what is above the diagonal is wasted. */
+/* Columns from which cuBLAS makes the products of wide panels, and how many of H it reduces at a time: what it
+ * computes above the diagonal is not used. */
 enum { FAST_COLUMNS = 640, FAST_BLOCK = 1024 };
 
 /* The items of a batch that are worked on at the same time. */
