@@ -281,10 +281,13 @@ static void open_given(net *n, pair *p, const place *where) {
 /* The estimate of the error by which the last refresh was judged is near the error; without one the error is small. */
 static void check_estimate(const pair *p) {
     const dsc_refresh_unit *u = &p->warm->wave->units[0];
-    if (!u->judged)
+    const dsc_refresh_item *of_a = &p->warm->wave->items[u->a], *of_g = &p->warm->wave->items[u->g];
+    if (!u->judged) {
         assert_true(p->mean <= 0.3);
-    else if (p->warm->wave->items[u->a].warm && p->warm->wave->items[u->g].warm && p->mean > 0.001)
+        assert_true((!of_a->warm || of_a->residual <= 0.1) && (!of_g->warm || of_g->residual <= 0.1));
+    } else if (of_a->warm && of_g->warm && p->mean > 0.001) {
         assert_true(u->eta > 0.5 * p->mean && u->eta < 2 * p->mean);
+    }
 }
 
 /* A step of both preconditioners with the factors of a case. */
