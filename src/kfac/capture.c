@@ -200,6 +200,66 @@ static dsc_status check_capture(const dsc_kfac *k, const dsc_queue *queue, int64
     return DSC_OK;
 }
 
+/* Adds a layer's sample to its factors. */
+static dsc_status add_sample(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
+    dsc_kfac_progress *p = &k->progress[layer];
+    dsc_kfac_sample part = *sample;
+    double whole = cut_sample(k, &part);
+    dsc_kfac_pass pass;
+    DSC_TRY(read_sample(k, queue, &k->layers[layer], &part, &pass));
+    pass.whole = whole;
+    p->by_sample = k->layers[layer].kind == DSC_KFAC_LINEAR && sample->a.ndim == 2;
+    double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
+    double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (passes * uses);
+    double alpha_g = alpha_of(k, DSC_KFAC_G, &pass) / passes;
+    p->samples = (int64_t)((double)pass.samples * whole + 0.5);
+    for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
+        DSC_TRY(dsc_kfac_ekfac_capture(k, queue, u, &pass));
+        DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));
+        DSC_TRY(add_factor(k, queue, u, DSC_KFAC_G, &pass.rows[DSC_KFAC_G], alpha_g));
+    }
+    return DSC_OK;
+}
+
+/* The same in the queue for captures, which follows the caller's; that waits for the second last capture. */
+static dsc_status add_beside(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
+    dsc_kfac_beside *b = &k->beside;
+    dsc_event *done = b->done[b->count % DSC_KFAC_BESIDE];
+    if (b->count >= DSC_KFAC_BESIDE)
+        DSC_TRY(dsc_queue_wait(queue, done));
+    DSC_TRY(dsc_event_record(b->ready, queue));
+    DSC_TRY(dsc_queue_wait(b->queue, b->ready));
+    DSC_TRY(add_sample(k, b->queue, layer, sample));
+    DSC_TRY(dsc_event_record(done, b->queue));
+    b->count++;
+    return DSC_OK;
+}
+
+dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) {
+    dsc_kfac_beside *b = &kfac->beside;
+    int64_t count = b->count;
+    b->count = 0;
+    return count == 0 ? DSC_OK : dsc_queue_wait(queue, b->done[(count - 1) % DSC_KFAC_BESIDE]);
+}
+
+dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) {
+    dsc_kfac_beside *b = &kfac->beside;
+    if (b->queue || dsc_device_is_host(kfac->device) || kfac->ranks > 1 || kfac->norms.count > 0)
+        return DSC_OK;
+    DSC_TRY(dsc_event_create(kfac->device, &b->ready));
+    for (int i = 0; i < DSC_KFAC_BESIDE; i++)
+        DSC_TRY(dsc_event_create(kfac->device, &b->done[i]));
+    return dsc_queue_create_low(kfac->device, &b->queue);
+}
+
+void dsc_kfac_beside_destroy(dsc_kfac *k) {
+    dsc_kfac_beside *b = &k->beside;
+    dsc_queue_destroy(&b->queue);
+    dsc_event_destroy(&b->ready);
+    for (int i = 0; i < DSC_KFAC_BESIDE; i++)
+        dsc_event_destroy(&b->done[i]);
+}
+
 /* sample: of this library's size; without memory where it is not needed. */
 static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
     double began = dsc_clock_now();
@@ -208,25 +268,10 @@ static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const ds
     if (k->first_unit[layer] == k->first_unit[layer + 1] && !norm)
         return DSC_OK; /* skipped */
     dsc_kfac_progress *p = &k->progress[layer];
-    if (k->updating && norm) {
+    if (k->updating && norm)
         DSC_TRY(dsc_kfac_norm_capture(k, queue, layer, sample));
-    } else if (k->updating) {
-        dsc_kfac_sample part = *sample;
-        double whole = cut_sample(k, &part);
-        dsc_kfac_pass pass;
-        DSC_TRY(read_sample(k, queue, &k->layers[layer], &part, &pass));
-        pass.whole = whole;
-        p->by_sample = k->layers[layer].kind == DSC_KFAC_LINEAR && sample->a.ndim == 2;
-        double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
-        double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (passes * uses);
-        double alpha_g = alpha_of(k, DSC_KFAC_G, &pass) / passes;
-        p->samples = (int64_t)((double)pass.samples * whole + 0.5);
-        for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
-            DSC_TRY(dsc_kfac_ekfac_capture(k, queue, u, &pass));
-            DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));
-            DSC_TRY(add_factor(k, queue, u, DSC_KFAC_G, &pass.rows[DSC_KFAC_G], alpha_g));
-        }
-    }
+    else if (k->updating)
+        DSC_TRY(k->beside.queue ? add_beside(k, queue, layer, sample) : add_sample(k, queue, layer, sample));
     p->captures++;
     k->times.factor += 1000 * (dsc_clock_now() - began);
     return DSC_OK;

@@ -284,6 +284,14 @@ enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_
 
 typedef struct dsc_kfac_async dsc_kfac_async;
 
+/* Captures beside the caller's work (dsc_kfac_capture_beside). */
+enum { DSC_KFAC_BESIDE = 2 }; /* that may be under way */
+typedef struct dsc_kfac_beside {
+    dsc_queue *queue; /* NULL: captures are in the caller's */
+    dsc_event *ready, *done[DSC_KFAC_BESIDE];
+    int64_t count; /* captures since the last dsc_kfac_join_captures */
+} dsc_kfac_beside;
+
 struct dsc_kfac {
     int is_twin; /* 1: only decomposes, for another preconditioner (async.c) */
     dsc_kfac_async *async;
@@ -294,6 +302,7 @@ struct dsc_kfac {
     int rank, ranks, rows, columns, my_row, my_column;
     dsc_device *device;
     dsc_queue *queue;
+    dsc_kfac_beside beside;
     dsc_dtype dtype, factor_dtype, inverse_dtype; /* of arithmetic, of averages, of decompositions */
     const dsc_solver *solver;
     struct dsc_refresh_wave *wave; /* NULL: decompositions are exact */
@@ -383,6 +392,9 @@ void dsc_kfac_layout_destroy(dsc_kfac_layout *layout);
 /* Waits for messages that a failed step left under way, which still use the memory. */
 void dsc_kfac_layout_settle(dsc_kfac_layout *layout);
 int dsc_kfac_layout_has_messages(const dsc_kfac_layout *layout);
+
+/* capture.c */
+void dsc_kfac_beside_destroy(dsc_kfac *k);
 
 /* buffers.c */
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;

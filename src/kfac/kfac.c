@@ -19,6 +19,7 @@
 /* Everything but the communicators. */
 static void free_local(dsc_kfac **kfac) {
     dsc_kfac *k = *kfac;
+    dsc_kfac_beside_destroy(k);
     dsc_kfac_state_destroy(k);
     dsc_kfac_cut_destroy(k);
     dsc_kfac_refresh_destroy(k);
@@ -333,6 +334,7 @@ int dsc_kfac_wants_decomposition(const dsc_kfac *kfac) {
 dsc_status dsc_kfac_absorb(dsc_kfac *kfac, dsc_queue *queue) {
     double began = dsc_clock_now();
     DSC_TRY(check_step(kfac, queue));
+    DSC_TRY(dsc_kfac_join_captures(kfac, queue));
     dsc_status status = dsc_kfac_factors_finish(kfac, queue);
     kfac->absorbed = 1; /* also after a failure: the exchange is over, and the step may be begun again */
     kfac->begun = status == DSC_OK;

@@ -16,6 +16,13 @@
 
 #include "descent/kfac.h"
 
+/* Captures in a queue of their own, of low priority, beside the work of the caller's queue. What is given to a capture
+ * must then stay as it is until the second next capture has begun, or dsc_kfac_join_captures. On a GPU, for one rank, and
+ * without batch norms; before the first step. */
+dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) DSC_MUST_CHECK;
+/* The work of `queue` after this waits for all captures. Does nothing where there are none beside it. */
+dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
+
 /* lr: the rate of the coming update, for the clip. */
 dsc_status dsc_kfac_prepare(dsc_kfac *kfac, dsc_queue *queue, double lr) DSC_MUST_CHECK;
 /* Ends the captures: averages the batch factors over the ranks and moves the running averages. Collective. */

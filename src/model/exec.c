@@ -44,12 +44,13 @@ static dsc_status check_model(const dsc_model *m, int64_t batch) {
     return DSC_OK;
 }
 
-dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch, dsc_exec **out) {
+static dsc_status create(dsc_model *m, dsc_exec_mode mode, int64_t batch, int lasting, dsc_exec **out) {
     DSC_TRY(check_model(m, batch));
     dsc_exec *exec;
     DSC_TRY(dsc_memory_alloc(1, sizeof *exec, &exec));
     exec->model = m;
     exec->mode = mode;
+    exec->lasting = lasting;
     dsc_exec_smooth_labels(exec, 1);
     exec->batch = batch;
     dsc_status status;
@@ -63,6 +64,14 @@ fail:
     if (status == DSC_E_MEMORY)
         dsc_error_prefix(status, "batches of %lld need too much memory, use smaller ones", (long long)batch);
     return status;
+}
+
+dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch, dsc_exec **out) {
+    return create(m, mode, batch, 0, out);
+}
+
+dsc_status dsc_exec_create_lasting(dsc_model *m, int64_t batch, dsc_exec **out) {
+    return create(m, DSC_EXEC_TRAIN, batch, 1, out);
 }
 
 void dsc_exec_destroy(dsc_exec **exec) {

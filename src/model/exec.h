@@ -40,6 +40,7 @@ struct dsc_exec {
     dsc_model *model;
     dsc_exec_mode mode;
     int64_t batch;
+    int lasting; /* 1: gradients that are captured stay for a while (dsc_exec_create_lasting) */
     dsc_exec_op *ops;
     int64_t op_count;
     dsc_tensor *values, *grads; /* per value of the graph; data NULL: none */

@@ -118,4 +118,10 @@ void dsc_graph_free(dsc_model *m);
 /* The kinds that fusion looks for. */
 extern const dsc_layer_type dsc_layer_batch_norm, dsc_layer_relu, dsc_layer_add;
 
+/* Captures for which the tensors of an earlier one stay as they were. */
+enum { DSC_EXEC_CAPTURES = 2 };
+/* For training, as dsc_exec_create does it, but what a capture of dsc_backward_options gets stays as it is until the
+ * second next capture is called, or until the end of the pass: work on it may go on beside the pass. */
+dsc_status dsc_exec_create_lasting(dsc_model *m, int64_t batch, dsc_exec **out) DSC_MUST_CHECK;
+
 #endif

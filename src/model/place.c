@@ -149,6 +149,20 @@ static void live_gradients(place *p) {
     }
 }
 
+/* What a capture gets stays until the second next capture, which comes before that operation's backward. */
+static void live_longer(place *p) {
+    const dsc_exec *exec = p->exec;
+    for (int64_t i = 0; i < p->ops; i++) {
+        const dsc_exec_op *s = &exec->ops[i];
+        if (!s->backward || s->node->layer < 0)
+            continue;
+        int64_t next = i;
+        for (int found = 0; found < DSC_EXEC_CAPTURES && next >= 0;)
+            found += --next >= 0 && exec->ops[next].backward && exec->ops[next].node->layer >= 0;
+        touch(&p->grads[p->grad_root[s->out]], 0, next < 0 ? p->end : backward_time(p, next) - 1);
+    }
+}
+
 static void live_always(place *p) {
     dsc_exec *exec = p->exec;
     dsc_model *m = exec->model;
@@ -269,6 +283,8 @@ dsc_status dsc_exec_place(dsc_exec *exec) {
         share_gradients(&p);
         DSC_TRY_GOTO(status, set_betas(&p), end);
         live_gradients(&p);
+        if (exec->lasting)
+            live_longer(&p);
     }
     DSC_TRY_GOTO(status, dsc_arena_place(p.blocks, p.block_count, &exec->bytes), end);
     exec->bytes_without_reuse = bytes_without_reuse(&p);

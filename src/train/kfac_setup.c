@@ -1,6 +1,8 @@
 /* The K-FAC preconditioner of a run: its scope, its schedules, its creation. */
 #include "train/kfac_setup.h"
 
+#include "kfac/kfac_parts.h"
+
 #include "base/error.h"
 #include "base/memory.h"
 #include "train/damping.h"
@@ -127,7 +129,8 @@ static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer
     if (comm != t->comm)
         o.strategy = DSC_KFAC_COMM_OPT; /* all alike on one rank; this one knows every option */
     o.late_factors = t->options.kfac_scope == DSC_SCOPE_GOSSIP;
-    return dsc_kfac_create(comm, t->queue, layers, count, &o, &t->kfac);
+    DSC_TRY(dsc_kfac_create(comm, t->queue, layers, count, &o, &t->kfac));
+    return t->beside ? dsc_kfac_capture_beside(t->kfac) : DSC_OK;
 }
 
 dsc_status dsc_kfac_setup_create(dsc_trainer *t) {

@@ -104,6 +104,7 @@ static dsc_status capture_sampled(dsc_trainer *t, double grad_scale) {
     backward.context = t;
     capture_for_kfac(t, &backward);
     DSC_TRY(dsc_exec_backward(t->exec, q, &backward));
+    DSC_TRY(dsc_kfac_join_captures(t->kfac, q));
     DSC_TRY(dsc_op_convert(q, &t->fisher_stats, &stats));
     dsc_phases_mark_host(&t->phases, DSC_PHASE_FACTOR);
     return DSC_OK;
@@ -244,6 +245,8 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
                 DSC_TRY(capture_sampled(t, grad_scale));
             DSC_TRY(dsc_exec_loss(t->exec, q, &batch.labels, grad_scale));
             DSC_TRY(dsc_exec_backward(t->exec, q, &backward));
+            if (t->kfac)
+                DSC_TRY(dsc_kfac_join_captures(t->kfac, q));
             DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_BACKWARD));
         } else if (t->kfac) {
             dsc_kfac_captured(t->kfac, micro + 1);

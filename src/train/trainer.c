@@ -159,7 +159,12 @@ dsc_status dsc_trainer_spread(dsc_trainer *t) {
 /* Creating the executors plans all convolutions. */
 static dsc_status make_executors(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
-    DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
+    t->beside = t->ranks == 1 && o->kfac->update_freq > 0 && o->kfac->norm == DSC_KFAC_NORM_OFF &&
+                !dsc_device_is_host(t->device);
+    if (t->beside)
+        DSC_TRY(dsc_exec_create_lasting(t->model, o->batch_size, &t->exec));
+    else
+        DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
     if (t->val_set && o->eval_every > 0)
         DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_EVAL, val_batch(t), &t->val_exec));
     return DSC_OK;

@@ -73,6 +73,7 @@ struct dsc_trainer {
     /* The objects that a step uses. */
     dsc_loader *loader;
     dsc_exec *exec;
+    int beside; /* 1: K-FAC's captures may go on beside the backward pass of `exec` */
     dsc_optim *optim;
     dsc_consensus *consensus;
     dsc_kfac *kfac;       /* NULL: gradients are left as they are */

@@ -5,6 +5,8 @@
 #include "kfac/twin.h"
 
 #include "device/half.h"
+#include "kfac/internal.h"
+#include "kfac/kfac_parts.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -191,6 +193,25 @@ static dsc_conv2d_shape conv_shape(int64_t in_c, int64_t out_c, int64_t kernel, 
     s.kernel_h = s.kernel_w = kernel;
     s.pad_h = s.pad_w = pad;
     return s;
+}
+
+/* ---- beside the caller's work ---- */
+
+/* On a GPU captures run in a queue of their own; elsewhere asking for that changes nothing. */
+static void test_beside(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        twin t;
+        dsc_kfac_options options = twin_options();
+        twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+        assert_ok(dsc_kfac_capture_beside(t.kfac));
+        assert_int_equal(t.kfac->beside.queue != NULL, !dsc_device_is_host(places[p].handle));
+        for (int64_t k = 0; k < 4; k++) {
+            twin_step(&t, &(net_step){.number = k, .lr = 0.5}, "captures beside the caller's work");
+            assert_int_equal(t.kfac->beside.count, 0);
+        }
+        twin_close(&t);
+    }
 }
 
 /* ---- order, size, padding, type ---- */
@@ -570,6 +591,7 @@ static void test_samples_refused(void **state) {
 int main(void) {
     chosen_or_skip();
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_beside),
         cmocka_unit_test(test_orders),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_extra_padding),

@@ -9,6 +9,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BATCH = 6 };
 
@@ -605,6 +606,71 @@ static void test_capture_only(void **state) {
     }
 }
 
+/* What was captured, and what it was then: [a, g] of the last captures. */
+typedef struct lasting {
+    int64_t count, changed;
+    dsc_tensor tensors[DSC_EXEC_CAPTURES][2];
+    double *then[DSC_EXEC_CAPTURES][2];
+} lasting;
+
+/* Compares one of the earlier captures with what it is now, and forgets it. */
+static void look_back(lasting *l, int64_t number) {
+    int64_t at = number % DSC_EXEC_CAPTURES;
+    for (int i = 0; i < 2; i++) {
+        const dsc_tensor *t = &l->tensors[at][i];
+        double *now = read_doubles(queue, t);
+        l->changed += memcmp(now, l->then[at][i], (size_t)dsc_tensor_count(t) * sizeof *now) != 0;
+        free(now);
+        free(l->then[at][i]);
+        l->then[at][i] = NULL;
+    }
+}
+
+static dsc_status keep_capture(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a,
+                               const dsc_tensor *g) {
+    lasting *l = context;
+    (void)q;
+    (void)layer;
+    if (l->count >= DSC_EXEC_CAPTURES)
+        look_back(l, l->count - DSC_EXEC_CAPTURES);
+    int64_t at = l->count++ % DSC_EXEC_CAPTURES;
+    l->tensors[at][0] = *a;
+    l->tensors[at][1] = *g;
+    for (int i = 0; i < 2; i++)
+        l->then[at][i] = read_doubles(queue, &l->tensors[at][i]);
+    return DSC_OK;
+}
+
+/* Captured tensors stay until the second next capture, or the end of the pass, if that is asked for. */
+static void test_lasting_captures(void **state) {
+    (void)state;
+    for (int asked = 0; asked < 2; asked++) {
+        dsc_model *m;
+        dsc_exec *exec;
+        dsc_backward_options options;
+        lasting l = {0};
+        assert_ok(dsc_zoo_create(device, "resnet20", 8, 8, 3, NET_CLASSES, NULL, &m));
+        assert_ok(asked ? dsc_exec_create_lasting(m, BATCH, &exec)
+                        : dsc_exec_create(m, DSC_EXEC_TRAIN, BATCH, &exec));
+        dsc_tensor x = random_tensor(queue, 1, DSC_F32, 4, (int64_t[]){BATCH, 8, 8, 3});
+        dsc_tensor labels = random_labels(queue, 2, BATCH, NET_CLASSES);
+        dsc_backward_options_init(&options);
+        options.capture = keep_capture;
+        options.context = &l;
+        assert_ok(dsc_exec_forward(exec, queue, &x));
+        assert_ok(dsc_exec_loss(exec, queue, &labels, 1));
+        assert_ok(dsc_exec_backward(exec, queue, &options));
+        for (int64_t i = l.count - DSC_EXEC_CAPTURES; i < l.count; i++)
+            look_back(&l, i);
+        assert_int_equal(l.count, dsc_model_layer_count(m));
+        assert_int_equal(l.changed > 0, !asked);
+        dsc_tensor_free(&x);
+        dsc_tensor_free(&labels);
+        dsc_exec_destroy(&exec);
+        dsc_model_destroy(&m);
+    }
+}
+
 static dsc_status fail_capture(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a,
                                const dsc_tensor *g) {
     (void)context, (void)q, (void)layer, (void)a, (void)g;
@@ -807,15 +873,25 @@ static void test_devices_agree(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_smoothing_off),   cmocka_unit_test(test_fusion),
-        cmocka_unit_test(test_fusion_of_two),   cmocka_unit_test(test_running_statistics),
-        cmocka_unit_test(test_norm_evaluation), cmocka_unit_test(test_evaluation_fused),
-        cmocka_unit_test(test_dropout),         cmocka_unit_test(test_dropout_evaluation),
-        cmocka_unit_test(test_accumulate),      cmocka_unit_test(test_stats),
-        cmocka_unit_test(test_order_of_calls),  cmocka_unit_test(test_input_conversion),
-        cmocka_unit_test(test_hooks),           cmocka_unit_test(test_capture_only),
-        cmocka_unit_test(test_failing_hook),    cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_no_allocation),   cmocka_unit_test(test_devices_agree),
+        cmocka_unit_test(test_smoothing_off),
+        cmocka_unit_test(test_fusion),
+        cmocka_unit_test(test_fusion_of_two),
+        cmocka_unit_test(test_running_statistics),
+        cmocka_unit_test(test_norm_evaluation),
+        cmocka_unit_test(test_evaluation_fused),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_dropout_evaluation),
+        cmocka_unit_test(test_accumulate),
+        cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_order_of_calls),
+        cmocka_unit_test(test_input_conversion),
+        cmocka_unit_test(test_hooks),
+        cmocka_unit_test(test_capture_only),
+        cmocka_unit_test(test_lasting_captures),
+        cmocka_unit_test(test_failing_hook),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_devices_agree),
     };
     return cmocka_run_group_tests_name("model_exec", tests, setup, teardown);
 }
