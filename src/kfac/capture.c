@@ -244,7 +244,8 @@ dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) {
 
 dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) {
     dsc_kfac_beside *b = &kfac->beside;
-    if (b->queue || dsc_device_is_host(kfac->device) || kfac->ranks > 1 || kfac->norms.count > 0)
+    if (b->queue || dsc_device_is_host(kfac->device) || kfac->ranks > 1 || kfac->norms.count > 0 ||
+        kfac->options.ekfac == DSC_KFAC_EKFAC_SAMPLES)
         return DSC_OK;
     DSC_TRY(dsc_event_create(kfac->device, &b->ready));
     for (int i = 0; i < DSC_KFAC_BESIDE; i++)

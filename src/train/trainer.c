@@ -160,7 +160,7 @@ dsc_status dsc_trainer_spread(dsc_trainer *t) {
 static dsc_status make_executors(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     t->beside = t->ranks == 1 && o->kfac->update_freq > 0 && o->kfac->norm == DSC_KFAC_NORM_OFF &&
-                !dsc_device_is_host(t->device);
+                o->kfac->ekfac != DSC_KFAC_EKFAC_SAMPLES && !dsc_device_is_host(t->device);
     if (t->beside)
         DSC_TRY(dsc_exec_create_lasting(t->model, o->batch_size, &t->exec));
     else
