@@ -1,3 +1,3 @@
 """The version of the package, which must be that of the library."""
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
