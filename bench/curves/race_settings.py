@@ -38,9 +38,9 @@ CIFAR = {
             kfac(128, 10, 100, 0.1, 0.003, 0.1), kfac(128, 10, 100, 0.03, 0.003, 0.2)]),
     },
     "1024": {
-        "first order": first(1024, {**rates(NESTEROV, "nesterov", [0.4, 0.8, 1.6]), **rates(LARS, "lars", [8, 16]),
-                                    **rates(ADAMW, "adamw", [0.003, 0.01]),
-                                    **rates(NESTEROV + "--clip-norm 1 ", "nesterov-clip", [1.6])}),
+        "first order": {**first(1024, rates(NESTEROV + "--clip-norm 1 ", "nesterov-clip", [1.6])),
+                        **warm(5, first(1024, {**rates(NESTEROV, "nesterov", [0.4, 0.8, 1.6]), **rates(LARS, "lars", [8, 16]),
+                                               **rates(ADAMW, "adamw", [0.003, 0.01])}))},
         "K-FAC": dict([
             kfac(1024, 5, 20, 0.003, 0.01, 0.4), kfac(1024, 5, 20, 0.003, 0.01, 0.8), kfac(1024, 5, 10, 0.003, 0.01, 0.4),
             kfac(1024, 5, 20, 0.003, 0.03, 0.4), kfac(1024, 5, 20, 0.01, 0.01, 0.4), kfac(1024, 2, 10, 0.003, 0.01, 0.4),
@@ -65,15 +65,16 @@ def for_epochs(settings):
 MARK = {
     "any": {
         "first order": for_epochs(
-            [("nesterov-128-0.2", "--batch-size 128 " + NESTEROV + "--lr 0.2", epochs) for epochs in (30, 40, 55)]
-            + [("nesterov-512-0.8", "--batch-size 512 " + NESTEROV + "--lr 0.8", epochs) for epochs in (35, 45)]
-            + [("nesterov-1024-0.8", "--batch-size 1024 " + NESTEROV + "--lr 0.8", epochs) for epochs in (40, 55)]
-            + [("lars-1024-16", "--batch-size 1024 " + LARS + "--lr 16", 45)]),
+            [("nesterov-128-0.2", "--batch-size 128 " + NESTEROV + "--lr 0.2", epochs) for epochs in (55, 65, 75)]
+            + [("nesterov-128-0.1", "--batch-size 128 " + NESTEROV + "--lr 0.1", 65)]
+            + [("nesterov-512-0.8-w5", "--batch-size 512 " + NESTEROV + "--lr 0.8" + WARM + "5", epochs) for epochs in (55, 70)]
+            + [("nesterov-1024-0.8-w5", "--batch-size 1024 " + NESTEROV + "--lr 0.8" + WARM + "5", 80)]
+            + [("lars-1024-16-w5", "--batch-size 1024 " + LARS + "--lr 16" + WARM + "5", 80)]),
         "K-FAC": for_epochs(
-            [(*kfac(1024, 5, 20, 0.003, 0.01, 0.4), epochs) for epochs in (30, 35, 40)]
-            + [(*kfac(512, 5, 20, 0.003, 0.01, 0.4), epochs) for epochs in (28, 33)]
-            + [(*kfac(512, 10, 50, 0.01, 0.003, 0.4), epochs) for epochs in (30, 36)]
-            + [(*kfac(1024, 5, 20, 0.003, 0.03, 0.8), 35)]),
+            [(*kfac(512, 5, 20, 0.003, 0.003, 0.4), epochs) for epochs in (45, 50, 55)]
+            + [(*kfac(512, 10, 50, 0.003, 0.003, 0.4), epochs) for epochs in (45, 50)]
+            + [(*kfac(256, 10, 50, 0.003, 0.001, 0.2), epochs) for epochs in (40, 50)]
+            + [(*kfac(1024, 5, 20, 0.003, 0.003, 0.4), 60)]),
     }
 }
 
