@@ -469,6 +469,7 @@ const dsc_cli_command dsc_cli_bench = {
                 "descent bench --device cuda --model resnet50 --batch-size 256 --precision bf16\n",
     .options = options,
     .values_size = sizeof(bench_values),
+    .computes = 1,
     .init = init,
     .run = run,
 };

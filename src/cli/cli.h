@@ -89,6 +89,7 @@ typedef struct dsc_cli_command {
     const char *examples;    /* one command a line */
     const dsc_option *options;
     size_t values_size;
+    int computes;               /* 1: on many threads, see dsc_cli_settle_waiting */
     void (*init)(void *values); /* sets the defaults */
     dsc_status (*run)(dsc_cli_session *session, void *values, const dsc_option_set *set);
 } dsc_cli_command;
@@ -110,6 +111,10 @@ dsc_status dsc_cli_agree(dsc_cli_session *session, dsc_status own) DSC_MUST_CHEC
 int dsc_cli_failed_together(dsc_cli_session *session, char *text);
 /* Closes what is open. Collective. */
 void dsc_cli_close(dsc_cli_session *session);
+
+/* Makes OpenMP's threads wait without spinning for long, unless the environment says how they wait: may start the
+ * program anew. To be called before anything else. */
+void dsc_cli_settle_waiting(char *const *argv);
 
 /* 1 on the rank that prints: rank 0 of the session or, before there is one, of the launcher. */
 int dsc_cli_prints(const dsc_cli_session *session);

@@ -88,6 +88,7 @@ const dsc_cli_command dsc_cli_eval = {
         "mpirun -n 4 descent eval --checkpoint out/checkpoint-3910.safetensors --data cifar10:data --json\n",
     .options = options,
     .values_size = sizeof(eval_values),
+    .computes = 1,
     .init = init,
     .run = run,
 };

@@ -263,5 +263,7 @@ int main(int argc, char **argv) {
         return end_output(DSC_EXIT_DONE);
     }
     const dsc_cli_command *command = find_command(first);
+    if (command && command->computes)
+        dsc_cli_settle_waiting(argv);
     return command ? start_command(command, argc - 2, argv + 2) : unknown_command(first);
 }

@@ -126,6 +126,7 @@ const dsc_cli_command dsc_cli_train = {
         "descent train --config resnet32.conf --seed 7\n",
     .options = dsc_cli_train_options,
     .values_size = sizeof(dsc_cli_train_values),
+    .computes = 1,
     .init = dsc_cli_train_init,
     .run = run,
 };

@@ -14,6 +14,7 @@ descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_opt
 descent_script_test(cli-usage cli/usage.sh)
 descent_script_test(cli-info cli/info.sh)
 descent_script_test(cli-man cli/man.sh)
+descent_script_test(cli-waiting cli/waiting.sh)
 descent_script_test(cli-train cli/train.sh)
 descent_script_test(cli-config cli/config.sh)
 descent_script_test(cli-completion cli/completion.sh)
