@@ -82,7 +82,7 @@ typedef struct dsc_train_options {
     const dsc_consensus_options *consensus;
     const dsc_kfac_options *kfac;
 
-    double lr;                     /* 0.1 */
+    double lr; /* negative (the default): the optimiser's own, dsc_optim_default_rate; 0.1 for sgd */
     dsc_schedule_kind lr_schedule; /* step */
     double warmup_epochs;          /* 5 */
     double warmup_start;           /* negative (the default): lr */
@@ -134,6 +134,10 @@ typedef struct dsc_train_options {
      * brings with the predicted one, between the bounds; 0: it is not. SGD without gossip only. */
     int64_t kfac_damping_adapt;                /* 0 */
     double kfac_damping_min, kfac_damping_max; /* 1e-6, 10 */
+
+    /* Schedules: the part of the run in which the rate of one-cycle rises, 0.3; the power of polynomial, 2; the
+     * first period of restarts in epochs, 10, and the factor of the period at each restart, 2. */
+    double lr_rise, lr_power, lr_period, lr_period_factor;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

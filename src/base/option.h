@@ -4,7 +4,7 @@
 
 #include "descent/options.h"
 
-enum { DSC_OPTION_CANDIDATES = 128 }; /* names compared with a misspelt one */
+enum { DSC_OPTION_CANDIDATES = 256 }; /* names compared with a misspelt one */
 
 /* Where a value was given, for messages: a line of a file, or (file NULL) after a name with this prefix. */
 typedef struct dsc_option_place {

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_OPTIONS = 128 };
+enum { MAX_OPTIONS = 256 };
 
 #define AT(member) offsetof(dsc_cli_train_values, member)
 
@@ -114,6 +114,8 @@ static const char *default_out(dsc_cli_train_values *v) {
 
 /* Defaults that depend on other options. */
 static void complete(dsc_cli_train_values *v, const dsc_option_set *set) {
+    if (v->o.lr < 0)
+        v->o.lr = dsc_optim_default_rate(v->optim.kind);
     if (!v->o.out)
         v->o.out = default_out(v);
     else if (strcmp(v->o.out, "none") == 0)

@@ -27,6 +27,7 @@ typedef struct piece {
     int64_t first;
     dsc_tensor value, grad;
     dsc_tensor slot[MAX_SLOTS];
+    int decays; /* weight decay acts on it */
 } piece;
 
 /* An optimiser. */
@@ -35,6 +36,7 @@ typedef struct rule {
     int per_param;                    /* 1: needs norms of single parameters */
     int direction;                    /* 1: needs a scratch vector as long as a parameter */
     double eps;                       /* the default */
+    double rate;                      /* the trainer's default */
     /* Updates p->value and the state p->slot by p->grad; weight decay and norms read z. */
     dsc_status (*update)(dsc_optim *o, dsc_queue *queue, piece *p, const dsc_tensor *z);
 } rule;
@@ -56,6 +58,7 @@ struct dsc_optim {
     char *names;
 
     dsc_tensor hyper, skip;   /* F64[DSC_HYPER_COUNT]; its last element */
+    dsc_tensor no_decay;      /* the same without weight decay; no memory where it acts on all parameters */
     dsc_tensor norms;         /* F64[2], for rules with per_param */
     dsc_tensor direction;     /* as long as the longest parameter, for rules with direction */
     dsc_tensor sumsq, factor; /* F64 scalars, for clipping */
@@ -65,7 +68,7 @@ struct dsc_optim {
 
 /* The tensors of an update, without norms. */
 static dsc_update tensors_of(dsc_optim *o, piece *p, const dsc_tensor *z) {
-    return (dsc_update){.hyper = &o->hyper,
+    return (dsc_update){.hyper = p->decays ? &o->hyper : &o->no_decay,
                         .z = z,
                         .g = &p->grad,
                         .m = &p->slot[0],
@@ -108,21 +111,30 @@ static dsc_status update_lamb(dsc_optim *o, dsc_queue *queue, piece *p, const ds
     DSC_TRY(dsc_op_update(queue, DSC_UPDATE_LAMB_DIRECTION, &u));
     DSC_TRY(dsc_op_dot(queue, z, z, 0, &z_norm));
     DSC_TRY(dsc_op_dot(queue, &direction, &direction, 0, &u_norm));
-    u = (dsc_update){.hyper = &o->hyper, .norms = &o->norms, .g = &direction, .x = &p->value};
+    u = (dsc_update){.hyper = u.hyper, .norms = &o->norms, .g = &direction, .x = &p->value};
     return dsc_op_update(queue, DSC_UPDATE_LAMB_APPLY, &u);
 }
 
 static const rule rules[] = {
-    [DSC_SGD] = {.slot_name = {"momentum"}, .eps = 1e-8, .update = update_sgd},
-    [DSC_ADAM] = {.slot_name = {"exp_avg", "exp_avg_sq"}, .eps = 1e-8, .update = update_adam},
-    [DSC_ADAMW] = {.slot_name = {"exp_avg", "exp_avg_sq"}, .eps = 1e-8, .update = update_adamw},
-    [DSC_LARS] = {.slot_name = {"momentum"}, .per_param = 1, .eps = 1e-8, .update = update_lars},
+    [DSC_SGD] = {.slot_name = {"momentum"}, .eps = 1e-8, .rate = 0.1, .update = update_sgd},
+    [DSC_ADAM] = {.slot_name = {"exp_avg", "exp_avg_sq"}, .eps = 1e-8, .rate = 0.001, .update = update_adam},
+    [DSC_ADAMW] = {.slot_name = {"exp_avg", "exp_avg_sq"},
+                   .eps = 1e-8,
+                   .rate = 0.001,
+                   .update = update_adamw},
+    [DSC_LARS] = {.slot_name = {"momentum"}, .per_param = 1, .eps = 1e-8, .rate = 1, .update = update_lars},
     [DSC_LAMB] = {.slot_name = {"exp_avg", "exp_avg_sq"},
                   .per_param = 1,
                   .direction = 1,
                   .eps = 1e-6,
+                  .rate = 0.005,
                   .update = update_lamb},
 };
+
+double dsc_optim_default_rate(dsc_optim_kind kind) {
+    const int known = kind >= 0 && (size_t)kind < sizeof rules / sizeof *rules;
+    return known && rules[kind].rate > 0 ? rules[kind].rate : rules[DSC_SGD].rate;
+}
 
 /* ---- options ---- */
 
@@ -176,12 +188,13 @@ static int follows(const dsc_tensor *before, const dsc_tensor *t) {
     return (const char *)before->data + dsc_tensor_bytes(before) == (const char *)t->data;
 }
 
-/* Merges parameters whose values and gradients follow each other in memory. */
+/* Merges parameters whose values and gradients follow each other in memory and that decay alike. */
 static void merge_runs(dsc_optim *o) {
     for (int64_t i = 0; i < o->count; i++) {
         const piece *p = &o->params[i];
         piece *last = o->run_count ? &o->runs[o->run_count - 1] : NULL;
-        if (last && follows(&last->value, &p->value) && follows(&last->grad, &p->grad)) {
+        if (last && last->decays == p->decays && follows(&last->value, &p->value) &&
+            follows(&last->grad, &p->grad)) {
             last->value.dim[0] += p->value.dim[0];
             last->grad.dim[0] += p->grad.dim[0];
         } else {
@@ -205,8 +218,10 @@ static dsc_status alloc_state(dsc_optim *o, const dsc_param *params) {
     int64_t first = 0;
     for (int64_t i = 0; i < o->count; i++) {
         piece *p = &o->params[i];
-        *p =
-            (piece){.first = first, .value = as_vector(&params[i].value), .grad = as_vector(&params[i].grad)};
+        *p = (piece){.first = first,
+                     .value = as_vector(&params[i].value),
+                     .grad = as_vector(&params[i].grad),
+                     .decays = o->options.decay_on == DSC_DECAY_ALL || params[i].value.ndim > 1};
         for (int s = 0; s < o->slots; s++)
             p->slot[s] = dsc_tensor_slice(&o->block[s], first, p->value.dim[0]);
         first += p->value.dim[0];
@@ -240,6 +255,8 @@ static dsc_status alloc_scratch(dsc_optim *o) {
     const int64_t one = 1, two = 2, hypers = DSC_HYPER_COUNT;
     DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &hypers, &o->hyper));
     o->skip = dsc_tensor_slice(&o->hyper, DSC_HYPER_SKIP, 1);
+    if (o->options.decay_on != DSC_DECAY_ALL)
+        DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &hypers, &o->no_decay));
     if (o->rule->per_param)
         DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &two, &o->norms));
     if (o->options.clip_norm > 0) {
@@ -286,8 +303,8 @@ void dsc_optim_destroy(dsc_optim **optim) {
     if (!optim || !*optim)
         return;
     dsc_optim *o = *optim;
-    dsc_tensor *owned[] = {&o->hyper,  &o->norms,    &o->direction, &o->sumsq,
-                           &o->factor, &o->block[0], &o->block[1]};
+    dsc_tensor *owned[] = {&o->hyper, &o->no_decay, &o->norms,    &o->direction,
+                           &o->sumsq, &o->factor,   &o->block[0], &o->block[1]};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         if (owned[i]->data)
             dsc_tensor_free(owned[i]);
@@ -303,7 +320,7 @@ void dsc_optim_destroy(dsc_optim **optim) {
 dsc_status dsc_optim_prepare(dsc_optim *optim, dsc_queue *queue, double lr) {
     dsc_optim *o = optim;
     double t = (double)(o->steps + 1);
-    const double h[DSC_HYPER_SKIP] = {
+    double h[DSC_HYPER_SKIP] = {
         [DSC_HYPER_LR] = lr,
         [DSC_HYPER_MOMENTUM] = o->options.momentum,
         [DSC_HYPER_DECAY] = o->options.weight_decay,
@@ -318,6 +335,11 @@ dsc_status dsc_optim_prepare(dsc_optim *optim, dsc_queue *queue, double lr) {
         return DSC_FAIL(DSC_E_INVALID, "learning rate %g: must be 0 or more", lr);
     dsc_tensor numbers = dsc_tensor_slice(&o->hyper, 0, DSC_HYPER_SKIP);
     DSC_TRY(dsc_tensor_upload(queue, h, sizeof h, &numbers));
+    if (o->no_decay.data) {
+        numbers = dsc_tensor_slice(&o->no_decay, 0, DSC_HYPER_SKIP);
+        h[DSC_HYPER_DECAY] = 0;
+        DSC_TRY(dsc_tensor_upload(queue, h, sizeof h, &numbers));
+    }
     o->steps++;
     return DSC_OK;
 }
@@ -346,6 +368,10 @@ dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor 
         DSC_TRY(check_read(optim, read));
     if (optim->options.clip_norm > 0)
         DSC_TRY(clip(optim, queue));
+    if (optim->no_decay.data) { /* whether the step is skipped is only known on the device */
+        dsc_tensor skip = dsc_tensor_slice(&optim->no_decay, DSC_HYPER_SKIP, 1);
+        DSC_TRY(dsc_op_convert(queue, &optim->skip, &skip));
+    }
     int single = read || optim->rule->per_param;
     piece *pieces = single ? optim->params : optim->runs;
     int64_t count = single ? optim->count : optim->run_count;

@@ -8,6 +8,9 @@
 /* In the order of dsc_optim_kind. */
 static const char *const kinds[] = {"sgd", "adam", "adamw", "lars", "lamb", NULL};
 
+/* In the order of dsc_decay_on. */
+static const char *const decayed[] = {"all", "weights", NULL};
+
 static const dsc_option table[] = {
     {.name = "optimizer",
      .kind = DSC_OPTION_CHOICE,
@@ -38,8 +41,16 @@ static const dsc_option table[] = {
      .value = "5e-4",
      .placeholder = "X",
      .range = "[0, inf)",
-     .help = "pull of all parameters towards 0",
+     .help = "pull of the parameters towards 0",
      .json = "optimizer.weight_decay"},
+    {.name = "decay-on",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(decay_on),
+     .value = "all",
+     .choices = decayed,
+     .help = "parameters that weight decay acts on; weights: neither biases nor the scale and shift of "
+             "normalisations",
+     .json = "optimizer.decay_on"},
     {.name = "beta1",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(beta1),

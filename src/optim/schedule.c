@@ -1,11 +1,19 @@
 /* Learning rates as a pure function of the step.
  *
- * With s = steps_per_epoch, e = step / s (a real number) and W = warmup_epochs:
+ * With s = steps_per_epoch, e = step / s (a real number), W = warmup_epochs, E = epochs, and
+ * p = (e - W) / (E - W), the part done of the epochs after warm-up:
  *
- *   warm-up   e < W: warmup_start + (target - warmup_start) e / W, so step 0 has warmup_start and step W s
- * has the target step      the rate above, times decay_rate once for every decay[i] <= e; a decay epoch that
- * lies inside the warm-up counts from that epoch on, too cosine    e >= W: target (1 + cos(pi p)) / 2 with p
- * = (e - W) / (epochs - W), and 0 from `epochs` on */
+ *   warm-up      e < W: warmup_start + (target - warmup_start) e / W, so that step 0 has warmup_start and
+ *                step W s has the target; one-cycle has none
+ *   step         the rate above, times decay_rate once for every decay[i] <= e; a decay epoch that lies
+ *                inside the warm-up counts from that epoch on, too
+ *   cosine       target (1 + cos(pi p)) / 2, and 0 from E on; the next two end in the same way
+ *   linear       target (1 - p)
+ *   polynomial   target (1 - p)^decay_rate
+ *   one-cycle    with R = decay_rate E: along half a cosine from target / 25 at e = 0 to the target at e = R,
+ *                and along another one to target / 250000 at e = E
+ *   restarts     cycle i starts at T_i = W + T (1 + m + ... + m^(i-1)) and lasts L_i = T m^i epochs, with
+ *                T = decay[0] and m = decay_rate: target (1 + cos(pi (e - T_i) / L_i)) / 2 */
 #include "descent/optim.h"
 
 #include <math.h>
@@ -27,17 +35,56 @@ static double step_decay(const dsc_schedule *schedule, double epoch) {
     return rate;
 }
 
-static double cosine(const dsc_schedule *schedule, double epoch) {
-    double start = schedule->warmup_epochs > 0 ? schedule->warmup_epochs : 0;
+/* Half a cosine: `from` at part 0, `to` at part 1. */
+static double half_cosine(double from, double to, double part) {
+    return to + (from - to) * 0.5 * (1 + cos(pi * part));
+}
+
+/* Epoch `epoch` of a cosine that begins anew: cycle i lasts period factor^i epochs. */
+static double restart(const dsc_schedule *schedule, double epoch) {
+    const double factor = schedule->decay_rate, period = schedule->decay[0];
+    if (factor == 1)
+        return half_cosine(schedule->target, 0, fmod(epoch, period) / period);
+    /* Cycle i starts at period (factor^i - 1) / (factor - 1). The logarithm finds i or, rounded, a neighbour. */
+    double i = floor(log1p(epoch / period * (factor - 1)) / log(factor)) - 1;
+    double start, length;
+    i = i > 0 ? i : 0;
+    for (int tries = 0; tries < 3; tries++, i++) {
+        length = period * pow(factor, i);
+        start = period * (pow(factor, i) - 1) / (factor - 1);
+        if (epoch < start + length)
+            break;
+    }
+    return half_cosine(schedule->target, 0, (epoch - start) / length);
+}
+
+static double one_cycle(const dsc_schedule *schedule, double epoch) {
+    const double top = schedule->target, first = top / 25, last = first / 10000;
+    const double rise = schedule->decay_rate * schedule->epochs;
+    if (epoch < rise)
+        return half_cosine(first, top, epoch / rise);
     if (epoch >= schedule->epochs)
-        return 0;
-    if (epoch < start)
-        return warm_up(schedule, epoch);
-    return schedule->target * 0.5 * (1 + cos(pi * (epoch - start) / (schedule->epochs - start)));
+        return last;
+    return half_cosine(top, last, (epoch - rise) / (schedule->epochs - rise));
 }
 
 double dsc_schedule_rate(const dsc_schedule *schedule, int64_t step) {
     /* Divided, not multiplied: step 3 of 30 is epoch 0.1 exactly as a decay at 0.1 is written. */
     double epoch = (double)step / (double)schedule->steps_per_epoch;
-    return schedule->kind == DSC_SCHEDULE_COSINE ? cosine(schedule, epoch) : step_decay(schedule, epoch);
+    double start = schedule->warmup_epochs > 0 ? schedule->warmup_epochs : 0;
+    if (schedule->kind == DSC_SCHEDULE_STEP)
+        return step_decay(schedule, epoch);
+    if (schedule->kind == DSC_SCHEDULE_ONE_CYCLE)
+        return one_cycle(schedule, epoch);
+    if (epoch >= schedule->epochs && schedule->kind != DSC_SCHEDULE_RESTARTS)
+        return 0;
+    if (epoch < start)
+        return warm_up(schedule, epoch);
+    if (schedule->kind == DSC_SCHEDULE_RESTARTS)
+        return restart(schedule, epoch - start);
+    double part = (epoch - start) / (schedule->epochs - start);
+    if (schedule->kind == DSC_SCHEDULE_COSINE)
+        return schedule->target * 0.5 * (1 + cos(pi * part));
+    return schedule->target *
+           (schedule->kind == DSC_SCHEDULE_LINEAR ? 1 - part : pow(1 - part, schedule->decay_rate));
 }

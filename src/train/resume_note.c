@@ -74,12 +74,14 @@ static dsc_status read_saved(const dsc_option *table, const char *path, reading 
     return status;
 }
 
-/* The value, or what its default means ("the model's own size" rather than 0). */
+/* The value, or what its default means ("the model's own size" rather than 0). A default that depends on other
+ * options, of which the table has a negative number, has a value of its own by now. */
 static void write_value(const dsc_option *option, const char *value, const dsc_settings *defaults,
                         FILE *out) {
     char usual[VALUE_SIZE], words[256];
     dsc_settings_shared_value(option, defaults, usual, sizeof usual);
-    if (option->default_text && strcmp(value, usual) == 0)
+    int mark = option->value && option->value[0] == '-';
+    if (option->default_text && strcmp(value, usual) == 0 && (!mark || value[0] == '-'))
         fputs(dsc_option_expand(option->default_text, "", words, sizeof words), out);
     else
         fputs(*value ? value : "none", out);

@@ -7,10 +7,17 @@
 #define K_ON                                                                                                 \
     { "kfac-update-freq", "K-FAC is off" }
 
+#define WARM_UP                                                                                              \
+    {                                                                                                        \
+        "lr-schedule=step|cosine|linear|polynomial|restarts",                                                \
+            "one cycle starts with a rise of its own ({lr-rise})"                                            \
+    }
+
 /* In the order of their enums. */
 static const char *const fishers[] = {"empirical", "sampled", NULL};
 static const char *const scopes[] = {"global", "gossip", "local", NULL};
-static const char *const schedules[] = {"step", "cosine", NULL};
+static const char *const schedules[] = {"step",       "cosine",   "one-cycle", "linear",
+                                        "polynomial", "restarts", NULL};
 static const char *const losses[] = {"stop", "continue", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
@@ -121,9 +128,10 @@ static const dsc_option train_table[] = {
     {.name = "lr",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(lr),
-     .value = "0.1",
+     .value = "-1", /* the optimiser's own */
      .placeholder = "X",
      .range = "[0, inf)",
+     .default_text = "0.1, with adam and adamw 0.001, lars 1, lamb 0.005",
      .help = "learning rate of one rank",
      .json = "lr",
      .group = "Learning rate"},
@@ -142,7 +150,8 @@ static const dsc_option train_table[] = {
      .placeholder = "X",
      .range = "[0, inf)",
      .help = "epochs in which the rate rises to its target, step by step",
-     .json = "warmup_epochs"},
+     .json = "warmup_epochs",
+     .rules = {WARM_UP}},
     {.name = "warmup-start",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(warmup_start),
@@ -151,14 +160,52 @@ static const dsc_option train_table[] = {
      .range = "[0, inf)",
      .default_text = "{lr}",
      .help = "rate of the first step",
-     .json = "warmup_start"},
+     .json = "warmup_start",
+     .rules = {WARM_UP}},
     {.name = "lr-schedule",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(lr_schedule),
      .value = "step",
      .choices = schedules,
-     .help = "after warm-up: decay at given epochs, or half a cosine to 0",
+     .help =
+         "after warm-up: decay at given epochs, half a cosine, a straight line or (1 - p)^{lr-power} to 0 at "
+         "the end, or cosines that restart; one-cycle rises and falls along cosines, without warm-up",
      .json = "lr_schedule"},
+    {.name = "lr-rise",
+     .kind = DSC_OPTION_FRACTION,
+     .offset = AT(lr_rise),
+     .value = "0.3",
+     .placeholder = "X",
+     .help = "one-cycle: part of the run in which the rate rises",
+     .json = "lr_rise",
+     .rules = {{"lr-schedule=one-cycle", "only one cycle rises along a cosine"}}},
+    {.name = "lr-power",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(lr_power),
+     .value = "2",
+     .placeholder = "X",
+     .range = "(0, inf)",
+     .help = "polynomial: the power",
+     .json = "lr_power",
+     .rules = {{"lr-schedule=polynomial", "only a polynomial has a power"}}},
+    {.name = "lr-period",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(lr_period),
+     .value = "10",
+     .placeholder = "E",
+     .range = "(0, inf)",
+     .help = "restarts: epochs from the end of warm-up to the first restart",
+     .json = "lr_period",
+     .rules = {{"lr-schedule=restarts", "only cosines that restart have a period"}}},
+    {.name = "lr-period-factor",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(lr_period_factor),
+     .value = "2",
+     .placeholder = "X",
+     .range = "[1, 1000]",
+     .help = "restarts: factor of the period at each restart",
+     .json = "lr_period_factor",
+     .rules = {{"lr-schedule=restarts", "only cosines that restart have a period"}}},
     {.name = "lr-decay",
      .kind = DSC_OPTION_LIST,
      .offset = AT(lr_decay),
@@ -169,7 +216,7 @@ static const dsc_option train_table[] = {
      .default_text = "none",
      .help = "step: epochs at which the rate is multiplied by {lr-decay-rate}",
      .json = "lr_decay",
-     .rules = {{"lr-schedule=step", "a cosine decays by itself"}}},
+     .rules = {{"lr-schedule=step", "the other schedules decay by themselves"}}},
     {.name = "lr-decay-rate",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(lr_decay_rate),
@@ -178,7 +225,7 @@ static const dsc_option train_table[] = {
      .range = "[0, 1]",
      .help = "step: factor of the rate at these epochs",
      .json = "lr_decay_rate",
-     .rules = {{"lr-schedule=step", "a cosine decays by itself"}}},
+     .rules = {{"lr-schedule=step", "the other schedules decay by themselves"}}},
     {.name = "kfac-fisher",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(kfac_fisher),

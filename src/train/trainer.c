@@ -135,10 +135,15 @@ static void set_schedule(dsc_trainer *t) {
     s->target = o->lr * scale;
     s->warmup_start = o->warmup_start < 0 ? o->lr : o->warmup_start;
     s->warmup_epochs = o->warmup_epochs;
-    s->decay_rate = o->lr_decay_rate;
+    s->decay_rate = o->lr_schedule == DSC_SCHEDULE_ONE_CYCLE    ? o->lr_rise
+                    : o->lr_schedule == DSC_SCHEDULE_POLYNOMIAL ? o->lr_power
+                    : o->lr_schedule == DSC_SCHEDULE_RESTARTS   ? o->lr_period_factor
+                                                                : o->lr_decay_rate;
     s->decay_count = o->lr_decay_count;
     for (int i = 0; i < o->lr_decay_count; i++)
         s->decay[i] = o->lr_decay[i];
+    if (o->lr_schedule == DSC_SCHEDULE_RESTARTS)
+        s->decay[0] = o->lr_period;
     s->epochs = (double)o->epochs;
     s->steps_per_epoch = t->epoch_steps;
 }

@@ -28,6 +28,12 @@ again --epochs 1
 again --optimizer adam --eps 1e-7 --beta1 0.8 --lr 0.0012345678901234567 --lr-schedule cosine
 again --optimizer lars --trust 0.002 --clip-norm 1 --lr-scaling none --check-every 3 --keep 1 --checkpoint-every -1
 again --lr-decay 1,2.5 --warmup-start 0.01 --warmup-epochs 2 --no-augment --seed 18446744073709551615 --nesterov
+again --lr-schedule one-cycle --lr-rise 0.5 --optimizer adamw --decay-on weights
+has "first$number/config" "lr = 0.001"
+has "first$number/config" "# warmup-epochs = 5"
+again --lr-schedule restarts --lr-period 0.125 --lr-period-factor 1.5 --optimizer lamb
+has "first$number/config" "lr = 0.005"
+again --lr-schedule polynomial --lr-power 3
 again --kfac-update-freq 2 --kfac-method inverse --kfac-damping 0.1 --kfac-damping-decay 0.5 2 --kfac-skip-layers "fc1 #x" \
     --bucket-mb 0.5 --kfac-inverse-dtype bf16 --kfac-grad-worker-fraction 1/3
 again --consensus osgp --peers-schedule 0:1,3:2 --average-every 2 --slow-momentum 0.5 --distance-every 2 --bn-average --eval-ranks

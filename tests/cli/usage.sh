@@ -24,7 +24,7 @@ done
 # The flags of the contract, with the defaults it fixes.
 expect 0 "" train --help
 for flag in model data epochs steps batch-size val-batch-size seed out resume device threads precision optimizer lr \
-    warmup-epochs lr-decay lr-decay-rate lr-schedule momentum nesterov weight-decay label-smoothing clip-norm \
+    warmup-epochs lr-decay lr-decay-rate lr-schedule lr-rise lr-power lr-period lr-period-factor momentum nesterov weight-decay decay-on label-smoothing clip-norm \
     batches-per-allreduce allreduce-dtype lr-scaling warmup-start bucket-mb checkpoint-every keep consensus \
     kfac-update-freq image-size data-threads eval-every log-every check-every no-augment beta1 beta2 eps trust \
     overwrite plot config kfac-cov-update-freq kfac-method kfac-damping kfac-stat-decay kfac-kl-clip kfac-damping-alpha \
@@ -39,7 +39,7 @@ for flag in model data epochs steps batch-size val-batch-size seed out resume de
 done
 tr '\n' ' ' <stdout | tr -s ' ' >flat
 for text in "(default resnet20)" "images per rank and step (default 128)" "training set (default 100)" \
-    "(default sgd)" "rate of one rank (default 0.1)" "sgd, lars: momentum (default 0.9)" "(default 0.0005)" \
+    "(default sgd)" "rate of one rank (default 0.1, with adam and adamw 0.001, lars 1, lamb 0.005)" "sgd, lars: momentum (default 0.9)" "(default 0.0005)" \
     "step by step (default 5)" "rate at these epochs (default 0.1)" "(default 42)" "(default 4)" \
     "turns K-FAC off (default 0)" "updates of the factors; 0: never (default 1)" "(default 0.003)" "(default 0.95)" \
     "(default 0.001)" "(default eigen)" "(default comm-opt)" "(default compute)" "(default paper)" \
@@ -75,7 +75,15 @@ train --lr much | --lr much: is not a number
 train --momentum 1 | --momentum 1: must be at least 0 and below 1
 train --label-smoothing 1.5 | --label-smoothing 1.5: must be at least 0 and below 1
 train --optimizer sdg | --optimizer sdg: must be one of sgd, adam, adamw, lars, lamb (did you mean sgd?)
-train --lr-schedule linear | must be one of step, cosine
+train --lr-schedule lineal | must be one of step, cosine, one-cycle, linear, polynomial, restarts (did you mean linear?)
+train --lr-schedule one-cycle --warmup-epochs 3 | --warmup-epochs does not go with --lr-schedule one-cycle: one cycle starts with a rise of its own (--lr-rise)
+train --lr-schedule one-cycle --lr-rise 1.5 | must be a number from 0 to 1
+train --lr-power 3 | --lr-power does not go with --lr-schedule step
+train --lr-schedule polynomial --lr-power 0 | --lr-power 0: must be above 0
+train --lr-schedule restarts --lr-period 0 | --lr-period 0: must be above 0
+train --lr-schedule restarts --lr-period-factor 0.5 | --lr-period-factor 0.5: must be at least 1
+train --lr-schedule cosine --lr-period 5 | --lr-period does not go with --lr-schedule cosine
+train --decay-on biases | must be one of all, weights
 train --device gpu | --device gpu: must be one of auto, ref, cpu
 train --consensus spg | --consensus spg: must be one of allreduce, sgp, osgp, dpsgd, adpsgd (did you mean sgp?)
 train --device cpu --precision bf16 | --precision bf16: device cpu computes in fp32 only
@@ -102,7 +110,7 @@ train --optimizer adam --nesterov | --nesterov does not go with --optimizer adam
 train --optimizer lamb --momentum 0.5 | --momentum does not go with --optimizer lamb: this optimiser has no momentum; choose one of sgd, lars or leave it out
 train --beta1 0.5 | --beta1 does not go with --optimizer sgd: this optimiser keeps no running means; choose one of adam, adamw, lamb or leave it out
 train --trust 0.5 | --trust does not go with --optimizer sgd: only lars scales steps by the size of the weights; choose lars or leave it out
-train --lr-schedule cosine --lr-decay 30 60 | --lr-decay does not go with --lr-schedule cosine: a cosine decays by itself; choose step or leave it out
+train --lr-schedule cosine --lr-decay 30 60 | --lr-decay does not go with --lr-schedule cosine: the other schedules decay by themselves; choose step or leave it out
 train --lr-schedule cosine --lr-decay-rate 0.5 | --lr-decay-rate does not go with --lr-schedule cosine
 train --graph ring | --graph does not go with --consensus allreduce: only gossip runs on a graph
 train --graph ring | choose one of sgp, osgp, dpsgd, adpsgd or leave it out

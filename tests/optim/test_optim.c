@@ -248,7 +248,10 @@ static void paper_step(const dsc_optim_options *o, double lr, int t, int with_re
             p->g[i] *= o->clip_norm / length;
     int64_t at = 0;
     for (int k = 0; k < PARAMS; k++) {
-        paper_update(o, lr, t, p, at, at + count_of(k));
+        dsc_optim_options own = *o;
+        if (o->decay_on == DSC_DECAY_WEIGHTS && shapes[k].ndim == 1)
+            own.weight_decay = 0;
+        paper_update(&own, lr, t, p, at, at + count_of(k));
         at += count_of(k);
     }
     for (int64_t i = 0; i < TOTAL; i++) {
@@ -281,6 +284,21 @@ static const test_case cases[] = {
     {"adam betas", {.kind = DSC_ADAM, .beta1 = 0.7, .beta2 = 0.95, .eps = 1e-3}, 0.005, 0, APART},
     {"adam read", {.kind = DSC_ADAM, .weight_decay = 0.05}, 0.005, 1, GAPS},
     {"adamw", {.kind = DSC_ADAMW, .weight_decay = 0.05}, 0.005, 0, TOGETHER},
+    {"adamw weights",
+     {.kind = DSC_ADAMW, .weight_decay = 0.05, .decay_on = DSC_DECAY_WEIGHTS},
+     0.005,
+     0,
+     TOGETHER},
+    {"sgd weights read",
+     {.kind = DSC_SGD, .momentum = 0.9, .weight_decay = 0.05, .decay_on = DSC_DECAY_WEIGHTS},
+     0.01,
+     1,
+     GAPS},
+    {"lamb weights",
+     {.kind = DSC_LAMB, .weight_decay = 0.05, .decay_on = DSC_DECAY_WEIGHTS},
+     0.002,
+     0,
+     TOGETHER},
     {"adamw read clipped", {.kind = DSC_ADAMW, .weight_decay = 0.05, .clip_norm = 2}, 0.005, 1, GAPS},
     {"lars", {.kind = DSC_LARS, .momentum = 0.9, .weight_decay = 0.01, .trust = 0.02}, 0.1, 0, TOGETHER},
     {"lars plain", {.kind = DSC_LARS, .trust = 0.02}, 0.1, 0, APART},
@@ -602,6 +620,41 @@ static void test_create_survives_failures(void **state) {
     }
 }
 
+/* A step that is skipped leaves all parameters as they are, those without weight decay, too. */
+static void test_skip(void **state) {
+    (void)state;
+    static double before[TOTAL], after[TOTAL];
+    for (int on = DSC_DECAY_ALL; on <= DSC_DECAY_WEIGHTS; on++) {
+        net n;
+        const double yes = 1;
+        dsc_optim_options options;
+        make_net(chosen_or("ref"), DSC_F32, TOGETHER, &n);
+        dsc_optim_options_init(&options);
+        options.decay_on = (dsc_decay_on)on;
+        dsc_optim *optim = make_optim(&n, &options);
+        put_all(&n, start_value, 0);
+        put_all(&n, NULL, 0);
+        dsc_tensor values = dsc_tensor_slice(&n.values, 0, TOTAL);
+        get(&n, &values, before);
+        assert_ok(dsc_optim_prepare(optim, n.queue, 0.1));
+        dsc_tensor skip = *dsc_optim_skip(optim);
+        assert_ok(dsc_tensor_upload(n.queue, &yes, sizeof yes, &skip));
+        assert_ok(dsc_optim_apply(optim, n.queue, NULL));
+        get(&n, &values, after);
+        assert_memory_equal(before, after, sizeof before);
+        dsc_optim_destroy(&optim);
+        free_net(&n);
+    }
+}
+
+static void test_default_rates(void **state) {
+    (void)state;
+    const double rates[] = {0.1, 0.001, 0.001, 1, 0.005};
+    for (int kind = DSC_SGD; kind <= DSC_LAMB; kind++)
+        assert_true(dsc_optim_default_rate((dsc_optim_kind)kind) == rates[kind]);
+    assert_true(dsc_optim_default_rate((dsc_optim_kind)77) == 0.1);
+}
+
 /* ---- bad input ---- */
 
 static void test_names(void **state) {
@@ -715,6 +768,8 @@ int main(void) {
         cmocka_unit_test(test_set_steps),
         cmocka_unit_test(test_layouts_agree),
         cmocka_unit_test(test_step_allocates_nothing),
+        cmocka_unit_test(test_skip),
+        cmocka_unit_test(test_default_rates),
         cmocka_unit_test(test_names),
         cmocka_unit_test(test_create_survives_failures),
         cmocka_unit_test(test_bad_options),

@@ -110,11 +110,111 @@ static void test_cosine_without_warm_up(void **state) {
     CHECK(&schedule, table);
 }
 
+/* A straight line over the 4 epochs after one of warm-up; a polynomial with power 2 is its square. */
+static void test_lines(void **state) {
+    (void)state;
+    dsc_schedule schedule = {.kind = DSC_SCHEDULE_LINEAR,
+                             .target = 0.5,
+                             .warmup_start = 0.25,
+                             .warmup_epochs = 1,
+                             .epochs = 5,
+                             .steps_per_epoch = 2};
+    const entry line[] = {{0, 0.25}, {1, 0.375},  {2, 0.5}, {3, 0.4375}, {4, 0.375},
+                          {6, 0.25}, {9, 0.0625}, {10, 0},  {11, 0},     {1000, 0}};
+    CHECK(&schedule, line);
+    schedule.kind = DSC_SCHEDULE_POLYNOMIAL;
+    schedule.decay_rate = 2;
+    const entry square[] = {{0, 0.25},  {1, 0.375},     {2, 0.5}, {3, 0.3828125}, {4, 0.28125},
+                            {6, 0.125}, {9, 0.0078125}, {10, 0},  {1000, 0}};
+    CHECK(&schedule, square);
+    schedule.decay_rate = 0.5;
+    const entry root[] = {{2, 0.5}, {8, 0.25}, {10, 0}};
+    CHECK(&schedule, root);
+}
+
+/* 10 epochs of 6 steps: 3 of them, 18 steps, up from 1/25, where a third of the way is a quarter of the height;
+ * then 7 down to 1/250000. Warm-up does not count. */
+static void test_one_cycle(void **state) {
+    (void)state;
+    const double low = 0.04, last = 4e-6;
+    const dsc_schedule schedule = {.kind = DSC_SCHEDULE_ONE_CYCLE,
+                                   .target = 1,
+                                   .warmup_start = 9,
+                                   .warmup_epochs = 4,
+                                   .decay_rate = 0.3,
+                                   .epochs = 10,
+                                   .steps_per_epoch = 6};
+    const entry table[] = {{0, low},
+                           {6, low + 0.25 * (1 - low)},
+                           {9, low + 0.5 * (1 - low)},
+                           {12, low + 0.75 * (1 - low)},
+                           {18, 1},
+                           {32, last + 0.75 * (1 - last)},
+                           {39, last + 0.5 * (1 - last)},
+                           {46, last + 0.25 * (1 - last)},
+                           {60, last},
+                           {600, last}};
+    CHECK(&schedule, table);
+}
+
+/* Without a rise the rate falls from the first step on; with nothing else it rises to the end. */
+static void test_one_cycle_borders(void **state) {
+    (void)state;
+    dsc_schedule schedule = {.kind = DSC_SCHEDULE_ONE_CYCLE, .target = 1, .epochs = 2, .steps_per_epoch = 2};
+    assert_true(dsc_schedule_rate(&schedule, 0) == 1);
+    schedule.decay_rate = 1;
+    assert_true(dsc_schedule_rate(&schedule, 0) < 0.05 && dsc_schedule_rate(&schedule, 3) > 0.8);
+    assert_true(dsc_schedule_rate(&schedule, 4) < 1e-5);
+}
+
+/* Periods of 2, 4, 8 epochs after one epoch of warm-up: restarts at epochs 3, 7 and 15. */
+static void test_restarts(void **state) {
+    (void)state;
+    dsc_schedule schedule = {.kind = DSC_SCHEDULE_RESTARTS,
+                             .target = 0.8,
+                             .warmup_start = 0.4,
+                             .warmup_epochs = 1,
+                             .decay_rate = 2,
+                             .decay = {2},
+                             .epochs = 4,
+                             .steps_per_epoch = 3};
+    const entry doubled[] = {{0, 0.4},  {3, 0.8},  {5, 0.6},  {6, 0.4},  {7, 0.2},  {9, 0.8}, {13, 0.6},
+                             {15, 0.4}, {17, 0.2}, {21, 0.8}, {29, 0.6}, {33, 0.4}, {45, 0.8}};
+    CHECK(&schedule, doubled);
+    schedule.decay_rate = 1;
+    const entry equal[] = {{3, 0.8}, {6, 0.4}, {9, 0.8}, {12, 0.4}, {15, 0.8}, {3003, 0.8}, {3006, 0.4}};
+    CHECK(&schedule, equal);
+}
+
+/* Every restart has the target, however the start of its cycle is rounded, and no rate is out of bounds. */
+static void test_many_restarts(void **state) {
+    (void)state;
+    const double factors[] = {1, 1.0000001, 1.1, 1.5, 2, 3, 10, 1000};
+    for (size_t f = 0; f < sizeof factors / sizeof *factors; f++) {
+        dsc_schedule schedule = {.kind = DSC_SCHEDULE_RESTARTS,
+                                 .target = 1,
+                                 .decay_rate = factors[f],
+                                 .decay = {factors[f] == 1.5 ? 8 : 3},
+                                 .steps_per_epoch = 1};
+        double start = 0, length = schedule.decay[0];
+        for (int i = 0; i < 20 && start < 1e9; i++, start += length, length *= factors[f])
+            if (factors[f] == floor(factors[f]))
+                assert_true(dsc_schedule_rate(&schedule, (int64_t)start) == 1);
+        for (int64_t step = 0; step < 2000; step++) {
+            double rate = dsc_schedule_rate(&schedule, step * step * 131);
+            assert_true(rate >= 0 && rate <= 1);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_constant),  cmocka_unit_test(test_step_decay),
-        cmocka_unit_test(test_fractions), cmocka_unit_test(test_decay_in_warm_up),
-        cmocka_unit_test(test_cosine),    cmocka_unit_test(test_cosine_without_warm_up),
+        cmocka_unit_test(test_constant),      cmocka_unit_test(test_step_decay),
+        cmocka_unit_test(test_fractions),     cmocka_unit_test(test_decay_in_warm_up),
+        cmocka_unit_test(test_cosine),        cmocka_unit_test(test_cosine_without_warm_up),
+        cmocka_unit_test(test_lines),         cmocka_unit_test(test_one_cycle),
+        cmocka_unit_test(test_restarts),      cmocka_unit_test(test_one_cycle_borders),
+        cmocka_unit_test(test_many_restarts),
     };
     return cmocka_run_group_tests_name("schedule", tests, NULL, NULL);
 }
