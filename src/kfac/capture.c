@@ -221,7 +221,8 @@ static dsc_status add_sample(dsc_kfac *k, dsc_queue *queue, int64_t layer, const
     return DSC_OK;
 }
 
-/* The same in the queue for captures, which follows the caller's; that waits for the second last capture. */
+/* The same in the queue for captures, which follows the caller's; that waits for the second last capture. Layers that
+ * are skipped count (sample NULL): tensors stay until the second next capture, whichever layer that is of. */
 static dsc_status add_beside(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
     dsc_kfac_beside *b = &k->beside;
     dsc_event *done = b->done[b->count % DSC_KFAC_BESIDE];
@@ -229,7 +230,8 @@ static dsc_status add_beside(dsc_kfac *k, dsc_queue *queue, int64_t layer, const
         DSC_TRY(dsc_queue_wait(queue, done));
     DSC_TRY(dsc_event_record(b->ready, queue));
     DSC_TRY(dsc_queue_wait(b->queue, b->ready));
-    DSC_TRY(add_sample(k, b->queue, layer, sample));
+    if (sample)
+        DSC_TRY(add_sample(k, b->queue, layer, sample));
     DSC_TRY(dsc_event_record(done, b->queue));
     b->count++;
     return DSC_OK;
@@ -266,8 +268,8 @@ static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const ds
     double began = dsc_clock_now();
     DSC_TRY(check_capture(k, queue, layer));
     int norm = dsc_kfac_is_norm(k, layer);
-    if (k->first_unit[layer] == k->first_unit[layer + 1] && !norm)
-        return DSC_OK; /* skipped */
+    if (k->first_unit[layer] == k->first_unit[layer + 1] && !norm) /* skipped */
+        return k->updating && k->beside.queue ? add_beside(k, queue, layer, NULL) : DSC_OK;
     dsc_kfac_progress *p = &k->progress[layer];
     if (k->updating && norm)
         DSC_TRY(dsc_kfac_norm_capture(k, queue, layer, sample));

@@ -18,8 +18,8 @@
 
 /* Captures in a queue of their own, of low priority, beside the work of the caller's queue. What is given to a capture
  * must then stay as it is until the second next capture has begun, or dsc_kfac_join_captures. On a GPU, for one rank,
- * without batch norms and without EKFAC from samples (its products came out with other bits in recorded steps than in
- * those that were not recorded); elsewhere captures stay in the caller's queue. To be called before the first step. */
+ * without batch norms and without EKFAC from samples (not tried yet); elsewhere captures stay in the caller's queue.
+ * To be called before the first step. */
 dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) DSC_MUST_CHECK;
 /* The work of `queue` after this waits for all captures. Does nothing where there are none beside it. */
 dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;

@@ -214,6 +214,28 @@ static void test_beside(void **state) {
     }
 }
 
+/* A layer that is skipped is a capture like the others for those who keep tensors until the second next one. */
+static void test_beside_skipped(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        twin t;
+        dsc_kfac_options options = twin_options();
+        options.skip_layers = "conv"; /* by kind */
+        twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
+        assert_ok(dsc_kfac_capture_beside(t.kfac));
+        assert_ok(dsc_kfac_begin(t.kfac, 1));
+        int64_t skipped = 0;
+        for (int64_t l = 0; l < t.n.count; l++) {
+            skipped += t.kfac->first_unit[l] == t.kfac->first_unit[l + 1];
+            assert_ok(dsc_kfac_capture(t.kfac, t.n.queue, l, &t.n.layers[l].a, &t.n.layers[l].g));
+            assert_int_equal(t.kfac->beside.count, t.kfac->beside.queue ? l + 1 : 0);
+        }
+        assert_in_range(skipped, 1, t.n.count - 1);
+        assert_ok(dsc_queue_sync(t.n.queue));
+        twin_close(&t);
+    }
+}
+
 /* ---- order, size, padding, type ---- */
 
 static void test_orders(void **state) {
@@ -592,6 +614,7 @@ int main(void) {
     chosen_or_skip();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_beside),
+        cmocka_unit_test(test_beside_skipped),
         cmocka_unit_test(test_orders),
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_extra_padding),
