@@ -59,6 +59,13 @@ DSC_API const char *dsc_kfac_scope_name(dsc_kfac_scope scope);
  * that does not end the other ranks. */
 typedef enum dsc_peer_loss { DSC_PEER_LOSS_STOP, DSC_PEER_LOSS_CONTINUE } dsc_peer_loss;
 
+/* Why a run ended before its last epoch. */
+typedef enum dsc_stop_reason {
+    DSC_STOP_NONE,    /* it did not */
+    DSC_STOP_TARGET,  /* an evaluation reached dsc_train_options.stop_at */
+    DSC_STOP_PATIENCE /* no better top-1 accuracy in dsc_train_options.patience evaluations */
+} dsc_stop_reason;
+
 /* Strings are copied when training starts. Epochs count from 0. The number or word by itself in a comment is
  * the default. */
 typedef struct dsc_train_options {
@@ -138,6 +145,12 @@ typedef struct dsc_train_options {
     /* Schedules: the part of the run in which the rate of one-cycle rises, 0.3; the power of polynomial, 2; the
      * first period of restarts in epochs, 10, and the factor of the period at each restart, 2. */
     double lr_rise, lr_power, lr_period, lr_period_factor;
+
+    /* Early stopping, at evaluations inside dsc_trainer_run. The run ends after so many evaluations without a
+     * better top-1 accuracy, 0: never; and when one reaches this: "top1=X" or "top5=X" in percent, or "loss=X",
+     * NULL: never. */
+    int64_t patience;
+    const char *stop_at;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
@@ -150,6 +163,8 @@ typedef struct dsc_train_result {
     double seconds;
     double images_per_s; /* over all steps of this process, all ranks together */
     int rank, ranks;     /* at the end: others than at the start when ranks were lost */
+    dsc_stop_reason stopped;
+    double target_s; /* seconds of the run until stop_at was reached; negative: it was not */
 } dsc_train_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

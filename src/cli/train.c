@@ -37,6 +37,11 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
     printf("done: %lld %s, %lld %s in %s, %.0f images/s, training loss %.4f%s\n", (long long)r->epochs,
            r->epochs == 1 ? "epoch" : "epochs", (long long)r->steps, r->steps == 1 ? "step" : "steps",
            dsc_cli_duration(r->seconds, seconds, sizeof seconds), r->images_per_s, r->train_loss, accuracy);
+    if (r->stopped == DSC_STOP_TARGET)
+        printf("reached: %s after %s\n", v->o.stop_at,
+               dsc_cli_duration(r->target_s, seconds, sizeof seconds));
+    else if (r->stopped == DSC_STOP_PATIENCE)
+        printf("stopped: no better top-1 in %lld evaluations\n", (long long)v->o.patience);
     if (v->o.out)
         printf("written: %s\n", v->o.out);
 }

@@ -5,6 +5,7 @@
 #include "descent/log.h"
 #include "device/scope.h"
 #include "kfac/kfac_parts.h"
+#include "train/early_stop.h"
 #include "train/survive.h"
 #include "train/sync.h"
 #include "train/trainer_internal.h"
@@ -38,7 +39,8 @@ static int stopping(const dsc_trainer *t) {
 int dsc_trainer_is_done(const dsc_trainer *trainer) {
     const dsc_train_options *o = &trainer->options;
     const dsc_train_state *s = &trainer->state;
-    return dsc_trainer_epoch(trainer) >= o->epochs || (o->steps > 0 && s->step >= o->steps);
+    return dsc_trainer_epoch(trainer) >= o->epochs || (o->steps > 0 && s->step >= o->steps) ||
+           dsc_early_stop(trainer) != DSC_STOP_NONE;
 }
 
 int64_t dsc_trainer_steps(const dsc_trainer *trainer) {
@@ -102,17 +104,19 @@ static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
     t->state.top1 = e.result.top1;
     t->state.top5 = e.result.top5;
     t->state.evaluated_step = t->state.step;
+    int better = isfinite(e.result.loss) && e.result.top1 > t->state.best_top1;
     if (!isfinite(e.result.loss)) {
         dsc_log(DSC_LOG_WARNING,
                 "the validation loss of step %lld is not finite: the model overflows on some images, and "
                 "this step is never the best; try a lower learning rate or a longer warm-up",
                 (long long)t->state.step);
-    } else if (e.result.top1 > t->state.best_top1) {
+    } else if (better) {
         t->state.best_top1 = e.result.top1;
         t->state.best_step = t->state.step;
         t->save_now = t->options.checkpoint_every >= 0;
     }
     dsc_trainer_report_evaluation(t, epoch, &e);
+    dsc_early_count(t, better);
     return DSC_OK;
 }
 
@@ -359,7 +363,8 @@ dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) {
 dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                          dsc_train_result *result) {
     dsc_trainer *t = NULL;
-    const dsc_train_result none = {.train_loss = -1, .val_loss = -1, .top1 = -1, .top5 = -1, .best_top1 = -1};
+    const dsc_train_result none = {
+        .train_loss = -1, .val_loss = -1, .top1 = -1, .top5 = -1, .best_top1 = -1, .target_s = -1};
     DSC_TRY(dsc_versioned_check("dsc_train_result", result, sizeof none));
     dsc_versioned_write(&none, result);
     dsc_status status = dsc_trainer_create_named(comm, device, options, &t);

@@ -435,6 +435,8 @@ void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, 
 
 void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error,
                      const dsc_train_result *result, double time_s) {
+    static const char *const reasons[] = {
+        [DSC_STOP_NONE] = NULL, [DSC_STOP_TARGET] = "target", [DSC_STOP_PATIENCE] = "patience"};
     if (!metrics)
         return;
     json_t *line = start_line("end");
@@ -449,5 +451,7 @@ void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error
     set(line, "top5", real_or_none(result->top5));
     set(line, "best_top1", real_or_none(result->best_top1));
     set(line, "images_per_s", real(result->images_per_s));
+    set_text(line, "stopped", reasons[result->stopped]);
+    set(line, "target_s", real_or_none(result->target_s));
     finish_line(metrics, line);
 }

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/early_stop.h"
 #include "train/share.h"
 #include "train/trainer_internal.h"
 
@@ -101,6 +102,8 @@ void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result) {
     result->images_per_s = per_second(t->process_images, t->step_seconds);
     result->rank = t->rank;
     result->ranks = t->ranks;
+    result->stopped = dsc_early_stop(t);
+    result->target_s = result->stopped == DSC_STOP_TARGET ? s->target_s : -1;
 }
 
 /* ---- the start ---- */

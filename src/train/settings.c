@@ -74,11 +74,13 @@ static dsc_status check_peer_loss(const dsc_settings *s, const char *prefix) {
 
 static dsc_status check(const dsc_settings *s, const char *prefix) {
     dsc_option table[DSC_SETTINGS_OPTIONS];
+    dsc_target target;
     const dsc_train_options *o = &s->train;
     DSC_TRY(dsc_settings_table(table));
     if (!o->model || !o->data)
         return DSC_FAIL(DSC_E_INVALID, "neither %smodel nor %sdata may be NULL", prefix, prefix);
     DSC_TRY(dsc_option_check(table, s, prefix));
+    DSC_TRY(dsc_target_parse(o->stop_at, prefix, &target));
     if (o->epoch_steps < 1)
         return DSC_FAIL(DSC_E_INVALID, "epoch_steps %lld: must be at least 1", (long long)o->epoch_steps);
     if (o->resume && strcmp(o->resume, "auto") == 0 && !o->out)
@@ -101,7 +103,7 @@ static dsc_status check(const dsc_settings *s, const char *prefix) {
 static dsc_status copy_strings(dsc_settings *s) {
     const char **const strings[DSC_SETTINGS_STRINGS] = {
         &s->train.model,     &s->train.data,       &s->train.out,          &s->train.resume,
-        &s->consensus.graph, &s->kfac.skip_layers, &s->train.config_lines,
+        &s->consensus.graph, &s->kfac.skip_layers, &s->train.config_lines, &s->train.stop_at,
     };
     for (int i = 0; i < DSC_SETTINGS_STRINGS; i++) {
         if (!*strings[i])

@@ -5,7 +5,7 @@
 #include "descent/options.h"
 #include "descent/train.h"
 
-enum { DSC_SETTINGS_STRINGS = 7, DSC_SETTINGS_OPTIONS = 256 };
+enum { DSC_SETTINGS_STRINGS = 8, DSC_SETTINGS_OPTIONS = 256 };
 
 typedef struct dsc_settings {
     /* Its pointers optim, consensus and kfac point to the members below: do not copy this struct. */
@@ -15,6 +15,20 @@ typedef struct dsc_settings {
     dsc_kfac_options kfac; /* update_freq is 0 without K-FAC */
     char *strings[DSC_SETTINGS_STRINGS];
 } dsc_settings;
+
+/* What the text of options.stop_at asks for. */
+typedef enum dsc_target_kind {
+    DSC_TARGET_NONE,
+    DSC_TARGET_TOP1,
+    DSC_TARGET_TOP5,
+    DSC_TARGET_LOSS
+} dsc_target_kind;
+typedef struct dsc_target {
+    dsc_target_kind kind;
+    double value; /* accuracies: a share from 0 to 1 */
+} dsc_target;
+/* `prefix` stands before the name of the option in the message of DSC_E_INVALID. */
+dsc_status dsc_target_parse(const char *text, const char *prefix, dsc_target *out) DSC_MUST_CHECK;
 
 /* Copies the caller's options (NULL: the defaults), strings included, and checks them. A shorter struct of an
  * older version keeps the defaults after its end. On failure, too, dsc_settings_clear frees the copies. */

@@ -41,22 +41,26 @@ static const struct {
     dsc_dtype dtype;
     size_t offset;
     const dsc_state_bound *bound;
+    int optional;
 } run_numbers[] = {
-    {"train.step", DSC_I64, offsetof(dsc_train_state, step), &counter},
-    {"train.epoch", DSC_I64, offsetof(dsc_train_state, epoch), &counter},
-    {"train.position", DSC_I64, offsetof(dsc_train_state, position), &counter},
-    {"train.loss_sum", DSC_F64, offsetof(dsc_train_state, loss_sum), &of_train[0]},
-    {"train.loss_rows", DSC_F64, offsetof(dsc_train_state, loss_rows), &of_train[1]},
-    {"train.epoch_loss", DSC_F64, offsetof(dsc_train_state, epoch_loss), NULL},
-    {"train.val_loss", DSC_F64, offsetof(dsc_train_state, val_loss), NULL},
-    {"train.top1", DSC_F64, offsetof(dsc_train_state, top1), NULL},
-    {"train.top5", DSC_F64, offsetof(dsc_train_state, top5), NULL},
-    {"train.evaluated_step", DSC_I64, offsetof(dsc_train_state, evaluated_step), &counter_or_none},
-    {"train.best_top1", DSC_F64, offsetof(dsc_train_state, best_top1), &real},
-    {"train.best_step", DSC_I64, offsetof(dsc_train_state, best_step), &counter_or_none},
-    {"train.seconds", DSC_F64, offsetof(dsc_train_state, seconds), &positive},
-    {"train.loss_scale", DSC_F64, offsetof(dsc_train_state, loss_scale), &of_train[2]},
-    {"train.loss_scale_steps", DSC_F64, offsetof(dsc_train_state, loss_scale) + sizeof(double), &of_train[3]},
+    {"train.step", DSC_I64, offsetof(dsc_train_state, step), &counter, 0},
+    {"train.epoch", DSC_I64, offsetof(dsc_train_state, epoch), &counter, 0},
+    {"train.position", DSC_I64, offsetof(dsc_train_state, position), &counter, 0},
+    {"train.loss_sum", DSC_F64, offsetof(dsc_train_state, loss_sum), &of_train[0], 0},
+    {"train.loss_rows", DSC_F64, offsetof(dsc_train_state, loss_rows), &of_train[1], 0},
+    {"train.epoch_loss", DSC_F64, offsetof(dsc_train_state, epoch_loss), NULL, 0},
+    {"train.val_loss", DSC_F64, offsetof(dsc_train_state, val_loss), NULL, 0},
+    {"train.top1", DSC_F64, offsetof(dsc_train_state, top1), NULL, 0},
+    {"train.top5", DSC_F64, offsetof(dsc_train_state, top5), NULL, 0},
+    {"train.evaluated_step", DSC_I64, offsetof(dsc_train_state, evaluated_step), &counter_or_none, 0},
+    {"train.best_top1", DSC_F64, offsetof(dsc_train_state, best_top1), &real, 0},
+    {"train.best_step", DSC_I64, offsetof(dsc_train_state, best_step), &counter_or_none, 0},
+    {"train.seconds", DSC_F64, offsetof(dsc_train_state, seconds), &positive, 0},
+    {"train.loss_scale", DSC_F64, offsetof(dsc_train_state, loss_scale), &of_train[2], 0},
+    {"train.loss_scale_steps", DSC_F64, offsetof(dsc_train_state, loss_scale) + sizeof(double), &of_train[3],
+     0},
+    {"train.stale", DSC_I64, offsetof(dsc_train_state, stale), &counter, 1},
+    {"train.target_s", DSC_F64, offsetof(dsc_train_state, target_s), &positive, 1},
 };
 
 /* Adds a copy of `like` called PREFIX NAME. */
@@ -139,6 +143,7 @@ static dsc_status list_all(const dsc_snapshot *s, dsc_state_list *list) {
         item.value =
             numbers_at((char *)&list->numbers.state + run_numbers[i].offset, run_numbers[i].dtype, 1);
         item.bounds = run_numbers[i].bound;
+        item.optional = run_numbers[i].optional;
         DSC_TRY(add(list, "", run_numbers[i].name, item));
     }
     if (s->options->kfac_damping_adapt > 0) {

@@ -15,6 +15,8 @@ typedef struct dsc_train_state {
     int64_t best_step;           /* -1: none */
     double seconds;              /* of wall-clock time so far */
     double loss_scale[2];        /* dsc_loss_scale_get's, when the state was saved */
+    int64_t stale;               /* evaluations since the best one */
+    double target_s;             /* `seconds` when the last evaluation reached options.stop_at; 0: none did */
     double damping_factor;       /* what adaptation multiplies K-FAC's damping by; 1: not adapted */
 } dsc_train_state;
 

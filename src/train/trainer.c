@@ -248,6 +248,9 @@ static dsc_status check_model(const dsc_trainer *t) {
         return DSC_FAIL(DSC_E_INVALID, "the model was made on another device than the trainer's");
     if (t->train_set)
         DSC_TRY(check_data(t->model, t->train_set));
+    if (!t->val_set && (t->options.patience > 0 || t->options.stop_at))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "patience and stop-at look at evaluations, and this trainer has no validation set");
     return t->val_set ? check_data(t->model, t->val_set) : DSC_OK;
 }
 
@@ -255,6 +258,8 @@ static dsc_status check_model(const dsc_trainer *t) {
 static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     if (status == DSC_OK)
         status = check_model(t);
+    if (status == DSC_OK)
+        status = dsc_target_parse(t->options.stop_at, "", &t->target);
     if (status == DSC_OK)
         status = count_steps(t); /* before a batch that is too large takes memory */
     if (status == DSC_OK && t->rank == 0 && t->options.out)

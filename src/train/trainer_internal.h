@@ -7,7 +7,7 @@
  *                   phases.c      how long its phases take
  *                   results.c     its results, which are read a step later on a GPU
  *                   loss_scale.c  the loss scale of fp16
- *   loop.c        epochs, evaluations, checkpoints, the end: dsc_trainer_run
+ *   loop.c        epochs, evaluations, checkpoints, the end: dsc_trainer_run; early_stop.c: ending early
  *   progress.c    reports of steps, epochs and evaluations
  *   evaluate.c    evaluation inside a run, and of a file: dsc_eval_run
  *   swap.c        the model that is evaluated and saved when ranks hold different ones
@@ -82,6 +82,7 @@ struct dsc_trainer {
     dsc_comm *kfac_comm;  /* a communicator of this rank alone, where K-FAC is its own; else NULL */
     dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */
     dsc_schedule schedule;
+    dsc_target target; /* that ends the run */
     dsc_recorder *recorder;
     dsc_phases phases;
     dsc_results *results;

@@ -23,7 +23,7 @@ done
 
 # The flags of the contract, with the defaults it fixes.
 expect 0 "" train --help
-for flag in model data epochs steps batch-size val-batch-size seed out resume device threads precision optimizer lr \
+for flag in model data epochs steps patience stop-at batch-size val-batch-size seed out resume device threads precision optimizer lr \
     warmup-epochs lr-decay lr-decay-rate lr-schedule lr-rise lr-power lr-period lr-period-factor momentum nesterov weight-decay decay-on label-smoothing clip-norm \
     batches-per-allreduce allreduce-dtype lr-scaling warmup-start bucket-mb checkpoint-every keep consensus \
     kfac-update-freq image-size data-threads eval-every log-every check-every no-augment beta1 beta2 eps trust \
@@ -83,6 +83,14 @@ train --lr-schedule polynomial --lr-power 0 | --lr-power 0: must be above 0
 train --lr-schedule restarts --lr-period 0 | --lr-period 0: must be above 0
 train --lr-schedule restarts --lr-period-factor 0.5 | --lr-period-factor 0.5: must be at least 1
 train --lr-schedule cosine --lr-period 5 | --lr-period does not go with --lr-schedule cosine
+train --stop-at 92 | --stop-at 92: must be top1=X or top5=X, with X in percent, or loss=X
+train --stop-at top1=high | --stop-at top1=high: 'high' is not a number
+train --stop-at top1=-1 | '-1' is not a number
+train --stop-at loss= | '' is not a number
+train --stop-at top5=101 | an accuracy is 100 percent at most
+train --stop-at top1=90 --eval-every 0 | --stop-at with --eval-every 0: there are no evaluations
+train --patience 3 --eval-every 0 | --patience with --eval-every 0: there are no evaluations
+train --patience -1 | --patience -1: must be at least 0
 train --decay-on biases | must be one of all, weights
 train --device gpu | --device gpu: must be one of auto, ref, cpu
 train --consensus spg | --consensus spg: must be one of allreduce, sgp, osgp, dpsgd, adpsgd (did you mean sgp?)
