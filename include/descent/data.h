@@ -148,6 +148,11 @@ typedef struct dsc_loader_options {
      * label -1. */
     int keep_last;
     dsc_dtype dtype; /* of x: DSC_F32 (default); on a GPU also a half type */
+    /* 0 (default): an image file that cannot be read makes dsc_loader_next fail. 1: batches keep their size.
+     * With keep_last 0 another sample of the set takes its place, a pure function of (seed, epoch, sample);
+     * with keep_last 1 its row has label -1. dsc_loader_take_bad names the file. Samples of the caller's own
+     * data sets are never replaced. */
+    int skip_bad;
 } dsc_loader_options;
 DSC_API void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size);
 #define dsc_loader_options_init(options) dsc_loader_options_init_sized((options), sizeof *(options))
@@ -178,6 +183,18 @@ DSC_API dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t po
 /* The next batch, for work that is put into `queue` from now on. Blocks until the batch is prepared, but not
  * until it has been copied to the device. Failures of the preparing threads are returned here. */
 DSC_API dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) DSC_MUST_CHECK;
+
+/* A sample that could not be read, and the message that says why. */
+enum { DSC_BAD_MESSAGE = 1016 };
+typedef struct dsc_bad_sample {
+    int64_t index;
+    char message[DSC_BAD_MESSAGE];
+} dsc_bad_sample;
+/* With skip_bad: the samples of the batches delivered so far that could not be read, in the order of the
+ * batches, at most `room` of them; the loader then forgets them. Samples that were drawn as a replacement do
+ * not count, so each sample is reported at most once an epoch, on whatever number of ranks. Returns how many
+ * were written to `out`. out NULL: forgets all of them, and returns how many there were. */
+DSC_API int64_t dsc_loader_take_bad(dsc_loader *loader, dsc_bad_sample *out, int64_t room);
 
 #ifdef __cplusplus
 }

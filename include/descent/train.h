@@ -151,6 +151,11 @@ typedef struct dsc_train_options {
      * NULL: never. */
     int64_t patience;
     const char *stop_at;
+
+    /* Image files that cannot be read. "skip:N": up to N of a set are replaced, each is named once in the
+     * log, and with more the run ends with a checkpoint and DSC_E_FORMAT. "stop": N is 0. NULL or "skip":
+     * one in a thousand of the set, rounded up. */
+    const char *bad_images;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
@@ -213,6 +218,8 @@ typedef struct dsc_eval_options {
     int64_t image_size;     /* imagefolder, 0: as the checkpoint says */
     uint64_t seed;          /* of synthetic images; DSC_SEED_OF_CHECKPOINT: as it says, or else 42 */
     int data_threads;       /* 1 */
+    /* As in dsc_train_options, but images are left out instead of replaced. */
+    const char *bad_images;
 } dsc_eval_options;
 
 /* The caller sets `size` to sizeof(dsc_eval_result). */
@@ -222,6 +229,7 @@ typedef struct dsc_eval_result {
     double loss, top1, top5; /* top1, top5: shares in [0, 1] */
     double seconds;
     char data[DSC_DATA_SIZE]; /* dsc_eval_run: the data that the model was evaluated on */
+    int64_t bad_images;       /* that could not be read, and are not among `images` */
 } dsc_eval_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -40,16 +40,20 @@ static void init(void *values) {
 
 static void print_text(const dsc_eval_result *r) {
     char images[32], seconds[32];
-    printf("%s, %s images: loss %.4f, top-1 %.2f %%, top-5 %.2f %%, %s\n", r->data,
+    printf("%s, %s images: loss %.4f, top-1 %.2f %%, top-5 %.2f %%, %s", r->data,
            dsc_cli_grouped(r->images, images, sizeof images), r->loss, 100 * r->top1, 100 * r->top5,
            dsc_cli_duration(r->seconds, seconds, sizeof seconds));
+    if (r->bad_images > 0)
+        printf("; %lld image%s cannot be read", (long long)r->bad_images, r->bad_images == 1 ? "" : "s");
+    printf("\n");
 }
 
 static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int ranks) {
-    json_t *object = json_pack("{s:s, s:s, s:i, s:I, s:o, s:f, s:f, s:f}", "checkpoint", v->o.checkpoint,
-                               "data", r->data, "ranks", ranks, "images", (json_int_t)r->images, "loss",
-                               isfinite(r->loss) ? json_real(r->loss) : json_null(), "top1", r->top1, "top5",
-                               r->top5, "seconds", r->seconds);
+    json_t *object =
+        json_pack("{s:s, s:s, s:i, s:I, s:I, s:o, s:f, s:f, s:f}", "checkpoint", v->o.checkpoint, "data",
+                  r->data, "ranks", ranks, "images", (json_int_t)r->images, "bad_images",
+                  (json_int_t)r->bad_images, "loss", isfinite(r->loss) ? json_real(r->loss) : json_null(),
+                  "top1", r->top1, "top5", r->top5, "seconds", r->seconds);
     if (!object)
         return DSC_CLI_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (loss %g)", r->loss);
     json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
@@ -81,8 +85,9 @@ const dsc_cli_command dsc_cli_eval = {
         "Evaluates the model in a checkpoint on the validation split of a data set, over all ranks together, "
         "each image once. Loss and accuracies do not depend on the number of ranks. Without --data it is the "
         "data set that the checkpoint names (synthetic, if it names none).\n\n"
-        "With --json the result is one object with the keys checkpoint, data, ranks, images, loss, top1, "
-        "top5 (shares between 0 and 1) and seconds.",
+        "With --json the result is one object with the keys checkpoint, data, ranks, images, bad_images, "
+        "loss, "
+        "top1, top5 (shares between 0 and 1) and seconds.",
     .examples =
         "descent eval --checkpoint runs/lenet-synthetic-42\n"
         "mpirun -n 4 descent eval --checkpoint out/checkpoint-3910.safetensors --data cifar10:data --json\n",

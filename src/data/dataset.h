@@ -32,6 +32,7 @@ typedef struct dsc_dataset_type {
      * Both NULL for data sets that are not stored as bytes. */
     void (*raw)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, dsc_raw_sample *out);
     void (*raw_desc)(const dsc_dataset *dataset, dsc_augment_desc *desc);
+    int reads_files; /* 1: a sample is read when it is asked for, and may turn out to be broken */
 } dsc_dataset_type;
 
 struct dsc_dataset {

@@ -313,7 +313,7 @@ static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment,
     return DSC_OK;
 }
 
-static const dsc_dataset_type folder_type = {.close = close_set, .sample = sample};
+static const dsc_dataset_type folder_type = {.close = close_set, .sample = sample, .reads_files = 1};
 
 static dsc_status open_set(void *context, const char *argument, dsc_split split,
                            const dsc_data_options *options, dsc_dataset **out) {

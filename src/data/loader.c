@@ -8,6 +8,7 @@
  * prepares a row makes no difference to it. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/rng.h"
 #include "base/thread.h"
 #include "base/versioned.h"
 #include "data/dataset.h"
@@ -18,7 +19,13 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ROWS_AT_ONCE = 8, MESSAGE_SIZE = 2048, MAX_THREADS = 1024, MAX_DEPTH = 1024 };
+enum { ROWS_AT_ONCE = 8, MESSAGE_SIZE = 2048, MAX_THREADS = 1024, MAX_DEPTH = 1024, MAX_DRAWS = 64 };
+
+/* A sample that could not be read, and where it was needed. */
+typedef struct bad_row {
+    int64_t batch, row;
+    dsc_bad_sample sample;
+} bad_row;
 
 typedef struct slot {
     dsc_tensor x, labels; /* on a host device */
@@ -49,14 +56,17 @@ struct dsc_loader {
     int64_t opened;    /* batches opened so far */
     int64_t delivered; /* batches handed out so far */
     int64_t released;  /* of these, no longer in use */
-    int busy;          /* threads that prepare rows */
-    int paused;        /* no new rows are handed out */
-    atomic_int stop;   /* also read without it, between two rows */
+    bad_row *bad;      /* sorted by batch and row */
+    int64_t bad_count, bad_capacity;
+    int busy;        /* threads that prepare rows */
+    int paused;      /* no new rows are handed out */
+    atomic_int stop; /* also read without it, between two rows */
 };
 
 /* Rows [first, first + count) of a batch, for one thread. */
 typedef struct task {
     slot *slot;
+    int64_t batch; /* its number */
     int64_t first, count;
 } task;
 
@@ -70,7 +80,8 @@ void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size) {
                                          .shuffle = 1,
                                          .augment = 1,
                                          .keep_last = 0,
-                                         .dtype = DSC_F32};
+                                         .dtype = DSC_F32,
+                                         .skip_bad = 0};
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
@@ -98,6 +109,7 @@ static int take_rows(dsc_loader *loader, task *t) {
     }
     slot *s = slot_of(loader, loader->opened - 1);
     t->slot = s;
+    t->batch = loader->opened - 1;
     t->first = s->rows_taken;
     t->count = batch - t->first < ROWS_AT_ONCE ? batch - t->first : ROWS_AT_ONCE;
     s->rows_taken += t->count;
@@ -118,16 +130,82 @@ static void prepare_bytes(dsc_loader *loader, const slot *s, int64_t row, int64_
     *raw.label = -1;
 }
 
-/* The same as floats. */
-static dsc_status prepare_floats(dsc_loader *loader, const slot *s, int64_t row, int64_t size,
-                                 dsc_scratch *scratch) {
-    float *x = (float *)s->staged.x + row * size;
-    int64_t index = s->index[row];
-    if (index >= 0)
-        return dsc_dataset_sample_with(loader->dataset, index, loader->options.augment, s->epoch, scratch, x,
-                                       &s->staged.labels[row]);
+/* ---- samples that cannot be read ---- */
+
+static int is_bad(dsc_status status) {
+    return status == DSC_E_FORMAT || status == DSC_E_IO || status == DSC_E_NOT_FOUND;
+}
+
+/* Adds the failure of sample `index` to the list. */
+static dsc_status keep_bad(dsc_loader *loader, int64_t batch, int64_t row, int64_t index) {
+    pthread_mutex_lock(&loader->mutex);
+    dsc_status status =
+        dsc_memory_grow(&loader->bad, &loader->bad_capacity, loader->bad_count + 1, sizeof *loader->bad);
+    if (status == DSC_OK) {
+        int64_t place = loader->bad_count++;
+        for (; place > 0; place--) {
+            const bad_row *before = &loader->bad[place - 1];
+            if (before->batch < batch || (before->batch == batch && before->row < row))
+                break;
+            loader->bad[place] = *before;
+        }
+        bad_row *b = &loader->bad[place];
+        *b = (bad_row){.batch = batch, .row = row, .sample.index = index};
+        snprintf(b->sample.message, sizeof b->sample.message, "%s", dsc_error_message());
+    }
+    pthread_mutex_unlock(&loader->mutex);
+    return status;
+}
+
+/* The number of listed samples of batches before `batch`. Under the mutex. */
+static int64_t bad_before(const dsc_loader *loader, int64_t batch) {
+    int64_t count = 0;
+    while (count < loader->bad_count && loader->bad[count].batch < batch)
+        count++;
+    return count;
+}
+
+/* Fills a row with another sample of the set. Which one depends on (seed, epoch, index) only. */
+static dsc_status replace(const dsc_loader *loader, int64_t index, int64_t epoch, dsc_scratch *scratch,
+                          float *x, int32_t *label) {
+    const dsc_loader_options *o = &loader->options;
+    uint32_t count = (uint32_t)dsc_dataset_get_info(loader->dataset).count;
+    dsc_rng rng = dsc_rng_start(o->seed, DSC_RNG_REPLACE, (uint32_t)epoch, (uint64_t)index);
+    dsc_status status = DSC_E_FORMAT;
+    for (int i = 0; i < MAX_DRAWS && is_bad(status); i++) {
+        int64_t other = dsc_rng_below(&rng, count);
+        status = dsc_dataset_sample_with(loader->dataset, other, o->augment, epoch, scratch, x, label);
+    }
+    if (is_bad(status))
+        dsc_error_prefix(status, "%d samples drawn in a row cannot be read, of which the last", MAX_DRAWS);
+    return status;
+}
+
+static void clear_row(float *x, int64_t size, int32_t *label) {
     memset(x, 0, (size_t)size * sizeof *x);
-    s->staged.labels[row] = -1;
+    *label = -1;
+}
+
+/* The same as floats. */
+static dsc_status prepare_floats(dsc_loader *loader, const task *t, int64_t row, int64_t size,
+                                 dsc_scratch *scratch) {
+    const dsc_loader_options *o = &loader->options;
+    const slot *s = t->slot;
+    float *x = (float *)s->staged.x + row * size;
+    int32_t *label = &s->staged.labels[row];
+    int64_t index = s->index[row];
+    if (index < 0) {
+        clear_row(x, size, label);
+        return DSC_OK;
+    }
+    dsc_status status =
+        dsc_dataset_sample_with(loader->dataset, index, o->augment, s->epoch, scratch, x, label);
+    if (!is_bad(status) || !o->skip_bad || !loader->dataset->type->reads_files)
+        return status;
+    DSC_TRY(keep_bad(loader, t->batch, row, index));
+    if (!o->keep_last)
+        return replace(loader, index, s->epoch, scratch, x, label);
+    clear_row(x, size, label);
     return DSC_OK;
 }
 
@@ -142,7 +220,7 @@ static dsc_status prepare(dsc_loader *loader, const task *t, dsc_scratch *scratc
         if (bytes)
             prepare_bytes(loader, t->slot, *row, size);
         else
-            DSC_TRY(prepare_floats(loader, t->slot, *row, size, scratch));
+            DSC_TRY(prepare_floats(loader, t, *row, size, scratch));
     }
     return DSC_OK;
 }
@@ -293,6 +371,7 @@ void dsc_loader_destroy(dsc_loader **loader) {
     dsc_stage_destroy(&l->stage);
     dsc_memory_free(&l->slots);
     dsc_memory_free(&l->threads);
+    dsc_memory_free(&l->bad);
     dsc_sampler_free(&l->sampler);
     dsc_memory_free(loader);
 }
@@ -311,12 +390,28 @@ dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t position) 
     while (loader->busy > 0)
         pthread_cond_wait(&loader->done, &loader->mutex);
     dsc_status status = dsc_sampler_seek(&loader->sampler, epoch, position);
-    if (status == DSC_OK)
+    if (status == DSC_OK) {
         loader->opened = loader->delivered;
+        loader->bad_count = bad_before(loader, loader->delivered);
+    }
     loader->paused = 0;
     pthread_cond_broadcast(&loader->work);
     pthread_mutex_unlock(&loader->mutex);
     return status;
+}
+
+int64_t dsc_loader_take_bad(dsc_loader *loader, dsc_bad_sample *out, int64_t room) {
+    pthread_mutex_lock(&loader->mutex);
+    int64_t count = bad_before(loader, loader->delivered);
+    if (out && room < count)
+        count = room;
+    for (int64_t i = 0; out && i < count; i++)
+        out[i] = loader->bad[i].sample;
+    loader->bad_count -= count;
+    if (count > 0 && loader->bad_count > 0)
+        memmove(loader->bad, loader->bad + count, (size_t)loader->bad_count * sizeof *loader->bad);
+    pthread_mutex_unlock(&loader->mutex);
+    return count;
 }
 
 /* The memory of the previous batch is free again once it has been copied to the device. */

@@ -152,6 +152,8 @@ static dsc_status find_loss(dsc_trainer *t, const dsc_batch *given, double stats
             batch = *given;
         else
             DSC_TRY(dsc_trainer_next_batch(t, micro, &batch));
+        if (!given)
+            dsc_loader_take_bad(t->loader, NULL, 0); /* the step has counted them */
         DSC_TRY(dsc_exec_set_position(t->exec, q, t->state.step, (micro * t->ranks + t->rank) * size));
         DSC_TRY(dsc_exec_forward(t->exec, q, &batch.x));
         DSC_TRY(dsc_exec_loss(t->exec, q, &batch.labels, grad_scale));

@@ -30,18 +30,25 @@ static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader
     return DSC_OK;
 }
 
-/* One pass over the loaders of all ranks. Collective. */
+/* One pass over the loaders of all ranks. What is missing in the sums could not be read. Collective. */
 static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc_loader *loader,
-                           dsc_eval_result *result) {
+                           dsc_bad_images *bad, dsc_eval_result *result) {
     double begun = dsc_clock_now(), sums[4];
+    int64_t found;
     DSC_TRY(pass_over(queue, exec, loader));
     dsc_tensor stats = *dsc_exec_stats(exec);
     DSC_TRY(dsc_queue_sync(queue));
     DSC_TRY(dsc_comm_allreduce(comm, DSC_TRAFFIC_OTHER, DSC_SUM, &stats));
     DSC_TRY(dsc_tensor_download(queue, &stats, sizeof sums, sums));
     DSC_TRY(dsc_queue_sync(queue));
+    result->bad_images = bad->count - (int64_t)sums[3];
+    if (result->bad_images > 0) {
+        DSC_TRY(dsc_comm_agree(comm, dsc_bad_images_take(bad, loader, &found)));
+        DSC_TRY(dsc_bad_images_name(bad, comm, queue));
+    }
     if (!(sums[3] > 0))
-        return DSC_FAIL(DSC_E_INVALID, "the validation set is empty");
+        return DSC_FAIL(DSC_E_FORMAT, "none of the %lld validation images can be read; the first: %s",
+                        (long long)bad->count, bad->first);
     result->images = (int64_t)sums[3];
     result->loss = sums[0] / sums[3];
     result->top1 = sums[1] / sums[3];
@@ -52,8 +59,10 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
 
 /* Evaluates all of `data`, each sample once, with an executor and a loader of its own. Collective. */
 static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *model, dsc_dataset *data,
-                               const dsc_loader_options *like, dsc_eval_result *result) {
+                               const dsc_loader_options *like, const char *bad_images,
+                               dsc_eval_result *result) {
     dsc_loader_options o = *like;
+    dsc_bad_images bad;
     dsc_exec *exec = NULL;
     dsc_loader *loader = NULL;
     int64_t count = dsc_dataset_get_info(data).count;
@@ -63,12 +72,17 @@ static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *mode
     o.shuffle = 0;
     o.augment = 0;
     o.keep_last = 1;
+    o.skip_bad = 1;
+    dsc_bad_images_init(&bad, "validation", count, bad_images);
     dsc_status status = dsc_loader_create(data, dsc_model_device(model), &o, &loader);
     if (status == DSC_OK)
         status = dsc_exec_create(model, DSC_EXEC_EVAL, o.batch, &exec);
     status = dsc_comm_agree(comm, status);
     if (status == DSC_OK)
-        status = evaluate(comm, queue, exec, loader, result);
+        status = evaluate(comm, queue, exec, loader, &bad, result);
+    if (status == DSC_OK)
+        status = dsc_bad_images_check(&bad, result->bad_images, "");
+    dsc_bad_images_free(&bad);
     dsc_exec_destroy(&exec);
     dsc_loader_destroy(&loader);
     return status;
@@ -80,7 +94,7 @@ static dsc_status evaluate_model(dsc_comm *comm, dsc_queue *queue, dsc_model *mo
     dsc_loader_options_init(&o);
     o.batch = batch;
     DSC_TRY(dsc_comm_use_queue(comm, queue));
-    return evaluate_set(comm, queue, model, data, &o, result);
+    return evaluate_set(comm, queue, model, data, &o, NULL, result);
 }
 
 dsc_status dsc_model_evaluate(dsc_comm *comm, dsc_model *model, dsc_dataset *data, int64_t batch,
@@ -110,12 +124,12 @@ static dsc_status evaluate_swapped(dsc_trainer *t, dsc_dataset *data, dsc_eval_r
     dsc_status status;
     DSC_TRY(dsc_trainer_swap_in(t));
     if (!data) {
-        status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, result);
+        status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, &t->bad.val, result);
     } else {
         dsc_loader_options_init(&o);
         o.batch = t->options.val_batch_size > 0 ? t->options.val_batch_size : t->options.batch_size;
         o.threads = t->options.data_threads;
-        status = evaluate_set(t->comm, t->queue, t->model, data, &o, result);
+        status = evaluate_set(t->comm, t->queue, t->model, data, &o, t->options.bad_images, result);
     }
     dsc_status swapped = dsc_trainer_swap_out(t); /* after a failure, too: training can go on */
     return status == DSC_OK ? swapped : status;
@@ -144,11 +158,12 @@ static dsc_status evaluate_own(dsc_trainer *t, double *top1) {
     double sums[4];
     DSC_TRY(dsc_consensus_swap_in(t->consensus, t->queue, DSC_VALUES_OWN));
     DSC_TRY(pass_over(t->queue, t->val_exec, t->whole_loader));
+    dsc_loader_take_bad(t->whole_loader, NULL, 0); /* the evaluation of the mean has counted them */
     DSC_TRY(dsc_tensor_download(t->queue, dsc_exec_stats(t->val_exec), sizeof sums, sums));
     DSC_TRY(dsc_queue_sync(t->queue));
     DSC_TRY(dsc_consensus_swap_out(t->consensus, t->queue));
     if (!(sums[3] > 0))
-        return DSC_FAIL(DSC_E_INVALID, "the validation set is empty");
+        return DSC_FAIL(DSC_E_FORMAT, "no validation image can be read");
     *top1 = sums[1] / sums[3];
     return DSC_OK;
 }
@@ -209,7 +224,7 @@ static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *
     if (out->batch_size < 1 || out->data_threads < 1)
         return DSC_FAIL(DSC_E_INVALID, "batch size %lld and data threads %d: both must be 1 at least",
                         (long long)out->batch_size, out->data_threads);
-    return DSC_OK;
+    return dsc_bad_images_check_rule(out->bad_images, "");
 }
 
 /* Refuses the state file, which is easily given instead of the model file beside it. */
@@ -324,7 +339,7 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
     dsc_loader_options_init(&loader);
     loader.batch = s->options.batch_size;
     loader.threads = s->options.data_threads;
-    return evaluate_set(s->comm, s->queue, s->model, s->set, &loader, result);
+    return evaluate_set(s->comm, s->queue, s->model, s->set, &loader, s->options.bad_images, result);
 }
 
 dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_options *options,

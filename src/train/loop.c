@@ -12,6 +12,7 @@
 
 #include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 /* ---- stopping ---- */
@@ -32,6 +33,33 @@ void dsc_stop_clear(void) {
 
 static int stopping(const dsc_trainer *t) {
     return t->report.stop_requested || t->agreed.stop;
+}
+
+/* ---- images that cannot be read ---- */
+
+int dsc_trainer_finds_too_many_bad(const dsc_trainer *t) {
+    return t->state.bad_images + t->bad.own > t->bad.train.limit;
+}
+
+/* The same on all ranks. */
+static int too_many_bad(const dsc_trainer *t) {
+    return t->state.bad_images > t->bad.train.limit || t->bad.in_val > t->bad.val.limit;
+}
+
+dsc_status dsc_trainer_name_bad(dsc_trainer *t) {
+    if (t->bad.unnamed == 0)
+        return DSC_OK;
+    t->bad.unnamed = 0;
+    return dsc_bad_images_name(&t->bad.train, t->comm, t->queue);
+}
+
+/* Fails, on all ranks alike, when there are too many of them. */
+static dsc_status check_bad(const dsc_trainer *t) {
+    char checkpoint[DSC_ORIGIN_SIZE + 16] = "";
+    if (t->good)
+        snprintf(checkpoint, sizeof checkpoint, "checkpoint: %s", t->good);
+    DSC_TRY(dsc_bad_images_check(&t->bad.train, t->state.bad_images, checkpoint));
+    return dsc_bad_images_check(&t->bad.val, t->bad.in_val, checkpoint);
 }
 
 /* ---- progress of the run ---- */
@@ -65,9 +93,14 @@ static int may_fail_alone(const dsc_trainer *t) {
     return t->ranks > 1 && (!t->collective || strcmp(dsc_comm_name(t->comm), "nccl") == 0);
 }
 
+/* 1 when all ranks have stopped at the same step, as asked or because of too many bad images. */
+static int stopped_together(const dsc_trainer *t, dsc_status status) {
+    return status == DSC_E_INTERRUPTED || (status == DSC_E_FORMAT && too_many_bad(t));
+}
+
 /* Once a run has begun, a rank of a gossip run may fail while the others continue. */
 static dsc_status note_failure(dsc_trainer *t, dsc_status status) {
-    if (status != DSC_OK && status != DSC_E_INTERRUPTED && may_fail_alone(t))
+    if (status != DSC_OK && !stopped_together(t, status) && may_fail_alone(t))
         t->alone = 1;
     return status;
 }
@@ -95,6 +128,7 @@ dsc_status dsc_trainer_check(dsc_trainer *t) {
 static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
     dsc_evaluation e = {.has_ranks = t->whole_loader != NULL, .has_consensus = !t->collective};
     DSC_TRY(dsc_trainer_evaluate_mean(t, &e.result));
+    t->bad.in_val = e.result.bad_images;
     if (e.has_ranks)
         DSC_TRY(dsc_trainer_evaluate_ranks(t, &e.ranks));
     if (e.has_consensus)
@@ -120,10 +154,15 @@ static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
     return DSC_OK;
 }
 
-/* Ends the present epoch: reports its mean loss and begins the next epoch. */
+/* Waits for the last steps of an epoch. */
+static dsc_status settle_epoch(dsc_trainer *t) {
+    DSC_TRY(dsc_trainer_synchronise(t));
+    return dsc_trainer_name_bad(t);
+}
+
+/* Ends the present epoch, which is settled: reports its mean loss and begins the next epoch. */
 static dsc_status end_epoch(dsc_trainer *t) {
     int64_t epoch = t->state.epoch;
-    DSC_TRY(dsc_trainer_synchronise(t));
     const double own[2] = {t->state.loss_sum, t->state.loss_rows};
     const double *sums = t->collective ? own : t->summed_loss;
     if (sums[1] > 0)
@@ -133,6 +172,7 @@ static dsc_status end_epoch(dsc_trainer *t) {
     t->state.loss_sum = t->state.loss_rows = 0;
     t->summed_loss[0] = t->summed_loss[1] = 0;
     dsc_trainer_report_epoch(t, epoch);
+    t->state.bad_images = 0;
     return t->collective ? DSC_OK : dsc_sync_set_peers(t);
 }
 
@@ -176,9 +216,13 @@ static void warn_of_kfac(dsc_trainer *t) {
 
 /* A step and what is due right after it. */
 static dsc_status step(dsc_trainer *t, const dsc_batch *given) {
-    if (dsc_trainer_epoch_done(t))
+    if (dsc_trainer_epoch_done(t)) {
+        DSC_TRY(settle_epoch(t));
+        DSC_TRY(check_bad(t));
         DSC_TRY(end_epoch(t));
+    }
     DSC_TRY(dsc_trainer_take_step(t, given));
+    DSC_TRY(dsc_trainer_name_bad(t));
     if (!t->collective)
         DSC_TRY(dsc_sync_signal(t));
     if (t->options.out && t->kfac && dsc_kfac_decomposed(t->kfac))
@@ -215,7 +259,7 @@ dsc_status dsc_trainer_step(dsc_trainer *trainer, dsc_step_report *report) {
     DSC_TRY(dsc_trainer_begin(trainer));
     DSC_TRY(note_failure(trainer, step(trainer, NULL)));
     give_report(trainer, report);
-    return DSC_OK;
+    return check_bad(trainer);
 }
 
 /* That a batch of the caller's is what the step was planned for, which a step that is replayed does not
@@ -292,13 +336,17 @@ static int checkpoint_due(dsc_trainer *t) {
 static dsc_status loop(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     for (;;) {
-        if (stopping(t)) {
+        if (stopping(t) || too_many_bad(t)) {
             DSC_TRY(save(t));
+            DSC_TRY(check_bad(t));
             return DSC_FAIL(DSC_E_INTERRUPTED, "stopped after step %lld, as asked; checkpoint: %s",
                             (long long)t->state.step,
                             o->out ? t->good : "none, there is no output directory");
         }
         if (dsc_trainer_epoch_done(t)) {
+            DSC_TRY(settle_epoch(t));
+            if (too_many_bad(t))
+                continue;
             DSC_TRY(end_epoch(t));
             t->save_now |= o->checkpoint_every == 0;
             if (t->val_exec && t->state.epoch % o->eval_every == 0)
@@ -306,9 +354,12 @@ static dsc_status loop(dsc_trainer *t) {
         }
         if (dsc_trainer_is_done(t)) {
             DSC_TRY(dsc_trainer_synchronise(t));
+            DSC_TRY(dsc_trainer_name_bad(t));
             if (t->val_exec && t->state.evaluated_step != t->state.step)
                 DSC_TRY(evaluate_now(t, dsc_trainer_last_epoch(t)));
         }
+        if (too_many_bad(t))
+            continue;
         if (checkpoint_due(t))
             DSC_TRY(save(t));
         if (dsc_trainer_is_done(t))
@@ -351,7 +402,7 @@ dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) {
                     dsc_clock_now() - t->start);
     if (status == DSC_OK)
         status = dsc_comm_agree(t->comm, dsc_metrics_status(t->metrics));
-    dsc_status forgotten = status == DSC_E_INTERRUPTED ? dsc_sync_forget_stop(t) : DSC_OK;
+    dsc_status forgotten = stopped_together(t, status) ? dsc_sync_forget_stop(t) : DSC_OK;
     if (forgotten != DSC_OK)
         status = note_failure(t, forgotten);
     dsc_stop_clear(); /* of this run: another call goes on */

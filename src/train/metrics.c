@@ -343,6 +343,7 @@ void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64
     set(line, "loss", real(state->epoch_loss));
     set(line, "lr", real(lr));
     set(line, "images_per_s", real(images_per_s));
+    set_int(line, "bad_images", state->bad_images);
     finish_line(metrics, line);
 }
 
@@ -396,6 +397,7 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     set(line, "top1", real(result->top1));
     set(line, "top5", real(result->top5));
     set_int(line, "images", result->images);
+    set_int(line, "bad_images", result->bad_images);
     if (evaluation->has_consensus) {
         set(line, "distance", real(evaluation->consensus.distance));
         set(line, "norm", real(evaluation->consensus.norm));

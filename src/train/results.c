@@ -119,6 +119,7 @@ dsc_status dsc_results_collect(dsc_results *r, int with_kfac, dsc_outcome *out) 
     *out = (dsc_outcome){.report = s->report,
                          .loss_sum = n[DSC_NUMBER_LOSS],
                          .rows = n[DSC_NUMBER_ROWS],
+                         .bad = (int64_t)n[DSC_NUMBER_BAD],
                          .skip = (int)n[DSC_NUMBER_SKIP]};
     dsc_step_report *report = &out->report;
     report->loss = n[DSC_NUMBER_LOSS] / n[DSC_NUMBER_ROWS];

@@ -16,6 +16,7 @@ typedef enum dsc_number {
     DSC_NUMBER_ROWS,
     DSC_NUMBER_STOP,   /* ranks that were asked to stop */
     DSC_NUMBER_FAILED, /* ranks that could not write their metrics */
+    DSC_NUMBER_BAD,    /* images of the batch that could not be read, and were replaced */
     DSC_NUMBER_SUMMED,
     DSC_NUMBER_NU = DSC_NUMBER_SUMMED, /* K-FAC's clip; NaN without K-FAC */
     /* 0: updated; 1: this update was left out, because gradients overflowed; 2: this update and all later
@@ -29,7 +30,8 @@ typedef enum dsc_number {
 typedef struct dsc_outcome {
     dsc_step_report report;
     double loss_sum, rows;
-    int skip; /* as above */
+    int64_t bad; /* images that were replaced */
+    int skip;    /* as above */
 } dsc_outcome;
 
 dsc_status dsc_results_create(dsc_queue *queue, dsc_results **out) DSC_MUST_CHECK;

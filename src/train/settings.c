@@ -7,6 +7,7 @@
 #include "base/versioned.h"
 #include "descent/model.h"
 #include "descent/version.h"
+#include "train/bad_images.h"
 #include "train/file.h"
 
 #include <stdio.h>
@@ -81,6 +82,7 @@ static dsc_status check(const dsc_settings *s, const char *prefix) {
         return DSC_FAIL(DSC_E_INVALID, "neither %smodel nor %sdata may be NULL", prefix, prefix);
     DSC_TRY(dsc_option_check(table, s, prefix));
     DSC_TRY(dsc_target_parse(o->stop_at, prefix, &target));
+    DSC_TRY(dsc_bad_images_check_rule(o->bad_images, prefix));
     if (o->epoch_steps < 1)
         return DSC_FAIL(DSC_E_INVALID, "epoch_steps %lld: must be at least 1", (long long)o->epoch_steps);
     if (o->resume && strcmp(o->resume, "auto") == 0 && !o->out)
@@ -102,8 +104,9 @@ static dsc_status check(const dsc_settings *s, const char *prefix) {
 
 static dsc_status copy_strings(dsc_settings *s) {
     const char **const strings[DSC_SETTINGS_STRINGS] = {
-        &s->train.model,     &s->train.data,       &s->train.out,          &s->train.resume,
-        &s->consensus.graph, &s->kfac.skip_layers, &s->train.config_lines, &s->train.stop_at,
+        &s->train.model,        &s->train.data,      &s->train.out,
+        &s->train.resume,       &s->consensus.graph, &s->kfac.skip_layers,
+        &s->train.config_lines, &s->train.stop_at,   &s->train.bad_images,
     };
     for (int i = 0; i < DSC_SETTINGS_STRINGS; i++) {
         if (!*strings[i])

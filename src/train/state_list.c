@@ -153,6 +153,11 @@ static dsc_status list_all(const dsc_snapshot *s, dsc_state_list *list) {
         factor.optional = 1;
         DSC_TRY(add(list, "train.", "damping_factor", factor));
     }
+    dsc_state_item bad = run;
+    bad.value = numbers_at(&list->numbers.state.bad_images, DSC_I64, 1);
+    bad.bounds = &counter;
+    bad.optional = 1;
+    DSC_TRY(add(list, "train.", "bad_images", bad));
     dsc_state_item steps = run;
     steps.value = numbers_at(&list->numbers.optim_steps, DSC_I64, 1);
     steps.bounds = &counter;

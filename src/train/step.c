@@ -111,10 +111,10 @@ static dsc_status capture_sampled(dsc_trainer *t, double grad_scale) {
 }
 
 /* Copies the numbers that differ from step to step to the device, so that the work after it can be recorded:
- * the learning rate, this rank's flags, K-FAC's hyper-parameters. */
+ * the learning rate, this rank's flags, no bad images yet, K-FAC's hyper-parameters. */
 static dsc_status send_inputs(dsc_trainer *t, double lr) {
-    const double flags[2] = {dsc_stop_requested(), dsc_metrics_failed(t->metrics)};
-    dsc_tensor to = dsc_results_numbers(t->results, DSC_NUMBER_STOP, 2);
+    const double flags[3] = {dsc_stop_requested(), dsc_metrics_failed(t->metrics), 0};
+    dsc_tensor to = dsc_results_numbers(t->results, DSC_NUMBER_STOP, 3);
     DSC_TRY(dsc_tensor_upload(t->queue, flags, sizeof flags, &to));
     DSC_TRY(dsc_optim_prepare(t->optim, t->queue, lr));
     dsc_consensus_set_rate(t->consensus, lr);
@@ -122,6 +122,18 @@ static dsc_status send_inputs(dsc_trainer *t, double lr) {
         return DSC_OK;
     DSC_TRY(dsc_kfac_begin(t->kfac, 1.0 / (double)t->options.batches_per_allreduce));
     return dsc_kfac_prepare(t->kfac, t->queue, lr);
+}
+
+/* Adds the bad images of the batch to those of this step. Copies nothing to the device while there are none. */
+static dsc_status count_bad(dsc_trainer *t, int64_t *bad) {
+    int64_t found;
+    DSC_TRY(dsc_bad_images_take(&t->bad.train, t->loader, &found));
+    if (found == 0)
+        return DSC_OK;
+    *bad += found;
+    const double number = (double)*bad;
+    dsc_tensor to = dsc_results_numbers(t->results, DSC_NUMBER_BAD, 1);
+    return dsc_tensor_upload(t->queue, &number, sizeof number, &to);
 }
 
 /* The properties of this step that decide which recordings can be replayed. */
@@ -204,6 +216,7 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
     dsc_tensor loss = dsc_results_numbers(t->results, DSC_NUMBER_LOSS, 1);
     dsc_tensor nu = dsc_results_numbers(t->results, DSC_NUMBER_NU, 1), skip = *dsc_optim_skip(t->optim);
     dsc_batch batch = given ? *given : (dsc_batch){0};
+    int64_t bad = 0;
     int run = 1;
 
     DSC_TRY(send_inputs(t, lr));
@@ -212,8 +225,10 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
 
     for (int64_t micro = 0; micro < micro_batches; micro++) {
         /* Batch. */
-        if (!given)
+        if (!given) {
             DSC_TRY(dsc_trainer_next_batch(t, micro, &batch));
+            DSC_TRY(count_bad(t, &bad));
+        }
         dsc_phases_host_work(phases, DSC_PHASE_DATA);
         DSC_TRY(dsc_exec_set_position(t->exec, q, t->state.step, (micro * t->ranks + t->rank) * size));
 
@@ -341,6 +356,9 @@ dsc_status dsc_trainer_collect(dsc_trainer *t) {
                         (long long)t->report.step, dsc_trainer_good(t));
     t->state.loss_sum += outcome.loss_sum;
     t->state.loss_rows += outcome.rows;
+    if (t->collective)
+        t->state.bad_images += outcome.bad;
+    *(t->collective ? &t->bad.unnamed : &t->bad.own) += outcome.bad;
     t->report.time_s = t->state.seconds = dsc_clock_now() - t->start;
     dsc_trainer_report_step(t);
     return DSC_OK;

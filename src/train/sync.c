@@ -7,7 +7,7 @@
 #include "train/factors.h"
 
 /* The numbers that ranks all-reduce: sums at synchronisation points, maxima between them. */
-enum { STOP, FAILED, LOSS, ROWS, SUMS };
+enum { STOP, FAILED, LOSS, ROWS, BAD, SUMS };
 enum { INSIDE = FAILED + 1, OUTSIDE, STEP, FLAGS };
 
 typedef enum signal_mode { BY_STEPS, BY_ROUNDS, AT_SYNCHRONISATION } signal_mode;
@@ -89,7 +89,7 @@ dsc_status dsc_sync_create(dsc_trainer *t) {
 /* ---- signals ---- */
 
 static void own_flags(const dsc_trainer *t, double *flags) {
-    flags[STOP] = dsc_stop_requested();
+    flags[STOP] = dsc_stop_requested() || dsc_trainer_finds_too_many_bad(t);
     flags[FAILED] = dsc_metrics_failed(t->metrics);
 }
 
@@ -180,12 +180,16 @@ dsc_status dsc_sync_synchronise(dsc_trainer *t) {
     own_flags(t, sums);
     sums[LOSS] = t->state.loss_sum;
     sums[ROWS] = t->state.loss_rows;
+    sums[BAD] = (double)t->bad.own;
     DSC_TRY(dsc_comm_allreduce(t->gossip->comm, DSC_TRAFFIC_OTHER, DSC_SUM, &t->gossip->sums));
     take_flags(t, sums);
     t->summed_loss[0] = sums[LOSS];
     t->summed_loss[1] = sums[ROWS];
+    t->state.bad_images += (int64_t)sums[BAD];
+    t->bad.unnamed += (int64_t)sums[BAD];
+    t->bad.own = 0;
     t->gossip->resting = 0;
-    return DSC_OK;
+    return dsc_trainer_name_bad(t);
 }
 
 dsc_status dsc_sync_forget_stop(dsc_trainer *t) {

@@ -18,6 +18,9 @@ typedef struct dsc_train_state {
     int64_t stale;               /* evaluations since the best one */
     double target_s;             /* `seconds` when the last evaluation reached options.stop_at; 0: none did */
     double damping_factor;       /* what adaptation multiplies K-FAC's damping by; 1: not adapted */
+    /* Images of the epoch under way that could not be read, all ranks; with gossip as of the last
+     * synchronisation. */
+    int64_t bad_images;
 } dsc_train_state;
 
 void dsc_train_state_init(dsc_train_state *state);

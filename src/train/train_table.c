@@ -51,6 +51,15 @@ static const dsc_option train_table[] = {
      .default_text = "what the model is made for",
      .help = "imagefolder: side of the crop in pixels",
      .json = "image_size"},
+    {.name = "bad-images",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(bad_images),
+     .placeholder = "stop|skip:N",
+     .default_text = "skip, up to 0.1 % of the set",
+     .help = "image files that cannot be read: stop at the first, or skip up to N of a set, each named once, "
+             "and then stop with a checkpoint",
+     .json = "bad_images",
+     .flags = DSC_OPTION_MAY_CHANGE},
     {.name = "no-augment",
      .kind = DSC_OPTION_NO_FLAG,
      .offset = AT(augment),
@@ -509,6 +518,13 @@ static const dsc_option eval_table[] = {
      .placeholder = "N",
      .range = "[1, 1024]",
      .help = "threads per rank that prepare batches"},
+    {.name = "bad-images",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(bad_images),
+     .placeholder = "stop|skip:N",
+     .default_text = "skip, up to 0.1 % of the set",
+     .help = "image files that cannot be read: stop at the first, or skip up to N of a set, each named once, "
+             "and then fail"},
     {.name = NULL},
 };
 

@@ -55,6 +55,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
         dsc_comm_return_queue(t->caller.comm, t->caller.queue);
     dsc_queue_destroy(&t->queue);
     dsc_lock_release(&t->lock);
+    dsc_bad_images_free(&t->bad.train);
+    dsc_bad_images_free(&t->bad.val);
     dsc_memory_free(&t->good);
     dsc_memory_free(&t->resume_path);
     if (!t->alone)
@@ -90,6 +92,7 @@ static void init_loader(const dsc_trainer *t, int64_t batch, dsc_loader_options 
     o->rank = t->rank;
     o->ranks = t->ranks;
     o->threads = t->options.data_threads;
+    o->skip_bad = 1;
     o->dtype = dsc_device_is_host(t->device) ? DSC_F32 : t->options.activations;
 }
 
@@ -256,6 +259,9 @@ static dsc_status check_model(const dsc_trainer *t) {
 
 /* Settings, model and data are there: the rest. */
 static dsc_status make_all(dsc_trainer *t, dsc_status status) {
+    const char *rule = t->options.bad_images;
+    dsc_bad_images_init(&t->bad.train, "training", t->info.count, rule);
+    dsc_bad_images_init(&t->bad.val, "validation", dsc_dataset_get_info(t->val_set).count, rule);
     if (status == DSC_OK)
         status = check_model(t);
     if (status == DSC_OK)

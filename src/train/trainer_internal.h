@@ -8,6 +8,7 @@
  *                   results.c     its results, which are read a step later on a GPU
  *                   loss_scale.c  the loss scale of fp16
  *   loop.c        epochs, evaluations, checkpoints, the end: dsc_trainer_run; early_stop.c: ending early
+ *   bad_images.c  images that cannot be read
  *   progress.c    reports of steps, epochs and evaluations
  *   evaluate.c    evaluation inside a run, and of a file: dsc_eval_run
  *   swap.c        the model that is evaluated and saved when ranks hold different ones
@@ -30,6 +31,7 @@
 #include "descent/consensus.h"
 #include "descent/optim.h"
 #include "descent/trainer.h"
+#include "train/bad_images.h"
 #include "train/factors.h"
 #include "train/lock.h"
 #include "train/loss_scale.h"
@@ -95,6 +97,14 @@ struct dsc_trainer {
     dsc_loader *whole_loader; /* all of val_set on this rank; NULL unless every rank's model is evaluated */
     dsc_tensor *own_buffers;  /* a copy of this rank's batch-norm statistics while others are swapped in */
     int buffers_swapped;      /* 1 while they are */
+
+    /* Images that cannot be read. */
+    struct {
+        dsc_bad_images train, val;
+        int64_t unnamed; /* found in training on all ranks since they were last named */
+        int64_t own;     /* with gossip: found by this rank since the last synchronisation */
+        int64_t in_val;  /* found in the last evaluation, all ranks */
+    } bad;
 
     /* Sizes. */
     dsc_dataset_info info;                 /* of the training data */
@@ -182,6 +192,12 @@ dsc_status dsc_trainer_synchronise(dsc_trainer *t) DSC_MUST_CHECK;
 dsc_status dsc_trainer_note_loss(dsc_trainer *t, dsc_status status);
 /* The epoch of the last step done; 0 before the first. */
 int64_t dsc_trainer_last_epoch(const dsc_trainer *t);
+/* 1 when this rank knows of more images that cannot be read than the options allow. With gossip the others
+ * may not know yet. */
+int dsc_trainer_finds_too_many_bad(const dsc_trainer *t);
+/* Names the bad images that were found since the last call. All ranks must have found the same number.
+ * Collective when there are any. */
+dsc_status dsc_trainer_name_bad(dsc_trainer *t) DSC_MUST_CHECK;
 /* 1 when fewer samples are left in this epoch than a step takes. */
 int dsc_trainer_epoch_done(const dsc_trainer *t);
 /* Compares the ranks' parameters. Collective; fails on all ranks alike. */

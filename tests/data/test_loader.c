@@ -340,6 +340,131 @@ static void test_first_error_is_reported(void **state) {
     dsc_dataset_close(&set);
     test_remove(folder);
 }
+
+enum { SMALL = 16, FEW = 24 };
+
+/* A folder of 24 images, of which `bad` cannot be read. */
+static void write_folder(char folder[TEST_PATH], char spec[TEST_PATH + 32], const int *bad, int bad_count) {
+    static uint8_t pixels[SMALL * SMALL * 3], packed[4 * sizeof pixels];
+    test_make_folder(folder);
+    for (int i = 0; i < FEW; i++) {
+        char name[64];
+        memset(pixels, 10 * i, sizeof pixels);
+        test_image image = {SMALL, SMALL, pixels};
+        size_t size = test_png(&image, TEST_PNG_RGB, 0, sizeof packed, packed);
+        for (int b = 0; b < bad_count; b++)
+            size = i == bad[b] ? size / 2 : size;
+        snprintf(name, sizeof name, "train/%c/%02d.png", i < FEW / 2 ? 'a' : 'b', i);
+        test_write(folder, name, packed, size);
+    }
+    test_spec("imagefolder", folder, spec);
+}
+
+/* What one epoch of all ranks holds, in the order of the permutation: a pixel and the label of every sample,
+ * and the samples that were reported as bad. */
+typedef struct epoch_seen {
+    float pixel[FEW];
+    int32_t label[FEW];
+    int bad[FEW];
+} epoch_seen;
+
+static void see_epoch(const dsc_dataset *set, dsc_loader_options o, int ranks, epoch_seen *seen) {
+    memset(seen, 0, sizeof *seen);
+    o.ranks = ranks;
+    o.batch = FEW / (3 * ranks);
+    for (o.rank = 0; o.rank < ranks; o.rank++) {
+        dsc_loader *loader = make_loader(set, &o);
+        dsc_bad_sample bad[FEW];
+        for (int64_t step = 0; step < 3; step++) {
+            dsc_batch batch;
+            assert_ok(dsc_loader_next(loader, queue, &batch));
+            float *x = contents(&batch.x);
+            int32_t *labels = contents(&batch.labels);
+            for (int64_t i = 0; i < o.batch; i++) {
+                int64_t place = step * o.batch * ranks + o.rank * o.batch + i;
+                seen->pixel[place] = x[i * 32 * 32 * 3];
+                seen->label[place] = labels[i];
+            }
+            free(x);
+            free(labels);
+        }
+        int64_t count = 0, got;
+        while ((got = dsc_loader_take_bad(loader, bad + count, 2)) > 0) /* two at a time */
+            count += got;
+        for (int64_t i = 0; i < count; i++) {
+            assert_non_null(strstr(bad[i].message, "is a broken PNG"));
+            seen->bad[bad[i].index]++;
+        }
+        assert_int_equal(dsc_loader_take_bad(loader, NULL, 0), 0);
+        dsc_loader_destroy(&loader);
+    }
+}
+
+/* Bad samples are replaced by others, the same ones on any number of ranks and threads, and each is reported
+ * once an epoch. */
+static void test_bad_samples(void **state) {
+    (void)state;
+    static const int bad[] = {3, 12, 13, 20};
+    char folder[TEST_PATH], spec[TEST_PATH + 32];
+    write_folder(folder, spec, bad, 4);
+    dsc_data_options small;
+    dsc_data_options_init(&small);
+    small.image_size = 32;
+    dsc_dataset *set = NULL;
+    assert_ok(dsc_dataset_open(spec, DSC_SPLIT_TRAIN, &small, &set));
+    static const struct {
+        int ranks, threads, shuffle, keep_last;
+    } cases[] = {{1, 1, 1, 0}, {1, 4, 1, 0}, {2, 2, 1, 0}, {4, 1, 1, 0}, {1, 1, 0, 1}, {2, 3, 0, 1}};
+    epoch_seen first = {{0}, {0}, {0}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        epoch_seen now;
+        dsc_loader_options o = options_of(0, 1, cases[i].threads);
+        o.shuffle = cases[i].shuffle;
+        o.keep_last = cases[i].keep_last;
+        o.augment = 0;
+        o.skip_bad = 1;
+        see_epoch(set, o, cases[i].ranks, &now);
+        for (int s = 0; s < FEW; s++)
+            assert_int_equal(now.bad[s], s == 3 || s == 12 || s == 13 || s == 20);
+        for (int s = 0; s < FEW && o.keep_last; s++)
+            assert_int_equal(now.label[s], now.bad[s] ? -1 : s >= FEW / 2);
+        if (i == 0)
+            first = now;
+        else if (!o.keep_last)
+            assert_memory_equal(&now, &first, sizeof now);
+    }
+    for (int s = 0; s < FEW; s++)
+        assert_true(first.label[s] == 0 || first.label[s] == 1);
+    dsc_dataset_close(&set);
+    test_remove(folder);
+}
+
+/* A seek back drops the reports of batches that were prepared ahead, and those of earlier ones come again. */
+static void test_bad_samples_after_seek(void **state) {
+    (void)state;
+    static const int bad[] = {1, 9};
+    char folder[TEST_PATH], spec[TEST_PATH + 32];
+    write_folder(folder, spec, bad, 2);
+    dsc_dataset *set = open_set(spec);
+    dsc_loader_options o = options_of(0, 1, 2);
+    o.shuffle = 0;
+    o.batch = 4;
+    o.skip_bad = 1;
+    dsc_loader *loader = make_loader(set, &o);
+    dsc_bad_sample found[4];
+    for (int i = 0; i < 3; i++) {
+        dsc_batch batch;
+        assert_ok(dsc_loader_next(loader, queue, &batch)); /* samples 0 to 3 */
+        assert_int_equal(dsc_loader_take_bad(loader, found, 4), 1);
+        assert_int_equal(found[0].index, 1);
+        nanosleep(&(struct timespec){0, 20000000}, NULL); /* sample 9 is prepared ahead */
+        assert_ok(dsc_loader_seek(loader, 0, 0));
+        assert_int_equal(dsc_loader_take_bad(loader, found, 4), 0);
+    }
+    dsc_loader_destroy(&loader);
+    dsc_dataset_close(&set);
+    test_remove(folder);
+}
 #endif
 
 static void test_refusals(void **state) {
@@ -394,6 +519,8 @@ int main(void) {
         cmocka_unit_test(test_errors_in_threads),
 #ifdef DSC_HAVE_PNG
         cmocka_unit_test(test_first_error_is_reported),
+        cmocka_unit_test(test_bad_samples),
+        cmocka_unit_test(test_bad_samples_after_seek),
 #endif
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_out_of_memory),

@@ -95,7 +95,7 @@ static void tiny_fill(tiny *t, int64_t step) {
         fill(&dsc_optim_state(t->optim)[i].value, 7 + 1000 * i);
     dsc_optim_set_steps(t->optim, step + 100);
     t->state = (dsc_train_state){step, 3,   640, 12.25, 640,      2.5, 1.5,  0.25, 0.75,
-                                 8,    0.5, 4,   33.5,  {512, 7}, 2,   20.5, 1};
+                                 8,    0.5, 4,   33.5,  {512, 7}, 2,   20.5, 1,    6};
 }
 
 static dsc_status write_both(const dsc_snapshot *s, const char *into, int64_t *bytes) {
