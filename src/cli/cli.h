@@ -123,5 +123,8 @@ int dsc_cli_prints(const dsc_cli_session *session);
 const char *dsc_cli_duration(double seconds, char *text, size_t size);
 /* 464154 as "464,154"; returns `text`. */
 const char *dsc_cli_grouped(int64_t number, char *text, size_t size);
+/* Copies as many whole characters of `text` as fit; a byte that is not UTF-8 becomes U+FFFD, and a control
+ * character a question mark. Returns `out`. */
+char *dsc_cli_clean(const char *text, char *out, size_t size);
 
 #endif

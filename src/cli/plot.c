@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MARKS = 6, SEVERAL = MARKS + 1, LABEL_WIDTH = 8, LABEL_ROWS = 4, MARKED_POINTS = 16 };
+enum { MARKS = 10, SEVERAL = MARKS + 1, LABEL_WIDTH = 8, LABEL_ROWS = 4, MARKED_POINTS = 16 };
 
-static const char *const unicode_marks[] = {"", "●", "○", "▲", "△", "■", "□", "◆"};
-static const char *const ascii_marks[] = {"", "o", "x", "+", "%", "@", "=", "*"};
+static const char *const unicode_marks[] = {"", "●", "○", "▲", "△", "■", "□", "▼", "▽", "★", "☆", "◆"};
+static const char *const ascii_marks[] = {"", "o", "x", "+", "%", "@", "=", "#", "&", "$", "~", "*"};
 
 typedef struct field {
     int cols, rows;

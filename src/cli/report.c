@@ -1,23 +1,42 @@
 /* descent report: runs side by side. */
 #include "cli/cli.h"
-#include "cli/runlog.h"
+#include "cli/report_parts.h"
 #include "cli/support.h"
+#include "cli/terminal.h"
 
-#include <math.h>
-#include <stdio.h>
+#include <dirent.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct report_values {
     dsc_cli_common common;
-    int no_plot;
+    int no_plot, csv, json;
+    int plot, over; /* dsc_report_y, dsc_report_x */
 } report_values;
 
+#define AT(member) offsetof(report_values, member)
+
 static const dsc_option options[] = {
-    {.name = "no-plot",
-     .kind = DSC_OPTION_FLAG,
-     .offset = offsetof(report_values, no_plot),
-     .help = "print the table only",
+    {.name = "plot",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(plot),
+     .value = "top1",
+     .choices = DSC_CLI_CHOICES("top1", "top5", "loss", "train-loss", "lr"),
+     .help = "what to plot: accuracy or loss on the validation set, training loss, learning rate",
      .group = "Report"},
+    {.name = "over",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(over),
+     .value = "epoch",
+     .choices = DSC_CLI_CHOICES("epoch", "step", "time"),
+     .help = "what to plot it over"},
+    {.name = "no-plot", .kind = DSC_OPTION_FLAG, .offset = AT(no_plot), .help = "print the table only"},
+    {.name = "csv",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(csv),
+     .help = "print the table as comma-separated values; accuracies are fractions, times seconds"},
+    {DSC_CLI_JSON(AT(json))},
     DSC_CLI_COMMON_OPTIONS,
 };
 
@@ -25,48 +44,111 @@ static void init(void *values) {
     memset(values, 0, sizeof(report_values));
 }
 
-/* A number, or a dash where there is none. */
-static const char *cell(double value, int digits, char *text, size_t size) {
-    if (isfinite(value))
-        snprintf(text, size, "%.*f", digits, value);
-    else
-        snprintf(text, size, "-");
-    return text;
+/* ---- finding runs ---- */
+
+static void pass_over(const char *name, const char *why) {
+    fprintf(stderr, "descent: passed over '%s': %s\n", name, why);
 }
 
-static void print_table(dsc_runlog *const *logs, int64_t count) {
-    int width = 3;
-    char top1[32], loss[32], rate[32], seconds[32];
-    for (int64_t i = 0; i < count; i++)
-        width = (int)strlen(logs[i]->name) > width ? (int)strlen(logs[i]->name) : width;
-    printf("%-*s  %5s  %6s  %10s  %10s  %9s  %9s\n", width, "run", "ranks", "epochs", "best top-1",
-           "final loss", "images/s", "seconds");
-    for (int64_t i = 0; i < count; i++) {
-        const dsc_runlog *log = logs[i];
-        printf("%-*s  %5lld  %6lld  %8s %%  %10s  %9s  %9s\n", width, log->name, (long long)log->ranks,
-               (long long)log->epochs, cell(log->best_top1, 2, top1, sizeof top1),
-               cell(log->loss, 4, loss, sizeof loss), cell(log->images_per_s, 0, rate, sizeof rate),
-               cell(log->seconds, 1, seconds, sizeof seconds));
+static int has_metrics(const char *directory) {
+    struct stat info;
+    char path[4096];
+    return snprintf(path, sizeof path, "%s/metrics.jsonl", directory) < (int)sizeof path &&
+           stat(path, &info) == 0;
+}
+
+static dsc_status add_run(dsc_report_runs *runs, const char *name) {
+    if (runs->count == runs->capacity) {
+        int64_t capacity = runs->capacity > 0 ? 2 * runs->capacity : 16;
+        dsc_runlog **larger;
+        DSC_CLI_TRY(dsc_cli_alloc(capacity, sizeof *larger, &larger));
+        if (runs->count > 0)
+            memcpy(larger, runs->logs, (size_t)runs->count * sizeof *larger);
+        dsc_cli_free(&runs->logs);
+        runs->logs = larger;
+        runs->capacity = capacity;
+    }
+    dsc_status status = dsc_runlog_read(name, &runs->logs[runs->count]);
+    if (status == DSC_OK)
+        runs->count++;
+    else if (status == DSC_E_FORMAT)
+        pass_over(name, dsc_error_message());
+    return status == DSC_E_FORMAT ? DSC_OK : status;
+}
+
+static int is_visible(const struct dirent *entry) {
+    return entry->d_name[0] != '.';
+}
+
+/* Adds the runs in the directories that `directory` holds, by their names. */
+static dsc_status add_below(dsc_report_runs *runs, const char *directory) {
+    struct dirent **entries = NULL;
+    dsc_status status = DSC_OK;
+    int count = scandir(directory, &entries, is_visible, alphasort), found = 0;
+    for (int i = 0; i < count; i++) {
+        char path[4096];
+        if (snprintf(path, sizeof path, "%s/%s", directory, entries[i]->d_name) < (int)sizeof path &&
+            status == DSC_OK && has_metrics(path)) {
+            status = add_run(runs, path);
+            found = 1;
+        }
+        free(entries[i]);
+    }
+    free(entries);
+    if (!found)
+        pass_over(directory, "it has no metrics.jsonl, nor has a directory in it");
+    return status;
+}
+
+/* `name`: the directory of a run, a file of metrics, or a directory that holds those of runs. */
+static dsc_status add_named(dsc_report_runs *runs, const char *name) {
+    struct stat info;
+    char trimmed[4096];
+    int length = snprintf(trimmed, sizeof trimmed, "%s", name);
+    while (length > 1 && length < (int)sizeof trimmed && trimmed[length - 1] == '/')
+        trimmed[--length] = '\0';
+    if (length >= (int)sizeof trimmed || stat(trimmed, &info) != 0 ||
+        (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)))
+        return dsc_runlog_read(name, &(dsc_runlog *){NULL}); /* fails, and says why */
+    if (S_ISDIR(info.st_mode) && !has_metrics(trimmed))
+        return add_below(runs, trimmed);
+    return add_run(runs, trimmed);
+}
+
+/* ---- showing them ---- */
+
+static void print_notes(const dsc_report_runs *runs) {
+    for (int64_t i = 0; i < runs->count; i++) {
+        const dsc_runlog *log = runs->logs[i];
+        if (*log->error)
+            printf("%s: %s: %s\n", log->label, log->status, log->error);
+        for (int j = 0; j < log->alarm_count; j++)
+            printf("%s: %s\n", log->label, log->alarms[j]);
     }
 }
 
-static void print_alarms(dsc_runlog *const *logs, int64_t count) {
-    for (int64_t i = 0; i < count; i++)
-        for (int j = 0; j < logs[i]->alarm_count; j++)
-            printf("%s: %s\n", logs[i]->name, logs[i]->alarms[j]);
+static dsc_status print_text(const dsc_report_runs *runs, const report_values *v) {
+    DSC_CLI_TRY(dsc_report_print_table(stdout, runs, dsc_terminal_width(stdout)));
+    print_notes(runs);
+    if (v->no_plot)
+        return DSC_OK;
+    printf("\n");
+    return dsc_report_plot(stdout, runs->logs, runs->count, (dsc_report_y)v->plot, (dsc_report_x)v->over);
 }
 
-static dsc_status show(dsc_runlog *const *logs, int64_t count, int plot) {
+static dsc_status show(const dsc_report_runs *runs, const report_values *v) {
     const dsc_runlog *bad = NULL;
-    print_table(logs, count);
-    print_alarms(logs, count);
-    for (int64_t i = 0; i < count; i++)
-        if (logs[i]->bad_lines > 0 && !bad)
-            bad = logs[i];
-    if (plot) {
-        printf("\n");
-        DSC_CLI_TRY(dsc_runlog_plot(stdout, logs, count));
-    }
+    if (runs->count == 0)
+        return DSC_CLI_FAIL(DSC_E_INVALID, "none of these is a run: name the --out directories of runs");
+    if (v->json)
+        DSC_CLI_TRY(dsc_report_print_json(stdout, runs));
+    else if (v->csv)
+        DSC_CLI_TRY(dsc_report_print_csv(stdout, runs));
+    else
+        DSC_CLI_TRY(print_text(runs, v));
+    for (int64_t i = 0; i < runs->count; i++)
+        if (runs->logs[i]->bad_lines > 0 && !bad)
+            bad = runs->logs[i];
     if (bad)
         return DSC_CLI_FAIL(DSC_E_FORMAT, "%s (%lld such lines were skipped)", bad->first_bad,
                             (long long)bad->bad_lines);
@@ -76,20 +158,21 @@ static dsc_status show(dsc_runlog *const *logs, int64_t count, int plot) {
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     const report_values *v = values;
     int64_t count = dsc_option_positional_count(set);
-    dsc_runlog **logs;
+    dsc_report_runs runs = {0};
     dsc_status status = DSC_OK;
     if (count == 0)
         return DSC_CLI_FAIL(DSC_E_INVALID, "report needs at least one run: descent report OUT [OUT...]");
+    if (v->csv && v->json)
+        return DSC_CLI_FAIL(DSC_E_INVALID, "--csv and --json: choose one of them");
     if (!dsc_cli_prints(session))
         return DSC_OK;
-    DSC_CLI_TRY(dsc_cli_alloc(count, sizeof *logs, &logs));
     for (int64_t i = 0; i < count && status == DSC_OK; i++)
-        status = dsc_runlog_read(dsc_option_positional(set, i), &logs[i]);
+        status = add_named(&runs, dsc_option_positional(set, i));
     if (status == DSC_OK)
-        status = show(logs, count, !v->no_plot);
-    for (int64_t i = 0; i < count; i++)
-        dsc_runlog_destroy(&logs[i]);
-    dsc_cli_free(&logs);
+        status = show(&runs, v);
+    for (int64_t i = 0; i < runs.count; i++)
+        dsc_runlog_destroy(&runs.logs[i]);
+    dsc_cli_free(&runs.logs);
     return status;
 }
 
@@ -97,14 +180,19 @@ const dsc_cli_command dsc_cli_report = {
     .name = "report",
     .summary = "show runs side by side, with a plot of their accuracy",
     .arguments = "OUT [OUT...]",
-    .description = "Reads the metrics.jsonl of each run (OUT is its directory or the file) and prints one "
-                   "table and one plot of the top-1 accuracy on the validation set over epochs. Runs that "
-                   "have not ended yet can be shown, too.\n\n"
-                   "Alarms that a run gave (about K-FAC) follow the table.\n\n"
-                   "The final loss is that of the last evaluation. Lines that cannot be read are skipped; "
-                   "the first of them is named at the end, with exit status 2.",
+    .description =
+        "Reads the metrics.jsonl of each run (OUT is its directory, the file, or a directory that holds "
+        "those of several runs) and prints one table and one plot. What is no run is passed over with a "
+        "note. Runs that have not ended yet can be shown, too.\n\n"
+        "The table has the status of each run (done, running, stopped by a signal, diverged, failed for "
+        "another reason, or died without a word), the best and the last accuracy, the loss of the last "
+        "evaluation, the time, and a column for every option in which the runs differ; a dash stands for "
+        "an option that a run does not use. Columns for which the terminal is too narrow follow below. "
+        "Errors, and alarms that a run gave (about K-FAC), follow the table.\n\n"
+        "Lines that cannot be read are skipped; the first of them is named at the end, with exit status 2.",
     .examples = "descent report runs/lenet-synthetic-42\n"
-                "descent report runs/one-process runs/two-ranks --no-plot\n",
+                "descent report runs --plot loss --over time\n"
+                "descent report runs/one-process runs/two-ranks --csv\n",
     .options = options,
     .values_size = sizeof(report_values),
     .init = init,

@@ -2,24 +2,117 @@
  * are ignored. */
 #include "cli/runlog.h"
 
-#include "cli/plot.h"
+#include "cli/cli.h"
 #include "cli/support.h"
-#include "cli/terminal.h"
 
 #include <errno.h>
-#include <jansson.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
+
+#define COMMON_KEYS "step", "epoch", "time_s"
+
+static const char *const step_keys[] = {COMMON_KEYS,
+                                        "loss",
+                                        "lr",
+                                        "images_per_s",
+                                        "nu",
+                                        "data",
+                                        "forward",
+                                        "backward",
+                                        "exchange",
+                                        "factor",
+                                        "decompose",
+                                        "precondition",
+                                        "update",
+                                        "gradients",
+                                        "factors",
+                                        "decompositions",
+                                        "preconditioned",
+                                        "parameters",
+                                        NULL};
+static const char *const epoch_keys[] = {COMMON_KEYS, "loss", "lr", "images_per_s", NULL};
+static const char *const eval_keys[] = {COMMON_KEYS, "loss", "top1", "top5", "distance", "norm", NULL};
+static const char *const consensus_keys[] = {COMMON_KEYS, "distance", "norm", "mass", "weight", NULL};
+static const char *const kfac_keys[] = {COMMON_KEYS, "nu", "damping", NULL};
+const char *const dsc_runlog_layer_keys[] = {"cosine", "a_min", "a_max", "g_min", "g_max", "condition", NULL};
+const char *const dsc_runlog_load_keys[] = {"work", "share", "solve_ms", NULL};
+
+static const struct {
+    const char *kind;
+    const char *const *keys;
+} kinds[DSC_RUNLOG_TABLES] = {
+    [DSC_RUNLOG_STEPS] = {"step", step_keys}, [DSC_RUNLOG_EPOCHS] = {"epoch", epoch_keys},
+    [DSC_RUNLOG_EVALS] = {"eval", eval_keys}, [DSC_RUNLOG_CONSENSUS] = {"consensus", consensus_keys},
+    [DSC_RUNLOG_KFAC] = {"kfac", kfac_keys},
+};
 
 void dsc_runlog_destroy(dsc_runlog **log) {
     if (!log || !*log)
         return;
-    dsc_cli_free(&(*log)->eval_epoch);
-    dsc_cli_free(&(*log)->eval_top1);
+    for (int i = 0; i < DSC_RUNLOG_TABLES; i++)
+        dsc_cli_free(&(*log)->tables[i].values);
+    json_decref((*log)->run);
+    json_decref((*log)->layer_names);
     dsc_cli_free(&(*log)->name);
+    dsc_cli_free(&(*log)->label);
     dsc_cli_free(log);
+}
+
+int64_t dsc_runlog_column(const dsc_runlog_table *table, const char *key) {
+    for (int64_t i = 0; i < table->columns; i++)
+        if (strcmp(table->keys[i], key) == 0)
+            return i;
+    return -1;
+}
+
+const json_t *dsc_runlog_config(const dsc_runlog *log, const char *place) {
+    const char *dot = strchr(place, '.');
+    const json_t *config = json_object_get(log->run, "config");
+    char object[32];
+    if (!dot)
+        return json_object_get(config, place);
+    snprintf(object, sizeof object, "%.*s", (int)(dot - place), place);
+    return json_object_get(json_object_get(config, object), dot + 1);
+}
+
+/* ---- tables ---- */
+
+/* A new row, of NaN. */
+static dsc_status add_row(dsc_runlog_table *table, double **row) {
+    if (table->rows == table->capacity) {
+        int64_t capacity = table->capacity > 0 ? 2 * table->capacity : 8;
+        double *larger;
+        DSC_CLI_TRY(dsc_cli_alloc(capacity * table->columns, sizeof *larger, &larger));
+        if (table->rows > 0)
+            memcpy(larger, table->values, (size_t)(table->rows * table->columns) * sizeof *larger);
+        dsc_cli_free(&table->values);
+        table->values = larger;
+        table->capacity = capacity;
+    }
+    *row = table->values + table->rows++ * table->columns;
+    for (int64_t i = 0; i < table->columns; i++)
+        (*row)[i] = NAN;
+    return DSC_OK;
+}
+
+static const double *last_row(const dsc_runlog_table *table) {
+    return table->rows > 0 ? table->values + (table->rows - 1) * table->columns : NULL;
+}
+
+/* Drops the rows at the end whose value in `column` is at least `limit`. */
+static void drop_from(dsc_runlog *log, int which, int column, double limit) {
+    dsc_runlog_table *table = &log->tables[which];
+    while (table->rows > 0 && last_row(table)[column] >= limit)
+        table->rows--;
+    if (which == DSC_RUNLOG_KFAC) {
+        for (int i = DSC_RUNLOG_LAYERS; i <= DSC_RUNLOG_LOADS; i++)
+            if (log->tables[i].rows > table->rows)
+                log->tables[i].rows = table->rows;
+    }
 }
 
 /* ---- one line ---- */
@@ -46,36 +139,47 @@ static int get_count(const json_t *line, const char *key, int64_t *out) {
     return 1;
 }
 
-/* Room for twice as many evaluations. */
-static dsc_status grow(dsc_runlog *log) {
-    double **const arrays[] = {&log->eval_epoch, &log->eval_top1};
-    int64_t capacity = log->capacity > 0 ? 2 * log->capacity : 8;
-    for (int i = 0; i < 2; i++) {
-        double *larger;
-        DSC_CLI_TRY(dsc_cli_alloc(capacity, sizeof *larger, &larger));
-        for (int64_t j = 0; j < log->evals; j++)
-            larger[j] = (*arrays[i])[j];
-        dsc_cli_free(arrays[i]);
-        *arrays[i] = larger;
-    }
-    log->capacity = capacity;
-    return DSC_OK;
+static void get_text(const json_t *line, const char *key, char *text, size_t size) {
+    const char *value = json_string_value(json_object_get(line, key));
+    dsc_cli_clean(value ? value : "", text, size);
 }
 
-/* A resumed run repeats the epochs after its checkpoint: their new evaluations replace the old ones. */
-static dsc_status add_eval(dsc_runlog *log, double epoch, double top1) {
-    while (log->evals > 0 && log->eval_epoch[log->evals - 1] >= epoch)
-        log->evals--;
-    if (log->evals == log->capacity)
-        DSC_CLI_TRY(grow(log));
-    log->eval_epoch[log->evals] = epoch;
-    log->eval_top1[log->evals++] = top1;
+/* The epochs done at a line that gives the number of its epoch. At the end of an epoch that is one more; in
+ * the middle the fraction follows from the steps since the last epoch ended. */
+static double epochs_done(const dsc_runlog *log, int which, double epoch, double step) {
+    const double *ended = last_row(&log->tables[DSC_RUNLOG_EPOCHS]);
+    int64_t length = 0;
+    if (which == DSC_RUNLOG_EPOCHS || (which == DSC_RUNLOG_EVALS && ended && ended[DSC_RUNLOG_EPOCH] > epoch))
+        return epoch + 1;
+    if (!get_count(log->run, "steps_per_epoch", &length) || length == 0 || isnan(step))
+        return epoch + 1;
+    double begin = ended && ended[DSC_RUNLOG_EPOCH] == epoch && isfinite(ended[DSC_RUNLOG_STEP])
+                       ? ended[DSC_RUNLOG_STEP]
+                       : epoch * (double)length;
+    return epoch + fmin(1, fmax(0, (step - begin) / (double)length));
+}
+
+/* A resumed run repeats the steps after its checkpoint: their new lines replace the old ones. */
+static dsc_status add_line(dsc_runlog *log, int which, const json_t *line, double **out) {
+    dsc_runlog_table *table = &log->tables[which];
+    double step = NAN, epoch = NAN, *row;
+    get_number(line, "step", &step);
+    if (get_number(line, "epoch", &epoch))
+        epoch = epochs_done(log, which, epoch, step);
+    if (which == DSC_RUNLOG_EVALS || which == DSC_RUNLOG_EPOCHS)
+        drop_from(log, which, DSC_RUNLOG_EPOCH, epoch);
+    drop_from(log, which, DSC_RUNLOG_STEP, step);
+    DSC_CLI_TRY(add_row(table, &row));
+    for (int64_t i = 0; i < table->columns; i++)
+        get_number(line, table->keys[i], &row[i]);
+    row[DSC_RUNLOG_EPOCH] = epoch;
+    *out = row;
     return DSC_OK;
 }
 
 /* Sets *why when the line is wrong. */
 static dsc_status take_eval(dsc_runlog *log, const json_t *line, const char **why) {
-    double epoch, top1, loss;
+    double epoch, top1, loss, *row;
     if (!get_number(line, "epoch", &epoch) || !get_number(line, "top1", &top1)) {
         *why = "an eval line without epoch and top1";
         return DSC_OK;
@@ -84,32 +188,86 @@ static dsc_status take_eval(dsc_runlog *log, const json_t *line, const char **wh
         log->loss = loss;
         log->loss_is_eval = 1;
     }
-    return add_eval(log, epoch + 1, 100 * top1);
+    return add_line(log, DSC_RUNLOG_EVALS, line, &row);
 }
 
-static void take_run(dsc_runlog *log, const json_t *line) {
+/* The objects of a list inside of a `kfac` line, `values` numbers of each. The first line decides how many
+ * there are; of a line with another number nothing is kept. */
+static dsc_status take_list(dsc_runlog *log, int which, const json_t *list, const char *const *keys,
+                            int64_t *count, int values) {
+    dsc_runlog_table *table = &log->tables[which];
+    double *row;
+    if (*count == 0 && json_array_size(list) > 0) {
+        *count = (int64_t)json_array_size(list);
+        table->columns = *count * values;
+    }
+    if (*count == 0)
+        return DSC_OK;
+    while (table->rows < log->tables[DSC_RUNLOG_KFAC].rows)
+        DSC_CLI_TRY(add_row(table, &row));
+    for (int64_t i = 0; (int64_t)json_array_size(list) == *count && i < *count; i++)
+        for (int j = 0; j < values; j++)
+            get_number(json_array_get(list, (size_t)i), keys[j],
+                       &table->values[(table->rows - 1) * table->columns + i * values + j]);
+    return DSC_OK;
+}
+
+static dsc_status take_kfac(dsc_runlog *log, const json_t *line) {
+    const json_t *layers = json_object_get(line, "layers");
+    double *row;
+    if (!log->layer_names && json_array_size(layers) > 0) {
+        log->layer_names = json_array();
+        for (size_t i = 0; i < json_array_size(layers); i++) {
+            json_t *name = json_object_get(json_array_get(layers, i), "name");
+            json_array_append_new(log->layer_names, json_is_string(name) ? json_incref(name) : json_null());
+        }
+    }
+    DSC_CLI_TRY(add_line(log, DSC_RUNLOG_KFAC, line, &row));
+    DSC_CLI_TRY(take_list(log, DSC_RUNLOG_LAYERS, layers, dsc_runlog_layer_keys, &log->layers,
+                          DSC_RUNLOG_LAYER_VALUES));
+    return take_list(log, DSC_RUNLOG_LOADS, json_object_get(line, "loads"), dsc_runlog_load_keys, &log->loads,
+                     DSC_RUNLOG_LOAD_VALUES);
+}
+
+/* A start, or a resumption, which forgets what came after its checkpoint. */
+static void take_run(dsc_runlog *log, json_t *line) {
     const char *model = json_string_value(json_object_get(json_object_get(line, "config"), "model"));
+    double step;
+    json_decref(log->run);
+    log->run = json_incref(line);
+    log->status[0] = log->error[0] = '\0';
     get_count(line, "ranks", &log->ranks);
     if (model)
         snprintf(log->model, sizeof log->model, "%s", model);
+    for (int i = 0; i < DSC_RUNLOG_LAYERS && get_number(line, "step", &step); i++)
+        drop_from(log, i, DSC_RUNLOG_STEP, step + 1);
 }
 
 static void take_alarm(dsc_runlog *log, const json_t *line) {
     const int most = (int)(sizeof log->alarms / sizeof log->alarms[0]);
-    const char *message = json_string_value(json_object_get(line, "message"));
-    if (!message || log->alarm_count == most)
+    if (!json_is_string(json_object_get(line, "message")) || log->alarm_count == most)
         return;
     char *to = log->alarms[log->alarm_count];
-    snprintf(to, sizeof log->alarms[0], "%s", message);
+    get_text(line, "message", to, sizeof log->alarms[0]);
     for (int i = 0; i < log->alarm_count; i++)
         if (strcmp(log->alarms[i], to) == 0)
             return;
     log->alarm_count++;
 }
 
-static dsc_status take_line(dsc_runlog *log, const json_t *line, const char **why) {
+static void take_end(dsc_runlog *log, const json_t *line) {
+    get_text(line, "status", log->status, sizeof log->status);
+    get_text(line, "error", log->error, sizeof log->error);
+    if (strcmp(log->status, "interrupted") == 0)
+        strcpy(log->status, "stopped");
+    else if (strcmp(log->status, "failed") == 0 &&
+             (strstr(log->error, "not a number") || strstr(log->error, "not finite")))
+        strcpy(log->status, "diverged");
+}
+
+static dsc_status take_line(dsc_runlog *log, json_t *line, const char **why) {
     const char *kind = json_string_value(json_object_get(line, "kind"));
-    double loss;
+    double loss, *row;
     int64_t epoch;
     if (!kind) {
         *why = "has no kind";
@@ -124,10 +282,17 @@ static dsc_status take_line(dsc_runlog *log, const json_t *line, const char **wh
         take_alarm(log, line);
     else if (strcmp(kind, "eval") == 0)
         return take_eval(log, line, why);
-    else if (strcmp(kind, "epoch") == 0 && get_count(line, "epoch", &epoch))
+    else if (strcmp(kind, "kfac") == 0)
+        return take_kfac(log, line);
+    else if (strcmp(kind, "end") == 0)
+        take_end(log, line);
+    if (strcmp(kind, "epoch") == 0 && get_count(line, "epoch", &epoch))
         log->epochs = epoch + 1;
     if (!log->loss_is_eval && get_number(line, "loss", &loss))
         log->loss = loss;
+    for (int i = 0; i < DSC_RUNLOG_KFAC; i++)
+        if (strcmp(kind, kinds[i].kind) == 0)
+            return add_line(log, i, line, &row);
     return DSC_OK;
 }
 
@@ -138,9 +303,9 @@ static dsc_status parse_line(dsc_runlog *log, const char *file, int64_t number, 
     int whole = length > 0 && text[length - 1] == '\n';
     json_t *line = json_loadb(text, length, 0, &error);
     if (!json_is_object(line)) {
-        json_decref(line);
         if (whole)
             mark_bad(log, file, number, line ? "is not a JSON object" : error.text);
+        json_decref(line);
         return DSC_OK;
     }
     dsc_status status = take_line(log, line, &why);
@@ -171,23 +336,58 @@ static dsc_status read_lines(dsc_runlog *log, const char *file, FILE *stream) {
     return status;
 }
 
+/* The best and the last evaluation. An evaluation whose loss is not finite is never the best. */
+static void judge(dsc_runlog *log) {
+    const dsc_runlog_table *evals = &log->tables[DSC_RUNLOG_EVALS];
+    int64_t top1 = dsc_runlog_column(evals, "top1"), loss = dsc_runlog_column(evals, "loss");
+    for (int64_t i = 0; i < evals->rows; i++) {
+        const double *row = evals->values + i * evals->columns;
+        log->top1 = 100 * row[top1];
+        if (isfinite(row[loss]) && !(log->top1 <= log->best_top1)) {
+            log->best_top1 = log->top1;
+            log->best_epoch = row[DSC_RUNLOG_EPOCH];
+        }
+    }
+}
+
 dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stream, dsc_runlog **out) {
     dsc_runlog *log = NULL;
     DSC_CLI_TRY(dsc_cli_alloc(1, sizeof *log, &log));
-    log->loss = log->images_per_s = log->seconds = log->best_top1 = NAN;
-    dsc_status status = dsc_cli_alloc((int64_t)strlen(name) + 1, 1, &log->name);
+    log->loss = log->images_per_s = log->seconds = log->best_top1 = log->best_epoch = log->top1 = NAN;
+    for (int i = 0; i < DSC_RUNLOG_LAYERS; i++) {
+        log->tables[i].keys = kinds[i].keys;
+        while (kinds[i].keys[log->tables[i].columns])
+            log->tables[i].columns++;
+    }
+    int64_t length = (int64_t)strlen(name);
+    dsc_status status = dsc_cli_alloc(length + 1, 1, &log->name);
+    if (status == DSC_OK)
+        status = dsc_cli_alloc(3 * length + 1, 1, &log->label);
     if (status == DSC_OK) {
         strcpy(log->name, name);
+        dsc_cli_clean(name, log->label, (size_t)(3 * length + 1));
         status = read_lines(log, file, stream);
     }
     if (status != DSC_OK) {
         dsc_runlog_destroy(&log);
         return status;
     }
-    for (int64_t i = 0; i < log->evals; i++)
-        log->best_top1 = i == 0 ? log->eval_top1[0] : fmax(log->best_top1, log->eval_top1[i]);
+    judge(log);
     *out = log;
     return DSC_OK;
+}
+
+/* 1 when a process, on this or another machine, holds the lock of the run. */
+static int is_locked(const char *metrics) {
+    const char *slash = strrchr(metrics, '/');
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    char path[4096];
+    snprintf(path, sizeof path, "%.*slock", slash ? (int)(slash + 1 - metrics) : 0, metrics);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    int locked = fd >= 0 && fcntl(fd, F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+    if (fd >= 0)
+        close(fd);
+    return locked;
 }
 
 dsc_status dsc_runlog_read(const char *run, dsc_runlog **out) {
@@ -195,30 +395,16 @@ dsc_status dsc_runlog_read(const char *run, dsc_runlog **out) {
     char path[4096];
     int is_directory = stat(run, &info) == 0 && S_ISDIR(info.st_mode);
     int length = snprintf(path, sizeof path, is_directory ? "%s/metrics.jsonl" : "%s", run);
-    if (length >= (int)sizeof path)
+    if (length >= (int)sizeof path - 8)
         return DSC_CLI_FAIL(DSC_E_INVALID, "'%.60s...': the name is too long", run);
     FILE *stream = fopen(path, "r");
     if (!stream)
         return DSC_CLI_FAIL(DSC_E_NOT_FOUND, "cannot read '%s': %s; name the --out directory of a run", path,
                             strerror(errno));
+    int locked = is_locked(path);
     dsc_status status = dsc_runlog_read_stream(run, path, stream, out);
     fclose(stream);
-    return status;
-}
-
-dsc_status dsc_runlog_plot(FILE *out, dsc_runlog *const *logs, int64_t count) {
-    dsc_plot_series *series;
-    dsc_plot_options options = {.title = "top-1 accuracy on the validation set, %",
-                                .x_label = "epoch",
-                                .width = dsc_terminal_width(out),
-                                .height = 17,
-                                .utf8 = dsc_terminal_utf8()};
-    if (options.width > 100)
-        options.width = 100;
-    DSC_CLI_TRY(dsc_cli_alloc(count, sizeof *series, &series));
-    for (int64_t i = 0; i < count; i++)
-        series[i] = (dsc_plot_series){logs[i]->name, logs[i]->eval_epoch, logs[i]->eval_top1, logs[i]->evals};
-    dsc_status status = dsc_plot_draw(out, series, count, &options);
-    dsc_cli_free(&series);
+    if (status == DSC_OK && !*(*out)->status)
+        strcpy((*out)->status, locked ? "running" : "died");
     return status;
 }

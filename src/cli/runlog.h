@@ -4,25 +4,59 @@
 
 #include "descent/status.h"
 
+#include <jansson.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 
+/* The numbers of all lines of one kind: a row per line, NaN where the line has no such number. */
+typedef struct dsc_runlog_table {
+    const char *const *keys; /* the keys of the columns; NULL for layers and loads */
+    int64_t columns;
+    double *values; /* [rows][columns] */
+    int64_t rows, capacity;
+} dsc_runlog_table;
+
+/* The tables of a run. Those of layers and loads have a row for each row of DSC_RUNLOG_KFAC: of layers with
+ * the DSC_RUNLOG_LAYER_VALUES numbers of each layer, of loads with the DSC_RUNLOG_LOAD_VALUES of each rank. */
+enum {
+    DSC_RUNLOG_STEPS,
+    DSC_RUNLOG_EPOCHS,
+    DSC_RUNLOG_EVALS,
+    DSC_RUNLOG_CONSENSUS,
+    DSC_RUNLOG_KFAC,
+    DSC_RUNLOG_LAYERS,
+    DSC_RUNLOG_LOADS,
+    DSC_RUNLOG_TABLES
+};
+
+/* The first columns of every table that has keys. The epoch is the number of epochs done, with a fraction. */
+enum { DSC_RUNLOG_STEP, DSC_RUNLOG_EPOCH, DSC_RUNLOG_TIME };
+
+enum { DSC_RUNLOG_LAYER_VALUES = 6, DSC_RUNLOG_LOAD_VALUES = 3 };
+extern const char *const dsc_runlog_layer_keys[], *const dsc_runlog_load_keys[];
+
 typedef struct dsc_runlog {
-    char *name;              /* of the run: its directory */
-    char model[64];          /* "" when the file does not say */
-    int64_t ranks;           /* 0: not said */
-    int64_t epochs;          /* done in full */
-    int64_t steps;           /* done */
-    double best_top1;        /* in percent; NaN: never evaluated */
-    double loss;             /* of the last evaluation; before the first, the last training loss; NaN: none */
-    int loss_is_eval;        /* 1: it is that of an evaluation */
-    double images_per_s;     /* the last that was written; NaN: none */
-    double seconds;          /* since the run began; NaN: none */
-    double *eval_epoch;      /* epochs done at each evaluation, rising */
-    double *eval_top1;       /* in percent */
-    int64_t evals, capacity; /* used, and available, in both arrays */
-    char alarms[4][512];     /* messages of alarms, each once; later ones are left out */
+    char *name;          /* of the run: its directory */
+    char *label;         /* the same for a terminal: dsc_cli_clean */
+    char model[64];      /* "" when the file does not say */
+    char status[16];     /* done, running, stopped, diverged, failed, died; "" before it is known */
+    char error[512];     /* message of a run that failed; "" otherwise */
+    json_t *run;         /* the last line of kind `run`; NULL: none */
+    int64_t ranks;       /* 0: not said */
+    int64_t epochs;      /* done in full */
+    int64_t steps;       /* done */
+    double best_top1;    /* in percent; NaN: never evaluated */
+    double best_epoch;   /* epochs done at the best evaluation */
+    double top1;         /* of the last evaluation, in percent; NaN: none */
+    double loss;         /* of the last evaluation; before the first, the last training loss; NaN: none */
+    int loss_is_eval;    /* 1: it is that of an evaluation */
+    double images_per_s; /* the last that was written; NaN: none */
+    double seconds;      /* since the run began; NaN: none */
+    dsc_runlog_table tables[DSC_RUNLOG_TABLES];
+    int64_t layers, loads; /* of K-FAC, in each of its lines */
+    json_t *layer_names;   /* an array of texts; NULL: none */
+    char alarms[4][512];   /* messages of alarms, each once; later ones are left out */
     int alarm_count;
     int64_t lines, bad_lines; /* read, and skipped */
     char first_bad[512];      /* "FILE:LINE: why" of the first line skipped */
@@ -30,15 +64,18 @@ typedef struct dsc_runlog {
 
 /* Reads `run`, a directory with a metrics.jsonl or such a file. Lines that are not what they should be are
  * counted in bad_lines and skipped; an incomplete last line is not counted (the run is still writing it).
- * DSC_E_NOT_FOUND without a file, DSC_E_FORMAT when not one line can be read. */
+ * Where a resumed run has repeated steps, only the last line of a step counts. DSC_E_NOT_FOUND when there is
+ * no such file, DSC_E_FORMAT when it holds no line of metrics. The caller destroys *out. */
 dsc_status dsc_runlog_read(const char *run, dsc_runlog **out) DSC_MUST_CHECK;
-/* The same from a stream, which stays the caller's; `file` is its name in messages, `name` that of the run.
- */
+/* The same from a stream; `file` is its name in messages. A run without an end has no status. */
 dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stream,
                                   dsc_runlog **out) DSC_MUST_CHECK;
+/* Accepts NULL and *log == NULL. */
 void dsc_runlog_destroy(dsc_runlog **log);
 
-/* Plots top-1 accuracy over epochs, one curve per run, to `out`: a terminal or a file. */
-dsc_status dsc_runlog_plot(FILE *out, dsc_runlog *const *logs, int64_t count) DSC_MUST_CHECK;
+/* The number of the column with this key; -1: none. */
+int64_t dsc_runlog_column(const dsc_runlog_table *table, const char *key);
+/* A value of the run's configuration, by its place ("optimizer.name"); NULL: the run does not have it. */
+const json_t *dsc_runlog_config(const dsc_runlog *log, const char *place);
 
 #endif

@@ -3,6 +3,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 const char *dsc_cli_duration(double seconds, char *text, size_t size) {
     if (!isfinite(seconds) || seconds < 0 || seconds >= 1e9)
@@ -29,4 +30,44 @@ const char *dsc_cli_grouped(int64_t number, char *text, size_t size) {
     }
     text[used] = '\0';
     return text;
+}
+
+/* The number of bytes of the character at `text` in UTF-8; 0: it is not UTF-8. */
+static int utf8_length(const unsigned char *text) {
+    static const struct {
+        unsigned char mask, bits, low, high; /* of the first byte; what the second may be */
+        int length;
+    } forms[] = {{0x80, 0x00, 0, 0, 1},       {0xe0, 0xc0, 0x80, 0xbf, 2}, {0xff, 0xe0, 0xa0, 0xbf, 3},
+                 {0xff, 0xed, 0x80, 0x9f, 3}, {0xf0, 0xe0, 0x80, 0xbf, 3}, {0xff, 0xf0, 0x90, 0xbf, 4},
+                 {0xff, 0xf4, 0x80, 0x8f, 4}, {0xf8, 0xf0, 0x80, 0xbf, 4}};
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
+        if ((text[0] & forms[i].mask) != forms[i].bits)
+            continue;
+        if (forms[i].length > 1 &&
+            (text[0] < 0xc2 || text[0] > 0xf4 || text[1] < forms[i].low || text[1] > forms[i].high))
+            return 0;
+        for (int j = 2; j < forms[i].length; j++)
+            if ((text[j] & 0xc0) != 0x80)
+                return 0;
+        return forms[i].length;
+    }
+    return 0;
+}
+
+char *dsc_cli_clean(const char *text, char *out, size_t size) {
+    const unsigned char *from = (const unsigned char *)text;
+    size_t used = 0;
+    while (*from) {
+        int length = utf8_length(from);
+        int control = *from < 0x20 || *from == 0x7f || (length == 2 && from[0] == 0xc2 && from[1] < 0xa0);
+        const char *written = length == 0 ? "\xef\xbf\xbd" : control ? "?" : (const char *)from;
+        size_t bytes = length == 0 ? 3 : control ? 1 : (size_t)length;
+        if (used + bytes >= size)
+            break;
+        memcpy(out + used, written, bytes);
+        used += bytes;
+        from += length > 0 ? length : 1;
+    }
+    out[used] = '\0';
+    return out;
 }

@@ -4,7 +4,7 @@
 #include "base/rng.h"
 #include "cli/cli.h"
 #include "cli/plot.h"
-#include "cli/runlog.h"
+#include "cli/report_parts.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -37,6 +37,13 @@ static dsc_status read_text(const char *text, size_t length, dsc_runlog **out) {
     return status;
 }
 
+static double value_of(const dsc_runlog *log, int which, int64_t row, const char *key) {
+    const dsc_runlog_table *table = &log->tables[which];
+    int64_t column = dsc_runlog_column(table, key);
+    assert_true(row < table->rows && column >= 0);
+    return table->values[row * table->columns + column];
+}
+
 static void test_runlog(void **state) {
     (void)state;
     dsc_runlog *log = NULL;
@@ -46,11 +53,22 @@ static void test_runlog(void **state) {
     assert_int_equal(log->ranks, 2);
     assert_int_equal(log->epochs, 2);
     assert_int_equal(log->steps, 30);
-    assert_int_equal(log->evals, 3);
+    assert_int_equal(log->tables[DSC_RUNLOG_EVALS].rows, 3);
+    assert_int_equal(log->tables[DSC_RUNLOG_STEPS].rows, 1);
+    assert_int_equal(log->tables[DSC_RUNLOG_EPOCHS].rows, 2);
     assert_int_equal(log->bad_lines, 0);
+    assert_string_equal(log->status, "done");
+    assert_string_equal(json_string_value(dsc_runlog_config(log, "model")), "lenet");
+    assert_null(dsc_runlog_config(log, "kfac.damping"));
     assert_true(log->best_top1 == 50 && log->loss == 1.45 && log->images_per_s == 115 &&
                 log->seconds == 3.25);
-    assert_true(log->eval_epoch[0] == 1 && log->eval_epoch[2] == 3 && log->eval_top1[2] == 37.5);
+    assert_true(log->best_epoch == 2 && log->top1 == 37.5);
+    assert_true(value_of(log, DSC_RUNLOG_EVALS, 0, "epoch") == 1 &&
+                value_of(log, DSC_RUNLOG_EVALS, 2, "epoch") == 3 &&
+                value_of(log, DSC_RUNLOG_EVALS, 2, "top1") == 0.375 &&
+                value_of(log, DSC_RUNLOG_EVALS, 2, "time_s") == 3.1);
+    assert_true(value_of(log, DSC_RUNLOG_STEPS, 0, "lr") == 0.1);
+    assert_true(isnan(value_of(log, DSC_RUNLOG_STEPS, 0, "nu")));
     dsc_runlog_destroy(&log);
     assert_null(log);
     dsc_runlog_destroy(&log);
@@ -66,8 +84,73 @@ static void test_runlog_resumed(void **state) {
                           "{\"kind\":\"eval\",\"epoch\":1,\"loss\":1.0,\"top1\":0.625,\"top5\":1}\n");
     assert_ok(read_text(text, (size_t)length, &log));
     assert_int_equal(log->ranks, 4);
-    assert_int_equal(log->evals, 2);
-    assert_true(log->eval_top1[1] == 62.5 && log->best_top1 == 62.5 && log->loss == 1.0);
+    assert_int_equal(log->tables[DSC_RUNLOG_EVALS].rows, 2);
+    assert_string_equal(log->status, ""); /* it goes on */
+    assert_true(log->top1 == 62.5 && log->best_top1 == 62.5 && log->loss == 1.0);
+    dsc_runlog_destroy(&log);
+}
+
+/* A line `run` that continues from step 14 forgets what came after it; steps have fractions of epochs. */
+static void test_runlog_from_checkpoint(void **state) {
+    (void)state;
+    char text[4096];
+    dsc_runlog *log = NULL;
+    int length = snprintf(text, sizeof text, "%s%s", good,
+                          "{\"kind\":\"run\",\"ranks\":2,\"step\":14,\"steps_per_epoch\":10}\n"
+                          "{\"kind\":\"step\",\"step\":15,\"epoch\":1,\"loss\":1}\n"
+                          "{\"kind\":\"step\",\"step\":16,\"epoch\":1,\"loss\":2}\n"
+                          "{\"kind\":\"step\",\"step\":16,\"epoch\":1,\"loss\":3}\n"
+                          "{\"kind\":\"eval\",\"step\":16,\"epoch\":1,\"loss\":1.0,\"top1\":0.75}\n");
+    assert_ok(read_text(text, (size_t)length, &log));
+    assert_int_equal(log->tables[DSC_RUNLOG_EVALS].rows, 2);
+    assert_int_equal(log->tables[DSC_RUNLOG_EPOCHS].rows, 1);
+    assert_int_equal(log->tables[DSC_RUNLOG_STEPS].rows, 3);
+    assert_true(value_of(log, DSC_RUNLOG_STEPS, 1, "epoch") == 1.5 &&
+                value_of(log, DSC_RUNLOG_STEPS, 2, "loss") == 3 &&
+                value_of(log, DSC_RUNLOG_EVALS, 1, "epoch") == 1.6);
+    dsc_runlog_destroy(&log);
+}
+
+/* How a run ended. */
+static void test_runlog_status(void **state) {
+    (void)state;
+    static const char *const ends[][3] = {
+        {"interrupted", "null", "stopped"},
+        {"failed", "\"the loss of step 3 is not a number and nothing was updated\"", "diverged"},
+        {"failed", "\"rank 1 was lost\"", "failed"},
+        {"word\\u001b[31m", "7", "word?[31m"},
+    };
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        char text[256];
+        dsc_runlog *log = NULL;
+        int length = snprintf(text, sizeof text, "{\"kind\":\"end\",\"status\":\"%s\",\"error\":%s}\n",
+                              ends[i][0], ends[i][1]);
+        assert_ok(read_text(text, (size_t)length, &log));
+        assert_string_equal(log->status, ends[i][2]);
+        dsc_runlog_destroy(&log);
+    }
+}
+
+static const char kfac[] =
+    "{\"kind\":\"kfac\",\"step\":5,\"nu\":0.5,\"loads\":[{\"share\":0.75},{\"share\":0.25}],\"layers\":"
+    "[{\"name\":\"a\",\"cosine\":0.5,\"a_min\":null},{\"name\":7,\"condition\":9}]}\n"
+    "{\"kind\":\"kfac\",\"step\":10,\"nu\":1,\"layers\":[{\"name\":\"a\",\"cosine\":0.25}]}\n"
+    "{\"kind\":\"kfac\",\"step\":10,\"nu\":1,\"layers\":[{\"cosine\":0.75},3]}\n";
+
+/* Layers and loads of K-FAC have a row for every line; lists of another length leave it empty. */
+static void test_runlog_kfac(void **state) {
+    (void)state;
+    dsc_runlog *log = NULL;
+    assert_ok(read_text(kfac, sizeof kfac - 1, &log));
+    const dsc_runlog_table *layers = &log->tables[DSC_RUNLOG_LAYERS], *loads = &log->tables[DSC_RUNLOG_LOADS];
+    assert_int_equal(log->tables[DSC_RUNLOG_KFAC].rows, 2);
+    assert_true(log->layers == 2 && layers->rows == 2 && layers->columns == 2 * DSC_RUNLOG_LAYER_VALUES);
+    assert_true(log->loads == 2 && loads->rows == 2 && loads->columns == 2 * DSC_RUNLOG_LOAD_VALUES);
+    assert_true(layers->values[0] == 0.5 && isnan(layers->values[1]) && layers->values[11] == 9);
+    assert_true(layers->values[12] == 0.75 && isnan(layers->values[18]));
+    assert_true(loads->values[1] == 0.75 && loads->values[4] == 0.25 && isnan(loads->values[6]));
+    assert_string_equal(json_string_value(json_array_get(log->layer_names, 0)), "a");
+    assert_true(json_is_null(json_array_get(log->layer_names, 1)));
     dsc_runlog_destroy(&log);
 }
 
@@ -134,7 +217,17 @@ static void test_runlog_out_of_memory(void **state) {
     }
 }
 
-/* 10,000 damaged files: cut off, and up to eight bits flipped; what is read can always be plotted. */
+/* Everything that can be made of a run. */
+static void show_run(dsc_runlog *log, FILE *sink) {
+    const dsc_report_runs runs = {&log, 1, 1};
+    assert_ok(dsc_report_plot(sink, &log, 1, DSC_REPORT_TOP1, DSC_REPORT_EPOCH));
+    assert_ok(dsc_report_plot(sink, &log, 1, DSC_REPORT_LR, DSC_REPORT_TIME));
+    assert_ok(dsc_report_print_table(sink, &runs, 80));
+    assert_ok(dsc_report_print_csv(sink, &runs));
+    assert_ok(dsc_report_print_json(sink, &runs));
+}
+
+/* 10,000 damaged files: cut off, and up to eight bits flipped; what is read can always be shown. */
 static void test_runlog_fuzz(void **state) {
     (void)state;
     FILE *sink = fopen("/dev/null", "w");
@@ -142,9 +235,9 @@ static void test_runlog_fuzz(void **state) {
     assert_non_null(sink);
     for (uint64_t round = 0; round < 10000; round++) {
         dsc_rng rng = dsc_rng_start(2, DSC_RNG_TEST, 0, round);
-        char text[sizeof good];
-        size_t length = sizeof good - 1;
-        memcpy(text, good, length);
+        char text[sizeof good + sizeof kfac];
+        size_t length = sizeof good + sizeof kfac - 2;
+        snprintf(text, sizeof text, "%s%s", good, kfac);
         uint32_t changes = dsc_rng_below(&rng, 9);
         for (uint32_t i = 0; i < changes; i++)
             text[dsc_rng_below(&rng, (uint32_t)length)] ^= (char)(1u << dsc_rng_below(&rng, 8));
@@ -158,12 +251,63 @@ static void test_runlog_fuzz(void **state) {
         assert_true(status == DSC_OK || status == DSC_E_FORMAT);
         if (status == DSC_OK) {
             accepted++;
-            assert_ok(dsc_runlog_plot(sink, &log, 1));
+            show_run(log, sink);
         }
         dsc_runlog_destroy(&log);
     }
     fclose(sink);
     assert_true(accepted > 5000 && accepted < 10000);
+}
+
+/* ---- tables ---- */
+
+#define CONFIG(rest) "{\"kind\":\"run\",\"ranks\":1,\"config\":{\"model\":\"mlp\"," rest "}}\n"
+
+/* The options in which runs differ, except those that a run does not use. */
+static void test_differences(void **state) {
+    (void)state;
+    static const char *const texts[] = {
+        CONFIG("\"lr\":0.1,\"warmup_start\":0.1,\"data_threads\":1,\"consensus\":\"allreduce\",\"kfac\":{"
+               "\"damping\":0.003,\"update_freq\":0,\"clip\":\"global\"},\"gossip\":{\"group\":1,\"synch_"
+               "freq\":7}"),
+        CONFIG("\"lr\":0.2,\"warmup_start\":0.2,\"data_threads\":2,\"consensus\":\"allreduce\",\"kfac\":{"
+               "\"damping\":0.01,\"update_freq\":5,\"clip\":\"global\"},\"own\":{\"a,b\":[1,[2,3],true]}"),
+    };
+    dsc_runlog *logs[2] = {NULL, NULL};
+    const dsc_report_runs runs = {logs, 2, 2};
+    char *text = NULL;
+    size_t size = 0;
+    for (int i = 0; i < 2; i++)
+        assert_ok(read_text(texts[i], strlen(texts[i]), &logs[i]));
+    FILE *out = open_memstream(&text, &size);
+    assert_ok(dsc_report_print_csv(out, &runs));
+    fclose(out);
+    assert_string_equal(text, "run,status,epochs,steps,best_top1,best_epoch,top1,loss,time_s,images_per_s,"
+                              "lr,kfac-update-freq,kfac-damping,\"own.a,b\"\n"
+                              "run-a,,0,0,,,,,,,0.1,0,,\n"
+                              "run-a,,0,0,,,,,,,0.2,5,0.01,\"1,2:3,on\"\n");
+    free(text);
+    for (int i = 0; i < 2; i++)
+        dsc_runlog_destroy(&logs[i]);
+}
+
+/* Columns that do not fit come below, with the names of the runs again. */
+static void test_narrow_table(void **state) {
+    (void)state;
+    dsc_runlog *log = NULL;
+    char *text = NULL;
+    size_t size = 0;
+    assert_ok(read_text(good, sizeof good - 1, &log));
+    const dsc_report_runs runs = {&log, 1, 1};
+    FILE *out = open_memstream(&text, &size);
+    assert_ok(dsc_report_print_table(out, &runs, 40));
+    fclose(out);
+    assert_string_equal(text, "run    status  epochs  best top-1\n"
+                              "run-a  done         2     50.00 %\n\n"
+                              "run      top-1    loss  time  images/s\n"
+                              "run-a  37.50 %  1.4500  3.2s       115\n");
+    free(text);
+    dsc_runlog_destroy(&log);
 }
 
 /* ---- plots ---- */
@@ -258,10 +402,39 @@ static void test_texts(void **state) {
     assert_string_equal(dsc_cli_grouped(-464154, text, sizeof text), "-464,154");
 }
 
+/* Control characters and what is not UTF-8 are replaced; characters stay whole. */
+static void test_clean(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"runs/a", "runs/a"},
+        {"\033[31m\n\x7f", "?[31m??"},
+        {"\xc2\x9b"
+         "31m",
+         "?31m"},
+        {"größer 你 😀", "größer 你 😀"},
+        {"\xff\xc0\xaf\xed\xa0\x80x",
+         "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbdx"},
+        {"\xf4\x90\x80\x80", "\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd\xef\xbf\xbd"},
+        {"\xe4\xbd", "\xef\xbf\xbd\xef\xbf\xbd"},
+    };
+    char text[64];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_string_equal(dsc_cli_clean(cases[i][0], text, sizeof text), cases[i][1]);
+    assert_string_equal(dsc_cli_clean("aä你", text, 4), "aä");
+    assert_string_equal(dsc_cli_clean("aä你", text, 3), "a");
+    assert_string_equal(dsc_cli_clean("aä你", text, 1), "");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_runlog),
         cmocka_unit_test(test_runlog_resumed),
+        cmocka_unit_test(test_runlog_from_checkpoint),
+        cmocka_unit_test(test_runlog_status),
+        cmocka_unit_test(test_runlog_kfac),
+        cmocka_unit_test(test_differences),
+        cmocka_unit_test(test_narrow_table),
+        cmocka_unit_test(test_clean),
         cmocka_unit_test(test_runlog_alarms),
         cmocka_unit_test(test_runlog_damaged),
         cmocka_unit_test(test_runlog_out_of_memory),

@@ -131,7 +131,7 @@ expect 2 "is the state file of a checkpoint: name the model file beside it" eval
 
 # Reports; damaged files are named with their line.
 expect 0 "best top-1" report a b
-grep -qE '^a +1 +1 +[0-9.]+ %' stdout || complain "no row for run a"
+grep -qE '^a +done +1 +[0-9.]+ %' stdout || complain "no row for run a"
 has stdout "epoch"
 expect 0 "" report --no-plot a/metrics.jsonl
 [ "$(wc -l <stdout)" = 2 ] || complain "--no-plot prints more than a table"

@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# descent report: what it finds, the status of runs, columns for what differs, CSV, JSON, plots.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+
+small=(train --model lenet --data synthetic:512 --batch-size 64 --threads 1)
+expect 0 "" "${small[@]}" --epochs 2 --lr 0.05 --out runs/a
+expect 0 "" "${small[@]}" --epochs 2 --lr 0.05 --optimizer adam --kfac-update-freq 2 --kfac-damping 0.02 --out runs/b
+expect 1 "not a number" "${small[@]}" --epochs 2 --lr 1e30 --eval-every 0 --out runs/c
+
+# All runs of a directory, with the columns in which they differ.
+expect 0 "best top-1" report runs --no-plot
+[ ! -s stderr ] || complain "report: $(cat stderr)"
+grep -qE '^runs/a +done +2 +[0-9.]+ %' stdout || complain "no row for run a"
+grep -qE '^runs/c +diverged +' stdout || complain "no row for run c"
+grep -qE '^run +optimizer +lr +kfac-update-freq +kfac-damping' stdout || complain "no columns for what differs: $(cat stdout)"
+grep -qE '^runs/b +adam +0.05 +2 +0.02' stdout || complain "wrong options of run b"
+has stdout "runs/c: diverged: the loss of step"
+awk 'length > 80 && !/^runs\/c: /' stdout | grep . && complain "the table is wider than 80 characters"
+
+# What is no run is passed over; a name that does not exist is refused; nothing but that is an error.
+mkdir empty
+expect 0 "passed over 'empty': it has no metrics.jsonl" report runs/a runs/b/config empty --no-plot
+has stderr "passed over 'runs/b/config'"
+grep -qE '^runs/a ' stdout || complain "the run beside what is none is not shown"
+expect 2 "none of these is a run" report empty runs/b/config
+expect 2 "cannot read 'runs/none'" report runs/a runs/none
+expect 2 "cannot read '/dev/null/x'" report /dev/null/x
+expect 2 "choose one of them" report runs --csv --json
+
+# Names that a terminal, CSV and JSON must not take literally.
+odd=$'odd/\e[31m"a,b\xff'
+mkdir odd
+cp -r runs/a "$odd"
+expect 0 "odd/?[31m" report "$odd" --no-plot
+! grep -q $'\e' stdout || complain "a control character of a name reaches the terminal"
+
+# Other formats, read by others.
+if command -v python3 >/dev/null; then
+    "$descent" report runs "$odd" --csv >table.csv || complain "--csv: status $?"
+    "$descent" report runs "$odd" --json >table.json || complain "--json: status $?"
+    python3 - <<'PYTHON' || complain "CSV or JSON is wrong"
+import csv, json
+rows = list(csv.DictReader(open("table.csv", encoding="utf-8", errors="replace")))
+runs = json.load(open("table.json"))["runs"]
+assert len(rows) == len(runs) == 4, (len(rows), len(runs))
+for row, run in zip(rows, runs):
+    assert row["status"] == run["status"]
+    assert row["top1"] == ("" if run["top1"] is None else f"{run['top1']:.10g}"), (row, run)
+a, b, c, odd = runs
+assert [r["status"] for r in runs] == ["done", "done", "diverged", "done"]
+assert odd["run"].startswith("odd/") and odd["run"].endswith('"a,b\ufffd'), odd["run"]
+assert len(a["evals"]) == 2 and a["evals"][-1]["top1"] == a["top1"] <= a["best_top1"] == max(e["top1"] for e in a["evals"])
+last = [json.loads(line) for line in open("runs/a/metrics.jsonl")][-1]
+assert (last["top1"], last["best_top1"], last["steps"]) == (a["top1"], a["best_top1"], a["steps"])
+assert b["differs"]["optimizer"] == "adam" == b["config"]["optimizer"]["name"] == rows[1]["optimizer"]
+assert rows[0]["kfac-damping"] == "" and rows[1]["kfac-damping"] == "0.02"
+assert c["top1"] is None and "not a number" in c["error"] and a["error"] is None
+PYTHON
+fi
+
+# Plots of other values.
+expect 0 "loss on the validation set" report runs --plot loss --over time
+has stdout "seconds"
+expect 0 "training loss" report runs/a --plot train-loss --over step
+expect 0 "learning rate" report runs/a --plot lr
+expect 2 "accuracy" report runs/a --plot accuracy
+
+# A run that is at work, and one that was killed.
+"$descent" "${small[@]}" --epochs 1000000 --eval-every 0 --out live >live.log 2>&1 &
+live=$!
+trap 'kill -KILL $live 2>/dev/null || true; rm -rf "$work"' EXIT
+for ((i = 0; i < 600; i++)); do
+    [ -f live/latest ] && break
+    sleep 0.1
+done
+expect 0 "running" report live
+kill -KILL $live
+wait $live 2>/dev/null || true
+expect 0 "died" report live --no-plot
+
+finish
