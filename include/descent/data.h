@@ -133,6 +133,31 @@ DSC_API dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset);
 DSC_API dsc_status dsc_dataset_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                                       float *x, int32_t *label) DSC_MUST_CHECK;
 
+/* A sample that could not be read, and the message that says why. */
+enum { DSC_BAD_MESSAGE = 1016 };
+typedef struct dsc_bad_sample {
+    int64_t index;
+    char message[DSC_BAD_MESSAGE];
+} dsc_bad_sample;
+
+typedef struct dsc_check_options {
+    size_t size;
+    int threads;   /* that read, 1 (default) to 1024 */
+    void *context; /* passed to both functions */
+    /* Called about ten times a second: samples read so far, and how many of them are bad. NULL (default):
+     * nobody is told. */
+    void (*progress)(void *context, int64_t done, int64_t bad);
+    /* Called at the end for every bad sample, in the order of their indices. NULL (default): only their number
+     * is reported. */
+    void (*bad)(void *context, const dsc_bad_sample *sample);
+} dsc_check_options;
+DSC_API void dsc_check_options_init_sized(dsc_check_options *options, size_t size);
+#define dsc_check_options_init(options) dsc_check_options_init_sized((options), sizeof *(options))
+/* Reads every sample once, as for evaluation; *bad (may be NULL) is how many of them failed. Both functions of
+ * the options are called by the calling thread. options may be NULL. Fails when there is no memory. Blocks. */
+DSC_API dsc_status dsc_dataset_check(const dsc_dataset *dataset, const dsc_check_options *options,
+                                     int64_t *bad) DSC_MUST_CHECK;
+
 /* ---- loaders ---- */
 
 typedef struct dsc_loader_options {
@@ -184,12 +209,6 @@ DSC_API dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t po
  * until it has been copied to the device. Failures of the preparing threads are returned here. */
 DSC_API dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) DSC_MUST_CHECK;
 
-/* A sample that could not be read, and the message that says why. */
-enum { DSC_BAD_MESSAGE = 1016 };
-typedef struct dsc_bad_sample {
-    int64_t index;
-    char message[DSC_BAD_MESSAGE];
-} dsc_bad_sample;
 /* With skip_bad: the samples of the batches delivered so far that could not be read, in the order of the
  * batches, at most `room` of them; the loader then forgets them. Samples that were drawn as a replacement do
  * not count, so each sample is reported at most once an epoch, on whatever number of ranks. Returns how many

@@ -60,6 +60,28 @@ cp -r set cured
 expect 2 "1 of the 24 validation images cannot be read" "${train[@]}" --data imagefolder:cured --batch-size 8 --bad-images stop --out val
 has val/latest checkpoint-6
 
+# check-data finds all of them, in the order of the set, with any number of threads.
+for threads in 1 3; do
+    expect 2 "3 images of imagefolder:set cannot be read" check-data imagefolder:set --threads $threads
+    sed "s/^[^']*'\([^']*\)'.*/\1/" stdout >list
+    printf '%s\n' set/train/class1/003.png set/train/class2/005.png "train: 48 images in 3 classes, 2 of them broken" \
+        set/val/class0/002.png "val: 24 images in 3 classes, 1 of them broken" | cmp - list || complain "check-data: $(cat stdout)"
+done
+expect 2 '"bad_images": 3' check-data imagefolder:set --json
+python3 -c 'import json
+v = json.load(open("stdout"))
+assert [(s["split"], s["images"], [b["index"] for b in s["bad"]]) for s in v["splits"]] == [("train", 48, [19, 37]), ("val", 24, [2])], v
+assert "set/train/class1/003.png" in v["splits"][0]["bad"][0]["message"]' || complain "check-data --json: $(cat stdout)"
+mkdir odd && cp -r set/train odd/train
+echo junk >"odd/train/class0/$(printf '\377').png" # not UTF-8
+expect 2 '"bad_images": 3' check-data imagefolder:odd --json
+has stdout "odd/train/class0/?.png"
+expect 2 "val: none (imagefolder: 'odd/val' is missing" check-data imagefolder:odd
+expect 0 "val: 2,000 images in 10 classes, 0 of them broken" check-data synthetic
+expect 2 "check-data needs one data set" check-data
+expect 2 "check-data needs one data set" check-data synthetic synthetic
+expect 2 "'nowhere/train' is missing" check-data imagefolder:nowhere
+
 for rule in skip: skip:x skip:-1 skip:1.5 none skip:99999999999999999999; do
     expect 2 "--bad-images '$rule': must be stop, skip" "${train[@]}" --bad-images $rule --out refused
 done

@@ -1,0 +1,170 @@
+/* descent check-data: reads a data set once and lists what is broken. */
+#include "cli/cli.h"
+#include "cli/support.h"
+#include "cli/terminal.h"
+#include "descent/data.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct check_values {
+    dsc_cli_common common;
+    int threads, json;
+} check_values;
+
+#define AT(member) offsetof(check_values, member)
+
+static const dsc_option options[] = {
+    {.name = "threads",
+     .kind = DSC_OPTION_INT,
+     .offset = AT(threads),
+     .placeholder = "N",
+     .range = "[0, 1024]",
+     .default_text = "one per CPU",
+     .help = "threads that read",
+     .group = "How to run"},
+    {DSC_CLI_JSON(AT(json)), .group = "Output"},
+    DSC_CLI_COMMON_OPTIONS,
+};
+
+/* A small crop lets large JPEGs be decoded at a reduced size, which reads every byte of them, too. */
+enum { IMAGE_SIZE = 32, LINE_SECONDS = 10 };
+
+/* The check of one split. */
+typedef struct checked {
+    const char *split;
+    dsc_dataset_info info;
+    json_t *list;       /* NULL: bad samples are printed */
+    double began, said; /* clock, of the last line of progress */
+} checked;
+
+static void init(void *values) {
+    memset(values, 0, sizeof(check_values));
+    dsc_option_defaults(options, values);
+}
+
+/* A line that is drawn again and again on a terminal; elsewhere one line every ten seconds. */
+static void show_progress(void *context, int64_t done, int64_t bad) {
+    checked *c = context;
+    const int terminal = dsc_terminal_is(stderr);
+    const double now = dsc_cli_now();
+    char a[32], b[32];
+    if (!terminal && now - c->said < LINE_SECONDS)
+        return;
+    c->said = now;
+    fprintf(stderr, "%s%s: %s of %s images read, %lld broken, %.0f images/s%s", terminal ? "\r\033[K" : "",
+            c->split, dsc_cli_grouped(done, a, sizeof a), dsc_cli_grouped(c->info.count, b, sizeof b),
+            (long long)bad, (double)done / (now - c->began > 0.001 ? now - c->began : 0.001),
+            terminal ? "" : "\n");
+    fflush(stderr);
+}
+
+/* Text that is not UTF-8, as file names may be, with its other bytes as question marks. */
+static json_t *text_of(const char *text) {
+    char plain[DSC_BAD_MESSAGE];
+    json_t *whole = json_string(text);
+    if (whole)
+        return whole;
+    snprintf(plain, sizeof plain, "%s", text);
+    for (char *p = plain; *p; p++)
+        if ((unsigned char)*p >= 0x80)
+            *p = '?';
+    return json_string(plain);
+}
+
+static void show_bad(void *context, const dsc_bad_sample *bad) {
+    const checked *c = context;
+    if (c->list)
+        json_array_append_new(c->list, json_pack("{s:I, s:o}", "index", (json_int_t)bad->index, "message",
+                                                 text_of(bad->message)));
+    else
+        printf("%s\n", bad->message);
+}
+
+/* One split: *bad is how many of its samples are broken. A set may have no validation split. */
+static dsc_status check_split(const check_values *v, const char *spec, dsc_split split, json_t *splits,
+                              int64_t *bad) {
+    dsc_data_options data;
+    dsc_check_options o;
+    dsc_dataset *set = NULL;
+    char count[32];
+    checked c = {
+        .split = split == DSC_SPLIT_TRAIN ? "train" : "val", .began = dsc_cli_now(), .said = dsc_cli_now()};
+    dsc_data_options_init(&data);
+    data.image_size = IMAGE_SIZE;
+    dsc_status status = dsc_dataset_open(spec, split, &data, &set);
+    if (status == DSC_E_NOT_FOUND && split == DSC_SPLIT_VAL) {
+        if (!v->json)
+            printf("val: none (%s)\n", dsc_error_message());
+        return DSC_OK;
+    }
+    DSC_CLI_TRY(status);
+    c.info = dsc_dataset_get_info(set);
+    c.list = v->json ? json_array() : NULL;
+    dsc_check_options_init(&o);
+    long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    o.threads = v->threads > 0 ? v->threads : cpus > 1 ? (int)(cpus < 1024 ? cpus : 1024) : 1;
+    o.context = &c;
+    o.progress = show_progress;
+    o.bad = show_bad;
+    status = dsc_dataset_check(set, &o, bad);
+    if (dsc_terminal_is(stderr))
+        fprintf(stderr, "\r\033[K");
+    if (v->json)
+        json_array_append_new(splits, json_pack("{s:s, s:I, s:I, s:o}", "split", c.split, "images",
+                                                (json_int_t)c.info.count, "classes",
+                                                (json_int_t)c.info.classes, "bad", c.list));
+    else if (status == DSC_OK)
+        printf("%s: %s images in %lld classes, %lld of them broken\n", c.split,
+               dsc_cli_grouped(c.info.count, count, sizeof count), (long long)c.info.classes,
+               (long long)*bad);
+    dsc_dataset_close(&set);
+    return status;
+}
+
+static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
+    const check_values *v = values;
+    if (dsc_option_positional_count(set) != 1)
+        return DSC_CLI_FAIL(DSC_E_INVALID, "check-data needs one data set, as in imagefolder:DIR");
+    if (!dsc_cli_prints(session)) /* one process is enough */
+        return DSC_OK;
+    const char *spec = dsc_option_positional(set, 0);
+    int64_t bad[2] = {0, 0};
+    json_t *splits = json_array();
+    dsc_status status = check_split(v, spec, DSC_SPLIT_TRAIN, splits, &bad[0]);
+    if (status == DSC_OK)
+        status = check_split(v, spec, DSC_SPLIT_VAL, splits, &bad[1]);
+    json_t *object = json_pack("{s:o, s:I, s:o}", "data", text_of(spec), "bad_images",
+                               (json_int_t)(bad[0] + bad[1]), "splits", splits);
+    if (v->json && status == DSC_OK && object) {
+        json_dumpf(object, stdout, JSON_INDENT(2));
+        printf("\n");
+    }
+    json_decref(object);
+    DSC_CLI_TRY(status);
+    if (bad[0] + bad[1] > 0)
+        return DSC_CLI_FAIL(DSC_E_FORMAT, "%lld image%s of %s cannot be read", (long long)(bad[0] + bad[1]),
+                            bad[0] + bad[1] == 1 ? "" : "s", spec);
+    return DSC_OK;
+}
+
+const dsc_cli_command dsc_cli_check_data = {
+    .name = "check-data",
+    .summary = "read a data set once and list the files that are broken",
+    .arguments = "SPEC",
+    .description =
+        "Reads all images of the training and validation splits with several threads, and prints one line "
+        "for "
+        "each that cannot be read, in the order of the set. SPEC is what train takes as --data. The exit "
+        "status is 0 when all can be read, and 2 when some cannot, or when the set cannot be opened.\n\n"
+        "With --json the result is one object with the keys data, bad_images and splits; each split has the "
+        "keys split (train or val), images, classes and bad, a list of objects with index and message.",
+    .examples = "descent check-data imagefolder:/data/imagenet\n"
+                "descent check-data cifar10:data --json\n",
+    .options = options,
+    .values_size = sizeof(check_values),
+    .init = init,
+    .run = run,
+};
