@@ -25,6 +25,12 @@ typedef struct dsc_save_options {
     int64_t epoch;
     int has_seed; /* default 0: the seed is not stored */
     uint64_t seed;
+    /* The names of the first class_name_count classes; NULL (default): not stored. */
+    const char *const *class_names;
+    int64_t class_name_count;
+    /* How bytes of images were normalised, by channel: (value / 255 - mean) / std. NULL (default): not
+     * stored. At most 4 channels. */
+    const double *mean, *std;
 } dsc_save_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -80,6 +86,41 @@ DSC_API dsc_status dsc_model_load(dsc_model *model, const char *path, const dsc_
                                   dsc_load_report **report) DSC_MUST_CHECK;
 /* Accepts NULL and *report == NULL; sets *report to NULL. */
 DSC_API void dsc_load_report_free(dsc_load_report **report);
+
+/* ---- checkpoints of runs ---- */
+
+/* What a checkpoint says about itself. Later versions may append members. Texts are "" and numbers -1 where
+ * the file does not say it, as files of other programs do not. */
+typedef struct dsc_checkpoint_info {
+    const char *path;    /* of the model file */
+    const char *version; /* of the library that wrote it */
+    const char *model, *data;
+    int64_t step, epoch;
+    int64_t classes, height, width, channels;
+    int has_seed;
+    uint64_t seed;
+    int64_t class_name_count; /* 0: the classes have no names */
+    const char *const *class_names;
+    const double *mean, *std; /* [channels] each, as in dsc_save_options; NULL: not stored */
+    /* Of the model file: its tensors, their floating-point numbers (parameters and running statistics), and
+     * their bytes. */
+    int64_t tensors, numbers, bytes;
+    int has_sums;           /* every tensor has a check sum */
+    const char *state_path; /* the file with the rest of the run; NULL: there is none */
+    int64_t ranks;          /* that wrote it */
+    const char *optimizer, *consensus;
+} dsc_checkpoint_info;
+
+/* Finds a checkpoint and reads what it says. `checkpoint` is a model file, or a directory of a run and which of
+ * its checkpoints: "DIR" or "DIR:latest" (the newest), "DIR:best" (the one with the best validation accuracy),
+ * "DIR:STEP". DSC_E_NOT_FOUND says which checkpoints there are. *out is to be freed with
+ * dsc_checkpoint_info_free. */
+DSC_API dsc_status dsc_checkpoint_read_info(const char *checkpoint, dsc_checkpoint_info **out) DSC_MUST_CHECK;
+/* Accepts NULL and *info == NULL; sets *info to NULL. */
+DSC_API void dsc_checkpoint_info_free(dsc_checkpoint_info **info);
+/* Reads all of a checkpoint, its state file included where there is one, and compares the check sums.
+ * DSC_E_FORMAT names what is damaged. */
+DSC_API dsc_status dsc_checkpoint_verify(const char *checkpoint) DSC_MUST_CHECK;
 
 #ifdef __cplusplus
 }

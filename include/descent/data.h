@@ -129,6 +129,11 @@ typedef struct dsc_dataset_info {
 } dsc_dataset_info;
 /* All zero, with the name "", for NULL. */
 DSC_API dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset);
+/* The name of a class, which belongs to the data set; NULL when its classes have no names, or not so many. */
+DSC_API const char *dsc_dataset_class_name(const dsc_dataset *dataset, int64_t index);
+/* How the bytes of images become the numbers that the network sees: (value / 255 - mean) / std, with a mean
+ * and a std for each of the c channels. Returns 0, and writes nothing, when samples are not made of bytes. */
+DSC_API int dsc_dataset_normalisation(const dsc_dataset *dataset, double *mean, double *std);
 /* Sample `index` as h*w*c normalised floats, and its label. augment 0: as for evaluation. Thread-safe. */
 DSC_API dsc_status dsc_dataset_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                                       float *x, int32_t *label) DSC_MUST_CHECK;

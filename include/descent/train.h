@@ -202,7 +202,7 @@ DSC_API void dsc_train_request_stop(void);
  * too long, or "" when there is no run or no directory. DSC_E_INVALID when another process trains into the
  * directory. Call neither function for a directory into which this process trains: its lock would end. */
 DSC_API dsc_status dsc_train_find_run(const char *directory, char *file, size_t size) DSC_MUST_CHECK;
-/* Removes the files of a run (metrics, checkpoints, `latest`, `config`) and nothing else. DSC_E_INVALID when
+/* Removes the files of a run (metrics, checkpoints, `latest`, `best`, `config`) and nothing else. DSC_E_INVALID when
  * another process trains into the directory; then nothing is removed. */
 DSC_API dsc_status dsc_train_remove_run(const char *directory) DSC_MUST_CHECK;
 
@@ -211,7 +211,7 @@ enum { DSC_DATA_SIZE = 4096 }; /* bytes of a text that names data, in a checkpoi
 
 typedef struct dsc_eval_options {
     size_t size;
-    const char *checkpoint; /* a checkpoint-STEP.safetensors, or a directory: its latest */
+    const char *checkpoint; /* a model file, or DIR[:best|:latest|:STEP] (dsc_checkpoint_read_info) */
     const char *model;      /* NULL: as the checkpoint says */
     const char *data;       /* NULL: as the checkpoint says, or synthetic where it does not */
     int64_t batch_size;     /* per rank, 128 */

@@ -89,7 +89,8 @@ const dsc_cli_command dsc_cli_eval = {
         "loss, "
         "top1, top5 (shares between 0 and 1) and seconds.",
     .examples =
-        "descent eval --checkpoint runs/lenet-synthetic-42\n"
+        "descent eval --checkpoint runs/lenet-synthetic-1\n"
+        "descent eval --checkpoint runs/lenet-synthetic-1:best\n"
         "mpirun -n 4 descent eval --checkpoint out/checkpoint-3910.safetensors --data cifar10:data --json\n",
     .options = options,
     .values_size = sizeof(eval_values),

@@ -1,6 +1,7 @@
 /* descent info: version, build, devices; a model's size, its K-FAC layers, and how they would be spread over
  * ranks. */
 #include "cli/cli.h"
+#include "cli/info_checkpoint.h"
 #include "cli/info_plan.h"
 #include "cli/model_facts.h"
 #include "cli/support.h"
@@ -12,7 +13,7 @@
 
 typedef struct info_values {
     dsc_cli_common common;
-    const char *model, *device;
+    const char *model, *device, *checkpoint;
     int64_t batch;
     int ranks, json;
     dsc_kfac_options kfac;
@@ -37,6 +38,12 @@ static const dsc_option own_options[] = {
      .default_text = "none: about the program only",
      .help = "describe this model of the zoo, at the input it is made for",
      .group = "Information"},
+    {.name = "checkpoint",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(checkpoint),
+     .placeholder = "FILE|DIR[:best|:latest|:STEP]",
+     .default_text = "",
+     .help = "describe this checkpoint instead, and compare its check sums"},
     {DSC_CLI_BATCH_SIZE(AT(batch)), .help = "batch per rank to compute memory for"},
     {.name = "ranks",
      .kind = DSC_OPTION_INT,
@@ -68,7 +75,7 @@ static void init(void *values) {
     dsc_kfac_options_init(&v->kfac);
     options[0].name = NULL;
     if (dsc_option_join(options, MAX_OPTIONS, own_options, 0, SIZE_MAX,
-                        "model batch-size ranks device json") == DSC_OK &&
+                        "model checkpoint batch-size ranks device json") == DSC_OK &&
         dsc_option_join(options, MAX_OPTIONS, dsc_kfac_option_table(), AT(kfac), sizeof(dsc_kfac_options),
                         plan_options) == DSC_OK &&
         dsc_option_join(options, MAX_OPTIONS, own_options, 0, SIZE_MAX, "config verbose help") == DSC_OK)
@@ -252,6 +259,10 @@ static const char *kfac_option(const dsc_option_set *set) {
 /* Checks that need no model and no device. */
 static dsc_status check(const info_values *v, const dsc_option_set *set) {
     int64_t side, channels, classes;
+    if (v->model && v->checkpoint)
+        return DSC_CLI_FAIL(
+            DSC_E_INVALID,
+            "--model and --checkpoint exclude each other: a checkpoint says which model it is of");
     if (v->model)
         return dsc_zoo_default_input(v->model, &side, &channels, &classes);
     if (kfac_option(set))
@@ -284,6 +295,8 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     const info_values *v = values;
     dsc_model *model = NULL;
     DSC_CLI_TRY(check(v, set));
+    if (v->checkpoint)
+        return dsc_cli_prints(session) ? dsc_info_checkpoint_print(v->checkpoint, v->json) : DSC_OK;
     DSC_CLI_TRY(dsc_cli_open(session, v->device, 0, "auto"));
     if (!v->model)
         return show(session, v, &(model_info){0});
@@ -305,8 +318,12 @@ const dsc_cli_command dsc_cli_info = {
         "With an option of K-FAC it also prints the plan for --ranks ranks, without training: the grid of "
         "ranks; for each layer its column and the ranks that decompose its factors; and for each rank its "
         "share of the decomposition work (the sum of n^3), the bytes it holds, and the bytes it sends each "
-        "time factors are updated, each time they are decomposed, and in every step.",
+        "time factors are updated, each time they are decomposed, and in every step.\n\n"
+        "With --checkpoint it prints what a checkpoint says about itself (model, data, steps, image size, "
+        "class "
+        "names, normalisation), reads all of it and compares the check sums; damage gives exit status 2.",
     .examples = "descent info\n"
+                "descent info --checkpoint runs/lenet-synthetic-1:best\n"
                 "descent info --model resnet50 --ranks 16\n"
                 "descent info --model resnet32 --json\n"
                 "descent info --model resnet50 --ranks 64 --kfac-strategy hybrid-opt "

@@ -6,9 +6,12 @@
 #include <stddef.h>
 
 void dsc_normalise_init(dsc_normalise *normalise, int channels, const double *mean, const double *std) {
-    for (int c = 0; c < channels; c++)
+    for (int c = 0; c < channels; c++) {
+        normalise->mean[c] = mean[c];
+        normalise->std[c] = std[c];
         for (int v = 0; v < 256; v++)
             normalise->value[c][v] = (float)((v / 255.0 - mean[c]) / std[c]);
+    }
 }
 
 dsc_rng dsc_augment_rng(uint64_t seed, dsc_sample_key key) {

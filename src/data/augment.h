@@ -11,6 +11,7 @@ enum { DSC_PIXEL_CHANNELS = 4 }; /* at most, as in dsc_op_augment */
 /* (value / 255 - mean) / std of a byte, by channel. */
 typedef struct dsc_normalise {
     float value[DSC_PIXEL_CHANNELS][256];
+    double mean[DSC_PIXEL_CHANNELS], std[DSC_PIXEL_CHANNELS];
 } dsc_normalise;
 
 void dsc_normalise_init(dsc_normalise *normalise, int channels, const double *mean, const double *std);

@@ -19,7 +19,30 @@ typedef struct cifar_layout {
     int64_t label_bytes;                                   /* the last of them is the label */
     int64_t classes;
     double mean[CHANNELS], std[CHANNELS];
+    const char *const *class_names;
 } cifar_layout;
+
+static const char *const names10[] = {"airplane", "automobile", "bird",  "cat",  "deer",
+                                      "dog",      "frog",       "horse", "ship", "truck"};
+
+static const char *const names100[] = {
+    "apple",      "aquarium_fish", "baby",         "bear",       "beaver",      "bed",         "bee",
+    "beetle",     "bicycle",       "bottle",       "bowl",       "boy",         "bridge",      "bus",
+    "butterfly",  "camel",         "can",          "castle",     "caterpillar", "cattle",      "chair",
+    "chimpanzee", "clock",         "cloud",        "cockroach",  "couch",       "crab",        "crocodile",
+    "cup",        "dinosaur",      "dolphin",      "elephant",   "flatfish",    "forest",      "fox",
+    "girl",       "hamster",       "house",        "kangaroo",   "keyboard",    "lamp",        "lawn_mower",
+    "leopard",    "lion",          "lizard",       "lobster",    "man",         "maple_tree",  "motorcycle",
+    "mountain",   "mouse",         "mushroom",     "oak_tree",   "orange",      "orchid",      "otter",
+    "palm_tree",  "pear",          "pickup_truck", "pine_tree",  "plain",       "plate",       "poppy",
+    "porcupine",  "possum",        "rabbit",       "raccoon",    "ray",         "road",        "rocket",
+    "rose",       "sea",           "seal",         "shark",      "shrew",       "skunk",       "skyscraper",
+    "snail",      "snake",         "spider",       "squirrel",   "streetcar",   "sunflower",   "sweet_pepper",
+    "table",      "tank",          "telephone",    "television", "tiger",       "tractor",     "train",
+    "trout",      "tulip",         "turtle",       "wardrobe",   "whale",       "willow_tree", "wolf",
+    "woman",      "worm"};
+_Static_assert(sizeof names10 / sizeof *names10 == 10 && sizeof names100 / sizeof *names100 == 100,
+               "classes");
 
 static const cifar_layout cifar10 = {
     .name = "cifar10",
@@ -34,6 +57,7 @@ static const cifar_layout cifar10 = {
     .classes = 10,
     .mean = {0.4914, 0.4822, 0.4465},
     .std = {0.2470, 0.2435, 0.2616},
+    .class_names = names10,
 };
 
 static const cifar_layout cifar100 = {
@@ -48,6 +72,7 @@ static const cifar_layout cifar100 = {
     .classes = 100,
     .mean = {0.5071, 0.4865, 0.4409},
     .std = {0.2673, 0.2564, 0.2762},
+    .class_names = names100,
 };
 
 static int64_t record_size(const cifar_layout *layout) {
@@ -141,6 +166,7 @@ static dsc_status open_set(void *context, const char *folder, dsc_split split,
     dsc_normalise_init(&pixels->normalise, CHANNELS, layout->mean, layout->std);
     DSC_TRY_GOTO(status, dsc_pixels_dataset(&pixels, layout->name, split, layout->classes, options, out),
                  done);
+    (*out)->class_names = layout->class_names;
 done:
     for (int i = 0; i < MAX_FILES; i++)
         dsc_memory_free(&paths[i]);

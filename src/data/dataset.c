@@ -127,6 +127,29 @@ dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset) {
     return dataset ? dataset->info : (dsc_dataset_info){.name = ""};
 }
 
+const char *dsc_dataset_class_name(const dsc_dataset *dataset, int64_t index) {
+    if (!dataset || !dataset->class_names || index < 0 || index >= dataset->info.classes)
+        return NULL;
+    return dataset->class_names[index];
+}
+
+void dsc_dataset_note_normalisation(dsc_dataset *dataset, const double *mean, const double *std) {
+    for (int64_t c = 0; c < dataset->info.c && c < DSC_PIXEL_CHANNELS; c++) {
+        dataset->mean[c] = mean[c];
+        dataset->std[c] = std[c];
+    }
+}
+
+int dsc_dataset_normalisation(const dsc_dataset *dataset, double *mean, double *std) {
+    if (!dataset || !mean || !std || !(dataset->std[0] > 0))
+        return 0;
+    for (int64_t c = 0; c < dataset->info.c; c++) {
+        mean[c] = dataset->mean[c];
+        std[c] = dataset->std[c];
+    }
+    return 1;
+}
+
 dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                                    dsc_scratch *scratch, float *x, int32_t *label) {
     if (index < 0 || index >= dataset->info.count)

@@ -41,11 +41,18 @@ struct dsc_dataset {
     dsc_data_options options;
     dsc_dataset_info info; /* its name is a copy */
     void *state;           /* the type's own */
+    /* The names of the classes, which belong to `state` or to the program; NULL: they have none. */
+    const char *const *class_names;
+    /* How bytes become numbers, by channel; std 0: the samples are not made of bytes. */
+    double mean[DSC_PIXEL_CHANNELS], std[DSC_PIXEL_CHANNELS];
 };
 
 /* A data set without samples yet: `info` and `state` are for the caller to fill in. */
 dsc_status dsc_dataset_create(const dsc_dataset_type *type, const char *name, dsc_split split,
                               const dsc_data_options *options, dsc_dataset **out) DSC_MUST_CHECK;
+
+/* Notes the mean and standard deviation of info.c channels; at most DSC_PIXEL_CHANNELS. */
+void dsc_dataset_note_normalisation(dsc_dataset *dataset, const double *mean, const double *std);
 
 /* The data sets that dsc_dataset_open knows without anybody registering them. */
 extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cifar100, dsc_kind_idx,

@@ -20,6 +20,8 @@
 
 enum { DEFAULT_SIZE = 224, MAX_SIZE = 4096, MAX_PATH = 4096, MAX_FILE_BYTES = 1 << 28 };
 
+static const double channel_mean[3] = {0.485, 0.456, 0.406}, channel_std[3] = {0.229, 0.224, 0.225};
+
 /* Names in a folder, sorted. */
 typedef struct name_list {
     char **name;
@@ -261,7 +263,8 @@ static int choose_shrink(const view *v) {
 
 /* Bytes to normalised floats, flipped where the view says so. */
 static void finish(int64_t size, int flip, float *x) {
-    static const float mean[3] = {0.485f, 0.456f, 0.406f}, std[3] = {0.229f, 0.224f, 0.225f};
+    const float mean[3] = {(float)channel_mean[0], (float)channel_mean[1], (float)channel_mean[2]};
+    const float std[3] = {(float)channel_std[0], (float)channel_std[1], (float)channel_std[2]};
     for (int64_t y = 0; y < size; y++) {
         float *row = x + y * size * 3;
         for (int64_t i = 0; flip && i < size / 2; i++) {
@@ -334,6 +337,8 @@ static dsc_status open_set(void *context, const char *argument, dsc_split split,
     info->h = info->w = size;
     info->c = 3;
     info->classes = f->classes.count;
+    (*out)->class_names = (const char *const *)f->classes.name;
+    dsc_dataset_note_normalisation(*out, channel_mean, channel_std);
     (*out)->state = f;
     return DSC_OK;
 fail:

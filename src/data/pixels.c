@@ -110,6 +110,7 @@ dsc_status dsc_pixels_dataset(dsc_pixels **pixels, const char *name, dsc_split s
     info->w = p->w;
     info->c = p->c;
     info->classes = classes;
+    dsc_dataset_note_normalisation(*out, p->normalise.mean, p->normalise.std);
     (*out)->state = *pixels;
     *pixels = NULL;
     return DSC_OK;

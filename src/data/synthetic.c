@@ -281,6 +281,9 @@ static void raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc) {
 static const dsc_dataset_type synthetic_type = {
     .close = close_set, .sample = sample, .raw = raw, .raw_desc = raw_desc};
 
+static const char *const names[CLASSES] = {"disc", "square",  "diamond",    "ring",          "frame",
+                                           "plus", "saltire", "lying-bars", "standing-bars", "triangle"};
+
 static dsc_status fill_set(dsc_dataset *dataset, int64_t count) {
     static const double mean[CHANNELS] = {0.5, 0.5, 0.5}, std[CHANNELS] = {0.25, 0.25, 0.25};
     synthetic *set;
@@ -298,6 +301,8 @@ static dsc_status fill_set(dsc_dataset *dataset, int64_t count) {
     info->h = info->w = SIDE;
     info->c = CHANNELS;
     info->classes = CLASSES;
+    dataset->class_names = names;
+    dsc_dataset_note_normalisation(dataset, mean, std);
     return DSC_OK;
 }
 

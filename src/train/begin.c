@@ -8,6 +8,7 @@
 #include "device/ops.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
+#include "train/checkpoint_find.h"
 #include "train/file.h"
 #include "train/resume_note.h"
 #include "train/share.h"
@@ -26,6 +27,7 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
                           .kfac = t->kfac,
                           .options = &t->options,
                           .samples = t->info.count,
+                          .data = t->train_set,
                           .state = &t->state,
                           .gossip = t->collective ? NULL : t->consensus,
                           .factors = t->factors,
@@ -92,6 +94,7 @@ static dsc_status keep_latest(const dsc_trainer *t, const char *directory) {
     DSC_TRY(dsc_checkpoint_set_latest(directory, t->state.step));
     if (!is_out(t, directory)) /* checkpoints there may be of other runs, or were saved on purpose */
         return DSC_OK;
+    DSC_TRY(dsc_checkpoint_set_best(directory, t->state.best_step));
     return dsc_checkpoint_prune(directory, t->state.step, t->options.keep, t->state.best_step);
 }
 
@@ -157,28 +160,27 @@ static dsc_status set_origin(const char *path, dsc_origin *from) {
     return DSC_OK;
 }
 
-/* The latest checkpoint of a directory; it is an error if there is none and one is `needed`. */
-static dsc_status set_latest(const char *directory, int needed, dsc_origin *from) {
+dsc_status dsc_origin_find(dsc_trainer *t, dsc_origin *from) {
+    const dsc_train_options *o = &t->options;
     char *path = NULL;
-    DSC_TRY(dsc_checkpoint_latest(directory, &path));
-    dsc_status status = DSC_OK;
-    if (path)
-        status = set_origin(path, from);
-    else if (needed)
-        status = DSC_FAIL(DSC_E_NOT_FOUND, "directory '%s' holds no checkpoint", directory);
-    dsc_memory_free(&path);
-    return status;
-}
-
-dsc_status dsc_origin_find(const dsc_train_options *o, dsc_origin *from) {
-    struct stat info;
+    dsc_status status;
     if (!o->resume)
         return DSC_OK;
+    if (t->origin_of == o->resume) {
+        *from = t->origin;
+        return DSC_OK;
+    }
     if (strcmp(o->resume, "auto") == 0)
-        return set_latest(o->out, 0, from);
-    if (stat(o->resume, &info) == 0 && S_ISDIR(info.st_mode))
-        return set_latest(o->resume, 1, from);
-    return set_origin(o->resume, from);
+        status = dsc_checkpoint_newest_intact(o->out, &path);
+    else
+        status = dsc_checkpoint_find(o->resume, &path);
+    if (status == DSC_OK && path)
+        status = set_origin(path, from);
+    dsc_memory_free(&path);
+    DSC_TRY(status);
+    t->origin = *from;
+    t->origin_of = o->resume;
+    return DSC_OK;
 }
 
 /* The directory that a path lies in. */
@@ -200,12 +202,13 @@ static int lies_in(const char *path, const char *directory) {
 }
 
 /* Rank 0: makes the directory. It may only hold a run if that is the run which continues. */
-static dsc_status prepare(const dsc_train_options *o, dsc_origin *from) {
+static dsc_status prepare(dsc_trainer *t, dsc_origin *from) {
+    const dsc_train_options *o = &t->options;
     if (o->out) {
         DSC_TRY(dsc_directory_make(o->out));
         dsc_checkpoint_sweep(o->out);
     }
-    DSC_TRY(dsc_origin_find(o, from));
+    DSC_TRY(dsc_origin_find(t, from));
     if (o->out && !(from->path[0] && lies_in(from->path, o->out)))
         DSC_TRY(refuse_other_run(o->out));
     return DSC_OK;
@@ -260,7 +263,7 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
         DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     if (t->begun)
         return DSC_OK;
-    DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(&t->options, &from) : DSC_OK));
+    DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(t, &from) : DSC_OK));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &from, sizeof from));
     int as_it_was = 0;
     if (from.path[0])
@@ -311,6 +314,7 @@ dsc_status dsc_trainer_resume(dsc_trainer *trainer, const char *path) {
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
     dsc_memory_free(&t->resume_path); /* of an attempt that has failed */
+    t->origin_of = NULL;
     t->options.resume = t->resume_path = own;
     return dsc_trainer_begin(t);
 }

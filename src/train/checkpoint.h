@@ -13,6 +13,7 @@
 #define DSC_TRAIN_CHECKPOINT_H
 
 #include "descent/comm.h"
+#include "descent/data.h"
 #include "descent/kfac.h"
 #include "descent/model.h"
 #include "descent/optim.h"
@@ -29,7 +30,8 @@ typedef struct dsc_snapshot {
     dsc_optim *optim;
     dsc_kfac *kfac; /* NULL: none */
     const dsc_train_options *options;
-    int64_t samples; /* in the data set */
+    int64_t samples;         /* in the data set */
+    const dsc_dataset *data; /* whose class names and normalisation are stored; NULL: neither is */
     dsc_train_state *state;
     dsc_consensus *gossip; /* settled; NULL where all ranks hold the same parameters */
     dsc_factors *factors;  /* settled; NULL: none */

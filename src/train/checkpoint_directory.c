@@ -130,7 +130,8 @@ static dsc_status newest(const char *directory, char **out) {
     return status;
 }
 
-static dsc_status follow(const char *directory, FILE *file, char **out) {
+/* The checkpoint that DIRECTORY/WORD names. */
+static dsc_status follow(const char *directory, const char *word, FILE *file, char **out) {
     char name[NAME_SIZE];
     size_t length = fread(name, 1, sizeof name - 1, file);
     name[length] = '\0';
@@ -138,36 +139,56 @@ static dsc_status follow(const char *directory, FILE *file, char **out) {
         name[length - 1] = '\0';
     if (step_of(name) < 0)
         return DSC_FAIL(DSC_E_FORMAT,
-                        "'%s/latest' is damaged (it names no checkpoint): remove it to take the newest "
+                        "'%s/%s' is damaged (it names no checkpoint): remove it to take the newest "
                         "checkpoint there, or name one",
-                        directory);
+                        directory, word);
     DSC_TRY(dsc_output_path(directory, name, out));
     if (access(*out, F_OK) == 0)
         return DSC_OK;
     dsc_memory_free(out);
     return DSC_FAIL(DSC_E_NOT_FOUND,
-                    "'%s/latest' names '%s', which is not there: remove 'latest' to take the newest "
+                    "'%s/%s' names '%s', which is not there: remove '%s' to take the newest "
                     "checkpoint there, or name one",
-                    directory, name);
+                    directory, word, name, word);
 }
 
-dsc_status dsc_checkpoint_latest(const char *directory, char **out) {
+/* *found = 0, and *out stays NULL, when there is no file DIRECTORY/WORD. */
+static dsc_status read_word(const char *directory, const char *word, char **out, int *found) {
     char *path;
     *out = NULL;
-    DSC_TRY(dsc_output_path(directory, "latest", &path));
+    DSC_TRY(dsc_output_path(directory, word, &path));
     FILE *file = fopen(path, "r");
     int error = file ? 0 : errno;
     dsc_memory_free(&path);
+    *found = error != ENOENT;
     if (error == ENOENT)
-        return newest(directory, out);
+        return DSC_OK;
     if (error)
-        return DSC_FAIL(DSC_E_IO, "cannot read '%s/latest': %s", directory, strerror(error));
-    dsc_status status = follow(directory, file, out);
+        return DSC_FAIL(DSC_E_IO, "cannot read '%s/%s': %s", directory, word, strerror(error));
+    dsc_status status = follow(directory, word, file, out);
     fclose(file);
     return status;
 }
 
-static dsc_status write_latest(dsc_output *output, int64_t step) {
+dsc_status dsc_checkpoint_latest(const char *directory, char **out) {
+    int found;
+    DSC_TRY(read_word(directory, "latest", out, &found));
+    return found ? DSC_OK : newest(directory, out);
+}
+
+dsc_status dsc_checkpoint_best(const char *directory, char **out) {
+    int found;
+    DSC_TRY(read_word(directory, "best", out, &found));
+    if (!found)
+        return DSC_FAIL(
+            DSC_E_NOT_FOUND,
+            "'%s' names no best checkpoint: nothing was evaluated, or the best step was not saved; "
+            "take '%s:latest'",
+            directory, directory);
+    return DSC_OK;
+}
+
+static dsc_status write_word(dsc_output *output, int64_t step) {
     char name[NAME_SIZE + 1];
     model_name(step, name);
     size_t length = strlen(name);
@@ -177,21 +198,46 @@ static dsc_status write_latest(dsc_output *output, int64_t step) {
     return dsc_output_commit(output);
 }
 
-dsc_status dsc_checkpoint_set_latest(const char *directory, int64_t step) {
+static dsc_status set_word(const char *directory, const char *word, int64_t step) {
     char *path;
     dsc_output output;
-    DSC_TRY(dsc_output_path(directory, "latest", &path));
+    DSC_TRY(dsc_output_path(directory, word, &path));
     dsc_status status = dsc_output_open(path, &output);
     dsc_memory_free(&path);
     DSC_TRY(status);
-    status = write_latest(&output, step);
+    status = write_word(&output, step);
     dsc_output_close(&output);
     return status;
+}
+
+dsc_status dsc_checkpoint_set_latest(const char *directory, int64_t step) {
+    return set_word(directory, "latest", step);
 }
 
 static void remove_file(const char *path) {
     if (unlink(path) != 0 && errno != ENOENT)
         dsc_log(DSC_LOG_WARNING, "cannot remove '%s': %s", path, strerror(errno));
+}
+
+dsc_status dsc_checkpoint_set_best(const char *directory, int64_t step) {
+    char *path = NULL, *before = NULL, *now = NULL;
+    int complete = 0, found;
+    if (step >= 0)
+        DSC_TRY(is_complete(directory, step, &complete));
+    DSC_TRY(dsc_output_path(directory, "best", &path));
+    dsc_status status = DSC_OK;
+    if (!complete) {
+        remove_file(path);
+    } else {
+        status = dsc_checkpoint_path(directory, step, &now);
+        if (status == DSC_OK &&
+            (read_word(directory, "best", &before, &found) != DSC_OK || !found || strcmp(before, now) != 0))
+            status = set_word(directory, "best", step);
+    }
+    dsc_memory_free(&now);
+    dsc_memory_free(&before);
+    dsc_memory_free(&path);
+    return status;
 }
 
 /* The model file goes first: a state file alone is not a checkpoint, so that a crash in between never leaves
@@ -230,7 +276,8 @@ void dsc_checkpoint_sweep(const char *directory) {
     const struct dirent *e;
     while ((e = readdir(entries)) != NULL) {
         char *path;
-        int ours = strncmp(e->d_name, PREFIX, strlen(PREFIX)) == 0 || strncmp(e->d_name, "latest", 6) == 0;
+        int ours = strncmp(e->d_name, PREFIX, strlen(PREFIX)) == 0 || strncmp(e->d_name, "latest.", 7) == 0 ||
+                   strncmp(e->d_name, "best.", 5) == 0;
         if (!ours || !ends_with(e->d_name, DSC_TEMPORARY_SUFFIX) || dsc_temporary_is_used(e->d_name))
             continue;
         if (dsc_output_path(directory, e->d_name, &path) == DSC_OK)

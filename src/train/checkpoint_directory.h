@@ -2,7 +2,8 @@
  *
  *   checkpoint-STEP.safetensors         the model
  *   checkpoint-STEP.state.safetensors   the rest of the run
- *   latest                              text: the name of the newest model file, and a newline */
+ *   latest                              text: the name of the newest model file, and a newline
+ *   best                                the same of the one with the best validation accuracy, if it is there */
 #ifndef DSC_TRAIN_CHECKPOINT_DIRECTORY_H
 #define DSC_TRAIN_CHECKPOINT_DIRECTORY_H
 
@@ -23,8 +24,12 @@ dsc_status dsc_checkpoint_list(const char *directory, int64_t **out, int64_t *co
  * NULL when there is none. DSC_E_FORMAT when `latest` names no checkpoint, DSC_E_NOT_FOUND when the one it
  * names does not exist; the message says what to do. */
 dsc_status dsc_checkpoint_latest(const char *directory, char **out) DSC_MUST_CHECK;
+/* The checkpoint that `best` names. The same errors; DSC_E_NOT_FOUND, too, when there is no such file. */
+dsc_status dsc_checkpoint_best(const char *directory, char **out) DSC_MUST_CHECK;
 /* Makes `latest` name the checkpoint of this step. Called when both of its files exist. */
 dsc_status dsc_checkpoint_set_latest(const char *directory, int64_t step) DSC_MUST_CHECK;
+/* Makes `best` name the checkpoint of this step if it is there, and removes `best` if it is not. */
+dsc_status dsc_checkpoint_set_best(const char *directory, int64_t step) DSC_MUST_CHECK;
 /* Removes the checkpoints of steps before `step`, except for the last `keep` of them and that of step `best`
  * (-1: none). Checkpoints of later steps stay. A file that cannot be removed is logged. */
 dsc_status dsc_checkpoint_prune(const char *directory, int64_t step, int64_t keep,

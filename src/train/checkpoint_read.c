@@ -304,6 +304,8 @@ static dsc_status open_files(const dsc_snapshot *s, const char *path, source *f)
                           path, state_path);
     dsc_memory_free(&state_path);
     DSC_TRY(status);
+    DSC_TRY(dsc_st_verify(f->model, 0));
+    DSC_TRY(dsc_st_verify(f->state, 0));
     DSC_TRY(check_run(s, f));
     DSC_TRY(check_items(f));
     if (f->from.gossip && !f->from.taken[DSC_STATE_GOSSIP])

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "data/dataset.h"
 #include "train/checkpoint_directory.h"
 #include "train/engines.h"
 #include "train/model_file.h"
@@ -21,6 +22,12 @@ static dsc_save_options facts_of(const dsc_snapshot *s) {
     o.epoch = s->state->epoch;
     o.has_seed = 1;
     o.seed = s->options->seed;
+    if (s->data) {
+        o.class_names = s->data->class_names;
+        o.class_name_count = s->data->class_names ? s->data->info.classes : 0;
+        o.mean = s->data->std[0] > 0 ? s->data->mean : NULL;
+        o.std = s->data->std;
+    }
     return o;
 }
 

@@ -25,12 +25,12 @@ dsc_status dsc_engines_text(dsc_device *device, char **out) {
 
 /* Rank 0: the engines of the checkpoint to go on from; "" where there are none. What is wrong with the
  * checkpoint is reported when it is loaded. */
-static dsc_status read_stored(const dsc_trainer *t, char **out) {
+static dsc_status read_stored(dsc_trainer *t, char **out) {
     dsc_origin from = {{0}};
     dsc_st_reader *reader = NULL;
     char *path = NULL;
     const char *text = NULL;
-    if (dsc_origin_find(&t->options, &from) == DSC_OK && from.path[0] &&
+    if (dsc_origin_find(t, &from) == DSC_OK && from.path[0] &&
         dsc_checkpoint_state_path(from.path, &path) == DSC_OK && dsc_st_open(path, &reader) == DSC_OK)
         text = dsc_st_metadata(reader, DSC_ENGINES_KEY);
     dsc_status status = dsc_memory_strdup(text ? text : "", out);

@@ -8,6 +8,7 @@
 #include "descent/log.h"
 #include "device/scope.h"
 #include "train/checkpoint_directory.h"
+#include "train/checkpoint_find.h"
 #include "train/model_file.h"
 #include "train/share.h"
 #include "train/statedict.h"
@@ -16,7 +17,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* All batches of one pass over the loader. */
 static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader) {
@@ -237,20 +237,25 @@ static dsc_status refuse_state(const char *path) {
     return dsc_checkpoint_state_path(path, &none); /* fails, and the message names the model file */
 }
 
+/* Says what a file of another program, or of an older version, lacks. */
+static void note_missing(const session *s) {
+    int sums = dsc_st_has_sums(s->reader), size = s->facts.height > 0;
+    if (!sums || !size)
+        dsc_log(DSC_LOG_WARNING, "'%s' has no %s in its metadata%s%s", s->path,
+                sums   ? "image size"
+                : size ? "check sums"
+                       : "check sums and no image size",
+                sums ? "" : ": damage in its numbers would go unnoticed",
+                size ? "" : "; images have the size that the model is made for");
+}
+
 /* Rank 0: finds and opens the file, and reads its metadata. */
 static dsc_status find_file(session *s) {
-    struct stat info;
-    const char *given = s->options.checkpoint;
-    if (stat(given, &info) == 0 && S_ISDIR(info.st_mode)) {
-        DSC_TRY(dsc_checkpoint_latest(given, &s->path));
-        if (!s->path)
-            return DSC_FAIL(DSC_E_NOT_FOUND, "directory '%s' holds no checkpoint", given);
-    } else {
-        DSC_TRY(dsc_memory_strdup(given, &s->path));
-    }
+    DSC_TRY(dsc_checkpoint_find(s->options.checkpoint, &s->path));
     DSC_TRY(refuse_state(s->path));
     DSC_TRY(dsc_st_open(s->path, &s->reader));
     DSC_TRY(dsc_model_facts_read(s->reader, &s->facts));
+    note_missing(s);
     const char *asked = s->options.model;
     if (!asked && !s->facts.model[0])
         return DSC_FAIL(DSC_E_INVALID, "'%s' does not say which model it holds: name it", s->path);
@@ -299,6 +304,10 @@ static dsc_status open_data(session *s) {
     data.image_size = s->options.image_size;
     if (data.image_size == 0 && s->facts.height > 0)
         data.image_size = s->facts.height;
+    if (data.image_size == 0) { /* a file that does not say it, as those of PyTorch do not */
+        int64_t channels, classes;
+        DSC_TRY(dsc_zoo_default_input(s->facts.model, &data.image_size, &channels, &classes));
+    }
     dsc_status status = dsc_dataset_open(s->options.data, DSC_SPLIT_VAL, &data, &s->set);
     if (status != DSC_OK && s->options.data == s->facts.data)
         dsc_error_prefix(status, "data '%s', as the checkpoint says (name it, if it lies elsewhere now)",

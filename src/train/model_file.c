@@ -84,7 +84,8 @@ dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *fa
     DSC_TRY(dsc_st_metadata_number(reader, "classes", &facts->classes));
     DSC_TRY(dsc_st_metadata_number(reader, "height", &facts->height));
     DSC_TRY(dsc_st_metadata_number(reader, "width", &facts->width));
-    return dsc_st_metadata_number(reader, "channels", &facts->channels);
+    DSC_TRY(dsc_st_metadata_number(reader, "channels", &facts->channels));
+    return dsc_model_file_read_normalisation(reader, facts);
 }
 
 dsc_status dsc_model_file_check(const dsc_model *model, const char *name, const dsc_st_reader *reader) {
@@ -121,6 +122,8 @@ dsc_status dsc_model_file_write(const dsc_model *model, dsc_queue *queue, const 
     dsc_st_writer *writer = NULL;
     DSC_TRY(dsc_st_writer_create(path, &writer));
     dsc_status status = dsc_model_file_describe(model, facts, writer);
+    if (status == DSC_OK)
+        status = dsc_model_file_describe_data(model, facts, writer);
     if (status == DSC_OK)
         status = dsc_statedict_write(model, queue, writer);
     if (status != DSC_OK) {

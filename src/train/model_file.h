@@ -6,6 +6,8 @@
 #include "descent/train.h"
 #include "train/safetensors.h"
 
+enum { DSC_FACTS_CHANNELS = 4 }; /* of images that are stored as bytes, at most */
+
 /* What the metadata of a file says about the model and its data. */
 typedef struct dsc_model_facts {
     char model[64];                           /* "" when it does not say, or says "custom" */
@@ -13,13 +15,25 @@ typedef struct dsc_model_facts {
     char data[DSC_DATA_SIZE];                 /* that it was trained on; "" when it does not say */
     int has_seed;
     uint64_t seed;
+    int has_normalisation; /* of bytes: (value / 255 - mean) / std, by channel */
+    double mean[DSC_FACTS_CHANNELS], std[DSC_FACTS_CHANNELS];
 } dsc_model_facts;
 
 /* Reads them; DSC_E_FORMAT when one of them is not valid. */
 dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;
-/* Writes them. */
+/* The names of the classes, in new memory that the caller frees with dsc_memory_free: an array whose strings
+ * are in the same memory. *count is 0, and *out NULL, when the file has none. DSC_E_FORMAT when they are not
+ * names, or more than there are classes. */
+dsc_status dsc_model_file_class_names(const dsc_st_reader *reader, const char *const **out,
+                                      int64_t *count) DSC_MUST_CHECK;
+/* Writes what says which model it is and how it was trained. */
 dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_options *facts,
                                    dsc_st_writer *writer) DSC_MUST_CHECK;
+/* Writes class names and normalisation, and reads the latter (model_file_data.c). */
+dsc_status dsc_model_file_describe_data(const dsc_model *model, const dsc_save_options *facts,
+                                        dsc_st_writer *writer) DSC_MUST_CHECK;
+dsc_status dsc_model_file_read_normalisation(const dsc_st_reader *reader,
+                                             dsc_model_facts *facts) DSC_MUST_CHECK;
 /* Writes the whole file, which the caller then has to sync and commit. */
 dsc_status dsc_model_file_write(const dsc_model *model, dsc_queue *queue, const char *path,
                                 const dsc_save_options *facts, dsc_st_writer **out) DSC_MUST_CHECK;

@@ -15,12 +15,13 @@ static int ends_with(const char *name, const char *end) {
     return length >= end_length && strcmp(name + length - end_length, end) == 0;
 }
 
-/* metrics.jsonl, latest, checkpoint-*.safetensors and what was being written when a run was killed. A file
+/* metrics.jsonl, latest, best, checkpoint-*.safetensors and what was being written when a run was killed. A file
  * `config` alone is no run: it may be one that a user wrote. */
 static int belongs_to_run(const char *name) {
-    if (strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "latest") == 0)
+    if (strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "latest") == 0 || strcmp(name, "best") == 0)
         return 1;
-    if (strncmp(name, "latest.", 7) == 0 || strncmp(name, "config.", 7) == 0)
+    if (strncmp(name, "latest.", 7) == 0 || strncmp(name, "best.", 5) == 0 ||
+        strncmp(name, "config.", 7) == 0)
         return ends_with(name, DSC_TEMPORARY_SUFFIX);
     return strncmp(name, "checkpoint-", 11) == 0 &&
            (ends_with(name, ".safetensors") || ends_with(name, DSC_TEMPORARY_SUFFIX));

@@ -5,7 +5,15 @@
  *              "__metadata__": {"KEY": "VALUE", ...}}, padded with spaces
  *   the rest   the data; offsets count from its start, tensors cover it without gap or overlap
  *
- * Numbers are little endian, as on every machine this runs on. */
+ * Numbers are little endian, as on every machine this runs on.
+ *
+ * Files that are written here have check sums in their metadata:
+ *
+ *   "crc32"             a JSON object as text: the CRC-32 of every tensor's data, 8 hexadecimal digits by name
+ *   "metadata_crc32"    "HEX KEY KEY ...": the CRC-32 of "KEY=VALUE\n" for these keys of the metadata, in
+ *                       this order; "crc32" is one of them
+ *
+ * They are verified when a file is opened and when a tensor is read. Files without them can be read, too. */
 #ifndef DSC_TRAIN_SAFETENSORS_H
 #define DSC_TRAIN_SAFETENSORS_H
 
@@ -17,6 +25,8 @@ typedef struct dsc_st_tensor {
     int ndim; /* 0: one number */
     int64_t dim[DSC_MAX_DIMS];
     size_t offset, bytes; /* in the data */
+    int has_sum;          /* the file has a check sum of its data, `sum` */
+    uint32_t sum;
 } dsc_st_tensor;
 
 /* ---- reading ---- */
@@ -43,6 +53,12 @@ dsc_status dsc_st_read(const dsc_st_reader *reader, const dsc_st_tensor *tensor,
 dsc_status dsc_st_read_finite(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out,
                               size_t bytes) DSC_MUST_CHECK;
 
+/* 1 when the file has a check sum of every tensor. */
+int dsc_st_has_sums(const dsc_st_reader *reader);
+/* Reads all tensors and compares their check sums, if there are any. `finite`: also that no floating-point
+ * number is infinite or NaN. DSC_E_FORMAT names the first tensor that is damaged. */
+dsc_status dsc_st_verify(const dsc_st_reader *reader, int finite) DSC_MUST_CHECK;
+
 /* ---- writing: create, declare everything, begin, write every tensor once in any order, sync, commit ---- */
 typedef struct dsc_st_writer dsc_st_writer;
 
@@ -53,11 +69,11 @@ dsc_status dsc_st_writer_metadata(dsc_st_writer *writer, const char *key, const 
 /* Tensors are numbered from 0 in the order they are declared. */
 dsc_status dsc_st_writer_declare(dsc_st_writer *writer, const char *name, dsc_dtype dtype, int ndim,
                                  const int64_t *dim) DSC_MUST_CHECK;
-/* Writes the header. Wider types come first in the data, so that everything is aligned. */
+/* Writes the header, whose check sums follow in dsc_st_writer_sync. Wider types come first in the data, so that everything is aligned. */
 dsc_status dsc_st_writer_begin(dsc_st_writer *writer) DSC_MUST_CHECK;
 dsc_status dsc_st_writer_write(dsc_st_writer *writer, int64_t index, const void *data,
                                size_t bytes) DSC_MUST_CHECK;
-/* Checks that every tensor was written, and syncs the file. */
+/* Checks that every tensor was written, writes the check sums, and syncs the file. */
 dsc_status dsc_st_writer_sync(dsc_st_writer *writer) DSC_MUST_CHECK;
 /* Gives the file its name. */
 dsc_status dsc_st_writer_commit(dsc_st_writer *writer) DSC_MUST_CHECK;

@@ -10,10 +10,13 @@
 #include <fcntl.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+enum { PIECE = 1 << 20 }; /* bytes that are verified at a time: whole numbers of any type */
 
 struct dsc_st_reader {
     int fd;
@@ -193,6 +196,81 @@ static dsc_status check_coverage(dsc_st_reader *r) {
     return DSC_OK;
 }
 
+/* ---- check sums ---- */
+
+static dsc_status refuse_sum(const dsc_st_reader *r, const char *what) {
+    return DSC_FAIL(DSC_E_FORMAT,
+                    "'%s' is damaged: %s does not match its check sum; use another copy (or, if the file was "
+                    "changed on purpose, remove '" DSC_ST_SUMS "' and '" DSC_ST_METADATA_SUM
+                    "' from its metadata)",
+                    r->path, what);
+}
+
+/* The metadata's own check sum: "HEX KEY KEY ...". */
+static dsc_status check_metadata_sum(const dsc_st_reader *r) {
+    const char *text = dsc_st_metadata(r, DSC_ST_METADATA_SUM);
+    char hex[DSC_ST_SUM_SIZE] = "", *keys, *rest = NULL;
+    uint32_t wanted, sum = 0;
+    if (!text)
+        return DSC_OK;
+    snprintf(hex, sizeof hex, "%.*s", (int)strcspn(text, " "), text);
+    if (strcspn(text, " ") != DSC_ST_SUM_SIZE - 1 || !dsc_st_sum_parse(hex, &wanted))
+        return refuse_sum(r, "its metadata");
+    DSC_TRY(dsc_memory_strdup(text + DSC_ST_SUM_SIZE - 1, &keys));
+    for (char *key = strtok_r(keys, " ", &rest); key; key = strtok_r(NULL, " ", &rest)) {
+        const char *value = dsc_st_metadata(r, key);
+        sum = dsc_st_sum(sum, key, strlen(key));
+        sum = dsc_st_sum(sum, "=", 1);
+        sum = dsc_st_sum(sum, value, value ? strlen(value) : 0);
+        sum = dsc_st_sum(sum, "\n", 1);
+    }
+    dsc_memory_free(&keys);
+    return sum == wanted ? DSC_OK : refuse_sum(r, "its metadata");
+}
+
+/* Gives every tensor its check sum, from the parsed value of DSC_ST_SUMS. */
+static dsc_status take_sums(dsc_st_reader *r, json_t *sums) {
+    const char *name;
+    json_t *value;
+    if (!json_is_object(sums))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata '" DSC_ST_SUMS "' is not a JSON object", r->path);
+    json_object_foreach(sums, name, value) {
+        dsc_st_tensor *t = (dsc_st_tensor *)(uintptr_t)dsc_st_find(r, name);
+        const char *text = json_string_value(value);
+        if (!t)
+            return DSC_FAIL(
+                DSC_E_FORMAT,
+                "'%s' has a check sum of '%.60s', but no such tensor: it is damaged, or was changed "
+                "without removing '" DSC_ST_SUMS "' from its metadata",
+                r->path, name);
+        if (!text || !dsc_st_sum_parse(text, &t->sum))
+            return DSC_FAIL(DSC_E_FORMAT, "'%s': the check sum of '%.60s' is not 8 hexadecimal digits",
+                            r->path, name);
+        t->has_sum = 1;
+    }
+    return DSC_OK;
+}
+
+static dsc_status parse_sums(dsc_st_reader *r) {
+    const char *text = dsc_st_metadata(r, DSC_ST_SUMS);
+    json_error_t error;
+    DSC_TRY(check_metadata_sum(r));
+    if (!text)
+        return DSC_OK;
+    json_t *sums = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+    dsc_status status = take_sums(r, sums);
+    json_decref(sums);
+    return status;
+}
+
+static dsc_status check_sum(const dsc_st_reader *r, const dsc_st_tensor *t, uint32_t sum) {
+    char what[96];
+    if (!t->has_sum || t->sum == sum)
+        return DSC_OK;
+    snprintf(what, sizeof what, "'%.80s'", t->name);
+    return refuse_sum(r, what);
+}
+
 static dsc_status parse_tensors(dsc_st_reader *r) {
     const char *name;
     json_t *entry;
@@ -203,7 +281,8 @@ static dsc_status parse_tensors(dsc_st_reader *r) {
         else
             DSC_TRY(parse_tensor(r, name, entry, &r->tensors[r->count++]));
     }
-    return check_coverage(r);
+    DSC_TRY(check_coverage(r));
+    return parse_sums(r);
 }
 
 static dsc_status open_reader(const char *path, dsc_st_reader *r) {
@@ -270,7 +349,8 @@ dsc_status dsc_st_read(const dsc_st_reader *reader, const dsc_st_tensor *tensor,
     if (bytes != tensor->bytes)
         return DSC_FAIL(DSC_E_INVALID, "'%s': tensor '%s' has %zu bytes, not %zu", reader->path, tensor->name,
                         tensor->bytes, bytes);
-    return read_at(reader, reader->data_start + tensor->offset, out, bytes);
+    DSC_TRY(read_at(reader, reader->data_start + tensor->offset, out, bytes));
+    return check_sum(reader, tensor, dsc_st_sum(0, out, bytes));
 }
 
 /* 1 when a floating-point number of it is infinite or NaN: all bits of its exponent are set. */
@@ -290,11 +370,45 @@ static int has_nonfinite(const void *data, dsc_dtype dtype, size_t bytes) {
     return bad;
 }
 
+static dsc_status refuse_nonfinite(const dsc_st_reader *r, const dsc_st_tensor *t) {
+    return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: '%s' holds numbers that are not finite", r->path,
+                    t->name);
+}
+
 dsc_status dsc_st_read_finite(const dsc_st_reader *reader, const dsc_st_tensor *tensor, void *out,
                               size_t bytes) {
     DSC_TRY(dsc_st_read(reader, tensor, out, bytes));
-    if (has_nonfinite(out, tensor->dtype, bytes))
-        return DSC_FAIL(DSC_E_FORMAT, "'%s' is damaged: '%s' holds numbers that are not finite", reader->path,
-                        tensor->name);
-    return DSC_OK;
+    return has_nonfinite(out, tensor->dtype, bytes) ? refuse_nonfinite(reader, tensor) : DSC_OK;
+}
+
+int dsc_st_has_sums(const dsc_st_reader *reader) {
+    int all = 1;
+    for (int64_t i = 0; i < reader->count; i++)
+        all = all && reader->tensors[i].has_sum;
+    return all && reader->count > 0;
+}
+
+/* In pieces, so that a tensor may be larger than the memory. */
+static dsc_status verify_tensor(const dsc_st_reader *r, const dsc_st_tensor *t, int finite, char *piece) {
+    uint32_t sum = 0;
+    int bad = 0;
+    for (size_t done = 0; done < t->bytes;) {
+        size_t bytes = t->bytes - done < PIECE ? t->bytes - done : PIECE;
+        DSC_TRY(read_at(r, r->data_start + t->offset + done, piece, bytes));
+        sum = dsc_st_sum(sum, piece, bytes);
+        bad |= finite && has_nonfinite(piece, t->dtype, bytes);
+        done += bytes;
+    }
+    DSC_TRY(check_sum(r, t, sum));
+    return bad ? refuse_nonfinite(r, t) : DSC_OK;
+}
+
+dsc_status dsc_st_verify(const dsc_st_reader *reader, int finite) {
+    char *piece;
+    dsc_status status = DSC_OK;
+    DSC_TRY(dsc_memory_alloc(PIECE, 1, &piece));
+    for (int64_t i = 0; i < reader->count && status == DSC_OK; i++)
+        status = verify_tensor(reader, &reader->tensors[i], finite, piece);
+    dsc_memory_free(&piece);
+    return status;
 }

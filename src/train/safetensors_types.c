@@ -1,7 +1,26 @@
-/* Names and sizes of element types in safetensors files. */
+/* Names and sizes of element types in safetensors files, and check sums. */
 #include "train/safetensors_types.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <zlib.h>
+
+uint32_t dsc_st_sum(uint32_t sum, const void *data, size_t bytes) {
+    return bytes > 0 ? (uint32_t)crc32_z(sum, data, bytes) : sum;
+}
+
+void dsc_st_sum_text(uint32_t sum, char text[DSC_ST_SUM_SIZE]) {
+    snprintf(text, DSC_ST_SUM_SIZE, "%08" PRIx32, sum);
+}
+
+int dsc_st_sum_parse(const char *text, uint32_t *out) {
+    if (strlen(text) != DSC_ST_SUM_SIZE - 1 || strspn(text, "0123456789abcdef") != DSC_ST_SUM_SIZE - 1)
+        return 0;
+    *out = (uint32_t)strtoul(text, NULL, 16);
+    return 1;
+}
 
 static const struct {
     dsc_dtype dtype;

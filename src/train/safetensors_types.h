@@ -4,9 +4,19 @@
 
 #include "descent/device.h"
 
-#define DSC_ST_METADATA "__metadata__"
+#define DSC_ST_METADATA     "__metadata__"
+#define DSC_ST_SUMS         "crc32"
+#define DSC_ST_METADATA_SUM "metadata_crc32"
 
 enum { DSC_ST_HEADER_LIMIT = 100 * 1000 * 1000 }; /* bytes; the format's own limit */
+
+enum { DSC_ST_SUM_SIZE = 9 }; /* characters of a check sum as text, with the terminating 0 */
+
+/* CRC-32 (the one of zlib, PNG and Ethernet), continued from `sum`, 0 at the start. */
+uint32_t dsc_st_sum(uint32_t sum, const void *data, size_t bytes);
+/* 8 hexadecimal digits, and back (1 when it is one). */
+void dsc_st_sum_text(uint32_t sum, char text[DSC_ST_SUM_SIZE]);
+int dsc_st_sum_parse(const char *text, uint32_t *out);
 
 /* "F32", ...; NULL for a type the format lacks. */
 const char *dsc_st_type_name(dsc_dtype dtype);

@@ -7,12 +7,13 @@
 #include "train/safetensors_types.h"
 
 #include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct entry {
-    char *name; /* owned */
-    dsc_st_tensor tensor;
+    char *name;           /* owned */
+    dsc_st_tensor tensor; /* its check sum is known once it was written */
     int written;
 } entry;
 
@@ -102,6 +103,52 @@ static json_t *describe(const dsc_st_tensor *t) {
                      "data_offsets", (json_int_t)t->offset, (json_int_t)(t->offset + t->bytes));
 }
 
+/* Puts the check sums of all tensors into the metadata; 0 when there is no memory. */
+static int describe_sums(dsc_st_writer *w) {
+    json_t *sums = json_object();
+    char text[DSC_ST_SUM_SIZE];
+    int done = sums != NULL;
+    for (int64_t i = 0; i < w->count && done; i++) {
+        dsc_st_sum_text(w->entries[i].tensor.sum, text);
+        done = json_object_set_new(sums, w->entries[i].name, json_string(text)) == 0;
+    }
+    char *all = done ? json_dumps(sums, JSON_COMPACT) : NULL;
+    done = all && json_object_set_new(w->metadata, DSC_ST_SUMS, json_string(all)) == 0;
+    free(all);
+    json_decref(sums);
+    return done;
+}
+
+/* Adds the check sum of the metadata itself; 0 when there is no memory. */
+static int describe_metadata_sum(dsc_st_writer *w) {
+    char *keys = NULL, text[DSC_ST_SUM_SIZE];
+    size_t length = 0;
+    uint32_t sum = 0;
+    const char *key;
+    json_t *value;
+    FILE *stream = open_memstream(&keys, &length);
+    if (!stream)
+        return 0;
+    fputs("00000000", stream); /* takes the place of the sum */
+    json_object_foreach(w->metadata, key, value) {
+        if (strcmp(key, DSC_ST_METADATA_SUM) == 0 || strpbrk(key, " \n"))
+            continue;
+        sum = dsc_st_sum(sum, key, strlen(key));
+        sum = dsc_st_sum(sum, "=", 1);
+        sum = dsc_st_sum(sum, json_string_value(value), json_string_length(value));
+        sum = dsc_st_sum(sum, "\n", 1);
+        fputc(' ', stream);
+        fputs(key, stream);
+    }
+    int done = fclose(stream) == 0;
+    dsc_st_sum_text(sum, text);
+    if (done)
+        memcpy(keys, text, DSC_ST_SUM_SIZE - 1);
+    done = done && json_object_set_new(w->metadata, DSC_ST_METADATA_SUM, json_string(keys)) == 0;
+    free(keys);
+    return done;
+}
+
 static dsc_status build_header(const dsc_st_writer *w, json_t *header) {
     int failed = 0;
     if (json_object_size(w->metadata) > 0)
@@ -128,14 +175,19 @@ static dsc_status write_header(dsc_st_writer *w, const char *text) {
                         w->output.path, padded, (long long)w->count, DSC_ST_HEADER_LIMIT);
     for (int i = 0; i < 8; i++)
         raw[i] = (unsigned char)((uint64_t)padded >> (8 * i));
+    if (w->data_start > 0 && w->data_start != 8 + padded) /* check sums have a fixed length */
+        return DSC_FAIL(DSC_E_INTERNAL, "'%s': the header has changed its length", w->output.path);
     w->data_start = 8 + padded;
     DSC_TRY(dsc_output_write(&w->output, raw, 8, 0));
     DSC_TRY(dsc_output_write(&w->output, text, length, 8));
     return dsc_output_write(&w->output, blanks, padded - length, 8 + (int64_t)length);
 }
 
-dsc_status dsc_st_writer_begin(dsc_st_writer *writer) {
-    place(writer);
+/* Writes the header with the check sums that are known now; those of tensors that are not written yet are 0.
+ */
+static dsc_status put_header(dsc_st_writer *writer) {
+    if (!describe_sums(writer) || !describe_metadata_sum(writer))
+        return DSC_FAIL(DSC_E_MEMORY, "'%s': no memory for the check sums", writer->output.path);
     json_t *header = json_object();
     char *text = NULL;
     dsc_status status = header ? build_header(writer, header)
@@ -150,6 +202,11 @@ dsc_status dsc_st_writer_begin(dsc_st_writer *writer) {
     return status;
 }
 
+dsc_status dsc_st_writer_begin(dsc_st_writer *writer) {
+    place(writer);
+    return put_header(writer);
+}
+
 dsc_status dsc_st_writer_write(dsc_st_writer *writer, int64_t index, const void *data, size_t bytes) {
     if (index < 0 || index >= writer->count || writer->entries[index].written)
         return DSC_FAIL(DSC_E_INVALID, "'%s': tensor %lld was not declared or is there already",
@@ -159,6 +216,7 @@ dsc_status dsc_st_writer_write(dsc_st_writer *writer, int64_t index, const void 
         return DSC_FAIL(DSC_E_INVALID, "'%s': tensor '%s' was declared with %zu bytes, not %zu",
                         writer->output.path, e->name, e->tensor.bytes, bytes);
     DSC_TRY(dsc_output_write(&writer->output, data, bytes, (int64_t)(writer->data_start + e->tensor.offset)));
+    e->tensor.sum = dsc_st_sum(0, data, bytes);
     e->written = 1;
     return DSC_OK;
 }
@@ -168,6 +226,7 @@ dsc_status dsc_st_writer_sync(dsc_st_writer *writer) {
         if (!writer->entries[i].written)
             return DSC_FAIL(DSC_E_INTERNAL, "'%s': tensor '%s' was never written", writer->output.path,
                             writer->entries[i].name);
+    DSC_TRY(put_header(writer));
     return dsc_output_sync(&writer->output);
 }
 

@@ -472,9 +472,10 @@ static const dsc_option eval_table[] = {
     {.name = "checkpoint",
      .kind = DSC_OPTION_STRING,
      .offset = AT(checkpoint),
-     .placeholder = "FILE|DIR",
+     .placeholder = "FILE|DIR[:best|:latest|:STEP]",
      .default_text = "",
-     .help = "a checkpoint-STEP.safetensors, or the directory of a run, whose latest checkpoint is used",
+     .help =
+         "a model file, or the directory of a run and which of its checkpoints; latest unless it is given",
      .group = "What to evaluate"},
     {.name = "data",
      .kind = DSC_OPTION_STRING,

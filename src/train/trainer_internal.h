@@ -53,6 +53,13 @@ typedef struct dsc_damping {
     dsc_tensor stats;    /* F64[4]: of the loss after the step, over all ranks */
 } dsc_damping;
 
+enum { DSC_ORIGIN_SIZE = 1024 };
+
+/* The checkpoint to resume from; "" for none. */
+typedef struct dsc_origin {
+    char path[DSC_ORIGIN_SIZE];
+} dsc_origin;
+
 struct dsc_trainer {
     dsc_settings settings;
     dsc_train_options options; /* settings.train, whose parts are in `settings` */
@@ -119,8 +126,10 @@ struct dsc_trainer {
     int64_t saved_step;     /* of the last checkpoint in the output directory, -1: none */
     char *good;             /* the last checkpoint written or resumed from; NULL: none */
     char *resume_path;      /* of dsc_trainer_resume */
-    int save_now;           /* the epoch that just ended wants a checkpoint */
-    double start;           /* clock when the run began, less the seconds of the runs it continues */
+    const char *origin_of;  /* the value of options.resume that `origin` was found for; NULL: none yet */
+    dsc_origin origin;
+    int save_now; /* the epoch that just ended wants a checkpoint */
+    double start; /* clock when the run began, less the seconds of the runs it continues */
     double process_start;
 
     /* Files of rank 0 with an output directory. */
@@ -156,15 +165,9 @@ dsc_status dsc_trainer_make_step(dsc_trainer *t) DSC_MUST_CHECK;
 void dsc_trainer_free_step(dsc_trainer *t);
 
 /* ---- begin.c ---- */
-enum { DSC_ORIGIN_SIZE = 1024 };
-
-/* The checkpoint to resume from; "" for none. */
-typedef struct dsc_origin {
-    char path[DSC_ORIGIN_SIZE];
-} dsc_origin;
-
-/* The checkpoint that options.resume and options.out ask for. Not collective. */
-dsc_status dsc_origin_find(const dsc_train_options *o, dsc_origin *from) DSC_MUST_CHECK;
+/* The checkpoint that options.resume and options.out ask for. It is looked for once, because that may take time
+ * and warn. Not collective. */
+dsc_status dsc_origin_find(dsc_trainer *t, dsc_origin *from) DSC_MUST_CHECK;
 /* Once, before the first step: prepares the output directory, resumes where asked to, gives all ranks rank
  * 0's parameters and opens the metrics. Collective; fails on all ranks or on none. */
 dsc_status dsc_trainer_begin(dsc_trainer *t) DSC_MUST_CHECK;

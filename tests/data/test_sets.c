@@ -72,6 +72,33 @@ static void test_synthetic_info(void **state) {
 }
 
 /* Drawing in integers gives these bytes on every machine. */
+static void test_names_and_normalisation(void **state) {
+    (void)state;
+    double mean[3] = {0}, std[3] = {0};
+    dsc_dataset *set = open_set("synthetic:20", DSC_SPLIT_VAL);
+    assert_string_equal(dsc_dataset_class_name(set, 0), "disc");
+    assert_string_equal(dsc_dataset_class_name(set, 9), "triangle");
+    assert_null(dsc_dataset_class_name(set, 10));
+    assert_null(dsc_dataset_class_name(set, -1));
+    assert_null(dsc_dataset_class_name(NULL, 0));
+    assert_true(dsc_dataset_normalisation(set, mean, std));
+    assert_true(mean[2] == 0.5 && std[2] == 0.25);
+    assert_false(dsc_dataset_normalisation(NULL, mean, std));
+    dsc_dataset_close(&set);
+    const float x = 0;
+    const int32_t label = 0;
+    dsc_memory_data data; /* floats are not normalised, and have no names */
+    dsc_memory_data_init(&data);
+    data.count = data.h = data.w = data.c = 1;
+    data.classes = 2;
+    data.images = &x;
+    data.labels = &label;
+    assert_ok(dsc_dataset_from_memory(&data, &set));
+    assert_null(dsc_dataset_class_name(set, 0));
+    assert_false(dsc_dataset_normalisation(set, mean, std));
+    dsc_dataset_close(&set);
+}
+
 static void test_synthetic_is_fixed(void **state) {
     (void)state;
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
@@ -543,6 +570,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_specs),
         cmocka_unit_test(test_synthetic_info),
+        cmocka_unit_test(test_names_and_normalisation),
         cmocka_unit_test(test_synthetic_is_fixed),
         cmocka_unit_test(test_synthetic_samples),
         cmocka_unit_test(test_short_options),

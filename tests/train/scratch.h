@@ -17,5 +17,7 @@ int scratch_count(const char *directory, const char *end);
 /* All of a file; the caller frees it. */
 char *scratch_read(const char *path, size_t *bytes);
 void scratch_write(const char *path, const void *data, size_t bytes);
+/* Renames the keys of the check sums in a safetensors file: it is then one without them. */
+void scratch_forget_sums(const char *path);
 
 #endif

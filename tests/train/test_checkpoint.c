@@ -5,6 +5,7 @@
 #include "base/rng.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
+#include "train/checkpoint_find.h"
 #include "train/file.h"
 #include "train/runs.h"
 #include "train/scratch.h"
@@ -278,6 +279,118 @@ static void test_latest(void **state) {
     assert_int_equal(scratch_count(path, ".tmp"), 1);
 }
 
+/* `best` names a checkpoint that is there, or does not exist. */
+static void test_best(void **state) {
+    (void)state;
+    char path[SCRATCH_SIZE], *best = NULL;
+    size_t bytes;
+    make_directory("best", path);
+    assert_fails(DSC_E_NOT_FOUND, "names no best checkpoint", dsc_checkpoint_best(path, &best));
+    touch(path, 5, 1);
+    touch(path, 30, 1);
+    touch(path, 40, 0);
+    assert_ok(dsc_checkpoint_set_best(path, 5));
+    char *text = scratch_read(scratch_path(path, "best"), &bytes);
+    assert_string_equal(text, "checkpoint-5.safetensors\n");
+    free(text);
+    assert_ok(dsc_checkpoint_best(path, &best));
+    assert_string_equal(best, scratch_path(path, "checkpoint-5.safetensors"));
+    dsc_memory_free(&best);
+    scratch_write(scratch_path(path, "best"), "x", 1); /* a damaged one is replaced */
+    assert_fails(DSC_E_FORMAT, "best' is damaged", dsc_checkpoint_best(path, &best));
+    assert_ok(dsc_checkpoint_set_best(path, 30));
+    assert_ok(dsc_checkpoint_best(path, &best));
+    assert_string_equal(best, scratch_path(path, "checkpoint-30.safetensors"));
+    dsc_memory_free(&best);
+    for (int64_t step = -1; step < 80; step += 41) { /* none, half a checkpoint, one that is not there */
+        assert_ok(dsc_checkpoint_set_best(path, step));
+        assert_false(scratch_exists(path, "best"));
+    }
+}
+
+static void expect_found(const char *spec, const char *path) {
+    char *found = NULL;
+    assert_ok(dsc_checkpoint_find(spec, &found));
+    assert_string_equal(found, path);
+    dsc_memory_free(&found);
+}
+
+static void test_find(void **state) {
+    (void)state;
+    char path[SCRATCH_SIZE], spec[SCRATCH_SIZE * 2], *found = NULL;
+    make_directory("find", path);
+    assert_fails(DSC_E_NOT_FOUND, "holds no checkpoint", dsc_checkpoint_find(path, &found));
+    touch(path, 5, 1);
+    touch(path, 30, 1);
+    assert_ok(dsc_checkpoint_set_latest(path, 30));
+    assert_ok(dsc_checkpoint_set_best(path, 5));
+    static const struct {
+        const char *which;
+        int step;
+    } cases[] = {{"", 30}, {":latest", 30}, {":best", 5}, {":5", 5}, {":30", 30}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char name[64];
+        snprintf(spec, sizeof spec, "%s%s", path, cases[i].which);
+        snprintf(name, sizeof name, "checkpoint-%d.safetensors", cases[i].step);
+        expect_found(spec, scratch_path(path, name));
+    }
+    snprintf(spec, sizeof spec, "%s:6", path);
+    assert_fails(DSC_E_NOT_FOUND, "no checkpoint of step 6: there are 30, 5",
+                 dsc_checkpoint_find(spec, &found));
+    snprintf(spec, sizeof spec, "%s:99999999999999999999", path);
+    assert_fails(DSC_E_NOT_FOUND, "no checkpoint of step 9999", dsc_checkpoint_find(spec, &found));
+    assert_fails(DSC_E_NOT_FOUND, "'nowhere' is not the directory of a run",
+                 dsc_checkpoint_find("nowhere:best", &found));
+    expect_found("a/file.safetensors", "a/file.safetensors");
+    expect_found("a:file", "a:file");          /* says nothing about which checkpoint */
+    snprintf(spec, sizeof spec, "%s:5", path); /* a directory of its own with such a name */
+    assert_ok(dsc_directory_make(spec));
+    touch(spec, 7, 1);
+    expect_found(spec, scratch_path(spec, "checkpoint-7.safetensors"));
+}
+
+/* Flips a bit in the last byte of a file. */
+static void damage(const char *path) {
+    size_t bytes;
+    char *data = scratch_read(path, &bytes);
+    data[bytes - 1] ^= 4;
+    scratch_write(path, data, bytes);
+    free(data);
+}
+
+/* Files that are torn, damaged or missing are passed over, newest first. */
+static void test_newest_intact(void **state) {
+    (void)state;
+    tiny t;
+    char path[SCRATCH_SIZE], *found = NULL;
+    make_directory("intact", path);
+    assert_ok(dsc_checkpoint_newest_intact(path, &found));
+    assert_null(found);
+    tiny_open(&t, 1, 4);
+    for (int64_t step = 12; step <= 16; step++)
+        save(&t, step, path);
+    tiny_close(&t);
+    assert_ok(dsc_checkpoint_newest_intact(path, &found));
+    assert_string_equal(found, scratch_path(path, "checkpoint-16.safetensors"));
+    dsc_memory_free(&found);
+    damage(scratch_path(path, "checkpoint-16.safetensors"));
+    scratch_write(scratch_path(path, "checkpoint-15.state.safetensors"), "torn", 4);
+    assert_int_equal(unlink(scratch_path(path, "checkpoint-14.state.safetensors")), 0);
+    damage(scratch_path(path, "checkpoint-13.state.safetensors"));
+    assert_ok(dsc_checkpoint_newest_intact(path, &found));
+    assert_string_equal(found, scratch_path(path, "checkpoint-12.safetensors"));
+    dsc_memory_free(&found);
+    scratch_write(scratch_path(path, "latest"), "x", 1);
+    assert_ok(dsc_checkpoint_newest_intact(path, &found));
+    assert_string_equal(found, scratch_path(path, "checkpoint-12.safetensors"));
+    dsc_memory_free(&found);
+    damage(scratch_path(path, "checkpoint-12.safetensors"));
+    assert_ok(dsc_checkpoint_set_latest(path, 16));
+    assert_fails(DSC_E_FORMAT, "is intact: ", dsc_checkpoint_newest_intact(path, &found));
+    assert_non_null(strstr(dsc_error_message(), "checkpoint-16.safetensors' is damaged"));
+    assert_null(found);
+}
+
 /* Another process writes the same file at the same time, and is killed while it does. */
 static void write_and_die(const char *path) {
     dsc_output output;
@@ -539,6 +652,8 @@ static void test_bad_place(void **state) {
         save(&t, 12, path);
         patch(file, cases[i].name,
               cases[i].real != 0 ? (const void *)&cases[i].real : (const void *)&cases[i].whole);
+        expect_load(&t, model, DSC_E_FORMAT, "does not match its check sum");
+        scratch_forget_sums(file); /* as in files of older versions */
         expect_load(&t, model, DSC_E_FORMAT, cases[i].message);
     }
     tiny_close(&t);
@@ -634,13 +749,15 @@ static void test_fuzz(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_layout),      cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_names),       cmocka_unit_test(test_list_and_prune),
-        cmocka_unit_test(test_latest),      cmocka_unit_test(test_full_disk),
-        cmocka_unit_test(test_mismatches),  cmocka_unit_test(test_foreign_state_dict),
-        cmocka_unit_test(test_memory),      cmocka_unit_test(test_fuzz),
-        cmocka_unit_test(test_two_writers), cmocka_unit_test(test_bad_numbers),
-        cmocka_unit_test(test_not_finite),  cmocka_unit_test(test_bad_place),
+        cmocka_unit_test(test_layout),        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_names),         cmocka_unit_test(test_list_and_prune),
+        cmocka_unit_test(test_latest),        cmocka_unit_test(test_full_disk),
+        cmocka_unit_test(test_mismatches),    cmocka_unit_test(test_foreign_state_dict),
+        cmocka_unit_test(test_memory),        cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_two_writers),   cmocka_unit_test(test_bad_numbers),
+        cmocka_unit_test(test_not_finite),    cmocka_unit_test(test_bad_place),
+        cmocka_unit_test(test_best),          cmocka_unit_test(test_find),
+        cmocka_unit_test(test_newest_intact),
     };
     scratch_make(directory);
     runs_open(&comm, &device);

@@ -129,6 +129,85 @@ static void test_round_trip(void **state) {
     dsc_model_destroy(&b);
 }
 
+/* Class names and normalisation are stored and read back exactly. */
+static void test_data_facts(void **state) {
+    (void)state;
+    static const char *const names[] = {"cat", "a \"dog\", \\", "\xc3\xa9t\xc3\xa9"}, *const raw[] = {"\xff"};
+    const double mean[] = {0.1, 1.0 / 3, -0.25}, std[] = {0.2, 1e-300, 7};
+    const char *path = scratch_path(directory, "facts.safetensors");
+    dsc_model *m = zoo("mlp", 10, 1);
+    dsc_checkpoint_info *c = NULL;
+    dsc_save_options o;
+    dsc_save_options_init(&o);
+    assert_ok(dsc_model_save(m, path, &o));
+    assert_ok(dsc_checkpoint_read_info(path, &c));
+    assert_int_equal(c->class_name_count, 0);
+    assert_null(c->mean);
+    assert_null(c->state_path);
+    assert_int_equal(c->step, -1);
+    dsc_checkpoint_info_free(&c);
+    o.class_names = names;
+    o.class_name_count = 3;
+    o.mean = mean;
+    o.std = std;
+    assert_ok(dsc_model_save(m, path, &o));
+    assert_ok(dsc_checkpoint_read_info(path, &c));
+    assert_int_equal(c->class_name_count, 3);
+    for (int i = 0; i < 3; i++)
+        assert_string_equal(c->class_names[i], names[i]);
+    assert_memory_equal(c->mean, mean, sizeof mean);
+    assert_memory_equal(c->std, std, sizeof std);
+    assert_int_equal(c->tensors, dsc_model_state_count(m));
+    assert_true(c->has_sums);
+    assert_ok(dsc_checkpoint_verify(path));
+    dsc_checkpoint_info_free(&c);
+    dsc_checkpoint_info_free(&c);
+    o.class_names = raw; /* is no reason to lose the rest */
+    o.class_name_count = 1;
+    assert_ok(dsc_model_save(m, path, &o));
+    assert_ok(dsc_checkpoint_read_info(path, &c));
+    assert_int_equal(c->class_name_count, 0);
+    dsc_checkpoint_info_free(&c);
+    dsc_model_destroy(&m);
+}
+
+static const struct {
+    const char *metadata, *message;
+} bad_facts[] = {
+    {"\"class_names\":\"3\"", "'class_names' is not a JSON array of names"},
+    {"\"class_names\":\"[1]\"", "'class_names' is not a JSON array of names"},
+    {"\"class_names\":\"[\\\"a\\\",\\\"b\\\",\\\"c\\\"]\"", "one per class at most"},
+    {"\"class_names\":\"[\"", "'class_names' is not"},
+    {"\"mean\":\"[1,2]\"", "'mean' is not a JSON array of one number per channel"},
+    {"\"mean\":\"[1,2,\\\"3\\\"]\"", "'mean' is not"},
+    {"\"mean\":\"1\"", "'mean' is not"},
+    {"\"std\":\"[1,2,0]\"", "'std' is not"},
+    {"\"std\":\"[1,2,-1]\"", "'std' is not"},
+    {"\"std\":\"[1,2,1e999]\"", "'std' is not"},
+    {"\"step\":\"x\"", "'step' is 'x', not a number"},
+    {"\"seed\":\"x\"", "'seed' is 'x', not a number"},
+};
+
+static void test_bad_facts(void **state) {
+    (void)state;
+    const char *path = scratch_path(directory, "bad.safetensors");
+    char file[1024];
+    for (size_t i = 0; i < sizeof bad_facts / sizeof bad_facts[0]; i++) {
+        dsc_checkpoint_info *c = NULL;
+        int length =
+            snprintf(file + 8, sizeof file - 8,
+                     "{\"__metadata__\":{\"classes\":\"2\",\"channels\":\"3\",%s}}", bad_facts[i].metadata);
+        uint64_t header = (uint64_t)length;
+        memcpy(file, &header, 8);
+        scratch_write(path, file, 8 + (size_t)length);
+        assert_fails(DSC_E_FORMAT, bad_facts[i].message, dsc_checkpoint_read_info(path, &c));
+        assert_null(c);
+    }
+    assert_fails(DSC_E_INVALID, "may be NULL", dsc_checkpoint_read_info(NULL, NULL));
+    assert_fails(DSC_E_INVALID, "is NULL", dsc_checkpoint_verify(NULL));
+    assert_fails(DSC_E_NOT_FOUND, "nowhere", dsc_checkpoint_verify("nowhere"));
+}
+
 /* `descent eval` takes such a file as it takes a run's. */
 static void test_evaluated(void **state) {
     (void)state;
@@ -376,7 +455,15 @@ static void test_fuzz(void **state) {
     dsc_load_options o = partial();
     dsc_tensor before = dsc_model_values(fresh), after = dsc_model_values(into);
     size_t size, bytes = dsc_tensor_bytes(&before);
-    assert_ok(dsc_model_save(m, path, NULL));
+    static const char *const names[] = {"one", "two"};
+    const double mean[] = {0.5, 0.25, 0.125, 0}, std[] = {1, 2, 3, 4};
+    dsc_save_options facts;
+    dsc_save_options_init(&facts);
+    facts.class_names = names;
+    facts.class_name_count = 2;
+    facts.mean = mean;
+    facts.std = std;
+    assert_ok(dsc_model_save(m, path, &facts));
     char *good = scratch_read(path, &size), *bad = malloc(size), *kept = runs_read(queue, &before);
     assert_non_null(bad);
     for (uint64_t i = 0; i < 5000; i++) {
@@ -395,6 +482,10 @@ static void test_fuzz(void **state) {
         assert_true(status == DSC_OK || memcmp(now, kept, bytes) == 0);
         free(now);
         dsc_load_report_free(&report);
+        dsc_checkpoint_info *info = NULL;
+        status = dsc_checkpoint_read_info(path, &info);
+        assert_true(status == DSC_OK || status == DSC_E_FORMAT);
+        dsc_checkpoint_info_free(&info);
     }
     free(good);
     free(bad);
@@ -410,7 +501,8 @@ int main(void) {
         cmocka_unit_test(test_other_head), cmocka_unit_test(test_types),
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_full_disk),  cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_fuzz),       cmocka_unit_test(test_data_facts),
+        cmocka_unit_test(test_bad_facts),
     };
     scratch_make(directory);
     runs_open(&comm, &device);

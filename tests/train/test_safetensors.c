@@ -267,6 +267,93 @@ static void test_disk_full(void **state) {
     free(second);
 }
 
+/* ---- check sums ---- */
+
+/* What becomes of a file: DSC_OK, or the first error of opening it and reading all of it. */
+static dsc_status verify_file(const char *path) {
+    dsc_st_reader *r = NULL;
+    dsc_status status = dsc_st_open(path, &r);
+    if (status == DSC_OK)
+        status = dsc_st_verify(r, 0);
+    dsc_st_close(&r);
+    return status;
+}
+
+static size_t data_start(const char *file) {
+    uint64_t header;
+    memcpy(&header, file, sizeof header);
+    return 8 + (size_t)header;
+}
+
+/* Every single bit that flips in the data, or in a value of the metadata, is noticed. */
+static void test_sums(void **state) {
+    (void)state;
+    const char *path = scratch_path(directory, "sums.safetensors");
+    dsc_st_reader *r = NULL;
+    char buffer[64];
+    size_t size;
+    write_all(path);
+    assert_ok(dsc_st_open(path, &r));
+    assert_true(dsc_st_has_sums(r));
+    assert_int_equal(dsc_st_find(r, "bytes")->sum, 0x1a6382f6);
+    assert_int_equal(dsc_st_find(r, "empty")->sum, 0);
+    assert_non_null(strstr(dsc_st_metadata(r, "crc32"), "\"a.weight\":\""));
+    dsc_st_close(&r);
+    assert_ok(verify_file(path));
+    char *file = scratch_read(path, &size);
+    for (size_t i = data_start(file); i < size; i++)
+        for (int bit = 0; bit < 8; bit++) {
+            file[i] ^= (char)(1 << bit);
+            scratch_write(path, file, size);
+            assert_fails(DSC_E_FORMAT, "does not match its check sum", verify_file(path));
+            file[i] ^= (char)(1 << bit);
+        }
+    char *value = strstr(file + 8, "tiny");
+    value[1] ^= 1;
+    scratch_write(path, file, size);
+    assert_fails(DSC_E_FORMAT, "its metadata does not match", verify_file(path));
+    value[1] ^= 1;
+    scratch_write(path, file, size);
+    scratch_forget_sums(path);
+    assert_ok(dsc_st_open(path, &r));
+    assert_false(dsc_st_has_sums(r));
+    assert_ok(dsc_st_read(r, dsc_st_find(r, "bytes"), buffer, 5));
+    assert_ok(dsc_st_verify(r, 1));
+    dsc_st_close(&r);
+    free(file);
+}
+
+static const struct {
+    const char *metadata, *message;
+} bad_sums[] = {
+    {"\"crc32\":\"3\"", "is not a JSON object"},
+    {"\"crc32\":\"[1]\"", "is not a JSON object"},
+    {"\"crc32\":\"{\"", "is not a JSON object"},
+    {"\"crc32\":\"{\\\"a\\\":1}\"", "'a' is not 8 hexadecimal digits"},
+    {"\"crc32\":\"{\\\"a\\\":\\\"0123456\\\"}\"", "'a' is not 8 hexadecimal digits"},
+    {"\"crc32\":\"{\\\"a\\\":\\\"012345678\\\"}\"", "'a' is not 8 hexadecimal digits"},
+    {"\"crc32\":\"{\\\"a\\\":\\\"0x234567\\\"}\"", "'a' is not 8 hexadecimal digits"},
+    {"\"crc32\":\"{\\\"b\\\":\\\"01234567\\\"}\"", "check sum of 'b', but no such tensor"},
+    {"\"crc32\":\"{\\\"a\\\":\\\"01234567\\\"}\"", "'a' does not match its check sum"},
+    {"\"metadata_crc32\":\"\"", "its metadata does not match"},
+    {"\"metadata_crc32\":\"0000000\"", "its metadata does not match"},
+    {"\"metadata_crc32\":\"00000001\"", "its metadata does not match"},
+    {"\"metadata_crc32\":\"00000000 absent\"", "its metadata does not match"},
+};
+
+static void test_bad_sums(void **state) {
+    (void)state;
+    const char *path = scratch_path(directory, "bad.safetensors");
+    char header[512];
+    for (size_t i = 0; i < sizeof bad_sums / sizeof bad_sums[0]; i++) {
+        snprintf(header, sizeof header,
+                 "{\"__metadata__\":{%s},\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}",
+                 bad_sums[i].metadata);
+        write_file(path, strlen(header), header, 4);
+        assert_fails(DSC_E_FORMAT, bad_sums[i].message, verify_file(path));
+    }
+}
+
 /* ---- fuzz ---- */
 
 static void read_everything(const char *path) {
@@ -280,9 +367,12 @@ static void read_everything(const char *path) {
         const dsc_st_tensor *t = &dsc_st_tensors(r)[i];
         char *data = malloc(t->bytes + 1);
         assert_non_null(data);
-        assert_ok(dsc_st_read(r, t, data, t->bytes));
+        dsc_status read = dsc_st_read(r, t, data, t->bytes);
+        assert_true(read == DSC_OK || read == DSC_E_FORMAT);
         free(data);
     }
+    status = dsc_st_verify(r, 1);
+    assert_true(status == DSC_OK || status == DSC_E_FORMAT);
     dsc_st_metadata(r, "model");
     dsc_st_close(&r);
 }
@@ -314,6 +404,7 @@ int main(void) {
         cmocka_unit_test(test_bad_files),     cmocka_unit_test(test_cut_while_open),
         cmocka_unit_test(test_writer_misuse), cmocka_unit_test(test_long_header),
         cmocka_unit_test(test_disk_full),     cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_sums),          cmocka_unit_test(test_bad_sums),
     };
     scratch_make(directory);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -425,11 +425,14 @@ static void test_resume_refuses(void **state) {
     o.resume = scratch_path(out, "none");
     assert_fails(DSC_E_INVALID, "must end in", dsc_train_run(comm, device, &o, NULL));
     scratch_write(scratch_path(out, "checkpoint-8.safetensors"), "damaged damaged", 15);
-    o.resume = "auto";
+    o.resume = out;
     assert_fails(DSC_E_FORMAT, "checkpoint-4.safetensors", dsc_train_run(comm, device, &o, NULL));
     assert_non_null(strstr(dsc_error_message(), "cannot resume from"));
     assert_non_null(strstr(dsc_error_message(), "it was cut short or is not a safetensors file"));
     o.resume = scratch_path(out, "checkpoint-4.safetensors");
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    scratch_write(scratch_path(out, "checkpoint-8.safetensors"), "damaged damaged", 15);
+    o.resume = "auto"; /* takes an intact one */
     assert_ok(dsc_train_run(comm, device, &o, NULL));
 }
 

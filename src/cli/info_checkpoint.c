@@ -1,0 +1,113 @@
+/* What a checkpoint says about itself. All of it is read, so that damage is found. */
+#include "cli/info_checkpoint.h"
+
+#include "cli/cli.h"
+#include "cli/support.h"
+#include "descent/checkpoint.h"
+
+#include <jansson.h>
+#include <stdio.h>
+
+enum { NAMES_SHOWN = 10 };
+
+static const char *or_unknown(const char *text) {
+    return *text ? text : "(not stored)";
+}
+
+static void print_numbers(const char *label, const double *numbers, int64_t count) {
+    printf("%-14s", label);
+    for (int64_t i = 0; i < count; i++)
+        printf("%s%g", i ? " " : "", numbers[i]);
+    printf("\n");
+}
+
+static void print_classes(const dsc_checkpoint_info *c) {
+    if (c->classes < 0)
+        return;
+    printf("classes       %lld", (long long)c->classes);
+    for (int64_t i = 0; i < c->class_name_count && i < NAMES_SHOWN; i++)
+        printf("%s %s", i ? "," : ":", c->class_names[i]);
+    printf("%s\n", c->class_name_count > NAMES_SHOWN ? ", ..." : "");
+}
+
+static void print_text(const dsc_checkpoint_info *c) {
+    char number[32];
+    printf("checkpoint    %s\n", c->path);
+    printf("model         %s\n", or_unknown(c->model));
+    printf("data          %s\n", or_unknown(c->data));
+    if (c->step >= 0)
+        printf("trained       %lld steps, %lld epochs%s%s\n", (long long)c->step, (long long)c->epoch,
+               *c->version ? ", with descent " : "", c->version);
+    if (c->height > 0)
+        printf("input         %lld x %lld x %lld\n", (long long)c->height, (long long)c->width,
+               (long long)c->channels);
+    print_classes(c);
+    if (c->mean) {
+        print_numbers("mean", c->mean, c->channels);
+        print_numbers("std", c->std, c->channels);
+    }
+    printf("tensors       %lld with %s numbers, %.1f MB\n", (long long)c->tensors,
+           dsc_cli_grouped(c->numbers, number, sizeof number), (double)c->bytes / 1e6);
+    printf("check sums    %s\n", c->has_sums ? "of all tensors, and they match" : "none");
+    if (c->state_path)
+        printf("training      can continue: %s, %s, %lld %s\n", or_unknown(c->optimizer),
+               or_unknown(c->consensus), (long long)c->ranks, c->ranks == 1 ? "rank" : "ranks");
+    else
+        printf("training      cannot continue: there is no state file beside it\n");
+}
+
+/* null for "" and -1, which mean that the file does not say it. */
+static json_t *text_json(const char *text) {
+    return *text ? json_string(text) : json_null();
+}
+
+static json_t *count_json(int64_t count) {
+    return count >= 0 ? json_integer((json_int_t)count) : json_null();
+}
+
+static json_t *numbers_json(const double *numbers, int64_t count) {
+    json_t *array = numbers ? json_array() : json_null();
+    for (int64_t i = 0; numbers && i < count; i++)
+        json_array_append_new(array, json_real(numbers[i]));
+    return array;
+}
+
+static json_t *describe(const dsc_checkpoint_info *c) {
+    char seed[32];
+    json_t *names = c->class_name_count > 0 ? json_array() : json_null();
+    for (int64_t i = 0; i < c->class_name_count; i++)
+        json_array_append_new(names, json_string(c->class_names[i]));
+    snprintf(seed, sizeof seed, "%llu", (unsigned long long)c->seed);
+    json_t *object =
+        json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "checkpoint", c->path, "version",
+                  text_json(c->version), "model", text_json(c->model), "data", text_json(c->data), "seed",
+                  text_json(c->has_seed ? seed : ""), "step", count_json(c->step), "epoch",
+                  count_json(c->epoch), "classes", count_json(c->classes), "height", count_json(c->height),
+                  "width", count_json(c->width), "channels", count_json(c->channels));
+    json_t *rest = json_pack(
+        "{s:o, s:o, s:o, s:I, s:I, s:I, s:b, s:o, s:o, s:o, s:o}", "class_names", names, "mean",
+        numbers_json(c->mean, c->channels), "std", numbers_json(c->std, c->channels), "tensors",
+        (json_int_t)c->tensors, "numbers", (json_int_t)c->numbers, "bytes", (json_int_t)c->bytes,
+        "check_sums", c->has_sums, "state", text_json(c->state_path ? c->state_path : ""), "ranks",
+        count_json(c->ranks), "optimizer", text_json(c->optimizer), "consensus", text_json(c->consensus));
+    if (object && rest)
+        json_object_update(object, rest);
+    json_decref(rest);
+    return object;
+}
+
+dsc_status dsc_info_checkpoint_print(const char *checkpoint, int json) {
+    dsc_checkpoint_info *c = NULL;
+    DSC_CLI_TRY(dsc_checkpoint_read_info(checkpoint, &c));
+    dsc_status status = dsc_checkpoint_verify(c->path);
+    if (status == DSC_OK && json) {
+        json_t *object = describe(c);
+        json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
+        printf("\n");
+        json_decref(object);
+    } else if (status == DSC_OK) {
+        print_text(c);
+    }
+    dsc_checkpoint_info_free(&c);
+    return status;
+}
