@@ -15,7 +15,7 @@ extern "C" {
 /* The kinds of progress reports that a run sends to the caller's function, and the members of dsc_progress
  * that each of them sets. Members that do not apply are 0. */
 typedef enum dsc_event_kind {
-    DSC_EVENT_START,      /* text: one line that describes the run */
+    DSC_EVENT_START,      /* text: "model: ...", one of several lines that describe the run */
     DSC_EVENT_STEP,       /* step, epoch, loss (with gossip rank 0's own), lr, images_per_s, eta_s */
     DSC_EVENT_EPOCH,      /* epoch done: mean training loss, images_per_s */
     DSC_EVENT_EVAL,       /* loss, top1, top5 */

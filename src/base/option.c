@@ -711,7 +711,7 @@ static int can_be_read(const dsc_option *option, const void *values, const char 
     return !is_default(option, values) || check_value(option, values, "") == DSC_OK;
 }
 
-static int applies(const dsc_option *table, const dsc_option *o, const void *values) {
+int dsc_option_applies(const dsc_option *table, const dsc_option *o, const void *values) {
     for (int i = 0; i < DSC_OPTION_RULES && o->rules[i].when; i++) {
         dsc_option_rule rule = o->rules[i];
         char positive[64];
@@ -735,7 +735,7 @@ static void write_line(const dsc_option *table, const dsc_option *o, const void 
         int quoted = strchr(text, '#') || isspace((unsigned char)text[0]) ||
                      isspace((unsigned char)text[strlen(text) - 1]);
         snprintf(line, sizeof line, quoted ? "%s%s = \"%s\"\n" : "%s%s = %s\n",
-                 applies(table, o, values) ? "" : "# ", o->name, text);
+                 dsc_option_applies(table, o, values) ? "" : "# ", o->name, text);
     }
     fputs(line, out);
 }

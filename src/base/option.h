@@ -27,6 +27,9 @@ int dsc_option_rule_holds(const dsc_option *table, const dsc_option_rule *rule, 
 dsc_status dsc_option_rule_broken(const dsc_option *table, const dsc_option *option,
                                   const dsc_option_rule *rule, const void *values, const char *prefix);
 
+/* 1 when all rules of an option hold. What only has to be given must be above 0 here. */
+int dsc_option_applies(const dsc_option *table, const dsc_option *option, const void *values);
+
 /* dsc_option_check without the rules, for a part that checks its own options. */
 dsc_status dsc_option_check_values(const dsc_option *table, const void *values,
                                    const char *prefix) DSC_MUST_CHECK;

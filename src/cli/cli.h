@@ -25,7 +25,7 @@ typedef struct dsc_cli_common {
 /* Options that several commands have, as the fields of their dsc_option. */
 #define DSC_CLI_DEVICE(place)                                                                                \
     .name = "device", .kind = DSC_OPTION_WORD, .offset = (place), .value = "auto",                           \
-    .choices = DSC_CLI_CHOICES("auto", "ref", "cpu", "cuda")
+    .choices = DSC_CLI_CHOICES("auto", "ref", "cpu", "cuda", "gpu")
 #define DSC_CLI_THREADS(place)                                                                               \
     .name = "threads", .kind = DSC_OPTION_INT, .offset = (place), .placeholder = "N", .range = "[0, 4096]",  \
     .default_text = "the CPUs of this rank", .help = "CPU threads per rank"

@@ -23,12 +23,24 @@ typedef struct log_context {
     int verbose;
 } log_context;
 
+/* The start of a message on the standard error, `colour` (an ANSI number) on a terminal. A progress bar that
+ * is there is erased; it is drawn again below the message. */
+static void print_start(const char *start, int colour) {
+    int coloured = dsc_terminal_colour(stderr);
+    fprintf(stderr, "%sdescent: ", dsc_terminal_is(stderr) ? "\r\033[K" : "");
+    if (coloured && *start)
+        fprintf(stderr, "\033[1;%dm%s\033[0m", colour, start);
+    else
+        fputs(start, stderr);
+}
+
 static void print_log(void *context, dsc_log_level level, const char *text) {
     const log_context *log = context;
     int shown = level == DSC_LOG_WARNING ? dsc_cli_prints(log->session) : log->verbose;
-    if (shown) /* on a terminal it overwrites the progress bar, which is drawn again below it */
-        fprintf(stderr, "%sdescent: %s%s\n", dsc_terminal_is(stderr) ? "\r\033[K" : "",
-                level == DSC_LOG_WARNING ? "warning: " : "", text);
+    if (!shown)
+        return;
+    print_start(level == DSC_LOG_WARNING ? "warning: " : "", 33);
+    fprintf(stderr, "%s\n", text);
 }
 
 static int exit_status(dsc_status status) {

@@ -1,22 +1,27 @@
-/* On a terminal, a bar for the current epoch; elsewhere a line every half minute. Every epoch gets a line,
- * with its evaluation where there is one. */
+/* On a terminal, a bar for the current epoch; elsewhere a line every few seconds. Every epoch gets a line,
+ * with its evaluation where there is one. Lines have at most 80 columns, on a wider terminal its width. */
 #include "cli/progress_bar.h"
 
 #include "cli/cli.h"
 #include "cli/support.h"
 #include "cli/terminal.h"
 
+#include <math.h>
 #include <string.h>
 
-static const double bar_interval = 0.1;   /* seconds between two drawings of the bar */
-static const double line_interval = 30.0; /* seconds between lines where there is no bar */
+enum { LABEL_COLUMNS = 11, WIDEST = 110 };
 
-void dsc_cli_progress_init(dsc_cli_progress *progress, int verbose) {
+static const double bar_interval = 0.1; /* seconds between two drawings of the bar */
+
+void dsc_cli_progress_init(dsc_cli_progress *progress, int verbose, double every) {
     memset(progress, 0, sizeof *progress);
     progress->lines = stdout;
     progress->bar = dsc_terminal_is(stderr) ? stderr : NULL;
     progress->utf8 = dsc_terminal_utf8();
     progress->verbose = verbose;
+    progress->colour = dsc_terminal_colour(stdout);
+    progress->bar_colour = dsc_terminal_colour(stderr);
+    progress->every = every;
     progress->epoch_start = progress->last = dsc_cli_now();
 }
 
@@ -34,6 +39,14 @@ static void write_line(dsc_cli_progress *progress, const char *text) {
     fflush(progress->lines);
 }
 
+/* "2.3026"; a loss that has exploded in few characters. */
+static const char *loss_text(double loss, char *text, size_t size) {
+    snprintf(text, size, fabs(loss) < 1e4 ? "%.4f" : "%.2e", loss);
+    return text;
+}
+
+/* ---- the bar ---- */
+
 /* `cells` characters, `share` of them filled; with UTF-8 in eighths of a character. */
 static void append_bar(char *text, size_t size, int cells, double share, int utf8) {
     static const char *const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
@@ -47,66 +60,119 @@ static void append_bar(char *text, size_t size, int cells, double share, int utf
     }
 }
 
+/* Shows the pieces that fit into the width, the most important first; what remains is the bar's. A line that
+ * is wrapped could not be erased. */
 static void draw_bar(dsc_cli_progress *progress, const dsc_progress *e) {
-    char head[64], tail[128], left[32], text[1024];
+    char pieces[5][64], loss[32], left[32], tail[200] = "", bar[400] = "";
     double share = e->epoch_steps > 0 ? (double)e->step_of_epoch / (double)e->epoch_steps : 0;
     share = share < 0 ? 0 : share > 1 ? 1 : share;
-    snprintf(head, sizeof head, "epoch %lld/%lld ", (long long)e->epoch + 1, (long long)e->epochs);
-    snprintf(tail, sizeof tail, " %3.0f%%  loss %.4f  %.0f images/s  %s left", 100 * share, e->loss,
-             e->images_per_s, dsc_cli_duration(e->eta_s, left, sizeof left));
-    int cells = dsc_terminal_width(progress->bar) - (int)strlen(head) - (int)strlen(tail) - 3;
-    cells = cells > 40 ? 40 : cells;
-    snprintf(text, sizeof text, "%s", head);
-    if (cells >= 5) {
-        strncat(text, progress->utf8 ? "▕" : "[", sizeof text - strlen(text) - 1);
-        append_bar(text, sizeof text - 4, cells, share, progress->utf8);
-        strncat(text, progress->utf8 ? "▏" : "]", sizeof text - strlen(text) - 1);
+    snprintf(pieces[0], sizeof pieces[0], "epoch %lld/%lld", (long long)e->epoch + 1, (long long)e->epochs);
+    snprintf(pieces[1], sizeof pieces[1], " %3.0f%%", 100 * share);
+    snprintf(pieces[2], sizeof pieces[2], "  loss %s", loss_text(e->loss, loss, sizeof loss));
+    snprintf(pieces[3], sizeof pieces[3], "  %.0f images/s", e->images_per_s);
+    snprintf(pieces[4], sizeof pieces[4], "  %s left", dsc_cli_duration(e->eta_s, left, sizeof left));
+    int room = dsc_terminal_width(progress->bar) - 1 - (int)strlen(pieces[0]);
+    for (int i = 1; i < 5 && room >= (int)strlen(pieces[i]); i++) {
+        strcat(tail, pieces[i]);
+        room -= (int)strlen(pieces[i]);
     }
-    fprintf(progress->bar, "\r%s%s\033[K", text, tail);
+    int cells = room - 3 > 40 ? 40 : room - 3;
+    if (cells >= 5)
+        append_bar(bar, sizeof bar, cells, share, progress->utf8);
+    fprintf(progress->bar, "\r%s", pieces[0]);
+    if (cells >= 5)
+        fprintf(progress->bar, " %s%s%s%s%s", progress->utf8 ? "▕" : "[",
+                progress->bar_colour ? "\033[32m" : "", bar, progress->bar_colour ? "\033[0m" : "",
+                progress->utf8 ? "▏" : "]");
+    fprintf(progress->bar, "%s\033[K", tail);
     fflush(progress->bar);
     progress->drawn = 1;
 }
 
+/* ---- lines ---- */
+
 static void show_step(dsc_cli_progress *progress, const dsc_progress *e) {
     double now = dsc_cli_now();
-    if (now - progress->last < (progress->bar ? bar_interval : line_interval))
+    if (now - progress->last < (progress->bar ? bar_interval : progress->every))
+        return;
+    if (!progress->bar && progress->every <= 0)
         return;
     progress->last = now;
     if (progress->bar) {
         draw_bar(progress, e);
         return;
     }
-    char text[256], left[32];
-    snprintf(text, sizeof text, "epoch %lld/%lld, step %lld/%lld: loss %.4f, %.0f images/s, %s left",
+    char text[256], loss[32], left[32];
+    snprintf(text, sizeof text, "epoch %lld/%lld, step %lld/%lld: loss %s, %.0f images/s, %s left",
              (long long)e->epoch + 1, (long long)e->epochs, (long long)e->step_of_epoch,
-             (long long)e->epoch_steps, e->loss, e->images_per_s,
+             (long long)e->epoch_steps, loss_text(e->loss, loss, sizeof loss), e->images_per_s,
              dsc_cli_duration(e->eta_s, left, sizeof left));
     write_line(progress, text);
 }
 
-/* Prints the pending epoch, with its evaluation unless that is NULL. */
+/* Prints the pending epoch, with its evaluation unless that is NULL; in few words where the line would not
+ * fit. */
 static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
-    char text[320], seconds[32], validation[128] = "";
+    char text[400], head[128], loss[32], val[32], seconds[32], speed[96], full[128] = "", few[128] = "";
     const dsc_progress *e = &progress->epoch;
     progress->pending = 0;
-    if (eval)
-        snprintf(validation, sizeof validation, ", validation loss %.4f, top-1 %.2f %%, top-5 %.2f %%",
-                 eval->loss, 100 * eval->top1, 100 * eval->top5);
-    snprintf(text, sizeof text, "epoch %*lld/%lld: loss %.4f%s, %.0f images/s, %s", e->epochs > 99 ? 3 : 2,
-             (long long)e->epoch + 1, (long long)e->epochs, e->loss, validation, e->images_per_s,
+    snprintf(head, sizeof head, "epoch %*lld/%lld: loss %s", e->epochs > 99 ? 3 : 2, (long long)e->epoch + 1,
+             (long long)e->epochs, loss_text(e->loss, loss, sizeof loss));
+    snprintf(speed, sizeof speed, "%.0f images/s, %s", e->images_per_s,
              dsc_cli_duration(progress->epoch_seconds, seconds, sizeof seconds));
+    if (eval) {
+        loss_text(eval->loss, val, sizeof val);
+        snprintf(full, sizeof full, ", validation loss %s, top-1 %.2f %%, top-5 %.2f %%", val,
+                 100 * eval->top1, 100 * eval->top5);
+        snprintf(few, sizeof few, ", val %s, top-1 %.2f %%", val, 100 * eval->top1);
+    }
+    int width = dsc_terminal_width(progress->lines);
+    width = width > 80 ? width : 80;
+    if (snprintf(text, sizeof text, "%s%s, %s", head, full, speed) > width &&
+        snprintf(text, sizeof text, "%s%s, %s", head, few, speed) > width)
+        snprintf(text, sizeof text, "%s%s, %s", head, few, seconds);
     write_line(progress, text);
     progress->last = dsc_cli_now();
 }
 
+/* The length of what stands before the next ", ", with the comma; of the rest where there is none. */
+static int piece_length(const char *text) {
+    const char *comma = strstr(text, ", ");
+    return comma ? (int)(comma - text) + 1 : (int)strlen(text);
+}
+
+/* A line "label: text" of the description: the label in a column of its own, the text wrapped after commas. */
+static void show_description(dsc_cli_progress *progress, const char *line) {
+    const char *colon = strstr(line, ": "), *piece = colon ? colon + 2 : "";
+    if (!colon) {
+        write_line(progress, line);
+        return;
+    }
+    int width = dsc_terminal_width(progress->lines), at = LABEL_COLUMNS;
+    width = width > WIDEST ? WIDEST : width;
+    erase_bar(progress);
+    fprintf(progress->lines, "%s%.*s%s%*s", progress->colour ? "\033[1m" : "", (int)(colon - line), line,
+            progress->colour ? "\033[0m" : "", LABEL_COLUMNS - (int)(colon - line), "");
+    for (int length; *piece; piece += length + (piece[length] == ' ')) {
+        length = piece_length(piece);
+        if (at > LABEL_COLUMNS && at + 1 + length > width) {
+            fprintf(progress->lines, "\n%*s", LABEL_COLUMNS, "");
+            at = LABEL_COLUMNS;
+        }
+        at += fprintf(progress->lines, "%s%.*s", at > LABEL_COLUMNS ? " " : "", length, piece);
+    }
+    fputc('\n', progress->lines);
+    fflush(progress->lines);
+}
+
 static void show_eval(dsc_cli_progress *progress, const dsc_progress *e) {
-    char text[256];
+    char text[256], loss[32];
     if (progress->pending) {
         show_epoch(progress, e);
         return;
     }
-    snprintf(text, sizeof text, "validation at step %lld: loss %.4f, top-1 %.2f %%, top-5 %.2f %%",
-             (long long)e->step, e->loss, 100 * e->top1, 100 * e->top5);
+    snprintf(text, sizeof text, "validation at step %lld: loss %s, top-1 %.2f %%, top-5 %.2f %%",
+             (long long)e->step, loss_text(e->loss, loss, sizeof loss), 100 * e->top1, 100 * e->top5);
     write_line(progress, text);
 }
 
@@ -132,6 +198,9 @@ void dsc_cli_progress_event(void *context, const dsc_progress *e) {
             write_line(progress, e->text);
         break;
     case DSC_EVENT_START:
+        if (e->text)
+            show_description(progress, e->text);
+        break;
     case DSC_EVENT_NOTE:
         if (e->text)
             write_line(progress, e->text);

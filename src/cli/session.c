@@ -49,7 +49,7 @@ static dsc_status open_host(dsc_cli_session *session) {
 static dsc_status open_device(dsc_cli_session *session, const char *name, int threads) {
     dsc_device_options options;
     dsc_device_options_init(&options);
-    options.name = name;
+    options.name = strcmp(name, "gpu") == 0 ? "cuda" : name;
     options.threads = threads > 0 ? threads : dsc_comm_threads(session->comm);
     options.ordinal = dsc_comm_local_rank(session->comm);
     options.tune = session->tune;

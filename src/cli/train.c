@@ -30,13 +30,15 @@ static dsc_status prepare_out(const dsc_cli_train_values *v) {
 }
 
 static void print_summary(const dsc_cli_train_values *v, const dsc_train_result *r) {
-    char seconds[32], accuracy[96] = "";
-    if (r->top1 >= 0)
-        snprintf(accuracy, sizeof accuracy, ", top-1 %.2f %% (best %.2f %%)", 100 * r->top1,
-                 100 * r->best_top1);
-    printf("done: %lld %s, %lld %s in %s, %.0f images/s, training loss %.4f%s\n", (long long)r->epochs,
+    char seconds[32];
+    printf("done: %lld %s, %lld %s in %s, %.0f images/s\n", (long long)r->epochs,
            r->epochs == 1 ? "epoch" : "epochs", (long long)r->steps, r->steps == 1 ? "step" : "steps",
-           dsc_cli_duration(r->seconds, seconds, sizeof seconds), r->images_per_s, r->train_loss, accuracy);
+           dsc_cli_duration(r->seconds, seconds, sizeof seconds), r->images_per_s);
+    printf("result: training loss %.4g", r->train_loss);
+    if (r->top1 >= 0)
+        printf(", top-1 %.2f %% (best %.2f %%), top-5 %.2f %%", 100 * r->top1, 100 * r->best_top1,
+               100 * r->top5);
+    printf("\n");
     if (r->stopped == DSC_STOP_TARGET)
         printf("reached: %s after %s\n", v->o.stop_at,
                dsc_cli_duration(r->target_s, seconds, sizeof seconds));
@@ -58,7 +60,7 @@ static dsc_status plot_run(const char *out) {
 static dsc_status train(dsc_cli_session *session, dsc_cli_train_values *v) {
     dsc_cli_progress progress;
     dsc_train_result result = {.size = sizeof result};
-    dsc_cli_progress_init(&progress, v->common.verbose);
+    dsc_cli_progress_init(&progress, v->common.verbose, v->progress_every);
     v->o.progress = dsc_cli_progress_event;
     v->o.progress_context = &progress;
     dsc_status status = dsc_train_run(session->comm, session->device, &v->o, &result);

@@ -40,6 +40,13 @@ static const dsc_option own_options[] = {
      .offset = AT(plot),
      .flags = DSC_OPTION_NOT_SAVED,
      .help = "plot the accuracy over the epochs at the end"},
+    {.name = "progress-every",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(progress_every),
+     .value = "10",
+     .placeholder = "S",
+     .range = "[0, 1e9]",
+     .help = "without a terminal, seconds between lines about the steps; 0: none"},
     DSC_CLI_COMMON_OPTIONS,
 };
 

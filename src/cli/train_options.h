@@ -13,8 +13,9 @@ typedef struct dsc_cli_train_values {
     dsc_kfac_options kfac;
     const char *device, *comm;
     int threads, tune, overwrite, plot;
+    double progress_every;
     char default_out[256];
-    char lines[512]; /* the program's own options, for the run's configuration file */
+    char lines[1024]; /* the program's own options, for the run's configuration file */
 } dsc_cli_train_values;
 
 /* Filled in by dsc_cli_train_init. */

@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/announce.h"
 #include "train/early_stop.h"
 #include "train/share.h"
 #include "train/trainer_internal.h"
@@ -108,34 +109,6 @@ void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result) {
 
 /* ---- the start ---- */
 
-static void announce(const dsc_trainer *t, const char *resumed) {
-    char text[DSC_ORIGIN_SIZE + 512];
-    int64_t shape[3];
-    dsc_model_input_shape(t->model, shape);
-    snprintf(
-        text, sizeof text,
-        "%s, %lld parameters, on %s: %lld images of %lldx%lldx%lld, %lld classes; %d rank%s of batch %lld; "
-        "%s",
-        t->options.model, (long long)dsc_model_parameter_total(t->model), t->options.data,
-        (long long)t->info.count, (long long)shape[0], (long long)shape[1], (long long)shape[2],
-        (long long)dsc_model_classes(t->model), t->ranks, t->ranks == 1 ? "" : "s",
-        (long long)t->options.batch_size, dsc_device_description(t->device));
-    dsc_trainer_emit_text(t, DSC_EVENT_START, text);
-    if (!t->collective && t->ranks > 1 && t->kfac && !t->kfac_comm)
-        dsc_trainer_emit_text(
-            t, DSC_EVENT_NOTE,
-            "K-FAC averages its factors over all ranks: every step waits for everybody, although "
-            "parameters gossip; with scope gossip or local no step does");
-    if (resumed[0])
-        snprintf(text, sizeof text, "resumed from '%s': step %lld, epoch %lld, sample %lld of it", resumed,
-                 (long long)t->state.step, (long long)t->state.epoch, (long long)t->state.position);
-    else if (t->options.resume)
-        snprintf(text, sizeof text, "no checkpoint in '%s': starts anew", t->options.out);
-    else
-        return;
-    dsc_trainer_emit_text(t, DSC_EVENT_NOTE, text);
-}
-
 dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) {
     char own[DESCRIPTION_SIZE] = "";
     void *text = NULL;
@@ -157,7 +130,7 @@ dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) {
                                .resumed = resumed[0] ? resumed : NULL,
                                .step = t->state.step};
         dsc_metrics_run(t->metrics, &t->options, &facts);
-        announce(t, resumed);
+        dsc_announce(t, resumed);
     }
     dsc_memory_free(&devices);
     dsc_memory_free(&text);

@@ -9,7 +9,8 @@
  *                   loss_scale.c  the loss scale of fp16
  *   loop.c        epochs, evaluations, checkpoints, the end: dsc_trainer_run; early_stop.c: ending early
  *   bad_images.c  images that cannot be read
- *   progress.c    reports of steps, epochs and evaluations
+ *   progress.c    reports of steps, epochs and evaluations; announce.c: what the run is, at its start;
+ *                 warn.c: what looks wrong in it
  *   evaluate.c    evaluation inside a run, and of a file: dsc_eval_run
  *   swap.c        the model that is evaluated and saved when ranks hold different ones
  *   kfac_setup.c  K-FAC of a run: scope and schedules; factors.c: its factors averaged by gossip;

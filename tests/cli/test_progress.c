@@ -4,12 +4,14 @@
 #include "cli/progress_bar.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static char *text;
 static size_t size;
 
 static void start(dsc_cli_progress *progress, int verbose) {
-    dsc_cli_progress_init(progress, verbose);
+    dsc_cli_progress_init(progress, verbose, 10);
+    progress->colour = progress->bar_colour = 0;
     progress->bar = NULL;
     progress->lines = open_memstream(&text, &size);
     assert_non_null(progress->lines);
@@ -52,8 +54,7 @@ static void test_epoch_with_evaluation(void **state) {
     dsc_cli_progress_event(&progress, &epoch);
     dsc_cli_progress_event(&progress, &checkpoint);
     dsc_cli_progress_event(&progress, &eval);
-    stop(&progress, "epoch  4/10: loss 1.2500, validation loss 1.5000, top-1 62.50 %, top-5 96.88 %, 500 "
-                    "images/s, 0.0s\n");
+    stop(&progress, "epoch  4/10: loss 1.2500, val 1.5000, top-1 62.50 %, 500 images/s, 0.0s\n");
 }
 
 /* Without one the epoch is printed when the next event comes, or at the end. */
@@ -78,17 +79,74 @@ static void test_evaluation_alone(void **state) {
          "validation at step 40: loss 1.5000, top-1 62.50 %, top-5 96.88 %\nout/checkpoint-40.safetensors\n");
 }
 
-/* Steps are quiet for half a minute. */
+/* A line about steps comes when its time has come, or never. */
 static void test_steps(void **state) {
     (void)state;
     dsc_cli_progress progress;
     start(&progress, 0);
     for (int i = 0; i < 1000; i++)
         dsc_cli_progress_event(&progress, &step);
-    progress.last -= 31;
+    progress.last -= 11;
     for (int i = 0; i < 1000; i++)
         dsc_cli_progress_event(&progress, &step);
     stop(&progress, "epoch 5/10, step 1/10: loss 1.1250, 480 images/s, 1m05s left\n");
+}
+
+static void test_no_steps(void **state) {
+    (void)state;
+    dsc_cli_progress progress;
+    start(&progress, 0);
+    progress.every = 0;
+    progress.last -= 1000;
+    for (int i = 0; i < 10; i++)
+        dsc_cli_progress_event(&progress, &step);
+    stop(&progress, "");
+}
+
+/* Numbers of a long run on many GPUs, and a loss that explodes, leave a line of 80 columns. */
+static void test_width(void **state) {
+    (void)state;
+    dsc_cli_progress progress;
+    dsc_progress large = step, long_epoch = epoch, long_eval = eval;
+    large.epoch = long_epoch.epoch = long_eval.epoch = 998;
+    large.epochs = long_epoch.epochs = long_eval.epochs = 1000;
+    large.step_of_epoch = large.epoch_steps = 99999;
+    large.images_per_s = long_epoch.images_per_s = 123456;
+    large.eta_s = 1e6;
+    large.loss = long_epoch.loss = 1e30;
+    long_eval.loss = 2e30;
+    long_eval.top1 = 1;
+    start(&progress, 0);
+    progress.last -= 11;
+    dsc_cli_progress_event(&progress, &large);
+    dsc_cli_progress_event(&progress, &long_epoch);
+    dsc_cli_progress_event(&progress, &long_eval);
+    fflush(progress.lines);
+    for (const char *line = text; *line; line += strcspn(line, "\n") + 1)
+        assert_true(strcspn(line, "\n") <= 80);
+    stop(&progress,
+         "epoch 999/1000, step 99999/99999: loss 1.00e+30, 123456 images/s, 277h47m left\n"
+         "epoch 999/1000: loss 1.00e+30, val 2.00e+30, top-1 100.00 %, 0.0s\n");
+}
+
+/* The description of a run: labels in a column, wrapped after commas. */
+static void test_description(void **state) {
+    (void)state;
+    dsc_cli_progress progress;
+    dsc_progress line = {.kind = DSC_EVENT_START,
+                         .text = "K-FAC: eigen, update-freq 10, cov-update-freq 1, damping 0.003, "
+                                 "stat-decay 0.95, kl-clip 0.001, strategy comm-opt"};
+    start(&progress, 0);
+    dsc_cli_progress_event(&progress, &line);
+    line.text = "no label";
+    dsc_cli_progress_event(&progress, &line);
+    line.text = "output: a directory with blanks, and commas";
+    progress.colour = 1;
+    dsc_cli_progress_event(&progress, &line);
+    stop(&progress, "K-FAC      eigen, update-freq 10, cov-update-freq 1, damping 0.003,\n"
+                    "           stat-decay 0.95, kl-clip 0.001, strategy comm-opt\n"
+                    "no label\n"
+                    "\033[1moutput\033[0m     a directory with blanks, and commas\n");
 }
 
 /* The bar is drawn at most ten times a second and taken away before a line. */
@@ -119,6 +177,9 @@ int main(void) {
         cmocka_unit_test(test_epoch_alone),
         cmocka_unit_test(test_evaluation_alone),
         cmocka_unit_test(test_steps),
+        cmocka_unit_test(test_no_steps),
+        cmocka_unit_test(test_width),
+        cmocka_unit_test(test_description),
         cmocka_unit_test(test_bar),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -10,7 +10,12 @@ for file in metrics.jsonl latest config checkpoint-8.safetensors checkpoint-8.st
     [ -f "a/$file" ] || complain "a run leaves no $file"
 done
 [ ! -s stderr ] || complain "a run that is no terminal's writes to stderr"
-grep -q '^epoch  1/1: loss .*, validation loss .*, top-1 .* %, top-5 .* %, .* images/s' stdout || complain "no line for the epoch"
+grep -q '^epoch  1/1: loss .*, val .*, top-1 .* %, .* images/s' stdout || complain "no line for the epoch"
+for label in model data ranks device length optimizer rate consensus K-FAC output; do
+    grep -qE "^$label +[^ ]" stdout || complain "the start does not tell the run's $label"
+done
+grep -q '^result: training loss .*, top-1 .* % (best .* %), top-5 .* %$' stdout || complain "no line for the result"
+[ "$(grep -v '^device' stdout | wc -L)" -le 80 ] || complain "a line has more than 80 columns"
 has a/metrics.jsonl '"kind":"run"'
 has a/metrics.jsonl '"kind":"end"'
 

@@ -92,7 +92,7 @@ train --stop-at top1=90 --eval-every 0 | --stop-at with --eval-every 0: there ar
 train --patience 3 --eval-every 0 | --patience with --eval-every 0: there are no evaluations
 train --patience -1 | --patience -1: must be at least 0
 train --decay-on biases | must be one of all, weights
-train --device gpu | --device gpu: must be one of auto, ref, cpu
+train --device npu | --device npu: must be one of auto, ref, cpu, cuda, gpu (did you mean cpu?)
 train --consensus spg | --consensus spg: must be one of allreduce, sgp, osgp, dpsgd, adpsgd (did you mean sgp?)
 train --device cpu --precision bf16 | --precision bf16: device cpu computes in fp32 only
 train --device cpu --precision fp16 | leave the option out
@@ -200,6 +200,11 @@ export WORLD_SIZE=2 RANK=0
 expect 1 "WORLD_SIZE is 2" train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none
 expect 0 "" train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none --comm self
 unset WORLD_SIZE RANK
+
+# A GPU by its other name.
+if ! "$descent" --version | grep -q "with CUDA"; then
+    expect 2 "device 'cuda': this build has no CUDA" info --device gpu
+fi
 
 # Off on the command line is off, whatever a file says of the rest.
 printf 'kfac-damping = 0.1\nkfac-update-freq = 10\n' >kfac.conf
