@@ -124,9 +124,8 @@ static void test_width(void **state) {
     fflush(progress.lines);
     for (const char *line = text; *line; line += strcspn(line, "\n") + 1)
         assert_true(strcspn(line, "\n") <= 80);
-    stop(&progress,
-         "epoch 999/1000, step 99999/99999: loss 1.00e+30, 123456 images/s, 277h47m left\n"
-         "epoch 999/1000: loss 1.00e+30, val 2.00e+30, top-1 100.00 %, 0.0s\n");
+    stop(&progress, "epoch 999/1000, step 99999/99999: loss 1.00e+30, 123456 images/s, 277h47m left\n"
+                    "epoch 999/1000: loss 1.00e+30, val 2.00e+30, top-1 100.00 %, 0.0s\n");
 }
 
 /* The description of a run: labels in a column, wrapped after commas. */
