@@ -89,7 +89,7 @@ typedef struct dsc_train_options {
     const dsc_consensus_options *consensus;
     const dsc_kfac_options *kfac;
 
-    double lr; /* negative (the default): the optimiser's own, dsc_optim_default_rate; 0.1 for sgd */
+    double lr; /* -1 (the default): the optimiser's own, dsc_optim_default_rate; 0.1 for sgd */
     dsc_schedule_kind lr_schedule; /* step */
     double warmup_epochs;          /* 5 */
     double warmup_start;           /* negative (the default): lr */
@@ -156,6 +156,10 @@ typedef struct dsc_train_options {
      * log, and with more the run ends with a checkpoint and DSC_E_FORMAT. "stop": N is 0. NULL or "skip":
      * one in a thousand of the set, rounded up. */
     const char *bad_images;
+
+    /* Decay of the moving average of the weights over the steps, below 1; 0: none is made. It is evaluated beside
+     * the model, and saved as checkpoint-STEP.ema.safetensors. */
+    double ema;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

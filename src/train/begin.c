@@ -31,7 +31,8 @@ static dsc_snapshot snapshot(dsc_trainer *t) {
                           .state = &t->state,
                           .gossip = t->collective ? NULL : t->consensus,
                           .factors = t->factors,
-                          .kfac_alone = t->kfac_comm != NULL};
+                          .kfac_alone = t->kfac_comm != NULL,
+                          .ema = t->ema};
 }
 
 /* ---- checkpoints ---- */
@@ -85,6 +86,20 @@ static dsc_status write_model(dsc_trainer *t, const dsc_snapshot *s, const char 
     return status == DSC_OK ? swapped : status;
 }
 
+/* The same for the average of the weights, which has a file of its own beside the model's. */
+static dsc_status write_ema(dsc_trainer *t, const dsc_snapshot *s, const char *model, dsc_st_writer **out) {
+    char *path = NULL;
+    if (!t->ema)
+        return DSC_OK;
+    DSC_TRY(dsc_comm_agree(t->comm, dsc_checkpoint_ema_path(model, &path)));
+    dsc_status status = dsc_comm_agree(t->comm, dsc_ema_swap_in(t));
+    if (status == DSC_OK)
+        status = dsc_checkpoint_write_model(s, path, out);
+    dsc_status swapped = dsc_comm_agree(t->comm, dsc_ema_swap_out(t));
+    dsc_memory_free(&path);
+    return status == DSC_OK ? swapped : status;
+}
+
 static int is_out(const dsc_trainer *t, const char *directory) {
     return t->options.out && strcmp(directory, t->options.out) == 0;
 }
@@ -100,17 +115,21 @@ static dsc_status keep_latest(const dsc_trainer *t, const char *directory) {
 
 static dsc_status write_to(dsc_trainer *t, const char *directory, const char *path) {
     dsc_snapshot s = snapshot(t);
-    dsc_st_writer *model = NULL;
+    dsc_st_writer *model = NULL, *ema = NULL;
     int64_t bytes = 0;
     double begun = dsc_clock_now();
     DSC_TRY(dsc_loss_scale_get(&t->loss_scale, t->queue, t->state.loss_scale));
     t->state.seconds = begun - t->start;
     DSC_TRY(dsc_comm_agree(t->comm, check_finite(t)));
     dsc_status status = write_model(t, &s, path, &model);
-    if (status != DSC_OK)
+    if (status == DSC_OK)
+        status = write_ema(t, &s, path, &ema);
+    if (status != DSC_OK) {
         dsc_st_writer_destroy(&model);
+        dsc_st_writer_destroy(&ema);
+    }
     DSC_TRY(status);
-    DSC_TRY(dsc_checkpoint_save(&s, path, &model, &bytes));
+    DSC_TRY(dsc_checkpoint_save(&s, path, &model, &ema, &bytes));
     DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? keep_latest(t, directory) : DSC_OK));
     DSC_TRY(set_good(t, path));
     dsc_metrics_checkpoint(t->metrics, &t->state, dsc_trainer_last_epoch(t), strrchr(path, '/') + 1, bytes,

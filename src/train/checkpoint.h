@@ -18,6 +18,7 @@
 #include "descent/model.h"
 #include "descent/optim.h"
 #include "descent/train.h"
+#include "train/ema.h"
 #include "train/factors.h"
 #include "train/safetensors.h"
 #include "train/train_state.h"
@@ -36,6 +37,7 @@ typedef struct dsc_snapshot {
     dsc_consensus *gossip; /* settled; NULL where all ranks hold the same parameters */
     dsc_factors *factors;  /* settled; NULL: none */
     int kfac_alone;        /* every rank has a K-FAC of its own */
+    const dsc_ema *ema;    /* NULL: none */
 } dsc_snapshot;
 
 /* Writes the model file `path`, X.safetensors, under a temporary name; *out is the writer on rank 0 and NULL
@@ -43,11 +45,12 @@ typedef struct dsc_snapshot {
  * before and out afterwards. Collective; fails on all ranks or on none. */
 dsc_status dsc_checkpoint_write_model(const dsc_snapshot *s, const char *path,
                                       dsc_st_writer **out) DSC_MUST_CHECK;
-/* Writes the state file beside it, X.state.safetensors, and gives both files their names. Destroys *model,
- * which dsc_checkpoint_write_model has made. `bytes` (rank 0): of both files. Collective; fails on all ranks
- * or on none. A failure leaves older files of these names as they were, and no temporary file. */
+/* Writes the state file beside it, X.state.safetensors, and gives all files their names. Destroys *model, and *ema
+ * (*ema NULL: there is none), the file X.ema.safetensors of the average of the weights: both were made by
+ * dsc_checkpoint_write_model. `bytes` (rank 0): of all files. Collective; fails on all ranks or on none. A
+ * failure leaves older files of these names as they were, and no temporary file. */
 dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *path, dsc_st_writer **model,
-                               int64_t *bytes) DSC_MUST_CHECK;
+                               dsc_st_writer **ema, int64_t *bytes) DSC_MUST_CHECK;
 /* Loads both files; rank 0 reads, `path` names the model file. *exact (NULL: not asked for) becomes 1 when
  * every rank of a gossip run has its own parameters back, 0 when all have those of the model file. Rank 0
  * checks the files before anything in the run changes. Collective; fails on all ranks or on none. */

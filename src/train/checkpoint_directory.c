@@ -17,6 +17,7 @@
 #define PREFIX    "checkpoint-"
 #define EXTENSION ".safetensors"
 #define STATE     ".state.safetensors"
+#define EMA       ".ema.safetensors"
 
 enum { NAME_SIZE = 80 };
 
@@ -48,7 +49,8 @@ dsc_status dsc_checkpoint_path(const char *directory, int64_t step, char **out) 
     return dsc_output_path(directory, name, out);
 }
 
-dsc_status dsc_checkpoint_state_path(const char *model_path, char **out) {
+/* The file beside X.safetensors that ends in `end`. */
+static dsc_status path_beside(const char *model_path, const char *end, char **out) {
     if (ends_with(model_path, STATE))
         return DSC_FAIL(
             DSC_E_INVALID,
@@ -59,11 +61,19 @@ dsc_status dsc_checkpoint_state_path(const char *model_path, char **out) {
         return DSC_FAIL(DSC_E_INVALID, "'%s' is no checkpoint: its name must end in '" EXTENSION "'",
                         model_path);
     size_t stem = strlen(model_path) - strlen(EXTENSION);
-    size_t size = stem + sizeof STATE;
+    size_t size = stem + strlen(end) + 1;
     DSC_TRY(dsc_memory_alloc((int64_t)size, 1, out));
     memcpy(*out, model_path, stem);
-    memcpy(*out + stem, STATE, sizeof STATE);
+    memcpy(*out + stem, end, strlen(end) + 1);
     return DSC_OK;
+}
+
+dsc_status dsc_checkpoint_state_path(const char *model_path, char **out) {
+    return path_beside(model_path, STATE, out);
+}
+
+dsc_status dsc_checkpoint_ema_path(const char *model_path, char **out) {
+    return path_beside(model_path, EMA, out);
 }
 
 /* *complete = 1 when both files exist. */
@@ -243,13 +253,17 @@ dsc_status dsc_checkpoint_set_best(const char *directory, int64_t step) {
 /* The model file goes first: a state file alone is not a checkpoint, so that a crash in between never leaves
  * half of one. */
 static dsc_status remove_checkpoint(const char *directory, int64_t step) {
-    char *model = NULL, *state = NULL;
+    char *model = NULL, *state = NULL, *ema = NULL;
     DSC_TRY(dsc_checkpoint_path(directory, step, &model));
     dsc_status status = dsc_checkpoint_state_path(model, &state);
+    if (status == DSC_OK)
+        status = dsc_checkpoint_ema_path(model, &ema);
     if (status == DSC_OK) {
         remove_file(model);
+        remove_file(ema); /* most runs have none */
         remove_file(state);
     }
+    dsc_memory_free(&ema);
     dsc_memory_free(&state);
     dsc_memory_free(&model);
     return status;

@@ -16,6 +16,8 @@ dsc_status dsc_checkpoint_path(const char *directory, int64_t step, char **out) 
 /* The state file beside a model file: X.safetensors -> X.state.safetensors. DSC_E_INVALID when the name ends
  * otherwise, or is that of a state file itself. */
 dsc_status dsc_checkpoint_state_path(const char *model_path, char **out) DSC_MUST_CHECK;
+/* The same for the average of the weights: X.safetensors -> X.ema.safetensors. */
+dsc_status dsc_checkpoint_ema_path(const char *model_path, char **out) DSC_MUST_CHECK;
 
 /* The steps of the checkpoints in a directory that have both files, in descending order; NULL for none, else
  * the caller frees them. A directory that does not exist has none. */

@@ -132,17 +132,21 @@ static dsc_status write_state(const dsc_snapshot *s, const dsc_state_list *list,
     return status;
 }
 
-/* Rank 0. The state file appears first: whoever sees the model file finds its state beside it. */
-static dsc_status publish(dsc_st_writer *model, dsc_st_writer *state, int64_t *bytes) {
+/* Rank 0. The model file appears last: whoever sees it finds the others beside it. */
+static dsc_status publish(dsc_st_writer *model, dsc_st_writer *ema, dsc_st_writer *state, int64_t *bytes) {
     DSC_TRY(dsc_st_writer_sync(model));
     DSC_TRY(dsc_st_writer_sync(state));
+    if (ema)
+        DSC_TRY(dsc_st_writer_sync(ema));
     DSC_TRY(dsc_st_writer_commit(state));
-    *bytes = dsc_st_writer_bytes(model) + dsc_st_writer_bytes(state);
+    if (ema)
+        DSC_TRY(dsc_st_writer_commit(ema));
+    *bytes = dsc_st_writer_bytes(model) + dsc_st_writer_bytes(state) + (ema ? dsc_st_writer_bytes(ema) : 0);
     return dsc_st_writer_commit(model);
 }
 
 dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *path, dsc_st_writer **model,
-                               int64_t *bytes) {
+                               dsc_st_writer **ema, int64_t *bytes) {
     int writer = dsc_comm_rank(s->comm) == 0;
     dsc_state_list list;
     dsc_carrier carrier = {0};
@@ -156,8 +160,9 @@ dsc_status dsc_checkpoint_save(const dsc_snapshot *s, const char *path, dsc_st_w
     if (status == DSC_OK)
         status = dsc_comm_agree(s->comm, write_state(s, &list, &carrier, state));
     if (status == DSC_OK)
-        status = dsc_comm_agree(s->comm, writer ? publish(*model, state, bytes) : DSC_OK);
+        status = dsc_comm_agree(s->comm, writer ? publish(*model, *ema, state, bytes) : DSC_OK);
     dsc_st_writer_destroy(model);
+    dsc_st_writer_destroy(ema);
     dsc_st_writer_destroy(&state);
     dsc_carrier_close(&carrier);
     dsc_state_list_destroy(&list);

@@ -36,22 +36,28 @@ dsc_status dsc_target_parse(const char *text, const char *prefix, dsc_target *ou
         text);
 }
 
-/* Whether the last evaluation, if it was of this step, has reached the target. */
-static int is_reached(const dsc_trainer *t) {
-    const dsc_train_state *s = &t->state;
-    const dsc_target *target = &t->target;
-    if (s->evaluated_step != s->step || !isfinite(s->val_loss))
+static int reaches(const dsc_target *target, double loss, double top1, double top5) {
+    if (!isfinite(loss))
         return 0;
     switch (target->kind) {
     case DSC_TARGET_TOP1:
-        return s->top1 >= target->value;
+        return top1 >= target->value;
     case DSC_TARGET_TOP5:
-        return s->top5 >= target->value;
+        return top5 >= target->value;
     case DSC_TARGET_LOSS:
-        return s->val_loss <= target->value;
+        return loss >= 0 && loss <= target->value;
     default:
         return 0;
     }
+}
+
+/* Whether the last evaluation, if it was of this step, has reached the target: with the weights or with their
+ * average. */
+static int is_reached(const dsc_trainer *t) {
+    const dsc_train_state *s = &t->state;
+    return s->evaluated_step == s->step &&
+           (reaches(&t->target, s->val_loss, s->top1, s->top5) ||
+            (t->ema && reaches(&t->target, s->ema_loss, s->ema_top1, s->ema_top5)));
 }
 
 dsc_stop_reason dsc_early_stop(const dsc_trainer *t) {
@@ -61,9 +67,8 @@ dsc_stop_reason dsc_early_stop(const dsc_trainer *t) {
                                                                             : DSC_STOP_NONE;
 }
 
-void dsc_early_count(dsc_trainer *t, int better) {
+void dsc_early_report(dsc_trainer *t) {
     char text[160];
-    t->state.stale = better ? 0 : t->state.stale + 1;
     if (is_reached(t))
         t->state.target_s = t->state.seconds;
     switch (dsc_early_stop(t)) {

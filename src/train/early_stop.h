@@ -9,8 +9,8 @@
 
 /* Why the run is at its end now; DSC_STOP_NONE: it is not, or for another reason than these. */
 dsc_stop_reason dsc_early_stop(const dsc_trainer *t);
-/* After an evaluation, whose results are in t->state: counts it if it is not `better` than all before it, and
- * reports a run that ends here. */
-void dsc_early_count(dsc_trainer *t, int better);
+/* After an evaluation, whose results are in t->state: notes the time to the target, and reports a run that ends
+ * here. */
+void dsc_early_report(dsc_trainer *t);
 
 #endif

@@ -139,6 +139,13 @@ dsc_status dsc_trainer_evaluate_mean(dsc_trainer *t, dsc_eval_result *result) {
     return evaluate_swapped(t, NULL, result);
 }
 
+dsc_status dsc_trainer_evaluate_ema(dsc_trainer *t, dsc_eval_result *result) {
+    DSC_TRY(dsc_ema_swap_in(t));
+    dsc_status status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, &t->bad.val, result);
+    dsc_status swapped = dsc_ema_swap_out(t); /* after a failure, too: training can go on */
+    return status == DSC_OK ? swapped : status;
+}
+
 dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data, dsc_eval_result *result) {
     dsc_eval_result own = {0};
     DSC_TRY(dsc_versioned_check("dsc_eval_result", result, sizeof own));

@@ -124,33 +124,52 @@ dsc_status dsc_trainer_check(dsc_trainer *t) {
     return dsc_comm_agree(t->comm, status);
 }
 
+/* The numbers of the run that come from an evaluation. With an average of the weights, the better of the two
+ * accuracies is the step's. */
+static void note_evaluation(dsc_trainer *t, const dsc_evaluation *e) {
+    dsc_train_state *s = &t->state;
+    s->val_loss = e->result.loss;
+    s->top1 = e->result.top1;
+    s->top5 = e->result.top5;
+    s->evaluated_step = s->step;
+    if (e->has_ema) {
+        s->ema_loss = e->ema.loss;
+        s->ema_top1 = e->ema.top1;
+        s->ema_top5 = e->ema.top5;
+    }
+    double top1 = isfinite(s->val_loss) ? s->top1 : -1;
+    if (e->has_ema && isfinite(s->ema_loss))
+        top1 = fmax(top1, s->ema_top1);
+    if (!isfinite(s->val_loss))
+        dsc_log(DSC_LOG_WARNING,
+                "the validation loss of step %lld is not finite: the model overflows on some images, and "
+                "this step is never the best; try a lower learning rate or a longer warm-up",
+                (long long)s->step);
+    s->stale++;
+    if (top1 > s->best_top1) {
+        s->best_top1 = top1;
+        s->best_step = s->step;
+        s->stale = 0;
+        t->save_now = t->options.checkpoint_every >= 0;
+    }
+}
+
 /* After a synchronisation: evaluates this state and reports it. */
 static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
-    dsc_evaluation e = {.has_ranks = t->whole_loader != NULL, .has_consensus = !t->collective};
+    dsc_evaluation e = {
+        .has_ranks = t->whole_loader != NULL, .has_consensus = !t->collective, .has_ema = t->ema != NULL};
     DSC_TRY(dsc_trainer_evaluate_mean(t, &e.result));
     t->bad.in_val = e.result.bad_images;
+    if (e.has_ema)
+        DSC_TRY(dsc_trainer_evaluate_ema(t, &e.ema));
     if (e.has_ranks)
         DSC_TRY(dsc_trainer_evaluate_ranks(t, &e.ranks));
     if (e.has_consensus)
         DSC_TRY(dsc_sync_measure(t, &e.consensus));
     t->state.seconds = dsc_clock_now() - t->start;
-    t->state.val_loss = e.result.loss;
-    t->state.top1 = e.result.top1;
-    t->state.top5 = e.result.top5;
-    t->state.evaluated_step = t->state.step;
-    int better = isfinite(e.result.loss) && e.result.top1 > t->state.best_top1;
-    if (!isfinite(e.result.loss)) {
-        dsc_log(DSC_LOG_WARNING,
-                "the validation loss of step %lld is not finite: the model overflows on some images, and "
-                "this step is never the best; try a lower learning rate or a longer warm-up",
-                (long long)t->state.step);
-    } else if (better) {
-        t->state.best_top1 = e.result.top1;
-        t->state.best_step = t->state.step;
-        t->save_now = t->options.checkpoint_every >= 0;
-    }
+    note_evaluation(t, &e);
     dsc_trainer_report_evaluation(t, epoch, &e);
-    dsc_early_count(t, better);
+    dsc_early_report(t);
     return DSC_OK;
 }
 

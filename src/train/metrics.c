@@ -403,6 +403,11 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
         set(line, "norm", real(evaluation->consensus.norm));
         set_int(line, "rounds", evaluation->consensus.rounds);
     }
+    if (evaluation->has_ema) {
+        set(line, "ema_loss", real(evaluation->ema.loss));
+        set(line, "ema_top1", real(evaluation->ema.top1));
+        set(line, "ema_top5", real(evaluation->ema.top5));
+    }
     if (evaluation->has_ranks)
         set_ranks(line, &evaluation->ranks);
     finish_line(metrics, line);

@@ -35,7 +35,8 @@ typedef struct dsc_ranks_result {
 /* The contents of an `eval` line. */
 typedef struct dsc_evaluation {
     dsc_eval_result result;
-    int has_ranks, has_consensus;
+    int has_ranks, has_consensus, has_ema;
+    dsc_eval_result ema; /* of the average of the weights over the steps */
     dsc_ranks_result ranks;
     dsc_consensus_report consensus;
 } dsc_evaluation;

@@ -87,6 +87,13 @@ void dsc_trainer_report_evaluation(dsc_trainer *t, int64_t epoch, const dsc_eval
     p.top5 = result->top5;
     p.images_per_s = per_second(result->images, result->seconds);
     dsc_trainer_emit(t, &p);
+    if (e->has_ema) {
+        char text[128];
+        snprintf(text, sizeof text,
+                 "average of the weights: validation loss %.4f, top-1 %.2f %%, top-5 %.2f %%", e->ema.loss,
+                 100 * e->ema.top1, 100 * e->ema.top5);
+        dsc_trainer_emit_text(t, DSC_EVENT_NOTE, text);
+    }
 }
 
 void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result) {

@@ -17,6 +17,9 @@ void dsc_train_state_init(dsc_train_state *state) {
                                .evaluated_step = -1,
                                .best_top1 = -1,
                                .best_step = -1,
+                               .ema_loss = -1,
+                               .ema_top1 = -1,
+                               .ema_top5 = -1,
                                .damping_factor = 1,
                                .loss_scale = {1, 0}};
 }
@@ -41,7 +44,7 @@ static const struct {
     dsc_dtype dtype;
     size_t offset;
     const dsc_state_bound *bound;
-    int optional;
+    int optional; /* older files lack it; 2: only runs with an average of the weights have it */
 } run_numbers[] = {
     {"train.step", DSC_I64, offsetof(dsc_train_state, step), &counter, 0},
     {"train.epoch", DSC_I64, offsetof(dsc_train_state, epoch), &counter, 0},
@@ -60,6 +63,10 @@ static const struct {
     {"train.loss_scale_steps", DSC_F64, offsetof(dsc_train_state, loss_scale) + sizeof(double), &of_train[3],
      0},
     {"train.stale", DSC_I64, offsetof(dsc_train_state, stale), &counter, 1},
+    {"train.ema_weight", DSC_F64, offsetof(dsc_train_state, ema_weight), &positive, 2},
+    {"train.ema_loss", DSC_F64, offsetof(dsc_train_state, ema_loss), NULL, 2},
+    {"train.ema_top1", DSC_F64, offsetof(dsc_train_state, ema_top1), NULL, 2},
+    {"train.ema_top5", DSC_F64, offsetof(dsc_train_state, ema_top5), NULL, 2},
     {"train.target_s", DSC_F64, offsetof(dsc_train_state, target_s), &positive, 1},
 };
 
@@ -134,16 +141,26 @@ static dsc_status list_kfac(const dsc_snapshot *s, dsc_state_list *list) {
     return DSC_OK;
 }
 
+/* The sums of the weights are stored like the optimiser's tensors, those of the statistics like statistics. */
+static dsc_status list_ema(const dsc_snapshot *s, dsc_state_list *list, dsc_state_item value,
+                           dsc_state_item buffer) {
+    value.finite = value.optional = buffer.optional = 1;
+    DSC_TRY(add_tensors(list, "ema.", s->ema->params, s->ema->param_count, value));
+    return add_tensors(list, "ema.", s->ema->buffers, s->ema->buffer_count, buffer);
+}
+
 static dsc_status list_all(const dsc_snapshot *s, dsc_state_list *list) {
     const dsc_state_item run = {.part = DSC_STATE_RUN},
                          buffer = {.part = DSC_STATE_BUFFERS, .per_rank = 1, .finite = 1},
                          optim = {.part = DSC_STATE_OPTIM, .per_rank = s->gossip != NULL};
     for (size_t i = 0; i < sizeof run_numbers / sizeof *run_numbers; i++) {
         dsc_state_item item = run;
+        if (run_numbers[i].optional == 2 && !s->ema)
+            continue;
         item.value =
             numbers_at((char *)&list->numbers.state + run_numbers[i].offset, run_numbers[i].dtype, 1);
         item.bounds = run_numbers[i].bound;
-        item.optional = run_numbers[i].optional;
+        item.optional = run_numbers[i].optional > 0;
         DSC_TRY(add(list, "", run_numbers[i].name, item));
     }
     if (s->options->kfac_damping_adapt > 0) {
@@ -166,6 +183,8 @@ static dsc_status list_all(const dsc_snapshot *s, dsc_state_list *list) {
         DSC_TRY(add_tensors(list, "optimizer.", dsc_optim_state(s->optim), dsc_optim_state_count(s->optim),
                             optim));
     DSC_TRY(add_tensors(list, "", dsc_model_buffers(s->model), dsc_model_buffer_count(s->model), buffer));
+    if (s->ema)
+        DSC_TRY(list_ema(s, list, optim, buffer));
     if (s->gossip)
         DSC_TRY(list_gossip(s, list, optim));
     return s->kfac ? list_kfac(s, list) : DSC_OK;

@@ -313,9 +313,13 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
                 DSC_TRY(dsc_damping_adapt(t, given ? given : micro_batches == 1 ? &batch : NULL, lr));
             DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_PRECONDITION));
         }
+        if (t->ema && !t->collective) /* while the parameters hold z */
+            DSC_TRY(dsc_ema_add(t->ema, q, t->model, t->options.ema));
         DSC_TRY(dsc_consensus_update_begin(t->consensus, q, &read));
         DSC_TRY(dsc_optim_apply(t->optim, q, read));
         DSC_TRY(dsc_consensus_update_end(t->consensus, q));
+        if (t->ema && t->collective)
+            DSC_TRY(dsc_ema_add(t->ema, q, t->model, t->options.ema));
         DSC_TRY(keep_skip_and_scale(t));
         DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_UPDATE));
     }
@@ -401,6 +405,8 @@ dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) {
     for (int i = 0; i < DSC_TRAFFIC_COUNT; i++)
         report->bytes[i] = dsc_comm_bytes(t->comm, (dsc_traffic)i) - before[i];
     t->state.step++;
+    if (t->ema)
+        t->state.ema_weight = t->options.ema * t->state.ema_weight + (1 - t->options.ema);
     t->state.position += t->step_images;
     if (dsc_results_pending(t->results) > dsc_results_lag(t->results))
         DSC_TRY(dsc_trainer_collect(t));

@@ -35,6 +35,7 @@ static dsc_status stop_work(dsc_trainer *t) {
         DSC_TRY(dsc_trainer_collect(t));
     if (t->results)
         DSC_TRY(dsc_loss_scale_get(&t->loss_scale, t->queue, t->state.loss_scale));
+    DSC_TRY(dsc_ema_swap_out(t));
     if (t->consensus)
         DSC_TRY(dsc_consensus_rescue(t->consensus, t->queue));
     DSC_TRY(dsc_trainer_recover_buffers(t));
@@ -114,6 +115,7 @@ static dsc_status take_place(dsc_trainer *t, const place *places) {
     t->state.loss_rows = same ? own.loss_rows : 0;
     t->state.seconds = dsc_clock_now() - t->start;
     memcpy(t->state.loss_scale, own.loss_scale, sizeof own.loss_scale);
+    t->state.ema_weight = own.ema_weight;
     return set_kfac_step(t, best->kfac_step);
 }
 

@@ -71,13 +71,17 @@ int dsc_trainer_swaps(const dsc_trainer *t) {
     return !t->collective || (t->options.bn_average && buffer_count(t) > 0);
 }
 
+dsc_status dsc_trainer_unite_buffers(dsc_trainer *t) {
+    if (buffer_count(t) == 0)
+        return DSC_OK;
+    return t->options.bn_average ? average_buffers(t) : dsc_share_buffers(t->comm, t->queue, t->model);
+}
+
 dsc_status dsc_trainer_swap_in(dsc_trainer *t) {
     DSC_TRY(dsc_comm_agree(t->comm, keep_buffers(t)));
     if (!t->collective)
         DSC_TRY(dsc_consensus_swap_in(t->consensus, t->queue, DSC_VALUES_MEAN));
-    if (buffer_count(t) == 0)
-        return DSC_OK;
-    return t->options.bn_average ? average_buffers(t) : dsc_share_buffers(t->comm, t->queue, t->model);
+    return dsc_trainer_unite_buffers(t);
 }
 
 dsc_status dsc_trainer_swap_out(dsc_trainer *t) {

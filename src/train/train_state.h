@@ -21,6 +21,9 @@ typedef struct dsc_train_state {
     /* Images of the epoch under way that could not be read, all ranks; with gossip as of the last
      * synchronisation. */
     int64_t bad_images;
+    double ema_weight; /* of the sum of the weights over the steps (ema.h); 0: nothing was added */
+    /* Of the last evaluation, for the average of the weights; negative: none. */
+    double ema_loss, ema_top1, ema_top5;
 } dsc_train_state;
 
 void dsc_train_state_init(dsc_train_state *state);

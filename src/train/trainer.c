@@ -38,6 +38,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
         dsc_consensus_destroy(&t->consensus); /* its thread works on the device, which may go next */
     }
     dsc_trainer_free_swapped(t);
+    dsc_ema_destroy(&t->ema);
     dsc_optim_destroy(&t->optim);
     dsc_exec_destroy(&t->val_exec);
     dsc_exec_destroy(&t->exec);
@@ -193,6 +194,8 @@ static dsc_status make_local(dsc_trainer *t) {
     if (status == DSC_OK)
         status = dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model),
                                   t->options.optim, &t->optim);
+    if (status == DSC_OK && t->options.ema > 0)
+        status = dsc_ema_create(t->queue, t->model, &t->ema);
     if (status == DSC_OK)
         status = dsc_trainer_spread(t);
     return dsc_comm_agree(t->comm, status);

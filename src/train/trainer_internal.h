@@ -16,6 +16,7 @@
  *   kfac_setup.c  K-FAC of a run: scope and schedules; factors.c: its factors averaged by gossip;
  *                 kfac_layers.c: the model's layers as K-FAC sees them
  *   damping.c     K-FAC's damping adapted by the reduction of the loss
+ *   ema.c         the moving average of the weights
  *   sync.c        where ranks that gossip synchronise
  *   survive.c     continuing without ranks that were lost
  *   engines.c     which engines the convolutions of a GPU use
@@ -33,6 +34,7 @@
 #include "descent/optim.h"
 #include "descent/trainer.h"
 #include "train/bad_images.h"
+#include "train/ema.h"
 #include "train/factors.h"
 #include "train/lock.h"
 #include "train/loss_scale.h"
@@ -89,6 +91,7 @@ struct dsc_trainer {
     dsc_kfac *kfac;       /* NULL: gradients are left as they are */
     unsigned kfac_warned; /* bit a: the log has the message of K-FAC's alarm a */
     dsc_damping damping;
+    dsc_ema *ema;         /* the average of the weights over the steps; NULL: none */
     dsc_comm *kfac_comm;  /* a communicator of this rank alone, where K-FAC is its own; else NULL */
     dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */
     dsc_schedule schedule;
@@ -229,6 +232,8 @@ void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result);
 /* After a synchronisation: the whole validation set with the model that dsc_trainer_swap_in brings. And every
  * rank's own model (its z, its batch-norm statistics), each on the whole validation set. Collective. */
 dsc_status dsc_trainer_evaluate_mean(dsc_trainer *t, dsc_eval_result *result) DSC_MUST_CHECK;
+/* The same with the average of the weights over the steps. Collective. */
+dsc_status dsc_trainer_evaluate_ema(dsc_trainer *t, dsc_eval_result *result) DSC_MUST_CHECK;
 dsc_status dsc_trainer_evaluate_ranks(dsc_trainer *t, dsc_ranks_result *result) DSC_MUST_CHECK;
 
 /* ---- swap.c ---- */
@@ -237,6 +242,8 @@ dsc_status dsc_trainer_evaluate_ranks(dsc_trainer *t, dsc_ranks_result *result) 
  * synchronisation. Collective; blocks. */
 dsc_status dsc_trainer_swap_in(dsc_trainer *t) DSC_MUST_CHECK;
 dsc_status dsc_trainer_swap_out(dsc_trainer *t) DSC_MUST_CHECK;
+/* Gives all ranks the batch-norm statistics of rank 0's model or, with bn_average, the average. Collective. */
+dsc_status dsc_trainer_unite_buffers(dsc_trainer *t) DSC_MUST_CHECK;
 /* 1 when swapping changes the model, 0 when all ranks hold the model of rank 0 anyway. */
 int dsc_trainer_swaps(const dsc_trainer *t);
 void dsc_trainer_free_swapped(dsc_trainer *t);

@@ -148,6 +148,9 @@ int runs_differences(const char *directory, const char *other, int64_t step) {
     char name[64];
     snprintf(name, sizeof name, "checkpoint-%lld.safetensors", (long long)step);
     int count = file_differences(directory, other, name);
+    snprintf(name, sizeof name, "checkpoint-%lld.ema.safetensors", (long long)step);
+    if (scratch_exists(directory, name) || scratch_exists(other, name))
+        count += file_differences(directory, other, name);
     snprintf(name, sizeof name, "checkpoint-%lld.state.safetensors", (long long)step);
     return count + file_differences(directory, other, name);
 }

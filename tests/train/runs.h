@@ -35,7 +35,7 @@ dsc_status runs_noting(dsc_comm *comm, dsc_device *device, const dsc_train_optio
                        const char **warnings);
 
 /* The number of tensors that differ in a bit between the checkpoints of a step in two directories, model and
- * state file, the time that was spent left out; also counts those that only one has. */
+ * state file and an average of the weights, the time that was spent left out; also counts those that only one has. */
 int runs_differences(const char *directory, const char *other, int64_t step);
 
 /* All lines of metrics.jsonl; every one must parse. The caller decrefs it. */

@@ -95,18 +95,18 @@ static void tiny_fill(tiny *t, int64_t step) {
     for (int64_t i = 0; i < dsc_optim_state_count(t->optim); i++)
         fill(&dsc_optim_state(t->optim)[i].value, 7 + 1000 * i);
     dsc_optim_set_steps(t->optim, step + 100);
-    t->state = (dsc_train_state){step, 3,   640, 12.25, 640,      2.5, 1.5,  0.25, 0.75,
-                                 8,    0.5, 4,   33.5,  {512, 7}, 2,   20.5, 1,    6};
+    t->state = (dsc_train_state){step, 3,    640,      12.25, 640,  2.5, 1.5, 0.25, 0.75, 8,  0.5,
+                                 4,    33.5, {512, 7}, 2,     20.5, 1,   6,   0,    -1,   -1, -1};
 }
 
 static dsc_status write_both(const dsc_snapshot *s, const char *into, int64_t *bytes) {
-    dsc_st_writer *model = NULL;
+    dsc_st_writer *model = NULL, *none = NULL;
     char *path = NULL;
     dsc_status status = dsc_checkpoint_path(into, s->state->step, &path);
     if (status == DSC_OK)
         status = dsc_checkpoint_write_model(s, path, &model);
     if (status == DSC_OK)
-        status = dsc_checkpoint_save(s, path, &model, bytes);
+        status = dsc_checkpoint_save(s, path, &model, &none, bytes);
     if (status == DSC_OK)
         status = dsc_checkpoint_set_latest(into, s->state->step);
     dsc_memory_free(&path);

@@ -59,7 +59,7 @@ static void test_options(void **state) {
         double value;
         const char *message;
     } reals[] = {
-        {offsetof(dsc_train_options, lr), -1, "lr -1: must be at least 0"},
+        {offsetof(dsc_train_options, lr), -2, "lr -2: must be at least 0"},
         {offsetof(dsc_train_options, lr), NAN, "must be a finite number"},
         {offsetof(dsc_train_options, warmup_epochs), -1, "warmup-epochs -1: must be at least 0"},
         {offsetof(dsc_train_options, warmup_start), INFINITY, "warmup-start inf: must be a finite number"},

@@ -4,6 +4,7 @@ descent_test(run-files SOURCES train/test_run_files.c train/scratch.c ROOMS trai
 descent_test(model-file SOURCES train/test_model_file.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train)
 descent_test(trainer SOURCES train/test_trainer.c train/scratch.c ROOMS train)
+descent_test(train-ema SOURCES train/test_ema.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
              SANITIZED 1 2 3)
 descent_test(train-own SOURCES train/test_own.c train/runs.c train/scratch.c model/nets.c model/own_layers.c ROOMS train)
