@@ -160,6 +160,10 @@ typedef struct dsc_train_options {
     /* Decay of the moving average of the weights over the steps, below 1; 0: none is made. It is evaluated beside
      * the model, and saved as checkpoint-STEP.ema.safetensors. */
     double ema;
+
+    /* Event files for TensorBoard are written to this directory; "auto": to `out`; NULL: none are. Needs an
+     * `out`, and a library that was built with protobuf-c. */
+    const char *tensorboard;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

@@ -56,6 +56,24 @@ dsc_kfac_alarm dsc_kfac_alarm_now(dsc_kfac *kfac, const char **message);
 dsc_status dsc_kfac_step_terms(dsc_kfac *kfac, dsc_queue *queue, double terms[2]) DSC_MUST_CHECK;
 /* 1 when K-FAC preconditions the layer, 0 when the options skip it. */
 int dsc_kfac_covers(const dsc_kfac *kfac, int64_t layer);
+/* The logarithms (base 10) of the eigenvalues of all factors A, or of all factors G, in buckets of equal width.
+ * Eigenvalues that are too small or too large are counted at the ends. */
+enum {
+    DSC_KFAC_SPECTRUM_LEAST = -12,
+    DSC_KFAC_SPECTRUM_MOST = 8,
+    DSC_KFAC_SPECTRUM_PER_DECADE = 4,
+    DSC_KFAC_SPECTRUM_BUCKETS =
+        (DSC_KFAC_SPECTRUM_MOST - DSC_KFAC_SPECTRUM_LEAST) * DSC_KFAC_SPECTRUM_PER_DECADE
+};
+typedef struct dsc_kfac_spectrum {
+    double least, most; /* of the logarithms */
+    double count, sum, squares;
+    double buckets[DSC_KFAC_SPECTRUM_BUCKETS];
+} dsc_kfac_spectrum;
+/* Of all ranks together: [0] of A, [1] of G; count is 0 where there are no eigenvalues (the inverse method, or no
+ * decomposition yet). Collective; waits for the queue. */
+dsc_status dsc_kfac_get_spectrum(dsc_kfac *kfac, dsc_queue *queue,
+                                 dsc_kfac_spectrum spectrum[2]) DSC_MUST_CHECK;
 /* nu of the last step, an F64 scalar on the device. Borrowed. */
 const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac);
 

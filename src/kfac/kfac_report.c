@@ -4,12 +4,15 @@
  *   condition    (a_max g_max + damping) / (a_min g_min + damping) of its eigenvalues */
 #include "base/error.h"
 #include "base/memory.h"
+#include "kfac/kfac_parts.h"
 #include "kfac/refresh.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { EXTREMES = 4 }; /* of a unit: -min and max of A, of G */
+/* Of both sides of a spectrum, those that are added up, and -least and most of both. */
+enum { SPECTRUM_SUMS = 2 * (3 + DSC_KFAC_SPECTRUM_BUCKETS), SPECTRUM_ENDS = 4 };
 
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
@@ -20,7 +23,7 @@ dsc_status dsc_kfac_report_create(dsc_kfac *k) {
         larger(k->layouts[0].plan->item_count, k->layout_count > 1 ? k->layouts[1].plan->item_count : 0);
     int64_t count = larger(larger(DSC_KFAC_UPKEEP_NUMBERS * items, EXTREMES * k->unit_count),
                            larger(DSC_KFAC_COUNTERS + k->ranks, 2 * DSC_KFAC_SIDES * k->unit_count));
-    count = larger(count, 2 * items);
+    count = larger(larger(count, 2 * items), SPECTRUM_SUMS);
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->layer_reports, &k->layer_reports));
     DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_work, &k->report_work));
     DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_solve_ms, &k->report_solve_ms));
@@ -148,6 +151,73 @@ static void fill_layers(dsc_kfac *k, int eigen) {
         r->condition = (r->a_max * r->g_max + k->used_damping) / (r->a_min * r->g_min + k->used_damping);
     }
 }
+
+/* ---- the spectrum ---- */
+
+static void count_value(double value, dsc_kfac_spectrum *s) {
+    double least = DSC_KFAC_SPECTRUM_LEAST, most = DSC_KFAC_SPECTRUM_MOST;
+    double log = value > 0 ? fmin(fmax(log10(value), least), most) : least;
+    int64_t bucket = (int64_t)((log - least) * DSC_KFAC_SPECTRUM_PER_DECADE);
+    s->buckets[bucket < DSC_KFAC_SPECTRUM_BUCKETS ? bucket : DSC_KFAC_SPECTRUM_BUCKETS - 1]++;
+    s->count++;
+    s->sum += log;
+    s->squares += log * log;
+    s->least = fmin(s->least, log);
+    s->most = fmax(s->most, log);
+}
+
+/* Counts the eigenvalues of the factors that this rank decomposes. */
+static dsc_status count_values(dsc_kfac *k, dsc_queue *q, dsc_kfac_spectrum spectrum[2]) {
+    const dsc_kfac_layout *layout = &k->layouts[k->active];
+    const dsc_tensor *all = &layout->values;
+    void *host = NULL;
+    if (!all->data)
+        return DSC_OK;
+    DSC_TRY(dsc_memory_alloc((int64_t)dsc_tensor_bytes(all), 1, &host));
+    dsc_status status = dsc_tensor_download(q, all, dsc_tensor_bytes(all), host);
+    if (status == DSC_OK)
+        status = dsc_queue_sync(q);
+    for (int64_t i = 0; status == DSC_OK && i < layout->plan->item_count; i++) {
+        const dsc_kfac_item *item = &layout->plan->items[i];
+        const dsc_tensor *v = &layout->bases[i].values;
+        if (item->owner != k->rank || !v->data)
+            continue;
+        const char *from = (const char *)host + ((const char *)v->data - (const char *)all->data);
+        for (int64_t j = 0; j < v->dim[0]; j++)
+            count_value(v->dtype == DSC_F64 ? ((const double *)from)[j] : (double)((const float *)from)[j],
+                        &spectrum[item->side == DSC_KFAC_G]);
+    }
+    dsc_memory_free(&host);
+    return status;
+}
+
+dsc_status dsc_kfac_get_spectrum(dsc_kfac *kfac, dsc_queue *queue, dsc_kfac_spectrum spectrum[2]) {
+    dsc_kfac *k = kfac;
+    double *numbers = k->gathered_host;
+    for (int s = 0; s < 2; s++)
+        spectrum[s] = (dsc_kfac_spectrum){.least = INFINITY, .most = -INFINITY};
+    if (k->options.method != DSC_KFAC_EIGEN || !k->decomposed || k->unit_count == 0)
+        return DSC_OK;
+    DSC_TRY(count_values(k, queue, spectrum));
+    for (int s = 0; s < 2; s++) { /* count, sum, squares and the buckets are next to each other */
+        memcpy(numbers + s * (SPECTRUM_SUMS / 2), &spectrum[s].count, SPECTRUM_SUMS / 2 * sizeof *numbers);
+    }
+    DSC_TRY(reduce(k, queue, SPECTRUM_SUMS, DSC_SUM));
+    for (int s = 0; s < 2; s++)
+        memcpy(&spectrum[s].count, numbers + s * (SPECTRUM_SUMS / 2), SPECTRUM_SUMS / 2 * sizeof *numbers);
+    for (int s = 0; s < 2; s++) {
+        numbers[2 * s] = -spectrum[s].least;
+        numbers[2 * s + 1] = spectrum[s].most;
+    }
+    DSC_TRY(reduce(k, queue, SPECTRUM_ENDS, DSC_MAX));
+    for (int s = 0; s < 2; s++) {
+        spectrum[s].least = -numbers[2 * s];
+        spectrum[s].most = numbers[2 * s + 1];
+    }
+    return DSC_OK;
+}
+
+/* ---- memory ---- */
 
 static size_t bytes_of(const dsc_tensor *t) {
     return t->data ? dsc_tensor_bytes(t) : 0;

@@ -298,6 +298,10 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
     dsc_status status = DSC_OK;
     if (t->options.out && t->rank == 0) {
         status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
+        const char *events = t->options.tensorboard;
+        if (status == DSC_OK && events)
+            status = dsc_metrics_open_tensorboard(t->metrics,
+                                                  strcmp(events, "auto") == 0 ? t->options.out : events);
         if (status == DSC_OK)
             status = dsc_settings_write(&t->settings, t->options.out);
     }

@@ -210,6 +210,11 @@ static dsc_status report_kfac(dsc_trainer *t) {
         return DSC_OK;
     DSC_TRY(dsc_kfac_get_report(t->kfac, t->queue, &report));
     dsc_metrics_kfac(t->metrics, &t->state, &t->report, report);
+    if (!t->options.tensorboard)
+        return DSC_OK;
+    dsc_kfac_spectrum spectrum[2];
+    DSC_TRY(dsc_kfac_get_spectrum(t->kfac, t->queue, spectrum));
+    dsc_metrics_spectrum(t->metrics, &t->state, spectrum);
     return DSC_OK;
 }
 

@@ -6,6 +6,7 @@
 #include "descent/version.h"
 #include "train/file.h"
 #include "train/settings.h"
+#include "train/tensorboard.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -19,6 +20,7 @@ struct dsc_metrics {
     FILE *file;
     char *path;
     int error; /* errno of the first line that failed, 0: none */
+    dsc_tensorboard *tensorboard;
 };
 
 void dsc_metrics_close(dsc_metrics **metrics) {
@@ -26,6 +28,7 @@ void dsc_metrics_close(dsc_metrics **metrics) {
         return;
     if ((*metrics)->file)
         fclose((*metrics)->file);
+    dsc_tensorboard_close(&(*metrics)->tensorboard);
     dsc_memory_free(&(*metrics)->path);
     dsc_memory_free(metrics);
 }
@@ -73,14 +76,27 @@ dsc_status dsc_metrics_open(const char *directory, int append, dsc_metrics **out
     return DSC_OK;
 }
 
+dsc_status dsc_metrics_open_tensorboard(dsc_metrics *metrics, const char *directory) {
+    return dsc_tensorboard_open(directory, &metrics->tensorboard);
+}
+
+/* errno of the first failure, and the file; 0: there was none. */
+static int find_error(const dsc_metrics *m, const char **path) {
+    *path = m->path;
+    return m->error ? m->error : dsc_tensorboard_error(m->tensorboard, path);
+}
+
 int dsc_metrics_failed(const dsc_metrics *metrics) {
-    return metrics && metrics->error;
+    const char *path;
+    return metrics && find_error(metrics, &path);
 }
 
 dsc_status dsc_metrics_status(const dsc_metrics *metrics) {
-    if (metrics && metrics->error)
+    const char *path = NULL;
+    int error = metrics ? find_error(metrics, &path) : 0;
+    if (error)
         return DSC_FAIL(DSC_E_IO, "cannot write '%s': %s; free some space or choose another output directory",
-                        metrics->path, strerror(metrics->error));
+                        path, strerror(error));
     return DSC_OK;
 }
 
@@ -130,6 +146,7 @@ static void finish_line(dsc_metrics *m, json_t *line) {
     bad |= fflush(m->file) != 0;
     if (bad && !m->error)
         m->error = errno ? errno : EIO;
+    dsc_tensorboard_line(m->tensorboard, line);
     json_decref(line);
 }
 
@@ -330,6 +347,12 @@ void dsc_metrics_kfac(dsc_metrics *metrics, const dsc_train_state *state, const 
     set(line, "loads", describe_loads(report));
     set(line, "layers", describe_layers(report));
     finish_line(metrics, line);
+}
+
+void dsc_metrics_spectrum(dsc_metrics *metrics, const dsc_train_state *state,
+                          const dsc_kfac_spectrum *spectrum) {
+    if (metrics)
+        dsc_tensorboard_spectrum(metrics->tensorboard, state->step, spectrum);
 }
 
 void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch, double lr,

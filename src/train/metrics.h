@@ -4,6 +4,7 @@
 #define DSC_TRAIN_METRICS_H
 
 #include "descent/trainer.h"
+#include "kfac/kfac_parts.h"
 #include "train/train_state.h"
 
 typedef struct dsc_metrics dsc_metrics;
@@ -43,6 +44,8 @@ typedef struct dsc_evaluation {
 
 /* Opens DIRECTORY/metrics.jsonl. append 0: the file starts empty; 1: lines go after its last whole line. */
 dsc_status dsc_metrics_open(const char *directory, int append, dsc_metrics **out) DSC_MUST_CHECK;
+/* From now on every line is also written to an event file in `directory` (tensorboard.h). */
+dsc_status dsc_metrics_open_tensorboard(dsc_metrics *metrics, const char *directory) DSC_MUST_CHECK;
 void dsc_metrics_close(dsc_metrics **metrics);
 /* 1 when a line could not be written (0 for NULL); and DSC_E_IO with the reason. */
 int dsc_metrics_failed(const dsc_metrics *metrics);
@@ -66,6 +69,9 @@ void dsc_metrics_ranks(dsc_metrics *metrics, const dsc_train_state *state, int r
 /* After a step that decomposed. */
 void dsc_metrics_kfac(dsc_metrics *metrics, const dsc_train_state *state, const dsc_step_report *step,
                       const dsc_kfac_report *report);
+/* K-FAC's eigenvalues, for the event file only. */
+void dsc_metrics_spectrum(dsc_metrics *metrics, const dsc_train_state *state,
+                          const dsc_kfac_spectrum *spectrum);
 /* The message of an alarm (dsc_kfac_health). */
 void dsc_metrics_alarm(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                        const char *message);

@@ -1,6 +1,7 @@
 /* The files of a run in its output directory, found by their names. */
 #include "base/error.h"
 #include "descent/train.h"
+#include "train/event_file.h"
 #include "train/file.h"
 #include "train/lock.h"
 
@@ -15,10 +16,12 @@ static int ends_with(const char *name, const char *end) {
     return length >= end_length && strcmp(name + length - end_length, end) == 0;
 }
 
-/* metrics.jsonl, latest, best, checkpoint-*.safetensors and what was being written when a run was killed. A file
- * `config` alone is no run: it may be one that a user wrote. */
+/* metrics.jsonl, latest, best, checkpoint-*.safetensors, event files, and what was being written when a run was
+ * killed. A file `config` alone is no run: it may be one that a user wrote. */
 static int belongs_to_run(const char *name) {
     if (strcmp(name, "metrics.jsonl") == 0 || strcmp(name, "latest") == 0 || strcmp(name, "best") == 0)
+        return 1;
+    if (strncmp(name, DSC_EVENT_FILE_PREFIX, sizeof DSC_EVENT_FILE_PREFIX - 1) == 0)
         return 1;
     if (strncmp(name, "latest.", 7) == 0 || strncmp(name, "best.", 5) == 0 ||
         strncmp(name, "config.", 7) == 0)

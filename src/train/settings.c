@@ -9,6 +9,7 @@
 #include "descent/version.h"
 #include "train/bad_images.h"
 #include "train/file.h"
+#include "train/tensorboard.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,6 +74,17 @@ static dsc_status check_peer_loss(const dsc_settings *s, const char *prefix) {
     return DSC_OK;
 }
 
+static dsc_status check_tensorboard(const dsc_train_options *o, const char *prefix) {
+    if (!o->tensorboard)
+        return DSC_OK;
+    if (!o->out)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%stensorboard %s: a run without an output directory writes no event files; name one "
+                        "(%sout)",
+                        prefix, o->tensorboard, prefix);
+    return dsc_tensorboard_check(prefix);
+}
+
 static dsc_status check(const dsc_settings *s, const char *prefix) {
     dsc_option table[DSC_SETTINGS_OPTIONS];
     dsc_target target;
@@ -91,6 +103,7 @@ static dsc_status check(const dsc_settings *s, const char *prefix) {
             "%sresume auto looks into the output directory, and there is none: name the directory "
             "(%sout) or a checkpoint file",
             prefix, prefix);
+    DSC_TRY(check_tensorboard(o, prefix));
     if (s->kfac.update_freq > 0 && s->consensus.kind == DSC_CONSENSUS_ALLREDUCE &&
         o->kfac_scope != DSC_SCOPE_GLOBAL)
         return DSC_FAIL(DSC_E_INVALID,
@@ -104,9 +117,9 @@ static dsc_status check(const dsc_settings *s, const char *prefix) {
 
 static dsc_status copy_strings(dsc_settings *s) {
     const char **const strings[DSC_SETTINGS_STRINGS] = {
-        &s->train.model,        &s->train.data,      &s->train.out,
-        &s->train.resume,       &s->consensus.graph, &s->kfac.skip_layers,
-        &s->train.config_lines, &s->train.stop_at,   &s->train.bad_images,
+        &s->train.model,      &s->train.data,        &s->train.out,          &s->train.resume,
+        &s->consensus.graph,  &s->kfac.skip_layers,  &s->train.config_lines, &s->train.stop_at,
+        &s->train.bad_images, &s->train.tensorboard,
     };
     for (int i = 0; i < DSC_SETTINGS_STRINGS; i++) {
         if (!*strings[i])

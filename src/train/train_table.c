@@ -472,6 +472,14 @@ static const dsc_option train_table[] = {
      .help = "steps between step lines in metrics.jsonl",
      .json = "log_every",
      .flags = DSC_OPTION_MAY_CHANGE},
+    {.name = "tensorboard",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(tensorboard),
+     .bare = "auto",
+     .placeholder = "auto|DIR",
+     .default_text = "none",
+     .help = "write event files for TensorBoard, into the output directory or DIR",
+     .flags = DSC_OPTION_OWN_TEXT | DSC_OPTION_MAY_CHANGE},
     {.name = NULL},
 };
 #undef AT

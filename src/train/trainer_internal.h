@@ -21,7 +21,7 @@
  *   survive.c     continuing without ranks that were lost
  *   engines.c     which engines the convolutions of a GPU use
  *   settings.c    the options: defaults, checks, comparison of ranks
- *   metrics.c     metrics.jsonl
+ *   metrics.c     metrics.jsonl; tensorboard.c: the same as events, in the records of event_file.c
  *   state_list.c  the list of a run's state; checkpoint_write.c: saving it; checkpoint_read.c:
  *                 loading it; checkpoint_directory.c: which checkpoints a directory holds and keeps
  *   model_file.c  a model's own file: dsc_model_save, dsc_model_load; statedict.c: its tensors
