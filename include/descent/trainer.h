@@ -107,6 +107,10 @@ DSC_API dsc_status dsc_trainer_finish(dsc_trainer *trainer, dsc_step_report *rep
 /* Turns the timing of phases on a GPU on or off. It costs a little GPU time, and is on by default when there
  * is an output directory. On host devices phases are always timed. Not collective. */
 DSC_API void dsc_trainer_time_phases(dsc_trainer *trainer, int on);
+/* From the next step on the learning rate is that of options.lr = `lr` after warm-up and without a schedule: `lr`
+ * times ranks and accumulated batches where options.lr_scaling says so. 0: the schedule of the options again. Every
+ * rank must set the same. It is no part of a checkpoint. Not collective. */
+DSC_API void dsc_trainer_set_lr(dsc_trainer *trainer, double lr);
 
 /* Evaluates on `data` (NULL: the validation set), all ranks together, each sample once. With gossip the
  * model is the average over the ranks. */

@@ -140,13 +140,17 @@ static void print_field(FILE *out, const field *f, int utf8) {
     }
 }
 
-static void print_axis(FILE *out, const field *f, const char *label, int utf8) {
+static void print_axis(FILE *out, const field *f, const dsc_plot_options *options) {
+    const char *label = options->x_label;
+    const int utf8 = options->utf8;
+    const double low = options->x_is_log10 ? pow(10, f->x_low) : f->x_low;
+    const double high = options->x_is_log10 ? pow(10, f->x_high) : f->x_high;
     char left[32], right[32];
     fprintf(out, "%*s%s", LABEL_WIDTH, "", utf8 ? "└" : "+");
     for (int i = 0; i < f->cols; i++)
         fputs(utf8 ? "─" : "-", out);
-    int left_length = snprintf(left, sizeof left, "%.5g", f->x_low);
-    int right_length = snprintf(right, sizeof right, "%.5g", f->x_high);
+    int left_length = snprintf(left, sizeof left, "%.5g", low);
+    int right_length = snprintf(right, sizeof right, "%.5g", high);
     int label_length = (int)strlen(label);
     int gap = f->cols - left_length - right_length - label_length;
     if (gap < 2) {
@@ -184,7 +188,7 @@ dsc_status dsc_plot_draw(FILE *out, const dsc_plot_series *series, int64_t count
     for (int64_t k = 0; k < count; k++)
         draw_series(&f, &series[k], (int)(1 + k % MARKS));
     print_field(out, &f, options->utf8);
-    print_axis(out, &f, options->x_label, options->utf8);
+    print_axis(out, &f, options);
     print_legend(out, series, count, &f, options->utf8);
     dsc_cli_free(&f.dots);
     return DSC_OK;

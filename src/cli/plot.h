@@ -19,6 +19,7 @@ typedef struct dsc_plot_options {
     const char *x_label; /* below the axis */
     int width, height;   /* characters of the whole plot, rows of the curve's field */
     int utf8;
+    int x_is_log10; /* 1: x is the logarithm of what the axis shows */
 } dsc_plot_options;
 
 /* Draws the curves into one frame, each with its own mark and a line in the legend. Without any point it

@@ -89,17 +89,21 @@ static dsc_status find_comm(const dsc_cli_train_values *v, const char **comm) {
     return DSC_OK;
 }
 
-static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
-    dsc_cli_train_values *v = values;
-    DSC_CLI_TRY(dsc_cli_train_finish(v, set));
-    DSC_CLI_TRY(dsc_cli_catch_signals());
+dsc_status dsc_cli_train_open(dsc_cli_session *session, const dsc_cli_train_values *v) {
     const char *comm;
     DSC_CLI_TRY(find_comm(v, &comm));
     session->several_threads = v->consensus.kind == DSC_CONSENSUS_ADPSGD; /* one of them averages */
     session->survive = v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE;
     session->timeout = v->consensus.peer_timeout;
     session->tune = v->tune;
-    DSC_CLI_TRY(dsc_cli_open(session, v->device, v->threads, comm));
+    return dsc_cli_open(session, v->device, v->threads, comm);
+}
+
+static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
+    dsc_cli_train_values *v = values;
+    DSC_CLI_TRY(dsc_cli_train_finish(v, set));
+    DSC_CLI_TRY(dsc_cli_catch_signals());
+    DSC_CLI_TRY(dsc_cli_train_open(session, v));
     int prints = dsc_cli_prints(session);
     DSC_CLI_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
     return train(session, v);

@@ -25,5 +25,7 @@ extern dsc_option dsc_cli_train_options[];
 void dsc_cli_train_init(void *values);
 /* After parsing: completes `o` and refuses what cannot work. `set`: what was given. */
 dsc_status dsc_cli_train_finish(dsc_cli_train_values *values, const dsc_option_set *set) DSC_MUST_CHECK;
+/* Opens the session that these options ask for (dsc_cli_open). Collective. */
+dsc_status dsc_cli_train_open(dsc_cli_session *session, const dsc_cli_train_values *values) DSC_MUST_CHECK;
 
 #endif

@@ -379,6 +379,8 @@ dsc_status dsc_trainer_drain(dsc_trainer *t) {
 /* The rate depends on the position in the epoch, not on the number of steps so far: a run that continues with
  * another number of ranks stays on its schedule. */
 static double current_rate(const dsc_trainer *t) {
+    if (t->fixed_rate > 0)
+        return t->fixed_rate;
     return dsc_schedule_rate(&t->schedule,
                              t->state.epoch * t->epoch_steps + t->state.position / t->step_images);
 }

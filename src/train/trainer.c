@@ -131,12 +131,20 @@ static dsc_status load_validation(dsc_trainer *t) {
     return dsc_loader_create(t->val_set, t->device, &o, &t->whole_loader);
 }
 
+/* What options.lr is multiplied by. */
+static double rate_scale(const dsc_trainer *t) {
+    return t->options.lr_scaling ? (double)(t->ranks * t->options.batches_per_allreduce) : 1;
+}
+
+void dsc_trainer_set_lr(dsc_trainer *trainer, double lr) {
+    trainer->fixed_rate = lr * rate_scale(trainer);
+}
+
 static void set_schedule(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     dsc_schedule *s = &t->schedule;
-    double scale = o->lr_scaling ? (double)(t->ranks * o->batches_per_allreduce) : 1;
     s->kind = o->lr_schedule;
-    s->target = o->lr * scale;
+    s->target = o->lr * rate_scale(t);
     s->warmup_start = o->warmup_start < 0 ? o->lr : o->warmup_start;
     s->warmup_epochs = o->warmup_epochs;
     s->decay_rate = o->lr_schedule == DSC_SCHEDULE_ONE_CYCLE    ? o->lr_rise

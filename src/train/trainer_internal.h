@@ -96,6 +96,7 @@ struct dsc_trainer {
     dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */
     dsc_schedule schedule;
     dsc_target target; /* that ends the run */
+    double fixed_rate; /* the rate of all steps, of dsc_trainer_set_lr; 0: the schedule's */
     dsc_recorder *recorder;
     dsc_phases phases;
     dsc_results *results;

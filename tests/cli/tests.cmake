@@ -11,6 +11,8 @@ descent_test(cli_progress SOURCES cli/test_progress.c ${cli}/progress_bar.c ${cl
 
 descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_options.c ROOMS train)
 
+descent_test(cli_range_test SOURCES cli/test_range_test.c ${cli}/range_test.c ${cli}/support.c ROOMS base)
+
 descent_script_test(cli-usage cli/usage.sh)
 descent_script_test(cli-info cli/info.sh)
 descent_script_test(cli-man cli/man.sh)
@@ -31,6 +33,7 @@ descent_script_test(cli-bad cli/bad.sh)
 descent_script_test(cli-signal-n1 cli/signal.sh 1)
 descent_script_test(cli-signal-n2 cli/signal.sh 2)
 descent_script_test(cli-average cli/average.sh)
+descent_script_test(cli-find-lr cli/find-lr.sh)
 descent_script_test(cli-gossip cli/gossip.sh)
 foreach(mode IN ITEMS allreduce sgp adpsgd average)
   descent_script_test(cli-silent-${mode} cli/silent.sh ${mode})
