@@ -74,6 +74,8 @@ typedef struct dsc_kfac_layer {
      * (then there is a bias): their memory is not used. Before every dsc_kfac_step dsc_kfac_set_gradients says
      * where the gradients are. */
     int late_gradients;
+    /* 0. 1: the layer keeps its plain gradient, as those that skip_layers of the options names. */
+    int leave_out;
 } dsc_kfac_layer;
 
 /* Sets the size, and everything else to 0. In an array of layers every element must be initialised with it:

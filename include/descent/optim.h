@@ -27,6 +27,9 @@ typedef struct dsc_optim_options {
     double trust;        /* lars's eta; default 0.001 */
     double clip_norm;    /* gradients are scaled so that their joint norm is at most this; 0 (default): off */
     dsc_decay_on decay_on; /* default DSC_DECAY_ALL */
+    /* For each parameter the factor of its learning rate; 0: it is not updated, and its gradient does not
+     * count for clip_norm. Read by dsc_optim_create only. NULL (default): 1 for all. */
+    const double *factors;
 } dsc_optim_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

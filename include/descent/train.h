@@ -164,6 +164,16 @@ typedef struct dsc_train_options {
     /* Event files for TensorBoard are written to this directory; "auto": to `out`; NULL: none are. Needs an
      * `out`, and a library that was built with protobuf-c. */
     const char *tensorboard;
+
+    /* Fine-tuning. init: a safetensors file of this library's or of PyTorch's, or DIR[:best|:latest|:STEP] of a run,
+     * with whose tensors the model starts where name and shape fit; all others start as they would without it. NULL
+     * (the default): none do. Not used where a run is resumed. */
+    const char *init;
+    /* A POSIX extended regular expression: parameters in whose name it is found are not updated, and K-FAC
+     * leaves out their layers. Batch norms still follow the statistics of the images. With gossip, averaging may
+     * round frozen parameters. NULL (the default): all are updated. */
+    const char *freeze;
+    double head_lr; /* 1: factor of the learning rate for the parameters of the last layer that has some */
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

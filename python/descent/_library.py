@@ -146,6 +146,7 @@ class KfacLayer(Structure):
         ("weight_grad", Tensor),
         ("bias_grad", Tensor),
         ("late_gradients", c_int),
+        ("leave_out", c_int),
     ]
 
 

@@ -267,7 +267,8 @@ static dsc_status skip_one(const dsc_kfac_layer *layers, int64_t count, const ch
 
 dsc_status dsc_kfac_skip(const dsc_kfac_layer *layers, int64_t count, const char *expressions,
                          unsigned char *skip) {
-    memset(skip, 0, (size_t)count);
+    for (int64_t i = 0; i < count; i++)
+        skip[i] = layers[i].leave_out != 0;
     if (!expressions)
         return DSC_OK;
     char *text;

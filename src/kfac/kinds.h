@@ -74,7 +74,7 @@ dsc_status dsc_kfac_layers_copy(const dsc_kfac_layer *layers, int64_t count,
 void dsc_kfac_layers_release(dsc_kfac_layer **layers, int64_t count);
 /* Checks kind, geometry, sizes of factors, and gradients where they have memory. */
 dsc_status dsc_kfac_layer_check(const dsc_kfac_layer *layer) DSC_MUST_CHECK;
-/* skip[count]: 1 where an expression of options.skip_layers matches. DSC_E_INVALID names a bad expression. */
+/* skip[count]: 1 for layers to leave out, and where an expression of options.skip_layers matches. DSC_E_INVALID names a bad expression. */
 dsc_status dsc_kfac_skip(const dsc_kfac_layer *layers, int64_t count, const char *expressions,
                          unsigned char *skip) DSC_MUST_CHECK;
 

@@ -27,8 +27,15 @@ typedef struct piece {
     int64_t first;
     dsc_tensor value, grad;
     dsc_tensor slot[MAX_SLOTS];
-    int decays; /* weight decay acts on it */
+    int group; /* number of its hyper-parameters; -1: it is not updated */
 } piece;
+
+/* Parameters that have the same hyper-parameters. */
+typedef struct group {
+    double factor;    /* of the learning rate */
+    int decays;       /* weight decay acts on them */
+    dsc_tensor hyper; /* F64[DSC_HYPER_COUNT] */
+} group;
 
 /* An optimiser. */
 typedef struct rule {
@@ -57,8 +64,11 @@ struct dsc_optim {
     dsc_param *state;            /* views of it, names in `names` */
     char *names;
 
-    dsc_tensor hyper, skip;   /* F64[DSC_HYPER_COUNT]; its last element */
-    dsc_tensor no_decay;      /* the same without weight decay; no memory where it acts on all parameters */
+    group *groups; /* the first has the learning rate as it is, and weight decay */
+    int group_count;
+    int64_t group_capacity;
+    dsc_tensor hypers;        /* F64[group_count, DSC_HYPER_COUNT]: the memory of all groups */
+    dsc_tensor skip;          /* the last element of the first group's */
     dsc_tensor norms;         /* F64[2], for rules with per_param */
     dsc_tensor direction;     /* as long as the longest parameter, for rules with direction */
     dsc_tensor sumsq, factor; /* F64 scalars, for clipping */
@@ -68,7 +78,7 @@ struct dsc_optim {
 
 /* The tensors of an update, without norms. */
 static dsc_update tensors_of(dsc_optim *o, piece *p, const dsc_tensor *z) {
-    return (dsc_update){.hyper = p->decays ? &o->hyper : &o->no_decay,
+    return (dsc_update){.hyper = &o->groups[p->group].hyper,
                         .z = z,
                         .g = &p->grad,
                         .m = &p->slot[0],
@@ -148,6 +158,14 @@ static dsc_status take_options(const dsc_optim_options *given, dsc_optim_options
     return DSC_OK;
 }
 
+static dsc_status check_factors(const double *factors, const dsc_param *params, int64_t count) {
+    for (int64_t i = 0; i < count && factors; i++)
+        if (!(factors[i] >= 0 && isfinite(factors[i])))
+            return DSC_FAIL(DSC_E_INVALID, "parameter '%s': the factor of its rate is %g: must be 0 or more",
+                            params[i].name, factors[i]);
+    return DSC_OK;
+}
+
 static int has_memory(const dsc_device *device, const dsc_tensor *t) {
     return t->device == device && (t->data || dsc_tensor_count(t) == 0);
 }
@@ -188,12 +206,24 @@ static int follows(const dsc_tensor *before, const dsc_tensor *t) {
     return (const char *)before->data + dsc_tensor_bytes(before) == (const char *)t->data;
 }
 
-/* Merges parameters whose values and gradients follow each other in memory and that decay alike. */
+/* The number of the group with this factor and decay, which is added if there is none. */
+static dsc_status find_group(dsc_optim *o, double factor, int decays, int *out) {
+    for (*out = 0; *out < o->group_count; (*out)++)
+        if (o->groups[*out].factor == factor && o->groups[*out].decays == decays)
+            return DSC_OK;
+    DSC_TRY(dsc_memory_grow(&o->groups, &o->group_capacity, o->group_count + 1, sizeof *o->groups));
+    o->groups[o->group_count++] = (group){.factor = factor, .decays = decays};
+    return DSC_OK;
+}
+
+/* Merges parameters whose values and gradients follow each other in memory and that are of one group. */
 static void merge_runs(dsc_optim *o) {
     for (int64_t i = 0; i < o->count; i++) {
         const piece *p = &o->params[i];
         piece *last = o->run_count ? &o->runs[o->run_count - 1] : NULL;
-        if (last && last->decays == p->decays && follows(&last->value, &p->value) &&
+        if (p->group < 0)
+            continue;
+        if (last && last->group == p->group && follows(&last->value, &p->value) &&
             follows(&last->grad, &p->grad)) {
             last->value.dim[0] += p->value.dim[0];
             last->grad.dim[0] += p->grad.dim[0];
@@ -218,10 +248,14 @@ static dsc_status alloc_state(dsc_optim *o, const dsc_param *params) {
     int64_t first = 0;
     for (int64_t i = 0; i < o->count; i++) {
         piece *p = &o->params[i];
+        const double factor = o->options.factors ? o->options.factors[i] : 1;
         *p = (piece){.first = first,
                      .value = as_vector(&params[i].value),
                      .grad = as_vector(&params[i].grad),
-                     .decays = o->options.decay_on == DSC_DECAY_ALL || params[i].value.ndim > 1};
+                     .group = -1};
+        if (factor > 0)
+            DSC_TRY(find_group(o, factor, o->options.decay_on == DSC_DECAY_ALL || params[i].value.ndim > 1,
+                               &p->group));
         for (int s = 0; s < o->slots; s++)
             p->slot[s] = dsc_tensor_slice(&o->block[s], first, p->value.dim[0]);
         first += p->value.dim[0];
@@ -252,11 +286,11 @@ static dsc_status name_state(dsc_optim *o, const dsc_param *params) {
 }
 
 static dsc_status alloc_scratch(dsc_optim *o) {
-    const int64_t one = 1, two = 2, hypers = DSC_HYPER_COUNT;
-    DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &hypers, &o->hyper));
-    o->skip = dsc_tensor_slice(&o->hyper, DSC_HYPER_SKIP, 1);
-    if (o->options.decay_on != DSC_DECAY_ALL)
-        DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &hypers, &o->no_decay));
+    const int64_t one = 1, two = 2, hypers = (int64_t)o->group_count * DSC_HYPER_COUNT;
+    DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &hypers, &o->hypers));
+    for (int i = 0; i < o->group_count; i++)
+        o->groups[i].hyper = dsc_tensor_slice(&o->hypers, (int64_t)i * DSC_HYPER_COUNT, DSC_HYPER_COUNT);
+    o->skip = dsc_tensor_slice(&o->groups[0].hyper, DSC_HYPER_SKIP, 1);
     if (o->rule->per_param)
         DSC_TRY(dsc_tensor_alloc(o->device, DSC_F64, 1, &two, &o->norms));
     if (o->options.clip_norm > 0) {
@@ -280,6 +314,7 @@ dsc_status dsc_optim_create(dsc_queue *queue, const dsc_param *params, int64_t c
         return DSC_FAIL(DSC_E_INVALID, "optimiser: no queue");
     DSC_TRY(take_options(options, &taken));
     DSC_TRY(check_params(dsc_queue_device(queue), params, count));
+    DSC_TRY(check_factors(taken.factors, params, count));
     dsc_optim *o;
     DSC_TRY(dsc_memory_alloc(1, sizeof *o, &o));
     o->device = dsc_queue_device(queue);
@@ -288,10 +323,13 @@ dsc_status dsc_optim_create(dsc_queue *queue, const dsc_param *params, int64_t c
     while (o->slots < MAX_SLOTS && o->rule->slot_name[o->slots])
         o->slots++;
     o->count = count;
+    int first;
     dsc_status status;
+    DSC_TRY_GOTO(status, find_group(o, 1, 1, &first), failed);
     DSC_TRY_GOTO(status, alloc_state(o, params), failed);
     DSC_TRY_GOTO(status, name_state(o, params), failed);
     DSC_TRY_GOTO(status, alloc_scratch(o), failed);
+    o->options.factors = NULL; /* not needed any more, and owned by the caller */
     *out = o;
     return DSC_OK;
 failed:
@@ -303,11 +341,12 @@ void dsc_optim_destroy(dsc_optim **optim) {
     if (!optim || !*optim)
         return;
     dsc_optim *o = *optim;
-    dsc_tensor *owned[] = {&o->hyper, &o->no_decay, &o->norms,    &o->direction,
-                           &o->sumsq, &o->factor,   &o->block[0], &o->block[1]};
+    dsc_tensor *owned[] = {&o->hypers, &o->norms,    &o->direction, &o->sumsq,
+                           &o->factor, &o->block[0], &o->block[1]};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++)
         if (owned[i]->data)
             dsc_tensor_free(owned[i]);
+    dsc_memory_free(&o->groups);
     dsc_memory_free(&o->params);
     dsc_memory_free(&o->runs);
     dsc_memory_free(&o->state);
@@ -321,9 +360,7 @@ dsc_status dsc_optim_prepare(dsc_optim *optim, dsc_queue *queue, double lr) {
     dsc_optim *o = optim;
     double t = (double)(o->steps + 1);
     double h[DSC_HYPER_SKIP] = {
-        [DSC_HYPER_LR] = lr,
         [DSC_HYPER_MOMENTUM] = o->options.momentum,
-        [DSC_HYPER_DECAY] = o->options.weight_decay,
         [DSC_HYPER_BETA1] = o->options.beta1,
         [DSC_HYPER_BETA2] = o->options.beta2,
         [DSC_HYPER_EPS] = o->options.eps,
@@ -333,11 +370,10 @@ dsc_status dsc_optim_prepare(dsc_optim *optim, dsc_queue *queue, double lr) {
     };
     if (!(lr >= 0 && isfinite(lr)))
         return DSC_FAIL(DSC_E_INVALID, "learning rate %g: must be 0 or more", lr);
-    dsc_tensor numbers = dsc_tensor_slice(&o->hyper, 0, DSC_HYPER_SKIP);
-    DSC_TRY(dsc_tensor_upload(queue, h, sizeof h, &numbers));
-    if (o->no_decay.data) {
-        numbers = dsc_tensor_slice(&o->no_decay, 0, DSC_HYPER_SKIP);
-        h[DSC_HYPER_DECAY] = 0;
+    for (int i = 0; i < o->group_count; i++) {
+        dsc_tensor numbers = dsc_tensor_slice(&o->groups[i].hyper, 0, DSC_HYPER_SKIP);
+        h[DSC_HYPER_LR] = lr * o->groups[i].factor;
+        h[DSC_HYPER_DECAY] = o->groups[i].decays ? o->options.weight_decay : 0;
         DSC_TRY(dsc_tensor_upload(queue, h, sizeof h, &numbers));
     }
     o->steps++;
@@ -368,14 +404,17 @@ dsc_status dsc_optim_apply(dsc_optim *optim, dsc_queue *queue, const dsc_tensor 
         DSC_TRY(check_read(optim, read));
     if (optim->options.clip_norm > 0)
         DSC_TRY(clip(optim, queue));
-    if (optim->no_decay.data) { /* whether the step is skipped is only known on the device */
-        dsc_tensor skip = dsc_tensor_slice(&optim->no_decay, DSC_HYPER_SKIP, 1);
+    for (int i = 1; i < optim->group_count;
+         i++) { /* whether the step is skipped is only known on the device */
+        dsc_tensor skip = dsc_tensor_slice(&optim->groups[i].hyper, DSC_HYPER_SKIP, 1);
         DSC_TRY(dsc_op_convert(queue, &optim->skip, &skip));
     }
     int single = read || optim->rule->per_param;
     piece *pieces = single ? optim->params : optim->runs;
     int64_t count = single ? optim->count : optim->run_count;
     for (int64_t i = 0; i < count; i++) {
+        if (pieces[i].group < 0)
+            continue;
         dsc_tensor z = read ? as_vector(&read[i]) : pieces[i].value;
         DSC_TRY(optim->rule->update(optim, queue, &pieces[i], &z));
     }

@@ -10,6 +10,7 @@
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_find.h"
 #include "train/file.h"
+#include "train/finetune.h"
 #include "train/resume_note.h"
 #include "train/share.h"
 #include "train/sync.h"
@@ -282,8 +283,12 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
         DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     if (t->begun)
         return DSC_OK;
+    if (!t->options.resume) /* before a directory is made */
+        DSC_TRY(dsc_finetune_start(t));
     DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(t, &from) : DSC_OK));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &from, sizeof from));
+    if (t->options.resume && !from.path[0])
+        DSC_TRY(dsc_finetune_start(t));
     int as_it_was = 0;
     if (from.path[0])
         DSC_TRY(resume(t, from.path, &as_it_was));
@@ -310,6 +315,8 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
         status = dsc_trainer_report_start(t, from.path);
     if (status == DSC_OK && note)
         dsc_trainer_emit_text(t, DSC_EVENT_NOTE, note);
+    if (status == DSC_OK)
+        dsc_finetune_report(t);
     free(note);
     DSC_TRY(status);
     t->begun = 1;

@@ -7,6 +7,7 @@
 #include "base/memory.h"
 #include "train/damping.h"
 #include "train/factors.h"
+#include "train/finetune.h"
 
 #include <math.h>
 #include <string.h>
@@ -144,6 +145,7 @@ dsc_status dsc_kfac_setup_create(dsc_trainer *t) {
         status = dsc_damping_check(t);
     if (status == DSC_OK)
         status = dsc_kfac_setup_layers(t->model, t->options.kfac->norm != DSC_KFAC_NORM_OFF, &layers, &count);
+    dsc_finetune_leave_out(t, layers, count);
     if (status == DSC_OK)
         status = find_comm(t, &comm);
     status = dsc_comm_agree(t->comm, status);

@@ -9,6 +9,7 @@
 #include "descent/version.h"
 #include "train/bad_images.h"
 #include "train/file.h"
+#include "train/finetune.h"
 #include "train/tensorboard.h"
 
 #include <stdio.h>
@@ -104,6 +105,7 @@ static dsc_status check(const dsc_settings *s, const char *prefix) {
             "(%sout) or a checkpoint file",
             prefix, prefix);
     DSC_TRY(check_tensorboard(o, prefix));
+    DSC_TRY(dsc_finetune_check(s, prefix));
     if (s->kfac.update_freq > 0 && s->consensus.kind == DSC_CONSENSUS_ALLREDUCE &&
         o->kfac_scope != DSC_SCOPE_GLOBAL)
         return DSC_FAIL(DSC_E_INVALID,
@@ -119,7 +121,7 @@ static dsc_status copy_strings(dsc_settings *s) {
     const char **const strings[DSC_SETTINGS_STRINGS] = {
         &s->train.model,      &s->train.data,        &s->train.out,          &s->train.resume,
         &s->consensus.graph,  &s->kfac.skip_layers,  &s->train.config_lines, &s->train.stop_at,
-        &s->train.bad_images, &s->train.tensorboard,
+        &s->train.bad_images, &s->train.tensorboard, &s->train.init,         &s->train.freeze,
     };
     for (int i = 0; i < DSC_SETTINGS_STRINGS; i++) {
         if (!*strings[i])

@@ -7,11 +7,14 @@
 #include "consensus/table.h"
 #include "model/graph.h"
 #include "train/engines.h"
+#include "train/finetune.h"
 #include "train/kfac_setup.h"
 #include "train/same_options.h"
 #include "train/survive.h"
 #include "train/sync.h"
 #include "train/trainer_internal.h"
+
+#include <stdlib.h>
 
 void dsc_trainer_free_step(dsc_trainer *t) {
     dsc_recorder_destroy(&t->recorder);
@@ -60,6 +63,8 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_bad_images_free(&t->bad.val);
     dsc_memory_free(&t->good);
     dsc_memory_free(&t->resume_path);
+    free(t->finetune_note);
+    dsc_memory_free(&t->rates);
     if (!t->alone)
         dsc_settings_clear(&t->settings);
     *trainer = NULL;
@@ -187,6 +192,14 @@ static dsc_status make_executors(dsc_trainer *t) {
     return DSC_OK;
 }
 
+static dsc_status make_optimiser(dsc_trainer *t) {
+    dsc_optim_options o = *t->options.optim;
+    DSC_TRY(dsc_finetune_rates(t));
+    o.factors = t->rates;
+    return dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model), &o,
+                            &t->optim);
+}
+
 /* Creates the objects that need no other rank. On a device that tunes its convolutions rank 0 creates its own
  * first, and the others take over its choices. */
 static dsc_status make_local(dsc_trainer *t) {
@@ -200,8 +213,7 @@ static dsc_status make_local(dsc_trainer *t) {
     if (rank0_first && t->rank == 0)
         status = dsc_engines_share(t, status);
     if (status == DSC_OK)
-        status = dsc_optim_create(t->queue, dsc_model_params(t->model), dsc_model_param_count(t->model),
-                                  t->options.optim, &t->optim);
+        status = make_optimiser(t);
     if (status == DSC_OK && t->options.ema > 0)
         status = dsc_ema_create(t->queue, t->model, &t->ema);
     if (status == DSC_OK)

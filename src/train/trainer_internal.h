@@ -15,6 +15,7 @@
  *   swap.c        the model that is evaluated and saved when ranks hold different ones
  *   kfac_setup.c  K-FAC of a run: scope and schedules; factors.c: its factors averaged by gossip;
  *                 kfac_layers.c: the model's layers as K-FAC sees them
+ *   finetune.c    starting from given weights, frozen parameters, the head's own rate
  *   damping.c     K-FAC's damping adapted by the reduction of the loss
  *   ema.c         the moving average of the weights
  *   sync.c        where ranks that gossip synchronise
@@ -87,6 +88,7 @@ struct dsc_trainer {
     dsc_exec *exec;
     int beside; /* 1: K-FAC's captures may go on beside the backward pass of `exec` */
     dsc_optim *optim;
+    double *rates; /* for each parameter the factor of its rate, 0: it is frozen; NULL: 1 for all */
     dsc_consensus *consensus;
     dsc_kfac *kfac;       /* NULL: gradients are left as they are */
     unsigned kfac_warned; /* bit a: the log has the message of K-FAC's alarm a */
@@ -133,8 +135,9 @@ struct dsc_trainer {
     char *resume_path;      /* of dsc_trainer_resume */
     const char *origin_of;  /* the value of options.resume that `origin` was found for; NULL: none yet */
     dsc_origin origin;
-    int save_now; /* the epoch that just ended wants a checkpoint */
-    double start; /* clock when the run began, less the seconds of the runs it continues */
+    char *finetune_note; /* rank 0: what options.init has brought, a line each; NULL: nothing */
+    int save_now;        /* the epoch that just ended wants a checkpoint */
+    double start;        /* clock when the run began, less the seconds of the runs it continues */
     double process_start;
 
     /* Files of rank 0 with an output directory. */

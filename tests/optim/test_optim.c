@@ -237,21 +237,30 @@ static void paper_update(const dsc_optim_options *o, double lr, int t, paper *p,
     }
 }
 
+static double factor_of(const dsc_optim_options *o, int k) {
+    return o->factors ? o->factors[k] : 1;
+}
+
 static void paper_step(const dsc_optim_options *o, double lr, int t, int with_read, paper *p) {
     for (int64_t i = 0; i < TOTAL; i++) {
         p->g[i] = gradients[t - 1][i];
         p->z[i] = with_read ? 1.5 * p->x[i] : p->x[i];
     }
-    double length = norm(p->g, TOTAL);
+    int64_t at = 0;
+    double squares = 0;
+    for (int k = 0; k < PARAMS; at += count_of(k++))
+        squares += factor_of(o, k) > 0 ? pow(norm(p->g + at, count_of(k)), 2) : 0;
+    double length = sqrt(squares);
     if (o->clip_norm > 0 && length > o->clip_norm)
         for (int64_t i = 0; i < TOTAL; i++)
             p->g[i] *= o->clip_norm / length;
-    int64_t at = 0;
+    at = 0;
     for (int k = 0; k < PARAMS; k++) {
         dsc_optim_options own = *o;
         if (o->decay_on == DSC_DECAY_WEIGHTS && shapes[k].ndim == 1)
             own.weight_decay = 0;
-        paper_update(&own, lr, t, p, at, at + count_of(k));
+        if (factor_of(o, k) > 0)
+            paper_update(&own, lr * factor_of(o, k), t, p, at, at + count_of(k));
         at += count_of(k);
     }
     for (int64_t i = 0; i < TOTAL; i++) {
@@ -271,7 +280,24 @@ typedef struct test_case {
     layout lay;
 } test_case;
 
+static const double some_factors[PARAMS] = {1, 0, 10, 0.5, 0};
+
 static const test_case cases[] = {
+    {"sgd factors",
+     {.kind = DSC_SGD, .momentum = 0.9, .weight_decay = 0.05, .clip_norm = 2, .factors = some_factors},
+     0.01,
+     0,
+     TOGETHER},
+    {"adamw factors read",
+     {.kind = DSC_ADAMW, .weight_decay = 0.05, .decay_on = DSC_DECAY_WEIGHTS, .factors = some_factors},
+     0.005,
+     1,
+     TOGETHER},
+    {"lars factors",
+     {.kind = DSC_LARS, .momentum = 0.9, .weight_decay = 0.01, .trust = 0.02, .factors = some_factors},
+     0.1,
+     0,
+     GAPS},
     {"sgd", {.kind = DSC_SGD}, 0.01, 0, TOGETHER},
     {"sgd momentum", {.kind = DSC_SGD, .momentum = 0.9}, 0.01, 0, GAPS},
     {"sgd decay", {.kind = DSC_SGD, .momentum = 0.9, .weight_decay = 0.05}, 0.01, 0, TOGETHER},
@@ -698,7 +724,12 @@ static void test_bad_options(void **state) {
         assert_fails(DSC_E_INVALID, bad[i].text,
                      dsc_optim_create(n.queue, n.params, PARAMS, &options, &optim));
     }
+    const double negative[PARAMS] = {1, 1, -1, 1, 1};
     dsc_optim_options options = good;
+    options.factors = negative;
+    assert_fails(DSC_E_INVALID, "parameter 'bn.bias': the factor of its rate is -1: must be 0 or more",
+                 dsc_optim_create(n.queue, n.params, PARAMS, &options, &optim));
+    options = good;
     options.kind = (dsc_optim_kind)9;
     assert_fails(DSC_E_INVALID, "optimizer 9 is unknown: choose one of sgd, adam",
                  dsc_optim_create(n.queue, n.params, PARAMS, &options, &optim));
