@@ -31,6 +31,8 @@ typedef struct dsc_save_options {
     /* How bytes of images were normalised, by channel: (value / 255 - mean) / std. NULL (default): not
      * stored. At most 4 channels. */
     const double *mean, *std;
+    /* The part of `data` that was used for validation (dsc_data_options.val_split); 0 (default): not stored. */
+    double val_split;
 } dsc_save_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

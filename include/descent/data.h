@@ -29,6 +29,9 @@ typedef struct dsc_data_options {
     uint64_t seed;
     /* imagefolder: side of the crop; 0 (default): 224. */
     int64_t image_size;
+    /* The part of the training samples, of every class alike and chosen by `seed`, that is the validation split,
+     * whether or not the set has one; the rest is the training split. 0 (default): the set's own splits. */
+    double val_split;
 } dsc_data_options;
 DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size);
 #define dsc_data_options_init(options) dsc_data_options_init_sized((options), sizeof *(options))
@@ -36,8 +39,8 @@ DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size)
 /* ---- data sets by name ---- */
 
 /* Opens KIND or KIND:ARGUMENT: "synthetic", "synthetic:N" (N training samples), "cifar10:DIR",
- * "cifar100:DIR", "mnist:DIR" (any IDX set, raw or .gz), "imagefolder:DIR" (DIR/train/CLASS/FILE,
- * DIR/val/CLASS/FILE), or a kind that was registered. options may be NULL. DSC_E_INVALID lists the known
+ * "cifar100:DIR", "mnist:DIR" or "mnist:DIR/NAME" (any IDX set, raw or .gz; files of NAME-, as EMNIST's),
+ * "imagefolder:DIR" (DIR/train/CLASS/FILE, DIR/val/CLASS/FILE), or a kind that was registered. options may be NULL. DSC_E_INVALID lists the known
  * kinds; DSC_E_NOT_FOUND says what to download and where to put it; DSC_E_FORMAT names the file and the
  * offending value. */
 DSC_API dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_options *options,

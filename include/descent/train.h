@@ -174,6 +174,9 @@ typedef struct dsc_train_options {
      * round frozen parameters. NULL (the default): all are updated. */
     const char *freeze;
     double head_lr; /* 1: factor of the learning rate for the parameters of the last layer that has some */
+
+    /* As in dsc_data_options, where the data are opened by name; 0. */
+    double val_split;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
@@ -238,6 +241,8 @@ typedef struct dsc_eval_options {
     int data_threads;       /* 1 */
     /* As in dsc_train_options, but images are left out instead of replaced. */
     const char *bad_images;
+    /* As in dsc_data_options; negative (the default): as the checkpoint says of its own data, or else 0. */
+    double val_split;
 } dsc_eval_options;
 
 /* The caller sets `size` to sizeof(dsc_eval_result). */

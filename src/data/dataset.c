@@ -19,7 +19,7 @@ static const char *built_in(int i, const void **entry) {
 static dsc_registry kinds = DSC_REGISTRY("data set", built_in);
 
 void dsc_data_options_init_sized(dsc_data_options *options, size_t size) {
-    const dsc_data_options defaults = {.seed = 42, .image_size = 0};
+    const dsc_data_options defaults = {.seed = 42, .image_size = 0, .val_split = 0};
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
@@ -86,14 +86,23 @@ dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_op
     dsc_data_options chosen;
     dsc_data_options_init(&chosen);
     DSC_TRY(dsc_versioned_read("data", options, sizeof chosen, &chosen));
+    if (!(chosen.val_split >= 0 && chosen.val_split < 1))
+        return DSC_FAIL(DSC_E_INVALID, "val-split %g: must be 0, or a part below 1", chosen.val_split);
     dsc_dataset *dataset = NULL;
+    const int divided = chosen.val_split > 0;
     unsigned errors = dsc_error_count();
-    dsc_status status = kind->open(kind->context, argument, split, &chosen, &dataset);
+    dsc_status status =
+        kind->open(kind->context, argument, divided ? DSC_SPLIT_TRAIN : split, &chosen, &dataset);
     if (status != DSC_OK && dsc_error_count() == errors)
         return dsc_error_callback(status, errors, "open", "data set '%s'", spec);
     DSC_TRY(status);
     if (!dataset)
         return DSC_FAIL(DSC_E_INTERNAL, "data set '%s': opening it succeeded but gave no data set", spec);
+    if (divided) {
+        status = dsc_subset_open(&dataset, split, &chosen, out);
+        dsc_dataset_close(&dataset);
+        return status;
+    }
     *out = dataset;
     return DSC_OK;
 }

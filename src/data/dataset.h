@@ -32,6 +32,8 @@ typedef struct dsc_dataset_type {
      * Both NULL for data sets that are not stored as bytes. */
     void (*raw)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, dsc_raw_sample *out);
     void (*raw_desc)(const dsc_dataset *dataset, dsc_augment_desc *desc);
+    /* The label of a sample without reading it; NULL: only `sample` knows it. */
+    int32_t (*label)(const dsc_dataset *dataset, int64_t index);
     int reads_files; /* 1: a sample is read when it is asked for, and may turn out to be broken */
 } dsc_dataset_type;
 
@@ -50,6 +52,11 @@ struct dsc_dataset {
 /* A data set without samples yet: `info` and `state` are for the caller to fill in. */
 dsc_status dsc_dataset_create(const dsc_dataset_type *type, const char *name, dsc_split split,
                               const dsc_data_options *options, dsc_dataset **out) DSC_MUST_CHECK;
+
+/* The part of *base, a training split, that options->val_split assigns to `split`. On success it owns the base,
+ * and *base becomes NULL. */
+dsc_status dsc_subset_open(dsc_dataset **base, dsc_split split, const dsc_data_options *options,
+                           dsc_dataset **out) DSC_MUST_CHECK;
 
 /* Notes the mean and standard deviation of info.c channels; at most DSC_PIXEL_CHANNELS. */
 void dsc_dataset_note_normalisation(dsc_dataset *dataset, const double *mean, const double *std);

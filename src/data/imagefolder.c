@@ -1,5 +1,6 @@
-/* Image folders, as ImageNet is unpacked: DIR/train/CLASS/FILE and DIR/val/CLASS/FILE; one more folder below
- * CLASS, as in Tiny-ImageNet, is accepted. FILE ends in .jpg, .jpeg or .png, in either case; all else is
+/* Image folders, as ImageNet is unpacked: DIR/train/CLASS/FILE and DIR/val/CLASS/FILE, where val may also be
+ * called validation, valid or test; one more folder below CLASS, as in Tiny-ImageNet, is accepted, and so are
+ * links to folders and files. FILE ends in .jpg, .jpeg or .png, in either case; all else is
  * passed over. Classes are the folders of DIR/train in the order of their bytes.
  *
  * Training: a random resized crop to S x S and a flip. Evaluation: the shorter side to round(S * 256 / 224),
@@ -204,14 +205,31 @@ static dsc_status add_class(folder *f, const char *dir, const char *name, dsc_sp
     return DSC_OK;
 }
 
+/* The folder of a split: the first of its names that is there, or else the first. */
+static dsc_status find_root(const char *dir, dsc_split split, char **root) {
+    static const char *const train[] = {"train", NULL};
+    static const char *const val[] = {"val", "validation", "valid", "test", NULL};
+    const char *const *names = split == DSC_SPLIT_TRAIN ? train : val;
+    for (int i = 0; names[i]; i++) {
+        DSC_TRY(dsc_path_join(dir, names[i], root));
+        if (dsc_file_is_directory(*root))
+            return DSC_OK;
+        dsc_memory_free(root);
+    }
+    return dsc_path_join(dir, names[0], root);
+}
+
 static dsc_status read_split(folder *f, const char *dir, dsc_split split) {
     name_list present = {NULL, 0, 0};
     dsc_status status;
-    DSC_TRY(dsc_path_join(dir, split == DSC_SPLIT_TRAIN ? "train" : "val", &f->root));
+    DSC_TRY(find_root(dir, split, &f->root));
     status = list_classes(f->root, &present);
     if (status == DSC_E_NOT_FOUND)
-        return DSC_FAIL(status, "imagefolder: '%s' is missing: put the validation images into '%s/CLASS/'",
-                        f->root, f->root);
+        return DSC_FAIL(
+            status,
+            "imagefolder: '%s' is missing: put the validation images into '%s/CLASS/' (validation, "
+            "valid and test are found, too), or take them from the training images (val-split 0.1)",
+            f->root, f->root);
     DSC_TRY(status);
     for (int64_t i = 0; i < present.count; i++)
         DSC_TRY_GOTO(status, add_class(f, dir, present.name[i], split), done);
@@ -316,7 +334,13 @@ static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment,
     return DSC_OK;
 }
 
-static const dsc_dataset_type folder_type = {.close = close_set, .sample = sample, .reads_files = 1};
+static int32_t label_of(const dsc_dataset *dataset, int64_t index) {
+    const folder *f = dataset->state;
+    return f->label[index];
+}
+
+static const dsc_dataset_type folder_type = {
+    .close = close_set, .sample = sample, .label = label_of, .reads_files = 1};
 
 static dsc_status open_set(void *context, const char *argument, dsc_split split,
                            const dsc_data_options *options, dsc_dataset **out) {

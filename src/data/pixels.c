@@ -90,6 +90,11 @@ static void raw_desc(const dsc_dataset *dataset, dsc_augment_desc *desc) {
     dsc_pixels_desc(dataset->state, desc);
 }
 
+static int32_t label_of(const dsc_dataset *dataset, int64_t index) {
+    const dsc_pixels *pixels = dataset->state;
+    return pixels->labels[index];
+}
+
 /* ---- the data set ---- */
 
 static void close_set(dsc_dataset *dataset) {
@@ -98,7 +103,7 @@ static void close_set(dsc_dataset *dataset) {
 }
 
 static const dsc_dataset_type pixels_type = {
-    .close = close_set, .sample = sample, .raw = raw, .raw_desc = raw_desc};
+    .close = close_set, .sample = sample, .raw = raw, .raw_desc = raw_desc, .label = label_of};
 
 dsc_status dsc_pixels_dataset(dsc_pixels **pixels, const char *name, dsc_split split, int64_t classes,
                               const dsc_data_options *options, dsc_dataset **out) {

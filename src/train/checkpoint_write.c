@@ -22,6 +22,7 @@ static dsc_save_options facts_of(const dsc_snapshot *s) {
     o.epoch = s->state->epoch;
     o.has_seed = 1;
     o.seed = s->options->seed;
+    o.val_split = s->options->val_split;
     if (s->data) {
         o.class_names = s->data->class_names;
         o.class_name_count = s->data->class_names ? s->data->info.classes : 0;

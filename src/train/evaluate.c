@@ -285,6 +285,9 @@ static void choose_data(session *s) {
     const char *stored = s->facts.data;
     if (o->data && stored[0] && !same_kind(o->data, stored) && dsc_comm_rank(s->comm) == 0)
         dsc_log(DSC_LOG_WARNING, "the checkpoint was trained on %s, and is evaluated on %s", stored, o->data);
+    const int own = !o->data || strcmp(o->data, stored) == 0;
+    if (o->val_split < 0)
+        o->val_split = own ? s->facts.val_split : 0;
     if (!o->data)
         o->data = stored[0] ? stored : "synthetic";
     if (o->seed == DSC_SEED_OF_CHECKPOINT)
@@ -309,6 +312,7 @@ static dsc_status open_data(session *s) {
     dsc_data_options_init(&data);
     data.seed = s->options.seed;
     data.image_size = s->options.image_size;
+    data.val_split = s->options.val_split;
     if (data.image_size == 0 && s->facts.height > 0)
         data.image_size = s->facts.height;
     if (data.image_size == 0) { /* a file that does not say it, as those of PyTorch do not */

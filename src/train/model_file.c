@@ -28,7 +28,7 @@ static dsc_status describe_number(dsc_st_writer *w, const char *key, int64_t val
 dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_options *facts,
                                    dsc_st_writer *writer) {
     int64_t shape[3];
-    char seed[32];
+    char number[32];
     dsc_model_input_shape(model, shape);
     DSC_TRY(dsc_st_writer_metadata(writer, "format", "pt"));
     DSC_TRY(dsc_st_writer_metadata(writer, "descent", dsc_version()));
@@ -45,10 +45,14 @@ dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_option
     if (facts->data && strlen(facts->data) < DSC_DATA_SIZE &&
         dsc_st_writer_metadata(writer, "data", facts->data) != DSC_OK)
         dsc_log(DSC_LOG_WARNING, "the checkpoint does not name its data: %s", dsc_error_message());
+    if (facts->val_split > 0) {
+        snprintf(number, sizeof number, "%.17g", facts->val_split);
+        DSC_TRY(dsc_st_writer_metadata(writer, "val_split", number));
+    }
     if (!facts->has_seed)
         return DSC_OK;
-    snprintf(seed, sizeof seed, "%" PRIu64, facts->seed);
-    return dsc_st_writer_metadata(writer, "seed", seed);
+    snprintf(number, sizeof number, "%" PRIu64, facts->seed);
+    return dsc_st_writer_metadata(writer, "seed", number);
 }
 
 static dsc_status read_text(const dsc_st_reader *r, const char *key, char *out, size_t size) {
@@ -74,6 +78,18 @@ static dsc_status read_seed(const dsc_st_reader *r, dsc_model_facts *facts) {
     return DSC_OK;
 }
 
+static dsc_status read_val_split(const dsc_st_reader *r, dsc_model_facts *facts) {
+    const char *text = dsc_st_metadata(r, "val_split");
+    char *end;
+    if (!text)
+        return DSC_OK;
+    facts->val_split = strtod(text, &end);
+    if (end == text || *end != '\0' || !(facts->val_split >= 0 && facts->val_split < 1))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata 'val_split' is '%s', not a part below 1",
+                        dsc_st_path(r), text);
+    return DSC_OK;
+}
+
 dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *facts) {
     memset(facts, 0, sizeof *facts);
     DSC_TRY(read_text(reader, "model", facts->model, sizeof facts->model));
@@ -81,6 +97,7 @@ dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *fa
         facts->model[0] = '\0';
     DSC_TRY(read_text(reader, "data", facts->data, sizeof facts->data));
     DSC_TRY(read_seed(reader, facts));
+    DSC_TRY(read_val_split(reader, facts));
     DSC_TRY(dsc_st_metadata_number(reader, "classes", &facts->classes));
     DSC_TRY(dsc_st_metadata_number(reader, "height", &facts->height));
     DSC_TRY(dsc_st_metadata_number(reader, "width", &facts->width));

@@ -15,6 +15,7 @@ typedef struct dsc_model_facts {
     char data[DSC_DATA_SIZE];                 /* that it was trained on; "" when it does not say */
     int has_seed;
     uint64_t seed;
+    double val_split;      /* the part of the data that was used for validation; 0: none */
     int has_normalisation; /* of bytes: (value / 255 - mean) / std, by channel */
     double mean[DSC_FACTS_CHANNELS], std[DSC_FACTS_CHANNELS];
 } dsc_model_facts;

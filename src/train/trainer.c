@@ -347,6 +347,7 @@ static dsc_status read_settings(const dsc_train_options *given, dsc_settings *ou
     o.model = defaults.model;
     o.data = defaults.data;
     o.image_size = defaults.image_size;
+    o.val_split = defaults.val_split;
     o.activations = defaults.activations;
     o.label_smoothing = defaults.label_smoothing;
     return dsc_settings_read(&o, out);
@@ -385,6 +386,7 @@ static dsc_status open_named(dsc_trainer *t) {
     dsc_data_options_init(&data);
     data.seed = o->seed;
     data.image_size = o->image_size;
+    data.val_split = o->val_split;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
     t->info = dsc_dataset_get_info(t->train_set);
     DSC_TRY(count_steps(t));

@@ -83,18 +83,22 @@ static void test_cifar_files(void **state) {
     test_remove(folder);
 }
 
-/* The four files of an IDX set in turn. */
+/* The four files of an IDX set in turn; packed ones have four dimensions, channels first, and names like EMNIST's. */
 static void fuzz_idx(int packed) {
-    static const char *const names[] = {"train-images-idx3-ubyte", "train-labels-idx1-ubyte",
-                                        "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"};
+    const char *const names[] = {packed ? "a-train-images-idx4-ubyte" : "train-images-idx3-ubyte",
+                                 packed ? "a-train-labels-idx1-ubyte" : "train-labels-idx1-ubyte",
+                                 packed ? "a-test-images-idx4-ubyte" : "t10k-images-idx3-ubyte",
+                                 packed ? "a-test-labels-idx1-ubyte" : "t10k-labels-idx1-ubyte"};
     static uint8_t contents[4][ROOM];
     size_t sizes[4];
-    const uint32_t images[] = {4, 8, 8}, labels[] = {4};
+    const uint32_t images[] = {4, 8, 8}, planes[] = {4, 2, 5, 8}, labels[] = {4};
     char folder[TEST_PATH], spec[TEST_PATH + 32], name[64], path[TEST_PATH + 64];
     test_make_folder(folder);
     test_spec("mnist", folder, spec);
     for (int f = 0; f < 4; f++) {
-        sizes[f] = f % 2 ? test_idx(1, labels, 0, 3, base) : test_idx(3, images, f, 256, base);
+        sizes[f] = f % 2    ? test_idx(1, labels, 0, 3, base)
+                   : packed ? test_idx(4, planes, f, 256, base)
+                            : test_idx(3, images, f, 256, base);
         snprintf(name, sizeof name, "%s%s", names[f], packed ? ".gz" : "");
         (packed ? test_write_gz : test_write)(folder, name, base, sizes[f]);
         snprintf(path, sizeof path, "%s/%s", folder, name);

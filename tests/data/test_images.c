@@ -373,6 +373,45 @@ static void test_folder_messages(void **state) {
     test_remove(folder);
 }
 
+/* The other names of a validation split, and links to folders and files. */
+static void test_folder_names(void **state) {
+    (void)state;
+    static const char *const names[] = {"test", "valid", "validation", "val"}; /* a later one is preferred */
+    char folder[TEST_PATH], spec[TEST_PATH + 32], path[TEST_PATH + 64], name[64];
+    float x[3];
+    int32_t label;
+    dsc_data_options options;
+    dsc_data_options_init(&options);
+    options.image_size = 1;
+    test_make_folder(folder);
+    test_spec("imagefolder", folder, spec);
+    write_png(folder, "store/1/0.png", 0, 16, 16);
+    write_png(folder, "train/bee/0.png", 0, 16, 16);
+    snprintf(path, sizeof path, "%s/train/ant", folder);
+    assert_int_equal(symlink("../store/1", path), 0);
+    snprintf(path, sizeof path, "%s/train/bee/1.png", folder);
+    assert_int_equal(symlink("../../store/1/0.png", path), 0);
+    for (int i = 0; i < 4; i++) {
+        dsc_dataset *set = NULL;
+        for (int k = 0; k <= i; k++) {
+            snprintf(name, sizeof name, "%s/ant/%d.png", names[i], k);
+            write_png(folder, name, 0, 16, 16);
+        }
+        assert_ok(dsc_dataset_open(spec, DSC_SPLIT_VAL, &options, &set));
+        assert_int_equal(dsc_dataset_get_info(set).count, i + 1);
+        dsc_dataset_close(&set);
+    }
+    dsc_dataset *set = NULL;
+    assert_ok(dsc_dataset_open(spec, DSC_SPLIT_TRAIN, &options, &set));
+    assert_int_equal(dsc_dataset_get_info(set).count, 3);
+    for (int64_t i = 0; i < 3; i++) {
+        assert_ok(dsc_dataset_sample(set, i, 0, 0, x, &label));
+        assert_int_equal(label, i > 0);
+    }
+    dsc_dataset_close(&set);
+    test_remove(folder);
+}
+
 /* Files that break after the set was opened: sampling says which one. */
 static void test_folder_broken_files(void **state) {
     (void)state;
@@ -462,14 +501,20 @@ static void test_folder_shrunk_jpeg(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
 #ifdef DSC_HAVE_PNG
-        cmocka_unit_test(test_png_kinds),           cmocka_unit_test(test_folder_listing),
-        cmocka_unit_test(test_folder_training),     cmocka_unit_test(test_folder_messages),
-        cmocka_unit_test(test_folder_broken_files), cmocka_unit_test(test_folder_out_of_memory),
+        cmocka_unit_test(test_png_kinds),
+        cmocka_unit_test(test_folder_listing),
+        cmocka_unit_test(test_folder_training),
+        cmocka_unit_test(test_folder_messages),
+        cmocka_unit_test(test_folder_broken_files),
+        cmocka_unit_test(test_folder_names),
+        cmocka_unit_test(test_folder_out_of_memory),
 #endif
 #ifdef DSC_HAVE_JPEG
-        cmocka_unit_test(test_jpeg_kinds),          cmocka_unit_test(test_folder_shrunk_jpeg),
+        cmocka_unit_test(test_jpeg_kinds),
+        cmocka_unit_test(test_folder_shrunk_jpeg),
 #endif
-        cmocka_unit_test(test_broken_images),       cmocka_unit_test(test_resample),
+        cmocka_unit_test(test_broken_images),
+        cmocka_unit_test(test_resample),
     };
     return cmocka_run_group_tests_name("data-images", tests, NULL, NULL);
 }

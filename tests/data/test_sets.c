@@ -514,6 +514,199 @@ static void test_idx_messages(void **state) {
     test_remove(folder);
 }
 
+/* Four dimensions, with channels last or first: pixel (h, w) of channel c of image i is 40 i + 12 c + 4 h + w, so
+ * every channel has a mean of its own. */
+static void write_colours(const char *folder, const char *name, int count, int channels_first) {
+    const int h = 2, w = 4, c = 3;
+    uint8_t *p = idx;
+    memcpy(p, (uint8_t[]){0, 0, 8, 4}, 4);
+    const int dim[] = {count, channels_first ? c : h, channels_first ? h : w, channels_first ? w : c};
+    for (int i = 0; i < 4; i++)
+        memcpy(p + 4 + 4 * i, (uint8_t[]){0, 0, 0, (uint8_t)dim[i]}, 4);
+    for (int i = 0; i < count * h * w * c; i++) {
+        int image = i / (h * w * c), rest = i % (h * w * c);
+        int channel = channels_first ? rest / (h * w) : rest % c,
+            pixel = channels_first ? rest % (h * w) : rest / c;
+        p[20 + i] = (uint8_t)(40 * image + 12 * channel + 4 * (pixel / w) + pixel % w);
+    }
+    test_write(folder, name, idx, (size_t)(20 + count * h * w * c));
+}
+
+static void test_idx_four_dimensions(void **state) {
+    (void)state;
+    char folder[TEST_PATH], spec[TEST_PATH + 32];
+    const uint32_t labels[] = {2};
+    dsc_dataset *set = NULL;
+    test_make_folder(folder);
+    test_spec("mnist", folder, spec);
+    test_write(folder, "train-labels-idx1-ubyte", idx, test_idx(1, labels, 0, 2, idx));
+    write_colours(folder, "train-images-idx4-ubyte", 2, 0);
+    set = open_set(spec, DSC_SPLIT_TRAIN);
+    dsc_dataset_info info = dsc_dataset_get_info(set);
+    assert_true(info.count == 2 && info.h == 2 && info.w == 4 && info.c == 3 && info.classes == 2);
+    double mean[3], std[3];
+    float x[24];
+    int32_t label;
+    assert_int_equal(dsc_dataset_normalisation(set, mean, std), 1);
+    for (int c = 0; c < 3; c++) /* images 0 and 40 apart, pixels 0 to 7 */
+        assert_true(fabs(255 * mean[c] - (20 + 12 * c + 3.5)) < 1e-9);
+    assert_ok(dsc_dataset_sample(set, 1, 0, 0, x, &label));
+    for (int i = 0; i < 24; i++)
+        assert_true(fabs(x[i] - ((40 + 12 * (i % 3) + i / 3) / 255.0 - mean[i % 3]) / std[i % 3]) < 1e-5);
+    dsc_dataset_close(&set);
+    /* Planes: [2, 3, 2, 8] cannot be channels last. */
+    memcpy(idx, (uint8_t[]){0, 0, 8, 4, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 8}, 20);
+    for (int i = 0; i < 96; i++)
+        idx[20 + i] = (uint8_t)i;
+    test_write(folder, "train-images-idx4-ubyte", idx, 116);
+    set = open_set(spec, DSC_SPLIT_TRAIN);
+    info = dsc_dataset_get_info(set);
+    assert_true(info.count == 2 && info.h == 2 && info.w == 8 && info.c == 3);
+    float y[48];
+    assert_int_equal(dsc_dataset_normalisation(set, mean, std), 1);
+    assert_ok(dsc_dataset_sample(set, 1, 0, 0, y, &label));
+    for (int i = 0; i < 48; i++)
+        assert_true(fabs(y[i] - ((48 + 16 * (i % 3) + i / 3) / 255.0 - mean[i % 3]) / std[i % 3]) < 1e-5);
+    dsc_dataset_close(&set);
+    const uint32_t wide[] = {1, 5, 2, 8};
+    test_write(folder, "train-images-idx4-ubyte", idx, test_idx(4, wide, 0, 256, idx));
+    assert_fails(DSC_E_FORMAT, "the last of four dimensions, or the second, must be at most 4 channels",
+                 dsc_dataset_open(spec, DSC_SPLIT_TRAIN, NULL, &set));
+    test_remove(folder);
+}
+
+/* Files that are called as EMNIST's. */
+static void write_named(const char *folder, const char *prefix, int first) {
+    char name[128];
+    const uint32_t train[] = {N, H, W}, val[] = {2, H, W}, train_labels[] = {N}, val_labels[] = {2};
+    snprintf(name, sizeof name, "%s-train-images-idx3-ubyte.gz", prefix);
+    test_write_gz(folder, name, idx, test_idx(3, train, first, 256, idx));
+    snprintf(name, sizeof name, "%s-train-labels-idx1-ubyte.gz", prefix);
+    test_write_gz(folder, name, idx, test_idx(1, train_labels, 0, 3, idx));
+    snprintf(name, sizeof name, "%s-test-images-idx3-ubyte.gz", prefix);
+    test_write_gz(folder, name, idx, test_idx(3, val, 100, 256, idx));
+    snprintf(name, sizeof name, "%s-test-labels-idx1-ubyte.gz", prefix);
+    test_write_gz(folder, name, idx, test_idx(1, val_labels, 1, 3, idx));
+}
+
+static void test_idx_names(void **state) {
+    (void)state;
+    char folder[TEST_PATH], spec[TEST_PATH + 32], one[TEST_PATH + 64];
+    dsc_dataset *set = NULL;
+    test_make_folder(folder);
+    test_spec("mnist", folder, spec);
+    snprintf(one, sizeof one, "%s/emnist-letters", spec);
+    write_named(folder, "emnist-letters", 10);
+    check_idx(spec);
+    check_idx(one);
+    write_named(folder, "emnist-digits", 20);
+    check_idx(one);
+    assert_fails(DSC_E_INVALID, "holds several sets (emnist-",
+                 dsc_dataset_open(spec, DSC_SPLIT_TRAIN, NULL, &set));
+    snprintf(one, sizeof one, "%s/emnist-none", spec);
+    assert_fails(DSC_E_NOT_FOUND, "/emnist-none-train-images-idx3-ubyte' is missing, with and without .gz",
+                 dsc_dataset_open(one, DSC_SPLIT_TRAIN, NULL, &set));
+    write_idx(folder, test_write, ""); /* plain names come first */
+    check_idx(spec);
+    test_remove(folder);
+    test_make_folder(folder);
+    test_spec("mnist", folder, spec);
+    const uint32_t train[] = {N, H, W},
+                   labels[] = {N}; /* a dot instead of a dash, as some archives have it */
+    test_write(folder, "train-images.idx3-ubyte", idx, test_idx(3, train, 10, 256, idx));
+    test_write(folder, "train-labels.idx1-ubyte", idx, test_idx(1, labels, 0, 3, idx));
+    set = open_set(spec, DSC_SPLIT_TRAIN);
+    assert_int_equal(dsc_dataset_get_info(set).count, N);
+    dsc_dataset_close(&set);
+    test_remove(folder);
+}
+
+/* ---- validation from a part of the training samples ---- */
+
+enum { PART_COUNT = 107, PART_CLASSES = 4 };
+
+/* Classes of 50, 40, 16 and 1 samples, mixed; sample i has the only pixel i. */
+static dsc_status open_counted(void *context, const char *argument, dsc_split split,
+                               const dsc_data_options *options, dsc_dataset **out) {
+    static float pixels[PART_COUNT];
+    static int32_t labels[PART_COUNT];
+    (void)context, (void)argument, (void)split, (void)options;
+    for (int i = 0; i < PART_COUNT; i++) {
+        pixels[i] = (float)i;
+        labels[i] = i == 0 ? 3 : i % 2 == 0 && i <= 100 ? 0 : i % 2 == 1 && i < 80 ? 1 : 2;
+    }
+    dsc_memory_data data;
+    dsc_memory_data_init(&data);
+    data.count = PART_COUNT;
+    data.h = data.w = data.c = 1;
+    data.classes = PART_CLASSES;
+    data.images = pixels;
+    data.labels = labels;
+    return dsc_dataset_from_memory(&data, out);
+}
+
+/* Which samples a split holds: seen[i] 1. Returns their number; of[c]: how many of each class. */
+static int64_t members(const char *spec, dsc_split split, uint64_t seed, double share, char *seen,
+                       int64_t *of) {
+    dsc_data_options options;
+    dsc_dataset *set = NULL;
+    dsc_data_options_init(&options);
+    options.seed = seed;
+    options.val_split = share;
+    memset(seen, 0, PART_COUNT);
+    memset(of, 0, PART_CLASSES * sizeof *of);
+    assert_ok(dsc_dataset_open(spec, split, &options, &set));
+    int64_t count = dsc_dataset_get_info(set).count, last = -1;
+    assert_int_equal(dsc_dataset_get_info(set).classes, PART_CLASSES);
+    for (int64_t i = 0; i < count; i++) {
+        float x;
+        int32_t label;
+        assert_ok(dsc_dataset_sample(set, i, 0, 0, &x, &label));
+        assert_true((int64_t)x > last); /* in the order of the set */
+        last = (int64_t)x;
+        seen[last] = 1;
+        of[label]++;
+    }
+    dsc_dataset_close(&set);
+    return count;
+}
+
+static void test_val_split(void **state) {
+    (void)state;
+    dsc_dataset_kind kind;
+    char train[PART_COUNT], val[PART_COUNT], other[PART_COUNT];
+    int64_t of_train[PART_CLASSES], of_val[PART_CLASSES];
+    dsc_dataset_kind_init(&kind);
+    kind.name = "counted";
+    kind.open = open_counted;
+    assert_ok(dsc_dataset_register(&kind));
+    assert_int_equal(members("counted", DSC_SPLIT_VAL, 1, 0.1, val, of_val), 5 + 4 + 2);
+    assert_int_equal(members("counted", DSC_SPLIT_TRAIN, 1, 0.1, train, of_train), PART_COUNT - 11);
+    assert_true(of_val[0] == 5 && of_val[1] == 4 && of_val[2] == 2 && of_val[3] == 0);
+    for (int i = 0; i < PART_COUNT; i++)
+        assert_int_equal(train[i] + val[i], 1);
+    members("counted", DSC_SPLIT_VAL, 1, 0.1, other, of_val);
+    assert_memory_equal(val, other, sizeof val);
+    members("counted", DSC_SPLIT_VAL, 2, 0.1, other, of_val); /* another seed, other samples */
+    assert_true(memcmp(val, other, sizeof val) != 0);
+    members("counted", DSC_SPLIT_VAL, 1, 0.001, val, of_val); /* one at least ... */
+    assert_true(of_val[0] == 1 && of_val[1] == 1 && of_val[2] == 1 && of_val[3] == 0);
+    members("counted", DSC_SPLIT_TRAIN, 1, 0.999, train, of_train); /* ... in both parts */
+    assert_true(of_train[0] == 1 && of_train[1] == 1 && of_train[2] == 1 && of_train[3] == 1);
+    dsc_dataset *set = NULL;
+    dsc_data_options options;
+    dsc_data_options_init(&options);
+    for (int i = 0; i < 3; i++) {
+        options.val_split = (const double[]){1, -0.5, NAN}[i];
+        assert_fails(DSC_E_INVALID, "val-split", dsc_dataset_open("counted", DSC_SPLIT_VAL, &options, &set));
+    }
+    options.val_split = 0.25; /* samples that a device augments */
+    assert_ok(dsc_dataset_open("synthetic:40", DSC_SPLIT_TRAIN, &options, &set));
+    assert_non_null(set->type->raw);
+    assert_string_equal(dsc_dataset_class_name(set, 0), "disc");
+    dsc_dataset_close(&set);
+}
+
 static void test_idx_broken_gz(void **state) {
     (void)state;
     char folder[TEST_PATH], spec[TEST_PATH + 32], path[TEST_PATH + 64];
@@ -539,10 +732,13 @@ static void test_idx_broken_gz(void **state) {
 
 /* ---- every allocation fails once ---- */
 static void torture(const char *spec, dsc_split split) {
+    dsc_data_options options;
+    dsc_data_options_init(&options);
+    options.val_split = split == DSC_SPLIT_TRAIN ? 0.5 : 0;
     for (int64_t n = 1;; n++) {
         dsc_dataset *set = NULL;
         dsc_memory_fail_at(n);
-        dsc_status status = dsc_dataset_open(spec, split, NULL, &set);
+        dsc_status status = dsc_dataset_open(spec, split, &options, &set);
         dsc_memory_fail_at(0);
         dsc_dataset_close(&set);
         if (status == DSC_OK)
@@ -584,6 +780,9 @@ int main(void) {
         cmocka_unit_test(test_idx_sets),
         cmocka_unit_test(test_idx_messages),
         cmocka_unit_test(test_idx_broken_gz),
+        cmocka_unit_test(test_idx_four_dimensions),
+        cmocka_unit_test(test_idx_names),
+        cmocka_unit_test(test_val_split),
         cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests_name("data-sets", tests, NULL, NULL);
