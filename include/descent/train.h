@@ -230,6 +230,25 @@ DSC_API dsc_status dsc_train_remove_run(const char *directory) DSC_MUST_CHECK;
 #define DSC_SEED_OF_CHECKPOINT UINT64_MAX
 enum { DSC_DATA_SIZE = 4096 }; /* bytes of a text that names data, in a checkpoint */
 
+/* What an evaluation tells about single classes, and about how sure the model is. Later versions may append
+ * members. */
+typedef struct dsc_eval_report {
+    int64_t classes;
+    const char *const *class_names; /* [classes]; NULL: they have none */
+    /* [classes, classes]: images of the class of the row that were taken for the class of the column. NULL with
+     * more than 4096 classes. */
+    const int64_t *confusion;
+    /* The expected calibration error: images are put into bins of equal width by the probability that the model
+     * gives to its choice; the mean over all images of |accuracy - mean probability| of their bin. */
+    double calibration_error;
+    int bins; /* 15 */
+    const int64_t *bin_images;
+    const double *bin_accuracy, *bin_confidence; /* 0 in a bin without images */
+} dsc_eval_report;
+
+/* Accepts NULL and *report == NULL; sets *report to NULL. */
+DSC_API void dsc_eval_report_free(dsc_eval_report **report);
+
 typedef struct dsc_eval_options {
     size_t size;
     const char *checkpoint; /* a model file, or DIR[:best|:latest|:STEP] (dsc_checkpoint_read_info) */
@@ -243,6 +262,9 @@ typedef struct dsc_eval_options {
     const char *bad_images;
     /* As in dsc_data_options; negative (the default): as the checkpoint says of its own data, or else 0. */
     double val_split;
+    /* Not NULL: *report gets a new report, on every rank, to be freed with dsc_eval_report_free; NULL after a
+     * failure. */
+    dsc_eval_report **report;
 } dsc_eval_options;
 
 /* The caller sets `size` to sizeof(dsc_eval_result). */

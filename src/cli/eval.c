@@ -1,5 +1,6 @@
 /* descent eval: accuracy of a checkpoint. */
 #include "cli/cli.h"
+#include "cli/eval_report.h"
 #include "cli/support.h"
 #include "descent/train.h"
 
@@ -12,7 +13,7 @@ typedef struct eval_values {
     dsc_cli_common common;
     dsc_eval_options o;
     const char *device;
-    int threads, json;
+    int threads, json, per_class, confusion;
 } eval_values;
 
 #define AT(member) offsetof(eval_values, member)
@@ -20,7 +21,16 @@ typedef struct eval_values {
 static const dsc_option own_options[] = {
     {DSC_CLI_DEVICE(AT(device)), .help = "where to compute", .group = "How to run"},
     {DSC_CLI_THREADS(AT(threads))},
-    {DSC_CLI_JSON(AT(json)), .group = "Output"},
+    {.name = "per-class",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(per_class),
+     .help = "print accuracy and precision of every class",
+     .group = "Output"},
+    {.name = "confusion",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(confusion),
+     .help = "print the confusion matrix"},
+    {DSC_CLI_JSON(AT(json))},
     DSC_CLI_COMMON_OPTIONS,
 };
 
@@ -48,12 +58,25 @@ static void print_text(const dsc_eval_result *r) {
     printf("\n");
 }
 
-static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int ranks) {
+static void print_report(const eval_values *v, const dsc_eval_report *report) {
+    dsc_eval_report_print(report);
+    if (v->per_class)
+        dsc_eval_report_print_classes(report);
+    if (v->confusion)
+        dsc_eval_report_print_confusion(report);
+}
+
+static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, const dsc_eval_report *report,
+                             int ranks) {
     json_t *object =
         json_pack("{s:s, s:s, s:i, s:I, s:I, s:o, s:f, s:f, s:f}", "checkpoint", v->o.checkpoint, "data",
                   r->data, "ranks", ranks, "images", (json_int_t)r->images, "bad_images",
                   (json_int_t)r->bad_images, "loss", isfinite(r->loss) ? json_real(r->loss) : json_null(),
                   "top1", r->top1, "top5", r->top5, "seconds", r->seconds);
+    json_t *more = dsc_eval_report_json(report);
+    if (object && more)
+        json_object_update(object, more);
+    json_decref(more);
     if (!object)
         return DSC_CLI_FAIL(DSC_E_NUMERIC, "the result cannot be written as JSON (loss %g)", r->loss);
     json_dumpf(object, stdout, JSON_INDENT(2) | JSON_REAL_PRECISION(9));
@@ -65,17 +88,22 @@ static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, int
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     eval_values *v = values;
     dsc_eval_result result = {.size = sizeof result};
+    dsc_eval_report *report = NULL;
     (void)set;
     if (!v->o.checkpoint)
         return DSC_CLI_FAIL(DSC_E_INVALID, "eval needs --checkpoint FILE (or the directory of a run)");
     DSC_CLI_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
+    v->o.report = &report;
     DSC_CLI_TRY(dsc_eval_run(session->comm, session->device, &v->o, &result));
-    if (!dsc_cli_prints(session))
-        return DSC_OK;
-    if (v->json)
-        return print_json(v, &result, dsc_comm_size(session->comm));
-    print_text(&result);
-    return DSC_OK;
+    dsc_status status = DSC_OK;
+    if (dsc_cli_prints(session) && v->json) {
+        status = print_json(v, &result, report, dsc_comm_size(session->comm));
+    } else if (dsc_cli_prints(session)) {
+        print_text(&result);
+        print_report(v, report);
+    }
+    dsc_eval_report_free(&report);
+    return status;
 }
 
 const dsc_cli_command dsc_cli_eval = {
@@ -85,9 +113,15 @@ const dsc_cli_command dsc_cli_eval = {
         "Evaluates the model in a checkpoint on the validation split of a data set, over all ranks together, "
         "each image once. Loss and accuracies do not depend on the number of ranks. Without --data it is the "
         "data set that the checkpoint names (synthetic, if it names none).\n\n"
+        "Beside loss and accuracies it prints the calibration error (15 bins of equal width by the "
+        "probability "
+        "of the predicted class; the mean over all images of the difference between accuracy and probability "
+        "in their bin), the classes with the lowest accuracy and the most frequent confusions.\n\n"
         "With --json the result is one object with the keys checkpoint, data, ranks, images, bad_images, "
-        "loss, "
-        "top1, top5 (shares between 0 and 1) and seconds.",
+        "loss, top1, top5 (shares between 0 and 1), seconds, calibration_error, calibration_bins (images, "
+        "accuracy, confidence), and up to 4096 classes also classes (class, images, right, predicted, "
+        "accuracy, precision), confusions (the ten most frequent ones) and confusion_matrix (a row for the "
+        "images of each class, a column for each prediction).",
     .examples =
         "descent eval --checkpoint runs/lenet-synthetic-1\n"
         "descent eval --checkpoint runs/lenet-synthetic-1:best\n"

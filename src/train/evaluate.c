@@ -12,30 +12,33 @@
 #include "train/model_file.h"
 #include "train/share.h"
 #include "train/statedict.h"
+#include "train/tally.h"
 #include "train/trainer_internal.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-/* All batches of one pass over the loader. */
-static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader) {
+/* All batches of one pass over the loader; `tally` may be NULL. */
+static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader, dsc_tally *tally) {
     DSC_TRY(dsc_exec_clear_stats(exec, queue));
     for (int64_t i = 0; i < dsc_loader_batches(loader); i++) {
         dsc_batch batch;
         DSC_TRY(dsc_loader_next(loader, queue, &batch));
         DSC_TRY(dsc_exec_forward(exec, queue, &batch.x));
         DSC_TRY(dsc_exec_loss(exec, queue, &batch.labels, 0));
+        if (tally)
+            DSC_TRY(dsc_tally_add(tally, queue, dsc_exec_logits(exec), &batch.labels));
     }
     return DSC_OK;
 }
 
 /* One pass over the loaders of all ranks. What is missing in the sums could not be read. Collective. */
 static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc_loader *loader,
-                           dsc_bad_images *bad, dsc_eval_result *result) {
+                           dsc_bad_images *bad, dsc_tally *tally, dsc_eval_result *result) {
     double begun = dsc_clock_now(), sums[4];
     int64_t found;
-    DSC_TRY(pass_over(queue, exec, loader));
+    DSC_TRY(pass_over(queue, exec, loader, tally));
     dsc_tensor stats = *dsc_exec_stats(exec);
     DSC_TRY(dsc_queue_sync(queue));
     DSC_TRY(dsc_comm_allreduce(comm, DSC_TRAFFIC_OTHER, DSC_SUM, &stats));
@@ -57,14 +60,16 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
     return DSC_OK;
 }
 
-/* Evaluates all of `data`, each sample once, with an executor and a loader of its own. Collective. */
+/* Evaluates all of `data`, each sample once, with an executor and a loader of its own. `report` may be NULL.
+ * Collective. */
 static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *model, dsc_dataset *data,
                                const dsc_loader_options *like, const char *bad_images,
-                               dsc_eval_result *result) {
+                               dsc_eval_report **report, dsc_eval_result *result) {
     dsc_loader_options o = *like;
     dsc_bad_images bad;
     dsc_exec *exec = NULL;
     dsc_loader *loader = NULL;
+    dsc_tally *tally = NULL;
     int64_t count = dsc_dataset_get_info(data).count;
     o.batch = o.batch < count ? o.batch : count;
     o.rank = dsc_comm_rank(comm);
@@ -77,11 +82,16 @@ static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *mode
     dsc_status status = dsc_loader_create(data, dsc_model_device(model), &o, &loader);
     if (status == DSC_OK)
         status = dsc_exec_create(model, DSC_EXEC_EVAL, o.batch, &exec);
+    if (status == DSC_OK && report)
+        status = dsc_tally_create(dsc_model_classes(model), o.batch, &tally);
     status = dsc_comm_agree(comm, status);
     if (status == DSC_OK)
-        status = evaluate(comm, queue, exec, loader, &bad, result);
+        status = evaluate(comm, queue, exec, loader, &bad, tally, result);
     if (status == DSC_OK)
         status = dsc_bad_images_check(&bad, result->bad_images, "");
+    if (status == DSC_OK && report)
+        status = dsc_tally_report(tally, comm, queue, data, report);
+    dsc_tally_destroy(&tally);
     dsc_bad_images_free(&bad);
     dsc_exec_destroy(&exec);
     dsc_loader_destroy(&loader);
@@ -94,7 +104,7 @@ static dsc_status evaluate_model(dsc_comm *comm, dsc_queue *queue, dsc_model *mo
     dsc_loader_options_init(&o);
     o.batch = batch;
     DSC_TRY(dsc_comm_use_queue(comm, queue));
-    return evaluate_set(comm, queue, model, data, &o, NULL, result);
+    return evaluate_set(comm, queue, model, data, &o, NULL, NULL, result);
 }
 
 dsc_status dsc_model_evaluate(dsc_comm *comm, dsc_model *model, dsc_dataset *data, int64_t batch,
@@ -124,12 +134,12 @@ static dsc_status evaluate_swapped(dsc_trainer *t, dsc_dataset *data, dsc_eval_r
     dsc_status status;
     DSC_TRY(dsc_trainer_swap_in(t));
     if (!data) {
-        status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, &t->bad.val, result);
+        status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, &t->bad.val, NULL, result);
     } else {
         dsc_loader_options_init(&o);
         o.batch = t->options.val_batch_size > 0 ? t->options.val_batch_size : t->options.batch_size;
         o.threads = t->options.data_threads;
-        status = evaluate_set(t->comm, t->queue, t->model, data, &o, t->options.bad_images, result);
+        status = evaluate_set(t->comm, t->queue, t->model, data, &o, t->options.bad_images, NULL, result);
     }
     dsc_status swapped = dsc_trainer_swap_out(t); /* after a failure, too: training can go on */
     return status == DSC_OK ? swapped : status;
@@ -141,7 +151,7 @@ dsc_status dsc_trainer_evaluate_mean(dsc_trainer *t, dsc_eval_result *result) {
 
 dsc_status dsc_trainer_evaluate_ema(dsc_trainer *t, dsc_eval_result *result) {
     DSC_TRY(dsc_ema_swap_in(t));
-    dsc_status status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, &t->bad.val, result);
+    dsc_status status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, &t->bad.val, NULL, result);
     dsc_status swapped = dsc_ema_swap_out(t); /* after a failure, too: training can go on */
     return status == DSC_OK ? swapped : status;
 }
@@ -164,7 +174,7 @@ dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data, dsc_eva
 static dsc_status evaluate_own(dsc_trainer *t, double *top1) {
     double sums[4];
     DSC_TRY(dsc_consensus_swap_in(t->consensus, t->queue, DSC_VALUES_OWN));
-    DSC_TRY(pass_over(t->queue, t->val_exec, t->whole_loader));
+    DSC_TRY(pass_over(t->queue, t->val_exec, t->whole_loader, NULL));
     dsc_loader_take_bad(t->whole_loader, NULL, 0); /* the evaluation of the mean has counted them */
     DSC_TRY(dsc_tensor_download(t->queue, dsc_exec_stats(t->val_exec), sizeof sums, sums));
     DSC_TRY(dsc_queue_sync(t->queue));
@@ -226,6 +236,8 @@ static void close_session(session *s) {
 static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *out) {
     dsc_eval_options_init(out);
     DSC_TRY(dsc_versioned_read("eval", given, sizeof *out, out));
+    if (out->report)
+        *out->report = NULL;
     if (!out->checkpoint)
         return DSC_FAIL(DSC_E_INVALID, "checkpoint may not be NULL");
     if (out->batch_size < 1 || out->data_threads < 1)
@@ -359,7 +371,8 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
     dsc_loader_options_init(&loader);
     loader.batch = s->options.batch_size;
     loader.threads = s->options.data_threads;
-    return evaluate_set(s->comm, s->queue, s->model, s->set, &loader, s->options.bad_images, result);
+    return evaluate_set(s->comm, s->queue, s->model, s->set, &loader, s->options.bad_images,
+                        s->options.report, result);
 }
 
 dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_options *options,

@@ -1,0 +1,17 @@
+/* What `descent eval` shows of single classes, of confusions and of the calibration. */
+#ifndef DSC_CLI_EVAL_REPORT_H
+#define DSC_CLI_EVAL_REPORT_H
+
+#include "descent/train.h"
+
+#include <jansson.h>
+
+/* The calibration error, the classes with the lowest accuracy and the most frequent confusions. */
+void dsc_eval_report_print(const dsc_eval_report *report);
+/* A line for each class; the whole matrix. */
+void dsc_eval_report_print_classes(const dsc_eval_report *report);
+void dsc_eval_report_print_confusion(const dsc_eval_report *report);
+/* All of it, as members of one object; NULL when there is no memory. */
+json_t *dsc_eval_report_json(const dsc_eval_report *report);
+
+#endif

@@ -1,0 +1,196 @@
+/* Confusions and calibration of an evaluation. */
+#include "train/tally.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { BINS = 15, MOST_CLASSES = 4096 };
+
+struct dsc_tally {
+    int64_t classes, batch, pairs; /* pairs: classes * classes, or 0 with too many classes */
+    float *logits;                 /* of a batch, and its labels */
+    int32_t *labels;
+    double *row;  /* probabilities of one image */
+    double *sums; /* [pairs] images by label and prediction; [BINS] images, right ones, confidence */
+};
+
+/* Confidences count in these units, so that the sum of 2^23 of them is exact: it does not depend on the number of
+ * ranks. */
+static const double unit = 0x1p30;
+
+dsc_status dsc_tally_create(int64_t classes, int64_t batch, dsc_tally **out) {
+    dsc_tally *t;
+    dsc_status status;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *t, &t));
+    t->classes = classes;
+    t->batch = batch;
+    t->pairs = classes <= MOST_CLASSES ? classes * classes : 0;
+    DSC_TRY_GOTO(status, dsc_memory_alloc(batch * classes, sizeof *t->logits, &t->logits), failed);
+    DSC_TRY_GOTO(status, dsc_memory_alloc(batch, sizeof *t->labels, &t->labels), failed);
+    DSC_TRY_GOTO(status, dsc_memory_alloc(classes, sizeof *t->row, &t->row), failed);
+    DSC_TRY_GOTO(status, dsc_memory_alloc(t->pairs + 3 * BINS, sizeof *t->sums, &t->sums), failed);
+    *out = t;
+    return DSC_OK;
+failed:
+    dsc_tally_destroy(&t);
+    return status;
+}
+
+void dsc_tally_destroy(dsc_tally **tally) {
+    if (!*tally)
+        return;
+    dsc_memory_free(&(*tally)->logits);
+    dsc_memory_free(&(*tally)->labels);
+    dsc_memory_free(&(*tally)->row);
+    dsc_memory_free(&(*tally)->sums);
+    dsc_memory_free(tally);
+}
+
+int64_t dsc_softmax(const float *from, int64_t count, double *to) {
+    int64_t best = 0;
+    double sum = 0;
+    for (int64_t i = 1; i < count; i++)
+        if (from[i] > from[best])
+            best = i;
+    for (int64_t i = 0; i < count; i++)
+        sum += to[i] = exp((double)from[i] - (double)from[best]);
+    for (int64_t i = 0; i < count; i++)
+        to[i] /= sum;
+    return best;
+}
+
+static void add_row(dsc_tally *t, const float *logits, int32_t label) {
+    int64_t best = dsc_softmax(logits, t->classes, t->row);
+    double sure = isfinite(t->row[best]) ? t->row[best] : 0;
+    int bin = (int)(sure * BINS);
+    double *bins = t->sums + t->pairs + (bin < BINS ? bin : BINS - 1);
+    if (t->pairs > 0)
+        t->sums[label * t->classes + best]++;
+    bins[0]++;
+    bins[BINS] += best == label;
+    bins[2 * BINS] += rint(sure * unit);
+}
+
+dsc_status dsc_tally_add(dsc_tally *tally, dsc_queue *queue, const dsc_tensor *logits,
+                         const dsc_tensor *labels) {
+    int64_t rows = dsc_tensor_count(labels);
+    if (rows > tally->batch || logits->dtype != DSC_F32 || dsc_tensor_count(logits) != rows * tally->classes)
+        return DSC_FAIL(DSC_E_INTERNAL, "a batch of %lld rows does not fit the tally", (long long)rows);
+    DSC_TRY(dsc_tensor_download(queue, logits, dsc_tensor_bytes(logits), tally->logits));
+    DSC_TRY(dsc_tensor_download(queue, labels, dsc_tensor_bytes(labels), tally->labels));
+    DSC_TRY(dsc_queue_sync(queue));
+    for (int64_t i = 0; i < rows; i++)
+        if (tally->labels[i] >= 0 && tally->labels[i] < tally->classes)
+            add_row(tally, tally->logits + i * tally->classes, tally->labels[i]);
+    return DSC_OK;
+}
+
+/* ---- the report ---- */
+
+/* A report as it is built: the public one points into it. */
+typedef struct full_report {
+    dsc_eval_report shown; /* first: callers hold its address */
+    int64_t *confusion, bin_images[BINS];
+    double bin_accuracy[BINS], bin_confidence[BINS];
+    const char **names;
+    char *text; /* memory of the names */
+} full_report;
+
+void dsc_eval_report_free(dsc_eval_report **report) {
+    if (!report || !*report)
+        return;
+    full_report *r = (full_report *)(void *)*report;
+    dsc_memory_free(&r->confusion);
+    dsc_memory_free(&r->names);
+    dsc_memory_free(&r->text);
+    dsc_memory_free(report);
+}
+
+static dsc_status copy_names(full_report *r, const dsc_dataset *data) {
+    int64_t classes = r->shown.classes, bytes = 0;
+    for (int64_t i = 0; i < classes; i++) {
+        const char *name = dsc_dataset_class_name(data, i);
+        if (!name)
+            return DSC_OK;
+        bytes += (int64_t)strlen(name) + 1;
+    }
+    DSC_TRY(dsc_memory_alloc(classes, sizeof *r->names, &r->names));
+    DSC_TRY(dsc_memory_alloc(bytes, 1, &r->text));
+    char *next = r->text;
+    for (int64_t i = 0; i < classes; i++) {
+        const char *name = dsc_dataset_class_name(data, i);
+        size_t size = strlen(name) + 1;
+        r->names[i] = memcpy(next, name, size);
+        next += size;
+    }
+    r->shown.class_names = r->names;
+    return DSC_OK;
+}
+
+static void fill_bins(const dsc_tally *t, full_report *r) {
+    const double *bins = t->sums + t->pairs;
+    double all = 0;
+    for (int i = 0; i < BINS; i++) {
+        double images = bins[i];
+        all += images;
+        r->bin_images[i] = (int64_t)images;
+        r->bin_accuracy[i] = images > 0 ? bins[BINS + i] / images : 0;
+        r->bin_confidence[i] = images > 0 ? bins[2 * BINS + i] / unit / images : 0;
+        r->shown.calibration_error += images * fabs(r->bin_accuracy[i] - r->bin_confidence[i]);
+    }
+    if (all > 0)
+        r->shown.calibration_error /= all;
+    r->shown.bins = BINS;
+    r->shown.bin_images = r->bin_images;
+    r->shown.bin_accuracy = r->bin_accuracy;
+    r->shown.bin_confidence = r->bin_confidence;
+}
+
+static dsc_status make_report(const dsc_tally *t, const dsc_dataset *data, dsc_eval_report **out) {
+    full_report *r;
+    dsc_status status;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *r, &r));
+    *out = &r->shown;
+    r->shown.classes = t->classes;
+    DSC_TRY_GOTO(status, copy_names(r, data), failed);
+    if (t->pairs > 0) {
+        DSC_TRY_GOTO(status, dsc_memory_alloc(t->pairs, sizeof *r->confusion, &r->confusion), failed);
+        for (int64_t i = 0; i < t->pairs; i++)
+            r->confusion[i] = (int64_t)t->sums[i];
+        r->shown.confusion = r->confusion;
+    }
+    fill_bins(t, r);
+    return DSC_OK;
+failed:
+    dsc_eval_report_free(out);
+    return status;
+}
+
+static dsc_status add_ranks(dsc_tally *t, dsc_comm *comm, dsc_queue *queue, dsc_tensor *sums) {
+    DSC_TRY(dsc_comm_allreduce(comm, DSC_TRAFFIC_OTHER, DSC_SUM, sums));
+    DSC_TRY(dsc_tensor_download(queue, sums, dsc_tensor_bytes(sums), t->sums));
+    return dsc_queue_sync(queue);
+}
+
+dsc_status dsc_tally_report(dsc_tally *tally, dsc_comm *comm, dsc_queue *queue, const dsc_dataset *data,
+                            dsc_eval_report **out) {
+    const int64_t count = tally->pairs + 3 * BINS;
+    dsc_tensor sums = {0};
+    dsc_status status = dsc_tensor_alloc(dsc_queue_device(queue), DSC_F64, 1, &count, &sums);
+    if (status == DSC_OK)
+        status = dsc_tensor_upload(queue, tally->sums, dsc_tensor_bytes(&sums), &sums);
+    if (status == DSC_OK)
+        status = dsc_queue_sync(queue);
+    status = dsc_comm_agree(comm, status);
+    if (status == DSC_OK)
+        status = add_ranks(tally, comm, queue, &sums);
+    if (status == DSC_E_LOST || status == DSC_E_COMM)
+        dsc_memory_keep(sums.data); /* messages may still arrive there */
+    else if (sums.data)
+        dsc_tensor_free(&sums);
+    DSC_TRY(status);
+    return dsc_comm_agree(comm, make_report(tally, data, out));
+}

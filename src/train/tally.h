@@ -1,0 +1,25 @@
+/* What becomes of every image of an evaluation: which class it is taken for, and how surely. */
+#ifndef DSC_TRAIN_TALLY_H
+#define DSC_TRAIN_TALLY_H
+
+#include "descent/comm.h"
+#include "descent/data.h"
+#include "descent/train.h"
+
+typedef struct dsc_tally dsc_tally;
+
+/* For batches of at most so many rows. */
+dsc_status dsc_tally_create(int64_t classes, int64_t batch, dsc_tally **out) DSC_MUST_CHECK;
+/* Accepts *tally == NULL. */
+void dsc_tally_destroy(dsc_tally **tally);
+/* Takes up the rows of a batch that have a label. Waits for the queue. */
+dsc_status dsc_tally_add(dsc_tally *tally, dsc_queue *queue, const dsc_tensor *logits,
+                         const dsc_tensor *labels) DSC_MUST_CHECK;
+/* The sums over all ranks, with the names of the data set's classes. Collective; blocks. */
+dsc_status dsc_tally_report(dsc_tally *tally, dsc_comm *comm, dsc_queue *queue, const dsc_dataset *data,
+                            dsc_eval_report **out) DSC_MUST_CHECK;
+
+/* to[i] = softmax of from, and returns the number of the largest; of equal ones the first. */
+int64_t dsc_softmax(const float *from, int64_t count, double *to);
+
+#endif
