@@ -214,8 +214,16 @@ typedef enum dsc_exec_stat {
 DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
                                  double grad_scale) DSC_MUST_CHECK;
 
-/* 0: the next losses are computed without label smoothing; 1: with the model's again, as at the start. */
+/* 0: the next losses are computed with the labels alone, without label smoothing, mixed labels and weights of
+ * classes; 1: with those of the model and of the functions below again, as at the start. */
 DSC_API void dsc_exec_smooth_labels(dsc_exec *exec, int on);
+/* Training executors: in the next losses row i has the label others[i] (I32[batch]) with the share shares[i]
+ * (F32[batch], 0 to 1), and the label that dsc_exec_loss is given with the rest; that one alone decides whether a row
+ * counts as correct. Both stay the caller's; NULL: only that label, as at the start. */
+DSC_API void dsc_exec_mix_labels(dsc_exec *exec, const dsc_tensor *others, const dsc_tensor *shares);
+/* Training executors: the next losses and their gradients are multiplied by the weights (F32[classes]) of the rows'
+ * classes, which stay the caller's; NULL: by 1, as at the start. */
+DSC_API void dsc_exec_weigh_classes(dsc_exec *exec, const dsc_tensor *weights);
 /* The next losses are multiplied by *scale, an F64 scalar on the device that stays the caller's; NULL: by 1,
  * as at the start. */
 DSC_API void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale);

@@ -407,15 +407,32 @@ typedef struct dsc_dropout_desc {
 dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
                           const dsc_tensor *x, double beta, dsc_tensor *y) DSC_MUST_CHECK;
 
-/* Softmax cross-entropy of logits[n,c] against labels (I32[n]; a negative label leaves its row out), the
- * target mixed with the uniform distribution by `smoothing`. Adds (sum of losses, correct at 1, correct
- * within 5, rows counted) to stats (F64[4]). dlogits (may be NULL) = grad_scale * dloss_row/dlogits, 0 for
- * rows left out. Ties rank the lower class first, a NaN ranks before all. A label >= c counts as NaN loss.
- * loss_scale (F64 scalar, NULL: 1) is one more factor of dlogits. */
+/* The distribution that a row of logits is compared with: with label a, other label b, share s and c classes,
+ *
+ *   t = (1 - smoothing) ((1 - s) onehot(a) + s onehot(b)) + smoothing / c
+ *
+ * and the row counts (1 - s) weights[a] + s weights[b] times. */
+typedef struct dsc_targets {
+    const dsc_tensor *labels; /* I32[n]; a negative label leaves its row out */
+    double smoothing;         /* 0 to 1 */
+    /* I32[n], F32[n]: other labels and their shares, 0 to 1; a share of 0 makes the other label irrelevant.
+     * Both NULL: there are none. */
+    const dsc_tensor *others, *shares;
+    const dsc_tensor *weights; /* F32[c], of the classes; NULL: 1 */
+} dsc_targets;
+
+/* Softmax cross-entropy of logits[n,c] against targets. Adds (sum of losses, correct at 1, correct within 5, rows
+ * counted) to stats (F64[4]); correct is what ranks `labels` first. dlogits (may be NULL) = grad_scale *
+ * dloss_row/dlogits, 0 for rows left out. Ties rank the lower class first, a NaN ranks before all. A label >= c, or
+ * another label that is not below c or is negative, counts as NaN loss. loss_scale (F64 scalar, NULL: 1) is one more
+ * factor of dlogits. */
+dsc_status dsc_op_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_targets *targets,
+                              double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
+                              dsc_tensor *stats) DSC_MUST_CHECK;
+/* The same against labels alone. */
 dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
                                double smoothing, double grad_scale, const dsc_tensor *loss_scale,
                                dsc_tensor *dlogits, dsc_tensor *stats) DSC_MUST_CHECK;
-
 /* labels[i] (I32[n]) drawn from softmax(logits[i]) by one uniform number, a pure function of (seed,
  * position[0], position[1] + i); position: I64[2] on the device: step, first sample. */
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
@@ -576,7 +593,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(norm_fisher)                                                                                          \
     OP(norm_solve_batch)                                                                                     \
     OP(dropout)                                                                                              \
-    OP(softmax_loss)                                                                                         \
+    OP(target_loss)                                                                                          \
     OP(sample_labels)                                                                                        \
     OP(augment)                                                                                              \
     OP(nhwc_batch)                                                                                           \

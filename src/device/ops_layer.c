@@ -198,19 +198,36 @@ dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_
     return DSC_OK;
 }
 
-dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                               double smoothing, double grad_scale, const dsc_tensor *loss_scale,
-                               dsc_tensor *dlogits, dsc_tensor *stats) {
+static dsc_status check_targets(dsc_check *check, const dsc_tensor *logits, const dsc_targets *t) {
+    DSC_TRY(dsc_check_typed(check, "labels", t->labels, DSC_I32));
+    DSC_TRY(dsc_check_shape(check, "labels", t->labels, DSC_SHAPE(logits->dim[0])));
+    if (!t->others != !t->shares)
+        return DSC_FAIL(DSC_E_INVALID, "softmax_loss: other labels and their shares come together");
+    if (t->others) {
+        DSC_TRY(dsc_check_typed(check, "others", t->others, DSC_I32));
+        DSC_TRY(dsc_check_shape(check, "others", t->others, DSC_SHAPE(logits->dim[0])));
+        DSC_TRY(dsc_check_typed(check, "shares", t->shares, DSC_F32));
+        DSC_TRY(dsc_check_shape(check, "shares", t->shares, DSC_SHAPE(logits->dim[0])));
+    }
+    if (t->weights) {
+        DSC_TRY(dsc_check_typed(check, "weights", t->weights, DSC_F32));
+        DSC_TRY(dsc_check_shape(check, "weights", t->weights, DSC_SHAPE(logits->dim[1])));
+    }
+    if (!(t->smoothing >= 0 && t->smoothing <= 1))
+        return DSC_FAIL(DSC_E_INVALID, "softmax_loss: the smoothing is %g; 0 to 1 is expected", t->smoothing);
+    return DSC_OK;
+}
+
+dsc_status dsc_op_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_targets *targets,
+                              double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
+                              dsc_tensor *stats) {
     dsc_check check;
     DSC_TRY(dsc_check_begin_half(&check, "softmax_loss", q, "logits", logits));
     DSC_TRY(dsc_check_dims(&check, "logits", logits, 2));
-    DSC_TRY(dsc_check_typed(&check, "labels", labels, DSC_I32));
-    DSC_TRY(dsc_check_shape(&check, "labels", labels, DSC_SHAPE(logits->dim[0])));
+    DSC_TRY(check_targets(&check, logits, targets));
     DSC_TRY(dsc_check_f64(&check, "stats", stats, 4));
     if (loss_scale)
         DSC_TRY(dsc_check_f64(&check, "loss_scale", loss_scale, 1));
-    if (!(smoothing >= 0 && smoothing <= 1))
-        return DSC_FAIL(DSC_E_INVALID, "softmax_loss: the smoothing is %g; 0 to 1 is expected", smoothing);
     if (dlogits) {
         DSC_TRY(dsc_check_real_like(&check, "dlogits", dlogits, "logits", logits));
         DSC_TRY(dsc_check_apart(&check, "dlogits", dlogits, "logits", logits));
@@ -219,9 +236,15 @@ dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
         return DSC_OK;
     if (logits->dim[1] == 0)
         return DSC_FAIL(DSC_E_INVALID, "softmax_loss: logits has no classes; one at least is expected");
-    DSC_TRY(
-        q->device->table->softmax_loss(q, logits, labels, smoothing, grad_scale, loss_scale, dlogits, stats));
+    DSC_TRY(q->device->table->target_loss(q, logits, targets, grad_scale, loss_scale, dlogits, stats));
     return DSC_OK;
+}
+
+dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
+                               double smoothing, double grad_scale, const dsc_tensor *loss_scale,
+                               dsc_tensor *dlogits, dsc_tensor *stats) {
+    const dsc_targets targets = {.labels = labels, .smoothing = smoothing};
+    return dsc_op_target_loss(q, logits, &targets, grad_scale, loss_scale, dlogits, stats);
 }
 
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,

@@ -4,7 +4,7 @@
  *
  * A host backend's operations are called for F32 only; other real types go to ref's table
  * (dsc_device_table_for). These get every type that their front allows: `fill`, `convert`, `convert_batch`,
- * `nhwc_batch`, `softmax_loss`, `sample_labels`, and the solvers `syev`, `chol_inverse`, `syev_careful` with
+ * `nhwc_batch`, `target_loss`, `sample_labels`, and the solvers `syev`, `chol_inverse`, `syev_careful` with
  * their batches and workspaces, and `orthonormal_batch`. */
 #ifndef DSC_DEVICE_TABLE_H
 #define DSC_DEVICE_TABLE_H

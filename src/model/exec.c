@@ -211,7 +211,17 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
 }
 
 void dsc_exec_smooth_labels(dsc_exec *exec, int on) {
-    exec->label_smoothing = on && exec->mode == DSC_EXEC_TRAIN ? exec->model->options.label_smoothing : 0;
+    exec->plain_labels = !on || exec->mode != DSC_EXEC_TRAIN;
+    exec->label_smoothing = exec->plain_labels ? 0 : exec->model->options.label_smoothing;
+}
+
+void dsc_exec_mix_labels(dsc_exec *exec, const dsc_tensor *others, const dsc_tensor *shares) {
+    exec->others = others && shares ? *others : (dsc_tensor){0};
+    exec->shares = others && shares ? *shares : (dsc_tensor){0};
+}
+
+void dsc_exec_weigh_classes(dsc_exec *exec, const dsc_tensor *weights) {
+    exec->class_weights = weights ? *weights : (dsc_tensor){0};
 }
 
 void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale) {
@@ -224,8 +234,15 @@ dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
         return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
     dsc_value logits = exec->model->logits;
     dsc_tensor *dlogits = exec->mode == DSC_EXEC_TRAIN ? &exec->grads[logits] : NULL;
-    DSC_TRY(dsc_op_softmax_loss(q, &exec->values[logits], labels, exec->label_smoothing, grad_scale,
-                                exec->loss_scale.data ? &exec->loss_scale : NULL, dlogits, &exec->stats));
+    const int mixed = !exec->plain_labels && exec->others.data;
+    const dsc_targets targets = {
+        .labels = labels,
+        .smoothing = exec->label_smoothing,
+        .others = mixed ? &exec->others : NULL,
+        .shares = mixed ? &exec->shares : NULL,
+        .weights = !exec->plain_labels && exec->class_weights.data ? &exec->class_weights : NULL};
+    DSC_TRY(dsc_op_target_loss(q, &exec->values[logits], &targets, grad_scale,
+                               exec->loss_scale.data ? &exec->loss_scale : NULL, dlogits, &exec->stats));
     exec->has_loss = 1;
     return DSC_OK;
 }

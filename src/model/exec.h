@@ -55,8 +55,10 @@ struct dsc_exec {
     size_t bytes, bytes_without_reuse;
     unsigned char *ready; /* per parameter: its gradient is final */
     int has_forward, has_loss;
-    double label_smoothing; /* of the losses */
-    dsc_tensor loss_scale;  /* data NULL: none */
+    double label_smoothing;                   /* of the losses */
+    int plain_labels;                         /* 1: without smoothing, mixed labels and weights of classes */
+    dsc_tensor others, shares, class_weights; /* as in dsc_targets; data NULL: none */
+    dsc_tensor loss_scale;                    /* data NULL: none */
 };
 
 /* Lowers the model's graph to operations, with fusion. Sets what they keep, not yet their tensors. */

@@ -375,43 +375,50 @@ enum { SAMPLES = 4, CLASSES = 6 };
 
 typedef struct loss_problem {
     double smoothing;
+    int mixed;
     double logits[SAMPLES * CLASSES];
 } loss_problem;
 
-static const double labels[SAMPLES] = {2, -1, 0, 5};
+static const double labels[SAMPLES] = {2, -1, 0, 5}, others[SAMPLES] = {1, 2, 0, 3},
+                    shares[SAMPLES] = {0.25, 0.5, 0.375, 0.125}, weights[CLASSES] = {1, 2, 0.5, 4, 1, 3};
 
-static double loss_objective(const void *context) {
-    const loss_problem *p = context;
+/* The loss; and its gradient, where d is not NULL. */
+static double run_loss(const loss_problem *p, double grad_scale, place *d) {
     const rig *r = &rigs[0];
     place x = place_of(r, DSC_F64, SHAPE(SAMPLES, CLASSES), p->logits),
-          l = place_of(r, DSC_I32, SHAPE(SAMPLES), labels);
+          l = place_of(r, DSC_I32, SHAPE(SAMPLES), labels), o = place_of(r, DSC_I32, SHAPE(SAMPLES), others),
+          s = place_of(r, DSC_F32, SHAPE(SAMPLES), shares), w = place_of(r, DSC_F32, SHAPE(CLASSES), weights);
     place stats = place_of(r, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
-    assert_ok(dsc_op_softmax_loss(r->q, &x.t, &l.t, p->smoothing, 1, NULL, NULL, &stats.t));
-    double f = 0.5 * place_get(r, &stats, 0);
-    place_free(&x);
-    place_free(&l);
-    place_free(&stats);
-    return f;
+    const dsc_targets targets = {.labels = &l.t,
+                                 .smoothing = p->smoothing,
+                                 .others = p->mixed ? &o.t : NULL,
+                                 .shares = p->mixed ? &s.t : NULL,
+                                 .weights = p->mixed ? &w.t : NULL};
+    assert_ok(dsc_op_target_loss(r->q, &x.t, &targets, grad_scale, NULL, d ? &d->t : NULL, &stats.t));
+    double loss = place_get(r, &stats, 0);
+    place *all[] = {&x, &l, &o, &s, &w, &stats};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        place_free(all[i]);
+    return loss;
+}
+
+static double loss_objective(const void *context) {
+    return 0.5 * run_loss(context, 1, NULL);
 }
 
 static void test_loss(void **state) {
     (void)state;
     const rig *r = &rigs[0];
-    for (int smooth = 0; smooth < 2; smooth++) {
-        loss_problem p = {.smoothing = 0.1 * smooth};
-        random_values(11, SAMPLES * CLASSES, p.logits);
-        place x = place_of(r, DSC_F64, SHAPE(SAMPLES, CLASSES), p.logits),
-              l = place_of(r, DSC_I32, SHAPE(SAMPLES), labels);
-        place stats = place_of(r, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
-        place d = place_make(r, DSC_F64, SHAPE(SAMPLES, CLASSES));
+    for (int kind = 0; kind < 4; kind++) {
+        loss_problem p = {.smoothing = 0.1 * (kind % 2), .mixed = kind / 2};
         double g[SAMPLES * CLASSES];
-        assert_ok(dsc_op_softmax_loss(r->q, &x.t, &l.t, p.smoothing, 0.5, NULL, &d.t, &stats.t));
+        random_values(11, SAMPLES * CLASSES, p.logits);
+        place d = place_make(r, DSC_F64, SHAPE(SAMPLES, CLASSES));
+        run_loss(&p, 0.5, &d);
         place_read(r, &d, g);
-        check_gradient("dlogits", loss_objective, &p, SAMPLES * (log(CLASSES) + 2), p.logits, g,
-                       SAMPLES * CLASSES);
-        place *all[] = {&x, &l, &stats, &d};
-        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-            place_free(all[i]);
+        check_gradient("dlogits", loss_objective, &p, SAMPLES * (log(CLASSES) + 2) * (p.mixed ? 4 : 1),
+                       p.logits, g, SAMPLES * CLASSES);
+        place_free(&d);
     }
 }
 

@@ -7,19 +7,26 @@ typedef struct loss_case {
     int64_t rows, classes;
     double smoothing, grad_scale, spread;
     int gradient;
+    int mixed, weighted; /* with other labels; with weights of the classes */
 } loss_case;
 
 static const loss_case cases[] = {
-    {1, 1, 0, 1, 1, 1},         {3, 2, 0, 0.5, 1, 1},
-    {7, 10, 0.1, 1, 4, 1},      {128, 10, 0, 1.0 / 128, 10, 1},
-    {33, 100, 0.1, 2, 30, 0},   {5, 1000, 1, 0.01, 1, 1},
-    {40, 1001, 0.05, 1, 20, 1}, {4000, 10, 0.1, 0.001, 8, 1},
+    {1, 1, 0, 1, 1, 1, 0, 0},         {3, 2, 0, 0.5, 1, 1, 0, 0},
+    {7, 10, 0.1, 1, 4, 1, 0, 0},      {128, 10, 0, 1.0 / 128, 10, 1, 0, 0},
+    {33, 100, 0.1, 2, 30, 0, 0, 0},   {5, 1000, 1, 0.01, 1, 1, 0, 0},
+    {40, 1001, 0.05, 1, 20, 1, 0, 0}, {4000, 10, 0.1, 0.001, 8, 1, 0, 0},
+    {9, 10, 0, 1, 4, 1, 1, 0},        {33, 200, 0.1, 1, 4, 1, 1, 1},
+    {40, 10, 0.1, 1, 4, 1, 0, 1},     {12, 1000, 1, 0.5, 2, 1, 1, 1},
 };
 
 static dsc_status loss_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     const loss_case *c = params;
-    return dsc_op_softmax_loss(q, &t[0], &t[1], c->smoothing, c->grad_scale, NULL, c->gradient ? &t[3] : NULL,
-                               &t[2]);
+    const dsc_targets targets = {.labels = &t[1],
+                                 .smoothing = c->smoothing,
+                                 .others = c->mixed ? &t[3] : NULL,
+                                 .shares = c->mixed ? &t[4] : NULL,
+                                 .weights = c->weighted ? &t[5] : NULL};
+    return dsc_op_target_loss(q, &t[0], &targets, c->grad_scale, NULL, c->gradient ? &t[6] : NULL, &t[2]);
 }
 
 /* A loss is a difference of numbers of size spread + log(classes); p = exp(log p) inherits that error. */
@@ -43,6 +50,15 @@ static void test_loss(void **state) {
         tr.operands[tr.count - 1].coarse = 1;
         stats[0] = 100;
         stats[3] = 1000;
+        double *others = trial_typed(&tr, "others", ROLE_IN, DSC_I32, 1, SHAPE(c->rows));
+        double *shares = trial_typed(&tr, "shares", ROLE_IN, DSC_F32, 1, SHAPE(c->rows));
+        double *weights = trial_typed(&tr, "weights", ROLE_IN, DSC_F32, 1, SHAPE(c->classes));
+        for (int64_t j = 0; j < c->rows; j++) { /* a share of 0 makes an impossible label irrelevant */
+            shares[j] = (double)(j % 4) / 8;
+            others[j] = j % 4 ? (double)(j * 3 % c->classes) : -5;
+        }
+        for (int64_t j = 0; j < c->classes; j++)
+            weights[j] = 0.5 + (double)(j % 3) / 4;
         if (c->gradient)
             trial_out(&tr, "dlogits", c->grad_scale * size, SHAPE(c->rows, c->classes));
         trial_check(&tr);
@@ -91,6 +107,48 @@ static void test_by_hand(void **state) {
             for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
                 place_free(all[i]);
         }
+}
+
+/* Logits (log 3, 0), p = (3/4, 1/4). Three quarters of label 0 and a quarter of label 1 are the target p itself; half
+ * of each is not. Weights 2 and 6 make 3 and 4 of these rows. Only the first label counts for being correct. */
+static void test_mixed_by_hand(void **state) {
+    (void)state;
+    for (int r = 0; r < rig_count; r++) {
+        const rig *g = &rigs[r];
+        place logits = place_of(g, DSC_F32, SHAPE(3, 2), (const double[]){log(3), 0, log(3), 0, log(3), 0});
+        place labels = place_of(g, DSC_I32, SHAPE(3), (const double[]){0, 1, 1});
+        place others = place_of(g, DSC_I32, SHAPE(3), (const double[]){1, 0, 9});
+        place shares = place_of(g, DSC_F32, SHAPE(3), (const double[]){0.25, 0.5, 0});
+        place weights = place_of(g, DSC_F32, SHAPE(2), (const double[]){2, 6});
+        place stats = place_of(g, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
+        place d = place_make(g, DSC_F32, SHAPE(3, 2));
+        dsc_targets targets = {
+            .labels = &labels.t, .others = &others.t, .shares = &shares.t, .weights = &weights.t};
+        assert_ok(dsc_op_target_loss(g->q, &logits.t, &targets, 1, NULL, &d.t, &stats.t));
+        const double eps = dtype_eps(DSC_F32), yes = log(4.0 / 3), no = log(4);
+        double got[6];
+        place_read(g, &stats, got);
+        check_close(got[0], 3 * (0.75 * yes + 0.25 * no) + 4 * 0.5 * (yes + no) + 6 * no, eps);
+        assert_true(got[1] == 1 && got[2] == 3 && got[3] == 3);
+        place_read(g, &d, got);
+        static const double want[6] = {0, 0, 1, -1, 4.5, -4.5};
+        for (int i = 0; i < 6; i++)
+            check_close(got[i], want[i], 4 * eps);
+        /* Another label that is no class, where it has a share. */
+        place_write(g, &shares, (const double[]){0.25, 0.5, 0.125});
+        assert_ok(dsc_op_target_loss(g->q, &logits.t, &targets, 1, NULL, &d.t, &stats.t));
+        assert_true(isnan(place_get(g, &stats, 0)));
+        targets.shares = NULL;
+        assert_fails(DSC_E_INVALID, "other labels and their shares come together",
+                     dsc_op_target_loss(g->q, &logits.t, &targets, 1, NULL, &d.t, &stats.t));
+        targets.shares = &shares.t;
+        targets.weights = &shares.t;
+        assert_fails(DSC_E_INVALID, "weights is [3]; [2] is expected",
+                     dsc_op_target_loss(g->q, &logits.t, &targets, 1, NULL, &d.t, &stats.t));
+        place *all[] = {&logits, &labels, &others, &shares, &weights, &stats, &d};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            place_free(all[i]);
+    }
 }
 
 /* Ten classes, all equal: the lower class ranks first, so label 0 is right at 1, labels below 5 within 5. */
@@ -174,8 +232,8 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_loss),     cmocka_unit_test(test_by_hand),  cmocka_unit_test(test_ties),
-        cmocka_unit_test(test_extremes), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_loss), cmocka_unit_test(test_by_hand),  cmocka_unit_test(test_mixed_by_hand),
+        cmocka_unit_test(test_ties), cmocka_unit_test(test_extremes), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -1,15 +1,16 @@
 /* Softmax cross-entropy, and labels drawn from a softmax; all in double.
  *
- * With z the logits less the largest of them, c classes, s the smoothing:
- *   loss = log sum exp(z) - (1 - s) z[label] - s/c sum z,   dloss/dz = exp(z) / sum exp(z) - target. */
+ * With z the logits less the largest of them, and the target t and weight w of a row (dsc_targets):
+ *   loss = w (log sum exp(z) - sum t z),   dloss/dz = w (exp(z) / sum exp(z) - t). */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
 typedef struct dsc_cuda_loss_call {
     int64_t rows, classes; /* both positive */
     double smoothing, grad_scale;
-    const int32_t *labels;
-    const double *loss_scale; /* may be NULL */
+    const int32_t *labels, *others; /* others, shares, weights and loss_scale may be NULL */
+    const float *shares, *weights;
+    const double *loss_scale;
     double *stats;
 } dsc_cuda_loss_call;
 
@@ -68,12 +69,19 @@ __device__ __forceinline__ void fill_row(int64_t classes, dsc_number<T> value, T
         dsc_set(dz[i], value);
 }
 
-/* Of a row with a valid label; its loss, and the number of classes ranked before the label. */
+/* What a row is compared with. */
+typedef struct dsc_cuda_target {
+    int64_t label, other; /* other -1: none */
+    double share, weight;
+} dsc_cuda_target;
+
+/* Of a row with valid labels; its loss, and the number of classes ranked before the label. */
 template <typename T, int TEAM>
-__device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T *z, int64_t label,
+__device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T *z, const dsc_cuda_target &to,
                                            double scale, T *dz, double &before) {
     typedef dsc_number<T> A;
     double highest = -INFINITY, sums[3] = {0, 0, 0}; /* exp(z), z, ranked before */
+    const int64_t label = to.label;
     A own = dsc_get(z[label]);
     for (int64_t i = threadIdx.x % TEAM; i < a.classes; i += TEAM)
         highest = fmax(highest, (double)dsc_get(z[i]));
@@ -86,35 +94,59 @@ __device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T 
     }
     team_sum<TEAM>(sums);
     double uniform = a.smoothing / (double)a.classes, loss = log(sums[0]);
-    if (a.smoothing < 1)
-        loss -= (1 - a.smoothing) * ((double)own - highest);
+    double first = (1 - a.smoothing) * (1 - to.share), second = (1 - a.smoothing) * to.share;
+    if (first > 0)
+        loss -= first * ((double)own - highest);
+    if (second > 0)
+        loss -= second * ((double)dsc_get(z[to.other]) - highest);
     if (a.smoothing > 0)
         loss -= uniform * sums[1];
+    scale *= to.weight;
     for (int64_t i = threadIdx.x % TEAM; dz && i < a.classes; i += TEAM) {
-        double target = uniform + (i == label ? 1 - a.smoothing : 0);
+        double target = uniform + (i == label ? first : 0) + (i == to.other ? second : 0);
         dsc_set(dz[i], (A)(scale * (exp((double)dsc_get(z[i]) - highest) / sums[0] - target)));
     }
     before = sums[2];
-    return loss;
+    return to.weight * loss;
+}
+
+/* Returns 0 for a row whose labels are not classes. */
+__device__ __forceinline__ int find_target(const dsc_cuda_loss_call &a, int64_t row, dsc_cuda_target &to) {
+    to.label = a.labels[row];
+    to.other = -1;
+    to.share = 0;
+    to.weight = 1;
+    if (a.others && a.shares[row] > 0) {
+        to.other = a.others[row];
+        to.share = (double)a.shares[row];
+        if (to.other < 0 || to.other >= a.classes)
+            return 0;
+    }
+    if (to.label >= a.classes)
+        return 0;
+    if (a.weights)
+        to.weight = (1 - to.share) * (double)a.weights[to.label] +
+                    (to.share > 0 ? to.share * (double)a.weights[to.other] : 0);
+    return 1;
 }
 
 template <typename T, int TEAM>
 __device__ __forceinline__ void loss_row(const dsc_cuda_loss_call &a, const T *logits, int64_t row,
                                          double scale, T *dlogits, double (&stats)[STATS]) {
-    int64_t label = a.labels[row];
+    dsc_cuda_target to;
     T *dz = dlogits ? dlogits + row * a.classes : 0;
-    if (label < 0) {
+    if (a.labels[row] < 0) {
         fill_row<T, TEAM>(a.classes, 0, dz);
         return;
     }
     stats[3] += 1;
-    if (label >= a.classes) {
+    if (!find_target(a, row, to)) {
         stats[0] = NAN;
         fill_row<T, TEAM>(a.classes, (dsc_number<T>)NAN, dz);
         return;
     }
     double before = 0;
-    stats[0] += row_loss<T, TEAM>(a, logits + row * a.classes, label, scale, dz, before);
+    stats[0] += row_loss<T, TEAM>(a, logits + row * a.classes, to, scale, dz, before);
     stats[1] += before < 1;
     stats[2] += before < 5;
 }
@@ -236,14 +268,17 @@ static cudaError_t run_sample_labels(const dsc_cuda_launch *at, const dsc_cuda_s
 
 /* ---- the operations ---- */
 
-dsc_status dsc_cuda_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                                 double smoothing, double grad_scale, const dsc_tensor *loss_scale,
-                                 dsc_tensor *dlogits, dsc_tensor *stats) {
+dsc_status dsc_cuda_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_targets *targets,
+                                double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
+                                dsc_tensor *stats) {
     dsc_cuda_loss_call call = {.rows = logits->dim[0],
                                .classes = logits->dim[1],
-                               .smoothing = smoothing,
+                               .smoothing = targets->smoothing,
                                .grad_scale = grad_scale,
-                               .labels = dsc_data(labels),
+                               .labels = dsc_data(targets->labels),
+                               .others = dsc_data(targets->others),
+                               .shares = dsc_data(targets->shares),
+                               .weights = dsc_data(targets->weights),
                                .loss_scale = dsc_data(loss_scale),
                                .stats = dsc_data(stats)};
     DSC_CUDA_TRY(DSC_BY_TYPE(logits->dtype, run_softmax_loss, dsc_cuda_at(q), &call, dsc_data(logits),

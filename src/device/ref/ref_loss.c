@@ -1,8 +1,8 @@
-/* Reference: softmax cross-entropy with label smoothing; labels drawn from a softmax.
+/* Reference: softmax cross-entropy; labels drawn from a softmax.
  *
- * With p = softmax(logits) and the target t = (1 - smoothing) onehot(label) + smoothing / c:
- *   loss = -sum t log p = log sum exp(logits) - sum t logits   (the weights t add up to 1),
- *   dloss/dlogits = p - t. */
+ * With p = softmax(logits), the target t and the weight w of a row (dsc_targets):
+ *   loss = -w sum t log p = w (log sum exp(logits) - sum t logits)   (the elements of t add up to 1),
+ *   dloss/dlogits = w (p - t). */
 #include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
@@ -32,20 +32,43 @@ static double log_sum_exp(const dsc_tensor *logits, int64_t row) {
     return largest + log(sum);
 }
 
+/* What a row is compared with. */
+typedef struct target {
+    int64_t label, other;
+    double share, smoothing, weight;
+} target;
+
+static target target_of(const dsc_targets *t, int64_t row) {
+    target to = {.label = ((const int32_t *)t->labels->data)[row],
+                 .other = -1,
+                 .smoothing = t->smoothing,
+                 .weight = 1};
+    if (t->others && get(t->shares, row) > 0) {
+        to.other = ((const int32_t *)t->others->data)[row];
+        to.share = get(t->shares, row);
+    }
+    return to;
+}
+
+static int is_valid(const target *to, int64_t classes) {
+    return to->label < classes && (to->share == 0 || (to->other >= 0 && to->other < classes));
+}
+
 /* Loss of one row; its gradient into dlogits where asked for. */
-static double row_loss(const dsc_tensor *logits, int64_t row, int64_t label, double smoothing, double scale,
+static double row_loss(const dsc_tensor *logits, int64_t row, const target *to, double scale,
                        dsc_tensor *dlogits) {
     int64_t classes = logits->dim[1];
     double normaliser = log_sum_exp(logits, row), loss = 0;
     for (int64_t c = 0; c < classes; c++) {
         double log_p = get(logits, at2(logits, row, c)) - normaliser;
-        double target = (c == label ? 1 - smoothing : 0) + smoothing / (double)classes;
-        if (target != 0) /* 0 log 0 is 0 */
-            loss -= target * log_p;
+        double hard = (c == to->label ? 1 - to->share : 0) + (c == to->other ? to->share : 0);
+        double goal = (1 - to->smoothing) * hard + to->smoothing / (double)classes;
+        if (goal != 0) /* 0 log 0 is 0 */
+            loss -= goal * log_p;
         if (dlogits)
-            set(dlogits, at2(dlogits, row, c), scale * (exp(log_p) - target));
+            set(dlogits, at2(dlogits, row, c), scale * to->weight * (exp(log_p) - goal));
     }
-    return loss;
+    return to->weight * loss;
 }
 
 static void set_row(dsc_tensor *t, int64_t row, double value) {
@@ -53,26 +76,29 @@ static void set_row(dsc_tensor *t, int64_t row, double value) {
         set(t, at2(t, row, c), value);
 }
 
-dsc_status dsc_ref_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
-                                double smoothing, double grad_scale, const dsc_tensor *loss_scale,
-                                dsc_tensor *dlogits, dsc_tensor *stats) {
+dsc_status dsc_ref_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_targets *targets,
+                               double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
+                               dsc_tensor *stats) {
     (void)q;
     double scale = loss_scale ? grad_scale * get(loss_scale, 0) : grad_scale;
     double total[4] = {0}; /* losses, correct at 1, correct within 5, rows */
     for (int64_t row = 0; row < logits->dim[0]; row++) {
-        int64_t label = ((const int32_t *)labels->data)[row];
-        if (label < 0) {
+        target to = target_of(targets, row);
+        if (to.label < 0) {
             set_row(dlogits, row, 0);
             continue;
         }
         total[3] += 1;
-        if (label >= logits->dim[1]) {
+        if (!is_valid(&to, logits->dim[1])) {
             total[0] = NAN;
             set_row(dlogits, row, NAN);
             continue;
         }
-        total[0] += row_loss(logits, row, label, smoothing, scale, dlogits);
-        int64_t rank = rank_of(logits, row, label);
+        if (targets->weights)
+            to.weight = (1 - to.share) * get(targets->weights, to.label) +
+                        (to.share > 0 ? to.share * get(targets->weights, to.other) : 0);
+        total[0] += row_loss(logits, row, &to, scale, dlogits);
+        int64_t rank = rank_of(logits, row, to.label);
         total[1] += rank < 1;
         total[2] += rank < 5;
     }
