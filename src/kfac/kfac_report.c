@@ -182,7 +182,7 @@ static dsc_status count_values(dsc_kfac *k, dsc_queue *q, dsc_kfac_spectrum spec
         const dsc_tensor *v = &layout->bases[i].values;
         if (item->owner != k->rank || !v->data)
             continue;
-        const char *from = (const char *)host + ((const char *)v->data - (const char *)all->data);
+        const void *from = (const char *)host + ((const char *)v->data - (const char *)all->data);
         for (int64_t j = 0; j < v->dim[0]; j++)
             count_value(v->dtype == DSC_F64 ? ((const double *)from)[j] : (double)((const float *)from)[j],
                         &spectrum[item->side == DSC_KFAC_G]);
