@@ -13,6 +13,7 @@ typedef struct report_values {
     dsc_cli_common common;
     int no_plot, csv, json;
     int plot, over; /* dsc_report_y, dsc_report_x */
+    const char *html;
 } report_values;
 
 #define AT(member) offsetof(report_values, member)
@@ -37,6 +38,11 @@ static const dsc_option options[] = {
      .offset = AT(csv),
      .help = "print the table as comma-separated values; accuracies are fractions, times seconds"},
     {DSC_CLI_JSON(AT(json))},
+    {.name = "html",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(html),
+     .placeholder = "FILE",
+     .help = "write a page with interactive figures instead, which a browser shows without a network"},
     DSC_CLI_COMMON_OPTIONS,
 };
 
@@ -140,7 +146,10 @@ static dsc_status show(const dsc_report_runs *runs, const report_values *v) {
     const dsc_runlog *bad = NULL;
     if (runs->count == 0)
         return DSC_CLI_FAIL(DSC_E_INVALID, "none of these is a run: name the --out directories of runs");
-    if (v->json)
+    if (v->html) {
+        DSC_CLI_TRY(dsc_report_write_html(v->html, runs));
+        printf("written: %s\n", v->html);
+    } else if (v->json)
         DSC_CLI_TRY(dsc_report_print_json(stdout, runs));
     else if (v->csv)
         DSC_CLI_TRY(dsc_report_print_csv(stdout, runs));
@@ -162,8 +171,8 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     dsc_status status = DSC_OK;
     if (count == 0)
         return DSC_CLI_FAIL(DSC_E_INVALID, "report needs at least one run: descent report OUT [OUT...]");
-    if (v->csv && v->json)
-        return DSC_CLI_FAIL(DSC_E_INVALID, "--csv and --json: choose one of them");
+    if (v->csv + v->json + (v->html != NULL) > 1)
+        return DSC_CLI_FAIL(DSC_E_INVALID, "--csv, --json and --html: choose one of them");
     if (!dsc_cli_prints(session))
         return DSC_OK;
     for (int64_t i = 0; i < count && status == DSC_OK; i++)
@@ -189,10 +198,14 @@ const dsc_cli_command dsc_cli_report = {
         "evaluation, the time, and a column for every option in which the runs differ; a dash stands for "
         "an option that a run does not use. Columns for which the terminal is too narrow follow below. "
         "Errors, and alarms that a run gave (about K-FAC), follow the table.\n\n"
+        "--html writes one file that holds everything it needs: curves over epochs, steps or time, with "
+        "values under the pointer, zoom, and runs switched on and off; the time of each phase; what ranks "
+        "send; K-FAC's eigenvalues and cosines of each layer; the distance of ranks that gossip.\n\n"
         "Lines that cannot be read are skipped; the first of them is named at the end, with exit status 2.",
     .examples = "descent report runs/lenet-synthetic-42\n"
                 "descent report runs --plot loss --over time\n"
-                "descent report runs/one-process runs/two-ranks --csv\n",
+                "descent report runs/one-process runs/two-ranks --csv\n"
+                "descent report runs --html report.html\n",
     .options = options,
     .values_size = sizeof(report_values),
     .init = init,

@@ -38,6 +38,13 @@ dsc_status dsc_report_print_table(FILE *out, const dsc_report_runs *runs, int wi
 dsc_status dsc_report_print_csv(FILE *out, const dsc_report_runs *runs) DSC_MUST_CHECK;
 dsc_status dsc_report_print_json(FILE *out, const dsc_report_runs *runs) DSC_MUST_CHECK;
 
+/* Writes ,"key": and the value of each result, as a part of a JSON object. */
+void dsc_report_each_result(const dsc_runlog *log, FILE *out, void (*write)(FILE *out, double value));
+
+/* The HTML page: into a stream, or into a file, which is whole or not there. */
+dsc_status dsc_report_write_page(FILE *out, const dsc_report_runs *runs) DSC_MUST_CHECK;
+dsc_status dsc_report_write_html(const char *path, const dsc_report_runs *runs) DSC_MUST_CHECK;
+
 /* What is plotted, and over what. */
 typedef enum dsc_report_y {
     DSC_REPORT_TOP1,

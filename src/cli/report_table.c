@@ -46,6 +46,13 @@ static const char *result_text(const dsc_runlog *log, const struct result *r, ch
     return text;
 }
 
+void dsc_report_each_result(const dsc_runlog *log, FILE *out, void (*write)(FILE *out, double value)) {
+    for (int r = 0; r < RESULTS; r++) {
+        fprintf(out, ",\"%s\":", results[r].key);
+        write(out, result_value(log, &results[r]) * results[r].factor);
+    }
+}
+
 static dsc_status add_results(const dsc_report_runs *runs, dsc_report_columns *columns) {
     dsc_report_column *column;
     DSC_CLI_TRY(dsc_report_add_column(columns, "run", 0, &column));

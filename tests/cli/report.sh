@@ -35,6 +35,19 @@ cp -r runs/a "$odd"
 expect 0 "odd/?[31m" report "$odd" --no-plot
 ! grep -q $'\e' stdout || complain "a control character of a name reaches the terminal"
 
+# The page is written whole or not at all.
+expect 0 "written: page.html" report runs "$odd" --html page.html
+has page.html "</html>"
+! grep -qE '(src|href)="?http|@import|url\(["'"'"']?http' page.html || complain "the page needs a network"
+expect 2 "cannot write 'runs': Is a directory" report runs --html runs
+expect 2 "cannot write 'none/page.html'" report runs --html none/page.html
+[ ! -w /dev/full ] || expect 1 "cannot write '/dev/full': No space left on device" report runs --html /dev/full
+ln -s page.html link.html
+expect 0 "written: link.html" report runs/a --html link.html
+[ -L link.html ] || complain "a link is replaced"
+! grep -q "adam" page.html || complain "the page behind a link is not written"
+! compgen -G '*.new' >/dev/null || complain "a temporary file stays"
+
 # Other formats, read by others.
 if command -v python3 >/dev/null; then
     "$descent" report runs "$odd" --csv >table.csv || complain "--csv: status $?"

@@ -217,6 +217,22 @@ static void test_runlog_out_of_memory(void **state) {
     }
 }
 
+/* The data in the page of a run; the caller releases them. */
+static json_t *page_data(dsc_runlog *log) {
+    const dsc_report_runs runs = {&log, 1, 1};
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    assert_ok(dsc_report_write_page(out, &runs));
+    fclose(out);
+    const char *begin = strstr(text, "id=\"data\">") + strlen("id=\"data\">");
+    const char *end = strstr(begin, "</script>"); /* the next one: no text in the data may hold it */
+    json_error_t error;
+    json_t *data = json_loadb(begin, (size_t)(end - begin), 0, &error);
+    free(text);
+    return data;
+}
+
 /* Everything that can be made of a run. */
 static void show_run(dsc_runlog *log, FILE *sink) {
     const dsc_report_runs runs = {&log, 1, 1};
@@ -252,11 +268,43 @@ static void test_runlog_fuzz(void **state) {
         if (status == DSC_OK) {
             accepted++;
             show_run(log, sink);
+            if (round % 10 == 0) {
+                json_t *data = page_data(log);
+                assert_int_equal(json_array_size(json_object_get(data, "runs")), 1);
+                json_decref(data);
+            }
         }
         dsc_runlog_destroy(&log);
     }
     fclose(sink);
     assert_true(accepted > 5000 && accepted < 10000);
+}
+
+/* ---- the page ---- */
+
+/* What is in the page: numbers as they were, and texts that cannot end the script. */
+static void test_page(void **state) {
+    (void)state;
+    char text[4096];
+    dsc_runlog *log = NULL;
+    int length = snprintf(text, sizeof text, "%s%s%s", good, kfac,
+                          "{\"kind\":\"alarm\",\"message\":\"</script><!--\\u2028\\\\\"}\n");
+    assert_ok(read_text(text, (size_t)length, &log));
+    json_t *data = page_data(log), *run = json_array_get(json_object_get(data, "runs"), 0);
+    assert_non_null(data);
+    assert_string_equal(json_string_value(json_array_get(json_object_get(run, "alarms"), 0)),
+                        "</script><!--\u2028\\");
+    assert_string_equal(json_string_value(json_object_get(run, "status")), "done");
+    assert_true(json_number_value(json_object_get(run, "best_top1")) == 0.5);
+    const json_t *evals = json_object_get(run, "evals"), *heat = json_object_get(run, "heat");
+    assert_true(json_number_value(json_array_get(json_object_get(evals, "top1"), 2)) == 0.375);
+    assert_null(json_object_get(evals, "distance"));
+    const json_t *cosines = json_object_get(json_object_get(heat, "layers"), "cosine");
+    assert_int_equal(json_array_size(cosines), 2);
+    assert_true(json_number_value(json_array_get(json_array_get(cosines, 0), 1)) == 0.75);
+    assert_true(json_is_null(json_array_get(json_array_get(cosines, 1), 1)));
+    json_decref(data);
+    dsc_runlog_destroy(&log);
 }
 
 /* ---- tables ---- */
@@ -432,6 +480,7 @@ int main(void) {
         cmocka_unit_test(test_runlog_from_checkpoint),
         cmocka_unit_test(test_runlog_status),
         cmocka_unit_test(test_runlog_kfac),
+        cmocka_unit_test(test_page),
         cmocka_unit_test(test_differences),
         cmocka_unit_test(test_narrow_table),
         cmocka_unit_test(test_clean),
