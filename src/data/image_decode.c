@@ -18,9 +18,11 @@
 #include <png.h>
 #endif
 
-enum { MAX_SIDE = 20000, MAX_PIXELS = 100000000, MAX_SCANS = 500, MESSAGE_SIZE = 256 };
+enum { MAX_SCANS = 500, MESSAGE_SIZE = 256 };
+/* Of libjpeg, which holds the coefficients of a whole progressive image. */
+static const long max_jpeg_memory = 1L << 30;
 
-typedef enum image_type { IMAGE_OTHER, IMAGE_JPEG, IMAGE_PNG } image_type;
+typedef enum image_type { IMAGE_OTHER, IMAGE_JPEG, IMAGE_PNG, IMAGE_WEBP } image_type;
 
 static image_type type_of(const dsc_encoded *e) {
     static const uint8_t jpeg[] = {0xFF, 0xD8, 0xFF};
@@ -29,7 +31,7 @@ static image_type type_of(const dsc_encoded *e) {
         return IMAGE_JPEG;
     if (e->size >= (int64_t)sizeof png && memcmp(e->data, png, sizeof png) == 0)
         return IMAGE_PNG;
-    return IMAGE_OTHER;
+    return dsc_webp_is(e) ? IMAGE_WEBP : IMAGE_OTHER;
 }
 
 static dsc_status fail_other(const dsc_encoded *e) {
@@ -38,15 +40,19 @@ static dsc_status fail_other(const dsc_encoded *e) {
         start[0] = '\0';
     for (int i = 0; i < 4 && i < e->size; i++)
         snprintf(start + 3 * i, sizeof start - 3 * (size_t)i, " %02x", e->data[i]);
-    return DSC_FAIL(DSC_E_FORMAT, "'%s' is neither a JPEG nor a PNG (%lld bytes, starts%s)", e->name,
+    return DSC_FAIL(DSC_E_FORMAT, "'%s' is no JPEG, PNG or WebP (%lld bytes, starts%s)", e->name,
                     (long long)e->size, start);
 }
 
+static int fits(int64_t h, int64_t w) {
+    return h <= DSC_IMAGE_SIDE && w <= DSC_IMAGE_SIDE && h * w <= DSC_IMAGE_PIXELS;
+}
+
 static dsc_status check_size(const dsc_encoded *e, int64_t h, int64_t w) {
-    if (h < 1 || w < 1 || h > MAX_SIDE || w > MAX_SIDE || h * w > MAX_PIXELS)
+    if (h < 1 || w < 1 || !fits(h, w))
         return DSC_FAIL(DSC_E_FORMAT,
                         "'%s' has %lld x %lld pixels: at most %d a side and %d in all are accepted", e->name,
-                        (long long)w, (long long)h, MAX_SIDE, MAX_PIXELS);
+                        (long long)w, (long long)h, DSC_IMAGE_SIDE, DSC_IMAGE_PIXELS);
     return DSC_OK;
 }
 
@@ -56,19 +62,28 @@ typedef struct jpeg_reader {
     struct jpeg_decompress_struct info;
     struct jpeg_error_mgr errors;
     struct jpeg_progress_mgr progress;
+    int large; /* the whole image would not be decoded */
     jmp_buf escape;
     char message[JMSG_LENGTH_MAX];
 } jpeg_reader;
 
 static void jpeg_on_error(j_common_ptr info) {
     jpeg_reader *reader = info->client_data;
-    reader->errors.format_message(info, reader->message);
+    if (info->err->msg_code == JERR_NO_BACKING_STORE)
+        snprintf(reader->message, sizeof reader->message,
+                 "as a progressive file it needs more than %ld MiB to be decoded: save it as a baseline JPEG",
+                 max_jpeg_memory >> 20);
+    else
+        reader->errors.format_message(info, reader->message);
     longjmp(reader->escape, 1);
 }
 
-/* A file that ends too early is an error; other warnings are common in the wild and harmless. */
+/* A file that ends too early is an error; other warnings are common in the wild and harmless. Of a large image
+ * the data may not end before it does, either: a damaged header would make it very large. */
 static void jpeg_on_message(j_common_ptr info, int level) {
-    if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF)
+    const jpeg_reader *reader = info->client_data;
+    int code = info->err->msg_code;
+    if (level < 0 && (code == JWRN_JPEG_EOF || (reader->large && code == JWRN_HIT_MARKER)))
         jpeg_on_error(info);
 }
 
@@ -93,6 +108,7 @@ static void jpeg_start(jpeg_reader *reader, const dsc_encoded *e) {
     reader->errors.output_message = jpeg_on_output;
     reader->info.client_data = reader;
     jpeg_create_decompress(&reader->info);
+    reader->info.mem->max_memory_to_use = max_jpeg_memory;
     reader->progress.progress_monitor = jpeg_on_progress;
     reader->info.progress = &reader->progress;
     jpeg_mem_src(&reader->info, e->data, (unsigned long)e->size);
@@ -149,12 +165,16 @@ static dsc_status jpeg_try_decode(jpeg_reader *reader, const dsc_encoded *e, int
     if (setjmp(reader->escape))
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is a broken JPEG: %s", e->name, reader->message);
     jpeg_start(reader, e);
-    DSC_TRY(check_size(e, info->image_height, info->image_width));
     int cmyk = info->jpeg_color_space == JCS_CMYK || info->jpeg_color_space == JCS_YCCK;
     info->out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
+    reader->large = !fits(info->image_height, info->image_width);
     info->scale_num = 1;
     info->scale_denom = (unsigned)shrink;
     jpeg_calc_output_dimensions(info);
+    for (; !fits(info->output_height, info->output_width) && info->scale_denom < 8;
+         jpeg_calc_output_dimensions(info))
+        info->scale_denom *= 2;
+    DSC_TRY(check_size(e, info->output_height, info->output_width));
     DSC_TRY(dsc_bytes_reserve(out, (int64_t)info->output_height * info->output_width * 3));
     jpeg_start_decompress(info);
     jpeg_read_rows(reader, out->data);
@@ -231,7 +251,7 @@ static dsc_status png_try_decode(png_reader *reader, const dsc_encoded *e, int64
     if (setjmp(reader->escape))
         return DSC_FAIL(DSC_E_FORMAT, "'%s' is a broken PNG: %s", e->name, reader->message);
     png_set_read_fn(png, reader, png_on_read);
-    png_set_user_limits(png, MAX_SIDE, MAX_SIDE);
+    png_set_user_limits(png, DSC_IMAGE_SIDE, DSC_IMAGE_SIDE);
     png_read_info(png, reader->info);
     png_set_expand(png);
     png_set_scale_16(png);
@@ -289,11 +309,13 @@ static dsc_status png_decode(const dsc_encoded *e, int shrink, dsc_bytes *out, i
 
 dsc_status dsc_image_size(const dsc_encoded *encoded, int64_t *h, int64_t *w) {
     switch (type_of(encoded)) {
-    case IMAGE_JPEG:
-        DSC_TRY(jpeg_size(encoded, h, w));
-        break;
+    case IMAGE_JPEG: /* of any size: large ones are decoded at a reduced size */
+        return jpeg_size(encoded, h, w);
     case IMAGE_PNG:
         DSC_TRY(png_size(encoded, h, w));
+        break;
+    case IMAGE_WEBP:
+        DSC_TRY(dsc_webp_size(encoded, h, w));
         break;
     default:
         return fail_other(encoded);
@@ -307,6 +329,10 @@ dsc_status dsc_image_decode(const dsc_encoded *encoded, int shrink, dsc_bytes *o
         return jpeg_decode(encoded, shrink, out, h, w);
     case IMAGE_PNG:
         return png_decode(encoded, shrink, out, h, w);
+    case IMAGE_WEBP:
+        DSC_TRY(dsc_image_size(encoded, h, w));
+        DSC_TRY(dsc_bytes_reserve(out, *h * *w * 3));
+        return dsc_webp_decode(encoded, *h, *w, out->data);
     default:
         return fail_other(encoded);
     }

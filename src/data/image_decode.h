@@ -1,4 +1,4 @@
-/* JPEG and PNG files in memory to RGB bytes. */
+/* JPEG, PNG and WebP files in memory to RGB bytes. */
 #ifndef DSC_DATA_IMAGE_DECODE_H
 #define DSC_DATA_IMAGE_DECODE_H
 
@@ -11,14 +11,23 @@ typedef struct dsc_encoded {
     int64_t size;
 } dsc_encoded;
 
-/* Height and width from the header. DSC_E_FORMAT when it is neither JPEG nor PNG, broken, or absurdly large;
+/* Height and width from the header. DSC_E_FORMAT when it is no JPEG, PNG or WebP, broken, or absurdly large;
  * DSC_E_UNSUPPORTED when the build lacks the library. */
 dsc_status dsc_image_size(const dsc_encoded *encoded, int64_t *h, int64_t *w) DSC_MUST_CHECK;
 
 /* Decodes to out[h,w,3] bytes. Grey is spread over three channels, CMYK converted, 16 bits scaled to 8, alpha
  * dropped, EXIF orientation ignored. A JPEG may be decoded at 1/shrink of its size (1, 2, 4, 8; rounded up),
- * which is faster; h and w are those of `out`. */
+ * which is faster; a very large one is decoded at a smaller size than that, so that it fits into memory. h and w
+ * are those of `out`. */
 dsc_status dsc_image_decode(const dsc_encoded *encoded, int shrink, dsc_bytes *out, int64_t *h,
                             int64_t *w) DSC_MUST_CHECK;
+
+/* The largest image that is decoded: pixels a side, and in all. */
+enum { DSC_IMAGE_SIDE = 20000, DSC_IMAGE_PIXELS = 100000000 };
+
+/* Size and pixels of a WebP (image_webp.c), whose size has been checked before it is decoded to out[h,w,3]. */
+int dsc_webp_is(const dsc_encoded *encoded);
+dsc_status dsc_webp_size(const dsc_encoded *encoded, int64_t *h, int64_t *w) DSC_MUST_CHECK;
+dsc_status dsc_webp_decode(const dsc_encoded *encoded, int64_t h, int64_t w, uint8_t *out) DSC_MUST_CHECK;
 
 #endif

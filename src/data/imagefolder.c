@@ -1,27 +1,19 @@
 /* Image folders, as ImageNet is unpacked: DIR/train/CLASS/FILE and DIR/val/CLASS/FILE, where val may also be
  * called validation, valid or test; one more folder below CLASS, as in Tiny-ImageNet, is accepted, and so are
- * links to folders and files. FILE ends in .jpg, .jpeg or .png, in either case; all else is
- * passed over. Classes are the folders of DIR/train in the order of their bytes.
- *
- * Training: a random resized crop to S x S and a flip. Evaluation: the shorter side to round(S * 256 / 224),
- * the middle S x S of it. Channels are normalised by ImageNet's usual mean and standard deviation. */
+ * links to folders and files. FILE ends in .jpg, .jpeg, .png or .webp, in
+ * either case; all else is passed over. Classes are the folders of DIR/train in the order of their bytes. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/dataset.h"
-#include "data/image_decode.h"
-#include "data/resample.h"
+#include "data/image_view.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
-enum { DEFAULT_SIZE = 224, MAX_SIZE = 4096, MAX_PATH = 4096, MAX_FILE_BYTES = 1 << 28 };
-
-static const double channel_mean[3] = {0.485, 0.456, 0.406}, channel_std[3] = {0.229, 0.224, 0.225};
+enum { MAX_PATH = 4096 };
 
 /* Names in a folder, sorted. */
 typedef struct name_list {
@@ -108,15 +100,6 @@ static dsc_status list_classes(const char *path, name_list *list) {
     return DSC_OK;
 }
 
-static int is_image_name(const char *name) {
-    static const char *const endings[] = {".jpg", ".jpeg", ".png"};
-    const char *dot = strrchr(name, '.');
-    for (size_t i = 0; dot && i < sizeof endings / sizeof *endings; i++)
-        if (strcasecmp(dot, endings[i]) == 0)
-            return 1;
-    return 0;
-}
-
 /* One more image: `below`/`name` under the root. */
 static dsc_status add_image(folder *f, const char *below, const char *name, int32_t label) {
     size_t length = strlen(below) + strlen(name) + 2;
@@ -143,7 +126,7 @@ static dsc_status add_images(folder *f, const char *below, int nested, int32_t l
     DSC_TRY_GOTO(status, dsc_path_join(f->root, below, &path), done);
     DSC_TRY_GOTO(status, list_names(path, &list), done);
     for (int64_t i = 0; i < list.count; i++) {
-        if (is_image_name(list.name[i])) {
+        if (dsc_image_has_name(list.name[i])) {
             DSC_TRY_GOTO(status, add_image(f, below, list.name[i], label), done);
         } else if (nested) {
             DSC_TRY_GOTO(status, dsc_path_join(path, list.name[i], &inner), done);
@@ -200,8 +183,8 @@ static dsc_status add_class(folder *f, const char *dir, const char *name, dsc_sp
     int64_t before = f->count;
     DSC_TRY(add_images(f, name, 1, (int32_t)(found - f->classes.name)));
     if (f->count == before && split == DSC_SPLIT_TRAIN)
-        return DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s/%s' holds no images (.jpg, .jpeg, .png)", f->root,
-                        name);
+        return DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s/%s' holds no images (.jpg, .jpeg, .png, .webp)",
+                        f->root, name);
     return DSC_OK;
 }
 
@@ -234,7 +217,8 @@ static dsc_status read_split(folder *f, const char *dir, dsc_split split) {
     for (int64_t i = 0; i < present.count; i++)
         DSC_TRY_GOTO(status, add_class(f, dir, present.name[i], split), done);
     if (f->count == 0)
-        status = DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s' holds no images (.jpg, .jpeg, .png)", f->root);
+        status =
+            DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s' holds no images (.jpg, .jpeg, .png, .webp)", f->root);
 done:
     free_names(&present);
     return status;
@@ -246,74 +230,6 @@ static void close_set(dsc_dataset *dataset) {
 }
 
 /* ---- sampling ---- */
-/* What to cut out of an image of h x w, and how large it becomes. */
-typedef struct view {
-    dsc_box box;
-    int64_t total_h, total_w, top, left;
-    int flip;
-} view;
-
-static view training_view(dsc_rng *rng, int64_t h, int64_t w, int64_t size) {
-    view v = {dsc_box_draw(rng, h, w), size, size, 0, 0, 0};
-    v.flip = (int)(dsc_rng_u32(rng) >> 31);
-    return v;
-}
-
-static view evaluation_view(int64_t h, int64_t w, int64_t size) {
-    int64_t side = llround((double)size * 256 / 224);
-    view v = {{0, 0, (double)w, (double)h}, side, side, 0, 0, 0};
-    if (h < w)
-        v.total_w = side * w / h;
-    else
-        v.total_h = side * h / w;
-    v.top = llrint((double)(v.total_h - size) / 2);
-    v.left = llrint((double)(v.total_w - size) / 2);
-    return v;
-}
-
-/* The largest reduction in decoding that leaves at least the wanted number of pixels. */
-static int choose_shrink(const view *v) {
-    int shrink = 8;
-    while (shrink > 1 && (v->box.h / shrink < (double)v->total_h || v->box.w / shrink < (double)v->total_w))
-        shrink /= 2;
-    return shrink;
-}
-
-/* Bytes to normalised floats, flipped where the view says so. */
-static void finish(int64_t size, int flip, float *x) {
-    const float mean[3] = {(float)channel_mean[0], (float)channel_mean[1], (float)channel_mean[2]};
-    const float std[3] = {(float)channel_std[0], (float)channel_std[1], (float)channel_std[2]};
-    for (int64_t y = 0; y < size; y++) {
-        float *row = x + y * size * 3;
-        for (int64_t i = 0; flip && i < size / 2; i++) {
-            float *a = row + 3 * i, *b = row + 3 * (size - 1 - i);
-            for (int c = 0; c < 3; c++) {
-                float swap = a[c];
-                a[c] = b[c];
-                b[c] = swap;
-            }
-        }
-        for (int64_t i = 0; i < size; i++)
-            for (int c = 0; c < 3; c++)
-                row[3 * i + c] = (row[3 * i + c] / 255 - mean[c]) / std[c];
-    }
-}
-
-static dsc_status present(const dsc_dataset *dataset, const dsc_encoded *encoded, dsc_sample_key key,
-                          dsc_scratch *scratch, float *x) {
-    int64_t h = 0, w = 0, got_h = 0, got_w = 0, size = dataset->info.h;
-    DSC_TRY(dsc_image_size(encoded, &h, &w));
-    dsc_rng rng = dsc_augment_rng(dataset->options.seed, key);
-    view v = key.augment ? training_view(&rng, h, w, size) : evaluation_view(h, w, size);
-    DSC_TRY(dsc_image_decode(encoded, choose_shrink(&v), &scratch->image, &got_h, &got_w));
-    double by_h = (double)got_h / (double)h, by_w = (double)got_w / (double)w;
-    dsc_resample_axis down = {got_h, v.box.y * by_h, v.box.h * by_h, v.total_h, v.top, size};
-    dsc_resample_axis across = {got_w, v.box.x * by_w, v.box.w * by_w, v.total_w, v.left, size};
-    DSC_TRY(dsc_resample(scratch->image.data, &down, &across, &scratch->resample, x));
-    finish(size, v.flip, x);
-    return DSC_OK;
-}
-
 static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label) {
     const folder *f = dataset->state;
@@ -321,13 +237,14 @@ static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment,
     int64_t bytes = 0;
     snprintf(path, sizeof path, "%s/%s", f->root, f->names + f->offset[index]);
     DSC_TRY(dsc_file_size(path, &bytes));
-    if (bytes > MAX_FILE_BYTES)
+    if (bytes > DSC_IMAGE_BYTES)
         return DSC_FAIL(DSC_E_FORMAT, "imagefolder: '%s' has %lld bytes: at most %d are accepted", path,
-                        (long long)bytes, MAX_FILE_BYTES);
+                        (long long)bytes, DSC_IMAGE_BYTES);
     DSC_TRY(dsc_bytes_reserve(&scratch->file, bytes));
     DSC_TRY(dsc_file_read(path, bytes, scratch->file.data));
     dsc_encoded encoded = {path, scratch->file.data, bytes};
-    dsc_status status = present(dataset, &encoded, (dsc_sample_key){index, epoch, augment}, scratch, x);
+    dsc_status status =
+        dsc_image_present(dataset, &encoded, (dsc_sample_key){index, epoch, augment}, scratch, x);
     if (status != DSC_OK)
         return dsc_error_prefix(status, "imagefolder");
     *label = f->label[index];
@@ -345,10 +262,8 @@ static const dsc_dataset_type folder_type = {
 static dsc_status open_set(void *context, const char *argument, dsc_split split,
                            const dsc_data_options *options, dsc_dataset **out) {
     (void)context;
-    int64_t size = options->image_size ? options->image_size : DEFAULT_SIZE;
-    if (size < 1 || size > MAX_SIZE)
-        return DSC_FAIL(DSC_E_INVALID, "imagefolder: image size %lld: must be 1 to %d", (long long)size,
-                        MAX_SIZE);
+    int64_t size = 0;
+    DSC_TRY(dsc_image_side(dsc_kind_imagefolder.name, options, &size));
     folder *f;
     dsc_status status;
     DSC_TRY(dsc_memory_alloc(1, sizeof *f, &f));
@@ -362,7 +277,7 @@ static dsc_status open_set(void *context, const char *argument, dsc_split split,
     info->c = 3;
     info->classes = f->classes.count;
     (*out)->class_names = (const char *const *)f->classes.name;
-    dsc_dataset_note_normalisation(*out, channel_mean, channel_std);
+    dsc_dataset_note_normalisation(*out, dsc_image_mean, dsc_image_std);
     (*out)->state = f;
     return DSC_OK;
 fail:

@@ -9,6 +9,9 @@
 #ifdef DSC_HAVE_PNG
 #include <png.h>
 #endif
+#ifdef DSC_HAVE_WEBP
+#include <webp/encode.h>
+#endif
 
 #ifdef DSC_HAVE_JPEG
 size_t test_jpeg(const test_image *image, test_colours colours, int adobe_marker, int progressive,
@@ -116,6 +119,24 @@ size_t test_png(const test_image *image, test_png_kind kind, int interlaced, siz
 size_t test_png(const test_image *image, test_png_kind kind, int interlaced, size_t room, uint8_t *out) {
     (void)image, (void)kind, (void)interlaced, (void)room, (void)out;
     fail_msg("no PNG library");
+    return 0;
+}
+#endif
+
+#ifdef DSC_HAVE_WEBP
+size_t test_webp(const test_image *image, int lossless, size_t room, uint8_t *out) {
+    uint8_t *packed = NULL;
+    size_t size = lossless ? WebPEncodeLosslessRGB(image->pixels, image->w, image->h, 3 * image->w, &packed)
+                           : WebPEncodeRGB(image->pixels, image->w, image->h, 3 * image->w, 90, &packed);
+    assert_true(size > 0 && size <= room);
+    memcpy(out, packed, size);
+    WebPFree(packed);
+    return size;
+}
+#else
+size_t test_webp(const test_image *image, int lossless, size_t room, uint8_t *out) {
+    (void)image, (void)lossless, (void)room, (void)out;
+    fail_msg("built without libwebp");
     return 0;
 }
 #endif

@@ -1,5 +1,5 @@
-/* Writing JPEG and PNG images into memory, for tests. Without the libraries these fail the test: check
- * DSC_HAVE_JPEG and DSC_HAVE_PNG first. */
+/* Writing JPEG, PNG and WebP images into memory, for tests. Without the libraries these fail the test: check
+ * DSC_HAVE_JPEG, DSC_HAVE_PNG and DSC_HAVE_WEBP first. */
 #ifndef DSC_TESTS_DATA_ENCODE_H
 #define DSC_TESTS_DATA_ENCODE_H
 
@@ -34,5 +34,8 @@ typedef enum test_png_kind {
  * index a pixel, colour i being (i, 255 - i, 2 i mod 256), with transparency; GREY1 one byte a pixel, 0 or 1.
  */
 size_t test_png(const test_image *image, test_png_kind kind, int interlaced, size_t room, uint8_t *out);
+
+/* A WebP of pixels[h,w,3]. */
+size_t test_webp(const test_image *image, int lossless, size_t room, uint8_t *out);
 
 #endif

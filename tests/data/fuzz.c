@@ -131,7 +131,7 @@ static void test_idx_packed(void **state) {
 }
 
 /* ---- images in memory ---- */
-#if defined DSC_HAVE_JPEG || defined DSC_HAVE_PNG
+#if defined DSC_HAVE_JPEG || defined DSC_HAVE_PNG || defined DSC_HAVE_WEBP
 static uint8_t pixels[16 * 16 * 6];
 
 static void fill_pixels(void) {
@@ -171,6 +171,26 @@ static void test_jpeg_images(void **state) {
         accepted += try_image(mutate(&rng, size), 1 << i % 4);
     }
     assert_true(accepted > INPUTS / 100); /* else nothing but signatures was tested */
+    assert_true(accepted < INPUTS);
+}
+#endif
+
+#ifdef DSC_HAVE_WEBP
+static void test_webp_images(void **state) {
+    (void)state;
+    fill_pixels();
+    int accepted = 0;
+    for (uint64_t i = 0; i < INPUTS; i++) {
+        dsc_rng rng = dsc_rng_start(1, DSC_RNG_TEST, 8, i);
+        test_image image = {8 + (int)dsc_rng_below(&rng, 9), 8 + (int)dsc_rng_below(&rng, 9), pixels};
+        static size_t sizes[2];
+        static uint8_t packed[2][ROOM];
+        if (i % 64 < 2) /* encoding takes longer than decoding */
+            sizes[i % 2] = test_webp(&image, i % 2, ROOM, packed[i % 2]);
+        memcpy(base, packed[i % 2], sizes[i % 2]);
+        accepted += try_image(mutate(&rng, sizes[i % 2]), 1);
+    }
+    assert_true(accepted > INPUTS / 100);
     assert_true(accepted < INPUTS);
 }
 #endif
@@ -278,6 +298,9 @@ int main(void) {
         cmocka_unit_test(test_cifar_files), cmocka_unit_test(test_idx_raw), cmocka_unit_test(test_idx_packed),
 #ifdef DSC_HAVE_JPEG
         cmocka_unit_test(test_jpeg_images),
+#endif
+#ifdef DSC_HAVE_WEBP
+        cmocka_unit_test(test_webp_images),
 #endif
 #ifdef DSC_HAVE_PNG
         cmocka_unit_test(test_png_images),  cmocka_unit_test(test_listing),

@@ -118,6 +118,58 @@ static void test_jpeg_kinds(void **state) {
 }
 #endif
 
+#ifdef DSC_HAVE_JPEG
+/* More than 20,000 pixels a side: decoded at half of the size, whatever was asked for. */
+static void test_large_jpeg(void **state) {
+    (void)state;
+    enum { HIGH = 20016, WIDE = 16 };
+    static uint8_t pixels[HIGH * WIDE], packed[HIGH * WIDE];
+    for (int y = 0; y < HIGH; y++)
+        memset(pixels + y * WIDE, 255 * (y >= HIGH / 2), WIDE);
+    test_image image = {WIDE, HIGH, pixels};
+    dsc_bytes out = {NULL, 0};
+    for (int progressive = 0; progressive < 2; progressive++) {
+        size_t size = test_jpeg(&image, TEST_GREY, 0, progressive, sizeof packed, packed);
+        dsc_encoded encoded = {"large.jpg", packed, (int64_t)size};
+        for (int shrink = 1; shrink <= 8; shrink *= 2) {
+            int64_t h = 0, w = 0, by = shrink > 1 ? shrink : 2;
+            assert_ok(dsc_image_size(&encoded, &h, &w));
+            assert_true(h == HIGH && w == WIDE);
+            assert_ok(dsc_image_decode(&encoded, shrink, &out, &h, &w));
+            assert_true(h == HIGH / by && w == WIDE / by);
+            assert_true(out.data[0] < 10 && out.data[3 * h * w - 1] > 245);
+        }
+    }
+    dsc_bytes_free(&out);
+}
+#endif
+
+#ifdef DSC_HAVE_WEBP
+/* Without loss the pixels are the same; with it, a smooth image is near. */
+static void test_webp_images(void **state) {
+    (void)state;
+    enum { H = 20, W = 28 };
+    uint8_t pixels[H * W * 3];
+    for (int y = 0; y < H; y++)
+        for (int x = 0; x < W; x++)
+            for (int c = 0; c < 3; c++)
+                pixels[(y * W + x) * 3 + c] = (uint8_t)(c == 0 ? 9 * x : c == 1 ? 12 * y : 128);
+    test_image image = {W, H, pixels};
+    dsc_bytes out = {NULL, 0};
+    for (int lossless = 0; lossless < 2; lossless++) {
+        int64_t h = 0, w = 0;
+        dsc_encoded encoded = {"x.webp", file, (int64_t)test_webp(&image, lossless, ROOM, file)};
+        assert_ok(dsc_image_size(&encoded, &h, &w));
+        assert_true(h == H && w == W);
+        assert_ok(dsc_image_decode(&encoded, 4, &out, &h, &w)); /* shrink is for JPEGs only */
+        assert_true(h == H && w == W);
+        for (int i = 0; i < H * W * 3; i++)
+            assert_true(abs(out.data[i] - pixels[i]) <= (lossless ? 0 : 24));
+    }
+    dsc_bytes_free(&out);
+}
+#endif
+
 static void expect_broken(const void *data, size_t size, const char *message) {
     dsc_encoded encoded = {"dir/x.JPEG", data, (int64_t)size};
     dsc_bytes out = {NULL, 0};
@@ -133,7 +185,7 @@ static void expect_broken(const void *data, size_t size, const char *message) {
 
 static void test_broken_images(void **state) {
     (void)state;
-    expect_broken("\0\0\0\0\0", 5, "'dir/x.JPEG' is neither a JPEG nor a PNG (5 bytes, starts 00 00 00 00)");
+    expect_broken("\0\0\0\0\0", 5, "'dir/x.JPEG' is no JPEG, PNG or WebP (5 bytes, starts 00 00 00 00)");
     expect_broken("GI", 2, "(2 bytes, starts 47 49)");
     expect_broken("", 0, "(0 bytes, starts nowhere)");
 #if defined DSC_HAVE_JPEG || defined DSC_HAVE_PNG
@@ -151,9 +203,34 @@ static void test_broken_images(void **state) {
     while (frame[0] != 0xFF || frame[1] != 0xC0)
         frame++;
     memcpy(frame + 5, (uint8_t[]){0x4E, 0x21, 0, 16}, 4); /* 20001 high */
-    expect_broken(file, size, "has 16 x 20001 pixels: at most 20000 a side");
+    expect_broken(file, size, "is a broken JPEG: Corrupt JPEG data: premature end of data segment");
     memcpy(frame + 5, (uint8_t[]){0x4E, 0x20, 0x4E, 0x20}, 4);
-    expect_broken(file, size, "has 20000 x 20000 pixels");
+    expect_broken(file, size, "is a broken JPEG: Corrupt JPEG data: premature end of data segment");
+    size = test_jpeg(&image, TEST_RGB, 0, 1, ROOM, file);
+    for (frame = file; frame[0] != 0xFF || frame[1] != 0xC2;)
+        frame++;
+    memcpy(frame + 5, (uint8_t[]){0x4E, 0x20, 0x4E, 0x20}, 4);
+    expect_broken(file, size, "needs more than 1024 MiB to be decoded: save it as a baseline JPEG");
+#endif
+#ifdef DSC_HAVE_WEBP
+    size = test_webp(&image, 0, ROOM, file);
+    expect_broken(file, 12, "is a broken WebP: the file ends too early");
+    expect_broken(file, size / 2, "is a broken WebP: the file ends too early");
+    memcpy(file + 12, "junk", 4);
+    expect_broken(file, size, "is a broken WebP");
+    static const uint8_t moving[] = {
+        'R', 'I', 'F', 'F', 22, 0, 0, 0, 'W', 'E', 'B', 'P', 'V', 'P', '8',
+        'X', 10,  0,   0,   0,  2, 0, 0, 0,   15,  0,   0,   15,  0,   0}; /* flag 2: animation */
+    expect_broken(moving, sizeof moving, "is an animated WebP: save one of its pictures alone");
+    static const uint8_t huge[] = {'R', 'I', 'F', 'F', 22,   0,    0,  0,    'W',  'E',
+                                   'B', 'P', 'V', 'P', '8',  'X',  10, 0,    0,    0,
+                                   0,   0,   0,   0,   0xFF, 0x3E, 0,  0xFF, 0x3E, 0}; /* 16128 a side */
+    expect_broken(huge, sizeof huge, "has 16128 x 16128 pixels: at most");
+#else
+    static const uint8_t some[] = {'R', 'I', 'F', 'F', 4, 0, 0, 0, 'W', 'E', 'B', 'P'};
+    dsc_encoded encoded = {"x.webp", some, sizeof some};
+    int64_t h, w;
+    assert_fails(DSC_E_UNSUPPORTED, "install libwebp-dev and build again", dsc_image_size(&encoded, &h, &w));
 #endif
 #ifdef DSC_HAVE_PNG
     size = test_png(&image, TEST_PNG_RGB, 0, ROOM, file);
@@ -350,7 +427,8 @@ static void test_folder_messages(void **state) {
     expect_folder(spec, DSC_SPLIT_TRAIN, DSC_E_FORMAT,
                   "/train' holds 1 class folders: at least 2 are needed");
     test_write(folder, "train/bee/x.txt", "x", 1);
-    expect_folder(spec, DSC_SPLIT_TRAIN, DSC_E_FORMAT, "/train/bee' holds no images (.jpg, .jpeg, .png)");
+    expect_folder(spec, DSC_SPLIT_TRAIN, DSC_E_FORMAT,
+                  "/train/bee' holds no images (.jpg, .jpeg, .png, .webp)");
     write_png(folder, "train/bee/0.png", 0, 16, 16);
     expect_folder(spec, DSC_SPLIT_VAL, DSC_E_NOT_FOUND, "/val' is missing: put the validation images into");
     snprintf(path, sizeof path, "%s/val", folder);
@@ -422,7 +500,7 @@ static void test_folder_broken_files(void **state) {
     dsc_dataset *set = open_folder(spec, DSC_SPLIT_TRAIN, 14);
     test_write(folder, "train/cow/3.JPEG", "\0\0\0\0", 4);
     assert_fails(DSC_E_FORMAT, "imagefolder: '", dsc_dataset_sample(set, 3, 0, 0, x, &label));
-    assert_fails(DSC_E_FORMAT, "/train/cow/3.JPEG' is neither a JPEG nor a PNG (4 bytes, starts 00 00 00 00)",
+    assert_fails(DSC_E_FORMAT, "/train/cow/3.JPEG' is no JPEG, PNG or WebP (4 bytes, starts 00 00 00 00)",
                  dsc_dataset_sample(set, 3, 0, 0, x, &label));
     snprintf(path, sizeof path, "%s/train/cow/3.JPEG", folder);
     assert_int_equal(unlink(path), 0);
@@ -512,6 +590,12 @@ int main(void) {
 #ifdef DSC_HAVE_JPEG
         cmocka_unit_test(test_jpeg_kinds),
         cmocka_unit_test(test_folder_shrunk_jpeg),
+#endif
+#ifdef DSC_HAVE_JPEG
+        cmocka_unit_test(test_large_jpeg),
+#endif
+#ifdef DSC_HAVE_WEBP
+        cmocka_unit_test(test_webp_images),
 #endif
         cmocka_unit_test(test_broken_images),
         cmocka_unit_test(test_resample),

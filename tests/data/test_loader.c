@@ -295,7 +295,7 @@ static void test_errors_in_threads(void **state) {
         dsc_batch batch;
         for (int i = 0; i < 3; i++) {
             assert_fails(DSC_E_FORMAT,
-                         "/train/a/00.png' is neither a JPEG nor a PNG (8 bytes, starts 6e 6f 20 69)",
+                         "/train/a/00.png' is no JPEG, PNG or WebP (8 bytes, starts 6e 6f 20 69)",
                          dsc_loader_next(loader, queue, &batch));
             assert_int_equal(strncmp(dsc_error_message(), "rank 3: imagefolder: '", 22), 0);
         }
