@@ -5,6 +5,7 @@
 #include "cli/info_plan.h"
 #include "cli/model_facts.h"
 #include "cli/support.h"
+#include "descent/log.h"
 #include "descent/version.h"
 
 #include <jansson.h>
@@ -276,6 +277,12 @@ static dsc_status describe_model(const dsc_cli_session *session, const info_valu
                                  dsc_model *model) {
     dsc_model_facts *facts = NULL;
     dsc_kfac_plan *plan = NULL;
+    dsc_kfac_options usual;
+    dsc_kfac_options_init(&usual);
+    if (v->kfac.strategy != DSC_KFAC_HYBRID_OPT && v->kfac.grad_worker_fraction != usual.grad_worker_fraction)
+        dsc_log(DSC_LOG_WARNING,
+                "--kfac-grad-worker-fraction %g has no effect: only --kfac-strategy hybrid-opt uses it",
+                v->kfac.grad_worker_fraction);
     model_info info = {
         .name = v->model, .ranks = v->ranks > 0 ? v->ranks : dsc_comm_size(session->comm), .kfac = &v->kfac};
     dsc_status status = dsc_model_facts_create(model, v->batch, &facts);

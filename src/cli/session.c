@@ -134,6 +134,12 @@ dsc_status dsc_cli_open(dsc_cli_session *session, const char *device, int thread
     if (session->tune && !dsc_device_tunes(session->device))
         dsc_log(DSC_LOG_WARNING, "--tune: there is nothing to tune on this device, %s",
                 dsc_device_description(session->device));
+    if (strcmp(comm, "nccl") == 0 && dsc_device_is_host(session->device))
+        return dsc_cli_agree(session,
+                             DSC_CLI_FAIL(DSC_E_INVALID,
+                                          "--comm nccl: it sends between GPUs, but this is device %s; "
+                                          "give --comm mpi or leave it out",
+                                          dsc_device_name(session->device)));
     DSC_CLI_TRY(choose_comm(session, comm));
     DSC_CLI_TRY(open_failures(session));
     return dsc_comm_set_timeout(session->comm, session->timeout);

@@ -7,13 +7,14 @@
 #include "data/dataset.h"
 #include "data/image_view.h"
 
+#include <ctype.h>
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PATH = 4096 };
+enum { MAX_PATH = 4096, PASSED_KINDS = 6 };
 
 /* Names in a folder, sorted. */
 typedef struct name_list {
@@ -31,6 +32,10 @@ typedef struct folder {
     int32_t *label;
     int64_t label_capacity;
     int64_t count;
+    struct {
+        char ending[16]; /* ".txt", in small letters; "" for names without one */
+        int64_t count;
+    } passed[PASSED_KINDS]; /* files that are not taken for images; the last entry counts all others */
 } folder;
 
 /* ---- listing ---- */
@@ -76,8 +81,22 @@ done:
     return status;
 }
 
-/* The folders in `path`, sorted. */
-static dsc_status list_classes(const char *path, name_list *list) {
+/* Counts a file that is not taken for an image. */
+static void pass_over(folder *f, const char *name) {
+    const char *dot = strrchr(name, '.');
+    char ending[sizeof f->passed[0].ending] = "";
+    int kind = 0;
+    for (size_t i = 0; dot && strlen(dot) < sizeof ending && dot[i]; i++)
+        ending[i] = (char)tolower((unsigned char)dot[i]);
+    while (kind < PASSED_KINDS - 1 && f->passed[kind].count > 0 &&
+           strcmp(f->passed[kind].ending, ending) != 0)
+        kind++;
+    if (f->passed[kind].count++ == 0)
+        snprintf(f->passed[kind].ending, sizeof ending, "%s", ending);
+}
+
+/* The folders in `path`, sorted. Other names are counted in `f`, unless that is NULL. */
+static dsc_status list_classes(const char *path, folder *f, name_list *list) {
     DSC_TRY(list_names(path, list));
     int64_t kept = 0;
     for (int64_t i = 0; i < list->count; i++) {
@@ -91,6 +110,8 @@ static dsc_status list_classes(const char *path, name_list *list) {
             char *swap = list->name[kept];
             list->name[kept++] = list->name[i];
             list->name[i] = swap;
+        } else if (f) {
+            pass_over(f, list->name[i]);
         }
         dsc_memory_free(&inner);
     }
@@ -98,6 +119,23 @@ static dsc_status list_classes(const char *path, name_list *list) {
         dsc_memory_free(&list->name[i]);
     list->count = kept;
     return DSC_OK;
+}
+
+/* "12 files in 'DIR/train' were passed over: 10 .gif, 2 without an ending; ...", or "" where none were. */
+static void describe_passed(const folder *f, char *text, size_t size) {
+    char kinds[160] = "";
+    int64_t all = 0;
+    for (int i = 0; i < PASSED_KINDS && f->passed[i].count > 0; i++) {
+        size_t used = strlen(kinds);
+        const char *ending = i == PASSED_KINDS - 1 ? "others" : f->passed[i].ending;
+        snprintf(kinds + used, sizeof kinds - used, "%s%lld %s", i ? ", " : "", (long long)f->passed[i].count,
+                 *ending ? ending : "without an ending");
+        all += f->passed[i].count;
+    }
+    text[0] = '\0';
+    if (all > 0)
+        snprintf(text, size, "%lld file%s in '%.100s' %s passed over: %s; images are .jpg, .jpeg, .png or .webp",
+                 (long long)all, all == 1 ? "" : "s", f->root, all == 1 ? "was" : "were", kinds);
 }
 
 /* One more image: `below`/`name` under the root. */
@@ -133,8 +171,12 @@ static dsc_status add_images(folder *f, const char *below, int nested, int32_t l
             DSC_TRY_GOTO(status, dsc_path_join(below, list.name[i], &inner_below), done);
             if (dsc_file_is_directory(inner))
                 DSC_TRY_GOTO(status, add_images(f, inner_below, 0, label), done);
+            else
+                pass_over(f, list.name[i]);
             dsc_memory_free(&inner);
             dsc_memory_free(&inner_below);
+        } else {
+            pass_over(f, list.name[i]);
         }
     }
 done:
@@ -160,7 +202,7 @@ static void close_folder(folder **f) {
 static dsc_status read_classes(const char *dir, name_list *classes) {
     char *train;
     DSC_TRY(dsc_path_join(dir, "train", &train));
-    dsc_status status = list_classes(train, classes);
+    dsc_status status = list_classes(train, NULL, classes);
     if (status == DSC_E_NOT_FOUND)
         status = DSC_FAIL(status,
                           "imagefolder: '%s' is missing: put the images into '%s/train/CLASS/' and "
@@ -206,7 +248,7 @@ static dsc_status read_split(folder *f, const char *dir, dsc_split split) {
     name_list present = {NULL, 0, 0};
     dsc_status status;
     DSC_TRY(find_root(dir, split, &f->root));
-    status = list_classes(f->root, &present);
+    status = list_classes(f->root, f, &present);
     if (status == DSC_E_NOT_FOUND)
         return DSC_FAIL(
             status,
@@ -276,6 +318,7 @@ static dsc_status open_set(void *context, const char *argument, dsc_split split,
     info->h = info->w = size;
     info->c = 3;
     info->classes = f->classes.count;
+    describe_passed(f, (*out)->passed_over, sizeof(*out)->passed_over);
     (*out)->class_names = (const char *const *)f->classes.name;
     dsc_dataset_note_normalisation(*out, dsc_image_mean, dsc_image_std);
     (*out)->state = f;

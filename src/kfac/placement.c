@@ -331,10 +331,29 @@ static dsc_status count_loads(const builder *b) {
 
 /* ---- life ---- */
 
+/* More blocks than the largest factor has rows cannot be meant. */
+static dsc_status check_blocks(const builder *b) {
+    const dsc_kfac_plan *plan = b->plan;
+    int64_t rows = 0;
+    for (int64_t u = 0; u < plan->unit_count; u++)
+        if (plan->units[u].kind == DSC_KFAC_CONV2D) {
+            rows = plan->units[u].a_n > rows ? plan->units[u].a_n : rows;
+            rows = plan->units[u].g_n > rows ? plan->units[u].g_n : rows;
+        }
+    if (rows == 0 || b->blocks <= rows)
+        return DSC_OK;
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "%lld K-FAC diagonal blocks, but the largest factor of a convolution has %lld rows: choose "
+        "fewer (kfac-diag-blocks)",
+        (long long)b->blocks, (long long)rows);
+}
+
 static dsc_status build(builder *b) {
     DSC_TRY(survey(b));
     DSC_TRY(make_units(b));
     DSC_TRY(make_items(b->plan));
+    DSC_TRY(check_blocks(b));
     DSC_TRY(b->options->placement == DSC_KFAC_ROUND_ROBIN ? place_in_turns(b) : place_by_cost(b));
     return count_loads(b);
 }

@@ -9,6 +9,7 @@
 #include "train/survive.h"
 #include "train/sync.h"
 #include "train/trainer_internal.h"
+#include "train/warn.h"
 
 #include <math.h>
 #include <stdatomic.h>
@@ -234,8 +235,7 @@ static void warn_of_kfac(dsc_trainer *t) {
     if (!message || (t->kfac_warned >> alarm & 1) || t->rank != 0)
         return;
     t->kfac_warned |= 1u << alarm;
-    dsc_log(DSC_LOG_WARNING, "%s", message);
-    dsc_metrics_alarm(t->metrics, &t->state, dsc_trainer_last_epoch(t), message);
+    dsc_warn(t, "%s", message);
 }
 
 /* A step and what is due right after it. */

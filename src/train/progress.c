@@ -6,6 +6,7 @@
 #include "train/early_stop.h"
 #include "train/share.h"
 #include "train/trainer_internal.h"
+#include "train/warn.h"
 
 #include <stdio.h>
 
@@ -60,6 +61,7 @@ void dsc_trainer_report_step(dsc_trainer *t) {
     p.images_per_s = per_second(t->step_images, t->smoothed_seconds);
     p.eta_s = time_left(t);
     dsc_trainer_emit(t, &p);
+    dsc_warn_of_loss(t);
 }
 
 void dsc_trainer_report_epoch(dsc_trainer *t, int64_t epoch) {
@@ -94,6 +96,7 @@ void dsc_trainer_report_evaluation(dsc_trainer *t, int64_t epoch, const dsc_eval
                  100 * e->ema.top1, 100 * e->ema.top5);
         dsc_trainer_emit_text(t, DSC_EVENT_NOTE, text);
     }
+    dsc_warn_of_accuracy(t, result);
 }
 
 void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result) {
@@ -138,6 +141,7 @@ dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) {
                                .step = t->state.step};
         dsc_metrics_run(t->metrics, &t->options, &facts);
         dsc_announce(t, resumed);
+        dsc_warn_of_start(t, resumed);
     }
     dsc_memory_free(&devices);
     dsc_memory_free(&text);

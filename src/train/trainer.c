@@ -399,6 +399,19 @@ static dsc_status open_named(dsc_trainer *t) {
     return o->eval_every > 0 ? dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set) : DSC_OK;
 }
 
+/* Only some data sets have images that are resized. */
+static dsc_status check_size(dsc_trainer *t, const dsc_train_options *given) {
+    const long long asked = given ? (long long)given->image_size : 0;
+    if (asked > 0 && asked != t->info.h)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "image-size %lld: the images of %s are %lldx%lld and are not resized; leave the option "
+            "out, or use an image folder (imagefolder:DIR)",
+            asked, t->options.data, (long long)t->info.h, (long long)t->info.w);
+    t->settings.train.image_size = t->options.image_size = t->info.h;
+    return DSC_OK;
+}
+
 dsc_status dsc_trainer_create_named(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                                     dsc_trainer **out) {
     dsc_trainer *t = NULL;
@@ -408,6 +421,8 @@ dsc_status dsc_trainer_create_named(dsc_comm *comm, dsc_device *device, const ds
     t->options = t->settings.train;
     if (status == DSC_OK)
         status = open_named(t);
+    if (status == DSC_OK)
+        status = check_size(t, options);
     return finish_creation(t, status, out);
 }
 

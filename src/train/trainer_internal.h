@@ -64,6 +64,17 @@ typedef struct dsc_origin {
     char path[DSC_ORIGIN_SIZE];
 } dsc_origin;
 
+/* What warnings (warn.c) remember of a run. */
+typedef struct dsc_run_watch {
+    int64_t steps;          /* collected in this process */
+    int64_t evaluations;    /* done in this process */
+    double loss;            /* smoothed over the last steps */
+    double first;           /* the same after the first ones, at least that of guessing */
+    double lowest;          /* the lowest of `loss` */
+    double chance;          /* the accuracy of guessing */
+    int exploded, guessing; /* 1: the warning has been given */
+} dsc_run_watch;
+
 struct dsc_trainer {
     dsc_settings settings;
     dsc_train_options options; /* settings.train, whose parts are in `settings` */
@@ -94,6 +105,7 @@ struct dsc_trainer {
     unsigned kfac_warned; /* bit a: the log has the message of K-FAC's alarm a */
     dsc_damping damping;
     dsc_ema *ema;         /* the average of the weights over the steps; NULL: none */
+    dsc_run_watch watch;
     dsc_comm *kfac_comm;  /* a communicator of this rank alone, where K-FAC is its own; else NULL */
     dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */
     dsc_schedule schedule;
