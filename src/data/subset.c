@@ -7,6 +7,8 @@
 #include "base/memory.h"
 #include "data/dataset.h"
 
+#include <string.h>
+
 #include <math.h>
 
 typedef struct subset {
@@ -160,6 +162,8 @@ dsc_status dsc_subset_open(dsc_dataset **base, dsc_split split, const dsc_data_o
     dataset->info.name = name;
     dataset->info.count = count;
     dataset->class_names = s->base->class_names;
+    if (split == DSC_SPLIT_TRAIN) /* the other part has the same files */
+        memcpy(dataset->passed_over, s->base->passed_over, sizeof dataset->passed_over);
     dsc_dataset_note_normalisation(dataset, s->base->mean, s->base->std);
     dataset->state = s;
     *base = NULL;

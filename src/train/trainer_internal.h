@@ -104,7 +104,7 @@ struct dsc_trainer {
     dsc_kfac *kfac;       /* NULL: gradients are left as they are */
     unsigned kfac_warned; /* bit a: the log has the message of K-FAC's alarm a */
     dsc_damping damping;
-    dsc_ema *ema;         /* the average of the weights over the steps; NULL: none */
+    dsc_ema *ema; /* the average of the weights over the steps; NULL: none */
     dsc_run_watch watch;
     dsc_comm *kfac_comm;  /* a communicator of this rank alone, where K-FAC is its own; else NULL */
     dsc_factors *factors; /* K-FAC's factors averaged by gossip; NULL: they are not */

@@ -89,8 +89,11 @@ static int64_t *count_classes(const dsc_dataset *data) {
     if (!data || !data->type->label ||
         dsc_memory_alloc(data->info.classes, sizeof *counts, &counts) != DSC_OK)
         return NULL;
-    for (int64_t i = 0; i < data->info.count; i++)
-        counts[data->type->label(data, i)]++;
+    for (int64_t i = 0; i < data->info.count; i++) {
+        int32_t label = data->type->label(data, i);
+        if (label >= 0 && label < data->info.classes)
+            counts[label]++;
+    }
     return counts;
 }
 

@@ -69,6 +69,9 @@ has stderr "warning: 2 of 4 classes have no validation images ('bee', 'cat')"
 expect 0 "" "${folder[@]}" --out none --eval-every 0
 ! grep -q "validation images" stderr || complain "a class without validation images, where nothing is evaluated"
 
+expect 0 "warning: 5 files in 'set/train' were passed over" "${folder[@]}" --out none --val-split 0.25
+[ "$(wc -l <stderr)" = 1 ] || complain "a part of an image folder: not one warning: $(cat stderr)"
+
 # Command lines that cannot be meant. ARGUMENTS | what the message must hold.
 while IFS='|' read -r arguments text; do
     # shellcheck disable=SC2086 # the arguments are several words
