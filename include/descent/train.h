@@ -177,6 +177,10 @@ typedef struct dsc_train_options {
 
     /* As in dsc_data_options, where the data are opened by name; 0. */
     double val_split;
+
+    /* A trace of every rank is written to this file (rank R: with `.rank-R` before its last dot), in the JSON format
+     * of Perfetto and chrome://tracing; NULL: none is. A process can write one at a time. */
+    const char *trace;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

@@ -117,6 +117,9 @@ struct dsc_request {
     int expired;    /* 1: the last wait for it has timed out, and it is still in flight */
     dsc_comm_op op; /* with peer and tag, for error messages */
     int peer, tag;
+    dsc_traffic traffic; /* with the next two for the trace (base/trace.h) */
+    double began;        /* 0: it is not traced */
+    int64_t bytes;
     void *own; /* memory from dsc_own_take that it keeps after a timeout; NULL: none */
     dsc_request *next_free;
     dsc_request *next; /* in the list of all requests of the communicator */

@@ -5,8 +5,10 @@
  * the host (staging.c). */
 #include "comm/table.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/trace.h"
 #include "device/ops.h"
 
 #include <stdio.h>
@@ -43,11 +45,17 @@ static dsc_status take_request(dsc_comm *comm, int64_t pieces, dsc_request **out
     request->busy = 1;
     request->expired = 0;
     request->table = comm->table;
+    request->began = dsc_trace_is_on() ? dsc_clock_now() : 0;
+    request->traffic = DSC_TRAFFIC_OTHER;
+    request->bytes = 0;
     *out = request;
     return DSC_OK;
 }
 
 static void return_request(dsc_request *request) {
+    if (request->began > 0 && request->count > 0)
+        dsc_trace_message(dsc_traffic_name(request->traffic), names[request->op], request->began,
+                          dsc_clock_now(), request->bytes);
     dsc_staging_return(request);
     request->busy = 0;
     request->next_free = request->comm->free_requests;
@@ -284,6 +292,8 @@ static dsc_status begin(dsc_comm *comm, dsc_device *far, dsc_traffic traffic, co
     dsc_request *request = NULL;
     DSC_TRY(take_request(comm, by_parts ? pieces * comm->size : pieces, &request));
     name_request(request, transfer);
+    request->traffic = traffic;
+    request->bytes = transfer->count * (int64_t)dsc_dtype_size(transfer->dtype);
     dsc_status status = start(request, far, transfer, by_parts);
     if (status != DSC_OK) {
         request->busy = 0;

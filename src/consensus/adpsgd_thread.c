@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "comm/table.h"
 #include "device/ops.h"
 #include "device/scope.h"
@@ -247,13 +248,16 @@ static dsc_adpsgd_partner *find_partner(dsc_adpsgd *a, int rank) {
 
 static dsc_status ask(dsc_adpsgd *a, const dsc_edge *edge) {
     dsc_adpsgd_partner *partner = find_partner(a, edge->rank);
+    double began = dsc_clock_now();
     DSC_TRY(take_snapshot(a));
     DSC_TRY(begin_recv(a, edge->rank, TAG_ANSWER));
     DSC_TRY(send_header(a, partner, edge->share));
     DSC_TRY(begin_send(a, edge->rank, TAG_ASK));
     DSC_TRY(await(a, &partner->request, edge->rank));
     DSC_TRY(await_exchange(a, edge->rank));
-    return mix(a, edge->share);
+    DSC_TRY(mix(a, edge->share));
+    dsc_trace_span(DSC_TRACK_AVERAGING, "ask", began, dsc_clock_now(), "peer", edge->rank);
+    return DSC_OK;
 }
 
 /* The number of exchanges, not of training steps, selects the step of the graph: if every exchange took two
@@ -303,11 +307,14 @@ static void say_goodbye(dsc_adpsgd *a) {
 /* ---- passive ---- */
 
 static dsc_status answer(dsc_adpsgd *a, int peer, double share) {
+    double began = dsc_clock_now();
     DSC_TRY(begin_recv(a, peer, TAG_ASK));
     DSC_TRY(await_exchange(a, peer));
     DSC_TRY(mix(a, share));
     DSC_TRY(begin_send(a, peer, TAG_ANSWER));
-    return await_exchange(a, peer);
+    DSC_TRY(await_exchange(a, peer));
+    dsc_trace_span(DSC_TRACK_AVERAGING, "answer", began, dsc_clock_now(), "peer", peer);
+    return DSC_OK;
 }
 
 static dsc_status serve(dsc_adpsgd *a, dsc_adpsgd_partner *partner) {

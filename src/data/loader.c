@@ -6,10 +6,12 @@
  * slot is free: batch n may be open once batch n - slots is no longer in use. The indices of a batch are
  * drawn when it is opened, under the lock and in order, hence one sampler serves all threads; which thread
  * prepares a row makes no difference to it. */
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/thread.h"
+#include "base/trace.h"
 #include "base/versioned.h"
 #include "data/dataset.h"
 #include "data/sampler.h"
@@ -252,7 +254,10 @@ static void *work(void *argument) {
         loader->busy++;
         pthread_mutex_unlock(&loader->mutex);
         int64_t row = 0;
+        double began = dsc_trace_is_on() ? dsc_clock_now() : 0;
         dsc_status status = prepare(loader, &t, &scratch, &row);
+        if (began > 0)
+            dsc_trace_span(DSC_TRACK_DATA, "prepare", began, dsc_clock_now(), "rows", t.count);
         pthread_mutex_lock(&loader->mutex);
         loader->busy--;
         finish_rows(loader, &t, status, row);

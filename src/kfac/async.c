@@ -11,8 +11,10 @@
  * A checkpoint holds the copies of the averages and what was decided in step k; loading it starts the thread again. */
 #include "kfac/internal.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/trace.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -114,11 +116,13 @@ void dsc_kfac_async_wait(dsc_kfac *k) {
 
 static void *work(void *context) {
     dsc_kfac_async *a = context;
+    double began = dsc_clock_now();
     a->status = dsc_kfac_decompose_own(a->twin, a->twin->queue, a->index);
     if (a->status == DSC_OK)
         a->status = dsc_queue_sync(a->twin->queue);
     if (a->status != DSC_OK)
         snprintf(a->message, sizeof a->message, "%s", dsc_error_message());
+    dsc_trace_span(DSC_TRACK_DECOMPOSITIONS, "decompose", began, dsc_clock_now(), "kfac step", a->twin->step);
     return NULL;
 }
 

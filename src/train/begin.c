@@ -14,6 +14,7 @@
 #include "train/resume_note.h"
 #include "train/share.h"
 #include "train/sync.h"
+#include "train/trace_file.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -311,6 +312,8 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
             status = dsc_settings_write(&t->settings, t->options.out);
     }
     status = dsc_comm_agree(t->comm, status);
+    if (status == DSC_OK)
+        status = dsc_trace_file_open(t);
     if (status == DSC_OK)
         status = dsc_trainer_report_start(t, from.path);
     if (status == DSC_OK && note)

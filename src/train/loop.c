@@ -157,6 +157,7 @@ static void note_evaluation(dsc_trainer *t, const dsc_evaluation *e) {
 
 /* After a synchronisation: evaluates this state and reports it. */
 static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
+    double began = dsc_clock_now();
     dsc_evaluation e = {
         .has_ranks = t->whole_loader != NULL, .has_consensus = !t->collective, .has_ema = t->ema != NULL};
     DSC_TRY(dsc_trainer_evaluate_mean(t, &e.result));
@@ -170,6 +171,7 @@ static dsc_status evaluate_now(dsc_trainer *t, int64_t epoch) {
     t->state.seconds = dsc_clock_now() - t->start;
     note_evaluation(t, &e);
     dsc_trainer_report_evaluation(t, epoch, &e);
+    dsc_trainer_trace(t, "evaluate", began);
     dsc_early_report(t);
     return DSC_OK;
 }
@@ -207,15 +209,17 @@ static int due(const dsc_trainer *t, int64_t every) {
 static dsc_status report_kfac(dsc_trainer *t) {
     const dsc_kfac_report *report;
     DSC_TRY(dsc_trainer_drain(t));
+    double began = dsc_clock_now();
     if (t->kfac_comm && t->rank != 0)
         return DSC_OK;
     DSC_TRY(dsc_kfac_get_report(t->kfac, t->queue, &report));
     dsc_metrics_kfac(t->metrics, &t->state, &t->report, report);
-    if (!t->options.tensorboard)
-        return DSC_OK;
-    dsc_kfac_spectrum spectrum[2];
-    DSC_TRY(dsc_kfac_get_spectrum(t->kfac, t->queue, spectrum));
-    dsc_metrics_spectrum(t->metrics, &t->state, spectrum);
+    if (t->options.tensorboard) {
+        dsc_kfac_spectrum spectrum[2];
+        DSC_TRY(dsc_kfac_get_spectrum(t->kfac, t->queue, spectrum));
+        dsc_metrics_spectrum(t->metrics, &t->state, spectrum);
+    }
+    dsc_trainer_trace(t, "kfac report", began);
     return DSC_OK;
 }
 
@@ -344,9 +348,12 @@ void dsc_trainer_time_phases(dsc_trainer *trainer, int on) {
 /* ---- a run ---- */
 
 static dsc_status save(dsc_trainer *t) {
+    double began = dsc_clock_now();
     if (!t->options.out)
         return dsc_trainer_synchronise(t);
-    return dsc_trainer_save(t, NULL);
+    DSC_TRY(dsc_trainer_save(t, NULL));
+    dsc_trainer_trace(t, "checkpoint", began);
+    return DSC_OK;
 }
 
 static int checkpoint_due(dsc_trainer *t) {

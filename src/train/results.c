@@ -6,10 +6,10 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "device/ops.h"
-#include "train/phases.h"
 
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
 enum { SLOTS = 2 };
 
@@ -131,6 +131,8 @@ dsc_status dsc_results_collect(dsc_results *r, int with_kfac, dsc_outcome *out) 
     report->seconds = now - (s->began > r->collected_at ? s->began : r->collected_at);
     if (s->with_stamps)
         dsc_phases_read_stamps(b->stamps, with_kfac, report->phase_ms);
+    out->with_stamps = s->with_stamps;
+    memcpy(out->stamps, b->stamps, sizeof out->stamps);
     r->collected_at = now;
     r->collected++;
     return DSC_OK;

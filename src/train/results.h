@@ -4,6 +4,7 @@
 #define DSC_TRAIN_RESULTS_H
 
 #include "descent/trainer.h"
+#include "train/phases.h"
 
 typedef struct dsc_results dsc_results;
 
@@ -32,6 +33,8 @@ typedef struct dsc_outcome {
     double loss_sum, rows;
     int64_t bad; /* images that were replaced */
     int skip;    /* as above */
+    int with_stamps;
+    int64_t stamps[DSC_STAMP_COUNT];
 } dsc_outcome;
 
 dsc_status dsc_results_create(dsc_queue *queue, dsc_results **out) DSC_MUST_CHECK;

@@ -13,6 +13,7 @@
  * it then leaves out that update and all later ones. */
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/trace.h"
 #include "comm/table.h"
 #include "consensus/table.h"
 #include "device/ops.h"
@@ -25,6 +26,11 @@
 #include <math.h>
 
 /* ---- around the step ---- */
+
+void dsc_trainer_trace(const dsc_trainer *t, const char *name, double began) {
+    if (t->phases.traced)
+        dsc_trace_span(DSC_TRACK_STEPS, name, began, dsc_clock_now(), "step", t->phases.step);
+}
 
 /* The next micro-batch of the training data. The loader advances by itself; a seek is only needed after a
  * resume, and after an epoch that ends with some whole batches unused. */
@@ -53,7 +59,7 @@ static dsc_status capture(void *context, dsc_queue *q, int64_t layer, const dsc_
     dsc_trainer *t = context;
     double began = dsc_clock_now();
     DSC_TRY(dsc_kfac_capture(t->kfac, q, layer, a, g));
-    t->phases.in_kfac += dsc_clock_now() - began;
+    dsc_phases_in_kfac(&t->phases, began);
     return DSC_OK;
 }
 
@@ -69,7 +75,7 @@ static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const 
     sample.mean = tensors->mean;
     sample.invstd = tensors->invstd;
     DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, dsc_model_layer_count(t->model) + norm, &sample));
-    t->phases.in_kfac += dsc_clock_now() - began;
+    dsc_phases_in_kfac(&t->phases, began);
     return DSC_OK;
 }
 
@@ -165,15 +171,17 @@ static dsc_status update_factors(dsc_trainer *t, int moves, int decomposes) {
     return dsc_phases_mark(&t->phases, t->queue, DSC_PHASE_FACTOR);
 }
 
-/* The decomposition is timed by the host, which waits for it; one that runs beside the steps should not be waited
- * for. */
+/* On other devices than the host the decomposition is timed by the host, too, which waits for it; one that runs beside
+ * the steps should not be waited for. */
 static dsc_status decompose(dsc_trainer *t) {
+    dsc_phases *phases = &t->phases;
     double began = dsc_clock_now();
-    if (!t->phases.is_host && t->options.kfac->async_steps == 0)
+    if (!phases->is_host && t->options.kfac->async_steps == 0)
         DSC_TRY(dsc_queue_sync(t->queue));
     DSC_TRY(dsc_kfac_decompose(t->kfac, t->queue));
-    t->phases.ms[DSC_PHASE_DECOMPOSE] = 1000 * (dsc_clock_now() - began);
-    return dsc_phases_mark(&t->phases, t->queue, DSC_PHASE_DECOMPOSE);
+    if (!phases->is_host)
+        dsc_phases_decomposed(phases, began);
+    return dsc_phases_mark(phases, t->queue, DSC_PHASE_DECOMPOSE);
 }
 
 /* Averages the gradients over the ranks, and sums losses and flags in one small message. With gossip there is
@@ -326,10 +334,8 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
     DSC_TRY(dsc_recorder_end(t->recorder));
 
     /* Results. */
-    if (t->kfac && !diverged) {
+    if (t->kfac && !diverged)
         DSC_TRY(dsc_kfac_finish(t->kfac, q));
-        dsc_phases_add_kfac(phases, t->kfac);
-    }
     return dsc_results_end(t->results, q);
 }
 
@@ -340,9 +346,13 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
  * elsewhere (sync.h), and a rank whose loss is not finite fails alone. */
 dsc_status dsc_trainer_collect(dsc_trainer *t) {
     dsc_outcome outcome;
+    double began = dsc_clock_now();
     if (dsc_results_pending(t->results) == 0)
         return DSC_OK;
     DSC_TRY(dsc_results_collect(t->results, t->kfac != NULL, &outcome));
+    if (t->phases.traced && outcome.with_stamps)
+        dsc_phases_trace_stamps(&t->phases, outcome.report.step, outcome.stamps, t->kfac != NULL,
+                                dsc_clock_now(), outcome.report.phase_ms);
     t->report = outcome.report;
     t->report.stop_requested &= t->collective;
     t->report.metrics_failed &= t->collective;
@@ -365,6 +375,7 @@ dsc_status dsc_trainer_collect(dsc_trainer *t) {
     *(t->collective ? &t->bad.unnamed : &t->bad.own) += outcome.bad;
     t->report.time_s = t->state.seconds = dsc_clock_now() - t->start;
     dsc_trainer_report_step(t);
+    dsc_trainer_trace(t, "results", began);
     return DSC_OK;
 }
 
@@ -387,13 +398,14 @@ static double current_rate(const dsc_trainer *t) {
 
 dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) {
     uint64_t before[DSC_TRAFFIC_COUNT];
+    double began = dsc_clock_now();
     for (int i = 0; i < DSC_TRAFFIC_COUNT; i++)
         before[i] = dsc_comm_bytes(t->comm, (dsc_traffic)i);
     dsc_step_report *report = dsc_results_begin(t->results, !t->phases.is_host && t->phases.timed);
     report->step = t->state.step + 1;
     report->epoch = t->state.epoch;
     report->lr = current_rate(t);
-    dsc_phases_begin(&t->phases, report->phase_ms);
+    dsc_phases_begin(&t->phases, report->step, report->phase_ms);
     dsc_status status = run_step(t, given, report->lr);
     if (status != DSC_OK) {
         dsc_recorder_cancel(t->recorder);
@@ -402,6 +414,7 @@ dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) {
     if (status == DSC_E_NUMERIC)
         dsc_error_prefix(status, "step %lld (last good checkpoint: %s)", (long long)t->state.step + 1,
                          dsc_trainer_good(t));
+    dsc_trainer_trace(t, "step", began);
     DSC_TRY(status);
     report->decomposed = t->kfac && dsc_kfac_decomposed(t->kfac);
     for (int i = 0; i < DSC_TRAFFIC_COUNT; i++)

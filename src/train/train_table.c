@@ -514,6 +514,14 @@ static const dsc_option train_table[] = {
      .default_text = "none",
      .help = "write event files for TensorBoard, into the output directory or DIR",
      .flags = DSC_OPTION_OWN_TEXT | DSC_OPTION_MAY_CHANGE},
+    {.name = "trace",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(trace),
+     .placeholder = "FILE",
+     .default_text = "none",
+     .help = "write what every step, thread and message took to FILE, for Perfetto or chrome://tracing; rank "
+             "R writes FILE with .rank-R before its last dot",
+     .flags = DSC_OPTION_OWN_TEXT | DSC_OPTION_MAY_CHANGE | DSC_OPTION_NOT_SAVED},
     {.name = NULL},
 };
 #undef AT

@@ -12,6 +12,7 @@
 #include "train/same_options.h"
 #include "train/survive.h"
 #include "train/sync.h"
+#include "train/trace_file.h"
 #include "train/trainer_internal.h"
 
 #include <stdlib.h>
@@ -30,6 +31,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     dsc_trainer *t = *trainer;
     if (t->report.stop_requested || t->agreed.stop)
         dsc_stop_clear(); /* the request was this trainer's */
+    dsc_trace_file_close(t);
     dsc_metrics_close(&t->metrics);
     dsc_trainer_free_step(t);
     if (!t->alone) { /* else the others would have to take part, and the job is about to be ended */

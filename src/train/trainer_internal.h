@@ -22,6 +22,7 @@
  *   survive.c     continuing without ranks that were lost
  *   engines.c     which engines the convolutions of a GPU use
  *   settings.c    the options: defaults, checks, comparison of ranks
+ *   trace_file.c  the trace of a rank
  *   metrics.c     metrics.jsonl; tensorboard.c: the same as events, in the records of event_file.c
  *   state_list.c  the list of a run's state; checkpoint_write.c: saving it; checkpoint_read.c:
  *                 loading it; checkpoint_directory.c: which checkpoints a directory holds and keeps
@@ -199,6 +200,8 @@ dsc_status dsc_trainer_write_checkpoint(dsc_trainer *t, const char *directory) D
 const char *dsc_trainer_good(const dsc_trainer *t);
 
 /* ---- step.c ---- */
+/* Work of the thread that trains, which began at `began` and ends now, for the trace. `name`: a constant string. */
+void dsc_trainer_trace(const dsc_trainer *t, const char *name, double began);
 /* Micro-batch number `micro` of this step, of the training data. */
 dsc_status dsc_trainer_next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batch) DSC_MUST_CHECK;
 /* One step; results of the oldest pending one are collected when more are pending than may be. */

@@ -1,4 +1,6 @@
 descent_test(base SOURCES base/test_base.c ROOMS base)
+descent_test(trace SOURCES base/test_trace.c ROOMS base)
+target_link_libraries(test_trace PRIVATE descent_json)
 
 # The loader of modules, with modules made for it.
 set(fake_modules ${CMAKE_CURRENT_BINARY_DIR}/modules)
