@@ -231,6 +231,11 @@ DSC_API dsc_status dsc_train_find_run(const char *directory, char *file, size_t 
  * another process trains into the directory; then nothing is removed. */
 DSC_API dsc_status dsc_train_remove_run(const char *directory) DSC_MUST_CHECK;
 
+/* Completes the metrics of a run whose process was killed: they get an `end` line of status "died", and the lock of
+ * the directory is removed. Nothing happens when the run has ended, or there is none. DSC_E_INVALID when another
+ * process trains into the directory. A run that is resumed does the same by itself. */
+DSC_API dsc_status dsc_train_complete_died(const char *directory) DSC_MUST_CHECK;
+
 #define DSC_SEED_OF_CHECKPOINT UINT64_MAX
 enum { DSC_DATA_SIZE = 4096 }; /* bytes of a text that names data, in a checkpoint */
 

@@ -6,6 +6,7 @@
 #include "cli/support.h"
 #include "cli/terminal.h"
 #include "cli/train_options.h"
+#include "cli/watcher.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -102,11 +103,18 @@ dsc_status dsc_cli_train_open(dsc_cli_session *session, const dsc_cli_train_valu
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     dsc_cli_train_values *v = values;
     DSC_CLI_TRY(dsc_cli_train_finish(v, set));
+    /* Where the other ranks continue without this one, they write the end. */
+    int watched = v->o.out && dsc_cli_prints(session) && v->o.on_peer_loss == DSC_PEER_LOSS_STOP;
+    int watcher = watched ? dsc_watcher_start() : -1;
     DSC_CLI_TRY(dsc_cli_catch_signals());
     DSC_CLI_TRY(dsc_cli_train_open(session, v));
     int prints = dsc_cli_prints(session);
     DSC_CLI_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
-    return train(session, v);
+    if (watched)
+        dsc_watcher_watch(watcher, v->o.out);
+    dsc_status status = train(session, v);
+    dsc_watcher_end(watcher);
+    return status;
 }
 
 const dsc_cli_command dsc_cli_train = {

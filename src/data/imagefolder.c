@@ -134,7 +134,8 @@ static void describe_passed(const folder *f, char *text, size_t size) {
     }
     text[0] = '\0';
     if (all > 0)
-        snprintf(text, size, "%lld file%s in '%.100s' %s passed over: %s; images are .jpg, .jpeg, .png or .webp",
+        snprintf(text, size,
+                 "%lld file%s in '%.100s' %s passed over: %s; images are .jpg, .jpeg, .png or .webp",
                  (long long)all, all == 1 ? "" : "s", f->root, all == 1 ? "was" : "were", kinds);
 }
 

@@ -9,6 +9,7 @@
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_find.h"
+#include "train/died.h"
 #include "train/file.h"
 #include "train/finetune.h"
 #include "train/resume_note.h"
@@ -303,7 +304,9 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
         note = dsc_resume_note(&t->settings, parent); /* before this run writes its own `config` */
     dsc_status status = DSC_OK;
     if (t->options.out && t->rank == 0) {
-        status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
+        status = t->options.resume ? dsc_died_complete(t->options.out) : DSC_OK;
+        if (status == DSC_OK)
+            status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
         const char *events = t->options.tensorboard;
         if (status == DSC_OK && events)
             status = dsc_metrics_open_tensorboard(t->metrics,

@@ -78,7 +78,7 @@ void dsc_metrics_alarm(dsc_metrics *metrics, const dsc_train_state *state, int64
 /* file: its name in the directory; bytes: of both files together; seconds: it took. */
 void dsc_metrics_checkpoint(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                             const char *file, int64_t bytes, double seconds);
-/* status: "done", "interrupted" or "failed"; error: its message or NULL. */
+/* status: "done", "interrupted", "failed" or "died"; error: its message or NULL. */
 void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error,
                      const dsc_train_result *result, double time_s);
 

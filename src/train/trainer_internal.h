@@ -28,7 +28,8 @@
  *                 loading it; checkpoint_directory.c: which checkpoints a directory holds and keeps
  *   model_file.c  a model's own file: dsc_model_save, dsc_model_load; statedict.c: its tensors
  *   safetensors*  the file format; share.c: moving data between ranks; file.c: files that appear whole or
- *                 not at all; lock.c: keeps a second run out of a directory */
+ *                 not at all; lock.c: keeps a second run out of a directory; died.c: the end of a run that was
+ *                 killed */
 #ifndef DSC_TRAIN_TRAINER_INTERNAL_H
 #define DSC_TRAIN_TRAINER_INTERNAL_H
 
