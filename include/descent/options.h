@@ -84,6 +84,7 @@ typedef struct dsc_option {
  * caller's struct does not have yet: dsc_option_join leaves them out. */
 DSC_API const dsc_option *dsc_train_option_table(void);
 DSC_API const dsc_option *dsc_eval_option_table(void);
+DSC_API const dsc_option *dsc_predict_option_table(void);
 DSC_API const dsc_option *dsc_optim_option_table(void);
 DSC_API const dsc_option *dsc_consensus_option_table(void);
 DSC_API const dsc_option *dsc_kfac_option_table(void);

@@ -42,8 +42,11 @@ static view training_view(dsc_rng *rng, int64_t h, int64_t w, int64_t size) {
     return v;
 }
 
-static view evaluation_view(int64_t h, int64_t w, int64_t size) {
-    int64_t side = llround((double)size * 256 / 224);
+int64_t dsc_image_evaluation_side(int64_t size) {
+    return llround((double)size * 256 / 224);
+}
+
+static view evaluation_view(int64_t h, int64_t w, int64_t size, int64_t side) {
     view v = {{0, 0, (double)w, (double)h}, side, side, 0, 0, 0};
     if (h < w)
         v.total_w = side * w / h;
@@ -82,17 +85,49 @@ static void finish(int64_t size, int flip, float *x) {
     }
 }
 
+/* Decodes an image of h x w pixels, and scales the view of it to x[size,size,3], from 0 to 255. Where `grey`, it is
+ * scaled in scratch->file instead, which may hold the encoded image. *out: where. */
+static dsc_status cut_out(const dsc_encoded *encoded, const int64_t hw[2], const view *v, int64_t size,
+                          int grey, dsc_scratch *scratch, float *x, float **out) {
+    int64_t got_h = 0, got_w = 0;
+    *out = x;
+    DSC_TRY(dsc_image_decode(encoded, choose_shrink(v), &scratch->image, &got_h, &got_w));
+    if (grey) {
+        DSC_TRY(dsc_bytes_reserve(&scratch->file, size * size * 3 * (int64_t)sizeof *x));
+        *out = (float *)(void *)scratch->file.data;
+    }
+    double by_h = (double)got_h / (double)hw[0], by_w = (double)got_w / (double)hw[1];
+    dsc_resample_axis down = {got_h, v->box.y * by_h, v->box.h * by_h, v->total_h, v->top, size};
+    dsc_resample_axis across = {got_w, v->box.x * by_w, v->box.w * by_w, v->total_w, v->left, size};
+    return dsc_resample(scratch->image.data, &down, &across, &scratch->resample, *out);
+}
+
 dsc_status dsc_image_present(const dsc_dataset *dataset, const dsc_encoded *encoded, dsc_sample_key key,
                              dsc_scratch *scratch, float *x) {
-    int64_t h = 0, w = 0, got_h = 0, got_w = 0, size = dataset->info.h;
-    DSC_TRY(dsc_image_size(encoded, &h, &w));
+    int64_t hw[2] = {0, 0}, size = dataset->info.h;
+    DSC_TRY(dsc_image_size(encoded, &hw[0], &hw[1]));
     dsc_rng rng = dsc_augment_rng(dataset->options.seed, key);
-    view v = key.augment ? training_view(&rng, h, w, size) : evaluation_view(h, w, size);
-    DSC_TRY(dsc_image_decode(encoded, choose_shrink(&v), &scratch->image, &got_h, &got_w));
-    double by_h = (double)got_h / (double)h, by_w = (double)got_w / (double)w;
-    dsc_resample_axis down = {got_h, v.box.y * by_h, v.box.h * by_h, v.total_h, v.top, size};
-    dsc_resample_axis across = {got_w, v.box.x * by_w, v.box.w * by_w, v.total_w, v.left, size};
-    DSC_TRY(dsc_resample(scratch->image.data, &down, &across, &scratch->resample, x));
+    view v = key.augment ? training_view(&rng, hw[0], hw[1], size)
+                         : evaluation_view(hw[0], hw[1], size, dsc_image_evaluation_side(size));
+    DSC_TRY(cut_out(encoded, hw, &v, size, 0, scratch, x, &x));
     finish(size, v.flip, x);
+    return DSC_OK;
+}
+
+dsc_status dsc_image_evaluate(const dsc_encoded *encoded, const dsc_image_form *form, dsc_scratch *scratch,
+                              float *x) {
+    int64_t hw[2] = {0, 0};
+    float *colours = NULL;
+    const int channels = form->channels;
+    DSC_TRY(dsc_image_size(encoded, &hw[0], &hw[1]));
+    view v = evaluation_view(hw[0], hw[1], form->size, form->side);
+    DSC_TRY(cut_out(encoded, hw, &v, form->size, channels == 1, scratch, x, &colours));
+    for (int64_t i = 0; i < form->size * form->size; i++) {
+        float *p = colours + 3 * i;
+        if (channels == 1) /* exact where the colours are equal */
+            p[0] = p[1] + 0.299f * (p[0] - p[1]) + 0.114f * (p[2] - p[1]);
+        for (int c = 0; c < channels; c++)
+            x[i * channels + c] = (p[c] / 255 - (float)form->mean[c]) / (float)form->std[c];
+    }
     return DSC_OK;
 }

@@ -11,6 +11,16 @@
 enum { DSC_IMAGE_BYTES = 1 << 28 }; /* of an encoded image, at most */
 extern const double dsc_image_mean[3], dsc_image_std[3];
 
+#define DSC_IMAGE_ENDINGS ".jpg, .jpeg, .png, .webp"
+
+/* How an image becomes the input of a model, without random choices. */
+typedef struct dsc_image_form {
+    int64_t size; /* the input is size x size x channels */
+    int64_t side; /* the image is scaled so that its shorter side is this long, and the middle is taken */
+    int channels; /* 3; or 1, which is grey: the brightness of the colours */
+    double mean[3], std[3];
+} dsc_image_form;
+
 /* 1 when a file of this name is an image: it ends in .jpg, .jpeg, .png or .webp, in either case. */
 int dsc_image_has_name(const char *name);
 /* S of the options, or 224; fails when it is out of range. `kind` is for messages. */
@@ -18,5 +28,10 @@ dsc_status dsc_image_side(const char *kind, const dsc_data_options *options, int
 /* x[S,S,3] of a data set whose samples are S x S x 3. */
 dsc_status dsc_image_present(const dsc_dataset *dataset, const dsc_encoded *encoded, dsc_sample_key key,
                              dsc_scratch *scratch, float *x) DSC_MUST_CHECK;
+/* round(S * 256 / 224) */
+int64_t dsc_image_evaluation_side(int64_t size);
+/* x[size,size,channels] */
+dsc_status dsc_image_evaluate(const dsc_encoded *encoded, const dsc_image_form *form, dsc_scratch *scratch,
+                              float *x) DSC_MUST_CHECK;
 
 #endif

@@ -7,11 +7,10 @@
 #include "comm/table.h"
 #include "descent/log.h"
 #include "device/scope.h"
-#include "train/checkpoint_directory.h"
-#include "train/checkpoint_find.h"
 #include "train/model_file.h"
 #include "train/share.h"
 #include "train/statedict.h"
+#include "train/stored_model.h"
 #include "train/tally.h"
 #include "train/trainer_internal.h"
 
@@ -217,7 +216,6 @@ typedef struct session {
     dsc_eval_options options;
     dsc_comm *comm;
     dsc_device *device;
-    char *path;            /* rank 0 */
     dsc_st_reader *reader; /* rank 0 */
     dsc_model_facts facts;
     dsc_queue *queue;
@@ -230,7 +228,6 @@ static void close_session(session *s) {
     dsc_dataset_close(&s->set);
     dsc_queue_destroy(&s->queue);
     dsc_st_close(&s->reader);
-    dsc_memory_free(&s->path);
 }
 
 static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *out) {
@@ -244,46 +241,6 @@ static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *
         return DSC_FAIL(DSC_E_INVALID, "batch size %lld and data threads %d: both must be 1 at least",
                         (long long)out->batch_size, out->data_threads);
     return dsc_bad_images_check_rule(out->bad_images, "");
-}
-
-/* Refuses the state file, which is easily given instead of the model file beside it. */
-static dsc_status refuse_state(const char *path) {
-    static const char end[] = ".state.safetensors";
-    size_t length = strlen(path), tail = strlen(end);
-    char *none = NULL;
-    if (length < tail || strcmp(path + length - tail, end) != 0)
-        return DSC_OK;
-    return dsc_checkpoint_state_path(path, &none); /* fails, and the message names the model file */
-}
-
-/* Says what a file of another program, or of an older version, lacks. */
-static void note_missing(const session *s) {
-    int sums = dsc_st_has_sums(s->reader), size = s->facts.height > 0;
-    if (!sums || !size)
-        dsc_log(DSC_LOG_WARNING, "'%s' has no %s in its metadata%s%s", s->path,
-                sums   ? "image size"
-                : size ? "check sums"
-                       : "check sums and no image size",
-                sums ? "" : ": damage in its numbers would go unnoticed",
-                size ? "" : "; images have the size that the model is made for");
-}
-
-/* Rank 0: finds and opens the file, and reads its metadata. */
-static dsc_status find_file(session *s) {
-    DSC_TRY(dsc_checkpoint_find(s->options.checkpoint, &s->path));
-    DSC_TRY(refuse_state(s->path));
-    DSC_TRY(dsc_st_open(s->path, &s->reader));
-    DSC_TRY(dsc_model_facts_read(s->reader, &s->facts));
-    note_missing(s);
-    const char *asked = s->options.model;
-    if (!asked && !s->facts.model[0])
-        return DSC_FAIL(DSC_E_INVALID, "'%s' does not say which model it holds: name it", s->path);
-    if (asked && s->facts.model[0] && strcmp(asked, s->facts.model) != 0)
-        return DSC_FAIL(DSC_E_INVALID, "'%s' is a checkpoint of model %s, not of %s", s->path, s->facts.model,
-                        asked);
-    if (asked)
-        snprintf(s->facts.model, sizeof s->facts.model, "%s", asked);
-    return DSC_OK;
 }
 
 static int same_kind(const char *a, const char *b) {
@@ -359,7 +316,7 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
     if (status == DSC_OK)
         status = dsc_queue_create(s->device, &s->queue);
     if (status == DSC_OK && dsc_comm_rank(s->comm) == 0)
-        status = find_file(s);
+        status = dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts);
     DSC_TRY(dsc_comm_agree(s->comm, status));
     DSC_TRY(dsc_comm_use_queue(s->comm, s->queue));
     DSC_TRY(dsc_share_bytes(s->comm, s->queue, &s->facts, sizeof s->facts));

@@ -1,0 +1,63 @@
+/* Using a model: which classes the images in files show. */
+#ifndef DSC_PREDICT_H
+#define DSC_PREDICT_H
+
+#include "descent/comm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The number or word by itself in a comment is the default. */
+typedef struct dsc_predict_options {
+    size_t size;
+    const char *checkpoint; /* a model file, or DIR[:best|:latest|:STEP] (dsc_checkpoint_read_info) */
+    const char *model;      /* NULL: as the checkpoint says */
+    int64_t image_size;     /* 0: as the checkpoint says, or else what the model is made for */
+    int64_t batch_size;     /* per rank, 64 */
+    int data_threads;       /* that read and decode, 1 */
+    int64_t top;            /* classes that are told of each image, 5 */
+} dsc_predict_options;
+/* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
+DSC_API void dsc_predict_options_init_sized(dsc_predict_options *options, size_t size);
+#define dsc_predict_options_init(options) dsc_predict_options_init_sized((options), sizeof *(options))
+
+/* What is told of one image. Valid during the call. Later versions may append members. */
+typedef struct dsc_prediction {
+    const char *file;
+    const char *error; /* NULL, or why the image cannot be read; count is then 0 */
+    int64_t count;     /* `top`, or as many classes as there are */
+    const int64_t *classes;
+    const char *const *names;    /* of these classes; NULL: they have none */
+    const double *probabilities; /* of these classes, falling */
+} dsc_prediction;
+
+typedef void (*dsc_prediction_function)(void *context, const dsc_prediction *prediction);
+
+/* The caller sets `size` to sizeof(dsc_predict_result). */
+typedef struct dsc_predict_result {
+    size_t size;
+    int64_t images;     /* that were read, on all ranks */
+    int64_t bad_images; /* that could not be read */
+    double seconds;     /* for all images, without loading the model */
+} dsc_predict_result;
+
+/* Predicts the classes of images, all ranks together. `paths` are files, and folders, whose images are taken in
+ * the order of their names, with those of the folders in them. The list of rank 0 is used; all ranks must be
+ * able to read the files. The function is called on rank 0, once for each image, in the order of the list. An
+ * image that cannot be read is told of and passed over.
+ *
+ * Images are treated as in the evaluation of the data that the model was trained on: the shorter side is scaled
+ * to 256/224 of the model's size and the middle is taken, or, for sets of small images (cifar, mnist, synthetic),
+ * to the size itself; then normalised as the checkpoint says, or else by ImageNet's usual numbers.
+ *
+ * DSC_E_NOT_FOUND when a path or the checkpoint is not there; DSC_E_INVALID when there are no images. `result` may
+ * be NULL. Collective; blocks. */
+DSC_API dsc_status dsc_predict_run(dsc_comm *comm, dsc_device *device, const dsc_predict_options *options,
+                                   const char *const *paths, int64_t count, dsc_prediction_function function,
+                                   void *context, dsc_predict_result *result) DSC_MUST_CHECK;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

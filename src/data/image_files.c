@@ -1,0 +1,157 @@
+/* Images in files of any place. */
+#include "data/image_files.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { MOST_FOLDERS = 64 }; /* inside each other */
+
+/* ---- the list ---- */
+
+void dsc_path_list_free(dsc_path_list *list) {
+    dsc_memory_free(&list->text);
+    *list = (dsc_path_list){0};
+}
+
+static dsc_status append(dsc_path_list *list, const char *path) {
+    int64_t size = (int64_t)strlen(path) + 1;
+    DSC_TRY(dsc_memory_grow(&list->text, &list->capacity, list->used + size, 1));
+    memcpy(list->text + list->used, path, (size_t)size);
+    list->used += size;
+    list->count++;
+    return DSC_OK;
+}
+
+static int is_shown(const struct dirent *entry) {
+    return entry->d_name[0] != '.';
+}
+
+static int by_bytes(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static dsc_status add_folder(dsc_path_list *list, const char *folder, int depth);
+
+/* A name in a folder: names that look like an image's are not asked whether they are a folder. */
+static dsc_status add_name(dsc_path_list *list, const char *folder, const char *name, int depth) {
+    char *path;
+    DSC_TRY(dsc_path_join(folder, name, &path));
+    dsc_status status = DSC_OK;
+    if (dsc_image_has_name(name))
+        status = append(list, path);
+    else if (dsc_file_is_directory(path))
+        status = add_folder(list, path, depth + 1);
+    dsc_memory_free(&path);
+    return status;
+}
+
+static dsc_status add_folder(dsc_path_list *list, const char *folder, int depth) {
+    struct dirent **entries = NULL;
+    dsc_status status = DSC_OK;
+    if (depth > MOST_FOLDERS)
+        return DSC_FAIL(DSC_E_INVALID, "'%s': more than %d folders inside each other", folder, MOST_FOLDERS);
+    int count = scandir(folder, &entries, is_shown, by_bytes);
+    if (count < 0)
+        return DSC_FAIL(DSC_E_IO, "cannot list '%s': %s", folder, strerror(errno));
+    for (int i = 0; i < count; i++) {
+        if (status == DSC_OK)
+            status = add_name(list, folder, entries[i]->d_name, depth);
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+dsc_status dsc_path_list_add(dsc_path_list *list, const char *path) {
+    struct stat info;
+    int64_t before = list->count;
+    if (stat(path, &info) != 0)
+        return DSC_FAIL(DSC_E_NOT_FOUND, "cannot read '%s': %s", path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return append(list, path);
+    DSC_TRY(add_folder(list, path, 0));
+    if (list->count == before)
+        return DSC_FAIL(DSC_E_INVALID, "'%s' holds no images (" DSC_IMAGE_ENDINGS ")", path);
+    return DSC_OK;
+}
+
+/* ---- the data set ---- */
+
+typedef struct image_files {
+    dsc_path_list list;
+    int64_t *offset; /* [count], of the paths in the list's text */
+    dsc_image_form form;
+} image_files;
+
+static void close_files(image_files **files) {
+    if (!*files)
+        return;
+    dsc_path_list_free(&(*files)->list);
+    dsc_memory_free(&(*files)->offset);
+    dsc_memory_free(files);
+}
+
+static void close_set(dsc_dataset *dataset) {
+    image_files *files = dataset->state;
+    close_files(&files);
+}
+
+const char *dsc_image_files_path(const dsc_dataset *dataset, int64_t index) {
+    const image_files *files = dataset->state;
+    return files->list.text + files->offset[index];
+}
+
+static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                         dsc_scratch *scratch, float *x, int32_t *label) {
+    const image_files *files = dataset->state;
+    const char *path = dsc_image_files_path(dataset, index);
+    int64_t bytes = 0;
+    (void)augment;
+    (void)epoch;
+    DSC_TRY(dsc_file_size(path, &bytes));
+    if (bytes > DSC_IMAGE_BYTES)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld bytes: at most %d are accepted", path, (long long)bytes,
+                        DSC_IMAGE_BYTES);
+    DSC_TRY(dsc_bytes_reserve(&scratch->file, bytes));
+    DSC_TRY(dsc_file_read(path, bytes, scratch->file.data));
+    const dsc_encoded encoded = {path, scratch->file.data, bytes};
+    DSC_TRY(dsc_image_evaluate(&encoded, &files->form, scratch, x));
+    *label = 0;
+    return DSC_OK;
+}
+
+static const dsc_dataset_type files_type = {.close = close_set, .sample = sample, .reads_files = 1};
+
+dsc_status dsc_image_files_open(dsc_path_list *list, const dsc_image_form *form, dsc_dataset **out) {
+    dsc_data_options options;
+    image_files *files;
+    dsc_status status;
+    dsc_data_options_init(&options);
+    DSC_TRY(dsc_memory_alloc(1, sizeof *files, &files));
+    DSC_TRY_GOTO(status, dsc_memory_alloc(list->count, sizeof *files->offset, &files->offset), failed);
+    DSC_TRY_GOTO(status, dsc_dataset_create(&files_type, "files", DSC_SPLIT_VAL, &options, out), failed);
+    const char *next = list->text;
+    for (int64_t i = 0; i < list->count; i++) {
+        files->offset[i] = next - list->text;
+        next += strlen(next) + 1;
+    }
+    files->list = *list;
+    *list = (dsc_path_list){0};
+    files->form = *form;
+    dsc_dataset_info *info = &(*out)->info;
+    info->count = files->list.count;
+    info->h = info->w = form->size;
+    info->c = form->channels;
+    info->classes = 1;
+    (*out)->state = files;
+    return DSC_OK;
+failed:
+    close_files(&files);
+    return status;
+}

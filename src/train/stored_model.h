@@ -1,0 +1,13 @@
+/* Opening the file of a model that is evaluated or used. */
+#ifndef DSC_TRAIN_STORED_MODEL_H
+#define DSC_TRAIN_STORED_MODEL_H
+
+#include "train/model_file.h"
+
+/* Finds the checkpoint, opens its model file and reads what it says. `model` is the name that the caller gives it,
+ * NULL: none; it is DSC_E_INVALID when the file says another, or when neither says one. Warns of check sums and an
+ * image size that the file lacks. */
+dsc_status dsc_stored_model_open(const char *checkpoint, const char *model, dsc_st_reader **reader,
+                                 dsc_model_facts *facts) DSC_MUST_CHECK;
+
+#endif
