@@ -186,6 +186,13 @@ typedef struct dsc_loader_options {
      * with keep_last 1 its row has label -1. dsc_loader_take_bad names the file. Samples of the caller's own
      * data sets are never replaced. */
     int skip_bad;
+    /* Further augmentation, for training; all 0 (off) by default, except for randaugment_ops. Every sample may be mixed
+     * with another one of the set: mixup adds up to half of it, CutMix pastes a box of it, with shares from
+     * Beta(alpha, alpha); with both, each is used half of the time. dsc_loader_mixed_labels has the labels. */
+    double mixup, cutmix;  /* alpha, up to 100 */
+    double random_erasing; /* probability that a box of 2 to 33 % of the area is set to 0 */
+    double randaugment;    /* magnitude of RandAugment's operations, up to 30; for images made of bytes */
+    int randaugment_ops;   /* operations per sample, 2 */
 } dsc_loader_options;
 DSC_API void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size);
 #define dsc_loader_options_init(options) dsc_loader_options_init_sized((options), sizeof *(options))
@@ -216,6 +223,11 @@ DSC_API dsc_status dsc_loader_seek(dsc_loader *loader, int64_t epoch, int64_t po
 /* The next batch, for work that is put into `queue` from now on. Blocks until the batch is prepared, but not
  * until it has been copied to the device. Failures of the preparing threads are returned here. */
 DSC_API dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batch) DSC_MUST_CHECK;
+
+/* The labels of the samples that those of the last batch were mixed with (I32[batch]), and their shares (F32[batch], 0
+ * to 1/2), as dsc_exec_mix_labels takes them; valid as long as the batch. Returns 0, and writes nothing, when the loader
+ * mixes no samples or has not delivered a batch yet. */
+DSC_API int dsc_loader_mixed_labels(const dsc_loader *loader, dsc_tensor *others, dsc_tensor *shares);
 
 /* With skip_bad: the samples of the batches delivered so far that could not be read, in the order of the
  * batches, at most `room` of them; the loader then forgets them. Samples that were drawn as a replacement do

@@ -181,6 +181,14 @@ typedef struct dsc_train_options {
     /* A trace of every rank is written to this file (rank R: with `.rank-R` before its last dot), in the JSON format
      * of Perfetto and chrome://tracing; NULL: none is. A process can write one at a time. */
     const char *trace;
+
+    /* Augmentation of the training samples, as in dsc_loader_options; all 0, randaugment_ops 2. */
+    double mixup, cutmix, random_erasing, randaugment;
+    int randaugment_ops;
+    /* Weights of the classes in the training loss. "balanced": inversely proportional to their numbers of training
+     * samples; or a file with one number per class; NULL (the default): 1. They are scaled so that their mean over the
+     * training samples is 1. K-FAC's sampled Fisher matrix leaves them out. */
+    const char *class_weights;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

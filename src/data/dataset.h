@@ -70,6 +70,9 @@ extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cif
 dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                                    dsc_scratch *scratch, float *x, int32_t *label) DSC_MUST_CHECK;
 
+/* label[count] of all samples. Sets that do not know their labels have to make each sample. */
+dsc_status dsc_dataset_read_labels(const dsc_dataset *base, int32_t *label) DSC_MUST_CHECK;
+
 /* Images held in memory as bytes: the state of every set of small images. */
 typedef struct dsc_pixels {
     int64_t count, h, w, c;

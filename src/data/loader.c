@@ -14,6 +14,7 @@
 #include "base/trace.h"
 #include "base/versioned.h"
 #include "data/dataset.h"
+#include "data/mix.h"
 #include "data/sampler.h"
 #include "data/stage.h"
 
@@ -30,7 +31,7 @@ typedef struct bad_row {
 } bad_row;
 
 typedef struct slot {
-    dsc_tensor x, labels; /* on a host device */
+    dsc_tensor x, labels, others, shares; /* on a host device */
     dsc_staged
         staged;     /* where a batch is prepared: the memory of x and labels, or what is sent to the device */
     int64_t *index; /* [batch] */
@@ -65,6 +66,13 @@ struct dsc_loader {
     atomic_int stop; /* also read without it, between two rows */
 };
 
+/* Memory that a thread uses for one sample after the other. */
+typedef struct workspace {
+    dsc_scratch scratch;
+    dsc_bytes other; /* a sample that another one is mixed with */
+    dsc_bytes image; /* for RandAugment */
+} workspace;
+
 /* Rows [first, first + count) of a batch, for one thread. */
 typedef struct task {
     slot *slot;
@@ -83,7 +91,8 @@ void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size) {
                                          .augment = 1,
                                          .keep_last = 0,
                                          .dtype = DSC_F32,
-                                         .skip_bad = 0};
+                                         .skip_bad = 0,
+                                         .randaugment_ops = 2};
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
@@ -167,16 +176,24 @@ static int64_t bad_before(const dsc_loader *loader, int64_t batch) {
     return count;
 }
 
+/* A sample with all augmentation but mixing. */
+static dsc_status present(const dsc_loader *loader, int64_t index, int64_t epoch, workspace *w, float *x,
+                          int32_t *label) {
+    const dsc_loader_options *o = &loader->options;
+    DSC_TRY(dsc_dataset_sample_with(loader->dataset, index, o->augment, epoch, &w->scratch, x, label));
+    return dsc_mix_is_on(o) ? dsc_mix_vary(o, loader->dataset, epoch, index, &w->image, x) : DSC_OK;
+}
+
 /* Fills a row with another sample of the set. Which one depends on (seed, epoch, index) only. */
-static dsc_status replace(const dsc_loader *loader, int64_t index, int64_t epoch, dsc_scratch *scratch,
-                          float *x, int32_t *label) {
+static dsc_status replace(const dsc_loader *loader, int64_t index, int64_t epoch, workspace *w, float *x,
+                          int32_t *label) {
     const dsc_loader_options *o = &loader->options;
     uint32_t count = (uint32_t)dsc_dataset_get_info(loader->dataset).count;
     dsc_rng rng = dsc_rng_start(o->seed, DSC_RNG_REPLACE, (uint32_t)epoch, (uint64_t)index);
     dsc_status status = DSC_E_FORMAT;
     for (int i = 0; i < MAX_DRAWS && is_bad(status); i++) {
         int64_t other = dsc_rng_below(&rng, count);
-        status = dsc_dataset_sample_with(loader->dataset, other, o->augment, epoch, scratch, x, label);
+        status = present(loader, other, epoch, w, x, label);
     }
     if (is_bad(status))
         dsc_error_prefix(status, "%d samples drawn in a row cannot be read, of which the last", MAX_DRAWS);
@@ -188,41 +205,68 @@ static void clear_row(float *x, int64_t size, int32_t *label) {
     *label = -1;
 }
 
+static int skips(const dsc_loader *loader, dsc_status status) {
+    return is_bad(status) && loader->options.skip_bad && loader->dataset->type->reads_files;
+}
+
+/* Mixes a row with another sample of the set. One that cannot be read is left out; it is named where it stands in a row
+ * of its own. */
+static dsc_status mix_row(const dsc_loader *loader, const slot *s, int64_t row, workspace *w, float *x) {
+    const dsc_dataset_info *info = &loader->dataset->info;
+    dsc_mix_choice choice = dsc_mix_draw(&loader->options, info, s->epoch, s->index[row]);
+    int32_t label = 0;
+    s->staged.others[row] = 0;
+    s->staged.shares[row] = 0;
+    if (!((float)choice.share > 0))
+        return DSC_OK;
+    DSC_TRY(dsc_bytes_reserve(&w->other, info->h * info->w * info->c * (int64_t)sizeof *x));
+    float *other = (float *)(void *)w->other.data;
+    dsc_status status = present(loader, choice.other, s->epoch, w, other, &label);
+    if (skips(loader, status))
+        return DSC_OK;
+    DSC_TRY(status);
+    dsc_mix_apply(&choice, info, other, x);
+    s->staged.others[row] = label;
+    s->staged.shares[row] = (float)choice.share;
+    return DSC_OK;
+}
+
 /* The same as floats. */
-static dsc_status prepare_floats(dsc_loader *loader, const task *t, int64_t row, int64_t size,
-                                 dsc_scratch *scratch) {
+static dsc_status prepare_floats(dsc_loader *loader, const task *t, int64_t row, int64_t size, workspace *w) {
     const dsc_loader_options *o = &loader->options;
     const slot *s = t->slot;
     float *x = (float *)s->staged.x + row * size;
     int32_t *label = &s->staged.labels[row];
     int64_t index = s->index[row];
-    if (index < 0) {
+    const int mixes = dsc_mix_mixes(o);
+    dsc_status status = index < 0 ? DSC_OK : present(loader, index, s->epoch, w, x, label);
+    int skipped = skips(loader, status);
+    if (skipped)
+        DSC_TRY(keep_bad(loader, t->batch, row, index));
+    if (skipped && !o->keep_last)
+        status = replace(loader, index, s->epoch, w, x, label);
+    else if (index < 0 || skipped) {
         clear_row(x, size, label);
+        if (mixes)
+            s->staged.shares[row] = 0;
         return DSC_OK;
     }
-    dsc_status status =
-        dsc_dataset_sample_with(loader->dataset, index, o->augment, s->epoch, scratch, x, label);
-    if (!is_bad(status) || !o->skip_bad || !loader->dataset->type->reads_files)
-        return status;
-    DSC_TRY(keep_bad(loader, t->batch, row, index));
-    if (!o->keep_last)
-        return replace(loader, index, s->epoch, scratch, x, label);
-    clear_row(x, size, label);
-    return DSC_OK;
+    DSC_TRY(status);
+    return mixes ? mix_row(loader, s, row, w, x) : DSC_OK;
 }
 
 /* Prepares the rows of a task; *row is the one that failed. Outside the mutex. */
-static dsc_status prepare(dsc_loader *loader, const task *t, dsc_scratch *scratch, int64_t *row) {
+static dsc_status prepare(dsc_loader *loader, const task *t, workspace *w, int64_t *row) {
     dsc_dataset_info info = dsc_dataset_get_info(loader->dataset);
     int64_t size = info.h * info.w * info.c;
-    int bytes = loader->stage && loader->dataset->type->raw;
+    int bytes = loader->stage && loader->dataset->type->raw && !dsc_mix_is_on(&loader->options);
     for (*row = t->first; *row < t->first + t->count; (*row)++) {
         if (atomic_load(&loader->stop))
             return DSC_OK;
         if (bytes)
             prepare_bytes(loader, t->slot, *row, size);
         else
-            DSC_TRY(prepare_floats(loader, t, *row, size, scratch));
+            DSC_TRY(prepare_floats(loader, t, *row, size, w));
     }
     return DSC_OK;
 }
@@ -243,7 +287,7 @@ static void finish_rows(dsc_loader *loader, const task *t, dsc_status status, in
 
 static void *work(void *argument) {
     dsc_loader *loader = argument;
-    dsc_scratch scratch = {{0}, {0}, {0}};
+    workspace w = {.other = {0}};
     pthread_mutex_lock(&loader->mutex);
     while (!atomic_load(&loader->stop)) {
         task t;
@@ -255,7 +299,7 @@ static void *work(void *argument) {
         pthread_mutex_unlock(&loader->mutex);
         int64_t row = 0;
         double began = dsc_trace_is_on() ? dsc_clock_now() : 0;
-        dsc_status status = prepare(loader, &t, &scratch, &row);
+        dsc_status status = prepare(loader, &t, &w, &row);
         if (began > 0)
             dsc_trace_span(DSC_TRACK_DATA, "prepare", began, dsc_clock_now(), "rows", t.count);
         pthread_mutex_lock(&loader->mutex);
@@ -263,7 +307,9 @@ static void *work(void *argument) {
         finish_rows(loader, &t, status, row);
     }
     pthread_mutex_unlock(&loader->mutex);
-    dsc_scratch_free(&scratch);
+    dsc_scratch_free(&w.scratch);
+    dsc_bytes_free(&w.other);
+    dsc_bytes_free(&w.image);
     return NULL;
 }
 
@@ -293,7 +339,10 @@ static dsc_status make_slots(dsc_loader *loader, dsc_device *device) {
         }
         DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 4, (int64_t[]){batch, info.h, info.w, info.c}, &s->x));
         DSC_TRY(dsc_tensor_alloc(device, DSC_I32, 1, &batch, &s->labels));
-        s->staged = (dsc_staged){.x = s->x.data, .labels = s->labels.data};
+        DSC_TRY(dsc_tensor_alloc(device, DSC_I32, 1, &batch, &s->others));
+        DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &batch, &s->shares));
+        s->staged = (dsc_staged){
+            .x = s->x.data, .labels = s->labels.data, .others = s->others.data, .shares = s->shares.data};
     }
     return DSC_OK;
 }
@@ -331,9 +380,12 @@ dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
     dsc_sampler_options order = {
         dsc_dataset_get_info(dataset).count, o->batch, o->rank, o->ranks, o->seed, o->shuffle, o->keep_last};
     DSC_TRY_GOTO(status, check_options(o, device), fail);
+    DSC_TRY_GOTO(status, dsc_mix_check(o, dataset), fail);
     DSC_TRY_GOTO(status, dsc_sampler_init(&order, &loader->sampler), fail);
     if (!dsc_device_is_host(device))
-        DSC_TRY_GOTO(status, dsc_stage_create(dataset, device, o->batch, o->dtype, &loader->stage), fail);
+        DSC_TRY_GOTO(status,
+                     dsc_stage_create(dataset, device, o->batch, o->dtype, !dsc_mix_is_on(o), &loader->stage),
+                     fail);
     DSC_TRY_GOTO(status, make_slots(loader, device), fail);
     DSC_TRY_GOTO(status, make_locks(loader), fail);
     DSC_TRY_GOTO(status, start_threads(loader), fail);
@@ -371,6 +423,8 @@ void dsc_loader_destroy(dsc_loader **loader) {
             dsc_stage_free(l->stage, &l->slots[i].staged);
         dsc_tensor_free(&l->slots[i].x);
         dsc_tensor_free(&l->slots[i].labels);
+        dsc_tensor_free(&l->slots[i].others);
+        dsc_tensor_free(&l->slots[i].shares);
         dsc_memory_free(&l->slots[i].index);
     }
     dsc_stage_destroy(&l->stage);
@@ -443,6 +497,20 @@ dsc_status dsc_loader_next(dsc_loader *loader, dsc_queue *queue, dsc_batch *batc
     }
     pthread_mutex_unlock(&loader->mutex);
     if (status == DSC_OK && loader->stage)
-        status = dsc_stage_send(loader->stage, queue, &s->staged, &batch->x, &batch->labels);
+        status = dsc_stage_send(loader->stage, queue, &s->staged, dsc_mix_mixes(&loader->options), &batch->x,
+                                &batch->labels);
     return status;
+}
+
+int dsc_loader_mixed_labels(const dsc_loader *loader, dsc_tensor *others, dsc_tensor *shares) {
+    if (!loader || !dsc_mix_mixes(&loader->options) || loader->delivered == 0)
+        return 0;
+    if (loader->stage) {
+        dsc_stage_mixed(loader->stage, others, shares);
+        return 1;
+    }
+    const slot *s = &loader->slots[(loader->delivered - 1) % loader->slot_count];
+    *others = s->others;
+    *shares = s->shares;
+    return 1;
 }

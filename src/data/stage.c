@@ -7,7 +7,7 @@ enum { PLACES = 2 };
 
 /* A buffer for a batch that is being copied. */
 typedef struct berth {
-    dsc_tensor x, place, labels;
+    dsc_tensor x, place, labels, others, shares;
     dsc_event *copied; /* the copy is complete */
     dsc_event *used;   /* the buffer has been read */
 } berth;
@@ -17,7 +17,7 @@ struct dsc_stage {
     dsc_queue *queue;
     int bytes; /* 1: images travel as bytes */
     dsc_augment_desc desc;
-    dsc_tensor x, labels; /* what the caller gets */
+    dsc_tensor x, labels, others, shares; /* what the caller gets */
     berth berths[PLACES];
     int64_t sent;
 };
@@ -28,11 +28,15 @@ static dsc_status make(dsc_stage *s, const dsc_dataset *dataset, int64_t batch, 
     DSC_TRY(dsc_queue_create(s->device, &s->queue));
     DSC_TRY(dsc_tensor_alloc(s->device, dtype, 4, image, &s->x));
     DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &s->labels));
+    DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &s->others));
+    DSC_TRY(dsc_tensor_alloc(s->device, DSC_F32, 1, &batch, &s->shares));
     for (int i = 0; i < PLACES; i++) {
         berth *b = &s->berths[i];
         DSC_TRY(dsc_tensor_alloc(s->device, s->bytes ? DSC_U8 : DSC_F32, 4, image, &b->x));
         DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 2, place, &b->place));
         DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &b->labels));
+        DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &b->others));
+        DSC_TRY(dsc_tensor_alloc(s->device, DSC_F32, 1, &batch, &b->shares));
         DSC_TRY(dsc_event_create(s->device, &b->copied));
         DSC_TRY(dsc_event_create(s->device, &b->used));
     }
@@ -40,11 +44,11 @@ static dsc_status make(dsc_stage *s, const dsc_dataset *dataset, int64_t batch, 
 }
 
 dsc_status dsc_stage_create(const dsc_dataset *dataset, dsc_device *device, int64_t batch, dsc_dtype dtype,
-                            dsc_stage **out) {
+                            int bytes, dsc_stage **out) {
     dsc_stage *s;
     DSC_TRY(dsc_memory_alloc(1, sizeof *s, &s));
     s->device = device;
-    s->bytes = dataset->type->raw != NULL;
+    s->bytes = bytes && dataset->type->raw;
     if (s->bytes)
         dataset->type->raw_desc(dataset, &s->desc);
     dsc_status status = make(s, dataset, batch, dtype);
@@ -67,60 +71,80 @@ void dsc_stage_destroy(dsc_stage **stage) {
         dsc_tensor_free(&b->x);
         dsc_tensor_free(&b->place);
         dsc_tensor_free(&b->labels);
+        dsc_tensor_free(&b->others);
+        dsc_tensor_free(&b->shares);
     }
     dsc_tensor_free(&s->x);
     dsc_tensor_free(&s->labels);
+    dsc_tensor_free(&s->others);
+    dsc_tensor_free(&s->shares);
     dsc_queue_destroy(&s->queue);
     dsc_memory_free(stage);
 }
 
 dsc_status dsc_stage_alloc(dsc_stage *stage, dsc_staged *out) {
     const berth *b = &stage->berths[0];
-    void *place = NULL, *labels = NULL;
+    void *memory = NULL;
     DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->x), &out->x));
-    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->place), &place));
-    out->place = place;
-    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->labels), &labels));
-    out->labels = labels;
+    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->place), &memory));
+    out->place = memory;
+    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->labels), &memory));
+    out->labels = memory;
+    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->others), &memory));
+    out->others = memory;
+    DSC_TRY(dsc_host_alloc(stage->device, dsc_tensor_bytes(&b->shares), &memory));
+    out->shares = memory;
     return DSC_OK;
 }
 
 void dsc_stage_free(dsc_stage *stage, dsc_staged *staged) {
-    void *place = staged->place, *labels = staged->labels;
-    dsc_host_free(stage->device, &staged->x);
-    dsc_host_free(stage->device, &place);
-    dsc_host_free(stage->device, &labels);
-    *staged = (dsc_staged){NULL, NULL, NULL};
+    void *memory[] = {staged->x, staged->place, staged->labels, staged->others, staged->shares};
+    for (size_t i = 0; i < sizeof memory / sizeof *memory; i++)
+        dsc_host_free(stage->device, &memory[i]);
+    *staged = (dsc_staged){.x = NULL};
 }
 
-static dsc_status copy(dsc_stage *s, berth *b, const dsc_staged *staged) {
+static dsc_status copy(dsc_stage *s, berth *b, const dsc_staged *staged, int mixed) {
     DSC_TRY(dsc_queue_wait(s->queue, b->used));
     DSC_TRY(dsc_tensor_upload(s->queue, staged->x, dsc_tensor_bytes(&b->x), &b->x));
     if (s->bytes)
         DSC_TRY(dsc_tensor_upload(s->queue, staged->place, dsc_tensor_bytes(&b->place), &b->place));
     DSC_TRY(dsc_tensor_upload(s->queue, staged->labels, dsc_tensor_bytes(&b->labels), &b->labels));
+    if (mixed) {
+        DSC_TRY(dsc_tensor_upload(s->queue, staged->others, dsc_tensor_bytes(&b->others), &b->others));
+        DSC_TRY(dsc_tensor_upload(s->queue, staged->shares, dsc_tensor_bytes(&b->shares), &b->shares));
+    }
     return dsc_event_record(b->copied, s->queue);
 }
 
-static dsc_status take(dsc_stage *s, dsc_queue *queue, berth *b) {
+static dsc_status take(dsc_stage *s, dsc_queue *queue, berth *b, int mixed) {
     DSC_TRY(dsc_queue_wait(queue, b->copied));
     if (s->bytes)
         DSC_TRY(dsc_op_augment(queue, &s->desc, &b->x, &b->place, &s->x));
     else
         DSC_TRY(dsc_op_convert(queue, &b->x, &s->x));
     DSC_TRY(dsc_op_convert(queue, &b->labels, &s->labels));
+    if (mixed) {
+        DSC_TRY(dsc_op_convert(queue, &b->others, &s->others));
+        DSC_TRY(dsc_op_convert(queue, &b->shares, &s->shares));
+    }
     return dsc_event_record(b->used, queue);
 }
 
-dsc_status dsc_stage_send(dsc_stage *stage, dsc_queue *queue, const dsc_staged *staged, dsc_tensor *x,
-                          dsc_tensor *labels) {
+dsc_status dsc_stage_send(dsc_stage *stage, dsc_queue *queue, const dsc_staged *staged, int mixed,
+                          dsc_tensor *x, dsc_tensor *labels) {
     berth *b = &stage->berths[stage->sent % PLACES];
-    DSC_TRY(copy(stage, b, staged));
-    DSC_TRY(take(stage, queue, b));
+    DSC_TRY(copy(stage, b, staged, mixed));
+    DSC_TRY(take(stage, queue, b, mixed));
     stage->sent++;
     *x = stage->x;
     *labels = stage->labels;
     return DSC_OK;
+}
+
+void dsc_stage_mixed(const dsc_stage *stage, dsc_tensor *others, dsc_tensor *shares) {
+    *others = stage->others;
+    *shares = stage->shares;
 }
 
 dsc_status dsc_stage_settle(dsc_stage *stage) {

@@ -16,20 +16,24 @@ typedef struct dsc_staged {
     void *x;         /* bytes or floats: [batch, h, w, c] */
     int32_t *place;  /* [batch, 3]; bytes only */
     int32_t *labels; /* [batch] */
+    int32_t *others; /* [batch], as dsc_loader_mixed_labels has them */
+    float *shares;   /* [batch] */
 } dsc_staged;
 
-/* dtype: of x. */
+/* dtype: of x; bytes 0: samples travel as floats, though the data set has bytes. */
 dsc_status dsc_stage_create(const dsc_dataset *dataset, dsc_device *device, int64_t batch, dsc_dtype dtype,
-                            dsc_stage **out) DSC_MUST_CHECK;
+                            int bytes, dsc_stage **out) DSC_MUST_CHECK;
 void dsc_stage_destroy(dsc_stage **stage);
 
 dsc_status dsc_stage_alloc(dsc_stage *stage, dsc_staged *out) DSC_MUST_CHECK;
 void dsc_stage_free(dsc_stage *stage, dsc_staged *staged);
 
-/* Sends a batch and writes it to x and labels, in the order of `queue`. The memory of `staged` is in use
+/* Sends a batch and writes it to x and labels, in the order of `queue`; mixed: with other labels. The memory of `staged` is in use
  * until dsc_stage_settle, which waits until the last batch has been copied. */
-dsc_status dsc_stage_send(dsc_stage *stage, dsc_queue *queue, const dsc_staged *staged, dsc_tensor *x,
-                          dsc_tensor *labels) DSC_MUST_CHECK;
+dsc_status dsc_stage_send(dsc_stage *stage, dsc_queue *queue, const dsc_staged *staged, int mixed,
+                          dsc_tensor *x, dsc_tensor *labels) DSC_MUST_CHECK;
+/* The other labels and their shares of the batch that was sent last. */
+void dsc_stage_mixed(const dsc_stage *stage, dsc_tensor *others, dsc_tensor *shares);
 dsc_status dsc_stage_settle(dsc_stage *stage) DSC_MUST_CHECK;
 
 #endif

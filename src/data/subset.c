@@ -48,8 +48,7 @@ static int32_t label_of(const dsc_dataset *dataset, int64_t index) {
 
 /* ---- which samples ---- */
 
-/* label[count] of all samples. Sets that do not know their labels have to make each sample. */
-static dsc_status read_labels(const dsc_dataset *base, int32_t *label) {
+dsc_status dsc_dataset_read_labels(const dsc_dataset *base, int32_t *label) {
     const dsc_dataset_info info = base->info;
     dsc_scratch scratch = {{0}, {0}, {0}};
     float *x = NULL;
@@ -96,7 +95,7 @@ static dsc_status choose_all(const dsc_dataset *base, const dsc_data_options *op
     DSC_TRY_GOTO(status, dsc_memory_alloc(count, sizeof *label, &label), done);
     DSC_TRY_GOTO(status, dsc_memory_alloc(count, sizeof *members, &members), done);
     DSC_TRY_GOTO(status, dsc_memory_alloc(classes + 1, sizeof *start, &start), done);
-    DSC_TRY_GOTO(status, read_labels(base, label), done);
+    DSC_TRY_GOTO(status, dsc_dataset_read_labels(base, label), done);
     for (int64_t i = 0; i < count; i++)
         start[label[i] + 1]++;
     for (int64_t c = 0; c < classes; c++)

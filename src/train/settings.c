@@ -119,10 +119,10 @@ static dsc_status check(const dsc_settings *s, const char *prefix) {
 
 static dsc_status copy_strings(dsc_settings *s) {
     const char **const strings[DSC_SETTINGS_STRINGS] = {
-        &s->train.model,      &s->train.data,        &s->train.out,          &s->train.resume,
-        &s->consensus.graph,  &s->kfac.skip_layers,  &s->train.config_lines, &s->train.stop_at,
-        &s->train.bad_images, &s->train.tensorboard, &s->train.trace,        &s->train.init,
-        &s->train.freeze,
+        &s->train.model,      &s->train.data,          &s->train.out,          &s->train.resume,
+        &s->consensus.graph,  &s->kfac.skip_layers,    &s->train.config_lines, &s->train.stop_at,
+        &s->train.bad_images, &s->train.tensorboard,   &s->train.trace,        &s->train.init,
+        &s->train.freeze,     &s->train.class_weights,
     };
     for (int i = 0; i < DSC_SETTINGS_STRINGS; i++) {
         if (!*strings[i])

@@ -5,7 +5,7 @@
 #include "descent/options.h"
 #include "descent/train.h"
 
-enum { DSC_SETTINGS_STRINGS = 13, DSC_SETTINGS_OPTIONS = 256 };
+enum { DSC_SETTINGS_STRINGS = 14, DSC_SETTINGS_OPTIONS = 256 };
 
 typedef struct dsc_settings {
     /* Its pointers optim, consensus and kfac point to the members below: do not copy this struct. */

@@ -39,7 +39,10 @@ dsc_status dsc_trainer_next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batc
     int64_t position = t->state.position + micro * global;
     if (t->loader_epoch != t->state.epoch || t->loader_position != position)
         DSC_TRY(dsc_loader_seek(t->loader, t->state.epoch, position));
+    dsc_tensor others, shares;
     DSC_TRY(dsc_loader_next(t->loader, t->queue, batch));
+    if (dsc_loader_mixed_labels(t->loader, &others, &shares))
+        dsc_exec_mix_labels(t->exec, &others, &shares);
     if (batch->epoch != t->state.epoch || batch->position != position)
         return DSC_FAIL(DSC_E_INTERNAL, "the loader gave sample %lld of epoch %lld instead of %lld of %lld",
                         (long long)batch->position, (long long)batch->epoch, (long long)position,
@@ -227,6 +230,8 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
     int64_t bad = 0;
     int run = 1;
 
+    if (given)
+        dsc_exec_mix_labels(t->exec, NULL, NULL); /* of an earlier batch */
     DSC_TRY(send_inputs(t, lr));
     dsc_segment segment = plan_segment(t);
     const int sampled = segment.factors && t->options.kfac_fisher == DSC_FISHER_SAMPLED;

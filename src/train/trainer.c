@@ -6,6 +6,7 @@
 #include "comm/table.h"
 #include "consensus/table.h"
 #include "model/graph.h"
+#include "train/class_weights.h"
 #include "train/engines.h"
 #include "train/finetune.h"
 #include "train/kfac_setup.h"
@@ -44,6 +45,7 @@ void dsc_trainer_destroy(dsc_trainer **trainer) {
     }
     dsc_trainer_free_swapped(t);
     dsc_ema_destroy(&t->ema);
+    dsc_tensor_free(&t->class_weights);
     dsc_optim_destroy(&t->optim);
     dsc_exec_destroy(&t->val_exec);
     dsc_exec_destroy(&t->exec);
@@ -113,6 +115,11 @@ static dsc_status load_training(dsc_trainer *t) {
     init_loader(t, t->options.batch_size, &o);
     o.seed = t->options.seed;
     o.augment = t->options.augment;
+    o.mixup = t->options.mixup;
+    o.cutmix = t->options.cutmix;
+    o.random_erasing = t->options.random_erasing;
+    o.randaugment = t->options.randaugment;
+    o.randaugment_ops = t->options.randaugment_ops;
     return dsc_loader_create(t->train_set, t->device, &o, &t->loader);
 }
 
@@ -301,6 +308,7 @@ static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     DSC_TRY(dsc_same_options_check(t));
     DSC_TRY(make_local(t));
+    DSC_TRY(dsc_class_weights_set(t));
     DSC_TRY(dsc_comm_agree(t->comm, dsc_survive_prepare(t)));
     DSC_TRY(dsc_trainer_make_consensus(t));
     DSC_TRY(dsc_sync_create(t));

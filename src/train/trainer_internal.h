@@ -17,7 +17,7 @@
  *                 kfac_layers.c: the model's layers as K-FAC sees them
  *   finetune.c    starting from given weights, frozen parameters, the head's own rate
  *   damping.c     K-FAC's damping adapted by the reduction of the loss
- *   ema.c         the moving average of the weights
+ *   ema.c         the moving average of the weights; class_weights.c: weights of classes in the loss
  *   sync.c        where ranks that gossip synchronise
  *   survive.c     continuing without ranks that were lost
  *   engines.c     which engines the convolutions of a GPU use
@@ -117,6 +117,7 @@ struct dsc_trainer {
     dsc_phases phases;
     dsc_results *results;
     dsc_loss_scale loss_scale;
+    dsc_tensor class_weights;               /* F32[classes], in the training loss; no memory: 1 */
     dsc_tensor fisher_labels, fisher_stats; /* of the sampled Fisher */
 
     /* Evaluation; NULL without it. */

@@ -23,7 +23,7 @@ done
 
 # The flags of the contract, with the defaults it fixes.
 expect 0 "" train --help
-for flag in model data epochs steps patience stop-at ema batch-size val-batch-size seed out resume device threads precision optimizer lr \
+for flag in model data epochs steps patience stop-at ema mixup cutmix randaugment randaugment-ops random-erasing class-weights batch-size val-batch-size seed out resume device threads precision optimizer lr \
     warmup-epochs lr-decay lr-decay-rate lr-schedule lr-rise lr-power lr-period lr-period-factor momentum nesterov weight-decay decay-on label-smoothing clip-norm \
     batches-per-allreduce allreduce-dtype lr-scaling warmup-start bucket-mb checkpoint-every keep consensus \
     kfac-update-freq image-size data-threads eval-every log-every check-every no-augment beta1 beta2 eps trust \

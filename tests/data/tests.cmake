@@ -1,3 +1,4 @@
+descent_test(data-mix SOURCES data/test_mix.c ROOMS data)
 descent_test(data-sampler SOURCES data/test_sampler.c ROOMS data)
 descent_test(data-sets SOURCES data/test_sets.c data/fixture.c ROOMS data)
 descent_test(data-images SOURCES data/test_images.c data/fixture.c data/encode.c ROOMS data)

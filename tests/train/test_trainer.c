@@ -449,8 +449,92 @@ static void test_layers(void **state) {
     dsc_model_destroy(&m);
 }
 
+/* The mean over the rows of w ((1 - s) CE(a) + s CE(b)), w = (1 - s) weight(a) + s weight(b), from the logits of an equal
+ * net on the batch that a loader with these options gives first. */
+static double mixed_loss(const dsc_dataset *set, const dsc_train_options *o, const double weights[CLASSES]) {
+    dsc_model *m = net();
+    dsc_queue *queue = NULL;
+    dsc_exec *exec = NULL;
+    dsc_loader *loader = NULL;
+    dsc_loader_options l;
+    dsc_batch b;
+    dsc_tensor others, shares;
+    float logits[BATCH * CLASSES];
+    double loss = 0;
+    assert_ok(dsc_queue_create(device, &queue));
+    assert_ok(dsc_exec_create(m, DSC_EXEC_TRAIN, BATCH, &exec));
+    dsc_loader_options_init(&l);
+    l.batch = BATCH;
+    l.seed = o->seed;
+    l.mixup = o->mixup;
+    assert_ok(dsc_loader_create(set, device, &l, &loader));
+    assert_ok(dsc_loader_next(loader, queue, &b));
+    assert_ok(dsc_exec_forward(exec, queue, &b.x));
+    assert_ok(dsc_tensor_download(queue, dsc_exec_logits(exec), sizeof logits, logits));
+    assert_ok(dsc_queue_sync(queue));
+    int mixed = dsc_loader_mixed_labels(loader, &others, &shares);
+    for (int i = 0; i < BATCH; i++) {
+        const float *z = logits + i * CLASSES;
+        int32_t first = ((const int32_t *)b.labels.data)[i],
+                second = mixed ? ((const int32_t *)others.data)[i] : 0;
+        double s = mixed ? (double)((const float *)shares.data)[i] : 0, sum = 0;
+        for (int c = 0; c < CLASSES; c++)
+            sum += exp((double)z[c]);
+        loss += ((1 - s) * weights[first] + s * weights[second]) *
+                (log(sum) - (1 - s) * (double)z[first] - s * (double)z[second]);
+    }
+    dsc_loader_destroy(&loader);
+    dsc_exec_destroy(&exec);
+    dsc_queue_destroy(&queue);
+    dsc_model_destroy(&m);
+    return loss / BATCH;
+}
+
+/* The loss of a step counts both labels of mixed samples, and the weights of their classes. */
+static void test_soft_labels(void **state) {
+    (void)state;
+    char file[SCRATCH_SIZE];
+    /* A third of the samples is of each class: the mean of 1, 2, 6 is 3. */
+    static const double plain[CLASSES] = {1, 1, 1}, scaled[CLASSES] = {1 / 3.0, 2 / 3.0, 2};
+    scratch_make(file);
+    scratch_write(scratch_path(file, "weights"), "1 2 6", 5);
+    for (int kind = 0; kind < 4; kind++) {
+        dsc_train_options o = options();
+        dsc_step_report report = {.size = sizeof report};
+        o.mixup = kind & 1 ? 1 : 0;
+        o.class_weights = kind & 2 ? scratch_path(file, "weights") : NULL;
+        bundle b = make(&o);
+        double want = mixed_loss(b.train, &o, kind & 2 ? scaled : plain);
+        assert_ok(dsc_trainer_step(b.trainer, &report));
+        if (!(fabs(report.loss - want) < 1e-5))
+            fail_msg("kind %d: loss %.9g instead of %.9g", kind, report.loss, want);
+        drop(&b);
+    }
+    scratch_remove(file);
+}
+
+/* Options that look at evaluations need something to evaluate. */
+static void test_nothing_to_evaluate(void **state) {
+    (void)state;
+    dsc_train_options o = options();
+    dsc_model *m = net();
+    dsc_dataset *set = data(COUNT);
+    dsc_trainer *trainer = NULL;
+    o.patience = 2;
+    assert_fails(DSC_E_INVALID, "this trainer has no validation set",
+                 dsc_trainer_create(comm, device, m, set, NULL, &o, &trainer));
+    o.patience = 0;
+    o.class_weights = "balanced";
+    assert_fails(DSC_E_INVALID, "this trainer has no training data to count",
+                 dsc_trainer_create(comm, device, m, NULL, set, &o, &trainer));
+    dsc_dataset_close(&set);
+    dsc_model_destroy(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_soft_labels),
+        cmocka_unit_test(test_nothing_to_evaluate),
         cmocka_unit_test(test_run),
         cmocka_unit_test(test_steps),
         cmocka_unit_test(test_batches),
