@@ -145,17 +145,18 @@ static void write_kfac(FILE *out, const dsc_runlog *log) {
     fputc('}', out);
 }
 
-/* The mean over all decompositions of each rank's share and time. */
-static void write_loads(FILE *out, const dsc_runlog *log) {
-    const dsc_runlog_table *table = &log->tables[DSC_RUNLOG_LOADS];
-    if (log->loads == 0)
+/* ,"name":[{"key":mean, ...}, ...]: the means over all rows of a table of ranks. */
+static void write_ranks(FILE *out, const char *name, const dsc_runlog_table *table, int64_t ranks,
+                        const char *const *keys) {
+    if (ranks == 0 || table->rows == 0)
         return;
-    fputs(",\n\"loads\":[", out);
-    for (int64_t rank = 0; rank < log->loads; rank++) {
+    const int64_t values = table->columns / ranks;
+    fprintf(out, ",\n\"%s\":[", name);
+    for (int64_t rank = 0; rank < ranks; rank++) {
         fputs(rank > 0 ? ",{" : "{", out);
-        for (int v = 0; v < DSC_RUNLOG_LOAD_VALUES; v++) {
-            fprintf(out, "%s\"%s\":", v > 0 ? "," : "", dsc_runlog_load_keys[v]);
-            write_number(out, mean_of(table, rank * DSC_RUNLOG_LOAD_VALUES + v, 0, table->rows));
+        for (int64_t v = 0; v < values; v++) {
+            fprintf(out, "%s\"%s\":", v > 0 ? "," : "", keys[v]);
+            write_number(out, mean_of(table, rank * values + v, 0, table->rows));
         }
         fputc('}', out);
     }
@@ -206,7 +207,8 @@ static void write_run(FILE *out, const dsc_runlog *log, const dsc_report_columns
     write_table(out, "evals", evals);
     write_table(out, "consensus", consensus->rows > 0 ? consensus : evals);
     write_kfac(out, log);
-    write_loads(out, log);
+    write_ranks(out, "loads", &log->tables[DSC_RUNLOG_SOLVES], log->solves, dsc_runlog_solve_keys);
+    write_ranks(out, "rank_means", &log->tables[DSC_RUNLOG_RANKS], log->loaded, dsc_runlog_rank_keys);
     fputc('}', out);
 }
 

@@ -15,31 +15,20 @@
 
 #define COMMON_KEYS "step", "epoch", "time_s"
 
-static const char *const step_keys[] = {COMMON_KEYS,
-                                        "loss",
-                                        "lr",
-                                        "images_per_s",
-                                        "nu",
-                                        "data",
-                                        "forward",
-                                        "backward",
-                                        "exchange",
-                                        "factor",
-                                        "decompose",
-                                        "precondition",
-                                        "update",
-                                        "gradients",
-                                        "factors",
-                                        "decompositions",
-                                        "preconditioned",
-                                        "parameters",
-                                        NULL};
+/* Milliseconds by phase, and bytes sent by kind. */
+#define LOAD_KEYS                                                                                            \
+    "data", "forward", "backward", "exchange", "factor", "decompose", "precondition", "update", "gradients", \
+        "factors", "decompositions", "preconditioned", "parameters"
+
+static const char *const step_keys[] = {COMMON_KEYS, "loss", "lr", "images_per_s", "nu", LOAD_KEYS, NULL};
 static const char *const epoch_keys[] = {COMMON_KEYS, "loss", "lr", "images_per_s", NULL};
 static const char *const eval_keys[] = {COMMON_KEYS, "loss", "top1", "top5", "distance", "norm", NULL};
 static const char *const consensus_keys[] = {COMMON_KEYS, "distance", "norm", "mass", "weight", NULL};
 static const char *const kfac_keys[] = {COMMON_KEYS, "nu", "damping", NULL};
 const char *const dsc_runlog_layer_keys[] = {"cosine", "a_min", "a_max", "g_min", "g_max", "condition", NULL};
-const char *const dsc_runlog_load_keys[] = {"work", "share", "solve_ms", NULL};
+const char *const dsc_runlog_solve_keys[] = {"work", "share", "solve_ms", NULL};
+const char *const dsc_runlog_rank_keys[] = {LOAD_KEYS, NULL};
+static const char *const load_keys[] = {COMMON_KEYS, NULL};
 
 static const struct {
     const char *kind;
@@ -47,7 +36,7 @@ static const struct {
 } kinds[DSC_RUNLOG_TABLES] = {
     [DSC_RUNLOG_STEPS] = {"step", step_keys}, [DSC_RUNLOG_EPOCHS] = {"epoch", epoch_keys},
     [DSC_RUNLOG_EVALS] = {"eval", eval_keys}, [DSC_RUNLOG_CONSENSUS] = {"consensus", consensus_keys},
-    [DSC_RUNLOG_KFAC] = {"kfac", kfac_keys},
+    [DSC_RUNLOG_KFAC] = {"kfac", kfac_keys},  [DSC_RUNLOG_LOAD] = {"load", load_keys},
 };
 
 void dsc_runlog_destroy(dsc_runlog **log) {
@@ -103,16 +92,19 @@ static const double *last_row(const dsc_runlog_table *table) {
     return table->rows > 0 ? table->values + (table->rows - 1) * table->columns : NULL;
 }
 
+/* The table whose rows have one in a table of layers or ranks. */
+static int owner_of(int which) {
+    return which == DSC_RUNLOG_RANKS ? DSC_RUNLOG_LOAD : DSC_RUNLOG_KFAC;
+}
+
 /* Drops the rows at the end whose value in `column` is at least `limit`. */
 static void drop_from(dsc_runlog *log, int which, int column, double limit) {
     dsc_runlog_table *table = &log->tables[which];
     while (table->rows > 0 && last_row(table)[column] >= limit)
         table->rows--;
-    if (which == DSC_RUNLOG_KFAC) {
-        for (int i = DSC_RUNLOG_LAYERS; i <= DSC_RUNLOG_LOADS; i++)
-            if (log->tables[i].rows > table->rows)
-                log->tables[i].rows = table->rows;
-    }
+    for (int i = DSC_RUNLOG_LAYERS; i < DSC_RUNLOG_TABLES; i++)
+        if (owner_of(i) == which && log->tables[i].rows > table->rows)
+            log->tables[i].rows = table->rows;
 }
 
 /* ---- one line ---- */
@@ -191,7 +183,7 @@ static dsc_status take_eval(dsc_runlog *log, const json_t *line, const char **wh
     return add_line(log, DSC_RUNLOG_EVALS, line, &row);
 }
 
-/* The objects of a list inside of a `kfac` line, `values` numbers of each. The first line decides how many
+/* The objects of a list inside of a line, `values` numbers of each. The first line decides how many
  * there are; of a line with another number nothing is kept. */
 static dsc_status take_list(dsc_runlog *log, int which, const json_t *list, const char *const *keys,
                             int64_t *count, int values) {
@@ -203,7 +195,7 @@ static dsc_status take_list(dsc_runlog *log, int which, const json_t *list, cons
     }
     if (*count == 0)
         return DSC_OK;
-    while (table->rows < log->tables[DSC_RUNLOG_KFAC].rows)
+    while (table->rows < log->tables[owner_of(which)].rows)
         DSC_CLI_TRY(add_row(table, &row));
     for (int64_t i = 0; (int64_t)json_array_size(list) == *count && i < *count; i++)
         for (int j = 0; j < values; j++)
@@ -225,8 +217,23 @@ static dsc_status take_kfac(dsc_runlog *log, const json_t *line) {
     DSC_CLI_TRY(add_line(log, DSC_RUNLOG_KFAC, line, &row));
     DSC_CLI_TRY(take_list(log, DSC_RUNLOG_LAYERS, layers, dsc_runlog_layer_keys, &log->layers,
                           DSC_RUNLOG_LAYER_VALUES));
-    return take_list(log, DSC_RUNLOG_LOADS, json_object_get(line, "loads"), dsc_runlog_load_keys, &log->loads,
-                     DSC_RUNLOG_LOAD_VALUES);
+    return take_list(log, DSC_RUNLOG_SOLVES, json_object_get(line, "loads"), dsc_runlog_solve_keys,
+                     &log->solves, DSC_RUNLOG_SOLVE_VALUES);
+}
+
+static dsc_status take_load(dsc_runlog *log, const json_t *line) {
+    double *row;
+    DSC_CLI_TRY(add_line(log, DSC_RUNLOG_LOAD, line, &row));
+    return take_list(log, DSC_RUNLOG_RANKS, json_object_get(line, "ranks"), dsc_runlog_rank_keys,
+                     &log->loaded, DSC_RUNLOG_RANK_VALUES);
+}
+
+/* A run on another number of ranks forgets what the ranks did before. */
+static void forget_ranks(dsc_runlog *log) {
+    dsc_cli_free(&log->tables[DSC_RUNLOG_RANKS].values);
+    log->tables[DSC_RUNLOG_RANKS] = (dsc_runlog_table){0};
+    log->tables[DSC_RUNLOG_LOAD].rows = 0;
+    log->loaded = 0;
 }
 
 /* A start, or a resumption, which forgets what came after its checkpoint. */
@@ -241,6 +248,8 @@ static void take_run(dsc_runlog *log, json_t *line) {
         snprintf(log->model, sizeof log->model, "%s", model);
     for (int i = 0; i < DSC_RUNLOG_LAYERS && get_number(line, "step", &step); i++)
         drop_from(log, i, DSC_RUNLOG_STEP, step + 1);
+    if (log->loaded != log->ranks)
+        forget_ranks(log);
 }
 
 static void take_alarm(dsc_runlog *log, const json_t *line) {
@@ -284,6 +293,8 @@ static dsc_status take_line(dsc_runlog *log, json_t *line, const char **why) {
         return take_eval(log, line, why);
     else if (strcmp(kind, "kfac") == 0)
         return take_kfac(log, line);
+    else if (strcmp(kind, "load") == 0)
+        return take_load(log, line);
     else if (strcmp(kind, "end") == 0)
         take_end(log, line);
     if (strcmp(kind, "epoch") == 0 && get_count(line, "epoch", &epoch))

@@ -11,30 +11,34 @@
 
 /* The numbers of all lines of one kind: a row per line, NaN where the line has no such number. */
 typedef struct dsc_runlog_table {
-    const char *const *keys; /* the keys of the columns; NULL for layers and loads */
+    const char *const *keys; /* the keys of the columns; NULL for layers, decompositions and ranks */
     int64_t columns;
     double *values; /* [rows][columns] */
     int64_t rows, capacity;
 } dsc_runlog_table;
 
-/* The tables of a run. Those of layers and loads have a row for each row of DSC_RUNLOG_KFAC: of layers with
- * the DSC_RUNLOG_LAYER_VALUES numbers of each layer, of loads with the DSC_RUNLOG_LOAD_VALUES of each rank. */
+/* The tables of a run. Those of layers and of decompositions have a row for each row of DSC_RUNLOG_KFAC: with the
+ * DSC_RUNLOG_LAYER_VALUES numbers of each layer, and with the DSC_RUNLOG_SOLVE_VALUES of each rank. That of ranks
+ * has a row for each row of DSC_RUNLOG_LOAD, with the DSC_RUNLOG_RANK_VALUES of each rank. */
 enum {
     DSC_RUNLOG_STEPS,
     DSC_RUNLOG_EPOCHS,
     DSC_RUNLOG_EVALS,
     DSC_RUNLOG_CONSENSUS,
     DSC_RUNLOG_KFAC,
+    DSC_RUNLOG_LOAD,
     DSC_RUNLOG_LAYERS,
-    DSC_RUNLOG_LOADS,
+    DSC_RUNLOG_SOLVES,
+    DSC_RUNLOG_RANKS,
     DSC_RUNLOG_TABLES
 };
 
 /* The first columns of every table that has keys. The epoch is the number of epochs done, with a fraction. */
 enum { DSC_RUNLOG_STEP, DSC_RUNLOG_EPOCH, DSC_RUNLOG_TIME };
 
-enum { DSC_RUNLOG_LAYER_VALUES = 6, DSC_RUNLOG_LOAD_VALUES = 3 };
-extern const char *const dsc_runlog_layer_keys[], *const dsc_runlog_load_keys[];
+enum { DSC_RUNLOG_LAYER_VALUES = 6, DSC_RUNLOG_SOLVE_VALUES = 3, DSC_RUNLOG_RANK_VALUES = 13 };
+extern const char *const dsc_runlog_layer_keys[], *const dsc_runlog_solve_keys[],
+                                                      *const dsc_runlog_rank_keys[];
 
 typedef struct dsc_runlog {
     char *name;          /* of the run: its directory */
@@ -54,9 +58,10 @@ typedef struct dsc_runlog {
     double images_per_s; /* the last that was written; NaN: none */
     double seconds;      /* since the run began; NaN: none */
     dsc_runlog_table tables[DSC_RUNLOG_TABLES];
-    int64_t layers, loads; /* of K-FAC, in each of its lines */
-    json_t *layer_names;   /* an array of texts; NULL: none */
-    char alarms[4][512];   /* messages of alarms, each once; later ones are left out */
+    int64_t layers, solves; /* layers and ranks in each line of K-FAC */
+    int64_t loaded;         /* ranks in each `load` line */
+    json_t *layer_names;    /* an array of texts; NULL: none */
+    char alarms[4][512];    /* messages of alarms, each once; later ones are left out */
     int alarm_count;
     int64_t lines, bad_lines; /* read, and skipped */
     char first_bad[512];      /* "FILE:LINE: why" of the first line skipped */

@@ -379,6 +379,7 @@ static dsc_status loop(dsc_trainer *t) {
             if (too_many_bad(t))
                 continue;
             DSC_TRY(end_epoch(t));
+            DSC_TRY(dsc_trainer_report_load(t, t->state.epoch - 1));
             t->save_now |= o->checkpoint_every == 0;
             if (t->val_exec && t->state.epoch % o->eval_every == 0)
                 DSC_TRY(evaluate_now(t, t->state.epoch - 1));
@@ -386,6 +387,8 @@ static dsc_status loop(dsc_trainer *t) {
         if (dsc_trainer_is_done(t)) {
             DSC_TRY(dsc_trainer_synchronise(t));
             DSC_TRY(dsc_trainer_name_bad(t));
+            if (t->load.steps > 0) /* a part of an epoch, on every rank */
+                DSC_TRY(dsc_trainer_report_load(t, dsc_trainer_last_epoch(t)));
             if (t->val_exec && t->state.evaluated_step != t->state.step)
                 DSC_TRY(evaluate_now(t, dsc_trainer_last_epoch(t)));
         }

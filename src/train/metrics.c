@@ -386,6 +386,32 @@ void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, i
     finish_line(metrics, line);
 }
 
+/* Leaves out zeros: with many ranks the line is long. */
+static void set_mean(json_t *line, const char *key, double sum, double count) {
+    if (sum != 0)
+        set(line, key, real(sum / count));
+}
+
+void dsc_metrics_load(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                      const dsc_load *loads, int ranks) {
+    if (!metrics)
+        return;
+    json_t *line = start_line("load"), *list_of_ranks = json_array();
+    set_int(line, "step", state->step);
+    set_int(line, "epoch", epoch);
+    set(line, "time_s", real(state->seconds));
+    for (int r = 0; r < ranks; r++) {
+        json_t *rank = json_object();
+        for (int i = 0; i < DSC_PHASE_COUNT; i++)
+            set_mean(rank, dsc_phase_name((dsc_phase)i), loads[r].phase_ms[i], loads[r].steps);
+        for (int i = 0; i < DSC_TRAFFIC_OTHER; i++)
+            set_mean(rank, dsc_traffic_name((dsc_traffic)i), loads[r].bytes[i], loads[r].steps);
+        json_array_append_new(list_of_ranks, rank);
+    }
+    set(line, "ranks", list_of_ranks);
+    finish_line(metrics, line);
+}
+
 void dsc_metrics_ranks(dsc_metrics *metrics, const dsc_train_state *state, int ranks, int lost, double mass) {
     if (!metrics)
         return;

@@ -64,6 +64,16 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
                       const dsc_evaluation *evaluation);
 void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                            const dsc_consensus_report *report);
+/* What one rank did in the steps of an epoch. */
+typedef struct dsc_load {
+    double steps;
+    double phase_ms[DSC_PHASE_COUNT];
+    double bytes[DSC_TRAFFIC_OTHER]; /* sent */
+} dsc_load;
+
+/* At the end of an epoch: the means of every rank's steps; loads[ranks]. */
+void dsc_metrics_load(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
+                      const dsc_load *loads, int ranks);
 /* Ranks were lost: how many, how many are left, and the sum of their push-sum weights. */
 void dsc_metrics_ranks(dsc_metrics *metrics, const dsc_train_state *state, int ranks, int lost, double mass);
 /* After a step that decomposed. */

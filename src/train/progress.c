@@ -52,6 +52,11 @@ void dsc_trainer_report_step(dsc_trainer *t) {
     t->epoch_seconds += seconds;
     t->epoch_images += t->step_images;
     t->smoothed_seconds = t->smoothed_seconds > 0 ? 0.95 * t->smoothed_seconds + 0.05 * seconds : seconds;
+    t->load.steps++;
+    for (int i = 0; i < DSC_PHASE_COUNT; i++)
+        t->load.phase_ms[i] += t->report.phase_ms[i];
+    for (int i = 0; i < DSC_TRAFFIC_OTHER; i++)
+        t->load.bytes[i] += (double)t->report.bytes[i];
     if (t->report.step % t->options.log_every == 0)
         dsc_metrics_step(t->metrics, &t->report, per_second(t->step_images, seconds));
     dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_STEP);
@@ -77,6 +82,18 @@ void dsc_trainer_report_epoch(dsc_trainer *t, int64_t epoch) {
     dsc_trainer_emit(t, &p);
     t->epoch_seconds = 0;
     t->epoch_images = 0;
+}
+
+dsc_status dsc_trainer_report_load(dsc_trainer *t, int64_t epoch) {
+    const dsc_load own = t->load;
+    void *all;
+    t->load = (dsc_load){0};
+    if (t->ranks == 1 || !t->options.out)
+        return DSC_OK;
+    DSC_TRY(dsc_share_gather(t->comm, t->queue, DSC_OK, &own, sizeof own, &all));
+    dsc_metrics_load(t->metrics, &t->state, epoch, all, t->ranks);
+    dsc_memory_free(&all);
+    return DSC_OK;
 }
 
 void dsc_trainer_report_evaluation(dsc_trainer *t, int64_t epoch, const dsc_evaluation *e) {

@@ -161,6 +161,7 @@ struct dsc_trainer {
 
     /* Speed, in this process. */
     double step_seconds, epoch_seconds; /* in steps; in steps of this epoch */
+    dsc_load load;                      /* of the steps of this epoch */
     int64_t process_images, epoch_images;
     double smoothed_seconds; /* of a step, recent ones weighing more; 0 before the first */
 
@@ -243,6 +244,8 @@ void dsc_trainer_emit_text(const dsc_trainer *t, dsc_event_kind kind, const char
 /* The step that was collected last; the epoch that has just ended; an evaluation. */
 void dsc_trainer_report_step(dsc_trainer *t);
 void dsc_trainer_report_epoch(dsc_trainer *t, int64_t epoch);
+/* Writes a `load` line: what every rank did in the epoch that has ended. Collective. */
+dsc_status dsc_trainer_report_load(dsc_trainer *trainer, int64_t epoch) DSC_MUST_CHECK;
 void dsc_trainer_report_evaluation(dsc_trainer *t, int64_t epoch, const dsc_evaluation *e);
 /* The `run` line of the metrics and the first events. `resumed`: the checkpoint, "" for none. Collective. */
 dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) DSC_MUST_CHECK;

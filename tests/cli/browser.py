@@ -10,9 +10,11 @@ import time
 
 
 def find():
+    """The program, or None. Ubuntu's chromium-browser may be a script that only asks for a snap."""
     for name in ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"):
-        if shutil.which(name):
-            return shutil.which(name)
+        path = shutil.which(name)
+        if path and subprocess.run([path, "--version"], capture_output=True, env={**os.environ, "LD_PRELOAD": ""}).returncode == 0:
+            return path
     return None
 
 

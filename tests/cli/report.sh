@@ -72,6 +72,29 @@ assert c["top1"] is None and "not a number" in c["error"] and a["error"] is None
 PYTHON
 fi
 
+# What each rank does is in `load` lines, of whole epochs and of the last steps, and in the page.
+if have_mpi && command -v python3 >/dev/null; then
+    for consensus in allreduce adpsgd; do
+        job 2 "$descent" "${small[@]}" --batch-size 32 --epochs 2 --steps 11 --log-every 1 --consensus $consensus --out load-$consensus \
+            >stdout 2>stderr || complain "$consensus on two ranks: status $?"
+    done
+    python3 - <<'PYTHON' || complain "load lines are wrong"
+import json
+for name, kind in ("load-allreduce", "gradients"), ("load-adpsgd", "parameters"):
+    lines = [json.loads(line) for line in open(name + "/metrics.jsonl")]
+    steps = [line for line in lines if line["kind"] == "step"]
+    loads = [line for line in lines if line["kind"] == "load"]
+    assert [(line["step"], line["epoch"], len(line["ranks"])) for line in loads] == [(8, 0, 2), (11, 1, 2)], loads
+    assert all(rank["forward"] > 0 for line in loads for rank in line["ranks"])
+    for line, part in (loads[0], steps[:8]), (loads[1], steps[8:]):
+        for key in "forward", "backward", kind:
+            mean = sum(step[key] for step in part) / len(part)
+            assert abs(line["ranks"][0].get(key, 0) - mean) <= 1e-9 * mean, (key, line, mean)
+PYTHON
+    expect 0 "written: page.html" report load-allreduce --html page.html
+    has page.html '"rank_means":[{"data":'
+fi
+
 # Plots of other values.
 expect 0 "loss on the validation set" report runs --plot loss --over time
 has stdout "seconds"

@@ -135,17 +135,19 @@ static const char kfac[] =
     "{\"kind\":\"kfac\",\"step\":5,\"nu\":0.5,\"loads\":[{\"share\":0.75},{\"share\":0.25}],\"layers\":"
     "[{\"name\":\"a\",\"cosine\":0.5,\"a_min\":null},{\"name\":7,\"condition\":9}]}\n"
     "{\"kind\":\"kfac\",\"step\":10,\"nu\":1,\"layers\":[{\"name\":\"a\",\"cosine\":0.25}]}\n"
-    "{\"kind\":\"kfac\",\"step\":10,\"nu\":1,\"layers\":[{\"cosine\":0.75},3]}\n";
+    "{\"kind\":\"kfac\",\"step\":10,\"nu\":1,\"layers\":[{\"cosine\":0.75},3]}\n"
+    "{\"kind\":\"load\",\"step\":10,\"ranks\":[{\"data\":1},{\"gradients\":1000}]}\n";
 
 /* Layers and loads of K-FAC have a row for every line; lists of another length leave it empty. */
 static void test_runlog_kfac(void **state) {
     (void)state;
     dsc_runlog *log = NULL;
     assert_ok(read_text(kfac, sizeof kfac - 1, &log));
-    const dsc_runlog_table *layers = &log->tables[DSC_RUNLOG_LAYERS], *loads = &log->tables[DSC_RUNLOG_LOADS];
+    const dsc_runlog_table *layers = &log->tables[DSC_RUNLOG_LAYERS],
+                           *loads = &log->tables[DSC_RUNLOG_SOLVES];
     assert_int_equal(log->tables[DSC_RUNLOG_KFAC].rows, 2);
     assert_true(log->layers == 2 && layers->rows == 2 && layers->columns == 2 * DSC_RUNLOG_LAYER_VALUES);
-    assert_true(log->loads == 2 && loads->rows == 2 && loads->columns == 2 * DSC_RUNLOG_LOAD_VALUES);
+    assert_true(log->solves == 2 && loads->rows == 2 && loads->columns == 2 * DSC_RUNLOG_SOLVE_VALUES);
     assert_true(layers->values[0] == 0.5 && isnan(layers->values[1]) && layers->values[11] == 9);
     assert_true(layers->values[12] == 0.75 && isnan(layers->values[18]));
     assert_true(loads->values[1] == 0.75 && loads->values[4] == 0.25 && isnan(loads->values[6]));
@@ -231,6 +233,28 @@ static json_t *page_data(dsc_runlog *log) {
     json_t *data = json_loadb(begin, (size_t)(end - begin), 0, &error);
     free(text);
     return data;
+}
+
+/* What each rank did; a run that is resumed on another number of ranks begins anew. */
+static void test_runlog_ranks(void **state) {
+    (void)state;
+    static const char text[] = "{\"kind\":\"run\",\"ranks\":2,\"step\":0}\n"
+                               "{\"kind\":\"load\",\"step\":5,\"ranks\":[{\"data\":1},{\"parameters\":7}]}\n"
+                               "{\"kind\":\"run\",\"ranks\":2,\"step\":5}\n"
+                               "{\"kind\":\"load\",\"step\":9,\"ranks\":[{\"data\":3},{\"parameters\":8}]}\n",
+                      other[] = "{\"kind\":\"run\",\"ranks\":1,\"step\":9}\n"
+                                "{\"kind\":\"load\",\"step\":10,\"ranks\":[{\"data\":4}]}\n";
+    dsc_runlog *log = NULL;
+    assert_ok(read_text(text, sizeof text - 1, &log));
+    const dsc_runlog_table *table = &log->tables[DSC_RUNLOG_RANKS];
+    assert_true(log->loaded == 2 && table->rows == 2 && table->columns == 2 * DSC_RUNLOG_RANK_VALUES);
+    assert_true(table->values[0] == 1 && table->values[25] == 7 && table->values[26] == 3);
+    dsc_runlog_destroy(&log);
+    char both[1024];
+    assert_ok(read_text(both, (size_t)snprintf(both, sizeof both, "%s%s", text, other), &log));
+    table = &log->tables[DSC_RUNLOG_RANKS];
+    assert_true(log->loaded == 1 && table->rows == 1 && table->values[0] == 4);
+    dsc_runlog_destroy(&log);
 }
 
 /* Everything that can be made of a run. */
@@ -480,6 +504,7 @@ int main(void) {
         cmocka_unit_test(test_runlog_from_checkpoint),
         cmocka_unit_test(test_runlog_status),
         cmocka_unit_test(test_runlog_kfac),
+        cmocka_unit_test(test_runlog_ranks),
         cmocka_unit_test(test_page),
         cmocka_unit_test(test_differences),
         cmocka_unit_test(test_narrow_table),

@@ -218,9 +218,12 @@ function drawRanks() {
   const out = [], sent = runs.filter(run => run.on && run.means).map(run => ({name: run.label, color: run.color, parts: pick(run.means, data.traffic)}))
     .filter(row => Object.values(row.parts).some(v => v > 0));
   if (sent.length > 0) out.push(card('Bytes sent in a step', 'mean, rank 0', ...bars(sent, TRAFFIC_COLORS, bytes), legend(used(sent, TRAFFIC_COLORS))));
-  for (const run of runs.filter(r => r.on && r.rank_bytes)) {
-    const rows = run.rank_bytes.map((parts, rank) => ({name: 'rank ' + rank, parts: pick(parts, data.traffic)}));
-    out.push(card(run.label + ': bytes of each rank', 'sent in all', ...bars(rows, TRAFFIC_COLORS, bytes), legend(used(rows, TRAFFIC_COLORS))));
+  for (const run of runs.filter(r => r.on && r.rank_means)) {
+    const rows = keys => run.rank_means.map((means, rank) => ({name: 'rank ' + rank, parts: pick(means, keys)}));
+    const times = rows(data.phases), bytesOf = rows(data.traffic);
+    out.push(card(run.label + ': time of a step on each rank', 'mean', ...bars(times, PHASE_COLORS, v => short(Number(v.toPrecision(3))) + ' ms'), legend(used(times, PHASE_COLORS))));
+    if (bytesOf.some(row => Object.values(row.parts).some(v => v > 0)))
+      out.push(card(run.label + ': bytes sent in a step by each rank', 'mean', ...bars(bytesOf, TRAFFIC_COLORS, bytes), legend(used(bytesOf, TRAFFIC_COLORS))));
   }
   for (const run of runs.filter(r => r.on && r.loads && r.loads.length > 1)) {
     const rows = run.loads.map((load, rank) => ({name: 'rank ' + rank, parts: {work: load.share || 0}}));
