@@ -3,6 +3,7 @@
 #include "cli/files.h"
 #include "cli/support.h"
 #include "cli/sweep_jobs.h"
+#include "cli/sweep_places.h"
 #include "cli/train_options.h"
 
 #include <errno.h>
@@ -111,22 +112,6 @@ static dsc_status read_plan(const char *file, dsc_sweep_plan *plan) {
 
 /* ---- places ---- */
 
-/* Ranks that a launcher starts, from its -n N, -np N or --ntasks=N; 1 where it does not say. */
-static int launched_ranks(const char *launcher) {
-    static const char *const names[] = {"-n", "-np", "--np", "--ntasks", NULL};
-    char words[MAX_PATH], *save = NULL;
-    int next = 0, ranks = 1;
-    snprintf(words, sizeof words, "%s", launcher);
-    for (char *word = strtok_r(words, " \t=", &save); word; word = strtok_r(NULL, " \t=", &save)) {
-        if (next && atoi(word) > 0)
-            ranks = atoi(word);
-        next = 0;
-        for (int i = 0; names[i]; i++)
-            next |= strcmp(word, names[i]) == 0;
-    }
-    return ranks;
-}
-
 /* The CPUs that this process may use. */
 static int count_cpus(void) {
     dsc_comm_options alone;
@@ -140,7 +125,7 @@ static int count_cpus(void) {
 
 static void divide(const sweep_values *v, const needs *n, dsc_sweep *sweep) {
     int cpus = count_cpus();
-    int ranks = launched_ranks(sweep->launcher);
+    int ranks = dsc_sweep_ranks_of(sweep->launcher);
     const char *names = getenv("CUDA_VISIBLE_DEVICES");
     sweep->gpus = n->gpu ? dsc_device_count("cuda") : 0;
     sweep->gpu_names = names ? names : "";

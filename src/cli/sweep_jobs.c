@@ -6,6 +6,7 @@
 #include "cli/cli.h"
 #include "cli/files.h"
 #include "cli/support.h"
+#include "cli/sweep_places.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -42,21 +43,10 @@ static void say(const dsc_sweep *sweep, const char *what, int64_t run, const cha
 
 /* Lets the next process see the graphics cards of its place alone. */
 static dsc_status choose_gpus(const dsc_sweep *sweep, int place) {
-    char list[MAX_PATH], chosen[MAX_PATH] = "", *save = NULL;
+    char chosen[MAX_PATH];
     if (sweep->gpus == 0)
         return DSC_OK;
-    int share = sweep->gpus / sweep->jobs > 0 ? sweep->gpus / sweep->jobs : 1;
-    int first = place * share % sweep->gpus;
-    snprintf(list, sizeof list, "%s", sweep->gpu_names);
-    const char *name = strtok_r(list, ",", &save);
-    for (int i = 0; i < first + share; i++) {
-        size_t used = strlen(chosen);
-        if (i >= first && name)
-            snprintf(chosen + used, sizeof chosen - used, "%s%s", used ? "," : "", name);
-        else if (i >= first)
-            snprintf(chosen + used, sizeof chosen - used, "%s%d", used ? "," : "", i);
-        name = name ? strtok_r(NULL, ",", &save) : NULL;
-    }
+    dsc_sweep_gpus_of(place, sweep->jobs, sweep->gpus, sweep->gpu_names, chosen, sizeof chosen);
     if (setenv("CUDA_VISIBLE_DEVICES", chosen, 1) != 0)
         return DSC_CLI_FAIL(DSC_E_MEMORY, "no memory for the environment");
     return DSC_OK;

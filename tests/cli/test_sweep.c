@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include "base/rng.h"
+#include "cli/sweep_places.h"
 #include "cli/sweep_plan.h"
 #include "cli/sweep_rule.h"
 
@@ -222,10 +223,34 @@ static void test_curve(void **state) {
     rmdir(directory);
 }
 
+/* ---- places ---- */
+
+static void expect_gpus(int place, int jobs, int gpus, const char *names, const char *expected) {
+    char text[64];
+    assert_string_equal(dsc_sweep_gpus_of(place, jobs, gpus, names, text, sizeof text), expected);
+}
+
+static void test_places(void **state) {
+    (void)state;
+    expect_gpus(0, 4, 4, "", "0");
+    expect_gpus(3, 4, 4, "", "3");
+    expect_gpus(1, 2, 4, "", "2,3");
+    expect_gpus(1, 2, 5, "", "2,3");
+    expect_gpus(5, 8, 4, "", "1"); /* shared by two places */
+    expect_gpus(1, 2, 2, "4,7", "7");
+    expect_gpus(0, 1, 2, "GPU-a1,GPU-b2", "GPU-a1,GPU-b2");
+    assert_int_equal(dsc_sweep_ranks_of(""), 1);
+    assert_int_equal(dsc_sweep_ranks_of("mpirun -n 4"), 4);
+    assert_int_equal(dsc_sweep_ranks_of("mpiexec --oversubscribe -np 2 --bind-to none"), 2);
+    assert_int_equal(dsc_sweep_ranks_of("srun --ntasks=8"), 8);
+    assert_int_equal(dsc_sweep_ranks_of("taskset -c 3"), 1);
+    assert_int_equal(dsc_sweep_ranks_of("mpirun -n x"), 1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_grid),    cmocka_unit_test(test_names),
                                        cmocka_unit_test(test_draws),   cmocka_unit_test(test_bad_files),
                                        cmocka_unit_test(test_damaged), cmocka_unit_test(test_rule),
-                                       cmocka_unit_test(test_curve)};
+                                       cmocka_unit_test(test_curve),   cmocka_unit_test(test_places)};
     return cmocka_run_group_tests_name("sweep", tests, NULL, NULL);
 }

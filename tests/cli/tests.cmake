@@ -13,8 +13,8 @@ descent_test(cli_progress SOURCES cli/test_progress.c ${cli}/progress_bar.c ${cl
 descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_options.c ROOMS train)
 
 descent_test(cli_range_test SOURCES cli/test_range_test.c ${cli}/range_test.c ${cli}/support.c ROOMS base)
-descent_test(cli_sweep SOURCES cli/test_sweep.c ${cli}/sweep_plan.c ${cli}/sweep_rule.c ${cli}/runlog.c ${cli}/support.c
-             ${cli}/text.c ROOMS train)
+descent_test(cli_sweep SOURCES cli/test_sweep.c ${cli}/sweep_plan.c ${cli}/sweep_places.c ${cli}/sweep_rule.c
+             ${cli}/runlog.c ${cli}/support.c ${cli}/text.c ROOMS train)
 target_link_libraries(test_cli_sweep PRIVATE descent_json)
 
 descent_script_test(cli-usage cli/usage.sh)
