@@ -260,33 +260,43 @@ static dsc_status report(dsc_cli_session *session, char **words, int count) {
     return status;
 }
 
-/* From inside of the directory, so that the table has the short names of the runs. */
+/* The table of the runs, and a page where this build's report can write one. Inside of the sweep's directory, so that runs
+ * have their short names. */
+static dsc_status report_runs(dsc_cli_session *session, const dsc_sweep *sweep, const int64_t *order,
+                              int64_t count) {
+    static char no_plot[] = "--no-plot", html[] = "--html", end[] = "--";
+    char page[MAX_PATH + 16], **words = NULL;
+    DSC_CLI_TRY(dsc_cli_alloc(count + 3, sizeof *words, &words));
+    for (int64_t i = 0; i < count; i++)
+        words[3 + i] = sweep->plan->runs[order[i]].name;
+    words[1] = no_plot;
+    words[2] = end;
+    printf("\n");
+    int first = count > PLOTTED_RUNS ? 1 : 2; /* more curves than marks are hard to tell apart */
+    dsc_status status = report(session, words + first, (int)count + 3 - first);
+    if (status == DSC_OK && dsc_option_find(dsc_cli_report.options, "html") && getcwd(page, MAX_PATH)) {
+        strcat(page, "/report.html"); /* its whole path, which is printed */
+        words[0] = html;
+        words[1] = page;
+        status = report(session, words, (int)count + 3);
+    }
+    dsc_cli_free(&words);
+    return status;
+}
+
 static dsc_status show_runs(dsc_cli_session *session, const dsc_sweep *sweep, const int64_t *order,
                             int64_t count) {
-    static char no_plot[] = "--no-plot", html[] = "--html", page[] = "report.html", end[] = "--";
-    char **words = NULL;
-    int used = 0, back = open(".", O_RDONLY | O_CLOEXEC);
-    dsc_status status = dsc_cli_alloc(count + 5, sizeof *words, &words);
-    if (status == DSC_OK && (back < 0 || chdir(sweep->out) != 0))
-        status = DSC_CLI_FAIL(DSC_E_IO, "cannot enter '%s': %s", sweep->out, strerror(errno));
-    if (status == DSC_OK) {
-        if (count > PLOTTED_RUNS)
-            words[used++] = no_plot;
-        if (dsc_option_find(dsc_cli_report.options, "html")) {
-            words[used++] = html;
-            words[used++] = page;
-        }
-        words[used++] = end;
-        for (int64_t i = 0; i < count; i++)
-            words[used++] = sweep->plan->runs[order[i]].name;
-        printf("\n");
-        status = report(session, words, used);
+    int back = open(".", O_RDONLY | O_CLOEXEC);
+    if (back < 0 || chdir(sweep->out) != 0) {
+        dsc_status status = DSC_CLI_FAIL(DSC_E_IO, "cannot enter '%s': %s", sweep->out, strerror(errno));
+        if (back >= 0)
+            close(back);
+        return status;
     }
-    if (back >= 0 && fchdir(back) != 0 && status == DSC_OK)
+    dsc_status status = report_runs(session, sweep, order, count);
+    if (fchdir(back) != 0 && status == DSC_OK)
         status = DSC_CLI_FAIL(DSC_E_IO, "cannot go back to the working directory: %s", strerror(errno));
-    if (back >= 0)
-        close(back);
-    dsc_cli_free(&words);
+    close(back);
     return status;
 }
 
