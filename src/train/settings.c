@@ -95,6 +95,11 @@ static dsc_status check(const dsc_settings *s, const char *prefix) {
         return DSC_FAIL(DSC_E_INVALID, "neither %smodel nor %sdata may be NULL", prefix, prefix);
     DSC_TRY(dsc_option_check(table, s, prefix));
     DSC_TRY(dsc_target_parse(o->stop_at, prefix, &target));
+    if (o->patience > 0 && o->eval_every == 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%spatience %lld with %seval-every 0: there are no evaluations; evaluate, or leave "
+                        "%spatience out",
+                        prefix, (long long)o->patience, prefix, prefix);
     DSC_TRY(dsc_bad_images_check_rule(o->bad_images, prefix));
     if (o->epoch_steps < 1)
         return DSC_FAIL(DSC_E_INVALID, "epoch_steps %lld: must be at least 1", (long long)o->epoch_steps);

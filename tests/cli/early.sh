@@ -25,6 +25,8 @@ expect 0 "stopped: no better top-1 in 3 evaluations" "${small[@]}" --lr 0 --pati
 expect 0 "done: 4 epochs" "${small[@]}" --lr 0 --patience 3 --out patient --resume
 [ "$(evaluations patient)" = 4 ] || complain "a run that has ended goes on when it is resumed"
 
+expect 2 "patience 3 with --eval-every 0: there are no evaluations" "${small[@]}" --patience 3 --eval-every 0 --out none
+
 # The count survives a stop: two evaluations, then the other two; more patience goes on.
 expect 0 "done: 2 epochs" "${small[@]}" --lr 0 --patience 3 --epochs 2 --out parts
 expect 0 "done: 4 epochs" "${small[@]}" --lr 0 --patience 3 --out parts --resume

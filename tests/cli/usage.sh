@@ -61,8 +61,8 @@ while IFS='|' read -r arguments text; do
     [ ! -s stdout ] || complain "descent $arguments writes to stdout"
     grep -q '^descent: ' stderr || complain "descent $arguments: the message does not start with 'descent: '"
 done <<'TABLE'
-trian | unknown command 'trian': known are train, eval, info, bench, report, average, check-data, completion (did you mean train?)
-plan | unknown command 'plan': known are train, eval, info, bench, report, average, check-data, completion
+trian | unknown command 'trian': known are train, eval, predict, info, bench, report, average, check-data, find-lr, sweep, completion (did you mean train?)
+plan | unknown command 'plan': known are train, eval, predict, info, bench, report, average, check-data, find-lr, sweep, completion
 --frobnicate | unknown command '--frobnicate'
 train --epoch 3 | unknown option --epoch (did you mean --epochs?)
 train --epoch 3 | Try 'descent train --help'.

@@ -463,6 +463,7 @@ static void check_damage(const dsc_train_options *o, const char *path, const cha
     memcpy(copy, whole, bytes);
     memcpy(copy + at, value, size);
     scratch_write(path, copy, bytes);
+    scratch_forget_sums(path); /* which would tell first */
     assert_fails(DSC_E_FORMAT, message, dsc_train_run(comm, device, o, NULL));
     scratch_write(path, whole, bytes);
     free(copy);
