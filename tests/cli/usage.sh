@@ -89,7 +89,7 @@ train --stop-at top1=-1 | '-1' is not a number
 train --stop-at loss= | '' is not a number
 train --stop-at top5=101 | an accuracy is 100 percent at most
 train --stop-at top1=90 --eval-every 0 | --stop-at with --eval-every 0: there are no evaluations
-train --patience 3 --eval-every 0 | --patience with --eval-every 0: there are no evaluations
+train --patience 3 --eval-every 0 | --patience 3 with --eval-every 0: there are no evaluations
 train --patience -1 | --patience -1: must be at least 0
 train --decay-on biases | must be one of all, weights
 train --device npu | --device npu: must be one of auto, ref, cpu, cuda, gpu (did you mean cpu?)
