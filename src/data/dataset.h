@@ -43,7 +43,7 @@ struct dsc_dataset {
     dsc_data_options options;
     dsc_dataset_info info; /* its name is a copy */
     void *state;           /* the type's own */
-    char passed_over[256]; /* which files were not taken for samples, and why; "" for none */
+    char passed_over[384]; /* which files were not taken for samples, and why; "" for none */
     /* The names of the classes, which belong to `state` or to the program; NULL: they have none. */
     const char *const *class_names;
     /* How bytes become numbers, by channel; std 0: the samples are not made of bytes. */
