@@ -7,6 +7,8 @@
 #include "descent/comm.h"
 #include "descent/options.h"
 
+#include <stdio.h>
+
 /* Exit statuses, part of the contract of the command line. */
 enum { DSC_EXIT_DONE = 0, DSC_EXIT_FAILED = 1, DSC_EXIT_USAGE = 2, DSC_EXIT_INTERRUPTED = 3 };
 
@@ -123,6 +125,8 @@ int dsc_cli_prints(const dsc_cli_session *session);
 const char *dsc_cli_duration(double seconds, char *text, size_t size);
 /* 464154 as "464,154"; returns `text`. */
 const char *dsc_cli_grouped(int64_t number, char *text, size_t size);
+/* A field of CSV, in quotation marks where it needs them. */
+void dsc_cli_print_csv(FILE *out, const char *text);
 /* Copies as many whole characters of `text` as fit; a byte that is not UTF-8 becomes U+FFFD, and a control
  * character a question mark. Returns `out`. */
 char *dsc_cli_clean(const char *text, char *out, size_t size);

@@ -110,13 +110,13 @@ const dsc_cli_command dsc_cli_eval = {
     .name = "eval",
     .summary = "measure a checkpoint on the validation set",
     .description =
-        "Evaluates the model in a checkpoint on the validation split of a data set, over all ranks together, "
-        "each image once. Loss and accuracies do not depend on the number of ranks. Without --data it is the "
-        "data set that the checkpoint names (synthetic, if it names none).\n\n"
+        "Evaluates the model in a checkpoint on the validation split of a data set, over all ranks "
+        "together, each image once. Loss and accuracies do not depend on the number of ranks. Without "
+        "--data it is the data set that the checkpoint names (synthetic, if it names none).\n\n"
         "Beside loss and accuracies it prints the calibration error (15 bins of equal width by the "
-        "probability "
-        "of the predicted class; the mean over all images of the difference between accuracy and probability "
-        "in their bin), the classes with the lowest accuracy and the most frequent confusions.\n\n"
+        "probability of the predicted class; the mean over all images of the difference between accuracy "
+        "and probability in their bin), the classes with the lowest accuracy and the most frequent "
+        "confusions.\n\n"
         "With --json the result is one object with the keys checkpoint, data, ranks, images, bad_images, "
         "loss, top1, top5 (shares between 0 and 1), seconds, calibration_error, calibration_bins (images, "
         "accuracy, confidence), and up to 4096 classes also classes (class, images, right, predicted, "

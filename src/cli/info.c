@@ -320,15 +320,15 @@ const dsc_cli_command dsc_cli_info = {
     .description =
         "Prints the version, the build and the devices of this machine. With --model also a model's input, "
         "parameters, memory for a batch, the gradients each rank sends in a step, and its layers with the "
-        "sizes of their K-FAC factors: A has kh*kw*in rows (one more with a bias), G has out rows, per group "
-        "of a grouped convolution. MB are 10^6 bytes.\n\n"
+        "sizes of their K-FAC factors: A has kh*kw*in rows (one more with a bias), G has out rows, per "
+        "group of a grouped convolution. MB are 10^6 bytes.\n\n"
         "With an option of K-FAC it also prints the plan for --ranks ranks, without training: the grid of "
         "ranks; for each layer its column and the ranks that decompose its factors; and for each rank its "
         "share of the decomposition work (the sum of n^3), the bytes it holds, and the bytes it sends each "
         "time factors are updated, each time they are decomposed, and in every step.\n\n"
         "With --checkpoint it prints what a checkpoint says about itself (model, data, steps, image size, "
-        "class "
-        "names, normalisation), reads all of it and compares the check sums; damage gives exit status 2.",
+        "class names, normalisation), reads all of it and compares the check sums; damage gives exit status "
+        "2.",
     .examples = "descent info\n"
                 "descent info --checkpoint runs/lenet-synthetic-1:best\n"
                 "descent info --model resnet50 --ranks 16\n"

@@ -64,27 +64,12 @@ static void print_table(const dsc_prediction *p) {
         printf("  %6.2f %%  %s\n", 100 * p->probabilities[i], name_of(p, i, text));
 }
 
-/* A text as one field, in quotes where it needs them. */
-static void print_field(const char *text) {
-    if (!strpbrk(text, ",\"\n\r")) {
-        fputs(text, stdout);
-        return;
-    }
-    putchar('"');
-    for (; *text; text++) {
-        if (*text == '"')
-            putchar('"');
-        putchar(*text);
-    }
-    putchar('"');
-}
-
 static void print_csv(const dsc_prediction *p) {
     char text[NAME_SIZE];
     for (int64_t i = 0; i < p->count; i++) {
-        print_field(p->file);
+        dsc_cli_print_csv(stdout, p->file);
         printf(",%lld,%lld,", (long long)i + 1, (long long)p->classes[i]);
-        print_field(name_of(p, i, text));
+        dsc_cli_print_csv(stdout, name_of(p, i, text));
         printf(",%.9g\n", p->probabilities[i]);
     }
 }
@@ -158,19 +143,15 @@ const dsc_cli_command dsc_cli_predict = {
     .arguments = "FILE|DIR...",
     .description =
         "Predicts the classes of images with the model in a checkpoint, on all ranks together, and prints "
-        "the most "
-        "probable ones with their probabilities in the order of the images. Of a folder all images are "
-        "taken, "
-        "also those of the folders in it, sorted by name. Names of classes, image size and normalisation are "
-        "those "
-        "of the checkpoint; a file of PyTorch's has none, and --model names its model.\n\n"
+        "the most probable ones with their probabilities in the order of the images. Of a folder all images "
+        "are taken, also those of the folders in it, sorted by name. Names of classes, image size and "
+        "normalisation are those of the checkpoint; a file of PyTorch's has none, and --model names its "
+        "model.\n\n"
         "An image that cannot be read is named on the standard error and passed over; the exit status is "
-        "then 1. "
-        "--csv prints a header and a line for each class of each image; --json prints one object a line, "
-        "with the "
-        "keys file and classes, a list of objects with index, class (null without names) and probability; an "
-        "image "
-        "that cannot be read has the key error, too. With --verbose the number of images per second is told.",
+        "then 1. --csv prints a header and a line for each class of each image; --json prints one object a "
+        "line, with the keys file and classes, a list of objects with index, class (null without names) and "
+        "probability; an image that cannot be read has the key error, too. With --verbose the number of "
+        "images per second is told.",
     .examples = "descent predict --checkpoint runs/lenet-synthetic-1 photo.png\n"
                 "mpirun -n 4 descent predict --checkpoint out:best --top 1 --csv photos\n",
     .options = options,

@@ -139,30 +139,19 @@ dsc_status dsc_report_print_table(FILE *out, const dsc_report_runs *runs, int wi
 
 /* ---- CSV ---- */
 
-static void print_field(FILE *out, const char *text) {
-    if (!strpbrk(text, ",\"\r\n")) {
-        fputs(text, out);
-        return;
-    }
-    fputc('"', out);
-    for (; *text; text++)
-        fputs(*text == '"' ? "\"\"" : (const char[]){*text, '\0'}, out);
-    fputc('"', out);
-}
-
 static void print_csv(FILE *out, const dsc_report_runs *runs, const dsc_report_columns *columns) {
     fputs("run,status", out);
     for (int r = 0; r < RESULTS; r++)
         fprintf(out, ",%s", results[r].key);
     for (int64_t c = 0; c < columns->count; c++) {
         fputc(',', out);
-        print_field(out, columns->list[c].title);
+        dsc_cli_print_csv(out, columns->list[c].title);
     }
     fputc('\n', out);
     for (int64_t i = 0; i < runs->count; i++) {
-        print_field(out, runs->logs[i]->name);
+        dsc_cli_print_csv(out, runs->logs[i]->name);
         fputc(',', out);
-        print_field(out, runs->logs[i]->status);
+        dsc_cli_print_csv(out, runs->logs[i]->status);
         for (int r = 0; r < RESULTS; r++) {
             double value = result_value(runs->logs[i], &results[r]) * results[r].factor;
             fprintf(out, isfinite(value) ? ",%.10g" : ",", value);
@@ -170,7 +159,7 @@ static void print_csv(FILE *out, const dsc_report_runs *runs, const dsc_report_c
         for (int64_t c = 0; c < columns->count; c++) {
             const char *cell = columns->list[c].cells[i];
             fputc(',', out);
-            print_field(out, strcmp(cell, "-") == 0 ? "" : cell);
+            dsc_cli_print_csv(out, strcmp(cell, "-") == 0 ? "" : cell);
         }
         fputc('\n', out);
     }

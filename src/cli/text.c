@@ -1,4 +1,4 @@
-/* Numbers and durations as text. */
+/* Numbers and durations as text, text as a field of CSV. */
 #include "cli/cli.h"
 
 #include <math.h>
@@ -70,4 +70,17 @@ char *dsc_cli_clean(const char *text, char *out, size_t size) {
     }
     out[used] = '\0';
     return out;
+}
+
+void dsc_cli_print_csv(FILE *out, const char *text) {
+    int quoted = strpbrk(text, ",\"\r\n") != NULL;
+    if (quoted)
+        fputc('"', out);
+    for (; *text; text++) {
+        if (*text == '"')
+            fputc('"', out);
+        fputc(*text, out);
+    }
+    if (quoted)
+        fputc('"', out);
 }

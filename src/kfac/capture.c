@@ -244,10 +244,14 @@ dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) {
     return count == 0 ? DSC_OK : dsc_queue_wait(queue, b->done[(count - 1) % DSC_KFAC_BESIDE]);
 }
 
+int dsc_kfac_can_capture_beside(const dsc_kfac_options *options, const dsc_device *device, int ranks) {
+    return !dsc_device_is_host(device) && ranks == 1 && options->norm == DSC_KFAC_NORM_OFF &&
+           options->ekfac != DSC_KFAC_EKFAC_SAMPLES;
+}
+
 dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) {
     dsc_kfac_beside *b = &kfac->beside;
-    if (b->queue || dsc_device_is_host(kfac->device) || kfac->ranks > 1 || kfac->norms.count > 0 ||
-        kfac->options.ekfac == DSC_KFAC_EKFAC_SAMPLES)
+    if (b->queue || !dsc_kfac_can_capture_beside(&kfac->options, kfac->device, kfac->ranks))
         return DSC_OK;
     DSC_TRY(dsc_event_create(kfac->device, &b->ready));
     for (int i = 0; i < DSC_KFAC_BESIDE; i++)

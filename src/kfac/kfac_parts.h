@@ -21,6 +21,8 @@
  * without batch norms and without EKFAC from samples (not tried yet); elsewhere captures stay in the caller's queue.
  * To be called before the first step. */
 dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) DSC_MUST_CHECK;
+/* 1 where captures can run beside the caller's work. */
+int dsc_kfac_can_capture_beside(const dsc_kfac_options *options, const dsc_device *device, int ranks);
 /* The work of `queue` after this waits for all captures. Does nothing where there are none beside it. */
 dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) DSC_MUST_CHECK;
 

@@ -5,6 +5,7 @@
 #include "base/versioned.h"
 #include "comm/table.h"
 #include "consensus/table.h"
+#include "kfac/kfac_parts.h"
 #include "model/graph.h"
 #include "train/class_weights.h"
 #include "train/engines.h"
@@ -190,8 +191,7 @@ dsc_status dsc_trainer_spread(dsc_trainer *t) {
 /* Creating the executors plans all convolutions. */
 static dsc_status make_executors(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
-    t->beside = t->ranks == 1 && o->kfac->update_freq > 0 && o->kfac->norm == DSC_KFAC_NORM_OFF &&
-                o->kfac->ekfac != DSC_KFAC_EKFAC_SAMPLES && !dsc_device_is_host(t->device);
+    t->beside = o->kfac->update_freq > 0 && dsc_kfac_can_capture_beside(o->kfac, t->device, t->ranks);
     if (t->beside)
         DSC_TRY(dsc_exec_create_lasting(t->model, o->batch_size, &t->exec));
     else
