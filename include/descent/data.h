@@ -70,6 +70,11 @@ DSC_API void dsc_dataset_kind_init_sized(dsc_dataset_kind *kind, size_t size);
  * Every rank registers for itself. */
 DSC_API dsc_status dsc_dataset_register(const dsc_dataset_kind *kind) DSC_MUST_CHECK;
 
+/* The names of all kinds, terminated by NULL. Kinds that are registered later appear in the same list. */
+DSC_API const char *const *dsc_dataset_names(void);
+/* The whole spec of a kind as messages show it, "cifar10:DIR"; "" for an unknown name. */
+DSC_API const char *dsc_dataset_usage(const char *name);
+
 /* ---- data sets of the caller's own ---- */
 
 typedef struct dsc_memory_data {

@@ -104,7 +104,8 @@ typedef struct dsc_train_options {
     int64_t checkpoint_every;      /* steps; 0: at the end of every epoch; -1: only at the end */
     int64_t keep;                  /* checkpoints kept besides the best and the last, 2 */
     int64_t eval_every;            /* epochs between evaluations, 1; 0: never */
-    int64_t log_every;             /* steps between `step` lines, 1 */
+    /* Steps between `step` lines; 0 (the default): as many as give 200 to 400 lines in an epoch, at least 1. */
+    int64_t log_every;
     /* All-reduce only: steps between comparisons of the ranks' parameters, 500; 0: never. */
     int64_t check_every;
     dsc_progress_function progress; /* called on rank 0 only; may be NULL */

@@ -119,9 +119,7 @@ void dsc_help_program(FILE *out) {
     fprintf(out, "Commands:\n");
     for (int i = 0; dsc_cli_commands[i]; i++)
         fprintf(out, "  %-10s %s\n", dsc_cli_commands[i]->name, dsc_cli_commands[i]->summary);
-    fprintf(
-        out,
-        "\n'descent COMMAND --help' describes a command; 'descent --version' prints version and build.\n");
+    fprintf(out, "\n'descent help COMMAND' describes a command, 'descent --version' the build.\n");
     fprintf(out, "A first run that needs no files: descent train --model lenet --epochs 3\n");
 }
 

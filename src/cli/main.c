@@ -13,10 +13,19 @@
 #include <string.h>
 #include <unistd.h>
 
-const dsc_cli_command *const dsc_cli_commands[] = {&dsc_cli_train,   &dsc_cli_eval,       &dsc_cli_predict,
-                                                   &dsc_cli_info,    &dsc_cli_bench,      &dsc_cli_report,
-                                                   &dsc_cli_average, &dsc_cli_check_data, &dsc_cli_find_lr,
-                                                   &dsc_cli_sweep,   &dsc_cli_completion, NULL};
+const dsc_cli_command *const dsc_cli_commands[] = {&dsc_cli_train,
+                                                   &dsc_cli_eval,
+                                                   &dsc_cli_predict,
+                                                   &dsc_cli_info,
+                                                   &dsc_cli_list,
+                                                   &dsc_cli_bench,
+                                                   &dsc_cli_report,
+                                                   &dsc_cli_average,
+                                                   &dsc_cli_check_data,
+                                                   &dsc_cli_find_lr,
+                                                   &dsc_cli_sweep,
+                                                   &dsc_cli_completion,
+                                                   NULL};
 
 /* The context of the log handler. */
 typedef struct log_context {
@@ -208,8 +217,8 @@ static const dsc_cli_command *find_command(const char *name) {
 }
 
 static int unknown_command(const char *name) {
-    const char *names[16];
-    char list[256] = "";
+    const char *names[32];
+    char list[512] = "";
     int64_t count = 0;
     for (; dsc_cli_commands[count]; count++) {
         names[count] = dsc_cli_commands[count]->name;
@@ -265,6 +274,11 @@ int main(int argc, char **argv) {
     const char *first = argv[1];
     if (strcmp(first, "--man") == 0)
         return write_man(argc > 2 ? argv[2] : NULL);
+    if (strcmp(first, "help") == 0 && argc > 2) {
+        const dsc_cli_command *wanted = find_command(argv[2]);
+        char flag[] = "--help", *const help[] = {flag};
+        return wanted ? start_command(wanted, 1, help) : unknown_command(argv[2]);
+    }
     if (strcmp(first, "--help") == 0 || strcmp(first, "-h") == 0 || strcmp(first, "help") == 0) {
         if (dsc_cli_prints(&no_session))
             dsc_help_program(stdout);

@@ -61,6 +61,15 @@ fail:
     return status;
 }
 
+const char *const *dsc_dataset_names(void) {
+    return dsc_registry_names(&kinds);
+}
+
+const char *dsc_dataset_usage(const char *name) {
+    const dsc_dataset_kind *kind = name ? dsc_registry_find(&kinds, name, strlen(name)) : NULL;
+    return kind ? kind->usage : "";
+}
+
 static dsc_status find_kind(const char *spec, size_t length, const dsc_dataset_kind **out) {
     *out = dsc_registry_find(&kinds, spec, length);
     if (*out)

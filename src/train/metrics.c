@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "descent/version.h"
 #include "train/file.h"
+#include "train/json_text.h"
 #include "train/settings.h"
 #include "train/tensorboard.h"
 
@@ -105,6 +106,11 @@ static json_t *real(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
+/* A time in milliseconds, or a rate: four digits after the point are more than clocks have. */
+static json_t *measured(double value) {
+    return real(fabs(value) < 1e9 ? round(value * 1e4) / 1e4 : value);
+}
+
 /* Writes null for a negative value, which means "none". */
 static json_t *real_or_none(double value) {
     return value >= 0 ? real(value) : json_null();
@@ -141,7 +147,7 @@ static json_t *start_line(const char *kind) {
 
 static void finish_line(dsc_metrics *m, json_t *line) {
     errno = 0;
-    int bad = json_dumpf(line, m->file, JSON_COMPACT) != 0;
+    int bad = dsc_json_write(line, m->file) != 0;
     bad |= fputc('\n', m->file) == EOF;
     bad |= fflush(m->file) != 0;
     if (bad && !m->error)
@@ -246,7 +252,7 @@ void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, con
 /* Milliseconds of the phases first .. last. */
 static void set_phases(json_t *line, const dsc_step_report *report, int first, int last) {
     for (int i = first; i <= last; i++)
-        set(line, dsc_phase_name((dsc_phase)i), real(report->phase_ms[i]));
+        set(line, dsc_phase_name((dsc_phase)i), measured(report->phase_ms[i]));
 }
 
 static void set_sent(json_t *line, const dsc_step_report *report) {
@@ -260,10 +266,10 @@ void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, doubl
     json_t *line = start_line("step");
     set_int(line, "step", report->step);
     set_int(line, "epoch", report->epoch);
-    set(line, "time_s", real(report->time_s));
+    set(line, "time_s", measured(report->time_s));
     set(line, "loss", real(report->loss));
     set(line, "lr", real(report->lr));
-    set(line, "images_per_s", real(images_per_s));
+    set(line, "images_per_s", measured(images_per_s));
     if (!isnan(report->nu))
         set(line, "nu", real(report->nu));
     if (report->loss_scale != 1) {

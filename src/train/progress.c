@@ -45,6 +45,14 @@ static double time_left(const dsc_trainer *t) {
     return left > 0 ? (double)left * t->smoothed_seconds : 0;
 }
 
+/* Steps between two `step` lines. */
+static int64_t log_every(const dsc_trainer *t) {
+    const int64_t lines = 200; /* of an epoch, where the caller does not say */
+    if (t->options.log_every > 0)
+        return t->options.log_every;
+    return t->epoch_steps > lines ? t->epoch_steps / lines : 1;
+}
+
 void dsc_trainer_report_step(dsc_trainer *t) {
     double seconds = t->report.seconds;
     t->process_images += t->step_images;
@@ -57,7 +65,7 @@ void dsc_trainer_report_step(dsc_trainer *t) {
         t->load.phase_ms[i] += t->report.phase_ms[i];
     for (int i = 0; i < DSC_TRAFFIC_OTHER; i++)
         t->load.bytes[i] += (double)t->report.bytes[i];
-    if (t->report.step % t->options.log_every == 0)
+    if (t->report.step % log_every(t) == 0)
         dsc_metrics_step(t->metrics, &t->report, per_second(t->step_images, seconds));
     dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_STEP);
     p.step = t->report.step;

@@ -17,6 +17,14 @@ done
 grep -q '^result: training loss .*, top-1 .* % (best .* %), top-5 .* %$' stdout || complain "no line for the result"
 [ "$(grep -v '^device' stdout | wc -L)" -le 80 ] || complain "a line has more than 80 columns"
 has a/metrics.jsonl '"kind":"run"'
+has a/metrics.jsonl '"lr":0.1,' # numbers in their shortest form
+python3 - <<'PYTHON' || complain "numbers of the metrics"
+import json, re
+for line in open("a/metrics.jsonl"):
+    for text in re.findall(r'[:\[,](-?[0-9]+\.[0-9]+(?:e-?[0-9]+)?)', re.sub(r'"[^"]*"(?!:)', '""', line)):
+        assert float(text) == float(repr(float(text))) and len(text) <= len(repr(float(text))), text
+    json.loads(line)
+PYTHON
 has a/metrics.jsonl '"kind":"end"'
 
 # A run in the way is refused, and nothing of it is lost.

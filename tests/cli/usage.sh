@@ -3,7 +3,7 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-commands="train eval info bench report average"
+commands="train eval info list bench report average"
 
 expect 0 "Usage: descent COMMAND" --help
 for command in $commands; do
@@ -61,8 +61,11 @@ while IFS='|' read -r arguments text; do
     [ ! -s stdout ] || complain "descent $arguments writes to stdout"
     grep -q '^descent: ' stderr || complain "descent $arguments: the message does not start with 'descent: '"
 done <<'TABLE'
-trian | unknown command 'trian': known are train, eval, predict, info, bench, report, average, check-data, find-lr, sweep, completion (did you mean train?)
-plan | unknown command 'plan': known are train, eval, predict, info, bench, report, average, check-data, find-lr, sweep, completion
+trian | unknown command 'trian': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, completion (did you mean train?)
+plan | unknown command 'plan': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, completion
+help trian | unknown command 'trian'
+list grahps | list 'grahps': known are models, data, optimizers, schedules, consensus, graphs, devices (did you mean graphs?)
+list models data | unexpected argument 'data'
 --frobnicate | unknown command '--frobnicate'
 train --epoch 3 | unknown option --epoch (did you mean --epochs?)
 train --epoch 3 | Try 'descent train --help'.
@@ -200,6 +203,16 @@ export WORLD_SIZE=2 RANK=0
 expect 1 "WORLD_SIZE is 2" train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none
 expect 0 "" train --model mlp --data synthetic:64 --batch-size 8 --steps 1 --out none --comm self
 unset WORLD_SIZE RANK
+
+# Help by name, and the names that options take.
+expect 0 "Usage: descent train [OPTION]..." help train
+expect 0 "  imagefolder   imagefolder:DIR" list
+has stdout "graphs (train --graph)"
+expect 0 "hypercube" list graphs
+[ "$(wc -w <stdout)" -ge 10 ] || complain "list graphs: $(cat stdout)"
+expect 0 '"optimizers": [' list --json
+python3 -c 'import json; v = json.load(open("stdout")); assert "lamb" in v["optimizers"] and "resnet50" in [m["name"] for m in v["models"]]' ||
+    complain "list --json: $(head -n 5 stdout)"
 
 # A GPU by its other name.
 if ! "$descent" --version | grep -q "with CUDA"; then

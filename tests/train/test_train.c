@@ -44,7 +44,7 @@ static void test_options(void **state) {
          "batches-per-allreduce 0: must be at least 1"},
         {offsetof(dsc_train_options, keep), -1, "keep -1: must be at least 0"},
         {offsetof(dsc_train_options, eval_every), -1, "eval-every -1: must be at least 0"},
-        {offsetof(dsc_train_options, log_every), 0, "log-every 0: must be at least 1"},
+        {offsetof(dsc_train_options, log_every), -1, "log-every -1: must be at least 0"},
         {offsetof(dsc_train_options, check_every), -1, "check-every -1: must be at least 0"},
     };
     for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++) {
