@@ -118,6 +118,10 @@ typedef struct dsc_checkpoint_info {
  * "DIR:STEP". DSC_E_NOT_FOUND says which checkpoints there are. *out is to be freed with
  * dsc_checkpoint_info_free. */
 DSC_API dsc_status dsc_checkpoint_read_info(const char *checkpoint, dsc_checkpoint_info **out) DSC_MUST_CHECK;
+/* The directory in which `checkpoint`, a name as above, looks for files, whether they exist or not: that of a
+ * run, or the one that a model file lies in. DSC_E_INVALID when `size` is too small for it. */
+DSC_API dsc_status dsc_checkpoint_directory(const char *checkpoint, char *directory,
+                                            size_t size) DSC_MUST_CHECK;
 /* Accepts NULL and *info == NULL; sets *info to NULL. */
 DSC_API void dsc_checkpoint_info_free(dsc_checkpoint_info **info);
 /* Reads all of a checkpoint, its state file included where there is one, and compares the check sums.

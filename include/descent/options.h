@@ -40,11 +40,12 @@ typedef enum dsc_option_kind {
 } dsc_option_kind;
 
 enum {
-    DSC_OPTION_NOT_SAVED = 1,  /* dsc_option_write leaves it out */
-    DSC_OPTION_OWN = 2,        /* ranks may have different values */
-    DSC_OPTION_OWN_TEXT = 4,   /* the same, but either all ranks have a value or none has */
-    DSC_OPTION_OWN_PLACE = 8,  /* "KIND:PLACE": ranks may differ in the place, unless the kind is synthetic */
-    DSC_OPTION_MAY_CHANGE = 16 /* not reported when a resumed run has another value than the saved one */
+    DSC_OPTION_NOT_SAVED = 1, /* dsc_option_write leaves it out */
+    DSC_OPTION_OWN = 2,       /* ranks may have different values */
+    DSC_OPTION_OWN_TEXT = 4,  /* the same, but either all ranks have a value or none has */
+    DSC_OPTION_OWN_PLACE = 8, /* "KIND:PLACE": ranks may differ in the place, unless the kind is synthetic */
+    DSC_OPTION_MAY_CHANGE = 16, /* not reported when a resumed run has another value than the saved one */
+    DSC_OPTION_FIXED = 32       /* a resumed run must have the value of the saved one */
 };
 
 /* When an option applies: "consensus=sgp|osgp" (another option has one of these values), "average-every>0",
@@ -129,6 +130,10 @@ DSC_API dsc_status dsc_option_parse(const dsc_option *table, int argc, char *con
  * messages. */
 DSC_API dsc_status dsc_option_parse_text(const dsc_option *table, const char *file, const char *text,
                                          size_t length, void *values, dsc_option_set **out) DSC_MUST_CHECK;
+/* Adds the options of a configuration file's text, after the command line was read: an option that was given
+ * keeps its value, and one that does not apply to the values that result gets its default. */
+DSC_API dsc_status dsc_option_restore(dsc_option_set *set, const char *file, const char *text, size_t length,
+                                      void *values) DSC_MUST_CHECK;
 /* Accepts NULL and *set == NULL. */
 DSC_API void dsc_option_set_destroy(dsc_option_set **set);
 

@@ -76,11 +76,12 @@ typedef struct dsc_train_options {
     int64_t val_batch_size;   /* per rank, 0: batch_size */
     uint64_t seed;            /* 42 */
     const char *out;          /* directory of metrics and checkpoints; NULL: writes nothing */
-    const char *resume;       /* NULL; "auto": the latest checkpoint of `out`, if any; or a checkpoint file */
-    int64_t image_size;       /* imagefolder, 0: what the model is made for */
-    int data_threads;         /* 1 */
-    int augment;              /* 1 */
-    dsc_dtype activations;    /* fp32; bf16 or fp16 on a GPU */
+    /* NULL; "auto": the newest intact checkpoint of `out`, if any; a model file, or DIR[:best|:latest|:STEP]. */
+    const char *resume;
+    int64_t image_size;    /* imagefolder, 0: what the model is made for */
+    int data_threads;      /* 1 */
+    int augment;           /* 1 */
+    dsc_dtype activations; /* fp32; bf16 or fp16 on a GPU */
 
     /* The parts. They stay the caller's and are copied when training starts. NULL: the defaults; kfac NULL or
      * with an update_freq of 0: no K-FAC. kfac->schedule is called after the schedules below; the trainer
@@ -190,6 +191,10 @@ typedef struct dsc_train_options {
      * samples; or a file with one number per class; NULL (the default): 1. They are scaled so that their mean over the
      * training samples is 1. K-FAC's sampled Fisher matrix leaves them out. */
     const char *class_weights;
+
+    /* 1: a run that is in `out` is removed when this one begins, unless this one resumes; 0 (the default): it is
+     * refused. */
+    int overwrite;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

@@ -9,10 +9,12 @@
 #include <string.h>
 
 enum { MAX_CONFIG_BYTES = 1 << 20 }; /* a longer file is not a configuration */
+enum { RESTORED = 2 };
 
 struct dsc_option_set {
     const dsc_option *table;
-    int *given;   /* one per option of the table */
+    int *given; /* one per option of the table: 1 when it was given, RESTORED after dsc_option_restore */
+    int restoring;
     char **texts; /* configuration files; stored strings point into them */
     int64_t text_count, text_capacity;
     const char **positional;
@@ -153,12 +155,14 @@ static dsc_status parse_line(dsc_option_set *set, char *line, dsc_option_place a
     if (option->kind == DSC_OPTION_CONFIG)
         return DSC_FAIL(DSC_E_INVALID, "%s:%d: a configuration file cannot name another one", at.file,
                         at.line);
+    if (set->restoring && set->given[index])
+        return DSC_OK;
     if (!value || !*value)
         value = bare_value(option) ? bare_value(option) : value;
     if (!value || (!*value && option->kind != DSC_OPTION_LIST))
         return missing_value(option, at);
     DSC_TRY(dsc_option_apply(option, at, &value, 1, values));
-    set->given[index] = 1;
+    set->given[index] = set->restoring ? RESTORED : 1;
     return DSC_OK;
 }
 
@@ -234,6 +238,37 @@ dsc_status dsc_option_parse_text(const dsc_option *table, const char *file, cons
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
     *out = set;
+    return DSC_OK;
+}
+
+/* Sets restored options that do not apply to their defaults; returns how many there were. */
+static int drop_restored(dsc_option_set *set, void *values) {
+    int dropped = 0;
+    for (int64_t i = 0; set->table[i].name; i++) {
+        dsc_option alone[2] = {set->table[i], {.name = NULL}};
+        int holds = 1;
+        for (int r = 0; r < DSC_OPTION_RULES && alone[0].rules[r].when; r++)
+            holds = holds && dsc_option_rule_holds(set->table, &alone[0].rules[r], values, NULL);
+        if (set->given[i] != RESTORED || holds)
+            continue;
+        dsc_option_defaults(alone, values);
+        set->given[i] = 0;
+        dropped++;
+    }
+    return dropped;
+}
+
+dsc_status dsc_option_restore(dsc_option_set *set, const char *file, const char *text, size_t length,
+                              void *values) {
+    char *copy;
+    DSC_TRY(dsc_memory_alloc((int64_t)length + 1, 1, &copy));
+    memcpy(copy, text, length);
+    set->restoring = 1;
+    dsc_status status = parse_text(set, file, copy, length, values);
+    set->restoring = 0;
+    DSC_TRY(status);
+    while (drop_restored(set, values) > 0) /* which others may depend on */
+        continue;
     return DSC_OK;
 }
 

@@ -93,6 +93,8 @@ typedef struct dsc_cli_command {
     size_t values_size;
     int computes;               /* 1: on many threads, see dsc_cli_settle_waiting */
     void (*init)(void *values); /* sets the defaults */
+    /* Adds options that the command line refers to, before `run`; NULL: there are none. */
+    dsc_status (*restore)(void *values, dsc_option_set *set);
     dsc_status (*run)(dsc_cli_session *session, void *values, const dsc_option_set *set);
 } dsc_cli_command;
 

@@ -181,8 +181,13 @@ static dsc_status parse_command(const dsc_cli_command *command, int argc, char *
         dsc_option_set_destroy(&set);
         return status;
     }
+    dsc_status status = DSC_OK;
+    if (command->restore && !((const dsc_cli_common *)values)->help)
+        status = command->restore(values, set);
+    if (status != DSC_OK)
+        dsc_option_set_destroy(&set);
     *out = set;
-    return DSC_OK;
+    return status;
 }
 
 static int start_command(const dsc_cli_command *command, int argc, char *const *argv) {

@@ -202,7 +202,7 @@ const dsc_cli_command dsc_cli_report = {
         "values under the pointer, zoom, and runs switched on and off; the time of each phase; what ranks "
         "send; K-FAC's eigenvalues and cosines of each layer; the distance of ranks that gossip.\n\n"
         "Lines that cannot be read are skipped; the first of them is named at the end, with exit status 2.",
-    .examples = "descent report runs/lenet-synthetic-42\n"
+    .examples = "descent report runs/lenet-synthetic-1\n"
                 "descent report runs --plot loss --over time\n"
                 "descent report runs/one-process runs/two-ranks --csv\n"
                 "descent report runs --html report.html\n",

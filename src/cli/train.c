@@ -1,5 +1,6 @@
 /* descent train: checks the output directory, trains, prints a summary. */
 #include "cli/cli.h"
+#include "cli/dry_run.h"
 #include "cli/progress_bar.h"
 #include "cli/report_parts.h"
 #include "cli/signals.h"
@@ -7,6 +8,7 @@
 #include "cli/terminal.h"
 #include "cli/train_options.h"
 #include "cli/watcher.h"
+#include "descent/version.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -19,15 +21,31 @@ static dsc_status refuse_run(const char *out, const char *file) {
         out, file);
 }
 
-/* Rank 0: refuses a directory that holds a run, unless that run shall be resumed or removed. */
-static dsc_status prepare_out(const dsc_cli_train_values *v) {
-    char file[300];
-    if (!v->o.out || v->o.resume)
+/* Rank 0: chooses the output directory and prints its name. Refuses one that holds a run, unless that run shall be
+ * resumed or removed. */
+static dsc_status prepare_out(dsc_cli_train_values *v) {
+    char file[300] = "";
+    if (!v->o.out)
         return DSC_OK;
-    DSC_CLI_TRY(dsc_train_find_run(v->o.out, file, sizeof file));
-    if (!file[0])
-        return DSC_OK;
-    return v->overwrite ? dsc_train_remove_run(v->o.out) : refuse_run(v->o.out, file);
+    DSC_CLI_TRY(dsc_cli_train_choose_out(v));
+    if (!v->out_is_default && !v->o.resume)
+        DSC_CLI_TRY(dsc_train_find_run(v->o.out, file, sizeof file));
+    if (file[0] && !v->overwrite)
+        return refuse_run(v->o.out, file);
+    printf("output: %s%s\n", v->o.out, v->dry_run ? " (nothing is written)" : "");
+    if (v->resume_directory[0])
+        printf("options: those of %s/config%s%s\n", v->resume_directory, v->changes[0] ? ", but " : "",
+               v->changes);
+    fflush(stdout);
+    return DSC_OK;
+}
+
+/* As the run would write it into its directory. */
+static void print_config(dsc_cli_train_values *v) {
+    if (v->out_is_default)
+        v->o.out = NULL;
+    printf("# The options of a run of descent %s; `descent train --config` reads them.\n", dsc_version());
+    dsc_option_write(dsc_cli_train_options, v, stdout);
 }
 
 static void print_summary(const dsc_cli_train_values *v, const dsc_train_result *r) {
@@ -103,17 +121,26 @@ dsc_status dsc_cli_train_open(dsc_cli_session *session, const dsc_cli_train_valu
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     dsc_cli_train_values *v = values;
     DSC_CLI_TRY(dsc_cli_train_finish(v, set));
+    if (v->print_config) {
+        if (dsc_cli_prints(session))
+            print_config(v);
+        return DSC_OK;
+    }
     /* Where the other ranks continue without this one, they write the end. */
-    int watched = v->o.out && dsc_cli_prints(session) && v->o.on_peer_loss == DSC_PEER_LOSS_STOP;
+    int watched =
+        v->o.out && !v->dry_run && dsc_cli_prints(session) && v->o.on_peer_loss == DSC_PEER_LOSS_STOP;
     int watcher = watched ? dsc_watcher_start() : -1;
     DSC_CLI_TRY(dsc_cli_catch_signals());
     DSC_CLI_TRY(dsc_cli_train_open(session, v));
     int prints = dsc_cli_prints(session);
-    DSC_CLI_TRY(dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK));
-    if (watched)
+    dsc_status status = dsc_cli_agree(session, prints ? prepare_out(v) : DSC_OK);
+    if (status == DSC_OK && watched)
         dsc_watcher_watch(watcher, v->o.out);
-    dsc_status status = train(session, v);
+    if (status == DSC_OK)
+        status = v->dry_run ? dsc_cli_dry_run(session, v) : train(session, v);
     dsc_watcher_end(watcher);
+    if (status != DSC_OK && prints)
+        dsc_cli_train_discard_out(v);
     return status;
 }
 
@@ -129,7 +156,11 @@ const dsc_cli_command dsc_cli_train = {
         "A run writes metrics.jsonl (one JSON object per line) and checkpoints into its output directory: "
         "checkpoint-STEP.safetensors holds the model under PyTorch's names, "
         "checkpoint-STEP.state.safetensors everything else. A run that is there already is only overwritten "
-        "with --overwrite.\n\n"
+        "with --overwrite. Without --out every run gets a directory of its own, named after its options and "
+        "numbered.\n\n"
+        "The file `config` in that directory holds all options, as --config reads them. --resume DIR goes on "
+        "with all options of the run in DIR; options that are given as well replace them, which is reported. "
+        "Model, optimiser and image size cannot change.\n\n"
         "With --kfac-update-freq the gradient is preconditioned by K-FAC before the update, with any "
         "optimiser; the options below it say how, and how the work is divided among the ranks.\n\n"
         "SIGINT, SIGTERM and SIGUSR1 end it after the current step (gossip: within some steps) with a "
@@ -141,11 +172,14 @@ const dsc_cli_command dsc_cli_train = {
         "mpirun -n 4 descent train --model resnet32 --data cifar10:data --kfac-update-freq 10 "
         "--lr-decay 35 75 90\n"
         "mpirun -n 4 descent train --model resnet20 --data cifar10:data --out out --resume auto\n"
+        "descent train --resume out --epochs 120\n"
+        "descent train --model resnet32 --data cifar10:data --kfac-update-freq 10 --dry-run\n"
         "mpirun -n 8 descent train --model resnet20 --data cifar10:data --consensus osgp --synch-freq 2\n"
         "descent train --config resnet32.conf --seed 7\n",
     .options = dsc_cli_train_options,
     .values_size = sizeof(dsc_cli_train_values),
     .computes = 1,
     .init = dsc_cli_train_init,
+    .restore = dsc_cli_train_restore,
     .run = run,
 };

@@ -12,13 +12,14 @@ enum { MAX_OPTIONS = 256 };
 #define AT(member) offsetof(dsc_cli_train_values, member)
 
 static const dsc_option own_options[] = {
-    {DSC_CLI_DEVICE(AT(device)),
+    {DSC_CLI_DEVICE(AT(device)), .flags = DSC_OPTION_MAY_CHANGE,
      .help = "where to compute; auto: a GPU if there is one; ref: slow reference code",
      .group = "Where to run"},
-    {DSC_CLI_THREADS(AT(threads))},
+    {DSC_CLI_THREADS(AT(threads)), .flags = DSC_OPTION_MAY_CHANGE},
     {.name = "comm",
      .kind = DSC_OPTION_WORD,
      .offset = AT(comm),
+     .flags = DSC_OPTION_MAY_CHANGE,
      .value = "auto",
      .choices = DSC_CLI_CHOICES("auto", "mpi", "mpi:openmpi", "mpi:mpich", "nccl", "self"),
      .help = "how tensors of GPUs are sent between ranks; mpi copies them over the host; auto: nccl if "
@@ -27,6 +28,7 @@ static const dsc_option own_options[] = {
     {.name = "tune",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(tune),
+     .flags = DSC_OPTION_MAY_CHANGE,
      .help = "on a GPU, time the algorithms for each convolution at the start and keep the fastest; a run "
              "that is resumed keeps its choices"},
     {.name = "overwrite",
@@ -47,6 +49,16 @@ static const dsc_option own_options[] = {
      .placeholder = "S",
      .range = "[0, 1e9]",
      .help = "without a terminal, seconds between lines about the steps; 0: none"},
+    {.name = "print-config",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(print_config),
+     .flags = DSC_OPTION_NOT_SAVED,
+     .help = "print all options as {config} reads them, and end"},
+    {.name = "dry-run",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(dry_run),
+     .flags = DSC_OPTION_NOT_SAVED,
+     .help = "check everything, print memory and time per step, and end; nothing is written"},
     DSC_CLI_COMMON_OPTIONS,
 };
 
@@ -112,21 +124,17 @@ static dsc_status check_supported(const dsc_cli_train_values *v) {
     return DSC_OK;
 }
 
-/* "runs/MODEL-DATA-SEED", where DATA is what stands before the colon. */
-static const char *default_out(dsc_cli_train_values *v) {
-    snprintf(v->default_out, sizeof v->default_out, "runs/%s-%.*s-%llu", v->o.model,
-             (int)strcspn(v->o.data, ":"), v->o.data, (unsigned long long)v->o.seed);
-    return v->default_out;
-}
-
 /* Defaults that depend on other options. */
 static void complete(dsc_cli_train_values *v, const dsc_option_set *set) {
     if (v->o.lr < 0)
         v->o.lr = dsc_optim_default_rate(v->optim.kind);
-    if (!v->o.out)
-        v->o.out = default_out(v);
-    else if (strcmp(v->o.out, "none") == 0)
+    if (v->o.out && strcmp(v->o.out, "none") == 0) {
         v->o.out = NULL;
+    } else if (!v->o.out) {
+        v->out_is_default = 1;
+        v->o.out = v->out_name;
+    }
+    v->o.overwrite = v->overwrite;
     if (v->o.on_peer_loss == DSC_PEER_LOSS_CONTINUE && !dsc_option_given(set, "peer-timeout"))
         v->consensus.peer_timeout = 60; /* without a limit no rank would ever count as lost */
     if (!dsc_option_given(set, "kfac-bucket-mb"))
@@ -149,6 +157,7 @@ dsc_status dsc_cli_train_finish(dsc_cli_train_values *v, const dsc_option_set *s
                             "or continued",
                             v->o.resume);
     DSC_CLI_TRY(dsc_option_check_given(set, v, "--"));
+    dsc_cli_train_name(v, set);
     complete(v, set);
     return dsc_train_check(&v->o, "--");
 }

@@ -13,6 +13,7 @@ static const char *const decayed[] = {"all", "weights", NULL};
 
 static const dsc_option table[] = {
     {.name = "optimizer",
+     .flags = DSC_OPTION_FIXED,
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(kind),
      .value = "sgd",

@@ -13,6 +13,7 @@
 #include "train/file.h"
 #include "train/finetune.h"
 #include "train/resume_note.h"
+#include "train/run_files.h"
 #include "train/share.h"
 #include "train/sync.h"
 #include "train/trace_file.h"
@@ -230,6 +231,8 @@ static dsc_status prepare(dsc_trainer *t, dsc_origin *from) {
         DSC_TRY(dsc_directory_make(o->out));
         dsc_checkpoint_sweep(o->out);
     }
+    if (o->out && o->overwrite && !o->resume)
+        DSC_TRY(dsc_run_files_remove(o->out));
     DSC_TRY(dsc_origin_find(t, from));
     if (o->out && !(from->path[0] && lies_in(from->path, o->out)))
         DSC_TRY(refuse_other_run(o->out));
@@ -255,9 +258,13 @@ static void name_earlier(const dsc_trainer *t, const char *path, dsc_status stat
     dsc_memory_free(&steps);
 }
 
-static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
+/* *note (rank 0): what differs from the saved run, read before this one writes its own `config`; the caller
+ * frees it. */
+static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was, char **note) {
     dsc_snapshot s = snapshot(t);
-    char *own = NULL;
+    char *own = NULL, parent[DSC_ORIGIN_SIZE];
+    find_parent(path, parent);
+    DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? dsc_resume_compare(&t->settings, parent, note) : DSC_OK));
     dsc_status status = dsc_checkpoint_load(&s, path, as_it_was);
     if (status != DSC_OK && t->rank == 0)
         name_earlier(t, path, status);
@@ -266,16 +273,45 @@ static dsc_status resume(dsc_trainer *t, const char *path, int *as_it_was) {
         DSC_TRY(dsc_loss_scale_set(&t->loss_scale, t->queue, t->state.loss_scale));
     DSC_TRY(set_good(t, path));
     t->start = t->process_start - t->state.seconds;
-    if (t->options.out) {
-        DSC_TRY(dsc_checkpoint_path(t->options.out, t->state.step, &own));
-        if (strcmp(own, path) == 0)
+    if (t->options.out && t->rank == 0) {
+        status = dsc_checkpoint_path(t->options.out, t->state.step, &own);
+        if (status == DSC_OK && strcmp(own, path) == 0)
             t->saved_step = t->state.step;
         dsc_memory_free(&own);
     }
-    return DSC_OK;
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    /* The names of the ranks' output directories may differ: rank 0's counts. */
+    return dsc_share_bytes(t->comm, t->queue, &t->saved_step, sizeof t->saved_step);
 }
 
 /* ---- the beginning ---- */
+
+/* The parameters are there, new or loaded: the metrics, `config` and the first reports. */
+static dsc_status start(dsc_trainer *t, const dsc_origin *from, int as_it_was, const char *note) {
+    if (!as_it_was)
+        DSC_TRY(dsc_consensus_start(t->consensus));
+    if (!t->collective)
+        DSC_TRY(dsc_comm_agree(t->comm, dsc_sync_start_peers(t)));
+    dsc_status status = DSC_OK;
+    if (t->options.out && t->rank == 0) {
+        status = t->options.resume ? dsc_died_complete(t->options.out) : DSC_OK;
+        if (status == DSC_OK)
+            status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
+        const char *events = t->options.tensorboard;
+        if (status == DSC_OK && events)
+            status = dsc_metrics_open_tensorboard(t->metrics,
+                                                  strcmp(events, "auto") == 0 ? t->options.out : events);
+        if (status == DSC_OK)
+            status = dsc_settings_write(&t->settings, t->options.out);
+    }
+    DSC_TRY(dsc_comm_agree(t->comm, status));
+    DSC_TRY(dsc_trace_file_open(t));
+    DSC_TRY(dsc_trainer_report_start(t, from->path));
+    if (note)
+        dsc_trainer_emit_text(t, DSC_EVENT_NOTE, note);
+    dsc_finetune_report(t);
+    return DSC_OK;
+}
 
 dsc_status dsc_trainer_begin(dsc_trainer *t) {
     dsc_origin from = {{0}};
@@ -292,37 +328,10 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
     if (t->options.resume && !from.path[0])
         DSC_TRY(dsc_finetune_start(t));
     int as_it_was = 0;
-    if (from.path[0])
-        DSC_TRY(resume(t, from.path, &as_it_was));
-    if (!as_it_was)
-        DSC_TRY(dsc_consensus_start(t->consensus));
-    if (!t->collective)
-        DSC_TRY(dsc_comm_agree(t->comm, dsc_sync_start_peers(t)));
-    char parent[DSC_ORIGIN_SIZE], *note = NULL;
-    find_parent(from.path, parent);
-    if (from.path[0] && t->rank == 0)
-        note = dsc_resume_note(&t->settings, parent); /* before this run writes its own `config` */
-    dsc_status status = DSC_OK;
-    if (t->options.out && t->rank == 0) {
-        status = t->options.resume ? dsc_died_complete(t->options.out) : DSC_OK;
-        if (status == DSC_OK)
-            status = dsc_metrics_open(t->options.out, t->options.resume != NULL, &t->metrics);
-        const char *events = t->options.tensorboard;
-        if (status == DSC_OK && events)
-            status = dsc_metrics_open_tensorboard(t->metrics,
-                                                  strcmp(events, "auto") == 0 ? t->options.out : events);
-        if (status == DSC_OK)
-            status = dsc_settings_write(&t->settings, t->options.out);
-    }
-    status = dsc_comm_agree(t->comm, status);
+    char *note = NULL;
+    dsc_status status = from.path[0] ? resume(t, from.path, &as_it_was, &note) : DSC_OK;
     if (status == DSC_OK)
-        status = dsc_trace_file_open(t);
-    if (status == DSC_OK)
-        status = dsc_trainer_report_start(t, from.path);
-    if (status == DSC_OK && note)
-        dsc_trainer_emit_text(t, DSC_EVENT_NOTE, note);
-    if (status == DSC_OK)
-        dsc_finetune_report(t);
+        status = start(t, &from, as_it_was, note);
     free(note);
     DSC_TRY(status);
     t->begun = 1;

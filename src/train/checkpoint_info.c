@@ -113,3 +113,21 @@ dsc_status dsc_checkpoint_verify(const char *checkpoint) {
     dsc_memory_free(&path);
     return status;
 }
+
+dsc_status dsc_checkpoint_directory(const char *checkpoint, char *directory, size_t size) {
+    size_t length;
+    if (!checkpoint || !directory)
+        return DSC_FAIL(DSC_E_INVALID, "neither the checkpoint nor the place for its directory may be NULL");
+    if (!dsc_checkpoint_spec_is_directory(checkpoint, &length)) {
+        const char *slash = strrchr(checkpoint, '/');
+        length = !slash ? 0 : slash == checkpoint ? 1 : (size_t)(slash - checkpoint);
+        checkpoint = slash ? checkpoint : ".";
+        length = slash ? length : 1;
+    }
+    if (length >= size)
+        return DSC_FAIL(DSC_E_INVALID, "'%.60s...': the name of a directory may have %zu characters at most",
+                        checkpoint, size - 1);
+    memcpy(directory, checkpoint, length);
+    directory[length] = '\0';
+    return DSC_OK;
+}

@@ -9,13 +9,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 struct dsc_lock {
     int fd; /* -1: none. Closing any other descriptor of the file would end the lock. */
     char *directory, *path;
-    int made; /* the directory did not exist before */
+    size_t kept; /* length of the part of `directory` that existed before; all of it: nothing was made */
 };
 
 static void destroy(dsc_lock **lock) {
@@ -51,12 +52,42 @@ static dsc_status try_once(dsc_lock *lock, int *held) {
     return DSC_OK;
 }
 
-static dsc_status take(dsc_lock *lock, const char *directory) {
+/* The length of the longest part of a path that exists; 0 when its first folder does not. */
+static size_t existing_part(char *path) {
     struct stat info;
+    size_t length = strlen(path);
+    while (length > 0) {
+        char end = path[length];
+        path[length] = '\0';
+        int there = stat(path, &info) == 0;
+        path[length] = end;
+        if (there)
+            return length;
+        while (length > 0 && path[length - 1] != '/')
+            length--;
+        while (length > 0 && path[length - 1] == '/')
+            length--;
+    }
+    return 0;
+}
+
+/* Removes the directory and those above it that were made with it, as far as they are empty. */
+static void remove_made(dsc_lock *lock) {
+    size_t length = strlen(lock->directory);
+    while (length > lock->kept && (rmdir(lock->directory) == 0 || errno == ENOENT || errno == ENOTDIR)) {
+        while (length > lock->kept && lock->directory[length - 1] != '/')
+            length--;
+        while (length > lock->kept && lock->directory[length - 1] == '/')
+            length--;
+        lock->directory[length] = '\0';
+    }
+}
+
+static dsc_status take(dsc_lock *lock, const char *directory) {
     int held = 0;
     DSC_TRY(dsc_memory_strdup(directory, &lock->directory));
     DSC_TRY(dsc_output_path(directory, "lock", &lock->path));
-    lock->made = stat(directory, &info) != 0;
+    lock->kept = existing_part(lock->directory);
     while (!held) {
         lock->fd = -1;
         DSC_TRY(dsc_directory_make(directory));
@@ -71,6 +102,8 @@ dsc_status dsc_lock_take(const char *directory, dsc_lock **out) {
     lock->fd = -1;
     dsc_status status = take(lock, directory);
     if (status != DSC_OK) {
+        if (lock->directory)
+            remove_made(lock);
         destroy(&lock);
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
@@ -83,7 +116,6 @@ void dsc_lock_release(dsc_lock **lock) {
         return;
     if (is_current(*lock))
         unlink((*lock)->path); /* while it is locked: later it may be another process's */
-    if ((*lock)->made)
-        rmdir((*lock)->directory);
+    remove_made(*lock);
     destroy(lock);
 }

@@ -112,6 +112,31 @@ static char *list_differences(const dsc_option *table, const dsc_settings *saved
     return NULL;
 }
 
+/* A model of the caller's own may be any that fits, whatever it is called. */
+static int is_custom(const dsc_option *o, const char *before, const char *after) {
+    return strcmp(o->name, "model") == 0 && (strcmp(before, "custom") == 0 || strcmp(after, "custom") == 0);
+}
+
+/* Options that do not apply are not in the sets. */
+static dsc_status refuse_fixed(const dsc_option *table, const reading *saved, const reading *own,
+                               const char *directory) {
+    char before[VALUE_SIZE], after[VALUE_SIZE];
+    for (const dsc_option *o = table; o->name; o++) {
+        if (!(o->flags & DSC_OPTION_FIXED) || !dsc_option_given(saved->set, o->name) ||
+            !dsc_option_given(own->set, o->name))
+            continue;
+        dsc_settings_shared_value(o, &saved->values, before, sizeof before);
+        dsc_settings_shared_value(o, &own->values, after, sizeof after);
+        if (strcmp(before, after) != 0 && !is_custom(o, before, after))
+            return DSC_FAIL(
+                DSC_E_INVALID,
+                "a run that is resumed cannot change %s: it is %.200s now, but was %.200s in '%s'; "
+                "leave it as it was, or start another run in another directory",
+                o->name, after, before, directory);
+    }
+    return DSC_OK;
+}
+
 static char *describe_failure(void) {
     char *text = NULL;
     size_t length = 0;
@@ -126,12 +151,13 @@ static char *describe_failure(void) {
     return NULL;
 }
 
-char *dsc_resume_note(const dsc_settings *now, const char *directory) {
+dsc_status dsc_resume_compare(const dsc_settings *now, const char *directory, char **note) {
     dsc_option table[DSC_SETTINGS_OPTIONS];
     reading saved = {.set = NULL}, own = {.set = NULL}, defaults = {.set = NULL};
-    char *path = NULL, *note = NULL;
+    char *path = NULL;
     int found = 0;
-    dsc_status status = dsc_settings_table(table);
+    *note = NULL;
+    dsc_status refused = DSC_OK, status = dsc_settings_table(table);
     if (status == DSC_OK)
         status = dsc_output_path(directory, "config", &path);
     if (status == DSC_OK)
@@ -141,12 +167,14 @@ char *dsc_resume_note(const dsc_settings *now, const char *directory) {
     if (status == DSC_OK && found)
         status = dsc_settings_read(NULL, &defaults.values);
     if (status != DSC_OK)
-        note = describe_failure();
+        *note = describe_failure();
     else if (found)
-        note = list_differences(table, &saved.values, &own.values, &defaults.values);
+        refused = refuse_fixed(table, &saved, &own, directory);
+    if (status == DSC_OK && refused == DSC_OK && found)
+        *note = list_differences(table, &saved.values, &own.values, &defaults.values);
     clear(&saved);
     clear(&own);
     clear(&defaults);
     dsc_memory_free(&path);
-    return note;
+    return refused;
 }

@@ -1,4 +1,6 @@
 /* The files of a run in its output directory, found by their names. */
+#include "train/run_files.h"
+
 #include "base/error.h"
 #include "descent/train.h"
 #include "train/event_file.h"
@@ -63,19 +65,29 @@ dsc_status dsc_train_find_run(const char *directory, char *file, size_t size) {
     return DSC_OK;
 }
 
+dsc_status dsc_run_files_remove(const char *directory) {
+    DIR *entries = NULL;
+    dsc_status status = DSC_OK;
+    DSC_TRY(open_directory(directory, &entries));
+    for (const struct dirent *entry; entries && status == DSC_OK && (entry = readdir(entries));)
+        if ((belongs_to_run(entry->d_name) || strcmp(entry->d_name, "config") == 0) &&
+            unlinkat(dirfd(entries), entry->d_name, 0) != 0)
+            status =
+                DSC_FAIL(DSC_E_IO, "cannot remove '%s/%s': %s", directory, entry->d_name, strerror(errno));
+    if (entries)
+        closedir(entries);
+    return status;
+}
+
 dsc_status dsc_train_remove_run(const char *directory) {
     DIR *entries = NULL;
     dsc_lock *lock = NULL;
     DSC_TRY(open_directory(directory, &entries));
     if (!entries)
         return DSC_OK;
-    dsc_status status = dsc_lock_take(directory, &lock);
-    for (const struct dirent *entry; status == DSC_OK && (entry = readdir(entries));)
-        if ((belongs_to_run(entry->d_name) || strcmp(entry->d_name, "config") == 0) &&
-            unlinkat(dirfd(entries), entry->d_name, 0) != 0)
-            status =
-                DSC_FAIL(DSC_E_IO, "cannot remove '%s/%s': %s", directory, entry->d_name, strerror(errno));
-    dsc_lock_release(&lock);
     closedir(entries);
+    DSC_TRY(dsc_lock_take(directory, &lock));
+    dsc_status status = dsc_run_files_remove(directory);
+    dsc_lock_release(&lock);
     return status;
 }

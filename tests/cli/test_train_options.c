@@ -41,7 +41,16 @@ static void test_defaults(void **state) {
     assert_int_equal(v.o.bn_average, o.bn_average);
     assert_int_equal(v.o.eval_ranks, o.eval_ranks);
     assert_ok(configure_text("model = lenet\ndata = mnist:/a/b\nseed = 7\n", &v));
-    assert_string_equal(v.o.out, "runs/lenet-mnist-7");
+    assert_string_equal(v.o.out, "runs/lenet-mnist-seed7"); /* a number follows */
+    assert_ok(configure_text(
+        "nesterov\noptimizer = sgd\nlr-schedule = cosine\nepochs = 3\nlr = 0.1\nbatch-size = 128\n"
+        "kfac-update-freq = 10\nconsensus = sgp\ngraph = ring\nkeep = 5\n",
+        &v));
+    assert_string_equal(
+        v.o.out,
+        "runs/resnet20-synthetic-nesterov-lr0.1-lr-schedule-cosine-kfac-update-freq10-sgp-and-1-more");
+    assert_ok(configure_text("out = none\n", &v));
+    assert_null(v.o.out);
 }
 
 static void test_every_option(void **state) {

@@ -10,7 +10,8 @@ target_sources(test_cli_report PRIVATE $<TARGET_OBJECTS:descent_page>)
 descent_test(cli_progress SOURCES cli/test_progress.c ${cli}/progress_bar.c ${cli}/terminal.c ${cli}/support.c ${cli}/text.c
              ROOMS base)
 
-descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_options.c ROOMS train)
+descent_test(cli_train_options SOURCES cli/test_train_options.c ${cli}/train_options.c ${cli}/train_out.c
+             ${cli}/train_restore.c ${cli}/support.c ROOMS train)
 
 descent_test(cli_range_test SOURCES cli/test_range_test.c ${cli}/range_test.c ${cli}/support.c ROOMS base)
 descent_test(cli_sweep SOURCES cli/test_sweep.c ${cli}/sweep_plan.c ${cli}/sweep_places.c ${cli}/sweep_rule.c
@@ -36,6 +37,7 @@ descent_script_test(cli-checkpoints cli/checkpoints.sh)
 descent_script_test(cli-tensorboard cli/tensorboard.sh)
 descent_script_test(cli-report-page cli/report_page.py)
 descent_script_test(cli-trace cli/trace.sh)
+descent_script_test(cli-repeat cli/repeat.sh)
 descent_script_test(cli-paper cli/paper.sh)
 descent_script_test(cli-fail cli/fail.sh)
 descent_script_test(cli-bad cli/bad.sh)

@@ -1,0 +1,137 @@
+/* A run that is only tried: everything is created as for training, and a few steps are timed. */
+#include "cli/dry_run.h"
+
+#include "cli/progress_bar.h"
+#include "cli/support.h"
+#include "descent/checkpoint.h"
+#include "descent/trainer.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { STEPS = 6 }; /* the first one is not timed: it plans, and K-FAC decomposes in it */
+
+typedef struct trial {
+    const dsc_cli_train_values *v;
+    dsc_cli_progress progress;
+    int64_t epoch_steps;
+    double step_s;       /* mean of the timed steps; 0: there was none */
+    double decompose_ms; /* of the longest decomposition */
+} trial;
+
+/* Shows how the run would begin, and keeps the number of steps of an epoch. */
+static void note(void *context, const dsc_progress *p) {
+    trial *t = context;
+    if (p->kind == DSC_EVENT_STEP)
+        t->epoch_steps = p->epoch_steps;
+    else if (p->kind == DSC_EVENT_START || p->kind == DSC_EVENT_NOTE)
+        dsc_cli_progress_event(&t->progress, p);
+}
+
+/* Rank 0: that the output directory can be made: the last part of its path that exists can be written. */
+static dsc_status check_out(const char *out) {
+    char path[DSC_CLI_OUT_SIZE];
+    snprintf(path, sizeof path, "%s", out);
+    for (;;) {
+        if (access(*path ? path : ".", F_OK) == 0 || errno == ENOTDIR)
+            break;
+        char *slash = strrchr(path, '/');
+        if (slash == path)
+            slash++;
+        *(slash ? slash : path) = '\0';
+    }
+    if (access(*path ? path : ".", W_OK | X_OK) == 0)
+        return DSC_OK;
+    return DSC_CLI_FAIL(DSC_E_INVALID,
+                        "--out %s: cannot write into '%s': %s; name a directory that can be written", out,
+                        *path ? path : ".", strerror(errno));
+}
+
+/* "auto" looks into an output directory, which this run does not have: the checkpoint is named instead. */
+static const char *find_checkpoint(const dsc_cli_train_values *v) {
+    dsc_checkpoint_info *info = NULL;
+    if (!v->o.resume || strcmp(v->o.resume, "auto") != 0)
+        return v->o.resume;
+    int there = v->o.out && dsc_checkpoint_read_info(v->o.out, &info) == DSC_OK;
+    dsc_checkpoint_info_free(&info);
+    return there ? v->o.out : NULL;
+}
+
+static dsc_status take_steps(dsc_trainer *trainer, trial *t) {
+    dsc_step_report report = {.size = sizeof report};
+    double begun = 0;
+    int timed = 0;
+    for (int i = 0; i < STEPS && !dsc_trainer_is_done(trainer); i++) {
+        if (i == 1)
+            begun = dsc_cli_now();
+        DSC_CLI_TRY(dsc_trainer_step(trainer, &report));
+        if (i == 0)
+            DSC_CLI_TRY(dsc_trainer_finish(trainer, &report));
+        double ms = report.phase_ms[DSC_PHASE_DECOMPOSE];
+        t->decompose_ms = ms > t->decompose_ms ? ms : t->decompose_ms;
+        timed = i;
+    }
+    DSC_CLI_TRY(dsc_trainer_finish(trainer, &report));
+    t->step_s = timed > 0 ? (dsc_cli_now() - begun) / timed : report.seconds;
+    return DSC_OK;
+}
+
+static void print_time(const trial *t, int ranks) {
+    const dsc_cli_train_values *v = t->v;
+    int64_t every = v->kfac.update_freq, steps = t->epoch_steps * v->o.epochs;
+    double step_s = t->step_s + (every > STEPS ? 1e-3 * t->decompose_ms / (double)every : 0);
+    double images = (double)(v->o.batch_size * v->o.batches_per_allreduce * ranks);
+    char epoch[32], all[32];
+    if (v->o.steps > 0 && v->o.steps < steps)
+        steps = v->o.steps;
+    printf("steps: %lld per epoch, %lld in all\n", (long long)t->epoch_steps, (long long)steps);
+    printf("time: %.*f ms per step, %.0f images/s, %s per epoch, %s in all (without evaluations)\n",
+           step_s < 0.1, 1e3 * step_s, images / step_s,
+           dsc_cli_duration(step_s * (double)t->epoch_steps, epoch, sizeof epoch),
+           dsc_cli_duration(step_s * (double)steps, all, sizeof all));
+}
+
+/* The host's memory of this process at its peak, and what K-FAC holds on its device. */
+static void print_memory(dsc_trainer *trainer) {
+    struct rusage use;
+    if (getrusage(RUSAGE_SELF, &use) == 0)
+        printf("memory: %.0f MB per rank at the peak", (double)use.ru_maxrss / 1e3);
+    dsc_kfac_memory m = {.size = sizeof m};
+    if (dsc_trainer_kfac(trainer) && dsc_kfac_get_memory(dsc_trainer_kfac(trainer), &m) == DSC_OK)
+        printf(", K-FAC's %.0f MB included",
+               1e-6 *
+                   (double)(m.factors[0] + m.factors[1] + m.batches[0] + m.batches[1] + m.decompositions[0] +
+                            m.decompositions[1] + m.outer_products + m.moments + m.norms + m.work));
+    printf("\n");
+}
+
+static dsc_status try_out(dsc_cli_session *session, trial *t) {
+    dsc_train_options o = t->v->o;
+    dsc_trainer *trainer = NULL;
+    o.resume = find_checkpoint(t->v);
+    o.out = o.tensorboard = o.trace = NULL;
+    o.progress = note;
+    o.progress_context = t;
+    DSC_CLI_TRY(dsc_trainer_create_named(session->comm, session->device, &o, &trainer));
+    dsc_trainer_time_phases(trainer, 1);
+    dsc_status status = take_steps(trainer, t);
+    if (status == DSC_OK && dsc_cli_prints(session)) {
+        print_time(t, dsc_comm_size(session->comm));
+        print_memory(trainer);
+    }
+    dsc_trainer_destroy(&trainer);
+    return status;
+}
+
+dsc_status dsc_cli_dry_run(dsc_cli_session *session, const dsc_cli_train_values *values) {
+    trial t = {.v = values};
+    int checks = dsc_cli_prints(session) && values->o.out;
+    DSC_CLI_TRY(dsc_cli_agree(session, checks ? check_out(values->o.out) : DSC_OK));
+    dsc_cli_progress_init(&t.progress, values->common.verbose);
+    dsc_status status = try_out(session, &t);
+    dsc_cli_progress_end(&t.progress);
+    return status;
+}

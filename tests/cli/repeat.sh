@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Repeating a run: its options restored, its directory found again, a command tried without training.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+
+small=(train --model mlp --data synthetic:128 --batch-size 32 --threads 1 --device cpu --eval-every 0)
+
+# losses DIR: steps and losses of its metrics.
+losses() {
+    sed -n 's/.*"kind":"step","step":\([0-9]*\),.*"loss":\([^,]*\),.*/\1 \2/p' "$1/metrics.jsonl"
+}
+
+# silent DIR...: none of them exists.
+gone() {
+    for path in "$@"; do [ ! -e "$path" ] || complain "$path was left"; done
+}
+
+# --resume DIR alone restores every option: the bits of a run that never stopped.
+options=(--lr 0.03 --momentum 0.8 --optimizer sgd --nesterov --lr-decay 1 2 --seed 9 --label-smoothing 0.1 --no-augment)
+expect 0 "done: " "${small[@]}" "${options[@]}" --epochs 3 --out whole
+expect 0 "done: " "${small[@]}" "${options[@]}" --epochs 3 --steps 6 --out half
+expect 0 "options: those of half/config, but steps 0 instead of 6" train --resume half --steps 0
+[ "$(head -n 1 stdout)" = "output: half" ] || complain "the directory is not named first: $(head -n 1 stdout)"
+cmp -s <(losses whole) <(losses half) || complain "--resume DIR continues with other options: $(diff <(losses whole) <(losses half))"
+diff <(grep -vE '^(out|steps) = ' whole/config) <(grep -vE '^(out|steps) = ' half/config) || complain "--resume DIR stores other options"
+has half/config "out = half"
+has half/config "nesterov = on"
+
+# A directory that was moved goes on where it is now; a checkpoint of it by name; a file branches off.
+mv half moved
+expect 0 "step 12" train --resume moved --epochs 4
+has moved/config "out = moved"
+gone half
+expect 0 "step 8" train --resume moved:8 --epochs 4 --out branch
+expect 0 "output: runs/mlp-synthetic-no-augment-batch-size32-seed9-momentum0.8-nesterov-lr0.03-and-2-more-1" \
+    train --resume moved/checkpoint-16.safetensors --epochs 5
+expect 2 "has no checkpoint of step 7: there are" train --resume moved:7
+
+# Changes are listed, of options that do not apply any more nothing is left, and what cannot change is refused by name.
+expect 0 "done: " "${small[@]}" --epochs 1 --kfac-update-freq 2 --kfac-damping 0.1 --kfac-skip-layers fc9 --out kfac
+expect 0 "resumed with other options than the saved run: momentum 0.5 instead of 0.9" train --resume kfac --epochs 2 --momentum 0.5
+has stdout "but epochs 2 instead of 1"
+expect 0 "kfac-update-freq 0 instead of 2" train --resume kfac --epochs 3 --kfac-update-freq 0
+if grep -q "^kfac-damping" kfac/config; then complain "K-FAC's options stay when it is turned off"; fi
+for change in "model lenet" "optimizer adam" "image-size 48"; do
+    # shellcheck disable=SC2086 # an option and its value
+    expect 2 "a run that is resumed cannot change ${change% *}: it is ${change#* } now, but was" train --resume kfac --epochs 9 --$change
+done
+expect 2 "nowhere" train --resume nowhere
+expect 2 "nowhere" train --resume nowhere:best
+echo "no-such-key = 3" >>kfac/config
+expect 2 "kfac/config" train --resume kfac --epochs 9
+rm -r runs
+
+# Directories without a name of their own do not collide: numbers count, and the one with these options is found again.
+expect 0 "output: runs/mlp-synthetic-batch-size32-1" "${small[@]}" --epochs 1
+expect 0 "output: runs/mlp-synthetic-batch-size32-2" "${small[@]}" --epochs 1
+expect 0 "output: runs/mlp-synthetic-batch-size32-lr0.05-1" "${small[@]}" --epochs 1 --lr 0.05 --resume auto
+expect 0 "output: runs/mlp-synthetic-batch-size32-2" "${small[@]}" --epochs 2 --resume auto
+has stdout "resumed from 'runs/mlp-synthetic-batch-size32-2/checkpoint-4.safetensors'"
+sed -i 's/^lr = .*/lr = 0.2/' runs/mlp-synthetic-batch-size32-2/config # no longer the run of this command line
+expect 0 "resumed from 'runs/mlp-synthetic-batch-size32-1/" "${small[@]}" --epochs 3 --resume auto
+mkdir runs/mlp-synthetic-batch-size32-7 runs/mlp-synthetic-batch-size32-x # holds no run
+expect 0 "output: runs/mlp-synthetic-batch-size32-1" "${small[@]}" --epochs 4 --resume auto
+expect 0 "output: runs/mlp-synthetic-batch-size32-8" "${small[@]}" --epochs 1
+for i in 1 2 3; do "$descent" "${small[@]}" --epochs 1 --seed 3 >"log$i" 2>&1 & done
+wait
+[ "$(cat log1 log2 log3 | grep -c "^written: runs/mlp-synthetic-batch-size32-seed3-[123]$")" = 3 ] || complain "three at once: $(cat log1 log2 log3)"
+if have_mpi; then
+    for number in 1 1; do
+        job 2 "$descent" "${small[@]}" --batch-size 16 --epochs "$number" --resume auto >stdout 2>stderr || complain "two ranks: $(cat stderr)"
+        [ "$(grep -c "^output: runs/mlp-synthetic-batch-size16-1$" stdout)" = 1 ] || complain "two ranks write into $(grep output stdout)"
+    done
+    job 2 "$descent" train --resume runs/mlp-synthetic-batch-size16-1 --epochs 2 >stdout 2>stderr || complain "two ranks, --resume DIR: $(cat stderr)"
+    has stdout "but epochs 2 instead of 1"
+fi
+rm -r runs
+
+# A refused command leaves nothing, and removes nothing.
+expect 2 "none/here" train --data cifar10:none/here
+expect 2 "none/here" train --data cifar10:none/here --out a/b/c
+expect 2 "none.safetensors" "${small[@]}" --resume none.safetensors
+gone runs a
+before=$(ls whole)
+expect 2 "none/here" train --data cifar10:none/here --out whole --overwrite
+[ "$(ls whole)" = "$before" ] || complain "a refused --overwrite has removed files"
+if have_mpi; then
+    status=0
+    job 2 "$descent" train --data cifar10:none/here >stdout 2>stderr || status=$?
+    [ "$status" = 2 ] || complain "two ranks without data: status $status"
+    gone runs
+fi
+
+# --print-config is what --config reads; --dry-run trains nothing and writes nothing.
+"$descent" "${small[@]}" "${options[@]}" --epochs 3 --print-config >printed
+gone runs
+expect 0 "done: " train --config printed --out again
+cmp -s <(losses whole) <(losses again) || complain "--print-config prints another run"
+expect 0 "ms per step" "${small[@]}" --epochs 3 --kfac-update-freq 10 --dry-run
+has stdout "steps: 4 per epoch, 12 in all"
+has stdout "MB per rank"
+expect 0 "output: deep/er (nothing is written)" "${small[@]}" --epochs 3 --dry-run --out deep/er
+expect 0 "ms per step" train --resume whole --epochs 9 --dry-run
+expect 2 "there is a run in it already" "${small[@]}" --dry-run --out whole
+expect 2 "none/here" train --data cifar10:none/here --dry-run
+[ "$(ls whole)" = "$before" ] || complain "--dry-run has changed a run"
+if have_mpi; then
+    job 2 "$descent" "${small[@]}" --batch-size 16 --dry-run >stdout 2>stderr || complain "--dry-run on two ranks: $(cat stderr)"
+    [ "$(grep -c "ms per step" stdout)" = 1 ] || complain "--dry-run on two ranks prints $(cat stdout)"
+fi
+gone runs deep
+
+finish
