@@ -610,7 +610,7 @@ dsc_status dsc_option_rule_broken(const dsc_option *table, const dsc_option *opt
 
 /* ---- checks ---- */
 
-static int is_default(const dsc_option *option, const void *values) {
+int dsc_option_is_default(const dsc_option *option, const void *values) {
     union {
         int i;
         int64_t l;
@@ -685,7 +685,7 @@ static dsc_status check_value(const dsc_option *option, const void *values, cons
 
 dsc_status dsc_option_check_values(const dsc_option *table, const void *values, const char *prefix) {
     for (const dsc_option *o = table; o->name; o++)
-        if (!is_default(o, values))
+        if (!dsc_option_is_default(o, values))
             DSC_TRY(check_value(o, values, prefix));
     return DSC_OK;
 }
@@ -693,7 +693,7 @@ dsc_status dsc_option_check_values(const dsc_option *table, const void *values, 
 dsc_status dsc_option_check(const dsc_option *table, const void *values, const char *prefix) {
     DSC_TRY(dsc_option_check_values(table, values, prefix));
     for (const dsc_option *o = table; o->name; o++) {
-        if (is_default(o, values))
+        if (dsc_option_is_default(o, values))
             continue;
         for (int i = 0; i < DSC_OPTION_RULES && o->rules[i].when; i++)
             if (!dsc_option_rule_holds(table, &o->rules[i], values, NULL))
@@ -708,7 +708,7 @@ dsc_status dsc_option_check(const dsc_option *table, const void *values, const c
 static int can_be_read(const dsc_option *option, const void *values, const char *text) {
     if (!*text || strpbrk(text, "\n\r\""))
         return 0;
-    return !is_default(option, values) || check_value(option, values, "") == DSC_OK;
+    return !dsc_option_is_default(option, values) || check_value(option, values, "") == DSC_OK;
 }
 
 int dsc_option_applies(const dsc_option *table, const dsc_option *o, const void *values) {

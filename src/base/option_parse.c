@@ -9,11 +9,11 @@
 #include <string.h>
 
 enum { MAX_CONFIG_BYTES = 1 << 20 }; /* a longer file is not a configuration */
-enum { RESTORED = 2 };
+enum { ON_COMMAND_LINE = 1, IN_FILE, RESTORED };
 
 struct dsc_option_set {
     const dsc_option *table;
-    int *given; /* one per option of the table: 1 when it was given, RESTORED after dsc_option_restore */
+    int *given; /* one per option of the table: 0, or how it was given */
     int restoring;
     char **texts; /* configuration files; stored strings point into them */
     int64_t text_count, text_capacity;
@@ -162,7 +162,7 @@ static dsc_status parse_line(dsc_option_set *set, char *line, dsc_option_place a
     if (!value || (!*value && option->kind != DSC_OPTION_LIST))
         return missing_value(option, at);
     DSC_TRY(dsc_option_apply(option, at, &value, 1, values));
-    set->given[index] = set->restoring ? RESTORED : 1;
+    set->given[index] = set->restoring ? RESTORED : IN_FILE;
     return DSC_OK;
 }
 
@@ -332,7 +332,7 @@ static dsc_status scan_option(const dsc_option *table, int argc, char *const *ar
 
 static dsc_status apply_found(dsc_option_set *set, const found *f, void *values) {
     const dsc_option *option = &set->table[f->option];
-    set->given[f->option] = 1;
+    set->given[f->option] = ON_COMMAND_LINE;
     if (option->kind != DSC_OPTION_LIST)
         return dsc_option_apply(option, command_line, &f->value, 1, values);
     const char **words;
@@ -389,7 +389,9 @@ dsc_status dsc_option_parse(const dsc_option *table, int argc, char *const *argv
 dsc_status dsc_option_check_given(const dsc_option_set *set, const void *values, const char *prefix) {
     for (int64_t i = 0; set->table[i].name; i++) {
         const dsc_option *o = &set->table[i];
-        for (int r = 0; set->given[i] && r < DSC_OPTION_RULES && o->rules[r].when; r++)
+        /* Files hold all options of a run: one with its default that no longer applies is no mistake. */
+        int harmless = set->given[i] == IN_FILE && dsc_option_is_default(o, values);
+        for (int r = 0; set->given[i] && !harmless && r < DSC_OPTION_RULES && o->rules[r].when; r++)
             if (!dsc_option_rule_holds(set->table, &o->rules[r], values, set))
                 return dsc_option_rule_broken(set->table, o, &o->rules[r], values, prefix);
     }

@@ -130,7 +130,7 @@ dsc_status dsc_cli_dry_run(dsc_cli_session *session, const dsc_cli_train_values 
     trial t = {.v = values};
     int checks = dsc_cli_prints(session) && values->o.out;
     DSC_CLI_TRY(dsc_cli_agree(session, checks ? check_out(values->o.out) : DSC_OK));
-    dsc_cli_progress_init(&t.progress, values->common.verbose);
+    dsc_cli_progress_init(&t.progress, values->common.verbose, 0);
     dsc_status status = try_out(session, &t);
     dsc_cli_progress_end(&t.progress);
     return status;

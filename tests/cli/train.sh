@@ -49,8 +49,8 @@ expect 0 "no checkpoint in 'early': starts anew" "${small[@]}" --steps 1 --eval-
 mkdir empty
 (cd empty && "$descent" "${small[@]}" --steps 1 --out none >/dev/null)
 [ -z "$(ls empty)" ] || complain "--out none writes $(ls empty)"
-expect 0 "written: runs/mlp-synthetic-batch-size32-seed7-1" "${small[@]}" --steps 1 --seed 7
-[ -f runs/mlp-synthetic-batch-size32-seed7-1/metrics.jsonl ] || complain "no file in the default directory"
+expect 0 "written: runs/mlp-synthetic-batch-size64-seed7-1" "${small[@]}" --steps 1 --seed 7
+[ -f runs/mlp-synthetic-batch-size64-seed7-1/metrics.jsonl ] || complain "no file in the default directory"
 
 # Configuration files, and flags that win over them; every form of a list.
 printf 'seed = 5\nlr-decay = 35, 75 90\nlr = 0.5\nnesterov\nno-augment\nkfac-update-freq = 0\n' >some.conf

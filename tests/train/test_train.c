@@ -416,7 +416,8 @@ static void test_resume_refuses(void **state) {
     assert_ok(dsc_train_run(comm, device, &o, NULL));
     o.resume = "auto";
     o.model = "lenet";
-    assert_fails(DSC_E_INVALID, "cannot change model: it is lenet now, but was mlp", dsc_train_run(comm, device, &o, NULL));
+    assert_fails(DSC_E_INVALID, "cannot change model: it is lenet now, but was mlp",
+                 dsc_train_run(comm, device, &o, NULL));
     o.model = "mlp";
     o.resume = scratch_path(out, "checkpoint-5.safetensors");
     assert_fails(DSC_E_NOT_FOUND, "checkpoint-5", dsc_train_run(comm, device, &o, NULL));
