@@ -389,10 +389,11 @@ dsc_status dsc_option_parse(const dsc_option *table, int argc, char *const *argv
 dsc_status dsc_option_check_given(const dsc_option_set *set, const void *values, const char *prefix) {
     for (int64_t i = 0; set->table[i].name; i++) {
         const dsc_option *o = &set->table[i];
-        /* Files hold all options of a run: one with its default that no longer applies is no mistake. */
-        int harmless = set->given[i] == IN_FILE && dsc_option_is_default(o, values);
-        for (int r = 0; set->given[i] && !harmless && r < DSC_OPTION_RULES && o->rules[r].when; r++)
-            if (!dsc_option_rule_holds(set->table, &o->rules[r], values, set))
+        /* Files hold all options of a run: one with its default whose subject was turned off may stand there. */
+        int usual = set->given[i] == IN_FILE && dsc_option_is_default(o, values);
+        for (int r = 0; set->given[i] && r < DSC_OPTION_RULES && o->rules[r].when; r++)
+            if (!(usual && strchr(o->rules[r].when, '>')) &&
+                !dsc_option_rule_holds(set->table, &o->rules[r], values, set))
                 return dsc_option_rule_broken(set->table, o, &o->rules[r], values, prefix);
     }
     return DSC_OK;

@@ -49,9 +49,11 @@ static int counts(const dsc_option *o) {
     return !(o->flags & other) && strcmp(o->name, "model") != 0 && strcmp(o->name, "data") != 0;
 }
 
-/* The image size in use; 0 when the model is unknown. A run stores it where it was not given. */
+/* The image size where it can be chosen, else 0. A run stores it where it was not given. */
 static int64_t image_size(const dsc_cli_train_values *v) {
     int64_t side = v->o.image_size, channels, classes;
+    if (strncmp(v->o.data, "imagefolder", 11) != 0 && strncmp(v->o.data, "webdataset", 10) != 0)
+        return 0;
     if (side == 0 && dsc_zoo_default_input(v->o.model, &side, &channels, &classes) != DSC_OK)
         return 0;
     return side;
@@ -71,7 +73,8 @@ void dsc_cli_train_name(dsc_cli_train_values *v, const dsc_option_set *set) {
     if (dsc_cli_alloc(1, sizeof *defaults, &defaults) != DSC_OK)
         return; /* a shorter name will do */
     dsc_cli_train_init(defaults);
-    defaults->o.model = v->o.model; /* has an image size of its own */
+    defaults->o.model = v->o.model; /* which decides about the image size */
+    defaults->o.data = v->o.data;
     for (const dsc_option *o = dsc_cli_train_options; o->name; o++) {
         dsc_option_get_value(o, v, value, sizeof value);
         dsc_option_get_value(o, defaults, usual, sizeof usual);
