@@ -22,7 +22,7 @@ done
 groff -man -Tascii -P-cbou descent-train.1 >text
 has text "--batch-size N"
 has text "Default: 128."
-has text "--resume [auto|FILE]"
+has text "--resume [auto|DIR|FILE]"
 has text "--consensus allreduce|sgp|osgp|dpsgd|adpsgd"
 has text "--peers-schedule E:N..."
 expect 2 "unknown command 'plan'" --man plan
