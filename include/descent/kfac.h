@@ -402,6 +402,9 @@ typedef struct dsc_kfac_report {
     /* With warm refresh, since the start, all ranks together: factors whose eigenvectors were rotated;
      * iterations that were added after a refused rotation; exact solves because rotations did not succeed. */
     int64_t refreshed_factors, extra_iterations, exact_fallbacks;
+    /* [layer_count] with the clip by layer: the nu_l of the last step; 1 before the first. NULL with one nu for
+     * all layers. */
+    const double *layer_nus;
 } dsc_kfac_report;
 
 /* nu of the last step; waits for the queue. */

@@ -288,6 +288,7 @@ class KfacReport(Structure):
         ("refreshed_factors", c_int64),
         ("extra_iterations", c_int64),
         ("exact_fallbacks", c_int64),
+        ("layer_nus", POINTER(c_double)),
     ]
 
 

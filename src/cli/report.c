@@ -13,6 +13,7 @@ typedef struct report_values {
     dsc_cli_common common;
     int no_plot, csv, json;
     int plot, over; /* dsc_report_y, dsc_report_x */
+    double target;  /* in percent; 0: that of each run */
     const char *html;
 } report_values;
 
@@ -32,6 +33,13 @@ static const dsc_option options[] = {
      .value = "epoch",
      .choices = DSC_CLI_CHOICES("epoch", "step", "time"),
      .help = "what to plot it over"},
+    {.name = "target",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(target),
+     .placeholder = "X",
+     .range = "(0, 100]",
+     .default_text = "that of --stop-at",
+     .help = "show the time until each run reached this top-1 accuracy, in percent"},
     {.name = "no-plot", .kind = DSC_OPTION_FLAG, .offset = AT(no_plot), .help = "print the table only"},
     {.name = "csv",
      .kind = DSC_OPTION_FLAG,
@@ -167,7 +175,7 @@ static dsc_status show(const dsc_report_runs *runs, const report_values *v) {
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     const report_values *v = values;
     int64_t count = dsc_option_positional_count(set);
-    dsc_report_runs runs = {0};
+    dsc_report_runs runs = {.target = v->target};
     dsc_status status = DSC_OK;
     if (count == 0)
         return DSC_CLI_FAIL(DSC_E_INVALID, "report needs at least one run: descent report OUT [OUT...]");
@@ -177,6 +185,8 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
         return DSC_OK;
     for (int64_t i = 0; i < count && status == DSC_OK; i++)
         status = add_named(&runs, dsc_option_positional(set, i));
+    for (int64_t i = 0; i < runs.count && v->target > 0; i++)
+        runs.logs[i]->target_s = dsc_runlog_time_to(runs.logs[i], v->target);
     if (status == DSC_OK)
         status = show(&runs, v);
     for (int64_t i = 0; i < runs.count; i++)
@@ -195,15 +205,17 @@ const dsc_cli_command dsc_cli_report = {
         "note. Runs that have not ended yet can be shown, too.\n\n"
         "The table has the status of each run (done, running, stopped by a signal, diverged, failed for "
         "another reason, or died without a word), the best and the last accuracy, the loss of the last "
-        "evaluation, the time, and a column for every option in which the runs differ; a dash stands for "
+        "evaluation, the time until the run reached its target (--stop-at, or --target of this command), the "
+        "whole time, and a column for every option in which the runs differ; a dash stands for "
         "an option that a run does not use. Columns for which the terminal is too narrow follow below. "
         "Errors, and alarms that a run gave (about K-FAC), follow the table.\n\n"
         "--html writes one file that holds everything it needs: curves over epochs, steps or time, with "
         "values under the pointer, zoom, and runs switched on and off; the time of each phase; what ranks "
-        "send; K-FAC's eigenvalues and cosines of each layer; the distance of ranks that gossip.\n\n"
+        "send; K-FAC's eigenvalues, cosines and nu of each layer; the distance of ranks that gossip.\n\n"
         "Lines that cannot be read are skipped; the first of them is named at the end, with exit status 2.",
     .examples = "descent report runs/lenet-synthetic-1\n"
                 "descent report runs --plot loss --over time\n"
+                "descent report runs --target 90\n"
                 "descent report runs/one-process runs/two-ranks --csv\n"
                 "descent report runs --html report.html\n",
     .options = options,

@@ -221,7 +221,8 @@ static dsc_status write_data(FILE *out, const dsc_report_runs *runs) {
         strftime(made, sizeof made, "%Y-%m-%d %H:%M UTC", &utc);
     dsc_status status = dsc_report_add_differences(runs, &columns);
     if (status == DSC_OK) {
-        fprintf(out, "{\"version\":\"%s\",\"made\":\"%s\"", dsc_version(), made);
+        fprintf(out, "{\"version\":\"%s\",\"made\":\"%s\",\"target\":", dsc_version(), made);
+        write_number(out, runs->target > 0 ? runs->target / 100 : NAN);
         fputs(",\"phases\":[\"data\",\"forward\",\"backward\",\"exchange\",\"factor\",\"decompose\","
               "\"precondition\",\"update\"]",
               out);

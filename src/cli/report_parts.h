@@ -8,6 +8,7 @@
 typedef struct dsc_report_runs {
     dsc_runlog **logs;
     int64_t count, capacity;
+    double target; /* top-1 in percent that target_s of all runs belongs to; 0: each has its own */
 } dsc_report_runs;
 
 /* A column of the table, and its cells as texts: one for each run. */

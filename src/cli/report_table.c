@@ -15,15 +15,18 @@ static const struct result {
     size_t offset;
     int digits; /* after the point in the table; -1: a whole number, -2: a duration */
     double factor;
+    int is_rare; /* 1: the table has the column only where a run has the value */
 } results[] = {
-    {"epochs", "epochs", offsetof(dsc_runlog, epochs), -1, 1},
-    {NULL, "steps", offsetof(dsc_runlog, steps), -1, 1},
-    {"best top-1", "best_top1", offsetof(dsc_runlog, best_top1), 2, 0.01},
-    {NULL, "best_epoch", offsetof(dsc_runlog, best_epoch), 2, 1},
-    {"top-1", "top1", offsetof(dsc_runlog, top1), 2, 0.01},
-    {"loss", "loss", offsetof(dsc_runlog, loss), 4, 1},
-    {"time", "time_s", offsetof(dsc_runlog, seconds), -2, 1},
-    {"images/s", "images_per_s", offsetof(dsc_runlog, images_per_s), 0, 1},
+    {"epochs", "epochs", offsetof(dsc_runlog, epochs), -1, 1, 0},
+    {NULL, "steps", offsetof(dsc_runlog, steps), -1, 1, 0},
+    {"best top-1", "best_top1", offsetof(dsc_runlog, best_top1), 2, 0.01, 0},
+    {NULL, "best_epoch", offsetof(dsc_runlog, best_epoch), 2, 1, 0},
+    {"top-1", "top1", offsetof(dsc_runlog, top1), 2, 0.01, 0},
+    {"EMA top-1", "ema_top1", offsetof(dsc_runlog, ema_top1), 2, 0.01, 1},
+    {"loss", "loss", offsetof(dsc_runlog, loss), 4, 1, 0},
+    {"to target", "target_s", offsetof(dsc_runlog, target_s), -2, 1, 1},
+    {"time", "time_s", offsetof(dsc_runlog, seconds), -2, 1, 0},
+    {"images/s", "images_per_s", offsetof(dsc_runlog, images_per_s), 0, 1, 0},
 };
 enum { RESULTS = sizeof results / sizeof results[0] };
 
@@ -53,6 +56,17 @@ void dsc_report_each_result(const dsc_runlog *log, FILE *out, void (*write)(FILE
     }
 }
 
+static int is_target(const struct result *r) {
+    return r->offset == offsetof(dsc_runlog, target_s);
+}
+
+static int is_shown(const dsc_report_runs *runs, const struct result *r) {
+    int found = !r->is_rare || (is_target(r) && runs->target > 0);
+    for (int64_t i = 0; i < runs->count && !found; i++)
+        found = isfinite(result_value(runs->logs[i], r));
+    return r->title && found;
+}
+
 static dsc_status add_results(const dsc_report_runs *runs, dsc_report_columns *columns) {
     dsc_report_column *column;
     DSC_CLI_TRY(dsc_report_add_column(columns, "run", 0, &column));
@@ -63,9 +77,11 @@ static dsc_status add_results(const dsc_report_runs *runs, dsc_report_columns *c
         DSC_CLI_TRY(dsc_report_set_cell(column, i, *runs->logs[i]->status ? runs->logs[i]->status : "-"));
     for (int r = 0; r < RESULTS; r++) {
         char text[32];
-        if (!results[r].title)
+        if (!is_shown(runs, &results[r]))
             continue;
-        DSC_CLI_TRY(dsc_report_add_column(columns, results[r].title, 1, &column));
+        snprintf(text, sizeof text, "to %g %%", runs->target);
+        DSC_CLI_TRY(dsc_report_add_column(
+            columns, is_target(&results[r]) && runs->target > 0 ? text : results[r].title, 1, &column));
         for (int64_t i = 0; i < runs->count; i++)
             DSC_CLI_TRY(
                 dsc_report_set_cell(column, i, result_text(runs->logs[i], &results[r], text, sizeof text)));

@@ -22,10 +22,12 @@
 
 static const char *const step_keys[] = {COMMON_KEYS, "loss", "lr", "images_per_s", "nu", LOAD_KEYS, NULL};
 static const char *const epoch_keys[] = {COMMON_KEYS, "loss", "lr", "images_per_s", NULL};
-static const char *const eval_keys[] = {COMMON_KEYS, "loss", "top1", "top5", "distance", "norm", NULL};
+static const char *const eval_keys[] = {COMMON_KEYS, "loss",     "top1",     "top5", "ema_loss",
+                                        "ema_top1",  "ema_top5", "distance", "norm", NULL};
 static const char *const consensus_keys[] = {COMMON_KEYS, "distance", "norm", "mass", "weight", NULL};
 static const char *const kfac_keys[] = {COMMON_KEYS, "nu", "damping", NULL};
-const char *const dsc_runlog_layer_keys[] = {"cosine", "a_min", "a_max", "g_min", "g_max", "condition", NULL};
+const char *const dsc_runlog_layer_keys[] = {"cosine", "a_min",     "a_max", "g_min",
+                                             "g_max",  "condition", "nu",    NULL};
 const char *const dsc_runlog_solve_keys[] = {"work", "share", "solve_ms", NULL};
 const char *const dsc_runlog_rank_keys[] = {LOAD_KEYS, NULL};
 static const char *const load_keys[] = {COMMON_KEYS, NULL};
@@ -204,6 +206,18 @@ static dsc_status take_list(dsc_runlog *log, int which, const json_t *list, cons
     return DSC_OK;
 }
 
+/* With one nu for all layers the line has it once: every layer in the last row gets it. */
+static void spread_nu(dsc_runlog *log, const json_t *line) {
+    const dsc_runlog_table *table = &log->tables[DSC_RUNLOG_LAYERS];
+    double nu;
+    if (table->rows == 0 || !get_number(line, "nu", &nu))
+        return;
+    double *row = table->values + (table->rows - 1) * table->columns;
+    for (int64_t i = DSC_RUNLOG_LAYER_NU; i < table->columns; i += DSC_RUNLOG_LAYER_VALUES)
+        if (isnan(row[i]))
+            row[i] = nu;
+}
+
 static dsc_status take_kfac(dsc_runlog *log, const json_t *line) {
     const json_t *layers = json_object_get(line, "layers");
     double *row;
@@ -217,6 +231,7 @@ static dsc_status take_kfac(dsc_runlog *log, const json_t *line) {
     DSC_CLI_TRY(add_line(log, DSC_RUNLOG_KFAC, line, &row));
     DSC_CLI_TRY(take_list(log, DSC_RUNLOG_LAYERS, layers, dsc_runlog_layer_keys, &log->layers,
                           DSC_RUNLOG_LAYER_VALUES));
+    spread_nu(log, line);
     return take_list(log, DSC_RUNLOG_SOLVES, json_object_get(line, "loads"), dsc_runlog_solve_keys,
                      &log->solves, DSC_RUNLOG_SOLVE_VALUES);
 }
@@ -243,6 +258,7 @@ static void take_run(dsc_runlog *log, json_t *line) {
     json_decref(log->run);
     log->run = json_incref(line);
     log->status[0] = log->error[0] = '\0';
+    log->target_s = NAN;
     get_count(line, "ranks", &log->ranks);
     if (model)
         snprintf(log->model, sizeof log->model, "%s", model);
@@ -267,6 +283,7 @@ static void take_alarm(dsc_runlog *log, const json_t *line) {
 static void take_end(dsc_runlog *log, const json_t *line) {
     get_text(line, "status", log->status, sizeof log->status);
     get_text(line, "error", log->error, sizeof log->error);
+    get_number(line, "target_s", &log->target_s);
     if (strcmp(log->status, "interrupted") == 0)
         strcpy(log->status, "stopped");
     else if (strcmp(log->status, "failed") == 0 &&
@@ -347,24 +364,45 @@ static dsc_status read_lines(dsc_runlog *log, const char *file, FILE *stream) {
     return status;
 }
 
-/* The best and the last evaluation. An evaluation whose loss is not finite is never the best. */
+/* The best top-1 of an evaluation in percent, of the weights and their average. What has no finite loss does not
+ * count; NaN: neither has one. */
+static double best_of(const dsc_runlog_table *evals, const double *row) {
+    double top1 = row[dsc_runlog_column(evals, "top1")], ema = row[dsc_runlog_column(evals, "ema_top1")];
+    if (!isfinite(row[dsc_runlog_column(evals, "loss")]))
+        top1 = NAN;
+    if (!isfinite(row[dsc_runlog_column(evals, "ema_loss")]))
+        ema = NAN;
+    return 100 * fmax(top1, ema); /* which ignores NaN */
+}
+
+/* The best and the last evaluation. */
 static void judge(dsc_runlog *log) {
     const dsc_runlog_table *evals = &log->tables[DSC_RUNLOG_EVALS];
-    int64_t top1 = dsc_runlog_column(evals, "top1"), loss = dsc_runlog_column(evals, "loss");
     for (int64_t i = 0; i < evals->rows; i++) {
         const double *row = evals->values + i * evals->columns;
-        log->top1 = 100 * row[top1];
-        if (isfinite(row[loss]) && !(log->top1 <= log->best_top1)) {
-            log->best_top1 = log->top1;
+        double best = best_of(evals, row);
+        log->top1 = 100 * row[dsc_runlog_column(evals, "top1")];
+        log->ema_top1 = 100 * row[dsc_runlog_column(evals, "ema_top1")];
+        if (!isnan(best) && !(best <= log->best_top1)) {
+            log->best_top1 = best;
             log->best_epoch = row[DSC_RUNLOG_EPOCH];
         }
     }
 }
 
+double dsc_runlog_time_to(const dsc_runlog *log, double top1) {
+    const dsc_runlog_table *evals = &log->tables[DSC_RUNLOG_EVALS];
+    for (int64_t i = 0; i < evals->rows; i++)
+        if (best_of(evals, evals->values + i * evals->columns) >= top1)
+            return evals->values[i * evals->columns + DSC_RUNLOG_TIME];
+    return NAN;
+}
+
 dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stream, dsc_runlog **out) {
     dsc_runlog *log = NULL;
     DSC_CLI_TRY(dsc_cli_alloc(1, sizeof *log, &log));
-    log->loss = log->images_per_s = log->seconds = log->best_top1 = log->best_epoch = log->top1 = NAN;
+    log->loss = log->images_per_s = log->seconds = log->target_s = NAN;
+    log->best_top1 = log->best_epoch = log->top1 = log->ema_top1 = NAN;
     for (int i = 0; i < DSC_RUNLOG_LAYERS; i++) {
         log->tables[i].keys = kinds[i].keys;
         while (kinds[i].keys[log->tables[i].columns])

@@ -36,7 +36,8 @@ enum {
 /* The first columns of every table that has keys. The epoch is the number of epochs done, with a fraction. */
 enum { DSC_RUNLOG_STEP, DSC_RUNLOG_EPOCH, DSC_RUNLOG_TIME };
 
-enum { DSC_RUNLOG_LAYER_VALUES = 6, DSC_RUNLOG_SOLVE_VALUES = 3, DSC_RUNLOG_RANK_VALUES = 13 };
+enum { DSC_RUNLOG_LAYER_VALUES = 7, DSC_RUNLOG_SOLVE_VALUES = 3, DSC_RUNLOG_RANK_VALUES = 13 };
+enum { DSC_RUNLOG_LAYER_NU = 6 }; /* the place of nu among the values of a layer */
 extern const char *const dsc_runlog_layer_keys[], *const dsc_runlog_solve_keys[],
                                                       *const dsc_runlog_rank_keys[];
 
@@ -50,13 +51,15 @@ typedef struct dsc_runlog {
     int64_t ranks;       /* 0: not said */
     int64_t epochs;      /* done in full */
     int64_t steps;       /* done */
-    double best_top1;    /* in percent; NaN: never evaluated */
+    double best_top1;    /* in percent, of the weights or their average; NaN: never evaluated */
     double best_epoch;   /* epochs done at the best evaluation */
     double top1;         /* of the last evaluation, in percent; NaN: none */
+    double ema_top1;     /* the same of the average of the weights; NaN: there is none */
     double loss;         /* of the last evaluation; before the first, the last training loss; NaN: none */
     int loss_is_eval;    /* 1: it is that of an evaluation */
     double images_per_s; /* the last that was written; NaN: none */
     double seconds;      /* since the run began; NaN: none */
+    double target_s;     /* seconds until the run reached its target (--stop-at); NaN: it did not */
     dsc_runlog_table tables[DSC_RUNLOG_TABLES];
     int64_t layers, solves; /* layers and ranks in each line of K-FAC */
     int64_t loaded;         /* ranks in each `load` line */
@@ -78,6 +81,9 @@ dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stre
 /* Accepts NULL and *log == NULL. */
 void dsc_runlog_destroy(dsc_runlog **log);
 
+/* The seconds until the first evaluation with this top-1 accuracy in percent, of the weights or their average;
+ * NaN: there is none. */
+double dsc_runlog_time_to(const dsc_runlog *log, double top1);
 /* The number of the column with this key; -1: none. */
 int64_t dsc_runlog_column(const dsc_runlog_table *table, const char *key);
 /* A value of the run's configuration, by its place ("optimizer.name"); NULL: the run does not have it. */

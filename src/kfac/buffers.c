@@ -269,7 +269,7 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
     void *const arrays[] = {&k->solving,         &k->joins,           &k->dots,          &k->absorbs,
                             &k->members,         &k->layer_reports,   &k->report_work,   &k->report_solve_ms,
                             &k->report_products, &k->report_extremes, &k->gathered_host, &k->decays_host,
-                            &k->unpacks,         &k->converts};
+                            &k->unpacks,         &k->converts,        &k->report_nus};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
         dsc_memory_free(arrays[i]);
 }

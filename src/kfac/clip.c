@@ -26,6 +26,7 @@ dsc_status dsc_kfac_clip_create(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->unit_count, &k->clip.nus));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 1, &k->clip.finite));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2, &k->clip.zeros));
+    DSC_TRY(dsc_op_fill(k->queue, 1, &k->clip.nus)); /* for a report before the first step */
     return dsc_op_fill(k->queue, 0, &k->clip.zeros);
 }
 

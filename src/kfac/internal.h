@@ -377,7 +377,7 @@ struct dsc_kfac {
     dsc_kfac_hyper report_hyper;
     dsc_kfac_times report_times;
     dsc_kfac_layer_report *layer_reports;
-    double *report_work, *report_solve_ms, *report_products, *report_extremes;
+    double *report_work, *report_solve_ms, *report_products, *report_extremes, *report_nus;
     dsc_tensor gathered; /* F64, for reports */
     double *gathered_host;
     dsc_kfac_state_list state[2]; /* what a checkpoint holds, by layout */

@@ -28,6 +28,7 @@ dsc_status dsc_kfac_report_create(dsc_kfac *k) {
     DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_work, &k->report_work));
     DSC_TRY(dsc_memory_alloc(k->ranks, sizeof *k->report_solve_ms, &k->report_solve_ms));
     DSC_TRY(dsc_memory_alloc(3 * k->unit_count, sizeof *k->report_products, &k->report_products));
+    DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *k->report_nus, &k->report_nus));
     DSC_TRY(dsc_memory_alloc(count, sizeof *k->gathered_host, &k->gathered_host));
     DSC_TRY(dsc_memory_alloc(EXTREMES * k->unit_count, sizeof *k->report_extremes, &k->report_extremes));
     return dsc_tensor_alloc(k->device, DSC_F64, 1, &count, &k->gathered);
@@ -256,6 +257,8 @@ dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_
     if (k->unit_count > 0) {
         dsc_tensor kept = dsc_tensor_slice(&k->products, k->unit_count, 3 * k->unit_count);
         DSC_TRY(dsc_tensor_download(queue, &kept, dsc_tensor_bytes(&kept), k->report_products));
+        if (k->clip.nus.data)
+            DSC_TRY(dsc_tensor_download(queue, &k->clip.nus, dsc_tensor_bytes(&k->clip.nus), k->report_nus));
         DSC_TRY(dsc_queue_sync(queue));
     }
     fill_layers(k, eigen);
@@ -280,7 +283,8 @@ dsc_status dsc_kfac_get_report(dsc_kfac *kfac, dsc_queue *queue, const dsc_kfac_
                                   .work = k->report_work,
                                   .solve_ms = k->report_solve_ms,
                                   .layer_count = k->unit_count,
-                                  .layers = k->layer_reports};
+                                  .layers = k->layer_reports,
+                                  .layer_nus = k->clip.nus.data ? k->report_nus : NULL};
     fill_bytes(k, &k->report);
     if (dsc_kfac_async_twin(k)) {
         dsc_kfac_report twin = {0};

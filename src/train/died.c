@@ -39,6 +39,7 @@ static void take_number(const json_t *line, const char *key, double *value) {
 static void take_line(summary *s, const json_t *line) {
     const char *kind = json_string_value(json_object_get(line, "kind"));
     dsc_train_result *r = &s->result;
+    double ema_top1 = -1;
     if (!kind)
         return;
     take_number(line, "time_s", &s->time_s);
@@ -52,6 +53,8 @@ static void take_line(summary *s, const json_t *line) {
         take_number(line, "top1", &r->top1);
         take_number(line, "top5", &r->top5);
         r->best_top1 = r->top1 > r->best_top1 ? r->top1 : r->best_top1;
+        take_number(line, "ema_top1", &ema_top1);
+        r->best_top1 = ema_top1 > r->best_top1 ? ema_top1 : r->best_top1;
     } else if (strcmp(kind, "epoch") == 0) {
         take_count(line, "epoch", &r->epochs);
         r->epochs++;

@@ -309,6 +309,8 @@ static json_t *describe_layers(const dsc_kfac_report *r) {
         set(layer, "g_min", real(l->g_min));
         set(layer, "g_max", real(l->g_max));
         set(layer, "condition", real(l->condition));
+        if (r->layer_nus)
+            set(layer, "nu", real(r->layer_nus[i]));
         json_array_append_new(layers, layer);
     }
     return layers;

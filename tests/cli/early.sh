@@ -42,6 +42,11 @@ expect 0 "reached: loss=$goal after" "${small[@]}" --lr 0.02 --stop-at "loss=$go
 [ "$(value stopped "$(line end goal)")" = target ] || complain "the end line does not say target: $(line end goal)"
 [ "$(value target_s "$(line end goal)")" = "$(value time_s "$(line eval goal)")" ] ||
     complain "target_s is not the time of the evaluation: $(line end goal)"
+expect 0 "to target" report goal free --no-plot
+expect 0 "" report goal free --csv
+awk -F, -v want="$(value target_s "$(line end goal)")" 'NR == 1 { for (i = 1; i <= NF; i++) if ($i == "target_s") c = i }
+    NR == 2 && ($c - want > 1e-6 || want - $c > 1e-6 || $c == "") { exit 1 } NR == 3 && $c != "" { exit 1 }' stdout ||
+    complain "the report has another time to the target: $(cat stdout)"
 ls goal/checkpoint-$((8 * first)).safetensors >/dev/null || complain "no checkpoint where the target was reached"
 expect 0 "reached: loss=$goal after" "${small[@]}" --lr 0.02 --stop-at "loss=$goal" --out goal --resume
 [ "$(evaluations goal)" = "$first" ] || complain "a run at its target goes on when it is resumed"

@@ -22,6 +22,11 @@ cmp with/checkpoint-32.safetensors without/checkpoint-32.safetensors || complain
 expect 0 "" eval --checkpoint with/checkpoint-32.ema.safetensors --threads 1
 top1=$(awk -v x="$(value ema_top1 "$(evaluation with)")" 'BEGIN { printf "%.2f", 100 * x }')
 has stdout "top-1 $top1 %"
+expect 0 "with (EMA)" report with without # a second curve beside that of the weights
+has stdout "EMA top-1"
+! grep -q "without (EMA)" stdout || complain "a run without an average has a curve of one"
+expect 0 "" report without
+! grep -q "EMA" stdout || complain "a column of averages that are not there"
 for model in with/checkpoint-*.safetensors; do # files of checkpoints that were removed went with them
     step=${model#with/checkpoint-}
     [ -e "with/checkpoint-${step%%.*}.safetensors" ] || complain "$model is left over"

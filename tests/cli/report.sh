@@ -5,7 +5,7 @@
 
 small=(train --model lenet --data synthetic:512 --batch-size 64 --threads 1)
 expect 0 "" "${small[@]}" --epochs 2 --lr 0.05 --out runs/a
-expect 0 "" "${small[@]}" --epochs 2 --lr 0.05 --optimizer adam --kfac-update-freq 2 --kfac-damping 0.02 --out runs/b
+expect 0 "" "${small[@]}" --epochs 2 --lr 0.05 --optimizer adam --kfac-update-freq 2 --kfac-damping 0.02 --kfac-clip layer --log-every 1 --out runs/b
 expect 1 "not a number" "${small[@]}" --epochs 2 --lr 1e30 --eval-every 0 --out runs/c
 
 # All runs of a directory, with the columns in which they differ.
@@ -27,6 +27,13 @@ expect 2 "none of these is a run" report empty runs/b/config
 expect 2 "cannot read 'runs/none'" report runs/a runs/none
 expect 2 "cannot read '/dev/null/x'" report /dev/null/x
 expect 2 "choose one of them" report runs --csv --json
+
+# The time until a run had an accuracy.
+expect 0 "to 100 %" report runs/a --target 100 --no-plot
+expect 0 "to 0.1 %" report runs --target 0.1 --no-plot
+grep -qE '^runs/a +done .* [0-9.]+s +[0-9.]+s ' stdout || complain "no time to a target: $(cat stdout)"
+grep -qE '^runs/c +diverged .* - +[0-9.]+s ' stdout || complain "a run without evaluations has reached a target: $(cat stdout)"
+expect 2 "target" report runs --target 101
 
 # Names that a terminal, CSV and JSON must not take literally.
 odd=$'odd/\e[31m"a,b\xff'
@@ -68,6 +75,11 @@ last = [json.loads(line) for line in open("runs/a/metrics.jsonl")][-1]
 assert (last["top1"], last["best_top1"], last["steps"]) == (a["top1"], a["best_top1"], a["steps"])
 assert b["differs"]["optimizer"] == "adam" == b["config"]["optimizer"]["name"] == rows[1]["optimizer"]
 assert rows[0]["kfac-damping"] == "" and rows[1]["kfac-damping"] == "0.02"
+lines = [json.loads(line) for line in open("runs/b/metrics.jsonl")]
+kfac = [line for line in lines if line["kind"] == "kfac"]
+assert kfac and all(len(line["layers"]) == 5 for line in kfac)
+for line in kfac:  # nu is the mean of those of the layers
+    assert abs(sum(layer["nu"] for layer in line["layers"]) / 5 - line["nu"]) < 1e-9, line
 assert c["top1"] is None and "not a number" in c["error"] and a["error"] is None
 PYTHON
 fi

@@ -24,7 +24,7 @@ def line(**values):
     return json.dumps(values) + "\n"
 
 
-def write_run(name, steps, optimizer="sgd", kfac=0, gossip=False, ranks=1, end="done", top1=0.5):
+def write_run(name, steps, optimizer="sgd", kfac=0, gossip=False, ranks=1, end="done", top1=0.5, ema=False, target=None):
     """The metrics of a run whose values are simple formulas."""
     os.makedirs(name)
     epoch_steps = steps // 4
@@ -36,18 +36,19 @@ def write_run(name, steps, optimizer="sgd", kfac=0, gossip=False, ranks=1, end="
             file.write(line(kind="step", step=i, epoch=(i - 1) // epoch_steps, time_s=i / 10, loss=1000 / (i + 500), lr=0.1, images_per_s=640,
                             gradients=1000 * (ranks - 1), **phases))
             if kfac and i % kfac == 0:
-                layers = [dict(name=f"layer<{j}>", cosine=1 / (j + 1), a_min=0.001, a_max=10, g_min=0.1, g_max=1, condition=100) for j in range(3)]
+                layers = [dict(name=f"layer<{j}>", cosine=1 / (j + 1), a_min=0.001, a_max=10, g_min=0.1, g_max=1, condition=100, **(dict(nu=(j + 1) / 4) if j else {})) for j in range(3)]
                 loads = [dict(rank=r, work=1, share=1 / ranks, solve_ms=2 + r) for r in range(ranks)]
                 file.write(line(kind="kfac", step=i, epoch=(i - 1) // epoch_steps, time_s=i / 10, nu=0.25, damping=0.003, layers=layers, loads=loads))
             if gossip and i % 10 == 0:
                 file.write(line(kind="consensus", step=i, epoch=(i - 1) // epoch_steps, time_s=i / 10, distance=1 / i, norm=2))
             if i % epoch_steps == 0:
                 file.write(line(kind="epoch", step=i, epoch=i // epoch_steps - 1, time_s=i / 10, loss=2, lr=0.1, images_per_s=640))
-                file.write(line(kind="eval", step=i, epoch=i // epoch_steps - 1, time_s=i / 10, loss=500 / i, top1=top1 * i / steps, top5=0.9))
+                average = dict(ema_loss=250 / i, ema_top1=0.75 * i / steps, ema_top5=0.95) if ema else {}
+                file.write(line(kind="eval", step=i, epoch=i // epoch_steps - 1, time_s=i / 10, loss=500 / i, top1=top1 * i / steps, top5=0.9, **average))
         if ranks > 1 and not kfac:
             file.write(line(kind="load", step=steps, epoch=3, time_s=steps / 10, ranks=[dict(forward=4 + r, gradients=1000 * (r + 1)) for r in range(ranks)]))
         if end:
-            file.write(line(kind="end", status=end, error=None, steps=steps, time_s=steps / 10))
+            file.write(line(kind="end", status=end, error=None, steps=steps, time_s=steps / 10, target_s=target))
 
 
 def report(*arguments):
@@ -140,13 +141,40 @@ def check_sections(page):
     """Phases, K-FAC, ranks and consensus."""
     parts = page.evaluate("Object.fromEntries([...document.querySelectorAll('#phase-bars [data-bar=sgd] i')].map(i => [i.dataset.part, Number(i.dataset.value)]))")
     assert parts == {"data": 1, "forward": 4, "backward": 8, "factor": 2, "update": 0.5}, parts
-    assert page.evaluate("[...document.querySelectorAll('[data-heat]')].map(h => h.dataset.heat)") == ["cosine", "condition", "a_max", "a_min", "g_max", "g_min"]
+    assert page.evaluate("[...document.querySelectorAll('[data-heat]')].map(h => h.dataset.heat)") == ["cosine", "nu", "condition", "a_max", "a_min", "g_max", "g_min"]
     assert page.evaluate("[document.querySelector('[data-heat=cosine] canvas').width, document.querySelector('[data-heat=cosine] canvas').height]") == [40, 3]
     page.mouse("mouseMoved", *center(page, "[data-heat=cosine] canvas", 0.01, 0.5))
     assert text(page, "#tip b, #tip div") == ["layer<1>", "step 10: 0.5"], text(page, "#tip b, #tip div")
+    for row, value in (0.1, "layer<0>: 0.25"), (0.5, "layer<1>: 0.5"), (0.9, "layer<2>: 0.75"):  # the first has that of the line
+        page.mouse("mouseMoved", *center(page, "[data-heat=nu] canvas", 0.99, row))
+        shown = text(page, "#tip b, #tip div")
+        assert shown[0] + ": " + shown[1].split(": ")[1] == value, shown
     assert [name for name, _ in drawn(page, "nu")] == ["kfac"] and [name for name, _ in drawn(page, "distance")] == ["gossip"]
     bars = text(page, "#rank-bars .bar .sum")
     assert bars == ["1 kB", "1 kB", "4 ms", "5 ms", "1 kB", "2 kB", "50.0 %", "50.0 %", "2 ms", "3 ms"], bars
+
+
+def check_average_and_target(page):
+    """The average of the weights has curves beside the weights' own, dashed; the time to the target has a column."""
+    write_run(b"pair/plain", 400, target=30.5)
+    write_run(b"pair/ema", 400, ema=True)
+    report("pair")
+    page.open("page.html")
+    titles = text(page, "#table thead th")
+    rows = [dict(zip(titles, row)) for row in page.evaluate("[...document.querySelectorAll('#table tbody tr')].map(r => [...r.cells].map(c => c.textContent))")]
+    assert [(row["run"], row["best top-1"], row["last top-1"], row["EMA top-1"], row["to target"]) for row in rows] == \
+        [("ema", "75.00 %", "50.00 %", "75.00 %", "–"), ("plain", "50.00 %", "50.00 %", "–", "31 s")], rows
+    for chart in "top1", "top5", "val_loss":
+        assert drawn(page, chart) == [["ema", 4], ["ema (EMA)", 4], ["plain", 4]], drawn(page, chart)
+    assert page.evaluate("[...document.querySelectorAll('[data-chart=top1] path.curve')].map(p => getComputedStyle(p).strokeDasharray !== 'none')") == [False, True, False]
+    assert drawn(page, "train_loss") == [["ema", 400], ["plain", 400]]
+    page.mouse("mouseMoved", *center(page, "[data-chart=top1] svg", 0.985))
+    lines = text(page, "#tip b, #tip td")
+    assert lines == ["epoch 4", "ema (EMA)", "75.00 %", "ema", "50.00 %", "plain", "50.00 %"], lines
+    report("pair", "--target", "37.5")
+    page.open("page.html")
+    titles = text(page, "#table thead th")
+    assert text(page, f"#table tbody td:nth-child({titles.index('to 37.5 %') + 1})") == ["20 s", "30 s"]
 
 
 def check_names(page):
@@ -196,6 +224,7 @@ def main():
         page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
         page.open("page.html")
         assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+        check_average_and_target(page)
         check_names(page)
         check_large(page)
         assert page.errors == [], page.errors

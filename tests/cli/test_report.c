@@ -90,6 +90,30 @@ static void test_runlog_resumed(void **state) {
     dsc_runlog_destroy(&log);
 }
 
+/* The average of the weights counts for the best accuracy, and so does the time to a target. */
+static void test_runlog_ema_and_target(void **state) {
+    (void)state;
+    static const char text[] = "{\"kind\":\"eval\",\"epoch\":0,\"time_s\":1,\"loss\":2,\"top1\":0.25,\"ema_"
+                               "loss\":1,\"ema_top1\":0.5}\n"
+                               "{\"kind\":\"eval\",\"epoch\":1,\"time_s\":2,\"loss\":2,\"top1\":0.375,\"ema_"
+                               "loss\":null,\"ema_top1\":0.75}\n"
+                               "{\"kind\":\"eval\",\"epoch\":2,\"time_s\":3,\"loss\":null,\"top1\":0.875,"
+                               "\"ema_loss\":1,\"ema_top1\":0.125}\n"
+                               "{\"kind\":\"end\",\"status\":\"done\",\"target_s\":2.5}\n";
+    static const char again[] = "{\"kind\":\"run\",\"step\":5}\n{\"kind\":\"end\",\"target_s\":null}\n";
+    dsc_runlog *log = NULL;
+    assert_ok(read_text(text, sizeof text - 1, &log));
+    assert_true(log->best_top1 == 50 && log->best_epoch == 1 && log->top1 == 87.5 && log->ema_top1 == 12.5);
+    assert_true(log->target_s == 2.5);
+    assert_true(dsc_runlog_time_to(log, 25) == 1 && dsc_runlog_time_to(log, 50) == 1 &&
+                isnan(dsc_runlog_time_to(log, 50.5)));
+    dsc_runlog_destroy(&log);
+    char both[2048];
+    assert_ok(read_text(both, (size_t)snprintf(both, sizeof both, "%s%s", text, again), &log));
+    assert_true(isnan(log->target_s)); /* of a run that went on */
+    dsc_runlog_destroy(&log);
+}
+
 /* A line `run` that continues from step 14 forgets what came after it; steps have fractions of epochs. */
 static void test_runlog_from_checkpoint(void **state) {
     (void)state;
@@ -133,7 +157,7 @@ static void test_runlog_status(void **state) {
 
 static const char kfac[] =
     "{\"kind\":\"kfac\",\"step\":5,\"nu\":0.5,\"loads\":[{\"share\":0.75},{\"share\":0.25}],\"layers\":"
-    "[{\"name\":\"a\",\"cosine\":0.5,\"a_min\":null},{\"name\":7,\"condition\":9}]}\n"
+    "[{\"name\":\"a\",\"cosine\":0.5,\"a_min\":null},{\"name\":7,\"condition\":9,\"nu\":0.125}]}\n"
     "{\"kind\":\"kfac\",\"step\":10,\"nu\":1,\"layers\":[{\"name\":\"a\",\"cosine\":0.25}]}\n"
     "{\"kind\":\"kfac\",\"step\":10,\"nu\":1,\"layers\":[{\"cosine\":0.75},3]}\n"
     "{\"kind\":\"load\",\"step\":10,\"ranks\":[{\"data\":1},{\"gradients\":1000}]}\n";
@@ -148,8 +172,10 @@ static void test_runlog_kfac(void **state) {
     assert_int_equal(log->tables[DSC_RUNLOG_KFAC].rows, 2);
     assert_true(log->layers == 2 && layers->rows == 2 && layers->columns == 2 * DSC_RUNLOG_LAYER_VALUES);
     assert_true(log->solves == 2 && loads->rows == 2 && loads->columns == 2 * DSC_RUNLOG_SOLVE_VALUES);
-    assert_true(layers->values[0] == 0.5 && isnan(layers->values[1]) && layers->values[11] == 9);
-    assert_true(layers->values[12] == 0.75 && isnan(layers->values[18]));
+    assert_true(layers->values[0] == 0.5 && isnan(layers->values[1]) && layers->values[12] == 9);
+    assert_true(layers->values[14] == 0.75 && isnan(layers->values[21]));
+    /* A layer has its own nu, or that of all layers. */
+    assert_true(layers->values[6] == 0.5 && layers->values[13] == 0.125 && layers->values[20] == 1);
     assert_true(loads->values[1] == 0.75 && loads->values[4] == 0.25 && isnan(loads->values[6]));
     assert_string_equal(json_string_value(json_array_get(log->layer_names, 0)), "a");
     assert_true(json_is_null(json_array_get(log->layer_names, 1)));
@@ -221,7 +247,7 @@ static void test_runlog_out_of_memory(void **state) {
 
 /* The data in the page of a run; the caller releases them. */
 static json_t *page_data(dsc_runlog *log) {
-    const dsc_report_runs runs = {&log, 1, 1};
+    const dsc_report_runs runs = {.logs = &log, .count = 1};
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
@@ -259,7 +285,7 @@ static void test_runlog_ranks(void **state) {
 
 /* Everything that can be made of a run. */
 static void show_run(dsc_runlog *log, FILE *sink) {
-    const dsc_report_runs runs = {&log, 1, 1};
+    const dsc_report_runs runs = {.logs = &log, .count = 1};
     assert_ok(dsc_report_plot(sink, &log, 1, DSC_REPORT_TOP1, DSC_REPORT_EPOCH));
     assert_ok(dsc_report_plot(sink, &log, 1, DSC_REPORT_LR, DSC_REPORT_TIME));
     assert_ok(dsc_report_print_table(sink, &runs, 80));
@@ -346,7 +372,7 @@ static void test_differences(void **state) {
                "\"damping\":0.01,\"update_freq\":5,\"clip\":\"global\"},\"own\":{\"a,b\":[1,[2,3],true]}"),
     };
     dsc_runlog *logs[2] = {NULL, NULL};
-    const dsc_report_runs runs = {logs, 2, 2};
+    const dsc_report_runs runs = {.logs = logs, .count = 2};
     char *text = NULL;
     size_t size = 0;
     for (int i = 0; i < 2; i++)
@@ -354,10 +380,10 @@ static void test_differences(void **state) {
     FILE *out = open_memstream(&text, &size);
     assert_ok(dsc_report_print_csv(out, &runs));
     fclose(out);
-    assert_string_equal(text, "run,status,epochs,steps,best_top1,best_epoch,top1,loss,time_s,images_per_s,"
-                              "lr,kfac-update-freq,kfac-damping,\"own.a,b\"\n"
-                              "run-a,,0,0,,,,,,,0.1,0,,\n"
-                              "run-a,,0,0,,,,,,,0.2,5,0.01,\"1,2:3,on\"\n");
+    assert_string_equal(text, "run,status,epochs,steps,best_top1,best_epoch,top1,ema_top1,loss,target_s,"
+                              "time_s,images_per_s,lr,kfac-update-freq,kfac-damping,\"own.a,b\"\n"
+                              "run-a,,0,0,,,,,,,,,0.1,0,,\n"
+                              "run-a,,0,0,,,,,,,,,0.2,5,0.01,\"1,2:3,on\"\n");
     free(text);
     for (int i = 0; i < 2; i++)
         dsc_runlog_destroy(&logs[i]);
@@ -370,7 +396,7 @@ static void test_narrow_table(void **state) {
     char *text = NULL;
     size_t size = 0;
     assert_ok(read_text(good, sizeof good - 1, &log));
-    const dsc_report_runs runs = {&log, 1, 1};
+    dsc_report_runs runs = {.logs = &log, .count = 1};
     FILE *out = open_memstream(&text, &size);
     assert_ok(dsc_report_print_table(out, &runs, 40));
     fclose(out);
@@ -378,6 +404,17 @@ static void test_narrow_table(void **state) {
                               "run-a  done         2     50.00 %\n\n"
                               "run      top-1    loss  time  images/s\n"
                               "run-a  37.50 %  1.4500  3.2s       115\n");
+    free(text);
+    /* Columns of which this run has a value. */
+    log->ema_top1 = 25;
+    runs.target = 12.5;
+    log->target_s = 61;
+    out = open_memstream(&text, &size);
+    assert_ok(dsc_report_print_table(out, &runs, 100));
+    fclose(out);
+    assert_string_equal(
+        text, "run    status  epochs  best top-1    top-1  EMA top-1    loss  to 12.5 %  time  images/s\n"
+              "run-a  done         2     50.00 %  37.50 %    25.00 %  1.4500      1m01s  3.2s       115\n");
     free(text);
     dsc_runlog_destroy(&log);
 }
@@ -501,6 +538,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_runlog),
         cmocka_unit_test(test_runlog_resumed),
+        cmocka_unit_test(test_runlog_ema_and_target),
         cmocka_unit_test(test_runlog_from_checkpoint),
         cmocka_unit_test(test_runlog_status),
         cmocka_unit_test(test_runlog_kfac),

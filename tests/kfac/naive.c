@@ -326,6 +326,7 @@ double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompo
         if (v->clip == DSC_KFAC_CLIP_LAYER)
             nu = clip_unit(v, hyper, lr, inner);
         mean += nu / v->count;
+        u->nu = nu;
         for (int64_t k = 0; k < u->a_n * u->g_n && u->ran && u->solved && hyper->update_freq; k++)
             rows[k] = nu * u->p[k];
         u->ran = 0;

@@ -35,6 +35,7 @@ typedef struct naive_unit {
     int updates;                 /* of its averages */
     int solved;                  /* ever */
     double cosine;               /* between D and P in the last step; NaN when left out */
+    double nu;                   /* of the KL clip in the last step */
     double *p;                   /* [g_n, a_n] of the last step, before the clip */
 } naive_unit;
 

@@ -354,8 +354,15 @@ static void test_clip_by_layer(void **state) {
             options.kl_clip = 0.001;
             options.clip = DSC_KFAC_CLIP_LAYER;
             twin_open(&t, &places[p], twin_mixed, TWIN_MIXED, &options);
-            for (int k = 0; k < 5; k++)
+            assert_true(twin_report(&t)->layer_nus[4] == 1);
+            for (int k = 0; k < 5; k++) {
                 twin_step(&t, &(net_step){.number = k, .lr = rates[k], .absent = k == 4 ? 2 : 0}, "by layer");
+                const dsc_kfac_report *report = twin_report(&t);
+                for (int i = 0; i < report->layer_count; i++) {
+                    double bound = naive_bound(&t.v, t.v.units[i].layer, options.damping, t.eps);
+                    assert_true(fabs(report->layer_nus[i] - t.v.units[i].nu) <= bound);
+                }
+            }
             twin_close(&t);
         }
 }

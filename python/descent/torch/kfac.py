@@ -551,8 +551,8 @@ class KFAC(torch.optim.Optimizer):
     def insight(self) -> Dict[str, Any]:
         """Numbers about the last step and the last decomposition, for one's own logger: `nu`, the
         hyper-parameters, counters of failed and retried solves, bytes held by this rank, and for
-        every layer its cosine and the extreme eigenvalues of its factors. Collective; waits for the
-        device."""
+        every layer its cosine, its own `nu` and the extreme eigenvalues of its factors. Collective;
+        waits for the device."""
         pointer = ctypes.POINTER(KfacReport)()
         lib.dsc_kfac_get_report(self._kfac, self._device.follow(), byref(pointer))
         report = pointer.contents
@@ -562,6 +562,7 @@ class KFAC(torch.optim.Optimizer):
             one = report.layers[i]
             layers[one.name.decode()] = {
                 "cosine": one.cosine,
+                "nu": report.layer_nus[i] if report.layer_nus else report.nu,
                 "a_min": one.a_min,
                 "a_max": one.a_max,
                 "g_min": one.g_min,

@@ -110,7 +110,7 @@ function nearest(xs, x) {
 
 /**
  * A card with a line chart. `options`: title, format(value), log (start with a logarithmic axis), smoothed, and
- * series(): what to draw now, as [{name, color, xs, ys}]. `view` is shared by the charts that zoom together: it has
+ * series(): what to draw now, as [{name, color, xs, ys, dashed}]. `view` is shared by the charts that zoom together: it has
  * x (its label and format), extent() (the range of x of all), domain (null: everything), smoothing, and charts, to
  * which this one adds itself.
  */
@@ -199,7 +199,8 @@ class LineChart {
       this.svg.append(make('text', {class: 'empty', x: this.width / 2, y: this.height / 2, 'text-anchor': 'middle'}, 'nothing to show'));
       return;
     }
-    if (this.cut) this.note.textContent = 'higher values are cut off';
+    const dashed = this.series.some(s => s.dashed);
+    this.note.textContent = [dashed && 'dashed: average of the weights', this.cut && 'higher values are cut off'].filter(Boolean).join('; ');
     this.drawAxes();
     const id = 'clip-' + this.options.key, area = make('g', {'clip-path': `url(#${id})`});
     const top = this.margin.top, height = this.height - top - this.margin.bottom;
@@ -227,11 +228,12 @@ class LineChart {
     s.shown = weight > 0 ? smooth(s.ys, weight) : s.ys;
     if (weight > 0) area.append(make('path', {class: 'raw', stroke: s.color, d: this.path(s.xs, s.ys)[0]}));
     const [d, points] = this.path(s.xs, s.shown);
-    area.append(make('path', {class: 'curve', stroke: s.color, d, 'data-run': s.name, 'data-points': points}));
+    area.append(make('path', {class: s.dashed ? 'curve dashed' : 'curve', stroke: s.color, d, 'data-run': s.name, 'data-points': points}));
     if (points <= 40)
       s.xs.forEach((x, i) => {
         if (x !== null && s.shown[i] !== null && s.shown[i] !== undefined && !(this.log && s.shown[i] <= 0))
-          area.append(make('circle', {cx: this.x(x), cy: Math.max(-1e4, this.y(s.shown[i])), r: points === 1 ? 3.5 : 2.2, fill: s.color}));
+          area.append(make('circle', {cx: this.x(x), cy: Math.max(-1e4, this.y(s.shown[i])), r: points === 1 ? 3.5 : 2.2,
+            fill: s.dashed ? 'var(--card)' : s.color, stroke: s.dashed ? s.color : null}));
       });
   }
 
@@ -310,7 +312,7 @@ function heatColor(share) {
 }
 
 /** A card with a heat map: rows[layer][column], null where there is no value. `options`: title, names, columns (their
- * labels), log. */
+ * labels), log, note. */
 function heatMap(parent, rows, options) {
   const known = rows.flat().filter(v => v !== null && isFinite(v) && (!options.log || v > 0));
   if (known.length === 0) return;
@@ -340,6 +342,6 @@ function heatMap(parent, rows, options) {
   const ramp = make('canvas', {width: 64, height: 1}), strip = ramp.getContext('2d');
   for (let i = 0; i < 64; i++) { strip.fillStyle = `rgb(${heatColor(i / 63)})`; strip.fillRect(i, 0, 1, 1); }
   const label = v => short(options.log ? 10 ** v : v);
-  parent.append(make('div', {class: 'card', 'data-heat': options.key}, make('h3', {}, options.title, make('small', {}, options.log ? 'logarithmic' : '')),
+  parent.append(make('div', {class: 'card', 'data-heat': options.key}, make('h3', {}, options.title, make('small', {}, options.log ? 'logarithmic' : options.note || '')),
     make('div', {class: 'heat'}, names, canvas), make('div', {class: 'scale'}, label(low), ramp, label(high))));
 }

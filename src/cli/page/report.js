@@ -42,12 +42,14 @@ const columns = [
   {title: 'best top-1', value: run => run.best_top1, format: percent, best: Math.max},
   {title: 'at epoch', value: run => run.best_epoch, format: short},
   {title: 'last top-1', value: run => run.top1, format: percent, best: Math.max},
+  {title: 'EMA top-1', value: run => run.ema_top1, format: percent, best: Math.max, rare: true},
   {title: 'loss', value: run => run.loss, format: digits, best: Math.min},
   {title: 'epochs', value: run => run.epochs, format: String},
+  {title: data.target === null ? 'to target' : 'to ' + short(100 * data.target) + ' %', value: run => run.target_s, format: duration, best: Math.min, rare: data.target === null},
   {title: 'time', value: run => run.time_s, format: duration},
   {title: 'images/s', value: run => run.images_per_s, format: v => v === null ? '–' : Math.round(v).toLocaleString('en')},
   ...differing.map(key => ({title: key, option: true, value: run => run.differs[key], format: v => v === undefined || v === '-' ? '–' : v})),
-];
+].filter(column => !column.rare || runs.some(run => column.value(run) !== null));
 
 function sortedRuns() {
   if (!state.sort) return runs;
@@ -118,12 +120,17 @@ view.extent = () => {
   return [0, high || 1];
 };
 
-/** The curves of all runs that are on: a column of one of their tables. */
+/** The curves of all runs that are on: a column of one of their tables, and the same column of the average of the weights. */
 function seriesOf(table, key, of = t => t[key]) {
-  return () => runs.filter(run => run.on && run[table] && run[table][key]).map(run => {
+  const curve = (run, ys, more) => {
     const xs = AXES[state.x].of(run[table]), keep = xs.map((_, i) => i).filter(i => xs[i] !== null);
-    const ys = of(run[table]);
-    return {name: run.label, color: run.color, xs: keep.map(i => xs[i]), ys: keep.map(i => ys[i])};
+    return {name: run.label, color: run.color, xs: keep.map(i => xs[i]), ys: keep.map(i => ys[i]), ...more};
+  };
+  return () => runs.filter(run => run.on && run[table]).flatMap(run => {
+    const own = run[table][key], ema = table === 'evals' && run.evals['ema_' + key], out = [];
+    if (own) out.push(curve(run, of(run[table]), {}));
+    if (ema) out.push(curve(run, ema, {name: run.label + ' (EMA)', dashed: true}));
+    return out;
   });
 }
 
@@ -239,6 +246,7 @@ function drawRanks() {
 
 const HEAT = [
   {key: 'cosine', title: 'Cosine between gradient and preconditioned gradient', log: false},
+  {key: 'nu', title: "Nu, by which the clip scales a layer's step", log: false},
   {key: 'condition', title: 'Condition of the damped factors', log: true},
   {key: 'a_max', title: 'Largest eigenvalue of A', log: true},
   {key: 'a_min', title: 'Smallest eigenvalue of A', log: true},
@@ -251,8 +259,10 @@ const kfacRuns = runs.filter(run => run.heat);
 function drawHeat(name) {
   const run = kfacRuns.find(r => r.name === name);
   $('heat').replaceChildren();
-  for (const map of HEAT)
-    heatMap($('heat'), run.heat.layers[map.key], {...map, names: run.heat.names.map(n => n === null ? '?' : n), columns: run.heat.step.map(s => 'step ' + s)});
+  for (const map of HEAT) {
+    const rows = run.heat.layers[map.key], same = rows.length > 1 && rows.every(row => row.every((v, i) => v === rows[0][i]));
+    heatMap($('heat'), rows, {...map, note: same ? 'the same for all layers' : '', names: run.heat.names.map(n => n === null ? '?' : n), columns: run.heat.step.map(s => 'step ' + s)});
+  }
 }
 
 function drawKfac() {
