@@ -40,7 +40,8 @@ DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size)
 
 /* Opens KIND or KIND:ARGUMENT: "synthetic", "synthetic:N" (N training samples), "cifar10:DIR",
  * "cifar100:DIR", "mnist:DIR" or "mnist:DIR/NAME" (any IDX set, raw or .gz; files of NAME-, as EMNIST's),
- * "imagefolder:DIR" (DIR/train/CLASS/FILE, DIR/val/CLASS/FILE), or a kind that was registered. options may be NULL. DSC_E_INVALID lists the known
+ * "imagefolder:DIR" (DIR/train/CLASS/FILE, DIR/val/CLASS/FILE), "webdataset:DIR" or "webdataset:PATTERN" (tar files
+ * of KEY.jpg and KEY.cls), or a kind that was registered. options may be NULL. DSC_E_INVALID lists the known
  * kinds; DSC_E_NOT_FOUND says what to download and where to put it; DSC_E_FORMAT names the file and the
  * offending value. */
 DSC_API dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_options *options,
@@ -198,6 +199,9 @@ typedef struct dsc_loader_options {
     double random_erasing; /* probability that a box of 2 to 33 % of the area is set to 0 */
     double randaugment;    /* magnitude of RandAugment's operations, up to 30; for images made of bytes */
     int randaugment_ops;   /* operations per sample, 2 */
+    /* webdataset: the shards are shuffled, and then the samples among every so many, so that files are read
+     * almost in their order. 0 (default): all samples are shuffled at once. */
+    int64_t shuffle_buffer;
 } dsc_loader_options;
 DSC_API void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size);
 #define dsc_loader_options_init(options) dsc_loader_options_init_sized((options), sizeof *(options))

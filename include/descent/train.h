@@ -195,6 +195,7 @@ typedef struct dsc_train_options {
     /* 1: a run that is in `out` is removed when this one begins, unless this one resumes; 0 (the default): it is
      * refused. */
     int overwrite;
+    int64_t shuffle_buffer; /* as in dsc_loader_options; 0 */
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

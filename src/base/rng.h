@@ -24,7 +24,8 @@ typedef enum dsc_rng_purpose {
     DSC_RNG_REPLACE = 8, /* index: the sample that cannot be read */
     DSC_RNG_SPLIT = 9,   /* epoch: class, index: position */
     DSC_RNG_MIX = 10,    /* index: sample; its partner in mixup and CutMix */
-    DSC_RNG_VARY = 11    /* index: sample; RandAugment and erasing */
+    DSC_RNG_VARY = 11,   /* index: sample; RandAugment and erasing */
+    DSC_RNG_GROUP = 12   /* index: position among the groups */
 } dsc_rng_purpose;
 
 /* The raw generator: 128 bits of counter, 64 bits of key, 128 bits out. Philox 4x32-10 (Salmon et al.,

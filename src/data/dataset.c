@@ -9,9 +9,13 @@
 #include <string.h>
 
 static const char *built_in(int i, const void **entry) {
-    static const dsc_dataset_kind *const kind[] = {&dsc_kind_synthetic,   &dsc_kind_cifar10,
-                                                   &dsc_kind_cifar100,    &dsc_kind_idx,
-                                                   &dsc_kind_imagefolder, NULL};
+    static const dsc_dataset_kind *const kind[] = {&dsc_kind_synthetic,
+                                                   &dsc_kind_cifar10,
+                                                   &dsc_kind_cifar100,
+                                                   &dsc_kind_idx,
+                                                   &dsc_kind_imagefolder,
+                                                   &dsc_kind_webdataset,
+                                                   NULL};
     *entry = kind[i];
     return kind[i] ? kind[i]->name : NULL;
 }

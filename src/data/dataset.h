@@ -34,6 +34,9 @@ typedef struct dsc_dataset_type {
     void (*raw_desc)(const dsc_dataset *dataset, dsc_augment_desc *desc);
     /* The label of a sample without reading it; NULL: only `sample` knows it. */
     int32_t (*label)(const dsc_dataset *dataset, int64_t index);
+    /* The number of the file that holds a sample, which never falls from one sample to the next; NULL: each is
+     * read on its own. */
+    int64_t (*group)(const dsc_dataset *dataset, int64_t index);
     int reads_files; /* 1: a sample is read when it is asked for, and may turn out to be broken */
 } dsc_dataset_type;
 
@@ -64,7 +67,7 @@ void dsc_dataset_note_normalisation(dsc_dataset *dataset, const double *mean, co
 
 /* The data sets that dsc_dataset_open knows without anybody registering them. */
 extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cifar100, dsc_kind_idx,
-    dsc_kind_imagefolder;
+    dsc_kind_imagefolder, dsc_kind_webdataset;
 
 /* dsc_dataset_sample with the caller's buffers. */
 dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,

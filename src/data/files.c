@@ -5,9 +5,11 @@
 #include "base/memory.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 dsc_status dsc_bytes_reserve(dsc_bytes *bytes, int64_t size) {
     if (size <= bytes->capacity)
@@ -52,6 +54,27 @@ dsc_status dsc_file_read(const char *path, int64_t size, uint8_t *data) {
         return DSC_FAIL(DSC_E_IO, "cannot read '%s': %s", path, strerror(reason));
     if ((int64_t)got < size)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' ends after %zu of %lld bytes", path, got, (long long)size);
+    return DSC_OK;
+}
+
+dsc_status dsc_file_read_at(const char *path, int64_t offset, int64_t size, uint8_t *data) {
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return DSC_FAIL(errno == ENOENT ? DSC_E_NOT_FOUND : DSC_E_IO, "cannot read '%s': %s", path,
+                        strerror(errno));
+    int64_t got = 0;
+    ssize_t n = 1;
+    while (got < size && (n > 0 || (n < 0 && errno == EINTR))) {
+        n = pread(file, data + got, (size_t)(size - got), (off_t)(offset + got));
+        got += n > 0 ? n : 0;
+    }
+    int reason = errno;
+    close(file);
+    if (n < 0)
+        return DSC_FAIL(DSC_E_IO, "cannot read '%s': %s", path, strerror(reason));
+    if (got < size)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' ends after %lld of %lld bytes", path, (long long)(offset + got),
+                        (long long)(offset + size));
     return DSC_OK;
 }
 

@@ -23,6 +23,8 @@ int dsc_file_is_directory(const char *path);
 dsc_status dsc_file_size(const char *path, int64_t *size) DSC_MUST_CHECK;
 /* Reads the first `size` bytes of `path` into `data`; DSC_E_FORMAT when there are fewer. */
 dsc_status dsc_file_read(const char *path, int64_t size, uint8_t *data) DSC_MUST_CHECK;
+/* The same from byte `offset` on. */
+dsc_status dsc_file_read_at(const char *path, int64_t offset, int64_t size, uint8_t *data) DSC_MUST_CHECK;
 /* "folder/name", allocated. */
 dsc_status dsc_path_join(const char *folder, const char *name, char **out) DSC_MUST_CHECK;
 

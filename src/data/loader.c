@@ -92,7 +92,8 @@ void dsc_loader_options_init_sized(dsc_loader_options *options, size_t size) {
                                          .keep_last = 0,
                                          .dtype = DSC_F32,
                                          .skip_bad = 0,
-                                         .randaugment_ops = 2};
+                                         .randaugment_ops = 2,
+                                         .shuffle_buffer = 0};
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
@@ -365,6 +366,41 @@ static dsc_status start_threads(dsc_loader *loader) {
     return DSC_OK;
 }
 
+/* The order of the samples. With a shuffle buffer, samples of one file are a group. */
+static dsc_status make_sampler(const dsc_dataset *dataset, const dsc_loader_options *o,
+                               dsc_sampler *sampler) {
+    dsc_sampler_options order = {.count = dsc_dataset_get_info(dataset).count,
+                                 .batch = o->batch,
+                                 .rank = o->rank,
+                                 .ranks = o->ranks,
+                                 .seed = o->seed,
+                                 .shuffle = o->shuffle,
+                                 .keep_last = o->keep_last};
+    if (o->shuffle_buffer == 0 || !o->shuffle)
+        return dsc_sampler_init(&order, sampler);
+    if (o->shuffle_buffer < 0 || !dataset->type->group)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            o->shuffle_buffer < 0
+                ? "shuffle-buffer %lld: must not be negative"
+                : "shuffle-buffer %lld: only webdataset has files of many images to read in order",
+            (long long)o->shuffle_buffer);
+    int64_t *start, last = -1;
+    DSC_TRY(dsc_memory_alloc(order.count + 1, sizeof *start, &start));
+    for (int64_t i = 0; i < order.count; i++) {
+        int64_t group = dataset->type->group(dataset, i);
+        if (group != last)
+            start[order.groups++] = i;
+        last = group;
+    }
+    start[order.groups] = order.count;
+    order.group_start = start;
+    order.buffer = o->shuffle_buffer;
+    dsc_status status = dsc_sampler_init(&order, sampler);
+    dsc_memory_free(&start);
+    return status;
+}
+
 dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
                              const dsc_loader_options *options, dsc_loader **out) {
     dsc_loader *loader;
@@ -377,11 +413,9 @@ dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
     dsc_loader_options_init(&loader->options);
     const dsc_loader_options *o = &loader->options;
     DSC_TRY_GOTO(status, dsc_versioned_read("loader", options, sizeof *o, &loader->options), fail);
-    dsc_sampler_options order = {
-        dsc_dataset_get_info(dataset).count, o->batch, o->rank, o->ranks, o->seed, o->shuffle, o->keep_last};
     DSC_TRY_GOTO(status, check_options(o, device), fail);
     DSC_TRY_GOTO(status, dsc_mix_check(o, dataset), fail);
-    DSC_TRY_GOTO(status, dsc_sampler_init(&order, &loader->sampler), fail);
+    DSC_TRY_GOTO(status, make_sampler(dataset, o, &loader->sampler), fail);
     if (!dsc_device_is_host(device))
         DSC_TRY_GOTO(status,
                      dsc_stage_create(dataset, device, o->batch, o->dtype, !dsc_mix_is_on(o), &loader->stage),

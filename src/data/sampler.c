@@ -6,16 +6,38 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-void dsc_sampler_permute(uint64_t seed, int64_t epoch, int64_t count, uint32_t *order) {
-    for (int64_t i = 0; i < count; i++)
-        order[i] = (uint32_t)i;
-    for (int64_t i = count - 1; i > 0; i--) { /* Fisher-Yates, each position with a draw of its own */
-        dsc_rng rng = dsc_rng_start(seed, DSC_RNG_SHUFFLE, (uint32_t)epoch, (uint64_t)i);
+#include <string.h>
+
+/* Fisher-Yates; each position with a draw of its own, numbered from `first` on. */
+static void shuffle(uint64_t seed, dsc_rng_purpose purpose, int64_t epoch, int64_t first, int64_t count,
+                    uint32_t *order) {
+    for (int64_t i = count - 1; i > 0; i--) {
+        dsc_rng rng = dsc_rng_start(seed, purpose, (uint32_t)epoch, (uint64_t)(first + i));
         uint32_t j = dsc_rng_below(&rng, (uint32_t)(i + 1));
         uint32_t swap = order[i];
         order[i] = order[j];
         order[j] = swap;
     }
+}
+
+void dsc_sampler_permute(uint64_t seed, int64_t epoch, int64_t count, uint32_t *order) {
+    for (int64_t i = 0; i < count; i++)
+        order[i] = (uint32_t)i;
+    shuffle(seed, DSC_RNG_SHUFFLE, epoch, 0, count, order);
+}
+
+void dsc_sampler_permute_groups(const dsc_sampler_options *o, int64_t epoch, uint32_t *shuffled,
+                                uint32_t *order) {
+    int64_t used = 0;
+    for (int64_t g = 0; g < o->groups; g++)
+        shuffled[g] = (uint32_t)g;
+    shuffle(o->seed, DSC_RNG_GROUP, epoch, 0, o->groups, shuffled);
+    for (int64_t g = 0; g < o->groups; g++)
+        for (int64_t i = o->group_start[shuffled[g]]; i < o->group_start[shuffled[g] + 1]; i++)
+            order[used++] = (uint32_t)i;
+    for (int64_t first = 0; first < used; first += o->buffer)
+        shuffle(o->seed, DSC_RNG_SHUFFLE, epoch, first, used - first < o->buffer ? used - first : o->buffer,
+                order + first);
 }
 
 static int64_t global_batch(const dsc_sampler *sampler) {
@@ -41,11 +63,19 @@ dsc_status dsc_sampler_init(const dsc_sampler_options *options, dsc_sampler *sam
     *sampler = (dsc_sampler){.options = *options, .order_epoch = -1};
     if (options->shuffle)
         DSC_TRY(dsc_memory_alloc(options->count, sizeof *sampler->order, &sampler->order));
+    if (options->buffer == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_memory_alloc(options->groups, sizeof *sampler->groups, &sampler->groups));
+    DSC_TRY(dsc_memory_alloc(options->groups + 1, sizeof *sampler->start, &sampler->start));
+    memcpy(sampler->start, options->group_start, (size_t)(options->groups + 1) * sizeof *sampler->start);
+    sampler->options.group_start = sampler->start;
     return DSC_OK;
 }
 
 void dsc_sampler_free(dsc_sampler *sampler) {
     dsc_memory_free(&sampler->order);
+    dsc_memory_free(&sampler->start);
+    dsc_memory_free(&sampler->groups);
 }
 
 int64_t dsc_sampler_batches(const dsc_sampler *sampler) {
@@ -73,7 +103,10 @@ void dsc_sampler_next(dsc_sampler *sampler, int64_t *index, int64_t *epoch, int6
         sampler->position = 0;
     }
     if (o->shuffle && sampler->order_epoch != sampler->epoch) {
-        dsc_sampler_permute(o->seed, sampler->epoch, o->count, sampler->order);
+        if (o->buffer > 0)
+            dsc_sampler_permute_groups(o, sampler->epoch, sampler->groups, sampler->order);
+        else
+            dsc_sampler_permute(o->seed, sampler->epoch, o->count, sampler->order);
         sampler->order_epoch = sampler->epoch;
     }
     int64_t first = sampler->position + o->rank * o->batch;

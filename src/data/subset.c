@@ -46,6 +46,11 @@ static int32_t label_of(const dsc_dataset *dataset, int64_t index) {
     return s->base->type->label(s->base, s->index[index]);
 }
 
+static int64_t group_of(const dsc_dataset *dataset, int64_t index) {
+    const subset *s = dataset->state;
+    return s->base->type->group(s->base, s->index[index]);
+}
+
 /* ---- which samples ---- */
 
 dsc_status dsc_dataset_read_labels(const dsc_dataset *base, int32_t *label) {
@@ -155,6 +160,7 @@ dsc_status dsc_subset_open(dsc_dataset **base, dsc_split split, const dsc_data_o
                                  .raw = below->raw ? raw : NULL,
                                  .raw_desc = below->raw_desc ? raw_desc : NULL,
                                  .label = below->label ? label_of : NULL,
+                                 .group = below->group ? group_of : NULL,
                                  .reads_files = below->reads_files};
     const char *name = dataset->info.name;
     dataset->info = s->base->info;

@@ -115,6 +115,7 @@ static dsc_status load_training(dsc_trainer *t) {
         return DSC_OK;
     init_loader(t, t->options.batch_size, &o);
     o.seed = t->options.seed;
+    o.shuffle_buffer = t->options.shuffle_buffer;
     o.augment = t->options.augment;
     o.mixup = t->options.mixup;
     o.cutmix = t->options.cutmix;

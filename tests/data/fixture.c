@@ -94,3 +94,27 @@ size_t test_cifar(int count, int label_bytes, int classes, uint8_t *out) {
     }
     return at;
 }
+
+size_t test_tar_member(const char *name, const void *data, size_t size, uint8_t *out) {
+    char head[512] = {0};
+    unsigned sum = 0;
+    assert_true(strlen(name) < 100);
+    memcpy(head, name, strlen(name));
+    memcpy(head + 100,
+           "0000644\0"
+           "0000000\0"
+           "0000000\0",
+           24);
+    snprintf(head + 124, 12, "%011zo", size);
+    memcpy(head + 136, "00000000000", 11);
+    memcpy(head + 148, "        ", 8);
+    head[156] = '0';
+    memcpy(head + 257, "ustar\00000", 8);
+    for (int i = 0; i < 512; i++)
+        sum += (unsigned char)head[i];
+    snprintf(head + 148, 8, "%06o", sum);
+    memcpy(out, head, 512);
+    memset(out + 512, 0, (size + 511) / 512 * 512);
+    memcpy(out + 512, data, size);
+    return 512 + (size + 511) / 512 * 512;
+}

@@ -23,4 +23,7 @@ size_t test_idx(int dims, const uint32_t *dim, int first, int modulo, uint8_t *o
 /* `count` CIFAR records, label_bytes labels each: labels i % classes, pixels from a fixed formula. */
 size_t test_cifar(int count, int label_bytes, int classes, uint8_t *out);
 
+/* A member of a tar file, padded to whole blocks. Returns its size; a file ends with 1024 zero bytes. */
+size_t test_tar_member(const char *name, const void *data, size_t size, uint8_t *out);
+
 #endif

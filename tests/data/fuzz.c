@@ -293,9 +293,58 @@ static void test_listing(void **state) {
 }
 #endif
 
+#if defined DSC_HAVE_ARCHIVE && defined DSC_HAVE_PNG
+/* A shard whose headers, classes and images are damaged; checksums of headers are made right again in most. */
+static void test_shards(void **state) {
+    (void)state;
+    char folder[TEST_PATH], spec[TEST_PATH + 32];
+    static uint8_t packed[4096];
+    size_t size = 0;
+    int accepted = 0;
+    fill_pixels();
+    test_image image = {8, 8, pixels};
+    size_t png_size = test_png(&image, TEST_PNG_RGB, 0, sizeof packed, packed);
+    for (int i = 0; i < 3; i++) {
+        char name[32], class[2] = {(char)('0' + i), 0};
+        snprintf(name, sizeof name, "k/%d.png", i);
+        size += test_tar_member(name, packed, png_size, base + size);
+        snprintf(name, sizeof name, "k/%d.cls", i);
+        size += test_tar_member(name, class, 1, base + size);
+    }
+    memset(base + size, 0, 1024);
+    size += 1024;
+    assert_true(size <= ROOM);
+    test_make_folder(folder);
+    test_spec("webdataset", folder, spec);
+    test_write(folder, "a.tar", base, size);
+    assert_true(try_set(spec, DSC_SPLIT_TRAIN, 8));
+    for (uint64_t i = 0; i < INPUTS; i++) {
+        dsc_rng rng = dsc_rng_start(1, DSC_RNG_TEST, 9, i);
+        size_t cut = mutate(&rng, size);
+        for (size_t at = 0; i % 4 && at + 512 <= cut; at += 512) {
+            unsigned sum = 8 * ' ';
+            if (memcmp(broken + at + 257, "ustar", 5) != 0)
+                continue;
+            for (int k = 0; k < 512; k++)
+                sum += k >= 148 && k < 156 ? 0 : broken[at + (size_t)k];
+            char text[8];
+            snprintf(text, sizeof text, "%06o", sum & 0777777);
+            memcpy(broken + at + 148, text, 7);
+        }
+        test_write(folder, "a.tar", broken, cut);
+        accepted += try_set(spec, DSC_SPLIT_TRAIN, 8);
+    }
+    assert_true(accepted > INPUTS / 100);
+    assert_true(accepted < INPUTS);
+    test_remove(folder);
+}
+#endif
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cifar_files), cmocka_unit_test(test_idx_raw), cmocka_unit_test(test_idx_packed),
+        cmocka_unit_test(test_cifar_files),
+        cmocka_unit_test(test_idx_raw),
+        cmocka_unit_test(test_idx_packed),
 #ifdef DSC_HAVE_JPEG
         cmocka_unit_test(test_jpeg_images),
 #endif
@@ -303,7 +352,11 @@ int main(void) {
         cmocka_unit_test(test_webp_images),
 #endif
 #ifdef DSC_HAVE_PNG
-        cmocka_unit_test(test_png_images),  cmocka_unit_test(test_listing),
+        cmocka_unit_test(test_png_images),
+        cmocka_unit_test(test_listing),
+#endif
+#if defined DSC_HAVE_ARCHIVE && defined DSC_HAVE_PNG
+        cmocka_unit_test(test_shards),
 #endif
     };
     return cmocka_run_group_tests_name("data-fuzz", tests, NULL, NULL);

@@ -9,7 +9,13 @@
 enum { COUNT = 103, BATCH = 4 };
 
 static dsc_sampler make(int rank, int ranks, int64_t batch, int keep_last) {
-    dsc_sampler_options o = {COUNT, batch, rank, ranks, 7, 1, keep_last};
+    dsc_sampler_options o = {.count = COUNT,
+                             .batch = batch,
+                             .rank = rank,
+                             .ranks = ranks,
+                             .seed = 7,
+                             .shuffle = 1,
+                             .keep_last = keep_last};
     dsc_sampler sampler;
     assert_ok(dsc_sampler_init(&o, &sampler));
     return sampler;
@@ -162,7 +168,7 @@ static void test_ends_of_epochs(void **state) {
 
 static void test_in_order(void **state) {
     (void)state;
-    dsc_sampler_options o = {10, 3, 1, 2, 7, 0, 1};
+    dsc_sampler_options o = {.count = 10, .batch = 3, .rank = 1, .ranks = 2, .seed = 7, .keep_last = 1};
     dsc_sampler s;
     int64_t index[3], epoch, position;
     assert_ok(dsc_sampler_init(&o, &s));
@@ -176,10 +182,65 @@ static void test_in_order(void **state) {
     dsc_sampler_free(&s);
 }
 
+/* Groups of 30, 1, 40 and 32 samples, shuffled among every 20: all are there once; two neighbours in the order are
+ * of groups that follow each other in the order of the groups; nearly all places change; and ranks and seeks see the
+ * same order. */
+static void test_groups(void **state) {
+    (void)state;
+    static const int64_t start[] = {0, 30, 31, 71, COUNT};
+    dsc_sampler_options o = {.count = COUNT,
+                             .batch = COUNT,
+                             .ranks = 1,
+                             .seed = 7,
+                             .shuffle = 1,
+                             .buffer = 20,
+                             .groups = 4,
+                             .group_start = start};
+    int64_t whole[3][COUNT], epoch, position;
+    dsc_sampler s;
+    assert_ok(dsc_sampler_init(&o, &s));
+    for (int e = 0; e < 3; e++) {
+        int seen[COUNT] = {0}, moved = 0;
+        uint32_t groups[4], order[COUNT];
+        dsc_sampler_next(&s, whole[e], &epoch, &position);
+        assert_int_equal(epoch, e);
+        dsc_sampler_permute_groups(&o, e, groups, order);
+        for (int i = 0; i < COUNT; i++) {
+            assert_int_equal(whole[e][i], order[i]);
+            seen[order[i]]++;
+        }
+        int64_t at = 0; /* where the samples would be without the second shuffle: at most a buffer away */
+        for (int g = 0; g < 4; g++)
+            for (int64_t i = start[groups[g]]; i < start[groups[g] + 1]; i++, at++) {
+                int64_t found = 0;
+                while (order[found] != i)
+                    found++;
+                assert_int_equal(found / 20, at / 20);
+                moved += found != at;
+            }
+        for (int i = 0; i < COUNT; i++)
+            assert_int_equal(seen[i], 1);
+        assert_true(moved > COUNT * 3 / 4);
+    }
+    assert_true(memcmp(whole[0], whole[1], sizeof whole[0]) != 0);
+    dsc_sampler_free(&s);
+    for (int rank = 0; rank < 2; rank++) {
+        int64_t index[5];
+        o.batch = 5;
+        o.ranks = 2;
+        o.rank = rank;
+        assert_ok(dsc_sampler_init(&o, &s));
+        assert_ok(dsc_sampler_seek(&s, 2, 40));
+        dsc_sampler_next(&s, index, &epoch, &position);
+        assert_memory_equal(index, whole[2] + 40 + 5 * rank, sizeof index);
+        dsc_sampler_free(&s);
+    }
+}
+
 static void test_refusals(void **state) {
     (void)state;
     dsc_sampler s;
-    dsc_sampler_options good = {10, 4, 0, 2, 7, 1, 0}, o;
+    dsc_sampler_options good = {.count = 10, .batch = 4, .ranks = 2, .seed = 7, .shuffle = 1}, o;
     assert_ok(dsc_sampler_init(&good, &s));
     dsc_sampler_free(&s);
     o = good, o.batch = 0;
@@ -206,6 +267,7 @@ int main(void) {
         cmocka_unit_test(test_resume_on_other_ranks),
         cmocka_unit_test(test_ends_of_epochs),
         cmocka_unit_test(test_in_order),
+        cmocka_unit_test(test_groups),
         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("data-sampler", tests, NULL, NULL);
