@@ -21,6 +21,8 @@ LAUNCHER = re.compile("^(OMPI_(?!ALLOW|MCA)|PMIX|PMI_|SLURM_|RANK$|WORLD_SIZE$)"
 def start(script, *launcher, **variables):
     """Runs a script that has imported the package, maybe by a launcher; status and output."""
     kept = {k: v for k, v in os.environ.items() if not LAUNCHER.match(k)}
+    if launcher and "LD_PRELOAD" in kept:  # the sanitizers are for the ranks, not for the launcher
+        launcher = (*launcher, "env", "LD_PRELOAD=" + kept.pop("LD_PRELOAD"))
     source = os.path.dirname(os.path.dirname(os.path.abspath(descent.__file__)))
     head = f"import sys; sys.path.insert(0, {source!r})\nimport descent, descent.comm\n"
     result = subprocess.run(
