@@ -12,13 +12,13 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 def add_arguments(parser, threads):
     parser.add_argument("--descent", metavar="FILE", default=os.path.join(ROOT, "build", "release", "descent"),
                         help="the program (default: build/release/descent)")
-    parser.add_argument("--model", default="resnet32", metavar="NAME", help="default: resnet32")
-    parser.add_argument("--batch-size", type=int, default=128, metavar="N", help="images per process (default: 128)")
+    parser.add_argument("--model", default="resnet32", metavar="NAME", help="default: %(default)s")
+    parser.add_argument("--batch-size", type=int, default=128, metavar="N", help="images per process (default: %(default)s)")
     if threads:
-        parser.add_argument("--threads", type=int, default=threads, metavar="N", help="default: %d" % threads)
-    parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps of each run (default: 10)")
+        parser.add_argument("--threads", type=int, default=threads, metavar="N", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps of each run (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, metavar="N",
-                        help="how often each program runs, in turn (default: 3)")
+                        help="how often each program runs, in turn (default: %(default)s)")
     parser.add_argument("--fail-below", type=float, default=0, metavar="X",
                         help="end with status 1 when the ratio is smaller")
 
