@@ -3,8 +3,8 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/output.h"
 #include "descent/log.h"
-#include "train/file.h"
 
 #include <dirent.h>
 #include <errno.h>

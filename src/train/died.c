@@ -4,8 +4,8 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/output.h"
 #include "descent/train.h"
-#include "train/file.h"
 #include "train/lock.h"
 #include "train/metrics.h"
 

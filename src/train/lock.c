@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "train/file.h"
+#include "base/output.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,8 +3,8 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/output.h"
 #include "descent/version.h"
-#include "train/file.h"
 #include "train/json_text.h"
 #include "train/settings.h"
 #include "train/tensorboard.h"

@@ -2,9 +2,9 @@
 #include "train/run_files.h"
 
 #include "base/error.h"
+#include "base/output.h"
 #include "descent/train.h"
 #include "train/event_file.h"
-#include "train/file.h"
 #include "train/lock.h"
 
 #include <dirent.h>

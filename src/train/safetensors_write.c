@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "train/file.h"
+#include "base/output.h"
 #include "train/safetensors_types.h"
 
 #include <jansson.h>

@@ -4,11 +4,11 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/output.h"
 #include "base/versioned.h"
 #include "descent/model.h"
 #include "descent/version.h"
 #include "train/bad_images.h"
-#include "train/file.h"
 #include "train/finetune.h"
 #include "train/tensorboard.h"
 

@@ -3,10 +3,10 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/output.h"
 #include "descent/comm.h"
 #include "descent/trainer.h"
 #include "train/event_file.h"
-#include "train/file.h"
 #include "train/tensorboard.pb-c.h"
 
 #include <errno.h>

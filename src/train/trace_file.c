@@ -3,9 +3,9 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/output.h"
 #include "base/trace.h"
 #include "descent/log.h"
-#include "train/file.h"
 
 #include <errno.h>
 #include <fcntl.h>

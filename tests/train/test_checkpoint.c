@@ -2,11 +2,11 @@
 #include "test.h"
 
 #include "base/memory.h"
+#include "base/output.h"
 #include "base/rng.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_directory.h"
 #include "train/checkpoint_find.h"
-#include "train/file.h"
 #include "train/runs.h"
 #include "train/scratch.h"
 #include "train/statedict.h"

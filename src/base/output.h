@@ -1,7 +1,7 @@
 /* Files that appear whole or not at all: written under a temporary name in the same directory, synced,
  * renamed. */
-#ifndef DSC_TRAIN_FILE_H
-#define DSC_TRAIN_FILE_H
+#ifndef DSC_BASE_OUTPUT_H
+#define DSC_BASE_OUTPUT_H
 
 #include "descent/status.h"
 

@@ -1,5 +1,5 @@
 /* Files that appear whole or not at all. */
-#include "train/file.h"
+#include "base/output.h"
 
 #include "base/error.h"
 #include "base/memory.h"
