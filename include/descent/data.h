@@ -193,7 +193,7 @@ typedef struct dsc_loader_options {
      * data sets are never replaced. */
     int skip_bad;
     /* Further augmentation, for training; all 0 (off) by default, except for randaugment_ops. Every sample may be mixed
-     * with another one of the set: mixup adds up to half of it, CutMix pastes a box of it, with shares from
+     * with another one of the epoch: mixup adds up to half of it, CutMix pastes a box of it, with shares from
      * Beta(alpha, alpha); with both, each is used half of the time. dsc_loader_mixed_labels has the labels. */
     double mixup, cutmix;  /* alpha, up to 100 */
     double random_erasing; /* probability that a box of 2 to 33 % of the area is set to 0 */

@@ -35,6 +35,7 @@ typedef struct slot {
     dsc_staged
         staged;     /* where a batch is prepared: the memory of x and labels, or what is sent to the device */
     int64_t *index; /* [batch] */
+    int64_t *other; /* [batch]: the samples that these are mixed with; NULL when they are not */
     int64_t epoch, position;
     int64_t rows_taken, rows_done;
     dsc_status status;  /* of the first row that failed ... */
@@ -102,11 +103,18 @@ static slot *slot_of(dsc_loader *loader, int64_t batch) {
     return &loader->slots[batch % loader->slot_count];
 }
 
+static dsc_mix_choice draw_mix(const dsc_loader *loader, const slot *s, int64_t row) {
+    return dsc_mix_draw(&loader->options, &loader->dataset->info, dsc_sampler_places(&loader->sampler),
+                        s->epoch, s->index[row]);
+}
+
 static void open_batch(dsc_loader *loader) {
     slot *s = slot_of(loader, loader->opened++);
     s->rows_taken = s->rows_done = 0;
     s->status = DSC_OK;
     dsc_sampler_next(&loader->sampler, s->index, &s->epoch, &s->position);
+    for (int64_t i = 0; s->other && i < loader->options.batch; i++)
+        s->other[i] = s->index[i] < 0 ? -1 : dsc_sampler_at(&loader->sampler, draw_mix(loader, s, i).other);
 }
 
 /* Takes the next rows if there are any. Under the mutex. */
@@ -210,11 +218,12 @@ static int skips(const dsc_loader *loader, dsc_status status) {
     return is_bad(status) && loader->options.skip_bad && loader->dataset->type->reads_files;
 }
 
-/* Mixes a row with another sample of the set. One that cannot be read is left out; it is named where it stands in a row
- * of its own. */
+/* Mixes a row with another sample of the same epoch. One that cannot be read is left out. It is reported once, for
+ * the row of the epoch that is its own, so that the number of reports depends neither on the number of ranks nor on
+ * how often it is drawn. */
 static dsc_status mix_row(const dsc_loader *loader, const slot *s, int64_t row, workspace *w, float *x) {
     const dsc_dataset_info *info = &loader->dataset->info;
-    dsc_mix_choice choice = dsc_mix_draw(&loader->options, info, s->epoch, s->index[row]);
+    dsc_mix_choice choice = draw_mix(loader, s, row);
     int32_t label = 0;
     s->staged.others[row] = 0;
     s->staged.shares[row] = 0;
@@ -222,7 +231,7 @@ static dsc_status mix_row(const dsc_loader *loader, const slot *s, int64_t row, 
         return DSC_OK;
     DSC_TRY(dsc_bytes_reserve(&w->other, info->h * info->w * info->c * (int64_t)sizeof *x));
     float *other = (float *)(void *)w->other.data;
-    dsc_status status = present(loader, choice.other, s->epoch, w, other, &label);
+    dsc_status status = present(loader, s->other[row], s->epoch, w, other, &label);
     if (skips(loader, status))
         return DSC_OK;
     DSC_TRY(status);
@@ -334,6 +343,8 @@ static dsc_status make_slots(dsc_loader *loader, dsc_device *device) {
     for (int i = 0; i < loader->slot_count; i++) {
         slot *s = &loader->slots[i];
         DSC_TRY(dsc_memory_alloc(batch, sizeof *s->index, &s->index));
+        if (dsc_mix_mixes(&loader->options))
+            DSC_TRY(dsc_memory_alloc(batch, sizeof *s->other, &s->other));
         if (loader->stage) {
             DSC_TRY(dsc_stage_alloc(loader->stage, &s->staged));
             continue;
@@ -460,6 +471,7 @@ void dsc_loader_destroy(dsc_loader **loader) {
         dsc_tensor_free(&l->slots[i].others);
         dsc_tensor_free(&l->slots[i].shares);
         dsc_memory_free(&l->slots[i].index);
+        dsc_memory_free(&l->slots[i].other);
     }
     dsc_stage_destroy(&l->stage);
     dsc_memory_free(&l->slots);

@@ -111,10 +111,10 @@ static void draw_box(const dsc_dataset_info *info, dsc_rng *rng, dsc_mix_choice 
     m->share = (double)(m->h * m->w) / (double)(info->h * info->w);
 }
 
-dsc_mix_choice dsc_mix_draw(const dsc_loader_options *o, const dsc_dataset_info *info, int64_t epoch,
-                            int64_t index) {
+dsc_mix_choice dsc_mix_draw(const dsc_loader_options *o, const dsc_dataset_info *info, int64_t places,
+                            int64_t epoch, int64_t index) {
     dsc_rng rng = dsc_rng_start(o->seed, DSC_RNG_MIX, (uint32_t)epoch, (uint64_t)index);
-    dsc_mix_choice m = {.other = dsc_rng_below(&rng, (uint32_t)info->count)};
+    dsc_mix_choice m = {.other = dsc_rng_below(&rng, (uint32_t)places)};
     m.cut = dsc_rng_u32(&rng) >> 31;
     if (o->mixup <= 0 || o->cutmix <= 0) /* else each of them half of the time */
         m.cut = o->cutmix > 0;

@@ -1,6 +1,6 @@
 /* What a loader does to training samples beyond the augmentation of their data set: RandAugment, random erasing,
  * mixup and CutMix. All choices are pure functions of (seed, epoch, sample), so they depend neither on ranks nor on
- * threads, and a sample is mixed with one of the whole set, not of its batch. */
+ * threads, and a sample is mixed with one of the whole epoch, not of its batch. */
 #ifndef DSC_DATA_MIX_H
 #define DSC_DATA_MIX_H
 
@@ -20,14 +20,15 @@ dsc_status dsc_mix_vary(const dsc_loader_options *o, const dsc_dataset *dataset,
 /* How a sample is mixed. The share of the other sample is 1/2 at most, so that a sample keeps its label as the one
  * that counts: with lambda from Beta(alpha, alpha) it is min(lambda, 1 - lambda), which gives the same mixtures. */
 typedef struct dsc_mix_choice {
-    int64_t other; /* sample of the set */
+    int64_t other; /* place of the other sample in the epoch */
     double share;  /* of the other; 0: not mixed */
     int cut;       /* 1: CutMix, the box below is the other's; 0: mixup */
     int64_t top, left, h, w;
 } dsc_mix_choice;
 
-dsc_mix_choice dsc_mix_draw(const dsc_loader_options *o, const dsc_dataset_info *info, int64_t epoch,
-                            int64_t index);
+/* `places`: the number of samples that the epoch uses. */
+dsc_mix_choice dsc_mix_draw(const dsc_loader_options *o, const dsc_dataset_info *info, int64_t places,
+                            int64_t epoch, int64_t index);
 /* x = (1 - share) x + share other, or x with the other's box. */
 void dsc_mix_apply(const dsc_mix_choice *choice, const dsc_dataset_info *info, const float *other, float *x);
 

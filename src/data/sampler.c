@@ -83,6 +83,15 @@ int64_t dsc_sampler_batches(const dsc_sampler *sampler) {
     return sampler->options.keep_last ? (count + global - 1) / global : count / global;
 }
 
+int64_t dsc_sampler_places(const dsc_sampler *sampler) {
+    int64_t all = dsc_sampler_batches(sampler) * global_batch(sampler);
+    return all < sampler->options.count ? all : sampler->options.count;
+}
+
+int64_t dsc_sampler_at(const dsc_sampler *sampler, int64_t place) {
+    return sampler->options.shuffle ? sampler->order[place] : place;
+}
+
 dsc_status dsc_sampler_seek(dsc_sampler *sampler, int64_t epoch, int64_t position) {
     if (epoch < 0 || epoch >= UINT32_MAX)
         return DSC_FAIL(DSC_E_INVALID, "epoch %lld: must be in 0 to %lld", (long long)epoch,
@@ -112,7 +121,7 @@ void dsc_sampler_next(dsc_sampler *sampler, int64_t *index, int64_t *epoch, int6
     int64_t first = sampler->position + o->rank * o->batch;
     for (int64_t i = 0; i < o->batch; i++) {
         int64_t place = first + i;
-        index[i] = place >= o->count ? -1 : o->shuffle ? sampler->order[place] : place;
+        index[i] = place >= o->count ? -1 : dsc_sampler_at(sampler, place);
     }
     *epoch = sampler->epoch;
     *position = sampler->position;

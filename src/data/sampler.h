@@ -41,6 +41,10 @@ dsc_status dsc_sampler_init(const dsc_sampler_options *options, dsc_sampler *sam
 void dsc_sampler_free(dsc_sampler *sampler);
 /* Global batches of an epoch. */
 int64_t dsc_sampler_batches(const dsc_sampler *sampler);
+/* How many samples these hold: all, or all but the last few. */
+int64_t dsc_sampler_places(const dsc_sampler *sampler);
+/* The sample at a place of the epoch of the last dsc_sampler_next. */
+int64_t dsc_sampler_at(const dsc_sampler *sampler, int64_t place);
 dsc_status dsc_sampler_seek(dsc_sampler *sampler, int64_t epoch, int64_t position) DSC_MUST_CHECK;
 /* This rank's part of the next global batch: index[batch], -1 after the end of the epoch; and where
  * the batch starts. Allocates nothing. */

@@ -33,6 +33,13 @@ if have_mpi; then
         complain "two ranks fail: $(cat stderr)"
     named stderr | cmp - one.named || complain "two ranks name other images: $(cat stderr)"
     same_values one/metrics.jsonl two/metrics.jsonl || complain "results depend on the number of ranks"
+    # The same where images are mixed with bad ones.
+    mix=("${train[@]}" --mixup 0.5 --cutmix 1 --bad-images skip:2)
+    expect 0 "" "${mix[@]}" --batch-size 8 --out mix-one
+    named stderr | cmp - one.named || complain "with mixup other images are named: $(cat stderr)"
+    job 2 "$descent" "${mix[@]}" --batch-size 4 --out mix-two >stdout 2>stderr || complain "two ranks with mixup fail: $(cat stderr)"
+    named stderr | cmp - one.named || complain "with mixup two ranks name other images: $(cat stderr)"
+    same_values mix-one/metrics.jsonl mix-two/metrics.jsonl || complain "with mixup results depend on the number of ranks"
     for consensus in allreduce sgp; do # all ranks stop, none hangs
         status=0
         timeout 60 "$DESCENT_MPIEXEC" ${DESCENT_MPIEXEC_FLAGS:-} -n 2 "$descent" "${train[@]}" --batch-size 4 --bad-images stop \

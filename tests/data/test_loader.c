@@ -439,6 +439,64 @@ static void test_bad_samples(void **state) {
     test_remove(folder);
 }
 
+/* The shares of the other samples in the rows of one epoch with mixup, and the number of reports. */
+static int see_shares(const dsc_dataset *set, dsc_loader_options o, float shares[FEW]) {
+    int reports = 0;
+    memset(shares, 0, FEW * sizeof *shares);
+    for (o.rank = 0; o.rank < o.ranks; o.rank++) {
+        dsc_loader *loader = make_loader(set, &o);
+        dsc_bad_sample some[FEW];
+        for (int64_t n = 0; n < dsc_loader_batches(loader); n++) {
+            dsc_batch batch;
+            dsc_tensor others, values;
+            assert_ok(dsc_loader_next(loader, queue, &batch));
+            assert_int_equal(dsc_loader_mixed_labels(loader, &others, &values), 1);
+            float *share = contents(&values);
+            memcpy(shares + batch.position + o.rank * o.batch, share, (size_t)o.batch * sizeof *share);
+            free(share);
+        }
+        reports += (int)dsc_loader_take_bad(loader, some, FEW);
+        dsc_loader_destroy(&loader);
+    }
+    return reports;
+}
+
+/* A sample that others are mixed with and that cannot be read is left out of them, alike on any number of ranks and
+ * threads, and reported once. One that the end of the epoch leaves out is not needed for any row. */
+static void test_bad_partners(void **state) {
+    (void)state;
+    static const int bad[] = {13}, cases[][3] = {{1, 20, 1}, {1, 20, 4}, {2, 10, 2}, {4, 5, 1}};
+    char folder[TEST_PATH], spec[TEST_PATH + 32];
+    int cut = 0, left_out = 0; /* epochs without the bad sample; rows that miss it */
+    write_folder(folder, spec, bad, 1);
+    dsc_dataset *set = open_set(spec);
+    for (uint64_t seed = 1; seed <= 24; seed++) {
+        float shares[2][FEW];
+        uint32_t order[FEW];
+        int place = 0, unmixed = 0;
+        dsc_sampler_permute(seed, 0, FEW, order);
+        while (order[place] != 13)
+            place++;
+        for (int i = 0; i < 4; i++) {
+            dsc_loader_options o = options_of(0, cases[i][0], cases[i][2]);
+            o.seed = seed;
+            o.batch = cases[i][1];
+            o.mixup = 1;
+            o.skip_bad = 1;
+            assert_int_equal(see_shares(set, o, shares[i > 0]), place < 20);
+            assert_memory_equal(shares[i > 0], shares[0], sizeof shares[0]);
+        }
+        for (int k = 0; k < 20; k++)
+            unmixed += shares[0][k] == 0;
+        assert_true(place < 20 || unmixed == 0);
+        cut += place >= 20;
+        left_out += unmixed;
+    }
+    assert_true(cut > 0 && left_out > 0);
+    dsc_dataset_close(&set);
+    test_remove(folder);
+}
+
 /* A seek back drops the reports of batches that were prepared ahead, and those of earlier ones come again. */
 static void test_bad_samples_after_seek(void **state) {
     (void)state;
@@ -520,6 +578,7 @@ int main(void) {
 #ifdef DSC_HAVE_PNG
         cmocka_unit_test(test_first_error_is_reported),
         cmocka_unit_test(test_bad_samples),
+        cmocka_unit_test(test_bad_partners),
         cmocka_unit_test(test_bad_samples_after_seek),
 #endif
         cmocka_unit_test(test_refusals),

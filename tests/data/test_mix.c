@@ -164,7 +164,7 @@ static void test_shares(void **state) {
         dsc_loader_options_init(&o);
         o.mixup = alpha;
         for (int i = 0; i < n; i++)
-            sum += dsc_mix_draw(&o, &info, 3, i).share;
+            sum += dsc_mix_draw(&o, &info, COUNT, 3, i).share;
         double want = 0.5 - pow(4, -alpha) / (alpha * beta);
         if (!(fabs(sum / n - want) < 5 / (4 * sqrt(n))))
             fail_msg("alpha %g: mean share %g instead of %g", alpha, sum / n, want);
