@@ -33,6 +33,9 @@ typedef struct dsc_save_options {
     const double *mean, *std;
     /* The part of `data` that was used for validation (dsc_data_options.val_split); 0 (default): not stored. */
     double val_split;
+    /* How images become as large as the model's input: the shorter side becomes `resize` pixels, at least the height
+     * and width of the input, and the middle is cut out; 0 (default): not stored. */
+    int64_t resize;
 } dsc_save_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -111,6 +114,7 @@ typedef struct dsc_checkpoint_info {
     const char *state_path; /* the file with the rest of the run; NULL: there is none */
     int64_t ranks;          /* that wrote it */
     const char *optimizer, *consensus;
+    int64_t resize; /* as in dsc_save_options */
 } dsc_checkpoint_info;
 
 /* Finds a checkpoint and reads what it says. `checkpoint` is a model file, or a directory of a run and which of

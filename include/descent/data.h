@@ -27,11 +27,17 @@ typedef struct dsc_data_options {
     size_t size;
     /* Seed of drawn images (synthetic) and of augmentation; default 42. */
     uint64_t seed;
-    /* imagefolder: side of the crop; 0 (default): 224. */
+    /* imagefolder, webdataset: side of the crop; 0 (default): 224. */
     int64_t image_size;
     /* The part of the training samples, of every class alike and chosen by `seed`, that is the validation split,
      * whether or not the set has one; the rest is the training split. 0 (default): the set's own splits. */
     double val_split;
+    /* imagefolder and webdataset, how images are formed without augmentation: the shorter side becomes `resize`
+     * pixels, and the middle is cut out; 0 (default): round(image_size * 256 / 224). A byte b becomes
+     * (b / 255 - mean) / std, by channel, also with augmentation; NULL (default): ImageNet's. The arrays of three
+     * numbers are copied. Checkpoints say both, so that a model sees images as it did in training. */
+    int64_t resize;
+    const double *mean, *std;
 } dsc_data_options;
 DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size);
 #define dsc_data_options_init(options) dsc_data_options_init_sized((options), sizeof *(options))

@@ -39,8 +39,12 @@ static void print_text(const dsc_checkpoint_info *c) {
         printf("trained       %lld steps, %lld epochs%s%s\n", (long long)c->step, (long long)c->epoch,
                *c->version ? ", with descent " : "", c->version);
     if (c->height > 0)
-        printf("input         %lld x %lld x %lld\n", (long long)c->height, (long long)c->width,
+        printf("input         %lld x %lld x %lld", (long long)c->height, (long long)c->width,
                (long long)c->channels);
+    if (c->height > 0 && c->resize > 0)
+        printf(", the middle of images whose shorter side is scaled to %lld", (long long)c->resize);
+    if (c->height > 0)
+        printf("\n");
     print_classes(c);
     if (c->mean) {
         print_numbers("mean", c->mean, c->channels);
@@ -84,12 +88,13 @@ static json_t *describe(const dsc_checkpoint_info *c) {
                   text_json(c->has_seed ? seed : ""), "step", count_json(c->step), "epoch",
                   count_json(c->epoch), "classes", count_json(c->classes), "height", count_json(c->height),
                   "width", count_json(c->width), "channels", count_json(c->channels));
-    json_t *rest = json_pack(
-        "{s:o, s:o, s:o, s:I, s:I, s:I, s:b, s:o, s:o, s:o, s:o}", "class_names", names, "mean",
-        numbers_json(c->mean, c->channels), "std", numbers_json(c->std, c->channels), "tensors",
-        (json_int_t)c->tensors, "numbers", (json_int_t)c->numbers, "bytes", (json_int_t)c->bytes,
-        "check_sums", c->has_sums, "state", text_json(c->state_path ? c->state_path : ""), "ranks",
-        count_json(c->ranks), "optimizer", text_json(c->optimizer), "consensus", text_json(c->consensus));
+    json_t *rest =
+        json_pack("{s:o, s:o, s:o, s:o, s:I, s:I, s:I, s:b, s:o, s:o, s:o, s:o}", "class_names", names,
+                  "resize", count_json(c->resize), "mean", numbers_json(c->mean, c->channels), "std",
+                  numbers_json(c->std, c->channels), "tensors", (json_int_t)c->tensors, "numbers",
+                  (json_int_t)c->numbers, "bytes", (json_int_t)c->bytes, "check_sums", c->has_sums, "state",
+                  text_json(c->state_path ? c->state_path : ""), "ranks", count_json(c->ranks), "optimizer",
+                  text_json(c->optimizer), "consensus", text_json(c->consensus));
     if (object && rest)
         json_object_update(object, rest);
     json_decref(rest);

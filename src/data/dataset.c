@@ -133,6 +133,7 @@ dsc_status dsc_dataset_create(const dsc_dataset_type *type, const char *name, ds
         return status;
     }
     *dataset = (dsc_dataset){.type = type, .split = split, .options = *options, .info.name = copy};
+    dataset->options.mean = dataset->options.std = NULL; /* the caller's; the data set has a copy */
     *out = dataset;
     return DSC_OK;
 }

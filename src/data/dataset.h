@@ -51,6 +51,8 @@ struct dsc_dataset {
     const char *const *class_names;
     /* How bytes become numbers, by channel; std 0: the samples are not made of bytes. */
     double mean[DSC_PIXEL_CHANNELS], std[DSC_PIXEL_CHANNELS];
+    /* The shorter side of an image in pixels before the middle is cut out; 0: images have the size of a sample. */
+    int64_t resize;
 };
 
 /* A data set without samples yet: `info` and `state` are for the caller to fill in. */

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <strings.h>
 
-enum { DEFAULT_SIZE = 224, MAX_SIZE = 4096 };
+enum { DEFAULT_SIZE = 224, MAX_SIZE = 4096, MAX_RESIZE = 1 << 16 };
 
 const double dsc_image_mean[3] = {0.485, 0.456, 0.406}, dsc_image_std[3] = {0.229, 0.224, 0.225};
 
@@ -26,7 +26,25 @@ dsc_status dsc_image_side(const char *kind, const dsc_data_options *options, int
     if (*side < 1 || *side > MAX_SIZE)
         return DSC_FAIL(DSC_E_INVALID, "%s: image size %lld: must be 1 to %d", kind, (long long)*side,
                         MAX_SIZE);
+    if (options->resize != 0 && (options->resize < *side || options->resize > MAX_RESIZE))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s: images scaled to %lld pixels: must be 0, or %lld (their size) to %d", kind,
+                        (long long)options->resize, (long long)*side, MAX_RESIZE);
+    if (!options->mean != !options->std)
+        return DSC_FAIL(DSC_E_INVALID, "%s: mean without std, or std without mean: give both or none", kind);
+    for (int c = 0; options->std && c < 3; c++)
+        if (!(options->std[c] > 0) || !isfinite(options->std[c]) || !isfinite(options->mean[c]))
+            return DSC_FAIL(DSC_E_INVALID, "%s: mean %g, std %g: must be finite, and std above 0", kind,
+                            options->mean[c], options->std[c]);
     return DSC_OK;
+}
+
+void dsc_image_form_samples(dsc_dataset *dataset, const dsc_data_options *options, int64_t side) {
+    dataset->info.h = dataset->info.w = side;
+    dataset->info.c = 3;
+    dataset->resize = options->resize ? options->resize : dsc_image_evaluation_side(side);
+    dsc_dataset_note_normalisation(dataset, options->mean ? options->mean : dsc_image_mean,
+                                   options->std ? options->std : dsc_image_std);
 }
 
 /* What to cut out of an image of h x w, and how large it becomes. */
@@ -66,9 +84,11 @@ static int choose_shrink(const view *v) {
 }
 
 /* Bytes to normalised floats, flipped where the view says so. */
-static void finish(int64_t size, int flip, float *x) {
-    const float mean[3] = {(float)dsc_image_mean[0], (float)dsc_image_mean[1], (float)dsc_image_mean[2]};
-    const float std[3] = {(float)dsc_image_std[0], (float)dsc_image_std[1], (float)dsc_image_std[2]};
+static void finish(const dsc_dataset *dataset, int flip, float *x) {
+    const int64_t size = dataset->info.h;
+    const double *m = dataset->mean, *s = dataset->std;
+    const float mean[3] = {(float)m[0], (float)m[1], (float)m[2]};
+    const float std[3] = {(float)s[0], (float)s[1], (float)s[2]};
     for (int64_t y = 0; y < size; y++) {
         float *row = x + y * size * 3;
         for (int64_t i = 0; flip && i < size / 2; i++) {
@@ -108,9 +128,9 @@ dsc_status dsc_image_present(const dsc_dataset *dataset, const dsc_encoded *enco
     DSC_TRY(dsc_image_size(encoded, &hw[0], &hw[1]));
     dsc_rng rng = dsc_augment_rng(dataset->options.seed, key);
     view v = key.augment ? training_view(&rng, hw[0], hw[1], size)
-                         : evaluation_view(hw[0], hw[1], size, dsc_image_evaluation_side(size));
+                         : evaluation_view(hw[0], hw[1], size, dataset->resize);
     DSC_TRY(cut_out(encoded, hw, &v, size, 0, scratch, x, &x));
-    finish(size, v.flip, x);
+    finish(dataset, v.flip, x);
     return DSC_OK;
 }
 

@@ -1,7 +1,8 @@
 /* An encoded image as a sample: what is cut out of it, how large that becomes, and its normalisation.
  *
  * Training: a random resized crop to S x S and a flip. Evaluation: the shorter side to round(S * 256 / 224), the
- * middle S x S of it. Channels are normalised by ImageNet's usual mean and standard deviation. */
+ * middle S x S of it. Channels are normalised by ImageNet's usual mean and standard deviation. The options of the data
+ * set may say otherwise. */
 #ifndef DSC_DATA_IMAGE_VIEW_H
 #define DSC_DATA_IMAGE_VIEW_H
 
@@ -23,9 +24,11 @@ typedef struct dsc_image_form {
 
 /* 1 when a file of this name is an image: it ends in .jpg, .jpeg, .png or .webp, in either case. */
 int dsc_image_has_name(const char *name);
-/* S of the options, or 224; fails when it is out of range. `kind` is for messages. */
+/* S of the options, or 224; fails when this or how images are formed is out of range. `kind` is for messages. */
 dsc_status dsc_image_side(const char *kind, const dsc_data_options *options, int64_t *side) DSC_MUST_CHECK;
-/* x[S,S,3] of a data set whose samples are S x S x 3. */
+/* Makes the samples of the data set S x S x 3, formed and normalised as the options say. */
+void dsc_image_form_samples(dsc_dataset *dataset, const dsc_data_options *options, int64_t side);
+/* x[S,S,3] of such a data set. */
 dsc_status dsc_image_present(const dsc_dataset *dataset, const dsc_encoded *encoded, dsc_sample_key key,
                              dsc_scratch *scratch, float *x) DSC_MUST_CHECK;
 /* round(S * 256 / 224) */

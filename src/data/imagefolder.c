@@ -316,12 +316,10 @@ static dsc_status open_set(void *context, const char *argument, dsc_split split,
                  fail);
     dsc_dataset_info *info = &(*out)->info;
     info->count = f->count;
-    info->h = info->w = size;
-    info->c = 3;
     info->classes = f->classes.count;
     describe_passed(f, (*out)->passed_over, sizeof(*out)->passed_over);
     (*out)->class_names = (const char *const *)f->classes.name;
-    dsc_dataset_note_normalisation(*out, dsc_image_mean, dsc_image_std);
+    dsc_image_form_samples(*out, options, size);
     (*out)->state = f;
     return DSC_OK;
 fail:

@@ -170,6 +170,7 @@ dsc_status dsc_subset_open(dsc_dataset **base, dsc_split split, const dsc_data_o
     if (split == DSC_SPLIT_TRAIN) /* the other part has the same files */
         memcpy(dataset->passed_over, s->base->passed_over, sizeof dataset->passed_over);
     dsc_dataset_note_normalisation(dataset, s->base->mean, s->base->std);
+    dataset->resize = s->base->resize;
     dataset->state = s;
     *base = NULL;
     *out = dataset;

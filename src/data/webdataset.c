@@ -317,11 +317,9 @@ static dsc_status open_set(void *context, const char *argument, dsc_split split,
                  fail);
     dsc_dataset_info *info = &(*out)->info;
     info->count = p->start[p->shard_count];
-    info->h = info->w = size;
-    info->c = 3;
     info->classes = p->l->classes;
     (*out)->class_names = (const char *const *)p->l->names;
-    dsc_dataset_note_normalisation(*out, dsc_image_mean, dsc_image_std);
+    dsc_image_form_samples(*out, options, size);
     (*out)->state = p;
     return DSC_OK;
 fail:

@@ -86,6 +86,7 @@ static dsc_status fill(const char *checkpoint, full_info *i) {
     s->has_sums = dsc_st_has_sums(i->model);
     s->optimizer = text_of(i->state, "optimizer");
     s->consensus = text_of(i->state, "consensus");
+    s->resize = f->resize;
     return DSC_OK;
 }
 

@@ -5,6 +5,7 @@
 #include "base/memory.h"
 #include "base/versioned.h"
 #include "comm/table.h"
+#include "data/dataset.h"
 #include "descent/log.h"
 #include "device/scope.h"
 #include "train/model_file.h"
@@ -276,6 +277,22 @@ static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
     return DSC_OK;
 }
 
+/* Rank 0: warns where images differ from those of the training. */
+static void compare_form(const session *s) {
+    const dsc_model_facts *f = &s->facts;
+    int differ = 0;
+    if (s->set->resize > 0)
+        dsc_stored_model_note_form(f, "image folders");
+    for (int64_t c = 0; f->has_normalisation && s->set->std[0] > 0 && c < s->set->info.c; c++)
+        differ |= fabs(f->mean[c] - s->set->mean[c]) > 1e-3 || fabs(f->std[c] - s->set->std[c]) > 1e-3;
+    if (differ)
+        dsc_log(DSC_LOG_WARNING,
+                "the images of %s have mean %.3g and standard deviation %.3g removed, those of the training "
+                "had %.3g "
+                "and %.3g (first channel): expect a lower accuracy",
+                s->options.data, s->set->mean[0], s->set->std[0], f->mean[0], f->std[0]);
+}
+
 static dsc_status open_data(session *s) {
     dsc_data_options data;
     dsc_data_options_init(&data);
@@ -288,13 +305,23 @@ static dsc_status open_data(session *s) {
         int64_t channels, classes;
         DSC_TRY(dsc_zoo_default_input(s->facts.model, &data.image_size, &channels, &classes));
     }
+    const dsc_model_facts *f = &s->facts;
+    if (f->resize > 0 && data.image_size == f->height) /* as the model saw images in training */
+        data.resize = f->resize;
+    if (f->has_normalisation && f->channels == 3) {
+        data.mean = f->mean;
+        data.std = f->std;
+    }
     dsc_status status = dsc_dataset_open(s->options.data, DSC_SPLIT_VAL, &data, &s->set);
     if (status != DSC_OK && s->options.data == s->facts.data)
         dsc_error_prefix(status, "data '%s', as the checkpoint says (name it, if it lies elsewhere now)",
                          s->facts.data);
     DSC_TRY(status);
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
-    return check_data(s, &info);
+    DSC_TRY(check_data(s, &info));
+    if (s->reader)
+        compare_form(s);
+    return DSC_OK;
 }
 
 static dsc_status make_local(session *s) {

@@ -102,7 +102,7 @@ dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *fa
     DSC_TRY(dsc_st_metadata_number(reader, "height", &facts->height));
     DSC_TRY(dsc_st_metadata_number(reader, "width", &facts->width));
     DSC_TRY(dsc_st_metadata_number(reader, "channels", &facts->channels));
-    return dsc_model_file_read_normalisation(reader, facts);
+    return dsc_model_file_read_form(reader, facts);
 }
 
 dsc_status dsc_model_file_check(const dsc_model *model, const char *name, const dsc_st_reader *reader) {

@@ -18,6 +18,7 @@ typedef struct dsc_model_facts {
     double val_split;      /* the part of the data that was used for validation; 0: none */
     int has_normalisation; /* of bytes: (value / 255 - mean) / std, by channel */
     double mean[DSC_FACTS_CHANNELS], std[DSC_FACTS_CHANNELS];
+    int64_t resize; /* the shorter side of an image before the middle is cut out; -1 when it does not say */
 } dsc_model_facts;
 
 /* Reads them; DSC_E_FORMAT when one of them is not valid. */
@@ -30,11 +31,10 @@ dsc_status dsc_model_file_class_names(const dsc_st_reader *reader, const char *c
 /* Writes what says which model it is and how it was trained. */
 dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_options *facts,
                                    dsc_st_writer *writer) DSC_MUST_CHECK;
-/* Writes class names and normalisation, and reads the latter (model_file_data.c). */
+/* Writes class names and how images are formed, and reads the latter (model_file_data.c). */
 dsc_status dsc_model_file_describe_data(const dsc_model *model, const dsc_save_options *facts,
                                         dsc_st_writer *writer) DSC_MUST_CHECK;
-dsc_status dsc_model_file_read_normalisation(const dsc_st_reader *reader,
-                                             dsc_model_facts *facts) DSC_MUST_CHECK;
+dsc_status dsc_model_file_read_form(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;
 /* Writes the whole file, which the caller then has to sync and commit. */
 dsc_status dsc_model_file_write(const dsc_model *model, dsc_queue *queue, const char *path,
                                 const dsc_save_options *facts, dsc_st_writer **out) DSC_MUST_CHECK;

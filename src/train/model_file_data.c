@@ -1,7 +1,8 @@
-/* What a model's file says about the data: class names and normalisation. Values of the metadata are text, so
- * they are stored as JSON:
+/* What a model's file says about the data: class names, and how an image becomes the model's input. Values of the
+ * metadata are text, so they are stored as JSON:
  *
  *   class_names    ["cat", "dog"]
+ *   resize         256                       the shorter side of an image before the middle is cut out
  *   mean, std      [0.485, 0.456, 0.406]     a byte b of channel c becomes (b / 255 - mean[c]) / std[c] */
 #include "train/model_file.h"
 
@@ -9,10 +10,14 @@
 #include "base/memory.h"
 #include "descent/log.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { MAX_RESIZE = 1 << 16 };
 
 /* ---- writing ---- */
 
@@ -59,6 +64,15 @@ dsc_status dsc_model_file_describe_data(const dsc_model *model, const dsc_save_o
         DSC_TRY(describe_numbers(writer, "mean", facts->mean, shape[2]));
         DSC_TRY(describe_numbers(writer, "std", facts->std, shape[2]));
     }
+    if (facts->resize != 0) {
+        char number[32];
+        if (facts->resize < shape[0] || facts->resize < shape[1])
+            return DSC_FAIL(DSC_E_INVALID,
+                            "images scaled to %lld pixels are smaller than the input of %lldx%lld",
+                            (long long)facts->resize, (long long)shape[0], (long long)shape[1]);
+        snprintf(number, sizeof number, "%" PRId64, facts->resize);
+        DSC_TRY(dsc_st_writer_metadata(writer, "resize", number));
+    }
     /* Folders may have names that are not UTF-8, which does not make the checkpoint worthless. */
     if (facts->class_names && names > 0 && describe_names(writer, facts->class_names, names) != DSC_OK)
         dsc_log(DSC_LOG_WARNING, "the checkpoint does not name its classes: %s", dsc_error_message());
@@ -90,8 +104,14 @@ static dsc_status read_numbers(const dsc_st_reader *r, const char *key, double a
     return good ? DSC_OK : refuse(r, key, "a JSON array of one number per channel");
 }
 
-dsc_status dsc_model_file_read_normalisation(const dsc_st_reader *reader, dsc_model_facts *facts) {
+dsc_status dsc_model_file_read_form(const dsc_st_reader *reader, dsc_model_facts *facts) {
     int has_mean = 0, has_std = 0;
+    DSC_TRY(dsc_st_metadata_number(reader, "resize", &facts->resize));
+    if (facts->height < 1 || facts->width < 1)
+        facts->resize = -1;
+    if (facts->resize >= 0 &&
+        (facts->resize < facts->height || facts->resize < facts->width || facts->resize > MAX_RESIZE))
+        return refuse(reader, "resize", "a number of pixels, at least the image size and at most 65536");
     if (facts->channels < 1 || facts->channels > DSC_FACTS_CHANNELS)
         return DSC_OK;
     DSC_TRY(read_numbers(reader, "mean", -HUGE_VAL, facts->channels, facts->mean, &has_mean));

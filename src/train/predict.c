@@ -15,6 +15,7 @@
 #include "train/stored_model.h"
 #include "train/tally.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -163,8 +164,11 @@ static dsc_status complete_facts(session *s) {
         f->channels = channels;
     if (f->height < 1)
         f->height = f->width = side;
+    const int64_t own = f->height;
     if (s->options.image_size > 0)
         f->height = f->width = s->options.image_size;
+    if (f->resize > 0) /* the same part of every image as in training */
+        f->resize = llround((double)f->resize * (double)f->height / (double)own);
     if (f->height != f->width || (f->channels != 1 && f->channels != 3))
         return DSC_FAIL(DSC_E_UNSUPPORTED,
                         "'%s' takes %lldx%lldx%lld numbers: images are square and have 1 or 3 channels",
@@ -173,11 +177,22 @@ static dsc_status complete_facts(session *s) {
     return DSC_OK;
 }
 
+/* Sets of small images are not cropped. This is for files that do not say how images are formed. */
+static int is_small_set(const char *data) {
+    static const char *const kinds[] = {"cifar10", "cifar100", "mnist", "synthetic"};
+    size_t length = strcspn(data, ":");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strlen(kinds[i]) == length && strncmp(kinds[i], data, length) == 0)
+            return 1;
+    return 0;
+}
+
 /* Rank 0: everything that is read from the disk, without the images. */
 static dsc_status read_all(session *s, const char *const *paths, int64_t count) {
     DSC_TRY(dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts));
     DSC_TRY(dsc_model_file_class_names(s->reader, &s->names, &s->name_count));
     DSC_TRY(complete_facts(s));
+    dsc_stored_model_note_form(&s->facts, is_small_set(s->facts.data) ? s->facts.data : "image folders");
     for (int64_t i = 0; i < count; i++)
         DSC_TRY(dsc_path_list_add(&s->list, paths[i]));
     if (s->list.count == 0)
@@ -198,19 +213,11 @@ static dsc_status share_list(session *s) {
     return dsc_share_bytes(s->comm, s->queue, s->list.text, (size_t)sizes[0]);
 }
 
-/* Sets of small images are not cropped. */
-static int is_small_set(const char *data) {
-    static const char *const kinds[] = {"cifar10", "cifar100", "mnist", "synthetic"};
-    size_t length = strcspn(data, ":");
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        if (strlen(kinds[i]) == length && strncmp(kinds[i], data, length) == 0)
-            return 1;
-    return 0;
-}
-
 static dsc_image_form form_of(const dsc_model_facts *f) {
     dsc_image_form form = {.size = f->height, .channels = (int)f->channels};
     form.side = is_small_set(f->data) ? f->height : dsc_image_evaluation_side(f->height);
+    if (f->resize > 0)
+        form.side = f->resize;
     for (int c = 0; c < form.channels; c++) {
         form.mean[c] = f->has_normalisation ? f->mean[c] : dsc_image_mean[c];
         form.std[c] = f->has_normalisation ? f->std[c] : dsc_image_std[c];

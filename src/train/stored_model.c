@@ -58,3 +58,9 @@ dsc_status dsc_stored_model_open(const char *checkpoint, const char *model, dsc_
     dsc_memory_free(&path);
     return status;
 }
+
+void dsc_stored_model_note_form(const dsc_model_facts *facts, const char *like) {
+    if (facts->resize < 0)
+        dsc_log(DSC_LOG_WARNING, "the checkpoint does not say how images are scaled: they are as those of %s",
+                like);
+}

@@ -9,5 +9,8 @@
  * image size that the file lacks. */
 dsc_status dsc_stored_model_open(const char *checkpoint, const char *model, dsc_st_reader **reader,
                                  dsc_model_facts *facts) DSC_MUST_CHECK;
+/* Warns when the file does not say how images are scaled, as files of older versions and of other programs; `like` is
+ * the data set whose rule is used. */
+void dsc_stored_model_note_form(const dsc_model_facts *facts, const char *like);
 
 #endif

@@ -80,6 +80,45 @@ if have_mpi; then
     [ "$got" = 2 ] || complain "a missing file on two ranks: status $got instead of 2"
 fi
 
+# How images are formed stands in the file, whatever the data are called: predict and eval do as it says.
+cat >edit.py <<'END'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+length = struct.unpack("<Q", data[:8])[0]
+header = json.loads(data[8:8 + length])
+facts = header["__metadata__"]
+for key in ("crc32", "metadata_crc32"):
+    del facts[key]
+for change in sys.argv[3:]:
+    key, value = change.split("=")
+    facts.pop(key, None)
+    if value:
+        facts[key] = value
+text = json.dumps(header).encode()
+open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + data[8 + length:])
+END
+model=a/checkpoint-8.safetensors
+expect 0 "whose shorter side is scaled to 18" info --checkpoint a
+python3 edit.py $model renamed.safetensors data=cifar10:there
+expect 0 "" predict --checkpoint renamed.safetensors --threads 1 --json images/val
+! grep -q 'how images are scaled' stderr || complain "a file that says it is warned of: $(cat stderr)"
+cmp stdout one.jsonl || complain "predictions depend on the name of the data"
+python3 edit.py $model older.safetensors resize=
+expect 0 "" predict --checkpoint older.safetensors --threads 1 --json images/val
+has stderr "does not say how images are scaled: they are as those of image folders"
+cmp stdout one.jsonl || complain "a file that does not say how images are formed is used in another way"
+python3 edit.py $model whole.safetensors resize=16 "mean=[0.5,0.5,0.5]" "std=[0.25,0.25,0.25]"
+expect 0 "" eval --checkpoint whole.safetensors --threads 1 --json
+mv stdout eval.json
+expect 0 "" predict --checkpoint whole.safetensors --threads 1 --json images/val
+! cmp -s stdout one.jsonl || complain "predict does not read how images are formed"
+mv one.jsonl first.jsonl
+mv stdout one.jsonl
+python3 check.py || complain "predict and eval disagree on images that are formed in another way"
+mv first.jsonl one.jsonl
+python3 edit.py $model wrong.safetensors resize=15
+expect 2 "'resize' is not a number of pixels, at least the image size" predict --checkpoint wrong.safetensors images/val
+
 # A file of PyTorch's has no metadata; a model of small images takes them uncropped.
 expect 0 "" train --model resnet20 --data imagefolder:images --image-size 32 --steps 1 --batch-size 8 --threads 1 --eval-every 0 --out r
 python3 - r/checkpoint-1.safetensors plain.safetensors <<'END'
@@ -95,6 +134,7 @@ expect 2 "does not say which model it holds" predict --checkpoint plain.safetens
 expect 0 "  class " predict --checkpoint plain.safetensors --model resnet20 --threads 1 --top 4 images/val/class1
 expect 0 "" train --model lenet --data synthetic:64 --steps 1 --batch-size 16 --threads 1 --eval-every 0 --out s
 expect 0 "images/val/class0/000.png" predict --checkpoint s --threads 1 images/val/class0
+! grep -q warning stderr || complain "predict warns of a checkpoint of this version: $(cat stderr)"
 
 # What is wrong is refused.
 expect 2 "predict needs --checkpoint" predict images

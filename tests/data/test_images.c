@@ -442,6 +442,16 @@ static void test_folder_messages(void **state) {
     dsc_dataset *set = NULL;
     assert_fails(DSC_E_INVALID, "image size 5000: must be 1 to 4096",
                  dsc_dataset_open(spec, DSC_SPLIT_TRAIN, &options, &set));
+    options.image_size = 32;
+    options.resize = 31;
+    assert_fails(DSC_E_INVALID, "images scaled to 31 pixels: must be 0, or 32 (their size) to 65536",
+                 dsc_dataset_open(spec, DSC_SPLIT_TRAIN, &options, &set));
+    options.resize = 0;
+    options.mean = options.std = (const double[]){0.5, 0, 0.5};
+    assert_fails(DSC_E_INVALID, "std 0: must be finite, and std above 0",
+                 dsc_dataset_open(spec, DSC_SPLIT_TRAIN, &options, &set));
+    options.std = NULL;
+    assert_fails(DSC_E_INVALID, "give both or none", dsc_dataset_open(spec, DSC_SPLIT_TRAIN, &options, &set));
     if (geteuid() != 0) {
         snprintf(path, sizeof path, "%s/train/ant", folder);
         assert_int_equal(chmod(path, 0), 0);

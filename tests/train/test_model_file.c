@@ -145,13 +145,18 @@ static void test_data_facts(void **state) {
     assert_null(c->mean);
     assert_null(c->state_path);
     assert_int_equal(c->step, -1);
+    assert_int_equal(c->resize, -1);
     dsc_checkpoint_info_free(&c);
     o.class_names = names;
     o.class_name_count = 3;
     o.mean = mean;
     o.std = std;
+    o.resize = 31;
+    assert_fails(DSC_E_INVALID, "31 pixels are smaller than the input of 32x32", dsc_model_save(m, path, &o));
+    o.resize = 37;
     assert_ok(dsc_model_save(m, path, &o));
     assert_ok(dsc_checkpoint_read_info(path, &c));
+    assert_int_equal(c->resize, 37);
     assert_int_equal(c->class_name_count, 3);
     for (int i = 0; i < 3; i++)
         assert_string_equal(c->class_names[i], names[i]);
@@ -184,6 +189,9 @@ static const struct {
     {"\"std\":\"[1,2,0]\"", "'std' is not"},
     {"\"std\":\"[1,2,-1]\"", "'std' is not"},
     {"\"std\":\"[1,2,1e999]\"", "'std' is not"},
+    {"\"height\":\"8\",\"width\":\"8\",\"resize\":\"7\"", "'resize' is not a number of pixels, at least"},
+    {"\"height\":\"8\",\"width\":\"8\",\"resize\":\"65537\"", "'resize' is not"},
+    {"\"resize\":\"x\"", "'resize' is 'x', not a number"},
     {"\"step\":\"x\"", "'step' is 'x', not a number"},
     {"\"seed\":\"x\"", "'seed' is 'x', not a number"},
 };
