@@ -85,9 +85,11 @@ static dsc_status add_run(dsc_report_runs *runs, const char *name) {
     dsc_status status = dsc_runlog_read(name, &runs->logs[runs->count]);
     if (status == DSC_OK)
         runs->count++;
-    else if (status == DSC_E_FORMAT)
+    else if (status == DSC_E_FORMAT || status == DSC_E_NOT_FOUND || status == DSC_E_IO)
         pass_over(name, dsc_error_message());
-    return status == DSC_E_FORMAT ? DSC_OK : status;
+    else
+        return status;
+    return DSC_OK;
 }
 
 static int is_visible(const struct dirent *entry) {
@@ -121,10 +123,9 @@ static dsc_status add_named(dsc_report_runs *runs, const char *name) {
     int length = snprintf(trimmed, sizeof trimmed, "%s", name);
     while (length > 1 && length < (int)sizeof trimmed && trimmed[length - 1] == '/')
         trimmed[--length] = '\0';
-    if (length >= (int)sizeof trimmed || stat(trimmed, &info) != 0 ||
-        (!S_ISDIR(info.st_mode) && !S_ISREG(info.st_mode)))
+    if (length >= (int)sizeof trimmed || lstat(trimmed, &info) != 0)
         return dsc_runlog_read(name, &(dsc_runlog *){NULL}); /* fails, and says why */
-    if (S_ISDIR(info.st_mode) && !has_metrics(trimmed))
+    if (stat(trimmed, &info) == 0 && S_ISDIR(info.st_mode) && !has_metrics(trimmed))
         return add_below(runs, trimmed);
     return add_run(runs, trimmed);
 }

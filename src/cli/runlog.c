@@ -446,6 +446,8 @@ dsc_status dsc_runlog_read(const char *run, dsc_runlog **out) {
     int length = snprintf(path, sizeof path, is_directory ? "%s/metrics.jsonl" : "%s", run);
     if (length >= (int)sizeof path - 8)
         return DSC_CLI_FAIL(DSC_E_INVALID, "'%.60s...': the name is too long", run);
+    if (stat(path, &info) == 0 && !S_ISREG(info.st_mode)) /* a pipe would wait for its writer */
+        return DSC_CLI_FAIL(DSC_E_FORMAT, "'%s' is not a regular file", path);
     FILE *stream = fopen(path, "r");
     if (!stream)
         return DSC_CLI_FAIL(DSC_E_NOT_FOUND, "cannot read '%s': %s; name the --out directory of a run", path,

@@ -73,7 +73,7 @@ typedef struct dsc_runlog {
 /* Reads `run`, a directory with a metrics.jsonl or such a file. Lines that are not what they should be are
  * counted in bad_lines and skipped; an incomplete last line is not counted (the run is still writing it).
  * Where a resumed run has repeated steps, only the last line of a step counts. DSC_E_NOT_FOUND when there is
- * no such file, DSC_E_FORMAT when it holds no line of metrics. The caller destroys *out. */
+ * no such file, DSC_E_FORMAT when it is no file or holds no line of metrics. The caller destroys *out. */
 dsc_status dsc_runlog_read(const char *run, dsc_runlog **out) DSC_MUST_CHECK;
 /* The same from a stream; `file` is its name in messages. A run without an end has no status. */
 dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stream,

@@ -397,7 +397,7 @@ void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, i
 /* Leaves out zeros: with many ranks the line is long. */
 static void set_mean(json_t *line, const char *key, double sum, double count) {
     if (sum != 0)
-        set(line, key, real(sum / count));
+        set(line, key, measured(sum / count));
 }
 
 void dsc_metrics_load(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,

@@ -23,6 +23,16 @@ mkdir empty
 expect 0 "passed over 'empty': it has no metrics.jsonl" report runs/a runs/b/config empty --no-plot
 has stderr "passed over 'runs/b/config'"
 grep -qE '^runs/a ' stdout || complain "the run beside what is none is not shown"
+mkdir -p others/folder/metrics.jsonl others/pipe others/binary others/empty
+mkfifo others/pipe/metrics.jsonl
+head -c 5000 "$descent" >others/binary/metrics.jsonl
+: >others/empty/metrics.jsonl
+ln -s nowhere others/dangling
+expect 0 "'others/pipe/metrics.jsonl' is not a regular file" report others runs/a --no-plot
+has stderr "'others/folder/metrics.jsonl' is not a regular file"
+has stderr "passed over 'others/binary': "
+has stderr "passed over 'others/empty': "
+expect 0 "passed over 'others/dangling': " report others/dangling others/pipe/metrics.jsonl runs/a --no-plot
 expect 2 "none of these is a run" report empty runs/b/config
 expect 2 "cannot read 'runs/none'" report runs/a runs/none
 expect 2 "cannot read '/dev/null/x'" report /dev/null/x
@@ -101,7 +111,8 @@ for name, kind in ("load-allreduce", "gradients"), ("load-adpsgd", "parameters")
     for line, part in (loads[0], steps[:8]), (loads[1], steps[8:]):
         for key in "forward", "backward", kind:
             mean = sum(step[key] for step in part) / len(part)
-            assert abs(line["ranks"][0].get(key, 0) - mean) <= 1e-9 * mean, (key, line, mean)
+            bound = 1e-9 * mean if key == kind else 1.01e-4  # both times have four digits after the point
+            assert abs(line["ranks"][0].get(key, 0) - mean) <= bound, (key, line, mean)
 PYTHON
     expect 0 "written: page.html" report load-allreduce --html page.html
     has page.html '"rank_means":[{"data":'

@@ -153,7 +153,7 @@ class LineChart {
       const usual = all[Math.floor(0.97 * (all.length - 1))];
       if (usual > 0 && high > 5 * usual) { high = 1.3 * usual; this.cut = true; }
     }
-    if (low === high) { const d = Math.abs(low) * 0.1 || 1; low = this.log ? low / 1.1 : low - d; high = this.log ? high * 1.1 : high + d; }
+    if (low === high) { const d = Math.abs(low) * 0.1 || 1; low = this.log ? low / 1.1 : low === 0 ? 0 : low - d; high = this.log ? high * 1.1 : high + d; }
     if (!this.log) {
       const pad = 0.04 * (high - low);
       low = low >= 0 && low - pad < 0 ? 0 : low - pad;
