@@ -231,6 +231,8 @@ DSC_API dsc_status dsc_consensus_distance(dsc_consensus *consensus, dsc_queue *q
                                           double *norm) DSC_MUST_CHECK;
 /* After settling: changes the number of peers from the next step on; the same on every rank. */
 DSC_API dsc_status dsc_consensus_set_peers(dsc_consensus *consensus, int peers) DSC_MUST_CHECK;
+/* The graph that is used, also where the options named none; NULL for all-reduce. It stays the consensus's. */
+DSC_API const dsc_topology *dsc_consensus_topology(const dsc_consensus *consensus);
 /* After settling: the sum of all ranks' push-sum weights, which is the number of ranks. Collective;
  * blocks. */
 DSC_API dsc_status dsc_consensus_mass(dsc_consensus *consensus, double *mass) DSC_MUST_CHECK;

@@ -61,7 +61,7 @@ static void append_bar(char *text, size_t size, int cells, double share, int utf
 }
 
 /* Shows the pieces that fit into the width, the most important first; what remains is the bar's. A line that
- * is wrapped could not be erased. */
+ * is wrapped could not be erased; the last columns are for the ^C that a terminal shows. */
 static void draw_bar(dsc_cli_progress *progress, const dsc_progress *e) {
     char pieces[5][64], loss[32], left[32], tail[200] = "", bar[400] = "";
     double share = e->epoch_steps > 0 ? (double)e->step_of_epoch / (double)e->epoch_steps : 0;
@@ -71,7 +71,7 @@ static void draw_bar(dsc_cli_progress *progress, const dsc_progress *e) {
     snprintf(pieces[2], sizeof pieces[2], "  loss %s", loss_text(e->loss, loss, sizeof loss));
     snprintf(pieces[3], sizeof pieces[3], "  %.0f images/s", e->images_per_s);
     snprintf(pieces[4], sizeof pieces[4], "  %s left", dsc_cli_duration(e->eta_s, left, sizeof left));
-    int room = dsc_terminal_width(progress->bar) - 1 - (int)strlen(pieces[0]);
+    int room = dsc_terminal_width(progress->bar) - 3 - (int)strlen(pieces[0]);
     for (int i = 1; i < 5 && room >= (int)strlen(pieces[i]); i++) {
         strcat(tail, pieces[i]);
         room -= (int)strlen(pieces[i]);

@@ -397,6 +397,11 @@ static int64_t rounds(const dsc_consensus *c) {
     return exchanges;
 }
 
+static const dsc_topology *topology_of(const dsc_consensus *c) {
+    const dsc_adpsgd *a = c->state;
+    return a ? a->topology : NULL;
+}
+
 static dsc_status restore(dsc_consensus *c, double weight, int64_t exchanges) {
     (void)weight; /* pairs average with equal shares, so no weight travels */
     dsc_adpsgd *a = c->state;
@@ -421,5 +426,6 @@ const dsc_consensus_table dsc_consensus_adpsgd = {
     .is_busy = is_busy,
     .set_peers = set_peers,
     .rounds = rounds,
+    .topology = topology_of,
     .restore = restore,
 };

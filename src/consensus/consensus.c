@@ -309,6 +309,10 @@ dsc_status dsc_consensus_set_peers(dsc_consensus *consensus, int peers) {
     return consensus->table->set_peers(consensus, peers);
 }
 
+const dsc_topology *dsc_consensus_topology(const dsc_consensus *consensus) {
+    return consensus->table->topology ? consensus->table->topology(consensus) : NULL;
+}
+
 double dsc_consensus_weight(const dsc_consensus *consensus) {
     return consensus->table->weight ? consensus->table->weight(consensus) : 1;
 }

@@ -242,6 +242,11 @@ static dsc_status set_peers(dsc_consensus *c, int peers) {
     return dsc_average_set_peers(g->average, peers);
 }
 
+static const dsc_topology *topology_of(const dsc_consensus *c) {
+    const gossip *g = c->state;
+    return dsc_average_topology(g->average);
+}
+
 static int64_t rounds(const dsc_consensus *c) {
     const gossip *g = c->state;
     return dsc_average_rounds(g->average);
@@ -261,7 +266,7 @@ static dsc_status restore(dsc_consensus *c, double w, int64_t done) {
         .open = open_gossip, .close = close_gossip, .adopt = adopt, .grad_ready = grad_ready,                \
         .after_backward = dsc_consensus_wait_gradients, .settle = settle, .wait = wait_for,                  \
         .is_busy = is_busy, .weight = weight, .rescue = rescue, .set_peers = set_peers, .rounds = rounds,    \
-        .restore = restore                                                                                   \
+        .restore = restore, .topology = topology_of                                                          \
     }
 
 const dsc_consensus_table dsc_consensus_sgp = GOSSIP_TABLE("sgp", before_forward, update_end);

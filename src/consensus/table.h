@@ -35,6 +35,8 @@ typedef struct dsc_consensus_table {
     dsc_status (*rescue)(dsc_consensus *consensus, dsc_queue *queue);
     /* NULL: refused. */
     dsc_status (*set_peers)(dsc_consensus *consensus, int peers);
+    /* As dsc_consensus_topology; NULL: there is none. */
+    const dsc_topology *(*topology)(const dsc_consensus *consensus);
     /* As dsc_consensus_rounds; NULL: always 0. */
     int64_t (*rounds)(const dsc_consensus *consensus);
     /* After `adopt`. NULL: there is nothing to restore. */

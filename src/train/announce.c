@@ -140,8 +140,9 @@ static void describe_method(line *l) {
     describe_rate(l);
     begin(l, "consensus");
     add(l, "%s", dsc_consensus_name(s->consensus.kind));
-    if (s->consensus.kind != DSC_CONSENSUS_ALLREDUCE && !s->consensus.graph)
-        add(l, ", default graph");
+    const dsc_topology *topology = dsc_consensus_topology(l->t->consensus);
+    if (topology && !s->consensus.graph)
+        add(l, ", graph %s", dsc_topology_name(topology));
     add_group(l, "Gossip", "peers-per-step", "");
     add_group(l, "Many ranks", "", "consensus batches-per-allreduce");
     end(l);

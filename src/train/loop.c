@@ -371,8 +371,7 @@ static dsc_status loop(dsc_trainer *t) {
             DSC_TRY(save(t));
             DSC_TRY(check_bad(t));
             return DSC_FAIL(DSC_E_INTERRUPTED, "stopped after step %lld, as asked; checkpoint: %s",
-                            (long long)t->state.step,
-                            o->out ? t->good : "none, there is no output directory");
+                            (long long)t->state.step, o->out ? t->good : "none (no output directory)");
         }
         if (dsc_trainer_epoch_done(t)) {
             DSC_TRY(settle_epoch(t));

@@ -21,6 +21,8 @@ if have_mpi; then
     [ "$(grep -c ', step .* left' stdout)" -ge 2 ] || complain "no lines about steps under the launcher"
     ! grep -q "$(printf '\033')" stdout stderr || complain "control sequences under the launcher"
     grep -q '^ranks  *2 of batch 8, 16 images a step' stdout || complain "the start does not tell of two ranks"
+    job 2 "$descent" "${training[@]}" --out none --steps 1 --consensus dpsgd >gossip 2>&1 </dev/null || complain "dpsgd fails"
+    grep -q "^consensus  dpsgd, graph bipartite-exponential" gossip || complain "the start does not tell the graph"
     [ "$(grep -v '^device' stdout | wc -L)" -le 81 ] || complain "a line under the launcher has more than 80 columns" # and maybe a return
 fi
 finish

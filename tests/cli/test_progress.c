@@ -165,7 +165,7 @@ static void test_bar(void **state) {
     fclose(progress.bar);
     assert_true(length > 0);
     assert_string_equal(
-        drawn, "\repoch 5/10 [##--------------------]  10%  loss 1.1250  480 images/s  1m05s left\033[K"
+        drawn, "\repoch 5/10 [##------------------]  10%  loss 1.1250  480 images/s  1m05s left\033[K"
                "\r\033[K");
     stop(&progress, "something happened\n");
 }
