@@ -108,6 +108,10 @@ DSC_API void dsc_conv2d_shape_init_sized(dsc_conv2d_shape *shape, size_t size);
 DSC_API dsc_status dsc_conv2d_output(const dsc_conv2d_shape *shape, int64_t *out_h,
                                      int64_t *out_w) DSC_MUST_CHECK;
 
+/* How a map of twice the height and width is made from a smaller one: every pixel four times, or each new pixel from
+ * the nearest four by their distances (1/4 and 3/4 in each direction; PyTorch's bilinear without aligned corners). */
+typedef enum dsc_upsample_kind { DSC_UPSAMPLE_NEAREST, DSC_UPSAMPLE_BILINEAR } dsc_upsample_kind;
+
 /* ---- devices ---- */
 
 typedef struct dsc_device_options {

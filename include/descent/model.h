@@ -80,6 +80,14 @@ DSC_API dsc_status dsc_model_avg_pool(dsc_model *m, dsc_value x, int64_t kernel,
 /* Mean over height and width; gives a vector per sample. */
 DSC_API dsc_status dsc_model_global_pool(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_model_add(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) DSC_MUST_CHECK;
+/* The channels of a, then those of b; both are maps of equal height and width. */
+DSC_API dsc_status dsc_model_concat(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) DSC_MUST_CHECK;
+/* The h x w pixels in the middle of a map; where an odd number is cut off, one pixel more at the bottom and right. */
+DSC_API dsc_status dsc_model_crop(dsc_model *m, dsc_value x, int64_t h, int64_t w,
+                                  dsc_value *y) DSC_MUST_CHECK;
+/* A map of twice the height and width. */
+DSC_API dsc_status dsc_model_upsample(dsc_model *m, dsc_value x, dsc_upsample_kind kind,
+                                      dsc_value *y) DSC_MUST_CHECK;
 /* The parameter-free shortcut of the CIFAR ResNets: every stride-th pixel, channels padded with zeros on both
  * sides. */
 DSC_API dsc_status dsc_model_shortcut(dsc_model *m, dsc_value x, int64_t stride, int64_t channels,

@@ -40,6 +40,18 @@ DSC_FORMULA int dsc_dropout_keeps(const dsc_dropout_stream *stream, uint32_t wor
     return (word >> 8) >= stream->threshold;
 }
 
+/* ---- upsampling by 2 (dsc_op_upsample_forward) ---- */
+
+/* Shares of the two numbers that a bilinear output lies between: of the one below it, and of its neighbour. */
+#define DSC_UPSAMPLE_NEAR 0.75
+#define DSC_UPSAMPLE_FAR  0.25
+
+/* The neighbour of i / 2 that is closer to output i, among `size` numbers. */
+DSC_FORMULA int64_t dsc_upsample_neighbour(int64_t i, int64_t size) {
+    int64_t other = i / 2 + (i % 2 ? 1 : -1);
+    return other < 0 ? 0 : other < size ? other : size - 1;
+}
+
 /* ---- clipping and trust ratios: one value a tensor, always in double ---- */
 
 /* min(1, limit / sqrt(sumsq)), 1 for sumsq = 0. NaN stays NaN, so that a bad gradient is noticed. */

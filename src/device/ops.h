@@ -329,6 +329,26 @@ dsc_status dsc_op_shortcut_forward(dsc_queue *q, int64_t stride, const dsc_tenso
 dsc_status dsc_op_shortcut_backward(dsc_queue *q, int64_t stride, const dsc_tensor *dy, double beta,
                                     dsc_tensor *dx) DSC_MUST_CHECK;
 
+/* Where a part[n,h,w,c] of a larger tensor, the whole[n,H,W,C], begins: row, column and channel. */
+typedef struct dsc_part_desc {
+    int64_t top, left, first;
+} dsc_part_desc;
+/* part = beta part + what the whole has there; and back: the whole has beta times what it had there + part, its other
+ * elements are left as they are. */
+dsc_status dsc_op_cut(dsc_queue *q, const dsc_part_desc *desc, const dsc_tensor *whole, double beta,
+                      dsc_tensor *part) DSC_MUST_CHECK;
+dsc_status dsc_op_paste(dsc_queue *q, const dsc_part_desc *desc, const dsc_tensor *part, double beta,
+                        dsc_tensor *whole) DSC_MUST_CHECK;
+
+/* y[n,2h,2w,c] from x[n,h,w,c], in both directions alike: a line y of 2 s numbers from one x of s numbers is
+ *   nearest    y[i] = x[i / 2]
+ *   bilinear   y[i] = 3/4 x[i / 2] + 1/4 x[the neighbour of i / 2 that is closer to i, at the border i / 2 itself]
+ * Backward is the transpose; every number of dx is a sum in a fixed order. */
+dsc_status dsc_op_upsample_forward(dsc_queue *q, dsc_upsample_kind kind, const dsc_tensor *x,
+                                   dsc_tensor *y) DSC_MUST_CHECK;
+dsc_status dsc_op_upsample_backward(dsc_queue *q, dsc_upsample_kind kind, const dsc_tensor *dy, double beta,
+                                    dsc_tensor *dx) DSC_MUST_CHECK;
+
 typedef enum dsc_pool_kind { DSC_POOL_MAX, DSC_POOL_AVG } dsc_pool_kind;
 typedef struct dsc_pool_desc {
     dsc_pool_kind kind;
@@ -583,6 +603,10 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(bias_grad)                                                                                            \
     OP(shortcut_forward)                                                                                     \
     OP(shortcut_backward)                                                                                    \
+    OP(cut)                                                                                                  \
+    OP(paste)                                                                                                \
+    OP(upsample_forward)                                                                                     \
+    OP(upsample_backward)                                                                                    \
     OP(pool_forward)                                                                                         \
     OP(pool_backward)                                                                                        \
     OP(global_pool_forward)                                                                                  \

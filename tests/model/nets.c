@@ -175,6 +175,30 @@ static dsc_status build_shared(dsc_model *m, dsc_value *logits) {
     return dsc_model_add(m, f, g, logits);
 }
 
+/* Parts and sizes of maps: concatenation, also of a value with itself and with the input; crops of a value that
+ * others read, before and after them; both kinds of upsampling. */
+static dsc_status build_hourglass(dsc_model *m, dsc_value *logits) {
+    dsc_value in, x, y, skip;
+    DSC_TRY(dsc_model_input(m, 7, 6, 2, &in));
+    DSC_TRY(net_conv(m, "conv0", in, 3, 1, &x));
+    DSC_TRY(dsc_model_crop(m, x, 6, 3, &skip));
+    DSC_TRY(dsc_model_max_pool(m, x, 2, 2, 0, &y));
+    DSC_TRY(net_conv(m, "conv1", y, 4, 1, &y));
+    DSC_TRY(dsc_model_upsample(m, y, DSC_UPSAMPLE_BILINEAR, &y));
+    DSC_TRY(dsc_model_crop(m, y, 6, 3, &y));
+    DSC_TRY(dsc_model_concat(m, y, skip, &y));
+    DSC_TRY(net_conv(m, "conv2", y, 4, 2, &y));
+    DSC_TRY(dsc_model_concat(m, y, y, &y));
+    DSC_TRY(dsc_model_upsample(m, y, DSC_UPSAMPLE_NEAREST, &y));
+    DSC_TRY(dsc_model_crop(m, x, 6, 4, &x));
+    DSC_TRY(dsc_model_concat(m, x, y, &y));
+    DSC_TRY(dsc_model_crop(m, in, 6, 4, &in));
+    DSC_TRY(dsc_model_concat(m, in, y, &y));
+    DSC_TRY(net_conv(m, "conv3", y, 4, 1, &y));
+    DSC_TRY(dsc_model_relu(m, y, &y));
+    return head(m, y, logits);
+}
+
 const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"conv", build_conv, 9, 8, 2, 0, 0},
                     {"residual", build_residual, 5, 5, 3, 4, 0},
@@ -183,6 +207,7 @@ const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"out of order", build_out_of_order, 4, 4, 2, 1, 0},
                     {"norms", build_norms, 3, 2, 2, 1, 1},
                     {"shared", build_shared, 4, 4, 2, 0, 0},
+                    {"hourglass", build_hourglass, 7, 6, 2, 0, 0},
                     {NULL, NULL, 0, 0, 0, 0, 0}};
 
 const net *find_net(const char *name) {

@@ -74,7 +74,18 @@ static void test_shape_errors(void **state) {
     assert_fails(DSC_E_INVALID, "shortcut (value 1) on 8x6x4: 3 output channels",
                  dsc_model_shortcut(m, x, 2, 3, &y));
     assert_fails(DSC_E_INVALID, "stride 0", dsc_model_shortcut(m, x, 0, 4, &y));
+    assert_fails(DSC_E_INVALID, "crop (value 1) on 8x6x4: 8x7 pixels, but 1x1 to 8x6 is possible",
+                 dsc_model_crop(m, x, 8, 7, &y));
+    assert_fails(DSC_E_INVALID, "crop (value 1) on 8x6x4: 0x6 pixels", dsc_model_crop(m, x, 0, 6, &y));
+    assert_fails(DSC_E_INVALID, "upsample (value 1): kind 7",
+                 dsc_model_upsample(m, x, (dsc_upsample_kind)7, &y));
     assert_ok(dsc_model_flatten(m, x, &v));
+    assert_fails(DSC_E_INVALID, "the input is a vector of 192, but a map", dsc_model_crop(m, v, 1, 1, &y));
+    assert_fails(DSC_E_INVALID, "the input is a vector of 192, but a map",
+                 dsc_model_upsample(m, v, DSC_UPSAMPLE_NEAREST, &y));
+    assert_fails(DSC_E_INVALID,
+                 "concat (value 2): the inputs are 8x6x4 (value 0) and a vector of 192 (value 1)",
+                 dsc_model_concat(m, x, v, &y));
     assert_fails(DSC_E_INVALID, "the input is a vector of 192, but a map", dsc_model_global_pool(m, v, &y));
     conv = square_conv(8, 3);
     assert_fails(DSC_E_INVALID, "conv2d 'c': the input is a vector of 192",
