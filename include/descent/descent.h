@@ -23,6 +23,7 @@
 #include "descent/predict.h"
 #include "descent/random.h"
 #include "descent/status.h"
+#include "descent/tokens.h"
 #include "descent/topology.h"
 #include "descent/train.h"
 #include "descent/trainer.h"

@@ -194,7 +194,7 @@ static dsc_status read_all(session *s, const char *const *paths, int64_t count) 
     DSC_TRY(complete_facts(s));
     dsc_stored_model_note_form(&s->facts, is_small_set(s->facts.data) ? s->facts.data : "image folders");
     for (int64_t i = 0; i < count; i++)
-        DSC_TRY(dsc_path_list_add(&s->list, paths[i]));
+        DSC_TRY(dsc_path_list_add(&s->list, paths[i], dsc_image_has_name, "images (" DSC_IMAGE_ENDINGS ")"));
     if (s->list.count == 0)
         return DSC_FAIL(DSC_E_INVALID, "no images to predict: name files or folders");
     return DSC_OK;

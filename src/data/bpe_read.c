@@ -1,0 +1,215 @@
+/* Reads the two files of a byte-pair encoding.
+ *
+ * Both write bytes as characters that can be seen: the bytes ! to ~, 0xA1 to 0xAC and 0xAE to 0xFF are the characters
+ * of the same number, the others in their order are those from 256 on. A token of vocab.json with other characters is
+ * a special one; its text stands for itself. */
+#include "base/error.h"
+#include "base/memory.h"
+#include "data/files.h"
+#include "data/tokenizer.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MOST_BYTES = 1 << 26, ALPHABET = 324, SHOWN = 60 };
+
+/* What is needed while the files are read. */
+typedef struct reading {
+    const char *vocab, *merges; /* paths */
+    json_t *numbers;            /* token -> number */
+    const char **names;         /* number -> token */
+    int16_t byte_of[ALPHABET];  /* -1: the character is not in the alphabet */
+    dsc_bytes text, whole;      /* the text of merges.txt; two tokens together */
+    dsc_tokenizer *tokenizer;
+} reading;
+
+static void fill_alphabet(int16_t byte_of[ALPHABET]) {
+    int next = 256;
+    for (int c = 0; c < ALPHABET; c++)
+        byte_of[c] = -1;
+    for (int b = 0; b < 256; b++) {
+        int seen = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+        byte_of[seen ? b : next++] = (int16_t)b;
+    }
+}
+
+/* The bytes of a token of vocab.json, UTF-8, to out[], which has room for its length. Returns how many there are;
+ * *special: 1 when it is not made of the alphabet. */
+static int64_t bytes_of(const reading *r, const char *name, uint8_t *out, int *special) {
+    int64_t length = (int64_t)strlen(name), count = 0;
+    *special = 0;
+    for (int64_t i = 0; i < length; count++) {
+        uint32_t code = (uint8_t)name[i];
+        if (code >= 0xC2 && code <= 0xDF && (name[i + 1] & 0xC0) == 0x80) {
+            code = (code & 0x1F) << 6 | ((uint8_t)name[i + 1] & 0x3Fu);
+            i++;
+        }
+        i++;
+        if (code >= ALPHABET || r->byte_of[code] < 0) {
+            memcpy(out, name, (size_t)length);
+            *special = 1;
+            return length;
+        }
+        out[count] = (uint8_t)r->byte_of[code];
+    }
+    return count;
+}
+
+static dsc_status read_numbers(reading *r) {
+    json_error_t error;
+    int64_t size;
+    const char *name;
+    json_t *number;
+    DSC_TRY(dsc_file_size(r->vocab, &size));
+    if (size > MOST_BYTES)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld bytes: too many for a vocabulary", r->vocab,
+                        (long long)size);
+    r->numbers = json_load_file(r->vocab, JSON_REJECT_DUPLICATES, &error);
+    if (!r->numbers)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s', line %d: %s; it should be GPT-2's vocab.json", r->vocab,
+                        error.line, error.text);
+    int64_t count = (int64_t)json_object_size(r->numbers); /* 0 when it is no object */
+    if (count == 0)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' holds no object with the number of each token", r->vocab);
+    DSC_TRY(dsc_memory_alloc(count, sizeof *r->names, &r->names));
+    json_object_foreach(r->numbers, name, number) {
+        json_int_t value = json_is_integer(number) ? json_integer_value(number) : -1;
+        if (value < 0 || value >= count)
+            return DSC_FAIL(DSC_E_FORMAT, "'%s': the number of token '%.*s' is not one of 0 to %lld",
+                            r->vocab, SHOWN, name, (long long)count - 1);
+        if (r->names[value])
+            return DSC_FAIL(DSC_E_FORMAT, "'%s': tokens '%.*s' and '%.*s' have the same number %lld",
+                            r->vocab, SHOWN, r->names[value], SHOWN, name, (long long)value);
+        r->names[value] = name;
+    }
+    r->tokenizer->vocabulary = count;
+    return DSC_OK;
+}
+
+/* The bytes of all tokens, and the tokens of single bytes. */
+static dsc_status fill_tokens(reading *r) {
+    dsc_tokenizer *t = r->tokenizer;
+    int64_t total = 0;
+    for (int64_t i = 0; i < t->vocabulary; i++)
+        total += (int64_t)strlen(r->names[i]);
+    DSC_TRY(dsc_memory_alloc(t->vocabulary + 1, sizeof *t->offset, &t->offset));
+    DSC_TRY(dsc_memory_alloc(total, 1, &t->bytes));
+    for (int b = 0; b < 256; b++)
+        t->bpe->byte_token[b] = -1;
+    for (int64_t i = 0; i < t->vocabulary; i++) {
+        int special;
+        int64_t at = t->offset[i], bytes = bytes_of(r, r->names[i], t->bytes + at, &special);
+        t->offset[i + 1] = at + bytes;
+        if (bytes == 1 && !special)
+            t->bpe->byte_token[t->bytes[at]] = (int32_t)i;
+    }
+    for (int b = 0; b < 256; b++)
+        if (t->bpe->byte_token[b] < 0)
+            return DSC_FAIL(
+                DSC_E_FORMAT,
+                "'%s' has no token for the byte 0x%02x: a byte-level vocabulary has all 256 of them",
+                r->vocab, (unsigned)b);
+    json_t *end = json_object_get(r->numbers, DSC_END_OF_TEXT);
+    t->end_of_text = end ? (int32_t)json_integer_value(end) : -1;
+    return DSC_OK;
+}
+
+static dsc_status find_token(const reading *r, const char *name, int64_t line, int32_t *out) {
+    const json_t *number = json_object_get(r->numbers, name);
+    if (!number)
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "'%s', line %lld: token '%.*s' is not in '%s'; do the two files belong together?",
+                        r->merges, (long long)line, SHOWN, name, r->vocab);
+    *out = (int32_t)json_integer_value(number);
+    return DSC_OK;
+}
+
+/* One line: two tokens with a blank between them. `text` ends with a 0 and is changed. */
+static dsc_status add_merge(reading *r, char *text, int64_t line, int32_t rank) {
+    char *blank = strchr(text, ' ');
+    if (!blank || blank == text || !blank[1] || strchr(blank + 1, ' '))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s', line %lld: '%.*s' is not two tokens with a blank between them",
+                        r->merges, (long long)line, SHOWN, text);
+    size_t size = strlen(text); /* one less for the blank, one more for the 0 */
+    dsc_merge merge = {.rank = rank};
+    *blank = '\0';
+    DSC_TRY(dsc_bytes_reserve(&r->whole, (int64_t)size));
+    snprintf((char *)r->whole.data, size, "%s%s", text, blank + 1);
+    DSC_TRY(find_token(r, text, line, &merge.left));
+    DSC_TRY(find_token(r, blank + 1, line, &merge.right));
+    DSC_TRY(find_token(r, (const char *)r->whole.data, line, &merge.whole));
+    dsc_bpe *bpe = r->tokenizer->bpe;
+    bpe->merges[dsc_merge_place(bpe, merge.left, merge.right)] =
+        merge; /* of equal pairs the last one counts */
+    return DSC_OK;
+}
+
+static dsc_status alloc_table(dsc_bpe *bpe, int64_t lines) {
+    int64_t size = 16;
+    while (size < 2 * lines)
+        size *= 2;
+    DSC_TRY(dsc_memory_alloc(size, sizeof *bpe->merges, &bpe->merges));
+    for (int64_t i = 0; i < size; i++)
+        bpe->merges[i].left = -1;
+    bpe->mask = (uint32_t)size - 1;
+    return DSC_OK;
+}
+
+static dsc_status read_merges(reading *r) {
+    int64_t size, lines = 1;
+    int32_t rank = 0;
+    DSC_TRY(dsc_file_size(r->merges, &size));
+    if (size > MOST_BYTES)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld bytes: too many for merges", r->merges, (long long)size);
+    DSC_TRY(dsc_bytes_reserve(&r->text, size + 1));
+    DSC_TRY(dsc_file_read(r->merges, size, r->text.data));
+    char *text = (char *)r->text.data, *end = text + size;
+    if (memchr(text, 0, (size_t)size))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is not text: it has a zero byte", r->merges);
+    *end = '\0';
+    for (char *p = text; (p = strchr(p, '\n')); p++)
+        lines += p - text > 0 && p[-1] != '\n'; /* empty lines need no place */
+    DSC_TRY(alloc_table(r->tokenizer->bpe, lines));
+    int64_t line = 1;
+    for (char *next, *start = text; start < end; start = next, line++) {
+        size_t length = strcspn(start, "\n");
+        next = start + length + 1;
+        start[length] = '\0';
+        if (length > 0 && start[length - 1] == '\r')
+            start[length - 1] = '\0';
+        if (*start && strncmp(start, "#version", 8) != 0)
+            DSC_TRY(add_merge(r, start, line, rank++));
+    }
+    return DSC_OK;
+}
+
+static dsc_status read_all(reading *r) {
+    dsc_tokenizer *t = r->tokenizer;
+    DSC_TRY(dsc_memory_alloc(1, sizeof *t->bpe, &t->bpe));
+    DSC_TRY(dsc_memory_strdup(r->vocab, &t->bpe->vocab_path));
+    DSC_TRY(dsc_memory_strdup(r->merges, &t->bpe->merges_path));
+    DSC_TRY(read_numbers(r));
+    DSC_TRY(fill_tokens(r));
+    return read_merges(r);
+}
+
+dsc_status dsc_bpe_read(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) {
+    reading r = {.vocab = vocab, .merges = merges, .tokenizer = tokenizer};
+    fill_alphabet(r.byte_of);
+    dsc_status status = read_all(&r);
+    json_decref(r.numbers);
+    dsc_memory_free(&r.names);
+    dsc_bytes_free(&r.text);
+    dsc_bytes_free(&r.whole);
+    return status;
+}
+
+void dsc_bpe_destroy(dsc_bpe **bpe) {
+    if (!*bpe)
+        return;
+    dsc_memory_free(&(*bpe)->merges);
+    dsc_memory_free(&(*bpe)->vocab_path);
+    dsc_memory_free(&(*bpe)->merges_path);
+    dsc_memory_free(bpe);
+}

@@ -1,0 +1,87 @@
+/* Lists of files. */
+#include "data/path_list.h"
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "data/files.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum { MOST_FOLDERS = 64 }; /* inside each other */
+
+void dsc_path_list_free(dsc_path_list *list) {
+    dsc_memory_free(&list->text);
+    *list = (dsc_path_list){0};
+}
+
+static dsc_status append(dsc_path_list *list, const char *path) {
+    int64_t size = (int64_t)strlen(path) + 1;
+    DSC_TRY(dsc_memory_grow(&list->text, &list->capacity, list->used + size, 1));
+    memcpy(list->text + list->used, path, (size_t)size);
+    list->used += size;
+    list->count++;
+    return DSC_OK;
+}
+
+static int is_shown(const struct dirent *entry) {
+    return entry->d_name[0] != '.';
+}
+
+static int by_bytes(const struct dirent **a, const struct dirent **b) {
+    return strcmp((*a)->d_name, (*b)->d_name);
+}
+
+static dsc_status add_folder(dsc_path_list *list, const char *folder, int (*accepts)(const char *name),
+                             int depth);
+
+/* A name in a folder: names that are accepted are not asked whether they are a folder. */
+static dsc_status add_name(dsc_path_list *list, const char *folder, const char *name,
+                           int (*accepts)(const char *name), int depth) {
+    char *path;
+    DSC_TRY(dsc_path_join(folder, name, &path));
+    dsc_status status = DSC_OK;
+    if (accepts && accepts(name))
+        status = append(list, path);
+    else if (dsc_file_is_directory(path))
+        status = add_folder(list, path, accepts, depth + 1);
+    else if (!accepts)
+        status = append(list, path);
+    dsc_memory_free(&path);
+    return status;
+}
+
+static dsc_status add_folder(dsc_path_list *list, const char *folder, int (*accepts)(const char *name),
+                             int depth) {
+    struct dirent **entries = NULL;
+    dsc_status status = DSC_OK;
+    if (depth > MOST_FOLDERS)
+        return DSC_FAIL(DSC_E_INVALID, "'%s': more than %d folders inside each other", folder, MOST_FOLDERS);
+    int count = scandir(folder, &entries, is_shown, by_bytes);
+    if (count < 0)
+        return DSC_FAIL(DSC_E_IO, "cannot list '%s': %s", folder, strerror(errno));
+    for (int i = 0; i < count; i++) {
+        if (status == DSC_OK)
+            status = add_name(list, folder, entries[i]->d_name, accepts, depth);
+        free(entries[i]);
+    }
+    free(entries);
+    return status;
+}
+
+dsc_status dsc_path_list_add(dsc_path_list *list, const char *path, int (*accepts)(const char *name),
+                             const char *what) {
+    struct stat info;
+    int64_t before = list->count;
+    if (stat(path, &info) != 0)
+        return DSC_FAIL(DSC_E_NOT_FOUND, "cannot read '%s': %s", path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return append(list, path);
+    DSC_TRY(add_folder(list, path, accepts, 0));
+    if (list->count == before)
+        return DSC_FAIL(DSC_E_INVALID, "'%s' holds no %s", path, what);
+    return DSC_OK;
+}

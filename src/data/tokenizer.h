@@ -1,0 +1,101 @@
+/* What the files of the tokenizers share. */
+#ifndef DSC_DATA_TOKENIZER_H
+#define DSC_DATA_TOKENIZER_H
+
+#include "data/unicode_classes.h"
+#include "descent/tokens.h"
+
+/* The name of the file that describes the files of tokens beside it, and those of the copied vocabulary. */
+#define DSC_TOKENS_JSON "tokens.json"
+#define DSC_VOCAB_JSON  "vocab.json"
+#define DSC_MERGES_TXT  "merges.txt"
+#define DSC_END_OF_TEXT "<|endoftext|>"
+
+/* A pair of tokens that is merged. The table of them is an open hash. */
+typedef struct dsc_merge {
+    int32_t left, right; /* left -1: an empty place */
+    int32_t rank;        /* low ranks are merged first */
+    int32_t whole;       /* the token of both together */
+} dsc_merge;
+
+typedef struct dsc_bpe {
+    dsc_merge *merges; /* [mask + 1] */
+    uint32_t mask;
+    int32_t byte_token[256];
+    char *vocab_path, *merges_path;
+} dsc_bpe;
+
+struct dsc_tokenizer {
+    const char *kind;
+    int64_t vocabulary;
+    int32_t end_of_text; /* -1: none */
+    int64_t *offset;     /* [vocabulary + 1]: token i is bytes[offset[i] .. offset[i + 1]) */
+    uint8_t *bytes;
+    int32_t token_of[256]; /* bytes and chars; -1: none */
+    dsc_bpe *bpe;          /* NULL: another kind */
+};
+
+/* Reads both files into `tokenizer`, which is zeroed. */
+dsc_status dsc_bpe_read(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) DSC_MUST_CHECK;
+void dsc_bpe_destroy(dsc_bpe **bpe);
+/* The place in the table where this pair is, or would be. */
+static inline uint32_t dsc_merge_place(const dsc_bpe *bpe, int32_t left, int32_t right) {
+    uint64_t key = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
+    uint32_t at = (uint32_t)(key * 0x9E3779B97F4A7C15u >> 32) & bpe->mask;
+    while (bpe->merges[at].left >= 0 && (bpe->merges[at].left != left || bpe->merges[at].right != right))
+        at = (at + 1) & bpe->mask;
+    return at;
+}
+
+/* ---- words ---- */
+
+/* The character at text[0], of `left` > 0 bytes: returns its length in bytes and sets its class. A byte that begins no
+ * valid UTF-8 is a character of one byte and of class other. */
+int dsc_utf8_next(const uint8_t *text, int64_t left, dsc_char_class *kind);
+/* The length of the first match of GPT-2's pattern in text[0 .. left), left > 0. */
+int64_t dsc_word_length(const uint8_t *text, int64_t left);
+/* The last place in (0, bytes) where the text can be cut without changing its tokens, that is where white space follows
+ * something else; 0: there is none. */
+int64_t dsc_last_cut(const uint8_t *text, int64_t bytes);
+/* 1 when `at`, inside the text, is such a place. */
+int dsc_is_cut(const uint8_t *text, int64_t bytes, int64_t at);
+
+/* ---- encoding with memory that is used again ---- */
+
+/* Memory for encoding and a cache of words. */
+typedef struct dsc_encoder dsc_encoder;
+
+/* `cached` 1: with the cache, which pays for long texts. The tokenizer must outlive the encoder. */
+dsc_status dsc_encoder_create(const dsc_tokenizer *tokenizer, int cached, dsc_encoder **out) DSC_MUST_CHECK;
+void dsc_encoder_destroy(dsc_encoder **encoder);
+/* dsc_tokenizer_encode; not to be called by two threads at once. */
+dsc_status dsc_encoder_run(dsc_encoder *encoder, const uint8_t *text, int64_t bytes, unsigned flags,
+                           int32_t *tokens, int64_t *count) DSC_MUST_CHECK;
+
+/* ---- the directory that dsc_tokenize writes ---- */
+
+/* Completes the file under its temporary name, so that a commit has nothing left to write. */
+dsc_status dsc_token_writer_finish(dsc_token_writer *writer) DSC_MUST_CHECK;
+
+typedef struct dsc_token_folder dsc_token_folder;
+
+/* Makes the directory; refuses one that has such files already, unless `overwrite` is 1. `val` 1: with a val.bin. The
+ * tokenizer must outlive it. */
+dsc_status dsc_token_folder_open(const char *path, const dsc_tokenizer *tokenizer, dsc_token_format format,
+                                 int val, int overwrite, dsc_token_folder **out) DSC_MUST_CHECK;
+/* The writers of train.bin and val.bin (NULL: there is none); they stay the folder's. */
+void dsc_token_folder_writers(const dsc_token_folder *folder, dsc_token_writer *writers[2]);
+/* Gives all files their names, tokens.json last. `result` and `sources`: what tokens.json says. */
+dsc_status dsc_token_folder_commit(dsc_token_folder *folder, const dsc_tokenize_result *result,
+                                   const char *const *sources, int64_t count) DSC_MUST_CHECK;
+/* Removes what was not committed. */
+void dsc_token_folder_close(dsc_token_folder **folder);
+
+/* ---- the description of files of tokens ---- */
+
+struct json_t;
+/* Reads the tokens.json beside the file `path`. *out, which the caller releases, is NULL when there is none, or when it
+ * does not name that file. */
+dsc_status dsc_tokens_json_read(const char *path, struct json_t **out) DSC_MUST_CHECK;
+
+#endif
