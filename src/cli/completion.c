@@ -2,7 +2,10 @@
 #include "cli/cli.h"
 #include "cli/help.h"
 #include "cli/support.h"
+#include "descent/model.h"
+#include "descent/topology.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -27,11 +30,42 @@ static dsc_status each_command(void (*write)(const dsc_cli_command *command)) {
     return DSC_OK;
 }
 
-static void print_choices(const dsc_option *o) {
-    for (int i = 0; o->choices && o->choices[i]; i++)
-        printf("%s%s", i ? " " : "", o->choices[i]);
+static void print_words(const char *const *words) {
+    for (int i = 0; words[i]; i++)
+        printf("%s%s", i ? " " : "", words[i]);
+}
+
+/* The words that an option takes, NULL: others. Of some options the library knows names, but more are allowed. */
+static const char *const *words_of(const dsc_option *o) {
+    static const char *const on_off[] = {"on", "off", NULL};
     if (o->kind == DSC_OPTION_ON_OFF)
-        printf("on off");
+        return on_off;
+    if (strcmp(o->name, "model") == 0)
+        return dsc_zoo_names();
+    if (strcmp(o->name, "graph") == 0)
+        return dsc_topology_names();
+    return o->choices;
+}
+
+static int takes_file(const dsc_option *o) {
+    return o->kind == DSC_OPTION_STRING || o->kind == DSC_OPTION_CONFIG;
+}
+
+static void print_commands(void) {
+    for (int i = 0; dsc_cli_commands[i]; i++)
+        printf("%s ", dsc_cli_commands[i]->name);
+}
+
+/* 1 when a command takes one of several words after its options, "[a|b]"; "FILE|DIR" stands for others. */
+static int has_words(const dsc_cli_command *command) {
+    const char *text = command->arguments;
+    return text && strchr(text, '|') && islower((unsigned char)text[strspn(text, "[")]);
+}
+
+static void print_argument_words(const dsc_cli_command *command) {
+    for (const char *p = command->arguments; *p; p++)
+        if (!strchr("[]", *p))
+            putchar(*p == '|' ? ' ' : *p);
 }
 
 /* ---- bash ---- */
@@ -39,14 +73,18 @@ static void print_choices(const dsc_option *o) {
 static void write_bash(const dsc_cli_command *command) {
     printf("    %s)\n        case $prev in\n", command->name);
     for (const dsc_option *o = command->options; o->name; o++)
-        if (o->choices || o->kind == DSC_OPTION_ON_OFF) {
+        if (words_of(o)) {
             printf("        --%s) words='", o->name);
-            print_choices(o);
+            print_words(words_of(o));
             printf("' ;;\n");
-        } else if (o->kind == DSC_OPTION_STRING || o->kind == DSC_OPTION_CONFIG) {
+        } else if (takes_file(o)) {
             printf("        --%s) files=1 ;;\n", o->name);
         }
     printf("        *) words='");
+    if (has_words(command)) {
+        print_argument_words(command);
+        putchar(' ');
+    }
     for (const dsc_option *o = command->options; o->name; o++)
         printf("%s--%s", o == command->options ? "" : " ", o->name);
     printf("' ;;\n        esac ;;\n");
@@ -59,9 +97,11 @@ static dsc_status print_bash(void) {
            "    COMPREPLY=()\n"
            "    if [ \"$COMP_CWORD\" = 1 ]; then\n"
            "        COMPREPLY=($(compgen -W '");
-    for (int i = 0; dsc_cli_commands[i]; i++)
-        printf("%s ", dsc_cli_commands[i]->name);
-    printf("--help --version' -- \"$current\"))\n        return\n    fi\n    case ${COMP_WORDS[1]} in\n");
+    print_commands();
+    printf("help --help --version' -- \"$current\"))\n        return\n    fi\n    case ${COMP_WORDS[1]} in\n"
+           "    help) words='");
+    print_commands();
+    printf("' ;;\n");
     DSC_CLI_TRY(each_command(write_bash));
     printf("    esac\n"
            "    if [ -n \"$files\" ]; then\n"
@@ -95,26 +135,34 @@ static void write_zsh(const dsc_cli_command *command) {
         printf("            '--%s[", o->name);
         print_zsh_text(o->help);
         printf("]");
-        if (!flag && (o->choices || o->kind == DSC_OPTION_ON_OFF)) {
+        if (!flag && words_of(o)) {
             printf(":value:(");
-            print_choices(o);
+            print_words(words_of(o));
             printf(")");
         } else if (!flag) {
-            printf(":value:%s", o->kind == DSC_OPTION_STRING || o->kind == DSC_OPTION_CONFIG ? "_files" : "");
+            printf(":value:%s", takes_file(o) ? "_files" : "");
         }
         printf("' \\\n");
     }
-    printf("            '*:file:_files' ;;\n");
+    if (has_words(command)) {
+        printf("            '*:value:(");
+        print_argument_words(command);
+        printf(")' ;;\n");
+    } else {
+        printf("            '*:file:_files' ;;\n");
+    }
 }
 
 static dsc_status print_zsh(void) {
-    printf("#compdef descent\n_descent() {\n    if ((CURRENT == 2)); then\n        local commands=(");
+    printf("#compdef descent\n_descent() {\n    local commands=(");
     for (int i = 0; dsc_cli_commands[i]; i++) {
         printf("'%s:", dsc_cli_commands[i]->name);
         print_zsh_text(dsc_cli_commands[i]->summary);
         printf("' ");
     }
-    printf(")\n        _describe command commands\n        return\n    fi\n"
+    printf("'help:describe a command')\n"
+           "    if ((CURRENT == 2)) || [[ CURRENT -eq 3 && $words[2] == help ]]; then\n"
+           "        _describe command commands\n        return\n    fi\n"
            "    local command=$words[2]\n    shift words\n    ((CURRENT--))\n    case $command in\n");
     DSC_CLI_TRY(each_command(write_zsh));
     printf("    esac\n}\n_descent \"$@\"\n");

@@ -9,9 +9,7 @@ enum { HELP_COLUMN = 30 };
 
 /* ---- on the terminal ---- */
 
-/* Writes text in lines of at most `width` characters. The first line begins at column `at`, later ones at
- * `indent`. */
-static void write_wrapped(FILE *out, const char *text, int at, int indent, int width) {
+void dsc_help_wrapped(FILE *out, const char *text, int at, int indent, int width) {
     int first = 1;
     while (*(text += strspn(text, " "))) {
         int length = (int)strcspn(text, " ");
@@ -34,7 +32,7 @@ static void write_paragraphs(FILE *out, const char *text, int width) {
         int length = end ? (int)(end - text) : (int)strlen(text);
         char paragraph[2048];
         snprintf(paragraph, sizeof paragraph, "%.*s", length, text);
-        write_wrapped(out, paragraph, 0, 0, width);
+        dsc_help_wrapped(out, paragraph, 0, 0, width);
         fputc('\n', out);
         text = end ? end + 2 : text + length;
     }
@@ -86,15 +84,19 @@ static void write_option(FILE *out, const dsc_option *option, const void *values
         at = fprintf(out, "\n") - 1;
     fprintf(out, "%*s", HELP_COLUMN - at, "");
     snprintf(text, sizeof text, *value ? "%s (default %s)" : "%s", help, value);
-    write_wrapped(out, text, HELP_COLUMN, HELP_COLUMN, width);
+    dsc_help_wrapped(out, text, HELP_COLUMN, HELP_COLUMN, width);
 }
 
 void dsc_help_command(FILE *out, const dsc_cli_command *command, const void *values, int width) {
+    char usage[256];
     if (width > 110)
         width = 110;
     fprintf(out, "descent %s: %s\n\n", command->name, command->summary);
-    fprintf(out, "Usage: descent %s [OPTION]...%s%s\n\n", command->name, command->arguments ? " " : "",
-            command->arguments ? command->arguments : "");
+    snprintf(usage, sizeof usage, "descent %s [OPTION]... %s", command->name,
+             command->arguments ? command->arguments : "");
+    fputs("Usage: ", out);
+    dsc_help_wrapped(out, usage, 7, 7, width);
+    fputc('\n', out);
     write_paragraphs(out, command->description, width);
     for (int i = 0, first; command->options[i].name; i++) {
         const char *group = heading(command->options, i, &first);

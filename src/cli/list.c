@@ -135,11 +135,11 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
 const dsc_cli_command dsc_cli_list = {
     .name = "list",
     .summary = "list models, data sets, optimisers, schedules, graphs and devices",
-    .arguments = "[KIND]",
+    .arguments = "[models|data|optimizers|schedules|consensus|graphs|devices]",
     .description =
-        "Prints the names that the options of train take: models, data, optimizers, schedules, consensus, "
-        "graphs and devices, or one of these. With --json the result is one object with these keys; models "
-        "and data are lists of objects with name and description, the others lists of names.",
+        "Prints the names that the options of train take, all of them or one kind. With --json the result is "
+        "one object with these keys; models and data are lists of objects with name and description, the "
+        "others lists of names.",
     .examples = "descent list\n"
                 "descent list graphs\n"
                 "descent list models --json\n",

@@ -44,13 +44,22 @@ static void print_start(const char *start, int colour) {
         fputs(start, stderr);
 }
 
+/* The rest of a message that has filled `at` columns. On a terminal no word is cut in two. */
+static void print_text(const char *text, int at) {
+    if (dsc_terminal_is(stderr))
+        dsc_help_wrapped(stderr, text, at, 2, dsc_terminal_width(stderr));
+    else
+        fprintf(stderr, "%s\n", text);
+}
+
 static void print_log(void *context, dsc_log_level level, const char *text) {
     const log_context *log = context;
     int shown = level == DSC_LOG_WARNING ? dsc_cli_prints(log->session) : log->verbose;
     if (!shown)
         return;
-    print_start(level == DSC_LOG_WARNING ? "warning: " : "", 33);
-    fprintf(stderr, "%s\n", text);
+    const char *start = level == DSC_LOG_WARNING ? "warning: " : "";
+    print_start(start, 33);
+    print_text(text, (int)(strlen("descent: ") + strlen(start)));
 }
 
 static int exit_status(dsc_status status) {
@@ -82,7 +91,8 @@ static void keep_failure(failure *f) {
 
 static void print_failure(const failure *f, int verbose) {
     fflush(stdout);
-    fprintf(stderr, "descent: %s\n", f->message);
+    fputs("descent: ", stderr);
+    print_text(f->message, (int)strlen("descent: "));
     if (verbose)
         fprintf(stderr, "%s\n", f->trace);
     fflush(stderr);

@@ -31,6 +31,11 @@ want=train completes descent tr
 want=--kfac-damping completes descent train --kfac-da
 want=adamw completes descent train --optimizer ada
 want=--checkpoint completes descent eval --check
+want=sweep completes descent help sw
+want=graphs completes descent list gr
+want=zsh completes descent completion z
+want=resnet50 completes descent train --model resnet5
+want=hypercube completes descent train --graph hyp
 for flag in $("$descent" train --help | sed -n 's/^  \(-., \)\?\(--[a-z0-9-]*\).*/\2/p'); do
     want=$flag completes descent train "$flag"
 done

@@ -17,7 +17,8 @@ import termios
 import time
 
 DESCENT = sys.argv[1]
-LENGTH = ["train", "--model", "mlp", "--data", "synthetic:4096", "--batch-size", "8", "--epochs", "2", "--threads", "1",
+IMAGES = 1024 if "DESCENT_TEST_QUICK" in os.environ else 4096
+LENGTH = ["train", "--model", "mlp", "--data", f"synthetic:{IMAGES}", "--batch-size", "8", "--epochs", "2", "--threads", "1",
           "--lr", "0.01", "--eval-every", "0", "--checkpoint-every=-1", "--out", "none"]
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 failures = []
@@ -76,8 +77,12 @@ for columns in 30, 50, 80, 120:
 text = run(80, {"NO_COLOR": "1"})
 if COLOUR.search(text) or "█" not in text:
     complain("NO_COLOR: there are colours, or there is no bar")
-if "\x1b[1;33mwarning: \x1b[0m" not in run(80, {}, ["--kfac-update-freq", "9", "--kfac-skip-layers", "linear"]):
+text = run(50, {}, ["--kfac-update-freq", "2", "--kfac-cov-update-freq", "5", "--steps", "3"])
+if "\x1b[1;33mwarning: \x1b[0m" not in text:
     complain("a warning has no colour")
+for line in re.split(r"[\r\n]+", text[text.index("warning: "):text.index("warning: ") + 250]):
+    if len(COLOUR.sub("", line)) > 50 or line.startswith("  ") and line[2:3] == " ":
+        complain(f"a warning is not wrapped: {line!r}")
 text = run(80, {"TERM": "dumb"})
 if "\x1b" in text:
     complain("a dumb terminal gets control sequences")
