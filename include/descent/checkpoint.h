@@ -126,6 +126,10 @@ DSC_API dsc_status dsc_checkpoint_read_info(const char *checkpoint, dsc_checkpoi
  * run, or the one that a model file lies in. DSC_E_INVALID when `size` is too small for it. */
 DSC_API dsc_status dsc_checkpoint_directory(const char *checkpoint, char *directory,
                                             size_t size) DSC_MUST_CHECK;
+/* The model file of the newest intact checkpoint of a run's directory, which `resume = "auto"` goes on from. Warns of
+ * those that are passed over. `path` gets "" when there is none at all; DSC_E_INVALID when `size` is too small; the
+ * error of the newest one when none is intact. */
+DSC_API dsc_status dsc_checkpoint_find_intact(const char *directory, char *path, size_t size) DSC_MUST_CHECK;
 /* Accepts NULL and *info == NULL; sets *info to NULL. */
 DSC_API void dsc_checkpoint_info_free(dsc_checkpoint_info **info);
 /* Reads all of a checkpoint, its state file included where there is one, and compares the check sums.

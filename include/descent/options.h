@@ -70,14 +70,15 @@ typedef struct dsc_option {
     const char *const *choices; /* names, terminated by NULL */
     const int *values;          /* DSC_OPTION_CHOICE: the numbers of the choices; NULL: 0, 1, 2, ... */
     const char *bare;           /* the value when none is given; NULL: one must be given */
-    const char *default_text;   /* the default in words; NULL: the value; "": nothing is shown */
-    const char *group;          /* heading in the help; NULL: that of the entry before */
-    size_t count_offset;        /* lists and pairs: int, how many there are */
-    size_t second_offset;       /* pairs */
-    int capacity;               /* lists and pairs */
-    char letter;                /* -v for --verbose; 0: none */
-    unsigned flags;             /* DSC_OPTION_NOT_SAVED ... */
-    const char *json;           /* place in the `config` object of the metrics: "optimizer.momentum" */
+    /* The default in words; NULL: the value; "": nothing is shown; "none": which may also be given as a value. */
+    const char *default_text;
+    const char *group;    /* heading in the help; NULL: that of the entry before */
+    size_t count_offset;  /* lists and pairs: int, how many there are */
+    size_t second_offset; /* pairs */
+    int capacity;         /* lists and pairs */
+    char letter;          /* -v for --verbose; 0: none */
+    unsigned flags;       /* DSC_OPTION_NOT_SAVED ... */
+    const char *json;     /* place in the `config` object of the metrics: "optimizer.momentum" */
     dsc_option_rule rules[DSC_OPTION_RULES];
 } dsc_option;
 

@@ -238,6 +238,11 @@ DSC_API dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_t
  * created, and wait for them in a thread of your own (sigwait). */
 DSC_API void dsc_train_request_stop(void);
 
+/* Whether `rank` of a run with these options can write its files: the output directory, the event files
+ * (tensorboard) and the trace. Makes and removes directories and files for that and leaves nothing. DSC_E_INVALID
+ * names what cannot be written. A run checks the same before it writes or removes anything. */
+DSC_API dsc_status dsc_train_probe_files(const dsc_train_options *options, int rank) DSC_MUST_CHECK;
+
 /* Looks for a run in `directory`: `file` (`size` bytes) gets the name of one of its files, cut off where it is
  * too long, or "" when there is no run or no directory. DSC_E_INVALID when another process trains into the
  * directory. Call neither function for a directory into which this process trains: its lock would end. */

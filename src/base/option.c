@@ -312,6 +312,11 @@ static dsc_status parse_list(const dsc_option *option, dsc_option_place at, cons
     return DSC_OK;
 }
 
+void dsc_option_set_default(const dsc_option *option, void *values) {
+    dsc_option alone[2] = {*option, {.name = NULL}};
+    dsc_option_defaults(alone, values);
+}
+
 dsc_status dsc_option_apply(const dsc_option *option, dsc_option_place at, const char *const *words,
                             int count, void *values) {
     void *target = (char *)values + option->offset;
@@ -319,6 +324,10 @@ dsc_status dsc_option_apply(const dsc_option *option, dsc_option_place at, const
     int64_t whole = 0;
     double x = 0;
     int index = 0;
+    if (option->default_text && strcmp(option->default_text, "none") == 0 && strcmp(value, "none") == 0) {
+        dsc_option_set_default(option, values);
+        return DSC_OK;
+    }
     switch (option->kind) {
     case DSC_OPTION_FLAG:
     case DSC_OPTION_NO_FLAG:

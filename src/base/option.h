@@ -9,6 +9,9 @@ enum { DSC_OPTION_CANDIDATES = 256 }; /* names compared with a misspelt one */
 /* 1 when the value is the option's default. */
 int dsc_option_is_default(const dsc_option *option, const void *values);
 
+/* Sets one option to its default. */
+void dsc_option_set_default(const dsc_option *option, void *values);
+
 /* Where a value was given, for messages: a line of a file, or (file NULL) after a name with this prefix. */
 typedef struct dsc_option_place {
     const char *file, *prefix;

@@ -245,13 +245,13 @@ dsc_status dsc_option_parse_text(const dsc_option *table, const char *file, cons
 static int drop_restored(dsc_option_set *set, void *values) {
     int dropped = 0;
     for (int64_t i = 0; set->table[i].name; i++) {
-        dsc_option alone[2] = {set->table[i], {.name = NULL}};
+        const dsc_option *o = &set->table[i];
         int holds = 1;
-        for (int r = 0; r < DSC_OPTION_RULES && alone[0].rules[r].when; r++)
-            holds = holds && dsc_option_rule_holds(set->table, &alone[0].rules[r], values, NULL);
+        for (int r = 0; r < DSC_OPTION_RULES && o->rules[r].when; r++)
+            holds = holds && dsc_option_rule_holds(set->table, &o->rules[r], values, NULL);
         if (set->given[i] != RESTORED || holds)
             continue;
-        dsc_option_defaults(alone, values);
+        dsc_option_set_default(o, values);
         set->given[i] = 0;
         dropped++;
     }

@@ -69,6 +69,64 @@ dsc_status dsc_directory_make(const char *path) {
     return status;
 }
 
+/* The length of a path without its last name and the slashes before that. */
+static size_t length_above(const char *path, size_t length) {
+    while (length > 0 && path[length - 1] != '/')
+        length--;
+    while (length > 0 && path[length - 1] == '/')
+        length--;
+    return length;
+}
+
+size_t dsc_directory_existing(char *path) {
+    struct stat info;
+    size_t length = strlen(path);
+    for (; length > 0; length = length_above(path, length)) {
+        char end = path[length];
+        path[length] = '\0';
+        int exists = stat(path, &info) == 0;
+        path[length] = end;
+        if (exists)
+            break;
+    }
+    return length;
+}
+
+void dsc_directory_remove_made(char *path, size_t kept) {
+    size_t length = strlen(path);
+    while (length > kept && (rmdir(path) == 0 || errno == ENOENT || errno == ENOTDIR)) {
+        length = length_above(path, length);
+        path[length > kept ? length : kept] = '\0';
+    }
+}
+
+static dsc_status probe_file(const char *directory) {
+    char *path = NULL;
+    dsc_status status = DSC_OK;
+    DSC_TRY(dsc_output_path(directory, "probe-XXXXXX", &path));
+    int fd = mkstemp(path);
+    if (fd < 0) {
+        status = dsc_output_refused("write into", directory, errno);
+    } else {
+        close(fd);
+        unlink(path);
+    }
+    dsc_memory_free(&path);
+    return status;
+}
+
+dsc_status dsc_directory_probe(const char *path) {
+    char *copy = NULL;
+    DSC_TRY(dsc_memory_strdup(path, &copy));
+    size_t kept = dsc_directory_existing(copy);
+    dsc_status status = dsc_directory_make(path);
+    if (status == DSC_OK)
+        status = probe_file(path);
+    dsc_directory_remove_made(copy, kept);
+    dsc_memory_free(&copy);
+    return status;
+}
+
 static dsc_status write_failed(const dsc_output *output, int error) {
     if (error == ENOSPC || error == EDQUOT || error == EFBIG)
         return DSC_FAIL(DSC_E_IO, "cannot write '%s': %s; free some space or choose another output directory",

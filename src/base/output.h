@@ -23,6 +23,15 @@ dsc_status dsc_output_path(const char *directory, const char *name, char **out) 
 dsc_status dsc_output_refused(const char *action, const char *path, int error);
 /* Makes the directory and those above it, unless they exist. */
 dsc_status dsc_directory_make(const char *path) DSC_MUST_CHECK;
+/* The length of the longest part of a path that exists; 0 when its first folder does not. Changes `path` for a
+ * moment. */
+size_t dsc_directory_existing(char *path);
+/* Removes a directory and those above it, as far as they are empty and longer than `kept`, a length that
+ * dsc_directory_existing returned before they were made. Shortens `path` by what was removed. */
+void dsc_directory_remove_made(char *path, size_t kept);
+/* Whether files can be written into a directory, which need not exist. Makes it and a file in it, and removes
+ * both. */
+dsc_status dsc_directory_probe(const char *path) DSC_MUST_CHECK;
 
 /* 1 when another process that runs on this machine may be writing the file of this temporary name. */
 int dsc_temporary_is_used(const char *name);

@@ -6,17 +6,17 @@
 #include "descent/checkpoint.h"
 #include "descent/trainer.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 enum { STEPS = 6 }; /* the first one is not timed: it plans, and K-FAC decomposes in it */
 
 typedef struct trial {
     const dsc_cli_train_values *v;
     dsc_cli_progress progress;
+    const char *resume; /* rank 0: the checkpoint to go on from; NULL: none */
+    char checkpoint[DSC_CLI_OUT_SIZE];
     int64_t epoch_steps;
     double step_s;       /* mean of the timed steps; 0: there was none */
     double decompose_ms; /* of the longest decomposition */
@@ -31,33 +31,15 @@ static void note(void *context, const dsc_progress *p) {
         dsc_cli_progress_event(&t->progress, p);
 }
 
-/* Rank 0: that the output directory can be made: the last part of its path that exists can be written. */
-static dsc_status check_out(const char *out) {
-    char path[DSC_CLI_OUT_SIZE];
-    snprintf(path, sizeof path, "%s", out);
-    for (;;) {
-        if (access(*path ? path : ".", F_OK) == 0 || errno == ENOTDIR)
-            break;
-        char *slash = strrchr(path, '/');
-        if (slash == path)
-            slash++;
-        *(slash ? slash : path) = '\0';
-    }
-    if (access(*path ? path : ".", W_OK | X_OK) == 0)
-        return DSC_OK;
-    return DSC_CLI_FAIL(DSC_E_INVALID,
-                        "--out %s: cannot write into '%s': %s; name a directory that can be written", out,
-                        *path ? path : ".", strerror(errno));
-}
-
-/* "auto" looks into an output directory, which this run does not have: the checkpoint is named instead. */
-static const char *find_checkpoint(const dsc_cli_train_values *v) {
-    dsc_checkpoint_info *info = NULL;
+/* Rank 0: "auto" looks into an output directory, which this run does not have: the checkpoint is named instead. */
+static dsc_status find_checkpoint(trial *t) {
+    const dsc_cli_train_values *v = t->v;
+    t->resume = v->o.resume;
     if (!v->o.resume || strcmp(v->o.resume, "auto") != 0)
-        return v->o.resume;
-    int there = v->o.out && dsc_checkpoint_read_info(v->o.out, &info) == DSC_OK;
-    dsc_checkpoint_info_free(&info);
-    return there ? v->o.out : NULL;
+        return DSC_OK;
+    DSC_CLI_TRY(dsc_checkpoint_find_intact(v->o.out, t->checkpoint, sizeof t->checkpoint));
+    t->resume = t->checkpoint[0] ? t->checkpoint : NULL;
+    return DSC_OK;
 }
 
 static dsc_status take_steps(dsc_trainer *trainer, trial *t) {
@@ -81,6 +63,10 @@ static dsc_status take_steps(dsc_trainer *trainer, trial *t) {
 
 static void print_time(const trial *t, int ranks) {
     const dsc_cli_train_values *v = t->v;
+    if (t->epoch_steps == 0) {
+        printf("steps: none is left\n");
+        return;
+    }
     int64_t every = v->kfac.update_freq, steps = t->epoch_steps * v->o.epochs;
     double step_s = t->step_s + (every > STEPS ? 1e-3 * t->decompose_ms / (double)every : 0);
     double images = (double)(v->o.batch_size * v->o.batches_per_allreduce * ranks);
@@ -94,14 +80,16 @@ static void print_time(const trial *t, int ranks) {
            dsc_cli_duration(step_s * (double)steps, all, sizeof all));
 }
 
-/* The host's memory of this process at its peak, and what K-FAC holds on its device. */
-static void print_memory(dsc_trainer *trainer) {
-    struct rusage use;
-    if (getrusage(RUSAGE_SELF, &use) == 0)
-        printf("memory: %.0f MB per rank at the peak", (double)use.ru_maxrss / 1e3);
+/* The memory of this process at its peak, and what K-FAC holds of it. */
+static void print_memory(dsc_trainer *trainer, const dsc_device *device) {
+    struct rusage use = {.ru_maxrss = 0};
+    getrusage(RUSAGE_SELF, &use);
+    printf("memory: %.0f MB per rank at the peak", (double)use.ru_maxrss * 1024e-6);
+    if (!dsc_device_is_host(device))
+        printf(", and %.0f MB of its GPU", (double)dsc_device_peak_bytes(device) * 1e-6);
     dsc_kfac_memory m = {.size = sizeof m};
     if (dsc_trainer_kfac(trainer) && dsc_kfac_get_memory(dsc_trainer_kfac(trainer), &m) == DSC_OK)
-        printf(", K-FAC's %.0f MB included",
+        printf(", %.0f MB of that for K-FAC",
                1e-6 *
                    (double)(m.factors[0] + m.factors[1] + m.batches[0] + m.batches[1] + m.decompositions[0] +
                             m.decompositions[1] + m.outer_products + m.moments + m.norms + m.work));
@@ -111,7 +99,7 @@ static void print_memory(dsc_trainer *trainer) {
 static dsc_status try_out(dsc_cli_session *session, trial *t) {
     dsc_train_options o = t->v->o;
     dsc_trainer *trainer = NULL;
-    o.resume = find_checkpoint(t->v);
+    o.resume = t->resume;
     o.out = o.tensorboard = o.trace = NULL;
     o.progress = note;
     o.progress_context = t;
@@ -120,18 +108,20 @@ static dsc_status try_out(dsc_cli_session *session, trial *t) {
     dsc_status status = take_steps(trainer, t);
     if (status == DSC_OK && dsc_cli_prints(session)) {
         print_time(t, dsc_comm_size(session->comm));
-        print_memory(trainer);
+        print_memory(trainer, session->device);
     }
     dsc_trainer_destroy(&trainer);
     return status;
 }
 
 dsc_status dsc_cli_dry_run(dsc_cli_session *session, const dsc_cli_train_values *values) {
-    trial t = {.v = values};
-    int checks = dsc_cli_prints(session) && values->o.out;
-    DSC_CLI_TRY(dsc_cli_agree(session, checks ? check_out(values->o.out) : DSC_OK));
+    trial t = {.v = values}; /* rank 0 chooses the checkpoint */
+    dsc_status status = dsc_train_probe_files(&values->o, dsc_comm_rank(session->comm));
+    if (status == DSC_OK && dsc_cli_prints(session))
+        status = find_checkpoint(&t);
+    DSC_CLI_TRY(dsc_cli_agree(session, status));
     dsc_cli_progress_init(&t.progress, values->common.verbose, 0);
-    dsc_status status = try_out(session, &t);
+    status = try_out(session, &t);
     dsc_cli_progress_end(&t.progress);
     return status;
 }

@@ -48,6 +48,11 @@ static const dsc_option own_options[] = {
 
 static dsc_option options[MAX_OPTIONS]; /* filled in by init */
 
+/* Options of train that a test has no use for. */
+static int is_left_out(const char *name) {
+    return strcmp(name, "dry-run") == 0 || strcmp(name, "print-config") == 0;
+}
+
 /* Those of train, with another meaning of two of them. */
 static void init(void *values) {
     find_lr_values *v = values;
@@ -57,6 +62,11 @@ static void init(void *values) {
     if (dsc_option_join(options, MAX_OPTIONS, own_options, 0, SIZE_MAX, NULL) != DSC_OK ||
         dsc_option_join(options, MAX_OPTIONS, dsc_cli_train_options, 0, SIZE_MAX, NULL) != DSC_OK)
         return;
+    int count = 0;
+    for (const dsc_option *o = options; o->name; o++)
+        if (!is_left_out(o->name))
+            options[count++] = *o;
+    options[count].name = NULL;
     for (dsc_option *o = options; o->name; o++)
         if (strcmp(o->name, "steps") == 0) {
             o->help = "steps of the test";
@@ -284,8 +294,11 @@ static dsc_status prepare(find_lr_values *v, const dsc_option_set *set, const ch
     if (o->on_peer_loss == DSC_PEER_LOSS_CONTINUE)
         return DSC_CLI_FAIL(DSC_E_INVALID,
                             "--on-peer-loss continue: a range test needs all of its ranks; leave it out");
-    if (o->resume && strcmp(o->resume, "auto") == 0)
+    if (o->resume && strcmp(o->resume, "auto") == 0) {
+        v->train.dry_run = 1; /* makes no directory */
+        DSC_CLI_TRY(dsc_cli_train_choose_out(&v->train));
         o->resume = o->out; /* its latest checkpoint */
+    }
     *out = dsc_option_given(set, "out") ? o->out : NULL;
     o->out = NULL;
     o->eval_every = o->distance_every = 0;

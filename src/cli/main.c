@@ -111,12 +111,19 @@ static const char *split_message(const char *message, int *rank) {
     return sscanf(message, "rank %d: %n", rank, &length) == 1 && length > 0 ? message + length : message;
 }
 
+/* Whether this rank only knows that rank 0, whose message is `first`, has failed. The text may be cut off. */
+static int is_stopped_by(const char *own, const char *first) {
+    static const char stopped[] = "stopped by ";
+    size_t length = sizeof stopped - 1;
+    return strncmp(own, stopped, length) == 0 && strncmp(own + length, first, strlen(own + length)) == 0;
+}
+
 /* All ranks have failed: rank 0 prints its message, the others only a message that differs from it. */
 static void print_together(dsc_cli_session *session, const failure *own, const char *first, int verbose) {
     int own_rank, first_rank;
     const char *own_text = split_message(own->message, &own_rank),
                *first_text = split_message(first, &first_rank);
-    int mine = own_rank == dsc_comm_rank(session->comm);
+    int mine = own_rank == dsc_comm_rank(session->comm) && !is_stopped_by(own_text, first);
     if (dsc_cli_prints(session) || (mine && strcmp(own_text, first_text) != 0))
         print_failure(own, verbose);
 }

@@ -45,6 +45,7 @@ static const dsc_option own_options[] = {
     {.name = "progress-every",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(progress_every),
+     .flags = DSC_OPTION_MAY_CHANGE,
      .value = "10",
      .placeholder = "S",
      .range = "[0, 1e9]",

@@ -26,10 +26,12 @@ static void append(char *name, size_t size, const char *text) {
     name[used] = '\0';
 }
 
-/* "lr0.05", "adam", "lr-schedule-cosine", "nesterov", "bn-average-off" */
+/* "lr0.05", "adam", "lr-schedule-cosine", "nesterov", "bn-average-off", "init-resnet18.safetensors" */
 static void describe(const dsc_option *o, const char *value, char *part, size_t size) {
     int flag = o->kind == DSC_OPTION_FLAG || o->kind == DSC_OPTION_NO_FLAG;
     int word = o->kind == DSC_OPTION_CHOICE || o->kind == DSC_OPTION_WORD;
+    if (o->kind == DSC_OPTION_STRING && strrchr(value, '/'))
+        value = strrchr(value, '/') + 1; /* of a path its last name */
     part[0] = '\0';
     if (word && !strchr(o->name, '-')) {
         append(part, size, value);

@@ -106,8 +106,9 @@ dsc_status dsc_cli_train_restore(void *values, dsc_option_set *set) {
         return DSC_OK;
     v->o.out = NULL; /* a file is where a run of its own branches off */
     size_t length = strlen(directory);
-    char after = strncmp(v->o.resume, directory, length) == 0 ? v->o.resume[length] : '/';
-    if (stat(directory, &info) == 0 && S_ISDIR(info.st_mode) && (after == ':' || after == '\0')) {
+    const char *rest = strncmp(v->o.resume, directory, length) == 0 ? v->o.resume + length : "FILE";
+    rest += strspn(rest, "/");
+    if (stat(directory, &info) == 0 && S_ISDIR(info.st_mode) && (*rest == ':' || *rest == '\0')) {
         snprintf(v->out_name, sizeof v->out_name, "%s", directory);
         v->o.out = v->out_name;
     }

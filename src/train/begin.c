@@ -321,7 +321,9 @@ dsc_status dsc_trainer_begin(dsc_trainer *t) {
         DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     if (t->begun)
         return DSC_OK;
-    if (!t->options.resume) /* before a directory is made */
+    /* Before a directory is made or a run is removed. */
+    DSC_TRY(dsc_comm_agree(t->comm, dsc_train_probe_files(&t->options, t->rank)));
+    if (!t->options.resume)
         DSC_TRY(dsc_finetune_start(t));
     DSC_TRY(dsc_comm_agree(t->comm, t->rank == 0 ? prepare(t, &from) : DSC_OK));
     DSC_TRY(dsc_share_bytes(t->comm, t->queue, &from, sizeof from));

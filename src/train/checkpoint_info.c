@@ -115,20 +115,37 @@ dsc_status dsc_checkpoint_verify(const char *checkpoint) {
     return status;
 }
 
+/* Copies the first `length` characters of a path that the caller asked for. */
+static dsc_status hand_out(const char *path, size_t length, char *out, size_t size) {
+    if (length >= size)
+        return DSC_FAIL(DSC_E_INVALID, "'%.60s...': the name may have %zu characters at most", path,
+                        size > 0 ? size - 1 : 0);
+    memcpy(out, path, length);
+    out[length] = '\0';
+    return DSC_OK;
+}
+
 dsc_status dsc_checkpoint_directory(const char *checkpoint, char *directory, size_t size) {
     size_t length;
     if (!checkpoint || !directory)
         return DSC_FAIL(DSC_E_INVALID, "neither the checkpoint nor the place for its directory may be NULL");
     if (!dsc_checkpoint_spec_is_directory(checkpoint, &length)) {
         const char *slash = strrchr(checkpoint, '/');
-        length = !slash ? 0 : slash == checkpoint ? 1 : (size_t)(slash - checkpoint);
-        checkpoint = slash ? checkpoint : ".";
-        length = slash ? length : 1;
+        if (!slash)
+            return hand_out(".", 1, directory, size);
+        length = slash == checkpoint ? 1 : (size_t)(slash - checkpoint);
     }
-    if (length >= size)
-        return DSC_FAIL(DSC_E_INVALID, "'%.60s...': the name of a directory may have %zu characters at most",
-                        checkpoint, size - 1);
-    memcpy(directory, checkpoint, length);
-    directory[length] = '\0';
-    return DSC_OK;
+    while (length > 1 && checkpoint[length - 1] == '/')
+        length--;
+    return hand_out(checkpoint, length, directory, size);
+}
+
+dsc_status dsc_checkpoint_find_intact(const char *directory, char *path, size_t size) {
+    char *found = NULL;
+    if (!directory || !path)
+        return DSC_FAIL(DSC_E_INVALID, "neither the directory nor the place for the path may be NULL");
+    DSC_TRY(dsc_checkpoint_newest_intact(directory, &found));
+    dsc_status status = hand_out(found ? found : "", found ? strlen(found) : 0, path, size);
+    dsc_memory_free(&found);
+    return status;
 }

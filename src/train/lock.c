@@ -52,42 +52,11 @@ static dsc_status try_once(dsc_lock *lock, int *held) {
     return DSC_OK;
 }
 
-/* The length of the longest part of a path that exists; 0 when its first folder does not. */
-static size_t existing_part(char *path) {
-    struct stat info;
-    size_t length = strlen(path);
-    while (length > 0) {
-        char end = path[length];
-        path[length] = '\0';
-        int there = stat(path, &info) == 0;
-        path[length] = end;
-        if (there)
-            return length;
-        while (length > 0 && path[length - 1] != '/')
-            length--;
-        while (length > 0 && path[length - 1] == '/')
-            length--;
-    }
-    return 0;
-}
-
-/* Removes the directory and those above it that were made with it, as far as they are empty. */
-static void remove_made(dsc_lock *lock) {
-    size_t length = strlen(lock->directory);
-    while (length > lock->kept && (rmdir(lock->directory) == 0 || errno == ENOENT || errno == ENOTDIR)) {
-        while (length > lock->kept && lock->directory[length - 1] != '/')
-            length--;
-        while (length > lock->kept && lock->directory[length - 1] == '/')
-            length--;
-        lock->directory[length] = '\0';
-    }
-}
-
 static dsc_status take(dsc_lock *lock, const char *directory) {
     int held = 0;
     DSC_TRY(dsc_memory_strdup(directory, &lock->directory));
+    lock->kept = dsc_directory_existing(lock->directory);
     DSC_TRY(dsc_output_path(directory, "lock", &lock->path));
-    lock->kept = existing_part(lock->directory);
     while (!held) {
         lock->fd = -1;
         DSC_TRY(dsc_directory_make(directory));
@@ -103,7 +72,7 @@ dsc_status dsc_lock_take(const char *directory, dsc_lock **out) {
     dsc_status status = take(lock, directory);
     if (status != DSC_OK) {
         if (lock->directory)
-            remove_made(lock);
+            dsc_directory_remove_made(lock->directory, lock->kept);
         destroy(&lock);
         return dsc_error_pass(status, __FILE__, __LINE__);
     }
@@ -116,6 +85,6 @@ void dsc_lock_release(dsc_lock **lock) {
         return;
     if (is_current(*lock))
         unlink((*lock)->path); /* while it is locked: later it may be another process's */
-    remove_made(*lock);
+    dsc_directory_remove_made((*lock)->directory, (*lock)->kept);
     destroy(lock);
 }

@@ -3,9 +3,11 @@
 
 #include "base/error.h"
 #include "base/output.h"
+#include "base/versioned.h"
 #include "descent/train.h"
 #include "train/event_file.h"
 #include "train/lock.h"
+#include "train/trace_file.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -76,6 +78,26 @@ dsc_status dsc_run_files_remove(const char *directory) {
                 DSC_FAIL(DSC_E_IO, "cannot remove '%s/%s': %s", directory, entry->d_name, strerror(errno));
     if (entries)
         closedir(entries);
+    return status;
+}
+
+dsc_status dsc_train_probe_files(const dsc_train_options *options, int rank) {
+    dsc_train_options o;
+    dsc_train_options_init(&o);
+    DSC_TRY(dsc_versioned_read("train", options, sizeof o, &o));
+    dsc_status status = DSC_OK;
+    if (o.out && rank == 0)
+        DSC_TRY(dsc_directory_probe(o.out));
+    if (o.tensorboard && strcmp(o.tensorboard, "auto") != 0 && rank == 0) {
+        status = dsc_directory_probe(o.tensorboard);
+        if (status != DSC_OK)
+            dsc_error_prefix(status, "tensorboard %s", o.tensorboard);
+    }
+    if (status == DSC_OK && o.trace) {
+        status = dsc_trace_file_probe(o.trace, rank);
+        if (status != DSC_OK)
+            dsc_error_prefix(status, "trace %s", o.trace);
+    }
     return status;
 }
 

@@ -31,40 +31,80 @@ static dsc_status make_path(const char *file, int rank, char **out) {
     return DSC_OK;
 }
 
-static dsc_status make_parent(const char *path) {
+/* The directory that a path lies in. */
+static dsc_status find_parent(const char *path, char **out) {
     char *parent;
-    DSC_TRY(dsc_memory_strdup(path, &parent));
+    DSC_TRY(dsc_memory_strdup(*path ? path : ".", &parent));
     char *slash = strrchr(parent, '/');
     if (slash)
-        *slash = '\0';
-    dsc_status status = slash && slash != parent ? dsc_directory_make(parent) : DSC_OK;
-    dsc_memory_free(&parent);
-    return status;
+        slash[slash == parent] = '\0';
+    else
+        snprintf(parent, strlen(parent) + 1, ".");
+    *out = parent;
+    return DSC_OK;
+}
+
+static dsc_status refuse(const char *path, int error) {
+    return DSC_FAIL(DSC_E_INVALID, "cannot open '%s' for a trace: %s; name a file that can be written", path,
+                    strerror(error));
+}
+
+/* A file that was there may be an earlier trace, or empty. */
+static dsc_status check_is_trace(const char *path, int fd) {
+    char start[sizeof beginning] = "";
+    struct stat info;
+    ssize_t size = read(fd, start, sizeof start - 1);
+    int other = fstat(fd, &info) != 0 || !S_ISREG(info.st_mode) ||
+                (size != 0 && (size != sizeof start - 1 || memcmp(start, beginning, sizeof start - 1) != 0));
+    if (other)
+        return DSC_FAIL(DSC_E_INVALID, "'%s' is there and is no trace: name another file", path);
+    return DSC_OK;
 }
 
 /* *is_new: there was no such file. */
 static dsc_status open_file(const char *path, int *fd, int *is_new) {
-    char start[sizeof beginning] = "";
-    struct stat info;
+    char *parent = NULL;
     *is_new = 0;
-    if (path[0] == '\0')
-        return DSC_FAIL(DSC_E_INVALID, "the name of the trace is empty: name a file");
-    DSC_TRY(make_parent(path));
+    DSC_TRY(find_parent(path, &parent));
+    dsc_status status = dsc_directory_make(parent);
+    dsc_memory_free(&parent);
+    DSC_TRY(status);
     *fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     *is_new = *fd >= 0;
     if (*fd < 0 && errno == EEXIST)
         *fd = open(path, O_RDWR | O_CLOEXEC);
     if (*fd < 0)
-        return DSC_FAIL(DSC_E_INVALID, "cannot open '%s' for a trace: %s; name a file that can be written",
-                        path, strerror(errno));
-    ssize_t size = read(*fd, start, sizeof start - 1);
-    int other = fstat(*fd, &info) != 0 || !S_ISREG(info.st_mode) ||
-                (size != 0 && (size != sizeof start - 1 || memcmp(start, beginning, sizeof start - 1) != 0));
-    if (other)
-        return DSC_FAIL(DSC_E_INVALID, "'%s' is there and is no trace: name another file", path);
+        return refuse(path, errno);
+    DSC_TRY(check_is_trace(path, *fd));
     if (ftruncate(*fd, 0) != 0 || lseek(*fd, 0, SEEK_SET) != 0)
         return DSC_FAIL(DSC_E_IO, "cannot empty '%s': %s", path, strerror(errno));
     return DSC_OK;
+}
+
+static dsc_status probe_path(const char *path) {
+    char *parent = NULL;
+    if (path[0] == '\0')
+        return DSC_FAIL(DSC_E_INVALID, "the name of the trace is empty: name a file");
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0 && errno != ENOENT && errno != ENOTDIR)
+        return refuse(path, errno);
+    if (fd >= 0) {
+        dsc_status status = check_is_trace(path, fd);
+        close(fd);
+        return status;
+    }
+    DSC_TRY(find_parent(path, &parent));
+    dsc_status status = dsc_directory_probe(parent);
+    dsc_memory_free(&parent);
+    return status;
+}
+
+dsc_status dsc_trace_file_probe(const char *file, int rank) {
+    char *path = NULL;
+    DSC_TRY(make_path(file, rank, &path));
+    dsc_status status = probe_path(path);
+    dsc_memory_free(&path);
+    return status;
 }
 
 dsc_status dsc_trace_file_open(dsc_trainer *t) {

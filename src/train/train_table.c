@@ -131,7 +131,7 @@ static const dsc_option train_table[] = {
      .kind = DSC_OPTION_STRING,
      .offset = AT(class_weights),
      .placeholder = "balanced|FILE",
-     .default_text = "",
+     .default_text = "none",
      .help =
          "weights of the classes in the training loss: by their numbers of images, or one number per class",
      .json = "class_weights"},
@@ -165,7 +165,7 @@ static const dsc_option train_table[] = {
      .kind = DSC_OPTION_STRING,
      .offset = AT(stop_at),
      .placeholder = "GOAL",
-     .default_text = "",
+     .default_text = "none",
      .help = "end when an evaluation reaches top1=X or top5=X, in percent, or loss=X",
      .json = "stop_at",
      .flags = DSC_OPTION_MAY_CHANGE,
@@ -338,7 +338,7 @@ static const dsc_option train_table[] = {
      .help = "start from the weights in a safetensors file of descent's or PyTorch's, or in a checkpoint of "
              "a run; a head of another size is made anew",
      .json = "init",
-     .flags = DSC_OPTION_OWN_TEXT | DSC_OPTION_MAY_CHANGE,
+     .flags = DSC_OPTION_OWN_TEXT,
      .group = "Fine-tuning"},
     {.name = "freeze",
      .kind = DSC_OPTION_STRING,

@@ -12,6 +12,7 @@
 #include "train/finetune.h"
 #include "train/kfac_setup.h"
 #include "train/same_options.h"
+#include "train/share.h"
 #include "train/survive.h"
 #include "train/sync.h"
 #include "train/trace_file.h"
@@ -290,6 +291,15 @@ static dsc_status check_model(const dsc_trainer *t) {
     return t->val_set ? check_data(t->model, t->val_set) : DSC_OK;
 }
 
+/* Rank 0's `resume` counts: the others only know whether there is one. */
+static dsc_status share_resume(dsc_trainer *t) {
+    int resumes = t->options.resume != NULL;
+    DSC_TRY(dsc_share_bytes(t->comm, t->queue, &resumes, sizeof resumes));
+    if (t->rank != 0)
+        t->options.resume = resumes ? "auto" : NULL;
+    return DSC_OK;
+}
+
 /* Settings, model and data are there: the rest. */
 static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     const char *rule = t->options.bad_images;
@@ -308,6 +318,7 @@ static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     DSC_TRY(dsc_comm_agree(t->comm, status));
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     DSC_TRY(dsc_same_options_check(t));
+    DSC_TRY(share_resume(t));
     DSC_TRY(make_local(t));
     DSC_TRY(dsc_class_weights_set(t));
     DSC_TRY(dsc_comm_agree(t->comm, dsc_survive_prepare(t)));

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Repeating a run: its options restored, its directory found again, a command tried without training.
+# Repeating a run: its options restored, its directory found again.
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
@@ -8,11 +8,6 @@ small=(train --model mlp --data synthetic:128 --batch-size 32 --threads 1 --devi
 # losses DIR: steps and losses of its metrics.
 losses() {
     sed -n 's/.*"kind":"step","step":\([0-9]*\),.*"loss":\([^,]*\),.*/\1 \2/p' "$1/metrics.jsonl"
-}
-
-# silent DIR...: none of them exists.
-gone() {
-    for path in "$@"; do [ ! -e "$path" ] || complain "$path was left"; done
 }
 
 # --resume DIR alone restores every option: the bits of a run that never stopped.
@@ -30,14 +25,34 @@ has half/config "nesterov = on"
 mv half moved
 expect 0 "step 12" train --resume moved --epochs 4
 has moved/config "out = moved"
-gone half
+[ ! -e half ] || complain "the directory has its old name again"
 expect 0 "step 8" train --resume moved:8 --epochs 4 --out branch
 expect 0 "output: runs/mlp-synthetic-no-augment-batch-size32-seed9-momentum0.8-nesterov-lr0.03-and-2-more-1" \
     train --resume moved/checkpoint-16.safetensors --epochs 5
 expect 2 "has no checkpoint of step 7: there are" train --resume moved:7
 
+expect 0 "options: those of moved/config" train --resume moved/ --epochs 5
+[ "$(head -n 1 stdout)" = "output: moved" ] || complain "a slash at the end: $(head -n 1 stdout)"
+
+# What a continuation depends on beside the weights: the average of weights, mixed images, the split, evaluations without a better one.
+more=(--val-split 0.2 --ema 0.9 --mixup 0.4 --random-erasing 0.3 --patience 9 --class-weights balanced --lr-schedule one-cycle --kfac-update-freq 3
+    --kfac-skip-layers fc1)
+expect 0 "done: " "${small[@]}" "${more[@]}" --eval-every 1 --epochs 3 --out mixed
+"$descent" "${small[@]}" "${more[@]}" --eval-every 1 --epochs 3 --steps 4 --out parts >stdout 2>&1 || complain "a part: $(tail -n 2 stdout)"
+expect 0 "done: " train --resume parts --steps 0
+for file in mixed/checkpoint-9.safetensors mixed/checkpoint-9.ema.safetensors; do
+    cmp -s "$file" "parts/${file#*/}" || complain "$file is another after a resume"
+done
+
+# The value none takes away what a run had.
+expect 0 "done: " "${small[@]}" --epochs 1 --eval-every 1 --freeze fc1 --stop-at top1=99 --tensorboard --out had
+expect 0 "epochs 2 instead of 1, stop-at none instead of top1=99, tensorboard none instead of auto" \
+    train --resume had --epochs 2 --freeze none --stop-at none --tensorboard none
+has stdout "freeze none instead of fc1"
+has had/config "# freeze: none"
+
 # Changes are listed, of options that do not apply any more nothing is left, and what cannot change is refused by name.
-expect 0 "done: " "${small[@]}" --epochs 1 --kfac-update-freq 2 --kfac-damping 0.1 --kfac-skip-layers fc9 --out kfac
+expect 0 "done: " "${small[@]}" --epochs 1 --kfac-update-freq 2 --kfac-damping 0.1 --kfac-skip-layers fc1 --out kfac
 expect 0 "resumed with other options than the saved run: momentum 0.5 instead of 0.9" train --resume kfac --epochs 2 --momentum 0.5
 has stdout "but epochs 2 instead of 1"
 expect 0 "kfac-update-freq 0 instead of 2" train --resume kfac --epochs 3 --kfac-update-freq 0
@@ -60,9 +75,11 @@ expect 0 "output: runs/mlp-synthetic-batch-size32-2" "${small[@]}" --epochs 2 --
 has stdout "resumed from 'runs/mlp-synthetic-batch-size32-2/checkpoint-4.safetensors'"
 sed -i 's/^lr = .*/lr = 0.2/' runs/mlp-synthetic-batch-size32-2/config # no longer the run of this command line
 expect 0 "resumed from 'runs/mlp-synthetic-batch-size32-1/" "${small[@]}" --epochs 3 --resume auto
+expect 0 "suggested" find-lr "${small[@]:1}" --steps 20 --resume auto
 mkdir runs/mlp-synthetic-batch-size32-7 runs/mlp-synthetic-batch-size32-x # holds no run
 expect 0 "output: runs/mlp-synthetic-batch-size32-1" "${small[@]}" --epochs 4 --resume auto
 expect 0 "output: runs/mlp-synthetic-batch-size32-8" "${small[@]}" --epochs 1
+expect 0 "output: runs/mlp-synthetic-batch-size32-init-whole-1" "${small[@]}" --epochs 1 --init ./whole --resume auto --progress-every 3
 for i in 1 2 3; do "$descent" "${small[@]}" --epochs 1 --seed 3 >"log$i" 2>&1 & done
 wait
 [ "$(cat log1 log2 log3 | grep -c "^written: runs/mlp-synthetic-batch-size32-seed3-[123]$")" = 3 ] || complain "three at once: $(cat log1 log2 log3)"
@@ -75,39 +92,5 @@ if have_mpi; then
     has stdout "but epochs 2 instead of 1"
 fi
 rm -r runs
-
-# A refused command leaves nothing, and removes nothing.
-expect 2 "none/here" train --data cifar10:none/here
-expect 2 "none/here" train --data cifar10:none/here --out a/b/c
-expect 2 "none.safetensors" "${small[@]}" --resume none.safetensors
-gone runs a
-before=$(ls whole)
-expect 2 "none/here" train --data cifar10:none/here --out whole --overwrite
-[ "$(ls whole)" = "$before" ] || complain "a refused --overwrite has removed files"
-if have_mpi; then
-    status=0
-    job 2 "$descent" train --data cifar10:none/here >stdout 2>stderr || status=$?
-    [ "$status" = 2 ] || complain "two ranks without data: status $status"
-    gone runs
-fi
-
-# --print-config is what --config reads; --dry-run trains nothing and writes nothing.
-"$descent" "${small[@]}" "${options[@]}" --epochs 3 --print-config >printed
-gone runs
-expect 0 "done: " train --config printed --out again
-cmp -s <(losses whole) <(losses again) || complain "--print-config prints another run"
-expect 0 "ms per step" "${small[@]}" --epochs 3 --kfac-update-freq 10 --dry-run
-has stdout "steps: 4 per epoch, 12 in all"
-has stdout "MB per rank"
-expect 0 "output: deep/er (nothing is written)" "${small[@]}" --epochs 3 --dry-run --out deep/er
-expect 0 "ms per step" train --resume whole --epochs 9 --dry-run
-expect 2 "there is a run in it already" "${small[@]}" --dry-run --out whole
-expect 2 "none/here" train --data cifar10:none/here --dry-run
-[ "$(ls whole)" = "$before" ] || complain "--dry-run has changed a run"
-if have_mpi; then
-    job 2 "$descent" "${small[@]}" --batch-size 16 --dry-run >stdout 2>stderr || complain "--dry-run on two ranks: $(cat stderr)"
-    [ "$(grep -c "ms per step" stdout)" = 1 ] || complain "--dry-run on two ranks prints $(cat stdout)"
-fi
-gone runs deep
 
 finish
