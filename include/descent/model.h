@@ -73,6 +73,17 @@ DSC_API dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x,
 DSC_API dsc_status dsc_model_batch_norm(dsc_model *m, const char *name, dsc_value x,
                                         dsc_value *y) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_model_relu(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
+/* Activations, number by number: */
+typedef enum dsc_activation {
+    DSC_ACTIVATION_RELU,      /* max(x, 0), as dsc_model_relu */
+    DSC_ACTIVATION_GELU,      /* x Phi(x), Phi that of the normal distribution */
+    DSC_ACTIVATION_GELU_TANH, /* x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) / 2, as GPT-2 has it */
+    DSC_ACTIVATION_SILU,      /* x / (1 + e^-x) */
+    DSC_ACTIVATION_TANH,
+    DSC_ACTIVATION_SIGMOID /* 1 / (1 + e^-x) */
+} dsc_activation;
+DSC_API dsc_status dsc_model_activation(dsc_model *m, dsc_value x, dsc_activation activation,
+                                        dsc_value *y) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_model_max_pool(dsc_model *m, dsc_value x, int64_t kernel, int64_t stride, int64_t pad,
                                       dsc_value *y) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_model_avg_pool(dsc_model *m, dsc_value x, int64_t kernel, int64_t stride, int64_t pad,

@@ -7,6 +7,9 @@
 
 #include "base/rng.h"
 #include "device/ops.h"
+#ifndef __cplusplus
+#include "device/float_math.h"
+#endif
 
 #include <math.h>
 
@@ -248,17 +251,29 @@ DSC_FORMULA double dsc_update_rate(dsc_update_rule rule, const double *hyper, co
 #define DSC_NAME(name) name
 #define DSC_TYPE(name) name
 #define DSC_SQRT       sqrt
+#define DSC_EXP        exp
+#define DSC_TANH       tanh
+#define DSC_ERFC       erfc
 #include "device/formulas.inc"
 #undef DSC_REAL
 #undef DSC_NAME
 #undef DSC_TYPE
 #undef DSC_SQRT
+#undef DSC_EXP
+#undef DSC_TANH
+#undef DSC_ERFC
 
 #define DSC_REAL float
 #ifdef __cplusplus
 #define DSC_NAME(name) name
+#define DSC_EXP        expf
+#define DSC_TANH       tanhf
+#define DSC_ERFC       erfcf
 #else
 #define DSC_NAME(name) name##_f
+#define DSC_EXP        dsc_exp_f
+#define DSC_TANH       dsc_tanh_f
+#define DSC_ERFC       dsc_erfc_f
 #endif
 #define DSC_TYPE(name) name##_f
 #define DSC_SQRT       sqrtf
@@ -267,5 +282,8 @@ DSC_FORMULA double dsc_update_rate(dsc_update_rule rule, const double *hyper, co
 #undef DSC_NAME
 #undef DSC_TYPE
 #undef DSC_SQRT
+#undef DSC_EXP
+#undef DSC_TANH
+#undef DSC_ERFC
 
 #endif

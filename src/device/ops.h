@@ -27,6 +27,16 @@ dsc_status dsc_queue_create_low(dsc_device *device, dsc_queue **out) DSC_MUST_CH
 #define DSC_MAPS(MAP)                                                                                        \
     MAP(RELU, relu, "relu_forward", "x", NULL, "y")                                                          \
     MAP(RELU_MASK, relu_mask, "relu_backward", "y", "dy", "dx")                                              \
+    MAP(GELU, gelu, "gelu_forward", "x", NULL, "y")                                                          \
+    MAP(GELU_SLOPE, gelu_slope, "gelu_backward", "x", "dy", "dx")                                            \
+    MAP(GELU_TANH, gelu_tanh, "gelu_tanh_forward", "x", NULL, "y")                                           \
+    MAP(GELU_TANH_SLOPE, gelu_tanh_slope, "gelu_tanh_backward", "x", "dy", "dx")                             \
+    MAP(SILU, silu, "silu_forward", "x", NULL, "y")                                                          \
+    MAP(SILU_SLOPE, silu_slope, "silu_backward", "x", "dy", "dx")                                            \
+    MAP(TANH, tanh, "tanh_forward", "x", NULL, "y")                                                          \
+    MAP(TANH_SLOPE, tanh_slope, "tanh_backward", "y", "dy", "dx")                                            \
+    MAP(SIGMOID, sigmoid, "sigmoid_forward", "x", NULL, "y")                                                 \
+    MAP(SIGMOID_SLOPE, sigmoid_slope, "sigmoid_backward", "y", "dy", "dx")                                   \
     MAP(ADD, add, "add", "a", "b", "y")                                                                      \
     MAP(MULTIPLY, multiply, "multiply", "y", "x", "y")
 

@@ -19,10 +19,10 @@ typedef struct dsc_layer_type {
     const char *name;
     size_t attribute_bytes; /* size of the kind's attributes, of which every node has a copy */
     int named;              /* 1: has parameters, whose names start with the layer's */
-    int in_place;           /* y may share memory with x[0] when nothing else reads that, and dx[0] with dy */
-    int keeps_x;            /* backward reads the first keeps_x inputs */
-    int keeps_y;            /* backward reads y */
-    int dx_always;          /* backward writes dx[0] even where it is not needed */
+    int in_place;  /* y may share memory with x[0] when nothing reads that any more, and dx[0] with dy */
+    int keeps_x;   /* backward reads the first keeps_x inputs */
+    int keeps_y;   /* backward reads y */
+    int dx_always; /* backward writes dx[0] even where it is not needed */
     /* Checks the inputs, sets node->shape. */
     dsc_status (*shape)(const dsc_model *m, dsc_node *node);
     /* Declares parameters and buffers (dsc_graph_declare). */

@@ -51,7 +51,7 @@ static int wants_gradient(const place *p, dsc_value v) {
 /* Nothing but operation `s` reads the storage of its first input, in forward or in backward. */
 static int may_overwrite(const place *p, const dsc_exec_op *s) {
     int64_t root = p->root[s->in[0]];
-    if (!s->type->in_place || root == p->exec->model->input)
+    if (!s->type->in_place || s->keeps_x || root == p->exec->model->input)
         return 0;
     for (int64_t v = 0; v < p->n; v++)
         if (p->root[v] == root && (p->uses[v] != 1 || p->exec->ops[p->producer[v]].keeps_y))

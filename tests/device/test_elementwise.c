@@ -306,6 +306,110 @@ static void test_relu(void **state) {
     }
 }
 
+/* ---- other activations ---- */
+
+static const struct activation {
+    const char *name;
+    dsc_map forward, backward;
+    double of_one, slope; /* at x = 1 */
+} activations[] = {
+    {"gelu", DSC_MAP_GELU, DSC_MAP_GELU_SLOPE, 0.84134474606854295, 1.0833154705876864},
+    {"gelu_tanh", DSC_MAP_GELU_TANH, DSC_MAP_GELU_TANH_SLOPE, 0.84119199060827676, 1.0829640838457826},
+    {"silu", DSC_MAP_SILU, DSC_MAP_SILU_SLOPE, 0.73105857863000488, 0.92767051187148687},
+    {"tanh", DSC_MAP_TANH, DSC_MAP_TANH_SLOPE, 0.76159415595576489, 0.41997434161402607},
+    {"sigmoid", DSC_MAP_SIGMOID, DSC_MAP_SIGMOID_SLOPE, 0.73105857863000488, 0.19661193324148185}};
+enum { ACTIVATIONS = sizeof activations / sizeof activations[0] };
+
+/* Of tanh and sigmoid the backward pass reads the output. */
+static int reads_output(const struct activation *a) {
+    return a->forward == DSC_MAP_TANH || a->forward == DSC_MAP_SIGMOID;
+}
+
+typedef struct activation_case {
+    const struct activation *of;
+    double beta;
+} activation_case;
+
+static dsc_status activation_forward_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    return dsc_op_map(q, ((const activation_case *)params)->of->forward, &t[0], NULL, 0, &t[1]);
+}
+
+static dsc_status activation_backward_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    const activation_case *c = params;
+    return dsc_op_map(q, c->of->backward, &t[0], &t[1], c->beta, &t[2]);
+}
+
+/* Inputs in [-6, 6], where the functions bend; a last one far outside. */
+static void spread(double *x, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        x[i] = (double)(float)(6 * x[i]);
+    if (count > 16)
+        x[count - 1] = -300;
+}
+
+static void test_activations(void **state) {
+    (void)state;
+    for (int i = 0; i < ACTIVATIONS; i++)
+        for (int s = 0; s < SIZES; s++) {
+            activation_case c = {&activations[i], 0};
+            trial tr;
+            trial_start(&tr, activations[i].name, activation_forward_run, &c);
+            spread(trial_in(&tr, "x", SHAPE(sizes[s])), sizes[s]);
+            trial_out(&tr, "y", 1, SHAPE(sizes[s]));
+            trial_check(&tr);
+            for (c.beta = 0; c.beta <= 1; c.beta++) {
+                trial_start(&tr, activations[i].name, activation_backward_run, &c);
+                double *x = trial_in(&tr, "x or y", SHAPE(sizes[s]));
+                if (!reads_output(&activations[i]))
+                    spread(x, sizes[s]);
+                trial_in(&tr, "dy", SHAPE(sizes[s]));
+                trial_beta(&tr, "dx", 1, c.beta, SHAPE(sizes[s]));
+                trial_check(&tr);
+            }
+        }
+}
+
+/* At 1, and far away, where no large number may spoil the result. x may be y, and dx may be dy. */
+static void check_values(const rig *r, const struct activation *a, dsc_dtype type) {
+    const int bounded = reads_output(a);
+    const double want[] = {a->of_one, bounded ? 1 : 200, a->forward == DSC_MAP_TANH ? -1 : 0};
+    const double slope[] = {a->slope, bounded ? 0 : 1, 0};
+    const double limit[] = {4 * dtype_eps(type), 200 * dtype_eps(type), 4 * dtype_eps(type)};
+    place x = place_of(r, type, SHAPE(3), (const double[]){1, 200, -200});
+    place g = place_of(r, type, SHAPE(3), (const double[]){1, 1, 1});
+    if (!bounded)
+        assert_ok(dsc_op_map(r->q, a->backward, &x.t, &g.t, 0, &g.t));
+    assert_ok(dsc_op_map(r->q, a->forward, &x.t, NULL, 0, &x.t));
+    if (bounded)
+        assert_ok(dsc_op_map(r->q, a->backward, &x.t, &g.t, 0, &g.t));
+    place_expect_near(r, &x, want, limit, a->name);
+    place_expect_near(r, &g, slope, limit, a->name);
+    place_free(&x);
+    place_free(&g);
+}
+
+/* NaN must reach the loss. */
+static void check_nan(const rig *r, const struct activation *a, dsc_dtype type) {
+    const double nan = NAN, one = 1;
+    place x = place_of(r, type, SHAPE(1), &nan), g = place_of(r, type, SHAPE(1), &one);
+    assert_ok(dsc_op_map(r->q, a->backward, &x.t, &g.t, 0, &g.t));
+    assert_ok(dsc_op_map(r->q, a->forward, &x.t, NULL, 0, &x.t));
+    assert_true(isnan(place_get(r, &x, 0)) && isnan(place_get(r, &g, 0)));
+    place_free(&x);
+    place_free(&g);
+}
+
+static void test_activation_values(void **state) {
+    (void)state;
+    for (int r = 0; r < rig_count; r++)
+        for (int i = 0; i < ACTIVATIONS; i++) {
+            check_values(&rigs[r], &activations[i], DSC_F32);
+            check_values(&rigs[r], &activations[i], DSC_F64);
+            check_nan(&rigs[r], &activations[i], DSC_F32);
+            check_nan(&rigs[r], &activations[i], DSC_F64);
+        }
+}
+
 static dsc_status add_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     (void)params;
     return dsc_op_add(q, &t[0], &t[1], &t[2]);
@@ -460,15 +564,26 @@ static void test_blend(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_fill),         cmocka_unit_test(test_fill_refuses),
-        cmocka_unit_test(test_convert),      cmocka_unit_test(test_convert_equal_types),
-        cmocka_unit_test(test_axpby),        cmocka_unit_test(test_scale_by),
-        cmocka_unit_test(test_dot),          cmocka_unit_test(test_dot_corners),
-        cmocka_unit_test(test_clip_factor),  cmocka_unit_test(test_count_nonfinite),
-        cmocka_unit_test(test_bias_add),     cmocka_unit_test(test_bias_grad),
-        cmocka_unit_test(test_relu),         cmocka_unit_test(test_add),
-        cmocka_unit_test(test_in_place),     cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_dropout_mask), cmocka_unit_test(test_blend),
+        cmocka_unit_test(test_fill),
+        cmocka_unit_test(test_fill_refuses),
+        cmocka_unit_test(test_convert),
+        cmocka_unit_test(test_convert_equal_types),
+        cmocka_unit_test(test_axpby),
+        cmocka_unit_test(test_scale_by),
+        cmocka_unit_test(test_dot),
+        cmocka_unit_test(test_dot_corners),
+        cmocka_unit_test(test_clip_factor),
+        cmocka_unit_test(test_count_nonfinite),
+        cmocka_unit_test(test_bias_add),
+        cmocka_unit_test(test_bias_grad),
+        cmocka_unit_test(test_relu),
+        cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_activation_values),
+        cmocka_unit_test(test_add),
+        cmocka_unit_test(test_in_place),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_dropout_mask),
+        cmocka_unit_test(test_blend),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

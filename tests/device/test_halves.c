@@ -249,6 +249,36 @@ static dsc_status relu_backward_run(dsc_queue *q, dsc_tensor *t, const void *par
     return dsc_op_relu_backward(q, &t[0], &t[1], *(const double *)params, &t[2]);
 }
 
+static dsc_status map_forward_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    return dsc_op_map(q, ((const dsc_map *)params)[0], &t[0], NULL, 0, &t[1]);
+}
+
+static dsc_status map_backward_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    return dsc_op_map(q, ((const dsc_map *)params)[1], &t[0], &t[1], 1, &t[2]);
+}
+
+static void test_activations(void **state) {
+    (void)state;
+    static const dsc_map maps[][2] = {{DSC_MAP_GELU, DSC_MAP_GELU_SLOPE},
+                                      {DSC_MAP_GELU_TANH, DSC_MAP_GELU_TANH_SLOPE},
+                                      {DSC_MAP_SILU, DSC_MAP_SILU_SLOPE},
+                                      {DSC_MAP_TANH, DSC_MAP_TANH_SLOPE},
+                                      {DSC_MAP_SIGMOID, DSC_MAP_SIGMOID_SLOPE}};
+    for (size_t i = 0; i < sizeof maps / sizeof maps[0]; i++)
+        for (int s = 0; s < SIZES; s++) {
+            trial tr;
+            trial_start(&tr, "activation", map_forward_run, maps[i]);
+            trial_in(&tr, "x", SHAPE(sizes[s]));
+            trial_out(&tr, "y", 1, SHAPE(sizes[s]));
+            trial_check_halves(&tr);
+            trial_start(&tr, "its backward pass", map_backward_run, maps[i]);
+            trial_in(&tr, "x", SHAPE(sizes[s]));
+            trial_in(&tr, "dy", SHAPE(sizes[s]));
+            trial_inout(&tr, "dx", 2, SHAPE(sizes[s]));
+            trial_check_halves(&tr);
+        }
+}
+
 static dsc_status add_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     (void)params;
     return dsc_op_add(q, &t[0], &t[1], &t[2]);
@@ -536,12 +566,19 @@ static void test_augment(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gemm),         cmocka_unit_test(test_conv),
-        cmocka_unit_test(test_gram),         cmocka_unit_test(test_bias),
-        cmocka_unit_test(test_elementwise),  cmocka_unit_test(test_dropout),
-        cmocka_unit_test(test_pool),         cmocka_unit_test(test_global_and_shortcut),
-        cmocka_unit_test(test_norm_forward), cmocka_unit_test(test_norm_backward),
-        cmocka_unit_test(test_loss),         cmocka_unit_test(test_augment),
+        cmocka_unit_test(test_gemm),
+        cmocka_unit_test(test_conv),
+        cmocka_unit_test(test_gram),
+        cmocka_unit_test(test_bias),
+        cmocka_unit_test(test_elementwise),
+        cmocka_unit_test(test_activations),
+        cmocka_unit_test(test_dropout),
+        cmocka_unit_test(test_pool),
+        cmocka_unit_test(test_global_and_shortcut),
+        cmocka_unit_test(test_norm_forward),
+        cmocka_unit_test(test_norm_backward),
+        cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_augment),
     };
     int halves = 0;
     if (rigs_open_loose(NULL) != 0)

@@ -199,6 +199,27 @@ static dsc_status build_hourglass(dsc_model *m, dsc_value *logits) {
     return head(m, y, logits);
 }
 
+/* Every activation, on maps and vectors, at values with one reader and with two. */
+static dsc_status build_activations(dsc_model *m, dsc_value *logits) {
+    dsc_value x, y;
+    DSC_TRY(dsc_model_input(m, 3, 3, 2, &x));
+    DSC_TRY(dsc_model_activation(m, x, DSC_ACTIVATION_SIGMOID, &x));
+    DSC_TRY(net_conv(m, "conv0", x, 3, 1, &x));
+    DSC_TRY(dsc_model_activation(m, x, DSC_ACTIVATION_GELU, &x));
+    DSC_TRY(net_conv(m, "conv1", x, 3, 1, &x));
+    DSC_TRY(dsc_model_activation(m, x, DSC_ACTIVATION_SILU, &y));
+    DSC_TRY(dsc_model_add(m, x, y, &x));
+    DSC_TRY(dsc_model_flatten(m, x, &x));
+    DSC_TRY(dsc_model_linear(m, "fc1", x, 8, 1, &x));
+    DSC_TRY(dsc_model_activation(m, x, DSC_ACTIVATION_GELU_TANH, &x));
+    DSC_TRY(dsc_model_linear(m, "fc2", x, 8, 1, &x));
+    DSC_TRY(dsc_model_activation(m, x, DSC_ACTIVATION_TANH, &x));
+    DSC_TRY(dsc_model_activation(m, x, DSC_ACTIVATION_SIGMOID, &y));
+    DSC_TRY(dsc_model_add(m, y, x, &x));
+    DSC_TRY(dsc_model_activation(m, x, DSC_ACTIVATION_RELU, &x));
+    return dsc_model_linear(m, "fc3", x, NET_CLASSES, 1, logits);
+}
+
 const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"conv", build_conv, 9, 8, 2, 0, 0},
                     {"residual", build_residual, 5, 5, 3, 4, 0},
@@ -208,6 +229,7 @@ const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"norms", build_norms, 3, 2, 2, 1, 1},
                     {"shared", build_shared, 4, 4, 2, 0, 0},
                     {"hourglass", build_hourglass, 7, 6, 2, 0, 0},
+                    {"activations", build_activations, 3, 3, 2, 0, 0},
                     {NULL, NULL, 0, 0, 0, 0, 0}};
 
 const net *find_net(const char *name) {

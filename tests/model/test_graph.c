@@ -108,6 +108,9 @@ static void test_other_errors(void **state) {
                  dsc_model_relu(m, 7, &y));
     assert_fails(DSC_E_INVALID, "value -1", dsc_model_add(m, x, -1, &y));
     assert_fails(DSC_E_INVALID, "rate 1", dsc_model_dropout(m, x, 1, &y));
+    assert_fails(DSC_E_INVALID, "activation: number 6 is unknown; 0 to 5",
+                 dsc_model_activation(m, x, (dsc_activation)6, &y));
+    assert_fails(DSC_E_INVALID, "gelu: no model", dsc_model_activation(NULL, x, DSC_ACTIVATION_GELU, &y));
     assert_fails(DSC_E_INVALID, "not sealed", dsc_exec_create(m, DSC_EXEC_TRAIN, 1, &exec));
     assert_fails(DSC_E_INVALID, "logits come from input", dsc_model_seal(m, x));
     assert_fails(DSC_E_INVALID, "logits are value 9", dsc_model_seal(m, 9));
