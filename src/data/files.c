@@ -30,6 +30,12 @@ int dsc_file_is_directory(const char *path) {
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+int dsc_file_is_same(const char *a, const char *b) {
+    struct stat one, other;
+    return stat(a, &one) == 0 && stat(b, &other) == 0 && one.st_dev == other.st_dev &&
+           one.st_ino == other.st_ino;
+}
+
 dsc_status dsc_file_size(const char *path, int64_t *size) {
     struct stat info;
     if (stat(path, &info) != 0)

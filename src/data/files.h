@@ -19,6 +19,8 @@ void dsc_bytes_free(dsc_bytes *bytes);
 
 /* 1 when `path` is a directory. */
 int dsc_file_is_directory(const char *path);
+/* 1 when both are the same file or folder, by way of links. */
+int dsc_file_is_same(const char *a, const char *b);
 /* Size of the regular file `path`. DSC_E_NOT_FOUND when it is not there. */
 dsc_status dsc_file_size(const char *path, int64_t *size) DSC_MUST_CHECK;
 /* Reads the first `size` bytes of `path` into `data`; DSC_E_FORMAT when there are fewer. */

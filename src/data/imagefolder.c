@@ -54,7 +54,7 @@ static int compare_names(const void *a, const void *b) {
 static dsc_status list_names(const char *path, name_list *list) {
     DIR *directory = opendir(path);
     if (!directory)
-        return DSC_FAIL(errno == ENOENT || errno == ENOTDIR ? DSC_E_NOT_FOUND : DSC_E_IO,
+        return DSC_FAIL(errno == ENOENT || errno == ENOTDIR || errno == ELOOP ? DSC_E_NOT_FOUND : DSC_E_IO,
                         "imagefolder: cannot list '%s': %s", path, strerror(errno));
     dsc_status status = DSC_OK;
     for (;;) {
@@ -170,6 +170,13 @@ static dsc_status add_images(folder *f, const char *below, int nested, int32_t l
         } else if (nested) {
             DSC_TRY_GOTO(status, dsc_path_join(path, list.name[i], &inner), done);
             DSC_TRY_GOTO(status, dsc_path_join(below, list.name[i], &inner_below), done);
+            if (dsc_file_is_same(inner, path) || dsc_file_is_same(inner, f->root))
+                DSC_TRY_GOTO(
+                    status,
+                    DSC_FAIL(DSC_E_FORMAT,
+                             "imagefolder: '%s' leads back to a folder that it lies in: remove the link",
+                             inner),
+                    done);
             if (dsc_file_is_directory(inner))
                 DSC_TRY_GOTO(status, add_images(f, inner_below, 0, label), done);
             else

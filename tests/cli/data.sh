@@ -34,6 +34,16 @@ ln -s ../set/train linked/train
 ln -s ../set/train linked/test
 expect 0 "val: 48 images in 3 classes, 0 of them broken" check-data imagefolder:linked
 
+# Links that lead back are refused; they would count images twice, or never end.
+for target in . .. ../../train; do
+    rm -rf loop && cp -r linked loop && rm loop/train && cp -r set/train loop/train
+    ln -s $target loop/train/class1/again
+    expect 2 "'loop/train/class1/again' leads back to a folder that it lies in" check-data imagefolder:loop
+done
+mkdir self
+ln -s train self/train
+expect 2 "'self/train' is missing" check-data imagefolder:self
+
 # Shards of WebDataset: the same images as in the folder, so the same results, on any number of ranks, with any number of
 # threads, and after a stop.
 if "$descent" --version | grep -q 'with ARCHIVE'; then

@@ -136,6 +136,14 @@ expect 0 "" train --model lenet --data synthetic:64 --steps 1 --batch-size 16 --
 expect 0 "images/val/class0/000.png" predict --checkpoint s --threads 1 images/val/class0
 ! grep -q warning stderr || complain "predict warns of a checkpoint of this version: $(cat stderr)"
 
+# Folders may be links, but not to one that they lie in.
+mkdir links
+ln -s ../images/val links/val
+expect 0 "links/val/class0/000.png" "${use[@]}" --top 1 links
+ln -s ../links links/again
+ln -s . links/self
+expect 2 "'links/again' leads back to a folder that it lies in: remove the link" "${use[@]}" links
+
 # What is wrong is refused.
 expect 2 "predict needs --checkpoint" predict images
 expect 2 "predict needs images" "${use[@]}"
