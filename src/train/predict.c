@@ -338,13 +338,6 @@ static dsc_status share_messages(session *s, int64_t count, dsc_bad_sample **out
     return status;
 }
 
-/* A message without the rank at its start: which one read an image does not matter. */
-static const char *without_rank(const char *message) {
-    int length = 0;
-    sscanf(message, "rank %*d: %n", &length);
-    return message + length;
-}
-
 /* Rank 0. */
 static void tell(session *s, int64_t index, char *at, const char *error) {
     dsc_prediction p = {.file = dsc_image_files_path(s->set, index), .error = error};
@@ -368,7 +361,7 @@ static void tell_all(session *s, int64_t first, char *all, const dsc_bad_sample 
         for (int64_t i = 0; i < s->batch; i++) {
             char *at = all + (size_t)(r * s->batch + i) * s->record_bytes;
             int64_t state = ((record *)(void *)at)->state;
-            const char *error = state == 2 && message ? without_rank((message++)->message) : NULL;
+            const char *error = state == 2 && message ? (message++)->message : NULL;
             result->images += state == 1;
             result->bad_images += state == 2;
             if (state != 0 && s->rank == 0 && s->function)

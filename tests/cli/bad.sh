@@ -32,6 +32,7 @@ if have_mpi; then
     job 2 "$descent" "${train[@]}" --batch-size 4 --data-threads 2 --bad-images skip:2 --out two >stdout 2>stderr ||
         complain "two ranks fail: $(cat stderr)"
     named stderr | cmp - one.named || complain "two ranks name other images: $(cat stderr)"
+    ! grep -q 'cannot be read: rank' stderr || complain "the name of a bad image depends on the ranks: $(cat stderr)"
     same_values one/metrics.jsonl two/metrics.jsonl || complain "results depend on the number of ranks"
     # The same where images are mixed with bad ones.
     mix=("${train[@]}" --mixup 0.5 --cutmix 1 --bad-images skip:2)
