@@ -96,7 +96,8 @@ typedef struct dsc_conv2d_shape {
     int64_t dilation_h, dilation_w;
     int64_t groups; /* divides in_c and out_c; each group of outputs sees its own group of inputs */
     /* Zeros added at the bottom and at the right besides the padding, as "same" padding of even kernels needs
-     * them. K-FAC layers only: models refuse them. */
+     * them. K-FAC layers only: models refuse them, except that for a transposed convolution they are rows and columns
+     * added to its output (dsc_model_conv_transpose2d). */
     int64_t extra_h, extra_w;
 } dsc_conv2d_shape;
 

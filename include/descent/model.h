@@ -68,6 +68,16 @@ DSC_API dsc_status dsc_model_linear(dsc_model *m, const char *name, dsc_value x,
  * taken from x. bias 0: none. */
 DSC_API dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x,
                                     const dsc_conv2d_shape *shape, int bias, dsc_value *y) DSC_MUST_CHECK;
+/* Transposed convolution, as PyTorch's ConvTranspose2d: every pixel of x adds its numbers times the kernel to the output,
+ * `stride` pixels apart, and `pad` rows and columns are cut off at each side. In each direction
+ *   out = (in - 1) stride - 2 pad + dilation (kernel - 1) + 1 + extra,
+ * where extra, below the stride, is PyTorch's output_padding. Shape and bias as for dsc_model_conv2d; the weight is
+ * [in, out / groups, kernel_h, kernel_w] in PyTorch and in files, [in, kernel_h, kernel_w, out / groups] here. Initial
+ * weights: He normal over the mean number of inputs of an output. K-FAC leaves these layers out for now: they are not
+ * among dsc_model_layers, and their gradients stay as they are. */
+DSC_API dsc_status dsc_model_conv_transpose2d(dsc_model *m, const char *name, dsc_value x,
+                                              const dsc_conv2d_shape *shape, int bias,
+                                              dsc_value *y) DSC_MUST_CHECK;
 /* eps 1e-5, momentum 0.1; NAME.weight, NAME.bias and the buffers NAME.running_mean, .running_var,
  * .num_batches_tracked. */
 DSC_API dsc_status dsc_model_batch_norm(dsc_model *m, const char *name, dsc_value x,

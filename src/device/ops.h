@@ -292,12 +292,21 @@ typedef struct dsc_conv_desc {
  * dsc_conv2d_output this checks the type and the element counts as well, and does not read shape.size. */
 DSC_MODULE_API dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) DSC_MUST_CHECK;
 
+/* The convolution whose gradient of x is the forward pass of the transposed convolution `shape`: *conv maps the output of
+ * the transposed convolution to its input, so that in and out are swapped, and so are x and dy in the gradient of the
+ * weights [in_c, kernel_h, kernel_w, out_c / groups]; shape's extra rows and columns are part of conv's input. Does not
+ * read shape.size. DSC_E_INVALID, with the reason, when there is no such convolution. */
+DSC_MODULE_API dsc_status dsc_conv_transposed(const dsc_conv2d_shape *shape,
+                                              dsc_conv2d_shape *conv) DSC_MUST_CHECK;
+
 /* A planned convolution: it holds the descriptors and the algorithms chosen, so that a step plans nothing. */
 typedef struct dsc_conv dsc_conv;
 dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) DSC_MUST_CHECK;
-/* The same for the forward pass alone; the backward passes are then refused. */
+/* The same for the forward pass alone, or for the gradient of x alone; the other passes are then refused. */
 dsc_status dsc_conv_create_forward(dsc_device *device, const dsc_conv_desc *desc,
                                    dsc_conv **out) DSC_MUST_CHECK;
+dsc_status dsc_conv_create_backward_data(dsc_device *device, const dsc_conv_desc *desc,
+                                         dsc_conv **out) DSC_MUST_CHECK;
 void dsc_conv_destroy(dsc_conv **conv);
 /* Bytes of workspace that the passes need (the largest of them). */
 size_t dsc_conv_workspace(const dsc_conv *conv);

@@ -51,7 +51,8 @@ dsc_status dsc_conv2d_shape_read(const dsc_conv2d_shape *given, dsc_conv2d_shape
     return dsc_versioned_define("conv2d_shape", given, sizeof *out, out);
 }
 
-static dsc_status shape_output(const dsc_conv2d_shape *s, int64_t *out_h, int64_t *out_w) {
+/* Every member lies in its range, and the groups divide the channels. */
+static dsc_status check_members(const dsc_conv2d_shape *s) {
     const struct {
         const char *name;
         int64_t value, least;
@@ -77,6 +78,11 @@ static dsc_status shape_output(const dsc_conv2d_shape *s, int64_t *out_h, int64_
     if (s->in_c % s->groups || s->out_c % s->groups)
         return DSC_FAIL(DSC_E_INVALID, "conv: %lld input and %lld output channels; multiples of %lld groups",
                         (long long)s->in_c, (long long)s->out_c, (long long)s->groups);
+    return DSC_OK;
+}
+
+static dsc_status shape_output(const dsc_conv2d_shape *s, int64_t *out_h, int64_t *out_w) {
+    DSC_TRY(check_members(s));
     int64_t reach_h = s->dilation_h * (s->kernel_h - 1) + 1, reach_w = s->dilation_w * (s->kernel_w - 1) + 1;
     int64_t padded_h = s->in_h + 2 * s->pad_h + s->extra_h, padded_w = s->in_w + 2 * s->pad_w + s->extra_w;
     DSC_TRY(check_extent("height", padded_h, reach_h));
@@ -90,6 +96,36 @@ dsc_status dsc_conv2d_output(const dsc_conv2d_shape *shape, int64_t *out_h, int6
     dsc_conv2d_shape s;
     DSC_TRY(dsc_conv2d_shape_read(shape, &s));
     return shape_output(&s, out_h, out_w);
+}
+
+/* Height or width of a transposed convolution's output. No term reaches 2^62. */
+static dsc_status transposed_extent(const char *name, int64_t in, int64_t kernel, int64_t stride, int64_t pad,
+                                    int64_t dilation, int64_t extra, int64_t *out) {
+    int64_t size = (in - 1) * stride - 2 * pad + dilation * (kernel - 1) + 1 + extra;
+    if (extra >= stride)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "conv: %lld more elements of output in %s; with stride %lld, 0 to %lld are possible",
+                        (long long)extra, name, (long long)stride, (long long)stride - 1);
+    if (size < 1 || size > INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "conv: the output would have %lld elements in %s; 1 to 2^31 - 1 is expected",
+                        (long long)size, name);
+    *out = size;
+    return DSC_OK;
+}
+
+dsc_status dsc_conv_transposed(const dsc_conv2d_shape *s, dsc_conv2d_shape *conv) {
+    DSC_TRY(check_members(s));
+    dsc_conv2d_shape back = *s;
+    DSC_TRY(transposed_extent("height", s->in_h, s->kernel_h, s->stride_h, s->pad_h, s->dilation_h,
+                              s->extra_h, &back.in_h));
+    DSC_TRY(transposed_extent("width", s->in_w, s->kernel_w, s->stride_w, s->pad_w, s->dilation_w, s->extra_w,
+                              &back.in_w));
+    back.in_c = s->out_c;
+    back.out_c = s->in_c;
+    back.extra_h = back.extra_w = 0;
+    *conv = back;
+    return DSC_OK;
 }
 
 dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) {
@@ -108,7 +144,7 @@ dsc_status dsc_conv_output(const dsc_conv_desc *desc, int64_t *oh, int64_t *ow) 
     return DSC_OK;
 }
 
-static dsc_status create(dsc_device *device, const dsc_conv_desc *desc, int forward_only, dsc_conv **out) {
+static dsc_status create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv_use use, dsc_conv **out) {
     int64_t oh = 0, ow = 0;
     DSC_TRY(dsc_conv_output(desc, &oh, &ow));
     DSC_TRY(dsc_check_computes(device, "conv", "the type", desc->dtype));
@@ -122,7 +158,7 @@ static dsc_status create(dsc_device *device, const dsc_conv_desc *desc, int forw
     conv->device = device;
     conv->table = dsc_device_table_for(device, desc->dtype);
     conv->desc = *desc;
-    conv->forward_only = forward_only;
+    conv->use = use;
     conv->oh = oh;
     conv->ow = ow;
     dsc_status status = conv->table->conv_open ? conv->table->conv_open(conv) : DSC_OK;
@@ -135,11 +171,15 @@ static dsc_status create(dsc_device *device, const dsc_conv_desc *desc, int forw
 }
 
 dsc_status dsc_conv_create(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) {
-    return create(device, desc, 0, out);
+    return create(device, desc, DSC_CONV_EVERY_PASS, out);
 }
 
 dsc_status dsc_conv_create_forward(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) {
-    return create(device, desc, 1, out);
+    return create(device, desc, DSC_CONV_FORWARD_ONLY, out);
+}
+
+dsc_status dsc_conv_create_backward_data(dsc_device *device, const dsc_conv_desc *desc, dsc_conv **out) {
+    return create(device, desc, DSC_CONV_BACKWARD_DATA_ONLY, out);
 }
 
 void dsc_conv_destroy(dsc_conv **conv) {
@@ -154,25 +194,21 @@ size_t dsc_conv_workspace(const dsc_conv *conv) {
     return conv->workspace;
 }
 
-/* The three big tensors of every pass: x (or dx), w (or dw), y (or dy), and the workspace. */
+/* The plan, which must be for every pass or for `use`, and the workspace. */
 static dsc_status check_conv(dsc_check *check, const char *op, dsc_queue *q, const dsc_conv *conv,
-                             const dsc_tensor *work) {
+                             dsc_conv_use use, const dsc_tensor *work) {
+    static const char *const passes[] = {
+        [DSC_CONV_FORWARD_ONLY] = "forward pass", [DSC_CONV_BACKWARD_DATA_ONLY] = "gradient of x"};
     DSC_TRY(dsc_check_begin_any(check, op, q));
     if (!conv)
         return DSC_FAIL(DSC_E_INVALID, "%s: conv is missing", op);
+    if (conv->use != DSC_CONV_EVERY_PASS && conv->use != use)
+        return DSC_FAIL(DSC_E_INVALID, "%s: conv was planned for the %s only", op, passes[conv->use]);
     if (conv->device != q->device)
         return DSC_FAIL(DSC_E_INVALID, "%s: conv was planned for another device than the queue's, %s", op,
                         q->device->name);
     DSC_TRY(dsc_check_set_half(check, "conv's type", conv->desc.dtype));
     DSC_TRY(dsc_check_work(check, work, conv->workspace));
-    return DSC_OK;
-}
-
-static dsc_status check_conv_backward(dsc_check *check, const char *op, dsc_queue *q, const dsc_conv *conv,
-                                      const dsc_tensor *work) {
-    DSC_TRY(check_conv(check, op, q, conv, work));
-    if (conv->forward_only)
-        return DSC_FAIL(DSC_E_INVALID, "%s: conv was planned for the forward pass only", op);
     return DSC_OK;
 }
 
@@ -208,7 +244,7 @@ static dsc_status check_y(const dsc_check *check, const char *name, const dsc_te
 dsc_status dsc_op_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
                                const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
     dsc_check check;
-    DSC_TRY(check_conv(&check, "conv_forward", q, conv, work));
+    DSC_TRY(check_conv(&check, "conv_forward", q, conv, DSC_CONV_FORWARD_ONLY, work));
     DSC_TRY(check_x(&check, "x", x, conv));
     DSC_TRY(check_w(&check, w, conv));
     DSC_TRY(check_y(&check, "y", y, conv));
@@ -223,7 +259,7 @@ dsc_status dsc_op_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x
 dsc_status dsc_op_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w, const dsc_tensor *dy,
                                      double beta, dsc_tensor *work, dsc_tensor *dx) {
     dsc_check check;
-    DSC_TRY(check_conv_backward(&check, "conv_backward_data", q, conv, work));
+    DSC_TRY(check_conv(&check, "conv_backward_data", q, conv, DSC_CONV_BACKWARD_DATA_ONLY, work));
     DSC_TRY(check_w(&check, w, conv));
     DSC_TRY(check_y(&check, "dy", dy, conv));
     DSC_TRY(check_x(&check, "dx", dx, conv));
@@ -237,7 +273,7 @@ dsc_status dsc_op_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_ten
 dsc_status dsc_op_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
                                        const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dw) {
     dsc_check check;
-    DSC_TRY(check_conv_backward(&check, "conv_backward_weight", q, conv, work));
+    DSC_TRY(check_conv(&check, "conv_backward_weight", q, conv, DSC_CONV_EVERY_PASS, work));
     DSC_TRY(check_x(&check, "x", x, conv));
     DSC_TRY(check_y(&check, "dy", dy, conv));
     DSC_TRY(check_dw(&check, dw, conv));

@@ -89,11 +89,18 @@ struct dsc_event {
     void *state;
 };
 
+/* The passes that a convolution is planned for. */
+typedef enum dsc_conv_use {
+    DSC_CONV_EVERY_PASS,
+    DSC_CONV_FORWARD_ONLY,
+    DSC_CONV_BACKWARD_DATA_ONLY
+} dsc_conv_use;
+
 struct dsc_conv {
     dsc_device *device;
     const dsc_device_table *table; /* the one that opened it: the device's, or ref's for another type */
     dsc_conv_desc desc;
-    int forward_only; /* the other passes need not be planned */
+    dsc_conv_use use;
     int64_t oh, ow;
     size_t workspace;
     void *state;

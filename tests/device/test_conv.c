@@ -323,7 +323,15 @@ static void test_refusals(void **state) {
         assert_fails(DSC_E_INVALID, "conv_backward_weight: conv was planned for the forward pass only",
                      dsc_op_conv_backward_weight(q, forward, &x.t, &y.t, 0, &work.t, &w.t));
         dsc_conv_destroy(&forward);
-        place *all[] = {&x, &w, &y, &bad, &wide, &rows, &work};
+        dsc_conv *data;
+        assert_ok(dsc_conv_create_backward_data(g->device, &c.desc, &data));
+        place more = place_make(g, DSC_U8, SHAPE((int64_t)dsc_conv_workspace(data)));
+        assert_ok(dsc_op_conv_backward_data(q, data, &w.t, &y.t, 0, &more.t, &x.t));
+        assert_ok(dsc_op_conv_backward_data(q, data, &w.t, &y.t, 1, &more.t, &x.t));
+        assert_fails(DSC_E_INVALID, "conv_forward: conv was planned for the gradient of x only",
+                     dsc_op_conv_forward(q, data, &x.t, &w.t, NULL, &more.t, &y.t));
+        dsc_conv_destroy(&data);
+        place *all[] = {&x, &w, &y, &bad, &wide, &rows, &work, &more};
         for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
             place_free(all[i]);
     }

@@ -220,6 +220,33 @@ static dsc_status build_activations(dsc_model *m, dsc_value *logits) {
     return dsc_model_linear(m, "fc3", x, NET_CLASSES, 1, logits);
 }
 
+/* Transposed convolutions: one with every option and no bias, on a value that others read before and after it, and
+ * one as U-Nets have it. */
+static dsc_status build_transposed(dsc_model *m, dsc_value *logits) {
+    dsc_value x, y, z;
+    DSC_TRY(dsc_model_input(m, 4, 3, 2, &x));
+    DSC_TRY(net_conv(m, "conv0", x, 4, 1, &x));
+    dsc_conv2d_shape conv = square_conv(6, 3);
+    conv.kernel_w = 2;
+    conv.stride_h = 2;
+    conv.stride_w = 3;
+    conv.pad_h = 2;
+    conv.dilation_h = 2;
+    conv.groups = 2;
+    conv.extra_h = 1;
+    conv.extra_w = 2;
+    DSC_TRY(dsc_model_upsample(m, x, DSC_UPSAMPLE_NEAREST, &z));
+    DSC_TRY(dsc_model_conv_transpose2d(m, "up0", x, &conv, 0, &y));
+    DSC_TRY(dsc_model_crop(m, y, 4, 3, &y));
+    DSC_TRY(dsc_model_concat(m, x, y, &y));
+    conv = square_conv(3, 2);
+    conv.stride_h = conv.stride_w = 2;
+    DSC_TRY(dsc_model_conv_transpose2d(m, "up1", y, &conv, 1, &y));
+    DSC_TRY(dsc_model_relu(m, y, &y));
+    DSC_TRY(dsc_model_concat(m, y, z, &y));
+    return head(m, y, logits);
+}
+
 const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"conv", build_conv, 9, 8, 2, 0, 0},
                     {"residual", build_residual, 5, 5, 3, 4, 0},
@@ -230,6 +257,7 @@ const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"shared", build_shared, 4, 4, 2, 0, 0},
                     {"hourglass", build_hourglass, 7, 6, 2, 0, 0},
                     {"activations", build_activations, 3, 3, 2, 0, 0},
+                    {"transposed", build_transposed, 4, 3, 2, 0, 0},
                     {NULL, NULL, 0, 0, 0, 0, 0}};
 
 const net *find_net(const char *name) {

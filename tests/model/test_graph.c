@@ -79,7 +79,30 @@ static void test_shape_errors(void **state) {
     assert_fails(DSC_E_INVALID, "crop (value 1) on 8x6x4: 0x6 pixels", dsc_model_crop(m, x, 0, 6, &y));
     assert_fails(DSC_E_INVALID, "upsample (value 1): kind 7",
                  dsc_model_upsample(m, x, (dsc_upsample_kind)7, &y));
+    conv = square_conv(8, 2);
+    conv.stride_h = conv.extra_h = 2;
+    assert_fails(DSC_E_INVALID,
+                 "conv_transpose2d 'up' on 8x6x4: conv: 2 more elements of output in height; with stride 2",
+                 dsc_model_conv_transpose2d(m, "up", x, &conv, 0, &y));
+    conv = square_conv(8, 2);
+    conv.pad_w = 4;
+    assert_fails(DSC_E_INVALID, "conv: the output would have -1 elements in width",
+                 dsc_model_conv_transpose2d(m, "up", x, &conv, 0, &y));
+    conv.pad_w = 0;
+    conv.stride_h = INT64_MAX;
+    assert_fails(DSC_E_INVALID, "stride_h is", dsc_model_conv_transpose2d(m, "up", x, &conv, 0, &y));
+    conv.stride_h = INT32_MAX;
+    assert_fails(DSC_E_INVALID, "elements in height", dsc_model_conv_transpose2d(m, "up", x, &conv, 0, &y));
+    conv = square_conv(9, 2);
+    conv.groups = 4;
+    assert_fails(DSC_E_INVALID, "multiples of 4 groups",
+                 dsc_model_conv_transpose2d(m, "up", x, &conv, 0, &y));
+    assert_fails(DSC_E_INVALID, "conv_transpose2d 'up'", dsc_model_conv_transpose2d(m, "up", x, NULL, 0, &y));
+    conv = square_conv(8, 2);
+    assert_fails(DSC_E_INVALID, "parameters need one", dsc_model_conv_transpose2d(m, NULL, x, &conv, 0, &y));
     assert_ok(dsc_model_flatten(m, x, &v));
+    assert_fails(DSC_E_INVALID, "the input is a vector of 192, but a map",
+                 dsc_model_conv_transpose2d(m, "up", v, &conv, 0, &y));
     assert_fails(DSC_E_INVALID, "the input is a vector of 192, but a map", dsc_model_crop(m, v, 1, 1, &y));
     assert_fails(DSC_E_INVALID, "the input is a vector of 192, but a map",
                  dsc_model_upsample(m, v, DSC_UPSAMPLE_NEAREST, &y));
@@ -309,6 +332,25 @@ static void test_state_flattened(void **state) {
     dsc_model_destroy(&m);
 }
 
+/* PyTorch has [in, out / groups, kernel_h, kernel_w]. K-FAC does not see the layer. */
+static void test_state_transposed(void **state) {
+    (void)state;
+    dsc_model *m = make_model(device, find_net("transposed"), DSC_F32, 0);
+    const dsc_state_entry *s = dsc_model_state(m);
+    assert_int_equal(dsc_model_state_count(m), 6);
+    assert_string_equal(s[1].name, "up0.weight");
+    assert_memory_equal(s[1].dim, ((int64_t[]){4, 3, 3, 2}), 4 * sizeof(int64_t));
+    assert_true(s[1].permuted);
+    assert_memory_equal(s[1].ohwc, ((int64_t[]){4, 3, 2, 3}), 4 * sizeof(int64_t));
+    assert_string_equal(s[2].name, "up1.weight");
+    assert_memory_equal(s[2].dim, ((int64_t[]){10, 3, 2, 2}), 4 * sizeof(int64_t));
+    assert_string_equal(s[3].name, "up1.bias");
+    assert_int_equal(dsc_tensor_count(s[3].tensor), 3);
+    assert_int_equal(dsc_model_layer_count(m), 2);
+    assert_string_equal(dsc_model_layers(m)[1].name, "fc");
+    dsc_model_destroy(&m);
+}
+
 static void test_layer_list(void **state) {
     (void)state;
     dsc_model *m = make_model(device, find_net("conv"), DSC_F32, 0);
@@ -387,12 +429,12 @@ static void test_out_of_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options),        cmocka_unit_test(test_shape_errors),
-        cmocka_unit_test(test_other_errors),   cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_initial_values), cmocka_unit_test(test_seeds),
-        cmocka_unit_test(test_state_layout),   cmocka_unit_test(test_state_flattened),
-        cmocka_unit_test(test_layer_list),     cmocka_unit_test(test_dropout_numbers),
-        cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_options),          cmocka_unit_test(test_shape_errors),
+        cmocka_unit_test(test_other_errors),     cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_initial_values),   cmocka_unit_test(test_seeds),
+        cmocka_unit_test(test_state_layout),     cmocka_unit_test(test_state_flattened),
+        cmocka_unit_test(test_state_transposed), cmocka_unit_test(test_layer_list),
+        cmocka_unit_test(test_dropout_numbers),  cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests_name("model_graph", tests, setup, teardown);
 }

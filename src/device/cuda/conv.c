@@ -159,13 +159,19 @@ static dsc_status need_step(const cuda_conv *c, dsc_dnn_kind kind, const char *n
                     dsc_dtype_name(d->dtype), reason);
 }
 
-static dsc_status open_steps(const dsc_cuda *gpu, cuda_conv *c, int forward_only) {
+static dsc_status open_steps(const dsc_cuda *gpu, cuda_conv *c, dsc_conv_use use) {
     const int halves = c->problem.desc.dtype != DSC_F32;
     cudnnHandle_t handle = NULL;
     DSC_TRY(planning_handle(gpu, &handle));
-    if (forward_only) {
+    if (use == DSC_CONV_FORWARD_ONLY) {
         DSC_TRY(open_step(gpu, handle, c, DSC_DNN_FORWARD));
         return need_step(c, DSC_DNN_FORWARD, "the forward pass");
+    }
+    if (use == DSC_CONV_BACKWARD_DATA_ONLY) {
+        DSC_TRY(open_step(gpu, handle, c, DSC_DNN_DATA));
+        DSC_TRY(open_step(gpu, handle, c, DSC_DNN_DATA_ADD));
+        DSC_TRY(need_step(c, DSC_DNN_DATA, "the gradient"));
+        return need_step(c, DSC_DNN_DATA_ADD, "a gradient added");
     }
     for (int kind = 0; kind < DSC_DNN_WEIGHT_ADD; kind++)
         DSC_TRY(open_step(gpu, handle, c, (dsc_dnn_kind)kind));
@@ -236,7 +242,7 @@ static dsc_status open_conv(dsc_conv *conv) {
     c->own = own_passes(gpu, &conv->desc);
     c->tune = conv->device->tunes;
     pthread_mutex_lock(&planning.mutex);
-    dsc_status status = open_steps(gpu, c, conv->forward_only);
+    dsc_status status = open_steps(gpu, c, conv->use);
     pthread_mutex_unlock(&planning.mutex);
     DSC_TRY(status);
     size_t own = c->own ? dsc_cuda_small_conv_workspace(gpu, &conv->desc) : 0;
