@@ -74,13 +74,22 @@ static json_t *text_of(const char *text) {
     return json_string(plain);
 }
 
+/* Removes the line of progress from a terminal. */
+static void clear_progress(void) {
+    if (dsc_terminal_is(stderr))
+        fprintf(stderr, "\r\033[K");
+    fflush(stderr);
+}
+
 static void show_bad(void *context, const dsc_bad_sample *bad) {
     const checked *c = context;
-    if (c->list)
+    if (c->list) {
         json_array_append_new(c->list, json_pack("{s:I, s:o}", "index", (json_int_t)bad->index, "message",
                                                  text_of(bad->message)));
-    else
-        printf("%s\n", bad->message);
+        return;
+    }
+    clear_progress();
+    printf("%s\n", bad->message);
 }
 
 /* One split: *bad is how many of its samples are broken. A set may have no validation split. */
@@ -110,8 +119,7 @@ static dsc_status check_split(const check_values *v, const char *spec, dsc_split
     o.progress = show_progress;
     o.bad = show_bad;
     status = dsc_dataset_check(set, &o, bad);
-    if (dsc_terminal_is(stderr))
-        fprintf(stderr, "\r\033[K");
+    clear_progress();
     if (v->json)
         json_array_append_new(splits, json_pack("{s:s, s:I, s:I, s:o}", "split", c.split, "images",
                                                 (json_int_t)c.info.count, "classes",

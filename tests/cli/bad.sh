@@ -80,6 +80,11 @@ python3 -c 'import json
 v = json.load(open("stdout"))
 assert [(s["split"], s["images"], [b["index"] for b in s["bad"]]) for s in v["splits"]] == [("train", 48, [19, 37]), ("val", 24, [2])], v
 assert "set/train/class1/003.png" in v["splits"][0]["bad"][0]["message"]' || complain "check-data --json: $(cat stdout)"
+# On a terminal a broken file has a line of its own, not the end of the line of progress.
+python3 -c 'import pty, sys; pty.spawn(sys.argv[1:])' "$descent" check-data imagefolder:set --threads 1 </dev/null >screen
+sed 's/\r$//; s/.*\x1b\[K//' screen | grep -q "^imagefolder: 'set/train/class1/003.png' is a broken PNG" ||
+    complain "check-data on a terminal: $(cat -v screen)"
+grep -q '48 of 48 images read, 2 broken' screen || complain "check-data shows no progress: $(cat -v screen)"
 mkdir odd && cp -r set/train odd/train
 echo junk >"odd/train/class0/$(printf '\377').png" # not UTF-8
 expect 2 '"bad_images": 3' check-data imagefolder:odd --json

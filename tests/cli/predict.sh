@@ -135,6 +135,11 @@ expect 0 "  class " predict --checkpoint plain.safetensors --model resnet20 --th
 expect 0 "" train --model lenet --data synthetic:64 --steps 1 --batch-size 16 --threads 1 --eval-every 0 --out s
 expect 0 "images/val/class0/000.png" predict --checkpoint s --threads 1 images/val/class0
 ! grep -q warning stderr || complain "predict warns of a checkpoint of this version: $(cat stderr)"
+expect 0 "" eval --checkpoint s --threads 1
+! grep -q warning stderr || complain "eval warns of a checkpoint of this version: $(cat stderr)"
+python3 edit.py s/checkpoint-1.safetensors other.safetensors "mean=[0,0,0]"
+expect 0 "" eval --checkpoint other.safetensors --threads 1
+has stderr "expect a lower accuracy"
 
 # Folders may be links, but not to one that they lie in.
 mkdir links
