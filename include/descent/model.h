@@ -118,6 +118,24 @@ DSC_API dsc_status dsc_model_flatten(dsc_model *m, dsc_value x, dsc_value *y) DS
 /* Training: every number is 0 with probability `rate`, else multiplied by 1 / (1 - rate); evaluation: y =
  * x. */
 DSC_API dsc_status dsc_model_dropout(dsc_model *m, dsc_value x, double rate, dsc_value *y) DSC_MUST_CHECK;
+
+/* Multi-head self-attention. */
+typedef struct dsc_attention_options {
+    size_t size;
+    /* Number of heads; default 1. */
+    int64_t heads;
+    /* 1: a position sees itself and what is before it; 0 (default): all positions. */
+    int causal;
+} dsc_attention_options;
+DSC_API void dsc_attention_options_init_sized(dsc_attention_options *options, size_t size);
+#define dsc_attention_options_init(options) dsc_attention_options_init_sized((options), sizeof *(options))
+/* Multi-head self-attention over a sequence, a value of height = positions and width 1. x has 3 d channels: queries,
+ * keys and values side by side, d channels each, heads side by side within each, as the fused projections of GPT-2
+ * (c_attn) and of PyTorch (in_proj) give them. y has d channels: softmax(Q K' / sqrt(d / heads)) V of every head.
+ * No parameters. Memory grows with the number of positions, not with its square. Heads on a GPU have at most 128
+ * channels. options may be NULL. */
+DSC_API dsc_status dsc_model_attention(dsc_model *m, dsc_value x, const dsc_attention_options *options,
+                                       dsc_value *y) DSC_MUST_CHECK;
 /* The shape of a value, also before sealing. */
 DSC_API dsc_status dsc_model_value_shape(const dsc_model *m, dsc_value value,
                                          dsc_shape *shape) DSC_MUST_CHECK;

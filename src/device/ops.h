@@ -434,6 +434,35 @@ typedef struct dsc_norm_solve_item {
 dsc_status dsc_op_norm_solve_batch(dsc_queue *q, const dsc_tensor *damping, int full,
                                    const dsc_norm_solve_item *items, int64_t count) DSC_MUST_CHECK;
 
+/* Multi-head self-attention over sequences: a sample is t positions of d channels in `heads` heads of dh = d / heads
+ * channels each. x[n,t,1,3d] holds queries, keys and values, each d channels, head after head. For every head
+ *
+ *   S = Q K' / sqrt(dh),   P = softmax of its rows, with `causal` over the keys at or before the query,   Y = P V
+ *
+ * and y[n,t,1,d] has the heads side by side. lse[n,heads,t] (parameters' type) receives the logarithm of each row's
+ * sum of exp(S), from which the backward pass computes P again; NULL where none follows. Only ref, in double, holds
+ * whole rows of S; the other devices work on blocks of keys. */
+typedef struct dsc_attention_desc {
+    int64_t heads;
+    int causal;
+} dsc_attention_desc;
+/* The d of an x of `channels` on this device; DSC_E_INVALID, or DSC_E_UNSUPPORTED for heads that the device has no
+ * room for, with the reason, when there is none. */
+dsc_status dsc_attention_width(const dsc_device *device, const dsc_attention_desc *desc, int64_t channels,
+                               int64_t *d) DSC_MUST_CHECK;
+/* Bytes of `work`, a U8 tensor, for both passes over an x of this shape and type, which needs no memory. */
+size_t dsc_op_attention_workspace(dsc_device *device, const dsc_attention_desc *desc, const dsc_tensor *x);
+dsc_status dsc_op_attention_forward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
+                                    dsc_tensor *work, dsc_tensor *lse, dsc_tensor *y) DSC_MUST_CHECK;
+/* dx = beta dx + the gradient. */
+typedef struct dsc_attention_grads {
+    double beta;
+    dsc_tensor *work, *dx;
+} dsc_attention_grads;
+dsc_status dsc_op_attention_backward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
+                                     const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
+                                     const dsc_attention_grads *grads) DSC_MUST_CHECK;
+
 /* y = x * mask / (1 - rate); the mask of element i is a pure function of (seed, layer, position[0],
  * position[1] * row length + i), so backward is the same call on dy. position: I64[2] on the device: step,
  * first sample. The row length is the element count of one sample (all dimensions but the first). With
@@ -635,6 +664,9 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(norm_backward)                                                                                        \
     OP(norm_fisher)                                                                                          \
     OP(norm_solve_batch)                                                                                     \
+    OP(attention_workspace)                                                                                  \
+    OP(attention_forward)                                                                                    \
+    OP(attention_backward)                                                                                   \
     OP(dropout)                                                                                              \
     OP(target_loss)                                                                                          \
     OP(sample_labels)                                                                                        \

@@ -247,6 +247,28 @@ static dsc_status build_transposed(dsc_model *m, dsc_value *logits) {
     return head(m, y, logits);
 }
 
+static dsc_status net_attention(dsc_model *m, dsc_value x, int64_t heads, int causal, dsc_value *y) {
+    dsc_attention_options options;
+    dsc_attention_options_init(&options);
+    options.heads = heads;
+    options.causal = causal;
+    return dsc_model_attention(m, x, &options, y);
+}
+
+/* A sequence of 7 positions: two attentions read one projection, so that one gradient is added to the other's. */
+static dsc_status build_attention(dsc_model *m, dsc_value *logits) {
+    dsc_value x, y[2];
+    dsc_conv2d_shape conv = square_conv(12, 1);
+    DSC_TRY(dsc_model_input(m, 7, 1, 3, &x));
+    DSC_TRY(dsc_model_conv2d(m, "in", x, &conv, 1, &x));
+    DSC_TRY(net_attention(m, x, 2, 1, &y[0]));
+    DSC_TRY(net_attention(m, x, 1, 0, &y[1]));
+    DSC_TRY(dsc_model_add(m, y[0], y[1], &x));
+    conv = square_conv(6, 1);
+    DSC_TRY(dsc_model_conv2d(m, "out", x, &conv, 1, &x));
+    return head(m, x, logits);
+}
+
 const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"conv", build_conv, 9, 8, 2, 0, 0},
                     {"residual", build_residual, 5, 5, 3, 4, 0},
@@ -258,6 +280,7 @@ const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"hourglass", build_hourglass, 7, 6, 2, 0, 0},
                     {"activations", build_activations, 3, 3, 2, 0, 0},
                     {"transposed", build_transposed, 4, 3, 2, 0, 0},
+                    {"attention", build_attention, 7, 1, 3, 0, 0},
                     {NULL, NULL, 0, 0, 0, 0, 0}};
 
 const net *find_net(const char *name) {

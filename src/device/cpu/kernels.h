@@ -59,6 +59,15 @@ typedef struct dsc_cpu_gram {
     int lower;
 } dsc_cpu_gram;
 
+/* A block of attention scores s[rows, DSC_SCORES_ROW], of which `keys` columns count. Row i sees its first
+ * min(keys, seen + i) keys; the probabilities of the others become 0. */
+enum { DSC_SCORES_ROW = 64 };
+typedef struct dsc_cpu_scores {
+    int64_t rows, keys, seen;
+    int first; /* 1: the first block of keys of these rows */
+    float *s;
+} dsc_cpu_scores;
+
 typedef struct dsc_cpu_kernels {
     const char *name;
     void (*fill)(int64_t n, float value, float *y);
@@ -94,6 +103,14 @@ typedef struct dsc_cpu_kernels {
 
     /* One output row of a max pool: taps of c channels; index may be NULL. */
     void (*max_tap)(int64_t c, int32_t tap, const float *x, int32_t *index, float *y);
+
+    /* s = exp(s - m'), m' the new maximum of the row; largest = m', sum = exp(m - m') sum + the row's sum, y (`width`
+     * channels) *= exp(m - m'). The first block reads neither sum nor y. */
+    void (*softmax_rows)(const dsc_cpu_scores *b, float *largest, float *sum, float *y, int64_t y_row,
+                         int64_t width);
+    /* s = p = exp(s - lse); ds = factor p (ds - delta), a block like s. */
+    void (*softmax_grad_rows)(const dsc_cpu_scores *b, const float *lse, const float *delta, float factor,
+                              float *ds);
 
     void (*update[DSC_UPDATE_COUNT])(int64_t n, const dsc_coefficients_f *coefficients, const float *z,
                                      const float *g, float *m, float *v, float *x);

@@ -1,0 +1,122 @@
+/* Multi-head self-attention by its definition, a row (forward, dQ) or a column (dK, dV) of the scores at a time. */
+#include "device/ref/element.h"
+#include "device/ref/ref.h"
+
+#include <math.h>
+
+/* One head of one sample. The first channels of position i, and of its query, key or value (part 0, 1, 2). */
+typedef struct head {
+    const dsc_tensor *x, *y, *lse, *dy;
+    int64_t t, d, dh, sample, number;
+    int causal;
+} head;
+
+static int64_t in_x(const head *h, int part, int64_t i) {
+    return (h->sample * h->t + i) * 3 * h->d + part * h->d + h->number * h->dh;
+}
+
+static int64_t in_y(const head *h, int64_t i) {
+    return (h->sample * h->t + i) * h->d + h->number * h->dh;
+}
+
+static int sees(const head *h, int64_t i, int64_t j) {
+    return !h->causal || j <= i;
+}
+
+static double score(const head *h, int64_t i, int64_t j) {
+    double sum = 0;
+    for (int64_t c = 0; c < h->dh; c++)
+        sum += get(h->x, in_x(h, 0, i) + c) * get(h->x, in_x(h, 1, j) + c);
+    return sum / sqrt((double)h->dh);
+}
+
+size_t dsc_ref_attention_workspace(dsc_device *device, const dsc_attention_desc *desc, const dsc_tensor *x) {
+    (void)device, (void)desc;
+    return 2 * (size_t)x->dim[1] * sizeof(double);
+}
+
+static void forward_row(const head *h, int64_t i, double *p, dsc_tensor *lse, dsc_tensor *y) {
+    double largest = -INFINITY, sum = 0;
+    for (int64_t j = 0; j < h->t; j++) {
+        p[j] = sees(h, i, j) ? score(h, i, j) : -INFINITY;
+        largest = p[j] > largest ? p[j] : largest;
+    }
+    for (int64_t j = 0; j < h->t; j++) {
+        p[j] = exp(p[j] - largest);
+        sum += p[j];
+    }
+    for (int64_t c = 0; c < h->dh; c++) {
+        double value = 0;
+        for (int64_t j = 0; j < h->t; j++)
+            value += p[j] / sum * get(h->x, in_x(h, 2, j) + c);
+        set(y, in_y(h, i) + c, value);
+    }
+    if (lse)
+        set(lse, (h->sample * lse->dim[1] + h->number) * h->t + i, largest + log(sum));
+}
+
+dsc_status dsc_ref_attention_forward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
+                                     dsc_tensor *work, dsc_tensor *lse, dsc_tensor *y) {
+    (void)q;
+    int64_t d = y->dim[3];
+    head h = {.x = x, .t = x->dim[1], .d = d, .dh = d / desc->heads, .causal = desc->causal};
+    for (h.sample = 0; h.sample < x->dim[0]; h.sample++)
+        for (h.number = 0; h.number < desc->heads; h.number++)
+            for (int64_t i = 0; i < h.t; i++)
+                forward_row(&h, i, work->data, lse, y);
+    return DSC_OK;
+}
+
+/* P and dS = P (dY V' - delta), delta = rowsum(dY Y), of query i and key j; both 0 where i does not see j. */
+static void weigh(const head *h, int64_t i, int64_t j, double *p, double *ds) {
+    double dp = 0, delta = 0;
+    *p = *ds = 0;
+    if (!sees(h, i, j))
+        return;
+    for (int64_t c = 0; c < h->dh; c++) {
+        double dy = get(h->dy, in_y(h, i) + c);
+        dp += dy * get(h->x, in_x(h, 2, j) + c);
+        delta += dy * get(h->y, in_y(h, i) + c);
+    }
+    *p = exp(score(h, i, j) - get(h->lse, (h->sample * h->lse->dim[1] + h->number) * h->t + i));
+    *ds = *p * (dp - delta);
+}
+
+/* dQ of position `at` from its row of dS, dK and dV from its columns of dS and P. */
+static void backward_position(const head *h, int64_t at, double *p, double *ds, double beta, dsc_tensor *dx) {
+    double scale = 1 / sqrt((double)h->dh);
+    for (int64_t j = 0; j < h->t; j++)
+        weigh(h, at, j, &p[j], &ds[j]);
+    for (int64_t c = 0; c < h->dh; c++) {
+        double dq = 0;
+        for (int64_t j = 0; j < h->t; j++)
+            dq += ds[j] * get(h->x, in_x(h, 1, j) + c);
+        update(dx, in_x(h, 0, at) + c, beta, dq * scale);
+    }
+    for (int64_t i = 0; i < h->t; i++)
+        weigh(h, i, at, &p[i], &ds[i]);
+    for (int64_t c = 0; c < h->dh; c++) {
+        double dk = 0, dv = 0;
+        for (int64_t i = 0; i < h->t; i++) {
+            dk += ds[i] * get(h->x, in_x(h, 0, i) + c);
+            dv += p[i] * get(h->dy, in_y(h, i) + c);
+        }
+        update(dx, in_x(h, 1, at) + c, beta, dk * scale);
+        update(dx, in_x(h, 2, at) + c, beta, dv);
+    }
+}
+
+dsc_status dsc_ref_attention_backward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
+                                      const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
+                                      const dsc_attention_grads *grads) {
+    (void)q;
+    int64_t t = x->dim[1], d = y->dim[3];
+    double *p = grads->work->data;
+    head h = {.x = x, .y = y, .lse = lse, .dy = dy, .t = t, .d = d, .dh = d / desc->heads};
+    h.causal = desc->causal;
+    for (h.sample = 0; h.sample < x->dim[0]; h.sample++)
+        for (h.number = 0; h.number < desc->heads; h.number++)
+            for (int64_t at = 0; at < t; at++)
+                backward_position(&h, at, p, p + t, grads->beta, grads->dx);
+    return DSC_OK;
+}

@@ -1,0 +1,64 @@
+/* Multi-head self-attention over the positions of a sequence (h of them, w = 1). The backward pass reads x, y and
+ * the logarithms of the rows' sums, from which it computes the probabilities again. */
+#include "base/error.h"
+#include "base/versioned.h"
+#include "model/exec.h"
+
+static dsc_status shape(const dsc_model *m, dsc_node *node) {
+    DSC_TRY(dsc_graph_expect_map(m, node));
+    const dsc_shape *x = dsc_graph_input(m, node, 0);
+    if (x->w != 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s: the input is %s, but a sequence (positions x 1 x channels) is needed",
+                        dsc_graph_describe(m, node), dsc_shape_text(x));
+    node->shape = *x;
+    dsc_status status = dsc_attention_width(m->device, node->attributes, x->c, &node->shape.c);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "%s on %s", dsc_graph_describe(m, node), dsc_shape_text(x));
+    return DSC_OK;
+}
+
+static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
+    const dsc_attention_desc *desc = op->node->attributes;
+    size_t work = dsc_op_attention_workspace(exec->model->device, desc, &exec->values[op->in[0]]);
+    if (work > exec->work_bytes)
+        exec->work_bytes = work;
+    op->saved[0] = dsc_tensor_view(exec->model->device, NULL, exec->model->options.dtype, 3,
+                                   (int64_t[]){exec->batch, desc->heads, op->node->shape.h});
+    return DSC_OK;
+}
+
+static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
+    dsc_tensor work = exec->work, lse = op->saved[0];
+    return dsc_op_attention_forward(q, op->node->attributes, op->x[0], &work, lse.data ? &lse : NULL, op->y);
+}
+
+static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
+                           const dsc_backward_pass *pass) {
+    (void)pass;
+    dsc_tensor work = exec->work;
+    dsc_attention_grads grads = {.beta = op->beta[0], .work = &work, .dx = op->dx[0]};
+    return dsc_op_attention_backward(q, op->node->attributes, op->x[0], op->y, &op->saved[0], op->dy, &grads);
+}
+
+static const dsc_layer_type attention = {.name = "attention",
+                                         .attribute_bytes = sizeof(dsc_attention_desc),
+                                         .keeps_x = 1,
+                                         .keeps_y = 1,
+                                         .shape = shape,
+                                         .plan = plan,
+                                         .forward = forward,
+                                         .backward = backward};
+
+void dsc_attention_options_init_sized(dsc_attention_options *options, size_t size) {
+    const dsc_attention_options defaults = {.heads = 1};
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
+}
+
+dsc_status dsc_model_attention(dsc_model *m, dsc_value x, const dsc_attention_options *given, dsc_value *y) {
+    dsc_attention_options options;
+    dsc_attention_options_init(&options);
+    DSC_TRY(dsc_versioned_read("attention", given, sizeof options, &options));
+    dsc_attention_desc desc = {.heads = options.heads, .causal = options.causal != 0};
+    return dsc_graph_add(m, &attention, NULL, &x, 1, &desc, y);
+}
