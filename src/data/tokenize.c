@@ -297,8 +297,9 @@ static dsc_status check(tokenizing *w) {
     return DSC_OK;
 }
 
-/* Encodes all text; the files are complete, but not under their names yet. */
-static dsc_status write_all(tokenizing *w, const char *const *paths, int64_t count) {
+/* Finds the text and its parts. */
+static dsc_status find_parts(tokenizing *w, const char *const *paths, int64_t count) {
+    DSC_TRY(check(w));
     DSC_TRY(list_files(w, paths, count));
     DSC_TRY(find_split(w));
     if (w->o.val_split > 0 && (w->split <= 0 || w->split >= w->total))
@@ -307,6 +308,11 @@ static dsc_status write_all(tokenizing *w, const char *const *paths, int64_t cou
             "a text of %lld bytes cannot be split into train.bin and val.bin with val-split %g: give "
             "more text, or 0",
             (long long)w->total, w->o.val_split);
+    return DSC_OK;
+}
+
+/* Encodes all text. */
+static dsc_status write_all(tokenizing *w) {
     w->slots = 2 * (int64_t)w->o.threads;
     DSC_TRY(dsc_memory_alloc(w->slots, sizeof *w->chunks, &w->chunks));
     if (pthread_mutex_init(&w->mutex, NULL) != 0)
@@ -340,12 +346,12 @@ dsc_status dsc_tokenize(const dsc_tokenizer *tokenizer, const char *const *paths
     DSC_TRY(dsc_versioned_read("tokenize", options, sizeof w.o, &w.o));
     if (result)
         DSC_TRY(dsc_versioned_check("dsc_tokenize_result", result, sizeof *result));
-    DSC_TRY(check(&w));
-    dsc_status status =
-        dsc_token_folder_open(out, tokenizer, w.format, w.o.val_split > 0, w.o.overwrite, &folder);
+    dsc_status status = find_parts(&w, paths, count);
+    if (status == DSC_OK)
+        status = dsc_token_folder_open(out, tokenizer, w.format, w.o.val_split > 0, w.o.overwrite, &folder);
     if (status == DSC_OK) {
         dsc_token_folder_writers(folder, w.writers);
-        status = write_all(&w, paths, count);
+        status = write_all(&w);
     }
     if (status == DSC_OK)
         status = dsc_token_folder_commit(folder, &w.result, paths, count);

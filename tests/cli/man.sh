@@ -7,7 +7,7 @@ if ! command -v groff >/dev/null; then
     echo "skipped: groff is not installed"
     exit 77
 fi
-for command in "" train eval info bench report average find-lr sweep; do
+for command in "" train eval info bench report average find-lr sweep tokenize; do
     page=descent${command:+-$command}.1
     # shellcheck disable=SC2086 # no argument at all for the program's own page
     "$descent" --man $command >"$page"

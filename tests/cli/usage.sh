@@ -3,7 +3,7 @@
 # shellcheck source=lib.sh
 . "$(dirname "$0")/lib.sh"
 
-commands="train eval info list bench report average"
+commands="train eval info list bench report average tokenize"
 
 expect 0 "Usage: descent COMMAND" --help
 for command in $commands; do
@@ -61,8 +61,8 @@ while IFS='|' read -r arguments text; do
     [ ! -s stdout ] || complain "descent $arguments writes to stdout"
     grep -q '^descent: ' stderr || complain "descent $arguments: the message does not start with 'descent: '"
 done <<'TABLE'
-trian | unknown command 'trian': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, completion (did you mean train?)
-plan | unknown command 'plan': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, completion
+trian | unknown command 'trian': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, tokenize, completion (did you mean train?)
+plan | unknown command 'plan': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, tokenize, completion
 help trian | unknown command 'trian'
 list grahps | list 'grahps': known are models, data, optimizers, schedules, consensus, graphs, devices (did you mean graphs?)
 list models data | unexpected argument 'data'
