@@ -1,5 +1,5 @@
-/* Multi-head self-attention over the positions of a sequence (h of them, w = 1). The backward pass reads x, y and
- * the logarithms of the rows' sums, from which it computes the probabilities again. */
+/* Multi-head self-attention over the positions of a sequence (h of them, w = 1). The backward pass reads x, y
+ * and the logarithms of the rows' sums, from which it computes the probabilities again. */
 #include "base/error.h"
 #include "base/versioned.h"
 #include "model/exec.h"

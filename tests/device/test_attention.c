@@ -1,4 +1,4 @@
-/* Multi-head self-attention: every device against ref in double, values by hand and from PyTorch, threads, memory,
+/* Multi-head self-attention: every device against ref in double, values by hand, threads, memory,
  * refusals. */
 #include "device/table.h"
 #include "device/trial.h"
@@ -13,8 +13,8 @@ typedef struct attention_case {
     double beta;
 } attention_case;
 
-/* One position; fewer, as many and more positions than a block has on any device; one head and many; heads of all
- * sizes. */
+/* One position; fewer, as many and more positions than a block has on any device; one head and many; heads of
+ * all sizes. */
 static const attention_case cases[] = {
     {1, 1, 1, 1, 0, 1, 0},   {2, 1, 2, 4, 1, 1, 1},     {1, 5, 1, 3, 0, 1, 0},    {2, 7, 3, 5, 1, 1, 1},
     {1, 8, 16, 2, 1, 1, 0},  {1, 64, 1, 16, 1, 1, 0},   {2, 65, 2, 8, 1, 1, 1},   {1, 192, 1, 5, 0, 1, 0},
@@ -78,8 +78,8 @@ static void start_forward(trial *tr, const attention_case *c) {
     trial_out(tr, "y", score_size(c), SHAPE(c->n, c->t, 1, d));
 }
 
-/* What ref computes from x in double: lse and y, as a float32 holds them, and the largest |dx| without what was in dx
- * before. */
+/* What ref computes from x in double: lse and y, as a float32 holds them, and the largest |dx| without what
+ * was in dx before. */
 static double fill_saved(trial *tr, const attention_case *c) {
     const rig *g = &rigs[0];
     place p[5];

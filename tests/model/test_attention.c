@@ -1,5 +1,5 @@
-/* The attention layer: shapes and their refusals, options, values against the formula, memory. Its gradients are
- * checked with those of the other layers (test_gradients.c). */
+/* The attention layer: shapes and their refusals, options, values against the formula, memory. Its gradients
+ * are checked with those of the other layers (test_gradients.c). */
 #include "chosen.h"
 
 #include "model/nets.h"
@@ -65,8 +65,8 @@ static dsc_model *make_sequence(dsc_device *device, int64_t t, int64_t d,
     return m;
 }
 
-/* The logits are the mean over positions of y, computed here in double; a model needs parameters, so that a linear
- * layer with the weights of the identity follows. */
+/* The logits are the mean over positions of y, computed here in double; a model needs parameters, so that a
+ * linear layer with the weights of the identity follows. */
 static void test_values(void **state) {
     (void)state;
     enum { T = 9, HEADS = 2, DH = 3, D = HEADS * DH };

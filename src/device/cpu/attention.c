@@ -1,10 +1,11 @@
-/* Multi-head self-attention in blocks of QUERIES queries and DSC_SCORES_ROW keys: no more than one block of scores a
- * thread exists at a time. Products are our own kernels', which read queries, keys and values where they are in x.
+/* Multi-head self-attention in blocks of QUERIES queries and DSC_SCORES_ROW keys: no more than two blocks
+ * of scores a thread exist at a time. Products are our own kernels', which read queries, keys and values where
+ * they are in x.
  *
  * Forward: threads share the blocks of queries of all heads. A block of Y is a sum over blocks of keys,
  *   m' = max(m, max S),   Y = exp(m - m') Y + exp(S - m') V,   l = exp(m - m') l + rowsum exp(S - m'),
- * divided by l at the end. Backward: threads share the heads, P comes from the rows' saved m + log l. Sums have one
- * order, whatever the number of threads. */
+ * divided by l at the end. Backward: threads share the heads, P comes from the rows' saved m + log l. Sums
+ * have one order, whatever the number of threads. */
 #include "device/cpu/gemm.h"
 
 #include <math.h>
@@ -23,7 +24,8 @@ typedef struct head {
     float *dq, *dk, *dv;
 } head;
 
-/* Numbers of a thread: two blocks of scores; forward two numbers a query of the block, backward one a position. */
+/* Numbers of a thread: two blocks of scores; forward two numbers a query of the block, backward one a
+ * position. */
 static int64_t floats_of_thread(int64_t t) {
     int64_t rows = t > 2 * QUERIES ? t : 2 * QUERIES;
     return 2 * QUERIES * DSC_SCORES_ROW + (rows + 15) / 16 * 16;

@@ -1,10 +1,10 @@
-/* Multi-head self-attention in tiles: a block of THREADS threads, 8 x 8, has B = 8 R queries (or keys) of one head and
- * goes through all tiles of B keys (or queries). A tile's rows of D channels are in shared memory as float (double for
- * float64); thread (ty, tx) has rows ty + 8 r and columns tx + 8 c of a product in registers. Heads of fewer than D
- * channels are filled up with zeros.
+/* Multi-head self-attention in tiles: a block of THREADS threads, 8 x 8, has B = 8 R queries (or keys) of one
+ * head and goes through all tiles of B keys (or queries). A tile's rows of D channels are in shared memory as
+ * float (double for float64); thread (ty, tx) has rows ty + 8 r and columns tx + 8 c of a product in
+ * registers. Heads of fewer than D channels are filled up with zeros.
  *
- * The backward pass has three kernels: delta = rowsum(dY Y); dQ by tiles of queries; dK and dV by tiles of keys. All
- * sums have one order: there are no atomics. */
+ * The backward pass has three kernels: delta = rowsum(dY Y); dQ by tiles of queries; dK and dV by tiles of
+ * keys. All sums have one order: there are no atomics. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -52,7 +52,8 @@ struct attention_place {
     }
 };
 
-/* to[B][D] = rows of dh numbers, `stride` apart; zeros after the last of `rows` rows and after the last channel. */
+/* to[B][D] = rows of dh numbers, `stride` apart; zeros after the last of `rows` rows and after the last
+ * channel. */
 template <int B, int D, typename T, typename A>
 static __device__ __forceinline__ void load_tile(const T *from, int64_t stride, int64_t rows, int64_t dh,
                                                  A (*to)[D + 1]) {
@@ -129,8 +130,8 @@ static __device__ __forceinline__ bool is_seen(const dsc_cuda_attention &a, int6
 
 /* ---- forward ---- */
 
-/* One tile of keys: s becomes exp(s - m'), and the rows' maxima and sums move on. The 8 threads of a row are neighbours
- * in one warp. factor: exp(m - m'). */
+/* One tile of keys: s becomes exp(s - m'), and the rows' maxima and sums move on. The 8 threads of a row are
+ * neighbours in one warp. factor: exp(m - m'). */
 template <int R, typename A>
 static __device__ __forceinline__ void softmax_step(A (&s)[R][R], A (&largest)[R], A (&sum)[R],
                                                     A (&factor)[R]) {
@@ -223,7 +224,8 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS) delta_kernel(const dsc_cuda_
     }
 }
 
-/* P and dS = P (dP - delta) / sqrt(dh) of a tile, from S = s / scale and dP; queries from i on, keys from j on. */
+/* s = P and ds = P (dP - delta) / sqrt(dh) of a tile, from s = Q K' and ds = dP; queries from i on, keys from
+ * j on. */
 template <int R, typename A>
 static __device__ __forceinline__ void softmax_grad(const dsc_cuda_attention &a, const attention_place &at,
                                                     int64_t i, int64_t j, A (&s)[R][R], A (&ds)[R][R]) {

@@ -1,4 +1,5 @@
-/* Multi-head self-attention by its definition, a row (forward, dQ) or a column (dK, dV) of the scores at a time. */
+/* Multi-head self-attention by its definition, a row (forward, dQ) or a column (dK, dV) of the scores at a
+ * time. */
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
