@@ -1,6 +1,7 @@
 /* Tokenizers and files of tokens. */
 #include "test.h"
 
+#include "base/memory.h"
 #include "base/rng.h"
 #include "data/fixture.h"
 #include "data/tokenizer.h"
@@ -374,13 +375,88 @@ static void test_broken_files(void **state) {
     dsc_token_file_close(&f);
 }
 
+/* ---- files of text ---- */
+
+static void read_all(const char *name, int32_t *tokens, int64_t *count) {
+    dsc_token_file *f;
+    assert_ok(dsc_token_file_open(in_folder(name), NULL, &f));
+    *count = dsc_token_file_count(f);
+    assert_int_equal(dsc_token_file_vocabulary(f), 272);
+    assert_true(dsc_token_file_text_bytes(f) > 0);
+    assert_ok(dsc_token_file_read(f, 0, *count, tokens));
+    dsc_token_file_close(&f);
+}
+
+/* Text of several chunks has the tokens that it has as a whole. */
+static void test_chunks(void **state) {
+    (void)state;
+    enum { BYTES = 2500000 };
+    uint8_t *text = malloc(BYTES);
+    int32_t *whole = malloc(BYTES * sizeof *whole), *parts = malloc(BYTES * sizeof *parts);
+    const char *const path = in_folder("text");
+    dsc_tokenize_result result = {.size = sizeof result};
+    dsc_tokenize_options o;
+    int64_t count, first, second;
+    assert_true(text && whole && parts);
+    for (int64_t i = 0; i < BYTES; i++)
+        text[i] = (uint8_t)((i + 1024) % 4096 < 2048 ? "hello "[i % 6] : "aaaabbhello  \n"[i * i / 7 % 14]);
+    test_write(folder, "text", text, BYTES);
+    assert_ok(dsc_tokenizer_encode(bpe, text, BYTES, 0, whole, &count));
+    dsc_tokenize_options_init(&o);
+    o.threads = 3;
+    assert_ok(dsc_tokenize(bpe, &path, 1, in_folder("made"), &o, &result));
+    read_all("made/train.bin", parts, &first);
+    read_all("made/val.bin", parts + first, &second);
+    assert_int_equal(first + second, count);
+    assert_memory_equal(whole, parts, (size_t)count * sizeof *whole);
+    assert_int_equal(result.files, 1);
+    assert_int_equal(result.train_tokens, first);
+    assert_int_equal(result.val_tokens, second);
+    assert_int_equal(result.train_bytes + result.val_bytes, BYTES);
+    assert_in_range(result.train_bytes, BYTES / 10 * 9, BYTES / 10 * 9 + 100);
+    free(text);
+    free(whole);
+    free(parts);
+}
+
+/* Every allocation fails once. */
+static void test_no_memory(void **state) {
+    (void)state;
+    const char *const path = in_folder("little");
+    char made[TEST_PATH + 64];
+    snprintf(made, sizeof made, "%s/little-made", folder);
+    test_write(folder, "little", "hello world, hello world", 24);
+    dsc_tokenize_options o;
+    dsc_tokenize_options_init(&o);
+    o.overwrite = 1; /* some files have their names already when the last allocations fail */
+    dsc_status status = DSC_E_MEMORY;
+    for (int64_t n = 1; status == DSC_E_MEMORY; n++) {
+        dsc_tokenizer *t = NULL;
+        dsc_memory_fail_at(n);
+        status = dsc_tokenizer_bpe(in_folder("vocab.json"), in_folder("merges.txt"), &t);
+        if (status == DSC_OK)
+            status = dsc_tokenize(t, &path, 1, made, &o, NULL);
+        if (status == DSC_OK) {
+            dsc_tokenizer *again = NULL;
+            status = dsc_tokenizer_of_file(in_folder("little-made/val.bin"), &again);
+            dsc_tokenizer_destroy(&again);
+        }
+        dsc_memory_fail_at(0);
+        dsc_tokenizer_destroy(&t);
+        if (status != DSC_OK && status != DSC_E_MEMORY)
+            fail_msg("allocation %lld: %s", (long long)n, dsc_error_message());
+        assert_true(n < 1000);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_words),        cmocka_unit_test(test_classes),
         cmocka_unit_test(test_bpe),          cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_long_words),   cmocka_unit_test(test_simple),
         cmocka_unit_test(test_broken),       cmocka_unit_test(test_files),
-        cmocka_unit_test(test_broken_files),
+        cmocka_unit_test(test_broken_files), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
