@@ -82,6 +82,17 @@ DSC_API dsc_status dsc_model_conv_transpose2d(dsc_model *m, const char *name, ds
  * .num_batches_tracked. */
 DSC_API dsc_status dsc_model_batch_norm(dsc_model *m, const char *name, dsc_value x,
                                         dsc_value *y) DSC_MUST_CHECK;
+/* Norms of single samples, in training and evaluation alike, with eps > 0 added to the variance.
+ * Layer norm over the channels of each position (of a vector: over its features); NAME.weight, and NAME.bias unless
+ * bias is 0. GPT-2 has eps 1e-5, BERT 1e-12. */
+DSC_API dsc_status dsc_model_layer_norm(dsc_model *m, const char *name, dsc_value x, double eps, int bias,
+                                        dsc_value *y) DSC_MUST_CHECK;
+/* The same without subtracting the mean, y = weight x / sqrt(mean of x^2 + eps); NAME.weight. */
+DSC_API dsc_status dsc_model_rms_norm(dsc_model *m, const char *name, dsc_value x, double eps,
+                                      dsc_value *y) DSC_MUST_CHECK;
+/* Over each of `groups` groups of neighbouring channels, at all positions of a sample; NAME.weight, NAME.bias. */
+DSC_API dsc_status dsc_model_group_norm(dsc_model *m, const char *name, dsc_value x, int64_t groups,
+                                        double eps, dsc_value *y) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_model_relu(dsc_model *m, dsc_value x, dsc_value *y) DSC_MUST_CHECK;
 /* Activations, number by number: */
 typedef enum dsc_activation {

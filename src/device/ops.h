@@ -419,6 +419,27 @@ dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
                                 const dsc_tensor *mean, const dsc_tensor *invstd,
                                 const dsc_norm_grads *grads) DSC_MUST_CHECK;
 
+/* Norms of single samples. x[n, ..., c] has `groups` groups of c / groups neighbouring channels; a group's numbers are
+ * those of its channels at all positions of one sample:
+ *   y = gamma (x - mean) invstd + shift,   invstd = 1 / sqrt(var + eps), var biased,
+ * or, with `rms`, y = gamma x invstd with invstd = 1 / sqrt(mean of x^2 + eps). Layer norm: x[rows, c], one group.
+ * gamma, shift: [c]; mean, invstd: [n, groups]. Statistics are accurate for |mean| >> std as those of batch norm, and
+ * on a CPU no result depends on the number of threads. y may not be x. */
+typedef struct dsc_group_norm_desc {
+    double eps;
+    int64_t groups;
+    int rms;
+} dsc_group_norm_desc;
+/* shift may be NULL; so may mean and invstd, where no backward pass follows, and mean with rms. */
+dsc_status dsc_op_group_norm_forward(dsc_queue *q, const dsc_group_norm_desc *desc, const dsc_tensor *x,
+                                     const dsc_tensor *gamma, const dsc_tensor *shift, dsc_tensor *mean,
+                                     dsc_tensor *invstd, dsc_tensor *y) DSC_MUST_CHECK;
+/* Any of dx, dgamma and dshift may be NULL: it is not computed then. mean may be NULL with rms. dresidual and
+ * beta_residual are not used. */
+dsc_status dsc_op_group_norm_backward(dsc_queue *q, const dsc_group_norm_desc *desc, const dsc_tensor *x,
+                                      const dsc_tensor *dy, const dsc_tensor *gamma, const dsc_tensor *mean,
+                                      const dsc_tensor *invstd, const dsc_norm_grads *grads) DSC_MUST_CHECK;
+
 /* The Fisher matrices of scale and shift, sample by sample: with u = sum over the positions of sample i of (g xhat,
  * g), out[i] = (u1 u1, u1 u2, u2 u2). x, y, dy: [n, ..., c]; out: [n, 3, c] in the type of parameters. xhat = (x -
  * mean) invstd, or x where both are NULL; g = dy, with y not NULL (a fused ReLU's output) 0 where y is not
@@ -662,6 +683,8 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(norm_forward_train)                                                                                   \
     OP(norm_forward_eval)                                                                                    \
     OP(norm_backward)                                                                                        \
+    OP(group_norm_forward)                                                                                   \
+    OP(group_norm_backward)                                                                                  \
     OP(norm_fisher)                                                                                          \
     OP(norm_solve_batch)                                                                                     \
     OP(attention_workspace)                                                                                  \

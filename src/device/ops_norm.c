@@ -1,4 +1,4 @@
-/* Fronts of batch norm: check, early out, select, execute. */
+/* Fronts of batch norm and of the norms of single samples: check, early out, select, execute. */
 #include "device/checks.h"
 
 #include "base/error.h"
@@ -106,6 +106,88 @@ dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
     }
     DSC_TRY(dsc_device_table_for(q->device, check.dtype)
                 ->norm_backward(q, desc, x, y, dy, gamma, mean, invstd, grads));
+    return DSC_OK;
+}
+
+/* ---- norms of single samples ---- */
+
+static dsc_status check_groups(dsc_check *check, const char *op, dsc_queue *q,
+                               const dsc_group_norm_desc *desc, const dsc_tensor *x) {
+    DSC_TRY(dsc_check_begin_half(check, op, q, "x", x));
+    if (x->ndim < 2)
+        return DSC_FAIL(DSC_E_INVALID, "%s: x has %d dimensions; [n, ..., c] is expected", op, x->ndim);
+    if (!(desc->eps >= 0))
+        return DSC_FAIL(DSC_E_INVALID, "%s: eps is %g; it may not be negative", op, desc->eps);
+    int64_t c = x->dim[x->ndim - 1];
+    if (desc->groups < 1 || c % desc->groups != 0)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %lld groups of %lld channels; a divisor is expected", op,
+                        (long long)desc->groups, (long long)c);
+    return DSC_OK;
+}
+
+static dsc_status check_statistic(const dsc_check *check, const char *name, const dsc_tensor *t,
+                                  const dsc_group_norm_desc *desc, const dsc_tensor *x) {
+    DSC_TRY(dsc_check_param_shape(check, name, t, DSC_SHAPE(x->dim[0], desc->groups)));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_group_norm_forward(dsc_queue *q, const dsc_group_norm_desc *desc, const dsc_tensor *x,
+                                     const dsc_tensor *gamma, const dsc_tensor *shift, dsc_tensor *mean,
+                                     dsc_tensor *invstd, dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(check_groups(&check, "group_norm_forward", q, desc, x));
+    DSC_TRY(check_channels(&check, "gamma", gamma, x));
+    if (shift)
+        DSC_TRY(check_channels(&check, "shift", shift, x));
+    if (mean)
+        DSC_TRY(check_statistic(&check, "mean", mean, desc, x));
+    if (invstd)
+        DSC_TRY(check_statistic(&check, "invstd", invstd, desc, x));
+    DSC_TRY(dsc_check_real_like(&check, "y", y, "x", x));
+    DSC_TRY(dsc_check_apart(&check, "y", y, "x", x));
+    if (dsc_tensor_count(x) == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)
+                ->group_norm_forward(q, desc, x, gamma, shift, mean, invstd, y));
+    return DSC_OK;
+}
+
+static dsc_status check_group_grads(const dsc_check *check, const dsc_tensor *x, const dsc_tensor *dy,
+                                    const dsc_norm_grads *grads) {
+    if (grads->dx) {
+        DSC_TRY(dsc_check_real_like(check, "dx", grads->dx, "x", x));
+        DSC_TRY(dsc_check_apart(check, "dx", grads->dx, "x", x));
+        DSC_TRY(dsc_check_apart(check, "dx", grads->dx, "dy", dy));
+        DSC_TRY(dsc_check_beta(check, "beta_x", grads->beta_x));
+    }
+    DSC_TRY(dsc_check_beta(check, "beta_p", grads->beta_p));
+    if (grads->dgamma)
+        DSC_TRY(check_channels(check, "dgamma", grads->dgamma, x));
+    if (grads->dshift)
+        DSC_TRY(check_channels(check, "dshift", grads->dshift, x));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_group_norm_backward(dsc_queue *q, const dsc_group_norm_desc *desc, const dsc_tensor *x,
+                                      const dsc_tensor *dy, const dsc_tensor *gamma, const dsc_tensor *mean,
+                                      const dsc_tensor *invstd, const dsc_norm_grads *grads) {
+    dsc_check check;
+    DSC_TRY(check_groups(&check, "group_norm_backward", q, desc, x));
+    DSC_TRY(dsc_check_real_like(&check, "dy", dy, "x", x));
+    DSC_TRY(check_channels(&check, "gamma", gamma, x));
+    if (!desc->rms)
+        DSC_TRY(check_statistic(&check, "mean", mean, desc, x));
+    DSC_TRY(check_statistic(&check, "invstd", invstd, desc, x));
+    DSC_TRY(check_group_grads(&check, x, dy, grads));
+    if (dsc_tensor_count(x) == 0) {
+        if (grads->dgamma)
+            DSC_TRY(dsc_check_empty_sum(&check, grads->beta_p, grads->dgamma));
+        if (grads->dshift)
+            DSC_TRY(dsc_check_empty_sum(&check, grads->beta_p, grads->dshift));
+        return DSC_OK;
+    }
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)
+                ->group_norm_backward(q, desc, x, dy, gamma, mean, invstd, grads));
     return DSC_OK;
 }
 

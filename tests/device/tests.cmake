@@ -13,6 +13,7 @@ descent_test(device_layouts SOURCES device/test_layouts.c device/rig.c ROOMS dev
 descent_test(device_conv SOURCES device/test_conv.c ${device_rig} ROOMS device)
 descent_test(device_gram SOURCES device/test_gram.c device/rig.c ROOMS device)
 descent_test(device_norm SOURCES device/test_norm.c ${device_rig} ROOMS device)
+descent_test(device_group_norm SOURCES device/test_group_norm.c ${device_rig} ROOMS device)
 descent_test(device_pool SOURCES device/test_pool.c ${device_rig} ROOMS device)
 descent_test(device_parts SOURCES device/test_parts.c ${device_rig} ROOMS device)
 descent_test(device_attention SOURCES device/test_attention.c ${device_rig} ROOMS device)

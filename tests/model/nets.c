@@ -269,6 +269,23 @@ static dsc_status build_attention(dsc_model *m, dsc_value *logits) {
     return head(m, x, logits);
 }
 
+/* Norms of single samples: of the input, maps, a flattened map and a vector, one added to its own input. */
+static dsc_status build_sample_norms(dsc_model *m, dsc_value *logits) {
+    dsc_value x, y;
+    DSC_TRY(dsc_model_input(m, 3, 4, 2, &x));
+    DSC_TRY(dsc_model_layer_norm(m, "ln0", x, 0.1, 1, &x));
+    DSC_TRY(net_conv(m, "conv0", x, 6, 1, &x));
+    DSC_TRY(dsc_model_group_norm(m, "gn", x, 3, 1e-2, &y));
+    DSC_TRY(dsc_model_add(m, y, x, &x));
+    DSC_TRY(dsc_model_rms_norm(m, "rms", x, 1e-2, &x));
+    DSC_TRY(net_conv(m, "conv1", x, 2, 1, &x));
+    DSC_TRY(dsc_model_flatten(m, x, &x));
+    DSC_TRY(dsc_model_layer_norm(m, "ln1", x, 1e-5, 0, &x));
+    DSC_TRY(dsc_model_linear(m, "fc1", x, 8, 1, &x));
+    DSC_TRY(dsc_model_group_norm(m, "gn1", x, 2, 1e-2, &x));
+    return dsc_model_linear(m, "fc2", x, NET_CLASSES, 1, logits);
+}
+
 const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"conv", build_conv, 9, 8, 2, 0, 0},
                     {"residual", build_residual, 5, 5, 3, 4, 0},
@@ -281,6 +298,7 @@ const net nets[] = {{"dense", build_dense, 2, 3, 2, 0, 0},
                     {"activations", build_activations, 3, 3, 2, 0, 0},
                     {"transposed", build_transposed, 4, 3, 2, 0, 0},
                     {"attention", build_attention, 7, 1, 3, 0, 0},
+                    {"sample norms", build_sample_norms, 3, 4, 2, 0, 0},
                     {NULL, NULL, 0, 0, 0, 0, 0}};
 
 const net *find_net(const char *name) {

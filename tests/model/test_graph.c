@@ -131,6 +131,11 @@ static void test_other_errors(void **state) {
                  dsc_model_relu(m, 7, &y));
     assert_fails(DSC_E_INVALID, "value -1", dsc_model_add(m, x, -1, &y));
     assert_fails(DSC_E_INVALID, "rate 1", dsc_model_dropout(m, x, 1, &y));
+    assert_fails(DSC_E_INVALID, "layer_norm 'ln': eps is 0, but", dsc_model_layer_norm(m, "ln", x, 0, 1, &y));
+    assert_fails(DSC_E_INVALID, "rms_norm 'r': eps is -1, but", dsc_model_rms_norm(m, "r", x, -1, &y));
+    assert_fails(DSC_E_INVALID, "group_norm 'g': 3 groups, but they must divide the 4 channels",
+                 dsc_model_group_norm(m, "g", x, 3, 1e-5, &y));
+    assert_fails(DSC_E_INVALID, "group_norm 'g': 0 groups", dsc_model_group_norm(m, "g", x, 0, 1e-5, &y));
     assert_fails(DSC_E_INVALID, "activation: number 6 is unknown; 0 to 5",
                  dsc_model_activation(m, x, (dsc_activation)6, &y));
     assert_fails(DSC_E_INVALID, "gelu: no model", dsc_model_activation(NULL, x, DSC_ACTIVATION_GELU, &y));
@@ -140,6 +145,8 @@ static void test_other_errors(void **state) {
     assert_fails(DSC_E_INVALID, "seal: no model", dsc_model_seal(NULL, 0));
     assert_ok(dsc_model_flatten(m, x, &v));
     assert_fails(DSC_E_INVALID, "no parameters", dsc_model_seal(m, v));
+    assert_fails(DSC_E_INVALID, "put the norm before the flatten",
+                 dsc_model_group_norm(m, "g", v, 2, 1e-5, &y));
     assert_fails(DSC_E_INVALID, "name is empty", dsc_model_linear(m, "", v, 3, 1, &y));
     assert_fails(DSC_E_INVALID, "name is empty", dsc_model_linear(m, NULL, v, 3, 1, &y));
     assert_fails(DSC_E_INVALID, "-3 output features", dsc_model_linear(m, "fc", v, -3, 1, &y));

@@ -31,6 +31,17 @@ typedef struct dsc_cpu_norm_grad {
     float *temporary; /* [3 width] */
 } dsc_cpu_norm_grad;
 
+/* One row of a norm over rows: xhat = (x - mean) invstd, u = gamma dy. */
+typedef struct dsc_cpu_row_norm {
+    int64_t n;
+    const float *x, *dy, *gamma, *shift; /* shift may be NULL */
+    float mean, invstd;
+    float offset;           /* what the rounded mean has lost, times invstd: added to xhat */
+    float mean_u, mean_uxh; /* of the row: means of u and u xhat */
+    float *to;              /* y, or dx */
+    int add;                /* 1: dx += */
+} dsc_cpu_row_norm;
+
 /* C[m,n] = alpha A B + beta C; element (i, p) of A is a[i a_row + p a_column], of B alike; C has rows. lower:
  * only the lower triangle of C is computed and touched. beta 0: C is not read. */
 typedef struct dsc_cpu_gemm {
@@ -92,6 +103,17 @@ typedef struct dsc_cpu_kernels {
     void (*norm_apply)(int64_t n, int64_t width, const dsc_cpu_norm_apply *a);
     void (*norm_sums)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);
     void (*norm_grad)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);
+
+    /* dx = [dx +] a dy + b (x - mean) + c for periodic mean, a, b, c: those of dsc_cpu_norm_grad, in its members mean,
+     * scale, slope and mean_g; beta_x says whether to add. */
+    void (*group_grad)(int64_t n, int64_t width, const dsc_cpu_norm_grad *a);
+    /* moments[0] = sum of x - about, moments[1] = sum of (x - about)^2. */
+    void (*row_moments)(int64_t n, const float *x, float about, double moments[2]);
+    void (*row_apply)(const dsc_cpu_row_norm *a);
+    /* sums[0] = sum of u, sums[1] = sum of u xhat; dgamma[n] += dy xhat, dshift[n] += dy. */
+    void (*row_sums)(const dsc_cpu_row_norm *a, float *dgamma, float *dshift, double sums[2]);
+    void (*row_grad)(const dsc_cpu_row_norm *a);
+    void (*add_to_double)(int64_t n, const float *x, double *sums);
 
     /* Rows [i0, i1) of the panel of gemm_columns columns from j0 on, for gemm_depth of the k, from p0 on;
      * called for rising p0. */

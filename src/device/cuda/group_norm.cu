@@ -1,0 +1,312 @@
+/* Norms of single samples. A team of threads has one group of one sample: a warp where groups are small, else a block;
+ * it reads its numbers once for each sum, which then come from the cache. Gradients of gamma and shift are sums over
+ * rows, as in layer.cuh. */
+#include "device/cuda/entries.h"
+#include "device/cuda/layer.cuh"
+
+typedef struct dsc_cuda_group_norm_call {
+    int64_t n, positions, channels, groups;
+    int rms, add_x, add_params;
+    double eps;
+    const void *x, *dy, *gamma, *shift;
+    void *mean, *invstd, *y, *dx, *dgamma, *dshift;
+} dsc_cuda_group_norm_call;
+
+enum { THREADS = 256, WARPS = THREADS / 32, SMALL_GROUP = 4096, ROWS = 4 };
+
+/* What a team of TEAM warps works on: m numbers in `width` neighbouring channels. */
+template <int TEAM> struct group_place {
+    int64_t statistic, first, channel, width, stride, m;
+    int own; /* of the team's threads */
+
+    __device__ explicit group_place(const dsc_cuda_group_norm_call &a) {
+        statistic = (int64_t)blockIdx.x * (WARPS / TEAM) + (int)threadIdx.x / (32 * TEAM);
+        own = (int)threadIdx.x % (32 * TEAM);
+        int64_t sample = statistic, group = dsc_peel(sample, a.groups);
+        width = a.channels / a.groups;
+        stride = a.channels;
+        channel = group * width;
+        first = sample * a.positions * a.channels + channel;
+        m = a.positions * width;
+    }
+
+    /* Where number e is; `in` becomes its channel. */
+    __device__ int64_t at(int64_t e, int64_t &in) const {
+        if (m == width) {
+            in = channel + e;
+            return first + e;
+        }
+        int64_t position = e, rest = dsc_peel(position, width);
+        in = channel + rest;
+        return first + position * stride + rest;
+    }
+};
+
+/* Every thread of the team gets the sums, always in the same order. All threads of the team call. */
+template <int TEAM> __device__ __forceinline__ void team_sums(double &a, double &b) {
+    for (int apart = 16; apart > 0; apart /= 2) {
+        a += __shfl_xor_sync(0xFFFFFFFFu, a, apart);
+        b += __shfl_xor_sync(0xFFFFFFFFu, b, apart);
+    }
+    if (TEAM > 1) {
+        __shared__ double part[2][WARPS];
+        __syncthreads(); /* earlier sums have been read */
+        if (threadIdx.x % 32 == 0) {
+            part[0][threadIdx.x / 32] = a;
+            part[1][threadIdx.x / 32] = b;
+        }
+        __syncthreads();
+        a = b = 0;
+        for (int w = 0; w < WARPS; w++) {
+            a += part[0][w];
+            b += part[1][w];
+        }
+    }
+}
+
+/* Sums of x - about and of its square. */
+template <typename T, int N, int TEAM>
+__device__ __forceinline__ void moments_about(const group_place<TEAM> &p, const T *x, dsc_number<T> about,
+                                              double &s, double &q) {
+    typedef dsc_number<T> A;
+    A mine = 0, squares = 0;
+    for (int64_t e = (int64_t)p.own * N; e < p.m; e += 32 * TEAM * N) {
+        int64_t channel;
+        dsc_vector<T, N> v = dsc_load<T, N>(x + p.at(e, channel));
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            A d = v.get(i) - about;
+            mine += d;
+            squares += d * d;
+        }
+    }
+    s = (double)mine;
+    q = (double)squares;
+    team_sums<TEAM>(s, q);
+}
+
+template <typename T, int N, int TEAM>
+static __global__ void __launch_bounds__(THREADS) group_forward(const dsc_cuda_group_norm_call a) {
+    typedef dsc_number<T> A;
+    group_place<TEAM> p(a);
+    if (p.statistic >= a.n * a.groups)
+        return;
+    const T *x = (const T *)a.x;
+    const A *gamma = (const A *)a.gamma, *shift = (const A *)a.shift;
+    T *y = (T *)a.y;
+    double s, q, inverse_m = 1 / (double)p.m;
+    A about = 0;
+    if (!a.rms) {
+        A start = dsc_get(x[p.first]);
+        moments_about<T, N, TEAM>(p, x, start, s, q);
+        about = (A)((double)start + s * inverse_m);
+    }
+    moments_about<T, N, TEAM>(p, x, about, s, q);
+    double first = a.rms ? 0 : s * inverse_m, var = q * inverse_m - first * first;
+    double inverse = 1 / sqrt((var < 0 ? 0 : var) + a.eps);
+    A scale = (A)inverse, offset = (A)(-first * inverse);
+    if (p.own == 0 && a.mean)
+        ((A *)a.mean)[p.statistic] = (A)((double)about + first);
+    if (p.own == 0 && a.invstd)
+        ((A *)a.invstd)[p.statistic] = scale;
+    for (int64_t e = (int64_t)p.own * N; e < p.m; e += 32 * TEAM * N) {
+        int64_t channel, at = p.at(e, channel);
+        dsc_vector<T, N> v = dsc_load<T, N>(x + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            A h = ((v.get(i) - about) * scale + offset) * gamma[channel + i];
+            v.set(i, shift ? h + shift[channel + i] : h);
+        }
+        dsc_store<T, N>(y + at, v);
+    }
+}
+
+template <typename T, int N, int TEAM>
+static __global__ void __launch_bounds__(THREADS) group_backward(const dsc_cuda_group_norm_call a) {
+    typedef dsc_number<T> A;
+    group_place<TEAM> p(a);
+    if (p.statistic >= a.n * a.groups)
+        return;
+    const T *x = (const T *)a.x, *dy = (const T *)a.dy;
+    const A *gamma = (const A *)a.gamma;
+    T *dx = (T *)a.dx;
+    A mean = a.rms ? (A)0 : ((const A *)a.mean)[p.statistic], scale = ((const A *)a.invstd)[p.statistic];
+    A sum_u = 0, sum_uxh = 0;
+    for (int64_t e = (int64_t)p.own * N; e < p.m; e += 32 * TEAM * N) {
+        int64_t channel, at = p.at(e, channel);
+        dsc_vector<T, N> v = dsc_load<T, N>(x + at), g = dsc_load<T, N>(dy + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            A u = gamma[channel + i] * g.get(i);
+            sum_u += u;
+            sum_uxh += u * ((v.get(i) - mean) * scale);
+        }
+    }
+    double s = (double)sum_u, q = (double)sum_uxh;
+    team_sums<TEAM>(s, q);
+    A mean_u = a.rms ? (A)0 : (A)(s / (double)p.m), mean_uxh = (A)(q / (double)p.m);
+    for (int64_t e = (int64_t)p.own * N; e < p.m; e += 32 * TEAM * N) {
+        int64_t channel, at = p.at(e, channel);
+        dsc_vector<T, N> v = dsc_load<T, N>(x + at), g = dsc_load<T, N>(dy + at), old = {};
+        if (a.add_x)
+            old = dsc_load<T, N>(dx + at);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            A xhat = (v.get(i) - mean) * scale;
+            A value = scale * (gamma[channel + i] * g.get(i) - mean_u - xhat * mean_uxh);
+            old.set(i, a.add_x ? old.get(i) + value : value);
+        }
+        dsc_store<T, N>(dx + at, old);
+    }
+}
+
+/* ---- gradients of gamma and shift ---- */
+
+template <typename T> struct group_params_call {
+    typedef dsc_number<T> A;
+    dsc_columns at;
+    int64_t positions, groups, width, first; /* width: channels of a group; first: channel of the slice */
+    int rms, add;
+    const T *x, *dy;
+    const A *mean, *invstd;
+    A *dgamma, *dshift;
+    double *partials;
+    unsigned *tickets;
+};
+
+template <typename T, int N>
+static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 1) group_params(const group_params_call<T> a) {
+    typedef dsc_number<T> A;
+    dsc_column_place p = dsc_column_place_of<N>(a.at);
+    A mine[2][N] = {};
+    double sum[2] = {0, 0};
+    int64_t own = dsc_column_own<N>(a.at);
+    for (int64_t row = p.first; row < p.end; row += p.step) {
+        int64_t at = row * a.at.stride + p.channel, sample = row;
+        dsc_vector<T, N> x = dsc_load<T, N>(a.x + at), dy = dsc_load<T, N>(a.dy + at);
+        dsc_peel(sample, a.positions);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            int64_t s = a.groups == 1 ? sample : sample * a.groups + (a.first + p.channel + i) / a.width;
+            A xhat = (x.get(i) - (a.rms ? (A)0 : a.mean[s])) * a.invstd[s];
+            mine[0][i] += dy.get(i) * xhat;
+            mine[1][i] += dy.get(i);
+        }
+    }
+    dsc_block_sums<2>(a.at.lanes, mine, sum);
+    if (!dsc_merge_blocks<2>(a.at.lanes * N, a.partials, a.tickets, sum) || own >= a.at.width)
+        return;
+    if (a.dgamma)
+        a.dgamma[own] = (A)(a.add ? (double)a.dgamma[own] + sum[0] : sum[0]);
+    if (a.dshift)
+        a.dshift[own] = (A)(a.add ? (double)a.dshift[own] + sum[1] : sum[1]);
+}
+
+template <typename T, int N>
+static cudaError_t run_params(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c) {
+    typedef dsc_number<T> A;
+    for (int64_t first = 0; first < c->channels; first += DSC_COLUMN_SLICE) {
+        dsc_columns columns =
+            dsc_columns_of(c->n * c->positions, c->channels, dsc_column_slice(c->channels, first), N,
+                           DSC_COLUMN_THREADS, ROWS, (int64_t)at->multiprocessors);
+        group_params_call<T> a = {columns,
+                                  c->positions,
+                                  c->groups,
+                                  c->channels / c->groups,
+                                  first,
+                                  c->rms,
+                                  c->add_params,
+                                  (const T *)c->x + first,
+                                  (const T *)c->dy + first,
+                                  (const A *)c->mean,
+                                  (const A *)c->invstd,
+                                  c->dgamma ? (A *)c->dgamma + first : NULL,
+                                  c->dshift ? (A *)c->dshift + first : NULL,
+                                  (double *)at->scratch,
+                                  at->tickets};
+        DSC_LAUNCH((group_params<T, N>), dim3(columns.groups, columns.chunks), dim3(DSC_COLUMN_THREADS), 0,
+                   at->stream)
+        (a);
+    }
+    return cudaGetLastError();
+}
+
+/* ---- launches ---- */
+
+template <typename T, int N, int TEAM>
+static cudaError_t run_team(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c, int backward) {
+    int64_t teams = WARPS / TEAM, blocks = (c->n * c->groups + teams - 1) / teams;
+    if (backward)
+        DSC_LAUNCH((group_backward<T, N, TEAM>), (unsigned)blocks, THREADS, 0, at->stream)(*c);
+    else
+        DSC_LAUNCH((group_forward<T, N, TEAM>), (unsigned)blocks, THREADS, 0, at->stream)(*c);
+    return cudaGetLastError();
+}
+
+template <typename T, int N>
+static cudaError_t run_size(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c, int backward) {
+    return c->positions * (c->channels / c->groups) <= SMALL_GROUP ? run_team<T, N, 1>(at, c, backward)
+                                                                   : run_team<T, N, WARPS>(at, c, backward);
+}
+
+template <typename T>
+static cudaError_t forward_of(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c) {
+    return dsc_fits<T>(c->channels / c->groups, c->x, c->y) ? run_size<T, dsc_wide<T>()>(at, c, 0)
+                                                            : run_size<T, 1>(at, c, 0);
+}
+
+template <typename T>
+static cudaError_t backward_of(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c) {
+    cudaError_t error = cudaSuccess;
+    if (c->dgamma || c->dshift)
+        error = dsc_fits<T>(c->channels, c->x, c->dy) ? run_params<T, dsc_wide<T>()>(at, c)
+                                                      : run_params<T, 1>(at, c);
+    if (error != cudaSuccess || !c->dx)
+        return error;
+    return dsc_fits<T>(c->channels / c->groups, c->x, c->dy, c->dx) ? run_size<T, dsc_wide<T>()>(at, c, 1)
+                                                                    : run_size<T, 1>(at, c, 1);
+}
+
+/* ---- the operations ---- */
+
+static dsc_cuda_group_norm_call describe(const dsc_group_norm_desc *desc, const dsc_tensor *x,
+                                         const dsc_tensor *gamma) {
+    dsc_cuda_group_norm_call call = {};
+    call.n = x->dim[0];
+    call.channels = gamma->dim[0];
+    call.positions = dsc_tensor_count(x) / (call.n * call.channels);
+    call.groups = desc->groups;
+    call.rms = desc->rms;
+    call.eps = desc->eps;
+    call.x = dsc_data(x);
+    call.gamma = dsc_data(gamma);
+    return call;
+}
+
+dsc_status dsc_cuda_group_norm_forward(dsc_queue *q, const dsc_group_norm_desc *desc, const dsc_tensor *x,
+                                       const dsc_tensor *gamma, const dsc_tensor *shift, dsc_tensor *mean,
+                                       dsc_tensor *invstd, dsc_tensor *y) {
+    dsc_cuda_group_norm_call call = describe(desc, x, gamma);
+    call.shift = dsc_data(shift);
+    call.mean = dsc_data(mean);
+    call.invstd = dsc_data(invstd);
+    call.y = dsc_data(y);
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, forward_of, dsc_cuda_at(q), &call));
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_group_norm_backward(dsc_queue *q, const dsc_group_norm_desc *desc, const dsc_tensor *x,
+                                        const dsc_tensor *dy, const dsc_tensor *gamma, const dsc_tensor *mean,
+                                        const dsc_tensor *invstd, const dsc_norm_grads *grads) {
+    dsc_cuda_group_norm_call call = describe(desc, x, gamma);
+    call.dy = dsc_data(dy);
+    call.mean = dsc_data(desc->rms ? NULL : mean);
+    call.invstd = dsc_data(invstd);
+    call.dx = dsc_data(grads->dx);
+    call.dgamma = dsc_data(grads->dgamma);
+    call.dshift = dsc_data(grads->dshift);
+    call.add_x = grads->beta_x != 0;
+    call.add_params = grads->beta_p != 0;
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, backward_of, dsc_cuda_at(q), &call));
+    return DSC_OK;
+}
