@@ -1,5 +1,6 @@
 /* descent check-data: reads a data set once and lists what is broken. */
 #include "cli/cli.h"
+#include "cli/json_out.h"
 #include "cli/support.h"
 #include "cli/terminal.h"
 #include "descent/data.h"
@@ -146,10 +147,8 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
         status = check_split(v, spec, DSC_SPLIT_VAL, splits, &bad[1]);
     json_t *object = json_pack("{s:o, s:I, s:o}", "data", text_of(spec), "bad_images",
                                (json_int_t)(bad[0] + bad[1]), "splits", splits);
-    if (v->json && status == DSC_OK && object) {
-        json_dumpf(object, stdout, JSON_INDENT(2));
-        printf("\n");
-    }
+    if (v->json && status == DSC_OK && object)
+        dsc_cli_print_json(object, stdout);
     json_decref(object);
     DSC_CLI_TRY(status);
     if (bad[0] + bad[1] > 0)

@@ -3,6 +3,7 @@
 #include "cli/cli.h"
 #include "cli/info_checkpoint.h"
 #include "cli/info_plan.h"
+#include "cli/json_out.h"
 #include "cli/model_facts.h"
 #include "cli/support.h"
 #include "descent/log.h"
@@ -223,8 +224,7 @@ static dsc_status print_json(const dsc_cli_session *session, const model_info *i
         json_object_set_new(object, "model", model_json(info));
     if (!object)
         return DSC_CLI_FAIL(DSC_E_MEMORY, "cannot build the JSON text");
-    json_dumpf(object, stdout, JSON_INDENT(2));
-    printf("\n");
+    dsc_cli_print_json(object, stdout);
     json_decref(object);
     return DSC_OK;
 }

@@ -36,8 +36,9 @@ static void print_text(const dsc_checkpoint_info *c) {
     printf("model         %s\n", or_unknown(c->model));
     printf("data          %s\n", or_unknown(c->data));
     if (c->step >= 0)
-        printf("trained       %lld steps, %lld epochs%s%s\n", (long long)c->step, (long long)c->epoch,
-               *c->version ? ", with descent " : "", c->version);
+        printf("trained       %lld step%s, %lld epoch%s%s%s\n", (long long)c->step, c->step == 1 ? "" : "s",
+               (long long)c->epoch, c->epoch == 1 ? "" : "s", *c->version ? ", with descent " : "",
+               c->version);
     if (c->height > 0)
         printf("input         %lld x %lld x %lld", (long long)c->height, (long long)c->width,
                (long long)c->channels);

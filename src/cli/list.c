@@ -1,5 +1,6 @@
 /* descent list: the names that options take. */
 #include "cli/cli.h"
+#include "cli/json_out.h"
 #include "cli/support.h"
 #include "descent/consensus.h"
 #include "descent/data.h"
@@ -124,10 +125,8 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
         else
             print_kind(k, !only);
     }
-    if (v->json) {
-        json_dumpf(object, stdout, JSON_INDENT(2));
-        printf("\n");
-    }
+    if (v->json)
+        dsc_cli_print_json(object, stdout);
     json_decref(object);
     return DSC_OK;
 }

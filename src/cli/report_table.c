@@ -1,5 +1,6 @@
 /* Runs as a table, as CSV and as JSON. */
 #include "cli/cli.h"
+#include "cli/json_out.h"
 #include "cli/report_parts.h"
 #include "cli/support.h"
 
@@ -245,10 +246,8 @@ dsc_status dsc_report_print_json(FILE *out, const dsc_report_runs *runs) {
         json_array_append_new(list, run);
     }
     json_object_set_new(all, "runs", list);
-    if (status == DSC_OK) {
-        json_dumpf(all, out, JSON_INDENT(1));
-        fputc('\n', out);
-    }
+    if (status == DSC_OK)
+        dsc_cli_print_json(all, out);
     dsc_report_columns_free(&columns);
     json_decref(all);
     return status;

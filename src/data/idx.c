@@ -373,4 +373,5 @@ done:
     return status;
 }
 
-const dsc_dataset_kind dsc_kind_idx = {sizeof(dsc_dataset_kind), "mnist", "mnist:DIR", 1, NULL, open_set};
+const dsc_dataset_kind dsc_kind_idx = {
+    sizeof(dsc_dataset_kind), "mnist", "mnist:DIR[/NAME]", 1, NULL, open_set};

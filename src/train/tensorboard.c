@@ -333,8 +333,9 @@ static void collect_hparams(dsc_tensorboard *t, const json_t *line) {
     add_hparam(t, "", "device", json_object_get(line, "device"));
     json_object_foreach(config, key, value) {
         add_hparam(t, "", key, value);
-        if (json_is_object(value))
-            json_object_foreach(value, inner, member) add_hparam(t, key, inner, member);
+        json_object_foreach(value, inner, member) { /* nothing when it is no object */
+            add_hparam(t, key, inner, member);
+        }
     }
 }
 

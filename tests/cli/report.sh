@@ -72,7 +72,11 @@ if command -v python3 >/dev/null; then
     python3 - <<'PYTHON' || complain "CSV or JSON is wrong"
 import csv, json
 rows = list(csv.DictReader(open("table.csv", encoding="utf-8", errors="replace")))
-runs = json.load(open("table.json"))["runs"]
+text = open("table.json").read()
+runs = json.loads(text)["runs"]
+numbers = []
+json.loads(text, parse_float=numbers.append)
+assert numbers and all(len(n) <= len(repr(float(n))) + 1 for n in numbers), "numbers have more digits than they need"
 assert len(rows) == len(runs) == 4, (len(rows), len(runs))
 for row, run in zip(rows, runs):
     assert row["status"] == run["status"]

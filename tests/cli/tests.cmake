@@ -3,7 +3,7 @@ descent_test(cli_option SOURCES cli/test_option.c ROOMS base)
 # The program's own main() is in the room, so a test of its parts takes the files it needs.
 set(cli ${PROJECT_SOURCE_DIR}/src/cli)
 descent_test(cli_report SOURCES cli/test_report.c ${cli}/runlog.c ${cli}/report_columns.c ${cli}/report_table.c
-             ${cli}/report_plot.c ${cli}/report_html.c ${cli}/plot.c ${cli}/terminal.c ${cli}/support.c ${cli}/text.c ROOMS train)
+             ${cli}/report_plot.c ${cli}/report_html.c ${cli}/plot.c ${cli}/terminal.c ${cli}/support.c ${cli}/json_out.c ${cli}/text.c ROOMS train)
 target_link_options(test_cli_report PRIVATE LINKER:--wrap=calloc) # makes it fail
 target_link_libraries(test_cli_report PRIVATE descent_json)
 target_sources(test_cli_report PRIVATE $<TARGET_OBJECTS:descent_page>)

@@ -439,7 +439,7 @@ static void test_registered(void **state) {
     assert_fails(DSC_E_INTERNAL, "gave no data set",
                  dsc_dataset_open("waves:nothing", DSC_SPLIT_TRAIN, NULL, &set));
     assert_fails(DSC_E_INVALID,
-                 "synthetic[:N], cifar10:DIR, cifar100:DIR, mnist:DIR, imagefolder:DIR, "
+                 "synthetic[:N], cifar10:DIR, cifar100:DIR, mnist:DIR[/NAME], imagefolder:DIR, "
                  "webdataset:DIR|PATTERN, waves:COUNT",
                  dsc_dataset_open("wave:12", DSC_SPLIT_TRAIN, NULL, &set));
     assert_null(set);

@@ -27,7 +27,8 @@ static dsc_dataset *open_set(const char *spec, dsc_split split) {
 static void test_specs(void **state) {
     (void)state;
     dsc_dataset *set = NULL;
-    const char *known = "known are synthetic[:N], cifar10:DIR, cifar100:DIR, mnist:DIR, imagefolder:DIR";
+    const char *known =
+        "known are synthetic[:N], cifar10:DIR, cifar100:DIR, mnist:DIR[/NAME], imagefolder:DIR";
     assert_fails(DSC_E_INVALID, known, dsc_dataset_open("imagenet:/data", DSC_SPLIT_TRAIN, NULL, &set));
     assert_fails(DSC_E_INVALID, "unknown kind 'cifar'",
                  dsc_dataset_open("cifar", DSC_SPLIT_TRAIN, NULL, &set));

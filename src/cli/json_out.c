@@ -1,0 +1,49 @@
+#include "cli/json_out.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NUMBER_SIZE = 40 };
+
+/* The end of the string that begins at `text`, a quotation mark. */
+static const char *skip_string(const char *text) {
+    for (text++; *text && *text != '"'; text++)
+        if (*text == '\\')
+            text++;
+    return *text ? text + 1 : text;
+}
+
+/* Prints the `length` characters of a number. One that is not whole comes with 17 digits. */
+static void print_number(const char *text, size_t length, FILE *out) {
+    char given[NUMBER_SIZE], shorter[NUMBER_SIZE];
+    snprintf(given, sizeof given, "%.*s", (int)length, text);
+    if (length < sizeof given && strpbrk(given, ".eE"))
+        for (int digits = 15; digits <= 16; digits++) {
+            snprintf(shorter, sizeof shorter, "%.*g", digits, strtod(given, NULL));
+            if (strlen(shorter) < length && strpbrk(shorter, ".e") &&
+                strtod(shorter, NULL) == strtod(given, NULL)) {
+                fputs(shorter, out);
+                return;
+            }
+        }
+    fwrite(text, 1, length, out);
+}
+
+void dsc_cli_print_json(const json_t *value, FILE *out) {
+    char *text = json_dumps(value, JSON_INDENT(2));
+    for (const char *at = text; at && *at;) {
+        size_t length = strspn(at, "+-.0123456789eE");
+        if (*at == '"') {
+            const char *end = skip_string(at);
+            fwrite(at, 1, (size_t)(end - at), out);
+            at = end;
+        } else if (length > 0 && strchr("-0123456789", *at)) {
+            print_number(at, length, out);
+            at += length;
+        } else {
+            fputc(*at++, out);
+        }
+    }
+    fputc('\n', out);
+    free(text);
+}

@@ -1,0 +1,12 @@
+/* JSON that commands print. */
+#ifndef DSC_CLI_JSON_OUT_H
+#define DSC_CLI_JSON_OUT_H
+
+#include <jansson.h>
+#include <stdio.h>
+
+/* Prints the value, indented, and ends the line. Numbers that are not whole have the fewest digits that read back as
+ * the same double, where jansson writes 17 of them. */
+void dsc_cli_print_json(const json_t *value, FILE *out);
+
+#endif
