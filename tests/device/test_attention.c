@@ -1,5 +1,6 @@
 /* Multi-head self-attention: every device against ref in double, values by hand, threads, memory,
  * refusals. */
+#include "device/recording.h"
 #include "device/table.h"
 #include "device/trial.h"
 
@@ -255,6 +256,47 @@ static void test_threads(void **state) {
     free(first);
 }
 
+static void both_passes(dsc_queue *q, dsc_tensor *t, dsc_tensor *work) {
+    dsc_attention_desc desc = {.heads = 2, .causal = 1};
+    dsc_attention_grads grads = {.work = work, .dx = &t[3]};
+    assert_ok(dsc_op_attention_forward(q, &desc, &t[0], work, &t[1], &t[2]));
+    assert_ok(dsc_op_attention_backward(q, &desc, &t[0], &t[2], &t[1], &t[2], &grads));
+}
+
+/* Both passes replayed on another x give what calls give; only on devices that record. */
+static void test_recording(void **state) {
+    (void)state;
+    enum { T = 40, D = 6 };
+    double values[T * 3 * D], want[T * 3 * D];
+    for (int r = 0; r < rig_count; r++) {
+        const rig *g = &rigs[r];
+        if (!dsc_device_records(g->device))
+            continue;
+        random_values(1, T * 3 * D, values);
+        place p[] = {place_of(g, DSC_F32, SHAPE(1, T, 1, 3 * D), values),
+                     place_make(g, DSC_F32, SHAPE(1, 2, T)), place_make(g, DSC_F32, SHAPE(1, T, 1, D)),
+                     place_make(g, DSC_F32, SHAPE(1, T, 1, 3 * D))};
+        dsc_tensor t[] = {p[0].t, p[1].t, p[2].t, p[3].t};
+        dsc_attention_desc desc = {.heads = 2, .causal = 1};
+        dsc_tensor work = make_work(g->q, &desc, &t[0]);
+        dsc_recording *recording = NULL;
+        assert_ok(dsc_recording_begin(g->q));
+        both_passes(g->q, t, &work);
+        assert_ok(dsc_recording_end(g->q, &recording));
+        random_values(2, T * 3 * D, values);
+        place_write(g, &p[0], values);
+        both_passes(g->q, t, &work);
+        place_read(g, &p[3], want);
+        place_fill(g, &p[3], NAN);
+        assert_ok(dsc_recording_replay(recording, g->q));
+        place_expect(g, &p[3], want, "dx of a replay");
+        dsc_recording_destroy(&recording);
+        dsc_tensor_free(&work);
+        for (int i = 0; i < 4; i++)
+            place_free(&p[i]);
+    }
+}
+
 /* Twice as many positions need at most twice the workspace. */
 static void test_memory(void **state) {
     (void)state;
@@ -313,9 +355,9 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward),  cmocka_unit_test(test_backward), cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_causal),   cmocka_unit_test(test_threads),  cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_forward),   cmocka_unit_test(test_backward), cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_causal),    cmocka_unit_test(test_threads),  cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_recording), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }
