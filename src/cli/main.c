@@ -27,33 +27,26 @@ typedef struct log_context {
     int verbose;
 } log_context;
 
-/* The start of a message on the standard error, `colour` (an ANSI number) on a terminal. A progress bar that
- * is there is erased; it is drawn again below the message. */
-static void print_start(const char *start, int colour) {
-    int coloured = dsc_terminal_colour(stderr);
-    fprintf(stderr, "%sdescent: ", dsc_terminal_is(stderr) ? "\r\033[K" : "");
-    if (coloured && *start)
+/* A message on the standard error: `start` in `colour` (an ANSI number) on a terminal, where no word is cut in two
+ * and a progress bar that is there is erased; it is drawn again below the message. Elsewhere it is written at once, so
+ * that those of several ranks do not mix. */
+static void print_message(const char *start, int colour, const char *text) {
+    if (!dsc_terminal_is(stderr)) {
+        fprintf(stderr, "descent: %s%s\n", start, text);
+        return;
+    }
+    fputs("\r\033[Kdescent: ", stderr);
+    if (dsc_terminal_colour(stderr) && *start)
         fprintf(stderr, "\033[1;%dm%s\033[0m", colour, start);
     else
         fputs(start, stderr);
-}
-
-/* The rest of a message that has filled `at` columns. On a terminal no word is cut in two. */
-static void print_text(const char *text, int at) {
-    if (dsc_terminal_is(stderr))
-        dsc_help_wrapped(stderr, text, at, 2, dsc_terminal_width(stderr));
-    else
-        fprintf(stderr, "%s\n", text);
+    dsc_help_wrapped(stderr, text, (int)(strlen("descent: ") + strlen(start)), 2, dsc_terminal_width(stderr));
 }
 
 static void print_log(void *context, dsc_log_level level, const char *text) {
     const log_context *log = context;
-    int shown = level == DSC_LOG_WARNING ? dsc_cli_prints(log->session) : log->verbose;
-    if (!shown)
-        return;
-    const char *start = level == DSC_LOG_WARNING ? "warning: " : "";
-    print_start(start, 33);
-    print_text(text, (int)(strlen("descent: ") + strlen(start)));
+    if (level == DSC_LOG_WARNING ? dsc_cli_prints(log->session) : log->verbose)
+        print_message(level == DSC_LOG_WARNING ? "warning: " : "", 33, text);
 }
 
 static int exit_status(dsc_status status) {
@@ -85,8 +78,7 @@ static void keep_failure(failure *f) {
 
 static void print_failure(const failure *f, int verbose) {
     fflush(stdout);
-    fputs("descent: ", stderr);
-    print_text(f->message, (int)strlen("descent: "));
+    print_message("", 0, f->message);
     if (verbose)
         fprintf(stderr, "%s\n", f->trace);
     fflush(stderr);
