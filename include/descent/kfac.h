@@ -107,9 +107,11 @@ typedef enum dsc_kfac_placement {
     DSC_KFAC_MEMORY   /* the same with cost n^2 */
 } dsc_kfac_placement;
 
-/* Scale of the factors, for N samples and S output positions of a convolution (S = 1 for linear layers):
+/* Scale of the factors, for N samples and S output positions of a convolution (for linear layers S = 1, and N is the
+ * number of rows):
  *   paper          A = sum a a' / (N S^2),  G = N S sum g g'
- *   kfac-pytorch   A = sum a a' / (N S^3),  G = sum g g' / (N S^3)   (negligible against common dampings) */
+ *   kfac-pytorch   A = sum a a' / (N S^3),  G = sum g g' / (N S^3)   (negligible against common dampings)
+ * options.loss_terms t changes G of the paper's scaling, for a loss that is the mean of t terms per sample. */
 typedef enum dsc_kfac_scaling { DSC_KFAC_PAPER, DSC_KFAC_PYTORCH } dsc_kfac_scaling;
 
 /* How the inverse method divides the damping d between the factors of a layer, A of a_n and G of g_n rows:
@@ -261,6 +263,11 @@ typedef struct dsc_kfac_options {
      * before. Takes memory for averages, decompositions and solves a second time. The first decomposition is waited
      * for. Not with outer_product. */
     int64_t async_steps;
+    /* Terms of the loss per entry n of the first dimension of a and g, of all of which the loss is the mean: the
+     * positions of a language model, the pixels of a segmentation. Scaling paper then has G = n t S sum g g', with S = 1
+     * for linear layers on whatever number of rows. 0 (default): 1 for convolutions, and one for each row of a linear
+     * layer. */
+    int64_t loss_terms;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -61,9 +61,39 @@ DSC_API void dsc_model_destroy(dsc_model **model);
 /* The input, h x w x c per sample; one per model. */
 DSC_API dsc_status dsc_model_input(dsc_model *m, int64_t h, int64_t w, int64_t c,
                                    dsc_value *y) DSC_MUST_CHECK;
-/* y = x weight^T + bias, weight [features, features of x]; bias 0: none. */
+/* The input of a model of sequences: `positions` token numbers per sample, as floating-point numbers, which hold
+ * them exactly up to 2^24. Gives a sequence, that is a map of height `positions` and width 1, with one channel; only
+ * dsc_model_embedding takes it. One input per model. */
+DSC_API dsc_status dsc_model_tokens(dsc_model *m, int64_t positions, dsc_value *y) DSC_MUST_CHECK;
+/* The rows of the table NAME.weight[vocabulary, features] that belong to the tokens; initial values are normal with
+ * the standard deviation std > 0 (GPT-2 and BERT: 0.02). A token outside the vocabulary gives zeros. */
+DSC_API dsc_status dsc_model_embedding(dsc_model *m, const char *name, dsc_value tokens, int64_t vocabulary,
+                                       int64_t features, double std, dsc_value *y) DSC_MUST_CHECK;
+/* Adds a learnt vector to every position of a sequence: y = x + NAME.weight[position]; initial values as above. */
+DSC_API dsc_status dsc_model_position_embedding(dsc_model *m, const char *name, dsc_value x, double std,
+                                                dsc_value *y) DSC_MUST_CHECK;
+/* y = x weight^T + bias, weight [features, features of x]; bias 0: none. x is a vector, or a sequence (width 1), to
+ * every position of which the layer is applied. */
 DSC_API dsc_status dsc_model_linear(dsc_model *m, const char *name, dsc_value x, int64_t features, int bias,
                                     dsc_value *y) DSC_MUST_CHECK;
+typedef struct dsc_linear_options {
+    size_t size;
+    /* 1 (default): there is a bias. */
+    int bias;
+    /* Standard deviation of the initial weights; 0 (default): He normal over the features of x. */
+    double std;
+    /* 1: files hold the weight as [features of x, features], as GPT-2's do; 0 (default): [features, features of x]. */
+    int in_out;
+    /* The value of an embedding whose table is the weight of this layer, too: both share one parameter, and its
+     * gradient is the sum of theirs. Files may hold it a second time as NAME.weight, then equal to the table. The
+     * layer is none of dsc_model_layers. -1 (default): the layer has a weight of its own. */
+    dsc_value tied;
+} dsc_linear_options;
+DSC_API void dsc_linear_options_init_sized(dsc_linear_options *options, size_t size);
+#define dsc_linear_options_init(options) dsc_linear_options_init_sized((options), sizeof *(options))
+/* A linear layer with options; NULL: the defaults. */
+DSC_API dsc_status dsc_model_linear_with(dsc_model *m, const char *name, dsc_value x, int64_t features,
+                                         const dsc_linear_options *options, dsc_value *y) DSC_MUST_CHECK;
 /* The caller sets out_c, the kernel and what else differs from dsc_conv2d_shape_init; in_h, in_w and in_c are
  * taken from x. bias 0: none. */
 DSC_API dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x,
@@ -150,7 +180,8 @@ DSC_API dsc_status dsc_model_attention(dsc_model *m, dsc_value x, const dsc_atte
 /* The shape of a value, also before sealing. */
 DSC_API dsc_status dsc_model_value_shape(const dsc_model *m, dsc_value value,
                                          dsc_shape *shape) DSC_MUST_CHECK;
-/* Ends building: the loss is softmax cross-entropy on `logits` (a vector per sample, one entry a class).
+/* Ends building: the loss is softmax cross-entropy on `logits`, a vector per sample with one entry a class, or a map
+ * with one channel a class, which predicts a class for every position (token or pixel).
  * Parameters get their memory and their initial values (He normal over the fan-in; biases 0, batch norm 1 and
  * 0), which are a pure function of seed and parameter number. */
 DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK;
@@ -173,9 +204,12 @@ typedef struct dsc_zoo_entry {
     int64_t side, channels, classes;
     /* Passed to `build`; stays the caller's and must live as long as the process. */
     void *context;
-    /* Adds the layers between the input x and the logits, a vector of `classes`, to the model m; does not
-     * seal it. May be called by several threads at once, for different models. */
+    /* Adds the layers between the input x and the logits, a vector of `classes` or a map of as many channels, to the
+     * model m; does not seal it. May be called by several threads at once, for different models. */
     dsc_status (*build)(void *context, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits);
+    /* 1: a model of sequences. x is then `side` x 1 token numbers (dsc_model_tokens), and `classes` the size of the
+     * vocabulary. 0 (default): a model of images. */
+    int sequence;
 } dsc_zoo_entry;
 DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
 #define dsc_zoo_entry_init(entry) dsc_zoo_entry_init_sized((entry), sizeof *(entry))
@@ -194,6 +228,10 @@ DSC_API dsc_device *dsc_model_device(const dsc_model *m);
 /* The name from the options or from the zoo, otherwise "custom". */
 DSC_API const char *dsc_model_name(const dsc_model *m);
 DSC_API int64_t dsc_model_classes(const dsc_model *m);
+/* Predictions, and so labels, per sample: 1, or the positions of a map of logits. */
+DSC_API int64_t dsc_model_positions(const dsc_model *m);
+/* 1: the input is token numbers (dsc_model_tokens). */
+DSC_API int dsc_model_takes_tokens(const dsc_model *m);
 /* h, w, c of the input. */
 DSC_API void dsc_model_input_shape(const dsc_model *m, int64_t shape[3]);
 DSC_API int64_t dsc_model_param_count(const dsc_model *m);     /* tensors */
@@ -221,6 +259,9 @@ typedef struct dsc_state_entry {
 DSC_API int64_t dsc_model_state_count(const dsc_model *m);
 /* In PyTorch's order. */
 DSC_API const dsc_state_entry *dsc_model_state(const dsc_model *m);
+/* 1: entry `index` is another name for the tensor of an earlier entry, a tied weight. Files may lack it; where they have
+ * it, it must be equal. */
+DSC_API int dsc_model_state_is_alias(const dsc_model *m, int64_t index);
 
 /* A layer with a weight matrix, as a preconditioner sees it. */
 typedef enum dsc_layer_kind { DSC_LAYER_LINEAR, DSC_LAYER_CONV2D } dsc_layer_kind;
@@ -265,8 +306,8 @@ typedef enum dsc_exec_stat {
     DSC_STAT_COUNT
 } dsc_exec_stat;
 
-/* Computes the loss of the last forward pass against labels (I32[batch]; a row with a negative label is left
- * out). Adds to dsc_exec_stats and, in training, prepares the backward pass of grad_scale * (sum of losses);
+/* Computes the loss of the last forward pass against labels (I32[batch * positions]; a row with a negative label is
+ * left out). Adds to dsc_exec_stats and, in training, prepares the backward pass of grad_scale * (sum of losses);
  * 1/batch gives the mean. May be called again with other labels, each time followed by a backward pass.
  * Asynchronous. */
 DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
@@ -303,8 +344,8 @@ typedef struct dsc_backward_options {
     int param_grads;
     /* Passed to both functions, each of which may be NULL and may put work into the queue. */
     void *context;
-    /* Layer `layer` (number in dsc_model_layers): its input a[batch,h,w,c] (linear: [batch,features]) and the
-     * gradient g at its output, both valid until the function's work in the queue is done. Called in backward
+    /* Layer `layer` (number in dsc_model_layers): its input a[batch,h,w,c] (linear: [batch,features], on sequences
+     * [batch,positions,features]) and the gradient g at its output, both valid until the function's work in the queue is done. Called in backward
      * order, before the layer's own gradients are computed. */
     dsc_status (*capture)(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a,
                           const dsc_tensor *g);
@@ -322,7 +363,7 @@ DSC_API dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q,
                                      const dsc_backward_options *options) DSC_MUST_CHECK;
 
 /* The sums over all losses since dsc_exec_clear_stats, F64[DSC_STAT_COUNT]; and the logits of the last
- * forward pass, [batch, classes]. Both are on the device. */
+ * forward pass, [batch * positions, classes]. Both are on the device. */
 DSC_API const dsc_tensor *dsc_exec_stats(const dsc_exec *exec);
 DSC_API const dsc_tensor *dsc_exec_logits(const dsc_exec *exec);
 /* Sets the sums to 0. Asynchronous. */

@@ -196,6 +196,7 @@ typedef struct dsc_train_options {
      * refused. */
     int overwrite;
     int64_t shuffle_buffer; /* as in dsc_loader_options; 0 */
+    int64_t context;        /* tokens of a sequence, for models of sequences; 0: what the model is made for */
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

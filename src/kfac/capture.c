@@ -2,12 +2,15 @@
  *
  *   A = alpha_A sum a a',  G = alpha_G sum g g'  over all rows that the layer's kind names
  *                   alpha_A        alpha_G
- *   paper           1 / (N S^2)    N S / scale^2           N samples, S positions, g of scale * loss
+ *   paper           1 / (N S^2)    M S / scale^2           N samples, S positions, M terms, g of scale * loss
  *   kfac-pytorch    1 / (N S^3)    1 / (N S^3) / scale^2
+ *
+ * M, the number of terms that the loss is the mean of, is N, unless options.loss_terms says how many a sample has.
+ * (With R = N S rows this is sum a a' / R and M sum g g' but for a factor S that moves from A to G.)
  *
  * With options.factor_samples n, the sums run over the first n of the N samples. g is that of a loss averaged over
  * all N, so that the gradient of one sample's loss is N g, and N becomes n in all alphas but that of G in the
- * paper's scaling, where it is N^2 / n.
+ * paper's scaling, where it is N^2 / n (and M becomes M N / n).
  *
  * Of m passes with u uses of the layer each, every capture counts alpha_A / (m u) and alpha_G / m: A is the mean
  * over all of them, G the mean over the passes of the sum over the uses. A batch factor is formed in `gram` and
@@ -29,7 +32,7 @@ static double alpha_of(const dsc_kfac *k, dsc_kfac_side side, const dsc_kfac_pas
     if (k->options.scaling == DSC_KFAC_PYTORCH)
         alpha /= s;
     else if (side == DSC_KFAC_G)
-        alpha = n * pass->whole * pass->whole * s;
+        alpha = (double)pass->terms * pass->whole * pass->whole * s;
     return side == DSC_KFAC_G ? alpha / scale : alpha;
 }
 
@@ -208,11 +211,12 @@ static dsc_status add_sample(dsc_kfac *k, dsc_queue *queue, int64_t layer, const
     dsc_kfac_pass pass;
     DSC_TRY(read_sample(k, queue, &k->layers[layer], &part, &pass));
     pass.whole = whole;
+    pass.terms = k->options.loss_terms > 0 ? part.a.dim[0] * k->options.loss_terms : pass.samples;
     p->by_sample = k->layers[layer].kind == DSC_KFAC_LINEAR && sample->a.ndim == 2;
     double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
     double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (passes * uses);
     double alpha_g = alpha_of(k, DSC_KFAC_G, &pass) / passes;
-    p->samples = (int64_t)((double)pass.samples * whole + 0.5);
+    p->samples = (int64_t)((double)pass.terms * whole + 0.5);
     for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
         DSC_TRY(dsc_kfac_ekfac_capture(k, queue, u, &pass));
         DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));

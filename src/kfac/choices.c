@@ -542,6 +542,9 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             "K-FAC damping split %s with inverses stored in fp16: they may be too large for it, "
             "because the damping of a factor depends on its trace: use bf16 or fp32, or split none",
             dsc_kfac_split_name(o->damping_split));
+    if (o->loss_terms < 0)
+        return DSC_FAIL(DSC_E_INVALID, "%lld terms of the loss per sample for K-FAC: must be 0 or more",
+                        (long long)o->loss_terms);
     if (o->outer_product && o->async_steps > 0)
         return DSC_FAIL(
             DSC_E_INVALID,

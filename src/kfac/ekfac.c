@@ -265,7 +265,7 @@ static dsc_status add_gradients(dsc_kfac *k, dsc_queue *q, const portion *p,
 }
 
 dsc_status dsc_kfac_ekfac_capture(dsc_kfac *k, dsc_queue *q, int64_t unit, const dsc_kfac_pass *pass) {
-    double n = (double)pass->samples * pass->whole * pass->whole, scale = k->loss_scale * k->loss_scale;
+    double n = (double)pass->terms * pass->whole * pass->whole, scale = k->loss_scale * k->loss_scale;
     const dsc_kfac_progress *progress = &k->progress[dsc_kfac_layer_of(k, unit)];
     dsc_tensor *to = &k->moments.batch[unit];
     if (!takes_samples(k))
@@ -409,7 +409,7 @@ static dsc_status follow(dsc_kfac *k, dsc_queue *q, int64_t unit) {
     return dsc_op_gemm(q, 0, 0, 1, &squares, &between, 0, &k->moments.s[unit]);
 }
 
-/* N of every unit: the samples of all ranks and passes. Units that were not captured since a state was loaded keep the
+/* N of every unit: the terms of the loss of all ranks and passes. Units that were not captured since a state was loaded keep the
  * number that it had. */
 static dsc_status count_samples(dsc_kfac *k, dsc_queue *q) {
     dsc_kfac_moments *m = &k->moments;

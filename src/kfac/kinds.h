@@ -32,6 +32,7 @@ typedef struct dsc_kfac_rows {
 typedef struct dsc_kfac_pass {
     dsc_kfac_rows rows[DSC_KFAC_SIDES]; /* of A and of G, for all units */
     int64_t samples, positions;         /* N and S of dsc_kfac_scaling */
+    int64_t terms;                      /* terms of the loss: N, or as options.loss_terms says */
     double whole;                       /* samples of the batch for each of these; 1 unless it was cut */
 } dsc_kfac_pass;
 

@@ -25,6 +25,8 @@ static dsc_status allocate(dsc_exec *exec) {
     DSC_TRY(dsc_memory_alloc(m->param_count, sizeof *exec->ready, &exec->ready));
     for (int64_t v = 0; v < m->node_count; v++)
         exec->values[v] = exec->grads[v] = batch_of(exec, &m->nodes[v].shape);
+    if (m->tokens) /* a half type would round their numbers */
+        exec->values[m->input].dtype = m->options.dtype;
     return DSC_OK;
 }
 
@@ -102,7 +104,7 @@ const dsc_tensor *dsc_exec_stats(const dsc_exec *exec) {
 }
 
 const dsc_tensor *dsc_exec_logits(const dsc_exec *exec) {
-    return &exec->values[exec->model->logits];
+    return &exec->logits;
 }
 
 static dsc_status check_call(const char *what, const dsc_exec *exec, const dsc_queue *q) {
@@ -180,7 +182,7 @@ static dsc_status check_input(const dsc_exec *exec, const dsc_tensor *x) {
 static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     DSC_TRY(check_input(exec, x));
     void *data = x->data;
-    if (x->dtype != dsc_model_value_dtype(exec->model)) {
+    if (x->dtype != exec->values[exec->model->input].dtype) {
         DSC_TRY(dsc_op_convert(q, x, &exec->converted));
         data = exec->converted.data;
     }
@@ -232,8 +234,7 @@ dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
     DSC_TRY(check_call("loss", exec, q));
     if (!exec->has_forward)
         return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
-    dsc_value logits = exec->model->logits;
-    dsc_tensor *dlogits = exec->mode == DSC_EXEC_TRAIN ? &exec->grads[logits] : NULL;
+    dsc_tensor *dlogits = exec->mode == DSC_EXEC_TRAIN ? &exec->dlogits : NULL;
     const int mixed = !exec->plain_labels && exec->others.data;
     const dsc_targets targets = {
         .labels = labels,
@@ -241,7 +242,7 @@ dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
         .others = mixed ? &exec->others : NULL,
         .shares = mixed ? &exec->shares : NULL,
         .weights = !exec->plain_labels && exec->class_weights.data ? &exec->class_weights : NULL};
-    DSC_TRY(dsc_op_target_loss(q, &exec->values[logits], &targets, grad_scale,
+    DSC_TRY(dsc_op_target_loss(q, &exec->logits, &targets, grad_scale,
                                exec->loss_scale.data ? &exec->loss_scale : NULL, dlogits, &exec->stats));
     exec->has_loss = 1;
     return DSC_OK;
@@ -254,12 +255,15 @@ void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size)
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
-/* What a preconditioner gets: of a linear layer always rows [batch, features], even when it works on maps. */
+/* What a preconditioner gets: of a linear layer [batch, features], or [batch, positions, features] of a sequence. */
 static dsc_tensor rows_of(const dsc_exec *exec, const dsc_node *node, const dsc_tensor *t) {
+    int64_t n = exec->batch, positions = node->shape.flat ? 1 : node->shape.h;
     if (exec->model->layers[node->layer].kind != DSC_LAYER_LINEAR)
         return *t;
-    return dsc_tensor_view(t->device, t->data, t->dtype, 2,
-                           (int64_t[]){exec->batch, dsc_tensor_count(t) / exec->batch});
+    const int64_t features = dsc_tensor_count(t) / (n * positions), sequence[3] = {n, positions, features};
+    if (!node->shape.flat)
+        return dsc_tensor_view(t->device, t->data, t->dtype, 3, sequence);
+    return dsc_tensor_view(t->device, t->data, t->dtype, 2, (int64_t[]){n, features});
 }
 
 static dsc_status capture(dsc_queue *q, const dsc_backward_options *o, int64_t layer, const dsc_tensor *a,

@@ -47,6 +47,7 @@ struct dsc_exec {
     unsigned char *from_input;  /* per value: it is a view of the input */
     dsc_tensor converted;       /* memory for an input of another type; data NULL in models of F32 */
     dsc_tensor half;            /* all parameters in the half type of the values; data NULL: none */
+    dsc_tensor logits, dlogits;  /* of the last value and its gradient: [batch * positions, classes] */
     dsc_tensor work, position, stats;
     dsc_tensor unused_params[2]; /* memory for a batch norm's gradients that are computed but not needed */
     size_t work_bytes;

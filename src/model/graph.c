@@ -20,6 +20,10 @@ dsc_status dsc_graph_same_shape(const dsc_model *m, dsc_node *node) {
     return DSC_OK;
 }
 
+int dsc_shape_is_sequence(const dsc_shape *shape) {
+    return !shape->flat && shape->w == 1;
+}
+
 const char *dsc_shape_text(const dsc_shape *shape) {
     static _Thread_local char texts[4][80];
     static _Thread_local int next;
@@ -96,10 +100,10 @@ static dsc_status check_size(const dsc_model *m, const dsc_node *node) {
 static void drop_tensors(dsc_model *m, int64_t keep) {
     while (m->tensor_count > keep) {
         dsc_state_tensor *t = &m->tensors[--m->tensor_count];
-        if (t->trained) {
+        if (t->trained && !t->alias) {
             m->param_count--;
             m->parameter_total -= dsc_tensor_count(&t->tensor);
-        } else {
+        } else if (!t->trained) {
             m->buffer_count--;
         }
         dsc_memory_free(&t->name);
@@ -186,6 +190,18 @@ dsc_status dsc_graph_declare(dsc_model *m, dsc_node *node, const char *suffix, c
         added.number = m->buffer_count++;
     }
     *number = added.number;
+    m->tensors[m->tensor_count++] = added;
+    return DSC_OK;
+}
+
+dsc_status dsc_graph_declare_alias(dsc_model *m, dsc_node *node, const char *suffix, int64_t number) {
+    int64_t first = 0;
+    while (!m->tensors[first].trained || m->tensors[first].number != number)
+        first++;
+    DSC_TRY(dsc_memory_grow(&m->tensors, &m->tensor_capacity, m->tensor_count + 1, sizeof *m->tensors));
+    dsc_state_tensor added = m->tensors[first];
+    DSC_TRY(join_name(node->name, suffix, &added.name));
+    added.alias = 1;
     m->tensors[m->tensor_count++] = added;
     return DSC_OK;
 }

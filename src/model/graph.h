@@ -55,6 +55,7 @@ typedef struct dsc_state_tensor {
     char *name;
     int trained;           /* 1: parameter, 0: buffer */
     int64_t number;        /* among the parameters, or the buffers */
+    int alias;             /* 1: another name, in files, for the parameter of that number */
     dsc_tensor tensor;     /* shape and type here; data from sealing on */
     double std, start;     /* initial values: normal of deviation std, or all `start` when std is 0 */
     dsc_state_entry entry; /* shape and order in PyTorch; name and tensor from sealing on */
@@ -74,6 +75,7 @@ struct dsc_model {
     int64_t tensor_count, tensor_capacity;
     int64_t param_count, parameter_total, buffer_count, layer_count, dropout_count;
     dsc_value input, logits;
+    int tokens; /* 1: the input is token numbers */
     /* from sealing on */
     dsc_param *params, *buffers;
     dsc_state_entry *state;
@@ -102,6 +104,8 @@ dsc_status dsc_graph_same_shape(const dsc_model *m, dsc_node *node) DSC_MUST_CHE
 /* The first input must be a map, or a vector; DSC_E_INVALID names the layer and what it got. */
 dsc_status dsc_graph_expect_map(const dsc_model *m, const dsc_node *node) DSC_MUST_CHECK;
 dsc_status dsc_graph_expect_vector(const dsc_model *m, const dsc_node *node) DSC_MUST_CHECK;
+/* A map of width 1: a sequence of positions. */
+int dsc_shape_is_sequence(const dsc_shape *shape);
 /* "conv2d 'layer1.0.conv1'", "relu (value 7)": valid until the thread's next call. */
 const char *dsc_graph_describe(const dsc_model *m, const dsc_node *node);
 /* "32x32x3", "vector of 64": four texts may be in use at once. */
@@ -111,6 +115,17 @@ const char *dsc_shape_text(const dsc_shape *shape);
  * *number is its number among the parameters, or the buffers. */
 dsc_status dsc_graph_declare(dsc_model *m, dsc_node *node, const char *suffix, const dsc_state_tensor *tensor,
                              int64_t *number) DSC_MUST_CHECK;
+
+/* Declares NODE.suffix as another name, in files, for parameter `number`. */
+dsc_status dsc_graph_declare_alias(dsc_model *m, dsc_node *node, const char *suffix,
+                                   int64_t number) DSC_MUST_CHECK;
+
+/* Lets a layer use the table of the embedding that gives `value`: writes its parameter's number. DSC_E_INVALID when
+ * that is no embedding of a [vocabulary, features] table. */
+dsc_status dsc_embedding_find(const dsc_model *m, dsc_value value, int64_t vocabulary, int64_t features,
+                              int64_t *param) DSC_MUST_CHECK;
+/* From now on the embedding adds its gradient to that of the layer that uses its table. */
+void dsc_embedding_share(dsc_model *m, dsc_value value);
 
 /* Frees what building has allocated. */
 void dsc_graph_free(dsc_model *m);

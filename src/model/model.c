@@ -105,19 +105,21 @@ static void place_tensors(dsc_model *m) {
     char *value = m->values, *grad = m->grads, *running = m->running, *counter = m->batches.data;
     for (int64_t i = 0; i < m->tensor_count; i++) {
         dsc_state_tensor *t = &m->tensors[i];
+        dsc_param *listed = t->trained ? &m->params[t->number] : &m->buffers[t->number];
+        m->state[i] = t->entry;
+        m->state[i].name = t->name;
+        m->state[i].tensor = &listed->value;
+        if (t->alias)
+            continue;
         size_t bytes = dsc_tensor_bytes(&t->tensor);
         char **block = t->trained ? &value : t->tensor.dtype == DSC_I64 ? &counter : &running;
         t->tensor.data = *block;
         *block += bytes;
-        dsc_param *listed = t->trained ? &m->params[t->number] : &m->buffers[t->number];
         listed->name = t->name;
         listed->value = listed->grad = t->tensor;
         listed->grad.data = t->trained ? grad : NULL;
         if (t->trained)
             grad += bytes;
-        m->state[i] = t->entry;
-        m->state[i].name = t->name;
-        m->state[i].tensor = &listed->value;
     }
 }
 
@@ -134,8 +136,8 @@ static void list_layers(dsc_model *m) {
         dsc_conv2d_shape *shape = &m->layer_shapes[node->layer];
         dsc_conv2d_shape_init(shape);
         shape->in_h = shape->in_w = 1;
-        shape->in_c = dsc_shape_count(x);
-        shape->out_c = dsc_shape_count(y);
+        shape->in_c = x->flat ? dsc_shape_count(x) : x->c;
+        shape->out_c = y->c;
         info->shape = shape;
         if (node->type->describe)
             node->type->describe(node, info);
@@ -158,6 +160,8 @@ static void draw_normal(uint64_t seed, uint32_t number, double std, int64_t coun
 static dsc_status initialise(dsc_model *m, dsc_queue *q, void *host) {
     for (int64_t i = 0; i < m->tensor_count; i++) {
         dsc_state_tensor *t = &m->tensors[i];
+        if (t->alias)
+            continue;
         if (t->std == 0) {
             DSC_TRY(dsc_op_fill(q, t->start, &t->tensor));
             continue;
@@ -187,7 +191,7 @@ end:
     return status;
 }
 
-/* Logits are a vector, every other value is used, there is something to train. */
+/* Every value is used, there is something to train. */
 static dsc_status check_graph(dsc_model *m, dsc_value logits) {
     if (!m)
         return DSC_FAIL(DSC_E_INVALID, "seal: no model");
@@ -196,11 +200,6 @@ static dsc_status check_graph(dsc_model *m, dsc_value logits) {
     if (logits < 0 || logits >= m->node_count)
         return DSC_FAIL(DSC_E_INVALID, "logits are value %d, but the model has %lld values", logits,
                         (long long)m->node_count);
-    const dsc_node *last = &m->nodes[logits];
-    if (!last->shape.flat)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "logits come from %s as %s, but a vector with one entry a class is needed",
-                        dsc_graph_describe(m, last), dsc_shape_text(&last->shape));
     for (int64_t v = 0; v < m->node_count; v++) {
         int64_t uses = v == logits;
         for (int64_t i = 0; i < m->node_count; i++)
@@ -241,7 +240,16 @@ const char *dsc_model_name(const dsc_model *m) {
 }
 
 int64_t dsc_model_classes(const dsc_model *m) {
-    return m->logits < 0 ? 0 : dsc_shape_count(&m->nodes[m->logits].shape);
+    return m->logits < 0 ? 0 : dsc_shape_count(&m->nodes[m->logits].shape) / dsc_model_positions(m);
+}
+
+int64_t dsc_model_positions(const dsc_model *m) {
+    const dsc_shape *s = m->logits < 0 ? NULL : &m->nodes[m->logits].shape;
+    return !s || s->flat ? 1 : s->h * s->w;
+}
+
+int dsc_model_takes_tokens(const dsc_model *m) {
+    return m->tokens;
 }
 
 void dsc_model_input_shape(const dsc_model *m, int64_t shape[3]) {
@@ -293,6 +301,10 @@ int64_t dsc_model_state_count(const dsc_model *m) {
 
 const dsc_state_entry *dsc_model_state(const dsc_model *m) {
     return m->state;
+}
+
+int dsc_model_state_is_alias(const dsc_model *m, int64_t index) {
+    return m->tensors[index].alias;
 }
 
 int64_t dsc_model_layer_count(const dsc_model *m) {

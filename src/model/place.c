@@ -182,7 +182,7 @@ static void live_always(place *p) {
         [BLOCK_STATS] = dsc_tensor_bytes(&exec->stats),
         [BLOCK_UNUSED0] = exec->mode == DSC_EXEC_TRAIN ? dsc_tensor_bytes(&exec->unused_params[0]) : 0,
         [BLOCK_UNUSED1] = exec->mode == DSC_EXEC_TRAIN ? dsc_tensor_bytes(&exec->unused_params[1]) : 0,
-        [BLOCK_CONVERTED] = value == DSC_F32 ? 0 : dsc_tensor_bytes(&exec->converted),
+        [BLOCK_CONVERTED] = exec->converted.dtype == DSC_F32 ? 0 : dsc_tensor_bytes(&exec->converted),
         [BLOCK_HALF] = value == dtype ? 0 : dsc_tensor_bytes(&exec->half)};
     for (int i = 0; i < FIXED_BLOCKS; i++) {
         touch(&p->fixed[i], bytes[i], 0);
@@ -227,7 +227,7 @@ static void bind_tensors(place *p) {
             s->saved[k].data = address(p, &p->saved[DSC_LAYER_TENSORS * i + k]);
         s->unused_dx = exec->grads[s->in[0]];
         s->unused_dx.data = address(p, &p->unused_dx[i]);
-        if (s->node->layer >= 0)
+        if (s->node->weight >= 0)
             s->matrix = dsc_exec_param(exec, s->node->weight);
         s->y = &exec->values[s->out];
         s->dy = &exec->grads[s->out];
@@ -243,6 +243,12 @@ static void bind_tensors(place *p) {
     exec->unused_params[0].data = address(p, &p->fixed[BLOCK_UNUSED0]);
     exec->unused_params[1].data = address(p, &p->fixed[BLOCK_UNUSED1]);
     exec->converted.data = address(p, &p->fixed[BLOCK_CONVERTED]);
+}
+
+static dsc_tensor logit_rows(const dsc_exec *exec, const dsc_tensor *t) {
+    int64_t classes = dsc_model_classes(exec->model);
+    return dsc_tensor_view(t->device, t->data, t->dtype, 2,
+                           (int64_t[]){dsc_tensor_count(t) / classes, classes});
 }
 
 static dsc_status place_open(dsc_exec *exec, place *p) {
@@ -290,6 +296,8 @@ dsc_status dsc_exec_place(dsc_exec *exec) {
     exec->bytes_without_reuse = bytes_without_reuse(&p);
     DSC_TRY_GOTO(status, dsc_device_alloc(exec->model->device, exec->bytes, &exec->arena), end);
     bind_tensors(&p);
+    exec->logits = logit_rows(exec, &exec->values[exec->model->logits]);
+    exec->dlogits = logit_rows(exec, &exec->grads[exec->model->logits]);
 end:
     place_close(&p);
     return status;

@@ -44,7 +44,9 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
     DSC_TRY(dsc_comm_allreduce(comm, DSC_TRAFFIC_OTHER, DSC_SUM, &stats));
     DSC_TRY(dsc_tensor_download(queue, &stats, sizeof sums, sums));
     DSC_TRY(dsc_queue_sync(queue));
-    result->bad_images = bad->count - (int64_t)sums[3];
+    /* Where samples have many labels, some of which may be missing, all samples were read. */
+    const int64_t positions = dsc_model_positions(exec->model);
+    result->bad_images = positions > 1 ? 0 : bad->count - (int64_t)sums[3];
     if (result->bad_images > 0) {
         DSC_TRY(dsc_comm_agree(comm, dsc_bad_images_take(bad, loader, &found)));
         DSC_TRY(dsc_bad_images_name(bad, comm, queue));
@@ -52,7 +54,7 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
     if (!(sums[3] > 0))
         return DSC_FAIL(DSC_E_FORMAT, "none of the %lld validation images can be read; the first: %s",
                         (long long)bad->count, bad->first);
-    result->images = (int64_t)sums[3];
+    result->images = positions > 1 ? bad->count : (int64_t)sums[3];
     result->loss = sums[0] / sums[3];
     result->top1 = sums[1] / sums[3];
     result->top5 = sums[2] / sums[3];
@@ -306,6 +308,7 @@ static dsc_status open_data(session *s) {
         DSC_TRY(dsc_zoo_default_input(s->facts.model, &data.image_size, &channels, &classes));
     }
     const dsc_model_facts *f = &s->facts;
+    data.context = data.image_size;
     if (f->resize > 0 && data.image_size == f->height) /* as the model saw images in training */
         data.resize = f->resize;
     if (f->has_normalisation && f->channels == 3) {

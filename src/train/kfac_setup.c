@@ -130,6 +130,8 @@ static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer
     if (comm != t->comm)
         o.strategy = DSC_KFAC_COMM_OPT; /* all alike on one rank; this one knows every option */
     o.late_factors = t->options.kfac_scope == DSC_SCOPE_GOSSIP;
+    if (dsc_model_positions(t->model) > 1)
+        o.loss_terms = dsc_model_positions(t->model);
     DSC_TRY(dsc_kfac_create(comm, t->queue, layers, count, &o, &t->kfac));
     return t->beside ? dsc_kfac_capture_beside(t->kfac) : DSC_OK;
 }

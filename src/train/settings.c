@@ -168,6 +168,8 @@ dsc_status dsc_settings_read(const dsc_train_options *given, dsc_settings *out) 
     DSC_TRY(check(out, ""));
     if (out->train.lr < 0)
         out->train.lr = dsc_optim_default_rate(out->optim.kind);
+    if (out->train.context > 0) /* the side of a sample, in tokens */
+        out->train.image_size = out->train.context;
     if (out->train.image_size > 0)
         return DSC_OK;
     int64_t channels, classes;

@@ -98,9 +98,13 @@ static dsc_status check_entry(const dsc_state_entry *e, const char *name, const 
 
 dsc_status dsc_statedict_check(const dsc_model *model, const char *name, const dsc_st_reader *reader) {
     const dsc_state_entry *entries = dsc_model_state(model);
-    int64_t count = dsc_model_state_count(model);
-    for (int64_t i = 0; i < count; i++)
+    int64_t count = 0;
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
+        if (dsc_model_state_is_alias(model, i) && !dsc_st_find(reader, entries[i].name))
+            continue;
         DSC_TRY(check_entry(&entries[i], name, reader));
+        count++;
+    }
     if (dsc_st_count(reader) != count)
         return DSC_FAIL(DSC_E_INVALID, "'%s' holds %lld tensors, %s%s has %lld: it is another model's",
                         dsc_st_path(reader), (long long)dsc_st_count(reader), name ? "model " : "the model",
@@ -168,9 +172,9 @@ dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *re
     for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
         const dsc_state_entry *e = &dsc_model_state(model)[i];
         const dsc_st_tensor *t = dsc_st_find(reader, e->name);
-        if (!t)
+        if (!t && !dsc_model_state_is_alias(model, i))
             r->missing[r->shown.missing_count++] = copy_name(e->name, &next);
-        else if (fits(t, e))
+        else if (t && fits(t, e))
             r->loaded[r->shown.loaded_count++] = copy_name(e->name, &next);
     }
     for (int64_t i = 0; i < dsc_st_count(reader); i++) {
@@ -235,21 +239,46 @@ static const dsc_st_tensor *find_fitting(const dsc_st_reader *reader, const dsc_
     return t && fits(t, e) ? t : NULL;
 }
 
-/* `all` gets the numbers of the entries that fit, one after the other, in this library's layout; `scratch`
- * holds one tensor twice, in fp64 at most. */
+/* The earlier entry of the same tensor that the file has, for an alias; NULL for none. */
+static const dsc_state_entry *find_first(const dsc_model *model, const dsc_st_reader *reader, int64_t alias) {
+    const dsc_state_entry *entries = dsc_model_state(model);
+    for (int64_t i = 0; i < alias && dsc_model_state_is_alias(model, alias); i++)
+        if (entries[i].tensor == entries[alias].tensor && find_fitting(reader, &entries[i]))
+            return &entries[i];
+    return NULL;
+}
+
+/* Reads the tensor of an entry in this library's layout; `scratch` holds one tensor twice, in fp64 at most. */
+static dsc_status read_entry(const dsc_st_reader *reader, const dsc_state_entry *e, size_t largest,
+                             char *scratch, char *out) {
+    const dsc_st_tensor *t = find_fitting(reader, e);
+    dsc_dtype dtype = e->tensor->dtype;
+    DSC_TRY(read_converted(reader, t, dtype, scratch, e->permuted ? scratch + largest : out));
+    if (e->permuted)
+        transpose_inner(scratch + largest, out, e->ohwc[0], e->ohwc[3], e->ohwc[1] * e->ohwc[2],
+                        dsc_dtype_size(dtype));
+    return DSC_OK;
+}
+
+/* `all` gets the numbers of the entries that fit, one after the other; a second name for a tensor is compared with the
+ * first. */
 static dsc_status read_all(const dsc_model *model, const dsc_st_reader *reader, size_t largest, char *scratch,
                            char *all) {
     for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
-        const dsc_state_entry *e = &dsc_model_state(model)[i];
-        const dsc_st_tensor *t = find_fitting(reader, e);
-        dsc_dtype dtype = e->tensor->dtype;
-        if (!t)
+        const dsc_state_entry *e = &dsc_model_state(model)[i], *first = find_first(model, reader, i);
+        size_t bytes = dsc_tensor_bytes(e->tensor);
+        if (!find_fitting(reader, e))
             continue;
-        DSC_TRY(read_converted(reader, t, dtype, scratch, e->permuted ? scratch + largest : all));
-        if (e->permuted)
-            transpose_inner(scratch + largest, all, e->ohwc[0], e->ohwc[3], e->ohwc[1] * e->ohwc[2],
-                            dsc_dtype_size(dtype));
-        all += dsc_tensor_bytes(e->tensor);
+        DSC_TRY(read_entry(reader, e, largest, scratch, all));
+        if (first) {
+            DSC_TRY(read_entry(reader, first, largest, scratch, all + bytes));
+            if (memcmp(all, all + bytes, bytes) != 0)
+                return DSC_FAIL(DSC_E_FORMAT,
+                                "'%s': '%s' differs from '%s', but the model ties them: it is one tensor",
+                                dsc_st_path(reader), e->name, first->name);
+            continue;
+        }
+        all += bytes;
     }
     return DSC_OK;
 }
@@ -259,7 +288,7 @@ static dsc_status upload_all(dsc_model *model, dsc_queue *queue, const dsc_st_re
     for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
         const dsc_state_entry *e = &dsc_model_state(model)[i];
         dsc_tensor target = *e->tensor;
-        if (!find_fitting(reader, e))
+        if (!find_fitting(reader, e) || find_first(model, reader, i))
             continue;
         DSC_TRY(dsc_tensor_upload(queue, all, dsc_tensor_bytes(&target), &target));
         all += dsc_tensor_bytes(&target);
@@ -276,7 +305,7 @@ dsc_status dsc_statedict_read(dsc_model *model, dsc_queue *queue, const dsc_st_r
         largest = bytes > largest ? bytes : largest;
         total += dsc_tensor_bytes(t);
     }
-    DSC_TRY(dsc_memory_alloc((int64_t)(2 * largest + total), 1, &buffer));
+    DSC_TRY(dsc_memory_alloc((int64_t)(3 * largest + total), 1, &buffer));
     dsc_status status = read_all(model, reader, largest, buffer, buffer + 2 * largest);
     if (status == DSC_OK)
         status = upload_all(model, queue, reader, buffer + 2 * largest);

@@ -4,6 +4,8 @@
  *
  *   gradient = 1/p sum_ranks 1/(m b) sum_micro sum_rows dloss/dx
  *
+ * (where a model predicts t positions of a sample, 1/(m b t) and all their rows),
+ *
  * so p ranks of batch b, m micro-batches of batch b and one batch of p m b agree up to rounding. With gossip
  * the sum over the ranks is left out, and so is every other collective.
  *
@@ -221,7 +223,7 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
     dsc_queue *q = t->queue;
     dsc_phases *phases = &t->phases;
     const int64_t size = t->options.batch_size, micro_batches = t->options.batches_per_allreduce;
-    const double grad_scale = 1.0 / (double)(size * micro_batches);
+    const double grad_scale = 1.0 / (double)(size * micro_batches * dsc_model_positions(t->model));
     const int whole = micro_batches == 1 && dsc_recorder_takes_whole_step(t->recorder);
     const int overlaps = phases->is_host || whole; /* gradients are sent during the backward pass */
     dsc_tensor loss = dsc_results_numbers(t->results, DSC_NUMBER_LOSS, 1);

@@ -243,7 +243,7 @@ dsc_status dsc_trainer_make_consensus(dsc_trainer *t) {
 }
 
 static dsc_status make_step(dsc_trainer *t) {
-    const int64_t four = 4;
+    const int64_t four = 4, labels = t->options.batch_size * dsc_model_positions(t->model);
     int timed = t->phases.ms ? t->phases.timed : t->options.out != NULL; /* a change of ranks keeps it */
     DSC_TRY(dsc_recorder_create(
         t->comm, t->queue, dsc_consensus_records(t->consensus) && dsc_comm_records(t->comm), &t->recorder));
@@ -253,7 +253,7 @@ static dsc_status make_step(dsc_trainer *t) {
     DSC_TRY(dsc_loss_scale_init(&t->loss_scale, t->queue, t->exec, t->kfac));
     if (!t->kfac || t->options.kfac_fisher != DSC_FISHER_SAMPLED)
         return DSC_OK;
-    DSC_TRY(dsc_tensor_alloc(t->device, DSC_I32, 1, &t->options.batch_size, &t->fisher_labels));
+    DSC_TRY(dsc_tensor_alloc(t->device, DSC_I32, 1, &labels, &t->fisher_labels));
     return dsc_tensor_alloc(t->device, DSC_F64, 1, &four, &t->fisher_stats);
 }
 
@@ -369,6 +369,7 @@ static dsc_status read_settings(const dsc_train_options *given, dsc_settings *ou
     o.model = defaults.model;
     o.data = defaults.data;
     o.image_size = defaults.image_size;
+    o.context = defaults.context;
     o.val_split = defaults.val_split;
     o.activations = defaults.activations;
     o.label_smoothing = defaults.label_smoothing;
@@ -407,7 +408,7 @@ static dsc_status open_named(dsc_trainer *t) {
     dsc_model_options model;
     dsc_data_options_init(&data);
     data.seed = o->seed;
-    data.image_size = o->image_size;
+    data.image_size = data.context = o->image_size;
     data.val_split = o->val_split;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
     t->info = dsc_dataset_get_info(t->train_set);
@@ -421,9 +422,12 @@ static dsc_status open_named(dsc_trainer *t) {
     return o->eval_every > 0 ? dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set) : DSC_OK;
 }
 
-/* Only some data sets have images that are resized. */
+/* Only some data sets have images that are resized, or sequences of any length. */
 static dsc_status check_size(dsc_trainer *t, const dsc_train_options *given) {
     const long long asked = given ? (long long)given->image_size : 0;
+    if (t->settings.train.context > 0 && !dsc_model_takes_tokens(t->model))
+        return DSC_FAIL(DSC_E_INVALID, "context %lld: model %s is one of images, not of sequences; leave it out",
+                        (long long)t->settings.train.context, t->options.model);
     if (asked > 0 && asked != t->info.h)
         return DSC_FAIL(
             DSC_E_INVALID,
