@@ -1,6 +1,7 @@
 /* Data sets, and loaders that turn them into batches.
  *
- * A data set is `count` samples of h x w x c numbers with a label each. It is opened by name
+ * A data set is `count` samples of h x w x c numbers with a label each, or with a label for each position: the next
+ * token in a text, the class of each pixel of an image (dsc_dataset_label_count). It is opened by name
  * (dsc_dataset_open), or made of the caller's memory (dsc_dataset_from_memory) or of a function of the
  * caller's that makes one sample (dsc_dataset_from_callback). A sample is a pure function of (data set,
  * index, seed, epoch), whatever the number of ranks and threads.
@@ -95,7 +96,7 @@ typedef struct dsc_memory_data {
      * channels: the network sees (value / 255 - mean) / std. */
     const void *images;
     dsc_dtype dtype;
-    /* [count], each 0 to classes - 1; checked once. */
+    /* [count, label_count], each 0 to classes - 1; checked once. */
     const int32_t *labels;
     /* 0 (default): images and labels stay the caller's, who neither changes nor frees them before
      * dsc_dataset_close. 1: they are copied. */
@@ -109,6 +110,9 @@ typedef struct dsc_memory_data {
     int flip;
     /* Seed of the augmentation, default 42. */
     uint64_t seed;
+    /* Labels per sample; 0 (default): 1. With several, -1 stands for a position without a label, and there is no
+     * augmentation. */
+    int64_t label_count;
 } dsc_memory_data;
 DSC_API void dsc_memory_data_init_sized(dsc_memory_data *data, size_t size);
 #define dsc_memory_data_init(data) dsc_memory_data_init_sized((data), sizeof *(data))
@@ -122,7 +126,7 @@ typedef struct dsc_callback_data {
     int64_t classes;
     /* Passed to both functions. */
     void *context;
-    /* Writes sample `index` as h*w*c floats to x and its label, 0 to classes - 1, to *label. Called by
+    /* Writes sample `index` as h*w*c floats to x and its label, 0 to classes - 1, to label[label_count]. Called by
      * several threads at once, in any order and more than once for a sample: with equal arguments it must
      * write equal results. augment 0: the sample as for evaluation; 1: a random variant that depends on index
      * and epoch only. If it returns anything but DSC_OK, dsc_loader_next fails with that status and with the
@@ -130,6 +134,8 @@ typedef struct dsc_callback_data {
     dsc_status (*sample)(void *context, int64_t index, int augment, int64_t epoch, float *x, int32_t *label);
     /* Called once by dsc_dataset_close; NULL (default): the context stays the caller's. */
     void (*destroy)(void *context);
+    /* Labels per sample; 0 (default): 1. With several, -1 stands for a position without a label. */
+    int64_t label_count;
 } dsc_callback_data;
 DSC_API void dsc_callback_data_init_sized(dsc_callback_data *data, size_t size);
 #define dsc_callback_data_init(data) dsc_callback_data_init_sized((data), sizeof *(data))
@@ -144,12 +150,15 @@ typedef struct dsc_dataset_info {
 } dsc_dataset_info;
 /* All zero, with the name "", for NULL. */
 DSC_API dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset);
+/* Labels per sample: 1, or one for each position: the T tokens of a sequence, the h*w pixels of an image. 0 for NULL. */
+DSC_API int64_t dsc_dataset_label_count(const dsc_dataset *dataset);
 /* The name of a class, which belongs to the data set; NULL when its classes have no names, or not so many. */
 DSC_API const char *dsc_dataset_class_name(const dsc_dataset *dataset, int64_t index);
 /* How the bytes of images become the numbers that the network sees: (value / 255 - mean) / std, with a mean
  * and a std for each of the c channels. Returns 0, and writes nothing, when samples are not made of bytes. */
 DSC_API int dsc_dataset_normalisation(const dsc_dataset *dataset, double *mean, double *std);
-/* Sample `index` as h*w*c normalised floats, and its label. augment 0: as for evaluation. Thread-safe. */
+/* Sample `index` as h*w*c normalised floats, and its labels: `label` has room for dsc_dataset_label_count of them, of
+ * which -1 stands for none. augment 0: as for evaluation. Thread-safe. */
 DSC_API dsc_status dsc_dataset_sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                                       float *x, int32_t *label) DSC_MUST_CHECK;
 
@@ -190,7 +199,7 @@ typedef struct dsc_loader_options {
     int shuffle;     /* 1 (default): a seeded permutation per epoch; 0: in order */
     int augment;     /* 1 (default): samples are augmented */
     /* 0 (default): an incomplete last global batch is dropped; 1: it is delivered, and missing rows have
-     * label -1. */
+     * label -1, in all places of a row with several. */
     int keep_last;
     dsc_dtype dtype; /* of x: DSC_F32 (default); on a GPU also a half type */
     /* 0 (default): an image file that cannot be read makes dsc_loader_next fail. 1: batches keep their size.
@@ -200,7 +209,8 @@ typedef struct dsc_loader_options {
     int skip_bad;
     /* Further augmentation, for training; all 0 (off) by default, except for randaugment_ops. Every sample may be mixed
      * with another one of the epoch: mixup adds up to half of it, CutMix pastes a box of it, with shares from
-     * Beta(alpha, alpha); with both, each is used half of the time. dsc_loader_mixed_labels has the labels. */
+     * Beta(alpha, alpha); with both, each is used half of the time. dsc_loader_mixed_labels has the labels. Data sets
+     * with several labels per sample refuse all of them. */
     double mixup, cutmix;  /* alpha, up to 100 */
     double random_erasing; /* probability that a box of 2 to 33 % of the area is set to 0 */
     double randaugment;    /* magnitude of RandAugment's operations, up to 30; for images made of bytes */
@@ -216,7 +226,7 @@ DSC_API void dsc_loader_options_init_sized(dsc_loader_options *options, size_t s
  * dsc_loader_next. */
 typedef struct dsc_batch {
     dsc_tensor x;      /* [batch, h, w, c] */
-    dsc_tensor labels; /* I32 [batch] */
+    dsc_tensor labels; /* I32 [batch * dsc_dataset_label_count], those of a sample next to each other */
     int64_t epoch;
     int64_t position; /* global samples of this epoch before this batch */
 } dsc_batch;

@@ -45,10 +45,10 @@ static void keep_failure(checking *c, int64_t index, dsc_status status) {
 }
 
 /* Reads samples [first, end), each on its own. */
-static void read_some(checking *c, int64_t first, int64_t end, dsc_scratch *scratch, float *x) {
+static void read_some(checking *c, int64_t first, int64_t end, dsc_scratch *scratch, float *x,
+                      int32_t *labels) {
     for (int64_t i = first; i < end; i++) {
-        int32_t label;
-        dsc_status status = dsc_dataset_sample_with(c->dataset, i, 0, 0, scratch, x, &label);
+        dsc_status status = dsc_dataset_sample_with(c->dataset, i, 0, 0, scratch, x, labels);
         if (status == DSC_OK)
             continue;
         pthread_mutex_lock(&c->mutex);
@@ -62,7 +62,10 @@ static void *work(void *argument) {
     const dsc_dataset_info info = c->dataset->info;
     dsc_scratch scratch = {{0}, {0}, {0}};
     float *x = NULL;
+    int32_t *labels = NULL;
     dsc_status status = dsc_memory_alloc(info.h * info.w * info.c, sizeof *x, &x);
+    if (status == DSC_OK)
+        status = dsc_memory_alloc(c->dataset->label_count, sizeof *labels, &labels);
     pthread_mutex_lock(&c->mutex);
     if (status != DSC_OK)
         keep_failure(c, 0, status);
@@ -70,7 +73,7 @@ static void *work(void *argument) {
         int64_t first = c->next, end = first + AT_ONCE < info.count ? first + AT_ONCE : info.count;
         c->next = end;
         pthread_mutex_unlock(&c->mutex);
-        read_some(c, first, end, &scratch, x);
+        read_some(c, first, end, &scratch, x, labels);
         pthread_mutex_lock(&c->mutex);
         c->finished += end - first;
     }
@@ -78,6 +81,7 @@ static void *work(void *argument) {
     pthread_cond_signal(&c->done);
     pthread_mutex_unlock(&c->mutex);
     dsc_memory_free(&x);
+    dsc_memory_free(&labels);
     dsc_scratch_free(&scratch);
     return NULL;
 }

@@ -132,7 +132,8 @@ dsc_status dsc_dataset_create(const dsc_dataset_type *type, const char *name, ds
         dsc_memory_free(&dataset);
         return status;
     }
-    *dataset = (dsc_dataset){.type = type, .split = split, .options = *options, .info.name = copy};
+    *dataset =
+        (dsc_dataset){.type = type, .split = split, .options = *options, .info.name = copy, .label_count = 1};
     dataset->options.mean = dataset->options.std = NULL; /* the caller's; the data set has a copy */
     *out = dataset;
     return DSC_OK;
@@ -148,6 +149,10 @@ void dsc_dataset_close(dsc_dataset **dataset) {
 
 dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset) {
     return dataset ? dataset->info : (dsc_dataset_info){.name = ""};
+}
+
+int64_t dsc_dataset_label_count(const dsc_dataset *dataset) {
+    return dataset ? dataset->label_count : 0;
 }
 
 const char *dsc_dataset_class_name(const dsc_dataset *dataset, int64_t index) {

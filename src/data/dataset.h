@@ -20,19 +20,20 @@ void dsc_scratch_free(dsc_scratch *scratch);
 typedef struct dsc_raw_sample {
     uint8_t *image;
     int32_t *place; /* [3] */
-    int32_t *label;
+    int32_t *label; /* [label_count] */
 } dsc_raw_sample;
 
 /* How the samples of a data set are made. */
 typedef struct dsc_dataset_type {
     void (*close)(dsc_dataset *dataset);
+    /* x[h, w, c] and label[label_count] of a sample. */
     dsc_status (*sample)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label);
     /* For devices that normalise and augment by themselves: the sample as bytes, and how to process them.
      * Both NULL for data sets that are not stored as bytes. */
     void (*raw)(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch, dsc_raw_sample *out);
     void (*raw_desc)(const dsc_dataset *dataset, dsc_augment_desc *desc);
-    /* The label of a sample without reading it; NULL: only `sample` knows it. */
+    /* The label of a sample without reading it; NULL: only `sample` knows it. For sets with one label per sample. */
     int32_t (*label)(const dsc_dataset *dataset, int64_t index);
     /* The number of the file that holds a sample, which never falls from one sample to the next; NULL: each is
      * read on its own. */
@@ -45,6 +46,7 @@ struct dsc_dataset {
     dsc_split split;
     dsc_data_options options;
     dsc_dataset_info info; /* its name is a copy */
+    int64_t label_count;   /* labels of a sample: 1, or one for each of its positions */
     void *state;           /* the type's own */
     char passed_over[384]; /* which files were not taken for samples, and why; "" for none */
     /* The names of the classes, which belong to `state` or to the program; NULL: they have none. */
@@ -75,7 +77,8 @@ extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cif
 dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                                    dsc_scratch *scratch, float *x, int32_t *label) DSC_MUST_CHECK;
 
-/* label[count] of all samples. Sets that do not know their labels have to make each sample. */
+/* label[count] of all samples, for sets with one label per sample; others are refused (DSC_E_INVALID). Sets that do
+ * not know their labels have to make each sample. */
 dsc_status dsc_dataset_read_labels(const dsc_dataset *base, int32_t *label) DSC_MUST_CHECK;
 
 /* Images held in memory as bytes: the state of every set of small images. */
@@ -85,7 +88,7 @@ typedef struct dsc_pixels {
     int flip;        /* ... and whether half of the images are mirrored; 0 and 0: none */
     int borrowed;    /* data and labels belong to somebody else */
     uint8_t *data;   /* [count, h, w, c] */
-    int32_t *labels; /* [count] */
+    int32_t *labels; /* [count, label_count] */
     dsc_normalise normalise;
 } dsc_pixels;
 

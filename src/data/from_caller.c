@@ -6,8 +6,8 @@
 
 #include <string.h>
 
-/* Fails unless there is at least one sample and class, and all numbers can be counted. */
-static dsc_status check_info(const dsc_dataset_info *info) {
+/* Fails unless there is at least one sample, class and label, and all numbers can be counted. */
+static dsc_status check_info(const dsc_dataset_info *info, int64_t label_count) {
     int64_t numbers;
     const int64_t shape[] = {info->count, info->h, info->w, info->c, info->classes};
     for (int i = 0; i < 5; i++)
@@ -27,15 +27,25 @@ static dsc_status check_info(const dsc_dataset_info *info) {
         return DSC_FAIL(
             DSC_E_INVALID, "data set '%s': %lld samples in %lld classes, but at most %lld and %d work",
             info->name, (long long)info->count, (long long)info->classes, (long long)UINT32_MAX, INT32_MAX);
+    if (label_count < 1 || label_count > INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID, "data set '%s': %lld labels per sample: must be 1 to %d", info->name,
+                        (long long)label_count, INT32_MAX);
     return DSC_OK;
 }
 
-static dsc_status check_label(const dsc_dataset_info *info, int64_t index, int32_t label) {
-    if (label >= 0 && label < info->classes)
+/* The labels of one sample. Where it has several, -1 stands for none. */
+static dsc_status check_labels(const dsc_dataset_info *info, int64_t index, const int32_t *label,
+                               int64_t label_count) {
+    const int32_t least = label_count > 1 ? -1 : 0;
+    int64_t bad = 0;
+    while (bad < label_count && label[bad] >= least && label[bad] < info->classes)
+        bad++;
+    if (bad == label_count)
         return DSC_OK;
-    return DSC_FAIL(
-        DSC_E_INVALID, "data set '%s': sample %lld has label %d, but with %lld classes they are 0 to %lld",
-        info->name, (long long)index, label, (long long)info->classes, (long long)info->classes - 1);
+    return DSC_FAIL(DSC_E_INVALID,
+                    "data set '%s': sample %lld has label %d, but with %lld classes they are %d to %lld",
+                    info->name, (long long)index, label[bad], (long long)info->classes, least,
+                    (long long)info->classes - 1);
 }
 
 /* ---- memory ---- */
@@ -56,6 +66,12 @@ static dsc_status check_pixels(const dsc_memory_data *d) {
                         "data set '%s': a border of %lld pixels around %lldx%lld: must be 0 to the "
                         "smaller side",
                         d->name, (long long)d->pad, (long long)d->h, (long long)d->w);
+    if (d->label_count > 1 && (d->pad || d->flip))
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "data set '%s': pad and flip move pixels, but not the %lld labels of a sample: leave them "
+            "off",
+            d->name, (long long)d->label_count);
     for (int64_t c = 0; d->std && c < d->c; c++)
         if (!(d->std[c] > 0))
             return DSC_FAIL(DSC_E_INVALID, "data set '%s': std of channel %lld is %g, but must be positive",
@@ -65,7 +81,7 @@ static dsc_status check_pixels(const dsc_memory_data *d) {
 
 static dsc_status check_memory(const dsc_memory_data *d) {
     dsc_dataset_info info = {d->count, d->h, d->w, d->c, d->classes, d->name};
-    DSC_TRY(check_info(&info));
+    DSC_TRY(check_info(&info, d->label_count));
     if (!d->images || !d->labels)
         return DSC_FAIL(DSC_E_INVALID, "data set '%s': `%s` is NULL", d->name,
                         d->images ? "labels" : "images");
@@ -80,13 +96,14 @@ static dsc_status check_memory(const dsc_memory_data *d) {
                         "taken as they are",
                         d->name);
     for (int64_t i = 0; i < d->count; i++)
-        DSC_TRY(check_label(&info, i, d->labels[i]));
+        DSC_TRY(check_labels(&info, i, d->labels + i * d->label_count, d->label_count));
     return DSC_OK;
 }
 
 /* Images and labels as they are, or (copy 1) in new memory. */
 static dsc_status take(const dsc_memory_data *d, void **images, int32_t **labels) {
-    size_t sample = (size_t)(d->h * d->w * d->c) * dsc_dtype_size(d->dtype);
+    const size_t sample = (size_t)(d->h * d->w * d->c) * dsc_dtype_size(d->dtype);
+    const size_t row = (size_t)d->label_count * sizeof **labels;
     *images = (void *)(uintptr_t)d->images;
     *labels = (int32_t *)(uintptr_t)d->labels;
     if (!d->copy)
@@ -94,9 +111,9 @@ static dsc_status take(const dsc_memory_data *d, void **images, int32_t **labels
     *images = NULL;
     *labels = NULL;
     DSC_TRY(dsc_memory_alloc(d->count, sample, images));
-    DSC_TRY(dsc_memory_alloc(d->count, sizeof **labels, labels));
+    DSC_TRY(dsc_memory_alloc(d->count, row, labels));
     memcpy(*images, d->images, (size_t)d->count * sample);
-    memcpy(*labels, d->labels, (size_t)d->count * sizeof **labels);
+    memcpy(*labels, d->labels, (size_t)d->count * row);
     return DSC_OK;
 }
 
@@ -123,7 +140,7 @@ static dsc_status sample_floats(const dsc_dataset *dataset, int64_t index, int a
     const floats *f = dataset->state;
     int64_t numbers = dataset->info.h * dataset->info.w * dataset->info.c;
     memcpy(x, (const float *)f->images + index * numbers, (size_t)numbers * sizeof *x);
-    *label = f->labels[index];
+    memcpy(label, f->labels + index * dataset->label_count, (size_t)dataset->label_count * sizeof *label);
     return DSC_OK;
 }
 
@@ -157,6 +174,7 @@ static dsc_status open_pixels(const dsc_memory_data *d, const dsc_data_options *
     dsc_normalise_init(&pixels->normalise, (int)d->c, mean, std);
     DSC_TRY_GOTO(status, dsc_pixels_dataset(&pixels, d->name, DSC_SPLIT_TRAIN, d->classes, options, out),
                  fail);
+    (*out)->label_count = d->label_count;
     return DSC_OK;
 fail:
     dsc_pixels_destroy(&pixels);
@@ -170,6 +188,7 @@ dsc_status dsc_dataset_from_memory(const dsc_memory_data *data, dsc_dataset **ou
     dsc_data_options_init(&options);
     DSC_TRY(dsc_versioned_define("memory_data", data, sizeof d, &d));
     d.name = d.name ? d.name : "memory";
+    d.label_count = d.label_count ? d.label_count : 1;
     options.seed = d.seed;
     DSC_TRY(check_memory(&d));
     if (d.dtype == DSC_U8)
@@ -182,6 +201,7 @@ dsc_status dsc_dataset_from_memory(const dsc_memory_data *data, dsc_dataset **ou
         return status;
     }
     dataset->info = (dsc_dataset_info){d.count, d.h, d.w, d.c, d.classes, dataset->info.name};
+    dataset->label_count = d.label_count;
     *out = dataset;
     return DSC_OK;
 }
@@ -209,7 +229,7 @@ static dsc_status sample_callback(const dsc_dataset *dataset, int64_t index, int
     if (status != DSC_OK)
         return dsc_error_callback(status, errors, "sample", "data set '%s': sample %lld", dataset->info.name,
                                   (long long)index);
-    return check_label(&dataset->info, index, *label);
+    return check_labels(&dataset->info, index, label, dataset->label_count);
 }
 
 static const dsc_dataset_type callback_type = {.close = close_callback, .sample = sample_callback};
@@ -221,8 +241,9 @@ dsc_status dsc_dataset_from_callback(const dsc_callback_data *data, dsc_dataset 
     dsc_data_options_init(&options);
     DSC_TRY(dsc_versioned_define("callback_data", data, sizeof given, &given));
     given.name = given.name ? given.name : "callback";
+    given.label_count = given.label_count ? given.label_count : 1;
     dsc_dataset_info info = {given.count, given.h, given.w, given.c, given.classes, given.name};
-    DSC_TRY(check_info(&info));
+    DSC_TRY(check_info(&info, given.label_count));
     if (!given.sample)
         return DSC_FAIL(DSC_E_INVALID, "data set '%s': it has no function `sample`", given.name);
     DSC_TRY(dsc_memory_alloc(1, sizeof *state, &state));
@@ -234,6 +255,7 @@ dsc_status dsc_dataset_from_callback(const dsc_callback_data *data, dsc_dataset 
     }
     info.name = dataset->info.name;
     dataset->info = info;
+    dataset->label_count = given.label_count;
     dataset->state = state;
     *state = given;
     state->name = info.name;

@@ -136,18 +136,24 @@ static int take_rows(dsc_loader *loader, task *t) {
     return 1;
 }
 
-/* Prepares one row of a batch as bytes; a row whose index is -1 is zero and has label -1. */
+/* A row that holds no sample has no label, in any of its places. */
+static void clear_labels(const dsc_loader *loader, int32_t *labels) {
+    for (int64_t i = 0; i < loader->dataset->label_count; i++)
+        labels[i] = -1;
+}
+
+/* Prepares one row of a batch as bytes; a row whose index is -1 is zero and has labels -1. */
 static void prepare_bytes(dsc_loader *loader, const slot *s, int64_t row, int64_t size) {
     int64_t index = s->index[row];
     dsc_raw_sample raw = {(uint8_t *)s->staged.x + row * size, s->staged.place + 3 * row,
-                          s->staged.labels + row};
+                          s->staged.labels + row * loader->dataset->label_count};
     if (index >= 0) {
         loader->dataset->type->raw(loader->dataset, index, loader->options.augment, s->epoch, &raw);
         return;
     }
     memset(raw.image, 0, (size_t)size);
     memset(raw.place, 0, 3 * sizeof *raw.place);
-    *raw.label = -1;
+    clear_labels(loader, raw.label);
 }
 
 /* ---- samples that cannot be read ---- */
@@ -217,11 +223,6 @@ static dsc_status replace(const dsc_loader *loader, int64_t index, int64_t epoch
     return status;
 }
 
-static void clear_row(float *x, int64_t size, int32_t *label) {
-    memset(x, 0, (size_t)size * sizeof *x);
-    *label = -1;
-}
-
 static int skips(const dsc_loader *loader, dsc_status status) {
     return is_bad(status) && loader->options.skip_bad && loader->dataset->type->reads_files;
 }
@@ -254,7 +255,7 @@ static dsc_status prepare_floats(dsc_loader *loader, const task *t, int64_t row,
     const dsc_loader_options *o = &loader->options;
     const slot *s = t->slot;
     float *x = (float *)s->staged.x + row * size;
-    int32_t *label = &s->staged.labels[row];
+    int32_t *label = s->staged.labels + row * loader->dataset->label_count;
     int64_t index = s->index[row];
     const int mixes = dsc_mix_mixes(o);
     dsc_status status = index < 0 ? DSC_OK : present(loader, index, s->epoch, w, x, label);
@@ -264,7 +265,8 @@ static dsc_status prepare_floats(dsc_loader *loader, const task *t, int64_t row,
     if (skipped && !o->keep_last)
         status = replace(loader, index, s->epoch, w, x, label);
     else if (index < 0 || skipped) {
-        clear_row(x, size, label);
+        memset(x, 0, (size_t)size * sizeof *x);
+        clear_labels(loader, label);
         if (mixes)
             s->staged.shares[row] = 0;
         return DSC_OK;
@@ -345,7 +347,7 @@ static dsc_status check_options(const dsc_loader_options *options, const dsc_dev
 
 static dsc_status make_slots(dsc_loader *loader, dsc_device *device) {
     dsc_dataset_info info = dsc_dataset_get_info(loader->dataset);
-    int64_t batch = loader->options.batch;
+    int64_t batch = loader->options.batch, labels = batch * loader->dataset->label_count;
     loader->slot_count = loader->options.depth + 1;
     DSC_TRY(dsc_memory_alloc(loader->slot_count, sizeof *loader->slots, &loader->slots));
     for (int i = 0; i < loader->slot_count; i++) {
@@ -358,7 +360,7 @@ static dsc_status make_slots(dsc_loader *loader, dsc_device *device) {
             continue;
         }
         DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 4, (int64_t[]){batch, info.h, info.w, info.c}, &s->x));
-        DSC_TRY(dsc_tensor_alloc(device, DSC_I32, 1, &batch, &s->labels));
+        DSC_TRY(dsc_tensor_alloc(device, DSC_I32, 1, &labels, &s->labels));
         DSC_TRY(dsc_tensor_alloc(device, DSC_I32, 1, &batch, &s->others));
         DSC_TRY(dsc_tensor_alloc(device, DSC_F32, 1, &batch, &s->shares));
         s->staged = (dsc_staged){

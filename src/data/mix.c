@@ -14,6 +14,12 @@ dsc_status dsc_mix_check(const dsc_loader_options *o, const dsc_dataset *dataset
     if (!(o->randaugment >= 0 && o->randaugment <= 30) || o->randaugment_ops < 0 || o->randaugment_ops > 100)
         return DSC_FAIL(DSC_E_INVALID, "randaugment %g with %d operations: must be 0 to 30, and 0 to 100",
                         o->randaugment, o->randaugment_ops);
+    if (dsc_mix_is_on(o) && dataset->label_count > 1)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "mixup, cutmix, random erasing and randaugment need one label per sample, and those of %s "
+            "have %lld: turn these options off",
+            dataset->info.name, (long long)dataset->label_count);
     if (o->randaugment > 0 && !dsc_dataset_normalisation(dataset, mean, std))
         return DSC_FAIL(DSC_E_INVALID,
                         "randaugment needs images made of bytes, and the samples of %s are not",

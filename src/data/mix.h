@@ -7,7 +7,8 @@
 #include "base/rng.h"
 #include "data/dataset.h"
 
-/* Refuses values that make no sense, and RandAugment of samples that are not made of bytes. */
+/* Refuses values that make no sense, RandAugment of samples that are not made of bytes, and all of these changes for
+ * samples with several labels, which would have to change alike. */
 dsc_status dsc_mix_check(const dsc_loader_options *o, const dsc_dataset *dataset) DSC_MUST_CHECK;
 /* 1 when samples are changed at all; when they are mixed. */
 int dsc_mix_is_on(const dsc_loader_options *o);

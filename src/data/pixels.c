@@ -48,13 +48,19 @@ void dsc_pixels_present(const dsc_dataset *dataset, const dsc_pixels *pixels, co
     dsc_crop_apply(image, pixels->h, pixels->w, pixels->c, crop, &pixels->normalise, x);
 }
 
+static void copy_labels(const dsc_dataset *dataset, int64_t index, int32_t *label) {
+    const dsc_pixels *pixels = dataset->state;
+    memcpy(label, pixels->labels + index * dataset->label_count,
+           (size_t)dataset->label_count * sizeof *label);
+}
+
 static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label) {
     (void)scratch;
     const dsc_pixels *pixels = dataset->state;
     const uint8_t *image = pixels->data + index * pixels->h * pixels->w * pixels->c;
     dsc_pixels_present(dataset, pixels, image, (dsc_sample_key){index, epoch, augment}, x);
-    *label = pixels->labels[index];
+    copy_labels(dataset, index, label);
     return DSC_OK;
 }
 
@@ -73,7 +79,7 @@ static void raw(const dsc_dataset *dataset, int64_t index, int augment, int64_t 
     int64_t bytes = pixels->h * pixels->w * pixels->c;
     memcpy(out->image, pixels->data + index * bytes, (size_t)bytes);
     dsc_pixels_place(dataset, pixels, (dsc_sample_key){index, epoch, augment}, out->place);
-    *out->label = pixels->labels[index];
+    copy_labels(dataset, index, out->label);
 }
 
 /* The table of normalised values is linear, so two of its entries give scale and shift. */

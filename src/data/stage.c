@@ -24,17 +24,17 @@ struct dsc_stage {
 
 static dsc_status make(dsc_stage *s, const dsc_dataset *dataset, int64_t batch, dsc_dtype dtype) {
     const int64_t image[4] = {batch, dataset->info.h, dataset->info.w, dataset->info.c};
-    const int64_t place[2] = {batch, 3};
+    const int64_t place[2] = {batch, 3}, labels = batch * dataset->label_count;
     DSC_TRY(dsc_queue_create(s->device, &s->queue));
     DSC_TRY(dsc_tensor_alloc(s->device, dtype, 4, image, &s->x));
-    DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &s->labels));
+    DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &labels, &s->labels));
     DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &s->others));
     DSC_TRY(dsc_tensor_alloc(s->device, DSC_F32, 1, &batch, &s->shares));
     for (int i = 0; i < PLACES; i++) {
         berth *b = &s->berths[i];
         DSC_TRY(dsc_tensor_alloc(s->device, s->bytes ? DSC_U8 : DSC_F32, 4, image, &b->x));
         DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 2, place, &b->place));
-        DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &b->labels));
+        DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &labels, &b->labels));
         DSC_TRY(dsc_tensor_alloc(s->device, DSC_I32, 1, &batch, &b->others));
         DSC_TRY(dsc_tensor_alloc(s->device, DSC_F32, 1, &batch, &b->shares));
         DSC_TRY(dsc_event_create(s->device, &b->copied));

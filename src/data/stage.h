@@ -15,7 +15,7 @@ typedef struct dsc_stage dsc_stage;
 typedef struct dsc_staged {
     void *x;         /* bytes or floats: [batch, h, w, c] */
     int32_t *place;  /* [batch, 3]; bytes only */
-    int32_t *labels; /* [batch] */
+    int32_t *labels; /* [batch, label_count] */
     int32_t *others; /* [batch], as dsc_loader_mixed_labels has them */
     float *shares;   /* [batch] */
 } dsc_staged;

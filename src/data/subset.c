@@ -2,7 +2,8 @@
  * own.
  *
  * Of the n samples of each class, shuffled by the seed, the first round(n share), but at least 1 and at most
- * n - 1, are for validation; the only sample of a class is for training. Both parts keep the order of the set. */
+ * n - 1, are for validation; the only sample of a class is for training. Samples with a label for each position have
+ * no class, and count as samples of one. Both parts keep the order of the set. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/dataset.h"
@@ -58,6 +59,9 @@ dsc_status dsc_dataset_read_labels(const dsc_dataset *base, int32_t *label) {
     dsc_scratch scratch = {{0}, {0}, {0}};
     float *x = NULL;
     dsc_status status = DSC_OK;
+    if (base->label_count > 1)
+        return DSC_FAIL(DSC_E_INVALID, "%s: its samples have %lld labels each, so they belong to no class",
+                        info.name, (long long)base->label_count);
     if (!base->type->label)
         DSC_TRY(dsc_memory_alloc(info.h * info.w * info.c, sizeof *x, &x));
     for (int64_t i = 0; i < info.count && status == DSC_OK; i++) {
@@ -93,14 +97,15 @@ static void choose(int64_t *members, int64_t count, int64_t class, const dsc_dat
 
 /* chosen[count]: 1 for validation. */
 static dsc_status choose_all(const dsc_dataset *base, const dsc_data_options *options, char *chosen) {
-    const int64_t count = base->info.count, classes = base->info.classes;
+    const int64_t count = base->info.count, classes = base->label_count > 1 ? 1 : base->info.classes;
     int32_t *label = NULL;
     int64_t *members = NULL, *start = NULL;
     dsc_status status;
     DSC_TRY_GOTO(status, dsc_memory_alloc(count, sizeof *label, &label), done);
     DSC_TRY_GOTO(status, dsc_memory_alloc(count, sizeof *members, &members), done);
     DSC_TRY_GOTO(status, dsc_memory_alloc(classes + 1, sizeof *start, &start), done);
-    DSC_TRY_GOTO(status, dsc_dataset_read_labels(base, label), done);
+    if (base->label_count == 1) /* else all are 0 */
+        DSC_TRY_GOTO(status, dsc_dataset_read_labels(base, label), done);
     for (int64_t i = 0; i < count; i++)
         start[label[i] + 1]++;
     for (int64_t c = 0; c < classes; c++)
@@ -166,6 +171,7 @@ dsc_status dsc_subset_open(dsc_dataset **base, dsc_split split, const dsc_data_o
     dataset->info = s->base->info;
     dataset->info.name = name;
     dataset->info.count = count;
+    dataset->label_count = s->base->label_count;
     dataset->class_names = s->base->class_names;
     if (split == DSC_SPLIT_TRAIN) /* the other part has the same files */
         memcpy(dataset->passed_over, s->base->passed_over, sizeof dataset->passed_over);

@@ -11,3 +11,5 @@ emulated_program(data-loader SOURCES data/test_loader.c data/fixture.c data/enco
 emulated_program(data-own SOURCES data/test_own.c ROOMS data)
 descent_test(data-tokens SOURCES data/test_tokens.c data/vocabulary.c data/fixture.c ROOMS data)
 descent_test(data-fuzz-tokens SOURCES data/fuzz_tokens.c data/vocabulary.c data/fixture.c ROOMS data)
+descent_test(data-labels SOURCES data/test_labels.c ROOMS data)
+emulated_program(data-labels SOURCES data/test_labels.c ROOMS data)
