@@ -7,6 +7,8 @@
 
 #include <stdlib.h>
 
+enum { MODELS = 14 }; /* built in */
+
 static dsc_device *device;
 
 static int setup(void **state) {
@@ -52,6 +54,8 @@ static void test_sizes(void **state) {
         {"resnet50", 25557032, 54},
         {"resnet101", 44549160, 105},
         {"resnet152", 60192808, 156},
+        {"unet", 31030658, 19},
+        {"unet-bn", 7763041, 19},
     };
     int count = 0;
     for (; dsc_zoo_names()[count]; count++) {
@@ -62,7 +66,7 @@ static void test_sizes(void **state) {
         assert_int_equal(dsc_model_layer_count(m), expected[count].layers);
         dsc_model_destroy(&m);
     }
-    assert_int_equal(count, 12);
+    assert_int_equal(count, MODELS);
 }
 
 static void test_errors(void **state) {
@@ -81,6 +85,60 @@ static void test_errors(void **state) {
     assert_fails(DSC_E_INVALID, "linear 'linear': 0 output features",
                  dsc_zoo_create(device, "resnet20", 8, 8, 3, 0, NULL, &m));
     assert_null(m);
+}
+
+static void test_spec_errors(void **state) {
+    (void)state;
+    const struct {
+        const char *spec, *message;
+    } wrong[] = {
+        {"unet:depth=3", "model 'unet:depth=3' (keys of unet and their defaults: width=64, dropout=0.5): "
+                         "there is no key 'depth'"},
+        {"unet-bn:width=0",
+         "(keys of unet-bn and their defaults: width=32, dropout=0): width 0: must be at least 1"},
+        {"unet:width=8x", "width 8x: is not a whole number"},
+        {"unet:width=", "'width=' is not of the form key=value"},
+        {"unet:width", "'width' is not of the form key=value"},
+        {"unet:=8", "'=8' is not of the form key=value"},
+        {"unet:", "'' is not of the form key=value"},
+        {"unet:width=8,", "'' is not of the form key=value"},
+        {"unet:width=8,,dropout=0", "'' is not of the form key=value"},
+        {"unet:width=8,dropout=1",
+         "defaults: width=64, dropout=0.5): dropout 1: must be at least 0 and below 1"},
+        {"unet:dropout=nan", "dropout nan: is not a number"},
+        {"unet:width=8,width=8", "width is given twice"},
+        {"unet:width=99999999999999999999", "does not fit into 64 bits"},
+        {"lenet:width=8", "model 'lenet:width=8' (lenet has no keys): there is no key 'width'"},
+        {"lenet:", "model 'lenet:' (lenet has no keys): '' is not of the form"},
+        {":width=8", "model ':width=8' is unknown"},
+        {"unet :width=8", "is unknown"},
+        {"unet:width=8,dropout=0.00000000000000000000000000000000000000001",
+         "the name has 64 characters, but at most 63 are possible"},
+    };
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        dsc_model *m = NULL;
+        assert_fails(DSC_E_INVALID, wrong[i].message, dsc_zoo_default_input(wrong[i].spec, NULL, NULL, NULL));
+        assert_fails(DSC_E_INVALID, wrong[i].message,
+                     dsc_zoo_create(device, wrong[i].spec, 188, 188, 1, 2, NULL, &m));
+        assert_null(m);
+    }
+}
+
+/* Specs that are cut off or have a wrong character are read or refused, and never anything else. */
+static void test_spec_fuzz(void **state) {
+    (void)state;
+    static const char spec[] = "unet-bn:width=8,dropout=0.25";
+    char text[sizeof spec];
+    for (size_t length = 0; length < sizeof spec; length++)
+        for (int bit = -1; bit < 8 && (bit < 0 || length > 0); bit++) {
+            memcpy(text, spec, length);
+            text[length] = '\0';
+            if (bit >= 0)
+                text[length - 1] = (char)(text[length - 1] ^ 1 << bit);
+            dsc_status status = dsc_zoo_default_input(text, NULL, NULL, NULL);
+            assert_true(status == DSC_OK || status == DSC_E_INVALID);
+        }
+    assert_ok(dsc_zoo_default_input(spec, NULL, NULL, NULL));
 }
 
 /* One layer; fails on a model of 7 classes without a message, on one of 8 with one, and gets 9 wrong. */
@@ -114,8 +172,8 @@ static void test_registered(void **state) {
     entry.classes = 3;
     assert_ok(dsc_zoo_register(&entry));
     name[0] = 'x'; /* the name was copied */
-    assert_string_equal(dsc_zoo_names()[12], "perceptron");
-    assert_null(dsc_zoo_names()[13]);
+    assert_string_equal(dsc_zoo_names()[MODELS], "perceptron");
+    assert_null(dsc_zoo_names()[MODELS + 1]);
     assert_ok(dsc_zoo_default_input("perceptron", &side, &channels, &classes));
     assert_int_equal(side * 100 + channels * 10 + classes, 423);
     assert_ok(dsc_zoo_create(device, "perceptron", 4, 4, 2, 5, NULL, &m));
@@ -130,7 +188,7 @@ static void test_registered(void **state) {
     assert_fails(DSC_E_INVALID, "model perceptron gives 2 logits, but there are 9 classes",
                  dsc_zoo_create(device, "perceptron", 4, 4, 2, 9, NULL, &m));
     assert_int_equal(built, 4);
-    assert_fails(DSC_E_INVALID, "resnet152, perceptron", dsc_zoo_create(device, "?", 4, 4, 2, 9, NULL, &m));
+    assert_fails(DSC_E_INVALID, "unet-bn, perceptron", dsc_zoo_create(device, "?", 4, 4, 2, 9, NULL, &m));
     assert_null(m);
     entry.name = "resnet20";
     assert_fails(DSC_E_INVALID, "there is one of this name already", dsc_zoo_register(&entry));
@@ -296,11 +354,115 @@ static void test_resnet50_layers(void **state) {
     dsc_model_destroy(&m);
 }
 
+static void expect_unet_block(list *l, const char *prefix, int64_t out, int64_t in, int batch_norm) {
+    char conv[40], norm[40];
+    for (int i = 1; i <= 2; i++) {
+        snprintf(conv, sizeof conv, "%sconv%d", prefix, i);
+        snprintf(norm, sizeof norm, "%snorm%d", prefix, i);
+        if (batch_norm) {
+            expect_conv_norm(l, conv, norm, out, i == 1 ? in : out, 3);
+        } else {
+            expect(l, conv, "weight", 4, (int64_t[]){out, i == 1 ? in : out, 3, 3});
+            expect(l, conv, "bias", 1, &out);
+        }
+    }
+}
+
+static void expect_unet(list *l, int64_t channels, int64_t width, int64_t classes, int batch_norm) {
+    char name[40];
+    l->count = 0;
+    for (int level = 1; level <= 4; level++) {
+        int64_t out = width << (level - 1);
+        snprintf(name, sizeof name, "encoder%d.enc%d", level, level);
+        expect_unet_block(l, name, out, level == 1 ? channels : out / 2, batch_norm);
+    }
+    expect_unet_block(l, "bottleneck.bottleneck", 16 * width, 8 * width, batch_norm);
+    for (int level = 4; level >= 1; level--) {
+        int64_t out = width << (level - 1);
+        snprintf(name, sizeof name, "upconv%d", level);
+        expect(l, name, "weight", 4, (int64_t[]){2 * out, out, 2, 2});
+        expect(l, name, "bias", 1, &out);
+        snprintf(name, sizeof name, "decoder%d.dec%d", level, level);
+        expect_unet_block(l, name, out, 2 * out, batch_norm);
+    }
+    expect(l, "conv", "weight", 4, (int64_t[]){classes, width, 1, 1});
+    expect(l, "conv", "bias", 1, &classes);
+}
+
+static void assert_unet(const char *spec, const int64_t shape[3], const int64_t output[3],
+                        int64_t parameters) {
+    static list l;
+    dsc_model *m = NULL;
+    dsc_value logits;
+    dsc_shape s;
+    int64_t own_width = strncmp(spec, "unet-bn", 7) == 0 ? 32 : 64;
+    const char *width = strstr(spec, "width=");
+    assert_ok(dsc_model_create(device, NULL, &m));
+    assert_ok(dsc_zoo_build(m, spec, shape, output[2], &logits));
+    assert_ok(dsc_model_value_shape(m, logits, &s));
+    assert_false(s.flat);
+    assert_memory_equal(((int64_t[]){s.h, s.w, s.c}), output, 3 * sizeof *output);
+    if (parameters)
+        assert_int_equal(dsc_model_parameter_total(m), parameters);
+    expect_unet(&l, shape[2], width ? atoll(width + 6) : own_width, output[2], own_width == 32);
+    assert_tensors(m, &l);
+    dsc_model_destroy(&m);
+}
+
+static void test_unet_shapes(void **state) {
+    (void)state;
+    assert_unet("unet", (int64_t[]){572, 572, 1}, (int64_t[]){388, 388, 2}, 31030658);
+    assert_unet("unet:width=16", (int64_t[]){572, 572, 1}, (int64_t[]){388, 388, 2}, 1940834);
+    assert_unet("unet:dropout=0,width=8", (int64_t[]){188, 204, 1}, (int64_t[]){4, 20, 2}, 485682);
+    assert_unet("unet-bn", (int64_t[]){256, 256, 3}, (int64_t[]){256, 256, 1}, 7763041);
+    assert_unet("unet-bn:width=3,dropout=0.5", (int64_t[]){16, 48, 2}, (int64_t[]){16, 48, 5}, 0);
+}
+
+static void assert_unet_refuses(const char *spec, int64_t h, int64_t w, const char *message) {
+    dsc_model *m = NULL;
+    dsc_value logits;
+    assert_ok(dsc_model_create(device, NULL, &m));
+    assert_fails(DSC_E_INVALID, message, dsc_zoo_build(m, spec, (int64_t[]){h, w, 1}, 2, &logits));
+    dsc_model_destroy(&m);
+}
+
+static void test_unet_errors(void **state) {
+    (void)state;
+    assert_unet_refuses(
+        "unet", 570, 572,
+        "model unet for 570x572x1 and 2 classes: the input's height is 570, but it must be 188 or a "
+        "multiple of 16 more; the nearest are 556 and 572");
+    assert_unet_refuses("unet", 572, 172,
+                        "the input's width is 172, but it must be 188 or a multiple of 16 more");
+    assert_unet_refuses("unet-bn", 0x100, 250,
+                        "width is 250, but it must be 16 or a multiple of 16 more; the nearest are 240");
+    assert_unet_refuses("unet-bn", 8, 16, "the input's height is 8");
+}
+
+/* Dropout stands after the last two blocks on the way down, and nowhere when its rate is 0. */
+static void test_unet_dropout(void **state) {
+    (void)state;
+    dsc_model *m = build_unsealed("unet:width=1", 188, 0);
+    assert_int_equal(m->dropout_count, 2);
+    dsc_model_destroy(&m);
+    m = build_unsealed("unet:width=1,dropout=0", 188, 0);
+    assert_int_equal(m->dropout_count, 0);
+    dsc_model_destroy(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_resnet18_state), cmocka_unit_test(test_resnet20_state),
-        cmocka_unit_test(test_lenet_state),    cmocka_unit_test(test_resnet50_layers),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_resnet18_state),
+        cmocka_unit_test(test_resnet20_state),
+        cmocka_unit_test(test_lenet_state),
+        cmocka_unit_test(test_resnet50_layers),
+        cmocka_unit_test(test_spec_errors),
+        cmocka_unit_test(test_spec_fuzz),
+        cmocka_unit_test(test_unet_shapes),
+        cmocka_unit_test(test_unet_errors),
+        cmocka_unit_test(test_unet_dropout),
         cmocka_unit_test(test_registered), /* last: it adds to the names */
     };
     return cmocka_run_group_tests_name("model_zoo", tests, setup, teardown);

@@ -6,32 +6,58 @@
 #include "base/registry.h"
 #include "base/versioned.h"
 #include "model/graph.h"
+#include "model/zoo/spec.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
-#define ENTRY(name, side, channels, classes, depth, build)                                                   \
-    { sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build }
+/* An entry and the keys of its spec. With keys, the context is the design that they change. */
+typedef struct zoo_model {
+    dsc_zoo_entry entry;
+    const dsc_option *keys;
+    size_t design_bytes;
+} zoo_model;
 
-static const dsc_zoo_entry entries[] = {
-    ENTRY("mlp", 28, 1, 10, NULL, dsc_zoo_mlp),
-    ENTRY("lenet", 28, 1, 10, NULL, dsc_zoo_lenet),
-    ENTRY("resnet20", 32, 3, 10, &(int){20}, dsc_zoo_resnet_cifar),
-    ENTRY("resnet32", 32, 3, 10, &(int){32}, dsc_zoo_resnet_cifar),
-    ENTRY("resnet44", 32, 3, 10, &(int){44}, dsc_zoo_resnet_cifar),
-    ENTRY("resnet56", 32, 3, 10, &(int){56}, dsc_zoo_resnet_cifar),
-    ENTRY("resnet110", 32, 3, 10, &(int){110}, dsc_zoo_resnet_cifar),
-    ENTRY("resnet18", 224, 3, 1000, &(int){18}, dsc_zoo_resnet_imagenet),
-    ENTRY("resnet34", 224, 3, 1000, &(int){34}, dsc_zoo_resnet_imagenet),
-    ENTRY("resnet50", 224, 3, 1000, &(int){50}, dsc_zoo_resnet_imagenet),
-    ENTRY("resnet101", 224, 3, 1000, &(int){101}, dsc_zoo_resnet_imagenet),
-    ENTRY("resnet152", 224, 3, 1000, &(int){152}, dsc_zoo_resnet_imagenet),
-    {0}, /* terminates the list */
+/* A model that was looked up, and the context for `build`. */
+typedef struct chosen_model {
+    const zoo_model *model;
+    void *context;
+    union {
+        dsc_zoo_unet_design unet;
+    } design;
+} chosen_model;
+
+#define MODEL(name, side, channels, classes, depth, build)                                                   \
+    { {sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build}, NULL, 0 }
+#define UNET(name, side, channels, classes, ...)                                                             \
+    {                                                                                                        \
+        {sizeof(dsc_zoo_entry), name, side, channels, classes, &(dsc_zoo_unet_design){__VA_ARGS__},          \
+         dsc_zoo_unet},                                                                                      \
+            dsc_zoo_unet_keys, sizeof(dsc_zoo_unet_design)                                                   \
+    }
+
+static const zoo_model models[] = {
+    MODEL("mlp", 28, 1, 10, NULL, dsc_zoo_mlp),
+    MODEL("lenet", 28, 1, 10, NULL, dsc_zoo_lenet),
+    MODEL("resnet20", 32, 3, 10, &(int){20}, dsc_zoo_resnet_cifar),
+    MODEL("resnet32", 32, 3, 10, &(int){32}, dsc_zoo_resnet_cifar),
+    MODEL("resnet44", 32, 3, 10, &(int){44}, dsc_zoo_resnet_cifar),
+    MODEL("resnet56", 32, 3, 10, &(int){56}, dsc_zoo_resnet_cifar),
+    MODEL("resnet110", 32, 3, 10, &(int){110}, dsc_zoo_resnet_cifar),
+    MODEL("resnet18", 224, 3, 1000, &(int){18}, dsc_zoo_resnet_imagenet),
+    MODEL("resnet34", 224, 3, 1000, &(int){34}, dsc_zoo_resnet_imagenet),
+    MODEL("resnet50", 224, 3, 1000, &(int){50}, dsc_zoo_resnet_imagenet),
+    MODEL("resnet101", 224, 3, 1000, &(int){101}, dsc_zoo_resnet_imagenet),
+    MODEL("resnet152", 224, 3, 1000, &(int){152}, dsc_zoo_resnet_imagenet),
+    UNET("unet", 572, 1, 2, .width = 64, .dropout = 0.5),
+    UNET("unet-bn", 256, 3, 1, .width = 32, .batch_norm = 1),
+    {{0}, NULL, 0}, /* terminates the list */
 };
 
 static const char *built_in(int i, const void **entry) {
-    *entry = &entries[i];
-    return entries[i].name;
+    *entry = &models[i];
+    return models[i].entry.name;
 }
 
 static dsc_registry zoo = DSC_REGISTRY("model", built_in);
@@ -42,7 +68,8 @@ void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size) {
 }
 
 dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) {
-    dsc_zoo_entry given, *copy = NULL;
+    dsc_zoo_entry given;
+    zoo_model *copy = NULL;
     char *name = NULL;
     dsc_zoo_entry_init(&given);
     DSC_TRY(dsc_versioned_define("zoo_entry", entry, sizeof given, &given));
@@ -58,8 +85,8 @@ dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) {
     dsc_status status;
     DSC_TRY_GOTO(status, dsc_memory_alloc(1, sizeof *copy, &copy), fail);
     DSC_TRY_GOTO(status, dsc_memory_strdup(label, &name), fail);
-    *copy = given;
-    copy->name = name;
+    copy->entry = given;
+    copy->entry.name = name;
     DSC_TRY_GOTO(status, dsc_registry_add(&zoo, name, copy), fail);
     return DSC_OK;
 fail:
@@ -72,39 +99,46 @@ const char *const *dsc_zoo_names(void) {
     return dsc_registry_names(&zoo);
 }
 
-static dsc_status find(const char *name, const dsc_zoo_entry **out) {
-    name = name ? name : "";
-    *out = dsc_registry_find(&zoo, name, strlen(name));
-    if (*out)
-        return DSC_OK;
+/* Finds the model of a spec and reads its keys. */
+static dsc_status choose(const char *spec, chosen_model *out) {
+    spec = spec ? spec : "";
+    const zoo_model *found = dsc_registry_find(&zoo, spec, dsc_zoo_spec_name_length(spec));
     char known[1024];
-    return DSC_FAIL(DSC_E_INVALID, "model '%s' is unknown; known are %s", name,
-                    dsc_registry_list(dsc_zoo_names(), known, sizeof known));
+    if (!found)
+        return DSC_FAIL(DSC_E_INVALID, "model '%s' is unknown; known are %s", spec,
+                        dsc_registry_list(dsc_zoo_names(), known, sizeof known));
+    *out = (chosen_model){.model = found, .context = found->entry.context};
+    if (found->keys) {
+        memcpy(&out->design, found->entry.context, found->design_bytes);
+        out->context = &out->design;
+    }
+    return dsc_zoo_spec_read(spec, found->keys, &out->design);
 }
 
 dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels, int64_t *classes) {
-    const dsc_zoo_entry *found = NULL;
-    DSC_TRY(find(name, &found));
+    chosen_model chosen;
+    DSC_TRY(choose(name, &chosen));
+    const dsc_zoo_entry *entry = &chosen.model->entry;
     if (side)
-        *side = found->side;
+        *side = entry->side;
     if (channels)
-        *channels = found->channels;
+        *channels = entry->channels;
     if (classes)
-        *classes = found->classes;
+        *classes = entry->classes;
     return DSC_OK;
 }
 
-dsc_status dsc_zoo_build(dsc_model *m, const char *name, const int64_t shape[3], int64_t classes,
+dsc_status dsc_zoo_build(dsc_model *m, const char *spec, const int64_t shape[3], int64_t classes,
                          dsc_value *logits) {
-    const dsc_zoo_entry *found = NULL;
+    chosen_model chosen;
     dsc_value x;
-    DSC_TRY(find(name, &found));
+    DSC_TRY(choose(spec, &chosen));
     DSC_TRY(dsc_model_input(m, shape[0], shape[1], shape[2], &x));
     unsigned errors = dsc_error_count();
-    dsc_status status = found->build(found->context, m, x, classes, logits);
+    dsc_status status = chosen.model->entry.build(chosen.context, m, x, classes, logits);
     if (status != DSC_OK)
         return dsc_error_callback(status, errors, "build", "model %s for %lldx%lldx%lld and %lld classes",
-                                  name, (long long)shape[0], (long long)shape[1], (long long)shape[2],
+                                  spec, (long long)shape[0], (long long)shape[1], (long long)shape[2],
                                   (long long)classes);
     return DSC_OK;
 }

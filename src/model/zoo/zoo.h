@@ -3,6 +3,7 @@
 #define DSC_MODEL_ZOO_ZOO_H
 
 #include "descent/model.h"
+#include "descent/options.h"
 
 dsc_status dsc_zoo_mlp(void *unused, dsc_model *m, dsc_value x, int64_t classes,
                        dsc_value *logits) DSC_MUST_CHECK;
@@ -14,8 +15,19 @@ dsc_status dsc_zoo_resnet_cifar(void *depth, dsc_model *m, dsc_value x, int64_t 
 dsc_status dsc_zoo_resnet_imagenet(void *depth, dsc_model *m, dsc_value x, int64_t classes,
                                    dsc_value *logits) DSC_MUST_CHECK;
 
-/* Adds input and layers of the named model to an empty one, without sealing it. */
-dsc_status dsc_zoo_build(dsc_model *m, const char *name, const int64_t shape[3], int64_t classes,
+/* What a U-Net's spec can change, and batch_norm: 1 for the padded variant with batch norm. */
+typedef struct dsc_zoo_unet_design {
+    int64_t width;  /* channels of the first block */
+    double dropout; /* rate after the two blocks of the smallest maps */
+    int batch_norm;
+} dsc_zoo_unet_design;
+extern const dsc_option dsc_zoo_unet_keys[];
+/* design: a dsc_zoo_unet_design. The logits are a map. */
+dsc_status dsc_zoo_unet(void *design, dsc_model *m, dsc_value x, int64_t classes,
+                        dsc_value *logits) DSC_MUST_CHECK;
+
+/* Adds input and layers of the model with this spec to an empty one, without sealing it. */
+dsc_status dsc_zoo_build(dsc_model *m, const char *spec, const int64_t shape[3], int64_t classes,
                          dsc_value *logits) DSC_MUST_CHECK;
 
 #endif

@@ -1,0 +1,110 @@
+/* The U-Net (Ronneberger et al. 2015): four times a block of two 3x3 convolutions and a halving of the map, a block at the
+ * bottom, then four times a doubling by a transposed convolution, the channels of the block on the same height beside it, and a
+ * block. Blocks have width, 2 width, 4 width, 8 width and at the bottom 16 width channels. A 1x1 convolution gives the logits of
+ * every pixel.
+ *
+ * As published, convolutions are not padded, so that the output is 184 pixels smaller than the input and the blocks on the way
+ * down are cropped. With batch_norm they are padded, have batch norm instead of biases, and the output is as large as the input:
+ * the variant for brain MRI of Buda et al. 2019, whose names both have. */
+#include "base/error.h"
+#include "model/zoo/zoo.h"
+
+#include <stddef.h>
+#include <stdio.h>
+
+enum { LEVELS = 4, NAME = 64 };
+/* The smallest side of which convolutions without padding leave something, and the distance to the next one. */
+enum { SMALLEST = 188, STEP = 1 << LEVELS };
+
+const dsc_option dsc_zoo_unet_keys[] = {
+    {.name = "width",
+     .kind = DSC_OPTION_INT64,
+     .offset = offsetof(dsc_zoo_unet_design, width),
+     .range = "[1, 4096]"},
+    {.name = "dropout",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = offsetof(dsc_zoo_unet_design, dropout),
+     .range = "[0, 1)"},
+    {.name = NULL},
+};
+
+/* Every map that is halved has an even height and width. */
+static dsc_status check_side(const char *what, int64_t side, int padded) {
+    int64_t smallest = padded ? STEP : SMALLEST;
+    if (side >= smallest && (side - smallest) % STEP == 0)
+        return DSC_OK;
+    int64_t below = side < smallest ? smallest : side - (side - smallest) % STEP;
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "the input's %s is %lld, but it must be %lld or a multiple of %d more; the nearest are %lld and %lld",
+        what, (long long)side, (long long)smallest, STEP, (long long)below, (long long)below + STEP);
+}
+
+/* Two 3x3 convolutions, each followed by ReLU. */
+static dsc_status add_block(dsc_model *m, const dsc_zoo_unet_design *d, const char *prefix, int64_t channels,
+                            dsc_value x, dsc_value *y) {
+    char name[NAME];
+    dsc_conv2d_shape conv;
+    dsc_conv2d_shape_init(&conv);
+    conv.out_c = channels;
+    conv.kernel_h = conv.kernel_w = 3;
+    conv.pad_h = conv.pad_w = d->batch_norm ? 1 : 0;
+    *y = x;
+    for (int i = 1; i <= 2; i++) {
+        snprintf(name, sizeof name, "%sconv%d", prefix, i);
+        DSC_TRY(dsc_model_conv2d(m, name, *y, &conv, !d->batch_norm, y));
+        if (d->batch_norm) {
+            snprintf(name, sizeof name, "%snorm%d", prefix, i);
+            DSC_TRY(dsc_model_batch_norm(m, name, *y, y));
+        }
+        DSC_TRY(dsc_model_relu(m, *y, y));
+    }
+    return DSC_OK;
+}
+
+/* Doubles the map, puts the middle of `skip` beside it, and adds a block. */
+static dsc_status add_decoder(dsc_model *m, const dsc_zoo_unet_design *d, int level, dsc_value skip,
+                              dsc_value *x) {
+    char name[NAME];
+    dsc_shape doubled;
+    dsc_conv2d_shape up;
+    dsc_conv2d_shape_init(&up);
+    up.out_c = d->width << (level - 1);
+    up.kernel_h = up.kernel_w = up.stride_h = up.stride_w = 2;
+    snprintf(name, sizeof name, "upconv%d", level);
+    DSC_TRY(dsc_model_conv_transpose2d(m, name, *x, &up, 1, x));
+    DSC_TRY(dsc_model_value_shape(m, *x, &doubled));
+    if (!d->batch_norm)
+        DSC_TRY(dsc_model_crop(m, skip, doubled.h, doubled.w, &skip));
+    DSC_TRY(dsc_model_concat(m, *x, skip, x));
+    snprintf(name, sizeof name, "decoder%d.dec%d", level, level);
+    return add_block(m, d, name, up.out_c, *x, x);
+}
+
+dsc_status dsc_zoo_unet(void *design, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits) {
+    const dsc_zoo_unet_design *d = design;
+    dsc_value skips[LEVELS];
+    char name[NAME];
+    dsc_shape input;
+    DSC_TRY(dsc_model_value_shape(m, x, &input));
+    DSC_TRY(check_side("height", input.h, d->batch_norm));
+    DSC_TRY(check_side("width", input.w, d->batch_norm));
+    for (int level = 1; level <= LEVELS; level++) {
+        snprintf(name, sizeof name, "encoder%d.enc%d", level, level);
+        DSC_TRY(add_block(m, d, name, d->width << (level - 1), x, &x));
+        if (level == LEVELS && d->dropout > 0)
+            DSC_TRY(dsc_model_dropout(m, x, d->dropout, &x));
+        skips[level - 1] = x;
+        DSC_TRY(dsc_model_max_pool(m, x, 2, 2, 0, &x));
+    }
+    DSC_TRY(add_block(m, d, "bottleneck.bottleneck", d->width << LEVELS, x, &x));
+    if (d->dropout > 0)
+        DSC_TRY(dsc_model_dropout(m, x, d->dropout, &x));
+    for (int level = LEVELS; level >= 1; level--)
+        DSC_TRY(add_decoder(m, d, level, skips[level - 1], &x));
+    dsc_conv2d_shape last;
+    dsc_conv2d_shape_init(&last);
+    last.out_c = classes;
+    last.kernel_h = last.kernel_w = 1;
+    return dsc_model_conv2d(m, "conv", x, &last, 1, logits);
+}
