@@ -29,11 +29,11 @@ typedef struct chosen_model {
 } chosen_model;
 
 #define MODEL(name, side, channels, classes, depth, build)                                                   \
-    { {sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build}, NULL, 0 }
+    { {sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build, 0}, NULL, 0 }
 #define UNET(name, side, channels, classes, ...)                                                             \
     {                                                                                                        \
         {sizeof(dsc_zoo_entry), name, side, channels, classes, &(dsc_zoo_unet_design){__VA_ARGS__},          \
-         dsc_zoo_unet},                                                                                      \
+         dsc_zoo_unet, 0},                                                                                   \
             dsc_zoo_unet_keys, sizeof(dsc_zoo_unet_design)                                                   \
     }
 
@@ -133,7 +133,10 @@ dsc_status dsc_zoo_build(dsc_model *m, const char *spec, const int64_t shape[3],
     chosen_model chosen;
     dsc_value x;
     DSC_TRY(choose(spec, &chosen));
-    DSC_TRY(dsc_model_input(m, shape[0], shape[1], shape[2], &x));
+    if (chosen.model->entry.sequence)
+        DSC_TRY(dsc_model_tokens(m, shape[0], &x));
+    else
+        DSC_TRY(dsc_model_input(m, shape[0], shape[1], shape[2], &x));
     unsigned errors = dsc_error_count();
     dsc_status status = chosen.model->entry.build(chosen.context, m, x, classes, logits);
     if (status != DSC_OK)
