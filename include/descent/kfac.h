@@ -160,6 +160,11 @@ typedef enum dsc_kfac_norm_choice {
  *            with a long step does not shorten those of the others. nu is then the mean of all nu_l */
 typedef enum dsc_kfac_clip { DSC_KFAC_CLIP_GLOBAL, DSC_KFAC_CLIP_LAYER } dsc_kfac_clip;
 
+/* Factors of a linear layer that is applied to every position of a sequence, a[n,t,in], g[n,t,out], for a loss of M terms:
+ *   expand   every position is a row: A = sum a a' / (n t), G = M sum g g'
+ *   reduce   every sequence is one: A = sum b b' / n with b the mean of its a, G = M sum h h' with h the sum of its g */
+typedef enum dsc_kfac_sharing { DSC_KFAC_EXPAND, DSC_KFAC_REDUCE } dsc_kfac_sharing;
+
 /* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
  * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
  * "unknown". */
@@ -173,6 +178,7 @@ DSC_API dsc_status dsc_kfac_refresh_parse(const char *name, dsc_kfac_refresh *ou
 DSC_API dsc_status dsc_kfac_clip_scaling_parse(const char *name, dsc_kfac_clip_scaling *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_norm_parse(const char *name, dsc_kfac_norm_choice *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_clip_parse(const char *name, dsc_kfac_clip *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_sharing_parse(const char *name, dsc_kfac_sharing *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
@@ -182,6 +188,7 @@ DSC_API const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac);
 DSC_API const char *dsc_kfac_norm_name(dsc_kfac_norm_choice norm);
 DSC_API const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh);
 DSC_API const char *dsc_kfac_clip_name(dsc_kfac_clip clip);
+DSC_API const char *dsc_kfac_sharing_name(dsc_kfac_sharing sharing);
 DSC_API const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling);
 
 /* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
@@ -268,6 +275,8 @@ typedef struct dsc_kfac_options {
      * for linear layers on whatever number of rows. 0 (default): 1 for convolutions, and one for each row of a linear
      * layer. */
     int64_t loss_terms;
+    /* expand; reduce: needs scaling paper, and EKFAC not from samples. */
+    dsc_kfac_sharing sharing;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

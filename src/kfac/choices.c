@@ -27,6 +27,7 @@ static const char *const refreshes[] = {"exact", "warm", NULL};
 static const char *const clip_scalings[] = {"none", "ranks", NULL};
 static const char *const norms[] = {"off", "full", "diagonal", NULL};
 static const char *const clips[] = {"global", "layer", NULL};
+static const char *const sharings[] = {"expand", "reduce", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -84,6 +85,14 @@ static const dsc_option table[] = {
      .default_text = "all",
      .help = "images of a rank's batch that factors are computed from, the first N of them",
      .json = "kfac.factor_samples",
+     .rules = {K_ON}},
+    {.name = "kfac-sharing",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(sharing),
+     .value = "expand",
+     .choices = sharings,
+     .help = "linear layers on sequences: factors count every position, or every sequence as one",
+     .json = "kfac.sharing",
      .rules = {K_ON}},
     {.name = "kfac-kl-clip",
      .kind = DSC_OPTION_DOUBLE,
@@ -398,6 +407,17 @@ const char *dsc_kfac_clip_name(dsc_kfac_clip clip) {
     return dsc_option_choice_name(clips, (int)clip);
 }
 
+dsc_status dsc_kfac_sharing_parse(const char *name, dsc_kfac_sharing *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-sharing", sharings, name, &value));
+    *out = (dsc_kfac_sharing)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_sharing_name(dsc_kfac_sharing sharing) {
+    return dsc_option_choice_name(sharings, (int)sharing);
+}
+
 /* ---- defaults ---- */
 
 /* Whoever asks for these options by themselves wants K-FAC: it is on. */
@@ -542,6 +562,14 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             "K-FAC damping split %s with inverses stored in fp16: they may be too large for it, "
             "because the damping of a factor depends on its trace: use bf16 or fp32, or split none",
             dsc_kfac_split_name(o->damping_split));
+    if (o->sharing == DSC_KFAC_REDUCE && o->scaling != DSC_KFAC_PAPER)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC sharing reduce with scaling %s: choose paper, or sharing expand",
+                        dsc_kfac_scaling_name(o->scaling));
+    if (o->sharing == DSC_KFAC_REDUCE && o->ekfac == DSC_KFAC_EKFAC_SAMPLES)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC sharing reduce with ekfac samples: the gradient of a sequence is no product "
+                        "of its mean input and summed gradient; choose ekfac batch, or sharing expand");
     if (o->loss_terms < 0)
         return DSC_FAIL(DSC_E_INVALID, "%lld terms of the loss per sample for K-FAC: must be 0 or more",
                         (long long)o->loss_terms);

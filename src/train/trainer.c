@@ -426,7 +426,8 @@ static dsc_status open_named(dsc_trainer *t) {
 static dsc_status check_size(dsc_trainer *t, const dsc_train_options *given) {
     const long long asked = given ? (long long)given->image_size : 0;
     if (t->settings.train.context > 0 && !dsc_model_takes_tokens(t->model))
-        return DSC_FAIL(DSC_E_INVALID, "context %lld: model %s is one of images, not of sequences; leave it out",
+        return DSC_FAIL(DSC_E_INVALID,
+                        "context %lld: model %s is one of images, not of sequences; leave it out",
                         (long long)t->settings.train.context, t->options.model);
     if (asked > 0 && asked != t->info.h)
         return DSC_FAIL(
