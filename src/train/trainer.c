@@ -173,7 +173,13 @@ static void set_schedule(dsc_trainer *t) {
         s->decay[i] = o->lr_decay[i];
     if (o->lr_schedule == DSC_SCHEDULE_RESTARTS)
         s->decay[0] = o->lr_period;
-    s->epochs = (double)o->epochs;
+    const int falls = o->lr_schedule == DSC_SCHEDULE_COSINE || o->lr_schedule == DSC_SCHEDULE_LINEAR ||
+                      o->lr_schedule == DSC_SCHEDULE_POLYNOMIAL;
+    if (falls) {
+        s->decay_count = o->lr_end > 0;
+        s->decay[0] = o->lr_end;
+    }
+    s->epochs = o->lr_steps > 0 ? (double)o->lr_steps / (double)t->epoch_steps : (double)o->epochs;
     s->steps_per_epoch = t->epoch_steps;
 }
 
