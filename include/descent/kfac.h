@@ -136,8 +136,9 @@ typedef enum dsc_kfac_ekfac {
  *   exact   anew
  *   warm    the earlier eigenvectors are rotated towards the new ones by matrix products, which takes a part of
  *           the time; an estimate of the error decides whether the result is used. Factors of up to 128 rows,
- *           and those whose rotation was refused, are solved anew. Method eigen only. */
-typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM } dsc_kfac_refresh;
+ *           and those whose rotation was refused, are solved anew. Method eigen only.
+ *   auto    warm on a GPU with method eigen, otherwise exact */
+typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM, DSC_KFAC_AUTO } dsc_kfac_refresh;
 
 /* What the bound of the KL clip follows:
  *   none    kl_clip as it is given

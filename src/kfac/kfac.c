@@ -127,6 +127,7 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
     if (!k->queue)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: no queue to work in");
     DSC_TRY(dsc_kfac_options_read(options, k->ranks, &k->options));
+    k->options.refresh = dsc_kfac_resolve_refresh(&k->options, k->device);
     DSC_TRY(dsc_kfac_layers_copy(layers, count, &k->layers));
     k->layer_count = count;
     DSC_TRY(dsc_memory_alloc(count + 1, sizeof *k->first_unit, &k->first_unit));

@@ -325,6 +325,7 @@ static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     DSC_TRY(dsc_same_options_check(t));
     DSC_TRY(share_resume(t));
+    DSC_TRY(dsc_kfac_setup_refresh(t));
     DSC_TRY(make_local(t));
     DSC_TRY(dsc_class_weights_set(t));
     DSC_TRY(dsc_comm_agree(t->comm, dsc_survive_prepare(t)));
