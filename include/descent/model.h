@@ -292,6 +292,8 @@ DSC_API dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t bat
                                    dsc_exec **out) DSC_MUST_CHECK;
 /* Accepts NULL and *exec == NULL. */
 DSC_API void dsc_exec_destroy(dsc_exec **exec);
+/* The model that it runs. */
+DSC_API dsc_model *dsc_exec_model(const dsc_exec *exec);
 /* Bytes of activations and activation gradients, workspace included; and what they would be without reuse. */
 DSC_API size_t dsc_exec_bytes(const dsc_exec *exec);
 DSC_API size_t dsc_exec_bytes_without_reuse(const dsc_exec *exec);

@@ -55,6 +55,13 @@ DSC_FORMULA int64_t dsc_upsample_neighbour(int64_t i, int64_t size) {
     return other < 0 ? 0 : other < size ? other : size - 1;
 }
 
+/* ---- embedding ---- */
+
+/* The row of the table that an id chooses; -1 for one that is not a whole number from 0 to vocabulary - 1. */
+DSC_FORMULA int64_t dsc_embedding_row(double id, int64_t vocabulary) {
+    return id >= 0 && id < (double)vocabulary && id == floor(id) ? (int64_t)id : -1;
+}
+
 /* ---- clipping and trust ratios: one value a tensor, always in double ---- */
 
 /* min(1, limit / sqrt(sumsq)), 1 for sumsq = 0. NaN stays NaN, so that a bad gradient is noticed. */

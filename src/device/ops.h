@@ -484,6 +484,19 @@ dsc_status dsc_op_attention_backward(dsc_queue *q, const dsc_attention_desc *des
                                      const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
                                      const dsc_attention_grads *grads) DSC_MUST_CHECK;
 
+/* Rows of a table: row i of y is table[ids_i], zeros where ids_i is not one of the whole numbers 0 .. vocabulary - 1.
+ * ids: any shape, F32 or F64 whatever the type of the table (whole numbers up to 2^24 are exact in F32); its numbers
+ * count the rows. table[vocabulary, features], and y of its type with rows * features numbers. */
+dsc_status dsc_op_embedding_forward(dsc_queue *q, const dsc_tensor *ids, const dsc_tensor *table,
+                                    dsc_tensor *y) DSC_MUST_CHECK;
+/* Bytes of `work`, a U8 tensor, for the backward pass; it may be NULL where none are needed. */
+size_t dsc_op_embedding_workspace(const dsc_device *device, int64_t rows, int64_t vocabulary);
+/* dtable[vocabulary, features] = beta dtable + the sum of the rows of dy that have this id, any beta. dtable has the type
+ * of parameters (F32 where dy is of half type). The sums run in an order that the ids alone determine: one call gives the
+ * same bits as the next, on a CPU with any number of threads. */
+dsc_status dsc_op_embedding_backward(dsc_queue *q, const dsc_tensor *ids, const dsc_tensor *dy, double beta,
+                                     dsc_tensor *work, dsc_tensor *dtable) DSC_MUST_CHECK;
+
 /* y = x * mask / (1 - rate); the mask of element i is a pure function of (seed, layer, position[0],
  * position[1] * row length + i), so backward is the same call on dy. position: I64[2] on the device: step,
  * first sample. The row length is the element count of one sample (all dimensions but the first). With
@@ -690,6 +703,9 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(attention_workspace)                                                                                  \
     OP(attention_forward)                                                                                    \
     OP(attention_backward)                                                                                   \
+    OP(embedding_forward)                                                                                    \
+    OP(embedding_workspace)                                                                                  \
+    OP(embedding_backward)                                                                                   \
     OP(dropout)                                                                                              \
     OP(target_loss)                                                                                          \
     OP(sample_labels)                                                                                        \

@@ -91,6 +91,10 @@ void dsc_exec_destroy(dsc_exec **exec) {
     dsc_memory_free(exec);
 }
 
+dsc_model *dsc_exec_model(const dsc_exec *exec) {
+    return exec->model;
+}
+
 size_t dsc_exec_bytes(const dsc_exec *exec) {
     return exec->bytes;
 }

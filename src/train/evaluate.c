@@ -45,7 +45,7 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
     DSC_TRY(dsc_tensor_download(queue, &stats, sizeof sums, sums));
     DSC_TRY(dsc_queue_sync(queue));
     /* Where samples have many labels, some of which may be missing, all samples were read. */
-    const int64_t positions = dsc_model_positions(exec->model);
+    const int64_t positions = dsc_model_positions(dsc_exec_model(exec));
     result->bad_images = positions > 1 ? 0 : bad->count - (int64_t)sums[3];
     if (result->bad_images > 0) {
         DSC_TRY(dsc_comm_agree(comm, dsc_bad_images_take(bad, loader, &found)));

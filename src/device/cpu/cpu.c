@@ -188,6 +188,7 @@ static void fill_table(dsc_device_table *table) {
     dsc_cpu_table_group_norm(table);
     dsc_cpu_table_pool(table);
     dsc_cpu_table_parts(table);
+    dsc_cpu_table_embedding(table);
     dsc_cpu_table_loss(table);
     dsc_cpu_table_optim(table);
 }

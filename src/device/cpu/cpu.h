@@ -89,6 +89,7 @@ void dsc_cpu_table_attention(dsc_device_table *table);
 void dsc_cpu_table_group_norm(dsc_device_table *table);
 void dsc_cpu_table_pool(dsc_device_table *table);
 void dsc_cpu_table_parts(dsc_device_table *table);
+void dsc_cpu_table_embedding(dsc_device_table *table);
 void dsc_cpu_table_loss(dsc_device_table *table);
 void dsc_cpu_table_optim(dsc_device_table *table);
 
