@@ -5,9 +5,10 @@
 #include "model/nets.h"
 #include "model/zoo/zoo.h"
 
+#include <math.h>
 #include <stdlib.h>
 
-enum { MODELS = 14 }; /* built in */
+enum { MODELS = 19 }; /* built in */
 
 static dsc_device *device;
 
@@ -23,7 +24,11 @@ static int teardown(void **state) {
     return 0;
 }
 
-/* Built but not sealed: no memory, no initial values for up to sixty million parameters. */
+static int takes_tokens(const char *name) {
+    return strncmp(name, "gpt", 3) == 0;
+}
+
+/* Built but not sealed: no memory, no initial values for up to a billion and a half parameters. */
 static dsc_model *build_unsealed(const char *name, int64_t side, int64_t classes) {
     int64_t own_side, channels, own_classes;
     dsc_model *m = NULL;
@@ -31,8 +36,8 @@ static dsc_model *build_unsealed(const char *name, int64_t side, int64_t classes
     assert_ok(dsc_zoo_default_input(name, &own_side, &channels, &own_classes));
     side = side ? side : own_side;
     assert_ok(dsc_model_create(device, NULL, &m));
-    assert_ok(
-        dsc_zoo_build(m, name, (int64_t[]){side, side, channels}, classes ? classes : own_classes, &logits));
+    const int64_t shape[] = {side, takes_tokens(name) ? 1 : side, channels};
+    assert_ok(dsc_zoo_build(m, name, shape, classes ? classes : own_classes, &logits));
     return m;
 }
 
@@ -56,6 +61,11 @@ static void test_sizes(void **state) {
         {"resnet152", 60192808, 156},
         {"unet", 31030658, 19},
         {"unet-bn", 7763041, 19},
+        {"gpt2", 124439808, 48},
+        {"gpt2-medium", 354823168, 96},
+        {"gpt2-large", 774030080, 144},
+        {"gpt2-xl", 1557611200, 192},
+        {"gpt-mini", 10745088, 24},
     };
     int count = 0;
     for (; dsc_zoo_names()[count]; count++) {
@@ -108,6 +118,12 @@ static void test_spec_errors(void **state) {
         {"unet:dropout=nan", "dropout nan: is not a number"},
         {"unet:width=8,width=8", "width is given twice"},
         {"unet:width=99999999999999999999", "does not fit into 64 bits"},
+        {"gpt-mini:context=64",
+         "(keys of gpt-mini and their defaults: layers=6, heads=6, width=384, dropout=0.2, bias=0): "
+         "there is no key 'context'"},
+        {"gpt2:bias=2", "(keys of gpt2 and their defaults: layers=12, heads=12, width=768, dropout=0.1, "
+                        "bias=1): bias 2: must"},
+        {"gpt2:layers=0", "layers 0: must be at least 1"},
         {"lenet:width=8", "model 'lenet:width=8' (lenet has no keys): there is no key 'width'"},
         {"lenet:", "model 'lenet:' (lenet has no keys): '' is not of the form"},
         {":width=8", "model ':width=8' is unknown"},
@@ -188,7 +204,7 @@ static void test_registered(void **state) {
     assert_fails(DSC_E_INVALID, "model perceptron gives 2 logits, but there are 9 classes",
                  dsc_zoo_create(device, "perceptron", 4, 4, 2, 9, NULL, &m));
     assert_int_equal(built, 4);
-    assert_fails(DSC_E_INVALID, "unet-bn, perceptron", dsc_zoo_create(device, "?", 4, 4, 2, 9, NULL, &m));
+    assert_fails(DSC_E_INVALID, "gpt-mini, perceptron", dsc_zoo_create(device, "?", 4, 4, 2, 9, NULL, &m));
     assert_null(m);
     entry.name = "resnet20";
     assert_fails(DSC_E_INVALID, "there is one of this name already", dsc_zoo_register(&entry));
@@ -450,19 +466,130 @@ static void test_unet_dropout(void **state) {
     dsc_model_destroy(&m);
 }
 
+/* A linear layer, or (out 0) a norm over `in` channels. in_out: weights are [in, out], as in GPT-2's files. */
+static void expect_gpt_layer(list *l, const char *name, int64_t in, int64_t out, int in_out, int bias) {
+    expect(l, name, "weight", out ? 2 : 1, (int64_t[]){out && !in_out ? out : in, in_out ? out : in});
+    if (bias)
+        expect(l, name, "bias", 1, out ? &out : &in);
+}
+
+static void expect_gpt(list *l, int64_t layers, int64_t d, int64_t positions, int64_t vocabulary, int in_out,
+                       int bias) {
+    const struct {
+        const char *name;
+        int64_t in, out;
+    } parts[] = {{"ln_1", d, 0}, {"attn.c_attn", d, 3 * d}, {"attn.c_proj", d, d},
+                 {"ln_2", d, 0}, {"mlp.c_fc", d, 4 * d},    {"mlp.c_proj", 4 * d, d}};
+    l->count = 0;
+    expect(l, "transformer.wte", "weight", 2, (int64_t[]){vocabulary, d});
+    expect(l, "transformer.wpe", "weight", 2, (int64_t[]){positions, d});
+    for (int i = 0; i < layers; i++)
+        for (size_t k = 0; k < sizeof parts / sizeof parts[0]; k++) {
+            char name[40];
+            snprintf(name, sizeof name, "transformer.h.%d.%s", i, parts[k].name);
+            expect_gpt_layer(l, name, parts[k].in, parts[k].out, in_out, bias);
+        }
+    expect_gpt_layer(l, "transformer.ln_f", d, 0, in_out, bias);
+    expect(l, "lm_head", "weight", 2, (int64_t[]){vocabulary, d});
+}
+
+static void test_gpt_state(void **state) {
+    (void)state;
+    static list l;
+    dsc_model *m = build_unsealed("gpt2", 0, 0);
+    expect_gpt(&l, 12, 768, 1024, 50257, 1, 1);
+    assert_int_equal(l.count, 149);
+    assert_tensors(m, &l);
+    assert_true(dsc_model_state_is_alias(m, 148));
+    assert_false(dsc_model_state_is_alias(m, 0));
+    dsc_model_destroy(&m);
+    m = build_unsealed("gpt-mini", 0, 0);
+    expect_gpt(&l, 6, 384, 256, 65, 0, 0);
+    assert_tensors(m, &l);
+    dsc_model_destroy(&m);
+    m = build_unsealed("gpt-mini:layers=1,bias=1,heads=2,width=4", 3, 5);
+    expect_gpt(&l, 1, 4, 3, 5, 0, 1);
+    assert_tensors(m, &l);
+    dsc_model_destroy(&m);
+}
+
+static void test_gpt_sizes(void **state) {
+    (void)state;
+    const struct {
+        const char *spec;
+        int64_t positions, vocabulary, parameters;
+        int dropouts;
+    } expected[] = {
+        {"gpt-mini", 256, 256, 10818432, 13},
+        {"gpt-mini:layers=4,heads=4,width=128,dropout=0", 64, 65, 804096, 0},
+        {"gpt-mini:layers=4,heads=4,width=128,dropout=0", 64, 256, 828544, 0},
+        {"gpt-mini:layers=12,heads=12,width=768", 1024, 50304, 124373760, 25},
+        {"gpt-mini:layers=12,heads=12,width=768,bias=1", 1024, 50304, 124475904, 25},
+        {"gpt2:layers=1", 1024, 50257, 124439808 - 11 * 7087872, 3},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        dsc_model *m = build_unsealed(expected[i].spec, expected[i].positions, expected[i].vocabulary);
+        assert_int_equal(dsc_model_parameter_total(m), expected[i].parameters);
+        assert_int_equal(m->dropout_count, expected[i].dropouts);
+        dsc_model_destroy(&m);
+    }
+}
+
+/* Standard deviation 0.02, in projections into the sum of the blocks less, the more blocks there are. */
+static void test_gpt_initial_values(void **state) {
+    (void)state;
+    dsc_model *m = build_unsealed("gpt2", 0, 0);
+    for (int64_t i = 0; i < m->tensor_count; i++) {
+        const dsc_state_tensor *t = &m->tensors[i];
+        int matrix = t->tensor.ndim == 2, projection = strstr(t->name, "c_proj") != NULL;
+        assert_true(t->std == (!matrix ? 0 : projection ? 0.02 / sqrt(24) : 0.02));
+        assert_true(t->std > 0 || t->start == (strstr(t->name, "weight") ? 1 : 0));
+    }
+    dsc_model_destroy(&m);
+}
+
+static void test_gpt_errors(void **state) {
+    (void)state;
+    dsc_model *m = NULL;
+    assert_fails(DSC_E_INVALID,
+                 "model gpt-mini:heads=5 for 8x1x1 and 65 classes: width 384 cannot be divided into 5 heads",
+                 dsc_zoo_create(device, "gpt-mini:heads=5", 8, 1, 1, 65, NULL, &m));
+    assert_fails(DSC_E_INVALID, "model gpt-mini for 32x32x3: it takes sequences of tokens, positions x 1 x 1",
+                 dsc_zoo_create(device, "gpt-mini", 32, 32, 3, 10, NULL, &m));
+    assert_fails(DSC_E_INVALID, "model gpt-mini for 32x8x1: it takes sequences",
+                 dsc_zoo_create(device, "gpt-mini", 32, 8, 1, 10, NULL, &m));
+    assert_null(m);
+}
+
+/* The whole spec is the model's name. */
+static void test_created(void **state) {
+    (void)state;
+    static const char gpt[] = "gpt-mini:layers=1,heads=2,width=4,dropout=0", unet[] = "unet-bn:width=1";
+    dsc_model *m = NULL;
+    assert_ok(dsc_zoo_create(device, gpt, 6, 1, 1, 9, NULL, &m));
+    assert_string_equal(dsc_model_name(m), gpt);
+    assert_int_equal(dsc_model_classes(m), 9);
+    assert_int_equal(dsc_model_positions(m), 6);
+    assert_true(dsc_model_takes_tokens(m));
+    dsc_model_destroy(&m);
+    assert_ok(dsc_zoo_create(device, unet, 16, 32, 3, 2, NULL, &m));
+    assert_string_equal(dsc_model_name(m), unet);
+    assert_int_equal(dsc_model_classes(m), 2);
+    assert_int_equal(dsc_model_positions(m), 16 * 32);
+    assert_false(dsc_model_takes_tokens(m));
+    dsc_model_destroy(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_resnet18_state),
-        cmocka_unit_test(test_resnet20_state),
-        cmocka_unit_test(test_lenet_state),
-        cmocka_unit_test(test_resnet50_layers),
-        cmocka_unit_test(test_spec_errors),
-        cmocka_unit_test(test_spec_fuzz),
-        cmocka_unit_test(test_unet_shapes),
-        cmocka_unit_test(test_unet_errors),
-        cmocka_unit_test(test_unet_dropout),
+        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_resnet18_state), cmocka_unit_test(test_resnet20_state),
+        cmocka_unit_test(test_lenet_state),    cmocka_unit_test(test_resnet50_layers),
+        cmocka_unit_test(test_spec_errors),    cmocka_unit_test(test_spec_fuzz),
+        cmocka_unit_test(test_unet_shapes),    cmocka_unit_test(test_unet_errors),
+        cmocka_unit_test(test_unet_dropout),   cmocka_unit_test(test_gpt_state),
+        cmocka_unit_test(test_gpt_sizes),      cmocka_unit_test(test_gpt_initial_values),
+        cmocka_unit_test(test_gpt_errors),     cmocka_unit_test(test_created),
         cmocka_unit_test(test_registered), /* last: it adds to the names */
     };
     return cmocka_run_group_tests_name("model_zoo", tests, setup, teardown);

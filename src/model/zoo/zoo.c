@@ -25,6 +25,7 @@ typedef struct chosen_model {
     void *context;
     union {
         dsc_zoo_unet_design unet;
+        dsc_zoo_gpt_design gpt;
     } design;
 } chosen_model;
 
@@ -33,9 +34,16 @@ typedef struct chosen_model {
 #define UNET(name, side, channels, classes, ...)                                                             \
     {                                                                                                        \
         {sizeof(dsc_zoo_entry), name, side, channels, classes, &(dsc_zoo_unet_design){__VA_ARGS__},          \
-         dsc_zoo_unet, 0},                                                                                   \
+         dsc_zoo_unet,          0},                                                                          \
             dsc_zoo_unet_keys, sizeof(dsc_zoo_unet_design)                                                   \
     }
+#define GPT(name, positions, vocabulary, ...)                                                                \
+    {                                                                                                        \
+        {sizeof(dsc_zoo_entry), name, positions, 1, vocabulary, &(dsc_zoo_gpt_design){__VA_ARGS__},          \
+         dsc_zoo_gpt,           1},                                                                          \
+            dsc_zoo_gpt_keys, sizeof(dsc_zoo_gpt_design)                                                     \
+    }
+#define GPT2(name, layers, heads, width) GPT(name, 1024, 50257, layers, heads, width, 0.1, 1, 1)
 
 static const zoo_model models[] = {
     MODEL("mlp", 28, 1, 10, NULL, dsc_zoo_mlp),
@@ -52,6 +60,11 @@ static const zoo_model models[] = {
     MODEL("resnet152", 224, 3, 1000, &(int){152}, dsc_zoo_resnet_imagenet),
     UNET("unet", 572, 1, 2, .width = 64, .dropout = 0.5),
     UNET("unet-bn", 256, 3, 1, .width = 32, .batch_norm = 1),
+    GPT2("gpt2", 12, 12, 768),
+    GPT2("gpt2-medium", 24, 16, 1024),
+    GPT2("gpt2-large", 36, 20, 1280),
+    GPT2("gpt2-xl", 48, 25, 1600),
+    GPT("gpt-mini", 256, 65, .layers = 6, .heads = 6, .width = 384, .dropout = 0.2),
     {{0}, NULL, 0}, /* terminates the list */
 };
 
@@ -128,15 +141,25 @@ dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *chann
     return DSC_OK;
 }
 
+/* Callers that know a model's default side alone ask for a square: of a sequence the width is then of no account. */
+static dsc_status add_input(dsc_model *m, const char *spec, int sequence, const int64_t shape[3],
+                            dsc_value *x) {
+    if (!sequence)
+        return dsc_model_input(m, shape[0], shape[1], shape[2], x);
+    if ((shape[1] != 1 && shape[1] != shape[0]) || shape[2] != 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "model %s for %lldx%lldx%lld: it takes sequences of tokens, positions x 1 x 1; use a "
+                        "data set of text",
+                        spec, (long long)shape[0], (long long)shape[1], (long long)shape[2]);
+    return dsc_model_tokens(m, shape[0], x);
+}
+
 dsc_status dsc_zoo_build(dsc_model *m, const char *spec, const int64_t shape[3], int64_t classes,
                          dsc_value *logits) {
     chosen_model chosen;
     dsc_value x;
     DSC_TRY(choose(spec, &chosen));
-    if (chosen.model->entry.sequence)
-        DSC_TRY(dsc_model_tokens(m, shape[0], &x));
-    else
-        DSC_TRY(dsc_model_input(m, shape[0], shape[1], shape[2], &x));
+    DSC_TRY(add_input(m, spec, chosen.model->entry.sequence, shape, &x));
     unsigned errors = dsc_error_count();
     dsc_status status = chosen.model->entry.build(chosen.context, m, x, classes, logits);
     if (status != DSC_OK)

@@ -26,6 +26,18 @@ extern const dsc_option dsc_zoo_unet_keys[];
 dsc_status dsc_zoo_unet(void *design, dsc_model *m, dsc_value x, int64_t classes,
                         dsc_value *logits) DSC_MUST_CHECK;
 
+/* What the spec of a GPT can change, and gpt2: 1 for GPT-2's GELU and weights in files, 0 for nanoGPT's. */
+typedef struct dsc_zoo_gpt_design {
+    int64_t layers, heads, width; /* blocks, heads of each, channels */
+    double dropout;
+    int bias; /* 1: linear layers and layer norms have biases */
+    int gpt2;
+} dsc_zoo_gpt_design;
+extern const dsc_option dsc_zoo_gpt_keys[];
+/* design: a dsc_zoo_gpt_design. x is tokens, `classes` the size of the vocabulary, and the logits are a sequence. */
+dsc_status dsc_zoo_gpt(void *design, dsc_model *m, dsc_value x, int64_t classes,
+                       dsc_value *logits) DSC_MUST_CHECK;
+
 /* Adds input and layers of the model with this spec to an empty one, without sealing it. */
 dsc_status dsc_zoo_build(dsc_model *m, const char *spec, const int64_t shape[3], int64_t classes,
                          dsc_value *logits) DSC_MUST_CHECK;
