@@ -130,7 +130,7 @@ static const char *accuracy_text(const dsc_progress *e, char *text, size_t size)
  * fit. */
 static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
     char text[400], head[128], loss[32], val[32], seconds[32], speed[96], rate[40], accuracy[80],
-        full[128] = "", few[128] = "";
+        full[160] = "", few[128] = "";
     const dsc_progress *e = &progress->epoch;
     progress->pending = 0;
     snprintf(head, sizeof head, "epoch %*lld/%lld: loss %s", e->epochs > 99 ? 3 : 2, (long long)e->epoch + 1,
