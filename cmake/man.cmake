@@ -1,6 +1,6 @@
 # Manual pages and shell completion: the program writes them itself, from the tables of its options.
 set(man_pages)
-foreach(command IN ITEMS program train eval predict info list bench report average check-data find-lr sweep tokenize completion)
+foreach(command IN ITEMS program train eval predict info list bench report average check-data find-lr sweep tokenize generate completion)
   if(command STREQUAL "program")
     set(page ${PROJECT_BINARY_DIR}/man/descent.1)
     set(argument "")

@@ -20,6 +20,7 @@
 #include "descent/ops.h"
 #include "descent/optim.h"
 #include "descent/options.h"
+#include "descent/generate.h"
 #include "descent/predict.h"
 #include "descent/random.h"
 #include "descent/status.h"

@@ -290,6 +290,13 @@ typedef enum dsc_exec_mode { DSC_EXEC_TRAIN, DSC_EXEC_EVAL } dsc_exec_mode;
  * executor. */
 DSC_API dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch,
                                    dsc_exec **out) DSC_MUST_CHECK;
+/* An executor that computes the logits of one position at a time, for generating text: of models of sequences in which a
+ * position depends on itself and those before it only. Keys and values of attention are kept for all positions. */
+DSC_API dsc_status dsc_exec_create_decoder(dsc_model *m, int64_t batch, dsc_exec **out) DSC_MUST_CHECK;
+/* Computes the logits [batch, classes] of a position; x[batch,1,1,1] are its tokens. Positions come in order, from 0 on;
+ * an earlier one may be computed again, after which those behind it are forgotten. Asynchronous. */
+DSC_API dsc_status dsc_exec_decode(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x,
+                                   int64_t position) DSC_MUST_CHECK;
 /* Accepts NULL and *exec == NULL. */
 DSC_API void dsc_exec_destroy(dsc_exec **exec);
 /* The model that it runs. */

@@ -87,6 +87,7 @@ typedef struct dsc_option {
 DSC_API const dsc_option *dsc_train_option_table(void);
 DSC_API const dsc_option *dsc_eval_option_table(void);
 DSC_API const dsc_option *dsc_predict_option_table(void);
+DSC_API const dsc_option *dsc_generate_option_table(void);
 DSC_API const dsc_option *dsc_optim_option_table(void);
 DSC_API const dsc_option *dsc_consensus_option_table(void);
 DSC_API const dsc_option *dsc_kfac_option_table(void);

@@ -20,14 +20,15 @@ typedef enum dsc_rng_purpose {
     DSC_RNG_DROPOUT = 4, /* epoch: layer and step, index: element */
     DSC_RNG_SYNTHETIC = 5,
     DSC_RNG_TEST = 6,
-    DSC_RNG_FISHER = 7,  /* epoch: step, index: sample */
-    DSC_RNG_REPLACE = 8, /* index: the sample that cannot be read */
-    DSC_RNG_SPLIT = 9,   /* epoch: class, index: position */
-    DSC_RNG_MIX = 10,    /* index: sample; its partner in mixup and CutMix */
-    DSC_RNG_VARY = 11,   /* index: sample; RandAugment and erasing */
-    DSC_RNG_GROUP = 12,  /* index: position among the groups */
-    DSC_RNG_WINDOW = 13, /* where the windows of a text begin */
-    DSC_RNG_MASK = 14    /* index: sample; tokens that are masked */
+    DSC_RNG_FISHER = 7,   /* epoch: step, index: sample */
+    DSC_RNG_REPLACE = 8,  /* index: the sample that cannot be read */
+    DSC_RNG_SPLIT = 9,    /* epoch: class, index: position */
+    DSC_RNG_MIX = 10,     /* index: sample; its partner in mixup and CutMix */
+    DSC_RNG_VARY = 11,    /* index: sample; RandAugment and erasing */
+    DSC_RNG_GROUP = 12,   /* index: position among the groups */
+    DSC_RNG_WINDOW = 13,  /* where the windows of a text begin */
+    DSC_RNG_MASK = 14,    /* index: sample; tokens that are masked */
+    DSC_RNG_GENERATE = 15 /* index: number of the token that is drawn */
 } dsc_rng_purpose;
 
 /* The raw generator: 128 bits of counter, 64 bits of key, 128 bits out. Philox 4x32-10 (Salmon et al.,

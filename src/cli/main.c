@@ -13,13 +13,10 @@
 #include <string.h>
 #include <unistd.h>
 
-const dsc_cli_command *const dsc_cli_commands[] = {&dsc_cli_train,      &dsc_cli_eval,
-                                                   &dsc_cli_predict,    &dsc_cli_info,
-                                                   &dsc_cli_list,       &dsc_cli_bench,
-                                                   &dsc_cli_report,     &dsc_cli_average,
-                                                   &dsc_cli_check_data, &dsc_cli_find_lr,
-                                                   &dsc_cli_sweep,      &dsc_cli_tokenize,
-                                                   &dsc_cli_completion, NULL};
+const dsc_cli_command *const dsc_cli_commands[] = {
+    &dsc_cli_train, &dsc_cli_eval,     &dsc_cli_predict,  &dsc_cli_info,       &dsc_cli_list,
+    &dsc_cli_bench, &dsc_cli_report,   &dsc_cli_average,  &dsc_cli_check_data, &dsc_cli_find_lr,
+    &dsc_cli_sweep, &dsc_cli_tokenize, &dsc_cli_generate, &dsc_cli_completion, NULL};
 
 /* The context of the log handler. */
 typedef struct log_context {

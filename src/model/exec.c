@@ -14,7 +14,8 @@ static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
     dsc_dtype dtype = dsc_model_value_dtype(m);
     if (s->flat)
         return dsc_tensor_view(m->device, NULL, dtype, 2, (int64_t[]){exec->batch, dsc_shape_count(s)});
-    return dsc_tensor_view(m->device, NULL, dtype, 4, (int64_t[]){exec->batch, s->h, s->w, s->c});
+    const int64_t dim[4] = {exec->batch, exec->decodes ? 1 : s->h, s->w, s->c};
+    return dsc_tensor_view(m->device, NULL, dtype, 4, dim);
 }
 
 static dsc_status allocate(dsc_exec *exec) {
@@ -46,13 +47,15 @@ static dsc_status check_model(const dsc_model *m, int64_t batch) {
     return DSC_OK;
 }
 
-static dsc_status create(dsc_model *m, dsc_exec_mode mode, int64_t batch, int lasting, dsc_exec **out) {
+/* `like`: what is special about the executor; the rest of it is filled in here. */
+static dsc_status create(dsc_model *m, dsc_exec_mode mode, int64_t batch, const dsc_exec *like,
+                         dsc_exec **out) {
     DSC_TRY(check_model(m, batch));
     dsc_exec *exec;
     DSC_TRY(dsc_memory_alloc(1, sizeof *exec, &exec));
+    *exec = *like;
     exec->model = m;
     exec->mode = mode;
-    exec->lasting = lasting;
     dsc_exec_smooth_labels(exec, 1);
     exec->batch = batch;
     dsc_status status;
@@ -69,11 +72,33 @@ fail:
 }
 
 dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch, dsc_exec **out) {
-    return create(m, mode, batch, 0, out);
+    return create(m, mode, batch, &(dsc_exec){.lasting = 0}, out);
 }
 
 dsc_status dsc_exec_create_lasting(dsc_model *m, int64_t batch, dsc_exec **out) {
-    return create(m, DSC_EXEC_TRAIN, batch, 1, out);
+    return create(m, DSC_EXEC_TRAIN, batch, &(dsc_exec){.lasting = 1}, out);
+}
+
+/* A decoder can compute every layer position by position. */
+static dsc_status check_decoder(const dsc_model *m) {
+    if (!m || !m->sealed || !m->tokens)
+        return DSC_FAIL(DSC_E_INVALID, "decoder: a sealed model of sequences (dsc_model_tokens) is needed");
+    for (int64_t v = 0; v < m->node_count; v++) {
+        const dsc_node *node = &m->nodes[v];
+        const dsc_attention_desc *attention = node->type == &dsc_layer_attention ? node->attributes : NULL;
+        if (!node->type->by_position || !dsc_shape_is_sequence(&node->shape) ||
+            (attention && !attention->causal))
+            return DSC_FAIL(DSC_E_INVALID,
+                            "decoder: %s uses later positions of a sequence: it cannot be computed one "
+                            "position at a time",
+                            dsc_graph_describe(m, node));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_exec_create_decoder(dsc_model *m, int64_t batch, dsc_exec **out) {
+    DSC_TRY(check_decoder(m));
+    return create(m, DSC_EXEC_EVAL, batch, &(dsc_exec){.decodes = 1}, out);
 }
 
 void dsc_exec_destroy(dsc_exec **exec) {
@@ -214,6 +239,17 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
         DSC_TRY(dsc_op_increment(q, &exec->model->batches)); /* num_batches_tracked */
     exec->has_forward = 1;
     return DSC_OK;
+}
+
+dsc_status dsc_exec_decode(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x, int64_t position) {
+    DSC_TRY(check_call("decode", exec, q));
+    const int64_t positions = exec->model->nodes[exec->model->input].shape.h;
+    if (!exec->decodes || position < 0 || position >= positions)
+        return DSC_FAIL(DSC_E_INVALID, "decode: %s",
+                        !exec->decodes ? "the executor is no decoder (dsc_exec_create_decoder)"
+                                       : "the position lies outside of the model's sequences");
+    exec->decoded_position = position;
+    return dsc_exec_forward(exec, q, x);
 }
 
 void dsc_exec_smooth_labels(dsc_exec *exec, int on) {

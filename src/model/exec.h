@@ -41,13 +41,15 @@ struct dsc_exec {
     dsc_exec_mode mode;
     int64_t batch;
     int lasting; /* 1: gradients that are captured stay for a while (dsc_exec_create_lasting) */
+    int decodes; /* 1: one position of a sequence at a time (dsc_exec_create_decoder) */
+    int64_t decoded_position;
     dsc_exec_op *ops;
     int64_t op_count;
     dsc_tensor *values, *grads; /* per value of the graph; data NULL: none */
     unsigned char *from_input;  /* per value: it is a view of the input */
     dsc_tensor converted;       /* memory for an input of another type; data NULL in models of F32 */
     dsc_tensor half;            /* all parameters in the half type of the values; data NULL: none */
-    dsc_tensor logits, dlogits;  /* of the last value and its gradient: [batch * positions, classes] */
+    dsc_tensor logits, dlogits; /* of the last value and its gradient: [batch * positions, classes] */
     dsc_tensor work, position, stats;
     dsc_tensor unused_params[2]; /* memory for a batch norm's gradients that are computed but not needed */
     size_t work_bytes;

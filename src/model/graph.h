@@ -23,6 +23,9 @@ typedef struct dsc_layer_type {
     int keeps_x;   /* backward reads the first keeps_x inputs */
     int keeps_y;   /* backward reads y */
     int dx_always; /* backward writes dx[0] even where it is not needed */
+    /* A position of a sequence depends on that position alone, or, with a cache, on those before it: a decoder can
+     * compute it by itself. */
+    int by_position;
     /* Checks the inputs, sets node->shape. */
     dsc_status (*shape)(const dsc_model *m, dsc_node *node);
     /* Declares parameters and buffers (dsc_graph_declare). */
@@ -132,6 +135,8 @@ void dsc_graph_free(dsc_model *m);
 
 /* The kinds that fusion looks for. */
 extern const dsc_layer_type dsc_layer_batch_norm, dsc_layer_relu, dsc_layer_add;
+/* The kind that decoders look at. */
+extern const dsc_layer_type dsc_layer_attention;
 
 /* Captures for which the tensors of an earlier one stay as they were. */
 enum { DSC_EXEC_CAPTURES = 2 };

@@ -25,7 +25,8 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
 #define TYPE(of, reads_x)                                                                                    \
     {                                                                                                        \
         .name = of, .attribute_bytes = sizeof(attributes), .in_place = 1, .keeps_x = (reads_x),              \
-        .keeps_y = !(reads_x), .shape = dsc_graph_same_shape, .forward = forward, .backward = backward       \
+        .keeps_y = !(reads_x), .by_position = 1, .shape = dsc_graph_same_shape, .forward = forward,          \
+        .backward = backward                                                                                 \
     }
 
 static const struct {

@@ -31,7 +31,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
 }
 
 const dsc_layer_type dsc_layer_add = {
-    .name = "add", .in_place = 1, .shape = shape, .forward = forward, .backward = backward};
+    .name = "add", .in_place = 1, .by_position = 1, .shape = shape, .forward = forward, .backward = backward};
 
 dsc_status dsc_model_add(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) {
     return dsc_graph_add(m, &dsc_layer_add, NULL, (dsc_value[]){a, b}, 2, NULL, y);

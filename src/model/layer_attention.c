@@ -20,6 +20,13 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
 
 static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
     const dsc_attention_desc *desc = op->node->attributes;
+    if (exec->decodes) { /* keys and values of all positions so far */
+        const int64_t cache[3] = {exec->batch, op->node->shape.h, 2 * op->node->shape.c};
+        op->saved[0] =
+            dsc_tensor_view(exec->model->device, NULL, dsc_model_value_dtype(exec->model), 3, cache);
+        op->saves_always = 1;
+        return DSC_OK;
+    }
     size_t work = dsc_op_attention_workspace(exec->model->device, desc, &exec->values[op->in[0]]);
     if (work > exec->work_bytes)
         exec->work_bytes = work;
@@ -30,6 +37,8 @@ static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
 
 static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
     dsc_tensor work = exec->work, lse = op->saved[0];
+    if (exec->decodes)
+        return dsc_op_attention_step(q, op->node->attributes, op->x[0], exec->decoded_position, &lse, op->y);
     return dsc_op_attention_forward(q, op->node->attributes, op->x[0], &work, lse.data ? &lse : NULL, op->y);
 }
 
@@ -41,14 +50,15 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     return dsc_op_attention_backward(q, op->node->attributes, op->x[0], op->y, &op->saved[0], op->dy, &grads);
 }
 
-static const dsc_layer_type attention = {.name = "attention",
-                                         .attribute_bytes = sizeof(dsc_attention_desc),
-                                         .keeps_x = 1,
-                                         .keeps_y = 1,
-                                         .shape = shape,
-                                         .plan = plan,
-                                         .forward = forward,
-                                         .backward = backward};
+const dsc_layer_type dsc_layer_attention = {.name = "attention",
+                                            .attribute_bytes = sizeof(dsc_attention_desc),
+                                            .keeps_x = 1,
+                                            .keeps_y = 1,
+                                            .by_position = 1,
+                                            .shape = shape,
+                                            .plan = plan,
+                                            .forward = forward,
+                                            .backward = backward};
 
 void dsc_attention_options_init_sized(dsc_attention_options *options, size_t size) {
     const dsc_attention_options defaults = {.heads = 1};
@@ -60,5 +70,5 @@ dsc_status dsc_model_attention(dsc_model *m, dsc_value x, const dsc_attention_op
     dsc_attention_options_init(&options);
     DSC_TRY(dsc_versioned_read("attention", given, sizeof options, &options));
     dsc_attention_desc desc = {.heads = options.heads, .causal = options.causal != 0};
-    return dsc_graph_add(m, &attention, NULL, &x, 1, &desc, y);
+    return dsc_graph_add(m, &dsc_layer_attention, NULL, &x, 1, &desc, y);
 }

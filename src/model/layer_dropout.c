@@ -26,6 +26,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
 static const dsc_layer_type dropout = {.name = "dropout",
                                        .attribute_bytes = sizeof(dsc_dropout_desc),
                                        .in_place = 1,
+                                       .by_position = 1,
                                        .shape = dsc_graph_same_shape,
                                        .declare = declare,
                                        .plan = plan,

@@ -53,8 +53,8 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
 
 static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
     const attributes *own = op->node->attributes;
-    size_t work =
-        dsc_op_embedding_workspace(exec->model->device, exec->batch * op->node->shape.h, own->vocabulary);
+    size_t work = dsc_op_embedding_workspace(exec->model->device, dsc_tensor_count(&exec->values[op->in[0]]),
+                                             own->vocabulary);
     if (work > exec->work_bytes)
         exec->work_bytes = work;
     return DSC_OK;
@@ -79,6 +79,7 @@ static const dsc_layer_type embedding = {.name = "embedding",
                                          .attribute_bytes = sizeof(attributes),
                                          .named = 1,
                                          .keeps_x = 1,
+                                         .by_position = 1,
                                          .shape = shape,
                                          .declare = declare,
                                          .plan = plan,
@@ -145,6 +146,8 @@ static dsc_tensor as_rows(const dsc_tensor *t, int64_t rows) {
 
 static dsc_status position_forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
     dsc_tensor table = as_rows(dsc_exec_weight(exec, op), 0), y = as_rows(op->y, exec->batch);
+    if (exec->decodes)
+        table = dsc_tensor_slice(&table, exec->decoded_position * op->node->shape.c, op->node->shape.c);
     if (op->x[0]->data != op->y->data)
         DSC_TRY(dsc_op_convert(q, op->x[0], op->y));
     return dsc_op_bias_add(q, &table, &y);
@@ -164,6 +167,7 @@ static const dsc_layer_type position_embedding = {.name = "position embedding",
                                                   .attribute_bytes = sizeof(position_attributes),
                                                   .named = 1,
                                                   .in_place = 1,
+                                                  .by_position = 1,
                                                   .shape = position_shape,
                                                   .declare = position_declare,
                                                   .forward = position_forward,

@@ -44,15 +44,14 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
 }
 
 /* Samples as the operation sees them. */
-static int64_t samples(const dsc_exec *exec, const dsc_node *node) {
-    const attributes *own = node->attributes;
-    const dsc_shape *x = &node->shape;
-    return own->rows ? exec->batch * (dsc_shape_count(x) / features(x)) : exec->batch;
+static int64_t samples(const dsc_exec *exec, const dsc_exec_op *op) {
+    const attributes *own = op->node->attributes;
+    return own->rows ? dsc_tensor_count(&exec->values[op->out]) / features(&op->node->shape) : exec->batch;
 }
 
 static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
     const attributes *own = op->node->attributes;
-    const int64_t dim[2] = {samples(exec, op->node), own->desc.groups};
+    const int64_t dim[2] = {samples(exec, op), own->desc.groups};
     for (int i = own->desc.rms ? 1 : 0; i < 2; i++) /* mean, 1 / std */
         op->saved[i] = dsc_tensor_view(exec->model->device, NULL, exec->model->options.dtype, 2, dim);
     return DSC_OK;
@@ -60,7 +59,7 @@ static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
 
 /* The tensor as [samples, positions, channels]. */
 static dsc_tensor view(const dsc_exec *exec, const dsc_exec_op *op, const dsc_tensor *t) {
-    int64_t n = samples(exec, op->node), c = features(&op->node->shape);
+    int64_t n = samples(exec, op), c = features(&op->node->shape);
     return dsc_tensor_view(t->device, t->data, t->dtype, 3, (int64_t[]){n, dsc_tensor_count(t) / (n * c), c});
 }
 
@@ -89,14 +88,15 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
                                       own->desc.rms ? NULL : &op->saved[0], &op->saved[1], &grads);
 }
 
-#define TYPE(of)                                                                                             \
+#define TYPE(of, positions)                                                                                  \
     {                                                                                                        \
-        .name = of, .attribute_bytes = sizeof(attributes), .named = 1, .keeps_x = 1, .shape = shape,         \
-        .declare = declare, .plan = plan, .forward = forward, .backward = backward                           \
+        .name = of, .attribute_bytes = sizeof(attributes), .named = 1, .keeps_x = 1,                         \
+        .by_position = (positions), .shape = shape, .declare = declare, .plan = plan, .forward = forward,    \
+        .backward = backward                                                                                 \
     }
 
-static const dsc_layer_type layer_norm = TYPE("layer_norm"), rms_norm = TYPE("rms_norm"),
-                            group_norm = TYPE("group_norm");
+static const dsc_layer_type layer_norm = TYPE("layer_norm", 1), rms_norm = TYPE("rms_norm", 1),
+                            group_norm = TYPE("group_norm", 0);
 
 dsc_status dsc_model_layer_norm(dsc_model *m, const char *name, dsc_value x, double eps, int bias,
                                 dsc_value *y) {

@@ -16,6 +16,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
 const dsc_layer_type dsc_layer_relu = {.name = "relu",
                                        .in_place = 1,
                                        .keeps_y = 1,
+                                       .by_position = 1,
                                        .shape = dsc_graph_same_shape,
                                        .forward = forward,
                                        .backward = backward};

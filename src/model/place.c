@@ -124,6 +124,10 @@ static void live_values(place *p) {
                 dsc_interval *saved = &p->saved[DSC_LAYER_TENSORS * i + k];
                 touch(saved, dsc_tensor_bytes(&s->saved[k]), i);
                 touch(saved, 0, s->backward ? p->end : i);
+                if (exec->decodes) { /* a cache stays from call to call */
+                    touch(saved, 0, 0);
+                    touch(saved, 0, p->end);
+                }
             }
     }
     touch(&p->values[p->root[exec->model->logits]], 0, p->end);

@@ -61,8 +61,8 @@ while IFS='|' read -r arguments text; do
     [ ! -s stdout ] || complain "descent $arguments writes to stdout"
     grep -q '^descent: ' stderr || complain "descent $arguments: the message does not start with 'descent: '"
 done <<'TABLE'
-trian | unknown command 'trian': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, tokenize, completion (did you mean train?)
-plan | unknown command 'plan': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, tokenize, completion
+trian | unknown command 'trian': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, tokenize, generate, completion (did you mean train?)
+plan | unknown command 'plan': known are train, eval, predict, info, list, bench, report, average, check-data, find-lr, sweep, tokenize, generate, completion
 help trian | unknown command 'trian'
 list grahps | list 'grahps': known are models, data, optimizers, schedules, consensus, graphs, devices (did you mean graphs?)
 list models data | unexpected argument 'data'

@@ -1,0 +1,340 @@
+/* Text by a model of sequences.
+ *
+ * The next token is drawn from softmax(logits / temperature), cut to the top_k most probable tokens and then to the most
+ * probable ones that together have the probability top_p. Its random number is a pure function of the seed and of the
+ * number of the token. */
+#include "descent/generate.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "base/versioned.h"
+#include "data/dataset.h"
+#include "descent/model.h"
+#include "descent/options.h"
+#include "descent/tokens.h"
+#include "device/scope.h"
+#include "train/statedict.h"
+#include "train/stored_model.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- options ---- */
+
+#define AT(member) offsetof(dsc_generate_options, member)
+static const dsc_option table[] = {
+    {.name = "checkpoint",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(checkpoint),
+     .placeholder = "FILE|DIR[:best|:latest|:STEP]",
+     .default_text = "",
+     .help =
+         "a model file, or the directory of a run and which of its checkpoints; latest unless it is given",
+     .group = "What to use"},
+    {.name = "model",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(model),
+     .placeholder = "NAME",
+     .default_text = "what the checkpoint says",
+     .help = "model of the zoo"},
+    {.name = "data",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(data),
+     .placeholder = "SPEC",
+     .default_text = "what the checkpoint says",
+     .help = "text:PATH or tokens:DIR, whose tokenizer is used"},
+    {.name = "prompt",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(prompt),
+     .placeholder = "TEXT",
+     .default_text = "the end of a text, or a line feed",
+     .help = "text to go on with",
+     .group = "What to write"},
+    {.name = "tokens",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(tokens),
+     .value = "200",
+     .placeholder = "N",
+     .range = "[0, 1e12]",
+     .help = "tokens to generate"},
+    {.name = "temperature",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(temperature),
+     .value = "1",
+     .placeholder = "X",
+     .range = "[0, 1000]",
+     .help = "number that logits are divided by; 0: always the most probable token"},
+    {.name = "top-k",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(top_k),
+     .value = "0",
+     .placeholder = "K",
+     .range = "[0, 1e9]",
+     .default_text = "all",
+     .help = "draw among the K most probable tokens"},
+    {.name = "top-p",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(top_p),
+     .value = "1",
+     .placeholder = "P",
+     .range = "(0, 1]",
+     .help = "draw among the most probable tokens that together have the probability P"},
+    {.name = "seed",
+     .kind = DSC_OPTION_UINT64,
+     .offset = AT(seed),
+     .value = "42",
+     .placeholder = "N",
+     .help = "seed of the draws"},
+    {.name = "stop-at-end",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(stop_at_end),
+     .help = "end with the token that ends a text"},
+    {.name = NULL},
+};
+#undef AT
+
+const dsc_option *dsc_generate_option_table(void) {
+    return table;
+}
+
+void dsc_generate_options_init_sized(dsc_generate_options *options, size_t size) {
+    dsc_generate_options defaults = {0};
+    dsc_option_defaults(table, &defaults);
+    dsc_versioned_init(options, size, &defaults, sizeof defaults);
+}
+
+/* ---- what a run needs ---- */
+
+/* A token and its probability. */
+typedef struct candidate {
+    double probability;
+    int32_t token;
+} candidate;
+
+typedef struct session {
+    dsc_generate_options options;
+    dsc_device *device;
+    dsc_queue *queue;
+    dsc_st_reader *reader;
+    dsc_model_facts facts;
+    dsc_dataset *set;
+    const dsc_tokenizer *tokenizer;
+    dsc_model *model;
+    dsc_exec *exec;
+    dsc_tensor x; /* the token */
+    int64_t context, vocabulary;
+    int64_t position;      /* of the next token in the context */
+    int32_t *window;       /* [context]: the tokens of the positions so far */
+    float *logits;         /* [vocabulary] */
+    candidate *candidates; /* [vocabulary] */
+} session;
+
+static void close_session(session *s) {
+    dsc_tensor_free(&s->x);
+    dsc_exec_destroy(&s->exec);
+    dsc_model_destroy(&s->model);
+    dsc_dataset_close(&s->set);
+    dsc_queue_destroy(&s->queue);
+    dsc_st_close(&s->reader);
+    dsc_memory_free(&s->window);
+    dsc_memory_free(&s->logits);
+    dsc_memory_free(&s->candidates);
+}
+
+static dsc_status read_options(const dsc_generate_options *given, dsc_generate_options *out) {
+    dsc_generate_options_init(out);
+    DSC_TRY(dsc_versioned_read("generate", given, sizeof *out, out));
+    if (!out->checkpoint)
+        return DSC_FAIL(DSC_E_INVALID, "checkpoint may not be NULL");
+    return dsc_option_check_values(table, out, "");
+}
+
+/* The data set is opened for its tokenizer alone. */
+static dsc_status open_tokenizer(session *s) {
+    const char *data = s->options.data ? s->options.data : s->facts.data;
+    dsc_data_options options;
+    if (!data[0])
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "'%s' does not say which data it was trained on: name the text or the tokens with data",
+            s->options.checkpoint);
+    dsc_data_options_init(&options);
+    options.context = 1;
+    DSC_TRY(dsc_dataset_open(data, DSC_SPLIT_TRAIN, &options, &s->set));
+    s->tokenizer = dsc_dataset_tokenizer(s->set);
+    if (!s->tokenizer)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "data '%s' has no tokenizer: generating text needs text:PATH, or tokens:DIR with a "
+                        "tokens.json",
+                        data);
+    s->vocabulary = dsc_dataset_get_info(s->set).classes;
+    return DSC_OK;
+}
+
+static dsc_status make_model(session *s) {
+    const dsc_model_facts *f = &s->facts;
+    int64_t side, channels, classes;
+    DSC_TRY(dsc_zoo_default_input(f->model, &side, &channels, &classes));
+    s->context = f->height > 0 ? f->height : side;
+    if (f->classes > 0 && f->classes != s->vocabulary)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "the model of '%s' has a vocabulary of %lld tokens, the tokenizer of the data one of "
+                        "%lld: name the data that it was trained on",
+                        s->options.checkpoint, (long long)f->classes, (long long)s->vocabulary);
+    DSC_TRY(dsc_zoo_create(s->device, f->model, s->context, 1, 1, s->vocabulary, NULL, &s->model));
+    if (!dsc_model_takes_tokens(s->model))
+        return DSC_FAIL(DSC_E_INVALID, "model %s is one of images: it cannot generate text", f->model);
+    DSC_TRY(dsc_statedict_check(s->model, f->model, s->reader));
+    return dsc_statedict_read(s->model, s->queue, s->reader);
+}
+
+static dsc_status open_session(session *s, const dsc_generate_options *options) {
+    const int64_t one[4] = {1, 1, 1, 1};
+    DSC_TRY(read_options(options, &s->options));
+    DSC_TRY(dsc_queue_create(s->device, &s->queue));
+    DSC_TRY(dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts));
+    DSC_TRY(open_tokenizer(s));
+    DSC_TRY(make_model(s));
+    DSC_TRY(dsc_exec_create_decoder(s->model, 1, &s->exec));
+    DSC_TRY(dsc_tensor_alloc(s->device, DSC_F32, 4, one, &s->x));
+    DSC_TRY(dsc_memory_alloc(s->context, sizeof *s->window, &s->window));
+    DSC_TRY(dsc_memory_alloc(s->vocabulary, sizeof *s->logits, &s->logits));
+    return dsc_memory_alloc(s->vocabulary, sizeof *s->candidates, &s->candidates);
+}
+
+/* ---- one token ---- */
+
+static dsc_status decode(session *s, int32_t token) {
+    const float x = (float)token;
+    DSC_TRY(dsc_tensor_upload(s->queue, &x, sizeof x, &s->x));
+    DSC_TRY(dsc_exec_decode(s->exec, s->queue, &s->x, s->position));
+    s->window[s->position++] = token;
+    return DSC_OK;
+}
+
+/* Gives the model one more token. A full context goes on with its second half. */
+static dsc_status push(session *s, int32_t token) {
+    if (s->position == s->context) {
+        int64_t kept = s->context / 2, first = s->context - kept;
+        s->position = 0;
+        for (int64_t i = 0; i < kept; i++)
+            DSC_TRY(decode(s, s->window[first + i])); /* position i is behind what is still to be read */
+    }
+    return decode(s, token);
+}
+
+static int by_probability(const void *a, const void *b) {
+    const candidate *x = a, *y = b;
+    if (x->probability != y->probability)
+        return x->probability < y->probability ? 1 : -1;
+    return x->token < y->token ? -1 : x->token > y->token;
+}
+
+/* Turns logits into candidates, the most probable first, and returns how many may be drawn; *sum is their share. */
+static int64_t weigh(session *s, double *sum) {
+    const dsc_generate_options *o = &s->options;
+    double largest = -INFINITY, total = 0;
+    int64_t count = s->vocabulary;
+    for (int64_t i = 0; i < count; i++)
+        largest = fmax(largest, s->logits[i]);
+    for (int64_t i = 0; i < count; i++) {
+        double scaled = o->temperature > 0 ? (s->logits[i] - largest) / o->temperature : 0;
+        double p = o->temperature > 0 ? exp(scaled) : s->logits[i] == largest;
+        s->candidates[i] = (candidate){p, (int32_t)i};
+        total += p;
+    }
+    qsort(s->candidates, (size_t)count, sizeof *s->candidates, by_probability);
+    if (o->top_k > 0 && o->top_k < count)
+        count = o->top_k;
+    double kept = 0;
+    for (int64_t i = 0; i < count; i++) {
+        kept += s->candidates[i].probability;
+        if (kept >= o->top_p * total && o->top_p < 1)
+            count = i + 1;
+    }
+    *sum = kept;
+    return count;
+}
+
+static dsc_status draw(session *s, int64_t number, int32_t *token) {
+    const dsc_generate_options *o = &s->options;
+    DSC_TRY(dsc_tensor_download(s->queue, dsc_exec_logits(s->exec), (size_t)s->vocabulary * sizeof *s->logits,
+                                s->logits));
+    DSC_TRY(dsc_queue_sync(s->queue));
+    for (int64_t i = 0; i < s->vocabulary; i++)
+        if (!isfinite(s->logits[i]))
+            return DSC_FAIL(DSC_E_NUMERIC, "the logit of token %lld is %g: the model is damaged",
+                            (long long)i, (double)s->logits[i]);
+    double sum = 0;
+    int64_t count = weigh(s, &sum), chosen = 0;
+    dsc_rng rng = dsc_rng_start(o->seed, DSC_RNG_GENERATE, 0, (uint64_t)number);
+    double left = dsc_rng_uniform(&rng) * sum;
+    while (chosen < count - 1 && left >= s->candidates[chosen].probability)
+        left -= s->candidates[chosen++].probability;
+    *token = s->candidates[o->temperature > 0 ? chosen : 0].token;
+    return DSC_OK;
+}
+
+/* ---- the whole ---- */
+
+/* Feeds the prompt; *count is its number of tokens. */
+static dsc_status feed_prompt(session *s, int64_t *count) {
+    const char *prompt = s->options.prompt && s->options.prompt[0] ? s->options.prompt : NULL;
+    int32_t end = dsc_tokenizer_end_of_text(s->tokenizer), *tokens = NULL;
+    if (!prompt && end >= 0) {
+        *count = 1;
+        return push(s, end);
+    }
+    prompt = prompt ? prompt : "\n";
+    int64_t bytes = (int64_t)strlen(prompt);
+    DSC_TRY(dsc_memory_alloc(bytes, sizeof *tokens, &tokens));
+    dsc_status status = dsc_tokenizer_encode(s->tokenizer, prompt, bytes, DSC_ENCODE_SPECIAL, tokens, count);
+    if (status != DSC_OK)
+        dsc_error_prefix(status, "the prompt");
+    for (int64_t i = 0; i < *count && status == DSC_OK; i++)
+        status = push(s, tokens[i]);
+    dsc_memory_free(&tokens);
+    return status;
+}
+
+static dsc_status generate(session *s, dsc_text_function function, void *context,
+                           dsc_generate_result *result) {
+    const dsc_generate_options *o = &s->options;
+    const int32_t end = dsc_tokenizer_end_of_text(s->tokenizer);
+    DSC_TRY(feed_prompt(s, &result->prompt_tokens));
+    while (result->tokens < o->tokens) {
+        int32_t token;
+        int64_t bytes = 0;
+        DSC_TRY(draw(s, result->tokens, &token));
+        if (o->stop_at_end && token == end)
+            return DSC_OK;
+        result->tokens++;
+        const uint8_t *text = dsc_tokenizer_token(s->tokenizer, token, &bytes);
+        if (function && text && function(context, text, bytes) != 0)
+            return DSC_OK;
+        if (result->tokens < o->tokens)
+            DSC_TRY(push(s, token));
+    }
+    return DSC_OK;
+}
+
+dsc_status dsc_generate_run(dsc_device *device, const dsc_generate_options *options,
+                            dsc_text_function function, void *context, dsc_generate_result *result) {
+    session s = {.device = device};
+    dsc_generate_result own = {0};
+    if (result)
+        DSC_TRY(dsc_versioned_check("dsc_generate_result", result, sizeof own));
+    DSC_ON_DEVICE(device);
+    dsc_status status = open_session(&s, options);
+    double began = dsc_clock_now();
+    if (status == DSC_OK)
+        status = generate(&s, function, context, &own);
+    own.seconds = dsc_clock_now() - began;
+    close_session(&s);
+    if (result)
+        dsc_versioned_write(&own, result);
+    return status;
+}
