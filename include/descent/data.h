@@ -14,6 +14,7 @@
 #define DSC_DATA_H
 
 #include "descent/device.h"
+#include "descent/tokens.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,6 +40,17 @@ typedef struct dsc_data_options {
      * numbers are copied. Checkpoints say both, so that a model sees images as it did in training. */
     int64_t resize;
     const double *mean, *std;
+    /* tokens and text: the length T of a sequence; 0 (default): 256. */
+    int64_t context;
+    /* tokens and text: the size of the vocabulary, which is the number of classes; 0 (default): the tokenizer's own, and
+     * 50257, GPT-2's, for files of tokens without a tokens.json. */
+    int64_t vocabulary;
+    /* tokens and text: 0 (default): the label of a position is the next token. Above 0, masked language modelling: each
+     * token is with this probability (0.15 is usual) one to be predicted, and others have label -1. 80 % of those become
+     * `mask_token`, 10 % a token drawn from the vocabulary, 10 % stay. mask_token -1 (default): a token after the last of
+     * the vocabulary, so that there is one class more. */
+    double mask;
+    int64_t mask_token;
 } dsc_data_options;
 DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size);
 #define dsc_data_options_init(options) dsc_data_options_init_sized((options), sizeof *(options))
@@ -48,7 +60,9 @@ DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size)
 /* Opens KIND or KIND:ARGUMENT: "synthetic", "synthetic:N" (N training samples), "cifar10:DIR",
  * "cifar100:DIR", "mnist:DIR" or "mnist:DIR/NAME" (any IDX set, raw or .gz; files of NAME-, as EMNIST's),
  * "imagefolder:DIR" (DIR/train/CLASS/FILE, DIR/val/CLASS/FILE), "webdataset:DIR" or "webdataset:PATTERN" (tar files
- * of KEY.jpg and KEY.cls), or a kind that was registered. options may be NULL. DSC_E_INVALID lists the known
+ * of KEY.jpg and KEY.cls), "tokens:DIR" (train.bin and val.bin, as dsc_tokenize writes them) or "tokens:FILE",
+ * "text:PATH" or "text:bytes:PATH" (a file or all files of a folder, a token for each byte), or a kind that was
+ * registered. options may be NULL. DSC_E_INVALID lists the known
  * kinds; DSC_E_NOT_FOUND says what to download and where to put it; DSC_E_FORMAT names the file and the
  * offending value. */
 DSC_API dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_options *options,
@@ -71,6 +85,9 @@ typedef struct dsc_dataset_kind {
      * dsc_dataset_open. argument: the part of the spec after the colon, or NULL. options is never NULL. */
     dsc_status (*open)(void *context, const char *argument, dsc_split split, const dsc_data_options *options,
                        dsc_dataset **out);
+    /* 0 (default): `open` makes the whole training split when options->val_split is above 0, and the library takes the
+     * validation split from it. 1: `open` heeds val_split by itself. */
+    int own_val_split;
 } dsc_dataset_kind;
 DSC_API void dsc_dataset_kind_init_sized(dsc_dataset_kind *kind, size_t size);
 #define dsc_dataset_kind_init(kind) dsc_dataset_kind_init_sized((kind), sizeof *(kind))
@@ -152,6 +169,10 @@ typedef struct dsc_dataset_info {
 DSC_API dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset);
 /* Labels per sample: 1, or one for each position: the T tokens of a sequence, the h*w pixels of an image. 0 for NULL. */
 DSC_API int64_t dsc_dataset_label_count(const dsc_dataset *dataset);
+/* What the tokens of a data set mean, owned by it; NULL: it has no tokens, or nothing says what they mean. */
+DSC_API const dsc_tokenizer *dsc_dataset_tokenizer(const dsc_dataset *dataset);
+/* How many bytes of text a token stands for on average, which turns a loss per token into bits per byte; 0: unknown. */
+DSC_API double dsc_dataset_bytes_per_token(const dsc_dataset *dataset);
 /* The name of a class, which belongs to the data set; NULL when its classes have no names, or not so many. */
 DSC_API const char *dsc_dataset_class_name(const dsc_dataset *dataset, int64_t index);
 /* How the bytes of images become the numbers that the network sees: (value / 255 - mean) / std, with a mean
@@ -201,7 +222,7 @@ typedef struct dsc_loader_options {
     /* 0 (default): an incomplete last global batch is dropped; 1: it is delivered, and missing rows have
      * label -1, in all places of a row with several. */
     int keep_last;
-    dsc_dtype dtype; /* of x: DSC_F32 (default); on a GPU also a half type */
+    dsc_dtype dtype; /* of x: DSC_F32 (default); on a GPU also a half type, except for tokens */
     /* 0 (default): an image file that cannot be read makes dsc_loader_next fail. 1: batches keep their size.
      * With keep_last 0 another sample of the set takes its place, a pure function of (seed, epoch, sample);
      * with keep_last 1 its row has label -1. dsc_loader_take_bad names the file. Samples of the caller's own

@@ -136,8 +136,9 @@ typedef enum dsc_kfac_ekfac {
  *   exact   anew
  *   warm    the earlier eigenvectors are rotated towards the new ones by matrix products, which takes a part of
  *           the time; an estimate of the error decides whether the result is used. Factors of up to 128 rows,
- *           and those whose rotation was refused, are solved anew. Method eigen only. */
-typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM } dsc_kfac_refresh;
+ *           and those whose rotation was refused, are solved anew. Method eigen only.
+ *   auto    warm on a GPU with method eigen, otherwise exact */
+typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM, DSC_KFAC_AUTO } dsc_kfac_refresh;
 
 /* What the bound of the KL clip follows:
  *   none    kl_clip as it is given
@@ -160,6 +161,11 @@ typedef enum dsc_kfac_norm_choice {
  *            with a long step does not shorten those of the others. nu is then the mean of all nu_l */
 typedef enum dsc_kfac_clip { DSC_KFAC_CLIP_GLOBAL, DSC_KFAC_CLIP_LAYER } dsc_kfac_clip;
 
+/* Factors of a linear layer that is applied to every position of a sequence, a[n,t,in], g[n,t,out], for a loss of M terms:
+ *   expand   every position is a row: A = sum a a' / (n t), G = M sum g g'
+ *   reduce   every sequence is one: A = sum b b' / n with b the mean of its a, G = M sum h h' with h the sum of its g */
+typedef enum dsc_kfac_sharing { DSC_KFAC_EXPAND, DSC_KFAC_REDUCE } dsc_kfac_sharing;
+
 /* Convert a name as it is written on the command line ("comm-opt", "round-robin", ...) to its constant, and
  * back. An unknown name is DSC_E_INVALID, and the message lists the known ones; an unknown constant gives
  * "unknown". */
@@ -173,6 +179,7 @@ DSC_API dsc_status dsc_kfac_refresh_parse(const char *name, dsc_kfac_refresh *ou
 DSC_API dsc_status dsc_kfac_clip_scaling_parse(const char *name, dsc_kfac_clip_scaling *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_norm_parse(const char *name, dsc_kfac_norm_choice *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_clip_parse(const char *name, dsc_kfac_clip *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_sharing_parse(const char *name, dsc_kfac_sharing *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
@@ -182,6 +189,7 @@ DSC_API const char *dsc_kfac_ekfac_name(dsc_kfac_ekfac ekfac);
 DSC_API const char *dsc_kfac_norm_name(dsc_kfac_norm_choice norm);
 DSC_API const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh);
 DSC_API const char *dsc_kfac_clip_name(dsc_kfac_clip clip);
+DSC_API const char *dsc_kfac_sharing_name(dsc_kfac_sharing sharing);
 DSC_API const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling);
 
 /* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
@@ -268,6 +276,8 @@ typedef struct dsc_kfac_options {
      * for linear layers on whatever number of rows. 0 (default): 1 for convolutions, and one for each row of a linear
      * layer. */
     int64_t loss_terms;
+    /* expand; reduce: needs scaling paper, and EKFAC not from samples. */
+    dsc_kfac_sharing sharing;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

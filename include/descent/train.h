@@ -30,6 +30,7 @@ typedef struct dsc_progress {
     int64_t epochs;                     /* of the whole run */
     double loss, lr, images_per_s, eta_s, top1, top5;
     const char *text;
+    int64_t tokens; /* of a sample, always set for models of sequences; images_per_s counts sequences then */
 } dsc_progress;
 
 typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
@@ -196,7 +197,10 @@ typedef struct dsc_train_options {
      * refused. */
     int overwrite;
     int64_t shuffle_buffer; /* as in dsc_loader_options; 0 */
-    int64_t context;        /* tokens of a sequence, for models of sequences; 0: what the model is made for */
+    /* COSINE, LINEAR, POLYNOMIAL: the share of the target rate that is left at the end; 0. */
+    double lr_end;
+    int64_t lr_steps; /* steps in which the schedule ends; 0: those of all epochs */
+    int64_t context;  /* tokens of a sequence, for models of sequences; 0: what the model is made for */
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
@@ -211,6 +215,7 @@ typedef struct dsc_train_result {
     int rank, ranks;     /* at the end: others than at the start when ranks were lost */
     dsc_stop_reason stopped;
     double target_s; /* seconds of the run until stop_at was reached; negative: it was not */
+    int64_t tokens;  /* of a sample, for models of sequences; 0: images */
 } dsc_train_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -305,6 +310,10 @@ typedef struct dsc_eval_result {
     double seconds;
     char data[DSC_DATA_SIZE]; /* dsc_eval_run: the data that the model was evaluated on */
     int64_t bad_images;       /* that could not be read, and are not among `images` */
+    int64_t tokens;           /* of a sample, for models of sequences; 0: images */
+    /* Bytes of text that a token stands for, on average: loss / (ln 2 * bytes_per_token) is bits per byte. 0: not
+     * known, or images. */
+    double bytes_per_token;
 } dsc_eval_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -197,6 +197,8 @@ class KfacOptions(Structure):
         ("rank", c_double),
         ("clip", c_int),
         ("async_steps", c_int64),
+        ("loss_terms", c_int64),
+        ("sharing", c_int),
     ]
 
 

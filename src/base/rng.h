@@ -25,7 +25,9 @@ typedef enum dsc_rng_purpose {
     DSC_RNG_SPLIT = 9,   /* epoch: class, index: position */
     DSC_RNG_MIX = 10,    /* index: sample; its partner in mixup and CutMix */
     DSC_RNG_VARY = 11,   /* index: sample; RandAugment and erasing */
-    DSC_RNG_GROUP = 12   /* index: position among the groups */
+    DSC_RNG_GROUP = 12,  /* index: position among the groups */
+    DSC_RNG_WINDOW = 13, /* where the windows of a text begin */
+    DSC_RNG_MASK = 14    /* index: sample; tokens that are masked */
 } dsc_rng_purpose;
 
 /* The raw generator: 128 bits of counter, 64 bits of key, 128 bits out. Philox 4x32-10 (Salmon et al.,

@@ -48,8 +48,25 @@ static void init(void *values) {
         dsc_option_defaults(options, v);
 }
 
+static double bits_per_byte(const dsc_eval_result *r) {
+    return r->loss / (log(2) * r->bytes_per_token);
+}
+
+static void print_tokens(const dsc_eval_result *r) {
+    char tokens[32], seconds[32];
+    printf("%s, %s tokens: loss %.4f, perplexity %.4g, ", r->data,
+           dsc_cli_grouped(r->images * r->tokens, tokens, sizeof tokens), r->loss, exp(r->loss));
+    if (r->bytes_per_token > 0)
+        printf("%.4f bits per byte, ", bits_per_byte(r));
+    printf("top-1 %.2f %%, %s\n", 100 * r->top1, dsc_cli_duration(r->seconds, seconds, sizeof seconds));
+}
+
 static void print_text(const dsc_eval_result *r) {
     char images[32], seconds[32];
+    if (r->tokens > 0) {
+        print_tokens(r);
+        return;
+    }
     printf("%s, %s images: loss %.4f, top-1 %.2f %%, top-5 %.2f %%, %s", r->data,
            dsc_cli_grouped(r->images, images, sizeof images), r->loss, 100 * r->top1, 100 * r->top5,
            dsc_cli_duration(r->seconds, seconds, sizeof seconds));
@@ -73,6 +90,12 @@ static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, con
                   r->data, "ranks", ranks, "images", (json_int_t)r->images, "bad_images",
                   (json_int_t)r->bad_images, "loss", isfinite(r->loss) ? json_real(r->loss) : json_null(),
                   "top1", r->top1, "top5", r->top5, "seconds", r->seconds);
+    if (object && r->tokens > 0) {
+        json_object_set_new(object, "tokens", json_integer((json_int_t)(r->images * r->tokens)));
+        json_object_set_new(object, "perplexity", isfinite(r->loss) ? json_real(exp(r->loss)) : json_null());
+    }
+    if (object && r->bytes_per_token > 0 && isfinite(r->loss))
+        json_object_set_new(object, "bits_per_byte", json_real(bits_per_byte(r)));
     json_t *more = dsc_eval_report_json(report);
     if (object && more)
         json_object_update(object, more);
@@ -118,7 +141,9 @@ const dsc_cli_command dsc_cli_eval = {
         "and probability in their bin), the classes with the lowest accuracy and the most frequent "
         "confusions.\n\n"
         "With --json the result is one object with the keys checkpoint, data, ranks, images, bad_images, "
-        "loss, top1, top5 (shares between 0 and 1), seconds, calibration_error, calibration_bins (images, "
+        "loss, top1, top5 (shares between 0 and 1), seconds, of models of sequences also tokens, perplexity "
+        "and "
+        "bits_per_byte, calibration_error, calibration_bins (images, "
         "accuracy, confidence), and up to 4096 classes also classes (class, images, right, predicted, "
         "accuracy, precision), confusions (the ten most frequent ones) and confusion_matrix (a row for the "
         "images of each class, a column for each prediction).",

@@ -20,6 +20,7 @@ typedef struct find_lr_values {
     dsc_cli_train_values train; /* begins with the common options */
     double min, max;
     int json;
+    int writes; /* 1: --out was given */
 } find_lr_values;
 
 #define AT(member) offsetof(find_lr_values, member)
@@ -279,6 +280,20 @@ static dsc_status show(dsc_cli_session *session, const find_lr_values *v, const 
 
 /* ---- the command ---- */
 
+/* --resume DIR: the options of the run in DIR, without those that have another meaning here, or none. */
+static dsc_status restore(void *values, dsc_option_set *set) {
+    find_lr_values *v = values;
+    dsc_train_options *o = &v->train.o;
+    int steps_given = dsc_option_given(set, "steps"), peers_given = dsc_option_given(set, "on-peer-loss");
+    v->writes = dsc_option_given(set, "out");
+    DSC_CLI_TRY(dsc_cli_train_restore(&v->train, set));
+    if (!steps_given)
+        o->steps = 0;
+    if (!peers_given)
+        o->on_peer_loss = DSC_PEER_LOSS_STOP;
+    return DSC_OK;
+}
+
 /* Turns off what a test does not need: files and evaluations. */
 static dsc_status prepare(find_lr_values *v, const dsc_option_set *set, const char **out) {
     dsc_train_options *o = &v->train.o;
@@ -299,9 +314,9 @@ static dsc_status prepare(find_lr_values *v, const dsc_option_set *set, const ch
         DSC_CLI_TRY(dsc_cli_train_choose_out(&v->train));
         o->resume = o->out; /* its latest checkpoint */
     }
-    *out = dsc_option_given(set, "out") ? o->out : NULL;
-    o->out = NULL;
-    o->eval_every = o->distance_every = 0;
+    *out = v->writes ? o->out : NULL;
+    o->out = o->tensorboard = o->stop_at = NULL;
+    o->eval_every = o->distance_every = o->patience = 0;
     o->eval_ranks = 0;
     return DSC_OK;
 }
@@ -340,17 +355,20 @@ const dsc_cli_command dsc_cli_find_lr = {
         "what it had fallen. The suggestion is the geometric mean of the two, the middle between them in "
         "the plot, but at most a quarter of the rate from which the loss rises; where it never rises, the "
         "rate of the lowest loss takes its place.\n\n"
-        "Nothing stays of the training: the model starts anew (or, with --resume FILE, from that "
-        "checkpoint), and no file is written without --out, with which the result is written to "
+        "Nothing stays of the training: the model starts anew (or, with --resume, from that checkpoint and "
+        "with the options of its run where no others are given), and no file is written without --out, with "
+        "which the result is written to "
         "DIR/find-lr.json as --json prints it: suggestion, steepest, lowest, rises (null: not found), "
         "exploded, and lr, loss and smoothed loss of each step.",
     .examples =
         "descent find-lr --model lenet --data synthetic:4000 --batch-size 64\n"
         "mpirun -n 4 descent find-lr --model resnet32 --data cifar10:data --kfac-update-freq 10 --max 1\n"
-        "descent find-lr --config runs/first/config --steps 200 --json\n",
+        "descent find-lr --config runs/first/config --steps 200 --json\n"
+        "descent find-lr --resume runs/first --max 0.1\n",
     .options = options,
     .values_size = sizeof(find_lr_values),
     .computes = 1,
     .init = init,
+    .restore = restore,
     .run = run,
 };

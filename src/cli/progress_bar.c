@@ -60,16 +60,23 @@ static void append_bar(char *text, size_t size, int cells, double share, int utf
     }
 }
 
+/* "1234 images/s", or tokens of models of sequences. */
+static const char *rate_text(const dsc_progress *e, char *text, size_t size) {
+    snprintf(text, size, "%.0f %s/s", e->images_per_s * (double)(e->tokens > 0 ? e->tokens : 1),
+             e->tokens > 0 ? "tokens" : "images");
+    return text;
+}
+
 /* Shows the pieces that fit into the width, the most important first; what remains is the bar's. A line that
  * is wrapped could not be erased; the last columns are for the ^C that a terminal shows. */
 static void draw_bar(dsc_cli_progress *progress, const dsc_progress *e) {
-    char pieces[5][64], loss[32], left[32], tail[200] = "", bar[400] = "";
+    char pieces[5][64], loss[32], left[32], rate[40], tail[200] = "", bar[400] = "";
     double share = e->epoch_steps > 0 ? (double)e->step_of_epoch / (double)e->epoch_steps : 0;
     share = share < 0 ? 0 : share > 1 ? 1 : share;
     snprintf(pieces[0], sizeof pieces[0], "epoch %lld/%lld", (long long)e->epoch + 1, (long long)e->epochs);
     snprintf(pieces[1], sizeof pieces[1], " %3.0f%%", 100 * share);
     snprintf(pieces[2], sizeof pieces[2], "  loss %s", loss_text(e->loss, loss, sizeof loss));
-    snprintf(pieces[3], sizeof pieces[3], "  %.0f images/s", e->images_per_s);
+    snprintf(pieces[3], sizeof pieces[3], "  %s", rate_text(e, rate, sizeof rate));
     snprintf(pieces[4], sizeof pieces[4], "  %s left", dsc_cli_duration(e->eta_s, left, sizeof left));
     int room = dsc_terminal_width(progress->bar) - 3 - (int)strlen(pieces[0]);
     for (int i = 1; i < 5 && room >= (int)strlen(pieces[i]); i++) {
@@ -102,28 +109,38 @@ static void show_step(dsc_cli_progress *progress, const dsc_progress *e) {
         draw_bar(progress, e);
         return;
     }
-    char text[256], loss[32], left[32];
-    snprintf(text, sizeof text, "epoch %lld/%lld, step %lld/%lld: loss %s, %.0f images/s, %s left",
+    char text[256], loss[32], left[32], rate[40];
+    snprintf(text, sizeof text, "epoch %lld/%lld, step %lld/%lld: loss %s, %s, %s left",
              (long long)e->epoch + 1, (long long)e->epochs, (long long)e->step_of_epoch,
-             (long long)e->epoch_steps, loss_text(e->loss, loss, sizeof loss), e->images_per_s,
-             dsc_cli_duration(e->eta_s, left, sizeof left));
+             (long long)e->epoch_steps, loss_text(e->loss, loss, sizeof loss),
+             rate_text(e, rate, sizeof rate), dsc_cli_duration(e->eta_s, left, sizeof left));
     write_line(progress, text);
+}
+
+/* What an evaluation found beside the loss. */
+static const char *accuracy_text(const dsc_progress *e, char *text, size_t size) {
+    if (e->tokens > 0)
+        snprintf(text, size, "perplexity %.4g, top-1 %.2f %%", exp(e->loss), 100 * e->top1);
+    else
+        snprintf(text, size, "top-1 %.2f %%, top-5 %.2f %%", 100 * e->top1, 100 * e->top5);
+    return text;
 }
 
 /* Prints the pending epoch, with its evaluation unless that is NULL; in few words where the line would not
  * fit. */
 static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
-    char text[400], head[128], loss[32], val[32], seconds[32], speed[96], full[128] = "", few[128] = "";
+    char text[400], head[128], loss[32], val[32], seconds[32], speed[96], rate[40], accuracy[80],
+        full[160] = "", few[128] = "";
     const dsc_progress *e = &progress->epoch;
     progress->pending = 0;
     snprintf(head, sizeof head, "epoch %*lld/%lld: loss %s", e->epochs > 99 ? 3 : 2, (long long)e->epoch + 1,
              (long long)e->epochs, loss_text(e->loss, loss, sizeof loss));
-    snprintf(speed, sizeof speed, "%.0f images/s, %s", e->images_per_s,
+    snprintf(speed, sizeof speed, "%s, %s", rate_text(e, rate, sizeof rate),
              dsc_cli_duration(progress->epoch_seconds, seconds, sizeof seconds));
     if (eval) {
         loss_text(eval->loss, val, sizeof val);
-        snprintf(full, sizeof full, ", validation loss %s, top-1 %.2f %%, top-5 %.2f %%", val,
-                 100 * eval->top1, 100 * eval->top5);
+        accuracy_text(eval, accuracy, sizeof accuracy);
+        snprintf(full, sizeof full, ", validation loss %s, %s", val, accuracy);
         snprintf(few, sizeof few, ", val %s, top-1 %.2f %%", val, 100 * eval->top1);
     }
     int width = dsc_terminal_width(progress->lines);
@@ -166,13 +183,13 @@ static void show_description(dsc_cli_progress *progress, const char *line) {
 }
 
 static void show_eval(dsc_cli_progress *progress, const dsc_progress *e) {
-    char text[256], loss[32];
+    char text[256], loss[32], accuracy[80];
     if (progress->pending) {
         show_epoch(progress, e);
         return;
     }
-    snprintf(text, sizeof text, "validation at step %lld: loss %s, top-1 %.2f %%, top-5 %.2f %%",
-             (long long)e->step, loss_text(e->loss, loss, sizeof loss), 100 * e->top1, 100 * e->top5);
+    snprintf(text, sizeof text, "validation at step %lld: loss %s, %s", (long long)e->step,
+             loss_text(e->loss, loss, sizeof loss), accuracy_text(e, accuracy, sizeof accuracy));
     write_line(progress, text);
 }
 

@@ -10,6 +10,7 @@
 #include "cli/watcher.h"
 #include "descent/version.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -50,11 +51,15 @@ static void print_config(dsc_cli_train_values *v) {
 
 static void print_summary(const dsc_cli_train_values *v, const dsc_train_result *r) {
     char seconds[32];
-    printf("done: %lld %s, %lld %s in %s, %.0f images/s\n", (long long)r->epochs,
+    printf("done: %lld %s, %lld %s in %s, %.0f %s/s\n", (long long)r->epochs,
            r->epochs == 1 ? "epoch" : "epochs", (long long)r->steps, r->steps == 1 ? "step" : "steps",
-           dsc_cli_duration(r->seconds, seconds, sizeof seconds), r->images_per_s);
+           dsc_cli_duration(r->seconds, seconds, sizeof seconds),
+           r->images_per_s * (double)(r->tokens > 0 ? r->tokens : 1), r->tokens > 0 ? "tokens" : "images");
     printf("result: training loss %.4g", r->train_loss);
-    if (r->top1 >= 0)
+    if (r->top1 >= 0 && r->tokens > 0)
+        printf(", validation loss %.4f, perplexity %.4g, top-1 %.2f %% (best %.2f %%)", r->val_loss,
+               exp(r->val_loss), 100 * r->top1, 100 * r->best_top1);
+    else if (r->top1 >= 0)
         printf(", top-1 %.2f %% (best %.2f %%), top-5 %.2f %%", 100 * r->top1, 100 * r->best_top1,
                100 * r->top5);
     printf("\n");

@@ -141,12 +141,15 @@ static dsc_status read_own(const dsc_cli_train_values *v, dsc_cli_train_values *
     return status;
 }
 
+/* a: of a run; b: of the command line. */
 static int is_same(const dsc_cli_train_values *a, const dsc_cli_train_values *b) {
     char x[VALUE_SIZE], y[VALUE_SIZE];
     for (const dsc_option *o = dsc_cli_train_options; o->name; o++) {
         int named = strcmp(o->name, "model") == 0 || strcmp(o->name, "data") == 0;
         if ((!counts(o) && !named) || strcmp(o->name, "image-size") == 0)
             continue;
+        if (strcmp(o->name, "kfac-refresh") == 0 && b->kfac.refresh == DSC_KFAC_AUTO)
+            continue; /* a run stores what auto stands for */
         if (strcmp(dsc_option_get_value(o, a, x, sizeof x), dsc_option_get_value(o, b, y, sizeof y)) != 0)
             return 0;
     }

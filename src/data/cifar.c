@@ -174,7 +174,7 @@ done:
     return status;
 }
 
-const dsc_dataset_kind dsc_kind_cifar10 = {sizeof(dsc_dataset_kind), "cifar10", "cifar10:DIR", 1,
-                                           (void *)&cifar10,         open_set};
-const dsc_dataset_kind dsc_kind_cifar100 = {sizeof(dsc_dataset_kind), "cifar100", "cifar100:DIR", 1,
-                                            (void *)&cifar100,        open_set};
+const dsc_dataset_kind dsc_kind_cifar10 = {
+    sizeof(dsc_dataset_kind), "cifar10", "cifar10:DIR", 1, (void *)&cifar10, open_set, 0};
+const dsc_dataset_kind dsc_kind_cifar100 = {
+    sizeof(dsc_dataset_kind), "cifar100", "cifar100:DIR", 1, (void *)&cifar100, open_set, 0};

@@ -9,13 +9,9 @@
 #include <string.h>
 
 static const char *built_in(int i, const void **entry) {
-    static const dsc_dataset_kind *const kind[] = {&dsc_kind_synthetic,
-                                                   &dsc_kind_cifar10,
-                                                   &dsc_kind_cifar100,
-                                                   &dsc_kind_idx,
-                                                   &dsc_kind_imagefolder,
-                                                   &dsc_kind_webdataset,
-                                                   NULL};
+    static const dsc_dataset_kind *const kind[] = {
+        &dsc_kind_synthetic,  &dsc_kind_cifar10, &dsc_kind_cifar100, &dsc_kind_idx, &dsc_kind_imagefolder,
+        &dsc_kind_webdataset, &dsc_kind_tokens,  &dsc_kind_text,     NULL};
     *entry = kind[i];
     return kind[i] ? kind[i]->name : NULL;
 }
@@ -23,7 +19,7 @@ static const char *built_in(int i, const void **entry) {
 static dsc_registry kinds = DSC_REGISTRY("data set", built_in);
 
 void dsc_data_options_init_sized(dsc_data_options *options, size_t size) {
-    const dsc_data_options defaults = {.seed = 42, .image_size = 0, .val_split = 0};
+    const dsc_data_options defaults = {.seed = 42, .image_size = 0, .val_split = 0, .mask_token = -1};
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
@@ -102,7 +98,7 @@ dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_op
     if (!(chosen.val_split >= 0 && chosen.val_split < 1))
         return DSC_FAIL(DSC_E_INVALID, "val-split %g: must be 0, or a part below 1", chosen.val_split);
     dsc_dataset *dataset = NULL;
-    const int divided = chosen.val_split > 0;
+    const int divided = chosen.val_split > 0 && !kind->own_val_split;
     unsigned errors = dsc_error_count();
     dsc_status status =
         kind->open(kind->context, argument, divided ? DSC_SPLIT_TRAIN : split, &chosen, &dataset);
@@ -153,6 +149,14 @@ dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset) {
 
 int64_t dsc_dataset_label_count(const dsc_dataset *dataset) {
     return dataset ? dataset->label_count : 0;
+}
+
+const dsc_tokenizer *dsc_dataset_tokenizer(const dsc_dataset *dataset) {
+    return dataset ? dataset->tokenizer : NULL;
+}
+
+double dsc_dataset_bytes_per_token(const dsc_dataset *dataset) {
+    return dataset ? dataset->bytes_per_token : 0;
 }
 
 const char *dsc_dataset_class_name(const dsc_dataset *dataset, int64_t index) {

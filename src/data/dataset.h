@@ -55,6 +55,12 @@ struct dsc_dataset {
     double mean[DSC_PIXEL_CHANNELS], std[DSC_PIXEL_CHANNELS];
     /* The shorter side of an image in pixels before the middle is cut out; 0: images have the size of a sample. */
     int64_t resize;
+    /* 1: samples are whole numbers, such as tokens, which a half type would round. */
+    int whole_numbers;
+    /* Sequences of tokens: what made them, which belongs to `state` (NULL: unknown), and how many bytes of text one of
+     * them stands for on average (0: unknown). */
+    const struct dsc_tokenizer *tokenizer;
+    double bytes_per_token;
 };
 
 /* A data set without samples yet: `info` and `state` are for the caller to fill in. */
@@ -71,7 +77,7 @@ void dsc_dataset_note_normalisation(dsc_dataset *dataset, const double *mean, co
 
 /* The data sets that dsc_dataset_open knows without anybody registering them. */
 extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cifar100, dsc_kind_idx,
-    dsc_kind_imagefolder, dsc_kind_webdataset;
+    dsc_kind_imagefolder, dsc_kind_webdataset, dsc_kind_tokens, dsc_kind_text;
 
 /* dsc_dataset_sample with the caller's buffers. */
 dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,

@@ -374,4 +374,4 @@ done:
 }
 
 const dsc_dataset_kind dsc_kind_idx = {
-    sizeof(dsc_dataset_kind), "mnist", "mnist:DIR[/NAME]", 1, NULL, open_set};
+    sizeof(dsc_dataset_kind), "mnist", "mnist:DIR[/NAME]", 1, NULL, open_set, 0};

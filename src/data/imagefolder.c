@@ -335,4 +335,4 @@ fail:
 }
 
 const dsc_dataset_kind dsc_kind_imagefolder = {
-    sizeof(dsc_dataset_kind), "imagefolder", "imagefolder:DIR", 1, NULL, open_set};
+    sizeof(dsc_dataset_kind), "imagefolder", "imagefolder:DIR", 1, NULL, open_set, 0};

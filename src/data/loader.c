@@ -334,7 +334,11 @@ static void *work(void *argument) {
 }
 
 /* ---- life ---- */
-static dsc_status check_options(const dsc_loader_options *options, const dsc_device *device) {
+static dsc_status check_options(const dsc_dataset *dataset, const dsc_loader_options *options,
+                                const dsc_device *device) {
+    if (dataset->whole_numbers && options->dtype != DSC_F32)
+        return DSC_FAIL(DSC_E_INVALID, "batches of %s: the tokens of %s need fp32, %s would round them",
+                        dsc_dtype_name(options->dtype), dataset->info.name, dsc_dtype_name(options->dtype));
     if (dsc_device_is_host(device) && options->dtype != DSC_F32)
         return DSC_FAIL(DSC_E_INVALID, "batches of %s: on device '%s' they are fp32",
                         dsc_dtype_name(options->dtype), dsc_device_name(device));
@@ -434,7 +438,7 @@ dsc_status dsc_loader_create(const dsc_dataset *dataset, dsc_device *device,
     dsc_loader_options_init(&loader->options);
     const dsc_loader_options *o = &loader->options;
     DSC_TRY_GOTO(status, dsc_versioned_read("loader", options, sizeof *o, &loader->options), fail);
-    DSC_TRY_GOTO(status, check_options(o, device), fail);
+    DSC_TRY_GOTO(status, check_options(dataset, o, device), fail);
     DSC_TRY_GOTO(status, dsc_mix_check(o, dataset), fail);
     DSC_TRY_GOTO(status, make_sampler(dataset, o, &loader->sampler), fail);
     if (!dsc_device_is_host(device))

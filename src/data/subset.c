@@ -177,6 +177,9 @@ dsc_status dsc_subset_open(dsc_dataset **base, dsc_split split, const dsc_data_o
         memcpy(dataset->passed_over, s->base->passed_over, sizeof dataset->passed_over);
     dsc_dataset_note_normalisation(dataset, s->base->mean, s->base->std);
     dataset->resize = s->base->resize;
+    dataset->whole_numbers = s->base->whole_numbers;
+    dataset->tokenizer = s->base->tokenizer;
+    dataset->bytes_per_token = s->base->bytes_per_token;
     dataset->state = s;
     *base = NULL;
     *out = dataset;

@@ -322,4 +322,4 @@ static dsc_status open_set(void *context, const char *argument, dsc_split split,
 }
 
 const dsc_dataset_kind dsc_kind_synthetic = {
-    sizeof(dsc_dataset_kind), "synthetic", "synthetic[:N]", 0, NULL, open_set};
+    sizeof(dsc_dataset_kind), "synthetic", "synthetic[:N]", 0, NULL, open_set, 0};

@@ -328,4 +328,4 @@ fail:
 }
 
 const dsc_dataset_kind dsc_kind_webdataset = {
-    sizeof(dsc_dataset_kind), "webdataset", "webdataset:DIR|PATTERN", 1, NULL, open_set};
+    sizeof(dsc_dataset_kind), "webdataset", "webdataset:DIR|PATTERN", 1, NULL, open_set, 0};

@@ -270,6 +270,39 @@ DSC_FORMULA double dsc_update_rate(dsc_update_rule rule, const double *hyper, co
 #undef DSC_TANH
 #undef DSC_ERFC
 
+/* ---- losses of single numbers (dsc_op_bce_loss, dsc_op_dice_loss): always in double ---- */
+
+/* What a logit is compared with; NaN for a label above 1. */
+DSC_FORMULA double dsc_binary_target(int32_t label) {
+    return label <= 1 ? (double)label : NAN;
+}
+
+DSC_FORMULA int dsc_binary_correct(double z, double t) {
+    return t == 1 ? z > 0 : t == 0 && z <= 0;
+}
+
+/* max(z, 0) - z t + log(1 + exp(-|z|)) with t 0 or 1; 0 where z is infinite and right. */
+DSC_FORMULA double dsc_bce(double z, double t) {
+    double wrong = t == 1 ? -z : z;
+    return isnan(t) ? NAN : (wrong > 0 ? wrong : 0) + log1p(exp(-fabs(z)));
+}
+
+DSC_FORMULA double dsc_bce_slope(double z, double t) {
+    double slope;
+    return dsc_sigmoid_and_slope(z, &slope) - t;
+}
+
+/* Of the sums I = sum p t and U = sum p + sum t. */
+DSC_FORMULA double dsc_dice(double both, double sum) {
+    return 1 - (2 * both + 1) / (sum + 1);
+}
+
+DSC_FORMULA double dsc_dice_slope(double z, double t, double both, double sum) {
+    double slope;
+    (void)dsc_sigmoid_and_slope(z, &slope);
+    return (2 * both + 1 - 2 * t * (sum + 1)) * slope / ((sum + 1) * (sum + 1));
+}
+
 #define DSC_REAL float
 #ifdef __cplusplus
 #define DSC_NAME(name) name

@@ -535,6 +535,31 @@ dsc_status dsc_op_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_
 dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
                                double smoothing, double grad_scale, const dsc_tensor *loss_scale,
                                dsc_tensor *dlogits, dsc_tensor *stats) DSC_MUST_CHECK;
+
+/* Losses of single numbers, such as the pixels of a mask. Each adds (sum of losses, correct, correct, rows counted) to
+ * stats (F64[4]), and dlogits or dy (may be NULL) = grad_scale * loss_scale[0] * the gradient of that sum of losses, so
+ * that a grad_scale of 1 / rows makes the mean the objective. loss_scale: F64 scalar, NULL: 1.
+ *
+ * In the first two a row is one logit z (logits: any shape) with a label 0 or 1 (labels: I32, as many). A negative label
+ * leaves its row out, with gradient 0; one above 1 counts as NaN. Correct is z > 0 for label 1, z <= 0 for label 0.
+ *
+ * Binary cross-entropy, with the label t: loss = max(z, 0) - z t + log(1 + exp(-|z|)), gradient sigmoid(z) - t. */
+dsc_status dsc_op_bce_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
+                           double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
+                           dsc_tensor *stats) DSC_MUST_CHECK;
+/* Soft Dice, one loss for all m rows of the call together: with p = sigmoid(z), I = sum p t and U = sum p + sum t,
+ *
+ *   loss = 1 - (2 I + 1) / (U + 1),   dloss/dz = (2 I + 1 - 2 t (U + 1)) p (1 - p) / (U + 1)^2
+ *
+ * m loss is what is added to stats, as if each row had this loss, and so the gradient has the factor m, too. */
+dsc_status dsc_op_dice_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_tensor *labels,
+                            double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
+                            dsc_tensor *stats) DSC_MUST_CHECK;
+/* Squared errors: rows y[n, ...] of c numbers each against F32 targets of the same shape; the loss of a row is the mean
+ * of (y - target)^2 over its numbers, the gradient 2 (y - target) / c. No row counts as correct. */
+dsc_status dsc_op_mse_loss(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *targets, double grad_scale,
+                           const dsc_tensor *loss_scale, dsc_tensor *dy, dsc_tensor *stats) DSC_MUST_CHECK;
+
 /* labels[i] (I32[n]) drawn from softmax(logits[i]) by one uniform number, a pure function of (seed,
  * position[0], position[1] + i); position: I64[2] on the device: step, first sample. */
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
@@ -708,6 +733,9 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(embedding_backward)                                                                                   \
     OP(dropout)                                                                                              \
     OP(target_loss)                                                                                          \
+    OP(bce_loss)                                                                                             \
+    OP(dice_loss)                                                                                            \
+    OP(mse_loss)                                                                                             \
     OP(sample_labels)                                                                                        \
     OP(augment)                                                                                              \
     OP(nhwc_batch)                                                                                           \

@@ -261,7 +261,7 @@ void dsc_kfac_memory_destroy(dsc_kfac *k) {
                                   &k->packed,   &k->half,    &k->spare,     &k->solve,    &k->solve_values,
                                   &k->work,     &k->bad,     &k->numbers,   &k->products, &k->ones,
                                   &k->sum,      &k->ran,     &k->nu_tensor, &k->gathered, &k->images,
-                                  &k->shared_d, &k->partial, &k->decays};
+                                  &k->shared_d, &k->partial, &k->decays,    &k->means};
     for (int i = 0; i < 2; i++)
         dsc_kfac_layout_destroy(&k->layouts[i]);
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)

@@ -12,6 +12,9 @@
  * all N, so that the gradient of one sample's loss is N g, and N becomes n in all alphas but that of G in the
  * paper's scaling, where it is N^2 / n (and M becomes M N / n).
  *
+ * With sharing reduce, the rows of a linear layer on a sequence of t positions are means, and its g should be sums: alpha_G
+ * has one more factor t^2.
+ *
  * Of m passes with u uses of the layer each, every capture counts alpha_A / (m u) and alpha_G / m: A is the mean
  * over all of them, G the mean over the passes of the sum over the uses. A batch factor is formed in `gram` and
  * waits in the factor's `batch` for other captures and ranks, or enters the average at once when there are
@@ -32,7 +35,8 @@ static double alpha_of(const dsc_kfac *k, dsc_kfac_side side, const dsc_kfac_pas
     if (k->options.scaling == DSC_KFAC_PYTORCH)
         alpha /= s;
     else if (side == DSC_KFAC_G)
-        alpha = (double)pass->terms * pass->whole * pass->whole * s;
+        alpha =
+            (double)pass->terms * pass->whole * pass->whole * s * (double)(pass->averaged * pass->averaged);
     return side == DSC_KFAC_G ? alpha / scale : alpha;
 }
 
@@ -173,6 +177,28 @@ static dsc_status read_sample(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l
     return any ? convert_incoming(k, q, in, seen, pass) : DSC_OK;
 }
 
+/* Replaces the positions of every sequence [n, t, channels] by their mean, in rows [n, channels]. */
+static dsc_status average_positions(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l, dsc_kfac_pass *pass,
+                                    int64_t n) {
+    const int64_t channels[DSC_KFAC_SIDES] = {l->in_c, l->out_c};
+    size_t bytes[DSC_KFAC_SIDES];
+    pass->averaged = pass->samples / n;
+    for (int side = 0; side < DSC_KFAC_SIDES; side++)
+        bytes[side] = (size_t)(n * channels[side]) * dsc_dtype_size(pass->rows[side].x.dtype);
+    DSC_TRY(reserve(k, bytes[DSC_KFAC_A] + bytes[DSC_KFAC_G], &k->means));
+    for (int side = 0; side < DSC_KFAC_SIDES; side++) {
+        const dsc_tensor *x = &pass->rows[side].x;
+        char *data = (char *)k->means.data + (side == DSC_KFAC_G ? bytes[DSC_KFAC_A] : 0);
+        dsc_tensor from = dsc_tensor_view(x->device, x->data, x->dtype, 4,
+                                          (int64_t[]){n, pass->averaged, 1, channels[side]});
+        dsc_tensor to = dsc_tensor_view(x->device, data, x->dtype, 2, (int64_t[]){n, channels[side]});
+        DSC_TRY(dsc_op_global_pool_forward(q, &from, &to));
+        pass->rows[side] = dsc_kfac_matrix_rows(&to, channels[side], 1);
+    }
+    pass->samples = n;
+    return DSC_OK;
+}
+
 /* Leaves the first options.factor_samples samples of a capture; returns how many there were for each of them. */
 static double cut_sample(const dsc_kfac *k, dsc_kfac_sample *s) {
     int64_t most = k->options.factor_samples, all = s->a.ndim > 1 ? s->a.dim[0] : 0;
@@ -211,7 +237,10 @@ static dsc_status add_sample(dsc_kfac *k, dsc_queue *queue, int64_t layer, const
     dsc_kfac_pass pass;
     DSC_TRY(read_sample(k, queue, &k->layers[layer], &part, &pass));
     pass.whole = whole;
+    pass.averaged = 1;
     pass.terms = k->options.loss_terms > 0 ? part.a.dim[0] * k->options.loss_terms : pass.samples;
+    if (k->options.sharing == DSC_KFAC_REDUCE && k->layers[layer].kind == DSC_KFAC_LINEAR && part.a.ndim > 2)
+        DSC_TRY(average_positions(k, queue, &k->layers[layer], &pass, part.a.dim[0]));
     p->by_sample = k->layers[layer].kind == DSC_KFAC_LINEAR && sample->a.ndim == 2;
     double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
     double alpha_a = alpha_of(k, DSC_KFAC_A, &pass) / (passes * uses);

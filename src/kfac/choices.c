@@ -2,6 +2,7 @@
 #include "base/error.h"
 #include "base/option.h"
 #include "base/versioned.h"
+#include "kfac/kfac_parts.h"
 #include "kfac/placement.h"
 
 #include <float.h>
@@ -23,10 +24,11 @@ static const char *const placements[] = {"round-robin", "compute", "memory", NUL
 static const char *const scalings[] = {"paper", "kfac-pytorch", NULL};
 static const char *const splits[] = {"none", "pi", NULL};
 static const char *const ekfacs[] = {"off", "batch", "samples", NULL};
-static const char *const refreshes[] = {"exact", "warm", NULL};
+static const char *const refreshes[] = {"exact", "warm", "auto", NULL};
 static const char *const clip_scalings[] = {"none", "ranks", NULL};
 static const char *const norms[] = {"off", "full", "diagonal", NULL};
 static const char *const clips[] = {"global", "layer", NULL};
+static const char *const sharings[] = {"expand", "reduce", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -85,6 +87,14 @@ static const dsc_option table[] = {
      .help = "images of a rank's batch that factors are computed from, the first N of them",
      .json = "kfac.factor_samples",
      .rules = {K_ON}},
+    {.name = "kfac-sharing",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(sharing),
+     .value = "expand",
+     .choices = sharings,
+     .help = "linear layers on sequences: factors count every position, or every sequence as one",
+     .json = "kfac.sharing",
+     .rules = {K_ON}},
     {.name = "kfac-kl-clip",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(kl_clip),
@@ -140,9 +150,10 @@ static const dsc_option table[] = {
     {.name = "kfac-refresh",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(refresh),
-     .value = "exact",
+     .value = "auto",
      .choices = refreshes,
-     .help = "eigen: solve every decomposition anew, or rotate the last eigenvectors while that is accurate",
+     .help = "eigen: solve every decomposition anew, or rotate the last eigenvectors while that is accurate; "
+             "auto: warm on a GPU, where a rotation is much faster than a solve, and exact on a CPU",
      .json = "kfac.refresh",
      .rules = {K_ON}},
     {.name = "kfac-rank",
@@ -155,7 +166,7 @@ static const dsc_option table[] = {
          "warm: the share of eigenvectors that is kept of factors of more than 128 rows, as 0.25 or 1/4; the "
          "mean of the other eigenvalues stands for the rest",
      .json = "kfac.rank",
-     .rules = {K_ON, {"kfac-refresh=warm", "exact decompositions keep all eigenvectors"}}},
+     .rules = {K_ON, {"kfac-refresh=warm", "only rotated bases can be cut"}}},
     {.name = "kfac-async",
      .kind = DSC_OPTION_INT64,
      .offset = AT(async_steps),
@@ -398,13 +409,26 @@ const char *dsc_kfac_clip_name(dsc_kfac_clip clip) {
     return dsc_option_choice_name(clips, (int)clip);
 }
 
+dsc_status dsc_kfac_sharing_parse(const char *name, dsc_kfac_sharing *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-sharing", sharings, name, &value));
+    *out = (dsc_kfac_sharing)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_sharing_name(dsc_kfac_sharing sharing) {
+    return dsc_option_choice_name(sharings, (int)sharing);
+}
+
 /* ---- defaults ---- */
 
-/* Whoever asks for these options by themselves wants K-FAC: it is on. */
+/* Whoever asks for these options by themselves wants K-FAC: it is on. Its decompositions are exact on every device, as
+ * they have always been; auto is the default of runs that take their options from the table. */
 void dsc_kfac_options_init_sized(dsc_kfac_options *options, size_t size) {
     dsc_kfac_options defaults = {.passes = 1, .health_steps = 100};
     dsc_option_defaults(table, &defaults);
     defaults.update_freq = 10;
+    defaults.refresh = DSC_KFAC_EXACT;
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
@@ -469,9 +493,11 @@ static dsc_status check_rank(const dsc_kfac_options *o) {
     if (!(o->rank > 0 && o->rank < 1))
         return DSC_FAIL(DSC_E_INVALID, "K-FAC rank %g: must be in (0, 1]", o->rank);
     if (o->refresh != DSC_KFAC_WARM)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "K-FAC rank %g: refresh %s keeps all eigenvectors: choose refresh warm, or rank 1",
-                        o->rank, dsc_kfac_refresh_name(o->refresh));
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC rank %g: only rotated bases can be cut, but refresh is %s: choose refresh warm, "
+            "or rank 1",
+            o->rank, dsc_kfac_refresh_name(o->refresh));
     if (o->outer_product || o->ekfac != DSC_KFAC_EKFAC_OFF)
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC rank %g: %s needs all eigenvectors: turn it off, or choose rank 1", o->rank,
@@ -542,6 +568,14 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             "K-FAC damping split %s with inverses stored in fp16: they may be too large for it, "
             "because the damping of a factor depends on its trace: use bf16 or fp32, or split none",
             dsc_kfac_split_name(o->damping_split));
+    if (o->sharing == DSC_KFAC_REDUCE && o->scaling != DSC_KFAC_PAPER)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC sharing reduce with scaling %s: choose paper, or sharing expand",
+                        dsc_kfac_scaling_name(o->scaling));
+    if (o->sharing == DSC_KFAC_REDUCE && o->ekfac == DSC_KFAC_EKFAC_SAMPLES)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC sharing reduce with ekfac samples: the gradient of a sequence is no product "
+                        "of its mean input and summed gradient; choose ekfac batch, or sharing expand");
     if (o->loss_terms < 0)
         return DSC_FAIL(DSC_E_INVALID, "%lld terms of the loss per sample for K-FAC: must be 0 or more",
                         (long long)o->loss_terms);
@@ -610,6 +644,12 @@ dsc_status dsc_kfac_options_read(const dsc_kfac_options *given, int ranks, dsc_k
     DSC_TRY(check_ekfac(&o));
     *out = o;
     return DSC_OK;
+}
+
+dsc_kfac_refresh dsc_kfac_resolve_refresh(const dsc_kfac_options *options, const dsc_device *device) {
+    if (options->refresh != DSC_KFAC_AUTO)
+        return options->refresh;
+    return options->method == DSC_KFAC_EIGEN && !dsc_device_is_host(device) ? DSC_KFAC_WARM : DSC_KFAC_EXACT;
 }
 
 /* ---- the grid ---- */

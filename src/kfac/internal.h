@@ -329,6 +329,7 @@ struct dsc_kfac {
     dsc_tensor spare;              /* two more triangles, where averages are stored in a half type */
     dsc_tensor solve, solve_values, work; /* matrices being solved, their values, workspace */
     dsc_tensor images;                    /* captured tensors in the order or type that is needed */
+    dsc_tensor means;                     /* captured tensors, averaged over the positions of a sequence */
     int64_t largest_n, largest_packed;
     int64_t
         solve_numbers; /* elements of `solve`, which with late gradients has memory during decompositions only */

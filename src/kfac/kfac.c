@@ -127,6 +127,7 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
     if (!k->queue)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: no queue to work in");
     DSC_TRY(dsc_kfac_options_read(options, k->ranks, &k->options));
+    k->options.refresh = dsc_kfac_resolve_refresh(&k->options, k->device);
     DSC_TRY(dsc_kfac_layers_copy(layers, count, &k->layers));
     k->layer_count = count;
     DSC_TRY(dsc_memory_alloc(count + 1, sizeof *k->first_unit, &k->first_unit));
@@ -153,7 +154,7 @@ static int64_t fingerprint(const dsc_kfac *k) {
         o->factor_freq,   o->update_freq,   o->damping_split,   o->warmup_factors,
         o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples,
         o->norm,          k->norms.count,   k->norms.widest,    o->clip,
-        o->async_steps,   o->loss_terms};
+        o->async_steps,   o->loss_terms,    o->sharing};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip, o->rank};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);

@@ -16,6 +16,9 @@
 
 #include "descent/kfac.h"
 
+/* What refresh auto stands for on this device: rotations pay there (docs/performance.md). Any other value stays. */
+dsc_kfac_refresh dsc_kfac_resolve_refresh(const dsc_kfac_options *options, const dsc_device *device);
+
 /* Captures in a queue of their own, of low priority, beside the work of the caller's queue. What is given to a capture
  * must then stay as it is until the second next capture has begun, or dsc_kfac_join_captures. On a GPU, for one rank,
  * without batch norms and without EKFAC from samples (not tried yet); elsewhere captures stay in the caller's queue.

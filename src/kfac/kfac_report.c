@@ -225,9 +225,9 @@ static size_t bytes_of(const dsc_tensor *t) {
 }
 
 static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
-    const dsc_tensor *const scratch[] = {&k->gram,     &k->packed,       &k->half,    &k->spare,
-                                         &k->solve,    &k->solve_values, &k->work,    &k->joined,
-                                         &k->messages, &k->images,       &k->shared_d};
+    const dsc_tensor *const scratch[] = {&k->gram,     &k->packed,       &k->half,     &k->spare,
+                                         &k->solve,    &k->solve_values, &k->work,     &k->joined,
+                                         &k->messages, &k->images,       &k->shared_d, &k->means};
     r->factor_bytes = bytes_of(&k->averages) + bytes_of(&k->norms.averages);
     r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches) + bytes_of(&k->norms.batches);
     r->decomposition_bytes = bytes_of(&k->moments.memory) + bytes_of(&k->moments.foreign_memory);

@@ -34,6 +34,7 @@ typedef struct dsc_kfac_pass {
     int64_t samples, positions;         /* N and S of dsc_kfac_scaling */
     int64_t terms;                      /* terms of the loss: N, or as options.loss_terms says */
     double whole;                       /* samples of the batch for each of these; 1 unless it was cut */
+    int64_t averaged; /* positions of which each row is the mean; 1 unless sharing is reduce */
 } dsc_kfac_pass;
 
 /* All functions but `read` get a layer of dsc_kfac_layers_copy; those after `check` one that was checked. */

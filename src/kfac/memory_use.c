@@ -40,19 +40,20 @@ static void add_units(const dsc_kfac *k, dsc_kfac_memory *m) {
 static size_t work_of(const dsc_kfac *k) {
     const dsc_kfac_moments *e = &k->moments;
     const dsc_kfac_norms *n = &k->norms;
-    const dsc_tensor *const own[] = {&k->gram,           &k->packed,       &k->half,
-                                     &k->spare,          &k->solve,        &k->solve_values,
-                                     &k->work,           &k->images,       &k->bad,
-                                     &k->numbers,        &k->decays,       &k->products,
-                                     &k->partial,        &k->ones,         &k->sum,
-                                     &k->nu_tensor,      &k->ran,          &k->gathered,
-                                     &k->joined,         &k->messages,     &k->shared_d,
-                                     &k->split.diagonal, &k->split.traces, &k->split.rows,
-                                     &k->split.dampings, &k->clip.nus,     &k->clip.finite,
-                                     &k->clip.zeros,     &e->old,          &e->bad,
-                                     &e->ones,           &e->work,         &e->all_samples,
-                                     &n->solved,         &n->bad,          &n->products,
-                                     &n->ones,           &n->work,         &n->sample_ones};
+    const dsc_tensor *const own[] = {&k->gram,        &k->packed,         &k->half,
+                                     &k->spare,       &k->solve,          &k->solve_values,
+                                     &k->work,        &k->images,         &k->bad,
+                                     &k->means,       &k->numbers,        &k->decays,
+                                     &k->products,    &k->partial,        &k->ones,
+                                     &k->sum,         &k->nu_tensor,      &k->ran,
+                                     &k->gathered,    &k->joined,         &k->messages,
+                                     &k->shared_d,    &k->split.diagonal, &k->split.traces,
+                                     &k->split.rows,  &k->split.dampings, &k->clip.nus,
+                                     &k->clip.finite, &k->clip.zeros,     &e->old,
+                                     &e->bad,         &e->ones,           &e->work,
+                                     &e->all_samples, &n->solved,         &n->bad,
+                                     &n->products,    &n->ones,           &n->work,
+                                     &n->sample_ones};
     size_t sum = SUM_OF(own);
     for (int64_t l = 0; l < k->layer_count; l++)
         sum += bytes_of(&k->progress[l].joined);

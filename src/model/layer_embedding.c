@@ -42,9 +42,7 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
 
 static dsc_status declare_table(dsc_model *m, dsc_node *node, int64_t rows, int64_t features, double std) {
     dsc_state_tensor weight = {
-        .trained = 1,
-        .tensor = {.dtype = m->options.dtype, .ndim = 2, .dim = {rows, features}},
-        .std = std};
+        .trained = 1, .tensor = {.dtype = m->options.dtype, .ndim = 2, .dim = {rows, features}}, .std = std};
     return dsc_graph_declare(m, node, "weight", &weight, &node->weight);
 }
 
@@ -105,7 +103,8 @@ dsc_status dsc_embedding_find(const dsc_model *m, dsc_value value, int64_t vocab
                         dsc_graph_describe(m, node), (long long)own->vocabulary, (long long)own->features,
                         (long long)vocabulary, (long long)features);
     if (own->shared)
-        return DSC_FAIL(DSC_E_INVALID, "the table of %s has another user already", dsc_graph_describe(m, node));
+        return DSC_FAIL(DSC_E_INVALID, "the table of %s has another user already",
+                        dsc_graph_describe(m, node));
     *param = node->weight;
     return DSC_OK;
 }

@@ -12,8 +12,7 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
 
 static const dsc_layer_type input = {.name = "input", .attribute_bytes = sizeof(dsc_shape), .shape = shape};
 
-static const dsc_layer_type tokens = {
-    .name = "tokens", .attribute_bytes = sizeof(dsc_shape), .shape = shape};
+static const dsc_layer_type tokens = {.name = "tokens", .attribute_bytes = sizeof(dsc_shape), .shape = shape};
 
 dsc_status dsc_model_input(dsc_model *m, int64_t h, int64_t w, int64_t c, dsc_value *y) {
     dsc_shape size = {.h = h, .w = w, .c = c};

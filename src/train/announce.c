@@ -79,14 +79,18 @@ static void describe_data(line *l) {
         dsc_dtype_name(t->options.activations));
     end(l);
     begin(l, "data");
-    add(l, "%s, %lld images of %lldx%lldx%lld, %lld classes", t->options.data, (long long)t->info.count,
-        (long long)shape[0], (long long)shape[1], (long long)shape[2],
-        (long long)dsc_model_classes(t->model));
+    add(l, "%s, %lld ", t->options.data, (long long)t->info.count);
+    if (dsc_model_takes_tokens(t->model))
+        add(l, "sequences of %lld tokens, vocabulary %lld", (long long)shape[0],
+            (long long)dsc_model_classes(t->model));
+    else
+        add(l, "images of %lldx%lldx%lld, %lld classes", (long long)shape[0], (long long)shape[1],
+            (long long)shape[2], (long long)dsc_model_classes(t->model));
     if (val > 0)
         add(l, ", %lld for validation", val);
     else
         add(l, ", not evaluated");
-    add_group(l, "What to train", "", "model data image-size epochs steps batch-size seed");
+    add_group(l, "What to train", "", "model data image-size context epochs steps batch-size seed");
     end(l);
 }
 
@@ -98,7 +102,8 @@ static void describe_ranks(line *l) {
     if (o->batches_per_allreduce > 1)
         add(l, " x %lld", (long long)o->batches_per_allreduce);
     if (t->step_images != o->batch_size)
-        add(l, ", %lld images a step", (long long)t->step_images);
+        add(l, ", %lld %s a step", (long long)t->step_images,
+            dsc_model_takes_tokens(t->model) ? "sequences" : "images");
     if (t->ranks > 1)
         add(l, ", %s", dsc_comm_description(t->comm));
     end(l);

@@ -55,6 +55,8 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
         return DSC_FAIL(DSC_E_FORMAT, "none of the %lld validation images can be read; the first: %s",
                         (long long)bad->count, bad->first);
     result->images = positions > 1 ? bad->count : (int64_t)sums[3];
+    if (dsc_model_takes_tokens(dsc_exec_model(exec)))
+        result->tokens = positions;
     result->loss = sums[0] / sums[3];
     result->top1 = sums[1] / sums[3];
     result->top5 = sums[2] / sums[3];
@@ -85,10 +87,11 @@ static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *mode
     if (status == DSC_OK)
         status = dsc_exec_create(model, DSC_EXEC_EVAL, o.batch, &exec);
     if (status == DSC_OK && report)
-        status = dsc_tally_create(dsc_model_classes(model), o.batch, &tally);
+        status = dsc_tally_create(dsc_model_classes(model), o.batch * dsc_model_positions(model), &tally);
     status = dsc_comm_agree(comm, status);
     if (status == DSC_OK)
         status = evaluate(comm, queue, exec, loader, &bad, tally, result);
+    result->bytes_per_token = dsc_dataset_bytes_per_token(data);
     if (status == DSC_OK)
         status = dsc_bad_images_check(&bad, result->bad_images, "");
     if (status == DSC_OK && report)
@@ -137,6 +140,7 @@ static dsc_status evaluate_swapped(dsc_trainer *t, dsc_dataset *data, dsc_eval_r
     DSC_TRY(dsc_trainer_swap_in(t));
     if (!data) {
         status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, &t->bad.val, NULL, result);
+        result->bytes_per_token = dsc_dataset_bytes_per_token(t->val_set);
     } else {
         dsc_loader_options_init(&o);
         o.batch = t->options.val_batch_size > 0 ? t->options.val_batch_size : t->options.batch_size;

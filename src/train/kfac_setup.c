@@ -5,9 +5,12 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/checkpoint_directory.h"
 #include "train/damping.h"
 #include "train/factors.h"
 #include "train/finetune.h"
+#include "train/safetensors.h"
+#include "train/share.h"
 
 #include <math.h>
 #include <string.h>
@@ -52,6 +55,40 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
     *hyper = dsc_kfac_setup_hyper(&t->options, *hyper, (double)t->state.epoch + share);
     hyper->damping = dsc_damping_now(t, hyper->damping);
     return own->schedule ? own->schedule(own->context, step, hyper) : DSC_OK;
+}
+
+/* ---- how decompositions are refreshed ---- */
+
+/* Rank 0: how the run refreshed its eigenvectors whose checkpoint this one goes on from; `otherwise` where there is no
+ * checkpoint or it has none. Only a run with warm refresh stores what it has learnt about its factors. What is wrong with
+ * the checkpoint is reported when it is loaded. */
+static dsc_kfac_refresh find_stored(dsc_trainer *t, dsc_kfac_refresh otherwise) {
+    dsc_origin from = {{0}};
+    dsc_st_reader *reader = NULL;
+    char *path = NULL;
+    const char *method = NULL;
+    if (dsc_origin_find(t, &from) == DSC_OK && from.path[0] &&
+        dsc_checkpoint_state_path(from.path, &path) == DSC_OK && dsc_st_open(path, &reader) == DSC_OK)
+        method = dsc_st_metadata(reader, "kfac_method");
+    if (method && strcmp(method, dsc_kfac_method_name(DSC_KFAC_EIGEN)) == 0)
+        otherwise = dsc_st_find(reader, "kfac.refresh") || dsc_st_find(reader, "rank.0.kfac.refresh")
+                        ? DSC_KFAC_WARM
+                        : DSC_KFAC_EXACT;
+    dsc_st_close(&reader);
+    dsc_memory_free(&path);
+    return otherwise;
+}
+
+dsc_status dsc_kfac_setup_refresh(dsc_trainer *t) {
+    dsc_kfac_options *o = &t->settings.kfac;
+    if (o->update_freq == 0 || o->refresh != DSC_KFAC_AUTO)
+        return DSC_OK;
+    dsc_kfac_refresh refresh = dsc_kfac_resolve_refresh(o, t->device);
+    if (t->rank == 0 && o->method == DSC_KFAC_EIGEN)
+        refresh = find_stored(t, refresh);
+    DSC_TRY(dsc_share_bytes(t->comm, t->queue, &refresh, sizeof refresh));
+    o->refresh = refresh;
+    return DSC_OK;
 }
 
 /* ---- making it ---- */

@@ -4,6 +4,9 @@
 
 #include "train/trainer_internal.h"
 
+/* Replaces refresh auto in the settings by what it stands for: in a resumed run by what the checkpoint's run did, else by
+ * what suits rank 0's device. All later parts, the metrics and the file `config` then see that value. Collective. */
+dsc_status dsc_kfac_setup_refresh(dsc_trainer *t) DSC_MUST_CHECK;
 /* Makes trainer->kfac when the options ask for it, and what averages its factors by gossip. Collective: when
  * one rank fails, all do. */
 dsc_status dsc_kfac_setup_create(dsc_trainer *t) DSC_MUST_CHECK;

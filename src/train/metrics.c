@@ -455,6 +455,10 @@ void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_
     set(line, "top5", real(result->top5));
     set_int(line, "images", result->images);
     set_int(line, "bad_images", result->bad_images);
+    if (result->tokens > 0)
+        set(line, "perplexity", real(exp(result->loss)));
+    if (result->bytes_per_token > 0)
+        set(line, "bits_per_byte", real(result->loss / (log(2) * result->bytes_per_token)));
     if (evaluation->has_consensus) {
         set(line, "distance", real(evaluation->consensus.distance));
         set(line, "norm", real(evaluation->consensus.norm));

@@ -16,6 +16,7 @@ dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind) {
     return (dsc_progress){.kind = kind,
                           .step = t->state.step,
                           .epoch = t->state.epoch,
+                          .tokens = dsc_trainer_tokens(t),
                           .step_of_epoch = t->state.position / t->step_images,
                           .epoch_steps = t->epoch_steps,
                           .epochs = t->options.epochs};
@@ -30,6 +31,10 @@ void dsc_trainer_emit_text(const dsc_trainer *t, dsc_event_kind kind, const char
     dsc_progress p = dsc_trainer_progress(t, kind);
     p.text = text;
     dsc_trainer_emit(t, &p);
+}
+
+int64_t dsc_trainer_tokens(const dsc_trainer *t) {
+    return t->model && dsc_model_takes_tokens(t->model) ? dsc_model_positions(t->model) : 0;
 }
 
 static double per_second(int64_t images, double seconds) {
@@ -136,6 +141,7 @@ void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result) {
     result->best_top1 = s->best_top1;
     result->seconds = dsc_clock_now() - t->process_start;
     result->images_per_s = per_second(t->process_images, t->step_seconds);
+    result->tokens = dsc_trainer_tokens(t);
     result->rank = t->rank;
     result->ranks = t->ranks;
     result->stopped = dsc_early_stop(t);

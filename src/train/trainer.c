@@ -173,7 +173,13 @@ static void set_schedule(dsc_trainer *t) {
         s->decay[i] = o->lr_decay[i];
     if (o->lr_schedule == DSC_SCHEDULE_RESTARTS)
         s->decay[0] = o->lr_period;
-    s->epochs = (double)o->epochs;
+    const int falls = o->lr_schedule == DSC_SCHEDULE_COSINE || o->lr_schedule == DSC_SCHEDULE_LINEAR ||
+                      o->lr_schedule == DSC_SCHEDULE_POLYNOMIAL;
+    if (falls) {
+        s->decay_count = o->lr_end > 0;
+        s->decay[0] = o->lr_end;
+    }
+    s->epochs = o->lr_steps > 0 ? (double)o->lr_steps / (double)t->epoch_steps : (double)o->epochs;
     s->steps_per_epoch = t->epoch_steps;
 }
 
@@ -319,6 +325,7 @@ static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     DSC_TRY(dsc_comm_use_queue(t->comm, t->queue));
     DSC_TRY(dsc_same_options_check(t));
     DSC_TRY(share_resume(t));
+    DSC_TRY(dsc_kfac_setup_refresh(t));
     DSC_TRY(make_local(t));
     DSC_TRY(dsc_class_weights_set(t));
     DSC_TRY(dsc_comm_agree(t->comm, dsc_survive_prepare(t)));
@@ -426,7 +433,8 @@ static dsc_status open_named(dsc_trainer *t) {
 static dsc_status check_size(dsc_trainer *t, const dsc_train_options *given) {
     const long long asked = given ? (long long)given->image_size : 0;
     if (t->settings.train.context > 0 && !dsc_model_takes_tokens(t->model))
-        return DSC_FAIL(DSC_E_INVALID, "context %lld: model %s is one of images, not of sequences; leave it out",
+        return DSC_FAIL(DSC_E_INVALID,
+                        "context %lld: model %s is one of images, not of sequences; leave it out",
                         (long long)t->settings.train.context, t->options.model);
     if (asked > 0 && asked != t->info.h)
         return DSC_FAIL(

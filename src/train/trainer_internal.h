@@ -240,6 +240,8 @@ void dsc_stop_clear(void);
 dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind);
 /* Hands an event to the caller's progress function, on rank 0 only. */
 void dsc_trainer_emit(const dsc_trainer *t, const dsc_progress *progress);
+/* Tokens of a sample; 0 of models of images. */
+int64_t dsc_trainer_tokens(const dsc_trainer *t);
 void dsc_trainer_emit_text(const dsc_trainer *t, dsc_event_kind kind, const char *text);
 /* The step that was collected last; the epoch that has just ended; an evaluation. */
 void dsc_trainer_report_step(dsc_trainer *t);

@@ -102,7 +102,7 @@ def main():
             break
         with open(os.path.join(directory, "config")) as file:
             stored = file.read()
-        compare("OUT/config", line, parse(text)[0], parse(stored)[0], ("out", "image-size"))
+        compare("OUT/config", line, parse(text)[0], parse(stored)[0], ("out", "image-size", "kfac-refresh"))
         check_text(line, stored if number < len(TRAINED) else text, directory)
         changed |= {n for n, v in given(line).items() if usual.get(n) != v}
     for name in sorted(names - changed if not failures else ()):

@@ -36,6 +36,26 @@ expect 0 "" train --model lenet --data synthetic:64 --batch-size 16 --threads 1 
 expect 0 "20 of 20 steps" find-lr --config run/config --steps 20 --max 1e-3 --out none
 expect 0 "20 of 20 steps" find-lr --config run/config --resume run --steps 20 --max 1e-3 --out none
 
+# --resume restores the options of the run, but neither its directory nor its length, of which nothing is left. The test
+# starts from the run's parameters: its first loss is below that of a new model.
+expect 0 "" train --model mlp --data synthetic:64 --batch-size 16 --threads 1 --epochs 20 --lr 0.01 --steps 80 \
+    --stop-at top1=100 --patience 50 --out trained
+before=$(find trained -type f | sort | xargs cksum)
+expect 0 '"model": "mlp"' find-lr --resume trained --steps 20 --max 1e-3 --json
+mv stdout resumed.json
+expect 0 "100 of 100 steps" find-lr --resume trained --min 1e-9 --max 1e-8
+[ "$(find trained -type f | sort | xargs cksum)" = "$before" ] || complain "find-lr --resume changes files of the run"
+expect 0 '"model": "mlp"' find-lr --config trained/config --steps 20 --max 1e-3 --json --out none
+python3 - <<'EOF' || complain "find-lr --resume does not start from the checkpoint with the options of its run"
+import json
+resumed, new = json.load(open("resumed.json")), json.load(open("stdout"))
+assert resumed["data"] == "synthetic:64"
+assert resumed["steps"][0]["loss"] < 0.8 * new["steps"][0]["loss"]
+EOF
+expect 0 "" find-lr --resume trained/checkpoint-80.safetensors --steps 20 --max 1e-3 --out elsewhere
+[ -f elsewhere/find-lr.json ] || complain "find-lr --resume FILE --out DIR writes no file"
+expect 2 "cannot change model" find-lr --resume trained --model lenet --steps 20
+
 expect 2 "--min 1 --max 0.5: the first rate must be below the last" find-lr --min 1 --max 0.5
 expect 2 "--steps 5: a range test takes 10" find-lr --steps 5
 expect 2 "--min 0: must be above 0" find-lr --min 0

@@ -76,6 +76,11 @@ has stdout "resumed from 'runs/mlp-synthetic-batch-size32-2/checkpoint-4.safeten
 sed -i 's/^lr = .*/lr = 0.2/' runs/mlp-synthetic-batch-size32-2/config # no longer the run of this command line
 expect 0 "resumed from 'runs/mlp-synthetic-batch-size32-1/" "${small[@]}" --epochs 3 --resume auto
 expect 0 "suggested" find-lr "${small[@]:1}" --steps 20 --resume auto
+# A run stores what --kfac-refresh auto stands for on its device, and is found by the command line that said auto.
+expect 0 "refresh exact" "${small[@]}" --device cpu --epochs 1 --kfac-update-freq 4
+has runs/mlp-synthetic-batch-size32-kfac-update-freq4-1/config "kfac-refresh = exact"
+expect 0 "resumed from 'runs/mlp-synthetic-batch-size32-kfac-update-freq4-1/" "${small[@]}" --device cpu --epochs 2 \
+    --kfac-update-freq 4 --resume auto
 mkdir runs/mlp-synthetic-batch-size32-7 runs/mlp-synthetic-batch-size32-x # holds no run
 expect 0 "output: runs/mlp-synthetic-batch-size32-1" "${small[@]}" --epochs 4 --resume auto
 expect 0 "output: runs/mlp-synthetic-batch-size32-8" "${small[@]}" --epochs 1

@@ -6,7 +6,7 @@
 #include "base/rng.h"
 #include "data/fixture.h"
 #include "data/vocabulary.h"
-#include "descent/tokens.h"
+#include "descent/data.h"
 
 enum { INPUTS = 1000, ROOM = TEST_VOCABULARY_ROOM };
 
@@ -72,6 +72,32 @@ static void test_vocabularies(void **state) {
     assert_in_range(accepted, INPUTS / 100, 2 * INPUTS - 1);
 }
 
+/* The same through a data set: all windows of both splits. */
+static void try_set(int64_t vocabulary) {
+    char spec[TEST_PATH + 64];
+    dsc_data_options o;
+    dsc_data_options_init(&o);
+    o.context = 3;
+    o.vocabulary = vocabulary;
+    snprintf(spec, sizeof spec, "tokens:%s", in_folder("train.bin"));
+    for (dsc_split split = DSC_SPLIT_TRAIN; split <= DSC_SPLIT_VAL; split++) {
+        dsc_dataset *set = NULL;
+        if (!check(dsc_dataset_open(spec, split, &o, &set)))
+            continue;
+        dsc_dataset_info info = dsc_dataset_get_info(set);
+        for (int64_t i = 0; i < info.count; i++) {
+            float x[3];
+            int32_t label[3];
+            if (!check(dsc_dataset_sample(set, i, 1, i, x, label)))
+                continue;
+            for (int k = 0; k < 3; k++)
+                assert_true(label[k] >= 0 && label[k] < info.classes && x[k] >= 0 &&
+                            x[k] < (float)info.classes);
+        }
+        dsc_dataset_close(&set);
+    }
+}
+
 /* Opens and reads all of a file. */
 static int try_file(int wide, int64_t vocabulary) {
     dsc_token_file_options o;
@@ -81,6 +107,7 @@ static int try_file(int wide, int64_t vocabulary) {
     dsc_token_file_options_init(&o);
     o.uint32 = wide;
     o.vocabulary = vocabulary;
+    try_set(vocabulary);
     if (check(dsc_tokenizer_of_file(in_folder("train.bin"), &t)))
         dsc_tokenizer_destroy(&t);
     if (!check(dsc_token_file_open(in_folder("train.bin"), &o, &f)))

@@ -13,3 +13,5 @@ descent_test(data-tokens SOURCES data/test_tokens.c data/vocabulary.c data/fixtu
 descent_test(data-fuzz-tokens SOURCES data/fuzz_tokens.c data/vocabulary.c data/fixture.c ROOMS data)
 descent_test(data-labels SOURCES data/test_labels.c ROOMS data)
 emulated_program(data-labels SOURCES data/test_labels.c ROOMS data)
+descent_test(data-sequences SOURCES data/test_sequences.c data/vocabulary.c data/fixture.c ROOMS data)
+emulated_program(data-sequences SOURCES data/test_sequences.c data/vocabulary.c data/fixture.c ROOMS data)

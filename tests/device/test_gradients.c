@@ -422,10 +422,57 @@ static void test_loss(void **state) {
     }
 }
 
+/* ---- losses of single numbers ---- */
+
+enum { NUMBERS = 6 };
+
+typedef struct pixel_problem {
+    __typeof__(dsc_op_bce_loss) *loss;
+    dsc_dtype type; /* of what x is compared with */
+    double x[NUMBERS];
+} pixel_problem;
+
+static const double against[NUMBERS] = {1, 0, -1, 1, 0, 1};
+
+/* The sum of losses; and its gradient, where d is not NULL. */
+static double run_pixel_loss(const pixel_problem *p, double grad_scale, place *d) {
+    const rig *r = &rigs[0];
+    place x = place_of(r, DSC_F64, SHAPE(2, NUMBERS / 2), p->x),
+          a = place_of(r, p->type, SHAPE(2, NUMBERS / 2), against);
+    place stats = place_of(r, DSC_F64, SHAPE(4), (const double[]){0, 0, 0, 0});
+    assert_ok(p->loss(r->q, &x.t, &a.t, grad_scale, NULL, d ? &d->t : NULL, &stats.t));
+    double loss = place_get(r, &stats, 0);
+    place_free(&x);
+    place_free(&a);
+    place_free(&stats);
+    return loss;
+}
+
+static double pixel_objective(const void *context) {
+    return 0.5 * run_pixel_loss(context, 1, NULL);
+}
+
+static void test_pixel_losses(void **state) {
+    (void)state;
+    pixel_problem problems[] = {{.loss = dsc_op_bce_loss, .type = DSC_I32},
+                                {.loss = dsc_op_dice_loss, .type = DSC_I32},
+                                {.loss = dsc_op_mse_loss, .type = DSC_F32}};
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        double g[NUMBERS];
+        random_values(12, NUMBERS, problems[i].x);
+        place d = place_make(&rigs[0], DSC_F64, SHAPE(2, NUMBERS / 2));
+        run_pixel_loss(&problems[i], 0.5, &d);
+        place_read(&rigs[0], &d, g);
+        check_gradient("dx of a pixel loss", pixel_objective, &problems[i], NUMBERS * 4.0, problems[i].x, g,
+                       NUMBERS);
+        place_free(&d);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_conv), cmocka_unit_test(test_linear), cmocka_unit_test(test_norm),
-        cmocka_unit_test(test_pool), cmocka_unit_test(test_loss),
+        cmocka_unit_test(test_pool), cmocka_unit_test(test_loss),   cmocka_unit_test(test_pixel_losses),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -19,6 +19,7 @@ descent_test(device_parts SOURCES device/test_parts.c ${device_rig} ROOMS device
 descent_test(device_attention SOURCES device/test_attention.c ${device_rig} ROOMS device)
 descent_test(device_embedding SOURCES device/test_embedding.c ${device_rig} ROOMS device)
 descent_test(device_loss SOURCES device/test_loss.c ${device_rig} ROOMS device)
+descent_test(device_pixel_loss SOURCES device/test_pixel_loss.c ${device_rig} ROOMS device)
 descent_test(device_optim SOURCES device/test_optim.c ${device_rig} ROOMS device)
 descent_test(device_gradients SOURCES device/test_gradients.c ${device_rig} ROOMS device)
 descent_test(device_basics SOURCES device/test_basics.c ${device_rig} ROOMS device)

@@ -56,7 +56,7 @@ static void test_names(void **state) {
     const char *const strategy_names[] = {"comm-opt", "mem-opt", "hybrid-opt", "layer-wise"};
     const char *const placement_names[] = {"round-robin", "compute", "memory"};
     const char *const scaling_names[] = {"paper", "kfac-pytorch"};
-    const char *const refresh_names[] = {"exact", "warm"};
+    const char *const refresh_names[] = {"exact", "warm", "auto"};
     dsc_kfac_method method;
     dsc_kfac_strategy strategy;
     dsc_kfac_placement placement;
@@ -71,6 +71,9 @@ static void test_names(void **state) {
         assert_string_equal(dsc_kfac_placement_name((dsc_kfac_placement)i), placement_names[i]);
         assert_ok(dsc_kfac_placement_parse(placement_names[i], &placement));
         assert_int_equal(placement, i);
+        assert_string_equal(dsc_kfac_refresh_name((dsc_kfac_refresh)i), refresh_names[i]);
+        assert_ok(dsc_kfac_refresh_parse(refresh_names[i], &refresh));
+        assert_int_equal(refresh, i);
     }
     for (int i = 0; i < 2; i++) {
         assert_string_equal(dsc_kfac_method_name((dsc_kfac_method)i), method_names[i]);
@@ -79,9 +82,6 @@ static void test_names(void **state) {
         assert_string_equal(dsc_kfac_scaling_name((dsc_kfac_scaling)i), scaling_names[i]);
         assert_ok(dsc_kfac_scaling_parse(scaling_names[i], &scaling));
         assert_int_equal(scaling, i);
-        assert_string_equal(dsc_kfac_refresh_name((dsc_kfac_refresh)i), refresh_names[i]);
-        assert_ok(dsc_kfac_refresh_parse(refresh_names[i], &refresh));
-        assert_int_equal(refresh, i);
     }
     assert_fails(DSC_E_INVALID, "kfac-method 'qr' is unknown: choose one of eigen, inverse",
                  dsc_kfac_method_parse("qr", &method));
@@ -93,7 +93,7 @@ static void test_names(void **state) {
                  dsc_kfac_placement_parse("Memory", &placement));
     assert_fails(DSC_E_INVALID, "kfac-scaling 'none' is unknown: choose one of paper, kfac-pytorch",
                  dsc_kfac_scaling_parse("none", &scaling));
-    assert_fails(DSC_E_INVALID, "kfac-refresh 'cold' is unknown: choose one of exact, warm",
+    assert_fails(DSC_E_INVALID, "kfac-refresh 'cold' is unknown: choose one of exact, warm, auto",
                  dsc_kfac_refresh_parse("cold", &refresh));
     assert_fails(DSC_E_INVALID, "kfac-scaling '' is unknown: choose one of paper",
                  dsc_kfac_scaling_parse(NULL, &scaling));
@@ -154,6 +154,7 @@ static void test_bad_combinations(void **state) {
     assert_refused(o.outer_product = 1; o.method = DSC_KFAC_INVERSE, 2, "choose method eigen");
     assert_refused(o.refresh = DSC_KFAC_WARM; o.method = DSC_KFAC_INVERSE, 2, "choose method eigen");
     assert_refused(o.rank = 0.5, 2, "choose refresh warm, or rank 1");
+    assert_refused(o.rank = 0.5; o.refresh = DSC_KFAC_AUTO, 2, "but refresh is auto: choose refresh warm");
     assert_refused(o.rank = 0.5; o.refresh = DSC_KFAC_WARM;
                    o.outer_product = 1, 2, "outer product needs all");
     assert_refused(o.rank = 0.5; o.refresh = DSC_KFAC_WARM;

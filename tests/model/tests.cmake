@@ -6,6 +6,7 @@ descent_test(model_layer SOURCES model/test_layer.c model/nets.c model/own_layer
 descent_test(model_norms SOURCES model/test_norms.c model/nets.c ROOMS model)
 descent_test(model_transposed SOURCES model/test_transposed.c model/nets.c ROOMS model)
 descent_test(model_attention SOURCES model/test_attention.c model/nets.c ROOMS model)
+descent_test(model_sequences SOURCES model/test_sequences.c model/nets.c ROOMS model)
 descent_test(model_zoo SOURCES model/test_zoo.c model/nets.c ROOMS model)
 emulated_program(model_exec SOURCES model/test_exec.c model/nets.c model/own_layers.c ROOMS model)
 emulated_program(model_transposed SOURCES model/test_transposed.c model/nets.c ROOMS model)

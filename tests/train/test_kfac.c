@@ -436,6 +436,100 @@ static void test_lacking_state(void **state) {
     assert_fails(DSC_E_FORMAT, "lacks 'kfac.conv1.A'", dsc_train_run(comm, device, &o, NULL));
 }
 
+/* ---- how decompositions are refreshed ---- */
+
+/* The refresh of the n-th start of a run, by its metrics. */
+static const char *refresh_of(const char *out, int n, char name[16]) {
+    json_t *lines = runs_lines(out);
+    const json_t *config = json_object_get(runs_line(lines, "run", n), "config");
+    const char *found = json_string_value(json_object_get(json_object_get(config, "kfac"), "refresh"));
+    snprintf(name, 16, "%s", found ? found : "nothing");
+    json_decref(lines);
+    return name;
+}
+
+/* The last K-FAC line that a run printed at its start. */
+static void note_kfac(void *context, const dsc_progress *progress) {
+    if (progress->kind == DSC_EVENT_START && strncmp(progress->text, "K-FAC: ", 7) == 0)
+        snprintf(context, 512, "%s", progress->text);
+}
+
+/* A run of 4 steps with this refresh, continued to step 6 with auto: it keeps what it had on any device. */
+static void check_kept(const char *directory_name, dsc_kfac_refresh refresh) {
+    char out[SCRATCH_SIZE], name[16];
+    const char *expected = dsc_kfac_refresh_name(refresh);
+    dsc_train_options o;
+    kfac_options(&o, folder(directory_name, out));
+    kfac_of(&o)->skip_layers = "^fc1$"; /* the large one */
+    kfac_of(&o)->refresh = refresh;
+    o.steps = 4;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    kfac_of(&o)->refresh = DSC_KFAC_AUTO;
+    o.resume = "auto";
+    o.steps = 6;
+    assert_ok(runs_noting(comm, device, &o, &warnings));
+    assert_string_equal(warnings, "");
+    assert_string_equal(refresh_of(out, 0, name), expected);
+    assert_string_equal(refresh_of(out, 1, name), expected);
+}
+
+/* auto is warm on a GPU and exact on a CPU; the start of a run, its metrics and its file `config` say which. */
+static void test_refresh(void **state) {
+    (void)state;
+    char out[SCRATCH_SIZE], name[16], line[512] = "", wanted[64];
+    const char *expected = dsc_device_is_host(device) ? "exact" : "warm";
+    size_t bytes;
+    dsc_train_options o;
+    kfac_options(&o, folder("auto", out));
+    kfac_of(&o)->skip_layers = "^fc1$";
+    kfac_of(&o)->refresh = DSC_KFAC_AUTO;
+    o.steps = 5;
+    o.progress = note_kfac;
+    o.progress_context = line;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    assert_string_equal(refresh_of(out, 0, name), expected);
+    snprintf(wanted, sizeof wanted, "refresh %s", expected);
+    assert_non_null(strstr(line, wanted));
+    snprintf(wanted, sizeof wanted, "\nkfac-refresh = %s\n", expected);
+    char *config = scratch_read(scratch_path(out, "config"), &bytes);
+    config[bytes - 1] = '\0';
+    assert_non_null(strstr(config, wanted));
+    free(config);
+    json_t *lines = runs_lines(out);
+    assert_int_equal(number(runs_line(lines, "kfac", 1), "refreshed_factors") > 0,
+                     !dsc_device_is_host(device));
+    json_decref(lines);
+
+    kfac_of(&o)->method = DSC_KFAC_INVERSE; /* which has no eigenvectors to rotate */
+    o.out = folder("auto-inverse", out);
+    o.steps = 1;
+    assert_ok(dsc_train_run(comm, device, &o, NULL));
+    assert_string_equal(refresh_of(out, 0, name), "exact");
+
+    check_kept("auto-after-exact", DSC_KFAC_EXACT);
+    check_kept("auto-after-warm", DSC_KFAC_WARM);
+}
+
+/* A checkpoint of a run with exact decompositions is all that a run with warm ones needs, and the other way round. */
+static void test_other_refresh(void **state) {
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        char out[SCRATCH_SIZE], name[16];
+        dsc_train_options o;
+        kfac_options(&o, folder(i ? "warm-then-exact" : "exact-then-warm", out));
+        kfac_of(&o)->skip_layers = "^fc1$";
+        kfac_of(&o)->refresh = i ? DSC_KFAC_WARM : DSC_KFAC_EXACT;
+        o.steps = 4;
+        assert_ok(dsc_train_run(comm, device, &o, NULL));
+        kfac_of(&o)->refresh = i ? DSC_KFAC_EXACT : DSC_KFAC_WARM;
+        o.resume = "auto";
+        o.steps = 0;
+        assert_ok(runs_noting(comm, device, &o, &warnings));
+        assert_string_equal(warnings, "");
+        assert_string_equal(refresh_of(out, 1, name), i ? "exact" : "warm");
+    }
+}
+
 /* ---- damaged files ---- */
 
 /* Where the numbers of a tensor lie in the file. */
@@ -743,6 +837,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_schedules_in_run), cmocka_unit_test(test_metrics),
         cmocka_unit_test(test_metrics_inverse),  cmocka_unit_test(test_resume),
         cmocka_unit_test(test_other_state),      cmocka_unit_test(test_lacking_state),
+        cmocka_unit_test(test_refresh),          cmocka_unit_test(test_other_refresh),
         cmocka_unit_test(test_damaged),          cmocka_unit_test(test_fuzzed),
         cmocka_unit_test(test_sampled),          cmocka_unit_test(test_angle),
         cmocka_unit_test(test_faster),           cmocka_unit_test(test_allocations),

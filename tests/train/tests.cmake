@@ -36,7 +36,8 @@ emulated_program(model-file SOURCES train/test_model_file.c train/runs.c train/s
 emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume test_scale)
 if(NOT DESCENT_SANITIZE) # too slow with sanitizers
-  emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train TESTS test_recorded)
+  emulated_program(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train
+                   TESTS test_recorded test_refresh)
   emulated_program(train-damping SOURCES train/test_damping.c train/runs.c train/scratch.c ROOMS train
                    TESTS test_recorded)
   if(TARGET test_emulated_train-kfac)

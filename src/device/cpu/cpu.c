@@ -190,6 +190,7 @@ static void fill_table(dsc_device_table *table) {
     dsc_cpu_table_parts(table);
     dsc_cpu_table_embedding(table);
     dsc_cpu_table_loss(table);
+    dsc_cpu_table_pixel_loss(table);
     dsc_cpu_table_optim(table);
 }
 

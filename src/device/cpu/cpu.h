@@ -91,6 +91,7 @@ void dsc_cpu_table_pool(dsc_device_table *table);
 void dsc_cpu_table_parts(dsc_device_table *table);
 void dsc_cpu_table_embedding(dsc_device_table *table);
 void dsc_cpu_table_loss(dsc_device_table *table);
+void dsc_cpu_table_pixel_loss(dsc_device_table *table);
 void dsc_cpu_table_optim(dsc_device_table *table);
 
 #endif

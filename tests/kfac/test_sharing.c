@@ -1,0 +1,239 @@
+/* Layers that are applied to every position of a sequence: the scale of factors for losses of many terms, and both ways to
+ * share a weight, on cases whose Fisher matrix is known.
+ *
+ * With a decay of 0 the running averages are the batch factors, which the state shows as packed triangles. A linear layer
+ * y = W a is followed by z = V y, and the loss is the mean of |z|^2 / 2 over M terms: the Gauss-Newton matrix of W is
+ * V'V (x) E[a a']. A backward pass that starts with e_c / M at every term gives g = V[c] / M; the G of all c together
+ * should be V'V. */
+#include "kfac/twin.h"
+
+#include "device/ops.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { N = 3, T = 5, IN = 4, OUT = 3, C = 6, MOST = 64 };
+
+static double number(int i) {
+    return ((i * 37 + 11) % 23 - 11) / 8.0;
+}
+
+static const double *outer_weights(void) {
+    static double v[C * OUT];
+    for (int i = 0; i < C * OUT; i++)
+        v[i] = number(i + 100);
+    return v;
+}
+
+/* Factor A or G of the only layer, as a packed triangle of n rows. */
+static void read_factor(dsc_kfac *kfac, const place *p, const char *name, double *out) {
+    double host[MOST];
+    int64_t index = twin_entry(kfac, name), count = 1;
+    const dsc_kfac_entry *e = &dsc_kfac_state_entries(kfac)[index];
+    for (int k = 0; k < e->ndim; k++)
+        count *= e->dim[k];
+    assert_true(count <= MOST);
+    assert_ok(dsc_kfac_state_get(kfac, p->queue, index, host));
+    for (int64_t i = 0; i < count; i++)
+        out[i] = e->dtype == DSC_F64 ? host[i] : (double)((const float *)(const void *)host)[i];
+}
+
+static dsc_tensor make(const place *p, int ndim, const int64_t *dim, const double *values) {
+    dsc_tensor t;
+    int64_t count = 1;
+    for (int i = 0; i < ndim; i++)
+        count *= dim[i];
+    float *narrow = net_array(count, sizeof *narrow);
+    for (int64_t i = 0; i < count; i++)
+        narrow[i] = (float)values[i];
+    assert_ok(dsc_tensor_alloc(p->handle, p->dtype, ndim, dim, &t));
+    assert_ok(dsc_tensor_upload(p->queue, p->dtype == DSC_F64 ? (const void *)values : narrow,
+                                dsc_tensor_bytes(&t), &t));
+    assert_ok(dsc_queue_sync(p->queue));
+    free(narrow);
+    return t;
+}
+
+/* What a case is made of: positions 0: plain rows; conv: a 1x1 convolution of positions x 1 maps. */
+typedef struct sharing_case {
+    int64_t positions, terms;
+    dsc_kfac_sharing sharing;
+    int conv;
+} sharing_case;
+
+/* A and G of one step with a[N * positions, IN] and g[N * positions, OUT]. */
+static void factors_of(const place *p, sharing_case c, const double *a, const double *g, double *factor_a,
+                       double *factor_g) {
+    const int64_t t = c.positions > 0 ? c.positions : 1, weights = OUT * IN;
+    const int64_t rows[2][3] = {{N, t, IN}, {N, t, OUT}}, maps[2][4] = {{N, t, 1, IN}, {N, t, 1, OUT}};
+    const int64_t plain[2][2] = {{N, IN}, {N, OUT}};
+    dsc_conv2d_shape shape;
+    dsc_kfac_options options = twin_options();
+    dsc_kfac_layer layer;
+    dsc_kfac *kfac;
+    dsc_tensor grad, both[2];
+    options.stat_decay = 0;
+    options.loss_terms = c.terms;
+    options.sharing = c.sharing;
+    assert_ok(dsc_tensor_alloc(p->handle, p->dtype, 1, &weights, &grad));
+    assert_ok(dsc_op_fill(p->queue, 1, &grad));
+    dsc_kfac_layer_init(&layer);
+    dsc_conv2d_shape_init(&shape);
+    shape.in_h = t;
+    shape.in_w = 1;
+    shape.in_c = IN;
+    shape.out_c = OUT;
+    layer.name = "layer";
+    layer.kind = c.conv ? DSC_KFAC_CONV2D : DSC_KFAC_LINEAR;
+    layer.in_c = IN;
+    layer.out_c = OUT;
+    layer.conv = &shape;
+    layer.weight_grad = grad;
+    assert_ok(dsc_kfac_create(alone, p->queue, &layer, 1, &options, &kfac));
+    for (int i = 0; i < 2; i++)
+        both[i] = c.conv            ? make(p, 4, maps[i], i ? g : a)
+                  : c.positions > 0 ? make(p, 3, rows[i], i ? g : a)
+                                    : make(p, 2, plain[i], i ? g : a);
+    assert_ok(dsc_kfac_begin(kfac, 1));
+    assert_ok(dsc_kfac_capture(kfac, p->queue, 0, &both[0], &both[1]));
+    assert_ok(dsc_kfac_step(kfac, p->queue, 0.5));
+    read_factor(kfac, p, "layer.A", factor_a);
+    read_factor(kfac, p, "layer.G", factor_g);
+    dsc_kfac_destroy(&kfac);
+    dsc_tensor_free(&both[0]);
+    dsc_tensor_free(&both[1]);
+    dsc_tensor_free(&grad);
+}
+
+/* The sum over c of G where every row of g is V[c] times `seed`; A of the inputs. */
+static void sum_of_passes(const place *p, sharing_case what, double seed, double *factor_a, double *sum_g) {
+    double a[N * T * IN], g[N * T * OUT], factor_g[MOST];
+    const double *v = outer_weights();
+    int64_t rows = N * (what.positions > 0 ? what.positions : 1);
+    for (int i = 0; i < N * T * IN; i++)
+        a[i] = number(i);
+    memset(sum_g, 0, MOST * sizeof *sum_g);
+    for (int c = 0; c < C; c++) {
+        for (int64_t i = 0; i < rows * OUT; i++)
+            g[i] = v[c * OUT + i % OUT] * seed;
+        factors_of(p, what, a, g, factor_a, factor_g);
+        for (int i = 0; i < OUT * (OUT + 1) / 2; i++)
+            sum_g[i] += factor_g[i];
+    }
+}
+
+/* sum_g = scale V'V. */
+static void expect_outer(const place *p, const double *sum_g, double scale, const char *what) {
+    const double *v = outer_weights();
+    for (int i = 0, at = 0; i < OUT; i++)
+        for (int j = 0; j <= i; j++, at++) {
+            double wanted = 0, size = 0;
+            for (int c = 0; c < C; c++) {
+                wanted += scale * v[c * OUT + i] * v[c * OUT + j];
+                size += scale * fabs(v[c * OUT + i] * v[c * OUT + j]);
+            }
+            if (!(fabs(sum_g[at] - wanted) <= 64 * N * T * p->eps * size))
+                fail_msg("%s: G[%d,%d] is %.12g instead of %.12g", what, i, j, sum_g[at], wanted);
+        }
+}
+
+/* One term of the loss at every position, as in a language model: the Gauss-Newton matrix. */
+static void test_every_position(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        double a[MOST], g[MOST];
+        const double m = N * T;
+        sum_of_passes(&places[p], (sharing_case){T, T, DSC_KFAC_EXPAND, 0}, 1 / m, a, g);
+        expect_outer(&places[p], g, 1, "expand");
+        sum_of_passes(&places[p], (sharing_case){T, 0, DSC_KFAC_EXPAND, 0}, 1 / m, a, g);
+        expect_outer(&places[p], g, 1, "every row is a term by default");
+        for (int i = 0, at = 0; i < IN; i++)
+            for (int j = 0; j <= i; j++, at++) {
+                double wanted = 0;
+                for (int r = 0; r < N * T; r++)
+                    wanted += number(r * IN + i) * number(r * IN + j) / m;
+                assert_true(fabs(a[at] - wanted) <= 64 * m * places[p].eps);
+            }
+    }
+}
+
+/* The mean over positions follows the layer, and the loss has one term per sequence: reduce is exact, expand's G is
+ * smaller by the number of positions. */
+static void test_pooled(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        double a[MOST], g[MOST];
+        sum_of_passes(&places[p], (sharing_case){T, 1, DSC_KFAC_REDUCE, 0}, 1.0 / (N * T), a, g);
+        expect_outer(&places[p], g, 1, "reduce");
+        for (int i = 0, at = 0; i < IN; i++)
+            for (int j = 0; j <= i; j++, at++) {
+                double wanted = 0;
+                for (int n = 0; n < N; n++) {
+                    double x = 0, y = 0;
+                    for (int t = 0; t < T; t++) {
+                        x += number((n * T + t) * IN + i) / T;
+                        y += number((n * T + t) * IN + j) / T;
+                    }
+                    wanted += x * y / N;
+                }
+                assert_true(fabs(a[at] - wanted) <= 64 * N * T * places[p].eps);
+            }
+        sum_of_passes(&places[p], (sharing_case){T, 1, DSC_KFAC_EXPAND, 0}, 1.0 / (N * T), a, g);
+        expect_outer(&places[p], g, 1.0 / T, "expand of a pooled layer");
+    }
+}
+
+/* One position: both ways, and plain rows, are the same. */
+static void test_one_position(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        double a[3][MOST], g[3][MOST];
+        const sharing_case cases[3] = {
+            {0, 0, DSC_KFAC_EXPAND, 0}, {1, 1, DSC_KFAC_EXPAND, 0}, {1, 1, DSC_KFAC_REDUCE, 0}};
+        for (int i = 0; i < 3; i++) {
+            sum_of_passes(&places[p], cases[i], 1.0 / N, a[i], g[i]);
+            expect_outer(&places[p], g[i], 1, "one position");
+            assert_memory_equal(a[i], a[0], IN * (IN + 1) / 2 * sizeof a[i][0]);
+        }
+    }
+}
+
+/* A 1x1 convolution with a loss at every pixel is a linear layer at every position; a factor S moves from A to G. */
+static void test_pixels(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        double a[2][MOST], g[2][MOST];
+        sum_of_passes(&places[p], (sharing_case){T, T, DSC_KFAC_EXPAND, 0}, 1.0 / (N * T), a[0], g[0]);
+        sum_of_passes(&places[p], (sharing_case){T, T, DSC_KFAC_EXPAND, 1}, 1.0 / (N * T), a[1], g[1]);
+        expect_outer(&places[p], g[1], T, "pixels");
+        for (int i = 0; i < IN * (IN + 1) / 2; i++)
+            assert_true(fabs(a[1][i] * T - a[0][i]) <= 64 * N * T * places[p].eps);
+    }
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    dsc_kfac_options options = twin_options();
+    dsc_kfac_sharing sharing;
+    dsc_kfac *kfac;
+    options.loss_terms = -1;
+    assert_fails(DSC_E_INVALID, "-1 terms", dsc_kfac_create(alone, host_queue, NULL, 0, &options, &kfac));
+    options.loss_terms = 0;
+    options.sharing = DSC_KFAC_REDUCE;
+    options.ekfac = DSC_KFAC_EKFAC_SAMPLES;
+    assert_fails(DSC_E_INVALID, "sharing reduce with ekfac samples",
+                 dsc_kfac_create(alone, host_queue, NULL, 0, &options, &kfac));
+    assert_ok(dsc_kfac_sharing_parse("reduce", &sharing));
+    assert_int_equal(sharing, DSC_KFAC_REDUCE);
+    assert_string_equal(dsc_kfac_sharing_name(DSC_KFAC_EXPAND), "expand");
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_position), cmocka_unit_test(test_pooled),
+        cmocka_unit_test(test_one_position),   cmocka_unit_test(test_pixels),
+        cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("kfac-sharing", tests, places_open, places_close);
+}

@@ -1,0 +1,248 @@
+/* Models of sequences: embeddings, linear layers at every position, tied heads, a loss at every position. Gradients in
+ * double against central differences, results of other devices against ref, names in files, refusals. */
+#include "chosen.h"
+
+#include "model/nets.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BATCH = 3, POSITIONS = 5, VOCABULARY = 7, WIDTH = 4, ROWS = BATCH * POSITIONS };
+
+static dsc_linear_options linear_options(int bias, double std, int in_out, dsc_value tied) {
+    dsc_linear_options options;
+    dsc_linear_options_init(&options);
+    options.bias = bias;
+    options.std = std;
+    options.in_out = in_out;
+    options.tied = tied;
+    return options;
+}
+
+/* One block of a transformer, as GPT-2 has it, with a tied or an own head. */
+static dsc_model *make_gpt(dsc_device *device, dsc_dtype dtype, int tied) {
+    dsc_model_options options;
+    dsc_model *m;
+    dsc_value tokens, table, x, h, y;
+    dsc_attention_options attention;
+    dsc_model_options_init(&options);
+    options.dtype = dtype;
+    assert_ok(dsc_model_create(device, &options, &m));
+    assert_ok(dsc_model_tokens(m, POSITIONS, &tokens));
+    assert_ok(dsc_model_embedding(m, "wte", tokens, VOCABULARY, WIDTH, 0.5, &table));
+    assert_ok(dsc_model_position_embedding(m, "wpe", table, 0.5, &x));
+    assert_ok(dsc_model_layer_norm(m, "ln_1", x, 1e-5, 1, &h));
+    dsc_linear_options in_out = linear_options(1, 0.4, 1, -1), head = linear_options(!tied, 0, 0, -1);
+    if (tied)
+        head.tied = table;
+    assert_ok(dsc_model_linear_with(m, "c_attn", h, 3 * WIDTH, &in_out, &h));
+    dsc_attention_options_init(&attention);
+    attention.heads = 2;
+    attention.causal = 1;
+    assert_ok(dsc_model_attention(m, h, &attention, &h));
+    assert_ok(dsc_model_linear(m, "c_proj", h, WIDTH, 1, &h));
+    assert_ok(dsc_model_add(m, x, h, &y));
+    assert_ok(dsc_model_linear_with(m, "lm_head", y, VOCABULARY, &head, &y));
+    assert_ok(dsc_model_seal(m, y));
+    return m;
+}
+
+typedef struct rig {
+    dsc_device *device;
+    dsc_queue *q;
+    dsc_model *m;
+    dsc_exec *exec;
+    dsc_tensor x, labels;
+} rig;
+
+static rig open_rig(const char *device, dsc_dtype dtype, int tied) {
+    rig r = {.device = open_device(device)};
+    const int64_t dim[4] = {BATCH, POSITIONS, 1, 1}, rows = ROWS;
+    double tokens[ROWS];
+    int32_t labels[ROWS];
+    for (int i = 0; i < ROWS; i++) {
+        tokens[i] = (i * 5 + i / 4) % VOCABULARY;
+        labels[i] = i % 4 == 1 ? -1 : (i * 3) % VOCABULARY;
+    }
+    r.q = open_queue(r.device);
+    r.m = make_gpt(r.device, dtype, tied);
+    assert_ok(dsc_exec_create(r.m, DSC_EXEC_TRAIN, BATCH, &r.exec));
+    assert_ok(dsc_tensor_alloc(r.device, dtype, 4, dim, &r.x));
+    assert_ok(dsc_tensor_alloc(r.device, DSC_I32, 1, &rows, &r.labels));
+    write_doubles(r.q, tokens, &r.x);
+    assert_ok(dsc_tensor_upload(r.q, labels, sizeof labels, &r.labels));
+    assert_ok(dsc_queue_sync(r.q));
+    return r;
+}
+
+static void close_rig(rig *r) {
+    dsc_tensor_free(&r->x);
+    dsc_tensor_free(&r->labels);
+    dsc_exec_destroy(&r->exec);
+    dsc_model_destroy(&r->m);
+    dsc_queue_destroy(&r->q);
+    dsc_device_destroy(&r->device);
+}
+
+static double loss(rig *r) {
+    double stats[DSC_STAT_COUNT];
+    assert_ok(dsc_exec_clear_stats(r->exec, r->q));
+    assert_ok(dsc_exec_forward(r->exec, r->q, &r->x));
+    assert_ok(dsc_exec_loss(r->exec, r->q, &r->labels, 0.5));
+    assert_ok(dsc_tensor_download(r->q, dsc_exec_stats(r->exec), sizeof stats, stats));
+    assert_ok(dsc_queue_sync(r->q));
+    assert_true(stats[DSC_STAT_ROWS] == ROWS - 4);
+    return 0.5 * stats[DSC_STAT_LOSS];
+}
+
+static double quotient(rig *r, dsc_tensor *element, double value, double h) {
+    double up = value + h, down = value - h;
+    write_doubles(r->q, &up, element);
+    double above = loss(r);
+    write_doubles(r->q, &down, element);
+    double below = loss(r);
+    write_doubles(r->q, &value, element);
+    return (above - below) / (2 * h);
+}
+
+/* Twice: the second pass adds to the gradients of the first. */
+static void check_gradients(int tied) {
+    const double h = 1e-5;
+    rig r = open_rig("ref", DSC_F64, tied);
+    dsc_backward_options again;
+    dsc_tensor values = dsc_model_values(r.m), grads = dsc_model_grads(r.m);
+    double value = loss(&r);
+    assert_ok(dsc_exec_backward(r.exec, r.q, NULL));
+    double *once = read_doubles(r.q, &grads), *now = read_doubles(r.q, &values);
+    dsc_backward_options_init(&again);
+    again.accumulate = 1;
+    loss(&r);
+    assert_ok(dsc_exec_backward(r.exec, r.q, &again));
+    double *twice = read_doubles(r.q, &grads), rounding = 1000 * DBL_EPSILON * fabs(value) / h;
+    int64_t n = dsc_tensor_count(&values);
+    for (int64_t i = 0; i < n; i++) {
+        dsc_tensor element = dsc_tensor_slice(&values, i, 1);
+        double rough = quotient(&r, &element, now[i], h), fine = quotient(&r, &element, now[i], h / 2);
+        if (fabs(once[i] - fine) > fabs(rough - fine) + 2 * rounding)
+            fail_msg("tied %d: gradient %lld is %.12g, the quotients are %.12g and %.12g", tied, (long long)i,
+                     once[i], rough, fine);
+        assert_true(fabs(twice[i] - 2 * once[i]) <= 16 * DBL_EPSILON * fabs(once[i]) + 1e-15);
+    }
+    assert_true(largest(n, once) > 0.01);
+    free(once);
+    free(twice);
+    free(now);
+    close_rig(&r);
+}
+
+static void test_gradients(void **state) {
+    (void)state;
+    skip_on_chosen("differences need double, on ref");
+    check_gradients(0);
+    check_gradients(1);
+}
+
+/* The chosen device gives what ref gives, up to float32's rounding. */
+static void test_devices(void **state) {
+    (void)state;
+    for (int tied = 0; tied < 2; tied++) {
+        rig exact = open_rig("ref", DSC_F64, tied), r = open_rig(chosen_exact_or("cpu"), DSC_F32, tied);
+        dsc_tensor from = dsc_model_values(exact.m), to = dsc_model_values(r.m);
+        dsc_tensor g0 = dsc_model_grads(exact.m), g1 = dsc_model_grads(r.m);
+        double *values = read_doubles(exact.q, &from);
+        write_doubles(r.q, values, &to);
+        double wanted = loss(&exact), found = loss(&r);
+        assert_true(fabs(wanted - found) < 1e-4 * fabs(wanted));
+        assert_ok(dsc_exec_backward(exact.exec, exact.q, NULL));
+        assert_ok(dsc_exec_backward(r.exec, r.q, NULL));
+        double *a = read_doubles(exact.q, &g0), *b = read_doubles(r.q, &g1);
+        int64_t n = dsc_tensor_count(&g0);
+        assert_true(largest_difference(n, a, b) < 2e-4 * largest(n, a));
+        free(values);
+        free(a);
+        free(b);
+        close_rig(&exact);
+        close_rig(&r);
+    }
+}
+
+static void test_names(void **state) {
+    (void)state;
+    dsc_device *device = open_device("cpu");
+    dsc_model *m = make_gpt(device, DSC_F32, 1);
+    const dsc_state_entry *entries = dsc_model_state(m);
+    int64_t count = dsc_model_state_count(m);
+    assert_int_equal(dsc_model_param_count(m), 8);
+    assert_int_equal(count, 9);
+    assert_string_equal(entries[count - 1].name, "lm_head.weight");
+    assert_true(dsc_model_state_is_alias(m, count - 1) && !dsc_model_state_is_alias(m, 0));
+    assert_true(entries[count - 1].tensor == entries[0].tensor);
+    assert_string_equal(entries[4].name, "c_attn.weight"); /* [in, out] in files */
+    assert_true(entries[4].permuted && entries[4].dim[0] == WIDTH && entries[4].dim[1] == 3 * WIDTH);
+    assert_int_equal(dsc_model_classes(m), VOCABULARY);
+    assert_int_equal(dsc_model_positions(m), POSITIONS);
+    assert_true(dsc_model_takes_tokens(m));
+    assert_int_equal(dsc_model_layer_count(m), 2); /* the tied head is none */
+    assert_int_equal(dsc_model_layers(m)[0].shape->in_c, WIDTH);
+    assert_int_equal(dsc_model_layers(m)[0].shape->out_c, 3 * WIDTH);
+    dsc_model_destroy(&m);
+    dsc_device_destroy(&device);
+}
+
+/* What captures get of a linear layer on a sequence. */
+static dsc_status see(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a, const dsc_tensor *g) {
+    (void)q;
+    assert_true(a->ndim == 3 && a->dim[0] == BATCH && a->dim[1] == POSITIONS && a->dim[2] == WIDTH);
+    assert_true(g->ndim == 3 && g->dim[1] == POSITIONS && g->dim[2] == (layer == 0 ? 3 * WIDTH : WIDTH));
+    ++*(int *)context;
+    return DSC_OK;
+}
+
+static void test_captures(void **state) {
+    (void)state;
+    rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, 1);
+    int seen = 0;
+    dsc_backward_options backward;
+    dsc_backward_options_init(&backward);
+    backward.context = &seen;
+    backward.capture = see;
+    loss(&r);
+    assert_ok(dsc_exec_backward(r.exec, r.q, &backward));
+    assert_int_equal(seen, 2);
+    close_rig(&r);
+}
+
+static void test_refusals(void **state) {
+    (void)state;
+    dsc_device *device = open_device("cpu");
+    dsc_model *m;
+    dsc_value tokens, table, y;
+    assert_ok(dsc_model_create(device, NULL, &m));
+    assert_ok(dsc_model_tokens(m, POSITIONS, &tokens));
+    assert_fails(DSC_E_INVALID, "a table of 0 tokens", dsc_model_embedding(m, "e", tokens, 0, 4, 1, &y));
+    assert_fails(DSC_E_INVALID, "deviation 0", dsc_model_embedding(m, "e", tokens, 5, 4, 0, &y));
+    assert_ok(dsc_model_embedding(m, "e", tokens, 5, 4, 1, &table));
+    assert_fails(DSC_E_INVALID, "its input must be the tokens",
+                 dsc_model_embedding(m, "f", table, 5, 4, 1, &y));
+    dsc_linear_options tied = linear_options(0, 0, 0, table), none = linear_options(0, 0, 0, tokens);
+    assert_fails(DSC_E_INVALID, "is [5, 4], but the weight of the layer [6, 4]",
+                 dsc_model_linear_with(m, "h", table, 6, &tied, &y));
+    assert_fails(DSC_E_INVALID, "is no embedding's", dsc_model_linear_with(m, "h", table, 5, &none, &y));
+    assert_int_equal(dsc_model_state_count(m), 1); /* a refused layer leaves nothing */
+    assert_ok(dsc_model_linear_with(m, "h", table, 5, &tied, &y));
+    assert_fails(DSC_E_INVALID, "has another user already",
+                 dsc_model_linear_with(m, "i", table, 5, &tied, &y));
+    assert_ok(dsc_model_seal(m, y));
+    dsc_model_destroy(&m);
+    dsc_device_destroy(&device);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradients), cmocka_unit_test(test_devices),  cmocka_unit_test(test_names),
+        cmocka_unit_test(test_captures),  cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests_name("model_sequences", tests, NULL, NULL);
+}
