@@ -193,8 +193,10 @@ DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK
  *   mlp, lenet, resnet20/32/44/56/110, resnet18/34/50/101/152   no keys
  *   unet, unet-bn                                                keys width, dropout
  *   gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt-mini             keys layers, heads, width, dropout, bias
- * The logits of U-Nets are maps. GPTs take h tokens (w is 1, or h; c is 1), and `classes` is their vocabulary. An unknown
- * name, an unknown key or a bad value is DSC_E_INVALID and lists the known ones. options may be NULL. */
+ *   bert-base, bert-large                                        keys layers, heads, width, dropout
+ * The logits of U-Nets are maps. GPTs and BERTs take h tokens (w is 1, or h; c is 1), and `classes` is their vocabulary.
+ * BERTs predict masked tokens; they have no padding and no second type of tokens.
+ * An unknown name, an unknown key or a bad value is DSC_E_INVALID and lists the known ones. options may be NULL. */
 DSC_API dsc_status dsc_zoo_create(dsc_device *device, const char *name, int64_t h, int64_t w, int64_t c,
                                   int64_t classes, const dsc_model_options *options,
                                   dsc_model **out) DSC_MUST_CHECK;

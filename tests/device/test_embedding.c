@@ -93,19 +93,19 @@ static void test_conformance(void **state) {
     }
 }
 
-/* Leading dimensions of ids and y; an id twice, one outside; then the gradient of it, with beta 0, 1 and 2. */
+/* Leading dimensions of ids and y; an id twice, and what is no id; then the gradient of it, with beta 0, 1 and 2. */
 static void test_by_hand(void **state) {
     (void)state;
     for (int r = 0; r < rig_count; r++) {
         const rig *g = &rigs[r];
-        place ids = place_of(g, DSC_F32, SHAPE(2, 2, 1, 1), (const double[]){2, 0, 2, 3});
+        place ids = place_of(g, DSC_F32, SHAPE(2, 3, 1, 1), (const double[]){2, 0, 2, 3, 0.5, -1});
         place table = place_of(g, DSC_F32, SHAPE(3, 2), (const double[]){1, 2, 3, 4, 5, 6});
-        place y = place_make(g, DSC_F32, SHAPE(2, 2, 1, 2));
+        place y = place_make(g, DSC_F32, SHAPE(2, 3, 1, 2));
         assert_ok(dsc_op_embedding_forward(g->q, &ids.t, &table.t, &y.t));
-        place_expect(g, &y, (const double[]){5, 6, 1, 2, 5, 6, 0, 0}, "rows of the table");
-        place_write(g, &y, (const double[]){1, 10, 2, 20, 4, 40, 8, 80});
+        place_expect(g, &y, (const double[]){5, 6, 1, 2, 5, 6, 0, 0, 0, 0, 0, 0}, "rows of the table");
+        place_write(g, &y, (const double[]){1, 10, 2, 20, 4, 40, 8, 80, 16, 160, 32, 320});
         place_fill(g, &table, NAN);
-        dsc_tensor work = make_work(g->q, 4, 3);
+        dsc_tensor work = make_work(g->q, 6, 3);
         assert_ok(dsc_op_embedding_backward(g->q, &ids.t, &y.t, 0, &work, &table.t));
         place_expect(g, &table, (const double[]){2, 20, 0, 0, 5, 50}, "the gradient");
         assert_ok(dsc_op_embedding_backward(g->q, &ids.t, &y.t, 1, &work, &table.t));

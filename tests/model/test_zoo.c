@@ -8,7 +8,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { MODELS = 19 }; /* built in */
+enum { MODELS = 21 }; /* built in */
 
 static dsc_device *device;
 
@@ -25,7 +25,7 @@ static int teardown(void **state) {
 }
 
 static int takes_tokens(const char *name) {
-    return strncmp(name, "gpt", 3) == 0;
+    return strncmp(name, "gpt", 3) == 0 || strncmp(name, "bert", 4) == 0;
 }
 
 /* Built but not sealed: no memory, no initial values for up to a billion and a half parameters. */
@@ -66,6 +66,8 @@ static void test_sizes(void **state) {
         {"gpt2-large", 774030080, 144},
         {"gpt2-xl", 1557611200, 192},
         {"gpt-mini", 10745088, 24},
+        {"bert-base", 109514298, 73},
+        {"bert-large", 335174458, 145},
     };
     int count = 0;
     for (; dsc_zoo_names()[count]; count++) {
@@ -124,6 +126,8 @@ static void test_spec_errors(void **state) {
         {"gpt2:bias=2", "(keys of gpt2 and their defaults: layers=12, heads=12, width=768, dropout=0.1, "
                         "bias=1): bias 2: must"},
         {"gpt2:layers=0", "layers 0: must be at least 1"},
+        {"bert-base:bias=0",
+         "(keys of bert-base and their defaults: layers=12, heads=12, width=768, dropout=0.1): there is no"},
         {"lenet:width=8", "model 'lenet:width=8' (lenet has no keys): there is no key 'width'"},
         {"lenet:", "model 'lenet:' (lenet has no keys): '' is not of the form"},
         {":width=8", "model ':width=8' is unknown"},
@@ -204,7 +208,7 @@ static void test_registered(void **state) {
     assert_fails(DSC_E_INVALID, "model perceptron gives 2 logits, but there are 9 classes",
                  dsc_zoo_create(device, "perceptron", 4, 4, 2, 9, NULL, &m));
     assert_int_equal(built, 4);
-    assert_fails(DSC_E_INVALID, "gpt-mini, perceptron", dsc_zoo_create(device, "?", 4, 4, 2, 9, NULL, &m));
+    assert_fails(DSC_E_INVALID, "bert-large, perceptron", dsc_zoo_create(device, "?", 4, 4, 2, 9, NULL, &m));
     assert_null(m);
     entry.name = "resnet20";
     assert_fails(DSC_E_INVALID, "there is one of this name already", dsc_zoo_register(&entry));
@@ -218,7 +222,7 @@ typedef struct list {
         char name[64];
         int ndim;
         int64_t dim[4];
-    } item[200];
+    } item[210];
     int count;
 } list;
 
@@ -556,9 +560,54 @@ static void test_gpt_errors(void **state) {
                  dsc_zoo_create(device, "gpt-mini:heads=5", 8, 1, 1, 65, NULL, &m));
     assert_fails(DSC_E_INVALID, "model gpt-mini for 32x32x3: it takes sequences of tokens, positions x 1 x 1",
                  dsc_zoo_create(device, "gpt-mini", 32, 32, 3, 10, NULL, &m));
+    assert_fails(DSC_E_INVALID, "width 768 cannot be divided into 7 heads",
+                 dsc_zoo_create(device, "bert-base:heads=7", 8, 1, 1, 65, NULL, &m));
     assert_fails(DSC_E_INVALID, "model gpt-mini for 32x8x1: it takes sequences",
                  dsc_zoo_create(device, "gpt-mini", 32, 8, 1, 10, NULL, &m));
     assert_null(m);
+}
+
+static void expect_linear(list *l, const char *name, int64_t out, int64_t in) {
+    expect_gpt_layer(l, name, in, out, 0, 1);
+}
+
+static void expect_bert_block(list *l, int number, int64_t d) {
+    const struct {
+        const char *name;
+        int64_t out, in; /* out 0: a norm */
+    } parts[] = {{"attention.self.query", d, d},       {"attention.self.key", d, d},
+                 {"attention.self.value", d, d},       {"attention.output.dense", d, d},
+                 {"attention.output.LayerNorm", 0, d}, {"intermediate.dense", 4 * d, d},
+                 {"output.dense", d, 4 * d},           {"output.LayerNorm", 0, d}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        char name[56];
+        snprintf(name, sizeof name, "bert.encoder.layer.%d.%s", number, parts[i].name);
+        expect_linear(l, name, parts[i].out, parts[i].in);
+    }
+}
+
+static void test_bert_state(void **state) {
+    (void)state;
+    static list l;
+    const int64_t d = 768, v = 30522;
+    l.count = 0;
+    expect(&l, "bert.embeddings.word_embeddings", "weight", 2, (int64_t[]){v, d});
+    expect(&l, "bert.embeddings.position_embeddings", "weight", 2, (int64_t[]){512, d});
+    expect(&l, "bert.embeddings.token_type_embeddings", "weight", 2, (int64_t[]){2, d});
+    expect_linear(&l, "bert.embeddings.LayerNorm", 0, d);
+    for (int i = 0; i < 12; i++)
+        expect_bert_block(&l, i, d);
+    expect_linear(&l, "cls.predictions.transform.dense", d, d);
+    expect_linear(&l, "cls.predictions.transform.LayerNorm", 0, d);
+    expect(&l, "cls.predictions.decoder", "weight", 2, (int64_t[]){v, d});
+    expect(&l, "cls.predictions", "bias", 1, &v);
+    expect(&l, "cls.predictions.decoder", "bias", 1, &v);
+    assert_int_equal(l.count, 204);
+    dsc_model *m = build_unsealed("bert-base", 0, 0);
+    assert_tensors(m, &l);
+    for (int i = 0; i < l.count; i++)
+        assert_int_equal(dsc_model_state_is_alias(m, i), i == 201 || i == 203);
+    dsc_model_destroy(&m);
 }
 
 /* The whole spec is the model's name. */
@@ -582,14 +631,23 @@ static void test_created(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_resnet18_state), cmocka_unit_test(test_resnet20_state),
-        cmocka_unit_test(test_lenet_state),    cmocka_unit_test(test_resnet50_layers),
-        cmocka_unit_test(test_spec_errors),    cmocka_unit_test(test_spec_fuzz),
-        cmocka_unit_test(test_unet_shapes),    cmocka_unit_test(test_unet_errors),
-        cmocka_unit_test(test_unet_dropout),   cmocka_unit_test(test_gpt_state),
-        cmocka_unit_test(test_gpt_sizes),      cmocka_unit_test(test_gpt_initial_values),
-        cmocka_unit_test(test_gpt_errors),     cmocka_unit_test(test_created),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_resnet18_state),
+        cmocka_unit_test(test_resnet20_state),
+        cmocka_unit_test(test_lenet_state),
+        cmocka_unit_test(test_resnet50_layers),
+        cmocka_unit_test(test_spec_errors),
+        cmocka_unit_test(test_spec_fuzz),
+        cmocka_unit_test(test_unet_shapes),
+        cmocka_unit_test(test_unet_errors),
+        cmocka_unit_test(test_unet_dropout),
+        cmocka_unit_test(test_gpt_state),
+        cmocka_unit_test(test_gpt_sizes),
+        cmocka_unit_test(test_gpt_initial_values),
+        cmocka_unit_test(test_gpt_errors),
+        cmocka_unit_test(test_bert_state),
+        cmocka_unit_test(test_created),
         cmocka_unit_test(test_registered), /* last: it adds to the names */
     };
     return cmocka_run_group_tests_name("model_zoo", tests, setup, teardown);

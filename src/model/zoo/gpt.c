@@ -1,12 +1,12 @@
-/* GPT-2 (Radford et al. 2019) and the models of nanoGPT: tokens and positions are embedded, then come blocks of two parts, each of
- * which is added to its input,
+/* GPT-2 (Radford et al. 2019) and the models of nanoGPT: tokens and positions are embedded, then come blocks of
+ * two parts, each of which is added to its input,
  *   x + c_proj(attention(c_attn(ln_1(x)))),   x + c_proj(GELU(c_fc(ln_2(x)))),
- * with a causal mask and 4 width features inside the second, then a layer norm and a linear layer whose weight is the table of the
- * tokens. The initial weights are normal of standard deviation 0.02, and 0.02 / sqrt(2 layers) in both c_proj, so that the sum
- * of all blocks' outputs does not grow with their number.
+ * with a causal mask and 4 width features inside the second, then a layer norm and a linear layer whose weight is
+ * the table of the tokens. The initial weights are normal of standard deviation 0.02, and 0.02 / sqrt(2 layers) in
+ * both c_proj, so that the sum of all blocks' outputs does not grow with their number.
  *
- * GPT-2 as Hugging Face's GPT2LMHeadModel names it has the GELU with tanh and weights [in, out] in files; nanoGPT has the same names,
- * the exact GELU and weights [out, in]. Dropout is after the embeddings and both c_proj. */
+ * GPT-2 as Hugging Face's GPT2LMHeadModel names it has the GELU with tanh and weights [in, out] in files; nanoGPT
+ * has the same names, the exact GELU and weights [out, in]. Dropout is after the embeddings and both c_proj. */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 

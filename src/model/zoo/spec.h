@@ -1,7 +1,7 @@
 /* The spec that names a model of the zoo: "NAME" or "NAME:key=value,key=value", for example "unet:width=8".
  *
- * A model with keys has a design, a struct that its `build` gets as context; the table of its keys describes members of that
- * struct. Reading a spec changes a copy of the design. */
+ * A model with keys has a design, a struct that its `build` gets as context; the table of its keys describes
+ * members of that struct. Reading a spec changes a copy of the design. */
 #ifndef DSC_MODEL_ZOO_SPEC_H
 #define DSC_MODEL_ZOO_SPEC_H
 

@@ -1,11 +1,11 @@
-/* The U-Net (Ronneberger et al. 2015): four times a block of two 3x3 convolutions and a halving of the map, a block at the
- * bottom, then four times a doubling by a transposed convolution, the channels of the block on the same height beside it, and a
- * block. Blocks have width, 2 width, 4 width, 8 width and at the bottom 16 width channels. A 1x1 convolution gives the logits of
- * every pixel.
+/* The U-Net (Ronneberger et al. 2015): four times a block of two 3x3 convolutions and a halving of the map, a
+ * block at the bottom, then four times a doubling by a transposed convolution, the channels of the block on the
+ * same height beside it, and a block. Blocks have width, 2 width, 4 width, 8 width and at the bottom 16 width
+ * channels. A 1x1 convolution gives the logits of every pixel.
  *
- * As published, convolutions are not padded, so that the output is 184 pixels smaller than the input and the blocks on the way
- * down are cropped. With batch_norm they are padded, have batch norm instead of biases, and the output is as large as the input:
- * the variant for brain MRI of Buda et al. 2019, whose names both have. */
+ * As published, convolutions are not padded, so that the output is 184 pixels smaller than the input and the
+ * blocks on the way down are cropped. With batch_norm they are padded, have batch norm instead of biases, and the
+ * output is as large as the input: the variant for brain MRI of Buda et al. 2019, whose names both have. */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 

@@ -26,6 +26,7 @@ typedef struct chosen_model {
     union {
         dsc_zoo_unet_design unet;
         dsc_zoo_gpt_design gpt;
+        dsc_zoo_bert_design bert;
     } design;
 } chosen_model;
 
@@ -42,6 +43,12 @@ typedef struct chosen_model {
         {sizeof(dsc_zoo_entry), name, positions, 1, vocabulary, &(dsc_zoo_gpt_design){__VA_ARGS__},          \
          dsc_zoo_gpt,           1},                                                                          \
             dsc_zoo_gpt_keys, sizeof(dsc_zoo_gpt_design)                                                     \
+    }
+#define BERT(name, layers, heads, width)                                                                     \
+    {                                                                                                        \
+        {sizeof(dsc_zoo_entry), name, 512, 1, 30522, &(dsc_zoo_bert_design){layers, heads, width, 0.1},      \
+         dsc_zoo_bert,          1},                                                                          \
+            dsc_zoo_bert_keys, sizeof(dsc_zoo_bert_design)                                                   \
     }
 #define GPT2(name, layers, heads, width) GPT(name, 1024, 50257, layers, heads, width, 0.1, 1, 1)
 
@@ -65,6 +72,8 @@ static const zoo_model models[] = {
     GPT2("gpt2-large", 36, 20, 1280),
     GPT2("gpt2-xl", 48, 25, 1600),
     GPT("gpt-mini", 256, 65, .layers = 6, .heads = 6, .width = 384, .dropout = 0.2),
+    BERT("bert-base", 12, 12, 768),
+    BERT("bert-large", 24, 16, 1024),
     {{0}, NULL, 0}, /* terminates the list */
 };
 

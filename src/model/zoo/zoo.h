@@ -38,6 +38,15 @@ extern const dsc_option dsc_zoo_gpt_keys[];
 dsc_status dsc_zoo_gpt(void *design, dsc_model *m, dsc_value x, int64_t classes,
                        dsc_value *logits) DSC_MUST_CHECK;
 
+typedef struct dsc_zoo_bert_design {
+    int64_t layers, heads, width;
+    double dropout;
+} dsc_zoo_bert_design;
+extern const dsc_option dsc_zoo_bert_keys[];
+/* design: a dsc_zoo_bert_design. Otherwise as dsc_zoo_gpt. */
+dsc_status dsc_zoo_bert(void *design, dsc_model *m, dsc_value x, int64_t classes,
+                        dsc_value *logits) DSC_MUST_CHECK;
+
 /* Adds input and layers of the model with this spec to an empty one, without sealing it. */
 dsc_status dsc_zoo_build(dsc_model *m, const char *spec, const int64_t shape[3], int64_t classes,
                          dsc_value *logits) DSC_MUST_CHECK;
