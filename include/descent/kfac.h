@@ -76,6 +76,9 @@ typedef struct dsc_kfac_layer {
     int late_gradients;
     /* 0. 1: the layer keeps its plain gradient, as those that skip_layers of the options names. */
     int leave_out;
+    /* linear: 0 or 1: one G; b: the outputs are b parts of equal size with a G each, all on the same inputs, like the
+     * queries, keys and values of attention. b divides out_c. */
+    int64_t out_blocks;
 } dsc_kfac_layer;
 
 /* Sets the size, and everything else to 0. In an array of layers every element must be initialised with it:

@@ -88,6 +88,9 @@ typedef struct dsc_linear_options {
      * gradient is the sum of theirs. Files may hold it a second time as NAME.weight, then equal to the table. The
      * layer is none of dsc_model_layers. -1 (default): the layer has a weight of its own. */
     dsc_value tied;
+    /* Parts of equal size that the features consist of, like the queries, keys and values of attention (3); K-FAC gives
+     * each a factor G of its own. 1 (default). */
+    int64_t blocks;
 } dsc_linear_options;
 DSC_API void dsc_linear_options_init_sized(dsc_linear_options *options, size_t size);
 #define dsc_linear_options_init(options) dsc_linear_options_init_sized((options), sizeof *(options))
@@ -283,6 +286,8 @@ typedef struct dsc_layer_info {
 } dsc_layer_info;
 DSC_API int64_t dsc_model_layer_count(const dsc_model *m);
 DSC_API const dsc_layer_info *dsc_model_layers(const dsc_model *m);
+/* dsc_linear_options.blocks of layer `layer`; 1 of convolutions. */
+DSC_API int64_t dsc_model_layer_blocks(const dsc_model *m, int64_t layer);
 
 /* ---- running it ---- */
 

@@ -314,6 +314,7 @@ typedef struct dsc_eval_result {
     /* Bytes of text that a token stands for, on average: loss / (ln 2 * bytes_per_token) is bits per byte. 0: not
      * known, or images. */
     double bytes_per_token;
+    int64_t positions; /* predictions per sample: 1, the tokens of a sequence, or the pixels of an image */
 } dsc_eval_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -147,6 +147,7 @@ class KfacLayer(Structure):
         ("bias_grad", Tensor),
         ("late_gradients", c_int),
         ("leave_out", c_int),
+        ("out_blocks", c_int64),
     ]
 
 

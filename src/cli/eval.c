@@ -61,6 +61,16 @@ static void print_tokens(const dsc_eval_result *r) {
     printf("top-1 %.2f %%, %s\n", 100 * r->top1, dsc_cli_duration(r->seconds, seconds, sizeof seconds));
 }
 
+static void print_masks(const dsc_eval_result *r, const dsc_eval_report *report) {
+    char images[32], seconds[32];
+    double dice, overlap;
+    dsc_eval_report_masks(report, &dice, &overlap);
+    printf("%s, %s images: loss %.4f, pixel error %.2f %%, mean Dice %.4f, mean IoU %.4f, %s\n", r->data,
+           dsc_cli_grouped(r->images, images, sizeof images), r->loss, 100 * (1 - r->top1), dice, overlap,
+           dsc_cli_duration(r->seconds, seconds, sizeof seconds));
+    dsc_eval_report_print_masks(report);
+}
+
 static void print_text(const dsc_eval_result *r) {
     char images[32], seconds[32];
     if (r->tokens > 0) {
@@ -75,8 +85,9 @@ static void print_text(const dsc_eval_result *r) {
     printf("\n");
 }
 
-static void print_report(const eval_values *v, const dsc_eval_report *report) {
-    dsc_eval_report_print(report);
+static void print_report(const eval_values *v, const dsc_eval_result *r, const dsc_eval_report *report) {
+    if (r->positions == 1)
+        dsc_eval_report_print(report);
     if (v->per_class)
         dsc_eval_report_print_classes(report);
     if (v->confusion)
@@ -122,8 +133,11 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     if (dsc_cli_prints(session) && v->json) {
         status = print_json(v, &result, report, dsc_comm_size(session->comm));
     } else if (dsc_cli_prints(session)) {
-        print_text(&result);
-        print_report(v, report);
+        if (result.positions > 1 && result.tokens == 0)
+            print_masks(&result, report);
+        else
+            print_text(&result);
+        print_report(v, &result, report);
     }
     dsc_eval_report_free(&report);
     return status;
@@ -145,7 +159,8 @@ const dsc_cli_command dsc_cli_eval = {
         "and "
         "bits_per_byte, calibration_error, calibration_bins (images, "
         "accuracy, confidence), and up to 4096 classes also classes (class, images, right, predicted, "
-        "accuracy, precision), confusions (the ten most frequent ones) and confusion_matrix (a row for the "
+        "accuracy, precision, dice, iou), confusions (the ten most frequent ones) and confusion_matrix (a "
+        "row for the "
         "images of each class, a column for each prediction).",
     .examples =
         "descent eval --checkpoint runs/lenet-synthetic-1\n"

@@ -80,6 +80,42 @@ static int find_lowest(const dsc_eval_report *r, int64_t out[SHOWN]) {
     return count;
 }
 
+/* ---- masks ---- */
+
+/* Of the pixels of a class and those taken for it: twice those that are both over their sum, and those that are both
+ * over those that are either. 1 for a class that neither has. */
+static double dice_of(const class_sums *s) {
+    return s->images + s->taken > 0 ? 2 * (double)s->right / (double)(s->images + s->taken) : 1;
+}
+
+static double overlap_of(const class_sums *s) {
+    int64_t either = s->images + s->taken - s->right;
+    return either > 0 ? (double)s->right / (double)either : 1;
+}
+
+void dsc_eval_report_masks(const dsc_eval_report *r, double *dice, double *overlap) {
+    *dice = *overlap = 0;
+    for (int64_t i = 0; r->confusion && i < r->classes; i++) {
+        class_sums s = sum_class(r, i);
+        *dice += dice_of(&s) / (double)r->classes;
+        *overlap += overlap_of(&s) / (double)r->classes;
+    }
+}
+
+void dsc_eval_report_print_masks(const dsc_eval_report *r) {
+    char name[NAME_SIZE];
+    if (!r->confusion)
+        return;
+    printf("%-*s  %10s  %8s  %8s  %9s  %9s\n", NAME_WIDTH, "class", "pixels", "Dice", "IoU", "accuracy",
+           "precision");
+    for (int64_t i = 0; i < r->classes; i++) {
+        class_sums s = sum_class(r, i);
+        printf("%-*s  %10lld  %8.4f  %8.4f  %7.2f %%  %7.2f %%\n", NAME_WIDTH, name_of(r, i, name),
+               (long long)s.images, dice_of(&s), overlap_of(&s), percent(s.right, s.images),
+               percent(s.right, s.taken));
+    }
+}
+
 void dsc_eval_report_print(const dsc_eval_report *r) {
     confusion confusions[LISTED];
     int64_t lowest[SHOWN];
@@ -141,10 +177,11 @@ static json_t *classes_json(const dsc_eval_report *r) {
         class_sums s = sum_class(r, i);
         json_array_append_new(
             list,
-            json_pack("{s:o, s:I, s:I, s:I, s:o, s:o}", "class", label_json(r, i), "images",
+            json_pack("{s:o, s:I, s:I, s:I, s:o, s:o, s:f, s:f}", "class", label_json(r, i), "images",
                       (json_int_t)s.images, "right", (json_int_t)s.right, "predicted", (json_int_t)s.taken,
                       "accuracy", s.images > 0 ? json_real(percent(s.right, s.images) / 100) : json_null(),
-                      "precision", s.taken > 0 ? json_real(percent(s.right, s.taken) / 100) : json_null()));
+                      "precision", s.taken > 0 ? json_real(percent(s.right, s.taken) / 100) : json_null(),
+                      "dice", dice_of(&s), "iou", overlap_of(&s)));
     }
     return list;
 }

@@ -55,7 +55,7 @@ static dsc_status reserve(dsc_kfac *k, size_t bytes, dsc_tensor *work) {
  * other captures or ranks, else to the running average at once. */
 static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_side side,
                              const dsc_kfac_rows *rows, double alpha) {
-    int64_t group = k->layouts[0].plan->units[unit].group, used = 0;
+    int64_t group = dsc_kfac_rows_group(rows, k->layouts[0].plan->units[unit].group), used = 0;
     const dsc_kfac_progress *progress = &k->progress[dsc_kfac_layer_of(k, unit)];
     dsc_kfac_factor *f = &k->members[unit].factor[side];
     int waits = f->batch.data != NULL, first = progress->captures == 0;
@@ -193,7 +193,7 @@ static dsc_status average_positions(dsc_kfac *k, dsc_queue *q, const dsc_kfac_la
                                           (int64_t[]){n, pass->averaged, 1, channels[side]});
         dsc_tensor to = dsc_tensor_view(x->device, data, x->dtype, 2, (int64_t[]){n, channels[side]});
         DSC_TRY(dsc_op_global_pool_forward(q, &from, &to));
-        pass->rows[side] = dsc_kfac_matrix_rows(&to, channels[side], 1);
+        pass->rows[side] = dsc_kfac_matrix_rows(&to, channels[side], pass->rows[side].desc.shape.groups);
     }
     pass->samples = n;
     return DSC_OK;

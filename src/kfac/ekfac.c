@@ -213,7 +213,7 @@ static dsc_tensor top_rows(const dsc_tensor *t, int64_t rows) {
 static dsc_status take_rows(dsc_kfac *k, dsc_queue *q, const portion *p, int side, int64_t first,
                             dsc_tensor *out) {
     const dsc_kfac_rows *rows = &p->pass->rows[side];
-    int64_t group = k->layouts[0].plan->units[p->unit].group;
+    int64_t group = dsc_kfac_rows_group(rows, k->layouts[0].plan->units[p->unit].group);
     if (rows->x.dtype == k->dtype)
         return dsc_op_patches(q, &rows->desc, &rows->x, group, first, out);
     dsc_tensor half = dsc_tensor_view(k->device, p->half.data, rows->x.dtype, 2, out->dim);

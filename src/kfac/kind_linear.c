@@ -1,13 +1,26 @@
 /* Linear layers: a[rows, in_c], g[rows, out_c] with any number of leading dimensions, weight[out_c, in_c].
  *
- * One unit; every row is a sample, so that N is the number of rows and S is 1. */
+ * Every row is a sample, so that N is the number of rows and S is 1. One unit, or one for each of the layer's out_blocks:
+ * these have an A each, although it is the same for all. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"
 
+static int64_t blocks(const dsc_kfac_layer *layer) {
+    return layer->out_blocks > 1 ? layer->out_blocks : 1;
+}
+
+static dsc_status check(const dsc_kfac_layer *layer) {
+    if (layer->out_blocks < 0 || layer->out_c % blocks(layer) != 0)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC layer '%s': %lld blocks of %lld outputs: they must divide them",
+                        layer->name, (long long)layer->out_blocks, (long long)layer->out_c);
+    return DSC_OK;
+}
+
 static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
-    return (dsc_kfac_sizes){
-        .units = 1, .a_n = layer->in_c + (layer->bias_grad.data != NULL), .g_n = layer->out_c};
+    return (dsc_kfac_sizes){.units = blocks(layer),
+                            .a_n = layer->in_c + (layer->bias_grad.data != NULL),
+                            .g_n = layer->out_c / blocks(layer)};
 }
 
 static int64_t column(const dsc_kfac_layer *layer, int64_t j) {
@@ -21,13 +34,14 @@ static dsc_status capture(const dsc_kfac_layer *layer, const dsc_tensor *a, cons
     int64_t rows = dsc_tensor_count(a) / layer->in_c;
     DSC_TRY(dsc_kfac_check_captured(layer, "the gradient at its output", g, layer->out_c, rows));
     out->rows[DSC_KFAC_A] = dsc_kfac_matrix_rows(a, layer->in_c, 1);
-    out->rows[DSC_KFAC_G] = dsc_kfac_matrix_rows(g, layer->out_c, 1);
+    out->rows[DSC_KFAC_G] = dsc_kfac_matrix_rows(g, layer->out_c, blocks(layer));
     out->samples = rows;
     out->positions = 1;
     return DSC_OK;
 }
 
 const dsc_kfac_kind_entry dsc_kfac_kind_linear = {.name = "linear",
+                                                  .check = check,
                                                   .sizes = sizes,
                                                   .column = column,
                                                   .capture = capture,

@@ -93,6 +93,10 @@ dsc_status dsc_kfac_check_captured(const dsc_kfac_layer *layer, const char *what
                                    int64_t channels, int64_t rows) DSC_MUST_CHECK;
 /* For entries: t as a matrix of rows of `channels` numbers, of which each unit reads its share. */
 dsc_kfac_rows dsc_kfac_matrix_rows(const dsc_tensor *t, int64_t channels, int64_t units);
+/* The group of a unit's share of the rows: 0 where all units read the same rows. */
+static inline int64_t dsc_kfac_rows_group(const dsc_kfac_rows *rows, int64_t unit) {
+    return rows->desc.shape.groups > 1 ? unit : 0;
+}
 /* For entries: `gradient` of a weight that has the rows of D, unit by unit. */
 void dsc_kfac_row_gradient(const dsc_kfac_layer *layer, int64_t unit, dsc_tensor *weight, dsc_tensor *bias);
 

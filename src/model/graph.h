@@ -51,6 +51,7 @@ struct dsc_node {
     int64_t buffer;       /* the first of a batch norm's buffers; -1 for none */
     int64_t layer;        /* number among the layers with a weight matrix; -1 for none */
     int64_t norm;         /* number among the batch norms; -1 for others */
+    int64_t blocks;       /* linear: parts of the features, each with a factor G of its own; 0 and 1: one */
 };
 
 /* A tensor of the state dict: a parameter or a buffer. */

@@ -25,6 +25,11 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     if (!(own->options.std >= 0 && own->options.std < 1e6))
         return DSC_FAIL(DSC_E_INVALID, "%s: initial weights of standard deviation %g: must be 0 or above",
                         dsc_graph_describe(m, node), own->options.std);
+    if (own->options.blocks < 1 || own->features % own->options.blocks != 0)
+        return DSC_FAIL(DSC_E_INVALID, "%s: %lld blocks, but they must divide the %lld features",
+                        dsc_graph_describe(m, node), (long long)own->options.blocks,
+                        (long long)own->features);
+    node->blocks = own->options.blocks;
     node->shape = (dsc_shape){.flat = x->flat, .h = x->flat ? 1 : x->h, .w = 1, .c = own->features};
     return DSC_OK;
 }
@@ -105,7 +110,7 @@ static const dsc_layer_type linear = {.name = "linear",
                                       .backward = backward};
 
 void dsc_linear_options_init_sized(dsc_linear_options *options, size_t size) {
-    const dsc_linear_options defaults = {.bias = 1, .tied = -1};
+    const dsc_linear_options defaults = {.bias = 1, .tied = -1, .blocks = 1};
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 

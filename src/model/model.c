@@ -314,3 +314,10 @@ int64_t dsc_model_layer_count(const dsc_model *m) {
 const dsc_layer_info *dsc_model_layers(const dsc_model *m) {
     return m->layers;
 }
+
+int64_t dsc_model_layer_blocks(const dsc_model *m, int64_t layer) {
+    for (int64_t i = 0; i < m->node_count; i++)
+        if (m->nodes[i].layer == layer && m->nodes[i].blocks > 1)
+            return m->nodes[i].blocks;
+    return 1;
+}

@@ -55,6 +55,7 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
         return DSC_FAIL(DSC_E_FORMAT, "none of the %lld validation images can be read; the first: %s",
                         (long long)bad->count, bad->first);
     result->images = positions > 1 ? bad->count : (int64_t)sums[3];
+    result->positions = positions;
     if (dsc_model_takes_tokens(dsc_exec_model(exec)))
         result->tokens = positions;
     result->loss = sums[0] / sums[3];

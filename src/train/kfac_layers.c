@@ -27,6 +27,7 @@ dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, d
         layer.in_c = infos[i].shape->in_c;
         layer.out_c = infos[i].shape->out_c;
         layer.conv = infos[i].shape;
+        layer.out_blocks = dsc_model_layer_blocks(model, i);
         layer.weight_grad = params[infos[i].weight].grad;
         if (infos[i].bias >= 0)
             layer.bias_grad = params[infos[i].bias].grad;

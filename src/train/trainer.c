@@ -270,8 +270,14 @@ dsc_status dsc_trainer_make_step(dsc_trainer *t) {
 /* ---- creation ---- */
 
 static dsc_status check_data(const dsc_model *model, const dsc_dataset *data) {
-    int64_t shape[3];
+    int64_t shape[3], labels = dsc_dataset_label_count(data);
     dsc_dataset_info info = dsc_dataset_get_info(data);
+    if (labels != dsc_model_positions(model))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "model %s makes %lld predictions of a sample, but samples of %s have %lld label%s: "
+                        "use data, or a model, of the other kind",
+                        dsc_model_name(model), (long long)dsc_model_positions(model), info.name,
+                        (long long)labels, labels == 1 ? "" : "s");
     dsc_model_input_shape(model, shape);
     if (shape[0] != info.h || shape[1] != info.w || shape[2] != info.c ||
         dsc_model_classes(model) < info.classes)

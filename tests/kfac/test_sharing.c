@@ -10,6 +10,7 @@
 #include "device/ops.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +54,17 @@ static dsc_tensor make(const place *p, int ndim, const int64_t *dim, const doubl
     assert_ok(dsc_queue_sync(p->queue));
     free(narrow);
     return t;
+}
+
+static void read_numbers(const place *p, const dsc_tensor *t, double *out) {
+    float narrow[MOST];
+    int64_t count = dsc_tensor_count(t);
+    assert_true(count <= MOST);
+    assert_ok(
+        dsc_tensor_download(p->queue, t, dsc_tensor_bytes(t), p->dtype == DSC_F64 ? (void *)out : narrow));
+    assert_ok(dsc_queue_sync(p->queue));
+    for (int64_t i = 0; i < count && p->dtype != DSC_F64; i++)
+        out[i] = (double)narrow[i];
 }
 
 /* What a case is made of: positions 0: plain rows; conv: a 1x1 convolution of positions x 1 maps. */
@@ -212,6 +224,88 @@ static void test_pixels(void **state) {
     }
 }
 
+/* A layer of three blocks preconditions as three layers on the same inputs do, each with its part of the outputs. */
+static void test_blocks(void **state) {
+    (void)state;
+    enum { BLOCKS = 3, PART = OUT / BLOCKS, ALL = OUT * IN };
+    const int64_t a_dim[3] = {N, T, IN}, g_dim[3] = {N, T, OUT}, part_dim[3] = {N, T, PART};
+    const int64_t all = ALL, some = ALL / BLOCKS, outputs = OUT, part_outputs = PART;
+    double a[N * T * IN], g[N * T * OUT], parts[BLOCKS][N * T * PART];
+    for (int i = 0; i < N * T * IN; i++)
+        a[i] = number(i);
+    for (int i = 0; i < N * T * OUT; i++)
+        g[i] = parts[i % OUT / PART][i / OUT * PART + i % PART] = number(i + 50) / 16;
+    for (int p = 0; p < PLACES; p++) {
+        const place *at = &places[p];
+        dsc_kfac_options options = twin_options();
+        dsc_kfac_layer one, three[BLOCKS];
+        dsc_kfac *joint, *apart;
+        char names[BLOCKS][8];
+        dsc_tensor w, b, ws[BLOCKS], bs[BLOCKS], x = make(at, 3, a_dim, a), y = make(at, 3, g_dim, g);
+        assert_ok(dsc_tensor_alloc(at->handle, at->dtype, 1, &all, &w));
+        assert_ok(dsc_tensor_alloc(at->handle, at->dtype, 1, &outputs, &b));
+        assert_ok(dsc_op_fill(at->queue, 0.5, &w));
+        assert_ok(dsc_op_fill(at->queue, 0.25, &b));
+        dsc_kfac_layer_init(&one);
+        one.name = "qkv";
+        one.kind = DSC_KFAC_LINEAR;
+        one.in_c = IN;
+        one.out_c = OUT;
+        one.out_blocks = BLOCKS;
+        one.weight_grad = w;
+        one.bias_grad = b;
+        assert_ok(dsc_kfac_create(alone, at->queue, &one, 1, &options, &joint));
+        for (int i = 0; i < BLOCKS; i++) {
+            assert_ok(dsc_tensor_alloc(at->handle, at->dtype, 1, &some, &ws[i]));
+            assert_ok(dsc_tensor_alloc(at->handle, at->dtype, 1, &part_outputs, &bs[i]));
+            assert_ok(dsc_op_fill(at->queue, 0.5, &ws[i]));
+            assert_ok(dsc_op_fill(at->queue, 0.25, &bs[i]));
+            three[i] = one;
+            snprintf(names[i], sizeof names[i], "part%d", i);
+            three[i].name = names[i];
+            three[i].out_c = PART;
+            three[i].out_blocks = 0;
+            three[i].weight_grad = ws[i];
+            three[i].bias_grad = bs[i];
+        }
+        assert_ok(dsc_kfac_create(alone, at->queue, three, BLOCKS, &options, &apart));
+        assert_ok(dsc_kfac_begin(joint, 1));
+        assert_ok(dsc_kfac_capture(joint, at->queue, 0, &x, &y));
+        assert_ok(dsc_kfac_step(joint, at->queue, 0.5));
+        assert_ok(dsc_kfac_begin(apart, 1));
+        for (int i = 0; i < BLOCKS; i++) {
+            dsc_tensor part = make(at, 3, part_dim, parts[i]);
+            assert_ok(dsc_kfac_capture(apart, at->queue, i, &x, &part));
+            assert_ok(dsc_queue_sync(at->queue));
+            dsc_tensor_free(&part);
+        }
+        assert_ok(dsc_kfac_step(apart, at->queue, 0.5));
+        for (int i = 0; i < BLOCKS; i++) {
+            double whole[ALL], piece[ALL];
+            read_numbers(at, &w, whole);
+            read_numbers(at, &ws[i], piece);
+            for (int j = 0; j < ALL / BLOCKS; j++)
+                assert_true(fabs(whole[i * ALL / BLOCKS + j] - piece[j]) <= 4096 * at->eps);
+            assert_true(fabs(piece[0] - 0.5) > 0.01); /* it was preconditioned at all */
+            read_numbers(at, &b, whole);
+            read_numbers(at, &bs[i], piece);
+            for (int j = 0; j < PART; j++)
+                assert_true(fabs(whole[i * PART + j] - piece[j]) <= 4096 * at->eps);
+            dsc_tensor_free(&ws[i]);
+            dsc_tensor_free(&bs[i]);
+        }
+        one.out_blocks = 2;
+        dsc_kfac_destroy(&joint);
+        assert_fails(DSC_E_INVALID, "2 blocks of 3 outputs",
+                     dsc_kfac_create(alone, at->queue, &one, 1, &options, &joint));
+        dsc_kfac_destroy(&apart);
+        dsc_tensor_free(&w);
+        dsc_tensor_free(&b);
+        dsc_tensor_free(&x);
+        dsc_tensor_free(&y);
+    }
+}
+
 static void test_refusals(void **state) {
     (void)state;
     dsc_kfac_options options = twin_options();
@@ -233,7 +327,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_position), cmocka_unit_test(test_pooled),
         cmocka_unit_test(test_one_position),   cmocka_unit_test(test_pixels),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_blocks),         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("kfac-sharing", tests, places_open, places_close);
 }

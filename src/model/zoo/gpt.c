@@ -47,12 +47,15 @@ static dsc_status add_norm(place *p, const char *name, dsc_value x, dsc_value *y
     return dsc_model_layer_norm(p->m, name_of(p, name), x, EPSILON, p->d->bias, y);
 }
 
-static dsc_status add_linear(place *p, const char *name, double std, int64_t features, dsc_value *x) {
+/* `blocks`: parts of the features with a meaning of their own. */
+static dsc_status add_linear(place *p, const char *name, double std, int64_t features, int64_t blocks,
+                             dsc_value *x) {
     dsc_linear_options options;
     dsc_linear_options_init(&options);
     options.bias = p->d->bias;
     options.std = std;
     options.in_out = p->d->gpt2;
+    options.blocks = blocks;
     return dsc_model_linear_with(p->m, name_of(p, name), *x, features, &options, x);
 }
 
@@ -69,15 +72,15 @@ static dsc_status add_block(place *p, dsc_value *x) {
     attention.heads = d->heads;
     attention.causal = 1;
     DSC_TRY(add_norm(p, "ln_1", *x, &y));
-    DSC_TRY(add_linear(p, "attn.c_attn", STD, 3 * d->width, &y));
+    DSC_TRY(add_linear(p, "attn.c_attn", STD, 3 * d->width, 3, &y));
     DSC_TRY(dsc_model_attention(p->m, y, &attention, &y));
-    DSC_TRY(add_linear(p, "attn.c_proj", residual, d->width, &y));
+    DSC_TRY(add_linear(p, "attn.c_proj", residual, d->width, 1, &y));
     DSC_TRY(add_dropout(p->m, d, &y));
     DSC_TRY(dsc_model_add(p->m, *x, y, x));
     DSC_TRY(add_norm(p, "ln_2", *x, &y));
-    DSC_TRY(add_linear(p, "mlp.c_fc", STD, 4 * d->width, &y));
+    DSC_TRY(add_linear(p, "mlp.c_fc", STD, 4 * d->width, 1, &y));
     DSC_TRY(dsc_model_activation(p->m, y, d->gpt2 ? DSC_ACTIVATION_GELU_TANH : DSC_ACTIVATION_GELU, &y));
-    DSC_TRY(add_linear(p, "mlp.c_proj", residual, d->width, &y));
+    DSC_TRY(add_linear(p, "mlp.c_proj", residual, d->width, 1, &y));
     DSC_TRY(add_dropout(p->m, d, &y));
     return dsc_model_add(p->m, *x, y, x);
 }
