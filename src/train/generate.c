@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/option.h"
 #include "base/rng.h"
 #include "base/versioned.h"
 #include "data/dataset.h"
@@ -306,7 +307,7 @@ static dsc_status generate(session *s, dsc_text_function function, void *context
     const int32_t end = dsc_tokenizer_end_of_text(s->tokenizer);
     DSC_TRY(feed_prompt(s, &result->prompt_tokens));
     while (result->tokens < o->tokens) {
-        int32_t token;
+        int32_t token = 0;
         int64_t bytes = 0;
         DSC_TRY(draw(s, result->tokens, &token));
         if (o->stop_at_end && token == end)
