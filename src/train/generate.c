@@ -180,6 +180,8 @@ static dsc_status make_model(session *s) {
     int64_t side, channels, classes;
     DSC_TRY(dsc_zoo_default_input(f->model, &side, &channels, &classes));
     s->context = f->height > 0 ? f->height : side;
+    if (f->width > 1 || f->channels > 1)
+        return DSC_FAIL(DSC_E_INVALID, "model %s is one of images: it cannot generate text", f->model);
     if (f->classes > 0 && f->classes != s->vocabulary)
         return DSC_FAIL(DSC_E_INVALID,
                         "the model of '%s' has a vocabulary of %lld tokens, the tokenizer of the data one of "
