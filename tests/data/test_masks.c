@@ -76,7 +76,7 @@ static int setup(void **state) {
     test_make_folder(folder);
 #ifdef DSC_HAVE_PNG
     for (int n = 0; n < COUNT; n++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "slice%d", n);
         write_pair("set", name, n);
     }
