@@ -85,9 +85,7 @@ typedef struct dsc_schedule {
     /* STEP: factor of the rate at each of the epochs in `decay`. POLYNOMIAL: the power. ONE_CYCLE: the part
      * of the run in which the rate rises. RESTARTS: factor of the period at each restart, 1 or more. */
     double decay_rate;
-    /* STEP: epochs. RESTARTS: decay[0] is the first period in epochs. COSINE, LINEAR, POLYNOMIAL: decay[0], where
-     * decay_count is 1, is the share of the target that is left at the end; otherwise the rate falls to 0. */
-    double decay[DSC_MAX_DECAYS];
+    double decay[DSC_MAX_DECAYS]; /* STEP: epochs. RESTARTS: decay[0] is the first period in epochs. */
     int decay_count;
     double epochs;           /* of the run: all kinds but STEP and RESTARTS end there */
     int64_t steps_per_epoch; /* > 0 */

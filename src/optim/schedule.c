@@ -10,7 +10,6 @@
  *   cosine       target (1 + cos(pi p)) / 2, and 0 from E on; the next two end in the same way
  *   linear       target (1 - p)
  *   polynomial   target (1 - p)^decay_rate
- *                these three with r, the share that is left at the end: target r + (1 - r) times the rate above
  *   one-cycle    with R = decay_rate E: along half a cosine from target / 25 at e = 0 to the target at e = R,
  *                and along another one to target / 250000 at e = E
  *   restarts     cycle i starts at T_i = W + T (1 + m + ... + m^(i-1)) and lasts L_i = T m^i epochs, with
@@ -69,19 +68,6 @@ static double one_cycle(const dsc_schedule *schedule, double epoch) {
     return half_cosine(top, last, (epoch - rise) / (schedule->epochs - rise));
 }
 
-/* Cosine, line or power of the part that is done of the epochs after warm-up; 1: all of them. */
-static double fall(const dsc_schedule *schedule, double part) {
-    const double target = schedule->target,
-                 last = schedule->decay_count > 0 ? schedule->decay[0] * target : 0;
-    double rate = 0;
-    if (part < 1 && schedule->kind == DSC_SCHEDULE_COSINE)
-        rate = target * 0.5 * (1 + cos(pi * part));
-    else if (part < 1)
-        rate =
-            target * (schedule->kind == DSC_SCHEDULE_LINEAR ? 1 - part : pow(1 - part, schedule->decay_rate));
-    return last > 0 ? last + (1 - schedule->decay[0]) * rate : rate;
-}
-
 double dsc_schedule_rate(const dsc_schedule *schedule, int64_t step) {
     /* Divided, not multiplied: step 3 of 30 is epoch 0.1 exactly as a decay at 0.1 is written. */
     double epoch = (double)step / (double)schedule->steps_per_epoch;
@@ -91,10 +77,14 @@ double dsc_schedule_rate(const dsc_schedule *schedule, int64_t step) {
     if (schedule->kind == DSC_SCHEDULE_ONE_CYCLE)
         return one_cycle(schedule, epoch);
     if (epoch >= schedule->epochs && schedule->kind != DSC_SCHEDULE_RESTARTS)
-        return fall(schedule, 1);
+        return 0;
     if (epoch < start)
         return warm_up(schedule, epoch);
     if (schedule->kind == DSC_SCHEDULE_RESTARTS)
         return restart(schedule, epoch - start);
-    return fall(schedule, (epoch - start) / (schedule->epochs - start));
+    double part = (epoch - start) / (schedule->epochs - start);
+    if (schedule->kind == DSC_SCHEDULE_COSINE)
+        return schedule->target * 0.5 * (1 + cos(pi * part));
+    return schedule->target *
+           (schedule->kind == DSC_SCHEDULE_LINEAR ? 1 - part : pow(1 - part, schedule->decay_rate));
 }

@@ -399,8 +399,11 @@ dsc_status dsc_trainer_drain(dsc_trainer *t) {
 static double current_rate(const dsc_trainer *t) {
     if (t->fixed_rate > 0)
         return t->fixed_rate;
-    return dsc_schedule_rate(&t->schedule,
-                             t->state.epoch * t->epoch_steps + t->state.position / t->step_images);
+    const int64_t step = t->state.epoch * t->epoch_steps + t->state.position / t->step_images;
+    const double rate = dsc_schedule_rate(&t->schedule, step), end = t->options.lr_end;
+    if (end == 0 || (double)step < t->schedule.warmup_epochs * (double)t->epoch_steps)
+        return rate;
+    return end * t->schedule.target + (1 - end) * rate; /* it falls to a share of the target instead of to 0 */
 }
 
 dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) {

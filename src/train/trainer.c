@@ -105,7 +105,9 @@ static void init_loader(const dsc_trainer *t, int64_t batch, dsc_loader_options 
     o->ranks = t->ranks;
     o->threads = t->options.data_threads;
     o->skip_bad = 1;
-    o->dtype = dsc_device_is_host(t->device) ? DSC_F32 : t->options.activations;
+    /* Token numbers would be rounded in a half type. */
+    const int whole = dsc_device_is_host(t->device) || (t->model && dsc_model_takes_tokens(t->model));
+    o->dtype = whole ? DSC_F32 : t->options.activations;
 }
 
 static dsc_status load_training(dsc_trainer *t) {
@@ -173,12 +175,6 @@ static void set_schedule(dsc_trainer *t) {
         s->decay[i] = o->lr_decay[i];
     if (o->lr_schedule == DSC_SCHEDULE_RESTARTS)
         s->decay[0] = o->lr_period;
-    const int falls = o->lr_schedule == DSC_SCHEDULE_COSINE || o->lr_schedule == DSC_SCHEDULE_LINEAR ||
-                      o->lr_schedule == DSC_SCHEDULE_POLYNOMIAL;
-    if (falls) {
-        s->decay_count = o->lr_end > 0;
-        s->decay[0] = o->lr_end;
-    }
     s->epochs = o->lr_steps > 0 ? (double)o->lr_steps / (double)t->epoch_steps : (double)o->epochs;
     s->steps_per_epoch = t->epoch_steps;
 }

@@ -19,8 +19,8 @@ TRAINED = [
     " --batches-per-allreduce 2 --allreduce-dtype bf16 --bucket-mb 2 --check-every 3 --checkpoint-every 1 --keep 3"
     " --eval-every 2 --log-every 2 --progress-every 3 --peer-timeout 9 --bn-average",
     START + " --init run0 --freeze fc1 --head-lr 2 --randaugment 5 --randaugment-ops 3 --optimizer adam --beta1 0.8"
-    " --beta2 0.99 --eps 1e-07 --lr-schedule one-cycle --lr-rise 0.4",
-    START + " --optimizer lars --trust 0.002 --lr-schedule polynomial --lr-power 3",
+    " --beta2 0.99 --eps 1e-07 --lr-schedule one-cycle --lr-rise 0.4 --lr-steps 100",
+    START + " --optimizer lars --trust 0.002 --lr-schedule polynomial --lr-power 3 --lr-end 0.1",
     START + " --lr-schedule restarts --lr-period 1 --lr-period-factor 1.5 --kfac-update-freq 2 --kfac-cov-update-freq 2"
     " --kfac-damping 0.01 --kfac-stat-decay 0.9 --kfac-factor-samples 8 --kfac-kl-clip 0.002 --kfac-scaling kfac-pytorch"
     " --kfac-placement memory --kfac-colocate-factors off --kfac-symmetric off --kfac-skip-layers fc1"
@@ -35,7 +35,9 @@ PRINTED = [
     "--data imagefolder:x --image-size 64 --precision bf16 --device cuda --tune --comm nccl --tensorboard events",
     "--data webdataset:x.tar --shuffle-buffer 50 --consensus sgp --peers-per-step 2 --gossip-group 2",
     "--kfac-update-freq 2 --kfac-warmup-factors on --kfac-clip layer --kfac-kl-clip-scaling ranks --kfac-method inverse"
-    " --kfac-damping-split pi --kfac-diag-blocks 2",
+    " --kfac-damping-split pi --kfac-diag-blocks 2 --kfac-sharing reduce",
+    "--model gpt-mini --data text:x --context 32",
+    "--model unet-bn --data masks:x --elastic 3",
     "--kfac-update-freq 10 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 0.25 --kfac-refresh warm --kfac-rank 0.5 --kfac-async 2 --kfac-outer-product on",
     "--kfac-update-freq 10 --kfac-ekfac batch --kfac-norm full --kfac-damping-adapt 5 --kfac-damping-min 1e-05"
     " --kfac-damping-max 5",
