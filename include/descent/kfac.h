@@ -236,7 +236,7 @@ typedef struct dsc_kfac_options {
      * held as well, because a schedule may ask for them. */
     int64_t diag_blocks;
     /* NULL; POSIX extended regular expressions, separated by spaces. A layer in whose name or kind ("linear",
-     * "conv2d") one of them is found keeps its plain gradient. */
+     * "conv2d", "conv_transpose2d") one of them is found keeps its plain gradient. */
     const char *skip_layers;
     /* DSC_F32: factors have the type of the gradients. DSC_BF16, DSC_F16: they are stored and sent in this
      * type and computed in float32. An average in a half type stands still once a batch moves it by less than
