@@ -1,4 +1,4 @@
-/* Distributed K-FAC: a preconditioner for the gradients of linear and convolution layers.
+/* Distributed K-FAC: a preconditioner for the gradients of linear, convolution and transposed convolution layers.
  *
  * A layer is described by its name, its shape and the memory of its gradients. In every step the caller
  * passes each layer's input a and the gradient g at its output, and K-FAC rewrites the gradients in place. It
@@ -41,7 +41,8 @@ typedef struct dsc_kfac dsc_kfac;
 #define DSC_KFAC_KINDS(X)                                                                                    \
     X(DSC_KFAC_LINEAR, linear)                                                                               \
     X(DSC_KFAC_CONV2D, conv2d)                                                                               \
-    X(DSC_KFAC_BATCH_NORM, batch_norm)
+    X(DSC_KFAC_BATCH_NORM, batch_norm)                                                                       \
+    X(DSC_KFAC_CONV_TRANSPOSE2D, conv_transpose2d)
 
 typedef enum dsc_kfac_kind {
 #define DSC_KFAC_KIND_ENUM(constant, name) constant,
@@ -49,7 +50,7 @@ typedef enum dsc_kfac_kind {
 #undef DSC_KFAC_KIND_ENUM
 } dsc_kfac_kind;
 
-/* "linear", "conv2d", "batch_norm"; "unknown" for any other number. */
+/* "linear", "conv2d", "batch_norm", "conv_transpose2d"; "unknown" for any other number. */
 DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
 
 /* A layer: the tensors a and g that dsc_kfac_capture will be given, and the memory of its gradients.
@@ -60,14 +61,18 @@ DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
  *            0 images may have any size, which may change from capture to capture
  *   batch_norm   scale (weight_grad) and shift (bias_grad) of in_c channels; keeps its gradients unless
  *            options.norm says otherwise. Captured with dsc_kfac_capture_sample. Other normalisations are
- *            described in the same way where their normalised input is captured (a without mean and invstd) */
+ *            described in the same way where their normalised input is captured (a without mean and invstd)
+ *   conv_transpose2d   a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c] of dsc_model_conv_transpose2d with geometry
+ *            `conv`, of one group; weights are [in_c, kernel_h, kernel_w, out_c]. A is of the in_c numbers of a pixel,
+ *            G of the kernel_h kernel_w out_c gradients that the pixel contributed to. The bias keeps its gradient:
+ *            bias_grad is not used. in_h and in_w may be 0 as for conv2d; late_gradients is refused */
 typedef struct dsc_kfac_layer {
     size_t size;
     const char *name; /* not empty, and different for every layer */
     dsc_kfac_kind kind;
-    int64_t in_c, out_c;          /* linear: features; ignored for conv2d */
-    const dsc_conv2d_shape *conv; /* conv2d: its geometry; ignored for linear */
-    /* Gradients of the weights, one row per output channel, and of the bias, out_c numbers; both F32 or F64.
+    int64_t in_c, out_c;          /* linear: features; ignored for conv2d and conv_transpose2d */
+    const dsc_conv2d_shape *conv; /* conv2d, conv_transpose2d: its geometry; ignored for linear */
+    /* Gradients of the weights, in the order given above, and of the bias, out_c numbers; both F32 or F64.
      * No memory in bias_grad: no bias. */
     dsc_tensor weight_grad, bias_grad;
     /* 0. 1: of weight_grad only type and device count, and of bias_grad whether it has dimensions or memory
@@ -110,8 +115,8 @@ typedef enum dsc_kfac_placement {
     DSC_KFAC_MEMORY   /* the same with cost n^2 */
 } dsc_kfac_placement;
 
-/* Scale of the factors, for N samples and S output positions of a convolution (for linear layers S = 1, and N is the
- * number of rows):
+/* Scale of the factors, for N samples and S output positions of a convolution (input positions of a transposed one; for
+ * linear layers S = 1, and N is the number of rows):
  *   paper          A = sum a a' / (N S^2),  G = N S sum g g'
  *   kfac-pytorch   A = sum a a' / (N S^3),  G = sum g g' / (N S^3)   (negligible against common dampings)
  * options.loss_terms t changes G of the paper's scaling, for a loss that is the mean of t terms per sample. */
@@ -231,7 +236,7 @@ typedef struct dsc_kfac_options {
      * held as well, because a schedule may ask for them. */
     int64_t diag_blocks;
     /* NULL; POSIX extended regular expressions, separated by spaces. A layer in whose name or kind ("linear",
-     * "conv2d") one of them is found keeps its plain gradient. */
+     * "conv2d", "conv_transpose2d") one of them is found keeps its plain gradient. */
     const char *skip_layers;
     /* DSC_F32: factors have the type of the gradients. DSC_BF16, DSC_F16: they are stored and sent in this
      * type and computed in float32. An average in a half type stands still once a batch moves it by less than

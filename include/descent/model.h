@@ -106,8 +106,8 @@ DSC_API dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x,
  *   out = (in - 1) stride - 2 pad + dilation (kernel - 1) + 1 + extra,
  * where extra, below the stride, is PyTorch's output_padding. Shape and bias as for dsc_model_conv2d; the weight is
  * [in, out / groups, kernel_h, kernel_w] in PyTorch and in files, [in, kernel_h, kernel_w, out / groups] here. Initial
- * weights: He normal over the mean number of inputs of an output. K-FAC leaves these layers out for now: they are not
- * among dsc_model_layers, and their gradients stay as they are. */
+ * weights: He normal over the mean number of inputs of an output. K-FAC leaves out those of several groups: they are not
+ * among dsc_model_layers, and their gradients stay as they are; the bias always keeps its gradient. */
 DSC_API dsc_status dsc_model_conv_transpose2d(dsc_model *m, const char *name, dsc_value x,
                                               const dsc_conv2d_shape *shape, int bias,
                                               dsc_value *y) DSC_MUST_CHECK;
@@ -274,7 +274,7 @@ DSC_API const dsc_state_entry *dsc_model_state(const dsc_model *m);
 DSC_API int dsc_model_state_is_alias(const dsc_model *m, int64_t index);
 
 /* A layer with a weight matrix, as a preconditioner sees it. */
-typedef enum dsc_layer_kind { DSC_LAYER_LINEAR, DSC_LAYER_CONV2D } dsc_layer_kind;
+typedef enum dsc_layer_kind { DSC_LAYER_LINEAR, DSC_LAYER_CONV2D, DSC_LAYER_CONV_TRANSPOSE2D } dsc_layer_kind;
 typedef struct dsc_layer_info {
     const char *name;
     dsc_layer_kind kind;
@@ -282,7 +282,8 @@ typedef struct dsc_layer_info {
      * else is as dsc_conv2d_shape_init sets it. */
     const dsc_conv2d_shape *shape;
     int64_t out_h, out_w; /* linear: 1, 1 */
-    int64_t weight, bias; /* parameter numbers; bias -1 for none */
+    /* Parameter numbers; bias -1 for none, and of transposed convolutions, whose bias is not preconditioned. */
+    int64_t weight, bias;
 } dsc_layer_info;
 DSC_API int64_t dsc_model_layer_count(const dsc_model *m);
 DSC_API const dsc_layer_info *dsc_model_layers(const dsc_model *m);

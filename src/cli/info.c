@@ -126,14 +126,17 @@ static void print_program(const dsc_cli_session *session) {
 }
 
 static void print_layers(const dsc_model_facts *f) {
-    int width = 5;
-    for (int64_t i = 0; i < f->layer_count; i++)
+    int width = 5, kind_width = 6;
+    for (int64_t i = 0; i < f->layer_count; i++) {
+        int kind = (int)strlen(dsc_kfac_kind_name(f->layers[i].kind));
         width = (int)strlen(f->layers[i].name) > width ? (int)strlen(f->layers[i].name) : width;
-    printf("\n%-*s  %-6s  %6s  %6s  %6s\n", width, "layer", "kind", "A", "G", "groups");
+        kind_width = kind > kind_width ? kind : kind_width;
+    }
+    printf("\n%-*s  %-*s  %6s  %6s  %6s\n", width, "layer", kind_width, "kind", "A", "G", "groups");
     for (int64_t i = 0; i < f->layer_count; i++) {
         const dsc_kfac_layer *l = &f->layers[i];
         const dsc_layer_factors *factors = &f->factors[i];
-        printf("%-*s  %-6s  %6lld  %6lld  %6lld\n", width, l->name, dsc_kfac_kind_name(l->kind),
+        printf("%-*s  %-*s  %6lld  %6lld  %6lld\n", width, l->name, kind_width, dsc_kfac_kind_name(l->kind),
                (long long)factors->a_n, (long long)factors->g_n, (long long)factors->units);
     }
 }

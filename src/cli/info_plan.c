@@ -125,16 +125,19 @@ static void print_units(const dsc_kfac_plan *plan) {
     const dsc_kfac_unit *units = dsc_kfac_plan_units(plan);
     int64_t count = dsc_kfac_plan_unit_count(plan);
     char a[128], g[128];
-    int width = 5;
-    for (int64_t u = 0; u < count; u++)
+    int width = 5, kind_width = 6;
+    for (int64_t u = 0; u < count; u++) {
+        int kind = (int)strlen(dsc_kfac_kind_name(units[u].kind));
         width = (int)strlen(units[u].name) > width ? (int)strlen(units[u].name) : width;
-    printf("\n%-*s  %-6s  %6s  %6s  %6s  %-8s  %-8s\n", width, "layer", "kind", "A", "G", "column",
-           "A's rank", "G's rank");
+        kind_width = kind > kind_width ? kind : kind_width;
+    }
+    printf("\n%-*s  %-*s  %6s  %6s  %6s  %-8s  %-8s\n", width, "layer", kind_width, "kind", "A", "G",
+           "column", "A's rank", "G's rank");
     for (int64_t u = 0; u < count; u++) {
         const dsc_kfac_unit *unit = &units[u];
         const dsc_kfac_item *items = dsc_kfac_plan_items(plan) + unit->first_item;
-        printf("%-*s  %-6s  %6lld  %6lld  %6d  %-8s  %s\n", width, unit->name, dsc_kfac_kind_name(unit->kind),
-               (long long)unit->a_n, (long long)unit->g_n, unit->column,
+        printf("%-*s  %-*s  %6lld  %6lld  %6d  %-8s  %s\n", width, unit->name, kind_width,
+               dsc_kfac_kind_name(unit->kind), (long long)unit->a_n, (long long)unit->g_n, unit->column,
                owners_text(items, unit->a_blocks, a, sizeof a),
                owners_text(items + unit->a_blocks, unit->g_blocks, g, sizeof g));
     }

@@ -196,8 +196,8 @@ static dsc_status make_solve_space(dsc_kfac *k) {
 
 /* ---- gradients ---- */
 
-/* A gradient with a bias is joined to D in memory of its own; others serve as D where they are. Late ones get
- * their places in the steps. */
+/* A gradient with a bias, or in another order than D, is gathered in memory of its own; others serve as D where they
+ * are. Late ones get their places in the steps. */
 static dsc_status place_gradients(dsc_kfac *k) {
     int64_t joined = 0, total = 0, used = 0;
     if (k->is_twin)
@@ -205,7 +205,8 @@ static dsc_status place_gradients(dsc_kfac *k) {
     for (int64_t u = 0; u < k->unit_count; u++) {
         dsc_kfac_member *m = &k->members[u];
         int64_t count = m->factor[DSC_KFAC_A].n * m->factor[DSC_KFAC_G].n;
-        m->gathered = m->gradient.b.data && !k->layers[dsc_kfac_layer_of(k, u)].late_gradients;
+        int differs = m->gradient.b.data || m->gradient.channels > 0;
+        m->gathered = differs && !k->layers[dsc_kfac_layer_of(k, u)].late_gradients;
         joined += m->gathered ? count : 0;
         total += count;
     }
@@ -236,8 +237,7 @@ dsc_status dsc_kfac_memory_create(dsc_kfac *k) {
     for (int64_t u = 0; u < k->unit_count; u++) {
         const dsc_kfac_unit *unit = &k->layouts[0].plan->units[u];
         const dsc_kfac_layer *layer = &k->layers[unit->layer];
-        dsc_join_item *gradient = &k->members[u].gradient;
-        dsc_kfac_kind_of(layer)->gradient(layer, unit->group, &gradient->w, &gradient->b);
+        dsc_kfac_kind_of(layer)->gradient(layer, unit->group, &k->members[u].gradient);
         describe_factors(k, u);
     }
     DSC_TRY(make_scratch(k));

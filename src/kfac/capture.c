@@ -160,10 +160,10 @@ static dsc_status read_sample(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l
     incoming in[DSC_KFAC_SIDES] = {{.given = &s->a}, {.given = &s->g}};
     const dsc_image_layout layouts[DSC_KFAC_SIDES] = {s->a_layout, s->g_layout};
     dsc_tensor seen[DSC_KFAC_SIDES];
-    int any = 0, nchw = 0;
+    int images = l->kind == DSC_KFAC_CONV2D || l->kind == DSC_KFAC_CONV_TRANSPOSE2D, any = 0, nchw = 0;
     for (int side = 0; side < DSC_KFAC_SIDES; side++) {
         const dsc_tensor *t = in[side].given;
-        int turned = l->kind == DSC_KFAC_CONV2D && layouts[side] == DSC_NCHW;
+        int turned = images && layouts[side] == DSC_NCHW;
         int half = t->dtype == DSC_BF16 || t->dtype == DSC_F16;
         seen[side] = turned ? as_nhwc(t) : *t;
         in[side].turns = turned && t->ndim == 4 && t->dim[1] > 1 && t->dim[2] * t->dim[3] > 1;

@@ -58,6 +58,10 @@ dsc_status dsc_kfac_health_copy(dsc_kfac *k, dsc_queue *q) {
     return DSC_OK;
 }
 
+static int is_convolution(const dsc_kfac_unit *unit) {
+    return unit->kind == DSC_KFAC_CONV2D || unit->kind == DSC_KFAC_CONV_TRANSPOSE2D;
+}
+
 /* The smallest cosine of the convolutions that took part, of all layers where there is no convolution; NaN:
  * none did. */
 static double smallest_cosine(const dsc_kfac *k) {
@@ -66,10 +70,10 @@ static double smallest_cosine(const dsc_kfac *k) {
     int64_t n = k->unit_count, convolutions = 0;
     double smallest = NAN;
     for (int64_t u = 0; u < n; u++)
-        convolutions += plan->units[u].kind == DSC_KFAC_CONV2D;
+        convolutions += is_convolution(&plan->units[u]);
     for (int64_t u = 0; u < n; u++) {
         double norms = sqrt(p[n + u]) * sqrt(p[2 * n + u]);
-        if (norms > 0 && (convolutions == 0 || plan->units[u].kind == DSC_KFAC_CONV2D))
+        if (norms > 0 && (convolutions == 0 || is_convolution(&plan->units[u])))
             smallest = fmin(smallest, p[u] / norms); /* fmin takes the number of a number and a NaN */
     }
     return smallest;

@@ -9,12 +9,12 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-static dsc_status read_shape(const dsc_kfac_layer *given, dsc_kfac_layer *own) {
+dsc_status dsc_kfac_conv_read(const dsc_kfac_layer *given, dsc_kfac_layer *own) {
     dsc_conv2d_shape *shape;
     own->conv = NULL;
     if (!given->conv)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': a conv2d layer needs its shape, `conv` is NULL",
-                        given->name);
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': a %s layer needs its shape, `conv` is NULL",
+                        given->name, dsc_kfac_kind_name(given->kind));
     DSC_TRY(dsc_memory_alloc(1, sizeof *shape, &shape));
     own->conv = shape;
     DSC_TRY(dsc_conv2d_shape_read(given->conv, shape));
@@ -23,23 +23,19 @@ static dsc_status read_shape(const dsc_kfac_layer *given, dsc_kfac_layer *own) {
     return DSC_OK;
 }
 
-static void free_shape(dsc_kfac_layer *own) {
+void dsc_kfac_conv_release(dsc_kfac_layer *own) {
     dsc_memory_free(&own->conv);
 }
 
-/* 1: the size of the images is not known in advance. */
-static int any_size(const dsc_conv2d_shape *s) {
-    return s->in_h == 0 && s->in_w == 0;
-}
-
-static dsc_status check(const dsc_kfac_layer *layer) {
+dsc_status dsc_kfac_conv_check(const dsc_kfac_layer *layer) {
     const dsc_conv2d_shape *s = layer->conv;
+    int any_size = dsc_kfac_conv_any_size(layer);
     const struct {
         const char *what;
         int64_t value, least;
     } sizes[] = {
-        {"input height", s->in_h, !any_size(s)},
-        {"input width", s->in_w, !any_size(s)},
+        {"input height", s->in_h, !any_size},
+        {"input width", s->in_w, !any_size},
         {"kernel height", s->kernel_h, 1},
         {"kernel width", s->kernel_w, 1},
         {"stride", s->stride_h, 1},
@@ -58,9 +54,15 @@ static dsc_status check(const dsc_kfac_layer *layer) {
                         "layer '%s': %lld groups: must divide its %lld input and %lld output channels",
                         layer->name, (long long)s->groups, (long long)s->in_c, (long long)s->out_c);
     /* Before the product is multiplied by the channels, so that it cannot overflow. */
-    DSC_TRY(dsc_kfac_check_rows(layer, 'A', s->kernel_h * s->kernel_w));
-    if (!any_size(s) && (s->in_h + 2 * s->pad_h + s->extra_h <= s->dilation_h * (s->kernel_h - 1) ||
-                         s->in_w + 2 * s->pad_w + s->extra_w <= s->dilation_w * (s->kernel_w - 1)))
+    return dsc_kfac_check_rows(layer, layer->kind == DSC_KFAC_CONV2D ? 'A' : 'G', s->kernel_h * s->kernel_w);
+}
+
+static dsc_status check(const dsc_kfac_layer *layer) {
+    const dsc_conv2d_shape *s = layer->conv;
+    DSC_TRY(dsc_kfac_conv_check(layer));
+    if (!dsc_kfac_conv_any_size(layer) &&
+        (s->in_h + 2 * s->pad_h + s->extra_h <= s->dilation_h * (s->kernel_h - 1) ||
+         s->in_w + 2 * s->pad_w + s->extra_w <= s->dilation_w * (s->kernel_w - 1)))
         return DSC_FAIL(DSC_E_INVALID,
                         "layer '%s': its kernel of %lld x %lld does not fit into its input of %lld x %lld",
                         layer->name, (long long)s->kernel_h, (long long)s->kernel_w, (long long)s->in_h,
@@ -96,7 +98,7 @@ static dsc_status capture(const dsc_kfac_layer *layer, const dsc_tensor *a, cons
     dsc_conv2d_shape s = *layer->conv;
     int64_t out_h, out_w;
     DSC_TRY(dsc_kfac_check_captured(layer, "its input", a, s.in_c, -1));
-    if (a->ndim == 4 && any_size(&s)) {
+    if (a->ndim == 4 && dsc_kfac_conv_any_size(layer)) {
         s.in_h = a->dim[1];
         s.in_w = a->dim[2];
     }
@@ -117,8 +119,8 @@ static dsc_status capture(const dsc_kfac_layer *layer, const dsc_tensor *a, cons
 
 const dsc_kfac_kind_entry dsc_kfac_kind_conv2d = {.name = "conv2d",
                                                   .splits = 1,
-                                                  .read = read_shape,
-                                                  .release = free_shape,
+                                                  .read = dsc_kfac_conv_read,
+                                                  .release = dsc_kfac_conv_release,
                                                   .check = check,
                                                   .sizes = sizes,
                                                   .column = column,

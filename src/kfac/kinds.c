@@ -227,14 +227,14 @@ dsc_kfac_rows dsc_kfac_matrix_rows(const dsc_tensor *t, int64_t channels, int64_
     return rows;
 }
 
-void dsc_kfac_row_gradient(const dsc_kfac_layer *layer, int64_t unit, dsc_tensor *weight, dsc_tensor *bias) {
+void dsc_kfac_row_gradient(const dsc_kfac_layer *layer, int64_t unit, dsc_join_item *out) {
     dsc_kfac_sizes s = dsc_kfac_kind_of(layer)->sizes(layer);
     int64_t columns = s.a_n - (layer->bias_grad.data != NULL);
     const int64_t dim[2] = {s.g_n, columns};
     dsc_tensor part = dsc_tensor_slice(&layer->weight_grad, unit * s.g_n * columns, s.g_n * columns);
-    *weight = dsc_tensor_view(part.device, part.data, part.dtype, 2, dim);
+    out->w = dsc_tensor_view(part.device, part.data, part.dtype, 2, dim);
     if (layer->bias_grad.data)
-        *bias = dsc_tensor_slice(&layer->bias_grad, unit * s.g_n, s.g_n);
+        out->b = dsc_tensor_slice(&layer->bias_grad, unit * s.g_n, s.g_n);
 }
 
 /* ---- layers left out ---- */

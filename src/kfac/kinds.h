@@ -57,9 +57,10 @@ typedef struct dsc_kfac_kind_entry {
                           dsc_kfac_pass *out);
     /* Positions of the kernel: D's columns are made of as many equal parts, then the bias. NULL: 1. */
     int64_t (*positions)(const dsc_kfac_layer *layer);
-    /* The parts of a unit's D in the layer's gradients: views weight[g_n, a_n or a_n - 1] and bias[g_n] (left
-     * alone when there is none). */
-    void (*gradient)(const dsc_kfac_layer *layer, int64_t unit, dsc_tensor *weight, dsc_tensor *bias);
+    /* The parts of a unit's D in the layer's gradients, in a struct of zeros: views w of g_n a_n numbers, without those of
+     * the bias, and b[g_n] where there is one; channels and strides where the numbers of w are in another order than
+     * D. */
+    void (*gradient)(const dsc_kfac_layer *layer, int64_t unit, dsc_join_item *out);
 } dsc_kfac_kind_entry;
 
 #define DSC_KFAC_KIND_DECLARE(constant, name) extern const dsc_kfac_kind_entry dsc_kfac_kind_##name;
@@ -98,6 +99,15 @@ static inline int64_t dsc_kfac_rows_group(const dsc_kfac_rows *rows, int64_t uni
     return rows->desc.shape.groups > 1 ? unit : 0;
 }
 /* For entries: `gradient` of a weight that has the rows of D, unit by unit. */
-void dsc_kfac_row_gradient(const dsc_kfac_layer *layer, int64_t unit, dsc_tensor *weight, dsc_tensor *bias);
+void dsc_kfac_row_gradient(const dsc_kfac_layer *layer, int64_t unit, dsc_join_item *out);
+
+/* For entries whose geometry is `conv` (kind_conv2d.c): `read` and `release`, a check of its members, and whether the size
+ * of the images is known from the captures only. */
+dsc_status dsc_kfac_conv_read(const dsc_kfac_layer *given, dsc_kfac_layer *own) DSC_MUST_CHECK;
+void dsc_kfac_conv_release(dsc_kfac_layer *own);
+dsc_status dsc_kfac_conv_check(const dsc_kfac_layer *layer) DSC_MUST_CHECK;
+static inline int dsc_kfac_conv_any_size(const dsc_kfac_layer *layer) {
+    return layer->conv->in_h == 0 && layer->conv->in_w == 0;
+}
 
 #endif

@@ -336,7 +336,7 @@ static dsc_status check_blocks(const builder *b) {
     const dsc_kfac_plan *plan = b->plan;
     int64_t rows = 0;
     for (int64_t u = 0; u < plan->unit_count; u++)
-        if (plan->units[u].kind == DSC_KFAC_CONV2D) {
+        if (dsc_kfac_kind_of(&b->layers[plan->units[u].layer])->splits) {
             rows = plan->units[u].a_n > rows ? plan->units[u].a_n : rows;
             rows = plan->units[u].g_n > rows ? plan->units[u].g_n : rows;
         }

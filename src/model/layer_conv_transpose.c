@@ -51,11 +51,22 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
     weight.entry.permuted = k > 1 && (h > 1 || w > 1);
     memcpy(weight.entry.ohwc, weight.tensor.dim, sizeof weight.entry.ohwc);
     DSC_TRY(dsc_graph_declare(m, node, "weight", &weight, &node->weight));
+    if (s->groups == 1) /* K-FAC knows no others */
+        node->layer = m->layer_count++;
     if (!own->bias)
         return DSC_OK;
     dsc_state_tensor bias = {.trained = 1,
                              .tensor = {.dtype = m->options.dtype, .ndim = 1, .dim = {s->out_c}}};
     return dsc_graph_declare(m, node, "bias", &bias, &node->bias);
+}
+
+static void describe(const dsc_node *node, dsc_layer_info *info) {
+    const attributes *own = node->attributes;
+    info->kind = DSC_LAYER_CONV_TRANSPOSE2D;
+    info->shape = &own->given;
+    info->out_h = node->shape.h;
+    info->out_w = node->shape.w;
+    info->bias = -1;
 }
 
 /* ---- running ---- */
@@ -126,6 +137,7 @@ static const dsc_layer_type conv_transpose2d = {.name = "conv_transpose2d",
                                                 .keeps_x = 1,
                                                 .shape = shape,
                                                 .declare = declare,
+                                                .describe = describe,
                                                 .plan = plan,
                                                 .forward = forward,
                                                 .backward = backward};

@@ -8,8 +8,9 @@
 
 #include <string.h>
 
-static const dsc_kfac_kind kinds[] = {
-    [DSC_LAYER_LINEAR] = DSC_KFAC_LINEAR, [DSC_LAYER_CONV2D] = DSC_KFAC_CONV2D};
+static const dsc_kfac_kind kinds[] = {[DSC_LAYER_LINEAR] = DSC_KFAC_LINEAR,
+                                      [DSC_LAYER_CONV2D] = DSC_KFAC_CONV2D,
+                                      [DSC_LAYER_CONV_TRANSPOSE2D] = DSC_KFAC_CONV_TRANSPOSE2D};
 
 dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, dsc_kfac_layer **out,
                                           int64_t *count) {

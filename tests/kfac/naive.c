@@ -17,11 +17,8 @@ static double *square(int64_t n) {
 }
 
 static void open_unit(naive_unit *u, const net_layer *l, int layer, int64_t group) {
-    *u = (naive_unit){.layer = layer,
-                      .group = group,
-                      .a_n = l->columns,
-                      .g_n = l->shape.out_c / l->shape.groups,
-                      .cosine = NAN};
+    *u = (naive_unit){
+        .layer = layer, .group = group, .a_n = l->columns, .g_n = l->rows / l->shape.groups, .cosine = NAN};
     u->a = identity(u->a_n);
     u->g = identity(u->g_n);
     u->a_batch = square(u->a_n);
@@ -111,6 +108,31 @@ static void capture_conv(const naive *v, naive_unit *u, double scale_a, double s
     free(grad);
 }
 
+/* The gradients that pixel (i, j) of a transposed convolution's input has contributed to. */
+static void take_outputs(const net_layer *l, const double *g, int64_t i, int64_t j, double *grad) {
+    const net_shape *s = &l->shape;
+    for (int64_t k = 0; k < l->rows; k++) {
+        int64_t y = i * s->stride_h - s->pad_h + k / s->out_c / s->kernel_w * s->dilation_h;
+        int64_t x = j * s->stride_w - s->pad_w + k / s->out_c % s->kernel_w * s->dilation_w;
+        int inside = y >= 0 && y < l->out_h && x >= 0 && x < l->out_w;
+        grad[k] = inside ? g[(y * l->out_w + x) * s->out_c + k % s->out_c] : 0;
+    }
+}
+
+static void capture_transposed(const naive *v, naive_unit *u, double scale_a, double scale_g) {
+    const net_layer *l = &v->n->layers[u->layer];
+    double *grad = net_array(u->g_n, sizeof *grad);
+    for (int64_t i = 0; i < v->n->samples; i++)
+        for (int64_t p = 0; p < l->positions && is_used(v, i); p++) {
+            add_outer(l->whole_a + i * l->a_size + p * u->a_n, u->a_n, scale_a, u->a_batch);
+            take_outputs(l, l->whole_g + i * l->g_size, p / l->shape.in_w, p % l->shape.in_w, grad);
+            for (int64_t k = 0; k < u->g_n; k++)
+                grad[k] *= v->g_factor;
+            add_outer(grad, u->g_n, scale_g, u->g_batch);
+        }
+    free(grad);
+}
+
 static void capture_linear(const naive *v, naive_unit *u, int64_t rows, double scale_a, double scale_g) {
     const net_layer *l = &v->n->layers[u->layer];
     const net_shape *s = &l->shape;
@@ -147,6 +169,8 @@ void naive_capture(naive *v, unsigned absent) {
         u->ran++;
         if (l->shape.kind == DSC_KFAC_CONV2D)
             capture_conv(v, u, scale_a, scale_g);
+        else if (l->shape.kind == DSC_KFAC_CONV_TRANSPOSE2D)
+            capture_transposed(v, u, scale_a, scale_g);
         else
             capture_linear(v, u, rows, scale_a, scale_g);
     }
@@ -165,9 +189,12 @@ static int64_t block_of(int64_t i, int64_t n, int64_t blocks) {
     return block < count ? block : count - 1;
 }
 
-/* Where a column of A in weight order (kernel, channel) stands when counted by channel first. */
+/* Where a column of A in weight order (kernel, channel) stands when counted by channel first. A transposed convolution's
+ * A has channels only. */
 static int64_t by_channel(const net_shape *s, int64_t column) {
     int64_t kernel = s->kernel_h * s->kernel_w, channels = s->in_c / s->groups;
+    if (s->kind == DSC_KFAC_CONV_TRANSPOSE2D)
+        return column;
     return column < kernel * channels ? column % channels * kernel + column / channels : column;
 }
 
@@ -188,7 +215,7 @@ static void split_damping(const naive *v, naive_unit *u, double damping) {
 
 static void take_over(const naive *v, naive_unit *u, const dsc_kfac_hyper *hyper) {
     const net_shape *s = &v->n->layers[u->layer].shape;
-    int64_t blocks = s->kind == DSC_KFAC_CONV2D ? hyper->diag_blocks : 1;
+    int64_t blocks = s->kind != DSC_KFAC_LINEAR ? hyper->diag_blocks : 1;
     for (int64_t i = 0; i < u->a_n; i++)
         for (int64_t j = 0; j < u->a_n; j++) {
             int together =

@@ -26,6 +26,20 @@ static void fill_in(net_shape *s) {
     s->kernel_h = at_least_one(s->kernel_h);
     s->kernel_w = at_least_one(s->kernel_w);
     s->groups = at_least_one(s->groups);
+    if (s->kind == DSC_KFAC_CONV_TRANSPOSE2D)
+        s->bias = 0;
+}
+
+/* Sizes of a transposed convolution; `measure` has done the rest. */
+static void measure_transposed(net_layer *l) {
+    const net_shape *s = &l->shape;
+    l->out_h = (s->in_h - 1) * s->stride_h - 2 * s->pad_h + s->dilation_h * (s->kernel_h - 1) + 1;
+    l->out_w = (s->in_w - 1) * s->stride_w - 2 * s->pad_w + s->dilation_w * (s->kernel_w - 1) + 1;
+    l->positions = s->in_h * s->in_w;
+    l->a_size = s->in_c * l->positions;
+    l->g_size = s->out_c * l->out_h * l->out_w;
+    l->rows = s->kernel_h * s->kernel_w * s->out_c;
+    l->columns = s->in_c;
 }
 
 static void measure(net_layer *l) {
@@ -36,6 +50,7 @@ static void measure(net_layer *l) {
     l->positions = l->out_h * l->out_w;
     l->a_size = s->in_c * (conv ? s->in_h * s->in_w : at_least_one(s->sequence));
     l->g_size = s->out_c * (conv ? l->positions : at_least_one(s->sequence));
+    l->rows = s->out_c;
     l->columns = s->kernel_h * s->kernel_w * s->in_c / s->groups + (s->bias != 0);
     l->conv = (dsc_conv2d_shape){.size = sizeof l->conv,
                                  .in_h = s->in_h,
@@ -51,6 +66,8 @@ static void measure(net_layer *l) {
                                  .dilation_h = s->dilation_h,
                                  .dilation_w = s->dilation_w,
                                  .groups = s->groups};
+    if (s->kind == DSC_KFAC_CONV_TRANSPOSE2D)
+        measure_transposed(l);
 }
 
 /* a or g: [samples, ..., channels]. */
@@ -59,7 +76,7 @@ static dsc_tensor make_rows(dsc_queue *queue, dsc_dtype dtype, const net_layer *
     int64_t channels = out ? s->out_c : s->in_c;
     int64_t height = out ? l->out_h : s->in_h, width = out ? l->out_w : s->in_w;
     dsc_tensor t;
-    if (s->kind == DSC_KFAC_CONV2D)
+    if (s->kind != DSC_KFAC_LINEAR)
         assert_ok(dsc_tensor_alloc(dsc_queue_device(queue), dtype, 4,
                                    (const int64_t[]){samples, height, width, channels}, &t));
     else if (s->sequence)
@@ -77,14 +94,17 @@ static void open_layer(net *n, net_layer *l) {
     int64_t share = n->samples / n->ranks;
     l->a = make_rows(n->queue, n->dtype, l, share, 0);
     l->g = make_rows(n->queue, n->dtype, l, share, 1);
-    assert_ok(dsc_tensor_alloc(device, n->dtype, 4,
-                               (const int64_t[]){s->out_c, s->kernel_h, s->kernel_w, s->in_c / s->groups},
-                               &l->weight_grad));
+    int64_t dim[4] = {s->out_c, s->kernel_h, s->kernel_w, s->in_c / s->groups};
+    if (s->kind == DSC_KFAC_CONV_TRANSPOSE2D) {
+        dim[0] = s->in_c;
+        dim[3] = s->out_c;
+    }
+    assert_ok(dsc_tensor_alloc(device, n->dtype, 4, dim, &l->weight_grad));
     if (s->bias)
         assert_ok(dsc_tensor_alloc(device, n->dtype, 1, &s->out_c, &l->bias_grad));
     l->whole_a = net_array(n->samples * l->a_size, sizeof(double));
     l->whole_g = net_array(n->samples * l->g_size, sizeof(double));
-    l->d = net_array(s->out_c * l->columns, sizeof(double));
+    l->d = net_array(l->rows * l->columns, sizeof(double));
 }
 
 static void open_all(net *n, const net_shape *shapes) {
@@ -96,7 +116,7 @@ static void open_all(net *n, const net_shape *shapes) {
         measure(&n->layers[i]);
         open_layer(n, &n->layers[i]);
         const net_layer *l = &n->layers[i];
-        int64_t sizes[] = {n->samples * l->a_size, n->samples * l->g_size, l->shape.out_c * l->columns};
+        int64_t sizes[] = {n->samples * l->a_size, n->samples * l->g_size, l->rows * l->columns};
         for (int k = 0; k < 3; k++)
             most = sizes[k] > most ? sizes[k] : most;
     }
@@ -150,7 +170,7 @@ void net_describe(const net *n, dsc_kfac_layer *layers) {
         layers[i].out_c = s->out_c;
         layers[i].weight_grad = n->layers[i].weight_grad;
         layers[i].bias_grad = n->layers[i].bias_grad;
-        if (s->kind == DSC_KFAC_CONV2D)
+        if (s->kind != DSC_KFAC_LINEAR)
             layers[i].conv = &n->layers[i].conv;
     }
 }
@@ -226,15 +246,21 @@ void net_draw(net *n, int64_t step, int64_t pass, double loss_scale) {
 }
 
 int64_t net_gradient_count(const net *n, int l) {
-    return n->layers[l].shape.out_c * n->layers[l].columns;
+    return n->layers[l].rows * n->layers[l].columns;
 }
 
-/* D as the device has it: weights in rows of outputs, the bias by itself. */
+/* Where the weight of output o and input j is in the device's memory: in rows of outputs, or of inputs. */
+static int64_t weight_at(const net_layer *l, int64_t o, int64_t j) {
+    int64_t width = l->columns - (l->shape.bias != 0);
+    return l->shape.kind == DSC_KFAC_CONV_TRANSPOSE2D ? j * l->rows + o : o * width + j;
+}
+
+/* D as the device has it: weights and the bias by themselves. */
 static void split(const net_layer *l, const double *d, double *w, double *b) {
     int64_t bias = l->shape.bias != 0, width = l->columns - bias;
-    for (int64_t o = 0; o < l->shape.out_c; o++) {
+    for (int64_t o = 0; o < l->rows; o++) {
         for (int64_t j = 0; j < width; j++)
-            w[o * width + j] = d[o * l->columns + j];
+            w[weight_at(l, o, j)] = d[o * l->columns + j];
         if (bias)
             b[o] = d[o * l->columns + width];
     }
@@ -259,9 +285,9 @@ void net_read(const net *n, int index, double *d) {
     download(n, &l->weight_grad, w);
     if (bias)
         download(n, &l->bias_grad, b);
-    for (int64_t o = 0; o < l->shape.out_c; o++) {
+    for (int64_t o = 0; o < l->rows; o++) {
         for (int64_t j = 0; j < width; j++)
-            d[o * l->columns + j] = w[o * width + j];
+            d[o * l->columns + j] = w[weight_at(l, o, j)];
         if (bias)
             d[o * l->columns + width] = b[o];
     }

@@ -17,7 +17,7 @@ typedef struct net_shape {
     const char *name;
     dsc_kfac_kind kind;
     int64_t in_c, out_c;
-    int bias;
+    int bias;         /* of D; a transposed convolution has none */
     int64_t sequence; /* linear: a[n, sequence, in_c]; 0: plain rows */
     int64_t in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
 } net_shape;
@@ -26,13 +26,15 @@ typedef struct net_shape {
 typedef struct net_layer {
     net_shape shape;        /* with 1 for 0 */
     int64_t out_h, out_w;   /* 1, 1 of a linear layer */
-    int64_t positions;      /* S: out_h out_w; 1 of a linear layer */
+    int64_t positions;      /* S: out_h out_w; in_h in_w of a transposed convolution, 1 of a linear layer */
     int64_t a_size, g_size; /* numbers of one sample */
-    int64_t columns;        /* of D[out_c, columns]: weights of one output, then the bias */
-    dsc_conv2d_shape conv;  /* conv2d: its geometry */
+    /* Of D[rows, columns]: a row has the weights of one output, then the bias. Outputs of a transposed convolution are
+     * [kernel_h, kernel_w, out_c]. */
+    int64_t rows, columns;
+    dsc_conv2d_shape conv; /* convolutions: the geometry */
     dsc_tensor a, g, weight_grad, bias_grad;
     double *whole_a, *whole_g; /* [samples, a_size], [samples, g_size]; g of a loss averaged over the whole */
-    double *d;                 /* [out_c, columns], as drawn */
+    double *d;                 /* [rows, columns], as drawn */
 } net_layer;
 
 typedef struct net {

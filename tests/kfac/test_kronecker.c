@@ -29,6 +29,13 @@ static const net_shape shapes[] = {
      .kernel_w = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1, .groups = 3},
     {"kernel of the whole image", DSC_KFAC_CONV2D, .in_c = 2, .out_c = 3, .in_h = 3, .in_w = 2, .kernel_h = 3,
      .kernel_w = 2},
+    {"transposed 2x2 stride 2", DSC_KFAC_CONV_TRANSPOSE2D, .in_c = 4, .out_c = 2, .in_h = 2, .in_w = 3,
+     .kernel_h = 2, .kernel_w = 2, .stride_h = 2, .stride_w = 2},
+    {"transposed 3x3 stride 2", DSC_KFAC_CONV_TRANSPOSE2D, .in_c = 3, .out_c = 1, .in_h = 3, .in_w = 2,
+     .kernel_h = 3, .kernel_w = 3, .stride_h = 2, .stride_w = 2, .pad_h = 1, .pad_w = 1},
+    {"transposed 1x1", DSC_KFAC_CONV_TRANSPOSE2D, .in_c = 4, .out_c = 3, .in_h = 3, .in_w = 2},
+    {"transposed 2x1 uneven", DSC_KFAC_CONV_TRANSPOSE2D, .in_c = 2, .out_c = 3, .in_h = 3, .in_w = 3,
+     .kernel_h = 2, .stride_w = 3, .pad_h = 1, .dilation_h = 2},
 };
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 

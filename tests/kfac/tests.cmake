@@ -18,6 +18,8 @@ descent_test(kfac-async SOURCES kfac/test_async.c kfac/naive.c kfac/net.c ROOMS 
 descent_test(kfac-memory SOURCES kfac/test_memory.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 4 SANITIZED 1 2)
 descent_test(kfac-abandon SOURCES kfac/test_abandon.c kfac/net.c ROOMS kfac)
 descent_test(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS kfac)
+descent_test(kfac-transposed SOURCES kfac/test_transposed.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3
+             SANITIZED 1 2)
 descent_test(kfac-sharing SOURCES kfac/test_sharing.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-solve SOURCES kfac/test_solve.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-variants SOURCES kfac/test_variants.c ${kfac_twin} ROOMS kfac)
@@ -35,6 +37,7 @@ emulated_program(kfac-together SOURCES kfac/test_together.c kfac/naive.c kfac/ne
 emulated_program(kfac-late SOURCES kfac/test_late.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-captures SOURCES kfac/test_captures.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-sharing SOURCES kfac/test_sharing.c ${kfac_twin} ROOMS kfac)
+emulated_program(kfac-transposed SOURCES kfac/test_transposed.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-life SOURCES kfac/test_life.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-variants SOURCES kfac/test_variants.c ${kfac_twin} ROOMS kfac)
 emulated_program(kfac-ekfac SOURCES kfac/test_ekfac.c kfac/naive.c kfac/net.c ROOMS kfac)

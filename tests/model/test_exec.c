@@ -498,6 +498,27 @@ static void free_record(record *rec) {
     }
 }
 
+/* Of a transposed convolution: w[in_c, patch] += a g, g the patch of the output that the pixel has contributed to. */
+static void expected_transposed_gradient(const record *rec, int64_t layer, double *out) {
+    const dsc_layer_info *l = &dsc_model_layers(rec->r->m)[layer];
+    const dsc_conv2d_shape *s = l->shape;
+    int64_t width = s->kernel_h * s->kernel_w * s->out_c;
+    memset(out, 0, (size_t)(s->in_c * width) * sizeof *out);
+    for (int64_t pixel = 0; pixel < BATCH * s->in_h * s->in_w; pixel++)
+        for (int64_t j = 0; j < width; j++) {
+            int64_t row = pixel / s->in_w % s->in_h * s->stride_h - s->pad_h;
+            int64_t column = pixel % s->in_w * s->stride_w - s->pad_w;
+            row += j / s->out_c / s->kernel_w * s->dilation_h;
+            column += j / s->out_c % s->kernel_w * s->dilation_w;
+            if (row < 0 || row >= l->out_h || column < 0 || column >= l->out_w)
+                continue;
+            int64_t image = pixel / s->in_w / s->in_h, at = (image * l->out_h + row) * l->out_w + column;
+            for (int64_t i = 0; i < s->in_c; i++)
+                out[i * width + j] +=
+                    rec->a[layer][pixel * s->in_c + i] * rec->g[layer][at * s->out_c + j % s->out_c];
+        }
+}
+
 /* The weight gradient that a layer's input and output gradient give: patches' g, group by group. */
 static void expected_weight_gradient(const record *rec, int64_t layer, double *out) {
     const dsc_layer_info *l = &dsc_model_layers(rec->r->m)[layer];
@@ -553,7 +574,10 @@ static void check_hooks(const net *what) {
         assert_non_null(expected);
         assert_int_equal(rec.layer[i], layers - 1 - i);
         assert_true(rec.captured_at_ready[info->weight] >= layers - i); /* captured first */
-        expected_weight_gradient(&rec, i, expected);
+        if (info->kind == DSC_LAYER_CONV_TRANSPOSE2D)
+            expected_transposed_gradient(&rec, i, expected);
+        else
+            expected_weight_gradient(&rec, i, expected);
         assert_close(n, expected, rec.grad[info->weight], 1000);
         free(expected);
     }

@@ -338,7 +338,7 @@ static void test_state_flattened(void **state) {
     dsc_model_destroy(&m);
 }
 
-/* PyTorch has [in, out / groups, kernel_h, kernel_w]. K-FAC does not see the layer. */
+/* PyTorch has [in, out / groups, kernel_h, kernel_w]. K-FAC sees the layer of one group, without its bias. */
 static void test_state_transposed(void **state) {
     (void)state;
     dsc_model *m = make_model(device, find_net("transposed"), DSC_F32, 0);
@@ -352,8 +352,15 @@ static void test_state_transposed(void **state) {
     assert_memory_equal(s[2].dim, ((int64_t[]){10, 3, 2, 2}), 4 * sizeof(int64_t));
     assert_string_equal(s[3].name, "up1.bias");
     assert_int_equal(dsc_tensor_count(s[3].tensor), 3);
-    assert_int_equal(dsc_model_layer_count(m), 2);
-    assert_string_equal(dsc_model_layers(m)[1].name, "fc");
+    const dsc_layer_info *l = dsc_model_layers(m);
+    assert_int_equal(dsc_model_layer_count(m), 3);
+    assert_string_equal(l[1].name, "up1");
+    assert_int_equal(l[1].kind, DSC_LAYER_CONV_TRANSPOSE2D);
+    assert_memory_equal(&l[1].shape->in_h, ((int64_t[]){4, 3, 10, 3}), 4 * sizeof(int64_t));
+    assert_memory_equal(&l[1].out_h, ((int64_t[]){8, 6}), 2 * sizeof(int64_t));
+    assert_string_equal(dsc_model_params(m)[l[1].weight].name, "up1.weight");
+    assert_int_equal(l[1].bias, -1);
+    assert_string_equal(l[2].name, "fc");
     dsc_model_destroy(&m);
 }
 

@@ -449,6 +449,69 @@ static void test_layers(void **state) {
     dsc_model_destroy(&m);
 }
 
+static dsc_status on_capture(void *kfac, dsc_queue *q, int64_t layer, const dsc_tensor *a,
+                             const dsc_tensor *g) {
+    return dsc_kfac_capture(kfac, q, layer, a, g);
+}
+
+/* K-FAC rewrites the gradients of a U-Net's weights, those of its transposed convolutions among them, and leaves their
+ * biases alone. */
+static void test_unet(void **state) {
+    enum { SIDE = 32 };
+    dsc_kfac_layer *layers = NULL;
+    dsc_kfac *kfac = NULL;
+    dsc_queue *queue = NULL;
+    dsc_model *m = NULL;
+    dsc_exec *exec = NULL;
+    dsc_tensor x, y;
+    int64_t count = 0, upwards = 0, positions = SIDE * SIDE;
+    dsc_backward_options backward;
+    (void)state;
+    assert_ok(dsc_queue_create(device, &queue));
+    assert_ok(dsc_zoo_create(device, "unet-bn:width=4", SIDE, SIDE, 1, 2, NULL, &m));
+    assert_ok(dsc_exec_create(m, DSC_EXEC_TRAIN, 1, &exec));
+    assert_ok(dsc_kfac_layers_of_model(m, &layers, &count));
+    assert_ok(dsc_kfac_create(comm, queue, layers, count, NULL, &kfac));
+    assert_ok(dsc_tensor_alloc(device, DSC_F32, 4, (int64_t[]){1, SIDE, SIDE, 1}, &x));
+    assert_ok(dsc_tensor_alloc(device, DSC_I32, 1, &positions, &y));
+    for (int i = 0; i < SIDE * SIDE; i++) {
+        ((float *)x.data)[i] = sinf((float)(i * i));
+        ((int32_t *)y.data)[i] = i % 3 == 0;
+    }
+    dsc_backward_options_init(&backward);
+    backward.context = kfac;
+    backward.capture = on_capture;
+    assert_ok(dsc_kfac_begin(kfac, 1));
+    assert_ok(dsc_exec_forward(exec, queue, &x));
+    assert_ok(dsc_exec_loss(exec, queue, &y, 1));
+    assert_ok(dsc_exec_backward(exec, queue, &backward));
+    assert_ok(dsc_queue_sync(queue));
+    dsc_tensor grads = dsc_model_grads(m);
+    float *before = malloc(dsc_tensor_bytes(&grads));
+    assert_non_null(before);
+    memcpy(before, grads.data, dsc_tensor_bytes(&grads));
+    assert_ok(dsc_kfac_step(kfac, queue, 0.1));
+    assert_ok(dsc_queue_sync(queue));
+    for (int64_t i = 0; i < dsc_model_param_count(m); i++) {
+        const dsc_param *p = &dsc_model_params(m)[i];
+        const float *old = before + ((float *)p->grad.data - (float *)grads.data);
+        int same = memcmp(old, p->grad.data, dsc_tensor_bytes(&p->grad)) == 0;
+        if (strncmp(p->name, "upconv", strlen("upconv")) == 0) {
+            assert_int_equal(same, strstr(p->name, ".bias") != NULL);
+            upwards++;
+        }
+    }
+    assert_int_equal(upwards, 8);
+    free(before);
+    dsc_tensor_free(&x);
+    dsc_tensor_free(&y);
+    dsc_kfac_destroy(&kfac);
+    dsc_kfac_layers_free(&layers);
+    dsc_exec_destroy(&exec);
+    dsc_model_destroy(&m);
+    dsc_queue_destroy(&queue);
+}
+
 /* The mean over the rows of w ((1 - s) CE(a) + s CE(b)), w = (1 - s) weight(a) + s weight(b), from the logits of an equal
  * net on the batch that a loader with these options gives first. */
 static double mixed_loss(const dsc_dataset *set, const dsc_train_options *o, const double weights[CLASSES]) {
@@ -548,6 +611,7 @@ int main(void) {
         cmocka_unit_test(test_wrong_validation),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_unet),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
