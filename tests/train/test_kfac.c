@@ -438,6 +438,13 @@ static void test_lacking_state(void **state) {
 
 /* ---- how decompositions are refreshed ---- */
 
+/* Convolutions alone, one of whose factors is large enough to be rotated. */
+static void refresh_options(dsc_train_options *o, const char *out) {
+    kfac_options(o, out);
+    kfac_of(o)->skip_layers = "fc";
+    o->batch_size = 4;
+}
+
 /* The refresh of the n-th start of a run, by its metrics. */
 static const char *refresh_of(const char *out, int n, char name[16]) {
     json_t *lines = runs_lines(out);
@@ -459,8 +466,7 @@ static void check_kept(const char *directory_name, dsc_kfac_refresh refresh) {
     char out[SCRATCH_SIZE], name[16];
     const char *expected = dsc_kfac_refresh_name(refresh);
     dsc_train_options o;
-    kfac_options(&o, folder(directory_name, out));
-    kfac_of(&o)->skip_layers = "^fc1$"; /* the large one */
+    refresh_options(&o, folder(directory_name, out));
     kfac_of(&o)->refresh = refresh;
     o.steps = 4;
     assert_ok(dsc_train_run(comm, device, &o, NULL));
@@ -480,8 +486,7 @@ static void test_refresh(void **state) {
     const char *expected = dsc_device_is_host(device) ? "exact" : "warm";
     size_t bytes;
     dsc_train_options o;
-    kfac_options(&o, folder("auto", out));
-    kfac_of(&o)->skip_layers = "^fc1$";
+    refresh_options(&o, folder("auto", out));
     kfac_of(&o)->refresh = DSC_KFAC_AUTO;
     o.steps = 5;
     o.progress = note_kfac;
@@ -516,8 +521,7 @@ static void test_other_refresh(void **state) {
     for (int i = 0; i < 2; i++) {
         char out[SCRATCH_SIZE], name[16];
         dsc_train_options o;
-        kfac_options(&o, folder(i ? "warm-then-exact" : "exact-then-warm", out));
-        kfac_of(&o)->skip_layers = "^fc1$";
+        refresh_options(&o, folder(i ? "warm-then-exact" : "exact-then-warm", out));
         kfac_of(&o)->refresh = i ? DSC_KFAC_WARM : DSC_KFAC_EXACT;
         o.steps = 4;
         assert_ok(dsc_train_run(comm, device, &o, NULL));
