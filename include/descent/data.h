@@ -29,7 +29,7 @@ typedef struct dsc_data_options {
     size_t size;
     /* Seed of drawn images (synthetic) and of augmentation; default 42. */
     uint64_t seed;
-    /* imagefolder, webdataset: side of the crop; 0 (default): 224. */
+    /* imagefolder, webdataset: side of the crop; 0 (default): 224. masks: the same for training; 0: whole images. */
     int64_t image_size;
     /* The part of the training samples, of every class alike and chosen by `seed`, that is the validation split,
      * whether or not the set has one; the rest is the training split. 0 (default): the set's own splits. */
@@ -51,6 +51,9 @@ typedef struct dsc_data_options {
      * the vocabulary, so that there is one class more. */
     double mask;
     int64_t mask_token;
+    /* masks: the standard deviation in pixels of the random displacements that deform training images, 10 in the paper of
+     * U-Net; 0 (default): they are not deformed. */
+    double elastic;
 } dsc_data_options;
 DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size);
 #define dsc_data_options_init(options) dsc_data_options_init_sized((options), sizeof *(options))
@@ -61,7 +64,8 @@ DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size)
  * "cifar100:DIR", "mnist:DIR" or "mnist:DIR/NAME" (any IDX set, raw or .gz; files of NAME-, as EMNIST's),
  * "imagefolder:DIR" (DIR/train/CLASS/FILE, DIR/val/CLASS/FILE), "webdataset:DIR" or "webdataset:PATTERN" (tar files
  * of KEY.jpg and KEY.cls), "tokens:DIR" (train.bin and val.bin, as dsc_tokenize writes them) or "tokens:FILE",
- * "text:PATH" or "text:bytes:PATH" (a file or all files of a folder, a token for each byte), or a kind that was
+ * "text:PATH" or "text:bytes:PATH" (a file or all files of a folder, a token for each byte), "masks:DIR" (DIR/image/NAME.png and
+ * DIR/label/NAME.png, whose values are classes), or a kind that was
  * registered. options may be NULL. DSC_E_INVALID lists the known
  * kinds; DSC_E_NOT_FOUND says what to download and where to put it; DSC_E_FORMAT names the file and the
  * offending value. */

@@ -36,9 +36,12 @@ static void init(void *values) {
         dsc_option_defaults(options, v);
 }
 
-/* Text appears as it is generated; whoever reads it may have gone away. */
+/* Text appears as it is generated, after the prompt; whoever reads it may have gone away. */
 static int print_text(void *context, const void *bytes, int64_t count) {
-    (void)context;
+    const char **prompt = context;
+    if (*prompt)
+        fputs(*prompt, stdout);
+    *prompt = NULL;
     return fwrite(bytes, 1, (size_t)count, stdout) != (size_t)count || fflush(stdout) != 0;
 }
 
@@ -51,9 +54,8 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     DSC_CLI_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
     if (dsc_comm_size(session->comm) > 1)
         return DSC_CLI_FAIL(DSC_E_INVALID, "generate works on one rank; start it without mpirun");
-    if (v->o.prompt && print_text(NULL, v->o.prompt, (int64_t)strlen(v->o.prompt)) != 0)
-        return DSC_CLI_FAIL(DSC_E_IO, "the text cannot be written to the standard output");
-    DSC_CLI_TRY(dsc_generate_run(session->device, &v->o, print_text, NULL, &result));
+    const char *prompt = v->o.prompt; /* until it is printed */
+    DSC_CLI_TRY(dsc_generate_run(session->device, &v->o, print_text, &prompt, &result));
     printf("\n");
     int64_t all = result.prompt_tokens + result.tokens;
     dsc_log(DSC_LOG_INFO, "%lld tokens after %lld of the prompt in %.3f s: %.1f tokens/s",

@@ -99,11 +99,13 @@ static int is_idle(const dsc_runlog *log, const char *place) {
     return 0;
 }
 
-/* 1 when `text` is the default of the option. */
+/* 1 when `text` is the default of the option, or may be what a run chose by it. */
 static int is_default(const dsc_option *option, const char *text) {
     const char *value = option && option->value ? option->value : "";
     char *end;
     double number = strtod(text, &end);
+    if (strcmp(value, "auto") == 0)
+        return 1;
     if (strcmp(text, *value ? value : "-") == 0 || (!*value && strcmp(text, "off") == 0))
         return 1;
     return option && end != text && *end == '\0' && number == (*value ? strtod(value, NULL) : 0);

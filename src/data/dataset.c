@@ -10,8 +10,8 @@
 
 static const char *built_in(int i, const void **entry) {
     static const dsc_dataset_kind *const kind[] = {
-        &dsc_kind_synthetic,  &dsc_kind_cifar10, &dsc_kind_cifar100, &dsc_kind_idx, &dsc_kind_imagefolder,
-        &dsc_kind_webdataset, &dsc_kind_tokens,  &dsc_kind_text,     NULL};
+        &dsc_kind_synthetic,  &dsc_kind_cifar10, &dsc_kind_cifar100, &dsc_kind_idx,   &dsc_kind_imagefolder,
+        &dsc_kind_webdataset, &dsc_kind_tokens,  &dsc_kind_text,     &dsc_kind_masks, NULL};
     *entry = kind[i];
     return kind[i] ? kind[i]->name : NULL;
 }

@@ -77,7 +77,7 @@ void dsc_dataset_note_normalisation(dsc_dataset *dataset, const double *mean, co
 
 /* The data sets that dsc_dataset_open knows without anybody registering them. */
 extern const dsc_dataset_kind dsc_kind_synthetic, dsc_kind_cifar10, dsc_kind_cifar100, dsc_kind_idx,
-    dsc_kind_imagefolder, dsc_kind_webdataset, dsc_kind_tokens, dsc_kind_text;
+    dsc_kind_imagefolder, dsc_kind_webdataset, dsc_kind_tokens, dsc_kind_text, dsc_kind_masks;
 
 /* dsc_dataset_sample with the caller's buffers. */
 dsc_status dsc_dataset_sample_with(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,

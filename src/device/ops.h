@@ -483,6 +483,13 @@ typedef struct dsc_attention_grads {
 dsc_status dsc_op_attention_backward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
                                      const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
                                      const dsc_attention_grads *grads) DSC_MUST_CHECK;
+/* One position of causal self-attention, for generating text. x[n,1,1,3d] holds query, key and value of position
+ * `position` of n sequences, laid out as for dsc_op_attention_forward. Key and value are written to row `position` of
+ * cache[n,positions,2d], d numbers each, and y[n,1,1,d] is what the forward pass over the whole sequence gives at this
+ * position, from the keys and values of the cache's rows 0 .. position; later rows are not read. All are of one type.
+ * desc->causal must be 1. */
+dsc_status dsc_op_attention_step(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
+                                 int64_t position, dsc_tensor *cache, dsc_tensor *y) DSC_MUST_CHECK;
 
 /* Rows of a table: row i of y is table[ids_i], zeros where ids_i is not one of the whole numbers 0 .. vocabulary - 1.
  * ids: any shape, F32 or F64 whatever the type of the table (whole numbers up to 2^24 are exact in F32); its numbers
@@ -728,6 +735,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(attention_workspace)                                                                                  \
     OP(attention_forward)                                                                                    \
     OP(attention_backward)                                                                                   \
+    OP(attention_step)                                                                                       \
     OP(embedding_forward)                                                                                    \
     OP(embedding_workspace)                                                                                  \
     OP(embedding_backward)                                                                                   \

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "base/option.h"
 #include "base/rng.h"
 #include "base/versioned.h"
 #include "data/dataset.h"
@@ -179,6 +180,8 @@ static dsc_status make_model(session *s) {
     int64_t side, channels, classes;
     DSC_TRY(dsc_zoo_default_input(f->model, &side, &channels, &classes));
     s->context = f->height > 0 ? f->height : side;
+    if (f->width > 1 || f->channels > 1)
+        return DSC_FAIL(DSC_E_INVALID, "model %s is one of images: it cannot generate text", f->model);
     if (f->classes > 0 && f->classes != s->vocabulary)
         return DSC_FAIL(DSC_E_INVALID,
                         "the model of '%s' has a vocabulary of %lld tokens, the tokenizer of the data one of "
@@ -306,7 +309,7 @@ static dsc_status generate(session *s, dsc_text_function function, void *context
     const int32_t end = dsc_tokenizer_end_of_text(s->tokenizer);
     DSC_TRY(feed_prompt(s, &result->prompt_tokens));
     while (result->tokens < o->tokens) {
-        int32_t token;
+        int32_t token = 0;
         int64_t bytes = 0;
         DSC_TRY(draw(s, result->tokens, &token));
         if (o->stop_at_end && token == end)

@@ -81,8 +81,12 @@ static dsc_kfac_refresh find_stored(dsc_trainer *t, dsc_kfac_refresh otherwise) 
 
 dsc_status dsc_kfac_setup_refresh(dsc_trainer *t) {
     dsc_kfac_options *o = &t->settings.kfac;
-    if (o->update_freq == 0 || o->refresh != DSC_KFAC_AUTO)
+    if (o->refresh != DSC_KFAC_AUTO)
         return DSC_OK;
+    if (o->update_freq == 0) {
+        o->refresh = DSC_KFAC_EXACT; /* there is nothing to refresh, and metrics say what they always said */
+        return DSC_OK;
+    }
     dsc_kfac_refresh refresh = dsc_kfac_resolve_refresh(o, t->device);
     if (t->rank == 0 && o->method == DSC_KFAC_EIGEN)
         refresh = find_stored(t, refresh);

@@ -14,6 +14,7 @@ expect 0 "best top-1" report runs --no-plot
 grep -qE '^runs/a +done +2 +[0-9.]+ %' stdout || complain "no row for run a"
 grep -qE '^runs/c +diverged +' stdout || complain "no row for run c"
 grep -qE '^run +optimizer +lr +kfac-update-freq +kfac-damping' stdout || complain "no columns for what differs: $(cat stdout)"
+! grep -q kfac-refresh stdout || complain "a column for what --kfac-refresh auto chose: $(cat stdout)"
 grep -qE '^runs/b +adam +0.05 +2 +0.02' stdout || complain "wrong options of run b"
 has stdout "runs/c: diverged: the loss of step"
 awk 'length > 80 && !/^runs\/c: /' stdout | grep . && complain "the table is wider than 80 characters"

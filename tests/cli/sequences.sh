@@ -25,7 +25,8 @@ awk -v l="$loss" 'BEGIN { exit !(l > 0 && l < 1.5) }' || complain "the loss is $
 grep -q '"bits_per_byte":' run/metrics.jsonl || complain "no bits per byte in the metrics"
 
 # Evaluation gives the loss of the run, and bits per byte: characters are bytes here.
-expect 0 "bits per byte" eval --checkpoint run --json
+expect 0 "bits per byte" eval --checkpoint run
+expect 0 "" eval --checkpoint run --json
 bits=$(sed -n 's/.*"bits_per_byte": \([0-9.]*\).*/\1/p' stdout)
 awk -v l="$loss" -v b="$bits" 'BEGIN { d = b - l / log(2); exit !(d < 1e-4 && d > -1e-4) }' || complain "$bits bits for a loss of $loss"
 
@@ -70,7 +71,7 @@ cmp stdout first || complain "a small top-p is not the most probable token"
 expect 0 "" generate --checkpoint run --tokens 5
 
 # What cannot be.
-expect 2 "has no token for the byte" generate --checkpoint run --prompt "~"
+expect 2 "the prompt: the byte 0x7e at position 0 is not among" generate --checkpoint run --prompt "~"
 expect 2 "generate needs --checkpoint" generate --prompt x
 mv text elsewhere
 expect 2 "'text'" generate --checkpoint run
@@ -78,7 +79,7 @@ expect 0 "" generate --checkpoint run --data text:elsewhere --tokens 5
 printf 'abc%.0s' $(seq 200) >other
 expect 2 "has a vocabulary of" generate --checkpoint run --data text:other
 expect 2 "context 8: model lenet is one of images" train --model lenet --context 8 --out none
-expect 2 "unknown" train "${small[@]}" --model gpt-mini:depth=3 --out none
+expect 2 "there is no key 'depth'" train "${small[@]}" --model gpt-mini:depth=3 --out none
 expect 0 "" train --model lenet --data synthetic:256 --steps 2 --batch-size 8 --out images
 expect 2 "model lenet is one of images" generate --checkpoint images --data text:other
 finish

@@ -123,6 +123,38 @@ size_t test_png(const test_image *image, test_png_kind kind, int interlaced, siz
 }
 #endif
 
+static uint8_t *put(uint8_t *p, uint32_t value, int bytes) {
+    for (int i = 0; i < bytes; i++)
+        *p++ = (uint8_t)(value >> 8 * i);
+    return p;
+}
+
+/* Each page: its directory of 9 entries, then its pixels as one strip. */
+size_t test_tiff(const uint8_t *pixels, int pages, int h, int w, uint8_t *out) {
+    enum { ENTRIES = 9, DIRECTORY = 2 + 12 * ENTRIES + 4 };
+    const uint32_t bytes = (uint32_t)(h * w);
+    uint8_t *p = out;
+    memcpy(p, "II*", 4);
+    p = put(p + 4, 8, 4);
+    for (int n = 0; n < pages; n++) {
+        const uint32_t at = (uint32_t)(p - out) + DIRECTORY;
+        const uint32_t entries[ENTRIES][2] = {{256, (uint32_t)w}, {257, (uint32_t)h}, {258, 8},
+                                              {259, 1},           {262, 1},           {273, at},
+                                              {277, 1},           {278, (uint32_t)h}, {279, bytes}};
+        p = put(p, ENTRIES, 2);
+        for (int i = 0; i < ENTRIES; i++) {
+            p = put(p, entries[i][0], 2);
+            p = put(p, 4, 2); /* a number of 32 bits */
+            p = put(p, 1, 4);
+            p = put(p, entries[i][1], 4);
+        }
+        p = put(p, n + 1 < pages ? at + bytes : 0, 4);
+        memcpy(p, pixels + (size_t)n * bytes, bytes);
+        p += bytes;
+    }
+    return (size_t)(p - out);
+}
+
 #ifdef DSC_HAVE_WEBP
 size_t test_webp(const test_image *image, int lossless, size_t room, uint8_t *out) {
     uint8_t *packed = NULL;

@@ -17,6 +17,7 @@ descent_test(device_group_norm SOURCES device/test_group_norm.c ${device_rig} RO
 descent_test(device_pool SOURCES device/test_pool.c ${device_rig} ROOMS device)
 descent_test(device_parts SOURCES device/test_parts.c ${device_rig} ROOMS device)
 descent_test(device_attention SOURCES device/test_attention.c ${device_rig} ROOMS device)
+descent_test(device_attention_step SOURCES device/test_attention_step.c ${device_rig} ROOMS device)
 descent_test(device_embedding SOURCES device/test_embedding.c ${device_rig} ROOMS device)
 descent_test(device_loss SOURCES device/test_loss.c ${device_rig} ROOMS device)
 descent_test(device_pixel_loss SOURCES device/test_pixel_loss.c ${device_rig} ROOMS device)

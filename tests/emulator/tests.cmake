@@ -96,7 +96,7 @@ function(emulated_test name)
 endfunction()
 
 set(emulated_rig device/rig.c device/trial.c)
-foreach(name IN ITEMS elementwise linalg second refresh weigh norm group_norm pool attention embedding parts loss pixel_loss optim gradients basics conv)
+foreach(name IN ITEMS elementwise linalg second refresh weigh norm group_norm pool attention attention_step embedding parts loss pixel_loss optim gradients basics conv)
   emulated_test(${name} device/test_${name}.c ${emulated_rig})
 endforeach()
 emulated_test(batch device/test_batch.c device/eigen.c ${emulated_rig})

@@ -214,6 +214,59 @@ static void test_captures(void **state) {
     close_rig(&r);
 }
 
+/* Position by position, with a cache, the logits are those of the whole sequence; also when it begins anew. */
+static void test_decoder(void **state) {
+    (void)state;
+    rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, 1);
+    dsc_exec *whole, *decoder;
+    dsc_tensor x;
+    const int64_t dim[4] = {BATCH, 1, 1, 1};
+    assert_ok(dsc_exec_create(r.m, DSC_EXEC_EVAL, BATCH, &whole));
+    assert_ok(dsc_exec_forward(whole, r.q, &r.x));
+    assert_ok(dsc_exec_create_decoder(r.m, BATCH, &decoder));
+    assert_ok(dsc_tensor_alloc(r.device, DSC_F32, 4, dim, &x));
+    double *tokens = read_doubles(r.q, &r.x), *wanted = read_doubles(r.q, dsc_exec_logits(whole));
+    for (int t = 0; t < 2 * POSITIONS; t++) {
+        int position = t % POSITIONS;
+        double now[BATCH];
+        for (int n = 0; n < BATCH; n++)
+            now[n] = tokens[n * POSITIONS + position];
+        write_doubles(r.q, now, &x);
+        assert_ok(dsc_exec_decode(decoder, r.q, &x, position));
+        double *found = read_doubles(r.q, dsc_exec_logits(decoder));
+        for (int n = 0; n < BATCH; n++)
+            assert_true(largest_difference(VOCABULARY, found + n * VOCABULARY,
+                                           wanted + (n * POSITIONS + position) * VOCABULARY) < 2e-5);
+        free(found);
+    }
+    assert_fails(DSC_E_INVALID, "outside", dsc_exec_decode(decoder, r.q, &x, POSITIONS));
+    assert_fails(DSC_E_INVALID, "no decoder", dsc_exec_decode(whole, r.q, &x, 0));
+    free(tokens);
+    free(wanted);
+    dsc_tensor_free(&x);
+    dsc_exec_destroy(&decoder);
+    dsc_exec_destroy(&whole);
+    close_rig(&r);
+}
+
+/* A model whose positions depend on later ones. */
+static void test_no_decoder(void **state) {
+    (void)state;
+    dsc_device *device = open_device("cpu");
+    dsc_model *m;
+    dsc_exec *exec;
+    dsc_value x;
+    assert_ok(dsc_model_create(device, NULL, &m));
+    assert_ok(dsc_model_tokens(m, POSITIONS, &x));
+    assert_ok(dsc_model_embedding(m, "e", x, VOCABULARY, 6, 1, &x));
+    assert_ok(dsc_model_attention(m, x, NULL, &x));
+    assert_ok(dsc_model_linear(m, "head", x, VOCABULARY, 1, &x));
+    assert_ok(dsc_model_seal(m, x));
+    assert_fails(DSC_E_INVALID, "uses later positions", dsc_exec_create_decoder(m, 1, &exec));
+    dsc_model_destroy(&m);
+    dsc_device_destroy(&device);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     dsc_device *device = open_device("cpu");
@@ -241,8 +294,9 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients), cmocka_unit_test(test_devices),  cmocka_unit_test(test_names),
-        cmocka_unit_test(test_captures),  cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_gradients), cmocka_unit_test(test_devices), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_captures),  cmocka_unit_test(test_decoder), cmocka_unit_test(test_no_decoder),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("model_sequences", tests, NULL, NULL);
 }

@@ -10,4 +10,5 @@ descent_test(model_sequences SOURCES model/test_sequences.c model/nets.c ROOMS m
 descent_test(model_zoo SOURCES model/test_zoo.c model/nets.c ROOMS model)
 emulated_program(model_exec SOURCES model/test_exec.c model/nets.c model/own_layers.c ROOMS model)
 emulated_program(model_transposed SOURCES model/test_transposed.c model/nets.c ROOMS model)
+emulated_program(model_sequences SOURCES model/test_sequences.c model/nets.c ROOMS model)
 emulated_program(model_layer SOURCES model/test_layer.c model/nets.c model/own_layers.c ROOMS model)

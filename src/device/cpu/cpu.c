@@ -185,6 +185,7 @@ static void fill_table(dsc_device_table *table) {
     dsc_cpu_table_gram(table);
     dsc_cpu_table_norm(table);
     dsc_cpu_table_attention(table);
+    dsc_cpu_table_attention_step(table);
     dsc_cpu_table_group_norm(table);
     dsc_cpu_table_pool(table);
     dsc_cpu_table_parts(table);

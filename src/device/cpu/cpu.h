@@ -86,6 +86,7 @@ void dsc_cpu_table_conv(dsc_device_table *table);
 void dsc_cpu_table_gram(dsc_device_table *table);
 void dsc_cpu_table_norm(dsc_device_table *table);
 void dsc_cpu_table_attention(dsc_device_table *table);
+void dsc_cpu_table_attention_step(dsc_device_table *table);
 void dsc_cpu_table_group_norm(dsc_device_table *table);
 void dsc_cpu_table_pool(dsc_device_table *table);
 void dsc_cpu_table_parts(dsc_device_table *table);

@@ -79,6 +79,14 @@ typedef struct dsc_cpu_scores {
     float *s;
 } dsc_cpu_scores;
 
+/* One query of attention over `keys` keys and values of `width` channels, `row` floats apart. */
+typedef struct dsc_cpu_step {
+    int64_t keys, width, row;
+    float scale; /* of the scores */
+    const float *query, *key, *value;
+    float *y;
+} dsc_cpu_step;
+
 typedef struct dsc_cpu_kernels {
     const char *name;
     void (*fill)(int64_t n, float value, float *y);
@@ -133,6 +141,7 @@ typedef struct dsc_cpu_kernels {
     /* s = p = exp(s - lse); ds = factor p (ds - delta), a block like s. */
     void (*softmax_grad_rows)(const dsc_cpu_scores *b, const float *lse, const float *delta, float factor,
                               float *ds);
+    void (*attention_step)(const dsc_cpu_step *a);
 
     void (*update[DSC_UPDATE_COUNT])(int64_t n, const dsc_coefficients_f *coefficients, const float *z,
                                      const float *g, float *m, float *v, float *x);

@@ -1,0 +1,47 @@
+/* Images with a mask each, for segmentation, read into memory. */
+#ifndef DSC_DATA_MASK_LIST_H
+#define DSC_DATA_MASK_LIST_H
+
+#include "data/files.h"
+
+typedef struct dsc_mask_item {
+    char *name; /* the file of the image, for messages */
+    int64_t h, w;
+    int64_t c;      /* 1: a grey image, 3: colours */
+    uint8_t *image; /* [h, w, c] */
+    uint8_t *label; /* [h, w], the values of the mask */
+} dsc_mask_item;
+
+/* Starts as {0}. */
+typedef struct dsc_mask_list {
+    dsc_mask_item *items;
+    int64_t count, capacity;
+} dsc_mask_list;
+
+/* Adds the images of a folder: FOLDER/image/NAME.png (or another image) with FOLDER/label/NAME.png, in the natural order
+ * of their names; or the pages of image.tif and label.tif, or of train-volume.tif and train-labels.tif. DSC_E_NOT_FOUND
+ * when there is none of these. */
+dsc_status dsc_mask_list_read(const char *folder, dsc_mask_list *list) DSC_MUST_CHECK;
+void dsc_mask_list_free(dsc_mask_list *list);
+
+/* Order of names in which the digits in a row are numbers: "2.png" comes before "10.png". */
+int dsc_natural_order(const char *a, const char *b);
+
+/* ---- image_tiff.c ---- */
+
+/* All pages of a TIFF file. Starts as {0}. */
+typedef struct dsc_tiff_page {
+    int64_t h, w;
+    uint8_t *rgb; /* [h, w, 3] */
+} dsc_tiff_page;
+
+typedef struct dsc_tiff {
+    dsc_tiff_page *pages;
+    int64_t count, capacity;
+} dsc_tiff;
+
+/* DSC_E_UNSUPPORTED when the build lacks libtiff, or the machine does. */
+dsc_status dsc_tiff_read(const char *path, dsc_tiff *out) DSC_MUST_CHECK;
+void dsc_tiff_free(dsc_tiff *tiff);
+
+#endif

@@ -1,0 +1,35 @@
+/* What is cut out of an image and its mask, and how it is turned and deformed: both alike.
+ *
+ * A pixel (i, j) of the sample lies at (u, v) of the crop, by flip and quarter turns; it is taken from the point
+ * (top + u + dy(u, v), left + v + dx(u, v)) of the image. The displacements dy and dx are bicubic in between the nodes of
+ * a 3 x 3 grid over the crop (Ronneberger et al., 2015). Beyond its borders the image is mirrored. */
+#ifndef DSC_DATA_MASK_VIEW_H
+#define DSC_DATA_MASK_VIEW_H
+
+#include "data/augment.h"
+#include "data/files.h"
+#include "data/mask_list.h"
+
+enum { DSC_MASK_GRID = 3 };
+
+typedef struct dsc_mask_view {
+    int64_t top, left, h, w; /* the crop */
+    int flip;                /* 1: mirrored, left to right */
+    int turns;               /* quarter turns, counter-clockwise; 0 or 2 where the crop is no square */
+    int elastic;             /* 1: deformed */
+    double shift[DSC_MASK_GRID][DSC_MASK_GRID][2]; /* dy and dx of the nodes */
+} dsc_mask_view;
+
+/* The middle of an image of image_h x image_w, as it is. */
+dsc_mask_view dsc_mask_view_middle(int64_t image_h, int64_t image_w, int64_t h, int64_t w);
+/* A random view; `elastic` is the standard deviation of the displacements in pixels, 0: none. */
+dsc_mask_view dsc_mask_view_draw(dsc_rng *rng, int64_t image_h, int64_t image_w, int64_t h, int64_t w,
+                                 double elastic);
+
+/* x[h, w, c] and label[h, w] of the view: the image with bilinear interpolation, normalised; the class of the nearest
+ * value of the mask. A grey image is spread over c channels. `work` is memory to work with. */
+dsc_status dsc_mask_view_apply(const dsc_mask_view *view, const dsc_mask_item *item, int64_t c,
+                               const dsc_normalise *normalise, const int32_t class_of[256], dsc_bytes *work,
+                               float *x, int32_t *label) DSC_MUST_CHECK;
+
+#endif

@@ -1,0 +1,226 @@
+/* The data set "masks": images with the class of every pixel, for segmentation.
+ *
+ * Images and masks are in memory. The values of all masks, of both splits and in their order, are the classes; mean and
+ * standard deviation are those of the training images. A training sample is a crop; a validation sample a whole image. */
+#include "base/error.h"
+#include "base/memory.h"
+#include "data/dataset.h"
+#include "data/mask_view.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { MAX_SIZE = 16384, MAX_ELASTIC = 1000, VALUES = 256 };
+/* Without images of their own, this part of them is for validation. */
+static const double default_val_split = 0.2;
+
+typedef struct masks {
+    dsc_mask_list list;
+    dsc_normalise normalise;
+    int32_t class_of[VALUES];
+    char names[VALUES][4]; /* the values, by class */
+    const char *class_names[VALUES];
+} masks;
+
+static void close_set(dsc_dataset *dataset) {
+    masks *m = dataset->state;
+    dsc_mask_list_free(&m->list);
+    dsc_memory_free(&m);
+}
+
+static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                         dsc_scratch *scratch, float *x, int32_t *label) {
+    const masks *m = dataset->state;
+    const dsc_mask_item *item = &m->list.items[index];
+    const int64_t h = dataset->info.h, w = dataset->info.w;
+    dsc_mask_view view = dsc_mask_view_middle(item->h, item->w, h, w);
+    if (augment && dataset->split == DSC_SPLIT_TRAIN) {
+        dsc_rng rng = dsc_augment_rng(dataset->options.seed, (dsc_sample_key){index, epoch, augment});
+        view = dsc_mask_view_draw(&rng, item->h, item->w, h, w, dataset->options.elastic);
+    }
+    return dsc_mask_view_apply(&view, item, dataset->info.c, &m->normalise, m->class_of, &scratch->resample,
+                               x, label);
+}
+
+static const dsc_dataset_type masks_type = {.close = close_set, .sample = sample};
+
+/* ---- what all images have in common ---- */
+
+/* Marks the values of the masks. */
+static void mark_values(const dsc_mask_list *list, uint8_t marked[VALUES]) {
+    for (int64_t i = 0; i < list->count; i++)
+        for (int64_t p = 0; p < list->items[i].h * list->items[i].w; p++)
+            marked[list->items[i].label[p]] = 1;
+}
+
+/* Numbers the values from 0 on. Returns how many there are. */
+static int64_t number_classes(masks *m, const dsc_mask_list *other) {
+    uint8_t marked[VALUES] = {0};
+    int64_t classes = 0;
+    mark_values(&m->list, marked);
+    mark_values(other, marked);
+    for (int v = 0; v < VALUES; v++) {
+        m->class_of[v] = marked[v] ? (int32_t)classes : -1;
+        if (!marked[v])
+            continue;
+        snprintf(m->names[classes], sizeof m->names[0], "%u", (unsigned)v & 255);
+        m->class_names[classes] = m->names[classes];
+        classes++;
+    }
+    return classes;
+}
+
+static int64_t count_channels(const dsc_mask_list *list) {
+    for (int64_t i = 0; i < list->count; i++)
+        if (list->items[i].c == 3)
+            return 3;
+    return 1;
+}
+
+/* Mean and standard deviation of the values / 255, by channel. */
+static void measure(const dsc_mask_list *list, int64_t channels, double *mean, double *std) {
+    for (int64_t k = 0; k < channels; k++) {
+        uint64_t sum = 0, squares = 0, count = 0;
+        for (int64_t i = 0; i < list->count; i++) {
+            const dsc_mask_item *item = &list->items[i];
+            const uint8_t *p = item->image + (item->c == 1 ? 0 : k);
+            for (int64_t n = item->h * item->w; n > 0; n--, p += item->c, count++) {
+                sum += *p;
+                squares += (uint64_t)*p * *p;
+            }
+        }
+        const double m = (double)sum / (double)count, square = (double)squares / (double)count;
+        mean[k] = m / 255;
+        std[k] = square > m * m ? sqrt(square - m * m) / 255 : 1; /* 1: all pixels are alike */
+    }
+}
+
+/* ---- opening ---- */
+
+static dsc_status check_options(const dsc_data_options *o) {
+    if (o->image_size < 0 || o->image_size > MAX_SIZE)
+        return DSC_FAIL(DSC_E_INVALID, "masks: image size %lld: must be 1 to %d, or 0 for whole images",
+                        (long long)o->image_size, MAX_SIZE);
+    if (!(o->elastic >= 0 && o->elastic <= MAX_ELASTIC))
+        return DSC_FAIL(DSC_E_INVALID, "masks: elastic deformation of %g pixels: must be 0 to %d", o->elastic,
+                        MAX_ELASTIC);
+    if (!o->mean != !o->std)
+        return DSC_FAIL(DSC_E_INVALID, "masks: mean without std, or std without mean: give both or none");
+    for (int c = 0; o->std && c < 3; c++)
+        if (!(o->std[c] > 0) || !isfinite(o->std[c]) || !isfinite(o->mean[c]))
+            return DSC_FAIL(DSC_E_INVALID, "masks: mean %g, std %g: must be finite, and std above 0",
+                            o->mean[c], o->std[c]);
+    return DSC_OK;
+}
+
+/* Moves the last images of `train` to `val`, in one piece: neighbours in a volume are alike. */
+static dsc_status divide(const char *dir, double share, dsc_mask_list *train, dsc_mask_list *val) {
+    int64_t count = llround((double)train->count * share);
+    if (train->count < 2)
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "masks: '%s' has %lld image, which cannot be divided: put images into train and val",
+                        dir, (long long)train->count);
+    count = count < 1 ? 1 : count > train->count - 1 ? train->count - 1 : count;
+    DSC_TRY(dsc_memory_grow(&val->items, &val->capacity, count, sizeof *val->items));
+    memcpy(val->items, train->items + train->count - count, (size_t)count * sizeof *val->items);
+    val->count = count;
+    train->count -= count;
+    return DSC_OK;
+}
+
+/* Reads DIR/train and DIR/val; without these, DIR or DIR/train alone, and divides it. */
+static dsc_status read_lists(const char *dir, double val_split, dsc_mask_list *train, dsc_mask_list *val) {
+    char *inner = NULL, *other = NULL;
+    dsc_status status;
+    DSC_TRY_GOTO(status, dsc_path_join(dir, "train", &inner), done);
+    DSC_TRY_GOTO(status, dsc_path_join(dir, "val", &other), done);
+    const int nested = dsc_file_is_directory(inner);
+    DSC_TRY_GOTO(status, dsc_mask_list_read(nested ? inner : dir, train), done);
+    if (nested && val_split == 0 && dsc_file_is_directory(other))
+        status = dsc_mask_list_read(other, val);
+    else
+        status = divide(nested ? inner : dir, val_split > 0 ? val_split : default_val_split, train, val);
+done:
+    dsc_memory_free(&inner);
+    dsc_memory_free(&other);
+    return status;
+}
+
+/* The size of the samples, which must be the same for all. side 0: whole images. */
+static dsc_status size_samples(const dsc_mask_list *list, int64_t side, dsc_dataset_info *info) {
+    const dsc_mask_item *first = &list->items[0];
+    info->h = side > 0 ? side : first->h;
+    info->w = side > 0 ? side : first->w;
+    for (int64_t i = 0; i < list->count; i++) {
+        const dsc_mask_item *item = &list->items[i];
+        if (side > 0 && (item->h < side || item->w < side))
+            return DSC_FAIL(DSC_E_FORMAT,
+                            "masks: '%s' has %lld x %lld pixels, too few for crops of %lld x %lld: choose a "
+                            "smaller image "
+                            "size",
+                            item->name, (long long)item->w, (long long)item->h, (long long)side,
+                            (long long)side);
+        if (side == 0 && (item->h != first->h || item->w != first->w))
+            return DSC_FAIL(
+                DSC_E_FORMAT,
+                "masks: '%s' has %lld x %lld pixels, but '%s' has %lld x %lld: whole images must be of one "
+                "size; scale or cut them, or train on crops (image size)",
+                item->name, (long long)item->w, (long long)item->h, first->name, (long long)first->w,
+                (long long)first->h);
+    }
+    return DSC_OK;
+}
+
+/* Fills in m and info for the split whose images are m->list; the other split's are `other`. */
+static dsc_status describe(masks *m, const dsc_mask_list *other, const char *dir, dsc_split split,
+                           const dsc_data_options *options, dsc_dataset_info *info) {
+    double mean[3], std[3];
+    info->count = m->list.count;
+    info->c = count_channels(&m->list) == 3 ? 3 : count_channels(other);
+    info->classes = number_classes(m, other);
+    if (info->classes < 2)
+        return DSC_FAIL(
+            DSC_E_FORMAT,
+            "masks: all pixels of the labels in '%s' have the value %s: there is nothing to learn", dir,
+            m->names[0]);
+    measure(split == DSC_SPLIT_TRAIN ? &m->list : other, info->c, mean, std);
+    dsc_normalise_init(&m->normalise, (int)info->c, options->mean ? options->mean : mean,
+                       options->std ? options->std : std);
+    return size_samples(&m->list, split == DSC_SPLIT_TRAIN ? options->image_size : 0, info);
+}
+
+static dsc_status open_set(void *context, const char *argument, dsc_split split,
+                           const dsc_data_options *options, dsc_dataset **out) {
+    (void)context;
+    masks *m;
+    dsc_mask_list other = {0};
+    dsc_dataset_info info = {.name = NULL};
+    dsc_dataset *dataset = NULL;
+    dsc_status status;
+    const int train = split == DSC_SPLIT_TRAIN;
+    DSC_TRY(check_options(options));
+    DSC_TRY(dsc_memory_alloc(1, sizeof *m, &m));
+    DSC_TRY_GOTO(
+        status,
+        read_lists(argument, options->val_split, train ? &m->list : &other, train ? &other : &m->list), done);
+    DSC_TRY_GOTO(status, describe(m, &other, argument, split, options, &info), done);
+    DSC_TRY_GOTO(status, dsc_dataset_create(&masks_type, "masks", split, options, &dataset), done);
+    info.name = dataset->info.name;
+    dataset->info = info;
+    dataset->label_count = info.h * info.w;
+    dataset->class_names = m->class_names;
+    dsc_dataset_note_normalisation(dataset, m->normalise.mean, m->normalise.std);
+    dataset->state = m;
+    m = NULL;
+    *out = dataset;
+done:
+    dsc_mask_list_free(&other);
+    if (m)
+        dsc_mask_list_free(&m->list);
+    dsc_memory_free(&m);
+    return status;
+}
+
+const dsc_dataset_kind dsc_kind_masks = {
+    sizeof(dsc_dataset_kind), "masks", "masks:DIR", 1, NULL, open_set, 1};
