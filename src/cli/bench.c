@@ -213,7 +213,7 @@ static dsc_status upload(dsc_queue *queue, const void *host, dsc_tensor *out) {
 }
 
 /* Images uniform in [-1, 1), or tokens, then labels, from the words of one random sequence, which they replace in
- * place. A map of one channel predicts yes or no: two classes. */
+ * place. */
 static dsc_status fill_input(bench *b, uint32_t *words) {
     dsc_queue *queue = dsc_trainer_queue(b->trainers[0]);
     int64_t count = dsc_tensor_count(&b->x), labels = dsc_tensor_count(&b->labels);
@@ -226,7 +226,7 @@ static dsc_status fill_input(bench *b, uint32_t *words) {
     }
     DSC_CLI_TRY(upload(queue, words, &b->x));
     for (int64_t i = 0; i < labels; i++)
-        words[count + i] %= classes > 1 ? classes : 2;
+        words[count + i] %= classes;
     return upload(queue, words + count, &b->labels);
 }
 
