@@ -80,7 +80,7 @@ awk -F '[:,]' '/median_s/ { s = $2 } /tokens_per_s/ { r = $2 } END { d = r * s /
     complain "the rate of tokens is not 64 by the time of a step"
 
 # What cannot be.
-expect 2 "context 8: model lenet is one of images" bench --model lenet --context 8 --steps 1
+expect 2 "context 8: model mlp is one of images" bench --model mlp --context 8 --steps 1
 expect 2 "optimizer 'newton' is unknown" bench --model $model --optimizer newton
 expect 2 "the prompt: the byte 0x7e at position 0 is not among" generate --checkpoint run --prompt "~"
 expect 2 "generate needs --checkpoint" generate --prompt x
