@@ -29,7 +29,7 @@ typedef struct dsc_data_options {
     size_t size;
     /* Seed of drawn images (synthetic) and of augmentation; default 42. */
     uint64_t seed;
-    /* imagefolder, webdataset: side of the crop; 0 (default): 224. masks: the same for training; 0: whole images. */
+    /* imagefolder, webdataset: side of the crop; 0 (default): 224. masks: the same; 0: whole images. */
     int64_t image_size;
     /* The part of the training samples, of every class alike and chosen by `seed`, that is the validation split,
      * whether or not the set has one; the rest is the training split. 0 (default): the set's own splits. */

@@ -200,6 +200,7 @@ typedef struct dsc_train_options {
     /* COSINE, LINEAR, POLYNOMIAL: the share of the target rate that is left at the end; 0. */
     double lr_end;
     int64_t lr_steps; /* steps in which the schedule ends; 0: those of all epochs */
+    double elastic;   /* masks: as in dsc_data_options; 0 */
     int64_t context;  /* tokens of a sequence, for models of sequences; 0: what the model is made for */
 } dsc_train_options;
 

@@ -1,7 +1,9 @@
 /* The data set "masks": images with the class of every pixel, for segmentation.
  *
  * Images and masks are in memory. The values of all masks, of both splits and in their order, are the classes; mean and
- * standard deviation are those of the training images. A training sample is a crop; a validation sample a whole image. */
+ * standard deviation are those of the training images. A training sample is a crop. Validation images are cut into tiles of
+ * the same size, of which the last ones of a row or column overlap those before them: the pixels that an earlier tile has
+ * get the label -1, so that every pixel counts once. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/dataset.h"
@@ -29,13 +31,56 @@ static void close_set(dsc_dataset *dataset) {
     dsc_memory_free(&m);
 }
 
+/* ---- tiles ---- */
+
+static int64_t tiles_along(int64_t length, int64_t side) {
+    return (length + side - 1) / side;
+}
+
+static int64_t tiles_of(const dsc_mask_item *item, int64_t h, int64_t w) {
+    return tiles_along(item->h, h) * tiles_along(item->w, w);
+}
+
+/* Tile `index` of all images, h x w: its image, and where it lies. *done_h and *done_w are the rows and columns at its
+ * start that earlier tiles have. */
+static const dsc_mask_item *find_tile(const dsc_mask_list *list, int64_t index, dsc_mask_view *view,
+                                      int64_t *done_h, int64_t *done_w) {
+    const dsc_mask_item *item = list->items;
+    for (; index >= tiles_of(item, view->h, view->w); item++)
+        index -= tiles_of(item, view->h, view->w);
+    const int64_t across = tiles_along(item->w, view->w);
+    const int64_t top = index / across * view->h, left = index % across * view->w;
+    view->top = top < item->h - view->h ? top : item->h - view->h;
+    view->left = left < item->w - view->w ? left : item->w - view->w;
+    *done_h = top - view->top;
+    *done_w = left - view->left;
+    return item;
+}
+
+static dsc_status tile_sample(const dsc_dataset *dataset, int64_t index, dsc_scratch *scratch, float *x,
+                              int32_t *label) {
+    const masks *m = dataset->state;
+    dsc_mask_view view = {.h = dataset->info.h, .w = dataset->info.w};
+    int64_t done_h, done_w;
+    const dsc_mask_item *item = find_tile(&m->list, index, &view, &done_h, &done_w);
+    DSC_TRY(dsc_mask_view_apply(&view, item, dataset->info.c, &m->normalise, m->class_of, &scratch->resample,
+                                x, label));
+    for (int64_t i = 0; i < view.h; i++)
+        for (int64_t j = 0; j < view.w; j++)
+            if (i < done_h || j < done_w)
+                label[i * view.w + j] = -1;
+    return DSC_OK;
+}
+
 static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label) {
     const masks *m = dataset->state;
-    const dsc_mask_item *item = &m->list.items[index];
     const int64_t h = dataset->info.h, w = dataset->info.w;
+    if (dataset->split != DSC_SPLIT_TRAIN)
+        return tile_sample(dataset, index, scratch, x, label);
+    const dsc_mask_item *item = &m->list.items[index];
     dsc_mask_view view = dsc_mask_view_middle(item->h, item->w, h, w);
-    if (augment && dataset->split == DSC_SPLIT_TRAIN) {
+    if (augment) {
         dsc_rng rng = dsc_augment_rng(dataset->options.seed, (dsc_sample_key){index, epoch, augment});
         view = dsc_mask_view_draw(&rng, item->h, item->w, h, w, dataset->options.elastic);
     }
@@ -176,7 +221,6 @@ static dsc_status size_samples(const dsc_mask_list *list, int64_t side, dsc_data
 static dsc_status describe(masks *m, const dsc_mask_list *other, const char *dir, dsc_split split,
                            const dsc_data_options *options, dsc_dataset_info *info) {
     double mean[3], std[3];
-    info->count = m->list.count;
     info->c = count_channels(&m->list) == 3 ? 3 : count_channels(other);
     info->classes = number_classes(m, other);
     if (info->classes < 2)
@@ -187,7 +231,11 @@ static dsc_status describe(masks *m, const dsc_mask_list *other, const char *dir
     measure(split == DSC_SPLIT_TRAIN ? &m->list : other, info->c, mean, std);
     dsc_normalise_init(&m->normalise, (int)info->c, options->mean ? options->mean : mean,
                        options->std ? options->std : std);
-    return size_samples(&m->list, split == DSC_SPLIT_TRAIN ? options->image_size : 0, info);
+    DSC_TRY(size_samples(&m->list, options->image_size, info));
+    info->count = split == DSC_SPLIT_TRAIN ? m->list.count : 0;
+    for (int64_t i = 0; split != DSC_SPLIT_TRAIN && i < m->list.count; i++)
+        info->count += tiles_of(&m->list.items[i], info->h, info->w);
+    return DSC_OK;
 }
 
 static dsc_status open_set(void *context, const char *argument, dsc_split split,

@@ -422,6 +422,7 @@ static dsc_status open_named(dsc_trainer *t) {
     dsc_data_options_init(&data);
     data.seed = o->seed;
     data.image_size = data.context = o->image_size;
+    data.elastic = o->elastic;
     data.val_split = o->val_split;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
     t->info = dsc_dataset_get_info(t->train_set);
