@@ -33,6 +33,12 @@ def evaluations(folder):
     return found
 
 
+def last_evaluation(folder):
+    """The newest `eval` line; None where there is none."""
+    found = [line for line in lines(folder) if line["kind"] == "eval"]
+    return found[-1] if found else None
+
+
 def train(command, folder, left):
     """False when the time is over. The run keeps a checkpoint, and the next call goes on with it."""
     log = folder + ".log"

@@ -9,11 +9,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 
 
-def add_arguments(parser, threads):
+def add_arguments(parser, threads, samples="images"):
     parser.add_argument("--descent", metavar="FILE", default=os.path.join(ROOT, "build", "release", "descent"),
                         help="the program (default: build/release/descent)")
     parser.add_argument("--model", default="resnet32", metavar="NAME", help="default: %(default)s")
-    parser.add_argument("--batch-size", type=int, default=128, metavar="N", help="images per process (default: %(default)s)")
+    parser.add_argument("--batch-size", type=int, default=128, metavar="N", help=samples + " per process (default: %(default)s)")
     if threads:
         parser.add_argument("--threads", type=int, default=threads, metavar="N", help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=10, metavar="N", help="timed steps of each run (default: %(default)s)")
@@ -21,6 +21,32 @@ def add_arguments(parser, threads):
                         help="how often each program runs, in turn (default: %(default)s)")
     parser.add_argument("--fail-below", type=float, default=0, metavar="X",
                         help="end with status 1 when the ratio is smaller")
+
+
+def add_python(parser):
+    parser.add_argument("--python", metavar="FILE", help="a Python with PyTorch (default: this one, then /usr/bin/python3)")
+
+
+def find_torch(args):
+    """A Python that can import torch, or None."""
+    for python in [args.python] if args.python else [sys.executable, "/usr/bin/python3"]:
+        try:
+            if subprocess.run([python, "-c", "import torch"], stderr=subprocess.DEVNULL, check=False).returncode == 0:
+                return python
+        except OSError:
+            pass
+    return None
+
+
+def blas_core():
+    """An OpenBLAS older than the processor falls back to slow kernels; descent corrects that for itself, so the peer gets
+    the same help."""
+    try:
+        flags = open("/proc/cpuinfo", encoding="ascii").read()
+    except OSError:
+        return {}
+    core = "SkylakeX" if "avx512dq" in flags else "Haswell" if "avx2" in flags else None
+    return {"OPENBLAS_CORETYPE": core} if core and "OPENBLAS_CORETYPE" not in os.environ else {}
 
 
 def fail(text, status=2):
@@ -36,16 +62,24 @@ def descent_command(args, threads):
             str(threads), "--steps", str(args.steps), "--json"]
 
 
-def run(command, environment=None):
-    """The JSON object that the command prints."""
+def try_run(command, environment=None):
+    """The JSON object that the command prints and None, or None and why there is none."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
                           env={**os.environ, **(environment or {})})
     if done.returncode != 0:
-        fail("%s ended with status %d:\n%s" % (" ".join(command), done.returncode, done.stderr.strip()), 1)
+        return None, "%s ended with status %d:\n%s" % (" ".join(command), done.returncode, done.stderr.strip())
     try:
-        return json.loads(done.stdout)
+        return json.loads(done.stdout), None
     except ValueError:
-        fail("%s printed no JSON:\n%s" % (" ".join(command), done.stdout.strip()), 1)
+        return None, "%s printed no JSON:\n%s" % (" ".join(command), done.stdout.strip())
+
+
+def run(command, environment=None):
+    """The JSON object that the command prints."""
+    result, problem = try_run(command, environment)
+    if problem:
+        fail(problem, 1)
+    return result
 
 
 def warn_of_load():

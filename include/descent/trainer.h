@@ -94,8 +94,8 @@ DSC_API dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *resul
  * updated. */
 DSC_API dsc_status dsc_trainer_step(dsc_trainer *trainer, dsc_step_report *report) DSC_MUST_CHECK;
 /* One step on the caller's batch: x[batch_size, h, w, c], F32 or of the model's type, and labels
- * I32[batch_size], both on the device (a negative label leaves its row out); batches that do not fit are
- * refused. The memory may be changed once the step's work is done: after
+ * I32[batch_size * dsc_model_positions], sample after sample, both on the device (a negative label leaves its row
+ * out); batches that do not fit are refused. The memory may be changed once the step's work is done: after
  * dsc_trainer_finish, or, with the same memory in every step, by work that the caller puts into
  * dsc_trainer_queue. An epoch is options.epoch_steps steps long. Not with
  * options.batches_per_allreduce > 1. */

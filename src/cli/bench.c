@@ -24,9 +24,10 @@ enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does 
 
 typedef struct bench_values {
     dsc_cli_common common;
-    const char *model, *device, *kfac_with;
+    const char *model, *device, *optimizer, *kfac_with;
     dsc_dtype precision;
-    int64_t batch, steps;
+    int64_t batch, steps, context;
+    double clip_norm;
     int threads, tune, kfac, json;
 } bench_values;
 
@@ -39,13 +40,32 @@ static const dsc_option options[] = {
      .placeholder = "NAME",
      .help = "model of the zoo, at the input it is made for",
      .group = "Benchmark"},
-    {DSC_CLI_BATCH_SIZE(AT(batch)), .help = "images per rank and step"},
+    {DSC_CLI_BATCH_SIZE(AT(batch)), .help = "images, or sequences, per rank and step"},
+    {.name = "context",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(context),
+     .placeholder = "N",
+     .range = "[0, 1e6]",
+     .default_text = "what the model is made for",
+     .help = "tokens of a sequence, for models of sequences"},
     {.name = "steps",
      .kind = DSC_OPTION_INT64,
      .offset = AT(steps),
      .placeholder = "N",
      .range = "[1, 1e6]",
      .help = "steps that are timed, after 2 that are not"},
+    {.name = "optimizer",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(optimizer),
+     .placeholder = "NAME",
+     .help = "sgd, adam, adamw, lars or lamb"},
+    {.name = "clip-norm",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(clip_norm),
+     .placeholder = "X",
+     .range = "[0, inf)",
+     .default_text = "off",
+     .help = "scale gradients down so that their joint norm is at most X"},
     {DSC_CLI_DEVICE(AT(device)), .help = "where to compute"},
     {DSC_CLI_THREADS(AT(threads))},
     {.name = "precision",
@@ -81,6 +101,7 @@ typedef struct bench {
     dsc_model *model;
     dsc_trainer *trainers[2]; /* without K-FAC, and with it (NULL without --kfac) */
     dsc_tensor x, labels;
+    dsc_optim_options optim;
     int64_t batch, steps;
     dsc_dtype activations;
     int warm;                          /* 1: K-FAC refreshes its decompositions */
@@ -97,6 +118,7 @@ static void init(void *values) {
     memset(v, 0, sizeof *v);
     v->model = "resnet20";
     v->device = "auto";
+    v->optimizer = "sgd";
     v->precision = DSC_F32;
     v->batch = 128;
     v->steps = 20;
@@ -104,13 +126,20 @@ static void init(void *values) {
 
 /* ---- setting up ---- */
 
-static dsc_status create_model(bench *b, const char *name) {
+static dsc_status create_model(bench *b, const char *name, int64_t context) {
     int64_t side, channels, classes;
     dsc_model_options o;
     dsc_model_options_init(&o);
     o.activations = b->activations;
     DSC_CLI_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
+    if (context > 0)
+        side = context;
     DSC_CLI_TRY(dsc_zoo_create(b->device, name, side, side, channels, classes, &o, &b->model));
+    if (context > 0 && !dsc_model_takes_tokens(b->model))
+        return DSC_CLI_FAIL(DSC_E_INVALID,
+                            "--context %lld: model %s is one of images; leave it out, or use a model of "
+                            "sequences such as gpt-mini",
+                            (long long)context, name);
     return DSC_OK;
 }
 
@@ -155,7 +184,8 @@ static dsc_status create_trainer(bench *b, const char *kfac_with, int with_kfac)
     dsc_status status = DSC_OK;
     dsc_train_options_init(&o);
     o.batch_size = b->batch;
-    o.lr = RATE;
+    o.lr = b->optim.kind == DSC_SGD ? RATE : -1;
+    o.optim = &b->optim;
     o.lr_scaling = 0;
     o.warmup_epochs = 0;
     o.check_every = 0;
@@ -182,30 +212,31 @@ static dsc_status upload(dsc_queue *queue, const void *host, dsc_tensor *out) {
     return dsc_queue_sync(queue);
 }
 
-/* Images uniform in [-1, 1), then labels, from the words of one random sequence, which they replace in
+/* Images uniform in [-1, 1), or tokens, then labels, from the words of one random sequence, which they replace in
  * place. */
 static dsc_status fill_input(bench *b, uint32_t *words) {
     dsc_queue *queue = dsc_trainer_queue(b->trainers[0]);
-    int64_t count = dsc_tensor_count(&b->x);
+    int64_t count = dsc_tensor_count(&b->x), labels = dsc_tensor_count(&b->labels);
     uint32_t classes = (uint32_t)dsc_model_classes(b->model);
-    dsc_random_words(SEED, PURPOSE, 0, (uint64_t)dsc_comm_rank(b->comm), count + b->batch, words);
+    int tokens = dsc_model_takes_tokens(b->model);
+    dsc_random_words(SEED, PURPOSE, 0, (uint64_t)dsc_comm_rank(b->comm), count + labels, words);
     for (int64_t i = 0; i < count; i++) {
-        float value = 2 * ((float)(words[i] >> 8) * 0x1p-24f) - 1;
+        float value = tokens ? (float)(words[i] % classes) : 2 * ((float)(words[i] >> 8) * 0x1p-24f) - 1;
         memcpy(&words[i], &value, sizeof value);
     }
     DSC_CLI_TRY(upload(queue, words, &b->x));
-    for (int64_t i = 0; i < b->batch; i++)
+    for (int64_t i = 0; i < labels; i++)
         words[count + i] %= classes;
     return upload(queue, words + count, &b->labels);
 }
 
 static dsc_status create_input(bench *b) {
-    int64_t dim[4] = {b->batch, 0, 0, 0};
+    int64_t dim[4] = {b->batch, 0, 0, 0}, labels = b->batch * dsc_model_positions(b->model);
     uint32_t *words;
     dsc_model_input_shape(b->model, dim + 1);
     DSC_CLI_TRY(dsc_tensor_alloc(b->device, DSC_F32, 4, dim, &b->x));
-    DSC_CLI_TRY(dsc_tensor_alloc(b->device, DSC_I32, 1, dim, &b->labels));
-    DSC_CLI_TRY(dsc_cli_alloc(dsc_tensor_count(&b->x) + b->batch, sizeof *words, &words));
+    DSC_CLI_TRY(dsc_tensor_alloc(b->device, DSC_I32, 1, &labels, &b->labels));
+    DSC_CLI_TRY(dsc_cli_alloc(dsc_tensor_count(&b->x) + labels, sizeof *words, &words));
     dsc_status status = fill_input(b, words);
     dsc_cli_free(&words);
     return status;
@@ -270,7 +301,7 @@ static dsc_status count_refreshes(bench *b, int sign) {
 
 static dsc_status measure(bench *b, const bench_values *v) {
     b->group = dsc_device_is_host(b->device) ? 1 : GROUP;
-    DSC_CLI_TRY(create_model(b, v->model));
+    DSC_CLI_TRY(create_model(b, v->model, v->context));
     DSC_CLI_TRY(create_results(b));
     for (int with_kfac = 0; with_kfac <= v->kfac; with_kfac++)
         DSC_CLI_TRY(create_trainer(b, v->kfac_with, with_kfac));
@@ -322,6 +353,7 @@ typedef struct results {
     double phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */
     double extra[KINDS];                  /* median of the difference to the kind before, round by round */
     double least, rate, rss;
+    int64_t tokens; /* per sample; 0: the samples are images */
     int ranks, threads, kinds;
 } results;
 
@@ -330,6 +362,7 @@ static results summarise(bench *b, double rss) {
                  .threads = dsc_device_threads(b->device),
                  .kinds = b->trainers[1] ? KINDS : 1,
                  .rss = rss};
+    r.tokens = dsc_model_takes_tokens(b->model) ? dsc_model_positions(b->model) : 0;
     for (int i = r.kinds - 1; i >= 0; i--) { /* from the last on: a median sorts */
         for (int64_t j = 0; i > 0 && j < b->steps; j++)
             b->extra[j] = b->total[i][j] - b->total[i - 1][j];
@@ -373,6 +406,9 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
                                "batch_size", (json_int_t)b->batch, "threads", r->threads, "ranks", r->ranks,
                                "steps", (json_int_t)b->steps, "median_s", r->median[PLAIN], "min_s", r->least,
                                "images_per_s", r->rate, "peak_rss_mb", r->rss);
+    if (r->tokens > 0)
+        json_object_set_new(object, "tokens_per_s", json_real(r->rate * (double)r->tokens));
+    json_object_set_new(object, "parameters", json_integer(dsc_model_parameter_total(b->model)));
     json_object_set_new(object, "device_peak_mb", json_real((double)dsc_device_peak_bytes(b->device) / 1e6));
     json_object_set_new(object, "phases_ms", phases_json(r, r->kinds - 1));
     for (int i = 0; i < r->kinds; i++) {
@@ -394,11 +430,12 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
 }
 
 static void print_kfac(const bench *b, const results *r) {
-    static const char *const names[KINDS] = {"SGD", "K-FAC, no update", "+ factors",
-                                             "+ factors and decomposition"};
+    static const char *const optimizers[] = {"SGD", "Adam", "AdamW", "LARS", "LAMB"}; /* as dsc_optim_kind */
+    const char *plain = optimizers[b->optim.kind];
+    const char *names[KINDS] = {plain, "K-FAC, no update", "+ factors", "+ factors and decomposition"};
     for (int i = 0; i < r->kinds; i++)
-        printf("%s%-28s median %.4f s, %.3f of an SGD step\n", i == 0 ? "kfac     " : "         ", names[i],
-               r->median[i], r->median[i] / r->median[PLAIN]);
+        printf("%s%-28s median %.4f s, %.3f of an %s step\n", i == 0 ? "kfac     " : "         ", names[i],
+               r->median[i], r->median[i] / r->median[PLAIN], plain);
     for (int i = PRECONDITION; i < r->kinds; i++)
         print_phases(r, i, "         ");
     if (b->warm)
@@ -410,13 +447,19 @@ static void print_kfac(const bench *b, const results *r) {
 static void print_text(const bench *b, const bench_values *v, const results *r) {
     printf("model    %s, batch %lld on each of %d %s\n", v->model, (long long)b->batch, r->ranks,
            r->ranks == 1 ? "rank" : "ranks");
+    if (r->tokens > 0)
+        printf("tokens   %lld in a sequence, vocabulary %lld\n", (long long)r->tokens,
+               (long long)dsc_model_classes(b->model));
     printf("device   %s\n", dsc_device_description(b->device));
     printf("step     median %.4f s, least %.4f s of %lld steps\n", r->median[PLAIN], r->least,
            (long long)b->steps);
     print_phases(r, PLAIN, "phases   ");
     if (b->trainers[1])
         print_kfac(b, r);
-    printf("rate     %.1f images/s\n", r->rate);
+    if (r->tokens > 0)
+        printf("rate     %.1f tokens/s\n", r->rate * (double)r->tokens);
+    else
+        printf("rate     %.1f images/s\n", r->rate);
     printf("memory   peak of the process %.0f MB, of the device %.0f MB\n", r->rss,
            (double)dsc_device_peak_bytes(b->device) / 1e6);
 }
@@ -435,10 +478,14 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     double rss = 0;
     (void)set;
     DSC_CLI_TRY(dsc_zoo_default_input(v->model, &side, &channels, &classes));
+    bench b = {.batch = v->batch, .steps = v->steps, .activations = v->precision};
+    dsc_optim_options_init(&b.optim);
+    DSC_CLI_TRY(dsc_optim_parse(v->optimizer, &b.optim.kind));
+    b.optim.clip_norm = v->clip_norm;
     session->tune = v->tune;
     DSC_CLI_TRY(dsc_cli_open(session, v->device, v->threads, "auto"));
-    bench b = {.comm = session->comm, .device = session->device, .batch = v->batch, .steps = v->steps};
-    b.activations = v->precision;
+    b.comm = session->comm;
+    b.device = session->device;
     dsc_status status = measure(&b, v);
     if (status == DSC_OK)
         status = peak_rss(&b, &rss);
@@ -452,21 +499,24 @@ const dsc_cli_command dsc_cli_bench = {
     .name = "bench",
     .summary = "time training steps on random input",
     .description =
-        "Trains on random images in memory: 2 steps to warm up, then --steps that are timed. Prints the "
-        "median and the shortest time of a step, the images per second of all ranks together, and memory. "
-        "Times are "
-        "those of rank 0, memory is that of the largest rank; MB are 10^6 bytes.\n\n"
+        "Trains on random images, or tokens, in memory: 2 steps to warm up, then --steps that are timed. "
+        "Prints "
+        "the median and the shortest time of a step, the images or tokens per second of all ranks together, "
+        "and memory. Times are those of rank 0, memory is that of the largest rank; MB are 10^6 bytes.\n\n"
         "With --kfac three more kinds of steps are timed: K-FAC that only preconditions the gradient, that "
         "also updates its factors, and that also decomposes them. Plain steps take turns with these; "
         "memory is that of both trainers.\n\n"
         "With --json the result is one object with the keys model, batch_size, threads, ranks, steps, "
-        "median_s, min_s, images_per_s, peak_rss_mb, device_peak_mb and phases_ms (of the steps that do "
-        "most); with --kfac also kfac, with the medians sgd_s, precondition_s, factors_s and decompose_s, "
+        "median_s, min_s, images_per_s (sequences count as images, and tokens_per_s is added), peak_rss_mb, "
+        "parameters, device_peak_mb and phases_ms (of the steps that do most); with --kfac also kfac, with "
+        "the medians sgd_s (of plain steps, whatever the optimiser), precondition_s, factors_s and "
+        "decompose_s, "
         "and with refresh=warm the counts refreshed_factors, extra_iterations and exact_fallbacks.",
     .examples = "descent bench --model resnet32 --batch-size 128 --threads 2 --steps 20\n"
                 "descent bench --model resnet32 --kfac --steps 5\n"
                 "mpirun -n 2 descent bench --model resnet32 --threads 1 --json\n"
-                "descent bench --device cuda --model resnet50 --batch-size 256 --precision bf16\n",
+                "descent bench --device cuda --model resnet50 --batch-size 256 --precision bf16\n"
+                "descent bench --model gpt-mini --context 64 --batch-size 12 --optimizer adamw\n",
     .options = options,
     .values_size = sizeof(bench_values),
     .computes = 1,

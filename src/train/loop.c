@@ -293,7 +293,7 @@ dsc_status dsc_trainer_step(dsc_trainer *trainer, dsc_step_report *report) {
 /* That a batch of the caller's is what the step was planned for, which a step that is replayed does not
  * notice. */
 static dsc_status check_batch(const dsc_trainer *t, const dsc_tensor *x, const dsc_tensor *labels) {
-    const int64_t size = t->options.batch_size;
+    const int64_t size = t->options.batch_size, predictions = size * dsc_model_positions(t->model);
     int64_t shape[3];
     if (!x || !labels)
         return DSC_FAIL(DSC_E_INVALID, "a step on a batch: neither x nor labels may be NULL");
@@ -311,9 +311,9 @@ static dsc_status check_batch(const dsc_trainer *t, const dsc_tensor *x, const d
     if (x->dtype != DSC_F32 && x->dtype != t->options.activations)
         return DSC_FAIL(DSC_E_INVALID, "a step on a batch: x is of type %s, but the model is of %s",
                         dsc_dtype_name(x->dtype), dsc_dtype_name(t->options.activations));
-    if (labels->ndim != 1 || labels->dim[0] != size || labels->dtype != DSC_I32)
+    if (labels->ndim != 1 || labels->dim[0] != predictions || labels->dtype != DSC_I32)
         return DSC_FAIL(DSC_E_INVALID, "a step on a batch: labels must be %lld numbers of type %s",
-                        (long long)size, dsc_dtype_name(DSC_I32));
+                        (long long)predictions, dsc_dtype_name(DSC_I32));
     return DSC_OK;
 }
 

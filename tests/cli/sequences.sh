@@ -70,7 +70,18 @@ cmp stdout first || complain "a small top-p is not the most probable token"
 [ "$(wc -c <first)" = 67 ] || complain "6 characters, 60 more and a line feed are not $(wc -c <first)"
 expect 0 "" generate --checkpoint run --tokens 5
 
+# A benchmark, on random tokens: 4 sequences of 16 tokens a step, with and without K-FAC.
+expect 0 "tokens   16 in a sequence, vocabulary 65" bench --model $model --context 16 --batch-size 4 --steps 2 --threads 1 --device cpu \
+    --optimizer adamw --clip-norm 1 --kfac --kfac-with "refresh=warm rank=1/4"
+has stdout " tokens/s"
+has stdout "of an AdamW step"
+expect 0 '"tokens_per_s": ' bench --model $model --context 16 --batch-size 4 --steps 2 --threads 1 --device cpu --json
+awk -F '[:,]' '/median_s/ { s = $2 } /tokens_per_s/ { r = $2 } END { d = r * s / 64; exit !(d > 0.999 && d < 1.001) }' stdout ||
+    complain "the rate of tokens is not 64 by the time of a step"
+
 # What cannot be.
+expect 2 "context 8: model mlp is one of images" bench --model mlp --context 8 --steps 1
+expect 2 "optimizer 'newton' is unknown" bench --model $model --optimizer newton
 expect 2 "the prompt: the byte 0x7e at position 0 is not among" generate --checkpoint run --prompt "~"
 expect 2 "generate needs --checkpoint" generate --prompt x
 mv text elsewhere
