@@ -231,6 +231,9 @@ DSC_API const char *const *dsc_zoo_names(void);
 /* Writes the input size that a model is made for; any of the pointers may be NULL. */
 DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels,
                                          int64_t *classes) DSC_MUST_CHECK;
+/* 1: a model of sequences, whose input is `side` token numbers and whose classes are its vocabulary; 0: a model of images,
+ * or no model. */
+DSC_API int dsc_zoo_takes_tokens(const char *name);
 
 /* ---- what a sealed model holds ---- */
 

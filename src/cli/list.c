@@ -48,7 +48,11 @@ typedef struct kind {
 
 static void describe_model(const char *name, char *text, size_t size) {
     int64_t side, channels, classes;
-    if (dsc_zoo_default_input(name, &side, &channels, &classes) == DSC_OK)
+    if (dsc_zoo_default_input(name, &side, &channels, &classes) != DSC_OK)
+        return;
+    if (dsc_zoo_takes_tokens(name))
+        snprintf(text, size, "made for %lld tokens, vocabulary %lld", (long long)side, (long long)classes);
+    else
         snprintf(text, size, "made for %lldx%lldx%lld, %lld classes", (long long)side, (long long)side,
                  (long long)channels, (long long)classes);
 }

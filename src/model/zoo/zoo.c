@@ -150,6 +150,11 @@ dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *chann
     return DSC_OK;
 }
 
+int dsc_zoo_takes_tokens(const char *name) {
+    chosen_model chosen;
+    return choose(name, &chosen) == DSC_OK && chosen.model->entry.sequence;
+}
+
 /* Callers that know a model's default side alone ask for a square: of a sequence the width is then of no account. */
 static dsc_status add_input(dsc_model *m, const char *spec, int sequence, const int64_t shape[3],
                             dsc_value *x) {
