@@ -10,8 +10,8 @@ images() {
 # Two by two tiles of 32 pixels cover an image, and overlap. The last four images are for validation.
 images draw set 20 48 40
 last=(set/image/16.png set/image/17.png set/image/18.png set/image/19.png)
-model=unet-bn:width=4
-unet=(--model $model --image-size 32 --batch-size 4 --warmup-epochs 0 --threads 1 --device cpu)
+model="unet-bn:width=4"
+unet=(--model "$model" --image-size 32 --batch-size 4 --warmup-epochs 0 --threads 1 --device cpu)
 small=("${unet[@]}" --data masks:set)
 
 # learns RUN ARGS...: a run that ends with few wrong pixels.
