@@ -28,6 +28,12 @@ const char *dsc_error_message(void) {
     return message;
 }
 
+const char *dsc_error_message_without_rank(void) {
+    int length = 0;
+    sscanf(message, "rank %*d: %n", &length);
+    return message + length;
+}
+
 const char *dsc_error_trace(void) {
     return trace;
 }

@@ -23,6 +23,9 @@ unsigned dsc_error_count(void);
 dsc_status dsc_error_callback(dsc_status status, unsigned count_before, const char *function,
                               const char *format, ...) __attribute__((format(printf, 4, 5)));
 
+/* dsc_error_message() without the rank at its start, for errors that do not depend on the rank: any of them might have
+ * read the broken file. */
+const char *dsc_error_message_without_rank(void);
 /* Raises an error of another thread in this one: `message` is that thread's dsc_error_message(). Returns
  * `status`. */
 DSC_MODULE_API dsc_status dsc_error_adopt(dsc_status status, const char *message);

@@ -1,4 +1,4 @@
-/* descent predict: the classes of images, by a trained model. */
+/* descent predict: the classes of images, or of their pixels, by a trained model. */
 #include "descent/predict.h"
 #include "cli/cli.h"
 #include "cli/support.h"
@@ -25,7 +25,9 @@ static const dsc_option own_options[] = {
     {.name = "csv",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(csv),
-     .help = "print a line file,place,index,class,probability for each class of each image",
+     .help =
+         "print a line for each class of each image: file,place,index,class,probability, or file,mask,index,"
+         "class,share",
      .group = "Output"},
     {.name = "json",
      .kind = DSC_OPTION_FLAG,
@@ -59,18 +61,23 @@ static const char *name_of(const dsc_prediction *p, int64_t place, char text[NAM
 
 static void print_table(const dsc_prediction *p) {
     char text[NAME_SIZE];
-    printf("%s\n", p->file);
+    printf("%s%s%s\n", p->file, p->mask ? ": " : "", p->mask ? p->mask : "");
     for (int64_t i = 0; i < p->count; i++)
-        printf("  %6.2f %%  %s\n", 100 * p->probabilities[i], name_of(p, i, text));
+        printf("  %6.2f %%  %s\n", 100 * (p->mask ? p->shares : p->probabilities)[i], name_of(p, i, text));
 }
 
 static void print_csv(const dsc_prediction *p) {
     char text[NAME_SIZE];
     for (int64_t i = 0; i < p->count; i++) {
         dsc_cli_print_csv(stdout, p->file);
-        printf(",%lld,%lld,", (long long)i + 1, (long long)p->classes[i]);
+        printf(",");
+        if (p->mask)
+            dsc_cli_print_csv(stdout, p->mask);
+        else
+            printf("%lld", (long long)i + 1);
+        printf(",%lld,", (long long)p->classes[i]);
         dsc_cli_print_csv(stdout, name_of(p, i, text));
-        printf(",%.9g\n", p->probabilities[i]);
+        printf(",%.9g\n", (p->mask ? p->shares : p->probabilities)[i]);
     }
 }
 
@@ -84,9 +91,12 @@ static void print_json(const dsc_prediction *p) {
     json_t *list = json_array();
     for (int64_t i = 0; i < p->count; i++)
         json_array_append_new(list, json_pack("{s:I, s:o, s:f}", "index", (json_int_t)p->classes[i], "class",
-                                              p->names ? text_of(p->names[i]) : json_null(), "probability",
-                                              p->probabilities[i]));
+                                              p->names ? text_of(p->names[i]) : json_null(),
+                                              p->mask ? "share" : "probability",
+                                              (p->mask ? p->shares : p->probabilities)[i]));
     json_t *object = json_pack("{s:o, s:o}", "file", text_of(p->file), "classes", list);
+    if (object && p->mask)
+        json_object_set_new(object, "mask", text_of(p->mask));
     if (object && p->error)
         json_object_set_new(object, "error", text_of(p->error));
     json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
@@ -123,7 +133,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
         paths[i] = dsc_option_positional(set, i);
     dsc_status status = dsc_cli_open(session, v->device, v->threads, "auto");
     if (status == DSC_OK && v->csv && dsc_cli_prints(session))
-        printf("file,place,index,class,probability\n");
+        printf(v->o.masks ? "file,mask,index,class,share\n" : "file,place,index,class,probability\n");
     if (status == DSC_OK)
         status = dsc_predict_run(session->comm, session->device, &v->o, paths, count, show, &format, &result);
     dsc_cli_free(&paths);
@@ -139,7 +149,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
 
 const dsc_cli_command dsc_cli_predict = {
     .name = "predict",
-    .summary = "tell which classes images show",
+    .summary = "tell which classes images show, or their pixels",
     .arguments = "FILE|DIR...",
     .description =
         "Predicts the classes of images with the model in a checkpoint, on all ranks together, and prints "
@@ -147,13 +157,24 @@ const dsc_cli_command dsc_cli_predict = {
         "are taken, also those of the folders in it, sorted by name. Names of classes, image size and "
         "normalisation are those of the checkpoint; a file of PyTorch's has none, and --model names its "
         "model.\n\n"
+        "With a model that predicts every pixel, such as unet-bn, --masks DIR is needed: DIR/NAME.png "
+        "becomes "
+        "the mask of every image NAME.*, a grey image of its size that holds the values which the masks of "
+        "the "
+        "training had, as the names of the classes tell them, or the numbers of the classes. Images are not "
+        "scaled. Those larger than the model's input are cut into tiles, as in validation; smaller ones are "
+        "passed over. The share of the pixels is printed for each class. Masks that exist are not replaced "
+        "without --overwrite.\n\n"
         "An image that cannot be read is named on the standard error and passed over; the exit status is "
         "then 1. --csv prints a header and a line for each class of each image; --json prints one object a "
         "line, with the keys file and classes, a list of objects with index, class (null without names) and "
-        "probability; an image that cannot be read has the key error, too. With --verbose the number of "
+        "probability or share; with --masks there is the key mask, the file, and an image that cannot be "
+        "read "
+        "has the key error. With --verbose the number of "
         "images per second is told.",
     .examples = "descent predict --checkpoint runs/lenet-synthetic-1 photo.png\n"
-                "mpirun -n 4 descent predict --checkpoint out:best --top 1 --csv photos\n",
+                "mpirun -n 4 descent predict --checkpoint out:best --top 1 --csv photos\n"
+                "descent predict --checkpoint runs/cells --masks masks slices\n",
     .options = options,
     .values_size = sizeof(predict_values),
     .computes = 1,

@@ -30,20 +30,26 @@ const char *dsc_image_files_path(const dsc_dataset *dataset, int64_t index) {
     return files->list.text + files->offset[index];
 }
 
-static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
-                         dsc_scratch *scratch, float *x, int32_t *label) {
-    const image_files *files = dataset->state;
-    const char *path = dsc_image_files_path(dataset, index);
-    int64_t bytes = 0;
-    (void)augment;
-    (void)epoch;
+dsc_status dsc_image_file_read(const char *path, dsc_bytes *file, dsc_encoded *out) {
+    int64_t bytes;
     DSC_TRY(dsc_file_size(path, &bytes));
     if (bytes > DSC_IMAGE_BYTES)
         return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld bytes: at most %d are accepted", path, (long long)bytes,
                         DSC_IMAGE_BYTES);
-    DSC_TRY(dsc_bytes_reserve(&scratch->file, bytes));
-    DSC_TRY(dsc_file_read(path, bytes, scratch->file.data));
-    const dsc_encoded encoded = {path, scratch->file.data, bytes};
+    DSC_TRY(dsc_bytes_reserve(file, bytes));
+    DSC_TRY(dsc_file_read(path, bytes, file->data));
+    *out = (dsc_encoded){path, file->data, bytes};
+    return DSC_OK;
+}
+
+static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                         dsc_scratch *scratch, float *x, int32_t *label) {
+    const image_files *files = dataset->state;
+    const char *path = dsc_image_files_path(dataset, index);
+    dsc_encoded encoded;
+    (void)augment;
+    (void)epoch;
+    DSC_TRY(dsc_image_file_read(path, &scratch->file, &encoded));
     DSC_TRY(dsc_image_evaluate(&encoded, &files->form, scratch, x));
     *label = 0;
     return DSC_OK;

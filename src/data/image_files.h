@@ -5,6 +5,9 @@
 #include "data/image_view.h"
 #include "data/path_list.h"
 
+/* Reads an encoded image into `file`, which *out refers to, as it does to `path`. */
+dsc_status dsc_image_file_read(const char *path, dsc_bytes *file, dsc_encoded *out) DSC_MUST_CHECK;
+
 /* A data set of these images, all with label 0. It takes over the list, which becomes empty. */
 dsc_status dsc_image_files_open(dsc_path_list *list, const dsc_image_form *form,
                                 dsc_dataset **out) DSC_MUST_CHECK;

@@ -162,14 +162,6 @@ static int is_bad(dsc_status status) {
     return status == DSC_E_FORMAT || status == DSC_E_IO || status == DSC_E_NOT_FOUND;
 }
 
-/* The error's message without the rank at its start: which rank reads an image does not matter. */
-static const char *message_of_any_rank(void) {
-    const char *message = dsc_error_message();
-    int length = 0;
-    sscanf(message, "rank %*d: %n", &length);
-    return message + length;
-}
-
 /* Adds the failure of sample `index` to the list. */
 static dsc_status keep_bad(dsc_loader *loader, int64_t batch, int64_t row, int64_t index) {
     pthread_mutex_lock(&loader->mutex);
@@ -185,7 +177,7 @@ static dsc_status keep_bad(dsc_loader *loader, int64_t batch, int64_t row, int64
         }
         bad_row *b = &loader->bad[place];
         *b = (bad_row){.batch = batch, .row = row, .sample.index = index};
-        snprintf(b->sample.message, sizeof b->sample.message, "%s", message_of_any_rank());
+        snprintf(b->sample.message, sizeof b->sample.message, "%s", dsc_error_message_without_rank());
     }
     pthread_mutex_unlock(&loader->mutex);
     return status;

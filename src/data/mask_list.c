@@ -2,8 +2,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
-#include "data/image_view.h"
-#include "data/path_list.h"
+#include "data/image_files.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -103,14 +102,8 @@ static int compare_paths(const void *a, const void *b) {
 
 /* Decodes a file to out. */
 static dsc_status read_picture(const char *path, dsc_bytes *file, dsc_bytes *out, picture *p) {
-    int64_t bytes;
-    DSC_TRY(dsc_file_size(path, &bytes));
-    if (bytes > DSC_IMAGE_BYTES)
-        return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld bytes: at most %d are accepted", path, (long long)bytes,
-                        DSC_IMAGE_BYTES);
-    DSC_TRY(dsc_bytes_reserve(file, bytes));
-    DSC_TRY(dsc_file_read(path, bytes, file->data));
-    const dsc_encoded encoded = {path, file->data, bytes};
+    dsc_encoded encoded;
+    DSC_TRY(dsc_image_file_read(path, file, &encoded));
     *p = (picture){.path = path};
     DSC_TRY(dsc_image_decode(&encoded, 1, out, &p->h, &p->w));
     p->rgb = out->data;

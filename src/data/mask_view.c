@@ -8,6 +8,25 @@ dsc_mask_view dsc_mask_view_middle(int64_t image_h, int64_t image_w, int64_t h, 
     return (dsc_mask_view){.top = (image_h - h) / 2, .left = (image_w - w) / 2, .h = h, .w = w};
 }
 
+static int64_t tiles_along(int64_t length, int64_t side) {
+    return (length + side - 1) / side;
+}
+
+int64_t dsc_mask_tiles(int64_t image_h, int64_t image_w, int64_t h, int64_t w) {
+    return tiles_along(image_h, h) * tiles_along(image_w, w);
+}
+
+dsc_mask_view dsc_mask_view_tile(int64_t image_h, int64_t image_w, int64_t h, int64_t w, int64_t index,
+                                 int64_t *done_h, int64_t *done_w) {
+    const int64_t across = tiles_along(image_w, w), top = index / across * h, left = index % across * w;
+    dsc_mask_view view = {.h = h, .w = w};
+    view.top = top < image_h - h ? top : image_h - h;
+    view.left = left < image_w - w ? left : image_w - w;
+    *done_h = top - view.top;
+    *done_w = left - view.left;
+    return view;
+}
+
 /* One draw a statement, always in this order. */
 dsc_mask_view dsc_mask_view_draw(dsc_rng *rng, int64_t image_h, int64_t image_w, int64_t h, int64_t w,
                                  double elastic) {

@@ -22,6 +22,11 @@ typedef struct dsc_mask_view {
 
 /* The middle of an image of image_h x image_w, as it is. */
 dsc_mask_view dsc_mask_view_middle(int64_t image_h, int64_t image_w, int64_t h, int64_t w);
+/* An image is cut into tiles of h x w, row by row, of which the last ones of a row or column overlap those before them.
+ * How many there are; and tile `index`, with the rows and columns at its start that earlier tiles have. */
+int64_t dsc_mask_tiles(int64_t image_h, int64_t image_w, int64_t h, int64_t w);
+dsc_mask_view dsc_mask_view_tile(int64_t image_h, int64_t image_w, int64_t h, int64_t w, int64_t index,
+                                 int64_t *done_h, int64_t *done_w);
 /* A random view; `elastic` is the standard deviation of the displacements in pixels, 0: none. */
 dsc_mask_view dsc_mask_view_draw(dsc_rng *rng, int64_t image_h, int64_t image_w, int64_t h, int64_t w,
                                  double elastic);

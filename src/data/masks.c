@@ -33,42 +33,27 @@ static void close_set(dsc_dataset *dataset) {
 
 /* ---- tiles ---- */
 
-static int64_t tiles_along(int64_t length, int64_t side) {
-    return (length + side - 1) / side;
-}
-
-static int64_t tiles_of(const dsc_mask_item *item, int64_t h, int64_t w) {
-    return tiles_along(item->h, h) * tiles_along(item->w, w);
-}
-
-/* Tile `index` of all images, h x w: its image, and where it lies. *done_h and *done_w are the rows and columns at its
- * start that earlier tiles have. */
-static const dsc_mask_item *find_tile(const dsc_mask_list *list, int64_t index, dsc_mask_view *view,
-                                      int64_t *done_h, int64_t *done_w) {
+/* Tile `index` of all images: its image, and its number there. */
+static const dsc_mask_item *find_tile(const dsc_mask_list *list, int64_t h, int64_t w, int64_t *index) {
     const dsc_mask_item *item = list->items;
-    for (; index >= tiles_of(item, view->h, view->w); item++)
-        index -= tiles_of(item, view->h, view->w);
-    const int64_t across = tiles_along(item->w, view->w);
-    const int64_t top = index / across * view->h, left = index % across * view->w;
-    view->top = top < item->h - view->h ? top : item->h - view->h;
-    view->left = left < item->w - view->w ? left : item->w - view->w;
-    *done_h = top - view->top;
-    *done_w = left - view->left;
+    for (; *index >= dsc_mask_tiles(item->h, item->w, h, w); item++)
+        *index -= dsc_mask_tiles(item->h, item->w, h, w);
     return item;
 }
 
 static dsc_status tile_sample(const dsc_dataset *dataset, int64_t index, dsc_scratch *scratch, float *x,
                               int32_t *label) {
     const masks *m = dataset->state;
-    dsc_mask_view view = {.h = dataset->info.h, .w = dataset->info.w};
+    const int64_t h = dataset->info.h, w = dataset->info.w;
     int64_t done_h, done_w;
-    const dsc_mask_item *item = find_tile(&m->list, index, &view, &done_h, &done_w);
+    const dsc_mask_item *item = find_tile(&m->list, h, w, &index);
+    const dsc_mask_view view = dsc_mask_view_tile(item->h, item->w, h, w, index, &done_h, &done_w);
     DSC_TRY(dsc_mask_view_apply(&view, item, dataset->info.c, &m->normalise, m->class_of, &scratch->resample,
                                 x, label));
-    for (int64_t i = 0; i < view.h; i++)
-        for (int64_t j = 0; j < view.w; j++)
+    for (int64_t i = 0; i < h; i++)
+        for (int64_t j = 0; j < w; j++)
             if (i < done_h || j < done_w)
-                label[i * view.w + j] = -1;
+                label[i * w + j] = -1;
     return DSC_OK;
 }
 
@@ -234,7 +219,7 @@ static dsc_status describe(masks *m, const dsc_mask_list *other, const char *dir
     DSC_TRY(size_samples(&m->list, options->image_size, info));
     info->count = split == DSC_SPLIT_TRAIN ? m->list.count : 0;
     for (int64_t i = 0; split != DSC_SPLIT_TRAIN && i < m->list.count; i++)
-        info->count += tiles_of(&m->list.items[i], info->h, info->w);
+        info->count += dsc_mask_tiles(m->list.items[i].h, m->list.items[i].w, info->h, info->w);
     return DSC_OK;
 }
 

@@ -10,6 +10,7 @@
 #include "data/image_files.h"
 #include "descent/data.h"
 #include "device/scope.h"
+#include "train/predict_masks.h"
 #include "train/share.h"
 #include "train/statedict.h"
 #include "train/stored_model.h"
@@ -43,7 +44,7 @@ static const dsc_option table[] = {
      .placeholder = "N",
      .range = "[0, 4096]",
      .default_text = "what the checkpoint says",
-     .help = "side of the centre crop in pixels"},
+     .help = "side of the centre crop, or of the tiles of a mask, in pixels"},
     {.name = "top",
      .kind = DSC_OPTION_INT64,
      .offset = AT(top),
@@ -51,13 +52,23 @@ static const dsc_option table[] = {
      .placeholder = "K",
      .range = "[1, 1e6]",
      .help = "classes that are told of each image, the most probable ones"},
+    {.name = "masks",
+     .kind = DSC_OPTION_STRING,
+     .offset = AT(masks),
+     .placeholder = "DIR",
+     .default_text = "",
+     .help = "write DIR/NAME.png for every image, with a model that predicts every pixel"},
+    {.name = "overwrite",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(overwrite),
+     .help = "replace masks that are there already"},
     {.name = "batch-size",
      .kind = DSC_OPTION_INT64,
      .offset = AT(batch_size),
      .value = "64",
      .placeholder = "N",
      .range = "[1, 1e9]",
-     .help = "images per rank and batch",
+     .help = "images, or tiles of them, per rank and batch",
      .group = "How to run"},
     {.name = "data-threads",
      .kind = DSC_OPTION_INT,
@@ -169,11 +180,6 @@ static dsc_status complete_facts(session *s) {
         f->height = f->width = s->options.image_size;
     if (f->resize > 0) /* the same part of every image as in training */
         f->resize = llround((double)f->resize * (double)f->height / (double)own);
-    if (f->height != f->width || (f->channels != 1 && f->channels != 3))
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "'%s' takes %lldx%lldx%lld numbers: images are square and have 1 or 3 channels",
-                        dsc_st_path(s->reader), (long long)f->height, (long long)f->width,
-                        (long long)f->channels);
     return DSC_OK;
 }
 
@@ -192,7 +198,8 @@ static dsc_status read_all(session *s, const char *const *paths, int64_t count) 
     DSC_TRY(dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts));
     DSC_TRY(dsc_model_file_class_names(s->reader, &s->names, &s->name_count));
     DSC_TRY(complete_facts(s));
-    dsc_stored_model_note_form(&s->facts, is_small_set(s->facts.data) ? s->facts.data : "image folders");
+    if (!s->options.masks) /* they are of whole images */
+        dsc_stored_model_note_form(&s->facts, is_small_set(s->facts.data) ? s->facts.data : "image folders");
     for (int64_t i = 0; i < count; i++)
         DSC_TRY(dsc_path_list_add(&s->list, paths[i], dsc_image_has_name, "images (" DSC_IMAGE_ENDINGS ")"));
     if (s->list.count == 0)
@@ -225,10 +232,41 @@ static dsc_image_form form_of(const dsc_model_facts *f) {
     return form;
 }
 
+/* Models of tokens, of images and of pixels are used in different ways. */
+static dsc_status check_kind(const session *s) {
+    const dsc_model_facts *f = &s->facts;
+    const int64_t positions = dsc_model_positions(s->model);
+    const int masks = s->options.masks != NULL;
+    if (dsc_model_takes_tokens(s->model))
+        return DSC_FAIL(DSC_E_INVALID, "model %s is one of text, not of images: use descent generate",
+                        f->model);
+    if (positions > 1 && !masks)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "model %s predicts every pixel: name a folder for masks, into which they are written "
+                        "(--masks DIR)",
+                        f->model);
+    if (positions == 1 && masks)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "masks '%s': model %s has one prediction for a whole image; leave --masks out",
+                        s->options.masks, f->model);
+    if (masks && positions != f->height * f->width)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "model %s predicts %lld of the %lld x %lld pixels of its input: masks need all of "
+                        "them, as with padded convolutions (unet-bn)",
+                        f->model, (long long)positions, (long long)f->width, (long long)f->height);
+    if ((f->height != f->width && !masks) || (f->channels != 1 && f->channels != 3))
+        return DSC_FAIL(
+            DSC_E_UNSUPPORTED,
+            "the model of '%s' takes %lldx%lldx%lld numbers: images are square and have 1 or 3 channels",
+            s->options.checkpoint, (long long)f->height, (long long)f->width, (long long)f->channels);
+    return DSC_OK;
+}
+
 static dsc_status make_model(session *s) {
     const dsc_model_facts *f = &s->facts;
     DSC_TRY(
         dsc_zoo_create(s->device, f->model, f->height, f->width, f->channels, f->classes, NULL, &s->model));
+    DSC_TRY(check_kind(s));
     if (!s->reader)
         return DSC_OK;
     DSC_TRY(dsc_statedict_check(s->model, f->model, s->reader));
@@ -243,7 +281,6 @@ static dsc_status make_local(session *s) {
     s->batch = s->options.batch_size < part ? s->options.batch_size : part;
     s->top = s->options.top < classes ? s->options.top : classes;
     s->record_bytes = sizeof(record) + (size_t)s->top * (sizeof(int64_t) + sizeof(double));
-    DSC_TRY(make_model(s));
     DSC_TRY(dsc_image_files_open(&s->list, &form, &s->set));
     dsc_loader_options_init(&o);
     o.batch = s->batch;
@@ -390,6 +427,22 @@ static dsc_status predict_batch(session *s, dsc_predict_result *result) {
 
 /* ---- a run ---- */
 
+static dsc_status predict_masks(session *s, dsc_predict_result *result) {
+    const dsc_image_form form = form_of(&s->facts);
+    dsc_mask_job job = {.comm = s->comm,
+                        .queue = s->queue,
+                        .model = s->model,
+                        .list = &s->list,
+                        .folder = s->options.masks,
+                        .overwrite = s->options.overwrite,
+                        .batch = s->options.batch_size,
+                        .names = s->name_count == s->facts.classes ? s->names : NULL,
+                        .function = s->function,
+                        .context = s->context};
+    dsc_normalise_init(&job.normalise, form.channels, form.mean, form.std);
+    return dsc_predict_masks(&job, result);
+}
+
 static dsc_status run_session(session *s, const dsc_predict_options *options, const char *const *paths,
                               int64_t count, dsc_predict_result *result) {
     dsc_status status = read_options(options, &s->options);
@@ -401,8 +454,11 @@ static dsc_status run_session(session *s, const dsc_predict_options *options, co
     DSC_TRY(dsc_comm_use_queue(s->comm, s->queue));
     DSC_TRY(dsc_share_bytes(s->comm, s->queue, &s->facts, sizeof s->facts));
     DSC_TRY(share_list(s));
-    DSC_TRY(dsc_comm_agree(s->comm, make_local(s)));
+    DSC_TRY(dsc_comm_agree(s->comm, make_model(s)));
     DSC_TRY(dsc_share_model(s->comm, s->queue, s->model));
+    if (s->options.masks)
+        return predict_masks(s, result);
+    DSC_TRY(dsc_comm_agree(s->comm, make_local(s)));
     const double began = dsc_clock_now();
     for (int64_t i = 0; i < dsc_loader_batches(s->loader); i++)
         DSC_TRY(predict_batch(s, result));

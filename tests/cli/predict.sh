@@ -81,33 +81,18 @@ if have_mpi; then
 fi
 
 # How images are formed stands in the file, whatever the data are called: predict and eval do as it says.
-cat >edit.py <<'END'
-import json, struct, sys
-data = open(sys.argv[1], "rb").read()
-length = struct.unpack("<Q", data[:8])[0]
-header = json.loads(data[8:8 + length])
-facts = header["__metadata__"]
-for key in ("crc32", "metadata_crc32"):
-    del facts[key]
-for change in sys.argv[3:]:
-    key, value = change.split("=")
-    facts.pop(key, None)
-    if value:
-        facts[key] = value
-text = json.dumps(header).encode()
-open(sys.argv[2], "wb").write(struct.pack("<Q", len(text)) + text + data[8 + length:])
-END
+edit=$DESCENT_SOURCE_DIR/tests/cli/edit-metadata
 model=a/checkpoint-8.safetensors
 expect 0 "whose shorter side is scaled to 18" info --checkpoint a
-python3 edit.py $model renamed.safetensors data=cifar10:there
+"$edit" $model renamed.safetensors data=cifar10:there
 expect 0 "" predict --checkpoint renamed.safetensors --threads 1 --json images/val
 ! grep -q 'how images are scaled' stderr || complain "a file that says it is warned of: $(cat stderr)"
 cmp stdout one.jsonl || complain "predictions depend on the name of the data"
-python3 edit.py $model older.safetensors resize=
+"$edit" $model older.safetensors resize=
 expect 0 "" predict --checkpoint older.safetensors --threads 1 --json images/val
 has stderr "does not say how images are scaled: they are as those of image folders"
 cmp stdout one.jsonl || complain "a file that does not say how images are formed is used in another way"
-python3 edit.py $model whole.safetensors resize=16 "mean=[0.5,0.5,0.5]" "std=[0.25,0.25,0.25]"
+"$edit" $model whole.safetensors resize=16 "mean=[0.5,0.5,0.5]" "std=[0.25,0.25,0.25]"
 expect 0 "" eval --checkpoint whole.safetensors --threads 1 --json
 mv stdout eval.json
 expect 0 "" predict --checkpoint whole.safetensors --threads 1 --json images/val
@@ -116,7 +101,7 @@ mv one.jsonl first.jsonl
 mv stdout one.jsonl
 python3 check.py || complain "predict and eval disagree on images that are formed in another way"
 mv first.jsonl one.jsonl
-python3 edit.py $model wrong.safetensors resize=15
+"$edit" $model wrong.safetensors resize=15
 expect 2 "'resize' is not a number of pixels, at least the image size" predict --checkpoint wrong.safetensors images/val
 
 # A file of PyTorch's has no metadata; a model of small images takes them uncropped.
@@ -137,7 +122,7 @@ expect 0 "images/val/class0/000.png" predict --checkpoint s --threads 1 images/v
 ! grep -q warning stderr || complain "predict warns of a checkpoint of this version: $(cat stderr)"
 expect 0 "" eval --checkpoint s --threads 1
 ! grep -q warning stderr || complain "eval warns of a checkpoint of this version: $(cat stderr)"
-python3 edit.py s/checkpoint-1.safetensors other.safetensors "mean=[0,0,0]"
+"$edit" s/checkpoint-1.safetensors other.safetensors "mean=[0,0,0]"
 expect 0 "" eval --checkpoint other.safetensors --threads 1
 has stderr "expect a lower accuracy"
 
@@ -158,4 +143,9 @@ expect 2 "'empty' holds no images (.jpg" "${use[@]}" empty
 expect 2 "--csv and --json: choose one" "${use[@]}" --csv --json images
 expect 2 "--top 0" "${use[@]}" --top 0 images
 expect 2 "gone" predict --checkpoint gone images
+expect 2 "model mlp has one prediction for a whole image; leave --masks out" "${use[@]}" --masks masks images
+[ ! -e masks ] || complain "a folder for masks was made"
+for i in $(seq 40); do echo "line $i of a text."; done >text
+expect 0 "" train --model gpt-mini:layers=1,heads=1,width=8 --data text:text --context 8 --batch-size 4 --steps 1 --eval-every 0 --out t
+expect 2 "is one of text, not of images: use descent generate" predict --checkpoint t images
 finish

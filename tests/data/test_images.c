@@ -7,11 +7,14 @@
 #include "data/dataset.h"
 #include "data/encode.h"
 #include "data/fixture.h"
-#include "data/image_decode.h"
+#include "data/image_files.h"
+#include "data/image_write.h"
 #include "data/resample.h"
 
 #include <math.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -77,6 +80,60 @@ static void test_png_kinds(void **state) {
             dsc_bytes_free(&out);
         }
     }
+}
+
+static void check_written(const char *path, const uint8_t *pixels, int64_t h, int64_t w) {
+    dsc_bytes read = {NULL, 0}, out = {NULL, 0};
+    dsc_encoded encoded;
+    int64_t got_h, got_w;
+    assert_ok(dsc_png_write_grey(path, pixels, h, w));
+    assert_ok(dsc_image_file_read(path, &read, &encoded));
+    assert_ok(dsc_image_decode(&encoded, 1, &out, &got_h, &got_w));
+    assert_int_equal(got_h, h);
+    assert_int_equal(got_w, w);
+    assert_int_equal(encoded.data[24], 8); /* bits */
+    assert_int_equal(encoded.data[25], 0); /* grey */
+    for (int64_t i = 0; i < 3 * h * w; i++)
+        assert_int_equal(out.data[i], pixels[i / 3]);
+    dsc_bytes_free(&read);
+    dsc_bytes_free(&out);
+}
+
+/* What is written is read again; a disk that becomes full, and memory, leave no part of a file. */
+static void test_png_written(void **state) {
+    (void)state;
+    static const int64_t sizes[][2] = {{1, 1}, {11, 13}, {1, 300}, {300, 1}, {64, 64}};
+    static uint8_t pixels[64 * 64];
+    char folder[TEST_PATH], path[TEST_PATH + 16];
+    struct rlimit before, limit;
+    dsc_rng rng = dsc_rng_start(1, DSC_RNG_AUGMENT, 0, 0);
+    test_make_folder(folder);
+    snprintf(path, sizeof path, "%s/mask.png", folder);
+    for (size_t i = 0; i < sizeof pixels; i++)
+        pixels[i] = (uint8_t)dsc_rng_u32(&rng);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        check_written(path, pixels, sizes[i][0], sizes[i][1]); /* the older file is replaced */
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    limit = (struct rlimit){100, before.rlim_max};
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
+    dsc_status status = dsc_png_write_grey(path, pixels, 64, 64);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_int_equal(status, DSC_E_IO);
+    assert_non_null(strstr(dsc_error_message(), "cannot write '"));
+    for (int64_t n = 1; n < 1000; n++) {
+        dsc_memory_fail_at(n);
+        status = dsc_png_write_grey(path, pixels, 64, 64);
+        dsc_memory_fail_at(0);
+        if (status == DSC_OK)
+            break;
+        assert_int_equal(status, DSC_E_MEMORY);
+    }
+    assert_ok(status);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0); /* there is nothing else in it */
+    assert_fails(DSC_E_IO, "cannot write '", dsc_png_write_grey(path, pixels, 1, 1));
 }
 #endif
 
@@ -589,17 +646,13 @@ static void test_folder_shrunk_jpeg(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
 #ifdef DSC_HAVE_PNG
-        cmocka_unit_test(test_png_kinds),
-        cmocka_unit_test(test_folder_listing),
-        cmocka_unit_test(test_folder_training),
-        cmocka_unit_test(test_folder_messages),
-        cmocka_unit_test(test_folder_broken_files),
-        cmocka_unit_test(test_folder_names),
-        cmocka_unit_test(test_folder_out_of_memory),
+        cmocka_unit_test(test_png_kinds),       cmocka_unit_test(test_png_written),
+        cmocka_unit_test(test_folder_listing),  cmocka_unit_test(test_folder_training),
+        cmocka_unit_test(test_folder_messages), cmocka_unit_test(test_folder_broken_files),
+        cmocka_unit_test(test_folder_names),    cmocka_unit_test(test_folder_out_of_memory),
 #endif
 #ifdef DSC_HAVE_JPEG
-        cmocka_unit_test(test_jpeg_kinds),
-        cmocka_unit_test(test_folder_shrunk_jpeg),
+        cmocka_unit_test(test_jpeg_kinds),      cmocka_unit_test(test_folder_shrunk_jpeg),
 #endif
 #ifdef DSC_HAVE_JPEG
         cmocka_unit_test(test_large_jpeg),
@@ -607,8 +660,7 @@ int main(void) {
 #ifdef DSC_HAVE_WEBP
         cmocka_unit_test(test_webp_images),
 #endif
-        cmocka_unit_test(test_broken_images),
-        cmocka_unit_test(test_resample),
+        cmocka_unit_test(test_broken_images),   cmocka_unit_test(test_resample),
     };
     return cmocka_run_group_tests_name("data-images", tests, NULL, NULL);
 }

@@ -1,0 +1,346 @@
+/* Masks: an image is cut into tiles of the model's input size, as in the validation of masks:DIR. Where tiles overlap,
+ * the first one counts. Image i belongs to rank i mod ranks. */
+#include "train/predict_masks.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/output.h"
+#include "comm/table.h"
+#include "data/dataset.h"
+#include "data/image_files.h"
+#include "data/image_write.h"
+#include "data/mask_view.h"
+#include "train/share.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { VALUES = 256 };
+/* Tiles of one batch have this many pixels together, unless it is a single one: activations of a U-Net are as large as
+ * its input, times the channels. */
+static const int64_t batch_pixels = 512 * 512;
+
+typedef enum record_state { RECORD_NONE, RECORD_WRITTEN, RECORD_BAD } record_state;
+
+/* What ranks report of one image. */
+typedef struct record {
+    record_state state;
+    int64_t pixels[VALUES]; /* by class */
+    char message[DSC_BAD_MESSAGE];
+} record;
+
+typedef struct session {
+    const dsc_mask_job *job;
+    int rank, ranks;
+    int64_t h, w, c, classes; /* of the model's input; c is 1 or 3 */
+    uint8_t values[VALUES];   /* by class */
+    const char **paths;       /* of the images, in the list's text */
+    int64_t batch;            /* of the executor, 0: there is none yet */
+    dsc_exec *exec;
+    dsc_tensor x;  /* [batch, h, w, c] */
+    float *tiles;  /* the same on the host */
+    float *logits; /* [batch h w, classes] */
+    dsc_scratch scratch;
+    dsc_bytes mask;
+    record own;
+} session;
+
+static void close_exec(session *s) {
+    s->batch = 0;
+    dsc_exec_destroy(&s->exec);
+    dsc_tensor_free(&s->x);
+    dsc_memory_free(&s->tiles);
+    dsc_memory_free(&s->logits);
+}
+
+static void close_session(session *s) {
+    close_exec(s);
+    dsc_memory_free(&s->paths);
+    dsc_scratch_free(&s->scratch);
+    dsc_bytes_free(&s->mask);
+}
+
+/* ---- names ---- */
+
+/* FOLDER/NAME.png for .../NAME.jpg. */
+static dsc_status mask_path(const session *s, const char *image, char **out) {
+    const char *slash = strrchr(image, '/'), *name = slash ? slash + 1 : image, *dot = strrchr(name, '.');
+    char *file;
+    const size_t stem = dot ? (size_t)(dot - name) : strlen(name), size = stem + sizeof ".png";
+    DSC_TRY(dsc_memory_alloc((int64_t)size, 1, &file));
+    snprintf(file, size, "%.*s.png", (int)stem, name);
+    dsc_status status = dsc_output_path(s->job->folder, file, out);
+    dsc_memory_free(&file);
+    return status;
+}
+
+typedef struct mask_name {
+    char *path;
+    const char *image;
+} mask_name;
+
+static int compare_names(const void *a, const void *b) {
+    return strcmp(((const mask_name *)a)->path, ((const mask_name *)b)->path);
+}
+
+static dsc_status check_names(const session *s, const mask_name *names) {
+    for (int64_t i = 0; i < s->job->list->count; i++) {
+        const char *path = names[i].path, *image = names[i].image;
+        if (i > 0 && strcmp(path, names[i - 1].path) == 0)
+            return DSC_FAIL(
+                DSC_E_INVALID,
+                "'%s' and '%s' have the same name: both masks would be '%s'; predict them one by one",
+                names[i - 1].image, image, path);
+        if (dsc_file_is_same(path, image))
+            return DSC_FAIL(DSC_E_INVALID,
+                            "the mask of '%s' would replace it: choose another folder for masks", image);
+        int64_t size;
+        if (!s->job->overwrite && (dsc_file_is_directory(path) || dsc_file_size(path, &size) == DSC_OK))
+            return DSC_FAIL(
+                DSC_E_INVALID,
+                "'%s' exists already: choose another folder for masks, or allow it with --overwrite", path);
+    }
+    return DSC_OK;
+}
+
+/* Rank 0: no file is lost, and the folder is there. */
+static dsc_status prepare_folder(const session *s) {
+    const int64_t count = s->job->list->count;
+    mask_name *names;
+    dsc_status status = DSC_OK;
+    DSC_TRY(dsc_png_can_write());
+    DSC_TRY(dsc_memory_alloc(count, sizeof *names, &names));
+    for (int64_t i = 0; i < count && status == DSC_OK; i++) {
+        names[i].image = s->paths[i];
+        status = mask_path(s, s->paths[i], &names[i].path);
+    }
+    if (status == DSC_OK) {
+        qsort(names, (size_t)count, sizeof *names, compare_names);
+        status = check_names(s, names);
+    }
+    if (status == DSC_OK)
+        status = dsc_directory_make(s->job->folder);
+    for (int64_t i = 0; i < count; i++)
+        dsc_memory_free(&names[i].path);
+    dsc_memory_free(&names);
+    return status;
+}
+
+/* The value that a class name stands for; -1: none. */
+static int value_of(const char *name) {
+    const size_t length = strlen(name);
+    const int digits = length > 0 && length <= 3 && strspn(name, "0123456789") == length;
+    const int value = digits ? atoi(name) : -1;
+    return value < VALUES ? value : -1;
+}
+
+/* Rank 0 has the names. Collective. */
+static dsc_status choose_values(session *s) {
+    int named = s->job->names != NULL;
+    for (int64_t c = 0; named && c < s->classes; c++)
+        named = value_of(s->job->names[c]) >= 0;
+    for (int64_t c = 0; c < s->classes; c++)
+        s->values[c] = (uint8_t)(named ? value_of(s->job->names[c]) : c);
+    return dsc_share_bytes(s->job->comm, s->job->queue, s->values, sizeof s->values);
+}
+
+/* ---- one image ---- */
+
+/* Decodes an image to scratch.image, [*h, *w, c]. */
+static dsc_status read_image(session *s, const char *path, int64_t *h, int64_t *w) {
+    dsc_encoded encoded;
+    int64_t own_h, own_w;
+    DSC_TRY(dsc_image_file_read(path, &s->scratch.file, &encoded));
+    DSC_TRY(dsc_image_size(&encoded, &own_h, &own_w));
+    if (own_h < s->h || own_w < s->w)
+        return DSC_FAIL(
+            DSC_E_FORMAT,
+            "'%s' has %lld x %lld pixels, but the model takes %lld x %lld: enlarge it, or choose a smaller "
+            "image size",
+            path, (long long)own_w, (long long)own_h, (long long)s->w, (long long)s->h);
+    DSC_TRY(dsc_image_decode(&encoded, 1, &s->scratch.image, h, w));
+    if (*h != own_h || *w != own_w) /* a very large JPEG, which is decoded at a smaller size */
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld x %lld pixels, too many: cut it into smaller images",
+                        path, (long long)own_w, (long long)own_h);
+    uint8_t *grey = s->scratch.image.data;
+    const uint8_t *p = grey;
+    for (int64_t i = 0; s->c == 1 && i < *h * *w; i++, p += 3) /* exact where the colours are equal */
+        grey[i] = (uint8_t)lround(p[1] + 0.299 * (p[0] - p[1]) + 0.114 * (p[2] - p[1]));
+    return DSC_OK;
+}
+
+/* Makes an executor for `tiles` of them, or for as many as are allowed. One that is larger is kept. */
+static dsc_status size_exec(session *s, int64_t tiles) {
+    const int64_t pixels = s->h * s->w, fit = batch_pixels / pixels > 1 ? batch_pixels / pixels : 1;
+    const int64_t limit = s->job->batch < fit ? s->job->batch : fit, batch = tiles < limit ? tiles : limit;
+    if (s->batch >= batch)
+        return DSC_OK;
+    const int64_t dim[4] = {batch, s->h, s->w, s->c};
+    close_exec(s);
+    DSC_TRY(dsc_exec_create(s->job->model, DSC_EXEC_EVAL, batch, &s->exec));
+    DSC_TRY(dsc_tensor_alloc(dsc_model_device(s->job->model), DSC_F32, 4, dim, &s->x));
+    DSC_TRY(dsc_memory_alloc(batch * pixels * s->c, sizeof *s->tiles, &s->tiles));
+    DSC_TRY(dsc_memory_alloc(batch * pixels * s->classes, sizeof *s->logits, &s->logits));
+    s->batch = batch;
+    return DSC_OK;
+}
+
+static void cut_tile(const session *s, const dsc_mask_view *view, int64_t image_w, float *x) {
+    const uint8_t *image = s->scratch.image.data;
+    for (int64_t i = 0; i < s->h; i++) {
+        const uint8_t *row = image + ((view->top + i) * image_w + view->left) * s->c;
+        for (int64_t j = 0; j < s->w; j++)
+            for (int64_t k = 0; k < s->c; k++)
+                *x++ = s->job->normalise.value[k][*row++];
+    }
+}
+
+/* Classes of the pixels that no earlier tile has, by their largest logit. */
+static void paste_tile(session *s, const dsc_mask_view *view, int64_t done_h, int64_t done_w, int64_t image_w,
+                       const float *logits) {
+    for (int64_t i = done_h; i < s->h; i++)
+        for (int64_t j = done_w; j < s->w; j++) {
+            const float *row = logits + (i * s->w + j) * s->classes;
+            int64_t best = 0;
+            for (int64_t c = 1; c < s->classes; c++)
+                best = row[c] > row[best] ? c : best;
+            s->mask.data[(view->top + i) * image_w + view->left + j] = s->values[best];
+            s->own.pixels[best]++;
+        }
+}
+
+/* Fills in the mask of the decoded image, and counts its pixels. */
+static dsc_status predict_pixels(session *s, int64_t image_h, int64_t image_w) {
+    const int64_t tiles = dsc_mask_tiles(image_h, image_w, s->h, s->w), pixels = s->h * s->w;
+    const dsc_mask_job *job = s->job;
+    int64_t done_h, done_w;
+    DSC_TRY(dsc_bytes_reserve(&s->mask, image_h * image_w));
+    DSC_TRY(size_exec(s, tiles));
+    for (int64_t first = 0; first < tiles; first += s->batch) {
+        for (int64_t i = 0; i < s->batch && first + i < tiles; i++) {
+            const dsc_mask_view view =
+                dsc_mask_view_tile(image_h, image_w, s->h, s->w, first + i, &done_h, &done_w);
+            cut_tile(s, &view, image_w, s->tiles + i * pixels * s->c);
+        }
+        const dsc_tensor *logits = dsc_exec_logits(s->exec);
+        DSC_TRY(dsc_tensor_upload(job->queue, s->tiles, dsc_tensor_bytes(&s->x), &s->x));
+        DSC_TRY(dsc_exec_forward(s->exec, job->queue, &s->x));
+        DSC_TRY(dsc_tensor_download(job->queue, logits, dsc_tensor_bytes(logits), s->logits));
+        DSC_TRY(dsc_queue_sync(job->queue));
+        for (int64_t i = 0; i < s->batch && first + i < tiles; i++) {
+            const dsc_mask_view view =
+                dsc_mask_view_tile(image_h, image_w, s->h, s->w, first + i, &done_h, &done_w);
+            paste_tile(s, &view, done_h, done_w, image_w, s->logits + i * pixels * s->classes);
+        }
+    }
+    return DSC_OK;
+}
+
+/* Image `index`, if there is one. A failure to read it becomes part of the record. */
+static dsc_status predict_image(session *s, int64_t index) {
+    int64_t h, w;
+    char *path;
+    memset(&s->own, 0, sizeof s->own);
+    if (index >= s->job->list->count)
+        return DSC_OK;
+    dsc_status status = read_image(s, s->paths[index], &h, &w);
+    if (status == DSC_E_FORMAT || status == DSC_E_IO || status == DSC_E_NOT_FOUND) {
+        s->own.state = RECORD_BAD;
+        snprintf(s->own.message, sizeof s->own.message, "%s", dsc_error_message_without_rank());
+        return DSC_OK;
+    }
+    DSC_TRY(status);
+    DSC_TRY(predict_pixels(s, h, w));
+    DSC_TRY(mask_path(s, s->paths[index], &path));
+    status = dsc_png_write_grey(path, s->mask.data, h, w);
+    dsc_memory_free(&path);
+    s->own.state = RECORD_WRITTEN;
+    return status;
+}
+
+/* ---- all images ---- */
+
+/* Rank 0. */
+static dsc_status report(const session *s, const char *image, const record *r) {
+    dsc_prediction p = {.file = image};
+    int64_t classes[VALUES], pixels = 0;
+    double shares[VALUES];
+    char *path = NULL;
+    if (r->state == RECORD_BAD) {
+        p.error = r->message;
+        s->job->function(s->job->context, &p);
+        return DSC_OK;
+    }
+    for (int64_t c = 0; c < s->classes; c++)
+        pixels += r->pixels[c];
+    for (int64_t c = 0; c < s->classes; c++) {
+        classes[c] = c;
+        shares[c] = (double)r->pixels[c] / (double)pixels;
+    }
+    DSC_TRY(mask_path(s, image, &path));
+    p.mask = path;
+    p.count = s->classes;
+    p.classes = classes;
+    p.names = s->job->names;
+    p.shares = shares;
+    s->job->function(s->job->context, &p);
+    dsc_memory_free(&path);
+    return DSC_OK;
+}
+
+/* One image of every rank. Collective. */
+static dsc_status predict_round(session *s, int64_t first, dsc_predict_result *result) {
+    const dsc_mask_job *job = s->job;
+    void *gathered;
+    dsc_status status = predict_image(s, first + s->rank);
+    DSC_TRY(dsc_share_gather(job->comm, job->queue, status, &s->own, sizeof s->own, &gathered));
+    const record *all = gathered;
+    for (int r = 0; r < s->ranks; r++) {
+        result->images += all[r].state == RECORD_WRITTEN;
+        result->bad_images += all[r].state == RECORD_BAD;
+        if (s->rank == 0 && job->function && all[r].state != RECORD_NONE && status == DSC_OK)
+            status = report(s, s->paths[first + r], &all[r]);
+    }
+    dsc_memory_free(&gathered);
+    return dsc_comm_agree(job->comm, status);
+}
+
+static dsc_status open_session(session *s) {
+    const dsc_path_list *list = s->job->list;
+    const char *path = list->text;
+    DSC_TRY(dsc_memory_alloc(list->count, sizeof *s->paths, &s->paths));
+    for (int64_t i = 0; i < list->count; i++, path += strlen(path) + 1)
+        s->paths[i] = path;
+    if (s->classes > VALUES)
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "the model has %lld classes: masks hold values of at most %d",
+                        (long long)s->classes, VALUES);
+    return s->rank == 0 ? prepare_folder(s) : DSC_OK;
+}
+
+static dsc_status run_session(session *s, dsc_predict_result *result) {
+    DSC_TRY(dsc_comm_agree(s->job->comm, open_session(s)));
+    DSC_TRY(choose_values(s));
+    const double began = dsc_clock_now();
+    for (int64_t first = 0; first < s->job->list->count; first += s->ranks)
+        DSC_TRY(predict_round(s, first, result));
+    result->seconds = dsc_clock_now() - began;
+    return DSC_OK;
+}
+
+dsc_status dsc_predict_masks(const dsc_mask_job *job, dsc_predict_result *result) {
+    int64_t shape[3];
+    dsc_model_input_shape(job->model, shape);
+    session s = {.job = job,
+                 .rank = dsc_comm_rank(job->comm),
+                 .ranks = dsc_comm_size(job->comm),
+                 .h = shape[0],
+                 .w = shape[1],
+                 .c = shape[2],
+                 .classes = dsc_model_classes(job->model)};
+    dsc_status status = run_session(&s, result);
+    close_session(&s);
+    return status;
+}

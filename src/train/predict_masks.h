@@ -1,0 +1,32 @@
+/* Prediction by a model of pixels: a mask for every image. */
+#ifndef DSC_TRAIN_PREDICT_MASKS_H
+#define DSC_TRAIN_PREDICT_MASKS_H
+
+#include "data/augment.h"
+#include "data/path_list.h"
+#include "descent/model.h"
+#include "descent/predict.h"
+
+/* What the masks are made of. Everything stays the caller's. */
+typedef struct dsc_mask_job {
+    dsc_comm *comm;
+    dsc_queue *queue;
+    dsc_model *model;          /* the same on all ranks */
+    const dsc_path_list *list; /* the images, the same on all ranks */
+    const char *folder;        /* for the masks */
+    int overwrite;             /* 1: masks that are there already are replaced */
+    int64_t batch;             /* tiles that are computed together, at most */
+    dsc_normalise normalise;
+    /* Rank 0: the names of all classes; NULL: they have none. Where all are numbers from 0 to 255, these are the values
+     * in the masks, otherwise the numbers of the classes are. */
+    const char *const *names;
+    dsc_prediction_function function;
+    void *context;
+} dsc_mask_job;
+
+/* Writes FOLDER/NAME.png for every image, and reports on rank 0. Images and masks are shared out over the ranks. An
+ * image that cannot be read, or is smaller than the model's input, is passed over. DSC_E_INVALID when a mask exists, would
+ * replace its image, or belongs to two images. Collective; blocks. */
+dsc_status dsc_predict_masks(const dsc_mask_job *job, dsc_predict_result *result) DSC_MUST_CHECK;
+
+#endif

@@ -1,0 +1,117 @@
+"""What masks.sh does with images; needs nothing but Python.
+
+masks.py draw DIR COUNT WIDTH HEIGHT [colours]   noisy bright discs on dark ground, DIR/image/N.png, and where they are (255,
+                                                 elsewhere 0), DIR/label/N.png
+masks.py learnt EVAL.json PIXELS                 the error is far below that of the larger class; Dice and IoU are right
+masks.py agree EVAL.json PREDICTED.jsonl LABELS  the masks have the confusion matrix and the shares that are told
+masks.py cut IMAGE ROWS DIR                      DIR/N.png, the image in tiles of this many rows; the last one may overlap
+masks.py joined MASK ROWS DIR                    the mask consists of those of the tiles, of which the earlier ones count
+masks.py values MASK                             prints the values in it
+"""
+import json
+import math
+import pathlib
+import random
+import struct
+import sys
+import zlib
+
+
+def chunk(kind, data):
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def write(path, rows, colours=False):
+    width = len(rows[0]) // (3 if colours else 1)
+    head = struct.pack(">IIBBBBB", width, len(rows), 8, 2 if colours else 0, 0, 0, 0)
+    data = zlib.compress(b"".join(b"\0" + bytes(row) for row in rows), 1)
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", data) + chunk(b"IEND", b""))
+
+
+def read(path):
+    """The rows of an 8-bit grey PNG."""
+    data, at, text = pathlib.Path(path).read_bytes(), 8, b""
+    while at < len(data):
+        length, kind = struct.unpack(">I4s", data[at:at + 8])
+        if kind == b"IHDR":
+            width, height, *rest = struct.unpack(">IIBBBBB", data[at + 8:at + 21])
+            assert rest == [8, 0, 0, 0, 0], path
+        if kind == b"IDAT":
+            text += data[at + 8:at + 8 + length]
+        at += 12 + length
+    raw, rows, above = zlib.decompress(text), [], [0] * width
+    for y in range(height):
+        line, row = raw[y * (width + 1):(y + 1) * (width + 1)], []
+        for x, value in enumerate(line[1:]):
+            a, b, c = row[x - 1] if x else 0, above[x], above[x - 1] if x else 0
+            nearest = min((abs(b - c), 0, a), (abs(a - c), 1, b), (abs(a + b - 2 * c), 2, c))[2]
+            row.append((value + [0, a, b, (a + b) // 2, nearest][line[0]]) & 255)
+        rows.append(row)
+        above = row
+    return rows
+
+
+def draw(folder, count, width, height, colours=None):
+    draws, width, height = random.Random(7), int(width), int(height)
+    for n in range(int(count)):
+        discs = [(draws.uniform(0, width), draws.uniform(0, height), draws.uniform(5, 9)) for _ in range(3)]
+        image, label = [], []
+        for y in range(height):
+            inside = [any(math.hypot(x - a, y - b) < r for a, b, r in discs) for x in range(width)]
+            values = [min(255, max(0, int(draws.gauss(150 if i else 90, 25)))) for i in inside]
+            image.append([k for v in values for k in ((v, v // 2, 255 - v) if colours else (v,))])
+            label.append([255 if i else 0 for i in inside])
+        write(f"{folder}/image/{n}.png", image, colours)
+        write(f"{folder}/label/{n}.png", label)
+
+
+def learnt(evaluation, count):
+    e = json.load(open(evaluation))
+    pixels, matrix = [c["images"] for c in e["classes"]], e["confusion_matrix"]
+    larger = 1 - max(pixels) / sum(pixels)
+    assert [c["class"] for c in e["classes"]] == ["0", "255"] and sum(pixels) == int(count), pixels
+    assert 0.1 < larger < 0.4 and 1 - e["top1"] < larger / 3, (larger, e["top1"])
+    for c in range(2):
+        both, either = matrix[c][c], sum(matrix[c]) + matrix[0][c] + matrix[1][c]
+        assert abs(e["classes"][c]["dice"] - 2 * both / either) < 1e-6 and e["classes"][c]["dice"] > 0.8, e["classes"][c]
+        assert abs(e["classes"][c]["iou"] - both / (either - both)) < 1e-6, e["classes"][c]
+
+
+def agree(evaluation, predicted, labels):
+    matrix, expected = [[0, 0], [0, 0]], json.load(open(evaluation))["confusion_matrix"]
+    for line in map(json.loads, open(predicted)):
+        mask, label = read(line["mask"]), read(f"{labels}/{pathlib.Path(line['file']).name}")
+        assert len(mask) == len(label) and len(mask[0]) == len(label[0]), line
+        for own, right in zip(mask, label):
+            for a, b in zip(own, right):
+                matrix[(0, 255).index(b)][(0, 255).index(a)] += 1
+        for c, value in zip(line["classes"], (0, 255)):
+            share = sum(row.count(value) for row in mask) / len(mask) / len(mask[0])
+            assert c["class"] == str(value) and abs(c["share"] - share) < 1e-8, (line, share)
+    assert matrix == expected, (matrix, expected)
+
+
+def starts(height, rows):
+    return [min(y, height - rows) for y in range(0, height, rows)]
+
+
+def cut(image, rows, folder):
+    image, rows = read(image), int(rows)
+    for n, y in enumerate(starts(len(image), rows)):
+        write(f"{folder}/{n}.png", image[y:y + rows])
+
+
+def joined(mask, rows, folder):
+    mask, rows, own = read(mask), int(rows), []
+    for n, y in enumerate(starts(len(mask), rows)):
+        own += read(f"{folder}/{n}.png")[len(own) - y:]
+    assert own == mask, (own, mask)
+
+
+def values(mask):
+    print(*sorted({v for row in read(mask) for v in row}))
+
+
+{"draw": draw, "learnt": learnt, "agree": agree, "cut": cut, "joined": joined, "values": values}[sys.argv[1]](*sys.argv[2:])

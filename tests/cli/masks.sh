@@ -1,0 +1,147 @@
+#!/usr/bin/env bash
+# Segmentation: training U-Nets on images with masks, evaluation, resuming, K-FAC, and writing masks.
+# shellcheck source=lib.sh
+. "$(dirname "$0")/lib.sh"
+command -v python3 >/dev/null || { echo "skipped: no python3"; exit 77; }
+
+images() {
+    python3 "$DESCENT_SOURCE_DIR/tests/cli/masks.py" "$@"
+}
+# Two by two tiles of 32 pixels cover an image, and overlap. The last four images are for validation.
+images draw set 20 48 40
+last=(set/image/16.png set/image/17.png set/image/18.png set/image/19.png)
+model="unet-bn:width=4"
+unet=(--model "$model" --image-size 32 --batch-size 4 --warmup-epochs 0 --threads 1 --device cpu)
+small=("${unet[@]}" --data masks:set)
+
+# learns RUN ARGS...: a run that ends with few wrong pixels.
+learns() {
+    local run=$1
+    shift
+    expect 0 "masks:set, 16 images of 32x32x1, 2 classes" train "${small[@]}" "$@" --epochs 16 --out "$run"
+    expect 0 "" eval --checkpoint "$run" --threads 1 --json
+    cp stdout "$run.json"
+    images learnt "$run.json" $((4 * 48 * 40)) || complain "$run has not learnt"
+}
+learns adam --optimizer adam --lr 0.01
+learns kfac --optimizer sgd --lr 0.2 --kfac-update-freq 8
+expect 0 "pixel error" eval --checkpoint adam --threads 1
+has stdout "mean Dice"
+has stdout "mean IoU"
+
+# Stopped and resumed, it has the bits of the run that never stopped.
+same=("${small[@]}" --optimizer adam --lr 0.01 --epochs 3 --elastic 2 --kfac-update-freq 4)
+expect 0 "" train "${same[@]}" --steps 8 --out whole
+expect 0 "" train "${same[@]}" --steps 5 --out parts
+expect 0 "" train --resume parts --steps 8
+cmp whole/checkpoint-8.safetensors parts/checkpoint-8.safetensors || complain "a resumed run differs"
+
+# Masks of the validation images: of their size, with the values of the labels, and as right as eval says.
+use=(predict --checkpoint adam --threads 1)
+expect 0 "" "${use[@]}" --masks masks --json "${last[@]}"
+cp stdout one.jsonl
+images agree adam.json one.jsonl set/label || complain "predict and eval disagree"
+expect 0 "set/image/17.png: masks/17.png" "${use[@]}" --masks masks --overwrite --batch-size 3 set/image/17.png
+grep -qE '^ +[0-9]+\.[0-9]{2} %  255$' stdout || complain "no share in the table: $(cat stdout)"
+images agree adam.json one.jsonl set/label || complain "masks depend on the batch size"
+expect 0 "set/image/17.png,new/made/17.png,1,255,0." "${use[@]}" --masks new/made --csv set/image/17.png
+[ "$(head -n 1 stdout)" = "file,mask,index,class,share" ] || complain "the CSV has no header"
+
+# Tiles of another size, and tiles that are no squares: each by itself has the same mask.
+edit=$DESCENT_SOURCE_DIR/tests/cli/edit-metadata
+"$edit" adam/checkpoint-64.safetensors small.safetensors height=16 width=16 resize=16
+expect 0 "" eval --checkpoint small.safetensors --threads 1 --json
+cp stdout small.json
+expect 0 "" "${use[@]}" --masks small --image-size 16 --json "${last[@]}"
+cp stdout small.jsonl
+images agree small.json small.jsonl set/label || complain "predict and eval disagree on tiles of 16 pixels"
+"$edit" adam/checkpoint-64.safetensors wide.safetensors height=16 width=48 resize=48
+images cut set/image/16.png 16 pieces
+expect 0 "" predict --checkpoint wide.safetensors --threads 1 --masks wide set/image/16.png
+expect 0 "" predict --checkpoint wide.safetensors --threads 1 --masks wide/pieces pieces
+images joined wide/16.png 16 wide/pieces || complain "the mask is not that of its tiles"
+
+# Without names that are values, masks hold the numbers of the classes. Colours are grey to a grey model.
+"$edit" adam/checkpoint-64.safetensors nameless.safetensors class_names=
+expect 0 "class 1" predict --checkpoint nameless.safetensors --threads 1 --masks nameless set/image/16.png
+"$edit" adam/checkpoint-64.safetensors named.safetensors 'class_names=["0","disc"]'
+expect 0 "disc" predict --checkpoint named.safetensors --threads 1 --masks named set/image/16.png
+for folder in nameless named; do
+    [ "$(images values $folder/16.png)" = "0 1" ] || complain "$folder has the values $(images values $folder/16.png)"
+done
+[ "$(images values masks/16.png)" = "0 255" ] || complain "a mask has the values $(images values masks/16.png)"
+images draw colours 8 32 32 colours
+expect 0 "" "${use[@]}" --masks grey colours/image
+expect 0 "images of 32x32x3" train "${unet[@]}" --data masks:colours --steps 1 --batch-size 4 --out colours/run
+expect 0 "" eval --checkpoint colours/run --threads 1 --json
+cp stdout colours.json
+expect 0 "" predict --checkpoint colours/run --threads 1 --masks colours/masks --json colours/image/6.png colours/image/7.png
+cp stdout colours.jsonl
+images agree colours.json colours.jsonl colours/label || complain "predict and eval disagree on colours"
+
+# Images that cannot be used are named and passed over, on any number of ranks.
+images draw tiny 1 48 24
+mkdir bad
+cp "${last[@]}" bad
+cp tiny/image/0.png bad/17.png
+echo nothing >bad/18.png
+expect 1 "2 of 4 images cannot be read" "${use[@]}" --masks bad-masks --json bad
+cp stdout bad.jsonl
+has stderr "'bad/17.png' has 48 x 24 pixels, but the model takes 32 x 32"
+has stderr "bad/18.png"
+[ "$(grep -c '"error":' bad.jsonl)" = 2 ] || complain "bad images in JSON: $(cat bad.jsonl)"
+cmp bad-masks/16.png masks/16.png || complain "bad images change a mask"
+ls bad-masks >names
+[ "$(tr '\n' ' ' <names)" = "16.png 19.png " ] || complain "masks of bad images: $(cat names)"
+ranks() {
+    local got=0
+    job 3 timeout 60 "$descent" "${use[@]}" --masks ranks --json bad >three.jsonl 2>stderr || got=$?
+    [ "$got" = 1 ] || complain "three ranks: status $got instead of 1"
+    cmp <(sed 's,bad-masks/,ranks/,' bad.jsonl) three.jsonl || complain "three ranks predict otherwise"
+    diff -r ranks bad-masks || complain "three ranks write other masks"
+}
+if have_mpi; then
+    ranks
+fi
+
+# Nothing is lost: neither masks nor images, also where two have one name; a mask is whole or not there.
+expect 2 "'masks/16.png' exists already: choose another folder for masks, or allow it with --overwrite" "${use[@]}" --masks masks set/image
+[ ! -e masks/0.png ] || complain "masks were written beside one that exists"
+expect 2 "the mask of 'bad/16.png' would replace it" "${use[@]}" --masks bad --overwrite bad
+mkdir twice
+cp bad/16.png twice/16.PNG
+expect 2 "'bad/16.png' and 'twice/16.PNG' have the same name: both masks would be 'never/16.png'" "${use[@]}" --masks never bad twice
+[ ! -e never ] || complain "a folder was made for masks that are refused"
+mkdir -p blocked/16.png
+expect 1 "cannot write 'blocked/16.png'" "${use[@]}" --masks blocked --overwrite bad/16.png
+[ "$(ls -A blocked)" = 16.png ] || complain "a part of a mask was left: $(ls -A blocked)"
+expect 2 "one.jsonl" "${use[@]}" --masks one.jsonl bad/16.png
+expect 2 "predicts every pixel: name a folder for masks, into which they are written (--masks DIR)" "${use[@]}" bad/16.png
+
+# What is wrong with the data is told, with the file.
+wrong() {
+    expect 2 "$1" train "${unet[@]}" --data masks:wrong --steps 1 --out none
+    has stderr "$2"
+    rm -rf wrong
+    cp -r set wrong
+}
+cp -r set wrong
+rm wrong/label/7.png
+wrong "has no label" "wrong/image/7.png"
+head -c 100 wrong/image/3.png >wrong/image/5.png
+wrong "is a broken PNG" "wrong/image/5.png"
+echo nothing >wrong/label/11.png
+wrong "is no JPEG, PNG or WebP" "wrong/label/11.png"
+cp tiny/label/0.png wrong/label/12.png
+wrong "has 48 x 40 pixels, but its label" "wrong/label/12.png' has 48 x 24"
+rm wrong/image/*
+wrong "holds no images" "wrong/image"
+images draw wrong 14 48 40 colours
+cp wrong/image/13.png wrong/label/13.png
+wrong "has a coloured pixel" "wrong/label/13.png"
+expect 2 "too few for crops of 64 x 64" train "${small[@]}" --image-size 64 --steps 1 --out none
+
+# Models and data of different kinds.
+expect 2 "makes 1 predictions of a sample, but samples of masks have 1024 labels" train "${small[@]}" --model lenet --out none
+expect 2 "makes 1024 predictions of a sample, but samples of synthetic have 1 label" train --model $model --data synthetic:64 --batch-size 4 --out none
+finish
