@@ -403,7 +403,8 @@ static double current_rate(const dsc_trainer *t) {
     const double rate = dsc_schedule_rate(&t->schedule, step), end = t->options.lr_end;
     if (end == 0 || (double)step < t->schedule.warmup_epochs * (double)t->epoch_steps)
         return rate;
-    return end * t->schedule.target + (1 - end) * rate; /* it falls to a share of the target instead of to 0 */
+    return end * t->schedule.target +
+           (1 - end) * rate; /* it falls to a share of the target instead of to 0 */
 }
 
 dsc_status dsc_trainer_take_step(dsc_trainer *t, const dsc_batch *given) {

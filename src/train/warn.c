@@ -195,7 +195,8 @@ void dsc_warn_of_accuracy(dsc_trainer *t, const dsc_eval_result *result) {
     w->evaluations++;
     if (t->rank != 0 || w->guessing || (w->evaluations < EVALUATIONS && t->state.step < STEPS))
         return;
-    double deviation = sqrt(chance * (1 - chance) / (double)(result->images > 0 ? result->images : 1));
+    int64_t predictions = result->images * (result->positions > 0 ? result->positions : 1);
+    double deviation = sqrt(chance * (1 - chance) / (double)(predictions > 0 ? predictions : 1));
     if (chance >= 1 || t->state.best_top1 > chance + 3 * deviation)
         return;
     w->guessing = 1;
