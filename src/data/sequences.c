@@ -93,9 +93,9 @@ static void close_set(dsc_dataset *dataset) {
     dsc_memory_free(&s);
 }
 
-/* A file may hold numbers that are not in the vocabulary, which is seen when they are read. */
-static const dsc_dataset_type file_type = {.close = close_set, .sample = sample, .reads_files = 1};
-static const dsc_dataset_type text_type = {.close = close_set, .sample = sample};
+/* A file may hold numbers that are not in the vocabulary, which is seen when they are read. It is then the wrong file, and
+ * ends a run instead of being passed over like a broken image. */
+static const dsc_dataset_type sequences_type = {.close = close_set, .sample = sample};
 
 /* ---- the data set ---- */
 
@@ -146,8 +146,7 @@ dsc_status dsc_sequences_create(dsc_token_source *source, const char *kind, cons
     DSC_TRY(check_options(kind, options, source->vocabulary));
     DSC_TRY(count_samples(source, kind, path, split, context, &count));
     DSC_TRY(dsc_memory_alloc(1, sizeof *s, &s));
-    dsc_status status =
-        dsc_dataset_create(source->file ? &file_type : &text_type, kind, split, options, &dataset);
+    dsc_status status = dsc_dataset_create(&sequences_type, kind, split, options, &dataset);
     if (status != DSC_OK) {
         dsc_memory_free(&s);
         return status;

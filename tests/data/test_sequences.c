@@ -363,6 +363,19 @@ static void test_bad_tokens(void **state) {
                  dsc_dataset_sample(set, BAD / CONTEXT, 0, 0, x, label));
     assert_ok(dsc_dataset_check(set, NULL, &bad));
     assert_int_equal(bad, 1);
+    /* It is not passed over like a broken image. */
+    dsc_loader_options lo;
+    dsc_loader *loader;
+    dsc_batch batch;
+    dsc_loader_options_init(&lo);
+    lo.batch = 1;
+    lo.shuffle = lo.augment = 0;
+    lo.skip_bad = 1;
+    assert_ok(dsc_loader_create(set, device, &lo, &loader));
+    for (int i = 0; i < BAD / CONTEXT; i++)
+        assert_ok(dsc_loader_next(loader, queue, &batch));
+    assert_fails(DSC_E_FORMAT, "token 123 is 50257", dsc_loader_next(loader, queue, &batch));
+    dsc_loader_destroy(&loader);
     dsc_dataset_close(&set);
     o.vocabulary = 50304;
     set = open_set(spec_of("tokens", "gpt2.bin"), DSC_SPLIT_TRAIN, &o);
