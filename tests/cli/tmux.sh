@@ -31,18 +31,27 @@ until_seen() {
     return 0
 }
 
+# has_colour PATTERN: the screen shows it soon; between two epochs the bar is away for a moment.
+has_colour() {
+    for ((i = 0; i < 50; i++)); do
+        terminal capture-pane -p -e >coloured
+        ! grep -q -e "$1" coloured || return 0
+        sleep 0.1
+    done
+    return 1
+}
+
 training="$descent train --model mlp --data synthetic:4096 --batch-size 4 --threads 1 --lr 0.01 --eval-every 0 --epochs 100 --out none"
 for columns in 80 50; do
     start $columns "$training"
     until_seen '%  *loss'
     sleep 0.5 # it is drawn several times
     until_seen '^epoch [0-9]*/100.*%  *loss'
-    terminal capture-pane -p -e >coloured
     [ "$(grep -c '%  *loss' screen)" = 1 ] || complain "$columns columns: the bar is there more than once: $(cat screen)"
     [ -z "$(sed '1,/%  *loss/d' screen | tr -d '\n ')" ] || complain "$columns columns: there is text below the bar: $(cat screen)"
     if [ $columns = 80 ]; then
         grep -q '▕█*.*▏.*images/s.*left$' screen || complain "the bar does not tell the time left: $(cat screen)"
-        grep -q "$(printf '\033')\[32m" coloured || complain "the bar has no colour"
+        has_colour "$(printf '\033')\[32m" || complain "the bar has no colour"
     fi
     terminal send-keys C-c
     until_seen '^status'
