@@ -503,6 +503,65 @@ static void test_fuzz(void **state) {
     dsc_model_destroy(&into);
 }
 
+/* ---- tied weights ---- */
+
+/* e.weight [3][2], mid.weight [2][2], in files [in][out], and head.weight, another name for e.weight. */
+static dsc_model *tied_model(uint64_t seed) {
+    dsc_model_options options;
+    dsc_linear_options linear;
+    dsc_model *m = NULL;
+    dsc_value x, table;
+    dsc_model_options_init(&options);
+    options.seed = seed;
+    assert_ok(dsc_model_create(device, &options, &m));
+    assert_ok(dsc_model_tokens(m, 4, &x));
+    assert_ok(dsc_model_embedding(m, "e", x, 3, 2, 1, &table));
+    dsc_linear_options_init(&linear);
+    linear.bias = 0;
+    linear.in_out = 1;
+    assert_ok(dsc_model_linear_with(m, "mid", table, 2, &linear, &x));
+    linear.in_out = 0;
+    linear.tied = table;
+    assert_ok(dsc_model_linear_with(m, "head", x, 3, &linear, &x));
+    assert_ok(dsc_model_seal(m, x));
+    return m;
+}
+
+/* Written twice; read where it is there once or twice, and refused where the two differ. */
+static void test_tied(void **state) {
+    (void)state;
+    const char *path = scratch_path(directory, "tied.safetensors");
+    dsc_model *a = tied_model(1), *b = tied_model(2);
+    dsc_st_reader *r = NULL;
+    assert_ok(dsc_model_save(a, path, NULL));
+    assert_ok(dsc_st_open(path, &r));
+    assert_int_equal(dsc_st_count(r), 3);
+    dsc_st_close(&r);
+    assert_false(all_same(a, b));
+    assert_ok(dsc_model_load(b, path, NULL, NULL));
+    assert_true(all_same(a, b));
+    const float table[6] = {1, 2, 3, 4, 5, 6}, other[6] = {1, 2, 3, 4, 5, 7}, mid[4] = {10, 20, 30, 40};
+    const part parts[] = {{"e.weight", DSC_F32, 2, {3, 2}, table},
+                          {"mid.weight", DSC_F32, 2, {2, 2}, mid},
+                          {"head.weight", DSC_F32, 2, {3, 2}, table},
+                          {"head.weight", DSC_F32, 2, {3, 2}, other}};
+    for (int count = 2; count <= 3; count++) {
+        write_parts(path, parts, count);
+        assert_ok(dsc_model_load(b, path, NULL, NULL));
+        float *here = runs_read(queue, entry(b, "mid.weight")->tensor);
+        assert_true(here[0] == 10 && here[1] == 30 && here[2] == 20 && here[3] == 40);
+        free(here);
+        here = runs_read(queue, entry(b, "head.weight")->tensor);
+        assert_memory_equal(here, table, sizeof table);
+        free(here);
+    }
+    const part wrong[] = {parts[0], parts[1], parts[3]};
+    write_parts(path, wrong, 3);
+    assert_fails(DSC_E_FORMAT, "'head.weight' differs from 'e.weight'", dsc_model_load(b, path, NULL, NULL));
+    dsc_model_destroy(&a);
+    dsc_model_destroy(&b);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_evaluated),
@@ -510,7 +569,7 @@ int main(void) {
         cmocka_unit_test(test_refused),    cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_full_disk),  cmocka_unit_test(test_memory),
         cmocka_unit_test(test_fuzz),       cmocka_unit_test(test_data_facts),
-        cmocka_unit_test(test_bad_facts),
+        cmocka_unit_test(test_bad_facts),  cmocka_unit_test(test_tied),
     };
     scratch_make(directory);
     runs_open(&comm, &device);
