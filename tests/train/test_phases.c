@@ -43,6 +43,7 @@ static void test_spans(void **state) {
     double ms[DSC_PHASE_COUNT] = {0}, noticed[STEPS], last = 0;
     dsc_phases phases = {.timed = 1, .traced = 1};
     (void)state;
+    double before = dsc_clock_now(); /* the trace's own time begins after it */
     assert_int_equal(dsc_trace_start(mkstemp(path), 0, "", 1 << 30), DSC_OK);
     double origin = dsc_clock_now();
     for (int i = 0; i < STEPS; i++) {
@@ -66,7 +67,7 @@ static void test_spans(void **state) {
         assert_int_equal(step, (int64_t)(count / PHASES) + 1);
         assert_true(begin >= last - 1e-8);
         last = begin + length;
-        assert_true(origin + last <= noticed[step - 1] + 1e-3);
+        assert_true(before + last <= noticed[step - 1] + 1e-3);
         if (strcmp(name, "backward") == 0)
             assert_true(fabs(length - 3e-3) < 1e-5);
         count++;
