@@ -240,7 +240,7 @@ static void test_blocks(void **state) {
         dsc_kfac_options options = twin_options();
         dsc_kfac_layer one, three[BLOCKS];
         dsc_kfac *joint, *apart;
-        char names[BLOCKS][8];
+        char names[BLOCKS][16];
         dsc_tensor w, b, ws[BLOCKS], bs[BLOCKS], x = make(at, 3, a_dim, a), y = make(at, 3, g_dim, g);
         assert_ok(dsc_tensor_alloc(at->handle, at->dtype, 1, &all, &w));
         assert_ok(dsc_tensor_alloc(at->handle, at->dtype, 1, &outputs, &b));
