@@ -156,12 +156,10 @@ const dsc_cli_command dsc_cli_eval = {
         "confusions.\n\n"
         "With --json the result is one object with the keys checkpoint, data, ranks, images, bad_images, "
         "loss, top1, top5 (shares between 0 and 1), seconds, of models of sequences also tokens, perplexity "
-        "and "
-        "bits_per_byte, calibration_error, calibration_bins (images, "
+        "and bits_per_byte, calibration_error, calibration_bins (images, "
         "accuracy, confidence), and up to 4096 classes also classes (class, images, right, predicted, "
         "accuracy, precision, dice, iou), confusions (the ten most frequent ones) and confusion_matrix (a "
-        "row for the "
-        "images of each class, a column for each prediction).",
+        "row for the images of each class, a column for each prediction).",
     .examples =
         "descent eval --checkpoint runs/lenet-synthetic-1\n"
         "descent eval --checkpoint runs/lenet-synthetic-1:best\n"

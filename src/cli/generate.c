@@ -73,8 +73,7 @@ const dsc_cli_command dsc_cli_generate = {
         "these lie elsewhere now. The same seed gives the same text.\n\n"
         "With --temperature 0 the most probable token is always taken. --top-k and --top-p leave out tokens "
         "that are hardly probable. A text may be longer than the context of the model: when that is full, "
-        "its "
-        "second half becomes the beginning.",
+        "its second half becomes the beginning.",
     .examples = "descent generate --checkpoint runs/shakespeare --prompt 'ROMEO:' --tokens 300\n"
                 "descent generate --checkpoint runs/shakespeare:best --temperature 0.8 --top-k 40 --seed 7\n",
     .options = options,

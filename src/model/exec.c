@@ -244,10 +244,11 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
 dsc_status dsc_exec_decode(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x, int64_t position) {
     DSC_TRY(check_call("decode", exec, q));
     const int64_t positions = exec->model->nodes[exec->model->input].shape.h;
-    if (!exec->decodes || position < 0 || position >= positions)
-        return DSC_FAIL(DSC_E_INVALID, "decode: %s",
-                        !exec->decodes ? "the executor is no decoder (dsc_exec_create_decoder)"
-                                       : "the position lies outside of the model's sequences");
+    if (!exec->decodes)
+        return DSC_FAIL(DSC_E_INVALID, "decode: the executor is no decoder (dsc_exec_create_decoder)");
+    if (position < 0 || position >= positions)
+        return DSC_FAIL(DSC_E_INVALID, "decode: position %lld lies outside of the model's 0 to %lld",
+                        (long long)position, (long long)positions - 1);
     exec->decoded_position = position;
     return dsc_exec_forward(exec, q, x);
 }
