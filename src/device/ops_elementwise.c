@@ -172,7 +172,7 @@ dsc_status dsc_op_multiply(dsc_queue *q, const dsc_tensor *x, dsc_tensor *y) {
 
 dsc_status dsc_op_axpby(dsc_queue *q, double alpha, const dsc_tensor *x, double beta, dsc_tensor *y) {
     dsc_check check;
-    DSC_TRY(dsc_check_begin(&check, "axpby", q, "x", x));
+    DSC_TRY(dsc_check_begin_half(&check, "axpby", q, "x", x));
     DSC_TRY(dsc_check_real_count(&check, "y", y, "x", x));
     DSC_TRY(dsc_check_apart_or_same(&check, "y", y, "x", x));
     if (dsc_tensor_count(y) == 0)
