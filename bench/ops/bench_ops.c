@@ -309,13 +309,13 @@ typedef struct attention_call {
 
 static dsc_status run_attention_forward(bench *b, const void *params) {
     const attention_call *call = params;
-    return dsc_op_attention_forward(b->q, &call->desc, call->x, call->work, call->lse, call->y);
+    return dsc_op_attention_forward(b->q, &call->desc, call->x, NULL, call->work, call->lse, call->y);
 }
 
 static dsc_status run_attention_backward(bench *b, const void *params) {
     const attention_call *call = params;
     dsc_attention_grads grads = {.work = call->work, .dx = call->dx};
-    return dsc_op_attention_backward(b->q, &call->desc, call->x, call->y, call->lse, call->y, &grads);
+    return dsc_op_attention_backward(b->q, &call->desc, call->x, NULL, call->y, call->lse, call->y, &grads);
 }
 
 /* Rates count the products of the pairs of a query and a key it sees: two forward, five backward, where one

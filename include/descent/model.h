@@ -63,7 +63,8 @@ DSC_API dsc_status dsc_model_input(dsc_model *m, int64_t h, int64_t w, int64_t c
                                    dsc_value *y) DSC_MUST_CHECK;
 /* The input of a model of sequences: `positions` token numbers per sample, as floating-point numbers, which hold
  * them exactly up to 2^24. Gives a sequence, that is a map of height `positions` and width 1, with one channel; only
- * dsc_model_embedding takes it. One input per model. */
+ * dsc_model_embedding takes it. One input per model. A shorter sequence is filled up at its end with -1, whose labels
+ * are negative as well (dsc_attention_options.padded). */
 DSC_API dsc_status dsc_model_tokens(dsc_model *m, int64_t positions, dsc_value *y) DSC_MUST_CHECK;
 /* The rows of the table NAME.weight[vocabulary, features] that belong to the tokens; initial values are normal with
  * the standard deviation std > 0 (GPT-2 and BERT: 0.02). A token outside the vocabulary gives zeros. */
@@ -170,13 +171,19 @@ typedef struct dsc_attention_options {
     int64_t heads;
     /* 1: a position sees itself and what is before it; 0 (default): all positions. */
     int causal;
+    /* Rate at which probabilities of attention are dropped in training, at least 0 and below 1; default 0. */
+    double dropout;
+    /* 1: no position sees the padding at the end of a sequence, that is the negative token numbers after its last token.
+     * For models of dsc_model_tokens; causal attention gives the same results for all tokens without it. 0 (default):
+     * all positions are seen. */
+    int padded;
 } dsc_attention_options;
 DSC_API void dsc_attention_options_init_sized(dsc_attention_options *options, size_t size);
 #define dsc_attention_options_init(options) dsc_attention_options_init_sized((options), sizeof *(options))
 /* Multi-head self-attention over a sequence, a value of height = positions and width 1. x has 3 d channels: queries,
  * keys and values side by side, d channels each, heads side by side within each, as the fused projections of GPT-2
  * (c_attn) and of PyTorch (in_proj) give them. y has d channels: softmax(Q K' / sqrt(d / heads)) V of every head.
- * No parameters. Memory grows with the number of positions, not with its square. Heads on a GPU have at most 128
+ * No parameters. A position that sees no other gives 0. Memory grows with the number of positions, not with its square. Heads on a GPU have at most 128
  * channels. options may be NULL. */
 DSC_API dsc_status dsc_model_attention(dsc_model *m, dsc_value x, const dsc_attention_options *options,
                                        dsc_value *y) DSC_MUST_CHECK;
@@ -198,7 +205,8 @@ DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK
  *   gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt-mini             keys layers, heads, width, dropout, bias
  *   bert-base, bert-large                                        keys layers, heads, width, dropout
  * The logits of U-Nets are maps. GPTs and BERTs take h tokens (w is 1, or h; c is 1), and `classes` is their vocabulary.
- * BERTs predict masked tokens; they have no padding and no second type of tokens.
+ * BERTs predict masked tokens; sequences may be padded with tokens of -1, and there is no second type of tokens.
+ * Dropout of GPTs and BERTs is that of their residual branches, of their embeddings and of attention's probabilities.
  * An unknown name, an unknown key or a bad value is DSC_E_INVALID and lists the known ones. options may be NULL. */
 DSC_API dsc_status dsc_zoo_create(dsc_device *device, const char *name, int64_t h, int64_t w, int64_t c,
                                   int64_t classes, const dsc_model_options *options,

@@ -43,6 +43,13 @@ DSC_FORMULA int dsc_dropout_keeps(const dsc_dropout_stream *stream, uint32_t wor
     return (word >> 8) >= stream->threshold;
 }
 
+/* Attention drops elements of its probabilities P. That of a sample, a head, a query and a key is element
+ *   e = ((first_sample + sample) heads + head) t t4 + query t4 + key,   t4 = t rounded up to a multiple of 4,
+ * of the stream, so that keys 4 k .. 4 k + 3 of a query have the words of one block. This is that of its keys 0 .. 3. */
+DSC_FORMULA int64_t dsc_attention_block(int64_t head, int64_t t, int64_t query) {
+    return (head * t + query) * ((t + 3) / 4);
+}
+
 /* ---- upsampling by 2 (dsc_op_upsample_forward) ---- */
 
 /* Shares of the two numbers that a bilinear output lies between: of the one below it, and of its neighbour. */

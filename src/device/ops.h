@@ -455,6 +455,18 @@ typedef struct dsc_norm_solve_item {
 dsc_status dsc_op_norm_solve_batch(dsc_queue *q, const dsc_tensor *damping, int full,
                                    const dsc_norm_solve_item *items, int64_t count) DSC_MUST_CHECK;
 
+/* y = x * mask / (1 - rate); the mask of element i is a pure function of (seed, layer, position[0],
+ * position[1] * row length + i), so backward is the same call on dy. position: I64[2] on the device: step,
+ * first sample. The row length is the element count of one sample (all dimensions but the first). With
+ * beta 1 the result is added to y; with 0, x and y may be one tensor. */
+typedef struct dsc_dropout_desc {
+    double rate;
+    uint64_t seed;
+    int layer;
+} dsc_dropout_desc;
+dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
+                          const dsc_tensor *x, double beta, dsc_tensor *y) DSC_MUST_CHECK;
+
 /* Multi-head self-attention over sequences: a sample is t positions of d channels in `heads` heads of dh = d / heads
  * channels each. x[n,t,1,3d] holds queries, keys and values, each d channels, head after head. For every head
  *
@@ -462,11 +474,24 @@ dsc_status dsc_op_norm_solve_batch(dsc_queue *q, const dsc_tensor *damping, int 
  *
  * and y[n,t,1,d] has the heads side by side. lse[n,heads,t] (parameters' type) receives the logarithm of each row's
  * sum of exp(S), from which the backward pass computes P again; NULL where none follows. Only ref, in double, holds
- * whole rows of S; the other devices work on blocks of keys. */
+ * whole rows of S; the other devices work on blocks of keys.
+ *
+ * Padding: of sample i only the first lengths[i] keys (at most t) are seen. Queries after them are computed like the
+ * others. A row without any key gives 0, and its lse is 0.
+ *
+ * Dropout: Y = (P Z) V, element by element P Z, where Z is 0 for what is dropped and else 1 / (1 - rate); lse is not
+ * changed by it. Whether an element is kept is a pure function (formulas.h, dsc_attention_block), so that the backward
+ * pass, and a forward pass that is computed again, drop the same ones. */
 typedef struct dsc_attention_desc {
     int64_t heads;
     int causal;
+    dsc_dropout_desc dropout; /* of P; without effect where no position is given */
 } dsc_attention_desc;
+/* Tensors that change what a call computes. A call takes NULL for none of them. */
+typedef struct dsc_attention_context {
+    const dsc_tensor *position; /* I64[2], as dsc_op_dropout takes it; NULL: nothing is dropped */
+    const dsc_tensor *lengths;  /* I32[n]; NULL: all positions of all samples */
+} dsc_attention_context;
 /* The d of an x of `channels` on this device; DSC_E_INVALID, or DSC_E_UNSUPPORTED for heads that the device has no
  * room for, with the reason, when there is none. */
 dsc_status dsc_attention_width(const dsc_device *device, const dsc_attention_desc *desc, int64_t channels,
@@ -474,22 +499,28 @@ dsc_status dsc_attention_width(const dsc_device *device, const dsc_attention_des
 /* Bytes of `work`, a U8 tensor, for both passes over an x of this shape and type, which needs no memory. */
 size_t dsc_op_attention_workspace(dsc_device *device, const dsc_attention_desc *desc, const dsc_tensor *x);
 dsc_status dsc_op_attention_forward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                    dsc_tensor *work, dsc_tensor *lse, dsc_tensor *y) DSC_MUST_CHECK;
+                                    const dsc_attention_context *context, dsc_tensor *work, dsc_tensor *lse,
+                                    dsc_tensor *y) DSC_MUST_CHECK;
 /* dx = beta dx + the gradient. */
 typedef struct dsc_attention_grads {
     double beta;
     dsc_tensor *work, *dx;
 } dsc_attention_grads;
 dsc_status dsc_op_attention_backward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                     const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
+                                     const dsc_attention_context *context, const dsc_tensor *y,
+                                     const dsc_tensor *lse, const dsc_tensor *dy,
                                      const dsc_attention_grads *grads) DSC_MUST_CHECK;
 /* One position of causal self-attention, for generating text. x[n,1,1,3d] holds query, key and value of position
  * `position` of n sequences, laid out as for dsc_op_attention_forward. Key and value are written to row `position` of
  * cache[n,positions,2d], d numbers each, and y[n,1,1,d] is what the forward pass over the whole sequence gives at this
  * position, from the keys and values of the cache's rows 0 .. position; later rows are not read. All are of one type.
- * desc->causal must be 1. */
+ * desc->causal must be 1, and nothing is dropped. */
 dsc_status dsc_op_attention_step(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
                                  int64_t position, dsc_tensor *cache, dsc_tensor *y) DSC_MUST_CHECK;
+
+/* How many positions of each sample come before the padding at its end: lengths[i], I32[n], is 1 + the last position of
+ * ids[n, ...] (F32 or F64) whose number is at least 0, and 0 where there is none. */
+dsc_status dsc_op_sequence_lengths(dsc_queue *q, const dsc_tensor *ids, dsc_tensor *lengths) DSC_MUST_CHECK;
 
 /* Rows of a table: row i of y is table[ids_i], zeros where ids_i is not one of the whole numbers 0 .. vocabulary - 1.
  * ids: any shape, F32 or F64 whatever the type of the table (whole numbers up to 2^24 are exact in F32); its numbers
@@ -503,18 +534,6 @@ size_t dsc_op_embedding_workspace(const dsc_device *device, int64_t rows, int64_
  * same bits as the next, on a CPU with any number of threads. */
 dsc_status dsc_op_embedding_backward(dsc_queue *q, const dsc_tensor *ids, const dsc_tensor *dy, double beta,
                                      dsc_tensor *work, dsc_tensor *dtable) DSC_MUST_CHECK;
-
-/* y = x * mask / (1 - rate); the mask of element i is a pure function of (seed, layer, position[0],
- * position[1] * row length + i), so backward is the same call on dy. position: I64[2] on the device: step,
- * first sample. The row length is the element count of one sample (all dimensions but the first). With
- * beta 1 the result is added to y; with 0, x and y may be one tensor. */
-typedef struct dsc_dropout_desc {
-    double rate;
-    uint64_t seed;
-    int layer;
-} dsc_dropout_desc;
-dsc_status dsc_op_dropout(dsc_queue *q, const dsc_dropout_desc *desc, const dsc_tensor *position,
-                          const dsc_tensor *x, double beta, dsc_tensor *y) DSC_MUST_CHECK;
 
 /* The distribution that a row of logits is compared with: with label a, other label b, share s and c classes,
  *
@@ -736,6 +755,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(attention_forward)                                                                                    \
     OP(attention_backward)                                                                                   \
     OP(attention_step)                                                                                       \
+    OP(sequence_lengths)                                                                                     \
     OP(embedding_forward)                                                                                    \
     OP(embedding_workspace)                                                                                  \
     OP(embedding_backward)                                                                                   \

@@ -32,6 +32,23 @@ size_t dsc_op_attention_workspace(dsc_device *device, const dsc_attention_desc *
     return dsc_device_table_for(device, x->dtype)->attention_workspace(device, desc, x);
 }
 
+static dsc_status check_context(const dsc_check *check, const dsc_attention_desc *desc,
+                                const dsc_attention_context *context, int64_t n) {
+    if (!(desc->dropout.rate >= 0 && desc->dropout.rate < 1))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "%s: the rate of dropout is %g; at least 0 and less than 1 is expected", check->op,
+                        desc->dropout.rate);
+    if (context && context->position) {
+        DSC_TRY(dsc_check_typed(check, "position", context->position, DSC_I64));
+        DSC_TRY(dsc_check_shape(check, "position", context->position, DSC_SHAPE(2)));
+    }
+    if (context && context->lengths) {
+        DSC_TRY(dsc_check_typed(check, "lengths", context->lengths, DSC_I32));
+        DSC_TRY(dsc_check_shape(check, "lengths", context->lengths, DSC_SHAPE(n)));
+    }
+    return DSC_OK;
+}
+
 /* x, y and lse (NULL: none) fit each other and the workspace. */
 static dsc_status check_call(dsc_check *check, const char *op, dsc_queue *q, const dsc_attention_desc *desc,
                              const dsc_tensor *x, const dsc_tensor *work, const dsc_tensor *lse,
@@ -52,23 +69,30 @@ static dsc_status check_call(dsc_check *check, const char *op, dsc_queue *q, con
 }
 
 dsc_status dsc_op_attention_forward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                    dsc_tensor *work, dsc_tensor *lse, dsc_tensor *y) {
+                                    const dsc_attention_context *context, dsc_tensor *work, dsc_tensor *lse,
+                                    dsc_tensor *y) {
+    static const dsc_attention_context none = {NULL, NULL};
     dsc_check check;
     DSC_TRY(check_call(&check, "attention_forward", q, desc, x, work, lse, y));
+    DSC_TRY(check_context(&check, desc, context, x->dim[0]));
     DSC_TRY(dsc_check_apart(&check, "y", y, "x", x));
     if (lse)
         DSC_TRY(dsc_check_apart(&check, "lse", lse, "x", x));
     if (dsc_tensor_count(x) == 0)
         return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->attention_forward(q, desc, x, work, lse, y));
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)
+                ->attention_forward(q, desc, x, context ? context : &none, work, lse, y));
     return DSC_OK;
 }
 
 dsc_status dsc_op_attention_backward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                     const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
+                                     const dsc_attention_context *context, const dsc_tensor *y,
+                                     const dsc_tensor *lse, const dsc_tensor *dy,
                                      const dsc_attention_grads *grads) {
+    static const dsc_attention_context none = {NULL, NULL};
     dsc_check check;
     DSC_TRY(check_call(&check, "attention_backward", q, desc, x, grads->work, lse, y));
+    DSC_TRY(check_context(&check, desc, context, x->dim[0]));
     DSC_TRY(dsc_check_param(&check, "lse", lse)); /* is not NULL */
     DSC_TRY(dsc_check_real_like(&check, "dy", dy, "y", y));
     DSC_TRY(dsc_check_real_like(&check, "dx", grads->dx, "x", x));
@@ -78,6 +102,7 @@ dsc_status dsc_op_attention_backward(dsc_queue *q, const dsc_attention_desc *des
     DSC_TRY(dsc_check_apart(&check, "dx", grads->dx, "dy", dy));
     if (dsc_tensor_count(x) == 0)
         return DSC_OK;
-    DSC_TRY(dsc_device_table_for(q->device, check.dtype)->attention_backward(q, desc, x, y, lse, dy, grads));
+    DSC_TRY(dsc_device_table_for(q->device, check.dtype)
+                ->attention_backward(q, desc, x, context ? context : &none, y, lse, dy, grads));
     return DSC_OK;
 }

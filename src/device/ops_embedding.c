@@ -1,15 +1,40 @@
-/* Fronts of embeddings: check, early out, select, execute. */
+/* Fronts of token numbers and embeddings: check, early out, select, execute. */
 #include "device/checks.h"
 
 #include "base/error.h"
 
-/* ids are of a floating-point type; `rows`, [rows, features], fits them and the table. */
-static dsc_status check_call(const dsc_check *check, const dsc_tensor *ids, const dsc_tensor *table,
-                             const char *name, const dsc_tensor *rows) {
+/* ids are of a floating-point type. */
+static dsc_status check_ids(const dsc_check *check, const dsc_tensor *ids) {
     DSC_TRY(dsc_check_any(check, "ids", ids));
     if (ids->dtype != DSC_F32 && ids->dtype != DSC_F64)
         return DSC_FAIL(DSC_E_INVALID, "%s: ids is %s; fp32 or fp64 is expected", check->op,
                         dsc_dtype_name(ids->dtype));
+    return DSC_OK;
+}
+
+dsc_status dsc_op_sequence_lengths(dsc_queue *q, const dsc_tensor *ids, dsc_tensor *lengths) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_any(&check, "sequence_lengths", q));
+    DSC_TRY(check_ids(&check, ids));
+    if (ids->ndim < 1 || dsc_tensor_count(ids) > INT32_MAX)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "sequence_lengths: ids has %d dimensions and %lld numbers; [samples, ...] with at most "
+            "%d is expected",
+            ids->ndim, (long long)dsc_tensor_count(ids), INT32_MAX);
+    DSC_TRY(dsc_check_typed(&check, "lengths", lengths, DSC_I32));
+    DSC_TRY(dsc_check_shape(&check, "lengths", lengths, DSC_SHAPE(ids->dim[0])));
+    DSC_TRY(dsc_check_apart(&check, "lengths", lengths, "ids", ids));
+    if (ids->dim[0] == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_device_table_for(q->device, ids->dtype)->sequence_lengths(q, ids, lengths));
+    return DSC_OK;
+}
+
+/* ids are token numbers; `rows`, [rows, features], fits them and the table. */
+static dsc_status check_call(const dsc_check *check, const dsc_tensor *ids, const dsc_tensor *table,
+                             const char *name, const dsc_tensor *rows) {
+    DSC_TRY(check_ids(check, ids));
     int64_t count = dsc_tensor_count(ids), vocabulary = table->dim[0], features = table->dim[1];
     if (count >= INT32_MAX || vocabulary >= INT32_MAX)
         return DSC_FAIL(DSC_E_INVALID, "%s: %lld rows of a table of %lld; fewer than %d are possible",

@@ -85,9 +85,10 @@ static dsc_status check_decoder(const dsc_model *m) {
         return DSC_FAIL(DSC_E_INVALID, "decoder: a sealed model of sequences (dsc_model_tokens) is needed");
     for (int64_t v = 0; v < m->node_count; v++) {
         const dsc_node *node = &m->nodes[v];
-        const dsc_attention_desc *attention = node->type == &dsc_layer_attention ? node->attributes : NULL;
+        const dsc_attention_attributes *attention =
+            node->type == &dsc_layer_attention ? node->attributes : NULL;
         if (!node->type->by_position || !dsc_shape_is_sequence(&node->shape) ||
-            (attention && !attention->causal))
+            (attention && !attention->desc.causal))
             return DSC_FAIL(DSC_E_INVALID,
                             "decoder: %s uses later positions of a sequence: it cannot be computed one "
                             "position at a time",
@@ -229,6 +230,8 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
         dsc_tensor values = dsc_model_values(exec->model);
         DSC_TRY(dsc_op_convert(q, &values, &exec->half));
     }
+    if (exec->lengths.data)
+        DSC_TRY(dsc_op_sequence_lengths(q, &exec->values[exec->model->input], &exec->lengths));
     for (int64_t i = 0; i < exec->op_count; i++) {
         const dsc_exec_op *op = &exec->ops[i];
         dsc_status status = op->view ? DSC_OK : op->type->forward(exec, q, op);

@@ -51,6 +51,8 @@ struct dsc_exec {
     dsc_tensor half;            /* all parameters in the half type of the values; data NULL: none */
     dsc_tensor logits, dlogits; /* of the last value and its gradient: [batch * positions, classes] */
     dsc_tensor work, position, stats;
+    int padded;         /* 1: an operation reads `lengths` */
+    dsc_tensor lengths; /* I32[batch]: positions of each sample before its padding; data NULL: not padded */
     dsc_tensor unused_params[2]; /* memory for a batch norm's gradients that are computed but not needed */
     size_t work_bytes;
     int64_t widest_norm;

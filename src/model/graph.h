@@ -136,8 +136,12 @@ void dsc_graph_free(dsc_model *m);
 
 /* The kinds that fusion looks for. */
 extern const dsc_layer_type dsc_layer_batch_norm, dsc_layer_relu, dsc_layer_add;
-/* The kind that decoders look at. */
+/* The kind that decoders look at, and its attributes. */
 extern const dsc_layer_type dsc_layer_attention;
+typedef struct dsc_attention_attributes {
+    dsc_attention_desc desc;
+    int padded; /* 1: the padding at the end of a sequence of tokens is not seen */
+} dsc_attention_attributes;
 
 /* Captures for which the tensors of an earlier one stay as they were. */
 enum { DSC_EXEC_CAPTURES = 2 };

@@ -10,6 +10,7 @@ enum {
     BLOCK_WORK,
     BLOCK_POSITION,
     BLOCK_STATS,
+    BLOCK_LENGTHS,
     BLOCK_UNUSED0,
     BLOCK_UNUSED1,
     BLOCK_CONVERTED,
@@ -175,6 +176,7 @@ static void live_always(place *p) {
     exec->work = dsc_tensor_view(m->device, NULL, DSC_U8, 1, &work);
     exec->position = dsc_tensor_view(m->device, NULL, DSC_I64, 1, (int64_t[]){2});
     exec->stats = dsc_tensor_view(m->device, NULL, DSC_F64, 1, (int64_t[]){DSC_STAT_COUNT});
+    exec->lengths = dsc_tensor_view(m->device, NULL, DSC_I32, 1, &exec->batch);
     for (int i = 0; i < 2; i++)
         exec->unused_params[i] = dsc_tensor_view(m->device, NULL, dtype, 1, &exec->widest_norm);
     exec->converted = exec->values[m->input];
@@ -184,6 +186,7 @@ static void live_always(place *p) {
         [BLOCK_WORK] = exec->work_bytes,
         [BLOCK_POSITION] = dsc_tensor_bytes(&exec->position),
         [BLOCK_STATS] = dsc_tensor_bytes(&exec->stats),
+        [BLOCK_LENGTHS] = exec->padded ? dsc_tensor_bytes(&exec->lengths) : 0,
         [BLOCK_UNUSED0] = exec->mode == DSC_EXEC_TRAIN ? dsc_tensor_bytes(&exec->unused_params[0]) : 0,
         [BLOCK_UNUSED1] = exec->mode == DSC_EXEC_TRAIN ? dsc_tensor_bytes(&exec->unused_params[1]) : 0,
         [BLOCK_CONVERTED] = exec->converted.dtype == DSC_F32 ? 0 : dsc_tensor_bytes(&exec->converted),
@@ -244,6 +247,7 @@ static void bind_tensors(place *p) {
     exec->work.data = address(p, &p->fixed[BLOCK_WORK]);
     exec->position.data = address(p, &p->fixed[BLOCK_POSITION]);
     exec->stats.data = address(p, &p->fixed[BLOCK_STATS]);
+    exec->lengths.data = address(p, &p->fixed[BLOCK_LENGTHS]);
     exec->unused_params[0].data = address(p, &p->fixed[BLOCK_UNUSED0]);
     exec->unused_params[1].data = address(p, &p->fixed[BLOCK_UNUSED1]);
     exec->converted.data = address(p, &p->fixed[BLOCK_CONVERTED]);

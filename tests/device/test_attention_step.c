@@ -48,7 +48,7 @@ static dsc_status run_whole(dsc_queue *q, dsc_tensor *t, const step_case *c) {
             memcpy((double *)x.t.data + (i * c->t + j) * 3 * d, from, (size_t)(3 * d) * sizeof *from);
             memcpy(cache + (i * (c->t + SPARE) + j) * 2 * d, from + d, (size_t)(2 * d) * sizeof *from);
         }
-    dsc_status status = dsc_op_attention_forward(q, &desc, &x.t, &work.t, NULL, &y.t);
+    dsc_status status = dsc_op_attention_forward(q, &desc, &x.t, NULL, &work.t, NULL, &y.t);
     for (int64_t i = 0; i < c->n; i++)
         for (int64_t j = 0; j < c->t; j++)
             memcpy(out + (j * c->n + i) * d, (double *)y.t.data + (i * c->t + j) * d,

@@ -1,4 +1,4 @@
-/* Embeddings: every device against ref in double, values by hand, threads, recordings, refusals. */
+/* Lengths of sequences, and embeddings: every device against ref in double, values by hand, threads, recordings, refusals. */
 #include "device/recording.h"
 #include "device/table.h"
 #include "device/trial.h"
@@ -221,6 +221,37 @@ static void test_recording(void **state) {
     }
 }
 
+/* The padding at the end of samples of 1 to 100 positions, in both types of ids. */
+static void test_lengths(void **state) {
+    (void)state;
+    enum { N = 5, T = 100 };
+    static const int positions[] = {1, 31, 32, 33, T};
+    double ids[N * T], want[N];
+    for (size_t k = 0; k < 2 * sizeof positions / sizeof positions[0]; k++) {
+        int t = positions[k / 2], full[N] = {t, 0, 1, t / 2, t - 1};
+        for (int n = 0; n < N; n++) {
+            want[n] = full[n];
+            for (int i = 0; i < t; i++) /* a negative number among the others is no padding */
+                ids[n * t + i] = i >= full[n]                    ? (i % 2 ? -1 : NAN)
+                                 : i + 1 < full[n] && i % 5 == 2 ? -1
+                                                                 : i % 4;
+        }
+        for (int r = 0; r < rig_count; r++) {
+            const rig *g = &rigs[r];
+            place in = place_of(g, k % 2 ? DSC_F64 : DSC_F32, SHAPE(N, t, 1, 1), ids);
+            place out = place_make(g, DSC_I32, SHAPE(N));
+            assert_ok(dsc_op_sequence_lengths(g->q, &in.t, &out.t));
+            place_expect(g, &out, want, "lengths");
+            assert_fails(DSC_E_INVALID, "sequence_lengths: ids is i32",
+                         dsc_op_sequence_lengths(g->q, &out.t, &out.t));
+            assert_fails(DSC_E_INVALID, "sequence_lengths: lengths is",
+                         dsc_op_sequence_lengths(g->q, &in.t, &in.t));
+            place_free(&in);
+            place_free(&out);
+        }
+    }
+}
+
 static void test_refusals(void **state) {
     (void)state;
     for (int r = 0; r < rig_count; r++) {
@@ -259,6 +290,7 @@ int main(void) {
         cmocka_unit_test(test_conformance), cmocka_unit_test(test_by_hand),
         cmocka_unit_test(test_transpose),   cmocka_unit_test(test_threads),
         cmocka_unit_test(test_recording),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_lengths),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -5,7 +5,7 @@
  * Forward: threads share the blocks of queries of all heads. A block of Y is a sum over blocks of keys,
  *   m' = max(m, max S),   Y = exp(m - m') Y + exp(S - m') V,   l = exp(m - m') l + rowsum exp(S - m'),
  * divided by l at the end. Backward: threads share the heads, P comes from the rows' saved m + log l. Sums
- * have one order, whatever the number of threads. */
+ * have one order, whatever the number of threads. Blocks of keys that are all padding are left out. */
 #include "device/cpu/gemm.h"
 
 #include <math.h>
@@ -17,8 +17,12 @@ enum { QUERIES = 192 };
 typedef struct head {
     const dsc_cpu_kernels *kernels;
     int64_t t, d, dh;
+    int64_t length; /* positions before the padding */
     int causal;
-    float scale; /* 1 / sqrt(dh) */
+    const dsc_dropout_stream *dropout; /* NULL: none */
+    float kept;                        /* 1 / (1 - rate) */
+    int64_t number;                    /* of the head, counted through all samples of the step */
+    float scale;                       /* 1 / sqrt(dh) */
     const float *q, *k, *v, *dy;
     float *y, *lse;
     float *dq, *dk, *dv;
@@ -36,22 +40,57 @@ static size_t attention_workspace(dsc_device *device, const dsc_attention_desc *
     return (size_t)(device->threads * floats_of_thread(x->dim[1])) * sizeof(float);
 }
 
-static head head_of(const dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                    const dsc_tensor *y, const dsc_tensor *lse, int64_t index) {
-    int64_t t = x->dim[1], d = y->dim[3], dh = d / desc->heads;
-    int64_t sample = index / desc->heads, first = index % desc->heads * dh;
-    const float *in = (const float *)x->data + sample * t * 3 * d + first;
-    return (head){.kernels = dsc_cpu_kernels_of(q),
+/* What all heads of a call have in common. */
+typedef struct call {
+    const dsc_queue *q;
+    const dsc_attention_desc *desc;
+    const dsc_tensor *x, *y, *lse;
+    const int32_t *lengths;
+    int drops;
+    dsc_dropout_stream dropout;
+    int64_t first_sample;
+} call;
+
+static call call_of(const dsc_queue *q, const dsc_attention_desc *desc, const dsc_attention_context *context,
+                    const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *lse) {
+    call c = {.q = q, .desc = desc, .x = x, .y = y, .lse = lse};
+    c.lengths = context->lengths ? context->lengths->data : NULL;
+    if (context->position && desc->dropout.rate > 0) {
+        const int64_t *at = context->position->data;
+        c.drops = 1;
+        c.dropout = dsc_dropout_start(&desc->dropout, at[0]);
+        c.first_sample = at[1];
+    }
+    return c;
+}
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t most(int64_t a, int64_t b) {
+    return a > b ? a : b;
+}
+
+static head head_of(const call *a, int64_t index) {
+    int64_t t = a->x->dim[1], d = a->y->dim[3], heads = a->desc->heads, dh = d / heads;
+    int64_t sample = index / heads, first = index % heads * dh;
+    const float *in = (const float *)a->x->data + sample * t * 3 * d + first;
+    return (head){.kernels = dsc_cpu_kernels_of(a->q),
                   .t = t,
                   .d = d,
                   .dh = dh,
-                  .causal = desc->causal,
+                  .length = a->lengths ? most(0, least(t, a->lengths[sample])) : t,
+                  .causal = a->desc->causal,
+                  .dropout = a->drops ? &a->dropout : NULL,
+                  .kept = (float)(1 / (1 - a->desc->dropout.rate)),
+                  .number = a->first_sample * heads + index,
                   .scale = (float)(1 / sqrt((double)dh)),
                   .q = in,
                   .k = in + d,
                   .v = in + 2 * d,
-                  .y = (float *)y->data + sample * t * d + first,
-                  .lse = lse ? (float *)lse->data + index * t : NULL};
+                  .y = (float *)a->y->data + sample * t * d + first,
+                  .lse = a->lse ? (float *)a->lse->data + index * t : NULL};
 }
 
 /* S[rows, keys] = alpha A B' of rows of dh channels. */
@@ -112,18 +151,34 @@ static void multiply_queries(const head *h, const dsc_cpu_scores *b, const float
 
 /* The block of queries [r0, i1) and of keys from j0 on, of `end`. */
 static dsc_cpu_scores block_of(const head *h, int64_t r0, int64_t i1, int64_t j0, int64_t end, float *s) {
-    int64_t keys = end - j0 < DSC_SCORES_ROW ? end - j0 : DSC_SCORES_ROW;
-    return (dsc_cpu_scores){
-        .rows = i1 - r0, .keys = keys, .seen = h->causal ? r0 - j0 + 1 : keys, .first = j0 == 0, .s = s};
+    int64_t keys = least(end - j0, DSC_SCORES_ROW);
+    return (dsc_cpu_scores){.rows = i1 - r0,
+                            .keys = keys,
+                            .real = most(0, least(keys, h->length - j0)),
+                            .seen = h->causal ? r0 - j0 + 1 : keys,
+                            .first = j0 == 0,
+                            .s = s,
+                            .dropout = h->dropout,
+                            .kept = h->kept,
+                            .block = dsc_attention_block(h->number, h->t, r0) + j0 / 4,
+                            .block_row = dsc_attention_block(0, h->t, 1)};
 }
 
-static int64_t least(int64_t a, int64_t b) {
-    return a < b ? a : b;
+/* `rows` rows of the head's channels, `row` floats apart, become 0. */
+static void clear_rows(const head *h, int64_t rows, int64_t row, float *y) {
+    for (int64_t i = 0; i < rows; i++)
+        h->kernels->fill(h->dh, 0, y + i * row);
 }
 
 static void forward_block(const head *h, int64_t i0, float *s) {
-    int64_t i1 = least(i0 + QUERIES, h->t), end = h->causal ? i1 : h->t;
+    int64_t i1 = least(i0 + QUERIES, h->t), end = least(h->causal ? i1 : h->t, h->length);
     float *largest = s + 2 * QUERIES * DSC_SCORES_ROW, *sum = largest + QUERIES;
+    if (end == 0) { /* rows without keys */
+        clear_rows(h, i1 - i0, h->d, h->y + i0 * h->d);
+        if (h->lse)
+            h->kernels->fill(i1 - i0, 0, h->lse + i0);
+        return;
+    }
     for (int64_t i = 0; i < i1 - i0; i++)
         largest[i] = -INFINITY;
     for (int64_t j0 = 0; j0 < end; j0 += DSC_SCORES_ROW) {
@@ -146,12 +201,14 @@ static int parts_of(const dsc_queue *q, const dsc_tensor *x) {
 }
 
 static dsc_status attention_forward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                    dsc_tensor *work, dsc_tensor *lse, dsc_tensor *y) {
+                                    const dsc_attention_context *context, dsc_tensor *work, dsc_tensor *lse,
+                                    dsc_tensor *y) {
     int64_t t = x->dim[1], blocks = (t + QUERIES - 1) / QUERIES, own = floats_of_thread(t);
+    const call a = call_of(q, desc, context, x, y, lse);
     int parts = parts_of(q, x);
 #pragma omp parallel for num_threads(parts) schedule(dynamic, 1)
     for (int64_t i = 0; i < x->dim[0] * desc->heads * blocks; i++) {
-        head h = head_of(q, desc, x, y, lse, i / blocks);
+        head h = head_of(&a, i / blocks);
         forward_block(&h, (blocks - 1 - i % blocks) * QUERIES,
                       (float *)work->data + omp_get_thread_num() * own);
     }
@@ -160,10 +217,10 @@ static dsc_status attention_forward(dsc_queue *q, const dsc_attention_desc *desc
 
 static void backward_head(const head *h, float beta, float *p) {
     float *ds = p + QUERIES * DSC_SCORES_ROW, *delta = ds + QUERIES * DSC_SCORES_ROW;
-    int64_t row = 3 * h->d;
+    int64_t row = 3 * h->d, j0 = 0;
     for (int64_t i = 0; i < h->t; i++)
         delta[i] = (float)h->kernels->dot(h->dh, h->dy + i * h->d, h->y + i * h->d);
-    for (int64_t j0 = 0; j0 < h->t; j0 += DSC_SCORES_ROW) {
+    for (; j0 == 0 || j0 < h->length; j0 += DSC_SCORES_ROW) {
         int64_t start = h->causal ? j0 / QUERIES * QUERIES : 0;
         for (int64_t i0 = start; i0 < h->t; i0 += QUERIES) {
             int64_t r0 = h->causal && j0 > i0 ? j0 : i0;
@@ -178,16 +235,22 @@ static void backward_head(const head *h, float beta, float *p) {
             multiply_keys(h, &b, ds, k, beta_queries, h->dq + r0 * row, row);
         }
     }
+    if (beta == 0 && j0 < h->t) {
+        clear_rows(h, h->t - j0, row, h->dk + j0 * row);
+        clear_rows(h, h->t - j0, row, h->dv + j0 * row);
+    }
 }
 
 static dsc_status attention_backward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                     const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
+                                     const dsc_attention_context *context, const dsc_tensor *y,
+                                     const dsc_tensor *lse, const dsc_tensor *dy,
                                      const dsc_attention_grads *grads) {
     int64_t own = floats_of_thread(x->dim[1]);
+    const call a = call_of(q, desc, context, x, y, lse);
     int parts = parts_of(q, x);
 #pragma omp parallel for num_threads(parts) schedule(dynamic, 1)
     for (int64_t i = 0; i < x->dim[0] * desc->heads; i++) {
-        head h = head_of(q, desc, x, y, lse, i);
+        head h = head_of(&a, i);
         float *out = (float *)grads->dx->data + (h.q - (const float *)x->data);
         h.dy = (const float *)dy->data + (h.y - (float *)y->data);
         h.dq = out;

@@ -71,12 +71,16 @@ typedef struct dsc_cpu_gram {
 } dsc_cpu_gram;
 
 /* A block of attention scores s[rows, DSC_SCORES_ROW], of which `keys` columns count. Row i sees its first
- * min(keys, seen + i) keys; the probabilities of the others become 0. */
+ * min(real, seen + i) keys; the probabilities of the others become 0. With dropout they are then multiplied by Z of
+ * ops.h, whose words are those of blocks block + i block_row of the stream and of the ones after it. */
 enum { DSC_SCORES_ROW = 64 };
 typedef struct dsc_cpu_scores {
-    int64_t rows, keys, seen;
+    int64_t rows, keys, real, seen;
     int first; /* 1: the first block of keys of these rows */
     float *s;
+    const dsc_dropout_stream *dropout; /* NULL: none */
+    float kept;                        /* 1 / (1 - rate) */
+    int64_t block, block_row;
 } dsc_cpu_scores;
 
 /* One query of attention over `keys` keys and values of `width` channels, `row` floats apart. */

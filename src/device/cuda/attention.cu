@@ -17,6 +17,10 @@ typedef struct dsc_cuda_attention {
     double scale;    /* 1 / sqrt(dh) */
     const void *x, *dy;
     void *y, *lse, *delta, *dx;
+    const int32_t *lengths;  /* NULL: none */
+    const int64_t *position; /* NULL: nothing is dropped */
+    dsc_dropout_stream dropout;
+    double kept; /* 1 / (1 - rate) */
 } dsc_cuda_attention;
 
 static __device__ __forceinline__ float power(float x) {
@@ -40,6 +44,8 @@ struct attention_place {
     int64_t first;      /* position */
     int64_t x, y, rows; /* of the head's position 0 in x, in y, and in lse and delta */
     int64_t d;
+    int64_t length; /* positions before the padding */
+    int64_t number; /* dropout: of the head, counted through all samples of the step */
 
     __device__ __forceinline__ attention_place(const dsc_cuda_attention &a, int side) {
         int64_t tiles = (a.t + side - 1) / side, head = blockIdx.x, tile = dsc_peel(head, tiles);
@@ -49,6 +55,8 @@ struct attention_place {
         d = a.heads * a.dh;
         x = sample * a.t * 3 * d + number * a.dh;
         y = sample * a.t * d + number * a.dh;
+        length = a.lengths && a.lengths[sample] < a.t ? a.lengths[sample] : a.t;
+        this->number = a.position ? (a.position[1] + sample) * a.heads + number : 0;
     }
 };
 
@@ -124,8 +132,44 @@ static __device__ __forceinline__ void store_grad(const dsc_cuda_attention &a, c
     }
 }
 
-static __device__ __forceinline__ bool is_seen(const dsc_cuda_attention &a, int64_t query, int64_t key) {
-    return key < a.t && query < a.t && (!a.causal || key <= query);
+static __device__ __forceinline__ bool is_seen(const dsc_cuda_attention &a, const attention_place &at,
+                                               int64_t query, int64_t key) {
+    return key < at.length && query < a.t && (!a.causal || key <= query);
+}
+
+/* Which elements of its R x R of a tile a thread keeps: bit r R + c for row ty + 8 r and column tx + 8 c. Queries
+ * from i on, keys from j on, which is a multiple of 4: the four neighbours tx with the same tx / 4 need the words of
+ * the same R x R blocks, and each of them makes a quarter. */
+template <int R>
+static __device__ __forceinline__ uint32_t kept_of(const dsc_cuda_attention &a, const attention_place &at,
+                                                   int64_t i, int64_t j) {
+    if (!a.position)
+        return 0; /* not read */
+    int ty = (int)threadIdx.x / LANES, tx = (int)threadIdx.x % LANES;
+    dsc_dropout_stream stream = a.dropout;
+    stream.step = (uint32_t)a.position[0];
+    uint32_t kept = 0;
+#pragma unroll
+    for (int group = 0; group < R * R; group += 4) {
+        int own = group + tx % 4, r = own / R % R, c = own % R;
+        uint32_t words[4], bits = 0;
+        dsc_dropout_words(&stream,
+                          dsc_attention_block(at.number, a.t, i + ty + LANES * r) + (j + tx + LANES * c) / 4,
+                          words);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            bits |= (uint32_t)dsc_dropout_keeps(&stream, words[k]) << k;
+#pragma unroll
+        for (int k = 0; k < 4 && group + k < R * R; k++)
+            kept |= (__shfl_sync(0xFFFFFFFFu, bits, k, 4) >> tx % 4 & 1) << (group + k);
+    }
+    return kept;
+}
+
+/* Z of ops.h, of element (r, c) of kept_of. */
+template <int R, typename A>
+static __device__ __forceinline__ A dropped(const dsc_cuda_attention &a, uint32_t kept, int r, int c) {
+    return !a.position ? (A)1 : kept >> (r * R + c) & 1 ? (A)a.kept : (A)0;
 }
 
 /* ---- forward ---- */
@@ -166,7 +210,7 @@ __global__ void __launch_bounds__(THREADS) attention_forward_kernel(const dsc_cu
     const attention_place at(a, B);
     int ty = (int)threadIdx.x / LANES, tx = (int)threadIdx.x % LANES;
     const T *x = (const T *)a.x + at.x;
-    int64_t stride = 3 * at.d, end = a.causal && at.first + B < a.t ? at.first + B : a.t;
+    int64_t stride = 3 * at.d, end = a.causal && at.first + B < at.length ? at.first + B : at.length;
     A sum[R][D / LANES] = {}, largest[R], total[R] = {};
     for (int r = 0; r < R; r++)
         largest[r] = -INFINITY;
@@ -179,12 +223,14 @@ __global__ void __launch_bounds__(THREADS) attention_forward_kernel(const dsc_cu
         for (int r = 0; r < R; r++)
             for (int c = 0; c < R; c++) {
                 int64_t key = j + tx + LANES * c, query = at.first + ty + LANES * r;
-                s[r][c] = key < a.t && (!a.causal || key <= query) ? s[r][c] * (A)a.scale : (A)-INFINITY;
+                bool seen = key < at.length && (!a.causal || key <= query);
+                s[r][c] = seen ? s[r][c] * (A)a.scale : (A)-INFINITY;
             }
         softmax_step<R>(s, largest, total, factor);
+        uint32_t kept = kept_of<R>(a, at, at.first, j);
         for (int r = 0; r < R; r++)
             for (int c = 0; c < R; c++)
-                weights[ty + LANES * r][tx + LANES * c] = s[r][c];
+                weights[ty + LANES * r][tx + LANES * c] = s[r][c] * dropped<R, A>(a, kept, r, c);
         for (int r = 0; r < R; r++)
             for (int c = 0; c < D / LANES; c++)
                 sum[r][c] *= factor[r];
@@ -196,11 +242,12 @@ __global__ void __launch_bounds__(THREADS) attention_forward_kernel(const dsc_cu
     }
     for (int r = 0; r < R; r++) {
         int64_t row = at.first + ty + LANES * r;
+        bool empty = end <= 0; /* a row without keys */
         for (int c = 0; c < D / LANES; c++)
             if (row < a.t && tx + LANES * c < a.dh)
-                dsc_set(((T *)a.y)[at.y + row * at.d + tx + LANES * c], sum[r][c] / total[r]);
+                dsc_set(((T *)a.y)[at.y + row * at.d + tx + LANES * c], empty ? (A)0 : sum[r][c] / total[r]);
         if (a.lse && tx == 0 && row < a.t)
-            ((A *)a.lse)[at.rows + row] = largest[r] + logarithm(total[r]);
+            ((A *)a.lse)[at.rows + row] = empty ? (A)0 : largest[r] + logarithm(total[r]);
     }
 }
 
@@ -224,19 +271,21 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS) delta_kernel(const dsc_cuda_
     }
 }
 
-/* s = P and ds = P (dP - delta) / sqrt(dh) of a tile, from s = Q K' and ds = dP; queries from i on, keys from
+/* s = P Z and ds = P (Z dP - delta) / sqrt(dh) of a tile, from s = Q K' and ds = dP; queries from i on, keys from
  * j on. */
 template <int R, typename A>
 static __device__ __forceinline__ void softmax_grad(const dsc_cuda_attention &a, const attention_place &at,
                                                     int64_t i, int64_t j, A (&s)[R][R], A (&ds)[R][R]) {
     int ty = (int)threadIdx.x / LANES, tx = (int)threadIdx.x % LANES;
+    uint32_t kept = kept_of<R>(a, at, i, j);
     for (int r = 0; r < R; r++) {
         int64_t query = i + ty + LANES * r, row = at.rows + (query < a.t ? query : 0);
         A lse = ((const A *)a.lse)[row], delta = ((const A *)a.delta)[row];
         for (int c = 0; c < R; c++) {
-            bool seen = is_seen(a, query, j + tx + LANES * c);
-            s[r][c] = seen ? power(s[r][c] * (A)a.scale - lse) : (A)0;
-            ds[r][c] = seen ? s[r][c] * (ds[r][c] - delta) * (A)a.scale : (A)0;
+            bool seen = is_seen(a, at, query, j + tx + LANES * c);
+            A p = seen ? power(s[r][c] * (A)a.scale - lse) : (A)0, z = dropped<R, A>(a, kept, r, c);
+            s[r][c] = p * z;
+            ds[r][c] = seen ? p * (z * ds[r][c] - delta) * (A)a.scale : (A)0;
         }
     }
 }
@@ -249,7 +298,7 @@ __global__ void __launch_bounds__(THREADS) query_grad_kernel(const dsc_cuda_atte
     const attention_place at(a, B);
     int ty = (int)threadIdx.x / LANES, tx = (int)threadIdx.x % LANES;
     const T *x = (const T *)a.x + at.x;
-    int64_t stride = 3 * at.d, end = a.causal && at.first + B < a.t ? at.first + B : a.t;
+    int64_t stride = 3 * at.d, end = a.causal && at.first + B < at.length ? at.first + B : at.length;
     A sum[R][D / LANES] = {};
     load_tile<B, D>(x + at.first * stride, stride, a.t - at.first, a.dh, queries);
     load_tile<B, D>((const T *)a.dy + at.y + at.first * at.d, at.d, a.t - at.first, a.dh, grads);
@@ -280,11 +329,11 @@ __global__ void __launch_bounds__(THREADS) key_grad_kernel(const dsc_cuda_attent
     const attention_place at(a, B);
     int ty = (int)threadIdx.x / LANES, tx = (int)threadIdx.x % LANES;
     const T *x = (const T *)a.x + at.x, *dy = (const T *)a.dy + at.y;
-    int64_t stride = 3 * at.d;
+    int64_t stride = 3 * at.d, end = at.first < at.length ? a.t : 0; /* padding: gradients of 0 */
     A key_sum[R][D / LANES] = {}, value_sum[R][D / LANES] = {};
     load_tile<B, D>(x + at.d + at.first * stride, stride, a.t - at.first, a.dh, keys);
     load_tile<B, D>(x + 2 * at.d + at.first * stride, stride, a.t - at.first, a.dh, values);
-    for (int64_t i = a.causal ? at.first : 0; i < a.t; i += B) {
+    for (int64_t i = a.causal ? at.first : 0; i < end; i += B) {
         A s[R][R], ds[R][R];
         load_tile<B, D>(x + i * stride, stride, a.t - i, a.dh, queries);
         load_tile<B, D>(dy + i * at.d, at.d, a.t - i, a.dh, grads);
@@ -340,8 +389,8 @@ static cudaError_t run_backward(const dsc_cuda_launch *at, const dsc_cuda_attent
     return a->dh <= 64 ? run_backward_of<T, 64>(at, a) : run_backward_of<T, 128>(at, a);
 }
 
-static dsc_cuda_attention describe(const dsc_attention_desc *desc, const dsc_tensor *x, const dsc_tensor *y,
-                                   const dsc_tensor *lse) {
+static dsc_cuda_attention describe(const dsc_attention_desc *desc, const dsc_attention_context *context,
+                                   const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *lse) {
     int64_t dh = y->dim[3] / desc->heads;
     dsc_cuda_attention a = {};
     a.n = x->dim[0];
@@ -353,6 +402,12 @@ static dsc_cuda_attention describe(const dsc_attention_desc *desc, const dsc_ten
     a.x = x->data;
     a.y = y->data;
     a.lse = dsc_data(lse);
+    a.lengths = (const int32_t *)dsc_data(context->lengths);
+    if (context->position && desc->dropout.rate > 0) {
+        a.position = (const int64_t *)context->position->data;
+        a.dropout = dsc_dropout_start(&desc->dropout, 0); /* the step is read from the device */
+        a.kept = 1 / (1 - desc->dropout.rate);
+    }
     return a;
 }
 
@@ -363,16 +418,18 @@ size_t dsc_cuda_attention_workspace(dsc_device *, const dsc_attention_desc *desc
 }
 
 dsc_status dsc_cuda_attention_forward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                      dsc_tensor *, dsc_tensor *lse, dsc_tensor *y) {
-    dsc_cuda_attention a = describe(desc, x, y, lse);
+                                      const dsc_attention_context *context, dsc_tensor *, dsc_tensor *lse,
+                                      dsc_tensor *y) {
+    dsc_cuda_attention a = describe(desc, context, x, y, lse);
     DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_forward, dsc_cuda_at(q), &a));
     return DSC_OK;
 }
 
 dsc_status dsc_cuda_attention_backward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                       const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
+                                       const dsc_attention_context *context, const dsc_tensor *y,
+                                       const dsc_tensor *lse, const dsc_tensor *dy,
                                        const dsc_attention_grads *grads) {
-    dsc_cuda_attention a = describe(desc, x, y, lse);
+    dsc_cuda_attention a = describe(desc, context, x, y, lse);
     a.dy = dy->data;
     a.delta = grads->work->data;
     a.dx = grads->dx->data;

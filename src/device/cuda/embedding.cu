@@ -1,4 +1,4 @@
-/* Rows of a table, and their gradients.
+/* Lengths of sequences; rows of a table, and their gradients.
  *
  * For the gradients, the rows of dy are sorted by their ids with a stable radix sort, 8 bits of the ids in a pass; ids
  * outside of the vocabulary get the key `vocabulary` and so come last. Afterwards the rows of an id lie one after the
@@ -29,6 +29,43 @@ struct embedding_ids {
 
 static embedding_ids ids_of(const dsc_tensor *ids, int64_t vocabulary) {
     return embedding_ids{ids->data, ids->dtype == DSC_F64, vocabulary};
+}
+
+/* ---- lengths ---- */
+
+/* A warp has a sample of t numbers and goes through it from the end on. */
+template <typename T>
+__global__ void __launch_bounds__(DSC_FLAT_THREADS)
+    lengths_kernel(int64_t n, int64_t t, const T *ids, int32_t *lengths) {
+    int lane = (int)threadIdx.x % 32;
+    for (int64_t sample = dsc_flat_first() / 32; sample < n; sample += dsc_flat_step() / 32) {
+        int64_t last = -1;
+        for (int64_t end = t; end > 0 && last < 0; end -= 32) {
+            int64_t i = end - 32 + lane;
+            last = i >= 0 && ids[sample * t + i] >= 0 ? i : -1;
+            for (int apart = 16; apart > 0; apart /= 2) {
+                int64_t other = __shfl_xor_sync(0xFFFFFFFFu, last, apart);
+                last = other > last ? other : last;
+            }
+        }
+        if (lane == 0)
+            lengths[sample] = (int32_t)(last + 1);
+    }
+}
+
+template <typename T>
+static cudaError_t run_lengths(const dsc_cuda_launch *at, int64_t n, int64_t t, const void *ids,
+                               void *lengths) {
+    DSC_LAUNCH((lengths_kernel<T>), dsc_flat_blocks(at, n * 32), DSC_FLAT_THREADS, 0, at->stream)
+    (n, t, (const T *)ids, (int32_t *)lengths);
+    return cudaGetLastError();
+}
+
+dsc_status dsc_cuda_sequence_lengths(dsc_queue *q, const dsc_tensor *ids, dsc_tensor *lengths) {
+    int64_t n = ids->dim[0], t = dsc_tensor_count(ids) / n;
+    DSC_CUDA_TRY(
+        DSC_BY_REAL(ids->dtype, run_lengths, dsc_cuda_at(q), n, t, dsc_data(ids), dsc_data(lengths)));
+    return DSC_OK;
 }
 
 /* ---- forward ---- */

@@ -1,5 +1,6 @@
 /* Multi-head self-attention by its definition, a row (forward, dQ) or a column (dK, dV) of the scores at a
  * time. */
+#include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
 
@@ -8,8 +9,9 @@
 /* One head of one sample. The first channels of position i, and of its query, key or value (part 0, 1, 2). */
 typedef struct head {
     const dsc_tensor *x, *y, *lse, *dy;
+    const dsc_attention_desc *desc;
+    const dsc_attention_context *context;
     int64_t t, d, dh, sample, number;
-    int causal;
 } head;
 
 static int64_t in_x(const head *h, int part, int64_t i) {
@@ -21,7 +23,21 @@ static int64_t in_y(const head *h, int64_t i) {
 }
 
 static int sees(const head *h, int64_t i, int64_t j) {
-    return !h->causal || j <= i;
+    const dsc_tensor *lengths = h->context->lengths;
+    return (!h->desc->causal || j <= i) && (!lengths || j < (int64_t)get(lengths, h->sample));
+}
+
+/* What P of query i and key j is multiplied by: Z of ops.h. */
+static double dropped(const head *h, int64_t i, int64_t j) {
+    const dsc_dropout_desc *desc = &h->desc->dropout;
+    if (!h->context->position || desc->rate == 0)
+        return 1;
+    const int64_t *at = h->context->position->data;
+    dsc_dropout_stream stream = dsc_dropout_start(desc, at[0]);
+    int64_t number = (at[1] + h->sample) * h->desc->heads + h->number;
+    uint32_t words[4];
+    dsc_dropout_words(&stream, dsc_attention_block(number, h->t, i) + j / 4, words);
+    return dsc_dropout_keeps(&stream, words[j % 4]) ? 1 / (1 - desc->rate) : 0;
 }
 
 static double score(const head *h, int64_t i, int64_t j) {
@@ -42,25 +58,29 @@ static void forward_row(const head *h, int64_t i, double *p, dsc_tensor *lse, ds
         p[j] = sees(h, i, j) ? score(h, i, j) : -INFINITY;
         largest = p[j] > largest ? p[j] : largest;
     }
+    int empty = largest == -INFINITY; /* a row without keys */
     for (int64_t j = 0; j < h->t; j++) {
-        p[j] = exp(p[j] - largest);
+        p[j] = empty ? 0 : exp(p[j] - largest);
         sum += p[j];
     }
+    for (int64_t j = 0; j < h->t; j++)
+        p[j] = empty ? 0 : p[j] / sum * dropped(h, i, j);
     for (int64_t c = 0; c < h->dh; c++) {
         double value = 0;
         for (int64_t j = 0; j < h->t; j++)
-            value += p[j] / sum * get(h->x, in_x(h, 2, j) + c);
+            value += p[j] * get(h->x, in_x(h, 2, j) + c);
         set(y, in_y(h, i) + c, value);
     }
     if (lse)
-        set(lse, (h->sample * lse->dim[1] + h->number) * h->t + i, largest + log(sum));
+        set(lse, (h->sample * lse->dim[1] + h->number) * h->t + i, empty ? 0 : largest + log(sum));
 }
 
 dsc_status dsc_ref_attention_forward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                     dsc_tensor *work, dsc_tensor *lse, dsc_tensor *y) {
+                                     const dsc_attention_context *context, dsc_tensor *work, dsc_tensor *lse,
+                                     dsc_tensor *y) {
     (void)q;
     int64_t d = y->dim[3];
-    head h = {.x = x, .t = x->dim[1], .d = d, .dh = d / desc->heads, .causal = desc->causal};
+    head h = {.x = x, .desc = desc, .context = context, .t = x->dim[1], .d = d, .dh = d / desc->heads};
     for (h.sample = 0; h.sample < x->dim[0]; h.sample++)
         for (h.number = 0; h.number < desc->heads; h.number++)
             for (int64_t i = 0; i < h.t; i++)
@@ -68,7 +88,7 @@ dsc_status dsc_ref_attention_forward(dsc_queue *q, const dsc_attention_desc *des
     return DSC_OK;
 }
 
-/* P and dS = P (dY V' - delta), delta = rowsum(dY Y), of query i and key j; both 0 where i does not see j. */
+/* P Z and dS = P (Z (dY V') - delta), delta = rowsum(dY Y), of query i and key j; both 0 where i does not see j. */
 static void weigh(const head *h, int64_t i, int64_t j, double *p, double *ds) {
     double dp = 0, delta = 0;
     *p = *ds = 0;
@@ -79,11 +99,13 @@ static void weigh(const head *h, int64_t i, int64_t j, double *p, double *ds) {
         dp += dy * get(h->x, in_x(h, 2, j) + c);
         delta += dy * get(h->y, in_y(h, i) + c);
     }
+    double z = dropped(h, i, j);
     *p = exp(score(h, i, j) - get(h->lse, (h->sample * h->lse->dim[1] + h->number) * h->t + i));
-    *ds = *p * (dp - delta);
+    *ds = *p * (z * dp - delta);
+    *p *= z;
 }
 
-/* dQ of position `at` from its row of dS, dK and dV from its columns of dS and P. */
+/* dQ of position `at` from its row of dS, dK and dV from its columns of dS and P Z. */
 static void backward_position(const head *h, int64_t at, double *p, double *ds, double beta, dsc_tensor *dx) {
     double scale = 1 / sqrt((double)h->dh);
     for (int64_t j = 0; j < h->t; j++)
@@ -108,13 +130,14 @@ static void backward_position(const head *h, int64_t at, double *p, double *ds, 
 }
 
 dsc_status dsc_ref_attention_backward(dsc_queue *q, const dsc_attention_desc *desc, const dsc_tensor *x,
-                                      const dsc_tensor *y, const dsc_tensor *lse, const dsc_tensor *dy,
+                                      const dsc_attention_context *context, const dsc_tensor *y,
+                                      const dsc_tensor *lse, const dsc_tensor *dy,
                                       const dsc_attention_grads *grads) {
     (void)q;
     int64_t t = x->dim[1], d = y->dim[3];
     double *p = grads->work->data;
-    head h = {.x = x, .y = y, .lse = lse, .dy = dy, .t = t, .d = d, .dh = d / desc->heads};
-    h.causal = desc->causal;
+    head h = {.x = x, .y = y, .lse = lse, .dy = dy, .desc = desc, .context = context, .t = t, .d = d};
+    h.dh = d / desc->heads;
     for (h.sample = 0; h.sample < x->dim[0]; h.sample++)
         for (h.number = 0; h.number < desc->heads; h.number++)
             for (int64_t at = 0; at < t; at++)

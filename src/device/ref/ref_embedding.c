@@ -1,7 +1,19 @@
-/* Reference: rows of a table, and their gradients. */
+/* Reference: lengths of sequences; rows of a table, and their gradients. */
 #include "device/formulas.h"
 #include "device/ref/element.h"
 #include "device/ref/ref.h"
+
+dsc_status dsc_ref_sequence_lengths(dsc_queue *q, const dsc_tensor *ids, dsc_tensor *lengths) {
+    (void)q;
+    int64_t t = dsc_tensor_count(ids) / ids->dim[0];
+    for (int64_t i = 0; i < ids->dim[0]; i++) {
+        int64_t length = t;
+        while (length > 0 && !(get(ids, i * t + length - 1) >= 0))
+            length--;
+        set(lengths, i, (double)length);
+    }
+    return DSC_OK;
+}
 
 dsc_status dsc_ref_embedding_forward(dsc_queue *q, const dsc_tensor *ids, const dsc_tensor *table,
                                      dsc_tensor *y) {

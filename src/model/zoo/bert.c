@@ -2,8 +2,9 @@
  * the embeddings of tokens, positions and token types are added and normalised, then come blocks of two parts,
  *   LayerNorm(x + dense(attention(query(x), key(x), value(x)))),   LayerNorm(x + dense(GELU(dense(x)))),
  * with 4 width features inside the second, and the head, LayerNorm(GELU(dense(x))) times the table of the tokens,
- * plus a bias. All tokens are of type 0, and every position sees all others. The initial weights are normal of
- * standard deviation 0.02. Dropout is after the first layer norm and before both sums. */
+ * plus a bias. All tokens are of type 0, and every position sees all others but the padding at the end. The initial
+ * weights are normal of standard deviation 0.02. Dropout is after the first layer norm, on the probabilities of
+ * attention and before both sums. */
 #include "base/error.h"
 #include "model/exec.h"
 #include "model/zoo/zoo.h"
@@ -124,6 +125,8 @@ static dsc_status add_block(place *p, int64_t number, dsc_value *x) {
     dsc_attention_options attention;
     dsc_attention_options_init(&attention);
     attention.heads = p->d->heads;
+    attention.dropout = p->d->dropout;
+    attention.padded = 1;
     snprintf(p->prefix, sizeof p->prefix, "bert.encoder.layer.%lld.", (long long)number);
     DSC_TRY(add_linear(p, "attention.self.query", *x, p->d->width, &query));
     DSC_TRY(add_linear(p, "attention.self.key", *x, p->d->width, &key));

@@ -6,7 +6,8 @@
  * both c_proj, so that the sum of all blocks' outputs does not grow with their number.
  *
  * GPT-2 as Hugging Face's GPT2LMHeadModel names it has the GELU with tanh and weights [in, out] in files; nanoGPT
- * has the same names, the exact GELU and weights [out, in]. Dropout is after the embeddings and both c_proj. */
+ * has the same names, the exact GELU and weights [out, in]. Dropout is after the embeddings, on the probabilities of
+ * attention and after both c_proj. */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 
@@ -71,6 +72,7 @@ static dsc_status add_block(place *p, dsc_value *x) {
     dsc_attention_options_init(&attention);
     attention.heads = d->heads;
     attention.causal = 1;
+    attention.dropout = d->dropout;
     DSC_TRY(add_norm(p, "ln_1", *x, &y));
     DSC_TRY(add_linear(p, "attn.c_attn", STD, 3 * d->width, 3, &y));
     DSC_TRY(dsc_model_attention(p->m, y, &attention, &y));
