@@ -121,6 +121,7 @@ static void start_forward(trial *tr, const attention_case *c) {
     int64_t d = c->heads * c->dh;
     trial_start(tr, "attention_forward", forward_run, c);
     tr->terms = (double)(c->t + c->dh);
+    tr->rounded = 1; /* probabilities, and the gradients of scores, enter products of halves as halves */
     enlarge(c, trial_in(tr, "x", SHAPE(c->n, c->t, 1, 3 * d)));
     trial_out(tr, "lse", score_size(c) + log((double)c->t), SHAPE(c->n, c->heads, c->t));
     trial_param(tr);
@@ -159,6 +160,7 @@ static void start_backward(trial *tr, const attention_case *c) {
     int64_t d = c->heads * c->dh;
     trial_start(tr, "attention_backward", backward_run, c);
     tr->terms = (double)(c->t + c->dh);
+    tr->rounded = 1; /* probabilities, and the gradients of scores, enter products of halves as halves */
     enlarge(c, trial_in(tr, "x", SHAPE(c->n, c->t, 1, 3 * d)));
     trial_in(tr, "lse", SHAPE(c->n, c->heads, c->t));
     trial_param(tr);

@@ -5,23 +5,10 @@
  *
  * The backward pass has three kernels: delta = rowsum(dY Y); dQ by tiles of queries; dK and dV by tiles of
  * keys. All sums have one order: there are no atomics. */
+#include "device/cuda/attention.cuh"
 #include "device/cuda/entries.h"
-#include "device/cuda/layer.cuh"
 
 enum { LANES = 8, THREADS = LANES * LANES };
-
-/* A tensor has rows of d channels, and x and dx of 3 d; lse and delta are [n, heads, t]. */
-typedef struct dsc_cuda_attention {
-    int64_t n, t, heads, dh;
-    int causal, add; /* add: to dx */
-    double scale;    /* 1 / sqrt(dh) */
-    const void *x, *dy;
-    void *y, *lse, *delta, *dx;
-    const int32_t *lengths;  /* NULL: none */
-    const int64_t *position; /* NULL: nothing is dropped */
-    dsc_dropout_stream dropout;
-    double kept; /* 1 / (1 - rate) */
-} dsc_cuda_attention;
 
 static __device__ __forceinline__ float power(float x) {
     return expf(x);
@@ -38,27 +25,6 @@ static __device__ __forceinline__ float logarithm(float x) {
 static __device__ __forceinline__ double logarithm(double x) {
     return log(x);
 }
-
-/* Where a block works: first row of its tile, and the first numbers of its head. */
-struct attention_place {
-    int64_t first;      /* position */
-    int64_t x, y, rows; /* of the head's position 0 in x, in y, and in lse and delta */
-    int64_t d;
-    int64_t length; /* positions before the padding */
-    int64_t number; /* dropout: of the head, counted through all samples of the step */
-
-    __device__ __forceinline__ attention_place(const dsc_cuda_attention &a, int side) {
-        int64_t tiles = (a.t + side - 1) / side, head = blockIdx.x, tile = dsc_peel(head, tiles);
-        rows = head * a.t;
-        first = (tiles - 1 - tile) * side; /* with a causal mask the last queries take longest */
-        int64_t sample = head, number = dsc_peel(sample, a.heads);
-        d = a.heads * a.dh;
-        x = sample * a.t * 3 * d + number * a.dh;
-        y = sample * a.t * d + number * a.dh;
-        length = a.lengths && a.lengths[sample] < a.t ? a.lengths[sample] : a.t;
-        this->number = a.position ? (a.position[1] + sample) * a.heads + number : 0;
-    }
-};
 
 /* to[B][D] = rows of dh numbers, `stride` apart; zeros after the last of `rows` rows and after the last
  * channel. */
@@ -421,7 +387,10 @@ dsc_status dsc_cuda_attention_forward(dsc_queue *q, const dsc_attention_desc *de
                                       const dsc_attention_context *context, dsc_tensor *, dsc_tensor *lse,
                                       dsc_tensor *y) {
     dsc_cuda_attention a = describe(desc, context, x, y, lse);
-    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_forward, dsc_cuda_at(q), &a));
+    if (dsc_cuda_attention_is_half(&a, x->dtype))
+        DSC_CUDA_TRY(dsc_cuda_attention_half_forward(dsc_cuda_at(q), &a, x->dtype));
+    else
+        DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_forward, dsc_cuda_at(q), &a));
     return DSC_OK;
 }
 
@@ -434,6 +403,9 @@ dsc_status dsc_cuda_attention_backward(dsc_queue *q, const dsc_attention_desc *d
     a.delta = grads->work->data;
     a.dx = grads->dx->data;
     a.add = grads->beta != 0;
-    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_backward, dsc_cuda_at(q), &a));
+    if (dsc_cuda_attention_is_half(&a, x->dtype))
+        DSC_CUDA_TRY(dsc_cuda_attention_half_backward(dsc_cuda_at(q), &a, x->dtype));
+    else
+        DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_backward, dsc_cuda_at(q), &a));
     return DSC_OK;
 }
