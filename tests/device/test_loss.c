@@ -1,4 +1,5 @@
 /* Softmax cross-entropy: losses, ranks, gradients. */
+#include "device/table.h"
 #include "device/trial.h"
 
 #include <math.h>
@@ -30,38 +31,45 @@ static dsc_status loss_run(dsc_queue *q, dsc_tensor *t, const void *params) {
 }
 
 /* A loss is a difference of numbers of size spread + log(classes); p = exp(log p) inherits that error. */
+static void start_loss(trial *tr, const char *name, const loss_case *c) {
+    double size = 2 * c->spread + log((double)c->classes) + 1;
+    trial_start(tr, name, loss_run, c);
+    tr->terms = (double)c->classes;
+    double *logits = trial_in(tr, "logits", SHAPE(c->rows, c->classes));
+    for (int64_t j = 0; j < c->rows * c->classes; j++)
+        logits[j] = (double)(float)(c->spread * logits[j]);
+    double *labels = trial_typed(tr, "labels", ROLE_IN, DSC_I32, 1, SHAPE(c->rows));
+    for (int64_t j = 0; j < c->rows; j++)
+        labels[j] = j % 5 == 4 ? -1 : (double)(j * 7 % c->classes);
+    double *stats = trial_typed(tr, "stats", ROLE_INOUT, DSC_F64, (double)c->rows * size, SHAPE(4));
+    tr->operands[tr->count - 1].coarse = 1;
+    stats[0] = 100;
+    stats[3] = 1000;
+    double *others = trial_typed(tr, "others", ROLE_IN, DSC_I32, 1, SHAPE(c->rows));
+    double *shares = trial_typed(tr, "shares", ROLE_IN, DSC_F32, 1, SHAPE(c->rows));
+    double *weights = trial_typed(tr, "weights", ROLE_IN, DSC_F32, 1, SHAPE(c->classes));
+    for (int64_t j = 0; j < c->rows; j++) { /* a share of 0 makes an impossible label irrelevant */
+        shares[j] = (double)(j % 4) / 8;
+        others[j] = j % 4 ? (double)(j * 3 % c->classes) : -5;
+    }
+    for (int64_t j = 0; j < c->classes; j++)
+        weights[j] = 0.5 + (double)(j % 3) / 4;
+    if (c->gradient)
+        trial_out(tr, "dlogits", c->grad_scale * size, SHAPE(c->rows, c->classes));
+}
+
 static void test_loss(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const loss_case *c = &cases[i];
         char name[40];
-        snprintf(name, sizeof name, "softmax_loss case %zu", i);
-        double size = 2 * c->spread + log((double)c->classes) + 1;
         trial tr;
-        trial_start(&tr, name, loss_run, c);
-        tr.terms = (double)c->classes;
-        double *logits = trial_in(&tr, "logits", SHAPE(c->rows, c->classes));
-        for (int64_t j = 0; j < c->rows * c->classes; j++)
-            logits[j] = (double)(float)(c->spread * logits[j]);
-        double *labels = trial_typed(&tr, "labels", ROLE_IN, DSC_I32, 1, SHAPE(c->rows));
-        for (int64_t j = 0; j < c->rows; j++)
-            labels[j] = j % 5 == 4 ? -1 : (double)(j * 7 % c->classes);
-        double *stats = trial_typed(&tr, "stats", ROLE_INOUT, DSC_F64, (double)c->rows * size, SHAPE(4));
-        tr.operands[tr.count - 1].coarse = 1;
-        stats[0] = 100;
-        stats[3] = 1000;
-        double *others = trial_typed(&tr, "others", ROLE_IN, DSC_I32, 1, SHAPE(c->rows));
-        double *shares = trial_typed(&tr, "shares", ROLE_IN, DSC_F32, 1, SHAPE(c->rows));
-        double *weights = trial_typed(&tr, "weights", ROLE_IN, DSC_F32, 1, SHAPE(c->classes));
-        for (int64_t j = 0; j < c->rows; j++) { /* a share of 0 makes an impossible label irrelevant */
-            shares[j] = (double)(j % 4) / 8;
-            others[j] = j % 4 ? (double)(j * 3 % c->classes) : -5;
-        }
-        for (int64_t j = 0; j < c->classes; j++)
-            weights[j] = 0.5 + (double)(j % 3) / 4;
-        if (c->gradient)
-            trial_out(&tr, "dlogits", c->grad_scale * size, SHAPE(c->rows, c->classes));
+        snprintf(name, sizeof name, "softmax_loss case %zu", i);
+        start_loss(&tr, name, &cases[i]);
         trial_check(&tr);
+        if (!rigs[rig_count - 1].device->has_halves)
+            continue;
+        start_loss(&tr, name, &cases[i]);
+        trial_check_halves(&tr);
     }
 }
 

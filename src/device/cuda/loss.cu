@@ -1,4 +1,4 @@
-/* Softmax cross-entropy, and labels drawn from a softmax; all in double.
+/* Softmax cross-entropy, and labels drawn from a softmax; in double, but for the exponentials of long rows of halves.
  *
  * With z the logits less the largest of them, and the target t and weight w of a row (dsc_targets):
  *   loss = w (log sum exp(z) - sum t z),   dloss/dz = w (exp(z) / sum exp(z) - t). */
@@ -110,6 +110,116 @@ __device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T 
     return to.weight * loss;
 }
 
+/* ---- long rows of halves ----
+ *
+ * Exponentials are float32's, and a thread takes EACH numbers at once, from where the row is aligned for that. One pass
+ * finds the largest number and the sum, a second one writes the gradient. */
+enum { EACH = 8 };
+
+#define LOG2_E 1.4426950408889634f
+
+template <typename T, class Body>
+__device__ __forceinline__ void walk_row(const T *z, const T *dz, int64_t classes, Body &body) {
+    const int64_t apart = (int64_t)((uintptr_t)z / sizeof(T) % EACH), lead = apart ? EACH - apart : 0;
+    const bool alike = !dz || ((uintptr_t)z - (uintptr_t)dz) % 16 == 0;
+    const int64_t head = lead < classes && alike ? lead : classes, whole = (classes - head) / EACH;
+    for (int64_t i = threadIdx.x; i < head; i += DSC_COLUMN_THREADS)
+        body.template take<1>(z, i);
+    for (int64_t i = threadIdx.x; i < whole; i += DSC_COLUMN_THREADS)
+        body.template take<EACH>(z, head + i * EACH);
+    for (int64_t i = head + whole * EACH + threadIdx.x; i < classes; i += DSC_COLUMN_THREADS)
+        body.template take<1>(z, i);
+}
+
+/* sum: of exp(z - most). */
+template <typename T> struct row_sums {
+    int64_t label;
+    float own, most, sum, plain;
+    int before;
+
+    template <int N> __device__ __forceinline__ void take(const T *z, int64_t first) {
+        dsc_vector<T, N> v = dsc_load<T, N>(z + first);
+        float top = v.get(0);
+#pragma unroll
+        for (int i = 1; i < N; i++)
+            top = fmaxf(top, v.get(i));
+        if (top > most) {
+            sum *= exp2f((most - top) * LOG2_E);
+            most = top;
+        }
+        float base = most > -INFINITY ? most : 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float other = v.get(i);
+            sum += exp2f((other - base) * LOG2_E);
+            plain += other;
+            before += !(other < own) && (other != own || first + i < label); /* a NaN is before */
+        }
+    }
+};
+
+template <typename T> struct row_grads {
+    T *dz;
+    int64_t label, other;
+    float highest, share, scale, uniform, first, second; /* share: 1 / the sum */
+
+    template <int N> __device__ __forceinline__ void take(const T *z, int64_t at) {
+        dsc_vector<T, N> v = dsc_load<T, N>(z + at), out;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            float target = uniform + (at + i == label ? first : 0) + (at + i == other ? second : 0);
+            out.set(i, scale * (exp2f((v.get(i) - highest) * LOG2_E) * share - target));
+        }
+        dsc_store<T, N>(dz + at, out);
+    }
+};
+
+/* As row_loss. */
+template <typename T>
+__device__ __forceinline__ double long_row_loss(const dsc_cuda_loss_call &a, const T *z,
+                                                const dsc_cuda_target &to, double scale, T *dz,
+                                                double &before) {
+    double own = (double)dsc_get(z[to.label]), second = to.other < 0 ? 0 : (double)dsc_get(z[to.other]);
+    row_sums<T> r = {to.label, (float)own, -INFINITY, 0, 0, 0};
+    walk_row(z, (const T *)0, a.classes, r);
+    double highest = team_max<DSC_COLUMN_THREADS>((double)r.most);
+    double share = r.most > -INFINITY ? exp((double)r.most - highest) : 1;
+    double sums[3] = {share * (double)r.sum, (double)r.plain, (double)r.before};
+    team_sum<DSC_COLUMN_THREADS>(sums);
+    double uniform = a.smoothing / (double)a.classes, log_sum = highest + log(sums[0]), loss = log_sum;
+    double first_share = (1 - a.smoothing) * (1 - to.share), second_share = (1 - a.smoothing) * to.share;
+    if (first_share > 0)
+        loss -= first_share * own;
+    if (second_share > 0)
+        loss -= second_share * second;
+    if (a.smoothing > 0)
+        loss -= uniform * sums[1];
+    before = sums[2];
+    if (dz) {
+        row_grads<T> g = {dz,
+                          to.label,
+                          to.other,
+                          (float)highest,
+                          (float)(1 / sums[0]),
+                          (float)(scale * to.weight),
+                          (float)uniform,
+                          (float)first_share,
+                          (float)second_share};
+        walk_row(z, (const T *)dz, a.classes, g);
+    }
+    return to.weight * loss;
+}
+
+template <typename T, int TEAM>
+__device__ __forceinline__ double any_row_loss(const dsc_cuda_loss_call &a, const T *z,
+                                               const dsc_cuda_target &to, double scale, T *dz,
+                                               double &before) {
+    if constexpr (sizeof(T) == 2 && TEAM == DSC_COLUMN_THREADS)
+        return long_row_loss<T>(a, z, to, scale, dz, before);
+    else
+        return row_loss<T, TEAM>(a, z, to, scale, dz, before);
+}
+
 /* Returns 0 for a row whose labels are not classes. */
 __device__ __forceinline__ int find_target(const dsc_cuda_loss_call &a, int64_t row, dsc_cuda_target &to) {
     to.label = a.labels[row];
@@ -146,7 +256,7 @@ __device__ __forceinline__ void loss_row(const dsc_cuda_loss_call &a, const T *l
         return;
     }
     double before = 0;
-    stats[0] += row_loss<T, TEAM>(a, logits + row * a.classes, to, scale, dz, before);
+    stats[0] += any_row_loss<T, TEAM>(a, logits + row * a.classes, to, scale, dz, before);
     stats[1] += before < 1;
     stats[2] += before < 5;
 }
@@ -178,7 +288,7 @@ template <typename T, int TEAM>
 static void launch_loss(const dsc_cuda_launch *at, const dsc_cuda_loss_call *call, const T *logits,
                         T *dlogits) {
     int64_t teams = DSC_COLUMN_THREADS / TEAM, blocks = (call->rows + teams - 1) / teams;
-    int64_t most = 2 * (int64_t)at->multiprocessors;
+    int64_t most = (sizeof(T) == 2 ? 8 : 2) * (int64_t)at->multiprocessors;
     DSC_LAUNCH((softmax_loss<T, TEAM>), dim3(1, (unsigned)(blocks < most ? blocks : most)),
                dim3(DSC_COLUMN_THREADS), 0, at->stream)
     (*call, logits, dlogits, (double *)at->scratch, at->tickets);
