@@ -36,6 +36,15 @@ expect 0 "" train "${small[@]}" --epochs 2 --steps 13 --out parts --kfac-update-
 expect 0 "" train --resume parts --steps 30
 cmp whole/checkpoint-30.safetensors parts/checkpoint-30.safetensors || complain "a resumed run differs"
 
+# The same with dropout: two runs have the same bits, and so has one that was stopped.
+dropped=("${small[@]}" --model gpt-mini:layers=1,heads=2,width=16,dropout=0.3 --epochs 2)
+expect 0 "" train "${dropped[@]}" --steps 20 --out dropped
+expect 0 "" train "${dropped[@]}" --steps 20 --out again
+cmp dropped/checkpoint-20.safetensors again/checkpoint-20.safetensors || complain "two runs with dropout differ"
+expect 0 "" train "${dropped[@]}" --steps 9 --out stopped
+expect 0 "" train --resume stopped --steps 20
+cmp dropped/checkpoint-20.safetensors stopped/checkpoint-20.safetensors || complain "a resumed run with dropout differs"
+
 # The strategies of K-FAC agree on two ranks, in the expanding and the reducing setting, and gossip trains.
 strategies() {
     local sharing strategy

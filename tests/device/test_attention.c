@@ -61,6 +61,7 @@ static void setting_open(dsc_queue *q, const attention_case *c, setting *s) {
     assert_ok(dsc_tensor_alloc(dsc_queue_device(q), DSC_I32, 1, &c->n, &s->lengths));
     assert_ok(dsc_tensor_upload(q, position, sizeof position, &s->position));
     assert_ok(dsc_tensor_upload(q, lengths, (size_t)c->n * sizeof lengths[0], &s->lengths));
+    assert_ok(dsc_queue_sync(q));
     s->context = (dsc_attention_context){.position = c->rate > 0 ? &s->position : NULL,
                                          .lengths = c->padded ? &s->lengths : NULL};
 }
@@ -466,7 +467,7 @@ static void both_passes(dsc_queue *q, dsc_tensor *t, const dsc_attention_context
 }
 
 static void set_step(dsc_queue *q, int64_t step, setting *s) {
-    const int64_t position[2] = {step, 0};
+    const int64_t position[2] = {step, FIRST_SAMPLE};
     assert_ok(dsc_tensor_upload(q, position, sizeof position, &s->position));
     assert_ok(dsc_queue_sync(q));
 }
