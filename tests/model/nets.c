@@ -8,6 +8,7 @@
 #include <stdlib.h>
 
 int net_no_fusion;
+int net_recompute;
 
 /* ---- networks ---- */
 
@@ -398,6 +399,7 @@ dsc_model *make_model(dsc_device *device, const net *what, dsc_dtype dtype, doub
     dsc_model_options_init(&options);
     options.dtype = dtype;
     options.label_smoothing = label_smoothing;
+    options.recompute = net_recompute;
     dsc_model *m = NULL;
     dsc_value logits = -1;
     assert_ok(dsc_model_create(device, &options, &m));

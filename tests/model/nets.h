@@ -25,6 +25,9 @@ const net *find_net(const char *name);
  * can be fused. For builders that use net_norm and net_add. */
 extern int net_no_fusion;
 
+/* 1: models are made with dsc_model_options.recompute. */
+extern int net_recompute;
+
 /* A convolution with a square kernel, no padding and stride 1. */
 dsc_conv2d_shape square_conv(int64_t channels, int64_t kernel);
 dsc_device *open_device(const char *name);
