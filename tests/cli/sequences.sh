@@ -45,6 +45,15 @@ expect 0 "" train "${dropped[@]}" --steps 9 --out stopped
 expect 0 "" train --resume stopped --steps 20
 cmp dropped/checkpoint-20.safetensors stopped/checkpoint-20.safetensors || complain "a resumed run with dropout differs"
 
+# Activations that are computed again give the same bits, also with K-FAC, which captures in a pass of its own.
+sampled=(--steps 14 --kfac-update-freq 5 --kfac-fisher sampled)
+expect 0 "" train "${dropped[@]}" "${sampled[@]}" --out kept
+expect 0 "activations take" train "${dropped[@]}" "${sampled[@]}" --out recomputed --recompute
+cmp kept/checkpoint-14.safetensors recomputed/checkpoint-14.safetensors || complain "recompute changes the bits"
+expect 0 "activations take" train --resume dropped --steps 24 --recompute
+expect 0 "" train --resume again --steps 24
+cmp dropped/checkpoint-24.safetensors again/checkpoint-24.safetensors || complain "recompute changes a resumed run"
+
 # The strategies of K-FAC agree on two ranks, in the expanding and the reducing setting, and gossip trains.
 strategies() {
     local sharing strategy

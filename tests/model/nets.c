@@ -423,7 +423,7 @@ dsc_model *make_model(dsc_device *device, const net *what, dsc_dtype dtype, doub
 double largest_difference(int64_t n, const double *a, const double *b) {
     double most = 0;
     for (int64_t i = 0; i < n; i++)
-        most = fmax(most, fabs(a[i] - b[i]));
+        most = isnan(a[i] - b[i]) ? INFINITY : fmax(most, fabs(a[i] - b[i]));
     return most;
 }
 
