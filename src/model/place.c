@@ -63,7 +63,7 @@ static int wants_gradient(const place *p, dsc_value v) {
 
 static void set_times(place *p) {
     const dsc_exec *exec = p->exec;
-    int64_t time = p->ops, end = p->ops;
+    int64_t end = p->ops, time = end;
     for (int64_t k = recomputes(p) ? exec->segment_count - 1 : 0; k >= 0; k--) {
         int64_t first = recomputes(p) ? exec->segments[k] : 0;
         for (int64_t i = first; i < end; i++) {
