@@ -110,7 +110,8 @@ typedef struct dsc_layer_def {
     int in_place;
     /* All three are required. On a GPU a call may be recorded once and replayed in later steps, so forward
      * and backward must do nothing but put operations into the queue. They may be called by several threads
-     * at once, for different executors. */
+     * at once, for different executors. With dsc_model_options.recompute, forward may be called a second time in a step:
+     * it must then give the same result. */
     dsc_status (*declare)(dsc_layer_declaration *declaration);
     dsc_status (*forward)(dsc_queue *q, const dsc_layer_call *call);
     dsc_status (*backward)(dsc_queue *q, const dsc_layer_call *call);

@@ -43,6 +43,10 @@ typedef struct dsc_model_options {
     /* Name of the model in metrics and checkpoints, at most 63 characters; copied. NULL (default): "custom",
      * or the name in the zoo. */
     const char *name;
+    /* 1: executors for training do not keep all values between layers for the backward pass, but compute them again from
+     * some that they keep, part by part. That takes less memory and up to a third more time; gradients have the same
+     * bits. 0 (default): they keep them. */
+    int recompute;
 } dsc_model_options;
 DSC_API void dsc_model_options_init_sized(dsc_model_options *options, size_t size);
 #define dsc_model_options_init(options) dsc_model_options_init_sized((options), sizeof *(options))
@@ -323,6 +327,8 @@ DSC_API dsc_model *dsc_exec_model(const dsc_exec *exec);
 /* Bytes of activations and activation gradients, workspace included; and what they would be without reuse. */
 DSC_API size_t dsc_exec_bytes(const dsc_exec *exec);
 DSC_API size_t dsc_exec_bytes_without_reuse(const dsc_exec *exec);
+/* What dsc_exec_bytes would be with dsc_model_options.recompute 0. */
+DSC_API size_t dsc_exec_bytes_without_recompute(const dsc_exec *exec);
 
 /* Sets the keys of dropout's random numbers: the step, and the number of the batch's first sample among the
  * samples of all ranks in this step. */

@@ -202,6 +202,7 @@ typedef struct dsc_train_options {
     int64_t lr_steps; /* steps in which the schedule ends; 0: those of all epochs */
     double elastic;   /* masks: as in dsc_data_options; 0 */
     int64_t context;  /* tokens of a sequence, for models of sequences; 0: what the model is made for */
+    int recompute;    /* as in dsc_model_options, for a model that is opened by name; 0 */
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

@@ -22,8 +22,16 @@ static int compare(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
+static int overlap(int64_t a_first, int64_t a_last, int64_t b_first, int64_t b_last) {
+    return a_first <= b_last && b_first <= a_last;
+}
+
 static int share_time(const dsc_interval *a, const dsc_interval *b) {
-    return a->first <= b->last && b->first <= a->last;
+    const int twice_a = a->again_last > 0, twice_b = b->again_last > 0;
+    return overlap(a->first, a->last, b->first, b->last) ||
+           (twice_a && overlap(a->again_first, a->again_last, b->first, b->last)) ||
+           (twice_b && overlap(a->first, a->last, b->again_first, b->again_last)) ||
+           (twice_a && twice_b && overlap(a->again_first, a->again_last, b->again_first, b->again_last));
 }
 
 /* placed: sorted by offset. */

@@ -11,6 +11,9 @@ typedef struct dsc_interval {
     size_t bytes;
     int64_t first, last; /* times at which it is needed, both included */
     size_t offset;       /* the result: a multiple of DSC_ALIGNMENT */
+    /* Unless again_last is 0: later times at which it is needed again, both included. What is in it between `last` and
+     * again_first may be overwritten. */
+    int64_t again_first, again_last;
 } dsc_interval;
 
 /* Sets the offsets so that no two blocks with a common time overlap, and *total to the end of the last. */

@@ -56,6 +56,7 @@ static dsc_status create(dsc_model *m, dsc_exec_mode mode, int64_t batch, const 
     *exec = *like;
     exec->model = m;
     exec->mode = mode;
+    exec->recompute = mode == DSC_EXEC_TRAIN && m->options.recompute;
     dsc_exec_smooth_labels(exec, 1);
     exec->batch = batch;
     dsc_status status;
@@ -109,6 +110,7 @@ void dsc_exec_destroy(dsc_exec **exec) {
     for (int64_t i = 0; i < e->op_count; i++)
         dsc_conv_destroy(&e->ops[i].conv);
     dsc_device_free(e->model->device, &e->arena);
+    dsc_memory_free(&e->segments);
     dsc_memory_free(&e->ready);
     dsc_memory_free(&e->from_input);
     dsc_memory_free(&e->grads);
@@ -127,6 +129,10 @@ size_t dsc_exec_bytes(const dsc_exec *exec) {
 
 size_t dsc_exec_bytes_without_reuse(const dsc_exec *exec) {
     return exec->bytes_without_reuse;
+}
+
+size_t dsc_exec_bytes_without_recompute(const dsc_exec *exec) {
+    return exec->bytes_without_recompute;
 }
 
 const dsc_tensor *dsc_exec_stats(const dsc_exec *exec) {
@@ -222,9 +228,16 @@ static dsc_status bind_input(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) 
     return DSC_OK;
 }
 
+static dsc_status run_forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
+    dsc_status status = op->view ? DSC_OK : op->type->forward(exec, q, op);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "forward of %s", dsc_graph_describe(exec->model, op->node));
+    return DSC_OK;
+}
+
 dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     DSC_TRY(check_call("forward", exec, q));
-    exec->has_forward = exec->has_loss = 0;
+    exec->has_forward = exec->has_loss = exec->last_is_there = 0;
     DSC_TRY(bind_input(exec, q, x));
     if (exec->half.data) {
         dsc_tensor values = dsc_model_values(exec->model);
@@ -232,15 +245,11 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     }
     if (exec->lengths.data)
         DSC_TRY(dsc_op_sequence_lengths(q, &exec->values[exec->model->input], &exec->lengths));
-    for (int64_t i = 0; i < exec->op_count; i++) {
-        const dsc_exec_op *op = &exec->ops[i];
-        dsc_status status = op->view ? DSC_OK : op->type->forward(exec, q, op);
-        if (status != DSC_OK)
-            return dsc_error_prefix(status, "forward of %s", dsc_graph_describe(exec->model, op->node));
-    }
+    for (int64_t i = 0; i < exec->op_count; i++)
+        DSC_TRY(run_forward(exec, q, &exec->ops[i]));
     if (exec->mode == DSC_EXEC_TRAIN)
         DSC_TRY(dsc_op_increment(q, &exec->model->batches)); /* num_batches_tracked */
-    exec->has_forward = 1;
+    exec->has_forward = exec->last_is_there = 1;
     return DSC_OK;
 }
 
@@ -341,6 +350,17 @@ static dsc_status announce(dsc_queue *q, const dsc_backward_options *o, int64_t 
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "grad_ready", NULL);
 }
 
+/* Computes again what the backward pass of a segment reads. */
+static dsc_status recompute(dsc_exec *exec, dsc_queue *q, int64_t segment) {
+    dsc_status status = DSC_OK;
+    exec->recomputing = 1;
+    for (int64_t i = exec->segments[segment]; i < exec->segments[segment + 1] && status == DSC_OK; i++)
+        if (exec->ops[i].again)
+            status = run_forward(exec, q, &exec->ops[i]);
+    exec->recomputing = 0;
+    return status;
+}
+
 dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_options *given) {
     dsc_backward_options options;
     dsc_backward_options_init(&options);
@@ -353,10 +373,15 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
     exec->has_loss = 0;
     const dsc_backward_pass pass = {.param_grads = options.param_grads, .beta = options.accumulate ? 1 : 0};
     int64_t next = exec->model->param_count - 1; /* the parameter to announce next */
+    /* Segments before this one are still to be computed again. */
+    int64_t segment = exec->segment_count - exec->last_is_there;
+    exec->last_is_there = 0;
     memset(exec->ready, 0, (size_t)exec->model->param_count);
     for (int64_t i = exec->op_count - 1; i >= 0; i--) {
         const dsc_exec_op *op = &exec->ops[i];
         const dsc_node *node = op->node;
+        if (segment > 0 && i + 1 == exec->segments[segment])
+            DSC_TRY(recompute(exec, q, --segment));
         if (!op->backward)
             continue;
         if (options.capture && node->layer >= 0) {

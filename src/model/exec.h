@@ -2,7 +2,12 @@
  *
  * Times, for the memory plan: operation i runs forward at i, the loss at N (the number of operations),
  * operation i runs backward at 2N - i. Everything backward reads lives to the end, because loss and backward
- * may be repeated after one forward. */
+ * may be repeated after one forward.
+ *
+ * With recompute the operations are cut into segments (recompute.c). What one segment reads of another lives to the end.
+ * The rest of a segment has its memory in forward for as long as forward reads it, and once more from the time at which
+ * the segment's forward operations run again, right before its backward. The last segment's values stay from forward to
+ * backward; a second backward after one forward computes them again, too. */
 #ifndef DSC_MODEL_EXEC_H
 #define DSC_MODEL_EXEC_H
 
@@ -25,6 +30,7 @@ struct dsc_exec_op {
     /* From forward to backward: a batch norm's mean and 1/std, a max pool's places. */
     dsc_tensor saved[DSC_LAYER_TENSORS];
     int saves_always; /* `saved` has memory even where no backward follows */
+    int again;        /* recompute: its forward runs again before the backward of its segment */
     dsc_tensor *x[DSC_LAYER_INPUTS], *y;
     dsc_tensor *dx[DSC_LAYER_INPUTS], *dy; /* dx[i] is NULL where it is not needed */
     dsc_tensor unused_dx;                  /* memory for a dx[0] that is computed but not needed */
@@ -57,8 +63,13 @@ struct dsc_exec {
     size_t work_bytes;
     int64_t widest_norm;
     void *arena;
-    size_t bytes, bytes_without_reuse;
-    unsigned char *ready; /* per parameter: its gradient is final */
+    size_t bytes, bytes_without_reuse, bytes_without_recompute;
+    int recompute;         /* 1: wanted; mode is DSC_EXEC_TRAIN */
+    int64_t *segments;     /* first operation of each segment, then op_count */
+    int64_t segment_count; /* 0: nothing is computed again */
+    int last_is_there;     /* 1: values of the last segment are there */
+    int recomputing;       /* 1: forward operations run again */
+    unsigned char *ready;  /* per parameter: its gradient is final */
     int has_forward, has_loss;
     double label_smoothing;                   /* of the losses */
     int plain_labels;                         /* 1: without smoothing, mixed labels and weights of classes */
@@ -68,6 +79,9 @@ struct dsc_exec {
 
 /* Lowers the model's graph to operations, with fusion. Sets what they keep, not yet their tensors. */
 dsc_status dsc_exec_lower(dsc_exec *exec) DSC_MUST_CHECK;
+/* Recompute: sets segments that each write about a `parts`-th of all values, or less. exec->segments has room for all
+ * operations and one more. */
+dsc_status dsc_exec_cut(dsc_exec *exec, int64_t parts) DSC_MUST_CHECK;
 /* Plans and allocates the memory of all tensors. */
 dsc_status dsc_exec_place(dsc_exec *exec) DSC_MUST_CHECK;
 

@@ -47,6 +47,8 @@ static dsc_norm_desc describe(const dsc_exec_op *op) {
 
 static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
     dsc_norm_desc desc = describe(op);
+    if (exec->recomputing)
+        desc.momentum = 0; /* the running statistics have this batch already */
     dsc_param *running = &exec->model->buffers[op->node->buffer];
     dsc_norm_params params = {.gamma = dsc_exec_weight(exec, op),
                               .shift = dsc_exec_bias(exec, op),

@@ -88,6 +88,8 @@ static dsc_status emit(dsc_exec *exec, const int64_t *fused, const unsigned char
         *op = fused[v] >= 0 ? fused_op(m, (dsc_value)v, (dsc_value)fused[v]) : plain_op(m, (dsc_value)v);
         op->keeps_x = op->type->keeps_x;
         op->keeps_y = op->type->keeps_y;
+        if (op->node->layer >= 0 && op->keeps_x < 1)
+            op->keeps_x = 1; /* a capture gets it */
         if (op->type->plan)
             DSC_TRY(op->type->plan(exec, op));
         trained[v] = op->node->param_count > 0;

@@ -1,5 +1,6 @@
 /* Memory of an executor: which values share storage by being views or by being computed in place, when each
- * storage is needed, and one block of device memory for all of them. */
+ * storage is needed, and one block of device memory for all of them; with recompute, also which segments need the
+ * least of it. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "model/arena.h"
@@ -25,13 +26,17 @@ typedef struct place {
     int64_t *producer;   /* per value: its operation; -1 for none */
     int64_t *root;       /* per value: the value in whose storage it lies */
     int64_t *grad_root;  /* the same for gradients */
+    int64_t *segment, *again,
+        *back;           /* per operation: its segment, and the times of recompute and of backward */
+    unsigned char *kept; /* recompute: per value, another segment reads it, or the loss; then also its root */
+    unsigned char *read; /* recompute: per root, backward or what it needs reads it */
     dsc_interval *values, *grads, *saved, *unused_dx, *fixed; /* parts of `blocks` */
     dsc_interval *blocks;
     int64_t block_count;
 } place;
 
-static int64_t backward_time(const place *p, int64_t op) {
-    return 2 * p->ops - op;
+static int recomputes(const place *p) {
+    return p->exec->segment_count > 0;
 }
 
 static void touch(dsc_interval *block, size_t bytes, int64_t time) {
@@ -43,8 +48,78 @@ static void touch(dsc_interval *block, size_t bytes, int64_t time) {
     block->last = time > block->last ? time : block->last;
 }
 
+static void touch_again(dsc_interval *block, int64_t time) {
+    if (block->again_last == 0)
+        block->again_first = block->again_last = time;
+    block->again_first = time < block->again_first ? time : block->again_first;
+    block->again_last = time > block->again_last ? time : block->again_last;
+}
+
 static int wants_gradient(const place *p, dsc_value v) {
     return p->producer[v] >= 0 && p->exec->ops[p->producer[v]].backward;
+}
+
+/* ---- segments ---- */
+
+static void set_times(place *p) {
+    const dsc_exec *exec = p->exec;
+    int64_t end = p->ops, time = end;
+    for (int64_t k = recomputes(p) ? exec->segment_count - 1 : 0; k >= 0; k--) {
+        int64_t first = recomputes(p) ? exec->segments[k] : 0;
+        for (int64_t i = first; i < end; i++) {
+            p->segment[i] = k;
+            p->again[i] = recomputes(p) ? ++time : 0;
+        }
+        for (int64_t i = end - 1; i >= first; i--)
+            p->back[i] = ++time;
+        end = first;
+    }
+    p->end = exec->mode == DSC_EXEC_TRAIN ? time : p->ops;
+}
+
+/* What passes from one segment to another, or to the loss, stays, with the value it is a view of. */
+static void keep_values(place *p) {
+    const dsc_exec *exec = p->exec;
+    if (!recomputes(p))
+        return;
+    p->kept[exec->model->logits] = 1;
+    for (int64_t i = p->ops - 1; i >= 0; i--) {
+        const dsc_exec_op *s = &exec->ops[i];
+        for (int k = 0; k < s->inputs; k++) {
+            int64_t from = p->producer[s->in[k]];
+            if (from >= 0 && p->segment[from] != p->segment[i])
+                p->kept[s->in[k]] = 1;
+        }
+        if (s->view && p->kept[s->out])
+            p->kept[s->in[0]] = 1;
+    }
+}
+
+/* An operation whose result is kept need not run again: what it saves is kept as well. */
+static int keeps_result(const place *p, const dsc_exec_op *s) {
+    return p->kept[p->root[s->out]];
+}
+
+static int saves(const dsc_exec_op *s) {
+    int found = 0;
+    for (int k = 0; k < DSC_LAYER_TENSORS; k++)
+        found |= s->saved[k].ndim > 0;
+    return found;
+}
+
+static void find_repeated(place *p) {
+    for (int64_t v = 0; v < p->n; v++)
+        if (p->kept[v])
+            p->kept[p->root[v]] = 1;
+    for (int64_t i = p->ops - 1; i >= 0; i--) {
+        dsc_exec_op *s = &p->exec->ops[i];
+        int64_t out = p->root[s->out];
+        p->read[out] |= s->keeps_y != 0;
+        s->again =
+            recomputes(p) && !s->view && !keeps_result(p, s) && (p->read[out] || (s->backward && saves(s)));
+        for (int k = 0; k < s->inputs; k++)
+            p->read[p->root[s->in[k]]] |= s->again || k < s->keeps_x;
+    }
 }
 
 /* ---- who shares storage ---- */
@@ -52,10 +127,10 @@ static int wants_gradient(const place *p, dsc_value v) {
 /* Nothing but operation `s` reads the storage of its first input, in forward or in backward. */
 static int may_overwrite(const place *p, const dsc_exec_op *s) {
     int64_t root = p->root[s->in[0]];
-    if (!s->type->in_place || s->keeps_x || root == p->exec->model->input)
+    if (!s->type->in_place || s->keeps_x || root == p->exec->model->input || p->kept[s->out])
         return 0;
     for (int64_t v = 0; v < p->n; v++)
-        if (p->root[v] == root && (p->uses[v] != 1 || p->exec->ops[p->producer[v]].keeps_y))
+        if (p->root[v] == root && (p->uses[v] != 1 || p->kept[v] || p->exec->ops[p->producer[v]].keeps_y))
             return 0;
     return 1;
 }
@@ -67,12 +142,14 @@ static void share_values(place *p) {
         p->producer[v] = -1;
     }
     p->root[exec->model->input] = exec->model->input;
-    for (int64_t i = 0; i < p->ops; i++)
+    for (int64_t i = 0; i < p->ops; i++) {
+        p->producer[exec->ops[i].out] = i;
         for (int k = 0; k < exec->ops[i].inputs; k++)
             p->uses[exec->ops[i].in[k]]++;
+    }
+    keep_values(p);
     for (int64_t i = 0; i < p->ops; i++) {
         const dsc_exec_op *s = &exec->ops[i];
-        p->producer[s->out] = i;
         p->root[s->out] = s->view || may_overwrite(p, s) ? p->root[s->in[0]] : s->out;
     }
 }
@@ -106,25 +183,45 @@ static dsc_status set_betas(place *p) {
 
 /* ---- when storage is needed ---- */
 
+/* A block that operation `i` writes, or another in its storage, is read after forward as well, at this time. */
+static void live_later(const place *p, dsc_interval *block, int64_t i, int64_t time) {
+    if (!recomputes(p) || (i >= 0 && keeps_result(p, &p->exec->ops[i])))
+        touch(block, 0, p->end);
+    else if (i < 0 || p->segment[i] == p->exec->segment_count - 1)
+        touch(block, 0, time);
+    else
+        touch_again(block, time);
+}
+
+static void value_lives(const place *p, dsc_value v, int64_t time) {
+    int64_t root = p->root[v];
+    live_later(p, &p->values[root], p->producer[root], time);
+}
+
 static void live_values(place *p) {
     const dsc_exec *exec = p->exec;
     for (int64_t i = 0; i < p->ops; i++) {
         const dsc_exec_op *s = &exec->ops[i];
-        dsc_interval *y = &p->values[p->root[s->out]];
-        touch(y, dsc_tensor_bytes(&exec->values[s->out]), i);
+        touch(&p->values[p->root[s->out]], dsc_tensor_bytes(&exec->values[s->out]), i);
+        if (s->again)
+            value_lives(p, s->out, p->again[i]);
         if (s->keeps_y)
-            touch(y, 0, p->end);
+            value_lives(p, s->out, p->back[i]);
         for (int k = 0; k < s->inputs; k++) {
-            dsc_interval *x = &p->values[p->root[s->in[k]]];
-            touch(x, dsc_tensor_bytes(&exec->values[s->in[k]]), i);
+            touch(&p->values[p->root[s->in[k]]], dsc_tensor_bytes(&exec->values[s->in[k]]), i);
+            if (s->again)
+                value_lives(p, s->in[k], p->again[i]);
             if (k < s->keeps_x)
-                touch(x, 0, p->end);
+                value_lives(p, s->in[k], p->back[i]);
         }
         for (int k = 0; k < DSC_LAYER_TENSORS; k++)
             if (s->saved[k].ndim > 0 && (s->backward || s->saves_always)) {
                 dsc_interval *saved = &p->saved[DSC_LAYER_TENSORS * i + k];
                 touch(saved, dsc_tensor_bytes(&s->saved[k]), i);
-                touch(saved, 0, s->backward ? p->end : i);
+                if (s->again)
+                    live_later(p, saved, i, p->again[i]);
+                if (s->backward)
+                    live_later(p, saved, i, p->back[i]);
                 if (exec->decodes) { /* a cache stays from call to call */
                     touch(saved, 0, 0);
                     touch(saved, 0, p->end);
@@ -143,13 +240,13 @@ static void live_gradients(place *p) {
         const dsc_exec_op *s = &exec->ops[i];
         if (!s->backward)
             continue;
-        touch(&p->grads[p->grad_root[s->out]], dsc_tensor_bytes(&exec->grads[s->out]), backward_time(p, i));
+        touch(&p->grads[p->grad_root[s->out]], dsc_tensor_bytes(&exec->grads[s->out]), p->back[i]);
         for (int k = 0; k < s->inputs; k++) {
             size_t bytes = dsc_tensor_bytes(&exec->grads[s->in[k]]);
             if (wants_gradient(p, s->in[k]))
-                touch(&p->grads[p->grad_root[s->in[k]]], bytes, backward_time(p, i));
+                touch(&p->grads[p->grad_root[s->in[k]]], bytes, p->back[i]);
             else if (k == 0 && s->type->dx_always)
-                touch(&p->unused_dx[i], bytes, backward_time(p, i));
+                touch(&p->unused_dx[i], bytes, p->back[i]);
         }
     }
 }
@@ -164,7 +261,9 @@ static void live_longer(place *p) {
         int64_t next = i;
         for (int found = 0; found < DSC_EXEC_CAPTURES && next >= 0;)
             found += --next >= 0 && exec->ops[next].backward && exec->ops[next].node->layer >= 0;
-        touch(&p->grads[p->grad_root[s->out]], 0, next < 0 ? p->end : backward_time(p, next) - 1);
+        int64_t time = next < 0 ? p->end : p->back[next] - 1;
+        touch(&p->grads[p->grad_root[s->out]], 0, time);
+        value_lives(p, s->in[0], time);
     }
 }
 
@@ -263,12 +362,16 @@ static dsc_status place_open(dsc_exec *exec, place *p) {
     p->exec = exec;
     p->n = exec->model->node_count;
     p->ops = exec->op_count;
-    p->end = exec->mode == DSC_EXEC_TRAIN ? 2 * p->ops : p->ops;
     p->block_count = 2 * p->n + (DSC_LAYER_TENSORS + 1) * p->ops + FIXED_BLOCKS;
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->uses, &p->uses));
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->producer, &p->producer));
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->root, &p->root));
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->grad_root, &p->grad_root));
+    DSC_TRY(dsc_memory_alloc(p->ops, sizeof *p->segment, &p->segment));
+    DSC_TRY(dsc_memory_alloc(p->ops, sizeof *p->again, &p->again));
+    DSC_TRY(dsc_memory_alloc(p->ops, sizeof *p->back, &p->back));
+    DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->kept, &p->kept));
+    DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->read, &p->read));
     DSC_TRY(dsc_memory_alloc(p->block_count, sizeof *p->blocks, &p->blocks));
     p->values = p->blocks;
     p->grads = p->values + p->n;
@@ -280,27 +383,66 @@ static dsc_status place_open(dsc_exec *exec, place *p) {
 
 static void place_close(place *p) {
     dsc_memory_free(&p->blocks);
+    dsc_memory_free(&p->read);
+    dsc_memory_free(&p->kept);
+    dsc_memory_free(&p->back);
+    dsc_memory_free(&p->again);
+    dsc_memory_free(&p->segment);
     dsc_memory_free(&p->grad_root);
     dsc_memory_free(&p->root);
     dsc_memory_free(&p->producer);
     dsc_memory_free(&p->uses);
 }
 
+/* Plans the memory of the executor as it is cut now. */
+static dsc_status plan(dsc_exec *exec, place *p) {
+    DSC_TRY(place_open(exec, p));
+    set_times(p);
+    share_values(p);
+    find_repeated(p);
+    live_values(p);
+    live_always(p);
+    if (exec->mode == DSC_EXEC_TRAIN) {
+        share_gradients(p);
+        DSC_TRY(set_betas(p));
+        live_gradients(p);
+        if (exec->lasting)
+            live_longer(p);
+    }
+    return dsc_arena_place(p->blocks, p->block_count, &exec->bytes);
+}
+
+/* Cuts the operations so that they need the least memory, or not at all when that is best. */
+static dsc_status choose_segments(dsc_exec *exec) {
+    int64_t best = 0, ops = exec->op_count;
+    size_t fewest = 0;
+    DSC_TRY(dsc_memory_alloc(ops + 1, sizeof *exec->segments, &exec->segments));
+    for (int64_t parts = 1; parts <= ops; parts += 1 + parts / 4) {
+        place p = {0};
+        dsc_status status = parts > 1 ? dsc_exec_cut(exec, parts) : DSC_OK;
+        if (status == DSC_OK)
+            status = plan(exec, &p);
+        place_close(&p);
+        DSC_TRY(status);
+        if (parts == 1)
+            exec->bytes_without_recompute = exec->bytes;
+        if (parts == 1 || exec->bytes < fewest) {
+            best = parts;
+            fewest = exec->bytes;
+        }
+    }
+    exec->segment_count = 0;
+    return best > 1 ? dsc_exec_cut(exec, best) : DSC_OK;
+}
+
 dsc_status dsc_exec_place(dsc_exec *exec) {
     place p = {0};
     dsc_status status;
-    DSC_TRY_GOTO(status, place_open(exec, &p), end);
-    share_values(&p);
-    live_values(&p);
-    live_always(&p);
-    if (exec->mode == DSC_EXEC_TRAIN) {
-        share_gradients(&p);
-        DSC_TRY_GOTO(status, set_betas(&p), end);
-        live_gradients(&p);
-        if (exec->lasting)
-            live_longer(&p);
-    }
-    DSC_TRY_GOTO(status, dsc_arena_place(p.blocks, p.block_count, &exec->bytes), end);
+    if (exec->recompute)
+        DSC_TRY(choose_segments(exec));
+    DSC_TRY_GOTO(status, plan(exec, &p), end);
+    if (!exec->recompute)
+        exec->bytes_without_recompute = exec->bytes;
     exec->bytes_without_reuse = bytes_without_reuse(&p);
     DSC_TRY_GOTO(status, dsc_device_alloc(exec->model->device, exec->bytes, &exec->arena), end);
     bind_tensors(&p);

@@ -78,6 +78,12 @@ static void describe_data(line *l) {
     add(l, "%s, %lld parameters, %s", t->options.model, (long long)dsc_model_parameter_total(t->model),
         dsc_dtype_name(t->options.activations));
     end(l);
+    if (t->options.recompute) {
+        begin(l, "recompute");
+        add(l, "activations take %.1f MB instead of %.1f MB", 1e-6 * (double)dsc_exec_bytes(t->exec),
+            1e-6 * (double)dsc_exec_bytes_without_recompute(t->exec));
+        end(l);
+    }
     begin(l, "data");
     add(l, "%s, %lld ", t->options.data, (long long)t->info.count);
     if (dsc_model_takes_tokens(t->model))

@@ -231,6 +231,14 @@ static const dsc_option train_table[] = {
      .values = types,
      .help = "type of the activations; bf16 and fp16 need a GPU",
      .json = "precision"},
+    {.name = "recompute",
+     .kind = DSC_OPTION_FLAG,
+     .offset = AT(recompute),
+     .help =
+         "compute activations again in the backward pass instead of keeping all: less memory, more time, the "
+         "same bits",
+     .json = "recompute",
+     .flags = DSC_OPTION_MAY_CHANGE},
     {.name = "label-smoothing",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(label_smoothing),

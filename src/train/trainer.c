@@ -381,6 +381,7 @@ static dsc_status read_settings(const dsc_train_options *given, dsc_settings *ou
     o.context = defaults.context;
     o.val_split = defaults.val_split;
     o.activations = defaults.activations;
+    o.recompute = defaults.recompute;
     o.label_smoothing = defaults.label_smoothing;
     return dsc_settings_read(&o, out);
 }
@@ -394,6 +395,7 @@ static void adopt(dsc_trainer *t, dsc_model *model, dsc_dataset *train, dsc_data
     if (train)
         t->info = dsc_dataset_get_info(train);
     o->activations = model ? model->options.activations : DSC_F32;
+    o->recompute = model ? model->options.recompute : 0;
     o->label_smoothing = model ? model->options.label_smoothing : 0;
     o->model = model ? dsc_model_name(model) : "none";
     o->data = train ? t->info.name : "batches of the caller";
@@ -427,6 +429,7 @@ static dsc_status open_named(dsc_trainer *t) {
     model.seed = o->seed;
     model.label_smoothing = o->label_smoothing;
     model.activations = o->activations;
+    model.recompute = o->recompute;
     DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
                            &t->model));
     return o->eval_every > 0 ? dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set) : DSC_OK;

@@ -36,6 +36,24 @@ expect 0 "" train "${small[@]}" --epochs 2 --steps 13 --out parts --kfac-update-
 expect 0 "" train --resume parts --steps 30
 cmp whole/checkpoint-30.safetensors parts/checkpoint-30.safetensors || complain "a resumed run differs"
 
+# The same with dropout: two runs have the same bits, and so has one that was stopped.
+dropped=("${small[@]}" --model gpt-mini:layers=1,heads=2,width=16,dropout=0.3 --epochs 2)
+expect 0 "" train "${dropped[@]}" --steps 20 --out dropped
+expect 0 "" train "${dropped[@]}" --steps 20 --out again
+cmp dropped/checkpoint-20.safetensors again/checkpoint-20.safetensors || complain "two runs with dropout differ"
+expect 0 "" train "${dropped[@]}" --steps 9 --out stopped
+expect 0 "" train --resume stopped --steps 20
+cmp dropped/checkpoint-20.safetensors stopped/checkpoint-20.safetensors || complain "a resumed run with dropout differs"
+
+# Activations that are computed again give the same bits, also with K-FAC, which captures in a pass of its own.
+sampled=(--steps 14 --kfac-update-freq 5 --kfac-fisher sampled)
+expect 0 "" train "${dropped[@]}" "${sampled[@]}" --out kept
+expect 0 "activations take" train "${dropped[@]}" "${sampled[@]}" --out recomputed --recompute
+cmp kept/checkpoint-14.safetensors recomputed/checkpoint-14.safetensors || complain "recompute changes the bits"
+expect 0 "activations take" train --resume dropped --steps 24 --recompute
+expect 0 "" train --resume again --steps 24
+cmp dropped/checkpoint-24.safetensors again/checkpoint-24.safetensors || complain "recompute changes a resumed run"
+
 # The strategies of K-FAC agree on two ranks, in the expanding and the reducing setting, and gossip trains.
 strategies() {
     local sharing strategy

@@ -25,6 +25,9 @@ const net *find_net(const char *name);
  * can be fused. For builders that use net_norm and net_add. */
 extern int net_no_fusion;
 
+/* 1: models are made with dsc_model_options.recompute. */
+extern int net_recompute;
+
 /* A convolution with a square kernel, no padding and stride 1. */
 dsc_conv2d_shape square_conv(int64_t channels, int64_t kernel);
 dsc_device *open_device(const char *name);
@@ -40,7 +43,7 @@ dsc_tensor random_labels(dsc_queue *q, uint32_t seed, int64_t n, int64_t classes
 /* Contents of a tensor of F32 or F64 as doubles; free with free(). */
 double *read_doubles(dsc_queue *q, const dsc_tensor *t);
 void write_doubles(dsc_queue *q, const double *host, dsc_tensor *t);
-/* Largest |a[i] - b[i]|, and largest |a[i]|. */
+/* Largest |a[i] - b[i]|, infinite where that is not a number, and largest |a[i]|. */
 double largest_difference(int64_t n, const double *a, const double *b);
 double largest(int64_t n, const double *a);
 

@@ -42,6 +42,12 @@ static void test_shapes(void **state) {
     assert_fails(DSC_E_INVALID, "cannot be cut into 0 heads", dsc_model_attention(m, x, &none, &y));
     assert_fails(DSC_E_INVALID, "dsc_attention_options_init", dsc_model_attention(m, x, &unset, &y));
     assert_fails(DSC_E_INVALID, "no model", dsc_model_attention(NULL, x, &two, &y));
+    dsc_attention_options dropped = two, padded = two;
+    dropped.dropout = 1;
+    padded.padded = 1;
+    assert_fails(DSC_E_INVALID, "dropout of 1, but it must be at least 0 and below 1",
+                 dsc_model_attention(m, x, &dropped, &y));
+    assert_fails(DSC_E_INVALID, "padding is found in the tokens", dsc_model_attention(m, x, &padded, &y));
     assert_ok(dsc_model_attention(m, x, &two, &y));
     assert_ok(dsc_model_value_shape(m, y, &shape));
     assert_true(!shape.flat && shape.h == 5 && shape.w == 1 && shape.c == 4);

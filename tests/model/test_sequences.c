@@ -21,8 +21,12 @@ static dsc_linear_options linear_options(int bias, double std, int in_out, dsc_v
     return options;
 }
 
-/* One block of a transformer, as GPT-2 has it, with a tied or an own head. */
-static dsc_model *make_gpt(dsc_device *device, dsc_dtype dtype, int tied) {
+/* One block of a transformer, as GPT-2 has it, with a tied or an own head, or, PADDED, with attention to all tokens but
+ * the padding and with dropout of its probabilities. */
+enum { OWN, TIED, PADDED };
+
+static dsc_model *make_gpt(dsc_device *device, dsc_dtype dtype, int kind) {
+    const int tied = kind != OWN;
     dsc_model_options options;
     dsc_model *m;
     dsc_value tokens, table, x, h, y;
@@ -40,7 +44,9 @@ static dsc_model *make_gpt(dsc_device *device, dsc_dtype dtype, int tied) {
     assert_ok(dsc_model_linear_with(m, "c_attn", h, 3 * WIDTH, &in_out, &h));
     dsc_attention_options_init(&attention);
     attention.heads = 2;
-    attention.causal = 1;
+    attention.causal = kind != PADDED;
+    attention.padded = kind == PADDED;
+    attention.dropout = kind == PADDED ? 0.3 : 0;
     assert_ok(dsc_model_attention(m, h, &attention, &h));
     assert_ok(dsc_model_linear(m, "c_proj", h, WIDTH, 1, &h));
     assert_ok(dsc_model_add(m, x, h, &y));
@@ -55,9 +61,11 @@ typedef struct rig {
     dsc_model *m;
     dsc_exec *exec;
     dsc_tensor x, labels;
+    int labelled; /* rows with a label */
 } rig;
 
-static rig open_rig(const char *device, dsc_dtype dtype, int tied) {
+static rig open_rig(const char *device, dsc_dtype dtype, int kind) {
+    const int lengths[BATCH] = {POSITIONS, 3, 1};
     rig r = {.device = open_device(device)};
     const int64_t dim[4] = {BATCH, POSITIONS, 1, 1}, rows = ROWS;
     double tokens[ROWS];
@@ -65,14 +73,20 @@ static rig open_rig(const char *device, dsc_dtype dtype, int tied) {
     for (int i = 0; i < ROWS; i++) {
         tokens[i] = (i * 5 + i / 4) % VOCABULARY;
         labels[i] = i % 4 == 1 ? -1 : (i * 3) % VOCABULARY;
+        if (kind == PADDED && i % POSITIONS >= lengths[i / POSITIONS])
+            tokens[i] = labels[i] = -1;
     }
     r.q = open_queue(r.device);
-    r.m = make_gpt(r.device, dtype, tied);
+    r.m = make_gpt(r.device, dtype, kind);
     assert_ok(dsc_exec_create(r.m, DSC_EXEC_TRAIN, BATCH, &r.exec));
     assert_ok(dsc_tensor_alloc(r.device, dtype, 4, dim, &r.x));
     assert_ok(dsc_tensor_alloc(r.device, DSC_I32, 1, &rows, &r.labels));
     write_doubles(r.q, tokens, &r.x);
     assert_ok(dsc_tensor_upload(r.q, labels, sizeof labels, &r.labels));
+    assert_ok(dsc_exec_set_position(r.exec, r.q, 3, 12));
+    r.labelled = 0;
+    for (int i = 0; i < ROWS; i++)
+        r.labelled += labels[i] >= 0;
     assert_ok(dsc_queue_sync(r.q));
     return r;
 }
@@ -93,7 +107,7 @@ static double loss(rig *r) {
     assert_ok(dsc_exec_loss(r->exec, r->q, &r->labels, 0.5));
     assert_ok(dsc_tensor_download(r->q, dsc_exec_stats(r->exec), sizeof stats, stats));
     assert_ok(dsc_queue_sync(r->q));
-    assert_true(stats[DSC_STAT_ROWS] == ROWS - 4);
+    assert_true(stats[DSC_STAT_ROWS] == r->labelled);
     return 0.5 * stats[DSC_STAT_LOSS];
 }
 
@@ -108,9 +122,9 @@ static double quotient(rig *r, dsc_tensor *element, double value, double h) {
 }
 
 /* Twice: the second pass adds to the gradients of the first. */
-static void check_gradients(int tied) {
+static void check_gradients(int kind) {
     const double h = 1e-5;
-    rig r = open_rig("ref", DSC_F64, tied);
+    rig r = open_rig("ref", DSC_F64, kind);
     dsc_backward_options again;
     dsc_tensor values = dsc_model_values(r.m), grads = dsc_model_grads(r.m);
     double value = loss(&r);
@@ -126,7 +140,7 @@ static void check_gradients(int tied) {
         dsc_tensor element = dsc_tensor_slice(&values, i, 1);
         double rough = quotient(&r, &element, now[i], h), fine = quotient(&r, &element, now[i], h / 2);
         if (fabs(once[i] - fine) > fabs(rough - fine) + 2 * rounding)
-            fail_msg("tied %d: gradient %lld is %.12g, the quotients are %.12g and %.12g", tied, (long long)i,
+            fail_msg("kind %d: gradient %lld is %.12g, the quotients are %.12g and %.12g", kind, (long long)i,
                      once[i], rough, fine);
         assert_true(fabs(twice[i] - 2 * once[i]) <= 16 * DBL_EPSILON * fabs(once[i]) + 1e-15);
     }
@@ -140,15 +154,15 @@ static void check_gradients(int tied) {
 static void test_gradients(void **state) {
     (void)state;
     skip_on_chosen("differences need double, on ref");
-    check_gradients(0);
-    check_gradients(1);
+    for (int kind = OWN; kind <= PADDED; kind++)
+        check_gradients(kind);
 }
 
 /* The chosen device gives what ref gives, up to float32's rounding. */
 static void test_devices(void **state) {
     (void)state;
-    for (int tied = 0; tied < 2; tied++) {
-        rig exact = open_rig("ref", DSC_F64, tied), r = open_rig(chosen_exact_or("cpu"), DSC_F32, tied);
+    for (int kind = OWN; kind <= PADDED; kind++) {
+        rig exact = open_rig("ref", DSC_F64, kind), r = open_rig(chosen_exact_or("cpu"), DSC_F32, kind);
         dsc_tensor from = dsc_model_values(exact.m), to = dsc_model_values(r.m);
         dsc_tensor g0 = dsc_model_grads(exact.m), g1 = dsc_model_grads(r.m);
         double *values = read_doubles(exact.q, &from);
@@ -166,6 +180,110 @@ static void test_devices(void **state) {
         close_rig(&exact);
         close_rig(&r);
     }
+}
+
+/* ---- padding ---- */
+
+enum { SAMPLES = 2, SHORT = 6, LONG = 11, WORDS = 13 };
+
+/* A small BERT without dropout for sequences of t positions, after a forward and a backward pass over samples of 6 and
+ * 4 tokens. */
+typedef struct bert {
+    dsc_device *device;
+    dsc_queue *q;
+    dsc_model *m;
+    double *logits;
+    double loss;
+} bert;
+
+/* Row `row` of parameter i gets values that depend on its name's place, not on the number of rows. */
+static void fill_params(bert *b) {
+    for (int64_t i = 0; i < dsc_model_param_count(b->m); i++) {
+        dsc_tensor value = dsc_model_params(b->m)[i].value;
+        double *numbers = calloc((size_t)dsc_tensor_count(&value), sizeof *numbers);
+        assert_non_null(numbers);
+        random_doubles((uint32_t)i, dsc_tensor_count(&value), numbers);
+        for (int64_t k = 0; k < dsc_tensor_count(&value); k++)
+            numbers[k] *= 0.3;
+        write_doubles(b->q, numbers, &value);
+        free(numbers);
+    }
+}
+
+static bert open_bert(const char *device, dsc_dtype dtype, int64_t t) {
+    bert b = {.device = open_device(device)};
+    const int64_t dim[4] = {SAMPLES, t, 1, 1}, rows = SAMPLES * t;
+    double tokens[SAMPLES * LONG], stats[DSC_STAT_COUNT];
+    int32_t labels[SAMPLES * LONG];
+    dsc_model_options options;
+    dsc_exec *exec;
+    dsc_tensor x, y;
+    for (int n = 0; n < SAMPLES; n++)
+        for (int i = 0; i < t; i++) {
+            int real = i < (n == 0 ? SHORT : 4);
+            tokens[n * t + i] = real ? (n + 5 * i) % WORDS : -1 - i % 3;
+            labels[n * t + i] = real && i % 3 != 1 ? (3 * n + i) % WORDS : -1;
+        }
+    b.q = open_queue(b.device);
+    dsc_model_options_init(&options);
+    options.dtype = dtype;
+    assert_ok(dsc_zoo_create(b.device, "bert-base:layers=2,heads=2,width=8,dropout=0", t, 1, 1, WORDS,
+                             &options, &b.m));
+    fill_params(&b);
+    assert_ok(dsc_exec_create(b.m, DSC_EXEC_TRAIN, SAMPLES, &exec));
+    assert_ok(dsc_tensor_alloc(b.device, dtype, 4, dim, &x));
+    assert_ok(dsc_tensor_alloc(b.device, DSC_I32, 1, &rows, &y));
+    write_doubles(b.q, tokens, &x);
+    assert_ok(dsc_tensor_upload(b.q, labels, (size_t)rows * sizeof labels[0], &y));
+    assert_ok(dsc_exec_clear_stats(exec, b.q));
+    assert_ok(dsc_exec_forward(exec, b.q, &x));
+    assert_ok(dsc_exec_loss(exec, b.q, &y, 0.5));
+    assert_ok(dsc_exec_backward(exec, b.q, NULL));
+    assert_ok(dsc_tensor_download(b.q, dsc_exec_stats(exec), sizeof stats, stats));
+    assert_ok(dsc_queue_sync(b.q));
+    b.loss = stats[DSC_STAT_LOSS];
+    b.logits = read_doubles(b.q, dsc_exec_logits(exec));
+    dsc_tensor_free(&x);
+    dsc_tensor_free(&y);
+    dsc_exec_destroy(&exec);
+    return b;
+}
+
+static void close_bert(bert *b) {
+    free(b->logits);
+    dsc_model_destroy(&b->m);
+    dsc_queue_destroy(&b->q);
+    dsc_device_destroy(&b->device);
+}
+
+/* Five more positions of padding change neither logits nor gradients, and the padding's own gradients are 0. */
+static void check_padding(const char *device, dsc_dtype dtype, double limit) {
+    bert few = open_bert(device, dtype, SHORT), many = open_bert(device, dtype, LONG);
+    assert_true(few.loss > 1 && fabs(few.loss - many.loss) < limit * few.loss);
+    for (int n = 0; n < SAMPLES; n++) {
+        const double *a = few.logits + n * SHORT * WORDS, *b = many.logits + n * LONG * WORDS;
+        int64_t count = (n == 0 ? SHORT : 4) * WORDS;
+        assert_true(largest_difference(count, a, b) < limit * largest(count, a));
+    }
+    for (int64_t i = 0; i < dsc_model_param_count(few.m); i++) {
+        const dsc_param *p = &dsc_model_params(few.m)[i], *other = &dsc_model_params(many.m)[i];
+        int64_t count = dsc_tensor_count(&p->grad), more = dsc_tensor_count(&other->grad);
+        double *a = read_doubles(few.q, &p->grad), *b = read_doubles(many.q, &other->grad);
+        assert_true(more == count || (more == LONG * 8 && count == SHORT * 8));
+        assert_true(largest_difference(count, a, b) <= limit * (1 + largest(count, a)));
+        assert_true(largest(more - count, b + count) == 0);
+        free(a);
+        free(b);
+    }
+    close_bert(&few);
+    close_bert(&many);
+}
+
+static void test_padding(void **state) {
+    (void)state;
+    if (!chosen())
+        check_padding("ref", DSC_F64, 1e-13);
+    check_padding(chosen_exact_or("cpu"), DSC_F32, 1e-4);
 }
 
 static void test_names(void **state) {
@@ -296,7 +414,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradients), cmocka_unit_test(test_devices), cmocka_unit_test(test_names),
         cmocka_unit_test(test_captures),  cmocka_unit_test(test_decoder), cmocka_unit_test(test_no_decoder),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_padding),
     };
     return cmocka_run_group_tests_name("model_sequences", tests, NULL, NULL);
 }

@@ -524,12 +524,12 @@ static void test_gpt_sizes(void **state) {
         int64_t positions, vocabulary, parameters;
         int dropouts;
     } expected[] = {
-        {"gpt-mini", 256, 256, 10818432, 13},
+        {"gpt-mini", 256, 256, 10818432, 19},
         {"gpt-mini:layers=4,heads=4,width=128,dropout=0", 64, 65, 804096, 0},
         {"gpt-mini:layers=4,heads=4,width=128,dropout=0", 64, 256, 828544, 0},
-        {"gpt-mini:layers=12,heads=12,width=768", 1024, 50304, 124373760, 25},
-        {"gpt-mini:layers=12,heads=12,width=768,bias=1", 1024, 50304, 124475904, 25},
-        {"gpt2:layers=1", 1024, 50257, 124439808 - 11 * 7087872, 3},
+        {"gpt-mini:layers=12,heads=12,width=768", 1024, 50304, 124373760, 37},
+        {"gpt-mini:layers=12,heads=12,width=768,bias=1", 1024, 50304, 124475904, 37},
+        {"gpt2:layers=1", 1024, 50257, 124439808 - 11 * 7087872, 4},
     };
     for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
         dsc_model *m = build_unsealed(expected[i].spec, expected[i].positions, expected[i].vocabulary);

@@ -107,6 +107,8 @@ def compare(lib, spec, module, x, inputs, classes):
     expected = module(inputs)
     labels = torch.randint(classes, expected.shape[:1])
     labels[::7] = -1  # rows that do not count
+    if not inputs.is_floating_point():
+        labels[inputs.flatten() < 0] = -1  # padding
     logits, loss = net.run(x, labels.int())
     wanted = F.cross_entropy(expected, labels, ignore_index=-1)
     wanted.backward()
@@ -283,13 +285,14 @@ class BertLayer(nn.Module):
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(width, 4 * width)})
         self.output = nn.ModuleDict({"dense": nn.Linear(4 * width, width), "LayerNorm": norm()})
 
-    def forward(self, x):
+    def forward(self, x, real):
         n, t, width = x.shape
         q, k, v = (
             self.attention.self[name](x).reshape(n, t, self.heads, width // self.heads).transpose(1, 2)
             for name in ("query", "key", "value")
         )
-        y = (q @ k.transpose(2, 3) / math.sqrt(width // self.heads)).softmax(3) @ v
+        scores = q @ k.transpose(2, 3) / math.sqrt(width // self.heads)
+        y = scores.masked_fill(~real[:, None, None, :], -math.inf).softmax(3) @ v
         output = self.attention.output
         x = output["LayerNorm"](x + output["dense"](y.transpose(1, 2).reshape(n, t, width)))
         return self.output["LayerNorm"](x + self.output["dense"](F.gelu(self.intermediate["dense"](x))))
@@ -318,18 +321,22 @@ class Bert(nn.Module):
         head.bias = head.decoder.bias
 
     def forward(self, tokens):
-        e, head = self.bert.embeddings, self.cls.predictions
-        x = e["word_embeddings"](tokens) + e["position_embeddings"](torch.arange(tokens.shape[1]))
+        e, head, real = self.bert.embeddings, self.cls.predictions, tokens >= 0
+        words = e["word_embeddings"](tokens.clamp(min=0)) * real[:, :, None]
+        x = words + e["position_embeddings"](torch.arange(tokens.shape[1]))
         x = e["LayerNorm"](x + e["token_type_embeddings"](torch.zeros_like(tokens)))
         for layer in self.bert.encoder.layer:
-            x = layer(x)
+            x = layer(x, real)
         x = head.transform["LayerNorm"](F.gelu(head.transform["dense"](x)))
         return head.decoder(x).flatten(0, 1)
 
 
-def test_bert(library):  # noqa: F811
+@pytest.mark.parametrize("lengths", [(9, 9), (9, 5), (1, 8)])
+def test_bert(library, lengths):  # noqa: F811
     batch, positions, vocabulary, layers, heads, width = 2, 9, 13, 3, 2, 8
     tokens = torch.randint(vocabulary, (batch, positions))
+    for row, length in zip(tokens, lengths):
+        row[length:] = -1
     x = tokens.double().reshape(batch, positions, 1, 1)
     module = Bert(positions, vocabulary, layers, heads, width)
     spec = f"bert-base:layers={layers},heads={heads},width={width},dropout=0"

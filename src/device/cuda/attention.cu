@@ -106,10 +106,10 @@ static __device__ __forceinline__ bool is_seen(const dsc_cuda_attention &a, cons
 /* Which elements of its R x R of a tile a thread keeps: bit r R + c for row ty + 8 r and column tx + 8 c. Queries
  * from i on, keys from j on, which is a multiple of 4: the four neighbours tx with the same tx / 4 need the words of
  * the same R x R blocks, and each of them makes a quarter. */
-template <int R>
+template <int R, bool DROPS>
 static __device__ __forceinline__ uint32_t kept_of(const dsc_cuda_attention &a, const attention_place &at,
                                                    int64_t i, int64_t j) {
-    if (!a.position)
+    if (!DROPS)
         return 0; /* not read */
     int ty = (int)threadIdx.x / LANES, tx = (int)threadIdx.x % LANES;
     dsc_dropout_stream stream = a.dropout;
@@ -133,9 +133,9 @@ static __device__ __forceinline__ uint32_t kept_of(const dsc_cuda_attention &a, 
 }
 
 /* Z of ops.h, of element (r, c) of kept_of. */
-template <int R, typename A>
+template <int R, bool DROPS, typename A>
 static __device__ __forceinline__ A dropped(const dsc_cuda_attention &a, uint32_t kept, int r, int c) {
-    return !a.position ? (A)1 : kept >> (r * R + c) & 1 ? (A)a.kept : (A)0;
+    return !DROPS ? (A)1 : kept >> (r * R + c) & 1 ? (A)a.kept : (A)0;
 }
 
 /* ---- forward ---- */
@@ -168,7 +168,7 @@ static __device__ __forceinline__ void softmax_step(A (&s)[R][R], A (&largest)[R
     }
 }
 
-template <typename T, int D, int R>
+template <typename T, int D, int R, bool DROPS>
 __global__ void __launch_bounds__(THREADS) attention_forward_kernel(const dsc_cuda_attention a) {
     typedef dsc_number<T> A;
     enum { B = LANES * R };
@@ -193,10 +193,10 @@ __global__ void __launch_bounds__(THREADS) attention_forward_kernel(const dsc_cu
                 s[r][c] = seen ? s[r][c] * (A)a.scale : (A)-INFINITY;
             }
         softmax_step<R>(s, largest, total, factor);
-        uint32_t kept = kept_of<R>(a, at, at.first, j);
+        uint32_t kept = kept_of<R, DROPS>(a, at, at.first, j);
         for (int r = 0; r < R; r++)
             for (int c = 0; c < R; c++)
-                weights[ty + LANES * r][tx + LANES * c] = s[r][c] * dropped<R, A>(a, kept, r, c);
+                weights[ty + LANES * r][tx + LANES * c] = s[r][c] * dropped<R, DROPS, A>(a, kept, r, c);
         for (int r = 0; r < R; r++)
             for (int c = 0; c < D / LANES; c++)
                 sum[r][c] *= factor[r];
@@ -239,24 +239,24 @@ __global__ void __launch_bounds__(DSC_FLAT_THREADS) delta_kernel(const dsc_cuda_
 
 /* s = P Z and ds = P (Z dP - delta) / sqrt(dh) of a tile, from s = Q K' and ds = dP; queries from i on, keys from
  * j on. */
-template <int R, typename A>
+template <int R, bool DROPS, typename A>
 static __device__ __forceinline__ void softmax_grad(const dsc_cuda_attention &a, const attention_place &at,
                                                     int64_t i, int64_t j, A (&s)[R][R], A (&ds)[R][R]) {
     int ty = (int)threadIdx.x / LANES, tx = (int)threadIdx.x % LANES;
-    uint32_t kept = kept_of<R>(a, at, i, j);
+    uint32_t kept = kept_of<R, DROPS>(a, at, i, j);
     for (int r = 0; r < R; r++) {
         int64_t query = i + ty + LANES * r, row = at.rows + (query < a.t ? query : 0);
         A lse = ((const A *)a.lse)[row], delta = ((const A *)a.delta)[row];
         for (int c = 0; c < R; c++) {
             bool seen = is_seen(a, at, query, j + tx + LANES * c);
-            A p = seen ? power(s[r][c] * (A)a.scale - lse) : (A)0, z = dropped<R, A>(a, kept, r, c);
+            A p = seen ? power(s[r][c] * (A)a.scale - lse) : (A)0, z = dropped<R, DROPS, A>(a, kept, r, c);
             s[r][c] = p * z;
             ds[r][c] = seen ? p * (z * ds[r][c] - delta) * (A)a.scale : (A)0;
         }
     }
 }
 
-template <typename T, int D, int R>
+template <typename T, int D, int R, bool DROPS>
 __global__ void __launch_bounds__(THREADS) query_grad_kernel(const dsc_cuda_attention a) {
     typedef dsc_number<T> A;
     enum { B = LANES * R };
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(THREADS) query_grad_kernel(const dsc_cuda_atte
         __syncthreads();
         multiply_rows<R, D>(queries, keys, a.dh, s);
         multiply_rows<R, D>(grads, values, a.dh, ds);
-        softmax_grad<R>(a, at, at.first, j, s, ds);
+        softmax_grad<R, DROPS>(a, at, at.first, j, s, ds);
         for (int r = 0; r < R; r++)
             for (int c = 0; c < R; c++)
                 weights[ty + LANES * r][tx + LANES * c] = ds[r][c];
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(THREADS) query_grad_kernel(const dsc_cuda_atte
     store_grad<R, D, T>(a, at, 0, sum);
 }
 
-template <typename T, int D, int R>
+template <typename T, int D, int R, bool DROPS>
 __global__ void __launch_bounds__(THREADS) key_grad_kernel(const dsc_cuda_attention a) {
     typedef dsc_number<T> A;
     enum { B = LANES * R };
@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(THREADS) key_grad_kernel(const dsc_cuda_attent
         __syncthreads();
         multiply_rows<R, D>(queries, keys, a.dh, s);
         multiply_rows<R, D>(grads, values, a.dh, ds);
-        softmax_grad<R>(a, at, i, at.first, s, ds);
+        softmax_grad<R, DROPS>(a, at, i, at.first, s, ds);
         for (int r = 0; r < R; r++)
             for (int c = 0; c < R; c++) {
                 weights[ty + LANES * r][tx + LANES * c] = s[r][c];
@@ -327,32 +327,43 @@ static unsigned blocks_of(const dsc_cuda_attention *a, int side) {
     return (unsigned)((a->t + side - 1) / side * a->heads * a->n);
 }
 
-/* R is as large as 48 KiB of shared memory allow. */
-template <typename T, int D>
+/* R is as large as 48 KiB of shared memory allow. Kernels that drop nothing (DROPS false) need fewer registers. */
+template <typename T, int D, bool DROPS>
 static cudaError_t run_forward_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
     constexpr int R = sizeof(dsc_number<T>) * D > 512 ? 2 : 4;
-    DSC_LAUNCH((attention_forward_kernel<T, D, R>), blocks_of(a, LANES * R), THREADS, 0, at->stream)(*a);
+    DSC_LAUNCH((attention_forward_kernel<T, D, R, DROPS>), blocks_of(a, LANES * R), THREADS, 0, at->stream)
+    (*a);
     return cudaGetLastError();
 }
 
-template <typename T, int D>
+template <typename T, int D, bool DROPS>
 static cudaError_t run_backward_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
     constexpr int R = 1024 / (int)(sizeof(dsc_number<T>) * D);
     DSC_LAUNCH((delta_kernel<T>), dsc_flat_blocks(at, a->n * a->heads * a->t * 32), DSC_FLAT_THREADS, 0,
                at->stream)
     (*a);
-    DSC_LAUNCH((query_grad_kernel<T, D, R>), blocks_of(a, LANES * R), THREADS, 0, at->stream)(*a);
-    DSC_LAUNCH((key_grad_kernel<T, D, R>), blocks_of(a, LANES * R), THREADS, 0, at->stream)(*a);
+    DSC_LAUNCH((query_grad_kernel<T, D, R, DROPS>), blocks_of(a, LANES * R), THREADS, 0, at->stream)(*a);
+    DSC_LAUNCH((key_grad_kernel<T, D, R, DROPS>), blocks_of(a, LANES * R), THREADS, 0, at->stream)(*a);
     return cudaGetLastError();
 }
 
+template <typename T, int D>
+static cudaError_t run_forward_in(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
+    return a->position ? run_forward_of<T, D, true>(at, a) : run_forward_of<T, D, false>(at, a);
+}
+
+template <typename T, int D>
+static cudaError_t run_backward_in(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
+    return a->position ? run_backward_of<T, D, true>(at, a) : run_backward_of<T, D, false>(at, a);
+}
+
 template <typename T> static cudaError_t run_forward(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
-    return a->dh <= 64 ? run_forward_of<T, 64>(at, a) : run_forward_of<T, 128>(at, a);
+    return a->dh <= 64 ? run_forward_in<T, 64>(at, a) : run_forward_in<T, 128>(at, a);
 }
 
 template <typename T>
 static cudaError_t run_backward(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
-    return a->dh <= 64 ? run_backward_of<T, 64>(at, a) : run_backward_of<T, 128>(at, a);
+    return a->dh <= 64 ? run_backward_in<T, 64>(at, a) : run_backward_in<T, 128>(at, a);
 }
 
 static dsc_cuda_attention describe(const dsc_attention_desc *desc, const dsc_attention_context *context,
