@@ -138,6 +138,8 @@ void dsc_graph_free(dsc_model *m);
 extern const dsc_layer_type dsc_layer_batch_norm, dsc_layer_relu, dsc_layer_add;
 /* The kind that decoders look at. */
 extern const dsc_layer_type dsc_layer_attention;
+/* 1 when no position of a sequence depends on later ones. */
+int dsc_graph_is_causal(const dsc_model *m);
 
 /* Captures for which the tensors of an earlier one stay as they were. */
 enum { DSC_EXEC_CAPTURES = 2 };
