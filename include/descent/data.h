@@ -178,6 +178,8 @@ DSC_API dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset);
 /* Labels per sample: 1, or one for each position: the T tokens of a sequence, the h*w pixels of an image, or those of its
  * middle (dsc_data_options.margin). 0 for NULL. */
 DSC_API int64_t dsc_dataset_label_count(const dsc_dataset *dataset);
+/* masks: how many images the samples of the validation split are tiles of. 0: samples are no tiles, or NULL. */
+DSC_API int64_t dsc_dataset_pictures(const dsc_dataset *dataset);
 /* What the tokens of a data set mean, owned by it; NULL: it has no tokens, or nothing says what they mean. */
 DSC_API const dsc_tokenizer *dsc_dataset_tokenizer(const dsc_dataset *dataset);
 /* How many bytes of text a token stands for on average, which turns a loss per token into bits per byte; 0: unknown. */

@@ -99,9 +99,10 @@ static int is_text(const dsc_dataset_info *info, int64_t labels) {
     return labels > 1 && info->w == 1 && info->c == 1 && labels == info->h;
 }
 
-static void print_split(const checked *c, int64_t labels, int64_t bad) {
+static void print_split(const checked *c, const dsc_dataset *set, int64_t bad) {
+    const int64_t labels = dsc_dataset_label_count(set), pictures = dsc_dataset_pictures(set);
     char count[32], tokens[32];
-    dsc_cli_grouped(c->info.count, count, sizeof count);
+    dsc_cli_grouped(pictures > 0 ? pictures : c->info.count, count, sizeof count);
     if (is_text(&c->info, labels))
         printf("%s: %s tokens in %s sequences of %lld, vocabulary %lld, %lld sequences broken\n", c->split,
                dsc_cli_grouped(c->info.count * labels, tokens, sizeof tokens), count, (long long)labels,
@@ -133,6 +134,8 @@ static dsc_status check_split(const check_values *v, const char *spec, dsc_split
     c.info = dsc_dataset_get_info(set);
     if (is_text(&c.info, dsc_dataset_label_count(set)))
         c.unit = "sequences";
+    else if (dsc_dataset_pictures(set) > 0)
+        c.unit = "tiles";
     c.list = v->json ? json_array() : NULL;
     dsc_check_options_init(&o);
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -147,7 +150,7 @@ static dsc_status check_split(const check_values *v, const char *spec, dsc_split
                                                 (json_int_t)c.info.count, "classes",
                                                 (json_int_t)c.info.classes, "bad", c.list));
     else if (status == DSC_OK)
-        print_split(&c, dsc_dataset_label_count(set), *bad);
+        print_split(&c, set, *bad);
     dsc_dataset_close(&set);
     return status;
 }
