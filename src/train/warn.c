@@ -4,8 +4,8 @@
 #include "base/memory.h"
 #include "data/dataset.h"
 #include "descent/log.h"
-#include "train/trainer_internal.h"
 #include "train/model_file.h"
+#include "train/trainer_internal.h"
 
 #include <math.h>
 #include <stdarg.h>
