@@ -36,6 +36,10 @@ typedef struct dsc_save_options {
     /* How images become as large as the model's input: the shorter side becomes `resize` pixels, at least the height
      * and width of the input, and the middle is cut out; 0 (default): not stored. */
     int64_t resize;
+    /* The share of the tokens that were to be predicted (dsc_data_options.mask); 0 (default): not stored. */
+    double mask;
+    /* The name of the loss (dsc_loss_name); NULL (default): not stored, which stands for cross-entropy. */
+    const char *loss;
 } dsc_save_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -118,7 +122,7 @@ typedef struct dsc_checkpoint_info {
 } dsc_checkpoint_info;
 
 /* Finds a checkpoint and reads what it says. `checkpoint` is a model file, or a directory of a run and which of
- * its checkpoints: "DIR" or "DIR:latest" (the newest), "DIR:best" (the one with the best validation accuracy),
+ * its checkpoints: "DIR" or "DIR:latest" (the newest), "DIR:best" (the one with the best evaluation, dsc_train_options.patience),
  * "DIR:STEP". DSC_E_NOT_FOUND says which checkpoints there are. *out is to be freed with
  * dsc_checkpoint_info_free. */
 DSC_API dsc_status dsc_checkpoint_read_info(const char *checkpoint, dsc_checkpoint_info **out) DSC_MUST_CHECK;

@@ -54,6 +54,10 @@ typedef struct dsc_data_options {
     /* masks: the standard deviation in pixels of the random displacements that deform training images, 10 in the paper of
      * U-Net; 0 (default): they are not deformed. */
     double elastic;
+    /* masks: pixels at each of the four sides of a sample that have no labels, for models whose output is that much smaller
+     * than their input; 0 (default): all have one. The labelled middle of a sample, image_size - 2 margin pixels high and
+     * wide, lies in the image; beyond the borders of the image the rest is mirrored. */
+    int64_t margin;
 } dsc_data_options;
 DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size);
 #define dsc_data_options_init(options) dsc_data_options_init_sized((options), sizeof *(options))
@@ -171,8 +175,11 @@ typedef struct dsc_dataset_info {
 } dsc_dataset_info;
 /* All zero, with the name "", for NULL. */
 DSC_API dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset);
-/* Labels per sample: 1, or one for each position: the T tokens of a sequence, the h*w pixels of an image. 0 for NULL. */
+/* Labels per sample: 1, or one for each position: the T tokens of a sequence, the h*w pixels of an image, or those of its
+ * middle (dsc_data_options.margin). 0 for NULL. */
 DSC_API int64_t dsc_dataset_label_count(const dsc_dataset *dataset);
+/* masks: how many images the samples of the validation split are tiles of. 0: samples are no tiles, or NULL. */
+DSC_API int64_t dsc_dataset_pictures(const dsc_dataset *dataset);
 /* What the tokens of a data set mean, owned by it; NULL: it has no tokens, or nothing says what they mean. */
 DSC_API const dsc_tokenizer *dsc_dataset_tokenizer(const dsc_dataset *dataset);
 /* How many bytes of text a token stands for on average, which turns a loss per token into bits per byte; 0: unknown. */

@@ -232,6 +232,9 @@ typedef struct dsc_zoo_entry {
     /* 1: a model of sequences. x is then `side` x 1 token numbers (dsc_model_tokens), and `classes` the size of the
      * vocabulary. 0 (default): a model of images. */
     int sequence;
+    /* Models of pixels: by how many pixels their output is smaller than their input on each of its four sides, as without
+     * padding; 0 by default. */
+    int64_t margin;
 } dsc_zoo_entry;
 DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
 #define dsc_zoo_entry_init(entry) dsc_zoo_entry_init_sized((entry), sizeof *(entry))
@@ -246,6 +249,8 @@ DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_
 /* 1: a model of sequences, whose input is `side` token numbers and whose classes are its vocabulary; 0: a model of images,
  * or no model. */
 DSC_API int dsc_zoo_takes_tokens(const char *name);
+/* The margin of a model of pixels (dsc_zoo_entry), 92 for unet; 0 for other models, or none. */
+DSC_API int64_t dsc_zoo_margin(const char *name);
 
 /* ---- what a sealed model holds ---- */
 
@@ -345,12 +350,30 @@ typedef enum dsc_exec_stat {
     DSC_STAT_COUNT
 } dsc_exec_stat;
 
+/* What labels are compared with. CROSS_ENTROPY: the softmax of one output per class. The others are of models with one
+ * output z per position, the logit of label 1, and labels 0 and 1, as of masks with two values. BCE, binary
+ * cross-entropy: -log p for label 1 and -log(1 - p) for label 0, with p = sigmoid(z). DICE:
+ * 1 - (2 sum p t + 1) / (sum p + sum t + 1) over all labelled rows of the batch together, which counts as the loss of
+ * each of them. BCE_DICE: the sum of both. */
+typedef enum dsc_loss { DSC_LOSS_CROSS_ENTROPY, DSC_LOSS_BCE, DSC_LOSS_DICE, DSC_LOSS_BCE_DICE } dsc_loss;
+/* "cross-entropy", "bce", "dice", "bce-dice", and back; DSC_E_INVALID lists the known names. */
+DSC_API dsc_status dsc_loss_parse(const char *name, dsc_loss *out) DSC_MUST_CHECK;
+DSC_API const char *dsc_loss_name(dsc_loss loss);
+/* The loss that dsc_exec_loss computes; at the start BCE for models with one output, and else CROSS_ENTROPY. BCE and the
+ * two with Dice have neither label smoothing, mixed labels nor weights of classes. May allocate memory. DSC_E_INVALID when
+ * the model has other outputs than the loss needs. */
+DSC_API dsc_status dsc_exec_set_loss(dsc_exec *exec, dsc_loss loss) DSC_MUST_CHECK;
+
 /* Computes the loss of the last forward pass against labels (I32[batch * positions]; a row with a negative label is
  * left out). Adds to dsc_exec_stats and, in training, prepares the backward pass of grad_scale * (sum of losses);
  * 1/batch gives the mean. May be called again with other labels, each time followed by a backward pass.
  * Asynchronous. */
 DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
                                  double grad_scale) DSC_MUST_CHECK;
+/* The same for real numbers instead of labels, F32[batch * positions, classes]: the loss of a row is the mean of the
+ * squared differences from its outputs, and no row counts as correct. */
+DSC_API dsc_status dsc_exec_mse_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *targets,
+                                     double grad_scale) DSC_MUST_CHECK;
 
 /* 0: the next losses are computed with the labels alone, without label smoothing, mixed labels and weights of
  * classes; 1: with those of the model and of the functions below again, as at the start. */

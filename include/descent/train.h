@@ -6,6 +6,7 @@
 #include "descent/comm.h"
 #include "descent/consensus.h"
 #include "descent/kfac.h"
+#include "descent/model.h"
 #include "descent/optim.h"
 
 #ifdef __cplusplus
@@ -64,7 +65,7 @@ typedef enum dsc_peer_loss { DSC_PEER_LOSS_STOP, DSC_PEER_LOSS_CONTINUE } dsc_pe
 typedef enum dsc_stop_reason {
     DSC_STOP_NONE,    /* it did not */
     DSC_STOP_TARGET,  /* an evaluation reached dsc_train_options.stop_at */
-    DSC_STOP_PATIENCE /* no better top-1 accuracy in dsc_train_options.patience evaluations */
+    DSC_STOP_PATIENCE /* no better evaluation in dsc_train_options.patience of them */
 } dsc_stop_reason;
 
 /* Strings are copied when training starts. Epochs count from 0. The number or word by itself in a comment is
@@ -150,7 +151,8 @@ typedef struct dsc_train_options {
     double lr_rise, lr_power, lr_period, lr_period_factor;
 
     /* Early stopping, at evaluations inside dsc_trainer_run. The run ends after so many evaluations without a
-     * better top-1 accuracy, 0: never; and when one reaches this: "top1=X" or "top5=X" in percent, or "loss=X",
+     * better one, 0: never. The best one has the highest top-1 accuracy, and where a model predicts tokens or pixels, the
+     * lowest loss. It also ends when one reaches this: "top1=X" or "top5=X" in percent, or "loss=X",
      * NULL: never. */
     int64_t patience;
     const char *stop_at;
@@ -203,6 +205,12 @@ typedef struct dsc_train_options {
     double elastic;   /* masks: as in dsc_data_options; 0 */
     int64_t context;  /* tokens of a sequence, for models of sequences; 0: what the model is made for */
     int recompute;    /* as in dsc_model_options, for a model that is opened by name; 0 */
+    /* tokens and text: as in dsc_data_options; 0. The gradient is the sum over the labelled tokens divided by their
+     * expected number, so that p ranks or micro-batches of b sequences and one batch of p b give the same. */
+    double mask;
+    /* Cross-entropy. The others are for masks with two values, and make a model of the zoo with one output. With the
+     * caller's own model, one with a single output is never trained by cross-entropy, but by BCE. */
+    dsc_loss loss;
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */
@@ -216,8 +224,10 @@ typedef struct dsc_train_result {
     double images_per_s; /* over all steps of this process, all ranks together */
     int rank, ranks;     /* at the end: others than at the start when ranks were lost */
     dsc_stop_reason stopped;
-    double target_s; /* seconds of the run until stop_at was reached; negative: it was not */
-    int64_t tokens;  /* of a sample, for models of sequences; 0: images */
+    double target_s;   /* seconds of the run until stop_at was reached; negative: it was not */
+    int64_t tokens;    /* of a sample, for models of sequences; 0: images */
+    double best_loss;  /* the lowest validation loss; negative when there was none */
+    int64_t positions; /* predictions per sample: 1, the tokens of a sequence, or the pixels of an image */
 } dsc_train_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -281,6 +291,11 @@ typedef struct dsc_eval_report {
     int bins; /* 15 */
     const int64_t *bin_images;
     const double *bin_accuracy, *bin_confidence; /* 0 in a bin without images */
+    /* masks:DIR with two values: the foreground-restricted Rand score (docs/data.md) of the objects, which are the
+     * connected pixels of the second value, as the mean over all pictures; and the probability from which on a pixel
+     * counts as part of an object, the one of 0.1, 0.2, ... 0.9 that gives the highest score. Negative: other data, no
+     * picture with an object, or more than 2^28 pixels. */
+    double v_rand, v_rand_threshold;
 } dsc_eval_report;
 
 /* Accepts NULL and *report == NULL; sets *report to NULL. */
@@ -302,6 +317,8 @@ typedef struct dsc_eval_options {
     /* Not NULL: *report gets a new report, on every rank, to be freed with dsc_eval_report_free; NULL after a
      * failure. */
     dsc_eval_report **report;
+    /* tokens and text: as in dsc_data_options; negative (the default): as the checkpoint says. */
+    double mask;
 } dsc_eval_options;
 
 /* The caller sets `size` to sizeof(dsc_eval_result). */
@@ -317,6 +334,9 @@ typedef struct dsc_eval_result {
      * known, or images. */
     double bytes_per_token;
     int64_t positions; /* predictions per sample: 1, the tokens of a sequence, or the pixels of an image */
+    int64_t labels;    /* that loss and accuracies are the mean over */
+    int64_t pictures;  /* masks:DIR: whole images, of which `images` counts the tiles; 0: other data */
+    double mask;       /* masked tokens: the share that is to be predicted; 0: all other data */
 } dsc_eval_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -37,6 +37,7 @@ enum { IMAGE_SIZE = 32, LINE_SECONDS = 10 };
 typedef struct checked {
     const char *split;
     dsc_dataset_info info;
+    const char *unit;   /* what its samples are */
     json_t *list;       /* NULL: bad samples are printed */
     double began, said; /* clock, of the last line of progress */
 } checked;
@@ -55,9 +56,9 @@ static void show_progress(void *context, int64_t done, int64_t bad) {
     if (!terminal && now - c->said < LINE_SECONDS)
         return;
     c->said = now;
-    fprintf(stderr, "%s%s: %s of %s images read, %lld broken, %.0f images/s%s", terminal ? "\r\033[K" : "",
-            c->split, dsc_cli_grouped(done, a, sizeof a), dsc_cli_grouped(c->info.count, b, sizeof b),
-            (long long)bad, (double)done / (now - c->began > 0.001 ? now - c->began : 0.001),
+    fprintf(stderr, "%s%s: %s of %s %s read, %lld broken, %.0f %s/s%s", terminal ? "\r\033[K" : "", c->split,
+            dsc_cli_grouped(done, a, sizeof a), dsc_cli_grouped(c->info.count, b, sizeof b), c->unit,
+            (long long)bad, (double)done / (now - c->began > 0.001 ? now - c->began : 0.001), c->unit,
             terminal ? "" : "\n");
     fflush(stderr);
 }
@@ -93,15 +94,34 @@ static void show_bad(void *context, const dsc_bad_sample *bad) {
     printf("%s\n", bad->message);
 }
 
+/* Tokens are a column of numbers with a label each. */
+static int is_text(const dsc_dataset_info *info, int64_t labels) {
+    return labels > 1 && info->w == 1 && info->c == 1 && labels == info->h;
+}
+
+static void print_split(const checked *c, const dsc_dataset *set, int64_t bad) {
+    const int64_t labels = dsc_dataset_label_count(set), pictures = dsc_dataset_pictures(set);
+    char count[32], tokens[32];
+    dsc_cli_grouped(pictures > 0 ? pictures : c->info.count, count, sizeof count);
+    if (is_text(&c->info, labels))
+        printf("%s: %s tokens in %s sequences of %lld, vocabulary %lld, %lld sequences broken\n", c->split,
+               dsc_cli_grouped(c->info.count * labels, tokens, sizeof tokens), count, (long long)labels,
+               (long long)c->info.classes, (long long)bad);
+    else
+        printf("%s: %s images in %lld classes, %lld of them broken\n", c->split, count,
+               (long long)c->info.classes, (long long)bad);
+}
+
 /* One split: *bad is how many of its samples are broken. A set may have no validation split. */
 static dsc_status check_split(const check_values *v, const char *spec, dsc_split split, json_t *splits,
                               int64_t *bad) {
     dsc_data_options data;
     dsc_check_options o;
     dsc_dataset *set = NULL;
-    char count[32];
-    checked c = {
-        .split = split == DSC_SPLIT_TRAIN ? "train" : "val", .began = dsc_cli_now(), .said = dsc_cli_now()};
+    checked c = {.split = split == DSC_SPLIT_TRAIN ? "train" : "val",
+                 .unit = "images",
+                 .began = dsc_cli_now(),
+                 .said = dsc_cli_now()};
     dsc_data_options_init(&data);
     data.image_size = IMAGE_SIZE;
     dsc_status status = dsc_dataset_open(spec, split, &data, &set);
@@ -112,6 +132,10 @@ static dsc_status check_split(const check_values *v, const char *spec, dsc_split
     }
     DSC_CLI_TRY(status);
     c.info = dsc_dataset_get_info(set);
+    if (is_text(&c.info, dsc_dataset_label_count(set)))
+        c.unit = "sequences";
+    else if (dsc_dataset_pictures(set) > 0)
+        c.unit = "tiles";
     c.list = v->json ? json_array() : NULL;
     dsc_check_options_init(&o);
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -126,9 +150,7 @@ static dsc_status check_split(const check_values *v, const char *spec, dsc_split
                                                 (json_int_t)c.info.count, "classes",
                                                 (json_int_t)c.info.classes, "bad", c.list));
     else if (status == DSC_OK)
-        printf("%s: %s images in %lld classes, %lld of them broken\n", c.split,
-               dsc_cli_grouped(c.info.count, count, sizeof count), (long long)c.info.classes,
-               (long long)*bad);
+        print_split(&c, set, *bad);
     dsc_dataset_close(&set);
     return status;
 }

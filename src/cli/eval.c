@@ -53,21 +53,32 @@ static double bits_per_byte(const dsc_eval_result *r) {
 }
 
 static void print_tokens(const dsc_eval_result *r) {
-    char tokens[32], seconds[32];
-    printf("%s, %s tokens: loss %.4f, perplexity %.4g, ", r->data,
-           dsc_cli_grouped(r->images * r->tokens, tokens, sizeof tokens), r->loss, exp(r->loss));
+    char tokens[32], masked[32], seconds[32];
+    printf("%s, %s tokens", r->data, dsc_cli_grouped(r->images * r->tokens, tokens, sizeof tokens));
+    if (r->mask > 0)
+        printf(", %s of them to be predicted", dsc_cli_grouped(r->labels, masked, sizeof masked));
+    printf(": loss %.4f, perplexity %.4g, ", r->loss, exp(r->loss));
     if (r->bytes_per_token > 0)
         printf("%.4f bits per byte, ", bits_per_byte(r));
     printf("top-1 %.2f %%, %s\n", 100 * r->top1, dsc_cli_duration(r->seconds, seconds, sizeof seconds));
 }
 
 static void print_masks(const dsc_eval_result *r, const dsc_eval_report *report) {
-    char images[32], seconds[32];
+    char pictures[32], tiles[32], seconds[32];
     double dice, overlap;
     dsc_eval_report_masks(report, &dice, &overlap);
-    printf("%s, %s images: loss %.4f, pixel error %.2f %%, mean Dice %.4f, mean IoU %.4f, %s\n", r->data,
-           dsc_cli_grouped(r->images, images, sizeof images), r->loss, 100 * (1 - r->top1), dice, overlap,
-           dsc_cli_duration(r->seconds, seconds, sizeof seconds));
+    dsc_cli_grouped(r->pictures, pictures, sizeof pictures);
+    dsc_cli_grouped(r->images, tiles, sizeof tiles);
+    if (r->pictures > 0)
+        printf("%s, %s picture%s in %s tile%s: ", r->data, pictures, r->pictures == 1 ? "" : "s", tiles,
+               r->images == 1 ? "" : "s");
+    else
+        printf("%s, %s images: ", r->data, tiles);
+    printf("loss %.4f, pixel error %.2f %%, mean Dice %.4f, mean IoU %.4f, ", r->loss, 100 * (1 - r->top1),
+           dice, overlap);
+    if (report->v_rand >= 0)
+        printf("V_rand %.4f at %.1f, ", report->v_rand, report->v_rand_threshold);
+    printf("%s\n", dsc_cli_duration(r->seconds, seconds, sizeof seconds));
     dsc_eval_report_print_masks(report);
 }
 
@@ -104,6 +115,14 @@ static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, con
     if (object && r->tokens > 0) {
         json_object_set_new(object, "tokens", json_integer((json_int_t)(r->images * r->tokens)));
         json_object_set_new(object, "perplexity", isfinite(r->loss) ? json_real(exp(r->loss)) : json_null());
+    }
+    if (object && r->mask > 0)
+        json_object_set_new(object, "masked_tokens", json_integer((json_int_t)r->labels));
+    if (object && r->pictures > 0)
+        json_object_set_new(object, "pictures", json_integer((json_int_t)r->pictures));
+    if (object && r->pictures > 0 && report->v_rand >= 0) {
+        json_object_set_new(object, "v_rand", json_real(report->v_rand));
+        json_object_set_new(object, "v_rand_threshold", json_real(report->v_rand_threshold));
     }
     if (object && r->bytes_per_token > 0 && isfinite(r->loss))
         json_object_set_new(object, "bits_per_byte", json_real(bits_per_byte(r)));
@@ -156,7 +175,8 @@ const dsc_cli_command dsc_cli_eval = {
         "confusions.\n\n"
         "With --json the result is one object with the keys checkpoint, data, ranks, images, bad_images, "
         "loss, top1, top5 (shares between 0 and 1), seconds, of models of sequences also tokens, perplexity "
-        "and bits_per_byte, calibration_error, calibration_bins (images, "
+        "and bits_per_byte, or masked_tokens where masked tokens are predicted, of masks also pictures (of "
+        "which images are tiles), v_rand and v_rand_threshold, calibration_error, calibration_bins (images, "
         "accuracy, confidence), and up to 4096 classes also classes (class, images, right, predicted, "
         "accuracy, precision, dice, iou), confusions (the ten most frequent ones) and confusion_matrix (a "
         "row for the images of each class, a column for each prediction).",

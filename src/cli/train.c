@@ -57,8 +57,11 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
            r->images_per_s * (double)(r->tokens > 0 ? r->tokens : 1), r->tokens > 0 ? "tokens" : "images");
     printf("result: training loss %.4g", r->train_loss);
     if (r->top1 >= 0 && r->tokens > 0)
-        printf(", validation loss %.4f, perplexity %.4g, top-1 %.2f %% (best %.2f %%)", r->val_loss,
-               exp(r->val_loss), 100 * r->top1, 100 * r->best_top1);
+        printf(", validation loss %.4f (best %.4f), perplexity %.4g, top-1 %.2f %%", r->val_loss,
+               r->best_loss, exp(r->val_loss), 100 * r->top1);
+    else if (r->top1 >= 0 && r->positions > 1)
+        printf(", validation loss %.4f (best %.4f), pixel error %.2f %%", r->val_loss, r->best_loss,
+               100 * (1 - r->top1));
     else if (r->top1 >= 0)
         printf(", top-1 %.2f %% (best %.2f %%), top-5 %.2f %%", 100 * r->top1, 100 * r->best_top1,
                100 * r->top5);
@@ -67,7 +70,8 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
         printf("reached: %s after %s\n", v->o.stop_at,
                dsc_cli_duration(r->target_s, seconds, sizeof seconds));
     else if (r->stopped == DSC_STOP_PATIENCE)
-        printf("stopped: no better top-1 in %lld evaluations\n", (long long)v->o.patience);
+        printf("stopped: no %s in %lld evaluations\n", r->positions > 1 ? "lower loss" : "better top-1",
+               (long long)v->o.patience);
     if (v->o.out)
         printf("written: %s\n", v->o.out);
 }

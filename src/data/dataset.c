@@ -147,6 +147,10 @@ dsc_dataset_info dsc_dataset_get_info(const dsc_dataset *dataset) {
     return dataset ? dataset->info : (dsc_dataset_info){.name = ""};
 }
 
+int64_t dsc_dataset_pictures(const dsc_dataset *dataset) {
+    return dataset ? dataset->pictures : 0;
+}
+
 int64_t dsc_dataset_label_count(const dsc_dataset *dataset) {
     return dataset ? dataset->label_count : 0;
 }

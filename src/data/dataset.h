@@ -61,6 +61,10 @@ struct dsc_dataset {
      * them stands for on average (0: unknown). */
     const struct dsc_tokenizer *tokenizer;
     double bytes_per_token;
+    /* The expected share of labels that are not -1, in masked language modelling; 0: all have a label. */
+    double mask;
+    /* Images that the samples are tiles of (masks, validation); 0: samples are no tiles. */
+    int64_t pictures;
 };
 
 /* A data set without samples yet: `info` and `state` are for the caller to fill in. */

@@ -44,6 +44,15 @@ dsc_mask_view dsc_mask_view_draw(dsc_rng *rng, int64_t image_h, int64_t image_w,
     return v;
 }
 
+dsc_mask_view dsc_mask_view_widen(dsc_mask_view view, int64_t margin) {
+    view.top -= margin;
+    view.left -= margin;
+    view.h += 2 * margin;
+    view.w += 2 * margin;
+    view.margin = margin;
+    return view;
+}
+
 /* Where pixel (i, j) of the sample lies in the crop. */
 static inline void place_of(const dsc_mask_view *v, int64_t i, int64_t j, int64_t *row, int64_t *column) {
     const int64_t last_row = v->h - 1, last_column = v->w - 1;
@@ -77,9 +86,15 @@ static void weigh(int64_t n, double *weight) {
     }
 }
 
-/* The place of a mirrored pixel: the border itself is not repeated. */
-static int64_t mirror(int64_t i, int64_t n) {
+/* Whether pixel (i, j) of the sample has a label: the margin is the same on all sides, however the crop is turned. */
+static inline int has_label(const dsc_mask_view *v, int64_t i, int64_t j) {
+    return i >= v->margin && i < v->h - v->margin && j >= v->margin && j < v->w - v->margin;
+}
+
+int64_t dsc_mask_mirror(int64_t i, int64_t n) {
     const int64_t period = 2 * (n - 1);
+    if (i >= 0 && i < n)
+        return i;
     if (n == 1)
         return 0;
     i %= period;
@@ -92,8 +107,8 @@ static void interpolate(const dsc_mask_item *item, double y, double x, int64_t c
                         const dsc_normalise *normalise, float *out) {
     const int64_t top = (int64_t)floor(y), left = (int64_t)floor(x);
     const double b = y - (double)top, r = x - (double)left;
-    const int64_t rows[2] = {mirror(top, item->h), mirror(top + 1, item->h)};
-    const int64_t columns[2] = {mirror(left, item->w), mirror(left + 1, item->w)};
+    const int64_t rows[2] = {dsc_mask_mirror(top, item->h), dsc_mask_mirror(top + 1, item->h)};
+    const int64_t columns[2] = {dsc_mask_mirror(left, item->w), dsc_mask_mirror(left + 1, item->w)};
     const uint8_t *p[4];
     for (int k = 0; k < 4; k++)
         p[k] = item->image + (rows[k / 2] * item->w + columns[k % 2]) * item->c;
@@ -126,8 +141,9 @@ static dsc_status apply_deformed(const dsc_mask_view *v, const dsc_mask_item *it
             const double y = (double)(v->top + row) + shift[0], z = (double)(v->left + column) + shift[1];
             interpolate(item, y, z, c, normalise, x);
             x += c;
-            *label++ = class_of[item->label[mirror((int64_t)floor(y + 0.5), item->h) * item->w +
-                                            mirror((int64_t)floor(z + 0.5), item->w)]];
+            if (has_label(v, i, j))
+                *label++ = class_of[item->label[dsc_mask_mirror((int64_t)floor(y + 0.5), item->h) * item->w +
+                                                dsc_mask_mirror((int64_t)floor(z + 0.5), item->w)]];
         }
     return DSC_OK;
 }
@@ -143,10 +159,12 @@ dsc_status dsc_mask_view_apply(const dsc_mask_view *v, const dsc_mask_item *item
         for (int64_t j = 0; j < v->w; j++) {
             int64_t row, column;
             place_of(v, i, j, &row, &column);
-            const int64_t at = (v->top + row) * item->w + v->left + column;
+            const int64_t at =
+                dsc_mask_mirror(v->top + row, item->h) * item->w + dsc_mask_mirror(v->left + column, item->w);
             for (int64_t k = 0; k < c; k++)
                 *x++ = normalise->value[k][item->image[at * item->c + (item->c == 1 ? 0 : k)]];
-            *label++ = class_of[item->label[at]];
+            if (has_label(v, i, j))
+                *label++ = class_of[item->label[at]];
         }
     return DSC_OK;
 }

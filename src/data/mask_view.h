@@ -13,14 +13,17 @@
 enum { DSC_MASK_GRID = 3 };
 
 typedef struct dsc_mask_view {
-    int64_t top, left, h, w; /* the crop */
+    int64_t top, left, h, w; /* the crop, which may reach beyond the image */
+    int64_t margin;          /* pixels at each side of the crop that have no label */
     int flip;                /* 1: mirrored, left to right */
     int turns;               /* quarter turns, counter-clockwise; 0 or 2 where the crop is no square */
     int elastic;             /* 1: deformed */
     double shift[DSC_MASK_GRID][DSC_MASK_GRID][2]; /* dy and dx of the nodes */
 } dsc_mask_view;
 
-/* The middle of an image of image_h x image_w, as it is. */
+/* In all of these, h x w is the size of the labelled part of a view, which lies in the image of image_h x image_w. */
+
+/* The middle of an image, as it is. */
 dsc_mask_view dsc_mask_view_middle(int64_t image_h, int64_t image_w, int64_t h, int64_t w);
 /* An image is cut into tiles of h x w, row by row, of which the last ones of a row or column overlap those before them.
  * How many there are; and tile `index`, with the rows and columns at its start that earlier tiles have. */
@@ -31,7 +34,12 @@ dsc_mask_view dsc_mask_view_tile(int64_t image_h, int64_t image_w, int64_t h, in
 dsc_mask_view dsc_mask_view_draw(dsc_rng *rng, int64_t image_h, int64_t image_w, int64_t h, int64_t w,
                                  double elastic);
 
-/* x[h, w, c] and label[h, w] of the view: the image with bilinear interpolation, normalised; the class of the nearest
+/* Adds a margin to a view without one. */
+dsc_mask_view dsc_mask_view_widen(dsc_mask_view view, int64_t margin);
+/* The row or column of n that pixel i is taken from: mirrored beyond the borders, which are not repeated. */
+int64_t dsc_mask_mirror(int64_t i, int64_t n);
+
+/* x[h, w, c] and label[h - 2 margin, w - 2 margin] of the view: the image with bilinear interpolation, normalised; the class of the nearest
  * value of the mask. A grey image is spread over c channels. `work` is memory to work with. */
 dsc_status dsc_mask_view_apply(const dsc_mask_view *view, const dsc_mask_item *item, int64_t c,
                                const dsc_normalise *normalise, const int32_t class_of[256], dsc_bytes *work,

@@ -3,11 +3,11 @@
  * Images and masks are in memory. The values of all masks, of both splits and in their order, are the classes; mean and
  * standard deviation are those of the training images. A training sample is a crop. Validation images are cut into tiles of
  * the same size, of which the last ones of a row or column overlap those before them: the pixels that an earlier tile has
- * get the label -1, so that every pixel counts once. */
+ * get the label -1, so that every pixel counts once. With a margin, all of this is about the labelled middle of a sample. */
+#include "data/masks.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/dataset.h"
-#include "data/mask_view.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -19,6 +19,7 @@ static const double default_val_split = 0.2;
 
 typedef struct masks {
     dsc_mask_list list;
+    int64_t margin, h, w; /* h, w: of the labelled part of a sample */
     dsc_normalise normalise;
     int32_t class_of[VALUES];
     char names[VALUES][4]; /* the values, by class */
@@ -31,28 +32,48 @@ static void close_set(dsc_dataset *dataset) {
     dsc_memory_free(&m);
 }
 
+static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
+                         dsc_scratch *scratch, float *x, int32_t *label);
+static const dsc_dataset_type masks_type = {.close = close_set, .sample = sample};
+
 /* ---- tiles ---- */
 
-/* Tile `index` of all images: its image, and its number there. */
-static const dsc_mask_item *find_tile(const dsc_mask_list *list, int64_t h, int64_t w, int64_t *index) {
-    const dsc_mask_item *item = list->items;
-    for (; *index >= dsc_mask_tiles(item->h, item->w, h, w); item++)
-        *index -= dsc_mask_tiles(item->h, item->w, h, w);
-    return item;
+dsc_mask_tile dsc_masks_tile(const dsc_dataset *dataset, int64_t index) {
+    const masks *m = dataset->state;
+    dsc_mask_tile tile = {.item = m->list.items};
+    int64_t tiles;
+    for (; index >= (tiles = dsc_mask_tiles(tile.item->h, tile.item->w, m->h, m->w)); tile.item++)
+        index -= tiles;
+    tile.picture = tile.item - m->list.items;
+    tile.view = dsc_mask_view_tile(tile.item->h, tile.item->w, m->h, m->w, index, &tile.done_h, &tile.done_w);
+    return tile;
+}
+
+int dsc_masks_has_tiles(const dsc_dataset *dataset) {
+    return dataset->type == &masks_type && dataset->split != DSC_SPLIT_TRAIN;
+}
+
+const dsc_mask_item *dsc_masks_picture(const dsc_dataset *dataset, int64_t picture) {
+    const masks *m = dataset->state;
+    return &m->list.items[picture];
+}
+
+int32_t dsc_masks_class(const dsc_dataset *dataset, uint8_t value) {
+    const masks *m = dataset->state;
+    return m->class_of[value];
 }
 
 static dsc_status tile_sample(const dsc_dataset *dataset, int64_t index, dsc_scratch *scratch, float *x,
                               int32_t *label) {
     const masks *m = dataset->state;
-    const int64_t h = dataset->info.h, w = dataset->info.w;
-    int64_t done_h, done_w;
-    const dsc_mask_item *item = find_tile(&m->list, h, w, &index);
-    const dsc_mask_view view = dsc_mask_view_tile(item->h, item->w, h, w, index, &done_h, &done_w);
-    DSC_TRY(dsc_mask_view_apply(&view, item, dataset->info.c, &m->normalise, m->class_of, &scratch->resample,
-                                x, label));
+    const int64_t h = m->h, w = m->w;
+    const dsc_mask_tile tile = dsc_masks_tile(dataset, index);
+    const dsc_mask_view view = dsc_mask_view_widen(tile.view, m->margin);
+    DSC_TRY(dsc_mask_view_apply(&view, tile.item, dataset->info.c, &m->normalise, m->class_of,
+                                &scratch->resample, x, label));
     for (int64_t i = 0; i < h; i++)
         for (int64_t j = 0; j < w; j++)
-            if (i < done_h || j < done_w)
+            if (i < tile.done_h || j < tile.done_w)
                 label[i * w + j] = -1;
     return DSC_OK;
 }
@@ -60,20 +81,18 @@ static dsc_status tile_sample(const dsc_dataset *dataset, int64_t index, dsc_scr
 static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment, int64_t epoch,
                          dsc_scratch *scratch, float *x, int32_t *label) {
     const masks *m = dataset->state;
-    const int64_t h = dataset->info.h, w = dataset->info.w;
     if (dataset->split != DSC_SPLIT_TRAIN)
         return tile_sample(dataset, index, scratch, x, label);
     const dsc_mask_item *item = &m->list.items[index];
-    dsc_mask_view view = dsc_mask_view_middle(item->h, item->w, h, w);
+    dsc_mask_view view = dsc_mask_view_middle(item->h, item->w, m->h, m->w);
     if (augment) {
         dsc_rng rng = dsc_augment_rng(dataset->options.seed, (dsc_sample_key){index, epoch, augment});
-        view = dsc_mask_view_draw(&rng, item->h, item->w, h, w, dataset->options.elastic);
+        view = dsc_mask_view_draw(&rng, item->h, item->w, m->h, m->w, dataset->options.elastic);
     }
+    view = dsc_mask_view_widen(view, m->margin);
     return dsc_mask_view_apply(&view, item, dataset->info.c, &m->normalise, m->class_of, &scratch->resample,
                                x, label);
 }
-
-static const dsc_dataset_type masks_type = {.close = close_set, .sample = sample};
 
 /* ---- what all images have in common ---- */
 
@@ -132,6 +151,12 @@ static dsc_status check_options(const dsc_data_options *o) {
     if (o->image_size < 0 || o->image_size > MAX_SIZE)
         return DSC_FAIL(DSC_E_INVALID, "masks: image size %lld: must be 1 to %d, or 0 for whole images",
                         (long long)o->image_size, MAX_SIZE);
+    if (o->margin < 0 || (o->image_size > 0 && 2 * o->margin >= o->image_size))
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "masks: a margin of %lld pixels leaves nothing of an image size of %lld: must be 0 to "
+            "less than half of it",
+            (long long)o->margin, (long long)o->image_size);
     if (!(o->elastic >= 0 && o->elastic <= MAX_ELASTIC))
         return DSC_FAIL(DSC_E_INVALID, "masks: elastic deformation of %g pixels: must be 0 to %d", o->elastic,
                         MAX_ELASTIC);
@@ -177,11 +202,11 @@ done:
     return status;
 }
 
-/* The size of the samples, which must be the same for all. side 0: whole images. */
-static dsc_status size_samples(const dsc_mask_list *list, int64_t side, dsc_dataset_info *info) {
+/* The labelled size of the samples, which must be the same for all. side 0: whole images. */
+static dsc_status size_samples(const dsc_mask_list *list, int64_t side, int64_t *h, int64_t *w) {
     const dsc_mask_item *first = &list->items[0];
-    info->h = side > 0 ? side : first->h;
-    info->w = side > 0 ? side : first->w;
+    *h = side > 0 ? side : first->h;
+    *w = side > 0 ? side : first->w;
     for (int64_t i = 0; i < list->count; i++) {
         const dsc_mask_item *item = &list->items[i];
         if (side > 0 && (item->h < side || item->w < side))
@@ -216,10 +241,14 @@ static dsc_status describe(masks *m, const dsc_mask_list *other, const char *dir
     measure(split == DSC_SPLIT_TRAIN ? &m->list : other, info->c, mean, std);
     dsc_normalise_init(&m->normalise, (int)info->c, options->mean ? options->mean : mean,
                        options->std ? options->std : std);
-    DSC_TRY(size_samples(&m->list, options->image_size, info));
+    const int64_t size = options->image_size;
+    m->margin = options->margin;
+    DSC_TRY(size_samples(&m->list, size > 0 ? size - 2 * m->margin : 0, &m->h, &m->w));
+    info->h = m->h + 2 * m->margin;
+    info->w = m->w + 2 * m->margin;
     info->count = split == DSC_SPLIT_TRAIN ? m->list.count : 0;
     for (int64_t i = 0; split != DSC_SPLIT_TRAIN && i < m->list.count; i++)
-        info->count += dsc_mask_tiles(m->list.items[i].h, m->list.items[i].w, info->h, info->w);
+        info->count += dsc_mask_tiles(m->list.items[i].h, m->list.items[i].w, m->h, m->w);
     return DSC_OK;
 }
 
@@ -241,7 +270,8 @@ static dsc_status open_set(void *context, const char *argument, dsc_split split,
     DSC_TRY_GOTO(status, dsc_dataset_create(&masks_type, "masks", split, options, &dataset), done);
     info.name = dataset->info.name;
     dataset->info = info;
-    dataset->label_count = info.h * info.w;
+    dataset->label_count = m->h * m->w;
+    dataset->pictures = train ? 0 : m->list.count;
     dataset->class_names = m->class_names;
     dsc_dataset_note_normalisation(dataset, m->normalise.mean, m->normalise.std);
     dataset->state = m;

@@ -218,10 +218,17 @@ DSC_FORMULA double dsc_logit(dsc_logits z, int64_t i) {
     return z.wide ? z.wide[i] : (double)z.single[i];
 }
 
+/* 1 with probability sigmoid(z), if u is uniform: when a class of logit 0 does not exceed u, the other one does. */
+DSC_FORMULA int32_t dsc_draw_binary(double z, double u) {
+    return u * (1 + exp(z)) >= 1;
+}
+
 /* The first class at which the sum of the weights exp(z - max z) exceeds u times the whole. A class without
  * weight does not raise the sum, so it is never the first. When a logit is NaN or infinite no sum compares:
  * then it is the last class with a weight, or class 0. */
 DSC_FORMULA int32_t dsc_draw_label(dsc_logits z, int64_t classes, double u) {
+    if (classes == 1)
+        return dsc_draw_binary(dsc_logit(z, 0), u);
     double largest = dsc_logit(z, 0), whole = 0, sum = 0;
     int32_t last = 0;
     for (int64_t i = 1; i < classes; i++)

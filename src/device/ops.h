@@ -586,10 +586,13 @@ dsc_status dsc_op_dice_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_te
 dsc_status dsc_op_mse_loss(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *targets, double grad_scale,
                            const dsc_tensor *loss_scale, dsc_tensor *dy, dsc_tensor *stats) DSC_MUST_CHECK;
 
-/* labels[i] (I32[n]) drawn from softmax(logits[i]) by one uniform number, a pure function of (seed,
- * position[0], position[1] + i); position: I64[2] on the device: step, first sample. */
+/* labels[i] (I32[n]) drawn from softmax(logits[i]), or where a row is one logit z, 1 with probability sigmoid(z) and else
+ * 0. Each is drawn by one uniform number, a pure function of (seed, position[0], position[1] * rows_of_sample + i);
+ * position: I64[2] on the device: step, first sample. known (I32[n], NULL: none): a row with a negative label in it gets
+ * -1. */
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                const dsc_tensor *logits, dsc_tensor *labels) DSC_MUST_CHECK;
+                                int64_t rows_of_sample, const dsc_tensor *logits, const dsc_tensor *known,
+                                dsc_tensor *labels) DSC_MUST_CHECK;
 
 /* ---- images ---- */
 

@@ -248,7 +248,8 @@ dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
 }
 
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                const dsc_tensor *logits, dsc_tensor *labels) {
+                                int64_t rows_of_sample, const dsc_tensor *logits, const dsc_tensor *known,
+                                dsc_tensor *labels) {
     dsc_check check;
     DSC_TRY(dsc_check_begin_half(&check, "sample_labels", q, "logits", logits));
     DSC_TRY(dsc_check_dims(&check, "logits", logits, 2));
@@ -258,12 +259,17 @@ dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *p
     DSC_TRY(dsc_check_shape(&check, "labels", labels, DSC_SHAPE(logits->dim[0])));
     DSC_TRY(dsc_check_apart(&check, "labels", labels, "logits", logits));
     DSC_TRY(dsc_check_apart(&check, "labels", labels, "position", position));
+    if (known) {
+        DSC_TRY(dsc_check_typed(&check, "known", known, DSC_I32));
+        DSC_TRY(dsc_check_shape(&check, "known", known, DSC_SHAPE(logits->dim[0])));
+        DSC_TRY(dsc_check_apart(&check, "labels", labels, "known", known));
+    }
     if (logits->dim[0] == 0)
         return DSC_OK;
     if (logits->dim[1] == 0 || logits->dim[1] > INT32_MAX)
         return DSC_FAIL(DSC_E_INVALID, "sample_labels: logits has %lld classes; 1 to %d are possible",
                         (long long)logits->dim[1], INT32_MAX);
-    DSC_TRY(q->device->table->sample_labels(q, seed, position, logits, labels));
+    DSC_TRY(q->device->table->sample_labels(q, seed, position, rows_of_sample, logits, known, labels));
     return DSC_OK;
 }
 

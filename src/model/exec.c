@@ -58,6 +58,7 @@ static dsc_status create(dsc_model *m, dsc_exec_mode mode, int64_t batch, const 
     exec->mode = mode;
     exec->recompute = mode == DSC_EXEC_TRAIN && m->options.recompute;
     dsc_exec_smooth_labels(exec, 1);
+    exec->loss = dsc_model_classes(m) == 1 ? DSC_LOSS_BCE : DSC_LOSS_CROSS_ENTROPY;
     exec->batch = batch;
     dsc_status status;
     DSC_TRY_GOTO(status, allocate(exec), fail);
@@ -80,16 +81,26 @@ dsc_status dsc_exec_create_lasting(dsc_model *m, int64_t batch, dsc_exec **out) 
     return create(m, DSC_EXEC_TRAIN, batch, &(dsc_exec){.lasting = 1}, out);
 }
 
+static int is_causal(const dsc_node *node) {
+    const dsc_attention_attributes *attention = node->type == &dsc_layer_attention ? node->attributes : NULL;
+    return node->type->by_position && dsc_shape_is_sequence(&node->shape) &&
+           (!attention || attention->desc.causal);
+}
+
+int dsc_graph_is_causal(const dsc_model *m) {
+    for (int64_t v = 0; v < m->node_count; v++)
+        if (!is_causal(&m->nodes[v]))
+            return 0;
+    return 1;
+}
+
 /* A decoder can compute every layer position by position. */
 static dsc_status check_decoder(const dsc_model *m) {
     if (!m || !m->sealed || !m->tokens)
         return DSC_FAIL(DSC_E_INVALID, "decoder: a sealed model of sequences (dsc_model_tokens) is needed");
     for (int64_t v = 0; v < m->node_count; v++) {
         const dsc_node *node = &m->nodes[v];
-        const dsc_attention_attributes *attention =
-            node->type == &dsc_layer_attention ? node->attributes : NULL;
-        if (!node->type->by_position || !dsc_shape_is_sequence(&node->shape) ||
-            (attention && !attention->desc.causal))
+        if (!is_causal(node))
             return DSC_FAIL(DSC_E_INVALID,
                             "decoder: %s uses later positions of a sequence: it cannot be computed one "
                             "position at a time",
@@ -109,6 +120,8 @@ void dsc_exec_destroy(dsc_exec **exec) {
     dsc_exec *e = *exec;
     for (int64_t i = 0; i < e->op_count; i++)
         dsc_conv_destroy(&e->ops[i].conv);
+    dsc_tensor_free(&e->second.dlogits);
+    dsc_tensor_free(&e->second.stats);
     dsc_device_free(e->model->device, &e->arena);
     dsc_memory_free(&e->segments);
     dsc_memory_free(&e->ready);
@@ -143,14 +156,14 @@ const dsc_tensor *dsc_exec_logits(const dsc_exec *exec) {
     return &exec->logits;
 }
 
-static dsc_status check_call(const char *what, const dsc_exec *exec, const dsc_queue *q) {
+dsc_status dsc_exec_check_call(const char *what, const dsc_exec *exec, const dsc_queue *q) {
     if (!exec || !q)
         return DSC_FAIL(DSC_E_INVALID, "%s: no %s", what, exec ? "queue" : "executor");
     return DSC_OK;
 }
 
 dsc_status dsc_exec_clear_stats(dsc_exec *exec, dsc_queue *q) {
-    DSC_TRY(check_call("clearing statistics", exec, q));
+    DSC_TRY(dsc_exec_check_call("clearing statistics", exec, q));
     return dsc_op_fill(q, 0, &exec->stats);
 }
 
@@ -185,7 +198,7 @@ dsc_tensor *dsc_exec_bias_grad(const dsc_exec *exec, const dsc_exec_op *op) {
 
 dsc_status dsc_exec_set_position(dsc_exec *exec, dsc_queue *q, int64_t step, int64_t first_sample) {
     const int64_t position[2] = {step, first_sample};
-    DSC_TRY(check_call("position", exec, q));
+    DSC_TRY(dsc_exec_check_call("position", exec, q));
     return dsc_tensor_upload(q, position, sizeof position, &exec->position);
 }
 
@@ -236,7 +249,7 @@ static dsc_status run_forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec
 }
 
 dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
-    DSC_TRY(check_call("forward", exec, q));
+    DSC_TRY(dsc_exec_check_call("forward", exec, q));
     exec->has_forward = exec->has_loss = exec->last_is_there = 0;
     DSC_TRY(bind_input(exec, q, x));
     if (exec->half.data) {
@@ -254,7 +267,7 @@ dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
 }
 
 dsc_status dsc_exec_decode(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x, int64_t position) {
-    DSC_TRY(check_call("decode", exec, q));
+    DSC_TRY(dsc_exec_check_call("decode", exec, q));
     const int64_t positions = exec->model->nodes[exec->model->input].shape.h;
     if (!exec->decodes)
         return DSC_FAIL(DSC_E_INVALID, "decode: the executor is no decoder (dsc_exec_create_decoder)");
@@ -263,42 +276,6 @@ dsc_status dsc_exec_decode(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x, in
                         (long long)position, (long long)positions - 1);
     exec->decoded_position = position;
     return dsc_exec_forward(exec, q, x);
-}
-
-void dsc_exec_smooth_labels(dsc_exec *exec, int on) {
-    exec->plain_labels = !on || exec->mode != DSC_EXEC_TRAIN;
-    exec->label_smoothing = exec->plain_labels ? 0 : exec->model->options.label_smoothing;
-}
-
-void dsc_exec_mix_labels(dsc_exec *exec, const dsc_tensor *others, const dsc_tensor *shares) {
-    exec->others = others && shares ? *others : (dsc_tensor){0};
-    exec->shares = others && shares ? *shares : (dsc_tensor){0};
-}
-
-void dsc_exec_weigh_classes(dsc_exec *exec, const dsc_tensor *weights) {
-    exec->class_weights = weights ? *weights : (dsc_tensor){0};
-}
-
-void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale) {
-    exec->loss_scale = scale ? *scale : (dsc_tensor){0};
-}
-
-dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels, double grad_scale) {
-    DSC_TRY(check_call("loss", exec, q));
-    if (!exec->has_forward)
-        return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
-    dsc_tensor *dlogits = exec->mode == DSC_EXEC_TRAIN ? &exec->dlogits : NULL;
-    const int mixed = !exec->plain_labels && exec->others.data;
-    const dsc_targets targets = {
-        .labels = labels,
-        .smoothing = exec->label_smoothing,
-        .others = mixed ? &exec->others : NULL,
-        .shares = mixed ? &exec->shares : NULL,
-        .weights = !exec->plain_labels && exec->class_weights.data ? &exec->class_weights : NULL};
-    DSC_TRY(dsc_op_target_loss(q, &exec->logits, &targets, grad_scale,
-                               exec->loss_scale.data ? &exec->loss_scale : NULL, dlogits, &exec->stats));
-    exec->has_loss = 1;
-    return DSC_OK;
 }
 
 /* ---- backward ---- */
@@ -365,7 +342,7 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
     dsc_backward_options options;
     dsc_backward_options_init(&options);
     DSC_TRY(dsc_versioned_read("backward", given, sizeof options, &options));
-    DSC_TRY(check_call("backward", exec, q));
+    DSC_TRY(dsc_exec_check_call("backward", exec, q));
     if (exec->mode != DSC_EXEC_TRAIN)
         return DSC_FAIL(DSC_E_INVALID, "backward: the executor was made for evaluation");
     if (!exec->has_loss)

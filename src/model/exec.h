@@ -75,6 +75,10 @@ struct dsc_exec {
     int plain_labels;                         /* 1: without smoothing, mixed labels and weights of classes */
     dsc_tensor others, shares, class_weights; /* as in dsc_targets; data NULL: none */
     dsc_tensor loss_scale;                    /* data NULL: none */
+    dsc_loss loss;
+    struct {
+        dsc_tensor dlogits, stats;
+    } second; /* of the second term of a loss that is a sum; data NULL: none */
 };
 
 /* Lowers the model's graph to operations, with fusion. Sets what they keep, not yet their tensors. */
@@ -84,6 +88,15 @@ dsc_status dsc_exec_lower(dsc_exec *exec) DSC_MUST_CHECK;
 dsc_status dsc_exec_cut(dsc_exec *exec, int64_t parts) DSC_MUST_CHECK;
 /* Plans and allocates the memory of all tensors. */
 dsc_status dsc_exec_place(dsc_exec *exec) DSC_MUST_CHECK;
+
+/* The names of all losses, terminated by NULL. */
+extern const char *const dsc_loss_names[];
+/* Refuses a missing executor or queue; `what` is the call. */
+dsc_status dsc_exec_check_call(const char *what, const dsc_exec *exec, const dsc_queue *q) DSC_MUST_CHECK;
+/* dsc_exec_loss for labels drawn from the model's own output: the loss whose negative is the logarithm of their
+ * probability, that is, binary cross-entropy where the loss contains Dice. */
+dsc_status dsc_exec_likelihood_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
+                                    double grad_scale) DSC_MUST_CHECK;
 
 /* Parameter `number` in the type of the values between layers. */
 dsc_tensor dsc_exec_param(const dsc_exec *exec, int64_t number);

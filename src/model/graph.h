@@ -142,6 +142,8 @@ typedef struct dsc_attention_attributes {
     dsc_attention_desc desc;
     int padded; /* 1: the padding at the end of a sequence of tokens is not seen */
 } dsc_attention_attributes;
+/* 1 when no position of a sequence depends on later ones. */
+int dsc_graph_is_causal(const dsc_model *m);
 
 /* Captures for which the tensors of an earlier one stay as they were. */
 enum { DSC_EXEC_CAPTURES = 2 };

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/option.h"
+#include "train/model_file.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -91,7 +92,7 @@ static void describe_data(line *l) {
             (long long)dsc_model_classes(t->model));
     else
         add(l, "images of %lldx%lldx%lld, %lld classes", (long long)shape[0], (long long)shape[1],
-            (long long)shape[2], (long long)dsc_model_classes(t->model));
+            (long long)shape[2], (long long)dsc_output_classes(dsc_model_classes(t->model)));
     if (val > 0)
         add(l, ", %lld for validation", val);
     else

@@ -23,7 +23,9 @@ static dsc_save_options facts_of(const dsc_snapshot *s) {
     o.has_seed = 1;
     o.seed = s->options->seed;
     o.val_split = s->options->val_split;
+    o.loss = s->options->loss == DSC_LOSS_CROSS_ENTROPY ? NULL : dsc_loss_name(s->options->loss);
     if (s->data) {
+        o.mask = s->data->mask;
         o.class_names = s->data->class_names;
         o.class_name_count = s->data->class_names ? s->data->info.classes : 0;
         o.mean = s->data->std[0] > 0 ? s->data->mean : NULL;

@@ -144,7 +144,7 @@ static dsc_status find_loss(dsc_trainer *t, const dsc_batch *given, double stats
     dsc_queue *q = t->queue;
     dsc_damping *d = &t->damping;
     const int64_t size = t->options.batch_size, micro_batches = t->options.batches_per_allreduce;
-    const double grad_scale = 1.0 / (double)(size * micro_batches * dsc_model_positions(t->model));
+    const double grad_scale = 1.0 / ((double)(size * micro_batches) * t->labels);
     dsc_batch batch = {0};
     DSC_TRY(dsc_exec_clear_stats(t->exec, q));
     for (int64_t micro = 0; micro < micro_batches; micro++) {

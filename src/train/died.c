@@ -36,10 +36,15 @@ static void take_number(const json_t *line, const char *key, double *value) {
         *value = json_number_value(found);
 }
 
+static void note_loss(dsc_train_result *r, double loss) {
+    if (loss >= 0 && (r->best_loss < 0 || loss < r->best_loss))
+        r->best_loss = loss;
+}
+
 static void take_line(summary *s, const json_t *line) {
     const char *kind = json_string_value(json_object_get(line, "kind"));
     dsc_train_result *r = &s->result;
-    double ema_top1 = -1;
+    double ema_top1 = -1, ema_loss = -1;
     if (!kind)
         return;
     take_number(line, "time_s", &s->time_s);
@@ -55,6 +60,9 @@ static void take_line(summary *s, const json_t *line) {
         r->best_top1 = r->top1 > r->best_top1 ? r->top1 : r->best_top1;
         take_number(line, "ema_top1", &ema_top1);
         r->best_top1 = ema_top1 > r->best_top1 ? ema_top1 : r->best_top1;
+        take_number(line, "ema_loss", &ema_loss);
+        note_loss(r, json_is_number(json_object_get(line, "loss")) ? r->val_loss : -1);
+        note_loss(r, ema_loss);
     } else if (strcmp(kind, "epoch") == 0) {
         take_count(line, "epoch", &r->epochs);
         r->epochs++;
@@ -113,6 +121,7 @@ static dsc_status summarise(const char *directory, summary *s) {
                               .top1 = -1,
                               .top5 = -1,
                               .best_top1 = -1,
+                              .best_loss = -1,
                               .target_s = -1}};
     DSC_TRY(dsc_output_path(directory, "metrics.jsonl", &path));
     FILE *file = fopen(path, "r");

@@ -77,7 +77,8 @@ void dsc_early_report(dsc_trainer *t) {
                  t->state.target_s);
         break;
     case DSC_STOP_PATIENCE:
-        snprintf(text, sizeof text, "no better top-1 accuracy in %lld evaluations: the run ends",
+        snprintf(text, sizeof text, "no %s in %lld evaluations: the run ends",
+                 dsc_trainer_by_loss(t) ? "lower validation loss" : "better top-1 accuracy",
                  (long long)t->state.stale);
         break;
     default:

@@ -8,6 +8,7 @@
 #include "data/dataset.h"
 #include "descent/log.h"
 #include "device/scope.h"
+#include "model/exec.h"
 #include "train/model_file.h"
 #include "train/share.h"
 #include "train/statedict.h"
@@ -19,8 +20,9 @@
 #include <stdio.h>
 #include <string.h>
 
-/* All batches of one pass over the loader; `tally` may be NULL. */
-static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader, dsc_tally *tally) {
+/* All batches of one pass over the loader; `tally` may be NULL. `place` is where this rank's part of a batch begins. */
+static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader, int64_t place,
+                            dsc_tally *tally) {
     DSC_TRY(dsc_exec_clear_stats(exec, queue));
     for (int64_t i = 0; i < dsc_loader_batches(loader); i++) {
         dsc_batch batch;
@@ -28,7 +30,8 @@ static dsc_status pass_over(dsc_queue *queue, dsc_exec *exec, dsc_loader *loader
         DSC_TRY(dsc_exec_forward(exec, queue, &batch.x));
         DSC_TRY(dsc_exec_loss(exec, queue, &batch.labels, 0));
         if (tally)
-            DSC_TRY(dsc_tally_add(tally, queue, dsc_exec_logits(exec), &batch.labels));
+            DSC_TRY(
+                dsc_tally_add(tally, queue, batch.position + place, dsc_exec_logits(exec), &batch.labels));
     }
     return DSC_OK;
 }
@@ -38,7 +41,7 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
                            dsc_bad_images *bad, dsc_tally *tally, dsc_eval_result *result) {
     double begun = dsc_clock_now(), sums[4];
     int64_t found;
-    DSC_TRY(pass_over(queue, exec, loader, tally));
+    DSC_TRY(pass_over(queue, exec, loader, dsc_comm_rank(comm) * exec->batch, tally));
     dsc_tensor stats = *dsc_exec_stats(exec);
     DSC_TRY(dsc_queue_sync(queue));
     DSC_TRY(dsc_comm_allreduce(comm, DSC_TRAFFIC_OTHER, DSC_SUM, &stats));
@@ -56,6 +59,7 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
                         (long long)bad->count, bad->first);
     result->images = positions > 1 ? bad->count : (int64_t)sums[3];
     result->positions = positions;
+    result->labels = (int64_t)sums[3];
     if (dsc_model_takes_tokens(dsc_exec_model(exec)))
         result->tokens = positions;
     result->loss = sums[0] / sums[3];
@@ -65,12 +69,27 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
     return DSC_OK;
 }
 
-/* Evaluates all of `data`, each sample once, with an executor and a loader of its own. `report` may be NULL.
- * Collective. */
+/* What only the data set knows of a result. */
+static void note_data(const dsc_dataset *data, dsc_eval_result *result) {
+    result->mask = data->mask;
+    result->pictures = data->pictures;
+    result->bytes_per_token =
+        data->mask > 0 ? 0 : data->bytes_per_token; /* masked tokens are not all of the text */
+}
+
+/* How all of a data set is evaluated. */
+typedef struct job {
+    dsc_loader_options loader; /* batch and threads */
+    const dsc_loss *loss;      /* NULL: the model's own */
+    const char *bad_images;
+    dsc_eval_report **report; /* may be NULL */
+} job;
+
+/* Evaluates all of `data`, each sample once, with an executor and a loader of its own. Collective. */
 static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *model, dsc_dataset *data,
-                               const dsc_loader_options *like, const char *bad_images,
-                               dsc_eval_report **report, dsc_eval_result *result) {
-    dsc_loader_options o = *like;
+                               const job *how, dsc_eval_result *result) {
+    dsc_loader_options o = how->loader;
+    dsc_eval_report **report = how->report;
     dsc_bad_images bad;
     dsc_exec *exec = NULL;
     dsc_loader *loader = NULL;
@@ -83,20 +102,23 @@ static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *mode
     o.augment = 0;
     o.keep_last = 1;
     o.skip_bad = 1;
-    dsc_bad_images_init(&bad, "validation", count, bad_images);
+    dsc_bad_images_init(&bad, "validation", count, how->bad_images);
     dsc_status status = dsc_loader_create(data, dsc_model_device(model), &o, &loader);
     if (status == DSC_OK)
         status = dsc_exec_create(model, DSC_EXEC_EVAL, o.batch, &exec);
+    if (status == DSC_OK && how->loss)
+        status = dsc_exec_set_loss(exec, *how->loss);
     if (status == DSC_OK && report)
-        status = dsc_tally_create(dsc_model_classes(model), o.batch * dsc_model_positions(model), &tally);
+        status =
+            dsc_tally_create(data, dsc_model_classes(model), dsc_model_positions(model), o.batch, &tally);
     status = dsc_comm_agree(comm, status);
     if (status == DSC_OK)
         status = evaluate(comm, queue, exec, loader, &bad, tally, result);
-    result->bytes_per_token = dsc_dataset_bytes_per_token(data);
+    note_data(data, result);
     if (status == DSC_OK)
         status = dsc_bad_images_check(&bad, result->bad_images, "");
     if (status == DSC_OK && report)
-        status = dsc_tally_report(tally, comm, queue, data, report);
+        status = dsc_tally_report(tally, comm, queue, report);
     dsc_tally_destroy(&tally);
     dsc_bad_images_free(&bad);
     dsc_exec_destroy(&exec);
@@ -106,11 +128,11 @@ static dsc_status evaluate_set(dsc_comm *comm, dsc_queue *queue, dsc_model *mode
 
 static dsc_status evaluate_model(dsc_comm *comm, dsc_queue *queue, dsc_model *model, dsc_dataset *data,
                                  int64_t batch, dsc_eval_result *result) {
-    dsc_loader_options o;
-    dsc_loader_options_init(&o);
-    o.batch = batch;
+    job how = {.loss = NULL};
+    dsc_loader_options_init(&how.loader);
+    how.loader.batch = batch;
     DSC_TRY(dsc_comm_use_queue(comm, queue));
-    return evaluate_set(comm, queue, model, data, &o, NULL, NULL, result);
+    return evaluate_set(comm, queue, model, data, &how, result);
 }
 
 dsc_status dsc_model_evaluate(dsc_comm *comm, dsc_model *model, dsc_dataset *data, int64_t batch,
@@ -136,17 +158,17 @@ dsc_status dsc_model_evaluate(dsc_comm *comm, dsc_model *model, dsc_dataset *dat
 
 /* `data` NULL: the validation set, with the executor that was planned for it. */
 static dsc_status evaluate_swapped(dsc_trainer *t, dsc_dataset *data, dsc_eval_result *result) {
-    dsc_loader_options o;
     dsc_status status;
     DSC_TRY(dsc_trainer_swap_in(t));
     if (!data) {
         status = evaluate(t->comm, t->queue, t->val_exec, t->val_loader, &t->bad.val, NULL, result);
-        result->bytes_per_token = dsc_dataset_bytes_per_token(t->val_set);
+        note_data(t->val_set, result);
     } else {
-        dsc_loader_options_init(&o);
-        o.batch = t->options.val_batch_size > 0 ? t->options.val_batch_size : t->options.batch_size;
-        o.threads = t->options.data_threads;
-        status = evaluate_set(t->comm, t->queue, t->model, data, &o, t->options.bad_images, NULL, result);
+        job how = {.loss = &t->options.loss, .bad_images = t->options.bad_images};
+        dsc_loader_options_init(&how.loader);
+        how.loader.batch = t->options.val_batch_size > 0 ? t->options.val_batch_size : t->options.batch_size;
+        how.loader.threads = t->options.data_threads;
+        status = evaluate_set(t->comm, t->queue, t->model, data, &how, result);
     }
     dsc_status swapped = dsc_trainer_swap_out(t); /* after a failure, too: training can go on */
     return status == DSC_OK ? swapped : status;
@@ -181,7 +203,7 @@ dsc_status dsc_trainer_evaluate(dsc_trainer *trainer, dsc_dataset *data, dsc_eva
 static dsc_status evaluate_own(dsc_trainer *t, double *top1) {
     double sums[4];
     DSC_TRY(dsc_consensus_swap_in(t->consensus, t->queue, DSC_VALUES_OWN));
-    DSC_TRY(pass_over(t->queue, t->val_exec, t->whole_loader, NULL));
+    DSC_TRY(pass_over(t->queue, t->val_exec, t->whole_loader, 0, NULL));
     dsc_loader_take_bad(t->whole_loader, NULL, 0); /* the evaluation of the mean has counted them */
     DSC_TRY(dsc_tensor_download(t->queue, dsc_exec_stats(t->val_exec), sizeof sums, sums));
     DSC_TRY(dsc_queue_sync(t->queue));
@@ -273,14 +295,14 @@ static void choose_data(session *s) {
 
 static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
     const dsc_model_facts *f = &s->facts;
-    if (f->classes >= 0 && (f->classes != info->classes || f->height != info->h || f->width != info->w ||
-                            f->channels != info->c))
+    if (f->classes >= 0 && (dsc_output_classes(f->classes) != info->classes || f->height != info->h ||
+                            f->width != info->w || f->channels != info->c))
         return DSC_FAIL(DSC_E_INVALID,
                         "the checkpoint is for %lldx%lldx%lld images and %lld classes, %s has %lldx%lldx%lld "
                         "and %lld",
                         (long long)f->height, (long long)f->width, (long long)f->channels,
-                        (long long)f->classes, s->options.data, (long long)info->h, (long long)info->w,
-                        (long long)info->c, (long long)info->classes);
+                        (long long)dsc_output_classes(f->classes), s->options.data, (long long)info->h,
+                        (long long)info->w, (long long)info->c, (long long)info->classes);
     return DSC_OK;
 }
 
@@ -314,6 +336,8 @@ static dsc_status open_data(session *s) {
     }
     const dsc_model_facts *f = &s->facts;
     data.context = data.image_size;
+    data.mask = s->options.mask >= 0 ? s->options.mask : f->mask;
+    data.margin = dsc_zoo_margin(f->model);
     if (f->resize > 0 && data.image_size == f->height) /* as the model saw images in training */
         data.resize = f->resize;
     if (f->has_normalisation && f->channels == 3) {
@@ -337,13 +361,22 @@ static dsc_status make_local(session *s) {
     DSC_TRY(open_data(s));
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
     dsc_model_options_init(&model);
-    DSC_TRY(
-        dsc_zoo_create(s->device, s->facts.model, info.h, info.w, info.c, info.classes, &model, &s->model));
+    /* A file that does not say how many outputs it has: its tensors are compared below. */
+    const int64_t outputs = s->facts.classes == 1 ? 1 : info.classes;
+    DSC_TRY(dsc_zoo_create(s->device, s->facts.model, info.h, info.w, info.c, outputs, &model, &s->model));
     if (s->reader) {
         DSC_TRY(dsc_statedict_check(s->model, s->facts.model, s->reader));
         DSC_TRY(dsc_statedict_read(s->model, s->queue, s->reader));
     }
     return DSC_OK;
+}
+
+/* Activations of a model of pixels are as large as its input, times the channels: batches of tiles have this many pixels
+ * together, unless they are a single one. */
+static int64_t limit_batch(const session *s) {
+    const int64_t batch_pixels = 1 << 20, pixels = s->set->info.h * s->set->info.w;
+    const int64_t asked = s->options.batch_size, fit = batch_pixels / pixels > 1 ? batch_pixels / pixels : 1;
+    return s->set->pictures > 0 && fit < asked ? fit : asked;
 }
 
 static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_eval_result *result) {
@@ -359,12 +392,11 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
     snprintf(result->data, sizeof result->data, "%s", s->options.data);
     DSC_TRY(dsc_comm_agree(s->comm, make_local(s)));
     DSC_TRY(dsc_share_model(s->comm, s->queue, s->model));
-    dsc_loader_options loader;
-    dsc_loader_options_init(&loader);
-    loader.batch = s->options.batch_size;
-    loader.threads = s->options.data_threads;
-    return evaluate_set(s->comm, s->queue, s->model, s->set, &loader, s->options.bad_images,
-                        s->options.report, result);
+    job how = {.loss = &s->facts.loss, .bad_images = s->options.bad_images, .report = s->options.report};
+    dsc_loader_options_init(&how.loader);
+    how.loader.batch = limit_batch(s);
+    how.loader.threads = s->options.data_threads;
+    return evaluate_set(s->comm, s->queue, s->model, s->set, &how, result);
 }
 
 dsc_status dsc_eval_run(dsc_comm *comm, dsc_device *device, const dsc_eval_options *options,

@@ -171,8 +171,10 @@ static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer
     if (comm != t->comm)
         o.strategy = DSC_KFAC_COMM_OPT; /* all alike on one rank; this one knows every option */
     o.late_factors = t->options.kfac_scope == DSC_SCOPE_GOSSIP;
-    if (dsc_model_positions(t->model) > 1)
-        o.loss_terms = dsc_model_positions(t->model);
+    /* Dice is one term for the whole batch and no likelihood: its factors are those of N samples. */
+    const int likelihood = t->options.loss != DSC_LOSS_DICE || t->options.kfac_fisher == DSC_FISHER_SAMPLED;
+    if (dsc_model_positions(t->model) > 1 && likelihood)
+        o.loss_terms = llround(fmax(t->labels, 1));
     DSC_TRY(dsc_kfac_create(comm, t->queue, layers, count, &o, &t->kfac));
     return t->beside ? dsc_kfac_capture_beside(t->kfac) : DSC_OK;
 }

@@ -125,8 +125,20 @@ dsc_status dsc_trainer_check(dsc_trainer *t) {
     return dsc_comm_agree(t->comm, status);
 }
 
+/* Keeps the best numbers so far. Returns whether the evaluation is the best one: of a model that predicts tokens or pixels
+ * by its loss, because accuracies there hardly tell models apart, and of others by its accuracy. */
+static int note_best(dsc_trainer *t, double loss, double top1) {
+    dsc_train_state *s = &t->state;
+    const int lower = loss >= 0 && (s->best_loss < 0 || loss < s->best_loss), higher = top1 > s->best_top1;
+    if (lower)
+        s->best_loss = loss;
+    if (higher)
+        s->best_top1 = top1;
+    return dsc_trainer_by_loss(t) ? lower : higher;
+}
+
 /* The numbers of the run that come from an evaluation. With an average of the weights, the better of the two
- * accuracies is the step's. */
+ * is the step's. */
 static void note_evaluation(dsc_trainer *t, const dsc_evaluation *e) {
     dsc_train_state *s = &t->state;
     s->val_loss = e->result.loss;
@@ -138,17 +150,18 @@ static void note_evaluation(dsc_trainer *t, const dsc_evaluation *e) {
         s->ema_top1 = e->ema.top1;
         s->ema_top5 = e->ema.top5;
     }
-    double top1 = isfinite(s->val_loss) ? s->top1 : -1;
-    if (e->has_ema && isfinite(s->ema_loss))
+    double top1 = isfinite(s->val_loss) ? s->top1 : -1, loss = isfinite(s->val_loss) ? s->val_loss : -1;
+    if (e->has_ema && isfinite(s->ema_loss)) {
         top1 = fmax(top1, s->ema_top1);
+        loss = loss < 0 ? s->ema_loss : fmin(loss, s->ema_loss);
+    }
     if (!isfinite(s->val_loss))
         dsc_log(DSC_LOG_WARNING,
                 "the validation loss of step %lld is not finite: the model overflows on some images, and "
                 "this step is never the best; try a lower learning rate or a longer warm-up",
                 (long long)s->step);
     s->stale++;
-    if (top1 > s->best_top1) {
-        s->best_top1 = top1;
+    if (note_best(t, loss, top1)) {
         s->best_step = s->step;
         s->stale = 0;
         t->save_now = t->options.checkpoint_every >= 0;
@@ -447,8 +460,13 @@ dsc_status dsc_trainer_run(dsc_trainer *trainer, dsc_train_result *result) {
 dsc_status dsc_train_run(dsc_comm *comm, dsc_device *device, const dsc_train_options *options,
                          dsc_train_result *result) {
     dsc_trainer *t = NULL;
-    const dsc_train_result none = {
-        .train_loss = -1, .val_loss = -1, .top1 = -1, .top5 = -1, .best_top1 = -1, .target_s = -1};
+    const dsc_train_result none = {.train_loss = -1,
+                                   .val_loss = -1,
+                                   .top1 = -1,
+                                   .top5 = -1,
+                                   .best_top1 = -1,
+                                   .best_loss = -1,
+                                   .target_s = -1};
     DSC_TRY(dsc_versioned_check("dsc_train_result", result, sizeof none));
     dsc_versioned_write(&none, result);
     dsc_status status = dsc_trainer_create_named(comm, device, options, &t);

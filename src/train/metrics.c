@@ -518,6 +518,7 @@ void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error
     set(line, "top1", real_or_none(result->top1));
     set(line, "top5", real_or_none(result->top5));
     set(line, "best_top1", real_or_none(result->best_top1));
+    set(line, "best_loss", real_or_none(result->best_loss));
     set(line, "images_per_s", real(result->images_per_s));
     set_text(line, "stopped", reasons[result->stopped]);
     set(line, "target_s", real_or_none(result->target_s));

@@ -49,6 +49,12 @@ dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_option
         snprintf(number, sizeof number, "%.17g", facts->val_split);
         DSC_TRY(dsc_st_writer_metadata(writer, "val_split", number));
     }
+    if (facts->mask > 0) {
+        snprintf(number, sizeof number, "%.17g", facts->mask);
+        DSC_TRY(dsc_st_writer_metadata(writer, "mask", number));
+    }
+    if (facts->loss)
+        DSC_TRY(dsc_st_writer_metadata(writer, "loss", facts->loss));
     if (!facts->has_seed)
         return DSC_OK;
     snprintf(number, sizeof number, "%" PRIu64, facts->seed);
@@ -78,16 +84,33 @@ static dsc_status read_seed(const dsc_st_reader *r, dsc_model_facts *facts) {
     return DSC_OK;
 }
 
-static dsc_status read_val_split(const dsc_st_reader *r, dsc_model_facts *facts) {
-    const char *text = dsc_st_metadata(r, "val_split");
+/* A share, 0 where the file does not have it. */
+static dsc_status read_share(const dsc_st_reader *r, const char *key, double *out) {
+    const char *text = dsc_st_metadata(r, key);
     char *end;
     if (!text)
         return DSC_OK;
-    facts->val_split = strtod(text, &end);
-    if (end == text || *end != '\0' || !(facts->val_split >= 0 && facts->val_split < 1))
-        return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata 'val_split' is '%s', not a part below 1",
-                        dsc_st_path(r), text);
+    *out = strtod(text, &end);
+    if (end == text || *end != '\0' || !(*out >= 0 && *out <= 1))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata '%s' is '%s', not a part of 1", dsc_st_path(r), key,
+                        text);
     return DSC_OK;
+}
+
+/* Without an entry: that of a model with so many outputs. */
+static dsc_status read_loss(const dsc_st_reader *r, dsc_model_facts *facts) {
+    const char *text = dsc_st_metadata(r, "loss");
+    facts->loss = facts->classes == 1 ? DSC_LOSS_BCE : DSC_LOSS_CROSS_ENTROPY;
+    if (!text)
+        return DSC_OK;
+    if (dsc_loss_parse(text, &facts->loss) != DSC_OK)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': metadata 'loss' is '%s', which is no loss", dsc_st_path(r),
+                        text);
+    return DSC_OK;
+}
+
+int64_t dsc_output_classes(int64_t outputs) {
+    return outputs == 1 ? 2 : outputs;
 }
 
 dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *facts) {
@@ -97,8 +120,10 @@ dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *fa
         facts->model[0] = '\0';
     DSC_TRY(read_text(reader, "data", facts->data, sizeof facts->data));
     DSC_TRY(read_seed(reader, facts));
-    DSC_TRY(read_val_split(reader, facts));
+    DSC_TRY(read_share(reader, "val_split", &facts->val_split));
+    DSC_TRY(read_share(reader, "mask", &facts->mask));
     DSC_TRY(dsc_st_metadata_number(reader, "classes", &facts->classes));
+    DSC_TRY(read_loss(reader, facts));
     DSC_TRY(dsc_st_metadata_number(reader, "height", &facts->height));
     DSC_TRY(dsc_st_metadata_number(reader, "width", &facts->width));
     DSC_TRY(dsc_st_metadata_number(reader, "channels", &facts->channels));

@@ -19,8 +19,12 @@ typedef struct dsc_model_facts {
     int has_normalisation; /* of bytes: (value / 255 - mean) / std, by channel */
     double mean[DSC_FACTS_CHANNELS], std[DSC_FACTS_CHANNELS];
     int64_t resize; /* the shorter side of an image before the middle is cut out; -1 when it does not say */
+    double mask;    /* the share of the tokens that were to be predicted; 0: the next token was */
+    dsc_loss loss;
 } dsc_model_facts;
 
+/* How many classes a model with so many outputs tells apart: one output is the logit of the second of two. */
+int64_t dsc_output_classes(int64_t outputs);
 /* Reads them; DSC_E_FORMAT when one of them is not valid. */
 dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;
 /* The names of the classes, in new memory that the caller frees with dsc_memory_free: an array whose strings

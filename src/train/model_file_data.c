@@ -57,7 +57,7 @@ static dsc_status describe_names(dsc_st_writer *w, const char *const *names, int
 
 dsc_status dsc_model_file_describe_data(const dsc_model *model, const dsc_save_options *facts,
                                         dsc_st_writer *writer) {
-    int64_t shape[3], classes = dsc_model_classes(model);
+    int64_t shape[3], classes = dsc_output_classes(dsc_model_classes(model));
     int64_t names = facts->class_name_count < classes ? facts->class_name_count : classes;
     dsc_model_input_shape(model, shape);
     if (facts->mean && facts->std && shape[2] <= DSC_FACTS_CHANNELS) {
@@ -154,7 +154,7 @@ dsc_status dsc_model_file_class_names(const dsc_st_reader *reader, const char *c
     DSC_TRY(dsc_st_metadata_number(reader, "classes", &classes));
     json_t *array = json_loads(text, 0, &error);
     dsc_status status = DSC_OK;
-    if (!json_is_array(array) || (int64_t)json_array_size(array) > classes)
+    if (!json_is_array(array) || (int64_t)json_array_size(array) > dsc_output_classes(classes))
         status = refuse(reader, "class_names", "a JSON array of names, one per class at most");
     else if (json_array_size(array) > 0)
         status = copy_names(reader, array, out, count);

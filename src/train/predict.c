@@ -249,10 +249,11 @@ static dsc_status check_kind(const session *s) {
         return DSC_FAIL(DSC_E_INVALID,
                         "masks '%s': model %s has one prediction for a whole image; leave --masks out",
                         s->options.masks, f->model);
-    if (masks && positions != f->height * f->width)
+    const int64_t margin = dsc_zoo_margin(f->model);
+    if (masks && positions != (f->height - 2 * margin) * (f->width - 2 * margin))
         return DSC_FAIL(DSC_E_UNSUPPORTED,
                         "model %s predicts %lld of the %lld x %lld pixels of its input: masks need all of "
-                        "them, as with padded convolutions (unet-bn)",
+                        "them but a margin that the model names (dsc_zoo_entry.margin)",
                         f->model, (long long)positions, (long long)f->width, (long long)f->height);
     if ((f->height != f->width && !masks) || (f->channels != 1 && f->channels != 3))
         return DSC_FAIL(
@@ -436,7 +437,8 @@ static dsc_status predict_masks(session *s, dsc_predict_result *result) {
                         .folder = s->options.masks,
                         .overwrite = s->options.overwrite,
                         .batch = s->options.batch_size,
-                        .names = s->name_count == s->facts.classes ? s->names : NULL,
+                        .margin = dsc_zoo_margin(s->facts.model),
+                        .names = s->name_count == dsc_output_classes(s->facts.classes) ? s->names : NULL,
                         .function = s->function,
                         .context = s->context};
     dsc_normalise_init(&job.normalise, form.channels, form.mean, form.std);

@@ -1,5 +1,6 @@
 /* Masks: an image is cut into tiles of the model's input size, as in the validation of masks:DIR. Where tiles overlap,
- * the first one counts. Image i belongs to rank i mod ranks. */
+ * the first one counts. Where the model's output is smaller than its input, tiles of the output cover the image, and their
+ * input reaches beyond its borders, where it is mirrored. Image i belongs to rank i mod ranks. */
 #include "train/predict_masks.h"
 
 #include "base/clock.h"
@@ -11,6 +12,7 @@
 #include "data/image_files.h"
 #include "data/image_write.h"
 #include "data/mask_view.h"
+#include "train/model_file.h"
 #include "train/share.h"
 
 #include <math.h>
@@ -35,14 +37,16 @@ typedef struct record {
 typedef struct session {
     const dsc_mask_job *job;
     int rank, ranks;
-    int64_t h, w, c, classes; /* of the model's input; c is 1 or 3 */
+    int64_t h, w, c;          /* of the model's input; c is 1 or 3 */
+    int64_t out_h, out_w;     /* of its output */
+    int64_t outputs, classes; /* outputs: 1 for two classes, or classes */
     uint8_t values[VALUES];   /* by class */
     const char **paths;       /* of the images, in the list's text */
     int64_t batch;            /* of the executor, 0: there is none yet */
     dsc_exec *exec;
     dsc_tensor x;  /* [batch, h, w, c] */
     float *tiles;  /* the same on the host */
-    float *logits; /* [batch h w, classes] */
+    float *logits; /* [batch out_h out_w, outputs] */
     dsc_scratch scratch;
     dsc_bytes mask;
     record own;
@@ -155,12 +159,13 @@ static dsc_status read_image(session *s, const char *path, int64_t *h, int64_t *
     int64_t own_h, own_w;
     DSC_TRY(dsc_image_file_read(path, &s->scratch.file, &encoded));
     DSC_TRY(dsc_image_size(&encoded, &own_h, &own_w));
-    if (own_h < s->h || own_w < s->w)
+    if (own_h < s->out_h || own_w < s->out_w)
         return DSC_FAIL(
             DSC_E_FORMAT,
-            "'%s' has %lld x %lld pixels, but the model takes %lld x %lld: enlarge it, or choose a smaller "
+            "'%s' has %lld x %lld pixels, but the model %s %lld x %lld: enlarge it, or choose a smaller "
             "image size",
-            path, (long long)own_w, (long long)own_h, (long long)s->w, (long long)s->h);
+            path, (long long)own_w, (long long)own_h, s->job->margin > 0 ? "predicts" : "takes",
+            (long long)s->out_w, (long long)s->out_h);
     DSC_TRY(dsc_image_decode(&encoded, 1, &s->scratch.image, h, w));
     if (*h != own_h || *w != own_w) /* a very large JPEG, which is decoded at a smaller size */
         return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld x %lld pixels, too many: cut it into smaller images",
@@ -183,30 +188,38 @@ static dsc_status size_exec(session *s, int64_t tiles) {
     DSC_TRY(dsc_exec_create(s->job->model, DSC_EXEC_EVAL, batch, &s->exec));
     DSC_TRY(dsc_tensor_alloc(dsc_model_device(s->job->model), DSC_F32, 4, dim, &s->x));
     DSC_TRY(dsc_memory_alloc(batch * pixels * s->c, sizeof *s->tiles, &s->tiles));
-    DSC_TRY(dsc_memory_alloc(batch * pixels * s->classes, sizeof *s->logits, &s->logits));
+    DSC_TRY(dsc_memory_alloc(batch * s->out_h * s->out_w * s->outputs, sizeof *s->logits, &s->logits));
     s->batch = batch;
     return DSC_OK;
 }
 
-static void cut_tile(const session *s, const dsc_mask_view *view, int64_t image_w, float *x) {
-    const uint8_t *image = s->scratch.image.data;
+static void cut_tile(const session *s, const dsc_mask_view *tile, int64_t image_h, int64_t image_w,
+                     float *x) {
+    const dsc_mask_view view = dsc_mask_view_widen(*tile, s->job->margin);
     for (int64_t i = 0; i < s->h; i++) {
-        const uint8_t *row = image + ((view->top + i) * image_w + view->left) * s->c;
-        for (int64_t j = 0; j < s->w; j++)
+        const uint8_t *row = s->scratch.image.data + dsc_mask_mirror(view.top + i, image_h) * image_w * s->c;
+        for (int64_t j = 0; j < s->w; j++) {
+            const uint8_t *pixel = row + dsc_mask_mirror(view.left + j, image_w) * s->c;
             for (int64_t k = 0; k < s->c; k++)
-                *x++ = s->job->normalise.value[k][*row++];
+                *x++ = s->job->normalise.value[k][pixel[k]];
+        }
     }
+}
+
+/* Of one output: 1 where it is above 0. */
+static int64_t class_of(const session *s, const float *logits) {
+    int64_t best = s->outputs == 1 && logits[0] > 0;
+    for (int64_t c = 1; c < s->outputs; c++)
+        best = logits[c] > logits[best] ? c : best;
+    return best;
 }
 
 /* Classes of the pixels that no earlier tile has, by their largest logit. */
 static void paste_tile(session *s, const dsc_mask_view *view, int64_t done_h, int64_t done_w, int64_t image_w,
                        const float *logits) {
-    for (int64_t i = done_h; i < s->h; i++)
-        for (int64_t j = done_w; j < s->w; j++) {
-            const float *row = logits + (i * s->w + j) * s->classes;
-            int64_t best = 0;
-            for (int64_t c = 1; c < s->classes; c++)
-                best = row[c] > row[best] ? c : best;
+    for (int64_t i = done_h; i < s->out_h; i++)
+        for (int64_t j = done_w; j < s->out_w; j++) {
+            const int64_t best = class_of(s, logits + (i * s->out_w + j) * s->outputs);
             s->mask.data[(view->top + i) * image_w + view->left + j] = s->values[best];
             s->own.pixels[best]++;
         }
@@ -214,7 +227,7 @@ static void paste_tile(session *s, const dsc_mask_view *view, int64_t done_h, in
 
 /* Fills in the mask of the decoded image, and counts its pixels. */
 static dsc_status predict_pixels(session *s, int64_t image_h, int64_t image_w) {
-    const int64_t tiles = dsc_mask_tiles(image_h, image_w, s->h, s->w), pixels = s->h * s->w;
+    const int64_t tiles = dsc_mask_tiles(image_h, image_w, s->out_h, s->out_w);
     const dsc_mask_job *job = s->job;
     int64_t done_h, done_w;
     DSC_TRY(dsc_bytes_reserve(&s->mask, image_h * image_w));
@@ -222,8 +235,8 @@ static dsc_status predict_pixels(session *s, int64_t image_h, int64_t image_w) {
     for (int64_t first = 0; first < tiles; first += s->batch) {
         for (int64_t i = 0; i < s->batch && first + i < tiles; i++) {
             const dsc_mask_view view =
-                dsc_mask_view_tile(image_h, image_w, s->h, s->w, first + i, &done_h, &done_w);
-            cut_tile(s, &view, image_w, s->tiles + i * pixels * s->c);
+                dsc_mask_view_tile(image_h, image_w, s->out_h, s->out_w, first + i, &done_h, &done_w);
+            cut_tile(s, &view, image_h, image_w, s->tiles + i * s->h * s->w * s->c);
         }
         const dsc_tensor *logits = dsc_exec_logits(s->exec);
         DSC_TRY(dsc_tensor_upload(job->queue, s->tiles, dsc_tensor_bytes(&s->x), &s->x));
@@ -232,8 +245,8 @@ static dsc_status predict_pixels(session *s, int64_t image_h, int64_t image_w) {
         DSC_TRY(dsc_queue_sync(job->queue));
         for (int64_t i = 0; i < s->batch && first + i < tiles; i++) {
             const dsc_mask_view view =
-                dsc_mask_view_tile(image_h, image_w, s->h, s->w, first + i, &done_h, &done_w);
-            paste_tile(s, &view, done_h, done_w, image_w, s->logits + i * pixels * s->classes);
+                dsc_mask_view_tile(image_h, image_w, s->out_h, s->out_w, first + i, &done_h, &done_w);
+            paste_tile(s, &view, done_h, done_w, image_w, s->logits + i * s->out_h * s->out_w * s->outputs);
         }
     }
     return DSC_OK;
@@ -339,7 +352,10 @@ dsc_status dsc_predict_masks(const dsc_mask_job *job, dsc_predict_result *result
                  .h = shape[0],
                  .w = shape[1],
                  .c = shape[2],
-                 .classes = dsc_model_classes(job->model)};
+                 .out_h = shape[0] - 2 * job->margin,
+                 .out_w = shape[1] - 2 * job->margin,
+                 .outputs = dsc_model_classes(job->model)};
+    s.classes = dsc_output_classes(s.outputs);
     dsc_status status = run_session(&s, result);
     close_session(&s);
     return status;

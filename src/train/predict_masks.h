@@ -16,6 +16,7 @@ typedef struct dsc_mask_job {
     const char *folder;        /* for the masks */
     int overwrite;             /* 1: masks that are there already are replaced */
     int64_t batch;             /* tiles that are computed together, at most */
+    int64_t margin;            /* by how many pixels the model's output is smaller, on each side */
     dsc_normalise normalise;
     /* Rank 0: the names of all classes; NULL: they have none. Where all are numbers from 0 to 255, these are the values
      * in the masks, otherwise the numbers of the classes are. */

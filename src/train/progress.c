@@ -37,6 +37,10 @@ int64_t dsc_trainer_tokens(const dsc_trainer *t) {
     return t->model && dsc_model_takes_tokens(t->model) ? dsc_model_positions(t->model) : 0;
 }
 
+int dsc_trainer_by_loss(const dsc_trainer *t) {
+    return dsc_model_positions(t->model) > 1;
+}
+
 static double per_second(int64_t images, double seconds) {
     return seconds > 0 ? (double)images / seconds : 0;
 }
@@ -139,6 +143,8 @@ void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result) {
     result->top1 = s->top1;
     result->top5 = s->top5;
     result->best_top1 = s->best_top1;
+    result->best_loss = s->best_loss;
+    result->positions = dsc_model_positions(t->model);
     result->seconds = dsc_clock_now() - t->process_start;
     result->images_per_s = per_second(t->process_images, t->step_seconds);
     result->tokens = dsc_trainer_tokens(t);

@@ -122,7 +122,8 @@ dsc_status dsc_results_collect(dsc_results *r, int with_kfac, dsc_outcome *out) 
                          .bad = (int64_t)n[DSC_NUMBER_BAD],
                          .skip = (int)n[DSC_NUMBER_SKIP]};
     dsc_step_report *report = &out->report;
-    report->loss = n[DSC_NUMBER_LOSS] / n[DSC_NUMBER_ROWS];
+    /* No label at all, as may be the case of few masked tokens, is a loss of 0. */
+    report->loss = n[DSC_NUMBER_LOSS] / fmax(n[DSC_NUMBER_ROWS], 1);
     report->stop_requested = n[DSC_NUMBER_STOP] > 0;
     report->metrics_failed = n[DSC_NUMBER_FAILED] > 0;
     report->nu = n[DSC_NUMBER_NU];

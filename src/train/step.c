@@ -4,7 +4,8 @@
  *
  *   gradient = 1/p sum_ranks 1/(m b) sum_micro sum_rows dloss/dx
  *
- * (where a model predicts t positions of a sample, 1/(m b t) and all their rows),
+ * (where a model predicts t positions of a sample, 1/(m b t) and all their rows; where only a share s of these has a
+ * label, as in masked language modelling, 1/(m b t s): the expected number of labels instead of the actual one),
  *
  * so p ranks of batch b, m micro-batches of batch b and one batch of p m b agree up to rounding. With gossip
  * the sum over the ranks is left out, and so is every other collective.
@@ -20,6 +21,7 @@
 #include "consensus/table.h"
 #include "device/ops.h"
 #include "kfac/kfac_parts.h"
+#include "model/exec.h"
 #include "optim/optim_parts.h"
 #include "train/damping.h"
 #include "train/factors.h"
@@ -96,18 +98,20 @@ static dsc_status grad_ready(void *context, dsc_queue *q, int64_t param) {
     return dsc_consensus_grad_ready(t->consensus, q, param);
 }
 
-/* The sampled Fisher: a backward pass for labels drawn from softmax(logits), a pure function of (seed, step,
- * sample), which passes a and g of the layers to K-FAC and computes no gradients of parameters. The
- * statistics of the loss stay as they were. */
-static dsc_status capture_sampled(dsc_trainer *t, double grad_scale) {
+/* The sampled Fisher: a backward pass for labels drawn from the model's own distribution, a pure function of (seed,
+ * step, sample), which passes a and g of the layers to K-FAC and computes no gradients of parameters. Rows without a
+ * label have none here, too. Dice is no likelihood: binary cross-entropy takes its place. The statistics of the loss
+ * stay as they were. */
+static dsc_status capture_sampled(dsc_trainer *t, const dsc_tensor *labels, double grad_scale) {
     dsc_queue *q = t->queue;
     dsc_backward_options backward;
     dsc_tensor stats = *dsc_exec_stats(t->exec);
-    DSC_TRY(dsc_op_sample_labels(q, t->options.seed, dsc_exec_position(t->exec), dsc_exec_logits(t->exec),
+    DSC_TRY(dsc_op_sample_labels(q, t->options.seed, dsc_exec_position(t->exec),
+                                 dsc_model_positions(t->model), dsc_exec_logits(t->exec), labels,
                                  &t->fisher_labels));
     DSC_TRY(dsc_op_convert(q, &stats, &t->fisher_stats));
     dsc_exec_smooth_labels(t->exec, 0); /* the Fisher matrix is that of the model's own distribution */
-    dsc_status status = dsc_exec_loss(t->exec, q, &t->fisher_labels, grad_scale);
+    dsc_status status = dsc_exec_likelihood_loss(t->exec, q, &t->fisher_labels, grad_scale);
     dsc_exec_smooth_labels(t->exec, 1);
     DSC_TRY(status);
     dsc_backward_options_init(&backward);
@@ -223,7 +227,7 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
     dsc_queue *q = t->queue;
     dsc_phases *phases = &t->phases;
     const int64_t size = t->options.batch_size, micro_batches = t->options.batches_per_allreduce;
-    const double grad_scale = 1.0 / (double)(size * micro_batches * dsc_model_positions(t->model));
+    const double grad_scale = 1.0 / ((double)(size * micro_batches) * t->labels);
     const int whole = micro_batches == 1 && dsc_recorder_takes_whole_step(t->recorder);
     const int overlaps = phases->is_host || whole; /* gradients are sent during the backward pass */
     dsc_tensor loss = dsc_results_numbers(t->results, DSC_NUMBER_LOSS, 1);
@@ -272,7 +276,7 @@ static dsc_status run_step(dsc_trainer *t, const dsc_batch *given, double lr) {
             if (micro == 0 || phases->is_host) /* a device has one stamp: later passes count as backward */
                 DSC_TRY(dsc_phases_mark(phases, q, DSC_PHASE_FORWARD));
             if (sampled)
-                DSC_TRY(capture_sampled(t, grad_scale));
+                DSC_TRY(capture_sampled(t, &batch.labels, grad_scale));
             DSC_TRY(dsc_exec_loss(t->exec, q, &batch.labels, grad_scale));
             DSC_TRY(dsc_exec_backward(t->exec, q, &backward));
             if (t->kfac)

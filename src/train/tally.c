@@ -3,6 +3,8 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "train/mask_maps.h"
+#include "train/model_file.h"
 
 #include <math.h>
 #include <string.h>
@@ -10,8 +12,11 @@
 enum { BINS = 15, MOST_CLASSES = 4096 };
 
 struct dsc_tally {
-    int64_t classes, batch, pairs; /* pairs: classes * classes, or 0 with too many classes */
-    float *logits;                 /* of a batch, and its labels */
+    const dsc_dataset *data;
+    int64_t outputs, classes, positions;
+    int64_t rows, pairs; /* rows of a batch; pairs: classes * classes, or 0 with too many classes */
+    dsc_mask_maps *maps; /* of data whose samples are tiles of pictures; NULL: others */
+    float *logits;       /* of a batch, and its labels */
     int32_t *labels;
     double *row;  /* probabilities of one image */
     double *sums; /* [pairs] images by label and prediction; [BINS] images, right ones, confidence */
@@ -21,15 +26,21 @@ struct dsc_tally {
  * ranks. */
 static const double unit = 0x1p30;
 
-dsc_status dsc_tally_create(int64_t classes, int64_t batch, dsc_tally **out) {
+dsc_status dsc_tally_create(const dsc_dataset *data, int64_t outputs, int64_t positions, int64_t batch,
+                            dsc_tally **out) {
+    const int64_t classes = dsc_output_classes(outputs), rows = batch * positions;
     dsc_tally *t;
     dsc_status status;
     DSC_TRY(dsc_memory_alloc(1, sizeof *t, &t));
+    t->data = data;
+    t->outputs = outputs;
     t->classes = classes;
-    t->batch = batch;
+    t->positions = positions;
+    t->rows = rows;
     t->pairs = classes <= MOST_CLASSES ? classes * classes : 0;
-    DSC_TRY_GOTO(status, dsc_memory_alloc(batch * classes, sizeof *t->logits, &t->logits), failed);
-    DSC_TRY_GOTO(status, dsc_memory_alloc(batch, sizeof *t->labels, &t->labels), failed);
+    DSC_TRY_GOTO(status, dsc_mask_maps_create(data, &t->maps), failed);
+    DSC_TRY_GOTO(status, dsc_memory_alloc(rows * outputs, sizeof *t->logits, &t->logits), failed);
+    DSC_TRY_GOTO(status, dsc_memory_alloc(rows, sizeof *t->labels, &t->labels), failed);
     DSC_TRY_GOTO(status, dsc_memory_alloc(classes, sizeof *t->row, &t->row), failed);
     DSC_TRY_GOTO(status, dsc_memory_alloc(t->pairs + 3 * BINS, sizeof *t->sums, &t->sums), failed);
     *out = t;
@@ -42,6 +53,7 @@ failed:
 void dsc_tally_destroy(dsc_tally **tally) {
     if (!*tally)
         return;
+    dsc_mask_maps_destroy(&(*tally)->maps);
     dsc_memory_free(&(*tally)->logits);
     dsc_memory_free(&(*tally)->labels);
     dsc_memory_free(&(*tally)->row);
@@ -63,7 +75,8 @@ int64_t dsc_softmax(const float *from, int64_t count, double *to) {
 }
 
 static void add_row(dsc_tally *t, const float *logits, int32_t label) {
-    int64_t best = dsc_softmax(logits, t->classes, t->row);
+    const float pair[2] = {0, logits[0]}; /* whose softmax is the sigmoid */
+    int64_t best = dsc_softmax(t->outputs == 1 ? pair : logits, t->classes, t->row);
     double sure = isfinite(t->row[best]) ? t->row[best] : 0;
     int bin = (int)(sure * BINS);
     double *bins = t->sums + t->pairs + (bin < BINS ? bin : BINS - 1);
@@ -74,17 +87,21 @@ static void add_row(dsc_tally *t, const float *logits, int32_t label) {
     bins[2 * BINS] += rint(sure * unit);
 }
 
-dsc_status dsc_tally_add(dsc_tally *tally, dsc_queue *queue, const dsc_tensor *logits,
+dsc_status dsc_tally_add(dsc_tally *tally, dsc_queue *queue, int64_t first, const dsc_tensor *logits,
                          const dsc_tensor *labels) {
     int64_t rows = dsc_tensor_count(labels);
-    if (rows > tally->batch || logits->dtype != DSC_F32 || dsc_tensor_count(logits) != rows * tally->classes)
+    if (rows > tally->rows || logits->dtype != DSC_F32 || dsc_tensor_count(logits) != rows * tally->outputs)
         return DSC_FAIL(DSC_E_INTERNAL, "a batch of %lld rows does not fit the tally", (long long)rows);
     DSC_TRY(dsc_tensor_download(queue, logits, dsc_tensor_bytes(logits), tally->logits));
     DSC_TRY(dsc_tensor_download(queue, labels, dsc_tensor_bytes(labels), tally->labels));
     DSC_TRY(dsc_queue_sync(queue));
     for (int64_t i = 0; i < rows; i++)
-        if (tally->labels[i] >= 0 && tally->labels[i] < tally->classes)
-            add_row(tally, tally->logits + i * tally->classes, tally->labels[i]);
+        if (tally->labels[i] >= 0 && tally->labels[i] < tally->classes) {
+            add_row(tally, tally->logits + i * tally->outputs, tally->labels[i]);
+            if (tally->maps)
+                dsc_mask_maps_add(tally->maps, first + i / tally->positions, i % tally->positions,
+                                  tally->row[1]);
+        }
     return DSC_OK;
 }
 
@@ -175,8 +192,8 @@ static dsc_status add_ranks(dsc_tally *t, dsc_comm *comm, dsc_queue *queue, dsc_
     return dsc_queue_sync(queue);
 }
 
-dsc_status dsc_tally_report(dsc_tally *tally, dsc_comm *comm, dsc_queue *queue, const dsc_dataset *data,
-                            dsc_eval_report **out) {
+dsc_status dsc_tally_report(dsc_tally *tally, dsc_comm *comm, dsc_queue *queue, dsc_eval_report **out) {
+    double score, threshold;
     const int64_t count = tally->pairs + 3 * BINS;
     dsc_tensor sums = {0};
     dsc_status status = dsc_tensor_alloc(dsc_queue_device(queue), DSC_F64, 1, &count, &sums);
@@ -192,5 +209,9 @@ dsc_status dsc_tally_report(dsc_tally *tally, dsc_comm *comm, dsc_queue *queue, 
     else if (sums.data)
         dsc_tensor_free(&sums);
     DSC_TRY(status);
-    return dsc_comm_agree(comm, make_report(tally, data, out));
+    DSC_TRY(dsc_comm_agree(comm, dsc_mask_maps_score(tally->maps, comm, queue, &score, &threshold)));
+    DSC_TRY(dsc_comm_agree(comm, make_report(tally, tally->data, out)));
+    (*out)->v_rand = score;
+    (*out)->v_rand_threshold = threshold;
+    return DSC_OK;
 }

@@ -8,15 +8,17 @@
 
 typedef struct dsc_tally dsc_tally;
 
-/* For batches of at most so many rows. */
-dsc_status dsc_tally_create(int64_t classes, int64_t batch, dsc_tally **out) DSC_MUST_CHECK;
+/* For batches of at most so many samples of the data set, and a model with so many outputs at each of its positions. One
+ * output is the logit of the second of two classes. The data set stays the caller's. */
+dsc_status dsc_tally_create(const dsc_dataset *data, int64_t outputs, int64_t positions, int64_t batch,
+                            dsc_tally **out) DSC_MUST_CHECK;
 /* Accepts *tally == NULL. */
 void dsc_tally_destroy(dsc_tally **tally);
-/* Takes up the rows of a batch that have a label. Waits for the queue. */
-dsc_status dsc_tally_add(dsc_tally *tally, dsc_queue *queue, const dsc_tensor *logits,
+/* Takes up the rows of a batch that have a label; `first` is the number of its first sample. Waits for the queue. */
+dsc_status dsc_tally_add(dsc_tally *tally, dsc_queue *queue, int64_t first, const dsc_tensor *logits,
                          const dsc_tensor *labels) DSC_MUST_CHECK;
 /* The sums over all ranks, with the names of the data set's classes. Collective; blocks. */
-dsc_status dsc_tally_report(dsc_tally *tally, dsc_comm *comm, dsc_queue *queue, const dsc_dataset *data,
+dsc_status dsc_tally_report(dsc_tally *tally, dsc_comm *comm, dsc_queue *queue,
                             dsc_eval_report **out) DSC_MUST_CHECK;
 
 /* to[i] = softmax of from, and returns the number of the largest; of equal ones the first. */

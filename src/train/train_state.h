@@ -11,7 +11,7 @@ typedef struct dsc_train_state {
     double epoch_loss;           /* mean of the last whole epoch; negative: none */
     double val_loss, top1, top5; /* of the last evaluation; negative: none */
     int64_t evaluated_step;      /* when it was; -1: never */
-    double best_top1;            /* negative: none */
+    double best_top1, best_loss; /* the highest accuracy, the lowest loss; negative: none */
     int64_t best_step;           /* -1: none */
     double seconds;              /* of wall-clock time so far */
     double loss_scale[2];        /* dsc_loss_scale_get's, when the state was saved */

@@ -2,6 +2,7 @@
 #include "base/option.h"
 #include "base/versioned.h"
 #include "descent/train.h"
+#include "model/exec.h"
 
 #define GOSSIP "consensus=sgp|osgp|dpsgd|adpsgd"
 #define K_ON                                                                                                 \
@@ -62,6 +63,22 @@ static const dsc_option train_table[] = {
      .default_text = "what the model is made for",
      .help = "tokens, text: tokens of a sequence",
      .json = "context",
+     .flags = DSC_OPTION_FIXED},
+    {.name = "mask",
+     .kind = DSC_OPTION_FRACTION,
+     .offset = AT(mask),
+     .placeholder = "RATE",
+     .default_text = "off: the next token is predicted",
+     .help = "tokens, text: predict this part of the tokens, which are masked: 0.15 is usual (BERT)",
+     .json = "mask",
+     .flags = DSC_OPTION_FIXED},
+    {.name = "loss",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(loss),
+     .value = "cross-entropy",
+     .choices = dsc_loss_names,
+     .help = "bce, dice, bce-dice (their sum): for masks with two values, by a model with one output",
+     .json = "loss",
      .flags = DSC_OPTION_FIXED},
     {.name = "elastic",
      .kind = DSC_OPTION_DOUBLE,
@@ -153,7 +170,8 @@ static const dsc_option train_table[] = {
      .default_text = "none",
      .help =
          "weights of the classes in the training loss: by their numbers of images, or one number per class",
-     .json = "class_weights"},
+     .json = "class_weights",
+     .rules = {{"loss=cross-entropy", "only cross-entropy has weights of classes"}}},
     {.name = "epochs",
      .kind = DSC_OPTION_INT64,
      .offset = AT(epochs),
@@ -177,7 +195,9 @@ static const dsc_option train_table[] = {
      .offset = AT(patience),
      .placeholder = "N",
      .range = "[0, 1e9]",
-     .help = "end after N evaluations in a row without a better top-1 accuracy; 0: never",
+     .help =
+         "end after N evaluations in a row without a better top-1 accuracy, or of tokens and pixels a lower "
+         "loss; 0: never",
      .json = "patience",
      .flags = DSC_OPTION_MAY_CHANGE},
     {.name = "stop-at",
@@ -246,6 +266,7 @@ static const dsc_option train_table[] = {
      .range = "[0, 1)",
      .help = "share of the label that is spread over all classes",
      .json = "label_smoothing",
+     .rules = {{"loss=cross-entropy", "only cross-entropy has smoothed labels"}},
      .group = "Optimiser"},
     {.name = "ema",
      .kind = DSC_OPTION_DOUBLE,
@@ -650,7 +671,7 @@ static const dsc_option eval_table[] = {
      .placeholder = "SPEC",
      .default_text = "what the checkpoint says",
      .help = "data set whose validation split is used: synthetic, cifar10:DIR, cifar100:DIR, mnist:DIR, "
-             "imagefolder:DIR, webdataset:DIR or PATTERN"},
+             "imagefolder:DIR, webdataset:DIR or PATTERN, text:PATH, tokens:DIR, masks:DIR"},
     {.name = "model",
      .kind = DSC_OPTION_STRING,
      .offset = AT(model),
@@ -695,6 +716,14 @@ static const dsc_option eval_table[] = {
      .default_text = "what the checkpoint says",
      .help = "evaluate on this part of the training images, as train --val-split chose it; 0: the set's own "
              "validation images"},
+    {.name = "mask",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(mask),
+     .value = "-1",
+     .placeholder = "RATE",
+     .range = "[-1, 1]",
+     .default_text = "what the checkpoint says",
+     .help = "tokens, text: predict this part of the tokens, which are masked"},
     {.name = "bad-images",
      .kind = DSC_OPTION_STRING,
      .offset = AT(bad_images),

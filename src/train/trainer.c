@@ -5,12 +5,14 @@
 #include "base/versioned.h"
 #include "comm/table.h"
 #include "consensus/table.h"
+#include "data/dataset.h"
 #include "kfac/kfac_parts.h"
 #include "model/graph.h"
 #include "train/class_weights.h"
 #include "train/engines.h"
 #include "train/finetune.h"
 #include "train/kfac_setup.h"
+#include "train/model_file.h"
 #include "train/same_options.h"
 #include "train/share.h"
 #include "train/survive.h"
@@ -200,9 +202,11 @@ static dsc_status make_executors(dsc_trainer *t) {
         DSC_TRY(dsc_exec_create_lasting(t->model, o->batch_size, &t->exec));
     else
         DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
-    if (t->val_set && o->eval_every > 0)
-        DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_EVAL, val_batch(t), &t->val_exec));
-    return DSC_OK;
+    DSC_TRY(dsc_exec_set_loss(t->exec, o->loss));
+    if (!t->val_set || o->eval_every == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_EVAL, val_batch(t), &t->val_exec));
+    return dsc_exec_set_loss(t->val_exec, o->loss);
 }
 
 static dsc_status make_optimiser(dsc_trainer *t) {
@@ -276,13 +280,13 @@ static dsc_status check_data(const dsc_model *model, const dsc_dataset *data) {
                         (long long)labels, labels == 1 ? "" : "s");
     dsc_model_input_shape(model, shape);
     if (shape[0] != info.h || shape[1] != info.w || shape[2] != info.c ||
-        dsc_model_classes(model) < info.classes)
+        dsc_output_classes(dsc_model_classes(model)) < info.classes)
         return DSC_FAIL(DSC_E_INVALID,
                         "the model takes %lldx%lldx%lld images of %lld classes, %s has %lldx%lldx%lld and "
                         "%lld: build the model for its data",
                         (long long)shape[0], (long long)shape[1], (long long)shape[2],
-                        (long long)dsc_model_classes(model), info.name, (long long)info.h, (long long)info.w,
-                        (long long)info.c, (long long)info.classes);
+                        (long long)dsc_output_classes(dsc_model_classes(model)), info.name, (long long)info.h,
+                        (long long)info.w, (long long)info.c, (long long)info.classes);
     return DSC_OK;
 }
 
@@ -297,6 +301,11 @@ static dsc_status check_model(const dsc_trainer *t) {
         return DSC_FAIL(DSC_E_INVALID,
                         "patience and stop-at look at evaluations, and this trainer has no validation set");
     return t->val_set ? check_data(t->model, t->val_set) : DSC_OK;
+}
+
+static void count_labels(dsc_trainer *t) {
+    const double share = t->train_set && t->train_set->mask > 0 ? t->train_set->mask : 1;
+    t->labels = (double)dsc_model_positions(t->model) * share;
 }
 
 /* Rank 0's `resume` counts: the others only know whether there is one. */
@@ -315,6 +324,8 @@ static dsc_status make_all(dsc_trainer *t, dsc_status status) {
     dsc_bad_images_init(&t->bad.val, "validation", dsc_dataset_get_info(t->val_set).count, rule);
     if (status == DSC_OK)
         status = check_model(t);
+    if (status == DSC_OK)
+        count_labels(t);
     if (status == DSC_OK)
         status = dsc_target_parse(t->options.stop_at, "", &t->target);
     if (status == DSC_OK)
@@ -383,6 +394,7 @@ static dsc_status read_settings(const dsc_train_options *given, dsc_settings *ou
     o.activations = defaults.activations;
     o.recompute = defaults.recompute;
     o.label_smoothing = defaults.label_smoothing;
+    o.mask = defaults.mask;
     return dsc_settings_read(&o, out);
 }
 
@@ -400,6 +412,9 @@ static void adopt(dsc_trainer *t, dsc_model *model, dsc_dataset *train, dsc_data
     o->model = model ? dsc_model_name(model) : "none";
     o->data = train ? t->info.name : "batches of the caller";
     o->image_size = t->info.h;
+    o->mask = train ? train->mask : 0;
+    if (model && dsc_model_classes(model) == 1 && o->loss == DSC_LOSS_CROSS_ENTROPY)
+        o->loss = DSC_LOSS_BCE;
 }
 
 dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, dsc_model *model, dsc_dataset *train,
@@ -413,6 +428,36 @@ dsc_status dsc_trainer_create(dsc_comm *comm, dsc_device *device, dsc_model *mod
     return finish_creation(t, status, out);
 }
 
+/* Losses of one output are for data with two classes. */
+static dsc_status check_loss(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    if (o->loss == DSC_LOSS_CROSS_ENTROPY ||
+        (t->info.classes == 2 && dsc_dataset_label_count(t->train_set) > 1 && !t->train_set->whole_numbers))
+        return DSC_OK;
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "loss %s is for masks with two values (masks:DIR), but %s has %lld classes and %lld label%s "
+        "per sample: use cross-entropy",
+        dsc_loss_name(o->loss), o->data, (long long)t->info.classes,
+        (long long)dsc_dataset_label_count(t->train_set),
+        dsc_dataset_label_count(t->train_set) == 1 ? "" : "s");
+}
+
+/* What the model is to predict is not part of what it sees. */
+static dsc_status check_task(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    if (o->mask > 0 && !(t->train_set->mask > 0))
+        return DSC_FAIL(DSC_E_INVALID, "mask %g: %s has no tokens that could be masked; leave it out",
+                        o->mask, o->data);
+    if (t->train_set->whole_numbers && dsc_model_takes_tokens(t->model) && o->mask == 0 &&
+        dsc_model_positions(t->model) > 1 && !dsc_graph_is_causal(t->model))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "model %s sees all tokens of a sequence, also the next one that it would have to "
+                        "predict: train it on masked tokens (mask 0.15)",
+                        o->model);
+    return DSC_OK;
+}
+
 static dsc_status open_named(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     dsc_data_options data;
@@ -421,6 +466,8 @@ static dsc_status open_named(dsc_trainer *t) {
     data.seed = o->seed;
     data.image_size = data.context = o->image_size;
     data.elastic = o->elastic;
+    data.mask = o->mask;
+    data.margin = dsc_zoo_margin(o->model);
     data.val_split = o->val_split;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
     t->info = dsc_dataset_get_info(t->train_set);
@@ -430,8 +477,10 @@ static dsc_status open_named(dsc_trainer *t) {
     model.label_smoothing = o->label_smoothing;
     model.activations = o->activations;
     model.recompute = o->recompute;
-    DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, t->info.classes, &model,
-                           &t->model));
+    const int64_t outputs = o->loss == DSC_LOSS_CROSS_ENTROPY ? t->info.classes : 1;
+    DSC_TRY(check_loss(t));
+    DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, outputs, &model, &t->model));
+    DSC_TRY(check_task(t));
     return o->eval_every > 0 ? dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set) : DSC_OK;
 }
 

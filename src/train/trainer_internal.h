@@ -117,6 +117,7 @@ struct dsc_trainer {
     dsc_phases phases;
     dsc_results *results;
     dsc_loss_scale loss_scale;
+    double labels;                          /* expected number of labels of a sample */
     dsc_tensor class_weights;               /* F32[classes], in the training loss; no memory: 1 */
     dsc_tensor fisher_labels, fisher_stats; /* of the sampled Fisher */
 
@@ -240,6 +241,8 @@ void dsc_stop_clear(void);
 dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind);
 /* Hands an event to the caller's progress function, on rank 0 only. */
 void dsc_trainer_emit(const dsc_trainer *t, const dsc_progress *progress);
+/* 1 when the evaluation with the lowest loss is the best one, 0 when that with the highest accuracy is. */
+int dsc_trainer_by_loss(const dsc_trainer *t);
 /* Tokens of a sample; 0 of models of images. */
 int64_t dsc_trainer_tokens(const dsc_trainer *t);
 void dsc_trainer_emit_text(const dsc_trainer *t, dsc_event_kind kind, const char *text);

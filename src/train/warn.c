@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "data/dataset.h"
 #include "descent/log.h"
+#include "train/model_file.h"
 #include "train/trainer_internal.h"
 
 #include <math.h>
@@ -112,7 +113,7 @@ static void check_classes(dsc_trainer *t) {
     const dsc_dataset *data = t->val_set;
     char names[512] = "";
     int64_t missing = 0, largest = 0, *counts = count_classes(data);
-    t->watch.chance = 1.0 / (double)dsc_model_classes(t->model);
+    t->watch.chance = 1.0 / (double)dsc_output_classes(dsc_model_classes(t->model));
     if (!counts)
         return;
     for (int64_t c = 0; c < data->info.classes; c++) {

@@ -37,6 +37,8 @@ PRINTED = [
     "--kfac-update-freq 2 --kfac-warmup-factors on --kfac-clip layer --kfac-kl-clip-scaling ranks --kfac-method inverse"
     " --kfac-damping-split pi --kfac-diag-blocks 2 --kfac-sharing reduce",
     "--model gpt-mini --data text:x --context 32 --recompute",
+    "--model bert-base --data text:x --mask 0.15",
+    "--model unet-bn --data masks:x --loss bce-dice",
     "--model unet-bn --data masks:x --elastic 3",
     "--kfac-update-freq 10 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 0.25 --kfac-refresh warm --kfac-rank 0.5 --kfac-async 2 --kfac-outer-product on",
     "--kfac-update-freq 10 --kfac-ekfac batch --kfac-norm full --kfac-damping-adapt 5 --kfac-damping-min 1e-05"

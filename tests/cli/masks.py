@@ -7,7 +7,10 @@ masks.py agree EVAL.json PREDICTED.jsonl LABELS  the masks have the confusion ma
 masks.py cut IMAGE ROWS DIR                      DIR/N.png, the image in tiles of this many rows; the last one may overlap
 masks.py joined MASK ROWS DIR                    the mask consists of those of the tiles, of which the earlier ones count
 masks.py values MASK                             prints the values in it
+masks.py segments EVAL.json PREDICTED.jsonl LABELS   V_rand is that of the masks, or that of a better threshold
+masks.py same EVAL.json OTHER.json               pixels and segments are the same
 """
+import collections
 import json
 import math
 import pathlib
@@ -110,8 +113,51 @@ def joined(mask, rows, folder):
     assert own == mask, (own, mask)
 
 
+def connected(rows):
+    """The segment of every pixel of value 255, by its place."""
+    found, count = {}, 0
+    for y, row in enumerate(rows):
+        for x, value in enumerate(row):
+            if value != 255 or (y, x) in found:
+                continue
+            waiting, count = [(y, x)], count + 1
+            while waiting:
+                a, b = waiting.pop()
+                if 0 <= a < len(rows) and 0 <= b < len(row) and rows[a][b] == 255 and (a, b) not in found:
+                    found[a, b] = count
+                    waiting += [(a + 1, b), (a - 1, b), (a, b + 1), (a, b - 1)]
+    return found
+
+
+def rand_score(mask, label):
+    found, truth = connected(mask), connected(label)
+
+    def squares(keys):
+        return sum(n * n for n in collections.Counter(keys).values())
+    both = squares((found[p], truth[p]) for p in truth if p in found)
+    return 2 * both / (squares(found[p] for p in truth if p in found) + squares(truth.values()))
+
+
+def segments(evaluation, predicted, labels):
+    e, scores = json.load(open(evaluation)), []
+    for line in map(json.loads, open(predicted)):
+        scores.append(rand_score(read(line["mask"]), read(f"{labels}/{pathlib.Path(line['file']).name}")))
+    mean, best = sum(scores) / len(scores), e["v_rand"]
+    assert e["pictures"] == len(scores) and round(10 * e["v_rand_threshold"]) in range(1, 10), e["v_rand_threshold"]
+    if abs(e["v_rand_threshold"] - 0.5) < 1e-6: # what the masks are made with
+        assert abs(best - mean) < 1e-8, (best, mean)
+    assert 0.5 < mean < best + 1e-8 and best <= 1, (best, mean)
+
+
+def same(one, other):
+    one, other = json.load(open(one)), json.load(open(other))
+    for key in ("confusion_matrix", "v_rand", "v_rand_threshold", "pictures", "images"):
+        assert one[key] == other[key], (key, one[key], other[key])
+
+
 def values(mask):
     print(*sorted({v for row in read(mask) for v in row}))
 
 
-{"draw": draw, "learnt": learnt, "agree": agree, "cut": cut, "joined": joined, "values": values}[sys.argv[1]](*sys.argv[2:])
+{"draw": draw, "learnt": learnt, "agree": agree, "cut": cut, "joined": joined, "values": values, "segments": segments,
+ "same": same}[sys.argv[1]](*sys.argv[2:])

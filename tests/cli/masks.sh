@@ -25,9 +25,58 @@ learns() {
 }
 learns adam --optimizer adam --lr 0.01
 learns kfac --optimizer sgd --lr 0.2 --kfac-update-freq 8
-expect 0 "pixel error" eval --checkpoint adam --threads 1
+expect 0 "masks:set, 4 pictures in 16 tiles: loss" eval --checkpoint adam --threads 1
+has stdout "pixel error"
 has stdout "mean Dice"
 has stdout "mean IoU"
+has stdout "V_rand 0."
+expect 0 "val: 4 images in 2 classes, 0 of them broken" check-data masks:set
+
+# Losses of one output, whose masks are those of two classes. K-FAC takes its factors from true or drawn labels.
+learns bce --optimizer adam --lr 0.01 --loss bce
+learns dice --optimizer adam --lr 0.01 --loss dice --kfac-update-freq 8 --kfac-kl-clip 0 --kfac-fisher sampled
+learns sum --optimizer adam --lr 0.01 --loss bce-dice
+for loss in bce dice sum; do
+    expect 0 "" predict --checkpoint $loss --threads 1 --masks "$loss-masks" --json "${last[@]}"
+    cp stdout "$loss.jsonl"
+    images agree $loss.json $loss.jsonl set/label || complain "predict and eval disagree after $loss"
+    images segments $loss.json $loss.jsonl set/label || complain "V_rand is wrong after $loss"
+done
+expect 0 "" train "${small[@]}" --optimizer adam --lr 0.01 --epochs 3 --loss bce-dice --kfac-update-freq 4 --steps 8 --out sum-whole
+expect 0 "" train "${small[@]}" --optimizer adam --lr 0.01 --epochs 3 --loss bce-dice --kfac-update-freq 4 --steps 5 --out sum-parts
+expect 0 "" train --resume sum-parts --steps 8
+cmp sum-whole/checkpoint-8.safetensors sum-parts/checkpoint-8.safetensors || complain "a resumed run with bce-dice differs"
+expect 2 "loss bce is for masks with two values (masks:DIR), but synthetic:64 has 10 classes" train --model lenet --data synthetic:64 \
+    --loss bce --batch-size 8 --steps 1 --out none
+expect 2 "--label-smoothing" train "${small[@]}" --loss dice --label-smoothing 0.1 --steps 1 --out none
+expect 2 "--loss mse: must be one of cross-entropy, bce, dice, bce-dice" train "${small[@]}" --loss mse --steps 1 --out none
+
+# U-Net without padding: 204 pixels of the input make 20 of the output, and the images are mirrored beyond their borders.
+plain=(--model unet:width=4,dropout=0 --data masks:set --image-size 204 --batch-size 4 --optimizer adam --lr 0.003 --warmup-epochs 0
+    --threads 1 --device cpu)
+expect 0 "masks:set, 16 images of 204x204x1, 2 classes, 24 for validation" train "${plain[@]}" --epochs 30 --eval-every 10 --out plain
+expect 0 "masks:set, 4 pictures in 24 tiles: loss" eval --checkpoint plain --threads 1
+expect 0 "" eval --checkpoint plain --threads 1 --json
+cp stdout plain.json
+images learnt plain.json $((4 * 48 * 40)) || complain "the U-Net without padding has not learnt"
+expect 0 "" predict --checkpoint plain --threads 1 --masks plain-masks --json "${last[@]}"
+cp stdout plain.jsonl
+images agree plain.json plain.jsonl set/label || complain "predict and eval disagree without padding"
+expect 2 "too few for crops of 52 x 52" train "${plain[@]}" --image-size 236 --steps 1 --out none
+expect 2 "the nearest are 188 and 204" train "${plain[@]}" --image-size 190 --steps 1 --out none
+
+# Evaluation on three ranks, which share the tiles of pictures.
+evaluate_ranks() {
+    local run
+    for run in dice plain; do
+        job 3 timeout 60 "$descent" eval --checkpoint $run --threads 1 --batch-size 5 --json >"$run-ranks.json" 2>stderr ||
+            complain "three ranks do not evaluate $run"
+        images same $run.json $run-ranks.json || complain "three ranks evaluate $run otherwise"
+    done
+}
+if have_mpi; then
+    evaluate_ranks
+fi
 
 # Stopped and resumed, it has the bits of the run that never stopped.
 same=("${small[@]}" --optimizer adam --lr 0.01 --epochs 3 --elastic 2 --kfac-update-freq 4)
@@ -41,6 +90,7 @@ use=(predict --checkpoint adam --threads 1)
 expect 0 "" "${use[@]}" --masks masks --json "${last[@]}"
 cp stdout one.jsonl
 images agree adam.json one.jsonl set/label || complain "predict and eval disagree"
+images segments adam.json one.jsonl set/label || complain "V_rand is wrong"
 expect 0 "set/image/17.png: masks/17.png" "${use[@]}" --masks masks --overwrite --batch-size 3 set/image/17.png
 grep -qE '^ +[0-9]+\.[0-9]{2} %  255$' stdout || complain "no share in the table: $(cat stdout)"
 images agree adam.json one.jsonl set/label || complain "masks depend on the batch size"

@@ -71,6 +71,55 @@ if have_mpi; then
     strategies
 fi
 
+# Masked tokens: BERT learns them, evaluation masks as the training did, and a resumed run has the same bits. The mask is a
+# token of its own.
+bert=bert-base:layers=1,heads=2,width=32,dropout=0
+masked=(--model $bert --data text:text --mask 0.15 --context 16 --batch-size 8 --optimizer adamw --lr 0.001 --warmup-epochs 0
+    --threads 1 --device cpu)
+expect 0 "mask 0.15" train "${masked[@]}" --epochs 60 --out bert
+has stdout "vocabulary $(($(fold -w 1 text | sort -u | wc -l) + 2))" # the line feed, and the mask
+expect 0 "of them to be predicted: loss" eval --checkpoint bert
+grep -q "bits per byte" stdout && complain "bits per byte of masked tokens"
+expect 0 "" eval --checkpoint bert --json
+numbers=$(sed -n 's/.*"\(tokens\|masked_tokens\|loss\|top1\)": \([0-9.]*\).*/\1=\2/p' stdout)
+eval "$numbers"
+awk -v t="$tokens" -v m="$masked_tokens" 'BEGIN { d = m - 0.15 * t; s = sqrt(0.1275 * t); exit !(d < 6 * s && d > -6 * s) }' ||
+    complain "$masked_tokens of $tokens tokens are masked"
+awk -v a="$top1" 'BEGIN { exit !(a > 0.6) }' || complain "of the masked tokens only $top1 are right"
+last=$(sed -n 's/.*"kind":"eval".*"loss":\([0-9.]*\).*/\1/p' bert/metrics.jsonl | tail -n 1)
+awk -v a="$loss" -v b="$last" 'BEGIN { d = a - b; exit !(d < 1e-6 && d > -1e-6) }' || complain "eval has a loss of $loss, the run $last"
+expect 0 "" eval --checkpoint bert --mask 0.5 --json
+half=$(sed -n 's/.*"masked_tokens": \([0-9]*\).*/\1/p' stdout)
+[ "$half" -gt $((2 * masked_tokens)) ] || complain "--mask 0.5 masks $half tokens"
+more=(--kfac-update-freq 5 --kfac-fisher sampled)
+expect 0 "" train "${masked[@]}" "${more[@]}" --epochs 2 --steps 30 --out masked-whole
+expect 0 "" train "${masked[@]}" "${more[@]}" --epochs 2 --steps 13 --out masked-parts
+expect 0 "" train --resume masked-parts --steps 30
+cmp masked-whole/checkpoint-30.safetensors masked-parts/checkpoint-30.safetensors || complain "a resumed run of masked tokens differs"
+expect 2 "sees all tokens of a sequence" train --model $bert --data text:text --context 16 --batch-size 8 --steps 1 --out none
+expect 2 "mask 0.15: synthetic:64 has no tokens" train --model lenet --data synthetic:64 --mask 0.15 --batch-size 8 --steps 1 --out none
+expect 2 "--mask 2: must be a number from 0 to 1" train "${masked[@]}" --mask 2 --out none
+
+# Real text: the loss falls below that of guessing any of some 90 characters, 4.5.
+expect 0 "" train --model $bert --data "text:$DESCENT_SOURCE_DIR/docs/data.md" --mask 0.15 --context 32 --batch-size 16 --optimizer adamw \
+    --lr 0.003 --warmup-epochs 0 --threads 1 --device cpu --epochs 6 --out real
+loss=$(sed -n 's/.*"kind":"eval".*"loss":\([0-9.]*\).*/\1/p' real/metrics.jsonl | tail -n 1)
+awk -v l="$loss" 'BEGIN { exit !(l > 0 && l < 3.5) }' || complain "the loss of masked characters is $loss"
+
+# The best checkpoint is the one of the lowest loss: letters without order are learnt by heart, which makes it rise.
+awk 'BEGIN { srand(3); for (i = 0; i < 1500; i++) printf "%c", 97 + int(8 * rand()) }' >noise
+expect 0 "(best" train --model $model --data text:noise --context 16 --batch-size 8 --optimizer adamw --lr 0.02 --warmup-epochs 0 \
+    --threads 1 --device cpu --epochs 15 --out noise-run
+lowest=$(sed -n 's/.*"kind":"eval".*"step":\([0-9]*\).*"loss":\([0-9.]*\).*/\2 \1/p' noise-run/metrics.jsonl | sort -g | head -n 1)
+[ "$(cat noise-run/best)" = "checkpoint-${lowest#* }.safetensors" ] ||
+    complain "the best checkpoint is $(cat noise-run/best), the lowest loss is that of step ${lowest#* }"
+grep -q "\"best_loss\":${lowest% *}" noise-run/metrics.jsonl || complain "the last line does not say the lowest loss, ${lowest% *}"
+expect 0 "no lower validation loss in 3 evaluations" train --model $model --data text:noise --context 16 --batch-size 8 --optimizer adamw \
+    --lr 0.02 --warmup-epochs 0 --threads 1 --device cpu --epochs 15 --patience 3 --out patient
+
+# Checking the data counts tokens.
+expect 0 "tokens in" check-data text:text
+
 # Text: the same for a seed, another for another; the most probable token by either way to ask for it; longer than the
 # context.
 expect 0 "line" generate --checkpoint run --prompt "line 1" --tokens 60 --seed 3

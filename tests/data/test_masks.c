@@ -280,6 +280,90 @@ static void test_crops(void **state) {
     dsc_dataset_close(&val);
 }
 
+/* ---- a margin without labels ---- */
+
+enum { MARGIN = 5, WHOLE = SIDE + 2 * MARGIN };
+
+/* The pixel of an image that a place beyond its borders mirrors, one step after the other. */
+static int reflect(int i, int n) {
+    while (i < 0 || i >= n)
+        i = i < 0 ? -i : 2 * (n - 1) - i;
+    return i;
+}
+
+/* All pixels of x lie around the crop that `view` says, mirrored at the borders. */
+static void check_around(int n, const float *x, const int view[4], double mean, double std) {
+    for (int i = 0; i < WHOLE; i++)
+        for (int j = 0; j < WHOLE; j++) {
+            int row = i, column = j;
+            for (int t = 0; t < view[0]; t++) {
+                const int turned = column;
+                column = WHOLE - 1 - row;
+                row = turned;
+            }
+            column = view[1] ? WHOLE - 1 - column : column;
+            const int64_t p =
+                (int64_t)reflect(view[2] - MARGIN + row, H) * W + reflect(view[3] - MARGIN + column, W);
+            assert_true(x[i * WHOLE + j] == (float)((image_at(n, p) / 255.0 - mean) / std));
+        }
+}
+
+static void middle_of(const float *x, float *middle) {
+    for (int k = 0; k < SIDE * SIDE; k++)
+        middle[k] = x[(k / SIDE + MARGIN) * WHOLE + k % SIDE + MARGIN];
+}
+
+static void test_margin(void **state) {
+    (void)state;
+    dsc_data_options o = options_of(WHOLE);
+    o.margin = MARGIN;
+    dsc_dataset *train = open_set("set", DSC_SPLIT_TRAIN, &o), *val = open_set("set", DSC_SPLIT_VAL, &o);
+    const int across = (W + SIDE - 1) / SIDE, down = (H + SIDE - 1) / SIDE;
+    float x[WHOLE * WHOLE], middle[SIDE * SIDE];
+    int32_t label[SIDE * SIDE];
+    double mean, std;
+    int view[4], lowest = H;
+    dsc_dataset_normalisation(train, &mean, &std);
+    assert_int_equal(dsc_dataset_get_info(train).h, WHOLE);
+    assert_int_equal(dsc_dataset_label_count(train), SIDE * SIDE);
+    for (int64_t epoch = 0; epoch < 20; epoch++)
+        for (int n = 0; n < 9; n++) {
+            assert_ok(dsc_dataset_sample(train, n, 1, epoch, x, label));
+            middle_of(x, middle);
+            find_view(n, middle, label, mean, std, view);
+            check_around(n, x, view, mean, std);
+            lowest = view[2] < lowest ? view[2] : lowest;
+        }
+    assert_int_equal(lowest, 0); /* labelled parts reach the borders */
+    assert_int_equal(dsc_dataset_get_info(val).count, (COUNT - 9) * across * down);
+    assert_int_equal(dsc_dataset_pictures(val), COUNT - 9);
+    assert_int_equal(dsc_dataset_pictures(train), 0);
+    for (int n = 9, index = 0; n < COUNT; n++) {
+        int seen[H * W] = {0};
+        for (int tile = 0; tile < across * down; tile++, index++) {
+            const int top = tile / across * SIDE, left = tile % across * SIDE;
+            const int place[4] = {0, 0, top < H - SIDE ? top : H - SIDE, left < W - SIDE ? left : W - SIDE};
+            assert_ok(dsc_dataset_sample(val, index, 1, 3, x, label));
+            check_around(n, x, place, mean, std);
+            for (int k = 0; k < SIDE * SIDE; k++) {
+                int64_t p = (place[2] + k / SIDE) * W + place[3] + k % SIDE;
+                assert_true(label[k] == -1 || label[k] == class_at(n, p));
+                seen[p] += label[k] >= 0;
+            }
+        }
+        for (int p = 0; p < H * W; p++)
+            assert_int_equal(seen[p], 1);
+    }
+    dsc_dataset_close(&train);
+    dsc_dataset_close(&val);
+    o.image_size = 2 * MARGIN;
+    assert_fails(DSC_E_INVALID, "a margin of 5 pixels leaves nothing of an image size of 10",
+                 dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &train));
+    o.image_size = W + 2 * MARGIN; /* the images are not as high */
+    assert_fails(DSC_E_FORMAT, "too few for crops of 24 x 24",
+                 dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &train));
+}
+
 /* Rectangles are turned by half turns only. */
 static void test_rectangles(void **state) {
     (void)state;
@@ -610,11 +694,12 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order),
 #ifdef DSC_HAVE_PNG
-        cmocka_unit_test(test_splits),     cmocka_unit_test(test_crops),
-        cmocka_unit_test(test_rectangles), cmocka_unit_test(test_deformation),
-        cmocka_unit_test(test_mirrored),   cmocka_unit_test(test_elastic),
-        cmocka_unit_test(test_bad_files),  cmocka_unit_test(test_colour_images),
-        cmocka_unit_test(test_memory),     cmocka_unit_test(test_loader),
+        cmocka_unit_test(test_splits),        cmocka_unit_test(test_crops),
+        cmocka_unit_test(test_margin),        cmocka_unit_test(test_rectangles),
+        cmocka_unit_test(test_deformation),   cmocka_unit_test(test_mirrored),
+        cmocka_unit_test(test_elastic),       cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_colour_images), cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_loader),
 #endif
         cmocka_unit_test(test_volumes),
     };

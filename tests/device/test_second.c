@@ -309,7 +309,7 @@ static double *draw(const rig *r, dsc_dtype type, uint64_t seed, const double po
     double *labels = test_array(rows, sizeof *labels);
     place z = place_of(r, type, SHAPE(rows, classes), logits), at = place_of(r, DSC_I64, SHAPE(2), position);
     place to = place_make(r, DSC_I32, SHAPE(rows));
-    assert_ok(dsc_op_sample_labels(r->q, seed, &at.t, &z.t, &to.t));
+    assert_ok(dsc_op_sample_labels(r->q, seed, &at.t, 1, &z.t, NULL, &to.t));
     place_expect(r, &z, logits, "sample_labels: logits");
     place_expect(r, &at, position, "sample_labels: position");
     place_check_guards(r, &to, "sample_labels: labels");
@@ -322,6 +322,8 @@ static double *draw(const rig *r, dsc_dtype type, uint64_t seed, const double po
 static int naive_label(uint64_t seed, uint32_t step, uint64_t sample, const double *z, int64_t classes) {
     dsc_rng rng = dsc_rng_start(seed, DSC_RNG_FISHER, step, sample);
     double u = (double)dsc_rng_u32(&rng) / 4294967296.0, whole = 0, reached = 0;
+    if (classes == 1)
+        return u >= 1 - 1 / (1 + exp(-z[0]));
     for (int64_t c = 0; c < classes; c++)
         whole += exp(z[c]);
     for (int64_t c = 0; c < classes; c++) {
@@ -352,6 +354,30 @@ static void test_labels(void **state) {
             }
         free(logits);
     }
+}
+
+/* Rows without a label get none, and the others what they would get without them; samples of several rows have numbers
+ * of their own. */
+static void test_known_labels(void **state) {
+    (void)state;
+    enum { ROWS = 6, CLASSES = 3 };
+    double logits[ROWS * CLASSES], known[ROWS] = {0, -1, 5, -1, -7, 2}, got[ROWS];
+    random_values(9, ROWS * CLASSES, logits);
+    for (int r = 0; r < rig_count; r++)
+        for (int type = 0; type < 2; type++) {
+            place z = place_of(&rigs[r], types[type], SHAPE(ROWS, CLASSES), logits);
+            place at = place_of(&rigs[r], DSC_I64, SHAPE(2), (const double[]){3, 40});
+            place marks = place_of(&rigs[r], DSC_I32, SHAPE(ROWS), known),
+                  to = place_make(&rigs[r], DSC_I32, SHAPE(ROWS));
+            assert_ok(dsc_op_sample_labels(rigs[r].q, 11, &at.t, 2, &z.t, &marks.t, &to.t));
+            place_expect(&rigs[r], &marks, known, "sample_labels: known");
+            place_read(&rigs[r], &to, got);
+            for (int i = 0; i < ROWS; i++)
+                assert_int_equal(
+                    (int)got[i],
+                    known[i] < 0 ? -1 : naive_label(11, 3, 80 + (uint64_t)i, logits + i * CLASSES, CLASSES));
+            FREE_PLACES(&z, &at, &marks, &to);
+        }
 }
 
 /* Frequencies of 20000 draws from (0.5, 0.25, 0, 0.15, 0.1): with four classes that can occur chi-square has
@@ -414,13 +440,15 @@ static void test_label_refusals(void **state) {
               none = place_make(&rigs[r], DSC_F32, SHAPE(0, 3));
         place flat = place_make(&rigs[r], DSC_F32, SHAPE(4, 0)), at = place_make(&rigs[r], DSC_I64, SHAPE(2));
         place four = place_make(&rigs[r], DSC_I32, SHAPE(4)), zero = place_make(&rigs[r], DSC_I32, SHAPE(0));
-        assert_ok(dsc_op_sample_labels(rigs[r].q, 1, &at.t, &none.t, &zero.t));
+        assert_ok(dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &none.t, NULL, &zero.t));
         assert_fails(DSC_E_INVALID, "sample_labels: labels is [0]; [4] is expected",
-                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, &z.t, &zero.t));
+                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &z.t, NULL, &zero.t));
         assert_fails(DSC_E_INVALID, "sample_labels: logits has 0 classes",
-                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, &flat.t, &four.t));
+                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &flat.t, NULL, &four.t));
         assert_fails(DSC_E_INVALID, "sample_labels: position is i32; i64 is expected",
-                     dsc_op_sample_labels(rigs[r].q, 1, &four.t, &z.t, &four.t));
+                     dsc_op_sample_labels(rigs[r].q, 1, &four.t, 1, &z.t, NULL, &four.t));
+        assert_fails(DSC_E_INVALID, "sample_labels: known is [0]; [4] is expected",
+                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &z.t, &zero.t, &four.t));
         FREE_PLACES(&z, &none, &flat, &at, &four, &zero);
     }
 }
@@ -431,8 +459,8 @@ int main(void) {
         cmocka_unit_test(test_multiply),           cmocka_unit_test(test_join),
         cmocka_unit_test(test_gather_and_scatter), cmocka_unit_test(test_kl_clip),
         cmocka_unit_test(test_damping_split),      cmocka_unit_test(test_labels),
-        cmocka_unit_test(test_label_frequencies),  cmocka_unit_test(test_odd_logits),
-        cmocka_unit_test(test_label_refusals),
+        cmocka_unit_test(test_known_labels),       cmocka_unit_test(test_label_frequencies),
+        cmocka_unit_test(test_odd_logits),         cmocka_unit_test(test_label_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

@@ -1,6 +1,7 @@
 /* Executors: fusion, evaluation, running statistics, dropout keys, accumulation, hooks, memory, devices. */
 #include "chosen.h"
 
+#include "base/error.h"
 #include "base/memory.h"
 #include "device/ops.h"
 #include "model/exec.h"
@@ -404,6 +405,116 @@ static void test_stats(void **state) {
     assert_true(largest(4, stats) == 0);
     free(stats);
     free(logits);
+    close_rig(&r);
+}
+
+/* ---- losses of one output ---- */
+
+static dsc_status build_pixels(dsc_model *m, dsc_value *logits) {
+    dsc_value x;
+    dsc_conv2d_shape conv = square_conv(1, 1);
+    DSC_TRY(dsc_model_input(m, 3, 4, 2, &x));
+    return dsc_model_conv2d(m, "conv", x, &conv, 1, logits);
+}
+
+enum { PIXELS = 12, PIXEL_PARAMS = 3 };
+
+/* Gradients of both parameters and the statistics of a loss. */
+static void pixel_loss(const rig *r, dsc_loss loss, double grads[PIXEL_PARAMS], double stats[4]) {
+    assert_ok(dsc_exec_set_loss(r->exec, loss));
+    assert_ok(dsc_exec_clear_stats(r->exec, queue));
+    assert_ok(dsc_exec_forward(r->exec, queue, &r->x));
+    assert_ok(dsc_exec_loss(r->exec, queue, &r->labels, 1.0 / (BATCH * PIXELS)));
+    assert_ok(dsc_exec_backward(r->exec, queue, NULL));
+    dsc_tensor all = dsc_model_grads(r->m);
+    double *values = read_doubles(queue, &all), *sums = read_doubles(queue, dsc_exec_stats(r->exec));
+    memcpy(grads, values, PIXEL_PARAMS * sizeof *grads);
+    memcpy(stats, sums, 4 * sizeof *stats);
+    free(values);
+    free(sums);
+}
+
+/* By the formulas, from the logits. */
+static void naive_losses(const rig *r, const int32_t *labels, double *bce, double *dice) {
+    double *z = read_doubles(queue, dsc_exec_logits(r->exec)), both = 0, sum = 0;
+    *bce = 0;
+    for (int i = 0; i < BATCH * PIXELS; i++) {
+        double p = 1 / (1 + exp(-z[i]));
+        *bce -= log(labels[i] ? p : 1 - p);
+        both += p * labels[i];
+        sum += p + labels[i];
+    }
+    *dice = BATCH * PIXELS * (1 - (2 * both + 1) / (sum + 1));
+    free(z);
+}
+
+/* Their sum has the sum of their losses and gradients, and counts rows and right ones once. */
+static void test_pixel_losses(void **state) {
+    (void)state;
+    const net what = {"pixels", build_pixels, 3, 4, 2, 0, 0};
+    const double limit = 400 * epsilon;
+    double grads[3][PIXEL_PARAMS], stats[3][4], bce, dice;
+    int32_t labels[BATCH * PIXELS];
+    rig r = open_rig(&what, DSC_EXEC_TRAIN);
+    dsc_tensor_free(&r.labels);
+    r.labels = random_labels(queue, 5, BATCH * PIXELS, 2);
+    assert_ok(dsc_tensor_download(queue, &r.labels, sizeof labels, labels));
+    assert_ok(dsc_queue_sync(queue));
+    for (int i = 0; i < 3; i++)
+        pixel_loss(&r, (dsc_loss)(DSC_LOSS_BCE + i), grads[i], stats[i]);
+    naive_losses(&r, labels, &bce, &dice);
+    assert_true(fabs(stats[0][0] - bce) <= limit * bce);
+    assert_true(fabs(stats[1][0] - dice) <= limit * dice);
+    assert_true(fabs(stats[2][0] - bce - dice) <= limit * (bce + dice));
+    for (int i = 0; i < 3; i++) {
+        assert_true(stats[i][3] == BATCH * PIXELS);
+        assert_true(stats[i][1] == stats[0][1] && stats[i][1] > 0);
+        assert_true(fabs(grads[2][i] - grads[0][i] - grads[1][i]) <= limit);
+        assert_true(fabs(grads[0][i]) > 1e-4 && fabs(grads[1][i]) > 1e-4);
+    }
+    assert_fails(DSC_E_INVALID, "loss cross-entropy: the model has 1 outputs at a position",
+                 dsc_exec_set_loss(r.exec, DSC_LOSS_CROSS_ENTROPY));
+    /* Labels that are drawn have a likelihood. */
+    assert_ok(dsc_exec_clear_stats(r.exec, queue));
+    assert_ok(dsc_exec_likelihood_loss(r.exec, queue, &r.labels, 1));
+    double *sums = read_doubles(queue, dsc_exec_stats(r.exec));
+    assert_true(sums[0] == stats[0][0]);
+    free(sums);
+    close_rig(&r);
+
+    rig classes = open_rig(&nets[0], DSC_EXEC_TRAIN);
+    assert_fails(DSC_E_INVALID, "loss dice: the model has 5 outputs at a position, but must have one",
+                 dsc_exec_set_loss(classes.exec, DSC_LOSS_DICE));
+    assert_fails(DSC_E_INVALID, "there is no loss number 9", dsc_exec_set_loss(classes.exec, (dsc_loss)9));
+    close_rig(&classes);
+}
+
+/* Squared differences: the gradient of the bias is the mean of 2 (y - target). */
+static void test_squares(void **state) {
+    (void)state;
+    const net what = {"pixels", build_pixels, 3, 4, 2, 0, 0};
+    const int64_t dim[2] = {BATCH * PIXELS, 1};
+    rig r = open_rig(&what, DSC_EXEC_TRAIN);
+    dsc_tensor targets = random_tensor(queue, 8, DSC_F32, 2, dim);
+    assert_ok(dsc_exec_clear_stats(r.exec, queue));
+    assert_ok(dsc_exec_forward(r.exec, queue, &r.x));
+    assert_ok(dsc_exec_mse_loss(r.exec, queue, &targets, 1.0 / (BATCH * PIXELS)));
+    assert_ok(dsc_exec_backward(r.exec, queue, NULL));
+    dsc_tensor all = dsc_model_grads(r.m);
+    double *y = read_doubles(queue, dsc_exec_logits(r.exec)), *t = read_doubles(queue, &targets);
+    double *grads = read_doubles(queue, &all), *stats = read_doubles(queue, dsc_exec_stats(r.exec));
+    double loss = 0, slope = 0;
+    for (int i = 0; i < BATCH * PIXELS; i++) {
+        loss += (y[i] - t[i]) * (y[i] - t[i]);
+        slope += 2 * (y[i] - t[i]) / (BATCH * PIXELS);
+    }
+    assert_true(fabs(stats[0] - loss) <= 400 * epsilon * loss && stats[3] == BATCH * PIXELS);
+    assert_true(fabs(grads[PIXEL_PARAMS - 1] - slope) <= 400 * epsilon);
+    free(y);
+    free(t);
+    free(grads);
+    free(stats);
+    dsc_tensor_free(&targets);
     close_rig(&r);
 }
 
@@ -907,6 +1018,8 @@ int main(void) {
         cmocka_unit_test(test_dropout_evaluation),
         cmocka_unit_test(test_accumulate),
         cmocka_unit_test(test_stats),
+        cmocka_unit_test(test_pixel_losses),
+        cmocka_unit_test(test_squares),
         cmocka_unit_test(test_order_of_calls),
         cmocka_unit_test(test_input_conversion),
         cmocka_unit_test(test_hooks),

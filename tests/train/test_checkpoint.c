@@ -95,7 +95,7 @@ static void tiny_fill(tiny *t, int64_t step) {
     for (int64_t i = 0; i < dsc_optim_state_count(t->optim); i++)
         fill(&dsc_optim_state(t->optim)[i].value, 7 + 1000 * i);
     dsc_optim_set_steps(t->optim, step + 100);
-    t->state = (dsc_train_state){step, 3,    640,      12.25, 640,  2.5, 1.5, 0.25, 0.75, 8,  0.5,
+    t->state = (dsc_train_state){step, 3,    640,      12.25, 640,  2.5, 1.5, 0.25, 0.75, 8,  0.5, 1.25,
                                  4,    33.5, {512, 7}, 2,     20.5, 1,   6,   0,    -1,   -1, -1};
 }
 

@@ -147,6 +147,43 @@ static void test_equal(void **state) {
     all_fine(comm);
 }
 
+/* Masked tokens: rows without a label have no gradient, also where labels are drawn, and a token's label does not depend on
+ * the rank that draws it. */
+static void check_masked(dsc_fisher fisher) {
+    enum { TEXT = 4000, CONTEXT = 8 };
+    dsc_train_options o;
+    char data[SCRATCH_SIZE + 32], name[32], text[TEXT];
+    for (int i = 0; i < TEXT; i++)
+        text[i] = (char)('a' + i * i / 7 % 11);
+    snprintf(name, sizeof name, "text-%d", rank);
+    scratch_write(scratch_path(directory, name), text, TEXT);
+    snprintf(data, sizeof data, "text:%s", scratch_path(directory, name));
+    kfac_options(&o, NULL);
+    o.model = "bert-base:layers=1,heads=2,width=8,dropout=0";
+    o.data = data;
+    o.context = CONTEXT;
+    o.mask = 0.3;
+    o.kfac_fisher = fisher;
+    dsc_trainer *many = stepped(comm, &o, STEPS);
+    o.batch_size = BATCH * ranks;
+    dsc_trainer *start = stepped(alone, &o, 0), *one = stepped(alone, &o, STEPS);
+    double most = limit(one, condition_of(one)), apart = distance(many, one, start);
+    if (!(apart <= most))
+        fprintf(stderr, "masked, %s: distance %g, limit %g\n", dsc_fisher_name(fisher), apart, most);
+    EXPECT(apart <= most);
+    EXPECT_OK(dsc_trainer_check(many));
+    dsc_trainer_destroy(&one);
+    dsc_trainer_destroy(&start);
+    dsc_trainer_destroy(&many);
+}
+
+static void test_masked(void **state) {
+    (void)state;
+    check_masked(DSC_FISHER_EMPIRICAL);
+    check_masked(DSC_FISHER_SAMPLED);
+    all_fine(comm);
+}
+
 /* ---- factors ---- */
 
 /* |a - scale b| / |a| of an entry of the state; rank 0 compares. Collective. */
@@ -349,9 +386,9 @@ static void test_adapted_damping(void **state) {
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_adapted_damping), cmocka_unit_test(test_equal),
-        cmocka_unit_test(test_factors),         cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_other_ranks),     cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_masked),          cmocka_unit_test(test_factors),
+        cmocka_unit_test(test_resume),          cmocka_unit_test(test_other_ranks),
+        cmocka_unit_test(test_not_finite),      cmocka_unit_test(test_refused),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

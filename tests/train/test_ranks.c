@@ -94,6 +94,48 @@ static void test_equal(void **state) {
     all_fine(comm);
 }
 
+/* Masked tokens: how many labels a batch has differs, but the sum over them is divided by their expected number, so that
+ * every token counts the same, whichever rank and micro-batch it is in. */
+static void check_equal_masked(int64_t micro) {
+    enum { TEXT = 4000, CONTEXT = 8 };
+    dsc_train_options o;
+    char data[SCRATCH_SIZE + 32], name[32], text[TEXT];
+    for (int i = 0; i < TEXT; i++)
+        text[i] = (char)('a' + i * i / 7 % 11);
+    snprintf(name, sizeof name, "text-%d", rank);
+    scratch_write(scratch_path(directory, name), text, TEXT);
+    snprintf(data, sizeof data, "text:%s", scratch_path(directory, name));
+    runs_options(&o, NULL);
+    o.model = "bert-base:layers=1,heads=2,width=8,dropout=0";
+    o.data = data;
+    o.context = CONTEXT;
+    o.mask = 0.3;
+    o.eval_every = 0;
+    o.batch_size = 4;
+    o.batches_per_allreduce = micro;
+    dsc_trainer *many = stepped(comm, &o, STEPS);
+    o.batch_size = 4 * ranks * micro;
+    o.batches_per_allreduce = 1;
+    dsc_trainer *one = stepped(alone, &o, STEPS), *start = stepped(alone, &o, 0);
+    double limit = 8 * STEPS * sqrt((double)(o.batch_size * 1024)) * 0x1p-24;
+    EXPECT(distance(many, one, start) <= limit);
+    EXPECT(fabs(many->report.loss - one->report.loss) <= limit * one->report.loss);
+    EXPECT(many->state.loss_rows == one->state.loss_rows);
+    /* About a third of the positions, and not exactly as many as expected. */
+    double all = (double)(o.batch_size * CONTEXT * STEPS), rows = one->state.loss_rows;
+    EXPECT(rows != 0.3 * all && fabs(rows - 0.3 * all) < 6 * sqrt(0.21 * all));
+    dsc_trainer_destroy(&start);
+    dsc_trainer_destroy(&one);
+    dsc_trainer_destroy(&many);
+}
+
+static void test_equal_masked(void **state) {
+    (void)state;
+    check_equal_masked(1);
+    check_equal_masked(2);
+    all_fine(comm);
+}
+
 /* Bytes of a step's gradients by the formula of all-reduce, and the scaling of the rate. */
 static void test_report(void **state) {
     (void)state;
@@ -541,14 +583,23 @@ static void open_all(void) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_equal),        cmocka_unit_test(test_report),
-        cmocka_unit_test(test_resume),       cmocka_unit_test(test_other_ranks),
-        cmocka_unit_test(test_eval),         cmocka_unit_test(test_eval_gives_back),
-        cmocka_unit_test(test_drift),        cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_agreed),       cmocka_unit_test(test_carrier),
-        cmocka_unit_test(test_engines),      cmocka_unit_test(test_other_options),
-        cmocka_unit_test(test_other_epochs), cmocka_unit_test(test_refused_evaluation),
-        cmocka_unit_test(test_run_again),    cmocka_unit_test(test_two_trainers),
+        cmocka_unit_test(test_equal),
+        cmocka_unit_test(test_equal_masked),
+        cmocka_unit_test(test_report),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_other_ranks),
+        cmocka_unit_test(test_eval),
+        cmocka_unit_test(test_eval_gives_back),
+        cmocka_unit_test(test_drift),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_agreed),
+        cmocka_unit_test(test_carrier),
+        cmocka_unit_test(test_engines),
+        cmocka_unit_test(test_other_options),
+        cmocka_unit_test(test_other_epochs),
+        cmocka_unit_test(test_refused_evaluation),
+        cmocka_unit_test(test_run_again),
+        cmocka_unit_test(test_two_trainers),
     };
     if (argc > 1) /* only tests whose names are like this */
         cmocka_set_test_filter(argv[1]);

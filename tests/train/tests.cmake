@@ -1,6 +1,7 @@
 descent_test(safetensors SOURCES train/test_safetensors.c train/scratch.c ROOMS train)
 descent_test(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/scratch.c ROOMS train)
 descent_test(run-files SOURCES train/test_run_files.c train/scratch.c ROOMS train)
+descent_test(segments SOURCES train/test_segments.c ROOMS train)
 descent_test(phases SOURCES train/test_phases.c ROOMS train)
 descent_test(model-file SOURCES train/test_model_file.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train)

@@ -17,7 +17,9 @@ typedef struct dsc_cuda_loss_call {
 typedef struct dsc_cuda_sample_call {
     int64_t rows, classes;
     uint64_t seed;
+    int64_t rows_of_sample;
     const int64_t *position;
+    const int32_t *known; /* may be NULL */
     int32_t *labels;
 } dsc_cuda_sample_call;
 
@@ -326,6 +328,8 @@ __device__ __forceinline__ int weigh(int64_t classes, const T *z, double largest
 /* All lanes call; the label is the first lane's. */
 template <typename T>
 __device__ __forceinline__ int32_t draw(int64_t classes, const T *z, double u, double *weights) {
+    if (classes == 1)
+        return dsc_draw_binary((double)dsc_get(z[0]), u);
     double largest = -INFINITY, whole = 0, sum = 0;
     int32_t last = 0, chosen = -1;
     int lane = (int)threadIdx.x % 32;
@@ -359,8 +363,10 @@ static __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
     int warp = (int)threadIdx.x / 32;
     for (int64_t row = (int64_t)blockIdx.x * SAMPLE_WARPS + warp; row < a.rows;
          row += (int64_t)gridDim.x * SAMPLE_WARPS) {
-        double u = dsc_label_uniform(a.seed, a.position[0], a.position[1] + row);
-        int32_t label = draw(a.classes, logits + row * a.classes, u, weights[warp]);
+        double u = dsc_label_uniform(a.seed, a.position[0], a.position[1] * a.rows_of_sample + row);
+        int32_t label = -1;
+        if (!a.known || a.known[row] >= 0) /* the same for all lanes */
+            label = draw(a.classes, logits + row * a.classes, u, weights[warp]);
         if (threadIdx.x % 32 == 0)
             a.labels[row] = label;
     }
@@ -397,11 +403,14 @@ dsc_status dsc_cuda_target_loss(dsc_queue *q, const dsc_tensor *logits, const ds
 }
 
 dsc_status dsc_cuda_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                  const dsc_tensor *logits, dsc_tensor *labels) {
+                                  int64_t rows_of_sample, const dsc_tensor *logits, const dsc_tensor *known,
+                                  dsc_tensor *labels) {
     dsc_cuda_sample_call call = {.rows = logits->dim[0],
                                  .classes = logits->dim[1],
                                  .seed = seed,
+                                 .rows_of_sample = rows_of_sample,
                                  .position = dsc_data(position),
+                                 .known = dsc_data(known),
                                  .labels = dsc_data(labels)};
     DSC_CUDA_TRY(DSC_BY_TYPE(logits->dtype, run_sample_labels, dsc_cuda_at(q), &call, dsc_data(logits)));
     return DSC_OK;

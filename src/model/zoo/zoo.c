@@ -31,23 +31,23 @@ typedef struct chosen_model {
 } chosen_model;
 
 #define MODEL(name, side, channels, classes, depth, build)                                                   \
-    { {sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build, 0}, NULL, 0 }
-#define UNET(name, side, channels, classes, ...)                                                             \
+    { {sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build, 0, 0}, NULL, 0 }
+#define UNET(name, side, channels, classes, margin, ...)                                                     \
     {                                                                                                        \
-        {sizeof(dsc_zoo_entry), name, side, channels, classes, &(dsc_zoo_unet_design){__VA_ARGS__},          \
-         dsc_zoo_unet,          0},                                                                          \
+        {sizeof(dsc_zoo_entry), name, side,  channels, classes, &(dsc_zoo_unet_design){__VA_ARGS__},         \
+         dsc_zoo_unet,          0,    margin},                                                               \
             dsc_zoo_unet_keys, sizeof(dsc_zoo_unet_design)                                                   \
     }
 #define GPT(name, positions, vocabulary, ...)                                                                \
     {                                                                                                        \
         {sizeof(dsc_zoo_entry), name, positions, 1, vocabulary, &(dsc_zoo_gpt_design){__VA_ARGS__},          \
-         dsc_zoo_gpt,           1},                                                                          \
+         dsc_zoo_gpt,           1,    0},                                                                    \
             dsc_zoo_gpt_keys, sizeof(dsc_zoo_gpt_design)                                                     \
     }
 #define BERT(name, layers, heads, width)                                                                     \
     {                                                                                                        \
         {sizeof(dsc_zoo_entry), name, 512, 1, 30522, &(dsc_zoo_bert_design){layers, heads, width, 0.1},      \
-         dsc_zoo_bert,          1},                                                                          \
+         dsc_zoo_bert,          1,    0},                                                                    \
             dsc_zoo_bert_keys, sizeof(dsc_zoo_bert_design)                                                   \
     }
 #define GPT2(name, layers, heads, width) GPT(name, 1024, 50257, layers, heads, width, 0.1, 1, 1)
@@ -65,8 +65,8 @@ static const zoo_model models[] = {
     MODEL("resnet50", 224, 3, 1000, &(int){50}, dsc_zoo_resnet_imagenet),
     MODEL("resnet101", 224, 3, 1000, &(int){101}, dsc_zoo_resnet_imagenet),
     MODEL("resnet152", 224, 3, 1000, &(int){152}, dsc_zoo_resnet_imagenet),
-    UNET("unet", 572, 1, 2, .width = 64, .dropout = 0.5),
-    UNET("unet-bn", 256, 3, 1, .width = 32, .batch_norm = 1),
+    UNET("unet", 572, 1, 2, 92, .width = 64, .dropout = 0.5),
+    UNET("unet-bn", 256, 3, 1, 0, .width = 32, .batch_norm = 1),
     GPT2("gpt2", 12, 12, 768),
     GPT2("gpt2-medium", 24, 16, 1024),
     GPT2("gpt2-large", 36, 20, 1280),
@@ -153,6 +153,11 @@ dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *chann
 int dsc_zoo_takes_tokens(const char *name) {
     chosen_model chosen;
     return choose(name, &chosen) == DSC_OK && chosen.model->entry.sequence;
+}
+
+int64_t dsc_zoo_margin(const char *name) {
+    chosen_model chosen;
+    return choose(name, &chosen) == DSC_OK ? chosen.model->entry.margin : 0;
 }
 
 /* Callers that know a model's default side alone ask for a square: of a sequence the width is then of no account. */
