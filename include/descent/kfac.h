@@ -81,16 +81,20 @@ typedef struct dsc_kfac_layer {
     int late_gradients;
     /* 0. 1: the layer keeps its plain gradient, as those that skip_layers of the options names. */
     int leave_out;
-    /* linear: 0 or 1: one G; b: the outputs are b parts of equal size with a G each, all on the same inputs, like the
-     * queries, keys and values of attention. b divides out_c. */
+    /* linear: 0 or 1: one G; b: the outputs are b parts of equal size with a G each and one A, like the queries, keys and
+     * values of attention. b divides out_c. */
     int64_t out_blocks;
+    /* linear: 0. l + 1: the layer reads the same input as layer l of the array, an earlier one whose same_input is 0, and
+     * always runs when that one runs: they have one A, which is made of the inputs of layer l (or of the first of them
+     * that is not left out). Both have as many inputs, and both have a bias or none has. */
+    int64_t same_input;
 } dsc_kfac_layer;
 
 /* Sets the size, and everything else to 0. In an array of layers every element must be initialised with it:
  * functions take the distance between elements from the size of the first, so that the struct can grow. */
 DSC_API void dsc_kfac_layer_init_sized(dsc_kfac_layer *layer, size_t size);
 #define dsc_kfac_layer_init(layer) dsc_kfac_layer_init_sized((layer), sizeof *(layer))
-/* The number of units of a layer (the groups of a convolution, else 1), each with factors A of a_n rows (bias
+/* The number of units of a layer (the groups of a convolution, the out_blocks of a linear layer, else 1), each with factors A of a_n rows (bias
  * included) and G of g_n rows. DSC_E_INVALID, with the reason, when there is no such layer. */
 DSC_API dsc_status dsc_kfac_layer_factors(const dsc_kfac_layer *layer, int64_t *a_n, int64_t *g_n,
                                           int64_t *units) DSC_MUST_CHECK;
@@ -544,12 +548,14 @@ typedef struct dsc_kfac_item {
     int owner; /* the rank that decomposes it */
 } dsc_kfac_item;
 
-/* A layer, or a group of a grouped convolution. */
+/* A layer, a group of a grouped convolution, or a part of a layer with out_blocks. */
 typedef struct dsc_kfac_unit {
-    const char *name;     /* "NAME[g]" for groups */
+    const char *name;     /* "NAME[g]" for groups and parts */
     int64_t layer, group; /* of the layers given */
     dsc_kfac_kind kind;
     int64_t a_n, g_n; /* rows of A (bias included) and G: D is [g_n, a_n] */
+    /* Diagonal blocks, 1 for a whole factor; no block of A: the unit uses that of an earlier unit, which has the same
+     * inputs. */
     int64_t a_blocks, g_blocks;
     int64_t first_item; /* its items: the blocks of A, then those of G */
     int column;         /* of the grid */

@@ -148,6 +148,7 @@ class KfacLayer(Structure):
         ("late_gradients", c_int),
         ("leave_out", c_int),
         ("out_blocks", c_int64),
+        ("same_input", c_int64),
     ]
 
 

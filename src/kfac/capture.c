@@ -248,7 +248,8 @@ static dsc_status add_sample(dsc_kfac *k, dsc_queue *queue, int64_t layer, const
     p->samples = (int64_t)((double)pass.terms * whole + 0.5);
     for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
         DSC_TRY(dsc_kfac_ekfac_capture(k, queue, u, &pass));
-        DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));
+        if (!k->members[u].factor[DSC_KFAC_A].shared)
+            DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));
         DSC_TRY(add_factor(k, queue, u, DSC_KFAC_G, &pass.rows[DSC_KFAC_G], alpha_g));
     }
     return DSC_OK;

@@ -22,8 +22,8 @@
  *   memory_use.c       bytes held, by purpose
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
  *
- * A unit is a layer (or a group of one) with factors A and G; an item is a matrix to decompose: a factor, or
- * a block on its diagonal. With diagonal blocks there are two layouts, whole factors and blocks, and the last
+ * A unit is a layer (or a group of one) with factors A and G; units that read the same input have one A, which is a
+ * factor of the first of them. An item is a matrix to decompose: a factor, or a block on its diagonal. With diagonal blocks there are two layouts, whole factors and blocks, and the last
  * decomposition decides which one is in force. */
 #ifndef DSC_KFAC_INTERNAL_H
 #define DSC_KFAC_INTERNAL_H
@@ -36,6 +36,8 @@
 /* One factor, A or G of a unit. */
 typedef struct dsc_kfac_factor {
     int64_t n, packed;  /* rows; numbers of the lower triangle */
+    int shared;         /* 1: an A that another unit has (plan->a_unit): nothing of what follows is here */
+    int64_t layer;      /* of its unit */
     int64_t slot;       /* place in the order of the exchange */
     int owner;          /* the rank that decomposes it (of the whole factor) */
     int held;           /* 1: this rank keeps the running average */
@@ -139,6 +141,7 @@ typedef struct dsc_kfac_batch {
     dsc_kfac_turn turn;             /* must be first; root: the column */
     int64_t first, count;           /* of layout->units */
     int64_t first_cell, cell_count; /* none in other columns */
+    int64_t first_copy, copy_count; /* of layout->copies */
     dsc_tensor message;             /* all p of the batch */
     dsc_request *request;
 } dsc_kfac_batch;
@@ -147,7 +150,6 @@ typedef struct dsc_kfac_batch {
 typedef struct dsc_kfac_layout {
     dsc_kfac_plan *plan;
     dsc_kfac_basis *bases; /* [items] */
-    dsc_tensor *used;      /* [items] vectors as products use them: as stored, or converted into `loads` */
     dsc_tensor *outer;     /* [units] 1/(vG vA' + damping), as stored; only with options.outer_product */
     int64_t *order;        /* [items of this rank's column], parcel by parcel */
     int64_t parcel_count;
@@ -162,11 +164,13 @@ typedef struct dsc_kfac_layout {
 
     int64_t *units;   /* [units], batch by batch */
     int64_t *cell_of; /* [units] the cell of a unit with whole factors in this rank's column; -1: none */
-    int64_t batch_count, cell_count;
+    int64_t batch_count, cell_count, copy_count;
     dsc_kfac_batch *batches;
     dsc_kfac_cell *cells;
     dsc_gemm_item *gemms[4]; /* [cells] in the order they run */
     dsc_divide_item *divides;
+    dsc_convert_item
+        *copies; /* vectors that are stored in another type than that of products, and their copies */
     dsc_tensor loads, first; /* memory of converted vectors, and of results between products */
     dsc_tensor pieces;       /* memory of cells' d and p */
 } dsc_kfac_layout;
@@ -309,13 +313,13 @@ struct dsc_kfac {
     int64_t generation;            /* changes when memory or sizes of what dsc_kfac_apply uses do */
 
     int64_t layer_count;
-    dsc_kfac_layer *layers;      /* of dsc_kfac_layers_copy */
-    int64_t *first_unit;         /* [layers + 1] */
-    dsc_kfac_progress *progress; /* [layers] */
-    int any_late, any_ready;     /* 1: a layer has late gradients; some layer is ready */
-    int64_t next_passes;         /* options.passes from the next step on */
-    int64_t base_blocks;         /* diagonal blocks of dsc_kfac_set_hyper; 0: those of the options */
-    int64_t unit_count;
+    dsc_kfac_layer *layers;           /* of dsc_kfac_layers_copy */
+    int64_t *first_unit;              /* [layers + 1] */
+    dsc_kfac_progress *progress;      /* [layers] */
+    int any_late, any_ready;          /* 1: a layer has late gradients; some layer is ready */
+    int64_t next_passes;              /* options.passes from the next step on */
+    int64_t base_blocks;              /* diagonal blocks of dsc_kfac_set_hyper; 0: those of the options */
+    int64_t unit_count, factor_count; /* factor_count: an A of several units counts once */
     dsc_kfac_member *members;
     int layout_count;
     dsc_kfac_layout layouts[2]; /* whole factors; diagonal blocks */
@@ -664,7 +668,7 @@ static inline int dsc_kfac_shares_d(const dsc_kfac *k) {
     return k->any_late && k->columns == 1 && k->layouts[0].batch_count > 1;
 }
 
-/* 1 when the two factors of a unit are decomposed together, so that a refresh can judge them together. */
+/* 1 when all factors of units with one A are decomposed together, so that a refresh can judge them together. */
 static inline int dsc_kfac_pairs(const dsc_kfac *k, const dsc_kfac_layout *layout) {
     return k->options.refresh == DSC_KFAC_WARM && k->options.colocate_factors && layout == &k->layouts[0];
 }

@@ -9,7 +9,7 @@
  *   next_damping                    F64, of it
  *   LAYER.next                      I64, 1: its averages held something of a batch when it was started
  *   next.UNIT.A, next.UNIT.G        [n (n + 1) / 2]   the averages that are being decomposed
- *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages
+ *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages; an A that several units share is that of the first
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
  *   LAYER.norm                      [3, channels]     optional, Fisher matrices of a batch norm
@@ -188,6 +188,8 @@ static dsc_status add_next(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_
     }
     for (int64_t i = 0; twin && i < DSC_KFAC_SIDES * k->unit_count; i++) {
         dsc_kfac_factor *f = &twin->members[i / 2].factor[i % 2];
+        if (f->shared)
+            continue;
         dsc_kfac_entry entry = {.dtype = k->factor_dtype, .ndim = 1, .dim = {f->packed}, .optional = 2};
         snprintf(name, sizeof name, "next.%s.%c", layout->plan->units[i / 2].name,
                  i % 2 == DSC_KFAC_A ? 'A' : 'G');
@@ -224,6 +226,8 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
     }
     for (int64_t i = 0; i < factors; i++) {
         dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        if (f->shared)
+            continue;
         dsc_kfac_entry entry = {.dtype = k->factor_dtype, .ndim = 1, .dim = {f->packed}};
         snprintf(name, sizeof name, "%s.%c", layout->plan->units[i / 2].name,
                  i % 2 == DSC_KFAC_A ? 'A' : 'G');
@@ -235,7 +239,7 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
                                              .everywhere = dsc_kfac_keeps_everywhere(k),
                                              .layer = u->layer,
                                              .average = 1,
-                                             .first = i % 2 == 0 && !u->group}));
+                                             .first = i % 2 == (u->a_blocks == 0) && !u->group}));
     }
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         DSC_TRY(add_item(k, layout, i, list));

@@ -12,6 +12,25 @@ static const dsc_kfac_kind kinds[] = {[DSC_LAYER_LINEAR] = DSC_KFAC_LINEAR,
                                       [DSC_LAYER_CONV2D] = DSC_KFAC_CONV2D,
                                       [DSC_LAYER_CONV_TRANSPOSE2D] = DSC_KFAC_CONV_TRANSPOSE2D};
 
+/* 1 more than the number of the first linear layer that reads the same value as layer i, also linear, in the same way; 0
+ * where that is layer i itself. */
+static int64_t same_input(const dsc_model *m, int64_t i) {
+    const dsc_layer_info *infos = dsc_model_layers(m), *own = &infos[i];
+    dsc_value value = -1;
+    for (int64_t n = 0; n < m->node_count; n++)
+        if (m->nodes[n].layer == i)
+            value = m->nodes[n].in[0];
+    for (int64_t n = 0; n < m->node_count && own->kind == DSC_LAYER_LINEAR; n++) {
+        const dsc_node *node = &m->nodes[n];
+        if (node->layer < 0 || node->layer >= i || node->in[0] != value)
+            continue;
+        const dsc_layer_info *other = &infos[node->layer];
+        if (other->kind == DSC_LAYER_LINEAR && (other->bias < 0) == (own->bias < 0))
+            return node->layer + 1;
+    }
+    return 0;
+}
+
 dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, dsc_kfac_layer **out,
                                           int64_t *count) {
     const dsc_layer_info *infos = dsc_model_layers(model);
@@ -29,6 +48,7 @@ dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, d
         layer.out_c = infos[i].shape->out_c;
         layer.conv = infos[i].shape;
         layer.out_blocks = dsc_model_layer_blocks(model, i);
+        layer.same_input = same_input(model, i);
         layer.weight_grad = params[infos[i].weight].grad;
         if (infos[i].bias >= 0)
             layer.bias_grad = params[infos[i].bias].grad;

@@ -74,7 +74,7 @@ static void follow(const config *c) {
     if (warm && dsc_kfac_get_report(warm, n->queue, &report) == DSC_OK) {
         expect(report->refreshed_factors > 20, c, STEPS, "few factors were refreshed");
         if (share == 1)
-            expect(report->refreshed_factors + report->exact_fallbacks == 4 * 10, c, STEPS, "another count");
+            expect(report->refreshed_factors + report->exact_fallbacks == 4 * 12, c, STEPS, "another count");
     } else {
         expect(0, c, STEPS, "no report");
     }
