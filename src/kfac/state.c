@@ -4,7 +4,8 @@
  *   damping                                                                       F64, of the decompositions
  *   LAYER.updates                   I64, optional     of its averages; only with options.warmup_factors
  *   refreshed_factors, extra_iterations, exact_fallbacks      I64, only with warm refresh
- *   refresh                         [items, 4]        F64, only with warm refresh: upkeep of every item
+ *   refresh                         [items, 4]        F64, only with warm refresh: upkeep of every item;
+ *                                                     refresh.shared where units share an A
  *   next_step, next_update_freq     I64, only with options.async_steps: of the decomposition that is under way, 0: none
  *   next_damping                    F64, of it
  *   LAYER.next                      I64, 1: its averages held something of a batch when it was started
@@ -222,7 +223,9 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
                                 .ndim = 2,
                                 .dim = {layout->plan->item_count, DSC_KFAC_UPKEEP_NUMBERS},
                                 .optional = 2};
-        DSC_TRY(add(list, "refresh", entry, (struct dsc_kfac_source){.number = UPKEEP}));
+        /* Version 0.4 kept an A of each unit: its upkeep, of other items, is not read. */
+        const char *entry_name = k->factor_count < factors ? "refresh.shared" : "refresh";
+        DSC_TRY(add(list, entry_name, entry, (struct dsc_kfac_source){.number = UPKEEP}));
     }
     for (int64_t i = 0; i < factors; i++) {
         dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];

@@ -195,7 +195,7 @@ static void test_damaged_upkeep(void **state) {
                                     {0, 0, 0.5, 0}, {0, 0, 0, 2}};
     for (int64_t i = 0; kfac && i < dsc_kfac_state_count(kfac); i++) {
         const dsc_kfac_entry *e = &dsc_kfac_state_entries(kfac)[i];
-        if (strcmp(e->name, "refresh") != 0)
+        if (strcmp(e->name, "refresh.shared") != 0)
             continue;
         double *host = net_array(e->dim[0] * e->dim[1], sizeof *host);
         for (size_t j = 0; j < sizeof bad / sizeof *bad; j++) {
