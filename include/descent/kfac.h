@@ -42,7 +42,8 @@ typedef struct dsc_kfac dsc_kfac;
     X(DSC_KFAC_LINEAR, linear)                                                                               \
     X(DSC_KFAC_CONV2D, conv2d)                                                                               \
     X(DSC_KFAC_BATCH_NORM, batch_norm)                                                                       \
-    X(DSC_KFAC_CONV_TRANSPOSE2D, conv_transpose2d)
+    X(DSC_KFAC_CONV_TRANSPOSE2D, conv_transpose2d)                                                           \
+    X(DSC_KFAC_LAYER_NORM, layer_norm)
 
 typedef enum dsc_kfac_kind {
 #define DSC_KFAC_KIND_ENUM(constant, name) constant,
@@ -50,7 +51,7 @@ typedef enum dsc_kfac_kind {
 #undef DSC_KFAC_KIND_ENUM
 } dsc_kfac_kind;
 
-/* "linear", "conv2d", "batch_norm", "conv_transpose2d"; "unknown" for any other number. */
+/* "linear", "conv2d", "batch_norm", "conv_transpose2d", "layer_norm"; "unknown" for any other number. */
 DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
 
 /* A layer: the tensors a and g that dsc_kfac_capture will be given, and the memory of its gradients.
@@ -65,7 +66,9 @@ DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
  *   conv_transpose2d   a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c] of dsc_model_conv_transpose2d with geometry
  *            `conv`, of one group; weights are [in_c, kernel_h, kernel_w, out_c]. A is of the in_c numbers of a pixel,
  *            G of the kernel_h kernel_w out_c gradients that the pixel contributed to. The bias keeps its gradient:
- *            bias_grad is not used. in_h and in_w may be 0 as for conv2d; late_gradients is refused */
+ *            bias_grad is not used. in_h and in_w may be 0 as for conv2d; late_gradients is refused
+ *   layer_norm   like batch_norm, for norms whose statistics are those of single samples: layer, RMS and group norms.
+ *            No memory in bias_grad: no shift */
 typedef struct dsc_kfac_layer {
     size_t size;
     const char *name; /* not empty, and different for every layer */
@@ -158,8 +161,9 @@ typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM, DSC_KFAC_AUTO } d
  *           that kl_clip is the bound of one batch on one rank */
 typedef enum dsc_kfac_clip_scaling { DSC_KFAC_CLIP_NONE, DSC_KFAC_CLIP_RANKS } dsc_kfac_clip_scaling;
 
-/* Scale and shift of batch norms: P = (F + damping I)^-1 D for every channel, D = (dscale, dshift), F a running
- * average of the 2x2 second moments of single samples' gradients. */
+/* Scale and shift of batch, layer, RMS and group norms: P = (F + damping I)^-1 D for every channel, D = (dscale, dshift), F a running
+ * average of the 2x2 second moments of single samples' gradients. Norms without a shift have one number, P = D / (F +
+ * damping). */
 typedef enum dsc_kfac_norm_choice {
     DSC_KFAC_NORM_OFF, /* they keep their gradients */
     DSC_KFAC_NORM_FULL,
@@ -329,8 +333,9 @@ typedef struct dsc_kfac_sample {
     size_t size;
     dsc_tensor a, g;                     /* as for dsc_kfac_capture; with DSC_NCHW [n, channels, h, w] */
     dsc_image_layout a_layout, g_layout; /* of conv2d layers; DSC_NHWC */
-    /* Batch norms: a[n, ..., channels] is the input, mean and invstd [channels] are what it was normalised with (no
-     * memory: a is the normalised input); g is the gradient at the output. y: the output, where a ReLU follows in the
+    /* Norms: a[n, ..., channels] is the input, mean and invstd [channels] are what it was normalised with (no memory: a is
+     * the normalised input); of a layer_norm they are [rows, groups] with a row for every position or for every sample, and
+     * there may be an invstd alone. g is the gradient at the output. y: the output, where a ReLU follows in the
      * same operation and g is the gradient after it; else no memory. */
     dsc_tensor mean, invstd, y;
 } dsc_kfac_sample;

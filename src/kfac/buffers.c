@@ -136,7 +136,7 @@ static dsc_status start_averages(dsc_kfac *k) {
 
 static dsc_status make_scratch(dsc_kfac *k) {
     int half = k->factor_dtype != k->dtype;
-    /* Entries of a state pass through it: the matrices of a batch norm, and an F64. */
+    /* Entries of a state pass through it: the matrices of a norm, and an F64. */
     int64_t largest = k->largest_n * k->largest_n, most = 3 * k->norms.widest;
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, (largest > most ? largest : most) + 1, &k->gram));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, k->largest_packed, &k->packed));

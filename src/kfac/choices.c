@@ -286,8 +286,8 @@ static const dsc_option table[] = {
      .offset = AT(norm),
      .value = "off",
      .choices = norms,
-     .help = "precondition scale and shift of batch norms by the Fisher matrix of each channel: 2x2, or its "
-             "diagonal",
+     .help = "precondition scale and shift of batch, layer, RMS and group norms by the Fisher matrix of each "
+             "channel: 2x2, or its diagonal",
      .json = "kfac.norm",
      .rules = {K_ON}},
     {.name = NULL},

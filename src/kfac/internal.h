@@ -17,7 +17,7 @@
  *   async.c            decompositions beside the steps
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
- *   norm.c             scale and shift of batch norms
+ *   norm.c             scale and shift of norms
  *   compare.c          whether the same layers ran on all ranks
  *   memory_use.c       bytes held, by purpose
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
@@ -258,12 +258,13 @@ typedef enum dsc_kfac_counter {
     DSC_KFAC_COUNTERS
 } dsc_kfac_counter;
 
-/* A batch norm that is preconditioned. */
+/* A norm that is preconditioned. */
 typedef struct dsc_kfac_norm {
     int64_t layer, channels;
-    dsc_tensor gamma, shift; /* [channels] gradients of scale and shift; late ones are where the step says */
-    dsc_tensor f, batch;     /* [3, channels] Fisher matrices: running average; of this step */
-    dsc_tensor p;            /* [2, channels] preconditioned gradients of scale and shift */
+    dsc_tensor gamma,
+        shift; /* [channels] gradients of scale and shift; late ones are where the step says; no shift: without memory */
+    dsc_tensor f, batch; /* [3, channels] Fisher matrices: running average; of this step */
+    dsc_tensor p;        /* [2, channels] preconditioned gradients of scale and shift */
 } dsc_kfac_norm;
 
 /* All of them; everything is empty without options.norm. */
@@ -271,11 +272,11 @@ typedef struct dsc_kfac_norms {
     int64_t count, widest; /* widest: most channels */
     dsc_kfac_norm *list;
     int64_t *of;                          /* [layers] number in the list; -1: none */
-    int64_t active;                       /* those that ran in this step */
+    int64_t active;                       /* gradients, of scales and shifts, that this step preconditions */
     dsc_tensor averages, batches, solved; /* memory of these */
     dsc_tensor bad;                       /* F64[2 count]: elements not finite, times rejected */
     dsc_tensor products, ones;            /* F64[2 count]: <P, D> of scales and shifts; ones */
-    dsc_tensor work, sample_ones;         /* matrices of single samples; ones */
+    dsc_tensor work, sample_ones, zeros;  /* matrices of single samples; ones; zeros instead of a shift */
     dsc_buckets *buckets;
     dsc_absorb_item *absorbs;
     dsc_norm_solve_item *solves;
@@ -590,16 +591,16 @@ dsc_status dsc_kfac_upkeep_set(dsc_kfac *k, dsc_queue *q, const double *host) DS
 dsc_status dsc_kfac_norm_find(dsc_kfac *k) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_norm_destroy(dsc_kfac *k);
-/* The gradients of a batch norm with late gradients are there in this step. Does nothing for other layers. */
+/* The gradients of a norm with late gradients are there in this step. Does nothing for other layers. */
 dsc_status dsc_kfac_norm_set_gradients(dsc_kfac *k, int64_t layer,
                                        const dsc_kfac_gradients *gradients) DSC_MUST_CHECK;
-/* Adds the matrices of a batch norm's captured samples to those of the step. */
+/* Adds the matrices of a norm's captured samples to those of the step. */
 dsc_status dsc_kfac_norm_capture(dsc_kfac *k, dsc_queue *q, int64_t layer,
                                  const dsc_kfac_sample *sample) DSC_MUST_CHECK;
 /* Averages the step's matrices over the ranks. Collective. */
 dsc_status dsc_kfac_norm_exchange(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
-/* P of the batch norms that ran; adds their <P, D> to `sum`. Then, once nu is known, writes nu P. */
+/* P of the norms that ran; adds their <P, D> to `sum`. Then, once nu is known, writes nu P. */
 dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* async.c */
@@ -673,7 +674,7 @@ static inline int dsc_kfac_pairs(const dsc_kfac *k, const dsc_kfac_layout *layou
     return k->options.refresh == DSC_KFAC_WARM && k->options.colocate_factors && layout == &k->layouts[0];
 }
 
-/* 1 when the layer is a batch norm that is preconditioned. */
+/* 1 when the layer is a norm that is preconditioned. */
 static inline int dsc_kfac_is_norm(const dsc_kfac *k, int64_t layer) {
     return k->norms.count > 0 && k->norms.of[layer] >= 0;
 }

@@ -53,7 +53,7 @@ static size_t work_of(const dsc_kfac *k) {
                                      &e->bad,         &e->ones,           &e->work,
                                      &e->all_samples, &n->solved,         &n->bad,
                                      &n->products,    &n->ones,           &n->work,
-                                     &n->sample_ones};
+                                     &n->sample_ones, &n->zeros};
     size_t sum = SUM_OF(own);
     for (int64_t l = 0; l < k->layer_count; l++)
         sum += bytes_of(&k->progress[l].joined);

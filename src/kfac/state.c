@@ -13,7 +13,7 @@
  *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages; an A that several units share is that of the first
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
- *   LAYER.norm                      [3, channels]     optional, Fisher matrices of a batch norm
+ *   LAYER.norm                      [3, channels]     optional, Fisher matrices of a norm
  *
  * Where only k of n vectors are kept, vectors are [n, k] and values [k + 1], the mean of the others last.
  *   UNIT.moments, UNIT.samples      [g_n, a_n], [1]   optional, with EKFAC: eigenvalues of the unit; N
@@ -502,7 +502,7 @@ static int is_untouched(const dsc_kfac_entry *entry, const struct dsc_kfac_sourc
     return 1;
 }
 
-/* 1 when the matrices [3, channels] of a batch norm are those before the first batch. */
+/* 1 when the matrices [3, channels] of a norm are those before the first batch. */
 static int is_identity(const dsc_kfac_entry *entry, const void *host) {
     int64_t c = entry->dim[1];
     for (int64_t i = 0; i < 3 * c; i++)

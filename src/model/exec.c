@@ -314,10 +314,10 @@ static dsc_status capture(dsc_queue *q, const dsc_backward_options *o, int64_t l
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture", NULL);
 }
 
-/* A batch norm's tensors, each [batch, ..., channels] or [channels]. */
+/* A norm's tensors, and the statistics as they were saved. */
 static dsc_status capture_norm(dsc_queue *q, const dsc_backward_options *o, const dsc_exec *exec,
                                const dsc_exec_op *op) {
-    int64_t c = dsc_tensor_count(&op->saved[0]), n = exec->batch;
+    int64_t c = dsc_tensor_count(&exec->model->params[op->node->weight].value), n = exec->batch;
     dsc_norm_tensors t = {.x = *op->x[0], .dy = *op->dy, .mean = op->saved[0], .invstd = op->saved[1]};
     if (op->relu)
         t.y = *op->y;

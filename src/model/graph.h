@@ -50,7 +50,7 @@ struct dsc_node {
     int64_t weight, bias; /* parameter numbers; -1 for none */
     int64_t buffer;       /* the first of a batch norm's buffers; -1 for none */
     int64_t layer;        /* number among the layers with a weight matrix; -1 for none */
-    int64_t norm;         /* number among the batch norms; -1 for others */
+    int64_t norm;         /* number among the norms; -1 for others */
     int64_t blocks;       /* linear: parts of the features, each with a factor G of its own; 0 and 1: one */
 };
 
@@ -74,7 +74,7 @@ struct dsc_model {
     int sealed;
     dsc_node *nodes;
     int64_t node_count, node_capacity;
-    int64_t norm_count;        /* batch norms */
+    int64_t norm_count;        /* norms of all kinds */
     dsc_state_tensor *tensors; /* in the order of the state dict */
     int64_t tensor_count, tensor_capacity;
     int64_t param_count, parameter_total, buffer_count, layer_count, dropout_count;

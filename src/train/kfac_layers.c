@@ -65,7 +65,7 @@ void dsc_kfac_layers_free(dsc_kfac_layer **layers) {
         dsc_memory_free(layers);
 }
 
-/* ---- batch norms ---- */
+/* ---- norms ---- */
 
 dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfac_layer **out,
                                  int64_t *count) {
@@ -90,9 +90,10 @@ dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfa
         dsc_kfac_layer *layer = &all[layers + node->norm];
         dsc_kfac_layer_init(layer);
         layer->name = node->name;
-        layer->kind = DSC_KFAC_BATCH_NORM;
+        layer->kind = node->buffer >= 0 ? DSC_KFAC_BATCH_NORM : DSC_KFAC_LAYER_NORM;
         layer->weight_grad = params[node->weight].grad;
-        layer->bias_grad = params[node->bias].grad;
+        if (node->bias >= 0)
+            layer->bias_grad = params[node->bias].grad;
         layer->in_c = dsc_tensor_count(&layer->weight_grad);
     }
     *count = layers + model->norm_count;

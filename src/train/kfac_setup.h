@@ -16,7 +16,7 @@ dsc_status dsc_kfac_setup_make_factors(dsc_trainer *t) DSC_MUST_CHECK;
 /* Collective. */
 void dsc_kfac_setup_destroy(dsc_trainer *t);
 
-/* dsc_kfac_layers_of_model, followed by the model's batch norms when `with_norms`. Free with
+/* dsc_kfac_layers_of_model, followed by the model's norms when `with_norms`. Free with
  * dsc_kfac_layers_free. */
 dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfac_layer **out,
                                  int64_t *count) DSC_MUST_CHECK;

@@ -68,7 +68,7 @@ static dsc_status capture(void *context, dsc_queue *q, int64_t layer, const dsc_
     return DSC_OK;
 }
 
-/* A batch norm, which K-FAC knows by the numbers after those of the layers with a weight matrix. */
+/* A norm, which K-FAC knows by the numbers after those of the layers with a weight matrix. */
 static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const dsc_norm_tensors *tensors) {
     dsc_trainer *t = context;
     double began = dsc_clock_now();
