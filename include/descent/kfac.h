@@ -338,10 +338,15 @@ typedef struct dsc_kfac_sample {
      * there may be an invstd alone. g is the gradient at the output. y: the output, where a ReLU follows in the
      * same operation and g is the gradient after it; else no memory. */
     dsc_tensor mean, invstd, y;
+    /* Linear layers on sequences: a number for each row, F32 or F64, such as the tokens [n, positions] of a model. Rows
+     * whose number is negative are padding: they enter neither A nor G. No memory: there is none. Not with sharing
+     * reduce. */
+    dsc_tensor tokens;
 } dsc_kfac_sample;
 DSC_API void dsc_kfac_sample_init_sized(dsc_kfac_sample *sample, size_t size);
 #define dsc_kfac_sample_init(sample) dsc_kfac_sample_init_sized((sample), sizeof *(sample))
-/* dsc_kfac_capture for images in either order of their numbers. Collective; asynchronous. */
+/* dsc_kfac_capture for images in either order of their numbers, norms, and sequences with padding. Collective;
+ * asynchronous. */
 DSC_API dsc_status dsc_kfac_capture_sample(dsc_kfac *kfac, dsc_queue *queue, int64_t layer,
                                            const dsc_kfac_sample *sample) DSC_MUST_CHECK;
 

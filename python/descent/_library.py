@@ -225,6 +225,7 @@ class KfacSample(Structure):
         ("mean", Tensor),
         ("invstd", Tensor),
         ("y", Tensor),
+        ("tokens", Tensor),
     ]
 
 

@@ -6,6 +6,7 @@
  *   buffers.c          device memory, and where factors and gradients lie in it
  *   layout.c           where decompositions lie, what travels together, the products of a step
  *   capture.c          captured tensors to batch factors
+ *   padding.c          rows of a capture that do not count
  *   factor.c           exchange of batch factors, running averages
  *   late.c             gradients whose memory is known in the step only
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
@@ -284,6 +285,11 @@ typedef struct dsc_kfac_norms {
     dsc_join_item *joins;
 } dsc_kfac_norms;
 
+/* Scratch memory for captures with padding; nothing before the first. */
+typedef struct dsc_kfac_padding {
+    dsc_tensor vectors, scalars, kept;
+} dsc_kfac_padding;
+
 /* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
 
@@ -361,6 +367,7 @@ struct dsc_kfac {
     dsc_kfac_clip_state clip;
     dsc_kfac_moments moments;
     dsc_kfac_norms norms;
+    dsc_kfac_padding padding;
 
     int64_t step;
     dsc_kfac_hyper hyper;
@@ -401,6 +408,12 @@ int dsc_kfac_layout_has_messages(const dsc_kfac_layout *layout);
 
 /* capture.c */
 void dsc_kfac_beside_destroy(dsc_kfac *k);
+
+/* padding.c */
+/* Leaves the rows out of a capture whose tokens are negative. */
+dsc_status dsc_kfac_padding_apply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l,
+                                  const dsc_tensor *tokens, dsc_kfac_pass *pass) DSC_MUST_CHECK;
+void dsc_kfac_padding_destroy(dsc_kfac *k);
 
 /* buffers.c */
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;

@@ -29,6 +29,7 @@ static void free_local(dsc_kfac **kfac) {
     dsc_kfac_clip_destroy(k);
     dsc_kfac_ekfac_destroy(k);
     dsc_kfac_norm_destroy(k);
+    dsc_kfac_padding_destroy(k);
     dsc_kfac_memory_destroy(k);
     for (int i = 0; i < 2; i++)
         dsc_kfac_plan_destroy(&k->layouts[i].plan);

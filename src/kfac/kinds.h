@@ -37,6 +37,8 @@ typedef struct dsc_kfac_pass {
     int64_t terms;                      /* terms of the loss: N, or as options.loss_terms says */
     double whole;                       /* samples of the batch for each of these; 1 unless it was cut */
     int64_t averaged; /* positions of which each row is the mean; 1 unless sharing is reduce */
+    /* F64 scalars that batch factors are multiplied by; no memory: 1. That of A is for rows that are padding. */
+    dsc_tensor scale[DSC_KFAC_SIDES];
 } dsc_kfac_pass;
 
 /* All functions but `read` get a layer of dsc_kfac_layers_copy; those after `check` one that was checked. */
