@@ -110,7 +110,7 @@ void dsc_finetune_leave_out(const dsc_trainer *t, dsc_kfac_layer *layers, int64_
     if (!t->rates)
         return;
     for (int64_t i = 0; i < count && i < with_weights; i++)
-        layers[i].leave_out = is_frozen(t, infos[i].weight) || is_frozen(t, infos[i].bias);
+        layers[i].leave_out |= is_frozen(t, infos[i].weight) || is_frozen(t, infos[i].bias);
     for (int64_t i = 0; i < t->model->node_count; i++) {
         const dsc_node *node = &t->model->nodes[i];
         if (node->norm >= 0 && with_weights + node->norm < count)

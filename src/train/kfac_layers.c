@@ -31,6 +31,13 @@ static int64_t same_input(const dsc_model *m, int64_t i) {
     return 0;
 }
 
+/* A language model's own head has a row of G for every token: too many for most vocabularies. */
+static int is_large_head(const dsc_model *m, int64_t i) {
+    enum { MOST_TOKENS = 1024 };
+    const dsc_node *last = &m->nodes[m->logits];
+    return m->tokens && last->layer == i && dsc_model_layers(m)[i].shape->out_c > MOST_TOKENS;
+}
+
 dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, dsc_kfac_layer **out,
                                           int64_t *count) {
     const dsc_layer_info *infos = dsc_model_layers(model);
@@ -49,6 +56,7 @@ dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, d
         layer.conv = infos[i].shape;
         layer.out_blocks = dsc_model_layer_blocks(model, i);
         layer.same_input = same_input(model, i);
+        layer.leave_out = is_large_head(model, i);
         layer.weight_grad = params[infos[i].weight].grad;
         if (infos[i].bias >= 0)
             layer.bias_grad = params[infos[i].bias].grad;

@@ -449,6 +449,50 @@ static void test_layers(void **state) {
     dsc_model_destroy(&m);
 }
 
+/* Layers that read the same value share an A: BERT's queries, keys and values, and nothing else. */
+static void test_same_inputs(void **state) {
+    dsc_kfac_layer *layers = NULL;
+    dsc_model *m = NULL;
+    int64_t count = 0, query = -1, readers = 0;
+    (void)state;
+    assert_ok(dsc_zoo_create(device, "bert-base:layers=2,heads=2,width=8", 4, 1, 1, 11, NULL, &m));
+    assert_ok(dsc_kfac_layers_of_model(m, &layers, &count));
+    for (int64_t i = 0; i < count; i++) {
+        int is_query = strstr(layers[i].name, "self.query") != NULL;
+        int is_reader = strstr(layers[i].name, "self.key") || strstr(layers[i].name, "self.value");
+        query = is_query ? i : query;
+        assert_int_equal(layers[i].same_input, is_reader ? query + 1 : 0);
+        assert_int_equal(layers[i].leave_out, 0);
+        readers += is_reader;
+    }
+    assert_int_equal(readers, 4);
+    dsc_kfac_layers_free(&layers);
+    dsc_model_destroy(&m);
+}
+
+/* A language model's own head is left out where it has more than 1024 tokens. */
+static void test_large_head(void **state) {
+    (void)state;
+    for (int64_t tokens = 1024; tokens <= 1025; tokens++) {
+        dsc_kfac_layer *layers = NULL;
+        dsc_model *m = NULL;
+        dsc_value x;
+        int64_t count = 0;
+        assert_ok(dsc_model_create(device, NULL, &m));
+        assert_ok(dsc_model_tokens(m, 3, &x));
+        assert_ok(dsc_model_embedding(m, "table", x, tokens, 4, 0.02, &x));
+        assert_ok(dsc_model_linear(m, "wide", x, 1100, 1, &x));
+        assert_ok(dsc_model_linear(m, "head", x, tokens, 1, &x));
+        assert_ok(dsc_model_seal(m, x));
+        assert_ok(dsc_kfac_layers_of_model(m, &layers, &count));
+        assert_int_equal(count, 2);
+        assert_int_equal(layers[0].leave_out, 0);
+        assert_int_equal(layers[1].leave_out, tokens > 1024);
+        dsc_kfac_layers_free(&layers);
+        dsc_model_destroy(&m);
+    }
+}
+
 static dsc_status on_capture(void *kfac, dsc_queue *q, int64_t layer, const dsc_tensor *a,
                              const dsc_tensor *g) {
     return dsc_kfac_capture(kfac, q, layer, a, g);
@@ -611,6 +655,8 @@ int main(void) {
         cmocka_unit_test(test_wrong_validation),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_same_inputs),
+        cmocka_unit_test(test_large_head),
         cmocka_unit_test(test_unet),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
