@@ -43,7 +43,8 @@ typedef struct dsc_kfac dsc_kfac;
     X(DSC_KFAC_CONV2D, conv2d)                                                                               \
     X(DSC_KFAC_BATCH_NORM, batch_norm)                                                                       \
     X(DSC_KFAC_CONV_TRANSPOSE2D, conv_transpose2d)                                                           \
-    X(DSC_KFAC_LAYER_NORM, layer_norm)
+    X(DSC_KFAC_LAYER_NORM, layer_norm)                                                                       \
+    X(DSC_KFAC_EMBEDDING, embedding)
 
 typedef enum dsc_kfac_kind {
 #define DSC_KFAC_KIND_ENUM(constant, name) constant,
@@ -51,7 +52,7 @@ typedef enum dsc_kfac_kind {
 #undef DSC_KFAC_KIND_ENUM
 } dsc_kfac_kind;
 
-/* "linear", "conv2d", "batch_norm", "conv_transpose2d", "layer_norm"; "unknown" for any other number. */
+/* "linear", "conv2d", "batch_norm", "conv_transpose2d", "layer_norm", "embedding"; "unknown" for any other number. */
 DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
 
 /* A layer: the tensors a and g that dsc_kfac_capture will be given, and the memory of its gradients.
@@ -68,7 +69,11 @@ DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
  *            G of the kernel_h kernel_w out_c gradients that the pixel contributed to. The bias keeps its gradient:
  *            bias_grad is not used. in_h and in_w may be 0 as for conv2d; late_gradients is refused
  *   layer_norm   like batch_norm, for norms whose statistics are those of single samples: layer, RMS and group norms.
- *            No memory in bias_grad: no shift */
+ *            No memory in bias_grad: no shift
+ *   embedding   a table of in_c rows of out_c numbers: weights are [in_c, out_c], no bias. a has a row number for every
+ *            row of g[n, ..., out_c], F32 or F64, -1 for none; without a the rows of g are positions 0 .. in_c - 1, again
+ *            and again. Keeps its gradient unless options.embeddings says otherwise. A is diagonal, the shares of the
+ *            rows. late_gradients is refused */
 typedef struct dsc_kfac_layer {
     size_t size;
     const char *name; /* not empty, and different for every layer */
@@ -294,6 +299,8 @@ typedef struct dsc_kfac_options {
     int64_t loss_terms;
     /* expand; reduce: needs scaling paper, and EKFAC not from samples. */
     dsc_kfac_sharing sharing;
+    /* 0: tables of embeddings keep their gradients. 1: they are preconditioned: without clip layer. */
+    int embeddings;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -381,6 +381,11 @@ typedef struct dsc_backward_options {
     /* Norm number `norm` (batch, layer, RMS and group norms), counted in the order in which they were added: what its
      * gradients are computed from. Called like `capture`, with the same context; may be NULL. */
     dsc_status (*capture_norm)(void *context, dsc_queue *q, int64_t norm, const dsc_norm_tensors *tensors);
+    /* The table of embedding number `table`, of tokens or of positions, counted in the order in which they were added: the
+     * tokens [batch, positions], or NULL for positions, and the gradient dy[batch, positions, features] at its output.
+     * Called like `capture`, with the same context; may be NULL. */
+    dsc_status (*capture_table)(void *context, dsc_queue *q, int64_t table, const dsc_tensor *tokens,
+                                const dsc_tensor *dy);
 } dsc_backward_options;
 DSC_API void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size);
 #define dsc_backward_options_init(options) dsc_backward_options_init_sized((options), sizeof *(options))

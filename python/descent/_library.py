@@ -201,6 +201,7 @@ class KfacOptions(Structure):
         ("async_steps", c_int64),
         ("loss_terms", c_int64),
         ("sharing", c_int),
+        ("embeddings", c_int),
     ]
 
 

@@ -107,6 +107,7 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
         DSC_TRY(dsc_op_convert(q, &inner, &kept));
     DSC_TRY(dsc_op_dot(q, &inner, &k->ones, 0, &k->sum));
     DSC_TRY(dsc_kfac_norm_solve(k, q, &k->sum));
+    DSC_TRY(dsc_kfac_tables_solve(k, q, &k->sum));
     DSC_TRY(dsc_kfac_clip_find(k, q));
     if (!dsc_device_is_host(k->device))
         return DSC_OK; /* a GPU does not wait for nu; it leaves gradients alone where nu is not finite */
@@ -159,5 +160,6 @@ dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
     DSC_TRY(precondition_batches(k, q, &k->layouts[k->active]));
     DSC_TRY(find_nu(k, q));
     DSC_TRY(dsc_kfac_norm_write(k, q));
+    DSC_TRY(dsc_kfac_tables_write(k, q));
     return dsc_kfac_clip_write(k, q);
 }

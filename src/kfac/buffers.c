@@ -138,6 +138,9 @@ static dsc_status make_scratch(dsc_kfac *k) {
     int half = k->factor_dtype != k->dtype;
     /* Entries of a state pass through it: the matrices of a norm, and an F64. */
     int64_t largest = k->largest_n * k->largest_n, most = 3 * k->norms.widest;
+    int64_t square = k->tables.widest * k->tables.widest, longest = k->tables.longest;
+    most = square > most ? square : most;
+    most = longest > most ? longest : most;
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, (largest > most ? largest : most) + 1, &k->gram));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, k->largest_packed, &k->packed));
     DSC_TRY(dsc_kfac_alloc(k, k->factor_dtype, half ? k->largest_packed : 0, &k->half));

@@ -235,7 +235,7 @@ static dsc_status check_capture(const dsc_kfac *k, const dsc_queue *queue, int64
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer %lld; there are 0 to %lld", (long long)layer,
                         (long long)k->layer_count - 1);
     const dsc_kfac_progress *p = &k->progress[layer];
-    int covered = k->first_unit[layer] < k->first_unit[layer + 1] || dsc_kfac_is_norm(k, layer);
+    int covered = dsc_kfac_covers(k, layer);
     if (covered && p->uses > 0 && p->captures >= k->options.passes * p->uses)
         return DSC_FAIL(
             DSC_E_INVALID,
@@ -298,7 +298,7 @@ dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) {
 
 int dsc_kfac_can_capture_beside(const dsc_kfac_options *options, const dsc_device *device, int ranks) {
     return !dsc_device_is_host(device) && ranks == 1 && options->norm == DSC_KFAC_NORM_OFF &&
-           options->ekfac != DSC_KFAC_EKFAC_SAMPLES;
+           !options->embeddings && options->ekfac != DSC_KFAC_EKFAC_SAMPLES;
 }
 
 dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) {
@@ -323,12 +323,13 @@ void dsc_kfac_beside_destroy(dsc_kfac *k) {
 static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
     double began = dsc_clock_now();
     DSC_TRY(check_capture(k, queue, layer));
-    int norm = dsc_kfac_is_norm(k, layer);
-    if (k->first_unit[layer] == k->first_unit[layer + 1] && !norm) /* skipped */
+    if (!dsc_kfac_covers(k, layer)) /* skipped */
         return k->updating && k->beside.queue ? add_beside(k, queue, layer, NULL) : DSC_OK;
     dsc_kfac_progress *p = &k->progress[layer];
-    if (k->updating && norm)
+    if (k->updating && dsc_kfac_is_norm(k, layer))
         DSC_TRY(dsc_kfac_norm_capture(k, queue, layer, sample));
+    else if (k->updating && dsc_kfac_is_table(k, layer))
+        DSC_TRY(dsc_kfac_tables_capture(k, queue, layer, sample));
     else if (k->updating)
         DSC_TRY(k->beside.queue ? add_beside(k, queue, layer, sample) : add_sample(k, queue, layer, sample));
     p->captures++;

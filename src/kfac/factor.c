@@ -202,6 +202,7 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
             DSC_TRY(dsc_buckets_wait(k->buckets));
             DSC_TRY(dsc_kfac_ekfac_exchange(k, q));
             DSC_TRY(dsc_kfac_norm_exchange(k, q));
+            DSC_TRY(dsc_kfac_tables_exchange(k, q));
             k->broken = 0;
         }
     }
@@ -212,5 +213,6 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
         return DSC_OK;
     DSC_TRY(dsc_kfac_ekfac_absorb(k, q));
     DSC_TRY(dsc_kfac_norm_absorb(k, q));
+    DSC_TRY(dsc_kfac_tables_absorb(k, q));
     return move_averages(k, q);
 }

@@ -18,7 +18,7 @@
  *   async.c            decompositions beside the steps
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
- *   norm.c             scale and shift of norms
+ *   norm.c             scale and shift of norms;  embedding.c: tables of embeddings
  *   compare.c          whether the same layers ran on all ranks
  *   memory_use.c       bytes held, by purpose
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
@@ -285,6 +285,33 @@ typedef struct dsc_kfac_norms {
     dsc_join_item *joins;
 } dsc_kfac_norms;
 
+/* The table of an embedding that is preconditioned. */
+typedef struct dsc_kfac_table {
+    int64_t layer, rows, width;
+    dsc_tensor d;               /* [rows, width] its gradient */
+    dsc_tensor a, a_batch;      /* [rows] diagonal of A: running average; of this step */
+    dsc_tensor g, g_batch;      /* [width (width + 1) / 2] G, likewise */
+    dsc_tensor vectors, values; /* [width, width], [width] of G at the last decomposition */
+    dsc_tensor shares;          /* [rows] A at that time */
+    dsc_tensor p;               /* [rows, width] preconditioned gradient */
+    int decomposed;             /* 1: vectors and values are there */
+} dsc_kfac_table;
+
+/* All of them; everything is empty without options.embeddings. */
+typedef struct dsc_kfac_tables {
+    int64_t count, longest, widest, largest; /* most rows, width and numbers of a table */
+    dsc_kfac_table *list;
+    int64_t *of;                                 /* [layers] number in the list; -1: none */
+    int64_t active;                              /* those that this step preconditions */
+    dsc_tensor averages, batches, bases, solved; /* memory of these */
+    dsc_tensor bad; /* F64[4 count]: elements not finite, times rejected, of A and G */
+    dsc_tensor between, full, packed, counts; /* scratch: a table; a square; a triangle; a diagonal */
+    dsc_tensor ones, work, wide;              /* ones; workspaces */
+    dsc_tensor numbers; /* F64: 1; a very small number; tokens of a capture; 1 / tokens */
+    dsc_buckets *buckets;
+    dsc_join_item *joins;
+} dsc_kfac_tables;
+
 /* Scratch memory for captures with padding; nothing before the first. */
 typedef struct dsc_kfac_padding {
     dsc_tensor vectors, scalars, kept;
@@ -368,6 +395,7 @@ struct dsc_kfac {
     dsc_kfac_moments moments;
     dsc_kfac_norms norms;
     dsc_kfac_padding padding;
+    dsc_kfac_tables tables;
 
     int64_t step;
     dsc_kfac_hyper hyper;
@@ -616,6 +644,23 @@ dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* P of the norms that ran; adds their <P, D> to `sum`. Then, once nu is known, writes nu P. */
 dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+
+/* embedding.c; all of them do nothing without options.embeddings. _find: before options.skip_layers is forgotten. _create is
+ * collective. The others are as those of norm.c. */
+dsc_status dsc_kfac_tables_find(dsc_kfac *k) DSC_MUST_CHECK;
+dsc_status dsc_kfac_tables_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_tables_destroy(dsc_kfac *k);
+dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer,
+                                   const dsc_kfac_sample *sample) DSC_MUST_CHECK;
+dsc_status dsc_kfac_tables_exchange(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+dsc_status dsc_kfac_tables_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* Decomposes all G. Waits for the device. */
+dsc_status dsc_kfac_tables_decompose(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* After a state was loaded. */
+void dsc_kfac_tables_loaded(dsc_kfac *k);
+dsc_status dsc_kfac_tables_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
+dsc_status dsc_kfac_tables_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+
 /* async.c */
 dsc_status dsc_kfac_async_create(dsc_kfac *k) DSC_MUST_CHECK;
 /* Waits for the thread. */
@@ -690,6 +735,11 @@ static inline int dsc_kfac_pairs(const dsc_kfac *k, const dsc_kfac_layout *layou
 /* 1 when the layer is a norm that is preconditioned. */
 static inline int dsc_kfac_is_norm(const dsc_kfac *k, int64_t layer) {
     return k->norms.count > 0 && k->norms.of[layer] >= 0;
+}
+
+/* 1 when the layer is an embedding that is preconditioned. */
+static inline int dsc_kfac_is_table(const dsc_kfac *k, int64_t layer) {
+    return k->tables.count > 0 && k->tables.of[layer] >= 0;
 }
 
 static inline int dsc_kfac_keeps_everywhere(const dsc_kfac *k) {

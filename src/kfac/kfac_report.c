@@ -229,10 +229,14 @@ static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
     const dsc_tensor *const scratch[] = {&k->gram,     &k->packed,       &k->half,     &k->spare,
                                          &k->solve,    &k->solve_values, &k->work,     &k->joined,
                                          &k->messages, &k->images,       &k->shared_d, &k->means};
-    r->factor_bytes = bytes_of(&k->averages) + bytes_of(&k->norms.averages);
-    r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches) + bytes_of(&k->norms.batches);
-    r->decomposition_bytes = bytes_of(&k->moments.memory) + bytes_of(&k->moments.foreign_memory);
-    r->work_bytes = bytes_of(&k->moments.old) + bytes_of(&k->moments.work) + bytes_of(&k->norms.work);
+    r->factor_bytes = bytes_of(&k->averages) + bytes_of(&k->norms.averages) + bytes_of(&k->tables.averages);
+    r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches) + bytes_of(&k->norms.batches) +
+                        bytes_of(&k->tables.batches);
+    r->decomposition_bytes =
+        bytes_of(&k->moments.memory) + bytes_of(&k->moments.foreign_memory) + bytes_of(&k->tables.bases);
+    r->work_bytes = bytes_of(&k->moments.old) + bytes_of(&k->moments.work) + bytes_of(&k->norms.work) +
+                    bytes_of(&k->tables.solved) + bytes_of(&k->tables.between) + bytes_of(&k->tables.full) +
+                    bytes_of(&k->tables.work);
     for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
         r->work_bytes += bytes_of(scratch[i]);
     for (int64_t l = 0; l < k->layer_count; l++) {

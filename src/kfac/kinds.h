@@ -21,6 +21,7 @@ enum { DSC_KFAC_SIDES = 2 };
 typedef struct dsc_kfac_sizes {
     int64_t units, a_n, g_n;
     int one_a; /* 1: all units read the same inputs */
+    int table; /* 1: an embedding, whose weight has a_n rows of g_n numbers */
 } dsc_kfac_sizes;
 
 /* Rows whose second moments make up a factor: the patches that a convolution `desc` reads from x[n, h, w, c].

@@ -24,6 +24,15 @@ static void add_units(const dsc_kfac *k, dsc_kfac_memory *m) {
         m->factors[i % 2] += bytes_of(&f->average);
         m->batches[i % 2] += bytes_of(&f->batch);
     }
+    for (int64_t i = 0; i < k->tables.count; i++) {
+        const dsc_kfac_table *t = &k->tables.list[i];
+        m->factors[DSC_KFAC_A] += bytes_of(&t->a);
+        m->factors[DSC_KFAC_G] += bytes_of(&t->g);
+        m->batches[DSC_KFAC_A] += bytes_of(&t->a_batch);
+        m->batches[DSC_KFAC_G] += bytes_of(&t->g_batch);
+        m->decompositions[DSC_KFAC_A] += bytes_of(&t->shares);
+        m->decompositions[DSC_KFAC_G] += bytes_of(&t->vectors) + bytes_of(&t->values);
+    }
     for (int j = 0; j < k->layout_count; j++) {
         const dsc_kfac_layout *l = &k->layouts[j];
         for (int64_t i = 0; i < l->plan->item_count; i++)
@@ -84,7 +93,10 @@ static size_t work_of(const dsc_kfac *k) {
                                      &k->padding.vectors,
                                      &k->padding.scalars,
                                      &k->padding.kept};
-    size_t sum = SUM_OF(own);
+    const dsc_kfac_tables *t = &k->tables;
+    const dsc_tensor *const tables[] = {&t->solved, &t->between, &t->full,    &t->packed, &t->counts,
+                                        &t->ones,   &t->work,    &t->numbers, &t->bad,    &t->wide};
+    size_t sum = SUM_OF(own) + SUM_OF(tables);
     for (int64_t l = 0; l < k->layer_count; l++)
         sum += bytes_of(&k->progress[l].joined);
     for (int j = 0; j < k->layout_count; j++) {

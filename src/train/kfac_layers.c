@@ -75,17 +75,47 @@ void dsc_kfac_layers_free(dsc_kfac_layer **layers) {
 
 /* ---- norms ---- */
 
-dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfac_layer **out,
-                                 int64_t *count) {
+static void describe_norm(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
     const dsc_param *params = dsc_model_params(model);
+    dsc_kfac_layer_init(layer);
+    layer->name = node->name;
+    layer->kind = node->buffer >= 0 ? DSC_KFAC_BATCH_NORM : DSC_KFAC_LAYER_NORM;
+    layer->weight_grad = params[node->weight].grad;
+    if (node->bias >= 0)
+        layer->bias_grad = params[node->bias].grad;
+    layer->in_c = dsc_tensor_count(&layer->weight_grad);
+}
+
+/* A table that a head shares is left out: the head's gradient reaches tokens that the batch does not have. */
+static void describe_table(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
+    dsc_kfac_layer_init(layer);
+    layer->name = node->name;
+    layer->kind = DSC_KFAC_EMBEDDING;
+    layer->weight_grad = dsc_model_params(model)[node->weight].grad;
+    layer->in_c = layer->weight_grad.dim[0];
+    layer->out_c = layer->weight_grad.dim[1];
+    layer->leave_out = dsc_embedding_is_shared(node);
+}
+
+int64_t dsc_kfac_first_norm(const dsc_model *model) {
+    return dsc_model_layer_count(model);
+}
+
+int64_t dsc_kfac_first_table(const dsc_model *model, const dsc_kfac_options *options) {
+    return dsc_model_layer_count(model) + (options->norm != DSC_KFAC_NORM_OFF ? model->norm_count : 0);
+}
+
+dsc_status dsc_kfac_setup_layers(const dsc_model *model, const dsc_kfac_options *options,
+                                 dsc_kfac_layer **out, int64_t *count) {
     dsc_kfac_layer *all = NULL, *given = NULL;
-    int64_t layers = 0;
+    int64_t layers = 0, norms = options->norm != DSC_KFAC_NORM_OFF ? model->norm_count : 0;
+    int64_t tables = options->embeddings ? model->table_count : 0;
     DSC_TRY(dsc_kfac_layers_of_model(model, &given, &layers));
     *out = given;
     *count = layers;
-    if (!with_norms || model->norm_count == 0)
+    if (norms + tables == 0)
         return DSC_OK;
-    dsc_status status = dsc_memory_alloc(layers + model->norm_count, sizeof *all, &all);
+    dsc_status status = dsc_memory_alloc(layers + norms + tables, sizeof *all, &all);
     if (status == DSC_OK && layers > 0)
         memcpy(all, given, (size_t)layers * sizeof *all);
     dsc_kfac_layers_free(&given);
@@ -93,17 +123,11 @@ dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfa
     DSC_TRY(status);
     for (int64_t i = 0; i < model->node_count; i++) {
         const dsc_node *node = &model->nodes[i];
-        if (node->norm < 0)
-            continue;
-        dsc_kfac_layer *layer = &all[layers + node->norm];
-        dsc_kfac_layer_init(layer);
-        layer->name = node->name;
-        layer->kind = node->buffer >= 0 ? DSC_KFAC_BATCH_NORM : DSC_KFAC_LAYER_NORM;
-        layer->weight_grad = params[node->weight].grad;
-        if (node->bias >= 0)
-            layer->bias_grad = params[node->bias].grad;
-        layer->in_c = dsc_tensor_count(&layer->weight_grad);
+        if (norms > 0 && node->norm >= 0)
+            describe_norm(model, node, &all[dsc_kfac_first_norm(model) + node->norm]);
+        if (tables > 0 && node->table >= 0)
+            describe_table(model, node, &all[dsc_kfac_first_table(model, options) + node->table]);
     }
-    *count = layers + model->norm_count;
+    *count = layers + norms + tables;
     return DSC_OK;
 }

@@ -36,7 +36,7 @@ PRINTED = [
     "--data webdataset:x.tar --shuffle-buffer 50 --consensus sgp --peers-per-step 2 --gossip-group 2",
     "--kfac-update-freq 2 --kfac-warmup-factors on --kfac-clip layer --kfac-kl-clip-scaling ranks --kfac-method inverse"
     " --kfac-damping-split pi --kfac-diag-blocks 2 --kfac-sharing reduce",
-    "--model gpt-mini --data text:x --context 32",
+    "--model gpt-mini --data text:x --context 32 --kfac-update-freq 2 --kfac-embeddings on",
     "--model unet-bn --data masks:x --elastic 3",
     "--kfac-update-freq 10 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 0.25 --kfac-refresh warm --kfac-rank 0.5 --kfac-async 2 --kfac-outer-product on",
     "--kfac-update-freq 10 --kfac-ekfac batch --kfac-norm full --kfac-damping-adapt 5 --kfac-damping-min 1e-05"
