@@ -42,7 +42,9 @@ typedef struct dsc_kfac dsc_kfac;
     X(DSC_KFAC_LINEAR, linear)                                                                               \
     X(DSC_KFAC_CONV2D, conv2d)                                                                               \
     X(DSC_KFAC_BATCH_NORM, batch_norm)                                                                       \
-    X(DSC_KFAC_CONV_TRANSPOSE2D, conv_transpose2d)
+    X(DSC_KFAC_CONV_TRANSPOSE2D, conv_transpose2d)                                                           \
+    X(DSC_KFAC_LAYER_NORM, layer_norm)                                                                       \
+    X(DSC_KFAC_EMBEDDING, embedding)
 
 typedef enum dsc_kfac_kind {
 #define DSC_KFAC_KIND_ENUM(constant, name) constant,
@@ -50,7 +52,7 @@ typedef enum dsc_kfac_kind {
 #undef DSC_KFAC_KIND_ENUM
 } dsc_kfac_kind;
 
-/* "linear", "conv2d", "batch_norm", "conv_transpose2d"; "unknown" for any other number. */
+/* "linear", "conv2d", "batch_norm", "conv_transpose2d", "layer_norm", "embedding"; "unknown" for any other number. */
 DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
 
 /* A layer: the tensors a and g that dsc_kfac_capture will be given, and the memory of its gradients.
@@ -65,7 +67,13 @@ DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
  *   conv_transpose2d   a[n, in_h, in_w, in_c], g[n, out_h, out_w, out_c] of dsc_model_conv_transpose2d with geometry
  *            `conv`, of one group; weights are [in_c, kernel_h, kernel_w, out_c]. A is of the in_c numbers of a pixel,
  *            G of the kernel_h kernel_w out_c gradients that the pixel contributed to. The bias keeps its gradient:
- *            bias_grad is not used. in_h and in_w may be 0 as for conv2d; late_gradients is refused */
+ *            bias_grad is not used. in_h and in_w may be 0 as for conv2d; late_gradients is refused
+ *   layer_norm   like batch_norm, for norms whose statistics are those of single samples: layer, RMS and group norms.
+ *            No memory in bias_grad: no shift
+ *   embedding   a table of in_c rows of out_c numbers: weights are [in_c, out_c], no bias. a has a row number for every
+ *            row of g[n, ..., out_c], F32 or F64, -1 for none; without a the rows of g are positions 0 .. in_c - 1, again
+ *            and again. Keeps its gradient unless options.embeddings says otherwise. A is diagonal, the shares of the
+ *            rows. late_gradients is refused */
 typedef struct dsc_kfac_layer {
     size_t size;
     const char *name; /* not empty, and different for every layer */
@@ -81,16 +89,20 @@ typedef struct dsc_kfac_layer {
     int late_gradients;
     /* 0. 1: the layer keeps its plain gradient, as those that skip_layers of the options names. */
     int leave_out;
-    /* linear: 0 or 1: one G; b: the outputs are b parts of equal size with a G each, all on the same inputs, like the
-     * queries, keys and values of attention. b divides out_c. */
+    /* linear: 0 or 1: one G; b: the outputs are b parts of equal size with a G each and one A, like the queries, keys and
+     * values of attention. b divides out_c. */
     int64_t out_blocks;
+    /* linear: 0. l + 1: the layer reads the same input as layer l of the array, an earlier one whose same_input is 0, and
+     * always runs when that one runs: they have one A, which is made of the inputs of layer l (or of the first of them
+     * that is not left out). Both have as many inputs, and both have a bias or none has. */
+    int64_t same_input;
 } dsc_kfac_layer;
 
 /* Sets the size, and everything else to 0. In an array of layers every element must be initialised with it:
  * functions take the distance between elements from the size of the first, so that the struct can grow. */
 DSC_API void dsc_kfac_layer_init_sized(dsc_kfac_layer *layer, size_t size);
 #define dsc_kfac_layer_init(layer) dsc_kfac_layer_init_sized((layer), sizeof *(layer))
-/* The number of units of a layer (the groups of a convolution, else 1), each with factors A of a_n rows (bias
+/* The number of units of a layer (the groups of a convolution, the out_blocks of a linear layer, else 1), each with factors A of a_n rows (bias
  * included) and G of g_n rows. DSC_E_INVALID, with the reason, when there is no such layer. */
 DSC_API dsc_status dsc_kfac_layer_factors(const dsc_kfac_layer *layer, int64_t *a_n, int64_t *g_n,
                                           int64_t *units) DSC_MUST_CHECK;
@@ -154,8 +166,9 @@ typedef enum dsc_kfac_refresh { DSC_KFAC_EXACT, DSC_KFAC_WARM, DSC_KFAC_AUTO } d
  *           that kl_clip is the bound of one batch on one rank */
 typedef enum dsc_kfac_clip_scaling { DSC_KFAC_CLIP_NONE, DSC_KFAC_CLIP_RANKS } dsc_kfac_clip_scaling;
 
-/* Scale and shift of batch norms: P = (F + damping I)^-1 D for every channel, D = (dscale, dshift), F a running
- * average of the 2x2 second moments of single samples' gradients. */
+/* Scale and shift of batch, layer, RMS and group norms: P = (F + damping I)^-1 D for every channel, D = (dscale, dshift), F a running
+ * average of the 2x2 second moments of single samples' gradients. Norms without a shift have one number, P = D / (F +
+ * damping). */
 typedef enum dsc_kfac_norm_choice {
     DSC_KFAC_NORM_OFF, /* they keep their gradients */
     DSC_KFAC_NORM_FULL,
@@ -286,6 +299,8 @@ typedef struct dsc_kfac_options {
     int64_t loss_terms;
     /* expand; reduce: needs scaling paper, and EKFAC not from samples. */
     dsc_kfac_sharing sharing;
+    /* 0: tables of embeddings keep their gradients. 1: they are preconditioned: without clip layer. */
+    int embeddings;
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -325,14 +340,20 @@ typedef struct dsc_kfac_sample {
     size_t size;
     dsc_tensor a, g;                     /* as for dsc_kfac_capture; with DSC_NCHW [n, channels, h, w] */
     dsc_image_layout a_layout, g_layout; /* of conv2d layers; DSC_NHWC */
-    /* Batch norms: a[n, ..., channels] is the input, mean and invstd [channels] are what it was normalised with (no
-     * memory: a is the normalised input); g is the gradient at the output. y: the output, where a ReLU follows in the
+    /* Norms: a[n, ..., channels] is the input, mean and invstd [channels] are what it was normalised with (no memory: a is
+     * the normalised input); of a layer_norm they are [rows, groups] with a row for every position or for every sample, and
+     * there may be an invstd alone. g is the gradient at the output. y: the output, where a ReLU follows in the
      * same operation and g is the gradient after it; else no memory. */
     dsc_tensor mean, invstd, y;
+    /* Linear layers on sequences: a number for each row, F32 or F64, such as the tokens [n, positions] of a model. Rows
+     * whose number is negative are padding: they enter neither A nor G. No memory: there is none. Not with sharing
+     * reduce. */
+    dsc_tensor tokens;
 } dsc_kfac_sample;
 DSC_API void dsc_kfac_sample_init_sized(dsc_kfac_sample *sample, size_t size);
 #define dsc_kfac_sample_init(sample) dsc_kfac_sample_init_sized((sample), sizeof *(sample))
-/* dsc_kfac_capture for images in either order of their numbers. Collective; asynchronous. */
+/* dsc_kfac_capture for images in either order of their numbers, norms, and sequences with padding. Collective;
+ * asynchronous. */
 DSC_API dsc_status dsc_kfac_capture_sample(dsc_kfac *kfac, dsc_queue *queue, int64_t layer,
                                            const dsc_kfac_sample *sample) DSC_MUST_CHECK;
 
@@ -544,12 +565,14 @@ typedef struct dsc_kfac_item {
     int owner; /* the rank that decomposes it */
 } dsc_kfac_item;
 
-/* A layer, or a group of a grouped convolution. */
+/* A layer, a group of a grouped convolution, or a part of a layer with out_blocks. */
 typedef struct dsc_kfac_unit {
-    const char *name;     /* "NAME[g]" for groups */
+    const char *name;     /* "NAME[g]" for groups and parts */
     int64_t layer, group; /* of the layers given */
     dsc_kfac_kind kind;
     int64_t a_n, g_n; /* rows of A (bias included) and G: D is [g_n, a_n] */
+    /* Diagonal blocks, 1 for a whole factor; no block of A: the unit uses that of an earlier unit, which has the same
+     * inputs. */
     int64_t a_blocks, g_blocks;
     int64_t first_item; /* its items: the blocks of A, then those of G */
     int column;         /* of the grid */

@@ -391,9 +391,10 @@ DSC_API void dsc_exec_scale_loss(dsc_exec *exec, const dsc_tensor *scale);
 /* The two numbers of dsc_exec_set_position: I64[2] on the device. */
 DSC_API const dsc_tensor *dsc_exec_position(const dsc_exec *exec);
 
-/* The tensors of a batch norm in a backward pass, x, y and dy as [batch, positions, channels]: input, output,
- * gradient at the output, and mean and 1/std [channels] that the input was normalised with. y has memory only where
- * a ReLU is part of the operation: dy is then the gradient after it. */
+/* The tensors of a norm in a backward pass, x, y and dy as [batch, positions, channels]: input, output, gradient at
+ * the output, and mean and 1/std that the input was normalised with: [channels] of a batch norm, [batch * positions, 1] of
+ * a layer norm, [batch, groups] of a group norm; an RMS norm has no mean. y has memory only where a ReLU is part of the
+ * operation: dy is then the gradient after it. */
 typedef struct dsc_norm_tensors {
     dsc_tensor x, y, dy, mean, invstd;
 } dsc_norm_tensors;
@@ -414,9 +415,14 @@ typedef struct dsc_backward_options {
     /* The gradient of parameter `param` is final (the work is in the queue). Parameters come in falling
      * order. */
     dsc_status (*grad_ready)(void *context, dsc_queue *q, int64_t param);
-    /* Batch norm number `norm`, counted in the order in which they were added: what its gradients are computed
-     * from. Called like `capture`, with the same context; may be NULL. */
+    /* Norm number `norm` (batch, layer, RMS and group norms), counted in the order in which they were added: what its
+     * gradients are computed from. Called like `capture`, with the same context; may be NULL. */
     dsc_status (*capture_norm)(void *context, dsc_queue *q, int64_t norm, const dsc_norm_tensors *tensors);
+    /* The table of embedding number `table`, of tokens or of positions, counted in the order in which they were added: the
+     * tokens [batch, positions], or NULL for positions, and the gradient dy[batch, positions, features] at its output.
+     * Called like `capture`, with the same context; may be NULL. */
+    dsc_status (*capture_table)(void *context, dsc_queue *q, int64_t table, const dsc_tensor *tokens,
+                                const dsc_tensor *dy);
 } dsc_backward_options;
 DSC_API void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size);
 #define dsc_backward_options_init(options) dsc_backward_options_init_sized((options), sizeof *(options))

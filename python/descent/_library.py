@@ -148,6 +148,7 @@ class KfacLayer(Structure):
         ("late_gradients", c_int),
         ("leave_out", c_int),
         ("out_blocks", c_int64),
+        ("same_input", c_int64),
     ]
 
 
@@ -200,6 +201,7 @@ class KfacOptions(Structure):
         ("async_steps", c_int64),
         ("loss_terms", c_int64),
         ("sharing", c_int),
+        ("embeddings", c_int),
     ]
 
 
@@ -224,6 +226,7 @@ class KfacSample(Structure):
         ("mean", Tensor),
         ("invstd", Tensor),
         ("y", Tensor),
+        ("tokens", Tensor),
     ]
 
 

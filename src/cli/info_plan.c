@@ -113,6 +113,8 @@ static void print_head(const dsc_kfac_plan *plan, const dsc_kfac_options *o, int
 /* "3", or "0,1,2" for blocks, with "..." after the first few. Returns `text`. */
 static const char *owners_text(const dsc_kfac_item *items, int64_t count, char *text, size_t size) {
     size_t used = 0;
+    if (count == 0) /* the A of an earlier layer or block */
+        return "shared";
     text[0] = '\0';
     for (int64_t i = 0; i < count && i < MAX_OWNERS_SHOWN && used < size; i++)
         used += (size_t)snprintf(text + used, size - used, "%s%d", i ? "," : "", items[i].owner);

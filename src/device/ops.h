@@ -442,11 +442,29 @@ dsc_status dsc_op_group_norm_backward(dsc_queue *q, const dsc_group_norm_desc *d
 
 /* The Fisher matrices of scale and shift, sample by sample: with u = sum over the positions of sample i of (g xhat,
  * g), out[i] = (u1 u1, u1 u2, u2 u2). x, y, dy: [n, ..., c]; out: [n, 3, c] in the type of parameters. xhat = (x -
- * mean) invstd, or x where both are NULL; g = dy, with y not NULL (a fused ReLU's output) 0 where y is not
- * positive. */
+ * mean) invstd, x invstd without mean, or x where both are NULL; g = dy, with y not NULL (a fused ReLU's output) 0 where
+ * y is not positive. mean and invstd are [c] (batch norms), [n * positions, groups] (layer norms: one group) or
+ * [n, groups] (group norms); groups are of equally many channels. */
 dsc_status dsc_op_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
                               const dsc_tensor *mean, const dsc_tensor *invstd,
                               dsc_tensor *out) DSC_MUST_CHECK;
+/* For backends: where the statistic of channel ch at position p of sample i is: i * sample + p * position + ch / width. */
+typedef struct dsc_norm_places {
+    int64_t sample, position, width;
+} dsc_norm_places;
+
+/* Of x[n, ..., c] and its statistics in one of the forms of dsc_op_norm_fisher. */
+static inline dsc_norm_places dsc_norm_places_of(const dsc_tensor *x, const dsc_tensor *statistics) {
+    dsc_norm_places places = {0, 0, 1};
+    if (!statistics || statistics->ndim != 2)
+        return places;
+    int64_t n = x->dim[0], c = x->dim[x->ndim - 1], groups = statistics->dim[1];
+    int by_position = statistics->dim[0] != n;
+    places.position = by_position ? groups : 0;
+    places.sample = by_position ? dsc_tensor_count(x) / (n * c) * groups : groups;
+    places.width = c / groups;
+    return places;
+}
 /* Each p[2,c] = (F + damping[0] I)^-1 (gamma, shift) for every channel, in double: F = (f0 f1; f1 f2) of f[3,c], or
  * its diagonal when `full` is 0. gamma, shift: [c] gradients. damping: F64 scalar. */
 typedef struct dsc_norm_solve_item {

@@ -193,6 +193,25 @@ dsc_status dsc_op_group_norm_backward(dsc_queue *q, const dsc_group_norm_desc *d
 
 /* ---- Fisher matrices ---- */
 
+/* mean, which may be NULL, and invstd: one of each channel, or of each group of channels in a row or a sample. */
+static dsc_status check_statistics(dsc_check *check, const dsc_tensor *x, const dsc_tensor *mean,
+                                   const dsc_tensor *invstd) {
+    int64_t n = x->dim[0], c = x->dim[x->ndim - 1], rows = c > 0 ? dsc_tensor_count(x) / c : 0;
+    if (invstd->ndim != 2) {
+        DSC_TRY(check_channels(check, "invstd", invstd, x));
+    } else {
+        int64_t of = invstd->dim[0], groups = invstd->dim[1];
+        if ((of != n && of != rows) || groups < 1 || c % groups != 0)
+            return DSC_FAIL(
+                DSC_E_INVALID,
+                "norm_fisher: invstd is [%lld,%lld]: the first must be the %lld samples or the %lld "
+                "positions of x, the second divide its %lld channels",
+                (long long)of, (long long)groups, (long long)n, (long long)rows, (long long)c);
+        DSC_TRY(dsc_check_param_shape(check, "invstd", invstd, DSC_SHAPE(of, groups)));
+    }
+    return mean ? dsc_check_param_shape(check, "mean", mean, invstd->ndim, invstd->dim) : DSC_OK;
+}
+
 dsc_status dsc_op_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
                               const dsc_tensor *mean, const dsc_tensor *invstd, dsc_tensor *out) {
     dsc_check check;
@@ -202,12 +221,10 @@ dsc_status dsc_op_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tenso
     DSC_TRY(dsc_check_real_like(&check, "dy", dy, "x", x));
     if (y)
         DSC_TRY(dsc_check_real_like(&check, "y", y, "x", x));
-    if (!mean != !invstd)
-        return DSC_FAIL(DSC_E_INVALID, "norm_fisher: %s is missing", mean ? "invstd" : "mean");
-    if (mean) {
-        DSC_TRY(check_channels(&check, "mean", mean, x));
-        DSC_TRY(check_channels(&check, "invstd", invstd, x));
-    }
+    if (mean && !invstd)
+        return DSC_FAIL(DSC_E_INVALID, "norm_fisher: invstd is missing");
+    if (invstd)
+        DSC_TRY(check_statistics(&check, x, mean, invstd));
     DSC_TRY(dsc_check_param_shape(&check, "out", out, DSC_SHAPE(x->dim[0], 3, x->dim[x->ndim - 1])));
     DSC_TRY(dsc_check_apart(&check, "out", out, "x", x));
     DSC_TRY(dsc_check_apart(&check, "out", out, "dy", dy));

@@ -24,11 +24,8 @@ static dsc_status precondition_batch(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout 
     dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
     if (dsc_kfac_is_cut(k))
         return dsc_kfac_cut_precondition(k, q, layout, b);
-    for (int64_t j = b->first; k->inverse_dtype != k->dtype && j < b->first + b->count; j++) {
-        const dsc_kfac_unit *u = &layout->plan->units[layout->units[j]];
-        for (int64_t i = u->first_item; i < u->first_item + u->a_blocks + u->g_blocks; i++)
-            DSC_TRY(dsc_op_convert(q, &layout->bases[i].vectors, &layout->used[i]));
-    }
+    for (int64_t i = b->first_copy; i < b->first_copy + b->copy_count; i++)
+        DSC_TRY(dsc_op_convert(q, &layout->copies[i].src, &layout->copies[i].dst));
     for (int64_t i = 0; i < count; i++)
         if (cells[i].rows.data)
             DSC_TRY(dsc_op_gather(q, &k->members[cells[i].unit].gradient.d, &cells[i].rows, &cells[i].columns,
@@ -110,6 +107,7 @@ static dsc_status find_nu(dsc_kfac *k, dsc_queue *q) {
         DSC_TRY(dsc_op_convert(q, &inner, &kept));
     DSC_TRY(dsc_op_dot(q, &inner, &k->ones, 0, &k->sum));
     DSC_TRY(dsc_kfac_norm_solve(k, q, &k->sum));
+    DSC_TRY(dsc_kfac_tables_solve(k, q, &k->sum));
     DSC_TRY(dsc_kfac_clip_find(k, q));
     if (!dsc_device_is_host(k->device))
         return DSC_OK; /* a GPU does not wait for nu; it leaves gradients alone where nu is not finite */
@@ -162,5 +160,6 @@ dsc_status dsc_kfac_precondition(dsc_kfac *k, dsc_queue *q) {
     DSC_TRY(precondition_batches(k, q, &k->layouts[k->active]));
     DSC_TRY(find_nu(k, q));
     DSC_TRY(dsc_kfac_norm_write(k, q));
+    DSC_TRY(dsc_kfac_tables_write(k, q));
     return dsc_kfac_clip_write(k, q);
 }

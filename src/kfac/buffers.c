@@ -22,6 +22,7 @@ dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc
 
 /* ---- members ---- */
 
+/* Gradients come from the last layer to the first, and factors leave in that order: slots count from the last unit. */
 static void describe_factors(dsc_kfac *k, int64_t unit) {
     const dsc_kfac_plan *plan = k->layouts[0].plan;
     const dsc_kfac_unit *u = &plan->units[unit];
@@ -29,8 +30,13 @@ static void describe_factors(dsc_kfac *k, int64_t unit) {
         dsc_kfac_factor *f = &k->members[unit].factor[side];
         f->n = side == DSC_KFAC_A ? u->a_n : u->g_n;
         f->packed = f->n * (f->n + 1) / 2;
-        f->slot = DSC_KFAC_SIDES * (k->unit_count - 1 - unit) + side;
-        f->owner = plan->items[u->first_item + side].owner;
+        f->layer = u->layer;
+        f->shared = side == DSC_KFAC_A && plan->a_unit[unit] != unit;
+        f->slot = f->owner = -1;
+        if (f->shared)
+            continue;
+        f->slot = k->factor_count++;
+        f->owner = plan->items[side == DSC_KFAC_A ? u->first_item : dsc_kfac_g_item(plan, unit)].owner;
         f->held = dsc_kfac_keeps_everywhere(k) || f->owner == k->rank;
         if (f->n > k->largest_n)
             k->largest_n = f->n;
@@ -55,6 +61,11 @@ static dsc_status place_averages(dsc_kfac *k) {
     return DSC_OK;
 }
 
+/* Numbers of a batch factor while it waits. */
+static int64_t batch_numbers(const dsc_kfac *k, const dsc_kfac_factor *f) {
+    return f->shared ? 0 : k->options.symmetric ? f->packed : f->n * f->n;
+}
+
 /* Batch factors lie in the order in which they travel, those with one destination next to each other: then
  * buckets need no copy. */
 static dsc_status place_batches(dsc_kfac *k) {
@@ -67,16 +78,14 @@ static dsc_status place_batches(dsc_kfac *k) {
         return DSC_OK;
     if (k->ranks == 1 && k->options.passes == 1 && at_once && !k->options.late_factors)
         return DSC_OK;
-    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
-        const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
-        total += symmetric ? f->packed : f->n * f->n;
-    }
+    for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++)
+        total += batch_numbers(k, &k->members[i / 2].factor[i % 2]);
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, total, &k->batches));
     for (int root = 0; root < (everywhere ? 1 : k->ranks); root++) {
         for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
             dsc_kfac_factor *f = &k->members[k->unit_count - 1 - i / 2].factor[i % 2];
             const int64_t square[2] = {f->n, f->n};
-            if (everywhere || f->owner == root)
+            if (!f->shared && (everywhere || f->owner == root))
                 f->batch =
                     dsc_kfac_carve(&k->batches, &used, symmetric ? 1 : 2, symmetric ? &f->packed : square);
         }
@@ -88,17 +97,17 @@ dsc_status dsc_kfac_wait_memory(dsc_kfac *k, int64_t layer) {
     int64_t total = 0, used = 0, first = DSC_KFAC_SIDES * k->first_unit[layer];
     int64_t end = DSC_KFAC_SIDES * k->first_unit[layer + 1];
     int symmetric = k->options.symmetric;
-    if (first == end || k->members[first / 2].factor[0].batch.data)
+    if (first == end || k->members[first / 2].factor[DSC_KFAC_G].batch.data)
         return DSC_OK;
-    for (int64_t i = first; i < end; i++) {
-        const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
-        total += symmetric ? f->packed : f->n * f->n;
-    }
+    for (int64_t i = first; i < end; i++)
+        total += batch_numbers(k, &k->members[i / 2].factor[i % 2]);
     dsc_tensor *block = &k->progress[layer].batch;
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, total, block));
     for (int64_t i = first; i < end; i++) {
         dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
         const int64_t square[2] = {f->n, f->n};
+        if (f->shared)
+            continue;
         f->batch = dsc_kfac_carve(block, &used, symmetric ? 1 : 2, symmetric ? &f->packed : square);
     }
     return DSC_OK;
@@ -127,13 +136,16 @@ static dsc_status start_averages(dsc_kfac *k) {
 
 static dsc_status make_scratch(dsc_kfac *k) {
     int half = k->factor_dtype != k->dtype;
-    /* Entries of a state pass through it: the matrices of a batch norm, and an F64. */
+    /* Entries of a state pass through it: the matrices of a norm, and an F64. */
     int64_t largest = k->largest_n * k->largest_n, most = 3 * k->norms.widest;
+    int64_t square = k->tables.widest * k->tables.widest, longest = k->tables.longest;
+    most = square > most ? square : most;
+    most = longest > most ? longest : most;
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, (largest > most ? largest : most) + 1, &k->gram));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, k->largest_packed, &k->packed));
     DSC_TRY(dsc_kfac_alloc(k, k->factor_dtype, half ? k->largest_packed : 0, &k->half));
     DSC_TRY(dsc_kfac_alloc(k, k->dtype, half ? 2 * k->largest_packed : 0, &k->spare));
-    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * DSC_KFAC_SIDES * k->unit_count, &k->bad));
+    DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * k->factor_count, &k->bad));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, DSC_KFAC_NUMBERS, &k->numbers));
     if (k->options.warmup_factors) {
         DSC_TRY(dsc_kfac_alloc(k, DSC_F64, k->layer_count, &k->decays));
@@ -238,8 +250,9 @@ dsc_status dsc_kfac_memory_create(dsc_kfac *k) {
         const dsc_kfac_unit *unit = &k->layouts[0].plan->units[u];
         const dsc_kfac_layer *layer = &k->layers[unit->layer];
         dsc_kfac_kind_of(layer)->gradient(layer, unit->group, &k->members[u].gradient);
-        describe_factors(k, u);
     }
+    for (int64_t u = k->unit_count - 1; u >= 0; u--)
+        describe_factors(k, u);
     DSC_TRY(make_scratch(k));
     DSC_TRY(place_averages(k));
     DSC_TRY(place_batches(k));

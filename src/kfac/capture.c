@@ -51,10 +51,22 @@ static dsc_status reserve(dsc_kfac *k, size_t bytes, dsc_tensor *work) {
     return dsc_tensor_alloc(k->device, DSC_U8, 1, &count, work);
 }
 
+/* A factor x that was formed with rows of padding, which are 0: the others count in proportion. The rows of a that are
+ * left have a 1 for the bias, whose square is the last element. */
+static dsc_status leave_padding_out(dsc_queue *q, const dsc_kfac_pass *pass, dsc_kfac_side side, double alpha,
+                                    int ones, dsc_tensor *x) {
+    dsc_tensor last = dsc_tensor_slice(x, dsc_tensor_count(x) - 1, 1);
+    if (!pass->scale[side].data)
+        return DSC_OK;
+    DSC_TRY(dsc_op_scale_by(q, &pass->scale[side], x));
+    return ones ? dsc_op_fill(q, alpha * (double)pass->samples, &last) : DSC_OK;
+}
+
 /* Adds what one capture contributes to one factor: alpha sum x x', to the batch factor where that waits for
  * other captures or ranks, else to the running average at once. */
 static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_side side,
-                             const dsc_kfac_rows *rows, double alpha) {
+                             const dsc_kfac_pass *pass, double alpha) {
+    const dsc_kfac_rows *rows = &pass->rows[side];
     int64_t group = dsc_kfac_rows_group(rows, k->layouts[0].plan->units[unit].group), used = 0;
     const dsc_kfac_progress *progress = &k->progress[dsc_kfac_layer_of(k, unit)];
     dsc_kfac_factor *f = &k->members[unit].factor[side];
@@ -66,6 +78,7 @@ static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_s
     if (waits && !k->options.symmetric) {
         DSC_TRY(dsc_op_patch_gram(q, &rows->desc, &rows->x, group, alpha, 0, &k->work, &gram));
         DSC_TRY(dsc_op_symmetrize(q, &gram));
+        DSC_TRY(leave_padding_out(q, pass, side, alpha, ones, &gram));
         DSC_TRY(first ? dsc_op_convert(q, &gram, &f->batch) : dsc_op_axpby(q, 1, &gram, 1, &f->batch));
     } else {
         dsc_tensor to = dsc_tensor_slice(&k->packed, 0, f->packed);
@@ -74,6 +87,7 @@ static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_s
         else if (!waits && k->spare.data) /* blend_half uses `packed` and the first half of `spare` */
             to = dsc_tensor_slice(&k->spare, k->largest_packed, f->packed);
         DSC_TRY(dsc_op_patch_gram_packed(q, &rows->desc, &rows->x, group, alpha, &k->work, &gram, &to));
+        DSC_TRY(leave_padding_out(q, pass, side, alpha, ones, &to));
         if (!waits && side == DSC_KFAC_G && k->g_scale)
             DSC_TRY(dsc_op_scale_by(q, k->g_scale, &to));
         if (!waits)
@@ -205,6 +219,8 @@ static double cut_sample(const dsc_kfac *k, dsc_kfac_sample *s) {
     if (most == 0 || all <= most || s->g.ndim < 2 || s->g.dim[0] != all)
         return 1;
     s->a.dim[0] = s->g.dim[0] = most;
+    if (s->tokens.ndim > 1 && s->tokens.dim[0] == all)
+        s->tokens.dim[0] = most;
     return (double)all / (double)most;
 }
 
@@ -219,7 +235,7 @@ static dsc_status check_capture(const dsc_kfac *k, const dsc_queue *queue, int64
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer %lld; there are 0 to %lld", (long long)layer,
                         (long long)k->layer_count - 1);
     const dsc_kfac_progress *p = &k->progress[layer];
-    int covered = k->first_unit[layer] < k->first_unit[layer + 1] || dsc_kfac_is_norm(k, layer);
+    int covered = dsc_kfac_covers(k, layer);
     if (covered && p->uses > 0 && p->captures >= k->options.passes * p->uses)
         return DSC_FAIL(
             DSC_E_INVALID,
@@ -234,11 +250,13 @@ static dsc_status add_sample(dsc_kfac *k, dsc_queue *queue, int64_t layer, const
     dsc_kfac_progress *p = &k->progress[layer];
     dsc_kfac_sample part = *sample;
     double whole = cut_sample(k, &part);
-    dsc_kfac_pass pass;
+    dsc_kfac_pass pass = {0};
     DSC_TRY(read_sample(k, queue, &k->layers[layer], &part, &pass));
     pass.whole = whole;
     pass.averaged = 1;
     pass.terms = k->options.loss_terms > 0 ? part.a.dim[0] * k->options.loss_terms : pass.samples;
+    if (part.tokens.data)
+        DSC_TRY(dsc_kfac_padding_apply(k, queue, &k->layers[layer], &part.tokens, &pass));
     if (k->options.sharing == DSC_KFAC_REDUCE && k->layers[layer].kind == DSC_KFAC_LINEAR && part.a.ndim > 2)
         DSC_TRY(average_positions(k, queue, &k->layers[layer], &pass, part.a.dim[0]));
     p->by_sample = k->layers[layer].kind == DSC_KFAC_LINEAR && sample->a.ndim == 2;
@@ -248,8 +266,9 @@ static dsc_status add_sample(dsc_kfac *k, dsc_queue *queue, int64_t layer, const
     p->samples = (int64_t)((double)pass.terms * whole + 0.5);
     for (int64_t u = k->first_unit[layer + 1] - 1; u >= k->first_unit[layer]; u--) {
         DSC_TRY(dsc_kfac_ekfac_capture(k, queue, u, &pass));
-        DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass.rows[DSC_KFAC_A], alpha_a));
-        DSC_TRY(add_factor(k, queue, u, DSC_KFAC_G, &pass.rows[DSC_KFAC_G], alpha_g));
+        if (!k->members[u].factor[DSC_KFAC_A].shared)
+            DSC_TRY(add_factor(k, queue, u, DSC_KFAC_A, &pass, alpha_a));
+        DSC_TRY(add_factor(k, queue, u, DSC_KFAC_G, &pass, alpha_g));
     }
     return DSC_OK;
 }
@@ -279,7 +298,7 @@ dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) {
 
 int dsc_kfac_can_capture_beside(const dsc_kfac_options *options, const dsc_device *device, int ranks) {
     return !dsc_device_is_host(device) && ranks == 1 && options->norm == DSC_KFAC_NORM_OFF &&
-           options->ekfac != DSC_KFAC_EKFAC_SAMPLES;
+           !options->embeddings && options->ekfac != DSC_KFAC_EKFAC_SAMPLES;
 }
 
 dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) {
@@ -304,12 +323,13 @@ void dsc_kfac_beside_destroy(dsc_kfac *k) {
 static dsc_status capture(dsc_kfac *k, dsc_queue *queue, int64_t layer, const dsc_kfac_sample *sample) {
     double began = dsc_clock_now();
     DSC_TRY(check_capture(k, queue, layer));
-    int norm = dsc_kfac_is_norm(k, layer);
-    if (k->first_unit[layer] == k->first_unit[layer + 1] && !norm) /* skipped */
+    if (!dsc_kfac_covers(k, layer)) /* skipped */
         return k->updating && k->beside.queue ? add_beside(k, queue, layer, NULL) : DSC_OK;
     dsc_kfac_progress *p = &k->progress[layer];
-    if (k->updating && norm)
+    if (k->updating && dsc_kfac_is_norm(k, layer))
         DSC_TRY(dsc_kfac_norm_capture(k, queue, layer, sample));
+    else if (k->updating && dsc_kfac_is_table(k, layer))
+        DSC_TRY(dsc_kfac_tables_capture(k, queue, layer, sample));
     else if (k->updating)
         DSC_TRY(k->beside.queue ? add_beside(k, queue, layer, sample) : add_sample(k, queue, layer, sample));
     p->captures++;

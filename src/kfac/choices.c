@@ -286,9 +286,18 @@ static const dsc_option table[] = {
      .offset = AT(norm),
      .value = "off",
      .choices = norms,
-     .help = "precondition scale and shift of batch norms by the Fisher matrix of each channel: 2x2, or its "
-             "diagonal",
+     .help = "precondition scale and shift of batch, layer, RMS and group norms by the Fisher matrix of each "
+             "channel: 2x2, or its diagonal",
      .json = "kfac.norm",
+     .rules = {K_ON}},
+    {.name = "kfac-embeddings",
+     .kind = DSC_OPTION_ON_OFF,
+     .offset = AT(embeddings),
+     .value = "off",
+     .help = "precondition the tables of embeddings, of tokens and of positions, whose factor A is diagonal; "
+             "not those "
+             "that a head shares",
+     .json = "kfac.embeddings",
      .rules = {K_ON}},
     {.name = NULL},
 };
@@ -550,6 +559,11 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
                         "the K-FAC outer product is made of whole factors, but they are split "
                         "into %lld diagonal blocks: choose 1 block, or turn the outer product off",
                         (long long)o->diag_blocks);
+    if (o->clip == DSC_KFAC_CLIP_LAYER && o->embeddings)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC clip layer with embeddings on: embeddings have no clip of their own; choose clip "
+            "global, or embeddings off");
     if (o->clip == DSC_KFAC_CLIP_LAYER && o->norm != DSC_KFAC_NORM_OFF)
         return DSC_FAIL(
             DSC_E_INVALID,

@@ -43,7 +43,8 @@ static int is_changed(const dsc_kfac *k, const dsc_kfac_layout *layout) {
 /* A product with the bases of a unit; its scratch memory is taken from `block`. */
 static dsc_kfac_product product_of(const dsc_kfac *k, const dsc_kfac_layout *layout, int64_t unit,
                                    const dsc_tensor *block, int64_t *used) {
-    const dsc_kfac_basis *a = &layout->bases[layout->plan->units[unit].first_item], *g = a + 1;
+    const dsc_kfac_basis *a = &layout->bases[dsc_kfac_a_item(layout->plan, unit)];
+    const dsc_kfac_basis *g = &layout->bases[dsc_kfac_g_item(layout->plan, unit)];
     dsc_kfac_product p = {.qa = a->vectors,
                           .qg = g->vectors,
                           .va = a->values,

@@ -121,13 +121,13 @@ static dsc_status form_outer(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *layout,
     for (int64_t i = p->first; i < p->first + p->count; i++) {
         const dsc_kfac_item *item = &layout->plan->items[layout->order[i]];
         const dsc_kfac_unit *u = &layout->plan->units[item->unit];
-        if (item->side != DSC_KFAC_A)
+        if (item->side != DSC_KFAC_G)
             continue;
         const int64_t dim[2] = {u->g_n, u->a_n};
         int64_t used = 0;
         dsc_tensor out = dsc_kfac_carve(&layout->first, &used, 2, dim);
-        DSC_TRY(dsc_op_outer_inverse(q, &damping, &layout->bases[u->first_item + 1].values,
-                                     &layout->bases[u->first_item].values, &out));
+        DSC_TRY(dsc_op_outer_inverse(q, &damping, &layout->bases[layout->order[i]].values,
+                                     &layout->bases[dsc_kfac_a_item(layout->plan, item->unit)].values, &out));
         DSC_TRY(dsc_op_convert(q, &out, &layout->outer[item->unit]));
     }
     return DSC_OK;

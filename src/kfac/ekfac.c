@@ -39,6 +39,12 @@ static int takes_samples(const dsc_kfac *k) {
     return k->options.ekfac == DSC_KFAC_EKFAC_SAMPLES;
 }
 
+/* The item of a factor that a unit uses; factors are whole. */
+static int64_t item_of(const dsc_kfac *k, int64_t unit, int side) {
+    const dsc_kfac_plan *plan = k->layouts[0].plan;
+    return side == DSC_KFAC_A ? dsc_kfac_a_item(plan, unit) : dsc_kfac_g_item(plan, unit);
+}
+
 /* The vectors of an item of any column, as stored. */
 static dsc_tensor *vectors_of(const dsc_kfac *k, int64_t item) {
     return is_mine(k, k->layouts[0].plan->items[item].unit) ? &k->layouts[0].bases[item].vectors
@@ -64,7 +70,9 @@ static void place_moments(dsc_kfac *k, int64_t used[3]) {
             m->batch[u] = dsc_kfac_carve(&m->batches, &used[1], 2, dim);
         for (int side = 0; takes_samples(k) && !is_mine(k, u) && side < DSC_KFAC_SIDES; side++) {
             const int64_t square[2] = {dim[1 - side], dim[1 - side]};
-            m->foreign[unit->first_item + side] = dsc_kfac_carve(&m->foreign_memory, &used[2], 2, square);
+            if (side == DSC_KFAC_A && plan->a_unit[u] != u)
+                continue;
+            m->foreign[item_of(k, u, side)] = dsc_kfac_carve(&m->foreign_memory, &used[2], 2, square);
         }
     }
 }
@@ -170,7 +178,7 @@ static int64_t place_portion(dsc_kfac *k, portion *p) {
     for (int side = 0; side < DSC_KFAC_SIDES; side++) {
         const int64_t square[2] = {n[side], n[side]}, matrix[2] = {rows, n[side]};
         const int64_t gradients[2] = {p->samples * n[DSC_KFAC_G], n[DSC_KFAC_A]};
-        p->q[side] = *vectors_of(k, k->layouts[0].plan->units[p->unit].first_item + side);
+        p->q[side] = *vectors_of(k, item_of(k, p->unit, side));
         if (k->inverse_dtype != k->dtype)
             p->q[side] = dsc_kfac_carve(&k->moments.work, &used, 2, square);
         p->rows[side] = dsc_kfac_carve(&k->moments.work, &used, 2, matrix);
@@ -186,7 +194,6 @@ static int64_t place_portion(dsc_kfac *k, portion *p) {
 static dsc_status begin_portion(dsc_kfac *k, dsc_queue *q, portion *p) {
     int64_t limit = dsc_device_is_host(k->device) ? HOST_NUMBERS : DEVICE_NUMBERS;
     int64_t all = p->pass->samples;
-    const dsc_kfac_unit *unit = &k->layouts[0].plan->units[p->unit];
     p->positions = p->pass->positions;
     p->samples = 1;
     int64_t one = place_portion(k, p);
@@ -199,7 +206,7 @@ static dsc_status begin_portion(dsc_kfac *k, dsc_queue *q, portion *p) {
     DSC_TRY(reserve(k, place_portion(k, p)));
     place_portion(k, p);
     for (int side = 0; side < DSC_KFAC_SIDES && k->inverse_dtype != k->dtype; side++)
-        DSC_TRY(dsc_op_convert(q, vectors_of(k, unit->first_item + side), &p->q[side]));
+        DSC_TRY(dsc_op_convert(q, vectors_of(k, item_of(k, p->unit, side)), &p->q[side]));
     return DSC_OK;
 }
 
@@ -367,8 +374,8 @@ dsc_status dsc_kfac_ekfac_share(dsc_kfac *k, dsc_queue *q) {
 /* s = vG vA'. */
 static dsc_status start(dsc_kfac *k, dsc_queue *q, int64_t unit) {
     const dsc_kfac_layout *layout = &k->layouts[0];
-    int64_t first = layout->plan->units[unit].first_item;
-    const dsc_tensor *a = &layout->bases[first].values, *g = &layout->bases[first + 1].values;
+    const dsc_tensor *a = &layout->bases[item_of(k, unit, DSC_KFAC_A)].values;
+    const dsc_tensor *g = &layout->bases[item_of(k, unit, DSC_KFAC_G)].values;
     const int64_t row[2] = {1, a->dim[0]}, column[2] = {g->dim[0], 1};
     dsc_tensor values_a = dsc_tensor_view(k->device, a->data, k->dtype, 2, row);
     dsc_tensor values_g = dsc_tensor_view(k->device, g->data, k->dtype, 2, column);
@@ -403,9 +410,9 @@ static dsc_status follow(dsc_kfac *k, dsc_queue *q, int64_t unit) {
     const int64_t dim[2] = {u->g_n, u->a_n};
     int64_t used = 0;
     dsc_tensor squares, between = dsc_kfac_carve(&k->layouts[0].first, &used, 2, dim);
-    DSC_TRY(turn(k, q, u->first_item, &squares));
+    DSC_TRY(turn(k, q, item_of(k, unit, DSC_KFAC_A), &squares));
     DSC_TRY(dsc_op_gemm(q, 0, 1, 1, &k->moments.s[unit], &squares, 0, &between));
-    DSC_TRY(turn(k, q, u->first_item + 1, &squares));
+    DSC_TRY(turn(k, q, item_of(k, unit, DSC_KFAC_G), &squares));
     return dsc_op_gemm(q, 0, 0, 1, &squares, &between, 0, &k->moments.s[unit]);
 }
 

@@ -13,9 +13,8 @@
 
 /* ---- order of the exchange ---- */
 
-/* Gradients come from the last layer to the first, so factors leave in that order. */
 dsc_status dsc_kfac_factors_create(dsc_kfac *k) {
-    int64_t count = DSC_KFAC_SIDES * k->unit_count;
+    int64_t count = k->factor_count;
     dsc_bucket_options options;
     dsc_tensor *tensors = NULL;
     int *roots = NULL;
@@ -31,6 +30,8 @@ dsc_status dsc_kfac_factors_create(dsc_kfac *k) {
     for (int64_t u = 0; status == DSC_OK && u < k->unit_count; u++) {
         for (int side = 0; side < DSC_KFAC_SIDES; side++) {
             const dsc_kfac_factor *f = &k->members[u].factor[side];
+            if (f->shared)
+                continue;
             tensors[f->slot] = f->batch;
             roots[f->slot] = f->owner;
         }
@@ -66,10 +67,6 @@ dsc_tensor dsc_kfac_decay_of(const dsc_kfac *k, int64_t layer) {
                           : dsc_tensor_slice(&k->numbers, DSC_KFAC_DECAY, 1);
 }
 
-static int64_t layer_of_factor(const dsc_kfac *k, const dsc_kfac_factor *f) {
-    return dsc_kfac_layer_of(k, k->unit_count - 1 - f->slot / DSC_KFAC_SIDES);
-}
-
 /* ---- running averages ---- */
 
 dsc_status dsc_kfac_factor_read(dsc_kfac *k, dsc_queue *q, const dsc_kfac_factor *f, dsc_tensor *out) {
@@ -87,7 +84,7 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
     dsc_tensor old = dsc_tensor_slice(&k->packed, 0, f->packed);
     dsc_tensor fresh = dsc_tensor_slice(&k->spare, 0, f->packed);
     dsc_tensor half = dsc_tensor_slice(&k->half, 0, f->packed);
-    dsc_tensor decay = dsc_kfac_decay_of(k, layer_of_factor(k, f));
+    dsc_tensor decay = dsc_kfac_decay_of(k, f->layer);
     dsc_tensor none = dsc_tensor_slice(&k->sum, 0, 1), count = dsc_tensor_slice(bad, 0, 1);
     DSC_TRY(dsc_op_convert(q, &f->average, &old));
     DSC_TRY(dsc_op_convert(q, &f->average, &fresh));
@@ -103,7 +100,7 @@ static dsc_status blend_half(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, cons
 
 dsc_status dsc_kfac_factor_absorb(dsc_kfac *k, dsc_queue *q, dsc_kfac_factor *f, const dsc_tensor *x) {
     dsc_tensor bad = dsc_tensor_slice(&k->bad, 2 * f->slot, 2), count = dsc_tensor_slice(&bad, 0, 1);
-    dsc_tensor decay = dsc_kfac_decay_of(k, layer_of_factor(k, f));
+    dsc_tensor decay = dsc_kfac_decay_of(k, f->layer);
     if (k->factor_dtype == k->dtype && !dsc_device_is_host(k->device)) { /* fewer launches */
         const dsc_absorb_item item = {*x, bad, f->average};
         return dsc_op_absorb_batch(q, &decay, &item, 1);
@@ -205,6 +202,7 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
             DSC_TRY(dsc_buckets_wait(k->buckets));
             DSC_TRY(dsc_kfac_ekfac_exchange(k, q));
             DSC_TRY(dsc_kfac_norm_exchange(k, q));
+            DSC_TRY(dsc_kfac_tables_exchange(k, q));
             k->broken = 0;
         }
     }
@@ -215,5 +213,6 @@ dsc_status dsc_kfac_factors_finish(dsc_kfac *k, dsc_queue *q) {
         return DSC_OK;
     DSC_TRY(dsc_kfac_ekfac_absorb(k, q));
     DSC_TRY(dsc_kfac_norm_absorb(k, q));
+    DSC_TRY(dsc_kfac_tables_absorb(k, q));
     return move_averages(k, q);
 }

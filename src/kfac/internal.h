@@ -6,6 +6,7 @@
  *   buffers.c          device memory, and where factors and gradients lie in it
  *   layout.c           where decompositions lie, what travels together, the products of a step
  *   capture.c          captured tensors to batch factors
+ *   padding.c          rows of a capture that do not count
  *   factor.c           exchange of batch factors, running averages
  *   late.c             gradients whose memory is known in the step only
  *   decompose.c        own items solved, results broadcast in the column;  retry.c: after a solve failed
@@ -17,13 +18,13 @@
  *   async.c            decompositions beside the steps
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
- *   norm.c             scale and shift of batch norms
+ *   norm.c             scale and shift of norms;  embedding.c: tables of embeddings
  *   compare.c          whether the same layers ran on all ranks
  *   memory_use.c       bytes held, by purpose
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
  *
- * A unit is a layer (or a group of one) with factors A and G; an item is a matrix to decompose: a factor, or
- * a block on its diagonal. With diagonal blocks there are two layouts, whole factors and blocks, and the last
+ * A unit is a layer (or a group of one) with factors A and G; units that read the same input have one A, which is a
+ * factor of the first of them. An item is a matrix to decompose: a factor, or a block on its diagonal. With diagonal blocks there are two layouts, whole factors and blocks, and the last
  * decomposition decides which one is in force. */
 #ifndef DSC_KFAC_INTERNAL_H
 #define DSC_KFAC_INTERNAL_H
@@ -36,6 +37,8 @@
 /* One factor, A or G of a unit. */
 typedef struct dsc_kfac_factor {
     int64_t n, packed;  /* rows; numbers of the lower triangle */
+    int shared;         /* 1: an A that another unit has (plan->a_unit): nothing of what follows is here */
+    int64_t layer;      /* of its unit */
     int64_t slot;       /* place in the order of the exchange */
     int owner;          /* the rank that decomposes it (of the whole factor) */
     int held;           /* 1: this rank keeps the running average */
@@ -139,6 +142,7 @@ typedef struct dsc_kfac_batch {
     dsc_kfac_turn turn;             /* must be first; root: the column */
     int64_t first, count;           /* of layout->units */
     int64_t first_cell, cell_count; /* none in other columns */
+    int64_t first_copy, copy_count; /* of layout->copies */
     dsc_tensor message;             /* all p of the batch */
     dsc_request *request;
 } dsc_kfac_batch;
@@ -147,7 +151,6 @@ typedef struct dsc_kfac_batch {
 typedef struct dsc_kfac_layout {
     dsc_kfac_plan *plan;
     dsc_kfac_basis *bases; /* [items] */
-    dsc_tensor *used;      /* [items] vectors as products use them: as stored, or converted into `loads` */
     dsc_tensor *outer;     /* [units] 1/(vG vA' + damping), as stored; only with options.outer_product */
     int64_t *order;        /* [items of this rank's column], parcel by parcel */
     int64_t parcel_count;
@@ -162,11 +165,13 @@ typedef struct dsc_kfac_layout {
 
     int64_t *units;   /* [units], batch by batch */
     int64_t *cell_of; /* [units] the cell of a unit with whole factors in this rank's column; -1: none */
-    int64_t batch_count, cell_count;
+    int64_t batch_count, cell_count, copy_count;
     dsc_kfac_batch *batches;
     dsc_kfac_cell *cells;
     dsc_gemm_item *gemms[4]; /* [cells] in the order they run */
     dsc_divide_item *divides;
+    dsc_convert_item
+        *copies; /* vectors that are stored in another type than that of products, and their copies */
     dsc_tensor loads, first; /* memory of converted vectors, and of results between products */
     dsc_tensor pieces;       /* memory of cells' d and p */
 } dsc_kfac_layout;
@@ -254,12 +259,13 @@ typedef enum dsc_kfac_counter {
     DSC_KFAC_COUNTERS
 } dsc_kfac_counter;
 
-/* A batch norm that is preconditioned. */
+/* A norm that is preconditioned. */
 typedef struct dsc_kfac_norm {
     int64_t layer, channels;
-    dsc_tensor gamma, shift; /* [channels] gradients of scale and shift; late ones are where the step says */
-    dsc_tensor f, batch;     /* [3, channels] Fisher matrices: running average; of this step */
-    dsc_tensor p;            /* [2, channels] preconditioned gradients of scale and shift */
+    dsc_tensor gamma,
+        shift; /* [channels] gradients of scale and shift; late ones are where the step says; no shift: without memory */
+    dsc_tensor f, batch; /* [3, channels] Fisher matrices: running average; of this step */
+    dsc_tensor p;        /* [2, channels] preconditioned gradients of scale and shift */
 } dsc_kfac_norm;
 
 /* All of them; everything is empty without options.norm. */
@@ -267,17 +273,49 @@ typedef struct dsc_kfac_norms {
     int64_t count, widest; /* widest: most channels */
     dsc_kfac_norm *list;
     int64_t *of;                          /* [layers] number in the list; -1: none */
-    int64_t active;                       /* those that ran in this step */
+    int64_t active;                       /* gradients, of scales and shifts, that this step preconditions */
     dsc_tensor averages, batches, solved; /* memory of these */
     dsc_tensor bad;                       /* F64[2 count]: elements not finite, times rejected */
     dsc_tensor products, ones;            /* F64[2 count]: <P, D> of scales and shifts; ones */
-    dsc_tensor work, sample_ones;         /* matrices of single samples; ones */
+    dsc_tensor work, sample_ones, zeros;  /* matrices of single samples; ones; zeros instead of a shift */
     dsc_buckets *buckets;
     dsc_absorb_item *absorbs;
     dsc_norm_solve_item *solves;
     dsc_dot_item *dots;
     dsc_join_item *joins;
 } dsc_kfac_norms;
+
+/* The table of an embedding that is preconditioned. */
+typedef struct dsc_kfac_table {
+    int64_t layer, rows, width;
+    dsc_tensor d;               /* [rows, width] its gradient */
+    dsc_tensor a, a_batch;      /* [rows] diagonal of A: running average; of this step */
+    dsc_tensor g, g_batch;      /* [width (width + 1) / 2] G, likewise */
+    dsc_tensor vectors, values; /* [width, width], [width] of G at the last decomposition */
+    dsc_tensor shares;          /* [rows] A at that time */
+    dsc_tensor p;               /* [rows, width] preconditioned gradient */
+    int decomposed;             /* 1: vectors and values are there */
+} dsc_kfac_table;
+
+/* All of them; everything is empty without options.embeddings. */
+typedef struct dsc_kfac_tables {
+    int64_t count, longest, widest, largest; /* most rows, width and numbers of a table */
+    dsc_kfac_table *list;
+    int64_t *of;                                 /* [layers] number in the list; -1: none */
+    int64_t active;                              /* those that this step preconditions */
+    dsc_tensor averages, batches, bases, solved; /* memory of these */
+    dsc_tensor bad; /* F64[4 count]: elements not finite, times rejected, of A and G */
+    dsc_tensor between, full, packed, counts; /* scratch: a table; a square; a triangle; a diagonal */
+    dsc_tensor ones, work, wide;              /* ones; workspaces */
+    dsc_tensor numbers; /* F64: 1; a very small number; tokens of a capture; 1 / tokens */
+    dsc_buckets *buckets;
+    dsc_join_item *joins;
+} dsc_kfac_tables;
+
+/* Scratch memory for captures with padding; nothing before the first. */
+typedef struct dsc_kfac_padding {
+    dsc_tensor vectors, scalars, kept;
+} dsc_kfac_padding;
 
 /* Positions in the small device vector of numbers that a step reads. */
 enum { DSC_KFAC_DAMPING, DSC_KFAC_DECAY, DSC_KFAC_RATE, DSC_KFAC_CLIP, DSC_KFAC_NUMBERS };
@@ -309,13 +347,13 @@ struct dsc_kfac {
     int64_t generation;            /* changes when memory or sizes of what dsc_kfac_apply uses do */
 
     int64_t layer_count;
-    dsc_kfac_layer *layers;      /* of dsc_kfac_layers_copy */
-    int64_t *first_unit;         /* [layers + 1] */
-    dsc_kfac_progress *progress; /* [layers] */
-    int any_late, any_ready;     /* 1: a layer has late gradients; some layer is ready */
-    int64_t next_passes;         /* options.passes from the next step on */
-    int64_t base_blocks;         /* diagonal blocks of dsc_kfac_set_hyper; 0: those of the options */
-    int64_t unit_count;
+    dsc_kfac_layer *layers;           /* of dsc_kfac_layers_copy */
+    int64_t *first_unit;              /* [layers + 1] */
+    dsc_kfac_progress *progress;      /* [layers] */
+    int any_late, any_ready;          /* 1: a layer has late gradients; some layer is ready */
+    int64_t next_passes;              /* options.passes from the next step on */
+    int64_t base_blocks;              /* diagonal blocks of dsc_kfac_set_hyper; 0: those of the options */
+    int64_t unit_count, factor_count; /* factor_count: an A of several units counts once */
     dsc_kfac_member *members;
     int layout_count;
     dsc_kfac_layout layouts[2]; /* whole factors; diagonal blocks */
@@ -356,6 +394,8 @@ struct dsc_kfac {
     dsc_kfac_clip_state clip;
     dsc_kfac_moments moments;
     dsc_kfac_norms norms;
+    dsc_kfac_padding padding;
+    dsc_kfac_tables tables;
 
     int64_t step;
     dsc_kfac_hyper hyper;
@@ -396,6 +436,12 @@ int dsc_kfac_layout_has_messages(const dsc_kfac_layout *layout);
 
 /* capture.c */
 void dsc_kfac_beside_destroy(dsc_kfac *k);
+
+/* padding.c */
+/* Leaves the rows out of a capture whose tokens are negative. */
+dsc_status dsc_kfac_padding_apply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l,
+                                  const dsc_tensor *tokens, dsc_kfac_pass *pass) DSC_MUST_CHECK;
+void dsc_kfac_padding_destroy(dsc_kfac *k);
 
 /* buffers.c */
 dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;
@@ -586,18 +632,35 @@ dsc_status dsc_kfac_upkeep_set(dsc_kfac *k, dsc_queue *q, const double *host) DS
 dsc_status dsc_kfac_norm_find(dsc_kfac *k) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_norm_destroy(dsc_kfac *k);
-/* The gradients of a batch norm with late gradients are there in this step. Does nothing for other layers. */
+/* The gradients of a norm with late gradients are there in this step. Does nothing for other layers. */
 dsc_status dsc_kfac_norm_set_gradients(dsc_kfac *k, int64_t layer,
                                        const dsc_kfac_gradients *gradients) DSC_MUST_CHECK;
-/* Adds the matrices of a batch norm's captured samples to those of the step. */
+/* Adds the matrices of a norm's captured samples to those of the step. */
 dsc_status dsc_kfac_norm_capture(dsc_kfac *k, dsc_queue *q, int64_t layer,
                                  const dsc_kfac_sample *sample) DSC_MUST_CHECK;
 /* Averages the step's matrices over the ranks. Collective. */
 dsc_status dsc_kfac_norm_exchange(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
-/* P of the batch norms that ran; adds their <P, D> to `sum`. Then, once nu is known, writes nu P. */
+/* P of the norms that ran; adds their <P, D> to `sum`. Then, once nu is known, writes nu P. */
 dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+
+/* embedding.c; all of them do nothing without options.embeddings. _find: before options.skip_layers is forgotten. _create is
+ * collective. The others are as those of norm.c. */
+dsc_status dsc_kfac_tables_find(dsc_kfac *k) DSC_MUST_CHECK;
+dsc_status dsc_kfac_tables_create(dsc_kfac *k) DSC_MUST_CHECK;
+void dsc_kfac_tables_destroy(dsc_kfac *k);
+dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer,
+                                   const dsc_kfac_sample *sample) DSC_MUST_CHECK;
+dsc_status dsc_kfac_tables_exchange(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+dsc_status dsc_kfac_tables_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* Decomposes all G. Waits for the device. */
+dsc_status dsc_kfac_tables_decompose(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+/* After a state was loaded. */
+void dsc_kfac_tables_loaded(dsc_kfac *k);
+dsc_status dsc_kfac_tables_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
+dsc_status dsc_kfac_tables_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
+
 /* async.c */
 dsc_status dsc_kfac_async_create(dsc_kfac *k) DSC_MUST_CHECK;
 /* Waits for the thread. */
@@ -664,14 +727,19 @@ static inline int dsc_kfac_shares_d(const dsc_kfac *k) {
     return k->any_late && k->columns == 1 && k->layouts[0].batch_count > 1;
 }
 
-/* 1 when the two factors of a unit are decomposed together, so that a refresh can judge them together. */
+/* 1 when all factors of units with one A are decomposed together, so that a refresh can judge them together. */
 static inline int dsc_kfac_pairs(const dsc_kfac *k, const dsc_kfac_layout *layout) {
     return k->options.refresh == DSC_KFAC_WARM && k->options.colocate_factors && layout == &k->layouts[0];
 }
 
-/* 1 when the layer is a batch norm that is preconditioned. */
+/* 1 when the layer is a norm that is preconditioned. */
 static inline int dsc_kfac_is_norm(const dsc_kfac *k, int64_t layer) {
     return k->norms.count > 0 && k->norms.of[layer] >= 0;
+}
+
+/* 1 when the layer is an embedding that is preconditioned. */
+static inline int dsc_kfac_is_table(const dsc_kfac *k, int64_t layer) {
+    return k->tables.count > 0 && k->tables.of[layer] >= 0;
 }
 
 static inline int dsc_kfac_keeps_everywhere(const dsc_kfac *k) {

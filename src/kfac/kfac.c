@@ -29,6 +29,8 @@ static void free_local(dsc_kfac **kfac) {
     dsc_kfac_clip_destroy(k);
     dsc_kfac_ekfac_destroy(k);
     dsc_kfac_norm_destroy(k);
+    dsc_kfac_tables_destroy(k);
+    dsc_kfac_padding_destroy(k);
     dsc_kfac_memory_destroy(k);
     for (int i = 0; i < 2; i++)
         dsc_kfac_plan_destroy(&k->layouts[i].plan);
@@ -46,6 +48,7 @@ void dsc_kfac_destroy(dsc_kfac **kfac) {
     dsc_buckets_destroy(&k->buckets);
     dsc_buckets_destroy(&k->moments.buckets);
     dsc_buckets_destroy(&k->norms.buckets);
+    dsc_buckets_destroy(&k->tables.buckets);
     for (int i = 0; i < 2; i++)
         dsc_kfac_layout_settle(&k->layouts[i]);
     dsc_comm_destroy(&k->row);
@@ -83,6 +86,7 @@ void dsc_kfac_abandon(dsc_kfac **kfac) {
     dsc_buckets_destroy(&k->buckets);
     dsc_buckets_destroy(&k->moments.buckets);
     dsc_buckets_destroy(&k->norms.buckets);
+    dsc_buckets_destroy(&k->tables.buckets);
     dsc_comm_release(&k->row);
     dsc_comm_release(&k->column);
     dsc_comm_release(&k->control);
@@ -138,6 +142,7 @@ static dsc_status make_local(dsc_kfac *k, const dsc_kfac_layer *layers, int64_t 
     }
     DSC_TRY(make_plans(k));
     DSC_TRY(dsc_kfac_norm_find(k));
+    DSC_TRY(dsc_kfac_tables_find(k));
     k->solver = k->options.method == DSC_KFAC_EIGEN ? &dsc_solver_eigen : &dsc_solver_inverse;
     k->options.skip_layers = NULL; /* not needed any more, and owned by the caller */
     k->next_passes = k->options.passes;
@@ -154,7 +159,8 @@ static int64_t fingerprint(const dsc_kfac *k) {
         o->factor_freq,   o->update_freq,   o->damping_split,   o->warmup_factors,
         o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples,
         o->norm,          k->norms.count,   k->norms.widest,    o->clip,
-        o->async_steps,   o->loss_terms,    o->sharing};
+        o->async_steps,   o->loss_terms,    o->sharing,         o->embeddings,
+        k->tables.count,  k->tables.largest};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip, o->rank};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -213,6 +219,7 @@ static dsc_status make_rest(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_factors_create(k));
     DSC_TRY(dsc_kfac_ekfac_create(k));
     DSC_TRY(dsc_kfac_norm_create(k));
+    DSC_TRY(dsc_kfac_tables_create(k));
     DSC_TRY(dsc_kfac_async_create(k));
     DSC_TRY(dsc_kfac_report_create(k));
     return dsc_kfac_state_create(k);
@@ -360,6 +367,8 @@ dsc_status dsc_kfac_decompose(dsc_kfac *kfac, dsc_queue *queue) {
     int index = kfac->hyper.diag_blocks > 1;
     if (dsc_kfac_wants_decomposition(kfac))
         status = dsc_kfac_health_read(kfac);
+    if (kfac->deciding && kfac->tables.count > 0 && status == DSC_OK)
+        status = dsc_comm_agree(kfac->control, dsc_kfac_tables_decompose(kfac, queue));
     if (dsc_kfac_async_is_due(kfac) && status == DSC_OK)
         status = dsc_kfac_async_finish(kfac, queue);
     int beside = kfac->async && kfac->decomposed && kfac->active == index;
@@ -413,7 +422,8 @@ const dsc_tensor *dsc_kfac_nu_tensor(const dsc_kfac *kfac) {
 }
 
 int dsc_kfac_covers(const dsc_kfac *kfac, int64_t layer) {
-    return kfac->first_unit[layer] < kfac->first_unit[layer + 1] || dsc_kfac_is_norm(kfac, layer);
+    return kfac->first_unit[layer] < kfac->first_unit[layer + 1] || dsc_kfac_is_norm(kfac, layer) ||
+           dsc_kfac_is_table(kfac, layer);
 }
 
 dsc_status dsc_kfac_nu(dsc_kfac *kfac, dsc_queue *queue, double *nu) {

@@ -21,7 +21,7 @@ dsc_kfac_refresh dsc_kfac_resolve_refresh(const dsc_kfac_options *options, const
 
 /* Captures in a queue of their own, of low priority, beside the work of the caller's queue. What is given to a capture
  * must then stay as it is until the second next capture has begun, or dsc_kfac_join_captures. On a GPU, for one rank,
- * without batch norms and without EKFAC from samples (not tried yet); elsewhere captures stay in the caller's queue.
+ * without norms and without EKFAC from samples (not tried yet); elsewhere captures stay in the caller's queue.
  * To be called before the first step. */
 dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) DSC_MUST_CHECK;
 /* 1 where captures can run beside the caller's work. */

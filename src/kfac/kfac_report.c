@@ -54,7 +54,7 @@ static dsc_status count_rejected(dsc_kfac *k, dsc_queue *q, double *out) {
     DSC_TRY(dsc_queue_sync(q));
     for (int64_t i = 0; i < DSC_KFAC_SIDES * k->unit_count; i++) {
         const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
-        if (f->owner == k->rank)
+        if (!f->shared && f->owner == k->rank)
             *out += k->gathered_host[2 * f->slot + 1];
     }
     return DSC_OK;
@@ -141,14 +141,15 @@ static void fill_layers(dsc_kfac *k, int eigen) {
     int64_t n = k->unit_count;
     for (int64_t u = 0; u < n; u++) {
         dsc_kfac_layer_report *r = &k->layer_reports[u];
-        const double *p = k->report_products + u, *e = k->gathered_host + EXTREMES * u;
+        const double *p = k->report_products + u, *g = k->gathered_host + EXTREMES * u + 2;
+        const double *a = k->gathered_host + EXTREMES * plan->a_unit[u];
         double norms = sqrt(p[n]) * sqrt(p[2 * n]);
         *r = (dsc_kfac_layer_report){.name = plan->units[u].name,
                                      .cosine = norms > 0 ? p[0] / norms : NAN,
-                                     .a_min = eigen ? -e[0] : NAN,
-                                     .a_max = eigen ? e[1] : NAN,
-                                     .g_min = eigen ? -e[2] : NAN,
-                                     .g_max = eigen ? e[3] : NAN};
+                                     .a_min = eigen ? -a[0] : NAN,
+                                     .a_max = eigen ? a[1] : NAN,
+                                     .g_min = eigen ? -g[0] : NAN,
+                                     .g_max = eigen ? g[1] : NAN};
         r->condition = (r->a_max * r->g_max + k->used_damping) / (r->a_min * r->g_min + k->used_damping);
     }
 }
@@ -228,10 +229,14 @@ static void fill_bytes(const dsc_kfac *k, dsc_kfac_report *r) {
     const dsc_tensor *const scratch[] = {&k->gram,     &k->packed,       &k->half,     &k->spare,
                                          &k->solve,    &k->solve_values, &k->work,     &k->joined,
                                          &k->messages, &k->images,       &k->shared_d, &k->means};
-    r->factor_bytes = bytes_of(&k->averages) + bytes_of(&k->norms.averages);
-    r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches) + bytes_of(&k->norms.batches);
-    r->decomposition_bytes = bytes_of(&k->moments.memory) + bytes_of(&k->moments.foreign_memory);
-    r->work_bytes = bytes_of(&k->moments.old) + bytes_of(&k->moments.work) + bytes_of(&k->norms.work);
+    r->factor_bytes = bytes_of(&k->averages) + bytes_of(&k->norms.averages) + bytes_of(&k->tables.averages);
+    r->exchange_bytes = bytes_of(&k->batches) + bytes_of(&k->moments.batches) + bytes_of(&k->norms.batches) +
+                        bytes_of(&k->tables.batches);
+    r->decomposition_bytes =
+        bytes_of(&k->moments.memory) + bytes_of(&k->moments.foreign_memory) + bytes_of(&k->tables.bases);
+    r->work_bytes = bytes_of(&k->moments.old) + bytes_of(&k->moments.work) + bytes_of(&k->norms.work) +
+                    bytes_of(&k->tables.solved) + bytes_of(&k->tables.between) + bytes_of(&k->tables.full) +
+                    bytes_of(&k->tables.work);
     for (size_t i = 0; i < sizeof scratch / sizeof scratch[0]; i++)
         r->work_bytes += bytes_of(scratch[i]);
     for (int64_t l = 0; l < k->layer_count; l++) {

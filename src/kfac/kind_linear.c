@@ -1,7 +1,7 @@
 /* Linear layers: a[rows, in_c], g[rows, out_c] with any number of leading dimensions, weight[out_c, in_c].
  *
- * Every row is a sample, so that N is the number of rows and S is 1. One unit, or one for each of the layer's out_blocks:
- * these have an A each, although it is the same for all. */
+ * Every row is a sample, so that N is the number of rows and S is 1. One unit, or one for each of the layer's out_blocks,
+ * which share their A. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"
@@ -20,7 +20,8 @@ static dsc_status check(const dsc_kfac_layer *layer) {
 static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
     return (dsc_kfac_sizes){.units = blocks(layer),
                             .a_n = layer->in_c + (layer->bias_grad.data != NULL),
-                            .g_n = layer->out_c / blocks(layer)};
+                            .g_n = layer->out_c / blocks(layer),
+                            .one_a = 1};
 }
 
 static int64_t column(const dsc_kfac_layer *layer, int64_t j) {

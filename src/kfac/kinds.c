@@ -164,9 +164,9 @@ dsc_status dsc_kfac_layer_check(const dsc_kfac_layer *layer) {
     DSC_TRY(dsc_kfac_check_rows(layer, 'A', s.a_n));
     DSC_TRY(dsc_kfac_check_rows(layer, 'G', s.g_n));
     int64_t outputs = s.units * s.g_n, inputs = s.a_n - (layer->bias_grad.data != NULL);
-    if (s.units == 0) { /* one number per channel */
+    if (s.units == 0) { /* one number per channel, or a table */
         outputs = s.g_n;
-        inputs = 1;
+        inputs = s.table ? s.a_n : 1;
     }
     DSC_TRY(check_gradient(layer, "weight", &layer->weight_grad, outputs * inputs));
     return check_gradient(layer, "bias", &layer->bias_grad, outputs);

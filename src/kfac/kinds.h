@@ -2,7 +2,8 @@
  *
  * A layer consists of one or more units (the groups of a convolution). Each unit has
  *
- *   A[a_n, a_n]   second moments of its inputs; the last row and column belong to the bias, if there is one
+ *   A[a_n, a_n]   second moments of its inputs; the last row and column belong to the bias, if there is one; units
+ *                 that read the same inputs have one A together
  *   G[g_n, g_n]   second moments of the gradients at its outputs
  *   D[g_n, a_n]   its gradient: one row per output, the bias as last column
  *
@@ -19,6 +20,8 @@ enum { DSC_KFAC_SIDES = 2 };
 /* The number of units of a layer, and rows of the factors of each. */
 typedef struct dsc_kfac_sizes {
     int64_t units, a_n, g_n;
+    int one_a; /* 1: all units read the same inputs */
+    int table; /* 1: an embedding, whose weight has a_n rows of g_n numbers */
 } dsc_kfac_sizes;
 
 /* Rows whose second moments make up a factor: the patches that a convolution `desc` reads from x[n, h, w, c].
@@ -35,6 +38,8 @@ typedef struct dsc_kfac_pass {
     int64_t terms;                      /* terms of the loss: N, or as options.loss_terms says */
     double whole;                       /* samples of the batch for each of these; 1 unless it was cut */
     int64_t averaged; /* positions of which each row is the mean; 1 unless sharing is reduce */
+    /* F64 scalars that batch factors are multiplied by; no memory: 1. That of A is for rows that are padding. */
+    dsc_tensor scale[DSC_KFAC_SIDES];
 } dsc_kfac_pass;
 
 /* All functions but `read` get a layer of dsc_kfac_layers_copy; those after `check` one that was checked. */

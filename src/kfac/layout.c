@@ -15,7 +15,7 @@
 /* ---- order ---- */
 
 typedef struct entry {
-    int64_t group, cost, index; /* sorted by group, then by falling cost, then by index */
+    int64_t group, cost, pair, index; /* sorted by group, then by falling cost, then by pair and index */
 } entry;
 
 static int compare_entries(const void *x, const void *y) {
@@ -24,6 +24,8 @@ static int compare_entries(const void *x, const void *y) {
         return a->group < b->group ? -1 : 1;
     if (a->cost != b->cost)
         return a->cost > b->cost ? -1 : 1;
+    if (a->pair != b->pair)
+        return a->pair < b->pair ? -1 : 1;
     return (a->index > b->index) - (a->index < b->index);
 }
 
@@ -46,13 +48,13 @@ static int compare_turns(const void *x, const void *y) {
 
 /* ---- parcels ---- */
 
-/* 1 when the two factors of a unit stay together. */
+/* 1 when all factors of units that share an A stay together. */
 static int keeps_pairs(const dsc_kfac *k, const dsc_kfac_layout *layout) {
     return k->options.outer_product || dsc_kfac_pairs(k, layout);
 }
 
 /* The items of this rank's column in the order they are solved: by owner, the largest first; where the two
- * factors of a unit stay together, the largest unit first. */
+ * factors of a unit stay together, the largest unit first, with those that share its A. */
 static dsc_status order_items(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t *count) {
     const dsc_kfac_plan *plan = layout->plan;
     entry *entries;
@@ -60,10 +62,16 @@ static dsc_status order_items(const dsc_kfac *k, dsc_kfac_layout *layout, int64_
     *count = 0;
     for (int64_t i = 0; i < plan->item_count; i++) {
         const dsc_kfac_item *item = &plan->items[i];
-        const dsc_kfac_unit *u = &plan->units[item->unit];
-        if (u->column == k->my_column)
-            entries[(*count)++] =
-                (entry){item->owner / k->columns, keeps_pairs(k, layout) ? u->a_n + u->g_n : item->n, i};
+        int64_t pair = plan->a_unit[item->unit];
+        const dsc_kfac_unit *u = &plan->units[pair];
+        if (u->column != k->my_column)
+            continue;
+        entries[*count] = (entry){item->owner / k->columns, item->n, 0, i};
+        if (keeps_pairs(k, layout)) {
+            entries[*count].cost = u->a_n + u->g_n;
+            entries[*count].pair = pair;
+        }
+        (*count)++;
     }
     dsc_status status = sort_entries(entries, *count, &layout->order);
     dsc_memory_free(&entries);
@@ -95,7 +103,7 @@ void dsc_kfac_place_parcels(const dsc_kfac *k, dsc_kfac_layout *layout, int64_t 
             const int64_t shape[2] = {item->n, rank}, gradient[2] = {u->g_n, u->a_n};
             dsc_kfac_basis *basis = &layout->bases[layout->order[i]];
             basis->vectors = dsc_kfac_carve(&layout->vectors, &used[0], 2, shape);
-            if (outer && item->side == DSC_KFAC_A)
+            if (outer && item->side == DSC_KFAC_G)
                 layout->outer[item->unit] = dsc_kfac_carve(&layout->vectors, &used[0], 2, gradient);
             if (eigen && (!outer || item->owner == k->rank))
                 place_values(layout, rank, rank < item->n, basis, &used[1]);
@@ -122,7 +130,9 @@ static dsc_status make_parcels(dsc_kfac *k, dsc_kfac_layout *layout) {
         int root = item->owner / k->columns;
         int full =
             k->rows > 1 && (size_t)numbers * dsc_dtype_size(k->inverse_dtype) >= k->options.bucket_bytes;
-        int joined = keeps_pairs(k, layout) && i > 0 && items[layout->order[i - 1]].unit == item->unit;
+        const int64_t *a_unit = layout->plan->a_unit;
+        int joined =
+            keeps_pairs(k, layout) && i > 0 && a_unit[items[layout->order[i - 1]].unit] == a_unit[item->unit];
         if (!p || p->turn.root != root || (full && !joined)) {
             int64_t round = p && p->turn.root == root ? p->turn.round + 1 : 0;
             p = &layout->parcels[layout->parcel_count++];
@@ -175,7 +185,7 @@ static dsc_status order_units(const dsc_kfac *k, dsc_kfac_layout *layout) {
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *entries, &entries));
     for (int64_t i = 0; i < k->unit_count; i++) {
         const dsc_kfac_unit *u = &layout->plan->units[i];
-        entries[i] = (entry){u->column, u->a_n * u->g_n * (u->a_n + u->g_n), i};
+        entries[i] = (entry){u->column, u->a_n * u->g_n * (u->a_n + u->g_n), 0, i};
     }
     dsc_status status = sort_entries(entries, k->unit_count, &layout->units);
     dsc_memory_free(&entries);
@@ -232,28 +242,46 @@ typedef struct places {
     int64_t between, loads, pieces;
 } places;
 
+/* The vectors of an item as the products of batch b use them: as stored, or a copy in `loads`, one for all of its
+ * products. */
+static dsc_tensor load_vectors(const dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_batch *b, int64_t item,
+                               places *at) {
+    const dsc_tensor *stored = &layout->bases[item].vectors;
+    if (k->inverse_dtype == k->dtype)
+        return *stored;
+    for (int64_t i = b->first_copy; i < layout->copy_count; i++)
+        if (layout->copies[i].src.data == stored->data)
+            return layout->copies[i].dst;
+    dsc_tensor copy = dsc_kfac_carve(&layout->loads, &at->loads, 2, stored->dim);
+    layout->copies[layout->copy_count++] = (dsc_convert_item){.src = *stored, .dst = copy};
+    b->copy_count++;
+    return copy;
+}
+
 /* One cell, with QA[a,a], QG[g,g], d and p [g,a], and its products:
  *
  *   eigen     first = d QA;  p = QG' first;  p /= vG vA' + damping;  first = QG p;  p = first QA'
  *   inverse   first = d A^-1;  p = G^-1 first */
-static void add_cell(const dsc_kfac *k, dsc_kfac_layout *layout, const dsc_kfac_unit *u, int64_t a_block,
-                     int64_t g_block, places *at) {
+static void add_cell(const dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_batch *b, int64_t unit,
+                     int64_t a_block, int64_t g_block, places *at) {
     int64_t index = layout->cell_count++;
-    int64_t a_item = u->first_item + a_block, g_item = u->first_item + u->a_blocks + g_block;
+    int64_t a_item = dsc_kfac_a_item(layout->plan, unit) + a_block;
+    int64_t g_item = dsc_kfac_g_item(layout->plan, unit) + g_block;
+    int whole = dsc_kfac_a_blocks(layout->plan, unit) == 1 && layout->plan->units[unit].g_blocks == 1;
     const int64_t dim[2] = {layout->plan->items[g_item].n, layout->plan->items[a_item].n};
     dsc_kfac_cell *c = &layout->cells[index];
-    *c = (dsc_kfac_cell){.unit = layout->plan->items[a_item].unit};
+    *c = (dsc_kfac_cell){.unit = unit};
     c->d = k->members[c->unit].gradient.d;
     c->p = k->members[c->unit].p;
-    layout->cell_of[c->unit] = u->a_blocks > 1 || u->g_blocks > 1 ? -1 : index;
-    if (u->a_blocks > 1 || u->g_blocks > 1) {
+    layout->cell_of[unit] = whole ? index : -1;
+    if (!whole) {
         c->d = dsc_kfac_carve(&layout->pieces, &at->pieces, 2, dim);
         c->p = dsc_kfac_carve(&layout->pieces, &at->pieces, 2, dim);
         c->rows = dsc_tensor_slice(&layout->index, layout->index_first[g_item], dim[0]);
         c->columns = dsc_tensor_slice(&layout->index, layout->index_first[a_item], dim[1]);
     }
     dsc_tensor first = dsc_kfac_carve(&layout->first, &at->between, 2, dim);
-    dsc_tensor qa = layout->used[a_item], qg = layout->used[g_item];
+    dsc_tensor qa = load_vectors(k, layout, b, a_item, at), qg = load_vectors(k, layout, b, g_item, at);
     layout->gemms[0][index] = (dsc_gemm_item){.alpha = 1, .a = c->d, .b = qa, .c = first};
     if (k->options.method == DSC_KFAC_INVERSE) {
         layout->gemms[1][index] = (dsc_gemm_item){.alpha = 1, .a = qg, .b = first, .c = c->p};
@@ -273,22 +301,18 @@ static void add_cell(const dsc_kfac *k, dsc_kfac_layout *layout, const dsc_kfac_
  * and share memory, so the largest counts. While the blocks have no memory yet this only measures them. */
 static places place_cells(const dsc_kfac *k, dsc_kfac_layout *layout) {
     places most = {0};
-    layout->cell_count = 0;
+    layout->cell_count = layout->copy_count = 0;
     for (int64_t i = 0; i < layout->batch_count; i++) {
         dsc_kfac_batch *b = &layout->batches[i];
         places at = {0};
         b->first_cell = layout->cell_count;
+        b->first_copy = layout->copy_count;
+        b->copy_count = 0;
         for (int64_t j = b->first; b->turn.root == k->my_column && j < b->first + b->count; j++) {
-            const dsc_kfac_unit *u = &layout->plan->units[layout->units[j]];
-            for (int64_t item = u->first_item; item < u->first_item + u->a_blocks + u->g_blocks; item++) {
-                layout->used[item] = layout->bases[item].vectors;
-                if (k->inverse_dtype != k->dtype)
-                    layout->used[item] =
-                        dsc_kfac_carve(&layout->loads, &at.loads, 2, layout->bases[item].vectors.dim);
-            }
-            for (int64_t g = 0; g < u->g_blocks; g++)
-                for (int64_t a = 0; a < u->a_blocks; a++)
-                    add_cell(k, layout, u, a, g, &at);
+            int64_t u = layout->units[j];
+            for (int64_t g = 0; g < layout->plan->units[u].g_blocks; g++)
+                for (int64_t a = 0; a < dsc_kfac_a_blocks(layout->plan, u); a++)
+                    add_cell(k, layout, b, u, a, g, &at);
         }
         b->cell_count = layout->cell_count - b->first_cell;
         most.between = at.between > most.between ? at.between : most.between;
@@ -299,16 +323,18 @@ static places place_cells(const dsc_kfac *k, dsc_kfac_layout *layout) {
 }
 
 static dsc_status make_cells(dsc_kfac *k, dsc_kfac_layout *layout) {
-    int64_t count = 0;
+    int64_t count = 0, copies = 0;
     for (int64_t u = 0; u < k->unit_count; u++) {
         const dsc_kfac_unit *unit = &layout->plan->units[u];
-        count += unit->column == k->my_column ? unit->a_blocks * unit->g_blocks : 0;
+        int64_t blocks = dsc_kfac_a_blocks(layout->plan, u);
+        count += unit->column == k->my_column ? blocks * unit->g_blocks : 0;
+        copies += blocks + unit->g_blocks;
     }
     DSC_TRY(dsc_memory_alloc(count, sizeof *layout->cells, &layout->cells));
     for (int i = 0; i < 4; i++)
         DSC_TRY(dsc_memory_alloc(count, sizeof *layout->gemms[i], &layout->gemms[i]));
     DSC_TRY(dsc_memory_alloc(count, sizeof *layout->divides, &layout->divides));
-    DSC_TRY(dsc_memory_alloc(layout->plan->item_count, sizeof *layout->used, &layout->used));
+    DSC_TRY(dsc_memory_alloc(copies, sizeof *layout->copies, &layout->copies));
     DSC_TRY(dsc_memory_alloc(k->unit_count, sizeof *layout->cell_of, &layout->cell_of));
     for (int64_t u = 0; u < k->unit_count; u++)
         layout->cell_of[u] = -1;
@@ -356,7 +382,7 @@ void dsc_kfac_layout_destroy(dsc_kfac_layout *layout) {
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
     void *const arrays[] = {&layout->bases,      &layout->outer,    &layout->order,       &layout->parcels,
-                            &layout->used,       &layout->units,    &layout->index_first, &layout->batches,
+                            &layout->copies,     &layout->units,    &layout->index_first, &layout->batches,
                             &layout->cells,      &layout->divides,  &layout->gemms[0],    &layout->gemms[1],
                             &layout->gemms[2],   &layout->gemms[3], &layout->cell_of,     &layout->upkeep,
                             &layout->notes_host, &layout->grown};

@@ -24,6 +24,15 @@ static void add_units(const dsc_kfac *k, dsc_kfac_memory *m) {
         m->factors[i % 2] += bytes_of(&f->average);
         m->batches[i % 2] += bytes_of(&f->batch);
     }
+    for (int64_t i = 0; i < k->tables.count; i++) {
+        const dsc_kfac_table *t = &k->tables.list[i];
+        m->factors[DSC_KFAC_A] += bytes_of(&t->a);
+        m->factors[DSC_KFAC_G] += bytes_of(&t->g);
+        m->batches[DSC_KFAC_A] += bytes_of(&t->a_batch);
+        m->batches[DSC_KFAC_G] += bytes_of(&t->g_batch);
+        m->decompositions[DSC_KFAC_A] += bytes_of(&t->shares);
+        m->decompositions[DSC_KFAC_G] += bytes_of(&t->vectors) + bytes_of(&t->values);
+    }
     for (int j = 0; j < k->layout_count; j++) {
         const dsc_kfac_layout *l = &k->layouts[j];
         for (int64_t i = 0; i < l->plan->item_count; i++)
@@ -40,21 +49,54 @@ static void add_units(const dsc_kfac *k, dsc_kfac_memory *m) {
 static size_t work_of(const dsc_kfac *k) {
     const dsc_kfac_moments *e = &k->moments;
     const dsc_kfac_norms *n = &k->norms;
-    const dsc_tensor *const own[] = {&k->gram,        &k->packed,         &k->half,
-                                     &k->spare,       &k->solve,          &k->solve_values,
-                                     &k->work,        &k->images,         &k->bad,
-                                     &k->means,       &k->numbers,        &k->decays,
-                                     &k->products,    &k->partial,        &k->ones,
-                                     &k->sum,         &k->nu_tensor,      &k->ran,
-                                     &k->gathered,    &k->joined,         &k->messages,
-                                     &k->shared_d,    &k->split.diagonal, &k->split.traces,
-                                     &k->split.rows,  &k->split.dampings, &k->clip.nus,
-                                     &k->clip.finite, &k->clip.zeros,     &e->old,
-                                     &e->bad,         &e->ones,           &e->work,
-                                     &e->all_samples, &n->solved,         &n->bad,
-                                     &n->products,    &n->ones,           &n->work,
-                                     &n->sample_ones};
-    size_t sum = SUM_OF(own);
+    const dsc_tensor *const own[] = {&k->gram,
+                                     &k->packed,
+                                     &k->half,
+                                     &k->spare,
+                                     &k->solve,
+                                     &k->solve_values,
+                                     &k->work,
+                                     &k->images,
+                                     &k->bad,
+                                     &k->means,
+                                     &k->numbers,
+                                     &k->decays,
+                                     &k->products,
+                                     &k->partial,
+                                     &k->ones,
+                                     &k->sum,
+                                     &k->nu_tensor,
+                                     &k->ran,
+                                     &k->gathered,
+                                     &k->joined,
+                                     &k->messages,
+                                     &k->shared_d,
+                                     &k->split.diagonal,
+                                     &k->split.traces,
+                                     &k->split.rows,
+                                     &k->split.dampings,
+                                     &k->clip.nus,
+                                     &k->clip.finite,
+                                     &k->clip.zeros,
+                                     &e->old,
+                                     &e->bad,
+                                     &e->ones,
+                                     &e->work,
+                                     &e->all_samples,
+                                     &n->solved,
+                                     &n->bad,
+                                     &n->products,
+                                     &n->ones,
+                                     &n->work,
+                                     &n->sample_ones,
+                                     &n->zeros,
+                                     &k->padding.vectors,
+                                     &k->padding.scalars,
+                                     &k->padding.kept};
+    const dsc_kfac_tables *t = &k->tables;
+    const dsc_tensor *const tables[] = {&t->solved, &t->between, &t->full,    &t->packed, &t->counts,
+                                        &t->ones,   &t->work,    &t->numbers, &t->bad,    &t->wide};
+    size_t sum = SUM_OF(own) + SUM_OF(tables);
     for (int64_t l = 0; l < k->layer_count; l++)
         sum += bytes_of(&k->progress[l].joined);
     for (int j = 0; j < k->layout_count; j++) {

@@ -1,9 +1,11 @@
-/* Scale and shift of batch norms, preconditioned by a 2x2 Fisher matrix per channel.
+/* Scale and shift of norms, preconditioned by a 2x2 Fisher matrix per channel.
  *
  *   u = sum over positions of (g xhat, g)    the gradient of one sample, for one channel
- *   F = N sum u u' / loss_scale^2            mean over the samples, g of the mean loss over N of them
+ *   F = M sum u u' / loss_scale^2            sum over samples, g of a loss that is the mean of M terms: one per
+ *                                            sample, or options.loss_terms
  *   F <- decay F + (1 - decay) F_batch       as factors: from the identity; F_batch averaged over passes and ranks
- *   P = (F + damping I)^-1 D                 D = (dgamma, dshift); `diagonal`: without the elements beside it
+ *   P = (F + damping I)^-1 D                 D = (dgamma, dshift); `diagonal`: without the elements beside it;
+ *                                            without a shift: of gamma alone
  *
  * The matrices are small, so that every rank keeps all of them and solves with the present ones in every step,
  * whatever the strategy. <P, D> counts in the clip. Layers that did not run keep their gradient; so do all where
@@ -47,7 +49,7 @@ dsc_status dsc_kfac_norm_find(dsc_kfac *k) {
     for (int64_t l = 0; l < k->layer_count && status == DSC_OK; l++) {
         const dsc_kfac_layer *layer = &k->layers[l];
         n->of[l] = -1;
-        if (layer->kind != DSC_KFAC_BATCH_NORM || skip[l])
+        if ((layer->kind != DSC_KFAC_BATCH_NORM && layer->kind != DSC_KFAC_LAYER_NORM) || skip[l])
             continue;
         n->of[l] = n->count;
         n->list[n->count++] = (dsc_kfac_norm){.layer = l,
@@ -97,6 +99,8 @@ dsc_status dsc_kfac_norm_create(dsc_kfac *k) {
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * n->count, &n->bad));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * n->count, &n->products));
     DSC_TRY(dsc_kfac_alloc(k, DSC_F64, 2 * n->count, &n->ones));
+    DSC_TRY(dsc_kfac_alloc(k, k->dtype, n->widest, &n->zeros));
+    DSC_TRY(dsc_op_fill(k->queue, 0, &n->zeros));
     DSC_TRY(dsc_op_fill(k->queue, 0, &n->bad));
     DSC_TRY(dsc_op_fill(k->queue, 1, &n->ones));
     for (int64_t i = 0; i < n->count; i++) {
@@ -116,8 +120,8 @@ dsc_status dsc_kfac_norm_create(dsc_kfac *k) {
 
 void dsc_kfac_norm_destroy(dsc_kfac *k) {
     dsc_kfac_norms *n = &k->norms;
-    dsc_tensor *const blocks[] = {&n->averages, &n->batches, &n->solved, &n->bad,
-                                  &n->products, &n->ones,    &n->work,   &n->sample_ones};
+    dsc_tensor *const blocks[] = {&n->averages, &n->batches, &n->solved,      &n->bad,  &n->products,
+                                  &n->ones,     &n->work,    &n->sample_ones, &n->zeros};
     void *const arrays[] = {&n->list, &n->of, &n->absorbs, &n->solves, &n->dots, &n->joins};
     for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++)
         dsc_tensor_free(blocks[i]);
@@ -130,11 +134,10 @@ dsc_status dsc_kfac_norm_set_gradients(dsc_kfac *k, int64_t layer, const dsc_kfa
         return DSC_OK;
     dsc_kfac_norm *norm = &k->norms.list[k->norms.of[layer]];
     if (gradients->out_stride != 1 && norm->channels > 1)
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "K-FAC: layer '%s': the gradient of its scale has a stride of %lld: the numbers of a batch "
-            "norm must lie next to each other",
-            k->layers[layer].name, (long long)gradients->out_stride);
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC: layer '%s': the gradient of its scale has a stride of %lld: the numbers of a "
+                        "norm must lie next to each other",
+                        k->layers[layer].name, (long long)gradients->out_stride);
     norm->gamma.data = gradients->weight;
     norm->shift.data = gradients->bias;
     return DSC_OK;
@@ -164,8 +167,8 @@ static dsc_tensor in_samples(const dsc_tensor *t, int64_t c) {
     return dsc_tensor_view(t->device, t->data, t->dtype, 3, dim);
 }
 
-static dsc_status check_sample(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_kfac_sample *s) {
-    (void)k;
+static dsc_status check_sample(const dsc_kfac_layer *l, const dsc_kfac_sample *s) {
+    int centred = l->kind == DSC_KFAC_BATCH_NORM;
     DSC_TRY(dsc_kfac_check_captured(l, "its input", &s->a, l->in_c, -1));
     int64_t rows = dsc_tensor_count(&s->a) / l->in_c;
     DSC_TRY(dsc_kfac_check_captured(l, "the gradient at its output", &s->g, l->in_c, rows));
@@ -173,7 +176,7 @@ static dsc_status check_sample(const dsc_kfac *k, const dsc_kfac_layer *l, const
         DSC_TRY(dsc_kfac_check_captured(l, "its output", &s->y, l->in_c, rows));
     if (s->a.ndim < 2 || s->a_layout != DSC_NHWC || s->g_layout != DSC_NHWC)
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its input must be [n,...,channels]", l->name);
-    if (!s->mean.data != !s->invstd.data)
+    if ((s->mean.data && !s->invstd.data) || (centred && s->invstd.data && !s->mean.data))
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': mean and invstd come together, or not at all",
                         l->name);
     return DSC_OK;
@@ -183,7 +186,7 @@ dsc_status dsc_kfac_norm_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, const
     const dsc_kfac_layer *l = &k->layers[layer];
     dsc_kfac_norm *norm = &k->norms.list[k->norms.of[layer]];
     int64_t used = 0;
-    DSC_TRY(check_sample(k, l, s));
+    DSC_TRY(check_sample(l, s));
     int64_t n = s->a.dim[0], c = norm->channels, width = PLANES * c;
     DSC_TRY(reserve(k, n));
     dsc_tensor x = in_samples(&s->a, c), g = in_samples(&s->g, c), y = s->y;
@@ -192,10 +195,10 @@ dsc_status dsc_kfac_norm_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, const
     const int64_t each_dim[3] = {n, PLANES, c}, rows[2] = {n, width}, line[2] = {1, width},
                   ones_dim[2] = {1, n};
     dsc_tensor each = dsc_kfac_carve(&k->norms.work, &used, 3, each_dim);
-    int whole = s->mean.data != NULL;
-    DSC_TRY(dsc_op_norm_fisher(q, &x, y.data ? &y : NULL, &g, whole ? &s->mean : NULL,
-                               whole ? &s->invstd : NULL, &each));
-    double alpha = (double)n / (k->loss_scale * k->loss_scale) / (double)k->options.passes;
+    DSC_TRY(dsc_op_norm_fisher(q, &x, y.data ? &y : NULL, &g, s->mean.data ? &s->mean : NULL,
+                               s->invstd.data ? &s->invstd : NULL, &each));
+    int64_t terms = k->options.loss_terms > 0 ? n * k->options.loss_terms : n;
+    double alpha = (double)terms / (k->loss_scale * k->loss_scale) / (double)k->options.passes;
     dsc_tensor matrix = dsc_tensor_view(k->device, each.data, k->dtype, 2, rows);
     dsc_tensor ones = dsc_tensor_view(k->device, k->norms.sample_ones.data, k->dtype, 2, ones_dim);
     dsc_tensor sum = dsc_tensor_view(k->device, norm->batch.data, k->dtype, 2, line);
@@ -245,36 +248,46 @@ static int takes_part(const dsc_kfac *k, int64_t layer) {
     return k->layers[layer].late_gradients ? p->present && p->contributed : p->captures > 0;
 }
 
-dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) {
+/* Lists the norms that take part, of those with a shift or of those without: how they are solved, and the products and
+ * copies of their gradients. Returns how many there are. */
+static int64_t list_active(dsc_kfac *k, int with_shift, dsc_norm_solve_item *solves) {
     dsc_kfac_norms *n = &k->norms;
-    dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
-    n->active = 0;
+    int64_t count = 0;
     for (int64_t i = 0; i < n->count; i++) {
         const dsc_kfac_norm *norm = &n->list[i];
         const int64_t row[2] = {1, norm->channels};
         int64_t used = 0;
-        if (!takes_part(k, norm->layer))
+        if (!takes_part(k, norm->layer) || (norm->shift.data != NULL) != with_shift)
             continue;
-        n->solves[n->active] = (dsc_norm_solve_item){norm->f, norm->gamma, norm->shift, norm->p};
-        for (int half = 0; half < 2; half++) {
+        dsc_tensor none = dsc_tensor_slice(&n->zeros, 0, norm->channels);
+        solves[count++] =
+            (dsc_norm_solve_item){norm->f, norm->gamma, with_shift ? norm->shift : none, norm->p};
+        for (int half = 0; half <= with_shift; half++) {
             dsc_tensor p = dsc_kfac_carve(&norm->p, &used, 2, row);
             const dsc_tensor *d = half ? &norm->shift : &norm->gamma;
             dsc_tensor wide = dsc_tensor_view(k->device, d->data, k->dtype, 2, row);
-            n->dots[2 * n->active + half] = (dsc_dot_item){p, wide};
-            n->joins[2 * n->active + half] = (dsc_join_item){.w = wide, .d = p};
+            n->dots[n->active] = (dsc_dot_item){p, wide};
+            n->joins[n->active++] = (dsc_join_item){.w = wide, .d = p};
         }
-        n->active++;
     }
+    return count;
+}
+
+dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) {
+    dsc_kfac_norms *n = &k->norms;
+    dsc_tensor damping = dsc_tensor_slice(&k->numbers, DSC_KFAC_DAMPING, 1);
+    n->active = 0;
+    int64_t pairs = list_active(k, 1, n->solves), alone = list_active(k, 0, n->solves + pairs);
     if (n->active == 0)
         return DSC_OK;
-    dsc_tensor products = dsc_tensor_slice(&n->products, 0, 2 * n->active);
-    dsc_tensor ones = dsc_tensor_slice(&n->ones, 0, 2 * n->active);
-    DSC_TRY(
-        dsc_op_norm_solve_batch(q, &damping, k->options.norm == DSC_KFAC_NORM_FULL, n->solves, n->active));
-    DSC_TRY(dsc_op_dot_batch(q, n->dots, 2 * n->active, &products));
+    dsc_tensor products = dsc_tensor_slice(&n->products, 0, n->active);
+    dsc_tensor ones = dsc_tensor_slice(&n->ones, 0, n->active);
+    DSC_TRY(dsc_op_norm_solve_batch(q, &damping, k->options.norm == DSC_KFAC_NORM_FULL, n->solves, pairs));
+    DSC_TRY(dsc_op_norm_solve_batch(q, &damping, 0, n->solves + pairs, alone));
+    DSC_TRY(dsc_op_dot_batch(q, n->dots, n->active, &products));
     return dsc_op_dot(q, &products, &ones, 1, sum);
 }
 
 dsc_status dsc_kfac_norm_write(dsc_kfac *k, dsc_queue *q) {
-    return dsc_op_split_batch(q, &k->nu_tensor, k->norms.joins, 2 * k->norms.active);
+    return dsc_op_split_batch(q, &k->nu_tensor, k->norms.joins, k->norms.active);
 }

@@ -9,7 +9,8 @@
  *   compute, memory  units by falling cost to the least loaded column; in it the unit (co-located), or each
  *                    of its items, the largest first, to the least loaded rank; cost: sum of n^3, or n^2
  *
- * Diagonal blocks are always placed one by one. The second half of this file derives the bytes that each rank
+ * Diagonal blocks are always placed one by one. Units that share an A are placed like one unit with several G: all of
+ * them need its decomposition. The second half of this file derives the bytes that each rank
  * holds and sends; N ranks, m rows, C columns. */
 #include "kfac/placement.h"
 
@@ -35,6 +36,28 @@ typedef struct builder {
 
 /* ---- units and items ---- */
 
+static dsc_status check_same_input(const builder *b, int64_t i) {
+    const dsc_kfac_layer *layer = &b->layers[i];
+    int64_t number = layer->same_input;
+    if (number == 0)
+        return DSC_OK;
+    if (number < 0 || number > i || b->layers[number - 1].same_input != 0)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "layer '%s': same_input %lld: must be 0, or 1 more than the number of an earlier layer whose "
+            "same_input is 0",
+            layer->name, (long long)number);
+    const dsc_kfac_layer *first = &b->layers[number - 1];
+    if (layer->kind != DSC_KFAC_LINEAR || first->kind != DSC_KFAC_LINEAR || layer->in_c != first->in_c ||
+        !layer->bias_grad.data != !first->bias_grad.data)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "layers '%s' and '%s' cannot have one A: both must be linear, with as many inputs, and both "
+            "with a bias or both without",
+            first->name, layer->name);
+    return DSC_OK;
+}
+
 /* Marks skipped layers, checks the others, and counts units. */
 static dsc_status survey(builder *b) {
     const dsc_kfac_layer *first = NULL;
@@ -45,6 +68,7 @@ static dsc_status survey(builder *b) {
         if (b->skip[i])
             continue;
         DSC_TRY(dsc_kfac_layer_check(layer));
+        DSC_TRY(check_same_input(b, i));
         first = first ? first : layer;
         if (layer->weight_grad.dtype != first->weight_grad.dtype)
             return DSC_FAIL(DSC_E_INVALID,
@@ -60,12 +84,27 @@ static dsc_status survey(builder *b) {
     return DSC_OK;
 }
 
+/* The first of the layers that read the same input as layer i. */
+static int64_t first_reader(const builder *b, int64_t i) {
+    return b->layers[i].same_input > 0 ? b->layers[i].same_input - 1 : i;
+}
+
+/* The unit whose A a new one of layer i uses: the first that reads the same input, which may be itself. */
+static int64_t find_a(const builder *b, int64_t i, int64_t number) {
+    const dsc_kfac_plan *plan = b->plan;
+    for (int64_t u = 0; u < number; u++)
+        if (first_reader(b, plan->units[u].layer) == first_reader(b, i))
+            return plan->a_unit[u];
+    return number;
+}
+
 /* Units in the order of the layers, groups inside; names must differ, because checkpoints use them as
  * keys. */
 static dsc_status make_units(builder *b) {
     dsc_kfac_plan *plan = b->plan;
     int64_t number = 0;
     DSC_TRY(dsc_memory_alloc(plan->unit_count, sizeof *plan->units, &plan->units));
+    DSC_TRY(dsc_memory_alloc(plan->unit_count, sizeof *plan->a_unit, &plan->a_unit));
     for (int64_t i = 0; i < b->count; i++) {
         const dsc_kfac_layer *layer = &b->layers[i];
         const dsc_kfac_kind_entry *kind = dsc_kfac_kind_of(layer);
@@ -81,13 +120,15 @@ static dsc_status make_units(builder *b) {
                 snprintf(name, size, "%s[%lld]", layer->name, (long long)group);
             else
                 snprintf(name, size, "%s", layer->name);
+            int64_t a_blocks = blocks < s.a_n ? blocks : s.a_n;
+            plan->a_unit[number] = s.one_a ? find_a(b, i, number) : number;
             plan->units[number] = (dsc_kfac_unit){.name = name,
                                                   .layer = i,
                                                   .group = group,
                                                   .kind = layer->kind,
                                                   .a_n = s.a_n,
                                                   .g_n = s.g_n,
-                                                  .a_blocks = blocks < s.a_n ? blocks : s.a_n,
+                                                  .a_blocks = plan->a_unit[number] == number ? a_blocks : 0,
                                                   .g_blocks = blocks < s.g_n ? blocks : s.g_n,
                                                   .first_item = plan->item_count};
             plan->item_count += dsc_kfac_unit_items(&plan->units[number]);
@@ -123,22 +164,24 @@ static dsc_status make_items(dsc_kfac_plan *plan) {
 
 /* ---- placement ---- */
 
-/* 1 when all items of the unit go to one rank. */
-static int stays_together(const builder *b, const dsc_kfac_unit *unit) {
-    return b->options->colocate_factors && dsc_kfac_unit_items(unit) == 2;
+/* 1 when all items of the unit, and of those that share its A, go to one rank. */
+static int stays_together(const builder *b, int64_t unit) {
+    return b->options->colocate_factors && dsc_kfac_a_blocks(b->plan, unit) == 1 &&
+           b->plan->units[unit].g_blocks == 1;
 }
 
 static dsc_status place_in_turns(const builder *b) {
     dsc_kfac_plan *plan = b->plan;
-    int64_t *turns; /* [columns] */
+    int64_t *turns, placed = 0; /* turns[columns] */
     DSC_TRY(dsc_memory_alloc(plan->columns, sizeof *turns, &turns));
     for (int64_t u = 0; u < plan->unit_count; u++) {
         dsc_kfac_unit *unit = &plan->units[u];
         dsc_kfac_item *items = plan->items + unit->first_item;
-        unit->column = (int)(u % plan->columns);
+        int shares = plan->a_unit[u] != u;
+        unit->column = shares ? plan->units[plan->a_unit[u]].column : (int)(placed++ % plan->columns);
         for (int64_t i = 0; i < dsc_kfac_unit_items(unit); i++) {
-            items[i].owner = items[0].owner;
-            if (i == 0 || !stays_together(b, unit))
+            items[i].owner = plan->items[dsc_kfac_a_item(plan, u)].owner;
+            if ((i == 0 && !shares) || !stays_together(b, u))
                 items[i].owner = (int)(turns[unit->column]++ % plan->rows) * plan->columns + unit->column;
         }
     }
@@ -176,43 +219,44 @@ static int least_loaded(const double *cost, int first, int count, int stride) {
     return best;
 }
 
-/* The items of a unit to ranks of its column. `order` has space for them. */
-static void place_items(const builder *b, const dsc_kfac_unit *unit, double cost, ranked *order) {
+/* The items of a unit, and of those that share its A, to ranks of its column. `order` has space for them. */
+static void place_items(const builder *b, int64_t unit, double cost, ranked *order) {
     const dsc_kfac_plan *plan = b->plan;
-    dsc_kfac_item *items = plan->items + unit->first_item;
-    int64_t count = dsc_kfac_unit_items(unit);
-    int together = stays_together(b, unit);
-    for (int64_t i = 0; i < count; i++)
-        order[i] = (ranked){cost_of(b, items[i].n), i};
+    int column = plan->units[unit].column, together = stays_together(b, unit);
+    int64_t count = 0;
+    for (int64_t i = plan->units[unit].first_item; i < plan->item_count; i++)
+        if (plan->a_unit[plan->items[i].unit] == unit)
+            order[count++] = (ranked){cost_of(b, plan->items[i].n), i};
     qsort(order, (size_t)count, sizeof *order, costlier_first);
-    for (int64_t i = 0; i < (together ? 1 : count); i++) {
-        int rank = least_loaded(b->rank_cost, unit->column, plan->rows, plan->columns);
-        items[order[i].number].owner = rank;
-        b->rank_cost[rank] += together ? cost : order[i].cost;
+    int rank = least_loaded(b->rank_cost, column, plan->rows, plan->columns);
+    for (int64_t i = 0; i < count; i++) {
+        if (!together)
+            rank = least_loaded(b->rank_cost, column, plan->rows, plan->columns);
+        plan->items[order[i].number].owner = rank;
+        b->rank_cost[rank] += together ? 0 : order[i].cost;
     }
-    if (together)
-        items[order[1].number].owner = items[order[0].number].owner;
+    b->rank_cost[rank] += together ? cost : 0;
 }
 
 static dsc_status place_by_cost(builder *b) {
     dsc_kfac_plan *plan = b->plan;
-    ranked *order; /* the units, followed by space for the items of one unit */
+    ranked *order; /* the units, those that share an A as one; followed by space for the items of one */
     DSC_TRY(dsc_memory_alloc(plan->columns, sizeof *b->column_cost, &b->column_cost));
     DSC_TRY(dsc_memory_alloc(plan->ranks, sizeof *b->rank_cost, &b->rank_cost));
     DSC_TRY(dsc_memory_alloc(plan->unit_count + plan->item_count, sizeof *order, &order));
-    for (int64_t u = 0; u < plan->unit_count; u++) {
-        const dsc_kfac_unit *unit = &plan->units[u];
+    for (int64_t u = 0; u < plan->unit_count; u++)
         order[u] = (ranked){0, u};
-        for (int64_t i = 0; i < dsc_kfac_unit_items(unit); i++)
-            order[u].cost += cost_of(b, plan->items[unit->first_item + i].n);
-    }
+    for (int64_t i = 0; i < plan->item_count; i++)
+        order[plan->a_unit[plan->items[i].unit]].cost += cost_of(b, plan->items[i].n);
     qsort(order, (size_t)plan->unit_count, sizeof *order, costlier_first);
-    for (int64_t i = 0; i < plan->unit_count; i++) {
+    for (int64_t i = 0; i < plan->unit_count && order[i].cost > 0; i++) {
         dsc_kfac_unit *unit = &plan->units[order[i].number];
         unit->column = least_loaded(b->column_cost, 0, plan->columns, 1);
         b->column_cost[unit->column] += order[i].cost;
-        place_items(b, unit, order[i].cost, order + plan->unit_count);
+        place_items(b, order[i].number, order[i].cost, order + plan->unit_count);
     }
+    for (int64_t u = 0; u < plan->unit_count; u++)
+        plan->units[u].column = plan->units[plan->a_unit[u]].column;
     dsc_memory_free(&order);
     return DSC_OK;
 }
@@ -320,7 +364,8 @@ static dsc_status count_loads(const builder *b) {
     for (int64_t u = 0; u < plan->unit_count; u++) {
         const dsc_kfac_unit *unit = &plan->units[u];
         const dsc_kfac_item *items = plan->items + unit->first_item;
-        load_factor(b, w, unit->a_n, items[0].owner);
+        if (plan->a_unit[u] == u)
+            load_factor(b, w, unit->a_n, items[0].owner);
         load_factor(b, w, unit->g_n, items[unit->a_blocks].owner);
         for (int64_t i = 0; i < dsc_kfac_unit_items(unit); i++)
             load_item(b, w, &items[i], unit->column);
@@ -401,6 +446,7 @@ void dsc_kfac_plan_destroy(dsc_kfac_plan **plan) {
     for (int64_t u = 0; (*plan)->units && u < (*plan)->unit_count; u++)
         dsc_memory_free(&(*plan)->units[u].name);
     dsc_memory_free(&(*plan)->units);
+    dsc_memory_free(&(*plan)->a_unit);
     dsc_memory_free(&(*plan)->items);
     dsc_memory_free(&(*plan)->loads);
     dsc_memory_free(plan);

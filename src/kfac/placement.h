@@ -11,6 +11,7 @@ struct dsc_kfac_plan {
     int64_t unit_count, item_count;
     dsc_kfac_unit *units; /* in the order of the layers, groups inside */
     dsc_kfac_item *items; /* in the order of the units: the blocks of A, then those of G */
+    int64_t *a_unit;      /* [units] the unit whose A it uses: itself, or an earlier one */
     dsc_kfac_load *loads; /* [ranks] */
 };
 
@@ -33,6 +34,18 @@ dsc_status dsc_kfac_hyper_check(const dsc_kfac_options *options, const dsc_kfac_
 
 static inline int64_t dsc_kfac_unit_items(const dsc_kfac_unit *unit) {
     return unit->a_blocks + unit->g_blocks;
+}
+
+/* The first items of the factors that a unit uses. */
+static inline int64_t dsc_kfac_a_item(const dsc_kfac_plan *plan, int64_t unit) {
+    return plan->units[plan->a_unit[unit]].first_item;
+}
+static inline int64_t dsc_kfac_g_item(const dsc_kfac_plan *plan, int64_t unit) {
+    return plan->units[unit].first_item + plan->units[unit].a_blocks;
+}
+/* Diagonal blocks of the A that a unit uses. */
+static inline int64_t dsc_kfac_a_blocks(const dsc_kfac_plan *plan, int64_t unit) {
+    return plan->units[plan->a_unit[unit]].a_blocks;
 }
 
 enum { DSC_KFAC_EXACT_ROWS = 128 }; /* factors of up to so many rows are never cut or rotated */

@@ -27,20 +27,23 @@ enum { ROUNDS = 4 };
 
 /* ---- memory ---- */
 
-/* The end of the items from `first` on that may not be separated: those of one unit when this rank has both. */
+/* The end of the items from `first` on that may not be separated: the factors of a unit, and of those that share its A,
+ * when this rank has all of them. */
 static int64_t group_end(const dsc_kfac *k, const dsc_kfac_layout *layout, int64_t first, int64_t end) {
     const dsc_kfac_item *items = layout->plan->items;
+    const int64_t *a_unit = layout->plan->a_unit;
     int64_t next = first + 1;
     while (dsc_kfac_pairs(k, layout) && next < end &&
-           items[layout->order[next]].unit == items[layout->order[first]].unit)
+           a_unit[items[layout->order[next]].unit] == a_unit[items[layout->order[first]].unit])
         next++;
     return next;
 }
 
-/* Describes items [first, end) of layout->order as the wave, without their decisions. The factors of a unit come
- * one after the other. */
+/* Describes items [first, end) of layout->order as the wave, without their decisions. An A comes before all G of the
+ * units that use it, which follow. */
 static void list_wave(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t first, int64_t end) {
     int pairs = dsc_kfac_pairs(w->k, layout);
+    int64_t a = 0;
     w->layout = layout;
     w->first = first;
     w->count = end - first;
@@ -49,14 +52,11 @@ static void list_wave(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t firs
         int64_t item = layout->order[first + i];
         const dsc_kfac_item *own = &layout->plan->items[item];
         dsc_refresh_item *t = &w->items[i];
-        *t = (dsc_refresh_item){.item = item, .n = own->n, .rank = layout->upkeep[item].rank, .partner = -1};
-        if (!pairs || i == 0 || layout->plan->items[w->items[i - 1].item].unit != own->unit)
-            continue;
-        t->partner = i - 1;
-        w->items[i - 1].partner = i;
-        w->units[w->unit_count++] = (dsc_refresh_unit){.a = own->side == DSC_KFAC_A ? i : i - 1,
-                                                       .g = own->side == DSC_KFAC_G ? i : i - 1,
-                                                       .unit = own->unit};
+        *t = (dsc_refresh_item){.item = item, .n = own->n, .rank = layout->upkeep[item].rank};
+        if (own->side == DSC_KFAC_A)
+            a = i;
+        else if (pairs)
+            w->units[w->unit_count++] = (dsc_refresh_unit){.a = a, .g = i, .unit = own->unit};
     }
 }
 
@@ -265,17 +265,22 @@ void dsc_kfac_refresh_end(dsc_kfac *k) {
         dsc_tensor_free(&k->wave->memory);
 }
 
-/* Over the blocks of the other factor. */
+/* Over the blocks of the other factor; for an A over all G of the units that use it. */
 double dsc_kfac_refresh_delta(const dsc_kfac *k, const dsc_kfac_layout *layout, int64_t number) {
-    const dsc_kfac_item *item = &layout->plan->items[number];
-    const dsc_kfac_unit *u = &layout->plan->units[item->unit];
-    int64_t first = u->first_item + (item->side == DSC_KFAC_A ? u->a_blocks : 0);
-    int64_t count = item->side == DSC_KFAC_A ? u->g_blocks : u->a_blocks;
+    const dsc_kfac_item *item = &layout->plan->items[number], *items = layout->plan->items;
+    const int64_t *a_unit = layout->plan->a_unit;
     double largest = 0, damping = k->hyper.damping;
-    for (int64_t i = first; k->decomposed && i < first + count; i++)
-        largest = fmax(largest, k->wave->largest[i]);
     if (!k->decomposed)
         return 0;
+    if (item->side == DSC_KFAC_G) {
+        int64_t first = dsc_kfac_a_item(layout->plan, item->unit);
+        for (int64_t i = first; i < first + dsc_kfac_a_blocks(layout->plan, item->unit); i++)
+            largest = fmax(largest, k->wave->largest[i]);
+    } else {
+        for (int64_t i = number; i < layout->plan->item_count; i++)
+            if (items[i].side == DSC_KFAC_G && a_unit[items[i].unit] == item->unit)
+                largest = fmax(largest, k->wave->largest[i]);
+    }
     return damping < most_delta * largest ? damping / largest : most_delta;
 }
 
@@ -376,9 +381,13 @@ static void find_refused(dsc_refresh_wave *w, int later) {
     }
     for (int64_t i = 0; i < w->unit_count; i++) {
         dsc_refresh_unit *u = &w->units[i];
+        if (u->active && u->judged)
+            w->items[u->a].refused = w->items[u->g].refused = 0;
+    }
+    for (int64_t i = 0; i < w->unit_count; i++) {
+        dsc_refresh_unit *u = &w->units[i];
         if (!u->active || !u->judged)
             continue;
-        w->items[u->a].refused = w->items[u->g].refused = 0;
         int64_t worse = worse_factor(w, u);
         if (worse >= 0 && !(u->eta <= most_eta[later]))
             w->items[worse].refused = 1;

@@ -19,7 +19,6 @@ typedef struct dsc_refresh_item {
     int failed;         /* 1: the rotation gave no basis, or numbers that are not finite */
     int precise;        /* 1: products in float32, not in TF32 */
     int64_t iterations; /* still to be done */
-    int64_t partner;    /* place of the other factor of its unit in the wave; -1: it is not there */
     double delta;       /* damping / largest eigenvalue of the other factor */
     double residual;    /* rms over j of |A q_j - v_j q_j| / (v_j + delta) */
     double sum, trace;  /* of the eigenvalues; of A */

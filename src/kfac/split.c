@@ -5,7 +5,7 @@
  *
  * With pi both factors are damped by the same share of their mean eigenvalue, and scaling A up and G down by
  * one number changes nothing, as it does not change their product. A split factor has the damping of the whole
- * for all of its diagonal blocks.
+ * for all of its diagonal blocks. The G of units that share an A count together, as the blocks of one G.
  *
  * Both traces are needed where one of the factors is decomposed. A rank that keeps all averages of its column
  * computes them itself; else both factors of a unit have one owner (co-location), or the owners of the column
@@ -37,6 +37,11 @@ dsc_status dsc_kfac_split_create(dsc_kfac *k) {
     DSC_TRY(dsc_memory_alloc(count, sizeof *rows, &rows));
     for (int64_t i = 0; i < count; i++)
         rows[i] = (double)k->members[i / 2].factor[i % 2].n;
+    for (int64_t u = 0; u < k->unit_count; u++) /* those of all G, at the first unit, then at all of them */
+        rows[2 * k->layouts[0].plan->a_unit[u] + 1] +=
+            k->members[u].factor[DSC_KFAC_A].shared ? rows[2 * u + 1] : 0;
+    for (int64_t u = 0; u < k->unit_count; u++)
+        rows[2 * u + 1] = rows[2 * k->layouts[0].plan->a_unit[u] + 1];
     dsc_status status = dsc_tensor_upload(k->queue, rows, (size_t)count * sizeof *rows, &k->split.rows);
     if (status == DSC_OK)
         status = dsc_queue_sync(k->queue);
@@ -56,7 +61,8 @@ static dsc_status find_traces(dsc_kfac *k, dsc_queue *q) {
     int together = dsc_kfac_keeps_everywhere(k) && k->factor_dtype == k->dtype;
     DSC_TRY(dsc_op_fill(q, 0, &k->split.traces));
     for (int64_t i = 0; i < count; i++) {
-        const dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        int64_t unit = i % 2 == DSC_KFAC_A ? k->layouts[0].plan->a_unit[i / 2] : i / 2;
+        const dsc_kfac_factor *f = &k->members[unit].factor[i % 2];
         dsc_tensor diagonal = dsc_tensor_slice(&k->split.diagonal, 0, f->packed), packed;
         dsc_tensor trace = dsc_tensor_slice(&k->split.traces, i, 1);
         k->dots[i] = (dsc_dot_item){f->average, diagonal};
@@ -66,6 +72,19 @@ static dsc_status find_traces(dsc_kfac *k, dsc_queue *q) {
         DSC_TRY(dsc_op_dot(q, &packed, &diagonal, 0, &trace));
     }
     return together ? dsc_op_dot_batch(q, k->dots, count, &k->split.traces) : DSC_OK;
+}
+
+/* The traces of all G that share an A become those of their sum. */
+static dsc_status join_traces(dsc_kfac *k, dsc_queue *q) {
+    const int64_t *a_unit = k->layouts[0].plan->a_unit;
+    for (int gather = 1; gather >= 0; gather--)
+        for (int64_t u = 0; u < k->unit_count; u++) {
+            dsc_tensor own = dsc_tensor_slice(&k->split.traces, 2 * u + DSC_KFAC_G, 1);
+            dsc_tensor all = dsc_tensor_slice(&k->split.traces, 2 * a_unit[u] + DSC_KFAC_G, 1);
+            if (a_unit[u] != u)
+                DSC_TRY(gather ? dsc_op_axpby(q, 1, &own, 1, &all) : dsc_op_axpby(q, 1, &all, 0, &own));
+        }
+    return DSC_OK;
 }
 
 dsc_status dsc_kfac_split_damping(dsc_kfac *k, dsc_queue *q, dsc_status status) {
@@ -78,6 +97,8 @@ dsc_status dsc_kfac_split_damping(dsc_kfac *k, dsc_queue *q, dsc_status status) 
         DSC_TRY(dsc_queue_sync(q));
         DSC_TRY(dsc_comm_allreduce(k->column, DSC_TRAFFIC_OTHER, DSC_SUM, &k->split.traces));
     }
+    if (status == DSC_OK)
+        status = join_traces(k, q);
     if (status == DSC_OK)
         status = dsc_op_damping_split(q, &damping, &k->split.traces, &k->split.rows, &k->split.dampings);
     return status;

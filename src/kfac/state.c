@@ -4,15 +4,18 @@
  *   damping                                                                       F64, of the decompositions
  *   LAYER.updates                   I64, optional     of its averages; only with options.warmup_factors
  *   refreshed_factors, extra_iterations, exact_fallbacks      I64, only with warm refresh
- *   refresh                         [items, 4]        F64, only with warm refresh: upkeep of every item
+ *   refresh                         [items, 4]        F64, only with warm refresh: upkeep of every item;
+ *                                                     refresh.shared where units share an A
  *   next_step, next_update_freq     I64, only with options.async_steps: of the decomposition that is under way, 0: none
  *   next_damping                    F64, of it
  *   LAYER.next                      I64, 1: its averages held something of a batch when it was started
  *   next.UNIT.A, next.UNIT.G        [n (n + 1) / 2]   the averages that are being decomposed
- *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages
+ *   UNIT.A, UNIT.G                  [n (n + 1) / 2]   running averages; an A that several units share is that of the first
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
- *   LAYER.norm                      [3, channels]     optional, Fisher matrices of a batch norm
+ *   LAYER.A, LAYER.G                [rows], [n (n + 1) / 2]   averages of an embedding, A its diagonal
+ *   LAYER.G.vectors, LAYER.G.values, LAYER.A.values   optional, of an embedding: [n, n], [n], [rows]
+ *   LAYER.norm                      [3, channels]     optional, Fisher matrices of a norm
  *
  * Where only k of n vectors are kept, vectors are [n, k] and values [k + 1], the mean of the others last.
  *   UNIT.moments, UNIT.samples      [g_n, a_n], [1]   optional, with EKFAC: eigenvalues of the unit; N
@@ -89,6 +92,7 @@ struct dsc_kfac_source {
     int spread;   /* 1: loaded by every rank that has memory for it; may not be negative */
     int64_t item; /* 1 more than the number of the item whose vectors or values these are; 0: none */
     int next;     /* 1: of the decomposition that is under way */
+    int table;    /* 1: of an embedding */
 };
 
 /* ---- the list ---- */
@@ -133,7 +137,7 @@ static dsc_status add_updates(dsc_kfac *k, dsc_kfac_state_list *list) {
     const dsc_kfac_entry entry = {.dtype = DSC_I64, .optional = 1};
     char name[NAME_SIZE];
     for (int64_t l = 0; k->options.warmup_factors && l < k->layer_count; l++) {
-        if (k->first_unit[l] == k->first_unit[l + 1] && !dsc_kfac_is_norm(k, l))
+        if (!dsc_kfac_covers(k, l))
             continue;
         snprintf(name, sizeof name, "%s.updates", k->layers[l].name);
         DSC_TRY(add(list, name, entry, (struct dsc_kfac_source){.number = UPDATES, .layer = l}));
@@ -175,6 +179,41 @@ static dsc_status add_norms(dsc_kfac *k, dsc_kfac_state_list *list) {
     return DSC_OK;
 }
 
+/* The same on every rank: averages, and the eigenvectors and eigenvalues of G. */
+static dsc_status add_tables(dsc_kfac *k, dsc_kfac_state_list *list) {
+    char name[NAME_SIZE];
+    for (int64_t i = 0; i < k->tables.count; i++) {
+        dsc_kfac_table *t = &k->tables.list[i];
+        const struct {
+            const char *name;
+            dsc_tensor *place;
+            int late;
+        } parts[] = {{"A", &t->a, 0},
+                     {"G", &t->g, 0},
+                     {"G.vectors", &t->vectors, 1},
+                     {"G.values", &t->values, 1},
+                     {"A.values", &t->shares, 1}};
+        for (size_t j = 0; j < sizeof parts / sizeof parts[0]; j++) {
+            const dsc_tensor *at = parts[j].place;
+            dsc_kfac_entry entry = {.dtype = k->dtype,
+                                    .ndim = at->ndim,
+                                    .dim = {at->dim[0], at->dim[1]},
+                                    .optional = parts[j].late};
+            struct dsc_kfac_source source = {.number = NUMBERS,
+                                             .place = parts[j].place,
+                                             .everywhere = 1,
+                                             .table = 1,
+                                             .layer = t->layer,
+                                             .values = parts[j].late && at->ndim == 1};
+            if (at->ndim == 1)
+                entry.dim[1] = 0;
+            snprintf(name, sizeof name, "%s.%s", k->layers[t->layer].name, parts[j].name);
+            DSC_TRY(add(list, name, entry, source));
+        }
+    }
+    return DSC_OK;
+}
+
 /* The decomposition that is under way: which layers it holds something of, and the averages it is made of. */
 static dsc_status add_next(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
     dsc_kfac *twin = dsc_kfac_async_twin(k);
@@ -188,6 +227,8 @@ static dsc_status add_next(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_
     }
     for (int64_t i = 0; twin && i < DSC_KFAC_SIDES * k->unit_count; i++) {
         dsc_kfac_factor *f = &twin->members[i / 2].factor[i % 2];
+        if (f->shared)
+            continue;
         dsc_kfac_entry entry = {.dtype = k->factor_dtype, .ndim = 1, .dim = {f->packed}, .optional = 2};
         snprintf(name, sizeof name, "next.%s.%c", layout->plan->units[i / 2].name,
                  i % 2 == DSC_KFAC_A ? 'A' : 'G');
@@ -203,8 +244,8 @@ static dsc_status add_next(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_
 
 static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state_list *list) {
     int64_t factors = DSC_KFAC_SIDES * k->unit_count;
-    int64_t most =
-        NUMBERS + k->norms.count + 1 + 2 * k->layer_count + 3 * factors + 2 * layout->plan->item_count;
+    int64_t most = NUMBERS + k->norms.count + 5 * k->tables.count + 1 + 2 * k->layer_count + 3 * factors +
+                   2 * layout->plan->item_count;
     int warm = k->options.refresh == DSC_KFAC_WARM;
     char name[NAME_SIZE];
     DSC_TRY(dsc_memory_alloc(most, sizeof *list->entries, &list->entries));
@@ -220,10 +261,14 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
                                 .ndim = 2,
                                 .dim = {layout->plan->item_count, DSC_KFAC_UPKEEP_NUMBERS},
                                 .optional = 2};
-        DSC_TRY(add(list, "refresh", entry, (struct dsc_kfac_source){.number = UPKEEP}));
+        /* Version 0.4 kept an A of each unit: its upkeep, of other items, is not read. */
+        const char *entry_name = k->factor_count < factors ? "refresh.shared" : "refresh";
+        DSC_TRY(add(list, entry_name, entry, (struct dsc_kfac_source){.number = UPKEEP}));
     }
     for (int64_t i = 0; i < factors; i++) {
         dsc_kfac_factor *f = &k->members[i / 2].factor[i % 2];
+        if (f->shared)
+            continue;
         dsc_kfac_entry entry = {.dtype = k->factor_dtype, .ndim = 1, .dim = {f->packed}};
         snprintf(name, sizeof name, "%s.%c", layout->plan->units[i / 2].name,
                  i % 2 == DSC_KFAC_A ? 'A' : 'G');
@@ -235,12 +280,13 @@ static dsc_status make_list(dsc_kfac *k, dsc_kfac_layout *layout, dsc_kfac_state
                                              .everywhere = dsc_kfac_keeps_everywhere(k),
                                              .layer = u->layer,
                                              .average = 1,
-                                             .first = i % 2 == 0 && !u->group}));
+                                             .first = i % 2 == (u->a_blocks == 0) && !u->group}));
     }
     for (int64_t i = 0; i < layout->plan->item_count; i++)
         DSC_TRY(add_item(k, layout, i, list));
     DSC_TRY(add_updates(k, list));
     DSC_TRY(add_norms(k, list));
+    DSC_TRY(add_tables(k, list));
     DSC_TRY(add_next(k, layout, list));
     return add_moments(k, layout, list);
 }
@@ -495,7 +541,7 @@ static int is_untouched(const dsc_kfac_entry *entry, const struct dsc_kfac_sourc
     return 1;
 }
 
-/* 1 when the matrices [3, channels] of a batch norm are those before the first batch. */
+/* 1 when the matrices [3, channels] of a norm are those before the first batch. */
 static int is_identity(const dsc_kfac_entry *entry, const void *host) {
     int64_t c = entry->dim[1];
     for (int64_t i = 0; i < 3 * c; i++)
@@ -560,7 +606,9 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     }
     if (k->rank != 0 || s->next)
         return DSC_OK;
-    if (dsc_kfac_is_norm(k, s->layer))
+    if (s->table)
+        k->progress[s->layer].contributed = 1;
+    else if (dsc_kfac_is_norm(k, s->layer))
         k->progress[s->layer].contributed = !is_identity(entry, host);
     else
         note_touched(k, entry, s, host);
@@ -588,6 +636,7 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: a state is loaded between two steps, not inside one");
     memset(k->counters, 0, sizeof k->counters);
     k->decomposed = k->decomposed && with_decompositions;
+    dsc_kfac_tables_loaded(k);
     k->decomposed_now = 0;
     dsc_kfac_health_forget(k);
     dsc_kfac_async_wait(k);

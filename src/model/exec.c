@@ -303,10 +303,10 @@ static dsc_status capture(dsc_queue *q, const dsc_backward_options *o, int64_t l
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture", NULL);
 }
 
-/* A batch norm's tensors, each [batch, ..., channels] or [channels]. */
+/* A norm's tensors, and the statistics as they were saved. */
 static dsc_status capture_norm(dsc_queue *q, const dsc_backward_options *o, const dsc_exec *exec,
                                const dsc_exec_op *op) {
-    int64_t c = dsc_tensor_count(&op->saved[0]), n = exec->batch;
+    int64_t c = dsc_tensor_count(&exec->model->params[op->node->weight].value), n = exec->batch;
     dsc_norm_tensors t = {.x = *op->x[0], .dy = *op->dy, .mean = op->saved[0], .invstd = op->saved[1]};
     if (op->relu)
         t.y = *op->y;
@@ -319,6 +319,20 @@ static dsc_status capture_norm(dsc_queue *q, const dsc_backward_options *o, cons
     unsigned errors = dsc_error_count();
     dsc_status status = o->capture_norm(o->context, q, op->node->norm, &t);
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture_norm", NULL);
+}
+
+/* The table of an embedding; that of positions has no tokens. */
+static dsc_status capture_table(dsc_queue *q, const dsc_backward_options *o, const dsc_exec *exec,
+                                const dsc_exec_op *op) {
+    const dsc_node *node = op->node;
+    const int64_t n = exec->batch, t = node->shape.h, dim[3] = {n, t, node->shape.c};
+    dsc_tensor dy = dsc_tensor_view(op->dy->device, op->dy->data, op->dy->dtype, 3, dim), tokens = *op->x[0];
+    int of_tokens = node->in[0] == exec->model->input;
+    if (of_tokens)
+        tokens = dsc_tensor_view(tokens.device, tokens.data, tokens.dtype, 2, dim);
+    unsigned errors = dsc_error_count();
+    dsc_status status = o->capture_table(o->context, q, node->table, of_tokens ? &tokens : NULL, &dy);
+    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture_table", NULL);
 }
 
 static dsc_status announce(dsc_queue *q, const dsc_backward_options *o, int64_t param) {
@@ -367,6 +381,8 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
         }
         if (options.capture_norm && node->norm >= 0)
             DSC_TRY(capture_norm(q, &options, exec, op));
+        if (options.capture_table && node->table >= 0)
+            DSC_TRY(capture_table(q, &options, exec, op));
         dsc_status status = op->type->backward(exec, q, op, &pass);
         if (status != DSC_OK)
             return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, node));

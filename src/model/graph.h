@@ -50,7 +50,8 @@ struct dsc_node {
     int64_t weight, bias; /* parameter numbers; -1 for none */
     int64_t buffer;       /* the first of a batch norm's buffers; -1 for none */
     int64_t layer;        /* number among the layers with a weight matrix; -1 for none */
-    int64_t norm;         /* number among the batch norms; -1 for others */
+    int64_t norm;         /* number among the norms; -1 for others */
+    int64_t table;        /* number among the tables of embeddings; -1 for others */
     int64_t blocks;       /* linear: parts of the features, each with a factor G of its own; 0 and 1: one */
 };
 
@@ -74,7 +75,8 @@ struct dsc_model {
     int sealed;
     dsc_node *nodes;
     int64_t node_count, node_capacity;
-    int64_t norm_count;        /* batch norms */
+    int64_t norm_count;        /* norms of all kinds */
+    int64_t table_count;       /* tables of embeddings */
     dsc_state_tensor *tensors; /* in the order of the state dict */
     int64_t tensor_count, tensor_capacity;
     int64_t param_count, parameter_total, buffer_count, layer_count, dropout_count;
@@ -130,6 +132,8 @@ dsc_status dsc_embedding_find(const dsc_model *m, dsc_value value, int64_t vocab
                               int64_t *param) DSC_MUST_CHECK;
 /* From now on the embedding adds its gradient to that of the layer that uses its table. */
 void dsc_embedding_share(dsc_model *m, dsc_value value);
+/* 1: the node is an embedding whose table another layer uses, too. */
+int dsc_embedding_is_shared(const dsc_node *node);
 
 /* Frees what building has allocated. */
 void dsc_graph_free(dsc_model *m);

@@ -43,6 +43,7 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
 static dsc_status declare_table(dsc_model *m, dsc_node *node, int64_t rows, int64_t features, double std) {
     dsc_state_tensor weight = {
         .trained = 1, .tensor = {.dtype = m->options.dtype, .ndim = 2, .dim = {rows, features}}, .std = std};
+    node->table = m->table_count++;
     return dsc_graph_declare(m, node, "weight", &weight, &node->weight);
 }
 
@@ -113,6 +114,10 @@ dsc_status dsc_embedding_find(const dsc_model *m, dsc_value value, int64_t vocab
 void dsc_embedding_share(dsc_model *m, dsc_value value) {
     attributes *own = m->nodes[value].attributes;
     own->shared = 1;
+}
+
+int dsc_embedding_is_shared(const dsc_node *node) {
+    return node->type == &embedding && ((const attributes *)node->attributes)->shared;
 }
 
 /* ---- positions ---- */

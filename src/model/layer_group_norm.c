@@ -36,6 +36,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
     const dsc_shape *x = dsc_graph_input(m, node, 0);
     dsc_state_tensor t = {
         .trained = 1, .start = 1, .tensor = {.dtype = m->options.dtype, .ndim = 1, .dim = {features(x)}}};
+    node->norm = m->norm_count++;
     t.entry.permuted = x->flat && x->h * x->w > 1;
     memcpy(t.entry.ohwc, (int64_t[]){1, x->flat ? x->h : 1, x->flat ? x->w : 1, x->c}, sizeof t.entry.ohwc);
     DSC_TRY(dsc_graph_declare(m, node, "weight", &t, &node->weight));

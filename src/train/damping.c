@@ -6,6 +6,7 @@
 #include "device/ops.h"
 #include "kfac/kfac_parts.h"
 #include "model/graph.h"
+#include "train/kfac_setup.h"
 
 #include <math.h>
 
@@ -92,16 +93,22 @@ dsc_status dsc_damping_create(dsc_trainer *t) {
         return DSC_OK;
     int64_t count = dsc_model_layer_count(t->model), buffers = dsc_model_buffer_count(t->model);
     int64_t norms = t->options.kfac->norm == DSC_KFAC_NORM_OFF ? 0 : t->model->norm_count;
-    int64_t most = 2 * (count + norms);
+    int64_t tables = t->options.kfac->embeddings ? t->model->table_count : 0;
+    int64_t most = 2 * (count + norms + tables);
     DSC_TRY(dsc_memory_alloc(most, sizeof *d->params, &d->params));
     DSC_TRY(dsc_memory_alloc(most, sizeof *d->values, &d->values));
     DSC_TRY(dsc_memory_alloc(buffers, sizeof *d->buffers, &d->buffers));
     for (int64_t l = 0; l < count; l++)
         if (dsc_kfac_covers(t->kfac, l))
             DSC_TRY(add_params(t, layers[l].weight, layers[l].bias));
-    for (int64_t i = 0; norms > 0 && i < t->model->node_count; i++) {
+    for (int64_t i = 0; i < t->model->node_count; i++) {
         const dsc_node *node = &t->model->nodes[i];
-        if (node->norm >= 0 && dsc_kfac_covers(t->kfac, count + node->norm))
+        int64_t number = -1;
+        if (norms > 0 && node->norm >= 0)
+            number = dsc_kfac_first_norm(t->model) + node->norm;
+        if (tables > 0 && node->table >= 0)
+            number = dsc_kfac_first_table(t->model, t->options.kfac) + node->table;
+        if (number >= 0 && dsc_kfac_covers(t->kfac, number))
             DSC_TRY(add_params(t, node->weight, node->bias));
     }
     for (; d->buffer_count < buffers; d->buffer_count++)

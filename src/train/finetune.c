@@ -7,6 +7,7 @@
 #include "descent/log.h"
 #include "model/graph.h"
 #include "train/checkpoint_find.h"
+#include "train/kfac_setup.h"
 #include "train/share.h"
 #include "train/trainer_internal.h"
 
@@ -110,12 +111,17 @@ void dsc_finetune_leave_out(const dsc_trainer *t, dsc_kfac_layer *layers, int64_
     if (!t->rates)
         return;
     for (int64_t i = 0; i < count && i < with_weights; i++)
-        layers[i].leave_out = is_frozen(t, infos[i].weight) || is_frozen(t, infos[i].bias);
+        layers[i].leave_out |= is_frozen(t, infos[i].weight) || is_frozen(t, infos[i].bias);
     for (int64_t i = 0; i < t->model->node_count; i++) {
         const dsc_node *node = &t->model->nodes[i];
-        if (node->norm >= 0 && with_weights + node->norm < count)
-            layers[with_weights + node->norm].leave_out =
-                is_frozen(t, node->weight) || is_frozen(t, node->bias);
+        const dsc_kfac_options *kfac = t->options.kfac;
+        int64_t number = -1;
+        if (node->norm >= 0 && kfac->norm != DSC_KFAC_NORM_OFF)
+            number = dsc_kfac_first_norm(t->model) + node->norm;
+        if (node->table >= 0 && kfac->embeddings)
+            number = dsc_kfac_first_table(t->model, kfac) + node->table;
+        if (number >= 0 && number < count)
+            layers[number].leave_out |= is_frozen(t, node->weight) || is_frozen(t, node->bias);
     }
 }
 

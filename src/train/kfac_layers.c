@@ -12,6 +12,32 @@ static const dsc_kfac_kind kinds[] = {[DSC_LAYER_LINEAR] = DSC_KFAC_LINEAR,
                                       [DSC_LAYER_CONV2D] = DSC_KFAC_CONV2D,
                                       [DSC_LAYER_CONV_TRANSPOSE2D] = DSC_KFAC_CONV_TRANSPOSE2D};
 
+/* 1 more than the number of the first linear layer that reads the same value as layer i, also linear, in the same way; 0
+ * where that is layer i itself. */
+static int64_t same_input(const dsc_model *m, int64_t i) {
+    const dsc_layer_info *infos = dsc_model_layers(m), *own = &infos[i];
+    dsc_value value = -1;
+    for (int64_t n = 0; n < m->node_count; n++)
+        if (m->nodes[n].layer == i)
+            value = m->nodes[n].in[0];
+    for (int64_t n = 0; n < m->node_count && own->kind == DSC_LAYER_LINEAR; n++) {
+        const dsc_node *node = &m->nodes[n];
+        if (node->layer < 0 || node->layer >= i || node->in[0] != value)
+            continue;
+        const dsc_layer_info *other = &infos[node->layer];
+        if (other->kind == DSC_LAYER_LINEAR && (other->bias < 0) == (own->bias < 0))
+            return node->layer + 1;
+    }
+    return 0;
+}
+
+/* A language model's own head has a row of G for every token: too many for most vocabularies. */
+static int is_large_head(const dsc_model *m, int64_t i) {
+    enum { MOST_TOKENS = 1024 };
+    const dsc_node *last = &m->nodes[m->logits];
+    return m->tokens && last->layer == i && dsc_model_layers(m)[i].shape->out_c > MOST_TOKENS;
+}
+
 dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, dsc_kfac_layer **out,
                                           int64_t *count) {
     const dsc_layer_info *infos = dsc_model_layers(model);
@@ -29,6 +55,8 @@ dsc_status dsc_kfac_layers_of_model_sized(const dsc_model *model, size_t size, d
         layer.out_c = infos[i].shape->out_c;
         layer.conv = infos[i].shape;
         layer.out_blocks = dsc_model_layer_blocks(model, i);
+        layer.same_input = same_input(model, i);
+        layer.leave_out = is_large_head(model, i);
         layer.weight_grad = params[infos[i].weight].grad;
         if (infos[i].bias >= 0)
             layer.bias_grad = params[infos[i].bias].grad;
@@ -45,19 +73,49 @@ void dsc_kfac_layers_free(dsc_kfac_layer **layers) {
         dsc_memory_free(layers);
 }
 
-/* ---- batch norms ---- */
+/* ---- norms ---- */
 
-dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfac_layer **out,
-                                 int64_t *count) {
+static void describe_norm(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
     const dsc_param *params = dsc_model_params(model);
+    dsc_kfac_layer_init(layer);
+    layer->name = node->name;
+    layer->kind = node->buffer >= 0 ? DSC_KFAC_BATCH_NORM : DSC_KFAC_LAYER_NORM;
+    layer->weight_grad = params[node->weight].grad;
+    if (node->bias >= 0)
+        layer->bias_grad = params[node->bias].grad;
+    layer->in_c = dsc_tensor_count(&layer->weight_grad);
+}
+
+/* A table that a head shares is left out: the head's gradient reaches tokens that the batch does not have. */
+static void describe_table(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
+    dsc_kfac_layer_init(layer);
+    layer->name = node->name;
+    layer->kind = DSC_KFAC_EMBEDDING;
+    layer->weight_grad = dsc_model_params(model)[node->weight].grad;
+    layer->in_c = layer->weight_grad.dim[0];
+    layer->out_c = layer->weight_grad.dim[1];
+    layer->leave_out = dsc_embedding_is_shared(node);
+}
+
+int64_t dsc_kfac_first_norm(const dsc_model *model) {
+    return dsc_model_layer_count(model);
+}
+
+int64_t dsc_kfac_first_table(const dsc_model *model, const dsc_kfac_options *options) {
+    return dsc_model_layer_count(model) + (options->norm != DSC_KFAC_NORM_OFF ? model->norm_count : 0);
+}
+
+dsc_status dsc_kfac_setup_layers(const dsc_model *model, const dsc_kfac_options *options,
+                                 dsc_kfac_layer **out, int64_t *count) {
     dsc_kfac_layer *all = NULL, *given = NULL;
-    int64_t layers = 0;
+    int64_t layers = 0, norms = options->norm != DSC_KFAC_NORM_OFF ? model->norm_count : 0;
+    int64_t tables = options->embeddings ? model->table_count : 0;
     DSC_TRY(dsc_kfac_layers_of_model(model, &given, &layers));
     *out = given;
     *count = layers;
-    if (!with_norms || model->norm_count == 0)
+    if (norms + tables == 0)
         return DSC_OK;
-    dsc_status status = dsc_memory_alloc(layers + model->norm_count, sizeof *all, &all);
+    dsc_status status = dsc_memory_alloc(layers + norms + tables, sizeof *all, &all);
     if (status == DSC_OK && layers > 0)
         memcpy(all, given, (size_t)layers * sizeof *all);
     dsc_kfac_layers_free(&given);
@@ -65,16 +123,11 @@ dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfa
     DSC_TRY(status);
     for (int64_t i = 0; i < model->node_count; i++) {
         const dsc_node *node = &model->nodes[i];
-        if (node->norm < 0)
-            continue;
-        dsc_kfac_layer *layer = &all[layers + node->norm];
-        dsc_kfac_layer_init(layer);
-        layer->name = node->name;
-        layer->kind = DSC_KFAC_BATCH_NORM;
-        layer->weight_grad = params[node->weight].grad;
-        layer->bias_grad = params[node->bias].grad;
-        layer->in_c = dsc_tensor_count(&layer->weight_grad);
+        if (norms > 0 && node->norm >= 0)
+            describe_norm(model, node, &all[dsc_kfac_first_norm(model) + node->norm]);
+        if (tables > 0 && node->table >= 0)
+            describe_table(model, node, &all[dsc_kfac_first_table(model, options) + node->table]);
     }
-    *count = layers + model->norm_count;
+    *count = layers + norms + tables;
     return DSC_OK;
 }

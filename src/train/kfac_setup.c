@@ -189,7 +189,7 @@ dsc_status dsc_kfac_setup_create(dsc_trainer *t) {
     if (status == DSC_OK)
         status = dsc_damping_check(t);
     if (status == DSC_OK)
-        status = dsc_kfac_setup_layers(t->model, t->options.kfac->norm != DSC_KFAC_NORM_OFF, &layers, &count);
+        status = dsc_kfac_setup_layers(t->model, t->options.kfac, &layers, &count);
     dsc_finetune_leave_out(t, layers, count);
     if (status == DSC_OK)
         status = find_comm(t, &comm);

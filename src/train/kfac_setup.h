@@ -16,10 +16,13 @@ dsc_status dsc_kfac_setup_make_factors(dsc_trainer *t) DSC_MUST_CHECK;
 /* Collective. */
 void dsc_kfac_setup_destroy(dsc_trainer *t);
 
-/* dsc_kfac_layers_of_model, followed by the model's batch norms when `with_norms`. Free with
- * dsc_kfac_layers_free. */
-dsc_status dsc_kfac_setup_layers(const dsc_model *model, int with_norms, dsc_kfac_layer **out,
-                                 int64_t *count) DSC_MUST_CHECK;
+/* dsc_kfac_layers_of_model, followed by the model's norms and by the tables of its embeddings where the options precondition
+ * them. Free with dsc_kfac_layers_free. */
+dsc_status dsc_kfac_setup_layers(const dsc_model *model, const dsc_kfac_options *options,
+                                 dsc_kfac_layer **out, int64_t *count) DSC_MUST_CHECK;
+/* K-FAC's number of the first norm, and of the first table. */
+int64_t dsc_kfac_first_norm(const dsc_model *model);
+int64_t dsc_kfac_first_table(const dsc_model *model, const dsc_kfac_options *options);
 
 /* Applies the schedules to `base` at an epoch (a real number). A pure function, so nothing accumulates.
  *   damping            base alpha^k, with k the number of listed epochs <= epoch

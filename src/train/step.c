@@ -25,6 +25,7 @@
 #include "optim/optim_parts.h"
 #include "train/damping.h"
 #include "train/factors.h"
+#include "train/kfac_setup.h"
 #include "train/trainer_internal.h"
 
 #include <math.h>
@@ -70,7 +71,7 @@ static dsc_status capture(void *context, dsc_queue *q, int64_t layer, const dsc_
     return DSC_OK;
 }
 
-/* A batch norm, which K-FAC knows by the numbers after those of the layers with a weight matrix. */
+/* A norm, which K-FAC knows by the numbers after those of the layers with a weight matrix. */
 static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const dsc_norm_tensors *tensors) {
     dsc_trainer *t = context;
     double began = dsc_clock_now();
@@ -81,7 +82,18 @@ static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const 
     sample.y = tensors->y;
     sample.mean = tensors->mean;
     sample.invstd = tensors->invstd;
-    DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, dsc_model_layer_count(t->model) + norm, &sample));
+    DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, dsc_kfac_first_norm(t->model) + norm, &sample));
+    dsc_phases_in_kfac(&t->phases, began);
+    return DSC_OK;
+}
+
+/* The table of an embedding, which K-FAC knows by the numbers after those. */
+static dsc_status capture_table(void *context, dsc_queue *q, int64_t table, const dsc_tensor *tokens,
+                                const dsc_tensor *dy) {
+    dsc_trainer *t = context;
+    double began = dsc_clock_now();
+    int64_t layer = dsc_kfac_first_table(t->model, t->options.kfac) + table;
+    DSC_TRY(dsc_kfac_capture(t->kfac, q, layer, tokens, dy));
     dsc_phases_in_kfac(&t->phases, began);
     return DSC_OK;
 }
@@ -91,6 +103,8 @@ static void capture_for_kfac(const dsc_trainer *t, dsc_backward_options *backwar
     backward->capture = capture;
     if (t->options.kfac->norm != DSC_KFAC_NORM_OFF)
         backward->capture_norm = capture_norm;
+    if (t->options.kfac->embeddings)
+        backward->capture_table = capture_table;
 }
 
 static dsc_status grad_ready(void *context, dsc_queue *q, int64_t param) {

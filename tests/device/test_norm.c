@@ -289,7 +289,23 @@ static void test_refusals(void **state) {
 typedef struct fisher_case {
     int64_t n, positions, c;
     int masked, normalised;
+    /* 0: statistics of each channel; g: of g groups of channels in a position (by_sample 0) or a sample; without_mean: of
+     * an RMS norm. */
+    int64_t groups;
+    int by_sample, without_mean;
 } fisher_case;
+
+/* Where the statistic of an element is. */
+static int64_t statistic_at(const fisher_case *k, int64_t i, int64_t p, int64_t ch) {
+    if (k->groups == 0)
+        return ch;
+    int64_t group = ch / (k->c / k->groups);
+    return (k->by_sample ? i : i * k->positions + p) * k->groups + group;
+}
+
+static int64_t statistic_count(const fisher_case *k) {
+    return k->groups == 0 ? k->c : (k->by_sample ? k->n : k->n * k->positions) * k->groups;
+}
 
 /* In double; x, y, dy [n, positions, c]. limit: rounding of the sums. */
 static void fisher_by_hand(const fisher_case *k, const double *const in[5], double eps, double *want,
@@ -299,7 +315,9 @@ static void fisher_by_hand(const fisher_case *k, const double *const in[5], doub
             double u[2] = {0, 0}, size[2] = {0, 0};
             for (int64_t p = 0; p < k->positions; p++) {
                 int64_t at = (i * k->positions + p) * k->c + ch;
-                double xhat = k->normalised ? in[0][at] : (in[0][at] - in[3][ch]) * in[4][ch];
+                int64_t of = statistic_at(k, i, p, ch);
+                double mean = k->without_mean ? 0 : in[3][of];
+                double xhat = k->normalised ? in[0][at] : (in[0][at] - mean) * in[4][of];
                 double g = k->masked && !(in[1][at] > 0) ? 0 : in[2][at];
                 u[0] += g * xhat;
                 u[1] += g;
@@ -322,19 +340,23 @@ static void check_fisher(const rig *r, dsc_dtype type, const fisher_case *k) {
     double *limit = test_array(k->n * 3 * k->c, sizeof *limit);
     dsc_dtype param = type == DSC_F64 ? DSC_F64 : DSC_F32;
     for (int t = 0; t < 5; t++) {
-        in[t] = test_array(t < 3 ? count : k->c, sizeof(double));
-        random_values((uint64_t)(10 * k->c + t), t < 3 ? count : k->c, in[t]);
+        int64_t size = t < 3 ? count : statistic_count(k);
+        in[t] = test_array(size, sizeof(double));
+        random_values((uint64_t)(10 * k->c + t), size, in[t]);
         for (int64_t i = 0; t < 3 && i < count; i++)
             in[t][i] = round(32 * in[t][i]) / 32; /* exact in half types */
     }
-    place maps[3], mean = place_of(r, param, SHAPE(k->c), in[3]),
-                   invstd = place_of(r, param, SHAPE(k->c), in[4]);
+    const int64_t groups = k->groups > 0 ? k->groups : 1;
+    const int64_t dim[2] = {statistic_count(k) / groups, groups};
+    int ndim = k->groups > 0 ? 2 : 1;
+    place maps[3], mean = place_of(r, param, ndim, dim, in[3]), invstd = place_of(r, param, ndim, dim, in[4]);
     for (int t = 0; t < 3; t++)
         maps[t] = place_of(r, type, SHAPE(k->n, k->positions, k->c), in[t]);
     place out = place_make(r, param, SHAPE(k->n, 3, k->c));
     fisher_by_hand(k, (const double *const *)in, dtype_eps(param), want, limit);
     assert_ok(dsc_op_norm_fisher(r->q, &maps[0].t, k->masked ? &maps[1].t : NULL, &maps[2].t,
-                                 k->normalised ? NULL : &mean.t, k->normalised ? NULL : &invstd.t, &out.t));
+                                 k->normalised || k->without_mean ? NULL : &mean.t,
+                                 k->normalised ? NULL : &invstd.t, &out.t));
     place_expect_near(r, &out, want, limit, "norm_fisher: out");
     place *all[] = {&maps[0], &maps[1], &maps[2], &mean, &invstd, &out};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
@@ -348,8 +370,12 @@ static void check_fisher(const rig *r, dsc_dtype type, const fisher_case *k) {
 static void test_fisher(void **state) {
     (void)state;
     static const dsc_dtype types[] = {DSC_F32, DSC_F64, DSC_BF16, DSC_F16};
-    static const fisher_case list[] = {{1, 1, 1, 0, 0},    {3, 5, 7, 1, 0},   {4, 64, 16, 0, 1},
-                                       {2, 100, 33, 1, 1}, {5, 9, 130, 1, 0}, {64, 4, 24, 0, 0}};
+    static const fisher_case list[] = {
+        {1, 1, 1, 0, 0, 0, 0, 0},    {3, 5, 7, 1, 0, 0, 0, 0},   {4, 64, 16, 0, 1, 0, 0, 0},
+        {2, 100, 33, 1, 1, 0, 0, 0}, {5, 9, 130, 1, 0, 0, 0, 0}, {64, 4, 24, 0, 0, 0, 0, 0},
+        {3, 9, 33, 0, 0, 1, 0, 0},   {2, 17, 24, 0, 0, 3, 0, 0}, {4, 5, 70, 0, 0, 1, 0, 1},
+        {3, 20, 36, 0, 0, 4, 1, 0},  {2, 1, 6, 1, 0, 2, 1, 1},
+    };
     for (int r = 0; r < rig_count; r++)
         for (int t = 0; t < (rigs[r].device->has_halves ? 4 : 2); t++)
             for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
@@ -409,6 +435,13 @@ static void test_fisher_refusals(void **state) {
               value = place_make(&rigs[r], DSC_F64, SHAPE(1));
         assert_fails(DSC_E_INVALID, "norm_fisher: invstd is missing",
                      dsc_op_norm_fisher(rigs[r].q, &x.t, NULL, &dy.t, &c.t, NULL, &out.t));
+        const int64_t wrong[][2] = {{3, 1}, {6, 3}, {2, 0}};
+        for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+            place rows = place_make(&rigs[r], DSC_F32, 2, wrong[i]);
+            assert_fails(DSC_E_INVALID, "the first must be the 2 samples or the 6 positions of x",
+                         dsc_op_norm_fisher(rigs[r].q, &x.t, NULL, &dy.t, NULL, &rows.t, &out.t));
+            place_free(&rows);
+        }
         assert_fails(DSC_E_INVALID, "norm_fisher: dy is [2,2,4]",
                      dsc_op_norm_fisher(rigs[r].q, &x.t, NULL, &few.t, NULL, NULL, &out.t));
         assert_fails(DSC_E_INVALID, "norm_fisher: out is [2,2,4]",

@@ -18,7 +18,7 @@ static const net_shape shapes[LAYERS] = {
     {"grouped", DSC_KFAC_CONV2D, .in_c = 4, .out_c = 4, .in_h = 3, .in_w = 3, .kernel_h = 2, .kernel_w = 2,
      .stride_h = 2, .stride_w = 2, .pad_h = 1, .groups = 2},
     {"pointwise", DSC_KFAC_CONV2D, .in_c = 3, .out_c = 5, .bias = 1, .in_h = 2, .in_w = 2},
-    {"rows", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 3, .sequence = 2},
+    {"rows", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 9, .sequence = 2, .blocks = 3},
     {"last", DSC_KFAC_LINEAR, .in_c = 5, .out_c = 4, .bias = 1},
 };
 

@@ -16,9 +16,14 @@ static double *square(int64_t n) {
     return net_array(n * n, sizeof(double));
 }
 
+/* Groups of a convolution, or blocks of a linear layer. */
+static int64_t units_of(const net_layer *l) {
+    return l->shape.groups * l->shape.blocks;
+}
+
 static void open_unit(naive_unit *u, const net_layer *l, int layer, int64_t group) {
     *u = (naive_unit){
-        .layer = layer, .group = group, .a_n = l->columns, .g_n = l->rows / l->shape.groups, .cosine = NAN};
+        .layer = layer, .group = group, .a_n = l->columns, .g_n = l->rows / units_of(l), .cosine = NAN};
     u->a = identity(u->a_n);
     u->g = identity(u->g_n);
     u->a_batch = square(u->a_n);
@@ -39,7 +44,7 @@ void naive_open(naive *v, const net *n, const dsc_kfac_options *options) {
                  .frozen_damping = options->outer_product,
                  .g_factor = 1};
     for (int l = 0; l < n->count; l++)
-        for (int64_t group = 0; group < n->layers[l].shape.groups; group++) {
+        for (int64_t group = 0; group < units_of(&n->layers[l]); group++) {
             assert_true(v->count < NAIVE_UNITS);
             open_unit(&v->units[v->count++], &n->layers[l], l, group);
         }
@@ -145,7 +150,7 @@ static void capture_linear(const naive *v, naive_unit *u, int64_t rows, double s
         if (s->bias)
             row[s->in_c] = 1;
         for (int64_t k = 0; k < u->g_n; k++)
-            grad[k] = l->whole_g[i * s->out_c + k] * v->g_factor;
+            grad[k] = l->whole_g[i * s->out_c + u->group * u->g_n + k] * v->g_factor;
         add_outer(row, u->a_n, scale_a, u->a_batch);
         add_outer(grad, u->g_n, scale_g, u->g_batch);
     }
@@ -205,9 +210,29 @@ static double mean_trace(const double *m, int64_t n) {
     return sum / (double)n;
 }
 
+/* The layer whose inputs a unit has. */
+static int source_of(const naive *v, const naive_unit *u) {
+    int64_t reads = v->n->layers[u->layer].shape.reads;
+    return reads > 0 ? (int)reads - 1 : u->layer;
+}
+
+/* The mean trace of G, or of all G with the same A as blocks of one matrix. */
+static double joint_trace(const naive *v, const naive_unit *u) {
+    double sum = 0, rows = 0;
+    int linear = v->n->layers[u->layer].shape.kind == DSC_KFAC_LINEAR;
+    for (int i = 0; i < v->count; i++) {
+        const naive_unit *other = &v->units[i];
+        if (other != u && !(linear && source_of(v, other) == source_of(v, u)))
+            continue;
+        sum += mean_trace(other->g, other->g_n) * (double)other->g_n;
+        rows += (double)other->g_n;
+    }
+    return sum / rows;
+}
+
 /* The damping of A and of G. */
 static void split_damping(const naive *v, naive_unit *u, double damping) {
-    double a = mean_trace(u->a, u->a_n), g = mean_trace(u->g, u->g_n);
+    double a = mean_trace(u->a, u->a_n), g = joint_trace(v, u);
     double pi = a > 0 && g > 0 ? sqrt(a / g) : 1;
     u->solved_split[0] = v->split == DSC_KFAC_SPLIT_PI ? sqrt(damping) * pi : damping;
     u->solved_split[1] = v->split == DSC_KFAC_SPLIT_PI ? sqrt(damping) / pi : damping;
@@ -336,10 +361,13 @@ double naive_step(naive *v, const dsc_kfac_hyper *hyper, int update, int decompo
             average(decay, u->ran, u->a_n, u->a_batch, u->a);
             average(decay, u->ran, u->g_n, u->g_batch, u->g);
         }
-        if (decompose)
-            take_over(v, u, hyper);
         memset(u->a_batch, 0, (size_t)(u->a_n * u->a_n) * sizeof *u->a_batch);
         memset(u->g_batch, 0, (size_t)(u->g_n * u->g_n) * sizeof *u->g_batch);
+    }
+    for (int i = 0; i < v->count; i++) {
+        naive_unit *u = &v->units[i];
+        if (decompose)
+            take_over(v, u, hyper);
         u->cosine = NAN;
         if (u->ran && u->solved && hyper->update_freq)
             sum += precondition(v, u, hyper->damping, rows_of(u, d));

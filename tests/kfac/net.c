@@ -26,6 +26,7 @@ static void fill_in(net_shape *s) {
     s->kernel_h = at_least_one(s->kernel_h);
     s->kernel_w = at_least_one(s->kernel_w);
     s->groups = at_least_one(s->groups);
+    s->blocks = at_least_one(s->blocks);
     if (s->kind == DSC_KFAC_CONV_TRANSPOSE2D)
         s->bias = 0;
 }
@@ -168,6 +169,8 @@ void net_describe(const net *n, dsc_kfac_layer *layers) {
         layers[i].kind = s->kind;
         layers[i].in_c = s->in_c;
         layers[i].out_c = s->out_c;
+        layers[i].out_blocks = s->blocks;
+        layers[i].same_input = s->reads;
         layers[i].weight_grad = n->layers[i].weight_grad;
         layers[i].bias_grad = n->layers[i].bias_grad;
         if (s->kind != DSC_KFAC_LINEAR)
@@ -234,7 +237,8 @@ void net_draw(net *n, int64_t step, int64_t pass, double loss_scale) {
         net_layer *l = &n->layers[i];
         int64_t a_count = n->samples * l->a_size, g_count = n->samples * l->g_size;
         int64_t a_share = a_count / n->ranks, g_share = g_count / n->ranks;
-        draw(step * 8 + pass, i, 0, 0.5, a_scale(n, l), a_count, l->whole_a);
+        int source = l->shape.reads > 0 ? (int)l->shape.reads - 1 : i;
+        draw(step * 8 + pass, source, 0, 0.5, a_scale(n, l), a_count, l->whole_a);
         draw(step * 8 + pass, i, 1, 0.25, g_scale(n, l), g_count, l->whole_g);
         upload(n, l->whole_a + n->rank * a_share, &l->a);
         /* A loss averaged over the share has gradients that are `ranks` times those of the whole. */

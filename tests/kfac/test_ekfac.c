@@ -12,7 +12,7 @@ enum { MOST = 64 * 64, UNITS = 8 };
 
 /* A unit of the net, with everything that the device should have. */
 typedef struct unit {
-    char name[32];
+    char name[32], a_name[40];
     int layer;
     int64_t group, g_n, a_n;
     double *qa, *qg, *old_a, *old_g; /* bases of the last decomposition, and of the one before */
@@ -30,15 +30,15 @@ typedef struct model {
 static void model_open(model *m, net *n, const dsc_kfac_options *options) {
     *m = (model){.n = n, .options = *options};
     for (int l = 0; l < n->count; l++)
-        for (int64_t group = 0; group < n->layers[l].shape.groups; group++) {
+        for (int64_t group = 0; group < n->layers[l].shape.groups * n->layers[l].shape.blocks; group++) {
             const net_layer *layer = &n->layers[l];
+            int64_t parts = layer->shape.groups * layer->shape.blocks;
             unit *u = &m->units[m->count++];
-            *u = (unit){.layer = l,
-                        .group = group,
-                        .g_n = layer->shape.out_c / layer->shape.groups,
-                        .a_n = layer->columns};
-            snprintf(u->name, sizeof u->name, layer->shape.groups > 1 ? "%s[%d]" : "%s", layer->shape.name,
-                     (int)group);
+            *u = (unit){.layer = l, .group = group, .g_n = layer->shape.out_c / parts, .a_n = layer->columns};
+            snprintf(u->name, sizeof u->name, parts > 1 ? "%s[%d]" : "%s", layer->shape.name, (int)group);
+            snprintf(u->a_name, sizeof u->a_name, "%s%s",
+                     layer->shape.blocks > 1 ? layer->shape.name : u->name,
+                     layer->shape.blocks > 1 ? "[0]" : ""); /* all blocks have the A of the first */
             double **arrays[] = {&u->qa, &u->qg, &u->old_a, &u->old_g, &u->s, &u->batch};
             for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
                 *arrays[i] = net_array(MOST, sizeof(double));
@@ -164,13 +164,13 @@ static void take_bases(model *m, dsc_kfac *kfac, unit *u) {
     static double va[MOST], vg[MOST];
     memcpy(u->old_a, u->qa, MOST * sizeof(double));
     memcpy(u->old_g, u->qg, MOST * sizeof(double));
-    read_state(kfac, m->n->queue, u->name, "A.vectors", u->qa);
+    read_state(kfac, m->n->queue, u->a_name, "A.vectors", u->qa);
     read_state(kfac, m->n->queue, u->name, "G.vectors", u->qg);
     if (m->decomposed) {
         follow(u);
         return;
     }
-    read_state(kfac, m->n->queue, u->name, "A.values", va);
+    read_state(kfac, m->n->queue, u->a_name, "A.values", va);
     read_state(kfac, m->n->queue, u->name, "G.values", vg);
     for (int64_t i = 0; i < u->g_n * u->a_n; i++)
         u->s[i] = vg[i / u->a_n] * va[i % u->a_n];

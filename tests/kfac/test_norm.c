@@ -1,4 +1,4 @@
-/* Scale and shift of batch norms against explicit computations in double: Fisher matrices of single samples, their
+/* Scale and shift of norms against explicit computations in double: Fisher matrices of single samples, their
  * averages over passes, ranks and steps, the solution, the common clip; state and refusals. */
 #include "kfac/crew.h"
 
@@ -8,9 +8,14 @@ enum { CHANNELS = 4, POSITIONS = 3, WHOLE = 12, IN = 3, OUT = 2, FC = OUT * (IN 
 
 static const double damping = 0.125, decay = 0.5;
 
-/* A linear layer and a batch norm on one device, with this rank's share of the samples. */
+/* The norms: statistics of each channel, of each position, of each position without mean and shift, of two groups of
+ * channels in each sample. */
+typedef enum form { BATCH, LAYER, RMS, GROUP, FORMS } form;
+
+/* A linear layer and a norm on one device, with this rank's share of the samples. */
 typedef struct rig {
     const place *at;
+    form form;
     int64_t samples;               /* of this rank */
     dsc_tensor a, g, weight, bias; /* of the linear layer */
     dsc_tensor x, y, dy, mean, invstd, gamma, shift;
@@ -53,8 +58,13 @@ static void take(const rig *r, const dsc_tensor *t, double *to) {
         to[i] = (double)narrow[i];
 }
 
-static void rig_open(rig *r, const place *at) {
-    *r = (rig){.at = at, .samples = WHOLE / ranks};
+/* Where the statistic of an element is; n counts samples. */
+static int64_t statistic_at(form f, int64_t n, int p, int c) {
+    return f == BATCH ? c : f == GROUP ? 2 * n + c / (CHANNELS / 2) : n * POSITIONS + p;
+}
+
+static void rig_open_form(rig *r, const place *at, form f) {
+    *r = (rig){.at = at, .form = f, .samples = WHOLE / ranks};
     const int64_t n = r->samples, rows_a[2] = {n, IN}, rows_g[2] = {n, OUT}, weights[2] = {OUT, IN},
                   out[1] = {OUT};
     const int64_t map[3] = {n, POSITIONS, CHANNELS}, c[1] = {CHANNELS};
@@ -66,8 +76,9 @@ static void rig_open(rig *r, const place *at) {
                                                                            &r->shift};
     for (int i = 0; i < 3; i++)
         *maps[i] = space(r, 3, map);
+    const int64_t statistics[FORMS][2] = {{CHANNELS}, {n * POSITIONS, 1}, {n * POSITIONS, 1}, {n, 2}};
     for (int i = 0; i < 4; i++)
-        *vectors[i] = space(r, 1, c);
+        *vectors[i] = i < 2 && f != BATCH ? space(r, 2, statistics[f]) : space(r, 1, c);
     for (int i = 0; i < 2; i++)
         dsc_kfac_layer_init(&r->layers[i]);
     r->layers[0].name = "fc";
@@ -77,12 +88,17 @@ static void rig_open(rig *r, const place *at) {
     r->layers[0].weight_grad = r->weight;
     r->layers[0].bias_grad = r->bias;
     r->layers[1].name = "bn";
-    r->layers[1].kind = DSC_KFAC_BATCH_NORM;
+    r->layers[1].kind = f == BATCH ? DSC_KFAC_BATCH_NORM : DSC_KFAC_LAYER_NORM;
     r->layers[1].in_c = CHANNELS;
     r->layers[1].weight_grad = r->gamma;
-    r->layers[1].bias_grad = r->shift;
+    if (f != RMS)
+        r->layers[1].bias_grad = r->shift;
     for (int i = 0; i < CHANNELS; i++)
         r->f[0][i] = r->f[2][i] = 1;
+}
+
+static void rig_open(rig *r, const place *at) {
+    rig_open_form(r, at, BATCH);
 }
 
 static void rig_close(rig *r) {
@@ -95,7 +111,7 @@ static void rig_close(rig *r) {
 /* What the samples are; `masked`: with a ReLU in the operation; `scale`: of the loss. */
 typedef struct pass_data {
     double x[WHOLE][POSITIONS][CHANNELS], y[WHOLE][POSITIONS][CHANNELS], dy[WHOLE][POSITIONS][CHANNELS];
-    double mean[CHANNELS], invstd[CHANNELS];
+    double mean[WHOLE * CHANNELS], invstd[WHOLE * CHANNELS]; /* of all samples */
 } pass_data;
 
 static void draw(const rig *r, int64_t step, int64_t pass, double scale, pass_data *d) {
@@ -112,7 +128,7 @@ static void draw(const rig *r, int64_t step, int64_t pass, double scale, pass_da
         (&d->y[0][0][0])[i] = drawn(step, pass, 4, i);
         (&d->dy[0][0][0])[i] = drawn(step, pass, 5, i) / 8; /* of the mean loss over this rank's samples */
     }
-    for (int i = 0; i < CHANNELS; i++) {
+    for (int i = 0; i < WHOLE * CHANNELS; i++) {
         d->mean[i] = drawn(step, pass, 6, i);
         d->invstd[i] = 1.5 + drawn(step, pass, 7, i);
     }
@@ -122,23 +138,26 @@ static void draw(const rig *r, int64_t step, int64_t pass, double scale, pass_da
     for (int64_t i = 0; i < n * size; i++)
         mine[i] = scale * (&d->dy[first][0][0])[i];
     put(r, (dsc_tensor *)&r->dy, mine);
-    put(r, (dsc_tensor *)&r->mean, d->mean);
-    put(r, (dsc_tensor *)&r->invstd, d->invstd);
+    int64_t statistics = r->form == BATCH ? 0 : statistic_at(r->form, first, 0, 0);
+    put(r, (dsc_tensor *)&r->mean, d->mean + statistics);
+    put(r, (dsc_tensor *)&r->invstd, d->invstd + statistics);
 }
 
-/* f += the matrices of the whole batch / passes: mean over ranks of N sum u u'. */
-static void add_matrices(const rig *r, const pass_data *d, int masked, int normalised, int64_t passes,
+/* f += the matrices of the whole batch / passes: mean over ranks of M sum u u', M `terms` for every sample. */
+static void add_matrices(const rig *r, const pass_data *d, int masked, int normalised, double terms,
                          double f[3][CHANNELS]) {
     for (int64_t i = 0; i < WHOLE; i++)
         for (int c = 0; c < CHANNELS; c++) {
             double u[2] = {0, 0};
             for (int p = 0; p < POSITIONS; p++) {
-                double xhat = normalised ? d->x[i][p][c] : (d->x[i][p][c] - d->mean[c]) * d->invstd[c];
+                int64_t of = statistic_at(r->form, i, p, c);
+                double mean = r->form == RMS ? 0 : d->mean[of];
+                double xhat = normalised ? d->x[i][p][c] : (d->x[i][p][c] - mean) * d->invstd[of];
                 double g = masked && !(d->y[i][p][c] > 0) ? 0 : d->dy[i][p][c];
                 u[0] += g * xhat;
                 u[1] += g;
             }
-            double weight = (double)r->samples / (double)ranks / (double)passes;
+            double weight = (double)r->samples / (double)ranks * terms;
             f[0][c] += weight * u[0] * u[0];
             f[1][c] += weight * u[0] * u[1];
             f[2][c] += weight * u[1] * u[1];
@@ -173,7 +192,9 @@ typedef struct variant {
     int masked, normalised;
     int64_t passes;
     double loss_scale;
-    int absent_step; /* the batch norm does not run in it; -1: none */
+    int absent_step; /* the norm does not run in it; -1: none */
+    form form;
+    int64_t terms; /* options.loss_terms */
 } variant;
 
 static dsc_status run(const rig *r, dsc_kfac *kfac, int64_t step, const variant *v, double f[3][CHANNELS]) {
@@ -184,13 +205,15 @@ static dsc_status run(const rig *r, dsc_kfac *kfac, int64_t step, const variant 
         dsc_kfac_sample_init(&sample);
         draw(r, step, pass, v->loss_scale, &d);
         if (f)
-            add_matrices(r, &d, v->masked, v->normalised, v->passes, f);
+            add_matrices(r, &d, v->masked, v->normalised,
+                         (v->terms > 0 ? (double)v->terms : 1) / (double)v->passes, f);
         sample.a = r->x;
         sample.g = r->dy;
         if (v->masked)
             sample.y = r->y;
         if (!v->normalised) {
-            sample.mean = r->mean;
+            if (r->form != RMS)
+                sample.mean = r->mean;
             sample.invstd = r->invstd;
         }
         if (step != v->absent_step)
@@ -211,6 +234,7 @@ static dsc_kfac_options options_for(const variant *v, double clip) {
     options.update_freq = 3;
     options.norm = v->norm;
     options.passes = v->passes;
+    options.loss_terms = v->terms;
     options.bucket_bytes = 700;
     return options;
 }
@@ -219,6 +243,11 @@ static dsc_kfac_options options_for(const variant *v, double clip) {
 static void solve(const rig *r, const variant *v, int c, const gradients *d, double p[2]) {
     double a = r->f[0][c] + damping, b = v->norm == DSC_KFAC_NORM_FULL ? r->f[1][c] : 0,
            e = r->f[2][c] + damping;
+    if (r->form == RMS) {
+        p[0] = d->gamma[c] / a;
+        p[1] = 0;
+        return;
+    }
     p[0] = (e * d->gamma[c] - b * d->shift[c]) / (a * e - b * b);
     p[1] = (a * d->shift[c] - b * d->gamma[c]) / (a * e - b * b);
 }
@@ -255,7 +284,7 @@ static void step_both(rig *r, dsc_kfac *kfac, dsc_kfac *alone, int64_t step, con
     EXPECT(near(r, got_nu, nu));
     for (int c = 0; c < CHANNELS; c++) {
         EXPECT(near(r, got.gamma[c], ran ? nu * p[c][0] : d.gamma[c]));
-        EXPECT(near(r, got.shift[c], ran ? nu * p[c][1] : d.shift[c]));
+        EXPECT(near(r, got.shift[c], ran && r->form != RMS ? nu * p[c][1] : d.shift[c]));
     }
     for (int i = 0; i < OUT * IN; i++)
         EXPECT(near(r, got.fc[i], nu * plain.fc[i]));
@@ -269,7 +298,7 @@ static dsc_kfac *make(const rig *r, const dsc_kfac_options *options) {
 
 static void check_variant(const place *at, const variant *v, dsc_kfac_strategy strategy, double clip) {
     rig r;
-    rig_open(&r, at);
+    rig_open_form(&r, at, v->form);
     dsc_kfac_options options = options_for(v, clip), plain = options_for(v, 0);
     options.strategy = plain.strategy = strategy;
     plain.norm = DSC_KFAC_NORM_OFF;
@@ -286,9 +315,16 @@ static void check_variant(const place *at, const variant *v, dsc_kfac_strategy s
 static void test_steps(void **state) {
     (void)state;
     static const variant variants[] = {
-        {DSC_KFAC_NORM_FULL, 0, 0, 1, 1, -1},     {DSC_KFAC_NORM_FULL, 1, 0, 1, 1, 4},
-        {DSC_KFAC_NORM_DIAGONAL, 1, 0, 2, 1, -1}, {DSC_KFAC_NORM_FULL, 0, 1, 2, 8, 2},
-        {DSC_KFAC_NORM_DIAGONAL, 0, 0, 1, 4, 3},
+        {DSC_KFAC_NORM_FULL, 0, 0, 1, 1, -1, BATCH, 0},
+        {DSC_KFAC_NORM_FULL, 1, 0, 1, 1, 4, BATCH, 0},
+        {DSC_KFAC_NORM_DIAGONAL, 1, 0, 2, 1, -1, BATCH, 0},
+        {DSC_KFAC_NORM_FULL, 0, 1, 2, 8, 2, BATCH, 0},
+        {DSC_KFAC_NORM_DIAGONAL, 0, 0, 1, 4, 3, BATCH, POSITIONS},
+        {DSC_KFAC_NORM_FULL, 0, 0, 1, 1, 4, LAYER, POSITIONS},
+        {DSC_KFAC_NORM_DIAGONAL, 0, 0, 2, 8, -1, LAYER, 0},
+        {DSC_KFAC_NORM_FULL, 0, 0, 1, 4, -1, RMS, POSITIONS},
+        {DSC_KFAC_NORM_FULL, 0, 1, 1, 1, 2, LAYER, 1},
+        {DSC_KFAC_NORM_FULL, 0, 0, 2, 1, -1, GROUP, 0},
     };
     static const dsc_kfac_strategy strategies[] = {DSC_KFAC_COMM_OPT, DSC_KFAC_MEM_OPT};
     for (size_t i = 0; i < sizeof variants / sizeof variants[0]; i++)
@@ -297,7 +333,7 @@ static void test_steps(void **state) {
     all_fine(comm);
 }
 
-static const variant usual = {DSC_KFAC_NORM_FULL, 1, 0, 1, 1, -1};
+static const variant usual = {DSC_KFAC_NORM_FULL, 1, 0, 1, 1, -1, BATCH, 0};
 
 /* Off, and by name or kind in skip_layers: not a bit of its gradients changes. */
 static void test_left_out(void **state) {
@@ -456,7 +492,7 @@ static void test_late(void **state) {
         gradients d, want, got;
         rig_open(&r, &places[p]);
         rig_open(&other, &places[p]);
-        const variant v = {DSC_KFAC_NORM_FULL, 1, 0, 1, 1, 4};
+        const variant v = {DSC_KFAC_NORM_FULL, 1, 0, 1, 1, 4, BATCH, 0};
         dsc_kfac_options options = options_for(&v, 0.001);
         dsc_kfac *plain = make(&r, &options);
         rig late = r;

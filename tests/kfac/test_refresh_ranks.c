@@ -74,7 +74,7 @@ static void follow(const config *c) {
     if (warm && dsc_kfac_get_report(warm, n->queue, &report) == DSC_OK) {
         expect(report->refreshed_factors > 20, c, STEPS, "few factors were refreshed");
         if (share == 1)
-            expect(report->refreshed_factors + report->exact_fallbacks == 4 * 10, c, STEPS, "another count");
+            expect(report->refreshed_factors + report->exact_fallbacks == 4 * 12, c, STEPS, "another count");
     } else {
         expect(0, c, STEPS, "no report");
     }
@@ -195,7 +195,7 @@ static void test_damaged_upkeep(void **state) {
                                     {0, 0, 0.5, 0}, {0, 0, 0, 2}};
     for (int64_t i = 0; kfac && i < dsc_kfac_state_count(kfac); i++) {
         const dsc_kfac_entry *e = &dsc_kfac_state_entries(kfac)[i];
-        if (strcmp(e->name, "refresh") != 0)
+        if (strcmp(e->name, "refresh.shared") != 0)
             continue;
         double *host = net_array(e->dim[0] * e->dim[1], sizeof *host);
         for (size_t j = 0; j < sizeof bad / sizeof *bad; j++) {

@@ -306,6 +306,155 @@ static void test_blocks(void **state) {
     }
 }
 
+/* A and G of a layer with a bias, after `passes` captures of one step. With `padding` every sequence has as many rows more,
+ * with numbers that must not count, and tokens that say so. */
+static void factors_with_padding(const place *p, const dsc_kfac_options *options, int64_t padding,
+                                 double *factor_a, double *factor_g) {
+    enum { MOST_T = T + 3 };
+    int64_t t = T + padding;
+    const int64_t weights = OUT * IN, outputs = OUT;
+    const int64_t a_dim[3] = {N, t, IN}, g_dim[3] = {N, t, OUT}, tokens_dim[2] = {N, t};
+    dsc_kfac_layer layer;
+    dsc_kfac *kfac;
+    dsc_tensor w, b;
+    assert_ok(dsc_tensor_alloc(p->handle, p->dtype, 1, &weights, &w));
+    assert_ok(dsc_tensor_alloc(p->handle, p->dtype, 1, &outputs, &b));
+    dsc_kfac_layer_init(&layer);
+    layer.name = "layer";
+    layer.kind = DSC_KFAC_LINEAR;
+    layer.in_c = IN;
+    layer.out_c = OUT;
+    layer.weight_grad = w;
+    layer.bias_grad = b;
+    assert_ok(dsc_kfac_create(alone, p->queue, &layer, 1, options, &kfac));
+    assert_ok(dsc_kfac_begin(kfac, 1));
+    for (int64_t pass = 0; pass < options->passes; pass++) {
+        double a[N * MOST_T * IN], g[N * MOST_T * OUT], tokens[N * MOST_T];
+        /* A sequence has T tokens, fewer by its number; the rest of its T rows is padding in any case. */
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t i = 0; i < t; i++) {
+                int is_token = i < T - n;
+                tokens[n * t + i] = is_token ? (double)(i * n) : -1;
+                for (int64_t c = 0; c < IN; c++)
+                    a[(n * t + i) * IN + c] = is_token ? number((int)((n * T + i) * IN + c + 7 * pass)) : 99;
+                for (int64_t c = 0; c < OUT; c++)
+                    g[(n * t + i) * OUT + c] =
+                        is_token ? number((int)((n * T + i) * OUT + c + 5 * pass)) : 77;
+            }
+        dsc_kfac_sample sample;
+        dsc_kfac_sample_init(&sample);
+        sample.a = make(p, 3, a_dim, a);
+        sample.g = make(p, 3, g_dim, g);
+        sample.tokens = make(p, 2, tokens_dim, tokens);
+        assert_ok(dsc_kfac_capture_sample(kfac, p->queue, 0, &sample));
+        assert_ok(dsc_queue_sync(p->queue));
+        dsc_tensor *const all[] = {&sample.a, &sample.g, &sample.tokens};
+        for (int i = 0; i < 3; i++)
+            dsc_tensor_free(all[i]);
+    }
+    assert_ok(dsc_kfac_step(kfac, p->queue, 0.5));
+    read_factor(kfac, p, "layer.A", factor_a);
+    read_factor(kfac, p, "layer.G", factor_g);
+    dsc_kfac_destroy(&kfac);
+    dsc_tensor_free(&w);
+    dsc_tensor_free(&b);
+}
+
+/* The same from the tokens alone; terms: M, 0: the number of tokens. */
+static void factors_by_hand(int64_t passes, int64_t terms, double *factor_a, double *factor_g) {
+    double rows = 0;
+    memset(factor_a, 0, MOST * sizeof *factor_a);
+    memset(factor_g, 0, MOST * sizeof *factor_g);
+    for (int64_t n = 0; n < N; n++)
+        rows += (double)(T - n);
+    double m = terms > 0 ? (double)terms : rows;
+    for (int64_t pass = 0; pass < passes; pass++)
+        for (int64_t n = 0; n < N; n++)
+            for (int64_t i = 0; i < T - n; i++) {
+                double a[IN + 1], g[OUT];
+                for (int64_t c = 0; c < IN; c++)
+                    a[c] = number((int)((n * T + i) * IN + c + 7 * pass));
+                a[IN] = 1;
+                for (int64_t c = 0; c < OUT; c++)
+                    g[c] = number((int)((n * T + i) * OUT + c + 5 * pass));
+                for (int64_t r = 0, at = 0; r <= IN; r++)
+                    for (int64_t c = 0; c <= r; c++, at++)
+                        factor_a[at] += a[r] * a[c] / rows / (double)passes;
+                for (int64_t r = 0, at = 0; r < OUT; r++)
+                    for (int64_t c = 0; c <= r; c++, at++)
+                        factor_g[at] += m * g[r] * g[c] / (double)passes;
+            }
+}
+
+static void test_padding(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++)
+        for (int i = 0; i < 8; i++) {
+            dsc_kfac_options options = twin_options();
+            double a[MOST], g[MOST], want_a[MOST], want_g[MOST];
+            options.stat_decay = 0;
+            options.passes = 1 + (i & 1);
+            options.symmetric = i & 2 ? 0 : 1;
+            options.loss_terms = i & 4 ? 4 : 0;
+            factors_by_hand(options.passes, N * options.loss_terms, want_a, want_g);
+            for (int64_t padding = 0; padding <= 3; padding += 3) {
+                factors_with_padding(&places[p], &options, padding, a, g);
+                for (int j = 0; j < (IN + 1) * (IN + 2) / 2; j++)
+                    assert_true(fabs(a[j] - want_a[j]) <= 64 * N * T * places[p].eps);
+                for (int j = 0; j < OUT * (OUT + 1) / 2; j++)
+                    assert_true(fabs(g[j] - want_g[j]) <= 64 * N * T * places[p].eps * N * T);
+            }
+        }
+}
+
+static void test_padding_refusals(void **state) {
+    (void)state;
+    const place *p = &places[REF];
+    const int64_t weights = OUT * IN, a_dim[3] = {N, T, IN}, g_dim[3] = {N, T, OUT};
+    const int64_t maps[2][4] = {{N, T, 1, IN}, {N, T, 1, OUT}}, few = N * T - 1;
+    double zeros[N * T * IN] = {0};
+    dsc_tensor grad;
+    assert_ok(dsc_tensor_alloc(p->handle, p->dtype, 1, &weights, &grad));
+    for (int i = 0; i < 4; i++) {
+        static const char *const messages[] = {"14 tokens of type fp64 for 15 rows",
+                                               "tokens with sharing reduce", "tokens with ekfac samples",
+                                               "tokens of a conv2d layer"};
+        dsc_kfac_options options = twin_options();
+        dsc_conv2d_shape shape;
+        dsc_kfac_layer layer;
+        dsc_kfac_sample sample;
+        dsc_kfac *kfac;
+        options.sharing = i == 1 ? DSC_KFAC_REDUCE : DSC_KFAC_EXPAND;
+        options.ekfac = i == 2 ? DSC_KFAC_EKFAC_SAMPLES : DSC_KFAC_EKFAC_OFF;
+        dsc_kfac_layer_init(&layer);
+        dsc_conv2d_shape_init(&shape);
+        shape.in_h = T;
+        shape.in_w = 1;
+        shape.in_c = IN;
+        shape.out_c = OUT;
+        layer.name = "layer";
+        layer.kind = i == 3 ? DSC_KFAC_CONV2D : DSC_KFAC_LINEAR;
+        layer.in_c = IN;
+        layer.out_c = OUT;
+        layer.conv = &shape;
+        layer.weight_grad = grad;
+        assert_ok(dsc_kfac_create(alone, p->queue, &layer, 1, &options, &kfac));
+        dsc_kfac_sample_init(&sample);
+        sample.a = i == 3 ? make(p, 4, maps[0], zeros) : make(p, 3, a_dim, zeros);
+        sample.g = i == 3 ? make(p, 4, maps[1], zeros) : make(p, 3, g_dim, zeros);
+        sample.tokens = i == 0 ? make(p, 1, &few, zeros) : make(p, 2, a_dim, zeros);
+        assert_ok(dsc_kfac_begin(kfac, 1));
+        dsc_status status = dsc_kfac_capture_sample(kfac, p->queue, 0, &sample);
+        assert_int_not_equal(status, DSC_OK);
+        assert_non_null(strstr(dsc_error_message(), messages[i]));
+        dsc_kfac_destroy(&kfac);
+        dsc_tensor *const all[] = {&sample.a, &sample.g, &sample.tokens};
+        for (int j = 0; j < 3; j++)
+            dsc_tensor_free(all[j]);
+    }
+    dsc_tensor_free(&grad);
+}
+
 static void test_refusals(void **state) {
     (void)state;
     dsc_kfac_options options = twin_options();
@@ -325,9 +474,10 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_position), cmocka_unit_test(test_pooled),
-        cmocka_unit_test(test_one_position),   cmocka_unit_test(test_pixels),
-        cmocka_unit_test(test_blocks),         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_every_position),   cmocka_unit_test(test_pooled),
+        cmocka_unit_test(test_one_position),     cmocka_unit_test(test_pixels),
+        cmocka_unit_test(test_blocks),           cmocka_unit_test(test_padding),
+        cmocka_unit_test(test_padding_refusals), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests_name("kfac-sharing", tests, places_open, places_close);
 }

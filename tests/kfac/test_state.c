@@ -14,7 +14,7 @@ static const net_shape shapes[LAYERS] = {
      .kernel_w = 3, .pad_h = 1, .pad_w = 1},
     {"grouped", DSC_KFAC_CONV2D, .in_c = 4, .out_c = 4, .in_h = 3, .in_w = 2, .kernel_h = 2, .kernel_w = 2,
      .pad_w = 1, .groups = 2},
-    {"rows", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 3, .sequence = 2},
+    {"rows", DSC_KFAC_LINEAR, .in_c = 4, .out_c = 6, .sequence = 2, .blocks = 3},
     {"last", DSC_KFAC_LINEAR, .in_c = 5, .out_c = 4, .bias = 1},
 };
 
@@ -473,8 +473,9 @@ static void check_list(const dsc_kfac *kfac) {
     static const struct {
         const char *name;
         int64_t n;
-    } factors[] = {{"conv.A", 19},      {"conv.G", 3}, {"grouped[0].A", 8}, {"grouped[0].G", 2},
-                   {"grouped[1].A", 8}, {"rows.A", 4}, {"last.A", 6},       {"last.G", 4}};
+    } factors[] = {{"conv.A", 19},      {"conv.G", 3},    {"grouped[0].A", 8}, {"grouped[0].G", 2},
+                   {"grouped[1].A", 8}, {"rows[0].A", 4}, {"rows[1].G", 2},    {"rows[2].G", 2},
+                   {"last.A", 6},       {"last.G", 4}};
     const dsc_kfac_entry *e = dsc_kfac_state_entries(kfac);
     int64_t count = dsc_kfac_state_count(kfac);
     int found = 0, optional = 0;
@@ -489,8 +490,9 @@ static void check_list(const dsc_kfac *kfac) {
         optional += e[i].optional != 0;
         for (int64_t j = 0; j < i; j++)
             EXPECT(strcmp(e[i].name, e[j].name) != 0);
+        EXPECT(strncmp(e[i].name, "rows[1].A", 9) != 0); /* the A of rows[0] */
     }
-    EXPECT(found == 9 && optional >= 10);
+    EXPECT(found == 11 && optional >= 10);
 }
 
 /* The same for every strategy. */
@@ -644,7 +646,7 @@ static void test_damaged_decompositions(void **state) {
     } cases[] = {{"conv.A.vectors", 0, NAN},
                  {"last.G.values", 0, NAN},
                  {"grouped[1].A.values", 0, -0.5},
-                 {"rows.A.inverse", 2, NAN}};
+                 {"rows[0].A.inverse", 2, NAN}};
     net n;
     net_open_share(&n, queue, DSC_F64, shapes, LAYERS, SAMPLES, comm);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

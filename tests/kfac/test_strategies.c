@@ -129,7 +129,9 @@ static dsc_kfac_plan *plan_of(const config *c) {
     net_describe(&nets[c->place], layers);
     assert_ok(dsc_kfac_plan_create(layers, LAYERS, ranks, &options, 1, &plan));
     assert_int_equal(dsc_kfac_plan_rows(plan), c->rows);
-    assert_int_equal(dsc_kfac_plan_unit_count(plan), LAYERS + 1);
+    /* Two groups, and three blocks with one A. */
+    assert_int_equal(dsc_kfac_plan_unit_count(plan), LAYERS + 1 + 2);
+    assert_int_equal(dsc_kfac_plan_item_count(plan), 2 * (LAYERS + 1) + 2);
     return plan;
 }
 

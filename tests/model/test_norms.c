@@ -1,4 +1,4 @@
-/* What a backward pass hands out about batch norms: with these tensors the gradients of scale and shift are sums
+/* What a backward pass hands out about norms: with these tensors the gradients of scale and shift are sums
  * that can be computed by hand, also where the ReLU or an addition is part of the operation. */
 #include "test.h"
 
@@ -19,6 +19,16 @@ typedef struct record {
     double gamma[MOST][CHANNELS], shift[MOST][CHANNELS]; /* by number */
 } record;
 
+/* Where the statistic of element i is: of its channel, or of its group in the position or the sample. */
+static int64_t statistic_at(const dsc_norm_tensors *t, int64_t i) {
+    int64_t c = t->x.dim[2], positions = t->x.dim[1];
+    if (t->invstd.ndim == 1)
+        return i % c;
+    int64_t groups = t->invstd.dim[1], group = i % c / (c / groups);
+    assert_true(t->invstd.dim[0] == BATCH || t->invstd.dim[0] == BATCH * positions);
+    return (t->invstd.dim[0] == BATCH ? i / (c * positions) : i / c) * groups + group;
+}
+
 static dsc_status on_norm(void *context, dsc_queue *q, int64_t norm, const dsc_norm_tensors *t) {
     record *rec = context;
     assert_in_range(norm, 0, MOST - 1);
@@ -26,11 +36,13 @@ static dsc_status on_norm(void *context, dsc_queue *q, int64_t norm, const dsc_n
     assert_int_equal(t->x.dim[0], BATCH);
     int64_t c = t->x.dim[2], count = dsc_tensor_count(&t->x);
     assert_in_range(c, 1, CHANNELS);
-    double *x = read_doubles(q, &t->x), *dy = read_doubles(q, &t->dy), *mean = read_doubles(q, &t->mean);
+    double *x = read_doubles(q, &t->x), *dy = read_doubles(q, &t->dy);
+    double *mean = t->mean.data ? read_doubles(q, &t->mean) : NULL;
     double *invstd = read_doubles(q, &t->invstd), *y = t->y.data ? read_doubles(q, &t->y) : NULL;
     for (int64_t i = 0; i < count; i++) {
         double g = y && !(y[i] > 0) ? 0 : dy[i];
-        rec->gamma[norm][i % c] += g * (x[i] - mean[i % c]) * invstd[i % c];
+        int64_t of = statistic_at(t, i);
+        rec->gamma[norm][i % c] += g * (x[i] - (mean ? mean[of] : 0)) * invstd[of];
         rec->shift[norm][i % c] += g;
     }
     rec->norm[rec->count++] = norm;
@@ -68,7 +80,8 @@ static int64_t check_net(const net *what) {
         if (node->norm < 0)
             continue;
         check_near(rec->gamma[node->norm], &dsc_model_params(m)[node->weight].grad);
-        check_near(rec->shift[node->norm], &dsc_model_params(m)[node->bias].grad);
+        if (node->bias >= 0)
+            check_near(rec->shift[node->norm], &dsc_model_params(m)[node->bias].grad);
     }
     int64_t norms = m->norm_count;
     dsc_tensor_free(&x);

@@ -1,6 +1,7 @@
 /* The public trainer, around a model and data of the caller's: what a program outside the library can do. */
 #include "descent/descent.h"
 #include "test.h"
+#include "train/kfac_setup.h"
 #include "train/scratch.h"
 
 #include <math.h>
@@ -449,6 +450,150 @@ static void test_layers(void **state) {
     dsc_model_destroy(&m);
 }
 
+/* Layers that read the same value share an A: BERT's queries, keys and values, and nothing else. */
+static void test_same_inputs(void **state) {
+    dsc_kfac_layer *layers = NULL;
+    dsc_model *m = NULL;
+    int64_t count = 0, query = -1, readers = 0;
+    (void)state;
+    assert_ok(dsc_zoo_create(device, "bert-base:layers=2,heads=2,width=8", 4, 1, 1, 11, NULL, &m));
+    assert_ok(dsc_kfac_layers_of_model(m, &layers, &count));
+    for (int64_t i = 0; i < count; i++) {
+        int is_query = strstr(layers[i].name, "self.query") != NULL;
+        int is_reader = strstr(layers[i].name, "self.key") || strstr(layers[i].name, "self.value");
+        query = is_query ? i : query;
+        assert_int_equal(layers[i].same_input, is_reader ? query + 1 : 0);
+        assert_int_equal(layers[i].leave_out, 0);
+        readers += is_reader;
+    }
+    assert_int_equal(readers, 4);
+    dsc_kfac_layers_free(&layers);
+    dsc_model_destroy(&m);
+}
+
+/* A language model's own head is left out where it has more than 1024 tokens. */
+static void test_large_head(void **state) {
+    (void)state;
+    for (int64_t tokens = 1024; tokens <= 1025; tokens++) {
+        dsc_kfac_layer *layers = NULL;
+        dsc_model *m = NULL;
+        dsc_value x;
+        int64_t count = 0;
+        assert_ok(dsc_model_create(device, NULL, &m));
+        assert_ok(dsc_model_tokens(m, 3, &x));
+        assert_ok(dsc_model_embedding(m, "table", x, tokens, 4, 0.02, &x));
+        assert_ok(dsc_model_linear(m, "wide", x, 1100, 1, &x));
+        assert_ok(dsc_model_linear(m, "head", x, tokens, 1, &x));
+        assert_ok(dsc_model_seal(m, x));
+        assert_ok(dsc_kfac_layers_of_model(m, &layers, &count));
+        assert_int_equal(count, 2);
+        assert_int_equal(layers[0].leave_out, 0);
+        assert_int_equal(layers[1].leave_out, tokens > 1024);
+        dsc_kfac_layers_free(&layers);
+        dsc_model_destroy(&m);
+    }
+}
+
+/* A model with a table of tokens and one of positions. */
+enum { TOKENS = 7, LENGTH = 3, WIDTH = 4, SEQUENCES = 2 };
+
+static dsc_model *table_net(int tied) {
+    dsc_model *m = NULL;
+    dsc_value x, table;
+    dsc_linear_options head;
+    dsc_linear_options_init(&head);
+    head.bias = 0;
+    assert_ok(dsc_model_create(device, NULL, &m));
+    assert_ok(dsc_model_tokens(m, LENGTH, &x));
+    assert_ok(dsc_model_embedding(m, "wte", x, TOKENS, WIDTH, 0.02, &table));
+    assert_ok(dsc_model_position_embedding(m, "wpe", table, 0.02, &x));
+    if (tied)
+        head.tied = table;
+    assert_ok(dsc_model_linear(m, "mixed", x, WIDTH, 1, &x));
+    assert_ok(dsc_model_linear_with(m, "head", x, TOKENS, &head, &x));
+    assert_ok(dsc_model_seal(m, x));
+    return m;
+}
+
+/* K-FAC gets norms and tables where the options ask for them, a table that a head shares as one to leave out. */
+static void test_tables(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        int tied = i % 2, on = i / 2;
+        dsc_kfac_layer *layers = NULL;
+        dsc_kfac_options options;
+        dsc_model *m = table_net(tied);
+        int64_t count = 0, linear = dsc_model_layer_count(m);
+        dsc_kfac_options_init(&options);
+        options.embeddings = on;
+        assert_ok(dsc_kfac_setup_layers(m, &options, &layers, &count));
+        assert_int_equal(linear, tied ? 1 : 2);
+        assert_int_equal(count, linear + (on ? 2 : 0));
+        if (on) {
+            assert_string_equal(layers[linear].name, "wte");
+            assert_int_equal(layers[linear].kind, DSC_KFAC_EMBEDDING);
+            assert_int_equal(layers[linear].in_c, TOKENS);
+            assert_int_equal(layers[linear].leave_out, tied);
+            assert_int_equal(layers[linear + 1].in_c, LENGTH);
+            assert_int_equal(layers[linear + 1].out_c, WIDTH);
+            assert_int_equal(layers[linear + 1].leave_out, 0);
+        }
+        dsc_kfac_layers_free(&layers);
+        dsc_model_destroy(&m);
+    }
+}
+
+/* Adds the gradients at the output of a table to its rows. */
+static dsc_status on_table(void *context, dsc_queue *q, int64_t table, const dsc_tensor *tokens,
+                           const dsc_tensor *dy) {
+    double(*sums)[TOKENS][WIDTH] = context;
+    (void)q;
+    assert_int_equal(tokens == NULL, table == 1);
+    assert_int_equal(dsc_tensor_count(dy), SEQUENCES * LENGTH * WIDTH);
+    for (int i = 0; i < SEQUENCES * LENGTH; i++)
+        for (int c = 0; c < WIDTH; c++)
+            sums[table][tokens ? (int)((const float *)tokens->data)[i] : i % LENGTH][c] +=
+                (double)((const float *)dy->data)[i * WIDTH + c];
+    return DSC_OK;
+}
+
+/* What a backward pass hands out about tables adds up to their gradients. */
+static void test_table_tensors(void **state) {
+    double sums[2][TOKENS][WIDTH] = {{{0}}};
+    dsc_model *m = table_net(0);
+    dsc_exec *exec = NULL;
+    dsc_queue *queue = NULL;
+    dsc_tensor x, y;
+    dsc_backward_options backward;
+    const int64_t label_count = SEQUENCES * LENGTH;
+    (void)state;
+    assert_ok(dsc_queue_create(device, &queue));
+    assert_ok(dsc_exec_create(m, DSC_EXEC_TRAIN, SEQUENCES, &exec));
+    assert_ok(dsc_tensor_alloc(device, DSC_F32, 4, (int64_t[]){SEQUENCES, LENGTH, 1, 1}, &x));
+    assert_ok(dsc_tensor_alloc(device, DSC_I32, 1, &label_count, &y));
+    for (int i = 0; i < SEQUENCES * LENGTH; i++) {
+        ((float *)x.data)[i] = (float)(i * 5 % TOKENS);
+        ((int32_t *)y.data)[i] = (i + 1) % TOKENS;
+    }
+    dsc_backward_options_init(&backward);
+    backward.context = sums;
+    backward.capture_table = on_table;
+    assert_ok(dsc_exec_forward(exec, queue, &x));
+    assert_ok(dsc_exec_loss(exec, queue, &y, 1));
+    assert_ok(dsc_exec_backward(exec, queue, &backward));
+    for (int table = 0; table < 2; table++) {
+        const dsc_tensor *grad = &dsc_model_params(m)[table].grad;
+        for (int64_t i = 0; i < dsc_tensor_count(grad); i++)
+            assert_true(fabs(((const float *)grad->data)[i] - sums[table][i / WIDTH][i % WIDTH]) <= 1e-6);
+        assert_true(fabs(sums[table][0][0]) > 1e-6);
+    }
+    dsc_tensor_free(&x);
+    dsc_tensor_free(&y);
+    dsc_exec_destroy(&exec);
+    dsc_queue_destroy(&queue);
+    dsc_model_destroy(&m);
+}
+
 static dsc_status on_capture(void *kfac, dsc_queue *q, int64_t layer, const dsc_tensor *a,
                              const dsc_tensor *g) {
     return dsc_kfac_capture(kfac, q, layer, a, g);
@@ -611,6 +756,10 @@ int main(void) {
         cmocka_unit_test(test_wrong_validation),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_same_inputs),
+        cmocka_unit_test(test_large_head),
+        cmocka_unit_test(test_tables),
+        cmocka_unit_test(test_table_tensors),
         cmocka_unit_test(test_unet),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

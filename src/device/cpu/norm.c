@@ -249,20 +249,51 @@ static dsc_status norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const d
 
 /* ---- Fisher matrices ---- */
 
-/* One sample: sums over its positions, then their products. */
-static void fisher_sample(int64_t positions, int64_t c, const float *const in[3], const float *mean,
-                          const float *invstd, float *out) {
-    const float *x = in[0], *y = in[1], *dy = in[2];
-    float *sum_gx = out, *between = out + c, *sum_g = out + 2 * c;
-    memset(out, 0, (size_t)(3 * c) * sizeof *out);
-    for (int64_t at = 0; at < positions * c; at += c) {
+/* What a sample consists of: x, y (or NULL) and dy, and its statistics (or NULL), one of each channel. */
+typedef struct fisher_input {
+    int64_t positions, c;
+    const float *x, *y, *dy, *mean, *invstd;
+} fisher_input;
+
+static void fisher_sums(const fisher_input *in, float *sum_gx, float *sum_g) {
+    for (int64_t at = 0; at < in->positions * in->c; at += in->c) {
+        const float *x = in->x + at, *y = in->y ? in->y + at : NULL, *dy = in->dy + at;
 #pragma omp simd
-        for (int64_t ch = 0; ch < c; ch++) {
-            float g = y && !(y[at + ch] > 0) ? 0 : dy[at + ch];
-            sum_gx[ch] += g * (mean ? (x[at + ch] - mean[ch]) * invstd[ch] : x[at + ch]);
+        for (int64_t ch = 0; ch < in->c; ch++) {
+            float g = y && !(y[ch] > 0) ? 0 : dy[ch];
+            float centred = in->mean ? x[ch] - in->mean[ch] : x[ch];
+            sum_gx[ch] += g * (in->invstd ? centred * in->invstd[ch] : centred);
             sum_g[ch] += g;
         }
     }
+}
+
+/* The same where a statistic is that of a group of channels. */
+static void fisher_sums_of_groups(const fisher_input *in, dsc_norm_places places, float *sum_gx,
+                                  float *sum_g) {
+    for (int64_t p = 0; p < in->positions; p++)
+        for (int64_t first = 0; first < in->c; first += places.width) {
+            int64_t at = p * in->c, of = p * places.position + first / places.width;
+            float mean = in->mean ? in->mean[of] : 0, invstd = in->invstd[of];
+            const float *x = in->x + at, *y = in->y ? in->y + at : NULL, *dy = in->dy + at;
+#pragma omp simd
+            for (int64_t ch = first; ch < first + places.width; ch++) {
+                float g = y && !(y[ch] > 0) ? 0 : dy[ch];
+                sum_gx[ch] += g * ((x[ch] - mean) * invstd);
+                sum_g[ch] += g;
+            }
+        }
+}
+
+/* One sample: sums over its positions, then their products. */
+static void fisher_sample(const fisher_input *in, int grouped, dsc_norm_places places, float *out) {
+    int64_t c = in->c;
+    float *sum_gx = out, *between = out + c, *sum_g = out + 2 * c;
+    memset(out, 0, (size_t)(3 * c) * sizeof *out);
+    if (grouped)
+        fisher_sums_of_groups(in, places, sum_gx, sum_g);
+    else
+        fisher_sums(in, sum_gx, sum_g);
     for (int64_t ch = 0; ch < c; ch++) {
         between[ch] = sum_gx[ch] * sum_g[ch];
         sum_gx[ch] *= sum_gx[ch];
@@ -273,13 +304,20 @@ static void fisher_sample(int64_t positions, int64_t c, const float *const in[3]
 static dsc_status norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
                               const dsc_tensor *mean, const dsc_tensor *invstd, dsc_tensor *out) {
     int64_t n = x->dim[0], c = x->dim[x->ndim - 1], size = dsc_tensor_count(x) / n;
-    int parts = dsc_cpu_parts(q->device, dsc_tensor_count(x));
+    int parts = dsc_cpu_parts(q->device, dsc_tensor_count(x)), grouped = invstd && invstd->ndim == 2;
+    dsc_norm_places places = dsc_norm_places_of(x, invstd);
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t i = 0; i < n; i++) {
-        const float *in[3] = {(const float *)x->data + i * size, y ? (const float *)y->data + i * size : NULL,
-                              (const float *)dy->data + i * size};
-        fisher_sample(size / c, c, in, mean ? mean->data : NULL, invstd ? invstd->data : NULL,
-                      (float *)out->data + i * 3 * c);
+        const fisher_input in = {
+            .positions = size / c,
+            .c = c,
+            .x = (const float *)x->data + i * size,
+            .y = y ? (const float *)y->data + i * size : NULL,
+            .dy = (const float *)dy->data + i * size,
+            .mean = mean ? (const float *)mean->data + i * places.sample : NULL,
+            .invstd = invstd ? (const float *)invstd->data + i * places.sample : NULL,
+        };
+        fisher_sample(&in, grouped, places, (float *)out->data + i * 3 * c);
     }
     return DSC_OK;
 }

@@ -1,4 +1,4 @@
-/* Fisher matrices of a batch norm's scale and shift, and the solutions with them. */
+/* Fisher matrices of a norm's scale and shift, and the solutions with them. */
 #include "device/cuda/elementwise.cuh"
 #include "device/cuda/entries.h"
 
@@ -9,6 +9,7 @@ typedef struct dsc_cuda_fisher_call {
     int64_t n, positions, c;
     const void *x, *y, *dy, *mean, *invstd;
     void *out;
+    dsc_norm_places places; /* of mean and invstd */
 } dsc_cuda_fisher_call;
 
 typedef struct dsc_cuda_norm_solve_item {
@@ -25,9 +26,11 @@ __global__ void __launch_bounds__(FISHER_CHANNELS *FISHER_ROWS) fisher_kernel(ds
     A sum_gx = 0, sum_g = 0;
     if (ch < a.c) {
         const T *x = (const T *)a.x, *y = (const T *)a.y, *dy = (const T *)a.dy;
-        A mean = a.mean ? ((const A *)a.mean)[ch] : (A)0, scale = a.invstd ? ((const A *)a.invstd)[ch] : (A)1;
+        const A *means = (const A *)a.mean, *scales = (const A *)a.invstd;
+        int64_t first = i * a.places.sample + ch / a.places.width;
         for (int64_t p = threadIdx.y; p < a.positions; p += FISHER_ROWS) {
-            int64_t at = (i * a.positions + p) * a.c + ch;
+            int64_t at = (i * a.positions + p) * a.c + ch, of = first + p * a.places.position;
+            A mean = means ? means[of] : (A)0, scale = scales ? scales[of] : (A)1;
             A g = y && !(dsc_get(y[at]) > 0) ? (A)0 : (A)dsc_get(dy[at]);
             sum_gx += g * ((dsc_get(x[at]) - mean) * scale);
             sum_g += g;
@@ -59,6 +62,8 @@ static cudaError_t run_fisher(const dsc_cuda_launch *at, const dsc_cuda_fisher_c
         part.x = (const T *)call->x + offset;
         part.y = call->y ? (const T *)call->y + offset : NULL;
         part.dy = (const T *)call->dy + offset;
+        part.mean = call->mean ? (const A *)call->mean + first * call->places.sample : NULL;
+        part.invstd = call->invstd ? (const A *)call->invstd + first * call->places.sample : NULL;
         part.out = (A *)call->out + first * 3 * call->c;
         dim3 blocks((unsigned)((call->c + FISHER_CHANNELS - 1) / FISHER_CHANNELS), (unsigned)part.n);
         DSC_LAUNCH((fisher_kernel<T>), blocks, dim3(FISHER_CHANNELS, FISHER_ROWS), 0, at->stream)(part);
@@ -77,7 +82,8 @@ dsc_status dsc_cuda_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_ten
                                  dsc_data(dy),
                                  dsc_data(mean),
                                  dsc_data(invstd),
-                                 dsc_data(out)};
+                                 dsc_data(out),
+                                 dsc_norm_places_of(x, invstd)};
     DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_fisher, dsc_cuda_at(q), &call));
     return DSC_OK;
 }

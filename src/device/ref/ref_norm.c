@@ -92,13 +92,15 @@ dsc_status dsc_ref_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const 
 dsc_status dsc_ref_norm_fisher(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *y, const dsc_tensor *dy,
                                const dsc_tensor *mean, const dsc_tensor *invstd, dsc_tensor *out) {
     int64_t n = x->dim[0], c = x->dim[x->ndim - 1], positions = dsc_tensor_count(x) / (n * c);
+    dsc_norm_places places = dsc_norm_places_of(x, invstd);
     (void)q;
     for (int64_t i = 0; i < n; i++)
         for (int64_t ch = 0; ch < c; ch++) {
             double u[2] = {0, 0};
             for (int64_t p = 0; p < positions; p++) {
                 int64_t at = (i * positions + p) * c + ch;
-                double xhat = mean ? (get(x, at) - get(mean, ch)) * get(invstd, ch) : get(x, at);
+                int64_t of = i * places.sample + p * places.position + ch / places.width;
+                double xhat = (get(x, at) - (mean ? get(mean, of) : 0)) * (invstd ? get(invstd, of) : 1);
                 double g = y && !(get(y, at) > 0) ? 0 : get(dy, at);
                 u[0] += g * xhat;
                 u[1] += g;

@@ -1,7 +1,8 @@
-/* Batch norms: scale and shift of every channel, weight[in_c] and bias[in_c].
+/* Norms: scale of every channel, weight[in_c], and shift, bias[in_c].
  *
  * They have no weight matrix, so that they have no units with factors: norm.c preconditions them, on an option of
- * its own. */
+ * its own. Batch norms take their statistics over samples; layer norms (also RMS and group norms) in each sample, and may
+ * be without a shift. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"
@@ -11,7 +12,7 @@ static dsc_status read_channels(const dsc_kfac_layer *given, dsc_kfac_layer *own
     return DSC_OK;
 }
 
-static dsc_status check(const dsc_kfac_layer *layer) {
+static dsc_status check_shift(const dsc_kfac_layer *layer) {
     if (!layer->bias_grad.data)
         return DSC_FAIL(DSC_E_INVALID, "layer '%s': a batch norm needs the gradient of its shift, bias_grad",
                         layer->name);
@@ -23,4 +24,6 @@ static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
 }
 
 const dsc_kfac_kind_entry dsc_kfac_kind_batch_norm = {
-    .name = "batch_norm", .read = read_channels, .check = check, .sizes = sizes};
+    .name = "batch_norm", .read = read_channels, .check = check_shift, .sizes = sizes};
+const dsc_kfac_kind_entry dsc_kfac_kind_layer_norm = {
+    .name = "layer_norm", .read = read_channels, .sizes = sizes};

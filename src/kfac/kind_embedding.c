@@ -1,0 +1,21 @@
+/* Embeddings: weight[in_c, out_c], a row for each of in_c tokens or positions.
+ *
+ * They are linear layers on inputs with a single 1, whose A is diagonal: embedding.c preconditions them, on an option of its
+ * own, and they have no units with factors. */
+#include "kfac/kinds.h"
+
+#include "base/error.h"
+
+static dsc_status check(const dsc_kfac_layer *layer) {
+    if (layer->bias_grad.data || layer->late_gradients)
+        return DSC_FAIL(DSC_E_UNSUPPORTED,
+                        "layer '%s': an embedding with %s: K-FAC does not know it, leave it out", layer->name,
+                        layer->late_gradients ? "late_gradients" : "a bias");
+    return DSC_OK;
+}
+
+static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
+    return (dsc_kfac_sizes){.units = 0, .a_n = layer->in_c, .g_n = layer->out_c, .table = 1};
+}
+
+const dsc_kfac_kind_entry dsc_kfac_kind_embedding = {.name = "embedding", .check = check, .sizes = sizes};
