@@ -84,9 +84,19 @@ expect 2 "context 8: model mlp is one of images" bench --model mlp --context 8 -
 expect 2 "optimizer 'newton' is unknown" bench --model $model --optimizer newton
 expect 2 "the prompt: the byte 0x7e at position 0 is not among" generate --checkpoint run --prompt "~"
 expect 2 "generate needs --checkpoint" generate --prompt x
+# The checkpoint holds its tokenizer: text is generated without the data. Older ones need these.
 mv text elsewhere
-expect 2 "'text'" generate --checkpoint run
-expect 0 "" generate --checkpoint run --data text:elsewhere --tokens 5
+expect 0 "" generate --checkpoint run --prompt "line 1" --tokens 60 --temperature 0
+cmp first stdout || complain "without the data the text is another"
+expect 0 "tokenizer     chars, 2" info --checkpoint run
+expect 0 '"tokenizer": "chars"' info --checkpoint run --json
+edit=$DESCENT_SOURCE_DIR/tests/cli/edit-metadata newest=$(find run -name 'checkpoint-*[0-9].safetensors' | sort -V | tail -n 1)
+"$edit" "$newest" old.safetensors tokenizer=
+expect 2 "'text'" generate --checkpoint old.safetensors
+expect 0 "" generate --checkpoint old.safetensors --data text:elsewhere --prompt "line 1" --tokens 60 --temperature 0
+cmp first stdout || complain "with the data of an older checkpoint the text is another"
+"$edit" "$newest" bad.safetensors 'tokenizer={"kind":"words"}'
+expect 2 "the tokenizer in 'bad.safetensors': its kind is 'words'" generate --checkpoint bad.safetensors
 printf 'abc%.0s' $(seq 200) >other
 expect 2 "has a vocabulary of" generate --checkpoint run --data text:other
 expect 2 "context 8: model lenet is one of images" train --model lenet --context 8 --out none
