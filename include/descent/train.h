@@ -31,6 +31,9 @@ typedef struct dsc_progress {
     double loss, lr, images_per_s, eta_s, top1, top5;
     const char *text;
     int64_t tokens; /* of a sample, always set for models of sequences; images_per_s counts sequences then */
+    /* With images_per_s of steps and epochs, the utilisation of the devices: floating-point operations of forward and
+     * backward passes per second (dsc_model_flops) as a share of the peak (dsc_device_measure_peak); 0: unknown. */
+    double mfu;
 } dsc_progress;
 
 typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
@@ -217,6 +220,7 @@ typedef struct dsc_train_result {
     dsc_stop_reason stopped;
     double target_s; /* seconds of the run until stop_at was reached; negative: it was not */
     int64_t tokens;  /* of a sample, for models of sequences; 0: images */
+    double mfu;      /* as in dsc_progress, over all steps of this process */
 } dsc_train_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

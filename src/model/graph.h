@@ -136,8 +136,9 @@ void dsc_graph_free(dsc_model *m);
 
 /* The kinds that fusion looks for. */
 extern const dsc_layer_type dsc_layer_batch_norm, dsc_layer_relu, dsc_layer_add;
-/* The kind that decoders look at. */
+/* The kind that decoders look at, and, with it, the kinds whose operations are counted. */
 extern const dsc_layer_type dsc_layer_attention;
+extern const dsc_layer_type dsc_layer_linear, dsc_layer_conv2d, dsc_layer_conv_transpose2d;
 
 /* Captures for which the tensors of an earlier one stay as they were. */
 enum { DSC_EXEC_CAPTURES = 2 };

@@ -164,6 +164,7 @@ struct dsc_trainer {
     dsc_load load;                      /* of the steps of this epoch */
     int64_t process_images, epoch_images;
     double smoothed_seconds; /* of a step, recent ones weighing more; 0 before the first */
+    double peak;             /* operations per second that this rank's device reaches at most; 0: unknown */
 
     /* Gossip. */
     dsc_gossip *gossip; /* NULL where steps are collective */

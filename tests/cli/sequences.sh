@@ -78,6 +78,9 @@ has stdout "of an AdamW step"
 expect 0 '"tokens_per_s": ' bench --model $model --context 16 --batch-size 4 --steps 2 --threads 1 --device cpu --json
 awk -F '[:,]' '/median_s/ { s = $2 } /tokens_per_s/ { r = $2 } END { d = r * s / 64; exit !(d > 0.999 && d < 1.001) }' stdout ||
     complain "the rate of tokens is not 64 by the time of a step"
+awk -F '[:,]' '{ v[$1] = $2 } END { f = v["  \"flops_per_s\""]; m = v["  \"mfu\""] * v["  \"peak_flops_per_s\""] / f
+    s = 3 * v["  \"flops_per_sample\""] * 4 / v["  \"median_s\""] / f; exit !(m > 0.99 && m < 1.01 && s > 0.999 && s < 1.001) }' stdout ||
+    complain "flops_per_s, mfu and peak_flops_per_s do not fit"
 
 # What cannot be.
 expect 2 "context 8: model mlp is one of images" bench --model mlp --context 8 --steps 1
