@@ -9,7 +9,7 @@
 enum {
     REPEATS = 8, /* on a CPU, of which the best counts */
     /* on a GPU: rows of the first and of the largest matrices, and products that are timed together */
-    FIRST = 256,
+    FIRST = 128,
     LARGEST = 4096,
     GROUP = 4
 };
