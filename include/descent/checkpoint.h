@@ -7,6 +7,7 @@
 #define DSC_CHECKPOINT_H
 
 #include "descent/model.h"
+#include "descent/tokens.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -40,6 +41,8 @@ typedef struct dsc_save_options {
     double mask;
     /* The name of the loss (dsc_loss_name); NULL (default): not stored, which stands for cross-entropy. */
     const char *loss;
+    /* The tokenizer of the text it was trained on, all of which is stored; NULL (default): none. */
+    const dsc_tokenizer *tokenizer;
 } dsc_save_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -119,6 +122,8 @@ typedef struct dsc_checkpoint_info {
     int64_t ranks;          /* that wrote it */
     const char *optimizer, *consensus;
     int64_t resize; /* as in dsc_save_options */
+    /* The tokenizer that is stored, owned by the info; NULL: none. */
+    const dsc_tokenizer *tokenizer;
 } dsc_checkpoint_info;
 
 /* Finds a checkpoint and reads what it says. `checkpoint` is a model file, or a directory of a run and which of

@@ -13,7 +13,9 @@ typedef struct dsc_generate_options {
     size_t size;
     const char *checkpoint; /* a model file, or DIR[:best|:latest|:STEP] (dsc_checkpoint_read_info) */
     const char *model;      /* NULL: as the checkpoint says */
-    /* The data whose tokenizer is used, as for dsc_dataset_open; NULL: those that the checkpoint names. */
+    /* The data whose tokenizer is used, as for dsc_dataset_open. NULL: the tokenizer that the checkpoint holds, or, where
+     * it holds none, that of the data it names, or, where it names none, that of the files vocab.json and merges.txt
+     * beside it. */
     const char *data;
     /* NULL: the token that ends a text, where the tokenizer has one, or else a line feed. */
     const char *prompt;

@@ -264,6 +264,9 @@ DSC_API int64_t dsc_model_positions(const dsc_model *m);
 DSC_API int dsc_model_takes_tokens(const dsc_model *m);
 /* h, w, c of the input. */
 DSC_API void dsc_model_input_shape(const dsc_model *m, int64_t shape[3]);
+/* Floating-point operations of the forward pass of one sample: the products of convolutions, linear layers and
+ * attention. A training step takes three times as many. Layers of the caller's own count as 0. */
+DSC_API double dsc_model_flops(const dsc_model *m);
 DSC_API int64_t dsc_model_param_count(const dsc_model *m);     /* tensors */
 DSC_API int64_t dsc_model_parameter_total(const dsc_model *m); /* numbers */
 /* In graph order; values and gradients lie in this order, without gaps, in two blocks. */

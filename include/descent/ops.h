@@ -53,6 +53,12 @@ DSC_API dsc_status dsc_op_dot(dsc_queue *queue, const dsc_tensor *x, const dsc_t
 DSC_API dsc_status dsc_op_gemm(dsc_queue *queue, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                                const dsc_tensor *b, double beta, dsc_tensor *c) DSC_MUST_CHECK;
 
+/* Measures how many floating-point operations per second a device can do at most: on a CPU multiply-adds in registers, in
+ * float32, by all threads of the device, each with a core of its own; on a GPU products of large matrices of this type,
+ * for which it needs 192 MiB at most. Takes a few hundredths of a second. Blocks. */
+DSC_API dsc_status dsc_device_measure_peak(dsc_queue *queue, dsc_dtype dtype,
+                                           double *flops_per_s) DSC_MUST_CHECK;
+
 /* ---- layers ---- */
 
 /* y = y + b along the last dimension: y[..., c], b[c]. Real or half. */

@@ -32,6 +32,9 @@ typedef struct dsc_progress {
     double loss, lr, images_per_s, eta_s, top1, top5;
     const char *text;
     int64_t tokens; /* of a sample, always set for models of sequences; images_per_s counts sequences then */
+    /* With images_per_s of steps and epochs, the utilisation of the devices: floating-point operations of forward and
+     * backward passes per second (dsc_model_flops) as a share of the peak (dsc_device_measure_peak); 0: unknown. */
+    double mfu;
 } dsc_progress;
 
 typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
@@ -228,6 +231,7 @@ typedef struct dsc_train_result {
     int64_t tokens;    /* of a sample, for models of sequences; 0: images */
     double best_loss;  /* the lowest validation loss; negative when there was none */
     int64_t positions; /* predictions per sample: 1, the tokens of a sequence, or the pixels of an image */
+    double mfu;        /* as in dsc_progress, over all steps of this process */
 } dsc_train_result;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

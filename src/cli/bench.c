@@ -9,6 +9,7 @@
  * plain ones are those of a second trainer on the same model. */
 #include "cli/cli.h"
 #include "cli/support.h"
+#include "descent/ops.h"
 #include "descent/random.h"
 #include "descent/trainer.h"
 
@@ -111,6 +112,8 @@ typedef struct bench {
     double *total[KINDS];              /* seconds of each timed step; without K-FAC, only of the plain ones */
     double *phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */
     double *extra;                         /* room for as many differences */
+    double peak_flops;                     /* a second of this rank's device */
+    double device_bytes;                   /* the most that the steps had on the device */
 } bench;
 
 static void init(void *values) {
@@ -311,7 +314,9 @@ static dsc_status measure(bench *b, const bench_values *v) {
             DSC_CLI_TRY(count_refreshes(b, -1));
         DSC_CLI_TRY(run_round(b, round));
     }
-    return count_refreshes(b, 1);
+    DSC_CLI_TRY(count_refreshes(b, 1));
+    b->device_bytes = (double)dsc_device_peak_bytes(b->device);
+    return dsc_device_measure_peak(dsc_trainer_queue(b->trainers[0]), b->activations, &b->peak_flops);
 }
 
 /* ---- results ---- */
@@ -353,7 +358,8 @@ typedef struct results {
     double phase[KINDS][DSC_PHASE_COUNT]; /* milliseconds */
     double extra[KINDS];                  /* median of the difference to the kind before, round by round */
     double least, rate, rss;
-    int64_t tokens; /* per sample; 0: the samples are images */
+    double flops, mfu; /* operations of forward and backward passes per second; their share of the peak */
+    int64_t tokens;    /* per sample; 0: the samples are images */
     int ranks, threads, kinds;
 } results;
 
@@ -374,6 +380,8 @@ static results summarise(bench *b, double rss) {
             r.phase[i][j] = median(b->phase[i][j], b->steps);
     r.least = b->total[PLAIN][0];
     r.rate = (double)b->batch * r.ranks / r.median[PLAIN];
+    r.flops = r.rate * 3 * dsc_model_flops(b->model);
+    r.mfu = b->peak_flops > 0 ? r.flops / (b->peak_flops * r.ranks) : 0;
     return r;
 }
 
@@ -409,7 +417,11 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
     if (r->tokens > 0)
         json_object_set_new(object, "tokens_per_s", json_real(r->rate * (double)r->tokens));
     json_object_set_new(object, "parameters", json_integer(dsc_model_parameter_total(b->model)));
-    json_object_set_new(object, "device_peak_mb", json_real((double)dsc_device_peak_bytes(b->device) / 1e6));
+    json_object_set_new(object, "flops_per_sample", json_real(dsc_model_flops(b->model)));
+    json_object_set_new(object, "flops_per_s", json_real(r->flops));
+    json_object_set_new(object, "peak_flops_per_s", json_real(b->peak_flops * r->ranks));
+    json_object_set_new(object, "mfu", json_real(r->mfu));
+    json_object_set_new(object, "device_peak_mb", json_real(b->device_bytes / 1e6));
     json_object_set_new(object, "phases_ms", phases_json(r, r->kinds - 1));
     for (int i = 0; i < r->kinds; i++) {
         json_object_set_new(kfac, kind_keys[i], json_real(r->median[i]));
@@ -460,8 +472,9 @@ static void print_text(const bench *b, const bench_values *v, const results *r) 
         printf("rate     %.1f tokens/s\n", r->rate * (double)r->tokens);
     else
         printf("rate     %.1f images/s\n", r->rate);
-    printf("memory   peak of the process %.0f MB, of the device %.0f MB\n", r->rss,
-           (double)dsc_device_peak_bytes(b->device) / 1e6);
+    printf("use      %.4g GFLOP/s in forward and backward passes, %.1f %% of the peak of %.4g GFLOP/s\n",
+           r->flops * 1e-9, 100 * r->mfu, b->peak_flops * r->ranks * 1e-9);
+    printf("memory   peak of the process %.0f MB, of the device %.0f MB\n", r->rss, b->device_bytes / 1e6);
 }
 
 static dsc_status print_results(bench *b, const bench_values *v, double rss) {
@@ -502,13 +515,18 @@ const dsc_cli_command dsc_cli_bench = {
         "Trains on random images, or tokens, in memory: 2 steps to warm up, then --steps that are timed. "
         "Prints "
         "the median and the shortest time of a step, the images or tokens per second of all ranks together, "
-        "and memory. Times are those of rank 0, memory is that of the largest rank; MB are 10^6 bytes.\n\n"
+        "how much of the devices' peak that is, and memory. Times are those of rank 0, memory is that of the "
+        "largest rank; MB are 10^6 bytes. The peak is measured: on a CPU multiply-adds in registers, on a "
+        "GPU "
+        "products of large matrices in the same precision.\n\n"
         "With --kfac three more kinds of steps are timed: K-FAC that only preconditions the gradient, that "
         "also updates its factors, and that also decomposes them. Plain steps take turns with these; "
         "memory is that of both trainers.\n\n"
         "With --json the result is one object with the keys model, batch_size, threads, ranks, steps, "
         "median_s, min_s, images_per_s (sequences count as images, and tokens_per_s is added), peak_rss_mb, "
-        "parameters, device_peak_mb and phases_ms (of the steps that do most); with --kfac also kfac, with "
+        "parameters, flops_per_sample (of the forward pass), flops_per_s (of three times as many), "
+        "peak_flops_per_s, mfu (their quotient), device_peak_mb and phases_ms (of the steps that do most); "
+        "with --kfac also kfac, with "
         "the medians sgd_s (of plain steps, whatever the optimiser), precondition_s, factors_s and "
         "decompose_s, "
         "and with refresh=warm the counts refreshed_factors, extra_iterations and exact_fallbacks.",

@@ -69,8 +69,9 @@ const dsc_cli_command dsc_cli_generate = {
     .summary = "write text with a trained model of sequences",
     .description =
         "Continues a prompt: token after token is drawn from the distribution that the model gives, and "
-        "printed at once. The tokenizer is that of the data that the checkpoint names; --data names it where "
-        "these lie elsewhere now. The same seed gives the same text.\n\n"
+        "printed at once. Checkpoints hold the tokenizer of the text they were trained on; with older ones, "
+        "or "
+        "to use another, --data names the data that it is read from. The same seed gives the same text.\n\n"
         "With --temperature 0 the most probable token is always taken. --top-k and --top-p leave out tokens "
         "that are hardly probable. A text may be longer than the context of the model: when that is full, "
         "its second half becomes the beginning.",

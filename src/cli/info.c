@@ -160,6 +160,8 @@ static void print_model(const model_info *info) {
     printf("parameters    %s in %lld tensors, %.1f MB in float32\n",
            dsc_cli_grouped(f->parameters, parameters, sizeof parameters), (long long)f->tensors,
            mega(4.0 * (double)f->parameters));
+    printf("operations    %.4g GFLOP for the forward pass of a sample, three times as many in training\n",
+           f->flops * 1e-9);
     printf("memory        batch of %s: activations about %.0f MB in training, %.0f MB in evaluation\n",
            dsc_cli_grouped(f->batch, batch, sizeof batch), mega(f->train_bytes), mega(f->eval_bytes));
     printf("traffic       %d %s: %.1f MB of gradients sent by each rank in a step\n", ranks,
@@ -212,13 +214,13 @@ static json_t *model_json(const model_info *info) {
     json_t *kfac = kfac_json(f);
     if (info->plan && kfac)
         json_object_set_new(kfac, "plan", dsc_info_plan_json(info->plan, info->kfac));
-    return json_pack("{s:s, s:[I, I, I], s:I, s:I, s:I, s:I, s:I, s:I, s:i, s:I, s:o}", "name", info->name,
-                     "input", (json_int_t)f->shape[0], (json_int_t)f->shape[1], (json_int_t)f->shape[2],
-                     "classes", (json_int_t)f->classes, "parameters", (json_int_t)f->parameters, "tensors",
-                     (json_int_t)f->tensors, "batch_size", (json_int_t)f->batch, "train_bytes",
-                     (json_int_t)f->train_bytes, "eval_bytes", (json_int_t)f->eval_bytes, "ranks",
-                     info->ranks, "gradient_bytes_sent", (json_int_t)gradient_bytes(f, info->ranks), "kfac",
-                     kfac);
+    return json_pack(
+        "{s:s, s:[I, I, I], s:I, s:I, s:f, s:I, s:I, s:I, s:I, s:i, s:I, s:o}", "name", info->name, "input",
+        (json_int_t)f->shape[0], (json_int_t)f->shape[1], (json_int_t)f->shape[2], "classes",
+        (json_int_t)f->classes, "parameters", (json_int_t)f->parameters, "flops_per_sample", f->flops,
+        "tensors", (json_int_t)f->tensors, "batch_size", (json_int_t)f->batch, "train_bytes",
+        (json_int_t)f->train_bytes, "eval_bytes", (json_int_t)f->eval_bytes, "ranks", info->ranks,
+        "gradient_bytes_sent", (json_int_t)gradient_bytes(f, info->ranks), "kfac", kfac);
 }
 
 static dsc_status print_json(const dsc_cli_session *session, const model_info *info) {

@@ -47,6 +47,9 @@ static void print_text(const dsc_checkpoint_info *c) {
     if (c->height > 0)
         printf("\n");
     print_classes(c);
+    if (c->tokenizer)
+        printf("tokenizer     %s, %s tokens\n", dsc_tokenizer_kind(c->tokenizer),
+               dsc_cli_grouped(dsc_tokenizer_vocabulary(c->tokenizer), number, sizeof number));
     if (c->mean) {
         print_numbers("mean", c->mean, c->channels);
         print_numbers("std", c->std, c->channels);
@@ -98,6 +101,9 @@ static json_t *describe(const dsc_checkpoint_info *c) {
                   text_json(c->optimizer), "consensus", text_json(c->consensus));
     if (object && rest)
         json_object_update(object, rest);
+    if (object)
+        json_object_set_new(object, "tokenizer",
+                            text_json(c->tokenizer ? dsc_tokenizer_kind(c->tokenizer) : ""));
     json_decref(rest);
     return object;
 }

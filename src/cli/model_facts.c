@@ -61,6 +61,7 @@ static dsc_status fill(dsc_model_facts *f, dsc_model *model, int64_t batch) {
     f->classes = dsc_model_classes(model);
     f->parameters = dsc_model_parameter_total(model);
     f->tensors = dsc_model_param_count(model);
+    f->flops = dsc_model_flops(model);
     f->batch = batch;
     DSC_CLI_TRY(dsc_kfac_layers_of_model(model, &f->layers, &f->layer_count));
     DSC_CLI_TRY(collect_sizes(f));

@@ -18,6 +18,7 @@ typedef struct dsc_layer_factors {
 typedef struct dsc_model_facts {
     int64_t shape[3]; /* h, w, c of the input */
     int64_t classes, parameters, tensors;
+    double flops; /* of the forward pass of a sample */
     int64_t batch;
     double train_bytes, eval_bytes; /* activations and workspace for a batch */
     dsc_kfac_layer *layers;         /* names and gradients are the model's */

@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { LABEL_COLUMNS = 11, WIDEST = 110 };
+enum { LABEL_COLUMNS = 11, WIDEST = 110, ROOM_FOR_BAR = 20 };
 
 static const double bar_interval = 0.1; /* seconds between two drawings of the bar */
 
@@ -67,10 +67,18 @@ static const char *rate_text(const dsc_progress *e, char *text, size_t size) {
     return text;
 }
 
+/* ", mfu 43.2 %": the share of the devices' peak that the step's operations are; "" where it is not known. */
+static const char *use_text(const dsc_progress *e, char *text, size_t size) {
+    text[0] = '\0';
+    if (e->mfu > 0)
+        snprintf(text, size, ", mfu %.1f %%", 100 * e->mfu);
+    return text;
+}
+
 /* Shows the pieces that fit into the width, the most important first; what remains is the bar's. A line that
  * is wrapped could not be erased; the last columns are for the ^C that a terminal shows. */
 static void draw_bar(dsc_cli_progress *progress, const dsc_progress *e) {
-    char pieces[5][64], loss[32], left[32], rate[40], tail[200] = "", bar[400] = "";
+    char pieces[5][64], loss[32], left[32], rate[40], use[32], tail[240] = "", bar[400] = "";
     double share = e->epoch_steps > 0 ? (double)e->step_of_epoch / (double)e->epoch_steps : 0;
     share = share < 0 ? 0 : share > 1 ? 1 : share;
     snprintf(pieces[0], sizeof pieces[0], "epoch %lld/%lld", (long long)e->epoch + 1, (long long)e->epochs);
@@ -82,6 +90,11 @@ static void draw_bar(dsc_cli_progress *progress, const dsc_progress *e) {
     for (int i = 1; i < 5 && room >= (int)strlen(pieces[i]); i++) {
         strcat(tail, pieces[i]);
         room -= (int)strlen(pieces[i]);
+    }
+    use_text(e, use, sizeof use);
+    if (use[0] && room - (int)strlen(use) >= ROOM_FOR_BAR) {
+        strcat(tail, use);
+        room -= (int)strlen(use);
     }
     int cells = room - 3 > 40 ? 40 : room - 3;
     if (cells >= 5)
@@ -98,6 +111,11 @@ static void draw_bar(dsc_cli_progress *progress, const dsc_progress *e) {
 
 /* ---- lines ---- */
 
+static int line_width(const dsc_cli_progress *progress) {
+    int width = dsc_terminal_width(progress->lines);
+    return width > 80 ? width : 80;
+}
+
 static void show_step(dsc_cli_progress *progress, const dsc_progress *e) {
     double now = dsc_cli_now();
     if (now - progress->last < (progress->bar ? bar_interval : progress->every))
@@ -109,11 +127,14 @@ static void show_step(dsc_cli_progress *progress, const dsc_progress *e) {
         draw_bar(progress, e);
         return;
     }
-    char text[256], loss[32], left[32], rate[40];
-    snprintf(text, sizeof text, "epoch %lld/%lld, step %lld/%lld: loss %s, %s, %s left",
-             (long long)e->epoch + 1, (long long)e->epochs, (long long)e->step_of_epoch,
-             (long long)e->epoch_steps, loss_text(e->loss, loss, sizeof loss),
-             rate_text(e, rate, sizeof rate), dsc_cli_duration(e->eta_s, left, sizeof left));
+    char text[256], loss[32], left[32], rate[40], use[32];
+    int length = snprintf(text, sizeof text, "epoch %lld/%lld, step %lld/%lld: loss %s, %s, %s left",
+                          (long long)e->epoch + 1, (long long)e->epochs, (long long)e->step_of_epoch,
+                          (long long)e->epoch_steps, loss_text(e->loss, loss, sizeof loss),
+                          rate_text(e, rate, sizeof rate), dsc_cli_duration(e->eta_s, left, sizeof left));
+    use_text(e, use, sizeof use);
+    if (length + (int)strlen(use) <= line_width(progress))
+        strcat(text, use);
     write_line(progress, text);
 }
 
@@ -143,11 +164,13 @@ static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
         snprintf(full, sizeof full, ", validation loss %s, %s", val, accuracy);
         snprintf(few, sizeof few, ", val %s, top-1 %.2f %%", val, 100 * eval->top1);
     }
-    int width = dsc_terminal_width(progress->lines);
-    width = width > 80 ? width : 80;
+    const int width = line_width(progress);
     if (snprintf(text, sizeof text, "%s%s, %s", head, full, speed) > width &&
         snprintf(text, sizeof text, "%s%s, %s", head, few, speed) > width)
         snprintf(text, sizeof text, "%s%s, %s", head, few, seconds);
+    use_text(e, rate, sizeof rate);
+    if ((int)(strlen(text) + strlen(rate)) <= width)
+        strcat(text, rate);
     write_line(progress, text);
     progress->last = dsc_cli_now();
 }

@@ -28,6 +28,7 @@ static const struct result {
     {"to target", "target_s", offsetof(dsc_runlog, target_s), -2, 1, 1},
     {"time", "time_s", offsetof(dsc_runlog, seconds), -2, 1, 0},
     {"images/s", "images_per_s", offsetof(dsc_runlog, images_per_s), 0, 1, 0},
+    {"mfu", "mfu", offsetof(dsc_runlog, mfu), 1, 0.01, 1},
 };
 enum { RESULTS = sizeof results / sizeof results[0] };
 

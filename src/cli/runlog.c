@@ -20,8 +20,9 @@
     "data", "forward", "backward", "exchange", "factor", "decompose", "precondition", "update", "gradients", \
         "factors", "decompositions", "preconditioned", "parameters"
 
-static const char *const step_keys[] = {COMMON_KEYS, "loss", "lr", "images_per_s", "nu", LOAD_KEYS, NULL};
-static const char *const epoch_keys[] = {COMMON_KEYS, "loss", "lr", "images_per_s", NULL};
+static const char *const step_keys[] = {COMMON_KEYS, "loss", "lr",      "images_per_s",
+                                        "mfu",       "nu",   LOAD_KEYS, NULL};
+static const char *const epoch_keys[] = {COMMON_KEYS, "loss", "lr", "images_per_s", "mfu", NULL};
 static const char *const eval_keys[] = {COMMON_KEYS, "loss",     "top1",     "top5", "ema_loss",
                                         "ema_top1",  "ema_top5", "distance", "norm", NULL};
 static const char *const consensus_keys[] = {COMMON_KEYS, "distance", "norm", "mass", "weight", NULL};
@@ -293,7 +294,7 @@ static void take_end(dsc_runlog *log, const json_t *line) {
 
 static dsc_status take_line(dsc_runlog *log, json_t *line, const char **why) {
     const char *kind = json_string_value(json_object_get(line, "kind"));
-    double loss, *row;
+    double loss, share, *row;
     int64_t epoch;
     if (!kind) {
         *why = "has no kind";
@@ -301,6 +302,8 @@ static dsc_status take_line(dsc_runlog *log, json_t *line, const char **why) {
     }
     get_number(line, "time_s", &log->seconds);
     get_number(line, "images_per_s", &log->images_per_s);
+    if (get_number(line, "mfu", &share))
+        log->mfu = 100 * share;
     get_count(line, strcmp(kind, "end") == 0 ? "steps" : "step", &log->steps);
     if (strcmp(kind, "run") == 0)
         take_run(log, line);
@@ -402,7 +405,7 @@ dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stre
     dsc_runlog *log = NULL;
     DSC_CLI_TRY(dsc_cli_alloc(1, sizeof *log, &log));
     log->loss = log->images_per_s = log->seconds = log->target_s = NAN;
-    log->best_top1 = log->best_epoch = log->top1 = log->ema_top1 = NAN;
+    log->mfu = log->best_top1 = log->best_epoch = log->top1 = log->ema_top1 = NAN;
     for (int i = 0; i < DSC_RUNLOG_LAYERS; i++) {
         log->tables[i].keys = kinds[i].keys;
         while (kinds[i].keys[log->tables[i].columns])

@@ -58,6 +58,7 @@ typedef struct dsc_runlog {
     double loss;         /* of the last evaluation; before the first, the last training loss; NaN: none */
     int loss_is_eval;    /* 1: it is that of an evaluation */
     double images_per_s; /* the last that was written; NaN: none */
+    double mfu;          /* the same of the utilisation, in percent */
     double seconds;      /* since the run began; NaN: none */
     double target_s;     /* seconds until the run reached its target (--stop-at); NaN: it did not */
     dsc_runlog_table tables[DSC_RUNLOG_TABLES];

@@ -50,11 +50,14 @@ static void print_config(dsc_cli_train_values *v) {
 }
 
 static void print_summary(const dsc_cli_train_values *v, const dsc_train_result *r) {
-    char seconds[32];
-    printf("done: %lld %s, %lld %s in %s, %.0f %s/s\n", (long long)r->epochs,
-           r->epochs == 1 ? "epoch" : "epochs", (long long)r->steps, r->steps == 1 ? "step" : "steps",
-           dsc_cli_duration(r->seconds, seconds, sizeof seconds),
-           r->images_per_s * (double)(r->tokens > 0 ? r->tokens : 1), r->tokens > 0 ? "tokens" : "images");
+    char seconds[32], use[32];
+    int length = printf(
+        "done: %lld %s, %lld %s in %s, %.0f %s/s", (long long)r->epochs, r->epochs == 1 ? "epoch" : "epochs",
+        (long long)r->steps, r->steps == 1 ? "step" : "steps",
+        dsc_cli_duration(r->seconds, seconds, sizeof seconds),
+        r->images_per_s * (double)(r->tokens > 0 ? r->tokens : 1), r->tokens > 0 ? "tokens" : "images");
+    length += snprintf(use, sizeof use, ", mfu %.1f %%", 100 * r->mfu);
+    printf("%s\n", r->mfu > 0 && length < dsc_terminal_width(stdout) ? use : "");
     printf("result: training loss %.4g", r->train_loss);
     if (r->top1 >= 0 && r->tokens > 0)
         printf(", validation loss %.4f (best %.4f), perplexity %.4g, top-1 %.2f %%", r->val_loss,

@@ -16,7 +16,7 @@ enum { MOST_BYTES = 1 << 26, ALPHABET = 324, SHOWN = 60 };
 
 /* What is needed while the files are read. */
 typedef struct reading {
-    const char *vocab, *merges; /* paths */
+    const char *vocab, *merges; /* names of the files */
     json_t *numbers;            /* token -> number */
     const char **names;         /* number -> token */
     int16_t byte_of[ALPHABET];  /* -1: the character is not in the alphabet */
@@ -58,14 +58,9 @@ static int64_t bytes_of(const reading *r, const char *name, uint8_t *out, int *s
 
 static dsc_status read_numbers(reading *r) {
     json_error_t error;
-    int64_t size;
     const char *name;
     json_t *number;
-    DSC_TRY(dsc_file_size(r->vocab, &size));
-    if (size > MOST_BYTES)
-        return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld bytes: too many for a vocabulary", r->vocab,
-                        (long long)size);
-    r->numbers = json_load_file(r->vocab, JSON_REJECT_DUPLICATES, &error);
+    r->numbers = json_loads(r->tokenizer->bpe->vocab_text, JSON_REJECT_DUPLICATES, &error);
     if (!r->numbers)
         return DSC_FAIL(DSC_E_FORMAT, "'%s', line %d: %s; it should be GPT-2's vocab.json", r->vocab,
                         error.line, error.text);
@@ -157,17 +152,11 @@ static dsc_status alloc_table(dsc_bpe *bpe, int64_t lines) {
 }
 
 static dsc_status read_merges(reading *r) {
-    int64_t size, lines = 1;
+    int64_t size = (int64_t)strlen(r->tokenizer->bpe->merges_text), lines = 1;
     int32_t rank = 0;
-    DSC_TRY(dsc_file_size(r->merges, &size));
-    if (size > MOST_BYTES)
-        return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld bytes: too many for merges", r->merges, (long long)size);
     DSC_TRY(dsc_bytes_reserve(&r->text, size + 1));
-    DSC_TRY(dsc_file_read(r->merges, size, r->text.data));
+    memcpy(r->text.data, r->tokenizer->bpe->merges_text, (size_t)size + 1);
     char *text = (char *)r->text.data, *end = text + size;
-    if (memchr(text, 0, (size_t)size))
-        return DSC_FAIL(DSC_E_FORMAT, "'%s' is not text: it has a zero byte", r->merges);
-    *end = '\0';
     for (char *p = text; (p = strchr(p, '\n')); p++)
         lines += p - text > 0 && p[-1] != '\n'; /* empty lines need no place */
     DSC_TRY(alloc_table(r->tokenizer->bpe, lines));
@@ -184,20 +173,15 @@ static dsc_status read_merges(reading *r) {
     return DSC_OK;
 }
 
-static dsc_status read_all(reading *r) {
-    dsc_tokenizer *t = r->tokenizer;
-    DSC_TRY(dsc_memory_alloc(1, sizeof *t->bpe, &t->bpe));
-    DSC_TRY(dsc_memory_strdup(r->vocab, &t->bpe->vocab_path));
-    DSC_TRY(dsc_memory_strdup(r->merges, &t->bpe->merges_path));
-    DSC_TRY(read_numbers(r));
-    DSC_TRY(fill_tokens(r));
-    return read_merges(r);
-}
-
-dsc_status dsc_bpe_read(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) {
+/* From the texts in the tokenizer. */
+static dsc_status parse(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) {
     reading r = {.vocab = vocab, .merges = merges, .tokenizer = tokenizer};
     fill_alphabet(r.byte_of);
-    dsc_status status = read_all(&r);
+    dsc_status status = read_numbers(&r);
+    if (status == DSC_OK)
+        status = fill_tokens(&r);
+    if (status == DSC_OK)
+        status = read_merges(&r);
     json_decref(r.numbers);
     dsc_memory_free(&r.names);
     dsc_bytes_free(&r.text);
@@ -205,10 +189,43 @@ dsc_status dsc_bpe_read(const char *vocab, const char *merges, dsc_tokenizer *to
     return status;
 }
 
+dsc_status dsc_bpe_parse(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) {
+    DSC_TRY(dsc_memory_alloc(1, sizeof *tokenizer->bpe, &tokenizer->bpe));
+    DSC_TRY(dsc_memory_strdup(vocab, &tokenizer->bpe->vocab_text));
+    DSC_TRY(dsc_memory_strdup(merges, &tokenizer->bpe->merges_text));
+    return parse(DSC_VOCAB_JSON, DSC_MERGES_TXT, tokenizer);
+}
+
+/* All of a file; the caller frees it. */
+static dsc_status read_text(const char *path, char **out) {
+    int64_t size;
+    DSC_TRY(dsc_file_size(path, &size));
+    if (size > MOST_BYTES)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld bytes: too many for a vocabulary and its merges", path,
+                        (long long)size);
+    DSC_TRY(dsc_memory_alloc(size + 1, 1, out));
+    DSC_TRY(dsc_file_read(path, size, (uint8_t *)*out));
+    if (memchr(*out, 0, (size_t)size))
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' is not text: it has a zero byte", path);
+    return DSC_OK;
+}
+
+dsc_status dsc_bpe_read(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) {
+    DSC_TRY(dsc_memory_alloc(1, sizeof *tokenizer->bpe, &tokenizer->bpe));
+    dsc_bpe *bpe = tokenizer->bpe;
+    DSC_TRY(dsc_memory_strdup(vocab, &bpe->vocab_path));
+    DSC_TRY(dsc_memory_strdup(merges, &bpe->merges_path));
+    DSC_TRY(read_text(vocab, &bpe->vocab_text));
+    DSC_TRY(read_text(merges, &bpe->merges_text));
+    return parse(vocab, merges, tokenizer);
+}
+
 void dsc_bpe_destroy(dsc_bpe **bpe) {
     if (!*bpe)
         return;
     dsc_memory_free(&(*bpe)->merges);
+    dsc_memory_free(&(*bpe)->vocab_text);
+    dsc_memory_free(&(*bpe)->merges_text);
     dsc_memory_free(&(*bpe)->vocab_path);
     dsc_memory_free(&(*bpe)->merges_path);
     dsc_memory_free(bpe);

@@ -36,16 +36,21 @@ static int is_same(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-/* The file that is copied there; NULL: none. */
-static const char *source_of(const dsc_token_folder *f, int file) {
+/* What one of the vocabulary's files gets to hold; NULL: it is not written, because there is none, or because it is the
+ * one that was read. */
+static const char *text_of(const dsc_token_folder *f, int file) {
     const dsc_bpe *bpe = f->tokenizer->bpe;
-    return !bpe ? NULL : file == VOCAB ? bpe->vocab_path : file == MERGES ? bpe->merges_path : NULL;
+    if (!bpe)
+        return NULL;
+    const char *path = file == VOCAB ? bpe->vocab_path : bpe->merges_path;
+    if (path && is_same(path, f->paths[file]))
+        return NULL;
+    return file == VOCAB ? bpe->vocab_text : bpe->merges_text;
 }
 
 static dsc_status check_free(const dsc_token_folder *f, const char *path) {
     for (int i = 0; i < FILES; i++) {
-        const char *source = source_of(f, i);
-        if ((i == VOCAB || i == MERGES) && (!source || is_same(source, f->paths[i])))
+        if ((i == VOCAB || i == MERGES) && !text_of(f, i))
             continue;
         if (exists(f->paths[i]))
             return DSC_FAIL(DSC_E_INVALID, "'%s' has a %s already: choose another directory, or overwrite it",
@@ -107,19 +112,9 @@ static dsc_status write_whole(dsc_token_folder *f, int file, const void *data, s
     return dsc_output_sync(&f->outputs[file]);
 }
 
-static dsc_status copy_vocabulary(dsc_token_folder *f, int file) {
-    const char *source = source_of(f, file);
-    int64_t size;
-    dsc_bytes data = {0};
-    if (!source || is_same(source, f->paths[file]))
-        return DSC_OK;
-    DSC_TRY(dsc_file_size(source, &size));
-    DSC_TRY(dsc_bytes_reserve(&data, size));
-    dsc_status status = dsc_file_read(source, size, data.data);
-    if (status == DSC_OK)
-        status = write_whole(f, file, data.data, (size_t)size);
-    dsc_bytes_free(&data);
-    return status;
+static dsc_status write_vocabulary(dsc_token_folder *f, int file) {
+    const char *text = text_of(f, file);
+    return text ? write_whole(f, file, text, strlen(text)) : DSC_OK;
 }
 
 /* A file's name as JSON; where it is not UTF-8, bytes become question marks. */
@@ -142,22 +137,22 @@ static json_t *describe(const dsc_token_folder *f, const dsc_tokenize_result *r,
     json_t *list = json_array();
     for (int64_t i = 0; i < count; i++)
         json_array_append_new(list, name_of(sources[i]));
-    json_t *json = json_pack("{s:i, s:s, s:I, s:s, s:o, s:o, s:I, s:{s:{s:I, s:I}}}", "version", 1, "kind",
-                             t->kind, "vocabulary", (json_int_t)t->vocabulary, "format", formats[f->format],
+    json_t *rest = json_pack("{s:s, s:o, s:o, s:I, s:{s:{s:I, s:I}}}", "format", formats[f->format],
                              "end_of_text", t->end_of_text < 0 ? json_null() : json_integer(t->end_of_text),
                              "sources", list, "source_files", (json_int_t)r->files, "files", names[TRAIN],
                              "tokens", (json_int_t)r->train_tokens, "bytes", (json_int_t)r->train_bytes);
     if (f->writers[VAL])
         json_object_set_new(
-            json_object_get(json, "files"), names[VAL],
+            json_object_get(rest, "files"), names[VAL],
             json_pack("{s:I, s:I}", "tokens", (json_int_t)r->val_tokens, "bytes", (json_int_t)r->val_bytes));
-    if (strcmp(t->kind, "chars") != 0)
+    json_t *json = json_pack("{s:i}", "version", 1), *own = dsc_tokenizer_json(t);
+    int complete = own && rest && json_object_update(json, own) == 0 && json_object_update(json, rest) == 0;
+    json_decref(own);
+    json_decref(rest);
+    if (complete)
         return json;
-    json_t *characters = json_array();
-    for (int64_t i = 0; i < t->vocabulary; i++)
-        json_array_append_new(characters, json_integer(t->bytes[i]));
-    json_object_set_new(json, "characters", characters);
-    return json;
+    json_decref(json);
+    return NULL;
 }
 
 static dsc_status write_json(dsc_token_folder *f, const dsc_tokenize_result *r, const char *const *sources,
@@ -185,8 +180,8 @@ dsc_status dsc_token_folder_commit(dsc_token_folder *f, const dsc_tokenize_resul
     for (int i = 0; i < 2; i++)
         if (f->writers[i])
             DSC_TRY(dsc_token_writer_finish(f->writers[i]));
-    DSC_TRY(copy_vocabulary(f, VOCAB));
-    DSC_TRY(copy_vocabulary(f, MERGES));
+    DSC_TRY(write_vocabulary(f, VOCAB));
+    DSC_TRY(write_vocabulary(f, MERGES));
     DSC_TRY(write_json(f, result, sources, count));
     DSC_TRY(remove_old(f->paths[JSON])); /* it does not describe what follows */
     if (!f->writers[VAL])

@@ -1,4 +1,4 @@
-/* Tokenizers: their making, decoding, and the tokenizer of a file of tokens. */
+/* Tokenizers: their making, decoding, and their descriptions. */
 #include "data/tokenizer.h"
 
 #include "base/error.h"
@@ -89,17 +89,23 @@ dsc_status dsc_tokenizer_chars_of_files(const char *const *paths, int64_t count,
     return status;
 }
 
-dsc_status dsc_tokenizer_bpe(const char *vocab, const char *merges, dsc_tokenizer **out) {
+/* By dsc_bpe_read or dsc_bpe_parse. */
+static dsc_status create_bpe(dsc_status (*fill)(const char *, const char *, dsc_tokenizer *),
+                             const char *vocab, const char *merges, dsc_tokenizer **out) {
     dsc_tokenizer *t;
     DSC_TRY(dsc_memory_alloc(1, sizeof *t, &t));
     t->kind = "bpe";
-    dsc_status status = dsc_bpe_read(vocab, merges, t);
+    dsc_status status = fill(vocab, merges, t);
     if (status != DSC_OK) {
         dsc_tokenizer_destroy(&t);
         return status;
     }
     *out = t;
     return DSC_OK;
+}
+
+dsc_status dsc_tokenizer_bpe(const char *vocab, const char *merges, dsc_tokenizer **out) {
+    return create_bpe(dsc_bpe_read, vocab, merges, out);
 }
 
 void dsc_tokenizer_destroy(dsc_tokenizer **tokenizer) {
@@ -111,7 +117,7 @@ void dsc_tokenizer_destroy(dsc_tokenizer **tokenizer) {
     dsc_memory_free(tokenizer);
 }
 
-/* ---- the tokenizer of a file ---- */
+/* ---- descriptions ---- */
 
 dsc_status dsc_tokens_json_read(const char *path, json_t **out) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -174,7 +180,21 @@ static dsc_status bpe_beside(const char *path, dsc_tokenizer **out) {
     return status;
 }
 
-static dsc_status create_of_json(const char *path, const json_t *json, dsc_tokenizer **out) {
+/* Where the vocabulary and merges of a byte-pair encoding are: beside the file `path`, or these texts. */
+typedef struct bpe_source {
+    const char *path, *vocab, *merges;
+} bpe_source;
+
+static dsc_status bpe_of_source(const bpe_source *source, dsc_tokenizer **out) {
+    if (source->path)
+        return bpe_beside(source->path, out);
+    if (!source->vocab || !source->merges)
+        return DSC_FAIL(DSC_E_FORMAT, "its kind is bpe, but there is no " DSC_VOCAB_JSON
+                                      " or no " DSC_MERGES_TXT " with it");
+    return create_bpe(dsc_bpe_parse, source->vocab, source->merges, out);
+}
+
+static dsc_status create_of_json(const json_t *json, const bpe_source *source, dsc_tokenizer **out) {
     const char *kind = json_string_value(json_object_get(json, "kind"));
     const json_t *size = json_object_get(json, "vocabulary");
     if (kind && strcmp(kind, "bytes") == 0)
@@ -182,7 +202,7 @@ static dsc_status create_of_json(const char *path, const json_t *json, dsc_token
     else if (kind && strcmp(kind, "chars") == 0)
         DSC_TRY(chars_of_json(json_object_get(json, "characters"), out));
     else if (kind && strcmp(kind, "bpe") == 0)
-        DSC_TRY(bpe_beside(path, out));
+        DSC_TRY(bpe_of_source(source, out));
     else
         return DSC_FAIL(DSC_E_FORMAT, "its kind is '%.40s', not one of bytes, chars, bpe", kind ? kind : "");
     if (!json_is_integer(size) || json_integer_value(size) != (*out)->vocabulary) {
@@ -192,6 +212,28 @@ static dsc_status create_of_json(const char *path, const json_t *json, dsc_token
     return DSC_OK;
 }
 
+json_t *dsc_tokenizer_json(const dsc_tokenizer *t) {
+    json_t *json = json_pack("{s:s, s:I}", "kind", t->kind, "vocabulary", (json_int_t)t->vocabulary);
+    if (!json || strcmp(t->kind, "chars") != 0)
+        return json;
+    json_t *characters = json_array();
+    for (int64_t i = 0; i < t->vocabulary; i++)
+        json_array_append_new(characters, json_integer(t->bytes[i]));
+    json_object_set_new(json, "characters", characters);
+    return json;
+}
+
+dsc_status dsc_tokenizer_of_text(const char *text, const char *vocab, const char *merges,
+                                 dsc_tokenizer **out) {
+    json_error_t error;
+    json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+    if (!json)
+        return DSC_FAIL(DSC_E_FORMAT, "its description is not JSON: %s", error.text);
+    dsc_status status = create_of_json(json, &(bpe_source){.vocab = vocab, .merges = merges}, out);
+    json_decref(json);
+    return status;
+}
+
 dsc_status dsc_tokenizer_of_file(const char *path, dsc_tokenizer **out) {
     json_t *json;
     DSC_TRY(dsc_tokens_json_read(path, &json));
@@ -199,7 +241,7 @@ dsc_status dsc_tokenizer_of_file(const char *path, dsc_tokenizer **out) {
         return DSC_FAIL(DSC_E_NOT_FOUND,
                         "'%s': there is no " DSC_TOKENS_JSON " beside it that says what its tokens mean",
                         path);
-    dsc_status status = create_of_json(path, json, out);
+    dsc_status status = create_of_json(json, &(bpe_source){.path = path}, out);
     json_decref(json);
     return status == DSC_OK ? DSC_OK : dsc_error_prefix(status, "the " DSC_TOKENS_JSON " beside '%s'", path);
 }

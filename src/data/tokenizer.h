@@ -22,7 +22,8 @@ typedef struct dsc_bpe {
     dsc_merge *merges; /* [mask + 1] */
     uint32_t mask;
     int32_t byte_token[256];
-    char *vocab_path, *merges_path;
+    char *vocab_text, *merges_text; /* what the two files hold */
+    char *vocab_path, *merges_path; /* NULL: it was not read from files */
 } dsc_bpe;
 
 struct dsc_tokenizer {
@@ -37,6 +38,8 @@ struct dsc_tokenizer {
 
 /* Reads both files into `tokenizer`, which is zeroed. */
 dsc_status dsc_bpe_read(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) DSC_MUST_CHECK;
+/* The same for the text of both files; messages call them vocab.json and merges.txt. */
+dsc_status dsc_bpe_parse(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) DSC_MUST_CHECK;
 void dsc_bpe_destroy(dsc_bpe **bpe);
 /* The place in the table where this pair is, or would be. */
 static inline uint32_t dsc_merge_place(const dsc_bpe *bpe, int32_t left, int32_t right) {
@@ -91,9 +94,15 @@ dsc_status dsc_token_folder_commit(dsc_token_folder *folder, const dsc_tokenize_
 /* Removes what was not committed. */
 void dsc_token_folder_close(dsc_token_folder **folder);
 
-/* ---- the description of files of tokens ---- */
+/* ---- descriptions ---- */
 
 struct json_t;
+/* The keys kind, vocabulary and, of chars, characters; NULL without memory. */
+struct json_t *dsc_tokenizer_json(const dsc_tokenizer *tokenizer);
+/* A tokenizer from the text of such an object and, of bpe, of its two files, which are NULL for other kinds.
+ * DSC_E_FORMAT when they are not valid. */
+dsc_status dsc_tokenizer_of_text(const char *json, const char *vocab, const char *merges,
+                                 dsc_tokenizer **out) DSC_MUST_CHECK;
 /* Reads the tokens.json beside the file `path`. *out, which the caller releases, is NULL when there is none, or when it
  * does not name that file. */
 dsc_status dsc_tokens_json_read(const char *path, struct json_t **out) DSC_MUST_CHECK;

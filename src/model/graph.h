@@ -148,6 +148,8 @@ typedef struct dsc_attention_attributes {
 } dsc_attention_attributes;
 /* 1 when no position of a sequence depends on later ones. */
 int dsc_graph_is_causal(const dsc_model *m);
+/* With attention, the kinds whose operations are counted. */
+extern const dsc_layer_type dsc_layer_linear, dsc_layer_conv2d, dsc_layer_conv_transpose2d;
 
 /* Captures for which the tensors of an earlier one stay as they were. */
 enum { DSC_EXEC_CAPTURES = 2 };

@@ -88,16 +88,16 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     return dsc_op_conv_backward_data(q, op->conv, &op->matrix, op->dy, op->beta[0], &work, op->dx[0]);
 }
 
-static const dsc_layer_type conv2d = {.name = "conv2d",
-                                      .attribute_bytes = sizeof(attributes),
-                                      .named = 1,
-                                      .keeps_x = 1,
-                                      .shape = shape,
-                                      .declare = declare,
-                                      .describe = describe,
-                                      .plan = plan,
-                                      .forward = forward,
-                                      .backward = backward};
+const dsc_layer_type dsc_layer_conv2d = {.name = "conv2d",
+                                         .attribute_bytes = sizeof(attributes),
+                                         .named = 1,
+                                         .keeps_x = 1,
+                                         .shape = shape,
+                                         .declare = declare,
+                                         .describe = describe,
+                                         .plan = plan,
+                                         .forward = forward,
+                                         .backward = backward};
 
 dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x, const dsc_conv2d_shape *shape,
                             int bias, dsc_value *y) {
@@ -108,5 +108,5 @@ dsc_status dsc_model_conv2d(dsc_model *m, const char *name, dsc_value x, const d
     if (own.shape.extra_h != 0 || own.shape.extra_w != 0)
         return DSC_FAIL(DSC_E_UNSUPPORTED, "conv2d '%s': extra_h and extra_w are for K-FAC layers alone",
                         name ? name : "");
-    return dsc_graph_add(m, &conv2d, name, &x, 1, &own, y);
+    return dsc_graph_add(m, &dsc_layer_conv2d, name, &x, 1, &own, y);
 }

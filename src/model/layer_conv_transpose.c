@@ -131,16 +131,16 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     return op->dx[0] ? backward_x(exec, q, op) : DSC_OK;
 }
 
-static const dsc_layer_type conv_transpose2d = {.name = "conv_transpose2d",
-                                                .attribute_bytes = sizeof(attributes),
-                                                .named = 1,
-                                                .keeps_x = 1,
-                                                .shape = shape,
-                                                .declare = declare,
-                                                .describe = describe,
-                                                .plan = plan,
-                                                .forward = forward,
-                                                .backward = backward};
+const dsc_layer_type dsc_layer_conv_transpose2d = {.name = "conv_transpose2d",
+                                                   .attribute_bytes = sizeof(attributes),
+                                                   .named = 1,
+                                                   .keeps_x = 1,
+                                                   .shape = shape,
+                                                   .declare = declare,
+                                                   .describe = describe,
+                                                   .plan = plan,
+                                                   .forward = forward,
+                                                   .backward = backward};
 
 dsc_status dsc_model_conv_transpose2d(dsc_model *m, const char *name, dsc_value x,
                                       const dsc_conv2d_shape *shape, int bias, dsc_value *y) {
@@ -148,5 +148,5 @@ dsc_status dsc_model_conv_transpose2d(dsc_model *m, const char *name, dsc_value 
     dsc_status status = dsc_conv2d_shape_read(shape, &own.given);
     if (status != DSC_OK)
         return dsc_error_prefix(status, "conv_transpose2d '%s'", name ? name : "");
-    return dsc_graph_add(m, &conv_transpose2d, name, &x, 1, &own, y);
+    return dsc_graph_add(m, &dsc_layer_conv_transpose2d, name, &x, 1, &own, y);
 }

@@ -99,15 +99,15 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     return dsc_op_gemm(q, 0, 0, 1, &dy, &op->matrix, op->beta[0], &dx);
 }
 
-static const dsc_layer_type linear = {.name = "linear",
-                                      .attribute_bytes = sizeof(attributes),
-                                      .named = 1,
-                                      .keeps_x = 1,
-                                      .by_position = 1,
-                                      .shape = shape,
-                                      .declare = declare,
-                                      .forward = forward,
-                                      .backward = backward};
+const dsc_layer_type dsc_layer_linear = {.name = "linear",
+                                         .attribute_bytes = sizeof(attributes),
+                                         .named = 1,
+                                         .keeps_x = 1,
+                                         .by_position = 1,
+                                         .shape = shape,
+                                         .declare = declare,
+                                         .forward = forward,
+                                         .backward = backward};
 
 void dsc_linear_options_init_sized(dsc_linear_options *options, size_t size) {
     const dsc_linear_options defaults = {.bias = 1, .tied = -1, .blocks = 1};
@@ -119,7 +119,7 @@ dsc_status dsc_model_linear_with(dsc_model *m, const char *name, dsc_value x, in
     attributes own = {.features = features};
     dsc_linear_options_init(&own.options);
     DSC_TRY(dsc_versioned_read("linear", given, sizeof own.options, &own.options));
-    DSC_TRY(dsc_graph_add(m, &linear, name, &x, 1, &own, y));
+    DSC_TRY(dsc_graph_add(m, &dsc_layer_linear, name, &x, 1, &own, y));
     if (own.options.tied >= 0)
         dsc_embedding_share(m, own.options.tied);
     return DSC_OK;

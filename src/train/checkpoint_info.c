@@ -15,6 +15,7 @@ typedef struct full_info {
     dsc_model_facts facts;
     char *path, *state_path;
     const char *const *class_names;
+    dsc_tokenizer *tokenizer;
     dsc_st_reader *model, *state; /* own the texts of the metadata */
 } full_info;
 
@@ -25,6 +26,7 @@ void dsc_checkpoint_info_free(dsc_checkpoint_info **info) {
     dsc_st_close(&i->model);
     dsc_st_close(&i->state);
     dsc_memory_free(&i->class_names);
+    dsc_tokenizer_destroy(&i->tokenizer);
     dsc_memory_free(&i->state_path);
     dsc_memory_free(&i->path);
     dsc_memory_free(info);
@@ -66,6 +68,7 @@ static dsc_status fill(const char *checkpoint, full_info *i) {
     DSC_TRY(dsc_st_open(i->path, &i->model));
     DSC_TRY(dsc_model_facts_read(i->model, &i->facts));
     DSC_TRY(dsc_model_file_class_names(i->model, &i->class_names, &s->class_name_count));
+    DSC_TRY(dsc_model_file_tokenizer(i->model, &i->tokenizer));
     DSC_TRY(dsc_st_metadata_number(i->model, "step", &s->step));
     DSC_TRY(dsc_st_metadata_number(i->model, "epoch", &s->epoch));
     DSC_TRY(read_state(i));
@@ -87,6 +90,7 @@ static dsc_status fill(const char *checkpoint, full_info *i) {
     s->optimizer = text_of(i->state, "optimizer");
     s->consensus = text_of(i->state, "consensus");
     s->resize = f->resize;
+    s->tokenizer = i->tokenizer;
     return DSC_OK;
 }
 

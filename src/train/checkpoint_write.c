@@ -30,6 +30,7 @@ static dsc_save_options facts_of(const dsc_snapshot *s) {
         o.class_name_count = s->data->class_names ? s->data->info.classes : 0;
         o.mean = s->data->std[0] > 0 ? s->data->mean : NULL;
         o.std = s->data->std;
+        o.tokenizer = s->data->tokenizer;
         const int64_t h = s->data->info.h, w = s->data->info.w;
         if (o.mean) /* images that are made of bytes */
             o.resize = s->data->resize ? s->data->resize : h > w ? h : w;

@@ -67,6 +67,7 @@ static void take_line(summary *s, const json_t *line) {
         take_count(line, "epoch", &r->epochs);
         r->epochs++;
         take_number(line, "images_per_s", &r->images_per_s);
+        take_number(line, "mfu", &r->mfu);
         take_number(line, "loss", &r->train_loss);
     }
 }

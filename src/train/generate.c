@@ -12,6 +12,9 @@
 #include "base/rng.h"
 #include "base/versioned.h"
 #include "data/dataset.h"
+#include "data/files.h"
+#include "data/tokenizer.h"
+#include "descent/checkpoint.h"
 #include "descent/model.h"
 #include "descent/options.h"
 #include "descent/tokens.h"
@@ -22,6 +25,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ---- options ---- */
 
@@ -45,7 +49,7 @@ static const dsc_option table[] = {
      .kind = DSC_OPTION_STRING,
      .offset = AT(data),
      .placeholder = "SPEC",
-     .default_text = "what the checkpoint says",
+     .default_text = "the checkpoint's own tokenizer",
      .help = "text:PATH or tokens:DIR, whose tokenizer is used"},
     {.name = "prompt",
      .kind = DSC_OPTION_STRING,
@@ -121,7 +125,8 @@ typedef struct session {
     dsc_queue *queue;
     dsc_st_reader *reader;
     dsc_model_facts facts;
-    dsc_dataset *set;
+    dsc_tokenizer *own; /* that of the checkpoint; NULL: none, or it is not used */
+    dsc_dataset *set;   /* whose tokenizer is used instead; NULL: none */
     const dsc_tokenizer *tokenizer;
     dsc_model *model;
     dsc_exec *exec;
@@ -138,6 +143,7 @@ static void close_session(session *s) {
     dsc_exec_destroy(&s->exec);
     dsc_model_destroy(&s->model);
     dsc_dataset_close(&s->set);
+    dsc_tokenizer_destroy(&s->own);
     dsc_queue_destroy(&s->queue);
     dsc_st_close(&s->reader);
     dsc_memory_free(&s->window);
@@ -153,15 +159,50 @@ static dsc_status read_options(const dsc_generate_options *given, dsc_generate_o
     return dsc_option_check_values(table, out, "");
 }
 
-/* The data set is opened for its tokenizer alone. */
+/* The tokenizer of the files vocab.json and merges.txt beside the model's, where both are there: a folder of the Hugging
+ * Face hub is one of these. */
+static dsc_status read_beside(session *s) {
+    const char *path = dsc_st_path(s->reader);
+    char folder[DSC_DATA_SIZE], *vocab = NULL, *merges = NULL;
+    DSC_TRY(dsc_checkpoint_directory(path, folder, sizeof folder));
+    dsc_status status = dsc_path_join(folder, DSC_VOCAB_JSON, &vocab);
+    if (status == DSC_OK)
+        status = dsc_path_join(folder, DSC_MERGES_TXT, &merges);
+    if (status == DSC_OK && access(vocab, F_OK) == 0 && access(merges, F_OK) == 0)
+        status = dsc_tokenizer_bpe(vocab, merges, &s->own);
+    dsc_memory_free(&vocab);
+    dsc_memory_free(&merges);
+    return status;
+}
+
+/* A model may have more tokens than its tokenizer, never fewer. */
+static dsc_status use_own(session *s) {
+    int64_t tokens = dsc_tokenizer_vocabulary(s->own);
+    s->tokenizer = s->own;
+    s->vocabulary = s->facts.classes > 0 ? s->facts.classes : tokens;
+    if (s->vocabulary < tokens)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s': the model has %lld tokens, fewer than the %lld of its tokenizer",
+                        dsc_st_path(s->reader), (long long)s->vocabulary, (long long)tokens);
+    return DSC_OK;
+}
+
+/* The checkpoint's own tokenizer, or that of a data set, which is opened for it alone: the one that the caller names, or,
+ * where older files have no tokenizer, the one that they were trained on. */
 static dsc_status open_tokenizer(session *s) {
     const char *data = s->options.data ? s->options.data : s->facts.data;
     dsc_data_options options;
+    if (!s->options.data)
+        DSC_TRY(dsc_model_file_tokenizer(s->reader, &s->own));
+    if (!s->own && !data[0])
+        DSC_TRY(read_beside(s));
+    if (s->own)
+        return use_own(s);
     if (!data[0])
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "'%s' does not say which data it was trained on: name the text or the tokens with data",
-            s->options.checkpoint);
+        return DSC_FAIL(DSC_E_INVALID,
+                        "'%s' holds no tokenizer and does not say which data it was trained on: name the "
+                        "text or the tokens "
+                        "with data, or put " DSC_VOCAB_JSON " and " DSC_MERGES_TXT " beside it",
+                        s->options.checkpoint);
     dsc_data_options_init(&options);
     options.context = 1;
     DSC_TRY(dsc_dataset_open(data, DSC_SPLIT_TRAIN, &options, &s->set));

@@ -239,6 +239,8 @@ void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, con
         json_array_append_new(devices, json_string(facts->devices[i]));
     set(line, "devices", devices);
     set_int(line, "parameters", facts->parameters);
+    set(line, "flops_per_sample", real(facts->flops));
+    set(line, "peak_flops_per_s", facts->peak > 0 ? real(facts->peak) : json_null());
     set_int(line, "samples", facts->samples);
     set_int(line, "steps_per_epoch", facts->epoch_steps);
     set_text(line, "resumed", facts->resumed);
@@ -260,7 +262,13 @@ static void set_sent(json_t *line, const dsc_step_report *report) {
         set_int(line, dsc_traffic_name((dsc_traffic)i), (int64_t)report->bytes[i]);
 }
 
-void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, double images_per_s) {
+/* Four digits of a share. */
+static void set_utilisation(json_t *line, double mfu) {
+    if (mfu > 0)
+        set(line, "mfu", measured(mfu));
+}
+
+void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, dsc_rate rate) {
     if (!metrics)
         return;
     json_t *line = start_line("step");
@@ -269,7 +277,8 @@ void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, doubl
     set(line, "time_s", measured(report->time_s));
     set(line, "loss", real(report->loss));
     set(line, "lr", real(report->lr));
-    set(line, "images_per_s", measured(images_per_s));
+    set(line, "images_per_s", measured(rate.images_per_s));
+    set_utilisation(line, rate.mfu);
     if (!isnan(report->nu))
         set(line, "nu", real(report->nu));
     if (report->loss_scale != 1) {
@@ -364,7 +373,7 @@ void dsc_metrics_spectrum(dsc_metrics *metrics, const dsc_train_state *state,
 }
 
 void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch, double lr,
-                       double images_per_s) {
+                       dsc_rate rate) {
     if (!metrics)
         return;
     json_t *line = start_line("epoch");
@@ -373,7 +382,8 @@ void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64
     set(line, "time_s", real(state->seconds));
     set(line, "loss", real(state->epoch_loss));
     set(line, "lr", real(lr));
-    set(line, "images_per_s", real(images_per_s));
+    set(line, "images_per_s", real(rate.images_per_s));
+    set_utilisation(line, rate.mfu);
     set_int(line, "bad_images", state->bad_images);
     finish_line(metrics, line);
 }
@@ -520,6 +530,7 @@ void dsc_metrics_end(dsc_metrics *metrics, const char *status, const char *error
     set(line, "best_top1", real_or_none(result->best_top1));
     set(line, "best_loss", real_or_none(result->best_loss));
     set(line, "images_per_s", real(result->images_per_s));
+    set_utilisation(line, result->mfu);
     set_text(line, "stopped", reasons[result->stopped]);
     set(line, "target_s", real_or_none(result->target_s));
     finish_line(metrics, line);

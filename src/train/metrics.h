@@ -15,10 +15,16 @@ typedef struct dsc_run_facts {
     const char *device, *comm;  /* descriptions */
     const char *const *devices; /* one description per rank */
     int64_t parameters, samples, epoch_steps;
+    double flops, peak;  /* of the forward pass of a sample; a second of rank 0's device, 0: unknown */
     int64_t image_size;  /* that the data has */
     const char *resumed; /* the checkpoint, or NULL */
     int64_t step;        /* steps done before */
 } dsc_run_facts;
+
+/* How fast steps are: images, or sequences, per second, and the share of the peak (dsc_progress), 0: unknown. */
+typedef struct dsc_rate {
+    double images_per_s, mfu;
+} dsc_rate;
 
 /* How far ranks that gossip are apart, measured at a synchronisation point. */
 typedef struct dsc_consensus_report {
@@ -57,9 +63,9 @@ struct json_t *dsc_metrics_config(const dsc_train_options *options);
 /* All accept metrics == NULL and do nothing then. */
 void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, const dsc_run_facts *facts);
 /* report->nu is written unless it is NaN. */
-void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, double images_per_s);
+void dsc_metrics_step(dsc_metrics *metrics, const dsc_step_report *report, dsc_rate rate);
 void dsc_metrics_epoch(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch, double lr,
-                       double images_per_s);
+                       dsc_rate rate);
 void dsc_metrics_eval(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,
                       const dsc_evaluation *evaluation);
 void dsc_metrics_consensus(dsc_metrics *metrics, const dsc_train_state *state, int64_t epoch,

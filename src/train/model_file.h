@@ -32,10 +32,13 @@ dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *fa
  * names, or more than there are classes. */
 dsc_status dsc_model_file_class_names(const dsc_st_reader *reader, const char *const **out,
                                       int64_t *count) DSC_MUST_CHECK;
+/* The tokenizer that is stored, to be destroyed by the caller; NULL when the file has none. DSC_E_FORMAT when it is not
+ * valid. */
+dsc_status dsc_model_file_tokenizer(const dsc_st_reader *reader, dsc_tokenizer **out) DSC_MUST_CHECK;
 /* Writes what says which model it is and how it was trained. */
 dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_options *facts,
                                    dsc_st_writer *writer) DSC_MUST_CHECK;
-/* Writes class names and how images are formed, and reads the latter (model_file_data.c). */
+/* Writes class names, the tokenizer and how images are formed, and reads the latter (model_file_data.c). */
 dsc_status dsc_model_file_describe_data(const dsc_model *model, const dsc_save_options *facts,
                                         dsc_st_writer *writer) DSC_MUST_CHECK;
 dsc_status dsc_model_file_read_form(const dsc_st_reader *reader, dsc_model_facts *facts) DSC_MUST_CHECK;

@@ -1,13 +1,16 @@
-/* What a model's file says about the data: class names, and how an image becomes the model's input. Values of the
- * metadata are text, so they are stored as JSON:
+/* What a model's file says about the data: class names, the tokenizer of text, and how an image becomes the model's
+ * input. Values of the metadata are text, so they are stored as JSON:
  *
  *   class_names    ["cat", "dog"]
  *   resize         256                       the shorter side of an image before the middle is cut out
- *   mean, std      [0.485, 0.456, 0.406]     a byte b of channel c becomes (b / 255 - mean[c]) / std[c] */
+ *   mean, std      [0.485, 0.456, 0.406]     a byte b of channel c becomes (b / 255 - mean[c]) / std[c]
+ *   tokenizer      {"kind": "chars", "vocabulary": 2, "characters": [10, 97]}
+ *   vocab.json, merges.txt                   what these files hold, with a tokenizer of kind bpe */
 #include "train/model_file.h"
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "data/tokenizer.h"
 #include "descent/log.h"
 
 #include <inttypes.h>
@@ -16,6 +19,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#define TOKENIZER "tokenizer"
 
 enum { MAX_RESIZE = 1 << 16 };
 
@@ -55,6 +60,14 @@ static dsc_status describe_names(dsc_st_writer *w, const char *const *names, int
     return describe_json(w, "class_names", array);
 }
 
+static dsc_status describe_tokenizer(dsc_st_writer *w, const dsc_tokenizer *t) {
+    if (t->bpe) {
+        DSC_TRY(dsc_st_writer_metadata(w, DSC_VOCAB_JSON, t->bpe->vocab_text));
+        DSC_TRY(dsc_st_writer_metadata(w, DSC_MERGES_TXT, t->bpe->merges_text));
+    }
+    return describe_json(w, TOKENIZER, dsc_tokenizer_json(t));
+}
+
 dsc_status dsc_model_file_describe_data(const dsc_model *model, const dsc_save_options *facts,
                                         dsc_st_writer *writer) {
     int64_t shape[3], classes = dsc_output_classes(dsc_model_classes(model));
@@ -64,6 +77,9 @@ dsc_status dsc_model_file_describe_data(const dsc_model *model, const dsc_save_o
         DSC_TRY(describe_numbers(writer, "mean", facts->mean, shape[2]));
         DSC_TRY(describe_numbers(writer, "std", facts->std, shape[2]));
     }
+    /* A comment in merges.txt may be in any encoding, which is no reason to lose the checkpoint. */
+    if (facts->tokenizer && describe_tokenizer(writer, facts->tokenizer) != DSC_OK)
+        dsc_log(DSC_LOG_WARNING, "the checkpoint does not hold its tokenizer: %s", dsc_error_message());
     if (facts->resize != 0) {
         char number[32];
         if (facts->resize < shape[0] || facts->resize < shape[1])
@@ -160,4 +176,14 @@ dsc_status dsc_model_file_class_names(const dsc_st_reader *reader, const char *c
         status = copy_names(reader, array, out, count);
     json_decref(array);
     return status;
+}
+
+dsc_status dsc_model_file_tokenizer(const dsc_st_reader *reader, dsc_tokenizer **out) {
+    const char *text = dsc_st_metadata(reader, TOKENIZER);
+    *out = NULL;
+    if (!text)
+        return DSC_OK;
+    dsc_status status = dsc_tokenizer_of_text(text, dsc_st_metadata(reader, DSC_VOCAB_JSON),
+                                              dsc_st_metadata(reader, DSC_MERGES_TXT), out);
+    return status == DSC_OK ? DSC_OK : dsc_error_prefix(status, "the tokenizer in '%s'", dsc_st_path(reader));
 }

@@ -2,6 +2,9 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/log.h"
+#include "descent/ops.h"
+#include "model/graph.h"
 #include "train/announce.h"
 #include "train/early_stop.h"
 #include "train/share.h"
@@ -45,6 +48,29 @@ static double per_second(int64_t images, double seconds) {
     return seconds > 0 ? (double)images / seconds : 0;
 }
 
+/* The share of all ranks' peak, taking that of the others to be this rank's. Model FLOPs utilisation: forward and backward
+ * passes count, optimiser and K-FAC do not. */
+static double utilisation(const dsc_trainer *t, double images_per_s) {
+    const double passes = 3; /* forward; gradients of inputs and of weights */
+    return t->peak > 0 ? images_per_s * passes * dsc_model_flops(t->model) / (t->peak * t->ranks) : 0;
+}
+
+static dsc_rate rate_of(const dsc_trainer *t, int64_t images, double seconds) {
+    const double images_per_s = per_second(images, seconds);
+    return (dsc_rate){.images_per_s = images_per_s, .mfu = utilisation(t, images_per_s)};
+}
+
+/* Where somebody looks at it. All ranks measure at the same time, as they compute at the same time, so that devices that
+ * they share are shared here, too. A run does without the figure where there is no memory for it. */
+static void measure_peak(dsc_trainer *t) {
+    if (!t->options.out && !t->options.progress)
+        return;
+    if (dsc_device_measure_peak(t->queue, dsc_model_value_dtype(t->model), &t->peak) != DSC_OK) {
+        t->peak = 0;
+        dsc_log(DSC_LOG_INFO, "utilisation is not reported: %s", dsc_error_message());
+    }
+}
+
 /* Seconds to the end of training, without evaluations. */
 static double time_left(const dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
@@ -75,26 +101,28 @@ void dsc_trainer_report_step(dsc_trainer *t) {
     for (int i = 0; i < DSC_TRAFFIC_OTHER; i++)
         t->load.bytes[i] += (double)t->report.bytes[i];
     if (t->report.step % log_every(t) == 0)
-        dsc_metrics_step(t->metrics, &t->report, per_second(t->step_images, seconds));
+        dsc_metrics_step(t->metrics, &t->report, rate_of(t, t->step_images, seconds));
     dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_STEP);
     p.step = t->report.step;
     p.loss = t->report.loss;
     p.lr = t->report.lr;
     p.images_per_s = per_second(t->step_images, t->smoothed_seconds);
+    p.mfu = utilisation(t, p.images_per_s);
     p.eta_s = time_left(t);
     dsc_trainer_emit(t, &p);
     dsc_warn_of_loss(t);
 }
 
 void dsc_trainer_report_epoch(dsc_trainer *t, int64_t epoch) {
-    double images_per_s = per_second(t->epoch_images, t->epoch_seconds);
-    dsc_metrics_epoch(t->metrics, &t->state, epoch, t->report.lr, images_per_s);
+    const dsc_rate rate = rate_of(t, t->epoch_images, t->epoch_seconds);
+    dsc_metrics_epoch(t->metrics, &t->state, epoch, t->report.lr, rate);
     dsc_progress p = dsc_trainer_progress(t, DSC_EVENT_EPOCH);
     p.epoch = epoch;
     p.step_of_epoch = t->epoch_steps;
     p.loss = t->state.epoch_loss;
     p.lr = t->report.lr;
-    p.images_per_s = images_per_s;
+    p.images_per_s = rate.images_per_s;
+    p.mfu = rate.mfu;
     p.eta_s = time_left(t);
     dsc_trainer_emit(t, &p);
     t->epoch_seconds = 0;
@@ -147,6 +175,7 @@ void dsc_trainer_fill_result(dsc_trainer *t, dsc_train_result *result) {
     result->positions = dsc_model_positions(t->model);
     result->seconds = dsc_clock_now() - t->process_start;
     result->images_per_s = per_second(t->process_images, t->step_seconds);
+    result->mfu = utilisation(t, result->images_per_s);
     result->tokens = dsc_trainer_tokens(t);
     result->rank = t->rank;
     result->ranks = t->ranks;
@@ -161,6 +190,7 @@ dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) {
     void *text = NULL;
     const char **devices = NULL;
     snprintf(own, sizeof own, "%s", dsc_device_description(t->device));
+    measure_peak(t);
     dsc_status status = dsc_memory_alloc(t->ranks, sizeof *devices, &devices);
     status = dsc_share_gather(t->comm, t->queue, status, own, sizeof own, &text);
     if (status == DSC_OK) {
@@ -171,6 +201,8 @@ dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) {
                                .comm = dsc_comm_description(t->comm),
                                .devices = devices,
                                .parameters = dsc_model_parameter_total(t->model),
+                               .flops = dsc_model_flops(t->model),
+                               .peak = t->peak,
                                .samples = t->info.count,
                                .epoch_steps = t->epoch_steps,
                                .image_size = t->info.h,

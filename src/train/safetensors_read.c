@@ -159,9 +159,10 @@ static dsc_status parse_tensor(const dsc_st_reader *r, const char *name, json_t 
     if (!type)
         return DSC_FAIL(DSC_E_FORMAT, "'%s': tensor '%s' has no dtype", r->path, name);
     if (!dsc_st_type_parse(type, &t->dtype))
-        return DSC_FAIL(DSC_E_FORMAT,
-                        "'%s': tensor '%s' has dtype '%s': F32, F64, BF16, F16, I32, I64 and U8 are known",
-                        r->path, name, type);
+        return DSC_FAIL(
+            DSC_E_FORMAT,
+            "'%s': tensor '%s' has dtype '%s': F32, F64, BF16, F16, I32, I64, U8 and BOOL are known", r->path,
+            name, type);
     DSC_TRY(parse_shape(r, json_object_get(entry, "shape"), t));
     DSC_TRY(parse_offsets(r, json_object_get(entry, "data_offsets"), t));
     return DSC_OK;

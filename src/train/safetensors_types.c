@@ -40,6 +40,8 @@ const char *dsc_st_type_name(dsc_dtype dtype) {
 }
 
 int dsc_st_type_parse(const char *name, dsc_dtype *out) {
+    if (strcmp(name, "BOOL") == 0) /* a byte each: masks of other programs, which no model here reads */
+        name = "U8";
     for (int i = 0; i < TYPE_COUNT; i++) {
         if (strcmp(types[i].name, name) == 0) {
             *out = types[i].dtype;

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "device/half.h"
+#include "train/hub_names.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -80,8 +81,27 @@ static int fits(const dsc_st_tensor *t, const dsc_state_entry *e) {
     return equal && (t->dtype == e->tensor->dtype || (is_real(t->dtype) && is_real(e->tensor->dtype)));
 }
 
+/* 1 when the file has the tensor of entry `index` under the name of another entry: the model ties them. */
+static int has_tied(const dsc_model *model, const dsc_st_reader *reader, int64_t index) {
+    const dsc_state_entry *entries = dsc_model_state(model);
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++)
+        if (i != index && entries[i].tensor == entries[index].tensor && dsc_hub_find(reader, entries[i].name))
+            return 1;
+    return 0;
+}
+
+/* The entry that a tensor of the file is for; NULL for none. */
+static const dsc_state_entry *find_entry(const dsc_model *model, const dsc_st_reader *reader,
+                                         const dsc_st_tensor *t) {
+    const dsc_state_entry *entries = dsc_model_state(model);
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++)
+        if (dsc_hub_find(reader, entries[i].name) == t)
+            return &entries[i];
+    return NULL;
+}
+
 static dsc_status check_entry(const dsc_state_entry *e, const char *name, const dsc_st_reader *reader) {
-    const dsc_st_tensor *t = dsc_st_find(reader, e->name);
+    const dsc_st_tensor *t = dsc_hub_find(reader, e->name);
     const char *word = name ? "model " : "the model", *path = dsc_st_path(reader);
     char here[128], there[128];
     name = name ? name : "";
@@ -92,23 +112,22 @@ static dsc_status check_entry(const dsc_state_entry *e, const char *name, const 
         return DSC_OK;
     print_shape(t->ndim, t->dim, there, sizeof there);
     print_shape(e->ndim, e->dim, here, sizeof here);
-    return DSC_FAIL(DSC_E_INVALID, "'%s': '%s' is %s %s, in %s%s it is %s %s", path, e->name,
+    return DSC_FAIL(DSC_E_INVALID, "'%s': '%s' is %s %s, in %s%s it is %s %s", path, t->name,
                     dsc_dtype_name(t->dtype), there, word, name, dsc_dtype_name(e->tensor->dtype), here);
 }
 
 dsc_status dsc_statedict_check(const dsc_model *model, const char *name, const dsc_st_reader *reader) {
     const dsc_state_entry *entries = dsc_model_state(model);
-    int64_t count = 0;
-    for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
-        if (dsc_model_state_is_alias(model, i) && !dsc_st_find(reader, entries[i].name))
-            continue;
-        DSC_TRY(check_entry(&entries[i], name, reader));
-        count++;
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++)
+        if (dsc_hub_find(reader, entries[i].name) || !has_tied(model, reader, i))
+            DSC_TRY(check_entry(&entries[i], name, reader));
+    for (int64_t i = 0; i < dsc_st_count(reader); i++) {
+        const dsc_st_tensor *t = &dsc_st_tensors(reader)[i];
+        if (!find_entry(model, reader, t) && !dsc_hub_is_ignored(model, t->name))
+            return DSC_FAIL(DSC_E_INVALID,
+                            "'%s' holds '%.80s', which %s%s does not have: it is another model's",
+                            dsc_st_path(reader), t->name, name ? "model " : "the model", name ? name : "");
     }
-    if (dsc_st_count(reader) != count)
-        return DSC_FAIL(DSC_E_INVALID, "'%s' holds %lld tensors, %s%s has %lld: it is another model's",
-                        dsc_st_path(reader), (long long)dsc_st_count(reader), name ? "model " : "the model",
-                        name ? name : "", (long long)count);
     return DSC_OK;
 }
 
@@ -129,14 +148,6 @@ void dsc_load_report_free(dsc_load_report **report) {
     dsc_memory_free(&r->skipped);
     dsc_memory_free(&r->names);
     dsc_memory_free(report);
-}
-
-static const dsc_state_entry *find_entry(const dsc_model *model, const char *name) {
-    const dsc_state_entry *entries = dsc_model_state(model);
-    for (int64_t i = 0; i < dsc_model_state_count(model); i++)
-        if (strcmp(entries[i].name, name) == 0)
-            return &entries[i];
-    return NULL;
 }
 
 static const char *copy_name(const char *name, char **next) {
@@ -171,15 +182,15 @@ dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *re
     char *next = r->names;
     for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
         const dsc_state_entry *e = &dsc_model_state(model)[i];
-        const dsc_st_tensor *t = dsc_st_find(reader, e->name);
-        if (!t && !dsc_model_state_is_alias(model, i))
+        const dsc_st_tensor *t = dsc_hub_find(reader, e->name);
+        if (!t && !has_tied(model, reader, i))
             r->missing[r->shown.missing_count++] = copy_name(e->name, &next);
         else if (t && fits(t, e))
             r->loaded[r->shown.loaded_count++] = copy_name(e->name, &next);
     }
     for (int64_t i = 0; i < dsc_st_count(reader); i++) {
         const dsc_st_tensor *t = &dsc_st_tensors(reader)[i];
-        const dsc_state_entry *e = find_entry(model, t->name);
+        const dsc_state_entry *e = find_entry(model, reader, t);
         if (e && fits(t, e))
             continue;
         dsc_load_skipped *s = &r->skipped[r->shown.skipped_count++];
@@ -235,7 +246,7 @@ static dsc_status read_converted(const dsc_st_reader *reader, const dsc_st_tenso
 
 /* The tensor of the file for an entry; NULL when there is none that fits. */
 static const dsc_st_tensor *find_fitting(const dsc_st_reader *reader, const dsc_state_entry *e) {
-    const dsc_st_tensor *t = dsc_st_find(reader, e->name);
+    const dsc_st_tensor *t = dsc_hub_find(reader, e->name);
     return t && fits(t, e) ? t : NULL;
 }
 

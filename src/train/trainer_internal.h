@@ -26,7 +26,8 @@
  *   metrics.c     metrics.jsonl; tensorboard.c: the same as events, in the records of event_file.c
  *   state_list.c  the list of a run's state; checkpoint_write.c: saving it; checkpoint_read.c:
  *                 loading it; checkpoint_directory.c: which checkpoints a directory holds and keeps
- *   model_file.c  a model's own file: dsc_model_save, dsc_model_load; statedict.c: its tensors
+ *   model_file.c  a model's own file: dsc_model_save, dsc_model_load; statedict.c: its tensors; hub_names.c: the names
+ *                 that these have in files of the Hugging Face hub
  *   safetensors*  the file format; share.c: moving data between ranks; file.c: files that appear whole or
  *                 not at all; lock.c: keeps a second run out of a directory; died.c: the end of a run that was
  *                 killed */
@@ -165,6 +166,7 @@ struct dsc_trainer {
     dsc_load load;                      /* of the steps of this epoch */
     int64_t process_images, epoch_images;
     double smoothed_seconds; /* of a step, recent ones weighing more; 0 before the first */
+    double peak;             /* operations per second that this rank's device reaches at most; 0: unknown */
 
     /* Gossip. */
     dsc_gossip *gossip; /* NULL where steps are collective */

@@ -145,15 +145,28 @@ has stdout "of an AdamW step"
 expect 0 '"tokens_per_s": ' bench --model $model --context 16 --batch-size 4 --steps 2 --threads 1 --device cpu --json
 awk -F '[:,]' '/median_s/ { s = $2 } /tokens_per_s/ { r = $2 } END { d = r * s / 64; exit !(d > 0.999 && d < 1.001) }' stdout ||
     complain "the rate of tokens is not 64 by the time of a step"
+awk -F '[:,]' '{ v[$1] = $2 } END { f = v["  \"flops_per_s\""]; m = v["  \"mfu\""] * v["  \"peak_flops_per_s\""] / f
+    s = 3 * v["  \"flops_per_sample\""] * 4 / v["  \"median_s\""] / f; exit !(m > 0.99 && m < 1.01 && s > 0.999 && s < 1.001) }' stdout ||
+    complain "flops_per_s, mfu and peak_flops_per_s do not fit"
 
 # What cannot be.
 expect 2 "context 8: model mlp is one of images" bench --model mlp --context 8 --steps 1
 expect 2 "optimizer 'newton' is unknown" bench --model $model --optimizer newton
 expect 2 "the prompt: the byte 0x7e at position 0 is not among" generate --checkpoint run --prompt "~"
 expect 2 "generate needs --checkpoint" generate --prompt x
+# The checkpoint holds its tokenizer: text is generated without the data. Older ones need these.
 mv text elsewhere
-expect 2 "'text'" generate --checkpoint run
-expect 0 "" generate --checkpoint run --data text:elsewhere --tokens 5
+expect 0 "" generate --checkpoint run --prompt "line 1" --tokens 60 --temperature 0
+cmp first stdout || complain "without the data the text is another"
+expect 0 "tokenizer     chars, 2" info --checkpoint run
+expect 0 '"tokenizer": "chars"' info --checkpoint run --json
+edit=$DESCENT_SOURCE_DIR/tests/cli/edit-metadata newest=$(find run -name 'checkpoint-*[0-9].safetensors' | sort -V | tail -n 1)
+"$edit" "$newest" old.safetensors tokenizer=
+expect 2 "'text'" generate --checkpoint old.safetensors
+expect 0 "" generate --checkpoint old.safetensors --data text:elsewhere --prompt "line 1" --tokens 60 --temperature 0
+cmp first stdout || complain "with the data of an older checkpoint the text is another"
+"$edit" "$newest" bad.safetensors 'tokenizer={"kind":"words"}'
+expect 2 "the tokenizer in 'bad.safetensors': its kind is 'words'" generate --checkpoint bad.safetensors
 printf 'abc%.0s' $(seq 200) >other
 expect 2 "has a vocabulary of" generate --checkpoint run --data text:other
 expect 2 "context 8: model lenet is one of images" train --model lenet --context 8 --out none

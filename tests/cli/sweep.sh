@@ -54,6 +54,13 @@ for ((cut = 0; cut < $(stat -c %s draw.sweep); cut += 9)); do
 done
 [ "$(find . -mindepth 1 -type d)" = "" ] || complain "a refused sweep leaves a directory"
 
+# Models with keys, whose commas divide nothing: in the file, and for the run that gets them.
+printf 'abc def ghi %.0s' {1..40} >text
+printf '%s\n' 'model = grid gpt-mini:layers=1,heads=1,width=8 gpt-mini:layers=1,heads=1,width=4' 'data = text:text' 'context = 8' \
+    'batch-size = 4' 'steps = 1' 'device = cpu' >keys.sweep
+expect 0 "2 done" sweep keys.sweep --out keys
+grep -qx 'model = gpt-mini:layers=1,heads=1,width=4' keys/*/config || complain "a run has another model than the sweep file names"
+
 # ---- two at a time, one of them fails ----
 printf '%slr = grid 0.01 0.02\nseed = grid 1 2\n' "$fixed" >pair.sweep
 expect 0 "4 done, 0 stopped early, 0 failed, 0 not done; written: runs/sweep-pair" sweep pair.sweep --jobs 2

@@ -67,6 +67,8 @@ for columns in 30, 50, 80, 120:
             break
     if columns >= 80 and not any("█" in line and "images/s" in line and "left" in line for line in bars):
         complain(f"{columns} columns: the bar does not tell images/s and the time left")
+    if columns >= 120 and not any("left, mfu " in line for line in bars):
+        complain(f"{columns} columns: the bar does not tell the utilisation")
     if not any("loss" in line for line in bars):
         complain(f"{columns} columns: the bar does not tell the loss")
     if not COLOUR.search(text):

@@ -11,7 +11,7 @@ training=(train --model mlp --data synthetic:2048 --batch-size 8 --threads 1 --l
 # Through a pipe: a line as often as is asked for.
 "$descent" "${training[@]}" --out pipe --progress-every 0.01 2>stderr | cat >stdout
 [ ! -s stderr ] || complain "a run writes to stderr: $(head -n 3 stderr)"
-[ "$(grep -cE '^epoch [12]/2, step [0-9]+/256: loss [0-9.]+, [0-9]+ images/s, .*s left$' stdout)" -ge 2 ] || complain "no lines about steps"
+[ "$(grep -cE '^epoch [12]/2, step [0-9]+/256: loss [0-9.]+, [0-9]+ images/s, .*s left(, mfu [0-9.]+ %)?$' stdout)" -ge 2 ] || complain "no lines about steps"
 [ "$(grep -v '^device' stdout | wc -L)" -le 80 ] || complain "a line through a pipe has more than 80 columns"
 expect 0 "done: 2 epochs" "${training[@]}" --out none --progress-every 0
 ! grep -q ', step ' stdout || complain "lines about steps, although there shall be none"

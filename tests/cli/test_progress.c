@@ -128,6 +128,29 @@ static void test_width(void **state) {
                     "epoch 999/1000: loss 1.00e+30, val 2.00e+30, top-1 100.00 %, 0.0s\n");
 }
 
+/* The utilisation comes last, where there is room for it. */
+static void test_utilisation(void **state) {
+    (void)state;
+    dsc_cli_progress progress;
+    dsc_progress known = step, known_epoch = epoch;
+    known.mfu = known_epoch.mfu = 0.4321;
+    start(&progress, 0);
+    progress.last -= 11;
+    dsc_cli_progress_event(&progress, &known);
+    known.epoch_steps = known.step_of_epoch = 123456;
+    progress.last -= 11;
+    dsc_cli_progress_event(&progress, &known);
+    dsc_cli_progress_event(&progress, &known_epoch);
+    dsc_cli_progress_event(&progress, &note);
+    dsc_cli_progress_event(&progress, &known_epoch);
+    dsc_cli_progress_event(&progress, &eval);
+    stop(&progress, "epoch 5/10, step 1/10: loss 1.1250, 480 images/s, 1m05s left, mfu 43.2 %\n"
+                    "epoch 5/10, step 123456/123456: loss 1.1250, 480 images/s, 1m05s left\n"
+                    "epoch  4/10: loss 1.2500, 500 images/s, 0.0s, mfu 43.2 %\n"
+                    "something happened\n"
+                    "epoch  4/10: loss 1.2500, val 1.5000, top-1 62.50 %, 500 images/s, 0.0s\n");
+}
+
 /* The description of a run: labels in a column, wrapped after commas. */
 static void test_description(void **state) {
     (void)state;
@@ -177,6 +200,7 @@ int main(void) {
         cmocka_unit_test(test_evaluation_alone),
         cmocka_unit_test(test_steps),
         cmocka_unit_test(test_no_steps),
+        cmocka_unit_test(test_utilisation),
         cmocka_unit_test(test_width),
         cmocka_unit_test(test_description),
         cmocka_unit_test(test_bar),

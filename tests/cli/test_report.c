@@ -25,7 +25,7 @@ static const char good[] =
     "{\"kind\":\"checkpoint\",\"step\":30,\"epoch\":2,\"time_s\":3.2,\"file\":\"checkpoint-30.safetensors\"}"
     "\n"
     "{\"kind\":\"end\",\"status\":\"done\",\"steps\":30,\"epochs\":3,\"time_s\":3.25,\"loss\":1.2,\"images_"
-    "per_s\":115.0}\n";
+    "per_s\":115.0,\"mfu\":0.4321}\n";
 
 static dsc_status read_text(const char *text, size_t length, dsc_runlog **out) {
     FILE *stream = tmpfile();
@@ -60,7 +60,7 @@ static void test_runlog(void **state) {
     assert_string_equal(log->status, "done");
     assert_string_equal(json_string_value(dsc_runlog_config(log, "model")), "lenet");
     assert_null(dsc_runlog_config(log, "kfac.damping"));
-    assert_true(log->best_top1 == 50 && log->loss == 1.45 && log->images_per_s == 115 &&
+    assert_true(log->best_top1 == 50 && log->loss == 1.45 && log->images_per_s == 115 && log->mfu == 43.21 &&
                 log->seconds == 3.25);
     assert_true(log->best_epoch == 2 && log->top1 == 37.5);
     assert_true(value_of(log, DSC_RUNLOG_EVALS, 0, "epoch") == 1 &&
@@ -381,9 +381,9 @@ static void test_differences(void **state) {
     assert_ok(dsc_report_print_csv(out, &runs));
     fclose(out);
     assert_string_equal(text, "run,status,epochs,steps,best_top1,best_epoch,top1,ema_top1,loss,target_s,"
-                              "time_s,images_per_s,lr,kfac-update-freq,kfac-damping,\"own.a,b\"\n"
-                              "run-a,,0,0,,,,,,,,,0.1,0,,\n"
-                              "run-a,,0,0,,,,,,,,,0.2,5,0.01,\"1,2:3,on\"\n");
+                              "time_s,images_per_s,mfu,lr,kfac-update-freq,kfac-damping,\"own.a,b\"\n"
+                              "run-a,,0,0,,,,,,,,,,0.1,0,,\n"
+                              "run-a,,0,0,,,,,,,,,,0.2,5,0.01,\"1,2:3,on\"\n");
     free(text);
     for (int i = 0; i < 2; i++)
         dsc_runlog_destroy(&logs[i]);
@@ -403,12 +403,15 @@ static void test_narrow_table(void **state) {
     assert_string_equal(text, "run    status  epochs  best top-1\n"
                               "run-a  done         2     50.00 %\n\n"
                               "run      top-1    loss  time  images/s\n"
-                              "run-a  37.50 %  1.4500  3.2s       115\n");
+                              "run-a  37.50 %  1.4500  3.2s       115\n\n"
+                              "run       mfu\n"
+                              "run-a  43.2 %\n");
     free(text);
     /* Columns of which this run has a value. */
     log->ema_top1 = 25;
     runs.target = 12.5;
     log->target_s = 61;
+    log->mfu = NAN;
     out = open_memstream(&text, &size);
     assert_ok(dsc_report_print_table(out, &runs, 100));
     fclose(out);

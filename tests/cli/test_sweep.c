@@ -51,6 +51,25 @@ static void test_grid(void **state) {
     assert_null(plan.runs);
 }
 
+/* Blanks alone divide values: those of a model have commas and equals signs. */
+static void test_model_keys(void **state) {
+    (void)state;
+    dsc_sweep_plan plan;
+    const char grid[] = "model = grid gpt-mini:layers=2,width=64 gpt-mini:layers=4,width=64\n",
+               fixed[] = "model = gpt-mini:layers=2,width=64 # small\nlr = grid 0.1 0.2\n";
+    assert_ok(parse(grid, sizeof grid - 1, &plan));
+    assert_int_equal(plan.count, 2);
+    assert_string_equal(plan.runs[0].config, "model = gpt-mini:layers=2,width=64\n");
+    assert_string_equal(plan.runs[1].config, "model = gpt-mini:layers=4,width=64\n");
+    assert_true(strncmp(plan.runs[1].name, "model=gpt-mini_layers=4,width=64-", 33) == 0);
+    dsc_sweep_plan_free(&plan);
+    assert_ok(parse(fixed, sizeof fixed - 1, &plan));
+    assert_int_equal(plan.count, 2);
+    assert_string_equal(plan.runs[1].name, "lr=0.2");
+    assert_string_equal(plan.runs[1].config, "lr = 0.2\nmodel = gpt-mini:layers=2,width=64\n");
+    dsc_sweep_plan_free(&plan);
+}
+
 /* A name that is no file's name, or too long, ends with a hash; without anything that varies there is one run. */
 static void test_names(void **state) {
     (void)state;
@@ -248,9 +267,9 @@ static void test_places(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_grid),    cmocka_unit_test(test_names),
-                                       cmocka_unit_test(test_draws),   cmocka_unit_test(test_bad_files),
-                                       cmocka_unit_test(test_damaged), cmocka_unit_test(test_rule),
-                                       cmocka_unit_test(test_curve),   cmocka_unit_test(test_places)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_grid),  cmocka_unit_test(test_model_keys), cmocka_unit_test(test_names),
+        cmocka_unit_test(test_draws), cmocka_unit_test(test_bad_files),  cmocka_unit_test(test_damaged),
+        cmocka_unit_test(test_rule),  cmocka_unit_test(test_curve),      cmocka_unit_test(test_places)};
     return cmocka_run_group_tests_name("sweep", tests, NULL, NULL);
 }

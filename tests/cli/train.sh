@@ -146,7 +146,8 @@ expect 2 "is the state file of a checkpoint: name the model file beside it" eval
 expect 0 "best top-1" report a b
 grep -qE '^a +done +1 +[0-9.]+ %' stdout || complain "no row for run a"
 has stdout "epoch"
-expect 0 "" report --no-plot a/metrics.jsonl
+expect 0 " mfu" report --no-plot a/metrics.jsonl
+expect 0 "" report --no-plot a
 [ "$(wc -l <stdout)" = 2 ] || complain "--no-plot prints more than a table"
 { head -n 2 a/metrics.jsonl; echo nonsense; tail -n 2 a/metrics.jsonl; } >damaged.jsonl
 expect 2 "damaged.jsonl:3: " report damaged.jsonl

@@ -422,10 +422,25 @@ static void test_dropout_refusals(void **state) {
     }
 }
 
+/* How large it is depends on the machine. */
+static void test_peak(void **state) {
+    (void)state;
+    double peak = 0;
+    for (int r = 0; r < rig_count; r++) {
+        const size_t before = dsc_device_bytes(rigs[r].device);
+        assert_ok(dsc_device_measure_peak(rigs[r].q, DSC_F32, &peak));
+        assert_true(peak > 1e5 && peak < 1e17);
+        assert_int_equal(dsc_device_bytes(rigs[r].device), before);
+    }
+    assert_fails(DSC_E_INVALID, "may be NULL", dsc_device_measure_peak(NULL, DSC_F32, &peak));
+    assert_fails(DSC_E_INVALID, "may be NULL", dsc_device_measure_peak(rigs[0].q, DSC_F32, NULL));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_types),
         cmocka_unit_test(test_views),
+        cmocka_unit_test(test_peak),
         cmocka_unit_test(test_tensor_alloc),
         cmocka_unit_test(test_create),
         cmocka_unit_test(test_memory),

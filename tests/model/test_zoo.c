@@ -629,25 +629,58 @@ static void test_created(void **state) {
     dsc_model_destroy(&m);
 }
 
+/* Products by hand: 2 for every weight at every position, and 4 positions^2 width in attention. */
+static void test_flops(void **state) {
+    (void)state;
+    const struct {
+        const char *spec;
+        int64_t side, classes;
+        double flops;
+    } expected[] = {
+        {"mlp", 4, 10, 2.0 * (4 * 4 * 3 * 256 + 256 * 128 + 128 * 10)},
+        {"lenet", 28, 10,
+         2.0 * (28 * 28 * 6 * 25 * 3 + 10 * 10 * 16 * 25 * 6 + 400 * 120 + 120 * 84 + 84 * 10)},
+        {"gpt-mini:layers=2,heads=2,width=8,dropout=0", 5, 11,
+         5 * 2.0 * (2 * 12 * 8 * 8 + 8 * 11) + 2 * 4 * 25 * 8},
+        {"bert-base:layers=2,heads=2,width=8", 5, 11,
+         5 * 2.0 * (2 * 12 * 8 * 8 + 8 * 8 + 8 * 11) + 2 * 4 * 25 * 8},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        dsc_model *m = NULL;
+        const int64_t side = expected[i].side, tokens = dsc_zoo_takes_tokens(expected[i].spec);
+        assert_ok(dsc_zoo_create(device, expected[i].spec, side, tokens ? 1 : side, tokens ? 1 : 3,
+                                 expected[i].classes, NULL, &m));
+        if (dsc_model_flops(m) != expected[i].flops)
+            fail_msg("%s: %g instead of %g", expected[i].spec, dsc_model_flops(m), expected[i].flops);
+        dsc_model_destroy(&m);
+    }
+    dsc_model *m = NULL, *half = NULL; /* a transposed convolution works on the pixels of its input */
+    assert_ok(dsc_zoo_create(device, "unet-bn:width=1", 32, 32, 1, 1, NULL, &m));
+    double convs = 0, h = 32;
+    for (int level = 0; level < 4; level++, h /= 2) {
+        double w = 1 << level, before = level ? w / 2 : 1;
+        convs += 2 * h * h * (9 * (before * w + w * w) + 9 * (2 * w * w + w * w)); /* down, and up again */
+        convs += 2 * h / 2 * h / 2 * 2 * w * w * 4;                                /* transposed */
+    }
+    convs += 2 * h * h * 9 * (8 * 16 + 16 * 16) + 2 * 32 * 32;
+    assert_true(dsc_model_flops(m) == convs);
+    assert_ok(dsc_model_create(device, NULL, &half));
+    assert_true(dsc_model_flops(half) == 0); /* not sealed */
+    dsc_model_destroy(&half);
+    dsc_model_destroy(&m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_resnet18_state),
-        cmocka_unit_test(test_resnet20_state),
-        cmocka_unit_test(test_lenet_state),
-        cmocka_unit_test(test_resnet50_layers),
-        cmocka_unit_test(test_spec_errors),
-        cmocka_unit_test(test_spec_fuzz),
-        cmocka_unit_test(test_unet_shapes),
-        cmocka_unit_test(test_unet_errors),
-        cmocka_unit_test(test_unet_dropout),
-        cmocka_unit_test(test_gpt_state),
-        cmocka_unit_test(test_gpt_sizes),
-        cmocka_unit_test(test_gpt_initial_values),
-        cmocka_unit_test(test_gpt_errors),
-        cmocka_unit_test(test_bert_state),
-        cmocka_unit_test(test_created),
+        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_resnet18_state), cmocka_unit_test(test_resnet20_state),
+        cmocka_unit_test(test_lenet_state),    cmocka_unit_test(test_resnet50_layers),
+        cmocka_unit_test(test_spec_errors),    cmocka_unit_test(test_spec_fuzz),
+        cmocka_unit_test(test_unet_shapes),    cmocka_unit_test(test_unet_errors),
+        cmocka_unit_test(test_unet_dropout),   cmocka_unit_test(test_gpt_state),
+        cmocka_unit_test(test_gpt_sizes),      cmocka_unit_test(test_gpt_initial_values),
+        cmocka_unit_test(test_gpt_errors),     cmocka_unit_test(test_bert_state),
+        cmocka_unit_test(test_flops),          cmocka_unit_test(test_created),
         cmocka_unit_test(test_registered), /* last: it adds to the names */
     };
     return cmocka_run_group_tests_name("model_zoo", tests, setup, teardown);

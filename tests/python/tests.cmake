@@ -9,6 +9,7 @@ foreach(ranks IN ITEMS 2 3)
   descent_script_test(python-torchrun-n${ranks} python/run torchrun ${ranks})
   set_tests_properties(python-torchrun-n${ranks} PROPERTIES PROCESSORS 3 COST 90)
 endforeach()
+descent_script_test(python-transformers python/run transformers)
 
 # The wheel. Not with sanitizers, whose libraries must be loaded first.
 if(NOT DESCENT_SANITIZE AND NOT DESCENT_COVERAGE)

@@ -146,6 +146,14 @@ static void check_step_line(json_t *line, int i) {
     assert_true(number(line, "gradients") == 0); /* one rank sends nothing */
 }
 
+/* The share of the peak that a line has is that of its own rate, but for the four digits after its point. */
+static void check_utilisation(json_t *run, json_t *line) {
+    const double flops = number(run, "flops_per_sample"), peak = number(run, "peak_flops_per_s");
+    const double expected = number(line, "images_per_s") * 3 * flops / peak;
+    assert_true(flops == 2.0 * (3072 * 256 + 256 * 128 + 128 * 10) && peak > 0);
+    assert_true(fabs(number(line, "mfu") - expected) < 1e-4 + 1e-6 * expected);
+}
+
 static void test_metrics(void **state) {
     (void)state;
     char out[SCRATCH_SIZE];
@@ -157,8 +165,10 @@ static void test_metrics(void **state) {
     assert_int_equal(json_array_size(lines), 1 + 8 + 2 + 2 + 2 + 1);
     assert_int_equal(runs_count(lines, "step"), 8);
     check_run_line(runs_line(lines, "run", 0));
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 8; i++) {
         check_step_line(runs_line(lines, "step", i), i);
+        check_utilisation(runs_line(lines, "run", 0), runs_line(lines, "step", i));
+    }
     for (int e = 0; e < 2; e++) {
         json_t *epoch = runs_line(lines, "epoch", e), *eval = runs_line(lines, "eval", e);
         double mean = 0;
@@ -183,6 +193,9 @@ static void test_metrics(void **state) {
     assert_true(result.train_loss == number(runs_line(lines, "epoch", 1), "loss"));
     assert_true(result.top1 == number(runs_line(lines, "eval", 1), "top1"));
     assert_true(result.images_per_s > 0 && result.seconds > 0);
+    check_utilisation(runs_line(lines, "run", 0), runs_line(lines, "epoch", 1));
+    check_utilisation(runs_line(lines, "run", 0), end);
+    assert_true(fabs(result.mfu - number(end, "mfu")) < 1e-4);
     json_decref(lines);
 }
 

@@ -4,6 +4,9 @@ descent_test(run-files SOURCES train/test_run_files.c train/scratch.c ROOMS trai
 descent_test(segments SOURCES train/test_segments.c ROOMS train)
 descent_test(phases SOURCES train/test_phases.c ROOMS train)
 descent_test(model-file SOURCES train/test_model_file.c train/runs.c train/scratch.c ROOMS train)
+descent_test(hub-files SOURCES train/test_hub_files.c train/runs.c train/scratch.c ROOMS train)
+descent_test(stored-tokenizer SOURCES train/test_stored_tokenizer.c train/runs.c train/scratch.c data/vocabulary.c
+             data/fixture.c ROOMS train)
 descent_test(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train)
 descent_test(trainer SOURCES train/test_trainer.c train/scratch.c ROOMS train)
 descent_test(train-ema SOURCES train/test_ema.c train/runs.c train/scratch.c ROOMS train)

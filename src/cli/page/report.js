@@ -48,6 +48,7 @@ const columns = [
   {title: data.target === null ? 'to target' : 'to ' + short(100 * data.target) + ' %', value: run => run.target_s, format: duration, best: Math.min, rare: data.target === null},
   {title: 'time', value: run => run.time_s, format: duration},
   {title: 'images/s', value: run => run.images_per_s, format: v => v === null ? '–' : Math.round(v).toLocaleString('en')},
+  {title: 'mfu', value: run => run.mfu, format: percent, rare: true},
   ...differing.map(key => ({title: key, option: true, value: run => run.differs[key], format: v => v === undefined || v === '-' ? '–' : v})),
 ].filter(column => !column.rare || runs.some(run => column.value(run) !== null));
 
@@ -143,6 +144,7 @@ const CURVES = [
   {key: 'top5', table: 'evals', title: 'Accuracy on the validation set, top-5', format: percent, tick: v => short(100 * v) + ' %'},
   {key: 'lr', table: 'steps', title: 'Learning rate', format: short},
   {key: 'images_per_s', table: 'steps', title: 'Images per second', format: v => Math.round(v).toLocaleString('en'), smoothed: true},
+  {key: 'mfu', table: 'steps', title: 'Utilisation (mfu)', format: percent, tick: v => short(100 * v) + ' %', smoothed: true},
 ];
 
 function addChart(parent, curve) {
