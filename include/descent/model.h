@@ -434,7 +434,8 @@ DSC_API dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q,
                                      const dsc_backward_options *options) DSC_MUST_CHECK;
 
 /* The sums over all losses since dsc_exec_clear_stats, F64[DSC_STAT_COUNT]; and the logits of the last
- * forward pass, [batch * positions, classes]. Both are on the device. */
+ * forward pass, [batch * positions, classes]. Both are on the device. In training executors of half types rows of logits
+ * may be longer, and what follows the classes means nothing. */
 DSC_API const dsc_tensor *dsc_exec_stats(const dsc_exec *exec);
 DSC_API const dsc_tensor *dsc_exec_logits(const dsc_exec *exec);
 /* Sets the sums to 0. Asynchronous. */

@@ -565,6 +565,9 @@ typedef struct dsc_targets {
      * Both NULL: there are none. */
     const dsc_tensor *others, *shares;
     const dsc_tensor *weights; /* F32[c], of the classes; NULL: 1 */
+    /* Half types only: c, where rows of logits are longer, so that their products are aligned. What follows a row's
+     * classes is not read, and its gradient is 0. 0: all of a row. */
+    int64_t classes;
 } dsc_targets;
 
 /* Softmax cross-entropy of logits[n,c] against targets. Adds (sum of losses, correct at 1, correct within 5, rows
@@ -606,10 +609,10 @@ dsc_status dsc_op_mse_loss(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *
 
 /* labels[i] (I32[n]) drawn from softmax(logits[i]), or where a row is one logit z, 1 with probability sigmoid(z) and else
  * 0. Each is drawn by one uniform number, a pure function of (seed, position[0], position[1] * rows_of_sample + i);
- * position: I64[2] on the device: step, first sample. known (I32[n], NULL: none): a row with a negative label in it gets
- * -1. */
+ * position: I64[2] on the device: step, first sample. A row has `classes` logits, and may be longer (see dsc_targets).
+ * known (I32[n], NULL: none): a row with a negative label in it gets -1. */
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                int64_t rows_of_sample, const dsc_tensor *logits, const dsc_tensor *known,
+                                int64_t rows_of_sample, const dsc_tensor *logits, int64_t classes, const dsc_tensor *known,
                                 dsc_tensor *labels) DSC_MUST_CHECK;
 
 /* ---- images ---- */

@@ -211,8 +211,13 @@ static dsc_status check_targets(dsc_check *check, const dsc_tensor *logits, cons
     }
     if (t->weights) {
         DSC_TRY(dsc_check_typed(check, "weights", t->weights, DSC_F32));
-        DSC_TRY(dsc_check_shape(check, "weights", t->weights, DSC_SHAPE(logits->dim[1])));
+        DSC_TRY(dsc_check_shape(check, "weights", t->weights,
+                                DSC_SHAPE(t->classes > 0 ? t->classes : logits->dim[1])));
     }
+    if (t->classes < 0 || t->classes > logits->dim[1] ||
+        (t->classes > 0 && logits->dtype != DSC_BF16 && logits->dtype != DSC_F16))
+        return DSC_FAIL(DSC_E_INVALID, "softmax_loss: %lld classes of rows of %lld, in %s",
+                        (long long)t->classes, (long long)logits->dim[1], dsc_dtype_name(logits->dtype));
     if (!(t->smoothing >= 0 && t->smoothing <= 1))
         return DSC_FAIL(DSC_E_INVALID, "softmax_loss: the smoothing is %g; 0 to 1 is expected", t->smoothing);
     return DSC_OK;
@@ -248,8 +253,8 @@ dsc_status dsc_op_softmax_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
 }
 
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                int64_t rows_of_sample, const dsc_tensor *logits, const dsc_tensor *known,
-                                dsc_tensor *labels) {
+                                int64_t rows_of_sample, const dsc_tensor *logits, int64_t classes,
+                                const dsc_tensor *known, dsc_tensor *labels) {
     dsc_check check;
     DSC_TRY(dsc_check_begin_half(&check, "sample_labels", q, "logits", logits));
     DSC_TRY(dsc_check_dims(&check, "logits", logits, 2));
@@ -266,10 +271,11 @@ dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *p
     }
     if (logits->dim[0] == 0)
         return DSC_OK;
-    if (logits->dim[1] == 0 || logits->dim[1] > INT32_MAX)
-        return DSC_FAIL(DSC_E_INVALID, "sample_labels: logits has %lld classes; 1 to %d are possible",
-                        (long long)logits->dim[1], INT32_MAX);
-    DSC_TRY(q->device->table->sample_labels(q, seed, position, rows_of_sample, logits, known, labels));
+    if (classes < 1 || classes > logits->dim[1] || classes > INT32_MAX)
+        return DSC_FAIL(DSC_E_INVALID, "sample_labels: %lld classes of rows of %lld; 1 to %d are possible",
+                        (long long)classes, (long long)logits->dim[1], INT32_MAX);
+    DSC_TRY(
+        q->device->table->sample_labels(q, seed, position, rows_of_sample, logits, classes, known, labels));
     return DSC_OK;
 }
 

@@ -18,6 +18,23 @@ static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
     return dsc_tensor_view(m->device, NULL, dtype, 4, dim);
 }
 
+/* Numbers of a row of logits: the classes, or more. Tensor cores want rows of halves aligned to 16 bytes, and GPT-2's 50257
+ * tokens are not, so that a training executor makes the rows of a tied head longer. The products then also read the
+ * parameters that follow the table; what comes of them is neither read nor has it a gradient. */
+static int64_t logit_width(const dsc_exec *exec) {
+    const dsc_model *m = exec->model;
+    const dsc_node *head = &m->nodes[m->logits];
+    int64_t classes = head->shape.c, unit = classes >= 1024 ? 64 : 8,
+            width = (classes + unit - 1) / unit * unit;
+    int tied = head->type == &dsc_layer_linear && head->layer < 0 && head->bias < 0 && !head->shape.flat;
+    if (exec->mode != DSC_EXEC_TRAIN || dsc_model_value_dtype(m) == m->options.dtype || !tied)
+        return classes;
+    const dsc_tensor *table = &m->params[head->weight].value;
+    int64_t first =
+        ((const char *)table->data - (const char *)m->values) / (int64_t)dsc_dtype_size(table->dtype);
+    return first + width * table->dim[1] <= m->parameter_total ? width : classes;
+}
+
 static dsc_status allocate(dsc_exec *exec) {
     const dsc_model *m = exec->model;
     DSC_TRY(dsc_memory_alloc(m->node_count, sizeof *exec->values, &exec->values));
@@ -26,6 +43,8 @@ static dsc_status allocate(dsc_exec *exec) {
     DSC_TRY(dsc_memory_alloc(m->param_count, sizeof *exec->ready, &exec->ready));
     for (int64_t v = 0; v < m->node_count; v++)
         exec->values[v] = exec->grads[v] = batch_of(exec, &m->nodes[v].shape);
+    if (logit_width(exec) != dsc_model_classes(m))
+        exec->values[m->logits].dim[3] = exec->grads[m->logits].dim[3] = logit_width(exec);
     if (m->tokens) /* a half type would round their numbers */
         exec->values[m->input].dtype = m->options.dtype;
     return DSC_OK;

@@ -55,7 +55,7 @@ struct dsc_exec {
     unsigned char *from_input;  /* per value: it is a view of the input */
     dsc_tensor converted;       /* memory for an input of another type; data NULL in models of F32 */
     dsc_tensor half;            /* all parameters in the half type of the values; data NULL: none */
-    dsc_tensor logits, dlogits; /* of the last value and its gradient: [batch * positions, classes] */
+    dsc_tensor logits, dlogits; /* of the last value and its gradient: [batch * positions, classes or more] */
     dsc_tensor work, position, stats;
     int padded;         /* 1: an operation reads `lengths` */
     dsc_tensor lengths; /* I32[batch]: positions of each sample before its padding; data NULL: not padded */

@@ -83,7 +83,8 @@ static dsc_status cross_entropy(dsc_exec *exec, dsc_queue *q, const dsc_tensor *
         .smoothing = exec->label_smoothing,
         .others = mixed ? &exec->others : NULL,
         .shares = mixed ? &exec->shares : NULL,
-        .weights = !exec->plain_labels && exec->class_weights.data ? &exec->class_weights : NULL};
+        .weights = !exec->plain_labels && exec->class_weights.data ? &exec->class_weights : NULL,
+        .classes = exec->logits.dim[1] > dsc_model_classes(exec->model) ? dsc_model_classes(exec->model) : 0};
     return dsc_op_target_loss(q, &exec->logits, &targets, grad_scale, scale_of(exec), gradient_of(exec),
                               &exec->stats);
 }

@@ -335,6 +335,8 @@ static void bind_tensors(place *p) {
         s->unused_dx.data = address(p, &p->unused_dx[i]);
         if (s->node->weight >= 0)
             s->matrix = dsc_exec_param(exec, s->node->weight);
+        if (s->out == exec->model->logits && s->node->type == &dsc_layer_linear && !s->node->shape.flat)
+            s->matrix.dim[0] = exec->values[s->out].dim[3]; /* rows of logits may be longer */
         s->y = &exec->values[s->out];
         s->dy = &exec->grads[s->out];
         for (int k = 0; k < s->inputs; k++) {
@@ -353,9 +355,9 @@ static void bind_tensors(place *p) {
 }
 
 static dsc_tensor logit_rows(const dsc_exec *exec, const dsc_tensor *t) {
-    int64_t classes = dsc_model_classes(exec->model);
-    return dsc_tensor_view(t->device, t->data, t->dtype, 2,
-                           (int64_t[]){dsc_tensor_count(t) / classes, classes});
+    int64_t width = exec->model->nodes[exec->model->logits].shape.flat ? dsc_model_classes(exec->model)
+                                                                       : t->dim[t->ndim - 1];
+    return dsc_tensor_view(t->device, t->data, t->dtype, 2, (int64_t[]){dsc_tensor_count(t) / width, width});
 }
 
 static dsc_status place_open(dsc_exec *exec, place *p) {

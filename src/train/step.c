@@ -121,8 +121,8 @@ static dsc_status capture_sampled(dsc_trainer *t, const dsc_tensor *labels, doub
     dsc_backward_options backward;
     dsc_tensor stats = *dsc_exec_stats(t->exec);
     DSC_TRY(dsc_op_sample_labels(q, t->options.seed, dsc_exec_position(t->exec),
-                                 dsc_model_positions(t->model), dsc_exec_logits(t->exec), labels,
-                                 &t->fisher_labels));
+                                 dsc_model_positions(t->model), dsc_exec_logits(t->exec),
+                                 dsc_model_classes(t->model), labels, &t->fisher_labels));
     DSC_TRY(dsc_op_convert(q, &stats, &t->fisher_stats));
     dsc_exec_smooth_labels(t->exec, 0); /* the Fisher matrix is that of the model's own distribution */
     dsc_status status = dsc_exec_likelihood_loss(t->exec, q, &t->fisher_labels, grad_scale);

@@ -309,7 +309,7 @@ static double *draw(const rig *r, dsc_dtype type, uint64_t seed, const double po
     double *labels = test_array(rows, sizeof *labels);
     place z = place_of(r, type, SHAPE(rows, classes), logits), at = place_of(r, DSC_I64, SHAPE(2), position);
     place to = place_make(r, DSC_I32, SHAPE(rows));
-    assert_ok(dsc_op_sample_labels(r->q, seed, &at.t, 1, &z.t, NULL, &to.t));
+    assert_ok(dsc_op_sample_labels(r->q, seed, &at.t, 1, &z.t, classes, NULL, &to.t));
     place_expect(r, &z, logits, "sample_labels: logits");
     place_expect(r, &at, position, "sample_labels: position");
     place_check_guards(r, &to, "sample_labels: labels");
@@ -369,7 +369,7 @@ static void test_known_labels(void **state) {
             place at = place_of(&rigs[r], DSC_I64, SHAPE(2), (const double[]){3, 40});
             place marks = place_of(&rigs[r], DSC_I32, SHAPE(ROWS), known),
                   to = place_make(&rigs[r], DSC_I32, SHAPE(ROWS));
-            assert_ok(dsc_op_sample_labels(rigs[r].q, 11, &at.t, 2, &z.t, &marks.t, &to.t));
+            assert_ok(dsc_op_sample_labels(rigs[r].q, 11, &at.t, 2, &z.t, CLASSES, &marks.t, &to.t));
             place_expect(&rigs[r], &marks, known, "sample_labels: known");
             place_read(&rigs[r], &to, got);
             for (int i = 0; i < ROWS; i++)
@@ -440,15 +440,15 @@ static void test_label_refusals(void **state) {
               none = place_make(&rigs[r], DSC_F32, SHAPE(0, 3));
         place flat = place_make(&rigs[r], DSC_F32, SHAPE(4, 0)), at = place_make(&rigs[r], DSC_I64, SHAPE(2));
         place four = place_make(&rigs[r], DSC_I32, SHAPE(4)), zero = place_make(&rigs[r], DSC_I32, SHAPE(0));
-        assert_ok(dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &none.t, NULL, &zero.t));
+        assert_ok(dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &none.t, 3, NULL, &zero.t));
         assert_fails(DSC_E_INVALID, "sample_labels: labels is [0]; [4] is expected",
-                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &z.t, NULL, &zero.t));
-        assert_fails(DSC_E_INVALID, "sample_labels: logits has 0 classes",
-                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &flat.t, NULL, &four.t));
+                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &z.t, 3, NULL, &zero.t));
+        assert_fails(DSC_E_INVALID, "sample_labels: 3 classes of rows of 0",
+                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &flat.t, 3, NULL, &four.t));
         assert_fails(DSC_E_INVALID, "sample_labels: position is i32; i64 is expected",
-                     dsc_op_sample_labels(rigs[r].q, 1, &four.t, 1, &z.t, NULL, &four.t));
+                     dsc_op_sample_labels(rigs[r].q, 1, &four.t, 1, &z.t, 3, NULL, &four.t));
         assert_fails(DSC_E_INVALID, "sample_labels: known is [0]; [4] is expected",
-                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &z.t, &zero.t, &four.t));
+                     dsc_op_sample_labels(rigs[r].q, 1, &at.t, 1, &z.t, 3, &zero.t, &four.t));
         FREE_PLACES(&z, &none, &flat, &at, &four, &zero);
     }
 }

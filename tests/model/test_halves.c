@@ -16,7 +16,7 @@ typedef struct half_case {
 
 /* Heads of 16 and of 40 channels; maps, tokens, tied heads, types of tokens. */
 static const half_case cases[] = {
-    {"gpt2:layers=2,heads=2,width=32,dropout=0", 9, 1, 40, 0.02},
+    {"gpt2:layers=2,heads=2,width=32,dropout=0", 9, 1, 43, 0.02},
     {"gpt-mini:layers=1,heads=1,width=40,dropout=0", 17, 1, 24, 0.02},
     {"bert-base:layers=1,heads=2,width=32,dropout=0", 12, 1, 30, 0.02},
     {"unet-bn:width=8", 32, 1, 2, 0.7},

@@ -137,18 +137,18 @@ static dsc_status target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc_
 }
 
 static dsc_status sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                int64_t rows_of_sample, const dsc_tensor *logits, const dsc_tensor *known,
-                                dsc_tensor *labels) {
+                                int64_t rows_of_sample, const dsc_tensor *logits, int64_t classes,
+                                const dsc_tensor *known, dsc_tensor *labels) {
     const int64_t *at = position->data; /* step, first sample */
     const int64_t first = at[1] * rows_of_sample;
     const int32_t *marks = known ? known->data : NULL;
-    int64_t n = logits->dim[0], c = logits->dim[1];
-    int parts = dsc_cpu_parts(q->device, 16 * n * c);
+    int64_t n = logits->dim[0];
+    int parts = dsc_cpu_parts(q->device, 16 * n * classes);
     int32_t *to = labels->data;
 #pragma omp parallel for num_threads(parts) schedule(static)
     for (int64_t row = 0; row < n; row++)
         to[row] = marks && marks[row] < 0 ? -1
-                                          : dsc_draw_label(dsc_logits_row(logits, row), c,
+                                          : dsc_draw_label(dsc_logits_row(logits, row), classes,
                                                            dsc_label_uniform(seed, at[0], first + row));
     return DSC_OK;
 }

@@ -263,10 +263,6 @@ static __device__ __forceinline__ uint32_t kept_by_key(const dsc_cuda_attention 
     return kept;
 }
 
-static __device__ __forceinline__ float dropped(const dsc_cuda_attention &a, uint32_t kept, int bit) {
-    return !a.position ? 1 : kept >> bit & 1 ? (float)a.kept : 0;
-}
-
 /* ---- forward ---- */
 
 /* s becomes exp(s - m') of the rows of one tile of keys, and their maxima and sums move on; `sum`, the weighted values so
@@ -282,12 +278,12 @@ static __device__ __forceinline__ void softmax_step(float scale, float (&s)[N / 
             most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 1));
         most = fmaxf(most, __shfl_xor_sync(0xFFFFFFFFu, most, 2));
-        float factor = exp2f((largest[half] - most) * scale);
+        float factor = dsc_exp2((largest[half] - most) * scale);
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int i = 2 * half; i < 2 * half + 2; i++) {
-                s[n][i] = exp2f(s[n][i] * scale - most * scale);
+                s[n][i] = dsc_exp2(s[n][i] * scale - most * scale);
                 part += s[n][i];
             }
         total[half] = total[half] * factor + part; /* of this lane's columns; they are added up at the end */
@@ -317,7 +313,7 @@ static __device__ __forceinline__ void hide(const dsc_cuda_attention &a, const a
         }
 }
 
-template <typename T, int D, int M, int N>
+template <typename T, int D, int M, int N, bool DROPS>
 __global__ void __launch_bounds__(HALF_THREADS) half_forward_kernel(const dsc_cuda_attention a) {
     enum { B = 16 * M * WARPS };
     DSC_SHARED(T, queries);
@@ -354,13 +350,13 @@ __global__ void __launch_bounds__(HALF_THREADS) half_forward_kernel(const dsc_cu
         for (int m = 0; m < M; m++) {
             hide<N>(a, at, own + 16 * m, j, s[m]);
             softmax_step<D, N>(scale, s[m], largest[m], total[m], sum[m]);
-            if (a.position) {
+            if (DROPS) {
                 uint32_t kept = kept_by_query<N>(a, at, own + 16 * m, j);
 #pragma unroll
                 for (int n = 0; n < N / 8; n++)
 #pragma unroll
                     for (int i = 0; i < 4; i++)
-                        s[m][n][i] *= dropped(a, kept, 4 * n + i);
+                        s[m][n][i] = kept >> (4 * n + i) & 1 ? s[m][n][i] : 0;
             }
             pack<T, N>(s[m], packed[m]);
         }
@@ -375,7 +371,7 @@ __global__ void __launch_bounds__(HALF_THREADS) half_forward_kernel(const dsc_cu
             float whole = total[m][half];
             whole += __shfl_xor_sync(0xFFFFFFFFu, whole, 1);
             whole += __shfl_xor_sync(0xFFFFFFFFu, whole, 2);
-            factor[half] = end > 0 ? 1 / whole : 0; /* a row without keys */
+            factor[half] = end > 0 ? (DROPS ? (float)a.kept : 1) / whole : 0; /* a row without keys */
             int64_t row = own + 16 * m + dsc_c_row(dsc_lane(), 2 * half);
             if (a.lse && dsc_lane() % 4 == 0 && row < a.t)
                 ((float *)a.lse)[at.rows + row] =
@@ -387,12 +383,30 @@ __global__ void __launch_bounds__(HALF_THREADS) half_forward_kernel(const dsc_cu
 
 /* ---- backward ---- */
 
-/* s = P Z and ds = P (Z dP - delta) / sqrt(dh), from s = Q K' and ds = dP: one element. lse in units of log 2. */
-static __device__ __forceinline__ void softmax_grad(const dsc_cuda_attention &a, bool seen, float z,
-                                                    float lse, float delta, float &s, float &ds) {
-    float p = seen ? exp2f(s * (float)a.scale * LOG2_E - lse) : 0;
-    ds = p * (z * ds - delta) * (float)a.scale;
-    s = p * z;
+/* One element: s = P where it is kept, else 0, and ds = P (Z dP - delta), from s = Q K' and ds = dP. scale and lse in units
+ * of log 2; kept: 1 / (1 - rate). The factors that are missing are applied to the sums. */
+static __device__ __forceinline__ void softmax_grad(float scale, bool keeps, float kept, float lse,
+                                                    float delta, float &s, float &ds) {
+    float p = dsc_exp2(s * scale - lse);
+    ds = p * ((keeps ? ds : 0) * kept - delta);
+    s = keeps ? p : 0;
+}
+
+/* As hide, where rows are keys and columns queries. */
+template <int N>
+static __device__ __forceinline__ void hide_turned(const dsc_cuda_attention &a, const attention_place &at,
+                                                   int64_t query, int64_t key, float (&s)[N / 8][4]) {
+    int lane = dsc_lane();
+    if (key + 16 <= at.length && query + N <= a.t && (!a.causal || key + 15 <= query))
+        return;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int64_t column = query + 8 * n + dsc_c_column(lane, i), row = key + dsc_c_row(lane, i);
+            if (row >= at.length || column >= a.t || (a.causal && row > column))
+                s[n][i] = -INFINITY;
+        }
 }
 
 /* delta of the warp's 16 rows, of which a lane gets its own two. */
@@ -418,8 +432,9 @@ static __device__ __forceinline__ void row_products(const left_rows<T, D, 1> &gr
     }
 }
 
-template <typename T, int D, int N>
-__global__ void __launch_bounds__(HALF_THREADS) half_query_kernel(const dsc_cuda_attention a) {
+template <typename T, int D, int N, bool DROPS>
+__global__ void __launch_bounds__(HALF_THREADS, D <= 64 ? 3 : 2)
+    half_query_kernel(const dsc_cuda_attention a) {
     enum { B = 16 * WARPS };
     DSC_SHARED(T, queries);
     T *grads = queries + B * tile<D>::PITCH, *ring = grads + B * tile<D>::PITCH;
@@ -428,6 +443,7 @@ __global__ void __launch_bounds__(HALF_THREADS) half_query_kernel(const dsc_cuda
     const int64_t stride = 3 * at.d, end = a.causal && at.first + B < at.length ? at.first + B : at.length;
     const int warp = (int)threadIdx.x / 32, lane = dsc_lane();
     const int64_t own = at.first + 16 * warp;
+    const float scale = (float)a.scale * LOG2_E, kept = DROPS ? (float)a.kept : 1;
     left_rows<T, D, 1> left(queries, 16 * warp), left_grads(grads, 16 * warp);
     float sum[1][D / 8][4] = {}, lse[2], delta[2];
     copy_tile<B, D>(queries, x + at.first * stride, stride, a.t - at.first, a.dh);
@@ -464,23 +480,20 @@ __global__ void __launch_bounds__(HALF_THREADS) half_query_kernel(const dsc_cuda
         uint32_t packed[1][N / 16][4];
         multiply_rows<T, D, 1, N>(left, keys, s);
         multiply_rows<T, D, 1, N>(left_grads, values, ds);
-        uint32_t kept = a.position ? kept_by_query<N>(a, at, own, j) : 0;
-        bool all = j + N <= at.length && (!a.causal || j + N <= own + 1);
+        hide<N>(a, at, own, j, s[0]);
+        uint32_t bits = DROPS ? kept_by_query<N>(a, at, own, j) : 0;
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int64_t column = j + 8 * n + dsc_c_column(lane, i), row = own + dsc_c_row(lane, i);
-                bool seen = all || (column < at.length && (!a.causal || column <= row));
-                softmax_grad(a, seen, dropped(a, kept, 4 * n + i), lse[i / 2], delta[i / 2], s[0][n][i],
-                             ds[0][n][i]);
-            }
+            for (int i = 0; i < 4; i++)
+                softmax_grad(scale, !DROPS || bits >> (4 * n + i) & 1, kept, lse[i / 2], delta[i / 2],
+                             s[0][n][i], ds[0][n][i]);
         pack<T, N>(ds[0], packed[0]);
         multiply_add<T, D, 1, N>(packed, keys, sum);
         __syncthreads();
     }
-    const float one[2] = {1, 1};
-    store_rows<T, D>(a, (T *)a.dx + at.x, stride, own, sum[0], one, a.add);
+    const float factor[2] = {(float)a.scale, (float)a.scale};
+    store_rows<T, D>(a, (T *)a.dx + at.x, stride, own, sum[0], factor, a.add);
 }
 
 /* A stage of the ring: N queries, N gradients, and lse and delta of the queries. */
@@ -501,7 +514,7 @@ static __device__ __forceinline__ void copy_queries(const dsc_cuda_attention &a,
         dsc_async4(rows + t, from + (there ? i + t % N : 0), there);
 }
 
-template <typename T, int D, int N>
+template <typename T, int D, int N, bool DROPS>
 __global__ void __launch_bounds__(HALF_THREADS) half_key_kernel(const dsc_cuda_attention a) {
     enum { B = 16 * WARPS };
     static_assert(2 * N <= HALF_THREADS, "a thread copies one number of lse or delta");
@@ -514,6 +527,7 @@ __global__ void __launch_bounds__(HALF_THREADS) half_key_kernel(const dsc_cuda_a
     const int64_t end = at.first < at.length ? a.t : 0; /* padding: gradients of 0 */
     const int warp = (int)threadIdx.x / 32, lane = dsc_lane();
     const int64_t own = at.first + 16 * warp;
+    const float scale = (float)a.scale * LOG2_E, kept = DROPS ? (float)a.kept : 1;
     left_rows<T, D, 1> left(keys, 16 * warp), left_values(values, 16 * warp);
     float key_sum[1][D / 8][4] = {}, value_sum[1][D / 8][4] = {};
     copy_tile<B, D>(keys, x + at.d + at.first * stride, stride, a.t - at.first, a.dh);
@@ -538,17 +552,15 @@ __global__ void __launch_bounds__(HALF_THREADS) half_key_kernel(const dsc_cuda_a
         uint32_t packed[1][N / 16][4];
         multiply_rows<T, D, 1, N>(left, queries, s);
         multiply_rows<T, D, 1, N>(left_values, grads, ds);
-        uint32_t kept = a.position ? kept_by_key<N>(a, at, i, own) : 0;
-        bool all = own + 16 <= at.length && i + N <= a.t && (!a.causal || own + 15 <= i);
+        hide_turned<N>(a, at, i, own, s[0]);
+        uint32_t bits = DROPS ? kept_by_key<N>(a, at, i, own) : 0;
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int c = 0; c < 4; c++) {
                 int column = 8 * n + dsc_c_column(lane, c);
-                int64_t query = i + column, key = own + dsc_c_row(lane, c);
-                bool seen = all || (key < at.length && query < a.t && (!a.causal || key <= query));
-                softmax_grad(a, seen, dropped(a, kept, 4 * n + c), lse[column] * LOG2_E, delta[column],
-                             s[0][n][c], ds[0][n][c]);
+                softmax_grad(scale, !DROPS || bits >> (4 * n + c) & 1, kept, lse[column] * LOG2_E,
+                             delta[column], s[0][n][c], ds[0][n][c]);
             }
         pack<T, N>(s[0], packed[0]);
         multiply_add<T, D, 1, N>(packed, grads, value_sum);
@@ -556,9 +568,9 @@ __global__ void __launch_bounds__(HALF_THREADS) half_key_kernel(const dsc_cuda_a
         multiply_add<T, D, 1, N>(packed, queries, key_sum);
         __syncthreads();
     }
-    const float one[2] = {1, 1};
-    store_rows<T, D>(a, (T *)a.dx + at.x + at.d, stride, own, key_sum[0], one, a.add);
-    store_rows<T, D>(a, (T *)a.dx + at.x + 2 * at.d, stride, own, value_sum[0], one, a.add);
+    const float key_factor[2] = {(float)a.scale, (float)a.scale}, value_factor[2] = {kept, kept};
+    store_rows<T, D>(a, (T *)a.dx + at.x + at.d, stride, own, key_sum[0], key_factor, a.add);
+    store_rows<T, D>(a, (T *)a.dx + at.x + 2 * at.d, stride, own, value_sum[0], value_factor, a.add);
 }
 
 /* ---- launches ---- */
@@ -576,22 +588,37 @@ static cudaError_t launch(const dsc_cuda_launch *at, const dsc_cuda_attention *a
 }
 
 /* Two fragments of rows a warp halve what is read from shared memory, where the registers suffice for them. */
-template <typename T, int D>
+template <typename T, int D, bool DROPS>
 static cudaError_t forward_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
     enum { M = D <= 64 ? 2 : 1, N = 64, B = 16 * M * WARPS };
-    return launch(at, a, half_forward_kernel<T, D, M, N>, B,
+    return launch(at, a, half_forward_kernel<T, D, M, N, DROPS>, B,
                   (int)sizeof(T) * (B * tile<D>::PITCH + STAGES * 2 * N * tile<D>::PITCH));
 }
 
-template <typename T, int D>
+template <typename T, int D, bool DROPS>
 static cudaError_t backward_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a) {
     enum { N = 64, KEY_N = D <= 64 ? 64 : 32, B = 16 * WARPS };
     int two = 2 * (int)sizeof(T) * B * tile<D>::PITCH;
-    cudaError_t error =
-        launch(at, a, half_query_kernel<T, D, N>, B, two + STAGES * 2 * (int)sizeof(T) * N * tile<D>::PITCH);
+    cudaError_t error = launch(at, a, half_query_kernel<T, D, N, DROPS>, B,
+                               two + STAGES * 2 * (int)sizeof(T) * N * tile<D>::PITCH);
     if (error != cudaSuccess)
         return error;
-    return launch(at, a, half_key_kernel<T, D, KEY_N>, B, two + STAGES * query_stage<D, KEY_N>::BYTES);
+    return launch(at, a, half_key_kernel<T, D, KEY_N, DROPS>, B, two + STAGES * query_stage<D, KEY_N>::BYTES);
+}
+
+template <typename T, bool DROPS>
+static cudaError_t run_of(const dsc_cuda_launch *at, const dsc_cuda_attention *a, int backward) {
+    if (backward)
+        return a->dh <= 64 ? backward_of<T, 64, DROPS>(at, a) : backward_of<T, 128, DROPS>(at, a);
+    return a->dh <= 64 ? forward_of<T, 64, DROPS>(at, a) : forward_of<T, 128, DROPS>(at, a);
+}
+
+static cudaError_t run(const dsc_cuda_launch *at, const dsc_cuda_attention *a, dsc_dtype dtype,
+                       int backward) {
+    if (dtype == DSC_BF16)
+        return a->position ? run_of<__nv_bfloat16, true>(at, a, backward)
+                           : run_of<__nv_bfloat16, false>(at, a, backward);
+    return a->position ? run_of<__half, true>(at, a, backward) : run_of<__half, false>(at, a, backward);
 }
 
 /* Rows are copied 16 bytes at a time. */
@@ -602,14 +629,10 @@ int dsc_cuda_attention_is_half(const dsc_cuda_attention *a, dsc_dtype dtype) {
 
 cudaError_t dsc_cuda_attention_half_forward(const dsc_cuda_launch *at, const dsc_cuda_attention *a,
                                             dsc_dtype dtype) {
-    if (dtype == DSC_BF16)
-        return a->dh <= 64 ? forward_of<__nv_bfloat16, 64>(at, a) : forward_of<__nv_bfloat16, 128>(at, a);
-    return a->dh <= 64 ? forward_of<__half, 64>(at, a) : forward_of<__half, 128>(at, a);
+    return run(at, a, dtype, 0);
 }
 
 cudaError_t dsc_cuda_attention_half_backward(const dsc_cuda_launch *at, const dsc_cuda_attention *a,
                                              dsc_dtype dtype) {
-    if (dtype == DSC_BF16)
-        return a->dh <= 64 ? backward_of<__nv_bfloat16, 64>(at, a) : backward_of<__nv_bfloat16, 128>(at, a);
-    return a->dh <= 64 ? backward_of<__half, 64>(at, a) : backward_of<__half, 128>(at, a);
+    return run(at, a, dtype, 1);
 }

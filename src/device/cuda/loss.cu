@@ -6,7 +6,7 @@
 #include "device/cuda/layer.cuh"
 
 typedef struct dsc_cuda_loss_call {
-    int64_t rows, classes; /* both positive */
+    int64_t rows, width, classes; /* all positive; width: numbers of a row */
     double smoothing, grad_scale;
     const int32_t *labels, *others; /* others, shares, weights and loss_scale may be NULL */
     const float *shares, *weights;
@@ -15,7 +15,7 @@ typedef struct dsc_cuda_loss_call {
 } dsc_cuda_loss_call;
 
 typedef struct dsc_cuda_sample_call {
-    int64_t rows, classes;
+    int64_t rows, width, classes;
     uint64_t seed;
     int64_t rows_of_sample;
     const int64_t *position;
@@ -246,11 +246,12 @@ template <typename T, int TEAM>
 __device__ __forceinline__ void loss_row(const dsc_cuda_loss_call &a, const T *logits, int64_t row,
                                          double scale, T *dlogits, double (&stats)[STATS]) {
     dsc_cuda_target to;
-    T *dz = dlogits ? dlogits + row * a.classes : 0;
+    T *dz = dlogits ? dlogits + row * a.width : 0;
     if (a.labels[row] < 0) {
-        fill_row<T, TEAM>(a.classes, 0, dz);
+        fill_row<T, TEAM>(a.width, 0, dz);
         return;
     }
+    fill_row<T, TEAM>(a.width - a.classes, 0, dz ? dz + a.classes : 0);
     stats[3] += 1;
     if (!find_target(a, row, to)) {
         stats[0] = NAN;
@@ -258,7 +259,7 @@ __device__ __forceinline__ void loss_row(const dsc_cuda_loss_call &a, const T *l
         return;
     }
     double before = 0;
-    stats[0] += any_row_loss<T, TEAM>(a, logits + row * a.classes, to, scale, dz, before);
+    stats[0] += any_row_loss<T, TEAM>(a, logits + row * a.width, to, scale, dz, before);
     stats[1] += before < 1;
     stats[2] += before < 5;
 }
@@ -366,7 +367,7 @@ static __global__ void __launch_bounds__(32 * SAMPLE_WARPS)
         double u = dsc_label_uniform(a.seed, a.position[0], a.position[1] * a.rows_of_sample + row);
         int32_t label = -1;
         if (!a.known || a.known[row] >= 0) /* the same for all lanes */
-            label = draw(a.classes, logits + row * a.classes, u, weights[warp]);
+            label = draw(a.classes, logits + row * a.width, u, weights[warp]);
         if (threadIdx.x % 32 == 0)
             a.labels[row] = label;
     }
@@ -388,7 +389,8 @@ dsc_status dsc_cuda_target_loss(dsc_queue *q, const dsc_tensor *logits, const ds
                                 double grad_scale, const dsc_tensor *loss_scale, dsc_tensor *dlogits,
                                 dsc_tensor *stats) {
     dsc_cuda_loss_call call = {.rows = logits->dim[0],
-                               .classes = logits->dim[1],
+                               .width = logits->dim[1],
+                               .classes = targets->classes > 0 ? targets->classes : logits->dim[1],
                                .smoothing = targets->smoothing,
                                .grad_scale = grad_scale,
                                .labels = dsc_data(targets->labels),
@@ -403,10 +405,11 @@ dsc_status dsc_cuda_target_loss(dsc_queue *q, const dsc_tensor *logits, const ds
 }
 
 dsc_status dsc_cuda_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                  int64_t rows_of_sample, const dsc_tensor *logits, const dsc_tensor *known,
-                                  dsc_tensor *labels) {
+                                  int64_t rows_of_sample, const dsc_tensor *logits, int64_t classes,
+                                  const dsc_tensor *known, dsc_tensor *labels) {
     dsc_cuda_sample_call call = {.rows = logits->dim[0],
-                                 .classes = logits->dim[1],
+                                 .width = logits->dim[1],
+                                 .classes = classes,
                                  .seed = seed,
                                  .rows_of_sample = rows_of_sample,
                                  .position = dsc_data(position),

@@ -107,6 +107,13 @@ DSC_MMA uint32_t dsc_tf32(float x) {
     return bits;
 }
 
+/* 2^x to 2^-22 or so; results below 2^-126 are 0. */
+DSC_MMA float dsc_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* ---- products: c += a b ---- */
 
 DSC_MMA void dsc_mma_tf32(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
@@ -186,6 +193,10 @@ template <int N> DSC_MMA void dsc_async_wait(void) {
 DSC_MMA uint32_t dsc_tf32(float x) {
     uint32_t bits = dsc_float_bits(x);
     return x == x ? (bits + 0x1000u) & ~0x1FFFu : 0x7FFFE000u;
+}
+
+DSC_MMA float dsc_exp2(float x) {
+    return exp2f(x);
 }
 
 /* A sum as the tensor cores round it: towards zero. */

@@ -108,11 +108,11 @@ dsc_status dsc_ref_target_loss(dsc_queue *q, const dsc_tensor *logits, const dsc
 }
 
 dsc_status dsc_ref_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                 int64_t rows_of_sample, const dsc_tensor *logits, const dsc_tensor *known,
-                                 dsc_tensor *labels) {
+                                 int64_t rows_of_sample, const dsc_tensor *logits, int64_t classes,
+                                 const dsc_tensor *known, dsc_tensor *labels) {
     (void)q;
     const int64_t *at = position->data; /* step, first sample */
-    int64_t classes = logits->dim[1], first = at[1] * rows_of_sample;
+    int64_t first = at[1] * rows_of_sample;
     for (int64_t row = 0; row < logits->dim[0]; row++) {
         dsc_logits z = dsc_logits_row(logits, row);
         int counts = !known || ((const int32_t *)known->data)[row] >= 0;
