@@ -304,26 +304,33 @@ static const attention_case attention_cases[] = {{12, 64, 4, 32}, {16, 256, 6, 6
 
 typedef struct attention_call {
     dsc_attention_desc desc;
+    dsc_attention_context context;
     dsc_tensor *x, *y, *lse, *work, *dx;
 } attention_call;
 
 static dsc_status run_attention_forward(bench *b, const void *params) {
     const attention_call *call = params;
-    return dsc_op_attention_forward(b->q, &call->desc, call->x, NULL, call->work, call->lse, call->y);
+    return dsc_op_attention_forward(b->q, &call->desc, call->x, &call->context, call->work, call->lse,
+                                    call->y);
 }
 
 static dsc_status run_attention_backward(bench *b, const void *params) {
     const attention_call *call = params;
     dsc_attention_grads grads = {.work = call->work, .dx = call->dx};
-    return dsc_op_attention_backward(b->q, &call->desc, call->x, NULL, call->y, call->lse, call->y, &grads);
+    return dsc_op_attention_backward(b->q, &call->desc, call->x, &call->context, call->y, call->lse, call->y,
+                                     &grads);
 }
 
 /* Rates count the products of the pairs of a query and a key it sees: two forward, five backward, where one
  * of these computes the scores again. */
-static void bench_attention(bench *b, const peaks *peak, const attention_case *s, int causal) {
+static void bench_attention(bench *b, const peaks *peak, const attention_case *s, int causal,
+                            double dropout) {
     int64_t d = s->heads * s->dh, pairs = causal ? s->t * (s->t + 1) / 2 : s->t * s->t;
     const int64_t dim[] = {s->n, s->t, 1, 3 * d};
-    attention_call call = {.desc = {.heads = s->heads, .causal = causal}};
+    attention_call call = {.desc = {.heads = s->heads, .causal = causal, .dropout = {.rate = dropout}}};
+    dsc_tensor *position = make(b, DSC_I64, 1, (const int64_t[]){2});
+    memset(position->data, 0, dsc_tensor_bytes(position));
+    call.context.position = position;
     call.x = make(b, DSC_F32, 4, dim);
     call.dx = make(b, DSC_F32, 4, dim);
     call.y = make(b, DSC_F32, 4, (const int64_t[]){s->n, s->t, 1, d});
@@ -334,7 +341,7 @@ static void bench_attention(bench *b, const peaks *peak, const attention_case *s
     snprintf(shape, sizeof shape, "%lldx%lld, %lld heads of %lld", (long long)s->n, (long long)s->t,
              (long long)s->heads, (long long)s->dh);
     double product = 2.0 * (double)(s->n * s->heads * pairs * s->dh);
-    const char *how = causal ? "causal" : "";
+    const char *how = dropout > 0 ? "causal, dropout" : causal ? "causal" : "";
     line forward = {"attention forward", shape, how, "GFLOP/s", 2 * product, peak->flops};
     print_line(&forward, time_of(b, run_attention_forward, &call), 0);
     line backward = {"attention backward", shape, how, "GFLOP/s", 5 * product, peak->flops};
@@ -451,9 +458,11 @@ int main(int argc, char **argv) {
         bench_conv(&b, &plain, &peak, &conv_cases[i]);
     bench_matrices(&b, &plain, &peak);
     bench_grams(&b, &peak);
-    for (size_t i = 0; i < sizeof attention_cases / sizeof attention_cases[0]; i++)
+    for (size_t i = 0; i < sizeof attention_cases / sizeof attention_cases[0]; i++) {
         for (int causal = 0; causal < 2; causal++)
-            bench_attention(&b, &peak, &attention_cases[i], causal);
+            bench_attention(&b, &peak, &attention_cases[i], causal, 0);
+        bench_attention(&b, &peak, &attention_cases[i], 1, 0.2);
+    }
     bench_norm(&b, &peak, 128 * 32 * 32, 16, 0);
     bench_norm(&b, &peak, 128 * 32 * 32, 16, 1);
     bench_norm(&b, &peak, 128 * 8 * 8, 64, 0);

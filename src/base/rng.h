@@ -33,20 +33,31 @@ typedef enum dsc_rng_purpose {
 
 /* The raw generator: 128 bits of counter, 64 bits of key, 128 bits out. Philox 4x32-10 (Salmon et al.,
  * SC'11): ten rounds of two 32x32->64 bit products, with a Weyl key schedule. */
+enum { DSC_RNG_ROUNDS = 10 };
+
+/* One round, with the key of this round: loops that make many blocks at once go through them round by round. */
+DSC_FORMULA void dsc_rng_philox_round(uint32_t k0, uint32_t k1, uint32_t *c0, uint32_t *c1, uint32_t *c2,
+                                      uint32_t *c3) {
+    uint64_t p0 = (uint64_t)0xD2511F53u * *c0;
+    uint64_t p1 = (uint64_t)0xCD9E8D57u * *c2;
+    *c0 = (uint32_t)(p1 >> 32) ^ *c1 ^ k0;
+    *c2 = (uint32_t)(p0 >> 32) ^ *c3 ^ k1;
+    *c1 = (uint32_t)p1;
+    *c3 = (uint32_t)p0;
+}
+
+/* The key of the next round. */
+DSC_FORMULA void dsc_rng_philox_next(uint32_t *k0, uint32_t *k1) {
+    *k0 += 0x9E3779B9u;
+    *k1 += 0xBB67AE85u;
+}
+
 DSC_FORMULA void dsc_rng_philox(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0;
-        uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-        uint32_t n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)p1;
-        c3 = (uint32_t)p0;
-        c0 = n0;
-        c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+    for (int round = 0; round < DSC_RNG_ROUNDS; round++) {
+        dsc_rng_philox_round(k0, k1, &c0, &c1, &c2, &c3);
+        dsc_rng_philox_next(&k0, &k1);
     }
     out[0] = c0;
     out[1] = c1;

@@ -32,10 +32,19 @@ DSC_FORMULA dsc_dropout_stream dsc_dropout_start(const dsc_dropout_desc *desc, i
     return stream;
 }
 
+/* The four words of the counter, `apart` from each other. */
+DSC_FORMULA void dsc_dropout_counter(const dsc_dropout_stream *stream, int64_t block, uint32_t *counter,
+                                     int apart) {
+    counter[0] = stream->layer;
+    counter[apart] = stream->step;
+    counter[2 * apart] = (uint32_t)block;
+    counter[3 * apart] = (uint32_t)((uint64_t)block >> 32);
+}
+
 /* The words of elements 4 block .. 4 block + 3. */
 DSC_FORMULA void dsc_dropout_words(const dsc_dropout_stream *stream, int64_t block, uint32_t words[4]) {
-    const uint32_t counter[4] = {stream->layer, stream->step, (uint32_t)block,
-                                 (uint32_t)((uint64_t)block >> 32)};
+    uint32_t counter[4];
+    dsc_dropout_counter(stream, block, counter, 1);
     dsc_rng_philox(counter, stream->key, words);
 }
 

@@ -54,6 +54,10 @@ static dsc_status evaluate(dsc_comm *comm, dsc_queue *queue, dsc_exec *exec, dsc
         DSC_TRY(dsc_comm_agree(comm, dsc_bad_images_take(bad, loader, &found)));
         DSC_TRY(dsc_bad_images_name(bad, comm, queue));
     }
+    if (!(sums[3] > 0) && positions > 1)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "none of the %lld validation samples has a label: use more data, or mask more tokens",
+                        (long long)bad->count);
     if (!(sums[3] > 0))
         return DSC_FAIL(DSC_E_FORMAT, "none of the %lld validation images can be read; the first: %s",
                         (long long)bad->count, bad->first);

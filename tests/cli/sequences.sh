@@ -100,6 +100,10 @@ expect 2 "sees all tokens of a sequence" train --model $bert --data text:text --
 expect 2 "mask 0.15: synthetic:64 has no tokens" train --model lenet --data synthetic:64 --mask 0.15 --batch-size 8 --steps 1 --out none
 expect 2 "--mask 2: must be a number from 0 to 1" train "${masked[@]}" --mask 2 --out none
 
+printf 'abcd%.0s' $(seq 60) >short
+expect 2 "none of the 1 validation samples has a label: use more data, or mask more tokens" train "${masked[@]}" --data text:short \
+    --mask 0.000001 --batch-size 4 --steps 1 --out unlabelled
+
 # Real text: the loss falls below that of guessing any of some 90 characters, 4.5.
 expect 0 "" train --model $bert --data "text:$DESCENT_SOURCE_DIR/docs/data.md" --mask 0.15 --context 32 --batch-size 16 --optimizer adamw \
     --lr 0.003 --warmup-epochs 0 --threads 1 --device cpu --epochs 6 --out real

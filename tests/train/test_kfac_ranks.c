@@ -147,9 +147,30 @@ static void test_equal(void **state) {
     all_fine(comm);
 }
 
+static int ends_in(const char *name, const char *end) {
+    size_t a = strlen(name), b = strlen(end);
+    return a >= b && strcmp(name + a - b, end) == 0;
+}
+
+/* The sum of all eigenvalues of the factors G of a trainer on one rank. */
+static double trace_of(dsc_trainer *t) {
+    double sum = 0;
+    for (int64_t i = 0; i < dsc_kfac_state_count(t->kfac); i++) {
+        const dsc_kfac_entry *e = &dsc_kfac_state_entries(t->kfac)[i];
+        float values[256];
+        if (!ends_in(e->name, ".G.values"))
+            continue;
+        EXPECT(e->ndim == 1 && e->dtype == DSC_F32 && e->dim[0] <= 256);
+        EXPECT_OK(dsc_kfac_state_get(t->kfac, t->queue, i, values));
+        for (int64_t k = 0; k < e->dim[0]; k++)
+            sum += values[k];
+    }
+    return sum;
+}
+
 /* Masked tokens: rows without a label have no gradient, also where labels are drawn, and a token's label does not depend on
- * the rank that draws it. */
-static void check_masked(dsc_fisher fisher) {
+ * the rank that draws it. Returns the sum of the eigenvalues of all G. */
+static double check_masked(dsc_fisher fisher) {
     enum { TEXT = 4000, CONTEXT = 8 };
     dsc_train_options o;
     char data[SCRATCH_SIZE + 32], name[32], text[TEXT];
@@ -164,6 +185,7 @@ static void check_masked(dsc_fisher fisher) {
     o.context = CONTEXT;
     o.mask = 0.3;
     o.kfac_fisher = fisher;
+    kfac_of(&o)->stat_decay = 0.01; /* hardly anything is left of the identity that averages begin with */
     dsc_trainer *many = stepped(comm, &o, STEPS);
     o.batch_size = BATCH * ranks;
     dsc_trainer *start = stepped(alone, &o, 0), *one = stepped(alone, &o, STEPS);
@@ -172,15 +194,21 @@ static void check_masked(dsc_fisher fisher) {
         fprintf(stderr, "masked, %s: distance %g, limit %g\n", dsc_fisher_name(fisher), apart, most);
     EXPECT(apart <= most);
     EXPECT_OK(dsc_trainer_check(many));
+    double trace = trace_of(one);
     dsc_trainer_destroy(&one);
     dsc_trainer_destroy(&start);
     dsc_trainer_destroy(&many);
+    return trace;
 }
 
 static void test_masked(void **state) {
     (void)state;
-    check_masked(DSC_FISHER_EMPIRICAL);
-    check_masked(DSC_FISHER_SAMPLED);
+    const double given = check_masked(DSC_FISHER_EMPIRICAL), drawn = check_masked(DSC_FISHER_SAMPLED);
+    if (!(drawn > given / 1.8 && drawn < given * 1.8))
+        fprintf(stderr, "traces of G: %g of labels that are given, %g of drawn ones\n", given, drawn);
+    /* Gradients of an untrained model hardly depend on the label; with labels in all rows G would be several times as
+     * large. */
+    EXPECT(drawn > given / 1.8 && drawn < given * 1.8);
     all_fine(comm);
 }
 
@@ -200,11 +228,6 @@ static double entry_distance(dsc_trainer *a, dsc_trainer *b, int64_t index, doub
         size += pow(x[i], 2);
     }
     return rank == 0 ? sqrt(apart / size) : 0;
-}
-
-static int ends_in(const char *name, const char *end) {
-    size_t a = strlen(name), b = strlen(end);
-    return a >= b && strcmp(name + a - b, end) == 0;
 }
 
 /* With a decay of 0 the average is the batch factor. In the paper's scaling A and G of p ranks are those of

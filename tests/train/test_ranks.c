@@ -121,6 +121,7 @@ static void check_equal_masked(int64_t micro) {
     EXPECT(distance(many, one, start) <= limit);
     EXPECT(fabs(many->report.loss - one->report.loss) <= limit * one->report.loss);
     EXPECT(many->state.loss_rows == one->state.loss_rows);
+    EXPECT(fabs(one->labels - 0.3 * CONTEXT) < 1e-12 && many->labels == one->labels);
     /* About a third of the positions, and not exactly as many as expected. */
     double all = (double)(o.batch_size * CONTEXT * STEPS), rows = one->state.loss_rows;
     EXPECT(rows != 0.3 * all && fabs(rows - 0.3 * all) < 6 * sqrt(0.21 * all));
