@@ -20,7 +20,7 @@ typedef struct net_shape {
     int bias;         /* of D; a transposed convolution has none */
     int64_t sequence; /* linear: a[n, sequence, in_c]; 0: plain rows */
     int64_t blocks;   /* linear: parts of its outputs with a G each; 0: one */
-    int64_t reads;    /* linear: 1 more than the number of the layer whose inputs it has; 0: inputs of its own */
+    int64_t reads; /* linear: 1 more than the number of the layer whose inputs it has; 0: inputs of its own */
     int64_t in_h, in_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, groups;
 } net_shape;
 
