@@ -113,3 +113,50 @@ def print_table(results):
     for name, rounds in results.items():
         print("%-24s %14.4f %10.4f %12.1f %10.0f" % (name, median(rounds, "median_s"), least(rounds),
                                                    median(rounds, "images_per_s"), median(rounds, "peak_rss_mb")))
+
+
+def run_all(args, entries, rate):
+    """{name: results} of programs {name: (command, environment)} that run in turn. A way to run PyTorch that does not work here
+    is left out, with the reason; `rate` is the key that the progress shows."""
+    warn_of_load()
+    results = {name: [] for name in entries}
+    for i in range(args.rounds):
+        for name in list(results):
+            result, problem = try_run(*entries[name])
+            if problem and name == "descent":
+                fail(problem, 1)
+            if problem:
+                print("warning: %s is left out: %s" % (name, problem[-2000:]), file=sys.stderr)
+                del results[name]
+                continue
+            results[name].append(result)
+            print("round %d of %d  %-16s %12.1f %s" % (i + 1, args.rounds, name, result[rate], shown(rate)), file=sys.stderr)
+    return results
+
+
+def shown(rate):
+    return rate.replace("_per_s", "/s")
+
+
+def print_rates(results, memory, rate):
+    print("%-16s %14s %12s %14s %10s" % ("", "s/step median", "least", shown(rate), "peak MB"))
+    for name, rounds in results.items():
+        print("%-16s %14.5f %12.5f %14.1f %10.0f" % (name, median(rounds, "median_s"), least(rounds), median(rounds, rate),
+                                                    median(rounds, memory)))
+
+
+def compare(args, results, memory, rate):
+    """Prints descent's rate and memory as a share of the fastest peer's; the exit status."""
+    ours, peers = results["descent"], {name: rounds for name, rounds in results.items() if name != "descent"}
+    if not peers:
+        fail("no PyTorch works here, so descent was measured alone; on Debian and Ubuntu: apt install python3-torch "
+             "libopenblas0-openmp", 77)
+    peer = min(peers, key=lambda name: median(peers[name], "median_s"))
+    theirs = peers[peer]
+    if theirs[0]["parameters"] != ours[0]["parameters"]:
+        fail("PyTorch's net has %d parameters: not the same net" % theirs[0]["parameters"], 1)
+    ratio = statistics.median(t["median_s"] / o["median_s"] for t, o in zip(theirs, ours))  # of the rounds
+    print("peer: %s, PyTorch %s, BLAS: %s" % (peer, theirs[0]["torch"], theirs[0]["blas"]))
+    print("descent / peer: %.2f x the %s per second (best steps: %.2f x), %.2f x the memory" % (
+        ratio, rate.split("_", maxsplit=1)[0], least(theirs) / least(ours), median(ours, memory) / median(theirs, memory)))
+    return 1 if ratio < args.fail_below else 0

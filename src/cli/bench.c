@@ -27,7 +27,7 @@ typedef struct bench_values {
     dsc_cli_common common;
     const char *model, *device, *optimizer, *kfac_with;
     dsc_dtype precision;
-    int64_t batch, steps, context;
+    int64_t batch, steps, context, image_size;
     double clip_norm;
     int threads, tune, kfac, json;
 } bench_values;
@@ -39,7 +39,7 @@ static const dsc_option options[] = {
      .kind = DSC_OPTION_STRING,
      .offset = AT(model),
      .placeholder = "NAME",
-     .help = "model of the zoo, at the input it is made for",
+     .help = "model of the zoo",
      .group = "Benchmark"},
     {DSC_CLI_BATCH_SIZE(AT(batch)), .help = "images, or sequences, per rank and step"},
     {.name = "context",
@@ -49,6 +49,13 @@ static const dsc_option options[] = {
      .range = "[0, 1e6]",
      .default_text = "what the model is made for",
      .help = "tokens of a sequence, for models of sequences"},
+    {.name = "image-size",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(image_size),
+     .placeholder = "N",
+     .range = "[0, 1e5]",
+     .default_text = "what the model is made for",
+     .help = "height and width of the images, for models of images"},
     {.name = "steps",
      .kind = DSC_OPTION_INT64,
      .offset = AT(steps),
@@ -129,20 +136,25 @@ static void init(void *values) {
 
 /* ---- setting up ---- */
 
-static dsc_status create_model(bench *b, const char *name, int64_t context) {
-    int64_t side, channels, classes;
+static dsc_status create_model(bench *b, const bench_values *v) {
+    const char *name = v->model;
+    int64_t side, channels, classes, context = v->context;
     dsc_model_options o;
     dsc_model_options_init(&o);
     o.activations = b->activations;
     DSC_CLI_TRY(dsc_zoo_default_input(name, &side, &channels, &classes));
-    if (context > 0)
-        side = context;
+    if (context > 0 || v->image_size > 0)
+        side = context > 0 ? context : v->image_size;
     DSC_CLI_TRY(dsc_zoo_create(b->device, name, side, side, channels, classes, &o, &b->model));
     if (context > 0 && !dsc_model_takes_tokens(b->model))
         return DSC_CLI_FAIL(DSC_E_INVALID,
                             "--context %lld: model %s is one of images; leave it out, or use a model of "
                             "sequences such as gpt-mini",
                             (long long)context, name);
+    if (v->image_size > 0 && dsc_model_takes_tokens(b->model))
+        return DSC_CLI_FAIL(DSC_E_INVALID,
+                            "--image-size %lld: model %s is one of sequences; --context is their length",
+                            (long long)v->image_size, name);
     return DSC_OK;
 }
 
@@ -304,7 +316,7 @@ static dsc_status count_refreshes(bench *b, int sign) {
 
 static dsc_status measure(bench *b, const bench_values *v) {
     b->group = dsc_device_is_host(b->device) ? 1 : GROUP;
-    DSC_CLI_TRY(create_model(b, v->model, v->context));
+    DSC_CLI_TRY(create_model(b, v));
     DSC_CLI_TRY(create_results(b));
     for (int with_kfac = 0; with_kfac <= v->kfac; with_kfac++)
         DSC_CLI_TRY(create_trainer(b, v->kfac_with, with_kfac));

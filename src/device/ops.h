@@ -112,6 +112,11 @@ DSC_MODULE_API dsc_status dsc_op_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_t
 /* A += value[0] I for A[n,n]; value: F64 scalar. */
 dsc_status dsc_op_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a) DSC_MUST_CHECK;
 
+/* y[m,n] = x[m,k] w[n,k]' + b[n], real or half; b has the type of parameters. half_b: the same numbers in the type of y,
+ * which a GPU can add as part of the product; NULL: there are none. */
+dsc_status dsc_op_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *b,
+                         const dsc_tensor *half_b, dsc_tensor *y) DSC_MUST_CHECK;
+
 /* ---- many small problems at once ----
  *
  * Arrays of descriptions in host memory. All items have one real type, and outputs of different items do not
@@ -728,6 +733,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(chol_inverse)                                                                                         \
     OP(syev_careful)                                                                                         \
     OP(add_diagonal)                                                                                         \
+    COMPOSED(linear)                                                                                         \
     COMPOSED(gemm_batch)                                                                                     \
     COMPOSED(syev_batch_workspace)                                                                           \
     COMPOSED(syev_batch)                                                                                     \

@@ -21,6 +21,22 @@ dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, con
     return DSC_OK;
 }
 
+dsc_status dsc_op_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *b,
+                         const dsc_tensor *half_b, dsc_tensor *y) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_half(&check, "linear", q, "x", x));
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (!table->linear || !half_b || dsc_tensor_count(x) == 0 || dsc_tensor_count(y) == 0) {
+        DSC_TRY(dsc_op_gemm(q, 0, 1, 1, x, w, 0, y));
+        return dsc_op_bias_add(q, b, y);
+    }
+    DSC_TRY(dsc_check_product(&check, (const int[]){0, 1}, x, w, y));
+    DSC_TRY(dsc_check_param_shape(&check, "b", b, DSC_SHAPE(y->dim[1])));
+    DSC_TRY(dsc_check_real_shape(&check, "half_b", half_b, DSC_SHAPE(y->dim[1])));
+    DSC_TRY(table->linear(q, x, w, b, half_b, y));
+    return DSC_OK;
+}
+
 dsc_status dsc_op_syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta, dsc_tensor *c) {
     dsc_check check;
     DSC_TRY(dsc_check_begin(&check, "syrk", q, "a", a));

@@ -79,10 +79,10 @@ static dsc_tensor rows_of(const dsc_tensor *t, int64_t features) {
 
 static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
     dsc_tensor x = rows_of(op->x[0], op->matrix.dim[1]), y = rows_of(op->y, op->matrix.dim[0]);
-    DSC_TRY(dsc_op_gemm(q, 0, 1, 1, &x, &op->matrix, 0, &y));
     if (op->node->bias < 0)
-        return DSC_OK;
-    return dsc_op_bias_add(q, dsc_exec_bias(exec, op), &y);
+        return dsc_op_gemm(q, 0, 1, 1, &x, &op->matrix, 0, &y);
+    dsc_tensor half = dsc_exec_param(exec, op->node->bias);
+    return dsc_op_linear(q, &x, &op->matrix, dsc_exec_bias(exec, op), exec->half.data ? &half : NULL, &y);
 }
 
 static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,

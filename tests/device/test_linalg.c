@@ -1,4 +1,5 @@
 /* Products, triangles, Cholesky inverse. */
+#include "device/table.h"
 #include "device/trial.h"
 
 #include <math.h>
@@ -40,6 +41,45 @@ static void test_gemm(void **state) {
         trial_in(&tr, "b", 2, c->trans_b ? (const int64_t[]){c->n, c->k} : (const int64_t[]){c->k, c->n});
         trial_beta(&tr, "c", 1, c->beta, SHAPE(c->m, c->n));
         trial_check(&tr);
+    }
+}
+
+/* ---- a product with a bias ---- */
+
+static const int64_t linear_cases[][3] = {
+    {1, 1, 1}, {3, 5, 7}, {40, 24, 16}, {130, 64, 72}, {9, 8, 264}}; /* m, n, k */
+
+static dsc_status linear_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    (void)params;
+    return dsc_op_linear(q, &t[0], &t[1], &t[2], &t[3], &t[4]);
+}
+
+/* Halves hold the numbers of both biases. */
+static void start_linear(trial *tr, const int64_t *c) {
+    trial_start(tr, "linear", linear_run, c);
+    tr->linear = 1;
+    tr->terms = (double)c[2] + 1;
+    tr->rounded = 1; /* before the bias is added */
+    trial_in(tr, "x", SHAPE(c[0], c[2]));
+    trial_in(tr, "w", SHAPE(c[1], c[2]));
+    double *b = trial_in(tr, "b", SHAPE(c[1]));
+    trial_param(tr);
+    double *half_b = trial_in(tr, "half_b", SHAPE(c[1]));
+    for (int64_t i = 0; i < c[1]; i++)
+        b[i] = half_b[i] = (double)(i % 13 - 6) / 4;
+    trial_out(tr, "y", 1, SHAPE(c[0], c[1]));
+}
+
+static void test_linear(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof linear_cases / sizeof linear_cases[0]; i++) {
+        trial tr;
+        start_linear(&tr, linear_cases[i]);
+        trial_check(&tr);
+        if (!rigs[rig_count - 1].device->has_halves)
+            continue;
+        start_linear(&tr, linear_cases[i]);
+        trial_check_halves(&tr);
     }
 }
 
@@ -239,8 +279,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gemm),         cmocka_unit_test(test_gemm_by_hand),
         cmocka_unit_test(test_gemm_empty),   cmocka_unit_test(test_syrk),
-        cmocka_unit_test(test_syrk_by_hand), cmocka_unit_test(test_triangles),
-        cmocka_unit_test(test_chol_inverse), cmocka_unit_test(test_chol_by_hand),
+        cmocka_unit_test(test_linear),       cmocka_unit_test(test_syrk_by_hand),
+        cmocka_unit_test(test_triangles),    cmocka_unit_test(test_chol_inverse),
+        cmocka_unit_test(test_chol_by_hand),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

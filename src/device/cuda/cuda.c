@@ -22,7 +22,6 @@ enum {
     OLDEST_CAPABILITY = 80,
     RING_PLACES = 32,
     RING_BYTES = 64 << 10, /* of a place; larger uploads do without the ring */
-    BLAS_WORKSPACE = 32 << 20
 };
 
 typedef struct mark mark;
@@ -430,7 +429,7 @@ static dsc_status make_lane(const dsc_device *device, int low, lane *l) {
 static dsc_status follow_stream(dsc_cuda_queue *own) {
 #ifndef DSC_EMULATED
     DSC_BLAS_TRY(cublasSetStream(own->blas, own->stream));
-    DSC_BLAS_TRY(cublasSetWorkspace(own->blas, own->blas_workspace, BLAS_WORKSPACE));
+    DSC_BLAS_TRY(cublasSetWorkspace(own->blas, own->blas_workspace, DSC_CUDA_BLAS_WORKSPACE));
     DSC_DNN_TRY(cudnnSetStream(own->dnn, own->stream));
 #endif
     own->at.stream = own->stream;
@@ -442,7 +441,7 @@ static dsc_status follow_stream(dsc_cuda_queue *own) {
 static dsc_status make_handles(dsc_cuda_queue *own) {
 #ifndef DSC_EMULATED
     DSC_BLAS_TRY(cublasCreate(&own->blas));
-    DSC_CUDA_TRY(cudaMalloc(&own->blas_workspace, BLAS_WORKSPACE));
+    DSC_CUDA_TRY(cudaMalloc(&own->blas_workspace, DSC_CUDA_BLAS_WORKSPACE));
     DSC_BLAS_TRY(cublasSetMathMode(own->blas, CUBLAS_PEDANTIC_MATH));
     DSC_BLAS_TRY(cublasSetAtomicsMode(own->blas, CUBLAS_ATOMICS_NOT_ALLOWED));
     DSC_DNN_TRY(cudnnCreate(&own->dnn));

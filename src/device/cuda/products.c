@@ -7,6 +7,8 @@
 #include "device/cuda/entries.h"
 #include "device/cuda/halves.h"
 
+#include <cublasLt.h>
+
 static cudaDataType type_of(const dsc_tensor *t) {
     switch (t->dtype) {
     case DSC_F64:
@@ -68,6 +70,98 @@ dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, c
     if (status != CUBLAS_STATUS_SUCCESS)
         return dsc_cuda_blas_fail(status, "cublasGemmEx", __FILE__, __LINE__);
     return DSC_OK;
+}
+
+/* ---- products that add a bias ---- */
+
+/* cuBLASLt's descriptions of one product. */
+typedef struct biased_product {
+    cublasLtMatmulDesc_t operation;
+    cublasLtMatrixLayout_t w, x, y;
+    cublasLtMatmulPreference_t preference;
+} biased_product;
+
+/* Sums of parts of a product are float32's. */
+static cublasStatus_t describe(const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *bias,
+                               const dsc_tensor *y, biased_product *p) {
+    const cublasOperation_t turned = CUBLAS_OP_T;
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const size_t room = DSC_CUDA_BLAS_WORKSPACE;
+    const uint64_t m = (uint64_t)y->dim[0], n = (uint64_t)y->dim[1], k = (uint64_t)x->dim[1];
+    cublasStatus_t status = cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status =
+            cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                                sizeof epilogue);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias->data,
+                                                sizeof bias->data);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatrixLayoutCreate(&p->w, type_of(w), k, n, (int64_t)k);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatrixLayoutCreate(&p->x, type_of(x), k, m, (int64_t)k);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatrixLayoutCreate(&p->y, type_of(y), n, m, (int64_t)n);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulPreferenceCreate(&p->preference);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulPreferenceSetAttribute(p->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                      &room, sizeof room);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulPreferenceSetAttribute(
+            p->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
+    return status;
+}
+
+static void forget(biased_product *p) {
+    if (p->preference)
+        cublasLtMatmulPreferenceDestroy(p->preference);
+    if (p->y)
+        cublasLtMatrixLayoutDestroy(p->y);
+    if (p->x)
+        cublasLtMatrixLayoutDestroy(p->x);
+    if (p->w)
+        cublasLtMatrixLayoutDestroy(p->w);
+    if (p->operation)
+        cublasLtMatmulDescDestroy(p->operation);
+}
+
+static cublasStatus_t multiply_biased(const dsc_cuda_queue *own, const dsc_tensor *x, const dsc_tensor *w,
+                                      const dsc_tensor *bias, dsc_tensor *y) {
+    cublasLtHandle_t handle = (cublasLtHandle_t)own->blas; /* a handle of cuBLAS is one of cuBLASLt, too */
+    const float alpha = 1, beta = 0;
+    biased_product p = {0};
+    cublasLtMatmulHeuristicResult_t found;
+    int count = 0;
+    cublasStatus_t status = describe(x, w, bias, y, &p);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmulAlgoGetHeuristic(handle, p.operation, p.w, p.x, p.y, p.y, p.preference, 1,
+                                                &found, &count);
+    if (status == CUBLAS_STATUS_SUCCESS && count == 0)
+        status = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (status == CUBLAS_STATUS_SUCCESS)
+        status = cublasLtMatmul(handle, p.operation, &alpha, w->data, p.w, x->data, p.x, &beta, y->data, p.y,
+                                y->data, p.y, &found.algo, own->blas_workspace, DSC_CUDA_BLAS_WORKSPACE,
+                                own->stream);
+    forget(&p);
+    return status;
+}
+
+dsc_status dsc_cuda_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *b,
+                           const dsc_tensor *half_b, dsc_tensor *y) {
+    int aligned = (uintptr_t)half_b->data % 16 == 0 && y->dim[1] % 8 == 0 && x->dim[1] % 8 == 0;
+    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+    if (aligned && y->dtype == x->dtype && (x->dtype == DSC_BF16 || x->dtype == DSC_F16))
+        status = multiply_biased(dsc_cuda_queue_of(q), x, w, half_b, y);
+    if (status == CUBLAS_STATUS_SUCCESS)
+        return DSC_OK;
+    if (status != CUBLAS_STATUS_NOT_SUPPORTED)
+        return dsc_cuda_blas_fail(status, "cublasLtMatmul", __FILE__, __LINE__);
+    DSC_TRY(dsc_cuda_gemm(q, 0, 1, 1, x, w, 0, y));
+    return dsc_cuda_bias_add(q, b, y);
 }
 
 dsc_status dsc_cuda_multiply_tf32(dsc_queue *q, const dsc_tf32_product *p) {

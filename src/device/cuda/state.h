@@ -48,7 +48,7 @@ typedef struct dsc_cuda {
     int64_t block_count, block_capacity;
 } dsc_cuda;
 
-enum { DSC_CUDA_SCRATCH = 16 << 20, DSC_CUDA_TICKETS = 4096 };
+enum { DSC_CUDA_SCRATCH = 16 << 20, DSC_CUDA_TICKETS = 4096, DSC_CUDA_BLAS_WORKSPACE = 32 << 20 };
 
 typedef struct dsc_cuda_queue {
     cudaStream_t stream;
