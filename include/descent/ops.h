@@ -49,7 +49,7 @@ DSC_API dsc_status dsc_op_dot(dsc_queue *queue, const dsc_tensor *x, const dsc_t
 
 /* C[m,n] = alpha op(A) op(B) + beta C, with any beta. op(A)[m,k] is A, or its transpose if trans_a is 1;
  * op(B)[k,n] likewise. Real, or A and B of one half type and C of that type or DSC_F32. C may not share
- * memory with A or B. Of a half type and with trans_a, A may have more than m columns, of which the first m count. */
+ * memory with A or B. */
 DSC_API dsc_status dsc_op_gemm(dsc_queue *queue, int trans_a, int trans_b, double alpha, const dsc_tensor *a,
                                const dsc_tensor *b, double beta, dsc_tensor *c) DSC_MUST_CHECK;
 

@@ -214,8 +214,6 @@ dsc_status dsc_check_product(const dsc_check *check, const int trans[2], const d
     DSC_TRY(dsc_check_dims(check, "a", a, 2));
     DSC_TRY(dsc_check_dims(check, "b", b, 2));
     int64_t m = a->dim[trans[0] ? 1 : 0], k = a->dim[trans[0] ? 0 : 1], n = b->dim[trans[1] ? 0 : 1];
-    if (trans[0] && check->dtype != check->param && c->ndim == 2 && c->dim[0] < m)
-        m = c->dim[0]; /* halves: the first columns of a */
     DSC_TRY(dsc_check_shape(check, "b", b, 2, trans[1] ? (const int64_t[]){n, k} : (const int64_t[]){k, n}));
     DSC_TRY(dsc_check_shape(check, "c", c, DSC_SHAPE(m, n)));
     DSC_TRY(dsc_check_apart(check, "c", c, "a", a));

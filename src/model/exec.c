@@ -20,7 +20,8 @@ static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
 
 /* Numbers of a row of logits: the classes, or more. Tensor cores want rows of halves aligned to 16 bytes, and GPT-2's 50257
  * tokens are not, so that a training executor makes the rows of a tied head longer. The products then also read the
- * parameters that follow the table; what comes of them is neither read nor has it a gradient. */
+ * parameters that follow the table; what comes of them is not read, and its gradient is 0. The backward pass begins with
+ * the head, so that the zeros which it writes to the gradients of these parameters do no harm. */
 static int64_t logit_width(const dsc_exec *exec) {
     const dsc_model *m = exec->model;
     const dsc_node *head = &m->nodes[m->logits];

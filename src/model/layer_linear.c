@@ -89,7 +89,10 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
                            const dsc_backward_pass *pass) {
     dsc_tensor x = rows_of(op->x[0], op->matrix.dim[1]), dy = rows_of(op->dy, op->matrix.dim[0]);
     if (pass->param_grads) {
-        DSC_TRY(dsc_op_gemm(q, 1, 0, 1, &dy, &x, pass->beta, dsc_exec_weight_grad(exec, op)));
+        dsc_tensor grad = *dsc_exec_weight_grad(exec, op);
+        grad.dim[0] =
+            op->matrix.dim[0]; /* longer rows of logits: zeros for parameters whose gradients come later */
+        DSC_TRY(dsc_op_gemm(q, 1, 0, 1, &dy, &x, pass->beta, &grad));
         if (op->node->bias >= 0)
             DSC_TRY(dsc_op_bias_grad(q, &dy, pass->beta, dsc_exec_bias_grad(exec, op)));
     }

@@ -373,8 +373,8 @@ static void test_refusals(void **state) {
         assert_fails(DSC_E_INVALID, "add: y is missing", dsc_op_add(q, &x.t, &x.t, NULL));
         assert_fails(DSC_E_INVALID, "add: b is on device", dsc_op_add(q, &x.t, &far.t, &x.t));
         assert_fails(DSC_E_INVALID, "add: b is fp64; fp32 is expected", dsc_op_add(q, &x.t, &d.t, &x.t));
-        assert_fails(DSC_E_INVALID, "axpby: x is bf16; fp32 or fp64 is expected",
-                     dsc_op_axpby(q, 1, &half.t, 0, &half.t));
+        assert_fails(DSC_E_INVALID, "syrk: a is bf16; fp32 or fp64 is expected",
+                     dsc_op_syrk(q, 1, &half.t, 0, &half.t));
         assert_fails(DSC_E_INVALID, "add: b is [3,2]; the shape of a, [2,3], is expected",
                      dsc_op_add(q, &x.t, &y.t, &x.t));
         assert_fails(DSC_E_INVALID, "add: b has no memory", dsc_op_add(q, &x.t, &nowhere, &x.t));

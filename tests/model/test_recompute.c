@@ -110,7 +110,9 @@ static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const 
     captured *c = context;
     (void)q;
     c->sums = sum_of(sum_of(c->sums + (uint64_t)norm, &t->x), &t->dy);
-    c->sums = sum_of(sum_of(c->sums, &t->mean), &t->invstd);
+    c->sums = sum_of(c->sums, &t->invstd);
+    if (t->mean.data) /* RMS norms have none */
+        c->sums = sum_of(c->sums, &t->mean);
     if (t->y.data)
         c->sums = sum_of(c->sums, &t->y);
     return DSC_OK;

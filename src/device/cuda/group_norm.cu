@@ -1,6 +1,6 @@
 /* Norms of single samples. A team of threads has one group of one sample: a warp where groups are small, else a block;
- * it reads its numbers once for each sum, which then come from the cache. Gradients of gamma and shift are sums over
- * rows, as in layer.cuh. */
+ * it reads its numbers once for each sum, which then come from the cache. Rows of halves that a warp can hold are read once.
+ * Gradients of gamma and shift are sums over rows, as in layer.cuh. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -160,6 +160,141 @@ static __global__ void __launch_bounds__(THREADS) group_backward(const dsc_cuda_
     }
 }
 
+/* ---- rows of halves ----
+ *
+ * The layer norms of transformers: a warp holds a row in registers, HELD vectors a lane at most. Sums are float32's. */
+enum { EACH = 8, HELD = 4, LONGEST_ROW = 32 * EACH * HELD };
+
+__device__ __forceinline__ float row_sum(float x) {
+    for (int apart = 16; apart > 0; apart /= 2)
+        x += __shfl_xor_sync(0xFFFFFFFFu, x, apart);
+    return x;
+}
+
+/* EACH parameters from channel `first` on, or `missing` where there are none. */
+__device__ __forceinline__ void load_params(const float *from, int first, float missing, float (&to)[EACH]) {
+#pragma unroll
+    for (int i = 0; i < EACH; i += 4) {
+        dsc_vector<float, 4> v = {};
+        if (from)
+            v = dsc_load<float, 4>(from + first + i);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            to[i + k] = from ? v.get(k) : missing;
+    }
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) row_forward(const dsc_cuda_group_norm_call a) {
+    int64_t row = (int64_t)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    int lane = (int)threadIdx.x % 32, channels = (int)a.channels;
+    if (row >= a.n)
+        return;
+    const T *x = (const T *)a.x + row * a.channels;
+    T *y = (T *)a.y + row * a.channels;
+    dsc_vector<T, EACH> v[HELD] = {};
+    float sum = 0, squares = 0, inverse_m = 1 / (float)channels;
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if ((32 * k + lane) * EACH < channels)
+            v[k] = dsc_load<T, EACH>(x + (32 * k + lane) * EACH);
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        for (int i = 0; i < EACH; i++)
+            sum += (32 * k + lane) * EACH < channels ? v[k].get(i) : 0;
+    float mean = a.rms ? 0 : row_sum(sum) * inverse_m;
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        for (int i = 0; i < EACH; i++) {
+            float d = (32 * k + lane) * EACH < channels ? v[k].get(i) - mean : 0;
+            squares += d * d;
+        }
+    float scale = (float)(1 / sqrt((double)(row_sum(squares) * inverse_m) + a.eps));
+    if (lane == 0 && a.mean)
+        ((float *)a.mean)[row] = mean;
+    if (lane == 0 && a.invstd)
+        ((float *)a.invstd)[row] = scale;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int first = (32 * k + lane) * EACH;
+        if (first >= channels)
+            continue;
+        float gamma[EACH], shift[EACH];
+        load_params((const float *)a.gamma, first, 1, gamma);
+        load_params((const float *)a.shift, first, 0, shift);
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            v[k].set(i, (v[k].get(i) - mean) * scale * gamma[i] + shift[i]);
+        dsc_store<T, EACH>(y + first, v[k]);
+    }
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(THREADS) row_backward(const dsc_cuda_group_norm_call a) {
+    int64_t row = (int64_t)blockIdx.x * WARPS + (int)threadIdx.x / 32;
+    int lane = (int)threadIdx.x % 32, channels = (int)a.channels;
+    if (row >= a.n)
+        return;
+    const T *x = (const T *)a.x + row * a.channels, *dy = (const T *)a.dy + row * a.channels;
+    T *dx = (T *)a.dx + row * a.channels;
+    dsc_vector<T, EACH> v[HELD] = {}, g[HELD] = {};
+    float sum_u = 0, sum_uxh = 0, inverse_m = 1 / (float)channels;
+#pragma unroll
+    for (int k = 0; k < HELD; k++)
+        if ((32 * k + lane) * EACH < channels) {
+            v[k] = dsc_load<T, EACH>(x + (32 * k + lane) * EACH);
+            g[k] = dsc_load<T, EACH>(dy + (32 * k + lane) * EACH);
+        }
+    float mean = a.rms ? 0 : ((const float *)a.mean)[row], scale = ((const float *)a.invstd)[row];
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int first = (32 * k + lane) * EACH;
+        if (first >= channels)
+            continue;
+        float gamma[EACH];
+        load_params((const float *)a.gamma, first, 1, gamma);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float u = gamma[i] * g[k].get(i);
+            sum_u += u;
+            sum_uxh += u * ((v[k].get(i) - mean) * scale);
+        }
+    }
+    float mean_u = a.rms ? 0 : row_sum(sum_u) * inverse_m, mean_uxh = row_sum(sum_uxh) * inverse_m;
+#pragma unroll
+    for (int k = 0; k < HELD; k++) {
+        int first = (32 * k + lane) * EACH;
+        if (first >= channels)
+            continue;
+        float gamma[EACH];
+        dsc_vector<T, EACH> old = {};
+        load_params((const float *)a.gamma, first, 1, gamma);
+        if (a.add_x)
+            old = dsc_load<T, EACH>(dx + first);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float value = scale * (gamma[i] * g[k].get(i) - mean_u - (v[k].get(i) - mean) * scale * mean_uxh);
+            old.set(i, a.add_x ? old.get(i) + value : value);
+        }
+        dsc_store<T, EACH>(dx + first, old);
+    }
+}
+
+static bool is_row(const dsc_cuda_group_norm_call *c) {
+    uintptr_t params = (uintptr_t)c->gamma | (uintptr_t)c->shift;
+    return c->positions == 1 && c->groups == 1 && c->channels <= LONGEST_ROW && params % 16 == 0;
+}
+
+template <typename T>
+static cudaError_t run_rows(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c, int backward) {
+    unsigned blocks = (unsigned)((c->n + WARPS - 1) / WARPS);
+    if (backward)
+        DSC_LAUNCH((row_backward<T>), blocks, THREADS, 0, at->stream)(*c);
+    else
+        DSC_LAUNCH((row_forward<T>), blocks, THREADS, 0, at->stream)(*c);
+    return cudaGetLastError();
+}
+
 /* ---- gradients of gamma and shift ---- */
 
 template <typename T> struct group_params_call {
@@ -175,7 +310,8 @@ template <typename T> struct group_params_call {
 };
 
 template <typename T, int N>
-static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, 1) group_params(const group_params_call<T> a) {
+static __global__ void __launch_bounds__(DSC_COLUMN_THREADS, sizeof(T) == 2 ? 2 : 1)
+    group_params(const group_params_call<T> a) {
     typedef dsc_number<T> A;
     dsc_column_place p = dsc_column_place_of<N>(a.at);
     A mine[2][N] = {};
@@ -208,7 +344,7 @@ static cudaError_t run_params(const dsc_cuda_launch *at, const dsc_cuda_group_no
     for (int64_t first = 0; first < c->channels; first += DSC_COLUMN_SLICE) {
         dsc_columns columns =
             dsc_columns_of(c->n * c->positions, c->channels, dsc_column_slice(c->channels, first), N,
-                           DSC_COLUMN_THREADS, ROWS, (int64_t)at->multiprocessors);
+                           DSC_COLUMN_THREADS, ROWS, (sizeof(T) == 2 ? 2 : 1) * (int64_t)at->multiprocessors);
         group_params_call<T> a = {columns,
                                   c->positions,
                                   c->groups,
@@ -245,6 +381,9 @@ static cudaError_t run_team(const dsc_cuda_launch *at, const dsc_cuda_group_norm
 
 template <typename T, int N>
 static cudaError_t run_size(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c, int backward) {
+    if constexpr (sizeof(T) == 2 && N == EACH)
+        if (is_row(c))
+            return run_rows<T>(at, c, backward);
     return c->positions * (c->channels / c->groups) <= SMALL_GROUP ? run_team<T, N, 1>(at, c, backward)
                                                                    : run_team<T, N, WARPS>(at, c, backward);
 }

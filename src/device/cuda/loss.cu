@@ -127,6 +127,7 @@ __device__ __forceinline__ void walk_row(const T *z, const T *dz, int64_t classe
     const int64_t head = lead < classes && alike ? lead : classes, whole = (classes - head) / EACH;
     for (int64_t i = threadIdx.x; i < head; i += DSC_COLUMN_THREADS)
         body.template take<1>(z, i);
+#pragma unroll 4
     for (int64_t i = threadIdx.x; i < whole; i += DSC_COLUMN_THREADS)
         body.template take<EACH>(z, head + i * EACH);
     for (int64_t i = head + whole * EACH + threadIdx.x; i < classes; i += DSC_COLUMN_THREADS)

@@ -78,13 +78,13 @@ static dsc_status add_block(place *p, dsc_value *x) {
     DSC_TRY(dsc_model_attention(p->m, y, &attention, &y));
     DSC_TRY(add_linear(p, "attn.c_proj", residual, d->width, 1, &y));
     DSC_TRY(add_dropout(p->m, d, &y));
-    DSC_TRY(dsc_model_add(p->m, *x, y, x));
+    DSC_TRY(dsc_model_add(p->m, y, *x, x));
     DSC_TRY(add_norm(p, "ln_2", *x, &y));
     DSC_TRY(add_linear(p, "mlp.c_fc", STD, 4 * d->width, 1, &y));
     DSC_TRY(dsc_model_activation(p->m, y, d->gpt2 ? DSC_ACTIVATION_GELU_TANH : DSC_ACTIVATION_GELU, &y));
     DSC_TRY(add_linear(p, "mlp.c_proj", residual, d->width, 1, &y));
     DSC_TRY(add_dropout(p->m, d, &y));
-    return dsc_model_add(p->m, *x, y, x);
+    return dsc_model_add(p->m, y, *x, x);
 }
 
 dsc_status dsc_zoo_gpt(void *design, dsc_model *m, dsc_value tokens, int64_t classes, dsc_value *logits) {
