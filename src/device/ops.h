@@ -617,8 +617,8 @@ dsc_status dsc_op_mse_loss(dsc_queue *q, const dsc_tensor *y, const dsc_tensor *
  * position: I64[2] on the device: step, first sample. A row has `classes` logits, and may be longer (see dsc_targets).
  * known (I32[n], NULL: none): a row with a negative label in it gets -1. */
 dsc_status dsc_op_sample_labels(dsc_queue *q, uint64_t seed, const dsc_tensor *position,
-                                int64_t rows_of_sample, const dsc_tensor *logits, int64_t classes, const dsc_tensor *known,
-                                dsc_tensor *labels) DSC_MUST_CHECK;
+                                int64_t rows_of_sample, const dsc_tensor *logits, int64_t classes,
+                                const dsc_tensor *known, dsc_tensor *labels) DSC_MUST_CHECK;
 
 /* ---- images ---- */
 

@@ -38,12 +38,16 @@ struct attention_place {
     }
 };
 
-/* Halves on tensor cores. */
-int dsc_cuda_attention_is_half(const dsc_cuda_attention *a,
-                               dsc_dtype dtype); /* 1: the next two take the call */
+/* ---- halves on tensor cores ---- */
+
+extern "C" {
+
+/* 1: the next two take the call. */
+int dsc_cuda_attention_is_half(const dsc_cuda_attention *a, dsc_dtype dtype);
 cudaError_t dsc_cuda_attention_half_forward(const dsc_cuda_launch *at, const dsc_cuda_attention *a,
                                             dsc_dtype dtype);
 cudaError_t dsc_cuda_attention_half_backward(const dsc_cuda_launch *at, const dsc_cuda_attention *a,
                                              dsc_dtype dtype);
+}
 
 #endif
