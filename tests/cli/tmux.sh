@@ -69,7 +69,7 @@ if have_mpi; then
     start 80 "$DESCENT_MPIEXEC ${DESCENT_MPIEXEC_FLAGS:-} -n 2 $training --steps 60 --progress-every 0.01"
     until_seen '^status'
     grep -q '^status 0$' screen || complain "two ranks fail: $(cat screen)"
-    grep -qE '^epoch 1/100, step [0-9]+/512: loss .* left *$' screen || complain "two ranks: no lines about steps: $(cat screen)"
+    grep -qE '^epoch 1/100, step [0-9]+/512: loss .* left(, mfu [0-9.]+ %)? *$' screen || complain "two ranks: no lines about steps: $(cat screen)"
     ! grep -q '▕' screen || complain "two ranks draw a bar: $(cat screen)"
 fi
 finish
