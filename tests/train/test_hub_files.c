@@ -178,13 +178,13 @@ static int without_norm(const char *name, char out[NAME]) {
 static const extra masks[] = {{"h.0.attn.bias", DSC_F32, 4, {1, 1, CONTEXT, CONTEXT}},
                               {"h.1.attn.bias", DSC_U8, 4, {1, 1, CONTEXT, CONTEXT}},
                               {"h.1.attn.masked_bias", DSC_F32, 0, {0}},
-                              {NULL}};
+                              {.name = NULL}};
 static const extra heads[] = {{"bert.embeddings.position_ids", DSC_I64, 2, {1, CONTEXT}},
                               {"bert.pooler.dense.weight", DSC_F32, 2, {2, 2}},
                               {"bert.pooler.dense.bias", DSC_F32, 1, {2}},
                               {"cls.seq_relationship.weight", DSC_F32, 2, {2, 2}},
                               {"cls.seq_relationship.bias", DSC_F32, 1, {2}},
-                              {NULL}};
+                              {.name = NULL}};
 
 static void check_read(dsc_model *(*make)(uint64_t), renaming rename, const extra *extras, int64_t skipped) {
     dsc_model *a = make(1), *b = make(2);
@@ -207,7 +207,7 @@ static void test_gpt2(void **state) {
     (void)state;
     static const extra long_names[] = {{"transformer.h.0.attn.bias", DSC_F32, 4, {1, 1, CONTEXT, CONTEXT}},
                                        {"transformer.h.10.attn.masked_bias", DSC_F32, 0, {0}},
-                                       {NULL}};
+                                       {.name = NULL}};
     check_read(gpt2, keep, NULL, 0);
     check_read(gpt2, as_gpt2_model, NULL, 0);
     check_read(gpt2, as_gpt2_model, masks, 3);
@@ -240,7 +240,7 @@ static void test_bool(void **state) {
 /* ---- what stays an error ---- */
 
 static void check_refused(const dsc_model *m, renaming rename, const extra *one, const char *message) {
-    const extra extras[] = {*one, {NULL}};
+    const extra extras[] = {*one, {.name = NULL}};
     const char *path = write_file(m, "refused.safetensors", rename, extras);
     dsc_model *into = zoo("gpt2:layers=2,heads=1,width=2", 3), *fresh = gpt2(3);
     assert_fails(DSC_E_INVALID, message, dsc_model_load(into, path, NULL, NULL));
@@ -251,7 +251,7 @@ static void check_refused(const dsc_model *m, renaming rename, const extra *one,
 
 static void test_refused(void **state) {
     (void)state;
-    static const extra none = {NULL};
+    static const extra none = {.name = NULL};
     static const struct {
         extra extra;
         const char *message;
@@ -268,7 +268,8 @@ static void test_refused(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         check_refused(m, as_gpt2_model, &cases[i].extra, cases[i].message);
     check_refused(m, without_norm, &none, "lacks 'transformer.h.1.ln_2.bias' of the model");
-    const extra mask[] = {masks[0], {NULL}}, sizes[] = {{"wte.weight", DSC_F32, 2, {6, 2}}, {NULL}};
+    const extra mask[] = {masks[0], {.name = NULL}},
+                sizes[] = {{"wte.weight", DSC_F32, 2, {6, 2}}, {.name = NULL}};
     assert_fails(DSC_E_INVALID, "holds 'h.0.attn.bias'",
                  dsc_model_load(into, write_file(b, "mask.safetensors", as_old_bert, mask), NULL, NULL));
     assert_fails(DSC_E_INVALID, "holds 'wte.weight'",
@@ -281,7 +282,7 @@ static void test_refused(void **state) {
 /* What differs from its other name is found under the hub's names, too. */
 static void test_untied(void **state) {
     (void)state;
-    static const extra head[] = {{"lm_head.weight", DSC_F32, 2, {VOCABULARY, 2}}, {NULL}};
+    static const extra head[] = {{"lm_head.weight", DSC_F32, 2, {VOCABULARY, 2}}, {.name = NULL}};
     dsc_model *m = gpt2(1);
     spread(m);
     assert_fails(DSC_E_FORMAT, "'lm_head.weight' differs from 'transformer.wte.weight'",
