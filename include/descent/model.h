@@ -187,17 +187,20 @@ DSC_API void dsc_attention_options_init_sized(dsc_attention_options *options, si
 /* Multi-head self-attention over a sequence, a value of height = positions and width 1. x has 3 d channels: queries,
  * keys and values side by side, d channels each, heads side by side within each, as the fused projections of GPT-2
  * (c_attn) and of PyTorch (in_proj) give them. y has d channels: softmax(Q K' / sqrt(d / heads)) V of every head.
- * No parameters. A position that sees no other gives 0. Memory grows with the number of positions, not with its square. Heads on a GPU have at most 128
- * channels. options may be NULL. */
+ * No parameters. A position that sees no other gives 0. Memory grows with the number of positions, not with its
+ * square. Heads on a GPU have at most 128 channels. options may be NULL. */
 DSC_API dsc_status dsc_model_attention(dsc_model *m, dsc_value x, const dsc_attention_options *options,
                                        dsc_value *y) DSC_MUST_CHECK;
 /* The shape of a value, also before sealing. */
 DSC_API dsc_status dsc_model_value_shape(const dsc_model *m, dsc_value value,
                                          dsc_shape *shape) DSC_MUST_CHECK;
+/* Before sealing: the initial values of the parameter with this name, such as "conv1.weight", are normal with standard
+ * deviation std >= 0 around 0, instead of those that its layer gives it. DSC_E_NOT_FOUND: no such parameter. */
+DSC_API dsc_status dsc_model_set_std(dsc_model *m, const char *name, double std) DSC_MUST_CHECK;
 /* Ends building: the loss is softmax cross-entropy on `logits`, a vector per sample with one entry a class, or a map
  * with one channel a class, which predicts a class for every position (token or pixel).
  * Parameters get their memory and their initial values (He normal over the fan-in; biases 0, batch norm 1 and
- * 0), which are a pure function of seed and parameter number. */
+ * 0; or what dsc_model_set_std says), which are a pure function of seed and parameter number. */
 DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK;
 
 /* ---- models by name ---- */

@@ -191,6 +191,25 @@ end:
     return status;
 }
 
+dsc_status dsc_model_set_std(dsc_model *m, const char *name, double std) {
+    if (!m || !name || m->sealed)
+        return DSC_FAIL(DSC_E_INVALID, "initial values of '%s': %s", name ? name : "",
+                        m && m->sealed ? "the model is sealed" : "no model or no name");
+    if (!(std >= 0 && std < 1e6))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "initial values of '%s': standard deviation %g, but it must be in [0, 1e6)", name,
+                        std);
+    for (int64_t i = 0; i < m->tensor_count; i++) {
+        dsc_state_tensor *t = &m->tensors[i];
+        if (t->trained && !t->alias && strcmp(t->name, name) == 0) {
+            t->std = std;
+            t->start = 0;
+            return DSC_OK;
+        }
+    }
+    return DSC_FAIL(DSC_E_NOT_FOUND, "initial values of '%s': the model has no such parameter", name);
+}
+
 /* Every value is used, there is something to train. */
 static dsc_status check_graph(dsc_model *m, dsc_value logits) {
     if (!m)

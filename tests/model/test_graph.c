@@ -259,6 +259,33 @@ static void test_initial_values(void **state) {
     dsc_model_destroy(&m);
 }
 
+static void test_chosen_deviation(void **state) {
+    (void)state;
+    dsc_model *m = NULL;
+    dsc_model_options options;
+    dsc_value x, y;
+    dsc_model_options_init(&options);
+    options.seed = 1;
+    assert_ok(dsc_model_create(device, &options, &m));
+    assert_ok(dsc_model_input(m, 1, 1, 100, &x));
+    assert_ok(dsc_model_flatten(m, x, &x));
+    assert_ok(dsc_model_linear(m, "fc", x, 90, 1, &y));
+    assert_fails(DSC_E_NOT_FOUND, "initial values of 'fc.wait': the model has no such parameter",
+                 dsc_model_set_std(m, "fc.wait", 1));
+    assert_fails(DSC_E_INVALID,
+                 "initial values of 'fc.weight': standard deviation -1, but it must be in [0, 1e6)",
+                 dsc_model_set_std(m, "fc.weight", -1));
+    assert_fails(DSC_E_INVALID, "standard deviation nan", dsc_model_set_std(m, "fc.weight", (double)NAN));
+    assert_fails(DSC_E_INVALID, "no model or no name", dsc_model_set_std(NULL, "fc.weight", 1));
+    assert_ok(dsc_model_set_std(m, "fc.weight", 0));
+    assert_ok(dsc_model_set_std(m, "fc.bias", sqrt(2.0 / 25))); /* He's over 25 numbers */
+    assert_ok(dsc_model_seal(m, y));
+    assert_constant(&dsc_model_params(m)[0].value, 0);
+    assert_drawn(&dsc_model_params(m)[1].value, 1, 25);
+    assert_fails(DSC_E_INVALID, "the model is sealed", dsc_model_set_std(m, "fc.weight", 1));
+    dsc_model_destroy(&m);
+}
+
 /* Equal for equal seeds, in both types where there are two; different for another seed; a parameter's values
  * depend on its number and not on what else is in the model. */
 static void test_seeds(void **state) {
@@ -442,12 +469,13 @@ static void test_out_of_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options),          cmocka_unit_test(test_shape_errors),
-        cmocka_unit_test(test_other_errors),     cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_initial_values),   cmocka_unit_test(test_seeds),
-        cmocka_unit_test(test_state_layout),     cmocka_unit_test(test_state_flattened),
-        cmocka_unit_test(test_state_transposed), cmocka_unit_test(test_layer_list),
-        cmocka_unit_test(test_dropout_numbers),  cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_options),         cmocka_unit_test(test_shape_errors),
+        cmocka_unit_test(test_other_errors),    cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_initial_values),  cmocka_unit_test(test_chosen_deviation),
+        cmocka_unit_test(test_seeds),           cmocka_unit_test(test_state_layout),
+        cmocka_unit_test(test_state_flattened), cmocka_unit_test(test_state_transposed),
+        cmocka_unit_test(test_layer_list),      cmocka_unit_test(test_dropout_numbers),
+        cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests_name("model_graph", tests, setup, teardown);
 }

@@ -438,6 +438,37 @@ static void test_unet_shapes(void **state) {
     assert_unet("unet-bn:width=3,dropout=0.5", (int64_t[]){16, 48, 2}, (int64_t[]){16, 48, 5}, 0);
 }
 
+/* As published He's, before batch norms a sixth of his variance. */
+static void test_unet_initial_values(void **state) {
+    (void)state;
+    const struct {
+        const char *spec, *name;
+        double variance;
+    } expected[] = {
+        {"unet:width=8", "encoder2.enc2conv1.weight", 2.0 / (9 * 8)},
+        {"unet:width=8", "upconv2.weight", 2.0 / 32},
+        {"unet:width=8", "conv.weight", 2.0 / 8},
+        {"unet-bn:width=8", "encoder2.enc2conv1.weight", 1.0 / (3 * 9 * 8)},
+        {"unet-bn:width=8", "decoder2.dec2conv1.weight", 1.0 / (3 * 9 * 32)},
+        {"unet-bn:width=8", "upconv2.weight", 1.0 / (3 * 32)},
+        {"unet-bn:width=8", "conv.weight", 1.0 / (3 * 8)},
+        {"unet-bn:width=8", "conv.bias", 0},
+    };
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) {
+        dsc_model *m = NULL;
+        dsc_value logits;
+        assert_ok(dsc_model_create(device, NULL, &m));
+        assert_ok(dsc_zoo_build(m, expected[i].spec, (int64_t[]){188 + 4 * (i > 2), 188 + 4 * (i > 2), 1}, 2,
+                                &logits));
+        int64_t t = 0;
+        while (t < m->tensor_count && strcmp(m->tensors[t].name, expected[i].name) != 0)
+            t++;
+        assert_true(t < m->tensor_count);
+        assert_true(fabs(m->tensors[t].std - sqrt(expected[i].variance)) < 1e-15);
+        dsc_model_destroy(&m);
+    }
+}
+
 static void assert_unet_refuses(const char *spec, int64_t h, int64_t w, const char *message) {
     dsc_model *m = NULL;
     dsc_value logits;
@@ -672,15 +703,25 @@ static void test_flops(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sizes),          cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_resnet18_state), cmocka_unit_test(test_resnet20_state),
-        cmocka_unit_test(test_lenet_state),    cmocka_unit_test(test_resnet50_layers),
-        cmocka_unit_test(test_spec_errors),    cmocka_unit_test(test_spec_fuzz),
-        cmocka_unit_test(test_unet_shapes),    cmocka_unit_test(test_unet_errors),
-        cmocka_unit_test(test_unet_dropout),   cmocka_unit_test(test_gpt_state),
-        cmocka_unit_test(test_gpt_sizes),      cmocka_unit_test(test_gpt_initial_values),
-        cmocka_unit_test(test_gpt_errors),     cmocka_unit_test(test_bert_state),
-        cmocka_unit_test(test_flops),          cmocka_unit_test(test_created),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_resnet18_state),
+        cmocka_unit_test(test_resnet20_state),
+        cmocka_unit_test(test_lenet_state),
+        cmocka_unit_test(test_resnet50_layers),
+        cmocka_unit_test(test_spec_errors),
+        cmocka_unit_test(test_spec_fuzz),
+        cmocka_unit_test(test_unet_shapes),
+        cmocka_unit_test(test_unet_errors),
+        cmocka_unit_test(test_unet_initial_values),
+        cmocka_unit_test(test_unet_dropout),
+        cmocka_unit_test(test_gpt_state),
+        cmocka_unit_test(test_gpt_sizes),
+        cmocka_unit_test(test_gpt_initial_values),
+        cmocka_unit_test(test_gpt_errors),
+        cmocka_unit_test(test_bert_state),
+        cmocka_unit_test(test_flops),
+        cmocka_unit_test(test_created),
         cmocka_unit_test(test_registered), /* last: it adds to the names */
     };
     return cmocka_run_group_tests_name("model_zoo", tests, setup, teardown);

@@ -5,10 +5,13 @@
  *
  * As published, convolutions are not padded, so that the output is 184 pixels smaller than the input and the
  * blocks on the way down are cropped. With batch_norm they are padded, have batch norm instead of biases, and the
- * output is as large as the input: the variant for brain MRI of Buda et al. 2019, whose names both have. */
+ * output is as large as the input: the variant for brain MRI of Buda et al. 2019, whose names both have. Its weights
+ * start with the variance of PyTorch's default, 1/3 over the fan-in, a sixth of He's: a batch norm cancels the scale of
+ * the weights before it, and Adam's steps, whose size does not depend on it, count for more (docs/results.md). */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 
+#include <math.h>
 #include <stddef.h>
 #include <stdio.h>
 
@@ -40,10 +43,21 @@ static dsc_status check_side(const char *what, int64_t side, int padded) {
         what, (long long)side, (long long)smallest, STEP, (long long)below, (long long)below + STEP);
 }
 
+/* The initial weights of a layer of the variant with batch norm; fan_in: the numbers that an output is summed from. */
+static dsc_status start_weights(dsc_model *m, const dsc_zoo_unet_design *d, const char *layer,
+                                int64_t fan_in) {
+    char name[NAME + 8];
+    if (!d->batch_norm)
+        return DSC_OK;
+    snprintf(name, sizeof name, "%s.weight", layer);
+    return dsc_model_set_std(m, name, 1 / sqrt(3 * (double)fan_in));
+}
+
 /* Two 3x3 convolutions, each followed by ReLU. */
 static dsc_status add_block(dsc_model *m, const dsc_zoo_unet_design *d, const char *prefix, int64_t channels,
                             dsc_value x, dsc_value *y) {
     char name[NAME];
+    dsc_shape input;
     dsc_conv2d_shape conv;
     dsc_conv2d_shape_init(&conv);
     conv.out_c = channels;
@@ -52,7 +66,9 @@ static dsc_status add_block(dsc_model *m, const dsc_zoo_unet_design *d, const ch
     *y = x;
     for (int i = 1; i <= 2; i++) {
         snprintf(name, sizeof name, "%sconv%d", prefix, i);
+        DSC_TRY(dsc_model_value_shape(m, *y, &input));
         DSC_TRY(dsc_model_conv2d(m, name, *y, &conv, !d->batch_norm, y));
+        DSC_TRY(start_weights(m, d, name, 9 * input.c));
         if (d->batch_norm) {
             snprintf(name, sizeof name, "%snorm%d", prefix, i);
             DSC_TRY(dsc_model_batch_norm(m, name, *y, y));
@@ -73,6 +89,7 @@ static dsc_status add_decoder(dsc_model *m, const dsc_zoo_unet_design *d, int le
     up.kernel_h = up.kernel_w = up.stride_h = up.stride_w = 2;
     snprintf(name, sizeof name, "upconv%d", level);
     DSC_TRY(dsc_model_conv_transpose2d(m, name, *x, &up, 1, x));
+    DSC_TRY(start_weights(m, d, name, 2 * up.out_c)); /* an output has one of the kernel's four positions */
     DSC_TRY(dsc_model_value_shape(m, *x, &doubled));
     if (!d->batch_norm)
         DSC_TRY(dsc_model_crop(m, skip, doubled.h, doubled.w, &skip));
@@ -106,5 +123,6 @@ dsc_status dsc_zoo_unet(void *design, dsc_model *m, dsc_value x, int64_t classes
     dsc_conv2d_shape_init(&last);
     last.out_c = classes;
     last.kernel_h = last.kernel_w = 1;
-    return dsc_model_conv2d(m, "conv", x, &last, 1, logits);
+    DSC_TRY(dsc_model_conv2d(m, "conv", x, &last, 1, logits));
+    return start_weights(m, d, "conv", d->width);
 }
