@@ -1,4 +1,5 @@
-/* Distributed K-FAC: a preconditioner for the gradients of linear, convolution and transposed convolution layers.
+/* Distributed K-FAC: a preconditioner for the gradients of linear, convolution and transposed convolution layers, and on
+ * request of norms and embeddings.
  *
  * A layer is described by its name, its shape and the memory of its gradients. In every step the caller
  * passes each layer's input a and the gradient g at its output, and K-FAC rewrites the gradients in place. It
@@ -249,7 +250,8 @@ typedef struct dsc_kfac_options {
      * held as well, because a schedule may ask for them. */
     int64_t diag_blocks;
     /* NULL; POSIX extended regular expressions, separated by spaces. A layer in whose name or kind ("linear",
-     * "conv2d", "conv_transpose2d") one of them is found keeps its plain gradient. */
+     * "conv2d", "conv_transpose2d", "batch_norm", "layer_norm", "embedding") one of them is found keeps its plain
+     * gradient. */
     const char *skip_layers;
     /* DSC_F32: factors have the type of the gradients. DSC_BF16, DSC_F16: they are stored and sent in this
      * type and computed in float32. An average in a half type stands still once a batch moves it by less than
@@ -278,7 +280,7 @@ typedef struct dsc_kfac_options {
     int64_t health_steps;
     /* 0: all; n: factors come from the first n samples of every capture (entries of the first dimension of a and
      * g, where both have the same number of them), scaled so that their expectation is the same. The order of
-     * samples must be random. */
+     * samples must be random. Norms and embeddings use all samples. */
     int64_t factor_samples;
     dsc_kfac_norm_choice norm; /* off */
     /* 1: bases keep all eigenvectors. Below 1: of factors of more than 128 rows they keep the leading share of
@@ -347,7 +349,7 @@ typedef struct dsc_kfac_sample {
     dsc_tensor mean, invstd, y;
     /* Linear layers on sequences: a number for each row, F32 or F64, such as the tokens [n, positions] of a model. Rows
      * whose number is negative are padding: they enter neither A nor G. No memory: there is none. Not with sharing
-     * reduce. */
+     * reduce, nor with EKFAC from samples without loss_terms. */
     dsc_tensor tokens;
 } dsc_kfac_sample;
 DSC_API void dsc_kfac_sample_init_sized(dsc_kfac_sample *sample, size_t size);

@@ -66,8 +66,8 @@ DSC_API void dsc_model_destroy(dsc_model **model);
 DSC_API dsc_status dsc_model_input(dsc_model *m, int64_t h, int64_t w, int64_t c,
                                    dsc_value *y) DSC_MUST_CHECK;
 /* The input of a model of sequences: `positions` token numbers per sample, as floating-point numbers, which hold
- * them exactly up to 2^24. Gives a sequence, that is a map of height `positions` and width 1, with one channel; only
- * dsc_model_embedding takes it. One input per model. A shorter sequence is filled up at its end with -1, whose labels
+ * them exactly up to 2^24. Gives a sequence, that is a map of height `positions` and width 1, with one channel,
+ * for dsc_model_embedding. One input per model. A shorter sequence is filled up at its end with -1, whose labels
  * are negative as well (dsc_attention_options.padded). */
 DSC_API dsc_status dsc_model_tokens(dsc_model *m, int64_t positions, dsc_value *y) DSC_MUST_CHECK;
 /* The rows of the table NAME.weight[vocabulary, features] that belong to the tokens; initial values are normal with
@@ -187,7 +187,7 @@ DSC_API void dsc_attention_options_init_sized(dsc_attention_options *options, si
 /* Multi-head self-attention over a sequence, a value of height = positions and width 1. x has 3 d channels: queries,
  * keys and values side by side, d channels each, heads side by side within each, as the fused projections of GPT-2
  * (c_attn) and of PyTorch (in_proj) give them. y has d channels: softmax(Q K' / sqrt(d / heads)) V of every head.
- * No parameters. A position that sees no other gives 0. Memory grows with the number of positions, not with its
+ * No parameters. A position that sees none, not even itself, gives 0. Memory grows with the number of positions, not with its
  * square. Heads on a GPU have at most 128 channels. options may be NULL. */
 DSC_API dsc_status dsc_model_attention(dsc_model *m, dsc_value x, const dsc_attention_options *options,
                                        dsc_value *y) DSC_MUST_CHECK;
@@ -197,8 +197,9 @@ DSC_API dsc_status dsc_model_value_shape(const dsc_model *m, dsc_value value,
 /* Before sealing: the initial values of the parameter with this name, such as "conv1.weight", are normal with standard
  * deviation std >= 0 around 0, instead of those that its layer gives it. DSC_E_NOT_FOUND: no such parameter. */
 DSC_API dsc_status dsc_model_set_std(dsc_model *m, const char *name, double std) DSC_MUST_CHECK;
-/* Ends building: the loss is softmax cross-entropy on `logits`, a vector per sample with one entry a class, or a map
- * with one channel a class, which predicts a class for every position (token or pixel).
+/* Ends building. The loss is softmax cross-entropy on `logits`, a vector per sample with one entry a class, or a map
+ * with one channel a class, which predicts a class for every position (token or pixel); where there is one entry or
+ * channel, it is binary cross-entropy (dsc_exec_set_loss).
  * Parameters get their memory and their initial values (He normal over the fan-in; biases 0, batch norm 1 and
  * 0; or what dsc_model_set_std says), which are a pure function of seed and parameter number. */
 DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK;
@@ -411,11 +412,11 @@ typedef struct dsc_backward_options {
     int accumulate;
     /* 1 (default): all gradients. 0: only the gradients of activations, which `capture` needs. */
     int param_grads;
-    /* Passed to both functions, each of which may be NULL and may put work into the queue. */
+    /* Passed to the functions below, each of which may be NULL and may put work into the queue. */
     void *context;
     /* Layer `layer` (number in dsc_model_layers): its input a[batch,h,w,c] (linear: [batch,features], on sequences
-     * [batch,positions,features]) and the gradient g at its output, both valid until the function's work in the queue is done. Called in backward
-     * order, before the layer's own gradients are computed. */
+     * [batch,positions,features]) and the gradient g at its output, both valid until the function's work in the queue is
+     * done. Called in backward order, before the layer's own gradients are computed. */
     dsc_status (*capture)(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a,
                           const dsc_tensor *g);
     /* The gradient of parameter `param` is final (the work is in the queue). Parameters come in falling

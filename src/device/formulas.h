@@ -269,7 +269,7 @@ DSC_FORMULA double dsc_update_rate(dsc_update_rule rule, const double *hyper, co
     case DSC_UPDATE_LARS:
         return lr * dsc_lars_rate(norms[0], norms[1], hyper[DSC_HYPER_TRUST], hyper[DSC_HYPER_DECAY]);
     case DSC_UPDATE_LAMB_APPLY:
-        return lr * dsc_lamb_rate(norms[0], norms[1]);
+        return hyper[DSC_HYPER_DECAY] == 0 ? lr : lr * dsc_lamb_rate(norms[0], norms[1]);
     default:
         return lr;
     }

@@ -668,8 +668,8 @@ typedef enum dsc_hyper {
  *   lars             rate = trust |z| / (|g| + decay |z|), 1 when either norm is 0;
  *                    m = momentum m + lr rate (g + decay z); x -= m. norms: those of z and g
  *   lamb_direction   m, v: moments of g; x = m/c1 / (sqrt(v/c2) + eps) + decay z
- *   lamb_apply       rate = |z| / |g|, 1 when either is 0; x -= lr rate g, where g is the direction. norms:
- *                    those of z and g */
+ *   lamb_apply       rate = |z| / |g|, 1 when either or decay is 0; x -= lr rate g, where g is the
+ *                    direction. norms: those of z and g */
 #define DSC_UPDATE_RULES(RULE)                                                                               \
     RULE(SGD, sgd, 1, 0)                                                                                     \
     RULE(NESTEROV, nesterov, 1, 0)                                                                           \

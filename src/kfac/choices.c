@@ -565,11 +565,10 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             "K-FAC clip layer with embeddings on: embeddings have no clip of their own; choose clip "
             "global, or embeddings off");
     if (o->clip == DSC_KFAC_CLIP_LAYER && o->norm != DSC_KFAC_NORM_OFF)
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "K-FAC clip %s has a factor for each linear and convolution layer, but none for batch "
-            "norms, which are preconditioned (norm %s): choose clip global, or norm off",
-            dsc_kfac_clip_name(o->clip), dsc_kfac_norm_name(o->norm));
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC clip %s has a factor for each linear and convolution layer, but none for "
+                        "norms, which are preconditioned (norm %s): choose clip global, or norm off",
+                        dsc_kfac_clip_name(o->clip), dsc_kfac_norm_name(o->norm));
     if (o->damping_split != DSC_KFAC_SPLIT_NONE && o->method != DSC_KFAC_INVERSE)
         return DSC_FAIL(
             DSC_E_INVALID,

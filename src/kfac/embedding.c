@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/log.h"
 
 #include <string.h>
 
@@ -205,7 +206,9 @@ dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, con
     int64_t rows = dsc_tensor_count(&s->g) / t->width, packed = packed_of(t);
     double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
     double keep = p->captures > 0 ? 1 : 0, scale = k->loss_scale * k->loss_scale * passes;
-    double terms = (double)(k->options.loss_terms > 0 ? s->g.dim[0] * k->options.loss_terms : rows);
+    const int given = k->options.loss_terms > 0,
+              counted = !given && s->a.data; /* on the device: rows with a token */
+    const double terms = given ? (double)(s->g.dim[0] * k->options.loss_terms) : counted ? 1 : (double)rows;
     DSC_TRY(count_tokens(k, q, t, &s->a, rows));
     dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows), g = s->g;
     DSC_TRY(dsc_op_axpby(q, 1 / (passes * uses), &counts, keep, &t->a_batch));
@@ -222,16 +225,29 @@ dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, con
     DSC_TRY(reserve(k, dsc_op_patch_gram_workspace(k->device, &gradients.desc, 0), &all->work));
     DSC_TRY(
         dsc_op_patch_gram_packed(q, &gradients.desc, &gradients.x, 0, terms / scale, &all->work, &full, &to));
+    dsc_tensor total = dsc_tensor_slice(&all->numbers, 2, 1);
+    if (counted)
+        DSC_TRY(dsc_op_scale_by(q, &total, &to));
     return dsc_op_axpby(q, 1, &to, keep, &t->g_batch);
 }
 
 /* ---- averages ---- */
+
+/* Makes A the mean over the captures that came; before the exchange, since ranks may differ in their number. */
+static dsc_status scale_shares(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
+    const dsc_kfac_progress *p = &k->progress[t->layer];
+    const double all = (double)k->options.passes * (p->uses > 0 ? (double)p->uses : 1);
+    if (p->captures == 0 || (double)p->captures == all)
+        return DSC_OK;
+    return dsc_op_axpby(q, all / (double)p->captures, &t->a_batch, 0, &t->a_batch);
+}
 
 dsc_status dsc_kfac_tables_exchange(dsc_kfac *k, dsc_queue *q) {
     dsc_kfac_tables *t = &k->tables;
     if (!t->buckets)
         return DSC_OK;
     for (int64_t i = 0; i < t->count; i++) {
+        DSC_TRY(scale_shares(k, q, &t->list[i]));
         if (k->progress[t->list[i].layer].captures > 0)
             continue;
         DSC_TRY(dsc_op_fill(q, 0, &t->list[i].a_batch)); /* travels with the others, and is left alone */
@@ -249,10 +265,9 @@ dsc_status dsc_kfac_tables_absorb(dsc_kfac *k, dsc_queue *q) {
         dsc_tensor decay = dsc_kfac_decay_of(k, t->layer);
         if (p->captures == 0)
             continue;
-        double uses = p->uses > 0 ? (double)p->uses : 1, all_uses = (double)k->options.passes * uses;
         int64_t came = p->uses > 0 ? (p->captures + p->uses - 1) / p->uses : k->options.passes;
-        if ((double)p->captures != all_uses)
-            DSC_TRY(dsc_op_axpby(q, all_uses / (double)p->captures, &t->a_batch, 0, &t->a_batch));
+        if (!all->buckets)
+            DSC_TRY(scale_shares(k, q, t));
         if (came != k->options.passes)
             DSC_TRY(dsc_op_axpby(q, (double)k->options.passes / (double)came, &t->g_batch, 0, &t->g_batch));
         if (k->g_scale)
@@ -282,9 +297,13 @@ static dsc_status decompose(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
     DSC_TRY(dsc_solver_eigen.batch(q, &item, 1, &all->work));
     if (item.failed) {
         DSC_TRY(dsc_solve_retry(&dsc_solver_eigen, q, load, t, 0, &item.a, &item.v, &solved));
-        k->counters[DSC_KFAC_RETRIED]++;
-        k->counters[DSC_KFAC_FAILED] += !solved;
+        k->counters[DSC_KFAC_RETRIED] += k->rank == 0; /* all ranks solve the same */
+        k->counters[DSC_KFAC_FAILED] += !solved && k->rank == 0;
     }
+    if (!solved && k->rank == 0)
+        dsc_log(DSC_LOG_WARNING, "K-FAC: G of the table '%s' cannot be decomposed: %s",
+                k->layers[t->layer].name,
+                t->decomposed ? "the last decomposition stays in use" : "it keeps its gradient");
     if (!solved) /* the earlier decomposition stays in use, or the plain gradient */
         return DSC_OK;
     t->decomposed = 1;

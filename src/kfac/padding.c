@@ -133,7 +133,9 @@ dsc_status dsc_kfac_padding_apply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_laye
         x->data = kept.data;
     }
     pass->scale[DSC_KFAC_A] = scalar(k, INVERSE);
-    if (k->options.loss_terms == 0)
+    if (k->options.scaling == DSC_KFAC_PYTORCH) /* a mean over the rows, as A is */
+        pass->scale[DSC_KFAC_G] = scalar(k, INVERSE);
+    else if (k->options.loss_terms == 0)
         pass->scale[DSC_KFAC_G] = scalar(k, SHARE);
     return DSC_OK;
 }

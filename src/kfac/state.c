@@ -15,7 +15,7 @@
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
  *   LAYER.A, LAYER.G                [rows], [n (n + 1) / 2]   averages of an embedding, A its diagonal
  *   LAYER.G.vectors, LAYER.G.values, LAYER.A.values   optional, of an embedding: [n, n], [n], [rows]
- *   LAYER.norm                      [3, channels]     optional, Fisher matrices of a norm
+ *   LAYER.norm                      [3, channels]     Fisher matrices of a norm; 0: it starts with the identity
  *
  * Where only k of n vectors are kept, vectors are [n, k] and values [k + 1], the mean of the others last.
  *   UNIT.moments, UNIT.samples      [g_n, a_n], [1]   optional, with EKFAC: eigenvalues of the unit; N
@@ -93,6 +93,7 @@ struct dsc_kfac_source {
     int64_t item; /* 1 more than the number of the item whose vectors or values these are; 0: none */
     int next;     /* 1: of the decomposition that is under way */
     int table;    /* 1: of an embedding */
+    int norm;     /* 1: of a norm */
 };
 
 /* ---- the list ---- */
@@ -170,9 +171,9 @@ static dsc_status add_norms(dsc_kfac *k, dsc_kfac_state_list *list) {
     char name[NAME_SIZE];
     for (int64_t i = 0; i < k->norms.count; i++) {
         dsc_kfac_norm *norm = &k->norms.list[i];
-        dsc_kfac_entry entry = {.dtype = k->dtype, .ndim = 2, .dim = {3, norm->channels}, .optional = 1};
+        dsc_kfac_entry entry = {.dtype = k->dtype, .ndim = 2, .dim = {3, norm->channels}, .optional = 2};
         struct dsc_kfac_source source = {
-            .number = NUMBERS, .place = &norm->f, .everywhere = 1, .layer = norm->layer};
+            .number = NUMBERS, .place = &norm->f, .everywhere = 1, .layer = norm->layer, .norm = 1};
         snprintf(name, sizeof name, "%s.norm", k->layers[norm->layer].name);
         DSC_TRY(add(list, name, entry, source));
     }
@@ -550,6 +551,26 @@ static int is_identity(const dsc_kfac_entry *entry, const void *host) {
     return 1;
 }
 
+/* 1 when a state lacks the matrices of a norm, whose places are zeros then. */
+static int is_zero(const dsc_kfac_entry *entry, const void *host) {
+    for (int64_t i = 0; i < 3 * entry->dim[1]; i++)
+        if (number_at(entry->dtype, host, i) != 0)
+            return 0;
+    return 1;
+}
+
+/* Rank 0: copies an entry from host memory. A norm that the state lacks starts with the identity. */
+static dsc_status upload(dsc_queue *q, const dsc_kfac_entry *entry, const struct dsc_kfac_source *s,
+                         const void *host, dsc_tensor *to) {
+    if (!s->norm || !is_zero(entry, host))
+        return dsc_tensor_upload(q, host, dsc_tensor_bytes(to), to);
+    int64_t count = dsc_tensor_count(to);
+    dsc_tensor all = dsc_tensor_view(to->device, to->data, to->dtype, 1, &count);
+    dsc_tensor middle = dsc_tensor_slice(&all, entry->dim[1], entry->dim[1]);
+    DSC_TRY(dsc_op_fill(q, 1, &all));
+    return dsc_op_fill(q, 0, &middle);
+}
+
 /* Notes on rank 0 which layers' averages and decompositions hold something of a batch. With eigenvectors the
  * values tell. */
 static void note_touched(dsc_kfac *k, const dsc_kfac_entry *entry, const struct dsc_kfac_source *s,
@@ -590,7 +611,7 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     dsc_tensor scratch = scratch_for(k, entry);
     dsc_request *request = NULL;
     if (k->rank == 0)
-        DSC_TRY(dsc_tensor_upload(q, host, dsc_tensor_bytes(&scratch), &scratch));
+        DSC_TRY(upload(q, entry, s, host, &scratch));
     DSC_TRY(dsc_queue_sync(q));
     if (s->everywhere || s->spread)
         DSC_TRY(dsc_comm_broadcast(k->control, DSC_TRAFFIC_OTHER, 0, &scratch));
@@ -608,8 +629,8 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
         return DSC_OK;
     if (s->table)
         k->progress[s->layer].contributed = 1;
-    else if (dsc_kfac_is_norm(k, s->layer))
-        k->progress[s->layer].contributed = !is_identity(entry, host);
+    else if (s->norm)
+        k->progress[s->layer].contributed = !is_identity(entry, host) && !is_zero(entry, host);
     else
         note_touched(k, entry, s, host);
     return s->values || s->spread ? check_values(entry, host) : DSC_OK;

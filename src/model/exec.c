@@ -347,7 +347,7 @@ static dsc_status capture_table(dsc_queue *q, const dsc_backward_options *o, con
     const dsc_node *node = op->node;
     const int64_t n = exec->batch, t = node->shape.h, dim[3] = {n, t, node->shape.c};
     dsc_tensor dy = dsc_tensor_view(op->dy->device, op->dy->data, op->dy->dtype, 3, dim), tokens = *op->x[0];
-    int of_tokens = node->in[0] == exec->model->input;
+    int of_tokens = exec->model->tokens && node->in[0] == exec->model->input;
     if (of_tokens)
         tokens = dsc_tensor_view(tokens.device, tokens.data, tokens.dtype, 2, dim);
     unsigned errors = dsc_error_count();

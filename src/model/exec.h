@@ -25,9 +25,10 @@ struct dsc_exec_op {
     int keeps_x, keeps_y;          /* what backward reads: the first keeps_x inputs, and y */
     int backward;                  /* 0: nothing at or before this layer is trained */
     double beta[DSC_LAYER_INPUTS]; /* for dx: 0 for a value's first gradient, then 1 */
-    dsc_tensor matrix;             /* conv2d, linear: the weights, in the type of the input */
+    dsc_tensor matrix;             /* layers with a weight matrix: it, in the type of the values */
     dsc_conv *conv;
-    /* From forward to backward: a batch norm's mean and 1/std, a max pool's places. */
+    /* From forward to backward: statistics of a norm, a max pool's places, log-sum-exps of attention; in a decoder the
+     * keys and values. */
     dsc_tensor saved[DSC_LAYER_TENSORS];
     int saves_always; /* `saved` has memory even where no backward follows */
     int again;        /* recompute: its forward runs again before the backward of its segment */

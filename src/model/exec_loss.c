@@ -48,13 +48,11 @@ dsc_status dsc_exec_set_loss(dsc_exec *exec, dsc_loss loss) {
         return DSC_FAIL(DSC_E_INVALID, "loss %s: the model has %lld outputs at a position, but must have %s",
                         dsc_loss_name(loss), (long long)classes,
                         classes == 1 ? "one for each class" : "one, the logit of the second of two classes");
-    if (loss == DSC_LOSS_BCE_DICE && !exec->second.stats.data) {
-        const dsc_tensor *like = &exec->logits;
+    const dsc_tensor *like = &exec->logits;
+    if (loss == DSC_LOSS_BCE_DICE && exec->mode == DSC_EXEC_TRAIN && !exec->second.dlogits.data)
+        DSC_TRY(dsc_tensor_alloc(like->device, like->dtype, like->ndim, like->dim, &exec->second.dlogits));
+    if (loss == DSC_LOSS_BCE_DICE && !exec->second.stats.data)
         DSC_TRY(dsc_tensor_alloc(like->device, DSC_F64, 1, &stats, &exec->second.stats));
-        if (exec->mode == DSC_EXEC_TRAIN)
-            DSC_TRY(
-                dsc_tensor_alloc(like->device, like->dtype, like->ndim, like->dim, &exec->second.dlogits));
-    }
     exec->loss = loss;
     return DSC_OK;
 }

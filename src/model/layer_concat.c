@@ -42,7 +42,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
 }
 
 static const dsc_layer_type concat = {
-    .name = "concat", .shape = shape, .forward = forward, .backward = backward};
+    .name = "concat", .by_position = 1, .shape = shape, .forward = forward, .backward = backward};
 
 dsc_status dsc_model_concat(dsc_model *m, dsc_value a, dsc_value b, dsc_value *y) {
     return dsc_graph_add(m, &concat, NULL, (dsc_value[]){a, b}, 2, NULL, y);

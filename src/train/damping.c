@@ -188,7 +188,8 @@ dsc_status dsc_damping_adapt(dsc_trainer *t, const dsc_batch *batch, double lr) 
     }
     DSC_TRY(find_loss(t, batch, after));
     DSC_TRY(keep(t, 1));
-    double actual = before[DSC_NUMBER_LOSS] / before[DSC_NUMBER_ROWS] - after[0] / after[3];
+    /* Divided as the gradients are: with masked tokens a batch has more or fewer labels than on average. */
+    double actual = (before[DSC_NUMBER_LOSS] - after[0]) / (t->labels * (double)t->step_images);
     double predicted = r * terms[0] - r * r * terms[1] / 2;
     double damping = dsc_kfac_hyper_now(t->kfac)->damping;
     double next = dsc_damping_next(damping, actual, predicted, o->kfac_damping_adapt, bounds);

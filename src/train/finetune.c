@@ -56,6 +56,13 @@ static const dsc_node *find_head(const dsc_model *model) {
 
 static dsc_status set_head_rate(const dsc_trainer *t) {
     const dsc_node *head = find_head(t->model);
+    for (int64_t i = 0; i < t->model->node_count; i++)
+        if (dsc_embedding_is_shared(&t->model->nodes[i]))
+            return DSC_FAIL(
+                DSC_E_INVALID,
+                "head-lr %g: the model's last layer shares its weight with an embedding, so it has no "
+                "rate of its own: leave head-lr out",
+                t->options.head_lr);
     if (!head)
         return DSC_FAIL(DSC_E_INVALID, "head-lr %g: no layer on the way to the model's output has parameters",
                         t->options.head_lr);

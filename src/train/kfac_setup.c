@@ -59,9 +59,18 @@ static dsc_status schedule(void *context, int64_t step, dsc_kfac_hyper *hyper) {
 
 /* ---- how decompositions are refreshed ---- */
 
+/* Only a run with warm refresh stores what it has learnt about its factors. */
+static int has_upkeep(const dsc_st_reader *reader) {
+    static const char *const names[] = {"kfac.refresh", "kfac.refresh.shared", "rank.0.kfac.refresh",
+                                        "rank.0.kfac.refresh.shared"};
+    int found = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        found |= dsc_st_find(reader, names[i]) != NULL;
+    return found;
+}
+
 /* Rank 0: how the run refreshed its eigenvectors whose checkpoint this one goes on from; `otherwise` where there is no
- * checkpoint or it has none. Only a run with warm refresh stores what it has learnt about its factors. What is wrong with
- * the checkpoint is reported when it is loaded. */
+ * checkpoint or it has none. What is wrong with the checkpoint is reported when it is loaded. */
 static dsc_kfac_refresh find_stored(dsc_trainer *t, dsc_kfac_refresh otherwise) {
     dsc_origin from = {{0}};
     dsc_st_reader *reader = NULL;
@@ -71,9 +80,7 @@ static dsc_kfac_refresh find_stored(dsc_trainer *t, dsc_kfac_refresh otherwise) 
         dsc_checkpoint_state_path(from.path, &path) == DSC_OK && dsc_st_open(path, &reader) == DSC_OK)
         method = dsc_st_metadata(reader, "kfac_method");
     if (method && strcmp(method, dsc_kfac_method_name(DSC_KFAC_EIGEN)) == 0)
-        otherwise = dsc_st_find(reader, "kfac.refresh") || dsc_st_find(reader, "rank.0.kfac.refresh")
-                        ? DSC_KFAC_WARM
-                        : DSC_KFAC_EXACT;
+        otherwise = has_upkeep(reader) ? DSC_KFAC_WARM : DSC_KFAC_EXACT;
     dsc_st_close(&reader);
     dsc_memory_free(&path);
     return otherwise;
@@ -173,8 +180,7 @@ static dsc_status make_kfac(dsc_trainer *t, dsc_comm *comm, const dsc_kfac_layer
     o.late_factors = t->options.kfac_scope == DSC_SCOPE_GOSSIP;
     /* Dice is one term for the whole batch and no likelihood: its factors are those of N samples. */
     const int likelihood = t->options.loss != DSC_LOSS_DICE || t->options.kfac_fisher == DSC_FISHER_SAMPLED;
-    if (dsc_model_positions(t->model) > 1 && likelihood)
-        o.loss_terms = llround(fmax(t->labels, 1));
+    o.loss_terms = likelihood ? llround(fmax(t->labels, 1)) : 1;
     DSC_TRY(dsc_kfac_create(comm, t->queue, layers, count, &o, &t->kfac));
     return t->beside ? dsc_kfac_capture_beside(t->kfac) : DSC_OK;
 }
@@ -190,7 +196,8 @@ dsc_status dsc_kfac_setup_create(dsc_trainer *t) {
         status = dsc_damping_check(t);
     if (status == DSC_OK)
         status = dsc_kfac_setup_layers(t->model, t->options.kfac, &layers, &count);
-    dsc_finetune_leave_out(t, layers, count);
+    if (status == DSC_OK)
+        dsc_finetune_leave_out(t, layers, count);
     if (status == DSC_OK)
         status = find_comm(t, &comm);
     status = dsc_comm_agree(t->comm, status);

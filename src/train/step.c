@@ -7,7 +7,8 @@
  * (where a model predicts t positions of a sample, 1/(m b t) and all their rows; where only a share s of these has a
  * label, as in masked language modelling, 1/(m b t s): the expected number of labels instead of the actual one),
  *
- * so p ranks of batch b, m micro-batches of batch b and one batch of p m b agree up to rounding. With gossip
+ * so p ranks of batch b, m micro-batches of batch b and one batch of p m b agree up to rounding (except with soft Dice,
+ * which is no sum over samples: every micro-batch of every rank has its own). With gossip
  * the sum over the ranks is left out, and so is every other collective.
  *
  * On a GPU the host does not wait for the device in a step, except for decompositions. The work is recorded

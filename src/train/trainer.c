@@ -452,8 +452,8 @@ static dsc_status check_task(const dsc_trainer *t) {
     if (t->train_set->whole_numbers && dsc_model_takes_tokens(t->model) && o->mask == 0 &&
         dsc_model_positions(t->model) > 1 && !dsc_graph_is_causal(t->model))
         return DSC_FAIL(DSC_E_INVALID,
-                        "model %s sees all tokens of a sequence, also the next one that it would have to "
-                        "predict: train it on masked tokens (mask 0.15)",
+                        "model %s has layers that may see the next token, which it would have to predict: "
+                        "train it on masked tokens (mask 0.15)",
                         o->model);
     return DSC_OK;
 }

@@ -165,7 +165,8 @@ void dsc_warn_of_start(dsc_trainer *t, const char *resumed) {
  * above it again. */
 void dsc_warn_of_loss(dsc_trainer *t) {
     dsc_run_watch *w = &t->watch;
-    const double loss = t->report.loss, guessing = log((double)dsc_model_classes(t->model));
+    const double loss = t->report.loss;
+    const double guessing = log((double)dsc_output_classes(dsc_model_classes(t->model)));
     if (t->rank != 0 || w->exploded || !isfinite(loss) || !(guessing > 0))
         return;
     w->steps++;
@@ -196,8 +197,7 @@ void dsc_warn_of_accuracy(dsc_trainer *t, const dsc_eval_result *result) {
     w->evaluations++;
     if (t->rank != 0 || w->guessing || (w->evaluations < EVALUATIONS && t->state.step < STEPS))
         return;
-    int64_t predictions = result->images * (result->positions > 0 ? result->positions : 1);
-    double deviation = sqrt(chance * (1 - chance) / (double)(predictions > 0 ? predictions : 1));
+    double deviation = sqrt(chance * (1 - chance) / (double)(result->labels > 0 ? result->labels : 1));
     if (chance >= 1 || t->state.best_top1 > chance + 3 * deviation)
         return;
     w->guessing = 1;

@@ -26,9 +26,10 @@ static inline size_t entry_bytes(const dsc_kfac_entry *e) {
     return count * dsc_dtype_size(e->dtype);
 }
 
-/* Everything of `from` that `to` has, by name. Zeros for what `from` lacks of the entries that may be missing. */
-static inline void copy_state(dsc_kfac *from, dsc_kfac *to, dsc_queue *queue) {
-    for (int late = 0; late < 2; late++) {
+/* Everything of `from` that `to` has, by name, with or without decompositions. Zeros for what `from` lacks of the entries
+ * that may be missing. */
+static inline void copy_parts(dsc_kfac *from, dsc_kfac *to, dsc_queue *queue, int decompositions) {
+    for (int late = 0; late < 1 + decompositions; late++) {
         for (int64_t i = 0; i < dsc_kfac_state_count(to); i++) {
             const dsc_kfac_entry *e = &dsc_kfac_state_entries(to)[i];
             size_t bytes = entry_bytes(e);
@@ -46,7 +47,15 @@ static inline void copy_state(dsc_kfac *from, dsc_kfac *to, dsc_queue *queue) {
             free(host);
         }
     }
-    EXPECT_OK(dsc_kfac_state_done(to, queue, 1));
+    EXPECT_OK(dsc_kfac_state_done(to, queue, decompositions));
+}
+
+static inline void copy_state(dsc_kfac *from, dsc_kfac *to, dsc_queue *queue) {
+    copy_parts(from, to, queue, 1);
+}
+
+static inline void copy_averages(dsc_kfac *from, dsc_kfac *to, dsc_queue *queue) {
+    copy_parts(from, to, queue, 0);
 }
 
 #endif

@@ -183,9 +183,10 @@ static void run(rig *r, int64_t step) {
 }
 
 static const variant variants[] = {
-    {0, 0, 1, T, 1, 0, DSC_KFAC_COMM_OPT, -1},    {0, 0, 2, T, 8, 0.001, DSC_KFAC_MEM_OPT, -1},
-    {0, 0, 1, 0, 1, 0.001, DSC_KFAC_COMM_OPT, 2}, {0, 1, 1, T, 4, 0, DSC_KFAC_MEM_OPT, -1},
-    {1, 0, 1, T, 1, 0.001, DSC_KFAC_COMM_OPT, 4}, {1, 0, 2, 1, 1, 0, DSC_KFAC_MEM_OPT, -1},
+    {0, 0, 1, T, 1, 0, DSC_KFAC_COMM_OPT, -1},     {0, 0, 2, T, 8, 0.001, DSC_KFAC_MEM_OPT, -1},
+    {0, 0, 1, 0, 1, 0.001, DSC_KFAC_COMM_OPT, 2},  {0, 1, 1, T, 4, 0, DSC_KFAC_MEM_OPT, -1},
+    {1, 0, 1, T, 1, 0.001, DSC_KFAC_COMM_OPT, 4},  {1, 0, 2, 1, 1, 0, DSC_KFAC_MEM_OPT, -1},
+    {0, 1, 2, 0, 2, 0.001, DSC_KFAC_COMM_OPT, -1},
 };
 
 static void test_one_hot(void **state) {
@@ -232,6 +233,39 @@ static void test_resume(void **state) {
         rig_close(&again);
         rig_close(&r);
     }
+    all_fine(comm);
+}
+
+/* Ranks that use a table a different number of times: A is the mean over ranks of the mean over their uses, and the same
+ * on all of them. */
+static void test_uneven_uses(void **state) {
+    (void)state;
+    rig r;
+    double a[V] = {0}, want[V];
+    dsc_kfac_sample sample;
+    rig_open(&r, &places[REF], &variants[2], 0);
+    EXPECT_OK(dsc_kfac_set_uses(r.kfac, 1, 0));
+    EXPECT_OK(dsc_kfac_begin(r.kfac, 1));
+    draw(&r, 0, 0);
+    dsc_kfac_sample_init(&sample);
+    sample.a = r.ids;
+    sample.g = r.dy;
+    for (int use = 0; use <= rank; use++) /* of the same tokens: the mean over the uses is that of one */
+        EXPECT_OK(dsc_kfac_capture_sample(r.kfac, r.at->queue, 1, &sample));
+    EXPECT_OK(dsc_kfac_capture(r.kfac, r.at->queue, 0, &r.a, &r.g));
+    put_gradients(&r, 0);
+    EXPECT_OK(dsc_kfac_step(r.kfac, r.at->queue, 0.5));
+    for (int64_t i = 0; i < dsc_kfac_state_count(r.kfac); i++) {
+        int held;
+        if (strcmp(dsc_kfac_state_entries(r.kfac)[i].name, "table.A") == 0)
+            EXPECT_OK(dsc_kfac_state_get_own(r.kfac, r.at->queue, i, a, &held));
+    }
+    for (int v = 0; v < V; v++)
+        want[v] = 0.5; /* the identity's part, at a decay of a half */
+    for (int64_t i = 0; i < WHOLE * T; i++)
+        want[token_at(r.v, 0, 0, i / T, i % T)] += 0.5 / (double)(WHOLE * T);
+    EXPECT(naive_distance(a, want, V) <= 1e-12);
+    rig_close(&r);
     all_fine(comm);
 }
 
@@ -286,6 +320,7 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_hot), cmocka_unit_test(test_resume),
-                                       cmocka_unit_test(test_left_out), cmocka_unit_test(test_refusals)};
+                                       cmocka_unit_test(test_left_out), cmocka_unit_test(test_refusals),
+                                       cmocka_unit_test(test_uneven_uses)};
     return cmocka_run_group_tests_name("kfac-embedding", tests, open_crew, close_crew);
 }

@@ -360,14 +360,14 @@ static void factors_with_padding(const place *p, const dsc_kfac_options *options
     dsc_tensor_free(&b);
 }
 
-/* The same from the tokens alone; terms: M, 0: the number of tokens. */
+/* The same from the tokens alone; terms: M, 0: the number of tokens, -1: G is a mean over them. */
 static void factors_by_hand(int64_t passes, int64_t terms, double *factor_a, double *factor_g) {
     double rows = 0;
     memset(factor_a, 0, MOST * sizeof *factor_a);
     memset(factor_g, 0, MOST * sizeof *factor_g);
     for (int64_t n = 0; n < N; n++)
         rows += (double)(T - n);
-    double m = terms > 0 ? (double)terms : rows;
+    double m = terms > 0 ? (double)terms : terms < 0 ? 1 / rows : rows;
     for (int64_t pass = 0; pass < passes; pass++)
         for (int64_t n = 0; n < N; n++)
             for (int64_t i = 0; i < T - n; i++) {
@@ -389,14 +389,15 @@ static void factors_by_hand(int64_t passes, int64_t terms, double *factor_a, dou
 static void test_padding(void **state) {
     (void)state;
     for (int p = 0; p < PLACES; p++)
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 16; i++) {
             dsc_kfac_options options = twin_options();
             double a[MOST], g[MOST], want_a[MOST], want_g[MOST];
             options.stat_decay = 0;
+            options.scaling = i & 8 ? DSC_KFAC_PYTORCH : DSC_KFAC_PAPER;
             options.passes = 1 + (i & 1);
             options.symmetric = i & 2 ? 0 : 1;
             options.loss_terms = i & 4 ? 4 : 0;
-            factors_by_hand(options.passes, N * options.loss_terms, want_a, want_g);
+            factors_by_hand(options.passes, i & 8 ? -1 : N * options.loss_terms, want_a, want_g);
             for (int64_t padding = 0; padding <= 3; padding += 3) {
                 factors_with_padding(&places[p], &options, padding, a, g);
                 for (int j = 0; j < (IN + 1) * (IN + 2) / 2; j++)

@@ -225,7 +225,7 @@ static void paper_update(const dsc_optim_options *o, double lr, int t, paper *p,
             *m = o->momentum * *m + lr * local * (g + decay * z);
             *u = *m;
             break;
-        case DSC_LAMB: /* You et al. 2020, algorithm 2, phi(x) = x */
+        case DSC_LAMB: /* You et al. 2020, algorithm 2, phi(x) = x; without decay no trust ratio, as in apex */
             *u = paper_moments(o, t, g, m, v) + decay * z;
             break;
         }
@@ -233,7 +233,7 @@ static void paper_update(const dsc_optim_options *o, double lr, int t, paper *p,
     if (o->kind == DSC_LAMB) {
         double u_norm = norm(p->u + from, to - from);
         for (int64_t i = from; i < to; i++)
-            p->u[i] *= lr * (z_norm > 0 && u_norm > 0 ? z_norm / u_norm : 1);
+            p->u[i] *= lr * (decay > 0 && z_norm > 0 && u_norm > 0 ? z_norm / u_norm : 1);
     }
 }
 

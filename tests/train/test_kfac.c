@@ -461,12 +461,24 @@ static void note_kfac(void *context, const dsc_progress *progress) {
         snprintf(context, 512, "%s", progress->text);
 }
 
-/* A run of 4 steps with this refresh, continued to step 6 with auto: it keeps what it had on any device. */
-static void check_kept(const char *directory_name, dsc_kfac_refresh refresh) {
+/* Options of a GPT, whose layers share factors A. */
+static void text_options(dsc_train_options *o, const char *data, const char *out) {
+    kfac_options(o, out);
+    o->model = "gpt-mini:layers=1,heads=2,width=8,dropout=0";
+    o->data = data;
+    o->context = 8;
+}
+
+/* A run of 4 steps with this refresh, continued to step 6 with auto: it keeps what it had on any device. data: text, or
+ * NULL for images. */
+static void check_kept(const char *directory_name, dsc_kfac_refresh refresh, const char *data) {
     char out[SCRATCH_SIZE], name[16];
     const char *expected = dsc_kfac_refresh_name(refresh);
     dsc_train_options o;
-    refresh_options(&o, folder(directory_name, out));
+    if (data)
+        text_options(&o, data, folder(directory_name, out));
+    else
+        refresh_options(&o, folder(directory_name, out));
     kfac_of(&o)->refresh = refresh;
     o.steps = 4;
     assert_ok(dsc_train_run(comm, device, &o, NULL));
@@ -482,7 +494,7 @@ static void check_kept(const char *directory_name, dsc_kfac_refresh refresh) {
 /* auto is warm on a GPU and exact on a CPU; the start of a run, its metrics and its file `config` say which. */
 static void test_refresh(void **state) {
     (void)state;
-    char out[SCRATCH_SIZE], name[16], line[512] = "", wanted[64];
+    char out[SCRATCH_SIZE], name_of_text[SCRATCH_SIZE], name[16], line[512] = "", wanted[64];
     const char *expected = dsc_device_is_host(device) ? "exact" : "warm";
     size_t bytes;
     dsc_train_options o;
@@ -511,8 +523,15 @@ static void test_refresh(void **state) {
     assert_ok(dsc_train_run(comm, device, &o, NULL));
     assert_string_equal(refresh_of(out, 0, name), "exact");
 
-    check_kept("auto-after-exact", DSC_KFAC_EXACT);
-    check_kept("auto-after-warm", DSC_KFAC_WARM);
+    check_kept("auto-after-exact", DSC_KFAC_EXACT, NULL);
+    check_kept("auto-after-warm", DSC_KFAC_WARM, NULL);
+    char text[2000], data[SCRATCH_SIZE + 8];
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (char)('a' + i * i / 7 % 11);
+    scratch_write(folder("letters", name_of_text), text, sizeof text);
+    snprintf(data, sizeof data, "text:%s", name_of_text);
+    check_kept("auto-after-shared-exact", DSC_KFAC_EXACT, data);
+    check_kept("auto-after-shared-warm", DSC_KFAC_WARM, data);
 }
 
 /* A checkpoint of a run with exact decompositions is all that a run with warm ones needs, and the other way round. */
