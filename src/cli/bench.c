@@ -9,6 +9,7 @@
  * plain ones are those of a second trainer on the same model. */
 #include "cli/cli.h"
 #include "cli/support.h"
+#include "descent/log.h"
 #include "descent/ops.h"
 #include "descent/random.h"
 #include "descent/trainer.h"
@@ -19,9 +20,15 @@
 #include <string.h>
 #include <sys/resource.h>
 
-enum { WARM_UP = 2, SEED = 42, PURPOSE = 6, GROUP = 10 }; /* PURPOSE: of the random numbers */
+enum { WARM_UP = 2, SEED = 42, PURPOSE = 6 }; /* PURPOSE: of the random numbers */
+/* Steps timed together on a GPU; fewer of long ones, of more operations than this, about 10 ms. */
+enum { GROUP = 10, LONG_GROUP = 2 };
+static const double LONG_STEP = 5e12;
 static const double RATE = 0.01;
 enum { PLAIN, PRECONDITION, FACTORS, DECOMPOSE, KINDS }; /* of steps; each does what those before it do */
+/* With K-FAC; the first has the optimiser's name. */
+static const char *const kind_names[KINDS] = {"", "K-FAC, no update", "+ factors",
+                                              "+ factors and decomposition"};
 
 typedef struct bench_values {
     dsc_cli_common common;
@@ -291,6 +298,8 @@ static dsc_status run_round(bench *b, int64_t round) {
         double start = dsc_cli_now();
         DSC_CLI_TRY(run_group(b, 0, count, &report));
         double seconds = (dsc_cli_now() - start) / (double)count;
+        dsc_log(DSC_LOG_INFO, "round %lld of %lld: %.4f s a step%s%s", (long long)(round + WARM_UP + 1),
+                (long long)(b->steps + WARM_UP), seconds, b->kind == PLAIN ? "" : ", ", kind_names[b->kind]);
         if (!host)
             DSC_CLI_TRY(run_group(b, 1, 1, &report));
         if (round < 0)
@@ -315,8 +324,9 @@ static dsc_status count_refreshes(bench *b, int sign) {
 }
 
 static dsc_status measure(bench *b, const bench_values *v) {
-    b->group = dsc_device_is_host(b->device) ? 1 : GROUP;
     DSC_CLI_TRY(create_model(b, v));
+    const int is_long = 3 * dsc_model_flops(b->model) * (double)b->batch > LONG_STEP;
+    b->group = dsc_device_is_host(b->device) ? 1 : is_long ? LONG_GROUP : GROUP;
     DSC_CLI_TRY(create_results(b));
     for (int with_kfac = 0; with_kfac <= v->kfac; with_kfac++)
         DSC_CLI_TRY(create_trainer(b, v->kfac_with, with_kfac));
@@ -456,10 +466,9 @@ static dsc_status print_json(const bench *b, const bench_values *v, const result
 static void print_kfac(const bench *b, const results *r) {
     static const char *const optimizers[] = {"SGD", "Adam", "AdamW", "LARS", "LAMB"}; /* as dsc_optim_kind */
     const char *plain = optimizers[b->optim.kind];
-    const char *names[KINDS] = {plain, "K-FAC, no update", "+ factors", "+ factors and decomposition"};
     for (int i = 0; i < r->kinds; i++)
-        printf("%s%-28s median %.4f s, %.3f of an %s step\n", i == 0 ? "kfac     " : "         ", names[i],
-               r->median[i], r->median[i] / r->median[PLAIN], plain);
+        printf("%s%-28s median %.4f s, %.3f of an %s step\n", i == 0 ? "kfac     " : "         ",
+               i == PLAIN ? plain : kind_names[i], r->median[i], r->median[i] / r->median[PLAIN], plain);
     for (int i = PRECONDITION; i < r->kinds; i++)
         print_phases(r, i, "         ");
     if (b->warm)

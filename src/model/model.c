@@ -144,8 +144,11 @@ static void list_layers(dsc_model *m) {
     }
 }
 
-static void draw_normal(uint64_t seed, uint32_t number, double std, int64_t count, dsc_dtype dtype,
-                        void *out) {
+/* Every number has a sequence of its own, so that threads change nothing. */
+static void draw_normal(uint64_t seed, uint32_t number, double std, int64_t count, dsc_dtype dtype, void *out,
+                        int threads) {
+    const int64_t few = 1 << 14; /* not worth a thread */
+#pragma omp parallel for num_threads(threads) schedule(static) if (count > few)
     for (int64_t i = 0; i < count; i++) {
         dsc_rng rng = dsc_rng_start(seed, DSC_RNG_INIT, number, (uint64_t)i);
         double x = std * dsc_rng_normal(&rng);
@@ -167,7 +170,7 @@ static dsc_status initialise(dsc_model *m, dsc_queue *q, void *host) {
             continue;
         }
         draw_normal(m->options.seed, (uint32_t)t->number, t->std, dsc_tensor_count(&t->tensor),
-                    t->tensor.dtype, host);
+                    t->tensor.dtype, host, dsc_device_threads(m->device));
         DSC_TRY(dsc_tensor_upload(q, host, dsc_tensor_bytes(&t->tensor), &t->tensor));
         DSC_TRY(dsc_queue_sync(q)); /* `host` is written again */
     }
