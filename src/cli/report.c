@@ -23,9 +23,11 @@ static const dsc_option options[] = {
     {.name = "plot",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(plot),
-     .value = "top1",
-     .choices = DSC_CLI_CHOICES("top1", "top5", "loss", "train-loss", "lr"),
-     .help = "what to plot: accuracy or loss on the validation set, training loss, learning rate",
+     .value = "auto",
+     .choices = DSC_CLI_CHOICES("auto", "top1", "top5", "loss", "train-loss", "lr"),
+     .help = "what to plot: accuracy or loss on the validation set, training loss, learning rate; auto: "
+             "accuracy, or "
+             "the loss of models of text and pixels",
      .group = "Report"},
     {.name = "over",
      .kind = DSC_OPTION_CHOICE,

@@ -48,6 +48,7 @@ dsc_status dsc_report_write_html(const char *path, const dsc_report_runs *runs) 
 
 /* What is plotted, and over what. */
 typedef enum dsc_report_y {
+    DSC_REPORT_AUTO, /* the loss of runs that are judged by it, top-1 of others */
     DSC_REPORT_TOP1,
     DSC_REPORT_TOP5,
     DSC_REPORT_LOSS,

@@ -65,8 +65,16 @@ static dsc_status make_series(const dsc_runlog *log, dsc_report_y y, dsc_report_
     return DSC_OK;
 }
 
-dsc_status dsc_report_plot(FILE *out, dsc_runlog *const *logs, int64_t count, dsc_report_y y,
+static dsc_report_y choose(dsc_runlog *const *logs, int64_t count) {
+    int by_loss = count > 0;
+    for (int64_t i = 0; i < count; i++)
+        by_loss &= logs[i]->by_loss;
+    return by_loss ? DSC_REPORT_LOSS : DSC_REPORT_TOP1;
+}
+
+dsc_status dsc_report_plot(FILE *out, dsc_runlog *const *logs, int64_t count, dsc_report_y wanted,
                            dsc_report_x x) {
+    const dsc_report_y y = wanted == DSC_REPORT_AUTO ? choose(logs, count) : wanted;
     dsc_plot_series *series = NULL;
     curve *curves = NULL;
     int64_t drawn = 0;

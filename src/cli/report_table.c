@@ -20,6 +20,7 @@ static const struct result {
 } results[] = {
     {"epochs", "epochs", offsetof(dsc_runlog, epochs), -1, 1, 0},
     {NULL, "steps", offsetof(dsc_runlog, steps), -1, 1, 0},
+    {"best loss", "best_loss", offsetof(dsc_runlog, best_loss), 4, 1, 1},
     {"best top-1", "best_top1", offsetof(dsc_runlog, best_top1), 2, 0.01, 0},
     {NULL, "best_epoch", offsetof(dsc_runlog, best_epoch), 2, 1, 0},
     {"top-1", "top1", offsetof(dsc_runlog, top1), 2, 0.01, 0},
@@ -28,6 +29,7 @@ static const struct result {
     {"to target", "target_s", offsetof(dsc_runlog, target_s), -2, 1, 1},
     {"time", "time_s", offsetof(dsc_runlog, seconds), -2, 1, 0},
     {"images/s", "images_per_s", offsetof(dsc_runlog, images_per_s), 0, 1, 0},
+    {"tokens/s", "tokens_per_s", offsetof(dsc_runlog, tokens_per_s), 0, 1, 1},
     {"mfu", "mfu", offsetof(dsc_runlog, mfu), 1, 0.01, 1},
 };
 enum { RESULTS = sizeof results / sizeof results[0] };
@@ -62,10 +64,12 @@ static int is_target(const struct result *r) {
     return r->offset == offsetof(dsc_runlog, target_s);
 }
 
+/* Images per second are those of the runs that train on images. */
 static int is_shown(const dsc_report_runs *runs, const struct result *r) {
-    int found = !r->is_rare || (is_target(r) && runs->target > 0);
+    const int is_rate = r->offset == offsetof(dsc_runlog, images_per_s);
+    int found = (!r->is_rare && !is_rate) || (is_target(r) && runs->target > 0) || runs->count == 0;
     for (int64_t i = 0; i < runs->count && !found; i++)
-        found = isfinite(result_value(runs->logs[i], r));
+        found = is_rate ? runs->logs[i]->tokens == 0 : isfinite(result_value(runs->logs[i], r));
     return r->title && found;
 }
 

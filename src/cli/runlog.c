@@ -256,11 +256,15 @@ static void forget_ranks(dsc_runlog *log) {
 static void take_run(dsc_runlog *log, json_t *line) {
     const char *model = json_string_value(json_object_get(json_object_get(line, "config"), "model"));
     double step;
+    int64_t positions;
     json_decref(log->run);
     log->run = json_incref(line);
     log->status[0] = log->error[0] = '\0';
     log->target_s = NAN;
     get_count(line, "ranks", &log->ranks);
+    log->tokens = 0;
+    get_count(line, "tokens", &log->tokens);
+    log->by_loss = get_count(line, "positions", &positions) && positions > 1;
     if (model)
         snprintf(log->model, sizeof log->model, "%s", model);
     for (int i = 0; i < DSC_RUNLOG_LAYERS && get_number(line, "step", &step); i++)
@@ -378,19 +382,31 @@ static double best_of(const dsc_runlog_table *evals, const double *row) {
     return 100 * fmax(top1, ema); /* which ignores NaN */
 }
 
+double dsc_runlog_loss(const dsc_runlog_table *evals, const double *row) {
+    const double loss = row[dsc_runlog_column(evals, "loss")],
+                 ema = row[dsc_runlog_column(evals, "ema_loss")];
+    return fmin(isfinite(loss) ? loss : NAN, isfinite(ema) ? ema : NAN); /* which ignores NaN */
+}
+
 /* The best and the last evaluation. */
 static void judge(dsc_runlog *log) {
     const dsc_runlog_table *evals = &log->tables[DSC_RUNLOG_EVALS];
     for (int64_t i = 0; i < evals->rows; i++) {
         const double *row = evals->values + i * evals->columns;
-        double best = best_of(evals, row);
+        const double best = best_of(evals, row), loss = dsc_runlog_loss(evals, row);
+        const int higher = !isnan(best) && !(best <= log->best_top1);
+        const int lower = log->by_loss && !isnan(loss) && !(loss >= log->best_loss);
         log->top1 = 100 * row[dsc_runlog_column(evals, "top1")];
         log->ema_top1 = 100 * row[dsc_runlog_column(evals, "ema_top1")];
-        if (!isnan(best) && !(best <= log->best_top1)) {
+        if (higher)
             log->best_top1 = best;
+        if (lower)
+            log->best_loss = loss;
+        if (log->by_loss ? lower : higher)
             log->best_epoch = row[DSC_RUNLOG_EPOCH];
-        }
     }
+    if (log->tokens > 0)
+        log->tokens_per_s = log->images_per_s * (double)log->tokens;
 }
 
 double dsc_runlog_time_to(const dsc_runlog *log, double top1) {
@@ -404,7 +420,7 @@ double dsc_runlog_time_to(const dsc_runlog *log, double top1) {
 dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stream, dsc_runlog **out) {
     dsc_runlog *log = NULL;
     DSC_CLI_TRY(dsc_cli_alloc(1, sizeof *log, &log));
-    log->loss = log->images_per_s = log->seconds = log->target_s = NAN;
+    log->loss = log->best_loss = log->images_per_s = log->tokens_per_s = log->seconds = log->target_s = NAN;
     log->mfu = log->best_top1 = log->best_epoch = log->top1 = log->ema_top1 = NAN;
     for (int i = 0; i < DSC_RUNLOG_LAYERS; i++) {
         log->tables[i].keys = kinds[i].keys;

@@ -42,22 +42,26 @@ extern const char *const dsc_runlog_layer_keys[], *const dsc_runlog_solve_keys[]
                                                       *const dsc_runlog_rank_keys[];
 
 typedef struct dsc_runlog {
-    char *name;          /* of the run: its directory */
-    char *label;         /* the same for a terminal: dsc_cli_clean */
-    char model[64];      /* "" when the file does not say */
-    char status[16];     /* done, running, stopped, diverged, failed, died; "" before it is known */
-    char error[512];     /* message of a run that failed; "" otherwise */
-    json_t *run;         /* the last line of kind `run`; NULL: none */
-    int64_t ranks;       /* 0: not said */
-    int64_t epochs;      /* done in full */
-    int64_t steps;       /* done */
+    char *name;      /* of the run: its directory */
+    char *label;     /* the same for a terminal: dsc_cli_clean */
+    char model[64];  /* "" when the file does not say */
+    char status[16]; /* done, running, stopped, diverged, failed, died; "" before it is known */
+    char error[512]; /* message of a run that failed; "" otherwise */
+    json_t *run;     /* the last line of kind `run`; NULL: none */
+    int64_t ranks;   /* 0: not said */
+    int64_t epochs;  /* done in full */
+    int64_t steps;   /* done */
+    int by_loss; /* 1: it predicts pixels or tokens, and the lowest loss is the best; else the highest top-1 */
+    int64_t tokens;      /* of a sample; 0: images */
     double best_top1;    /* in percent, of the weights or their average; NaN: never evaluated */
+    double best_loss;    /* the same of the loss, where that counts; NaN elsewhere */
     double best_epoch;   /* epochs done at the best evaluation */
     double top1;         /* of the last evaluation, in percent; NaN: none */
     double ema_top1;     /* the same of the average of the weights; NaN: there is none */
     double loss;         /* of the last evaluation; before the first, the last training loss; NaN: none */
     int loss_is_eval;    /* 1: it is that of an evaluation */
     double images_per_s; /* the last that was written; NaN: none */
+    double tokens_per_s; /* NaN for images */
     double mfu;          /* the same of the utilisation, in percent */
     double seconds;      /* since the run began; NaN: none */
     double target_s;     /* seconds until the run reached its target (--stop-at); NaN: it did not */
@@ -85,6 +89,8 @@ void dsc_runlog_destroy(dsc_runlog **log);
 /* The seconds until the first evaluation with this top-1 accuracy in percent, of the weights or their average;
  * NaN: there is none. */
 double dsc_runlog_time_to(const dsc_runlog *log, double top1);
+/* The lower loss of an evaluation, of the weights and their average; NaN: none is finite. */
+double dsc_runlog_loss(const dsc_runlog_table *evals, const double *row);
 /* The number of the column with this key; -1: none. */
 int64_t dsc_runlog_column(const dsc_runlog_table *table, const char *key);
 /* A value of the run's configuration, by its place ("optimizer.name"); NULL: the run does not have it. */

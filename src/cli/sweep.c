@@ -228,7 +228,7 @@ static dsc_status write_options(const dsc_sweep *sweep) {
 
 static double best_of(const dsc_sweep *sweep, int64_t run) {
     const dsc_sweep_curve *c = &sweep->curves[run];
-    return c->epochs > 0 && isfinite(c->best[c->epochs - 1]) ? c->best[c->epochs - 1] : -1;
+    return c->epochs > 0 && isfinite(c->best[c->epochs - 1]) ? c->best[c->epochs - 1] : -INFINITY;
 }
 
 /* The runs that have metrics, the best first. Returns their number. */
@@ -307,8 +307,11 @@ static dsc_status show(dsc_cli_session *session, const dsc_sweep *sweep) {
     for (int64_t i = 0; i < sweep->plan->count; i++)
         number[sweep->states[i]]++;
     dsc_status status = count > 0 ? show_runs(session, sweep, order, count) : DSC_OK;
-    if (count > 0 && best_of(sweep, order[0]) >= 0)
-        printf("\nbest: %s, top-1 %.2f %%\n", sweep->plan->runs[order[0]].name, best_of(sweep, order[0]));
+    if (count > 0 && isfinite(best_of(sweep, order[0]))) {
+        char text[64];
+        dsc_sweep_best_text(&sweep->curves[order[0]], best_of(sweep, order[0]), text, sizeof text);
+        printf("\nbest: %s, %s\n", sweep->plan->runs[order[0]].name, text + strlen("best "));
+    }
     printf("%lld done, %lld stopped early, %lld failed, %lld not done; written: %s\n",
            (long long)number[DSC_SWEEP_DONE], (long long)number[DSC_SWEEP_STOPPED],
            (long long)number[DSC_SWEEP_FAILED],
@@ -444,7 +447,7 @@ const dsc_cli_command dsc_cli_sweep = {
         "The median rule stops bad runs early: after an evaluation, from --grace epochs on, a run ends "
         "(with a checkpoint, and DIR/NAME.stopped says why) when its best top-1 accuracy so far is below "
         "the median of what the other runs had after that epoch, and at least three others have come as "
-        "far.\n\n"
+        "far. Models of text and pixels are compared by their lowest loss.\n\n"
         "SIGINT, SIGTERM and SIGUSR1 stop all runs with a checkpoint and exit status 3; a second SIGINT or "
         "SIGTERM, more than a second later, ends them at once. The exit status is 1 when a run failed.",
     .examples = "descent sweep rates.sweep --jobs 2\n"

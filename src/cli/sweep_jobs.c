@@ -165,9 +165,11 @@ static void find_message(const dsc_sweep *sweep, int64_t run, char *text, size_t
 
 static dsc_status end_early(dsc_sweep *sweep, const dsc_sweep_job *job) {
     const dsc_sweep_curve *curve = &sweep->curves[job->run];
-    char path[MAX_PATH], text[256];
-    snprintf(text, sizeof text, "best top-1 %.2f %% after %lld epochs, the median of the others %.2f %%",
-             curve->epochs > 0 ? curve->best[curve->epochs - 1] : NAN, (long long)curve->epochs, job->median);
+    char path[MAX_PATH], text[256], own[64], others[64];
+    dsc_sweep_best_text(curve, curve->epochs > 0 ? curve->best[curve->epochs - 1] : NAN, own, sizeof own);
+    dsc_sweep_best_text(curve, job->median, others, sizeof others);
+    snprintf(text, sizeof text, "%s after %lld epochs, the median of the others has %s", own,
+             (long long)curve->epochs, others + strlen("best "));
     sweep->states[job->run] = DSC_SWEEP_STOPPED;
     say(sweep, "stopped early", job->run, text);
     strcat(text, "\n");
@@ -176,10 +178,11 @@ static dsc_status end_early(dsc_sweep *sweep, const dsc_sweep_job *job) {
 
 static void end_done(dsc_sweep *sweep, const dsc_sweep_job *job) {
     const dsc_sweep_curve *curve = &sweep->curves[job->run];
-    char text[128] = "", seconds[32];
+    char text[128] = "", best[64], seconds[32];
     dsc_cli_duration(dsc_cli_now() - job->started, seconds, sizeof seconds);
     if (curve->epochs > 0)
-        snprintf(text, sizeof text, "best top-1 %.2f %%, %s", curve->best[curve->epochs - 1], seconds);
+        snprintf(text, sizeof text, "%s, %s",
+                 dsc_sweep_best_text(curve, curve->best[curve->epochs - 1], best, sizeof best), seconds);
     sweep->states[job->run] = DSC_SWEEP_DONE;
     say(sweep, "done", job->run, text);
 }

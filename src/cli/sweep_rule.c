@@ -1,9 +1,10 @@
-/* The median rule, on the accuracies in the runs' metrics. */
+/* The median rule, on the evaluations in the runs' metrics. */
 #include "cli/sweep_rule.h"
 #include "cli/runlog.h"
 #include "cli/support.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,7 @@ static int64_t epochs_of(const double *row) {
 
 /* best[e] is NaN before the first evaluation. */
 static dsc_status fill(dsc_sweep_curve *curve, const dsc_runlog_table *evals) {
-    const int64_t column = dsc_runlog_column(evals, "top1");
+    const int64_t top1 = dsc_runlog_column(evals, "top1");
     double best = NAN;
     int64_t last = 0;
     for (int64_t i = 0; i < evals->rows; i++)
@@ -32,11 +33,12 @@ static dsc_status fill(dsc_sweep_curve *curve, const dsc_runlog_table *evals) {
     for (int64_t i = 0; i < evals->rows; i++) {
         const double *row = evals->values + i * evals->columns;
         const int64_t epochs = epochs_of(row);
-        if (epochs == 0 || column < 0 || !isfinite(row[column]))
+        const double value = curve->by_loss ? -dsc_runlog_loss(evals, row) : 100 * row[top1];
+        if (epochs == 0 || !isfinite(value))
             continue;
         while (curve->epochs < epochs)
             curve->best[curve->epochs++] = best; /* epochs without an evaluation */
-        best = fmax(best, 100 * row[column]);    /* the other one where one is NaN */
+        best = fmax(best, value);                /* the other one where one is NaN */
         curve->best[curve->epochs - 1] = best;
     }
     return DSC_OK;
@@ -51,9 +53,18 @@ dsc_status dsc_sweep_curve_read(const char *directory, dsc_sweep_curve *curve, c
         return DSC_OK; /* it has not begun, or was stopped before its first line was whole */
     DSC_CLI_TRY(status);
     memcpy(text, log->status, sizeof log->status);
+    curve->by_loss = log->by_loss;
     status = fill(curve, &log->tables[DSC_RUNLOG_EVALS]);
     dsc_runlog_destroy(&log);
     return status;
+}
+
+const char *dsc_sweep_best_text(const dsc_sweep_curve *curve, double value, char *text, size_t size) {
+    if (curve->by_loss)
+        snprintf(text, size, "best loss %.4f", -value);
+    else
+        snprintf(text, size, "best top-1 %.2f %%", value);
+    return text;
 }
 
 static int compare(const void *a, const void *b) {

@@ -4,13 +4,16 @@
 
 #include "descent/status.h"
 
+#include <stddef.h>
 #include <stdint.h>
 
-/* What is known of a run: its best top-1 accuracy, in percent, of the evaluations up to each epoch. */
+/* What is known of a run: the best of the evaluations up to each epoch, as top-1 accuracy in percent, or as the loss with
+ * its sign reversed where the run is judged by that (models of text and pixels): higher is better. */
 typedef struct dsc_sweep_curve {
     double *best;    /* [epochs]: best[e] after e + 1 epochs */
     int64_t epochs;  /* up to its last evaluation */
     int64_t planned; /* epochs of the whole run */
+    int by_loss;     /* 1: best is the loss */
 } dsc_sweep_curve;
 
 /* Reads the evaluations of the run in `directory`; those known before are forgotten. Without a file of metrics there
@@ -18,7 +21,10 @@ typedef struct dsc_sweep_curve {
 dsc_status dsc_sweep_curve_read(const char *directory, dsc_sweep_curve *curve, char *status) DSC_MUST_CHECK;
 void dsc_sweep_curve_free(dsc_sweep_curve *curve);
 
-/* The median rule: 1 when run `number` should be stopped, because after its last evaluated epoch its best accuracy is
+/* "best top-1 90.12 %", or "best loss 1.2345", for a value of the curve. Returns `text`. */
+const char *dsc_sweep_best_text(const dsc_sweep_curve *curve, double value, char *text, size_t size);
+
+/* The median rule: 1 when run `number` should be stopped, because after its last evaluated epoch its best is
  * below the median of the best that the other runs had after that epoch. Only from `grace` epochs on, when at least 3
  * other runs have come as far, and when it has epochs left. `median` becomes that median. */
 int dsc_sweep_rule(const dsc_sweep_curve *curves, int64_t count, int64_t number, int64_t grace,

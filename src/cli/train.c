@@ -83,7 +83,7 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
 static dsc_status plot_run(const char *out) {
     dsc_runlog *log = NULL;
     DSC_CLI_TRY(dsc_runlog_read(out, &log));
-    dsc_status status = dsc_report_plot(stdout, &log, 1, DSC_REPORT_TOP1, DSC_REPORT_EPOCH);
+    dsc_status status = dsc_report_plot(stdout, &log, 1, DSC_REPORT_AUTO, DSC_REPORT_EPOCH);
     dsc_runlog_destroy(&log);
     return status;
 }

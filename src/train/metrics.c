@@ -243,6 +243,8 @@ void dsc_metrics_run(dsc_metrics *metrics, const dsc_train_options *options, con
     set(line, "peak_flops_per_s", facts->peak > 0 ? real(facts->peak) : json_null());
     set_int(line, "samples", facts->samples);
     set_int(line, "steps_per_epoch", facts->epoch_steps);
+    set_int(line, "positions", facts->positions);
+    set_int(line, "tokens", facts->tokens);
     set_text(line, "resumed", facts->resumed);
     set_int(line, "step", facts->step);
     json_t *config = dsc_metrics_config(options);

@@ -15,10 +15,11 @@ typedef struct dsc_run_facts {
     const char *device, *comm;  /* descriptions */
     const char *const *devices; /* one description per rank */
     int64_t parameters, samples, epoch_steps;
-    double flops, peak;  /* of the forward pass of a sample; a second of rank 0's device, 0: unknown */
-    int64_t image_size;  /* that the data has */
-    const char *resumed; /* the checkpoint, or NULL */
-    int64_t step;        /* steps done before */
+    int64_t positions, tokens; /* predictions and tokens of a sample; images have no tokens */
+    double flops, peak;        /* of the forward pass of a sample; a second of rank 0's device, 0: unknown */
+    int64_t image_size;        /* that the data has */
+    const char *resumed;       /* the checkpoint, or NULL */
+    int64_t step;              /* steps done before */
 } dsc_run_facts;
 
 /* How fast steps are: images, or sequences, per second, and the share of the peak (dsc_progress), 0: unknown. */

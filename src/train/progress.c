@@ -205,6 +205,8 @@ dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) {
                                .peak = t->peak,
                                .samples = t->info.count,
                                .epoch_steps = t->epoch_steps,
+                               .positions = dsc_model_positions(t->model),
+                               .tokens = dsc_trainer_tokens(t),
                                .image_size = t->info.h,
                                .resumed = resumed[0] ? resumed : NULL,
                                .step = t->state.step};

@@ -30,6 +30,16 @@ expect 0 "" eval --checkpoint run --json
 bits=$(sed -n 's/.*"bits_per_byte": \([0-9.]*\).*/\1/p' stdout)
 awk -v l="$loss" -v b="$bits" 'BEGIN { d = b - l / log(2); exit !(d < 1e-4 && d > -1e-4) }' || complain "$bits bits for a loss of $loss"
 
+# The report shows its lowest loss, and tokens per second.
+expect 0 "tokens/s" report run
+has stdout "best loss"
+has stdout "loss on the validation set"
+! grep -q "images/s" stdout || complain "a report of text with images per second: $(cat stdout)"
+best=$(sed -n 's/.*"kind":"eval".*"loss":\([0-9.]*\).*/\1/p' run/metrics.jsonl | sort -g | head -n 1)
+expect 0 "" report run --json
+awk -v b="$best" '/"best_loss":/ { gsub(/[^0-9.e-]/, "", $2); found = $2 - b < 1e-9 && b - $2 < 1e-9 } END { exit !found }' stdout ||
+    complain "the best loss is $best: $(grep best_loss stdout)"
+
 # Stopped and resumed, it has the bits of the run that never stopped.
 expect 0 "" train "${small[@]}" --epochs 2 --steps 30 --out whole --kfac-update-freq 5
 expect 0 "" train "${small[@]}" --epochs 2 --steps 13 --out parts --kfac-update-freq 5
@@ -96,7 +106,7 @@ expect 0 "" train "${masked[@]}" "${more[@]}" --epochs 2 --steps 30 --out masked
 expect 0 "" train "${masked[@]}" "${more[@]}" --epochs 2 --steps 13 --out masked-parts
 expect 0 "" train --resume masked-parts --steps 30
 cmp masked-whole/checkpoint-30.safetensors masked-parts/checkpoint-30.safetensors || complain "a resumed run of masked tokens differs"
-expect 2 "sees all tokens of a sequence" train --model $bert --data text:text --context 16 --batch-size 8 --steps 1 --out none
+expect 2 "layers that may see the next token" train --model $bert --data text:text --context 16 --batch-size 8 --steps 1 --out none
 expect 2 "mask 0.15: synthetic:64 has no tokens" train --model lenet --data synthetic:64 --mask 0.15 --batch-size 8 --steps 1 --out none
 expect 2 "--mask 2: must be a number from 0 to 1" train "${masked[@]}" --mask 2 --out none
 

@@ -76,7 +76,7 @@ for lr in 1 2 3; do
 done
 expect 0 "3 done, 1 stopped early, 0 failed, 0 not done" sweep early.sweep --out out
 has stdout "stopped early: lr=1e-9: best top-1"
-has out/lr=1e-9.stopped "the median of the others 99.00 %"
+has out/lr=1e-9.stopped "the median of the others has top-1 99.00 %"
 [ -f out/lr=1e-9/latest ] || complain "no checkpoint of a run that was stopped early"
 expect 0 "1 stopped early" sweep early.sweep --out out
 ! grep -q started stdout || complain "a run that was stopped early starts again"

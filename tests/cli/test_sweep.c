@@ -199,7 +199,8 @@ static void test_damaged(void **state) {
 static void test_rule(void **state) {
     (void)state;
     double good[] = {20, 40, 60}, fair[] = {30, 35, 36}, bad[] = {10, 11}, short_one[] = {90};
-    dsc_sweep_curve curves[] = {{good, 3, 5}, {fair, 3, 5}, {good, 3, 5}, {bad, 2, 5}, {short_one, 1, 5}};
+    dsc_sweep_curve curves[] = {
+        {good, 3, 5, 0}, {fair, 3, 5, 0}, {good, 3, 5, 0}, {bad, 2, 5, 0}, {short_one, 1, 5, 0}};
     double median = 0;
     assert_true(dsc_sweep_rule(curves, 5, 3, 1, &median)); /* 40, 35, 40 after two epochs */
     assert_true(median == 40);
@@ -217,7 +218,7 @@ static void test_rule(void **state) {
 
 static void test_curve(void **state) {
     (void)state;
-    char directory[] = "/tmp/descent-sweep-XXXXXX", path[64], status[16] = "x";
+    char directory[] = "/tmp/descent-sweep-XXXXXX", path[64], status[16] = "x", text[64];
     dsc_sweep_curve curve = {.planned = 9};
     assert_non_null(mkdtemp(directory));
     snprintf(path, sizeof path, "%s/metrics.jsonl", directory);
@@ -232,11 +233,25 @@ static void test_curve(void **state) {
                   "{\"kind\":\"end\",\"status\":\"done\"}\n{\"kind\":\"ev");
     fclose(file);
     assert_ok(dsc_sweep_curve_read(directory, &curve, status));
+    assert_false(curve.by_loss);
     assert_string_equal(status, "done");
     assert_int_equal(curve.epochs, 5);
     assert_true(isnan(curve.best[0]) && curve.best[1] == 50 && curve.best[2] == 50 && curve.best[3] == 50 &&
                 curve.best[4] == 75);
     assert_int_equal(curve.planned, 9);
+    file = fopen(path, "w");
+    assert_non_null(file);
+    fprintf(file, "{\"kind\":\"run\",\"step\":0,\"positions\":64,\"tokens\":64,\"config\":{}}\n"
+                  "{\"kind\":\"eval\",\"epoch\":0,\"step\":10,\"loss\":2.0,\"top1\":0.5,\"top5\":1.0}\n"
+                  "{\"kind\":\"eval\",\"epoch\":1,\"step\":20,\"loss\":1.5,\"top1\":0.4,\"top5\":1.0}\n"
+                  "{\"kind\":\"eval\",\"epoch\":2,\"step\":30,\"loss\":1.75,\"top1\":0.6,\"top5\":1.0}\n");
+    fclose(file);
+    assert_ok(dsc_sweep_curve_read(directory, &curve, status));
+    assert_true(curve.by_loss && curve.epochs == 3);
+    assert_true(curve.best[0] == -2 && curve.best[1] == -1.5 && curve.best[2] == -1.5);
+    assert_string_equal(dsc_sweep_best_text(&curve, curve.best[2], text, sizeof text), "best loss 1.5000");
+    curve.by_loss = 0;
+    assert_string_equal(dsc_sweep_best_text(&curve, 99, text, sizeof text), "best top-1 99.00 %");
     dsc_sweep_curve_free(&curve);
     unlink(path);
     rmdir(directory);

@@ -33,12 +33,14 @@ function setRuns(change) {
 
 // ---- the table ----
 
+const rate = v => v === null ? '–' : Math.round(v).toLocaleString('en');
 const state = {sort: null, down: false, x: 'epoch'};
 
 const differing = [...new Set(runs.flatMap(run => Object.keys(run.differs)))];
 const columns = [
   {title: 'run', text: true, value: run => run.label},
   {title: 'status', text: true, value: run => run.status},
+  {title: 'best loss', value: run => run.best_loss, format: digits, best: Math.min, rare: true},
   {title: 'best top-1', value: run => run.best_top1, format: percent, best: Math.max},
   {title: 'at epoch', value: run => run.best_epoch, format: short},
   {title: 'last top-1', value: run => run.top1, format: percent, best: Math.max},
@@ -47,7 +49,8 @@ const columns = [
   {title: 'epochs', value: run => run.epochs, format: String},
   {title: data.target === null ? 'to target' : 'to ' + short(100 * data.target) + ' %', value: run => run.target_s, format: duration, best: Math.min, rare: data.target === null},
   {title: 'time', value: run => run.time_s, format: duration},
-  {title: 'images/s', value: run => run.images_per_s, format: v => v === null ? '–' : Math.round(v).toLocaleString('en')},
+  {title: 'images/s', value: run => run.tokens_per_s === null ? run.images_per_s : null, format: rate, rare: true},
+  {title: 'tokens/s', value: run => run.tokens_per_s, format: rate, rare: true},
   {title: 'mfu', value: run => run.mfu, format: percent, rare: true},
   ...differing.map(key => ({title: key, option: true, value: run => run.differs[key], format: v => v === undefined || v === '-' ? '–' : v})),
 ].filter(column => !column.rare || runs.some(run => column.value(run) !== null));
@@ -143,7 +146,7 @@ const CURVES = [
   {key: 'train_loss', table: 'steps', column: 'loss', title: 'Training loss', format: digits, smoothed: true},
   {key: 'top5', table: 'evals', title: 'Accuracy on the validation set, top-5', format: percent, tick: v => short(100 * v) + ' %'},
   {key: 'lr', table: 'steps', title: 'Learning rate', format: short},
-  {key: 'images_per_s', table: 'steps', title: 'Images per second', format: v => Math.round(v).toLocaleString('en'), smoothed: true},
+  {key: 'images_per_s', table: 'steps', title: 'Images per second', format: rate, smoothed: true},
   {key: 'mfu', table: 'steps', title: 'Utilisation (mfu)', format: percent, tick: v => short(100 * v) + ' %', smoothed: true},
 ];
 
