@@ -16,6 +16,15 @@ dsc_tensor dsc_kfac_carve(const dsc_tensor *block, int64_t *used, int ndim, cons
     return t;
 }
 
+dsc_status dsc_kfac_reserve(const dsc_kfac *k, size_t bytes, dsc_tensor *work) {
+    int64_t count = (int64_t)bytes > 1 ? (int64_t)bytes : 1;
+    if (work->data && dsc_tensor_bytes(work) >= bytes)
+        return DSC_OK;
+    dsc_tensor_free(work);
+    *work = (dsc_tensor){0};
+    return dsc_tensor_alloc(k->device, DSC_U8, 1, &count, work);
+}
+
 dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) {
     return count > 0 ? dsc_tensor_alloc(k->device, dtype, 1, &count, out) : DSC_OK;
 }

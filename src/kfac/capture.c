@@ -40,17 +40,6 @@ static double alpha_of(const dsc_kfac *k, dsc_kfac_side side, const dsc_kfac_pas
     return side == DSC_KFAC_G ? alpha / scale : alpha;
 }
 
-/* Makes a workspace large enough. It grows during the first captures; later batches mostly have the same
- * size. */
-static dsc_status reserve(dsc_kfac *k, size_t bytes, dsc_tensor *work) {
-    int64_t count = (int64_t)bytes > 1 ? (int64_t)bytes : 1;
-    if (work->data && dsc_tensor_bytes(work) >= bytes)
-        return DSC_OK;
-    dsc_tensor_free(work);
-    *work = (dsc_tensor){0};
-    return dsc_tensor_alloc(k->device, DSC_U8, 1, &count, work);
-}
-
 /* A factor x that was formed with rows of padding, which are 0: the others count in proportion. The rows of a that are
  * left have a 1 for the bias, whose square is the last element. */
 static dsc_status leave_padding_out(dsc_queue *q, const dsc_kfac_pass *pass, dsc_kfac_side side, double alpha,
@@ -74,7 +63,7 @@ static dsc_status add_factor(dsc_kfac *k, dsc_queue *q, int64_t unit, dsc_kfac_s
     int ones = side == DSC_KFAC_A && k->layers[dsc_kfac_layer_of(k, unit)].bias_grad.data;
     const int64_t square[2] = {f->n, f->n};
     dsc_tensor gram = dsc_kfac_carve(&k->gram, &used, 2, square);
-    DSC_TRY(reserve(k, dsc_op_patch_gram_workspace(k->device, &rows->desc, ones), &k->work));
+    DSC_TRY(dsc_kfac_reserve(k, dsc_op_patch_gram_workspace(k->device, &rows->desc, ones), &k->work));
     if (waits && !k->options.symmetric) {
         DSC_TRY(dsc_op_patch_gram(q, &rows->desc, &rows->x, group, alpha, 0, &k->work, &gram));
         DSC_TRY(dsc_op_symmetrize(q, &gram));
@@ -145,7 +134,7 @@ static dsc_status convert_incoming(dsc_kfac *k, dsc_queue *q, incoming *in, cons
                                    dsc_kfac_pass *pass) {
     dsc_nhwc_item items[DSC_KFAC_SIDES];
     int64_t count = 0;
-    DSC_TRY(reserve(k, place_incoming(k, in), &k->images));
+    DSC_TRY(dsc_kfac_reserve(k, place_incoming(k, in), &k->images));
     place_incoming(k, in);
     for (int side = 0; side < DSC_KFAC_SIDES; side++) {
         if (!in[side].turns)
@@ -199,7 +188,7 @@ static dsc_status average_positions(dsc_kfac *k, dsc_queue *q, const dsc_kfac_la
     pass->averaged = pass->samples / n;
     for (int side = 0; side < DSC_KFAC_SIDES; side++)
         bytes[side] = (size_t)(n * channels[side]) * dsc_dtype_size(pass->rows[side].x.dtype);
-    DSC_TRY(reserve(k, bytes[DSC_KFAC_A] + bytes[DSC_KFAC_G], &k->means));
+    DSC_TRY(dsc_kfac_reserve(k, bytes[DSC_KFAC_A] + bytes[DSC_KFAC_G], &k->means));
     for (int side = 0; side < DSC_KFAC_SIDES; side++) {
         const dsc_tensor *x = &pass->rows[side].x;
         char *data = (char *)k->means.data + (side == DSC_KFAC_G ? bytes[DSC_KFAC_A] : 0);

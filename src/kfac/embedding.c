@@ -22,19 +22,6 @@ static int64_t packed_of(const dsc_kfac_table *t) {
     return t->width * (t->width + 1) / 2;
 }
 
-/* Names of what a state holds must differ. */
-static dsc_status check_layer(const dsc_kfac *k, int64_t layer) {
-    for (int64_t l = 0; l < layer; l++)
-        if (strcmp(k->layers[l].name, k->layers[layer].name) == 0)
-            return DSC_FAIL(DSC_E_INVALID,
-                            "K-FAC layers %lld and %lld are both named '%s': names must differ", (long long)l,
-                            (long long)layer, k->layers[layer].name);
-    if (k->layers[layer].weight_grad.device != k->device)
-        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its gradients are not on the queue's device",
-                        k->layers[layer].name);
-    return DSC_OK;
-}
-
 dsc_status dsc_kfac_tables_find(dsc_kfac *k) {
     dsc_kfac_tables *t = &k->tables;
     unsigned char *skip;
@@ -59,7 +46,7 @@ dsc_status dsc_kfac_tables_find(dsc_kfac *k) {
         t->longest = layer->in_c > t->longest ? layer->in_c : t->longest;
         t->widest = layer->out_c > t->widest ? layer->out_c : t->widest;
         t->largest = layer->in_c * layer->out_c > t->largest ? layer->in_c * layer->out_c : t->largest;
-        status = check_layer(k, l);
+        status = dsc_kfac_check_extra(k, l);
     }
     dsc_memory_free(&skip);
     return status;
@@ -142,16 +129,6 @@ void dsc_kfac_tables_destroy(dsc_kfac *k) {
 
 /* ---- captures ---- */
 
-/* Makes a workspace large enough. It grows during the first captures. */
-static dsc_status reserve(const dsc_kfac *k, size_t bytes, dsc_tensor *work) {
-    int64_t count = (int64_t)bytes > 1 ? (int64_t)bytes : 1;
-    if (work->data && dsc_tensor_bytes(work) >= bytes)
-        return DSC_OK;
-    dsc_tensor_free(work);
-    *work = (dsc_tensor){0};
-    return dsc_tensor_alloc(k->device, DSC_U8, 1, &count, work);
-}
-
 /* counts = A of one capture: the shares of the tokens, and their number in numbers[2]. */
 static dsc_status count_tokens(dsc_kfac *k, dsc_queue *q, const dsc_kfac_table *t, const dsc_tensor *ids,
                                int64_t rows) {
@@ -166,7 +143,7 @@ static dsc_status count_tokens(dsc_kfac *k, dsc_queue *q, const dsc_kfac_table *
         return dsc_op_fill(q, 1.0 / (double)t->rows, &counts);
     size_t sort = dsc_op_embedding_workspace(k->device, rows, t->rows);
     size_t bytes = (sort + 255) / 256 * 256 + (size_t)rows * dsc_dtype_size(k->dtype);
-    DSC_TRY(reserve(k, bytes, &all->work));
+    DSC_TRY(dsc_kfac_reserve(k, bytes, &all->work));
     dsc_tensor dy =
         dsc_tensor_view(k->device, (char *)all->work.data + (sort + 255) / 256 * 256, k->dtype, 2, ones_dim);
     int64_t size = (int64_t)sort;
@@ -213,7 +190,7 @@ dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, con
     dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows), g = s->g;
     DSC_TRY(dsc_op_axpby(q, 1 / (passes * uses), &counts, keep, &t->a_batch));
     if (g.dtype != k->dtype && dsc_device_is_host(k->device)) { /* which does not compute in half types */
-        DSC_TRY(reserve(k, (size_t)dsc_tensor_count(&g) * dsc_dtype_size(k->dtype), &all->wide));
+        DSC_TRY(dsc_kfac_reserve(k, (size_t)dsc_tensor_count(&g) * dsc_dtype_size(k->dtype), &all->wide));
         g.data = all->wide.data;
         g.dtype = k->dtype;
         DSC_TRY(dsc_op_convert(q, &s->g, &g));
@@ -222,7 +199,7 @@ dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, con
     const int64_t square[2] = {t->width, t->width};
     dsc_tensor full = dsc_tensor_view(k->device, all->full.data, k->dtype, 2, square);
     dsc_tensor to = dsc_tensor_slice(&all->packed, 0, packed);
-    DSC_TRY(reserve(k, dsc_op_patch_gram_workspace(k->device, &gradients.desc, 0), &all->work));
+    DSC_TRY(dsc_kfac_reserve(k, dsc_op_patch_gram_workspace(k->device, &gradients.desc, 0), &all->work));
     DSC_TRY(
         dsc_op_patch_gram_packed(q, &gradients.desc, &gradients.x, 0, terms / scale, &all->work, &full, &to));
     dsc_tensor total = dsc_tensor_slice(&all->numbers, 2, 1);
@@ -293,7 +270,7 @@ static dsc_status decompose(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
                            .v = dsc_tensor_slice(&all->packed, 0, t->width)};
     int solved = 1;
     DSC_TRY(load(t, q, &item.a));
-    DSC_TRY(reserve(k, dsc_op_syev_batch_workspace(k->device, k->dtype, t->width, 1), &all->work));
+    DSC_TRY(dsc_kfac_reserve(k, dsc_op_syev_batch_workspace(k->device, k->dtype, t->width, 1), &all->work));
     DSC_TRY(dsc_solver_eigen.batch(q, &item, 1, &all->work));
     if (item.failed) {
         DSC_TRY(dsc_solve_retry(&dsc_solver_eigen, q, load, t, 0, &item.a, &item.v, &solved));

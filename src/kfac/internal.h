@@ -448,6 +448,8 @@ dsc_status dsc_kfac_memory_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_memory_destroy(dsc_kfac *k);
 /* A block of `count` numbers; count 0: no memory. */
 dsc_status dsc_kfac_alloc(const dsc_kfac *k, dsc_dtype dtype, int64_t count, dsc_tensor *out) DSC_MUST_CHECK;
+/* Makes a workspace large enough. It grows during the first captures; later batches mostly have the same size. */
+dsc_status dsc_kfac_reserve(const dsc_kfac *k, size_t bytes, dsc_tensor *work) DSC_MUST_CHECK;
 /* Allocate the memory of the matrices being solved unless it is there, and free it where it is not kept. */
 dsc_status dsc_kfac_take_solve_space(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_return_solve_space(dsc_kfac *k);
@@ -627,6 +629,9 @@ dsc_status dsc_kfac_upkeep_receive(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *l
 dsc_status dsc_kfac_upkeep_get(dsc_kfac *k, dsc_queue *q, int own, double *host) DSC_MUST_CHECK;
 dsc_status dsc_kfac_upkeep_set(dsc_kfac *k, dsc_queue *q, const double *host) DSC_MUST_CHECK;
 
+/* norm.c. A norm's or an embedding's name, which a state uses, differs from those of the layers before it, and its gradient
+ * is on the device. */
+dsc_status dsc_kfac_check_extra(const dsc_kfac *k, int64_t layer) DSC_MUST_CHECK;
 /* norm.c; all of them do nothing without options.norm. _find: before options.skip_layers is forgotten. _create is
  * collective. */
 dsc_status dsc_kfac_norm_find(dsc_kfac *k) DSC_MUST_CHECK;

@@ -22,13 +22,15 @@ enum { PLANES = 3 }; /* F00, F01, F11 */
 
 /* ---- creation ---- */
 
-/* Names of what a state holds must differ. */
-static dsc_status check_names(const dsc_kfac *k, int64_t layer) {
+dsc_status dsc_kfac_check_extra(const dsc_kfac *k, int64_t layer) {
     for (int64_t l = 0; l < layer; l++)
         if (strcmp(k->layers[l].name, k->layers[layer].name) == 0)
             return DSC_FAIL(DSC_E_INVALID,
                             "K-FAC layers %lld and %lld are both named '%s': names must differ", (long long)l,
                             (long long)layer, k->layers[layer].name);
+    if (k->layers[layer].weight_grad.device != k->device)
+        return DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its gradients are not on the queue's device",
+                        k->layers[layer].name);
     return DSC_OK;
 }
 
@@ -57,10 +59,7 @@ dsc_status dsc_kfac_norm_find(dsc_kfac *k) {
                                               .gamma = channels_at(k, layer->weight_grad.data, layer->in_c),
                                               .shift = channels_at(k, layer->bias_grad.data, layer->in_c)};
         n->widest = layer->in_c > n->widest ? layer->in_c : n->widest;
-        status = check_names(k, l);
-        if (status == DSC_OK && layer->weight_grad.device != k->device)
-            status = DSC_FAIL(DSC_E_INVALID, "K-FAC: layer '%s': its gradients are not on the queue's device",
-                              layer->name);
+        status = dsc_kfac_check_extra(k, l);
     }
     dsc_memory_free(&skip);
     return status;

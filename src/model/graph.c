@@ -11,6 +11,10 @@ int64_t dsc_shape_count(const dsc_shape *shape) {
     return shape->h * shape->w * shape->c;
 }
 
+int64_t dsc_shape_features(const dsc_shape *shape) {
+    return shape->flat ? dsc_shape_count(shape) : shape->c;
+}
+
 const dsc_shape *dsc_graph_input(const dsc_model *m, const dsc_node *node, int i) {
     return &m->nodes[node->in[i]].shape;
 }

@@ -105,6 +105,8 @@ dsc_status dsc_graph_add(dsc_model *m, const dsc_layer_type *type, const char *n
 const dsc_shape *dsc_graph_input(const dsc_model *m, const dsc_node *node, int i);
 /* Numbers in one sample. */
 int64_t dsc_shape_count(const dsc_shape *shape);
+/* Channels of a map, or all numbers of a vector. */
+int64_t dsc_shape_features(const dsc_shape *shape);
 /* A layer type's `shape` where the output is like the first input. */
 dsc_status dsc_graph_same_shape(const dsc_model *m, dsc_node *node) DSC_MUST_CHECK;
 /* The first input must be a map, or a vector; DSC_E_INVALID names the layer and what it got. */

@@ -12,10 +12,6 @@ typedef struct attributes {
     int rows; /* 1: every position by itself */
 } attributes;
 
-static int64_t features(const dsc_shape *shape) {
-    return shape->flat ? dsc_shape_count(shape) : shape->c;
-}
-
 static dsc_status shape(const dsc_model *m, dsc_node *node) {
     const attributes *own = node->attributes;
     const dsc_shape *x = dsc_graph_input(m, node, 0);
@@ -25,17 +21,19 @@ static dsc_status shape(const dsc_model *m, dsc_node *node) {
     if (!own->rows && x->flat && x->h * x->w > 1) /* PyTorch has the channels of a position apart */
         return DSC_FAIL(DSC_E_INVALID, "%s: the input is a flattened map; put the norm before the flatten",
                         dsc_graph_describe(m, node));
-    if (own->desc.groups < 1 || features(x) % own->desc.groups != 0)
+    if (own->desc.groups < 1 || dsc_shape_features(x) % own->desc.groups != 0)
         return DSC_FAIL(DSC_E_INVALID, "%s: %lld groups, but they must divide the %lld channels",
-                        dsc_graph_describe(m, node), (long long)own->desc.groups, (long long)features(x));
+                        dsc_graph_describe(m, node), (long long)own->desc.groups,
+                        (long long)dsc_shape_features(x));
     return dsc_graph_same_shape(m, node);
 }
 
 static dsc_status declare(dsc_model *m, dsc_node *node) {
     const attributes *own = node->attributes;
     const dsc_shape *x = dsc_graph_input(m, node, 0);
-    dsc_state_tensor t = {
-        .trained = 1, .start = 1, .tensor = {.dtype = m->options.dtype, .ndim = 1, .dim = {features(x)}}};
+    dsc_state_tensor t = {.trained = 1,
+                          .start = 1,
+                          .tensor = {.dtype = m->options.dtype, .ndim = 1, .dim = {dsc_shape_features(x)}}};
     node->norm = m->norm_count++;
     t.entry.permuted = x->flat && x->h * x->w > 1;
     memcpy(t.entry.ohwc, (int64_t[]){1, x->flat ? x->h : 1, x->flat ? x->w : 1, x->c}, sizeof t.entry.ohwc);
@@ -47,7 +45,8 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
 /* Samples as the operation sees them. */
 static int64_t samples(const dsc_exec *exec, const dsc_exec_op *op) {
     const attributes *own = op->node->attributes;
-    return own->rows ? dsc_tensor_count(&exec->values[op->out]) / features(&op->node->shape) : exec->batch;
+    return own->rows ? dsc_tensor_count(&exec->values[op->out]) / dsc_shape_features(&op->node->shape)
+                     : exec->batch;
 }
 
 static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
@@ -60,7 +59,7 @@ static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
 
 /* The tensor as [samples, positions, channels]. */
 static dsc_tensor view(const dsc_exec *exec, const dsc_exec_op *op, const dsc_tensor *t) {
-    int64_t n = samples(exec, op), c = features(&op->node->shape);
+    int64_t n = samples(exec, op), c = dsc_shape_features(&op->node->shape);
     return dsc_tensor_view(t->device, t->data, t->dtype, 3, (int64_t[]){n, dsc_tensor_count(t) / (n * c), c});
 }
 

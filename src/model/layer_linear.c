@@ -55,7 +55,7 @@ static dsc_status declare_weight(dsc_model *m, dsc_node *node, const dsc_shape *
 static dsc_status declare(dsc_model *m, dsc_node *node) {
     const attributes *own = node->attributes;
     const dsc_shape *x = dsc_graph_input(m, node, 0);
-    int64_t in = x->flat ? dsc_shape_count(x) : x->c, out = own->features;
+    int64_t in = dsc_shape_features(x), out = own->features;
     if (own->options.in_out && x->flat && x->h * x->w > 1)
         return DSC_FAIL(DSC_E_INVALID, "%s: a weight that files hold as [in, out] after a flattened map",
                         dsc_graph_describe(m, node));

@@ -7,13 +7,9 @@
 
 static const double norm_eps = 1e-5, norm_momentum = 0.1;
 
-static int64_t features(const dsc_shape *shape) {
-    return shape->flat ? dsc_shape_count(shape) : shape->c;
-}
-
 static dsc_status declare(dsc_model *m, dsc_node *node) {
     const dsc_shape *x = dsc_graph_input(m, node, 0);
-    dsc_state_tensor t = {.tensor = {.dtype = m->options.dtype, .ndim = 1, .dim = {features(x)}}};
+    dsc_state_tensor t = {.tensor = {.dtype = m->options.dtype, .ndim = 1, .dim = {dsc_shape_features(x)}}};
     t.entry.permuted = x->flat && x->h * x->w > 1;
     memcpy(t.entry.ohwc, (int64_t[]){1, x->flat ? x->h : 1, x->flat ? x->w : 1, x->c}, sizeof t.entry.ohwc);
     int64_t later;
@@ -32,7 +28,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
 }
 
 static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
-    int64_t c = features(&op->node->shape);
+    int64_t c = dsc_shape_features(&op->node->shape);
     op->keeps_y = op->relu;
     if (c > exec->widest_norm)
         exec->widest_norm = c;

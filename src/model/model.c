@@ -136,7 +136,7 @@ static void list_layers(dsc_model *m) {
         dsc_conv2d_shape *shape = &m->layer_shapes[node->layer];
         dsc_conv2d_shape_init(shape);
         shape->in_h = shape->in_w = 1;
-        shape->in_c = x->flat ? dsc_shape_count(x) : x->c;
+        shape->in_c = dsc_shape_features(x);
         shape->out_c = y->c;
         info->shape = shape;
         if (node->type->describe)

@@ -161,9 +161,7 @@ dsc_status dsc_zoo_bert(void *design, dsc_model *m, dsc_value tokens, int64_t cl
     const dsc_zoo_bert_design *d = design;
     place p = {.m = m, .d = d, .prefix = "bert.embeddings."};
     dsc_value embedding, x;
-    if (d->width % d->heads != 0)
-        return DSC_FAIL(DSC_E_INVALID, "width %lld cannot be divided into %lld heads: use a multiple",
-                        (long long)d->width, (long long)d->heads);
+    DSC_TRY(dsc_zoo_check_heads(d->width, d->heads));
     DSC_TRY(
         dsc_model_embedding(m, name_of(&p, "word_embeddings"), tokens, classes, d->width, STD, &embedding));
     DSC_TRY(dsc_model_position_embedding(m, name_of(&p, "position_embeddings"), embedding, STD, &x));

@@ -87,12 +87,17 @@ static dsc_status add_block(place *p, dsc_value *x) {
     return dsc_model_add(p->m, y, *x, x);
 }
 
+dsc_status dsc_zoo_check_heads(int64_t width, int64_t heads) {
+    if (width % heads != 0)
+        return DSC_FAIL(DSC_E_INVALID, "width %lld cannot be divided into %lld heads: use a multiple",
+                        (long long)width, (long long)heads);
+    return DSC_OK;
+}
+
 dsc_status dsc_zoo_gpt(void *design, dsc_model *m, dsc_value tokens, int64_t classes, dsc_value *logits) {
     const dsc_zoo_gpt_design *d = design;
     dsc_value embedding, x;
-    if (d->width % d->heads != 0)
-        return DSC_FAIL(DSC_E_INVALID, "width %lld cannot be divided into %lld heads: use a multiple",
-                        (long long)d->width, (long long)d->heads);
+    DSC_TRY(dsc_zoo_check_heads(d->width, d->heads));
     DSC_TRY(dsc_model_embedding(m, "transformer.wte", tokens, classes, d->width, STD, &embedding));
     DSC_TRY(dsc_model_position_embedding(m, "transformer.wpe", embedding, STD, &x));
     DSC_TRY(add_dropout(m, d, &x));

@@ -38,6 +38,9 @@ extern const dsc_option dsc_zoo_gpt_keys[];
 dsc_status dsc_zoo_gpt(void *design, dsc_model *m, dsc_value x, int64_t classes,
                        dsc_value *logits) DSC_MUST_CHECK;
 
+/* The heads of a transformer have the same number of channels. */
+dsc_status dsc_zoo_check_heads(int64_t width, int64_t heads) DSC_MUST_CHECK;
+
 typedef struct dsc_zoo_bert_design {
     int64_t layers, heads, width;
     double dropout;
