@@ -68,10 +68,10 @@ DSC_API void dsc_data_options_init_sized(dsc_data_options *options, size_t size)
  * "cifar100:DIR", "mnist:DIR" or "mnist:DIR/NAME" (any IDX set, raw or .gz; files of NAME-, as EMNIST's),
  * "imagefolder:DIR" (DIR/train/CLASS/FILE, DIR/val/CLASS/FILE), "webdataset:DIR" or "webdataset:PATTERN" (tar files
  * of KEY.jpg and KEY.cls), "tokens:DIR" (train.bin and val.bin, as dsc_tokenize writes them) or "tokens:FILE",
- * "text:PATH" or "text:bytes:PATH" (a file or all files of a folder, a token for each byte), "masks:DIR" (DIR/image/NAME.png and
- * DIR/label/NAME.png, whose values are classes), or a kind that was
- * registered. options may be NULL. DSC_E_INVALID lists the known
- * kinds; DSC_E_NOT_FOUND says what to download and where to put it; DSC_E_FORMAT names the file and the
+ * "text:PATH", "text:chars:PATH" (the same) or "text:bytes:PATH" (a file or all files of a folder, a token for each
+ * distinct byte of the text, or for each of the 256 bytes), "masks:DIR" (DIR/image/NAME.png and DIR/label/NAME.png,
+ * whose values are classes), or a kind that was registered. options may be NULL. DSC_E_INVALID lists the known kinds;
+ * DSC_E_NOT_FOUND says what to download and where to put it; DSC_E_FORMAT names the file and the
  * offending value. */
 DSC_API dsc_status dsc_dataset_open(const char *spec, dsc_split split, const dsc_data_options *options,
                                     dsc_dataset **out) DSC_MUST_CHECK;

@@ -37,7 +37,7 @@ enum { IMAGE_SIZE = 32, LINE_SECONDS = 10 };
 typedef struct checked {
     const char *split;
     dsc_dataset_info info;
-    const char *unit;   /* what its samples are */
+    const char *unit;   /* what a sample is */
     json_t *list;       /* NULL: bad samples are printed */
     double began, said; /* clock, of the last line of progress */
 } checked;
@@ -56,24 +56,11 @@ static void show_progress(void *context, int64_t done, int64_t bad) {
     if (!terminal && now - c->said < LINE_SECONDS)
         return;
     c->said = now;
-    fprintf(stderr, "%s%s: %s of %s %s read, %lld broken, %.0f %s/s%s", terminal ? "\r\033[K" : "", c->split,
-            dsc_cli_grouped(done, a, sizeof a), dsc_cli_grouped(c->info.count, b, sizeof b), c->unit,
-            (long long)bad, (double)done / (now - c->began > 0.001 ? now - c->began : 0.001), c->unit,
-            terminal ? "" : "\n");
+    fprintf(stderr, "%s%s: %s of %s %ss read, %lld broken, %.0f %ss/s%s", terminal ? "\r\033[K" : "",
+            c->split, dsc_cli_grouped(done, a, sizeof a), dsc_cli_grouped(c->info.count, b, sizeof b),
+            c->unit, (long long)bad, (double)done / (now - c->began > 0.001 ? now - c->began : 0.001),
+            c->unit, terminal ? "" : "\n");
     fflush(stderr);
-}
-
-/* Text that is not UTF-8, as file names may be, with its other bytes as question marks. */
-static json_t *text_of(const char *text) {
-    char plain[DSC_BAD_MESSAGE];
-    json_t *whole = json_string(text);
-    if (whole)
-        return whole;
-    snprintf(plain, sizeof plain, "%s", text);
-    for (char *p = plain; *p; p++)
-        if ((unsigned char)*p >= 0x80)
-            *p = '?';
-    return json_string(plain);
 }
 
 /* Removes the line of progress from a terminal. */
@@ -87,7 +74,7 @@ static void show_bad(void *context, const dsc_bad_sample *bad) {
     const checked *c = context;
     if (c->list) {
         json_array_append_new(c->list, json_pack("{s:I, s:o}", "index", (json_int_t)bad->index, "message",
-                                                 text_of(bad->message)));
+                                                 dsc_cli_json_text(bad->message)));
         return;
     }
     clear_progress();
@@ -104,7 +91,7 @@ static void print_split(const checked *c, const dsc_dataset *set, int64_t bad) {
     char count[32], tokens[32];
     dsc_cli_grouped(pictures > 0 ? pictures : c->info.count, count, sizeof count);
     if (is_text(&c->info, labels))
-        printf("%s: %s tokens in %s sequences of %lld, vocabulary %lld, %lld sequences broken\n", c->split,
+        printf("%s: %s tokens in %s sequences of %lld, vocabulary %lld, %lld of them broken\n", c->split,
                dsc_cli_grouped(c->info.count * labels, tokens, sizeof tokens), count, (long long)labels,
                (long long)c->info.classes, (long long)bad);
     else
@@ -112,14 +99,15 @@ static void print_split(const checked *c, const dsc_dataset *set, int64_t bad) {
                (long long)c->info.classes, (long long)bad);
 }
 
-/* One split: *bad is how many of its samples are broken. A set may have no validation split. */
+/* One split: *bad is how many of its samples are broken, and *unit what a sample is. A set may have no validation
+ * split. */
 static dsc_status check_split(const check_values *v, const char *spec, dsc_split split, json_t *splits,
-                              int64_t *bad) {
+                              int64_t *bad, const char **unit) {
     dsc_data_options data;
     dsc_check_options o;
     dsc_dataset *set = NULL;
     checked c = {.split = split == DSC_SPLIT_TRAIN ? "train" : "val",
-                 .unit = "images",
+                 .unit = "image",
                  .began = dsc_cli_now(),
                  .said = dsc_cli_now()};
     dsc_data_options_init(&data);
@@ -133,9 +121,10 @@ static dsc_status check_split(const check_values *v, const char *spec, dsc_split
     DSC_CLI_TRY(status);
     c.info = dsc_dataset_get_info(set);
     if (is_text(&c.info, dsc_dataset_label_count(set)))
-        c.unit = "sequences";
+        c.unit = "sequence";
     else if (dsc_dataset_pictures(set) > 0)
-        c.unit = "tiles";
+        c.unit = "tile";
+    *unit = c.unit;
     c.list = v->json ? json_array() : NULL;
     dsc_check_options_init(&o);
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
@@ -163,19 +152,20 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
         return DSC_OK;
     const char *spec = dsc_option_positional(set, 0);
     int64_t bad[2] = {0, 0};
+    const char *unit = "image";
     json_t *splits = json_array();
-    dsc_status status = check_split(v, spec, DSC_SPLIT_TRAIN, splits, &bad[0]);
+    dsc_status status = check_split(v, spec, DSC_SPLIT_TRAIN, splits, &bad[0], &unit);
     if (status == DSC_OK)
-        status = check_split(v, spec, DSC_SPLIT_VAL, splits, &bad[1]);
-    json_t *object = json_pack("{s:o, s:I, s:o}", "data", text_of(spec), "bad_images",
+        status = check_split(v, spec, DSC_SPLIT_VAL, splits, &bad[1], &unit);
+    json_t *object = json_pack("{s:o, s:I, s:o}", "data", dsc_cli_json_text(spec), "bad_images",
                                (json_int_t)(bad[0] + bad[1]), "splits", splits);
     if (v->json && status == DSC_OK && object)
         dsc_cli_print_json(object, stdout);
     json_decref(object);
     DSC_CLI_TRY(status);
     if (bad[0] + bad[1] > 0)
-        return DSC_CLI_FAIL(DSC_E_FORMAT, "%lld image%s of %s cannot be read", (long long)(bad[0] + bad[1]),
-                            bad[0] + bad[1] == 1 ? "" : "s", spec);
+        return DSC_CLI_FAIL(DSC_E_FORMAT, "%lld %s%s of %s cannot be read", (long long)(bad[0] + bad[1]),
+                            unit, bad[0] + bad[1] == 1 ? "" : "s", spec);
     return DSC_OK;
 }
 
@@ -184,12 +174,13 @@ const dsc_cli_command dsc_cli_check_data = {
     .summary = "read a data set once and list the files that are broken",
     .arguments = "SPEC",
     .description =
-        "Reads all images of the training and validation splits with several threads, and prints one line "
-        "for "
-        "each that cannot be read, in the order of the set. SPEC is what train takes as --data. The exit "
-        "status is 0 when all can be read, and 2 when some cannot, or when the set cannot be opened.\n\n"
-        "With --json the result is one object with the keys data, bad_images and splits; each split has the "
-        "keys split (train or val), images, classes and bad, a list of objects with index and message.",
+        "Reads all images of the training and validation splits with several threads, and prints one "
+        "line for each that cannot be read, in the order of the set. SPEC is what train takes as --data. "
+        "The exit status is 0 when all can be read, and 2 when some cannot, or when the set cannot be "
+        "opened.\n\n"
+        "With --json the result is one object with the keys data, bad_images and splits; each split has "
+        "the keys split (train or val), images, classes and bad, a list of objects with index and "
+        "message.",
     .examples = "descent check-data imagefolder:/data/imagenet\n"
                 "descent check-data cifar10:data --json\n",
     .options = options,

@@ -1,6 +1,7 @@
 /* descent eval: accuracy of a checkpoint. */
 #include "cli/cli.h"
 #include "cli/eval_report.h"
+#include "cli/json_out.h"
 #include "cli/support.h"
 #include "descent/train.h"
 
@@ -107,11 +108,11 @@ static void print_report(const eval_values *v, const dsc_eval_result *r, const d
 
 static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, const dsc_eval_report *report,
                              int ranks) {
-    json_t *object =
-        json_pack("{s:s, s:s, s:i, s:I, s:I, s:o, s:f, s:f, s:f}", "checkpoint", v->o.checkpoint, "data",
-                  r->data, "ranks", ranks, "images", (json_int_t)r->images, "bad_images",
-                  (json_int_t)r->bad_images, "loss", isfinite(r->loss) ? json_real(r->loss) : json_null(),
-                  "top1", r->top1, "top5", r->top5, "seconds", r->seconds);
+    json_t *object = json_pack(
+        "{s:o, s:o, s:i, s:I, s:I, s:o, s:f, s:f, s:f}", "checkpoint", dsc_cli_json_text(v->o.checkpoint),
+        "data", dsc_cli_json_text(r->data), "ranks", ranks, "images", (json_int_t)r->images, "bad_images",
+        (json_int_t)r->bad_images, "loss", isfinite(r->loss) ? json_real(r->loss) : json_null(), "top1",
+        r->top1, "top5", r->top5, "seconds", r->seconds);
     if (object && r->tokens > 0) {
         json_object_set_new(object, "tokens", json_integer((json_int_t)(r->images * r->tokens)));
         json_object_set_new(object, "perplexity", isfinite(r->loss) ? json_real(exp(r->loss)) : json_null());

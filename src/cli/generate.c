@@ -56,7 +56,7 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
         return DSC_CLI_FAIL(DSC_E_INVALID, "generate works on one rank; start it without mpirun");
     const char *prompt = v->o.prompt; /* until it is printed */
     DSC_CLI_TRY(dsc_generate_run(session->device, &v->o, print_text, &prompt, &result));
-    printf("\n");
+    printf("%s\n", prompt ? prompt : ""); /* no token followed it */
     int64_t all = result.prompt_tokens + result.tokens;
     dsc_log(DSC_LOG_INFO, "%lld tokens after %lld of the prompt in %.3f s: %.1f tokens/s",
             (long long)result.tokens, (long long)result.prompt_tokens, result.seconds,
@@ -69,12 +69,12 @@ const dsc_cli_command dsc_cli_generate = {
     .summary = "write text with a trained model of sequences",
     .description =
         "Continues a prompt: token after token is drawn from the distribution that the model gives, and "
-        "printed at once. Checkpoints hold the tokenizer of the text they were trained on; with older ones, "
-        "or "
-        "to use another, --data names the data that it is read from. The same seed gives the same text.\n\n"
-        "With --temperature 0 the most probable token is always taken. --top-k and --top-p leave out tokens "
-        "that are hardly probable. A text may be longer than the context of the model: when that is full, "
-        "its second half becomes the beginning.",
+        "printed at once. Checkpoints hold the tokenizer of the text they were trained on; with older "
+        "ones, or to use another, --data names the data that it is read from. The same seed gives the "
+        "same text.\n\n"
+        "With --temperature 0 the most probable token is always taken. --top-k and --top-p leave out "
+        "tokens that are hardly probable. A text may be longer than the context of the model: when that "
+        "is full, its second half becomes the beginning.",
     .examples = "descent generate --checkpoint runs/shakespeare --prompt 'ROMEO:' --tokens 300\n"
                 "descent generate --checkpoint runs/shakespeare:best --temperature 0.8 --top-k 40 --seed 7\n",
     .options = options,

@@ -2,6 +2,7 @@
 #include "cli/info_checkpoint.h"
 
 #include "cli/cli.h"
+#include "cli/json_out.h"
 #include "cli/support.h"
 #include "descent/checkpoint.h"
 
@@ -66,7 +67,7 @@ static void print_text(const dsc_checkpoint_info *c) {
 
 /* null for "" and -1, which mean that the file does not say it. */
 static json_t *text_json(const char *text) {
-    return *text ? json_string(text) : json_null();
+    return *text ? dsc_cli_json_text(text) : json_null();
 }
 
 static json_t *count_json(int64_t count) {
@@ -87,9 +88,9 @@ static json_t *describe(const dsc_checkpoint_info *c) {
         json_array_append_new(names, json_string(c->class_names[i]));
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)c->seed);
     json_t *object =
-        json_pack("{s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "checkpoint", c->path, "version",
-                  text_json(c->version), "model", text_json(c->model), "data", text_json(c->data), "seed",
-                  text_json(c->has_seed ? seed : ""), "step", count_json(c->step), "epoch",
+        json_pack("{s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "checkpoint", text_json(c->path),
+                  "version", text_json(c->version), "model", text_json(c->model), "data", text_json(c->data),
+                  "seed", text_json(c->has_seed ? seed : ""), "step", count_json(c->step), "epoch",
                   count_json(c->epoch), "classes", count_json(c->classes), "height", count_json(c->height),
                   "width", count_json(c->width), "channels", count_json(c->channels));
     json_t *rest =

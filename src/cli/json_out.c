@@ -1,5 +1,7 @@
 #include "cli/json_out.h"
 
+#include "cli/support.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,4 +48,16 @@ void dsc_cli_print_json(const json_t *value, FILE *out) {
     }
     fputc('\n', out);
     free(text);
+}
+
+json_t *dsc_cli_json_text(const char *text) {
+    json_t *string = json_string(text);
+    char *plain;
+    if (string || dsc_cli_alloc((int64_t)strlen(text) + 1, 1, &plain) != DSC_OK)
+        return string;
+    for (size_t i = 0; text[i]; i++)
+        plain[i] = (unsigned char)text[i] < 0x80 ? text[i] : '?';
+    string = json_string(plain);
+    dsc_cli_free(&plain);
+    return string;
 }

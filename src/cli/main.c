@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -138,12 +139,16 @@ static int end_failed(dsc_cli_session *session, dsc_status status, int verbose) 
 /* Output that cannot be written, on a full disk for example, is an error. A pipe whose reader has ended
  * (head, less) is not. */
 static int end_output(int code) {
+    struct pollfd out = {.fd = STDOUT_FILENO, .events = POLLOUT};
     errno = 0;
     if (fflush(stdout) == 0 && !ferror(stdout))
         return code;
-    if (errno == EPIPE || code != DSC_EXIT_DONE)
+    const int reason = errno; /* 0: an earlier write failed */
+    const int closed = reason == EPIPE || (poll(&out, 1, 0) > 0 && out.revents & POLLERR);
+    if (closed || code != DSC_EXIT_DONE)
         return code;
-    fprintf(stderr, "descent: cannot write to the standard output: %s\n", strerror(errno));
+    fprintf(stderr, "descent: cannot write to the standard output: %s\n",
+            reason ? strerror(reason) : "an earlier write failed");
     return DSC_EXIT_FAILED;
 }
 

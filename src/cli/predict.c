@@ -1,6 +1,7 @@
 /* descent predict: the classes of images, or of their pixels, by a trained model. */
 #include "descent/predict.h"
 #include "cli/cli.h"
+#include "cli/json_out.h"
 #include "cli/support.h"
 #include "descent/log.h"
 
@@ -81,33 +82,37 @@ static void print_csv(const dsc_prediction *p) {
     }
 }
 
-/* null for a text that is not UTF-8. */
-static json_t *text_of(const char *text) {
-    json_t *string = json_string(text);
-    return string ? string : json_null();
-}
-
 static void print_json(const dsc_prediction *p) {
     json_t *list = json_array();
     for (int64_t i = 0; i < p->count; i++)
         json_array_append_new(list, json_pack("{s:I, s:o, s:f}", "index", (json_int_t)p->classes[i], "class",
-                                              p->names ? text_of(p->names[i]) : json_null(),
+                                              p->names ? dsc_cli_json_text(p->names[i]) : json_null(),
                                               p->mask ? "share" : "probability",
                                               (p->mask ? p->shares : p->probabilities)[i]));
-    json_t *object = json_pack("{s:o, s:o}", "file", text_of(p->file), "classes", list);
+    json_t *object = json_pack("{s:o, s:o}", "file", dsc_cli_json_text(p->file), "classes", list);
     if (object && p->mask)
-        json_object_set_new(object, "mask", text_of(p->mask));
+        json_object_set_new(object, "mask", dsc_cli_json_text(p->mask));
     if (object && p->error)
-        json_object_set_new(object, "error", text_of(p->error));
+        json_object_set_new(object, "error", dsc_cli_json_text(p->error));
     json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
     printf("\n");
     json_decref(object);
 }
 
+/* How predictions are printed. */
+typedef struct printer {
+    predict_format format;
+    const char *header; /* to be printed before the first one; NULL: none */
+} printer;
+
 static void show(void *context, const dsc_prediction *p) {
     static void (*const prints[])(const dsc_prediction *) = {
         [FORMAT_TABLE] = print_table, [FORMAT_CSV] = print_csv, [FORMAT_JSON] = print_json};
-    const predict_format format = *(const predict_format *)context;
+    printer *to = context;
+    const predict_format format = to->format;
+    if (to->header)
+        printf("%s", to->header);
+    to->header = NULL;
     if (p->error)
         fprintf(stderr, "descent: passed over: %s\n", p->error);
     if (!p->error || format == FORMAT_JSON)
@@ -118,7 +123,7 @@ static void show(void *context, const dsc_prediction *p) {
 
 static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_set *set) {
     predict_values *v = values;
-    predict_format format = v->csv ? FORMAT_CSV : v->json ? FORMAT_JSON : FORMAT_TABLE;
+    printer to = {.format = v->csv ? FORMAT_CSV : v->json ? FORMAT_JSON : FORMAT_TABLE};
     dsc_predict_result result = {.size = sizeof result};
     const int count = (int)dsc_option_positional_count(set);
     const char **paths = NULL;
@@ -132,10 +137,10 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     for (int i = 0; i < count; i++)
         paths[i] = dsc_option_positional(set, i);
     dsc_status status = dsc_cli_open(session, v->device, v->threads, "auto");
-    if (status == DSC_OK && v->csv && dsc_cli_prints(session))
-        printf(v->o.masks ? "file,mask,index,class,share\n" : "file,place,index,class,probability\n");
+    if (v->csv)
+        to.header = v->o.masks ? "file,mask,index,class,share\n" : "file,place,index,class,probability\n";
     if (status == DSC_OK)
-        status = dsc_predict_run(session->comm, session->device, &v->o, paths, count, show, &format, &result);
+        status = dsc_predict_run(session->comm, session->device, &v->o, paths, count, show, &to, &result);
     dsc_cli_free(&paths);
     DSC_CLI_TRY(status);
     if (dsc_cli_prints(session))
@@ -152,26 +157,22 @@ const dsc_cli_command dsc_cli_predict = {
     .summary = "tell which classes images show, or their pixels",
     .arguments = "FILE|DIR...",
     .description =
-        "Predicts the classes of images with the model in a checkpoint, on all ranks together, and prints "
-        "the most probable ones with their probabilities in the order of the images. Of a folder all images "
-        "are taken, also those of the folders in it, sorted by name. Names of classes, image size and "
-        "normalisation are those of the checkpoint; a file of PyTorch's has none, and --model names its "
-        "model.\n\n"
+        "Predicts the classes of images with the model in a checkpoint, on all ranks together, and "
+        "prints the most probable ones with their probabilities in the order of the images. Of a folder "
+        "all images are taken, also those of the folders in it, sorted by name. Names of classes, image "
+        "size and normalisation are those of the checkpoint; a file of PyTorch's has none, and --model "
+        "names its model.\n\n"
         "With a model that predicts every pixel, such as unet-bn, --masks DIR is needed: DIR/NAME.png "
-        "becomes "
-        "the mask of every image NAME.*, a grey image of its size that holds the values which the masks of "
-        "the "
-        "training had, as the names of the classes tell them, or the numbers of the classes. Images are not "
-        "scaled. Those larger than the model's input are cut into tiles, as in validation; smaller ones are "
-        "passed over. The share of the pixels is printed for each class. Masks that exist are not replaced "
-        "without --overwrite.\n\n"
+        "becomes the mask of every image NAME.*, a grey image of its size that holds the values which "
+        "the masks of the training had, as the names of the classes tell them, or the numbers of the "
+        "classes. Images are not scaled. Those larger than the model's input are cut into tiles, as in "
+        "validation; smaller ones are passed over. The share of the pixels is printed for each class. "
+        "Masks that exist are not replaced without --overwrite.\n\n"
         "An image that cannot be read is named on the standard error and passed over; the exit status is "
-        "then 1. --csv prints a header and a line for each class of each image; --json prints one object a "
-        "line, with the keys file and classes, a list of objects with index, class (null without names) and "
-        "probability or share; with --masks there is the key mask, the file, and an image that cannot be "
-        "read "
-        "has the key error. With --verbose the number of "
-        "images per second is told.",
+        "then 1. --csv prints a header and a line for each class of each image; --json prints one object "
+        "a line, with the keys file and classes, a list of objects with index, class (null without "
+        "names) and probability or share; with --masks there is the key mask, the file, and an image "
+        "that cannot be read has the key error. With --verbose the number of images per second is told.",
     .examples = "descent predict --checkpoint runs/lenet-synthetic-1 photo.png\n"
                 "mpirun -n 4 descent predict --checkpoint out:best --top 1 --csv photos\n"
                 "descent predict --checkpoint runs/cells --masks masks slices\n",

@@ -25,9 +25,8 @@ static const dsc_option options[] = {
      .offset = AT(kind),
      .choices = DSC_CLI_CHOICES("bytes", "chars", "bpe"),
      .default_text = "bpe with {vocab}, else bytes",
-     .help = "bytes: a token per byte; chars: a token per distinct byte of the text, in their order; bpe: "
-             "GPT-2's "
-             "byte-pair encoding",
+     .help = "bytes: a token per byte; chars: a token per distinct byte of the text, in their order; "
+             "bpe: GPT-2's byte-pair encoding",
      .group = "Tokens"},
     {.name = "vocab",
      .kind = DSC_OPTION_STRING,
@@ -233,6 +232,13 @@ static dsc_status encode(const tokenize_values *v, const char *const *paths, int
     shown s = {dsc_cli_now(), dsc_cli_now()};
     const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
     DSC_CLI_TRY(make_tokenizer(v, paths, count, &tokenizer));
+    if (v->special_tokens && dsc_tokenizer_end_of_text(tokenizer) < 0) {
+        dsc_status refused = DSC_CLI_FAIL(
+            DSC_E_INVALID, "--special-tokens: the vocabulary (%s) has no token <|endoftext|>: leave it out",
+            dsc_tokenizer_kind(tokenizer));
+        dsc_tokenizer_destroy(&tokenizer);
+        return refused;
+    }
     dsc_tokenize_options_init(&o);
     o.val_split = v->val_split;
     o.format = v->format;
@@ -286,18 +292,15 @@ const dsc_cli_command dsc_cli_tokenize = {
     .summary = "turn text into files of tokens",
     .arguments = "FILE|DIR...",
     .description = "Encodes the text of files, and of all files in directories (sorted by name, without "
-                   "hidden ones), in the "
-                   "order given, and writes DIR/train.bin, DIR/val.bin and DIR/tokens.json, which says what "
-                   "the tokens mean. "
-                   "With bpe it copies vocab.json and merges.txt there, too. The files appear when all is "
-                   "done; a signal ends the "
-                   "command with exit status 3 and without files.\n\n"
-                   "The first part of the text is for training, the last one for validation. With bpe the "
-                   "text is divided where "
-                   "white space follows something else, so that no word is.\n\n"
-                   "--decode FILE prints the text of a file of tokens, with the tokenizer of the tokens.json "
-                   "beside it, or with "
-                   "the one that --kind, --vocab and --merges say.",
+                   "hidden ones), in the order given, and writes DIR/train.bin, DIR/val.bin and "
+                   "DIR/tokens.json, which says what the tokens mean. With bpe it copies vocab.json and "
+                   "merges.txt there, too. The files appear when all is done; a signal ends the command "
+                   "with exit status 3 and without files.\n\n"
+                   "The first part of the text is for training, the last one for validation. With bpe "
+                   "the text is divided where white space follows something else, so that no word is cut "
+                   "unless that cannot be avoided.\n\n"
+                   "--decode FILE prints the text of a file of tokens, with the tokenizer of the "
+                   "tokens.json beside it, or with the one that --kind, --vocab and --merges say.",
     .examples = "descent tokenize --kind chars --out shakespeare input.txt\n"
                 "descent tokenize --vocab vocab.json --merges merges.txt --out wiki --end-of-text articles\n"
                 "descent tokenize --decode wiki/val.bin\n",

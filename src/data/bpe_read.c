@@ -40,12 +40,11 @@ static int64_t bytes_of(const reading *r, const char *name, uint8_t *out, int *s
     int64_t length = (int64_t)strlen(name), count = 0;
     *special = 0;
     for (int64_t i = 0; i < length; count++) {
-        uint32_t code = (uint8_t)name[i];
-        if (code >= 0xC2 && code <= 0xDF && (name[i + 1] & 0xC0) == 0x80) {
-            code = (code & 0x1F) << 6 | ((uint8_t)name[i + 1] & 0x3Fu);
-            i++;
-        }
-        i++;
+        uint32_t code = (uint8_t)name[i++];
+        if (code >= 0xC2 && code <= 0xDF) /* the name is UTF-8: one more byte follows */
+            code = (code & 0x1F) << 6 | ((uint8_t)name[i++] & 0x3Fu);
+        else if (code >= 0x80) /* the alphabet has no characters of three bytes */
+            code = ALPHABET;
         if (code >= ALPHABET || r->byte_of[code] < 0) {
             memcpy(out, name, (size_t)length);
             *special = 1;

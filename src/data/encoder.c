@@ -1,8 +1,8 @@
 /* Text into tokens.
  *
- * A word starts as the tokens of its bytes. Of all neighbours that can be merged the pair of the lowest rank is, the
- * leftmost of equal ones, until none can be. Short words look at all pairs in every round; long ones keep the pairs in
- * a heap and the tokens in a linked list, so that n bytes take n log n steps. */
+ * A word starts as the tokens of its bytes. Then the neighbouring pair of the lowest rank, the leftmost of equal ones,
+ * is merged, until no pair can be. Short words look at all pairs in every round; long ones keep the pairs in a heap and
+ * the tokens in a linked list, so that n bytes take n log n steps. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/files.h"
@@ -13,9 +13,9 @@
 enum {
     SHORT_WORD = 32, /* bytes; longer words go to the heap */
     LONGEST_WORD = 1 << 30,
-    KEY_WORDS = 3,    /* of 8 bytes: the longest word in the cache */
-    CACHE_TOKENS = 8, /* of a word in the cache */
-    CACHE_BITS = 14   /* of the number of places */
+    KEY_WORDS = 3,    /* the cache holds words of up to 3 times 8 bytes */
+    CACHE_TOKENS = 8, /* and of up to this many tokens */
+    CACHE_BITS = 14   /* the cache has 2^14 places */
 };
 
 /* A place of the cache: the last word of its hash. */

@@ -34,6 +34,11 @@ static image_type type_of(const dsc_encoded *e) {
     return dsc_webp_is(e) ? IMAGE_WEBP : IMAGE_OTHER;
 }
 
+int dsc_image_bits(const dsc_encoded *e) {
+    enum { PNG_BITS = 24 }; /* where a PNG has the number, after signature, IHDR, width and height */
+    return type_of(e) == IMAGE_PNG && e->size > PNG_BITS ? e->data[PNG_BITS] : 8;
+}
+
 static dsc_status fail_other(const dsc_encoded *e) {
     char start[16] = " nowhere";
     if (e->size > 0)

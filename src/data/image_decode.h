@@ -15,6 +15,9 @@ typedef struct dsc_encoded {
  * DSC_E_UNSUPPORTED when the build lacks the library. */
 dsc_status dsc_image_size(const dsc_encoded *encoded, int64_t *h, int64_t *w) DSC_MUST_CHECK;
 
+/* How many bits a value of the image has in the file. */
+int dsc_image_bits(const dsc_encoded *encoded);
+
 /* Decodes to out[h,w,3] bytes. Grey is spread over three channels, CMYK converted, 16 bits scaled to 8, alpha
  * dropped, EXIF orientation ignored. A JPEG may be decoded at 1/shrink of its size (1, 2, 4, 8; rounded up),
  * which is faster; a very large one is decoded at a smaller size than that, so that it fits into memory. h and w

@@ -88,12 +88,15 @@ static dsc_status fail_broken(const char *path, int64_t page) {
 /* Adds the page that the file is at. `raster` is memory for h w pixels. */
 static dsc_status read_page(TIFF *file, const char *path, dsc_bytes *raster, dsc_tiff *out) {
     uint32_t w = 0, h = 0;
+    uint16_t bits = 1; /* unless the page says otherwise */
     lib.TIFFGetField(file, TIFFTAG_IMAGEWIDTH, &w);
     lib.TIFFGetField(file, TIFFTAG_IMAGELENGTH, &h);
+    lib.TIFFGetField(file, TIFFTAG_BITSPERSAMPLE, &bits);
     if (w < 1 || h < 1 || w > DSC_IMAGE_SIDE || h > DSC_IMAGE_SIDE || (int64_t)w * h > DSC_IMAGE_PIXELS)
-        return DSC_FAIL(DSC_E_FORMAT,
-                        "'%s' has %lld x %lld pixels: at most %d a side and %d in all are accepted", path,
-                        (long long)w, (long long)h, DSC_IMAGE_SIDE, DSC_IMAGE_PIXELS);
+        return DSC_FAIL(
+            DSC_E_FORMAT,
+            "page %lld of '%s' has %lld x %lld pixels: at most %d a side and %d in all are accepted",
+            (long long)out->count + 1, path, (long long)w, (long long)h, DSC_IMAGE_SIDE, DSC_IMAGE_PIXELS);
     const int64_t pixels = (int64_t)w * h;
     DSC_TRY(dsc_bytes_reserve(raster, pixels * (int64_t)sizeof(uint32_t)));
     uint32_t *values = (uint32_t *)(void *)raster->data;
@@ -104,6 +107,7 @@ static dsc_status read_page(TIFF *file, const char *path, dsc_bytes *raster, dsc
     DSC_TRY(dsc_memory_alloc(pixels, 3, &page->rgb));
     page->h = h;
     page->w = w;
+    page->bits = bits;
     out->count++;
     for (int64_t i = 0; i < pixels; i++) {
         page->rgb[3 * i] = (uint8_t)TIFFGetR(values[i]);

@@ -101,9 +101,14 @@ static int compare_paths(const void *a, const void *b) {
 }
 
 /* Decodes a file to out. */
-static dsc_status read_picture(const char *path, dsc_bytes *file, dsc_bytes *out, picture *p) {
+static dsc_status read_picture(const char *path, int is_label, dsc_bytes *file, dsc_bytes *out, picture *p) {
     dsc_encoded encoded;
     DSC_TRY(dsc_image_file_read(path, file, &encoded));
+    if (is_label && dsc_image_bits(&encoded) > 8) /* decoding would make one value of 256 */
+        return DSC_FAIL(
+            DSC_E_FORMAT,
+            "the label '%s' has %d bits a pixel, but classes are values of 8 bits: save it with 8", path,
+            dsc_image_bits(&encoded));
     *p = (picture){.path = path};
     DSC_TRY(dsc_image_decode(&encoded, 1, out, &p->h, &p->w));
     p->rgb = out->data;
@@ -124,11 +129,12 @@ static dsc_status add_file(dsc_mask_list *list, const char *folder, const char *
     picture image, label;
     char *other;
     DSC_TRY(label_path(folder, path, &other));
-    dsc_status status = read_picture(path, &scratch->file, &scratch->image, &image);
-    if (status == DSC_OK)
-        status = read_picture(other, &scratch->file, &scratch->resample, &label);
-    if (status == DSC_E_NOT_FOUND)
-        status = DSC_FAIL(status, "'%s' has no label: put it into '%s'", path, other);
+    dsc_status status = read_picture(path, 0, &scratch->file, &scratch->image, &image);
+    if (status == DSC_OK) {
+        status = read_picture(other, 1, &scratch->file, &scratch->resample, &label);
+        if (status == DSC_E_NOT_FOUND)
+            status = DSC_FAIL(status, "'%s' has no label: put it into '%s'", path, other);
+    }
     status = status == DSC_OK ? add_pair(list, &image, &label) : dsc_error_prefix(status, "masks");
     dsc_memory_free(&other);
     return status;
@@ -167,6 +173,12 @@ static dsc_status add_pages(dsc_mask_list *list, const char *images, const dsc_t
     for (int64_t i = 0; i < a->count; i++) {
         const picture image = {images, a->pages[i].h, a->pages[i].w, a->pages[i].rgb};
         const picture label = {labels, b->pages[i].h, b->pages[i].w, b->pages[i].rgb};
+        if (b->pages[i].bits > 8)
+            return DSC_FAIL(
+                DSC_E_FORMAT,
+                "masks: page %lld of the label '%s' has %d bits a pixel, but classes are values of 8 "
+                "bits: save it with 8",
+                (long long)i + 1, labels, b->pages[i].bits);
         dsc_status status = add_pair(list, &image, &label);
         if (status != DSC_OK)
             return dsc_error_prefix(status, "page %lld", (long long)i + 1);

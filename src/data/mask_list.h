@@ -18,9 +18,9 @@ typedef struct dsc_mask_list {
     int64_t count, capacity;
 } dsc_mask_list;
 
-/* Adds the images of a folder: FOLDER/image/NAME.png (or another image) with FOLDER/label/NAME.png, in the natural order
- * of their names; or the pages of image.tif and label.tif, or of train-volume.tif and train-labels.tif. DSC_E_NOT_FOUND
- * when there is none of these. */
+/* Adds the images of a folder: FOLDER/image/NAME.png (or another image) with FOLDER/label/NAME.png, in the natural
+ * order of their names; or the pages of image.tif and label.tif, or of train-volume.tif and train-labels.tif.
+ * DSC_E_NOT_FOUND when there is none of these. */
 dsc_status dsc_mask_list_read(const char *folder, dsc_mask_list *list) DSC_MUST_CHECK;
 void dsc_mask_list_free(dsc_mask_list *list);
 
@@ -32,6 +32,7 @@ int dsc_natural_order(const char *a, const char *b);
 /* All pages of a TIFF file. Starts as {0}. */
 typedef struct dsc_tiff_page {
     int64_t h, w;
+    int bits;     /* of a value in the file */
     uint8_t *rgb; /* [h, w, 3] */
 } dsc_tiff_page;
 

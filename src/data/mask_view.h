@@ -1,7 +1,7 @@
 /* What is cut out of an image and its mask, and how it is turned and deformed: both alike.
  *
  * A pixel (i, j) of the sample lies at (u, v) of the crop, by flip and quarter turns; it is taken from the point
- * (top + u + dy(u, v), left + v + dx(u, v)) of the image. The displacements dy and dx are bicubic in between the nodes of
+ * (top + u + dy(u, v), left + v + dx(u, v)) of the image. The displacements dy and dx are bicubic between the nodes of
  * a 3 x 3 grid over the crop (Ronneberger et al., 2015). Beyond its borders the image is mirrored. */
 #ifndef DSC_DATA_MASK_VIEW_H
 #define DSC_DATA_MASK_VIEW_H
@@ -39,8 +39,8 @@ dsc_mask_view dsc_mask_view_widen(dsc_mask_view view, int64_t margin);
 /* The row or column of n that pixel i is taken from: mirrored beyond the borders, which are not repeated. */
 int64_t dsc_mask_mirror(int64_t i, int64_t n);
 
-/* x[h, w, c] and label[h - 2 margin, w - 2 margin] of the view: the image with bilinear interpolation, normalised; the class of the nearest
- * value of the mask. A grey image is spread over c channels. `work` is memory to work with. */
+/* x[h, w, c] and label[h - 2 margin, w - 2 margin] of the view: the image with bilinear interpolation, normalised;
+ * the class of the nearest value of the mask. A grey image is spread over c channels. `work` is memory to work with. */
 dsc_status dsc_mask_view_apply(const dsc_mask_view *view, const dsc_mask_item *item, int64_t c,
                                const dsc_normalise *normalise, const int32_t class_of[256], dsc_bytes *work,
                                float *x, int32_t *label) DSC_MUST_CHECK;

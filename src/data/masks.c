@@ -1,9 +1,10 @@
 /* The data set "masks": images with the class of every pixel, for segmentation.
  *
- * Images and masks are in memory. The values of all masks, of both splits and in their order, are the classes; mean and
- * standard deviation are those of the training images. A training sample is a crop. Validation images are cut into tiles of
- * the same size, of which the last ones of a row or column overlap those before them: the pixels that an earlier tile has
- * get the label -1, so that every pixel counts once. With a margin, all of this is about the labelled middle of a sample. */
+ * Images and masks are in memory. The values of all masks, of both splits and in their order, are the classes; mean
+ * and standard deviation are those of the training images. A training sample is a crop. Validation images are cut into
+ * tiles of the same size, of which the last ones of a row or column overlap those before them: the pixels that an
+ * earlier tile has get the label -1, so that every pixel counts once. With a margin, all of this is about the labelled
+ * middle of a sample. */
 #include "data/masks.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -211,9 +212,8 @@ static dsc_status size_samples(const dsc_mask_list *list, int64_t side, int64_t 
         const dsc_mask_item *item = &list->items[i];
         if (side > 0 && (item->h < side || item->w < side))
             return DSC_FAIL(DSC_E_FORMAT,
-                            "masks: '%s' has %lld x %lld pixels, too few for crops of %lld x %lld: choose a "
-                            "smaller image "
-                            "size",
+                            "masks: '%s' has %lld x %lld pixels, too few for crops of %lld x %lld: "
+                            "choose a smaller image size",
                             item->name, (long long)item->w, (long long)item->h, (long long)side,
                             (long long)side);
         if (side == 0 && (item->h != first->h || item->w != first->w))

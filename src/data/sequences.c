@@ -93,8 +93,8 @@ static void close_set(dsc_dataset *dataset) {
     dsc_memory_free(&s);
 }
 
-/* A file may hold numbers that are not in the vocabulary, which is seen when they are read. It is then the wrong file, and
- * ends a run instead of being passed over like a broken image. */
+/* A file may hold numbers that are not in the vocabulary, which is seen when they are read. It is then the wrong
+ * file, and ends a run instead of being passed over like a broken image. */
 static const dsc_dataset_type sequences_type = {.close = close_set, .sample = sample};
 
 /* ---- the data set ---- */

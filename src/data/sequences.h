@@ -1,8 +1,9 @@
 /* Data sets of token sequences, for language models.
  *
- * A sample is T tokens (h = T, w = 1, c = 1; their numbers as floats) of a longer row of tokens, and its labels are the
- * tokens that follow each of them. Windows lie next to each other: sample i begins at token offset + i T. In training the
- * offset, 0 to T - 1, is another one in every epoch, so that every token comes at every place of a window. */
+ * A sample is T tokens (h = T, w = 1, c = 1; their numbers as floats) of a longer row of tokens, and its labels are
+ * the tokens that follow each of them. Windows lie next to each other: sample i begins at token offset + i T. In
+ * training the offset, 0 to T - 1, is another one in every epoch, so that every token comes at every place of a
+ * window. */
 #ifndef DSC_DATA_SEQUENCES_H
 #define DSC_DATA_SEQUENCES_H
 

@@ -28,8 +28,8 @@ void dsc_stage_destroy(dsc_stage **stage);
 dsc_status dsc_stage_alloc(dsc_stage *stage, dsc_staged *out) DSC_MUST_CHECK;
 void dsc_stage_free(dsc_stage *stage, dsc_staged *staged);
 
-/* Sends a batch and writes it to x and labels, in the order of `queue`; mixed: with other labels. The memory of `staged` is in use
- * until dsc_stage_settle, which waits until the last batch has been copied. */
+/* Sends a batch and writes it to x and labels, in the order of `queue`; mixed: with other labels. The memory of
+ * `staged` is in use until dsc_stage_settle, which waits until the last batch has been copied. */
 dsc_status dsc_stage_send(dsc_stage *stage, dsc_queue *queue, const dsc_staged *staged, int mixed,
                           dsc_tensor *x, dsc_tensor *labels) DSC_MUST_CHECK;
 /* The other labels and their shares of the batch that was sent last. */

@@ -74,12 +74,15 @@ static dsc_status map_file(dsc_token_file *f) {
 static dsc_status read_layout(dsc_token_file *f, int wide) {
     int width = wide ? 4 : 2;
     f->tokens = f->map;
-    if (f->map_bytes >= 8 && get32(f->map) == MAGIC && get32(f->map + 4) == VERSION) {
+    if (f->map_bytes >= 8 && get32(f->map) == MAGIC) {
+        if (get32(f->map + 4) != VERSION)
+            return DSC_FAIL(DSC_E_FORMAT, "'%s' has llm.c's header of version %lu: only version %d is read",
+                            f->path, (unsigned long)get32(f->map + 4), VERSION);
         int64_t held = (f->map_bytes - HEADER_BYTES) / 2;
         if (f->map_bytes < HEADER_BYTES)
             return DSC_FAIL(DSC_E_FORMAT, "'%s' ends after %lld of the %d bytes of llm.c's header", f->path,
                             (long long)f->map_bytes, HEADER_BYTES);
-        f->count = (int32_t)get32(f->map + 8);
+        f->count = get32(f->map + 8);
         if (f->count < 1 || f->count != held || f->map_bytes % 2)
             return DSC_FAIL(
                 DSC_E_FORMAT,
@@ -115,6 +118,12 @@ static dsc_status compare_with(dsc_token_file *f, const json_t *json, const dsc_
         return DSC_OK;
     int64_t vocabulary = number_of(json, "vocabulary"), count = number_of(entry, "tokens"),
             bytes = number_of(entry, "bytes");
+    if (vocabulary > INT32_MAX)
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "the " DSC_TOKENS_JSON
+                        " beside '%s' says that the vocabulary has %lld tokens: must be 1 to %d; repair it, "
+                        "or run descent tokenize again",
+                        f->path, (long long)vocabulary, INT32_MAX);
     if (vocabulary < 1 || count < 1 || bytes < 0)
         return DSC_FAIL(DSC_E_FORMAT,
                         "the " DSC_TOKENS_JSON " beside '%s' lacks the size of the vocabulary or of the file",

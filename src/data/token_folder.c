@@ -1,6 +1,5 @@
 /* The directory that dsc_tokenize writes: train.bin, val.bin, copies of a vocabulary's files, and tokens.json, which
- * describes them. Everything is written under temporary names; the renaming at the end comes to an end with
- * tokens.json. */
+ * describes them. Everything is written under temporary names; they are renamed at the end, tokens.json last. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/output.h"
@@ -31,11 +30,6 @@ static int exists(const char *path) {
     return lstat(path, &info) == 0;
 }
 
-static int is_same(const char *a, const char *b) {
-    struct stat x, y;
-    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
-}
-
 /* What one of the vocabulary's files gets to hold; NULL: it is not written, because there is none, or because it is the
  * one that was read. */
 static const char *text_of(const dsc_token_folder *f, int file) {
@@ -43,7 +37,7 @@ static const char *text_of(const dsc_token_folder *f, int file) {
     if (!bpe)
         return NULL;
     const char *path = file == VOCAB ? bpe->vocab_path : bpe->merges_path;
-    if (path && is_same(path, f->paths[file]))
+    if (path && dsc_file_is_same(path, f->paths[file]))
         return NULL;
     return file == VOCAB ? bpe->vocab_text : bpe->merges_text;
 }
@@ -53,7 +47,8 @@ static dsc_status check_free(const dsc_token_folder *f, const char *path) {
         if ((i == VOCAB || i == MERGES) && !text_of(f, i))
             continue;
         if (exists(f->paths[i]))
-            return DSC_FAIL(DSC_E_INVALID, "'%s' has a %s already: choose another directory, or overwrite it",
+            return DSC_FAIL(DSC_E_INVALID,
+                            "'%s' has a %s already: choose another directory, or allow it with --overwrite",
                             path, names[i]);
     }
     return DSC_OK;

@@ -4,6 +4,7 @@
 #include "data/files.h"
 #include "data/path_list.h"
 #include "data/sequences.h"
+#include "descent/log.h"
 
 #include <string.h>
 
@@ -41,15 +42,22 @@ static dsc_status find_file(const char *argument, dsc_split split, const dsc_dat
 }
 
 /* The vocabulary may be larger than that of the file, for models that have some tokens more. */
-static dsc_status fill_source(const char *path, const dsc_data_options *options, dsc_token_source *source) {
+static dsc_status fill_source(const char *path, dsc_split split, const dsc_data_options *options,
+                              dsc_token_source *source) {
     dsc_token_file_options o;
     dsc_token_file_options_init(&o);
     dsc_status status = dsc_tokenizer_of_file(path, &source->tokenizer);
-    if (status == DSC_E_NOT_FOUND)
-        o.vocabulary = options->vocabulary > 0 ? options->vocabulary : DEFAULT_VOCABULARY;
-    else
+    const int described = status != DSC_E_NOT_FOUND;
+    if (described)
         DSC_TRY(status);
+    else
+        o.vocabulary = options->vocabulary > 0 ? options->vocabulary : DEFAULT_VOCABULARY;
     DSC_TRY(dsc_token_file_open(path, &o, &source->file));
+    if (!described && options->vocabulary == 0 &&
+        split == DSC_SPLIT_TRAIN) /* once, where both splits are opened */
+        dsc_log(DSC_LOG_WARNING,
+                "'%s': no tokens.json describes it, so its tokens are taken for GPT-2's (vocabulary %d)",
+                path, DEFAULT_VOCABULARY);
     const int64_t own = dsc_token_file_vocabulary(source->file);
     if (options->vocabulary > 0 && options->vocabulary < own)
         return DSC_FAIL(
@@ -69,7 +77,7 @@ static dsc_status open_tokens(void *context, const char *argument, dsc_split spl
     int divided;
     dsc_token_source source = {.file = NULL};
     DSC_TRY(find_file(argument, split, options, &path, &divided));
-    dsc_status status = fill_source(path, options, &source);
+    dsc_status status = fill_source(path, split, options, &source);
     if (status == DSC_OK && divided)
         dsc_token_source_divide(source.count, options->val_split > 0 ? options->val_split : default_val_split,
                                 split, &source.first, &source.count);
@@ -125,6 +133,12 @@ static dsc_status fill_text(const char *path, const dsc_path_list *list, int byt
         DSC_TRY(dsc_tokenizer_bytes(&source->tokenizer));
     else
         DSC_TRY(dsc_tokenizer_chars_of_files(&path, 1, &source->tokenizer));
+    if (total > 1 && source->tokenizer->vocabulary < 2)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "text: '%s' has one distinct character, so there is nothing to learn: use other text, "
+            "or text:bytes:%s",
+            path, path);
     dsc_token_source_divide(total, share, split, &first, &source->count);
     DSC_TRY(dsc_memory_alloc(source->count > 0 ? source->count : 1, 1, &source->text));
     DSC_TRY(read_part(list, first, source->count, source->text));
@@ -161,4 +175,4 @@ static dsc_status open_text(void *context, const char *argument, dsc_split split
 const dsc_dataset_kind dsc_kind_tokens = {
     sizeof(dsc_dataset_kind), "tokens", "tokens:DIR|FILE", 1, NULL, open_tokens, 1};
 const dsc_dataset_kind dsc_kind_text = {
-    sizeof(dsc_dataset_kind), "text", "text:[bytes:]PATH", 1, NULL, open_text, 1};
+    sizeof(dsc_dataset_kind), "text", "text:[bytes:|chars:]PATH", 1, NULL, open_text, 1};

@@ -1,23 +1,19 @@
 /* Files of text into files of tokens.
  *
- * The calling thread reads the text in chunks and writes their tokens; other threads encode. A chunk ends where the text
- * can be cut without changing its tokens, which the text alone decides, so the result does not depend on the number
- * of threads. At most two chunks per thread are in memory. */
+ * The calling thread reads the text in chunks and writes their tokens; other threads encode. A chunk ends where the
+ * text can be cut without changing its tokens, which the text alone decides, so the result does not depend on the
+ * number of threads. At most two chunks per thread are in memory. */
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "base/output.h"
 #include "base/thread.h"
 #include "base/versioned.h"
 #include "data/files.h"
 #include "data/path_list.h"
 #include "data/tokenizer.h"
 
-#include <jansson.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     CHUNK_BYTES = 1 << 20,
@@ -250,7 +246,8 @@ static dsc_status list_files(tokenizing *w, const char *const *paths, int64_t co
 }
 
 /* Finds where val.bin begins: after the given part of the text or, with bpe, at the next place where the text can be
- * cut, or at the end of that file. */
+ * cut, or at the end of that file. Where the next SPLIT_SEARCH bytes, or the last file, hold no such place, a word
+ * is cut. */
 static dsc_status find_split(tokenizing *w) {
     int64_t before = 0, file = 0, bytes, at = 0;
     dsc_bytes text = {0};

@@ -166,6 +166,7 @@ static dsc_status chars_of_json(const json_t *list, dsc_tokenizer **out) {
 static dsc_status bpe_beside(const char *path, dsc_tokenizer **out) {
     const char *slash = strrchr(path, '/');
     char *folder = NULL, *vocab = NULL, *merges = NULL;
+    int64_t size;
     DSC_TRY(dsc_memory_strdup(slash ? path : ".", &folder));
     if (slash)
         folder[slash == path ? 1 : slash - path] = '\0';
@@ -174,6 +175,13 @@ static dsc_status bpe_beside(const char *path, dsc_tokenizer **out) {
         status = dsc_path_join(folder, DSC_MERGES_TXT, &merges);
     if (status == DSC_OK)
         status = dsc_tokenizer_bpe(vocab, merges, out);
+    /* Not DSC_E_NOT_FOUND, which says that no tokens.json describes the file of tokens. */
+    if (status == DSC_E_NOT_FOUND)
+        status =
+            DSC_FAIL(DSC_E_FORMAT,
+                     "its vocabulary needs '%s', which is missing: copy it there, or run descent tokenize "
+                     "again",
+                     dsc_file_size(vocab, &size) == DSC_E_NOT_FOUND ? vocab : merges);
     dsc_memory_free(&folder);
     dsc_memory_free(&vocab);
     dsc_memory_free(&merges);
@@ -206,8 +214,11 @@ static dsc_status create_of_json(const json_t *json, const bpe_source *source, d
     else
         return DSC_FAIL(DSC_E_FORMAT, "its kind is '%.40s', not one of bytes, chars, bpe", kind ? kind : "");
     if (!json_is_integer(size) || json_integer_value(size) != (*out)->vocabulary) {
+        const int64_t count = (*out)->vocabulary;
         dsc_tokenizer_destroy(out);
-        return DSC_FAIL(DSC_E_FORMAT, "its vocabulary is not of the size that the tokenizer has");
+        return DSC_FAIL(DSC_E_FORMAT, "its vocabulary should have %lld tokens, but has %lld%s",
+                        (long long)json_integer_value(size), (long long)count,
+                        source->path ? ": run descent tokenize again" : "");
     }
     return DSC_OK;
 }
@@ -265,6 +276,13 @@ const uint8_t *dsc_tokenizer_token(const dsc_tokenizer *t, int32_t token, int64_
         return NULL;
     *bytes = t->offset[token + 1] - t->offset[token];
     return t->bytes + t->offset[token];
+}
+
+int dsc_tokenizer_is_same(const dsc_tokenizer *a, const dsc_tokenizer *b) {
+    const int64_t count = a->vocabulary;
+    return count == b->vocabulary &&
+           memcmp(a->offset, b->offset, (size_t)(count + 1) * sizeof *a->offset) == 0 &&
+           memcmp(a->bytes, b->bytes, (size_t)a->offset[count]) == 0;
 }
 
 dsc_status dsc_tokenizer_encode(const dsc_tokenizer *tokenizer, const void *text, int64_t bytes,

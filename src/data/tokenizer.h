@@ -50,6 +50,9 @@ static inline uint32_t dsc_merge_place(const dsc_bpe *bpe, int32_t left, int32_t
     return at;
 }
 
+/* 1 when every token stands for the same bytes in both. */
+int dsc_tokenizer_is_same(const dsc_tokenizer *a, const dsc_tokenizer *b);
+
 /* ---- words ---- */
 
 /* The character at text[0], of `left` > 0 bytes: returns its length in bytes and sets its class. A byte that begins no

@@ -2,10 +2,9 @@
  *
  *   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  *
- * Every byte is in exactly one of them. No match contains white space after something else, so text can be cut there. */
+ * Every byte is in exactly one of them. No match contains white space after something else, so text can be cut
+ * there. */
 #include "data/tokenizer.h"
-
-#include <string.h>
 
 /* How many bytes the UTF-8 sequence that begins with text[0] has, by its first two bytes; 0: it is not valid. */
 static int sequence_length(const uint8_t *text, int64_t left) {
@@ -40,8 +39,8 @@ int dsc_utf8_next(const uint8_t *text, int64_t left, dsc_char_class *kind) {
     return length;
 }
 
-/* The length of the characters of this class from text[at] on, up to the end of the run. Returns its end; *last: where
- * its last character begins. */
+/* Returns the end of the run of characters of this class that begins at text[at]; *last: where its last character
+ * begins. */
 static int64_t run_end(const uint8_t *text, int64_t left, int64_t at, dsc_char_class kind, int64_t *last) {
     while (at < left) {
         dsc_char_class next;
@@ -69,17 +68,15 @@ static int contraction(const uint8_t *text, int64_t left) {
 }
 
 int64_t dsc_word_length(const uint8_t *text, int64_t left) {
-    dsc_char_class kind, first;
+    dsc_char_class kind;
     int64_t last = 0;
     int length = contraction(text, left);
     if (length > 0)
         return length;
-    length = dsc_utf8_next(text, left, &first);
-    kind = first;
-    if (text[0] == ' ' && left > 1)
-        dsc_utf8_next(text + 1, left - 1, &kind);
+    const int blank = text[0] == ' ' && left > 1; /* which belongs to what follows */
+    dsc_utf8_next(text + blank, left - blank, &kind);
     if (kind != DSC_CHAR_SPACE)
-        return run_end(text, left, text[0] == ' ' ? 1 : 0, kind, &last);
+        return run_end(text, left, blank, kind, &last);
     /* White space that something follows leaves its last character to what follows, unless it has only one. */
     int64_t end = run_end(text, left, 0, DSC_CHAR_SPACE, &last);
     return end == left || last == 0 ? end : last;

@@ -306,6 +306,9 @@ static dsc_status open_files(const dsc_snapshot *s, const char *path, source *f)
     DSC_TRY(status);
     DSC_TRY(dsc_st_verify(f->model, 0));
     DSC_TRY(dsc_st_verify(f->state, 0));
+    if (s->data)
+        DSC_TRY(dsc_model_file_check_tokenizer(f->model, dsc_dataset_tokenizer(s->data),
+                                               s->options->data ? s->options->data : "the data"));
     DSC_TRY(check_run(s, f));
     DSC_TRY(check_items(f));
     if (f->from.gossip && !f->from.taken[DSC_STATE_GOSSIP])

@@ -299,15 +299,24 @@ static void choose_data(session *s) {
 
 static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
     const dsc_model_facts *f = &s->facts;
-    if (f->classes >= 0 && (dsc_output_classes(f->classes) != info->classes || f->height != info->h ||
-                            f->width != info->w || f->channels != info->c))
-        return DSC_FAIL(DSC_E_INVALID,
-                        "the checkpoint is for %lldx%lldx%lld images and %lld classes, %s has %lldx%lldx%lld "
-                        "and %lld",
-                        (long long)f->height, (long long)f->width, (long long)f->channels,
-                        (long long)dsc_output_classes(f->classes), s->options.data, (long long)info->h,
-                        (long long)info->w, (long long)info->c, (long long)info->classes);
-    return DSC_OK;
+    if (f->classes < 0 || (dsc_output_classes(f->classes) == info->classes && f->height == info->h &&
+                           f->width == info->w && f->channels == info->c))
+        return DSC_OK;
+    const int64_t more = f->classes - info->classes; /* 1: the token of the mask */
+    if (s->set->whole_numbers && f->width == 1 && f->channels == 1)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "the checkpoint is for sequences of %lld tokens and a vocabulary of %lld, %s has %lld "
+            "and %lld: %s",
+            (long long)f->height, (long long)f->classes, s->options.data, (long long)info->h,
+            (long long)info->classes,
+            more == 1 || more == -1 ? "does --mask differ?" : "use data with the same vocabulary");
+    return DSC_FAIL(DSC_E_INVALID,
+                    "the checkpoint is for %lldx%lldx%lld images and %lld classes, %s has %lldx%lldx%lld "
+                    "and %lld",
+                    (long long)f->height, (long long)f->width, (long long)f->channels,
+                    (long long)dsc_output_classes(f->classes), s->options.data, (long long)info->h,
+                    (long long)info->w, (long long)info->c, (long long)info->classes);
 }
 
 /* Rank 0: warns where images differ from those of the training. */
@@ -320,10 +329,25 @@ static void compare_form(const session *s) {
         differ |= fabs(f->mean[c] - s->set->mean[c]) > 1e-3 || fabs(f->std[c] - s->set->std[c]) > 1e-3;
     if (differ)
         dsc_log(DSC_LOG_WARNING,
-                "the images of %s have mean %.3g and standard deviation %.3g removed, those of the training "
-                "had %.3g "
-                "and %.3g (first channel): expect a lower accuracy",
+                "the images of %s have mean %.3g and standard deviation %.3g removed, those of the "
+                "training had %.3g and %.3g (first channel): expect a lower accuracy",
                 s->options.data, s->set->mean[0], s->set->std[0], f->mean[0], f->std[0]);
+}
+
+/* Rank 0: warns where a class is another value of the masks than in training. */
+static dsc_status compare_values(const session *s) {
+    const char *const *names;
+    int64_t count, c = 0;
+    if (s->set->pictures == 0)
+        return DSC_OK;
+    DSC_TRY(dsc_model_file_class_names(s->reader, &names, &count));
+    while (c < count && strcmp(names[c], dsc_dataset_class_name(s->set, c)) == 0)
+        c++;
+    if (c < count)
+        dsc_log(DSC_LOG_WARNING, "class %lld is the value %s in the masks of %s, and was %s in training",
+                (long long)c, dsc_dataset_class_name(s->set, c), s->options.data, names[c]);
+    dsc_memory_free(&names);
+    return DSC_OK;
 }
 
 static dsc_status open_data(session *s) {
@@ -344,9 +368,14 @@ static dsc_status open_data(session *s) {
     data.margin = dsc_zoo_margin(f->model);
     if (f->resize > 0 && data.image_size == f->height) /* as the model saw images in training */
         data.resize = f->resize;
-    if (f->has_normalisation && f->channels == 3) {
-        data.mean = f->mean;
-        data.std = f->std;
+    double mean[3], std[3];
+    for (int c = 0; c < 3; c++) { /* grey images have one value for all */
+        mean[c] = f->mean[f->channels == 3 ? c : 0];
+        std[c] = f->std[f->channels == 3 ? c : 0];
+    }
+    if (f->has_normalisation && (f->channels == 1 || f->channels == 3)) {
+        data.mean = mean;
+        data.std = std;
     }
     dsc_status status = dsc_dataset_open(s->options.data, DSC_SPLIT_VAL, &data, &s->set);
     if (status != DSC_OK && s->options.data == s->facts.data)
@@ -355,9 +384,11 @@ static dsc_status open_data(session *s) {
     DSC_TRY(status);
     dsc_dataset_info info = dsc_dataset_get_info(s->set);
     DSC_TRY(check_data(s, &info));
-    if (s->reader)
-        compare_form(s);
-    return DSC_OK;
+    if (!s->reader)
+        return DSC_OK;
+    compare_form(s);
+    DSC_TRY(compare_values(s));
+    return dsc_model_file_check_tokenizer(s->reader, dsc_dataset_tokenizer(s->set), s->options.data);
 }
 
 static dsc_status make_local(session *s) {
@@ -375,12 +406,23 @@ static dsc_status make_local(session *s) {
     return DSC_OK;
 }
 
-/* Activations of a model of pixels are as large as its input, times the channels: batches of tiles have this many pixels
- * together, unless they are a single one. */
+/* The batch size that was asked for, or as many samples as memory will hold, at least one. Activations of a model of
+ * pixels are as large as its input, times the channels, so a batch of tiles has at most 2^20 pixels. A language model
+ * has a logit for every position and token, so a batch has at most 2^28 logits, 1 GB. */
 static int64_t limit_batch(const session *s) {
     const int64_t batch_pixels = 1 << 20, pixels = s->set->info.h * s->set->info.w;
-    const int64_t asked = s->options.batch_size, fit = batch_pixels / pixels > 1 ? batch_pixels / pixels : 1;
-    return s->set->pictures > 0 && fit < asked ? fit : asked;
+    const int64_t batch_logits = 1 << 28,
+                  logits = dsc_model_positions(s->model) * dsc_model_classes(s->model);
+    int64_t batch = s->options.batch_size;
+    if (s->set->pictures > 0 && batch > batch_pixels / pixels)
+        batch = batch_pixels / pixels;
+    if (batch > batch_logits / logits)
+        batch = batch_logits / logits;
+    batch = batch > 1 ? batch : 1;
+    if (batch < s->options.batch_size && s->reader)
+        dsc_log(DSC_LOG_INFO, "batches of %lld samples instead of %lld, to save memory", (long long)batch,
+                (long long)s->options.batch_size);
+    return batch;
 }
 
 static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_eval_result *result) {

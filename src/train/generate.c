@@ -1,8 +1,8 @@
 /* Text by a model of sequences.
  *
- * The next token is drawn from softmax(logits / temperature), cut to the top_k most probable tokens and then to the most
- * probable ones that together have the probability top_p. Its random number is a pure function of the seed and of the
- * number of the token. */
+ * The next token is drawn from softmax(logits / temperature), cut to the top_k most probable tokens and then to the
+ * most probable ones that together have the probability top_p. Its random number is a pure function of the seed and
+ * of the number of the token. */
 #include "descent/generate.h"
 
 #include "base/clock.h"
@@ -159,8 +159,8 @@ static dsc_status read_options(const dsc_generate_options *given, dsc_generate_o
     return dsc_option_check_values(table, out, "");
 }
 
-/* The tokenizer of the files vocab.json and merges.txt beside the model's, where both are there: a folder of the Hugging
- * Face hub is one of these. */
+/* The tokenizer of the files vocab.json and merges.txt beside the model's, where both are there: a folder of the
+ * Hugging Face hub is one of these. */
 static dsc_status read_beside(session *s) {
     const char *path = dsc_st_path(s->reader);
     char folder[DSC_DATA_SIZE], *vocab = NULL, *merges = NULL;
@@ -186,8 +186,8 @@ static dsc_status use_own(session *s) {
     return DSC_OK;
 }
 
-/* The checkpoint's own tokenizer, or that of a data set, which is opened for it alone: the one that the caller names, or,
- * where older files have no tokenizer, the one that they were trained on. */
+/* The checkpoint's own tokenizer, or that of a data set, which is opened for it alone: the one that the caller names,
+ * or, where older files have no tokenizer, the one that they were trained on. */
 static dsc_status open_tokenizer(session *s) {
     const char *data = s->options.data ? s->options.data : s->facts.data;
     dsc_data_options options;
@@ -200,8 +200,8 @@ static dsc_status open_tokenizer(session *s) {
     if (!data[0])
         return DSC_FAIL(DSC_E_INVALID,
                         "'%s' holds no tokenizer and does not say which data it was trained on: name the "
-                        "text or the tokens "
-                        "with data, or put " DSC_VOCAB_JSON " and " DSC_MERGES_TXT " beside it",
+                        "text or the tokens with data, or put " DSC_VOCAB_JSON " and " DSC_MERGES_TXT
+                        " beside it",
                         s->options.checkpoint);
     dsc_data_options_init(&options);
     options.context = 1;
@@ -240,6 +240,12 @@ static dsc_status open_session(session *s, const dsc_generate_options *options) 
     DSC_TRY(read_options(options, &s->options));
     DSC_TRY(dsc_queue_create(s->device, &s->queue));
     DSC_TRY(dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts));
+    if (s->facts.mask > 0)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "the model of '%s' was trained to fill in masked tokens, not to predict the next one: it "
+            "cannot generate text",
+            s->options.checkpoint);
     DSC_TRY(open_tokenizer(s));
     DSC_TRY(make_model(s));
     DSC_TRY(dsc_exec_create_decoder(s->model, 1, &s->exec));
@@ -265,7 +271,7 @@ static dsc_status push(session *s, int32_t token) {
         int64_t kept = s->context / 2, first = s->context - kept;
         s->position = 0;
         for (int64_t i = 0; i < kept; i++)
-            DSC_TRY(decode(s, s->window[first + i])); /* position i is behind what is still to be read */
+            DSC_TRY(decode(s, s->window[first + i])); /* which writes window[i], of the first half */
     }
     return decode(s, token);
 }
@@ -277,11 +283,13 @@ static int by_probability(const void *a, const void *b) {
     return x->token < y->token ? -1 : x->token > y->token;
 }
 
-/* Turns logits into candidates, the most probable first, and returns how many may be drawn; *sum is their share. */
+/* Turns the logits of the tokenizer's tokens into candidates, the most probable first. Returns how many of them may be
+ * drawn; *sum is the sum of their probabilities, which are not normalised. */
 static int64_t weigh(session *s, double *sum) {
     const dsc_generate_options *o = &s->options;
     double largest = -INFINITY, total = 0;
-    int64_t count = s->vocabulary;
+    int64_t count =
+        dsc_tokenizer_vocabulary(s->tokenizer); /* a model may have more tokens, which have no text */
     for (int64_t i = 0; i < count; i++)
         largest = fmax(largest, s->logits[i]);
     for (int64_t i = 0; i < count; i++) {
@@ -357,7 +365,7 @@ static dsc_status generate(session *s, dsc_text_function function, void *context
             return DSC_OK;
         result->tokens++;
         const uint8_t *text = dsc_tokenizer_token(s->tokenizer, token, &bytes);
-        if (function && text && function(context, text, bytes) != 0)
+        if (function && function(context, text, bytes) != 0)
             return DSC_OK;
         if (result->tokens < o->tokens)
             DSC_TRY(push(s, token));

@@ -35,6 +35,10 @@ dsc_status dsc_model_file_class_names(const dsc_st_reader *reader, const char *c
 /* The tokenizer that is stored, to be destroyed by the caller; NULL when the file has none. DSC_E_FORMAT when it is not
  * valid. */
 dsc_status dsc_model_file_tokenizer(const dsc_st_reader *reader, dsc_tokenizer **out) DSC_MUST_CHECK;
+/* DSC_E_INVALID when the file has a tokenizer whose tokens stand for other text than those of `tokenizer` (NULL: unknown).
+ * `data` is for the message. */
+dsc_status dsc_model_file_check_tokenizer(const dsc_st_reader *reader, const dsc_tokenizer *tokenizer,
+                                          const char *data) DSC_MUST_CHECK;
 /* Writes what says which model it is and how it was trained. */
 dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_options *facts,
                                    dsc_st_writer *writer) DSC_MUST_CHECK;

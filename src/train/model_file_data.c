@@ -187,3 +187,20 @@ dsc_status dsc_model_file_tokenizer(const dsc_st_reader *reader, dsc_tokenizer *
                                               dsc_st_metadata(reader, DSC_MERGES_TXT), out);
     return status == DSC_OK ? DSC_OK : dsc_error_prefix(status, "the tokenizer in '%s'", dsc_st_path(reader));
 }
+
+dsc_status dsc_model_file_check_tokenizer(const dsc_st_reader *reader, const dsc_tokenizer *tokenizer,
+                                          const char *data) {
+    dsc_tokenizer *own = NULL;
+    if (!tokenizer)
+        return DSC_OK;
+    DSC_TRY(dsc_model_file_tokenizer(reader, &own));
+    const int same = !own || dsc_tokenizer_is_same(own, tokenizer);
+    dsc_tokenizer_destroy(&own);
+    if (same)
+        return DSC_OK;
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "the tokens of %s stand for other text than those that '%s' was trained on: use text with the "
+        "same characters, or tokenize it with the same vocabulary",
+        data, dsc_st_path(reader));
+}

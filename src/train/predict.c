@@ -198,8 +198,6 @@ static dsc_status read_all(session *s, const char *const *paths, int64_t count) 
     DSC_TRY(dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts));
     DSC_TRY(dsc_model_file_class_names(s->reader, &s->names, &s->name_count));
     DSC_TRY(complete_facts(s));
-    if (!s->options.masks) /* they are of whole images */
-        dsc_stored_model_note_form(&s->facts, is_small_set(s->facts.data) ? s->facts.data : "image folders");
     for (int64_t i = 0; i < count; i++)
         DSC_TRY(dsc_path_list_add(&s->list, paths[i], dsc_image_has_name, "images (" DSC_IMAGE_ENDINGS ")"));
     if (s->list.count == 0)
@@ -270,6 +268,8 @@ static dsc_status make_model(session *s) {
     DSC_TRY(check_kind(s));
     if (!s->reader)
         return DSC_OK;
+    if (!s->options.masks) /* they are of whole images */
+        dsc_stored_model_note_form(f, is_small_set(f->data) ? f->data : "image folders");
     DSC_TRY(dsc_statedict_check(s->model, f->model, s->reader));
     return dsc_statedict_read(s->model, s->queue, s->reader);
 }

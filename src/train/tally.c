@@ -22,8 +22,8 @@ struct dsc_tally {
     double *sums; /* [pairs] images by label and prediction; [BINS] images, right ones, confidence */
 };
 
-/* Confidences count in these units, so that the sum of 2^23 of them is exact: it does not depend on the number of
- * ranks. */
+/* Confidences count in these units, so that the sum of up to 2^23 rows is exact and does not depend on the number of
+ * ranks; with more rows the last digits may. */
 static const double unit = 0x1p30;
 
 dsc_status dsc_tally_create(const dsc_dataset *data, int64_t outputs, int64_t positions, int64_t batch,

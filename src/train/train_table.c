@@ -95,7 +95,9 @@ static const dsc_option train_table[] = {
      .placeholder = "X",
      .range = "[0, 1)",
      .default_text = "the set's own validation images",
-     .help = "validate on this part of the training images, chosen by the seed, of every class alike",
+     .help =
+         "validate on this part of the training images, chosen by the seed, of every class alike; of text "
+         "and masks it is the last part",
      .json = "val_split"},
     {.name = "shuffle-buffer",
      .kind = DSC_OPTION_INT64,

@@ -46,6 +46,18 @@ if have_mpi; then
     python3 check.py one.json three.json || complain "the report depends on the number of ranks"
 fi
 
+# Names that are not UTF-8 do not lose the result.
+odd=$(printf '\377')
+mv a "$odd"
+mv images "images$odd"
+expect 0 '"checkpoint": "?/checkpoint-' info --checkpoint "$odd" --json
+expect 0 '"data": "imagefolder:images?"' eval --checkpoint "$odd" --threads 1 --data "imagefolder:images$odd" --json
+has stdout '"checkpoint": "?"'
+python3 check.py one.json stdout || complain "the report depends on the names"
+expect 0 '"file":"images?/val/class0/001.png"' predict --checkpoint "$odd" --threads 1 --json "images$odd/val"
+mv "$odd" a
+mv "images$odd" images
+
 # A broken image is in no sum.
 echo broken >images/val/class0/000.png
 expect 0 '"images": 6' eval --checkpoint a --threads 1 --bad-images skip:1 --json

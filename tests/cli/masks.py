@@ -8,6 +8,7 @@ masks.py cut IMAGE ROWS DIR                      DIR/N.png, the image in tiles o
 masks.py joined MASK ROWS DIR                    the mask consists of those of the tiles, of which the earlier ones count
 masks.py values MASK                             prints the values in it
 masks.py segments EVAL.json PREDICTED.jsonl LABELS   V_rand is that of the masks, or that of a better threshold
+masks.py changed DIR OTHER SHARE VALUE           OTHER is DIR with this share of the brightness, and VALUE in place of 255 in the masks
 masks.py same EVAL.json OTHER.json               pixels and segments are the same
 """
 import collections
@@ -155,9 +156,16 @@ def same(one, other):
         assert one[key] == other[key], (key, one[key], other[key])
 
 
+def changed(folder, other, share, value):
+    for path in pathlib.Path(folder).glob("*/*.png"):
+        label = path.parent.name == "label"
+        rows = [[(int(value) if v else 0) if label else int(v * float(share)) for v in row] for row in read(path)]
+        write(f"{other}/{path.parent.name}/{path.name}", rows)
+
+
 def values(mask):
     print(*sorted({v for row in read(mask) for v in row}))
 
 
 {"draw": draw, "learnt": learnt, "agree": agree, "cut": cut, "joined": joined, "values": values, "segments": segments,
- "same": same}[sys.argv[1]](*sys.argv[2:])
+ "same": same, "changed": changed}[sys.argv[1]](*sys.argv[2:])

@@ -97,6 +97,20 @@ images agree adam.json one.jsonl set/label || complain "masks depend on the batc
 expect 0 "set/image/17.png,new/made/17.png,1,255,0." "${use[@]}" --masks new/made --csv set/image/17.png
 [ "$(head -n 1 stdout)" = "file,mask,index,class,share" ] || complain "the CSV has no header"
 
+# Darker images are normalised as those of the training were, in eval as in predict.
+images changed set dark 0.6 255
+expect 0 "" eval --checkpoint adam --threads 1 --data masks:dark --json
+cp stdout dark.json
+grep -q "expect a lower accuracy" stderr && complain "dark images are normalised by their own mean: $(cat stderr)"
+grep -q "in training" stderr && complain "eval warns of masks with the same values: $(cat stderr)"
+expect 0 "" "${use[@]}" --masks dark-masks --json "${last[@]/#set/dark}"
+cp stdout dark.jsonl
+images agree dark.json dark.jsonl dark/label || complain "predict and eval disagree on darker images"
+
+images changed set valued 1 200
+expect 0 "class 1 is the value 200 in the masks of masks:valued, and was 255 in training" eval --checkpoint adam --threads 1 \
+    --data masks:valued
+
 # Tiles of another size, and tiles that are no squares: each by itself has the same mask.
 edit=$DESCENT_SOURCE_DIR/tests/cli/edit-metadata
 "$edit" adam/checkpoint-64.safetensors small.safetensors height=16 width=16 resize=16

@@ -147,5 +147,7 @@ expect 2 "model mlp has one prediction for a whole image; leave --masks out" "${
 [ ! -e masks ] || complain "a folder for masks was made"
 for i in $(seq 40); do echo "line $i of a text."; done >text
 expect 0 "" train --model gpt-mini:layers=1,heads=1,width=8 --data text:text --context 8 --batch-size 4 --steps 1 --eval-every 0 --out t
-expect 2 "is one of text, not of images: use descent generate" predict --checkpoint t images
+expect 2 "is one of text, not of images: use descent generate" predict --checkpoint t --csv images
+[ ! -s stdout ] || complain "a header without predictions: $(cat stdout)"
+! grep -q warning stderr || complain "a model of text: $(cat stderr)"
 finish

@@ -40,6 +40,19 @@ expect 0 "" report run --json
 awk -v b="$best" '/"best_loss":/ { gsub(/[^0-9.e-]/, "", $2); found = $2 - b < 1e-9 && b - $2 < 1e-9 } END { exit !found }' stdout ||
     complain "the best loss is $best: $(grep best_loss stdout)"
 
+# Text whose characters have other numbers is refused, though it has as many of them; the same text elsewhere is not.
+LC_ALL=C tr a-z 'b-z{' <text >shifted
+printf 'abc%.0s' {1..200} >abc
+expect 2 "and a vocabulary of $(($(fold -w 1 text | sort -u | wc -l) + 1)), text:abc has 16 and 3: use data with" eval --checkpoint run \
+    --data text:abc
+expect 2 "the tokens of text:shifted stand for other text" eval --checkpoint run --data text:shifted
+cp text same
+expect 0 "bits per byte" eval --checkpoint run --data text:same
+mv shifted same
+expect 0 "" train "${small[@]}" --data text:same --epochs 1 --steps 3 --out replaced
+cp text same
+expect 2 "the tokens of text:same stand for other text" train --resume replaced --steps 6
+
 # Stopped and resumed, it has the bits of the run that never stopped.
 expect 0 "" train "${small[@]}" --epochs 2 --steps 30 --out whole --kfac-update-freq 5
 expect 0 "" train "${small[@]}" --epochs 2 --steps 13 --out parts --kfac-update-freq 5
@@ -110,6 +123,10 @@ expect 2 "layers that may see the next token" train --model $bert --data text:te
 expect 2 "mask 0.15: synthetic:64 has no tokens" train --model lenet --data synthetic:64 --mask 0.15 --batch-size 8 --steps 1 --out none
 expect 2 "--mask 2: must be a number from 0 to 1" train "${masked[@]}" --mask 2 --out none
 
+expect 2 "the model of 'bert' was trained to fill in masked tokens, not to predict the next one" generate --checkpoint bert
+expect 0 "" train "${small[@]}" --mask 0.15 --steps 1 --out filled
+expect 2 "the model of 'filled' was trained to fill in masked tokens" generate --checkpoint filled
+
 printf 'abcd%.0s' $(seq 60) >short
 expect 2 "none of the 1 validation samples has a label: use more data, or mask more tokens" train "${masked[@]}" --data text:short \
     --mask 0.000001 --batch-size 4 --steps 1 --out unlabelled
@@ -131,8 +148,20 @@ grep -q "\"best_loss\":${lowest% *}" noise-run/metrics.jsonl || complain "the la
 expect 0 "no lower validation loss in 3 evaluations" train --model $model --data text:noise --context 16 --batch-size 8 --optimizer adamw \
     --lr 0.02 --warmup-epochs 0 --threads 1 --device cpu --epochs 15 --patience 3 --out patient
 
-# Checking the data counts tokens.
+# Evaluation takes batches whose logits fit into memory: 83 times 64 positions of 50,257 tokens are 2^28.
+head -c 3000 text >gpt2.bin # numbers below 50,257, two bytes each
+expect 0 "vocabulary 50257" train --model gpt-mini:layers=1,heads=1,width=4,dropout=0 --data tokens:gpt2.bin --context 64 --batch-size 1 \
+    --optimizer adamw --steps 1 --eval-every 0 --threads 1 --device cpu --out wide
+expect 0 "batches of 83 samples instead of 128, to save memory" eval --checkpoint wide --threads 1 --verbose
+expect 0 "perplexity" eval --checkpoint wide --threads 1 --verbose --batch-size 83
+grep -q "to save memory" stderr && complain "83 samples are too many: $(cat stderr)"
+
+# Checking the data counts tokens, and says where a file is of another vocabulary; nothing describes this one.
 expect 0 "tokens in" check-data text:text
+{ head -c 2000 text && printf '\377\377' && cat text text; } >damaged
+expect 2 "1 sequence of tokens:damaged cannot be read" check-data tokens:damaged
+has stdout "vocabulary 50257, 1 of them broken"
+[ "$(grep -c "'damaged': no tokens.json describes it, so its tokens are taken for GPT-2's" stderr)" = 1 ] || complain "$(cat stderr)"
 
 # Text: the same for a seed, another for another; the most probable token by either way to ask for it; longer than the
 # context.
@@ -150,6 +179,8 @@ expect 0 "" generate --checkpoint run --prompt "line 1" --tokens 60 --top-p 0.00
 cmp stdout first || complain "a small top-p is not the most probable token"
 [ "$(wc -c <first)" = 67 ] || complain "6 characters, 60 more and a line feed are not $(wc -c <first)"
 expect 0 "" generate --checkpoint run --tokens 5
+expect 0 "" generate --checkpoint run --prompt "line 1" --tokens 0
+[ "$(cat stdout)" = "line 1" ] || complain "without tokens the prompt is '$(cat stdout)'"
 
 # A benchmark, on random tokens: 4 sequences of 16 tokens a step, with and without K-FAC.
 expect 0 "tokens   16 in a sequence, vocabulary 65" bench --model $model --context 16 --batch-size 4 --steps 2 --threads 1 --device cpu \

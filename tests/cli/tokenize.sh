@@ -39,6 +39,16 @@ done
 [ "$(stat -c %s llm.c/train.bin)" = $(($(stat -c %s long1/train.bin) + 1024)) ] || complain "llm.c: wrong size"
 expect 0 "" tokenize --decode llm.c/val.bin "${bpe[@]}"
 
+# A reader that has enough ends the output, which is no failure; a full disk is one.
+status=0
+"$descent" tokenize --decode long1/train.bin 2>stderr | head -c 5 >/dev/null || status=$?
+[ "$status" = 0 ] && [ ! -s stderr ] || complain "a closed pipe: status $status, $(cat stderr)"
+status=0
+"$descent" tokenize --decode long1/train.bin >/dev/full 2>stderr || status=$?
+[ "$status" = 1 ] || complain "a full disk: status $status"
+has stderr "cannot write to the standard output: "
+grep -q Success stderr && complain "a full disk: $(cat stderr)"
+
 # What is not text at all comes back, too.
 head -c 300000 "$descent" >binary
 expect 0 "" tokenize "${bpe[@]}" --val-split 0 --out binaries binary
@@ -51,6 +61,8 @@ cmp chars/train.bin kept || complain "a refused command changes files"
 expect 0 "chars/train.bin: 10 tokens" tokenize --kind bytes --val-split 0 --overwrite --out chars books
 [ ! -e chars/val.bin ] || complain "an old val.bin is left"
 expect 2 "no token <|endoftext|>" tokenize --end-of-text --out nothing books
+expect 2 "--special-tokens: the vocabulary (chars) has no token <|endoftext|>: leave it out" tokenize --special-tokens --kind chars \
+    --out nothing books
 expect 2 "cannot read 'nowhere'" tokenize --out nothing books nowhere
 [ ! -e nothing ] || complain "a wrong command leaves a directory"
 mkdir -p own && cp vocab.json merges.txt own

@@ -130,15 +130,15 @@ static uint8_t *put(uint8_t *p, uint32_t value, int bytes) {
 }
 
 /* Each page: its directory of 9 entries, then its pixels as one strip. */
-size_t test_tiff(const uint8_t *pixels, int pages, int h, int w, uint8_t *out) {
+size_t test_tiff(const uint8_t *pixels, int bits, int pages, int h, int w, uint8_t *out) {
     enum { ENTRIES = 9, DIRECTORY = 2 + 12 * ENTRIES + 4 };
-    const uint32_t bytes = (uint32_t)(h * w);
+    const uint32_t bytes = (uint32_t)(h * w * bits / 8);
     uint8_t *p = out;
     memcpy(p, "II*", 4);
     p = put(p + 4, 8, 4);
     for (int n = 0; n < pages; n++) {
         const uint32_t at = (uint32_t)(p - out) + DIRECTORY;
-        const uint32_t entries[ENTRIES][2] = {{256, (uint32_t)w}, {257, (uint32_t)h}, {258, 8},
+        const uint32_t entries[ENTRIES][2] = {{256, (uint32_t)w}, {257, (uint32_t)h}, {258, (uint32_t)bits},
                                               {259, 1},           {262, 1},           {273, at},
                                               {277, 1},           {278, (uint32_t)h}, {279, bytes}};
         p = put(p, ENTRIES, 2);

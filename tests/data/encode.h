@@ -35,9 +35,9 @@ typedef enum test_png_kind {
  */
 size_t test_png(const test_image *image, test_png_kind kind, int interlaced, size_t room, uint8_t *out);
 
-/* An uncompressed TIFF of 8-bit grey pages, pixels[pages,h,w]; needs no library. Returns its size; out holds
- * 8 + pages * (h w + 114) bytes. */
-size_t test_tiff(const uint8_t *pixels, int pages, int h, int w, uint8_t *out);
+/* An uncompressed TIFF of grey pages, pixels[pages,h,w] of 8 or 16 bits, the low byte first; needs no library. Returns
+ * its size; out holds 8 + pages * (h w bits / 8 + 114) bytes. */
+size_t test_tiff(const uint8_t *pixels, int bits, int pages, int h, int w, uint8_t *out);
 
 /* A WebP of pixels[h,w,3]. */
 size_t test_webp(const test_image *image, int lossless, size_t room, uint8_t *out);

@@ -102,7 +102,7 @@ static void test_volumes(void **state) {
     for (int f = 0; f < 2; f++) {
         for (int i = 0; i < PAGES * PIXELS; i++)
             pixels[i] = (uint8_t)(f ? i % 3 : i * 4);
-        sizes[f] = test_tiff(pixels, PAGES, SIDE, SIDE, contents[f]);
+        sizes[f] = test_tiff(pixels, 8, PAGES, SIDE, SIDE, contents[f]);
     }
     fuzz(names, contents, sizes, 42);
     test_remove(folder);

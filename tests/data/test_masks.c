@@ -11,6 +11,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 enum { COUNT = 11, H = 20, W = 24, PIXELS = H * W, SEED = 5, SIDE = 8, ROOM = 1 << 16 };
 
@@ -551,6 +552,40 @@ static void test_bad_files(void **state) {
     assert_null(set);
 }
 
+/* A link that leads nowhere is an image that is missing, not a label. */
+static void test_dangling_link(void **state) {
+    (void)state;
+    char path[TEST_PATH + 32];
+    dsc_dataset *set = NULL;
+    dsc_data_options o = options_of(0);
+    write_pair("link", "1", 1);
+    snprintf(path, sizeof path, "%s/link/image/9.png", folder);
+    assert_int_equal(symlink("nowhere.png", path), 0);
+    assert_fails(DSC_E_NOT_FOUND, "link/image/9.png'",
+                 dsc_dataset_open(spec_of("link"), DSC_SPLIT_TRAIN, &o, &set));
+    assert_null(strstr(dsc_error_message(), "has no label"));
+}
+
+/* Scaled to 8 bits, the classes 1 and 2 of 16 bits would be one. */
+static void test_deep_labels(void **state) {
+    (void)state;
+    static uint8_t file[ROOM], pixels[PIXELS * 6];
+    dsc_dataset *set = NULL;
+    dsc_data_options o = options_of(0);
+    const test_image label = {W, H, pixels};
+    write_pair("deep", "1", 1);
+    write_pair("deep", "2", 2);
+    for (int64_t i = 0; i < PIXELS * 3; i++)
+        pixels[2 * i + 1] = (uint8_t)(1 + i / 3 % 2);
+    test_write(folder, "deep/label/2.png", file, test_png(&label, TEST_PNG_RGB16, 0, sizeof file, file));
+    assert_fails(DSC_E_FORMAT, "deep/label/2.png' has 16 bits a pixel, but classes are values of 8 bits",
+                 dsc_dataset_open(spec_of("deep"), DSC_SPLIT_TRAIN, &o, &set));
+    write_pair("deep", "2", 2); /* images may have 16 bits */
+    test_write(folder, "deep/image/2.png", file, test_png(&label, TEST_PNG_RGB16, 0, sizeof file, file));
+    set = open_set("deep", DSC_SPLIT_TRAIN, &o);
+    dsc_dataset_close(&set);
+}
+
 /* One image in colours makes all of them such; sizes may differ where crops are taken. */
 static void test_colour_images(void **state) {
     (void)state;
@@ -651,12 +686,12 @@ static void test_volumes(void **state) {
     for (int n = 0; n < PAGES; n++)
         for (int64_t p = 0; p < PIXELS; p++)
             pixels[n * PIXELS + p] = image_at(n, p);
-    size_t size = test_tiff(pixels, PAGES, H, W, volume);
+    size_t size = test_tiff(pixels, 8, PAGES, H, W, volume);
     test_write(folder, "volume/train-volume.tif", volume, size);
     for (int n = 0; n < PAGES; n++)
         for (int64_t p = 0; p < PIXELS; p++)
             pixels[n * PIXELS + p] = label_at(n, p);
-    test_write(folder, "volume/train-labels.tif", volume, test_tiff(pixels, PAGES, H, W, volume));
+    test_write(folder, "volume/train-labels.tif", volume, test_tiff(pixels, 8, PAGES, H, W, volume));
 #ifdef DSC_HAVE_TIFF
     float x[PIXELS];
     int32_t label[PIXELS];
@@ -674,7 +709,7 @@ static void test_volumes(void **state) {
         }
         dsc_dataset_close(&set);
     }
-    test_write(folder, "volume/train-labels.tif", volume, test_tiff(pixels, PAGES - 1, H, W, volume));
+    test_write(folder, "volume/train-labels.tif", volume, test_tiff(pixels, 8, PAGES - 1, H, W, volume));
     assert_fails(DSC_E_FORMAT, "train-volume.tif' has 5 pages, but '",
                  dsc_dataset_open(spec_of("volume"), DSC_SPLIT_TRAIN, &o, &set));
     test_write(folder, "volume/train-labels.tif", volume, 200);
@@ -690,6 +725,24 @@ static void test_volumes(void **state) {
     assert_null(set);
 }
 
+static void test_deep_volumes(void **state) {
+    (void)state;
+#ifdef DSC_HAVE_TIFF
+    static uint8_t volume[ROOM], pixels[2 * 2 * PIXELS];
+    dsc_dataset *set = NULL;
+    dsc_data_options o = options_of(0);
+    for (int64_t i = 0; i < 2 * PIXELS; i++)
+        pixels[2 * i] = (uint8_t)(1 + i % 2);
+    test_write(folder, "deep-volume/image.tif", volume, test_tiff(pixels, 16, 2, H, W, volume));
+    test_write(folder, "deep-volume/label.tif", volume, test_tiff(pixels, 16, 2, H, W, volume));
+    assert_fails(DSC_E_FORMAT, "deep-volume/label.tif' has 16 bits a pixel",
+                 dsc_dataset_open(spec_of("deep-volume"), DSC_SPLIT_TRAIN, &o, &set));
+    test_write(folder, "deep-volume/label.tif", volume, test_tiff(pixels, 8, 2, H, W, volume));
+    set = open_set("deep-volume", DSC_SPLIT_TRAIN, &o); /* images may have 16 bits */
+    dsc_dataset_close(&set);
+#endif
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order),
@@ -699,9 +752,10 @@ int main(void) {
         cmocka_unit_test(test_deformation),   cmocka_unit_test(test_mirrored),
         cmocka_unit_test(test_elastic),       cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_colour_images), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_loader),
+        cmocka_unit_test(test_loader),        cmocka_unit_test(test_deep_labels),
+        cmocka_unit_test(test_dangling_link),
 #endif
-        cmocka_unit_test(test_volumes),
+        cmocka_unit_test(test_volumes),       cmocka_unit_test(test_deep_volumes),
     };
     return cmocka_run_group_tests_name("data-masks", tests, setup, teardown);
 }

@@ -440,7 +440,7 @@ static void test_registered(void **state) {
                  dsc_dataset_open("waves:nothing", DSC_SPLIT_TRAIN, NULL, &set));
     assert_fails(DSC_E_INVALID,
                  "synthetic[:N], cifar10:DIR, cifar100:DIR, mnist:DIR[/NAME], imagefolder:DIR, "
-                 "webdataset:DIR|PATTERN, tokens:DIR|FILE, text:[bytes:]PATH, masks:DIR, waves:COUNT",
+                 "webdataset:DIR|PATTERN, tokens:DIR|FILE, text:[bytes:|chars:]PATH, masks:DIR, waves:COUNT",
                  dsc_dataset_open("wave:12", DSC_SPLIT_TRAIN, NULL, &set));
     assert_null(set);
 

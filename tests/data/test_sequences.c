@@ -237,7 +237,7 @@ static void test_bad_options(void **state) {
     dsc_dataset_close(&set);
     assert_fails(DSC_E_NOT_FOUND, "nothing.txt",
                  dsc_dataset_open(spec_of("text", "nothing.txt"), DSC_SPLIT_TRAIN, NULL, &set));
-    assert_fails(DSC_E_INVALID, "'text': needs an argument, as in 'text:[bytes:]PATH'",
+    assert_fails(DSC_E_INVALID, "'text': needs an argument, as in 'text:[bytes:|chars:]PATH'",
                  dsc_dataset_open("text", DSC_SPLIT_TRAIN, NULL, &set));
     assert_null(set);
 }
@@ -336,6 +336,39 @@ static void test_bad_files(void **state) {
     test_write(folder, "whole/train.bin", text, 100);
     assert_fails(DSC_E_FORMAT, "beside it says",
                  dsc_dataset_open(spec_of("tokens", "whole"), DSC_SPLIT_TRAIN, &o, &set));
+    assert_null(set);
+}
+
+static void test_one_character(void **state) {
+    (void)state;
+    char same[LENGTH];
+    dsc_dataset *set = NULL;
+    dsc_data_options o = options_of(CONTEXT);
+    memset(same, 'a', sizeof same);
+    test_write(folder, "same.txt", same, sizeof same);
+    assert_fails(DSC_E_INVALID, "same.txt' has one distinct character",
+                 dsc_dataset_open(spec_of("text", "same.txt"), DSC_SPLIT_TRAIN, &o, &set));
+    set = open_set(spec_of("text:bytes", "same.txt"), DSC_SPLIT_TRAIN, &o);
+    dsc_dataset_close(&set);
+}
+
+/* Without its vocabulary a folder of tokens is not taken for one that nothing describes. */
+static void test_lost_vocabulary(void **state) {
+    (void)state;
+    static const char *const names[] = {"merges.txt", "vocab.json"};
+    int32_t tokens[LENGTH];
+    int64_t train_count;
+    dsc_dataset *set = NULL;
+    dsc_data_options o = options_of(CONTEXT);
+    write_tokens("lost", 0.3, tokens, &train_count);
+    for (int i = 0; i < 2; i++) {
+        char path[TEST_PATH + 64], missing[64];
+        snprintf(path, sizeof path, "%s/lost/%s", folder, names[i]);
+        test_remove(path);
+        snprintf(missing, sizeof missing, "lost/%s', which is missing: copy it there", names[i]);
+        assert_fails(DSC_E_FORMAT, missing,
+                     dsc_dataset_open(spec_of("tokens", "lost"), DSC_SPLIT_TRAIN, &o, &set));
+    }
     assert_null(set);
 }
 
@@ -562,10 +595,20 @@ static void test_resume(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_text),      cmocka_unit_test(test_offsets),     cmocka_unit_test(test_folder),
-        cmocka_unit_test(test_lengths),   cmocka_unit_test(test_bad_options), cmocka_unit_test(test_files),
-        cmocka_unit_test(test_bad_files), cmocka_unit_test(test_bad_tokens),  cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_masked),    cmocka_unit_test(test_loaders),     cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_offsets),
+        cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_bad_tokens),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_masked),
+        cmocka_unit_test(test_loaders),
+        cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_lost_vocabulary),
+        cmocka_unit_test(test_one_character),
     };
     return cmocka_run_group_tests_name("data-sequences", tests, setup, teardown);
 }

@@ -221,6 +221,25 @@ static void test_long_words(void **state) {
     free(many);
 }
 
+/* A token with a character of three bytes is not written in the files' alphabet, though each of these bytes is the number
+ * of one of its characters. */
+static void test_other_characters(void **state) {
+    (void)state;
+    static const char token[] = "\xE3\xA1\xA2\xC4\xA0";
+    static char vocab[TEST_VOCABULARY_ROOM], merges[TEST_VOCABULARY_ROOM];
+    dsc_tokenizer *t;
+    int64_t bytes;
+    test_vocabulary(vocab, merges);
+    char *end = strrchr(vocab, '}');
+    snprintf(end, sizeof vocab - (size_t)(end - vocab), ", \"%s\": 272}", token);
+    test_write(folder, "v", vocab, strlen(vocab));
+    assert_ok(dsc_tokenizer_bpe(in_folder("v"), in_folder("merges.txt"), &t));
+    const uint8_t *text = dsc_tokenizer_token(t, 272, &bytes);
+    assert_int_equal(bytes, sizeof token - 1);
+    assert_memory_equal(text, token, sizeof token - 1);
+    dsc_tokenizer_destroy(&t);
+}
+
 static void test_simple(void **state) {
     (void)state;
     dsc_tokenizer *t;
@@ -373,6 +392,35 @@ static void test_broken_files(void **state) {
     assert_ok(dsc_token_file_open(in_folder("x.bin"), NULL, &f));
     assert_int_equal(dsc_token_file_count(f), 2);
     dsc_token_file_close(&f);
+    memset(header + 8, 0xFF, 4);
+    test_write(folder, "x.bin", header, sizeof header);
+    assert_fails(DSC_E_FORMAT, "says that there are 4294967295 tokens",
+                 dsc_token_file_open(in_folder("x.bin"), NULL, &f));
+}
+
+/* A header of llm.c is not read as tokens. */
+static void test_other_version(void **state) {
+    (void)state;
+    static const uint8_t header[1024 + 4] = {0x88, 0xD8, 0x34, 0x01, 2, 0, 0, 0, 2};
+    dsc_token_file *f;
+    test_write(folder, "x.bin", header, sizeof header);
+    assert_fails(DSC_E_FORMAT, "x.bin' has llm.c's header of version 2: only version 1 is read",
+                 dsc_token_file_open(in_folder("x.bin"), NULL, &f));
+}
+
+/* The sizes in tokens.json. */
+static void test_vocabulary_bounds(void **state) {
+    (void)state;
+    static const char *const sizes[] = {"2147483648", "4294967301", "9223372036854775807"};
+    dsc_token_file *f;
+    char json[128];
+    test_write(folder, "bounds/train.bin", "\1\0\2\0", 4);
+    for (int i = 0; i < 3; i++) {
+        snprintf(json, sizeof json,
+                 "{\"vocabulary\": %s, \"files\": {\"train.bin\": {\"tokens\": 2, \"bytes\": 2}}}", sizes[i]);
+        test_write(folder, "bounds/tokens.json", json, strlen(json));
+        assert_fails(DSC_E_FORMAT, sizes[i], dsc_token_file_open(in_folder("bounds/train.bin"), NULL, &f));
+    }
 }
 
 /* ---- files of text ---- */
@@ -451,12 +499,20 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_words),        cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_bpe),          cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_long_words),   cmocka_unit_test(test_simple),
-        cmocka_unit_test(test_broken),       cmocka_unit_test(test_files),
-        cmocka_unit_test(test_broken_files), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_bpe),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_long_words),
+        cmocka_unit_test(test_simple),
+        cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_broken_files),
+        cmocka_unit_test(test_chunks),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_other_version),
+        cmocka_unit_test(test_vocabulary_bounds),
+        cmocka_unit_test(test_other_characters),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -169,9 +169,10 @@ static void test_bad(void **state) {
         {"\"tokenizer\":\"{\"", "its description is not JSON"},
         {"\"tokenizer\":\"[]\"", "its kind is '', not one of bytes, chars, bpe"},
         {"\"tokenizer\":\"{\\\"kind\\\":\\\"words\\\"}\"", "its kind is 'words'"},
-        {"\"tokenizer\":\"{\\\"kind\\\":\\\"bytes\\\"}\"", "its vocabulary is not of the size"},
+        {"\"tokenizer\":\"{\\\"kind\\\":\\\"bytes\\\"}\"",
+         "its vocabulary should have 0 tokens, but has 256"},
         {"\"tokenizer\":\"{\\\"kind\\\":\\\"bytes\\\",\\\"vocabulary\\\":255}\"",
-         "its vocabulary is not of the size"},
+         "its vocabulary should have 255 tokens, but has 256"},
         {"\"tokenizer\":\"{\\\"kind\\\":\\\"chars\\\",\\\"vocabulary\\\":1}\"", "it has no characters"},
         {"\"tokenizer\":\"{\\\"kind\\\":\\\"chars\\\",\\\"vocabulary\\\":2,\\\"characters\\\":[9,9]}\"",
          "its characters are not ascending bytes"},
@@ -195,6 +196,17 @@ static void test_bad(void **state) {
         assert_fails(DSC_E_FORMAT, cases[i].message, dsc_checkpoint_read_info(path, &info));
         assert_fails(DSC_E_FORMAT, cases[i].message, generate(path, NULL, &g));
     }
+}
+
+/* A model may have more tokens than its tokenizer, which have no text and are never drawn. */
+static void test_unused_tokens(void **state) {
+    (void)state;
+    dsc_tokenizer *tokenizer = NULL;
+    generated g;
+    assert_ok(dsc_tokenizer_chars("helo", 4, &tokenizer));
+    assert_ok(generate(save("unused.safetensors", tokenizer, 300), NULL, &g));
+    assert_int_equal(g.count, 12);
+    dsc_tokenizer_destroy(&tokenizer);
 }
 
 static void test_too_few(void **state) {
@@ -247,8 +259,9 @@ static void test_fuzz(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_none), cmocka_unit_test(test_beside),  cmocka_unit_test(test_stored),
-        cmocka_unit_test(test_bad),  cmocka_unit_test(test_too_few), cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_none),          cmocka_unit_test(test_beside),  cmocka_unit_test(test_stored),
+        cmocka_unit_test(test_bad),           cmocka_unit_test(test_too_few), cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_unused_tokens),
     };
     scratch_make(directory);
     runs_open(&comm, &device);
