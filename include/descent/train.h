@@ -311,7 +311,7 @@ typedef struct dsc_eval_options {
     const char *model;      /* NULL: as the checkpoint says */
     const char *data;       /* NULL: as the checkpoint says, or synthetic where it does not */
     int64_t batch_size;     /* per rank, 128 */
-    int64_t image_size;     /* imagefolder, 0: as the checkpoint says */
+    int64_t image_size;     /* of crops of image folders and tiles of masks, 0: as the checkpoint says */
     uint64_t seed;          /* of synthetic images; DSC_SEED_OF_CHECKPOINT: as it says, or else 42 */
     int data_threads;       /* 1 */
     /* As in dsc_train_options, but images are left out instead of replaced. */

@@ -297,10 +297,14 @@ static void choose_data(session *s) {
         o->seed = s->facts.has_seed ? s->facts.seed : 42;
 }
 
+/* Images may have another size, if that is asked for: whether the model can be made for it, and its tensors are still
+ * the same, is seen later. */
 static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
     const dsc_model_facts *f = &s->facts;
-    if (f->classes < 0 || (dsc_output_classes(f->classes) == info->classes && f->height == info->h &&
-                           f->width == info->w && f->channels == info->c))
+    const int sized = (f->height == info->h && f->width == info->w) ||
+                      (s->options.image_size > 0 && !s->set->whole_numbers);
+    if (f->classes < 0 ||
+        (dsc_output_classes(f->classes) == info->classes && sized && f->channels == info->c))
         return DSC_OK;
     const int64_t more = f->classes - info->classes; /* 1: the token of the mask */
     if (s->set->whole_numbers && f->width == 1 && f->channels == 1)

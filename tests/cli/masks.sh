@@ -116,6 +116,9 @@ edit=$DESCENT_SOURCE_DIR/tests/cli/edit-metadata
 "$edit" adam/checkpoint-64.safetensors small.safetensors height=16 width=16 resize=16
 expect 0 "" eval --checkpoint small.safetensors --threads 1 --json
 cp stdout small.json
+expect 0 "" eval --checkpoint adam --image-size 16 --threads 1 --json
+[ "$(grep '"loss"' stdout)" = "$(grep '"loss"' small.json)" ] || complain "--image-size 16 of eval has another loss"
+expect 2 "must be 16 or a multiple of 16 more" eval --checkpoint adam --image-size 40 --threads 1
 expect 0 "" "${use[@]}" --masks small --image-size 16 --json "${last[@]}"
 cp stdout small.jsonl
 images agree small.json small.jsonl set/label || complain "predict and eval disagree on tiles of 16 pixels"
