@@ -30,7 +30,8 @@ if have_mpi; then
     job 2 "$descent" "${small[@]}" --epochs 1 --kfac-update-freq 2 --out ranks --trace ranks/t.json >stdout 2>stderr ||
         complain "two ranks: $(tail -n 3 stderr)"
     check ranks/t.json --metrics ranks/metrics.jsonl --messages gradients factors --tracks steps --with ranks/t.rank-1.json
-    job 2 "$descent" "${small[@]}" --epochs 1 --consensus adpsgd --out none --trace a.b/t >stdout 2>stderr ||
+    # Enough steps that both ranks average in the meantime.
+    job 2 "$descent" "${small[@]}" --epochs 100 --eval-every 0 --consensus adpsgd --out none --trace a.b/t >stdout 2>stderr ||
         complain "adpsgd: $(tail -n 3 stderr)"
     check a.b/t --messages parameters --tracks steps averaging --with a.b/t.rank-1
     status=0

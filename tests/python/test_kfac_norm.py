@@ -177,7 +177,7 @@ def test_refusals(device):
     model = make(device)
     with pytest.raises(descent.InvalidError, match="known are off, full, diagonal"):
         KFAC(model, norm="both")
-    with pytest.raises(descent.InvalidError, match="none for batch norms"):
+    with pytest.raises(descent.InvalidError, match="none for norms"):
         KFAC(model, norm="full", clip="layer")
     with pytest.raises(descent.InvalidError, match="no trainable linear or convolution"):
         KFAC(nn.BatchNorm2d(3), norm="full")
