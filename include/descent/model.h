@@ -187,8 +187,8 @@ DSC_API void dsc_attention_options_init_sized(dsc_attention_options *options, si
 /* Multi-head self-attention over a sequence, a value of height = positions and width 1. x has 3 d channels: queries,
  * keys and values side by side, d channels each, heads side by side within each, as the fused projections of GPT-2
  * (c_attn) and of PyTorch (in_proj) give them. y has d channels: softmax(Q K' / sqrt(d / heads)) V of every head.
- * No parameters. A position that sees none, not even itself, gives 0. Memory grows with the number of positions, not with its
- * square. Heads on a GPU have at most 128 channels. options may be NULL. */
+ * No parameters. A position that sees none, not even itself, gives 0. Memory grows with the number of positions, not
+ * with its square. Heads on a GPU have at most 128 channels. options may be NULL. */
 DSC_API dsc_status dsc_model_attention(dsc_model *m, dsc_value x, const dsc_attention_options *options,
                                        dsc_value *y) DSC_MUST_CHECK;
 /* The shape of a value, also before sealing. */

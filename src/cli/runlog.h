@@ -54,7 +54,7 @@ typedef struct dsc_runlog {
     int by_loss; /* 1: it predicts pixels or tokens, and the lowest loss is the best; else the highest top-1 */
     int64_t tokens;      /* of a sample; 0: images */
     double best_top1;    /* in percent, of the weights or their average; NaN: never evaluated */
-    double best_loss;    /* the same of the loss, where that counts; NaN elsewhere */
+    double best_loss;    /* the lowest loss of an evaluation, with by_loss; NaN otherwise */
     double best_epoch;   /* epochs done at the best evaluation */
     double top1;         /* of the last evaluation, in percent; NaN: none */
     double ema_top1;     /* the same of the average of the weights; NaN: there is none */
@@ -62,7 +62,7 @@ typedef struct dsc_runlog {
     int loss_is_eval;    /* 1: it is that of an evaluation */
     double images_per_s; /* the last that was written; NaN: none */
     double tokens_per_s; /* NaN for images */
-    double mfu;          /* the same of the utilisation, in percent */
+    double mfu;          /* utilisation in percent, the last that was written; NaN: none */
     double seconds;      /* since the run began; NaN: none */
     double target_s;     /* seconds until the run reached its target (--stop-at); NaN: it did not */
     dsc_runlog_table tables[DSC_RUNLOG_TABLES];

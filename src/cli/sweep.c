@@ -309,8 +309,8 @@ static dsc_status show(dsc_cli_session *session, const dsc_sweep *sweep) {
     dsc_status status = count > 0 ? show_runs(session, sweep, order, count) : DSC_OK;
     if (count > 0 && isfinite(best_of(sweep, order[0]))) {
         char text[64];
-        dsc_sweep_best_text(&sweep->curves[order[0]], best_of(sweep, order[0]), text, sizeof text);
-        printf("\nbest: %s, %s\n", sweep->plan->runs[order[0]].name, text + strlen("best "));
+        printf("\nbest: %s, %s\n", sweep->plan->runs[order[0]].name,
+               dsc_sweep_best_text(&sweep->curves[order[0]], best_of(sweep, order[0]), text, sizeof text));
     }
     printf("%lld done, %lld stopped early, %lld failed, %lld not done; written: %s\n",
            (long long)number[DSC_SWEEP_DONE], (long long)number[DSC_SWEEP_STOPPED],

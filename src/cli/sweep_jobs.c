@@ -168,8 +168,8 @@ static dsc_status end_early(dsc_sweep *sweep, const dsc_sweep_job *job) {
     char path[MAX_PATH], text[256], own[64], others[64];
     dsc_sweep_best_text(curve, curve->epochs > 0 ? curve->best[curve->epochs - 1] : NAN, own, sizeof own);
     dsc_sweep_best_text(curve, job->median, others, sizeof others);
-    snprintf(text, sizeof text, "%s after %lld epochs, the median of the others has %s", own,
-             (long long)curve->epochs, others + strlen("best "));
+    snprintf(text, sizeof text, "best %s after %lld epochs, the median of the others has %s", own,
+             (long long)curve->epochs, others);
     sweep->states[job->run] = DSC_SWEEP_STOPPED;
     say(sweep, "stopped early", job->run, text);
     strcat(text, "\n");
@@ -181,7 +181,7 @@ static void end_done(dsc_sweep *sweep, const dsc_sweep_job *job) {
     char text[128] = "", best[64], seconds[32];
     dsc_cli_duration(dsc_cli_now() - job->started, seconds, sizeof seconds);
     if (curve->epochs > 0)
-        snprintf(text, sizeof text, "%s, %s",
+        snprintf(text, sizeof text, "best %s, %s",
                  dsc_sweep_best_text(curve, curve->best[curve->epochs - 1], best, sizeof best), seconds);
     sweep->states[job->run] = DSC_SWEEP_DONE;
     say(sweep, "done", job->run, text);

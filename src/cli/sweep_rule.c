@@ -61,9 +61,9 @@ dsc_status dsc_sweep_curve_read(const char *directory, dsc_sweep_curve *curve, c
 
 const char *dsc_sweep_best_text(const dsc_sweep_curve *curve, double value, char *text, size_t size) {
     if (curve->by_loss)
-        snprintf(text, size, "best loss %.4f", -value);
+        snprintf(text, size, "loss %.4f", -value);
     else
-        snprintf(text, size, "best top-1 %.2f %%", value);
+        snprintf(text, size, "top-1 %.2f %%", value);
     return text;
 }
 

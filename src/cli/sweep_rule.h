@@ -21,7 +21,7 @@ typedef struct dsc_sweep_curve {
 dsc_status dsc_sweep_curve_read(const char *directory, dsc_sweep_curve *curve, char *status) DSC_MUST_CHECK;
 void dsc_sweep_curve_free(dsc_sweep_curve *curve);
 
-/* "best top-1 90.12 %", or "best loss 1.2345", for a value of the curve. Returns `text`. */
+/* "top-1 90.12 %", or "loss 1.2345", for a value of the curve. Returns `text`. */
 const char *dsc_sweep_best_text(const dsc_sweep_curve *curve, double value, char *text, size_t size);
 
 /* The median rule: 1 when run `number` should be stopped, because after its last evaluated epoch its best is

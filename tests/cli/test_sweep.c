@@ -249,9 +249,9 @@ static void test_curve(void **state) {
     assert_ok(dsc_sweep_curve_read(directory, &curve, status));
     assert_true(curve.by_loss && curve.epochs == 3);
     assert_true(curve.best[0] == -2 && curve.best[1] == -1.5 && curve.best[2] == -1.5);
-    assert_string_equal(dsc_sweep_best_text(&curve, curve.best[2], text, sizeof text), "best loss 1.5000");
+    assert_string_equal(dsc_sweep_best_text(&curve, curve.best[2], text, sizeof text), "loss 1.5000");
     curve.by_loss = 0;
-    assert_string_equal(dsc_sweep_best_text(&curve, 99, text, sizeof text), "best top-1 99.00 %");
+    assert_string_equal(dsc_sweep_best_text(&curve, 99, text, sizeof text), "top-1 99.00 %");
     dsc_sweep_curve_free(&curve);
     unlink(path);
     rmdir(directory);

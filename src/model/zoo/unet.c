@@ -6,8 +6,9 @@
  * As published, convolutions are not padded, so that the output is 184 pixels smaller than the input and the
  * blocks on the way down are cropped. With batch_norm they are padded, have batch norm instead of biases, and the
  * output is as large as the input: the variant for brain MRI of Buda et al. 2019, whose names both have. Its weights
- * start with the variance of PyTorch's default, 1/3 over the fan-in, a sixth of He's: a batch norm cancels the scale of
- * the weights before it, and Adam's steps, whose size does not depend on it, count for more (docs/results.md). */
+ * start with the variance of PyTorch's default, 1/3 over the fan-in, which is a sixth of He's. A batch norm cancels the
+ * scale of the weights before it, so smaller weights only make Adam's steps, which do not grow with them, count for more:
+ * that trains better (docs/results.md). */
 #include "base/error.h"
 #include "model/zoo/zoo.h"
 
