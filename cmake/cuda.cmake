@@ -59,9 +59,9 @@ macro(descent_find_cuda missing)
   endforeach()
 endmacro()
 
-# The flags of every call of nvcc. Kernels launched for the first time by two threads need libstdc++'s locks.
-function(descent_nvcc_flags out)
-  set(flags -std=c++17)
+# The flags that choose the GPUs.
+function(descent_nvcc_targets out)
+  set(flags)
   foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(architecture MATCHES "^([0-9]+[a-z]?)-real$")
       list(APPEND flags -gencode arch=compute_${CMAKE_MATCH_1},code=sm_${CMAKE_MATCH_1})
@@ -75,6 +75,12 @@ function(descent_nvcc_flags out)
       message(FATAL_ERROR "CUDA architecture '${architecture}': write 80, 80-real, 80-virtual, native, all or all-major")
     endif()
   endforeach()
+  set(${out} ${flags} PARENT_SCOPE)
+endfunction()
+
+# The other flags of every call of nvcc. Kernels launched for the first time by two threads need libstdc++'s locks.
+function(descent_nvcc_flags out)
+  set(flags -std=c++17)
   if(CMAKE_CUDA_HOST_COMPILER)
     list(APPEND flags -ccbin ${CMAKE_CUDA_HOST_COMPILER})
   endif()
@@ -121,8 +127,9 @@ if(DESCENT_CUDA)
     list(JOIN cuda_missing ", " cuda_missing)
     set(cuda_why "CUDA: ${cuda_missing} not found; set CMAKE_CUDA_COMPILER or CMAKE_PREFIX_PATH, or DESCENT_CUDA=OFF")
   else()
+    descent_nvcc_targets(DESCENT_NVCC_TARGETS)
     descent_nvcc_flags(DESCENT_NVCC_FLAGS)
-    descent_probe_cuda("${DESCENT_NVCC_FLAGS}" cuda_why)
+    descent_probe_cuda("${DESCENT_NVCC_TARGETS};${DESCENT_NVCC_FLAGS}" cuda_why)
   endif()
   if(NOT cuda_why)
     set(DSC_HAVE_CUDA ON)
@@ -168,9 +175,11 @@ function(descent_compile_cuda out)
     set(object ${PROJECT_BINARY_DIR}/cuda/${name}.o)
     get_filename_component(folder ${object} DIRECTORY)
     file(MAKE_DIRECTORY ${folder})
-    set(own)
-    if(name MATCHES "/optim\\.cu$") # the same bits for one element or four at a time
-      set(own -fmad=false)
+    set(own ${DESCENT_NVCC_TARGETS})
+    if(name MATCHES "_hopper\\.cu$") # wgmma is in no other target; the file's functions are not called on other GPUs
+      set(own -gencode arch=compute_90a,code=sm_90a)
+    elseif(name MATCHES "/optim\\.cu$") # the same bits for one element or four at a time
+      list(APPEND own -fmad=false)
     endif()
     add_custom_command(OUTPUT ${object}
       COMMAND ${DESCENT_NVCC} ${flags} ${own} -MD -MT ${object} -MF ${object}.d -c ${file} -o ${object}

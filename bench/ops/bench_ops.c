@@ -358,14 +358,18 @@ typedef struct norm_call {
 
 static dsc_status run_norm_forward(bench *b, const void *params) {
     const norm_call *n = params;
-    dsc_norm_params p = {n->channel[0], n->channel[1], n->channel[2], n->channel[3]};
+    dsc_norm_params p = {.gamma = n->channel[0],
+                         .shift = n->channel[1],
+                         .running_mean = n->channel[2],
+                         .running_var = n->channel[3]};
     return dsc_op_norm_forward_train(b->q, &n->desc, n->x, n->residual, &p, n->channel[4], n->channel[5],
                                      n->y);
 }
 
 static dsc_status run_norm_backward(bench *b, const void *params) {
     const norm_call *n = params;
-    dsc_norm_grads grads = {n->dx, n->dresidual, n->channel[6], n->channel[7], 0, 0, 0};
+    dsc_norm_grads grads = {
+        .dx = n->dx, .dresidual = n->dresidual, .dgamma = n->channel[6], .dshift = n->channel[7]};
     return dsc_op_norm_backward(b->q, &n->desc, n->x, n->y, n->dy, n->channel[0], n->channel[4],
                                 n->channel[5], &grads);
 }

@@ -43,6 +43,8 @@ typedef struct dsc_save_options {
     const char *loss;
     /* The tokenizer of the text it was trained on, all of which is stored; NULL (default): none. */
     const dsc_tokenizer *tokenizer;
+    /* dsc_data_options.vocabulary, 0 (default), and, where tokens were masked, mask_token, -1 (default): not stored. */
+    int64_t vocabulary, mask_token;
 } dsc_save_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */

@@ -347,9 +347,9 @@ typedef struct dsc_kfac_sample {
      * there may be an invstd alone. g is the gradient at the output. y: the output, where a ReLU follows in the
      * same operation and g is the gradient after it; else no memory. */
     dsc_tensor mean, invstd, y;
-    /* Linear layers on sequences: a number for each row, F32 or F64, such as the tokens [n, positions] of a model. Rows
-     * whose number is negative are padding: they enter neither A nor G. No memory: there is none. Not with sharing
-     * reduce, nor with EKFAC from samples without loss_terms. */
+    /* Linear layers on sequences, and tables of positions: a number for each row, F32 or F64, such as the tokens
+     * [n, positions] of a model. Rows whose number is negative are padding: they enter neither A nor G. No memory: there is
+     * none. Linear layers: not with sharing reduce, nor with EKFAC from samples without loss_terms. */
     dsc_tensor tokens;
 } dsc_kfac_sample;
 DSC_API void dsc_kfac_sample_init_sized(dsc_kfac_sample *sample, size_t size);

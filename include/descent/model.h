@@ -319,7 +319,10 @@ DSC_API int64_t dsc_model_layer_blocks(const dsc_model *m, int64_t layer);
 
 /* ---- running it ---- */
 
-typedef enum dsc_exec_mode { DSC_EXEC_TRAIN, DSC_EXEC_EVAL } dsc_exec_mode;
+/* TRAIN_ONCE: for training with at most one backward pass after each forward pass. It computes the same bits as TRAIN in
+ * less memory, because gradients take the place of values that backward has used. A loss after backward is then refused,
+ * and logits are valid until backward only. */
+typedef enum dsc_exec_mode { DSC_EXEC_TRAIN, DSC_EXEC_EVAL, DSC_EXEC_TRAIN_ONCE } dsc_exec_mode;
 
 /* Plans memory and descriptors for batches of `batch` samples. The model must be sealed and outlive the
  * executor. */
@@ -373,8 +376,8 @@ DSC_API dsc_status dsc_exec_set_loss(dsc_exec *exec, dsc_loss loss) DSC_MUST_CHE
 
 /* Computes the loss of the last forward pass against labels (I32[batch * positions]; a row with a negative label is
  * left out). Adds to dsc_exec_stats and, in training, prepares the backward pass of grad_scale * (sum of losses);
- * 1/batch gives the mean. May be called again with other labels, each time followed by a backward pass.
- * Asynchronous. */
+ * 1/batch gives the mean. May be called again with other labels, each time followed by a backward pass, unless the
+ * executor is one of DSC_EXEC_TRAIN_ONCE. Asynchronous. */
 DSC_API dsc_status dsc_exec_loss(dsc_exec *exec, dsc_queue *q, const dsc_tensor *labels,
                                  double grad_scale) DSC_MUST_CHECK;
 /* The same for real numbers instead of labels, F32[batch * positions, classes]: the loss of a row is the mean of the
@@ -438,8 +441,8 @@ DSC_API dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q,
                                      const dsc_backward_options *options) DSC_MUST_CHECK;
 
 /* The sums over all losses since dsc_exec_clear_stats, F64[DSC_STAT_COUNT]; and the logits of the last
- * forward pass, [batch * positions, classes]. Both are on the device. In training executors of half types rows of logits
- * may be longer, and what follows the classes means nothing. */
+ * forward pass, [batch * positions, classes], with DSC_EXEC_TRAIN_ONCE until its backward pass begins. Both are on the
+ * device. In training executors of half types rows of logits may be longer, and what follows the classes means nothing. */
 DSC_API const dsc_tensor *dsc_exec_stats(const dsc_exec *exec);
 DSC_API const dsc_tensor *dsc_exec_logits(const dsc_exec *exec);
 /* Sets the sums to 0. Asynchronous. */

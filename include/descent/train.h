@@ -35,6 +35,7 @@ typedef struct dsc_progress {
     /* With images_per_s of steps and epochs, the utilisation of the devices: floating-point operations of forward and
      * backward passes per second (dsc_model_flops) as a share of the peak (dsc_device_measure_peak); 0: unknown. */
     double mfu;
+    int64_t positions; /* predictions per sample: 1, the tokens of a sequence, or the pixels of an image */
 } dsc_progress;
 
 typedef void (*dsc_progress_function)(void *context, const dsc_progress *progress);
@@ -214,6 +215,8 @@ typedef struct dsc_train_options {
     /* Cross-entropy. The others are for masks with two values, and make a model of the zoo with one output. With the
      * caller's own model, one with a single output is never trained by cross-entropy, but by BCE. */
     dsc_loss loss;
+    int64_t vocabulary; /* tokens and text: as in dsc_data_options; 0: that of the data */
+    int64_t mask_token; /* with `mask`, as in dsc_data_options; -1 */
 } dsc_train_options;
 
 /* The caller sets `size` to sizeof(dsc_train_result); members of later versions stay unwritten. */

@@ -18,6 +18,7 @@ typedef struct trial {
     const char *resume; /* rank 0: the checkpoint to go on from; NULL: none */
     char checkpoint[DSC_CLI_OUT_SIZE];
     int64_t epoch_steps;
+    int64_t tokens;      /* of a sample; 0: images */
     double step_s;       /* mean of the timed steps; 0: there was none */
     double decompose_ms; /* of the longest decomposition */
 } trial;
@@ -25,6 +26,7 @@ typedef struct trial {
 /* Shows how the run would begin, and keeps the number of steps of an epoch. */
 static void note(void *context, const dsc_progress *p) {
     trial *t = context;
+    t->tokens = p->tokens;
     if (p->kind == DSC_EVENT_STEP)
         t->epoch_steps = p->epoch_steps;
     else if (p->kind == DSC_EVENT_START || p->kind == DSC_EVENT_NOTE)
@@ -69,13 +71,15 @@ static void print_time(const trial *t, int ranks) {
     }
     int64_t every = v->kfac.update_freq, steps = t->epoch_steps * v->o.epochs;
     double step_s = t->step_s + (every > STEPS ? 1e-3 * t->decompose_ms / (double)every : 0);
-    double images = (double)(v->o.batch_size * v->o.batches_per_allreduce * ranks);
+    double samples = (double)(v->o.batch_size * v->o.batches_per_allreduce * ranks);
     char epoch[32], all[32];
     if (v->o.steps > 0 && v->o.steps < steps)
         steps = v->o.steps;
     printf("steps: %lld per epoch, %lld in all\n", (long long)t->epoch_steps, (long long)steps);
-    printf("time: %.*f ms per step, %.0f images/s, %s per epoch, %s in all (without evaluations)\n",
-           step_s < 0.1, 1e3 * step_s, images / step_s,
+    const int of_text = t->tokens > 0, digits = step_s < 0.1 ? 1 : 0;
+    const double rate = samples * (of_text ? (double)t->tokens : 1) / step_s;
+    printf("time: %.*f ms per step, %.0f %s/s, %s per epoch, %s in all (without evaluations)\n", digits,
+           1e3 * step_s, rate, of_text ? "tokens" : "images",
            dsc_cli_duration(step_s * (double)t->epoch_steps, epoch, sizeof epoch),
            dsc_cli_duration(step_s * (double)steps, all, sizeof all));
 }

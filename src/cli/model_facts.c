@@ -13,7 +13,12 @@ static int larger_first(const void *x, const void *y) {
     return (a < b) - (a > b);
 }
 
-/* One entry for each distinct size among the factors of all layers; a layer has a pair for each group. */
+/* How many factors A a layer has: one for each group; queries, keys and values have one for all three. */
+static int64_t count_a(const dsc_kfac_layer *layer, int64_t units) {
+    return layer->same_input > 0 ? 0 : layer->out_blocks > 1 ? 1 : units;
+}
+
+/* One entry for each distinct size among the factors of all layers. */
 static dsc_status collect_sizes(dsc_model_facts *f) {
     int64_t used = 0;
     DSC_CLI_TRY(dsc_cli_alloc(2 * f->layer_count, sizeof *f->sizes, &f->sizes));
@@ -21,7 +26,7 @@ static dsc_status collect_sizes(dsc_model_facts *f) {
     for (int64_t i = 0; i < f->layer_count; i++) {
         dsc_layer_factors *l = &f->factors[i];
         DSC_CLI_TRY(dsc_kfac_layer_factors(&f->layers[i], &l->a_n, &l->g_n, &l->units));
-        f->sizes[2 * i] = (dsc_factor_size){l->a_n, l->units};
+        f->sizes[2 * i] = (dsc_factor_size){l->a_n, count_a(&f->layers[i], l->units)};
         f->sizes[2 * i + 1] = (dsc_factor_size){l->g_n, l->units};
     }
     qsort(f->sizes, (size_t)(2 * f->layer_count), sizeof *f->sizes, larger_first);
@@ -32,7 +37,7 @@ static dsc_status collect_sizes(dsc_model_facts *f) {
         f->packed_bytes += count * 4 * n * (n + 1) / 2;
         if (used > 0 && f->sizes[used - 1].size == f->sizes[i].size)
             f->sizes[used - 1].count += f->sizes[i].count;
-        else
+        else if (f->sizes[i].count > 0)
             f->sizes[used++] = f->sizes[i];
     }
     f->size_count = used;
@@ -65,7 +70,7 @@ static dsc_status fill(dsc_model_facts *f, dsc_model *model, int64_t batch) {
     f->batch = batch;
     DSC_CLI_TRY(dsc_kfac_layers_of_model(model, &f->layers, &f->layer_count));
     DSC_CLI_TRY(collect_sizes(f));
-    DSC_CLI_TRY(estimate_bytes(model, DSC_EXEC_TRAIN, batch, &f->train_bytes));
+    DSC_CLI_TRY(estimate_bytes(model, DSC_EXEC_TRAIN_ONCE, batch, &f->train_bytes));
     DSC_CLI_TRY(estimate_bytes(model, DSC_EXEC_EVAL, batch, &f->eval_bytes));
     return DSC_OK;
 }

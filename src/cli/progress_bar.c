@@ -142,6 +142,8 @@ static void show_step(dsc_cli_progress *progress, const dsc_progress *e) {
 static const char *accuracy_text(const dsc_progress *e, char *text, size_t size) {
     if (e->tokens > 0)
         snprintf(text, size, "perplexity %.4g, top-1 %.2f %%", exp(e->loss), 100 * e->top1);
+    else if (e->positions > 1)
+        snprintf(text, size, "pixel error %.2f %%", 100 * (1 - e->top1));
     else
         snprintf(text, size, "top-1 %.2f %%, top-5 %.2f %%", 100 * e->top1, 100 * e->top5);
     return text;
@@ -162,7 +164,10 @@ static void show_epoch(dsc_cli_progress *progress, const dsc_progress *eval) {
         loss_text(eval->loss, val, sizeof val);
         accuracy_text(eval, accuracy, sizeof accuracy);
         snprintf(full, sizeof full, ", validation loss %s, %s", val, accuracy);
-        snprintf(few, sizeof few, ", val %s, top-1 %.2f %%", val, 100 * eval->top1);
+        if (eval->tokens == 0 && eval->positions > 1)
+            snprintf(few, sizeof few, ", val %s, %s", val, accuracy);
+        else
+            snprintf(few, sizeof few, ", val %s, top-1 %.2f %%", val, 100 * eval->top1);
     }
     const int width = line_width(progress);
     if (snprintf(text, sizeof text, "%s%s, %s", head, full, speed) > width &&

@@ -61,7 +61,9 @@ struct dsc_dataset {
      * them stands for on average (0: unknown). */
     const struct dsc_tokenizer *tokenizer;
     double bytes_per_token;
-    /* The expected share of labels that are not -1, in masked language modelling; 0: all have a label. */
+    /* The expected share of labels that are not -1; 0: all have a label. */
+    double labelled;
+    /* The same in masked language modelling; 0: no tokens are masked. */
     double mask;
     /* Images that the samples are tiles of (masks, validation); 0: samples are no tiles. */
     int64_t pictures;

@@ -100,6 +100,15 @@ static dsc_status check_memory(const dsc_memory_data *d) {
     return DSC_OK;
 }
 
+/* The share of labels that are not -1. */
+static double find_labelled(const dsc_memory_data *d) {
+    const int64_t all = d->count * d->label_count;
+    int64_t labelled = 0;
+    for (int64_t i = 0; i < all; i++)
+        labelled += d->labels[i] >= 0;
+    return (double)labelled / (double)all;
+}
+
 /* Images and labels as they are, or (copy 1) in new memory. */
 static dsc_status take(const dsc_memory_data *d, void **images, int32_t **labels) {
     const size_t sample = (size_t)(d->h * d->w * d->c) * dsc_dtype_size(d->dtype);
@@ -175,6 +184,7 @@ static dsc_status open_pixels(const dsc_memory_data *d, const dsc_data_options *
     DSC_TRY_GOTO(status, dsc_pixels_dataset(&pixels, d->name, DSC_SPLIT_TRAIN, d->classes, options, out),
                  fail);
     (*out)->label_count = d->label_count;
+    (*out)->labelled = find_labelled(d);
     return DSC_OK;
 fail:
     dsc_pixels_destroy(&pixels);
@@ -202,6 +212,7 @@ dsc_status dsc_dataset_from_memory(const dsc_memory_data *data, dsc_dataset **ou
     }
     dataset->info = (dsc_dataset_info){d.count, d.h, d.w, d.c, d.classes, dataset->info.name};
     dataset->label_count = d.label_count;
+    dataset->labelled = find_labelled(&d);
     *out = dataset;
     return DSC_OK;
 }
@@ -244,6 +255,9 @@ dsc_status dsc_dataset_from_callback(const dsc_callback_data *data, dsc_dataset 
     given.label_count = given.label_count ? given.label_count : 1;
     dsc_dataset_info info = {given.count, given.h, given.w, given.c, given.classes, given.name};
     DSC_TRY(check_info(&info, given.label_count));
+    if (!(given.labelled >= 0 && given.labelled <= 1))
+        return DSC_FAIL(DSC_E_INVALID, "data set '%s': a share of %g of its labels: must be 0 to 1",
+                        given.name, given.labelled);
     if (!given.sample)
         return DSC_FAIL(DSC_E_INVALID, "data set '%s': it has no function `sample`", given.name);
     DSC_TRY(dsc_memory_alloc(1, sizeof *state, &state));
@@ -256,6 +270,7 @@ dsc_status dsc_dataset_from_callback(const dsc_callback_data *data, dsc_dataset 
     info.name = dataset->info.name;
     dataset->info = info;
     dataset->label_count = given.label_count;
+    dataset->labelled = given.labelled;
     dataset->state = state;
     *state = given;
     state->name = info.name;

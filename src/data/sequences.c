@@ -161,7 +161,7 @@ dsc_status dsc_sequences_create(dsc_token_source *source, const char *kind, cons
     dataset->whole_numbers = 1;
     dataset->tokenizer = s->source.tokenizer;
     dataset->bytes_per_token = s->source.bytes_per_token;
-    dataset->mask = s->mask;
+    dataset->mask = dataset->labelled = s->mask;
     dataset->state = s;
     *out = dataset;
     return DSC_OK;

@@ -180,6 +180,7 @@ dsc_status dsc_subset_open(dsc_dataset **base, dsc_split split, const dsc_data_o
     dataset->whole_numbers = s->base->whole_numbers;
     dataset->tokenizer = s->base->tokenizer;
     dataset->bytes_per_token = s->base->bytes_per_token;
+    dataset->labelled = s->base->labelled;
     dataset->mask = s->base->mask;
     dataset->state = s;
     *base = NULL;

@@ -112,10 +112,21 @@ DSC_MODULE_API dsc_status dsc_op_syev_careful(dsc_queue *q, dsc_tensor *a, dsc_t
 /* A += value[0] I for A[n,n]; value: F64 scalar. */
 dsc_status dsc_op_add_diagonal(dsc_queue *q, const dsc_tensor *value, dsc_tensor *a) DSC_MUST_CHECK;
 
-/* y[m,n] = x[m,k] w[n,k]' + b[n], real or half; b has the type of parameters. half_b: the same numbers in the type of y,
- * which a GPU can add as part of the product; NULL: there are none. */
-dsc_status dsc_op_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *b,
-                         const dsc_tensor *half_b, dsc_tensor *y) DSC_MUST_CHECK;
+/* What is done to the product of a linear layer, which a GPU can do before it writes it. */
+typedef struct dsc_linear_epilogue {
+    const dsc_tensor *b;      /* [n], added, in the type of parameters; NULL: none */
+    const dsc_tensor *half_b; /* the same numbers in the type of y, where there are such; else NULL */
+    const dsc_tensor *term;   /* [m,n], added, in the type of y; NULL: none. Not together with inner */
+    dsc_tensor *inner; /* NULL, or [m,n] in the type of y: becomes the sum, and y its GELU, that with tanh */
+} dsc_linear_epilogue;
+/* y[m,n] = x[m,k] w[n,k]', then the epilogue; real or half. A backend may return DSC_E_UNSUPPORTED, without a message, for
+ * what it cannot do in one go, in this operation and the next: the front then composes it. */
+dsc_status dsc_op_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_linear_epilogue *e,
+                         dsc_tensor *y) DSC_MUST_CHECK;
+/* The gradient of inner[m,n], of which a linear layer with w[k,n] reads the GELU: dx[m,n] = dy[m,k] w, times the slope of
+ * the GELU at inner. */
+dsc_status dsc_op_gelu_gradient(dsc_queue *q, const dsc_tensor *dy, const dsc_tensor *w,
+                                const dsc_tensor *inner, dsc_tensor *dx) DSC_MUST_CHECK;
 
 /* ---- many small problems at once ----
  *
@@ -381,8 +392,8 @@ typedef struct dsc_pool_desc {
 } dsc_pool_desc;
 dsc_status dsc_pool_output(const dsc_pool_desc *desc, int64_t h, int64_t w, int64_t *oh,
                            int64_t *ow) DSC_MUST_CHECK;
-/* `index` (I32, y's shape; NULL for an average, and where no backward pass follows) receives the place of
- * each maximum in its window; of equal values the first is taken. */
+/* `index` (I32, or U8 for windows of at most 256 places, y's shape; NULL for an average, and where no backward pass
+ * follows) receives the place of each maximum in its window; of equal values the first is taken. */
 dsc_status dsc_op_pool_forward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *x,
                                dsc_tensor *index, dsc_tensor *y) DSC_MUST_CHECK;
 dsc_status dsc_op_pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *index,
@@ -405,6 +416,8 @@ typedef struct dsc_norm_desc {
 typedef struct dsc_norm_params {
     const dsc_tensor *gamma, *shift;        /* [c] */
     dsc_tensor *running_mean, *running_var; /* [c] */
+    /* [2, c], or NULL: for dsc_norm_grads.applied. */
+    dsc_tensor *applied;
 } dsc_norm_params;
 /* residual may be NULL. */
 dsc_status dsc_op_norm_forward_train(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
@@ -414,10 +427,15 @@ dsc_status dsc_op_norm_forward_eval(dsc_queue *q, const dsc_norm_desc *desc, con
                                     const dsc_tensor *residual, const dsc_norm_params *params,
                                     dsc_tensor *y) DSC_MUST_CHECK;
 /* y is read only with relu (its sign is the mask), else it may be NULL. dresidual, NULL without a residual,
- * gets the masked dy. Each output has its own beta: beta_x for dx, beta_p for dgamma and dshift. */
+ * gets the masked dy. Each output has its own beta: beta_x for dx, beta_p for dgamma and dshift. With beta_x 0 dx may be
+ * dy. */
 typedef struct dsc_norm_grads {
     dsc_tensor *dx, *dresidual, *dgamma, *dshift;
     double beta_x, beta_residual, beta_p;
+    /* Of a norm with ReLU and without residual: what dsc_norm_params.applied was in its forward pass, or NULL. A backend
+     * may write there the factors and shifts that it computes y with, and find the sign of y from x in the same way, which
+     * gives the same bits, instead of reading y. */
+    const dsc_tensor *applied;
 } dsc_norm_grads;
 dsc_status dsc_op_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const dsc_tensor *x,
                                 const dsc_tensor *y, const dsc_tensor *dy, const dsc_tensor *gamma,
@@ -734,6 +752,7 @@ dsc_status dsc_op_update(dsc_queue *q, dsc_update_rule rule, const dsc_update *u
     OP(syev_careful)                                                                                         \
     OP(add_diagonal)                                                                                         \
     COMPOSED(linear)                                                                                         \
+    COMPOSED(gelu_gradient)                                                                                  \
     COMPOSED(gemm_batch)                                                                                     \
     COMPOSED(syev_batch_workspace)                                                                           \
     COMPOSED(syev_batch)                                                                                     \

@@ -114,7 +114,8 @@ static dsc_status check_pool(dsc_check *check, const char *op, dsc_queue *q, con
         return DSC_OK;
     if (desc->kind == DSC_POOL_AVG)
         return DSC_FAIL(DSC_E_INVALID, "%s: an average has no index", op);
-    DSC_TRY(dsc_check_typed(check, "index", index, DSC_I32));
+    const int bytes = index->dtype == DSC_U8 && desc->kh * desc->kw <= 256;
+    DSC_TRY(dsc_check_typed(check, "index", index, bytes ? DSC_U8 : DSC_I32));
     DSC_TRY(dsc_check_same_shape(check, "index", index, "y", y));
     return DSC_OK;
 }

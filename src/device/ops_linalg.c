@@ -21,20 +21,57 @@ dsc_status dsc_op_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, con
     return DSC_OK;
 }
 
-dsc_status dsc_op_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *b,
-                         const dsc_tensor *half_b, dsc_tensor *y) {
+static dsc_status compose_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w,
+                                 const dsc_linear_epilogue *e, dsc_tensor *y) {
+    dsc_tensor *sum = e->inner ? e->inner : y;
+    DSC_TRY(dsc_op_gemm(q, 0, 1, 1, x, w, 0, sum));
+    if (e->b)
+        DSC_TRY(dsc_op_bias_add(q, e->b, sum));
+    if (e->inner)
+        return dsc_op_map(q, DSC_MAP_GELU_TANH, e->inner, NULL, 0, y);
+    return e->term ? dsc_op_add(q, y, e->term, y) : DSC_OK;
+}
+
+dsc_status dsc_op_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_linear_epilogue *e,
+                         dsc_tensor *y) {
     dsc_check check;
     DSC_TRY(dsc_check_begin_half(&check, "linear", q, "x", x));
-    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
-    if (!table->linear || !half_b || dsc_tensor_count(x) == 0 || dsc_tensor_count(y) == 0) {
-        DSC_TRY(dsc_op_gemm(q, 0, 1, 1, x, w, 0, y));
-        return dsc_op_bias_add(q, b, y);
-    }
     DSC_TRY(dsc_check_product(&check, (const int[]){0, 1}, x, w, y));
-    DSC_TRY(dsc_check_param_shape(&check, "b", b, DSC_SHAPE(y->dim[1])));
-    DSC_TRY(dsc_check_real_shape(&check, "half_b", half_b, DSC_SHAPE(y->dim[1])));
-    DSC_TRY(table->linear(q, x, w, b, half_b, y));
-    return DSC_OK;
+    if (e->b)
+        DSC_TRY(dsc_check_param_shape(&check, "b", e->b, DSC_SHAPE(y->dim[1])));
+    if (e->half_b)
+        DSC_TRY(dsc_check_real_shape(&check, "half_b", e->half_b, DSC_SHAPE(y->dim[1])));
+    if (e->term && e->inner)
+        return DSC_FAIL(DSC_E_INVALID, "linear: both a term and a GELU; one of them at most is possible");
+    if (e->term)
+        DSC_TRY(dsc_check_real_shape(&check, "term", e->term, DSC_SHAPE(y->dim[0], y->dim[1])));
+    if (e->inner)
+        DSC_TRY(dsc_check_real_shape(&check, "inner", e->inner, DSC_SHAPE(y->dim[0], y->dim[1])));
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    int plain = !e->b && !e->term && !e->inner;
+    if (table->linear && !plain && (e->half_b || !e->b) && dsc_tensor_count(x) > 0 &&
+        dsc_tensor_count(y) > 0) {
+        dsc_status status = table->linear(q, x, w, e, y);
+        if (status != DSC_E_UNSUPPORTED)
+            return status;
+    }
+    return compose_linear(q, x, w, e, y);
+}
+
+dsc_status dsc_op_gelu_gradient(dsc_queue *q, const dsc_tensor *dy, const dsc_tensor *w,
+                                const dsc_tensor *inner, dsc_tensor *dx) {
+    dsc_check check;
+    DSC_TRY(dsc_check_begin_half(&check, "gelu_gradient", q, "dy", dy));
+    DSC_TRY(dsc_check_product(&check, (const int[]){0, 0}, dy, w, dx));
+    DSC_TRY(dsc_check_real_shape(&check, "inner", inner, DSC_SHAPE(dx->dim[0], dx->dim[1])));
+    const dsc_device_table *table = dsc_device_table_for(q->device, check.dtype);
+    if (table->gelu_gradient && dsc_tensor_count(dy) > 0 && dsc_tensor_count(dx) > 0) {
+        dsc_status status = table->gelu_gradient(q, dy, w, inner, dx);
+        if (status != DSC_E_UNSUPPORTED)
+            return status;
+    }
+    DSC_TRY(dsc_op_gemm(q, 0, 0, 1, dy, w, 0, dx));
+    return dsc_op_map(q, DSC_MAP_GELU_TANH_SLOPE, inner, dx, 0, dx);
 }
 
 dsc_status dsc_op_syrk(dsc_queue *q, double alpha, const dsc_tensor *a, double beta, dsc_tensor *c) {

@@ -20,6 +20,13 @@ static dsc_status check_channels(const dsc_check *check, const char *name, const
     return DSC_OK;
 }
 
+/* [2, c], or NULL. */
+static dsc_status check_applied(const dsc_check *check, const dsc_tensor *t, const dsc_tensor *x) {
+    if (t)
+        DSC_TRY(dsc_check_param_shape(check, "applied", t, DSC_SHAPE(2, x->dim[x->ndim - 1])));
+    return DSC_OK;
+}
+
 static dsc_status check_forward(dsc_check *check, const char *op, dsc_queue *q, const dsc_norm_desc *desc,
                                 const dsc_tensor *x, const dsc_tensor *residual,
                                 const dsc_norm_params *params, const dsc_tensor *y) {
@@ -44,6 +51,7 @@ dsc_status dsc_op_norm_forward_train(dsc_queue *q, const dsc_norm_desc *desc, co
     DSC_TRY(check_forward(&check, "norm_forward_train", q, desc, x, residual, params, y));
     DSC_TRY(check_channels(&check, "mean", mean, x));
     DSC_TRY(check_channels(&check, "invstd", invstd, x));
+    DSC_TRY(check_applied(&check, params->applied, x));
     if (!(desc->momentum >= 0 && desc->momentum <= 1))
         return DSC_FAIL(DSC_E_INVALID, "norm_forward_train: the momentum is %g; 0 to 1 is expected",
                         desc->momentum);
@@ -69,8 +77,12 @@ static dsc_status check_grads(const dsc_check *check, const dsc_tensor *x, const
                               const dsc_norm_grads *grads) {
     DSC_TRY(dsc_check_real_like(check, "dx", grads->dx, "x", x));
     DSC_TRY(dsc_check_apart(check, "dx", grads->dx, "x", x));
-    DSC_TRY(dsc_check_apart(check, "dx", grads->dx, "dy", dy));
+    if (grads->beta_x == 0)
+        DSC_TRY(dsc_check_apart_or_same(check, "dx", grads->dx, "dy", dy));
+    else
+        DSC_TRY(dsc_check_apart(check, "dx", grads->dx, "dy", dy));
     DSC_TRY(dsc_check_beta(check, "beta_x", grads->beta_x));
+    DSC_TRY(check_applied(check, grads->applied, x));
     DSC_TRY(check_channels(check, "dgamma", grads->dgamma, x));
     DSC_TRY(check_channels(check, "dshift", grads->dshift, x));
     DSC_TRY(dsc_check_beta(check, "beta_p", grads->beta_p));

@@ -1,6 +1,7 @@
 /* Embeddings: linear layers on inputs with a single 1. A is diagonal, with the shares of the tokens; G is as of any layer.
  *
- *   A_v = rows with token v / R        R rows with a token, of N samples; positions: 1 / their number
+ *   A_v = rows with token v / R        R rows with a token, of N samples; the same for positions, 1 / their number where
+ *                                      there is no padding
  *   G   = M sum g g' / loss_scale^2    M terms of the loss: R, or options.loss_terms
  *   P_v = Q [(Q' D_v) / (A_v vG + damping)]    for row v of the gradient D, G = Q diag(vG) Q'; A and G of the last
  *                                              decomposition
@@ -129,9 +130,11 @@ void dsc_kfac_tables_destroy(dsc_kfac *k) {
 
 /* ---- captures ---- */
 
-/* counts = A of one capture: the shares of the tokens, and their number in numbers[2]. */
-static dsc_status count_tokens(dsc_kfac *k, dsc_queue *q, const dsc_kfac_table *t, const dsc_tensor *ids,
+/* counts = A of one capture: the shares of the tokens, and their number in numbers[2]. Positions have no ids; where
+ * there is padding, `tokens` tells which rows count. */
+static dsc_status count_tokens(dsc_kfac *k, dsc_queue *q, const dsc_kfac_table *t, const dsc_kfac_sample *s,
                                int64_t rows) {
+    const dsc_tensor *ids = &s->a;
     dsc_kfac_tables *all = &k->tables;
     const int64_t ones_dim[2] = {rows, 1}, counts_dim[2] = {t->rows, 1};
     dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows),
@@ -139,6 +142,8 @@ static dsc_status count_tokens(dsc_kfac *k, dsc_queue *q, const dsc_kfac_table *
     dsc_tensor one = dsc_tensor_slice(&all->numbers, 0, 1), least = dsc_tensor_slice(&all->numbers, 1, 1);
     dsc_tensor total = dsc_tensor_slice(&all->numbers, 2, 1), inverse = dsc_tensor_slice(&all->numbers, 3, 1);
     dsc_tensor square = inverse, table = dsc_tensor_view(k->device, counts.data, k->dtype, 2, counts_dim);
+    if (!ids->data && s->tokens.data)
+        return dsc_kfac_padding_shares(k, q, &s->tokens, &counts, &total);
     if (!ids->data)
         return dsc_op_fill(q, 1.0 / (double)t->rows, &counts);
     size_t sort = dsc_op_embedding_workspace(k->device, rows, t->rows);
@@ -168,6 +173,14 @@ static dsc_status check_sample(const dsc_kfac *k, const dsc_kfac_layer *l, const
             "K-FAC: layer '%s': %lld tokens of type %s for %lld rows of gradients: one for each of "
             "them is needed, as fp32 or fp64, on the layer's device",
             l->name, (long long)dsc_tensor_count(ids), dsc_dtype_name(ids->dtype), (long long)rows);
+    if (s->tokens.data && (dsc_tensor_count(&s->tokens) != rows || s->tokens.dtype != k->dtype ||
+                           s->tokens.device != k->device))
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC: layer '%s': %lld tokens of type %s for %lld rows of gradients: one for each of "
+            "them is needed, as %s, on the layer's device",
+            l->name, (long long)dsc_tensor_count(&s->tokens), dsc_dtype_name(s->tokens.dtype),
+            (long long)rows, dsc_dtype_name(k->dtype));
     if (!ids->data && rows % l->in_c != 0)
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC: layer '%s': %lld rows of gradients for sequences of %lld positions", l->name,
@@ -184,9 +197,9 @@ dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, con
     double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
     double keep = p->captures > 0 ? 1 : 0, scale = k->loss_scale * k->loss_scale * passes;
     const int given = k->options.loss_terms > 0,
-              counted = !given && s->a.data; /* on the device: rows with a token */
+              counted = !given && (s->a.data || s->tokens.data); /* on the device: rows with a token */
     const double terms = given ? (double)(s->g.dim[0] * k->options.loss_terms) : counted ? 1 : (double)rows;
-    DSC_TRY(count_tokens(k, q, t, &s->a, rows));
+    DSC_TRY(count_tokens(k, q, t, s, rows));
     dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows), g = s->g;
     DSC_TRY(dsc_op_axpby(q, 1 / (passes * uses), &counts, keep, &t->a_batch));
     if (g.dtype != k->dtype && dsc_device_is_host(k->device)) { /* which does not compute in half types */
@@ -298,7 +311,7 @@ dsc_status dsc_kfac_tables_decompose(dsc_kfac *k, dsc_queue *q) {
 
 void dsc_kfac_tables_loaded(dsc_kfac *k) {
     for (int64_t i = 0; i < k->tables.count; i++)
-        k->tables.list[i].decomposed = k->decomposed;
+        k->tables.list[i].decomposed = k->progress[k->tables.list[i].layer].ready;
 }
 
 /* ---- preconditioning ---- */

@@ -441,6 +441,9 @@ void dsc_kfac_beside_destroy(dsc_kfac *k);
 /* Leaves the rows out of a capture whose tokens are negative. */
 dsc_status dsc_kfac_padding_apply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l,
                                   const dsc_tensor *tokens, dsc_kfac_pass *pass) DSC_MUST_CHECK;
+/* shares[positions]: of the rows of tokens[n, positions] that are no padding; `total`, their number. */
+dsc_status dsc_kfac_padding_shares(dsc_kfac *k, dsc_queue *q, const dsc_tensor *tokens, dsc_tensor *shares,
+                                   dsc_tensor *total) DSC_MUST_CHECK;
 void dsc_kfac_padding_destroy(dsc_kfac *k);
 
 /* buffers.c */
@@ -661,7 +664,7 @@ dsc_status dsc_kfac_tables_exchange(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 dsc_status dsc_kfac_tables_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 /* Decomposes all G. Waits for the device. */
 dsc_status dsc_kfac_tables_decompose(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
-/* After a state was loaded. */
+/* After a state was loaded: a table is decomposed where its layer is ready. */
 void dsc_kfac_tables_loaded(dsc_kfac *k);
 dsc_status dsc_kfac_tables_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
 dsc_status dsc_kfac_tables_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;

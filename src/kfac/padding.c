@@ -4,7 +4,8 @@
  *
  * Tokens below 0 mark them. Their rows of a and g become 0, and batch factors, which are formed for all rows, are scaled:
  * A by rows / R; G, where every row is a term of the loss, by R / rows. The 1 of the bias is that of a full row: capture.c
- * sets its square. How many rows are left only the device knows. */
+ * sets its square. How many rows are left only the device knows. Of a table of positions A is diagonal, the share of each
+ * position in these rows. */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -112,6 +113,20 @@ static dsc_status read_tokens(dsc_kfac *k, dsc_queue *q, const dsc_tensor *token
     DSC_TRY(dsc_op_dot(q, &keeps, &ones, 0, &kept));
     DSC_TRY(dsc_op_axpby(q, 1.0 / (double)rows, &kept, 0, &share));
     return dsc_op_outer_inverse(q, &least, &share, &one, &square);
+}
+
+dsc_status dsc_kfac_padding_shares(dsc_kfac *k, dsc_queue *q, const dsc_tensor *tokens, dsc_tensor *shares,
+                                   dsc_tensor *total) {
+    const int64_t rows = dsc_tensor_count(tokens), positions = dsc_tensor_count(shares);
+    const int64_t dim[2] = {rows / positions, positions};
+    DSC_TRY(reserve(k, q, tokens->dtype, rows, 1));
+    DSC_TRY(read_tokens(k, q, tokens, rows));
+    dsc_tensor keeps = vector(k, KEEPS, rows), kept = scalar(k, KEPT), inverse = scalar(k, INVERSE);
+    dsc_tensor table = dsc_tensor_view(k->device, keeps.data, keeps.dtype, 2, dim);
+    DSC_TRY(dsc_op_convert(q, &kept, total));
+    DSC_TRY(dsc_op_bias_grad(q, &table, 0, shares));
+    DSC_TRY(dsc_op_axpby(q, 1.0 / (double)rows, shares, 0, shares));
+    return dsc_op_scale_by(q, &inverse, shares);
 }
 
 dsc_status dsc_kfac_padding_apply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l,

@@ -9,8 +9,10 @@
  *   out = w00 x + QG [(w10 - w00) o (QG' x)] + [(w01 - w00) o (x QA)] QA'
  *         + QG [(w11 - w10 - w01 + w00) o (QG' x QA)] QA'
  *
- * where w10 and w00 are 0 if A is whole, and w01 and w00 if G is. The parts cancel against w00 x, so that these
- * products are not in TF32. Names below: u = x QA, t = QG' x, s = QG' x QA. */
+ * where w10 and w00 are 0 if A is whole, and w01 and w00 if G is. Names below: u = x QA, t = QG' x, s = QG' x QA.
+ *
+ * Products after the division may be in TF32, and those before it where a basis is cut, which costs more precision than
+ * they do (docs/decisions/cut-products.md). */
 #include "base/error.h"
 #include "kfac/refresh.h"
 
@@ -38,39 +40,42 @@ void dsc_kfac_product_carve(dsc_kfac_product *p, int cut_a, int cut_g, const dsc
 
 /* The products of one stage; returns how many. Those of a stage do not depend on each other. */
 static int add_stage(const dsc_kfac_product *p, int stage, dsc_gemm_item *out) {
-    int a = cuts_a(p), g = cuts_g(p), fast = !a && !g, count = 0;
+    int a = cuts_a(p), g = cuts_g(p), fast = a || g, count = 0;
     switch (stage) {
     case 0:
         if (!a || g)
-            out[count++] = (dsc_gemm_item){.alpha = 1, .a = p->x, .b = p->qa, .c = p->u};
+            out[count++] = (dsc_gemm_item){.fast = fast, .alpha = 1, .a = p->x, .b = p->qa, .c = p->u};
         if (a)
-            out[count++] = (dsc_gemm_item){.trans_a = 1, .alpha = 1, .a = p->qg, .b = p->x, .c = p->t};
+            out[count++] =
+                (dsc_gemm_item){.trans_a = 1, .fast = fast, .alpha = 1, .a = p->qg, .b = p->x, .c = p->t};
         break;
     case 1:
         if (a && !g)
-            out[count++] = (dsc_gemm_item){.alpha = 1, .a = p->t, .b = p->qa, .c = p->s};
+            out[count++] = (dsc_gemm_item){.fast = fast, .alpha = 1, .a = p->t, .b = p->qa, .c = p->s};
         else
-            out[count++] = (dsc_gemm_item){.trans_a = 1, .alpha = 1, .a = p->qg, .b = p->u, .c = p->s};
+            out[count++] =
+                (dsc_gemm_item){.trans_a = 1, .fast = fast, .alpha = 1, .a = p->qg, .b = p->u, .c = p->s};
         break;
     case 2:
         if (a && !g)
-            out[count++] =
-                (dsc_gemm_item){.trans_b = 1, .alpha = 1, .beta = 1, .a = p->s, .b = p->qa, .c = p->t};
+            out[count++] = (dsc_gemm_item){
+                .trans_b = 1, .fast = 1, .alpha = 1, .beta = 1, .a = p->s, .b = p->qa, .c = p->t};
         else
             out[count++] =
-                (dsc_gemm_item){.fast = fast, .alpha = 1, .beta = g, .a = p->qg, .b = p->s, .c = p->u};
+                (dsc_gemm_item){.fast = 1, .alpha = 1, .beta = g, .a = p->qg, .b = p->s, .c = p->u};
         break;
     case 3:
         if (a)
-            out[count++] = (dsc_gemm_item){.alpha = 1, .beta = g, .a = p->qg, .b = p->t, .c = p->out};
+            out[count++] =
+                (dsc_gemm_item){.fast = 1, .alpha = 1, .beta = g, .a = p->qg, .b = p->t, .c = p->out};
         else
             out[count++] =
-                (dsc_gemm_item){.trans_b = 1, .fast = fast, .alpha = 1, .a = p->u, .b = p->qa, .c = p->out};
+                (dsc_gemm_item){.trans_b = 1, .fast = 1, .alpha = 1, .a = p->u, .b = p->qa, .c = p->out};
         break;
     default:
         if (a && g)
-            out[count++] =
-                (dsc_gemm_item){.trans_b = 1, .alpha = 1, .beta = 1, .a = p->u, .b = p->qa, .c = p->out};
+            out[count++] = (dsc_gemm_item){
+                .trans_b = 1, .fast = 1, .alpha = 1, .beta = 1, .a = p->u, .b = p->qa, .c = p->out};
     }
     return count;
 }

@@ -538,6 +538,8 @@ static int64_t wave_end(dsc_refresh_wave *w, dsc_kfac_layout *layout, int64_t fi
         return end;
     while (group_end(w->k, layout, good, bad) < bad) { /* there is an end of a group between the two */
         int64_t middle = group_end(w->k, layout, good + (bad - good) / 2 - 1, bad);
+        if (middle == bad) /* the last group has more than half of the items */
+            middle = group_end(w->k, layout, good, bad);
         if (fits(w, layout, first, middle))
             good = middle;
         else

@@ -14,7 +14,8 @@
  *   UNIT.A.vectors, UNIT.A.inverse  [n, n]            optional; ".B" follows for diagonal block B
  *   UNIT.A.values                   [n]               optional, eigenvalues; the same for G
  *   LAYER.A, LAYER.G                [rows], [n (n + 1) / 2]   averages of an embedding, A its diagonal
- *   LAYER.G.vectors, LAYER.G.values, LAYER.A.values   optional, of an embedding: [n, n], [n], [rows]
+ *   LAYER.G.vectors, LAYER.G.values, LAYER.A.values   optional, of an embedding: [n, n], [n], [rows]; vectors of 0 where no
+ *                                                     decomposition of it has succeeded
  *   LAYER.norm                      [3, channels]     Fisher matrices of a norm; 0: it starts with the identity
  *
  * Where only k of n vectors are kept, vectors are [n, k] and values [k + 1], the mean of the others last.
@@ -551,9 +552,9 @@ static int is_identity(const dsc_kfac_entry *entry, const void *host) {
     return 1;
 }
 
-/* 1 when a state lacks the matrices of a norm, whose places are zeros then. */
+/* 1 when a matrix holds zeros only: those of a norm that a state lacks, or eigenvectors that were never found. */
 static int is_zero(const dsc_kfac_entry *entry, const void *host) {
-    for (int64_t i = 0; i < 3 * entry->dim[1]; i++)
+    for (int64_t i = 0; i < entry->dim[0] * entry->dim[1]; i++)
         if (number_at(entry->dtype, host, i) != 0)
             return 0;
     return 1;
@@ -580,6 +581,14 @@ static void note_touched(dsc_kfac *k, const dsc_kfac_entry *entry, const struct 
     if (s->average || s->values || k->options.method == DSC_KFAC_INVERSE)
         touched = !is_untouched(entry, s, host);
     *flag = (s->first && !s->values ? 0 : *flag) | touched;
+}
+
+/* The same for a table: its eigenvectors are zeros as long as no decomposition of it has succeeded. */
+static void note_table(dsc_kfac *k, const dsc_kfac_entry *entry, const struct dsc_kfac_source *s,
+                       const void *host) {
+    k->progress[s->layer].contributed = 1;
+    if (entry->ndim == 2)
+        k->progress[s->layer].ready = !is_zero(entry, host);
 }
 
 /* Tells all ranks what rank 0 has noted. */
@@ -628,7 +637,7 @@ static dsc_status set_tensor(dsc_kfac *k, dsc_queue *q, const dsc_kfac_entry *en
     if (k->rank != 0 || s->next)
         return DSC_OK;
     if (s->table)
-        k->progress[s->layer].contributed = 1;
+        note_table(k, entry, s, host);
     else if (s->norm)
         k->progress[s->layer].contributed = !is_identity(entry, host) && !is_zero(entry, host);
     else
@@ -657,7 +666,6 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
         return DSC_FAIL(DSC_E_INVALID, "K-FAC: a state is loaded between two steps, not inside one");
     memset(k->counters, 0, sizeof k->counters);
     k->decomposed = k->decomposed && with_decompositions;
-    dsc_kfac_tables_loaded(k);
     k->decomposed_now = 0;
     dsc_kfac_health_forget(k);
     dsc_kfac_async_wait(k);
@@ -667,6 +675,7 @@ dsc_status dsc_kfac_state_done(dsc_kfac *kfac, dsc_queue *queue, int with_decomp
         return DSC_OK;
     DSC_TRY(dsc_op_fill(queue, 0, &k->bad));
     DSC_TRY(dsc_comm_agree(k->control, share_touched(k, queue)));
+    dsc_kfac_tables_loaded(k);
     if (!with_decompositions)
         dsc_kfac_updates_guess(k);
     if (!k->decomposed)

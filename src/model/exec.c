@@ -18,22 +18,38 @@ static dsc_tensor batch_of(const dsc_exec *exec, const dsc_shape *s) {
     return dsc_tensor_view(m->device, NULL, dtype, 4, dim);
 }
 
-/* Numbers of a row of logits: the classes, or more. Tensor cores want rows of halves aligned to 16 bytes, and GPT-2's 50257
- * tokens are not, so that a training executor makes the rows of a tied head longer. The products then also read the
- * parameters that follow the table; what comes of them is not read, and its gradient is 0. The backward pass begins with
- * the head, so that the zeros which it writes to the gradients of these parameters do no harm. */
+/* The tied head of a language model: the last layer, or the one before it where that adds a bias (BERT). -1: there is
+ * none. */
+static dsc_value tied_head(const dsc_model *m) {
+    const dsc_node *last = &m->nodes[m->logits];
+    const dsc_value head = last->type->takes_long_rows ? last->in[0] : m->logits;
+    const dsc_node *node = &m->nodes[head];
+    const int tied =
+        node->type == &dsc_layer_linear && node->layer < 0 && node->bias < 0 && !node->shape.flat;
+    return tied ? head : -1;
+}
+
+/* The number of parameters before this one. */
+static int64_t place_of(const dsc_model *m, int64_t param) {
+    const dsc_tensor *value = &m->params[param].value;
+    return ((const char *)value->data - (const char *)m->values) / (int64_t)dsc_dtype_size(value->dtype);
+}
+
+/* Numbers of a row of logits: the classes, or more. Tensor cores want rows of halves aligned to 16 bytes, and neither
+ * GPT-2's 50257 tokens are nor BERT's 30522, so that a training executor makes the rows of a tied head longer. The
+ * products then also read the parameters that follow the table; what comes of them is not read, and its gradient is 0. The
+ * backward pass begins with the head, so that the zeros which it writes to the gradients of these parameters do no harm;
+ * only that of a bias is there before. */
 static int64_t logit_width(const dsc_exec *exec) {
     const dsc_model *m = exec->model;
-    const dsc_node *head = &m->nodes[m->logits];
-    int64_t classes = head->shape.c, unit = classes >= 1024 ? 64 : 8,
-            width = (classes + unit - 1) / unit * unit;
-    int tied = head->type == &dsc_layer_linear && head->layer < 0 && head->bias < 0 && !head->shape.flat;
-    if (exec->mode != DSC_EXEC_TRAIN || dsc_model_value_dtype(m) == m->options.dtype || !tied)
+    const dsc_value head = tied_head(m);
+    const int64_t classes = m->nodes[m->logits].shape.c, unit = classes >= 1024 ? 64 : 8,
+                  width = (classes + unit - 1) / unit * unit;
+    if (exec->mode != DSC_EXEC_TRAIN || dsc_model_value_dtype(m) == m->options.dtype || head < 0)
         return classes;
-    const dsc_tensor *table = &m->params[head->weight].value;
-    int64_t first =
-        ((const char *)table->data - (const char *)m->values) / (int64_t)dsc_dtype_size(table->dtype);
-    return first + width * table->dim[1] <= m->parameter_total ? width : classes;
+    const int64_t table = m->nodes[head].weight, features = m->params[table].value.dim[1];
+    const int64_t end = head == m->logits ? m->parameter_total : place_of(m, m->nodes[m->logits].weight);
+    return place_of(m, table) + width * features <= end ? width : classes;
 }
 
 static dsc_status allocate(dsc_exec *exec) {
@@ -44,18 +60,21 @@ static dsc_status allocate(dsc_exec *exec) {
     DSC_TRY(dsc_memory_alloc(m->param_count, sizeof *exec->ready, &exec->ready));
     for (int64_t v = 0; v < m->node_count; v++)
         exec->values[v] = exec->grads[v] = batch_of(exec, &m->nodes[v].shape);
-    if (logit_width(exec) != dsc_model_classes(m))
-        exec->values[m->logits].dim[3] = exec->grads[m->logits].dim[3] = logit_width(exec);
+    const dsc_value long_rows[2] = {m->logits, tied_head(m)};
+    for (int i = 0; i < 2 && long_rows[1] >= 0; i++)
+        exec->values[long_rows[i]].dim[3] = exec->grads[long_rows[i]].dim[3] = logit_width(exec);
     if (m->tokens) /* a half type would round their numbers */
         exec->values[m->input].dtype = m->options.dtype;
     return DSC_OK;
 }
 
-static dsc_status check_model(const dsc_model *m, int64_t batch) {
+static dsc_status check_model(const dsc_model *m, dsc_exec_mode mode, int64_t batch) {
     if (!m)
         return DSC_FAIL(DSC_E_INVALID, "executor: no model");
     if (!m->sealed)
         return DSC_FAIL(DSC_E_INVALID, "executor: the model is not sealed; call dsc_model_seal first");
+    if (mode < DSC_EXEC_TRAIN || mode > DSC_EXEC_TRAIN_ONCE)
+        return DSC_FAIL(DSC_E_INVALID, "executor: there is no mode %d", (int)mode);
     if (batch < 1 || batch > INT32_MAX)
         return DSC_FAIL(DSC_E_INVALID, "executor: batch of %lld samples, but it must be 1 to %d",
                         (long long)batch, INT32_MAX);
@@ -70,13 +89,14 @@ static dsc_status check_model(const dsc_model *m, int64_t batch) {
 /* `like`: what is special about the executor; the rest of it is filled in here. */
 static dsc_status create(dsc_model *m, dsc_exec_mode mode, int64_t batch, const dsc_exec *like,
                          dsc_exec **out) {
-    DSC_TRY(check_model(m, batch));
+    DSC_TRY(check_model(m, mode, batch));
     dsc_exec *exec;
     DSC_TRY(dsc_memory_alloc(1, sizeof *exec, &exec));
     *exec = *like;
     exec->model = m;
-    exec->mode = mode;
-    exec->recompute = mode == DSC_EXEC_TRAIN && m->options.recompute;
+    exec->once = mode == DSC_EXEC_TRAIN_ONCE;
+    exec->mode = exec->once ? DSC_EXEC_TRAIN : mode;
+    exec->recompute = exec->mode == DSC_EXEC_TRAIN && m->options.recompute;
     dsc_exec_smooth_labels(exec, 1);
     exec->loss = dsc_model_classes(m) == 1 ? DSC_LOSS_BCE : DSC_LOSS_CROSS_ENTROPY;
     exec->batch = batch;
@@ -97,8 +117,8 @@ dsc_status dsc_exec_create(dsc_model *m, dsc_exec_mode mode, int64_t batch, dsc_
     return create(m, mode, batch, &(dsc_exec){.lasting = 0}, out);
 }
 
-dsc_status dsc_exec_create_lasting(dsc_model *m, int64_t batch, dsc_exec **out) {
-    return create(m, DSC_EXEC_TRAIN, batch, &(dsc_exec){.lasting = 1}, out);
+dsc_status dsc_exec_create_lasting(dsc_model *m, dsc_exec_mode mode, int64_t batch, dsc_exec **out) {
+    return create(m, mode, batch, &(dsc_exec){.lasting = 1}, out);
 }
 
 static int is_causal(const dsc_node *node) {
@@ -270,7 +290,7 @@ static dsc_status run_forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec
 
 dsc_status dsc_exec_forward(dsc_exec *exec, dsc_queue *q, const dsc_tensor *x) {
     DSC_TRY(dsc_exec_check_call("forward", exec, q));
-    exec->has_forward = exec->has_loss = exec->last_is_there = 0;
+    exec->has_forward = exec->has_loss = exec->last_is_there = exec->used_up = 0;
     DSC_TRY(bind_input(exec, q, x));
     if (exec->half.data) {
         dsc_tensor values = dsc_model_values(exec->model);
@@ -347,7 +367,7 @@ static dsc_status capture_table(dsc_queue *q, const dsc_backward_options *o, con
     const dsc_node *node = op->node;
     const int64_t n = exec->batch, t = node->shape.h, dim[3] = {n, t, node->shape.c};
     dsc_tensor dy = dsc_tensor_view(op->dy->device, op->dy->data, op->dy->dtype, 3, dim), tokens = *op->x[0];
-    int of_tokens = exec->model->tokens && node->in[0] == exec->model->input;
+    const int of_tokens = dsc_embedding_is_of_tokens(node);
     if (of_tokens)
         tokens = dsc_tensor_view(tokens.device, tokens.data, tokens.dtype, 2, dim);
     unsigned errors = dsc_error_count();
@@ -382,6 +402,7 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
     if (!exec->has_loss)
         return DSC_FAIL(DSC_E_INVALID, "backward: there was no loss before it");
     exec->has_loss = 0;
+    exec->used_up = exec->once;
     const dsc_backward_pass pass = {.param_grads = options.param_grads, .beta = options.accumulate ? 1 : 0};
     int64_t next = exec->model->param_count - 1; /* the parameter to announce next */
     /* Segments before this one are still to be computed again. */

@@ -2,9 +2,11 @@
  *
  * Times, for the memory plan: operation i runs forward at i, the loss at N (the number of operations),
  * operation i runs backward at 2N - i. Everything backward reads lives to the end, because loss and backward
- * may be repeated after one forward.
+ * may be repeated after one forward. Executors of DSC_EXEC_TRAIN_ONCE do not repeat them: there every value lives
+ * until its last use in backward, and gradients take its place.
  *
- * With recompute the operations are cut into segments (recompute.c). What one segment reads of another lives to the end.
+ * With recompute the operations are cut into segments (recompute.c). What one segment reads of another lives to
+ * the end, or without repetition until its last use.
  * The rest of a segment has its memory in forward for as long as forward reads it, and once more from the time at which
  * the segment's forward operations run again, right before its backward. The last segment's values stay from forward to
  * backward; a second backward after one forward computes them again, too. */
@@ -13,15 +15,20 @@
 
 #include "model/graph.h"
 
-/* One layer of an executor; a batch norm may include the ReLU, or the addition and the ReLU, after it. */
+/* One layer of an executor; a batch norm may include the ReLU, or the addition and the ReLU, after it, and a linear layer
+ * the addition. */
 struct dsc_exec_op {
     const dsc_node *node; /* parameters and attributes */
     const dsc_layer_type *type;
     int inputs;
     dsc_value in[DSC_LAYER_INPUTS]; /* in[1]: second term of an addition, also of a fused one */
     dsc_value out;
-    int relu;                      /* batch norm: a ReLU is fused */
-    int view;                      /* y is x, at most under another shape: nothing to compute */
+    int relu;            /* batch norm: a ReLU is fused */
+    int adds;            /* linear: an addition is fused */
+    dsc_value activated; /* linear: the GELU after it, whose value forward writes, too; -1: none */
+    dsc_value inner; /* linear: the input of the GELU before it, whose gradient backward writes; -1: none */
+    int absorbed;    /* GELU: the linear layers around it do its work */
+    int view;        /* y is x, at most under another shape: nothing to compute */
     int keeps_x, keeps_y;          /* what backward reads: the first keeps_x inputs, and y */
     int backward;                  /* 0: nothing at or before this layer is trained */
     double beta[DSC_LAYER_INPUTS]; /* for dx: 0 for a value's first gradient, then 1 */
@@ -47,6 +54,7 @@ struct dsc_exec {
     dsc_model *model;
     dsc_exec_mode mode;
     int64_t batch;
+    int once; /* 1: backward runs at most once after a forward (DSC_EXEC_TRAIN_ONCE); mode is DSC_EXEC_TRAIN */
     int lasting; /* 1: gradients that are captured stay for a while (dsc_exec_create_lasting) */
     int decodes; /* 1: one position of a sequence at a time (dsc_exec_create_decoder) */
     int64_t decoded_position;
@@ -72,8 +80,9 @@ struct dsc_exec {
     int recomputing;       /* 1: forward operations run again */
     unsigned char *ready;  /* per parameter: its gradient is final */
     int has_forward, has_loss;
-    double label_smoothing;                   /* of the losses */
-    int plain_labels;                         /* 1: without smoothing, mixed labels and weights of classes */
+    int used_up;            /* once: backward has run, so that values of the last forward are overwritten */
+    double label_smoothing; /* of the losses */
+    int plain_labels;       /* 1: without smoothing, mixed labels and weights of classes */
     dsc_tensor others, shares, class_weights; /* as in dsc_targets; data NULL: none */
     dsc_tensor loss_scale;                    /* data NULL: none */
     dsc_loss loss;

@@ -71,6 +71,11 @@ static dsc_status begin(dsc_exec *exec, dsc_queue *q) {
     DSC_TRY(dsc_exec_check_call("loss", exec, q));
     if (!exec->has_forward)
         return DSC_FAIL(DSC_E_INVALID, "loss: there was no forward before it");
+    if (exec->used_up)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "loss: the executor was made for one backward pass after each forward pass, which has "
+            "run: call dsc_exec_forward first, or create it with DSC_EXEC_TRAIN");
     return DSC_OK;
 }
 

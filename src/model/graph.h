@@ -19,13 +19,15 @@ typedef struct dsc_layer_type {
     const char *name;
     size_t attribute_bytes; /* size of the kind's attributes, of which every node has a copy */
     int named;              /* 1: has parameters, whose names start with the layer's */
-    int in_place;  /* y may share memory with x[0] when nothing reads that any more, and dx[0] with dy */
-    int keeps_x;   /* backward reads the first keeps_x inputs */
-    int keeps_y;   /* backward reads y */
-    int dx_always; /* backward writes dx[0] even where it is not needed */
+    int in_place;      /* y may share memory with x[0] when nothing reads that any more, and dx[0] with dy */
+    int grad_in_place; /* only dx[0] may share memory with dy */
+    int keeps_x;       /* backward reads the first keeps_x inputs */
+    int keeps_y;       /* backward reads y */
+    int dx_always;     /* backward writes dx[0] even where it is not needed */
     /* A position of a sequence depends on that position alone, or, with a cache, on those before it: a decoder can
      * compute it by itself. */
     int by_position;
+    int takes_long_rows; /* rows of x[0] and y may be longer than shape.c: those of logits (logit_width in exec.c) */
     /* Checks the inputs, sets node->shape. */
     dsc_status (*shape)(const dsc_model *m, dsc_node *node);
     /* Declares parameters and buffers (dsc_graph_declare). */
@@ -136,12 +138,15 @@ dsc_status dsc_embedding_find(const dsc_model *m, dsc_value value, int64_t vocab
 void dsc_embedding_share(dsc_model *m, dsc_value value);
 /* 1: the node is an embedding whose table another layer uses, too. */
 int dsc_embedding_is_shared(const dsc_node *node);
+/* 1: the node is an embedding of tokens, not of positions. */
+int dsc_embedding_is_of_tokens(const dsc_node *node);
 
 /* Frees what building has allocated. */
 void dsc_graph_free(dsc_model *m);
 
 /* The kinds that fusion looks for. */
 extern const dsc_layer_type dsc_layer_batch_norm, dsc_layer_relu, dsc_layer_add;
+int dsc_layer_is_gelu_tanh(const dsc_layer_type *type);
 /* The kind that decoders look at, and its attributes. */
 extern const dsc_layer_type dsc_layer_attention;
 typedef struct dsc_attention_attributes {
@@ -157,6 +162,7 @@ extern const dsc_layer_type dsc_layer_linear, dsc_layer_conv2d, dsc_layer_conv_t
 enum { DSC_EXEC_CAPTURES = 2 };
 /* For training, as dsc_exec_create does it, but what a capture of dsc_backward_options gets stays as it is until the
  * second next capture is called, or until the end of the pass: work on it may go on beside the pass. */
-dsc_status dsc_exec_create_lasting(dsc_model *m, int64_t batch, dsc_exec **out) DSC_MUST_CHECK;
+dsc_status dsc_exec_create_lasting(dsc_model *m, dsc_exec_mode mode, int64_t batch,
+                                   dsc_exec **out) DSC_MUST_CHECK;
 
 #endif

@@ -10,7 +10,7 @@ typedef struct attributes {
 static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
     const attributes *own = op->node->attributes;
     (void)exec;
-    return dsc_op_map(q, own->forward, op->x[0], NULL, 0, op->y);
+    return op->absorbed ? DSC_OK : dsc_op_map(q, own->forward, op->x[0], NULL, 0, op->y);
 }
 
 static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
@@ -18,6 +18,8 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
     const attributes *own = op->node->attributes;
     (void)exec;
     (void)pass;
+    if (op->absorbed)
+        return DSC_OK;
     return dsc_op_map(q, own->backward, op->type->keeps_x ? op->x[0] : op->y, op->dy, op->beta[0], op->dx[0]);
 }
 
@@ -39,6 +41,10 @@ static const struct {
     [DSC_ACTIVATION_TANH] = {TYPE("tanh", 0), {DSC_MAP_TANH, DSC_MAP_TANH_SLOPE}},
     [DSC_ACTIVATION_SIGMOID] = {TYPE("sigmoid", 0), {DSC_MAP_SIGMOID, DSC_MAP_SIGMOID_SLOPE}},
 };
+
+int dsc_layer_is_gelu_tanh(const dsc_layer_type *type) {
+    return type == &kinds[DSC_ACTIVATION_GELU_TANH].type;
+}
 
 dsc_status dsc_model_activation(dsc_model *m, dsc_value x, dsc_activation activation, dsc_value *y) {
     int kind = (int)activation;

@@ -120,6 +120,10 @@ int dsc_embedding_is_shared(const dsc_node *node) {
     return node->type == &embedding && ((const attributes *)node->attributes)->shared;
 }
 
+int dsc_embedding_is_of_tokens(const dsc_node *node) {
+    return node->type == &embedding;
+}
+
 /* ---- positions ---- */
 
 typedef struct position_attributes {

@@ -1,4 +1,5 @@
-/* Linear layer: y[rows,out] = x[rows,in] w[out,in]' + b[out], where a row is a sample, or a position of a sequence.
+/* Linear layer: y[rows,out] = x[rows,in] w[out,in]' + b[out], where a row is a sample, or a position of a sequence, with
+ * what lowering has fused with it: a term that is added, or the GELU of y.
  *
  * After a flatten of an h x w x c map PyTorch's columns are in the order c, h, w; here they are h, w, c. GPT-2's files
  * hold weights as [in, out]. A tied layer uses the table of an embedding. */
@@ -78,11 +79,31 @@ static dsc_tensor rows_of(const dsc_tensor *t, int64_t features) {
 }
 
 static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
-    dsc_tensor x = rows_of(op->x[0], op->matrix.dim[1]), y = rows_of(op->y, op->matrix.dim[0]);
-    if (op->node->bias < 0)
-        return dsc_op_gemm(q, 0, 1, 1, &x, &op->matrix, 0, &y);
-    dsc_tensor half = dsc_exec_param(exec, op->node->bias);
-    return dsc_op_linear(q, &x, &op->matrix, dsc_exec_bias(exec, op), exec->half.data ? &half : NULL, &y);
+    const int64_t out = op->matrix.dim[0];
+    dsc_tensor x = rows_of(op->x[0], op->matrix.dim[1]), y = rows_of(op->y, out), half, term, activated;
+    dsc_linear_epilogue e = {.b = dsc_exec_bias(exec, op)};
+    if (e.b && exec->half.data) {
+        half = dsc_exec_param(exec, op->node->bias);
+        e.half_b = &half;
+    }
+    if (op->adds) {
+        term = rows_of(op->x[1], out);
+        e.term = &term;
+    }
+    if (op->activated < 0)
+        return dsc_op_linear(q, &x, &op->matrix, &e, &y);
+    activated = rows_of(&exec->values[op->activated], out);
+    e.inner = &y;
+    return dsc_op_linear(q, &x, &op->matrix, &e, &activated);
+}
+
+static dsc_status backward_data(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
+                                const dsc_tensor *dy) {
+    dsc_tensor dx = rows_of(op->dx[0], op->matrix.dim[1]), inner;
+    if (op->inner < 0)
+        return dsc_op_gemm(q, 0, 0, 1, dy, &op->matrix, op->beta[0], &dx);
+    inner = rows_of(&exec->values[op->inner], op->matrix.dim[1]);
+    return dsc_op_gelu_gradient(q, dy, &op->matrix, &inner, &dx);
 }
 
 static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
@@ -96,10 +117,11 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
         if (op->node->bias >= 0)
             DSC_TRY(dsc_op_bias_grad(q, &dy, pass->beta, dsc_exec_bias_grad(exec, op)));
     }
-    if (!op->dx[0])
-        return DSC_OK;
-    dsc_tensor dx = rows_of(op->dx[0], op->matrix.dim[1]);
-    return dsc_op_gemm(q, 0, 0, 1, &dy, &op->matrix, op->beta[0], &dx);
+    if (op->dx[0])
+        DSC_TRY(backward_data(exec, q, op, &dy));
+    if (op->dx[1] && op->dx[1]->data != op->dy->data)
+        return dsc_op_axpby(q, 1, op->dy, op->beta[1], op->dx[1]);
+    return DSC_OK;
 }
 
 const dsc_layer_type dsc_layer_linear = {.name = "linear",

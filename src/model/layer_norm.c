@@ -34,6 +34,9 @@ static dsc_status plan(dsc_exec *exec, dsc_exec_op *op) {
         exec->widest_norm = c;
     for (int i = 0; i < 2; i++) /* mean, 1 / std */
         op->saved[i] = dsc_tensor_view(exec->model->device, NULL, exec->model->options.dtype, 1, &c);
+    if (op->relu && op->inputs == 1 && exec->mode == DSC_EXEC_TRAIN) /* dsc_norm_grads.applied */
+        op->saved[2] =
+            dsc_tensor_view(exec->model->device, NULL, exec->model->options.dtype, 2, (int64_t[]){2, c});
     return DSC_OK;
 }
 
@@ -52,7 +55,8 @@ static dsc_status forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op 
                               .running_var = &running[1].value};
     if (exec->mode == DSC_EXEC_EVAL)
         return dsc_op_norm_forward_eval(q, &desc, op->x[0], op->x[1], &params, op->y);
-    dsc_tensor mean = op->saved[0], invstd = op->saved[1];
+    dsc_tensor mean = op->saved[0], invstd = op->saved[1], applied = op->saved[2];
+    params.applied = applied.data ? &applied : NULL;
     return dsc_op_norm_forward_train(q, &desc, op->x[0], op->x[1], &params, &mean, &invstd, op->y);
 }
 
@@ -66,7 +70,8 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
                             .dshift = dsc_exec_bias_grad(exec, op),
                             .beta_x = op->beta[0],
                             .beta_residual = op->beta[1],
-                            .beta_p = pass->beta};
+                            .beta_p = pass->beta,
+                            .applied = op->saved[2].data ? &op->saved[2] : NULL};
     if (!pass->param_grads) { /* the operation computes them in any case: write them elsewhere */
         int64_t c = dsc_tensor_count(grads.dgamma);
         for (int i = 0; i < 2; i++)
@@ -81,6 +86,7 @@ static dsc_status backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op
 
 const dsc_layer_type dsc_layer_batch_norm = {.name = "batch_norm",
                                              .named = 1,
+                                             .grad_in_place = 1,
                                              .keeps_x = 1,
                                              .dx_always = 1,
                                              .shape = dsc_graph_same_shape,

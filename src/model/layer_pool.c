@@ -12,11 +12,13 @@ static dsc_status window_shape(const dsc_model *m, dsc_node *node) {
     return DSC_OK;
 }
 
-/* In training max pooling keeps the place of each window's maximum. */
+/* In training max pooling keeps the place of each window's maximum: on a GPU as a byte where that suffices. */
 static dsc_status max_plan(dsc_exec *exec, dsc_exec_op *op) {
     const dsc_shape *y = &op->node->shape;
-    op->saved[0] =
-        dsc_tensor_view(exec->model->device, NULL, DSC_I32, 4, (int64_t[]){exec->batch, y->h, y->w, y->c});
+    const dsc_pool_desc *desc = op->node->attributes;
+    dsc_device *device = exec->model->device;
+    dsc_dtype type = !dsc_device_is_host(device) && desc->kh * desc->kw <= 256 ? DSC_U8 : DSC_I32;
+    op->saved[0] = dsc_tensor_view(device, NULL, type, 4, (int64_t[]){exec->batch, y->h, y->w, y->c});
     return DSC_OK;
 }
 

@@ -1,10 +1,14 @@
-/* From a graph to operations: one a layer, except that a batch norm is fused with what follows it,
- *   batch norm -> relu              and
- *   batch norm -> add(other) -> relu,
- * when each of these values has no other reader. The fused operation takes the place of the ReLU, because
- * only there the other term is known to be computed. When both terms are batch norms the later one is fused:
- * then nothing moves past another layer with parameters, and gradients become final in the order of the
- * graph. */
+/* From a graph to operations: one a layer, except that a batch norm or a linear layer is fused with what follows it,
+ *   batch norm -> relu,
+ *   batch norm -> add(other) -> relu              and
+ *   linear -> add(other),
+ * when each of these values has no other reader. The fused operation takes the place of the last of them, because
+ * only there the other term is known to be computed. When both terms can be fused the later one is: then nothing moves
+ * past another layer with parameters, and gradients become final in the order of the graph.
+ *
+ * In training with halves, on a GPU, the GELU between two linear layers stays an operation with memory of its own, but the
+ * layer before it computes its value, and the layer after it the gradient of its input: both products then end with what
+ * would be a pass over memory. */
 #include "base/error.h"
 #include "base/memory.h"
 #include "model/exec.h"
@@ -16,18 +20,15 @@ static void count_uses(const dsc_model *m, int64_t *uses) {
             uses[m->nodes[i].in[k]]++;
 }
 
-static int is_private_norm(const dsc_model *m, const int64_t *uses, dsc_value v) {
-    return m->nodes[v].type == &dsc_layer_batch_norm && uses[v] == 1;
-}
-
-/* The term of the addition that can be fused with the other and the ReLU; -1 for none. Its own input may not
- * be the other term: one operation would then write two gradients to the same memory. */
-static int fusible_term(const dsc_model *m, const int64_t *uses, const dsc_node *add) {
+/* The term of the addition, of the given type, that can be fused with the other; -1 for none. Its own input may not be
+ * the other term: one operation would then write two gradients to the same memory. */
+static int fusible_term(const dsc_model *m, const int64_t *uses, const dsc_layer_type *type,
+                        const dsc_node *add) {
     int best = -1;
     for (int k = 0; k < 2; k++) {
-        dsc_value norm = add->in[k], other = add->in[1 - k];
-        if (is_private_norm(m, uses, norm) && m->nodes[norm].in[0] != other &&
-            (best < 0 || norm > add->in[best]))
+        dsc_value term = add->in[k], other = add->in[1 - k];
+        if (m->nodes[term].type == type && uses[term] == 1 && m->nodes[term].in[0] != other &&
+            (best < 0 || term > add->in[best]))
             best = k;
     }
     return best;
@@ -35,13 +36,15 @@ static int fusible_term(const dsc_model *m, const int64_t *uses, const dsc_node 
 
 static dsc_exec_op plain_op(const dsc_model *m, dsc_value v) {
     const dsc_node *node = &m->nodes[v];
-    dsc_exec_op op = {.node = node, .type = node->type, .inputs = node->inputs, .out = v};
+    dsc_exec_op op = {
+        .node = node, .type = node->type, .inputs = node->inputs, .out = v, .activated = -1, .inner = -1};
     for (int k = 0; k < node->inputs; k++)
         op.in[k] = node->in[k];
     return op;
 }
 
-/* fused[v]: the batch norm that the ReLU v is fused with, or -1; taken[u]: 1 for values that then vanish. */
+/* fused[v]: the batch norm that the ReLU v is fused with, or the linear layer that the addition v is, or -1; taken[u]: 1
+ * for values that then vanish. */
 static void find_fusions(const dsc_model *m, const int64_t *uses, int64_t *fused, unsigned char *taken) {
     for (int64_t v = 0; v < m->node_count; v++) {
         const dsc_node *node = &m->nodes[v];
@@ -53,7 +56,7 @@ static void find_fusions(const dsc_model *m, const int64_t *uses, int64_t *fused
         if (add->type == &dsc_layer_batch_norm) {
             fused[v] = before;
         } else if (add->type == &dsc_layer_add) {
-            int term = fusible_term(m, uses, add);
+            int term = fusible_term(m, uses, &dsc_layer_batch_norm, add);
             if (term < 0)
                 continue;
             fused[v] = add->in[term];
@@ -63,18 +66,65 @@ static void find_fusions(const dsc_model *m, const int64_t *uses, int64_t *fused
         }
         taken[fused[v]] = 1;
     }
+    for (int64_t v = 0; v < m->node_count; v++) {
+        const dsc_node *add = &m->nodes[v];
+        int term =
+            add->type == &dsc_layer_add && !taken[v] ? fusible_term(m, uses, &dsc_layer_linear, add) : -1;
+        if (term >= 0) {
+            fused[v] = add->in[term];
+            taken[fused[v]] = 1;
+        }
+    }
 }
 
-static dsc_exec_op fused_op(const dsc_model *m, dsc_value relu, dsc_value norm) {
-    dsc_exec_op op = plain_op(m, norm);
-    op.out = relu;
-    op.relu = 1;
-    const dsc_node *before = &m->nodes[m->nodes[relu].in[0]];
-    if (before->type == &dsc_layer_add) {
+/* `last`: the ReLU or the addition that `first` is fused with. */
+static dsc_exec_op fused_op(const dsc_model *m, dsc_value last, dsc_value first) {
+    dsc_exec_op op = plain_op(m, first);
+    op.out = last;
+    op.relu = m->nodes[last].type == &dsc_layer_relu;
+    op.adds = !op.relu;
+    const dsc_node *add = &m->nodes[op.relu ? m->nodes[last].in[0] : last];
+    if (add->type == &dsc_layer_add) {
         op.inputs = 2;
-        op.in[1] = before->in[0] == norm ? before->in[1] : before->in[0];
+        op.in[1] = add->in[0] == first ? add->in[1] : add->in[0];
     }
     return op;
+}
+
+/* The linear layer whose value, which nothing else reads, is v; NULL for none. */
+static dsc_exec_op *linear_before(dsc_exec *exec, const int64_t *uses, dsc_value v) {
+    for (int64_t i = 0; i < exec->op_count; i++)
+        if (exec->ops[i].out == v)
+            return exec->ops[i].type == &dsc_layer_linear && !exec->ops[i].adds && uses[v] == 1
+                       ? &exec->ops[i]
+                       : NULL;
+    return NULL;
+}
+
+/* The linear layer that alone reads v; NULL for none. */
+static dsc_exec_op *linear_after(dsc_exec *exec, const int64_t *uses, dsc_value v) {
+    for (int64_t i = 0; i < exec->op_count; i++)
+        if (exec->ops[i].in[0] == v)
+            return exec->ops[i].type == &dsc_layer_linear && uses[v] == 1 ? &exec->ops[i] : NULL;
+    return NULL;
+}
+
+static void share_gelus(dsc_exec *exec, const int64_t *uses) {
+    const dsc_model *m = exec->model;
+    if (exec->mode != DSC_EXEC_TRAIN || exec->recompute || dsc_model_value_dtype(m) == m->options.dtype)
+        return;
+    for (int64_t i = 0; i < exec->op_count; i++) {
+        dsc_exec_op *gelu = &exec->ops[i], *before, *after;
+        if (!dsc_layer_is_gelu_tanh(gelu->type) || !gelu->backward)
+            continue;
+        before = linear_before(exec, uses, gelu->in[0]);
+        after = linear_after(exec, uses, gelu->out);
+        if (!before || !after)
+            continue;
+        before->activated = gelu->out;
+        after->inner = gelu->in[0];
+        gelu->absorbed = 1;
+    }
 }
 
 /* trained[v]: a gradient at v is needed, because v depends on a parameter. */
@@ -115,6 +165,7 @@ dsc_status dsc_exec_lower(dsc_exec *exec) {
     count_uses(m, uses);
     find_fusions(m, uses, fused, taken);
     DSC_TRY_GOTO(status, emit(exec, fused, taken, trained), end);
+    share_gelus(exec, uses);
 end:
     dsc_memory_free(&trained);
     dsc_memory_free(&taken);

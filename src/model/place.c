@@ -39,6 +39,11 @@ static int recomputes(const place *p) {
     return p->exec->segment_count > 0;
 }
 
+/* The last segment's values are still there when backward begins. */
+static int in_last_segment(const place *p, int64_t i) {
+    return p->segment[i] == p->exec->segment_count - 1;
+}
+
 static void touch(dsc_interval *block, size_t bytes, int64_t time) {
     if (block->bytes == 0) {
         block->first = block->last = time;
@@ -115,8 +120,8 @@ static void find_repeated(place *p) {
         dsc_exec_op *s = &p->exec->ops[i];
         int64_t out = p->root[s->out];
         p->read[out] |= s->keeps_y != 0;
-        s->again =
-            recomputes(p) && !s->view && !keeps_result(p, s) && (p->read[out] || (s->backward && saves(s)));
+        s->again = recomputes(p) && !(p->exec->once && in_last_segment(p, i)) && !s->view &&
+                   !keeps_result(p, s) && (p->read[out] || (s->backward && saves(s)));
         for (int k = 0; k < s->inputs; k++)
             p->read[p->root[s->in[k]]] |= s->again || k < s->keeps_x;
     }
@@ -160,8 +165,68 @@ static void share_gradients(place *p) {
         p->grad_root[v] = v;
     for (int64_t i = p->ops - 1; i >= 0; i--) {
         const dsc_exec_op *s = &p->exec->ops[i];
-        if (s->type->in_place && p->uses[s->in[0]] == 1)
+        if ((s->type->in_place || s->type->grad_in_place) && p->uses[s->in[0]] == 1)
             p->grad_root[s->in[0]] = p->grad_root[s->out];
+    }
+}
+
+/* 1: the gradient of input k is that of the output. */
+static int passes_gradient(const dsc_exec_op *s, int k) {
+    return s->type == &dsc_layer_add || (s->adds && k == 1);
+}
+
+/* 1: backward of operation j writes its gradient over the one it is computed from, which is in the memory of `root`. */
+static int overwrites(const place *p, int64_t j, int64_t root) {
+    const dsc_exec_op *s = &p->exec->ops[j];
+    return s->inputs > 0 && p->grad_root[s->out] == root && p->grad_root[s->in[0]] == root &&
+           (s->type->grad_in_place || (s->type->in_place && s->type != &dsc_layer_add));
+}
+
+/* 1: the gradient of another input is in the memory of the output's, and it or that of input k will be overwritten. */
+static int may_collide(const place *p, int64_t i, int k) {
+    const dsc_exec_op *s = &p->exec->ops[i];
+    int64_t root = p->grad_root[s->out];
+    int shared = 0, written = 0;
+    for (int e = 0; e < s->inputs; e++)
+        shared |= e != k && p->grad_root[s->in[e]] == root;
+    for (int64_t j = 0; j < i; j++)
+        written |= overwrites(p, j, root) || overwrites(p, j, s->in[k]);
+    return shared && written;
+}
+
+/* 1: the gradient of input k of operation i may stay in the memory of the output's: it comes from there first, and what
+ * reads it there does so before another operation adds to it. In backward, operations run from the last to the first. */
+static int may_stay(const place *p, int64_t i, int k) {
+    const dsc_exec_op *s = &p->exec->ops[i];
+    int64_t root = p->grad_root[s->out], last_read = p->ops, next_write = -1;
+    dsc_value x = s->in[k];
+    if (!s->backward || !passes_gradient(s, k) || p->grad_root[x] != x || !wants_gradient(p, x) ||
+        may_collide(p, i, k))
+        return 0;
+    for (int64_t v = 0; v < p->n; v++)
+        if (p->grad_root[v] == root && p->producer[v] >= 0 && p->producer[v] < last_read)
+            last_read = p->producer[v];
+    for (int64_t j = 0; j < p->ops; j++)
+        for (int e = 0; e < p->exec->ops[j].inputs; e++)
+            if (p->exec->ops[j].in[e] == x && (j != i || e != k))
+                next_write = j;
+    return last_read > next_write;
+}
+
+/* The gradient that a sum of several layers passes on to an earlier sum is not copied where that can be avoided. Only one
+ * input's may stay, because one of them may be computed from the other. */
+static void pass_on_gradients(place *p) {
+    for (int64_t i = p->ops - 1; i >= 0; i--) {
+        const dsc_exec_op *s = &p->exec->ops[i];
+        int64_t root = p->grad_root[s->out];
+        for (int k = 0; k < s->inputs; k++) {
+            if (!may_stay(p, i, k))
+                continue;
+            for (int64_t v = 0; v < p->n; v++)
+                if (p->grad_root[v] == s->in[k])
+                    p->grad_root[v] = root;
+            break;
+        }
     }
 }
 
@@ -185,9 +250,10 @@ static dsc_status set_betas(place *p) {
 
 /* A block that operation `i` writes, or another in its storage, is read after forward as well, at this time. */
 static void live_later(const place *p, dsc_interval *block, int64_t i, int64_t time) {
-    if (!recomputes(p) || (i >= 0 && keeps_result(p, &p->exec->ops[i])))
+    const int kept = !recomputes(p) || (i >= 0 && keeps_result(p, &p->exec->ops[i]));
+    if (kept && !p->exec->once)
         touch(block, 0, p->end);
-    else if (i < 0 || p->segment[i] == p->exec->segment_count - 1)
+    else if (kept || i < 0 || in_last_segment(p, i))
         touch(block, 0, time);
     else
         touch_again(block, time);
@@ -203,6 +269,8 @@ static void live_values(place *p) {
     for (int64_t i = 0; i < p->ops; i++) {
         const dsc_exec_op *s = &exec->ops[i];
         touch(&p->values[p->root[s->out]], dsc_tensor_bytes(&exec->values[s->out]), i);
+        if (s->activated >= 0)
+            touch(&p->values[p->root[s->activated]], dsc_tensor_bytes(&exec->values[s->activated]), i);
         if (s->again)
             value_lives(p, s->out, p->again[i]);
         if (s->keeps_y)
@@ -228,7 +296,7 @@ static void live_values(place *p) {
                 }
             }
     }
-    touch(&p->values[p->root[exec->model->logits]], 0, p->end);
+    touch(&p->values[p->root[exec->model->logits]], 0, exec->once ? p->ops : p->end);
     p->values[exec->model->input].bytes = 0; /* the caller's memory */
 }
 
@@ -335,7 +403,7 @@ static void bind_tensors(place *p) {
         s->unused_dx.data = address(p, &p->unused_dx[i]);
         if (s->node->weight >= 0)
             s->matrix = dsc_exec_param(exec, s->node->weight);
-        if (s->out == exec->model->logits && s->node->type == &dsc_layer_linear && !s->node->shape.flat)
+        if (s->node->type == &dsc_layer_linear && !s->node->shape.flat)
             s->matrix.dim[0] = exec->values[s->out].dim[3]; /* rows of logits may be longer */
         s->y = &exec->values[s->out];
         s->dy = &exec->grads[s->out];
@@ -406,6 +474,8 @@ static dsc_status plan(dsc_exec *exec, place *p) {
     live_always(p);
     if (exec->mode == DSC_EXEC_TRAIN) {
         share_gradients(p);
+        if (!exec->lasting) /* captures may read a gradient later than its layer */
+            pass_on_gradients(p);
         DSC_TRY(set_betas(p));
         live_gradients(p);
         if (exec->lasting)

@@ -26,6 +26,8 @@ static dsc_save_options facts_of(const dsc_snapshot *s) {
     o.loss = s->options->loss == DSC_LOSS_CROSS_ENTROPY ? NULL : dsc_loss_name(s->options->loss);
     if (s->data) {
         o.mask = s->data->mask;
+        o.mask_token = s->data->mask > 0 ? s->data->options.mask_token : -1;
+        o.vocabulary = s->data->whole_numbers ? s->data->options.vocabulary : 0;
         o.class_names = s->data->class_names;
         o.class_name_count = s->data->class_names ? s->data->info.classes : 0;
         o.mean = s->data->std[0] > 0 ? s->data->mean : NULL;

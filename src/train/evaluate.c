@@ -369,6 +369,8 @@ static dsc_status open_data(session *s) {
     const dsc_model_facts *f = &s->facts;
     data.context = data.image_size;
     data.mask = s->options.mask >= 0 ? s->options.mask : f->mask;
+    data.mask_token = f->mask > 0 ? f->mask_token : -1;
+    data.vocabulary = f->vocabulary > 0 ? f->vocabulary : 0;
     data.margin = dsc_zoo_margin(f->model);
     if (f->resize > 0 && data.image_size == f->height) /* as the model saw images in training */
         data.resize = f->resize;

@@ -53,6 +53,10 @@ dsc_status dsc_model_file_describe(const dsc_model *model, const dsc_save_option
         snprintf(number, sizeof number, "%.17g", facts->mask);
         DSC_TRY(dsc_st_writer_metadata(writer, "mask", number));
     }
+    if (facts->mask > 0 && facts->mask_token >= 0)
+        DSC_TRY(describe_number(writer, "mask_token", facts->mask_token));
+    if (facts->vocabulary > 0)
+        DSC_TRY(describe_number(writer, "vocabulary", facts->vocabulary));
     if (facts->loss)
         DSC_TRY(dsc_st_writer_metadata(writer, "loss", facts->loss));
     if (!facts->has_seed)
@@ -122,6 +126,8 @@ dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *fa
     DSC_TRY(read_seed(reader, facts));
     DSC_TRY(read_share(reader, "val_split", &facts->val_split));
     DSC_TRY(read_share(reader, "mask", &facts->mask));
+    DSC_TRY(dsc_st_metadata_number(reader, "mask_token", &facts->mask_token));
+    DSC_TRY(dsc_st_metadata_number(reader, "vocabulary", &facts->vocabulary));
     DSC_TRY(dsc_st_metadata_number(reader, "classes", &facts->classes));
     DSC_TRY(read_loss(reader, facts));
     DSC_TRY(dsc_st_metadata_number(reader, "height", &facts->height));
@@ -155,7 +161,7 @@ dsc_status dsc_model_file_check(const dsc_model *model, const char *name, const 
 /* ---- saving ---- */
 
 void dsc_save_options_init_sized(dsc_save_options *options, size_t size) {
-    const dsc_save_options defaults = {.step = -1, .epoch = -1};
+    const dsc_save_options defaults = {.step = -1, .epoch = -1, .mask_token = -1};
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 

@@ -20,6 +20,8 @@ typedef struct dsc_model_facts {
     double mean[DSC_FACTS_CHANNELS], std[DSC_FACTS_CHANNELS];
     int64_t resize; /* the shorter side of an image before the middle is cut out; -1 when it does not say */
     double mask;    /* the share of the tokens that were to be predicted; 0: the next token was */
+    int64_t mask_token; /* that masked them; -1: one after the vocabulary */
+    int64_t vocabulary; /* that was asked for; -1: that of the data */
     dsc_loss loss;
 } dsc_model_facts;
 

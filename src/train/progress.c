@@ -20,6 +20,7 @@ dsc_progress dsc_trainer_progress(const dsc_trainer *t, dsc_event_kind kind) {
                           .step = t->state.step,
                           .epoch = t->state.epoch,
                           .tokens = dsc_trainer_tokens(t),
+                          .positions = t->model ? dsc_model_positions(t->model) : 0,
                           .step_of_epoch = t->state.position / t->step_images,
                           .epoch_steps = t->epoch_steps,
                           .epochs = t->options.epochs};
@@ -205,7 +206,7 @@ dsc_status dsc_trainer_report_start(dsc_trainer *t, const char *resumed) {
                                .peak = t->peak,
                                .samples = t->info.count,
                                .epoch_steps = t->epoch_steps,
-                               .positions = dsc_model_positions(t->model),
+                               .positions = t->model ? dsc_model_positions(t->model) : 0,
                                .tokens = dsc_trainer_tokens(t),
                                .image_size = t->info.h,
                                .resumed = resumed[0] ? resumed : NULL,

@@ -117,6 +117,12 @@ static int is_custom(const dsc_option *o, const char *before, const char *after)
     return strcmp(o->name, "model") == 0 && (strcmp(before, "custom") == 0 || strcmp(after, "custom") == 0);
 }
 
+/* What the user calls an option: the image size of sequences is their context. */
+static const char *name_of(const dsc_option *o, const reading *own) {
+    const int sequences = own->values.train.context > 0 && strcmp(o->name, "image-size") == 0;
+    return sequences ? "context" : o->name;
+}
+
 /* Options that do not apply are not in the sets. */
 static dsc_status refuse_fixed(const dsc_option *table, const reading *saved, const reading *own,
                                const char *directory) {
@@ -132,7 +138,7 @@ static dsc_status refuse_fixed(const dsc_option *table, const reading *saved, co
                 DSC_E_INVALID,
                 "a run that is resumed cannot change %s: it is %.200s now, but was %.200s in '%s'; "
                 "leave it as it was, or start another run in another directory",
-                o->name, after, before, directory);
+                name_of(o, own), after, before, directory);
     }
     return DSC_OK;
 }

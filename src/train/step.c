@@ -20,6 +20,7 @@
 #include "base/trace.h"
 #include "comm/table.h"
 #include "consensus/table.h"
+#include "data/dataset.h"
 #include "device/ops.h"
 #include "kfac/kfac_parts.h"
 #include "model/exec.h"
@@ -62,12 +63,28 @@ dsc_status dsc_trainer_next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batc
     return DSC_OK;
 }
 
+/* The tokens of the batch, where they may be padding that the model's attention leaves out; else without memory. Files of
+ * tokens have no padding. A mean over the positions of a sequence is not made for padding. */
+static dsc_tensor padding_of(const dsc_trainer *t) {
+    const int in_files = t->train_set && t->train_set->whole_numbers;
+    if (!t->exec->padded || in_files || t->options.kfac->sharing == DSC_KFAC_REDUCE)
+        return (dsc_tensor){0};
+    return t->exec->values[t->model->input];
+}
+
 /* A layer's input a and output gradient g, during backward. */
 static dsc_status capture(void *context, dsc_queue *q, int64_t layer, const dsc_tensor *a,
                           const dsc_tensor *g) {
     dsc_trainer *t = context;
     double began = dsc_clock_now();
-    DSC_TRY(dsc_kfac_capture(t->kfac, q, layer, a, g));
+    const dsc_tensor tokens = padding_of(t);
+    dsc_kfac_sample sample;
+    dsc_kfac_sample_init(&sample);
+    sample.a = *a;
+    sample.g = *g;
+    if (tokens.data && a->ndim == 3 && a->dim[1] == tokens.dim[1]) /* a linear layer at every position */
+        sample.tokens = tokens;
+    DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, layer, &sample));
     dsc_phases_in_kfac(&t->phases, began);
     return DSC_OK;
 }
@@ -94,7 +111,14 @@ static dsc_status capture_table(void *context, dsc_queue *q, int64_t table, cons
     dsc_trainer *t = context;
     double began = dsc_clock_now();
     int64_t layer = dsc_kfac_first_table(t->model, t->options.kfac) + table;
-    DSC_TRY(dsc_kfac_capture(t->kfac, q, layer, tokens, dy));
+    dsc_kfac_sample sample;
+    dsc_kfac_sample_init(&sample);
+    sample.g = *dy;
+    if (tokens)
+        sample.a = *tokens;
+    else
+        sample.tokens = padding_of(t);
+    DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, layer, &sample));
     dsc_phases_in_kfac(&t->phases, began);
     return DSC_OK;
 }

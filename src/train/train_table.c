@@ -7,7 +7,6 @@
 #define GOSSIP "consensus=sgp|osgp|dpsgd|adpsgd"
 #define K_ON                                                                                                 \
     { "kfac-update-freq", "K-FAC is off" }
-
 #define WARM_UP                                                                                              \
     {                                                                                                        \
         "lr-schedule=step|cosine|linear|polynomial|restarts",                                                \
@@ -24,7 +23,6 @@ static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 static const char *const scaling_names[] = {"ranks", "none", NULL};
 static const int scalings[] = {1, 0};
-
 #define AT(member) offsetof(dsc_train_options, member)
 static const dsc_option train_table[] = {
     {.name = "model",
@@ -32,7 +30,8 @@ static const dsc_option train_table[] = {
      .offset = AT(model),
      .value = "resnet20",
      .placeholder = "NAME",
-     .help = "mlp, lenet, resnet20/32/44/56/110 (CIFAR), resnet18/34/50/101/152 (ImageNet)",
+     .help = "mlp, lenet, resnet20/32/44/56/110 (CIFAR), resnet18/34/50/101/152 (ImageNet), gpt2, gpt-mini, "
+             "bert-base (text), unet, unet-bn (masks); descent list models names all",
      .json = "model",
      .flags = DSC_OPTION_FIXED,
      .group = "What to train"},
@@ -64,6 +63,15 @@ static const dsc_option train_table[] = {
      .help = "tokens, text: tokens of a sequence",
      .json = "context",
      .flags = DSC_OPTION_FIXED},
+    {.name = "vocabulary",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(vocabulary),
+     .placeholder = "N",
+     .range = "[0, 16777215]",
+     .default_text = "that of the data",
+     .help = "tokens, text: tokens that the model has, at least as many as the data",
+     .json = "vocabulary",
+     .flags = DSC_OPTION_FIXED},
     {.name = "mask",
      .kind = DSC_OPTION_FRACTION,
      .offset = AT(mask),
@@ -72,6 +80,17 @@ static const dsc_option train_table[] = {
      .help = "tokens, text: predict this part of the tokens, which are masked: 0.15 is usual (BERT)",
      .json = "mask",
      .flags = DSC_OPTION_FIXED},
+    {.name = "mask-token",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(mask_token),
+     .value = "-1",
+     .placeholder = "N",
+     .range = "[-1, 16777214]",
+     .default_text = "one after the vocabulary",
+     .help = "the number of the token that masks others: 103 in the vocabulary of BERT's files",
+     .json = "mask_token",
+     .flags = DSC_OPTION_FIXED,
+     .rules = {{"mask>0", "no tokens are masked"}}},
     {.name = "loss",
      .kind = DSC_OPTION_CHOICE,
      .offset = AT(loss),

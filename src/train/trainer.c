@@ -197,11 +197,16 @@ dsc_status dsc_trainer_spread(dsc_trainer *t) {
 /* Creating the executors plans all convolutions. */
 static dsc_status make_executors(dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
-    t->beside = o->kfac->update_freq > 0 && dsc_kfac_can_capture_beside(o->kfac, t->device, t->ranks);
+    /* The products of a sequence's factors fill a GPU by themselves: a second queue would gain nothing. */
+    t->beside = o->kfac->update_freq > 0 && !dsc_model_takes_tokens(t->model) &&
+                dsc_kfac_can_capture_beside(o->kfac, t->device, t->ranks);
+    /* The sampled Fisher has a backward pass of its own before that of the loss. */
+    const int repeats = o->kfac->update_freq > 0 && o->kfac_fisher == DSC_FISHER_SAMPLED;
+    const dsc_exec_mode mode = repeats ? DSC_EXEC_TRAIN : DSC_EXEC_TRAIN_ONCE;
     if (t->beside)
-        DSC_TRY(dsc_exec_create_lasting(t->model, o->batch_size, &t->exec));
+        DSC_TRY(dsc_exec_create_lasting(t->model, mode, o->batch_size, &t->exec));
     else
-        DSC_TRY(dsc_exec_create(t->model, DSC_EXEC_TRAIN, o->batch_size, &t->exec));
+        DSC_TRY(dsc_exec_create(t->model, mode, o->batch_size, &t->exec));
     DSC_TRY(dsc_exec_set_loss(t->exec, o->loss));
     if (!t->val_set || o->eval_every == 0)
         return DSC_OK;
@@ -304,7 +309,7 @@ static dsc_status check_model(const dsc_trainer *t) {
 }
 
 static void count_labels(dsc_trainer *t) {
-    const double share = t->train_set && t->train_set->mask > 0 ? t->train_set->mask : 1;
+    const double share = t->train_set && t->train_set->labelled > 0 ? t->train_set->labelled : 1;
     t->labels = (double)dsc_model_positions(t->model) * share;
 }
 
@@ -395,6 +400,8 @@ static dsc_status read_settings(const dsc_train_options *given, dsc_settings *ou
     o.recompute = defaults.recompute;
     o.label_smoothing = defaults.label_smoothing;
     o.mask = defaults.mask;
+    o.vocabulary = defaults.vocabulary;
+    o.mask_token = defaults.mask_token;
     return dsc_settings_read(&o, out);
 }
 
@@ -443,12 +450,28 @@ static dsc_status check_loss(const dsc_trainer *t) {
         dsc_dataset_label_count(t->train_set) == 1 ? "" : "s");
 }
 
+/* Models of images would take the numbers of tokens for pixels. */
+static dsc_status check_kind(const dsc_trainer *t) {
+    const dsc_train_options *o = &t->options;
+    DSC_TRY(dsc_zoo_default_input(o->model, NULL, NULL, NULL)); /* it is known */
+    if (!t->train_set->whole_numbers || dsc_zoo_takes_tokens(o->model))
+        return DSC_OK;
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "model %s takes images, but %s has sequences of tokens: use a model of sequences, such as "
+        "gpt-mini",
+        o->model, o->data);
+}
+
 /* What the model is to predict is not part of what it sees. */
 static dsc_status check_task(const dsc_trainer *t) {
     const dsc_train_options *o = &t->options;
     if (o->mask > 0 && !(t->train_set->mask > 0))
         return DSC_FAIL(DSC_E_INVALID, "mask %g: %s has no tokens that could be masked; leave it out",
                         o->mask, o->data);
+    if (o->vocabulary > 0 && !t->train_set->whole_numbers)
+        return DSC_FAIL(DSC_E_INVALID, "vocabulary %lld: %s has no tokens; leave it out",
+                        (long long)o->vocabulary, o->data);
     if (t->train_set->whole_numbers && dsc_model_takes_tokens(t->model) && o->mask == 0 &&
         dsc_model_positions(t->model) > 1 && !dsc_graph_is_causal(t->model))
         return DSC_FAIL(DSC_E_INVALID,
@@ -466,7 +489,9 @@ static dsc_status open_named(dsc_trainer *t) {
     data.seed = o->seed;
     data.image_size = data.context = o->image_size;
     data.elastic = o->elastic;
+    data.vocabulary = o->vocabulary;
     data.mask = o->mask;
+    data.mask_token = o->mask_token;
     data.margin = dsc_zoo_margin(o->model);
     data.val_split = o->val_split;
     DSC_TRY(dsc_dataset_open(o->data, DSC_SPLIT_TRAIN, &data, &t->train_set));
@@ -478,6 +503,7 @@ static dsc_status open_named(dsc_trainer *t) {
     model.activations = o->activations;
     model.recompute = o->recompute;
     const int64_t outputs = o->loss == DSC_LOSS_CROSS_ENTROPY ? t->info.classes : 1;
+    DSC_TRY(check_kind(t));
     DSC_TRY(check_loss(t));
     DSC_TRY(dsc_zoo_create(t->device, o->model, t->info.h, t->info.w, t->info.c, outputs, &model, &t->model));
     DSC_TRY(check_task(t));

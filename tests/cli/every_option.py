@@ -37,7 +37,7 @@ PRINTED = [
     "--kfac-update-freq 2 --kfac-warmup-factors on --kfac-clip layer --kfac-kl-clip-scaling ranks --kfac-method inverse"
     " --kfac-damping-split pi --kfac-diag-blocks 2 --kfac-sharing reduce",
     "--model gpt-mini --data text:x --context 32 --recompute --kfac-update-freq 2 --kfac-embeddings on",
-    "--model bert-base --data text:x --mask 0.15",
+    "--model bert-base --data text:x --mask 0.15 --vocabulary 300 --mask-token 3",
     "--model unet-bn --data masks:x --loss bce-dice",
     "--model unet-bn --data masks:x --elastic 3",
     "--kfac-update-freq 10 --kfac-strategy hybrid-opt --kfac-grad-worker-fraction 0.25 --kfac-refresh warm --kfac-rank 0.5 --kfac-async 2 --kfac-outer-product on",

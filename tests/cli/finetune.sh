@@ -152,5 +152,12 @@ expect 2 "--freeze '(' is not a POSIX extended regular expression" "${lenet[@]}"
 expect 2 "--head-lr 0" "${lenet[@]}" --head-lr 0 --out bad
 expect 2 "--head-lr 2 does not go with --kfac-damping-adapt 3" "${lenet[@]}" --head-lr 2 --kfac-update-freq 2 \
     --kfac-damping-adapt 3 --out bad
+printf 'abcd%.0s' {1..200} >text
+for tied in gpt-mini bert-base; do # with and without a bias, which is the head's own
+    mask=$([ $tied = gpt-mini ] || echo "--mask 0.2")
+    # shellcheck disable=SC2086 # none or two words
+    expect 2 "head-lr 2: the model's last layer shares its weight with an embedding" train --model $tied:layers=1,heads=1,width=8 \
+        --data text:text --context 8 --batch-size 4 --steps 1 --threads 1 --head-lr 2 $mask --out bad
+done
 [ ! -e bad ] || complain "a refused run leaves $(ls -a bad)"
 finish

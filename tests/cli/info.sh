@@ -26,6 +26,16 @@ resnet50 25557032 54
 resnet152 60192808 156
 TABLE
 
+# Queries, keys and values have one A, in one layer (GPT-2) or in three (BERT, which has another layer in its head).
+while read -r model text wanted; do
+    expect 0 "factors       ${text//_/ } in float32" info --model "$model" --batch-size 1
+    sizes=$(sed -n '/^ *size/,$p' stdout | awk 'NR > 1 {printf "%dx%d,", $2, $1}')
+    [ "$sizes" = "$wanted" ] || complain "sizes of $model: $sizes"
+done <<'TABLE'
+gpt2 120:_1133_MB 12x3073,12x3072,36x769,60x768,
+bert-base 122:_1138_MB 12x3073,12x3072,37x769,61x768,
+TABLE
+
 # ResNet-50: 108 factors, 615 MB whole, 308 MB packed, and how many of each size.
 expect 0 "factors       108: 615 MB in float32, 308 MB packed" info --model resnet50 --ranks 4
 has stdout "parameters    25,557,032 in 161 tensors, 102.2 MB in float32"

@@ -24,6 +24,9 @@ learns() {
     images learnt "$run.json" $((4 * 48 * 40)) || complain "$run has not learnt"
 }
 learns adam --optimizer adam --lr 0.01
+expect 0 "" train "${small[@]}" --epochs 1 --out errors
+grep -q "val .*, pixel error" stdout || complain "no pixel error: $(cat stdout)"
+! grep -q "top-[15]" stdout || complain "a segmentation with top-1 or top-5: $(cat stdout)"
 learns kfac --optimizer sgd --lr 0.2 --kfac-update-freq 8
 expect 0 "masks:set, 4 pictures in 16 tiles: loss" eval --checkpoint adam --threads 1
 has stdout "pixel error"

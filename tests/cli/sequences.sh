@@ -59,6 +59,8 @@ expect 0 "" train "${small[@]}" --epochs 2 --steps 13 --out parts --kfac-update-
 expect 0 "" train --resume parts --steps 30
 cmp whole/checkpoint-30.safetensors parts/checkpoint-30.safetensors || complain "a resumed run differs"
 
+expect 2 "cannot change context: it is 32 now, but was 16 in 'whole'" train "${small[@]}" --epochs 2 --out whole --resume auto --context 32
+
 # The same with dropout: two runs have the same bits, and so has one that was stopped.
 dropped=("${small[@]}" --model gpt-mini:layers=1,heads=2,width=16,dropout=0.3 --epochs 2)
 expect 0 "" train "${dropped[@]}" --steps 20 --out dropped
@@ -131,6 +133,24 @@ printf 'abcd%.0s' $(seq 60) >short
 expect 2 "none of the 1 validation samples has a label: use more data, or mask more tokens" train "${masked[@]}" --data text:short \
     --mask 0.000001 --batch-size 4 --steps 1 --out unlabelled
 
+# A vocabulary that is larger than that of the text, and a mask that is one of it: 23 + 7 tokens, of which 25 is the mask.
+# Evaluation and a resumed run go by the checkpoint.
+larger=("${masked[@]}" --vocabulary 30 --mask-token 25)
+expect 0 "vocabulary 30" train "${larger[@]}" --epochs 2 --steps 12 --out larger
+last=$(sed -n 's/.*"kind":"eval".*"loss":\([0-9.]*\).*/\1/p' larger/metrics.jsonl | tail -n 1)
+expect 0 "" eval --checkpoint larger --json
+loss=$(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' stdout | head -n 1)
+awk -v a="$loss" -v b="$last" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || complain "eval has a loss of $loss, the run $last"
+expect 0 "" train "${larger[@]}" --epochs 2 --steps 5 --out larger-parts
+expect 0 "" train --resume larger-parts --steps 12
+cmp larger/checkpoint-12.safetensors larger-parts/checkpoint-12.safetensors || complain "a resumed run with a vocabulary of 30 differs"
+expect 0 "vocabulary 30" train "${small[@]}" --vocabulary 30 --epochs 2 --steps 12 --out roomy
+expect 0 "line" generate --checkpoint roomy --prompt line --tokens 20
+expect 2 "more than the vocabulary of 9 tokens" train "${small[@]}" --vocabulary 9 --steps 1 --out none
+expect 2 "vocabulary 30: synthetic:64 has no tokens" train --model lenet --data synthetic:64 --vocabulary 30 --batch-size 8 --steps 1 --out none
+expect 2 "mask token 30: with a vocabulary of 30 it must be 0 to 29" train "${larger[@]}" --mask-token 30 --steps 1 --out none
+expect 2 "--mask-token" train "${small[@]}" --mask-token 3 --steps 1 --out none
+
 # Real text: the loss falls below that of guessing any of some 90 characters, 4.5.
 expect 0 "" train --model $bert --data "text:$DESCENT_SOURCE_DIR/docs/data.md" --mask 0.15 --context 32 --batch-size 16 --optimizer adamw \
     --lr 0.003 --warmup-epochs 0 --threads 1 --device cpu --epochs 6 --out real
@@ -194,7 +214,15 @@ awk -F '[:,]' '{ v[$1] = $2 } END { f = v["  \"flops_per_s\""]; m = v["  \"mfu\"
     s = 3 * v["  \"flops_per_sample\""] * 4 / v["  \"median_s\""] / f; exit !(m > 0.99 && m < 1.01 && s > 0.999 && s < 1.001) }' stdout ||
     complain "flops_per_s, mfu and peak_flops_per_s do not fit"
 
+# A run that is only tried tells tokens per second, too.
+expect 0 " tokens/s, " train "${small[@]}" --dry-run
+
 # What cannot be.
+for images in lenet resnet20 unet-bn; do
+    expect 2 "model $images takes images, but text:text has sequences of tokens: use a model of sequences, such as gpt-mini" \
+        train --model $images --data text:text --batch-size 4 --steps 1 --out none
+done
+expect 2 "model 'gpt9' is unknown" train --model gpt9 --data text:text --steps 1 --out none
 expect 2 "context 8: model mlp is one of images" bench --model mlp --context 8 --steps 1
 expect 2 "optimizer 'newton' is unknown" bench --model $model --optimizer newton
 expect 2 "the prompt: the byte 0x7e at position 0 is not among" generate --checkpoint run --prompt "~"

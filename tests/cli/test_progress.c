@@ -79,6 +79,21 @@ static void test_evaluation_alone(void **state) {
          "validation at step 40: loss 1.5000, top-1 62.50 %, top-5 96.88 %\nout/checkpoint-40.safetensors\n");
 }
 
+/* Of pixels the share of wrong ones is printed, also where there is little room. */
+static void test_pixels(void **state) {
+    (void)state;
+    dsc_cli_progress progress;
+    dsc_progress pixels = eval;
+    pixels.positions = 1024;
+    start(&progress, 0);
+    dsc_cli_progress_event(&progress, &pixels);
+    stop(&progress, "validation at step 40: loss 1.5000, pixel error 37.50 %\n");
+    start(&progress, 0);
+    dsc_cli_progress_event(&progress, &epoch);
+    dsc_cli_progress_event(&progress, &pixels);
+    stop(&progress, "epoch  4/10: loss 1.2500, val 1.5000, pixel error 37.50 %, 500 images/s, 0.0s\n");
+}
+
 /* A line about steps comes when its time has come, or never. */
 static void test_steps(void **state) {
     (void)state;
@@ -198,6 +213,7 @@ int main(void) {
         cmocka_unit_test(test_epoch_with_evaluation),
         cmocka_unit_test(test_epoch_alone),
         cmocka_unit_test(test_evaluation_alone),
+        cmocka_unit_test(test_pixels),
         cmocka_unit_test(test_steps),
         cmocka_unit_test(test_no_steps),
         cmocka_unit_test(test_utilisation),

@@ -134,8 +134,8 @@ typedef struct product_case {
 
 static const product_case products[] = {
     {"a product", "a fast product", 144, 96, 577, 0, 1e-6},
-    {"a large product", "a large fast product", 200, 130, 2000, 0, 1e-6},
-    {"a large product of one sign", "a large fast product of one sign", 200, 130, 2000, 1, 4e-6},
+    {"a large product", "a large fast product", 200, 130, 2000, 0, 2e-6},
+    {"a large product of one sign", "a large fast product of one sign", 200, 130, 2000, 1, 8e-6},
 };
 enum { PRODUCTS = sizeof products / sizeof products[0] };
 

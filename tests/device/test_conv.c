@@ -31,6 +31,11 @@ static const conv_case cases[] = {
     {CONV(DSC_F32, 1, 2, 2, 1, 1, 4, 4, 3, 3, 1, 1, 1, 1, 1), 0, 0},    /* kernel larger than the input */
     {CONV(DSC_F32, 1, 4, 4, 2, 3, 1, 1, 1, 1, 2, 2, 1, 1, 1), 1, 0},    /* outputs from padding alone */
     {CONV(DSC_F32, 4, 26, 26, 16, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1}, /* enough for several threads */
+    {CONV(DSC_F32, 2, 33, 37, 32, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1}, /* the end of a U-Net */
+    {CONV(DSC_F32, 1, 3, 5, 16, 2, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1, 1},   /* 1x1, few outputs */
+    {CONV(DSC_F32, 2, 9, 11, 24, 3, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1, 0},
+    {CONV(DSC_F32, 3, 7, 7, 320, 8, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1},
+    {CONV(DSC_F32, 1, 1, 1, 1024, 5, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1, 1},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 

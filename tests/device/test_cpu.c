@@ -199,7 +199,7 @@ static void test_no_allocation(void **state) {
         place w = place_make(g, DSC_F32, SHAPE(16, 3, 3, 16));
         place v = place_make(g, DSC_F32, SHAPE(16)), u = place_make(g, DSC_F32, SHAPE(16));
         place work = place_make(g, DSC_U8, SHAPE((int64_t)dsc_conv_workspace(conv)));
-        dsc_norm_params params = {&v.t, &v.t, &u.t, &u.t};
+        dsc_norm_params params = {&v.t, &v.t, &u.t, &u.t, NULL};
         int64_t before = 0;
         for (int step = 0; step < 2; step++) {
             before = dsc_memory_allocations();

@@ -206,7 +206,7 @@ static void norm_forward(norm_problem *p) {
     place running = place_of(g, DSC_F64, SHAPE(CHANNELS), p->gamma),
           y = place_make(g, DSC_F64, SHAPE(NORM_ROWS, CHANNELS));
     place mean = place_make(g, DSC_F64, SHAPE(CHANNELS)), invstd = place_make(g, DSC_F64, SHAPE(CHANNELS));
-    dsc_norm_params params = {&gamma.t, &shift.t, &running.t, &running.t};
+    dsc_norm_params params = {&gamma.t, &shift.t, &running.t, &running.t, NULL};
     assert_ok(dsc_op_norm_forward_train(g->q, &p->desc, &x.t, p->residual ? &residual.t : NULL, &params,
                                         &mean.t, &invstd.t, &y.t));
     place_read(g, &y, p->y);

@@ -271,6 +271,68 @@ static void test_long_sums(void **state) {
     }
 }
 
+/* ---- rows of halves ---- */
+
+static double round_to(dsc_dtype dtype, double x) {
+    double step = ldexp(1, ilogb(x == 0 ? 1 : x) - (dtype == DSC_BF16 ? 7 : 10));
+    return nearbyint(x / step) * step;
+}
+
+/* Factors come from halves as they are. `got`, on a device that computes in halves: 0 where none does. */
+static int run_half(const rig *r, dsc_dtype dtype, const gram_case *g, const double *x, double *got) {
+    dsc_conv_desc d = g->desc;
+    int64_t n = width_of(g);
+    d.dtype = dtype;
+    if (dsc_device_is_host(r->device))
+        return 0;
+    place px = place_of(r, dtype, SHAPE(d.n, d.shape.in_h, d.shape.in_w, d.shape.in_c), x),
+          pc = place_of(r, DSC_F32, SHAPE(n, n), got);
+    place work = place_make(r, DSC_U8, SHAPE((int64_t)dsc_op_patch_gram_workspace(r->device, &d, g->ones)));
+    place_fill(r, &work, 255);
+    assert_ok(dsc_op_patch_gram(r->q, &d, &px.t, g->group, g->alpha, g->beta, &work.t, &pc.t));
+    place_check_guards(r, &pc, "patch_gram's c");
+    place_check_guards(r, &work, "patch_gram's work");
+    place_read(r, &pc, got);
+    place_free(&px);
+    place_free(&pc);
+    place_free(&work);
+    return 1;
+}
+
+/* Multiples of 1/4 up to 2, whose sums are exact: more rows than a slice, fewer, one group of three, a running sum, several
+ * blocks. Then numbers of one sign: tensor cores truncate when they add 16 terms to a sum, by at most eps of it. */
+static void test_half_rows(void **state) {
+    (void)state;
+    static const gram_case some[] = {
+        {CONV(DSC_F32, 16484, 1, 1, 192, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0, 1},
+        {CONV(DSC_F32, 1124, 1, 1, 576, 3, 1, 1, 1, 1, 0, 0, 1, 1, 3), 1, 2, 0, 0},
+        {CONV(DSC_F32, 2048, 1, 1, 200, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, 1, 1},
+        {CONV(DSC_F32, 1024, 1, 1, 1608, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1, 0, 1},
+    };
+    static const dsc_dtype types[] = {DSC_BF16, DSC_F16};
+    for (size_t i = 0; i < 4 * sizeof some / sizeof some[0]; i++) {
+        const gram_case *g = &some[i / 4];
+        dsc_dtype dtype = types[i % 2];
+        int exact = i / 2 % 2 == 0;
+        inputs in = make_inputs(g, 2000 + i, !exact);
+        for (int64_t j = 0; j < in.count; j++)
+            in.x[j] = exact ? nearbyint(8 * in.x[j]) / 4 : round_to(dtype, in.x[j]);
+        for (int64_t j = 0; j < in.n * in.n; j++)
+            in.want[j] = in.c[j] = nearbyint(4 * in.c[j]) / 4;
+        truth(g, in.x, in.want, in.scale);
+        for (int r = 1; r < rig_count; r++) {
+            double *got = test_array(in.n * in.n, sizeof *got);
+            memcpy(got, in.c, (size_t)(in.n * in.n) * sizeof *got);
+            double error = run_half(&rigs[r], dtype, g, in.x, got) ? relative_error(in.n, got, in.want) : 0;
+            if (!(error <= (exact ? 0 : (double)g->desc.n / 16 * dtype_eps(DSC_F32))))
+                fail_msg("patch_gram of %s, case %zu on %s: relative error %.3g", dsc_dtype_name(dtype), i,
+                         rigs[r].label, error);
+            free(got);
+        }
+        free_inputs(&in);
+    }
+}
+
 /* ---- memory ---- */
 
 /* In memory that ends where the tensors end: a sanitizer sees what is read past them, which guard words
@@ -396,7 +458,7 @@ static int open_all(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cases),   cmocka_unit_test(test_long_sums), cmocka_unit_test(test_exact_memory),
-        cmocka_unit_test(test_by_hand), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_by_hand), cmocka_unit_test(test_refusals),  cmocka_unit_test(test_half_rows),
     };
     return cmocka_run_group_tests(tests, open_all, rigs_close);
 }

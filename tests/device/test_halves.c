@@ -55,6 +55,8 @@ static const conv_case convs[] = {
     {CONV(DSC_BF16, 2, 9, 8, 3, 8, 3, 3, 1, 1, 1, 1, 1, 1, 1), 0, 1}, /* a first layer */
     {CONV(DSC_BF16, 2, 7, 5, 5, 3, 3, 3, 2, 2, 1, 1, 1, 1, 1), 1, 0}, /* odd channels */
     {CONV(DSC_BF16, 2, 6, 6, 8, 12, 3, 3, 1, 1, 1, 1, 1, 1, 4), 0, 0},
+    {CONV(DSC_BF16, 2, 19, 17, 32, 1, 1, 1, 1, 1, 0, 0, 1, 1, 1), 0, 1}, /* the end of a U-Net */
+    {CONV(DSC_BF16, 1, 9, 7, 264, 5, 1, 1, 1, 1, 0, 0, 1, 1, 1), 1, 0},
 };
 
 typedef enum pass { FORWARD, BACKWARD_DATA, BACKWARD_WEIGHT } pass;
@@ -424,7 +426,7 @@ static const norm_case norms[] = {{7, 5, {1e-2, 0.1, 1}, 0, 1},
 /* gamma, shift, running mean and variance, x, residual; mean, invstd, y of training; y of evaluation. */
 static dsc_status norm_forward_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     const norm_case *c = params;
-    dsc_norm_params p = {&t[0], &t[1], &t[2], &t[3]};
+    dsc_norm_params p = {&t[0], &t[1], &t[2], &t[3], NULL};
     const dsc_tensor *residual = c->residual ? &t[5] : NULL;
     dsc_status status = dsc_op_norm_forward_eval(q, &c->desc, &t[4], residual, &p, &t[9]);
     if (status == DSC_OK)

@@ -44,42 +44,119 @@ static void test_gemm(void **state) {
     }
 }
 
-/* ---- a product with a bias ---- */
+/* ---- a product and what follows it ---- */
 
-static const int64_t linear_cases[][3] = {
-    {1, 1, 1}, {3, 5, 7}, {40, 24, 16}, {130, 64, 72}, {9, 8, 264}}; /* m, n, k */
+typedef struct linear_case {
+    int64_t m, n, k;
+    int bias, term, gelu;
+} linear_case;
+
+static const linear_case linear_cases[] = {
+    {1, 1, 1, 1, 0, 0},     {3, 5, 7, 1, 0, 0},     {40, 24, 16, 1, 0, 0},  {130, 64, 72, 1, 0, 0},
+    {9, 8, 264, 1, 0, 0},   {3, 5, 7, 0, 1, 0},     {130, 64, 72, 1, 1, 0}, {40, 24, 16, 0, 1, 0},
+    {3, 5, 7, 1, 0, 1},     {130, 64, 72, 1, 0, 1}, {40, 24, 16, 0, 0, 1},  {9, 8, 264, 0, 0, 0},
+    {256, 128, 64, 1, 0, 1}};
 
 static dsc_status linear_run(dsc_queue *q, dsc_tensor *t, const void *params) {
-    (void)params;
-    return dsc_op_linear(q, &t[0], &t[1], &t[2], &t[3], &t[4]);
+    const linear_case *c = params;
+    const dsc_linear_epilogue e = {.b = c->bias ? &t[2] : NULL,
+                                   .half_b = c->bias ? &t[3] : NULL,
+                                   .term = c->term ? &t[4] : NULL,
+                                   .inner = c->gelu ? &t[6] : NULL};
+    return dsc_op_linear(q, &t[0], &t[1], &e, &t[5]);
 }
 
 /* Halves hold the numbers of both biases. */
-static void start_linear(trial *tr, const int64_t *c) {
+static void start_linear(trial *tr, const linear_case *c) {
     trial_start(tr, "linear", linear_run, c);
-    tr->linear = 1;
-    tr->terms = (double)c[2] + 1;
-    tr->rounded = 1; /* before the bias is added */
-    trial_in(tr, "x", SHAPE(c[0], c[2]));
-    trial_in(tr, "w", SHAPE(c[1], c[2]));
-    double *b = trial_in(tr, "b", SHAPE(c[1]));
+    tr->linear = !c->gelu;
+    tr->terms = (double)c->k + 2;
+    tr->rounded = 2; /* before the bias is added, and after it */
+    trial_in(tr, "x", SHAPE(c->m, c->k));
+    trial_in(tr, "w", SHAPE(c->n, c->k));
+    double *b = trial_in(tr, "b", SHAPE(c->n));
     trial_param(tr);
-    double *half_b = trial_in(tr, "half_b", SHAPE(c[1]));
-    for (int64_t i = 0; i < c[1]; i++)
+    double *half_b = trial_in(tr, "half_b", SHAPE(c->n));
+    for (int64_t i = 0; i < c->n; i++)
         b[i] = half_b[i] = (double)(i % 13 - 6) / 4;
-    trial_out(tr, "y", 1, SHAPE(c[0], c[1]));
+    trial_in(tr, "term", SHAPE(c->m, c->n));
+    trial_out(tr, "y", c->gelu ? (double)c->k + 2 : 1, SHAPE(c->m, c->n));
+    if (c->gelu)
+        trial_out(tr, "inner", (double)c->k + 2, SHAPE(c->m, c->n));
 }
 
 static void test_linear(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof linear_cases / sizeof linear_cases[0]; i++) {
         trial tr;
-        start_linear(&tr, linear_cases[i]);
+        start_linear(&tr, &linear_cases[i]);
         trial_check(&tr);
         if (!rigs[rig_count - 1].device->has_halves)
             continue;
-        start_linear(&tr, linear_cases[i]);
+        start_linear(&tr, &linear_cases[i]);
         trial_check_halves(&tr);
+    }
+}
+
+static dsc_status gelu_gradient_run(dsc_queue *q, dsc_tensor *t, const void *params) {
+    (void)params;
+    return dsc_op_gelu_gradient(q, &t[0], &t[1], &t[2], &t[3]);
+}
+
+static void start_gelu_gradient(trial *tr, const linear_case *c) {
+    trial_start(tr, "gelu_gradient", gelu_gradient_run, c);
+    tr->terms = (double)c->k;
+    tr->rounded = 1;
+    trial_in(tr, "dy", SHAPE(c->m, c->k));
+    trial_in(tr, "w", SHAPE(c->k, c->n));
+    double *inner = trial_in(tr, "inner", SHAPE(c->m, c->n));
+    for (int64_t i = 0; i < c->m * c->n; i++)
+        inner[i] = (double)(float)(3 * inner[i]);
+    trial_out(tr, "dx", (double)c->k, SHAPE(c->m, c->n));
+}
+
+static void test_gelu_gradient(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof linear_cases / sizeof linear_cases[0]; i++) {
+        trial tr;
+        start_gelu_gradient(&tr, &linear_cases[i]);
+        trial_check(&tr);
+        if (!rigs[rig_count - 1].device->has_halves)
+            continue;
+        start_gelu_gradient(&tr, &linear_cases[i]);
+        trial_check_halves(&tr);
+    }
+}
+
+/* ref composes these operations as the others do, so that what they are needs numbers of its own. x w' + b = (1, -2) with
+ * x = 1/2, w = (4, -2), b = (-1, -1); GELU(1) = 0.841192, GELU(-2) = -0.045402. Its slopes at 1 and -2 are 1.082964 and
+ * -0.086099; dy w = (6, -3) with dy = 1/2 and w = (12, -6). */
+static void test_linear_by_hand(void **state) {
+    (void)state;
+    for (int r = 0; r < rig_count; r++) {
+        const rig *g = &rigs[r];
+        place x = place_of(g, DSC_F32, SHAPE(1, 1), (const double[]){0.5});
+        place w = place_of(g, DSC_F32, SHAPE(2, 1), (const double[]){4, -2});
+        place v = place_of(g, DSC_F32, SHAPE(1, 2), (const double[]){12, -6});
+        place b = place_of(g, DSC_F32, SHAPE(2), (const double[]){-1, -1});
+        place term = place_of(g, DSC_F32, SHAPE(1, 2), (const double[]){10, 20});
+        place inner = place_make(g, DSC_F32, SHAPE(1, 2)), y = place_make(g, DSC_F32, SHAPE(1, 2));
+        const dsc_linear_epilogue adds = {.b = &b.t, .term = &term.t}, gelu = {.b = &b.t, .inner = &inner.t};
+        const dsc_linear_epilogue both = {.term = &term.t, .inner = &inner.t};
+        double got[2];
+        assert_ok(dsc_op_linear(g->q, &x.t, &w.t, &adds, &y.t));
+        place_expect(g, &y, (const double[]){11, 18}, "a term");
+        assert_ok(dsc_op_linear(g->q, &x.t, &w.t, &gelu, &y.t));
+        place_expect(g, &inner, (const double[]){1, -2}, "the input of a GELU");
+        place_read(g, &y, got);
+        assert_true(fabs(got[0] - 0.841192) < 1e-5 && fabs(got[1] + 0.045402) < 1e-5);
+        assert_ok(dsc_op_gelu_gradient(g->q, &x.t, &v.t, &inner.t, &y.t));
+        place_read(g, &y, got);
+        assert_true(fabs(got[0] - 6 * 1.082964) < 1e-4 && fabs(got[1] - 3 * 0.086099) < 1e-4);
+        assert_int_equal(dsc_op_linear(g->q, &x.t, &w.t, &both, &y.t), DSC_E_INVALID);
+        place *all[] = {&x, &w, &v, &b, &term, &inner, &y};
+        for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+            place_free(all[i]);
     }
 }
 
@@ -277,10 +354,11 @@ static void test_chol_by_hand(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gemm),         cmocka_unit_test(test_gemm_by_hand),
-        cmocka_unit_test(test_gemm_empty),   cmocka_unit_test(test_syrk),
-        cmocka_unit_test(test_linear),       cmocka_unit_test(test_syrk_by_hand),
-        cmocka_unit_test(test_triangles),    cmocka_unit_test(test_chol_inverse),
+        cmocka_unit_test(test_gemm),           cmocka_unit_test(test_gemm_by_hand),
+        cmocka_unit_test(test_gemm_empty),     cmocka_unit_test(test_syrk),
+        cmocka_unit_test(test_linear),         cmocka_unit_test(test_gelu_gradient),
+        cmocka_unit_test(test_linear_by_hand), cmocka_unit_test(test_syrk_by_hand),
+        cmocka_unit_test(test_triangles),      cmocka_unit_test(test_chol_inverse),
         cmocka_unit_test(test_chol_by_hand),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);

@@ -61,13 +61,13 @@ static double terms_of(const norm_case *c) {
 
 static dsc_status train_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     const norm_case *c = params;
-    dsc_norm_params p = {&t[0], &t[1], &t[2], &t[3]};
+    dsc_norm_params p = {&t[0], &t[1], &t[2], &t[3], NULL};
     return dsc_op_norm_forward_train(q, &c->desc, &t[4], c->residual ? &t[8] : NULL, &p, &t[5], &t[6], &t[7]);
 }
 
 static dsc_status eval_run(dsc_queue *q, dsc_tensor *t, const void *params) {
     const norm_case *c = params;
-    dsc_norm_params p = {&t[0], &t[1], &t[2], &t[3]};
+    dsc_norm_params p = {&t[0], &t[1], &t[2], &t[3], NULL};
     return dsc_op_norm_forward_eval(q, &c->desc, &t[4], c->residual ? &t[6] : NULL, &p, &t[5]);
 }
 
@@ -141,14 +141,27 @@ static dsc_status backward_run(dsc_queue *q, dsc_tensor *t, const void *params) 
     return dsc_op_norm_backward(q, &c->desc, &t[0], y, &t[1], &t[2], &t[3], &t[4], &grads);
 }
 
-static void test_backward(void **state) {
-    (void)state;
+/* The same with dx in the memory of dy. */
+static dsc_status backward_in_place(dsc_queue *q, dsc_tensor *t, const void *params) {
+    dsc_tensor dy = t[1];
+    dsc_status status = dsc_op_convert(q, &dy, &t[5]);
+    if (status != DSC_OK)
+        return status;
+    t[1] = t[5];
+    status = backward_run(q, t, params);
+    t[1] = dy;
+    return status;
+}
+
+static void check_backward(const char *what, trial_function run) {
     for (int i = 0; i < CASES; i++) {
         const norm_case *c = &cases[i];
         char name[60];
-        snprintf(name, sizeof name, "norm_backward case %d", i);
+        if (run == backward_in_place && c->beta_x != 0)
+            continue;
+        snprintf(name, sizeof name, "%s case %d", what, i);
         trial tr;
-        trial_start(&tr, name, backward_run, c);
+        trial_start(&tr, name, run, c);
         tr.terms = terms_of(c);
         double *x = trial_in(&tr, "x", SHAPE(c->rows, c->channels));
         fill_x(c, x);
@@ -167,6 +180,60 @@ static void test_backward(void **state) {
             trial_in(&tr, "y", SHAPE(c->rows, c->channels))[0] = 0; /* only its sign counts */
         trial_check(&tr);
     }
+}
+
+static void test_backward(void **state) {
+    (void)state;
+    check_backward("norm_backward", backward_run);
+    check_backward("norm_backward in place", backward_in_place);
+}
+
+/* Gradients of a norm with ReLU, with the mask read from y (pass 0) and, where the backend can, computed from x. */
+static void check_applied(const rig *g, dsc_dtype type, int64_t rows, int64_t c) {
+    static const dsc_norm_desc desc = {1e-5, 0.1, 1};
+    dsc_dtype wide = type == DSC_F64 ? DSC_F64 : DSC_F32;
+    double *values = test_array(rows * c, sizeof *values), *want = test_array(rows * c, sizeof *want);
+    random_values(1, rows * c, values);
+    for (int64_t i = 0; i < rows * c; i++)
+        values[i] += (double)(i % c) * 50; /* means beyond the precision of halves */
+    place x = place_of(g, type, SHAPE(rows, c), values), y = place_make(g, type, SHAPE(rows, c));
+    random_values(2, rows * c, values);
+    place dy = place_of(g, type, SHAPE(rows, c), values), dx = place_make(g, type, SHAPE(rows, c));
+    random_values(3, c, values);
+    for (int64_t i = 0; i < c; i += 3)
+        values[i] *= 1e-7; /* y underflows in fp16 */
+    place gamma = place_of(g, wide, SHAPE(c), values), shift = place_make(g, wide, SHAPE(c));
+    place sums = place_make(g, wide, SHAPE(2, c)), applied = place_make(g, wide, SHAPE(2, c));
+    place mean = place_make(g, wide, SHAPE(c)), invstd = place_make(g, wide, SHAPE(c));
+    place_fill(g, &shift, 0);
+    place_fill(g, &sums, 0);
+    dsc_tensor dgamma = dsc_tensor_view(g->device, sums.t.data, wide, 1, &c), dshift = dgamma;
+    dshift.data = (char *)sums.t.data + c * (int64_t)dsc_dtype_size(wide);
+    dsc_norm_params p = {&gamma.t, &shift.t, &dgamma, &dshift, &applied.t};
+    assert_ok(dsc_op_norm_forward_train(g->q, &desc, &x.t, NULL, &p, &mean.t, &invstd.t, &y.t));
+    for (int pass = 0; pass < 2; pass++) {
+        dsc_norm_grads grads = {
+            .dx = &dx.t, .dgamma = &dgamma, .dshift = &dshift, .applied = pass ? &applied.t : NULL};
+        assert_ok(dsc_op_norm_backward(g->q, &desc, &x.t, &y.t, &dy.t, &gamma.t, &mean.t, &invstd.t, &grads));
+        if (pass)
+            place_expect(g, &dx, want, "dx with the mask computed");
+        place_read(g, &dx, want);
+    }
+    place *all[] = {&x, &y, &dy, &dx, &gamma, &shift, &sums, &applied, &mean, &invstd};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        place_free(all[i]);
+    free(values);
+    free(want);
+}
+
+static void test_applied(void **state) {
+    (void)state;
+    static const dsc_dtype types[] = {DSC_F32, DSC_F64, DSC_BF16, DSC_F16};
+    for (int r = 0; r < rig_count; r++)
+        for (int type = 0; type < (dsc_device_is_host(rigs[r].device) ? 2 : 4); type++) {
+            check_applied(&rigs[r], types[type], 700, 24);
+            check_applied(&rigs[r], types[type], 37, 5);
+        }
 }
 
 /* Values 1 and 3: mean 2, biased variance 1, unbiased 2. With eps 0 xhat is -1 and 1. */
@@ -189,7 +256,7 @@ static void test_by_hand(void **state) {
             place dy = place_of(g, t, SHAPE(2, 1), (const double[]){3, 5}),
                   dr = place_make(g, t, SHAPE(2, 1));
             place dgamma = place_make(g, t, SHAPE(1)), dshift = place_make(g, t, SHAPE(1));
-            dsc_norm_params p = {&gamma.t, &shift.t, &rm.t, &rv.t};
+            dsc_norm_params p = {&gamma.t, &shift.t, &rm.t, &rv.t, NULL};
             assert_ok(dsc_op_norm_forward_train(g->q, &desc, &x.t, NULL, &p, &mean.t, &invstd.t, &y.t));
             place_expect(g, &y, (const double[]){8, 12}, "norm y");
             place_expect(g, &mean, (const double[]){2}, "norm mean");
@@ -234,7 +301,7 @@ static void test_few_rows(void **state) {
               sum = place_make(g, DSC_F32, SHAPE(1));
         place one = place_of(g, DSC_F32, SHAPE(1, 1), (const double[]){5}),
               y = place_make(g, DSC_F32, SHAPE(1, 1));
-        dsc_norm_params p = {&gamma.t, &gamma.t, &rm.t, &rv.t};
+        dsc_norm_params p = {&gamma.t, &gamma.t, &rm.t, &rv.t, NULL};
         assert_ok(dsc_op_norm_forward_train(g->q, &desc, &none.t, NULL, &p, &mean.t, &sum.t, &none_too.t));
         place_expect(g, &rm, (const double[]){3}, "running_mean without rows");
         place_fill(g, &sum, NAN);
@@ -260,7 +327,7 @@ static void test_refusals(void **state) {
         place x = place_make(g, DSC_F32, SHAPE(4, 3)), y = place_make(g, DSC_F32, SHAPE(4, 3));
         place dx = place_make(g, DSC_F32, SHAPE(4, 3)), c = place_make(g, DSC_F32, SHAPE(3));
         place four = place_make(g, DSC_F32, SHAPE(4));
-        dsc_norm_params p = {&c.t, &c.t, &c.t, &c.t}, wrong = {&c.t, &four.t, &c.t, &c.t};
+        dsc_norm_params p = {&c.t, &c.t, &c.t, &c.t, NULL}, wrong = {&c.t, &four.t, &c.t, &c.t, NULL};
         assert_fails(DSC_E_INVALID, "norm_forward_train: shift is [4]; [3] is expected",
                      dsc_op_norm_forward_train(g->q, &desc, &x.t, NULL, &wrong, &c.t, &c.t, &y.t));
         assert_fails(DSC_E_INVALID, "norm_forward_train: y shares memory with x",
@@ -457,11 +524,11 @@ static void test_fisher_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forward_train),   cmocka_unit_test(test_forward_eval),
-        cmocka_unit_test(test_backward),        cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_few_rows),        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_fisher),          cmocka_unit_test(test_solve),
-        cmocka_unit_test(test_fisher_refusals),
+        cmocka_unit_test(test_forward_train), cmocka_unit_test(test_forward_eval),
+        cmocka_unit_test(test_backward),      cmocka_unit_test(test_applied),
+        cmocka_unit_test(test_by_hand),       cmocka_unit_test(test_few_rows),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_fisher),
+        cmocka_unit_test(test_solve),         cmocka_unit_test(test_fisher_refusals),
     };
     return cmocka_run_group_tests(tests, rigs_open, rigs_close);
 }

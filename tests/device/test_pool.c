@@ -22,6 +22,9 @@ static const pool_case cases[] = {
     {{DSC_POOL_AVG, 4, 4, 3, 3, 2, 2}, 1, 8, 8, 2, 1},
     {{DSC_POOL_MAX, 3, 3, 2, 2, 1, 1}, 3, 30, 30, 16, 0},
     {{DSC_POOL_AVG, 2, 2, 2, 2, 0, 0}, 3, 30, 30, 16, 1},
+    {{DSC_POOL_MAX, 2, 2, 2, 2, 0, 0}, 2, 10, 14, 32, 1},  /* a U-Net's */
+    {{DSC_POOL_MAX, 2, 2, 2, 2, 0, 0}, 1, 9, 7, 8, 0},     /* rows and columns that no window covers */
+    {{DSC_POOL_MAX, 16, 16, 4, 4, 0, 0}, 1, 20, 24, 3, 0}, /* places up to 255 */
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -33,10 +36,13 @@ static dsc_status avg_forward_run(dsc_queue *q, dsc_tensor *t, const void *param
     return dsc_op_pool_forward(q, &((const pool_case *)params)->desc, &t[0], NULL, &t[1]);
 }
 
+/* The types of an index; every case is run with each of them. */
+static const dsc_dtype index_types[] = {DSC_I32, DSC_U8};
+
 static void test_pool_forward(void **state) {
     (void)state;
-    for (int i = 0; i < CASES; i++) {
-        const pool_case *c = &cases[i];
+    for (int i = 0; i < 2 * CASES; i++) {
+        const pool_case *c = &cases[i / 2];
         int is_max = c->desc.kind == DSC_POOL_MAX;
         int64_t oh = 0, ow = 0;
         assert_ok(dsc_pool_output(&c->desc, c->h, c->w, &oh, &ow));
@@ -46,7 +52,7 @@ static void test_pool_forward(void **state) {
         tr.terms = (double)(c->desc.kh * c->desc.kw);
         trial_in(&tr, "x", SHAPE(c->n, c->h, c->w, c->c));
         if (is_max)
-            trial_typed(&tr, "index", ROLE_OUT, DSC_I32, 0, SHAPE(c->n, oh, ow, c->c));
+            trial_typed(&tr, "index", ROLE_OUT, index_types[i % 2], 0, SHAPE(c->n, oh, ow, c->c));
         trial_out(&tr, "y", is_max ? 0 : 1, SHAPE(c->n, oh, ow, c->c));
         trial_check(&tr);
         if (is_max) { /* where no backward follows */
@@ -86,8 +92,8 @@ static void fill_index(const pool_case *c, int64_t oh, int64_t ow, double *index
 
 static void test_pool_backward(void **state) {
     (void)state;
-    for (int i = 0; i < CASES; i++) {
-        const pool_case *c = &cases[i];
+    for (int i = 0; i < 2 * CASES; i++) {
+        const pool_case *c = &cases[i / 2];
         int is_max = c->desc.kind == DSC_POOL_MAX;
         int64_t oh = 0, ow = 0;
         assert_ok(dsc_pool_output(&c->desc, c->h, c->w, &oh, &ow));
@@ -99,7 +105,8 @@ static void test_pool_backward(void **state) {
         trial_in(&tr, "dy", SHAPE(c->n, oh, ow, c->c));
         trial_beta(&tr, "dx", 1, c->beta, SHAPE(c->n, c->h, c->w, c->c));
         if (is_max)
-            fill_index(c, oh, ow, trial_typed(&tr, "index", ROLE_IN, DSC_I32, 0, SHAPE(c->n, oh, ow, c->c)));
+            fill_index(c, oh, ow,
+                       trial_typed(&tr, "index", ROLE_IN, index_types[i % 2], 0, SHAPE(c->n, oh, ow, c->c)));
         trial_check(&tr);
     }
 }

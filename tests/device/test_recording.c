@@ -409,7 +409,7 @@ static void close_step(step *s) {
 static void put_forward(dsc_queue *q, step *s) {
     static const dsc_norm_desc norm = {1e-3, 0.1, 1};
     place *p = s->at;
-    dsc_norm_params params = {&p[GAMMA].t, &p[SHIFT].t, &p[MEAN].t, &p[VAR].t};
+    dsc_norm_params params = {&p[GAMMA].t, &p[SHIFT].t, &p[MEAN].t, &p[VAR].t, NULL};
     assert_ok(dsc_op_conv_forward(q, s->conv, &p[X].t, &p[W].t, NULL, &p[WORK].t, &p[Y].t));
     assert_ok(dsc_op_norm_forward_train(q, &norm, &p[Y].t, NULL, &params, &p[SAVED_MEAN].t,
                                         &p[SAVED_INVSTD].t, &p[Z].t));

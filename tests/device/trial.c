@@ -156,9 +156,8 @@ static void compare(const trial *tr, const rig *r, dsc_dtype dtype, const outcom
             double eps = dtype_eps(o->real || o->coarse ? dtype : o->dtype);
             double share = 2 * (tr->terms + 4) * eps + (tr->conv && r->loose ? tf32_share : 0);
             double limit = share * size + rounding_of(type_of(o, dtype), want->values[i][j]);
-            if (tr->rounded)
-                limit += rounding_of(dtype, size);
-            if (o->dtype == DSC_I32 && !o->real)
+            limit += tr->rounded * rounding_of(dtype, size);
+            if ((o->dtype == DSC_I32 || o->dtype == DSC_U8) && !o->real)
                 limit = 0;
             double g = got->values[i][j], w = want->values[i][j];
             if (!(fabs(g - w) <= limit) && !(isnan(g) && isnan(w)))

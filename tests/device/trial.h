@@ -44,7 +44,7 @@ typedef struct trial {
     const void *params;
     int linear;
     int conv;    /* a convolution: not everywhere in float64, less exact on a loose rig */
-    int rounded; /* results may have been rounded to the half type under test, whatever their own is */
+    int rounded; /* how often results may have been rounded to the half type under test, whatever their own is */
     double terms;
     operand operands[MAX_OPERANDS];
     int count;

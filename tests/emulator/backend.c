@@ -4,6 +4,7 @@
 #include "device/cuda/entries.h"
 #include "device/cuda/halves.h"
 #include "device/cuda/jacobi_kernels.h"
+#include "device/cuda/narrow_conv.h"
 #include "device/cuda/small_conv.h"
 #include "device/half.h"
 
@@ -57,19 +58,29 @@ dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, c
     return DSC_OK;
 }
 
-dsc_status dsc_cuda_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *b,
-                           const dsc_tensor *half_b, dsc_tensor *y) {
-    (void)half_b;
-    DSC_TRY(dsc_cuda_gemm(q, 0, 1, 1, x, w, 0, y));
-    return dsc_cuda_bias_add(q, b, y);
+/* Composed of others. */
+dsc_status dsc_cuda_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w,
+                           const dsc_linear_epilogue *e, dsc_tensor *y) {
+    (void)q, (void)x, (void)w, (void)e, (void)y;
+    return DSC_E_UNSUPPORTED;
+}
+
+dsc_status dsc_cuda_gelu_gradient(dsc_queue *q, const dsc_tensor *dy, const dsc_tensor *w,
+                                  const dsc_tensor *inner, dsc_tensor *dx) {
+    (void)q, (void)dy, (void)w, (void)inner, (void)dx;
+    return DSC_E_UNSUPPORTED;
+}
+
+static float half_value(dsc_dtype dtype, uint16_t bits) {
+    return dtype == DSC_BF16 ? dsc_bf16_to_float(bits) : dsc_f16_to_float(bits);
 }
 
 static float product_of_halves(const dsc_half_products *p, int64_t i, int64_t row, int64_t column) {
     const uint16_t *a = p->a + i * p->step_a, *b = p->b + i * p->step_b;
     float sum = 0;
     for (int64_t k = 0; k < p->k; k++)
-        sum += dsc_f16_to_float(a[p->trans_a ? k * p->lda + row : row * p->lda + k]) *
-               dsc_f16_to_float(b[p->trans_b ? column * p->ldb + k : k * p->ldb + column]);
+        sum += half_value(p->dtype, a[p->trans_a ? k * p->lda + row : row * p->lda + k]) *
+               half_value(p->dtype, b[p->trans_b ? column * p->ldb + k : k * p->ldb + column]);
     return sum;
 }
 
@@ -260,6 +271,8 @@ static dsc_status run_forward(operation *o) {
 
 dsc_status dsc_cuda_conv_forward(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x, const dsc_tensor *w,
                                  const dsc_tensor *bias, dsc_tensor *work, dsc_tensor *y) {
+    if (dsc_cuda_is_narrow_conv(&conv->desc))
+        return dsc_cuda_narrow_conv_forward(q, x, w, bias, y);
     if (has_kernel(conv, DSC_SMALL_FORWARD))
         return dsc_cuda_small_conv_forward(q, conv, x, w, bias, work, y);
     operation o = {.q = q, .conv = conv, .in = {*x, *w}, .out = *y};
@@ -278,6 +291,8 @@ static dsc_status run_backward_data(operation *o) {
 
 dsc_status dsc_cuda_conv_backward_data(dsc_queue *q, dsc_conv *conv, const dsc_tensor *w,
                                        const dsc_tensor *dy, double beta, dsc_tensor *work, dsc_tensor *dx) {
+    if (dsc_cuda_is_narrow_conv(&conv->desc))
+        return dsc_cuda_narrow_conv_backward_data(q, w, dy, beta, dx);
     if (has_kernel(conv, DSC_SMALL_BACKWARD_DATA))
         return dsc_cuda_small_conv_backward_data(q, conv, w, dy, beta, work, dx);
     operation o = {.q = q, .conv = conv, .beta = beta, .in = {*w, *dy}, .out = *dx};
@@ -294,6 +309,8 @@ static dsc_status run_backward_weight(operation *o) {
 dsc_status dsc_cuda_conv_backward_weight(dsc_queue *q, dsc_conv *conv, const dsc_tensor *x,
                                          const dsc_tensor *dy, double beta, dsc_tensor *work,
                                          dsc_tensor *dw) {
+    if (dsc_cuda_is_narrow_conv(&conv->desc))
+        return dsc_cuda_narrow_conv_backward_weight(q, x, dy, beta, dw);
     if (has_kernel(conv, DSC_SMALL_BACKWARD_WEIGHT))
         return dsc_cuda_small_conv_backward_weight(q, conv, x, dy, beta, work, dw);
     operation o = {.q = q, .conv = conv, .beta = beta, .in = {*x, *dy}, .out = *dw};

@@ -512,6 +512,12 @@ static size_t shared_limit(void) {
     return text ? (size_t)strtoul(text, NULL, 10) : DSC_EMULATED_SHARED;
 }
 
+/* DESCENT_EMULATOR_CAPABILITY, as 80; this GPU's without it. */
+static int capability(void) {
+    const char *text = getenv("DESCENT_EMULATOR_CAPABILITY");
+    return text ? (int)strtol(text, NULL, 10) : 90;
+}
+
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     if (device < 0 || device >= gpu_count())
         return dsc_emulated_error(cudaErrorInvalidDevice);
@@ -525,7 +531,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device) {
     prop->warpSize = 32;
     prop->maxThreadsPerBlock = 1024;
     prop->maxThreadsPerMultiProcessor = 2048;
-    prop->major = 9;
+    prop->major = capability() / 10;
+    prop->minor = capability() % 10;
     prop->multiProcessorCount = MULTIPROCESSORS;
     prop->unifiedAddressing = 1;
     prop->l2CacheSize = 32 << 20;

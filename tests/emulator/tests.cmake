@@ -104,3 +104,6 @@ emulated_test(gram device/test_gram.c device/rig.c)
 add_test(NAME emulated-gram-small COMMAND test_emulated_gram) # as on GPUs whose blocks have 99 KiB of shared memory
 set_tests_properties(emulated-gram-small PROPERTIES TIMEOUT 600 LABELS emulated PROCESSORS 2 SKIP_RETURN_CODE 77 ENVIRONMENT
   "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_SHARED=101376")
+add_test(NAME emulated-attention-older COMMAND test_emulated_attention) # as on GPUs without wgmma
+set_tests_properties(emulated-attention-older PROPERTIES TIMEOUT 600 LABELS emulated PROCESSORS 2 SKIP_RETURN_CODE 77 ENVIRONMENT
+  "${descent_test_environment};DESCENT_TEST_DEVICE=cuda;DESCENT_EMULATOR_CAPABILITY=80")

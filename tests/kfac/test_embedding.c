@@ -1,5 +1,6 @@
 /* Tables of embeddings: an embedding is a linear layer on inputs with a single 1, and must be preconditioned as such a
  * layer, on any number of ranks. Its diagonal A is compared with the whole one of the linear layer by the result. */
+#include "kfac/internal.h"
 #include "kfac/states.h"
 
 enum { V = 6, T = 3, WIDTH = 4, IN = 3, OUT = 2, WHOLE = 12, STEPS = 7, TABLE = V * WIDTH };
@@ -172,7 +173,7 @@ static void run(rig *r, int64_t step) {
             sample.a = r->one_hot;
         else if (!r->v->positions)
             sample.a = r->ids;
-        if (r->as_linear && r->v->padded)
+        if (r->v->padded && (r->as_linear || r->v->positions))
             sample.tokens = r->ids;
         if (step != r->v->absent_step)
             EXPECT_OK(dsc_kfac_capture_sample(r->kfac, r->at->queue, 1, &sample));
@@ -186,7 +187,8 @@ static const variant variants[] = {
     {0, 0, 1, T, 1, 0, DSC_KFAC_COMM_OPT, -1},     {0, 0, 2, T, 8, 0.001, DSC_KFAC_MEM_OPT, -1},
     {0, 0, 1, 0, 1, 0.001, DSC_KFAC_COMM_OPT, 2},  {0, 1, 1, T, 4, 0, DSC_KFAC_MEM_OPT, -1},
     {1, 0, 1, T, 1, 0.001, DSC_KFAC_COMM_OPT, 4},  {1, 0, 2, 1, 1, 0, DSC_KFAC_MEM_OPT, -1},
-    {0, 1, 2, 0, 2, 0.001, DSC_KFAC_COMM_OPT, -1},
+    {0, 1, 2, 0, 2, 0.001, DSC_KFAC_COMM_OPT, -1}, {1, 1, 1, T, 1, 0.001, DSC_KFAC_COMM_OPT, -1},
+    {1, 1, 2, 0, 2, 0, DSC_KFAC_MEM_OPT, 4},
 };
 
 static void test_one_hot(void **state) {
@@ -231,6 +233,83 @@ static void test_resume(void **state) {
             EXPECT(memcmp(got, want, sizeof got) == 0);
         }
         rig_close(&again);
+        rig_close(&r);
+    }
+    all_fine(comm);
+}
+
+/* Makes the average G of the table something that no solver decomposes, or the identity. */
+static void spoil(rig *r, int bad) {
+    dsc_kfac_table *t = &r->kfac->tables.list[0];
+    EXPECT_OK(dsc_op_fill(r->at->queue, bad ? NAN : 0, &t->g));
+    for (int64_t i = 0; i < WIDTH && !bad; i++) { /* its packed triangle */
+        dsc_tensor one = dsc_tensor_slice(&t->g, i * (i + 3) / 2, 1);
+        EXPECT_OK(dsc_op_fill(r->at->queue, 1, &one));
+    }
+    EXPECT_OK(dsc_queue_sync(r->at->queue));
+}
+
+/* 1 when the table has the gradient that step k gave it, to the bit. */
+static int is_plain(rig *r, int64_t k) {
+    double after[TABLE] = {0}, before[TABLE] = {0};
+    take(r, &r->table, after);
+    put_gradients(r, k);
+    take(r, &r->table, before);
+    return memcmp(before, after, sizeof before) == 0;
+}
+
+/* The first decomposition fails: the table keeps its gradient, in the run and in one that its state is loaded into, until
+ * one succeeds. */
+static void test_first_solve_fails(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        rig r, again;
+        const dsc_kfac_report *report = NULL;
+        rig_open(&r, &places[p], &variants[0], 0);
+        rig_open(&again, &places[p], &variants[0], 0);
+        spoil(&r, 1);
+        for (int64_t k = 0; k < STEPS; k++) {
+            run(&r, k);
+            EXPECT(is_plain(&r, k) == (k < 3)); /* step 3 decomposes again */
+            if (k == 0) {
+                spoil(&r, 0);
+                copy_state(r.kfac, again.kfac, places[p].queue);
+                continue;
+            }
+            run(&again, k);
+            EXPECT(is_plain(&again, k) == (k < 3));
+        }
+        EXPECT_OK(dsc_kfac_get_report(r.kfac, r.at->queue, &report));
+        EXPECT(report && report->failed_solves == 1 && report->retried_solves == 1);
+        rig_close(&again);
+        rig_close(&r);
+    }
+    all_fine(comm);
+}
+
+/* A later decomposition fails: the table is preconditioned as if there had been none. */
+static void test_later_solve_fails(void **state) {
+    (void)state;
+    for (int p = 0; p < PLACES; p++) {
+        rig r, once;
+        rig_open(&r, &places[p], &variants[0], 0);
+        rig_open(&once, &places[p], &variants[0], 0);
+        dsc_kfac_destroy(&once.kfac);
+        dsc_kfac_options options = options_for(&variants[0]);
+        options.update_freq = 100;
+        EXPECT_OK(dsc_kfac_create(comm, once.at->queue, once.layers, 2, &options, &once.kfac));
+        for (int64_t k = 0; k < 6; k++) {
+            double got[TABLE + OUT * IN] = {0}, want[TABLE + OUT * IN] = {0};
+            if (k == 3)
+                spoil(&r, 1);
+            run(&r, k);
+            run(&once, k);
+            take_gradients(&r, got);
+            take_gradients(&once, want);
+            EXPECT(memcmp(got, want, TABLE * sizeof *got) == 0);
+            EXPECT((memcmp(got, want, sizeof got) == 0) == (k < 3)); /* the other layer was decomposed */
+        }
+        rig_close(&once);
         rig_close(&r);
     }
     all_fine(comm);
@@ -314,13 +393,21 @@ static void test_refusals(void **state) {
     draw(&r, 0, 0);
     EXPECT_FAILS(DSC_E_INVALID, "rows of gradients: one for each of them",
                  dsc_kfac_capture(r.kfac, r.at->queue, 1, &r.weight, &r.dy));
+    dsc_kfac_sample sample;
+    dsc_kfac_sample_init(&sample);
+    sample.g = r.dy;
+    sample.tokens = r.weight;
+    EXPECT_FAILS(DSC_E_INVALID, "6 tokens of type fp64 for",
+                 dsc_kfac_capture_sample(r.kfac, r.at->queue, 1, &sample));
     rig_close(&r);
     all_fine(comm);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_hot), cmocka_unit_test(test_resume),
-                                       cmocka_unit_test(test_left_out), cmocka_unit_test(test_refusals),
-                                       cmocka_unit_test(test_uneven_uses)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_one_hot),          cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_left_out),         cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_uneven_uses),      cmocka_unit_test(test_first_solve_fails),
+        cmocka_unit_test(test_later_solve_fails)};
     return cmocka_run_group_tests_name("kfac-embedding", tests, open_crew, close_crew);
 }

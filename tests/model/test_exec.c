@@ -785,7 +785,7 @@ static void test_lasting_captures(void **state) {
         dsc_backward_options options;
         lasting l = {0};
         assert_ok(dsc_zoo_create(device, "resnet20", 8, 8, 3, NET_CLASSES, NULL, &m));
-        assert_ok(asked ? dsc_exec_create_lasting(m, BATCH, &exec)
+        assert_ok(asked ? dsc_exec_create_lasting(m, DSC_EXEC_TRAIN, BATCH, &exec)
                         : dsc_exec_create(m, DSC_EXEC_TRAIN, BATCH, &exec));
         dsc_tensor x = random_tensor(queue, 1, DSC_F32, 4, (int64_t[]){BATCH, 8, 8, 3});
         dsc_tensor labels = random_labels(queue, 2, BATCH, NET_CLASSES);

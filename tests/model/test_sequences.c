@@ -2,6 +2,7 @@
  * double against central differences, results of other devices against ref, names in files, refusals. */
 #include "chosen.h"
 
+#include "model/graph.h"
 #include "model/nets.h"
 
 #include <float.h>
@@ -22,11 +23,12 @@ static dsc_linear_options linear_options(int bias, double std, int in_out, dsc_v
 }
 
 /* One block of a transformer, as GPT-2 has it, with a tied or an own head, or, PADDED, with attention to all tokens but
- * the padding and with dropout of its probabilities. */
-enum { OWN, TIED, PADDED };
+ * the padding and with dropout of its probabilities, or, BESIDE, with the input beside the output of attention instead of
+ * added to it. */
+enum { OWN, TIED, PADDED, BESIDE, KINDS };
 
 static dsc_model *make_gpt(dsc_device *device, dsc_dtype dtype, int kind) {
-    const int tied = kind != OWN;
+    const int tied = kind == TIED || kind == PADDED;
     dsc_model_options options;
     dsc_model *m;
     dsc_value tokens, table, x, h, y;
@@ -49,7 +51,10 @@ static dsc_model *make_gpt(dsc_device *device, dsc_dtype dtype, int kind) {
     attention.dropout = kind == PADDED ? 0.3 : 0;
     assert_ok(dsc_model_attention(m, h, &attention, &h));
     assert_ok(dsc_model_linear(m, "c_proj", h, WIDTH, 1, &h));
-    assert_ok(dsc_model_add(m, x, h, &y));
+    if (kind == BESIDE)
+        assert_ok(dsc_model_concat(m, x, h, &y));
+    else
+        assert_ok(dsc_model_add(m, x, h, &y));
     assert_ok(dsc_model_linear_with(m, "lm_head", y, VOCABULARY, &head, &y));
     assert_ok(dsc_model_seal(m, y));
     return m;
@@ -154,14 +159,14 @@ static void check_gradients(int kind) {
 static void test_gradients(void **state) {
     (void)state;
     skip_on_chosen("differences need double, on ref");
-    for (int kind = OWN; kind <= PADDED; kind++)
+    for (int kind = 0; kind < KINDS; kind++)
         check_gradients(kind);
 }
 
 /* The chosen device gives what ref gives, up to float32's rounding. */
 static void test_devices(void **state) {
     (void)state;
-    for (int kind = OWN; kind <= PADDED; kind++) {
+    for (int kind = 0; kind < KINDS; kind++) {
         rig exact = open_rig("ref", DSC_F64, kind), r = open_rig(chosen_exact_or("cpu"), DSC_F32, kind);
         dsc_tensor from = dsc_model_values(exact.m), to = dsc_model_values(r.m);
         dsc_tensor g0 = dsc_model_grads(exact.m), g1 = dsc_model_grads(r.m);
@@ -332,13 +337,74 @@ static void test_captures(void **state) {
     close_rig(&r);
 }
 
-/* Position by position, with a cache, the logits are those of the whole sequence; also when it begins anew. */
-static void test_decoder(void **state) {
+/* The tables that captures get: 1 with tokens, 2 without. */
+static dsc_status see_table(void *context, dsc_queue *q, int64_t table, const dsc_tensor *tokens,
+                            const dsc_tensor *dy) {
+    (void)q;
+    assert_true(dy->ndim == 3 && dy->dim[0] == BATCH && dy->dim[1] == POSITIONS);
+    assert_true(!tokens || (tokens->ndim == 2 && tokens->dim[0] == BATCH && tokens->dim[1] == POSITIONS));
+    ((int *)context)[table] = tokens ? 1 : 2;
+    return DSC_OK;
+}
+
+/* Positions of vectors that no table made, or of the numbers of the tokens themselves: their table has no tokens. */
+static void check_positions(int tokens) {
+    dsc_device *device = open_device(chosen_exact_or("cpu"));
+    dsc_queue *q = open_queue(device);
+    dsc_model *m;
+    dsc_exec *exec;
+    dsc_value x;
+    dsc_backward_options backward;
+    const int64_t dim[4] = {BATCH, POSITIONS, 1, tokens ? 1 : WIDTH};
+    int seen[2] = {0};
+    assert_ok(dsc_model_create(device, NULL, &m));
+    if (tokens)
+        assert_ok(dsc_model_tokens(m, POSITIONS, &x));
+    else
+        assert_ok(dsc_model_input(m, POSITIONS, 1, WIDTH, &x));
+    assert_ok(dsc_model_position_embedding(m, "wpe", x, 0.5, &x));
+    assert_ok(dsc_model_linear(m, "head", x, VOCABULARY, 1, &x));
+    assert_ok(dsc_model_seal(m, x));
+    assert_ok(dsc_exec_create(m, DSC_EXEC_TRAIN, BATCH, &exec));
+    dsc_tensor in = random_tensor(q, 1, DSC_F32, 4, dim), labels = random_labels(q, 2, ROWS, VOCABULARY);
+    assert_ok(dsc_exec_forward(exec, q, &in));
+    assert_ok(dsc_exec_loss(exec, q, &labels, 1));
+    dsc_backward_options_init(&backward);
+    backward.context = seen;
+    backward.capture_table = see_table;
+    assert_ok(dsc_exec_backward(exec, q, &backward));
+    assert_int_equal(seen[0], 2);
+    dsc_tensor_free(&in);
+    dsc_tensor_free(&labels);
+    dsc_exec_destroy(&exec);
+    dsc_model_destroy(&m);
+    dsc_queue_destroy(&q);
+    dsc_device_destroy(&device);
+}
+
+static void test_captured_tables(void **state) {
     (void)state;
-    rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, 1);
+    rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, TIED);
+    int seen[2] = {0};
+    dsc_backward_options backward;
+    dsc_backward_options_init(&backward);
+    backward.context = seen;
+    backward.capture_table = see_table;
+    loss(&r);
+    assert_ok(dsc_exec_backward(r.exec, r.q, &backward));
+    assert_true(seen[0] == 1 && seen[1] == 2);
+    close_rig(&r);
+    check_positions(0);
+    check_positions(1);
+}
+
+/* Position by position, with a cache, the logits are those of the whole sequence; also when it begins anew. */
+static void check_decoder(int kind) {
+    rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, kind);
     dsc_exec *whole, *decoder;
     dsc_tensor x;
     const int64_t dim[4] = {BATCH, 1, 1, 1};
+    assert_true(dsc_graph_is_causal(r.m));
     assert_ok(dsc_exec_create(r.m, DSC_EXEC_EVAL, BATCH, &whole));
     assert_ok(dsc_exec_forward(whole, r.q, &r.x));
     assert_ok(dsc_exec_create_decoder(r.m, BATCH, &decoder));
@@ -367,6 +433,12 @@ static void test_decoder(void **state) {
     close_rig(&r);
 }
 
+static void test_decoder(void **state) {
+    (void)state;
+    check_decoder(TIED);
+    check_decoder(BESIDE);
+}
+
 /* A model whose positions depend on later ones. */
 static void test_no_decoder(void **state) {
     (void)state;
@@ -380,6 +452,7 @@ static void test_no_decoder(void **state) {
     assert_ok(dsc_model_attention(m, x, NULL, &x));
     assert_ok(dsc_model_linear(m, "head", x, VOCABULARY, 1, &x));
     assert_ok(dsc_model_seal(m, x));
+    assert_false(dsc_graph_is_causal(m));
     assert_fails(DSC_E_INVALID, "uses later positions", dsc_exec_create_decoder(m, 1, &exec));
     dsc_model_destroy(&m);
     dsc_device_destroy(&device);
@@ -412,9 +485,11 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gradients), cmocka_unit_test(test_devices), cmocka_unit_test(test_names),
-        cmocka_unit_test(test_captures),  cmocka_unit_test(test_decoder), cmocka_unit_test(test_no_decoder),
-        cmocka_unit_test(test_refusals),  cmocka_unit_test(test_padding),
+        cmocka_unit_test(test_gradients),       cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_names),           cmocka_unit_test(test_captures),
+        cmocka_unit_test(test_decoder),         cmocka_unit_test(test_no_decoder),
+        cmocka_unit_test(test_refusals),        cmocka_unit_test(test_padding),
+        cmocka_unit_test(test_captured_tables),
     };
     return cmocka_run_group_tests_name("model_sequences", tests, NULL, NULL);
 }

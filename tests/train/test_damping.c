@@ -227,6 +227,46 @@ static void test_follows(void **state) {
     json_decref(lines);
 }
 
+/* Short steps are predicted well, whatever the number of labels in a batch: the prediction comes from a gradient that is
+ * divided by the expected number of masked tokens, and so must be the reduction. A batch without a label, whose gradient
+ * is 0, leaves the damping as it is. */
+static void test_masked_tokens(void **state) {
+    (void)state;
+    char data[SCRATCH_SIZE + 8], text[600];
+    dsc_train_options o;
+    dsc_trainer *trainer = NULL;
+    int none = 0, few = 0, many = 0;
+    skip_on_chosen("a GPU tells the number of labels a step later");
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = "abcdefghijklmno"[(i * i + i / 7) % 15];
+    scratch_write(scratch_path(directory, "text"), text, sizeof text);
+    snprintf(data, sizeof data, "text:%s", scratch_path(directory, "text"));
+    adapt_options(&o, NULL);
+    o.model = "bert-base:layers=1,heads=2,width=8,dropout=0";
+    o.data = data;
+    o.context = 8;
+    o.mask = 0.2;
+    o.batch_size = 2; /* 3.2 labels on average */
+    o.lr = 0.001;
+    optim_of(&o)->momentum = 0;
+    o.kfac_damping_adapt = 1;
+    kfac_of(&o)->update_freq = 1;
+    kfac_of(&o)->damping = 1;
+    kfac_of(&o)->kl_clip = 0;
+    assert_ok(dsc_trainer_create_named(comm, device, &o, &trainer));
+    for (int i = 0; i < 30; i++) { /* an epoch has 32 steps */
+        const double rows = trainer->state.loss_rows, factor = trainer->state.damping_factor;
+        assert_ok(dsc_trainer_step(trainer, NULL));
+        const double labels = trainer->state.loss_rows - rows;
+        assert_true(fabs(trainer->state.damping_factor / factor - (labels > 0 ? 0.95 : 1)) <= 1e-12);
+        none += labels == 0;
+        few += labels > 0 && labels <= 2;
+        many += labels >= 5;
+    }
+    assert_true(none > 0 && few > 0 && many > 0);
+    dsc_trainer_destroy(&trainer);
+}
+
 /* Everything else that is off by default. */
 static void split_and_warmed_up(dsc_train_options *o) {
     kfac_of(o)->method = DSC_KFAC_INVERSE;
@@ -353,9 +393,11 @@ static void test_refusals(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rule),     cmocka_unit_test(test_quadratic), cmocka_unit_test(test_tried),
-        cmocka_unit_test(test_no_trace), cmocka_unit_test(test_follows),   cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_recorded), cmocka_unit_test(test_refusals),  cmocka_unit_test(test_degenerate),
+        cmocka_unit_test(test_rule),       cmocka_unit_test(test_quadratic),
+        cmocka_unit_test(test_tried),      cmocka_unit_test(test_no_trace),
+        cmocka_unit_test(test_follows),    cmocka_unit_test(test_resume),
+        cmocka_unit_test(test_recorded),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_degenerate), cmocka_unit_test(test_masked_tokens),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

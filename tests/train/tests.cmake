@@ -14,6 +14,8 @@ descent_test(train-ranks SOURCES train/test_ranks.c train/runs.c train/scratch.c
              SANITIZED 1 2 3)
 descent_test(train-own SOURCES train/test_own.c train/runs.c train/scratch.c model/nets.c model/own_layers.c ROOMS train)
 descent_test(train-kfac SOURCES train/test_kfac.c train/runs.c train/scratch.c ROOMS train)
+descent_test(train-warn SOURCES train/test_warn.c train/runs.c train/scratch.c ROOMS train)
+descent_test(train-padding SOURCES train/test_padding.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train-damping SOURCES train/test_damping.c train/runs.c train/scratch.c ROOMS train)
 descent_test(train-kfac-ranks SOURCES train/test_kfac_ranks.c train/runs.c train/scratch.c ROOMS train RANKS 1 2 3 4
              SANITIZED 1 2 3)
@@ -37,6 +39,7 @@ descent_link_rooms(train_export train)
 descent_script_test(train-torch train/torch-load)
 emulated_program(checkpoint SOURCES train/test_checkpoint.c train/runs.c train/scratch.c ROOMS train)
 emulated_program(model-file SOURCES train/test_model_file.c train/runs.c train/scratch.c ROOMS train)
+emulated_program(train-padding SOURCES train/test_padding.c train/runs.c train/scratch.c ROOMS train)
 emulated_program(train SOURCES train/test_train.c train/runs.c train/scratch.c ROOMS train
                  TESTS test_metrics test_stop_before test_rates test_not_finite test_small_resume test_scale)
 if(NOT DESCENT_SANITIZE) # too slow with sanitizers

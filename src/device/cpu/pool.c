@@ -111,6 +111,8 @@ static void average_window(const dsc_cpu_kernels *k, const window_shape *shape, 
 
 static dsc_status pool_forward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *x,
                                dsc_tensor *index, dsc_tensor *y) {
+    if (index && index->dtype == DSC_U8)
+        return dsc_ref_table.pool_forward(q, desc, x, index, y);
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     window_shape shape = {desc, x->dim[1], x->dim[2], x->dim[3], y->dim[1], y->dim[2]};
     int64_t lines = y->dim[0] * shape.oh;
@@ -151,6 +153,8 @@ static void average_scatter(const dsc_cpu_kernels *k, const window_shape *shape,
 /* Windows overlap, so an image is one thread's work. */
 static dsc_status pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *index,
                                 const dsc_tensor *dy, double beta, dsc_tensor *dx) {
+    if (index && index->dtype == DSC_U8)
+        return dsc_ref_table.pool_backward(q, desc, index, dy, beta, dx);
     const dsc_cpu_kernels *k = dsc_cpu_kernels_of(q);
     window_shape shape = {desc, dx->dim[1], dx->dim[2], dx->dim[3], dy->dim[1], dy->dim[2]};
     int64_t places = shape.oh * shape.ow, size = shape.h * shape.w * shape.c;

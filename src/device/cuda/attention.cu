@@ -398,7 +398,9 @@ dsc_status dsc_cuda_attention_forward(dsc_queue *q, const dsc_attention_desc *de
                                       const dsc_attention_context *context, dsc_tensor *, dsc_tensor *lse,
                                       dsc_tensor *y) {
     dsc_cuda_attention a = describe(desc, context, x, y, lse);
-    if (dsc_cuda_attention_is_half(&a, x->dtype))
+    if (dsc_cuda_attention_is_hopper(dsc_cuda_at(q), &a, x->dtype))
+        DSC_CUDA_TRY(dsc_cuda_attention_hopper(dsc_cuda_at(q), &a, x->dtype, 0));
+    else if (dsc_cuda_attention_is_half(&a, x->dtype))
         DSC_CUDA_TRY(dsc_cuda_attention_half_forward(dsc_cuda_at(q), &a, x->dtype));
     else
         DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_forward, dsc_cuda_at(q), &a));
@@ -414,7 +416,9 @@ dsc_status dsc_cuda_attention_backward(dsc_queue *q, const dsc_attention_desc *d
     a.delta = grads->work->data;
     a.dx = grads->dx->data;
     a.add = grads->beta != 0;
-    if (dsc_cuda_attention_is_half(&a, x->dtype))
+    if (dsc_cuda_attention_is_hopper(dsc_cuda_at(q), &a, x->dtype))
+        DSC_CUDA_TRY(dsc_cuda_attention_hopper(dsc_cuda_at(q), &a, x->dtype, 1));
+    else if (dsc_cuda_attention_is_half(&a, x->dtype))
         DSC_CUDA_TRY(dsc_cuda_attention_half_backward(dsc_cuda_at(q), &a, x->dtype));
     else
         DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_backward, dsc_cuda_at(q), &a));

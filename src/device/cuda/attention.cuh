@@ -48,6 +48,11 @@ cudaError_t dsc_cuda_attention_half_forward(const dsc_cuda_launch *at, const dsc
                                             dsc_dtype dtype);
 cudaError_t dsc_cuda_attention_half_backward(const dsc_cuda_launch *at, const dsc_cuda_attention *a,
                                              dsc_dtype dtype);
+
+/* 1: the next one takes the call, on GPUs of capability 9.0 alone. */
+int dsc_cuda_attention_is_hopper(const dsc_cuda_launch *at, const dsc_cuda_attention *a, dsc_dtype dtype);
+cudaError_t dsc_cuda_attention_hopper(const dsc_cuda_launch *at, const dsc_cuda_attention *a, dsc_dtype dtype,
+                                      int backward);
 }
 
 #endif

@@ -416,6 +416,7 @@ static dsc_status make_lane(const dsc_device *device, int low, lane *l) {
         DSC_CUDA_TRY(cudaStreamCreateWithPriority(&own->stream, cudaStreamNonBlocking, priority));
     own->at.stream = own->stream;
     own->at.multiprocessors = dsc_cuda_of(device)->multiprocessors;
+    own->at.capability = dsc_cuda_of(device)->capability;
     DSC_CUDA_TRY(cudaMalloc(&own->at.scratch, DSC_CUDA_SCRATCH));
     DSC_TRY(dsc_cuda_take_zeroed(DSC_CUDA_TICKETS * sizeof(unsigned), &tickets));
     own->at.tickets = tickets;

@@ -1,6 +1,6 @@
 /* Norms of single samples. A team of threads has one group of one sample: a warp where groups are small, else a block;
- * it reads its numbers once for each sum, which then come from the cache. Rows of halves that a warp can hold are read once.
- * Gradients of gamma and shift are sums over rows, as in layer.cuh. */
+ * it reads its numbers once for each sum, which then come from the cache. Gradients of gamma and shift are sums over rows,
+ * as in layer.cuh. Rows of halves that a warp can hold are read once for everything. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -229,25 +229,29 @@ static __global__ void __launch_bounds__(THREADS) row_forward(const dsc_cuda_gro
     }
 }
 
-template <typename T>
-static __global__ void __launch_bounds__(THREADS) row_backward(const dsc_cuda_group_norm_call a) {
-    int64_t row = (int64_t)blockIdx.x * WARPS + (int)threadIdx.x / 32;
-    int lane = (int)threadIdx.x % 32, channels = (int)a.channels;
-    if (row >= a.n)
-        return;
+/* Sums over the rows of a lane, for its channels. */
+template <int H> struct row_params { float gamma[H][EACH], shift[H][EACH]; };
+
+/* H vectors of a row; dx is written, and the row's part of the parameters' gradients is added to `mine`. */
+template <typename T, int H, bool PARAMS>
+__device__ __forceinline__ void row_gradient(const dsc_cuda_group_norm_call &a, int64_t row,
+                                             row_params<H> &mine) {
+    const int lane = (int)threadIdx.x % 32, channels = (int)a.channels;
     const T *x = (const T *)a.x + row * a.channels, *dy = (const T *)a.dy + row * a.channels;
     T *dx = (T *)a.dx + row * a.channels;
-    dsc_vector<T, EACH> v[HELD] = {}, g[HELD] = {};
+    dsc_vector<T, EACH> v[H] = {}, g[H] = {}, old[H] = {};
     float sum_u = 0, sum_uxh = 0, inverse_m = 1 / (float)channels;
 #pragma unroll
-    for (int k = 0; k < HELD; k++)
+    for (int k = 0; k < H; k++)
         if ((32 * k + lane) * EACH < channels) {
             v[k] = dsc_load<T, EACH>(x + (32 * k + lane) * EACH);
             g[k] = dsc_load<T, EACH>(dy + (32 * k + lane) * EACH);
+            if (a.add_x)
+                old[k] = dsc_load<T, EACH>(dx + (32 * k + lane) * EACH);
         }
     float mean = a.rms ? 0 : ((const float *)a.mean)[row], scale = ((const float *)a.invstd)[row];
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < H; k++) {
         int first = (32 * k + lane) * EACH;
         if (first >= channels)
             continue;
@@ -255,29 +259,100 @@ static __global__ void __launch_bounds__(THREADS) row_backward(const dsc_cuda_gr
         load_params((const float *)a.gamma, first, 1, gamma);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            float u = gamma[i] * g[k].get(i);
+            float u = gamma[i] * g[k].get(i), xhat = (v[k].get(i) - mean) * scale;
             sum_u += u;
-            sum_uxh += u * ((v[k].get(i) - mean) * scale);
+            sum_uxh += u * xhat;
+            if (PARAMS) {
+                mine.gamma[k][i] += g[k].get(i) * xhat;
+                mine.shift[k][i] += g[k].get(i);
+            }
         }
     }
     float mean_u = a.rms ? 0 : row_sum(sum_u) * inverse_m, mean_uxh = row_sum(sum_uxh) * inverse_m;
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < H; k++) {
         int first = (32 * k + lane) * EACH;
         if (first >= channels)
             continue;
         float gamma[EACH];
-        dsc_vector<T, EACH> old = {};
         load_params((const float *)a.gamma, first, 1, gamma);
-        if (a.add_x)
-            old = dsc_load<T, EACH>(dx + first);
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             float value = scale * (gamma[i] * g[k].get(i) - mean_u - (v[k].get(i) - mean) * scale * mean_uxh);
-            old.set(i, a.add_x ? old.get(i) + value : value);
+            old[k].set(i, a.add_x ? old[k].get(i) + value : value);
         }
-        dsc_store<T, EACH>(dx + first, old);
+        dsc_store<T, EACH>(dx + first, old[k]);
     }
+}
+
+/* The warps' sums, one warp after the other, to partials[block][2][channels]. */
+template <int H>
+__device__ __forceinline__ void store_params(int channels, const row_params<H> &mine, float *partials) {
+    __shared__ float total[2][32 * EACH * H];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for (int w = 0; w < WARPS; w++) {
+        if (warp == w)
+#pragma unroll
+            for (int k = 0; k < H; k++)
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    int channel = (32 * k + lane) * EACH + i;
+                    total[0][channel] = (w ? total[0][channel] : 0) + mine.gamma[k][i];
+                    total[1][channel] = (w ? total[1][channel] : 0) + mine.shift[k][i];
+                }
+        __syncthreads();
+    }
+    for (int i = (int)threadIdx.x; i < 2 * channels; i += THREADS)
+        partials[(int64_t)blockIdx.x * 2 * channels + i] =
+            i < channels ? total[0][i] : total[1][i - channels];
+}
+
+template <typename T, int H, bool PARAMS>
+static __global__ void __launch_bounds__(THREADS, PARAMS ? 2 : 4)
+    row_backward(const dsc_cuda_group_norm_call a, float *partials) {
+    row_params<H> mine = {};
+    for (int64_t row = (int64_t)blockIdx.x * WARPS + (int)threadIdx.x / 32; row < a.n;
+         row += (int64_t)gridDim.x * WARPS)
+        row_gradient<T, H, PARAMS>(a, row, mine);
+    if (PARAMS)
+        store_params<H>((int)a.channels, mine, partials);
+}
+
+/* The sums of all blocks, in order; 32 numbers a block, of which WARPS threads have one each. */
+static __global__ void __launch_bounds__(THREADS)
+    row_params_sum(const dsc_cuda_group_norm_call a, int blocks, const float *partials) {
+    __shared__ double parts[WARPS][32];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, channels = (int)a.channels;
+    const int own = (int)blockIdx.x * 32 + lane;
+    double sum = 0;
+    if (own < 2 * channels)
+        for (int b = warp; b < blocks; b += WARPS)
+            sum += (double)partials[(int64_t)b * 2 * channels + own];
+    parts[warp][lane] = sum;
+    __syncthreads();
+    float *to = (float *)(own < channels ? a.dgamma : a.dshift);
+    if (warp > 0 || own >= 2 * channels || !to)
+        return;
+    sum = 0;
+    for (int w = 0; w < WARPS; w++)
+        sum += parts[w][lane];
+    to += own < channels ? own : own - channels;
+    *to = (float)(a.add_params ? (double)*to + sum : sum);
+}
+
+template <typename T, int H>
+static cudaError_t launch_rows(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c) {
+    int64_t blocks = (c->n + WARPS - 1) / WARPS, most = 2 * (int64_t)at->multiprocessors;
+    float *partials = (float *)at->scratch;
+    if (!c->dgamma && !c->dshift) {
+        DSC_LAUNCH((row_backward<T, H, false>), (unsigned)blocks, THREADS, 0, at->stream)(*c, partials);
+        return cudaGetLastError();
+    }
+    blocks = blocks < most ? blocks : most;
+    DSC_LAUNCH((row_backward<T, H, true>), (unsigned)blocks, THREADS, 0, at->stream)(*c, partials);
+    DSC_LAUNCH(row_params_sum, (unsigned)((2 * c->channels + 31) / 32), THREADS, 0, at->stream)
+    (*c, (int)blocks, partials);
+    return cudaGetLastError();
 }
 
 static bool is_row(const dsc_cuda_group_norm_call *c) {
@@ -286,13 +361,24 @@ static bool is_row(const dsc_cuda_group_norm_call *c) {
 }
 
 template <typename T>
-static cudaError_t run_rows(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c, int backward) {
-    unsigned blocks = (unsigned)((c->n + WARPS - 1) / WARPS);
-    if (backward)
-        DSC_LAUNCH((row_backward<T>), blocks, THREADS, 0, at->stream)(*c);
-    else
-        DSC_LAUNCH((row_forward<T>), blocks, THREADS, 0, at->stream)(*c);
+static cudaError_t rows_forward(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c) {
+    DSC_LAUNCH((row_forward<T>), (unsigned)((c->n + WARPS - 1) / WARPS), THREADS, 0, at->stream)(*c);
     return cudaGetLastError();
+}
+
+/* With the gradients of the parameters. */
+template <typename T>
+static cudaError_t rows_backward(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c) {
+    switch ((c->channels + 32 * EACH - 1) / (32 * EACH)) {
+    case 1:
+        return launch_rows<T, 1>(at, c);
+    case 2:
+        return launch_rows<T, 2>(at, c);
+    case 3:
+        return launch_rows<T, 3>(at, c);
+    default:
+        return launch_rows<T, HELD>(at, c);
+    }
 }
 
 /* ---- gradients of gamma and shift ---- */
@@ -382,8 +468,8 @@ static cudaError_t run_team(const dsc_cuda_launch *at, const dsc_cuda_group_norm
 template <typename T, int N>
 static cudaError_t run_size(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c, int backward) {
     if constexpr (sizeof(T) == 2 && N == EACH)
-        if (is_row(c))
-            return run_rows<T>(at, c, backward);
+        if (is_row(c) && !backward)
+            return rows_forward<T>(at, c);
     return c->positions * (c->channels / c->groups) <= SMALL_GROUP ? run_team<T, N, 1>(at, c, backward)
                                                                    : run_team<T, N, WARPS>(at, c, backward);
 }
@@ -397,6 +483,9 @@ static cudaError_t forward_of(const dsc_cuda_launch *at, const dsc_cuda_group_no
 template <typename T>
 static cudaError_t backward_of(const dsc_cuda_launch *at, const dsc_cuda_group_norm_call *c) {
     cudaError_t error = cudaSuccess;
+    if constexpr (sizeof(T) == 2)
+        if (is_row(c) && c->dx && dsc_fits<T>(c->channels, c->x, c->dy, c->dx))
+            return rows_backward<T>(at, c);
     if (c->dgamma || c->dshift)
         error = dsc_fits<T>(c->channels, c->x, c->dy) ? run_params<T, dsc_wide<T>()>(at, c)
                                                       : run_params<T, 1>(at, c);

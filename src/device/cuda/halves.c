@@ -2,7 +2,7 @@
  *
  * A wave is what fits into the queue's memory: its operands are split by one launch, products of one shape are one
  * call of cuBLAS, and one launch scales the sums into the results. Tensor cores truncate when they add, so a sum of
- * high parts covers a few hundred terms and is then added to the next by an ordinary sum. */
+ * high parts covers several hundred terms and is then added to the next by an ordinary sum. */
 #include "device/cuda/halves.h"
 #include "device/cuda/entries.h"
 #include "device/cuda/halves_kernels.h"
@@ -11,7 +11,7 @@
 
 /* Multiplications from which a product gains from the detour, and the shortest side. */
 static const double LEAST_WORK = 3e7;
-enum { LEAST_SIDE = 96, SUM_TERMS = 512 };
+enum { LEAST_SIDE = 96, SUM_TERMS = 784 };
 /* Memory of a queue for the parts of a wave: the least, and what items get that need more. Its first bytes
  * are for limits. */
 enum { LEAST_BYTES = 64 << 20, MOST_BYTES = 192 << 20, LIMIT_BYTES = 1024, ALIGNMENT = 256 };
@@ -160,7 +160,8 @@ static dsc_status add_pieces(dsc_queue *q, dsc_half_products p, int64_t terms, i
 static dsc_status multiply_group(wave *w, int first, int count) {
     const dsc_gemm_item *item = w->items[first];
     const dsc_halves_matrix *a = &w->operands.items[2 * first], *b = a + 1;
-    dsc_half_products p = {.trans_a = item->trans_a,
+    dsc_half_products p = {.dtype = DSC_F16,
+                           .trans_a = item->trans_a,
                            .trans_b = item->trans_b,
                            .m = padded(item->c.dim[0]),
                            .n = padded(item->c.dim[1]),
@@ -300,13 +301,81 @@ static int are_rows(const dsc_gram_patches *p) {
            p->width == p->cg;
 }
 
+/* ---- rows of halves, as they are ----
+ *
+ * Products of two halves are exact in float32, and the rows are operands of cuBLAS where they lie, which splits long sums
+ * itself. A sum that tensor cores add up in one go is short by 2^-24 of it at most for every 16 of its HALF_SLICE terms,
+ * by 1.2e-4, where rounding to a half has changed each term by up to 4e-3. Of wide matrices only columns of blocks at and
+ * below the diagonal are computed. A column of ones has its sums from a kernel of its own. */
+enum { HALF_SLICE = 32768, HALF_BLOCK = 768 };
+
+static int are_half_rows(const dsc_gram_patches *p) {
+    return (p->dtype == DSC_BF16 || p->dtype == DSC_F16) && are_rows(p) && p->c % 8 == 0 && p->cg % 8 == 0;
+}
+
+static int64_t half_sum_bytes(const dsc_gram_patches *p) {
+    return aligned(p->width * p->width * (int64_t)sizeof(float));
+}
+
+static dsc_status multiply_half_rows(dsc_queue *q, const dsc_gram_patches *p, float *sums) {
+    const int64_t block = p->width >= 2 * HALF_BLOCK ? HALF_BLOCK : p->width;
+    for (int64_t row = 0; row < p->rows; row += HALF_SLICE)
+        for (int64_t column = 0; column < p->width; column += block) {
+            const uint16_t *x = (const uint16_t *)p->x + p->first + row * p->c + column;
+            const dsc_half_products h = {.dtype = p->dtype,
+                                         .trans_a = 1,
+                                         .m = p->width - column,
+                                         .n = least(block, p->width - column),
+                                         .k = least(HALF_SLICE, p->rows - row),
+                                         .count = 1,
+                                         .a = x,
+                                         .b = x,
+                                         .c = sums + column * p->width + column,
+                                         .lda = p->c,
+                                         .ldb = p->c,
+                                         .ldc = p->width,
+                                         .alpha = 1,
+                                         .beta = row > 0 ? 1 : 0};
+            DSC_TRY(dsc_cuda_half_products(q, &h));
+        }
+    return DSC_OK;
+}
+
+static dsc_status half_rows_gram(dsc_queue *q, const dsc_gram_patches *p, void *work,
+                                 const dsc_gram_target *to) {
+    dsc_halves_gram g = {.sum = work,
+                         .part = p->width * p->width,
+                         .rows = p->rows,
+                         .parts = 1,
+                         .pitch = (int32_t)p->width,
+                         .ones = -1,
+                         .columns = (int32_t)p->width};
+    if (p->n > p->width) {
+        float *sums = (float *)(void *)((char *)work + half_sum_bytes(p));
+        dsc_tensor x =
+            dsc_tensor_view(q->device, (void *)(uintptr_t)p->x, p->dtype, 2, (int64_t[]){p->rows, p->width});
+        dsc_tensor out = dsc_tensor_view(q->device, sums, DSC_F32, 1, &p->width);
+        DSC_TRY(dsc_cuda_bias_grad(q, &x, 0, &out));
+        g.ones = g.columns;
+        g.sums = sums;
+    }
+    DSC_TRY(multiply_half_rows(q, p, work));
+    DSC_CUDA_TRY(dsc_cuda_launch_halves_gram(dsc_cuda_at(q), &g, to));
+    return DSC_OK;
+}
+
+/* ---- the choice ---- */
+
 int dsc_cuda_halves_sums(const dsc_cuda *cuda, const dsc_gram_patches *p) {
-    return cuda->capability >= 80 && !cuda->strict && p->dtype == DSC_F32 && p->rows >= GRAM_ROWS &&
+    int half = are_half_rows(p) && (p->n == p->width || p->c == p->width);
+    return cuda->capability >= 80 && !cuda->strict && (p->dtype == DSC_F32 || half) && p->rows >= GRAM_ROWS &&
            p->width >= (are_rows(p) ? GRAM_COLUMNS : PATCH_COLUMNS) &&
            p->n < INT32_MAX / DSC_GRAM_SLICE / 2 && p->c < INT32_MAX / 2;
 }
 
 size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
+    if (p->dtype != DSC_F32)
+        return (size_t)(half_sum_bytes(p) + p->width * (int64_t)sizeof(float));
     gram_plan plan = plan_gram(p);
     return (size_t)(LIMIT_BYTES + plan.split_bytes + plan.sum_bytes);
 }
@@ -315,7 +384,8 @@ size_t dsc_cuda_halves_gram_bytes(const dsc_gram_patches *p) {
  * whole. The small terms come first, so that they are not lost in large sums. */
 static dsc_status add_slices(dsc_queue *q, const gram_plan *plan, const uint16_t *slices, float *sums,
                              int64_t count, int first) {
-    const dsc_half_products p = {.trans_a = 1,
+    const dsc_half_products p = {.dtype = DSC_F16,
+                                 .trans_a = 1,
                                  .m = plan->pitch,
                                  .n = plan->pitch,
                                  .k = 2 * DSC_GRAM_SLICE,
@@ -370,6 +440,8 @@ static dsc_status split_rows(dsc_queue *q, const dsc_gram_patches *p, int64_t ro
 
 dsc_status dsc_cuda_halves_gram(dsc_queue *q, const dsc_gram_patches *p, void *work,
                                 const dsc_gram_target *to) {
+    if (p->dtype != DSC_F32)
+        return half_rows_gram(q, p, work, to);
     gram_plan plan = plan_gram(p);
     int64_t step = plan.parts * DSC_GRAM_SLICE;
     unsigned *limit = work;
@@ -393,9 +465,11 @@ dsc_status dsc_cuda_halves_gram(dsc_queue *q, const dsc_gram_patches *p, void *w
     dsc_halves_gram g = {.sum = sums,
                          .limit = limit,
                          .part = plan.pitch * plan.pitch,
+                         .rows = p->rows,
                          .parts = (int32_t)plan.parts,
                          .pitch = (int32_t)plan.pitch,
-                         .ones = p->n > p->width ? (int32_t)p->width : -1};
+                         .ones = p->n > p->width ? (int32_t)p->width : -1,
+                         .columns = (int32_t)p->n};
     DSC_CUDA_TRY(dsc_cuda_launch_halves_gram(dsc_cuda_at(q), &g, to));
     return DSC_OK;
 }

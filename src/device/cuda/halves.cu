@@ -43,23 +43,42 @@ __device__ unsigned magnitude(float x) {
     return __float_as_uint(x) & 0x7FFFFFFFu;
 }
 
+/* Of a part of a matrix; four at a time where they lie side by side. */
+__device__ unsigned largest_of(const dsc_halves_matrix &m, int64_t begin, int64_t end) {
+    unsigned mine = 0;
+    if (m.step == m.columns && (uintptr_t)m.from % 16 == 0 && end - begin == BLOCK_ELEMENTS) {
+        const uint4 *from = (const uint4 *)(m.from + begin) + threadIdx.x;
+#pragma unroll
+        for (int round = 0; round < BLOCK_ROUNDS; round++) {
+            uint4 x = from[round * THREADS];
+            unsigned two = max(x.x & 0x7FFFFFFFu, x.y & 0x7FFFFFFFu),
+                     more = max(x.z & 0x7FFFFFFFu, x.w & 0x7FFFFFFFu);
+            mine = max(mine, max(two, more));
+        }
+        return mine;
+    }
+#pragma unroll 4
+    for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) {
+        int64_t at = m.step == m.columns ? i : i / m.columns * m.step + i % m.columns;
+        mine = max(mine, magnitude(m.from[at]));
+    }
+    return mine;
+}
+
 __global__ void __launch_bounds__(THREADS) limits_kernel(const __grid_constant__ dsc_halves_matrices all) {
     __shared__ unsigned largest;
     const dsc_halves_matrix &m = all.items[find_item(all, (int)blockIdx.x)];
     const int64_t count = (int64_t)m.given * m.columns;
     const int64_t begin = (int64_t)((int)blockIdx.x - m.first) * BLOCK_ELEMENTS;
     const int64_t end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;
-    const int whole = m.step == m.columns;
-    unsigned mine = 0;
     if (threadIdx.x == 0)
         largest = 0;
     __syncthreads();
-    for (int64_t i = begin + threadIdx.x; i < end; i += THREADS) {
-        int64_t at = whole ? i : i / m.columns * m.step + i % m.columns;
-        unsigned x = magnitude(m.from[at]);
-        mine = x > mine ? x : mine;
-    }
-    atomicMax(&largest, mine);
+    unsigned mine = largest_of(m, begin, end);
+    for (int apart = 16; apart > 0; apart /= 2)
+        mine = max(mine, __shfl_xor_sync(0xFFFFFFFFu, mine, apart));
+    if (threadIdx.x % 32 == 0)
+        atomicMax(&largest, mine);
     __syncthreads();
     if (threadIdx.x == 0)
         atomicMax(m.limit, largest);
@@ -111,11 +130,10 @@ __global__ void __launch_bounds__(THREADS) split_kernel(const __grid_constant__ 
     const dsc_halves_matrix &m = all.items[find_item(all, (int)blockIdx.x)];
     const int64_t count = (int64_t)m.rows * m.pitch;
     const int64_t begin = (int64_t)((int)blockIdx.x - m.first) * BLOCK_ELEMENTS;
+    const int64_t end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;
     const float power = power_of(shift_of(*m.limit));
-    for (int round = 0; round < BLOCK_ROUNDS; round++) {
-        int64_t at = begin + (int64_t)(round * THREADS + (int)threadIdx.x) * EACH;
-        if (at >= count)
-            return;
+#pragma unroll 4
+    for (int64_t at = begin + (int)threadIdx.x * EACH; at < end; at += THREADS * EACH) {
         int row = (int)at / m.pitch,
             column = (int)at - row * m.pitch; /* a wave has fewer than 2^31 elements */
         const float *from = m.from + (int64_t)row * m.step + column;
@@ -169,10 +187,13 @@ __global__ void __launch_bounds__(THREADS) join_kernel(const __grid_constant__ d
     const int64_t count = (int64_t)r.m * r.n;
     const int64_t begin = (int64_t)((int)blockIdx.x - r.first) * BLOCK_ELEMENTS;
     const int64_t end = begin + BLOCK_ELEMENTS < count ? begin + BLOCK_ELEMENTS : count;
-    const int shift = -shift_of(*r.limit_a) - shift_of(*r.limit_b);
+    const int shift = -shift_of(*r.limit_a) - shift_of(*r.limit_b), near = shift > -127 && shift < 128;
+    const float power = near ? power_of(shift) : 1;
+#pragma unroll 8
     for (int i = (int)begin + (int)threadIdx.x; i < end; i += THREADS) {
         int row = i / r.n;
-        float sum = r.alpha * scalbnf(r.sum[row * r.pitch + (i - row * r.n)], shift);
+        float sum = r.sum[row * r.pitch + (i - row * r.n)];
+        sum = r.alpha * (near ? sum * power : scalbnf(sum, shift));
         r.c[i] = r.beta == 0 ? sum : sum + r.beta * r.c[i];
     }
 }
@@ -186,7 +207,7 @@ __global__ void __launch_bounds__(THREADS) gram_kernel(const dsc_halves_gram g, 
     gram_find_tile(blockIdx.x, &tile_row, &tile_column);
     const int row0 = (int)tile_row * SIDE, column0 = (int)tile_column * SIDE;
     const int x = (int)threadIdx.x % SIDE, y = (int)threadIdx.x / SIDE;
-    const int own = shift_of(*g.limit);
+    const int own = g.limit ? shift_of(*g.limit) : 0, one = g.limit ? TOP : 0;
     double sums[SIDE / LINES] = {}, turned[SIDE / LINES] = {};
 #pragma unroll 4 /* many numbers are on their way at a time */
     for (int p = 0; p < g.parts; p++) {
@@ -194,9 +215,9 @@ __global__ void __launch_bounds__(THREADS) gram_kernel(const dsc_halves_gram g, 
 #pragma unroll
         for (int n = 0; n < SIDE / LINES; n++) {
             int line = y + n * LINES;
-            if (row0 + line < to.n && column0 + x < to.n)
+            if (row0 + line < g.columns && column0 + x < g.columns)
                 sums[n] += (double)s[(int64_t)(row0 + line) * g.pitch + column0 + x];
-            if (column0 + line < to.n && row0 + x < to.n)
+            if (g.limit && column0 + line < g.columns && row0 + x < g.columns)
                 turned[n] += (double)s[(int64_t)(column0 + line) * g.pitch + row0 + x];
         }
     }
@@ -206,8 +227,11 @@ __global__ void __launch_bounds__(THREADS) gram_kernel(const dsc_halves_gram g, 
     __syncthreads();
     for (int n = 0; n < SIDE / LINES; n++) {
         int line = y + n * LINES, i = row0 + line, j = column0 + x;
-        int shift = (i == g.ones ? TOP : own) + (j == g.ones ? TOP : own);
-        gram_put<float>(to, i, j, scalbn(sums[n] + mirror[x][line], -shift));
+        int shift = (i == g.ones ? one : own) + (j == g.ones ? one : own);
+        double sum = scalbn(sums[n] + mirror[x][line], -shift);
+        if (g.sums && i == g.ones) /* the last row; j > i is not written */
+            sum = j < i ? (double)g.sums[j] : (double)g.rows;
+        gram_put<float>(to, i, j, sum);
     }
 }
 

@@ -1,6 +1,6 @@
 /* Large products of float32 on the tensor cores' fastest path: operands as sums of two fp16 matrices
  * (halves_kernels.h), of whose four products three are made, by cuBLAS; `fast` ones make one, which has the
- * precision of TF32. */
+ * precision of TF32. Gram matrices of rows that are bf16 or fp16 themselves need one product and no copy. */
 #ifndef DSC_DEVICE_CUDA_HALVES_H
 #define DSC_DEVICE_CUDA_HALVES_H
 
@@ -8,9 +8,10 @@
 #include "device/cuda/state.h"
 #include "device/ops.h"
 
-/* `count` products C[m,n] = alpha op(A) op(B) + beta C of fp16 with k terms, sums and results in float32;
- * rows lda, ldb, ldc elements apart, matrices step_a, step_b, step_c. */
+/* `count` products C[m,n] = alpha op(A) op(B) + beta C of fp16 or bf16 with k terms, sums and results in
+ * float32; rows lda, ldb, ldc elements apart, matrices step_a, step_b, step_c. */
 typedef struct dsc_half_products {
+    dsc_dtype dtype; /* of A and B: F16 or BF16 */
     int trans_a, trans_b;
     int64_t m, n, k, count;
     const uint16_t *a, *b;

@@ -48,12 +48,16 @@ typedef struct dsc_halves_results {
 } dsc_halves_results;
 
 /* The Gram matrix of a split matrix: C[i,j] = alpha 2^-(shifts) sum over parts of (s[i,j] + s[j,i]) + beta
- * C, where s[parts][n, pitch]; the shift of column `ones` (-1: there is none) is that of the number 1. */
+ * C, where s[parts][columns, pitch]; the shift of column `ones` (-1: there is none) is that of the number 1.
+ * Where the column of ones was no part of the products, `sums` has the sums of the other columns. Of a matrix that was not
+ * split, s[i,j] is the whole for i >= j. */
 typedef struct dsc_halves_gram {
     const float *sum;
-    const unsigned *limit;
-    int64_t part; /* elements from one part to the next */
-    int32_t parts, pitch, ones;
+    const unsigned *limit; /* NULL: nothing was shifted */
+    const float *sums;     /* [columns]; NULL: s has the column of ones, too */
+    int64_t part;          /* elements from one part to the next */
+    int64_t rows;          /* of the matrix */
+    int32_t parts, pitch, ones, columns;
 } dsc_halves_gram;
 
 /* Sets first and blocks. */

@@ -20,6 +20,7 @@ typedef struct dsc_cuda_launch {
     void *scratch;
     unsigned *tickets;
     int multiprocessors;
+    int capability; /* 80, 90, ... */
 } dsc_cuda_launch;
 
 /* Those of a queue. */

@@ -4,6 +4,7 @@
  *   loss = w (log sum exp(z) - sum t z),   dloss/dz = w (exp(z) / sum exp(z) - t). */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
+#include "device/cuda/mma.cuh"
 
 typedef struct dsc_cuda_loss_call {
     int64_t rows, width, classes; /* all positive; width: numbers of a row */
@@ -114,65 +115,96 @@ __device__ __forceinline__ double row_loss(const dsc_cuda_loss_call &a, const T 
 
 /* ---- long rows of halves ----
  *
- * Exponentials are float32's, and a thread takes EACH numbers at once, from where the row is aligned for that. One pass
- * finds the largest number and the sum, a second one writes the gradient. */
-enum { EACH = 8 };
+ * Exponentials are float32's, of base 2, and a thread takes EACH numbers at once, from where the row is aligned for that.
+ * One pass finds the largest number and the sum, a second one writes the gradient. Labels are looked for once in EACH
+ * numbers: a row of a language model has 50000, and the passes should wait for memory alone. */
+enum { EACH = 8, AHEAD = 4 }; /* AHEAD: vectors that a thread waits for at a time */
 
 #define LOG2_E 1.4426950408889634f
+#define LN_2   0.6931471805599453
 
 template <typename T, class Body>
-__device__ __forceinline__ void walk_row(const T *z, const T *dz, int64_t classes, Body &body) {
-    const int64_t apart = (int64_t)((uintptr_t)z / sizeof(T) % EACH), lead = apart ? EACH - apart : 0;
+__device__ __forceinline__ void walk_row(const T *z, const T *dz, int classes, Body &body) {
+    typedef dsc_vector<T, EACH> vector;
+    const int apart = (int)((uintptr_t)z / sizeof(T) % EACH), lead = apart ? EACH - apart : 0;
     const bool alike = !dz || ((uintptr_t)z - (uintptr_t)dz) % 16 == 0;
-    const int64_t head = lead < classes && alike ? lead : classes, whole = (classes - head) / EACH;
-    for (int64_t i = threadIdx.x; i < head; i += DSC_COLUMN_THREADS)
-        body.template take<1>(z, i);
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < whole; i += DSC_COLUMN_THREADS)
-        body.template take<EACH>(z, head + i * EACH);
-    for (int64_t i = head + whole * EACH + threadIdx.x; i < classes; i += DSC_COLUMN_THREADS)
-        body.template take<1>(z, i);
+    const int head = lead < classes && alike ? lead : classes, whole = (classes - head) / EACH;
+    int i = (int)threadIdx.x;
+    for (int k = i; k < head; k += DSC_COLUMN_THREADS)
+        body.take(dsc_load<T, 1>(z + k), k);
+    for (; i + (AHEAD - 1) * DSC_COLUMN_THREADS < whole; i += AHEAD * DSC_COLUMN_THREADS) {
+        vector v[AHEAD];
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++)
+            v[n] = dsc_load<T, EACH>(z + head + (i + n * DSC_COLUMN_THREADS) * EACH);
+#pragma unroll
+        for (int n = 0; n < AHEAD; n++)
+            body.take(v[n], head + (i + n * DSC_COLUMN_THREADS) * EACH);
+    }
+    for (; i < whole; i += DSC_COLUMN_THREADS)
+        body.take(dsc_load<T, EACH>(z + head + i * EACH), head + i * EACH);
+    for (int k = head + whole * EACH + (int)threadIdx.x; k < classes; k += DSC_COLUMN_THREADS)
+        body.take(dsc_load<T, 1>(z + k), k);
 }
 
-/* sum: of exp(z - most). */
+/* sum: of 2^(z log2(e) - shift), where shift is log2(e) times the largest number so far. */
 template <typename T> struct row_sums {
-    int64_t label;
-    float own, most, sum, plain;
+    int label, smooths;
+    float own, most, shift, sum, plain;
     int before;
 
-    template <int N> __device__ __forceinline__ void take(const T *z, int64_t first) {
-        dsc_vector<T, N> v = dsc_load<T, N>(z + first);
+    template <int N> __device__ __forceinline__ void take(const dsc_vector<T, N> &v, int first) {
         float top = v.get(0);
 #pragma unroll
         for (int i = 1; i < N; i++)
             top = fmaxf(top, v.get(i));
         if (top > most) {
-            sum *= exp2f((most - top) * LOG2_E);
+            float moved = top * LOG2_E;
+            sum *= dsc_exp2(shift - moved);
             most = top;
+            shift = moved;
         }
-        float base = most > -INFINITY ? most : 0;
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float other = v.get(i);
-            sum += exp2f((other - base) * LOG2_E);
-            plain += other;
-            before += !(other < own) && (other != own || first + i < label); /* a NaN is before */
-        }
+        for (int i = 0; i < N; i++)
+            sum += dsc_exp2(fmaf(v.get(i), LOG2_E, -shift));
+        /* Of equal numbers the first is ranked before the others; a NaN is ranked before all. */
+        if (first + N <= label)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                before += !(v.get(i) < own);
+        else if (first > label)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                before += !(v.get(i) <= own);
+        else
+            for (int i = 0; i < N; i++)
+                before += first + i < label ? !(v.get(i) < own) : !(v.get(i) <= own);
+        if (smooths)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                plain += v.get(i);
     }
 };
 
+/* Gradients times `scale`, which share, uniform, first and second are multiplied by; share: 1 / the sum. */
 template <typename T> struct row_grads {
     T *dz;
-    int64_t label, other;
-    float highest, share, scale, uniform, first, second; /* share: 1 / the sum */
+    int label, other;
+    float shift, share, uniform, first, second;
 
-    template <int N> __device__ __forceinline__ void take(const T *z, int64_t at) {
-        dsc_vector<T, N> v = dsc_load<T, N>(z + at), out;
+    template <int N> __device__ __forceinline__ void take(const dsc_vector<T, N> &v, int at) {
+        dsc_vector<T, N> out;
+        float value[N];
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            float target = uniform + (at + i == label ? first : 0) + (at + i == other ? second : 0);
-            out.set(i, scale * (exp2f((v.get(i) - highest) * LOG2_E) * share - target));
-        }
+        for (int i = 0; i < N; i++)
+            value[i] = fmaf(dsc_exp2(fmaf(v.get(i), LOG2_E, -shift)), share, -uniform);
+        if ((unsigned)(label - at) < N || (unsigned)(other - at) < N)
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                value[i] -= (at + i == label ? first : 0) + (at + i == other ? second : 0);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            out.set(i, value[i]);
         dsc_store<T, N>(dz + at, out);
     }
 };
@@ -182,14 +214,16 @@ template <typename T>
 __device__ __forceinline__ double long_row_loss(const dsc_cuda_loss_call &a, const T *z,
                                                 const dsc_cuda_target &to, double scale, T *dz,
                                                 double &before) {
+    const int classes = (int)a.classes;
     double own = (double)dsc_get(z[to.label]), second = to.other < 0 ? 0 : (double)dsc_get(z[to.other]);
-    row_sums<T> r = {to.label, (float)own, -INFINITY, 0, 0, 0};
-    walk_row(z, (const T *)0, a.classes, r);
-    double highest = team_max<DSC_COLUMN_THREADS>((double)r.most);
-    double share = r.most > -INFINITY ? exp((double)r.most - highest) : 1;
+    row_sums<T> r = {(int)to.label, a.smoothing > 0, (float)own, -INFINITY, 0, 0, 0, 0};
+    walk_row(z, (const T *)0, classes, r);
+    double shift = team_max<DSC_COLUMN_THREADS>(r.most > -INFINITY ? (double)r.shift : -INFINITY);
+    shift = shift > -INFINITY ? shift : 0; /* all of them are -infinity */
+    double share = r.most > -INFINITY ? exp2((double)r.shift - shift) : 1;
     double sums[3] = {share * (double)r.sum, (double)r.plain, (double)r.before};
     team_sum<DSC_COLUMN_THREADS>(sums);
-    double uniform = a.smoothing / (double)a.classes, log_sum = highest + log(sums[0]), loss = log_sum;
+    double uniform = a.smoothing / (double)classes, loss = shift * LN_2 + log(sums[0]);
     double first_share = (1 - a.smoothing) * (1 - to.share), second_share = (1 - a.smoothing) * to.share;
     if (first_share > 0)
         loss -= first_share * own;
@@ -198,17 +232,17 @@ __device__ __forceinline__ double long_row_loss(const dsc_cuda_loss_call &a, con
     if (a.smoothing > 0)
         loss -= uniform * sums[1];
     before = sums[2];
+    scale *= to.weight;
     if (dz) {
         row_grads<T> g = {dz,
-                          to.label,
-                          to.other,
-                          (float)highest,
-                          (float)(1 / sums[0]),
-                          (float)(scale * to.weight),
-                          (float)uniform,
-                          (float)first_share,
-                          (float)second_share};
-        walk_row(z, (const T *)dz, a.classes, g);
+                          (int)to.label,
+                          (int)to.other,
+                          (float)shift,
+                          (float)(scale / sums[0]),
+                          (float)(scale * uniform),
+                          (float)(scale * first_share),
+                          (float)(scale * second_share)};
+        walk_row(z, (const T *)dz, classes, g);
     }
     return to.weight * loss;
 }

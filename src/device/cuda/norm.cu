@@ -19,6 +19,7 @@ typedef struct dsc_cuda_norm_forward_call {
     const void *x, *residual, *gamma, *shift;
     void *running_mean, *running_var;
     void *mean, *invstd; /* in training */
+    void *applied;       /* the same; may be NULL */
     void *y;
 } dsc_cuda_norm_forward_call;
 
@@ -27,6 +28,7 @@ typedef struct dsc_cuda_norm_backward_call {
     int64_t rows, channels;
     int add_x, add_residual, add_params; /* 1: beta is 1 */
     const void *x, *y, *dy, *gamma, *mean, *invstd;
+    const void *applied; /* NULL: the mask is read from y */
     void *dx, *dresidual, *dgamma, *dshift;
 } dsc_cuda_norm_backward_call;
 
@@ -159,7 +161,7 @@ template <typename T> struct forward_call {
     double inverse_rows, inverse_freedom; /* 1 / rows, 1 / (rows - 1) */
     const T *x, *residual;
     const A *gamma, *shift;
-    A *running_mean, *running_var, *mean, *invstd;
+    A *running_mean, *running_var, *mean, *invstd, *applied;
     T *y;
     A *partials; /* NULL: running statistics are used */
 };
@@ -220,6 +222,10 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_moments(const forward_
 /* y = (x - mean) scale + shift. The mean is rounded to A; what that loses goes into the shift. */
 template <typename A> struct apply_coefficients { A mean, scale, shift; };
 
+template <typename A> __device__ __forceinline__ A apply(A x, A mean, A scale, A shift) {
+    return (x - mean) * scale + shift;
+}
+
 template <typename A>
 __device__ __forceinline__ apply_coefficients<A> coefficients_of(double mean, double scale, double shift) {
     A rounded = (A)mean;
@@ -274,7 +280,12 @@ finish_moments(const forward_call<T> &a, const merge_part<dsc_number<T>> &m, con
         a.running_mean[m.channel] = (A)(keep * (double)c.running_mean + a.momentum * mean);
         a.running_var[m.channel] = (A)(keep * (double)c.running_var + a.momentum * unbiased);
     }
-    return coefficients_of<A>(mean, (double)c.gamma * inverse, (double)c.shift);
+    apply_coefficients<A> to = coefficients_of<A>(mean, (double)c.gamma * inverse, (double)c.shift);
+    if (m.writes && a.applied) {
+        a.applied[m.channel] = to.scale;
+        a.applied[a.at.stride + m.channel] = to.shift;
+    }
+    return to;
 }
 
 template <typename T>
@@ -323,7 +334,7 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_apply(const forward_ca
                 break;
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                A h = (x[u].get(i) - mean.at[i]) * scale.at[i] + shift.at[i];
+                A h = apply(x[u].get(i), mean.at[i], scale.at[i], shift.at[i]);
                 if (a.residual)
                     h += residual[u].get(i);
                 x[u].set(i, a.relu ? dsc_relu(h) : h);
@@ -345,8 +356,8 @@ template <typename T> struct grad_call {
     dsc_columns at;
     int add_x, add_residual, add_params;
     double inverse_rows;
-    const T *x, *y, *dy; /* y: NULL without ReLU */
-    const A *gamma, *mean, *invstd;
+    const T *x, *y, *dy; /* y: NULL without ReLU, and with `applied` */
+    const A *gamma, *mean, *invstd, *applied;
     T *dx, *dresidual;
     A *dgamma, *dshift;
     A *partials;
@@ -355,26 +366,59 @@ template <typename T> struct grad_call {
 /* What is read of a row. */
 template <typename T, int N> struct grad_row { dsc_vector<T, N> x, dy, y; };
 
-template <typename T, int N>
+/* COMPUTED: the mask is computed from x (dsc_norm_grads.applied). */
+template <bool COMPUTED, typename T, int N>
 __device__ __forceinline__ void load_row(const grad_call<T> &a, int64_t at, grad_row<T, N> &row) {
     row.x = dsc_load<T, N>(a.x + at);
     row.dy = dsc_load<T, N>(a.dy + at);
-    if (a.y)
+    if (!COMPUTED && a.y)
         row.y = dsc_load<T, N>(a.y + at);
 }
 
+/* Where y is 0 although a positive number was rounded to it, as fp16 does, that number must count as 0, too. */
+template <typename T> __device__ __forceinline__ dsc_number<T> before_rounding(dsc_number<T> h) {
+    return h;
+}
+
+template <> __device__ __forceinline__ float before_rounding<__half>(float h) {
+    return h <= 0x1p-25f ? 0 : h;
+}
+
+/* What the masks of a thread's channels are computed with. */
+template <typename T, int N> struct grad_mask { dsc_number<T> mean[N], scale[N], shift[N]; };
+
+template <bool COMPUTED, typename T, int N>
+__device__ __forceinline__ void load_mask(const grad_call<T> &a, const dsc_column_place &p,
+                                          grad_mask<T, N> &mask) {
+    if (!COMPUTED || p.channel >= a.at.width)
+        return;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        mask.mean[i] = a.mean[p.channel + i];
+        mask.scale[i] = a.applied[p.channel + i];
+        mask.shift[i] = a.applied[a.at.stride + p.channel + i];
+    }
+}
+
 /* dh of channel i. */
-template <typename T, int N>
-__device__ __forceinline__ dsc_number<T> grad_of(const grad_call<T> &a, const grad_row<T, N> &row, int i) {
+template <bool COMPUTED, typename T, int N>
+__device__ __forceinline__ dsc_number<T> grad_of(const grad_call<T> &a, const grad_mask<T, N> &mask,
+                                                 const grad_row<T, N> &row, int i) {
+    if (COMPUTED)
+        return dsc_relu_mask(
+            before_rounding<T>(apply(row.x.get(i), mask.mean[i], mask.scale[i], mask.shift[i])),
+            row.dy.get(i));
     return a.y ? dsc_relu_mask(row.y.get(i), row.dy.get(i)) : row.dy.get(i);
 }
 
 /* Sums of dh and of dh (x - mean). */
-template <typename T, int N>
+template <typename T, int N, bool COMPUTED>
 static __global__ void __launch_bounds__(THREADS, 1) norm_sums(const grad_call<T> a) {
     typedef dsc_number<T> A;
     dsc_column_place p = dsc_column_place_of<N>(a.at);
     A mine[2 * N] = {}, mean[N];
+    grad_mask<T, N> mask = {};
+    load_mask<COMPUTED>(a, p, mask);
     int left = rows_of(p);
     if (left > 0) {
         grad_row<T, N> row[SUMS_ROWS];
@@ -385,7 +429,7 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_sums(const grad_call<T
 #pragma unroll
         for (int u = 0; u < SUMS_ROWS; u++)
             if (u < left)
-                load_row(a, at + u * jump, row[u]);
+                load_row<COMPUTED>(a, at + u * jump, row[u]);
         for (; left > 0; left -= SUMS_ROWS) {
 #pragma unroll
             for (int u = 0; u < SUMS_ROWS; u++, at += jump) {
@@ -393,12 +437,12 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_sums(const grad_call<T
                     break;
 #pragma unroll
                 for (int i = 0; i < N; i++) {
-                    A g = grad_of(a, row[u], i);
+                    A g = grad_of<COMPUTED>(a, mask, row[u], i);
                     mine[2 * i] += g;
                     mine[2 * i + 1] += g * (row[u].x.get(i) - mean[i]);
                 }
                 if (u + SUMS_ROWS < left)
-                    load_row(a, at + SUMS_ROWS * jump, row[u]);
+                    load_row<COMPUTED>(a, at + SUMS_ROWS * jump, row[u]);
             }
         }
     }
@@ -451,7 +495,7 @@ template <typename T, int N> __device__ __forceinline__ void put(int add, dsc_nu
     dsc_store<T, N>(to, old);
 }
 
-template <typename T, int N>
+template <typename T, int N, bool COMPUTED>
 static __global__ void __launch_bounds__(THREADS, 1) norm_grad(const grad_call<T> a) {
     typedef dsc_number<T> A;
     __shared__ __align__(16) A shared[4][DSC_COLUMN_LANES * N];
@@ -460,12 +504,14 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_grad(const grad_call<T
     grad_params<A> params;
     load_params(a, m, params);
     grad_row<T, N> row[GRAD_ROWS];
+    grad_mask<T, N> mask = {};
+    load_mask<COMPUTED>(a, p, mask);
     int64_t jump = p.step * a.at.stride, at = p.first * a.at.stride + p.channel;
     int left = rows_of(p);
 #pragma unroll
     for (int u = 0; u < GRAD_ROWS; u++)
         if (u < left)
-            load_row(a, at + u * jump, row[u]);
+            load_row<COMPUTED>(a, at + u * jump, row[u]);
     double sum[2];
     merge_end(a.at, m, sum);
     if (m.finishes) {
@@ -489,14 +535,14 @@ static __global__ void __launch_bounds__(THREADS, 1) norm_grad(const grad_call<T
             A g[N], d[N];
 #pragma unroll
             for (int i = 0; i < N; i++) {
-                g[i] = grad_of(a, row[u], i);
+                g[i] = grad_of<COMPUTED>(a, mask, row[u], i);
                 d[i] = scale.at[i] * (g[i] - mean_g.at[i] - (row[u].x.get(i) - mean.at[i]) * slope.at[i]);
             }
             put<T, N>(a.add_x, d, a.dx + at);
             if (a.dresidual)
                 put<T, N>(a.add_residual, g, a.dresidual + at);
             if (u + GRAD_ROWS < left)
-                load_row(a, at + GRAD_ROWS * jump, row[u]);
+                load_row<COMPUTED>(a, at + GRAD_ROWS * jump, row[u]);
         }
     }
 }
@@ -541,6 +587,7 @@ static forward_call<T> forward_of(const dsc_columns &c, const dsc_cuda_norm_forw
             from<A>(f->running_var, first),
             from<A>(f->mean, first),
             from<A>(f->invstd, first),
+            from<A>(f->applied, first),
             from<T>(f->y, first),
             (A *)partials};
 }
@@ -568,7 +615,7 @@ static cudaError_t eval(const dsc_cuda_launch *at, const dsc_cuda_norm_forward_c
     return cudaGetLastError();
 }
 
-template <typename T, int N>
+template <typename T, int N, bool COMPUTED>
 static cudaError_t backward(const dsc_cuda_launch *at, const dsc_cuda_norm_backward_call *b) {
     typedef dsc_number<T> A;
     for (int64_t first = 0; first < b->channels; first += DSC_COLUMN_SLICE) {
@@ -585,13 +632,14 @@ static cudaError_t backward(const dsc_cuda_launch *at, const dsc_cuda_norm_backw
                           from<A>(b->gamma, first),
                           from<A>(b->mean, first),
                           from<A>(b->invstd, first),
+                          from<A>(b->applied, first),
                           from<T>(b->dx, first),
                           from<T>(b->dresidual, first),
                           from<A>(b->dgamma, first),
                           from<A>(b->dshift, first),
                           (A *)at->scratch};
-        DSC_LAUNCH((norm_sums<T, N>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
-        DSC_LAUNCH((norm_grad<T, N>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
+        DSC_LAUNCH((norm_sums<T, N, COMPUTED>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
+        DSC_LAUNCH((norm_grad<T, N, COMPUTED>), dim3(c.groups, c.chunks), dim3(THREADS), 0, at->stream)(a);
     }
     return cudaGetLastError();
 }
@@ -611,7 +659,9 @@ static cudaError_t eval_of(const dsc_cuda_launch *at, const dsc_cuda_norm_forwar
 template <typename T>
 static cudaError_t backward_of(const dsc_cuda_launch *at, const dsc_cuda_norm_backward_call *b) {
     int wide = dsc_fits<T>(b->channels, b->x, b->y, b->dy, b->dx, b->dresidual);
-    return wide ? backward<T, dsc_wide<T>()>(at, b) : backward<T, 1>(at, b);
+    if (b->applied)
+        return wide ? backward<T, dsc_wide<T>(), true>(at, b) : backward<T, 1, true>(at, b);
+    return wide ? backward<T, dsc_wide<T>(), false>(at, b) : backward<T, 1, false>(at, b);
 }
 
 /* ---- the operations ---- */
@@ -641,6 +691,7 @@ dsc_status dsc_cuda_norm_forward_train(dsc_queue *q, const dsc_norm_desc *desc, 
     dsc_cuda_norm_forward_call call = describe_forward(desc, x, residual, params, y);
     call.mean = dsc_data(mean);
     call.invstd = dsc_data(invstd);
+    call.applied = dsc_data(params->applied);
     DSC_CUDA_TRY(DSC_BY_TYPE(call.dtype, train_of, dsc_cuda_at(q), &call));
     return DSC_OK;
 }
@@ -658,6 +709,7 @@ dsc_status dsc_cuda_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const
                                   const dsc_tensor *mean, const dsc_tensor *invstd,
                                   const dsc_norm_grads *grads) {
     int64_t channels = gamma->dim[0];
+    const int computed = desc->relu && !grads->dresidual && grads->applied;
     dsc_cuda_norm_backward_call call = {.dtype = x->dtype,
                                         .rows = dsc_tensor_count(x) / channels,
                                         .channels = channels,
@@ -665,11 +717,12 @@ dsc_status dsc_cuda_norm_backward(dsc_queue *q, const dsc_norm_desc *desc, const
                                         .add_residual = grads->beta_residual != 0,
                                         .add_params = grads->beta_p != 0,
                                         .x = dsc_data(x),
-                                        .y = dsc_data(desc->relu ? y : NULL),
+                                        .y = dsc_data(desc->relu && !computed ? y : NULL),
                                         .dy = dsc_data(dy),
                                         .gamma = dsc_data(gamma),
                                         .mean = dsc_data(mean),
                                         .invstd = dsc_data(invstd),
+                                        .applied = dsc_data(computed ? grads->applied : NULL),
                                         .dx = dsc_data(grads->dx),
                                         .dresidual = dsc_data(grads->dresidual),
                                         .dgamma = dsc_data(grads->dgamma),

@@ -1,5 +1,6 @@
 /* Pooling in windows and globally. Gradients are gathered: every element of dx looks for the outputs whose
- * window it was in, in their order. */
+ * window it was in, in their order. Where windows of 2x2 cover every element once, as in U-Nets, an output writes the
+ * elements of its window instead, so that its gradient is read once. */
 #include "device/cuda/entries.h"
 #include "device/cuda/layer.cuh"
 
@@ -45,10 +46,11 @@ __device__ __forceinline__ void covering(int64_t i, int64_t kernel, int64_t stri
     }
 }
 
-template <typename T> struct pool_max {
+/* I: the type of the index. */
+template <typename T, typename I> struct pool_max {
     dsc_cuda_pool_shape s;
     const T *x;
-    int32_t *index;
+    I *index;
     T *y;
 
     template <int N> __device__ __forceinline__ void at(int64_t i) const {
@@ -56,29 +58,32 @@ template <typename T> struct pool_max {
         int64_t r0, r1, s0, s1;
         const T *corner = window_at(s, x, i, r0, r1, s0, s1);
         A best[N] = {};
-        dsc_vector<int32_t, N> place;
+        int32_t place[N];
 #pragma unroll
         for (int k = 0; k < N; k++)
-            place.at[k] = -1;
+            place[k] = -1;
         for (int64_t r = r0; r < r1; r++)
             for (int64_t q = s0; q < s1; q++) {
                 dsc_vector<T, N> value = dsc_load<T, N>(corner + (r * s.w + q) * s.c);
 #pragma unroll
                 for (int k = 0; k < N; k++) {
                     A v = value.get(k);
-                    if (place.at[k] < 0 || v > best[k] || v != v) { /* a NaN is a maximum */
+                    if (place[k] < 0 || v > best[k] || v != v) { /* a NaN is a maximum */
                         best[k] = v;
-                        place.at[k] = (int32_t)(r * s.window.kw + q);
+                        place[k] = (int32_t)(r * s.window.kw + q);
                     }
                 }
             }
         dsc_vector<T, N> out = {};
+        dsc_vector<I, N> places;
 #pragma unroll
-        for (int k = 0; k < N; k++)
+        for (int k = 0; k < N; k++) {
             out.set(k, best[k]);
+            places.at[k] = (I)place[k];
+        }
         dsc_store<T, N>(y + i, out);
         if (index)
-            dsc_store<int32_t, N>(index + i, place);
+            dsc_store<I, N>(index + i, places);
     }
 };
 
@@ -107,21 +112,24 @@ template <typename T> struct pool_mean {
     }
 };
 
+/* bytes: the index, if there is one, is of bytes. */
 template <typename T>
 static cudaError_t run_pool_forward(const dsc_cuda_launch *at, const dsc_cuda_pool_shape *s, const void *x,
-                                    int32_t *index, void *y) {
+                                    int bytes, void *index, void *y) {
     int64_t count = s->n * s->oh * s->ow * s->c;
     int wide = dsc_fits<T>(s->c, x, index, y);
-    pool_max<T> maximum = {*s, (const T *)x, index, (T *)y};
-    pool_mean<T> mean = {*s, (const T *)x, (T *)y};
-    return s->window.kind == DSC_POOL_MAX ? dsc_flat_run<T>(at, count, wide, maximum)
-                                          : dsc_flat_run<T>(at, count, wide, mean);
+    if (s->window.kind != DSC_POOL_MAX)
+        return dsc_flat_run<T>(at, count, wide, pool_mean<T>{*s, (const T *)x, (T *)y});
+    if (bytes)
+        return dsc_flat_run<T>(at, count, wide,
+                               pool_max<T, uint8_t>{*s, (const T *)x, (uint8_t *)index, (T *)y});
+    return dsc_flat_run<T>(at, count, wide, pool_max<T, int32_t>{*s, (const T *)x, (int32_t *)index, (T *)y});
 }
 
 /* index: NULL for an average. */
-template <typename T> struct pool_grad {
+template <typename T, typename I> struct pool_grad {
     dsc_cuda_pool_shape s;
-    const int32_t *index;
+    const I *index;
     const T *dy;
     int add;
     T *dx;
@@ -139,9 +147,9 @@ template <typename T> struct pool_grad {
                 int32_t here = (int32_t)((row + s.window.pad_h - r * s.window.stride_h) * s.window.kw +
                                          column + s.window.pad_w - q * s.window.stride_w);
                 dsc_vector<T, N> grad = dsc_load<T, N>(dy + output);
-                dsc_vector<int32_t, N> place = {};
+                dsc_vector<I, N> place = {};
                 if (index)
-                    place = dsc_load<int32_t, N>(index + output);
+                    place = dsc_load<I, N>(index + output);
 #pragma unroll
                 for (int k = 0; k < N; k++)
                     if (!index || place.at[k] == here)
@@ -157,11 +165,56 @@ template <typename T> struct pool_grad {
     }
 };
 
+/* Windows of 2x2, without padding, that cover every element of dx once: i counts outputs. */
+template <typename T, typename I> struct pool_grad_2x2 {
+    dsc_cuda_pool_shape s;
+    const I *index;
+    const T *dy;
+    int add;
+    T *dx;
+
+    template <int N> __device__ __forceinline__ void at(int64_t i) const {
+        int64_t n = i, c = dsc_peel(n, s.c), column = dsc_peel(n, s.ow); /* n: rows of all outputs */
+        T *corner = dx + (2 * n * s.w + 2 * column) * s.c + c;
+        dsc_vector<T, N> grad = dsc_load<T, N>(dy + i), out[4] = {};
+        dsc_vector<I, N> place = {};
+        if (index)
+            place = dsc_load<I, N>(index + i);
+        if (add) {
+#pragma unroll
+            for (int q = 0; q < 4; q++)
+                out[q] = dsc_load<T, N>(corner + (q / 2 * s.w + q % 2) * s.c);
+        }
+#pragma unroll
+        for (int q = 0; q < 4; q++) {
+#pragma unroll
+            for (int k = 0; k < N; k++) {
+                dsc_number<T> share = index ? place.at[k] == q ? grad.get(k) : 0 : grad.get(k) / 4;
+                out[q].set(k, add ? out[q].get(k) + share : share);
+            }
+            dsc_store<T, N>(corner + (q / 2 * s.w + q % 2) * s.c, out[q]);
+        }
+    }
+};
+
+template <typename T, typename I>
+static cudaError_t pool_backward(const dsc_cuda_launch *at, const dsc_cuda_pool_shape *s, const I *index,
+                                 const T *dy, int add, T *dx) {
+    const dsc_pool_desc *w = &s->window;
+    const int wide = dsc_fits<T>(s->c, index, dy, dx);
+    if (w->kh == 2 && w->kw == 2 && w->stride_h == 2 && w->stride_w == 2 && w->pad_h == 0 && w->pad_w == 0 &&
+        s->h == 2 * s->oh && s->w == 2 * s->ow)
+        return dsc_flat_run<T>(at, s->n * s->oh * s->ow * s->c, wide,
+                               pool_grad_2x2<T, I>{*s, index, dy, add, dx});
+    return dsc_flat_run<T>(at, s->n * s->h * s->w * s->c, wide, pool_grad<T, I>{*s, index, dy, add, dx});
+}
+
 template <typename T>
-static cudaError_t run_pool_backward(const dsc_cuda_launch *at, const dsc_cuda_pool_shape *s,
-                                     const int32_t *index, const void *dy, int add, void *dx) {
-    pool_grad<T> operation = {*s, index, (const T *)dy, add, (T *)dx};
-    return dsc_flat_run<T>(at, s->n * s->h * s->w * s->c, dsc_fits<T>(s->c, index, dy, dx), operation);
+static cudaError_t run_pool_backward(const dsc_cuda_launch *at, const dsc_cuda_pool_shape *s, int bytes,
+                                     const void *index, const void *dy, int add, void *dx) {
+    if (bytes)
+        return pool_backward<T, uint8_t>(at, s, (const uint8_t *)index, (const T *)dy, add, (T *)dx);
+    return pool_backward<T, int32_t>(at, s, (const int32_t *)index, (const T *)dy, add, (T *)dx);
 }
 
 /* ---- global ---- */
@@ -259,17 +312,18 @@ static dsc_cuda_pool_shape pool_shape(const dsc_pool_desc *desc, const dsc_tenso
 dsc_status dsc_cuda_pool_forward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *x,
                                  dsc_tensor *index, dsc_tensor *y) {
     dsc_cuda_pool_shape shape = pool_shape(desc, x, y);
-    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_pool_forward, dsc_cuda_at(q), &shape, dsc_data(x), dsc_data(index),
-                             dsc_data(y)));
+    DSC_CUDA_TRY(DSC_BY_TYPE(x->dtype, run_pool_forward, dsc_cuda_at(q), &shape, dsc_data(x),
+                             index && index->dtype == DSC_U8, dsc_data(index), dsc_data(y)));
     return DSC_OK;
 }
 
 dsc_status dsc_cuda_pool_backward(dsc_queue *q, const dsc_pool_desc *desc, const dsc_tensor *index,
                                   const dsc_tensor *dy, double beta, dsc_tensor *dx) {
     dsc_cuda_pool_shape shape = pool_shape(desc, dx, dy);
-    const int32_t *places = dsc_data(desc->kind == DSC_POOL_MAX ? index : NULL);
-    DSC_CUDA_TRY(DSC_BY_TYPE(dx->dtype, run_pool_backward, dsc_cuda_at(q), &shape, places, dsc_data(dy),
-                             beta != 0, dsc_data(dx)));
+    const dsc_tensor *places = desc->kind == DSC_POOL_MAX ? index : NULL;
+    DSC_CUDA_TRY(DSC_BY_TYPE(dx->dtype, run_pool_backward, dsc_cuda_at(q), &shape,
+                             places && places->dtype == DSC_U8, dsc_data(places), dsc_data(dy), beta != 0,
+                             dsc_data(dx)));
     return DSC_OK;
 }
 

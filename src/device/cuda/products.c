@@ -9,8 +9,8 @@
 
 #include <cublasLt.h>
 
-static cudaDataType type_of(const dsc_tensor *t) {
-    switch (t->dtype) {
+static cudaDataType type_named(dsc_dtype dtype) {
+    switch (dtype) {
     case DSC_F64:
         return CUDA_R_64F;
     case DSC_BF16:
@@ -20,6 +20,10 @@ static cudaDataType type_of(const dsc_tensor *t) {
     default:
         return CUDA_R_32F;
     }
+}
+
+static cudaDataType type_of(const dsc_tensor *t) {
+    return type_named(t->dtype);
 }
 
 static cublasOperation_t operation(int trans) {
@@ -72,96 +76,140 @@ dsc_status dsc_cuda_gemm(dsc_queue *q, int trans_a, int trans_b, double alpha, c
     return DSC_OK;
 }
 
-/* ---- products that add a bias ---- */
+/* ---- products that do more ----
+ *
+ * y[m,n] = x[m,k] op(w) for halves, and what cuBLASLt can do to a tile of y before it is written. */
+
+typedef struct fused_product {
+    const dsc_tensor *x, *w;
+    int turned; /* 1: w is [n,k] */
+    cublasLtEpilogue_t epilogue;
+    const void *bias;       /* [n] */
+    const dsc_tensor *term; /* added to y; NULL: none */
+    const void *inner;      /* [m,n]: the input of a GELU, which is written forward and read backward */
+    dsc_tensor *y;
+} fused_product;
 
 /* cuBLASLt's descriptions of one product. */
-typedef struct biased_product {
+typedef struct product_plan {
     cublasLtMatmulDesc_t operation;
     cublasLtMatrixLayout_t w, x, y;
     cublasLtMatmulPreference_t preference;
-} biased_product;
+} product_plan;
+
+static void set_attribute(product_plan *plan, cublasLtMatmulDescAttributes_t name, const void *value,
+                          size_t size, cublasStatus_t *status) {
+    if (*status == CUBLAS_STATUS_SUCCESS)
+        *status = cublasLtMatmulDescSetAttribute(plan->operation, name, value, size);
+}
+
+static void set_preference(product_plan *plan, cublasLtMatmulPreferenceAttributes_t name, const void *value,
+                           size_t size, cublasStatus_t *status) {
+    if (*status == CUBLAS_STATUS_SUCCESS)
+        *status = cublasLtMatmulPreferenceSetAttribute(plan->preference, name, value, size);
+}
+
+/* A row-major matrix of halves, as cuBLAS sees it. */
+static void set_layout(const dsc_tensor *t, cublasLtMatrixLayout_t *out, cublasStatus_t *status) {
+    if (*status == CUBLAS_STATUS_SUCCESS)
+        *status =
+            cublasLtMatrixLayoutCreate(out, type_of(t), (uint64_t)t->dim[1], (uint64_t)t->dim[0], t->dim[1]);
+}
 
 /* Sums of parts of a product are float32's. */
-static cublasStatus_t describe(const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *bias,
-                               const dsc_tensor *y, biased_product *p) {
-    const cublasOperation_t turned = CUBLAS_OP_T;
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+static cublasStatus_t plan_product(const fused_product *p, product_plan *plan) {
+    const cublasOperation_t turned = operation(p->turned);
     const uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const size_t room = DSC_CUDA_BLAS_WORKSPACE;
-    const uint64_t m = (uint64_t)y->dim[0], n = (uint64_t)y->dim[1], k = (uint64_t)x->dim[1];
-    cublasStatus_t status = cublasLtMatmulDescCreate(&p->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    const int64_t pitch = p->y->dim[1];
+    cublasStatus_t status = cublasLtMatmulDescCreate(&plan->operation, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    set_attribute(plan, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned, &status);
+    set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE, &p->epilogue, sizeof p->epilogue, &status);
+    if (p->bias)
+        set_attribute(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias, &status);
+    if (p->inner) {
+        set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &p->inner, sizeof p->inner, &status);
+        set_attribute(plan, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &pitch, sizeof pitch, &status);
+    }
+    set_layout(p->w, &plan->w, &status);
+    set_layout(p->x, &plan->x, &status);
+    set_layout(p->y, &plan->y, &status);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status =
-            cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
-                                                sizeof epilogue);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulDescSetAttribute(p->operation, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias->data,
-                                                sizeof bias->data);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutCreate(&p->w, type_of(w), k, n, (int64_t)k);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutCreate(&p->x, type_of(x), k, m, (int64_t)k);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatrixLayoutCreate(&p->y, type_of(y), n, m, (int64_t)n);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulPreferenceCreate(&p->preference);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulPreferenceSetAttribute(p->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                      &room, sizeof room);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulPreferenceSetAttribute(
-            p->preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions);
+        status = cublasLtMatmulPreferenceCreate(&plan->preference);
+    set_preference(plan, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room, &status);
+    set_preference(plan, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions, &status);
     return status;
 }
 
-static void forget(biased_product *p) {
-    if (p->preference)
-        cublasLtMatmulPreferenceDestroy(p->preference);
-    if (p->y)
-        cublasLtMatrixLayoutDestroy(p->y);
-    if (p->x)
-        cublasLtMatrixLayoutDestroy(p->x);
-    if (p->w)
-        cublasLtMatrixLayoutDestroy(p->w);
-    if (p->operation)
-        cublasLtMatmulDescDestroy(p->operation);
+static void forget_plan(product_plan *plan) {
+    if (plan->preference)
+        cublasLtMatmulPreferenceDestroy(plan->preference);
+    if (plan->y)
+        cublasLtMatrixLayoutDestroy(plan->y);
+    if (plan->x)
+        cublasLtMatrixLayoutDestroy(plan->x);
+    if (plan->w)
+        cublasLtMatrixLayoutDestroy(plan->w);
+    if (plan->operation)
+        cublasLtMatmulDescDestroy(plan->operation);
 }
 
-static cublasStatus_t multiply_biased(const dsc_cuda_queue *own, const dsc_tensor *x, const dsc_tensor *w,
-                                      const dsc_tensor *bias, dsc_tensor *y) {
+static cublasStatus_t run_plan(const dsc_cuda_queue *own, const fused_product *p, product_plan *plan) {
     cublasLtHandle_t handle = (cublasLtHandle_t)own->blas; /* a handle of cuBLAS is one of cuBLASLt, too */
-    const float alpha = 1, beta = 0;
-    biased_product p = {0};
+    const float alpha = 1, beta = p->term ? 1 : 0;
+    const void *term = p->term ? p->term->data : p->y->data;
     cublasLtMatmulHeuristicResult_t found;
     int count = 0;
-    cublasStatus_t status = describe(x, w, bias, y, &p);
+    cublasStatus_t status = plan_product(p, plan);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmulAlgoGetHeuristic(handle, p.operation, p.w, p.x, p.y, p.y, p.preference, 1,
-                                                &found, &count);
+        status = cublasLtMatmulAlgoGetHeuristic(handle, plan->operation, plan->w, plan->x, plan->y, plan->y,
+                                                plan->preference, 1, &found, &count);
     if (status == CUBLAS_STATUS_SUCCESS && count == 0)
         status = CUBLAS_STATUS_NOT_SUPPORTED;
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmul(handle, p.operation, &alpha, w->data, p.w, x->data, p.x, &beta, y->data, p.y,
-                                y->data, p.y, &found.algo, own->blas_workspace, DSC_CUDA_BLAS_WORKSPACE,
-                                own->stream);
-    forget(&p);
+        status = cublasLtMatmul(handle, plan->operation, &alpha, p->w->data, plan->w, p->x->data, plan->x,
+                                &beta, term, plan->y, p->y->data, plan->y, &found.algo, own->blas_workspace,
+                                DSC_CUDA_BLAS_WORKSPACE, own->stream);
     return status;
 }
 
-dsc_status dsc_cuda_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w, const dsc_tensor *b,
-                           const dsc_tensor *half_b, dsc_tensor *y) {
-    int aligned = (uintptr_t)half_b->data % 16 == 0 && y->dim[1] % 8 == 0 && x->dim[1] % 8 == 0;
-    cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
-    if (aligned && y->dtype == x->dtype && (x->dtype == DSC_BF16 || x->dtype == DSC_F16))
-        status = multiply_biased(dsc_cuda_queue_of(q), x, w, half_b, y);
-    if (status == CUBLAS_STATUS_SUCCESS)
-        return DSC_OK;
-    if (status != CUBLAS_STATUS_NOT_SUPPORTED)
+/* DSC_E_UNSUPPORTED, without a message, for what cuBLASLt does not have. */
+static dsc_status run_product(dsc_queue *q, const fused_product *p) {
+    uintptr_t places = (uintptr_t)p->bias | (uintptr_t)p->inner;
+    int aligned = places % 16 == 0 && p->y->dim[1] % 8 == 0 && p->x->dim[1] % 8 == 0;
+    int half = p->x->dtype == DSC_BF16 || p->x->dtype == DSC_F16;
+    if (!half || !aligned || p->y->dtype != p->x->dtype)
+        return DSC_E_UNSUPPORTED;
+    product_plan plan = {0};
+    cublasStatus_t status = run_plan(dsc_cuda_queue_of(q), p, &plan);
+    forget_plan(&plan);
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED)
+        return DSC_E_UNSUPPORTED;
+    if (status != CUBLAS_STATUS_SUCCESS)
         return dsc_cuda_blas_fail(status, "cublasLtMatmul", __FILE__, __LINE__);
-    DSC_TRY(dsc_cuda_gemm(q, 0, 1, 1, x, w, 0, y));
-    return dsc_cuda_bias_add(q, b, y);
+    return DSC_OK;
+}
+
+dsc_status dsc_cuda_linear(dsc_queue *q, const dsc_tensor *x, const dsc_tensor *w,
+                           const dsc_linear_epilogue *e, dsc_tensor *y) {
+    const fused_product p = {
+        .x = x,
+        .w = w,
+        .turned = 1,
+        .epilogue = e->inner ? (e->b ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX)
+                             : (e->b ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT),
+        .bias = e->b ? e->half_b->data : NULL,
+        .term = e->term,
+        .inner = e->inner ? e->inner->data : NULL,
+        .y = y};
+    return run_product(q, &p);
+}
+
+dsc_status dsc_cuda_gelu_gradient(dsc_queue *q, const dsc_tensor *dy, const dsc_tensor *w,
+                                  const dsc_tensor *inner, dsc_tensor *dx) {
+    const fused_product p = {
+        .x = dy, .w = w, .epilogue = CUBLASLT_EPILOGUE_DGELU, .inner = inner->data, .y = dx};
+    return run_product(q, &p);
 }
 
 dsc_status dsc_cuda_multiply_tf32(dsc_queue *q, const dsc_tf32_product *p) {
@@ -179,13 +227,19 @@ dsc_status dsc_cuda_multiply_tf32(dsc_queue *q, const dsc_tf32_product *p) {
 
 dsc_status dsc_cuda_half_products(dsc_queue *q, const dsc_half_products *p) {
     cublasHandle_t blas = dsc_cuda_queue_of(q)->blas;
+    const cudaDataType type = type_named(p->dtype);
     DSC_TRY(use_tensor_cores(blas));
-    cublasStatus_t status = cublasGemmStridedBatchedEx_64(
-        blas, operation(p->trans_b), operation(p->trans_a), p->n, p->m, p->k, &p->alpha, p->b, CUDA_R_16F,
-        p->ldb, p->step_b, p->a, CUDA_R_16F, p->lda, p->step_a, &p->beta, p->c, CUDA_R_32F, p->ldc, p->step_c,
-        p->count, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+    cublasStatus_t status =
+        p->count == 1 /* long sums of a single product can be split */
+            ? cublasGemmEx_64(blas, operation(p->trans_b), operation(p->trans_a), p->n, p->m, p->k, &p->alpha,
+                              p->b, type, p->ldb, p->a, type, p->lda, &p->beta, p->c, CUDA_R_32F, p->ldc,
+                              CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT)
+            : cublasGemmStridedBatchedEx_64(blas, operation(p->trans_b), operation(p->trans_a), p->n, p->m,
+                                            p->k, &p->alpha, p->b, type, p->ldb, p->step_b, p->a, type,
+                                            p->lda, p->step_a, &p->beta, p->c, CUDA_R_32F, p->ldc, p->step_c,
+                                            p->count, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
     DSC_BLAS_TRY(cublasSetMathMode(blas, CUBLAS_PEDANTIC_MATH));
     if (status != CUBLAS_STATUS_SUCCESS)
-        return dsc_cuda_blas_fail(status, "cublasGemmStridedBatchedEx", __FILE__, __LINE__);
+        return dsc_cuda_blas_fail(status, "a product of halves", __FILE__, __LINE__);
     return DSC_OK;
 }

@@ -50,24 +50,49 @@ static dsc_tensor rows_of(const dsc_tensor *t, int64_t channels, int64_t rows) {
     return dsc_tensor_view(t->device, t->data, t->dtype, rows ? 2 : 1, rows ? dim : &channels);
 }
 
+/* Rows of logits may be longer than the bias, which then has a copy of their length. */
+static dsc_status vector_plan(dsc_exec *exec, dsc_exec_op *op) {
+    const int64_t width = exec->values[op->out].dim[3];
+    if (width > op->node->shape.c)
+        op->saved[0] = dsc_tensor_view(exec->model->device, NULL, exec->model->options.dtype, 1, &width);
+    return DSC_OK;
+}
+
 static dsc_status vector_forward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op) {
-    int64_t c = op->node->shape.c;
+    int64_t c = op->node->shape.c, width = op->y->dim[3];
     dsc_tensor v = rows_of(dsc_exec_weight(exec, op), c, 0),
-               y = rows_of(op->y, c, dsc_tensor_count(op->y) / c);
+               y = rows_of(op->y, width, dsc_tensor_count(op->y) / width);
+    if (width > c) {
+        dsc_tensor all = op->saved[0], own = dsc_tensor_slice(&all, 0, c);
+        DSC_TRY(dsc_op_fill(q, 0, &all));
+        DSC_TRY(dsc_op_convert(q, &v, &own));
+        v = all;
+    }
     if (op->x[0]->data != op->y->data)
         DSC_TRY(dsc_op_convert(q, op->x[0], op->y));
     return dsc_op_bias_add(q, &v, &y);
+}
+
+/* dv = beta dv + the sum of the rows of dy, as far as dv goes. */
+static dsc_status sum_rows(dsc_queue *q, const dsc_exec_op *op, double beta, dsc_tensor *dv) {
+    const int64_t width = op->dy->dim[3];
+    dsc_tensor dy = rows_of(op->dy, width, dsc_tensor_count(op->dy) / width), all = op->saved[0];
+    if (width == dsc_tensor_count(dv))
+        return dsc_op_bias_grad(q, &dy, beta, dv);
+    dsc_tensor own = dsc_tensor_slice(&all, 0, dsc_tensor_count(dv));
+    DSC_TRY(dsc_op_bias_grad(q, &dy, 0, &all));
+    return dsc_op_axpby(q, 1, &own, beta, dv);
 }
 
 static dsc_status vector_backward(const dsc_exec *exec, dsc_queue *q, const dsc_exec_op *op,
                                   const dsc_backward_pass *pass) {
     int64_t c = op->node->shape.c;
     dsc_tensor *grad = dsc_exec_weight_grad(exec, op);
-    dsc_tensor dv = rows_of(grad, c, 0), dy = rows_of(op->dy, c, dsc_tensor_count(op->dy) / c);
+    dsc_tensor dv = rows_of(grad, c, 0);
     if (pass->param_grads) {
         if (pass->beta == 0) /* the other type has no gradient */
             DSC_TRY(dsc_op_fill(q, 0, grad));
-        DSC_TRY(dsc_op_bias_grad(q, &dy, pass->beta, &dv));
+        DSC_TRY(sum_rows(q, op, pass->beta, &dv));
     }
     if (!op->dx[0] || op->dx[0]->data == op->dy->data)
         return DSC_OK;
@@ -78,8 +103,10 @@ static const dsc_layer_type vector = {.name = "vector",
                                       .attribute_bytes = sizeof(vector_attributes),
                                       .named = 1,
                                       .in_place = 1,
+                                      .takes_long_rows = 1,
                                       .shape = dsc_graph_same_shape,
                                       .declare = vector_declare,
+                                      .plan = vector_plan,
                                       .forward = vector_forward,
                                       .backward = vector_backward};
 
