@@ -161,6 +161,9 @@ typedef struct dsc_callback_data {
     void (*destroy)(void *context);
     /* Labels per sample; 0 (default): 1. With several, -1 stands for a position without a label. */
     int64_t label_count;
+    /* The share of labels that are not -1 on average, as the trainer divides gradients by their expected number; 0
+     * (default): 1. A set in memory is counted. */
+    double labelled;
 } dsc_callback_data;
 DSC_API void dsc_callback_data_init_sized(dsc_callback_data *data, size_t size);
 #define dsc_callback_data_init(data) dsc_callback_data_init_sized((data), sizeof *(data))
@@ -205,8 +208,8 @@ typedef struct dsc_check_options {
     size_t size;
     int threads;   /* that read, 1 (default) to 1024 */
     void *context; /* passed to both functions */
-    /* Called about ten times a second: samples read so far, and how many of them are bad. NULL (default):
-     * nobody is told. */
+    /* Called about ten times a second and at the end: samples read so far, and how many of them are bad. NULL
+     * (default): it is not called. */
     void (*progress)(void *context, int64_t done, int64_t bad);
     /* Called at the end for every bad sample, in the order of their indices. NULL (default): only their number
      * is reported. */

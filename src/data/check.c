@@ -91,18 +91,20 @@ static int by_index(const void *a, const void *b) {
     return (x->index > y->index) - (x->index < y->index);
 }
 
-/* Waits for the threads, and reports how far they are. The caller's function runs without the lock. */
+/* Waits for the threads, and reports how far they are, the last time when all have ended. The caller's function
+ * runs without the lock. */
 static void wait_for_threads(checking *c, const dsc_check_options *o) {
-    pthread_mutex_lock(&c->mutex);
-    while (c->running > 0) {
-        dsc_condition_wait(&c->done, &c->mutex, dsc_clock_now() + report_seconds);
-        int64_t finished = c->finished, bad = c->bad_count;
+    int ended = 0;
+    while (!ended) {
+        pthread_mutex_lock(&c->mutex);
+        if (c->running > 0)
+            dsc_condition_wait(&c->done, &c->mutex, dsc_clock_now() + report_seconds);
+        const int64_t finished = c->finished, bad = c->bad_count;
+        ended = c->running == 0;
         pthread_mutex_unlock(&c->mutex);
         if (o->progress)
             o->progress(o->context, finished, bad);
-        pthread_mutex_lock(&c->mutex);
     }
-    pthread_mutex_unlock(&c->mutex);
 }
 
 static dsc_status check_all(checking *c, const dsc_check_options *o) {

@@ -55,7 +55,7 @@ wait $job_pid || status=$?
 [ -f out/latest ] || complain "no checkpoint was written"
 stopped=$(last_step)
 [ -f "out/checkpoint-$stopped.safetensors" ] || complain "no checkpoint of step $stopped, the last"
-[ "$(grep -c '^descent: ' stderr)" = 1 ] || complain "the interruption is printed $(grep -c '^descent: ' stderr) times: $(cat stderr)"
+[ "$(grep -cE '^descent: (rank 0: )?stopped' stderr)" = 1 ] || complain "the interruption is not printed once: $(cat stderr)"
 
 status=0
 more=("${run[@]}" --resume auto --steps $((stopped + 5)))

@@ -284,6 +284,33 @@ static void test_bad_rows(void **state) {
     dsc_dataset_close(&set);
 }
 
+typedef struct report {
+    int64_t done, bad;
+} report;
+
+static void note_report(void *context, int64_t done, int64_t bad) {
+    *(report *)context = (report){done, bad};
+}
+
+/* The last report of a check is that of all samples, however fast the threads are. */
+static void test_check_reports_the_end(void **state) {
+    (void)state;
+    dsc_dataset *set = broken_set();
+    for (int i = 0; i < 200; i++) {
+        report last = {0, 0};
+        dsc_check_options o;
+        int64_t bad = 0;
+        dsc_check_options_init(&o);
+        o.threads = 1 + i % 2;
+        o.context = &last;
+        o.progress = note_report;
+        assert_ok(dsc_dataset_check(set, &o, &bad));
+        assert_int_equal(last.done, COUNT);
+        assert_int_equal(last.bad, bad);
+    }
+    dsc_dataset_close(&set);
+}
+
 /* ---- a part for validation ---- */
 
 static dsc_status open_set(void *context, const char *argument, dsc_split split,
@@ -328,8 +355,12 @@ static void test_subset(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_samples),  cmocka_unit_test(test_refused), cmocka_unit_test(test_loaders),
-        cmocka_unit_test(test_bad_rows), cmocka_unit_test(test_subset),
+        cmocka_unit_test(test_samples),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_loaders),
+        cmocka_unit_test(test_bad_rows),
+        cmocka_unit_test(test_check_reports_the_end),
+        cmocka_unit_test(test_subset),
     };
     return cmocka_run_group_tests_name("data-labels", tests, setup, teardown);
 }
