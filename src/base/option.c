@@ -147,11 +147,11 @@ const char *dsc_option_range_text(const char *range, char *text, size_t size) {
     if (!range)
         snprintf(text, size, "%s", "");
     else if (isinf(r.low))
-        snprintf(text, size, "%s %g", below, r.high);
+        snprintf(text, size, "%s %.10g", below, r.high);
     else if (isinf(r.high))
-        snprintf(text, size, "%s %g", above, r.low);
+        snprintf(text, size, "%s %.10g", above, r.low);
     else
-        snprintf(text, size, "%s %g and %s %g", above, r.low, below, r.high);
+        snprintf(text, size, "%s %.10g and %s %.10g", above, r.low, below, r.high);
     return text;
 }
 

@@ -12,12 +12,28 @@
 
 typedef struct check_values {
     dsc_cli_common common;
+    int64_t context, vocabulary;
     int threads, json;
 } check_values;
 
 #define AT(member) offsetof(check_values, member)
 
 static const dsc_option options[] = {
+    {.name = "context",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(context),
+     .placeholder = "N",
+     .range = "[0, 16777216]",
+     .default_text = "256",
+     .help = "tokens, text: tokens of a sequence",
+     .group = "What to read"},
+    {.name = "vocabulary",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(vocabulary),
+     .placeholder = "N",
+     .range = "[0, 16777215]",
+     .default_text = "that of the data",
+     .help = "tokens, text: tokens that there are"},
     {.name = "threads",
      .kind = DSC_OPTION_INT,
      .offset = AT(threads),
@@ -112,6 +128,8 @@ static dsc_status check_split(const check_values *v, const char *spec, dsc_split
                  .said = dsc_cli_now()};
     dsc_data_options_init(&data);
     data.image_size = IMAGE_SIZE;
+    data.context = v->context;
+    data.vocabulary = v->vocabulary;
     dsc_status status = dsc_dataset_open(spec, split, &data, &set);
     if (status == DSC_E_NOT_FOUND && split == DSC_SPLIT_VAL) {
         if (!v->json)

@@ -258,6 +258,12 @@ dsc_status dsc_dataset_from_callback(const dsc_callback_data *data, dsc_dataset 
     if (!(given.labelled >= 0 && given.labelled <= 1))
         return DSC_FAIL(DSC_E_INVALID, "data set '%s': a share of %g of its labels: must be 0 to 1",
                         given.name, given.labelled);
+    if (given.label_count == 1 && given.labelled > 0 && given.labelled < 1)
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "data set '%s': a share of %g of its labels, but samples with one label always have it: "
+            "leave `labelled` out",
+            given.name, given.labelled);
     if (!given.sample)
         return DSC_FAIL(DSC_E_INVALID, "data set '%s': it has no function `sample`", given.name);
     DSC_TRY(dsc_memory_alloc(1, sizeof *state, &state));

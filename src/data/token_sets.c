@@ -56,14 +56,15 @@ static dsc_status fill_source(const char *path, dsc_split split, const dsc_data_
     if (!described && options->vocabulary == 0 &&
         split == DSC_SPLIT_TRAIN) /* once, where both splits are opened */
         dsc_log(DSC_LOG_WARNING,
-                "'%s': no tokens.json describes it, so its tokens are taken for GPT-2's (vocabulary %d)",
+                "'%s': no tokens.json describes it, so its tokens are taken for GPT-2's (vocabulary %d): if "
+                "they are not, say how many there are (vocabulary N)",
                 path, DEFAULT_VOCABULARY);
     const int64_t own = dsc_token_file_vocabulary(source->file);
     if (options->vocabulary > 0 && options->vocabulary < own)
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "tokens: '%s' was made with a vocabulary of %lld tokens, and not %lld: these are too few", path,
-            (long long)own, (long long)options->vocabulary);
+        return DSC_FAIL(DSC_E_INVALID,
+                        "tokens: '%s' was made with a vocabulary of %lld tokens, and not %lld: these are too "
+                        "few; use at least %lld, or leave the vocabulary out",
+                        path, (long long)own, (long long)options->vocabulary, (long long)own);
     source->vocabulary = options->vocabulary > own ? options->vocabulary : own;
     source->count = dsc_token_file_count(source->file);
     source->bytes_per_token = (double)dsc_token_file_text_bytes(source->file) / (double)source->count;
@@ -161,8 +162,11 @@ static dsc_status open_text(void *context, const char *argument, dsc_split split
                            options->val_split > 0 ? options->val_split : default_val_split, &source);
     if (status == DSC_OK && options->vocabulary > 0 && options->vocabulary < source.vocabulary)
         status = DSC_FAIL(
-            DSC_E_INVALID, "text: '%s' has %lld different %s, more than the vocabulary of %lld tokens", path,
-            (long long)source.vocabulary, bytes ? "bytes" : "characters", (long long)options->vocabulary);
+            DSC_E_INVALID,
+            "text: '%s' has %lld %s, more than the vocabulary of %lld tokens: use at least %lld, or "
+            "leave the vocabulary out",
+            path, (long long)source.vocabulary, bytes ? "tokens, one for each byte" : "different characters",
+            (long long)options->vocabulary, (long long)source.vocabulary);
     if (status == DSC_OK && options->vocabulary > 0)
         source.vocabulary = options->vocabulary;
     if (status == DSC_OK)

@@ -134,6 +134,10 @@ int dsc_graph_is_causal(const dsc_model *m) {
     return 1;
 }
 
+int dsc_graph_sees_ahead(const dsc_model *m) {
+    return dsc_model_takes_tokens(m) && dsc_model_positions(m) > 1 && !dsc_graph_is_causal(m);
+}
+
 /* A decoder can compute every layer position by position. */
 static dsc_status check_decoder(const dsc_model *m) {
     if (!m || !m->sealed || !m->tokens)

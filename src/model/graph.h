@@ -155,6 +155,8 @@ typedef struct dsc_attention_attributes {
 } dsc_attention_attributes;
 /* 1 when no position of a sequence depends on later ones. */
 int dsc_graph_is_causal(const dsc_model *m);
+/* 1 when a model of sequences may see the next token, so that it can only predict masked ones. */
+int dsc_graph_sees_ahead(const dsc_model *m);
 /* With attention, the kinds whose operations are counted. */
 extern const dsc_layer_type dsc_layer_linear, dsc_layer_conv2d, dsc_layer_conv_transpose2d;
 

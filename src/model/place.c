@@ -26,6 +26,7 @@ typedef struct place {
     int64_t *producer;   /* per value: its operation; -1 for none */
     int64_t *root;       /* per value: the value in whose storage it lies */
     int64_t *grad_root;  /* the same for gradients */
+    int64_t *giver;      /* per value: the operation from which its first gradient comes; -1 for none */
     int64_t *segment, *again,
         *back;           /* per operation: its segment, and the times of recompute and of backward */
     unsigned char *kept; /* recompute: per value, another segment reads it, or the loss; then also its root */
@@ -175,52 +176,82 @@ static int passes_gradient(const dsc_exec_op *s, int k) {
     return s->type == &dsc_layer_add || (s->adds && k == 1);
 }
 
-/* 1: backward of operation j writes its gradient over the one it is computed from, which is in the memory of `root`. */
-static int overwrites(const place *p, int64_t j, int64_t root) {
+/* The operation from which v gets its first gradient in backward: the last that reads it; for logits, the loss. */
+static int64_t first_giver(const place *p, dsc_value v) {
+    if (v == p->exec->model->logits)
+        return p->ops;
+    for (int64_t j = p->ops - 1; j >= 0; j--)
+        for (int e = 0; e < p->exec->ops[j].inputs; e++)
+            if (p->exec->ops[j].in[e] == v)
+                return j;
+    return -1;
+}
+
+/* What backward of one operation does to a memory of gradients. */
+typedef struct effect {
+    int reads;         /* 1: the gradient it is computed from is there */
+    int begins, added; /* gradients that come to be there, and those it adds to */
+    int writes;        /* 1: it writes to the memory */
+    int in_place;      /* 1: it may write over the gradient that it reads */
+} effect;
+
+static effect effect_of(const place *p, int64_t j, const unsigned char *there) {
     const dsc_exec_op *s = &p->exec->ops[j];
-    return s->inputs > 0 && p->grad_root[s->out] == root && p->grad_root[s->in[0]] == root &&
-           (s->type->grad_in_place || (s->type->in_place && s->type != &dsc_layer_add));
+    effect f = {.reads = there[s->out]};
+    for (int e = 0; e < s->inputs; e++) {
+        if (!there[s->in[e]] || !wants_gradient(p, s->in[e]))
+            continue;
+        const int first = p->giver[s->in[e]] == j && (e == 0 || s->in[0] != s->in[e]);
+        f.begins += first;
+        f.added += !first;
+        if (first && f.reads && passes_gradient(s, e))
+            continue;
+        f.writes++;
+        f.in_place = first && e == 0 && (s->type->in_place || s->type->grad_in_place);
+    }
+    return f;
 }
 
-/* 1: the gradient of another input is in the memory of the output's, and it or that of input k will be overwritten. */
-static int may_collide(const place *p, int64_t i, int k) {
-    const dsc_exec_op *s = &p->exec->ops[i];
-    int64_t root = p->grad_root[s->out];
-    int shared = 0, written = 0;
-    for (int e = 0; e < s->inputs; e++)
-        shared |= e != k && p->grad_root[s->in[e]] == root;
-    for (int64_t j = 0; j < i; j++)
-        written |= overwrites(p, j, root) || overwrites(p, j, s->in[k]);
-    return shared && written;
+/* 1: the gradients of the marked values can have the same memory: whenever one is written to it, no other is there that
+ * is still to be read. In backward, operations run from the last to the first. */
+static int fit_together(const place *p, const unsigned char *there) {
+    int64_t live = there[p->exec->model->logits];
+    for (int64_t j = p->ops - 1; j >= 0; j--) {
+        if (!p->exec->ops[j].backward)
+            continue;
+        const effect f = effect_of(p, j, there);
+        if (f.writes && (f.begins + f.added > 1 || live - f.reads - f.added > 0 || (f.reads && !f.in_place)))
+            return 0;
+        live += f.begins - f.reads;
+    }
+    return 1;
 }
 
-/* 1: the gradient of input k of operation i may stay in the memory of the output's: it comes from there first, and what
- * reads it there does so before another operation adds to it. In backward, operations run from the last to the first. */
-static int may_stay(const place *p, int64_t i, int k) {
+/* 1: the gradient of input k of operation i may stay in the memory of the output's. */
+static int may_stay(const place *p, int64_t i, int k, unsigned char *there) {
     const dsc_exec_op *s = &p->exec->ops[i];
-    int64_t root = p->grad_root[s->out], last_read = p->ops, next_write = -1;
-    dsc_value x = s->in[k];
-    if (!s->backward || !passes_gradient(s, k) || p->grad_root[x] != x || !wants_gradient(p, x) ||
-        may_collide(p, i, k))
+    const int64_t root = p->grad_root[s->out];
+    const dsc_value x = s->in[k];
+    if (!s->backward || !passes_gradient(s, k) || p->grad_root[x] != x || x == root ||
+        !wants_gradient(p, x) || p->giver[x] != i)
         return 0;
     for (int64_t v = 0; v < p->n; v++)
-        if (p->grad_root[v] == root && p->producer[v] >= 0 && p->producer[v] < last_read)
-            last_read = p->producer[v];
-    for (int64_t j = 0; j < p->ops; j++)
-        for (int e = 0; e < p->exec->ops[j].inputs; e++)
-            if (p->exec->ops[j].in[e] == x && (j != i || e != k))
-                next_write = j;
-    return last_read > next_write;
+        there[v] = wants_gradient(p, (dsc_value)v) && (p->grad_root[v] == root || p->grad_root[v] == x);
+    return fit_together(p, there);
 }
 
 /* The gradient that a sum of several layers passes on to an earlier sum is not copied where that can be avoided. Only one
  * input's may stay, because one of them may be computed from the other. */
-static void pass_on_gradients(place *p) {
+static dsc_status pass_on_gradients(place *p) {
+    unsigned char *there;
+    DSC_TRY(dsc_memory_alloc(p->n, sizeof *there, &there));
+    for (int64_t v = 0; v < p->n; v++)
+        p->giver[v] = first_giver(p, (dsc_value)v);
     for (int64_t i = p->ops - 1; i >= 0; i--) {
         const dsc_exec_op *s = &p->exec->ops[i];
         int64_t root = p->grad_root[s->out];
         for (int k = 0; k < s->inputs; k++) {
-            if (!may_stay(p, i, k))
+            if (!may_stay(p, i, k, there))
                 continue;
             for (int64_t v = 0; v < p->n; v++)
                 if (p->grad_root[v] == s->in[k])
@@ -228,6 +259,8 @@ static void pass_on_gradients(place *p) {
             break;
         }
     }
+    dsc_memory_free(&there);
+    return DSC_OK;
 }
 
 /* The first gradient that reaches a value overwrites, the others add. */
@@ -437,6 +470,7 @@ static dsc_status place_open(dsc_exec *exec, place *p) {
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->producer, &p->producer));
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->root, &p->root));
     DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->grad_root, &p->grad_root));
+    DSC_TRY(dsc_memory_alloc(p->n, sizeof *p->giver, &p->giver));
     DSC_TRY(dsc_memory_alloc(p->ops, sizeof *p->segment, &p->segment));
     DSC_TRY(dsc_memory_alloc(p->ops, sizeof *p->again, &p->again));
     DSC_TRY(dsc_memory_alloc(p->ops, sizeof *p->back, &p->back));
@@ -458,6 +492,7 @@ static void place_close(place *p) {
     dsc_memory_free(&p->back);
     dsc_memory_free(&p->again);
     dsc_memory_free(&p->segment);
+    dsc_memory_free(&p->giver);
     dsc_memory_free(&p->grad_root);
     dsc_memory_free(&p->root);
     dsc_memory_free(&p->producer);
@@ -475,7 +510,7 @@ static dsc_status plan(dsc_exec *exec, place *p) {
     if (exec->mode == DSC_EXEC_TRAIN) {
         share_gradients(p);
         if (!exec->lasting) /* captures may read a gradient later than its layer */
-            pass_on_gradients(p);
+            DSC_TRY(pass_on_gradients(p));
         DSC_TRY(set_betas(p));
         live_gradients(p);
         if (exec->lasting)

@@ -405,6 +405,11 @@ static dsc_status make_local(session *s) {
     /* A file that does not say how many outputs it has: its tensors are compared below. */
     const int64_t outputs = s->facts.classes == 1 ? 1 : info.classes;
     DSC_TRY(dsc_zoo_create(s->device, s->facts.model, info.h, info.w, info.c, outputs, &model, &s->model));
+    if (s->set->whole_numbers && s->set->mask == 0 && dsc_graph_sees_ahead(s->model))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "model %s has layers that may see the next token, which it would have to predict: "
+                        "evaluate it on masked tokens (mask 0.15)",
+                        s->facts.model);
     if (s->reader) {
         DSC_TRY(dsc_statedict_check(s->model, s->facts.model, s->reader));
         DSC_TRY(dsc_statedict_read(s->model, s->queue, s->reader));

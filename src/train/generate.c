@@ -205,6 +205,7 @@ static dsc_status open_tokenizer(session *s) {
                         s->options.checkpoint);
     dsc_data_options_init(&options);
     options.context = 1;
+    options.vocabulary = s->facts.vocabulary > 0 ? s->facts.vocabulary : 0;
     DSC_TRY(dsc_dataset_open(data, DSC_SPLIT_TRAIN, &options, &s->set));
     s->tokenizer = dsc_dataset_tokenizer(s->set);
     if (!s->tokenizer)
@@ -228,6 +229,9 @@ static dsc_status make_model(session *s) {
                         "the model of '%s' has a vocabulary of %lld tokens, the tokenizer of the data one of "
                         "%lld: name the data that it was trained on",
                         s->options.checkpoint, (long long)f->classes, (long long)s->vocabulary);
+    if (s->set)
+        DSC_TRY(dsc_model_file_check_tokenizer(s->reader, s->tokenizer,
+                                               s->options.data ? s->options.data : f->data));
     DSC_TRY(dsc_zoo_create(s->device, f->model, s->context, 1, 1, s->vocabulary, NULL, &s->model));
     if (!dsc_model_takes_tokens(s->model))
         return DSC_FAIL(DSC_E_INVALID, "model %s is one of images: it cannot generate text", f->model);

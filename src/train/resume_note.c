@@ -118,9 +118,9 @@ static int is_custom(const dsc_option *o, const char *before, const char *after)
 }
 
 /* What the user calls an option: the image size of sequences is their context. */
-static const char *name_of(const dsc_option *o, const reading *own) {
-    const int sequences = own->values.train.context > 0 && strcmp(o->name, "image-size") == 0;
-    return sequences ? "context" : o->name;
+static const char *name_of(const dsc_option *o, const reading *saved, const reading *own) {
+    const int sequences = saved->values.train.context > 0 || own->values.train.context > 0;
+    return sequences && strcmp(o->name, "image-size") == 0 ? "context" : o->name;
 }
 
 /* Options that do not apply are not in the sets. */
@@ -138,7 +138,7 @@ static dsc_status refuse_fixed(const dsc_option *table, const reading *saved, co
                 DSC_E_INVALID,
                 "a run that is resumed cannot change %s: it is %.200s now, but was %.200s in '%s'; "
                 "leave it as it was, or start another run in another directory",
-                name_of(o, own), after, before, directory);
+                name_of(o, saved, own), after, before, directory);
     }
     return DSC_OK;
 }

@@ -114,10 +114,11 @@ static dsc_status capture_table(void *context, dsc_queue *q, int64_t table, cons
     dsc_kfac_sample sample;
     dsc_kfac_sample_init(&sample);
     sample.g = *dy;
+    const dsc_tensor padding = padding_of(t);
     if (tokens)
         sample.a = *tokens;
-    else
-        sample.tokens = padding_of(t);
+    else if (padding.data && dy->dim[1] == padding.dim[1]) /* one at every position */
+        sample.tokens = padding;
     DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, layer, &sample));
     dsc_phases_in_kfac(&t->phases, began);
     return DSC_OK;

@@ -420,6 +420,8 @@ static void adopt(dsc_trainer *t, dsc_model *model, dsc_dataset *train, dsc_data
     o->data = train ? t->info.name : "batches of the caller";
     o->image_size = t->info.h;
     o->mask = train ? train->mask : 0;
+    o->vocabulary = train && train->whole_numbers ? train->options.vocabulary : 0;
+    o->mask_token = o->mask > 0 ? train->options.mask_token : -1;
     if (model && dsc_model_classes(model) == 1 && o->loss == DSC_LOSS_CROSS_ENTROPY)
         o->loss = DSC_LOSS_BCE;
 }
@@ -472,8 +474,7 @@ static dsc_status check_task(const dsc_trainer *t) {
     if (o->vocabulary > 0 && !t->train_set->whole_numbers)
         return DSC_FAIL(DSC_E_INVALID, "vocabulary %lld: %s has no tokens; leave it out",
                         (long long)o->vocabulary, o->data);
-    if (t->train_set->whole_numbers && dsc_model_takes_tokens(t->model) && o->mask == 0 &&
-        dsc_model_positions(t->model) > 1 && !dsc_graph_is_causal(t->model))
+    if (t->train_set->whole_numbers && o->mask == 0 && dsc_graph_sees_ahead(t->model))
         return DSC_FAIL(DSC_E_INVALID,
                         "model %s has layers that may see the next token, which it would have to predict: "
                         "train it on masked tokens (mask 0.15)",
