@@ -18,6 +18,7 @@ static const loss_case cases[] = {
     {40, 1001, 0.05, 1, 20, 1, 0, 0}, {4000, 10, 0.1, 0.001, 8, 1, 0, 0},
     {9, 10, 0, 1, 4, 1, 1, 0},        {33, 200, 0.1, 1, 4, 1, 1, 1},
     {40, 10, 0.1, 1, 4, 1, 0, 1},     {12, 1000, 1, 0.5, 2, 1, 1, 1},
+    {40, 1001, 0, 1, 300, 1, 0, 0}, /* threads whose first logits are far below 0 */
 };
 
 static dsc_status loss_run(dsc_queue *q, dsc_tensor *t, const void *params) {

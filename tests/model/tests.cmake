@@ -8,6 +8,7 @@ descent_test(model_transposed SOURCES model/test_transposed.c model/nets.c ROOMS
 descent_test(model_attention SOURCES model/test_attention.c model/nets.c ROOMS model)
 descent_test(model_sequences SOURCES model/test_sequences.c model/nets.c ROOMS model)
 descent_test(model_recompute SOURCES model/test_recompute.c model/nets.c model/own_layers.c ROOMS model)
+descent_test(model_random SOURCES model/test_random.c model/nets.c ROOMS model)
 descent_test(model_zoo SOURCES model/test_zoo.c model/nets.c ROOMS model)
 descent_test(model_halves SOURCES model/test_halves.c model/nets.c ROOMS model)
 emulated_program(model_exec SOURCES model/test_exec.c model/nets.c model/own_layers.c ROOMS model)

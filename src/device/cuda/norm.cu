@@ -390,13 +390,13 @@ template <typename T, int N> struct grad_mask { dsc_number<T> mean[N], scale[N],
 template <bool COMPUTED, typename T, int N>
 __device__ __forceinline__ void load_mask(const grad_call<T> &a, const dsc_column_place &p,
                                           grad_mask<T, N> &mask) {
-    if (!COMPUTED || p.channel >= a.at.width)
-        return;
+    if (COMPUTED && p.channel < a.at.width) {
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-        mask.mean[i] = a.mean[p.channel + i];
-        mask.scale[i] = a.applied[p.channel + i];
-        mask.shift[i] = a.applied[a.at.stride + p.channel + i];
+        for (int i = 0; i < N; i++) {
+            mask.mean[i] = a.mean[p.channel + i];
+            mask.scale[i] = a.applied[p.channel + i];
+            mask.shift[i] = a.applied[a.at.stride + p.channel + i];
+        }
     }
 }
 

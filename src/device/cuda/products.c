@@ -175,7 +175,9 @@ static cublasStatus_t run_plan(const dsc_cuda_queue *own, const fused_product *p
 
 /* DSC_E_UNSUPPORTED, without a message, for what cuBLASLt does not have. */
 static dsc_status run_product(dsc_queue *q, const fused_product *p) {
-    uintptr_t places = (uintptr_t)p->bias | (uintptr_t)p->inner;
+    uintptr_t places = (uintptr_t)p->bias | (uintptr_t)p->inner | (uintptr_t)p->x->data |
+                       (uintptr_t)p->w->data | (uintptr_t)p->y->data |
+                       (uintptr_t)(p->term ? p->term->data : NULL);
     int aligned = places % 16 == 0 && p->y->dim[1] % 8 == 0 && p->x->dim[1] % 8 == 0;
     int half = p->x->dtype == DSC_BF16 || p->x->dtype == DSC_F16;
     if (!half || !aligned || p->y->dtype != p->x->dtype)
