@@ -45,7 +45,8 @@ typedef struct dsc_model_options {
     const char *name;
     /* 1: executors for training do not keep all values between layers for the backward pass, but compute them again from
      * some that they keep, part by part. That takes less memory and up to a third more time; gradients have the same
-     * bits. 0 (default): they keep them. */
+     * bits, except for half types on a GPU where a GELU (tanh) lies between two linear layers: without recompute it is
+     * part of their products, and is rounded once less. 0 (default): they keep them. */
     int recompute;
 } dsc_model_options;
 DSC_API void dsc_model_options_init_sized(dsc_model_options *options, size_t size);
