@@ -1,5 +1,5 @@
 /* Distributed K-FAC: a preconditioner for the gradients of linear, convolution and transposed convolution layers, and on
- * request of norms and embeddings.
+ * request of norms, embeddings and tied heads.
  *
  * A layer is described by its name, its shape and the memory of its gradients. In every step the caller
  * passes each layer's input a and the gradient g at its output, and K-FAC rewrites the gradients in place. It
@@ -45,7 +45,8 @@ typedef struct dsc_kfac dsc_kfac;
     X(DSC_KFAC_BATCH_NORM, batch_norm)                                                                       \
     X(DSC_KFAC_CONV_TRANSPOSE2D, conv_transpose2d)                                                           \
     X(DSC_KFAC_LAYER_NORM, layer_norm)                                                                       \
-    X(DSC_KFAC_EMBEDDING, embedding)
+    X(DSC_KFAC_EMBEDDING, embedding)                                                                         \
+    X(DSC_KFAC_TIED_HEAD, tied_head)
 
 typedef enum dsc_kfac_kind {
 #define DSC_KFAC_KIND_ENUM(constant, name) constant,
@@ -53,7 +54,8 @@ typedef enum dsc_kfac_kind {
 #undef DSC_KFAC_KIND_ENUM
 } dsc_kfac_kind;
 
-/* "linear", "conv2d", "batch_norm", "conv_transpose2d", "layer_norm", "embedding"; "unknown" for any other number. */
+/* "linear", "conv2d", "batch_norm", "conv_transpose2d", "layer_norm", "embedding", "tied_head"; "unknown" for any other
+ * number. */
 DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
 
 /* A layer: the tensors a and g that dsc_kfac_capture will be given, and the memory of its gradients.
@@ -74,12 +76,17 @@ DSC_API const char *dsc_kfac_kind_name(dsc_kfac_kind kind);
  *   embedding   a table of in_c rows of out_c numbers: weights are [in_c, out_c], no bias. a has a row number for every
  *            row of g[n, ..., out_c], F32 or F64, -1 for none; without a the rows of g are positions 0 .. in_c - 1, again
  *            and again. Keeps its gradient unless options.embeddings says otherwise. A is diagonal, the shares of the
- *            rows. late_gradients is refused */
+ *            rows. late_gradients is refused
+ *   tied_head   the last linear layer of a language model, whose weights [out_c, in_c] are also the table of an
+ *            embedding: weight_grad is the sum of both gradients; no bias. a[rows, in_c] with any number of leading
+ *            dimensions is its input; g is not used. Keeps its gradient unless options.tied_head says otherwise; then
+ *            P = D (A + damping I)^-1, A = sum a a' / rows: eigenvectors with any method, and no G. late_gradients is
+ *            refused */
 typedef struct dsc_kfac_layer {
     size_t size;
     const char *name; /* not empty, and different for every layer */
     dsc_kfac_kind kind;
-    int64_t in_c, out_c;          /* linear: features; ignored for conv2d and conv_transpose2d */
+    int64_t in_c, out_c;          /* linear, tied_head: features; ignored for conv2d and conv_transpose2d */
     const dsc_conv2d_shape *conv; /* conv2d, conv_transpose2d: its geometry; ignored for linear */
     /* Gradients of the weights, in the order given above, and of the bias, out_c numbers; both F32 or F64.
      * No memory in bias_grad: no bias. */
@@ -176,6 +183,13 @@ typedef enum dsc_kfac_norm_choice {
     DSC_KFAC_NORM_DIAGONAL /* without the element of F that couples scale and shift */
 } dsc_kfac_norm_choice;
 
+/* The head of a language model whose weight is also the table of its tokens. Its gradient reaches tokens that the batch does
+ * not have, which the diagonal factor of an embedding would divide by the damping alone. */
+typedef enum dsc_kfac_tied_choice {
+    DSC_KFAC_TIED_SKIP, /* it keeps its gradient */
+    DSC_KFAC_TIED_INPUT /* P = D (A + damping I)^-1 with A of the head's input; there is no G */
+} dsc_kfac_tied_choice;
+
 /* How the KL clip shortens a step, over L layers:
  *   global   one factor for all: nu = min(1, sqrt(kl_clip / |lr^2 sum <P, D>|))
  *   layer    a factor for each, which has an equal share of the bound:
@@ -202,6 +216,7 @@ DSC_API dsc_status dsc_kfac_clip_scaling_parse(const char *name, dsc_kfac_clip_s
 DSC_API dsc_status dsc_kfac_norm_parse(const char *name, dsc_kfac_norm_choice *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_clip_parse(const char *name, dsc_kfac_clip *out) DSC_MUST_CHECK;
 DSC_API dsc_status dsc_kfac_sharing_parse(const char *name, dsc_kfac_sharing *out) DSC_MUST_CHECK;
+DSC_API dsc_status dsc_kfac_tied_parse(const char *name, dsc_kfac_tied_choice *out) DSC_MUST_CHECK;
 DSC_API const char *dsc_kfac_method_name(dsc_kfac_method method);
 DSC_API const char *dsc_kfac_strategy_name(dsc_kfac_strategy strategy);
 DSC_API const char *dsc_kfac_placement_name(dsc_kfac_placement placement);
@@ -212,6 +227,7 @@ DSC_API const char *dsc_kfac_norm_name(dsc_kfac_norm_choice norm);
 DSC_API const char *dsc_kfac_refresh_name(dsc_kfac_refresh refresh);
 DSC_API const char *dsc_kfac_clip_name(dsc_kfac_clip clip);
 DSC_API const char *dsc_kfac_sharing_name(dsc_kfac_sharing sharing);
+DSC_API const char *dsc_kfac_tied_name(dsc_kfac_tied_choice tied);
 DSC_API const char *dsc_kfac_clip_scaling_name(dsc_kfac_clip_scaling scaling);
 
 /* The hyper-parameters of one step. A schedule may change them; the members are those of dsc_kfac_options. */
@@ -250,8 +266,8 @@ typedef struct dsc_kfac_options {
      * held as well, because a schedule may ask for them. */
     int64_t diag_blocks;
     /* NULL; POSIX extended regular expressions, separated by spaces. A layer in whose name or kind ("linear",
-     * "conv2d", "conv_transpose2d", "batch_norm", "layer_norm", "embedding") one of them is found keeps its plain
-     * gradient. */
+     * "conv2d", "conv_transpose2d", "batch_norm", "layer_norm", "embedding", "tied_head") one of them is found keeps its
+     * plain gradient. */
     const char *skip_layers;
     /* DSC_F32: factors have the type of the gradients. DSC_BF16, DSC_F16: they are stored and sent in this
      * type and computed in float32. An average in a half type stands still once a batch moves it by less than
@@ -280,7 +296,7 @@ typedef struct dsc_kfac_options {
     int64_t health_steps;
     /* 0: all; n: factors come from the first n samples of every capture (entries of the first dimension of a and
      * g, where both have the same number of them), scaled so that their expectation is the same. The order of
-     * samples must be random. Norms and embeddings use all samples. */
+     * samples must be random. Norms, embeddings and tied heads use all samples. */
     int64_t factor_samples;
     dsc_kfac_norm_choice norm; /* off */
     /* 1: bases keep all eigenvectors. Below 1: of factors of more than 128 rows they keep the leading share of
@@ -303,6 +319,7 @@ typedef struct dsc_kfac_options {
     dsc_kfac_sharing sharing;
     /* 0: tables of embeddings keep their gradients. 1: they are preconditioned: without clip layer. */
     int embeddings;
+    dsc_kfac_tied_choice tied_head; /* skip; input: without clip layer */
 } dsc_kfac_options;
 
 /* Sets the defaults. The macro passes the size of the struct that the caller was compiled with. */
@@ -333,7 +350,7 @@ DSC_API int dsc_kfac_wants_factors(const dsc_kfac *kfac);
 /* Reports that layer number `layer` ran, with its input a and the gradient g at its output. Work in the queue
  * reads them; work that is put into the queue later may change them. Once per pass, in the same order on
  * every rank. A layer that did not run is not captured, on any rank, and is left out of the step. a and g may
- * be NULL when dsc_kfac_wants_factors returns 0. On the last pass this starts the averaging over ranks, so
+ * be NULL when dsc_kfac_wants_factors returns 0, g of a tied head always. On the last pass this starts the averaging over ranks, so
  * every rank must make the call. Collective; asynchronous. */
 DSC_API dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
                                     const dsc_tensor *g) DSC_MUST_CHECK;
@@ -347,7 +364,7 @@ typedef struct dsc_kfac_sample {
      * there may be an invstd alone. g is the gradient at the output. y: the output, where a ReLU follows in the
      * same operation and g is the gradient after it; else no memory. */
     dsc_tensor mean, invstd, y;
-    /* Linear layers on sequences, and tables of positions: a number for each row, F32 or F64, such as the tokens
+    /* Linear layers on sequences, tied heads, and tables of positions: a number for each row, F32 or F64, such as the tokens
      * [n, positions] of a model. Rows whose number is negative are padding: they enter neither A nor G. No memory: there is
      * none. Linear layers: not with sharing reduce, nor with EKFAC from samples without loss_terms. */
     dsc_tensor tokens;

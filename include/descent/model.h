@@ -434,6 +434,10 @@ typedef struct dsc_backward_options {
      * Called like `capture`, with the same context; may be NULL. */
     dsc_status (*capture_table)(void *context, dsc_queue *q, int64_t table, const dsc_tensor *tokens,
                                 const dsc_tensor *dy);
+    /* Tied head number `head`, a linear layer with `tied` of dsc_linear_options, counted in the order in which they were
+     * added: its input a[batch, positions, features], of vectors [batch, features]. Called like `capture`, with the same
+     * context; may be NULL. */
+    dsc_status (*capture_tied)(void *context, dsc_queue *q, int64_t head, const dsc_tensor *a);
 } dsc_backward_options;
 DSC_API void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size);
 #define dsc_backward_options_init(options) dsc_backward_options_init_sized((options), sizeof *(options))

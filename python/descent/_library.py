@@ -202,6 +202,7 @@ class KfacOptions(Structure):
         ("loss_terms", c_int64),
         ("sharing", c_int),
         ("embeddings", c_int),
+        ("tied_head", c_int),
     ]
 
 

@@ -287,7 +287,8 @@ dsc_status dsc_kfac_join_captures(dsc_kfac *kfac, dsc_queue *queue) {
 
 int dsc_kfac_can_capture_beside(const dsc_kfac_options *options, const dsc_device *device, int ranks) {
     return !dsc_device_is_host(device) && ranks == 1 && options->norm == DSC_KFAC_NORM_OFF &&
-           !options->embeddings && options->ekfac != DSC_KFAC_EKFAC_SAMPLES;
+           !options->embeddings && options->tied_head == DSC_KFAC_TIED_SKIP &&
+           options->ekfac != DSC_KFAC_EKFAC_SAMPLES;
 }
 
 dsc_status dsc_kfac_capture_beside(dsc_kfac *kfac) {

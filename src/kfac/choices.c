@@ -29,6 +29,7 @@ static const char *const clip_scalings[] = {"none", "ranks", NULL};
 static const char *const norms[] = {"off", "full", "diagonal", NULL};
 static const char *const clips[] = {"global", "layer", NULL};
 static const char *const sharings[] = {"expand", "reduce", NULL};
+static const char *const tied[] = {"skip", "input", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
@@ -299,6 +300,16 @@ static const dsc_option table[] = {
              "that a head shares",
      .json = "kfac.embeddings",
      .rules = {K_ON}},
+    {.name = "kfac-tied-head",
+     .kind = DSC_OPTION_CHOICE,
+     .offset = AT(tied_head),
+     .value = "skip",
+     .choices = tied,
+     .help =
+         "a language model's head that shares its weight with the table of tokens: it keeps its gradient, or "
+         "is preconditioned by the factor A of its input alone",
+     .json = "kfac.tied_head",
+     .rules = {K_ON}},
     {.name = NULL},
 };
 
@@ -427,6 +438,17 @@ dsc_status dsc_kfac_sharing_parse(const char *name, dsc_kfac_sharing *out) {
 
 const char *dsc_kfac_sharing_name(dsc_kfac_sharing sharing) {
     return dsc_option_choice_name(sharings, (int)sharing);
+}
+
+dsc_status dsc_kfac_tied_parse(const char *name, dsc_kfac_tied_choice *out) {
+    int value = 0;
+    DSC_TRY(dsc_option_choice_parse("kfac-tied-head", tied, name, &value));
+    *out = (dsc_kfac_tied_choice)value;
+    return DSC_OK;
+}
+
+const char *dsc_kfac_tied_name(dsc_kfac_tied_choice choice) {
+    return dsc_option_choice_name(tied, (int)choice);
 }
 
 /* ---- defaults ---- */
@@ -564,6 +586,11 @@ static dsc_status check_together(const dsc_kfac_options *o, int ranks, int rows)
             DSC_E_INVALID,
             "K-FAC clip layer with embeddings on: embeddings have no clip of their own; choose clip "
             "global, or embeddings off");
+    if (o->clip == DSC_KFAC_CLIP_LAYER && o->tied_head != DSC_KFAC_TIED_SKIP)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "K-FAC clip layer with tied head %s: a tied head has no clip of its own; choose clip "
+                        "global, or tied head skip",
+                        dsc_kfac_tied_name(o->tied_head));
     if (o->clip == DSC_KFAC_CLIP_LAYER && o->norm != DSC_KFAC_NORM_OFF)
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC clip %s has a factor for each linear and convolution layer, but none for "

@@ -6,6 +6,12 @@
  *   P_v = Q [(Q' D_v) / (A_v vG + damping)]    for row v of the gradient D, G = Q diag(vG) Q'; A and G of the last
  *                                              decomposition
  *
+ * A tied head is the table of an embedding that a linear layer uses as well. Its gradient D has both parts, and reaches rows
+ * that the batch does not have. It is treated as a table whose A is the identity, and whose "G" is the factor A of the
+ * linear layer's input: with 1 for A_v the formula above is P = D (A + damping I)^-1.
+ *
+ *   A   = sum a a' / R                 R rows of its input
+ *
  * A and G are averaged as other factors are. There are few such tables, so that every rank keeps all of them, decomposes
  * their G whenever decompositions are made (always by eigenvectors, and at once with options.async_steps), and
  * preconditions them, whatever the strategy. <P, D> counts in the clip. Layers that did not run keep their gradient. */
@@ -23,30 +29,44 @@ static int64_t packed_of(const dsc_kfac_table *t) {
     return t->width * (t->width + 1) / 2;
 }
 
+static int is_wanted(const dsc_kfac *k, dsc_kfac_kind kind) {
+    const dsc_kfac_options *o = &k->options;
+    return (kind == DSC_KFAC_EMBEDDING && o->embeddings) ||
+           (kind == DSC_KFAC_TIED_HEAD && o->tied_head == DSC_KFAC_TIED_INPUT);
+}
+
+static void add_table(dsc_kfac *k, int64_t l) {
+    const dsc_kfac_layer *layer = &k->layers[l];
+    dsc_kfac_tables *t = &k->tables;
+    const int is_head = layer->kind == DSC_KFAC_TIED_HEAD;
+    const int64_t rows = is_head ? layer->out_c : layer->in_c, width = is_head ? layer->in_c : layer->out_c;
+    const int64_t dim[2] = {rows, width};
+    t->of[l] = t->count;
+    t->list[t->count++] =
+        (dsc_kfac_table){.layer = l,
+                         .is_head = is_head,
+                         .rows = rows,
+                         .width = width,
+                         .d = dsc_tensor_view(k->device, layer->weight_grad.data, k->dtype, 2, dim)};
+    t->longest = rows > t->longest ? rows : t->longest;
+    t->widest = width > t->widest ? width : t->widest;
+    t->largest = rows * width > t->largest ? rows * width : t->largest;
+}
+
 dsc_status dsc_kfac_tables_find(dsc_kfac *k) {
     dsc_kfac_tables *t = &k->tables;
     unsigned char *skip;
-    if (!k->options.embeddings || k->unit_count == 0)
+    if ((!is_wanted(k, DSC_KFAC_EMBEDDING) && !is_wanted(k, DSC_KFAC_TIED_HEAD)) || k->unit_count == 0)
         return DSC_OK;
     DSC_TRY(dsc_memory_alloc(k->layer_count, sizeof *t->list, &t->list));
     DSC_TRY(dsc_memory_alloc(k->layer_count, sizeof *t->of, &t->of));
     DSC_TRY(dsc_memory_alloc(k->layer_count, 1, &skip));
     dsc_status status = dsc_kfac_skip(k->layers, k->layer_count, k->options.skip_layers, skip);
     for (int64_t l = 0; l < k->layer_count && status == DSC_OK; l++) {
-        const dsc_kfac_layer *layer = &k->layers[l];
-        const int64_t dim[2] = {layer->in_c, layer->out_c};
         t->of[l] = -1;
-        if (layer->kind != DSC_KFAC_EMBEDDING || skip[l])
+        if (!is_wanted(k, k->layers[l].kind) || skip[l])
             continue;
-        t->of[l] = t->count;
-        t->list[t->count++] =
-            (dsc_kfac_table){.layer = l,
-                             .rows = layer->in_c,
-                             .width = layer->out_c,
-                             .d = dsc_tensor_view(k->device, layer->weight_grad.data, k->dtype, 2, dim)};
-        t->longest = layer->in_c > t->longest ? layer->in_c : t->longest;
-        t->widest = layer->out_c > t->widest ? layer->out_c : t->widest;
-        t->largest = layer->in_c * layer->out_c > t->largest ? layer->in_c * layer->out_c : t->largest;
+        add_table(k, l);
         status = dsc_kfac_check_extra(k, l);
     }
     dsc_memory_free(&skip);
@@ -58,9 +78,11 @@ static void place_tables(dsc_kfac_tables *all, int64_t used[4]) {
     for (int64_t i = 0; i < all->count; i++) {
         dsc_kfac_table *t = &all->list[i];
         const int64_t packed = packed_of(t), square[2] = {t->width, t->width}, rows[2] = {t->rows, t->width};
-        t->a = dsc_kfac_carve(&all->averages, &used[0], 1, &t->rows);
+        if (!t->is_head) {
+            t->a = dsc_kfac_carve(&all->averages, &used[0], 1, &t->rows);
+            t->a_batch = dsc_kfac_carve(&all->batches, &used[1], 1, &t->rows);
+        }
         t->g = dsc_kfac_carve(&all->averages, &used[0], 1, &packed);
-        t->a_batch = dsc_kfac_carve(&all->batches, &used[1], 1, &t->rows);
         t->g_batch = dsc_kfac_carve(&all->batches, &used[1], 1, &packed);
         t->vectors = dsc_kfac_carve(&all->bases, &used[2], 2, square);
         t->values = dsc_kfac_carve(&all->bases, &used[2], 1, &t->width);
@@ -74,7 +96,7 @@ static dsc_status start(dsc_kfac *k, dsc_kfac_table *t) {
     const int64_t square[2] = {t->width, t->width};
     dsc_tensor one = dsc_tensor_slice(&k->tables.numbers, 0, 1);
     dsc_tensor full = dsc_tensor_view(k->device, k->tables.full.data, k->dtype, 2, square);
-    DSC_TRY(dsc_op_fill(k->queue, 1, &t->a));
+    DSC_TRY(dsc_op_fill(k->queue, 1, t->is_head ? &t->shares : &t->a));
     DSC_TRY(dsc_op_fill(k->queue, 0, &full));
     DSC_TRY(dsc_op_add_diagonal(k->queue, &one, &full));
     return dsc_op_tri_pack(k->queue, &full, &t->g);
@@ -188,48 +210,83 @@ static dsc_status check_sample(const dsc_kfac *k, const dsc_kfac_layer *l, const
     return DSC_OK;
 }
 
-dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, const dsc_kfac_sample *s) {
+/* x as a matrix of rows of `channels` numbers, in a type that the device computes in. */
+static dsc_status read_rows(dsc_kfac *k, dsc_queue *q, const dsc_tensor *x, int64_t channels,
+                            dsc_kfac_rows *out) {
     dsc_kfac_tables *all = &k->tables;
-    dsc_kfac_table *t = &all->list[all->of[layer]];
-    const dsc_kfac_progress *p = &k->progress[layer];
-    DSC_TRY(check_sample(k, &k->layers[layer], s));
-    int64_t rows = dsc_tensor_count(&s->g) / t->width, packed = packed_of(t);
+    dsc_tensor wide = *x;
+    if (x->dtype != k->dtype && dsc_device_is_host(k->device)) { /* which does not compute in half types */
+        DSC_TRY(dsc_kfac_reserve(k, (size_t)dsc_tensor_count(x) * dsc_dtype_size(k->dtype), &all->wide));
+        wide.data = all->wide.data;
+        wide.dtype = k->dtype;
+        DSC_TRY(dsc_op_convert(q, x, &wide));
+    }
+    *out = dsc_kfac_matrix_rows(&wide, channels, 1);
+    return DSC_OK;
+}
+
+/* t->g_batch = keep t->g_batch + alpha times the products of the rows, times a scalar on the device where there is one. */
+static dsc_status add_products(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t, const dsc_kfac_rows *rows,
+                               double alpha, const dsc_tensor *scale, double keep) {
+    dsc_kfac_tables *all = &k->tables;
+    const int64_t square[2] = {t->width, t->width};
+    dsc_tensor full = dsc_tensor_view(k->device, all->full.data, k->dtype, 2, square);
+    dsc_tensor to = dsc_tensor_slice(&all->packed, 0, packed_of(t));
+    DSC_TRY(dsc_kfac_reserve(k, dsc_op_patch_gram_workspace(k->device, &rows->desc, 0), &all->work));
+    DSC_TRY(dsc_op_patch_gram_packed(q, &rows->desc, &rows->x, 0, alpha, &all->work, &full, &to));
+    if (scale->data)
+        DSC_TRY(dsc_op_scale_by(q, scale, &to));
+    return dsc_op_axpby(q, 1, &to, keep, &t->g_batch);
+}
+
+static dsc_status capture_head(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t, const dsc_kfac_sample *s) {
+    const dsc_kfac_layer *layer = &k->layers[t->layer];
+    const dsc_kfac_progress *p = &k->progress[t->layer];
+    DSC_TRY(dsc_kfac_check_captured(layer, "its input", &s->a, t->width, -1));
+    dsc_kfac_pass pass = {.samples = dsc_tensor_count(&s->a) / t->width};
+    DSC_TRY(read_rows(k, q, &s->a, t->width, &pass.rows[DSC_KFAC_A]));
+    if (s->tokens.data)
+        DSC_TRY(dsc_kfac_padding_apply(k, q, layer, &s->tokens, &pass));
+    const double uses = p->uses > 0 ? (double)p->uses : 1;
+    const double alpha = 1 / ((double)pass.samples * (double)k->options.passes * uses);
+    return add_products(k, q, t, &pass.rows[DSC_KFAC_A], alpha, &pass.scale[DSC_KFAC_A],
+                        p->captures > 0 ? 1 : 0);
+}
+
+static dsc_status capture_embedding(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t, const dsc_kfac_sample *s) {
+    dsc_kfac_tables *all = &k->tables;
+    const dsc_kfac_progress *p = &k->progress[t->layer];
+    DSC_TRY(check_sample(k, &k->layers[t->layer], s));
+    int64_t rows = dsc_tensor_count(&s->g) / t->width;
     double passes = (double)k->options.passes, uses = p->uses > 0 ? (double)p->uses : 1;
     double keep = p->captures > 0 ? 1 : 0, scale = k->loss_scale * k->loss_scale * passes;
     const int given = k->options.loss_terms > 0,
               counted = !given && (s->a.data || s->tokens.data); /* on the device: rows with a token */
     const double terms = given ? (double)(s->g.dim[0] * k->options.loss_terms) : counted ? 1 : (double)rows;
     DSC_TRY(count_tokens(k, q, t, s, rows));
-    dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows), g = s->g;
+    dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows);
+    const dsc_tensor total = dsc_tensor_slice(&all->numbers, 2, 1), none = {0};
+    dsc_kfac_rows gradients;
     DSC_TRY(dsc_op_axpby(q, 1 / (passes * uses), &counts, keep, &t->a_batch));
-    if (g.dtype != k->dtype && dsc_device_is_host(k->device)) { /* which does not compute in half types */
-        DSC_TRY(dsc_kfac_reserve(k, (size_t)dsc_tensor_count(&g) * dsc_dtype_size(k->dtype), &all->wide));
-        g.data = all->wide.data;
-        g.dtype = k->dtype;
-        DSC_TRY(dsc_op_convert(q, &s->g, &g));
-    }
-    dsc_kfac_rows gradients = dsc_kfac_matrix_rows(&g, t->width, 1);
-    const int64_t square[2] = {t->width, t->width};
-    dsc_tensor full = dsc_tensor_view(k->device, all->full.data, k->dtype, 2, square);
-    dsc_tensor to = dsc_tensor_slice(&all->packed, 0, packed);
-    DSC_TRY(dsc_kfac_reserve(k, dsc_op_patch_gram_workspace(k->device, &gradients.desc, 0), &all->work));
-    DSC_TRY(
-        dsc_op_patch_gram_packed(q, &gradients.desc, &gradients.x, 0, terms / scale, &all->work, &full, &to));
-    dsc_tensor total = dsc_tensor_slice(&all->numbers, 2, 1);
-    if (counted)
-        DSC_TRY(dsc_op_scale_by(q, &total, &to));
-    return dsc_op_axpby(q, 1, &to, keep, &t->g_batch);
+    DSC_TRY(read_rows(k, q, &s->g, t->width, &gradients));
+    return add_products(k, q, t, &gradients, terms / scale, counted ? &total : &none, keep);
+}
+
+dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, const dsc_kfac_sample *s) {
+    dsc_kfac_table *t = &k->tables.list[k->tables.of[layer]];
+    return t->is_head ? capture_head(k, q, t, s) : capture_embedding(k, q, t, s);
 }
 
 /* ---- averages ---- */
 
 /* Makes A the mean over the captures that came; before the exchange, since ranks may differ in their number. */
-static dsc_status scale_shares(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
+static dsc_status scale_a(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
     const dsc_kfac_progress *p = &k->progress[t->layer];
     const double all = (double)k->options.passes * (p->uses > 0 ? (double)p->uses : 1);
     if (p->captures == 0 || (double)p->captures == all)
         return DSC_OK;
-    return dsc_op_axpby(q, all / (double)p->captures, &t->a_batch, 0, &t->a_batch);
+    dsc_tensor *a = t->is_head ? &t->g_batch : &t->a_batch;
+    return dsc_op_axpby(q, all / (double)p->captures, a, 0, a);
 }
 
 dsc_status dsc_kfac_tables_exchange(dsc_kfac *k, dsc_queue *q) {
@@ -237,11 +294,12 @@ dsc_status dsc_kfac_tables_exchange(dsc_kfac *k, dsc_queue *q) {
     if (!t->buckets)
         return DSC_OK;
     for (int64_t i = 0; i < t->count; i++) {
-        DSC_TRY(scale_shares(k, q, &t->list[i]));
+        DSC_TRY(scale_a(k, q, &t->list[i]));
         if (k->progress[t->list[i].layer].captures > 0)
             continue;
-        DSC_TRY(dsc_op_fill(q, 0, &t->list[i].a_batch)); /* travels with the others, and is left alone */
-        DSC_TRY(dsc_op_fill(q, 0, &t->list[i].g_batch));
+        if (!t->list[i].is_head)
+            DSC_TRY(dsc_op_fill(q, 0, &t->list[i].a_batch));
+        DSC_TRY(dsc_op_fill(q, 0, &t->list[i].g_batch)); /* travels with the others, and is left alone */
     }
     DSC_TRY(dsc_buckets_ready(t->buckets, 0));
     return dsc_buckets_wait(t->buckets);
@@ -257,14 +315,14 @@ dsc_status dsc_kfac_tables_absorb(dsc_kfac *k, dsc_queue *q) {
             continue;
         int64_t came = p->uses > 0 ? (p->captures + p->uses - 1) / p->uses : k->options.passes;
         if (!all->buckets)
-            DSC_TRY(scale_shares(k, q, t));
-        if (came != k->options.passes)
+            DSC_TRY(scale_a(k, q, t));
+        if (!t->is_head && came != k->options.passes)
             DSC_TRY(dsc_op_axpby(q, (double)k->options.passes / (double)came, &t->g_batch, 0, &t->g_batch));
-        if (k->g_scale)
+        if (!t->is_head && k->g_scale)
             DSC_TRY(dsc_op_scale_by(q, k->g_scale, &t->g_batch));
-        const dsc_absorb_item items[2] = {{t->a_batch, dsc_tensor_slice(&all->bad, 4 * i, 2), t->a},
-                                          {t->g_batch, dsc_tensor_slice(&all->bad, 4 * i + 2, 2), t->g}};
-        DSC_TRY(dsc_op_absorb_batch(q, &decay, items, 2));
+        const dsc_absorb_item items[2] = {{t->g_batch, dsc_tensor_slice(&all->bad, 4 * i + 2, 2), t->g},
+                                          {t->a_batch, dsc_tensor_slice(&all->bad, 4 * i, 2), t->a}};
+        DSC_TRY(dsc_op_absorb_batch(q, &decay, items, t->is_head ? 1 : 2));
     }
     return DSC_OK;
 }
@@ -291,8 +349,8 @@ static dsc_status decompose(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
         k->counters[DSC_KFAC_FAILED] += !solved && k->rank == 0;
     }
     if (!solved && k->rank == 0)
-        dsc_log(DSC_LOG_WARNING, "K-FAC: G of the table '%s' cannot be decomposed: %s",
-                k->layers[t->layer].name,
+        dsc_log(DSC_LOG_WARNING, "K-FAC: %s '%s' cannot be decomposed: %s",
+                t->is_head ? "A of the tied head" : "G of the table", k->layers[t->layer].name,
                 t->decomposed ? "the last decomposition stays in use" : "it keeps its gradient");
     if (!solved) /* the earlier decomposition stays in use, or the plain gradient */
         return DSC_OK;
@@ -300,7 +358,7 @@ static dsc_status decompose(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t) {
     const dsc_convert_item copies[3] = {{.src = item.a, .dst = t->vectors},
                                         {.src = item.v, .dst = t->values, .clamp = 1},
                                         {.src = t->a, .dst = t->shares}};
-    return dsc_op_convert_batch(q, copies, 3);
+    return dsc_op_convert_batch(q, copies, t->is_head ? 2 : 3);
 }
 
 dsc_status dsc_kfac_tables_decompose(dsc_kfac *k, dsc_queue *q) {

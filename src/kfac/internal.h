@@ -18,7 +18,7 @@
  *   async.c            decompositions beside the steps
  *   apply.c            D -> P in the own column, broadcast along the row, clip
  *   ekfac.c            eigenvalues of a layer from gradients, instead of products of the factors' eigenvalues
- *   norm.c             scale and shift of norms;  embedding.c: tables of embeddings
+ *   norm.c             scale and shift of norms;  embedding.c: tables of embeddings, tied heads
  *   compare.c          whether the same layers ran on all ranks
  *   memory_use.c       bytes held, by purpose
  *   kfac_report.c      reports;  state.c: checkpoints;  health.c: whether K-FAC still has an effect
@@ -285,19 +285,21 @@ typedef struct dsc_kfac_norms {
     dsc_join_item *joins;
 } dsc_kfac_norms;
 
-/* The table of an embedding that is preconditioned. */
+/* The table of an embedding, or a tied head, that is preconditioned. */
 typedef struct dsc_kfac_table {
     int64_t layer, rows, width;
-    dsc_tensor d;               /* [rows, width] its gradient */
-    dsc_tensor a, a_batch;      /* [rows] diagonal of A: running average; of this step */
-    dsc_tensor g, g_batch;      /* [width (width + 1) / 2] G, likewise */
+    int is_head;  /* 1: a tied head */
+    dsc_tensor d; /* [rows, width] its gradient */
+    dsc_tensor a,
+        a_batch; /* [rows] diagonal of A: running average; of this step; without memory for a head */
+    dsc_tensor g, g_batch;      /* [width (width + 1) / 2] G, likewise; of a head its A */
     dsc_tensor vectors, values; /* [width, width], [width] of G at the last decomposition */
-    dsc_tensor shares;          /* [rows] A at that time */
+    dsc_tensor shares;          /* [rows] A at that time; of a head ones */
     dsc_tensor p;               /* [rows, width] preconditioned gradient */
     int decomposed;             /* 1: vectors and values are there */
 } dsc_kfac_table;
 
-/* All of them; everything is empty without options.embeddings. */
+/* All of them; everything is empty without options.embeddings and options.tied_head. */
 typedef struct dsc_kfac_tables {
     int64_t count, longest, widest, largest; /* most rows, width and numbers of a table */
     dsc_kfac_table *list;
@@ -632,7 +634,7 @@ dsc_status dsc_kfac_upkeep_receive(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *l
 dsc_status dsc_kfac_upkeep_get(dsc_kfac *k, dsc_queue *q, int own, double *host) DSC_MUST_CHECK;
 dsc_status dsc_kfac_upkeep_set(dsc_kfac *k, dsc_queue *q, const double *host) DSC_MUST_CHECK;
 
-/* norm.c. A norm's or an embedding's name, which a state uses, differs from those of the layers before it, and its gradient
+/* norm.c. The name of a norm, an embedding or a tied head, which a state uses, differs from those of the layers before it, and its gradient
  * is on the device. */
 dsc_status dsc_kfac_check_extra(const dsc_kfac *k, int64_t layer) DSC_MUST_CHECK;
 /* norm.c; all of them do nothing without options.norm. _find: before options.skip_layers is forgotten. _create is
@@ -653,7 +655,7 @@ dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 
-/* embedding.c; all of them do nothing without options.embeddings. _find: before options.skip_layers is forgotten. _create is
+/* embedding.c; all of them do nothing without options.embeddings and options.tied_head. _find: before options.skip_layers is forgotten. _create is
  * collective. The others are as those of norm.c. */
 dsc_status dsc_kfac_tables_find(dsc_kfac *k) DSC_MUST_CHECK;
 dsc_status dsc_kfac_tables_create(dsc_kfac *k) DSC_MUST_CHECK;
@@ -745,7 +747,7 @@ static inline int dsc_kfac_is_norm(const dsc_kfac *k, int64_t layer) {
     return k->norms.count > 0 && k->norms.of[layer] >= 0;
 }
 
-/* 1 when the layer is an embedding that is preconditioned. */
+/* 1 when the layer is an embedding or a tied head that is preconditioned. */
 static inline int dsc_kfac_is_table(const dsc_kfac *k, int64_t layer) {
     return k->tables.count > 0 && k->tables.of[layer] >= 0;
 }

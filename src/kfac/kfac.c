@@ -160,7 +160,7 @@ static int64_t fingerprint(const dsc_kfac *k) {
         o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples,
         o->norm,          k->norms.count,   k->norms.widest,    o->clip,
         o->async_steps,   o->loss_terms,    o->sharing,         o->embeddings,
-        k->tables.count,  k->tables.largest};
+        o->tied_head,     k->tables.count,  k->tables.largest};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip, o->rank};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);

@@ -1,15 +1,16 @@
-/* Embeddings: weight[in_c, out_c], a row for each of in_c tokens or positions.
+/* Embeddings: weight[in_c, out_c], a row for each of in_c tokens or positions. Tied heads: linear layers whose
+ * weight[out_c, in_c] is the table of an embedding.
  *
- * They are linear layers on inputs with a single 1, whose A is diagonal: embedding.c preconditions them, on an option of its
- * own, and they have no units with factors. */
+ * An embedding is a linear layer on inputs with a single 1, whose A is diagonal; a tied head has A of its input, and no G.
+ * embedding.c preconditions both, on options of their own, and they have no units with factors. */
 #include "kfac/kinds.h"
 
 #include "base/error.h"
 
 static dsc_status check(const dsc_kfac_layer *layer) {
     if (layer->bias_grad.data || layer->late_gradients)
-        return DSC_FAIL(DSC_E_UNSUPPORTED,
-                        "layer '%s': an embedding with %s: K-FAC does not know it, leave it out", layer->name,
+        return DSC_FAIL(DSC_E_UNSUPPORTED, "layer '%s': %s with %s: K-FAC does not know it, leave it out",
+                        layer->name, layer->kind == DSC_KFAC_TIED_HEAD ? "a tied head" : "an embedding",
                         layer->late_gradients ? "late_gradients" : "a bias");
     return DSC_OK;
 }
@@ -19,3 +20,4 @@ static dsc_kfac_sizes sizes(const dsc_kfac_layer *layer) {
 }
 
 const dsc_kfac_kind_entry dsc_kfac_kind_embedding = {.name = "embedding", .check = check, .sizes = sizes};
+const dsc_kfac_kind_entry dsc_kfac_kind_tied_head = {.name = "tied_head", .check = check, .sizes = sizes};

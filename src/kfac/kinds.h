@@ -7,7 +7,7 @@
  *   G[g_n, g_n]   second moments of the gradients at its outputs
  *   D[g_n, a_n]   its gradient: one row per output, the bias as last column
  *
- * To add a kind: its entry dsc_kfac_kind_NAME in kind_NAME.c (all norms are in kind_norm.c), a line in DSC_KFAC_KINDS (descent/kfac.h), and
+ * To add a kind: its entry dsc_kfac_kind_NAME in kind_NAME.c (all norms are in kind_norm.c, tied heads in kind_embedding.c), a line in DSC_KFAC_KINDS (descent/kfac.h), and
  * its tests. A geometry of its own becomes a pointer in dsc_kfac_layer, at the end. */
 #ifndef DSC_KFAC_KINDS_H
 #define DSC_KFAC_KINDS_H
@@ -21,7 +21,7 @@ enum { DSC_KFAC_SIDES = 2 };
 typedef struct dsc_kfac_sizes {
     int64_t units, a_n, g_n;
     int one_a; /* 1: all units read the same inputs */
-    int table; /* 1: an embedding, whose weight has a_n rows of g_n numbers */
+    int table; /* 1: an embedding or a tied head, whose weight has a_n g_n numbers */
 } dsc_kfac_sizes;
 
 /* Rows whose second moments make up a factor: the patches that a convolution `desc` reads from x[n, h, w, c].

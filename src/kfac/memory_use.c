@@ -26,12 +26,13 @@ static void add_units(const dsc_kfac *k, dsc_kfac_memory *m) {
     }
     for (int64_t i = 0; i < k->tables.count; i++) {
         const dsc_kfac_table *t = &k->tables.list[i];
+        const int side = t->is_head ? DSC_KFAC_A : DSC_KFAC_G;
         m->factors[DSC_KFAC_A] += bytes_of(&t->a);
-        m->factors[DSC_KFAC_G] += bytes_of(&t->g);
+        m->factors[side] += bytes_of(&t->g);
         m->batches[DSC_KFAC_A] += bytes_of(&t->a_batch);
-        m->batches[DSC_KFAC_G] += bytes_of(&t->g_batch);
+        m->batches[side] += bytes_of(&t->g_batch);
         m->decompositions[DSC_KFAC_A] += bytes_of(&t->shares);
-        m->decompositions[DSC_KFAC_G] += bytes_of(&t->vectors) + bytes_of(&t->values);
+        m->decompositions[side] += bytes_of(&t->vectors) + bytes_of(&t->values);
     }
     for (int j = 0; j < k->layout_count; j++) {
         const dsc_kfac_layout *l = &k->layouts[j];

@@ -74,7 +74,7 @@ static dsc_status reserve(dsc_kfac *k, dsc_queue *q, dsc_dtype dtype, int64_t ro
 }
 
 static dsc_status check(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_tensor *tokens, int64_t rows) {
-    if (l->kind != DSC_KFAC_LINEAR)
+    if (l->kind != DSC_KFAC_LINEAR && l->kind != DSC_KFAC_TIED_HEAD)
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC: layer '%s': tokens of a %s layer: only linear layers have them", l->name,
                         dsc_kfac_kind_name(l->kind));
@@ -85,6 +85,8 @@ static dsc_status check(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_te
                         "needed, as fp32 or fp64, on the layer's device",
                         l->name, (long long)dsc_tensor_count(tokens), dsc_dtype_name(tokens->dtype),
                         (long long)rows);
+    if (l->kind == DSC_KFAC_TIED_HEAD) /* which these options do not change */
+        return DSC_OK;
     if (k->options.sharing == DSC_KFAC_REDUCE ||
         (k->options.ekfac == DSC_KFAC_EKFAC_SAMPLES && k->options.loss_terms == 0))
         return DSC_FAIL(
@@ -129,18 +131,25 @@ dsc_status dsc_kfac_padding_shares(dsc_kfac *k, dsc_queue *q, const dsc_tensor *
     return dsc_op_scale_by(q, &inverse, shares);
 }
 
+/* A tied head has no g. */
+static int has_rows(const dsc_kfac_pass *pass, int side) {
+    return pass->rows[side].x.data != NULL;
+}
+
 dsc_status dsc_kfac_padding_apply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l,
                                   const dsc_tensor *tokens, dsc_kfac_pass *pass) {
     int64_t rows = pass->samples;
     size_t bytes[DSC_KFAC_SIDES];
     DSC_TRY(check(k, l, tokens, rows));
     for (int side = 0; side < DSC_KFAC_SIDES; side++)
-        bytes[side] = (dsc_tensor_bytes(&pass->rows[side].x) + 255) / 256 * 256;
+        bytes[side] = has_rows(pass, side) ? (dsc_tensor_bytes(&pass->rows[side].x) + 255) / 256 * 256 : 0;
     DSC_TRY(reserve(k, q, tokens->dtype, rows, bytes[DSC_KFAC_A] + bytes[DSC_KFAC_G]));
     DSC_TRY(read_tokens(k, q, tokens, rows));
     dsc_tensor numbers = vector(k, ROWS, rows);
     for (int side = 0; side < DSC_KFAC_SIDES; side++) {
         dsc_tensor *x = &pass->rows[side].x;
+        if (!has_rows(pass, side))
+            continue;
         const int64_t dim[2] = {rows, dsc_tensor_count(x) / rows};
         dsc_tensor table = dsc_tensor_view(x->device, x->data, x->dtype, 2, dim), kept = table;
         kept.data = (char *)k->padding.kept.data + (side == DSC_KFAC_G ? bytes[DSC_KFAC_A] : 0);

@@ -16,6 +16,7 @@
  *   LAYER.A, LAYER.G                [rows], [n (n + 1) / 2]   averages of an embedding, A its diagonal
  *   LAYER.G.vectors, LAYER.G.values, LAYER.A.values   optional, of an embedding: [n, n], [n], [rows]; vectors of 0 where no
  *                                                     decomposition of it has succeeded
+ *   LAYER.A, LAYER.A.vectors, LAYER.A.values          of a tied head: [n (n + 1) / 2]; optional, as above
  *   LAYER.norm                      [3, channels]     Fisher matrices of a norm; 0: it starts with the identity
  *
  * Where only k of n vectors are kept, vectors are [n, k] and values [k + 1], the mean of the others last.
@@ -93,7 +94,7 @@ struct dsc_kfac_source {
     int spread;   /* 1: loaded by every rank that has memory for it; may not be negative */
     int64_t item; /* 1 more than the number of the item whose vectors or values these are; 0: none */
     int next;     /* 1: of the decomposition that is under way */
-    int table;    /* 1: of an embedding */
+    int table;    /* 1: of an embedding or a tied head */
     int norm;     /* 1: of a norm */
 };
 
@@ -181,22 +182,25 @@ static dsc_status add_norms(dsc_kfac *k, dsc_kfac_state_list *list) {
     return DSC_OK;
 }
 
-/* The same on every rank: averages, and the eigenvectors and eigenvalues of G. */
+/* The same on every rank: averages, and the eigenvectors and eigenvalues of G, for a tied head of A. */
 static dsc_status add_tables(dsc_kfac *k, dsc_kfac_state_list *list) {
     char name[NAME_SIZE];
     for (int64_t i = 0; i < k->tables.count; i++) {
         dsc_kfac_table *t = &k->tables.list[i];
         const struct {
-            const char *name;
+            const char *name, *of_head; /* NULL: a head has none */
             dsc_tensor *place;
             int late;
-        } parts[] = {{"A", &t->a, 0},
-                     {"G", &t->g, 0},
-                     {"G.vectors", &t->vectors, 1},
-                     {"G.values", &t->values, 1},
-                     {"A.values", &t->shares, 1}};
+        } parts[] = {{"A", NULL, &t->a, 0},
+                     {"G", "A", &t->g, 0},
+                     {"G.vectors", "A.vectors", &t->vectors, 1},
+                     {"G.values", "A.values", &t->values, 1},
+                     {"A.values", NULL, &t->shares, 1}};
         for (size_t j = 0; j < sizeof parts / sizeof parts[0]; j++) {
             const dsc_tensor *at = parts[j].place;
+            const char *part = t->is_head ? parts[j].of_head : parts[j].name;
+            if (!part)
+                continue;
             dsc_kfac_entry entry = {.dtype = k->dtype,
                                     .ndim = at->ndim,
                                     .dim = {at->dim[0], at->dim[1]},
@@ -209,7 +213,7 @@ static dsc_status add_tables(dsc_kfac *k, dsc_kfac_state_list *list) {
                                              .values = parts[j].late && at->ndim == 1};
             if (at->ndim == 1)
                 entry.dim[1] = 0;
-            snprintf(name, sizeof name, "%s.%s", k->layers[t->layer].name, parts[j].name);
+            snprintf(name, sizeof name, "%s.%s", k->layers[t->layer].name, part);
             DSC_TRY(add(list, name, entry, source));
         }
     }

@@ -24,9 +24,7 @@ static dsc_value tied_head(const dsc_model *m) {
     const dsc_node *last = &m->nodes[m->logits];
     const dsc_value head = last->type->takes_long_rows ? last->in[0] : m->logits;
     const dsc_node *node = &m->nodes[head];
-    const int tied =
-        node->type == &dsc_layer_linear && node->layer < 0 && node->bias < 0 && !node->shape.flat;
-    return tied ? head : -1;
+    return node->tied >= 0 && node->bias < 0 && !node->shape.flat ? head : -1;
 }
 
 /* The number of parameters before this one. */
@@ -332,7 +330,7 @@ void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size)
 /* What a preconditioner gets: of a linear layer [batch, features], or [batch, positions, features] of a sequence. */
 static dsc_tensor rows_of(const dsc_exec *exec, const dsc_node *node, const dsc_tensor *t) {
     int64_t n = exec->batch, positions = node->shape.flat ? 1 : node->shape.h;
-    if (exec->model->layers[node->layer].kind != DSC_LAYER_LINEAR)
+    if (node->type != &dsc_layer_linear)
         return *t;
     const int64_t features = dsc_tensor_count(t) / (n * positions), sequence[3] = {n, positions, features};
     if (!node->shape.flat)
@@ -377,6 +375,14 @@ static dsc_status capture_table(dsc_queue *q, const dsc_backward_options *o, con
     unsigned errors = dsc_error_count();
     dsc_status status = o->capture_table(o->context, q, node->table, of_tokens ? &tokens : NULL, &dy);
     return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture_table", NULL);
+}
+
+static dsc_status capture_tied(dsc_queue *q, const dsc_backward_options *o, const dsc_exec *exec,
+                               const dsc_exec_op *op) {
+    const dsc_tensor a = rows_of(exec, op->node, op->x[0]);
+    unsigned errors = dsc_error_count();
+    dsc_status status = o->capture_tied(o->context, q, op->node->tied, &a);
+    return status == DSC_OK ? DSC_OK : dsc_error_callback(status, errors, "capture_tied", NULL);
 }
 
 static dsc_status announce(dsc_queue *q, const dsc_backward_options *o, int64_t param) {
@@ -428,6 +434,8 @@ dsc_status dsc_exec_backward(dsc_exec *exec, dsc_queue *q, const dsc_backward_op
             DSC_TRY(capture_norm(q, &options, exec, op));
         if (options.capture_table && node->table >= 0)
             DSC_TRY(capture_table(q, &options, exec, op));
+        if (options.capture_tied && node->tied >= 0)
+            DSC_TRY(capture_tied(q, &options, exec, op));
         dsc_status status = op->type->backward(exec, q, op, &pass);
         if (status != DSC_OK)
             return dsc_error_prefix(status, "backward of %s", dsc_graph_describe(exec->model, node));

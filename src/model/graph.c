@@ -148,7 +148,8 @@ dsc_status dsc_graph_add(dsc_model *m, const dsc_layer_type *type, const char *n
                      .buffer = -1,
                      .layer = -1,
                      .norm = -1,
-                     .table = -1};
+                     .table = -1,
+                     .tied = -1};
     node.name = type->named && !name ? "" : name;
     node.first_param = m->param_count;
     for (int i = 0; i < count; i++)
@@ -157,13 +158,14 @@ dsc_status dsc_graph_add(dsc_model *m, const dsc_layer_type *type, const char *n
     if (m->node_count >= INT32_MAX)
         return DSC_FAIL(DSC_E_INVALID, "%s: a model may have at most %d values", type->name, INT32_MAX);
     int64_t tensors = m->tensor_count, layers = m->layer_count, norms = m->norm_count,
-            tables = m->table_count;
+            tables = m->table_count, tied = m->tied_count;
     dsc_status status = complete_node(m, &node, name, attributes);
     if (status != DSC_OK) {
         drop_tensors(m, tensors);
         m->layer_count = layers;
         m->norm_count = norms;
         m->table_count = tables;
+        m->tied_count = tied;
         free_node(&node);
         return dsc_error_pass(status, __FILE__, __LINE__);
     }

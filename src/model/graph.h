@@ -54,7 +54,8 @@ struct dsc_node {
     int64_t layer;        /* number among the layers with a weight matrix; -1 for none */
     int64_t norm;         /* number among the norms; -1 for others */
     int64_t table;        /* number among the tables of embeddings; -1 for others */
-    int64_t blocks;       /* linear: parts of the features, each with a factor G of its own; 0 and 1: one */
+    int64_t tied;   /* number among the tied heads, linear layers that use such a table; -1 for others */
+    int64_t blocks; /* linear: parts of the features, each with a factor G of its own; 0 and 1: one */
 };
 
 /* A tensor of the state dict: a parameter or a buffer. */
@@ -79,6 +80,7 @@ struct dsc_model {
     int64_t node_count, node_capacity;
     int64_t norm_count;        /* norms of all kinds */
     int64_t table_count;       /* tables of embeddings */
+    int64_t tied_count;        /* tied heads */
     dsc_state_tensor *tensors; /* in the order of the state dict */
     int64_t tensor_count, tensor_capacity;
     int64_t param_count, parameter_total, buffer_count, layer_count, dropout_count;

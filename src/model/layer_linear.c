@@ -63,6 +63,7 @@ static dsc_status declare(dsc_model *m, dsc_node *node) {
     if (own->options.tied >= 0) {
         DSC_TRY(dsc_embedding_find(m, own->options.tied, out, in, &node->weight));
         DSC_TRY(dsc_graph_declare_alias(m, node, "weight", node->weight));
+        node->tied = m->tied_count++;
     } else {
         DSC_TRY(declare_weight(m, node, x, in));
     }

@@ -92,9 +92,7 @@ dsc_status dsc_damping_create(dsc_trainer *t) {
     if (t->options.kfac_damping_adapt == 0)
         return DSC_OK;
     int64_t count = dsc_model_layer_count(t->model), buffers = dsc_model_buffer_count(t->model);
-    int64_t norms = t->options.kfac->norm == DSC_KFAC_NORM_OFF ? 0 : t->model->norm_count;
-    int64_t tables = t->options.kfac->embeddings ? t->model->table_count : 0;
-    int64_t most = 2 * (count + norms + tables);
+    int64_t most = 2 * dsc_kfac_first_of(t->model, t->options.kfac, DSC_KFAC_EXTRAS);
     DSC_TRY(dsc_memory_alloc(most, sizeof *d->params, &d->params));
     DSC_TRY(dsc_memory_alloc(most, sizeof *d->values, &d->values));
     DSC_TRY(dsc_memory_alloc(buffers, sizeof *d->buffers, &d->buffers));
@@ -103,13 +101,10 @@ dsc_status dsc_damping_create(dsc_trainer *t) {
             DSC_TRY(add_params(t, layers[l].weight, layers[l].bias));
     for (int64_t i = 0; i < t->model->node_count; i++) {
         const dsc_node *node = &t->model->nodes[i];
-        int64_t number = -1;
-        if (norms > 0 && node->norm >= 0)
-            number = dsc_kfac_first_norm(t->model) + node->norm;
-        if (tables > 0 && node->table >= 0)
-            number = dsc_kfac_first_table(t->model, t->options.kfac) + node->table;
+        const int64_t number = dsc_kfac_number_of(t->model, t->options.kfac, node);
         if (number >= 0 && dsc_kfac_covers(t->kfac, number))
-            DSC_TRY(add_params(t, node->weight, node->bias));
+            DSC_TRY(add_params(t, node->weight,
+                               node->tied >= 0 ? -1 : node->bias)); /* which keeps its gradient */
     }
     for (; d->buffer_count < buffers; d->buffer_count++)
         DSC_TRY(

@@ -121,12 +121,7 @@ void dsc_finetune_leave_out(const dsc_trainer *t, dsc_kfac_layer *layers, int64_
         layers[i].leave_out |= is_frozen(t, infos[i].weight) || is_frozen(t, infos[i].bias);
     for (int64_t i = 0; i < t->model->node_count; i++) {
         const dsc_node *node = &t->model->nodes[i];
-        const dsc_kfac_options *kfac = t->options.kfac;
-        int64_t number = -1;
-        if (node->norm >= 0 && kfac->norm != DSC_KFAC_NORM_OFF)
-            number = dsc_kfac_first_norm(t->model) + node->norm;
-        if (node->table >= 0 && kfac->embeddings)
-            number = dsc_kfac_first_table(t->model, kfac) + node->table;
+        const int64_t number = dsc_kfac_number_of(t->model, t->options.kfac, node);
         if (number >= 0 && number < count)
             layers[number].leave_out |= is_frozen(t, node->weight) || is_frozen(t, node->bias);
     }

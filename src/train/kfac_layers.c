@@ -73,7 +73,7 @@ void dsc_kfac_layers_free(dsc_kfac_layer **layers) {
         dsc_memory_free(layers);
 }
 
-/* ---- norms ---- */
+/* ---- norms, tables of embeddings, tied heads ---- */
 
 static void describe_norm(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
     const dsc_param *params = dsc_model_params(model);
@@ -86,7 +86,8 @@ static void describe_norm(const dsc_model *model, const dsc_node *node, dsc_kfac
     layer->in_c = dsc_tensor_count(&layer->weight_grad);
 }
 
-/* A table that a head shares is left out: the head's gradient reaches tokens that the batch does not have. */
+/* A table that a head shares is left out: the head's gradient reaches tokens that the batch does not have. The head itself
+ * may be preconditioned, see below. */
 static void describe_table(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
     dsc_kfac_layer_init(layer);
     layer->name = node->name;
@@ -97,25 +98,47 @@ static void describe_table(const dsc_model *model, const dsc_node *node, dsc_kfa
     layer->leave_out = dsc_embedding_is_shared(node);
 }
 
-int64_t dsc_kfac_first_norm(const dsc_model *model) {
-    return dsc_model_layer_count(model);
+/* Its gradient is that of the table, with both parts. */
+static void describe_tied(const dsc_model *model, const dsc_node *node, dsc_kfac_layer *layer) {
+    dsc_kfac_layer_init(layer);
+    layer->name = node->name;
+    layer->kind = DSC_KFAC_TIED_HEAD;
+    layer->weight_grad = dsc_model_params(model)[node->weight].grad;
+    layer->out_c = layer->weight_grad.dim[0];
+    layer->in_c = layer->weight_grad.dim[1];
 }
 
-int64_t dsc_kfac_first_table(const dsc_model *model, const dsc_kfac_options *options) {
-    return dsc_model_layer_count(model) + (options->norm != DSC_KFAC_NORM_OFF ? model->norm_count : 0);
+int64_t dsc_kfac_first_of(const dsc_model *model, const dsc_kfac_options *options, dsc_kfac_extra extra) {
+    int64_t number = dsc_model_layer_count(model);
+    if (extra > DSC_KFAC_NORMS && options->norm != DSC_KFAC_NORM_OFF)
+        number += model->norm_count;
+    if (extra > DSC_KFAC_TABLES && options->embeddings)
+        number += model->table_count;
+    if (extra > DSC_KFAC_TIED_HEADS && options->tied_head != DSC_KFAC_TIED_SKIP)
+        number += model->tied_count;
+    return number;
+}
+
+int64_t dsc_kfac_number_of(const dsc_model *model, const dsc_kfac_options *options, const dsc_node *node) {
+    if (node->norm >= 0 && options->norm != DSC_KFAC_NORM_OFF)
+        return dsc_kfac_first_of(model, options, DSC_KFAC_NORMS) + node->norm;
+    if (node->table >= 0 && options->embeddings)
+        return dsc_kfac_first_of(model, options, DSC_KFAC_TABLES) + node->table;
+    if (node->tied >= 0 && options->tied_head != DSC_KFAC_TIED_SKIP)
+        return dsc_kfac_first_of(model, options, DSC_KFAC_TIED_HEADS) + node->tied;
+    return -1;
 }
 
 dsc_status dsc_kfac_setup_layers(const dsc_model *model, const dsc_kfac_options *options,
                                  dsc_kfac_layer **out, int64_t *count) {
     dsc_kfac_layer *all = NULL, *given = NULL;
-    int64_t layers = 0, norms = options->norm != DSC_KFAC_NORM_OFF ? model->norm_count : 0;
-    int64_t tables = options->embeddings ? model->table_count : 0;
+    int64_t layers = 0, total = dsc_kfac_first_of(model, options, DSC_KFAC_EXTRAS);
     DSC_TRY(dsc_kfac_layers_of_model(model, &given, &layers));
     *out = given;
     *count = layers;
-    if (norms + tables == 0)
+    if (total == layers)
         return DSC_OK;
-    dsc_status status = dsc_memory_alloc(layers + norms + tables, sizeof *all, &all);
+    dsc_status status = dsc_memory_alloc(total, sizeof *all, &all);
     if (status == DSC_OK && layers > 0)
         memcpy(all, given, (size_t)layers * sizeof *all);
     dsc_kfac_layers_free(&given);
@@ -123,11 +146,16 @@ dsc_status dsc_kfac_setup_layers(const dsc_model *model, const dsc_kfac_options 
     DSC_TRY(status);
     for (int64_t i = 0; i < model->node_count; i++) {
         const dsc_node *node = &model->nodes[i];
-        if (norms > 0 && node->norm >= 0)
-            describe_norm(model, node, &all[dsc_kfac_first_norm(model) + node->norm]);
-        if (tables > 0 && node->table >= 0)
-            describe_table(model, node, &all[dsc_kfac_first_table(model, options) + node->table]);
+        const int64_t number = dsc_kfac_number_of(model, options, node);
+        if (number < 0)
+            continue;
+        if (node->norm >= 0)
+            describe_norm(model, node, &all[number]);
+        else if (node->table >= 0)
+            describe_table(model, node, &all[number]);
+        else
+            describe_tied(model, node, &all[number]);
     }
-    *count = layers + norms + tables;
+    *count = total;
     return DSC_OK;
 }

@@ -2,6 +2,7 @@
 #ifndef DSC_TRAIN_KFAC_SETUP_H
 #define DSC_TRAIN_KFAC_SETUP_H
 
+#include "model/graph.h"
 #include "train/trainer_internal.h"
 
 /* Replaces refresh auto in the settings by what it stands for: in a resumed run by what the checkpoint's run did, else by
@@ -16,13 +17,21 @@ dsc_status dsc_kfac_setup_make_factors(dsc_trainer *t) DSC_MUST_CHECK;
 /* Collective. */
 void dsc_kfac_setup_destroy(dsc_trainer *t);
 
-/* dsc_kfac_layers_of_model, followed by the model's norms and by the tables of its embeddings where the options precondition
- * them. Free with dsc_kfac_layers_free. */
+/* What follows the layers with a weight matrix in K-FAC's list, as far as the options precondition it: the model's norms, the
+ * tables of its embeddings, its tied heads. */
+typedef enum dsc_kfac_extra {
+    DSC_KFAC_NORMS,
+    DSC_KFAC_TABLES,
+    DSC_KFAC_TIED_HEADS,
+    DSC_KFAC_EXTRAS
+} dsc_kfac_extra;
+/* dsc_kfac_layers_of_model, followed by these. Free with dsc_kfac_layers_free. */
 dsc_status dsc_kfac_setup_layers(const dsc_model *model, const dsc_kfac_options *options,
                                  dsc_kfac_layer **out, int64_t *count) DSC_MUST_CHECK;
-/* K-FAC's number of the first norm, and of the first table. */
-int64_t dsc_kfac_first_norm(const dsc_model *model);
-int64_t dsc_kfac_first_table(const dsc_model *model, const dsc_kfac_options *options);
+/* K-FAC's number of the first of a kind; DSC_KFAC_EXTRAS: the number of all layers. */
+int64_t dsc_kfac_first_of(const dsc_model *model, const dsc_kfac_options *options, dsc_kfac_extra extra);
+/* K-FAC's number of a node; -1: it is none of these, or not preconditioned. */
+int64_t dsc_kfac_number_of(const dsc_model *model, const dsc_kfac_options *options, const dsc_node *node);
 
 /* Applies the schedules to `base` at an epoch (a real number). A pure function, so nothing accumulates.
  *   damping            base alpha^k, with k the number of listed epochs <= epoch

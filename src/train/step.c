@@ -89,6 +89,10 @@ static dsc_status capture(void *context, dsc_queue *q, int64_t layer, const dsc_
     return DSC_OK;
 }
 
+static int64_t first_of(const dsc_trainer *t, dsc_kfac_extra extra) {
+    return dsc_kfac_first_of(t->model, t->options.kfac, extra);
+}
+
 /* A norm, which K-FAC knows by the numbers after those of the layers with a weight matrix. */
 static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const dsc_norm_tensors *tensors) {
     dsc_trainer *t = context;
@@ -100,7 +104,7 @@ static dsc_status capture_norm(void *context, dsc_queue *q, int64_t norm, const 
     sample.y = tensors->y;
     sample.mean = tensors->mean;
     sample.invstd = tensors->invstd;
-    DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, dsc_kfac_first_norm(t->model) + norm, &sample));
+    DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, first_of(t, DSC_KFAC_NORMS) + norm, &sample));
     dsc_phases_in_kfac(&t->phases, began);
     return DSC_OK;
 }
@@ -110,7 +114,7 @@ static dsc_status capture_table(void *context, dsc_queue *q, int64_t table, cons
                                 const dsc_tensor *dy) {
     dsc_trainer *t = context;
     double began = dsc_clock_now();
-    int64_t layer = dsc_kfac_first_table(t->model, t->options.kfac) + table;
+    int64_t layer = first_of(t, DSC_KFAC_TABLES) + table;
     dsc_kfac_sample sample;
     dsc_kfac_sample_init(&sample);
     sample.g = *dy;
@@ -124,6 +128,21 @@ static dsc_status capture_table(void *context, dsc_queue *q, int64_t table, cons
     return DSC_OK;
 }
 
+/* A tied head, after the tables. */
+static dsc_status capture_tied(void *context, dsc_queue *q, int64_t head, const dsc_tensor *a) {
+    dsc_trainer *t = context;
+    double began = dsc_clock_now();
+    const dsc_tensor padding = padding_of(t);
+    dsc_kfac_sample sample;
+    dsc_kfac_sample_init(&sample);
+    sample.a = *a;
+    if (padding.data && a->ndim == 3 && a->dim[1] == padding.dim[1])
+        sample.tokens = padding;
+    DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, first_of(t, DSC_KFAC_TIED_HEADS) + head, &sample));
+    dsc_phases_in_kfac(&t->phases, began);
+    return DSC_OK;
+}
+
 /* Makes a backward pass hand what K-FAC needs to it. */
 static void capture_for_kfac(const dsc_trainer *t, dsc_backward_options *backward) {
     backward->capture = capture;
@@ -131,6 +150,8 @@ static void capture_for_kfac(const dsc_trainer *t, dsc_backward_options *backwar
         backward->capture_norm = capture_norm;
     if (t->options.kfac->embeddings)
         backward->capture_table = capture_table;
+    if (t->options.kfac->tied_head != DSC_KFAC_TIED_SKIP)
+        backward->capture_tied = capture_tied;
 }
 
 static dsc_status grad_ready(void *context, dsc_queue *q, int64_t param) {

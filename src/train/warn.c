@@ -4,6 +4,7 @@
 #include "base/memory.h"
 #include "data/dataset.h"
 #include "descent/log.h"
+#include "model/graph.h"
 #include "train/model_file.h"
 #include "train/trainer_internal.h"
 
@@ -80,6 +81,11 @@ static void check_kfac(const dsc_trainer *t) {
         dsc_warn(t,
                  "kfac-grad-worker-fraction %g has no effect: only the strategy hybrid-opt uses it, not %s",
                  k->grad_worker_fraction, dsc_kfac_strategy_name(k->strategy));
+    if (k->tied_head != DSC_KFAC_TIED_SKIP && t->model->tied_count == 0)
+        dsc_warn(
+            t,
+            "kfac-tied-head %s has no effect: no layer of the model shares its weight with a table of tokens",
+            dsc_kfac_tied_name(k->tied_head));
 }
 
 /* ---- data ---- */

@@ -36,7 +36,7 @@ PRINTED = [
     "--data webdataset:x.tar --shuffle-buffer 50 --consensus sgp --peers-per-step 2 --gossip-group 2",
     "--kfac-update-freq 2 --kfac-warmup-factors on --kfac-clip layer --kfac-kl-clip-scaling ranks --kfac-method inverse"
     " --kfac-damping-split pi --kfac-diag-blocks 2 --kfac-sharing reduce",
-    "--model gpt-mini --data text:x --context 32 --recompute --kfac-update-freq 2 --kfac-embeddings on",
+    "--model gpt-mini --data text:x --context 32 --recompute --kfac-update-freq 2 --kfac-embeddings on --kfac-tied-head input",
     "--model bert-base --data text:x --mask 0.15 --vocabulary 300 --mask-token 3",
     "--model unet-bn --data masks:x --loss bce-dice",
     "--model unet-bn --data masks:x --elastic 3",

@@ -59,6 +59,18 @@ expect 0 "" train "${small[@]}" --epochs 2 --steps 13 --out parts --kfac-update-
 expect 0 "" train --resume parts --steps 30
 cmp whole/checkpoint-30.safetensors parts/checkpoint-30.safetensors || complain "a resumed run differs"
 
+# A tied head by the factor of its input: another loss than with its plain gradient; stopped and resumed, the same bits.
+head=("${small[@]}" --epochs 2 --kfac-update-freq 5 --kfac-tied-head input)
+loss_of() { sed -n 's/.*"kind":"eval".*"loss":\([0-9.]*\).*/\1/p' "$1/metrics.jsonl" | tail -n 1; }
+expect 0 "tied-head input" train "${head[@]}" --steps 30 --out head
+awk -v a="$(loss_of whole)" -v b="$(loss_of head)" 'BEGIN { exit !(b > 0 && b < 3 && (a - b) ^ 2 > 1e-8) }' ||
+    complain "the loss is $(loss_of head) with the head's input, $(loss_of whole) without"
+expect 0 "" train "${head[@]}" --steps 13 --out head-parts
+expect 0 "" train --resume head-parts --steps 30
+cmp head/checkpoint-30.safetensors head-parts/checkpoint-30.safetensors || complain "a resumed run with a tied head differs"
+expect 0 "" train "${head[@]}" --steps 2 --kfac-skip-layers lm_head --kfac-norm full --kfac-embeddings on --out head-skipped
+expect 2 "clip layer with tied head input" train "${head[@]}" --steps 2 --kfac-clip layer --out head-clip
+
 expect 2 "cannot change context: it is 32 now, but was 16 in 'whole'" train "${small[@]}" --epochs 2 --out whole --resume auto --context 32
 
 # The same with dropout: two runs have the same bits, and so has one that was stopped.

@@ -30,7 +30,7 @@ for flag in model data epochs steps patience stop-at ema mixup cutmix randaugmen
     overwrite plot config kfac-cov-update-freq kfac-method kfac-damping kfac-stat-decay kfac-kl-clip kfac-damping-alpha \
     kfac-damping-decay kfac-update-freq-alpha kfac-update-freq-decay kfac-strategy kfac-grad-worker-fraction \
     kfac-placement kfac-colocate-factors kfac-symmetric kfac-diag-blocks kfac-skip-layers kfac-scaling kfac-fisher \
-    kfac-damping-split kfac-warmup-factors kfac-ekfac kfac-norm kfac-embeddings kfac-kl-clip-scaling \
+    kfac-damping-split kfac-warmup-factors kfac-ekfac kfac-norm kfac-embeddings kfac-tied-head kfac-kl-clip-scaling \
     kfac-factor-samples kfac-damping-adapt kfac-damping-min kfac-damping-max kfac-clip kfac-refresh kfac-rank kfac-async \
     kfac-diag-warmup kfac-outer-product kfac-factor-dtype kfac-inverse-dtype kfac-scope graph peers-per-step \
     peers-schedule synch-freq gossip-group average-every slow-momentum slow-rate peer-timeout on-peer-loss bn-average \

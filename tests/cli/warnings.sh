@@ -24,6 +24,7 @@ warns "lr-decay: epoch 1 is never reached, because the run ends after 0.5" "${ti
 warns "kfac-damping-decay: epoch 5 is never reached" "${tiny[@]}" --epochs 1 --eval-every 0 --kfac-update-freq 5 --kfac-damping-decay 0 5
 warns "kfac-update-freq-decay: epoch 1 is never reached" "${tiny[@]}" --epochs 1 --eval-every 0 --kfac-update-freq 5 --kfac-update-freq-decay 1
 warns "kfac-grad-worker-fraction 0.25 has no effect" "${tiny[@]}" --steps 1 --eval-every 0 --kfac-update-freq 5 --kfac-grad-worker-fraction 1/4
+warns "kfac-tied-head input has no effect" "${tiny[@]}" --steps 1 --eval-every 0 --kfac-update-freq 5 --kfac-tied-head input
 warns "peers-per-step and peers-schedule have no effect: there is one rank" "${tiny[@]}" --steps 1 --eval-every 0 --consensus sgp --peers-per-step 5
 warns "the loss has grown to" train --model mlp --data synthetic:1024 --batch-size 8 --threads 1 --epochs 1 --eval-every 0 --optimizer adam --lr 0.5
 has stderr "try a lower learning rate"

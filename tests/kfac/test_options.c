@@ -353,7 +353,8 @@ static void test_layer_sizes(void **state) {
     assert_string_equal(dsc_kfac_kind_name(DSC_KFAC_CONV_TRANSPOSE2D), "conv_transpose2d");
     assert_string_equal(dsc_kfac_kind_name(DSC_KFAC_LAYER_NORM), "layer_norm");
     assert_string_equal(dsc_kfac_kind_name(DSC_KFAC_EMBEDDING), "embedding");
-    assert_string_equal(dsc_kfac_kind_name((dsc_kfac_kind)6), "unknown");
+    assert_string_equal(dsc_kfac_kind_name(DSC_KFAC_TIED_HEAD), "tied_head");
+    assert_string_equal(dsc_kfac_kind_name((dsc_kfac_kind)7), "unknown");
 }
 
 /* Samples and positions that a captured pair counts as: N and S of the scaling. */
@@ -426,9 +427,9 @@ static void test_bad_layers(void **state) {
     assert_bad_layer(a_linear, l.name = NULL, "without a name");
     assert_bad_layer(a_linear, l.name = "", "without a name");
     assert_bad_layer(
-        a_linear, l.kind = (dsc_kfac_kind)6,
-        "layer 'fc': kind 6: must be one of linear (0), conv2d (1), batch_norm (2), conv_transpose2d (3), "
-        "layer_norm (4), embedding (5)");
+        a_linear, l.kind = (dsc_kfac_kind)7,
+        "layer 'fc': kind 7: must be one of linear (0), conv2d (1), batch_norm (2), conv_transpose2d (3), "
+        "layer_norm (4), embedding (5), tied_head (6)");
     assert_bad_layer(a_linear, l.in_c = 0, "layer 'fc': inputs 0: must be in 1..");
     assert_bad_layer(a_linear, l.out_c = -3, "layer 'fc': outputs -3");
     assert_bad_layer(a_linear, l.in_c = (int64_t)1 << 40, "inputs 1099511627776: must be in 1..16777216");

@@ -23,6 +23,7 @@ descent_test(kfac-transposed SOURCES kfac/test_transposed.c kfac/naive.c kfac/ne
 descent_test(kfac-sharing SOURCES kfac/test_sharing.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-one-a SOURCES kfac/test_one_a.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2)
 descent_test(kfac-embedding SOURCES kfac/test_embedding.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2)
+descent_test(kfac-tied-head SOURCES kfac/test_tied_head.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 3 4 SANITIZED 1 2)
 descent_test(kfac-solve SOURCES kfac/test_solve.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-variants SOURCES kfac/test_variants.c ${kfac_twin} ROOMS kfac)
 descent_test(kfac-variants-ranks SOURCES kfac/test_variants_ranks.c kfac/naive.c kfac/net.c ROOMS kfac RANKS 1 2 4
@@ -46,4 +47,5 @@ emulated_program(kfac-ekfac SOURCES kfac/test_ekfac.c kfac/naive.c kfac/net.c RO
 emulated_program(kfac-memory SOURCES kfac/test_memory.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-one-a SOURCES kfac/test_one_a.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-embedding SOURCES kfac/test_embedding.c kfac/naive.c kfac/net.c ROOMS kfac)
+emulated_program(kfac-tied-head SOURCES kfac/test_tied_head.c kfac/naive.c kfac/net.c ROOMS kfac)
 emulated_program(kfac-norm SOURCES kfac/test_norm.c kfac/naive.c kfac/net.c ROOMS kfac)

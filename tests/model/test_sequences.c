@@ -398,6 +398,59 @@ static void test_captured_tables(void **state) {
     check_positions(1);
 }
 
+/* What a capture of a tied head gets, and how often it came. */
+typedef struct tied_input {
+    double *a;
+    int64_t count;
+    int seen;
+} tied_input;
+
+static dsc_status see_tied(void *context, dsc_queue *q, int64_t head, const dsc_tensor *a) {
+    tied_input *input = context;
+    assert_int_equal(head, 0);
+    assert_true(a->ndim == 3 && a->dim[0] == BATCH && a->dim[1] == POSITIONS && a->dim[2] == WIDTH);
+    input->a = read_doubles(q, a);
+    input->seen++;
+    return DSC_OK;
+}
+
+/* The input times the table is what the head gave, also where memory is used again within one backward pass. */
+static void check_tied(int kind, dsc_exec_mode mode) {
+    rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, kind);
+    tied_input input = {0};
+    dsc_backward_options backward;
+    dsc_exec_destroy(&r.exec);
+    assert_ok(dsc_exec_create(r.m, mode, BATCH, &r.exec));
+    dsc_backward_options_init(&backward);
+    backward.context = &input;
+    backward.capture_tied = see_tied;
+    loss(&r);
+    double *logits = read_doubles(r.q, dsc_exec_logits(r.exec));
+    assert_ok(dsc_exec_backward(r.exec, r.q, &backward));
+    assert_int_equal(input.seen, kind == TIED || kind == PADDED);
+    if (input.seen) {
+        double *table = read_doubles(r.q, &dsc_model_params(r.m)[0].value);
+        for (int i = 0; i < ROWS * VOCABULARY; i++) {
+            double sum = 0;
+            for (int c = 0; c < WIDTH; c++)
+                sum += input.a[i / VOCABULARY * WIDTH + c] * table[i % VOCABULARY * WIDTH + c];
+            assert_true(fabs(sum - logits[i]) < 1e-5);
+        }
+        free(table);
+    }
+    free(input.a);
+    free(logits);
+    close_rig(&r);
+}
+
+static void test_captured_tied(void **state) {
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++) {
+        check_tied(kind, DSC_EXEC_TRAIN);
+        check_tied(kind, DSC_EXEC_TRAIN_ONCE);
+    }
+}
+
 /* Position by position, with a cache, the logits are those of the whole sequence; also when it begins anew. */
 static void check_decoder(int kind) {
     rig r = open_rig(chosen_exact_or("cpu"), DSC_F32, kind);
@@ -489,7 +542,7 @@ int main(void) {
         cmocka_unit_test(test_names),           cmocka_unit_test(test_captures),
         cmocka_unit_test(test_decoder),         cmocka_unit_test(test_no_decoder),
         cmocka_unit_test(test_refusals),        cmocka_unit_test(test_padding),
-        cmocka_unit_test(test_captured_tables),
+        cmocka_unit_test(test_captured_tables), cmocka_unit_test(test_captured_tied),
     };
     return cmocka_run_group_tests_name("model_sequences", tests, NULL, NULL);
 }

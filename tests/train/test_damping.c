@@ -196,6 +196,31 @@ static void test_tried(void **state) {
     }
 }
 
+/* A table that a head shares is tried once, where K-FAC preconditions it. */
+static void test_tried_head(void **state) {
+    (void)state;
+    char text[800], data[SCRATCH_SIZE + 8], file[SCRATCH_SIZE];
+    int64_t params[2];
+    for (size_t i = 0; i < sizeof text; i++)
+        text[i] = (char)('a' + i * i % 11);
+    scratch_write(folder("text", file), text, sizeof text);
+    snprintf(data, sizeof data, "text:%s", file);
+    for (int i = 0; i < 2; i++) {
+        dsc_train_options o;
+        dsc_trainer *trainer = NULL;
+        adapt_options(&o, NULL);
+        o.model = "gpt-mini:layers=1,heads=2,width=8,dropout=0";
+        o.data = data;
+        o.context = 8;
+        kfac_of(&o)->embeddings = 1;
+        kfac_of(&o)->tied_head = i ? DSC_KFAC_TIED_INPUT : DSC_KFAC_TIED_SKIP;
+        assert_ok(dsc_trainer_create_named(comm, device, &o, &trainer));
+        params[i] = trainer->damping.param_count;
+        dsc_trainer_destroy(&trainer);
+    }
+    assert_int_equal(params[1], params[0] + 1);
+}
+
 static double damping_at(json_t *lines, int n) {
     return json_number_value(json_object_get(runs_line(lines, "kfac", n), "damping"));
 }
@@ -393,11 +418,12 @@ static void test_refusals(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rule),       cmocka_unit_test(test_quadratic),
-        cmocka_unit_test(test_tried),      cmocka_unit_test(test_no_trace),
-        cmocka_unit_test(test_follows),    cmocka_unit_test(test_resume),
-        cmocka_unit_test(test_recorded),   cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_degenerate), cmocka_unit_test(test_masked_tokens),
+        cmocka_unit_test(test_rule),          cmocka_unit_test(test_quadratic),
+        cmocka_unit_test(test_tried),         cmocka_unit_test(test_tried_head),
+        cmocka_unit_test(test_no_trace),      cmocka_unit_test(test_follows),
+        cmocka_unit_test(test_resume),        cmocka_unit_test(test_recorded),
+        cmocka_unit_test(test_refusals),      cmocka_unit_test(test_degenerate),
+        cmocka_unit_test(test_masked_tokens),
     };
     if (argc > 1)
         cmocka_set_test_filter(argv[1]);

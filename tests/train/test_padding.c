@@ -102,6 +102,7 @@ static void train(run *r, int64_t t, int in_memory, int64_t micro_batches) {
     o.lr = 0.01;
     kfac_of(&o)->update_freq = 2;
     kfac_of(&o)->embeddings = 1;
+    kfac_of(&o)->tied_head = DSC_KFAC_TIED_INPUT;
     kfac_of(&o)->norm = DSC_KFAC_NORM_FULL;
     kfac_of(&o)->stat_decay = 0.5;
     assert_ok(dsc_trainer_create(comm, device, r->m, r->data, NULL, &o, &r->trainer));

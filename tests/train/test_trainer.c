@@ -515,20 +515,31 @@ static dsc_model *table_net(int tied) {
     return m;
 }
 
-/* K-FAC gets norms and tables where the options ask for them, a table that a head shares as one to leave out. */
+/* K-FAC gets norms and tables where the options ask for them, a table that a head shares as one to leave out, and the head
+ * where there is one that shares a table. */
 static void test_tables(void **state) {
     (void)state;
-    for (int i = 0; i < 4; i++) {
-        int tied = i % 2, on = i / 2;
+    for (int i = 0; i < 8; i++) {
+        int tied = i % 2, on = i / 2 % 2, heads = i / 4;
         dsc_kfac_layer *layers = NULL;
         dsc_kfac_options options;
         dsc_model *m = table_net(tied);
         int64_t count = 0, linear = dsc_model_layer_count(m);
         dsc_kfac_options_init(&options);
         options.embeddings = on;
+        options.tied_head = heads ? DSC_KFAC_TIED_INPUT : DSC_KFAC_TIED_SKIP;
         assert_ok(dsc_kfac_setup_layers(m, &options, &layers, &count));
         assert_int_equal(linear, tied ? 1 : 2);
-        assert_int_equal(count, linear + (on ? 2 : 0));
+        assert_int_equal(count, linear + (on ? 2 : 0) + (heads && tied));
+        if (heads && tied) {
+            const dsc_kfac_layer *head = &layers[count - 1];
+            assert_string_equal(head->name, "head");
+            assert_int_equal(head->kind, DSC_KFAC_TIED_HEAD);
+            assert_int_equal(head->in_c, WIDTH);
+            assert_int_equal(head->out_c, TOKENS);
+            assert_ptr_equal(head->weight_grad.data, dsc_model_params(m)[0].grad.data);
+            assert_false(head->leave_out);
+        }
         if (on) {
             assert_string_equal(layers[linear].name, "wte");
             assert_int_equal(layers[linear].kind, DSC_KFAC_EMBEDDING);
