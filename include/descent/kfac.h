@@ -350,8 +350,8 @@ DSC_API int dsc_kfac_wants_factors(const dsc_kfac *kfac);
 /* Reports that layer number `layer` ran, with its input a and the gradient g at its output. Work in the queue
  * reads them; work that is put into the queue later may change them. Once per pass, in the same order on
  * every rank. A layer that did not run is not captured, on any rank, and is left out of the step. a and g may
- * be NULL when dsc_kfac_wants_factors returns 0, g of a tied head always. On the last pass this starts the averaging over ranks, so
- * every rank must make the call. Collective; asynchronous. */
+ * be NULL when dsc_kfac_wants_factors returns 0, g of a tied head always. On the last pass this starts the averaging
+ * over ranks, so every rank must make the call. Collective; asynchronous. */
 DSC_API dsc_status dsc_kfac_capture(dsc_kfac *kfac, dsc_queue *queue, int64_t layer, const dsc_tensor *a,
                                     const dsc_tensor *g) DSC_MUST_CHECK;
 /* The tensors of one capture. */

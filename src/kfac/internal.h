@@ -634,8 +634,8 @@ dsc_status dsc_kfac_upkeep_receive(dsc_kfac *k, dsc_queue *q, dsc_kfac_layout *l
 dsc_status dsc_kfac_upkeep_get(dsc_kfac *k, dsc_queue *q, int own, double *host) DSC_MUST_CHECK;
 dsc_status dsc_kfac_upkeep_set(dsc_kfac *k, dsc_queue *q, const double *host) DSC_MUST_CHECK;
 
-/* norm.c. The name of a norm, an embedding or a tied head, which a state uses, differs from those of the layers before it, and its gradient
- * is on the device. */
+/* norm.c. The name of a norm, an embedding or a tied head, which a state uses, differs from those of the layers before it,
+ * and its gradient is on the device. */
 dsc_status dsc_kfac_check_extra(const dsc_kfac *k, int64_t layer) DSC_MUST_CHECK;
 /* norm.c; all of them do nothing without options.norm. _find: before options.skip_layers is forgotten. _create is
  * collective. */
@@ -655,8 +655,8 @@ dsc_status dsc_kfac_norm_absorb(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_solve(dsc_kfac *k, dsc_queue *q, dsc_tensor *sum) DSC_MUST_CHECK;
 dsc_status dsc_kfac_norm_write(dsc_kfac *k, dsc_queue *q) DSC_MUST_CHECK;
 
-/* embedding.c; all of them do nothing without options.embeddings and options.tied_head. _find: before options.skip_layers is forgotten. _create is
- * collective. The others are as those of norm.c. */
+/* embedding.c; all of them do nothing without options.embeddings and options.tied_head. _find: before options.skip_layers
+ * is forgotten. _create is collective. The others are as those of norm.c. */
 dsc_status dsc_kfac_tables_find(dsc_kfac *k) DSC_MUST_CHECK;
 dsc_status dsc_kfac_tables_create(dsc_kfac *k) DSC_MUST_CHECK;
 void dsc_kfac_tables_destroy(dsc_kfac *k);

@@ -7,8 +7,8 @@
  *   G[g_n, g_n]   second moments of the gradients at its outputs
  *   D[g_n, a_n]   its gradient: one row per output, the bias as last column
  *
- * To add a kind: its entry dsc_kfac_kind_NAME in kind_NAME.c (all norms are in kind_norm.c, tied heads in kind_embedding.c), a line in DSC_KFAC_KINDS (descent/kfac.h), and
- * its tests. A geometry of its own becomes a pointer in dsc_kfac_layer, at the end. */
+ * To add a kind: its entry dsc_kfac_kind_NAME in kind_NAME.c (all norms are in kind_norm.c, tied heads in
+ * kind_embedding.c), a line in DSC_KFAC_KINDS (descent/kfac.h), and its tests. A geometry of its own becomes a pointer in dsc_kfac_layer, at the end. */
 #ifndef DSC_KFAC_KINDS_H
 #define DSC_KFAC_KINDS_H
 
