@@ -209,7 +209,7 @@ DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK
 /* Builds and seals a model of the zoo, or one that was registered. `name` is a spec of at most 63 characters, a model's
  * name alone or "NAME:key=value,key=value", as "unet:width=8"; all of it is the model's name in metrics and checkpoints.
  *   mlp, lenet, resnet20/32/44/56/110, resnet18/34/50/101/152   no keys
- *   unet, unet-bn                                                keys width, dropout
+ *   unet, unet-bn                                                keys width, depth, dropout
  *   gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt-mini             keys layers, heads, width, dropout, bias
  *   bert-base, bert-large                                        keys layers, heads, width, dropout
  * The logits of U-Nets are maps. GPTs and BERTs take h tokens (w is 1, or h; c is 1), and `classes` is their vocabulary.
@@ -253,7 +253,7 @@ DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_
 /* 1: a model of sequences, whose input is `side` token numbers and whose classes are its vocabulary; 0: a model of images,
  * or no model. */
 DSC_API int dsc_zoo_takes_tokens(const char *name);
-/* The margin of a model of pixels (dsc_zoo_entry), 92 for unet; 0 for other models, or none. */
+/* The margin of a model of pixels (dsc_zoo_entry), 92 for unet and another one at another depth; 0 for other models, or none. */
 DSC_API int64_t dsc_zoo_margin(const char *name);
 
 /* ---- what a sealed model holds ---- */
