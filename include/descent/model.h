@@ -12,6 +12,7 @@
 #define DSC_MODEL_H
 
 #include "descent/device.h"
+#include "descent/options.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -247,6 +248,9 @@ DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
 DSC_API dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) DSC_MUST_CHECK;
 /* The names of all models, terminated by NULL. Models that are registered later appear in the same list. */
 DSC_API const char *const *dsc_zoo_names(void);
+/* The keys that the model's spec may have: a table of the members of a struct, and in *defaults (which may be NULL) the
+ * struct that holds their defaults. Both are the library's. NULL where the model has no keys or is unknown. */
+DSC_API const dsc_option *dsc_zoo_keys(const char *name, const void **defaults);
 /* Writes the input size that a model is made for; any of the pointers may be NULL. */
 DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels,
                                          int64_t *classes) DSC_MUST_CHECK;

@@ -147,6 +147,33 @@ static void test_spec_errors(void **state) {
     }
 }
 
+/* The tables of keys, and the defaults in them, are those that specs are read with. */
+static void test_keys(void **state) {
+    (void)state;
+    const void *defaults = &state;
+    char text[32];
+    assert_null(dsc_zoo_keys("lenet", &defaults));
+    assert_null(defaults);
+    assert_null(dsc_zoo_keys("nothing", NULL));
+    assert_null(dsc_zoo_keys(NULL, NULL));
+    for (const char *const *name = dsc_zoo_names(); *name; name++) {
+        const dsc_option *keys = dsc_zoo_keys(*name, &defaults);
+        for (const dsc_option *key = keys; key && key->name; key++) {
+            char spec[64];
+            assert_true(key->help && key->range);
+            snprintf(spec, sizeof spec, "%s:%s=%s", *name, key->name,
+                     dsc_option_get_value(key, defaults, text, sizeof text));
+            assert_ok(dsc_zoo_default_input(spec, NULL, NULL, NULL));
+        }
+    }
+    const dsc_option *keys = dsc_zoo_keys("unet-bn", &defaults);
+    assert_string_equal(dsc_option_get_value(dsc_option_find(keys, "width"), defaults, text, sizeof text),
+                        "32");
+    keys = dsc_zoo_keys("gpt-mini", &defaults);
+    assert_string_equal(dsc_option_get_value(dsc_option_find(keys, "dropout"), defaults, text, sizeof text),
+                        "0.2");
+}
+
 /* Specs that are cut off or have a wrong character are read or refused, and never anything else. */
 static void test_spec_fuzz(void **state) {
     (void)state;
@@ -820,6 +847,7 @@ int main(void) {
         cmocka_unit_test(test_unet_shapes),
         cmocka_unit_test(test_unet_sides),
         cmocka_unit_test(test_unet_errors),
+        cmocka_unit_test(test_keys),
         cmocka_unit_test(test_unet_initial_values),
         cmocka_unit_test(test_unet_dropout),
         cmocka_unit_test(test_gpt_state),

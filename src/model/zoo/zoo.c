@@ -122,10 +122,22 @@ const char *const *dsc_zoo_names(void) {
     return dsc_registry_names(&zoo);
 }
 
+static const zoo_model *find(const char *spec) {
+    return dsc_registry_find(&zoo, spec, dsc_zoo_spec_name_length(spec));
+}
+
+const dsc_option *dsc_zoo_keys(const char *name, const void **defaults) {
+    const zoo_model *found = name ? find(name) : NULL;
+    const dsc_option *keys = found ? found->keys : NULL;
+    if (defaults)
+        *defaults = keys ? found->entry.context : NULL;
+    return keys;
+}
+
 /* Finds the model of a spec and reads its keys. */
 static dsc_status choose(const char *spec, chosen_model *out) {
     spec = spec ? spec : "";
-    const zoo_model *found = dsc_registry_find(&zoo, spec, dsc_zoo_spec_name_length(spec));
+    const zoo_model *found = find(spec);
     char known[1024];
     if (!found)
         return DSC_FAIL(DSC_E_INVALID, "model '%s' is unknown; known are %s", spec,
