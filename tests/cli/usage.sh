@@ -218,6 +218,11 @@ python3 -c 'import json; v = json.load(open("stdout")); assert "lamb" in v["opti
 expect 0 "unet-bn       made for 256x256x3, 1 class; keys width=32, depth=4, dropout=0" list models
 has stdout "gpt-mini      made for 256 tokens, vocabulary 65; keys layers=6, heads=6, width=384, dropout=0.2, bias=0"
 grep -qx "resnet20      made for 32x32x3, 10 classes" stdout || complain "list models: $(cat stdout)"
+while read -r name text; do # and so says docs/models.md
+    [[ $text == *"; keys "* ]] || text+="; keys "
+    row="| \`$name\` | $(sed 's/^made for //; s/; keys / | /; s/ $//' <<<"$text") |"
+    grep -qF "$row" "$DESCENT_SOURCE_DIR/docs/models.md" || complain "docs/models.md lacks '$row'"
+done <stdout
 expect 0 "" list models --json
 python3 - <<'END' || complain "list models --json: $(cat stdout)"
 import json
