@@ -12,6 +12,7 @@
 #define DSC_MODEL_H
 
 #include "descent/device.h"
+#include "descent/options.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -210,7 +211,7 @@ DSC_API dsc_status dsc_model_seal(dsc_model *m, dsc_value logits) DSC_MUST_CHECK
 /* Builds and seals a model of the zoo, or one that was registered. `name` is a spec of at most 63 characters, a model's
  * name alone or "NAME:key=value,key=value", as "unet:width=8"; all of it is the model's name in metrics and checkpoints.
  *   mlp, lenet, resnet20/32/44/56/110, resnet18/34/50/101/152   no keys
- *   unet, unet-bn                                                keys width, dropout
+ *   unet, unet-bn                                                keys width, depth, dropout
  *   gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt-mini             keys layers, heads, width, dropout, bias
  *   bert-base, bert-large                                        keys layers, heads, width, dropout
  * The logits of U-Nets are maps. GPTs and BERTs take h tokens (w is 1, or h; c is 1), and `classes` is their vocabulary.
@@ -248,13 +249,16 @@ DSC_API void dsc_zoo_entry_init_sized(dsc_zoo_entry *entry, size_t size);
 DSC_API dsc_status dsc_zoo_register(const dsc_zoo_entry *entry) DSC_MUST_CHECK;
 /* The names of all models, terminated by NULL. Models that are registered later appear in the same list. */
 DSC_API const char *const *dsc_zoo_names(void);
+/* The keys that the model's spec may have: a table of the members of a struct, and in *defaults (which may be NULL) the
+ * struct that holds their defaults. Both are the library's. NULL where the model has no keys or is unknown. */
+DSC_API const dsc_option *dsc_zoo_keys(const char *name, const void **defaults);
 /* Writes the input size that a model is made for; any of the pointers may be NULL. */
 DSC_API dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels,
                                          int64_t *classes) DSC_MUST_CHECK;
 /* 1: a model of sequences, whose input is `side` token numbers and whose classes are its vocabulary; 0: a model of images,
  * or no model. */
 DSC_API int dsc_zoo_takes_tokens(const char *name);
-/* The margin of a model of pixels (dsc_zoo_entry), 92 for unet; 0 for other models, or none. */
+/* The margin of a model of pixels (dsc_zoo_entry), 92 for unet and another one at another depth; 0 for other models, or none. */
 DSC_API int64_t dsc_zoo_margin(const char *name);
 
 /* ---- what a sealed model holds ---- */

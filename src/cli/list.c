@@ -39,42 +39,70 @@ static const char *const *schedule_names(void) {
     return dsc_option_find(dsc_train_option_table(), "lr-schedule")->choices;
 }
 
-/* What there is to list, each by the option that takes it. `describe` writes what follows a name, NULL: nothing. */
+enum { TEXT = 256 }; /* of a description */
+
+/* What there is to list, each by the option that takes it. `describe` writes what follows a name, and `add` adds what else
+ * JSON has of it to its object; NULL: nothing. */
 typedef struct kind {
     const char *name, *option;
     const char *const *(*names)(void);
     void (*describe)(const char *name, char *text, size_t size);
+    void (*add)(const char *name, json_t *object);
 } kind;
 
 static void describe_model(const char *name, char *text, size_t size) {
     int64_t side, channels, classes;
+    const void *defaults;
+    const dsc_option *keys = dsc_zoo_keys(name, &defaults);
+    char value[64];
     if (dsc_zoo_default_input(name, &side, &channels, &classes) != DSC_OK)
         return;
     if (dsc_zoo_takes_tokens(name))
         snprintf(text, size, "made for %lld tokens, vocabulary %lld", (long long)side, (long long)classes);
     else
-        snprintf(text, size, "made for %lldx%lldx%lld, %lld classes", (long long)side, (long long)side,
-                 (long long)channels, (long long)classes);
+        snprintf(text, size, "made for %lldx%lldx%lld, %lld %s", (long long)side, (long long)side,
+                 (long long)channels, (long long)classes, classes == 1 ? "class" : "classes");
+    for (const dsc_option *key = keys; key && key->name; key++) {
+        size_t used = strlen(text);
+        snprintf(text + used, size - used, "%s %s=%s", key == keys ? "; keys" : ",", key->name,
+                 dsc_option_get_value(key, defaults, value, sizeof value));
+    }
+}
+
+/* The keys of the model's spec: all are numbers. */
+static void add_keys(const char *name, json_t *object) {
+    const void *defaults;
+    const dsc_option *keys = dsc_zoo_keys(name, &defaults);
+    json_t *list = json_array();
+    for (const dsc_option *key = keys; key && key->name; key++) {
+        char value[64], range[64];
+        dsc_option_get_value(key, defaults, value, sizeof value);
+        dsc_option_range_text(key->range, range, sizeof range);
+        json_array_append_new(list, json_pack("{s:s, s:o, s:s, s:s}", "name", key->name, "default",
+                                              json_loads(value, JSON_DECODE_ANY, NULL), "values", range,
+                                              "description", key->help));
+    }
+    json_object_set_new(object, "keys", list);
 }
 
 static void describe_data(const char *name, char *text, size_t size) {
     snprintf(text, size, "%s", dsc_dataset_usage(name));
 }
 
-static const kind kinds[] = {{"models", "train --model", dsc_zoo_names, describe_model},
-                             {"data", "train --data", dsc_dataset_names, describe_data},
-                             {"optimizers", "train --optimizer", optimiser_names, NULL},
-                             {"schedules", "train --lr-schedule", schedule_names, NULL},
-                             {"consensus", "train --consensus", consensus_names, NULL},
-                             {"graphs", "train --graph", dsc_topology_names, NULL},
-                             {"devices", "train --device", dsc_device_names, NULL}};
+static const kind kinds[] = {{"models", "train --model", dsc_zoo_names, describe_model, add_keys},
+                             {"data", "train --data", dsc_dataset_names, describe_data, NULL},
+                             {"optimizers", "train --optimizer", optimiser_names, NULL, NULL},
+                             {"schedules", "train --lr-schedule", schedule_names, NULL, NULL},
+                             {"consensus", "train --consensus", consensus_names, NULL, NULL},
+                             {"graphs", "train --graph", dsc_topology_names, NULL, NULL},
+                             {"devices", "train --device", dsc_device_names, NULL, NULL}};
 enum { KINDS = sizeof kinds / sizeof kinds[0] };
 
 static void print_kind(const kind *k, int several) {
     if (several)
         printf("%s%s (%s)\n", k == kinds ? "" : "\n", k->name, k->option);
     for (const char *const *name = k->names(); *name; name++) {
-        char text[128] = "";
+        char text[TEXT] = "";
         if (k->describe)
             k->describe(*name, text, sizeof text);
         printf("%s%-*s%s%s\n", several ? "  " : "", *text ? 12 : 0, *name, *text ? "  " : "", text);
@@ -84,11 +112,14 @@ static void print_kind(const kind *k, int several) {
 static json_t *kind_json(const kind *k) {
     json_t *list = json_array();
     for (const char *const *name = k->names(); *name; name++) {
-        char text[128] = "";
+        char text[TEXT] = "";
         if (k->describe)
             k->describe(*name, text, sizeof text);
-        json_array_append_new(list, k->describe ? json_pack("{s:s, s:s}", "name", *name, "description", text)
-                                                : json_string(*name));
+        json_t *entry =
+            k->describe ? json_pack("{s:s, s:s}", "name", *name, "description", text) : json_string(*name);
+        if (k->add)
+            k->add(*name, entry);
+        json_array_append_new(list, entry);
     }
     return list;
 }
@@ -140,9 +171,12 @@ const dsc_cli_command dsc_cli_list = {
     .summary = "list models, data sets, optimisers, schedules, graphs and devices",
     .arguments = "[models|data|optimizers|schedules|consensus|graphs|devices]",
     .description =
-        "Prints the names that the options of train take, all of them or one kind. With --json the result is "
-        "one object with these keys; models and data are lists of objects with name and description, the "
-        "others lists of names.",
+        "Prints the names that the options of train take, all of them or one kind. After a model's name come "
+        "the keys that change its size, with their defaults; they are given as in "
+        "gpt-mini:layers=4,width=128. "
+        "With --json the result is one object with these kinds; models and data are lists of objects with "
+        "name and description, of models also with keys (each with name, default, values and description), "
+        "the others lists of names.",
     .examples = "descent list\n"
                 "descent list graphs\n"
                 "descent list models --json\n",

@@ -155,9 +155,9 @@ static dsc_status check_options(const dsc_data_options *o) {
     if (o->margin < 0 || (o->image_size > 0 && 2 * o->margin >= o->image_size))
         return DSC_FAIL(
             DSC_E_INVALID,
-            "masks: a margin of %lld pixels leaves nothing of an image size of %lld: must be 0 to "
-            "less than half of it",
-            (long long)o->margin, (long long)o->image_size);
+            "masks: a margin of %lld pixels leaves nothing of an image size of %lld: the image size must be "
+            "above %lld",
+            (long long)o->margin, (long long)o->image_size, 2 * (long long)o->margin);
     if (!(o->elastic >= 0 && o->elastic <= MAX_ELASTIC))
         return DSC_FAIL(DSC_E_INVALID, "masks: elastic deformation of %g pixels: must be 0 to %d", o->elastic,
                         MAX_ELASTIC);
@@ -203,8 +203,21 @@ done:
     return status;
 }
 
-/* The labelled size of the samples, which must be the same for all. side 0: whole images. */
-static dsc_status size_samples(const dsc_mask_list *list, int64_t side, int64_t *h, int64_t *w) {
+/* The largest square that lies in all images. */
+static int64_t smallest_side(const dsc_mask_list *list) {
+    int64_t side = INT64_MAX;
+    for (int64_t i = 0; i < list->count; i++) {
+        const dsc_mask_item *item = &list->items[i];
+        side = item->h < side ? item->h : side;
+        side = item->w < side ? item->w : side;
+    }
+    return side;
+}
+
+/* The labelled size of the samples, which must be the same for all. image_size 0: whole images. */
+static dsc_status size_samples(const dsc_mask_list *list, int64_t image_size, int64_t margin, int64_t *h,
+                               int64_t *w) {
+    const int64_t side = image_size > 0 ? image_size - 2 * margin : 0;
     const dsc_mask_item *first = &list->items[0];
     *h = side > 0 ? side : first->h;
     *w = side > 0 ? side : first->w;
@@ -213,9 +226,9 @@ static dsc_status size_samples(const dsc_mask_list *list, int64_t side, int64_t 
         if (side > 0 && (item->h < side || item->w < side))
             return DSC_FAIL(DSC_E_FORMAT,
                             "masks: '%s' has %lld x %lld pixels, too few for crops of %lld x %lld: "
-                            "choose a smaller image size",
+                            "choose an image size of at most %lld",
                             item->name, (long long)item->w, (long long)item->h, (long long)side,
-                            (long long)side);
+                            (long long)side, (long long)(smallest_side(list) + 2 * margin));
         if (side == 0 && (item->h != first->h || item->w != first->w))
             return DSC_FAIL(
                 DSC_E_FORMAT,
@@ -241,9 +254,8 @@ static dsc_status describe(masks *m, const dsc_mask_list *other, const char *dir
     measure(split == DSC_SPLIT_TRAIN ? &m->list : other, info->c, mean, std);
     dsc_normalise_init(&m->normalise, (int)info->c, options->mean ? options->mean : mean,
                        options->std ? options->std : std);
-    const int64_t size = options->image_size;
     m->margin = options->margin;
-    DSC_TRY(size_samples(&m->list, size > 0 ? size - 2 * m->margin : 0, &m->h, &m->w));
+    DSC_TRY(size_samples(&m->list, options->image_size, m->margin, &m->h, &m->w));
     info->h = m->h + 2 * m->margin;
     info->w = m->w + 2 * m->margin;
     info->count = split == DSC_SPLIT_TRAIN ? m->list.count : 0;

@@ -31,7 +31,8 @@ static const dsc_option train_table[] = {
      .value = "resnet20",
      .placeholder = "NAME",
      .help = "mlp, lenet, resnet20/32/44/56/110 (CIFAR), resnet18/34/50/101/152 (ImageNet), gpt2, gpt-mini, "
-             "bert-base (text), unet, unet-bn (masks); descent list models names all",
+             "bert-base (text), unet, unet-bn (masks); NAME:key=value,... changes a model's size, as in "
+             "gpt-mini:layers=4,width=128; descent list models names all models and their keys",
      .json = "model",
      .flags = DSC_OPTION_FIXED,
      .group = "What to train"},

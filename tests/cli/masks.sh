@@ -65,8 +65,27 @@ images learnt plain.json $((4 * 48 * 40)) || complain "the U-Net without padding
 expect 0 "" predict --checkpoint plain --threads 1 --masks plain-masks --json "${last[@]}"
 cp stdout plain.jsonl
 images agree plain.json plain.jsonl set/label || complain "predict and eval disagree without padding"
-expect 2 "too few for crops of 52 x 52" train "${plain[@]}" --image-size 236 --steps 1 --out none
+expect 2 "too few for crops of 52 x 52: choose an image size of at most 224" train "${plain[@]}" --image-size 236 --steps 1 --out none
 expect 2 "the nearest are 188 and 204" train "${plain[@]}" --image-size 190 --steps 1 --out none
+
+# U-Nets of another depth: the sides that they take, their margin, and checkpoints that evaluation and prediction read back.
+expect 0 "masks:set, 16 images of 28x28x1, 2 classes" train "${small[@]}" --model unet-bn:width=4,depth=2 --image-size 28 --optimizer adam \
+    --lr 0.01 --epochs 16 --out shallow
+expect 0 "" eval --checkpoint shallow --threads 1 --json
+cp stdout shallow.json
+images learnt shallow.json $((4 * 48 * 40)) || complain "the U-Net of depth 2 has not learnt"
+expect 0 "masks:set, 16 images of 60x60x1, 2 classes, 24 for validation" train "${plain[@]}" --model unet:width=4,depth=2,dropout=0 \
+    --image-size 60 --epochs 16 --lr 0.01 --eval-every 8 --out shallow-plain
+expect 0 "" eval --checkpoint shallow-plain --threads 1 --json
+cp stdout shallow-plain.json
+images learnt shallow-plain.json $((4 * 48 * 40)) || complain "the U-Net of depth 2 without padding has not learnt"
+for run in shallow shallow-plain; do
+    expect 0 "" predict --checkpoint $run --threads 1 --masks $run-masks --json "${last[@]}"
+    cp stdout $run.jsonl
+    images agree $run.json $run.jsonl set/label || complain "predict and eval disagree at depth 2 ($run)"
+done
+expect 2 "it must be 44 or a multiple of 4 more; the nearest are 60 and 64" train "${plain[@]}" --model unet:width=4,depth=2 --image-size 62 \
+    --steps 1 --out none
 
 # Evaluation on three ranks, which share the tiles of pictures.
 evaluate_ranks() {

@@ -206,6 +206,8 @@ unset WORLD_SIZE RANK
 
 # Help by name, and the names that options take.
 expect 0 "Usage: descent train [OPTION]..." help train
+tr -s ' \n' ' ' <stdout | grep -q "NAME:key=value,... changes a model's size, as in gpt-mini:layers=4,width=128" ||
+    complain "help train does not say how a model's size is changed"
 expect 0 "  imagefolder   imagefolder:DIR" list
 has stdout "graphs (train --graph)"
 expect 0 "hypercube" list graphs
@@ -213,6 +215,22 @@ expect 0 "hypercube" list graphs
 expect 0 '"optimizers": [' list --json
 python3 -c 'import json; v = json.load(open("stdout")); assert "lamb" in v["optimizers"] and "resnet50" in [m["name"] for m in v["models"]]' ||
     complain "list --json: $(head -n 5 stdout)"
+expect 0 "unet-bn       made for 256x256x3, 1 class; keys width=32, depth=4, dropout=0" list models
+has stdout "gpt-mini      made for 256 tokens, vocabulary 65; keys layers=6, heads=6, width=384, dropout=0.2, bias=0"
+grep -qx "resnet20      made for 32x32x3, 10 classes" stdout || complain "list models: $(cat stdout)"
+while read -r name text; do # and so says docs/models.md
+    [[ $text == *"; keys "* ]] || text+="; keys "
+    row="| \`$name\` | $(sed 's/^made for //; s/; keys / | /; s/ $//' <<<"$text") |"
+    grep -qF "$row" "$DESCENT_SOURCE_DIR/docs/models.md" || complain "docs/models.md lacks '$row'"
+done <stdout
+expect 0 "" list models --json
+python3 - <<'END' || complain "list models --json: $(cat stdout)"
+import json
+keys = {m["name"]: m["keys"] for m in json.load(open("stdout"))["models"]}
+assert keys["resnet50"] == []
+assert [(k["name"], k["default"]) for k in keys["unet"]] == [("width", 64), ("depth", 4), ("dropout", 0.5)]
+assert keys["unet"][1]["values"] == "at least 1 and at most 6" and "halved" in keys["unet"][1]["description"]
+END
 
 # A GPU by its other name.
 if ! "$descent" --version | grep -q "with CUDA"; then

@@ -358,10 +358,12 @@ static void test_margin(void **state) {
     dsc_dataset_close(&train);
     dsc_dataset_close(&val);
     o.image_size = 2 * MARGIN;
-    assert_fails(DSC_E_INVALID, "a margin of 5 pixels leaves nothing of an image size of 10",
-                 dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &train));
+    assert_fails(
+        DSC_E_INVALID,
+        "a margin of 5 pixels leaves nothing of an image size of 10: the image size must be above 10",
+        dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &train));
     o.image_size = W + 2 * MARGIN; /* the images are not as high */
-    assert_fails(DSC_E_FORMAT, "too few for crops of 24 x 24",
+    assert_fails(DSC_E_FORMAT, "too few for crops of 24 x 24: choose an image size of at most 30",
                  dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &train));
 }
 
@@ -541,7 +543,8 @@ static void test_bad_files(void **state) {
     assert_fails(DSC_E_FORMAT, "all pixels of the labels in '",
                  dsc_dataset_open(spec_of("bad"), DSC_SPLIT_TRAIN, &o, &set));
     o.image_size = H + 1;
-    assert_fails(DSC_E_FORMAT, "has 24 x 20 pixels, too few for crops of 21 x 21",
+    assert_fails(DSC_E_FORMAT,
+                 "has 24 x 20 pixels, too few for crops of 21 x 21: choose an image size of at most 20",
                  dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &set));
     o.image_size = -1;
     assert_fails(DSC_E_INVALID, "image size -1", dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &set));

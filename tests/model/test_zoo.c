@@ -104,10 +104,13 @@ static void test_spec_errors(void **state) {
     const struct {
         const char *spec, *message;
     } wrong[] = {
-        {"unet:depth=3", "model 'unet:depth=3' (keys of unet and their defaults: width=64, dropout=0.5): "
-                         "there is no key 'depth'"},
+        {"unet:levels=3",
+         "model 'unet:levels=3' (keys of unet and their defaults: width=64, depth=4, dropout=0.5): "
+         "there is no key 'levels'"},
         {"unet-bn:width=0",
-         "(keys of unet-bn and their defaults: width=32, dropout=0): width 0: must be at least 1"},
+         "(keys of unet-bn and their defaults: width=32, depth=4, dropout=0): width 0: must be at least 1"},
+        {"unet:depth=0", "depth 0: must be at least 1 and at most 6"},
+        {"unet-bn:depth=7", "depth 7: must be at least 1 and at most 6"},
         {"unet:width=8x", "width 8x: is not a whole number"},
         {"unet:width=", "'width=' is not of the form key=value"},
         {"unet:width", "'width' is not of the form key=value"},
@@ -116,7 +119,7 @@ static void test_spec_errors(void **state) {
         {"unet:width=8,", "'' is not of the form key=value"},
         {"unet:width=8,,dropout=0", "'' is not of the form key=value"},
         {"unet:width=8,dropout=1",
-         "defaults: width=64, dropout=0.5): dropout 1: must be at least 0 and below 1"},
+         "defaults: width=64, depth=4, dropout=0.5): dropout 1: must be at least 0 and below 1"},
         {"unet:dropout=nan", "dropout nan: is not a number"},
         {"unet:width=8,width=8", "width is given twice"},
         {"unet:width=99999999999999999999", "does not fit into 64 bits"},
@@ -142,6 +145,33 @@ static void test_spec_errors(void **state) {
                      dsc_zoo_create(device, wrong[i].spec, 188, 188, 1, 2, NULL, &m));
         assert_null(m);
     }
+}
+
+/* The tables of keys, and the defaults in them, are those that specs are read with. */
+static void test_keys(void **state) {
+    (void)state;
+    const void *defaults = &state;
+    char text[32];
+    assert_null(dsc_zoo_keys("lenet", &defaults));
+    assert_null(defaults);
+    assert_null(dsc_zoo_keys("nothing", NULL));
+    assert_null(dsc_zoo_keys(NULL, NULL));
+    for (const char *const *name = dsc_zoo_names(); *name; name++) {
+        const dsc_option *keys = dsc_zoo_keys(*name, &defaults);
+        for (const dsc_option *key = keys; key && key->name; key++) {
+            char spec[64];
+            assert_true(key->help && key->range);
+            snprintf(spec, sizeof spec, "%s:%s=%s", *name, key->name,
+                     dsc_option_get_value(key, defaults, text, sizeof text));
+            assert_ok(dsc_zoo_default_input(spec, NULL, NULL, NULL));
+        }
+    }
+    const dsc_option *keys = dsc_zoo_keys("unet-bn", &defaults);
+    assert_string_equal(dsc_option_get_value(dsc_option_find(keys, "width"), defaults, text, sizeof text),
+                        "32");
+    keys = dsc_zoo_keys("gpt-mini", &defaults);
+    assert_string_equal(dsc_option_get_value(dsc_option_find(keys, "dropout"), defaults, text, sizeof text),
+                        "0.2");
 }
 
 /* Specs that are cut off or have a wrong character are read or refused, and never anything else. */
@@ -388,16 +418,48 @@ static void expect_unet_block(list *l, const char *prefix, int64_t out, int64_t 
     }
 }
 
-static void expect_unet(list *l, int64_t channels, int64_t width, int64_t classes, int batch_norm) {
+/* What a U-Net's spec says. */
+typedef struct unet_size {
+    int64_t width;
+    int depth, batch_norm;
+} unet_size;
+
+static unet_size size_of(const char *spec) {
+    const char *width = strstr(spec, "width="), *depth = strstr(spec, "depth=");
+    unet_size s = {.batch_norm = strncmp(spec, "unet-bn", 7) == 0};
+    s.width = width ? atoll(width + 6) : s.batch_norm ? 32 : 64;
+    s.depth = depth ? atoi(depth + 6) : 4;
+    return s;
+}
+
+/* Two 3x3 convolutions, each with a bias or with scale and shift of a batch norm. */
+static int64_t block_parameters(int64_t in, int64_t out, int batch_norm) {
+    return 9 * in * out + 9 * out * out + 2 * (batch_norm ? 2 * out : out);
+}
+
+static int64_t unet_parameters(unet_size s, int64_t channels, int64_t classes) {
+    int64_t sum = 0;
+    for (int level = 0; level < s.depth; level++) {
+        const int64_t out = s.width << level, in = level ? out / 2 : channels;
+        sum += block_parameters(in, out, s.batch_norm) + block_parameters(2 * out, out, s.batch_norm);
+        sum += 2 * out * out * 4 + out; /* transposed, 2x2 */
+    }
+    const int64_t bottom = s.width << s.depth;
+    return sum + block_parameters(bottom / 2, bottom, s.batch_norm) + classes * s.width + classes;
+}
+
+static void expect_unet(list *l, unet_size s, int64_t channels, int64_t classes) {
+    const int64_t width = s.width;
+    const int batch_norm = s.batch_norm;
     char name[40];
     l->count = 0;
-    for (int level = 1; level <= 4; level++) {
+    for (int level = 1; level <= s.depth; level++) {
         int64_t out = width << (level - 1);
         snprintf(name, sizeof name, "encoder%d.enc%d", level, level);
         expect_unet_block(l, name, out, level == 1 ? channels : out / 2, batch_norm);
     }
-    expect_unet_block(l, "bottleneck.bottleneck", 16 * width, 8 * width, batch_norm);
-    for (int level = 4; level >= 1; level--) {
+    expect_unet_block(l, "bottleneck.bottleneck", width << s.depth, width << (s.depth - 1), batch_norm);
+    for (int level = s.depth; level >= 1; level--) {
         int64_t out = width << (level - 1);
         snprintf(name, sizeof name, "upconv%d", level);
         expect(l, name, "weight", 4, (int64_t[]){2 * out, out, 2, 2});
@@ -409,14 +471,14 @@ static void expect_unet(list *l, int64_t channels, int64_t width, int64_t classe
     expect(l, "conv", "bias", 1, &classes);
 }
 
+/* parameters: a number that is known from elsewhere, or 0. */
 static void assert_unet(const char *spec, const int64_t shape[3], const int64_t output[3],
                         int64_t parameters) {
+    const unet_size size = size_of(spec);
     static list l;
     dsc_model *m = NULL;
     dsc_value logits;
     dsc_shape s;
-    int64_t own_width = strncmp(spec, "unet-bn", 7) == 0 ? 32 : 64;
-    const char *width = strstr(spec, "width=");
     assert_ok(dsc_model_create(device, NULL, &m));
     assert_ok(dsc_zoo_build(m, spec, shape, output[2], &logits));
     assert_ok(dsc_model_value_shape(m, logits, &s));
@@ -424,7 +486,8 @@ static void assert_unet(const char *spec, const int64_t shape[3], const int64_t 
     assert_memory_equal(((int64_t[]){s.h, s.w, s.c}), output, 3 * sizeof *output);
     if (parameters)
         assert_int_equal(dsc_model_parameter_total(m), parameters);
-    expect_unet(&l, shape[2], width ? atoll(width + 6) : own_width, output[2], own_width == 32);
+    assert_int_equal(dsc_model_parameter_total(m), unet_parameters(size, shape[2], output[2]));
+    expect_unet(&l, size, shape[2], output[2]);
     assert_tensors(m, &l);
     dsc_model_destroy(&m);
 }
@@ -436,6 +499,71 @@ static void test_unet_shapes(void **state) {
     assert_unet("unet:dropout=0,width=8", (int64_t[]){188, 204, 1}, (int64_t[]){4, 20, 2}, 485682);
     assert_unet("unet-bn", (int64_t[]){256, 256, 3}, (int64_t[]){256, 256, 1}, 7763041);
     assert_unet("unet-bn:width=3,dropout=0.5", (int64_t[]){16, 48, 2}, (int64_t[]){16, 48, 5}, 0);
+    assert_unet("unet:depth=1,width=5", (int64_t[]){18, 32, 1}, (int64_t[]){2, 16, 2}, 0);
+    assert_unet("unet:width=3,depth=3", (int64_t[]){92, 100, 3}, (int64_t[]){4, 12, 2}, 0);
+    assert_unet("unet-bn:depth=6,width=2", (int64_t[]){64, 128, 1}, (int64_t[]){64, 128, 1}, 0);
+    assert_unet("unet-bn:depth=2", (int64_t[]){36, 4, 1}, (int64_t[]){36, 4, 2}, 0);
+}
+
+/* The side of a U-Net's output, by going through its maps; 0: an input of this side is impossible. */
+static int64_t output_side(unet_size s, int64_t side) {
+    const int64_t lost = s.batch_norm ? 0 : 4; /* by a block */
+    for (int level = 0; level < s.depth; level++) {
+        side -= lost;
+        if (side <= 0 || side % 2)
+            return 0;
+        side /= 2;
+    }
+    side -= lost;
+    for (int level = 0; level < s.depth && side > 0; level++)
+        side = 2 * side - lost;
+    return side > 0 ? side : 0;
+}
+
+/* Builds a U-Net for square images, and returns the side of its output; 0: it is refused. */
+static int64_t build_unet(const char *spec, int64_t side) {
+    dsc_model *m = NULL;
+    dsc_value logits;
+    dsc_shape s = {0};
+    assert_ok(dsc_model_create(device, NULL, &m));
+    dsc_status status = dsc_zoo_build(m, spec, (int64_t[]){side, side, 1}, 2, &logits);
+    if (status == DSC_OK)
+        assert_ok(dsc_model_value_shape(m, logits, &s));
+    else
+        assert_int_equal(status, DSC_E_INVALID);
+    dsc_model_destroy(&m);
+    return s.h;
+}
+
+/* At every depth: the sides that are taken, those that a message names, the margin, and the default side. */
+static void test_unet_sides(void **state) {
+    (void)state;
+    for (int depth = 1; depth <= 6; depth++)
+        for (int batch_norm = 0; batch_norm < 2; batch_norm++) {
+            char spec[40];
+            long long below, above;
+            int64_t own, channels;
+            snprintf(spec, sizeof spec, "%s:width=1,depth=%d", batch_norm ? "unet-bn" : "unet", depth);
+            const unet_size size = size_of(spec);
+            for (int64_t side = 1; side <= 900; side += side > 40 ? 7 : 1) {
+                const int64_t output = build_unet(spec, side);
+                assert_int_equal(output, output_side(size, side));
+                if (output) {
+                    assert_int_equal(side - output, 2 * dsc_zoo_margin(spec));
+                    continue;
+                }
+                const char *nearest = strstr(dsc_error_message(), "the nearest are ");
+                assert_non_null(nearest);
+                assert_int_equal(sscanf(nearest, "the nearest are %lld and %lld", &below, &above), 2);
+                assert_true(above - below == 1 << depth && side < above);
+                assert_true(output_side(size, below) > 0 && output_side(size, above) > 0);
+                assert_true(side > below || output_side(size, below - (1 << depth)) == 0);
+            }
+            assert_ok(dsc_zoo_default_input(spec, &own, &channels, NULL));
+            assert_int_equal(output_side(size, own), batch_norm ? 256 : 388);
+        }
+    assert_int_equal(dsc_zoo_margin("unet"), 92);
+    assert_int_equal(dsc_zoo_margin("unet:depth=2"), 20);
 }
 
 /* As published He's, before batch norms a sixth of his variance. */
@@ -488,12 +616,17 @@ static void test_unet_errors(void **state) {
     assert_unet_refuses("unet-bn", 0x100, 250,
                         "width is 250, but it must be 16 or a multiple of 16 more; the nearest are 240");
     assert_unet_refuses("unet-bn", 8, 16, "the input's height is 8");
+    assert_unet_refuses("unet:depth=2", 46, 48,
+                        "height is 46, but it must be 44 or a multiple of 4 more; the nearest are 44 and 48");
 }
 
 /* Dropout stands after the last two blocks on the way down, and nowhere when its rate is 0. */
 static void test_unet_dropout(void **state) {
     (void)state;
     dsc_model *m = build_unsealed("unet:width=1", 188, 0);
+    assert_int_equal(m->dropout_count, 2);
+    dsc_model_destroy(&m);
+    m = build_unsealed("unet:width=1,depth=2", 44, 0);
     assert_int_equal(m->dropout_count, 2);
     dsc_model_destroy(&m);
     m = build_unsealed("unet:width=1,dropout=0", 188, 0);
@@ -712,7 +845,9 @@ int main(void) {
         cmocka_unit_test(test_spec_errors),
         cmocka_unit_test(test_spec_fuzz),
         cmocka_unit_test(test_unet_shapes),
+        cmocka_unit_test(test_unet_sides),
         cmocka_unit_test(test_unet_errors),
+        cmocka_unit_test(test_keys),
         cmocka_unit_test(test_unet_initial_values),
         cmocka_unit_test(test_unet_dropout),
         cmocka_unit_test(test_gpt_state),

@@ -126,16 +126,16 @@ def compare(lib, spec, module, x, inputs, classes):
 
 
 class UNet(nn.Module):
-    def __init__(self, channels, width, classes, batch_norm):
+    def __init__(self, channels, width, depth, classes, batch_norm):
         super().__init__()
-        self.batch_norm = batch_norm
+        self.batch_norm, self.depth = batch_norm, depth
         before = channels
-        for level in range(1, 5):
+        for level in range(1, depth + 1):
             after = width << (level - 1)
             setattr(self, f"encoder{level}", self.block(f"enc{level}", before, after))
             before = after
         self.bottleneck = self.block("bottleneck", before, 2 * before)
-        for level in range(4, 0, -1):
+        for level in range(depth, 0, -1):
             after = width << (level - 1)
             setattr(self, f"upconv{level}", nn.ConvTranspose2d(2 * after, after, 2, 2))
             setattr(self, f"decoder{level}", self.block(f"dec{level}", 2 * after, after))
@@ -154,12 +154,12 @@ class UNet(nn.Module):
 
     def forward(self, x):
         skips = []
-        for level in range(1, 5):
+        for level in range(1, self.depth + 1):
             x = getattr(self, f"encoder{level}")(x)
             skips.append(x)
             x = F.max_pool2d(x, 2)
         x = self.bottleneck(x)
-        for level in range(4, 0, -1):
+        for level in range(self.depth, 0, -1):
             x = getattr(self, f"upconv{level}")(x)
             skip = skips[level - 1]
             top, left = (skip.shape[2] - x.shape[2]) // 2, (skip.shape[3] - x.shape[3]) // 2
@@ -169,15 +169,16 @@ class UNet(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "spec, batch_norm, h, w",
-    [("unet:width=2", False, 188, 204), ("unet-bn:width=3", True, 32, 48)],
+    "name, width, depth, h, w",
+    [("unet", 2, None, 188, 204), ("unet-bn", 3, None, 32, 48), ("unet", 3, 1, 18, 24), ("unet", 2, 2, 52, 44),
+     ("unet-bn", 2, 3, 16, 24), ("unet-bn", 2, 5, 64, 32)],
 )
-def test_unet(library, spec, batch_norm, h, w):  # noqa: F811
-    spec += ",dropout=0"
-    width, channels, classes = int(spec.split("=")[1].split(",")[0]), 2, 3
+def test_unet(library, name, width, depth, h, w):  # noqa: F811
+    channels, classes = 2, 3
+    spec = f"{name}:width={width},dropout=0" + (f",depth={depth}" if depth else "")
     images = torch.randn(2, channels, h, w, dtype=torch.float64)
     x = images.permute(0, 2, 3, 1).contiguous()
-    compare(library, spec, UNet(channels, width, classes, batch_norm), x, images, classes)
+    compare(library, spec, UNet(channels, width, depth or 4, classes, name == "unet-bn"), x, images, classes)
 
 
 # ---- GPTs ----

@@ -20,10 +20,26 @@ enum { NAME = 80, TYPES = 2 };
 #define AT(member) offsetof(dsc_zoo_bert_design, member)
 
 const dsc_option dsc_zoo_bert_keys[] = {
-    {.name = "layers", .kind = DSC_OPTION_INT64, .offset = AT(layers), .range = "[1, 1000]"},
-    {.name = "heads", .kind = DSC_OPTION_INT64, .offset = AT(heads), .range = "[1, 1000]"},
-    {.name = "width", .kind = DSC_OPTION_INT64, .offset = AT(width), .range = "[1, 65536]"},
-    {.name = "dropout", .kind = DSC_OPTION_DOUBLE, .offset = AT(dropout), .range = "[0, 1)"},
+    {.name = "layers",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(layers),
+     .help = "number of blocks",
+     .range = "[1, 1000]"},
+    {.name = "heads",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(heads),
+     .help = "heads of attention in every block",
+     .range = "[1, 1000]"},
+    {.name = "width",
+     .kind = DSC_OPTION_INT64,
+     .offset = AT(width),
+     .help = "channels; a multiple of the heads",
+     .range = "[1, 65536]"},
+    {.name = "dropout",
+     .kind = DSC_OPTION_DOUBLE,
+     .offset = AT(dropout),
+     .help = "rate of dropout",
+     .range = "[0, 1)"},
     {.name = NULL},
 };
 

@@ -1,10 +1,12 @@
-/* The U-Net (Ronneberger et al. 2015): four times a block of two 3x3 convolutions and a halving of the map, a
- * block at the bottom, then four times a doubling by a transposed convolution, the channels of the block on the
- * same height beside it, and a block. Blocks have width, 2 width, 4 width, 8 width and at the bottom 16 width
- * channels. A 1x1 convolution gives the logits of every pixel.
+/* The U-Net (Ronneberger et al. 2015): `depth` times a block of two 3x3 convolutions and a halving of the map, a
+ * block at the bottom, then as many times a doubling by a transposed convolution, the channels of the block on the
+ * same height beside it, and a block. Blocks have width, 2 width, 4 width, ... and at the bottom 2^depth width
+ * channels. A 1x1 convolution gives the logits of every pixel. The published depth is 4.
  *
- * As published, convolutions are not padded, so that the output is 184 pixels smaller than the input and the
- * blocks on the way down are cropped. With batch_norm they are padded, have batch norm instead of biases, and the
+ * As published, convolutions are not padded, so that the blocks on the way down are cropped and the output is smaller
+ * than the input. Both are made from b, the side of the bottom block's output:
+ *   input 2^depth (b + 8) - 4,   output 2^depth (b - 4) + 4,
+ * so that a margin of 6 2^depth - 4 pixels at each side is lost, 92 at depth 4. With batch_norm they are padded, have batch norm instead of biases, and the
  * output is as large as the input: the variant for brain MRI of Buda et al. 2019, whose names both have. Its weights
  * start with the variance of PyTorch's default, 1/3 over the fan-in, which is a sixth of He's. A batch norm cancels the
  * scale of the weights before it, so smaller weights only make Adam's steps, which do not grow with them, count for more:
@@ -16,32 +18,59 @@
 #include <stddef.h>
 #include <stdio.h>
 
-enum { LEVELS = 4, NAME = 64 };
-/* The smallest side of which convolutions without padding leave something, and the distance to the next one. */
-enum { SMALLEST = 188, STEP = 1 << LEVELS };
+enum { MAX_DEPTH = 6, NAME = 64 };
 
 const dsc_option dsc_zoo_unet_keys[] = {
     {.name = "width",
      .kind = DSC_OPTION_INT64,
      .offset = offsetof(dsc_zoo_unet_design, width),
+     .help = "channels of the first block; each further block on the way down has twice as many",
      .range = "[1, 4096]"},
+    {.name = "depth",
+     .kind = DSC_OPTION_INT64,
+     .offset = offsetof(dsc_zoo_unet_design, depth),
+     .help = "how often the map is halved",
+     .range = "[1, 6]"}, /* MAX_DEPTH */
     {.name = "dropout",
      .kind = DSC_OPTION_DOUBLE,
      .offset = offsetof(dsc_zoo_unet_design, dropout),
+     .help = "rate of dropout after the two blocks of the smallest maps",
      .range = "[0, 1)"},
     {.name = NULL},
 };
 
-/* Every map that is halved has an even height and width. */
-static dsc_status check_side(const char *what, int64_t side, int padded) {
-    int64_t smallest = padded ? STEP : SMALLEST;
-    if (side >= smallest && (side - smallest) % STEP == 0)
+/* The distance between two possible sides of the input: every map that is halved has an even height and width. */
+static int64_t step_of(const dsc_zoo_unet_design *d) {
+    return (int64_t)1 << d->depth;
+}
+
+/* The smallest possible side. Without padding it leaves something of the output: b is 4, or at depth 1 only 3. */
+static int64_t smallest_side(const dsc_zoo_unet_design *d) {
+    return d->batch_norm ? step_of(d) : step_of(d) * ((d->depth == 1 ? 3 : 4) + 8) - 4;
+}
+
+/* The largest possible side that is not above `side`, or the smallest one. */
+static int64_t side_below(const dsc_zoo_unet_design *d, int64_t side) {
+    const int64_t smallest = smallest_side(d);
+    return side < smallest ? smallest : side - (side - smallest) % step_of(d);
+}
+
+void dsc_zoo_unet_adapt(const void *design, dsc_zoo_entry *entry) {
+    const dsc_zoo_unet_design *d = design;
+    const int64_t margin = d->batch_norm ? 0 : 6 * step_of(d) - 4;
+    entry->side += 2 * (margin - entry->margin);
+    entry->margin = margin;
+}
+
+static dsc_status check_side(const dsc_zoo_unet_design *d, const char *what, int64_t side) {
+    const int64_t below = side_below(d, side);
+    if (side == below)
         return DSC_OK;
-    int64_t below = side < smallest ? smallest : side - (side - smallest) % STEP;
-    return DSC_FAIL(
-        DSC_E_INVALID,
-        "the input's %s is %lld, but it must be %lld or a multiple of %d more; the nearest are %lld and %lld",
-        what, (long long)side, (long long)smallest, STEP, (long long)below, (long long)below + STEP);
+    return DSC_FAIL(DSC_E_INVALID,
+                    "the input's %s is %lld, but it must be %lld or a multiple of %lld more; the nearest are "
+                    "%lld and %lld",
+                    what, (long long)side, (long long)smallest_side(d), (long long)step_of(d),
+                    (long long)below, (long long)(below + step_of(d)));
 }
 
 /* The initial weights of a layer of the variant with batch norm; fan_in: the numbers that an output is summed from. */
@@ -101,24 +130,24 @@ static dsc_status add_decoder(dsc_model *m, const dsc_zoo_unet_design *d, int le
 
 dsc_status dsc_zoo_unet(void *design, dsc_model *m, dsc_value x, int64_t classes, dsc_value *logits) {
     const dsc_zoo_unet_design *d = design;
-    dsc_value skips[LEVELS];
+    dsc_value skips[MAX_DEPTH];
     char name[NAME];
     dsc_shape input;
     DSC_TRY(dsc_model_value_shape(m, x, &input));
-    DSC_TRY(check_side("height", input.h, d->batch_norm));
-    DSC_TRY(check_side("width", input.w, d->batch_norm));
-    for (int level = 1; level <= LEVELS; level++) {
+    DSC_TRY(check_side(d, "height", input.h));
+    DSC_TRY(check_side(d, "width", input.w));
+    for (int level = 1; level <= d->depth; level++) {
         snprintf(name, sizeof name, "encoder%d.enc%d", level, level);
         DSC_TRY(add_block(m, d, name, d->width << (level - 1), x, &x));
-        if (level == LEVELS && d->dropout > 0)
+        if (level == d->depth && d->dropout > 0)
             DSC_TRY(dsc_model_dropout(m, x, d->dropout, &x));
         skips[level - 1] = x;
         DSC_TRY(dsc_model_max_pool(m, x, 2, 2, 0, &x));
     }
-    DSC_TRY(add_block(m, d, "bottleneck.bottleneck", d->width << LEVELS, x, &x));
+    DSC_TRY(add_block(m, d, "bottleneck.bottleneck", d->width << d->depth, x, &x));
     if (d->dropout > 0)
         DSC_TRY(dsc_model_dropout(m, x, d->dropout, &x));
-    for (int level = LEVELS; level >= 1; level--)
+    for (int level = (int)d->depth; level >= 1; level--)
         DSC_TRY(add_decoder(m, d, level, skips[level - 1], &x));
     dsc_conv2d_shape last;
     dsc_conv2d_shape_init(&last);

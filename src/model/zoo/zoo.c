@@ -17,12 +17,13 @@ typedef struct zoo_model {
     dsc_zoo_entry entry;
     const dsc_option *keys;
     size_t design_bytes;
+    /* Changes the entry to what the design makes of it; NULL: nothing but the layers depends on the design. */
+    void (*adapt)(const void *design, dsc_zoo_entry *entry);
 } zoo_model;
 
-/* A model that was looked up, and the context for `build`. */
+/* A model that was looked up: its entry, with the context for `build`, as the spec's design makes it. */
 typedef struct chosen_model {
-    const zoo_model *model;
-    void *context;
+    dsc_zoo_entry entry;
     union {
         dsc_zoo_unet_design unet;
         dsc_zoo_gpt_design gpt;
@@ -31,24 +32,24 @@ typedef struct chosen_model {
 } chosen_model;
 
 #define MODEL(name, side, channels, classes, depth, build)                                                   \
-    { {sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build, 0, 0}, NULL, 0 }
+    { {sizeof(dsc_zoo_entry), name, side, channels, classes, depth, build, 0, 0}, NULL, 0, NULL }
 #define UNET(name, side, channels, classes, margin, ...)                                                     \
     {                                                                                                        \
         {sizeof(dsc_zoo_entry), name, side,  channels, classes, &(dsc_zoo_unet_design){__VA_ARGS__},         \
          dsc_zoo_unet,          0,    margin},                                                               \
-            dsc_zoo_unet_keys, sizeof(dsc_zoo_unet_design)                                                   \
+            dsc_zoo_unet_keys, sizeof(dsc_zoo_unet_design), dsc_zoo_unet_adapt                               \
     }
 #define GPT(name, positions, vocabulary, ...)                                                                \
     {                                                                                                        \
         {sizeof(dsc_zoo_entry), name, positions, 1, vocabulary, &(dsc_zoo_gpt_design){__VA_ARGS__},          \
          dsc_zoo_gpt,           1,    0},                                                                    \
-            dsc_zoo_gpt_keys, sizeof(dsc_zoo_gpt_design)                                                     \
+            dsc_zoo_gpt_keys, sizeof(dsc_zoo_gpt_design), NULL                                               \
     }
 #define BERT(name, layers, heads, width)                                                                     \
     {                                                                                                        \
         {sizeof(dsc_zoo_entry), name, 512, 1, 30522, &(dsc_zoo_bert_design){layers, heads, width, 0.1},      \
          dsc_zoo_bert,          1,    0},                                                                    \
-            dsc_zoo_bert_keys, sizeof(dsc_zoo_bert_design)                                                   \
+            dsc_zoo_bert_keys, sizeof(dsc_zoo_bert_design), NULL                                             \
     }
 #define GPT2(name, layers, heads, width) GPT(name, 1024, 50257, layers, heads, width, 0.1, 1, 1)
 
@@ -65,8 +66,8 @@ static const zoo_model models[] = {
     MODEL("resnet50", 224, 3, 1000, &(int){50}, dsc_zoo_resnet_imagenet),
     MODEL("resnet101", 224, 3, 1000, &(int){101}, dsc_zoo_resnet_imagenet),
     MODEL("resnet152", 224, 3, 1000, &(int){152}, dsc_zoo_resnet_imagenet),
-    UNET("unet", 572, 1, 2, 92, .width = 64, .dropout = 0.5),
-    UNET("unet-bn", 256, 3, 1, 0, .width = 32, .batch_norm = 1),
+    UNET("unet", 572, 1, 2, 92, .width = 64, .depth = 4, .dropout = 0.5),
+    UNET("unet-bn", 256, 3, 1, 0, .width = 32, .depth = 4, .batch_norm = 1),
     GPT2("gpt2", 12, 12, 768),
     GPT2("gpt2-medium", 24, 16, 1024),
     GPT2("gpt2-large", 36, 20, 1280),
@@ -74,7 +75,7 @@ static const zoo_model models[] = {
     GPT("gpt-mini", 256, 65, .layers = 6, .heads = 6, .width = 384, .dropout = 0.2),
     BERT("bert-base", 12, 12, 768),
     BERT("bert-large", 24, 16, 1024),
-    {{0}, NULL, 0}, /* terminates the list */
+    {{0}, NULL, 0, NULL}, /* terminates the list */
 };
 
 static const char *built_in(int i, const void **entry) {
@@ -121,26 +122,41 @@ const char *const *dsc_zoo_names(void) {
     return dsc_registry_names(&zoo);
 }
 
+static const zoo_model *find(const char *spec) {
+    return dsc_registry_find(&zoo, spec, dsc_zoo_spec_name_length(spec));
+}
+
+const dsc_option *dsc_zoo_keys(const char *name, const void **defaults) {
+    const zoo_model *found = name ? find(name) : NULL;
+    const dsc_option *keys = found ? found->keys : NULL;
+    if (defaults)
+        *defaults = keys ? found->entry.context : NULL;
+    return keys;
+}
+
 /* Finds the model of a spec and reads its keys. */
 static dsc_status choose(const char *spec, chosen_model *out) {
     spec = spec ? spec : "";
-    const zoo_model *found = dsc_registry_find(&zoo, spec, dsc_zoo_spec_name_length(spec));
+    const zoo_model *found = find(spec);
     char known[1024];
     if (!found)
         return DSC_FAIL(DSC_E_INVALID, "model '%s' is unknown; known are %s", spec,
                         dsc_registry_list(dsc_zoo_names(), known, sizeof known));
-    *out = (chosen_model){.model = found, .context = found->entry.context};
+    *out = (chosen_model){.entry = found->entry};
     if (found->keys) {
         memcpy(&out->design, found->entry.context, found->design_bytes);
-        out->context = &out->design;
+        out->entry.context = &out->design;
     }
-    return dsc_zoo_spec_read(spec, found->keys, &out->design);
+    DSC_TRY(dsc_zoo_spec_read(spec, found->keys, &out->design));
+    if (found->adapt)
+        found->adapt(&out->design, &out->entry);
+    return DSC_OK;
 }
 
 dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *channels, int64_t *classes) {
     chosen_model chosen;
     DSC_TRY(choose(name, &chosen));
-    const dsc_zoo_entry *entry = &chosen.model->entry;
+    const dsc_zoo_entry *entry = &chosen.entry;
     if (side)
         *side = entry->side;
     if (channels)
@@ -152,12 +168,12 @@ dsc_status dsc_zoo_default_input(const char *name, int64_t *side, int64_t *chann
 
 int dsc_zoo_takes_tokens(const char *name) {
     chosen_model chosen;
-    return choose(name, &chosen) == DSC_OK && chosen.model->entry.sequence;
+    return choose(name, &chosen) == DSC_OK && chosen.entry.sequence;
 }
 
 int64_t dsc_zoo_margin(const char *name) {
     chosen_model chosen;
-    return choose(name, &chosen) == DSC_OK ? chosen.model->entry.margin : 0;
+    return choose(name, &chosen) == DSC_OK ? chosen.entry.margin : 0;
 }
 
 /* Callers that know a model's default side alone ask for a square: of a sequence the width is then of no account. */
@@ -178,9 +194,9 @@ dsc_status dsc_zoo_build(dsc_model *m, const char *spec, const int64_t shape[3],
     chosen_model chosen;
     dsc_value x;
     DSC_TRY(choose(spec, &chosen));
-    DSC_TRY(add_input(m, spec, chosen.model->entry.sequence, shape, &x));
+    DSC_TRY(add_input(m, spec, chosen.entry.sequence, shape, &x));
     unsigned errors = dsc_error_count();
-    dsc_status status = chosen.model->entry.build(chosen.context, m, x, classes, logits);
+    dsc_status status = chosen.entry.build(chosen.entry.context, m, x, classes, logits);
     if (status != DSC_OK)
         return dsc_error_callback(status, errors, "build", "model %s for %lldx%lldx%lld and %lld classes",
                                   spec, (long long)shape[0], (long long)shape[1], (long long)shape[2],

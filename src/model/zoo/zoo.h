@@ -18,10 +18,13 @@ dsc_status dsc_zoo_resnet_imagenet(void *depth, dsc_model *m, dsc_value x, int64
 /* What a U-Net's spec can change, and batch_norm: 1 for the padded variant with batch norm. */
 typedef struct dsc_zoo_unet_design {
     int64_t width;  /* channels of the first block */
+    int64_t depth;  /* how often the map is halved */
     double dropout; /* rate after the two blocks of the smallest maps */
     int batch_norm;
 } dsc_zoo_unet_design;
 extern const dsc_option dsc_zoo_unet_keys[];
+/* Changes the margin of an entry to that of this design, and its side so that the output keeps its size. */
+void dsc_zoo_unet_adapt(const void *design, dsc_zoo_entry *entry);
 /* design: a dsc_zoo_unet_design. The logits are a map. */
 dsc_status dsc_zoo_unet(void *design, dsc_model *m, dsc_value x, int64_t classes,
                         dsc_value *logits) DSC_MUST_CHECK;
