@@ -75,9 +75,10 @@ static dsc_status reserve(dsc_kfac *k, dsc_queue *q, dsc_dtype dtype, int64_t ro
 
 static dsc_status check(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_tensor *tokens, int64_t rows) {
     if (l->kind != DSC_KFAC_LINEAR && l->kind != DSC_KFAC_TIED_HEAD)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "K-FAC: layer '%s': tokens of a %s layer: only linear layers have them", l->name,
-                        dsc_kfac_kind_name(l->kind));
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "K-FAC: layer '%s': tokens of a %s layer: only linear layers and tied heads have them", l->name,
+            dsc_kfac_kind_name(l->kind));
     if (dsc_tensor_count(tokens) != rows || (tokens->dtype != DSC_F32 && tokens->dtype != DSC_F64) ||
         tokens->device != k->device)
         return DSC_FAIL(DSC_E_INVALID,
