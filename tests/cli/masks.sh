@@ -65,7 +65,7 @@ images learnt plain.json $((4 * 48 * 40)) || complain "the U-Net without padding
 expect 0 "" predict --checkpoint plain --threads 1 --masks plain-masks --json "${last[@]}"
 cp stdout plain.jsonl
 images agree plain.json plain.jsonl set/label || complain "predict and eval disagree without padding"
-expect 2 "too few for crops of 52 x 52" train "${plain[@]}" --image-size 236 --steps 1 --out none
+expect 2 "crops of 52 x 52 (an image size of 236 less a margin of 92 pixels on each side): choose an image size of at most 224" train "${plain[@]}" --image-size 236 --steps 1 --out none
 expect 2 "the nearest are 188 and 204" train "${plain[@]}" --image-size 190 --steps 1 --out none
 
 # Evaluation on three ranks, which share the tiles of pictures.
