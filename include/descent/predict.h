@@ -56,11 +56,12 @@ typedef struct dsc_predict_result {
  * to the size itself; then normalised as the checkpoint says, or else by ImageNet's usual numbers.
  *
  * A model that predicts every pixel needs `masks`, and writes MASKS/NAME.png for an image NAME.*: 8-bit grey, of the
- * image's size. Where the names of all classes are numbers from 0 to 255, as those of masks:DIR are, these are the values
+ * image's size. A TIFF is read, too: each of its pages is an image, and where there are several their masks are
+ * MASKS/NAME-001.png and so on, with as many digits as the last one needs. Where the names of all classes are numbers from 0 to 255, as those of masks:DIR are, these are the values
  * in it, otherwise the numbers of the classes are. Images are not scaled, but cut into tiles of the model's size, of which
  * the last ones of a row or column overlap those before them; those before them count. An image that is smaller than the
  * model's size counts as one that cannot be read. Files appear whole or not at all. DSC_E_INVALID when a mask exists and
- * `overwrite` is 0, when it would replace its image, or when two images have the same name; nothing is written then.
+ * `overwrite` is 0, when it would replace its image, or when two images would have the same mask; nothing is written then.
  *
  * DSC_E_NOT_FOUND when a path or the checkpoint is not there; DSC_E_INVALID when there are no images. `result` may
  * be NULL. Collective; blocks. */

@@ -103,15 +103,17 @@ static int is_text(const dsc_dataset_info *info, int64_t labels) {
 }
 
 static void print_split(const checked *c, const dsc_dataset *set, int64_t bad) {
-    const int64_t labels = dsc_dataset_label_count(set), pictures = dsc_dataset_pictures(set);
+    const int64_t labels = dsc_dataset_label_count(set), pictures = dsc_dataset_pictures(set),
+                  samples = pictures > 0 ? pictures : c->info.count;
+    const char *plural = samples == 1 ? "" : "s";
     char count[32], tokens[32];
-    dsc_cli_grouped(pictures > 0 ? pictures : c->info.count, count, sizeof count);
+    dsc_cli_grouped(samples, count, sizeof count);
     if (is_text(&c->info, labels))
-        printf("%s: %s tokens in %s sequences of %lld, vocabulary %lld, %lld of them broken\n", c->split,
-               dsc_cli_grouped(c->info.count * labels, tokens, sizeof tokens), count, (long long)labels,
-               (long long)c->info.classes, (long long)bad);
+        printf("%s: %s tokens in %s sequence%s of %lld, vocabulary %lld, %lld of them broken\n", c->split,
+               dsc_cli_grouped(c->info.count * labels, tokens, sizeof tokens), count, plural,
+               (long long)labels, (long long)c->info.classes, (long long)bad);
     else
-        printf("%s: %s images in %lld classes, %lld of them broken\n", c->split, count,
+        printf("%s: %s image%s in %lld classes, %lld of them broken\n", c->split, count, plural,
                (long long)c->info.classes, (long long)bad);
 }
 

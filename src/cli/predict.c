@@ -144,11 +144,13 @@ static dsc_status run(dsc_cli_session *session, void *values, const dsc_option_s
     dsc_cli_free(&paths);
     DSC_CLI_TRY(status);
     if (dsc_cli_prints(session))
-        dsc_log(DSC_LOG_INFO, "%lld images in %.3f s: %.1f images/s", (long long)result.images,
-                result.seconds, (double)result.images / (result.seconds > 0 ? result.seconds : 1));
+        dsc_log(DSC_LOG_INFO, "%lld image%s in %.3f s: %.1f images/s", (long long)result.images,
+                result.images == 1 ? "" : "s", result.seconds,
+                (double)result.images / (result.seconds > 0 ? result.seconds : 1));
     if (result.bad_images > 0)
-        status = DSC_CLI_FAIL(DSC_E_IO, "%lld of %lld images cannot be read", (long long)result.bad_images,
-                              (long long)(result.images + result.bad_images));
+        status = DSC_CLI_FAIL(DSC_E_IO, "%lld of %lld image%s cannot be read", (long long)result.bad_images,
+                              (long long)(result.images + result.bad_images),
+                              result.images + result.bad_images == 1 ? "" : "s");
     return dsc_cli_agree(session, status);
 }
 
@@ -159,13 +161,18 @@ const dsc_cli_command dsc_cli_predict = {
     .description =
         "Predicts the classes of images with the model in a checkpoint, on all ranks together, and "
         "prints the most probable ones with their probabilities in the order of the images. Of a folder "
-        "all images are taken, also those of the folders in it, sorted by name. Names of classes, image "
+        "all images are taken (JPEG, PNG, WebP; with --masks also TIFF), also those of the folders in it, "
+        "sorted "
+        "by name. Names of classes, image "
         "size and normalisation are those of the checkpoint; a file of PyTorch's has none, and --model "
         "names its model.\n\n"
         "With a model that predicts every pixel, such as unet-bn, --masks DIR is needed: DIR/NAME.png "
         "becomes the mask of every image NAME.*, a grey image of its size that holds the values which "
         "the masks of the training had, as the names of the classes tell them, or the numbers of the "
-        "classes. Images are not scaled. Those larger than the model's input are cut into tiles, as in "
+        "classes. The pages of a TIFF are images of their own: DIR/NAME-001.png is the mask of the first "
+        "one, "
+        "with as many digits as the last one needs, and DIR/NAME.png that of a single one. Images are not "
+        "scaled. Those larger than the model's input are cut into tiles, as in "
         "validation; smaller ones are passed over. The share of the pixels is printed for each class. "
         "Masks that exist are not replaced without --overwrite.\n\n"
         "An image that cannot be read is named on the standard error and passed over; the exit status is "
@@ -175,7 +182,7 @@ const dsc_cli_command dsc_cli_predict = {
         "that cannot be read has the key error. With --verbose the number of images per second is told.",
     .examples = "descent predict --checkpoint runs/lenet-synthetic-1 photo.png\n"
                 "mpirun -n 4 descent predict --checkpoint out:best --top 1 --csv photos\n"
-                "descent predict --checkpoint runs/cells --masks masks slices\n",
+                "descent predict --checkpoint runs/cells --masks masks slices test-volume.tif\n",
     .options = options,
     .values_size = sizeof(predict_values),
     .computes = 1,

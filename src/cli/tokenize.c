@@ -4,6 +4,7 @@
 #include "cli/terminal.h"
 #include "descent/tokens.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -152,6 +153,8 @@ static dsc_status decode(const tokenize_values *v) {
     if (v->kind && strcmp(v->kind, "chars") == 0)
         return DSC_CLI_FAIL(DSC_E_INVALID,
                             "--decode: the characters are in tokens.json; leave out --kind chars");
+    if (access(v->decode, F_OK) != 0)
+        return DSC_CLI_FAIL(DSC_E_NOT_FOUND, "cannot read '%s': %s", v->decode, strerror(errno));
     dsc_status status = v->kind || v->vocab || v->merges ? make_tokenizer(v, NULL, 0, &tokenizer)
                                                          : dsc_tokenizer_of_file(v->decode, &tokenizer);
     if (status == DSC_E_NOT_FOUND && !v->kind && !v->vocab) {
@@ -220,9 +223,9 @@ static int show_progress(void *context, const dsc_tokenize_progress *p) {
 static void print_part(const char *out, const char *name, int64_t tokens, int64_t bytes) {
     char a[32], b[32];
     if (tokens > 0)
-        printf("%s/%s: %s tokens of %s bytes, %.3f bytes per token\n", out, name,
-               dsc_cli_grouped(tokens, a, sizeof a), dsc_cli_grouped(bytes, b, sizeof b),
-               (double)bytes / (double)tokens);
+        printf("%s/%s: %s token%s of %s byte%s, %.3f bytes per token\n", out, name,
+               dsc_cli_grouped(tokens, a, sizeof a), tokens == 1 ? "" : "s",
+               dsc_cli_grouped(bytes, b, sizeof b), bytes == 1 ? "" : "s", (double)bytes / (double)tokens);
 }
 
 static dsc_status encode(const tokenize_values *v, const char *const *paths, int64_t count) {

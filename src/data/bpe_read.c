@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { MOST_BYTES = 1 << 26, ALPHABET = 324, SHOWN = 60 };
+enum { MOST_BYTES = 1 << 26, ALPHABET = 324, SHOWN = 60, LONGEST_JOINED = 512 };
 
 /* What is needed while the files are read. */
 typedef struct reading {
@@ -21,6 +21,7 @@ typedef struct reading {
     const char **names;         /* number -> token */
     int16_t byte_of[ALPHABET];  /* -1: the character is not in the alphabet */
     dsc_bytes text, whole;      /* the text of merges.txt; two tokens together */
+    uint8_t *made;              /* number -> 1: a merge makes the token */
     dsc_tokenizer *tokenizer;
 } reading;
 
@@ -58,6 +59,7 @@ static int64_t bytes_of(const reading *r, const char *name, uint8_t *out, int *s
 static dsc_status read_numbers(reading *r) {
     json_error_t error;
     const char *name;
+    char text[DSC_JSON_VALUE];
     json_t *number;
     r->numbers = json_loads(r->tokenizer->bpe->vocab_text, JSON_REJECT_DUPLICATES, &error);
     if (!r->numbers)
@@ -70,8 +72,11 @@ static dsc_status read_numbers(reading *r) {
     json_object_foreach(r->numbers, name, number) {
         json_int_t value = json_is_integer(number) ? json_integer_value(number) : -1;
         if (value < 0 || value >= count)
-            return DSC_FAIL(DSC_E_FORMAT, "'%s': the number of token '%.*s' is not one of 0 to %lld",
-                            r->vocab, SHOWN, name, (long long)count - 1);
+            return DSC_FAIL(DSC_E_FORMAT,
+                            "'%s': the number of token '%.*s' is %s: the %lld tokens must have the numbers 0 "
+                            "to %lld, each once; is the file complete?",
+                            r->vocab, SHOWN, name, dsc_json_value_text(number, text), (long long)count,
+                            (long long)count - 1);
         if (r->names[value])
             return DSC_FAIL(DSC_E_FORMAT, "'%s': tokens '%.*s' and '%.*s' have the same number %lld",
                             r->vocab, SHOWN, r->names[value], SHOWN, name, (long long)value);
@@ -136,6 +141,7 @@ static dsc_status add_merge(reading *r, char *text, int64_t line, int32_t rank) 
     dsc_bpe *bpe = r->tokenizer->bpe;
     bpe->merges[dsc_merge_place(bpe, merge.left, merge.right)] =
         merge; /* of equal pairs the last one counts */
+    r->made[merge.whole] = 1;
     return DSC_OK;
 }
 
@@ -172,6 +178,32 @@ static dsc_status read_merges(reading *r) {
     return DSC_OK;
 }
 
+/* 1 when two other tokens make up this one. What vocabularies add for themselves, as <|endoftext|>, has none. */
+static int is_joined(reading *r, const char *name) {
+    const size_t length = strlen(name);
+    const char last = length > 0 ? name[length - 1] : 0;
+    if (length > LONGEST_JOINED || (name[0] == '<' && last == '>') || (name[0] == '[' && last == ']') ||
+        dsc_bytes_reserve(&r->whole, LONGEST_JOINED + 1) != DSC_OK)
+        return 0;
+    char *left = (char *)r->whole.data;
+    for (size_t i = 1; i < length; i++) {
+        snprintf(left, LONGEST_JOINED + 1, "%.*s", (int)i, name);
+        if ((name[i] & 0xC0) != 0x80 && json_object_get(r->numbers, left) &&
+            json_object_get(r->numbers, name + i))
+            return 1;
+    }
+    return 0;
+}
+
+/* Counts the tokens that merges make, and those that should be made by one that is missing. */
+static void count_made(reading *r) {
+    dsc_bpe *bpe = r->tokenizer->bpe;
+    for (int64_t i = 0; i < r->tokenizer->vocabulary; i++) {
+        bpe->made += r->made[i];
+        bpe->unmade += !r->made[i] && is_joined(r, r->names[i]);
+    }
+}
+
 /* From the texts in the tokenizer. */
 static dsc_status parse(const char *vocab, const char *merges, dsc_tokenizer *tokenizer) {
     reading r = {.vocab = vocab, .merges = merges, .tokenizer = tokenizer};
@@ -180,9 +212,14 @@ static dsc_status parse(const char *vocab, const char *merges, dsc_tokenizer *to
     if (status == DSC_OK)
         status = fill_tokens(&r);
     if (status == DSC_OK)
+        status = dsc_memory_alloc(tokenizer->vocabulary, 1, &r.made);
+    if (status == DSC_OK)
         status = read_merges(&r);
+    if (status == DSC_OK)
+        count_made(&r);
     json_decref(r.numbers);
     dsc_memory_free(&r.names);
+    dsc_memory_free(&r.made);
     dsc_bytes_free(&r.text);
     dsc_bytes_free(&r.whole);
     return status;

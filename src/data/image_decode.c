@@ -40,7 +40,15 @@ int dsc_image_bits(const dsc_encoded *e) {
 }
 
 static dsc_status fail_other(const dsc_encoded *e) {
+    static const char *const tiff[] = {"II*", "MM\0*", "II+", "MM\0+"}; /* with a 0 after those of three */
     char start[16] = " nowhere";
+    for (size_t i = 0; i < sizeof tiff / sizeof *tiff; i++)
+        if (e->size >= 4 && memcmp(e->data, tiff[i], 4) == 0)
+            return DSC_FAIL(
+                DSC_E_FORMAT,
+                "'%s' is a TIFF, which only masks:DIR and predict --masks take (as .tif or .tiff): save "
+                "it as PNG, or as JPEG or WebP",
+                e->name);
     if (e->size > 0)
         start[0] = '\0';
     for (int i = 0; i < 4 && i < e->size; i++)

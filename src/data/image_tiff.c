@@ -1,15 +1,16 @@
 /* The pages of TIFF files, decoded by libtiff. */
+#include "data/image_tiff.h"
 #include "base/config.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/image_decode.h"
-#include "data/mask_list.h"
 
-void dsc_tiff_free(dsc_tiff *tiff) {
-    for (int64_t i = 0; i < tiff->count; i++)
-        dsc_memory_free(&tiff->pages[i].rgb);
-    dsc_memory_free(&tiff->pages);
-    *tiff = (dsc_tiff){0};
+#include <string.h>
+#include <strings.h>
+
+int dsc_tiff_has_name(const char *name) {
+    const char *dot = strrchr(name, '.');
+    return dot && (strcasecmp(dot, ".tif") == 0 || strcasecmp(dot, ".tiff") == 0);
 }
 
 #ifdef DSC_HAVE_TIFF
@@ -17,7 +18,6 @@ void dsc_tiff_free(dsc_tiff *tiff) {
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <string.h>
 #include <tiffio.h>
 
 enum { MAX_PAGES = 65535, MESSAGE_SIZE = 256 };
@@ -79,87 +79,176 @@ static void on_warning(const char *module, const char *format, va_list arguments
     (void)module, (void)format, (void)arguments;
 }
 
+struct dsc_tiff {
+    char *path;
+    TIFF *file;
+    int64_t page;
+    dsc_bytes raster; /* of the page, as libtiff gives it */
+};
+
 static dsc_status fail_broken(const char *path, int64_t page) {
     return DSC_FAIL(DSC_E_FORMAT,
                     "'%s' is a broken TIFF, or of a kind that libtiff does not decode (page %lld): %s", path,
                     (long long)page + 1, last_error[0] ? last_error : "no reason is known");
 }
 
-/* Adds the page that the file is at. `raster` is memory for h w pixels. */
-static dsc_status read_page(TIFF *file, const char *path, dsc_bytes *raster, dsc_tiff *out) {
+/* ---- under the lock ---- */
+
+static dsc_status open_file(dsc_tiff *t) {
+    t->file =
+        lib.TIFFOpen(t->path, "rm"); /* not mapped, so that a file that becomes shorter is an error only */
+    return t->file && !last_error[0] ? DSC_OK : fail_broken(t->path, 0);
+}
+
+static dsc_status next_page(dsc_tiff *t, int *found) {
+    *found = lib.TIFFReadDirectory(t->file);
+    if (last_error[0]) /* the list of pages is damaged */
+        return fail_broken(t->path, t->page + 1);
+    t->page += *found;
+    if (t->page >= MAX_PAGES)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' has more than %d pages: divide it", t->path, MAX_PAGES);
+    return DSC_OK;
+}
+
+static dsc_status decode_page(dsc_tiff *t, dsc_bytes *out, int64_t *height, int64_t *width, int *bits) {
     uint32_t w = 0, h = 0;
-    uint16_t bits = 1; /* unless the page says otherwise */
-    lib.TIFFGetField(file, TIFFTAG_IMAGEWIDTH, &w);
-    lib.TIFFGetField(file, TIFFTAG_IMAGELENGTH, &h);
-    lib.TIFFGetField(file, TIFFTAG_BITSPERSAMPLE, &bits);
+    uint16_t own_bits = 1; /* unless the page says otherwise */
+    lib.TIFFGetField(t->file, TIFFTAG_IMAGEWIDTH, &w);
+    lib.TIFFGetField(t->file, TIFFTAG_IMAGELENGTH, &h);
+    lib.TIFFGetField(t->file, TIFFTAG_BITSPERSAMPLE, &own_bits);
     if (w < 1 || h < 1 || w > DSC_IMAGE_SIDE || h > DSC_IMAGE_SIDE || (int64_t)w * h > DSC_IMAGE_PIXELS)
         return DSC_FAIL(
             DSC_E_FORMAT,
             "page %lld of '%s' has %lld x %lld pixels: at most %d a side and %d in all are accepted",
-            (long long)out->count + 1, path, (long long)w, (long long)h, DSC_IMAGE_SIDE, DSC_IMAGE_PIXELS);
+            (long long)t->page + 1, t->path, (long long)w, (long long)h, DSC_IMAGE_SIDE, DSC_IMAGE_PIXELS);
     const int64_t pixels = (int64_t)w * h;
-    DSC_TRY(dsc_bytes_reserve(raster, pixels * (int64_t)sizeof(uint32_t)));
-    uint32_t *values = (uint32_t *)(void *)raster->data;
-    if (!lib.TIFFReadRGBAImageOriented(file, w, h, values, ORIENTATION_TOPLEFT, 1))
-        return fail_broken(path, out->count);
-    DSC_TRY(dsc_memory_grow(&out->pages, &out->capacity, out->count + 1, sizeof *out->pages));
-    dsc_tiff_page *page = &out->pages[out->count];
-    DSC_TRY(dsc_memory_alloc(pixels, 3, &page->rgb));
-    page->h = h;
-    page->w = w;
-    page->bits = bits;
-    out->count++;
+    DSC_TRY(dsc_bytes_reserve(&t->raster, pixels * (int64_t)sizeof(uint32_t)));
+    DSC_TRY(dsc_bytes_reserve(out, pixels * 3));
+    uint32_t *values = (uint32_t *)(void *)t->raster.data;
+    if (!lib.TIFFReadRGBAImageOriented(t->file, w, h, values, ORIENTATION_TOPLEFT, 1) || last_error[0])
+        return fail_broken(t->path, t->page);
     for (int64_t i = 0; i < pixels; i++) {
-        page->rgb[3 * i] = (uint8_t)TIFFGetR(values[i]);
-        page->rgb[3 * i + 1] = (uint8_t)TIFFGetG(values[i]);
-        page->rgb[3 * i + 2] = (uint8_t)TIFFGetB(values[i]);
+        out->data[3 * i] = (uint8_t)TIFFGetR(values[i]);
+        out->data[3 * i + 1] = (uint8_t)TIFFGetG(values[i]);
+        out->data[3 * i + 2] = (uint8_t)TIFFGetB(values[i]);
     }
+    *height = h;
+    *width = w;
+    *bits = own_bits;
     return DSC_OK;
 }
 
-static dsc_status read_pages(const char *path, dsc_tiff *out) {
-    dsc_bytes raster = {0};
+/* ---- with the lock ---- */
+
+typedef struct own_handlers {
+    TIFFErrorHandler error, warning;
+} own_handlers;
+
+static own_handlers begin(void) {
+    pthread_mutex_lock(&handlers);
     last_error[0] = '\0';
-    TIFF *file =
-        lib.TIFFOpen(path, "rm"); /* not mapped, so that a file that becomes shorter is an error only */
-    if (!file)
-        return fail_broken(path, 0);
-    dsc_status status = DSC_OK;
-    do {
-        status = out->count < MAX_PAGES
-                     ? read_page(file, path, &raster, out)
-                     : DSC_FAIL(DSC_E_FORMAT, "'%s' has more than %d pages: divide it", path, MAX_PAGES);
-    } while (status == DSC_OK && lib.TIFFReadDirectory(file));
-    if (status == DSC_OK && last_error[0]) /* the list of pages is damaged */
-        status = fail_broken(path, out->count);
-    lib.TIFFClose(file);
-    dsc_bytes_free(&raster);
-    return status;
+    return (own_handlers){lib.TIFFSetErrorHandler(on_error), lib.TIFFSetWarningHandler(on_warning)};
 }
 
-dsc_status dsc_tiff_read(const char *path, dsc_tiff *out) {
+static void end(own_handlers before) {
+    lib.TIFFSetErrorHandler(before.error);
+    lib.TIFFSetWarningHandler(before.warning);
+    pthread_mutex_unlock(&handlers);
+}
+
+dsc_status dsc_tiff_open(const char *path, dsc_tiff **out) {
     int64_t size;
+    dsc_tiff *t;
     DSC_TRY(dsc_file_size(path, &size));
     pthread_once(&load_once, load);
     if (load_failure[0])
         return DSC_FAIL(DSC_E_UNSUPPORTED, "'%s' is a TIFF, which needs libtiff: %s; install libtiff6", path,
                         load_failure);
-    pthread_mutex_lock(&handlers);
-    TIFFErrorHandler error = lib.TIFFSetErrorHandler(on_error),
-                     warning = lib.TIFFSetWarningHandler(on_warning);
-    dsc_status status = read_pages(path, out);
-    lib.TIFFSetErrorHandler(error);
-    lib.TIFFSetWarningHandler(warning);
-    pthread_mutex_unlock(&handlers);
+    DSC_TRY(dsc_memory_alloc(1, sizeof *t, &t));
+    dsc_status status = dsc_memory_strdup(path, &t->path);
+    if (status == DSC_OK) {
+        const own_handlers before = begin();
+        status = open_file(t);
+        end(before);
+    }
+    if (status != DSC_OK)
+        dsc_tiff_close(&t);
+    *out = t;
+    return status;
+}
+
+void dsc_tiff_close(dsc_tiff **tiff) {
+    if (!*tiff)
+        return;
+    if ((*tiff)->file) {
+        const own_handlers before = begin();
+        lib.TIFFClose((*tiff)->file);
+        end(before);
+    }
+    dsc_bytes_free(&(*tiff)->raster);
+    dsc_memory_free(&(*tiff)->path);
+    dsc_memory_free(tiff);
+}
+
+int64_t dsc_tiff_at(const dsc_tiff *tiff) {
+    return tiff->page;
+}
+
+dsc_status dsc_tiff_next(dsc_tiff *tiff, int *found) {
+    const own_handlers before = begin();
+    dsc_status status = next_page(tiff, found);
+    end(before);
+    return status;
+}
+
+dsc_status dsc_tiff_decode(dsc_tiff *tiff, dsc_bytes *out, int64_t *h, int64_t *w, int *bits) {
+    const own_handlers before = begin();
+    dsc_status status = decode_page(tiff, out, h, w, bits);
+    end(before);
     return status;
 }
 #else
-dsc_status dsc_tiff_read(const char *path, dsc_tiff *out) {
+dsc_status dsc_tiff_open(const char *path, dsc_tiff **out) {
+    int64_t size;
     (void)out;
+    DSC_TRY(dsc_file_size(path, &size));
     return DSC_FAIL(
         DSC_E_UNSUPPORTED,
         "'%s' is a TIFF, which this build cannot read: install libtiff-dev and build again, or save its "
         "pages as PNG files",
         path);
 }
+
+void dsc_tiff_close(dsc_tiff **tiff) {
+    (void)tiff;
+}
+
+int64_t dsc_tiff_at(const dsc_tiff *tiff) {
+    (void)tiff;
+    return 0;
+}
+
+dsc_status dsc_tiff_next(dsc_tiff *tiff, int *found) {
+    (void)tiff;
+    *found = 0;
+    return DSC_OK;
+}
+
+dsc_status dsc_tiff_decode(dsc_tiff *tiff, dsc_bytes *out, int64_t *h, int64_t *w, int *bits) {
+    (void)tiff, (void)out, (void)h, (void)w, (void)bits;
+    return DSC_FAIL(DSC_E_UNSUPPORTED, "this build cannot read TIFF files");
+}
 #endif
+
+dsc_status dsc_tiff_count(const char *path, int64_t *count) {
+    dsc_tiff *tiff = NULL;
+    int found = 1;
+    *count = 1;
+    dsc_status status = dsc_tiff_open(path, &tiff);
+    while (status == DSC_OK && found) {
+        status = dsc_tiff_next(tiff, &found);
+        *count += status == DSC_OK ? found : 1;
+    }
+    dsc_tiff_close(&tiff);
+    return status == DSC_E_FORMAT ? DSC_OK : status;
+}

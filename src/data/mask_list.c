@@ -3,6 +3,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/image_files.h"
+#include "data/image_tiff.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -19,6 +20,7 @@ typedef struct picture {
 void dsc_mask_list_free(dsc_mask_list *list) {
     for (int64_t i = 0; i < list->count; i++) {
         dsc_memory_free(&list->items[i].name);
+        dsc_memory_free(&list->items[i].label_name);
         dsc_memory_free(&list->items[i].image);
         dsc_memory_free(&list->items[i].label);
     }
@@ -54,14 +56,15 @@ static dsc_status check_pair(const picture *image, const picture *label) {
 }
 
 /* The item belongs to the list before it is complete, so that the list frees it. */
-static dsc_status add_pair(dsc_mask_list *list, const picture *image, const picture *label) {
+static dsc_status add_pair(dsc_mask_list *list, const picture *image, const picture *label, int64_t page) {
     DSC_TRY(check_pair(image, label));
     DSC_TRY(dsc_memory_grow(&list->items, &list->capacity, list->count + 1, sizeof *list->items));
     dsc_mask_item *item = &list->items[list->count++];
     const int64_t pixels = image->h * image->w;
-    *item = (dsc_mask_item){.h = image->h, .w = image->w};
+    *item = (dsc_mask_item){.h = image->h, .w = image->w, .page = page};
     item->c = first_colour(image) == pixels ? 1 : 3;
     DSC_TRY(dsc_memory_strdup(image->path, &item->name));
+    DSC_TRY(dsc_memory_strdup(label->path, &item->label_name));
     DSC_TRY(dsc_memory_alloc(pixels, (size_t)item->c, &item->image));
     DSC_TRY(dsc_memory_alloc(pixels, 1, &item->label));
     for (int64_t i = 0; i < pixels; i++) {
@@ -135,7 +138,7 @@ static dsc_status add_file(dsc_mask_list *list, const char *folder, const char *
         if (status == DSC_E_NOT_FOUND)
             status = DSC_FAIL(status, "'%s' has no label: put it into '%s'", path, other);
     }
-    status = status == DSC_OK ? add_pair(list, &image, &label) : dsc_error_prefix(status, "masks");
+    status = status == DSC_OK ? add_pair(list, &image, &label, 0) : dsc_error_prefix(status, "masks");
     dsc_memory_free(&other);
     return status;
 }
@@ -164,37 +167,70 @@ done:
 
 /* ---- volumes ---- */
 
-static dsc_status add_pages(dsc_mask_list *list, const char *images, const dsc_tiff *a, const char *labels,
-                            const dsc_tiff *b) {
-    if (a->count != b->count)
+/* Adds the pages that both files are at. scratch has the memory for them. */
+static dsc_status add_page(dsc_mask_list *list, const char *const paths[2], dsc_tiff *const files[2],
+                           dsc_scratch *scratch) {
+    picture image = {.path = paths[0]}, label = {.path = paths[1]};
+    const int64_t page = dsc_tiff_at(files[0]) + 1;
+    int bits;
+    dsc_status status = dsc_tiff_decode(files[0], &scratch->image, &image.h, &image.w, &bits);
+    if (status == DSC_OK)
+        status = dsc_tiff_decode(files[1], &scratch->resample, &label.h, &label.w, &bits);
+    if (status != DSC_OK)
+        return dsc_error_prefix(status, "masks");
+    if (bits > 8)
         return DSC_FAIL(DSC_E_FORMAT,
-                        "masks: '%s' has %lld pages, but '%s' has %lld: every image needs a label", images,
-                        (long long)a->count, labels, (long long)b->count);
-    for (int64_t i = 0; i < a->count; i++) {
-        const picture image = {images, a->pages[i].h, a->pages[i].w, a->pages[i].rgb};
-        const picture label = {labels, b->pages[i].h, b->pages[i].w, b->pages[i].rgb};
-        if (b->pages[i].bits > 8)
-            return DSC_FAIL(
-                DSC_E_FORMAT,
-                "masks: page %lld of the label '%s' has %d bits a pixel, but classes are values of 8 "
-                "bits: save it with 8",
-                (long long)i + 1, labels, b->pages[i].bits);
-        dsc_status status = add_pair(list, &image, &label);
-        if (status != DSC_OK)
-            return dsc_error_prefix(status, "page %lld", (long long)i + 1);
-    }
+                        "masks: page %lld of the label '%s' has %d bits a pixel, but classes are values of 8 "
+                        "bits: save it with 8",
+                        (long long)page, paths[1], bits);
+    image.rgb = scratch->image.data;
+    label.rgb = scratch->resample.data;
+    status = add_pair(list, &image, &label, page);
+    return status == DSC_OK ? DSC_OK : dsc_error_prefix(status, "page %lld", (long long)page);
+}
+
+/* The number of pages of a file that has been read up to the one that it is at. */
+static dsc_status count_pages(dsc_tiff *file, int more, int64_t *count) {
+    *count = dsc_tiff_at(file) + 1;
+    for (; more; *count += more)
+        DSC_TRY(dsc_tiff_next(file, &more));
     return DSC_OK;
 }
 
+static dsc_status add_pages(dsc_mask_list *list, const char *const paths[2], dsc_tiff *const files[2],
+                            dsc_scratch *scratch) {
+    int more[2] = {1, 1};
+    int64_t counts[2];
+    while (more[0] && more[1]) {
+        DSC_TRY(add_page(list, paths, files, scratch));
+        for (int f = 0; f < 2; f++) {
+            dsc_status status = dsc_tiff_next(files[f], &more[f]);
+            if (status != DSC_OK)
+                return dsc_error_prefix(status, "masks");
+        }
+    }
+    for (int f = 0; f < 2; f++) {
+        dsc_status status = count_pages(files[f], more[f], &counts[f]);
+        if (status != DSC_OK)
+            return dsc_error_prefix(status, "masks");
+    }
+    if (counts[0] == counts[1])
+        return DSC_OK;
+    return DSC_FAIL(DSC_E_FORMAT, "masks: '%s' has %lld pages, but '%s' has %lld: every image needs a label",
+                    paths[0], (long long)counts[0], paths[1], (long long)counts[1]);
+}
+
 static dsc_status read_volumes(const char *images, const char *labels, dsc_mask_list *list) {
-    dsc_tiff image = {0}, label = {0};
-    dsc_status status = dsc_tiff_read(images, &image);
+    const char *const paths[2] = {images, labels};
+    dsc_tiff *files[2] = {NULL, NULL};
+    dsc_scratch scratch = {{0}, {0}, {0}};
+    dsc_status status = dsc_tiff_open(images, &files[0]);
     if (status == DSC_OK)
-        status = dsc_tiff_read(labels, &label);
-    status = status == DSC_OK ? add_pages(list, images, &image, labels, &label)
-                              : dsc_error_prefix(status, "masks");
-    dsc_tiff_free(&image);
-    dsc_tiff_free(&label);
+        status = dsc_tiff_open(labels, &files[1]);
+    status = status == DSC_OK ? add_pages(list, paths, files, &scratch) : dsc_error_prefix(status, "masks");
+    dsc_tiff_close(&files[0]);
+    dsc_tiff_close(&files[1]);
+    dsc_scratch_free(&scratch);
     return status;
 }
 

@@ -5,7 +5,9 @@
 #include "data/files.h"
 
 typedef struct dsc_mask_item {
-    char *name; /* the file of the image, for messages */
+    char *name;       /* the file of the image, for messages */
+    char *label_name; /* the file of the mask */
+    int64_t page;     /* of both files, from 1 on; 0: they have no pages */
     int64_t h, w;
     int64_t c;      /* 1: a grey image, 3: colours */
     uint8_t *image; /* [h, w, c] */
@@ -26,23 +28,5 @@ void dsc_mask_list_free(dsc_mask_list *list);
 
 /* Order of names in which the digits in a row are numbers: "2.png" comes before "10.png". */
 int dsc_natural_order(const char *a, const char *b);
-
-/* ---- image_tiff.c ---- */
-
-/* All pages of a TIFF file. Starts as {0}. */
-typedef struct dsc_tiff_page {
-    int64_t h, w;
-    int bits;     /* of a value in the file */
-    uint8_t *rgb; /* [h, w, 3] */
-} dsc_tiff_page;
-
-typedef struct dsc_tiff {
-    dsc_tiff_page *pages;
-    int64_t count, capacity;
-} dsc_tiff;
-
-/* DSC_E_UNSUPPORTED when the build lacks libtiff, or the machine does. */
-dsc_status dsc_tiff_read(const char *path, dsc_tiff *out) DSC_MUST_CHECK;
-void dsc_tiff_free(dsc_tiff *tiff);
 
 #endif

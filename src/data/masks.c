@@ -9,12 +9,13 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "data/dataset.h"
+#include "descent/log.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-enum { MAX_SIZE = 16384, MAX_ELASTIC = 1000, VALUES = 256 };
+enum { MAX_SIZE = 16384, MAX_ELASTIC = 1000, VALUES = 256, USUAL_VALUES = 32, LABEL_TEXT = 512 };
 /* Without images of their own, this part of them is for validation. */
 static const double default_val_split = 0.2;
 
@@ -97,19 +98,47 @@ static dsc_status sample(const dsc_dataset *dataset, int64_t index, int augment,
 
 /* ---- what all images have in common ---- */
 
-/* Marks the values of the masks. */
-static void mark_values(const dsc_mask_list *list, uint8_t marked[VALUES]) {
-    for (int64_t i = 0; i < list->count; i++)
-        for (int64_t p = 0; p < list->items[i].h * list->items[i].w; p++)
-            marked[list->items[i].label[p]] = 1;
+/* Marks the values of a mask. Returns how many different ones it has. */
+static int mark_values(const dsc_mask_item *item, uint8_t marked[VALUES]) {
+    uint8_t own[VALUES] = {0};
+    int count = 0;
+    for (int64_t p = 0; p < item->h * item->w; p++)
+        own[item->label[p]] = 1;
+    for (int v = 0; v < VALUES; v++) {
+        count += own[v];
+        marked[v] |= own[v];
+    }
+    return count;
+}
+
+/* Marks the values of all masks. Returns the number of the mask with the most of them. */
+static int64_t mark_list(const dsc_mask_list *list, uint8_t marked[VALUES], int *most) {
+    int64_t which = 0;
+    *most = 0;
+    for (int64_t i = 0; i < list->count; i++) {
+        const int count = mark_values(&list->items[i], marked);
+        which = count > *most ? i : which;
+        *most = count > *most ? count : *most;
+    }
+    return which;
+}
+
+/* "'FILE'", or "page N of 'FILE'". */
+static const char *name_label(const dsc_mask_item *item, char text[LABEL_TEXT]) {
+    int used = 0;
+    if (item->page > 0)
+        used = snprintf(text, LABEL_TEXT, "page %lld of ", (long long)item->page);
+    snprintf(text + used, (size_t)(LABEL_TEXT - used), "'%s'", item->label_name);
+    return text;
 }
 
 /* Numbers the values from 0 on. Returns how many there are. */
 static int64_t number_classes(masks *m, const dsc_mask_list *other) {
     uint8_t marked[VALUES] = {0};
     int64_t classes = 0;
-    mark_values(&m->list, marked);
-    mark_values(other, marked);
+    int most;
+    mark_list(&m->list, marked, &most);
+    mark_list(other, marked, &most);
     for (int v = 0; v < VALUES; v++) {
         m->class_of[v] = marked[v] ? (int32_t)classes : -1;
         if (!marked[v])
@@ -119,6 +148,46 @@ static int64_t number_classes(masks *m, const dsc_mask_list *other) {
         classes++;
     }
     return classes;
+}
+
+/* Values that are classes by mistake: very many of them, or some that training never has. */
+static void warn_of_values(const dsc_mask_list *train, const dsc_mask_list *val, int64_t classes) {
+    uint8_t known[VALUES] = {0}, all[VALUES];
+    char name[LABEL_TEXT];
+    int most[2];
+    const int64_t first = mark_list(train, known, &most[0]);
+    memcpy(all, known, sizeof all);
+    const int64_t second = mark_list(val, all, &most[1]);
+    if (classes > USUAL_VALUES) {
+        const dsc_mask_item *item = most[1] > most[0] ? &val->items[second] : &train->items[first];
+        dsc_log(
+            DSC_LOG_WARNING,
+            "masks: the labels have %lld different values, each of which is a class; %s has %d of them: a "
+            "label image has one value for each class, with sharp borders (not scaled or smoothed, not saved "
+            "as JPEG)",
+            (long long)classes, name_label(item, name), most[most[1] > most[0]]);
+        return; /* and some of so many are in few masks */
+    }
+    int value = -1, others = -1; /* the lowest value that is new, and how many more there are */
+    for (int v = VALUES - 1; v >= 0; v--)
+        if (all[v] && !known[v]) {
+            value = v;
+            others++;
+        }
+    for (int64_t i = 0; value >= 0 && i < val->count; i++) {
+        const dsc_mask_item *item = &val->items[i];
+        char also[64] = "";
+        if (!memchr(item->label, value, (size_t)(item->h * item->w)))
+            continue;
+        if (others > 0)
+            snprintf(also, sizeof also, " (nor are %d other values)", others);
+        dsc_log(
+            DSC_LOG_WARNING,
+            "masks: the value %d of %s, for validation, is in no label for training%s: its class cannot be "
+            "learnt; correct the label, or move such an image to the training images",
+            value, name_label(item, name), also);
+        return;
+    }
 }
 
 static int64_t count_channels(const dsc_mask_list *list) {
@@ -203,32 +272,38 @@ done:
     return status;
 }
 
-/* The largest square that lies in all images. */
-static int64_t smallest_side(const dsc_mask_list *list) {
-    int64_t side = INT64_MAX;
-    for (int64_t i = 0; i < list->count; i++) {
-        const dsc_mask_item *item = &list->items[i];
-        side = item->h < side ? item->h : side;
-        side = item->w < side ? item->w : side;
+static dsc_status fail_small(const masks *m, const dsc_mask_list *other, const dsc_mask_item *item,
+                             int64_t side) {
+    int64_t least = side;
+    char margin[128] = "";
+    for (int l = 0; l < 2; l++) {
+        const dsc_mask_list *list = l ? other : &m->list;
+        for (int64_t i = 0; i < list->count; i++) {
+            least = list->items[i].h < least ? list->items[i].h : least;
+            least = list->items[i].w < least ? list->items[i].w : least;
+        }
     }
-    return side;
+    if (m->margin > 0)
+        snprintf(margin, sizeof margin, " (an image size of %lld less a margin of %lld pixels on each side)",
+                 (long long)(side + 2 * m->margin), (long long)m->margin);
+    return DSC_FAIL(
+        DSC_E_FORMAT,
+        "masks: '%s' has %lld x %lld pixels, too few for crops of %lld x %lld%s: choose an image size "
+        "of at most %lld (image-size)",
+        item->name, (long long)item->w, (long long)item->h, (long long)side, (long long)side, margin,
+        (long long)(least + 2 * m->margin));
 }
 
-/* The labelled size of the samples, which must be the same for all. image_size 0: whole images. */
-static dsc_status size_samples(const dsc_mask_list *list, int64_t image_size, int64_t margin, int64_t *h,
-                               int64_t *w) {
-    const int64_t side = image_size > 0 ? image_size - 2 * margin : 0;
+/* The labelled size of the samples, which must be the same for all. side 0: whole images. */
+static dsc_status size_samples(masks *m, const dsc_mask_list *other, int64_t side) {
+    const dsc_mask_list *list = &m->list;
     const dsc_mask_item *first = &list->items[0];
-    *h = side > 0 ? side : first->h;
-    *w = side > 0 ? side : first->w;
+    m->h = side > 0 ? side : first->h;
+    m->w = side > 0 ? side : first->w;
     for (int64_t i = 0; i < list->count; i++) {
         const dsc_mask_item *item = &list->items[i];
         if (side > 0 && (item->h < side || item->w < side))
-            return DSC_FAIL(DSC_E_FORMAT,
-                            "masks: '%s' has %lld x %lld pixels, too few for crops of %lld x %lld: "
-                            "choose an image size of at most %lld",
-                            item->name, (long long)item->w, (long long)item->h, (long long)side,
-                            (long long)side, (long long)(smallest_side(list) + 2 * margin));
+            return fail_small(m, other, item, side);
         if (side == 0 && (item->h != first->h || item->w != first->w))
             return DSC_FAIL(
                 DSC_E_FORMAT,
@@ -254,8 +329,11 @@ static dsc_status describe(masks *m, const dsc_mask_list *other, const char *dir
     measure(split == DSC_SPLIT_TRAIN ? &m->list : other, info->c, mean, std);
     dsc_normalise_init(&m->normalise, (int)info->c, options->mean ? options->mean : mean,
                        options->std ? options->std : std);
+    const int64_t size = options->image_size;
     m->margin = options->margin;
-    DSC_TRY(size_samples(&m->list, options->image_size, m->margin, &m->h, &m->w));
+    DSC_TRY(size_samples(m, other, size > 0 ? size - 2 * m->margin : 0));
+    if (split == DSC_SPLIT_TRAIN) /* once, where both splits are opened */
+        warn_of_values(&m->list, other, info->classes);
     info->h = m->h + 2 * m->margin;
     info->w = m->w + 2 * m->margin;
     info->count = split == DSC_SPLIT_TRAIN ? m->list.count : 0;

@@ -4,6 +4,9 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
+#include <stdio.h>
+#include <string.h>
+
 enum {
     DEFAULT_CONTEXT = 256,
     MAX_CONTEXT = 1 << 24,
@@ -109,14 +112,34 @@ static dsc_status count_samples(const dsc_token_source *source, const char *kind
         return DSC_OK;
     if (longest < 1)
         return DSC_FAIL(DSC_E_INVALID,
-                        "%s: '%s' has %lld tokens for %s, too few for any sequence: take a longer text", kind,
-                        path, (long long)source->count, train ? "training" : "validation");
+                        "%s: '%s' has %lld token%s for %s, too few for any sequence: take a longer text",
+                        kind, path, (long long)source->count, source->count == 1 ? "" : "s",
+                        train ? "training" : "validation");
+    const int64_t other = source->whole - source->count - 1; /* the longest for validation, if positive */
+    const int64_t most = train && other >= 1 && other < longest ? other : longest;
     return DSC_FAIL(
         DSC_E_INVALID,
-        "%s: '%s' has %lld tokens for %s, too few for sequences of %lld: take a longer text, or a context of "
-        "at most %lld",
-        kind, path, (long long)source->count, train ? "training" : "validation", (long long)context,
-        (long long)longest);
+        "%s: '%s' has %lld token%s for %s, too few for sequences of %lld: take a longer text, or "
+        "a context of at most %lld (a batch of B sequences needs B + 1 times as many tokens for training)",
+        kind, path, (long long)source->count, source->count == 1 ? "" : "s",
+        train ? "training" : "validation", (long long)context, (long long)most);
+}
+
+/* A character that is also the mask could not be told from a place that is masked. */
+static dsc_status check_mask_token(const char *kind, const dsc_data_options *o,
+                                   const dsc_token_source *source) {
+    const dsc_tokenizer *t = source->tokenizer;
+    if (!(o->mask > 0) || o->mask_token < 0 || !t || strcmp(t->kind, "chars") != 0 ||
+        o->mask_token >= t->vocabulary)
+        return DSC_OK;
+    const uint8_t byte = t->bytes[o->mask_token];
+    char character[8];
+    snprintf(character, sizeof character, byte > ' ' && byte < 0x7F ? "'%c'" : "0x%02x", (unsigned)byte);
+    return DSC_FAIL(
+        DSC_E_INVALID,
+        "%s: mask token %lld is the character %s of the text: leave it out for a token of its own, or "
+        "make the vocabulary larger than %lld and take one from %lld on",
+        kind, (long long)o->mask_token, character, (long long)t->vocabulary, (long long)t->vocabulary);
 }
 
 static dsc_status check_options(const char *kind, const dsc_data_options *o, int64_t vocabulary) {
@@ -144,6 +167,7 @@ dsc_status dsc_sequences_create(dsc_token_source *source, const char *kind, cons
     sequences *s;
     dsc_dataset *dataset = NULL;
     DSC_TRY(check_options(kind, options, source->vocabulary));
+    DSC_TRY(check_mask_token(kind, options, source));
     DSC_TRY(count_samples(source, kind, path, split, context, &count));
     DSC_TRY(dsc_memory_alloc(1, sizeof *s, &s));
     dsc_status status = dsc_dataset_create(&sequences_type, kind, split, options, &dataset);

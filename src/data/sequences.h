@@ -13,10 +13,11 @@
 /* The row of tokens that the samples are cut from: a part of a file of tokens, which stays mapped, or text with a token
  * for each byte. */
 typedef struct dsc_token_source {
-    dsc_token_file *file;     /* NULL: text */
-    int64_t first;            /* of the file's tokens */
-    uint8_t *text;            /* [count] */
-    int64_t count;            /* tokens */
+    dsc_token_file *file; /* NULL: text */
+    int64_t first;        /* of the file's tokens */
+    uint8_t *text;        /* [count] */
+    int64_t count;        /* tokens */
+    int64_t whole; /* tokens of both splits together, where they are parts of one row; 0: they are not */
     dsc_tokenizer *tokenizer; /* NULL: unknown; needed for text */
     int64_t vocabulary;
     double bytes_per_token; /* 0: unknown */

@@ -60,8 +60,11 @@ dsc_status dsc_dataset_read_labels(const dsc_dataset *base, int32_t *label) {
     float *x = NULL;
     dsc_status status = DSC_OK;
     if (base->label_count > 1)
-        return DSC_FAIL(DSC_E_INVALID, "%s: its samples have %lld labels each, so they belong to no class",
-                        info.name, (long long)base->label_count);
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "%s: its samples have %lld labels each, so they belong to no class: leave class weights out "
+            "(class-weights)",
+            info.name, (long long)base->label_count);
     if (!base->type->label)
         DSC_TRY(dsc_memory_alloc(info.h * info.w * info.c, sizeof *x, &x));
     for (int64_t i = 0; i < info.count && status == DSC_OK; i++) {

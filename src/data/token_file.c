@@ -100,11 +100,18 @@ static dsc_status read_layout(dsc_token_file *f, int wide) {
     return DSC_OK;
 }
 
-/* A whole number of tokens.json; -1: it is not there, or is none. */
-static int64_t number_of(const json_t *object, const char *key) {
+/* A number of tokens.json, from `least` to `most`. */
+static dsc_status read_number(const char *path, const json_t *object, const char *key, int64_t least,
+                              int64_t most, int64_t *out) {
     const json_t *number = json_object_get(object, key);
-    return json_is_integer(number) && json_integer_value(number) >= 0 ? (int64_t)json_integer_value(number)
-                                                                      : -1;
+    char value[DSC_JSON_VALUE];
+    *out = json_integer_value(number); /* 0 when it is none */
+    if (json_is_integer(number) && *out >= least && *out <= most)
+        return DSC_OK;
+    return DSC_FAIL(DSC_E_FORMAT,
+                    "the " DSC_TOKENS_JSON
+                    " beside '%s': '%s' is %s: must be %lld to %lld; run descent tokenize again",
+                    path, key, dsc_json_value_text(number, value), (long long)least, (long long)most);
 }
 
 /* Reads the file as its description (NULL: there is none) says, and compares. */
@@ -116,18 +123,10 @@ static dsc_status compare_with(dsc_token_file *f, const json_t *json, const dsc_
     f->vocabulary = o->vocabulary;
     if (!json)
         return DSC_OK;
-    int64_t vocabulary = number_of(json, "vocabulary"), count = number_of(entry, "tokens"),
-            bytes = number_of(entry, "bytes");
-    if (vocabulary > INT32_MAX)
-        return DSC_FAIL(DSC_E_FORMAT,
-                        "the " DSC_TOKENS_JSON
-                        " beside '%s' says that the vocabulary has %lld tokens: must be 1 to %d; repair it, "
-                        "or run descent tokenize again",
-                        f->path, (long long)vocabulary, INT32_MAX);
-    if (vocabulary < 1 || count < 1 || bytes < 0)
-        return DSC_FAIL(DSC_E_FORMAT,
-                        "the " DSC_TOKENS_JSON " beside '%s' lacks the size of the vocabulary or of the file",
-                        f->path);
+    int64_t vocabulary, count, bytes;
+    DSC_TRY(read_number(f->path, json, "vocabulary", 1, INT32_MAX, &vocabulary));
+    DSC_TRY(read_number(f->path, entry, "tokens", 1, INT64_MAX, &count));
+    DSC_TRY(read_number(f->path, entry, "bytes", 0, INT64_MAX, &bytes));
     if (count != f->count)
         return DSC_FAIL(DSC_E_FORMAT,
                         "'%s' holds %lld tokens, but the " DSC_TOKENS_JSON

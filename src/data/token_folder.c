@@ -140,7 +140,7 @@ static json_t *describe(const dsc_token_folder *f, const dsc_tokenize_result *r,
         json_object_set_new(
             json_object_get(rest, "files"), names[VAL],
             json_pack("{s:I, s:I}", "tokens", (json_int_t)r->val_tokens, "bytes", (json_int_t)r->val_bytes));
-    json_t *json = json_pack("{s:i}", "version", 1), *own = dsc_tokenizer_json(t);
+    json_t *json = json_pack("{s:i}", "version", DSC_TOKENS_JSON_VERSION), *own = dsc_tokenizer_json(t);
     int complete = own && rest && json_object_update(json, own) == 0 && json_object_update(json, rest) == 0;
     json_decref(own);
     json_decref(rest);

@@ -79,9 +79,11 @@ static dsc_status open_tokens(void *context, const char *argument, dsc_split spl
     dsc_token_source source = {.file = NULL};
     DSC_TRY(find_file(argument, split, options, &path, &divided));
     dsc_status status = fill_source(path, split, options, &source);
-    if (status == DSC_OK && divided)
+    if (status == DSC_OK && divided) {
+        source.whole = source.count;
         dsc_token_source_divide(source.count, options->val_split > 0 ? options->val_split : default_val_split,
                                 split, &source.first, &source.count);
+    }
     if (status == DSC_OK)
         status = dsc_sequences_create(&source, "tokens", path, split, options, out);
     dsc_token_source_free(&source);
@@ -141,6 +143,7 @@ static dsc_status fill_text(const char *path, const dsc_path_list *list, int byt
             "or text:bytes:%s",
             path, path);
     dsc_token_source_divide(total, share, split, &first, &source->count);
+    source->whole = total;
     DSC_TRY(dsc_memory_alloc(source->count > 0 ? source->count : 1, 1, &source->text));
     DSC_TRY(read_part(list, first, source->count, source->text));
     DSC_TRY(check_text(source, path));

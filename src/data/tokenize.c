@@ -240,8 +240,7 @@ static dsc_status list_files(tokenizing *w, const char *const *paths, int64_t co
     }
     w->result.files = w->list.count;
     if (w->total == 0)
-        return DSC_FAIL(DSC_E_INVALID, "there is no text: %s",
-                        count == 0 ? "name files or folders" : "the files are empty");
+        return dsc_fail_no_text(&w->list);
     return DSC_OK;
 }
 

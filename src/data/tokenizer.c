@@ -5,10 +5,12 @@
 #include "base/memory.h"
 #include "data/files.h"
 #include "data/path_list.h"
+#include "descent/log.h"
 
 #include <errno.h>
 #include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { CACHE_FROM = 1 << 16, READ_BYTES = 1 << 18 };
@@ -71,6 +73,17 @@ static dsc_status mark_file(const char *path, uint8_t *buffer, uint8_t marked[25
     return failed ? DSC_FAIL(DSC_E_IO, "cannot read '%s': %s", path, strerror(reason)) : DSC_OK;
 }
 
+dsc_status dsc_fail_no_text(const dsc_path_list *list) {
+    char others[64] = "";
+    if (list->count == 0)
+        return DSC_FAIL(DSC_E_INVALID, "there is no text: name files or folders");
+    if (list->count > 1)
+        snprintf(others, sizeof others, " and %lld other file%s are", (long long)list->count - 1,
+                 list->count == 2 ? "" : "s");
+    return DSC_FAIL(DSC_E_INVALID, "there is no text: '%s'%s empty; name files that hold some", list->text,
+                    list->count > 1 ? others : " is");
+}
+
 dsc_status dsc_tokenizer_chars_of_files(const char *const *paths, int64_t count, dsc_tokenizer **out) {
     dsc_path_list list = {0};
     uint8_t marked[256] = {0}, *buffer = NULL;
@@ -81,7 +94,7 @@ dsc_status dsc_tokenizer_chars_of_files(const char *const *paths, int64_t count,
     for (int64_t i = 0; i < list.count && status == DSC_OK; i++, path += strlen(path) + 1)
         status = mark_file(path, buffer, marked);
     if (status == DSC_OK && !memchr(marked, 1, sizeof marked))
-        status = DSC_FAIL(DSC_E_INVALID, "the files hold no text: its characters are the vocabulary");
+        status = dsc_fail_no_text(&list);
     if (status == DSC_OK)
         status = create_simple("chars", marked, out);
     dsc_path_list_free(&list);
@@ -105,7 +118,13 @@ static dsc_status create_bpe(dsc_status (*fill)(const char *, const char *, dsc_
 }
 
 dsc_status dsc_tokenizer_bpe(const char *vocab, const char *merges, dsc_tokenizer **out) {
-    return create_bpe(dsc_bpe_read, vocab, merges, out);
+    DSC_TRY(create_bpe(dsc_bpe_read, vocab, merges, out));
+    const dsc_bpe *bpe = (*out)->bpe;
+    if (bpe->unmade > 0)
+        dsc_log(DSC_LOG_WARNING,
+                "'%s' makes %lld of the %lld tokens of '%s' that consist of two others: is it complete?",
+                merges, (long long)bpe->made, (long long)(bpe->made + bpe->unmade), vocab);
+    return DSC_OK;
 }
 
 void dsc_tokenizer_destroy(dsc_tokenizer **tokenizer) {
@@ -118,6 +137,45 @@ void dsc_tokenizer_destroy(dsc_tokenizer **tokenizer) {
 }
 
 /* ---- descriptions ---- */
+
+char *dsc_json_value_text(const json_t *value, char text[DSC_JSON_VALUE]) {
+    char *all = value ? json_dumps(value, JSON_COMPACT | JSON_ENCODE_ANY | JSON_ENSURE_ASCII) : NULL;
+    snprintf(text, DSC_JSON_VALUE, "%s", value ? all ? all : "?" : "missing");
+    free(all);
+    return text;
+}
+
+/* What every tokens.json has, whichever version of descent tokenize wrote it. `name`: the file of tokens. */
+static dsc_status check_description(const char *path, const json_t *json, const char *name) {
+    static const char *const formats[] = {"uint16", "uint32", "llm.c"};
+    const json_t *version = json_object_get(json, "version"), *files = json_object_get(json, "files"),
+                 *entry = json_object_get(files, name);
+    const char *format = json_string_value(json_object_get(json, "format"));
+    char value[DSC_JSON_VALUE];
+    int known = 0;
+    if (!json_is_integer(version) || json_integer_value(version) < 1)
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "'%s': its version is %s: must be %d; run descent tokenize again, or remove the file "
+                        "if another program wrote it",
+                        path, dsc_json_value_text(version, value), DSC_TOKENS_JSON_VERSION);
+    if (json_integer_value(version) > DSC_TOKENS_JSON_VERSION)
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "'%s': its version is %s, but this descent reads version %d: use a newer descent, or "
+                        "run descent tokenize again with this one",
+                        path, dsc_json_value_text(version, value), DSC_TOKENS_JSON_VERSION);
+    for (size_t i = 0; format && i < sizeof formats / sizeof *formats; i++)
+        known |= strcmp(format, formats[i]) == 0;
+    if (!known)
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "'%s': its format is %s: must be uint16, uint32 or llm.c; run descent tokenize again",
+                        path, dsc_json_value_text(json_object_get(json, "format"), value));
+    if (!json_is_object(files) || (entry && !json_is_object(entry)))
+        return DSC_FAIL(DSC_E_FORMAT,
+                        "'%s': %s%s is %s: must be an object; repair it, or run descent tokenize again", path,
+                        entry ? "of its files, " : "its list of files", entry ? name : "",
+                        dsc_json_value_text(entry ? entry : files, value));
+    return DSC_OK;
+}
 
 dsc_status dsc_tokens_json_read(const char *path, json_t **out) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -135,7 +193,9 @@ dsc_status dsc_tokens_json_read(const char *path, json_t **out) {
         if (!json)
             status = DSC_FAIL(DSC_E_FORMAT, "'%s', line %d: %s; repair it, or run descent tokenize again",
                               beside, error.line, error.text);
-        else if (json_is_object(json_object_get(json_object_get(json, "files"), name)))
+        else
+            status = check_description(beside, json, name);
+        if (status == DSC_OK && json_object_get(json_object_get(json, "files"), name))
             *out = json;
         else
             json_decref(json);
@@ -174,7 +234,7 @@ static dsc_status bpe_beside(const char *path, dsc_tokenizer **out) {
     if (status == DSC_OK)
         status = dsc_path_join(folder, DSC_MERGES_TXT, &merges);
     if (status == DSC_OK)
-        status = dsc_tokenizer_bpe(vocab, merges, out);
+        status = create_bpe(dsc_bpe_read, vocab, merges, out);
     /* Not DSC_E_NOT_FOUND, which says that no tokens.json describes the file of tokens. */
     if (status == DSC_E_NOT_FOUND)
         status =
@@ -205,6 +265,7 @@ static dsc_status bpe_of_source(const bpe_source *source, dsc_tokenizer **out) {
 static dsc_status create_of_json(const json_t *json, const bpe_source *source, dsc_tokenizer **out) {
     const char *kind = json_string_value(json_object_get(json, "kind"));
     const json_t *size = json_object_get(json, "vocabulary");
+    char value[DSC_JSON_VALUE];
     if (kind && strcmp(kind, "bytes") == 0)
         DSC_TRY(dsc_tokenizer_bytes(out));
     else if (kind && strcmp(kind, "chars") == 0)
@@ -213,7 +274,12 @@ static dsc_status create_of_json(const json_t *json, const bpe_source *source, d
         DSC_TRY(bpe_of_source(source, out));
     else
         return DSC_FAIL(DSC_E_FORMAT, "its kind is '%.40s', not one of bytes, chars, bpe", kind ? kind : "");
-    if (!json_is_integer(size) || json_integer_value(size) != (*out)->vocabulary) {
+    if (!json_is_integer(size) || json_integer_value(size) < 1) {
+        dsc_tokenizer_destroy(out);
+        return DSC_FAIL(DSC_E_FORMAT, "its vocabulary is %s: must be a number of tokens, 1 or more%s",
+                        dsc_json_value_text(size, value), source->path ? "; run descent tokenize again" : "");
+    }
+    if (json_integer_value(size) != (*out)->vocabulary) {
         const int64_t count = (*out)->vocabulary;
         dsc_tokenizer_destroy(out);
         return DSC_FAIL(DSC_E_FORMAT, "its vocabulary should have %lld tokens, but has %lld%s",

@@ -22,6 +22,8 @@ typedef struct dsc_bpe {
     dsc_merge *merges; /* [mask + 1] */
     uint32_t mask;
     int32_t byte_token[256];
+    int64_t made,
+        unmade; /* tokens that a merge makes; tokens that consist of two others, but that none makes */
     char *vocab_text, *merges_text; /* what the two files hold */
     char *vocab_path, *merges_path; /* NULL: it was not read from files */
 } dsc_bpe;
@@ -66,6 +68,10 @@ int64_t dsc_last_cut(const uint8_t *text, int64_t bytes);
 /* 1 when `at`, inside the text, is such a place. */
 int dsc_is_cut(const uint8_t *text, int64_t bytes, int64_t at);
 
+struct dsc_path_list;
+/* Fails, as none of the files in the list holds text. */
+dsc_status dsc_fail_no_text(const struct dsc_path_list *list) DSC_MUST_CHECK;
+
 /* ---- encoding with memory that is used again ---- */
 
 /* Memory for encoding and a cache of words. */
@@ -100,6 +106,9 @@ void dsc_token_folder_close(dsc_token_folder **folder);
 /* ---- descriptions ---- */
 
 struct json_t;
+enum { DSC_TOKENS_JSON_VERSION = 1, DSC_JSON_VALUE = 48 };
+/* A value of a description for messages, cut off where it is long; "missing" for NULL. Returns `text`. */
+char *dsc_json_value_text(const struct json_t *value, char text[DSC_JSON_VALUE]);
 /* The keys kind, vocabulary and, of chars, characters; NULL without memory. */
 struct json_t *dsc_tokenizer_json(const dsc_tokenizer *tokenizer);
 /* A tokenizer from the text of such an object and, of bpe, of its two files, which are NULL for other kinds.
@@ -107,7 +116,7 @@ struct json_t *dsc_tokenizer_json(const dsc_tokenizer *tokenizer);
 dsc_status dsc_tokenizer_of_text(const char *json, const char *vocab, const char *merges,
                                  dsc_tokenizer **out) DSC_MUST_CHECK;
 /* Reads the tokens.json beside the file `path`. *out, which the caller releases, is NULL when there is none, or when it
- * does not name that file. */
+ * does not name that file. DSC_E_FORMAT where version, format or the list of files is not what descent tokenize writes. */
 dsc_status dsc_tokens_json_read(const char *path, struct json_t **out) DSC_MUST_CHECK;
 
 #endif

@@ -57,7 +57,9 @@ static const dsc_option table[] = {
      .offset = AT(masks),
      .placeholder = "DIR",
      .default_text = "",
-     .help = "write DIR/NAME.png for every image, with a model that predicts every pixel"},
+     .help = "write DIR/NAME.png for every image (DIR/NAME-001.png ... for the pages of a TIFF), with a "
+             "model that "
+             "predicts every pixel"},
     {.name = "overwrite",
      .kind = DSC_OPTION_FLAG,
      .offset = AT(overwrite),
@@ -105,6 +107,7 @@ typedef struct session {
     dsc_queue *queue;
     int rank, ranks;
     dsc_path_list list;    /* until there is a data set */
+    int64_t *pages;        /* of the files in it; with masks */
     dsc_st_reader *reader; /* rank 0 */
     dsc_model_facts facts;
     const char *const *names; /* rank 0: of the classes */
@@ -130,6 +133,7 @@ static void close_session(session *s) {
     dsc_model_destroy(&s->model);
     dsc_dataset_close(&s->set);
     dsc_path_list_free(&s->list);
+    dsc_memory_free(&s->pages);
     dsc_st_close(&s->reader);
     dsc_queue_destroy(&s->queue);
     dsc_memory_free(&s->names);
@@ -198,11 +202,14 @@ static dsc_status read_all(session *s, const char *const *paths, int64_t count) 
     DSC_TRY(dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts));
     DSC_TRY(dsc_model_file_class_names(s->reader, &s->names, &s->name_count));
     DSC_TRY(complete_facts(s));
+    const int masks = s->options.masks != NULL;
     for (int64_t i = 0; i < count; i++)
-        DSC_TRY(dsc_path_list_add(&s->list, paths[i], dsc_image_has_name, "images (" DSC_IMAGE_ENDINGS ")"));
+        DSC_TRY(dsc_path_list_add(&s->list, paths[i], masks ? dsc_mask_job_takes : dsc_image_has_name,
+                                  masks ? "images (" DSC_MASK_JOB_ENDINGS ")"
+                                        : "images (" DSC_IMAGE_ENDINGS ")"));
     if (s->list.count == 0)
         return DSC_FAIL(DSC_E_INVALID, "no images to predict: name files or folders");
-    return DSC_OK;
+    return masks ? dsc_mask_job_count_pages(&s->list, &s->pages) : DSC_OK;
 }
 
 /* Gives all ranks the list of rank 0. */
@@ -212,9 +219,13 @@ static dsc_status share_list(session *s) {
     DSC_TRY(dsc_share_bytes(s->comm, s->queue, sizes, sizeof sizes));
     if (s->rank != 0)
         status = dsc_memory_grow(&s->list.text, &s->list.capacity, sizes[0], 1);
+    if (s->rank != 0 && s->options.masks && status == DSC_OK)
+        status = dsc_memory_alloc(sizes[1], sizeof *s->pages, &s->pages);
     DSC_TRY(dsc_comm_agree(s->comm, status));
     s->list.used = sizes[0];
     s->list.count = sizes[1];
+    if (s->options.masks)
+        DSC_TRY(dsc_share_bytes(s->comm, s->queue, s->pages, (size_t)sizes[1] * sizeof *s->pages));
     return dsc_share_bytes(s->comm, s->queue, s->list.text, (size_t)sizes[0]);
 }
 
@@ -434,6 +445,7 @@ static dsc_status predict_masks(session *s, dsc_predict_result *result) {
                         .queue = s->queue,
                         .model = s->model,
                         .list = &s->list,
+                        .pages = s->pages,
                         .folder = s->options.masks,
                         .overwrite = s->options.overwrite,
                         .batch = s->options.batch_size,

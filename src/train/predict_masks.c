@@ -1,6 +1,7 @@
 /* Masks: an image is cut into tiles of the model's input size, as in the validation of masks:DIR. Where tiles overlap,
  * the first one counts. Where the model's output is smaller than its input, tiles of the output cover the image, and their
- * input reaches beyond its borders, where it is mirrored. Image i belongs to rank i mod ranks. */
+ * input reaches beyond its borders, where it is mirrored. Every page of a TIFF is an image. Image i belongs to rank
+ * i mod ranks. */
 #include "train/predict_masks.h"
 
 #include "base/clock.h"
@@ -34,6 +35,12 @@ typedef struct record {
     char message[DSC_BAD_MESSAGE];
 } record;
 
+/* A file, or a page of one. */
+typedef struct mask_image {
+    const char *path;    /* in the list's text */
+    int64_t page, pages; /* page: from 0 on; pages: of the file, 0: it has none */
+} mask_image;
+
 typedef struct session {
     const dsc_mask_job *job;
     int rank, ranks;
@@ -41,8 +48,11 @@ typedef struct session {
     int64_t out_h, out_w;     /* of its output */
     int64_t outputs, classes; /* outputs: 1 for two classes, or classes */
     uint8_t values[VALUES];   /* by class */
-    const char **paths;       /* of the images, in the list's text */
-    int64_t batch;            /* of the executor, 0: there is none yet */
+    mask_image *images;       /* [count] */
+    int64_t count;
+    dsc_tiff *tiff;        /* the file that was read last; NULL: there is none yet */
+    const char *tiff_path; /* its place in the list's text */
+    int64_t batch;         /* of the executor, 0: there is none yet */
     dsc_exec *exec;
     dsc_tensor x;  /* [batch, h, w, c] */
     float *tiles;  /* the same on the host */
@@ -62,20 +72,43 @@ static void close_exec(session *s) {
 
 static void close_session(session *s) {
     close_exec(s);
-    dsc_memory_free(&s->paths);
+    dsc_tiff_close(&s->tiff);
+    dsc_memory_free(&s->images);
     dsc_scratch_free(&s->scratch);
     dsc_bytes_free(&s->mask);
 }
 
 /* ---- names ---- */
 
-/* FOLDER/NAME.png for .../NAME.jpg. */
-static dsc_status mask_path(const session *s, const char *image, char **out) {
-    const char *slash = strrchr(image, '/'), *name = slash ? slash + 1 : image, *dot = strrchr(name, '.');
-    char *file;
-    const size_t stem = dot ? (size_t)(dot - name) : strlen(name), size = stem + sizeof ".png";
+int dsc_mask_job_takes(const char *name) {
+    return dsc_image_has_name(name) || dsc_tiff_has_name(name);
+}
+
+dsc_status dsc_mask_job_count_pages(const dsc_path_list *list, int64_t **pages) {
+    const char *path = list->text;
+    dsc_status status = DSC_OK;
+    DSC_TRY(dsc_memory_alloc(list->count, sizeof **pages, pages));
+    for (int64_t i = 0; i < list->count && status == DSC_OK; i++, path += strlen(path) + 1)
+        if (dsc_tiff_has_name(path))
+            status = dsc_tiff_count(path, &(*pages)[i]);
+    return status;
+}
+
+/* FOLDER/NAME.png for .../NAME.jpg, and FOLDER/NAME-001.png for the first of several pages of .../NAME.tif, with as many
+ * digits as the last one needs. */
+static dsc_status mask_path(const session *s, const mask_image *image, char **out) {
+    const char *slash = strrchr(image->path, '/'), *name = slash ? slash + 1 : image->path,
+               *dot = strrchr(name, '.');
+    char *file, page[32] = "";
+    if (image->pages > 1) /* libtiff counts 65535 pages at most */
+        snprintf(page, sizeof page,
+                 image->pages > 9999  ? "-%05lld"
+                 : image->pages > 999 ? "-%04lld"
+                                      : "-%03lld",
+                 (long long)image->page + 1);
+    const size_t stem = dot ? (size_t)(dot - name) : strlen(name), size = stem + strlen(page) + sizeof ".png";
     DSC_TRY(dsc_memory_alloc((int64_t)size, 1, &file));
-    snprintf(file, size, "%.*s.png", (int)stem, name);
+    snprintf(file, size, "%.*s%s.png", (int)stem, name, page);
     dsc_status status = dsc_output_path(s->job->folder, file, out);
     dsc_memory_free(&file);
     return status;
@@ -91,12 +124,13 @@ static int compare_names(const void *a, const void *b) {
 }
 
 static dsc_status check_names(const session *s, const mask_name *names) {
-    for (int64_t i = 0; i < s->job->list->count; i++) {
+    for (int64_t i = 0; i < s->count; i++) {
         const char *path = names[i].path, *image = names[i].image;
         if (i > 0 && strcmp(path, names[i - 1].path) == 0)
             return DSC_FAIL(
                 DSC_E_INVALID,
-                "'%s' and '%s' have the same name: both masks would be '%s'; predict them one by one",
+                "a mask of '%s' and one of '%s' would both be '%s': predict them one by one, into different "
+                "folders",
                 names[i - 1].image, image, path);
         if (dsc_file_is_same(path, image))
             return DSC_FAIL(DSC_E_INVALID,
@@ -112,14 +146,14 @@ static dsc_status check_names(const session *s, const mask_name *names) {
 
 /* Rank 0: no file is lost, and the folder is there. */
 static dsc_status prepare_folder(const session *s) {
-    const int64_t count = s->job->list->count;
+    const int64_t count = s->count;
     mask_name *names;
     dsc_status status = DSC_OK;
     DSC_TRY(dsc_png_can_write());
     DSC_TRY(dsc_memory_alloc(count, sizeof *names, &names));
     for (int64_t i = 0; i < count && status == DSC_OK; i++) {
-        names[i].image = s->paths[i];
-        status = mask_path(s, s->paths[i], &names[i].path);
+        names[i].image = s->images[i].path;
+        status = mask_path(s, &s->images[i], &names[i].path);
     }
     if (status == DSC_OK) {
         qsort(names, (size_t)count, sizeof *names, compare_names);
@@ -153,23 +187,58 @@ static dsc_status choose_values(session *s) {
 
 /* ---- one image ---- */
 
-/* Decodes an image to scratch.image, [*h, *w, c]. */
-static dsc_status read_image(session *s, const char *path, int64_t *h, int64_t *w) {
+static dsc_status check_size(const session *s, const char *path, int64_t h, int64_t w) {
+    if (h >= s->out_h && w >= s->out_w)
+        return DSC_OK;
+    return DSC_FAIL(
+        DSC_E_FORMAT,
+        "'%s' has %lld x %lld pixels, but the model %s %lld x %lld: enlarge it, or choose a smaller "
+        "image size",
+        path, (long long)w, (long long)h, s->job->margin > 0 ? "predicts" : "takes", (long long)s->out_w,
+        (long long)s->out_h);
+}
+
+/* Decodes a file to scratch.image, [*h, *w, 3]. */
+static dsc_status read_file(session *s, const char *path, int64_t *h, int64_t *w) {
     dsc_encoded encoded;
     int64_t own_h, own_w;
     DSC_TRY(dsc_image_file_read(path, &s->scratch.file, &encoded));
     DSC_TRY(dsc_image_size(&encoded, &own_h, &own_w));
-    if (own_h < s->out_h || own_w < s->out_w)
-        return DSC_FAIL(
-            DSC_E_FORMAT,
-            "'%s' has %lld x %lld pixels, but the model %s %lld x %lld: enlarge it, or choose a smaller "
-            "image size",
-            path, (long long)own_w, (long long)own_h, s->job->margin > 0 ? "predicts" : "takes",
-            (long long)s->out_w, (long long)s->out_h);
+    DSC_TRY(check_size(s, path, own_h, own_w));
     DSC_TRY(dsc_image_decode(&encoded, 1, &s->scratch.image, h, w));
     if (*h != own_h || *w != own_w) /* a very large JPEG, which is decoded at a smaller size */
         return DSC_FAIL(DSC_E_FORMAT, "'%s' has %lld x %lld pixels, too many: cut it into smaller images",
                         path, (long long)own_w, (long long)own_h);
+    return DSC_OK;
+}
+
+/* Goes to a page of a TIFF, which stays open for the pages that follow. */
+static dsc_status find_page(session *s, const mask_image *image) {
+    int found = 1;
+    if (s->tiff_path != image->path || !s->tiff || dsc_tiff_at(s->tiff) > image->page) {
+        dsc_tiff_close(&s->tiff);
+        s->tiff_path = image->path;
+        DSC_TRY(dsc_tiff_open(image->path, &s->tiff));
+    }
+    while (dsc_tiff_at(s->tiff) < image->page && found)
+        DSC_TRY(dsc_tiff_next(s->tiff, &found));
+    if (!found)
+        return DSC_FAIL(DSC_E_FORMAT, "'%s' has no page %lld any more: it changed while it was read",
+                        image->path, (long long)image->page + 1);
+    return DSC_OK;
+}
+
+static dsc_status read_page(session *s, const mask_image *image, int64_t *h, int64_t *w) {
+    int bits;
+    DSC_TRY(find_page(s, image));
+    DSC_TRY(dsc_tiff_decode(s->tiff, &s->scratch.image, h, w, &bits));
+    dsc_status status = check_size(s, image->path, *h, *w);
+    return status == DSC_OK ? DSC_OK : dsc_error_prefix(status, "page %lld", (long long)image->page + 1);
+}
+
+/* Decodes an image to scratch.image, [*h, *w, c]. */
+static dsc_status read_image(session *s, const mask_image *image, int64_t *h, int64_t *w) {
+    DSC_TRY(image->pages > 0 ? read_page(s, image, h, w) : read_file(s, image->path, h, w));
     uint8_t *grey = s->scratch.image.data;
     const uint8_t *p = grey;
     for (int64_t i = 0; s->c == 1 && i < *h * *w; i++, p += 3) /* exact where the colours are equal */
@@ -257,9 +326,9 @@ static dsc_status predict_image(session *s, int64_t index) {
     int64_t h, w;
     char *path;
     memset(&s->own, 0, sizeof s->own);
-    if (index >= s->job->list->count)
+    if (index >= s->count)
         return DSC_OK;
-    dsc_status status = read_image(s, s->paths[index], &h, &w);
+    dsc_status status = read_image(s, &s->images[index], &h, &w);
     if (status == DSC_E_FORMAT || status == DSC_E_IO || status == DSC_E_NOT_FOUND) {
         s->own.state = RECORD_BAD;
         snprintf(s->own.message, sizeof s->own.message, "%s", dsc_error_message_without_rank());
@@ -267,7 +336,7 @@ static dsc_status predict_image(session *s, int64_t index) {
     }
     DSC_TRY(status);
     DSC_TRY(predict_pixels(s, h, w));
-    DSC_TRY(mask_path(s, s->paths[index], &path));
+    DSC_TRY(mask_path(s, &s->images[index], &path));
     status = dsc_png_write_grey(path, s->mask.data, h, w);
     dsc_memory_free(&path);
     s->own.state = RECORD_WRITTEN;
@@ -277,8 +346,8 @@ static dsc_status predict_image(session *s, int64_t index) {
 /* ---- all images ---- */
 
 /* Rank 0. */
-static dsc_status report(const session *s, const char *image, const record *r) {
-    dsc_prediction p = {.file = image};
+static dsc_status report(const session *s, const mask_image *image, const record *r) {
+    dsc_prediction p = {.file = image->path};
     int64_t classes[VALUES], pixels = 0;
     double shares[VALUES];
     char *path = NULL;
@@ -315,18 +384,22 @@ static dsc_status predict_round(session *s, int64_t first, dsc_predict_result *r
         result->images += all[r].state == RECORD_WRITTEN;
         result->bad_images += all[r].state == RECORD_BAD;
         if (s->rank == 0 && job->function && all[r].state != RECORD_NONE && status == DSC_OK)
-            status = report(s, s->paths[first + r], &all[r]);
+            status = report(s, &s->images[first + r], &all[r]);
     }
     dsc_memory_free(&gathered);
     return dsc_comm_agree(job->comm, status);
 }
 
 static dsc_status open_session(session *s) {
-    const dsc_path_list *list = s->job->list;
-    const char *path = list->text;
-    DSC_TRY(dsc_memory_alloc(list->count, sizeof *s->paths, &s->paths));
-    for (int64_t i = 0; i < list->count; i++, path += strlen(path) + 1)
-        s->paths[i] = path;
+    const dsc_mask_job *job = s->job;
+    const char *path = job->list->text;
+    for (int64_t i = 0; i < job->list->count; i++)
+        s->count += job->pages[i] > 0 ? job->pages[i] : 1;
+    DSC_TRY(dsc_memory_alloc(s->count, sizeof *s->images, &s->images));
+    mask_image *next = s->images;
+    for (int64_t i = 0; i < job->list->count; i++, path += strlen(path) + 1)
+        for (int64_t p = 0; p == 0 || p < job->pages[i]; p++)
+            *next++ = (mask_image){path, p, job->pages[i]};
     if (s->classes > VALUES)
         return DSC_FAIL(DSC_E_UNSUPPORTED, "the model has %lld classes: masks hold values of at most %d",
                         (long long)s->classes, VALUES);
@@ -337,7 +410,7 @@ static dsc_status run_session(session *s, dsc_predict_result *result) {
     DSC_TRY(dsc_comm_agree(s->job->comm, open_session(s)));
     DSC_TRY(choose_values(s));
     const double began = dsc_clock_now();
-    for (int64_t first = 0; first < s->job->list->count; first += s->ranks)
+    for (int64_t first = 0; first < s->count; first += s->ranks)
         DSC_TRY(predict_round(s, first, result));
     result->seconds = dsc_clock_now() - began;
     return DSC_OK;

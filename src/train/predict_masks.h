@@ -3,6 +3,8 @@
 #define DSC_TRAIN_PREDICT_MASKS_H
 
 #include "data/augment.h"
+#include "data/image_tiff.h"
+#include "data/image_view.h"
 #include "data/path_list.h"
 #include "descent/model.h"
 #include "descent/predict.h"
@@ -12,7 +14,8 @@ typedef struct dsc_mask_job {
     dsc_comm *comm;
     dsc_queue *queue;
     dsc_model *model;          /* the same on all ranks */
-    const dsc_path_list *list; /* the images, the same on all ranks */
+    const dsc_path_list *list; /* the files, the same on all ranks */
+    const int64_t *pages;      /* of each of them; 0: it is no TIFF */
     const char *folder;        /* for the masks */
     int overwrite;             /* 1: masks that are there already are replaced */
     int64_t batch;             /* tiles that are computed together, at most */
@@ -25,7 +28,13 @@ typedef struct dsc_mask_job {
     void *context;
 } dsc_mask_job;
 
-/* Writes FOLDER/NAME.png for every image, and reports on rank 0. Images and masks are shared out over the ranks. An
+/* 1 when a file of this name is an image or a TIFF with images. */
+int dsc_mask_job_takes(const char *name);
+#define DSC_MASK_JOB_ENDINGS DSC_IMAGE_ENDINGS ", " DSC_TIFF_ENDINGS
+/* Counts the pages of TIFF files, as dsc_mask_job.pages has them; the caller frees *pages. */
+dsc_status dsc_mask_job_count_pages(const dsc_path_list *list, int64_t **pages) DSC_MUST_CHECK;
+
+/* Writes FOLDER/NAME.png for every image, FOLDER/NAME-001.png and so on for the pages of a TIFF, and reports on rank 0. Images and masks are shared out over the ranks. An
  * image that cannot be read, or is smaller than the model's input, is passed over. DSC_E_INVALID when a mask exists, would
  * replace its image, or belongs to two images. Collective; blocks. */
 dsc_status dsc_predict_masks(const dsc_mask_job *job, dsc_predict_result *result) DSC_MUST_CHECK;

@@ -93,10 +93,13 @@ static dsc_status count_steps(dsc_trainer *t) {
     t->epoch_steps = t->info.count / t->step_images;
     if (t->epoch_steps == 0)
         return DSC_FAIL(DSC_E_INVALID,
-                        "%s has %lld samples, a step takes %lld (%d ranks, batch size %lld, %lld batches): "
-                        "use a smaller batch",
-                        o->data, (long long)t->info.count, (long long)t->step_images, t->ranks,
-                        (long long)o->batch_size, (long long)o->batches_per_allreduce);
+                        "%s has %lld sample%s, a step takes %lld (%d rank%s, batch size %lld, %lld batch%s): "
+                        "use a smaller batch%s",
+                        o->data, (long long)t->info.count, t->info.count == 1 ? "" : "s",
+                        (long long)t->step_images, t->ranks, t->ranks == 1 ? "" : "s",
+                        (long long)o->batch_size, (long long)o->batches_per_allreduce,
+                        o->batches_per_allreduce == 1 ? "" : "es",
+                        t->train_set && t->train_set->whole_numbers ? " or a shorter context" : "");
     return DSC_OK;
 }
 

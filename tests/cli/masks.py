@@ -10,6 +10,7 @@ masks.py values MASK                             prints the values in it
 masks.py segments EVAL.json PREDICTED.jsonl LABELS   V_rand is that of the masks, or that of a better threshold
 masks.py changed DIR OTHER SHARE VALUE           OTHER is DIR with this share of the brightness, and VALUE in place of 255 in the masks
 masks.py same EVAL.json OTHER.json               pixels and segments are the same
+masks.py pages TIFF IMAGE...                     a TIFF with these grey images as its pages; float:IMAGE has floats as its pixels
 """
 import collections
 import json
@@ -167,5 +168,18 @@ def values(mask):
     print(*sorted({v for row in read(mask) for v in row}))
 
 
+def pages(path, *images):
+    data = b"II*\0" + struct.pack("<I", 8)
+    for n, image in enumerate(images):
+        rows, bits = read(image.removeprefix("float:")), 32 if image.startswith("float:") else 8
+        pixels = b"".join(struct.pack(f"<{len(row)}f", *row) if bits == 32 else bytes(row) for row in rows)
+        at = len(data) + 2 + 12 * 10 + 4
+        entries = {256: len(rows[0]), 257: len(rows), 258: bits, 259: 1, 262: 1, 273: at, 277: 1, 278: len(rows), 279: len(pixels),
+                   339: 3 if bits == 32 else 1}
+        data += struct.pack("<H", len(entries)) + b"".join(struct.pack("<HHII", key, 4, 1, v) for key, v in entries.items())
+        data += struct.pack("<I", at + len(pixels) if n + 1 < len(images) else 0) + pixels
+    pathlib.Path(path).write_bytes(data)
+
+
 {"draw": draw, "learnt": learnt, "agree": agree, "cut": cut, "joined": joined, "values": values, "segments": segments,
- "same": same, "changed": changed}[sys.argv[1]](*sys.argv[2:])
+ "same": same, "changed": changed, "pages": pages}[sys.argv[1]](*sys.argv[2:])

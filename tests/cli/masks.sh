@@ -65,7 +65,7 @@ images learnt plain.json $((4 * 48 * 40)) || complain "the U-Net without padding
 expect 0 "" predict --checkpoint plain --threads 1 --masks plain-masks --json "${last[@]}"
 cp stdout plain.jsonl
 images agree plain.json plain.jsonl set/label || complain "predict and eval disagree without padding"
-expect 2 "too few for crops of 52 x 52: choose an image size of at most 224" train "${plain[@]}" --image-size 236 --steps 1 --out none
+expect 2 "crops of 52 x 52 (an image size of 236 less a margin of 92 pixels on each side): choose an image size of at most 224" train "${plain[@]}" --image-size 236 --steps 1 --out none
 expect 2 "the nearest are 188 and 204" train "${plain[@]}" --image-size 190 --steps 1 --out none
 
 # U-Nets of another depth: the sides that they take, their margin, and checkpoints that evaluation and prediction read back.
@@ -199,13 +199,63 @@ expect 2 "'masks/16.png' exists already: choose another folder for masks, or all
 expect 2 "the mask of 'bad/16.png' would replace it" "${use[@]}" --masks bad --overwrite bad
 mkdir twice
 cp bad/16.png twice/16.PNG
-expect 2 "'bad/16.png' and 'twice/16.PNG' have the same name: both masks would be 'never/16.png'" "${use[@]}" --masks never bad twice
+expect 2 "a mask of 'bad/16.png' and one of 'twice/16.PNG' would both be 'never/16.png': predict them one by one" "${use[@]}" --masks never bad twice
 [ ! -e never ] || complain "a folder was made for masks that are refused"
 mkdir -p blocked/16.png
 expect 1 "cannot write 'blocked/16.png'" "${use[@]}" --masks blocked --overwrite bad/16.png
 [ "$(ls -A blocked)" = 16.png ] || complain "a part of a mask was left: $(ls -A blocked)"
 expect 2 "one.jsonl" "${use[@]}" --masks one.jsonl bad/16.png
 expect 2 "predicts every pixel: name a folder for masks, into which they are written (--masks DIR)" "${use[@]}" bad/16.png
+
+# The pages of a TIFF have the masks of the same images in files, in folders, too, and on any number of ranks. Where a page
+# cannot be read the others are.
+tiffs() {
+    images pages volume.tif "${last[@]}"
+    expect 0 "" "${use[@]}" --masks volume --json volume.tif
+    [ "$(grep -c '"file":"volume.tif".*"mask":"volume/volume-00' stdout)" = 4 ] || complain "pages in JSON: $(cat stdout)"
+    for n in 1 2 3 4; do
+        cmp volume/volume-00$n.png masks/$((15 + n)).png || complain "page $n has another mask than its image"
+    done
+    mkdir -p mixed/inner
+    cp volume.tif mixed/inner/V.TIFF
+    images pages mixed/single.tif "${last[0]}"
+    cp "${last[1]}" mixed
+    expect 0 "" "${use[@]}" --masks mixed-masks --verbose mixed
+    has stderr "6 images in "
+    ls mixed-masks | tr '\n' ' ' >names
+    [ "$(cat names)" = "17.png V-001.png V-002.png V-003.png V-004.png single.png " ] || complain "masks of a folder with TIFFs: $(cat names)"
+    cmp mixed-masks/single.png masks/16.png || complain "a TIFF of one page has another mask than its image"
+    images pages odd.tif "${last[0]}" "float:${last[1]}" tiny/image/0.png "${last[3]}"
+    expect 1 "2 of 4 images cannot be read" "${use[@]}" --masks odd odd.tif
+    has stderr "'odd.tif' is a broken TIFF, or of a kind that libtiff does not decode (page 2)"
+    has stderr "page 3: 'odd.tif' has 48 x 24 pixels, but the model takes 32 x 32"
+    [ "$(ls odd | tr '\n' ' ')" = "odd-001.png odd-004.png " ] || complain "masks of a TIFF with odd pages: $(ls odd)"
+    head -c 5000 volume.tif >cut.tif
+    expect 1 "2 of 4 images cannot be read" "${use[@]}" --masks cut cut.tif
+    has stderr "'cut.tif' is a broken TIFF, or of a kind that libtiff does not decode (page 3)"
+    has stderr "'cut.tif' is a broken TIFF, or of a kind that libtiff does not decode (page 4)"
+    cmp cut/cut-002.png masks/17.png || complain "the second page of a TIFF that is cut has another mask"
+    head -c 6 volume.tif >cut.tif
+    expect 1 "1 of 1 image cannot be read" "${use[@]}" --masks cut cut.tif
+    has stderr "'cut.tif' is a broken TIFF, or of a kind that libtiff does not decode (page 1)"
+    cp "${last[0]}" volume-002.png
+    expect 2 "a mask of 'volume.tif' and one of 'volume-002.png' would both be 'never/volume-002.png'" "${use[@]}" --masks never \
+        volume.tif volume-002.png
+    [ ! -e never ] || complain "a folder was made for masks that are refused"
+    expect 2 "'volume/volume-001.png' exists already" "${use[@]}" --masks volume volume.tif
+    images pages long.tif "${last[0]}" $(for _ in $(seq 1000); do echo tiny/image/0.png; done)
+    expect 1 "1000 of 1001 images cannot be read" "${use[@]}" --masks long long.tif
+    [ "$(ls long)" = long-0001.png ] || complain "masks of 1001 pages: $(ls long)"
+    have_mpi || return 0
+    job 3 timeout 60 "$descent" "${use[@]}" --masks volume-ranks volume.tif >stdout 2>stderr || complain "three ranks with a TIFF: $(cat stderr)"
+    diff -r volume volume-ranks || complain "three ranks write other masks of a TIFF"
+}
+if "$descent" info | grep "with TIFF" >/dev/null; then
+    tiffs
+else
+    images pages volume.tif "${last[@]}"
+    expect 2 "'volume.tif' is a TIFF, which this build cannot read: install libtiff-dev" "${use[@]}" --masks volume volume.tif
+fi
 
 # What is wrong with the data is told, with the file.
 wrong() {
@@ -228,6 +278,9 @@ wrong "holds no images" "wrong/image"
 images draw wrong 14 48 40 colours
 cp wrong/image/13.png wrong/label/13.png
 wrong "has a coloured pixel" "wrong/label/13.png"
+expect 2 "so they belong to no class: leave class weights out" train "${small[@]}" --class-weights balanced --steps 1 --out none
+images draw two 2 48 40
+expect 0 "val: 1 image in 2 classes, 0 of them broken" check-data masks:two
 expect 2 "too few for crops of 64 x 64" train "${small[@]}" --image-size 64 --steps 1 --out none
 
 # Models and data of different kinds.

@@ -61,6 +61,11 @@ grep -q '"file":"bad/003.png","classes":\[\],"error":.*bad/003.png' bad.jsonl ||
 expect 1 "cannot be read" "${use[@]}" --csv bad
 ! grep -q 'bad/003' stdout || complain "the CSV has a line for a broken image"
 
+# TIFF files are for masks.
+printf 'II*\0and so on' >a.tif
+expect 1 "1 of 1 image cannot be read" "${use[@]}" a.tif
+has stderr "'a.tif' is a TIFF, which only masks:DIR and predict --masks take (as .tif or .tiff): save it as PNG"
+
 # Every number of ranks and every batch size gives the same lines.
 expect 0 "" "${use[@]}" --json --batch-size 3 --data-threads 2 images/val
 python3 - one.jsonl stdout <<'END' || complain "the predictions depend on the batch size"

@@ -145,6 +145,14 @@ printf 'abcd%.0s' $(seq 60) >short
 expect 2 "none of the 1 validation samples has a label: use more data, or mask more tokens" train "${masked[@]}" --data text:short \
     --mask 0.000001 --batch-size 4 --steps 1 --out unlabelled
 
+# A context that is too long for the text: one that is as long as the message says works, with a batch of one sequence.
+expect 2 "too few for sequences of 200: take a longer text, or a context of at most 23 (a batch of B sequences needs B + 1 times" \
+    train "${small[@]}" --data text:short --context 200 --batch-size 8 --steps 1 --out none
+expect 2 "has 1 sample, a step takes 8 (1 rank, batch size 8, 1 batch): use a smaller batch or a shorter context" \
+    train "${small[@]}" --data text:short --val-split 0.5 --context 59 --batch-size 8 --steps 1 --out none
+expect 0 "" train "${small[@]}" --data text:short --context 23 --batch-size 1 --steps 1 --out long
+expect 2 "mask token 3 is the character 'd' of the text: leave it out" train "${masked[@]}" --data text:short --mask-token 3 --steps 1 --out none
+
 # A vocabulary that is larger than that of the text, and a mask that is one of it: 23 + 7 tokens, of which 25 is the mask.
 # Evaluation and a resumed run go by the checkpoint.
 larger=("${masked[@]}" --vocabulary 30 --mask-token 25)

@@ -14,7 +14,7 @@ printf 'cab' >books/b/1
 printf 'hidden z' >books/.hidden
 : >books/b/0
 expect 0 "chars/train.bin: 9 tokens of 9 bytes, 1.000 bytes per token" tokenize --kind chars --out chars books
-has stdout "chars/val.bin: 1 tokens of 1 bytes"
+has stdout "chars/val.bin: 1 token of 1 byte, "
 has stdout "chars, a vocabulary of 5 tokens, 3 files"
 [ "$(od -An -tu2 chars/train.bin | tr -s ' \n' ' ')" = " 2 1 4 1 4 1 0 3 1 " ] || complain "wrong characters"
 expect 0 "bytes, a vocabulary of 256 tokens, 2 files" tokenize --val-split 0 --out bytes books/.hidden books/2.txt
@@ -73,6 +73,16 @@ expect 2 "'own' has a train.bin already" tokenize "${bpe[@]}" --out own text
 rm own/train.bin own/val.bin own/tokens.json
 expect 2 "'own' has a vocab.json already" tokenize "${bpe[@]}" --out own text
 
+# Merges that are cut at the end of a line, and descriptions that this version does not know.
+head -n 20 merges.txt >m2.txt
+expect 0 "warning: 'm2.txt' makes" tokenize --vocab vocab.json --merges m2.txt --out cut text
+has stderr "of 'vocab.json' that consist of two others: is it complete?"
+expect 0 "" tokenize "${bpe[@]}" --out complete text
+! grep -q warning stderr || complain "complete merges: $(cat stderr)"
+sed -i 's/"version": 1/"version": 2/' complete/tokens.json
+expect 2 "'complete/tokens.json': its version is 2, but this descent reads version 1" tokenize --decode complete/train.bin
+expect 2 "'complete/tokens.json': its version is 2" train --model gpt-mini --data tokens:complete --context 8 --steps 1 --out none
+
 # A signal ends it, without files.
 mkfifo pipe
 expect 2 "'pipe' is not a regular file" tokenize --out nothing pipe
@@ -99,6 +109,7 @@ expect 2 "holds 500 tokens, but the tokens.json beside it says" tokenize --decod
 rm long1/tokens.json
 expect 2 "no tokens.json beside it that says what its tokens mean; give --kind bytes, or --vocab and --merges" tokenize --decode long1/train.bin
 expect 2 "but the vocabulary has 256 tokens" tokenize --decode long1/train.bin --kind bytes
+expect 2 "cannot read 'chars/nowhere.bin': No such file" tokenize --decode chars/nowhere.bin
 expect 2 "'nowhere.bin'" tokenize --decode nowhere.bin --kind bytes
 expect 2 "tokenize needs --out DIR" tokenize text
 expect 2 "tokenize needs files of text" tokenize --out x
@@ -108,7 +119,8 @@ expect 2 "--vocab needs --merges: a byte-pair encoding has two files" tokenize -
 expect 2 "--merges needs --vocab: a byte-pair encoding has two files" tokenize --merges merges.txt --decode saved
 expect 2 "does not go with --kind chars" tokenize "${bpe[@]}" --kind chars --out x text
 expect 2 "--val-split 1: must be at least 0 and below 1" tokenize --val-split 1 --out x text
-expect 2 "there is no text" tokenize --out x books/b/0
+expect 2 "there is no text: 'books/b/0' is empty; name files that hold some" tokenize --out x books/b/0
+expect 2 "there is no text: 'books/b/0' and 1 other file are empty" tokenize --kind chars --out x books/b/0 books/b/0
 expect 2 "cannot be split into train.bin and val.bin" tokenize --out x books/a
 expect 2 "'text' is a file, not a directory" tokenize --out text/x books
 [ ! -e x ] || complain "a wrong command leaves a directory"

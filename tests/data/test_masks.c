@@ -8,6 +8,7 @@
 #include "data/encode.h"
 #include "data/fixture.h"
 #include "data/mask_view.h"
+#include "descent/log.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -363,7 +364,9 @@ static void test_margin(void **state) {
         "a margin of 5 pixels leaves nothing of an image size of 10: the image size must be above 10",
         dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &train));
     o.image_size = W + 2 * MARGIN; /* the images are not as high */
-    assert_fails(DSC_E_FORMAT, "too few for crops of 24 x 24: choose an image size of at most 30",
+    assert_fails(DSC_E_FORMAT,
+                 "too few for crops of 24 x 24 (an image size of 34 less a margin of 5 pixels on each side): "
+                 "choose an image size of at most 30 (image-size)",
                  dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &train));
 }
 
@@ -511,6 +514,62 @@ static uint8_t zero(int n, int64_t p) {
     return 0;
 }
 
+/* ---- what is likely to be a mistake ---- */
+
+static char logged[1024];
+static int logs;
+
+static void keep_log(void *context, dsc_log_level level, const char *text) {
+    (void)context;
+    assert_int_equal(level, DSC_LOG_WARNING);
+    snprintf(logged, sizeof logged, "%s", text);
+    logs++;
+}
+
+/* Opens both splits, and looks for a single warning with these texts; NULL: for none. */
+static void check_warning(const char *name, const char *text, const char *other) {
+    const dsc_data_options o = options_of(0);
+    logs = 0;
+    dsc_log_set_handler(keep_log, NULL);
+    for (dsc_split split = DSC_SPLIT_TRAIN; split <= DSC_SPLIT_VAL; split++) {
+        dsc_dataset *set = open_set(name, split, &o);
+        dsc_dataset_close(&set);
+    }
+    dsc_log_set_handler(NULL, NULL);
+    assert_int_equal(logs, text ? 1 : 0);
+    assert_true(!text || (strstr(logged, text) && strstr(logged, other)));
+}
+
+static uint8_t many_values(int n, int64_t p) {
+    return (uint8_t)(p % (20 + 5 * n));
+}
+
+static void test_odd_values(void **state) {
+    (void)state;
+    char name[64];
+    for (int n = 1; n <= 3; n++) { /* 25, 30 and 35 values */
+        snprintf(name, sizeof name, "many/image/%d.png", n);
+        write_grey(name, n, image_at);
+        snprintf(name, sizeof name, "many/label/%d.png", n);
+        write_grey(name, n, many_values);
+    }
+    check_warning("many", "the labels have 35 different values, each of which is a class",
+                  "many/label/3.png' has 35");
+    test_remove(spec_of("many/label/3.png") + strlen("masks:"));
+    test_remove(spec_of("many/image/3.png") + strlen("masks:"));
+    check_warning("many", "the value 25 of '",
+                  "many/label/2.png', for validation, is in no label for training (nor are 4 other values)");
+    check_warning("set", "the value 255 of '",
+                  "set/label/slice10.png', for validation, is in no label for training");
+    for (int n = 0; n < 2; n++) {
+        snprintf(name, sizeof name, "usual/%s/image/1.png", n ? "val" : "train");
+        write_grey(name, n, image_at);
+        snprintf(name, sizeof name, "usual/%s/label/1.png", n ? "val" : "train");
+        write_grey(name, n, label_at);
+    }
+    check_warning("usual", NULL, NULL);
+}
+
 static void test_bad_files(void **state) {
     (void)state;
     dsc_dataset *set = NULL;
@@ -543,9 +602,10 @@ static void test_bad_files(void **state) {
     assert_fails(DSC_E_FORMAT, "all pixels of the labels in '",
                  dsc_dataset_open(spec_of("bad"), DSC_SPLIT_TRAIN, &o, &set));
     o.image_size = H + 1;
-    assert_fails(DSC_E_FORMAT,
-                 "has 24 x 20 pixels, too few for crops of 21 x 21: choose an image size of at most 20",
-                 dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &set));
+    assert_fails(
+        DSC_E_FORMAT,
+        "has 24 x 20 pixels, too few for crops of 21 x 21: choose an image size of at most 20 (image-size)",
+        dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &set));
     o.image_size = -1;
     assert_fails(DSC_E_INVALID, "image size -1", dsc_dataset_open(spec_of("set"), DSC_SPLIT_TRAIN, &o, &set));
     o = options_of(0);
@@ -750,15 +810,15 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_order),
 #ifdef DSC_HAVE_PNG
-        cmocka_unit_test(test_splits),        cmocka_unit_test(test_crops),
-        cmocka_unit_test(test_margin),        cmocka_unit_test(test_rectangles),
-        cmocka_unit_test(test_deformation),   cmocka_unit_test(test_mirrored),
-        cmocka_unit_test(test_elastic),       cmocka_unit_test(test_bad_files),
-        cmocka_unit_test(test_colour_images), cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_loader),        cmocka_unit_test(test_deep_labels),
-        cmocka_unit_test(test_dangling_link),
+        cmocka_unit_test(test_splits),      cmocka_unit_test(test_crops),
+        cmocka_unit_test(test_margin),      cmocka_unit_test(test_rectangles),
+        cmocka_unit_test(test_deformation), cmocka_unit_test(test_mirrored),
+        cmocka_unit_test(test_elastic),     cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_odd_values),  cmocka_unit_test(test_colour_images),
+        cmocka_unit_test(test_memory),      cmocka_unit_test(test_loader),
+        cmocka_unit_test(test_deep_labels), cmocka_unit_test(test_dangling_link),
 #endif
-        cmocka_unit_test(test_volumes),       cmocka_unit_test(test_deep_volumes),
+        cmocka_unit_test(test_volumes),     cmocka_unit_test(test_deep_volumes),
     };
     return cmocka_run_group_tests_name("data-masks", tests, setup, teardown);
 }

@@ -190,6 +190,11 @@ static void test_lengths(void **state) {
                  "short.txt' has 20 tokens for training, too few for sequences of 11: take a longer text, "
                  "or a context of at most 10",
                  dsc_dataset_open(spec_of("text", "short.txt"), DSC_SPLIT_TRAIN, &o, &set));
+    o.context = 29;
+    o.val_split = 0.2; /* 32 tokens and 8 */
+    assert_fails(DSC_E_INVALID, "or a context of at most 7 (",
+                 dsc_dataset_open(spec_of("text", "short.txt"), DSC_SPLIT_TRAIN, &o, &set));
+    o.val_split = 0.5;
     o.context = 19;
     set = open_set(spec_of("text", "short.txt"), DSC_SPLIT_VAL, &o);
     assert_int_equal(dsc_dataset_get_info(set).count, 1);
@@ -223,6 +228,12 @@ static void test_bad_options(void **state) {
     o.mask_token = 15;
     assert_fails(DSC_E_INVALID, "mask token 15: with a vocabulary of 15 it must be 0 to 14",
                  dsc_dataset_open(spec_of("text", "text.txt"), DSC_SPLIT_TRAIN, &o, &set));
+    o.mask_token = 3;
+    assert_fails(DSC_E_INVALID, "text: mask token 3 is the character '",
+                 dsc_dataset_open(spec_of("text", "text.txt"), DSC_SPLIT_TRAIN, &o, &set));
+    o.mask_token = 14;
+    assert_fails(DSC_E_INVALID, "make the vocabulary larger than 15 and take one from 15 on",
+                 dsc_dataset_open(spec_of("text", "text.txt"), DSC_SPLIT_VAL, &o, &set));
     o.mask_token = -1;
     o.vocabulary = 14;
     assert_fails(DSC_E_INVALID, "has 15 different characters, more than the vocabulary of 14 tokens",
@@ -477,9 +488,10 @@ static void test_masked(void **state) {
     assert_true(changed > total / 10);
     dsc_dataset_close(&set);
 
-    o.mask_token = 3;
+    o.mask_token = 15;
+    o.vocabulary = 17;
     set = open_set(spec_of("text", "text.txt"), DSC_SPLIT_VAL, &o); /* the same in every epoch */
-    assert_int_equal(dsc_dataset_get_info(set).classes, 15);
+    assert_int_equal(dsc_dataset_get_info(set).classes, 17);
     float a[WINDOW], b[WINDOW];
     int32_t la[WINDOW], lb[WINDOW];
     assert_ok(dsc_dataset_sample(set, 0, 0, 0, a, la));

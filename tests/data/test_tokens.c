@@ -6,6 +6,7 @@
 #include "data/fixture.h"
 #include "data/tokenizer.h"
 #include "data/vocabulary.h"
+#include "descent/log.h"
 
 #include <stdlib.h>
 
@@ -292,8 +293,9 @@ static void test_broken(void **state) {
     refuse("", NULL, "v', line");
     refuse("[1]", NULL, "holds no object");
     refuse("{\"a\": 0, \"a\": 1}", NULL, "line 1");
-    refuse("{\"a\": 0, \"b\": 2}", NULL, "the number of token 'b' is not one of 0 to 1");
-    refuse("{\"a\": 0, \"b\": \"x\"}", NULL, "the number of token 'b'");
+    refuse("{\"a\": 0, \"b\": 2}", NULL,
+           "the number of token 'b' is 2: the 2 tokens must have the numbers 0 to 1");
+    refuse("{\"a\": 0, \"b\": \"x\"}", NULL, "the number of token 'b' is \"x\": ");
     refuse("{\"a\": 0, \"b\": 0}", NULL, "tokens 'a' and 'b' have the same number 0");
     refuse("{\"a\": 0, \"b\": 1}", NULL, "no token for the byte 0x00");
     refuse(NULL, "h e\nabc\n", "line 2: 'abc' is not two tokens");
@@ -408,19 +410,107 @@ static void test_other_version(void **state) {
                  dsc_token_file_open(in_folder("x.bin"), NULL, &f));
 }
 
-/* The sizes in tokens.json. */
-static void test_vocabulary_bounds(void **state) {
+/* tokens.json in other words than descent tokenize writes: refused with the value, both where the tokenizer is made of it
+ * and where the file of tokens is opened. */
+static void refuse_description(const char *json, const char *with_tokenizer, const char *with_file) {
+    dsc_tokenizer *t = NULL;
+    dsc_token_file *f = NULL;
+    test_write(folder, "described/tokens.json", json, strlen(json));
+    assert_fails(DSC_E_FORMAT, with_tokenizer, dsc_tokenizer_of_file(in_folder("described/train.bin"), &t));
+    assert_fails(DSC_E_FORMAT, with_file, dsc_token_file_open(in_folder("described/train.bin"), NULL, &f));
+    assert_true(!t && !f);
+}
+
+static void test_descriptions(void **state) {
     (void)state;
-    static const char *const sizes[] = {"2147483648", "4294967301", "9223372036854775807"};
-    dsc_token_file *f;
-    char json[128];
-    test_write(folder, "bounds/train.bin", "\1\0\2\0", 4);
-    for (int i = 0; i < 3; i++) {
-        snprintf(json, sizeof json,
-                 "{\"vocabulary\": %s, \"files\": {\"train.bin\": {\"tokens\": 2, \"bytes\": 2}}}", sizes[i]);
-        test_write(folder, "bounds/tokens.json", json, strlen(json));
-        assert_fails(DSC_E_FORMAT, sizes[i], dsc_token_file_open(in_folder("bounds/train.bin"), NULL, &f));
+    static const char *const sizes[] = {"2147483648", "4294967301", "9223372036854775807", "-5", "0", "2.5"};
+    static const char form[] = "{\"version\": 1, \"kind\": \"bytes\", \"vocabulary\": %s, \"format\": "
+                               "\"uint16\", \"files\": {\"train.bin\": {\"tokens\": 2, \"bytes\": 2}}}";
+    char json[256], number[64];
+    test_write(folder, "described/train.bin", "\1\0\2\0", 4);
+    for (int i = 0; i < 6; i++) {
+        snprintf(json, sizeof json, form, sizes[i]);
+        snprintf(number, sizeof number, "'vocabulary' is %s: must be 1 to 2147483647", sizes[i]);
+        refuse_description(json, i < 3 ? sizes[i] : "must be a number of tokens, 1 or more", number);
+        assert_non_null(strstr(dsc_error_message(), "run descent tokenize again"));
     }
+    static const char *const others[][2] = {
+        {"{}", "described/tokens.json': its version is missing: must be 1; run descent tokenize again"},
+        {"[1]", "its version is missing"},
+        {"{\"version\": \"1\"}", "its version is \"1\": must be 1"},
+        {"{\"version\": 0}", "its version is 0: must be 1"},
+        {"{\"version\": 2}", "its version is 2, but this descent reads version 1: use a newer descent"},
+        {"{\"version\": 1}", "its format is missing: must be uint16, uint32 or llm.c"},
+        {"{\"version\": 1, \"format\": \"uint64\"}", "its format is \"uint64\": must be uint16"},
+        {"{\"version\": 1, \"format\": \"uint16\"}", "its list of files is missing: must be an object"},
+        {"{\"version\": 1, \"format\": \"uint16\", \"files\": {\"train.bin\": 7}}",
+         "of its files, train.bin is 7: must be an object"},
+    };
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        refuse_description(others[i][0], others[i][1], others[i][1]);
+}
+
+/* What the first version of descent tokenize wrote, with its order of keys. */
+static void test_first_description(void **state) {
+    (void)state;
+    static const char json[] =
+        "{\"version\": 1, \"kind\": \"chars\", \"vocabulary\": 3, \"format\": "
+        "\"uint16\", \"end_of_text\": null, \"sources\": [\"text\"], \"source_files\": 1, "
+        "\"files\": {\"train.bin\": {\"tokens\": 2, \"bytes\": 2}}, \"characters\": "
+        "[97, 98, 99]}";
+    dsc_tokenizer *t;
+    dsc_token_file *f;
+    test_write(folder, "first/train.bin", "\1\0\2\0", 4);
+    test_write(folder, "first/tokens.json", json, sizeof json - 1);
+    assert_ok(dsc_tokenizer_of_file(in_folder("first/train.bin"), &t));
+    assert_ok(dsc_token_file_open(in_folder("first/train.bin"), NULL, &f));
+    assert_int_equal(dsc_token_file_vocabulary(f), 3);
+    dsc_token_file_close(&f);
+    dsc_tokenizer_destroy(&t);
+}
+
+/* ---- incomplete merges ---- */
+
+static char logged[512];
+
+static void keep_log(void *context, dsc_log_level level, const char *text) {
+    (void)context;
+    assert_int_equal(level, DSC_LOG_WARNING);
+    snprintf(logged, sizeof logged, "%s", text);
+}
+
+static void read_bpe(const char *vocab, const char *merges) {
+    dsc_tokenizer *t;
+    logged[0] = '\0';
+    dsc_log_set_handler(keep_log, NULL);
+    assert_ok(dsc_tokenizer_bpe(in_folder(vocab), in_folder(merges), &t));
+    dsc_log_set_handler(NULL, NULL);
+    dsc_tokenizer_destroy(&t);
+}
+
+/* Merges that are cut at the end of a line are noticed by the tokens that nothing makes; special tokens are none. */
+static void test_cut_merges(void **state) {
+    (void)state;
+    static char vocab[TEST_VOCABULARY_ROOM], merges[TEST_VOCABULARY_ROOM];
+    const int count = test_vocabulary(vocab, merges);
+    char wanted[64];
+    read_bpe("vocab.json", "merges.txt");
+    assert_string_equal(logged, "");
+    for (int lines = count - 1; lines >= 0; lines -= 7) {
+        char *end = strchr(merges, '\n') + 1; /* after the version */
+        for (int i = 0; i < lines; i++)
+            end = strchr(end, '\n') + 1;
+        test_write(folder, "m2.txt", merges, (size_t)(end - merges));
+        read_bpe("vocab.json", "m2.txt");
+        snprintf(wanted, sizeof wanted, "m2.txt' makes %d of the %d tokens of '", lines, count);
+        assert_non_null(strstr(logged, wanted));
+        assert_non_null(strstr(logged, "is it complete?"));
+    }
+    char *end = strrchr(vocab, '}');
+    snprintf(end, sizeof vocab - (size_t)(end - vocab), ", \"<pad>\": 272, \"[ab]\": 273, \"word0\": 274}");
+    test_write(folder, "special.json", vocab, strlen(vocab));
+    read_bpe("special.json", "merges.txt");
+    assert_string_equal(logged, "");
 }
 
 /* ---- files of text ---- */
@@ -499,20 +589,14 @@ static void test_no_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_words),
-        cmocka_unit_test(test_classes),
-        cmocka_unit_test(test_bpe),
-        cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_long_words),
-        cmocka_unit_test(test_simple),
-        cmocka_unit_test(test_broken),
-        cmocka_unit_test(test_files),
-        cmocka_unit_test(test_broken_files),
-        cmocka_unit_test(test_chunks),
-        cmocka_unit_test(test_no_memory),
-        cmocka_unit_test(test_other_version),
-        cmocka_unit_test(test_vocabulary_bounds),
-        cmocka_unit_test(test_other_characters),
+        cmocka_unit_test(test_words),        cmocka_unit_test(test_classes),
+        cmocka_unit_test(test_bpe),          cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_long_words),   cmocka_unit_test(test_simple),
+        cmocka_unit_test(test_broken),       cmocka_unit_test(test_files),
+        cmocka_unit_test(test_broken_files), cmocka_unit_test(test_chunks),
+        cmocka_unit_test(test_no_memory),    cmocka_unit_test(test_other_version),
+        cmocka_unit_test(test_descriptions), cmocka_unit_test(test_first_description),
+        cmocka_unit_test(test_cut_merges),   cmocka_unit_test(test_other_characters),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
