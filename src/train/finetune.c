@@ -187,6 +187,29 @@ static void put_skipped(FILE *to, const dsc_load_report *r, int in_model) {
     end_list(to, count);
 }
 
+/* Tables of positions of which the first rows are used. */
+static void put_resized(FILE *to, const dsc_load_report *r) {
+    for (int64_t i = 0; i < r->resized_count && i < NAMED; i++) {
+        const dsc_load_skipped *s = &r->resized[i];
+        const int64_t file = s->file_dim[0], model = s->model_dim[0];
+        fputs(i ? ", " : "positions: ", to);
+        fputs(file > model ? "the first " : "all ", to);
+        put_number(to, file > model ? model : file);
+        if (file > model) {
+            fputs(" of ", to);
+            put_number(to, file);
+        }
+        fputs(" rows of ", to);
+        fputs(s->name, to);
+        if (file < model) {
+            fputs(", and ", to);
+            put_number(to, model - file);
+            fputs(" made anew", to);
+        }
+    }
+    end_list(to, r->resized_count);
+}
+
 static void put_report(FILE *to, const char *path, const dsc_load_report *r, int64_t tensors) {
     fputs("started from '", to);
     fputs(path, to);
@@ -195,6 +218,7 @@ static void put_report(FILE *to, const char *path, const dsc_load_report *r, int
     fputs(" of ", to);
     put_number(to, tensors);
     fputs(" tensors loaded\n", to);
+    put_resized(to, r);
     put_skipped(to, r, 1);
     for (int64_t i = 0; i < r->missing_count && i < NAMED; i++) {
         fputs(i ? ", " : "not in the file and made anew: ", to);

@@ -244,6 +244,7 @@ static dsc_status open_session(session *s, const dsc_generate_options *options) 
     DSC_TRY(read_options(options, &s->options));
     DSC_TRY(dsc_queue_create(s->device, &s->queue));
     DSC_TRY(dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts));
+    DSC_TRY(dsc_stored_model_read_tables(s->device, s->reader, &s->facts));
     if (s->facts.mask > 0)
         return DSC_FAIL(
             DSC_E_INVALID,

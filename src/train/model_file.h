@@ -22,6 +22,7 @@ typedef struct dsc_model_facts {
     double mask;    /* the share of the tokens that were to be predicted; 0: the next token was */
     int64_t mask_token; /* that masked them; -1: one after the vocabulary */
     int64_t vocabulary; /* that was asked for; -1: that of the data */
+    int of_tables; /* 1: classes and vocabulary are the rows of the table of tokens, as the file does not say them */
     dsc_loss loss;
 } dsc_model_facts;
 

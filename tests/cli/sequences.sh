@@ -61,6 +61,27 @@ cmp whole/checkpoint-30.safetensors parts/checkpoint-30.safetensors || complain 
 
 expect 2 "cannot change context: it is 32 now, but was 16 in 'whole'" train "${small[@]}" --epochs 2 --out whole --resume auto --context 32
 
+# Evaluation with a shorter context takes the first positions; a longer one there is not, and images have no context.
+# Files of other programs say no more than the shapes of their tables.
+expect 0 ", 464 tokens" eval --checkpoint run --context 8
+expect 2 "has 16 positions, fewer than the 32 tokens of a sequence: use context 16 or less" eval --checkpoint run --context 32
+expect 2 "image-size 8: model $model is one of sequences: use context" eval --checkpoint run --image-size 8
+expect 2 "mask-token 3: no tokens are masked" eval --checkpoint run --mask-token 3
+expect 2 "do --mask or the vocabulary differ?" eval --checkpoint run --mask 0.15
+expect 2 "or name it: vocabulary" eval --checkpoint run --vocabulary 30
+bare() { # bare FROM TO: a file without metadata
+    "$DESCENT_SOURCE_DIR/tests/cli/edit-metadata" "$1" "$2" format= descent= model= classes= height= width= channels= step= epoch= data= \
+        seed= tokenizer= mask= mask_token= vocabulary=
+}
+if command -v python3 >/dev/null; then
+    bare run/"$(cat run/latest)" bare.safetensors
+    expect 0 "" eval --checkpoint bare.safetensors --model $model --data text:text --json
+    ! grep -q "image" stderr || complain "a warning about images of a text: $(cat stderr)"
+    of_bare=$(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' stdout | head -n 1)
+    awk -v a="$of_bare" -v b="$loss" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || complain "a loss of $of_bare without metadata, $loss with"
+    expect 0 "line" generate --checkpoint bare.safetensors --model $model --data text:text --prompt line --tokens 5
+fi
+
 # The same with dropout: two runs have the same bits, and so has one that was stopped.
 dropped=("${small[@]}" --model gpt-mini:layers=1,heads=2,width=16,dropout=0.3 --epochs 2)
 expect 0 "" train "${dropped[@]}" --steps 20 --out dropped
@@ -141,6 +162,13 @@ last=$(sed -n 's/.*"kind":"eval".*"loss":\([0-9.]*\).*/\1/p' larger/metrics.json
 expect 0 "" eval --checkpoint larger --json
 loss=$(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' stdout | head -n 1)
 awk -v a="$loss" -v b="$last" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || complain "eval has a loss of $loss, the run $last"
+if command -v python3 >/dev/null; then
+    bare larger/"$(cat larger/latest)" bare.safetensors
+    expect 2 "name the token that masks others (mask-token" eval --checkpoint bare.safetensors --model $bert --data text:text --mask 0.15
+    expect 0 "" eval --checkpoint bare.safetensors --model $bert --data text:text --mask 0.15 --mask-token 25 --json
+    of_bare=$(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' stdout | head -n 1)
+    [ "$of_bare" = "$loss" ] || complain "a loss of $of_bare without metadata, $loss with"
+fi
 expect 0 "" train "${larger[@]}" --epochs 2 --steps 5 --out larger-parts
 expect 0 "" train --resume larger-parts --steps 12
 cmp larger/checkpoint-12.safetensors larger-parts/checkpoint-12.safetensors || complain "a resumed run with a vocabulary of 30 differs"
