@@ -21,6 +21,7 @@
 #include "train/trainer_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 void dsc_trainer_free_step(dsc_trainer *t) {
     dsc_recorder_destroy(&t->recorder);
@@ -471,6 +472,11 @@ static dsc_status check_task(const dsc_trainer *t) {
     if (o->mask > 0 && !(t->train_set->mask > 0))
         return DSC_FAIL(DSC_E_INVALID, "mask %g: %s has no tokens that could be masked; leave it out",
                         o->mask, o->data);
+    if (o->elastic > 0 && (t->train_set->whole_numbers || dsc_dataset_label_count(t->train_set) == 1))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "elastic %g: only images with masks (masks:DIR) are deformed, and %s has none; leave "
+                        "it out",
+                        o->elastic, o->data);
     if (o->vocabulary > 0 && !t->train_set->whole_numbers)
         return DSC_FAIL(DSC_E_INVALID, "vocabulary %lld: %s has no tokens; leave it out",
                         (long long)o->vocabulary, o->data);
@@ -511,14 +517,29 @@ static dsc_status open_named(dsc_trainer *t) {
     return o->eval_every > 0 ? dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set) : DSC_OK;
 }
 
+/* Sequences have no image size. A run that was saved has its context under both names, so that its options are taken. */
+static dsc_status check_sequences(const dsc_trainer *t, const dsc_train_options *given) {
+    const int saved = given->resume && strcmp(given->resume, "auto") != 0;
+    int64_t usual = 0;
+    if (given->image_size == 0 || given->context > 0 || saved)
+        return DSC_OK;
+    DSC_TRY(dsc_zoo_default_input(t->options.model, &usual, NULL, NULL));
+    if (given->image_size == usual)
+        return DSC_OK;
+    return DSC_FAIL(DSC_E_INVALID, "image-size %lld: model %s is one of sequences: use context",
+                    (long long)given->image_size, t->options.model);
+}
+
 /* Only some data sets have images that are resized, or sequences of any length. */
 static dsc_status check_size(dsc_trainer *t, const dsc_train_options *given) {
     const long long asked = given ? (long long)given->image_size : 0;
+    if (given && dsc_model_takes_tokens(t->model))
+        DSC_TRY(check_sequences(t, given));
     if (t->settings.train.context > 0 && !dsc_model_takes_tokens(t->model))
         return DSC_FAIL(DSC_E_INVALID,
                         "context %lld: model %s is one of images, not of sequences; leave it out",
                         (long long)t->settings.train.context, t->options.model);
-    if (asked > 0 && asked != t->info.h)
+    if (asked > 0 && asked != t->info.h && !dsc_model_takes_tokens(t->model))
         return DSC_FAIL(
             DSC_E_INVALID,
             "image-size %lld: the images of %s are %lldx%lld and are not resized; leave the option "

@@ -230,6 +230,15 @@ expect 0 "" generate --checkpoint run --tokens 5
 expect 0 "" generate --checkpoint run --prompt "line 1" --tokens 0
 [ "$(cat stdout)" = "line 1" ] || complain "without tokens the prompt is '$(cat stdout)'"
 
+expect 2 "stop-at-end: the vocabulary of 'run' has no token that ends a text" generate --checkpoint run --stop-at-end
+expect 0 "" train "${small[@]}" --data text:abc --steps 1 --eval-every 0 --out abc-run
+expect 0 "" generate --checkpoint abc-run --tokens 5 # there is no line feed to begin with
+[ "$(wc -c <stdout)" = 6 ] || complain "5 characters and a line feed are not $(wc -c <stdout)"
+
+# Sequences have a context, no image size; a run goes on with what it has saved.
+expect 2 "image-size 16: model $model is one of sequences: use context" train --model $model --data text:text --image-size 16 --out none
+expect 0 "sequences of 16 tokens" train --config run/config --epochs 1 --steps 1 --out none --threads 1
+
 # A benchmark, on random tokens: 4 sequences of 16 tokens a step, with and without K-FAC.
 expect 0 "tokens   16 in a sequence, vocabulary 65" bench --model $model --context 16 --batch-size 4 --steps 2 --threads 1 --device cpu \
     --optimizer adamw --clip-norm 1 --kfac --kfac-with "refresh=warm rank=1/4"
@@ -253,7 +262,7 @@ done
 expect 2 "model 'gpt9' is unknown" train --model gpt9 --data text:text --steps 1 --out none
 expect 2 "context 8: model mlp is one of images" bench --model mlp --context 8 --steps 1
 expect 2 "optimizer 'newton' is unknown" bench --model $model --optimizer newton
-expect 2 "the prompt: the byte 0x7e at position 0 is not among" generate --checkpoint run --prompt "~"
+expect 2 "the prompt (give one of characters that the model was trained on): the byte 0x7e" generate --checkpoint run --prompt "~"
 expect 2 "generate needs --checkpoint" generate --prompt x
 # The checkpoint holds its tokenizer: text is generated without the data. Older ones need these.
 mv text elsewhere
