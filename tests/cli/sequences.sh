@@ -48,6 +48,10 @@ expect 2 "and a vocabulary of $(($(fold -w 1 text | sort -u | wc -l) + 1)), text
 expect 2 "the tokens of text:shifted stand for other text" eval --checkpoint run --data text:shifted
 cp text same
 expect 0 "bits per byte" eval --checkpoint run --data text:same
+expect 0 "warning: the run starts with a table of other tokens: the tokens of text:shifted stand for other text" train "${small[@]}" \
+    --data text:shifted --steps 1 --eval-every 0 --init run --out none
+expect 0 "" train "${small[@]}" --data text:same --steps 1 --eval-every 0 --init run --out none
+! grep -q "stand for" stderr || complain "a warning of the same tokens: $(cat stderr)"
 mv shifted same
 expect 0 "" train "${small[@]}" --data text:same --epochs 1 --steps 3 --out replaced
 cp text same
