@@ -91,6 +91,11 @@ expect 0 "warning: kfac-embeddings has no effect: model lenet has no embeddings"
 has stderr "warning: kfac-sharing reduce has no effect: model lenet has no linear layers on sequences"
 expect 0 "warning: --kfac-grad-worker-fraction 0 has no effect" info --model lenet --kfac-grad-worker-fraction 0
 
+# A run that ends with numbers that are none.
+expect 0 "result: training loss 2.4" train --model lenet --data synthetic:64 --batch-size 64 --steps 1 --lr 1e30 --threads 1 --out none
+has stdout ", validation loss not finite (best none)"
+! grep -q "nan" stdout || complain "a loss that is not finite: $(cat stdout)"
+
 # The same on two ranks, which agree about it.
 if have_mpi; then
     status=0
