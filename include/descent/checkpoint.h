@@ -129,6 +129,11 @@ typedef struct dsc_checkpoint_info {
     int64_t resize; /* as in dsc_save_options */
     /* The tokenizer that is stored, owned by the info; NULL: none. */
     const dsc_tokenizer *tokenizer;
+    /* As in dsc_save_options: the share of masked tokens, 0 for none; -1 where the file does not say it; and the name of the
+     * loss, which is cross-entropy (of one output: bce) where the file does not say it. */
+    double mask;
+    int64_t mask_token, vocabulary;
+    const char *loss;
 } dsc_checkpoint_info;
 
 /* Finds a checkpoint and reads what it says. `checkpoint` is a model file, or a directory of a run and which of

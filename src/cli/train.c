@@ -8,11 +8,14 @@
 #include "cli/terminal.h"
 #include "cli/train_options.h"
 #include "cli/watcher.h"
+#include "descent/checkpoint.h"
 #include "descent/version.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static dsc_status refuse_run(const char *out, const char *file) {
     return DSC_CLI_FAIL(
@@ -22,10 +25,26 @@ static dsc_status refuse_run(const char *out, const char *file) {
         out, file);
 }
 
+/* What is resumed from must be there: DIR, FILE or DIR:WHICH. */
+static dsc_status check_resume(const char *resume) {
+    char path[DSC_CLI_OUT_SIZE];
+    struct stat info;
+    if (!resume || strcmp(resume, "auto") == 0 || stat(resume, &info) == 0 || errno != ENOENT)
+        return DSC_OK;
+    DSC_CLI_TRY(dsc_checkpoint_directory(resume, path, sizeof path));
+    if (strchr(resume, ':') && stat(path, &info) == 0)
+        return DSC_OK;
+    return DSC_CLI_FAIL(DSC_E_INVALID,
+                        "--resume: cannot read '%s': no such file or directory; name the directory of a run, "
+                        "or a checkpoint in it",
+                        resume);
+}
+
 /* Rank 0: chooses the output directory and prints its name. Refuses one that holds a run, unless that run shall be
  * resumed or removed. */
 static dsc_status prepare_out(dsc_cli_train_values *v) {
     char file[300] = "";
+    DSC_CLI_TRY(check_resume(v->o.resume));
     if (!v->o.out)
         return DSC_OK;
     DSC_CLI_TRY(dsc_cli_train_choose_out(v));

@@ -322,25 +322,22 @@ static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
     if (f->classes < 0 ||
         (dsc_output_classes(f->classes) == info->classes && sized && f->channels == info->c))
         return DSC_OK;
+    char there[DSC_FORM_TEXT], here[DSC_FORM_TEXT];
     const int64_t more = f->classes - info->classes; /* 1, -1: the token of the mask */
     const int masks = f->of_tables && s->set->mask > 0 && s->set->options.mask_token < 0;
-    if (s->set->whole_numbers && f->width == 1 && f->channels == 1)
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "the checkpoint is for sequences of %lld tokens and a vocabulary of %lld, %s has %lld "
-            "and %lld: %s",
-            (long long)f->height, (long long)f->classes, s->options.data, (long long)info->h,
-            (long long)info->classes,
-            more == -1 && masks
-                ? "name the token that masks others (mask-token; 103 in the vocabulary of BERT's files)"
-            : more == 1 || more == -1 ? "do --mask or the vocabulary differ?"
-                                      : "use data with the same vocabulary (or name it: vocabulary)");
-    return DSC_FAIL(DSC_E_INVALID,
-                    "the checkpoint is for %lldx%lldx%lld images and %lld classes, %s has %lldx%lldx%lld "
-                    "and %lld",
-                    (long long)f->height, (long long)f->width, (long long)f->channels,
-                    (long long)dsc_output_classes(f->classes), s->options.data, (long long)info->h,
-                    (long long)info->w, (long long)info->c, (long long)info->classes);
+    const int tokens = dsc_zoo_takes_tokens(f->model);
+    const char *remedy = "use data like those of its training";
+    if (tokens && s->set->whole_numbers)
+        remedy = more == -1 && masks
+                     ? "name the token that masks others (mask-token; 103 in the vocabulary of BERT's files)"
+                 : more == 1 || more == -1 ? "do --mask or the vocabulary differ?"
+                                           : "use data with the same vocabulary (or name it: vocabulary)";
+    else if (!sized && !tokens && !s->set->whole_numbers)
+        remedy = "use data like those of its training, or image folders, which are resized";
+    return DSC_FAIL(
+        DSC_E_INVALID, "the checkpoint is for %s, %s has %s: %s",
+        dsc_form_text(f->height, f->width, f->channels, f->classes, tokens, there), s->options.data,
+        dsc_form_text(info->h, info->w, info->c, info->classes, s->set->whole_numbers, here), remedy);
 }
 
 /* Rank 0: warns where images differ from those of the training. */

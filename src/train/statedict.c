@@ -168,6 +168,13 @@ dsc_status dsc_statedict_check_shorter(const dsc_model *model, const char *name,
     return check_all(model, name, 1, reader);
 }
 
+dsc_status dsc_statedict_check_named(const dsc_model *model, const dsc_st_reader *reader) {
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++)
+        if (dsc_hub_find(reader, dsc_model_state(model)[i].name))
+            DSC_TRY(check_entry(model, &dsc_model_state(model)[i], NULL, 0, reader));
+    return DSC_OK;
+}
+
 /* A report as it is built: the public one points into it. */
 typedef struct full_report {
     dsc_load_report shown; /* first: callers hold its address */

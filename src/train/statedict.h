@@ -16,6 +16,8 @@ dsc_status dsc_statedict_check(const dsc_model *model, const char *name,
 /* The same, but the file's tables of positions may have more rows, for a model that is used with a shorter context. */
 dsc_status dsc_statedict_check_shorter(const dsc_model *model, const char *name,
                                        const dsc_st_reader *reader) DSC_MUST_CHECK;
+/* Refuses the first tensor that has the name of one of the model's in another shape; DSC_OK when there is none. */
+dsc_status dsc_statedict_check_named(const dsc_model *model, const dsc_st_reader *reader) DSC_MUST_CHECK;
 /* Lists what fits, as `loaded`, and what does not. To be freed with dsc_load_report_free. */
 dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *reader,
                                  dsc_load_report **out) DSC_MUST_CHECK;

@@ -276,23 +276,28 @@ dsc_status dsc_trainer_make_step(dsc_trainer *t) {
 /* ---- creation ---- */
 
 static dsc_status check_data(const dsc_model *model, const dsc_dataset *data) {
+    char wanted[DSC_FORM_TEXT], found[DSC_FORM_TEXT];
     int64_t shape[3], labels = dsc_dataset_label_count(data);
     dsc_dataset_info info = dsc_dataset_get_info(data);
-    if (labels != dsc_model_positions(model))
+    const int64_t positions = dsc_model_positions(model);
+    if (labels != positions)
         return DSC_FAIL(DSC_E_INVALID,
-                        "model %s makes %lld predictions of a sample, but samples of %s have %lld label%s: "
-                        "use data, or a model, of the other kind",
-                        dsc_model_name(model), (long long)dsc_model_positions(model), info.name,
-                        (long long)labels, labels == 1 ? "" : "s");
+                        "model %s makes %lld prediction%s of a sample, but samples of %s have %lld label%s: "
+                        "%s",
+                        dsc_model_name(model), (long long)positions, positions == 1 ? "" : "s", info.name,
+                        (long long)labels, labels == 1 ? "" : "s",
+                        positions == 1 ? "use a model of pixels, such as unet-bn"
+                        : labels == 1  ? "use a model of images, such as resnet20, or images with masks "
+                                         "(masks:DIR)"
+                                       : "build the model for its data");
     dsc_model_input_shape(model, shape);
     if (shape[0] != info.h || shape[1] != info.w || shape[2] != info.c ||
         dsc_output_classes(dsc_model_classes(model)) < info.classes)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "the model takes %lldx%lldx%lld images of %lld classes, %s has %lldx%lldx%lld and "
-                        "%lld: build the model for its data",
-                        (long long)shape[0], (long long)shape[1], (long long)shape[2],
-                        (long long)dsc_output_classes(dsc_model_classes(model)), info.name, (long long)info.h,
-                        (long long)info.w, (long long)info.c, (long long)info.classes);
+        return DSC_FAIL(DSC_E_INVALID, "the model takes %s, %s has %s: build the model for its data",
+                        dsc_form_text(shape[0], shape[1], shape[2], dsc_model_classes(model),
+                                      dsc_model_takes_tokens(model), wanted),
+                        info.name,
+                        dsc_form_text(info.h, info.w, info.c, info.classes, data->whole_numbers, found));
     return DSC_OK;
 }
 
@@ -376,6 +381,9 @@ static dsc_status create(dsc_comm *comm, dsc_device *device, dsc_trainer **out) 
 
 static dsc_status finish_creation(dsc_trainer *t, dsc_status status, dsc_trainer **out) {
     status = make_all(t, status);
+    if (status == DSC_E_MEMORY)
+        dsc_error_prefix(status, "the run needs more memory than there is (a smaller model or batch-size, or "
+                                 "recompute, needs less)");
     if (status == DSC_OK && t->options.resume)
         status = dsc_trainer_begin(t);
     if (status != DSC_OK) {

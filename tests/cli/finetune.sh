@@ -143,7 +143,7 @@ fi
 expect 2 "cannot start from 'gone.safetensors'" "${lenet[@]}" --init gone.safetensors --out bad
 head -c 3000 "$old" >torn.safetensors
 expect 2 "torn.safetensors" "${lenet[@]}" --init torn.safetensors --out bad
-expect 2 "holds no tensor that has the name and shape" "${lenet[@]}" --init a/checkpoint-4.state.safetensors --out bad
+expect 2 "holds no tensor that has the name of one of the model's" "${lenet[@]}" --init a/checkpoint-4.state.safetensors --out bad
 mkdir -p nothing
 expect 2 "directory 'nothing' holds no checkpoint" "${lenet[@]}" --init nothing --out bad
 expect 2 "is found in no parameter's name: they go from 'conv1.weight' to 'fc3.bias'" "${lenet[@]}" --freeze layer9 --out bad
@@ -163,6 +163,9 @@ has stdout "positions: the first 8 of 12 rows of transformer.wpe.weight"
 differ twelve/checkpoint-1.safetensors eight/checkpoint-1.safetensors transformer.wpe.weight
 expect 0 "10 of 10 tensors loaded" "${gpt[@]}" --context 20 --init twelve --seed 7 --out twenty
 has stdout "positions: all 12 rows of transformer.wpe.weight, and 8 made anew"
+
+expect 2 "name and shape of one of the model's: 'twelve/checkpoint-1.safetensors': 'transformer.wte.weight' is fp32 [4, 8], in the model" \
+    "${gpt[@]}" --model gpt-mini:layers=1,heads=1,width=4,dropout=0 --context 12 --init twelve --out bad
 
 for tied in gpt-mini bert-base; do # with and without a bias, which is the head's own
     mask=$([ $tied = gpt-mini ] || echo "--mask 0.2")

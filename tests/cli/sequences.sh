@@ -43,7 +43,7 @@ awk -v b="$best" '/"best_loss":/ { gsub(/[^0-9.e-]/, "", $2); found = $2 - b < 1
 # Text whose characters have other numbers is refused, though it has as many of them; the same text elsewhere is not.
 LC_ALL=C tr a-z 'b-z{' <text >shifted
 printf 'abc%.0s' {1..200} >abc
-expect 2 "and a vocabulary of $(($(fold -w 1 text | sort -u | wc -l) + 1)), text:abc has 16 and 3: use data with" eval --checkpoint run \
+expect 2 "and a vocabulary of $(($(fold -w 1 text | sort -u | wc -l) + 1)), text:abc has sequences of 16 tokens and a vocabulary of 3: use data with" eval --checkpoint run \
     --data text:abc
 expect 2 "the tokens of text:shifted stand for other text" eval --checkpoint run --data text:shifted
 cp text same
@@ -240,6 +240,22 @@ expect 0 "" generate --checkpoint abc-run --tokens 5 # there is no line feed to 
 [ "$(wc -c <stdout)" = 6 ] || complain "5 characters and a line feed are not $(wc -c <stdout)"
 
 # Sequences have a context, no image size; a run goes on with what it has saved.
+expect 2 "text:abc has sequences of 16 tokens and a vocabulary of 3: use data with the same vocabulary" eval --checkpoint run --data text:abc
+expect 2 "a vocabulary of 23, synthetic:64 has 32x32x3 images and 10 classes: use data like" eval --checkpoint run --data synthetic:64
+expect 2 "this run has sequences of 16 tokens and a vocabulary of 3: resume it with data like" train --resume run --data text:abc --epochs 9
+expect 2 "cannot change vocabulary: it is 30 now, but was that of the data in 'run'" train --resume run --vocabulary 30
+expect 2 "cannot change context: it is 64 now, but was 16 in 'run'" train --resume run --context 64
+if ! grep -qa __asan_init "$descent"; then # whose malloc ends the process
+    expect 1 "the run needs more memory than there is (a smaller model or batch-size, or recompute, needs less): cannot allocate" train \
+        "${small[@]}" --model gpt-mini:layers=1000,heads=1,width=65536 --steps 1 --out none # 200 TB
+fi
+expect 0 "input         16 tokens" info --checkpoint larger
+has stdout "vocabulary    30, as the run asked for"
+has stdout "mask          0.15 of the tokens, by token 25"
+expect 0 '"mask_token": 25,' info --checkpoint larger --json
+has stdout '"mask": 0.15,'
+has stdout '"vocabulary": 30,'
+has stdout '"loss": "cross-entropy"'
 expect 2 "image-size 16: model $model is one of sequences: use context" train --model $model --data text:text --image-size 16 --out none
 expect 0 "sequences of 16 tokens" train --config run/config --epochs 1 --steps 1 --out none --threads 1
 

@@ -82,6 +82,7 @@ train --model lenet --data synthetic:64 --batch-size 8 --steps 1 --out x --kfac-
 info --model lenet --kfac-diag-blocks 1000 | choose fewer (kfac-diag-blocks)
 train --nesterov --momentum 0 --out x | --nesterov with --momentum 0: without momentum there is nothing to look ahead with; give --momentum
 train --device cpu --comm nccl --steps 1 --out x | --comm nccl
+train --resume nowhere | --resume: cannot read 'nowhere': no such file or directory; name the directory of a run
 train --model lenet --data synthetic:64 --batch-size 8 --steps 1 --elastic 3 --out x | elastic 3: only images with masks (masks:DIR) are deformed, and synthetic:64 has none
 train --model unet-bn --data masks:x --elastic 3 --no-augment --out x | --elastic does not go with --no-augment on: training images then stay as they are
 TABLE
