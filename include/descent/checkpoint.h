@@ -60,7 +60,7 @@ typedef struct dsc_load_options {
     size_t size;
     /* 0 (default), strict: the file must hold every tensor of the model in its shape, and no other.
      * 1, partial: takes what has the name and shape of a tensor of the model, and leaves the rest of the
-     * model as it is. */
+     * model as it is. Of a table of positions with another number of rows it takes the first, as many as both have. */
     int partial;
 } dsc_load_options;
 
@@ -68,7 +68,7 @@ typedef struct dsc_load_options {
 DSC_API void dsc_load_options_init_sized(dsc_load_options *options, size_t size);
 #define dsc_load_options_init(options) dsc_load_options_init_sized((options), sizeof *(options))
 
-/* A tensor of the file that was not loaded. */
+/* A tensor of the file that was not loaded, or not as it is. */
 typedef struct dsc_load_skipped {
     const char *name;
     int in_model; /* 1: the model has it, in another shape or type; 0: the model has no tensor of this name */
@@ -85,6 +85,9 @@ typedef struct dsc_load_report {
     const dsc_load_skipped *skipped; /* by name */
     int64_t missing_count;
     const char *const *missing; /* in the model, not in the file; in the model's order */
+    /* Of those that were loaded, the tables of positions of which file and model have different numbers of rows. */
+    int64_t resized_count;
+    const dsc_load_skipped *resized;
 } dsc_load_report;
 
 /* Reads a safetensors file into the parameters and buffers of a sealed model. Numbers of type fp32, fp64,
@@ -126,6 +129,11 @@ typedef struct dsc_checkpoint_info {
     int64_t resize; /* as in dsc_save_options */
     /* The tokenizer that is stored, owned by the info; NULL: none. */
     const dsc_tokenizer *tokenizer;
+    /* As in dsc_save_options: the share of masked tokens, 0 for none; -1 where the file does not say it; and the name of the
+     * loss, which is cross-entropy (of one output: bce) where the file does not say it. */
+    double mask;
+    int64_t mask_token, vocabulary;
+    const char *loss;
 } dsc_checkpoint_info;
 
 /* Finds a checkpoint and reads what it says. `checkpoint` is a model file, or a directory of a run and which of

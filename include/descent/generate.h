@@ -17,7 +17,7 @@ typedef struct dsc_generate_options {
      * it holds none, that of the data it names, or, where it names none, that of the files vocab.json and merges.txt
      * beside it. */
     const char *data;
-    /* NULL: the token that ends a text, where the tokenizer has one, or else a line feed. */
+    /* NULL: the token that ends a text, where the tokenizer has one, or else a line feed, or else the first token. */
     const char *prompt;
     int64_t tokens;     /* to generate, 200 */
     double temperature; /* 1: logits are divided by it; 0: always the most probable token */

@@ -326,6 +326,10 @@ typedef struct dsc_eval_options {
     dsc_eval_report **report;
     /* tokens and text: as in dsc_data_options; negative (the default): as the checkpoint says. */
     double mask;
+    /* tokens and text: as in dsc_data_options; 0, and -1 for mask_token (the defaults): as the checkpoint says. A file
+     * without metadata says context and vocabulary by its tables of positions and tokens. A context may be shorter than
+     * that of the checkpoint. */
+    int64_t context, vocabulary, mask_token;
 } dsc_eval_options;
 
 /* The caller sets `size` to sizeof(dsc_eval_result). */

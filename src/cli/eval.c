@@ -35,7 +35,7 @@ static const dsc_option own_options[] = {
     DSC_CLI_COMMON_OPTIONS,
 };
 
-enum { MAX_OPTIONS = 24 };
+enum { MAX_OPTIONS = 32 };
 static dsc_option options[MAX_OPTIONS]; /* filled in by init */
 
 static void init(void *values) {

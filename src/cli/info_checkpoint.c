@@ -5,9 +5,11 @@
 #include "cli/json_out.h"
 #include "cli/support.h"
 #include "descent/checkpoint.h"
+#include "descent/train.h"
 
 #include <jansson.h>
 #include <stdio.h>
+#include <string.h>
 
 enum { NAMES_SHOWN = 10 };
 
@@ -22,10 +24,47 @@ static void print_numbers(const char *label, const double *numbers, int64_t coun
     printf("\n");
 }
 
+/* Images with masks are tiles, or parts, of images that keep their size. */
+static int has_masks(const dsc_checkpoint_info *c) {
+    return strncmp(c->data, "masks:", strlen("masks:")) == 0;
+}
+
+static void print_input(const dsc_checkpoint_info *c) {
+    if (c->height < 1)
+        return;
+    if (dsc_zoo_takes_tokens(c->model)) {
+        printf("input         %lld tokens\n", (long long)c->height);
+        return;
+    }
+    printf("input         %lld x %lld x %lld", (long long)c->height, (long long)c->width,
+           (long long)c->channels);
+    if (has_masks(c))
+        printf(", parts of images");
+    else if (c->resize > 0)
+        printf(", the middle of images whose shorter side is scaled to %lld", (long long)c->resize);
+    printf("\n");
+}
+
+/* Whether tokens are masked, and by which; cross-entropy, which nearly all models have, is not named. */
+static void print_task(const dsc_checkpoint_info *c) {
+    if (c->mask > 0 && c->mask_token >= 0)
+        printf("mask          %g of the tokens, by token %lld\n", c->mask, (long long)c->mask_token);
+    else if (c->mask > 0)
+        printf("mask          %g of the tokens, by a token after those of the data\n", c->mask);
+    if (strcmp(c->loss, dsc_loss_name(DSC_LOSS_CROSS_ENTROPY)) != 0)
+        printf("loss          %s\n", c->loss);
+}
+
 static void print_classes(const dsc_checkpoint_info *c) {
     if (c->classes < 0)
         return;
-    printf("classes       %lld", (long long)c->classes);
+    if (dsc_zoo_takes_tokens(c->model)) {
+        printf("vocabulary    %lld%s\n", (long long)c->classes,
+               c->vocabulary > 0 ? ", as the run asked for" : "");
+        return;
+    }
+    printf("classes       %lld",
+           (long long)(c->classes == 1 ? 2 : c->classes)); /* one output tells two apart */
     for (int64_t i = 0; i < c->class_name_count && i < NAMES_SHOWN; i++)
         printf("%s %s", i ? "," : ":", c->class_names[i]);
     printf("%s\n", c->class_name_count > NAMES_SHOWN ? ", ..." : "");
@@ -40,14 +79,9 @@ static void print_text(const dsc_checkpoint_info *c) {
         printf("trained       %lld step%s, %lld epoch%s%s%s\n", (long long)c->step, c->step == 1 ? "" : "s",
                (long long)c->epoch, c->epoch == 1 ? "" : "s", *c->version ? ", with descent " : "",
                c->version);
-    if (c->height > 0)
-        printf("input         %lld x %lld x %lld", (long long)c->height, (long long)c->width,
-               (long long)c->channels);
-    if (c->height > 0 && c->resize > 0)
-        printf(", the middle of images whose shorter side is scaled to %lld", (long long)c->resize);
-    if (c->height > 0)
-        printf("\n");
+    print_input(c);
     print_classes(c);
+    print_task(c);
     if (c->tokenizer)
         printf("tokenizer     %s, %s tokens\n", dsc_tokenizer_kind(c->tokenizer),
                dsc_cli_grouped(dsc_tokenizer_vocabulary(c->tokenizer), number, sizeof number));
@@ -102,9 +136,13 @@ static json_t *describe(const dsc_checkpoint_info *c) {
                   text_json(c->optimizer), "consensus", text_json(c->consensus));
     if (object && rest)
         json_object_update(object, rest);
-    if (object)
-        json_object_set_new(object, "tokenizer",
-                            text_json(c->tokenizer ? dsc_tokenizer_kind(c->tokenizer) : ""));
+    json_decref(rest);
+    rest = json_pack("{s:o, s:f, s:o, s:o, s:s}", "tokenizer",
+                     text_json(c->tokenizer ? dsc_tokenizer_kind(c->tokenizer) : ""), "mask", c->mask,
+                     "mask_token", count_json(c->mask_token), "vocabulary", count_json(c->vocabulary), "loss",
+                     c->loss);
+    if (object && rest)
+        json_object_update(object, rest);
     json_decref(rest);
     return object;
 }

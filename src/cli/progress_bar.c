@@ -41,7 +41,10 @@ static void write_line(dsc_cli_progress *progress, const char *text) {
 
 /* "2.3026"; a loss that has exploded in few characters. */
 static const char *loss_text(double loss, char *text, size_t size) {
-    snprintf(text, size, fabs(loss) < 1e4 ? "%.4f" : "%.2e", loss);
+    if (isfinite(loss))
+        snprintf(text, size, fabs(loss) < 1e4 ? "%.4f" : "%.2e", loss);
+    else
+        snprintf(text, size, "not finite");
     return text;
 }
 

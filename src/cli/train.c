@@ -8,11 +8,14 @@
 #include "cli/terminal.h"
 #include "cli/train_options.h"
 #include "cli/watcher.h"
+#include "descent/checkpoint.h"
 #include "descent/version.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
 static dsc_status refuse_run(const char *out, const char *file) {
     return DSC_CLI_FAIL(
@@ -22,10 +25,26 @@ static dsc_status refuse_run(const char *out, const char *file) {
         out, file);
 }
 
+/* What is resumed from must be there: DIR, FILE or DIR:WHICH. */
+static dsc_status check_resume(const char *resume) {
+    char path[DSC_CLI_OUT_SIZE];
+    struct stat info;
+    if (!resume || strcmp(resume, "auto") == 0 || stat(resume, &info) == 0 || errno != ENOENT)
+        return DSC_OK;
+    DSC_CLI_TRY(dsc_checkpoint_directory(resume, path, sizeof path));
+    if (strchr(resume, ':') && stat(path, &info) == 0)
+        return DSC_OK;
+    return DSC_CLI_FAIL(DSC_E_INVALID,
+                        "--resume: cannot read '%s': no such file or directory; name the directory of a run, "
+                        "or a checkpoint in it",
+                        resume);
+}
+
 /* Rank 0: chooses the output directory and prints its name. Refuses one that holds a run, unless that run shall be
  * resumed or removed. */
 static dsc_status prepare_out(dsc_cli_train_values *v) {
     char file[300] = "";
+    DSC_CLI_TRY(check_resume(v->o.resume));
     if (!v->o.out)
         return DSC_OK;
     DSC_CLI_TRY(dsc_cli_train_choose_out(v));
@@ -49,6 +68,37 @@ static void print_config(dsc_cli_train_values *v) {
     dsc_option_write(dsc_cli_train_options, v, stdout);
 }
 
+/* "0.1234 (best 0.1200)", or what it is where it is no number. */
+static const char *val_loss_text(const dsc_train_result *r, char *text, size_t size) {
+    char last[32] = "not finite", best[32] = "none";
+    if (isfinite(r->val_loss))
+        snprintf(last, sizeof last, "%.4f", r->val_loss);
+    if (r->best_loss >= 0)
+        snprintf(best, sizeof best, "%.4f", r->best_loss);
+    snprintf(text, size, "validation loss %s (best %s)", last, best);
+    return text;
+}
+
+static void print_result(const dsc_train_result *r) {
+    char loss[96], best[32] = "none";
+    if (isfinite(r->train_loss))
+        printf("result: training loss %.4g", r->train_loss);
+    else
+        printf("result: training loss not finite");
+    if (r->best_top1 >= 0)
+        snprintf(best, sizeof best, "%.2f %%", 100 * r->best_top1);
+    if (r->top1 >= 0 && (r->positions > 1 || !isfinite(r->val_loss)))
+        printf(", %s", val_loss_text(r, loss, sizeof loss));
+    if (r->top1 < 0 || !isfinite(r->val_loss)) /* what such a model chooses says nothing */
+        printf("\n");
+    else if (r->tokens > 0)
+        printf(", perplexity %.4g, top-1 %.2f %%\n", exp(r->val_loss), 100 * r->top1);
+    else if (r->positions > 1)
+        printf(", pixel error %.2f %%\n", 100 * (1 - r->top1));
+    else
+        printf(", top-1 %.2f %% (best %s), top-5 %.2f %%\n", 100 * r->top1, best, 100 * r->top5);
+}
+
 static void print_summary(const dsc_cli_train_values *v, const dsc_train_result *r) {
     char seconds[32], use[32];
     int length = printf(
@@ -58,17 +108,7 @@ static void print_summary(const dsc_cli_train_values *v, const dsc_train_result 
         r->images_per_s * (double)(r->tokens > 0 ? r->tokens : 1), r->tokens > 0 ? "tokens" : "images");
     length += snprintf(use, sizeof use, ", mfu %.1f %%", 100 * r->mfu);
     printf("%s\n", r->mfu > 0 && length < dsc_terminal_width(stdout) ? use : "");
-    printf("result: training loss %.4g", r->train_loss);
-    if (r->top1 >= 0 && r->tokens > 0)
-        printf(", validation loss %.4f (best %.4f), perplexity %.4g, top-1 %.2f %%", r->val_loss,
-               r->best_loss, exp(r->val_loss), 100 * r->top1);
-    else if (r->top1 >= 0 && r->positions > 1)
-        printf(", validation loss %.4f (best %.4f), pixel error %.2f %%", r->val_loss, r->best_loss,
-               100 * (1 - r->top1));
-    else if (r->top1 >= 0)
-        printf(", top-1 %.2f %% (best %.2f %%), top-5 %.2f %%", 100 * r->top1, 100 * r->best_top1,
-               100 * r->top5);
-    printf("\n");
+    print_result(r);
     if (r->stopped == DSC_STOP_TARGET)
         printf("reached: %s after %s\n", v->o.stop_at,
                dsc_cli_duration(r->target_s, seconds, sizeof seconds));

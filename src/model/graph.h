@@ -142,6 +142,8 @@ void dsc_embedding_share(dsc_model *m, dsc_value value);
 int dsc_embedding_is_shared(const dsc_node *node);
 /* 1: the node is an embedding of tokens, not of positions. */
 int dsc_embedding_is_of_tokens(const dsc_node *node);
+/* 1: the node has a table of the positions of a sequence. */
+int dsc_embedding_is_of_positions(const dsc_node *node);
 
 /* Frees what building has allocated. */
 void dsc_graph_free(dsc_model *m);

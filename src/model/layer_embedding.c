@@ -186,3 +186,7 @@ dsc_status dsc_model_position_embedding(dsc_model *m, const char *name, dsc_valu
                                         dsc_value *y) {
     return dsc_graph_add(m, &position_embedding, name, &x, 1, &(position_attributes){std}, y);
 }
+
+int dsc_embedding_is_of_positions(const dsc_node *node) {
+    return node->type == &position_embedding;
+}

@@ -91,6 +91,10 @@ static dsc_status fill(const char *checkpoint, full_info *i) {
     s->consensus = text_of(i->state, "consensus");
     s->resize = f->resize;
     s->tokenizer = i->tokenizer;
+    s->mask = f->mask;
+    s->mask_token = f->mask > 0 ? f->mask_token : -1;
+    s->vocabulary = f->vocabulary;
+    s->loss = dsc_loss_name(f->loss);
     return DSC_OK;
 }
 

@@ -277,6 +277,22 @@ static dsc_status read_options(const dsc_eval_options *given, dsc_eval_options *
     return dsc_bad_images_check_rule(out->bad_images, "");
 }
 
+/* What an option is about must be there: images, or sequences. */
+static dsc_status check_form(const dsc_eval_options *o, const char *model) {
+    const int tokens = dsc_zoo_takes_tokens(model);
+    if (o->image_size > 0 && tokens)
+        return DSC_FAIL(DSC_E_INVALID, "image-size %lld: model %s is one of sequences: use context",
+                        (long long)o->image_size, model);
+    if (o->context > 0 && !tokens)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "context %lld: model %s is one of images, not of sequences; leave it out",
+                        (long long)o->context, model);
+    if (o->vocabulary > 0 && !tokens)
+        return DSC_FAIL(DSC_E_INVALID, "vocabulary %lld: model %s has no tokens; leave it out",
+                        (long long)o->vocabulary, model);
+    return DSC_OK;
+}
+
 static int same_kind(const char *a, const char *b) {
     size_t length = strcspn(a, ":");
     return length == strcspn(b, ":") && strncmp(a, b, length) == 0;
@@ -301,26 +317,27 @@ static void choose_data(session *s) {
  * the same, is seen later. */
 static dsc_status check_data(const session *s, const dsc_dataset_info *info) {
     const dsc_model_facts *f = &s->facts;
-    const int sized = (f->height == info->h && f->width == info->w) ||
-                      (s->options.image_size > 0 && !s->set->whole_numbers);
+    const int64_t asked = s->set->whole_numbers ? s->options.context : s->options.image_size;
+    const int sized = (f->height == info->h && f->width == info->w) || asked > 0;
     if (f->classes < 0 ||
         (dsc_output_classes(f->classes) == info->classes && sized && f->channels == info->c))
         return DSC_OK;
-    const int64_t more = f->classes - info->classes; /* 1: the token of the mask */
-    if (s->set->whole_numbers && f->width == 1 && f->channels == 1)
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "the checkpoint is for sequences of %lld tokens and a vocabulary of %lld, %s has %lld "
-            "and %lld: %s",
-            (long long)f->height, (long long)f->classes, s->options.data, (long long)info->h,
-            (long long)info->classes,
-            more == 1 || more == -1 ? "does --mask differ?" : "use data with the same vocabulary");
-    return DSC_FAIL(DSC_E_INVALID,
-                    "the checkpoint is for %lldx%lldx%lld images and %lld classes, %s has %lldx%lldx%lld "
-                    "and %lld",
-                    (long long)f->height, (long long)f->width, (long long)f->channels,
-                    (long long)dsc_output_classes(f->classes), s->options.data, (long long)info->h,
-                    (long long)info->w, (long long)info->c, (long long)info->classes);
+    char there[DSC_FORM_TEXT], here[DSC_FORM_TEXT];
+    const int64_t more = f->classes - info->classes; /* 1, -1: the token of the mask */
+    const int masks = f->of_tables && s->set->mask > 0 && s->set->options.mask_token < 0;
+    const int tokens = dsc_zoo_takes_tokens(f->model);
+    const char *remedy = "use data like those of its training";
+    if (tokens && s->set->whole_numbers)
+        remedy = more == -1 && masks
+                     ? "name the token that masks others (mask-token; 103 in the vocabulary of BERT's files)"
+                 : more == 1 || more == -1 ? "do --mask or the vocabulary differ?"
+                                           : "use data with the same vocabulary (or name it: vocabulary)";
+    else if (!sized && !tokens && !s->set->whole_numbers)
+        remedy = "use data like those of its training, or image folders, which are resized";
+    return DSC_FAIL(
+        DSC_E_INVALID, "the checkpoint is for %s, %s has %s: %s",
+        dsc_form_text(f->height, f->width, f->channels, f->classes, tokens, there), s->options.data,
+        dsc_form_text(info->h, info->w, info->c, info->classes, s->set->whole_numbers, here), remedy);
 }
 
 /* Rank 0: warns where images differ from those of the training. */
@@ -354,6 +371,21 @@ static dsc_status compare_values(const session *s) {
     return DSC_OK;
 }
 
+/* What the options say of sequences, or else the checkpoint. */
+static dsc_status form_sequences(const session *s, dsc_data_options *data) {
+    const dsc_eval_options *o = &s->options;
+    const dsc_model_facts *f = &s->facts;
+    data->context = o->context > 0 ? o->context : data->image_size;
+    data->vocabulary = o->vocabulary > 0 ? o->vocabulary : f->vocabulary > 0 ? f->vocabulary : 0;
+    data->mask = o->mask >= 0 ? o->mask : f->mask;
+    data->mask_token = o->mask_token >= 0 ? o->mask_token : f->mask > 0 ? f->mask_token : -1;
+    if (o->mask_token >= 0 && data->mask == 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "mask-token %lld: no tokens are masked; leave it out, or mask some (mask 0.15)",
+                        (long long)o->mask_token);
+    return DSC_OK;
+}
+
 static dsc_status open_data(session *s) {
     dsc_data_options data;
     dsc_data_options_init(&data);
@@ -367,10 +399,7 @@ static dsc_status open_data(session *s) {
         DSC_TRY(dsc_zoo_default_input(s->facts.model, &data.image_size, &channels, &classes));
     }
     const dsc_model_facts *f = &s->facts;
-    data.context = data.image_size;
-    data.mask = s->options.mask >= 0 ? s->options.mask : f->mask;
-    data.mask_token = f->mask > 0 ? f->mask_token : -1;
-    data.vocabulary = f->vocabulary > 0 ? f->vocabulary : 0;
+    DSC_TRY(form_sequences(s, &data));
     data.margin = dsc_zoo_margin(f->model);
     if (f->resize > 0 && data.image_size == f->height) /* as the model saw images in training */
         data.resize = f->resize;
@@ -411,7 +440,7 @@ static dsc_status make_local(session *s) {
                         "evaluate it on masked tokens (mask 0.15)",
                         s->facts.model);
     if (s->reader) {
-        DSC_TRY(dsc_statedict_check(s->model, s->facts.model, s->reader));
+        DSC_TRY(dsc_statedict_check_shorter(s->model, s->facts.model, s->reader));
         DSC_TRY(dsc_statedict_read(s->model, s->queue, s->reader));
     }
     return DSC_OK;
@@ -442,6 +471,10 @@ static dsc_status run_session(session *s, const dsc_eval_options *options, dsc_e
         status = dsc_queue_create(s->device, &s->queue);
     if (status == DSC_OK && dsc_comm_rank(s->comm) == 0)
         status = dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts);
+    if (status == DSC_OK && s->reader)
+        status = check_form(&s->options, s->facts.model);
+    if (status == DSC_OK && s->reader)
+        status = dsc_stored_model_read_tables(s->device, s->reader, &s->facts);
     DSC_TRY(dsc_comm_agree(s->comm, status));
     DSC_TRY(dsc_comm_use_queue(s->comm, s->queue));
     DSC_TRY(dsc_share_bytes(s->comm, s->queue, &s->facts, sizeof s->facts));

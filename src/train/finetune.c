@@ -8,6 +8,7 @@
 #include "model/graph.h"
 #include "train/checkpoint_find.h"
 #include "train/kfac_setup.h"
+#include "train/model_file.h"
 #include "train/share.h"
 #include "train/trainer_internal.h"
 
@@ -182,6 +183,29 @@ static void put_skipped(FILE *to, const dsc_load_report *r, int in_model) {
     end_list(to, count);
 }
 
+/* Tables of positions of which the first rows are used. */
+static void put_resized(FILE *to, const dsc_load_report *r) {
+    for (int64_t i = 0; i < r->resized_count && i < NAMED; i++) {
+        const dsc_load_skipped *s = &r->resized[i];
+        const int64_t file = s->file_dim[0], model = s->model_dim[0];
+        fputs(i ? ", " : "positions: ", to);
+        fputs(file > model ? "the first " : "all ", to);
+        put_number(to, file > model ? model : file);
+        if (file > model) {
+            fputs(" of ", to);
+            put_number(to, file);
+        }
+        fputs(" rows of ", to);
+        fputs(s->name, to);
+        if (file < model) {
+            fputs(", and ", to);
+            put_number(to, model - file);
+            fputs(" made anew", to);
+        }
+    }
+    end_list(to, r->resized_count);
+}
+
 static void put_report(FILE *to, const char *path, const dsc_load_report *r, int64_t tensors) {
     fputs("started from '", to);
     fputs(path, to);
@@ -190,6 +214,7 @@ static void put_report(FILE *to, const char *path, const dsc_load_report *r, int
     fputs(" of ", to);
     put_number(to, tensors);
     fputs(" tensors loaded\n", to);
+    put_resized(to, r);
     put_skipped(to, r, 1);
     for (int64_t i = 0; i < r->missing_count && i < NAMED; i++) {
         fputs(i ? ", " : "not in the file and made anew: ", to);
@@ -197,6 +222,32 @@ static void put_report(FILE *to, const char *path, const dsc_load_report *r, int
     }
     end_list(to, r->missing_count);
     put_skipped(to, r, 0);
+}
+
+static int is_loaded(const dsc_load_report *r, const char *name) {
+    for (int64_t i = 0; i < r->loaded_count; i++)
+        if (strcmp(r->loaded[i], name) == 0)
+            return 1;
+    return 0;
+}
+
+/* Warns where the rows of a table that was loaded stand for other text than in the run that the file is of. */
+static dsc_status compare_tokens(const dsc_trainer *t, const char *path, const dsc_load_report *r) {
+    dsc_st_reader *reader = NULL;
+    int loaded = 0;
+    for (int64_t i = 0; i < t->model->node_count; i++)
+        if (dsc_embedding_is_of_tokens(&t->model->nodes[i]))
+            loaded |= is_loaded(r, dsc_model_params(t->model)[t->model->nodes[i].weight].name);
+    if (!loaded || !t->train_set)
+        return DSC_OK;
+    DSC_TRY(dsc_st_open(path, &reader));
+    dsc_status status =
+        dsc_model_file_check_tokenizer(reader, dsc_dataset_tokenizer(t->train_set), t->options.data);
+    dsc_st_close(&reader);
+    if (status != DSC_E_INVALID)
+        return status;
+    dsc_log(DSC_LOG_WARNING, "the run starts with a table of other tokens: %s", dsc_error_message());
+    return DSC_OK;
 }
 
 /* Rank 0. */
@@ -214,6 +265,8 @@ static dsc_status load(dsc_trainer *t, const char *path) {
         if (!to || fclose(to) != 0)
             status = DSC_FAIL(DSC_E_MEMORY, "no memory to say what was loaded");
     }
+    if (status == DSC_OK)
+        status = compare_tokens(t, path, report);
     dsc_load_report_free(&report);
     return status;
 }

@@ -55,7 +55,7 @@ static const dsc_option table[] = {
      .kind = DSC_OPTION_STRING,
      .offset = AT(prompt),
      .placeholder = "TEXT",
-     .default_text = "the end of a text, or a line feed",
+     .default_text = "the end of a text, a line feed, or the first token",
      .help = "text to go on with",
      .group = "What to write"},
     {.name = "tokens",
@@ -244,6 +244,7 @@ static dsc_status open_session(session *s, const dsc_generate_options *options) 
     DSC_TRY(read_options(options, &s->options));
     DSC_TRY(dsc_queue_create(s->device, &s->queue));
     DSC_TRY(dsc_stored_model_open(s->options.checkpoint, s->options.model, &s->reader, &s->facts));
+    DSC_TRY(dsc_stored_model_read_tables(s->device, s->reader, &s->facts));
     if (s->facts.mask > 0)
         return DSC_FAIL(
             DSC_E_INVALID,
@@ -336,20 +337,28 @@ static dsc_status draw(session *s, int64_t number, int32_t *token) {
 
 /* ---- the whole ---- */
 
+/* What a text begins with where there is no prompt: the end of the one before, a line feed, or the first token. */
+static int32_t first_token(const dsc_tokenizer *tokenizer) {
+    int32_t token = dsc_tokenizer_end_of_text(tokenizer);
+    int64_t count;
+    if (token < 0 && dsc_tokenizer_encode(tokenizer, "\n", 1, 0, &token, &count) != DSC_OK)
+        token = 0;
+    return token;
+}
+
 /* Feeds the prompt; *count is its number of tokens. */
 static dsc_status feed_prompt(session *s, int64_t *count) {
-    const char *prompt = s->options.prompt && s->options.prompt[0] ? s->options.prompt : NULL;
-    int32_t end = dsc_tokenizer_end_of_text(s->tokenizer), *tokens = NULL;
-    if (!prompt && end >= 0) {
+    const char *prompt = s->options.prompt;
+    int32_t *tokens = NULL;
+    if (!prompt || !prompt[0]) {
         *count = 1;
-        return push(s, end);
+        return push(s, first_token(s->tokenizer));
     }
-    prompt = prompt ? prompt : "\n";
     int64_t bytes = (int64_t)strlen(prompt);
     DSC_TRY(dsc_memory_alloc(bytes, sizeof *tokens, &tokens));
     dsc_status status = dsc_tokenizer_encode(s->tokenizer, prompt, bytes, DSC_ENCODE_SPECIAL, tokens, count);
     if (status != DSC_OK)
-        dsc_error_prefix(status, "the prompt");
+        dsc_error_prefix(status, "the prompt (give one of characters that the model was trained on)");
     for (int64_t i = 0; i < *count && status == DSC_OK; i++)
         status = push(s, tokens[i]);
     dsc_memory_free(&tokens);
@@ -360,6 +369,10 @@ static dsc_status generate(session *s, dsc_text_function function, void *context
                            dsc_generate_result *result) {
     const dsc_generate_options *o = &s->options;
     const int32_t end = dsc_tokenizer_end_of_text(s->tokenizer);
+    if (o->stop_at_end && end < 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "stop-at-end: the vocabulary of '%s' has no token that ends a text; leave it out",
+                        o->checkpoint);
     DSC_TRY(feed_prompt(s, &result->prompt_tokens));
     while (result->tokens < o->tokens) {
         int32_t token = 0;

@@ -157,7 +157,7 @@ static void note_evaluation(dsc_trainer *t, const dsc_evaluation *e) {
     }
     if (!isfinite(s->val_loss))
         dsc_log(DSC_LOG_WARNING,
-                "the validation loss of step %lld is not finite: the model overflows on some images, and "
+                "the validation loss of step %lld is not finite: the model overflows on some samples, and "
                 "this step is never the best; try a lower learning rate or a longer warm-up",
                 (long long)s->step);
     s->stale++;

@@ -117,6 +117,17 @@ int64_t dsc_output_classes(int64_t outputs) {
     return outputs == 1 ? 2 : outputs;
 }
 
+const char *dsc_form_text(int64_t h, int64_t w, int64_t c, int64_t outputs, int tokens,
+                          char text[DSC_FORM_TEXT]) {
+    if (tokens)
+        snprintf(text, DSC_FORM_TEXT, "sequences of %lld tokens and a vocabulary of %lld", (long long)h,
+                 (long long)outputs);
+    else
+        snprintf(text, DSC_FORM_TEXT, "%lldx%lldx%lld images and %lld classes", (long long)h, (long long)w,
+                 (long long)c, (long long)dsc_output_classes(outputs));
+    return text;
+}
+
 dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *facts) {
     memset(facts, 0, sizeof *facts);
     DSC_TRY(read_text(reader, "model", facts->model, sizeof facts->model));
@@ -139,6 +150,8 @@ dsc_status dsc_model_facts_read(const dsc_st_reader *reader, dsc_model_facts *fa
 dsc_status dsc_model_file_check(const dsc_model *model, const char *name, const dsc_st_reader *reader) {
     const char *path = dsc_st_path(reader);
     dsc_model_facts facts;
+    char here[DSC_FORM_TEXT], there[DSC_FORM_TEXT];
+    const int tokens = dsc_model_takes_tokens(model);
     int64_t shape[3], classes = dsc_model_classes(model);
     DSC_TRY(dsc_model_facts_read(reader, &facts));
     dsc_model_input_shape(model, shape);
@@ -149,12 +162,13 @@ dsc_status dsc_model_file_check(const dsc_model *model, const char *name, const 
                         facts.model, name);
     if (facts.classes >= 0 && (facts.classes != classes || facts.height != shape[0] ||
                                facts.width != shape[1] || facts.channels != shape[2]))
-        return DSC_FAIL(DSC_E_INVALID,
-                        "'%s' is a checkpoint of %s for %lldx%lldx%lld images and %lld classes, this run has "
-                        "%lldx%lldx%lld and %lld",
-                        path, facts.model[0] ? facts.model : "a model", (long long)facts.height,
-                        (long long)facts.width, (long long)facts.channels, (long long)facts.classes,
-                        (long long)shape[0], (long long)shape[1], (long long)shape[2], (long long)classes);
+        return DSC_FAIL(
+            DSC_E_INVALID,
+            "'%s' is a checkpoint of %s for %s, this run has %s: resume it with data like those "
+            "of its training, or start another run from its weights (init)",
+            path, facts.model[0] ? facts.model : "a model",
+            dsc_form_text(facts.height, facts.width, facts.channels, facts.classes, tokens, there),
+            dsc_form_text(shape[0], shape[1], shape[2], classes, tokens, here));
     return dsc_statedict_check(model, name, reader);
 }
 
@@ -215,6 +229,16 @@ void dsc_load_options_init_sized(dsc_load_options *options, size_t size) {
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
+/* No tensor of the file fits: names the first that has at least the name of one of the model's. */
+static dsc_status refuse_all(const dsc_model *model, const dsc_st_reader *reader) {
+    dsc_status status = dsc_statedict_check_named(model, reader);
+    if (status == DSC_OK)
+        return DSC_FAIL(DSC_E_INVALID, "'%s' holds no tensor that has the name of one of the model's",
+                        dsc_st_path(reader));
+    return dsc_error_prefix(status,
+                            "the file holds no tensor that has the name and shape of one of the model's");
+}
+
 static dsc_status load(dsc_model *model, const dsc_st_reader *reader, int partial, dsc_load_report *report) {
     dsc_queue *queue = NULL;
     if (!partial) {
@@ -224,9 +248,7 @@ static dsc_status load(dsc_model *model, const dsc_st_reader *reader, int partia
         DSC_TRY(status);
     }
     if (report->loaded_count == 0)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "'%s' holds no tensor that has the name and shape of one of the model's",
-                        dsc_st_path(reader));
+        return refuse_all(model, reader);
     DSC_TRY(dsc_queue_create(dsc_model_device(model), &queue));
     dsc_status status = dsc_statedict_read(model, queue, reader);
     dsc_queue_destroy(&queue);

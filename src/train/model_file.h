@@ -22,9 +22,14 @@ typedef struct dsc_model_facts {
     double mask;    /* the share of the tokens that were to be predicted; 0: the next token was */
     int64_t mask_token; /* that masked them; -1: one after the vocabulary */
     int64_t vocabulary; /* that was asked for; -1: that of the data */
+    int of_tables; /* 1: classes and vocabulary are the rows of the table of tokens, as the file does not say them */
     dsc_loss loss;
 } dsc_model_facts;
 
+/* "32x32x3 images and 10 classes", or "sequences of 16 tokens and a vocabulary of 59", for a message. Returns `text`. */
+enum { DSC_FORM_TEXT = 112 };
+const char *dsc_form_text(int64_t h, int64_t w, int64_t c, int64_t outputs, int tokens,
+                          char text[DSC_FORM_TEXT]);
 /* How many classes a model with so many outputs tells apart: one output is the logit of the second of two. */
 int64_t dsc_output_classes(int64_t outputs);
 /* Reads them; DSC_E_FORMAT when one of them is not valid. */

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FILE_LIMIT = 1 << 18, VALUE_SIZE = 4096 };
+enum { FILE_LIMIT = 1 << 18, VALUE_SIZE = 4096, WORDS_SIZE = 256 };
 
 /* Options as a file gives them; the set owns the strings. */
 typedef struct reading {
@@ -75,22 +75,22 @@ static dsc_status read_saved(const dsc_option *table, const char *path, reading 
 }
 
 /* The value, or what its default means ("the model's own size" rather than 0). A default that depends on other
- * options, of which the table has a negative number, has a value of its own by now. */
-static void write_value(const dsc_option *option, const char *value, const dsc_settings *defaults,
-                        FILE *out) {
-    char usual[VALUE_SIZE], words[256];
+ * options, of which the table has a negative number, has a value of its own by now. `value` must outlive what is
+ * returned. */
+static const char *in_words(const dsc_option *option, const char *value, const dsc_settings *defaults,
+                            char words[WORDS_SIZE]) {
+    char usual[VALUE_SIZE];
     dsc_settings_shared_value(option, defaults, usual, sizeof usual);
     int mark = option->value && option->value[0] == '-';
     if (option->default_text && strcmp(value, usual) == 0 && (!mark || value[0] == '-'))
-        fputs(dsc_option_expand(option->default_text, "", words, sizeof words), out);
-    else
-        fputs(*value ? value : "none", out);
+        return dsc_option_expand(option->default_text, "", words, WORDS_SIZE);
+    return *value ? value : "none";
 }
 
 static char *list_differences(const dsc_option *table, const dsc_settings *saved, const dsc_settings *now,
                               const dsc_settings *defaults) {
     const unsigned skipped = DSC_OPTION_NOT_SAVED | DSC_OPTION_OWN | DSC_OPTION_MAY_CHANGE;
-    char before[VALUE_SIZE], after[VALUE_SIZE], *text = NULL;
+    char before[VALUE_SIZE], after[VALUE_SIZE], words[WORDS_SIZE], *text = NULL;
     size_t length = 0;
     int count = 0;
     FILE *out = open_memstream(&text, &length);
@@ -102,9 +102,9 @@ static char *list_differences(const dsc_option *table, const dsc_settings *saved
         fputs(count++ == 0 ? "resumed with other options than the saved run: " : ", ", out);
         fputs(o->name, out);
         fputc(' ', out);
-        write_value(o, after, defaults, out);
+        fputs(in_words(o, after, defaults, words), out);
         fputs(" instead of ", out);
-        write_value(o, before, defaults, out);
+        fputs(in_words(o, before, defaults, words), out);
     }
     if (out && fclose(out) == 0 && count > 0)
         return text;
@@ -125,8 +125,8 @@ static const char *name_of(const dsc_option *o, const reading *saved, const read
 
 /* Options that do not apply are not in the sets. */
 static dsc_status refuse_fixed(const dsc_option *table, const reading *saved, const reading *own,
-                               const char *directory) {
-    char before[VALUE_SIZE], after[VALUE_SIZE];
+                               const dsc_settings *defaults, const char *directory) {
+    char before[VALUE_SIZE], after[VALUE_SIZE], was[WORDS_SIZE], is[WORDS_SIZE];
     for (const dsc_option *o = table; o->name; o++) {
         if (!(o->flags & DSC_OPTION_FIXED) || !dsc_option_given(saved->set, o->name) ||
             !dsc_option_given(own->set, o->name))
@@ -138,7 +138,8 @@ static dsc_status refuse_fixed(const dsc_option *table, const reading *saved, co
                 DSC_E_INVALID,
                 "a run that is resumed cannot change %s: it is %.200s now, but was %.200s in '%s'; "
                 "leave it as it was, or start another run in another directory",
-                name_of(o, saved, own), after, before, directory);
+                name_of(o, saved, own), in_words(o, after, defaults, is), in_words(o, before, defaults, was),
+                directory);
     }
     return DSC_OK;
 }
@@ -172,10 +173,12 @@ dsc_status dsc_resume_compare(const dsc_settings *now, const char *directory, ch
         status = read_own(table, now, &own);
     if (status == DSC_OK && found)
         status = dsc_settings_read(NULL, &defaults.values);
+    defaults.values.train.image_size =
+        0; /* it is that of the default's model, and runs have one of their own */
     if (status != DSC_OK)
         *note = describe_failure();
     else if (found)
-        refused = refuse_fixed(table, &saved, &own, directory);
+        refused = refuse_fixed(table, &saved, &own, &defaults.values, directory);
     if (status == DSC_OK && refused == DSC_OK && found)
         *note = list_differences(table, &saved.values, &own.values, &defaults.values);
     clear(&saved);

@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "device/half.h"
+#include "model/graph.h"
 #include "train/hub_names.h"
 
 #include <math.h>
@@ -81,6 +82,24 @@ static int fits(const dsc_st_tensor *t, const dsc_state_entry *e) {
     return equal && (t->dtype == e->tensor->dtype || (is_real(t->dtype) && is_real(e->tensor->dtype)));
 }
 
+/* 1: the entry is a table of the positions of a sequence. */
+static int is_of_positions(const dsc_model *model, const dsc_state_entry *e) {
+    const dsc_state_tensor *own = &model->tensors[e - dsc_model_state(model)];
+    for (int64_t i = 0; i < model->node_count && own->trained; i++)
+        if (dsc_embedding_is_of_positions(&model->nodes[i]) && model->nodes[i].weight == own->number)
+            return 1;
+    return 0;
+}
+
+/* How many rows two tables of positions have in common that differ in nothing but their number of rows; 0: they are no
+ * such tables. */
+static int64_t common_rows(const dsc_model *model, const dsc_st_tensor *t, const dsc_state_entry *e) {
+    if (!is_of_positions(model, e) || t->ndim != 2 || t->dim[1] != e->dim[1] || t->dim[0] < 1 ||
+        !is_real(t->dtype))
+        return 0;
+    return t->dim[0] < e->dim[0] ? t->dim[0] : e->dim[0];
+}
+
 /* 1 when the file has the tensor of entry `index` under the name of another entry: the model ties them. */
 static int has_tied(const dsc_model *model, const dsc_st_reader *reader, int64_t index) {
     const dsc_state_entry *entries = dsc_model_state(model);
@@ -100,7 +119,9 @@ static const dsc_state_entry *find_entry(const dsc_model *model, const dsc_st_re
     return NULL;
 }
 
-static dsc_status check_entry(const dsc_state_entry *e, const char *name, const dsc_st_reader *reader) {
+/* `shorter`: the file may have more positions. */
+static dsc_status check_entry(const dsc_model *model, const dsc_state_entry *e, const char *name, int shorter,
+                              const dsc_st_reader *reader) {
     const dsc_st_tensor *t = dsc_hub_find(reader, e->name);
     const char *word = name ? "model " : "the model", *path = dsc_st_path(reader);
     char here[128], there[128];
@@ -108,19 +129,26 @@ static dsc_status check_entry(const dsc_state_entry *e, const char *name, const 
     if (!t)
         return DSC_FAIL(DSC_E_INVALID, "'%s' lacks '%s' of %s%s: it holds another model's parameters", path,
                         e->name, word, name);
-    if (fits(t, e))
+    const int64_t rows = common_rows(model, t, e);
+    if (fits(t, e) || (shorter && rows > 0 && rows == e->dim[0]))
         return DSC_OK;
+    if (shorter && rows > 0)
+        return DSC_FAIL(DSC_E_INVALID,
+                        "'%s': '%s' has %lld positions, fewer than the %lld tokens of a sequence: use "
+                        "context %lld or less",
+                        path, t->name, (long long)t->dim[0], (long long)e->dim[0], (long long)t->dim[0]);
     print_shape(t->ndim, t->dim, there, sizeof there);
     print_shape(e->ndim, e->dim, here, sizeof here);
     return DSC_FAIL(DSC_E_INVALID, "'%s': '%s' is %s %s, in %s%s it is %s %s", path, t->name,
                     dsc_dtype_name(t->dtype), there, word, name, dsc_dtype_name(e->tensor->dtype), here);
 }
 
-dsc_status dsc_statedict_check(const dsc_model *model, const char *name, const dsc_st_reader *reader) {
+static dsc_status check_all(const dsc_model *model, const char *name, int shorter,
+                            const dsc_st_reader *reader) {
     const dsc_state_entry *entries = dsc_model_state(model);
     for (int64_t i = 0; i < dsc_model_state_count(model); i++)
         if (dsc_hub_find(reader, entries[i].name) || !has_tied(model, reader, i))
-            DSC_TRY(check_entry(&entries[i], name, reader));
+            DSC_TRY(check_entry(model, &entries[i], name, shorter, reader));
     for (int64_t i = 0; i < dsc_st_count(reader); i++) {
         const dsc_st_tensor *t = &dsc_st_tensors(reader)[i];
         if (!find_entry(model, reader, t) && !dsc_hub_is_ignored(model, t->name))
@@ -131,11 +159,27 @@ dsc_status dsc_statedict_check(const dsc_model *model, const char *name, const d
     return DSC_OK;
 }
 
+dsc_status dsc_statedict_check(const dsc_model *model, const char *name, const dsc_st_reader *reader) {
+    return check_all(model, name, 0, reader);
+}
+
+dsc_status dsc_statedict_check_shorter(const dsc_model *model, const char *name,
+                                       const dsc_st_reader *reader) {
+    return check_all(model, name, 1, reader);
+}
+
+dsc_status dsc_statedict_check_named(const dsc_model *model, const dsc_st_reader *reader) {
+    for (int64_t i = 0; i < dsc_model_state_count(model); i++)
+        if (dsc_hub_find(reader, dsc_model_state(model)[i].name))
+            DSC_TRY(check_entry(model, &dsc_model_state(model)[i], NULL, 0, reader));
+    return DSC_OK;
+}
+
 /* A report as it is built: the public one points into it. */
 typedef struct full_report {
     dsc_load_report shown; /* first: callers hold its address */
     const char **loaded, **missing;
-    dsc_load_skipped *skipped;
+    dsc_load_skipped *skipped, *resized;
     char *names; /* memory of all names */
 } full_report;
 
@@ -146,6 +190,7 @@ void dsc_load_report_free(dsc_load_report **report) {
     dsc_memory_free(&r->loaded);
     dsc_memory_free(&r->missing);
     dsc_memory_free(&r->skipped);
+    dsc_memory_free(&r->resized);
     dsc_memory_free(&r->names);
     dsc_memory_free(report);
 }
@@ -167,6 +212,7 @@ static dsc_status make_room(const dsc_model *model, const dsc_st_reader *reader,
     DSC_TRY(dsc_memory_alloc(count, sizeof *r->loaded, &r->loaded));
     DSC_TRY(dsc_memory_alloc(count, sizeof *r->missing, &r->missing));
     DSC_TRY(dsc_memory_alloc(dsc_st_count(reader), sizeof *r->skipped, &r->skipped));
+    DSC_TRY(dsc_memory_alloc(dsc_st_count(reader), sizeof *r->resized, &r->resized));
     return dsc_memory_alloc(bytes, 1, &r->names);
 }
 
@@ -185,7 +231,7 @@ dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *re
         const dsc_st_tensor *t = dsc_hub_find(reader, e->name);
         if (!t && !has_tied(model, reader, i))
             r->missing[r->shown.missing_count++] = copy_name(e->name, &next);
-        else if (t && fits(t, e))
+        else if (t && (fits(t, e) || common_rows(model, t, e) > 0))
             r->loaded[r->shown.loaded_count++] = copy_name(e->name, &next);
     }
     for (int64_t i = 0; i < dsc_st_count(reader); i++) {
@@ -193,7 +239,9 @@ dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *re
         const dsc_state_entry *e = find_entry(model, reader, t);
         if (e && fits(t, e))
             continue;
-        dsc_load_skipped *s = &r->skipped[r->shown.skipped_count++];
+        const int resized = e && common_rows(model, t, e) > 0;
+        dsc_load_skipped *s =
+            resized ? &r->resized[r->shown.resized_count++] : &r->skipped[r->shown.skipped_count++];
         *s = (dsc_load_skipped){.in_model = e != NULL, .file_dtype = t->dtype, .file_ndim = t->ndim};
         s->name = copy_name(t->name, &next);
         memcpy(s->file_dim, t->dim, sizeof t->dim);
@@ -205,6 +253,7 @@ dsc_status dsc_statedict_compare(const dsc_model *model, const dsc_st_reader *re
     }
     r->shown.loaded = r->loaded;
     r->shown.missing = r->missing;
+    r->shown.resized = r->resized;
     r->shown.skipped = r->skipped;
     return DSC_OK;
 }
@@ -245,29 +294,39 @@ static dsc_status read_converted(const dsc_st_reader *reader, const dsc_st_tenso
 }
 
 /* The tensor of the file for an entry; NULL when there is none that fits. */
-static const dsc_st_tensor *find_fitting(const dsc_st_reader *reader, const dsc_state_entry *e) {
+static const dsc_st_tensor *find_fitting(const dsc_model *model, const dsc_st_reader *reader,
+                                         const dsc_state_entry *e) {
     const dsc_st_tensor *t = dsc_hub_find(reader, e->name);
-    return t && fits(t, e) ? t : NULL;
+    return t && (fits(t, e) || common_rows(model, t, e) > 0) ? t : NULL;
+}
+
+/* How many bytes of an entry the tensor that fits it fills: all of them, or the first rows of a table of positions. */
+static size_t filled_bytes(const dsc_model *model, const dsc_st_tensor *t, const dsc_state_entry *e) {
+    const size_t bytes = dsc_tensor_bytes(e->tensor);
+    return fits(t, e) ? bytes : bytes / (size_t)e->dim[0] * (size_t)common_rows(model, t, e);
 }
 
 /* The earlier entry of the same tensor that the file has, for an alias; NULL for none. */
 static const dsc_state_entry *find_first(const dsc_model *model, const dsc_st_reader *reader, int64_t alias) {
     const dsc_state_entry *entries = dsc_model_state(model);
     for (int64_t i = 0; i < alias && dsc_model_state_is_alias(model, alias); i++)
-        if (entries[i].tensor == entries[alias].tensor && find_fitting(reader, &entries[i]))
+        if (entries[i].tensor == entries[alias].tensor && find_fitting(model, reader, &entries[i]))
             return &entries[i];
     return NULL;
 }
 
 /* Reads the tensor of an entry in this library's layout; `scratch` holds one tensor twice, in fp64 at most. */
-static dsc_status read_entry(const dsc_st_reader *reader, const dsc_state_entry *e, size_t largest,
-                             char *scratch, char *out) {
-    const dsc_st_tensor *t = find_fitting(reader, e);
+static dsc_status read_entry(const dsc_model *model, const dsc_st_reader *reader, const dsc_state_entry *e,
+                             size_t largest, char *scratch, char *out) {
+    const dsc_st_tensor *t = find_fitting(model, reader, e);
+    const int whole = fits(t, e);
     dsc_dtype dtype = e->tensor->dtype;
-    DSC_TRY(read_converted(reader, t, dtype, scratch, e->permuted ? scratch + largest : out));
+    DSC_TRY(read_converted(reader, t, dtype, scratch, e->permuted || !whole ? scratch + largest : out));
     if (e->permuted)
         transpose_inner(scratch + largest, out, e->ohwc[0], e->ohwc[3], e->ohwc[1] * e->ohwc[2],
                         dsc_dtype_size(dtype));
+    else if (!whole)
+        memcpy(out, scratch + largest, filled_bytes(model, t, e));
     return DSC_OK;
 }
 
@@ -277,12 +336,13 @@ static dsc_status read_all(const dsc_model *model, const dsc_st_reader *reader, 
                            char *all) {
     for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
         const dsc_state_entry *e = &dsc_model_state(model)[i], *first = find_first(model, reader, i);
-        size_t bytes = dsc_tensor_bytes(e->tensor);
-        if (!find_fitting(reader, e))
+        const dsc_st_tensor *t = find_fitting(model, reader, e);
+        if (!t)
             continue;
-        DSC_TRY(read_entry(reader, e, largest, scratch, all));
+        const size_t bytes = filled_bytes(model, t, e);
+        DSC_TRY(read_entry(model, reader, e, largest, scratch, all));
         if (first) {
-            DSC_TRY(read_entry(reader, first, largest, scratch, all + bytes));
+            DSC_TRY(read_entry(model, reader, first, largest, scratch, all + bytes));
             if (memcmp(all, all + bytes, bytes) != 0)
                 return DSC_FAIL(DSC_E_FORMAT,
                                 "'%s': '%s' differs from '%s', but the model ties them: it is one tensor",
@@ -298,11 +358,14 @@ static dsc_status upload_all(dsc_model *model, dsc_queue *queue, const dsc_st_re
                              const char *all) {
     for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
         const dsc_state_entry *e = &dsc_model_state(model)[i];
-        dsc_tensor target = *e->tensor;
-        if (!find_fitting(reader, e) || find_first(model, reader, i))
+        const dsc_st_tensor *t = find_fitting(model, reader, e);
+        if (!t || find_first(model, reader, i))
             continue;
-        DSC_TRY(dsc_tensor_upload(queue, all, dsc_tensor_bytes(&target), &target));
-        all += dsc_tensor_bytes(&target);
+        const size_t bytes = filled_bytes(model, t, e);
+        dsc_tensor target =
+            dsc_tensor_slice(e->tensor, 0, (int64_t)(bytes / dsc_dtype_size(e->tensor->dtype)));
+        DSC_TRY(dsc_tensor_upload(queue, all, bytes, &target));
+        all += bytes;
     }
     return dsc_queue_sync(queue);
 }
@@ -311,10 +374,13 @@ dsc_status dsc_statedict_read(dsc_model *model, dsc_queue *queue, const dsc_st_r
     size_t largest = 0, total = 0;
     char *buffer;
     for (int64_t i = 0; i < dsc_model_state_count(model); i++) {
-        const dsc_tensor *t = dsc_model_state(model)[i].tensor;
-        size_t bytes = (size_t)dsc_tensor_count(t) * sizeof(double);
+        const dsc_state_entry *e = &dsc_model_state(model)[i];
+        const dsc_st_tensor *t = find_fitting(model, reader, e);
+        size_t bytes = (size_t)dsc_tensor_count(e->tensor) * sizeof(double);
+        if (t && t->ndim == 2 && !fits(t, e)) /* a longer table of positions */
+            bytes = (size_t)(t->dim[0] * t->dim[1]) * sizeof(double);
         largest = bytes > largest ? bytes : largest;
-        total += dsc_tensor_bytes(t);
+        total += dsc_tensor_bytes(e->tensor);
     }
     DSC_TRY(dsc_memory_alloc((int64_t)(3 * largest + total), 1, &buffer));
     dsc_status status = read_all(model, reader, largest, buffer, buffer + 2 * largest);

@@ -9,6 +9,10 @@
  * image size that the file lacks. */
 dsc_status dsc_stored_model_open(const char *checkpoint, const char *model, dsc_st_reader **reader,
                                  dsc_model_facts *facts) DSC_MUST_CHECK;
+/* A file of a model of sequences that says neither its input nor its output, as those of other programs: takes context and
+ * vocabulary from the shapes of its tables of positions and tokens, where it has them. */
+dsc_status dsc_stored_model_read_tables(dsc_device *device, const dsc_st_reader *reader,
+                                        dsc_model_facts *facts) DSC_MUST_CHECK;
 /* Warns when the file does not say how images are scaled, as files of older versions and of other programs; `like` is
  * the data set whose rule is used. */
 void dsc_stored_model_note_form(const dsc_model_facts *facts, const char *like);

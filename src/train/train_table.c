@@ -1,4 +1,4 @@
-/* The options of training and of evaluation. */
+/* The options of training. */
 #include "base/option.h"
 #include "base/versioned.h"
 #include "descent/train.h"
@@ -108,7 +108,8 @@ static const dsc_option train_table[] = {
      .range = "[0, 1000]",
      .default_text = "off",
      .help = "masks: deform training images by random displacements of X pixels (standard deviation)",
-     .json = "elastic"},
+     .json = "elastic",
+     .rules = {{"no-augment=off", "training images then stay as they are"}}},
     {.name = "val-split",
      .kind = DSC_OPTION_DOUBLE,
      .offset = AT(val_split),
@@ -423,8 +424,9 @@ static const dsc_option train_table[] = {
      .offset = AT(init),
      .placeholder = "FILE|DIR[:best|:latest|:STEP]",
      .default_text = "none",
-     .help = "start from the weights in a safetensors file of descent's or PyTorch's, or in a checkpoint of "
-             "a run; a head of another size is made anew",
+     .help =
+         "start from the weights in a safetensors file of descent's or PyTorch's, or in a checkpoint of "
+         "a run; a head of another size is made anew, and of another context the first positions are used",
      .json = "init",
      .flags = DSC_OPTION_OWN_TEXT,
      .group = "Fine-tuning"},
@@ -677,102 +679,13 @@ static const dsc_option train_table[] = {
 };
 #undef AT
 
-#define AT(member) offsetof(dsc_eval_options, member)
-static const dsc_option eval_table[] = {
-    {.name = "checkpoint",
-     .kind = DSC_OPTION_STRING,
-     .offset = AT(checkpoint),
-     .placeholder = "FILE|DIR[:best|:latest|:STEP]",
-     .default_text = "",
-     .help =
-         "a model file, or the directory of a run and which of its checkpoints; latest unless it is given",
-     .group = "What to evaluate"},
-    {.name = "data",
-     .kind = DSC_OPTION_STRING,
-     .offset = AT(data),
-     .placeholder = "SPEC",
-     .default_text = "what the checkpoint says",
-     .help = "data set whose validation split is used: synthetic, cifar10:DIR, cifar100:DIR, mnist:DIR, "
-             "imagefolder:DIR, webdataset:DIR or PATTERN, text:PATH, tokens:DIR, masks:DIR"},
-    {.name = "model",
-     .kind = DSC_OPTION_STRING,
-     .offset = AT(model),
-     .placeholder = "NAME",
-     .default_text = "what the checkpoint says",
-     .help = "model of the zoo"},
-    {.name = "image-size",
-     .kind = DSC_OPTION_INT64,
-     .offset = AT(image_size),
-     .placeholder = "N",
-     .range = "[0, 4096]",
-     .default_text = "what the checkpoint says",
-     .help = "side of the centre crop of image folders, or of the tiles of masks, in pixels"},
-    {.name = "seed",
-     .kind = DSC_OPTION_UINT64,
-     .offset = AT(seed),
-     .value = "18446744073709551615",
-     .placeholder = "N",
-     .default_text = "what the checkpoint says",
-     .help = "seed of synthetic images, which must be that of the training"},
-    {.name = "batch-size",
-     .kind = DSC_OPTION_INT64,
-     .offset = AT(batch_size),
-     .value = "128",
-     .placeholder = "N",
-     .range = "[1, 1e9]",
-     .help = "images per rank and batch",
-     .group = "How to run"},
-    {.name = "data-threads",
-     .kind = DSC_OPTION_INT,
-     .offset = AT(data_threads),
-     .value = "1",
-     .placeholder = "N",
-     .range = "[1, 1024]",
-     .help = "threads per rank that prepare batches"},
-    {.name = "val-split",
-     .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(val_split),
-     .value = "-1",
-     .placeholder = "X",
-     .range = "[-1, 1)",
-     .default_text = "what the checkpoint says",
-     .help = "evaluate on this part of the training images, as train --val-split chose it; 0: the set's own "
-             "validation images"},
-    {.name = "mask",
-     .kind = DSC_OPTION_DOUBLE,
-     .offset = AT(mask),
-     .value = "-1",
-     .placeholder = "RATE",
-     .range = "[-1, 1]",
-     .default_text = "what the checkpoint says",
-     .help = "tokens, text: predict this part of the tokens, which are masked"},
-    {.name = "bad-images",
-     .kind = DSC_OPTION_STRING,
-     .offset = AT(bad_images),
-     .placeholder = "stop|skip:N",
-     .default_text = "skip, up to 0.1 % of the set",
-     .help = "image files that cannot be read: stop at the first, or skip up to N of a set, each named once, "
-             "and then fail"},
-    {.name = NULL},
-};
-
 const dsc_option *dsc_train_option_table(void) {
     return train_table;
-}
-
-const dsc_option *dsc_eval_option_table(void) {
-    return eval_table;
 }
 
 void dsc_train_options_init_sized(dsc_train_options *options, size_t size) {
     dsc_train_options defaults = {.epoch_steps = 1000};
     dsc_option_defaults(train_table, &defaults);
-    dsc_versioned_init(options, size, &defaults, sizeof defaults);
-}
-
-void dsc_eval_options_init_sized(dsc_eval_options *options, size_t size) {
-    dsc_eval_options defaults = {0};
-    dsc_option_defaults(eval_table, &defaults);
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 

@@ -21,6 +21,7 @@
 #include "train/trainer_internal.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 void dsc_trainer_free_step(dsc_trainer *t) {
     dsc_recorder_destroy(&t->recorder);
@@ -278,23 +279,28 @@ dsc_status dsc_trainer_make_step(dsc_trainer *t) {
 /* ---- creation ---- */
 
 static dsc_status check_data(const dsc_model *model, const dsc_dataset *data) {
+    char wanted[DSC_FORM_TEXT], found[DSC_FORM_TEXT];
     int64_t shape[3], labels = dsc_dataset_label_count(data);
     dsc_dataset_info info = dsc_dataset_get_info(data);
-    if (labels != dsc_model_positions(model))
+    const int64_t positions = dsc_model_positions(model);
+    if (labels != positions)
         return DSC_FAIL(DSC_E_INVALID,
-                        "model %s makes %lld predictions of a sample, but samples of %s have %lld label%s: "
-                        "use data, or a model, of the other kind",
-                        dsc_model_name(model), (long long)dsc_model_positions(model), info.name,
-                        (long long)labels, labels == 1 ? "" : "s");
+                        "model %s makes %lld prediction%s of a sample, but samples of %s have %lld label%s: "
+                        "%s",
+                        dsc_model_name(model), (long long)positions, positions == 1 ? "" : "s", info.name,
+                        (long long)labels, labels == 1 ? "" : "s",
+                        positions == 1 ? "use a model of pixels, such as unet-bn"
+                        : labels == 1  ? "use a model of images, such as resnet20, or images with masks "
+                                         "(masks:DIR)"
+                                       : "build the model for its data");
     dsc_model_input_shape(model, shape);
     if (shape[0] != info.h || shape[1] != info.w || shape[2] != info.c ||
         dsc_output_classes(dsc_model_classes(model)) < info.classes)
-        return DSC_FAIL(DSC_E_INVALID,
-                        "the model takes %lldx%lldx%lld images of %lld classes, %s has %lldx%lldx%lld and "
-                        "%lld: build the model for its data",
-                        (long long)shape[0], (long long)shape[1], (long long)shape[2],
-                        (long long)dsc_output_classes(dsc_model_classes(model)), info.name, (long long)info.h,
-                        (long long)info.w, (long long)info.c, (long long)info.classes);
+        return DSC_FAIL(DSC_E_INVALID, "the model takes %s, %s has %s: build the model for its data",
+                        dsc_form_text(shape[0], shape[1], shape[2], dsc_model_classes(model),
+                                      dsc_model_takes_tokens(model), wanted),
+                        info.name,
+                        dsc_form_text(info.h, info.w, info.c, info.classes, data->whole_numbers, found));
     return DSC_OK;
 }
 
@@ -378,6 +384,9 @@ static dsc_status create(dsc_comm *comm, dsc_device *device, dsc_trainer **out) 
 
 static dsc_status finish_creation(dsc_trainer *t, dsc_status status, dsc_trainer **out) {
     status = make_all(t, status);
+    if (status == DSC_E_MEMORY)
+        dsc_error_prefix(status, "the run needs more memory than there is (a smaller model or batch-size, or "
+                                 "recompute, needs less)");
     if (status == DSC_OK && t->options.resume)
         status = dsc_trainer_begin(t);
     if (status != DSC_OK) {
@@ -474,6 +483,11 @@ static dsc_status check_task(const dsc_trainer *t) {
     if (o->mask > 0 && !(t->train_set->mask > 0))
         return DSC_FAIL(DSC_E_INVALID, "mask %g: %s has no tokens that could be masked; leave it out",
                         o->mask, o->data);
+    if (o->elastic > 0 && (t->train_set->whole_numbers || dsc_dataset_label_count(t->train_set) == 1))
+        return DSC_FAIL(DSC_E_INVALID,
+                        "elastic %g: only images with masks (masks:DIR) are deformed, and %s has none; leave "
+                        "it out",
+                        o->elastic, o->data);
     if (o->vocabulary > 0 && !t->train_set->whole_numbers)
         return DSC_FAIL(DSC_E_INVALID, "vocabulary %lld: %s has no tokens; leave it out",
                         (long long)o->vocabulary, o->data);
@@ -514,14 +528,29 @@ static dsc_status open_named(dsc_trainer *t) {
     return o->eval_every > 0 ? dsc_dataset_open(o->data, DSC_SPLIT_VAL, &data, &t->val_set) : DSC_OK;
 }
 
+/* Sequences have no image size. A run that was saved has its context under both names, so that its options are taken. */
+static dsc_status check_sequences(const dsc_trainer *t, const dsc_train_options *given) {
+    const int saved = given->resume && strcmp(given->resume, "auto") != 0;
+    int64_t usual = 0;
+    if (given->image_size == 0 || given->context > 0 || saved)
+        return DSC_OK;
+    DSC_TRY(dsc_zoo_default_input(t->options.model, &usual, NULL, NULL));
+    if (given->image_size == usual)
+        return DSC_OK;
+    return DSC_FAIL(DSC_E_INVALID, "image-size %lld: model %s is one of sequences: use context",
+                    (long long)given->image_size, t->options.model);
+}
+
 /* Only some data sets have images that are resized, or sequences of any length. */
 static dsc_status check_size(dsc_trainer *t, const dsc_train_options *given) {
     const long long asked = given ? (long long)given->image_size : 0;
+    if (given && dsc_model_takes_tokens(t->model))
+        DSC_TRY(check_sequences(t, given));
     if (t->settings.train.context > 0 && !dsc_model_takes_tokens(t->model))
         return DSC_FAIL(DSC_E_INVALID,
                         "context %lld: model %s is one of images, not of sequences; leave it out",
                         (long long)t->settings.train.context, t->options.model);
-    if (asked > 0 && asked != t->info.h)
+    if (asked > 0 && asked != t->info.h && !dsc_model_takes_tokens(t->model))
         return DSC_FAIL(
             DSC_E_INVALID,
             "image-size %lld: the images of %s are %lldx%lld and are not resized; leave the option "

@@ -64,6 +64,13 @@ static void check_schedules(const dsc_trainer *t) {
         check_milestones(t, "kfac-diag-warmup", &o->kfac_diag_warmup, 1);
 }
 
+static int has_linear_on_sequences(const dsc_model *m) {
+    for (int64_t i = 0; i < m->node_count; i++)
+        if (m->nodes[i].type == &dsc_layer_linear && !m->nodes[i].shape.flat)
+            return 1;
+    return 0;
+}
+
 static void check_kfac(const dsc_trainer *t) {
     const dsc_kfac_options *k = t->options.kfac;
     if (!t->kfac)
@@ -86,6 +93,11 @@ static void check_kfac(const dsc_trainer *t) {
             t,
             "kfac-tied-head %s has no effect: no layer of the model shares its weight with a table of tokens",
             dsc_kfac_tied_name(k->tied_head));
+    if (k->embeddings && t->model->table_count == 0)
+        dsc_warn(t, "kfac-embeddings has no effect: model %s has no embeddings", t->options.model);
+    if (k->sharing != usual.sharing && !has_linear_on_sequences(t->model))
+        dsc_warn(t, "kfac-sharing %s has no effect: model %s has no linear layers on sequences",
+                 dsc_kfac_sharing_name(k->sharing), t->options.model);
 }
 
 /* ---- data ---- */

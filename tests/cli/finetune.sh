@@ -143,7 +143,7 @@ fi
 expect 2 "cannot start from 'gone.safetensors'" "${lenet[@]}" --init gone.safetensors --out bad
 head -c 3000 "$old" >torn.safetensors
 expect 2 "torn.safetensors" "${lenet[@]}" --init torn.safetensors --out bad
-expect 2 "holds no tensor that has the name and shape" "${lenet[@]}" --init a/checkpoint-4.state.safetensors --out bad
+expect 2 "holds no tensor that has the name of one of the model's" "${lenet[@]}" --init a/checkpoint-4.state.safetensors --out bad
 mkdir -p nothing
 expect 2 "directory 'nothing' holds no checkpoint" "${lenet[@]}" --init nothing --out bad
 expect 2 "is found in no parameter's name: they go from 'conv1.weight' to 'fc3.bias'" "${lenet[@]}" --freeze layer9 --out bad
@@ -153,6 +153,20 @@ expect 2 "--head-lr 0" "${lenet[@]}" --head-lr 0 --out bad
 expect 2 "--head-lr 2 does not go with --kfac-damping-adapt 3" "${lenet[@]}" --head-lr 2 --kfac-update-freq 2 \
     --kfac-damping-adapt 3 --out bad
 printf 'abcd%.0s' {1..200} >text
+
+# Another context: the first positions are taken over, and those that the file does not have are made anew.
+gpt=(train --model gpt-mini:layers=1,heads=1,width=8,dropout=0 --data text:text --batch-size 4 --steps 1 --lr 0 --threads 1
+    --eval-every 0)
+expect 0 "" "${gpt[@]}" --context 12 --out twelve
+expect 0 "10 of 10 tensors loaded" "${gpt[@]}" --context 8 --init twelve --seed 7 --out eight
+has stdout "positions: the first 8 of 12 rows of transformer.wpe.weight"
+differ twelve/checkpoint-1.safetensors eight/checkpoint-1.safetensors transformer.wpe.weight
+expect 0 "10 of 10 tensors loaded" "${gpt[@]}" --context 20 --init twelve --seed 7 --out twenty
+has stdout "positions: all 12 rows of transformer.wpe.weight, and 8 made anew"
+
+expect 2 "name and shape of one of the model's: 'twelve/checkpoint-1.safetensors': 'transformer.wte.weight' is fp32 [4, 8], in the model" \
+    "${gpt[@]}" --model gpt-mini:layers=1,heads=1,width=4,dropout=0 --context 12 --init twelve --out bad
+
 for tied in gpt-mini bert-base; do # with and without a bias, which is the head's own
     mask=$([ $tied = gpt-mini ] || echo "--mask 0.2")
     # shellcheck disable=SC2086 # none or two words

@@ -49,6 +49,10 @@ expect 0 "" train "${small[@]}" --optimizer adam --lr 0.01 --epochs 3 --loss bce
 expect 0 "" train "${small[@]}" --optimizer adam --lr 0.01 --epochs 3 --loss bce-dice --kfac-update-freq 4 --steps 5 --out sum-parts
 expect 0 "" train --resume sum-parts --steps 8
 cmp sum-whole/checkpoint-8.safetensors sum-parts/checkpoint-8.safetensors || complain "a resumed run with bce-dice differs"
+expect 0 "input         32 x 32 x 1, parts of images" info --checkpoint bce
+has stdout "loss          bce"
+has stdout "classes       2: 0, 255"
+expect 0 '"resize": null' info --checkpoint bce --json
 expect 2 "loss bce is for masks with two values (masks:DIR), but synthetic:64 has 10 classes" train --model lenet --data synthetic:64 \
     --loss bce --batch-size 8 --steps 1 --out none
 expect 2 "--label-smoothing" train "${small[@]}" --loss dice --label-smoothing 0.1 --steps 1 --out none
@@ -284,6 +288,6 @@ expect 0 "val: 1 image in 2 classes, 0 of them broken" check-data masks:two
 expect 2 "too few for crops of 64 x 64" train "${small[@]}" --image-size 64 --steps 1 --out none
 
 # Models and data of different kinds.
-expect 2 "makes 1 predictions of a sample, but samples of masks have 1024 labels" train "${small[@]}" --model lenet --out none
-expect 2 "makes 1024 predictions of a sample, but samples of synthetic have 1 label" train --model $model --data synthetic:64 --batch-size 4 --out none
+expect 2 "makes 1 prediction of a sample, but samples of masks have 1024 labels: use a model of pixels, such as unet-bn" train "${small[@]}" --model lenet --out none
+expect 2 "makes 1024 predictions of a sample, but samples of synthetic have 1 label: use a model of images" train --model $model --data synthetic:64 --batch-size 4 --out none
 finish

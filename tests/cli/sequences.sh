@@ -43,11 +43,15 @@ awk -v b="$best" '/"best_loss":/ { gsub(/[^0-9.e-]/, "", $2); found = $2 - b < 1
 # Text whose characters have other numbers is refused, though it has as many of them; the same text elsewhere is not.
 LC_ALL=C tr a-z 'b-z{' <text >shifted
 printf 'abc%.0s' {1..200} >abc
-expect 2 "and a vocabulary of $(($(fold -w 1 text | sort -u | wc -l) + 1)), text:abc has 16 and 3: use data with" eval --checkpoint run \
+expect 2 "and a vocabulary of $(($(fold -w 1 text | sort -u | wc -l) + 1)), text:abc has sequences of 16 tokens and a vocabulary of 3: use data with" eval --checkpoint run \
     --data text:abc
 expect 2 "the tokens of text:shifted stand for other text" eval --checkpoint run --data text:shifted
 cp text same
 expect 0 "bits per byte" eval --checkpoint run --data text:same
+expect 0 "warning: the run starts with a table of other tokens: the tokens of text:shifted stand for other text" train "${small[@]}" \
+    --data text:shifted --steps 1 --eval-every 0 --init run --out none
+expect 0 "" train "${small[@]}" --data text:same --steps 1 --eval-every 0 --init run --out none
+! grep -q "stand for" stderr || complain "a warning of the same tokens: $(cat stderr)"
 mv shifted same
 expect 0 "" train "${small[@]}" --data text:same --epochs 1 --steps 3 --out replaced
 cp text same
@@ -72,6 +76,27 @@ expect 0 "" train "${head[@]}" --steps 2 --kfac-skip-layers lm_head --kfac-norm 
 expect 2 "clip layer with tied head input" train "${head[@]}" --steps 2 --kfac-clip layer --out head-clip
 
 expect 2 "cannot change context: it is 32 now, but was 16 in 'whole'" train "${small[@]}" --epochs 2 --out whole --resume auto --context 32
+
+# Evaluation with a shorter context takes the first positions; a longer one there is not, and images have no context.
+# Files of other programs say no more than the shapes of their tables.
+expect 0 ", 464 tokens" eval --checkpoint run --context 8
+expect 2 "has 16 positions, fewer than the 32 tokens of a sequence: use context 16 or less" eval --checkpoint run --context 32
+expect 2 "image-size 8: model $model is one of sequences: use context" eval --checkpoint run --image-size 8
+expect 2 "mask-token 3: no tokens are masked" eval --checkpoint run --mask-token 3
+expect 2 "do --mask or the vocabulary differ?" eval --checkpoint run --mask 0.15
+expect 2 "or name it: vocabulary" eval --checkpoint run --vocabulary 30
+bare() { # bare FROM TO: a file without metadata
+    "$DESCENT_SOURCE_DIR/tests/cli/edit-metadata" "$1" "$2" format= descent= model= classes= height= width= channels= step= epoch= data= \
+        seed= tokenizer= mask= mask_token= vocabulary=
+}
+if command -v python3 >/dev/null; then
+    bare run/"$(cat run/latest)" bare.safetensors
+    expect 0 "" eval --checkpoint bare.safetensors --model $model --data text:text --json
+    ! grep -q "image" stderr || complain "a warning about images of a text: $(cat stderr)"
+    of_bare=$(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' stdout | head -n 1)
+    awk -v a="$of_bare" -v b="$loss" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || complain "a loss of $of_bare without metadata, $loss with"
+    expect 0 "line" generate --checkpoint bare.safetensors --model $model --data text:text --prompt line --tokens 5
+fi
 
 # The same with dropout: two runs have the same bits, and so has one that was stopped.
 dropped=("${small[@]}" --model gpt-mini:layers=1,heads=2,width=16,dropout=0.3 --epochs 2)
@@ -161,6 +186,13 @@ last=$(sed -n 's/.*"kind":"eval".*"loss":\([0-9.]*\).*/\1/p' larger/metrics.json
 expect 0 "" eval --checkpoint larger --json
 loss=$(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' stdout | head -n 1)
 awk -v a="$loss" -v b="$last" 'BEGIN { d = a - b; exit !(a > 0 && d < 1e-6 && d > -1e-6) }' || complain "eval has a loss of $loss, the run $last"
+if command -v python3 >/dev/null; then
+    bare larger/"$(cat larger/latest)" bare.safetensors
+    expect 2 "name the token that masks others (mask-token" eval --checkpoint bare.safetensors --model $bert --data text:text --mask 0.15
+    expect 0 "" eval --checkpoint bare.safetensors --model $bert --data text:text --mask 0.15 --mask-token 25 --json
+    of_bare=$(sed -n 's/.*"loss": \([0-9.]*\).*/\1/p' stdout | head -n 1)
+    [ "$of_bare" = "$loss" ] || complain "a loss of $of_bare without metadata, $loss with"
+fi
 expect 0 "" train "${larger[@]}" --epochs 2 --steps 5 --out larger-parts
 expect 0 "" train --resume larger-parts --steps 12
 cmp larger/checkpoint-12.safetensors larger-parts/checkpoint-12.safetensors || complain "a resumed run with a vocabulary of 30 differs"
@@ -222,6 +254,31 @@ expect 0 "" generate --checkpoint run --tokens 5
 expect 0 "" generate --checkpoint run --prompt "line 1" --tokens 0
 [ "$(cat stdout)" = "line 1" ] || complain "without tokens the prompt is '$(cat stdout)'"
 
+expect 2 "stop-at-end: the vocabulary of 'run' has no token that ends a text" generate --checkpoint run --stop-at-end
+expect 0 "" train "${small[@]}" --data text:abc --steps 1 --eval-every 0 --out abc-run
+expect 0 "" generate --checkpoint abc-run --tokens 5 # there is no line feed to begin with
+[ "$(wc -c <stdout)" = 6 ] || complain "5 characters and a line feed are not $(wc -c <stdout)"
+
+# Sequences have a context, no image size; a run goes on with what it has saved.
+expect 2 "text:abc has sequences of 16 tokens and a vocabulary of 3: use data with the same vocabulary" eval --checkpoint run --data text:abc
+expect 2 "a vocabulary of 23, synthetic:64 has 32x32x3 images and 10 classes: use data like" eval --checkpoint run --data synthetic:64
+expect 2 "this run has sequences of 16 tokens and a vocabulary of 3: resume it with data like" train --resume run --data text:abc --epochs 9
+expect 2 "cannot change vocabulary: it is 30 now, but was that of the data in 'run'" train --resume run --vocabulary 30
+expect 2 "cannot change context: it is 64 now, but was 16 in 'run'" train --resume run --context 64
+if ! grep -qa __asan_init "$descent"; then # whose malloc ends the process
+    expect 1 "the run needs more memory than there is (a smaller model or batch-size, or recompute, needs less): cannot allocate" train \
+        "${small[@]}" --model gpt-mini:layers=1000,heads=1,width=65536 --steps 1 --out none # 200 TB
+fi
+expect 0 "input         16 tokens" info --checkpoint larger
+has stdout "vocabulary    30, as the run asked for"
+has stdout "mask          0.15 of the tokens, by token 25"
+expect 0 '"mask_token": 25,' info --checkpoint larger --json
+has stdout '"mask": 0.15,'
+has stdout '"vocabulary": 30,'
+has stdout '"loss": "cross-entropy"'
+expect 2 "image-size 16: model $model is one of sequences: use context" train --model $model --data text:text --image-size 16 --out none
+expect 0 "sequences of 16 tokens" train --config run/config --epochs 1 --steps 1 --out none --threads 1
+
 # A benchmark, on random tokens: 4 sequences of 16 tokens a step, with and without K-FAC.
 expect 0 "tokens   16 in a sequence, vocabulary 65" bench --model $model --context 16 --batch-size 4 --steps 2 --threads 1 --device cpu \
     --optimizer adamw --clip-norm 1 --kfac --kfac-with "refresh=warm rank=1/4"
@@ -245,7 +302,7 @@ done
 expect 2 "model 'gpt9' is unknown" train --model gpt9 --data text:text --steps 1 --out none
 expect 2 "context 8: model mlp is one of images" bench --model mlp --context 8 --steps 1
 expect 2 "optimizer 'newton' is unknown" bench --model $model --optimizer newton
-expect 2 "the prompt: the byte 0x7e at position 0 is not among" generate --checkpoint run --prompt "~"
+expect 2 "the prompt (give one of characters that the model was trained on): the byte 0x7e" generate --checkpoint run --prompt "~"
 expect 2 "generate needs --checkpoint" generate --prompt x
 # The checkpoint holds its tokenizer: text is generated without the data. Older ones need these.
 mv text elsewhere

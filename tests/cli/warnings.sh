@@ -83,9 +83,20 @@ train --model lenet --data synthetic:64 --batch-size 8 --steps 1 --out x --kfac-
 info --model lenet --kfac-diag-blocks 1000 | choose fewer (kfac-diag-blocks)
 train --nesterov --momentum 0 --out x | --nesterov with --momentum 0: without momentum there is nothing to look ahead with; give --momentum
 train --device cpu --comm nccl --steps 1 --out x | --comm nccl
+train --resume nowhere | --resume: cannot read 'nowhere': no such file or directory; name the directory of a run
+train --model lenet --data synthetic:64 --batch-size 8 --steps 1 --elastic 3 --out x | elastic 3: only images with masks (masks:DIR) are deformed, and synthetic:64 has none
+train --model unet-bn --data masks:x --elastic 3 --no-augment --out x | --elastic does not go with --no-augment on: training images then stay as they are
 TABLE
 [ ! -e x ] || complain "a refused command has made a directory"
+expect 0 "warning: kfac-embeddings has no effect: model lenet has no embeddings" train --model lenet --data synthetic:64 --batch-size 8 \
+    --steps 1 --threads 1 --kfac-update-freq 1 --kfac-embeddings on --kfac-sharing reduce --out none
+has stderr "warning: kfac-sharing reduce has no effect: model lenet has no linear layers on sequences"
 expect 0 "warning: --kfac-grad-worker-fraction 0 has no effect" info --model lenet --kfac-grad-worker-fraction 0
+
+# A run that ends with numbers that are none.
+expect 0 "result: training loss 2.4" train --model lenet --data synthetic:64 --batch-size 64 --steps 1 --lr 1e30 --threads 1 --out none
+has stdout ", validation loss not finite (best none)"
+! grep -q "nan" stdout || complain "a loss that is not finite: $(cat stdout)"
 
 # The same on two ranks, which agree about it.
 if have_mpi; then

@@ -504,7 +504,7 @@ static void test_mismatches(void **state) {
     snprintf(model, sizeof model, "%s/checkpoint-12.safetensors", path);
     expect_load(&t, scratch_path(path, "checkpoint-1.safetensors"), DSC_E_NOT_FOUND, "checkpoint-1.");
     tiny_open(&other, 1, 5);
-    expect_load(&other, model, DSC_E_INVALID, "4x5x2 images and 4 classes, this run has 4x5x2 and 5");
+    expect_load(&other, model, DSC_E_INVALID, "4x5x2 images and 4 classes, this run has 4x5x2 images and 5");
     tiny_close(&other);
     t.options.model = "large";
     expect_load(&t, model, DSC_E_INVALID, "of model tiny, this run trains large");

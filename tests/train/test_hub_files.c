@@ -308,6 +308,71 @@ static void test_partial(void **state) {
     dsc_model_destroy(&b);
 }
 
+/* ---- tables of positions of another length ---- */
+
+static dsc_model *gpt2_of(int64_t context, uint64_t seed) {
+    dsc_model_options options;
+    dsc_model *model = NULL;
+    dsc_model_options_init(&options);
+    options.seed = seed;
+    assert_ok(
+        dsc_zoo_create(device, "gpt2:layers=1,heads=1,width=2", context, 1, 1, VOCABULARY, &options, &model));
+    return model;
+}
+
+static const dsc_tensor *positions_of(const dsc_model *m) {
+    for (int64_t i = 0; i < dsc_model_state_count(m); i++)
+        if (strcmp(dsc_model_state(m)[i].name, "transformer.wpe.weight") == 0)
+            return dsc_model_state(m)[i].tensor;
+    return NULL;
+}
+
+/* The first rows are the file's, the others stay; all other tensors are the file's. Strictly, it does not fit. */
+static void check_positions(int64_t in_file, int64_t in_model) {
+    dsc_model *a = gpt2_of(in_file, 1), *b = gpt2_of(in_model, 2), *fresh = gpt2_of(in_model, 2);
+    const int64_t rows = in_file < in_model ? in_file : in_model;
+    dsc_load_options o;
+    dsc_load_report *report = NULL;
+    dsc_load_options_init(&o);
+    spread(a);
+    const char *path = write_file(a, "positions.safetensors", keep, NULL);
+    assert_fails(DSC_E_INVALID, "'transformer.wpe.weight' is fp32", dsc_model_load(b, path, NULL, NULL));
+    assert_true(same(b, fresh));
+    o.partial = 1;
+    assert_ok(dsc_model_load(b, path, &o, &report));
+    assert_int_equal(report->loaded_count, dsc_model_state_count(b));
+    assert_int_equal(report->skipped_count, 0);
+    assert_int_equal(report->resized_count, 1);
+    assert_string_equal(report->resized[0].name, "transformer.wpe.weight");
+    assert_int_equal(report->resized[0].file_dim[0], in_file);
+    assert_int_equal(report->resized[0].model_dim[0], in_model);
+    float *of_file = runs_read(queue, positions_of(a)), *now = runs_read(queue, positions_of(b)),
+          *before = runs_read(queue, positions_of(fresh));
+    assert_memory_equal(now, of_file, (size_t)(2 * rows) * sizeof *now);
+    assert_memory_equal(now + 2 * rows, before + 2 * rows, (size_t)(2 * (in_model - rows)) * sizeof *now);
+    free(of_file);
+    free(now);
+    free(before);
+    for (int64_t i = 0; i < dsc_model_state_count(a); i++) {
+        const dsc_tensor *x = dsc_model_state(a)[i].tensor, *y = dsc_model_state(b)[i].tensor;
+        void *p = runs_read(queue, x), *q = runs_read(queue, y);
+        assert_true(x == positions_of(a) || memcmp(p, q, dsc_tensor_bytes(x)) == 0);
+        free(p);
+        free(q);
+    }
+    dsc_load_report_free(&report);
+    dsc_model_destroy(&a);
+    dsc_model_destroy(&b);
+    dsc_model_destroy(&fresh);
+}
+
+static void test_positions(void **state) {
+    (void)state;
+    check_positions(9, CONTEXT);
+    check_positions(CONTEXT, 9);
+    check_positions(400, 3); /* the file's table is larger than any tensor of the model */
+}
+
 /* ---- damage ---- */
 
 static void fuzz(dsc_model *(*make)(uint64_t), renaming rename, const extra *extras, uint64_t seed) {
@@ -354,9 +419,9 @@ static void test_fuzz(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_gpt2),    cmocka_unit_test(test_bert),   cmocka_unit_test(test_bool),
-        cmocka_unit_test(test_refused), cmocka_unit_test(test_untied), cmocka_unit_test(test_partial),
-        cmocka_unit_test(test_fuzz),
+        cmocka_unit_test(test_gpt2),    cmocka_unit_test(test_bert),      cmocka_unit_test(test_bool),
+        cmocka_unit_test(test_refused), cmocka_unit_test(test_untied),    cmocka_unit_test(test_partial),
+        cmocka_unit_test(test_fuzz),    cmocka_unit_test(test_positions),
     };
     scratch_make(directory);
     runs_open(&comm, &device);
