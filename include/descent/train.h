@@ -288,7 +288,7 @@ enum { DSC_DATA_SIZE = 4096 }; /* bytes of a text that names data, in a checkpoi
  * members. */
 typedef struct dsc_eval_report {
     int64_t classes;
-    const char *const *class_names; /* [classes]; NULL: they have none */
+    const char *const *class_names; /* [classes]: of text the tokens, in quotes; NULL: they have none */
     /* [classes, classes]: images of the class of the row that were taken for the class of the column. NULL with
      * more than 4096 classes. */
     const int64_t *confusion;

@@ -98,12 +98,13 @@ static void print_text(const dsc_eval_result *r) {
 }
 
 static void print_report(const eval_values *v, const dsc_eval_result *r, const dsc_eval_report *report) {
+    const char *what = r->tokens > 0 ? "token" : r->positions > 1 ? "pixel" : "image";
     if (r->positions == 1)
         dsc_eval_report_print(report);
     if (v->per_class)
-        dsc_eval_report_print_classes(report);
+        dsc_eval_report_print_classes(report, what);
     if (v->confusion)
-        dsc_eval_report_print_confusion(report);
+        dsc_eval_report_print_confusion(report, what);
 }
 
 static dsc_status print_json(const eval_values *v, const dsc_eval_result *r, const dsc_eval_report *report,
@@ -178,7 +179,8 @@ const dsc_cli_command dsc_cli_eval = {
         "loss, top1, top5 (shares between 0 and 1), seconds, of models of sequences also tokens, perplexity "
         "and bits_per_byte, or masked_tokens where masked tokens are predicted, of masks also pictures (of "
         "which images are tiles), v_rand and v_rand_threshold, calibration_error, calibration_bins (images, "
-        "accuracy, confidence), and up to 4096 classes also classes (class, images, right, predicted, "
+        "accuracy, confidence), and up to 4096 classes also classes (class, of text the token in quotes, "
+        "images, right, predicted, "
         "accuracy, precision, dice, iou), confusions (the ten most frequent ones) and confusion_matrix (a "
         "row for the images of each class, a column for each prediction).",
     .examples =

@@ -136,11 +136,12 @@ void dsc_eval_report_print(const dsc_eval_report *r) {
                (long long)confusions[i].images);
 }
 
-void dsc_eval_report_print_classes(const dsc_eval_report *r) {
-    char name[NAME_SIZE], other[NAME_SIZE];
+void dsc_eval_report_print_classes(const dsc_eval_report *r, const char *what) {
+    char name[NAME_SIZE], other[NAME_SIZE], many[16];
     if (!r->confusion)
         return;
-    printf("%-*s  %8s  %9s  %9s  %s\n", NAME_WIDTH, "class", "images", "accuracy", "precision",
+    snprintf(many, sizeof many, "%ss", what);
+    printf("%-*s  %8s  %9s  %9s  %s\n", NAME_WIDTH, "class", many, "accuracy", "precision",
            "most often taken for");
     for (int64_t i = 0; i < r->classes; i++) {
         class_sums s = sum_class(r, i);
@@ -150,11 +151,11 @@ void dsc_eval_report_print_classes(const dsc_eval_report *r) {
     }
 }
 
-void dsc_eval_report_print_confusion(const dsc_eval_report *r) {
+void dsc_eval_report_print_confusion(const dsc_eval_report *r, const char *what) {
     char name[NAME_SIZE];
     if (!r->confusion)
         return;
-    printf("rows: class of the image; columns: what it is taken for, in the same order\n");
+    printf("rows: class of the %s; columns: what it is taken for, in the same order\n", what);
     for (int64_t i = 0; i < r->classes; i++) {
         printf("%-*s", NAME_WIDTH, name_of(r, i, name));
         for (int64_t k = 0; k < r->classes; k++)

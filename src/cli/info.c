@@ -155,8 +155,11 @@ static void print_model(const model_info *info) {
     int ranks = info->ranks;
     char parameters[32], batch[32];
     printf("\nmodel         %s\n", info->name);
-    printf("input         %lld x %lld x %lld, %lld classes\n", (long long)f->shape[0], (long long)f->shape[1],
-           (long long)f->shape[2], (long long)f->classes);
+    if (dsc_zoo_takes_tokens(info->name))
+        printf("input         %lld tokens, vocabulary %lld\n", (long long)f->shape[0], (long long)f->classes);
+    else
+        printf("input         %lld x %lld x %lld, %lld classes\n", (long long)f->shape[0],
+               (long long)f->shape[1], (long long)f->shape[2], (long long)f->classes);
     printf("parameters    %s in %lld tensors, %.1f MB in float32\n",
            dsc_cli_grouped(f->parameters, parameters, sizeof parameters), (long long)f->tensors,
            mega(4.0 * (double)f->parameters));
@@ -167,6 +170,10 @@ static void print_model(const model_info *info) {
     printf("traffic       %d %s: %.1f MB of gradients sent by each rank in a step\n", ranks,
            ranks == 1 ? "rank" : "ranks", mega(gradient_bytes(f, ranks)));
     printf("K-FAC layers  %lld\n", (long long)f->layer_count);
+    if (f->other_count > 0)
+        printf("others        %s parameters in no such layer: %s (norms and embeddings: --kfac-norm, "
+               "--kfac-embeddings)\n",
+               dsc_cli_grouped(f->other_numbers, parameters, sizeof parameters), f->other_names);
     printf("factors       %lld: %.0f MB in float32, %.0f MB packed\n", (long long)f->factor_count,
            mega(f->factor_bytes), mega(f->packed_bytes));
     if (!info->plan) /* the plan lists the layers as well */
@@ -332,7 +339,8 @@ const dsc_cli_command dsc_cli_info = {
         "share of the decomposition work (the sum of n^3), the bytes it holds, and the bytes it sends each "
         "time factors are updated, each time they are decomposed, and in every step.\n\n"
         "With --checkpoint it prints what a checkpoint says about itself (model, data, steps, image size, "
-        "class names, normalisation), reads all of it and compares the check sums; damage gives exit status "
+        "class names, normalisation, vocabulary, mask, loss), reads all of it and compares the check sums; "
+        "damage gives exit status "
         "2.",
     .examples = "descent info\n"
                 "descent info --checkpoint runs/lenet-synthetic-1:best\n"

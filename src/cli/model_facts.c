@@ -6,7 +6,10 @@
 
 #include "descent/trainer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
+
+enum { NAMED = 3 }; /* tensors that are named in a line */
 
 static int larger_first(const void *x, const void *y) {
     int64_t a = ((const dsc_factor_size *)x)->size, b = ((const dsc_factor_size *)y)->size;
@@ -44,6 +47,27 @@ static dsc_status collect_sizes(dsc_model_facts *f) {
     return DSC_OK;
 }
 
+/* The parameters that are in no layer with a weight matrix, such as those of norms and embeddings. */
+static void find_others(dsc_model_facts *f, const dsc_model *model) {
+    const dsc_layer_info *layers = dsc_model_layers(model);
+    const dsc_param *params = dsc_model_params(model);
+    size_t used = 0;
+    for (int64_t i = 0; i < dsc_model_param_count(model); i++) {
+        int found = 0;
+        for (int64_t k = 0; k < dsc_model_layer_count(model) && !found; k++)
+            found = layers[k].weight == i || layers[k].bias == i;
+        if (found)
+            continue;
+        f->other_numbers += dsc_tensor_count(&params[i].value);
+        if (f->other_count++ < NAMED && used < sizeof f->other_names)
+            used += (size_t)snprintf(f->other_names + used, sizeof f->other_names - used, "%s%s",
+                                     used ? ", " : "", params[i].name);
+    }
+    if (f->other_count > NAMED && used < sizeof f->other_names)
+        snprintf(f->other_names + used, sizeof f->other_names - used, " and %lld more",
+                 (long long)(f->other_count - NAMED));
+}
+
 static dsc_status plan_bytes(dsc_model *model, dsc_exec_mode mode, int64_t batch, double *out) {
     dsc_exec *exec = NULL;
     DSC_CLI_TRY(dsc_exec_create(model, mode, batch, &exec));
@@ -70,6 +94,7 @@ static dsc_status fill(dsc_model_facts *f, dsc_model *model, int64_t batch) {
     f->batch = batch;
     DSC_CLI_TRY(dsc_kfac_layers_of_model(model, &f->layers, &f->layer_count));
     DSC_CLI_TRY(collect_sizes(f));
+    find_others(f, model);
     DSC_CLI_TRY(estimate_bytes(model, DSC_EXEC_TRAIN_ONCE, batch, &f->train_bytes));
     DSC_CLI_TRY(estimate_bytes(model, DSC_EXEC_EVAL, batch, &f->eval_bytes));
     return DSC_OK;

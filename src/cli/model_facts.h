@@ -27,6 +27,9 @@ typedef struct dsc_model_facts {
     dsc_factor_size *sizes; /* the largest first */
     int64_t size_count, factor_count;
     double factor_bytes, packed_bytes; /* float32: whole matrices, triangles with the diagonal */
+    int64_t other_count,
+        other_numbers;     /* parameters of no layer with a weight matrix: tensors, and numbers in them */
+    char other_names[512]; /* the first few names, and how many more there are */
 } dsc_model_facts;
 
 /* Facts about a sealed model, which must outlive them. Memory for batches of `batch` is worked out from the

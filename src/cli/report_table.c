@@ -24,6 +24,7 @@ static const struct result {
     {"best top-1", "best_top1", offsetof(dsc_runlog, best_top1), 2, 0.01, 0},
     {NULL, "best_epoch", offsetof(dsc_runlog, best_epoch), 2, 1, 0},
     {"top-1", "top1", offsetof(dsc_runlog, top1), 2, 0.01, 0},
+    {"pixel error", "pixel_error", offsetof(dsc_runlog, pixel_error), 2, 0.01, 1},
     {"EMA top-1", "ema_top1", offsetof(dsc_runlog, ema_top1), 2, 0.01, 1},
     {"loss", "loss", offsetof(dsc_runlog, loss), 4, 1, 0},
     {"to target", "target_s", offsetof(dsc_runlog, target_s), -2, 1, 1},
@@ -39,10 +40,20 @@ static double result_value(const dsc_runlog *log, const struct result *r) {
     return r->digits == -1 ? (double)*(const int64_t *)value : *(const double *)value;
 }
 
+/* The table shows images per second of images, and the accuracies of what is told apart by them: of pixels it shows the
+ * share that is wrong. */
+static int is_told(const dsc_runlog *log, const struct result *r) {
+    if (r->offset == offsetof(dsc_runlog, images_per_s))
+        return log->tokens == 0;
+    if (strstr(r->key, "top1"))
+        return !isfinite(log->pixel_error);
+    return 1;
+}
+
 /* A number of the table, or a dash where there is none. */
 static const char *result_text(const dsc_runlog *log, const struct result *r, char *text, size_t size) {
     double value = result_value(log, r);
-    if (!isfinite(value))
+    if (!isfinite(value) || !is_told(log, r))
         snprintf(text, size, "-");
     else if (r->digits == -2)
         dsc_cli_duration(value, text, size);
@@ -64,12 +75,11 @@ static int is_target(const struct result *r) {
     return r->offset == offsetof(dsc_runlog, target_s);
 }
 
-/* Images per second are those of the runs that train on images. */
+/* Columns that no run tells are left out, and rare ones also where no run has a value. */
 static int is_shown(const dsc_report_runs *runs, const struct result *r) {
-    const int is_rate = r->offset == offsetof(dsc_runlog, images_per_s);
-    int found = (!r->is_rare && !is_rate) || (is_target(r) && runs->target > 0) || runs->count == 0;
+    int found = (is_target(r) && runs->target > 0) || runs->count == 0;
     for (int64_t i = 0; i < runs->count && !found; i++)
-        found = is_rate ? runs->logs[i]->tokens == 0 : isfinite(result_value(runs->logs[i], r));
+        found = is_told(runs->logs[i], r) && (!r->is_rare || isfinite(result_value(runs->logs[i], r)));
     return r->title && found;
 }
 

@@ -405,6 +405,8 @@ static void judge(dsc_runlog *log) {
         if (log->by_loss ? lower : higher)
             log->best_epoch = row[DSC_RUNLOG_EPOCH];
     }
+    if (log->by_loss && log->tokens == 0)
+        log->pixel_error = 100 - log->top1;
     if (log->tokens > 0)
         log->tokens_per_s = log->images_per_s * (double)log->tokens;
 }
@@ -421,7 +423,7 @@ dsc_status dsc_runlog_read_stream(const char *name, const char *file, FILE *stre
     dsc_runlog *log = NULL;
     DSC_CLI_TRY(dsc_cli_alloc(1, sizeof *log, &log));
     log->loss = log->best_loss = log->images_per_s = log->tokens_per_s = log->seconds = log->target_s = NAN;
-    log->mfu = log->best_top1 = log->best_epoch = log->top1 = log->ema_top1 = NAN;
+    log->mfu = log->best_top1 = log->best_epoch = log->top1 = log->ema_top1 = log->pixel_error = NAN;
     for (int i = 0; i < DSC_RUNLOG_LAYERS; i++) {
         log->tables[i].keys = kinds[i].keys;
         while (kinds[i].keys[log->tables[i].columns])

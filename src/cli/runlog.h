@@ -57,6 +57,7 @@ typedef struct dsc_runlog {
     double best_loss;    /* the lowest loss of an evaluation, with by_loss; NaN otherwise */
     double best_epoch;   /* epochs done at the best evaluation */
     double top1;         /* of the last evaluation, in percent; NaN: none */
+    double pixel_error;  /* of models of pixels: 100 - top1; NaN for others */
     double ema_top1;     /* the same of the average of the weights; NaN: there is none */
     double loss;         /* of the last evaluation; before the first, the last training loss; NaN: none */
     int loss_is_eval;    /* 1: it is that of an evaluation */

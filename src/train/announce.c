@@ -93,7 +93,10 @@ static void describe_data(line *l) {
     else
         add(l, "images of %lldx%lldx%lld, %lld classes", (long long)shape[0], (long long)shape[1],
             (long long)shape[2], (long long)dsc_output_classes(dsc_model_classes(t->model)));
-    if (val > 0)
+    const long long pictures = t->val_set ? (long long)dsc_dataset_pictures(t->val_set) : 0;
+    if (pictures > 0)
+        add(l, ", %lld more in %lld tiles for validation", pictures, val);
+    else if (val > 0)
         add(l, ", %lld for validation", val);
     else
         add(l, ", not evaluated");

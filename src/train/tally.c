@@ -3,10 +3,12 @@
 
 #include "base/error.h"
 #include "base/memory.h"
+#include "descent/tokens.h"
 #include "train/mask_maps.h"
 #include "train/model_file.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { BINS = 15, MOST_CLASSES = 4096 };
@@ -126,10 +128,43 @@ void dsc_eval_report_free(dsc_eval_report **report) {
     dsc_memory_free(report);
 }
 
+enum { NAME = 64 };
+
+/* The text of a token in quotes, cut off where it is long; what cannot be seen is written as in C. */
+static const char *quote(const uint8_t *bytes, int64_t count, char text[NAME]) {
+    size_t used = 0;
+    text[used++] = '\'';
+    for (int64_t i = 0; i < count && used + 6 < NAME; i++) {
+        const char c = (char)bytes[i];
+        if (c == '\n')
+            used += (size_t)snprintf(text + used, NAME - used, "\\n");
+        else if (c >= ' ' && c < 0x7f)
+            text[used++] = c;
+        else
+            used += (size_t)snprintf(text + used, NAME - used, "\\x%02x", bytes[i]);
+    }
+    snprintf(text + used, NAME - used, "'");
+    return text;
+}
+
+/* The name of a class, or the token that it stands for; NULL: it has none. */
+static const char *name_class(const dsc_dataset *data, int64_t index, char text[NAME]) {
+    const dsc_tokenizer *tokenizer = dsc_dataset_tokenizer(data);
+    int64_t bytes = 0;
+    if (!tokenizer)
+        return dsc_dataset_class_name(data, index);
+    const uint8_t *token = dsc_tokenizer_token(tokenizer, (int32_t)index, &bytes);
+    if (token)
+        return quote(token, bytes, text);
+    snprintf(text, NAME, "token %lld", (long long)index); /* the vocabulary is larger than the tokenizer's */
+    return text;
+}
+
 static dsc_status copy_names(full_report *r, const dsc_dataset *data) {
     int64_t classes = r->shown.classes, bytes = 0;
+    char text[NAME];
     for (int64_t i = 0; i < classes; i++) {
-        const char *name = dsc_dataset_class_name(data, i);
+        const char *name = name_class(data, i, text);
         if (!name)
             return DSC_OK;
         bytes += (int64_t)strlen(name) + 1;
@@ -138,7 +173,7 @@ static dsc_status copy_names(full_report *r, const dsc_dataset *data) {
     DSC_TRY(dsc_memory_alloc(bytes, 1, &r->text));
     char *next = r->text;
     for (int64_t i = 0; i < classes; i++) {
-        const char *name = dsc_dataset_class_name(data, i);
+        const char *name = name_class(data, i, text);
         size_t size = strlen(name) + 1;
         r->names[i] = memcpy(next, name, size);
         next += size;

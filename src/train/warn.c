@@ -161,6 +161,11 @@ void dsc_warn_of_start(dsc_trainer *t, const char *resumed) {
         return;
     check_schedules(t);
     check_kfac(t);
+    if (t->train_set && t->train_set->mask > 0 && dsc_graph_is_causal(t->model))
+        dsc_warn(t,
+                 "mask %g: model %s sees only the tokens before one that is to be predicted; models that see "
+                 "those after it, too, such as bert-base, are made for masked tokens",
+                 t->train_set->mask, t->options.model);
     if (t->ranks == 1 && (c->peers > 1 || t->options.peers_count > 0))
         dsc_warn(t,
                  "peers-per-step and peers-schedule have no effect: there is one rank, and it has no peers; "

@@ -28,6 +28,9 @@ expect 0 "" train "${small[@]}" --epochs 1 --out errors
 grep -q "val .*, pixel error" stdout || complain "no pixel error: $(cat stdout)"
 ! grep -q "top-[15]" stdout || complain "a segmentation with top-1 or top-5: $(cat stdout)"
 learns kfac --optimizer sgd --lr 0.2 --kfac-update-freq 8
+expect 0 "class                       pixels   accuracy  precision  most often taken for" eval --checkpoint adam --threads 1 --per-class
+expect 0 "  pixel error  " report adam
+! grep -q "top-1" stdout || complain "a report of masks with top-1: $(cat stdout)"
 expect 0 "masks:set, 4 pictures in 16 tiles: loss" eval --checkpoint adam --threads 1
 has stdout "pixel error"
 has stdout "mean Dice"
@@ -61,7 +64,7 @@ expect 2 "--loss mse: must be one of cross-entropy, bce, dice, bce-dice" train "
 # U-Net without padding: 204 pixels of the input make 20 of the output, and the images are mirrored beyond their borders.
 plain=(--model unet:width=4,dropout=0 --data masks:set --image-size 204 --batch-size 4 --optimizer adam --lr 0.003 --warmup-epochs 0
     --threads 1 --device cpu)
-expect 0 "masks:set, 16 images of 204x204x1, 2 classes, 24 for validation" train "${plain[@]}" --epochs 30 --eval-every 10 --out plain
+expect 0 "4 more in 24 tiles for validation" train "${plain[@]}" --epochs 30 --eval-every 10 --out plain
 expect 0 "masks:set, 4 pictures in 24 tiles: loss" eval --checkpoint plain --threads 1
 expect 0 "" eval --checkpoint plain --threads 1 --json
 cp stdout plain.json

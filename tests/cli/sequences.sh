@@ -30,6 +30,15 @@ expect 0 "" eval --checkpoint run --json
 bits=$(sed -n 's/.*"bits_per_byte": \([0-9.]*\).*/\1/p' stdout)
 awk -v l="$loss" -v b="$bits" 'BEGIN { d = b - l / log(2); exit !(d < 1e-4 && d > -1e-4) }' || complain "$bits bits for a loss of $loss"
 
+# Classes are tokens.
+expect 0 "class                       tokens   accuracy  precision  most often taken for" eval --checkpoint run --per-class --confusion
+has stdout "'\\n'     "
+has stdout "'t'     "
+has stdout "rows: class of the token"
+expect 0 "\"class\": \"'t'\"" eval --checkpoint run --json
+expect 0 "input         256 tokens, vocabulary 65" info --model gpt-mini
+has stdout "others        128,256 parameters in no such layer: transformer.wte.weight, transformer.wpe.weight,"
+
 # The report shows its lowest loss, and tokens per second.
 expect 0 "tokens/s" report run
 has stdout "best loss"
@@ -164,6 +173,7 @@ expect 2 "--mask 2: must be a number from 0 to 1" train "${masked[@]}" --mask 2 
 
 expect 2 "the model of 'bert' was trained to fill in masked tokens, not to predict the next one" generate --checkpoint bert
 expect 0 "" train "${small[@]}" --mask 0.15 --steps 1 --out filled
+has stderr "warning: mask 0.15: model $model sees only the tokens before one that is to be predicted"
 expect 2 "the model of 'filled' was trained to fill in masked tokens" generate --checkpoint filled
 
 printf 'abcd%.0s' $(seq 60) >short

@@ -380,11 +380,12 @@ static void test_differences(void **state) {
     FILE *out = open_memstream(&text, &size);
     assert_ok(dsc_report_print_csv(out, &runs));
     fclose(out);
-    assert_string_equal(text,
-                        "run,status,epochs,steps,best_loss,best_top1,best_epoch,top1,ema_top1,loss,target_s,"
-                        "time_s,images_per_s,tokens_per_s,mfu,lr,kfac-update-freq,kfac-damping,\"own.a,b\"\n"
-                        "run-a,,0,0,,,,,,,,,,,,0.1,0,,\n"
-                        "run-a,,0,0,,,,,,,,,,,,0.2,5,0.01,\"1,2:3,on\"\n");
+    assert_string_equal(
+        text,
+        "run,status,epochs,steps,best_loss,best_top1,best_epoch,top1,pixel_error,ema_top1,loss,target_s,"
+        "time_s,images_per_s,tokens_per_s,mfu,lr,kfac-update-freq,kfac-damping,\"own.a,b\"\n"
+        "run-a,,0,0,,,,,,,,,,,,,0.1,0,,\n"
+        "run-a,,0,0,,,,,,,,,,,,,0.2,5,0.01,\"1,2:3,on\"\n");
     free(text);
     for (int i = 0; i < 2; i++)
         dsc_runlog_destroy(&logs[i]);
