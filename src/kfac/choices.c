@@ -33,6 +33,7 @@ static const char *const tied[] = {"skip", "input", NULL};
 static const char *const type_names[] = {"fp32", "bf16", "fp16", NULL};
 static const int types[] = {DSC_F32, DSC_BF16, DSC_F16};
 
+#define KIND_NAME(constant, name) " " #name
 static const dsc_option table[] = {
     {.name = "kfac-update-freq",
      .kind = DSC_OPTION_INT64,
@@ -240,8 +241,8 @@ static const dsc_option table[] = {
      .offset = AT(skip_layers),
      .placeholder = "REGEX",
      .default_text = "none",
-     .help = "extended regular expressions, separated by blanks: layers whose name or kind (linear, conv2d) "
-             "matches one keep their plain gradient",
+     .help = "extended regular expressions, separated by blanks: layers whose name or kind matches one keep "
+             "their plain gradient; kinds:" DSC_KFAC_KINDS(KIND_NAME),
      .json = "kfac.skip_layers",
      .rules = {K_ON}},
     {.name = "kfac-factor-dtype",

@@ -118,7 +118,7 @@ static dsc_status check_scope(const dsc_trainer *t) {
         return DSC_FAIL(
             DSC_E_INVALID,
             "K-FAC's strategy %s with %s: every rank preconditions a gradient of its own and needs "
-            "all decompositions; use comm-opt, or scope gossip or local",
+            "all decompositions; use comm-opt, or scope gossip or local without a strategy",
             dsc_kfac_strategy_name(o->kfac->strategy), way);
     if (!t->collective && !alone && t->ranks > 1 && o->consensus->synch_freq > 0)
         return DSC_FAIL(
