@@ -209,7 +209,7 @@ static void test_wrong_command_lines(void **state) {
         {"--lr inf", "--lr inf: is not a number"},
         {"--lr 1e999", "--lr 1e999: is not a number"},
         {"--momentum 1", "--momentum 1: must be at least 0 and below 1"},
-        {"--bucket-mb 0", "--bucket-mb 0: must be above 0 and at most 1e+06"},
+        {"--bucket-mb 0", "--bucket-mb 0: must be above 0 and at most 1000000"},
         {"--device gpu", "--device gpu: must be one of auto, ref, cpu (did you mean cpu?)"},
         {"--device cuda", "--device cuda: must be one of auto, ref, cpu"},
         {"--device", "--device needs a value: --device auto|ref|cpu"},
