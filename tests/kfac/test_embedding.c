@@ -1,6 +1,7 @@
 /* Tables of embeddings: an embedding is a linear layer on inputs with a single 1, and must be preconditioned as such a
  * layer, on any number of ranks. Its diagonal A is compared with the whole one of the linear layer by the result. */
 #include "kfac/internal.h"
+#include "kfac/numbers.h"
 #include "kfac/states.h"
 
 enum { V = 6, T = 3, WIDTH = 4, IN = 3, OUT = 2, WHOLE = 12, STEPS = 7, TABLE = V * WIDTH };
@@ -27,40 +28,6 @@ typedef struct rig {
     dsc_kfac *kfac;
 } rig;
 
-static double drawn(int64_t step, int64_t pass, int what, int64_t i) {
-    uint64_t h = (uint64_t)(step * 1000003 + pass * 10007 + what * 101 + i) * 0x9E3779B97F4A7C15u;
-    h ^= h >> 29;
-    h *= 0xBF58476D1CE4E5B9u;
-    return (double)((int64_t)(h >> 40) % 65) / 64 - 0.5;
-}
-
-static dsc_tensor space(const rig *r, int ndim, const int64_t *dim) {
-    dsc_tensor t;
-    assert_ok(dsc_tensor_alloc(r->at->device, r->at->dtype, ndim, dim, &t));
-    return t;
-}
-
-static void put(const rig *r, dsc_tensor *t, const double *from) {
-    float narrow[512];
-    int64_t count = dsc_tensor_count(t);
-    assert_in_range(count, 1, 512);
-    for (int64_t i = 0; i < count; i++)
-        narrow[i] = (float)from[i];
-    const void *data = r->at->dtype == DSC_F64 ? (const void *)from : narrow;
-    assert_ok(dsc_tensor_upload(r->at->queue, data, dsc_tensor_bytes(t), t));
-    assert_ok(dsc_queue_sync(r->at->queue));
-}
-
-static void take(const rig *r, const dsc_tensor *t, double *to) {
-    float narrow[512];
-    int64_t count = dsc_tensor_count(t);
-    void *data = r->at->dtype == DSC_F64 ? (void *)to : narrow;
-    assert_ok(dsc_tensor_download(r->at->queue, t, dsc_tensor_bytes(t), data));
-    assert_ok(dsc_queue_sync(r->at->queue));
-    for (int64_t i = 0; i < count && r->at->dtype != DSC_F64; i++)
-        to[i] = (double)narrow[i];
-}
-
 static dsc_kfac_options options_for(const variant *v) {
     dsc_kfac_options o;
     dsc_kfac_options_init(&o);
@@ -82,13 +49,13 @@ static void rig_open(rig *r, const place *at, const variant *v, int as_linear) {
     const int64_t a[2] = {r->n, IN}, g[2] = {r->n, OUT}, w[2] = {OUT, IN}, ids[2] = {r->n, T};
     const int64_t hot[3] = {r->n, T, r->rows}, dy[3] = {r->n, T, WIDTH};
     const int64_t table[2] = {as_linear ? WIDTH : r->rows, as_linear ? r->rows : WIDTH};
-    r->a = space(r, 2, a);
-    r->g = space(r, 2, g);
-    r->weight = space(r, 2, w);
-    r->ids = space(r, 2, ids);
-    r->one_hot = space(r, 3, hot);
-    r->dy = space(r, 3, dy);
-    r->table = space(r, 2, table);
+    r->a = space(r->at, r->at->dtype, 2, a);
+    r->g = space(r->at, r->at->dtype, 2, g);
+    r->weight = space(r->at, r->at->dtype, 2, w);
+    r->ids = space(r->at, r->at->dtype, 2, ids);
+    r->one_hot = space(r->at, r->at->dtype, 3, hot);
+    r->dy = space(r->at, r->at->dtype, 3, dy);
+    r->table = space(r->at, r->at->dtype, 2, table);
     for (int i = 0; i < 2; i++)
         dsc_kfac_layer_init(&r->layers[i]);
     r->layers[0].name = "fc";
@@ -135,11 +102,11 @@ static void draw(rig *r, int64_t step, int64_t pass) {
             dy[i * WIDTH + c] =
                 token < 0 ? 0 : r->v->loss_scale * drawn(step, pass, 3, (first * T + i) * WIDTH + c) / 8;
     }
-    put(r, &r->a, a);
-    put(r, &r->g, g);
-    put(r, &r->ids, ids);
-    put(r, &r->one_hot, hot);
-    put(r, &r->dy, dy);
+    put(r->at, &r->a, a);
+    put(r->at, &r->g, g);
+    put(r->at, &r->ids, ids);
+    put(r->at, &r->one_hot, hot);
+    put(r->at, &r->dy, dy);
 }
 
 /* D of the table as [rows, WIDTH], of the other layer after it. */
@@ -149,16 +116,16 @@ static void put_gradients(rig *r, int64_t step) {
         table[r->as_linear ? i % WIDTH * r->rows + i / WIDTH : i] = drawn(step, 5, 11, i);
     for (int64_t i = 0; i < OUT * IN; i++)
         weight[i] = drawn(step, 5, 12, i);
-    put(r, &r->table, table);
-    put(r, &r->weight, weight);
+    put(r->at, &r->table, table);
+    put(r->at, &r->weight, weight);
 }
 
 static int64_t take_gradients(const rig *r, double *out) {
     double table[TABLE];
-    take(r, &r->table, table);
+    take(r->at, &r->table, table);
     for (int64_t i = 0; i < r->rows * WIDTH; i++)
         out[i] = table[r->as_linear ? i % WIDTH * r->rows + i / WIDTH : i];
-    take(r, &r->weight, out + r->rows * WIDTH);
+    take(r->at, &r->weight, out + r->rows * WIDTH);
     return r->rows * WIDTH + OUT * IN;
 }
 
@@ -252,9 +219,9 @@ static void spoil(rig *r, int bad) {
 /* 1 when the table has the gradient that step k gave it, to the bit. */
 static int is_plain(rig *r, int64_t k) {
     double after[TABLE] = {0}, before[TABLE] = {0};
-    take(r, &r->table, after);
+    take(r->at, &r->table, after);
     put_gradients(r, k);
-    take(r, &r->table, before);
+    take(r->at, &r->table, before);
     return memcmp(before, after, sizeof before) == 0;
 }
 
@@ -362,9 +329,9 @@ static void test_left_out(void **state) {
         options.skip_layers = expressions[i];
         EXPECT_OK(dsc_kfac_create(comm, r.at->queue, r.layers, 2, &options, &r.kfac));
         run(&r, 0);
-        take(&r, &r.table, after);
+        take(r.at, &r.table, after);
         put_gradients(&r, 0);
-        take(&r, &r.table, before);
+        take(r.at, &r.table, before);
         EXPECT(memcmp(before, after, sizeof before) == 0);
         rig_close(&r);
     }

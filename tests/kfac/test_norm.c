@@ -1,5 +1,6 @@
 /* Scale and shift of norms against explicit computations in double: Fisher matrices of single samples, their
  * averages over passes, ranks and steps, the solution, the common clip; state and refusals. */
+#include "kfac/numbers.h"
 #include "kfac/states.h"
 
 #include <stdlib.h>
@@ -23,41 +24,6 @@ typedef struct rig {
     double f[3][CHANNELS]; /* what the averages should be */
 } rig;
 
-/* A number in -1..1 of the place it is for. */
-static double drawn(int64_t step, int64_t pass, int what, int64_t i) {
-    uint64_t h = (uint64_t)(step * 1000003 + pass * 10007 + what * 101 + i) * 0x9E3779B97F4A7C15u;
-    h ^= h >> 29;
-    h *= 0xBF58476D1CE4E5B9u;
-    return (double)((int64_t)(h >> 40) % 65) / 64 - 0.5;
-}
-
-static dsc_tensor space(const rig *r, int ndim, const int64_t *dim) {
-    dsc_tensor t;
-    assert_ok(dsc_tensor_alloc(r->at->device, r->at->dtype, ndim, dim, &t));
-    return t;
-}
-
-static void put(const rig *r, dsc_tensor *t, const double *from) {
-    float narrow[1024];
-    int64_t count = dsc_tensor_count(t);
-    assert_in_range(count, 0, 1024);
-    for (int64_t i = 0; i < count; i++)
-        narrow[i] = (float)from[i];
-    const void *data = r->at->dtype == DSC_F64 ? (const void *)from : narrow;
-    assert_ok(dsc_tensor_upload(r->at->queue, data, dsc_tensor_bytes(t), t));
-    assert_ok(dsc_queue_sync(r->at->queue));
-}
-
-static void take(const rig *r, const dsc_tensor *t, double *to) {
-    float narrow[1024];
-    int64_t count = dsc_tensor_count(t);
-    void *data = r->at->dtype == DSC_F64 ? (void *)to : narrow;
-    assert_ok(dsc_tensor_download(r->at->queue, t, dsc_tensor_bytes(t), data));
-    assert_ok(dsc_queue_sync(r->at->queue));
-    for (int64_t i = 0; i < count && r->at->dtype != DSC_F64; i++)
-        to[i] = (double)narrow[i];
-}
-
 /* Where the statistic of an element is; n counts samples. */
 static int64_t statistic_at(form f, int64_t n, int p, int c) {
     return f == BATCH ? c : f == GROUP ? 2 * n + c / (CHANNELS / 2) : n * POSITIONS + p;
@@ -68,17 +34,18 @@ static void rig_open_form(rig *r, const place *at, form f) {
     const int64_t n = r->samples, rows_a[2] = {n, IN}, rows_g[2] = {n, OUT}, weights[2] = {OUT, IN},
                   out[1] = {OUT};
     const int64_t map[3] = {n, POSITIONS, CHANNELS}, c[1] = {CHANNELS};
-    r->a = space(r, 2, rows_a);
-    r->g = space(r, 2, rows_g);
-    r->weight = space(r, 2, weights);
-    r->bias = space(r, 1, out);
+    r->a = space(r->at, r->at->dtype, 2, rows_a);
+    r->g = space(r->at, r->at->dtype, 2, rows_g);
+    r->weight = space(r->at, r->at->dtype, 2, weights);
+    r->bias = space(r->at, r->at->dtype, 1, out);
     dsc_tensor *const maps[] = {&r->x, &r->y, &r->dy}, *const vectors[] = {&r->mean, &r->invstd, &r->gamma,
                                                                            &r->shift};
     for (int i = 0; i < 3; i++)
-        *maps[i] = space(r, 3, map);
+        *maps[i] = space(r->at, r->at->dtype, 3, map);
     const int64_t statistics[FORMS][2] = {{CHANNELS}, {n * POSITIONS, 1}, {n * POSITIONS, 1}, {n, 2}};
     for (int i = 0; i < 4; i++)
-        *vectors[i] = i < 2 && f != BATCH ? space(r, 2, statistics[f]) : space(r, 1, c);
+        *vectors[i] = i < 2 && f != BATCH ? space(r->at, r->at->dtype, 2, statistics[f])
+                                          : space(r->at, r->at->dtype, 1, c);
     for (int i = 0; i < 2; i++)
         dsc_kfac_layer_init(&r->layers[i]);
     r->layers[0].name = "fc";
@@ -121,8 +88,8 @@ static void draw(const rig *r, int64_t step, int64_t pass, double scale, pass_da
         a[i] = drawn(step, pass, 1, first * IN + i);
     for (int64_t i = 0; i < n * OUT; i++)
         g[i] = scale * drawn(step, pass, 2, first * OUT + i) / 8;
-    put(r, (dsc_tensor *)&r->a, a);
-    put(r, (dsc_tensor *)&r->g, g);
+    put(r->at, (dsc_tensor *)&r->a, a);
+    put(r->at, (dsc_tensor *)&r->g, g);
     for (int64_t i = 0; i < WHOLE * POSITIONS * CHANNELS; i++) {
         (&d->x[0][0][0])[i] = drawn(step, pass, 3, i);
         (&d->y[0][0][0])[i] = drawn(step, pass, 4, i);
@@ -133,14 +100,14 @@ static void draw(const rig *r, int64_t step, int64_t pass, double scale, pass_da
         d->invstd[i] = 1.5 + drawn(step, pass, 7, i);
     }
     int64_t size = POSITIONS * CHANNELS;
-    put(r, (dsc_tensor *)&r->x, &d->x[first][0][0]);
-    put(r, (dsc_tensor *)&r->y, &d->y[first][0][0]);
+    put(r->at, (dsc_tensor *)&r->x, &d->x[first][0][0]);
+    put(r->at, (dsc_tensor *)&r->y, &d->y[first][0][0]);
     for (int64_t i = 0; i < n * size; i++)
         mine[i] = scale * (&d->dy[first][0][0])[i];
-    put(r, (dsc_tensor *)&r->dy, mine);
+    put(r->at, (dsc_tensor *)&r->dy, mine);
     int64_t statistics = r->form == BATCH ? 0 : statistic_at(r->form, first, 0, 0);
-    put(r, (dsc_tensor *)&r->mean, d->mean + statistics);
-    put(r, (dsc_tensor *)&r->invstd, d->invstd + statistics);
+    put(r->at, (dsc_tensor *)&r->mean, d->mean + statistics);
+    put(r->at, (dsc_tensor *)&r->invstd, d->invstd + statistics);
 }
 
 /* f += the matrices of the whole batch / passes: mean over ranks of M sum u u', M `terms` for every sample. */
@@ -175,15 +142,15 @@ static void put_gradients(const rig *r, int64_t step, gradients *d) {
     for (int t = 0; t < 4; t++) {
         for (int64_t i = 0; i < counts[t]; i++)
             all[t][i] = drawn(step, 9, 10 + t, i);
-        put(r, (dsc_tensor *)to[t], all[t]);
+        put(r->at, (dsc_tensor *)to[t], all[t]);
     }
 }
 
 static void take_gradients(const rig *r, gradients *d) {
-    take(r, &r->weight, d->fc);
-    take(r, &r->bias, d->bias);
-    take(r, &r->gamma, d->gamma);
-    take(r, &r->shift, d->shift);
+    take(r->at, &r->weight, d->fc);
+    take(r->at, &r->bias, d->bias);
+    take(r->at, &r->gamma, d->gamma);
+    take(r->at, &r->shift, d->shift);
 }
 
 /* How a run differs from the others. */
@@ -376,7 +343,7 @@ static void test_not_finite(void **state) {
         EXPECT_OK(dsc_kfac_begin(kfac, 1));
         draw(&r, k, 0, 1, &data);
         data.dy[rank * r.samples][0][0] = k ? INFINITY : 1;
-        put(&r, &r.dy, &data.dy[rank * r.samples][0][0]);
+        put(r.at, &r.dy, &data.dy[rank * r.samples][0][0]);
         sample.a = r.x;
         sample.g = r.dy;
         EXPECT_OK(dsc_kfac_capture_sample(kfac, r.at->queue, 1, &sample));

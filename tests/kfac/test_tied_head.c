@@ -1,6 +1,7 @@
 /* Tied heads: P = D (A + damping I)^-1 with A of the head's input, against the same in double for the whole batch, on any
  * number of ranks. */
 #include "kfac/internal.h"
+#include "kfac/numbers.h"
 #include "kfac/states.h"
 
 enum {
@@ -40,40 +41,6 @@ typedef struct rig {
     double average[SQUARE], solved[SQUARE]; /* A, and that of the last decomposition */
 } rig;
 
-static double drawn(int64_t step, int64_t pass, int what, int64_t i) {
-    uint64_t h = (uint64_t)(step * 1000003 + pass * 10007 + what * 101 + i) * 0x9E3779B97F4A7C15u;
-    h ^= h >> 29;
-    h *= 0xBF58476D1CE4E5B9u;
-    return (double)((int64_t)(h >> 40) % 65) / 64 - 0.5;
-}
-
-static dsc_tensor space(const rig *r, dsc_dtype dtype, int ndim, const int64_t *dim) {
-    dsc_tensor t;
-    assert_ok(dsc_tensor_alloc(r->at->device, dtype, ndim, dim, &t));
-    return t;
-}
-
-static void put(const rig *r, dsc_tensor *t, const double *from) {
-    float narrow[512];
-    int64_t count = dsc_tensor_count(t);
-    assert_in_range(count, 1, 512);
-    for (int64_t i = 0; i < count; i++)
-        narrow[i] = (float)from[i];
-    const void *data = t->dtype == DSC_F64 ? (const void *)from : narrow;
-    assert_ok(dsc_tensor_upload(r->at->queue, data, dsc_tensor_bytes(t), t));
-    assert_ok(dsc_queue_sync(r->at->queue));
-}
-
-static void take(const rig *r, const dsc_tensor *t, double *to) {
-    float narrow[512];
-    int64_t count = dsc_tensor_count(t);
-    void *data = t->dtype == DSC_F64 ? (void *)to : narrow;
-    assert_ok(dsc_tensor_download(r->at->queue, t, dsc_tensor_bytes(t), data));
-    assert_ok(dsc_queue_sync(r->at->queue));
-    for (int64_t i = 0; i < count && t->dtype != DSC_F64; i++)
-        to[i] = (double)narrow[i];
-}
-
 static dsc_kfac_options options_for(const variant *v) {
     dsc_kfac_options o;
     dsc_kfac_options_init(&o);
@@ -97,13 +64,13 @@ static void rig_open(rig *r, const place *at, const variant *v) {
     *r = (rig){.at = at, .v = v, .n = WHOLE / ranks};
     const int64_t a[2] = {r->n, IN}, g[2] = {r->n, OUT}, w[2] = {OUT, IN}, ids[2] = {r->n, T};
     const int64_t x[3] = {r->n, T, WIDTH}, table[2] = {V, WIDTH};
-    r->a = space(r, at->dtype, 2, a);
-    r->g = space(r, at->dtype, 2, g);
-    r->weight = space(r, at->dtype, 2, w);
-    r->ids = space(r, at->dtype, 2, ids);
-    r->x = space(r, at->dtype, 3, x);
-    r->half = space(r, DSC_BF16, 3, x);
-    r->table = space(r, at->dtype, 2, table);
+    r->a = space(r->at, at->dtype, 2, a);
+    r->g = space(r->at, at->dtype, 2, g);
+    r->weight = space(r->at, at->dtype, 2, w);
+    r->ids = space(r->at, at->dtype, 2, ids);
+    r->x = space(r->at, at->dtype, 3, x);
+    r->half = space(r->at, DSC_BF16, 3, x);
+    r->table = space(r->at, at->dtype, 2, table);
     for (int i = 0; i < 2; i++)
         dsc_kfac_layer_init(&r->layers[i]);
     r->layers[0].name = "fc";
@@ -151,10 +118,10 @@ static void draw(rig *r, int64_t step, int64_t pass) {
         for (int64_t c = 0; c < WIDTH; c++)
             x[i * WIDTH + c] = input_at(step, pass, first + i / T, i % T, c);
     }
-    put(r, &r->a, a);
-    put(r, &r->g, g);
-    put(r, &r->ids, ids);
-    put(r, &r->x, x);
+    put(r->at, &r->a, a);
+    put(r->at, &r->g, g);
+    put(r->at, &r->ids, ids);
+    put(r->at, &r->x, x);
     EXPECT_OK(dsc_op_convert(r->at->queue, &r->x, &r->half));
 }
 
@@ -169,8 +136,8 @@ static void gradients_of(int64_t step, double *table, double *weight) {
 static void put_gradients(rig *r, int64_t step) {
     double table[TABLE], weight[OUT * IN];
     gradients_of(step, table, weight);
-    put(r, &r->table, table);
-    put(r, &r->weight, weight);
+    put(r->at, &r->table, table);
+    put(r->at, &r->weight, weight);
 }
 
 static void run(rig *r, int64_t step) {
@@ -252,7 +219,7 @@ static void expected(rig *r, int64_t k, double *p) {
 static double clip_of(const rig *r, int64_t k, const double *table, double nu) {
     double d[TABLE], other[OUT * IN], weight[OUT * IN], sum = 0;
     gradients_of(k, d, other);
-    take(r, &r->weight, weight);
+    take(r->at, &r->weight, weight);
     for (int i = 0; i < TABLE && k != r->v->absent_step; i++)
         sum += table[i] * d[i];
     for (int i = 0; i < OUT * IN; i++)
@@ -274,7 +241,7 @@ static void check_step(rig *r, int64_t k) {
     run(r, k);
     EXPECT_OK(dsc_kfac_nu(r->kfac, r->at->queue, &nu));
     expected(r, k, want);
-    take(r, &r->table, got);
+    take(r->at, &r->table, got);
     for (int i = 0; i < TABLE && k != r->v->absent_step; i++)
         want[i] *= nu;
     EXPECT(naive_distance(got, want, TABLE) <= limit);
@@ -308,13 +275,13 @@ static void test_resume(void **state) {
         for (int64_t k = 0; k < STEPS; k++) {
             double got[TABLE] = {0}, want[TABLE] = {0};
             run(&r, k);
-            take(&r, &r.table, want);
+            take(r.at, &r.table, want);
             if (k == 4)
                 copy_state(r.kfac, again.kfac, places[p].queue);
             if (k <= 4)
                 continue;
             run(&again, k);
-            take(&again, &again.table, got);
+            take(again.at, &again.table, got);
             EXPECT(memcmp(got, want, sizeof got) == 0);
         }
         rig_close(&again);
@@ -363,7 +330,7 @@ static void test_uneven_uses(void **state) {
     put_gradients(&r, 0);
     EXPECT_OK(dsc_kfac_step(r.kfac, r.at->queue, 0.5));
     expected(&r, 0, want);
-    take(&r, &r.table, got);
+    take(r.at, &r.table, got);
     EXPECT(naive_distance(got, want, TABLE) <= 1e-12);
     rig_close(&r);
     all_fine(comm);
@@ -387,7 +354,7 @@ static void test_one_pass(void **state) {
     put_gradients(&r, 0);
     EXPECT_OK(dsc_kfac_step(r.kfac, r.at->queue, 0.5));
     expected(&r, 0, want);
-    take(&r, &r.table, got);
+    take(r.at, &r.table, got);
     EXPECT(naive_distance(got, want, TABLE) <= 1e-12);
     rig_close(&r);
     all_fine(comm);
@@ -405,14 +372,14 @@ static void test_not_finite(void **state) {
         bad[i] = NAN;
     EXPECT_OK(dsc_kfac_begin(r.kfac, 1));
     draw(&r, 2, 0);
-    put(&r, &r.x, bad);
+    put(r.at, &r.x, bad);
     EXPECT_OK(dsc_kfac_capture(r.kfac, r.at->queue, 1, &r.x, NULL));
     EXPECT_OK(dsc_kfac_capture(r.kfac, r.at->queue, 0, &r.a, &r.g));
     put_gradients(&r, 2);
     EXPECT_OK(dsc_kfac_step(r.kfac, r.at->queue, 0.5));
     run(&r, 3);
     expected(&r, 3, want); /* which decomposes the average of step 0 */
-    take(&r, &r.table, got);
+    take(r.at, &r.table, got);
     EXPECT(naive_distance(got, want, TABLE) <= 1e-12);
     rig_close(&r);
     all_fine(comm);
@@ -435,7 +402,7 @@ static void test_left_out(void **state) {
             options.tied_head = usual.tied_head;
         EXPECT_OK(dsc_kfac_create(comm, r.at->queue, r.layers, 2, &options, &r.kfac));
         run(&r, 0);
-        take(&r, &r.table, after);
+        take(r.at, &r.table, after);
         gradients_of(0, before, weight);
         EXPECT(memcmp(before, after, sizeof before) == 0);
         rig_close(&r);
