@@ -81,7 +81,7 @@ expect 0 "masks:set, 16 images of 28x28x1, 2 classes" train "${small[@]}" --mode
 expect 0 "" eval --checkpoint shallow --threads 1 --json
 cp stdout shallow.json
 images learnt shallow.json $((4 * 48 * 40)) || complain "the U-Net of depth 2 has not learnt"
-expect 0 "masks:set, 16 images of 60x60x1, 2 classes, 24 for validation" train "${plain[@]}" --model unet:width=4,depth=2,dropout=0 \
+expect 0 "masks:set, 16 images of 60x60x1, 2 classes" train "${plain[@]}" --model unet:width=4,depth=2,dropout=0 \
     --image-size 60 --epochs 16 --lr 0.01 --eval-every 8 --out shallow-plain
 expect 0 "" eval --checkpoint shallow-plain --threads 1 --json
 cp stdout shallow-plain.json

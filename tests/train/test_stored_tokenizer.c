@@ -170,7 +170,7 @@ static void test_bad(void **state) {
         {"\"tokenizer\":\"[]\"", "its kind is '', not one of bytes, chars, bpe"},
         {"\"tokenizer\":\"{\\\"kind\\\":\\\"words\\\"}\"", "its kind is 'words'"},
         {"\"tokenizer\":\"{\\\"kind\\\":\\\"bytes\\\"}\"",
-         "its vocabulary should have 0 tokens, but has 256"},
+         "its vocabulary is missing: must be a number of tokens, 1 or more"},
         {"\"tokenizer\":\"{\\\"kind\\\":\\\"bytes\\\",\\\"vocabulary\\\":255}\"",
          "its vocabulary should have 255 tokens, but has 256"},
         {"\"tokenizer\":\"{\\\"kind\\\":\\\"chars\\\",\\\"vocabulary\\\":1}\"", "it has no characters"},
