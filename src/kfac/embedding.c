@@ -1,7 +1,7 @@
 /* Embeddings: linear layers on inputs with a single 1. A is diagonal, with the shares of the tokens; G is as of any layer.
  *
  *   A_v = rows with token v / R        R rows with a token, of N samples; the same for positions, 1 / their number where
- *                                      there is no padding
+ *                                      there is no padding. Rows without a token enter neither A nor G
  *   G   = M sum g g' / loss_scale^2    M terms of the loss: R, or options.loss_terms
  *   P_v = Q [(Q' D_v) / (A_v vG + damping)]    for row v of the gradient D, G = Q diag(vG) Q'; A and G of the last
  *                                              decomposition
@@ -152,33 +152,52 @@ void dsc_kfac_tables_destroy(dsc_kfac *k) {
 
 /* ---- captures ---- */
 
-/* counts = A of one capture: the shares of the tokens, and their number in numbers[2]. Positions have no ids; where
- * there is padding, `tokens` tells which rows count. */
-static dsc_status count_tokens(dsc_kfac *k, dsc_queue *q, const dsc_kfac_table *t, const dsc_kfac_sample *s,
-                               int64_t rows) {
-    const dsc_tensor *ids = &s->a;
+/* counts[v] = rows with the id v. */
+static dsc_status count_ids(dsc_kfac *k, dsc_queue *q, const dsc_tensor *ids, int64_t rows,
+                            dsc_tensor *counts) {
     dsc_kfac_tables *all = &k->tables;
-    const int64_t ones_dim[2] = {rows, 1}, counts_dim[2] = {t->rows, 1};
-    dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows),
-               ones = dsc_tensor_slice(&all->ones, 0, t->rows);
-    dsc_tensor one = dsc_tensor_slice(&all->numbers, 0, 1), least = dsc_tensor_slice(&all->numbers, 1, 1);
-    dsc_tensor total = dsc_tensor_slice(&all->numbers, 2, 1), inverse = dsc_tensor_slice(&all->numbers, 3, 1);
-    dsc_tensor square = inverse, table = dsc_tensor_view(k->device, counts.data, k->dtype, 2, counts_dim);
-    if (!ids->data && s->tokens.data)
-        return dsc_kfac_padding_shares(k, q, &s->tokens, &counts, &total);
-    if (!ids->data)
-        return dsc_op_fill(q, 1.0 / (double)t->rows, &counts);
-    size_t sort = dsc_op_embedding_workspace(k->device, rows, t->rows);
+    const int64_t v = dsc_tensor_count(counts), ones_dim[2] = {rows, 1}, counts_dim[2] = {v, 1};
+    dsc_tensor table = dsc_tensor_view(k->device, counts->data, k->dtype, 2, counts_dim);
+    size_t sort = dsc_op_embedding_workspace(k->device, rows, v);
     size_t bytes = (sort + 255) / 256 * 256 + (size_t)rows * dsc_dtype_size(k->dtype);
     DSC_TRY(dsc_kfac_reserve(k, bytes, &all->work));
     dsc_tensor dy =
         dsc_tensor_view(k->device, (char *)all->work.data + (sort + 255) / 256 * 256, k->dtype, 2, ones_dim);
     int64_t size = (int64_t)sort;
     dsc_tensor work = dsc_tensor_view(k->device, all->work.data, DSC_U8, 1, &size);
+    DSC_TRY(dsc_op_fill(q, 1, &dy));
+    return dsc_op_embedding_backward(q, ids, &dy, 0, &work, &table);
+}
+
+/* counts[v] = rows of position v that are not padding, which dsc_kfac_padding_apply has found. */
+static dsc_status count_positions(dsc_kfac *k, dsc_queue *q, int64_t rows, dsc_tensor *counts) {
+    dsc_kfac_tables *all = &k->tables;
+    const int64_t v = dsc_tensor_count(counts), dim[2] = {rows / v, v};
+    DSC_TRY(dsc_kfac_reserve(k, (size_t)rows * dsc_dtype_size(k->dtype), &all->work));
+    dsc_tensor keeps = dsc_tensor_view(k->device, all->work.data, k->dtype, 1, &rows);
+    DSC_TRY(dsc_kfac_padding_keeps(k, q, &keeps));
+    keeps = dsc_tensor_view(k->device, all->work.data, k->dtype, 2, dim);
+    return dsc_op_bias_grad(q, &keeps, 0, counts);
+}
+
+/* counts = A of one capture: the share of each token or position in the rows that count, whose number is in numbers[2].
+ * Positions have no ids. */
+static dsc_status count_tokens(dsc_kfac *k, dsc_queue *q, const dsc_kfac_table *t, const dsc_kfac_sample *s,
+                               int64_t rows) {
+    dsc_kfac_tables *all = &k->tables;
+    dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows),
+               ones = dsc_tensor_slice(&all->ones, 0, t->rows);
+    dsc_tensor one = dsc_tensor_slice(&all->numbers, 0, 1), least = dsc_tensor_slice(&all->numbers, 1, 1);
+    dsc_tensor total = dsc_tensor_slice(&all->numbers, 2, 1), inverse = dsc_tensor_slice(&all->numbers, 3, 1);
+    dsc_tensor square = inverse;
     square.ndim = 2;
     square.dim[0] = square.dim[1] = 1;
-    DSC_TRY(dsc_op_fill(q, 1, &dy));
-    DSC_TRY(dsc_op_embedding_backward(q, ids, &dy, 0, &work, &table));
+    if (s->a.data)
+        DSC_TRY(count_ids(k, q, &s->a, rows, &counts));
+    else if (s->tokens.data)
+        DSC_TRY(count_positions(k, q, rows, &counts));
+    else
+        return dsc_op_fill(q, 1.0 / (double)t->rows, &counts);
     DSC_TRY(dsc_op_dot(q, &counts, &ones, 0, &total));
     DSC_TRY(dsc_op_outer_inverse(q, &least, &total, &one, &square));
     return dsc_op_scale_by(q, &inverse, &counts);
@@ -195,14 +214,6 @@ static dsc_status check_sample(const dsc_kfac *k, const dsc_kfac_layer *l, const
             "K-FAC: layer '%s': %lld tokens of type %s for %lld rows of gradients: one for each of "
             "them is needed, as fp32 or fp64, on the layer's device",
             l->name, (long long)dsc_tensor_count(ids), dsc_dtype_name(ids->dtype), (long long)rows);
-    if (s->tokens.data && (dsc_tensor_count(&s->tokens) != rows || s->tokens.dtype != k->dtype ||
-                           s->tokens.device != k->device))
-        return DSC_FAIL(
-            DSC_E_INVALID,
-            "K-FAC: layer '%s': %lld tokens of type %s for %lld rows of gradients: one for each of "
-            "them is needed, as %s, on the layer's device",
-            l->name, (long long)dsc_tensor_count(&s->tokens), dsc_dtype_name(s->tokens.dtype),
-            (long long)rows, dsc_dtype_name(k->dtype));
     if (!ids->data && rows % l->in_c != 0)
         return DSC_FAIL(DSC_E_INVALID,
                         "K-FAC: layer '%s': %lld rows of gradients for sequences of %lld positions", l->name,
@@ -263,13 +274,16 @@ static dsc_status capture_embedding(dsc_kfac *k, dsc_queue *q, dsc_kfac_table *t
     const int given = k->options.loss_terms > 0,
               counted = !given && (s->a.data || s->tokens.data); /* on the device: rows with a token */
     const double terms = given ? (double)(s->g.dim[0] * k->options.loss_terms) : counted ? 1 : (double)rows;
+    dsc_kfac_pass pass = {.samples = rows};
+    DSC_TRY(read_rows(k, q, &s->g, t->width, &pass.rows[DSC_KFAC_G]));
+    const dsc_tensor *tokens = s->a.data ? &s->a : &s->tokens; /* below 0 for rows that do not count */
+    if (tokens->data)
+        DSC_TRY(dsc_kfac_padding_apply(k, q, &k->layers[t->layer], tokens, &pass));
     DSC_TRY(count_tokens(k, q, t, s, rows));
     dsc_tensor counts = dsc_tensor_slice(&all->counts, 0, t->rows);
     const dsc_tensor total = dsc_tensor_slice(&all->numbers, 2, 1), none = {0};
-    dsc_kfac_rows gradients;
     DSC_TRY(dsc_op_axpby(q, 1 / (passes * uses), &counts, keep, &t->a_batch));
-    DSC_TRY(read_rows(k, q, &s->g, t->width, &gradients));
-    return add_products(k, q, t, &gradients, terms / scale, counted ? &total : &none, keep);
+    return add_products(k, q, t, &pass.rows[DSC_KFAC_G], terms / scale, counted ? &total : &none, keep);
 }
 
 dsc_status dsc_kfac_tables_capture(dsc_kfac *k, dsc_queue *q, int64_t layer, const dsc_kfac_sample *s) {

@@ -443,9 +443,8 @@ void dsc_kfac_beside_destroy(dsc_kfac *k);
 /* Leaves the rows out of a capture whose tokens are negative. */
 dsc_status dsc_kfac_padding_apply(dsc_kfac *k, dsc_queue *q, const dsc_kfac_layer *l,
                                   const dsc_tensor *tokens, dsc_kfac_pass *pass) DSC_MUST_CHECK;
-/* shares[positions]: of the rows of tokens[n, positions] that are no padding; `total`, their number. */
-dsc_status dsc_kfac_padding_shares(dsc_kfac *k, dsc_queue *q, const dsc_tensor *tokens, dsc_tensor *shares,
-                                   dsc_tensor *total) DSC_MUST_CHECK;
+/* keeps[rows], of any type: 1 for the rows of the last dsc_kfac_padding_apply that have a token, else 0. Asynchronous. */
+dsc_status dsc_kfac_padding_keeps(dsc_kfac *k, dsc_queue *q, dsc_tensor *keeps) DSC_MUST_CHECK;
 void dsc_kfac_padding_destroy(dsc_kfac *k);
 
 /* buffers.c */

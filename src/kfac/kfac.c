@@ -160,7 +160,7 @@ static int64_t fingerprint(const dsc_kfac *k) {
         o->ekfac,         o->refresh,       o->kl_clip_scaling, o->factor_samples,
         o->norm,          k->norms.count,   k->norms.widest,    o->clip,
         o->async_steps,   o->loss_terms,    o->sharing,         o->embeddings,
-        o->tied_head,     k->tables.count,  k->tables.largest};
+        o->tied_head,     k->tables.count};
     const double numbers[] = {o->damping, o->stat_decay, o->kl_clip, o->rank};
     uint64_t hash = dsc_hash_bytes(0, choices, sizeof choices);
     hash = dsc_hash_bytes(hash, numbers, sizeof numbers);
@@ -172,6 +172,12 @@ static int64_t fingerprint(const dsc_kfac *k) {
             hash = dsc_hash_bytes(hash, facts, sizeof facts);
             hash = dsc_hash_bytes(hash, plan->units[item->unit].name, strlen(plan->units[item->unit].name));
         }
+    }
+    for (int64_t i = 0; i < k->tables.count; i++) {
+        const dsc_kfac_table *t = &k->tables.list[i];
+        const int64_t facts[] = {t->layer, t->is_head, t->rows, t->width};
+        hash = dsc_hash_bytes(hash, facts, sizeof facts);
+        hash = dsc_hash_bytes(hash, k->layers[t->layer].name, strlen(k->layers[t->layer].name));
     }
     return (int64_t)(hash >> 2);
 }

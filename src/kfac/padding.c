@@ -4,8 +4,8 @@
  *
  * Tokens below 0 mark them. Their rows of a and g become 0, and batch factors, which are formed for all rows, are scaled:
  * A by rows / R; G, where every row is a term of the loss, by R / rows. The 1 of the bias is that of a full row: capture.c
- * sets its square. How many rows are left only the device knows. Of a table of positions A is diagonal, the share of each
- * position in these rows. */
+ * sets its square. How many rows are left only the device knows. Tables of positions have a diagonal A of their own
+ * (embedding.c). */
 #include "kfac/internal.h"
 
 #include "base/error.h"
@@ -61,9 +61,9 @@ static dsc_status reserve(dsc_kfac *k, dsc_queue *q, dsc_dtype dtype, int64_t ro
     }
     if (p->vectors.data && p->vectors.dtype == dtype && dsc_tensor_count(&p->vectors) >= count)
         return DSC_OK;
-    dsc_kfac_padding_destroy(k);
-    *p = (dsc_kfac_padding){0};
-    DSC_TRY(dsc_tensor_alloc(k->device, DSC_U8, 1, &size, &p->kept));
+    dsc_tensor_free(&p->vectors);
+    dsc_tensor_free(&p->scalars);
+    p->vectors = p->scalars = (dsc_tensor){0};
     DSC_TRY(dsc_tensor_alloc(k->device, dtype, 1, &count, &p->vectors));
     DSC_TRY(dsc_tensor_alloc(k->device, DSC_F64, 1, &scalars, &p->scalars));
     dsc_tensor ones = vector(k, ONES, rows), one = scalar(k, ONE), least = scalar(k, LEAST);
@@ -74,11 +74,12 @@ static dsc_status reserve(dsc_kfac *k, dsc_queue *q, dsc_dtype dtype, int64_t ro
 }
 
 static dsc_status check(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_tensor *tokens, int64_t rows) {
-    if (l->kind != DSC_KFAC_LINEAR && l->kind != DSC_KFAC_TIED_HEAD)
+    if (l->kind != DSC_KFAC_LINEAR && l->kind != DSC_KFAC_TIED_HEAD && l->kind != DSC_KFAC_EMBEDDING)
         return DSC_FAIL(
             DSC_E_INVALID,
-            "K-FAC: layer '%s': tokens of a %s layer: only linear layers and tied heads have them", l->name,
-            dsc_kfac_kind_name(l->kind));
+            "K-FAC: layer '%s': tokens of a %s layer: only linear layers, tied heads and tables of "
+            "positions have them",
+            l->name, dsc_kfac_kind_name(l->kind));
     if (dsc_tensor_count(tokens) != rows || (tokens->dtype != DSC_F32 && tokens->dtype != DSC_F64) ||
         tokens->device != k->device)
         return DSC_FAIL(DSC_E_INVALID,
@@ -86,7 +87,7 @@ static dsc_status check(const dsc_kfac *k, const dsc_kfac_layer *l, const dsc_te
                         "needed, as fp32 or fp64, on the layer's device",
                         l->name, (long long)dsc_tensor_count(tokens), dsc_dtype_name(tokens->dtype),
                         (long long)rows);
-    if (l->kind == DSC_KFAC_TIED_HEAD) /* which these options do not change */
+    if (l->kind != DSC_KFAC_LINEAR) /* the others are the same with these options */
         return DSC_OK;
     if (k->options.sharing == DSC_KFAC_REDUCE ||
         (k->options.ekfac == DSC_KFAC_EKFAC_SAMPLES && k->options.loss_terms == 0))
@@ -118,21 +119,12 @@ static dsc_status read_tokens(dsc_kfac *k, dsc_queue *q, const dsc_tensor *token
     return dsc_op_outer_inverse(q, &least, &share, &one, &square);
 }
 
-dsc_status dsc_kfac_padding_shares(dsc_kfac *k, dsc_queue *q, const dsc_tensor *tokens, dsc_tensor *shares,
-                                   dsc_tensor *total) {
-    const int64_t rows = dsc_tensor_count(tokens), positions = dsc_tensor_count(shares);
-    const int64_t dim[2] = {rows / positions, positions};
-    DSC_TRY(reserve(k, q, tokens->dtype, rows, 1));
-    DSC_TRY(read_tokens(k, q, tokens, rows));
-    dsc_tensor keeps = vector(k, KEEPS, rows), kept = scalar(k, KEPT), inverse = scalar(k, INVERSE);
-    dsc_tensor table = dsc_tensor_view(k->device, keeps.data, keeps.dtype, 2, dim);
-    DSC_TRY(dsc_op_convert(q, &kept, total));
-    DSC_TRY(dsc_op_bias_grad(q, &table, 0, shares));
-    DSC_TRY(dsc_op_axpby(q, 1.0 / (double)rows, shares, 0, shares));
-    return dsc_op_scale_by(q, &inverse, shares);
+dsc_status dsc_kfac_padding_keeps(dsc_kfac *k, dsc_queue *q, dsc_tensor *keeps) {
+    dsc_tensor found = vector(k, KEEPS, dsc_tensor_count(keeps));
+    return dsc_op_convert(q, &found, keeps);
 }
 
-/* A tied head has no g. */
+/* A tied head has no g, and a table no a. */
 static int has_rows(const dsc_kfac_pass *pass, int side) {
     return pass->rows[side].x.data != NULL;
 }

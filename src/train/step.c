@@ -64,10 +64,10 @@ dsc_status dsc_trainer_next_batch(dsc_trainer *t, int64_t micro, dsc_batch *batc
 }
 
 /* The tokens of the batch, where they may be padding that the model's attention leaves out; else without memory. Files of
- * tokens have no padding. A mean over the positions of a sequence is not made for padding. */
+ * tokens have no padding. */
 static dsc_tensor padding_of(const dsc_trainer *t) {
     const int in_files = t->train_set && t->train_set->whole_numbers;
-    if (!t->exec->padded || in_files || t->options.kfac->sharing == DSC_KFAC_REDUCE)
+    if (!t->exec->padded || in_files)
         return (dsc_tensor){0};
     return t->exec->values[t->model->input];
 }
@@ -82,7 +82,9 @@ static dsc_status capture(void *context, dsc_queue *q, int64_t layer, const dsc_
     dsc_kfac_sample_init(&sample);
     sample.a = *a;
     sample.g = *g;
-    if (tokens.data && a->ndim == 3 && a->dim[1] == tokens.dim[1]) /* a linear layer at every position */
+    /* A linear layer at every position. Means over the positions of a sequence (reduce) cannot leave padding out. */
+    if (tokens.data && a->ndim == 3 && a->dim[1] == tokens.dim[1] &&
+        t->options.kfac->sharing != DSC_KFAC_REDUCE)
         sample.tokens = tokens;
     DSC_TRY(dsc_kfac_capture_sample(t->kfac, q, layer, &sample));
     dsc_phases_in_kfac(&t->phases, began);

@@ -99,8 +99,7 @@ static void draw(rig *r, int64_t step, int64_t pass) {
         if (token >= 0)
             hot[i * r->rows + token] = 1;
         for (int64_t c = 0; c < WIDTH; c++)
-            dy[i * WIDTH + c] =
-                token < 0 ? 0 : r->v->loss_scale * drawn(step, pass, 3, (first * T + i) * WIDTH + c) / 8;
+            dy[i * WIDTH + c] = r->v->loss_scale * drawn(step, pass, 3, (first * T + i) * WIDTH + c) / 8;
     }
     put(r->at, &r->a, a);
     put(r->at, &r->g, g);
@@ -360,6 +359,10 @@ static void test_refusals(void **state) {
     draw(&r, 0, 0);
     EXPECT_FAILS(DSC_E_INVALID, "rows of gradients: one for each of them",
                  dsc_kfac_capture(r.kfac, r.at->queue, 1, &r.weight, &r.dy));
+    rig_close(&r);
+    rig_open(&r, &places[REF], &variants[4], 0); /* a table of positions */
+    EXPECT_OK(dsc_kfac_begin(r.kfac, 1));
+    draw(&r, 0, 0);
     dsc_kfac_sample sample;
     dsc_kfac_sample_init(&sample);
     sample.g = r.dy;
