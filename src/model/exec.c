@@ -327,15 +327,15 @@ void dsc_backward_options_init_sized(dsc_backward_options *options, size_t size)
     dsc_versioned_init(options, size, &defaults, sizeof defaults);
 }
 
-/* What a preconditioner gets: of a linear layer [batch, features], or [batch, positions, features] of a sequence. */
+/* What a preconditioner gets: of a linear layer [batch, features], or [batch, positions, features] of a sequence; of a
+ * layer of a program's own that is linear for K-FAC [batch, features]. */
 static dsc_tensor rows_of(const dsc_exec *exec, const dsc_node *node, const dsc_tensor *t) {
-    int64_t n = exec->batch, positions = node->shape.flat ? 1 : node->shape.h;
-    if (node->type != &dsc_layer_linear)
+    const int64_t n = exec->batch, numbers = dsc_tensor_count(t) / n, positions = node->shape.h;
+    if (node->type != &dsc_layer_linear && !node->type->whole_samples)
         return *t;
-    const int64_t features = dsc_tensor_count(t) / (n * positions), sequence[3] = {n, positions, features};
-    if (!node->shape.flat)
-        return dsc_tensor_view(t->device, t->data, t->dtype, 3, sequence);
-    return dsc_tensor_view(t->device, t->data, t->dtype, 2, (int64_t[]){n, features});
+    if (node->shape.flat || node->type->whole_samples)
+        return dsc_tensor_view(t->device, t->data, t->dtype, 2, (int64_t[]){n, numbers});
+    return dsc_tensor_view(t->device, t->data, t->dtype, 3, (int64_t[]){n, positions, numbers / positions});
 }
 
 static dsc_status capture(dsc_queue *q, const dsc_backward_options *o, int64_t layer, const dsc_tensor *a,

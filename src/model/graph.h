@@ -27,6 +27,7 @@ typedef struct dsc_layer_type {
     /* A position of a sequence depends on that position alone, or, with a cache, on those before it: a decoder can
      * compute it by itself. */
     int by_position;
+    int whole_samples; /* K-FAC sees what it reads and writes as [batch, features]: layers of a program's own */
     int takes_long_rows; /* rows of x[0] and y may be longer than shape.c: those of logits (logit_width in exec.c) */
     /* Checks the inputs, sets node->shape. */
     dsc_status (*shape)(const dsc_model *m, dsc_node *node);

@@ -329,6 +329,7 @@ dsc_status dsc_model_layer(dsc_model *m, const char *name, const dsc_layer_def *
                                    .in_place = given.in_place,
                                    .keeps_x = given.needs_x ? count : 0,
                                    .keeps_y = given.needs_y,
+                                   .whole_samples = 1,
                                    .shape = shape,
                                    .declare = declare,
                                    .plan = plan,

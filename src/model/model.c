@@ -136,8 +136,8 @@ static void list_layers(dsc_model *m) {
         dsc_conv2d_shape *shape = &m->layer_shapes[node->layer];
         dsc_conv2d_shape_init(shape);
         shape->in_h = shape->in_w = 1;
-        shape->in_c = dsc_shape_features(x);
-        shape->out_c = y->c;
+        shape->in_c = node->type->whole_samples ? dsc_shape_count(x) : dsc_shape_features(x);
+        shape->out_c = node->type->whole_samples ? dsc_shape_count(y) : y->c;
         info->shape = shape;
         if (node->type->describe)
             node->type->describe(node, info);

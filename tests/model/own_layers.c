@@ -160,20 +160,29 @@ static dsc_status dense_declare(dsc_layer_declaration *d) {
     return own->bias ? dsc_layer_declare_param(d, "bias", 1, &own->features, 0, 0) : DSC_OK;
 }
 
+/* A map as a vector for each sample. */
+static dsc_tensor as_rows(const dsc_layer_call *call, const dsc_tensor *t) {
+    return dsc_tensor_view(t->device, t->data, t->dtype, 2,
+                           (int64_t[]){call->batch, dsc_tensor_count(t) / call->batch});
+}
+
 static dsc_status dense_forward(dsc_queue *q, const dsc_layer_call *call) {
     const dense *own = call->attributes;
-    DSC_TRY(dsc_op_gemm(q, 0, 1, 1, call->x[0], call->param_as_value[0], 0, call->y));
+    const dsc_tensor x = as_rows(call, call->x[0]);
+    DSC_TRY(dsc_op_gemm(q, 0, 1, 1, &x, call->param_as_value[0], 0, call->y));
     return own->bias ? dsc_op_bias_add(q, call->param[1], call->y) : DSC_OK;
 }
 
 static dsc_status dense_backward(dsc_queue *q, const dsc_layer_call *call) {
+    const dsc_tensor x = as_rows(call, call->x[0]);
     if (call->dparam[0])
-        DSC_TRY(dsc_op_gemm(q, 1, 0, 1, call->dy, call->x[0], call->dparam_beta, call->dparam[0]));
+        DSC_TRY(dsc_op_gemm(q, 1, 0, 1, call->dy, &x, call->dparam_beta, call->dparam[0]));
     if (call->params > 1 && call->dparam[1])
         DSC_TRY(dsc_op_bias_grad(q, call->dy, call->dparam_beta, call->dparam[1]));
     if (!call->dx[0])
         return DSC_OK;
-    return dsc_op_gemm(q, 0, 0, 1, call->dy, call->param_as_value[0], call->dx_beta[0], call->dx[0]);
+    dsc_tensor dx = as_rows(call, call->dx[0]);
+    return dsc_op_gemm(q, 0, 0, 1, call->dy, call->param_as_value[0], call->dx_beta[0], &dx);
 }
 
 dsc_status own_dense(dsc_model *m, const char *name, dsc_value x, int64_t features, int bias, dsc_value *y) {

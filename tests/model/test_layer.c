@@ -32,13 +32,14 @@ static int teardown(void **state) {
 typedef dsc_status (*dense_builder)(dsc_model *m, const char *name, dsc_value x, int64_t features, int bias,
                                     dsc_value *y);
 
-/* Two layers that share an input, one without bias. */
-static dsc_model *perceptron(dense_builder dense) {
+/* Two layers that share an input, one without bias. With `flatten` 0 the first layer reads the map itself. */
+static dsc_model *perceptron(dense_builder dense, int flatten) {
     dsc_model *m = NULL;
     dsc_value x, a, b;
     assert_ok(dsc_model_create(device, NULL, &m));
     assert_ok(dsc_model_input(m, 3, 4, 2, &x));
-    assert_ok(dsc_model_flatten(m, x, &x));
+    if (flatten)
+        assert_ok(dsc_model_flatten(m, x, &x));
     assert_ok(dense(m, "fc1", x, 17, 1, &a));
     assert_ok(dsc_model_relu(m, a, &a));
     assert_ok(dense(m, "fc2", a, 17, 0, &b));
@@ -78,8 +79,7 @@ static void assert_same(const dsc_tensor *x, const dsc_tensor *y) {
 }
 
 /* Parameters, layers as K-FAC sees them, logits, gradients (written and added) and captures are the same. */
-static void test_dense(void **state) {
-    (void)state;
+static void check_dense(int flatten) {
     const dense_builder builders[2] = {dsc_model_linear, own_dense};
     dsc_model *m[2];
     dsc_exec *exec[2] = {NULL, NULL};
@@ -87,7 +87,7 @@ static void test_dense(void **state) {
     dsc_tensor x = random_tensor(queue, 1, DSC_F32, 4, (int64_t[]){BATCH, 3, 4, 2});
     dsc_tensor labels = random_labels(queue, 2, BATCH, NET_CLASSES);
     for (int i = 0; i < 2; i++) {
-        m[i] = perceptron(builders[i]);
+        m[i] = perceptron(builders[i], i == 0 || flatten);
         assert_ok(dsc_exec_create(m[i], DSC_EXEC_TRAIN, BATCH, &exec[i]));
         dsc_backward_options options;
         dsc_backward_options_init(&options);
@@ -131,6 +131,17 @@ static void test_dense(void **state) {
     }
     dsc_tensor_free(&x);
     dsc_tensor_free(&labels);
+}
+
+static void test_dense(void **state) {
+    (void)state;
+    check_dense(1);
+}
+
+/* A layer that reads a map as one vector: K-FAC sees the vector, too. */
+static void test_dense_of_a_map(void **state) {
+    (void)state;
+    check_dense(0);
 }
 
 /* ---- evaluation ---- */
@@ -348,11 +359,9 @@ static void test_failures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_dense),
-        cmocka_unit_test(test_evaluation),
-        cmocka_unit_test(test_bad_declarations),
-        cmocka_unit_test(test_bad_definitions),
-        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_dense),           cmocka_unit_test(test_dense_of_a_map),
+        cmocka_unit_test(test_evaluation),      cmocka_unit_test(test_bad_declarations),
+        cmocka_unit_test(test_bad_definitions), cmocka_unit_test(test_failures),
     };
     return cmocka_run_group_tests_name("model_layer", tests, setup, teardown);
 }
