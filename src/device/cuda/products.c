@@ -116,6 +116,14 @@ static void set_layout(const dsc_tensor *t, cublasLtMatrixLayout_t *out, cublasS
             cublasLtMatrixLayoutCreate(out, type_of(t), (uint64_t)t->dim[1], (uint64_t)t->dim[0], t->dim[1]);
 }
 
+/* The largest power of two, up to 256, of which an address is a multiple. */
+static uint32_t alignment_of(const void *address) {
+    uint32_t alignment = 256;
+    while ((uintptr_t)address % alignment != 0)
+        alignment /= 2;
+    return alignment;
+}
+
 /* Sums of parts of a product are float32's. */
 static cublasStatus_t plan_product(const fused_product *p, product_plan *plan) {
     const cublasOperation_t turned = operation(p->turned);
@@ -138,6 +146,14 @@ static cublasStatus_t plan_product(const fused_product *p, product_plan *plan) {
         status = cublasLtMatmulPreferenceCreate(&plan->preference);
     set_preference(plan, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room, &status);
     set_preference(plan, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof reductions, &status);
+    /* cuBLASLt assumes 256 bytes unless it is told less. Its A and B are w and x; C is what is added, and D is y. */
+    const void *added = p->term ? p->term->data : p->y->data;
+    const uint32_t w = alignment_of(p->w->data), x = alignment_of(p->x->data), c = alignment_of(added),
+                   y = alignment_of(p->y->data);
+    set_preference(plan, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &w, sizeof w, &status);
+    set_preference(plan, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &x, sizeof x, &status);
+    set_preference(plan, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &c, sizeof c, &status);
+    set_preference(plan, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &y, sizeof y, &status);
     return status;
 }
 
