@@ -21,16 +21,17 @@ typedef struct attention_case {
 /* One position; fewer, as many and more positions than a block has on any device; one head and many; heads of
  * all sizes. The last ones have more tiles than the ring of attention_hopper.cu has places. */
 static const attention_case cases[] = {
-    {1, 1, 1, 1, 0, 1, 0, 0, 0},    {2, 1, 2, 4, 1, 1, 1, 0, 0},     {1, 5, 1, 3, 0, 1, 0, 0, 0},
-    {2, 7, 3, 5, 1, 1, 1, 0, 0},    {1, 8, 16, 2, 1, 1, 0, 0, 0},    {1, 64, 1, 16, 1, 1, 0, 0, 0},
-    {2, 65, 2, 8, 1, 1, 1, 0, 0},   {1, 192, 1, 5, 0, 1, 0, 0, 0},   {1, 197, 2, 8, 1, 1, 0, 0, 0},
-    {1, 33, 2, 64, 1, 1, 1, 0, 0},  {1, 40, 1, 128, 0, 1, 0, 0, 0},  {1, 37, 1, 72, 1, 1, 0, 0, 0},
-    {1, 90, 2, 8, 0, 16, 0, 0, 0},  {1, 130, 1, 16, 1, 16, 1, 0, 0}, {1, 400, 1, 4, 1, 1, 0, 0, 0},
-    {1, 1, 1, 4, 0, 1, 0, .5, 0},   {2, 7, 2, 5, 1, 1, 1, .25, 0},   {1, 70, 2, 16, 0, 1, 0, .5, 0},
-    {1, 197, 1, 4, 1, 1, 0, .1, 0}, {1, 33, 2, 65, 0, 1, 1, .3, 0},  {4, 66, 2, 8, 0, 1, 0, 0, 1},
-    {3, 130, 1, 8, 0, 1, 1, .2, 1}, {3, 140, 1, 4, 1, 1, 0, .2, 1},  {3, 9, 3, 72, 0, 16, 0, .5, 1},
-    {1, 330, 2, 64, 1, 1, 0, 0, 0}, {1, 259, 1, 64, 0, 1, 1, 0, 0},  {1, 257, 1, 40, 1, 4, 1, 0, 0},
-    {4, 200, 1, 64, 1, 1, 1, 0, 1}, {1, 193, 1, 48, 1, 1, 0, .1, 0}, {4, 129, 1, 56, 0, 1, 0, .1, 1},
+    {1, 1, 1, 1, 0, 1, 0, 0, 0},     {2, 1, 2, 4, 1, 1, 1, 0, 0},     {1, 5, 1, 3, 0, 1, 0, 0, 0},
+    {2, 7, 3, 5, 1, 1, 1, 0, 0},     {1, 8, 16, 2, 1, 1, 0, 0, 0},    {1, 64, 1, 16, 1, 1, 0, 0, 0},
+    {2, 65, 2, 8, 1, 1, 1, 0, 0},    {1, 192, 1, 5, 0, 1, 0, 0, 0},   {1, 197, 2, 8, 1, 1, 0, 0, 0},
+    {1, 33, 2, 64, 1, 1, 1, 0, 0},   {1, 40, 1, 128, 0, 1, 0, 0, 0},  {1, 37, 1, 72, 1, 1, 0, 0, 0},
+    {1, 90, 2, 8, 0, 16, 0, 0, 0},   {1, 130, 1, 16, 1, 16, 1, 0, 0}, {1, 400, 1, 4, 1, 1, 0, 0, 0},
+    {1, 1, 1, 4, 0, 1, 0, .5, 0},    {2, 7, 2, 5, 1, 1, 1, .25, 0},   {1, 70, 2, 16, 0, 1, 0, .5, 0},
+    {1, 197, 1, 4, 1, 1, 0, .1, 0},  {1, 33, 2, 65, 0, 1, 1, .3, 0},  {4, 66, 2, 8, 0, 1, 0, 0, 1},
+    {3, 130, 1, 8, 0, 1, 1, .2, 1},  {3, 140, 1, 4, 1, 1, 0, .2, 1},  {3, 9, 3, 72, 0, 16, 0, .5, 1},
+    {1, 330, 2, 64, 1, 1, 0, 0, 0},  {1, 259, 1, 64, 0, 1, 1, 0, 0},  {1, 257, 1, 40, 1, 4, 1, 0, 0},
+    {4, 200, 1, 64, 1, 1, 1, 0, 1},  {1, 193, 1, 48, 1, 1, 0, .1, 0}, {4, 129, 1, 56, 0, 1, 0, .1, 1},
+    {4, 200, 2, 32, 1, 1, 0, .2, 1}, {2, 140, 3, 24, 0, 1, 0, 0, 0},
 };
 enum { CASES = sizeof cases / sizeof cases[0] };
 
@@ -175,6 +176,13 @@ static void start_backward(trial *tr, const attention_case *c) {
     tr->operands[4].scale = (1 + fill_saved(tr, c)) * score_size(c);
 }
 
+/* Halves are also held to a typical error: over many keys the worst case is larger than most gradients. Not where these are
+ * sums with what was there before, nearly 0, or decided by few scores. Errors of 0.72 roundings were seen. */
+static void expect_typical(trial *tr, const attention_case *c, int parts) {
+    tr->parts = c->t >= 32 && c->size == 1 && c->beta == 0 ? parts : 0;
+    tr->typical = 2;
+}
+
 static int has_halves(void) {
     return rigs[rig_count - 1].device->has_halves;
 }
@@ -188,6 +196,7 @@ static void test_forward(void **state) {
         if (!has_halves())
             continue;
         start_forward(&tr, &cases[i]);
+        expect_typical(&tr, &cases[i], 1);
         trial_check_halves(&tr);
     }
 }
@@ -201,6 +210,7 @@ static void test_backward(void **state) {
         if (!has_halves())
             continue;
         start_backward(&tr, &cases[i]);
+        expect_typical(&tr, &cases[i], 3); /* of queries, keys and values */
         trial_check_halves(&tr);
     }
 }

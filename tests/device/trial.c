@@ -167,10 +167,52 @@ static void compare(const trial *tr, const rig *r, dsc_dtype dtype, const outcom
     }
 }
 
+/* Sums of squares of a block of a part, [rows, width] numbers `pitch` apart. */
+static double sum_of_squares(const double *x, const double *less, int64_t rows, int64_t width,
+                             int64_t pitch) {
+    double sum = 0;
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < width; j++) {
+            double d = x[i * pitch + j] - (less ? less[i * pitch + j] : 0);
+            sum += d * d;
+        }
+    return sum;
+}
+
+static void compare_parts(const trial *tr, const rig *r, dsc_dtype dtype, const outcome *got,
+                          const outcome *want) {
+    enum { BLOCK = 64 };
+    for (int i = 0; i < tr->count; i++) {
+        const operand *o = &tr->operands[i];
+        if (o->role == ROLE_IN || type_of(o, dtype) != dtype)
+            continue;
+        const int64_t pitch = o->dim[o->ndim - 1], rows = o->count / pitch, width = pitch / tr->parts;
+        for (int part = 0; part < tr->parts; part++) {
+            const double *g = got->values[i] + part * width, *w = want->values[i] + part * width;
+            const double least = sum_of_squares(w, NULL, rows, width, pitch) / (double)rows / 16;
+            for (int64_t row = 0; row < rows; row += BLOCK) {
+                const int64_t some = rows - row < BLOCK ? rows - row : BLOCK, at = row * pitch;
+                const double size = sum_of_squares(w + at, NULL, some, width, pitch) / (double)some;
+                const double error = sum_of_squares(g + at, w + at, some, width, pitch) / (double)some;
+                const double limit = tr->typical * rounding_of(dtype, sqrt(fmax(size, least)));
+                if (!(sqrt(error) <= limit))
+                    fail_msg("%s on %s in %s: %s: in part %d of rows %lld to %lld the root mean square of "
+                             "the errors "
+                             "is %.3g (limit %.3g)",
+                             tr->name, r->label, dsc_dtype_name(dtype), o->name, part, (long long)row,
+                             (long long)(row + some - 1), sqrt(error / (double)width),
+                             limit / sqrt((double)width));
+            }
+        }
+    }
+}
+
 static void check_on(const trial *tr, const rig *r, dsc_dtype dtype, const outcome *want,
                      const outcome *scale) {
     outcome got = run_once(tr, r, dtype, 0);
     compare(tr, r, dtype, &got, want, scale);
+    if (tr->parts && (dtype == DSC_F16 || dtype == DSC_BF16))
+        compare_parts(tr, r, dtype, &got, want);
     if (dtype != DSC_F64) {
         outcome again = run_once(tr, r, dtype, 0);
         check_same_bits(tr, r, &got, &again);

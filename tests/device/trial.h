@@ -7,7 +7,12 @@
  * scale of each element is what ref makes of the inputs' absolute values; else the trial says it, per output.
  *
  * Each run is done twice and must give the same bits; inputs must be unchanged; guard words must be intact;
- * outputs that are only written hold NaN before. */
+ * outputs that are only written hold NaN before.
+ *
+ * That limit covers the worst case, and where many terms cancel it may be larger than the result. Operations on halves may
+ * therefore also be held to a typical error (`parts` of a trial): the last dimension of an output is divided into so many
+ * parts, its rows into blocks of 64, and in each block of a part the root mean square of the errors is at most `typical`
+ * roundings of the root mean square of the values, which counts as at least a quarter of that of the whole part. */
 #ifndef DSC_TESTS_DEVICE_TRIAL_H
 #define DSC_TESTS_DEVICE_TRIAL_H
 
@@ -45,6 +50,8 @@ typedef struct trial {
     int linear;
     int conv;    /* a convolution: not everywhere in float64, less exact on a loose rig */
     int rounded; /* how often results may have been rounded to the half type under test, whatever their own is */
+    int parts;      /* of the outputs of a half type; 0: only the worst case is checked */
+    double typical; /* error, in roundings to the half type */
     double terms;
     operand operands[MAX_OPERANDS];
     int count;
