@@ -129,8 +129,8 @@ typedef struct dsc_checkpoint_info {
     int64_t resize; /* as in dsc_save_options */
     /* The tokenizer that is stored, owned by the info; NULL: none. */
     const dsc_tokenizer *tokenizer;
-    /* As in dsc_save_options: the share of masked tokens, 0 for none; -1 where the file does not say it; and the name of the
-     * loss, which is cross-entropy (of one output: bce) where the file does not say it. */
+    /* As in dsc_save_options. What the file does not say is 0 for `mask` (no tokens were masked), -1 for `mask_token` and
+     * `vocabulary`, and cross-entropy for the name of the loss (bce for a model of one output). */
     double mask;
     int64_t mask_token, vocabulary;
     const char *loss;

@@ -23,7 +23,7 @@ static const dsc_option options[] = {
      .kind = DSC_OPTION_INT64,
      .offset = AT(context),
      .placeholder = "N",
-     .range = "[0, 16777216]",
+     .range = "[0, 1e6]",
      .default_text = "256",
      .help = "tokens, text: tokens of a sequence",
      .group = "What to read"},
@@ -145,6 +145,11 @@ static dsc_status check_split(const check_values *v, const char *spec, dsc_split
     else if (dsc_dataset_pictures(set) > 0)
         c.unit = "tile";
     *unit = c.unit;
+    if ((v->context > 0 || v->vocabulary > 0) && strcmp(c.unit, "sequence") != 0) {
+        dsc_dataset_close(&set);
+        return DSC_CLI_FAIL(DSC_E_INVALID, "--%s: %s has no tokens; leave it out",
+                            v->context > 0 ? "context" : "vocabulary", spec);
+    }
     c.list = v->json ? json_array() : NULL;
     dsc_check_options_init(&o);
     long cpus = sysconf(_SC_NPROCESSORS_ONLN);
