@@ -66,7 +66,11 @@ expect 1 "cannot make the directory 'stdout/x'" find-lr "${small[@]}" --max 1e-3
 # A signal ends it with status 3.
 "$descent" find-lr --model mlp --data synthetic:512 --threads 1 --steps 1000000 >stdout 2>stderr &
 pid=$!
-sleep 2
+for ((i = 0; i < 600; i++)); do # until the main thread leaves SIGTERM to another one
+    blocked=$(sed -n 's/^SigBlk:[[:space:]]*//p' /proc/$pid/status 2>/dev/null || true)
+    (((16#${blocked:-0} & 16#4000) != 0)) && break
+    sleep 0.1
+done
 kill -TERM $pid
 status=0
 wait $pid || status=$?

@@ -141,6 +141,10 @@ done
 expect 0 "running" report live
 kill -KILL $live
 wait $live 2>/dev/null || true
+for ((i = 0; i < 600; i++)); do # its end is written by another process
+    [ -e live/lock ] || break
+    sleep 0.1
+done
 expect 0 "died" report live --no-plot
 
 finish

@@ -84,17 +84,17 @@ loses() {
 }
 
 case $mode in
-sgp) loses 2 3 4 --consensus sgp --epochs 16 ;;
-first) loses 0 3 4 --consensus sgp --epochs 16 ;;
+sgp) loses 2 3 4 --consensus sgp --epochs 32 ;;
+first) loses 0 3 4 --consensus sgp --epochs 32 ;;
 kfac)
     model=lenet
     loses 1 3 4 --consensus sgp --epochs 12 --kfac-update-freq 25 --kfac-scope gossip --kfac-damping 0.01
     ;;
-osgp) loses 1 3 4 --consensus osgp --synch-freq 2 --epochs 16 ;;
-adpsgd) loses 1 1 2 --consensus adpsgd --epochs 16 ;;
-dpsgd) loses 3 3 4 --consensus dpsgd --graph hypercube --epochs 16 ;;
+osgp) loses 1 3 4 --consensus osgp --synch-freq 2 --epochs 32 ;;
+adpsgd) loses 1 1 2 --consensus adpsgd --epochs 32 ;;
+dpsgd) loses 3 3 4 --consensus dpsgd --graph hypercube --epochs 32 ;;
 late) # it comes back too late, and does not harm what another has taken over
-    start 4 --consensus sgp --epochs 16 --on-peer-loss continue
+    start 4 --consensus sgp --epochs 32 --on-peer-loss continue
     await step 30
     kill -STOP "$(cat pid.0)"
     await ranks 1

@@ -60,7 +60,7 @@ for columns in 80 50; do
     ! grep -q '%  *loss' screen || complain "$columns columns: a part of the bar is left: $(cat screen)"
 done
 
-start 80 "NO_COLOR=1 $training --steps 1500"
+start 80 "NO_COLOR=1 $training"
 until_seen '▕'
 terminal capture-pane -p -e >coloured
 ! grep -q "$(printf '\033')" coloured || complain "there are colours, although NO_COLOR is set"

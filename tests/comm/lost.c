@@ -171,7 +171,7 @@ static void pause_or_be_late(dsc_comm *world, int late) {
     int32_t result = 0;
     dsc_comm *next = NULL;
     if (first_rank == 2)
-        stop_for(late ? timeout + 1.5 * patience : 0.4 * timeout);
+        stop_for(late ? timeout + 3 * patience : 0.4 * timeout);
     dsc_status status = sum(world, 1, &result);
     if (!late) {
         CHECK(status == DSC_OK && result == 4);

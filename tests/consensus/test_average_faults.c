@@ -55,11 +55,13 @@ static void test_timeout(void **state) {
     if (rank != 0)
         EXPECT_OK(dsc_average_begin(average, queue));
     if (rank == 1)
-        EXPECT_FAILS(DSC_E_COMM, "rank 0 has sent nothing in round 0 for 0.2",
+        EXPECT_FAILS(DSC_E_COMM,
+                     "rank 0 has sent nothing in round 0 for 0.", /* 0.2 s, or more on a busy machine */
                      dsc_average_end(average, queue));
     if (rank == 1)
         EXPECT(strstr(dsc_error_message(), "peer-timeout") != NULL);
     EXPECT_OK(dsc_comm_barrier(comm));
+    average->options.timeout = 60;
     if (rank == 0)
         EXPECT_OK(dsc_average_begin(average, queue));
     EXPECT_OK(dsc_average_end(average, queue));
