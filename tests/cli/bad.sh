@@ -91,6 +91,8 @@ expect 2 '"bad_images": 3' check-data imagefolder:odd --json
 has stdout "odd/train/class0/?.png"
 expect 2 "val: none (imagefolder: 'odd/val' is missing" check-data imagefolder:odd
 expect 0 "val: 2,000 images in 10 classes, 0 of them broken" check-data synthetic
+expect 2 "--context: synthetic has no tokens; leave it out" check-data synthetic --context 8
+expect 2 "--vocabulary: synthetic has no tokens; leave it out" check-data synthetic --vocabulary 5
 expect 2 "check-data needs one data set" check-data
 expect 2 "check-data needs one data set" check-data synthetic synthetic
 expect 2 "'nowhere/train' is missing" check-data imagefolder:nowhere
